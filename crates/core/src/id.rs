@@ -1,0 +1,127 @@
+//! Names that come from callers, checked once at the edge, and names that Weir gives.
+
+use std::fmt;
+
+use uuid::Uuid;
+
+use crate::Timestamp;
+
+/// Who a quota belongs to: 1 to 255 characters, none of them a control character.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct UserId(Box<str>);
+
+/// Why a text cannot be a [`UserId`]. The messages finish the sentence "userId …".
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum UserIdError {
+    /// No characters at all.
+    #[error("must not be empty")]
+    Empty,
+    /// More than [`UserId::MAX_CHARS`] characters.
+    #[error("must have at most {} characters", UserId::MAX_CHARS)]
+    TooLong,
+    /// A control character such as a line break or NUL, which logs and Postgres cannot hold.
+    #[error("must not contain control characters")]
+    Control,
+}
+
+impl UserId {
+    /// The longest allowed id, in characters.
+    pub const MAX_CHARS: usize = 255;
+
+    /// Checks and takes over a caller's text.
+    ///
+    /// # Errors
+    /// Says what is wrong with the text.
+    pub fn parse(text: impl Into<Box<str>>) -> Result<Self, UserIdError> {
+        let text = text.into();
+        if text.is_empty() {
+            return Err(UserIdError::Empty);
+        }
+        // Counting characters is needed only when the bytes could be too many.
+        if text.len() > Self::MAX_CHARS && text.chars().count() > Self::MAX_CHARS {
+            return Err(UserIdError::TooLong);
+        }
+        if text.chars().any(char::is_control) {
+            return Err(UserIdError::Control);
+        }
+        Ok(Self(text))
+    }
+
+    /// The id as text.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for UserId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// The name of one accepted message: a version 7 UUID, so ids sort by the time of acceptance.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct MessageId(Uuid);
+
+impl MessageId {
+    /// Makes an id from the time of the decision and 74 of these 80 random bits.
+    #[must_use]
+    pub fn new(now: Timestamp, random: [u8; 10]) -> Self {
+        let millis = now.as_micros().max(0).unsigned_abs() / 1_000;
+        Self(uuid::Builder::from_unix_timestamp_millis(millis, &random).into_uuid())
+    }
+
+    /// The id as a UUID.
+    #[must_use]
+    pub const fn as_uuid(&self) -> &Uuid {
+        &self.0
+    }
+}
+
+impl fmt::Display for MessageId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_user_id_has_1_to_255_characters_however_many_bytes() {
+        assert_eq!(UserId::parse(""), Err(UserIdError::Empty));
+        assert!(UserId::parse("x").is_ok());
+        assert!(UserId::parse("ü".repeat(255)).is_ok());
+        assert_eq!(UserId::parse("ü".repeat(256)), Err(UserIdError::TooLong));
+        assert_eq!(UserId::parse("x".repeat(256)), Err(UserIdError::TooLong));
+    }
+
+    #[test]
+    fn a_user_id_cannot_break_a_log_line_or_a_database() {
+        for bad in ["a\nb", "a\0", "\u{1b}[31m", "\u{85}"] {
+            assert_eq!(UserId::parse(bad), Err(UserIdError::Control), "{bad:?}");
+        }
+        assert!(UserId::parse("a b/ç☃").is_ok());
+    }
+
+    #[test]
+    fn message_ids_are_version_7_and_sort_by_time() {
+        let early = MessageId::new(Timestamp::from_seconds(1), [0xff; 10]);
+        let late = MessageId::new(Timestamp::from_seconds(2), [0; 10]);
+        assert!(early < late);
+        assert_eq!(late.as_uuid().get_version_num(), 7);
+        assert_eq!(late.to_string().len(), 36);
+    }
+
+    #[test]
+    fn a_time_before_the_epoch_still_names_a_message() {
+        assert_eq!(
+            MessageId::new(Timestamp::from_micros(-5), [1; 10])
+                .as_uuid()
+                .get_version_num(),
+            7
+        );
+    }
+}

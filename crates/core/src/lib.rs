@@ -1,0 +1,14 @@
+//! Weir's rules, as pure functions of state, command, time and chance.
+//!
+//! Nothing here reads a clock, draws a random number, waits, or touches a file or a socket: every engine loads the
+//! state, calls the rule, and saves what comes back. That is why one rule can serve SQLite and Postgres alike, and
+//! why it can be tested against a naive model millions of times a second.
+
+pub mod id;
+pub mod quota;
+pub mod time;
+pub mod verdict;
+
+pub use id::{MessageId, UserId};
+pub use time::{Clock, ManualClock, Timestamp};
+pub use verdict::{Denial, Verdict};

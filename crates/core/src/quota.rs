@@ -1,0 +1,219 @@
+//! Quota: messages per user and window.
+//!
+//! A fixed window that refreshes lazily: nothing runs when a window ends; the next send notices and starts a new one
+//! at its own time. So a window begins with the first send after the last one ended, and an idle user costs nothing.
+
+use std::time::Duration;
+
+use crate::verdict::Reason;
+use crate::{Denial, Timestamp, Verdict};
+
+/// How many messages a user may send in how long a window. Both are from 1 to [`Limits::MAX`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    rate_limit: u32,
+    time_window_minutes: u32,
+}
+
+/// A number outside 1 to [`Limits::MAX`]. The message finishes the sentence "rateLimit …".
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("must be an integer from 1 to {}", Limits::MAX)]
+pub struct OutOfRange;
+
+impl Limits {
+    /// The largest limit and window: what a Postgres `INT` holds.
+    pub const MAX: u32 = i32::MAX.unsigned_abs();
+
+    /// Checks and joins the two numbers.
+    ///
+    /// # Errors
+    /// When either is outside 1 to [`Limits::MAX`].
+    pub const fn new(rate_limit: u32, time_window_minutes: u32) -> Result<Self, OutOfRange> {
+        if matches!(rate_limit, 1..=Self::MAX) && matches!(time_window_minutes, 1..=Self::MAX) {
+            Ok(Self {
+                rate_limit,
+                time_window_minutes,
+            })
+        } else {
+            Err(OutOfRange)
+        }
+    }
+
+    /// Messages per window.
+    #[must_use]
+    pub const fn rate_limit(&self) -> u32 {
+        self.rate_limit
+    }
+
+    /// The window's length in minutes, as configured.
+    #[must_use]
+    pub const fn time_window_minutes(&self) -> u32 {
+        self.time_window_minutes
+    }
+
+    /// The window's length.
+    #[must_use]
+    pub const fn window(&self) -> Duration {
+        Duration::from_secs((self.time_window_minutes as u64).saturating_mul(60))
+    }
+}
+
+/// One user's row: the limits and what was spent of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Quota {
+    /// What is allowed.
+    pub limits: Limits,
+    /// Messages counted in the window that began at `last_refresh`.
+    pub current_count: u32,
+    /// When the present window began.
+    pub last_refresh: Timestamp,
+}
+
+/// A send that was allowed, and what is left after it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Grant {
+    /// Messages still allowed in this window.
+    pub remaining: u32,
+    /// When the window ends.
+    pub reset_at: Timestamp,
+}
+
+impl Quota {
+    /// The row a (new) configuration starts with: nothing spent, a window from now.
+    #[must_use]
+    pub const fn configured(limits: Limits, now: Timestamp) -> Self {
+        Self {
+            limits,
+            current_count: 0,
+            last_refresh: now,
+        }
+    }
+
+    /// Decides one send at `now` and takes its place in the window. A denial changes nothing.
+    pub fn send(&mut self, now: Timestamp) -> Verdict<Grant> {
+        if self.window_has_passed(now) {
+            self.current_count = 0;
+            self.last_refresh = now;
+        }
+        if self.current_count >= self.limits.rate_limit {
+            return Verdict::Denied(Denial {
+                reason: Reason::QuotaExceeded,
+                retry_after: self.reset_at().since(now),
+            });
+        }
+        self.current_count = self.current_count.saturating_add(1);
+        Verdict::Allowed(Grant {
+            remaining: self.remaining(),
+            reset_at: self.reset_at(),
+        })
+    }
+
+    /// The row as it counts at `now`: a window that has passed reads as nothing spent.
+    #[must_use]
+    pub fn as_of(mut self, now: Timestamp) -> Self {
+        if self.window_has_passed(now) {
+            self.current_count = 0;
+        }
+        self
+    }
+
+    /// Messages still allowed in the window that began at `last_refresh`.
+    #[must_use]
+    pub const fn remaining(&self) -> u32 {
+        self.limits.rate_limit.saturating_sub(self.current_count)
+    }
+
+    /// When the window that began at `last_refresh` ends.
+    #[must_use]
+    pub fn reset_at(&self) -> Timestamp {
+        self.last_refresh.plus(self.limits.window())
+    }
+
+    fn window_has_passed(&self, now: Timestamp) -> bool {
+        now.since(self.last_refresh) >= self.limits.window()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const START: Timestamp = Timestamp::from_seconds(1_000);
+
+    fn quota(limit: u32, minutes: u32) -> Quota {
+        Quota::configured(Limits::new(limit, minutes).unwrap(), START)
+    }
+
+    fn at(seconds: u64) -> Timestamp {
+        START.plus(Duration::from_secs(seconds))
+    }
+
+    #[test]
+    fn limits_are_from_1_to_what_an_int_holds() {
+        for bad in [0, Limits::MAX + 1, u32::MAX] {
+            assert_eq!(Limits::new(bad, 1), Err(OutOfRange));
+            assert_eq!(Limits::new(1, bad), Err(OutOfRange));
+        }
+        assert!(Limits::new(Limits::MAX, Limits::MAX).is_ok());
+    }
+
+    #[test]
+    fn the_limit_is_the_last_message_allowed() {
+        let mut quota = quota(2, 1);
+        assert_eq!(
+            quota.send(at(1)),
+            Verdict::Allowed(Grant {
+                remaining: 1,
+                reset_at: at(60)
+            })
+        );
+        assert_eq!(
+            quota.send(at(2)),
+            Verdict::Allowed(Grant {
+                remaining: 0,
+                reset_at: at(60)
+            })
+        );
+        let denied = Denial {
+            reason: Reason::QuotaExceeded,
+            retry_after: Duration::from_secs(50),
+        };
+        assert_eq!(quota.send(at(10)), Verdict::Denied(denied));
+    }
+
+    #[test]
+    fn a_window_turns_at_its_very_end_and_counts_1_from_there() {
+        let mut quota = quota(1, 1);
+        assert!(quota.send(at(0)).is_allowed());
+        assert!(
+            !quota
+                .send(Timestamp::from_micros(at(60).as_micros() - 1))
+                .is_allowed()
+        );
+        assert_eq!(
+            quota.send(at(60)),
+            Verdict::Allowed(Grant {
+                remaining: 0,
+                reset_at: at(120)
+            })
+        );
+        assert_eq!((quota.current_count, quota.last_refresh), (1, at(60)));
+    }
+
+    #[test]
+    fn a_passed_window_reads_as_0_without_moving() {
+        let mut quota = quota(3, 1);
+        assert!(quota.send(at(5)).is_allowed());
+        assert_eq!(quota.as_of(at(59)).current_count, 1);
+        assert_eq!(quota.as_of(at(60)).current_count, 0);
+        assert_eq!(quota.as_of(at(60)).last_refresh, START);
+    }
+
+    #[test]
+    fn a_clock_that_steps_back_opens_no_new_window() {
+        let mut quota = quota(1, 1);
+        assert!(quota.send(at(30)).is_allowed());
+        assert!(!quota.send(Timestamp::EPOCH).is_allowed());
+        assert_eq!(quota.last_refresh, START);
+    }
+}
