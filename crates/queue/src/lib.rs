@@ -1,0 +1,173 @@
+//! The seam of queues, and the events that travel on them.
+//!
+//! A queue delivers at least once and keeps the order of each key. Messages get in through the transaction that
+//! decided them (that is the engines' own business); this is how they get out: [`Queue::claim`] hands out a batch
+//! for a while, and [`Queue::settle`] says what became of each message, in one commit. The queues that are tables
+//! live with their stores.
+
+pub mod sms;
+pub mod wake;
+
+use std::time::Duration;
+
+use async_trait::async_trait;
+use weir_core::Timestamp;
+use weir_store::Result;
+
+/// Where a message stands in its topic. Shards keep keys apart; within one, messages are in order of `id`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Position {
+    /// The shard of the message's key.
+    pub shard: u16,
+    /// Its place in the shard.
+    pub id: i64,
+}
+
+/// One message, as it was enqueued.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Message {
+    /// Where it stands.
+    pub position: Position,
+    /// Whose order it keeps.
+    pub key: String,
+    /// What it says.
+    pub payload: Vec<u8>,
+    /// How often it was put back before.
+    pub attempts: u32,
+}
+
+/// Some messages of a topic, handed out until `visibility` has passed.
+#[derive(Debug, Default)]
+pub struct Claim {
+    /// In order for each key.
+    pub messages: Vec<Message>,
+    /// What [`Queue::settle`] needs to know them by.
+    pub receipt: Receipt,
+}
+
+/// The leases behind a [`Claim`]. A lease that has run out settles nothing.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Receipt {
+    /// The topic.
+    pub topic: String,
+    /// The shards it holds, each with the number of its lease.
+    pub leases: Vec<Lease>,
+}
+
+/// One shard's lease. Tokens only grow, so an old holder cannot pass for a new one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Lease {
+    /// The shard.
+    pub shard: u16,
+    /// The number of this lease.
+    pub token: i64,
+}
+
+/// What became of the messages of a claim. Those not named stay where they are and are handed out again.
+#[derive(Clone, Debug, Default)]
+pub struct Settlement {
+    /// Done for good.
+    pub done: Vec<Position>,
+    /// To be handed out again after a while; later messages of the same key wait behind it.
+    pub retry: Vec<(Position, Duration)>,
+    /// Never to be handed out again, and why.
+    pub dead: Vec<(Position, String)>,
+}
+
+/// A message that could not be delivered.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeadLetter {
+    /// Its name under `/admin/dlq`.
+    pub id: String,
+    /// The topic it was on.
+    pub topic: String,
+    /// Whose it was.
+    pub key: String,
+    /// What it says.
+    pub payload: Vec<u8>,
+    /// Why it is here.
+    pub reason: String,
+    /// How often it was tried.
+    pub attempts: u32,
+    /// Since when it is here.
+    pub died_at: Timestamp,
+}
+
+/// The books of a topic, read in one snapshot. Everything accepted is in exactly one of the other places.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Books {
+    /// Messages ever enqueued.
+    pub accepted: u64,
+    /// Messages ever done.
+    pub done: u64,
+    /// Dead letters ever thrown away by an operator.
+    pub discarded: u64,
+    /// Dead letters now.
+    pub dead: u64,
+    /// Messages waiting or handed out now.
+    pub in_flight: u64,
+}
+
+impl Books {
+    /// What is missing (positive) or too much (negative); 0 when the books balance.
+    #[must_use]
+    pub fn difference(&self) -> i128 {
+        let found = [self.done, self.discarded, self.dead, self.in_flight];
+        i128::from(self.accepted) - found.into_iter().map(i128::from).sum::<i128>()
+    }
+}
+
+/// A queue of topics.
+#[async_trait]
+pub trait Queue: Send + Sync + 'static {
+    /// Hands out up to `max` messages for `visibility`. While a key's messages are out, no other claim gets any of
+    /// that key.
+    async fn claim(&self, topic: &str, max: usize, visibility: Duration) -> Result<Claim>;
+    /// Settles a claim and gives up its leases, in one commit. False when a lease had run out: then the messages of
+    /// that lease are left to whoever holds it now.
+    async fn settle(&self, receipt: &Receipt, settlement: Settlement) -> Result<bool>;
+    /// Returns when there may be something to claim: at once when this process enqueued something since the last
+    /// call, at the latest after `at_most`.
+    async fn wait(&self, topic: &str, at_most: Duration);
+    /// Dead letters of all topics in order of id, after the one named `after`.
+    async fn dead_letters(&self, after: Option<&str>, limit: usize) -> Result<Vec<DeadLetter>>;
+    /// Puts a dead letter back where it stood, its attempts forgotten; false when there is none of that id.
+    async fn replay(&self, id: &str) -> Result<bool>;
+    /// Puts every dead letter back and says how many.
+    async fn replay_all(&self) -> Result<u64>;
+    /// Throws a dead letter away; false when there is none of that id.
+    async fn discard(&self, id: &str) -> Result<bool>;
+    /// Reads the books of a topic.
+    async fn audit(&self, topic: &str) -> Result<Books>;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn books_balance_when_every_message_is_in_one_place() {
+        let books = Books {
+            accepted: 10,
+            done: 4,
+            discarded: 1,
+            dead: 2,
+            in_flight: 3,
+        };
+        assert_eq!(books.difference(), 0);
+        assert_eq!(
+            Books {
+                in_flight: 2,
+                ..books
+            }
+            .difference(),
+            1,
+            "one is lost"
+        );
+        assert_eq!(
+            Books { done: 6, ..books }.difference(),
+            -2,
+            "two were delivered from nowhere"
+        );
+    }
+}

@@ -1,0 +1,36 @@
+//! The process clock, for the engine whose state lives in this process.
+
+use std::sync::atomic::{AtomicI64, Ordering};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use weir_core::{Clock, Timestamp};
+
+/// Wall-clock time that stands still where the system's clock steps back.
+#[derive(Debug, Default)]
+pub struct SystemClock {
+    latest_micros: AtomicI64,
+}
+
+impl Clock for SystemClock {
+    fn now(&self) -> Timestamp {
+        let micros = match SystemTime::now().duration_since(UNIX_EPOCH) {
+            Ok(since) => i64::try_from(since.as_micros()).unwrap_or(i64::MAX),
+            Err(_before_epoch) => 0,
+        };
+        let latest = self.latest_micros.fetch_max(micros, Ordering::Relaxed);
+        Timestamp::from_micros(micros.max(latest))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_clock_never_answers_with_an_earlier_time() {
+        let clock = SystemClock {
+            latest_micros: AtomicI64::new(i64::MAX - 1),
+        };
+        assert_eq!(clock.now(), Timestamp::from_micros(i64::MAX - 1));
+    }
+}

@@ -1,0 +1,63 @@
+//! How a store operation breaks. Whether trying again can help is the only thing callers may ask.
+
+use std::error::Error as StdError;
+use std::sync::Arc;
+
+/// Something broke. Clones share the cause, since one failed commit fails a whole batch.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum Error {
+    /// The engine cannot be reached, or did not answer in time. Whether the work was done is unknown.
+    #[error("{engine} is unavailable")]
+    Unavailable {
+        /// Which engine.
+        engine: &'static str,
+        /// What it or the network said.
+        #[source]
+        source: Arc<dyn StdError + Send + Sync>,
+    },
+    /// More work is waiting than is allowed to wait; nothing was done.
+    #[error("the {lane} lane is full")]
+    Overloaded {
+        /// Which lane.
+        lane: &'static str,
+    },
+    /// The server is stopping and takes no new work; nothing was done.
+    #[error("the server is shutting down")]
+    ShuttingDown,
+    /// The engine answered with something that trying again will not mend: a fault in Weir or in the data.
+    #[error("{engine} failed")]
+    Failed {
+        /// Which engine.
+        engine: &'static str,
+        /// What went wrong.
+        #[source]
+        source: Arc<dyn StdError + Send + Sync>,
+    },
+}
+
+impl Error {
+    /// An engine that cannot be reached or did not answer in time.
+    pub fn unavailable(engine: &'static str, source: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
+        Self::Unavailable {
+            engine,
+            source: Arc::from(source.into()),
+        }
+    }
+
+    /// A fault that trying again will not mend.
+    pub fn failed(engine: &'static str, source: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
+        Self::Failed {
+            engine,
+            source: Arc::from(source.into()),
+        }
+    }
+
+    /// Whether the same call can succeed later without anybody mending anything.
+    #[must_use]
+    pub const fn is_transient(&self) -> bool {
+        match self {
+            Self::Unavailable { .. } | Self::Overloaded { .. } | Self::ShuttingDown => true,
+            Self::Failed { .. } => false,
+        }
+    }
+}

@@ -1,0 +1,215 @@
+//! Lanes: concurrent single calls become batches, with no added wait.
+//!
+//! Each lane has one batch under way; whatever arrives meanwhile is the next batch. So an idle server answers a call
+//! at once, and a busy one spreads the cost of a commit over as many calls as came during the last one. A key always
+//! goes to the same lane, so calls for one key are decided in the order they came. A lane holds a bounded number of
+//! waiting calls; past that, calls are refused at once ([`Error::Overloaded`]).
+//!
+//! A caller may go away at any time. Before its batch starts its command is dropped; after that the command is
+//! carried out and the answer thrown away. Either way the rest of the batch never notices.
+
+use std::future::Future;
+use std::panic::AssertUnwindSafe;
+use std::time::Instant;
+
+use futures_util::FutureExt;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::Histogram;
+use tokio::sync::mpsc::error::TrySendError;
+use tokio::sync::{mpsc, oneshot};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use crate::{Error, Result, shard};
+
+/// How wide and how deep.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LaneSettings {
+    /// How many lanes: batches that can be under way at once.
+    pub lanes: u16,
+    /// How many calls may wait in one lane.
+    pub capacity: usize,
+    /// The largest batch.
+    pub batch_max: usize,
+}
+
+/// What lanes tell about themselves.
+#[derive(Clone, Debug)]
+pub struct LaneMetrics {
+    /// Commands in each batch.
+    pub batch_size: Histogram,
+    /// How long the oldest command of each batch waited for it to start, in seconds.
+    pub wait_seconds: Histogram,
+    /// Commands waiting behind the batch that was last started.
+    pub depth: Gauge,
+    /// Commands refused because the lane was full.
+    pub rejected: Counter,
+    /// Commands dropped because their caller had gone before their batch started.
+    pub abandoned: Counter,
+}
+
+/// A set of lanes for one kind of command.
+#[derive(Debug)]
+pub struct Lanes<C, R> {
+    name: &'static str,
+    lanes: Box<[mpsc::Sender<Entry<C, R>>]>,
+    metrics: LaneMetrics,
+    closing: CancellationToken,
+    workers: TaskTracker,
+}
+
+#[derive(Debug)]
+struct Entry<C, R> {
+    command: C,
+    reply: oneshot::Sender<Result<R>>,
+    queued_at: Instant,
+}
+
+impl<C: Send + 'static, R: Send + 'static> Lanes<C, R> {
+    /// Starts the lanes; `run` carries out one batch and answers with one outcome per command, in order.
+    pub fn start<F, Fut>(name: &'static str, settings: LaneSettings, metrics: LaneMetrics, run: F) -> Self
+    where
+        F: Fn(Vec<C>) -> Fut + Clone + Send + Sync + 'static,
+        Fut: Future<Output = Result<Vec<R>>> + Send + 'static,
+    {
+        let closing = CancellationToken::new();
+        let workers = TaskTracker::new();
+        let lanes = (0..settings.lanes.max(1))
+            .map(|_| {
+                let (sender, receiver) = mpsc::channel(settings.capacity.max(1));
+                let worker = Worker {
+                    name,
+                    receiver,
+                    batch_max: settings.batch_max.max(1),
+                    metrics: metrics.clone(),
+                    run: run.clone(),
+                };
+                workers.spawn(worker.work(closing.clone()));
+                sender
+            })
+            .collect();
+        workers.close();
+        Self {
+            name,
+            lanes,
+            metrics,
+            closing,
+            workers,
+        }
+    }
+
+    /// Carries out one command in the lane of `key`.
+    ///
+    /// # Errors
+    /// At once when the lane is full or closed; otherwise whatever its batch came to.
+    pub async fn submit(&self, key: &str, command: C) -> Result<R> {
+        let count = u16::try_from(self.lanes.len()).unwrap_or(u16::MAX);
+        let lane = &self.lanes[usize::from(shard::of(key, count))];
+        let (reply, answer) = oneshot::channel();
+        match lane.try_send(Entry {
+            command,
+            reply,
+            queued_at: Instant::now(),
+        }) {
+            Ok(()) => {}
+            Err(TrySendError::Full(_)) => {
+                self.metrics.rejected.inc();
+                return Err(Error::Overloaded { lane: self.name });
+            }
+            Err(TrySendError::Closed(_)) => return Err(Error::ShuttingDown),
+        }
+        // A worker answers every entry it takes; a dropped one means that the runtime itself is going down.
+        answer.await.unwrap_or(Err(Error::ShuttingDown))
+    }
+
+    /// Takes no new commands and waits until every accepted one is answered.
+    pub async fn drain(&self) {
+        self.closing.cancel();
+        self.workers.wait().await;
+    }
+}
+
+struct Worker<C, R, F> {
+    name: &'static str,
+    receiver: mpsc::Receiver<Entry<C, R>>,
+    batch_max: usize,
+    metrics: LaneMetrics,
+    run: F,
+}
+
+impl<C, R, F, Fut> Worker<C, R, F>
+where
+    F: Fn(Vec<C>) -> Fut,
+    Fut: Future<Output = Result<Vec<R>>>,
+{
+    async fn work(mut self, closing: CancellationToken) {
+        let mut waiting = Vec::with_capacity(self.batch_max.min(1_024));
+        loop {
+            let taken = tokio::select! {
+                taken = self.receiver.recv_many(&mut waiting, self.batch_max) => taken,
+                () = closing.cancelled(), if !self.receiver.is_closed() => {
+                    self.receiver.close();
+                    continue;
+                }
+            };
+            if taken == 0 {
+                return;
+            }
+            self.carry_out(&mut waiting).await;
+        }
+    }
+
+    async fn carry_out(&self, waiting: &mut Vec<Entry<C, R>>) {
+        let oldest = waiting.first().map(|entry| entry.queued_at.elapsed());
+        let taken = waiting.len();
+        let (commands, replies): (Vec<_>, Vec<_>) = waiting
+            .drain(..)
+            .filter(|entry| !entry.reply.is_closed())
+            .map(|entry| (entry.command, entry.reply))
+            .unzip();
+        self.metrics.abandoned.inc_by((taken - replies.len()) as u64);
+        self.metrics
+            .depth
+            .set(i64::try_from(self.receiver.len()).unwrap_or(i64::MAX));
+        if commands.is_empty() {
+            return;
+        }
+        self.metrics.batch_size.observe(commands.len() as f64);
+        if let Some(oldest) = oldest {
+            self.metrics.wait_seconds.observe(oldest.as_secs_f64());
+        }
+        match self.outcomes(commands).await {
+            Ok(outcomes) => {
+                for (reply, outcome) in replies.into_iter().zip(outcomes) {
+                    let _ = reply.send(Ok(outcome));
+                }
+            }
+            Err(error) => {
+                for reply in replies {
+                    let _ = reply.send(Err(error.clone()));
+                }
+            }
+        }
+    }
+
+    /// Runs the batch; a panic or a wrong number of outcomes fails this batch and leaves the lane standing.
+    async fn outcomes(&self, commands: Vec<C>) -> Result<Vec<R>> {
+        let expected = commands.len();
+        match AssertUnwindSafe(async { (self.run)(commands).await })
+            .catch_unwind()
+            .await
+        {
+            Ok(Ok(outcomes)) if outcomes.len() == expected => Ok(outcomes),
+            Ok(Ok(outcomes)) => {
+                let counts = format!("{} outcomes for a batch of {expected}", outcomes.len());
+                Err(Error::failed(self.name, counts))
+            }
+            Ok(Err(error)) => Err(error),
+            Err(_panic) => Err(Error::failed(self.name, "a batch panicked")),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

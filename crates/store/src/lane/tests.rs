@@ -1,0 +1,229 @@
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+
+use tokio::sync::{Notify, Semaphore};
+
+use super::*;
+
+fn metrics() -> LaneMetrics {
+    LaneMetrics {
+        batch_size: Histogram::new([1.0, 2.0, 4.0]),
+        wait_seconds: Histogram::new([0.1]),
+        depth: Gauge::default(),
+        rejected: Counter::default(),
+        abandoned: Counter::default(),
+    }
+}
+
+fn settings(lanes: u16, capacity: usize, batch_max: usize) -> LaneSettings {
+    LaneSettings {
+        lanes,
+        capacity,
+        batch_max,
+    }
+}
+
+/// Batches as they were run, and a gate that lets each one finish.
+struct Bench {
+    batches: Mutex<Vec<Vec<u32>>>,
+    started: Notify,
+    gate: Semaphore,
+}
+
+impl Bench {
+    fn new() -> Arc<Self> {
+        Arc::new(Self {
+            batches: Mutex::default(),
+            started: Notify::new(),
+            gate: Semaphore::new(0),
+        })
+    }
+
+    fn lanes(self: &Arc<Self>, settings: LaneSettings) -> Arc<Lanes<u32, u32>> {
+        let bench = Arc::clone(self);
+        Arc::new(Lanes::start(
+            "test",
+            settings,
+            metrics(),
+            move |batch: Vec<u32>| {
+                let bench = Arc::clone(&bench);
+                async move {
+                    bench.batches.lock().unwrap().push(batch.clone());
+                    bench.started.notify_one();
+                    bench
+                        .gate
+                        .acquire()
+                        .await
+                        .expect("the gate is never closed")
+                        .forget();
+                    Ok(batch.into_iter().map(|n| n * 10).collect())
+                }
+            },
+        ))
+    }
+
+    fn batches(&self) -> Vec<Vec<u32>> {
+        self.batches.lock().unwrap().clone()
+    }
+}
+
+/// Starts a call and returns once it waits in its lane.
+async fn call(lanes: &Arc<Lanes<u32, u32>>, n: u32) -> tokio::task::JoinHandle<Result<u32>> {
+    let lanes = Arc::clone(lanes);
+    let handle = tokio::spawn(async move { lanes.submit("key", n).await });
+    // On a current-thread runtime one yield runs the new task up to its first wait.
+    tokio::task::yield_now().await;
+    handle
+}
+
+#[tokio::test]
+async fn what_arrives_during_a_batch_is_the_next_batch() {
+    let bench = Bench::new();
+    let lanes = bench.lanes(settings(1, 16, 16));
+    let first = call(&lanes, 1).await;
+    bench.started.notified().await;
+    let (second, third) = (call(&lanes, 2).await, call(&lanes, 3).await);
+    bench.gate.add_permits(2);
+    assert_eq!(first.await.unwrap().unwrap(), 10);
+    assert_eq!(second.await.unwrap().unwrap(), 20);
+    assert_eq!(third.await.unwrap().unwrap(), 30);
+    assert_eq!(bench.batches(), [vec![1], vec![2, 3]]);
+}
+
+#[tokio::test]
+async fn no_batch_is_larger_than_allowed() {
+    let bench = Bench::new();
+    let lanes = bench.lanes(settings(1, 16, 2));
+    let mut calls = vec![call(&lanes, 0).await];
+    bench.started.notified().await;
+    for n in 1..=5 {
+        calls.push(call(&lanes, n).await);
+    }
+    bench.gate.add_permits(10);
+    for call in calls {
+        call.await.unwrap().unwrap();
+    }
+    assert_eq!(bench.batches(), [vec![0], vec![1, 2], vec![3, 4], vec![5]]);
+}
+
+#[tokio::test]
+async fn a_full_lane_refuses_at_once_and_keeps_what_it_holds() {
+    let bench = Bench::new();
+    let lanes = bench.lanes(settings(1, 2, 16));
+    let running = call(&lanes, 1).await;
+    bench.started.notified().await;
+    let (a, b) = (call(&lanes, 2).await, call(&lanes, 3).await);
+    let refused = lanes.submit("key", 4).await.unwrap_err();
+    assert!(
+        matches!(refused, Error::Overloaded { lane: "test" }),
+        "{refused:?}"
+    );
+    assert!(refused.is_transient());
+    assert_eq!(lanes.metrics.rejected.get(), 1);
+    bench.gate.add_permits(2);
+    for accepted in [running, a, b] {
+        assert!(accepted.await.unwrap().is_ok());
+    }
+}
+
+#[tokio::test]
+async fn a_caller_that_goes_away_neither_loses_nor_blocks_the_batch() {
+    let bench = Bench::new();
+    let lanes = bench.lanes(settings(1, 16, 16));
+    let in_flight = call(&lanes, 1).await;
+    bench.started.notified().await;
+    let (gone, stays) = (call(&lanes, 2).await, call(&lanes, 3).await);
+    in_flight.abort();
+    gone.abort();
+    assert!(in_flight.await.unwrap_err().is_cancelled());
+    assert!(gone.await.unwrap_err().is_cancelled());
+    bench.gate.add_permits(2);
+    assert_eq!(stays.await.unwrap().unwrap(), 30);
+    assert_eq!(
+        bench.batches(),
+        [vec![1], vec![3]],
+        "the one that left before its batch is not run"
+    );
+    assert_eq!(lanes.metrics.abandoned.get(), 1);
+}
+
+#[tokio::test]
+async fn draining_answers_everything_accepted_and_refuses_what_comes_after() {
+    let bench = Bench::new();
+    let lanes = bench.lanes(settings(1, 16, 16));
+    let running = call(&lanes, 1).await;
+    bench.started.notified().await;
+    let waiting = call(&lanes, 2).await;
+    let draining = tokio::spawn({
+        let lanes = Arc::clone(&lanes);
+        async move { lanes.drain().await }
+    });
+    tokio::task::yield_now().await;
+    assert!(!draining.is_finished());
+    bench.gate.add_permits(2);
+    draining.await.unwrap();
+    assert!(running.await.unwrap().is_ok());
+    assert!(waiting.await.unwrap().is_ok());
+    assert!(matches!(lanes.submit("key", 3).await, Err(Error::ShuttingDown)));
+}
+
+#[tokio::test]
+async fn a_failed_batch_fails_its_callers_alone() {
+    let calls = Arc::new(AtomicUsize::new(0));
+    let lanes = Lanes::start("test", settings(1, 16, 16), metrics(), {
+        let calls = Arc::clone(&calls);
+        move |batch: Vec<u32>| {
+            let nth = calls.fetch_add(1, Ordering::SeqCst);
+            async move {
+                match nth {
+                    0 => Err(Error::unavailable("engine", "down")),
+                    1 => panic!("a fault in the engine"),
+                    2 => Ok(Vec::new()),
+                    _ => Ok(batch),
+                }
+            }
+        }
+    });
+    assert!(lanes.submit("key", 1).await.unwrap_err().is_transient());
+    assert!(!lanes.submit("key", 1).await.unwrap_err().is_transient());
+    assert!(!lanes.submit("key", 1).await.unwrap_err().is_transient());
+    assert_eq!(lanes.submit("key", 1).await.unwrap(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn each_key_keeps_its_order_and_each_call_its_own_answer() {
+    let seen: Arc<Mutex<Vec<(u32, u32)>>> = Arc::default();
+    let lanes = Arc::new(Lanes::start("test", settings(4, 1_024, 7), metrics(), {
+        let seen = Arc::clone(&seen);
+        move |batch: Vec<(u32, u32)>| {
+            seen.lock().unwrap().extend(&batch);
+            async move {
+                tokio::task::yield_now().await;
+                Ok(batch)
+            }
+        }
+    }));
+    let callers: Vec<_> = (0..20)
+        .map(|key| {
+            let lanes = Arc::clone(&lanes);
+            tokio::spawn(async move {
+                for n in 0..200 {
+                    assert_eq!(lanes.submit(&key.to_string(), (key, n)).await.unwrap(), (key, n));
+                }
+            })
+        })
+        .collect();
+    for caller in callers {
+        caller.await.unwrap();
+    }
+    for key in 0..20 {
+        let of_key: Vec<_> = seen
+            .lock()
+            .unwrap()
+            .iter()
+            .filter(|(k, _)| *k == key)
+            .map(|(_, n)| *n)
+            .collect();
+        assert_eq!(of_key, (0..200).collect::<Vec<_>>());
+    }
+}

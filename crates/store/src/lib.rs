@@ -1,0 +1,18 @@
+//! The seam between Weir's rules and the engines that hold state.
+//!
+//! A capability is a module here: its commands, its outcomes and the trait an engine implements. Hot operations take
+//! a batch, and [`Lanes`] turn concurrent single calls into batches. How rows are loaded, locked and saved is left to
+//! the engines; what is decided about them is left to `weir-core`.
+
+pub mod clock;
+pub mod error;
+pub mod lane;
+pub mod quota;
+pub mod shard;
+
+pub use clock::SystemClock;
+pub use error::Error;
+pub use lane::{LaneMetrics, LaneSettings, Lanes};
+
+/// What every store operation returns: `Err` means that something broke, never that something was refused.
+pub type Result<T, E = Error> = std::result::Result<T, E>;

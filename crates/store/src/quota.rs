@@ -1,0 +1,195 @@
+//! Quota at the store: its commands and outcomes, the trait an engine implements, and the plan for a batch of sends
+//! that both SQL engines carry out.
+
+use std::collections::HashMap;
+
+use async_trait::async_trait;
+use weir_core::quota::{Grant, Limits, Quota};
+use weir_core::{Denial, MessageId, Timestamp, UserId, Verdict};
+
+use crate::Result;
+
+/// The topic accepted messages are enqueued on.
+pub const TOPIC: &str = "sms-outbound";
+
+/// One caller's wish to send.
+#[derive(Clone, Debug)]
+pub struct SendMessage {
+    /// Whose quota it takes.
+    pub user: UserId,
+    /// What to deliver.
+    pub message: Box<str>,
+}
+
+/// What became of a [`SendMessage`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum SendOutcome {
+    /// Counted, and enqueued in the same commit.
+    Accepted {
+        /// The message's name from here on.
+        message_id: MessageId,
+        /// The limits it was counted against.
+        limits: Limits,
+        /// What is left.
+        grant: Grant,
+        /// The store's time of the decision.
+        at: Timestamp,
+    },
+    /// Over the limit; nothing was changed.
+    Denied {
+        /// The limits that are used up.
+        limits: Limits,
+        /// Why, and when to come back.
+        denial: Denial,
+        /// The store's time of the decision.
+        at: Timestamp,
+    },
+    /// Nobody configured this user.
+    NotConfigured,
+}
+
+/// The books of quota, read in one snapshot.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Books {
+    /// Users with a configuration.
+    pub users: u64,
+    /// Some of the users whose count is above their limit: there must be none.
+    pub over_limit: Vec<String>,
+}
+
+/// Where quota rows live.
+#[async_trait]
+pub trait QuotaStore: Send + Sync + 'static {
+    /// Creates or replaces a user's limits; the count starts again at 0.
+    async fn configure(&self, user: &UserId, limits: Limits) -> Result<Quota>;
+    /// The row as it counts now.
+    async fn find(&self, user: &UserId) -> Result<Option<Quota>>;
+    /// Removes the row; false when there was none.
+    async fn remove(&self, user: &UserId) -> Result<bool>;
+    /// Decides a batch in order, one commit for all: outcomes stand in the order of the commands, and each accepted
+    /// message is enqueued on [`TOPIC`] in the same commit.
+    async fn send_batch(&self, batch: Vec<SendMessage>) -> Result<Vec<SendOutcome>>;
+    /// Reads the books.
+    async fn audit(&self) -> Result<Books>;
+}
+
+/// What a batch of sends comes to: every outcome, and what an engine has to save in the same commit.
+#[derive(Debug)]
+pub struct Plan<'a> {
+    /// One outcome per command, in order.
+    pub outcomes: Vec<SendOutcome>,
+    /// The rows that changed, each once.
+    pub changed: Vec<(&'a UserId, Quota)>,
+    /// The accepted commands with their names and times, in order.
+    pub accepted: Vec<Accepted<'a>>,
+}
+
+/// An accepted message, ready to be enqueued.
+#[derive(Clone, Copy, Debug)]
+pub struct Accepted<'a> {
+    /// Its name.
+    pub message_id: MessageId,
+    /// Whose it is.
+    pub user: &'a UserId,
+    /// What to deliver.
+    pub message: &'a str,
+    /// When it was accepted.
+    pub at: Timestamp,
+}
+
+/// Decides `batch` in order over the rows the engine has loaded (and locked).
+///
+/// `rows` holds the users that exist; `random` supplies the chance in message ids.
+#[must_use]
+pub fn plan<'a>(
+    batch: &'a [SendMessage],
+    rows: &mut HashMap<&'a str, Quota>,
+    now: Timestamp,
+    mut random: impl FnMut() -> [u8; 10],
+) -> Plan<'a> {
+    let mut outcomes = Vec::with_capacity(batch.len());
+    let mut accepted = Vec::with_capacity(batch.len());
+    let mut touched: HashMap<&str, &UserId> = HashMap::new();
+    for SendMessage { user, message } in batch {
+        let Some(row) = rows.get_mut(user.as_str()) else {
+            outcomes.push(SendOutcome::NotConfigured);
+            continue;
+        };
+        let limits = row.limits;
+        outcomes.push(match row.send(now) {
+            Verdict::Allowed(grant) => {
+                let message_id = MessageId::new(now, random());
+                touched.insert(user.as_str(), user);
+                accepted.push(Accepted {
+                    message_id,
+                    user,
+                    message,
+                    at: now,
+                });
+                SendOutcome::Accepted {
+                    message_id,
+                    limits,
+                    grant,
+                    at: now,
+                }
+            }
+            Verdict::Denied(denial) => SendOutcome::Denied {
+                limits,
+                denial,
+                at: now,
+            },
+        });
+    }
+    let changed = touched
+        .into_iter()
+        .filter_map(|(key, user)| Some((user, *rows.get(key)?)))
+        .collect();
+    Plan {
+        outcomes,
+        changed,
+        accepted,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn send(user: &str) -> SendMessage {
+        SendMessage {
+            user: UserId::parse(user).unwrap(),
+            message: "hello".into(),
+        }
+    }
+
+    #[test]
+    fn a_batch_is_decided_in_order_and_each_changed_row_saved_once() {
+        let now = Timestamp::from_seconds(60);
+        let row = Quota::configured(Limits::new(2, 1).unwrap(), now);
+        let mut rows = HashMap::from([("a", row), ("b", row)]);
+        let batch = [send("a"), send("nobody"), send("a"), send("a")];
+        let plan = plan(&batch, &mut rows, now, || [7; 10]);
+        assert!(matches!(
+            plan.outcomes[..],
+            [
+                SendOutcome::Accepted {
+                    grant: Grant { remaining: 1, .. },
+                    ..
+                },
+                SendOutcome::NotConfigured,
+                SendOutcome::Accepted {
+                    grant: Grant { remaining: 0, .. },
+                    ..
+                },
+                SendOutcome::Denied { .. },
+            ]
+        ));
+        assert_eq!(plan.accepted.len(), 2);
+        let changed: Vec<_> = plan
+            .changed
+            .iter()
+            .map(|(user, row)| (user.as_str(), row.current_count))
+            .collect();
+        assert_eq!(changed, [("a", 2)]);
+    }
+}
