@@ -1,0 +1,99 @@
+//! The Postgres engine: rows are locked in key order, decided in Rust, written back together.
+//!
+//! Several servers may share one database; row locks keep them exact, and the database's clock is the only one.
+//! Every call is bounded: in waiting for a connection, in making one, and in what the server does with it.
+
+mod error;
+mod migrate;
+mod pool;
+mod queue;
+mod quota;
+mod session;
+mod target;
+mod time;
+mod tls;
+
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use weir_core::Clock;
+use weir_queue::wake::Bells;
+use weir_store::Result;
+
+use crate::pool::Pool;
+pub use crate::target::{Target, TargetError};
+
+/// The name in errors, health checks and metrics.
+pub const ENGINE: &str = "postgresql";
+
+/// The Postgres engine. Clones share it.
+#[derive(Clone, Debug)]
+pub struct Postgres {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    pool: Pool,
+    /// A clock other than the database's, for tests.
+    clock: Option<Arc<dyn Clock>>,
+    bells: Bells,
+}
+
+impl Postgres {
+    /// Connects, and migrates the schema as needed. Several servers may do so at once.
+    ///
+    /// # Errors
+    /// When the server cannot be reached, refuses the credentials, or holds a newer schema.
+    pub async fn open(target: Target, connections: usize) -> Result<Self> {
+        Self::open_with_clock(target, connections, None).await
+    }
+
+    /// The same on another clock than the database's, for tests.
+    ///
+    /// # Errors
+    /// As [`Postgres::open`].
+    pub async fn open_with_clock(
+        target: Target,
+        connections: usize,
+        clock: Option<Arc<dyn Clock>>,
+    ) -> Result<Self> {
+        migrate::run(&target).await?;
+        let inner = Inner {
+            pool: Pool::new(target, connections),
+            clock,
+            bells: Bells::default(),
+        };
+        Ok(Self {
+            inner: Arc::new(inner),
+        })
+    }
+
+    /// Makes sure that the server answers.
+    ///
+    /// # Errors
+    /// When it does not.
+    pub async fn ping(&self) -> Result<()> {
+        let session = self.inner.pool.session().await?;
+        session
+            .bounded(session.client.query_one(&session.statements.clock, &[]))
+            .await?;
+        session.keep();
+        Ok(())
+    }
+
+    /// The test clock's time for statements that would otherwise ask the database's: `coalesce($n, clock_timestamp())`.
+    fn clock_override(&self) -> Option<SystemTime> {
+        self.inner
+            .clock
+            .as_ref()
+            .map(|clock| time::to_system(clock.now()))
+    }
+}
+
+/// The chance in message ids.
+fn random() -> [u8; 10] {
+    let mut bytes = [0; 10];
+    fastrand::fill(&mut bytes);
+    bytes
+}

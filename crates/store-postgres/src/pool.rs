@@ -1,0 +1,204 @@
+//! A bounded set of connections. A session is taken, used, and given back only when all went well: after any error
+//! or a caller that went away, its state is unknown and it is closed, which rolls back whatever it had begun.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use weir_store::{Error, Result};
+
+use crate::ENGINE;
+use crate::session::Connection;
+use crate::target::Target;
+
+/// How long a call may wait for a connection to be free.
+const ACQUIRE_TIMEOUT: Duration = Duration::from_millis(1_500);
+/// How long a call to the database may take, however many statements it has.
+const CALL_TIMEOUT: Duration = Duration::from_millis(1_500);
+
+const BACKOFF_MIN: Duration = Duration::from_millis(50);
+const BACKOFF_MAX: Duration = Duration::from_secs(1);
+
+#[derive(Clone, Debug)]
+pub(crate) struct Pool {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    target: Target,
+    permits: Arc<Semaphore>,
+    idle: Mutex<Vec<Connection>>,
+    backoff: Mutex<Backoff>,
+}
+
+/// While the server cannot be reached: when to try again, so that calls in between fail at once.
+#[derive(Debug, Default)]
+struct Backoff {
+    failures: u32,
+    retry_at: Option<Instant>,
+}
+
+impl Pool {
+    pub(crate) fn new(target: Target, connections: usize) -> Self {
+        let permits = Arc::new(Semaphore::new(connections.max(1)));
+        let inner = Inner {
+            target,
+            permits,
+            idle: Mutex::default(),
+            backoff: Mutex::default(),
+        };
+        Self {
+            inner: Arc::new(inner),
+        }
+    }
+
+    /// A connection of one's own, an idle one or a new one.
+    pub(crate) async fn session(&self) -> Result<Session> {
+        let acquire = Arc::clone(&self.inner.permits).acquire_owned();
+        let permit = tokio::time::timeout(ACQUIRE_TIMEOUT, acquire)
+            .await
+            .map_err(|elapsed| Error::unavailable(ENGINE, elapsed))?
+            .map_err(|closed| Error::failed(ENGINE, closed))?;
+        let connection = match self.inner.take_idle() {
+            Some(connection) => connection,
+            None => self.inner.connect().await?,
+        };
+        Ok(Session {
+            connection,
+            pool: Arc::clone(&self.inner),
+            _permit: permit,
+        })
+    }
+}
+
+impl Inner {
+    fn take_idle(&self) -> Option<Connection> {
+        let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
+        idle.retain(|connection| !connection.client.is_closed());
+        idle.pop()
+    }
+
+    async fn connect(&self) -> Result<Connection> {
+        if self.backing_off() {
+            return Err(Error::unavailable(
+                ENGINE,
+                "cannot be reached; the next attempt is due within a second",
+            ));
+        }
+        let outcome = Connection::open(&self.target).await;
+        let mut backoff = self.backoff.lock().unwrap_or_else(PoisonError::into_inner);
+        match &outcome {
+            Ok(_) => {
+                if backoff.failures > 0 {
+                    tracing::info!(address = %self.target.address(), "Postgres is back");
+                }
+                *backoff = Backoff::default();
+            }
+            Err(error) => {
+                if backoff.failures == 0 {
+                    let cause = std::error::Error::source(error).map(ToString::to_string);
+                    tracing::warn!(address = %self.target.address(), cause, "Postgres cannot be reached");
+                }
+                backoff.fail();
+            }
+        }
+        outcome
+    }
+
+    fn backing_off(&self) -> bool {
+        let backoff = self.backoff.lock().unwrap_or_else(PoisonError::into_inner);
+        backoff.retry_at.is_some_and(|retry_at| Instant::now() < retry_at)
+    }
+
+    /// A connection that went silent says the others have gone silent too: the next calls make new ones.
+    fn forget_idle(&self) {
+        self.idle.lock().unwrap_or_else(PoisonError::into_inner).clear();
+    }
+}
+
+impl Backoff {
+    /// Doubles the pause, less up to half of it, so that servers do not come back in step.
+    fn fail(&mut self) {
+        let pause = BACKOFF_MIN
+            .saturating_mul(1 << self.failures.min(10))
+            .min(BACKOFF_MAX);
+        let pause = pause.mul_f64(1.0 - fastrand::f64() / 2.0);
+        self.failures = self.failures.saturating_add(1);
+        self.retry_at = Some(Instant::now() + pause);
+    }
+}
+
+/// A connection taken from the pool.
+#[derive(Debug)]
+pub(crate) struct Session {
+    connection: Connection,
+    pool: Arc<Inner>,
+    _permit: OwnedSemaphorePermit,
+}
+
+impl Session {
+    /// Waits for a call to the database, no longer than a call may take.
+    pub(crate) async fn bounded<T>(
+        &self,
+        call: impl Future<Output = Result<T, tokio_postgres::Error>>,
+    ) -> Result<T> {
+        match tokio::time::timeout(CALL_TIMEOUT, call).await {
+            Ok(outcome) => outcome.map_err(crate::error::classify),
+            Err(elapsed) => {
+                self.pool.forget_idle();
+                Err(Error::unavailable(ENGINE, elapsed))
+            }
+        }
+    }
+
+    /// Gives the connection back: all went well and no transaction is open.
+    pub(crate) fn keep(self) {
+        self.pool
+            .idle
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push(self.connection);
+    }
+}
+
+impl std::ops::Deref for Session {
+    type Target = Connection;
+
+    fn deref(&self) -> &Connection {
+        &self.connection
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pauses_grow_to_a_second_and_no_further() {
+        let mut backoff = Backoff::default();
+        for _ in 0..40 {
+            backoff.fail();
+            let pause = backoff
+                .retry_at
+                .unwrap()
+                .saturating_duration_since(Instant::now());
+            assert!(pause <= BACKOFF_MAX);
+        }
+        let last = backoff
+            .retry_at
+            .unwrap()
+            .saturating_duration_since(Instant::now());
+        assert!(last > BACKOFF_MIN);
+    }
+
+    #[tokio::test]
+    async fn while_backing_off_calls_fail_at_once_and_transiently() {
+        // Port 1 on loopback refuses.
+        let pool = Pool::new("postgres://u@127.0.0.1:1/d".parse().unwrap(), 1);
+        assert!(pool.session().await.unwrap_err().is_transient());
+        let second = pool.session().await.unwrap_err();
+        assert!(second.is_transient());
+        assert!(format!("{second:?}").contains("next attempt"), "{second:?}");
+    }
+}

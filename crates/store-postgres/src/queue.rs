@@ -1,0 +1,403 @@
+//! The table queue in Postgres. A claim leases whole shards, so that handing out a message writes nothing to its row
+//! and no two holders ever have messages of one key.
+
+use std::time::{Duration, SystemTime};
+
+use async_trait::async_trait;
+use futures_util::future::{try_join, try_join5};
+use tokio_postgres::{Row, Statement};
+use weir_core::MessageId;
+use weir_queue::{Books, Claim, DeadLetter, Lease, Message, Position, Queue, Receipt, Settlement};
+use weir_store::{Error, Result};
+
+use crate::quota::{column, unsigned};
+use crate::{ENGINE, Postgres, random, time};
+
+/// Shards of a topic: how many claims can be out at once. Stored with every message, so it never changes.
+pub(crate) const SHARDS: u16 = 16;
+/// Shards one claim takes at most, so that a second server finds some free.
+const SHARDS_PER_CLAIM: i64 = 8;
+
+const MAKE_SHARDS: &str = "
+    INSERT INTO queue_shard (topic, shard)
+    SELECT $1, generate_series(0, 15)::smallint
+    WHERE NOT EXISTS (SELECT FROM queue_shard WHERE topic = $1)
+      AND EXISTS (SELECT FROM queue_message WHERE topic = $1)
+    ON CONFLICT DO NOTHING";
+const LEASE: &str = "
+    WITH free AS (
+        SELECT topic, shard FROM queue_shard AS candidate
+        WHERE topic = $1 AND leased_until <= coalesce($3, clock_timestamp())
+          AND EXISTS (
+              SELECT FROM queue_message AS message
+              WHERE message.topic = candidate.topic AND message.shard = candidate.shard
+                AND (message.delayed_until IS NULL OR message.delayed_until <= coalesce($3, clock_timestamp())))
+        ORDER BY leased_until, shard LIMIT $4
+        FOR UPDATE SKIP LOCKED
+    )
+    UPDATE queue_shard AS held
+    SET token = held.token + 1, leased_until = coalesce($3, clock_timestamp()) + $2 * interval '1 microsecond'
+    FROM free WHERE held.topic = free.topic AND held.shard = free.shard
+    RETURNING held.shard, held.token";
+const VISIBLE: &str = "
+    SELECT message.shard, message.id, message.key, message.payload, message.attempts
+    FROM unnest($2::smallint[]) AS leased (shard)
+    CROSS JOIN LATERAL (
+        SELECT * FROM queue_message AS candidate
+        WHERE candidate.topic = $1 AND candidate.shard = leased.shard
+          AND (candidate.delayed_until IS NULL OR candidate.delayed_until <= coalesce($4, clock_timestamp()))
+          AND NOT EXISTS (
+              SELECT FROM queue_message AS before
+              WHERE before.topic = candidate.topic AND before.shard = candidate.shard
+                AND before.key = candidate.key AND before.id < candidate.id
+                AND before.delayed_until > coalesce($4, clock_timestamp()))
+        ORDER BY candidate.id LIMIT $3
+    ) AS message
+    ORDER BY message.shard, message.id";
+const LOCK_LEASES: &str = "
+    SELECT held.shard
+    FROM queue_shard AS held
+    JOIN unnest($2::smallint[], $3::bigint[]) AS mine (shard, token)
+      ON held.topic = $1 AND held.shard = mine.shard AND held.token = mine.token
+    ORDER BY held.shard FOR UPDATE OF held";
+const DELAY: &str = "
+    UPDATE queue_message AS message
+    SET attempts = message.attempts + 1,
+        delayed_until = coalesce($5, clock_timestamp()) + retry.delay * interval '1 microsecond'
+    FROM unnest($2::smallint[], $3::bigint[], $4::bigint[]) AS retry (shard, id, delay)
+    WHERE message.topic = $1 AND message.shard = retry.shard AND message.id = retry.id";
+const BURY: &str = "
+    WITH gone AS (
+        DELETE FROM queue_message AS message
+        USING unnest($2::smallint[], $3::bigint[], $4::text[], $5::text[]) AS dead (shard, id, letter, reason)
+        WHERE message.topic = $1 AND message.shard = dead.shard AND message.id = dead.id
+        RETURNING dead.letter, message.topic, message.shard, message.id, message.key, message.payload,
+                  dead.reason, message.attempts + 1
+    )
+    INSERT INTO dead_letter (id, topic, shard, message_id, key, payload, reason, attempts, died_at)
+    SELECT gone.*, coalesce($6, clock_timestamp()) FROM gone";
+const RELEASE: &str = "
+    UPDATE queue_shard SET leased_until = coalesce($3, clock_timestamp())
+    WHERE topic = $1 AND shard = ANY($2)";
+const FINISH: &str = "
+    WITH gone AS (
+        DELETE FROM queue_message AS message
+        USING unnest($3::smallint[], $4::bigint[]) AS done (shard, id)
+        WHERE message.topic = $1 AND message.shard = done.shard AND message.id = done.id
+        RETURNING 1
+    )
+    INSERT INTO queue_ledger (topic, slot, done) SELECT $1, $2, count(*) FROM gone
+    ON CONFLICT (topic, slot) DO UPDATE SET done = queue_ledger.done + excluded.done";
+const DEAD_LETTERS: &str = "
+    SELECT id, topic, key, payload, reason, attempts, died_at
+    FROM dead_letter WHERE id > $1 ORDER BY id LIMIT $2";
+const REPLAY: &str = "
+    WITH back AS (
+        DELETE FROM dead_letter WHERE $1::text IS NULL OR id = $1
+        RETURNING topic, shard, message_id, key, payload
+    )
+    INSERT INTO queue_message (topic, shard, id, key, payload) SELECT * FROM back RETURNING topic";
+const DISCARD: &str = "
+    WITH gone AS (DELETE FROM dead_letter WHERE id = $1 RETURNING topic)
+    INSERT INTO queue_ledger (topic, slot, discarded) SELECT topic, $2, 1 FROM gone
+    ON CONFLICT (topic, slot) DO UPDATE SET discarded = queue_ledger.discarded + 1";
+const BOOKS: &str = "
+    SELECT coalesce(sum(accepted), 0)::bigint, coalesce(sum(done), 0)::bigint, coalesce(sum(discarded), 0)::bigint,
+           (SELECT count(*) FROM dead_letter WHERE topic = $1),
+           (SELECT count(*) FROM queue_message WHERE topic = $1)
+    FROM queue_ledger WHERE topic = $1";
+
+/// In the order of [`Statements::from_prepared`].
+pub(crate) const SQL: [&str; 12] = [
+    MAKE_SHARDS,
+    LEASE,
+    VISIBLE,
+    LOCK_LEASES,
+    DELAY,
+    BURY,
+    RELEASE,
+    FINISH,
+    DEAD_LETTERS,
+    REPLAY,
+    DISCARD,
+    BOOKS,
+];
+
+#[derive(Debug)]
+pub(crate) struct Statements {
+    make_shards: Statement,
+    lease: Statement,
+    visible: Statement,
+    lock_leases: Statement,
+    delay: Statement,
+    bury: Statement,
+    release: Statement,
+    finish: Statement,
+    dead_letters: Statement,
+    replay: Statement,
+    discard: Statement,
+    books: Statement,
+}
+
+impl Statements {
+    pub(crate) fn from_prepared(next: &mut impl FnMut() -> Statement) -> Self {
+        Self {
+            make_shards: next(),
+            lease: next(),
+            visible: next(),
+            lock_leases: next(),
+            delay: next(),
+            bury: next(),
+            release: next(),
+            finish: next(),
+            dead_letters: next(),
+            replay: next(),
+            discard: next(),
+            books: next(),
+        }
+    }
+}
+
+#[async_trait]
+impl Queue for Postgres {
+    async fn claim(&self, topic: &str, max: usize, visibility: Duration) -> Result<Claim> {
+        let leases = self.lease(topic, visibility).await?;
+        if leases.is_empty() {
+            return Ok(Claim::default());
+        }
+        let receipt = Receipt {
+            topic: topic.to_owned(),
+            leases,
+        };
+        let messages = self.visible(&receipt, max).await?;
+        if messages.is_empty() {
+            // All that is there waits behind a retry: others may look again at once.
+            self.settle(&receipt, Settlement::default()).await?;
+            return Ok(Claim::default());
+        }
+        Ok(Claim { messages, receipt })
+    }
+
+    async fn settle(&self, receipt: &Receipt, settlement: Settlement) -> Result<bool> {
+        let session = self.inner.pool.session().await?;
+        let (topic, now) = (receipt.topic.as_str(), self.clock_override());
+        let (client, statements) = (&session.client, &session.statements.queue);
+        let (shards, tokens): (Vec<i16>, Vec<i64>) = receipt
+            .leases
+            .iter()
+            .map(|lease| (lease.shard.cast_signed(), lease.token))
+            .unzip();
+        let (_, locked) = session
+            .bounded(try_join(
+                client.batch_execute("BEGIN"),
+                client.query(&statements.lock_leases, &[&topic, &shards, &tokens]),
+            ))
+            .await?;
+        let held: Vec<i16> = locked.iter().map(|row| column(row, 0)).collect::<Result<_>>()?;
+        let Columns { done, retry, dead } = Columns::of(settlement, &held, || {
+            MessageId::new(time::from_system(now.unwrap_or_else(SystemTime::now)), random())
+        });
+        session
+            .bounded(try_join5(
+                client.execute(&statements.delay, &[&topic, &retry.0, &retry.1, &retry.2, &now]),
+                client.execute(
+                    &statements.bury,
+                    &[&topic, &dead.0, &dead.1, &dead.2, &dead.3, &now],
+                ),
+                client.execute(&statements.release, &[&topic, &held, &now]),
+                // The ledger last, as everywhere: see `quota::save`.
+                client.execute(
+                    &statements.finish,
+                    &[&topic, &session.ledger_slot, &done.0, &done.1],
+                ),
+                client.batch_execute("COMMIT"),
+            ))
+            .await?;
+        session.keep();
+        self.inner.bells.ring(topic);
+        Ok(held.len() == receipt.leases.len())
+    }
+
+    async fn wait(&self, topic: &str, at_most: Duration) {
+        self.inner.bells.wait(topic, at_most).await;
+    }
+
+    async fn dead_letters(&self, after: Option<&str>, limit: usize) -> Result<Vec<DeadLetter>> {
+        let session = self.inner.pool.session().await?;
+        let (after, limit) = (
+            after.unwrap_or_default(),
+            i64::try_from(limit).unwrap_or(i64::MAX),
+        );
+        let statement = &session.statements.queue.dead_letters;
+        let rows = session
+            .bounded(session.client.query(statement, &[&after, &limit]))
+            .await?;
+        session.keep();
+        rows.iter().map(read_dead_letter).collect()
+    }
+
+    async fn replay(&self, id: &str) -> Result<bool> {
+        Ok(self.replay_some(Some(id)).await? > 0)
+    }
+
+    async fn replay_all(&self) -> Result<u64> {
+        self.replay_some(None).await
+    }
+
+    async fn discard(&self, id: &str) -> Result<bool> {
+        let session = self.inner.pool.session().await?;
+        let statement = &session.statements.queue.discard;
+        let discarded = session
+            .bounded(session.client.execute(statement, &[&id, &session.ledger_slot]))
+            .await?;
+        session.keep();
+        Ok(discarded > 0)
+    }
+
+    async fn audit(&self, topic: &str) -> Result<Books> {
+        let session = self.inner.pool.session().await?;
+        let statement = &session.statements.queue.books;
+        let row = session
+            .bounded(session.client.query_one(statement, &[&topic]))
+            .await?;
+        session.keep();
+        let count = |index| column::<i64>(&row, index).map(i64::unsigned_abs);
+        Ok(Books {
+            accepted: count(0)?,
+            done: count(1)?,
+            discarded: count(2)?,
+            dead: count(3)?,
+            in_flight: count(4)?,
+        })
+    }
+}
+
+impl Postgres {
+    /// Takes some shards that nobody holds and that have something to hand out.
+    async fn lease(&self, topic: &str, visibility: Duration) -> Result<Vec<Lease>> {
+        let session = self.inner.pool.session().await?;
+        let (client, statements) = (&session.client, &session.statements.queue);
+        let (now, micros) = (self.clock_override(), micros(visibility));
+        let (_, rows) = session
+            .bounded(try_join(
+                client.execute(&statements.make_shards, &[&topic]),
+                client.query(&statements.lease, &[&topic, &micros, &now, &SHARDS_PER_CLAIM]),
+            ))
+            .await?;
+        session.keep();
+        rows.iter()
+            .map(|row| {
+                let shard: i16 = column(row, 0)?;
+                Ok(Lease {
+                    shard: shard.cast_unsigned(),
+                    token: column(row, 1)?,
+                })
+            })
+            .collect()
+    }
+
+    /// Reads the messages of shards that are leased already: by a statement of its own, so that it sees everything
+    /// the last holder has settled.
+    async fn visible(&self, receipt: &Receipt, max: usize) -> Result<Vec<Message>> {
+        let session = self.inner.pool.session().await?;
+        let shards: Vec<i16> = receipt
+            .leases
+            .iter()
+            .map(|lease| lease.shard.cast_signed())
+            .collect();
+        let per_shard = i64::try_from((max / shards.len().max(1)).max(1)).unwrap_or(i64::MAX);
+        let now = self.clock_override();
+        let statement = &session.statements.queue.visible;
+        let rows = session
+            .bounded(
+                session
+                    .client
+                    .query(statement, &[&receipt.topic, &shards, &per_shard, &now]),
+            )
+            .await?;
+        session.keep();
+        // With fewer wanted than shards leased, the rest is simply handed out next time.
+        rows.iter().take(max).map(read_message).collect()
+    }
+
+    async fn replay_some(&self, id: Option<&str>) -> Result<u64> {
+        let session = self.inner.pool.session().await?;
+        let statement = &session.statements.queue.replay;
+        let rows = session.bounded(session.client.query(statement, &[&id])).await?;
+        session.keep();
+        for row in &rows {
+            self.inner.bells.ring(column(row, 0)?);
+        }
+        Ok(rows.len() as u64)
+    }
+}
+
+/// A settlement as the arrays of the statements that carry it out.
+#[derive(Default)]
+struct Columns {
+    done: (Vec<i16>, Vec<i64>),
+    retry: (Vec<i16>, Vec<i64>, Vec<i64>),
+    dead: (Vec<i16>, Vec<i64>, Vec<String>, Vec<String>),
+}
+
+impl Columns {
+    /// Only what stands in shards that are still held.
+    fn of(settlement: Settlement, held: &[i16], letter: impl Fn() -> MessageId) -> Self {
+        let mut columns = Self::default();
+        let ours = |position: Position| held.contains(&position.shard.cast_signed());
+        for position in settlement.done.into_iter().filter(|position| ours(*position)) {
+            columns.done.0.push(position.shard.cast_signed());
+            columns.done.1.push(position.id);
+        }
+        for (position, delay) in settlement
+            .retry
+            .into_iter()
+            .filter(|(position, _)| ours(*position))
+        {
+            columns.retry.0.push(position.shard.cast_signed());
+            columns.retry.1.push(position.id);
+            columns.retry.2.push(micros(delay));
+        }
+        for (position, reason) in settlement
+            .dead
+            .into_iter()
+            .filter(|(position, _)| ours(*position))
+        {
+            columns.dead.0.push(position.shard.cast_signed());
+            columns.dead.1.push(position.id);
+            columns.dead.2.push(letter().to_string());
+            columns.dead.3.push(reason);
+        }
+        columns
+    }
+}
+
+fn micros(span: Duration) -> i64 {
+    i64::try_from(span.as_micros()).unwrap_or(i64::MAX)
+}
+
+fn read_message(row: &Row) -> Result<Message> {
+    let shard: i16 = column(row, 0)?;
+    Ok(Message {
+        position: Position {
+            shard: shard.cast_unsigned(),
+            id: column(row, 1)?,
+        },
+        key: column(row, 2)?,
+        payload: column(row, 3)?,
+        attempts: unsigned(column(row, 4)?),
+    })
+}
+
+fn read_dead_letter(row: &Row) -> Result<DeadLetter> {
+    let died_at = row.try_get(6).map_err(|error| Error::failed(ENGINE, error))?;
+    Ok(DeadLetter {
+        id: column(row, 0)?,
+        topic: column(row, 1)?,
+        key: column(row, 2)?,
+        payload: column(row, 3)?,
+        reason: column(row, 4)?,
+        attempts: unsigned(column(row, 5)?),
+        died_at: time::from_system(died_at),
+    })
+}

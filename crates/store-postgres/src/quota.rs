@@ -1,0 +1,251 @@
+//! Quota in Postgres. A batch is one transaction in two round trips: lock the rows in key order and read the clock;
+//! then write back counts, messages and ledger, and commit.
+
+use std::collections::HashMap;
+use std::time::SystemTime;
+
+use async_trait::async_trait;
+use futures_util::future::{try_join3, try_join4};
+use tokio_postgres::{Row, Statement};
+use weir_core::quota::{Limits, Quota};
+use weir_core::{Timestamp, UserId};
+use weir_queue::sms;
+use weir_store::quota::{Accepted, Books, Plan, QuotaStore, SendMessage, SendOutcome, TOPIC, plan};
+use weir_store::{Error, Result, shard};
+
+use crate::pool::Session;
+use crate::queue::SHARDS;
+use crate::{ENGINE, Postgres, random, time};
+
+const FIND: &str = "
+    SELECT user_id, rate_limit, time_window, current_count, last_refresh_time,
+           coalesce($2, clock_timestamp()) AS now
+    FROM rate_limit_store WHERE user_id = $1";
+const CONFIGURE: &str = "
+    INSERT INTO rate_limit_store (user_id, rate_limit, time_window, current_count, last_refresh_time)
+    VALUES ($1, $2, $3, 0, coalesce($4, clock_timestamp()))
+    ON CONFLICT (user_id) DO UPDATE SET
+        rate_limit = excluded.rate_limit, time_window = excluded.time_window,
+        current_count = 0, last_refresh_time = coalesce($4, clock_timestamp())
+    RETURNING user_id, rate_limit, time_window, current_count, last_refresh_time";
+const REMOVE: &str = "DELETE FROM rate_limit_store WHERE user_id = $1";
+const LOCK: &str = "
+    SELECT user_id, rate_limit, time_window, current_count, last_refresh_time
+    FROM rate_limit_store WHERE user_id = ANY($1) ORDER BY user_id FOR UPDATE";
+const SAVE: &str = "
+    UPDATE rate_limit_store AS row
+    SET current_count = new.current_count, last_refresh_time = new.last_refresh_time
+    FROM unnest($1::text[], $2::integer[], $3::timestamptz[]) AS new (user_id, current_count, last_refresh_time)
+    WHERE row.user_id = new.user_id";
+const ENQUEUE: &str = "
+    INSERT INTO queue_message (topic, shard, key, payload)
+    SELECT $1, new.shard, new.key, new.payload
+    FROM unnest($2::smallint[], $3::text[], $4::bytea[]) WITH ORDINALITY AS new (shard, key, payload, place)
+    ORDER BY new.place";
+const COUNT_ACCEPTED: &str = "
+    INSERT INTO queue_ledger (topic, slot, accepted) VALUES ($1, $2, $3)
+    ON CONFLICT (topic, slot) DO UPDATE SET accepted = queue_ledger.accepted + excluded.accepted";
+const AUDIT: &str = "
+    SELECT (SELECT count(*) FROM rate_limit_store),
+           ARRAY(SELECT user_id FROM rate_limit_store WHERE current_count > rate_limit LIMIT 10)";
+
+/// In the order of [`Statements::from_prepared`].
+pub(crate) const SQL: [&str; 8] = [
+    FIND,
+    CONFIGURE,
+    REMOVE,
+    LOCK,
+    SAVE,
+    ENQUEUE,
+    COUNT_ACCEPTED,
+    AUDIT,
+];
+
+#[derive(Debug)]
+pub(crate) struct Statements {
+    find: Statement,
+    configure: Statement,
+    remove: Statement,
+    lock: Statement,
+    save: Statement,
+    enqueue: Statement,
+    count_accepted: Statement,
+    audit: Statement,
+}
+
+impl Statements {
+    pub(crate) fn from_prepared(next: &mut impl FnMut() -> Statement) -> Self {
+        Self {
+            find: next(),
+            configure: next(),
+            remove: next(),
+            lock: next(),
+            save: next(),
+            enqueue: next(),
+            count_accepted: next(),
+            audit: next(),
+        }
+    }
+}
+
+#[async_trait]
+impl QuotaStore for Postgres {
+    async fn configure(&self, user: &UserId, limits: Limits) -> Result<Quota> {
+        let session = self.inner.pool.session().await?;
+        let (limit, window) = (int(limits.rate_limit()), int(limits.time_window_minutes()));
+        let now = self.clock_override();
+        let statement = &session.statements.quota.configure;
+        let row = session
+            .bounded(
+                session
+                    .client
+                    .query_one(statement, &[&user.as_str(), &limit, &window, &now]),
+            )
+            .await?;
+        session.keep();
+        read_row(&row)
+    }
+
+    async fn find(&self, user: &UserId) -> Result<Option<Quota>> {
+        let session = self.inner.pool.session().await?;
+        let now = self.clock_override();
+        let statement = &session.statements.quota.find;
+        let row = session
+            .bounded(session.client.query_opt(statement, &[&user.as_str(), &now]))
+            .await?;
+        session.keep();
+        row.map(|row| Ok(read_row(&row)?.as_of(time::from_system(column(&row, 5)?))))
+            .transpose()
+    }
+
+    async fn remove(&self, user: &UserId) -> Result<bool> {
+        let session = self.inner.pool.session().await?;
+        let statement = &session.statements.quota.remove;
+        let removed = session
+            .bounded(session.client.execute(statement, &[&user.as_str()]))
+            .await?;
+        session.keep();
+        Ok(removed > 0)
+    }
+
+    async fn send_batch(&self, batch: Vec<SendMessage>) -> Result<Vec<SendOutcome>> {
+        let session = self.inner.pool.session().await?;
+        let (mut rows, now) = self.lock_rows(&session, &batch).await?;
+        let Plan {
+            outcomes,
+            changed,
+            accepted,
+        } = plan(&batch, &mut rows, now, random);
+        if accepted.is_empty() {
+            session.bounded(session.client.batch_execute("COMMIT")).await?;
+        } else {
+            save(&session, &changed, &accepted).await?;
+            self.inner.bells.ring(TOPIC);
+        }
+        session.keep();
+        Ok(outcomes)
+    }
+
+    async fn audit(&self) -> Result<Books> {
+        let session = self.inner.pool.session().await?;
+        let statement = &session.statements.quota.audit;
+        let row = session.bounded(session.client.query_one(statement, &[])).await?;
+        session.keep();
+        let users: i64 = column(&row, 0)?;
+        Ok(Books {
+            users: users.unsigned_abs(),
+            over_limit: column(&row, 1)?,
+        })
+    }
+}
+
+impl Postgres {
+    /// The first round trip. The clock is read by a statement of its own behind the lock: time spent waiting for
+    /// another server's batch has then passed, and windows are judged by the moment the rows are ours.
+    async fn lock_rows<'a>(
+        &self,
+        session: &Session,
+        batch: &'a [SendMessage],
+    ) -> Result<(HashMap<&'a str, Quota>, Timestamp)> {
+        let mut users: Vec<&str> = batch.iter().map(|send| send.user.as_str()).collect();
+        users.sort_unstable();
+        users.dedup();
+        let (client, statements) = (&session.client, &session.statements);
+        let (_, locked, clock) = session
+            .bounded(try_join3(
+                client.batch_execute("BEGIN"),
+                client.query(&statements.quota.lock, &[&users]),
+                client.query_one(&statements.clock, &[]),
+            ))
+            .await?;
+        let now = match &self.inner.clock {
+            Some(clock) => clock.now(),
+            None => time::from_system(column(&clock, 0)?),
+        };
+        // Rows come in the order of `users`, without those that do not exist.
+        let mut users = users.into_iter();
+        let mut rows = HashMap::with_capacity(locked.len());
+        for row in &locked {
+            let user: &str = column(row, 0)?;
+            if let Some(known) = users.find(|known| *known == user) {
+                rows.insert(known, read_row(row)?);
+            }
+        }
+        Ok((rows, now))
+    }
+}
+
+/// The second round trip. The ledger comes last: whoever holds its row has only the commit before it, so two
+/// batches that count on the same row cannot wait for each other.
+async fn save(session: &Session, changed: &[(&UserId, Quota)], accepted: &[Accepted<'_>]) -> Result<()> {
+    let users: Vec<&str> = changed.iter().map(|(user, _)| user.as_str()).collect();
+    let counts: Vec<i32> = changed.iter().map(|(_, row)| int(row.current_count)).collect();
+    let refreshes: Vec<SystemTime> = changed
+        .iter()
+        .map(|(_, row)| time::to_system(row.last_refresh))
+        .collect();
+    let keys: Vec<&str> = accepted.iter().map(|message| message.user.as_str()).collect();
+    let shards: Vec<i16> = keys
+        .iter()
+        .map(|key| shard::of(key, SHARDS).cast_signed())
+        .collect();
+    let payloads: Vec<Vec<u8>> = accepted.iter().map(sms::encode).collect();
+    let count = i64::try_from(accepted.len()).unwrap_or(i64::MAX);
+    let (client, statements) = (&session.client, &session.statements.quota);
+    session
+        .bounded(try_join4(
+            client.execute(&statements.save, &[&users, &counts, &refreshes]),
+            client.execute(&statements.enqueue, &[&TOPIC, &shards, &keys, &payloads]),
+            client.execute(
+                &statements.count_accepted,
+                &[&TOPIC, &session.ledger_slot, &count],
+            ),
+            client.batch_execute("COMMIT"),
+        ))
+        .await?;
+    Ok(())
+}
+
+fn read_row(row: &Row) -> Result<Quota> {
+    let (limit, window, count): (i32, i32, i32) = (column(row, 1)?, column(row, 2)?, column(row, 3)?);
+    let limits = Limits::new(unsigned(limit), unsigned(window)).map_err(|out| Error::failed(ENGINE, out))?;
+    Ok(Quota {
+        limits,
+        current_count: unsigned(count),
+        last_refresh: time::from_system(column(row, 4)?),
+    })
+}
+
+pub(crate) fn column<'a, T: tokio_postgres::types::FromSql<'a>>(row: &'a Row, index: usize) -> Result<T> {
+    row.try_get(index).map_err(|error| Error::failed(ENGINE, error))
+}
+
+/// Limits and counts are never above what an `integer` holds.
+fn int(number: u32) -> i32 {
+    i32::try_from(number).unwrap_or(i32::MAX)
+}
+
+/// A negative number in a row is somebody's edit, and counts as 0.
+pub(crate) fn unsigned(number: i32) -> u32 {
+    u32::try_from(number).unwrap_or(0)
+}

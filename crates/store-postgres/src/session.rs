@@ -1,0 +1,115 @@
+//! One connection: its settings, its prepared statements, and the task that drives it.
+
+use std::time::Duration;
+
+use futures_util::future::try_join_all;
+use tokio::task::AbortHandle;
+use tokio_postgres::{Client, Statement};
+use weir_store::{Error, Result};
+
+use crate::error::classify;
+use crate::target::Target;
+use crate::{ENGINE, queue, quota, tls};
+
+/// How long a connection may take to be ready, TLS, login and statements included.
+const OPEN_TIMEOUT: Duration = Duration::from_millis(1_500);
+
+/// What the server enforces should this process stop in the middle of something. A batch locks rows between two
+/// round trips; a process that is paused there loses its locks after two seconds.
+const SESSION_SETTINGS: &str = "
+    SET statement_timeout = '1400ms';
+    SET lock_timeout = '1200ms';
+    SET idle_in_transaction_session_timeout = '2s';
+    SET TimeZone = 'UTC';
+    -- Everything here is looked up by key; a table that has just grown must not be scanned for want of statistics.
+    SET enable_seqscan = off;
+    SET plan_cache_mode = force_generic_plan;";
+
+/// Ledger counts are spread over this many rows a topic.
+const LEDGER_SLOTS: i16 = 64;
+
+#[derive(Debug)]
+pub(crate) struct Connection {
+    pub(crate) client: Client,
+    pub(crate) statements: Statements,
+    /// Which of the ledger's rows this connection counts on.
+    pub(crate) ledger_slot: i16,
+    _driver: Driver,
+}
+
+impl Connection {
+    pub(crate) async fn open(target: &Target) -> Result<Self> {
+        tokio::time::timeout(OPEN_TIMEOUT, Self::open_unbounded(target))
+            .await
+            .map_err(|elapsed| Error::unavailable(ENGINE, elapsed))?
+    }
+
+    async fn open_unbounded(target: &Target) -> Result<Self> {
+        let (client, driver) = connect(target).await?;
+        client.batch_execute(SESSION_SETTINGS).await.map_err(classify)?;
+        let statements = Statements::prepare(&client).await.map_err(classify)?;
+        let ledger_slot = fastrand::i16(0..LEDGER_SLOTS);
+        Ok(Self {
+            client,
+            statements,
+            ledger_slot,
+            _driver: driver,
+        })
+    }
+}
+
+/// Connects and starts the task that drives the connection.
+pub(crate) async fn connect(target: &Target) -> Result<(Client, Driver)> {
+    let (client, connection) = target
+        .config
+        .connect(tls::connector(&target.trust)?)
+        .await
+        .map_err(classify)?;
+    let driver = tokio::spawn(async move {
+        if let Err(error) = connection.await {
+            tracing::debug!(%error, "a Postgres connection ended");
+        }
+    });
+    Ok((client, Driver(driver.abort_handle())))
+}
+
+/// The task behind a connection. It ends with it at once: dropping the client alone would let it say goodbye first,
+/// which a dead peer never hears.
+#[derive(Debug)]
+pub(crate) struct Driver(AbortHandle);
+
+impl Drop for Driver {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+/// Every statement of the hot paths, parsed once a connection.
+#[derive(Debug)]
+pub(crate) struct Statements {
+    pub(crate) clock: Statement,
+    pub(crate) quota: quota::Statements,
+    pub(crate) queue: queue::Statements,
+}
+
+impl Statements {
+    /// All in one round trip.
+    async fn prepare(client: &Client) -> Result<Self, tokio_postgres::Error> {
+        let texts = ["SELECT clock_timestamp()"]
+            .into_iter()
+            .chain(quota::SQL)
+            .chain(queue::SQL);
+        let prepared = try_join_all(texts.map(|sql| client.prepare(sql))).await?;
+        let mut prepared = prepared.into_iter();
+        let mut next = || {
+            prepared
+                .next()
+                .expect("as many statements come back as were sent")
+        };
+        Ok(Self {
+            clock: next(),
+            quota: quota::Statements::from_prepared(&mut next),
+            queue: queue::Statements::from_prepared(&mut next),
+        })
+    }
+}

@@ -1,0 +1,158 @@
+//! A `postgres://` address: libpq's spelling, including how far to trust the server's certificate.
+
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::time::Duration;
+
+use tokio_postgres::config::SslMode;
+use url::Url;
+
+/// How long making a connection may take.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// Where the database is and how to reach it.
+#[derive(Clone, Debug)]
+pub struct Target {
+    pub(crate) config: tokio_postgres::Config,
+    pub(crate) trust: Trust,
+}
+
+/// How far the server's certificate is checked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Trust {
+    /// `sslmode` up to `require`: encrypted at most, nobody's identity checked. What libpq does.
+    Anyone,
+    /// `verify-ca`: signed by somebody we trust.
+    Authority(Option<PathBuf>),
+    /// `verify-full`: and for this very host.
+    Host(Option<PathBuf>),
+}
+
+/// Why an address was refused. Never contains the address, which holds a password.
+#[derive(Debug, thiserror::Error)]
+pub enum TargetError {
+    /// Not a URL, or not Postgres's.
+    #[error("is not a postgres://user:password@host:port/database URL")]
+    Shape,
+    /// `sslmode` is none of libpq's.
+    #[error("has sslmode={0}; allowed are disable, prefer, require, verify-ca and verify-full")]
+    SslMode(String),
+    /// Something else the driver does not take.
+    #[error("is not understood: {0}")]
+    Driver(#[from] tokio_postgres::Error),
+}
+
+impl FromStr for Target {
+    type Err = TargetError;
+
+    fn from_str(text: &str) -> Result<Self, TargetError> {
+        let mut url = Url::parse(text).map_err(|_invalid| TargetError::Shape)?;
+        if !matches!(url.scheme(), "postgres" | "postgresql") {
+            return Err(TargetError::Shape);
+        }
+        let (mut mode, mut root, mut rest) = (None, None, Vec::new());
+        for (name, value) in url.query_pairs() {
+            match name.as_ref() {
+                "sslmode" => mode = Some(value.into_owned()),
+                "sslrootcert" if value != "system" => root = Some(PathBuf::from(value.as_ref())),
+                "sslrootcert" => {}
+                _ => rest.push((name.into_owned(), value.into_owned())),
+            }
+        }
+        // What the driver does not know is taken out before it reads the address.
+        url.set_query(None);
+        if !rest.is_empty() {
+            url.query_pairs_mut().extend_pairs(rest);
+        }
+        let mut config: tokio_postgres::Config = url.as_str().parse()?;
+        let (ssl_mode, trust) = trust(mode.as_deref(), root)?;
+        config.ssl_mode(ssl_mode).connect_timeout(CONNECT_TIMEOUT);
+        config
+            .tcp_user_timeout(Duration::from_secs(5))
+            .keepalives_idle(Duration::from_secs(15));
+        if config.get_application_name().is_none() {
+            config.application_name("weir");
+        }
+        Ok(Self { config, trust })
+    }
+}
+
+impl Target {
+    /// The host and port, for messages. No credentials.
+    #[must_use]
+    pub fn address(&self) -> String {
+        let host = match self.config.get_hosts().first() {
+            Some(tokio_postgres::config::Host::Tcp(host)) => host.clone(),
+            Some(tokio_postgres::config::Host::Unix(path)) => path.display().to_string(),
+            None => "localhost".to_owned(),
+        };
+        format!(
+            "{host}:{}",
+            self.config.get_ports().first().copied().unwrap_or(5432)
+        )
+    }
+}
+
+/// libpq's rules: `require` with a root certificate given means `verify-ca`.
+fn trust(mode: Option<&str>, root: Option<PathBuf>) -> Result<(SslMode, Trust), TargetError> {
+    Ok(match (mode, root) {
+        (Some("disable"), _) => (SslMode::Disable, Trust::Anyone),
+        (None | Some("allow" | "prefer"), _) => (SslMode::Prefer, Trust::Anyone),
+        (Some("require"), None) => (SslMode::Require, Trust::Anyone),
+        (Some("require" | "verify-ca"), root) => (SslMode::Require, Trust::Authority(root)),
+        (Some("verify-full"), root) => (SslMode::Require, Trust::Host(root)),
+        (Some(other), _) => return Err(TargetError::SslMode(other.to_owned())),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(text: &str) -> Target {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn sslmode_means_what_it_means_to_libpq() {
+        let base = "postgres://u:p@h:1/d";
+        assert_eq!(parse(base).config.get_ssl_mode(), SslMode::Prefer);
+        assert_eq!(
+            parse(&format!("{base}?sslmode=disable")).config.get_ssl_mode(),
+            SslMode::Disable
+        );
+        assert_eq!(parse(&format!("{base}?sslmode=require")).trust, Trust::Anyone);
+        let root = Some(PathBuf::from("/ca.pem"));
+        let with_root = format!("{base}?sslrootcert=%2Fca.pem&sslmode=");
+        assert_eq!(
+            parse(&format!("{with_root}require")).trust,
+            Trust::Authority(root.clone())
+        );
+        assert_eq!(
+            parse(&format!("{with_root}verify-ca")).trust,
+            Trust::Authority(root.clone())
+        );
+        assert_eq!(parse(&format!("{with_root}verify-full")).trust, Trust::Host(root));
+    }
+
+    #[test]
+    fn other_parameters_reach_the_driver() {
+        let target = parse("postgresql://u@h/d?sslmode=require&application_name=billing");
+        assert_eq!(target.config.get_application_name(), Some("billing"));
+        assert_eq!(target.address(), "h:5432");
+    }
+
+    #[test]
+    fn a_refusal_never_repeats_the_password() {
+        for bad in [
+            "mysql://u:secret@h/d",
+            "not a url secret",
+            "postgres://u:secret@h/d?sslmode=maybe",
+        ] {
+            assert!(
+                !bad.parse::<Target>().unwrap_err().to_string().contains("secret"),
+                "{bad}"
+            );
+        }
+    }
+}

@@ -1,0 +1,35 @@
+//! Between the rules' time and the driver's. Both count microseconds here, so nothing is lost.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use weir_core::Timestamp;
+
+pub(crate) fn to_system(at: Timestamp) -> SystemTime {
+    let span = Duration::from_micros(at.as_micros().unsigned_abs());
+    if at < Timestamp::EPOCH {
+        UNIX_EPOCH - span
+    } else {
+        UNIX_EPOCH + span
+    }
+}
+
+pub(crate) fn from_system(at: SystemTime) -> Timestamp {
+    let micros = |span: Duration| i64::try_from(span.as_micros()).unwrap_or(i64::MAX);
+    match at.duration_since(UNIX_EPOCH) {
+        Ok(after) => Timestamp::from_micros(micros(after)),
+        Err(before) => Timestamp::from_micros(-micros(before.duration())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_go_there_and_back() {
+        for micros in [0, 1, -1, 1_700_000_000_123_456, -62_000_000_000_000_000] {
+            let at = Timestamp::from_micros(micros);
+            assert_eq!(from_system(to_system(at)), at);
+        }
+    }
+}

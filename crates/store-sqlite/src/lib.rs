@@ -1,0 +1,134 @@
+//! The embedded engine: one SQLite file, one writer thread, one fsync for everything that waits together.
+//!
+//! One process owns the data directory. That is what lets queue leases live in memory: after a crash every message
+//! that was handed out is simply there again.
+
+mod error;
+mod migrate;
+mod queue;
+mod quota;
+mod readers;
+mod writer;
+
+use std::fs::File;
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use rusqlite::Connection;
+use weir_core::Clock;
+use weir_queue::wake::Bells;
+use weir_store::{Error, Result, SystemClock};
+
+use crate::error::classify;
+use crate::queue::Leases;
+use crate::readers::Readers;
+use crate::writer::Writer;
+
+/// The name in errors, health checks and metrics.
+pub const ENGINE: &str = "sqlite";
+
+const DATABASE_FILE: &str = "weir.db";
+const LOCK_FILE: &str = "weir.lock";
+
+/// Kept page cache per connection, in KiB (negative is SQLite's way to say KiB).
+const CACHE_KIB: i64 = -8_192;
+
+/// The embedded engine. Clones share it.
+#[derive(Clone, Debug)]
+pub struct Sqlite {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    writer: Writer,
+    readers: Readers,
+    clock: Arc<dyn Clock>,
+    bells: Bells,
+    leases: Mutex<Leases>,
+    /// Held as long as the engine lives: a second process on the same directory is refused.
+    _lock: File,
+}
+
+impl Sqlite {
+    /// Opens the engine in `directory`, creating and migrating its file as needed, on the process clock.
+    ///
+    /// # Errors
+    /// When the directory is in use by another process, or the file cannot be opened or migrated.
+    pub fn open(directory: &Path) -> Result<Self> {
+        Self::open_with_clock(directory, Arc::new(SystemClock::default()))
+    }
+
+    /// The same on another clock, for tests.
+    ///
+    /// # Errors
+    /// As [`Sqlite::open`].
+    pub fn open_with_clock(directory: &Path, clock: Arc<dyn Clock>) -> Result<Self> {
+        let lock = lock_directory(directory)?;
+        let file = directory.join(DATABASE_FILE);
+        let mut connection = connect(&file).map_err(classify)?;
+        // FULL: a commit is on disk before it is answered. The WAL is copied back every 4,000 pages (16 MB).
+        connection
+            .execute_batch("PRAGMA synchronous = FULL; PRAGMA wal_autocheckpoint = 4000;")
+            .map_err(classify)?;
+        migrate::run(&mut connection)?;
+        let readers = Readers::open(|| connect(&file)).map_err(classify)?;
+        let writer = Writer::start(connection)?;
+        Ok(Self {
+            inner: Arc::new(Inner {
+                writer,
+                readers,
+                clock,
+                bells: Bells::default(),
+                leases: Mutex::default(),
+                _lock: lock,
+            }),
+        })
+    }
+
+    /// Makes sure that the writer answers.
+    ///
+    /// # Errors
+    /// When it does not.
+    pub async fn ping(&self) -> Result<()> {
+        self.inner
+            .writer
+            .run(|connection| connection.query_row("SELECT 1", [], |_| Ok(())))
+            .await
+    }
+}
+
+fn connect(file: &Path) -> rusqlite::Result<Connection> {
+    let connection = Connection::open(file)?;
+    connection.pragma_update(None, "journal_mode", "WAL")?;
+    connection.pragma_update(None, "cache_size", CACHE_KIB)?;
+    connection.pragma_update(None, "temp_store", "MEMORY")?;
+    // A person with the sqlite3 shell may hold a lock for a moment.
+    connection.busy_timeout(Duration::from_secs(1))?;
+    connection.set_prepared_statement_cache_capacity(64);
+    Ok(connection)
+}
+
+fn lock_directory(directory: &Path) -> Result<File> {
+    let path = directory.join(LOCK_FILE);
+    let file = File::options()
+        .create(true)
+        .write(true)
+        .truncate(false)
+        .open(&path)
+        .map_err(|source| Error::failed(ENGINE, format!("cannot open {}: {source}", path.display())))?;
+    file.try_lock().map_err(|_in_use| {
+        let advice = "another weir process is using it; stop that one, choose another --data, or run several \
+                      processes on one --store postgres://…";
+        Error::failed(ENGINE, format!("{} is locked: {advice}", directory.display()))
+    })?;
+    Ok(file)
+}
+
+/// The chance in message ids.
+fn random() -> [u8; 10] {
+    let mut bytes = [0; 10];
+    fastrand::fill(&mut bytes);
+    bytes
+}

@@ -1,0 +1,51 @@
+//! Brings the file to the present schema, one numbered step at a time, each in its own transaction.
+
+use rusqlite::{Connection, TransactionBehavior};
+use weir_store::{Error, Result};
+
+use crate::ENGINE;
+use crate::error::classify;
+
+/// In order; a step that has been released is never changed.
+const STEPS: &[&str] = &[
+    include_str!("../migrations/0001_quota.sql"),
+    include_str!("../migrations/0002_queue.sql"),
+];
+
+pub(crate) fn run(connection: &mut Connection) -> Result<()> {
+    let done: usize = connection
+        .pragma_query_value(None, "user_version", |row| row.get(0))
+        .map_err(classify)?;
+    if done > STEPS.len() {
+        let advice = format!(
+            "the data is at schema version {done} and this weir knows {}: start the weir that wrote it, or a newer one",
+            STEPS.len()
+        );
+        return Err(Error::failed(ENGINE, advice));
+    }
+    for (step, sql) in STEPS.iter().enumerate().skip(done) {
+        apply(connection, step + 1, sql).map_err(classify)?;
+    }
+    Ok(())
+}
+
+fn apply(connection: &mut Connection, version: usize, sql: &str) -> rusqlite::Result<()> {
+    let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+    transaction.execute_batch(sql)?;
+    transaction.pragma_update(None, "user_version", version)?;
+    transaction.commit()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn steps_run_once_and_a_newer_file_is_refused() {
+        let mut connection = Connection::open_in_memory().unwrap();
+        run(&mut connection).unwrap();
+        run(&mut connection).unwrap();
+        connection.pragma_update(None, "user_version", 999).unwrap();
+        assert!(!run(&mut connection).unwrap_err().is_transient());
+    }
+}

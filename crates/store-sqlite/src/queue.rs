@@ -1,0 +1,332 @@
+//! The table queue in SQLite. Rows are only inserted and deleted; who holds a topic is known in memory, since one
+//! process owns the file.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::{MutexGuard, PoisonError};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use rusqlite::{Connection, OptionalExtension, Row, params};
+use weir_core::{MessageId, Timestamp};
+use weir_queue::{Books, Claim, DeadLetter, Lease, Message, Position, Queue, Receipt, Settlement};
+use weir_store::Result;
+
+use crate::{Sqlite, random};
+
+/// One shard a topic: with one process there is one claim at a time.
+const SHARD: u16 = 0;
+
+const TAKE_IDS: &str = "
+    INSERT INTO queue_ledger (topic, accepted) VALUES (?1, ?2)
+    ON CONFLICT (topic) DO UPDATE SET accepted = accepted + excluded.accepted
+    RETURNING accepted";
+const INSERT: &str = "INSERT INTO queue_message (topic, id, key, payload) VALUES (?1, ?2, ?3, ?4)";
+const SCAN: &str = "
+    SELECT id, key, payload, attempts, delayed_until FROM queue_message WHERE topic = ?1 ORDER BY id";
+const DELETE: &str = "DELETE FROM queue_message WHERE topic = ?1 AND id BETWEEN ?2 AND ?3";
+const COUNT_DONE: &str = "UPDATE queue_ledger SET done = done + ?2 WHERE topic = ?1";
+const DELAY: &str = "
+    UPDATE queue_message SET attempts = attempts + 1, delayed_until = ?3 WHERE topic = ?1 AND id = ?2";
+const BURY: &str = "
+    INSERT INTO dead_letter (id, topic, message_id, key, payload, reason, attempts, died_at)
+    SELECT ?3, topic, id, key, payload, ?4, attempts + 1, ?5 FROM queue_message WHERE topic = ?1 AND id = ?2";
+const DEAD_LETTERS: &str = "
+    SELECT id, topic, key, payload, reason, attempts, died_at FROM dead_letter WHERE id > ?1 ORDER BY id LIMIT ?2";
+const REVIVE: &str = "
+    INSERT INTO queue_message (topic, id, key, payload)
+    SELECT topic, message_id, key, payload FROM dead_letter WHERE id = ?1";
+const REVIVE_ALL: &str = "
+    INSERT INTO queue_message (topic, id, key, payload) SELECT topic, message_id, key, payload FROM dead_letter";
+const FORGET: &str = "DELETE FROM dead_letter WHERE id = ?1 RETURNING topic";
+const FORGET_ALL: &str = "DELETE FROM dead_letter RETURNING topic";
+const COUNT_DISCARDED: &str = "UPDATE queue_ledger SET discarded = discarded + 1 WHERE topic = ?1";
+const BOOKS: &str = "
+    SELECT coalesce(sum(accepted), 0), coalesce(sum(done), 0), coalesce(sum(discarded), 0),
+           (SELECT count(*) FROM dead_letter WHERE topic = ?1),
+           (SELECT count(*) FROM queue_message WHERE topic = ?1)
+    FROM queue_ledger WHERE topic = ?1";
+
+/// Who holds which topic.
+pub(crate) type Leases = HashMap<String, Held>;
+
+/// The last lease given on a topic.
+#[derive(Debug)]
+pub(crate) struct Held {
+    token: i64,
+    until: Timestamp,
+}
+
+/// Appends messages in the transaction under way. The ledger's count of accepted messages is also the last id.
+pub(crate) fn enqueue<'a>(
+    connection: &Connection,
+    topic: &str,
+    messages: impl ExactSizeIterator<Item = (&'a str, Vec<u8>)>,
+) -> rusqlite::Result<()> {
+    let count = i64::try_from(messages.len()).unwrap_or(i64::MAX);
+    if count == 0 {
+        return Ok(());
+    }
+    let last: i64 = connection
+        .prepare_cached(TAKE_IDS)?
+        .query_row(params![topic, count], |row| row.get(0))?;
+    let mut insert = connection.prepare_cached(INSERT)?;
+    for (id, (key, payload)) in (last - count + 1..).zip(messages) {
+        insert.execute(params![topic, id, key, payload])?;
+    }
+    Ok(())
+}
+
+#[async_trait]
+impl Queue for Sqlite {
+    async fn claim(&self, topic: &str, max: usize, visibility: Duration) -> Result<Claim> {
+        let now = self.inner.clock.now();
+        let Some(lease) = self.lease(topic, now, visibility) else {
+            return Ok(Claim::default());
+        };
+        let receipt = Receipt {
+            topic: topic.to_owned(),
+            leases: vec![lease],
+        };
+        let messages = {
+            let topic = topic.to_owned();
+            self.read(move |connection| visible(connection, &topic, max, now))
+                .await
+        };
+        if !matches!(&messages, Ok(found) if !found.is_empty()) {
+            self.give_up(&receipt);
+        }
+        Ok(Claim {
+            messages: messages?,
+            receipt,
+        })
+    }
+
+    async fn settle(&self, receipt: &Receipt, settlement: Settlement) -> Result<bool> {
+        let (engine, held) = (self.clone(), receipt.clone());
+        let settle = move |connection: &Connection| {
+            // Asked on the writer thread, after everything that was settled before.
+            if !engine.holds(&held) {
+                return Ok(false);
+            }
+            settle(connection, &held.topic, &settlement, engine.inner.clock.now())?;
+            Ok(true)
+        };
+        let settled = self.inner.writer.run(settle).await?;
+        if settled {
+            self.give_up(receipt);
+            self.inner.bells.ring(&receipt.topic);
+        }
+        Ok(settled)
+    }
+
+    async fn wait(&self, topic: &str, at_most: Duration) {
+        self.inner.bells.wait(topic, at_most).await;
+    }
+
+    async fn dead_letters(&self, after: Option<&str>, limit: usize) -> Result<Vec<DeadLetter>> {
+        let after = after.unwrap_or_default().to_owned();
+        let list = move |connection: &Connection| {
+            let mut statement = connection.prepare_cached(DEAD_LETTERS)?;
+            statement
+                .query_map(params![after, limit], read_dead_letter)?
+                .collect()
+        };
+        self.read(list).await
+    }
+
+    async fn replay(&self, id: &str) -> Result<bool> {
+        let id = id.to_owned();
+        let replay = move |connection: &Connection| {
+            connection.prepare_cached(REVIVE)?.execute([&id])?;
+            connection
+                .prepare_cached(FORGET)?
+                .query_row([&id], |row| row.get::<_, String>(0))
+                .optional()
+        };
+        let topic = self.inner.writer.run(replay).await?;
+        topic.iter().for_each(|topic| self.inner.bells.ring(topic));
+        Ok(topic.is_some())
+    }
+
+    async fn replay_all(&self) -> Result<u64> {
+        let replay = |connection: &Connection| {
+            connection.prepare_cached(REVIVE_ALL)?.execute([])?;
+            let mut forget = connection.prepare_cached(FORGET_ALL)?;
+            forget
+                .query_map([], |row| row.get(0))?
+                .collect::<rusqlite::Result<Vec<String>>>()
+        };
+        let topics = self.inner.writer.run(replay).await?;
+        let replayed = topics.len() as u64;
+        topics
+            .into_iter()
+            .collect::<HashSet<_>>()
+            .iter()
+            .for_each(|topic| self.inner.bells.ring(topic));
+        Ok(replayed)
+    }
+
+    async fn discard(&self, id: &str) -> Result<bool> {
+        let id = id.to_owned();
+        let discard = move |connection: &Connection| {
+            let mut forget = connection.prepare_cached(FORGET)?;
+            let topic = forget
+                .query_row([&id], |row| row.get::<_, String>(0))
+                .optional()?;
+            if let Some(topic) = &topic {
+                connection.prepare_cached(COUNT_DISCARDED)?.execute([topic])?;
+            }
+            Ok(topic.is_some())
+        };
+        self.inner.writer.run(discard).await
+    }
+
+    async fn audit(&self, topic: &str) -> Result<Books> {
+        let topic = topic.to_owned();
+        let audit = move |connection: &Connection| {
+            connection.prepare_cached(BOOKS)?.query_row([&topic], |row| {
+                Ok(Books {
+                    accepted: row.get(0)?,
+                    done: row.get(1)?,
+                    discarded: row.get(2)?,
+                    dead: row.get(3)?,
+                    in_flight: row.get(4)?,
+                })
+            })
+        };
+        self.read(audit).await
+    }
+}
+
+impl Sqlite {
+    fn leases(&self) -> MutexGuard<'_, Leases> {
+        self.inner.leases.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes the topic, unless somebody else still has it.
+    fn lease(&self, topic: &str, now: Timestamp, visibility: Duration) -> Option<Lease> {
+        let mut leases = self.leases();
+        let held = leases
+            .entry(topic.to_owned())
+            .or_insert(Held { token: 0, until: now });
+        if held.until > now {
+            return None;
+        }
+        held.token += 1;
+        held.until = now.plus(visibility);
+        Some(Lease {
+            shard: SHARD,
+            token: held.token,
+        })
+    }
+
+    fn holds(&self, receipt: &Receipt) -> bool {
+        let leases = self.leases();
+        let token = leases.get(&receipt.topic).map(|held| held.token);
+        token.is_some() && receipt.leases.first().map(|lease| lease.token) == token
+    }
+
+    fn give_up(&self, receipt: &Receipt) {
+        if self.holds(receipt)
+            && let Some(held) = self.leases().get_mut(&receipt.topic)
+        {
+            held.until = Timestamp::from_micros(i64::MIN);
+        }
+    }
+}
+
+/// The first messages that may be handed out: none that is delayed, and none behind a delayed one of its key.
+fn visible(
+    connection: &Connection,
+    topic: &str,
+    max: usize,
+    now: Timestamp,
+) -> rusqlite::Result<Vec<Message>> {
+    let mut held_back = HashSet::new();
+    let mut messages = Vec::new();
+    let mut scan = connection.prepare_cached(SCAN)?;
+    let mut rows = scan.query([topic])?;
+    while messages.len() < max
+        && let Some(row) = rows.next()?
+    {
+        let key: String = row.get(1)?;
+        let delayed_until: Option<i64> = row.get(4)?;
+        if delayed_until.is_some_and(|until| until > now.as_micros()) {
+            held_back.insert(key);
+        } else if !held_back.contains(&key) {
+            let position = Position {
+                shard: SHARD,
+                id: row.get(0)?,
+            };
+            messages.push(Message {
+                position,
+                key,
+                payload: row.get(2)?,
+                attempts: row.get(3)?,
+            });
+        }
+    }
+    Ok(messages)
+}
+
+fn settle(
+    connection: &Connection,
+    topic: &str,
+    settlement: &Settlement,
+    now: Timestamp,
+) -> rusqlite::Result<()> {
+    let done = delete(
+        connection,
+        topic,
+        settlement.done.iter().map(|position| position.id).collect(),
+    )?;
+    connection
+        .prepare_cached(COUNT_DONE)?
+        .execute(params![topic, done])?;
+    let mut delay = connection.prepare_cached(DELAY)?;
+    for (position, after) in &settlement.retry {
+        delay.execute(params![topic, position.id, now.plus(*after).as_micros()])?;
+    }
+    let mut bury = connection.prepare_cached(BURY)?;
+    for (position, reason) in &settlement.dead {
+        let id = MessageId::new(now, random());
+        bury.execute(params![
+            topic,
+            position.id,
+            id.to_string(),
+            reason,
+            now.as_micros()
+        ])?;
+    }
+    delete(
+        connection,
+        topic,
+        settlement.dead.iter().map(|(position, _)| position.id).collect(),
+    )?;
+    Ok(())
+}
+
+/// Deletes messages by runs of consecutive ids: a whole claim is usually one run, one statement.
+fn delete(connection: &Connection, topic: &str, mut ids: Vec<i64>) -> rusqlite::Result<usize> {
+    ids.sort_unstable();
+    let mut statement = connection.prepare_cached(DELETE)?;
+    let mut deleted = 0;
+    for run in ids.chunk_by(|a, b| a + 1 == *b) {
+        if let (Some(first), Some(last)) = (run.first(), run.last()) {
+            deleted += statement.execute(params![topic, first, last])?;
+        }
+    }
+    Ok(deleted)
+}
+
+fn read_dead_letter(row: &Row<'_>) -> rusqlite::Result<DeadLetter> {
+    Ok(DeadLetter {
+        id: row.get(0)?,
+        topic: row.get(1)?,
+        key: row.get(2)?,
+        payload: row.get(3)?,
+        reason: row.get(4)?,
+        attempts: row.get(5)?,
+        died_at: Timestamp::from_micros(row.get(6)?),
+    })
+}
