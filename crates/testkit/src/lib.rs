@@ -1,0 +1,42 @@
+//! What Weir's tests stand on: a real PostgreSQL, a faulty TCP proxy, the `weir` binary as a child process,
+//! a small HTTP client, one way to wait and one way to count answers.
+//!
+//! Everything here panics with what to do next, because its only reader is a person looking at a failed test.
+//! Nothing started here outlives the test process, even one that is killed (see `watchdog`).
+
+pub mod history;
+pub mod http;
+pub mod ports;
+pub mod postgres;
+pub mod process;
+pub mod proxy;
+pub mod wait;
+
+mod signal;
+mod watchdog;
+
+/// True when the comma-separated `WEIR_TEST_SKIP` names `suite`. A suite is never skipped for any other reason:
+/// a missing engine fails its tests, so that "all green" means that all of them ran.
+pub fn skip(suite: &str) -> bool {
+    let skipped = names(&std::env::var("WEIR_TEST_SKIP").unwrap_or_default(), suite);
+    if skipped {
+        eprintln!("SKIPPED by WEIR_TEST_SKIP: {suite}");
+    }
+    skipped
+}
+
+fn names(list: &str, suite: &str) -> bool {
+    list.split(',').any(|name| name.trim() == suite)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_named_suite_is_skipped() {
+        assert!(names("redis, postgres", "postgres"));
+        assert!(!names("postgres-tls", "postgres"));
+        assert!(!names("", "postgres"));
+    }
+}

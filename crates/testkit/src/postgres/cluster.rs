@@ -1,0 +1,320 @@
+//! A cluster run from local binaries in a temporary directory.
+
+use std::fs::{self, File, OpenOptions};
+use std::os::unix::fs::{PermissionsExt, chown};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal};
+
+use super::certificates::Certificates;
+use super::{Instance, Options, SUPERUSER};
+use crate::signal;
+use crate::wait::holds_within;
+use crate::watchdog::{END_PROCESS, Watchdog};
+
+const STOPS_WITHIN: Duration = Duration::from_secs(30);
+
+/// `$2` is the directory. A crashed cluster that nobody restarted leaves a System V segment, whose number stands
+/// in line 7 of its pid file, and those are few per machine.
+const CLEAR_AWAY: &str = r#"
+if [ -f "$2/data/postmaster.pid" ]; then ipcrm -m "$(sed -n '7s/.* //p' "$2/data/postmaster.pid")"; fi
+rm -rf -- "$2"
+"#;
+
+pub(super) struct Cluster {
+    bin_dir: PathBuf,
+    directory: PathBuf,
+    owner: Option<Owner>,
+    settings: Vec<(String, String)>,
+    postmaster: Option<Child>,
+    watchdog: Watchdog,
+}
+
+/// Whom PostgreSQL runs as when the tests run as root, which it refuses to.
+#[derive(Clone, Copy)]
+struct Owner {
+    uid: u32,
+    gid: u32,
+}
+
+impl Cluster {
+    pub(super) fn create(bin_dir: &Path, port: u16, password: &str, options: &Options) -> Self {
+        let owner = rustix::process::geteuid().is_root().then(unprivileged_user);
+        let directory = temporary_directory();
+        let watchdog = Watchdog::start(
+            &format!("{END_PROCESS}{CLEAR_AWAY}"),
+            ["QUIT".as_ref(), directory.as_os_str()],
+        );
+        let cluster = Self {
+            bin_dir: bin_dir.to_owned(),
+            settings: settings(port, options, &directory),
+            directory,
+            owner,
+            postmaster: None,
+            watchdog,
+        };
+        cluster.give(&cluster.directory.clone());
+        cluster.initialise(password);
+        if options.tls {
+            cluster.require_tls();
+        }
+        cluster
+    }
+
+    pub(super) fn ca_file(&self) -> PathBuf {
+        self.directory.join("ca.pem")
+    }
+
+    fn data(&self) -> PathBuf {
+        self.directory.join("data")
+    }
+
+    fn initialise(&self, password: &str) {
+        let password_file = self.write("password", password);
+        let output = self
+            .command("initdb")
+            .args([
+                "--username",
+                SUPERUSER,
+                "--auth=scram-sha-256",
+                "--encoding=UTF8",
+                "--no-locale",
+                "--no-sync",
+            ])
+            .arg("--pwfile")
+            .arg(password_file)
+            .arg("-D")
+            .arg(self.data())
+            .output()
+            .unwrap_or_else(|error| panic!("cannot run {}/initdb: {error}", self.bin_dir.display()));
+        assert!(
+            output.status.success(),
+            "initdb failed: {}{}",
+            String::from_utf8_lossy(&output.stdout),
+            String::from_utf8_lossy(&output.stderr)
+        );
+    }
+
+    fn require_tls(&self) {
+        let certificates = Certificates::generate();
+        self.write("ca.pem", &certificates.authority);
+        self.write("server.pem", &certificates.server);
+        self.write("server.key", &certificates.server_key);
+        self.write("data/pg_hba.conf", "hostssl all all 127.0.0.1/32 scram-sha-256\n");
+    }
+
+    /// Writes a file that only the owner of the cluster may read, as PostgreSQL demands of keys.
+    fn write(&self, name: &str, content: &str) -> PathBuf {
+        let file = self.directory.join(name);
+        let written = fs::write(&file, content)
+            .and_then(|()| fs::set_permissions(&file, fs::Permissions::from_mode(0o600)));
+        written.unwrap_or_else(|error| panic!("cannot write {}: {error}", file.display()));
+        self.give(&file);
+        file
+    }
+
+    fn give(&self, path: &Path) {
+        if let Some(Owner { uid, gid }) = self.owner {
+            chown(path, Some(uid), Some(gid))
+                .unwrap_or_else(|error| panic!("cannot give {} to user {uid}: {error}", path.display()));
+        }
+    }
+
+    /// A program of this PostgreSQL, run as the owner of the cluster.
+    fn command(&self, program: &str) -> Command {
+        let mut command = Command::new(self.bin_dir.join(program));
+        // The tests' own directory may be closed to the owner. A group of its own keeps Ctrl-C for the tests.
+        command
+            .current_dir(&self.directory)
+            .process_group(0)
+            .stdin(Stdio::null())
+            .env("LC_ALL", "C");
+        if let Some(Owner { uid, gid }) = self.owner {
+            // As root this also drops the supplementary groups. It keeps the process id, unlike `runuser`.
+            command.uid(uid).gid(gid);
+        }
+        command
+    }
+
+    fn log_file(&self) -> File {
+        let path = self.directory.join("postgres.log");
+        let file = OpenOptions::new().append(true).create(true).open(&path);
+        file.unwrap_or_else(|error| panic!("cannot open {}: {error}", path.display()))
+    }
+
+    fn pid(&self) -> Pid {
+        Pid::from_child(
+            self.postmaster
+                .as_ref()
+                .expect("this PostgreSQL is stopped: start() it first"),
+        )
+    }
+
+    /// True once the postmaster is gone and reaped.
+    fn reap_within(&mut self, deadline: Duration) -> bool {
+        let gone = match &mut self.postmaster {
+            Some(postmaster) => holds_within(deadline, || !matches!(postmaster.try_wait(), Ok(None))),
+            None => true,
+        };
+        if gone && self.postmaster.take().is_some() {
+            self.watchdog.release();
+        }
+        gone
+    }
+}
+
+impl Instance for Cluster {
+    fn launch(&mut self) {
+        assert!(
+            self.postmaster.is_none(),
+            "this PostgreSQL is running already: stop() or crash() it first"
+        );
+        let log = self.log_file();
+        let errors = log.try_clone().expect("a second descriptor for the log");
+        let mut command = self.command("postgres");
+        command.arg("-D").arg(self.data()).stdout(log).stderr(errors);
+        for (name, value) in &self.settings {
+            command.arg("-c").arg(format!("{name}={value}"));
+        }
+        let postmaster = command.spawn();
+        let postmaster = postmaster
+            .unwrap_or_else(|error| panic!("cannot run {}/postgres: {error}", self.bin_dir.display()));
+        self.watchdog.guard(Pid::from_child(&postmaster));
+        self.postmaster = Some(postmaster);
+    }
+
+    fn has_exited(&mut self) -> bool {
+        self.reap_within(Duration::ZERO)
+    }
+
+    fn stop(&mut self) {
+        let pid = self.pid();
+        self.resume();
+        signal::send(pid, Signal::INT);
+        assert!(
+            self.reap_within(STOPS_WITHIN),
+            "PostgreSQL did not stop within {STOPS_WITHIN:?}; its log:\n{}",
+            self.log()
+        );
+    }
+
+    fn crash(&mut self) {
+        let pid = self.pid();
+        // Frozen, the postmaster forks no further child behind our back and restarts none.
+        signal::freeze(pid);
+        let children = signal::children(pid);
+        signal::send(pid, Signal::KILL);
+        for child in &children {
+            signal::send(*child, Signal::KILL);
+        }
+        assert!(
+            self.reap_within(STOPS_WITHIN),
+            "SIGKILL did not end the postmaster: is it stuck on its disk?"
+        );
+        // Until its last process is gone the cluster refuses to start again.
+        let gone = || children.iter().all(|child| !signal::is_alive(*child));
+        assert!(
+            holds_within(STOPS_WITHIN, gone),
+            "SIGKILL did not end every backend: are they stuck on their disk?"
+        );
+    }
+
+    fn pause(&mut self) {
+        let pid = self.pid();
+        signal::freeze(pid);
+        for child in signal::children(pid) {
+            signal::freeze(child);
+        }
+    }
+
+    fn resume(&mut self) {
+        let pid = self.pid();
+        for child in signal::children(pid) {
+            signal::send(child, Signal::CONT);
+        }
+        signal::send(pid, Signal::CONT);
+    }
+
+    fn log(&self) -> String {
+        fs::read_to_string(self.directory.join("postgres.log")).unwrap_or_default()
+    }
+
+    fn bin_dir(&self) -> Option<PathBuf> {
+        Some(self.bin_dir.clone())
+    }
+}
+
+impl Drop for Cluster {
+    /// Ends the server here, where its parent can reap it; the watchdog then removes the directory.
+    fn drop(&mut self) {
+        if self.postmaster.is_none() {
+            return;
+        }
+        self.resume();
+        signal::send(self.pid(), Signal::QUIT);
+        if !self.reap_within(Duration::from_secs(10)) {
+            self.crash();
+        }
+    }
+}
+
+fn settings(port: u16, options: &Options, directory: &Path) -> Vec<(String, String)> {
+    let file = |name: &str| directory.join(name).display().to_string();
+    let mut settings = vec![
+        ("listen_addresses", "127.0.0.1".to_owned()),
+        ("port", port.to_string()),
+        ("unix_socket_directories", String::new()),
+        // In the data directory, so that a crashed cluster leaves nothing in /dev/shm (64 MB in many containers).
+        ("dynamic_shared_memory_type", "mmap".to_owned()),
+    ];
+    if options.tls {
+        settings.push(("ssl", "on".to_owned()));
+        settings.push(("ssl_cert_file", file("server.pem")));
+        settings.push(("ssl_key_file", file("server.key")));
+    }
+    let settings = settings.into_iter().map(|(name, value)| (name.to_owned(), value));
+    settings.chain(options.settings.iter().cloned()).collect()
+}
+
+/// `postgres` where its package made that user, else `nobody`.
+fn unprivileged_user() -> Owner {
+    let users =
+        fs::read_to_string("/etc/passwd").expect("/etc/passwd lists the user that PostgreSQL runs as");
+    let owner = |wanted: &str| {
+        let line = users
+            .lines()
+            .find_map(|line| line.strip_prefix(wanted)?.strip_prefix(':'))?;
+        let mut fields = line.split(':').skip(1).map(|field| field.parse().ok());
+        Some(Owner {
+            uid: fields.next()??,
+            gid: fields.next()??,
+        })
+    };
+    owner("postgres")
+        .or_else(|| owner("nobody"))
+        .expect("PostgreSQL will not run as root and there is neither a user postgres nor nobody: useradd -r postgres")
+}
+
+/// A fresh directory, mode 0700, that any user could be given: TMPDIR may lie in a home that only root can enter.
+fn temporary_directory() -> PathBuf {
+    let open = |directory: &Path| {
+        directory
+            .ancestors()
+            .all(|part| fs::metadata(part).is_ok_and(|meta| meta.permissions().mode() & 0o001 != 0))
+    };
+    let preferred = std::env::temp_dir();
+    let root = if open(&preferred) {
+        preferred
+    } else {
+        PathBuf::from("/tmp")
+    };
+    let directory = tempfile::Builder::new()
+        .prefix("weir-postgres-")
+        .tempdir_in(&root);
+    directory
+        .unwrap_or_else(|error| panic!("cannot make a directory in {}: {error}", root.display()))
+        .keep()
+}

@@ -1,0 +1,81 @@
+//! Opens client connections, with TLS when the server has a certificate authority.
+
+use std::future::Future;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject;
+use tokio_postgres::{Client, Error, NoTls};
+use tokio_postgres_rustls::MakeRustlsConnect;
+use url::Url;
+
+/// One attempt; a paused or starting server may accept a connection and then say nothing.
+const ATTEMPT: Duration = Duration::from_secs(2);
+
+pub(super) async fn open(url: &Url, ca_file: Option<&Path>) -> Result<Client, Error> {
+    match ca_file {
+        None => {
+            let (client, connection) = tokio_postgres::connect(url.as_str(), NoTls).await?;
+            tokio::spawn(connection);
+            Ok(client)
+        }
+        Some(ca_file) => {
+            let (client, connection) = tokio_postgres::connect(url.as_str(), tls(ca_file)).await?;
+            tokio::spawn(connection);
+            Ok(client)
+        }
+    }
+}
+
+fn tls(ca_file: &Path) -> MakeRustlsConnect {
+    let mut roots = rustls::RootCertStore::empty();
+    let authority = CertificateDer::from_pem_file(ca_file).expect("the testkit wrote this file as PEM");
+    roots.add(authority).expect("the testkit made this authority");
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let config = rustls::ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .expect("ring supports the default protocol versions")
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    MakeRustlsConnect::new(config)
+}
+
+/// Blocks for one attempt to be served; `Err` says why not.
+pub(super) fn probe(url: &Url, ca_file: Option<&Path>) -> Result<(), String> {
+    let attempt = async {
+        let client = open(url, ca_file).await.map_err(|error| describe(&error))?;
+        client
+            .batch_execute("SELECT 1")
+            .await
+            .map_err(|error| describe(&error))
+    };
+    block_on(async {
+        tokio::time::timeout(ATTEMPT, attempt)
+            .await
+            .map_err(|late| late.to_string())?
+    })
+}
+
+/// The error with its cause, which is where `tokio_postgres` keeps the server's words.
+pub(super) fn describe(error: &Error) -> String {
+    match std::error::Error::source(error) {
+        Some(cause) => format!("{error}: {cause}"),
+        None => error.to_string(),
+    }
+}
+
+/// Runs a future from anywhere, also from within a runtime, where blocking on another one is refused.
+pub(super) fn block_on<T: Send>(work: impl Future<Output = T> + Send) -> T {
+    let run = || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        runtime
+            .expect("a runtime needs only a few file descriptors; see `ulimit -n`")
+            .block_on(work)
+    };
+    std::thread::scope(|scope| match scope.spawn(run).join() {
+        Ok(output) => output,
+        Err(panic) => std::panic::resume_unwind(panic),
+    })
+}

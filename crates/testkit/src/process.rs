@@ -1,0 +1,296 @@
+//! The `weir` binary as a child process: start it, read its log, kill it, bring it back on the same port.
+
+use std::ffi::{OsStr, OsString};
+use std::fs;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal};
+
+use crate::signal;
+use crate::wait::comes_true;
+use crate::watchdog::{END_PROCESS, Watchdog};
+use log::Log;
+
+mod log;
+
+const READY_WITHIN: Duration = Duration::from_secs(60);
+const READY: &str = "weir ready";
+
+/// How to run `weir serve`. Inherited `WEIR_*` variables are cleared, so that a developer's shell changes no test.
+pub struct Builder {
+    binary: PathBuf,
+    arguments: Vec<OsString>,
+    environment: Vec<(OsString, OsString)>,
+    data_dir: Option<PathBuf>,
+}
+
+impl Builder {
+    /// A further argument, after `serve`.
+    #[must_use]
+    pub fn arg(mut self, argument: impl AsRef<OsStr>) -> Self {
+        self.arguments.push(argument.as_ref().to_owned());
+        self
+    }
+
+    /// Sets a variable, also one that this builder sets itself.
+    #[must_use]
+    pub fn env(mut self, name: impl AsRef<OsStr>, value: impl AsRef<OsStr>) -> Self {
+        self.environment
+            .push((name.as_ref().to_owned(), value.as_ref().to_owned()));
+        self
+    }
+
+    /// A directory that is kept; without this it is a fresh one that goes with the handle.
+    #[must_use]
+    pub fn data_dir(mut self, path: impl AsRef<Path>) -> Self {
+        self.data_dir = Some(absolute(path.as_ref()));
+        self
+    }
+
+    /// Starts it and waits until it is ready; panics with its output when it exits instead.
+    pub async fn spawn(self) -> Weir {
+        let fresh = self.data_dir.is_none();
+        let data_dir = self.data_dir.clone().unwrap_or_else(|| {
+            let directory = tempfile::Builder::new().prefix("weir-data-").tempdir();
+            directory
+                .expect("the temporary directory takes a directory")
+                .keep()
+        });
+        let remove = if fresh { "rm -rf -- \"$2\"" } else { "" };
+        let watchdog = Watchdog::start(
+            &format!("{END_PROCESS}{remove}"),
+            ["KILL".as_ref(), data_dir.as_os_str()],
+        );
+        let unused = || SocketAddr::from((Ipv4Addr::LOCALHOST, crate::ports::unused()));
+        let (addr, grpc_addr) = (unused(), unused());
+        let mut weir = Weir {
+            builder: self,
+            data_dir,
+            addr,
+            grpc_addr,
+            log: Log::default(),
+            child: None,
+            watchdog,
+        };
+        weir.launch().await;
+        weir
+    }
+}
+
+/// A `weir` process. Dropping the handle kills it.
+pub struct Weir {
+    builder: Builder,
+    data_dir: PathBuf,
+    addr: SocketAddr,
+    grpc_addr: SocketAddr,
+    log: Log,
+    child: Option<Child>,
+    watchdog: Watchdog,
+}
+
+impl Weir {
+    pub fn builder(binary: impl AsRef<Path>) -> Builder {
+        let binary = absolute(binary.as_ref());
+        Builder {
+            binary,
+            arguments: Vec::new(),
+            environment: Vec::new(),
+            data_dir: None,
+        }
+    }
+
+    pub fn base_url(&self) -> String {
+        format!("http://{}", self.addr)
+    }
+
+    pub fn addr(&self) -> SocketAddr {
+        self.addr
+    }
+
+    /// Where gRPC is served, by `WEIR_GRPC_LISTEN`.
+    pub fn grpc_addr(&self) -> SocketAddr {
+        self.grpc_addr
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.running().id()
+    }
+
+    pub fn data_dir(&self) -> &Path {
+        &self.data_dir
+    }
+
+    /// The admin key that `weir` generated into its data directory.
+    pub fn admin_key(&self) -> String {
+        let file = self.data_dir.join("admin.key");
+        let key = fs::read_to_string(&file);
+        key.unwrap_or_else(|error| panic!("{}: {error}", file.display()))
+            .trim()
+            .to_owned()
+    }
+
+    /// SIGKILL, and gone when this returns.
+    pub fn kill_9(&mut self) {
+        signal::send(Pid::from_child(self.running()), Signal::KILL);
+        if let Some(mut child) = self.child.take() {
+            child.wait().expect("a child can be waited for");
+        }
+        self.watchdog.release();
+        self.log.finish();
+    }
+
+    /// SIGTERM; [`wait`](Self::wait) for what follows.
+    pub fn terminate(&self) {
+        signal::send(Pid::from_child(self.running()), Signal::TERM);
+    }
+
+    /// SIGSTOP: it holds its connections and locks and does nothing.
+    pub fn pause(&self) {
+        signal::send(Pid::from_child(self.running()), Signal::STOP);
+    }
+
+    pub fn resume(&self) {
+        signal::send(Pid::from_child(self.running()), Signal::CONT);
+    }
+
+    /// Waits for it to exit; panics with its output when it does not within `timeout`.
+    pub async fn wait(&mut self, timeout: Duration) -> ExitStatus {
+        let mut status = None;
+        let child = self.child.as_mut().expect(NOT_RUNNING);
+        let exited = async || {
+            status = child.try_wait().expect("a child can be waited for");
+            status.is_some()
+        };
+        let in_time = comes_true(timeout, exited).await;
+        assert!(
+            in_time,
+            "weir did not exit within {timeout:?}; its output:\n{}",
+            self.log.text()
+        );
+        self.child = None;
+        self.watchdog.release();
+        self.log.finish();
+        status.expect("the condition above held")
+    }
+
+    /// Starts it again with the same arguments, data directory and port, ending it with SIGTERM if it still runs.
+    pub async fn restart(&mut self) {
+        if self.child.is_some() {
+            self.terminate();
+            self.wait(READY_WITHIN).await;
+        }
+        self.launch().await;
+    }
+
+    /// Every line so far of both outputs, over all restarts.
+    pub fn log_lines(&self) -> Vec<String> {
+        self.log.lines()
+    }
+
+    /// Waits for a line, past or future, and returns it; panics with the output when none comes within `timeout`.
+    pub async fn wait_for_log(&self, mut wanted: impl FnMut(&str) -> bool, timeout: Duration) -> String {
+        let mut found = None;
+        let condition = async || {
+            found = self.log.lines().into_iter().find(|line| wanted(line));
+            found.is_some()
+        };
+        let in_time = comes_true(timeout, condition).await;
+        assert!(
+            in_time,
+            "no such line within {timeout:?}; weir's output:\n{}",
+            self.log.text()
+        );
+        found.expect("the condition above held")
+    }
+
+    fn running(&self) -> &Child {
+        self.child.as_ref().expect(NOT_RUNNING)
+    }
+
+    fn command(&self) -> Command {
+        let mut command = Command::new(&self.builder.binary);
+        let inherited = std::env::vars_os().map(|(name, _)| name);
+        for name in inherited.filter(|name| name.as_encoded_bytes().starts_with(b"WEIR_")) {
+            command.env_remove(name);
+        }
+        command
+            .arg("serve")
+            .args(&self.builder.arguments)
+            .env("WEIR_LISTEN", self.addr.to_string())
+            .env("WEIR_GRPC_LISTEN", self.grpc_addr.to_string())
+            .env("WEIR_DATA", &self.data_dir)
+            .envs(self.builder.environment.iter().map(|(name, value)| (name, value)))
+            // Not where the tests run: a stray weir.toml there would be taken for its configuration.
+            .current_dir("/")
+            .process_group(0)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        command
+    }
+
+    async fn launch(&mut self) {
+        let spawned = self.command().spawn();
+        let mut child =
+            spawned.unwrap_or_else(|error| panic!("cannot run {}: {error}", self.builder.binary.display()));
+        self.watchdog.guard(Pid::from_child(&child));
+        self.log.follow(&mut child);
+        self.child = Some(child);
+        self.addr = self.ready_addr().await;
+    }
+
+    /// The address in the ready line, which may differ from the one asked for when a test set `WEIR_LISTEN` itself.
+    async fn ready_addr(&mut self) -> SocketAddr {
+        let mut line = None;
+        let (log, child) = (&self.log, self.child.as_mut().expect(NOT_RUNNING));
+        let condition = async || {
+            // Asked before the log is read, so that an exit cannot overtake the last lines.
+            let exited = child.try_wait().expect("a child can be waited for");
+            if let Some(status) = exited {
+                log.finish();
+                panic!(
+                    "weir exited before it was ready ({status}); its output:\n{}",
+                    log.text()
+                );
+            }
+            line = log.find_on_stdout(READY);
+            line.is_some()
+        };
+        let in_time = comes_true(READY_WITHIN, condition).await;
+        assert!(
+            in_time,
+            "weir was not ready within {READY_WITHIN:?}; its output:\n{}",
+            log.text()
+        );
+        let line = line.expect("the condition above held");
+        parse_addr(&line).unwrap_or_else(|| panic!("no http://127.0.0.1:PORT in weir's ready line: {line}"))
+    }
+}
+
+const NOT_RUNNING: &str = "weir is not running: restart() it first";
+
+impl Drop for Weir {
+    fn drop(&mut self) {
+        if self.child.is_some() {
+            self.kill_9();
+        }
+    }
+}
+
+/// The child runs in another directory than the test that names the path.
+fn absolute(path: &Path) -> PathBuf {
+    std::path::absolute(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+fn parse_addr(line: &str) -> Option<SocketAddr> {
+    let (_, rest) = line.split_once("http://127.0.0.1:")?;
+    let digits = rest.split(|c: char| !c.is_ascii_digit()).next()?;
+    Some(SocketAddr::from((Ipv4Addr::LOCALHOST, digits.parse().ok()?)))
+}
+
+#[cfg(test)]
+mod tests;

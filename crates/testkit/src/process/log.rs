@@ -1,0 +1,84 @@
+//! The output of a child process, line by line, as it comes.
+
+use std::io::{BufRead, BufReader, Read};
+use std::process::Child;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use crate::wait::holds_within;
+
+#[derive(Clone, Copy, PartialEq)]
+enum Stream {
+    Stdout,
+    Stderr,
+}
+
+type Lines = Vec<(Stream, String)>;
+
+#[derive(Default)]
+pub(super) struct Log {
+    lines: Arc<Mutex<Lines>>,
+    /// Where the output of the current process begins; before it is that of its predecessors.
+    start: usize,
+    readers: Vec<JoinHandle<()>>,
+}
+
+impl Log {
+    /// Collects the piped outputs of a process just started.
+    pub(super) fn follow(&mut self, child: &mut Child) {
+        let start = self.lock().len();
+        self.start = start;
+        let stdout = child.stdout.take().expect("stdout was piped");
+        let stderr = child.stderr.take().expect("stderr was piped");
+        self.readers = vec![
+            self.read(Stream::Stdout, stdout),
+            self.read(Stream::Stderr, stderr),
+        ];
+    }
+
+    fn read(&self, stream: Stream, from: impl Read + Send + 'static) -> JoinHandle<()> {
+        let lines = Arc::clone(&self.lines);
+        std::thread::spawn(move || {
+            // Split as bytes: output that is not UTF-8 must not stop the reading, or the child would block.
+            for line in BufReader::new(from).split(b'\n').map_while(Result::ok) {
+                let line = String::from_utf8_lossy(&line).into_owned();
+                lock(&lines).push((stream, line));
+            }
+        })
+    }
+
+    /// Waits for the last lines of a process that has exited.
+    pub(super) fn finish(&self) {
+        let finished = || self.readers.iter().all(JoinHandle::is_finished);
+        assert!(
+            holds_within(Duration::from_secs(10), finished),
+            "weir exited, yet something holds its output open"
+        );
+    }
+
+    pub(super) fn lines(&self) -> Vec<String> {
+        self.lock().iter().map(|(_, line)| line.clone()).collect()
+    }
+
+    pub(super) fn text(&self) -> String {
+        self.lines().join("\n")
+    }
+
+    /// The current process's first line on standard output with `text` in it.
+    pub(super) fn find_on_stdout(&self, text: &str) -> Option<String> {
+        let lines = self.lock();
+        let mut current = lines.iter().skip(self.start);
+        current
+            .find(|(stream, line)| *stream == Stream::Stdout && line.contains(text))
+            .map(|(_, line)| line.clone())
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Lines> {
+        lock(&self.lines)
+    }
+}
+
+fn lock(lines: &Mutex<Lines>) -> MutexGuard<'_, Lines> {
+    lines.lock().unwrap_or_else(PoisonError::into_inner)
+}
