@@ -1,0 +1,107 @@
+//! The life of one connection in a run: connect, take turns, count, and come back when dropped.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use tokio::time::sleep;
+
+use super::link::{Link, Patience};
+use super::pace::{Pace, Turn};
+use super::response::Answer;
+use super::stats::{Failure, Stats};
+use super::{Live, Run};
+use crate::load::Template;
+
+/// Between attempts to connect to a server that refuses: short of a busy loop, quick to notice its return.
+const RECONNECT_PAUSE: Duration = Duration::from_millis(100);
+
+/// Loads the target until the run is over. `seed` makes the order of keys this connection's own.
+pub(super) async fn drive(run: Arc<Run>, worker: usize, seed: u64) -> Stats {
+    let mut connection = Connection {
+        stats: Stats::new(),
+        request: run.target.template.clone(),
+        random: fastrand::Rng::with_seed(seed),
+        patience: Patience::new(run.load.timeout),
+        live: &run.live[worker],
+        run: &run,
+    };
+    // Without its timer a connection cannot keep the schedule, so it stays out and the report shows why.
+    match Pace::new(&run) {
+        Ok(pace) => connection.drive(pace).await,
+        Err(_) => connection.failed(Failure::Connect, Instant::now()),
+    }
+    connection.stats
+}
+
+struct Connection<'a> {
+    run: &'a Run,
+    live: &'a Live,
+    stats: Stats,
+    request: Template,
+    random: fastrand::Rng,
+    patience: Patience,
+}
+
+impl Connection<'_> {
+    async fn drive(&mut self, mut pace: Pace) {
+        let mut link = None;
+        let mut now = Instant::now();
+        while !self.run.is_over(now) {
+            let Some(open) = link.as_mut() else {
+                link = self.connect().await;
+                now = Instant::now();
+                continue;
+            };
+            let Some(turn) = pace.next(self.run, now).await else {
+                return;
+            };
+            if self.run.load.keys > 1 {
+                self.request.set_key(self.random.u64(..self.run.load.keys));
+            }
+            let outcome = self
+                .patience
+                .bound(turn.sent, open.exchange(self.request.bytes()))
+                .await;
+            now = Instant::now();
+            if !self.count(outcome, turn, now) {
+                link = None;
+            }
+        }
+    }
+
+    async fn connect(&mut self) -> Option<Link> {
+        match Link::connect(self.run.target.address, self.run.load.timeout).await {
+            Ok(link) => Some(link),
+            Err(failure) => {
+                self.failed(failure, Instant::now());
+                sleep(RECONNECT_PAUSE).await;
+                None
+            }
+        }
+    }
+
+    /// Counts one outcome; whether the connection can be used again.
+    fn count(&mut self, outcome: Result<Answer, Failure>, turn: Turn, now: Instant) -> bool {
+        match outcome {
+            Ok(answer) => {
+                self.live.answered.fetch_add(1, Ordering::Relaxed);
+                if turn.due >= self.run.measure_from {
+                    self.stats.answered(answer.status, now - turn.due);
+                }
+                answer.keep_alive
+            }
+            Err(failure) => {
+                self.failed(failure, turn.due);
+                false
+            }
+        }
+    }
+
+    fn failed(&mut self, failure: Failure, due: Instant) {
+        self.live.failed.fetch_add(1, Ordering::Relaxed);
+        if due >= self.run.measure_from {
+            self.stats.failed(failure);
+        }
+    }
+}
