@@ -97,3 +97,12 @@ fn random() -> [u8; 10] {
     fastrand::fill(&mut bytes);
     bytes
 }
+
+/// Whether the server answered and wants nothing of us: wrong credentials, or no such database.
+#[must_use]
+pub fn is_refusal(error: &weir_store::Error) -> bool {
+    std::error::Error::source(error)
+        .and_then(|source| source.downcast_ref::<tokio_postgres::Error>())
+        .and_then(tokio_postgres::Error::code)
+        .is_some_and(|code| code.code().starts_with("28") || code.code().starts_with("3D"))
+}

@@ -11,6 +11,7 @@ mod readers;
 mod writer;
 
 use std::fs::File;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -67,6 +68,7 @@ impl Sqlite {
     pub fn open_with_clock(directory: &Path, clock: Arc<dyn Clock>) -> Result<Self> {
         let lock = lock_directory(directory)?;
         let file = directory.join(DATABASE_FILE);
+        drop(open_private(&file)?);
         let mut connection = connect(&file).map_err(classify)?;
         // FULL: a commit is on disk before it is answered. The WAL is copied back every 4,000 pages (16 MB).
         connection
@@ -110,14 +112,19 @@ fn connect(file: &Path) -> rusqlite::Result<Connection> {
     Ok(connection)
 }
 
-fn lock_directory(directory: &Path) -> Result<File> {
-    let path = directory.join(LOCK_FILE);
-    let file = File::options()
+/// Opens a file for its owner alone, making it if it is not there. SQLite gives its other files the same mode.
+fn open_private(path: &Path) -> Result<File> {
+    File::options()
         .create(true)
         .write(true)
         .truncate(false)
-        .open(&path)
-        .map_err(|source| Error::failed(ENGINE, format!("cannot open {}: {source}", path.display())))?;
+        .mode(0o600)
+        .open(path)
+        .map_err(|source| Error::failed(ENGINE, format!("cannot open {}: {source}", path.display())))
+}
+
+fn lock_directory(directory: &Path) -> Result<File> {
+    let file = open_private(&directory.join(LOCK_FILE))?;
     file.try_lock().map_err(|_in_use| {
         let advice = "another weir process is using it; stop that one, choose another --data, or run several \
                       processes on one --store postgres://…";

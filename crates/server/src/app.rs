@@ -1,0 +1,52 @@
+//! What every handler shares: the services, the credentials, the metrics.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use tokio_util::sync::CancellationToken;
+
+use crate::auth::Auth;
+use crate::config::Settings;
+use crate::engine::Engine;
+use crate::service::health::Health;
+use crate::service::quota::QuotaService;
+use crate::telemetry::metrics::Metrics;
+
+/// What every handler shares.
+pub struct App {
+    /// The settings it was started with.
+    pub settings: Settings,
+    /// Who may call.
+    pub auth: Auth,
+    /// What it tells about itself.
+    pub metrics: Arc<Metrics>,
+    /// Where the state is.
+    pub engine: Engine,
+    /// Quota.
+    pub quota: QuotaService,
+    /// Whether the engines answer.
+    pub health: Health,
+    /// When it started.
+    pub started: Instant,
+    /// Set when it begins to stop.
+    pub closing: CancellationToken,
+}
+
+impl App {
+    /// Puts the parts together.
+    #[must_use]
+    pub fn new(settings: Settings, auth: Auth, engine: Engine) -> Arc<Self> {
+        let metrics = Arc::new(Metrics::default());
+        let quota = QuotaService::start(&engine, &settings, &metrics);
+        Arc::new(Self {
+            health: Health::new(engine.clone()),
+            quota,
+            metrics,
+            engine,
+            auth,
+            settings,
+            started: Instant::now(),
+            closing: CancellationToken::new(),
+        })
+    }
+}

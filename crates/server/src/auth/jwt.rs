@@ -1,0 +1,168 @@
+//! Callers' tokens: signed JWTs, with HS256 by the server's own secret or RS256/ES256 by keys in a JWKS file.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use axum::extract::FromRequestParts;
+use http::request::Parts;
+use jsonwebtoken::jwk::{AlgorithmParameters, EllipticCurve, Jwk, JwkSet};
+use jsonwebtoken::{Algorithm, DecodingKey, EncodingKey, Header, Validation, decode, decode_header, encode};
+use serde::{Deserialize, Serialize};
+
+use crate::app::App;
+use crate::config::source::SettingError;
+use crate::http::error::ApiError;
+
+/// What a token says.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Claims {
+    /// Who is calling.
+    pub sub: String,
+    /// Until when the token is good, in seconds since 1970.
+    pub exp: u64,
+    /// The tenant whose data the caller may see.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tenant_id: Option<String>,
+    /// What the caller may do, separated by spaces.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub scope: Option<String>,
+}
+
+impl Claims {
+    /// Whether the token allows `scope`.
+    #[must_use]
+    pub fn allows(&self, scope: &str) -> bool {
+        self.scope
+            .iter()
+            .any(|scopes| scopes.split(' ').any(|allowed| allowed == scope))
+    }
+}
+
+/// Checks tokens. Only the algorithms of the keys it has are accepted, whatever a token claims to be signed with.
+pub struct Verifier {
+    keys: Vec<Key>,
+}
+
+struct Key {
+    id: Option<String>,
+    key: DecodingKey,
+    validation: Validation,
+}
+
+impl Verifier {
+    /// Tokens signed with a shared secret.
+    #[must_use]
+    pub fn from_secret(secret: &str) -> Self {
+        let key = DecodingKey::from_secret(secret.as_bytes());
+        Self {
+            keys: vec![Key {
+                id: None,
+                key,
+                validation: validation(Algorithm::HS256),
+            }],
+        }
+    }
+
+    /// Tokens signed with one of the keys in a file.
+    ///
+    /// # Errors
+    /// When the file cannot be read or has no key that can be used.
+    pub fn from_jwks_file(path: &Path) -> Result<Self, SettingError> {
+        let refuse = |problem: String| {
+            let allowed = format!("a JWKS file with RS256 or ES256 keys ({problem})");
+            SettingError::new("WEIR_JWKS_FILE", path.display(), allowed)
+        };
+        let text = std::fs::read(path).map_err(|error| refuse(error.to_string()))?;
+        let set: JwkSet = serde_json::from_slice(&text).map_err(|error| refuse(error.to_string()))?;
+        let keys: Vec<Key> = set.keys.iter().filter_map(Key::from_jwk).collect();
+        if keys.is_empty() {
+            return Err(refuse("it has none".to_owned()));
+        }
+        Ok(Self { keys })
+    }
+
+    /// What a token says, if it is genuine and not past its time.
+    #[must_use]
+    pub fn verify(&self, token: &str) -> Option<Claims> {
+        let header = decode_header(token).ok()?;
+        let candidates = self.keys.iter().filter(|key| match (&header.kid, &key.id) {
+            (Some(wanted), Some(id)) => wanted == id,
+            _ => true,
+        });
+        candidates
+            .filter(|key| key.validation.algorithms.contains(&header.alg))
+            .find_map(|key| decode::<Claims>(token, &key.key, &key.validation).ok())
+            .map(|token| token.claims)
+    }
+}
+
+impl Key {
+    /// Keys of other kinds (encryption, symmetric, other curves) are passed over.
+    fn from_jwk(jwk: &Jwk) -> Option<Self> {
+        let algorithm = match &jwk.algorithm {
+            AlgorithmParameters::RSA(_) => Algorithm::RS256,
+            AlgorithmParameters::EllipticCurve(curve) if curve.curve == EllipticCurve::P256 => {
+                Algorithm::ES256
+            }
+            _ => return None,
+        };
+        let key = DecodingKey::from_jwk(jwk).ok()?;
+        Some(Self {
+            id: jwk.common.key_id.clone(),
+            key,
+            validation: validation(algorithm),
+        })
+    }
+}
+
+/// `exp` has to be there and in the future, `nbf` in the past where it is there, both to within five seconds.
+fn validation(algorithm: Algorithm) -> Validation {
+    let mut validation = Validation::new(algorithm);
+    validation.set_required_spec_claims(&["exp", "sub"]);
+    validation.leeway = 5;
+    validation.validate_nbf = true;
+    // Tokens of other issuers name audiences we know nothing of.
+    validation.validate_aud = false;
+    validation
+}
+
+/// Signs a token with the server's own secret.
+///
+/// # Errors
+/// When the claims cannot be encoded.
+pub fn sign(secret: &str, claims: &Claims) -> Result<String, jsonwebtoken::errors::Error> {
+    encode(
+        &Header::new(Algorithm::HS256),
+        claims,
+        &EncodingKey::from_secret(secret.as_bytes()),
+    )
+}
+
+impl std::fmt::Debug for Verifier {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Verifier")
+            .field("keys", &self.keys.len())
+            .finish()
+    }
+}
+
+impl FromRequestParts<Arc<App>> for Claims {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, app: &Arc<App>) -> Result<Self, ApiError> {
+        let header = parts
+            .headers
+            .get(http::header::AUTHORIZATION)
+            .and_then(|value| value.to_str().ok());
+        let token = header.and_then(|value| {
+            let (scheme, token) = value.split_once(' ')?;
+            scheme.eq_ignore_ascii_case("bearer").then(|| token.trim())
+        });
+        token
+            .and_then(|token| app.auth.tokens.verify(token))
+            .ok_or_else(|| ApiError::unauthenticated("Missing, invalid or expired bearer token"))
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,153 @@
+use base64::Engine;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+
+use super::*;
+
+const SECRET: &str = "0123456789abcdef0123456789abcdef";
+const FAR: u64 = 4_000_000_000;
+
+/// Test keys, made for these tests alone.
+const EC_PRIVATE: &[u8] = include_bytes!("testdata/ec.private.pem");
+const RSA_PRIVATE: &[u8] = include_bytes!("testdata/rsa.private.pem");
+const JWKS: &str = include_str!("testdata/jwks.json");
+
+fn claims(exp: u64) -> Claims {
+    Claims {
+        sub: "a@b.c".into(),
+        exp,
+        tenant_id: Some("acme".into()),
+        scope: Some("requests:read x".into()),
+    }
+}
+
+fn jwks_verifier() -> Verifier {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), JWKS).unwrap();
+    Verifier::from_jwks_file(file.path()).unwrap()
+}
+
+#[test]
+fn a_token_of_ours_is_understood() {
+    let token = sign(SECRET, &claims(FAR)).unwrap();
+    let read = Verifier::from_secret(SECRET).verify(&token).unwrap();
+    assert_eq!(read, claims(FAR));
+    assert!(read.allows("requests:read") && !read.allows("requests") && !read.allows(""));
+}
+
+#[test]
+fn expired_forged_and_unsigned_tokens_are_nobody() {
+    let verifier = Verifier::from_secret(SECRET);
+    assert!(
+        verifier
+            .verify(&sign(SECRET, &claims(1_000_000)).unwrap())
+            .is_none(),
+        "expired"
+    );
+    assert!(
+        verifier
+            .verify(&sign("another secret, also 32 bytes...", &claims(FAR)).unwrap())
+            .is_none(),
+        "forged"
+    );
+    let part = |json: &str| URL_SAFE_NO_PAD.encode(json);
+    let body = part(r#"{"sub":"a","exp":4000000000}"#);
+    for header in [r#"{"alg":"none"}"#, r#"{"alg":"HS256"}"#, r#"{"alg":"HS384"}"#] {
+        for signature in ["", "AAAA"] {
+            assert!(
+                verifier
+                    .verify(&format!("{}.{body}.{signature}", part(header)))
+                    .is_none(),
+                "{header}"
+            );
+        }
+    }
+    for garbage in ["", ".", "..", "a.b.c", "\u{0}"] {
+        assert!(verifier.verify(garbage).is_none());
+    }
+}
+
+#[test]
+fn a_token_that_is_not_yet_good_or_lacks_exp_or_sub_is_nobody() {
+    let verifier = Verifier::from_secret(SECRET);
+    let signed = |json: serde_json::Value| {
+        encode(
+            &Header::new(Algorithm::HS256),
+            &json,
+            &EncodingKey::from_secret(SECRET.as_bytes()),
+        )
+        .unwrap()
+    };
+    assert!(
+        verifier
+            .verify(&signed(serde_json::json!({"sub": "a", "exp": FAR})))
+            .is_some()
+    );
+    assert!(
+        verifier
+            .verify(&signed(serde_json::json!({"sub": "a", "exp": FAR, "nbf": FAR})))
+            .is_none()
+    );
+    assert!(
+        verifier
+            .verify(&signed(serde_json::json!({"sub": "a"})))
+            .is_none()
+    );
+    assert!(
+        verifier
+            .verify(&signed(serde_json::json!({"exp": FAR})))
+            .is_none()
+    );
+}
+
+#[test]
+fn keys_of_a_file_verify_their_own_algorithm_and_no_other() {
+    let verifier = jwks_verifier();
+    let mut header = Header::new(Algorithm::ES256);
+    let ec = EncodingKey::from_ec_pem(EC_PRIVATE).unwrap();
+    assert!(
+        verifier
+            .verify(&encode(&header, &claims(FAR), &ec).unwrap())
+            .is_some()
+    );
+    header.kid = Some("ec-1".into());
+    assert!(
+        verifier
+            .verify(&encode(&header, &claims(FAR), &ec).unwrap())
+            .is_some()
+    );
+    header.kid = Some("rsa-1".into());
+    assert!(
+        verifier
+            .verify(&encode(&header, &claims(FAR), &ec).unwrap())
+            .is_none(),
+        "another key's name"
+    );
+    let rsa = EncodingKey::from_rsa_pem(RSA_PRIVATE).unwrap();
+    assert!(
+        verifier
+            .verify(&encode(&Header::new(Algorithm::RS256), &claims(FAR), &rsa).unwrap())
+            .is_some()
+    );
+    assert!(
+        verifier
+            .verify(&encode(&Header::new(Algorithm::RS512), &claims(FAR), &rsa).unwrap())
+            .is_none()
+    );
+}
+
+#[test]
+fn a_public_key_is_no_shared_secret() {
+    // The classic confusion: an HS256 token "signed" with the bytes of the public key.
+    let token = sign(JWKS, &claims(FAR)).unwrap();
+    assert!(jwks_verifier().verify(&token).is_none());
+}
+
+#[test]
+fn a_file_without_keys_is_refused_by_name() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    for text in ["", "{}", r#"{"keys":[]}"#] {
+        std::fs::write(file.path(), text).unwrap();
+        let sentence = Verifier::from_jwks_file(file.path()).unwrap_err().to_string();
+        assert!(sentence.contains("WEIR_JWKS_FILE"), "{sentence}");
+    }
+}

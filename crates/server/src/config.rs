@@ -1,0 +1,61 @@
+//! Settings: what can be set, where it is read from, and what is allowed.
+//!
+//! One struct a concern. A setting has one dotted name: `http.timeout` in `weir.toml` is `WEIR_HTTP_TIMEOUT` in the
+//! environment; the few that have a flag are listed in [`source::FLAGS`]. Flags win, then the environment, then the
+//! file. A setting that is wrong stops the start with a sentence that says what is allowed.
+
+pub mod auth;
+pub mod http;
+pub mod lane;
+pub mod log;
+pub mod parse;
+pub mod process;
+pub mod sender;
+pub mod source;
+pub mod store;
+
+use self::source::{Reader, SettingError, Sources};
+
+/// Everything that can be set.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Settings {
+    /// Where the process listens and keeps its files, and what it does.
+    pub process: process::ProcessSettings,
+    /// Which engines it uses.
+    pub store: store::StoreSettings,
+    /// Who may call.
+    pub auth: auth::AuthSettings,
+    /// Bounds on connections and requests.
+    pub http: http::HttpSettings,
+    /// Bounds on batching.
+    pub lane: lane::LaneSettings,
+    /// How the sender takes messages.
+    pub sender: sender::SenderSettings,
+    /// What is logged and how.
+    pub log: log::LogSettings,
+}
+
+impl Settings {
+    /// Reads every setting.
+    ///
+    /// # Errors
+    /// The first setting that is wrong, or unknown to the file.
+    pub fn read(sources: Sources) -> Result<Self, SettingError> {
+        let mut reader = Reader::new(sources);
+        let settings = Self {
+            process: process::ProcessSettings::read(&mut reader)?,
+            store: store::StoreSettings::read(&mut reader)?,
+            auth: auth::AuthSettings::read(&mut reader)?,
+            http: http::HttpSettings::read(&mut reader)?,
+            lane: lane::LaneSettings::read(&mut reader)?,
+            sender: sender::SenderSettings::read(&mut reader)?,
+            log: log::LogSettings::read(&mut reader)?,
+        };
+        reader.finish()?;
+        settings.process.refuse_strangers(&settings.auth)?;
+        Ok(settings)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,45 @@
+//! Bounds on connections and requests.
+
+use std::time::Duration;
+
+use super::parse::{bytes, count, duration};
+use super::source::{Reader, SettingError};
+
+/// Bounds on connections and requests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HttpSettings {
+    /// `http.timeout`: how long a call may wait for the engines before it is answered with 503.
+    pub timeout: Duration,
+    /// `http.read_timeout`: how long a caller may take to send the head, and the body, of a request.
+    pub read_timeout: Duration,
+    /// `http.max_body`: the largest request body, in bytes.
+    pub max_body: usize,
+    /// `http.max_connections`: connections served at once; further ones wait to be accepted.
+    pub max_connections: usize,
+    /// `http.shutdown_timeout`: how long a stop waits for what was accepted.
+    pub shutdown_timeout: Duration,
+}
+
+impl HttpSettings {
+    pub(super) fn read(reader: &mut Reader) -> Result<Self, SettingError> {
+        let span = "a duration from 1ms to 24h, such as 500ms or 2s";
+        let (two, ten) = (Duration::from_secs(2), Duration::from_secs(10));
+        Ok(Self {
+            timeout: reader.get("http.timeout", two, duration, span)?,
+            read_timeout: reader.get("http.read_timeout", ten, duration, span)?,
+            max_body: reader.get(
+                "http.max_body",
+                1 << 20,
+                bytes,
+                "a size in bytes such as 65536, 64KiB or 1MiB",
+            )?,
+            max_connections: reader.get(
+                "http.max_connections",
+                20_000,
+                count(1_000_000),
+                "a number from 1 to 1000000",
+            )?,
+            shutdown_timeout: reader.get("http.shutdown_timeout", ten, duration, span)?,
+        })
+    }
+}

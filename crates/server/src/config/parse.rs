@@ -1,0 +1,77 @@
+//! How setting values are spelled.
+
+use std::time::Duration;
+
+/// A duration from 1 ms to a day: `500ms`, `2s`, `1m 30s`.
+#[must_use]
+pub fn duration(text: &str) -> Option<Duration> {
+    let span: jiff::SignedDuration = text.trim().parse().ok()?;
+    let span = Duration::try_from(span).ok()?;
+    (Duration::from_millis(1)..=Duration::from_secs(86_400))
+        .contains(&span)
+        .then_some(span)
+}
+
+/// A size in bytes: `65536`, `64KiB`, `1MiB`.
+#[must_use]
+pub fn bytes(text: &str) -> Option<usize> {
+    let text = text.trim();
+    let (digits, unit) = text.split_at(text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len()));
+    let factor: usize = match unit.trim() {
+        "" | "B" => 1,
+        "KiB" => 1 << 10,
+        "MiB" => 1 << 20,
+        "GiB" => 1 << 30,
+        _ => return None,
+    };
+    digits
+        .parse::<usize>()
+        .ok()?
+        .checked_mul(factor)
+        .filter(|bytes| *bytes > 0)
+}
+
+/// A count from 1 to `max`.
+pub fn count(max: usize) -> impl Fn(&str) -> Option<usize> {
+    move |text| text.trim().parse().ok().filter(|count| (1..=max).contains(count))
+}
+
+/// `true` or `false`.
+#[must_use]
+pub fn boolean(text: &str) -> Option<bool> {
+    match text.trim() {
+        "true" | "1" => Some(true),
+        "false" | "0" => Some(false),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations_have_units_and_bounds() {
+        assert_eq!(duration("500ms"), Some(Duration::from_millis(500)));
+        assert_eq!(duration("1m 30s"), Some(Duration::from_secs(90)));
+        for bad in ["", "2", "0s", "-1s", "2 weeks", "100000h", "soon"] {
+            assert_eq!(duration(bad), None, "{bad}");
+        }
+    }
+
+    #[test]
+    fn sizes_are_binary_and_positive() {
+        assert_eq!(bytes("1MiB"), Some(1_048_576));
+        assert_eq!(bytes("65536"), Some(65_536));
+        for bad in [
+            "",
+            "0",
+            "1MB",
+            "-1",
+            "99999999999999999999",
+            "18446744073709551615GiB",
+        ] {
+            assert_eq!(bytes(bad), None, "{bad}");
+        }
+    }
+}

@@ -1,0 +1,230 @@
+//! Where settings come from, and the sentence a wrong one is refused with.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+/// The settings that have a flag, by dotted name.
+pub const FLAGS: [&str; 7] = ["listen", "data", "store", "cache", "broker", "roles", "config"];
+
+/// The settings that are never shown, and never read from the file: it is too easily committed.
+const SECRETS: [&str; 3] = ["admin_key", "jwt_secret", "store"];
+
+/// The file read when none is named and it is there.
+const DEFAULT_FILE: &str = "weir.toml";
+
+/// All that was given, unread.
+#[derive(Clone, Debug, Default)]
+pub struct Sources {
+    /// Values of flags, by dotted name.
+    pub flags: BTreeMap<&'static str, String>,
+    /// The environment's `WEIR_…` variables.
+    pub environment: BTreeMap<String, String>,
+    /// The file's values, by dotted name, and where it is.
+    pub file: Option<(PathBuf, BTreeMap<String, String>)>,
+}
+
+impl Sources {
+    /// Takes the process's environment and the file that flags or environment name.
+    ///
+    /// # Errors
+    /// When a named file cannot be read, or the file is not TOML.
+    pub fn from_process(flags: BTreeMap<&'static str, String>) -> Result<Self, SettingError> {
+        let environment: BTreeMap<_, _> = std::env::vars_os()
+            .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
+            .filter(|(name, _)| name.starts_with("WEIR_"))
+            .collect();
+        let named = flags
+            .get("config")
+            .or_else(|| environment.get("WEIR_CONFIG"))
+            .map(PathBuf::from);
+        let path = named.clone().unwrap_or_else(|| PathBuf::from(DEFAULT_FILE));
+        let file = match std::fs::read_to_string(&path) {
+            Ok(text) => Some((path.clone(), flatten_toml(&path, &text)?)),
+            Err(error) if named.is_none() && error.kind() == std::io::ErrorKind::NotFound => None,
+            Err(error) => {
+                return Err(SettingError::new(
+                    "config",
+                    path.display(),
+                    format!("a file that can be read ({error})"),
+                ));
+            }
+        };
+        Ok(Self {
+            flags,
+            environment,
+            file,
+        })
+    }
+}
+
+/// A file's values as text under dotted names, so that every source reads alike.
+///
+/// # Errors
+/// When the text is not TOML, or holds what no setting can be (a date, a table in a list).
+pub fn flatten_toml(path: &Path, text: &str) -> Result<BTreeMap<String, String>, SettingError> {
+    let table: toml::Table = text.parse().map_err(|error: toml::de::Error| {
+        let line = error
+            .span()
+            .map_or(0, |span| text[..span.start].lines().count().max(1));
+        let problem = format!("valid TOML (line {line}: {})", error.message());
+        SettingError::new("config", path.display(), problem)
+    })?;
+    let mut values = BTreeMap::new();
+    flatten_table("", table, &mut values);
+    Ok(values)
+}
+
+fn flatten_table(prefix: &str, table: toml::Table, values: &mut BTreeMap<String, String>) {
+    for (name, value) in table {
+        let key = if prefix.is_empty() {
+            name
+        } else {
+            format!("{prefix}.{name}")
+        };
+        match value {
+            toml::Value::Table(inner) => flatten_table(&key, inner, values),
+            toml::Value::String(text) => {
+                values.insert(key, text);
+            }
+            toml::Value::Array(items) => {
+                let items = items
+                    .iter()
+                    .map(|item| item.as_str().map_or_else(|| item.to_string(), str::to_owned));
+                values.insert(key, items.collect::<Vec<_>>().join(","));
+            }
+            other => {
+                values.insert(key, other.to_string());
+            }
+        }
+    }
+}
+
+/// Reads settings one by one and remembers which exist.
+#[derive(Debug)]
+pub struct Reader {
+    sources: Sources,
+    known: BTreeSet<&'static str>,
+}
+
+impl Reader {
+    /// A reader of these sources.
+    #[must_use]
+    pub const fn new(sources: Sources) -> Self {
+        Self {
+            sources,
+            known: BTreeSet::new(),
+        }
+    }
+
+    /// The setting `key` as `parse` understands it, or `default` when nobody set it.
+    ///
+    /// # Errors
+    /// When it is set to something that `parse` refuses; `allowed` says what it takes.
+    pub fn get<T>(
+        &mut self,
+        key: &'static str,
+        default: T,
+        parse: impl Fn(&str) -> Option<T>,
+        allowed: &str,
+    ) -> Result<T, SettingError> {
+        let value = self.get_optional(key, parse, allowed)?;
+        Ok(value.unwrap_or(default))
+    }
+
+    /// The same for a setting that may be absent.
+    ///
+    /// # Errors
+    /// As [`Reader::get`].
+    pub fn get_optional<T>(
+        &mut self,
+        key: &'static str,
+        parse: impl Fn(&str) -> Option<T>,
+        allowed: &str,
+    ) -> Result<Option<T>, SettingError> {
+        let Some((name, text)) = self.text(key)? else {
+            return Ok(None);
+        };
+        match parse(&text) {
+            Some(value) => Ok(Some(value)),
+            None if SECRETS.contains(&key) => Err(SettingError::secret(name, allowed)),
+            None => Err(SettingError::new(name, text, allowed)),
+        }
+    }
+
+    /// The text of a setting and the name its author knows it by.
+    fn text(&mut self, key: &'static str) -> Result<Option<(String, String)>, SettingError> {
+        self.known.insert(key);
+        let variable = format!("WEIR_{}", key.replace('.', "_").to_uppercase());
+        if let Some(text) = self.sources.flags.get(key) {
+            return Ok(Some((format!("--{key}"), text.clone())));
+        }
+        if let Some(text) = self.sources.environment.get(&variable) {
+            return Ok(Some((variable, text.clone())));
+        }
+        let Some((path, values)) = &self.sources.file else {
+            return Ok(None);
+        };
+        let Some(text) = values.get(key) else {
+            return Ok(None);
+        };
+        let name = format!("{key} in {}", path.display());
+        if matches!(key, "admin_key" | "jwt_secret") {
+            return Err(SettingError::secret(
+                name,
+                &format!("the environment ({variable}) for secrets, not the file"),
+            ));
+        }
+        Ok(Some((name, text.clone())))
+    }
+
+    /// The names of all settings read so far.
+    pub fn known(&self) -> impl Iterator<Item = &'static str> {
+        self.known.iter().copied()
+    }
+
+    /// Refuses what the file sets and nobody reads: most likely a typing mistake.
+    ///
+    /// # Errors
+    /// Names the first such setting.
+    pub fn finish(self) -> Result<(), SettingError> {
+        let Some((path, values)) = &self.sources.file else {
+            return Ok(());
+        };
+        match values.keys().find(|key| !self.known.contains(key.as_str())) {
+            Some(unknown) => Err(SettingError::unknown(unknown, path)),
+            None => Ok(()),
+        }
+    }
+}
+
+/// One sentence: the setting, its value (unless secret), and what is allowed.
+#[derive(Debug, thiserror::Error)]
+pub struct SettingError(String);
+
+impl SettingError {
+    /// A value that is not allowed.
+    pub fn new(name: impl fmt::Display, value: impl fmt::Display, allowed: impl fmt::Display) -> Self {
+        Self(format!("{name} is \"{value}\", but must be {allowed}"))
+    }
+
+    /// A secret value that is not allowed; it is not repeated.
+    pub fn secret(name: impl fmt::Display, allowed: &str) -> Self {
+        Self(format!(
+            "{name} is set to something that is not allowed (not shown, it may hold a secret): it must be {allowed}"
+        ))
+    }
+
+    fn unknown(key: &str, path: &Path) -> Self {
+        Self(format!(
+            "{key} in {} is \"set\", but no setting has that name: weir.default.toml lists those that exist",
+            path.display()
+        ))
+    }
+}
+
+impl fmt::Display for SettingError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}

@@ -1,0 +1,175 @@
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use super::*;
+
+const DEFAULT_FILE: &str = include_str!("../../../../weir.default.toml");
+
+fn environment(pairs: &[(&str, &str)]) -> Sources {
+    let environment = pairs
+        .iter()
+        .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()))
+        .collect();
+    Sources {
+        environment,
+        ..Sources::default()
+    }
+}
+
+fn file(text: &str) -> Sources {
+    let path = PathBuf::from("weir.toml");
+    let values = source::flatten_toml(&path, text).unwrap();
+    Sources {
+        file: Some((path, values)),
+        ..Sources::default()
+    }
+}
+
+/// The commented default file with its settings uncommented: lines of the form `# name = value` and `# [table]`.
+fn uncommented() -> String {
+    let is_setting = |line: &str| {
+        line.starts_with('[')
+            || line
+                .split_once(" = ")
+                .is_some_and(|(name, _)| name.chars().all(|c| c.is_ascii_lowercase() || c == '_'))
+    };
+    let lines = DEFAULT_FILE.lines().map(|line| {
+        line.strip_prefix("# ")
+            .filter(|rest| is_setting(rest))
+            .unwrap_or(line)
+    });
+    lines.collect::<Vec<_>>().join("\n")
+}
+
+#[test]
+fn the_default_file_as_shipped_sets_nothing() {
+    let values = source::flatten_toml(Path::new("weir.default.toml"), DEFAULT_FILE).unwrap();
+    assert!(values.is_empty(), "{values:?}");
+}
+
+#[test]
+fn the_default_file_states_every_setting_with_its_default() {
+    let defaults = Settings::read(Sources::default()).unwrap();
+    assert_eq!(Settings::read(file(&uncommented())).unwrap(), defaults);
+    let stated = source::flatten_toml(Path::new("weir.default.toml"), &uncommented()).unwrap();
+    let not_in_files = ["config", "admin_key", "jwt_secret", "jwks_file"];
+    let mut reader = Reader::new(Sources::default());
+    let all = known_settings(&mut reader);
+    let missing: Vec<_> = all
+        .iter()
+        .filter(|key| !stated.contains_key(**key) && !not_in_files.contains(key))
+        .collect();
+    assert!(
+        missing.is_empty(),
+        "weir.default.toml says nothing of {missing:?}"
+    );
+}
+
+fn known_settings(reader: &mut Reader) -> Vec<&'static str> {
+    process::ProcessSettings::read(reader).unwrap();
+    store::StoreSettings::read(reader).unwrap();
+    auth::AuthSettings::read(reader).unwrap();
+    http::HttpSettings::read(reader).unwrap();
+    lane::LaneSettings::read(reader).unwrap();
+    sender::SenderSettings::read(reader).unwrap();
+    log::LogSettings::read(reader).unwrap();
+    reader.known().collect()
+}
+
+#[test]
+fn flags_win_over_the_environment_which_wins_over_the_file() {
+    let mut sources = file("listen = \"127.0.0.1:1\"");
+    let port = |sources: &Sources| Settings::read(sources.clone()).unwrap().process.listen.port();
+    assert_eq!(port(&sources), 1);
+    sources
+        .environment
+        .insert("WEIR_LISTEN".into(), "127.0.0.1:2".into());
+    assert_eq!(port(&sources), 2);
+    sources.flags = BTreeMap::from([("listen", "127.0.0.1:3".to_owned())]);
+    assert_eq!(port(&sources), 3);
+}
+
+#[test]
+fn a_wrong_setting_is_one_sentence_with_name_value_and_what_is_allowed() {
+    for (name, value, allowed) in [
+        ("WEIR_LISTEN", "nowhere", "127.0.0.1:8080"),
+        ("WEIR_ROLES", "api,cook", "sender"),
+        ("WEIR_HTTP_TIMEOUT", "soon", "500ms"),
+        ("WEIR_HTTP_MAX_BODY", "1MB", "1MiB"),
+        ("WEIR_LANE_CAPACITY", "0", "1 to"),
+        ("WEIR_CACHE", "redis://x", "none"),
+        ("WEIR_BROKER", "kafka://x", "embedded"),
+        ("WEIR_LOG_FORMAT", "xml", "json"),
+        ("WEIR_ALLOW_ANONYMOUS", "maybe", "true or false"),
+    ] {
+        let sentence = Settings::read(environment(&[(name, value)]))
+            .unwrap_err()
+            .to_string();
+        for part in [name, value, allowed] {
+            assert!(sentence.contains(part), "{sentence:?} lacks {part:?}");
+        }
+        assert!(!sentence.contains('\n'));
+    }
+}
+
+#[test]
+fn secrets_are_never_repeated() {
+    for (name, value) in [
+        ("WEIR_ADMIN_KEY", "hunter2"),
+        ("WEIR_JWT_SECRET", "hunter2"),
+        ("WEIR_STORE", "mysql://u:hunter2@h/d"),
+        ("WEIR_STORE", "postgres://u:hunter2@h/d?sslmode=perhaps"),
+    ] {
+        let sentence = Settings::read(environment(&[(name, value)]))
+            .unwrap_err()
+            .to_string();
+        assert!(
+            sentence.contains(name) && !sentence.contains("hunter2"),
+            "{sentence}"
+        );
+    }
+    let key = "0123456789abcdef-hunter2";
+    let settings = Settings::read(environment(&[("WEIR_ADMIN_KEY", key)])).unwrap();
+    assert!(!format!("{settings:?}").contains("hunter2"));
+    assert!(
+        Settings::read(file(&format!("admin_key = \"{key}\"")))
+            .unwrap_err()
+            .to_string()
+            .contains("WEIR_ADMIN_KEY")
+    );
+}
+
+#[test]
+fn a_name_that_is_no_setting_is_refused() {
+    let sentence = Settings::read(file("[http]\ntimeot = \"2s\""))
+        .unwrap_err()
+        .to_string();
+    assert!(
+        sentence.contains("http.timeot") && sentence.contains("weir.default.toml"),
+        "{sentence}"
+    );
+}
+
+#[test]
+fn open_endpoints_on_the_network_have_to_be_asked_for() {
+    let open = [("WEIR_LISTEN", "0.0.0.0:8080")];
+    let sentence = Settings::read(environment(&open)).unwrap_err().to_string();
+    assert!(sentence.contains("WEIR_ALLOW_ANONYMOUS"), "{sentence}");
+    let asked = [open[0], ("WEIR_ALLOW_ANONYMOUS", "true")];
+    assert!(Settings::read(environment(&asked)).is_ok());
+    let no_api = [open[0], ("WEIR_ROLES", "sender")];
+    assert!(Settings::read(environment(&no_api)).is_ok());
+    for loopback in ["127.0.0.1:1", "[::1]:1", "[::ffff:127.0.0.1]:1"] {
+        assert!(
+            Settings::read(environment(&[("WEIR_LISTEN", loopback)])).is_ok(),
+            "{loopback}"
+        );
+    }
+}
+
+#[test]
+fn lists_and_numbers_in_the_file_read_like_their_text() {
+    let settings = Settings::read(file("roles = [\"api\", \"sender\"]\n[lane]\ncapacity = 7")).unwrap();
+    assert!(settings.process.roles.sender && !settings.process.roles.worker);
+    assert_eq!(settings.lane.capacity, 7);
+}

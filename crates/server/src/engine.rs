@@ -1,0 +1,125 @@
+//! The engine chosen by the settings, opened, behind the seams the services use.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use weir_core::Clock;
+use weir_queue::Queue;
+use weir_store::quota::QuotaStore;
+use weir_store::{Error, Result};
+use weir_store_postgres::{Postgres, Target};
+use weir_store_sqlite::Sqlite;
+
+use crate::config::Settings;
+use crate::config::store::EngineChoice;
+
+/// How long a start waits for a database that is not there yet.
+const START_PATIENCE: Duration = Duration::from_secs(30);
+
+/// The engine that holds the state.
+#[derive(Clone, Debug)]
+pub enum Engine {
+    /// In this process.
+    Sqlite(Sqlite),
+    /// On a Postgres server.
+    Postgres(Postgres),
+}
+
+impl Engine {
+    /// Opens the engine the settings name; `clock` replaces the engine's own, for tests.
+    ///
+    /// # Errors
+    /// When it cannot be opened, or a database does not answer within half a minute.
+    pub async fn open(settings: &Settings, clock: Option<Arc<dyn Clock>>) -> Result<Self> {
+        match &settings.store.engine {
+            EngineChoice::Embedded => {
+                let data = &settings.process.data;
+                Ok(Self::Sqlite(match clock {
+                    Some(clock) => Sqlite::open_with_clock(data, clock)?,
+                    None => Sqlite::open(data)?,
+                }))
+            }
+            EngineChoice::Postgres(target) => {
+                let connections = settings.store.postgres_connections;
+                open_patiently(target, connections, clock)
+                    .await
+                    .map(Self::Postgres)
+            }
+        }
+    }
+
+    /// Its name in health checks.
+    #[must_use]
+    pub const fn name(&self) -> &'static str {
+        match self {
+            Self::Sqlite(_) => weir_store_sqlite::ENGINE,
+            Self::Postgres(_) => weir_store_postgres::ENGINE,
+        }
+    }
+
+    /// How many batches of one kind it takes at once: one writer on SQLite, a few connections on Postgres.
+    #[must_use]
+    pub fn lanes(&self, settings: &Settings) -> u16 {
+        match self {
+            Self::Sqlite(_) => 1,
+            Self::Postgres(_) => u16::try_from(settings.lane.postgres_lanes).unwrap_or(1),
+        }
+    }
+
+    /// Where quota rows are.
+    #[must_use]
+    pub fn quota(&self) -> Arc<dyn QuotaStore> {
+        match self {
+            Self::Sqlite(engine) => Arc::new(engine.clone()),
+            Self::Postgres(engine) => Arc::new(engine.clone()),
+        }
+    }
+
+    /// Where messages wait.
+    #[must_use]
+    pub fn queue(&self) -> Arc<dyn Queue> {
+        match self {
+            Self::Sqlite(engine) => Arc::new(engine.clone()),
+            Self::Postgres(engine) => Arc::new(engine.clone()),
+        }
+    }
+
+    /// Makes sure that it answers.
+    ///
+    /// # Errors
+    /// When it does not.
+    pub async fn ping(&self) -> Result<()> {
+        match self {
+            Self::Sqlite(engine) => engine.ping().await,
+            Self::Postgres(engine) => engine.ping().await,
+        }
+    }
+}
+
+/// A database that is just starting is waited for; one that refuses for good is not.
+async fn open_patiently(
+    target: &Target,
+    connections: usize,
+    clock: Option<Arc<dyn Clock>>,
+) -> Result<Postgres> {
+    let give_up_at = Instant::now() + START_PATIENCE;
+    let mut pause = Duration::from_millis(100);
+    loop {
+        let error = match Postgres::open_with_clock(target.clone(), connections, clock.clone()).await {
+            Ok(engine) => return Ok(engine),
+            Err(error) => error,
+        };
+        if !error.is_transient() || refuses_us(&error) || Instant::now() + pause > give_up_at {
+            return Err(error);
+        }
+        let cause = std::error::Error::source(&error).map(ToString::to_string);
+        tracing::warn!(address = %target.address(), cause, "waiting for Postgres");
+        tokio::time::sleep(pause).await;
+        pause = (pause * 2).min(Duration::from_secs(2));
+    }
+}
+
+/// A wrong password or database name does not mend itself while we wait.
+fn refuses_us(error: &Error) -> bool {
+    weir_store_postgres::is_refusal(error)
+}

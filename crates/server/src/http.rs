@@ -1,0 +1,12 @@
+//! The HTTP face: routes, wire types, errors. It authenticates, parses, calls one service function and answers.
+
+pub mod audit;
+pub mod body;
+pub mod dead_letters;
+pub mod envelope;
+pub mod error;
+pub mod limits;
+pub mod operations;
+pub mod quota;
+pub mod router;
+pub mod serve;

@@ -1,0 +1,57 @@
+//! The books over HTTP, for the operator: `/admin/audit`.
+
+use std::sync::Arc;
+
+use axum::extract::State;
+use serde::Serialize;
+
+use super::body::Json;
+use super::error::ApiError;
+use crate::app::App;
+use crate::auth::admin::Operator;
+use crate::service::audit::Books;
+
+#[derive(Debug, Serialize)]
+pub(crate) struct AuditResponse {
+    ok: bool,
+    quota: QuotaBooks,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct QuotaBooks {
+    users: u64,
+    over_limit: Vec<String>,
+    accepted: u64,
+    done: u64,
+    discarded: u64,
+    dead: u64,
+    in_flight: u64,
+    difference: i128,
+}
+
+/// `GET /admin/audit`
+pub(crate) async fn audit_books(
+    _operator: Operator,
+    State(app): State<Arc<App>>,
+) -> Result<Json<AuditResponse>, ApiError> {
+    let books = Books::read(&app.engine, app.settings.http.timeout).await?;
+    let ok = books.balance();
+    let Books {
+        quota,
+        quota_messages: messages,
+    } = books;
+    Ok(Json(AuditResponse {
+        ok,
+        quota: QuotaBooks {
+            users: quota.users,
+            over_limit: quota.over_limit,
+            accepted: messages.accepted,
+            done: messages.done,
+            discarded: messages.discarded,
+            dead: messages.dead,
+            in_flight: messages.in_flight,
+            difference: messages.difference(),
+        },
+    }))
+}

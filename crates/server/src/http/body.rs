@@ -1,0 +1,127 @@
+//! Request bodies: JSON, bounded in size and time, and refused with the name of the field that is wrong.
+
+use std::sync::Arc;
+
+use axum::body::Body;
+use axum::extract::{FromRequest, Request};
+use axum::response::{IntoResponse, Response};
+use bytes::Bytes;
+use http::header::{CONTENT_LENGTH, CONTENT_TYPE};
+use http::{HeaderMap, HeaderValue};
+use http_body_util::{BodyExt, LengthLimitError, Limited};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use super::error::ApiError;
+use crate::app::App;
+
+/// A JSON body, in and out.
+#[derive(Clone, Copy, Debug)]
+pub struct Json<T>(pub T);
+
+impl<T: DeserializeOwned> FromRequest<Arc<App>> for Json<T> {
+    type Rejection = ApiError;
+
+    async fn from_request(request: Request, app: &Arc<App>) -> Result<Self, ApiError> {
+        if !is_json(request.headers()) {
+            return Err(ApiError::unsupported_media_type());
+        }
+        let limits = app.settings.http;
+        let read = read_body(request, limits.max_body);
+        let body = tokio::time::timeout(limits.read_timeout, read)
+            .await
+            .map_err(|_elapsed| ApiError::too_slow())??;
+        // serde would also fill a struct from a list, by position; no caller means that.
+        match body.iter().find(|byte| !byte.is_ascii_whitespace()) {
+            None => Err(ApiError::invalid(
+                "The request body is empty; it must be a JSON object",
+            )),
+            Some(b'{') => serde_json::from_slice(&body)
+                .map(Self)
+                .or_else(|_error| explain(&body)),
+            Some(_) => Err(ApiError::invalid("The request body must be a JSON object")),
+        }
+    }
+}
+
+async fn read_body(request: Request, limit: usize) -> Result<Bytes, ApiError> {
+    let announced = request
+        .headers()
+        .get(CONTENT_LENGTH)
+        .and_then(|value| value.to_str().ok()?.parse::<u64>().ok());
+    if announced.is_some_and(|length| length > limit as u64) {
+        return Err(ApiError::too_large(limit));
+    }
+    match Limited::new(request.into_body(), limit).collect().await {
+        Ok(body) => Ok(body.to_bytes()),
+        Err(error) if error.is::<LengthLimitError>() => Err(ApiError::too_large(limit)),
+        Err(_cut_off) => Err(ApiError::invalid("The request body ended before it was complete")),
+    }
+}
+
+/// `application/json` or any `+json`, with or without parameters.
+fn is_json(headers: &HeaderMap) -> bool {
+    let Some(Ok(value)) = headers.get(CONTENT_TYPE).map(HeaderValue::to_str) else {
+        return false;
+    };
+    let essence = value
+        .split(';')
+        .next()
+        .unwrap_or_default()
+        .trim()
+        .to_ascii_lowercase();
+    essence == "application/json" || (essence.starts_with("application/") && essence.ends_with("+json"))
+}
+
+/// Reads a refused body again, slowly, to name the field that is wrong.
+fn explain<T: DeserializeOwned>(body: &[u8]) -> Result<Json<T>, ApiError> {
+    let deserializer = &mut serde_json::Deserializer::from_slice(body);
+    let Err(error) = serde_path_to_error::deserialize::<_, T>(deserializer) else {
+        // Well-formed up to here: what follows it must be the problem.
+        return Err(ApiError::invalid(
+            "The request body must be one JSON object with nothing after it",
+        ));
+    };
+    let (path, problem) = (error.path().to_string(), error.inner());
+    if problem.classify() != serde_json::error::Category::Data {
+        return Err(ApiError::invalid(format!(
+            "The request body is not valid JSON: {problem}"
+        )));
+    }
+    let text = problem.to_string();
+    // The position is useless to a caller whose JSON was generated.
+    let text = text
+        .split_once(" at line ")
+        .map_or(text.as_str(), |(problem, _)| problem);
+    Err(match text.split_once('`') {
+        Some(("missing field ", field)) => {
+            ApiError::invalid_field(field.trim_end_matches('`'), "is required")
+        }
+        Some(("duplicate field ", field)) => {
+            ApiError::invalid_field(field.trim_end_matches('`'), "is there more than once")
+        }
+        _ if text.starts_with("must ") => ApiError::invalid_field(&path, text),
+        _ => match text.rsplit_once("expected ") {
+            Some((_, expected)) => ApiError::invalid_field(&path, format!("must be {expected}")),
+            None => ApiError::invalid_field(&path, format!("is not allowed: {text}")),
+        },
+    })
+}
+
+impl<T: Serialize> IntoResponse for Json<T> {
+    fn into_response(self) -> Response {
+        match serde_json::to_vec(&self.0) {
+            Ok(json) => {
+                let mut response = Response::new(Body::from(json));
+                response
+                    .headers_mut()
+                    .insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+                response
+            }
+            Err(error) => {
+                tracing::error!(%error, "an answer could not be written as JSON");
+                ApiError::internal().into_response()
+            }
+        }
+    }
+}

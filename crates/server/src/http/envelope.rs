@@ -1,0 +1,108 @@
+//! What every request and answer has in common: an id, a place in the metrics, and an answer even after a panic.
+
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use std::time::Instant;
+
+use axum::extract::{MatchedPath, Request, State};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use futures_util::FutureExt;
+use http::{HeaderName, HeaderValue};
+
+use super::error::ApiError;
+use crate::app::App;
+
+/// The header an id travels in, both ways.
+pub const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+
+const REQUEST_ID_MAX: usize = 128;
+
+/// Wraps one request.
+pub async fn envelope(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
+    let started = Instant::now();
+    let method = request.method().clone();
+    let route = route_label(request.extensions().get::<MatchedPath>());
+    let id = request_id(request.headers().get(REQUEST_ID));
+    let mut response = match AssertUnwindSafe(next.run(request)).catch_unwind().await {
+        Ok(response) => response,
+        Err(_panic) => {
+            tracing::error!(request_id = ?id, route, "a handler panicked");
+            ApiError::internal().into_response()
+        }
+    };
+    let headers = response.headers_mut();
+    headers.insert(REQUEST_ID, id);
+    headers.insert(
+        http::header::X_CONTENT_TYPE_OPTIONS,
+        HeaderValue::from_static("nosniff"),
+    );
+    app.metrics
+        .record_request(&method, route, response.status(), started.elapsed());
+    response
+}
+
+/// The caller's id, if it is short and plain enough to be put into logs and headers as it is; otherwise a new one.
+fn request_id(given: Option<&HeaderValue>) -> HeaderValue {
+    let is_sane = |value: &&HeaderValue| {
+        let bytes = value.as_bytes();
+        (1..=REQUEST_ID_MAX).contains(&bytes.len())
+            && bytes
+                .iter()
+                .all(|b| b.is_ascii_alphanumeric() || b"-_.:/+=".contains(b))
+    };
+    given.filter(is_sane).cloned().unwrap_or_else(new_request_id)
+}
+
+fn new_request_id() -> HeaderValue {
+    let id = uuid::Builder::from_random_bytes(fastrand::u128(..).to_ne_bytes()).into_uuid();
+    let mut text = uuid::Uuid::encode_buffer();
+    HeaderValue::from_str(id.hyphenated().encode_lower(&mut text)).unwrap_or(HeaderValue::from_static("-"))
+}
+
+/// A route's pattern, for labels. Patterns are few and live as long as the process, so each is kept once.
+fn route_label(matched: Option<&MatchedPath>) -> &'static str {
+    use std::collections::HashSet;
+    use std::sync::{PoisonError, RwLock};
+    static PATTERNS: RwLock<Option<HashSet<&'static str>>> = RwLock::new(None);
+
+    let Some(pattern) = matched.map(MatchedPath::as_str) else {
+        return "unmatched";
+    };
+    let known = PATTERNS.read().unwrap_or_else(PoisonError::into_inner);
+    if let Some(known) = known.as_ref().and_then(|set| set.get(pattern)) {
+        return known;
+    }
+    drop(known);
+    let mut known = PATTERNS.write().unwrap_or_else(PoisonError::into_inner);
+    let set = known.get_or_insert_default();
+    if let Some(known) = set.get(pattern) {
+        return known;
+    }
+    let kept: &'static str = Box::leak(pattern.to_owned().into_boxed_str());
+    set.insert(kept);
+    kept
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sane_id_is_kept_and_any_other_replaced() {
+        let keep = HeaderValue::from_static("trace-1:2/3_4.5");
+        assert_eq!(request_id(Some(&keep)), keep);
+        let long = HeaderValue::from_str(&"x".repeat(129)).unwrap();
+        for bad in [
+            HeaderValue::from_static(""),
+            HeaderValue::from_static("a b"),
+            HeaderValue::from_static("a\"b"),
+            long,
+        ] {
+            let id = request_id(Some(&bad));
+            assert_ne!(id, bad);
+            assert_eq!(id.len(), 36);
+        }
+        assert_ne!(request_id(None), request_id(None));
+    }
+}

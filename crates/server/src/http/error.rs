@@ -1,0 +1,188 @@
+//! The one mapping from what went wrong to what the caller is told. Causes are logged here, once, and not shown.
+
+use axum::response::{IntoResponse, Response};
+use http::header::{CONTENT_TYPE, RETRY_AFTER};
+use http::{HeaderMap, HeaderValue, StatusCode};
+use serde::Serialize;
+
+use crate::telemetry::quiet::Quiet;
+use crate::worker::sender::Chain;
+
+/// What a caller is told when the answer is not what it asked for.
+#[derive(Clone, Debug)]
+pub struct ApiError(Box<Parts>);
+
+#[derive(Clone, Debug)]
+struct Parts {
+    status: StatusCode,
+    code: &'static str,
+    message: String,
+    headers: HeaderMap,
+}
+
+/// The flat body of every error.
+#[derive(Serialize)]
+struct ErrorResponse<'a> {
+    status: u16,
+    error: &'static str,
+    code: &'static str,
+    message: &'a str,
+    timestamp: jiff::Timestamp,
+}
+
+impl ApiError {
+    fn new(status: StatusCode, code: &'static str, message: impl Into<String>) -> Self {
+        Self(Box::new(Parts {
+            status,
+            code,
+            message: message.into(),
+            headers: HeaderMap::new(),
+        }))
+    }
+
+    /// 400: the request has to be changed.
+    pub fn invalid(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, "INVALID_REQUEST", message)
+    }
+
+    /// 400 about one field: "userId must not be empty".
+    pub fn invalid_field(field: &str, problem: impl std::fmt::Display) -> Self {
+        Self::invalid(format!("{field} {problem}"))
+    }
+
+    /// 401: no credentials, or wrong ones.
+    pub fn unauthenticated(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::UNAUTHORIZED, "UNAUTHENTICATED", message)
+    }
+
+    /// 403: the token does not allow this.
+    pub fn forbidden(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::FORBIDDEN, "UNAUTHORIZED_SCOPE", message)
+    }
+
+    /// 404.
+    pub fn not_found(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::NOT_FOUND, "NOT_FOUND", message)
+    }
+
+    /// 408: the caller took too long to send its request.
+    pub fn too_slow() -> Self {
+        let message = "The request body did not arrive in time; send it again, faster or smaller";
+        Self::new(StatusCode::REQUEST_TIMEOUT, "REQUEST_TIMEOUT", message)
+    }
+
+    /// 413.
+    pub fn too_large(limit: usize) -> Self {
+        let message = format!("The request body is larger than the {limit} bytes allowed");
+        Self::new(StatusCode::PAYLOAD_TOO_LARGE, "PAYLOAD_TOO_LARGE", message)
+    }
+
+    /// 415.
+    pub fn unsupported_media_type() -> Self {
+        let message = "Content-Type must be application/json";
+        Self::new(
+            StatusCode::UNSUPPORTED_MEDIA_TYPE,
+            "UNSUPPORTED_MEDIA_TYPE",
+            message,
+        )
+    }
+
+    /// 429: come back in that many seconds.
+    pub fn rate_limited(message: impl Into<String>, retry_after_seconds: u64) -> Self {
+        Self::new(StatusCode::TOO_MANY_REQUESTS, "RATE_LIMITED", message).retry_after(retry_after_seconds)
+    }
+
+    /// 500: a fault in Weir. Nothing a caller sends leads here.
+    pub fn internal() -> Self {
+        let message =
+            "An internal error occurred; the server's log says more under this response's X-Request-Id";
+        Self::new(StatusCode::INTERNAL_SERVER_ERROR, "INTERNAL_ERROR", message)
+    }
+
+    fn unavailable(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, "DEPENDENCY_UNAVAILABLE", message).retry_after(1)
+    }
+
+    fn retry_after(self, seconds: u64) -> Self {
+        self.with_header(RETRY_AFTER, HeaderValue::from(seconds.max(1)))
+    }
+
+    /// Adds a header to the answer.
+    #[must_use]
+    pub fn with_header(mut self, name: http::HeaderName, value: HeaderValue) -> Self {
+        self.0.headers.insert(name, value);
+        self
+    }
+
+    /// Adds headers to the answer.
+    #[must_use]
+    pub fn with_headers(mut self, headers: HeaderMap) -> Self {
+        self.0.headers.extend(headers);
+        self
+    }
+}
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response {
+        let Parts {
+            status,
+            code,
+            message,
+            headers,
+        } = *self.0;
+        let body = ErrorResponse {
+            status: status.as_u16(),
+            error: status.canonical_reason().unwrap_or("Error"),
+            code,
+            message: &message,
+            timestamp: now(),
+        };
+        let json = serde_json::to_vec(&body).unwrap_or_default();
+        let mut response = (status, json).into_response();
+        response
+            .headers_mut()
+            .insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        response.headers_mut().extend(headers);
+        response
+    }
+}
+
+/// The present, as precise as other times in answers.
+fn now() -> jiff::Timestamp {
+    let now = jiff::Timestamp::now();
+    jiff::Timestamp::from_microsecond(now.as_microsecond()).unwrap_or(now)
+}
+
+impl From<weir_store::Error> for ApiError {
+    /// An outage is an answer: what passes by itself is 503, and only a fault is 500. During an outage every call
+    /// fails alike, so it is logged once a second.
+    fn from(error: weir_store::Error) -> Self {
+        static OUTAGE: Quiet = Quiet::new();
+        if !error.is_transient() {
+            tracing::error!(error = %Chain(&error), "a store operation failed");
+            return Self::internal();
+        }
+        if let Some(held_back) = OUTAGE.speak() {
+            tracing::warn!(error = %Chain(&error), also = held_back, "answered 503");
+        }
+        use weir_store::Error;
+        Self::unavailable(match error {
+            Error::Overloaded { .. } => {
+                "More calls are waiting than the server allows; nothing was done, try again"
+            }
+            Error::ShuttingDown => "The server is shutting down; nothing was done, try again",
+            _ => "The store is temporarily unavailable; the outcome is unknown, try again",
+        })
+    }
+}
+
+/// The answer to a path that is no route.
+pub async fn not_found() -> ApiError {
+    ApiError::not_found("There is nothing at this path; GET /docs lists what there is")
+}
+
+/// The answer to a method that a path does not take. The router adds `Allow`.
+pub async fn method_not_allowed() -> ApiError {
+    let message = "This path does not take this method; the Allow header lists those it takes";
+    ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "METHOD_NOT_ALLOWED", message)
+}

@@ -1,0 +1,88 @@
+//! The headers of limited responses, allowed or denied: the customary three and the IETF pair.
+
+use std::time::Duration;
+
+use http::{HeaderMap, HeaderName, HeaderValue};
+
+const LIMIT: HeaderName = HeaderName::from_static("x-ratelimit-limit");
+const REMAINING: HeaderName = HeaderName::from_static("x-ratelimit-remaining");
+const RESET: HeaderName = HeaderName::from_static("x-ratelimit-reset");
+const IETF_POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
+const IETF_STATE: HeaderName = HeaderName::from_static("ratelimit");
+
+/// Where one caller stands with one limit.
+#[derive(Clone, Copy, Debug)]
+pub struct Standing {
+    /// The limit's name.
+    pub policy: &'static str,
+    /// How many in a window.
+    pub limit: u32,
+    /// How long a window is.
+    pub window: Duration,
+    /// How many are left.
+    pub remaining: u32,
+    /// How long until the window ends.
+    pub reset_after: Duration,
+}
+
+impl Standing {
+    /// Writes the headers.
+    pub fn write(&self, headers: &mut HeaderMap) {
+        let Self {
+            policy,
+            limit,
+            remaining,
+            ..
+        } = *self;
+        let reset = seconds_up(self.reset_after);
+        headers.insert(LIMIT, HeaderValue::from(limit));
+        headers.insert(REMAINING, HeaderValue::from(remaining));
+        headers.insert(RESET, HeaderValue::from(reset));
+        let window = self.window.as_secs();
+        for (name, text) in [
+            (IETF_POLICY, format!("\"{policy}\";q={limit};w={window}")),
+            (IETF_STATE, format!("\"{policy}\";r={remaining};t={reset}")),
+        ] {
+            // Digits, quotes and a name of ours: always a valid value.
+            if let Ok(value) = HeaderValue::try_from(text) {
+                headers.insert(name, value);
+            }
+        }
+    }
+}
+
+/// Whole seconds, rounded up: whoever waits that long has waited long enough.
+#[must_use]
+pub fn seconds_up(span: Duration) -> u64 {
+    span.as_secs() + u64::from(span.subsec_nanos() > 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wait_is_never_told_shorter_than_it_is() {
+        assert_eq!(seconds_up(Duration::from_millis(1)), 1);
+        assert_eq!(seconds_up(Duration::from_secs(2)), 2);
+        assert_eq!(seconds_up(Duration::new(2, 1)), 3);
+    }
+
+    #[test]
+    fn all_five_headers_are_there() {
+        let mut headers = HeaderMap::new();
+        let standing = Standing {
+            policy: "minute",
+            limit: 30,
+            window: Duration::from_secs(60),
+            remaining: 28,
+            reset_after: Duration::from_millis(1_200),
+        };
+        standing.write(&mut headers);
+        assert_eq!(headers["x-ratelimit-limit"], "30");
+        assert_eq!(headers["x-ratelimit-remaining"], "28");
+        assert_eq!(headers["x-ratelimit-reset"], "2");
+        assert_eq!(headers["ratelimit-policy"], "\"minute\";q=30;w=60");
+        assert_eq!(headers["ratelimit"], "\"minute\";r=28;t=2");
+    }
+}

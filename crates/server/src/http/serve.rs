@@ -1,0 +1,108 @@
+//! The listener: accepts connections up to a number, bounds how slowly a request may come, and closes them in order.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::server::conn::auto::Builder;
+use hyper_util::server::graceful::GracefulShutdown;
+use hyper_util::service::TowerToHyperService;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio_util::sync::CancellationToken;
+
+use crate::config::http::HttpSettings;
+use crate::telemetry::metrics::Metrics;
+
+/// The pause after the system could give no connection (no file descriptors left, say).
+const PAUSE_AFTER_ERROR: Duration = Duration::from_millis(50);
+
+/// Serves until told to stop, then until every request under way is answered.
+pub async fn serve(
+    listener: TcpListener,
+    router: Router,
+    settings: HttpSettings,
+    metrics: Arc<Metrics>,
+    closing: CancellationToken,
+) {
+    let mut builder = Builder::new(TokioExecutor::new());
+    builder
+        .http1()
+        .timer(TokioTimer::new())
+        .header_read_timeout(settings.read_timeout);
+    builder
+        .http2()
+        .timer(TokioTimer::new())
+        .max_concurrent_streams(1_000)
+        .keep_alive_interval(Duration::from_secs(20));
+    let graceful = GracefulShutdown::new();
+    let permits = Arc::new(Semaphore::new(settings.max_connections));
+    loop {
+        let (stream, permit) = tokio::select! {
+            accepted = accept(&listener, &permits, &metrics) => accepted,
+            () = closing.cancelled() => break,
+        };
+        let service = TowerToHyperService::new(router.clone());
+        let connection = builder
+            .serve_connection_with_upgrades(TokioIo::new(stream), service)
+            .into_owned();
+        let connection = graceful.watch(connection);
+        let metrics = Arc::clone(&metrics);
+        metrics.connections.inc();
+        tokio::spawn(async move {
+            if let Err(error) = connection.await {
+                tracing::debug!(error, "a connection ended badly");
+            }
+            metrics.connections.dec();
+            drop(permit);
+        });
+    }
+    drop(listener);
+    graceful.shutdown().await;
+}
+
+/// The next connection, once there is room for it.
+async fn accept(
+    listener: &TcpListener,
+    permits: &Arc<Semaphore>,
+    metrics: &Metrics,
+) -> (TcpStream, OwnedSemaphorePermit) {
+    if permits.available_permits() == 0 {
+        metrics.connections_held.inc();
+    }
+    loop {
+        let Ok(permit) = Arc::clone(permits).acquire_owned().await else {
+            // The semaphore is never closed.
+            std::future::pending::<()>().await;
+            continue;
+        };
+        match listener.accept().await {
+            Ok((stream, _peer)) => {
+                // Answers are written whole; waiting to fill a packet only delays them.
+                let _ = stream.set_nodelay(true);
+                return (stream, permit);
+            }
+            Err(error) => {
+                tracing::warn!(%error, "cannot accept a connection");
+                tokio::time::sleep(PAUSE_AFTER_ERROR).await;
+            }
+        }
+    }
+}
+
+/// Binds the address, with a backlog for the connections that come in a burst.
+///
+/// # Errors
+/// When the address is in use or not this machine's.
+pub async fn bind(address: SocketAddr) -> std::io::Result<TcpListener> {
+    let socket = if address.is_ipv4() {
+        tokio::net::TcpSocket::new_v4()?
+    } else {
+        tokio::net::TcpSocket::new_v6()?
+    };
+    socket.set_reuseaddr(true)?;
+    socket.bind(address)?;
+    socket.listen(4_096)
+}

@@ -1,0 +1,37 @@
+//! The books. Every capability adds its own; they balance when everything accepted is in exactly one place.
+
+use std::time::Duration;
+
+use weir_store::{Result, quota};
+
+use super::within;
+use crate::engine::Engine;
+
+/// The books of every capability.
+#[derive(Clone, Debug)]
+pub struct Books {
+    /// Quota rows.
+    pub quota: quota::Books,
+    /// The messages quota accepted.
+    pub quota_messages: weir_queue::Books,
+}
+
+impl Books {
+    /// Reads the books.
+    ///
+    /// # Errors
+    /// When the store cannot say.
+    pub async fn read(engine: &Engine, timeout: Duration) -> Result<Self> {
+        let (quota_store, queue) = (engine.quota(), engine.queue());
+        Ok(Self {
+            quota: within(timeout, quota_store.audit()).await?,
+            quota_messages: within(timeout, queue.audit(quota::TOPIC)).await?,
+        })
+    }
+
+    /// Whether they balance.
+    #[must_use]
+    pub fn balance(&self) -> bool {
+        self.quota.over_limit.is_empty() && self.quota_messages.difference() == 0
+    }
+}

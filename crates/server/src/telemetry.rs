@@ -1,0 +1,5 @@
+//! What the process tells about itself: logs and metrics.
+
+pub mod logs;
+pub mod metrics;
+pub mod quiet;

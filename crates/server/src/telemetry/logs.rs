@@ -1,0 +1,39 @@
+//! Logs go to standard output: lines for people on a terminal, JSON otherwise.
+
+use std::io::IsTerminal;
+
+use tracing_subscriber::EnvFilter;
+
+use crate::config::log::{LogFormat, LogSettings};
+
+/// Events of this target are shown whatever the level: the line that says the server is ready.
+pub const READY: &str = "weir::ready";
+
+/// Starts logging for the whole process; later calls change nothing.
+pub fn init(settings: &LogSettings) {
+    let filter = EnvFilter::builder().parse_lossy(&settings.level);
+    let filter = match format!("{READY}=info").parse() {
+        Ok(always) => filter.add_directive(always),
+        Err(_invalid) => filter,
+    };
+    let human = match settings.format {
+        LogFormat::Human => true,
+        LogFormat::Json => false,
+        LogFormat::Auto => std::io::stdout().is_terminal(),
+    };
+    let builder = tracing_subscriber::fmt().with_env_filter(filter);
+    // A second start in one process (tests) keeps the first one's output.
+    let _ = if human {
+        builder
+            .with_target(false)
+            .with_ansi(std::io::stdout().is_terminal())
+            .try_init()
+    } else {
+        builder
+            .json()
+            .flatten_event(true)
+            .with_current_span(false)
+            .with_span_list(false)
+            .try_init()
+    };
+}

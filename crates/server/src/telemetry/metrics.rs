@@ -1,0 +1,193 @@
+//! Metrics for Prometheus. Labels come from fixed sets (routes, methods, outcomes), never from callers.
+
+use std::fmt::Write;
+use std::time::Duration;
+
+use http::{Method, StatusCode};
+use prometheus_client::encoding::{EncodeLabelSet, EncodeLabelValue, LabelValueEncoder, text};
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
+use prometheus_client::registry::Registry;
+use weir_store::LaneMetrics;
+
+/// Every metric, and the registry that prints them.
+#[derive(Debug)]
+pub struct Metrics {
+    registry: Registry,
+    requests: Family<RequestLabels, Counter>,
+    request_seconds: Family<RouteLabels, Histogram, fn() -> Histogram>,
+    lane_batch_size: Family<LaneLabels, Histogram, fn() -> Histogram>,
+    lane_wait_seconds: Family<LaneLabels, Histogram, fn() -> Histogram>,
+    lane_depth: Family<LaneLabels, Gauge>,
+    lane_rejected: Family<LaneLabels, Counter>,
+    lane_abandoned: Family<LaneLabels, Counter>,
+    /// Sends by what became of them.
+    pub quota_sends: Family<OutcomeLabels, Counter>,
+    /// Messages the sender took, by what became of them.
+    pub quota_deliveries: Family<OutcomeLabels, Counter>,
+    /// Connections open now.
+    pub connections: Gauge,
+    /// Connections that had to wait because the most allowed were open.
+    pub connections_held: Counter,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct RequestLabels {
+    method: MethodLabel,
+    route: &'static str,
+    status: u16,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct RouteLabels {
+    route: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct LaneLabels {
+    lane: &'static str,
+}
+
+/// What became of something.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct OutcomeLabels {
+    /// One of a few fixed words.
+    pub outcome: &'static str,
+}
+
+/// A method, if it is one we know.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct MethodLabel(&'static str);
+
+impl EncodeLabelValue for MethodLabel {
+    fn encode(&self, encoder: &mut LabelValueEncoder<'_>) -> std::fmt::Result {
+        encoder.write_str(self.0)
+    }
+}
+
+impl MethodLabel {
+    fn of(method: &Method) -> Self {
+        Self(match *method {
+            Method::GET => "GET",
+            Method::POST => "POST",
+            Method::PUT => "PUT",
+            Method::DELETE => "DELETE",
+            Method::HEAD => "HEAD",
+            Method::OPTIONS => "OPTIONS",
+            Method::PATCH => "PATCH",
+            _ => "other",
+        })
+    }
+}
+
+/// From 100 µs to 13 s, doubling.
+fn seconds() -> Histogram {
+    Histogram::new(exponential_buckets(0.000_1, 2.0, 18))
+}
+
+/// From 1 to 4,096, doubling.
+fn sizes() -> Histogram {
+    Histogram::new(exponential_buckets(1.0, 2.0, 13))
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        let mut registry = Registry::with_prefix("weir");
+        let metrics = Self {
+            requests: Family::default(),
+            request_seconds: Family::new_with_constructor(seconds),
+            lane_batch_size: Family::new_with_constructor(sizes),
+            lane_wait_seconds: Family::new_with_constructor(seconds),
+            lane_depth: Family::default(),
+            lane_rejected: Family::default(),
+            lane_abandoned: Family::default(),
+            quota_sends: Family::default(),
+            quota_deliveries: Family::default(),
+            connections: Gauge::default(),
+            connections_held: Counter::default(),
+            registry: Registry::default(),
+        };
+        metrics.register(&mut registry);
+        Self { registry, ..metrics }
+    }
+}
+
+impl Metrics {
+    fn register(&self, r: &mut Registry) {
+        r.register("http_requests", "Requests answered", self.requests.clone());
+        r.register(
+            "http_request_seconds",
+            "Time to answer, in seconds",
+            self.request_seconds.clone(),
+        );
+        r.register(
+            "http_connections",
+            "Connections open now",
+            self.connections.clone(),
+        );
+        let held = "Connections that had to wait because the most allowed were open";
+        r.register("http_connections_held", held, self.connections_held.clone());
+        r.register(
+            "lane_batch_size",
+            "Commands in each batch",
+            self.lane_batch_size.clone(),
+        );
+        let wait = "How long the oldest command of each batch waited, in seconds";
+        r.register("lane_wait_seconds", wait, self.lane_wait_seconds.clone());
+        r.register(
+            "lane_depth",
+            "Commands waiting behind the last batch",
+            self.lane_depth.clone(),
+        );
+        r.register(
+            "lane_rejected",
+            "Commands refused by a full lane",
+            self.lane_rejected.clone(),
+        );
+        let abandoned = "Commands whose caller had gone before their batch";
+        r.register("lane_abandoned", abandoned, self.lane_abandoned.clone());
+        r.register("quota_sends", "Sends by outcome", self.quota_sends.clone());
+        r.register(
+            "quota_deliveries",
+            "Messages the sender took, by outcome",
+            self.quota_deliveries.clone(),
+        );
+    }
+
+    /// The handles one set of lanes reports through.
+    #[must_use]
+    pub fn lane(&self, lane: &'static str) -> LaneMetrics {
+        let labels = LaneLabels { lane };
+        LaneMetrics {
+            batch_size: self.lane_batch_size.get_or_create_owned(&labels),
+            wait_seconds: self.lane_wait_seconds.get_or_create_owned(&labels),
+            depth: self.lane_depth.get_or_create_owned(&labels),
+            rejected: self.lane_rejected.get_or_create_owned(&labels),
+            abandoned: self.lane_abandoned.get_or_create_owned(&labels),
+        }
+    }
+
+    /// Counts one answered request. `route` is the pattern it matched.
+    pub fn record_request(&self, method: &Method, route: &'static str, status: StatusCode, took: Duration) {
+        let labels = RequestLabels {
+            method: MethodLabel::of(method),
+            route,
+            status: status.as_u16(),
+        };
+        self.requests.get_or_create(&labels).inc();
+        self.request_seconds
+            .get_or_create(&RouteLabels { route })
+            .observe(took.as_secs_f64());
+    }
+
+    /// Everything, as text.
+    #[must_use]
+    pub fn encode(&self) -> String {
+        let mut text = String::new();
+        // Writing to a string cannot fail; an encoder that does has left what it could.
+        let _ = text::encode(&mut text, &self.registry);
+        text
+    }
+}

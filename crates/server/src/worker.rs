@@ -1,0 +1,3 @@
+//! What the process does besides answering.
+
+pub mod sender;

@@ -1,0 +1,58 @@
+//! The `weir` command.
+
+mod serve;
+mod token;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+use weir_server::config::source::SettingError;
+
+/// Decides who gets a share of something scarce: exactly, under any concurrency, durably and fast.
+#[derive(Debug, Parser)]
+#[command(name = "weir", version, about, arg_required_else_help = true)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Run the server
+    Serve(serve::ServeArgs),
+    /// Print a token signed with the server's own secret
+    Token(token::TokenArgs),
+    /// Measure a server under load
+    #[command(subcommand)]
+    Bench(weir_bench::BenchCommand),
+}
+
+/// What the shell is told about a setting that is wrong.
+const EXIT_SETTING: u8 = 2;
+
+fn main() -> ExitCode {
+    let outcome = match Arguments::parse().command {
+        Command::Serve(arguments) => serve::run(arguments),
+        Command::Token(arguments) => token::run(&arguments),
+        Command::Bench(command) => bench(command),
+    };
+    match outcome {
+        Ok(code) => code,
+        Err(error) => {
+            // One line, causes included.
+            eprintln!("weir: {error:#}");
+            let setting = error.chain().any(|cause| cause.is::<SettingError>());
+            if setting {
+                ExitCode::from(EXIT_SETTING)
+            } else {
+                ExitCode::FAILURE
+            }
+        }
+    }
+}
+
+fn bench(command: weir_bench::BenchCommand) -> anyhow::Result<ExitCode> {
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    runtime.block_on(weir_bench::run(command))?;
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,90 @@
+//! `weir serve`: reads the settings, starts the server, and stops it when the system asks.
+
+use std::collections::BTreeMap;
+use std::process::ExitCode;
+
+use clap::Args;
+use tokio::signal::unix::{SignalKind, signal};
+use weir_server::Server;
+use weir_server::config::Settings;
+use weir_server::config::source::{SettingError, Sources};
+use weir_server::telemetry::logs;
+
+/// Each flag has a variable of the same name, and a line in weir.default.toml.
+#[derive(Debug, Args)]
+#[expect(clippy::doc_markdown, reason = "the comments are the help text people read")]
+pub(crate) struct ServeArgs {
+    /// The address of the HTTP API [env: WEIR_LISTEN] [default: 127.0.0.1:8080]
+    #[arg(long, value_name = "ADDRESS")]
+    listen: Option<String>,
+    /// Where the embedded engine and generated secrets live [env: WEIR_DATA] [default: ./data]
+    #[arg(long, value_name = "DIRECTORY")]
+    data: Option<String>,
+    /// "embedded" or a postgres:// URL [env: WEIR_STORE] [default: embedded]
+    #[arg(long, value_name = "URL")]
+    store: Option<String>,
+    /// What stands before the store on hot paths [env: WEIR_CACHE] [default: none]
+    #[arg(long, value_name = "URL")]
+    cache: Option<String>,
+    /// What carries messages [env: WEIR_BROKER] [default: embedded]
+    #[arg(long, value_name = "URL")]
+    broker: Option<String>,
+    /// Any of api, worker, sender, reconciler [env: WEIR_ROLES] [default: all]
+    #[arg(long, value_name = "LIST")]
+    roles: Option<String>,
+    /// A file of settings [env: WEIR_CONFIG] [default: weir.toml if present]
+    #[arg(long, value_name = "FILE")]
+    config: Option<String>,
+}
+
+impl ServeArgs {
+    fn into_flags(self) -> BTreeMap<&'static str, String> {
+        [
+            ("listen", self.listen),
+            ("data", self.data),
+            ("store", self.store),
+            ("cache", self.cache),
+            ("broker", self.broker),
+            ("roles", self.roles),
+            ("config", self.config),
+        ]
+        .into_iter()
+        .filter_map(|(name, value)| Some((name, value?)))
+        .collect()
+    }
+}
+
+pub(crate) fn run(arguments: ServeArgs) -> anyhow::Result<ExitCode> {
+    let settings = read_settings(arguments)?;
+    logs::init(&settings.log);
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    runtime.block_on(serve(settings))
+}
+
+fn read_settings(arguments: ServeArgs) -> Result<Settings, SettingError> {
+    Settings::read(Sources::from_process(arguments.into_flags())?)
+}
+
+async fn serve(settings: Settings) -> anyhow::Result<ExitCode> {
+    // Asked for before the start, so that a stop during it is not lost.
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let server = tokio::select! {
+        started = Server::start(settings, None) => started?,
+        _ = terminate.recv() => return Ok(ExitCode::SUCCESS),
+        _ = interrupt.recv() => return Ok(ExitCode::SUCCESS),
+    };
+    tracing::info!(target: logs::READY, "{}", server.ready_line());
+    tokio::select! {
+        _ = terminate.recv() => {}
+        _ = interrupt.recv() => {}
+    }
+    tracing::info!("stopping: finishing what was accepted");
+    if server.stop().await {
+        tracing::info!("stopped");
+        Ok(ExitCode::SUCCESS)
+    } else {
+        tracing::warn!("stopped before everything was finished (http.shutdown_timeout)");
+        Ok(ExitCode::FAILURE)
+    }
+}

@@ -1,0 +1,67 @@
+//! `weir token`: a token signed with the server's own secret, for trying things out and for scripts.
+
+use std::collections::BTreeMap;
+use std::io::Write;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::Context;
+use clap::Args;
+use weir_server::auth::jwt::{Claims, sign};
+use weir_server::auth::jwt_secret;
+use weir_server::config::Settings;
+use weir_server::config::source::Sources;
+
+#[derive(Debug, Args)]
+#[expect(clippy::doc_markdown, reason = "the comments are the help text people read")]
+pub(crate) struct TokenArgs {
+    /// Who the token is for, such as a@b.c
+    #[arg(long)]
+    sub: String,
+    /// The tenant whose data it opens
+    #[arg(long)]
+    tenant: Option<String>,
+    /// What it allows, such as requests:create,requests:read
+    #[arg(long, value_delimiter = ',')]
+    scope: Vec<String>,
+    /// How long it is good for
+    #[arg(long, default_value = "1h", value_parser = parse_ttl)]
+    ttl: Duration,
+    /// The server's data directory [env: WEIR_DATA] [default: ./data]
+    #[arg(long, value_name = "DIRECTORY")]
+    data: Option<String>,
+    /// The server's file of settings [env: WEIR_CONFIG] [default: weir.toml if present]
+    #[arg(long, value_name = "FILE")]
+    config: Option<String>,
+}
+
+pub(crate) fn run(arguments: &TokenArgs) -> anyhow::Result<ExitCode> {
+    let flags = [("data", &arguments.data), ("config", &arguments.config)]
+        .into_iter()
+        .filter_map(|(name, value)| Some((name, value.clone()?)))
+        .collect::<BTreeMap<_, _>>();
+    let settings = Settings::read(Sources::from_process(flags)?)?;
+    let secret = jwt_secret(&settings.auth, &settings.process.data)?;
+    let expires = jiff::Timestamp::now() + arguments.ttl;
+    let claims = Claims {
+        sub: arguments.sub.clone(),
+        exp: u64::try_from(expires.as_second())?,
+        tenant_id: arguments.tenant.clone(),
+        scope: (!arguments.scope.is_empty()).then(|| arguments.scope.join(" ")),
+    };
+    let token = sign(&secret, &claims).context("cannot sign the token")?;
+    writeln!(std::io::stdout(), "{token}")?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn parse_ttl(text: &str) -> Result<Duration, String> {
+    let allowed = || "a duration such as 15m, 1h or 30d".to_owned();
+    let span: jiff::Span = text.parse().map_err(|_invalid| allowed())?;
+    let span = span
+        .to_duration(jiff::SpanRelativeTo::days_are_24_hours())
+        .map_err(|_calendar| allowed())?;
+    Duration::try_from(span)
+        .ok()
+        .filter(|span| !span.is_zero())
+        .ok_or_else(allowed)
+}
