@@ -24,9 +24,7 @@ pub struct EmptyArgs {
 /// Serves `POST /api/send` with an empty handler until SIGTERM, after printing where it listens.
 pub async fn serve_empty(listen: SocketAddr) -> Result<()> {
     let mut terminate = signal(SignalKind::terminate()).context("listen for SIGTERM")?;
-    let listener = TcpListener::bind(listen)
-        .await
-        .with_context(|| format!("listen on {listen}"))?;
+    let listener = TcpListener::bind(listen).await.with_context(|| format!("listen on {listen}"))?;
     let address = listener.local_addr().context("read the listening address")?;
     print_line(&format!("weir ready empty http://{address}"))?;
     tokio::select! {
@@ -39,7 +37,5 @@ async fn serve(listener: TcpListener) -> Result<()> {
     let router = Router::new().route("/api/send", post(|| async { "ok" }));
     // A socket that refuses the option still serves; it would only be slower.
     let listener = listener.tap_io(|stream| drop(stream.set_nodelay(true)));
-    axum::serve(listener, router)
-        .await
-        .context("serve the empty handler")
+    axum::serve(listener, router).await.context("serve the empty handler")
 }

@@ -35,39 +35,24 @@ impl Server {
         let directory = scratch()?;
         let data = directory.path().join("data");
         let mut command = this_binary()?;
-        command
-            .arg("serve")
-            .arg("--data")
-            .arg(data)
-            .args(["--listen", "127.0.0.1:0"]);
-        Self::start(command, directory)
-            .await
-            .context("start a private server")
+        command.arg("serve").arg("--data").arg(data).args(["--listen", "127.0.0.1:0"]);
+        Self::start(command, directory).await.context("start a private server")
     }
 
     /// The baseline: an empty handler.
     pub(crate) async fn start_empty() -> Result<Self> {
         let mut command = this_binary()?;
         command.args(["bench", "empty", "--listen", "127.0.0.1:0"]);
-        Self::start(command, scratch()?)
-            .await
-            .context("start the empty handler")
+        Self::start(command, scratch()?).await.context("start the empty handler")
     }
 
     async fn start(mut command: Command, directory: TempDir) -> Result<Self> {
         let output = |name: &str| File::create(directory.path().join(name)).map(Stdio::from);
         // The directory is also where the child looks for weir.toml: an operator's file must not shape the run.
-        command
-            .current_dir(directory.path())
-            .kill_on_drop(true)
-            .stdin(Stdio::null());
+        command.current_dir(directory.path()).kill_on_drop(true).stdin(Stdio::null());
         command.stdout(output(STDOUT)?).stderr(output(STDERR)?);
         let process = command.spawn().context("spawn the server process")?;
-        let mut server = Self {
-            process,
-            directory,
-            url: String::new(),
-        };
+        let mut server = Self { process, directory, url: String::new() };
         server.url = server.wait_ready().await?;
         Ok(server)
     }
@@ -80,10 +65,7 @@ impl Server {
                 return Ok(url);
             }
             if let Some(status) = exited {
-                bail!(
-                    "it ended with {status} before it was ready: {}",
-                    self.last_words()
-                );
+                bail!("it ended with {status} before it was ready: {}", self.last_words());
             }
             ensure!(
                 Instant::now() < deadline,
@@ -96,10 +78,7 @@ impl Server {
 
     /// Asks the server to finish and waits for it; one that does not is killed and reported.
     pub(crate) async fn stop(mut self) -> Result<()> {
-        let pid = self
-            .process
-            .id()
-            .and_then(|id| Pid::from_raw(i32::try_from(id).ok()?));
+        let pid = self.process.id().and_then(|id| Pid::from_raw(i32::try_from(id).ok()?));
         if let Some(pid) = pid {
             kill_process(pid, Signal::TERM).context("send SIGTERM to the server")?;
         }
@@ -108,11 +87,7 @@ impl Server {
             bail!("the server did not stop within {STOP_LIMIT:?} of SIGTERM and was killed");
         };
         let status: ExitStatus = status.context("wait for the server to stop")?;
-        ensure!(
-            status.success(),
-            "the server ended with {status}: {}",
-            self.last_words()
-        );
+        ensure!(status.success(), "the server ended with {status}: {}", self.last_words());
         Ok(())
     }
 
@@ -146,10 +121,7 @@ impl Server {
 }
 
 fn scratch() -> Result<TempDir> {
-    tempfile::Builder::new()
-        .prefix("weir-bench-")
-        .tempdir()
-        .context("create a temporary directory")
+    tempfile::Builder::new().prefix("weir-bench-").tempdir().context("create a temporary directory")
 }
 
 /// This executable with no setting of the operator's: a private run must not reach their database.
@@ -181,10 +153,7 @@ mod tests {
     fn the_ready_line_gives_the_url() {
         let line = "starting\nweir ready http://127.0.0.1:4321, grpc http://127.0.0.1:4322\n";
         assert_eq!(ready_url(line).unwrap(), "http://127.0.0.1:4321");
-        assert_eq!(
-            ready_url("weir ready empty http://[::1]:80\n").unwrap(),
-            "http://[::1]:80"
-        );
+        assert_eq!(ready_url("weir ready empty http://[::1]:80\n").unwrap(), "http://[::1]:80");
     }
 
     #[test]

@@ -98,9 +98,7 @@ impl Run {
     fn new(target: &Target, load: &LoadOptions) -> Self {
         let start = Instant::now();
         let measure_from = start + load.warmup;
-        let tickets = load
-            .rate_per_s
-            .map(|rate| Arc::new(Tickets::new(Schedule::new(rate), start)));
+        let tickets = load.rate_per_s.map(|rate| Arc::new(Tickets::new(Schedule::new(rate), start)));
         Self {
             target: target.clone(),
             load: load.clone(),
@@ -120,9 +118,7 @@ impl Run {
     fn unsent(&self) -> u64 {
         let since_start = |instant: Instant| instant - self.start;
         let (from, end) = (since_start(self.measure_from), since_start(self.end));
-        self.tickets
-            .as_ref()
-            .map_or(0, |tickets| tickets.unsent(from, end))
+        self.tickets.as_ref().map_or(0, |tickets| tickets.unsent(from, end))
     }
 }
 
@@ -144,19 +140,11 @@ struct Share {
 
 /// Loads `target` as `load` says and reports what it answered. Dropping the future stops the load.
 pub async fn measure(target: &Target, load: &LoadOptions) -> Result<Report> {
-    ensure!(
-        load.connections > 0 && load.threads > 0,
-        "a load needs at least one connection and one thread"
-    );
-    ensure!(
-        !load.duration.is_zero() && load.keys > 0,
-        "a load needs a duration and at least one key"
-    );
+    ensure!(load.connections > 0 && load.threads > 0, "a load needs at least one connection and one thread");
+    ensure!(!load.duration.is_zero() && load.keys > 0, "a load needs a duration and at least one key");
     let run = Arc::new(Run::new(target, load));
     let _abandon = Abandon(Arc::clone(&run));
-    let threads = (0..load.threads)
-        .map(|worker| spawn_worker(&run, worker))
-        .collect::<Result<Vec<_>>>()?;
+    let threads = (0..load.threads).map(|worker| spawn_worker(&run, worker)).collect::<Result<Vec<_>>>()?;
     let progress = Progress::timed(&target.name, run.start, run.end);
     let shares = progress.watch(&run.live, collect(threads)).await?;
     let (mut stats, mut cpu) = (Stats::new(), Duration::ZERO);
@@ -188,10 +176,8 @@ async fn collect(threads: Vec<oneshot::Receiver<Result<Share>>>) -> Result<Vec<S
 
 /// The work of one thread: its share of the connections on a runtime that no other thread touches.
 fn generate(run: &Arc<Run>, worker: usize) -> Result<Share> {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .context("start a runtime")?;
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().enable_all().build().context("start a runtime")?;
     runtime.block_on(async {
         let mut connections = JoinSet::new();
         for index in (worker..run.load.connections).step_by(run.load.threads) {
@@ -202,9 +188,8 @@ fn generate(run: &Arc<Run>, worker: usize) -> Result<Share> {
         sleep_until(run.end.into()).await;
         let cpu = cpu_time().saturating_sub(cpu_before);
         let hard_stop = run.end + run.load.timeout + HARD_STOP_MARGIN;
-        let stats = timeout_at(hard_stop.into(), join(connections))
-            .await
-            .context("connections did not end")??;
+        let stats =
+            timeout_at(hard_stop.into(), join(connections)).await.context("connections did not end")??;
         Ok(Share { stats, cpu })
     })
 }

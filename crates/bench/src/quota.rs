@@ -85,21 +85,14 @@ impl QuotaArgs {
 }
 
 pub(crate) async fn run(args: QuotaArgs) -> Result<()> {
-    ensure!(
-        !args.duration.is_zero(),
-        "--duration has to be longer than nothing"
-    );
+    ensure!(!args.duration.is_zero(), "--duration has to be longer than nothing");
     raise_file_limit(u64::from(args.connections))?;
     let mut notes = Vec::new();
     let (result, template) = match &args.url {
         Some(url) => load_server(&args, url).await?,
         None => load_private_server(&args, &mut notes).await?,
     };
-    let baseline = if args.wants_baseline() {
-        Some(load_baseline(&args, template).await?)
-    } else {
-        None
-    };
+    let baseline = if args.wants_baseline() { Some(load_baseline(&args, template).await?) } else { None };
     let answered = result.requests;
     Comparison::new(result, baseline, notes).print(args.json)?;
     ensure!(answered > 0, "no request was answered");
@@ -126,20 +119,10 @@ async fn load_private_server(args: &QuotaArgs, notes: &mut Vec<String>) -> Resul
 async fn load_server(args: &QuotaArgs, url: &str) -> Result<(Report, Template)> {
     let (address, authority) = resolve(url, args.allow_remote).await?;
     let config = Template::post_json(&authority, "/api/config", &config_body(args.limit));
-    let users = Target {
-        name: "creating users".to_owned(),
-        address,
-        template: config,
-    };
-    configure(&users, u64::from(args.keys))
-        .await
-        .context("create the users through POST /api/config")?;
+    let users = Target { name: "creating users".to_owned(), address, template: config };
+    configure(&users, u64::from(args.keys)).await.context("create the users through POST /api/config")?;
     let template = Template::post_json(&authority, "/api/send", &send_body(&args.message)?);
-    let target = Target {
-        name: "weir quota".to_owned(),
-        address,
-        template: template.clone(),
-    };
+    let target = Target { name: "weir quota".to_owned(), address, template: template.clone() };
     Ok((measure(&target, &args.load()).await?, template))
 }
 
@@ -147,11 +130,7 @@ async fn load_server(args: &QuotaArgs, url: &str) -> Result<(Report, Template)> 
 async fn load_baseline(args: &QuotaArgs, template: Template) -> Result<Report> {
     let server = Server::start_empty().await?;
     let (address, _) = resolve(&server.url, false).await?;
-    let target = Target {
-        name: "empty handler".to_owned(),
-        address,
-        template,
-    };
+    let target = Target { name: "empty handler".to_owned(), address, template };
     let report = measure(&target, &args.load()).await?;
     server.stop().await.context("stop the empty handler")?;
     Ok(report)
@@ -159,18 +138,12 @@ async fn load_baseline(args: &QuotaArgs, template: Template) -> Result<Report> {
 
 fn config_body(limit: u32) -> Body {
     let after = format!(r#"","rateLimit":{limit},"timeWindow":{WINDOW_MINUTES}}}"#);
-    Body {
-        before: r#"{"userId":"bench-"#.to_owned(),
-        after,
-    }
+    Body { before: r#"{"userId":"bench-"#.to_owned(), after }
 }
 
 fn send_body(message: &str) -> Result<Body> {
     let message = serde_json::to_string(message).context("write the message as JSON")?;
-    Ok(Body {
-        before: r#"{"userId":"bench-"#.to_owned(),
-        after: format!(r#"","message":{message}}}"#),
-    })
+    Ok(Body { before: r#"{"userId":"bench-"#.to_owned(), after: format!(r#"","message":{message}}}"#) })
 }
 
 /// Makes room for the connections, here and in the servers started from here.
@@ -186,21 +159,14 @@ fn raise_file_limit(connections: u64) -> Result<()> {
             maximum.unwrap_or(0)
         );
     }
-    setrlimit(
-        Resource::Nofile,
-        Rlimit {
-            current: Some(needed),
-            maximum,
-        },
-    )
-    .context("raise the limit on open files")
+    setrlimit(Resource::Nofile, Rlimit { current: Some(needed), maximum })
+        .context("raise the limit on open files")
 }
 
 /// `10s`, `500ms`, `1m`.
 fn parse_duration(text: &str) -> Result<Duration> {
-    let parsed: jiff::SignedDuration = text
-        .parse()
-        .context("use a number and a unit, such as 500ms, 10s or 1m")?;
+    let parsed: jiff::SignedDuration =
+        text.parse().context("use a number and a unit, such as 500ms, 10s or 1m")?;
     Duration::try_from(parsed).context("a duration cannot be negative")
 }
 
@@ -222,14 +188,8 @@ mod tests {
 
     #[test]
     fn durations_have_a_number_and_a_unit() {
-        let cases = [
-            ("10s", 10_000),
-            ("500ms", 500),
-            ("1m", 60_000),
-            ("0s", 0),
-            ("1.5s", 1500),
-            ("1m 30s", 90_000),
-        ];
+        let cases =
+            [("10s", 10_000), ("500ms", 500), ("1m", 60_000), ("0s", 0), ("1.5s", 1500), ("1m 30s", 90_000)];
         for (text, ms) in cases {
             assert_eq!(parse_duration(text).unwrap(), Duration::from_millis(ms), "{text}");
         }
@@ -243,10 +203,7 @@ mod tests {
         let args = parse(&[]).unwrap();
         let load = args.load();
         assert_eq!((load.connections, load.threads, load.keys), (128, 1, 1));
-        assert_eq!(
-            (load.warmup, load.duration),
-            (Duration::from_secs(2), Duration::from_secs(10))
-        );
+        assert_eq!((load.warmup, load.duration), (Duration::from_secs(2), Duration::from_secs(10)));
         assert_eq!((load.rate_per_s, args.limit), (None, 2_147_483_647));
     }
 
@@ -261,12 +218,7 @@ mod tests {
 
     #[test]
     fn settings_out_of_range_are_refused() {
-        for args in [
-            ["--connections", "0"],
-            ["--keys", "0"],
-            ["--limit", "2147483648"],
-            ["--rate", "0"],
-        ] {
+        for args in [["--connections", "0"], ["--keys", "0"], ["--limit", "2147483648"], ["--rate", "0"]] {
             assert!(parse(&args).is_err(), "{args:?}");
         }
     }
@@ -276,10 +228,7 @@ mod tests {
         let body = send_body("a \"quoted\"\nline").unwrap();
         let text = format!("{}0000000042{}", body.before, body.after);
         let value: serde_json::Value = serde_json::from_str(&text).unwrap();
-        assert_eq!(
-            value,
-            serde_json::json!({"userId": "bench-0000000042", "message": "a \"quoted\"\nline"})
-        );
+        assert_eq!(value, serde_json::json!({"userId": "bench-0000000042", "message": "a \"quoted\"\nline"}));
         let body = config_body(5);
         let value: serde_json::Value =
             serde_json::from_str(&format!("{}0000000042{}", body.before, body.after)).unwrap();

@@ -89,19 +89,12 @@ pub struct Comparison {
 impl Comparison {
     #[must_use]
     pub fn new(result: Report, baseline: Option<Report>, mut notes: Vec<String>) -> Self {
-        let ratio = baseline
-            .as_ref()
-            .filter(|_| result.rate_per_s.is_none())
-            .and_then(|base| ratio(&result, base));
+        let ratio =
+            baseline.as_ref().filter(|_| result.rate_per_s.is_none()).and_then(|base| ratio(&result, base));
         for report in std::iter::once(&result).chain(&baseline) {
             notes.extend(cautions(report));
         }
-        Self {
-            result,
-            baseline,
-            ratio,
-            notes,
-        }
+        Self { result, baseline, ratio, notes }
     }
 
     /// Prints as a table, or as one JSON object.
@@ -123,17 +116,10 @@ pub fn ratio(result: &Report, baseline: &Report) -> Option<f64> {
 fn cautions(report: &Report) -> Vec<String> {
     let name = &report.name;
     let mut notes = Vec::new();
-    let denied: u64 = report
-        .statuses
-        .iter()
-        .filter(|(status, _)| !(200..300).contains(*status))
-        .map(|(_, n)| n)
-        .sum();
+    let denied: u64 =
+        report.statuses.iter().filter(|(status, _)| !(200..300).contains(*status)).map(|(_, n)| n).sum();
     if denied > 0 {
-        notes.push(format!(
-            "{name}: {denied} of {} answers were not 2xx",
-            report.requests
-        ));
+        notes.push(format!("{name}: {denied} of {} answers were not 2xx", report.requests));
     }
     if report.unsent > 0 {
         notes.push(format!(
@@ -153,9 +139,7 @@ fn cautions(report: &Report) -> Vec<String> {
 /// The one place that writes to stdout.
 pub(crate) fn print_line(text: &str) -> Result<()> {
     let mut stdout = io::stdout().lock();
-    writeln!(stdout, "{text}")
-        .and_then(|()| stdout.flush())
-        .context("write to stdout")
+    writeln!(stdout, "{text}").and_then(|()| stdout.flush()).context("write to stdout")
 }
 
 #[cfg(test)]
@@ -174,13 +158,7 @@ pub(crate) mod tests {
             duration_s: 10.0,
             requests,
             requests_per_s: requests as f64 / 10.0,
-            latency_ms: LatencyMs {
-                p50: 1.2,
-                p90: 1.9,
-                p99: 2.75,
-                p999: 4.0,
-                max: 12.345,
-            },
+            latency_ms: LatencyMs { p50: 1.2, p90: 1.9, p99: 2.75, p999: 4.0, max: 12.345 },
             statuses: BTreeMap::from([(200, requests)]),
             errors: ErrorCounts::default(),
             unsent: 0,
@@ -196,26 +174,17 @@ pub(crate) mod tests {
 
     #[test]
     fn an_open_loop_has_no_ratio() {
-        let open = Report {
-            rate_per_s: NonZeroU32::new(1000),
-            ..sample("a", 10_000)
-        };
+        let open = Report { rate_per_s: NonZeroU32::new(1000), ..sample("a", 10_000) };
         assert_eq!(Comparison::new(open.clone(), Some(open), Vec::new()).ratio, None);
         let closed = sample("a", 10_000);
-        assert_eq!(
-            Comparison::new(closed.clone(), Some(closed), Vec::new()).ratio,
-            Some(1.0)
-        );
+        assert_eq!(Comparison::new(closed.clone(), Some(closed), Vec::new()).ratio, Some(1.0));
     }
 
     #[test]
     fn json_reads_back_as_the_same_comparison() {
         let comparison = Comparison::new(sample("a", 8), Some(sample("b", 10)), vec!["n".to_owned()]);
         let json = serde_json::to_string(&comparison).unwrap();
-        assert!(
-            json.contains(r#""requestsPerS":0.8"#) && json.contains(r#""p99.9":4.0"#),
-            "{json}"
-        );
+        assert!(json.contains(r#""requestsPerS":0.8"#) && json.contains(r#""p99.9":4.0"#), "{json}");
         assert_eq!(serde_json::from_str::<Comparison>(&json).unwrap(), comparison);
     }
 

@@ -12,9 +12,7 @@ use url::Url;
 pub async fn resolve(url: &str, allow_remote: bool) -> Result<(SocketAddr, String)> {
     let (host, port) = parse(url)?;
     let authority = format!("{host}:{port}");
-    let found = lookup_host(&authority)
-        .await
-        .with_context(|| format!("resolve {host}"))?;
+    let found = lookup_host(&authority).await.with_context(|| format!("resolve {host}"))?;
     let addresses: Vec<SocketAddr> = found.collect();
     if !allow_remote {
         addresses.iter().try_for_each(|address| refuse_remote(*address))?;
@@ -36,13 +34,8 @@ pub async fn resolve(url: &str, allow_remote: bool) -> Result<(SocketAddr, Strin
 fn parse(url: &str) -> Result<(String, u16)> {
     let parsed = Url::parse(url).with_context(|| format!("{url} is not a URL; use http://host:port"))?;
     let plain = parsed.scheme() == "http" && parsed.path() == "/" && parsed.query().is_none();
-    ensure!(
-        plain,
-        "{url} is not supported: the generator speaks plain HTTP to http://host:port"
-    );
-    let host = parsed
-        .host_str()
-        .with_context(|| format!("{url} names no host"))?;
+    ensure!(plain, "{url} is not supported: the generator speaks plain HTTP to http://host:port");
+    let host = parsed.host_str().with_context(|| format!("{url} names no host"))?;
     Ok((host.to_owned(), parsed.port_or_known_default().unwrap_or(80)))
 }
 
@@ -61,23 +54,14 @@ mod tests {
 
     #[test]
     fn a_url_gives_host_and_port() {
-        assert_eq!(
-            parse("http://127.0.0.1:8080").unwrap(),
-            ("127.0.0.1".to_owned(), 8080)
-        );
+        assert_eq!(parse("http://127.0.0.1:8080").unwrap(), ("127.0.0.1".to_owned(), 8080));
         assert_eq!(parse("http://localhost/").unwrap(), ("localhost".to_owned(), 80));
         assert_eq!(parse("http://[::1]:9").unwrap(), ("[::1]".to_owned(), 9));
     }
 
     #[test]
     fn other_schemes_and_paths_are_refused() {
-        for url in [
-            "https://localhost",
-            "http://localhost/api",
-            "localhost:8080",
-            "",
-            "http://h/?a=b",
-        ] {
+        for url in ["https://localhost", "http://localhost/api", "localhost:8080", "", "http://h/?a=b"] {
             assert!(parse(url).is_err(), "{url}");
         }
     }

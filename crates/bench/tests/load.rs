@@ -1,8 +1,5 @@
 //! The generator against small servers, good and bad: what it counts must be what happened. No timing is asserted.
-#![expect(
-    clippy::unwrap_used,
-    reason = "a server that cannot be set up has to fail its test"
-)]
+#![expect(clippy::unwrap_used, reason = "a server that cannot be set up has to fail its test")]
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -29,15 +26,8 @@ fn load() -> LoadOptions {
 }
 
 fn target(address: SocketAddr) -> Target {
-    let body = Body {
-        before: r#"{"userId":"bench-"#.into(),
-        after: r#"","message":"hello"}"#.into(),
-    };
-    Target {
-        name: "test".into(),
-        address,
-        template: Template::post_json("localhost", "/api/send", &body),
-    }
+    let body = Body { before: r#"{"userId":"bench-"#.into(), after: r#"","message":"hello"}"#.into() };
+    Target { name: "test".into(), address, template: Template::post_json("localhost", "/api/send", &body) }
 }
 
 async fn serve(router: Router) -> SocketAddr {
@@ -95,10 +85,7 @@ async fn threads_share_the_connections_and_add_up() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_open_loop_accounts_for_every_request_that_was_due() {
-    let options = LoadOptions {
-        rate_per_s: NonZeroU32::new(1000),
-        ..load()
-    };
+    let options = LoadOptions { rate_per_s: NonZeroU32::new(1000), ..load() };
     let report = measured(serve_ok().await, &options).await;
     assert_eq!(report.requests + report.unsent, 400, "{report:?}");
     assert_eq!(report.errors, ErrorCounts::default());
@@ -108,11 +95,7 @@ async fn an_open_loop_accounts_for_every_request_that_was_due() {
 async fn an_open_loop_says_what_a_slow_server_kept_from_being_sent() {
     let slow = post(|| async { tokio::time::sleep(Duration::from_millis(100)).await });
     let address = serve(Router::new().route("/api/send", slow)).await;
-    let options = LoadOptions {
-        connections: 1,
-        rate_per_s: NonZeroU32::new(1000),
-        ..load()
-    };
+    let options = LoadOptions { connections: 1, rate_per_s: NonZeroU32::new(1000), ..load() };
     let report = measured(address, &options).await;
     assert!(report.unsent > 0);
     assert_eq!(report.requests + report.unsent, 400, "{report:?}");
@@ -136,17 +119,12 @@ async fn a_dropped_connection_is_counted_and_comes_back() {
 async fn a_server_that_asks_to_close_is_no_error() {
     let address = serve_raw(|mut stream| async move {
         read_request(&mut stream).await?;
-        stream
-            .write_all(b"HTTP/1.1 503 Busy\r\nconnection: close\r\ncontent-length: 0\r\n\r\n")
-            .await
+        stream.write_all(b"HTTP/1.1 503 Busy\r\nconnection: close\r\ncontent-length: 0\r\n\r\n").await
     })
     .await;
     let report = measured(address, &load()).await;
     assert!(report.requests > 8);
-    assert_eq!(
-        (report.statuses.get(&503), report.errors.total()),
-        (Some(&report.requests), 0)
-    );
+    assert_eq!((report.statuses.get(&503), report.errors.total()), (Some(&report.requests), 0));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -156,11 +134,7 @@ async fn a_silent_server_gives_timeouts_and_an_end() {
         Ok(())
     })
     .await;
-    let options = LoadOptions {
-        warmup: Duration::ZERO,
-        timeout: Duration::from_millis(20),
-        ..load()
-    };
+    let options = LoadOptions { warmup: Duration::ZERO, timeout: Duration::from_millis(20), ..load() };
     let report = measured(address, &options).await;
     assert!(report.errors.timeout >= 8, "{report:?}");
     assert_eq!(report.requests, 0);
@@ -188,14 +162,7 @@ async fn nobody_listening_is_a_connect_error() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     drop(listener);
-    let report = measured(
-        address,
-        &LoadOptions {
-            warmup: Duration::ZERO,
-            ..load()
-        },
-    )
-    .await;
+    let report = measured(address, &LoadOptions { warmup: Duration::ZERO, ..load() }).await;
     assert!(report.errors.connect >= 8 && report.requests == 0, "{report:?}");
 }
 
@@ -239,16 +206,10 @@ async fn configuring_fails_on_an_answer_that_is_not_2xx() {
 async fn a_load_without_connections_or_time_is_refused() {
     let target = target("127.0.0.1:1".parse().unwrap());
     for options in [
-        LoadOptions {
-            connections: 0,
-            ..load()
-        },
+        LoadOptions { connections: 0, ..load() },
         LoadOptions { threads: 0, ..load() },
         LoadOptions { keys: 0, ..load() },
-        LoadOptions {
-            duration: Duration::ZERO,
-            ..load()
-        },
+        LoadOptions { duration: Duration::ZERO, ..load() },
     ] {
         assert!(measure(&target, &options).await.is_err(), "{options:?}");
     }

@@ -117,11 +117,6 @@ mod tests {
 
     #[test]
     fn a_time_before_the_epoch_still_names_a_message() {
-        assert_eq!(
-            MessageId::new(Timestamp::from_micros(-5), [1; 10])
-                .as_uuid()
-                .get_version_num(),
-            7
-        );
+        assert_eq!(MessageId::new(Timestamp::from_micros(-5), [1; 10]).as_uuid().get_version_num(), 7);
     }
 }

@@ -30,10 +30,7 @@ impl Limits {
     /// When either is outside 1 to [`Limits::MAX`].
     pub const fn new(rate_limit: u32, time_window_minutes: u32) -> Result<Self, OutOfRange> {
         if matches!(rate_limit, 1..=Self::MAX) && matches!(time_window_minutes, 1..=Self::MAX) {
-            Ok(Self {
-                rate_limit,
-                time_window_minutes,
-            })
+            Ok(Self { rate_limit, time_window_minutes })
         } else {
             Err(OutOfRange)
         }
@@ -82,11 +79,7 @@ impl Quota {
     /// The row a (new) configuration starts with: nothing spent, a window from now.
     #[must_use]
     pub const fn configured(limits: Limits, now: Timestamp) -> Self {
-        Self {
-            limits,
-            current_count: 0,
-            last_refresh: now,
-        }
+        Self { limits, current_count: 0, last_refresh: now }
     }
 
     /// Decides one send at `now` and takes its place in the window. A denial changes nothing.
@@ -102,10 +95,7 @@ impl Quota {
             });
         }
         self.current_count = self.current_count.saturating_add(1);
-        Verdict::Allowed(Grant {
-            remaining: self.remaining(),
-            reset_at: self.reset_at(),
-        })
+        Verdict::Allowed(Grant { remaining: self.remaining(), reset_at: self.reset_at() })
     }
 
     /// The row as it counts at `now`: a window that has passed reads as nothing spent.
@@ -160,24 +150,9 @@ mod tests {
     #[test]
     fn the_limit_is_the_last_message_allowed() {
         let mut quota = quota(2, 1);
-        assert_eq!(
-            quota.send(at(1)),
-            Verdict::Allowed(Grant {
-                remaining: 1,
-                reset_at: at(60)
-            })
-        );
-        assert_eq!(
-            quota.send(at(2)),
-            Verdict::Allowed(Grant {
-                remaining: 0,
-                reset_at: at(60)
-            })
-        );
-        let denied = Denial {
-            reason: Reason::QuotaExceeded,
-            retry_after: Duration::from_secs(50),
-        };
+        assert_eq!(quota.send(at(1)), Verdict::Allowed(Grant { remaining: 1, reset_at: at(60) }));
+        assert_eq!(quota.send(at(2)), Verdict::Allowed(Grant { remaining: 0, reset_at: at(60) }));
+        let denied = Denial { reason: Reason::QuotaExceeded, retry_after: Duration::from_secs(50) };
         assert_eq!(quota.send(at(10)), Verdict::Denied(denied));
     }
 
@@ -185,18 +160,8 @@ mod tests {
     fn a_window_turns_at_its_very_end_and_counts_1_from_there() {
         let mut quota = quota(1, 1);
         assert!(quota.send(at(0)).is_allowed());
-        assert!(
-            !quota
-                .send(Timestamp::from_micros(at(60).as_micros() - 1))
-                .is_allowed()
-        );
-        assert_eq!(
-            quota.send(at(60)),
-            Verdict::Allowed(Grant {
-                remaining: 0,
-                reset_at: at(120)
-            })
-        );
+        assert!(!quota.send(Timestamp::from_micros(at(60).as_micros() - 1)).is_allowed());
+        assert_eq!(quota.send(at(60)), Verdict::Allowed(Grant { remaining: 0, reset_at: at(120) }));
         assert_eq!((quota.current_count, quota.last_refresh), (1, at(60)));
     }
 

@@ -35,11 +35,7 @@ impl Timestamp {
     #[must_use]
     pub const fn since(self, earlier: Self) -> Duration {
         let micros = self.0.saturating_sub(earlier.0);
-        if micros <= 0 {
-            Duration::ZERO
-        } else {
-            Duration::from_micros(micros.unsigned_abs())
-        }
+        if micros <= 0 { Duration::ZERO } else { Duration::from_micros(micros.unsigned_abs()) }
     }
 
     /// The point `span` later, held at the end of time rather than wrapping round.

@@ -54,11 +54,7 @@ fn step_micros(minutes: u32) -> impl Strategy<Value = i64> {
 
 fn history() -> impl Strategy<Value = (u32, u32, Vec<i64>)> {
     (1u32..6, 1u32..4).prop_flat_map(|(limit, minutes)| {
-        (
-            Just(limit),
-            Just(minutes),
-            prop::collection::vec(step_micros(minutes), 1..80),
-        )
+        (Just(limit), Just(minutes), prop::collection::vec(step_micros(minutes), 1..80))
     })
 }
 

@@ -147,27 +147,9 @@ mod tests {
 
     #[test]
     fn books_balance_when_every_message_is_in_one_place() {
-        let books = Books {
-            accepted: 10,
-            done: 4,
-            discarded: 1,
-            dead: 2,
-            in_flight: 3,
-        };
+        let books = Books { accepted: 10, done: 4, discarded: 1, dead: 2, in_flight: 3 };
         assert_eq!(books.difference(), 0);
-        assert_eq!(
-            Books {
-                in_flight: 2,
-                ..books
-            }
-            .difference(),
-            1,
-            "one is lost"
-        );
-        assert_eq!(
-            Books { done: 6, ..books }.difference(),
-            -2,
-            "two were delivered from nowhere"
-        );
+        assert_eq!(Books { in_flight: 2, ..books }.difference(), 1, "one is lost");
+        assert_eq!(Books { done: 6, ..books }.difference(), -2, "two were delivered from nowhere");
     }
 }

@@ -55,11 +55,7 @@ pub fn decode(payload: &[u8]) -> Result<SmsEvent, serde_json::Error> {
 /// as its nearest end.
 #[must_use]
 pub fn rfc3339(at: Timestamp) -> Rfc3339 {
-    let nearest = if at < Timestamp::EPOCH {
-        Rfc3339::MIN
-    } else {
-        Rfc3339::MAX
-    };
+    let nearest = if at < Timestamp::EPOCH { Rfc3339::MIN } else { Rfc3339::MAX };
     Rfc3339::from_microsecond(at.as_micros()).unwrap_or(nearest)
 }
 
@@ -74,12 +70,7 @@ mod tests {
         let user = UserId::parse("alice").unwrap();
         let at = Timestamp::from_micros(1_700_000_000_123_456);
         let message_id = MessageId::new(at, [9; 10]);
-        let json = encode(&Accepted {
-            message_id,
-            user: &user,
-            message: "hi \"there\"\n",
-            at,
-        });
+        let json = encode(&Accepted { message_id, user: &user, message: "hi \"there\"\n", at });
         assert_eq!(
             String::from_utf8(json.clone()).unwrap(),
             format!(
@@ -87,29 +78,14 @@ mod tests {
             )
         );
         let event = decode(&json).unwrap();
-        assert_eq!(
-            (event.user_id.as_str(), event.message.as_str()),
-            ("alice", "hi \"there\"\n")
-        );
+        assert_eq!((event.user_id.as_str(), event.message.as_str()), ("alice", "hi \"there\"\n"));
     }
 
     #[test]
     fn what_is_not_an_event_says_why() {
-        for bad in [
-            &b""[..],
-            b"nonsense",
-            b"{}",
-            br#"{"messageId":"x"}"#,
-            b"[]",
-            b"\xff",
-        ] {
+        for bad in [&b""[..], b"nonsense", b"{}", br#"{"messageId":"x"}"#, b"[]", b"\xff"] {
             assert!(decode(bad).is_err());
         }
-        assert!(
-            decode(br#"{"userId":"a"}"#)
-                .unwrap_err()
-                .to_string()
-                .contains("messageId")
-        );
+        assert!(decode(br#"{"userId":"a"}"#).unwrap_err().to_string().contains("messageId"));
     }
 }

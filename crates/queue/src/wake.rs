@@ -49,10 +49,6 @@ mod tests {
         bells.ring("b");
         let started = tokio::time::Instant::now();
         bells.wait("a", Duration::from_secs(3)).await;
-        assert_eq!(
-            started.elapsed(),
-            Duration::from_secs(3),
-            "virtual time: it waited to the end"
-        );
+        assert_eq!(started.elapsed(), Duration::from_secs(3), "virtual time: it waited to the end");
     }
 }

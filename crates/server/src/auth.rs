@@ -32,10 +32,7 @@ impl Auth {
             Some(file) => jwt::Verifier::from_jwks_file(file)?,
             None => jwt::Verifier::from_secret(&jwt_secret(settings, data)?),
         };
-        Ok(Self {
-            admin: admin::AdminKey::new(&admin),
-            tokens,
-        })
+        Ok(Self { admin: admin::AdminKey::new(&admin), tokens })
     }
 }
 

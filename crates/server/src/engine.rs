@@ -41,9 +41,7 @@ impl Engine {
             }
             EngineChoice::Postgres(target) => {
                 let connections = settings.store.postgres_connections;
-                open_patiently(target, connections, clock)
-                    .await
-                    .map(Self::Postgres)
+                open_patiently(target, connections, clock).await.map(Self::Postgres)
             }
         }
     }

@@ -85,12 +85,7 @@ impl Server {
             app.closing.clone(),
         ));
         let workers = start_workers(&app);
-        Ok(Self {
-            app,
-            address,
-            http,
-            workers,
-        })
+        Ok(Self { app, address, http, workers })
     }
 
     /// Where it listens.
@@ -110,11 +105,7 @@ impl Server {
                 config::store::EngineChoice::Embedded => "Postgres".to_owned(),
             },
         };
-        format!(
-            "weir ready on http://{} · {engine} · secrets in {}",
-            self.address,
-            data.display()
-        )
+        format!("weir ready on http://{} · {engine} · secrets in {}", self.address, data.display())
     }
 
     /// Finishes what was accepted, within the settings' deadline. False when that was not enough.

@@ -1,16 +1,20 @@
 //! Which of Postgres's errors pass by themselves, and which do not.
 
+use std::error::Error as _;
+
 use tokio_postgres::error::SqlState;
+use tokio_postgres::types::{WasNull, WrongType};
 use weir_store::Error;
 
 use crate::ENGINE;
 
-/// Everything but a statement that Postgres understood and rejected on its merits may pass by itself.
+/// Everything but a statement that was rejected on its merits, here or there, may pass by itself.
 pub(crate) fn classify(error: tokio_postgres::Error) -> Error {
-    match error.code() {
-        Some(code) if !is_transient(code) => Error::failed(ENGINE, error),
-        _ => Error::unavailable(ENGINE, error),
-    }
+    let fault = match error.code() {
+        Some(code) => !is_transient(code),
+        None => error.source().is_some_and(|cause| cause.is::<WrongType>() || cause.is::<WasNull>()),
+    };
+    if fault { Error::failed(ENGINE, error) } else { Error::unavailable(ENGINE, error) }
 }
 
 fn is_transient(code: &SqlState) -> bool {
@@ -41,12 +45,8 @@ mod tests {
         ] {
             assert!(is_transient(&passing), "{passing:?}");
         }
-        for fault in [
-            S::UNDEFINED_TABLE,
-            S::CHECK_VIOLATION,
-            S::SYNTAX_ERROR,
-            S::NUMERIC_VALUE_OUT_OF_RANGE,
-        ] {
+        for fault in [S::UNDEFINED_TABLE, S::CHECK_VIOLATION, S::SYNTAX_ERROR, S::NUMERIC_VALUE_OUT_OF_RANGE]
+        {
             assert!(!is_transient(&fault), "{fault:?}");
         }
     }

@@ -59,14 +59,8 @@ impl Postgres {
         clock: Option<Arc<dyn Clock>>,
     ) -> Result<Self> {
         migrate::run(&target).await?;
-        let inner = Inner {
-            pool: Pool::new(target, connections),
-            clock,
-            bells: Bells::default(),
-        };
-        Ok(Self {
-            inner: Arc::new(inner),
-        })
+        let inner = Inner { pool: Pool::new(target, connections), clock, bells: Bells::default() };
+        Ok(Self { inner: Arc::new(inner) })
     }
 
     /// Makes sure that the server answers.
@@ -75,19 +69,14 @@ impl Postgres {
     /// When it does not.
     pub async fn ping(&self) -> Result<()> {
         let session = self.inner.pool.session().await?;
-        session
-            .bounded(session.client.query_one(&session.statements.clock, &[]))
-            .await?;
+        session.bounded(session.client.query_one(&session.statements.clock, &[])).await?;
         session.keep();
         Ok(())
     }
 
     /// The test clock's time for statements that would otherwise ask the database's: `coalesce($n, clock_timestamp())`.
     fn clock_override(&self) -> Option<SystemTime> {
-        self.inner
-            .clock
-            .as_ref()
-            .map(|clock| time::to_system(clock.now()))
+        self.inner.clock.as_ref().map(|clock| time::to_system(clock.now()))
     }
 }
 

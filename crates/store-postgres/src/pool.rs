@@ -42,15 +42,8 @@ struct Backoff {
 impl Pool {
     pub(crate) fn new(target: Target, connections: usize) -> Self {
         let permits = Arc::new(Semaphore::new(connections.max(1)));
-        let inner = Inner {
-            target,
-            permits,
-            idle: Mutex::default(),
-            backoff: Mutex::default(),
-        };
-        Self {
-            inner: Arc::new(inner),
-        }
+        let inner = Inner { target, permits, idle: Mutex::default(), backoff: Mutex::default() };
+        Self { inner: Arc::new(inner) }
     }
 
     /// A connection of one's own, an idle one or a new one.
@@ -64,11 +57,7 @@ impl Pool {
             Some(connection) => connection,
             None => self.inner.connect().await?,
         };
-        Ok(Session {
-            connection,
-            pool: Arc::clone(&self.inner),
-            _permit: permit,
-        })
+        Ok(Session { connection, pool: Arc::clone(&self.inner), _permit: permit })
     }
 }
 
@@ -120,9 +109,7 @@ impl Inner {
 impl Backoff {
     /// Doubles the pause, less up to half of it, so that servers do not come back in step.
     fn fail(&mut self) {
-        let pause = BACKOFF_MIN
-            .saturating_mul(1 << self.failures.min(10))
-            .min(BACKOFF_MAX);
+        let pause = BACKOFF_MIN.saturating_mul(1 << self.failures.min(10)).min(BACKOFF_MAX);
         let pause = pause.mul_f64(1.0 - fastrand::f64() / 2.0);
         self.failures = self.failures.saturating_add(1);
         self.retry_at = Some(Instant::now() + pause);
@@ -154,11 +141,7 @@ impl Session {
 
     /// Gives the connection back: all went well and no transaction is open.
     pub(crate) fn keep(self) {
-        self.pool
-            .idle
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .push(self.connection);
+        self.pool.idle.lock().unwrap_or_else(PoisonError::into_inner).push(self.connection);
     }
 }
 
@@ -179,16 +162,10 @@ mod tests {
         let mut backoff = Backoff::default();
         for _ in 0..40 {
             backoff.fail();
-            let pause = backoff
-                .retry_at
-                .unwrap()
-                .saturating_duration_since(Instant::now());
+            let pause = backoff.retry_at.unwrap().saturating_duration_since(Instant::now());
             assert!(pause <= BACKOFF_MAX);
         }
-        let last = backoff
-            .retry_at
-            .unwrap()
-            .saturating_duration_since(Instant::now());
+        let last = backoff.retry_at.unwrap().saturating_duration_since(Instant::now());
         assert!(last > BACKOFF_MIN);
     }
 

@@ -36,22 +36,22 @@ const LEASE: &str = "
         FOR UPDATE SKIP LOCKED
     )
     UPDATE queue_shard AS held
-    SET token = held.token + 1, leased_until = coalesce($3, clock_timestamp()) + $2 * interval '1 microsecond'
+    SET token = held.token + 1, leased_until = coalesce($3, clock_timestamp()) + $2::bigint * interval '1 microsecond'
     FROM free WHERE held.topic = free.topic AND held.shard = free.shard
     RETURNING held.shard, held.token";
 const VISIBLE: &str = "
     SELECT message.shard, message.id, message.key, message.payload, message.attempts
-    FROM unnest($2::smallint[]) AS leased (shard)
+    FROM unnest($2::smallint[], $3::bigint[]) AS leased (shard, after)
     CROSS JOIN LATERAL (
         SELECT * FROM queue_message AS candidate
-        WHERE candidate.topic = $1 AND candidate.shard = leased.shard
-          AND (candidate.delayed_until IS NULL OR candidate.delayed_until <= coalesce($4, clock_timestamp()))
+        WHERE candidate.topic = $1 AND candidate.shard = leased.shard AND candidate.id > leased.after
+          AND (candidate.delayed_until IS NULL OR candidate.delayed_until <= coalesce($5, clock_timestamp()))
           AND NOT EXISTS (
               SELECT FROM queue_message AS before
               WHERE before.topic = candidate.topic AND before.shard = candidate.shard
                 AND before.key = candidate.key AND before.id < candidate.id
-                AND before.delayed_until > coalesce($4, clock_timestamp()))
-        ORDER BY candidate.id LIMIT $3
+                AND before.delayed_until > coalesce($5, clock_timestamp()))
+        ORDER BY candidate.id LIMIT $4
     ) AS message
     ORDER BY message.shard, message.id";
 const LOCK_LEASES: &str = "
@@ -59,6 +59,7 @@ const LOCK_LEASES: &str = "
     FROM queue_shard AS held
     JOIN unnest($2::smallint[], $3::bigint[]) AS mine (shard, token)
       ON held.topic = $1 AND held.shard = mine.shard AND held.token = mine.token
+    WHERE held.leased_until > coalesce($4, clock_timestamp())
     ORDER BY held.shard FOR UPDATE OF held";
 const DELAY: &str = "
     UPDATE queue_message AS message
@@ -165,10 +166,7 @@ impl Queue for Postgres {
         if leases.is_empty() {
             return Ok(Claim::default());
         }
-        let receipt = Receipt {
-            topic: topic.to_owned(),
-            leases,
-        };
+        let receipt = Receipt { topic: topic.to_owned(), leases };
         let messages = self.visible(&receipt, max).await?;
         if messages.is_empty() {
             // All that is there waits behind a retry: others may look again at once.
@@ -182,15 +180,12 @@ impl Queue for Postgres {
         let session = self.inner.pool.session().await?;
         let (topic, now) = (receipt.topic.as_str(), self.clock_override());
         let (client, statements) = (&session.client, &session.statements.queue);
-        let (shards, tokens): (Vec<i16>, Vec<i64>) = receipt
-            .leases
-            .iter()
-            .map(|lease| (lease.shard.cast_signed(), lease.token))
-            .unzip();
+        let (shards, tokens): (Vec<i16>, Vec<i64>) =
+            receipt.leases.iter().map(|lease| (lease.shard.cast_signed(), lease.token)).unzip();
         let (_, locked) = session
             .bounded(try_join(
                 client.batch_execute("BEGIN"),
-                client.query(&statements.lock_leases, &[&topic, &shards, &tokens]),
+                client.query(&statements.lock_leases, &[&topic, &shards, &tokens, &now]),
             ))
             .await?;
         let held: Vec<i16> = locked.iter().map(|row| column(row, 0)).collect::<Result<_>>()?;
@@ -200,16 +195,10 @@ impl Queue for Postgres {
         session
             .bounded(try_join5(
                 client.execute(&statements.delay, &[&topic, &retry.0, &retry.1, &retry.2, &now]),
-                client.execute(
-                    &statements.bury,
-                    &[&topic, &dead.0, &dead.1, &dead.2, &dead.3, &now],
-                ),
+                client.execute(&statements.bury, &[&topic, &dead.0, &dead.1, &dead.2, &dead.3, &now]),
                 client.execute(&statements.release, &[&topic, &held, &now]),
                 // The ledger last, as everywhere: see `quota::save`.
-                client.execute(
-                    &statements.finish,
-                    &[&topic, &session.ledger_slot, &done.0, &done.1],
-                ),
+                client.execute(&statements.finish, &[&topic, &session.ledger_slot, &done.0, &done.1]),
                 client.batch_execute("COMMIT"),
             ))
             .await?;
@@ -224,20 +213,16 @@ impl Queue for Postgres {
 
     async fn dead_letters(&self, after: Option<&str>, limit: usize) -> Result<Vec<DeadLetter>> {
         let session = self.inner.pool.session().await?;
-        let (after, limit) = (
-            after.unwrap_or_default(),
-            i64::try_from(limit).unwrap_or(i64::MAX),
-        );
+        let after = storable(after.unwrap_or_default());
+        let limit = i64::try_from(limit).unwrap_or(i64::MAX);
         let statement = &session.statements.queue.dead_letters;
-        let rows = session
-            .bounded(session.client.query(statement, &[&after, &limit]))
-            .await?;
+        let rows = session.bounded(session.client.query(statement, &[&after, &limit])).await?;
         session.keep();
         rows.iter().map(read_dead_letter).collect()
     }
 
     async fn replay(&self, id: &str) -> Result<bool> {
-        Ok(self.replay_some(Some(id)).await? > 0)
+        Ok(self.replay_some(Some(storable(id))).await? > 0)
     }
 
     async fn replay_all(&self) -> Result<u64> {
@@ -248,7 +233,7 @@ impl Queue for Postgres {
         let session = self.inner.pool.session().await?;
         let statement = &session.statements.queue.discard;
         let discarded = session
-            .bounded(session.client.execute(statement, &[&id, &session.ledger_slot]))
+            .bounded(session.client.execute(statement, &[&storable(id), &session.ledger_slot]))
             .await?;
         session.keep();
         Ok(discarded > 0)
@@ -257,9 +242,7 @@ impl Queue for Postgres {
     async fn audit(&self, topic: &str) -> Result<Books> {
         let session = self.inner.pool.session().await?;
         let statement = &session.statements.queue.books;
-        let row = session
-            .bounded(session.client.query_one(statement, &[&topic]))
-            .await?;
+        let row = session.bounded(session.client.query_one(statement, &[&topic])).await?;
         session.keep();
         let count = |index| column::<i64>(&row, index).map(i64::unsigned_abs);
         Ok(Books {
@@ -288,36 +271,35 @@ impl Postgres {
         rows.iter()
             .map(|row| {
                 let shard: i16 = column(row, 0)?;
-                Ok(Lease {
-                    shard: shard.cast_unsigned(),
-                    token: column(row, 1)?,
-                })
+                Ok(Lease { shard: shard.cast_unsigned(), token: column(row, 1)? })
             })
             .collect()
     }
 
-    /// Reads the messages of shards that are leased already: by a statement of its own, so that it sees everything
-    /// the last holder has settled.
+    /// Reads the messages of shards that are leased already: by statements of their own, so that they see everything
+    /// the last holder has settled. Every shard gives its share; those that have more then fill what is left.
     async fn visible(&self, receipt: &Receipt, max: usize) -> Result<Vec<Message>> {
         let session = self.inner.pool.session().await?;
-        let shards: Vec<i16> = receipt
-            .leases
-            .iter()
-            .map(|lease| lease.shard.cast_signed())
-            .collect();
-        let per_shard = i64::try_from((max / shards.len().max(1)).max(1)).unwrap_or(i64::MAX);
-        let now = self.clock_override();
-        let statement = &session.statements.queue.visible;
-        let rows = session
-            .bounded(
-                session
-                    .client
-                    .query(statement, &[&receipt.topic, &shards, &per_shard, &now]),
-            )
-            .await?;
+        let (now, statement) = (self.clock_override(), &session.statements.queue.visible);
+        let mut shards: Vec<i16> = receipt.leases.iter().map(|lease| lease.shard.cast_signed()).collect();
+        let mut after = vec![i64::MIN; shards.len()];
+        let mut messages: Vec<Message> = Vec::new();
+        while messages.len() < max && !shards.is_empty() {
+            let share = ((max - messages.len()) / shards.len()).max(1);
+            let limit = i64::try_from(share).unwrap_or(i64::MAX);
+            let rows = session
+                .bounded(session.client.query(statement, &[&receipt.topic, &shards, &after, &limit, &now]))
+                .await?;
+            let batch: Vec<Message> = rows.iter().map(read_message).collect::<Result<_>>()?;
+            // Rows come shard by shard: a shard that gave its full share may have more, from its last id on.
+            let full = batch.chunk_by(|a, b| a.position.shard == b.position.shard);
+            let full = full.filter(|chunk| chunk.len() >= share).filter_map(<[_]>::last);
+            (shards, after) = full.map(|last| (last.position.shard.cast_signed(), last.position.id)).unzip();
+            messages.extend(batch);
+        }
         session.keep();
-        // With fewer wanted than shards leased, the rest is simply handed out next time.
-        rows.iter().take(max).map(read_message).collect()
+        messages.truncate(max);
+        Ok(messages)
     }
 
     async fn replay_some(&self, id: Option<&str>) -> Result<u64> {
@@ -349,27 +331,24 @@ impl Columns {
             columns.done.0.push(position.shard.cast_signed());
             columns.done.1.push(position.id);
         }
-        for (position, delay) in settlement
-            .retry
-            .into_iter()
-            .filter(|(position, _)| ours(*position))
-        {
+        for (position, delay) in settlement.retry.into_iter().filter(|(position, _)| ours(*position)) {
             columns.retry.0.push(position.shard.cast_signed());
             columns.retry.1.push(position.id);
             columns.retry.2.push(micros(delay));
         }
-        for (position, reason) in settlement
-            .dead
-            .into_iter()
-            .filter(|(position, _)| ours(*position))
-        {
+        for (position, reason) in settlement.dead.into_iter().filter(|(position, _)| ours(*position)) {
             columns.dead.0.push(position.shard.cast_signed());
             columns.dead.1.push(position.id);
             columns.dead.2.push(letter().to_string());
-            columns.dead.3.push(reason);
+            columns.dead.3.push(reason.replace('\0', "\u{fffd}"));
         }
         columns
     }
+}
+
+/// The part of a text that Postgres can hold: up to a NUL. No id of ours has one, so a text cut short matches nothing.
+fn storable(text: &str) -> &str {
+    text.split('\0').next().unwrap_or_default()
 }
 
 fn micros(span: Duration) -> i64 {
@@ -379,10 +358,7 @@ fn micros(span: Duration) -> i64 {
 fn read_message(row: &Row) -> Result<Message> {
     let shard: i16 = column(row, 0)?;
     Ok(Message {
-        position: Position {
-            shard: shard.cast_unsigned(),
-            id: column(row, 1)?,
-        },
+        position: Position { shard: shard.cast_unsigned(), id: column(row, 1)? },
         key: column(row, 2)?,
         payload: column(row, 3)?,
         attempts: unsigned(column(row, 4)?),

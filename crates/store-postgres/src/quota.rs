@@ -50,16 +50,7 @@ const AUDIT: &str = "
            ARRAY(SELECT user_id FROM rate_limit_store WHERE current_count > rate_limit LIMIT 10)";
 
 /// In the order of [`Statements::from_prepared`].
-pub(crate) const SQL: [&str; 8] = [
-    FIND,
-    CONFIGURE,
-    REMOVE,
-    LOCK,
-    SAVE,
-    ENQUEUE,
-    COUNT_ACCEPTED,
-    AUDIT,
-];
+pub(crate) const SQL: [&str; 8] = [FIND, CONFIGURE, REMOVE, LOCK, SAVE, ENQUEUE, COUNT_ACCEPTED, AUDIT];
 
 #[derive(Debug)]
 pub(crate) struct Statements {
@@ -96,11 +87,7 @@ impl QuotaStore for Postgres {
         let now = self.clock_override();
         let statement = &session.statements.quota.configure;
         let row = session
-            .bounded(
-                session
-                    .client
-                    .query_one(statement, &[&user.as_str(), &limit, &window, &now]),
-            )
+            .bounded(session.client.query_one(statement, &[&user.as_str(), &limit, &window, &now]))
             .await?;
         session.keep();
         read_row(&row)
@@ -110,20 +97,15 @@ impl QuotaStore for Postgres {
         let session = self.inner.pool.session().await?;
         let now = self.clock_override();
         let statement = &session.statements.quota.find;
-        let row = session
-            .bounded(session.client.query_opt(statement, &[&user.as_str(), &now]))
-            .await?;
+        let row = session.bounded(session.client.query_opt(statement, &[&user.as_str(), &now])).await?;
         session.keep();
-        row.map(|row| Ok(read_row(&row)?.as_of(time::from_system(column(&row, 5)?))))
-            .transpose()
+        row.map(|row| Ok(read_row(&row)?.as_of(time::from_system(column(&row, 5)?)))).transpose()
     }
 
     async fn remove(&self, user: &UserId) -> Result<bool> {
         let session = self.inner.pool.session().await?;
         let statement = &session.statements.quota.remove;
-        let removed = session
-            .bounded(session.client.execute(statement, &[&user.as_str()]))
-            .await?;
+        let removed = session.bounded(session.client.execute(statement, &[&user.as_str()])).await?;
         session.keep();
         Ok(removed > 0)
     }
@@ -131,11 +113,7 @@ impl QuotaStore for Postgres {
     async fn send_batch(&self, batch: Vec<SendMessage>) -> Result<Vec<SendOutcome>> {
         let session = self.inner.pool.session().await?;
         let (mut rows, now) = self.lock_rows(&session, &batch).await?;
-        let Plan {
-            outcomes,
-            changed,
-            accepted,
-        } = plan(&batch, &mut rows, now, random);
+        let Plan { outcomes, changed, accepted } = plan(&batch, &mut rows, now, random);
         if accepted.is_empty() {
             session.bounded(session.client.batch_execute("COMMIT")).await?;
         } else {
@@ -152,10 +130,7 @@ impl QuotaStore for Postgres {
         let row = session.bounded(session.client.query_one(statement, &[])).await?;
         session.keep();
         let users: i64 = column(&row, 0)?;
-        Ok(Books {
-            users: users.unsigned_abs(),
-            over_limit: column(&row, 1)?,
-        })
+        Ok(Books { users: users.unsigned_abs(), over_limit: column(&row, 1)? })
     }
 }
 
@@ -200,15 +175,10 @@ impl Postgres {
 async fn save(session: &Session, changed: &[(&UserId, Quota)], accepted: &[Accepted<'_>]) -> Result<()> {
     let users: Vec<&str> = changed.iter().map(|(user, _)| user.as_str()).collect();
     let counts: Vec<i32> = changed.iter().map(|(_, row)| int(row.current_count)).collect();
-    let refreshes: Vec<SystemTime> = changed
-        .iter()
-        .map(|(_, row)| time::to_system(row.last_refresh))
-        .collect();
+    let refreshes: Vec<SystemTime> =
+        changed.iter().map(|(_, row)| time::to_system(row.last_refresh)).collect();
     let keys: Vec<&str> = accepted.iter().map(|message| message.user.as_str()).collect();
-    let shards: Vec<i16> = keys
-        .iter()
-        .map(|key| shard::of(key, SHARDS).cast_signed())
-        .collect();
+    let shards: Vec<i16> = keys.iter().map(|key| shard::of(key, SHARDS).cast_signed()).collect();
     let payloads: Vec<Vec<u8>> = accepted.iter().map(sms::encode).collect();
     let count = i64::try_from(accepted.len()).unwrap_or(i64::MAX);
     let (client, statements) = (&session.client, &session.statements.quota);
@@ -216,10 +186,7 @@ async fn save(session: &Session, changed: &[(&UserId, Quota)], accepted: &[Accep
         .bounded(try_join4(
             client.execute(&statements.save, &[&users, &counts, &refreshes]),
             client.execute(&statements.enqueue, &[&TOPIC, &shards, &keys, &payloads]),
-            client.execute(
-                &statements.count_accepted,
-                &[&TOPIC, &session.ledger_slot, &count],
-            ),
+            client.execute(&statements.count_accepted, &[&TOPIC, &session.ledger_slot, &count]),
             client.batch_execute("COMMIT"),
         ))
         .await?;
@@ -229,11 +196,7 @@ async fn save(session: &Session, changed: &[(&UserId, Quota)], accepted: &[Accep
 fn read_row(row: &Row) -> Result<Quota> {
     let (limit, window, count): (i32, i32, i32) = (column(row, 1)?, column(row, 2)?, column(row, 3)?);
     let limits = Limits::new(unsigned(limit), unsigned(window)).map_err(|out| Error::failed(ENGINE, out))?;
-    Ok(Quota {
-        limits,
-        current_count: unsigned(count),
-        last_refresh: time::from_system(column(row, 4)?),
-    })
+    Ok(Quota { limits, current_count: unsigned(count), last_refresh: time::from_system(column(row, 4)?) })
 }
 
 pub(crate) fn column<'a, T: tokio_postgres::types::FromSql<'a>>(row: &'a Row, index: usize) -> Result<T> {

@@ -49,22 +49,14 @@ impl Connection {
         client.batch_execute(SESSION_SETTINGS).await.map_err(classify)?;
         let statements = Statements::prepare(&client).await.map_err(classify)?;
         let ledger_slot = fastrand::i16(0..LEDGER_SLOTS);
-        Ok(Self {
-            client,
-            statements,
-            ledger_slot,
-            _driver: driver,
-        })
+        Ok(Self { client, statements, ledger_slot, _driver: driver })
     }
 }
 
 /// Connects and starts the task that drives the connection.
 pub(crate) async fn connect(target: &Target) -> Result<(Client, Driver)> {
-    let (client, connection) = target
-        .config
-        .connect(tls::connector(&target.trust)?)
-        .await
-        .map_err(classify)?;
+    let (client, connection) =
+        target.config.connect(tls::connector(&target.trust)?).await.map_err(classify)?;
     let driver = tokio::spawn(async move {
         if let Err(error) = connection.await {
             tracing::debug!(%error, "a Postgres connection ended");
@@ -95,17 +87,10 @@ pub(crate) struct Statements {
 impl Statements {
     /// All in one round trip.
     async fn prepare(client: &Client) -> Result<Self, tokio_postgres::Error> {
-        let texts = ["SELECT clock_timestamp()"]
-            .into_iter()
-            .chain(quota::SQL)
-            .chain(queue::SQL);
+        let texts = ["SELECT clock_timestamp()"].into_iter().chain(quota::SQL).chain(queue::SQL);
         let prepared = try_join_all(texts.map(|sql| client.prepare(sql))).await?;
         let mut prepared = prepared.into_iter();
-        let mut next = || {
-            prepared
-                .next()
-                .expect("as many statements come back as were sent")
-        };
+        let mut next = || prepared.next().expect("as many statements come back as were sent");
         Ok(Self {
             clock: next(),
             quota: quota::Statements::from_prepared(&mut next),

@@ -67,9 +67,7 @@ impl FromStr for Target {
         let mut config: tokio_postgres::Config = url.as_str().parse()?;
         let (ssl_mode, trust) = trust(mode.as_deref(), root)?;
         config.ssl_mode(ssl_mode).connect_timeout(CONNECT_TIMEOUT);
-        config
-            .tcp_user_timeout(Duration::from_secs(5))
-            .keepalives_idle(Duration::from_secs(15));
+        config.tcp_user_timeout(Duration::from_secs(5)).keepalives_idle(Duration::from_secs(15));
         if config.get_application_name().is_none() {
             config.application_name("weir");
         }
@@ -86,10 +84,7 @@ impl Target {
             Some(tokio_postgres::config::Host::Unix(path)) => path.display().to_string(),
             None => "localhost".to_owned(),
         };
-        format!(
-            "{host}:{}",
-            self.config.get_ports().first().copied().unwrap_or(5432)
-        )
+        format!("{host}:{}", self.config.get_ports().first().copied().unwrap_or(5432))
     }
 }
 
@@ -117,21 +112,12 @@ mod tests {
     fn sslmode_means_what_it_means_to_libpq() {
         let base = "postgres://u:p@h:1/d";
         assert_eq!(parse(base).config.get_ssl_mode(), SslMode::Prefer);
-        assert_eq!(
-            parse(&format!("{base}?sslmode=disable")).config.get_ssl_mode(),
-            SslMode::Disable
-        );
+        assert_eq!(parse(&format!("{base}?sslmode=disable")).config.get_ssl_mode(), SslMode::Disable);
         assert_eq!(parse(&format!("{base}?sslmode=require")).trust, Trust::Anyone);
         let root = Some(PathBuf::from("/ca.pem"));
         let with_root = format!("{base}?sslrootcert=%2Fca.pem&sslmode=");
-        assert_eq!(
-            parse(&format!("{with_root}require")).trust,
-            Trust::Authority(root.clone())
-        );
-        assert_eq!(
-            parse(&format!("{with_root}verify-ca")).trust,
-            Trust::Authority(root.clone())
-        );
+        assert_eq!(parse(&format!("{with_root}require")).trust, Trust::Authority(root.clone()));
+        assert_eq!(parse(&format!("{with_root}verify-ca")).trust, Trust::Authority(root.clone()));
         assert_eq!(parse(&format!("{with_root}verify-full")).trust, Trust::Host(root));
     }
 
@@ -144,15 +130,8 @@ mod tests {
 
     #[test]
     fn a_refusal_never_repeats_the_password() {
-        for bad in [
-            "mysql://u:secret@h/d",
-            "not a url secret",
-            "postgres://u:secret@h/d?sslmode=maybe",
-        ] {
-            assert!(
-                !bad.parse::<Target>().unwrap_err().to_string().contains("secret"),
-                "{bad}"
-            );
+        for bad in ["mysql://u:secret@h/d", "not a url secret", "postgres://u:secret@h/d?sslmode=maybe"] {
+            assert!(!bad.parse::<Target>().unwrap_err().to_string().contains("secret"), "{bad}");
         }
     }
 }

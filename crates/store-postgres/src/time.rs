@@ -6,11 +6,7 @@ use weir_core::Timestamp;
 
 pub(crate) fn to_system(at: Timestamp) -> SystemTime {
     let span = Duration::from_micros(at.as_micros().unsigned_abs());
-    if at < Timestamp::EPOCH {
-        UNIX_EPOCH - span
-    } else {
-        UNIX_EPOCH + span
-    }
+    if at < Timestamp::EPOCH { UNIX_EPOCH - span } else { UNIX_EPOCH + span }
 }
 
 pub(crate) fn from_system(at: SystemTime) -> Timestamp {

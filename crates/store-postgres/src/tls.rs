@@ -22,30 +22,16 @@ pub(crate) fn connector(trust: &Trust) -> Result<MakeRustlsConnect> {
         .with_safe_default_protocol_versions()
         .map_err(|source| Error::failed(ENGINE, source))?;
     let config = match trust {
-        Trust::Host(root) => builder
-            .with_root_certificates(roots(root.as_deref())?)
-            .with_no_client_auth(),
+        Trust::Host(root) => builder.with_root_certificates(roots(root.as_deref())?).with_no_client_auth(),
         Trust::Authority(root) => {
             let verifier = WebPkiServerVerifier::builder_with_provider(
                 Arc::new(roots(root.as_deref())?),
                 Arc::clone(&provider),
             );
             let chain = verifier.build().map_err(|source| Error::failed(ENGINE, source))?;
-            custom(
-                builder,
-                Lenient {
-                    chain: Some(chain),
-                    provider,
-                },
-            )
+            custom(builder, Lenient { chain: Some(chain), provider })
         }
-        Trust::Anyone => custom(
-            builder,
-            Lenient {
-                chain: None,
-                provider,
-            },
-        ),
+        Trust::Anyone => custom(builder, Lenient { chain: None, provider }),
     };
     Ok(MakeRustlsConnect::new(config))
 }
@@ -54,10 +40,7 @@ fn custom(
     builder: rustls::ConfigBuilder<ClientConfig, rustls::WantsVerifier>,
     verifier: Lenient,
 ) -> ClientConfig {
-    builder
-        .dangerous()
-        .with_custom_certificate_verifier(Arc::new(verifier))
-        .with_no_client_auth()
+    builder.dangerous().with_custom_certificate_verifier(Arc::new(verifier)).with_no_client_auth()
 }
 
 fn roots(file: Option<&Path>) -> Result<RootCertStore> {
@@ -65,10 +48,7 @@ fn roots(file: Option<&Path>) -> Result<RootCertStore> {
     match file {
         Some(file) => {
             let unreadable = |source| {
-                Error::failed(
-                    ENGINE,
-                    format!("cannot read sslrootcert {}: {source}", file.display()),
-                )
+                Error::failed(ENGINE, format!("cannot read sslrootcert {}: {source}", file.display()))
             };
             for certificate in CertificateDer::pem_file_iter(file).map_err(unreadable)? {
                 roots
@@ -132,8 +112,6 @@ impl ServerCertVerifier for Lenient {
     }
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.provider
-            .signature_verification_algorithms
-            .supported_schemes()
+        self.provider.signature_verification_algorithms.supported_schemes()
     }
 }

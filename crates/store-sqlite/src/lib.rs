@@ -94,10 +94,7 @@ impl Sqlite {
     /// # Errors
     /// When it does not.
     pub async fn ping(&self) -> Result<()> {
-        self.inner
-            .writer
-            .run(|connection| connection.query_row("SELECT 1", [], |_| Ok(())))
-            .await
+        self.inner.writer.run(|connection| connection.query_row("SELECT 1", [], |_| Ok(()))).await
     }
 }
 

@@ -7,15 +7,12 @@ use crate::ENGINE;
 use crate::error::classify;
 
 /// In order; a step that has been released is never changed.
-const STEPS: &[&str] = &[
-    include_str!("../migrations/0001_quota.sql"),
-    include_str!("../migrations/0002_queue.sql"),
-];
+const STEPS: &[&str] =
+    &[include_str!("../migrations/0001_quota.sql"), include_str!("../migrations/0002_queue.sql")];
 
 pub(crate) fn run(connection: &mut Connection) -> Result<()> {
-    let done: usize = connection
-        .pragma_query_value(None, "user_version", |row| row.get(0))
-        .map_err(classify)?;
+    let done: usize =
+        connection.pragma_query_value(None, "user_version", |row| row.get(0)).map_err(classify)?;
     if done > STEPS.len() {
         let advice = format!(
             "the data is at schema version {done} and this weir knows {}: start the weir that wrote it, or a newer one",

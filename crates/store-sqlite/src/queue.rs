@@ -66,9 +66,8 @@ pub(crate) fn enqueue<'a>(
     if count == 0 {
         return Ok(());
     }
-    let last: i64 = connection
-        .prepare_cached(TAKE_IDS)?
-        .query_row(params![topic, count], |row| row.get(0))?;
+    let last: i64 =
+        connection.prepare_cached(TAKE_IDS)?.query_row(params![topic, count], |row| row.get(0))?;
     let mut insert = connection.prepare_cached(INSERT)?;
     for (id, (key, payload)) in (last - count + 1..).zip(messages) {
         insert.execute(params![topic, id, key, payload])?;
@@ -83,29 +82,22 @@ impl Queue for Sqlite {
         let Some(lease) = self.lease(topic, now, visibility) else {
             return Ok(Claim::default());
         };
-        let receipt = Receipt {
-            topic: topic.to_owned(),
-            leases: vec![lease],
-        };
+        let receipt = Receipt { topic: topic.to_owned(), leases: vec![lease] };
         let messages = {
             let topic = topic.to_owned();
-            self.read(move |connection| visible(connection, &topic, max, now))
-                .await
+            self.read(move |connection| visible(connection, &topic, max, now)).await
         };
         if !matches!(&messages, Ok(found) if !found.is_empty()) {
             self.give_up(&receipt);
         }
-        Ok(Claim {
-            messages: messages?,
-            receipt,
-        })
+        Ok(Claim { messages: messages?, receipt })
     }
 
     async fn settle(&self, receipt: &Receipt, settlement: Settlement) -> Result<bool> {
         let (engine, held) = (self.clone(), receipt.clone());
         let settle = move |connection: &Connection| {
             // Asked on the writer thread, after everything that was settled before.
-            if !engine.holds(&held) {
+            if !engine.holds(&held, engine.inner.clock.now()) {
                 return Ok(false);
             }
             settle(connection, &held.topic, &settlement, engine.inner.clock.now())?;
@@ -128,7 +120,7 @@ impl Queue for Sqlite {
         let list = move |connection: &Connection| {
             let mut statement = connection.prepare_cached(DEAD_LETTERS)?;
             statement
-                .query_map(params![after, limit], read_dead_letter)?
+                .query_map(params![after, i64::try_from(limit).unwrap_or(i64::MAX)], read_dead_letter)?
                 .collect()
         };
         self.read(list).await
@@ -138,10 +130,7 @@ impl Queue for Sqlite {
         let id = id.to_owned();
         let replay = move |connection: &Connection| {
             connection.prepare_cached(REVIVE)?.execute([&id])?;
-            connection
-                .prepare_cached(FORGET)?
-                .query_row([&id], |row| row.get::<_, String>(0))
-                .optional()
+            connection.prepare_cached(FORGET)?.query_row([&id], |row| row.get::<_, String>(0)).optional()
         };
         let topic = self.inner.writer.run(replay).await?;
         topic.iter().for_each(|topic| self.inner.bells.ring(topic));
@@ -152,17 +141,11 @@ impl Queue for Sqlite {
         let replay = |connection: &Connection| {
             connection.prepare_cached(REVIVE_ALL)?.execute([])?;
             let mut forget = connection.prepare_cached(FORGET_ALL)?;
-            forget
-                .query_map([], |row| row.get(0))?
-                .collect::<rusqlite::Result<Vec<String>>>()
+            forget.query_map([], |row| row.get(0))?.collect::<rusqlite::Result<Vec<String>>>()
         };
         let topics = self.inner.writer.run(replay).await?;
         let replayed = topics.len() as u64;
-        topics
-            .into_iter()
-            .collect::<HashSet<_>>()
-            .iter()
-            .for_each(|topic| self.inner.bells.ring(topic));
+        topics.into_iter().collect::<HashSet<_>>().iter().for_each(|topic| self.inner.bells.ring(topic));
         Ok(replayed)
     }
 
@@ -170,9 +153,7 @@ impl Queue for Sqlite {
         let id = id.to_owned();
         let discard = move |connection: &Connection| {
             let mut forget = connection.prepare_cached(FORGET)?;
-            let topic = forget
-                .query_row([&id], |row| row.get::<_, String>(0))
-                .optional()?;
+            let topic = forget.query_row([&id], |row| row.get::<_, String>(0)).optional()?;
             if let Some(topic) = &topic {
                 connection.prepare_cached(COUNT_DISCARDED)?.execute([topic])?;
             }
@@ -206,29 +187,25 @@ impl Sqlite {
     /// Takes the topic, unless somebody else still has it.
     fn lease(&self, topic: &str, now: Timestamp, visibility: Duration) -> Option<Lease> {
         let mut leases = self.leases();
-        let held = leases
-            .entry(topic.to_owned())
-            .or_insert(Held { token: 0, until: now });
+        let held = leases.entry(topic.to_owned()).or_insert(Held { token: 0, until: now });
         if held.until > now {
             return None;
         }
         held.token += 1;
         held.until = now.plus(visibility);
-        Some(Lease {
-            shard: SHARD,
-            token: held.token,
-        })
+        Some(Lease { shard: SHARD, token: held.token })
     }
 
-    fn holds(&self, receipt: &Receipt) -> bool {
+    /// Whether a lease is the topic's present one and has not run out.
+    fn holds(&self, receipt: &Receipt, now: Timestamp) -> bool {
         let leases = self.leases();
-        let token = leases.get(&receipt.topic).map(|held| held.token);
-        token.is_some() && receipt.leases.first().map(|lease| lease.token) == token
+        let held = leases.get(&receipt.topic).filter(|held| held.until > now);
+        held.is_some_and(|held| receipt.leases.iter().any(|lease| lease.token == held.token))
     }
 
     fn give_up(&self, receipt: &Receipt) {
-        if self.holds(receipt)
-            && let Some(held) = self.leases().get_mut(&receipt.topic)
+        if let Some(held) = self.leases().get_mut(&receipt.topic)
+            && receipt.leases.iter().any(|lease| lease.token == held.token)
         {
             held.until = Timestamp::from_micros(i64::MIN);
         }
@@ -254,16 +231,8 @@ fn visible(
         if delayed_until.is_some_and(|until| until > now.as_micros()) {
             held_back.insert(key);
         } else if !held_back.contains(&key) {
-            let position = Position {
-                shard: SHARD,
-                id: row.get(0)?,
-            };
-            messages.push(Message {
-                position,
-                key,
-                payload: row.get(2)?,
-                attempts: row.get(3)?,
-            });
+            let position = Position { shard: SHARD, id: row.get(0)? };
+            messages.push(Message { position, key, payload: row.get(2)?, attempts: row.get(3)? });
         }
     }
     Ok(messages)
@@ -275,34 +244,21 @@ fn settle(
     settlement: &Settlement,
     now: Timestamp,
 ) -> rusqlite::Result<()> {
-    let done = delete(
-        connection,
-        topic,
-        settlement.done.iter().map(|position| position.id).collect(),
-    )?;
-    connection
-        .prepare_cached(COUNT_DONE)?
-        .execute(params![topic, done])?;
+    // There is one shard; a position in another is no message of ours.
+    let ours = |position: &Position| (position.shard == SHARD).then_some(position.id);
+    let done = delete(connection, topic, settlement.done.iter().filter_map(ours).collect())?;
+    connection.prepare_cached(COUNT_DONE)?.execute(params![topic, done])?;
     let mut delay = connection.prepare_cached(DELAY)?;
     for (position, after) in &settlement.retry {
-        delay.execute(params![topic, position.id, now.plus(*after).as_micros()])?;
+        delay.execute(params![topic, ours(position), now.plus(*after).as_micros()])?;
     }
     let mut bury = connection.prepare_cached(BURY)?;
     for (position, reason) in &settlement.dead {
-        let id = MessageId::new(now, random());
-        bury.execute(params![
-            topic,
-            position.id,
-            id.to_string(),
-            reason,
-            now.as_micros()
-        ])?;
+        let letter = MessageId::new(now, random()).to_string();
+        bury.execute(params![topic, ours(position), letter, reason, now.as_micros()])?;
+        // At once, so that a message named twice dies once.
+        delete(connection, topic, ours(position).into_iter().collect())?;
     }
-    delete(
-        connection,
-        topic,
-        settlement.dead.iter().map(|(position, _)| position.id).collect(),
-    )?;
     Ok(())
 }
 

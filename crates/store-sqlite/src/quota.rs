@@ -46,19 +46,14 @@ impl QuotaStore for Sqlite {
 
     async fn find(&self, user: &UserId) -> Result<Option<Quota>> {
         let user = user.clone();
-        let row = self
-            .read(move |connection| find(connection, user.as_str()))
-            .await?;
+        let row = self.read(move |connection| find(connection, user.as_str())).await?;
         Ok(row.map(|row| row.as_of(self.inner.clock.now())))
     }
 
     async fn remove(&self, user: &UserId) -> Result<bool> {
         let user = user.clone();
         let remove = move |connection: &Connection| {
-            connection
-                .prepare_cached(REMOVE)?
-                .execute([user.as_str()])
-                .map(|removed| removed > 0)
+            connection.prepare_cached(REMOVE)?.execute([user.as_str()]).map(|removed| removed > 0)
         };
         self.inner.writer.run(remove).await
     }
@@ -67,10 +62,7 @@ impl QuotaStore for Sqlite {
         let clock = self.inner.clock.clone();
         let send = move |connection: &Connection| send_batch(connection, &batch, clock.now());
         let outcomes = self.inner.writer.run(send).await?;
-        if outcomes
-            .iter()
-            .any(|outcome| matches!(outcome, SendOutcome::Accepted { .. }))
-        {
+        if outcomes.iter().any(|outcome| matches!(outcome, SendOutcome::Accepted { .. })) {
             self.inner.bells.ring(TOPIC);
         }
         Ok(outcomes)
@@ -80,9 +72,7 @@ impl QuotaStore for Sqlite {
         let audit = |connection: &Connection| {
             let users = connection.query_row(COUNT, [], |row| row.get(0))?;
             let mut over_limit = connection.prepare(OVER_LIMIT)?;
-            let over_limit = over_limit
-                .query_map([], |row| row.get(0))?
-                .collect::<Result<_, _>>()?;
+            let over_limit = over_limit.query_map([], |row| row.get(0))?.collect::<Result<_, _>>()?;
             Ok(Books { users, over_limit })
         };
         self.read(audit).await
@@ -103,31 +93,18 @@ fn send_batch(
             rows.insert(user.as_str(), row);
         }
     }
-    let Plan {
-        outcomes,
-        changed,
-        accepted,
-    } = plan(batch, &mut rows, now, random);
+    let Plan { outcomes, changed, accepted } = plan(batch, &mut rows, now, random);
     let mut save = connection.prepare_cached(SAVE)?;
     for (user, row) in changed {
-        save.execute(params![
-            user.as_str(),
-            row.current_count,
-            row.last_refresh.as_micros()
-        ])?;
+        save.execute(params![user.as_str(), row.current_count, row.last_refresh.as_micros()])?;
     }
-    let messages = accepted
-        .iter()
-        .map(|message| (message.user.as_str(), sms::encode(message)));
+    let messages = accepted.iter().map(|message| (message.user.as_str(), sms::encode(message)));
     queue::enqueue(connection, TOPIC, messages)?;
     Ok(outcomes)
 }
 
 fn find(connection: &Connection, user: &str) -> rusqlite::Result<Option<Quota>> {
-    connection
-        .prepare_cached(FIND)?
-        .query_row([user], read_row)
-        .optional()
+    connection.prepare_cached(FIND)?.query_row([user], read_row).optional()
 }
 
 fn read_row(row: &Row<'_>) -> rusqlite::Result<Quota> {
@@ -138,9 +115,5 @@ fn read_row(row: &Row<'_>) -> rusqlite::Result<Quota> {
             Box::new(Error::failed(ENGINE, out_of_range)),
         )
     })?;
-    Ok(Quota {
-        limits,
-        current_count: row.get(2)?,
-        last_refresh: Timestamp::from_micros(row.get(3)?),
-    })
+    Ok(Quota { limits, current_count: row.get(2)?, last_refresh: Timestamp::from_micros(row.get(3)?) })
 }

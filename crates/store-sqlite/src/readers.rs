@@ -25,10 +25,7 @@ impl Readers {
             connection.pragma_update(None, "query_only", true)?;
             idle.push(connection);
         }
-        Ok(Self {
-            idle: Mutex::new(idle),
-            permits: Semaphore::new(COUNT),
-        })
+        Ok(Self { idle: Mutex::new(idle), permits: Semaphore::new(COUNT) })
     }
 
     /// Runs `read` inside one read transaction, so that all it sees is of one moment.
@@ -39,10 +36,7 @@ impl Readers {
         // A permit stands for an idle connection; only a reader that panicked leaves fewer.
         let mut connection = taken.ok_or_else(|| Error::failed(ENGINE, "no reader is left"))?;
         let outcome = read_in_transaction(&mut connection, read);
-        self.idle
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .push(connection);
+        self.idle.lock().unwrap_or_else(PoisonError::into_inner).push(connection);
         outcome.map_err(classify)
     }
 }
@@ -64,13 +58,7 @@ impl crate::Sqlite {
         read: impl FnOnce(&Connection) -> rusqlite::Result<T> + Send + 'static,
     ) -> Result<T> {
         let engine = self.clone();
-        let _permit = self
-            .inner
-            .readers
-            .permits
-            .acquire()
-            .await
-            .map_err(|e| Error::failed(ENGINE, e))?;
+        let _permit = self.inner.readers.permits.acquire().await.map_err(|e| Error::failed(ENGINE, e))?;
         tokio::task::spawn_blocking(move || engine.inner.readers.run(read))
             .await
             .map_err(|panic| Error::failed(ENGINE, panic))?

@@ -34,10 +34,7 @@ impl Writer {
             .name("weir-sqlite-writer".into())
             .spawn(move || write_until_closed(&connection, waiting))
             .map_err(|source| Error::failed(ENGINE, source))?;
-        Ok(Self {
-            jobs: Some(jobs),
-            thread: Mutex::new(Some(thread)),
-        })
+        Ok(Self { jobs: Some(jobs), thread: Mutex::new(Some(thread)) })
     }
 
     /// Runs `work` in the next commit; answers when it is on disk. A caller that goes away changes nothing: the
@@ -47,25 +44,17 @@ impl Writer {
         work: impl FnOnce(&Connection) -> rusqlite::Result<T> + Send + 'static,
     ) -> Result<T> {
         let (reply, answer) = oneshot::channel();
-        let job = Box::new(Write {
-            work: Some(work),
-            value: None,
-            reply,
-        });
+        let job = Box::new(Write { work: Some(work), value: None, reply });
         match self.jobs.as_ref().map(|jobs| jobs.try_send(job)) {
             Some(Ok(())) => {}
             Some(Err(TrySendError::Full(_))) => {
-                return Err(Error::Overloaded {
-                    lane: "sqlite writer",
-                });
+                return Err(Error::Overloaded { lane: "sqlite writer" });
             }
             Some(Err(TrySendError::Closed(_))) | None => {
                 return Err(Error::failed(ENGINE, "the writer has stopped"));
             }
         }
-        answer
-            .await
-            .unwrap_or_else(|gone| Err(Error::failed(ENGINE, gone)))
+        answer.await.unwrap_or_else(|gone| Err(Error::failed(ENGINE, gone)))
     }
 }
 
@@ -151,11 +140,7 @@ fn write_group(
                 }
             }
         }
-        next = if applied.len() < GROUP_MAX {
-            waiting.try_recv().ok()
-        } else {
-            None
-        };
+        next = if applied.len() < GROUP_MAX { waiting.try_recv().ok() } else { None };
     }
     statement(connection, "COMMIT")
 }
@@ -177,10 +162,7 @@ fn apply_alone(connection: &Connection, job: &mut dyn Job) -> Result<()> {
 }
 
 fn statement(connection: &Connection, sql: &str) -> Result<()> {
-    connection
-        .prepare_cached(sql)
-        .and_then(|mut statement| statement.execute([]))
-        .map_err(classify)?;
+    connection.prepare_cached(sql).and_then(|mut statement| statement.execute([])).map_err(classify)?;
     Ok(())
 }
 
@@ -190,23 +172,16 @@ mod tests {
 
     fn writer() -> Writer {
         let connection = Connection::open_in_memory().unwrap();
-        connection
-            .execute_batch("CREATE TABLE t (n INTEGER PRIMARY KEY)")
-            .unwrap();
+        connection.execute_batch("CREATE TABLE t (n INTEGER PRIMARY KEY)").unwrap();
         Writer::start(connection).unwrap()
     }
 
     async fn insert(writer: &Writer, n: i64) -> Result<usize> {
-        writer
-            .run(move |connection| connection.execute("INSERT INTO t VALUES (?1)", [n]))
-            .await
+        writer.run(move |connection| connection.execute("INSERT INTO t VALUES (?1)", [n])).await
     }
 
     async fn rows(writer: &Writer) -> i64 {
-        writer
-            .run(|c| c.query_row("SELECT count(*) FROM t", [], |row| row.get(0)))
-            .await
-            .unwrap()
+        writer.run(|c| c.query_row("SELECT count(*) FROM t", [], |row| row.get(0))).await.unwrap()
     }
 
     #[tokio::test]

@@ -28,9 +28,7 @@ mod tests {
 
     #[test]
     fn the_clock_never_answers_with_an_earlier_time() {
-        let clock = SystemClock {
-            latest_micros: AtomicI64::new(i64::MAX - 1),
-        };
+        let clock = SystemClock { latest_micros: AtomicI64::new(i64::MAX - 1) };
         assert_eq!(clock.now(), Timestamp::from_micros(i64::MAX - 1));
     }
 }

@@ -38,18 +38,12 @@ pub enum Error {
 impl Error {
     /// An engine that cannot be reached or did not answer in time.
     pub fn unavailable(engine: &'static str, source: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
-        Self::Unavailable {
-            engine,
-            source: Arc::from(source.into()),
-        }
+        Self::Unavailable { engine, source: Arc::from(source.into()) }
     }
 
     /// A fault that trying again will not mend.
     pub fn failed(engine: &'static str, source: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
-        Self::Failed {
-            engine,
-            source: Arc::from(source.into()),
-        }
+        Self::Failed { engine, source: Arc::from(source.into()) }
     }
 
     /// Whether the same call can succeed later without anybody mending anything.

@@ -90,13 +90,7 @@ impl<C: Send + 'static, R: Send + 'static> Lanes<C, R> {
             })
             .collect();
         workers.close();
-        Self {
-            name,
-            lanes,
-            metrics,
-            closing,
-            workers,
-        }
+        Self { name, lanes, metrics, closing, workers }
     }
 
     /// Carries out one command in the lane of `key`.
@@ -107,11 +101,7 @@ impl<C: Send + 'static, R: Send + 'static> Lanes<C, R> {
         let count = u16::try_from(self.lanes.len()).unwrap_or(u16::MAX);
         let lane = &self.lanes[usize::from(shard::of(key, count))];
         let (reply, answer) = oneshot::channel();
-        match lane.try_send(Entry {
-            command,
-            reply,
-            queued_at: Instant::now(),
-        }) {
+        match lane.try_send(Entry { command, reply, queued_at: Instant::now() }) {
             Ok(()) => {}
             Err(TrySendError::Full(_)) => {
                 self.metrics.rejected.inc();
@@ -169,9 +159,7 @@ where
             .map(|entry| (entry.command, entry.reply))
             .unzip();
         self.metrics.abandoned.inc_by((taken - replies.len()) as u64);
-        self.metrics
-            .depth
-            .set(i64::try_from(self.receiver.len()).unwrap_or(i64::MAX));
+        self.metrics.depth.set(i64::try_from(self.receiver.len()).unwrap_or(i64::MAX));
         if commands.is_empty() {
             return;
         }
@@ -196,10 +184,7 @@ where
     /// Runs the batch; a panic or a wrong number of outcomes fails this batch and leaves the lane standing.
     async fn outcomes(&self, commands: Vec<C>) -> Result<Vec<R>> {
         let expected = commands.len();
-        match AssertUnwindSafe(async { (self.run)(commands).await })
-            .catch_unwind()
-            .await
-        {
+        match AssertUnwindSafe(async { (self.run)(commands).await }).catch_unwind().await {
             Ok(Ok(outcomes)) if outcomes.len() == expected => Ok(outcomes),
             Ok(Ok(outcomes)) => {
                 let counts = format!("{} outcomes for a batch of {expected}", outcomes.len());

@@ -120,35 +120,14 @@ pub fn plan<'a>(
             Verdict::Allowed(grant) => {
                 let message_id = MessageId::new(now, random());
                 touched.insert(user.as_str(), user);
-                accepted.push(Accepted {
-                    message_id,
-                    user,
-                    message,
-                    at: now,
-                });
-                SendOutcome::Accepted {
-                    message_id,
-                    limits,
-                    grant,
-                    at: now,
-                }
+                accepted.push(Accepted { message_id, user, message, at: now });
+                SendOutcome::Accepted { message_id, limits, grant, at: now }
             }
-            Verdict::Denied(denial) => SendOutcome::Denied {
-                limits,
-                denial,
-                at: now,
-            },
+            Verdict::Denied(denial) => SendOutcome::Denied { limits, denial, at: now },
         });
     }
-    let changed = touched
-        .into_iter()
-        .filter_map(|(key, user)| Some((user, *rows.get(key)?)))
-        .collect();
-    Plan {
-        outcomes,
-        changed,
-        accepted,
-    }
+    let changed = touched.into_iter().filter_map(|(key, user)| Some((user, *rows.get(key)?))).collect();
+    Plan { outcomes, changed, accepted }
 }
 
 #[cfg(test)]
@@ -156,10 +135,7 @@ mod tests {
     use super::*;
 
     fn send(user: &str) -> SendMessage {
-        SendMessage {
-            user: UserId::parse(user).unwrap(),
-            message: "hello".into(),
-        }
+        SendMessage { user: UserId::parse(user).unwrap(), message: "hello".into() }
     }
 
     #[test]
@@ -172,24 +148,15 @@ mod tests {
         assert!(matches!(
             plan.outcomes[..],
             [
-                SendOutcome::Accepted {
-                    grant: Grant { remaining: 1, .. },
-                    ..
-                },
+                SendOutcome::Accepted { grant: Grant { remaining: 1, .. }, .. },
                 SendOutcome::NotConfigured,
-                SendOutcome::Accepted {
-                    grant: Grant { remaining: 0, .. },
-                    ..
-                },
+                SendOutcome::Accepted { grant: Grant { remaining: 0, .. }, .. },
                 SendOutcome::Denied { .. },
             ]
         ));
         assert_eq!(plan.accepted.len(), 2);
-        let changed: Vec<_> = plan
-            .changed
-            .iter()
-            .map(|(user, row)| (user.as_str(), row.current_count))
-            .collect();
+        let changed: Vec<_> =
+            plan.changed.iter().map(|(user, row)| (user.as_str(), row.current_count)).collect();
         assert_eq!(changed, [("a", 2)]);
     }
 }

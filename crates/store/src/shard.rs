@@ -19,10 +19,7 @@ mod tests {
     #[test]
     fn shards_are_fixed_for_ever() {
         // Changing these breaks the order of messages that are queued across an upgrade.
-        assert_eq!(
-            [of("", 16), of("alice", 16), of("bob", 16), of("user-10000", 16)],
-            [1, 12, 13, 10]
-        );
+        assert_eq!([of("", 16), of("alice", 16), of("bob", 16), of("user-10000", 16)], [1, 12, 13, 10]);
     }
 
     #[test]

@@ -46,11 +46,7 @@ impl Client {
         connector.set_nodelay(true);
         let connections = legacy::Client::builder(TokioExecutor::new()).build(connector);
         let base_url = base_url.into().trim_end_matches('/').to_owned();
-        Self {
-            base_url,
-            headers: HeaderMap::new(),
-            connections,
-        }
+        Self { base_url, headers: HeaderMap::new(), connections }
     }
 
     /// The same client, sending this header, e.g. credentials, with every request.
@@ -90,10 +86,7 @@ impl Client {
         body: impl Into<Bytes>,
     ) -> Result<Response, Error> {
         let url = format!("{}{path}", self.base_url);
-        let request = Request::builder()
-            .method(method)
-            .uri(&url)
-            .body(Full::new(body.into()));
+        let request = Request::builder().method(method).uri(&url).body(Full::new(body.into()));
         let mut request = request.unwrap_or_else(|error| panic!("{url} is no URL ({error}): use http::raw"));
         *request.headers_mut() = self.headers.clone();
         for (name, value) in headers {
@@ -105,16 +98,8 @@ impl Client {
 
     async fn exchange(&self, request: Request<Full<Bytes>>) -> Result<Response, Error> {
         let (parts, body) = self.connections.request(request).await?.into_parts();
-        let body = body
-            .collect()
-            .await
-            .map_err(|error| Error::Body(error.into()))?
-            .to_bytes();
-        Ok(Response {
-            status: parts.status.as_u16(),
-            headers: parts.headers,
-            body,
-        })
+        let body = body.collect().await.map_err(|error| Error::Body(error.into()))?.to_bytes();
+        Ok(Response { status: parts.status.as_u16(), headers: parts.headers, body })
     }
 }
 
@@ -137,11 +122,7 @@ impl Response {
     /// The body as JSON; panics with the body when it is none.
     pub fn json(&self) -> Value {
         serde_json::from_slice(&self.body).unwrap_or_else(|error| {
-            panic!(
-                "status {} without JSON ({error}): {:?}",
-                self.status,
-                String::from_utf8_lossy(&self.body)
-            )
+            panic!("status {} without JSON ({error}): {:?}", self.status, String::from_utf8_lossy(&self.body))
         })
     }
 

@@ -21,10 +21,7 @@ pub fn unused() -> u16 {
             return port;
         }
     }
-    panic!(
-        "no free port between {FIRST} and {}: see what listens there with `ss -ltn`",
-        FIRST + COUNT
-    );
+    panic!("no free port between {FIRST} and {}: see what listens there with `ss -ltn`", FIRST + COUNT);
 }
 
 #[cfg(test)]

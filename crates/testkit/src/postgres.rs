@@ -42,9 +42,7 @@ impl Default for Options {
             ("log_lock_waits", "on"),
             ("deadlock_timeout", "100ms"),
         ];
-        let settings = settings
-            .map(|(name, value)| (name.to_owned(), value.to_owned()))
-            .to_vec();
+        let settings = settings.map(|(name, value)| (name.to_owned(), value.to_owned())).to_vec();
         Self { settings, tls: false }
     }
 }
@@ -91,10 +89,7 @@ impl Server {
 
     /// [`private`](Self::private), but it accepts only TLS; its certificate is signed by [`ca_file`](Self::ca_file).
     pub fn private_with_tls() -> Self {
-        Self::with_options(&Options {
-            tls: true,
-            ..Options::default()
-        })
+        Self::with_options(&Options { tls: true, ..Options::default() })
     }
 
     /// A server of one's own with chosen settings. Blocks until it is ready.
@@ -121,8 +116,7 @@ impl Server {
         let mut url =
             Url::parse(&format!("postgres://{SUPERUSER}@{host}:{port}/postgres")).expect("a valid URL");
         // `set_password` encodes `@` and `/` but takes a `%` as already encoded.
-        url.set_password(Some(&password.replace('%', "%25")))
-            .expect("a URL with a host takes a password");
+        url.set_password(Some(&password.replace('%', "%25"))).expect("a URL with a host takes a password");
         let (mut instance, ca_file): (Box<dyn Instance>, _) = match source {
             find::Source::Local(bin_dir) => {
                 let cluster = cluster::Cluster::create(bin_dir, port, &password, options);
@@ -137,11 +131,7 @@ impl Server {
         };
         url.set_query(options.tls.then_some("sslmode=require"));
         instance.launch();
-        Self {
-            url,
-            ca_file,
-            instance: Some(Arc::new(Mutex::new(instance))),
-        }
+        Self { url, ca_file, instance: Some(Arc::new(Mutex::new(instance))) }
     }
 
     fn external(url: &str) -> Self {
@@ -153,38 +143,22 @@ impl Server {
                 "the server of WEIR_TEST_POSTGRES does not answer: {reason}; start it or unset the variable"
             );
         }
-        Self {
-            url,
-            ca_file: None,
-            instance: None,
-        }
+        Self { url, ca_file: None, instance: None }
     }
 
     /// A fresh, empty database. The hint is part of its name, for whoever looks into the server.
     pub async fn database(&self, name_hint: &str) -> Database {
-        Database::create(
-            self.url.clone(),
-            self.ca_file.clone(),
-            name_hint,
-            self.instance.is_none(),
-        )
-        .await
+        Database::create(self.url.clone(), self.ca_file.clone(), name_hint, self.instance.is_none()).await
     }
 
     /// Where the server listens: the upstream for a [`Proxy`](crate::proxy::Proxy).
     pub fn addr(&self) -> SocketAddr {
         let host = self.url.host_str().unwrap_or("127.0.0.1");
-        let host = if self.instance.is_some() {
-            "127.0.0.1"
-        } else {
-            host
-        };
+        let host = if self.instance.is_some() { "127.0.0.1" } else { host };
         let mut found = (host, self.url.port().unwrap_or(5432))
             .to_socket_addrs()
             .unwrap_or_else(|error| panic!("cannot resolve {host} in WEIR_TEST_POSTGRES: {error}"));
-        found
-            .next()
-            .unwrap_or_else(|| panic!("{host} in WEIR_TEST_POSTGRES has no address"))
+        found.next().unwrap_or_else(|| panic!("{host} in WEIR_TEST_POSTGRES has no address"))
     }
 
     /// The certificate authority (PEM) that signed the server's certificate; None without TLS.
@@ -194,17 +168,12 @@ impl Server {
 
     /// Where `pgbench` and its like are; None when the server does not run from local binaries.
     pub fn bin_dir(&self) -> Option<PathBuf> {
-        self.instance
-            .as_ref()
-            .and_then(|instance| lock(instance).bin_dir())
+        self.instance.as_ref().and_then(|instance| lock(instance).bin_dir())
     }
 
     /// What the server has logged so far; empty for `WEIR_TEST_POSTGRES`.
     pub fn log(&self) -> String {
-        self.instance
-            .as_ref()
-            .map(|instance| lock(instance).log())
-            .unwrap_or_default()
+        self.instance.as_ref().map(|instance| lock(instance).log()).unwrap_or_default()
     }
 
     /// Ends the server in an orderly way, clients disconnected. Its port stays its own.
@@ -216,11 +185,8 @@ impl Server {
     /// Starts a stopped or crashed server on the same port and waits until it is ready.
     pub async fn start(&mut self) {
         lock(self.commanded()).launch();
-        let probe = Self {
-            url: self.url.clone(),
-            ca_file: self.ca_file.clone(),
-            instance: self.instance.clone(),
-        };
+        let probe =
+            Self { url: self.url.clone(), ca_file: self.ca_file.clone(), instance: self.instance.clone() };
         unblocked(move || probe.wait_ready().unwrap_or_else(|reason| panic!("{reason}"))).await;
     }
 
@@ -244,9 +210,7 @@ impl Server {
     }
 
     fn commanded(&self) -> &Arc<Mutex<Box<dyn Instance>>> {
-        self.instance
-            .as_ref()
-            .expect("only shared() gives a server that is not ours, and never mutably")
+        self.instance.as_ref().expect("only shared() gives a server that is not ours, and never mutably")
     }
 
     /// For a server just launched.
@@ -257,15 +221,8 @@ impl Server {
                 Ok(()) => return Ok(()),
                 Err(error) => error,
             };
-            if self
-                .instance
-                .as_ref()
-                .is_some_and(|instance| lock(instance).has_exited())
-            {
-                return Err(format!(
-                    "PostgreSQL exited while starting; its log:\n{}",
-                    self.log()
-                ));
+            if self.instance.as_ref().is_some_and(|instance| lock(instance).has_exited()) {
+                return Err(format!("PostgreSQL exited while starting; its log:\n{}", self.log()));
             }
             if Instant::now() > end {
                 let log = self.log();

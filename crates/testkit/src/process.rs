@@ -39,8 +39,7 @@ impl Builder {
     /// Sets a variable, also one that this builder sets itself.
     #[must_use]
     pub fn env(mut self, name: impl AsRef<OsStr>, value: impl AsRef<OsStr>) -> Self {
-        self.environment
-            .push((name.as_ref().to_owned(), value.as_ref().to_owned()));
+        self.environment.push((name.as_ref().to_owned(), value.as_ref().to_owned()));
         self
     }
 
@@ -56,26 +55,15 @@ impl Builder {
         let fresh = self.data_dir.is_none();
         let data_dir = self.data_dir.clone().unwrap_or_else(|| {
             let directory = tempfile::Builder::new().prefix("weir-data-").tempdir();
-            directory
-                .expect("the temporary directory takes a directory")
-                .keep()
+            directory.expect("the temporary directory takes a directory").keep()
         });
         let remove = if fresh { "rm -rf -- \"$2\"" } else { "" };
-        let watchdog = Watchdog::start(
-            &format!("{END_PROCESS}{remove}"),
-            ["KILL".as_ref(), data_dir.as_os_str()],
-        );
+        let watchdog =
+            Watchdog::start(&format!("{END_PROCESS}{remove}"), ["KILL".as_ref(), data_dir.as_os_str()]);
         let unused = || SocketAddr::from((Ipv4Addr::LOCALHOST, crate::ports::unused()));
         let (addr, grpc_addr) = (unused(), unused());
-        let mut weir = Weir {
-            builder: self,
-            data_dir,
-            addr,
-            grpc_addr,
-            log: Log::default(),
-            child: None,
-            watchdog,
-        };
+        let mut weir =
+            Weir { builder: self, data_dir, addr, grpc_addr, log: Log::default(), child: None, watchdog };
         weir.launch().await;
         weir
     }
@@ -95,12 +83,7 @@ pub struct Weir {
 impl Weir {
     pub fn builder(binary: impl AsRef<Path>) -> Builder {
         let binary = absolute(binary.as_ref());
-        Builder {
-            binary,
-            arguments: Vec::new(),
-            environment: Vec::new(),
-            data_dir: None,
-        }
+        Builder { binary, arguments: Vec::new(), environment: Vec::new(), data_dir: None }
     }
 
     pub fn base_url(&self) -> String {
@@ -128,9 +111,7 @@ impl Weir {
     pub fn admin_key(&self) -> String {
         let file = self.data_dir.join("admin.key");
         let key = fs::read_to_string(&file);
-        key.unwrap_or_else(|error| panic!("{}: {error}", file.display()))
-            .trim()
-            .to_owned()
+        key.unwrap_or_else(|error| panic!("{}: {error}", file.display())).trim().to_owned()
     }
 
     /// SIGKILL, and gone when this returns.
@@ -166,11 +147,7 @@ impl Weir {
             status.is_some()
         };
         let in_time = comes_true(timeout, exited).await;
-        assert!(
-            in_time,
-            "weir did not exit within {timeout:?}; its output:\n{}",
-            self.log.text()
-        );
+        assert!(in_time, "weir did not exit within {timeout:?}; its output:\n{}", self.log.text());
         self.child = None;
         self.watchdog.release();
         self.log.finish();
@@ -199,11 +176,7 @@ impl Weir {
             found.is_some()
         };
         let in_time = comes_true(timeout, condition).await;
-        assert!(
-            in_time,
-            "no such line within {timeout:?}; weir's output:\n{}",
-            self.log.text()
-        );
+        assert!(in_time, "no such line within {timeout:?}; weir's output:\n{}", self.log.text());
         found.expect("the condition above held")
     }
 
@@ -252,20 +225,13 @@ impl Weir {
             let exited = child.try_wait().expect("a child can be waited for");
             if let Some(status) = exited {
                 log.finish();
-                panic!(
-                    "weir exited before it was ready ({status}); its output:\n{}",
-                    log.text()
-                );
+                panic!("weir exited before it was ready ({status}); its output:\n{}", log.text());
             }
             line = log.find_on_stdout(READY);
             line.is_some()
         };
         let in_time = comes_true(READY_WITHIN, condition).await;
-        assert!(
-            in_time,
-            "weir was not ready within {READY_WITHIN:?}; its output:\n{}",
-            log.text()
-        );
+        assert!(in_time, "weir was not ready within {READY_WITHIN:?}; its output:\n{}", log.text());
         let line = line.expect("the condition above held");
         parse_addr(&line).unwrap_or_else(|| panic!("no http://127.0.0.1:PORT in weir's ready line: {line}"))
     }

@@ -37,20 +37,11 @@ pub struct Proxy {
 impl Proxy {
     /// Listens on a port of its own and passes everything on.
     pub async fn start(upstream: SocketAddr) -> Self {
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))
-            .await
-            .expect("loopback has a free port");
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.expect("loopback has a free port");
         let addr = listener.local_addr().expect("a bound listener has an address");
-        let control = Arc::new(watch::Sender::new(Control {
-            mode: Mode::Pass,
-            cuts: 0,
-        }));
+        let control = Arc::new(watch::Sender::new(Control { mode: Mode::Pass, cuts: 0 }));
         let acceptor = tokio::spawn(accept(listener, upstream, Arc::clone(&control)));
-        Self {
-            addr,
-            control,
-            acceptor,
-        }
+        Self { addr, control, acceptor }
     }
 
     pub fn addr(&self) -> SocketAddr {
@@ -84,11 +75,7 @@ impl Proxy {
 
     /// Lets `bytes` more pass, over all connections and both directions together, then becomes a black hole.
     pub fn half_open_after(&self, bytes: usize) {
-        self.set(if bytes == 0 {
-            Mode::BlackHole
-        } else {
-            Mode::HalfOpenAfter(bytes)
-        });
+        self.set(if bytes == 0 { Mode::BlackHole } else { Mode::HalfOpenAfter(bytes) });
     }
 
     fn set(&self, mode: Mode) {
@@ -146,10 +133,7 @@ async fn exchange(
     server.set_nodelay(true)?;
     let (from_client, to_client) = client.split();
     let (from_server, to_server) = server.split();
-    tokio::try_join!(
-        pump(from_client, to_server, control),
-        pump(from_server, to_client, control)
-    )?;
+    tokio::try_join!(pump(from_client, to_server, control), pump(from_server, to_client, control))?;
     Ok(())
 }
 
@@ -193,11 +177,7 @@ fn allowance(control: &watch::Sender<Control>, wanted: usize) -> usize {
             return false;
         };
         allowed = wanted.min(left);
-        control.mode = if left == allowed {
-            Mode::BlackHole
-        } else {
-            Mode::HalfOpenAfter(left - allowed)
-        };
+        control.mode = if left == allowed { Mode::BlackHole } else { Mode::HalfOpenAfter(left - allowed) };
         true
     });
     allowed

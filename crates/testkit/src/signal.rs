@@ -19,10 +19,7 @@ pub(crate) fn send(pid: Pid, signal: Signal) {
 pub(crate) fn freeze(pid: Pid) {
     send(pid, Signal::STOP);
     let frozen = || stat(pid).is_none_or(|(state, _)| ["T", "t", "Z", "X"].contains(&state.as_str()));
-    assert!(
-        holds_within(Duration::from_secs(10), frozen),
-        "SIGSTOP did not stop process {pid:?}"
-    );
+    assert!(holds_within(Duration::from_secs(10), frozen), "SIGSTOP did not stop process {pid:?}");
 }
 
 /// The direct children of `parent`, from `/proc`.
@@ -62,10 +59,7 @@ mod tests {
         freeze(pid);
         assert!(is_alive(pid));
         send(pid, Signal::KILL);
-        assert!(
-            holds_within(Duration::from_secs(5), || !is_alive(pid)),
-            "a zombie is not alive"
-        );
+        assert!(holds_within(Duration::from_secs(5), || !is_alive(pid)), "a zombie is not alive");
         assert!(!child.wait().unwrap().success());
         send(pid, Signal::KILL);
     }

@@ -8,10 +8,7 @@ const POLL_EVERY: Duration = Duration::from_millis(10);
 ///
 /// A condition that hangs counts as one that does not hold, so the deadline is kept in any case.
 pub async fn until(what: &str, deadline: Duration, condition: impl AsyncFnMut() -> bool) {
-    assert!(
-        comes_true(deadline, condition).await,
-        "waited {deadline:?} in vain for: {what}"
-    );
+    assert!(comes_true(deadline, condition).await, "waited {deadline:?} in vain for: {what}");
 }
 
 /// [`until`] for those with more to say than a name: returns whether the condition came to hold.
@@ -62,12 +59,7 @@ mod tests {
     #[tokio::test]
     #[should_panic(expected = "in vain for: an answer")]
     async fn a_condition_that_hangs_still_meets_the_deadline() {
-        until(
-            "an answer",
-            Duration::from_millis(30),
-            std::future::pending::<bool>,
-        )
-        .await;
+        until("an answer", Duration::from_millis(30), std::future::pending::<bool>).await;
     }
 
     #[tokio::test]

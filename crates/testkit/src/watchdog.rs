@@ -42,11 +42,7 @@ impl Watchdog {
     /// `script` runs with `arguments` as `$1`, `$2`, … once this value is dropped or the test process is gone.
     pub(crate) fn start<S: AsRef<OsStr>>(script: &str, arguments: impl IntoIterator<Item = S>) -> Self {
         let shell = Command::new("sh")
-            .args([
-                "-c",
-                &format!("{UNTIL_THE_TEST_ENDS}{script}"),
-                "weir-test-watchdog",
-            ])
+            .args(["-c", &format!("{UNTIL_THE_TEST_ENDS}{script}"), "weir-test-watchdog"])
             .args(arguments)
             .current_dir("/")
             // Its own process group: Ctrl-C must end the tests, not what cleans up after them.
@@ -97,19 +93,14 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let mark = directory.path().join("mark");
         let mut child = sleeper();
-        let mut watchdog = Watchdog::start(
-            &format!("{END_PROCESS}touch \"$2\""),
-            ["TERM", mark.to_str().unwrap()],
-        );
+        let mut watchdog =
+            Watchdog::start(&format!("{END_PROCESS}touch \"$2\""), ["TERM", mark.to_str().unwrap()]);
         watchdog.guard(Pid::from_child(&child));
         // `wait` would close it, and `cat` would then end by itself.
         let _held = child.stdin.take();
         let reaper = std::thread::spawn(move || child.wait().unwrap().signal());
         drop(watchdog);
-        assert_eq!(
-            reaper.join().unwrap(),
-            Some(rustix::process::Signal::TERM.as_raw())
-        );
+        assert_eq!(reaper.join().unwrap(), Some(rustix::process::Signal::TERM.as_raw()));
         assert!(mark.exists());
     }
 

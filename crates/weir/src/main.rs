@@ -42,11 +42,7 @@ fn main() -> ExitCode {
             // One line, causes included.
             eprintln!("weir: {error:#}");
             let setting = error.chain().any(|cause| cause.is::<SettingError>());
-            if setting {
-                ExitCode::from(EXIT_SETTING)
-            } else {
-                ExitCode::FAILURE
-            }
+            if setting { ExitCode::from(EXIT_SETTING) } else { ExitCode::FAILURE }
         }
     }
 }

@@ -57,11 +57,6 @@ pub(crate) fn run(arguments: &TokenArgs) -> anyhow::Result<ExitCode> {
 fn parse_ttl(text: &str) -> Result<Duration, String> {
     let allowed = || "a duration such as 15m, 1h or 30d".to_owned();
     let span: jiff::Span = text.parse().map_err(|_invalid| allowed())?;
-    let span = span
-        .to_duration(jiff::SpanRelativeTo::days_are_24_hours())
-        .map_err(|_calendar| allowed())?;
-    Duration::try_from(span)
-        .ok()
-        .filter(|span| !span.is_zero())
-        .ok_or_else(allowed)
+    let span = span.to_duration(jiff::SpanRelativeTo::days_are_24_hours()).map_err(|_calendar| allowed())?;
+    Duration::try_from(span).ok().filter(|span| !span.is_zero()).ok_or_else(allowed)
 }

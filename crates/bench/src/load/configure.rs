@@ -19,12 +19,8 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Sends the target's request once for each key below `keys` and requires a 2xx answer to every one.
 pub async fn configure(target: &Target, keys: u64) -> Result<()> {
-    let work = Arc::new(Work {
-        target: target.clone(),
-        keys,
-        next: AtomicU64::new(0),
-        live: [Live::default()],
-    });
+    let work =
+        Arc::new(Work { target: target.clone(), keys, next: AtomicU64::new(0), live: [Live::default()] });
     let mut connections = JoinSet::new();
     for _ in 0..CONNECTIONS.min(keys.div_ceil(PIPELINE)) {
         connections.spawn(feed(Arc::clone(&work)));
@@ -55,11 +51,7 @@ impl Work {
 
 /// Sends one batch of keys after another until none is left.
 async fn feed(work: Arc<Work>) -> Result<()> {
-    let Target {
-        name,
-        address,
-        template,
-    } = &work.target;
+    let Target { name, address, template } = &work.target;
     let lost = || format!("{name} at {address} failed");
     let mut link = Link::connect(*address, TIMEOUT).await.with_context(lost)?;
     let mut patience = Patience::new(TIMEOUT);
@@ -75,20 +67,10 @@ async fn feed(work: Arc<Work>) -> Result<()> {
             template.set_key(key);
             bytes.extend_from_slice(template.bytes());
         }
-        patience
-            .bound(Instant::now(), link.send(&bytes))
-            .await
-            .with_context(lost)?;
+        patience.bound(Instant::now(), link.send(&bytes)).await.with_context(lost)?;
         for key in batch {
-            let answer = patience
-                .bound(Instant::now(), link.receive())
-                .await
-                .with_context(lost)?;
-            ensure!(
-                (200..300).contains(&answer.status),
-                "{name} answered {} for key {key}",
-                answer.status
-            );
+            let answer = patience.bound(Instant::now(), link.receive()).await.with_context(lost)?;
+            ensure!((200..300).contains(&answer.status), "{name} answered {} for key {key}", answer.status);
             work.live[0].answered.fetch_add(1, Ordering::Relaxed);
         }
     }

@@ -59,10 +59,7 @@ impl Connection<'_> {
             if self.run.load.keys > 1 {
                 self.request.set_key(self.random.u64(..self.run.load.keys));
             }
-            let outcome = self
-                .patience
-                .bound(turn.sent, open.exchange(self.request.bytes()))
-                .await;
+            let outcome = self.patience.bound(turn.sent, open.exchange(self.request.bytes())).await;
             now = Instant::now();
             if !self.count(outcome, turn, now) {
                 link = None;

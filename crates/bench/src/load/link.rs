@@ -34,12 +34,7 @@ impl Link {
             return Err(Failure::Connect);
         };
         stream.set_nodelay(true).map_err(|_error| Failure::Connect)?;
-        Ok(Self {
-            stream,
-            parser: Parser::new(),
-            buffer: vec![0; BUFFER].into(),
-            unread: 0..0,
-        })
+        Ok(Self { stream, parser: Parser::new(), buffer: vec![0; BUFFER].into(), unread: 0..0 })
     }
 
     /// Sends one request and waits for its answer.
@@ -47,11 +42,7 @@ impl Link {
         self.send(request).await?;
         let answer = self.receive().await?;
         // Bytes beyond the one answer asked for would be taken for the next one.
-        if self.unread.is_empty() {
-            Ok(answer)
-        } else {
-            Err(Failure::Protocol)
-        }
+        if self.unread.is_empty() { Ok(answer) } else { Err(Failure::Protocol) }
     }
 
     pub(super) async fn send(&mut self, bytes: &[u8]) -> Result<(), Failure> {
@@ -81,11 +72,7 @@ impl Link {
         if self.unread.end == self.buffer.len() {
             return Err(Failure::Protocol);
         }
-        let count = self
-            .stream
-            .read(&mut self.buffer[self.unread.end..])
-            .await
-            .map_err(failure)?;
+        let count = self.stream.read(&mut self.buffer[self.unread.end..]).await.map_err(failure)?;
         self.unread.end += count;
         Ok(count)
     }
@@ -105,10 +92,7 @@ pub(super) struct Patience {
 
 impl Patience {
     pub(super) fn new(limit: Duration) -> Self {
-        Self {
-            limit,
-            timer: Box::pin(sleep(limit)),
-        }
+        Self { limit, timer: Box::pin(sleep(limit)) }
     }
 
     /// The outcome of `work`, or a timeout once the limit has passed since `started`.
@@ -120,9 +104,7 @@ impl Patience {
         let mut work = pin!(work);
         poll_fn(|context| match work.as_mut().poll(context) {
             Poll::Ready(done) => Poll::Ready(done),
-            Poll::Pending => self
-                .poll_expired(context, started)
-                .map(|()| Err(Failure::Timeout)),
+            Poll::Pending => self.poll_expired(context, started).map(|()| Err(Failure::Timeout)),
         })
         .await
     }
@@ -147,9 +129,7 @@ mod tests {
     async fn one_timer_bounds_one_exchange_after_another() {
         let mut patience = Patience::new(Duration::from_millis(5));
         for _ in 0..3 {
-            let stuck = patience
-                .bound(Instant::now(), std::future::pending::<Result<(), Failure>>())
-                .await;
+            let stuck = patience.bound(Instant::now(), std::future::pending::<Result<(), Failure>>()).await;
             assert_eq!(stuck, Err(Failure::Timeout));
             assert_eq!(patience.bound(Instant::now(), async { Ok(1) }).await, Ok(1));
         }

@@ -27,10 +27,7 @@ impl Pace {
     pub(super) fn new(run: &Run) -> io::Result<Self> {
         Ok(match &run.tickets {
             None => Self::Closed,
-            Some(tickets) => Self::Open {
-                tickets: Arc::clone(tickets),
-                alarm: Alarm::new()?,
-            },
+            Some(tickets) => Self::Open { tickets: Arc::clone(tickets), alarm: Alarm::new()? },
         })
     }
 
@@ -47,10 +44,7 @@ impl Pace {
             return None;
         }
         alarm.wait_until(due, now).await;
-        Some(Turn {
-            due,
-            sent: Instant::now(),
-        })
+        Some(Turn { due, sent: Instant::now() })
     }
 }
 
@@ -66,10 +60,7 @@ impl Alarm {
         use rustix::time::{TimerfdClockId, TimerfdFlags, timerfd_create};
         let flags = TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC;
         let timer = timerfd_create(TimerfdClockId::Monotonic, flags)?;
-        #[expect(
-            deprecated,
-            reason = "its successor is unsafe; an OwnedFd is what makes this one sound"
-        )]
+        #[expect(deprecated, reason = "its successor is unsafe; an OwnedFd is what makes this one sound")]
         let timer = tokio::io::unix::AsyncFd::new(timer)?;
         Ok(Self { timer })
     }
@@ -83,14 +74,8 @@ impl Alarm {
         if wait.is_zero() {
             return;
         }
-        let it_interval = Timespec {
-            tv_sec: 0,
-            tv_nsec: 0,
-        };
-        let spec = Itimerspec {
-            it_interval,
-            it_value,
-        };
+        let it_interval = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let spec = Itimerspec { it_interval, it_value };
         // Neither call fails on a timer that exists; if one did, the request would go early, not never.
         if timerfd_settime(self.timer.get_ref(), TimerfdTimerFlags::empty(), &spec).is_err() {
             return;

@@ -48,13 +48,7 @@ pub(super) struct Parser {
 
 impl Parser {
     pub(super) fn new() -> Self {
-        Self {
-            state: State::Head,
-            answer: Answer {
-                status: 0,
-                keep_alive: true,
-            },
-        }
+        Self { state: State::Head, answer: Answer { status: 0, keep_alive: true } }
     }
 
     /// Takes what it can of `input`: how many bytes it used, and the answer if they completed one.
@@ -90,20 +84,12 @@ impl Parser {
             State::Body { left } => {
                 let (count, left) = skip(input, left);
                 self.state = State::Body { left };
-                Ok(if left == 0 {
-                    Step::Last(count)
-                } else {
-                    Step::Used(count)
-                })
+                Ok(if left == 0 { Step::Last(count) } else { Step::Used(count) })
             }
             State::ChunkSize => self.chunk_size(input),
             State::ChunkData { left } => {
                 let (count, left) = skip(input, left);
-                self.state = if left == 0 {
-                    State::ChunkEnd
-                } else {
-                    State::ChunkData { left }
-                };
+                self.state = if left == 0 { State::ChunkEnd } else { State::ChunkData { left } };
                 Ok(Step::Used(count))
             }
             State::ChunkEnd => self.chunk_end(input),
@@ -126,10 +112,7 @@ impl Parser {
         }
         let framing = Framing::read(response.headers)?;
         let persistent = framing.keep_alive.unwrap_or(response.version == Some(1));
-        self.answer = Answer {
-            status,
-            keep_alive: persistent,
-        };
+        self.answer = Answer { status, keep_alive: persistent };
         if matches!(status, 204 | 304) || (framing.length == Some(0) && !framing.chunked) {
             return Ok(Step::Last(length));
         }
@@ -148,11 +131,7 @@ impl Parser {
         match httparse::parse_chunk_size(input) {
             Ok(Status::Partial) => Ok(Step::Starved),
             Ok(Status::Complete((count, left))) => {
-                self.state = if left == 0 {
-                    State::Trailers
-                } else {
-                    State::ChunkData { left }
-                };
+                self.state = if left == 0 { State::Trailers } else { State::ChunkData { left } };
                 Ok(Step::Used(count))
             }
             Err(_) => Err(Malformed("bad chunk size")),
@@ -224,9 +203,7 @@ fn parse_length(value: &[u8]) -> Result<u64, Malformed> {
     if value.is_empty() || value.len() > 18 || !value.iter().all(u8::is_ascii_digit) {
         return Err(Malformed("bad content-length"));
     }
-    Ok(value
-        .iter()
-        .fold(0, |sum, digit| sum * 10 + u64::from(digit - b'0')))
+    Ok(value.iter().fold(0, |sum, digit| sum * 10 + u64::from(digit - b'0')))
 }
 
 #[cfg(test)]

@@ -43,11 +43,7 @@ pub(super) struct Tickets {
 
 impl Tickets {
     pub(super) fn new(schedule: Schedule, start: Instant) -> Self {
-        Self {
-            schedule,
-            start,
-            next: AtomicU64::new(0),
-        }
+        Self { schedule, start, next: AtomicU64::new(0) }
     }
 
     /// Takes the next ticket: when its request is due.
@@ -57,10 +53,7 @@ impl Tickets {
 
     /// Requests due between `from` and `end` (both since the start) that no connection took.
     pub(super) fn unsent(&self, from: Duration, end: Duration) -> u64 {
-        let taken = self
-            .next
-            .load(Ordering::Relaxed)
-            .max(self.schedule.due_before(from));
+        let taken = self.next.load(Ordering::Relaxed).max(self.schedule.due_before(from));
         self.schedule.due_before(end).saturating_sub(taken)
     }
 }
@@ -89,10 +82,7 @@ mod tests {
                 let elapsed = Duration::from_millis(elapsed_ms);
                 let count = schedule.due_before(elapsed);
                 assert!(schedule.due(count) >= elapsed, "{rate}/s, {elapsed_ms} ms");
-                assert!(
-                    count == 0 || schedule.due(count - 1) < elapsed,
-                    "{rate}/s, {elapsed_ms} ms"
-                );
+                assert!(count == 0 || schedule.due(count - 1) < elapsed, "{rate}/s, {elapsed_ms} ms");
             }
         }
     }

@@ -33,11 +33,7 @@ pub(super) struct Stats {
 impl Stats {
     pub(super) fn new() -> Self {
         let latency_us = Histogram::new_with_max(LATENCY_LIMIT_US, 3).expect("constant bounds are valid");
-        Self {
-            latency_us,
-            statuses: Vec::new(),
-            errors: ErrorCounts::default(),
-        }
+        Self { latency_us, statuses: Vec::new(), errors: ErrorCounts::default() }
     }
 
     pub(super) fn answered(&mut self, status: u16, latency: Duration) {
@@ -115,20 +111,10 @@ mod tests {
         low.merge(&high);
         assert_eq!(low.requests(), 1001);
         assert_eq!(low.statuses(), [(200, 901), (429, 100)]);
-        assert_eq!(
-            *low.errors(),
-            ErrorCounts {
-                reset: 2,
-                timeout: 1,
-                ..ErrorCounts::default()
-            }
-        );
+        assert_eq!(*low.errors(), ErrorCounts { reset: 2, timeout: 1, ..ErrorCounts::default() });
         let latency = low.latency_ms();
         for (value, expected) in [(latency.p50, 500.0), (latency.p90, 900.0), (latency.p99, 990.0)] {
-            assert!(
-                (value - expected).abs() / expected < 0.003,
-                "{value} for {expected}"
-            );
+            assert!((value - expected).abs() / expected < 0.003, "{value} for {expected}");
         }
         assert!(latency.p999 <= latency.max && (latency.max - 1000.0).abs() < 1.0);
     }

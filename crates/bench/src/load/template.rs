@@ -61,33 +61,20 @@ mod tests {
     use super::*;
 
     fn template() -> Template {
-        let body = Body {
-            before: r#"{"userId":"u"#.into(),
-            after: r#"","message":"é"}"#.into(),
-        };
+        let body = Body { before: r#"{"userId":"u"#.into(), after: r#"","message":"é"}"#.into() };
         Template::post_json("localhost:1", "/api/send", &body)
     }
 
     fn body_of(template: &Template) -> &str {
-        std::str::from_utf8(template.bytes())
-            .unwrap()
-            .split_once("\r\n\r\n")
-            .unwrap()
-            .1
+        std::str::from_utf8(template.bytes()).unwrap().split_once("\r\n\r\n").unwrap().1
     }
 
     #[test]
     fn the_length_is_that_of_the_body_in_bytes() {
         let template = template();
         let text = std::str::from_utf8(template.bytes()).unwrap();
-        assert!(
-            text.contains(&format!("Content-Length: {}\r\n", body_of(&template).len())),
-            "{text}"
-        );
-        assert!(
-            text.starts_with("POST /api/send HTTP/1.1\r\nHost: localhost:1\r\n"),
-            "{text}"
-        );
+        assert!(text.contains(&format!("Content-Length: {}\r\n", body_of(&template).len())), "{text}");
+        assert!(text.starts_with("POST /api/send HTTP/1.1\r\nHost: localhost:1\r\n"), "{text}");
     }
 
     #[test]

@@ -26,17 +26,11 @@ pub(crate) struct Progress {
 
 impl Progress {
     pub(crate) fn timed(name: &str, start: Instant, end: Instant) -> Self {
-        Self {
-            name: name.to_owned(),
-            scale: Scale::Time { start, end },
-        }
+        Self { name: name.to_owned(), scale: Scale::Time { start, end } }
     }
 
     pub(crate) fn counted(name: &str, total: u64) -> Self {
-        Self {
-            name: name.to_owned(),
-            scale: Scale::Count { total },
-        }
+        Self { name: name.to_owned(), scale: Scale::Count { total } }
     }
 
     /// The outcome of `work`, with the line drawn from `live` while it runs.
@@ -68,10 +62,7 @@ impl Progress {
         let place = match self.scale {
             Scale::Time { start, end } => {
                 let total_s = (end - start).as_secs_f64();
-                format!(
-                    "{:.1}/{total_s:.1} s",
-                    now.duration_since(start).as_secs_f64().min(total_s)
-                )
+                format!("{:.1}/{total_s:.1} s", now.duration_since(start).as_secs_f64().min(total_s))
             }
             Scale::Count { total } => format!("{}/{}", grouped(answered as f64), grouped(total as f64)),
         };
@@ -80,9 +71,7 @@ impl Progress {
 }
 
 fn sum(live: &[Live], count: fn(&Live) -> &AtomicU64) -> u64 {
-    live.iter()
-        .map(|counts| count(counts).load(Ordering::Relaxed))
-        .sum()
+    live.iter().map(|counts| count(counts).load(Ordering::Relaxed)).sum()
 }
 
 /// Replaces the line. A terminal that cannot be written to must not end a measurement.

@@ -2,17 +2,8 @@
 
 use super::{Comparison, ErrorCounts, Report};
 
-const HEADINGS: [&str; 9] = [
-    "",
-    "requests",
-    "requests/s",
-    "p50 ms",
-    "p90 ms",
-    "p99 ms",
-    "p99.9 ms",
-    "max ms",
-    "errors",
-];
+const HEADINGS: [&str; 9] =
+    ["", "requests", "requests/s", "p50 ms", "p90 ms", "p99 ms", "p99.9 ms", "max ms", "errors"];
 
 pub(super) fn render(comparison: &Comparison) -> String {
     let reports = || std::iter::once(&comparison.result).chain(&comparison.baseline);
@@ -50,25 +41,11 @@ fn cells(report: &Report) -> [String; HEADINGS.len()] {
 
 /// Pads columns to one width: names to the left, numbers to the right.
 fn align(rows: &[[String; HEADINGS.len()]]) -> Vec<String> {
-    let width = |column: usize| {
-        rows.iter()
-            .map(|row| row[column].chars().count())
-            .max()
-            .unwrap_or(0)
-    };
+    let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
     let widths: Vec<usize> = (0..HEADINGS.len()).map(width).collect();
     let line = |row: &[String; HEADINGS.len()]| {
-        let numbers = row
-            .iter()
-            .zip(&widths)
-            .skip(1)
-            .map(|(cell, width)| format!("  {cell:>width$}"));
-        let text = format!(
-            "{:<width$}{}",
-            row[0],
-            numbers.collect::<String>(),
-            width = widths[0]
-        );
+        let numbers = row.iter().zip(&widths).skip(1).map(|(cell, width)| format!("  {cell:>width$}"));
+        let text = format!("{:<width$}{}", row[0], numbers.collect::<String>(), width = widths[0]);
         text.trim_end().to_owned()
     };
     rows.iter().map(line).collect()
@@ -89,26 +66,12 @@ fn conditions(report: &Report) -> String {
 }
 
 fn outcomes(report: &Report) -> String {
-    let statuses = report
-        .statuses
-        .iter()
-        .map(|(status, count)| format!("{status}: {}", grouped(*count as f64)));
-    let ErrorCounts {
-        connect,
-        reset,
-        timeout,
-        protocol,
-    } = report.errors;
-    let kinds = [
-        ("connect", connect),
-        ("reset", reset),
-        ("timeout", timeout),
-        ("protocol", protocol),
-    ];
-    let errors = kinds
-        .into_iter()
-        .filter(|(_, count)| *count > 0)
-        .map(|(kind, count)| format!("{kind}: {count}"));
+    let statuses =
+        report.statuses.iter().map(|(status, count)| format!("{status}: {}", grouped(*count as f64)));
+    let ErrorCounts { connect, reset, timeout, protocol } = report.errors;
+    let kinds = [("connect", connect), ("reset", reset), ("timeout", timeout), ("protocol", protocol)];
+    let errors =
+        kinds.into_iter().filter(|(_, count)| *count > 0).map(|(kind, count)| format!("{kind}: {count}"));
     let counts: Vec<String> = statuses.chain(errors).collect();
     let threads = counted(report.threads as u64, "thread");
     format!(
@@ -144,13 +107,7 @@ mod tests {
 
     #[test]
     fn thousands_are_set_apart() {
-        let cases = [
-            (0.0, "0"),
-            (999.4, "999"),
-            (1000.0, "1,000"),
-            (1_234_567.0, "1,234,567"),
-            (-1.0, "0"),
-        ];
+        let cases = [(0.0, "0"), (999.4, "999"), (1000.0, "1,000"), (1_234_567.0, "1,234,567"), (-1.0, "0")];
         for (value, text) in cases {
             assert_eq!(grouped(value), text);
         }
@@ -158,11 +115,8 @@ mod tests {
 
     #[test]
     fn columns_line_up_and_the_ratio_stands_under_the_rates() {
-        let comparison = Comparison::new(
-            sample("weir", 912_345),
-            Some(sample("empty handler", 1_120_000)),
-            Vec::new(),
-        );
+        let comparison =
+            Comparison::new(sample("weir", 912_345), Some(sample("empty handler", 1_120_000)), Vec::new());
         let text = render(&comparison);
         let lines: Vec<&str> = text.lines().collect();
         let end = |line: &str, word: &str| line.find(word).unwrap() + word.len();
@@ -179,13 +133,7 @@ mod tests {
         report.statuses.insert(503, 2);
         report.errors.reset = 4;
         let text = render(&Comparison::new(report, None, vec!["in memory".to_owned()]));
-        assert!(
-            text.contains("weir: 200: 10, 503: 2, reset: 4; generator 0.50 cores on 1 thread"),
-            "{text}"
-        );
-        assert!(
-            text.contains("note: in memory") && !text.contains("ratio"),
-            "{text}"
-        );
+        assert!(text.contains("weir: 200: 10, 503: 2, reset: 4; generator 0.50 cores on 1 thread"), "{text}");
+        assert!(text.contains("note: in memory") && !text.contains("ratio"), "{text}");
     }
 }

@@ -26,9 +26,7 @@ impl AdminKey {
     /// Whether the headers carry the key. Takes as long whatever differs.
     #[must_use]
     pub fn matches(&self, headers: &HeaderMap) -> bool {
-        headers
-            .get(HEADER)
-            .is_some_and(|given| given.as_bytes().ct_eq(&self.0).into())
+        headers.get(HEADER).is_some_and(|given| given.as_bytes().ct_eq(&self.0).into())
     }
 }
 
@@ -63,13 +61,7 @@ mod tests {
         let key = AdminKey::new("0123456789abcdef");
         let with = |value: &str| HeaderMap::from_iter([(HEADER.parse().unwrap(), value.parse().unwrap())]);
         assert!(key.matches(&with("0123456789abcdef")));
-        for wrong in [
-            "",
-            "0",
-            "0123456789abcde",
-            "0123456789abcdefg",
-            "0123456789ABCDEF",
-        ] {
+        for wrong in ["", "0", "0123456789abcde", "0123456789abcdefg", "0123456789ABCDEF"] {
             assert!(!key.matches(&with(wrong)), "{wrong}");
         }
         assert!(!key.matches(&HeaderMap::new()));

@@ -32,9 +32,7 @@ impl Claims {
     /// Whether the token allows `scope`.
     #[must_use]
     pub fn allows(&self, scope: &str) -> bool {
-        self.scope
-            .iter()
-            .any(|scopes| scopes.split(' ').any(|allowed| allowed == scope))
+        self.scope.iter().any(|scopes| scopes.split(' ').any(|allowed| allowed == scope))
     }
 }
 
@@ -54,13 +52,7 @@ impl Verifier {
     #[must_use]
     pub fn from_secret(secret: &str) -> Self {
         let key = DecodingKey::from_secret(secret.as_bytes());
-        Self {
-            keys: vec![Key {
-                id: None,
-                key,
-                validation: validation(Algorithm::HS256),
-            }],
-        }
+        Self { keys: vec![Key { id: None, key, validation: validation(Algorithm::HS256) }] }
     }
 
     /// Tokens signed with one of the keys in a file.
@@ -107,11 +99,7 @@ impl Key {
             _ => return None,
         };
         let key = DecodingKey::from_jwk(jwk).ok()?;
-        Some(Self {
-            id: jwk.common.key_id.clone(),
-            key,
-            validation: validation(algorithm),
-        })
+        Some(Self { id: jwk.common.key_id.clone(), key, validation: validation(algorithm) })
     }
 }
 
@@ -131,18 +119,12 @@ fn validation(algorithm: Algorithm) -> Validation {
 /// # Errors
 /// When the claims cannot be encoded.
 pub fn sign(secret: &str, claims: &Claims) -> Result<String, jsonwebtoken::errors::Error> {
-    encode(
-        &Header::new(Algorithm::HS256),
-        claims,
-        &EncodingKey::from_secret(secret.as_bytes()),
-    )
+    encode(&Header::new(Algorithm::HS256), claims, &EncodingKey::from_secret(secret.as_bytes()))
 }
 
 impl std::fmt::Debug for Verifier {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Verifier")
-            .field("keys", &self.keys.len())
-            .finish()
+        f.debug_struct("Verifier").field("keys", &self.keys.len()).finish()
     }
 }
 
@@ -150,10 +132,7 @@ impl FromRequestParts<Arc<App>> for Claims {
     type Rejection = ApiError;
 
     async fn from_request_parts(parts: &mut Parts, app: &Arc<App>) -> Result<Self, ApiError> {
-        let header = parts
-            .headers
-            .get(http::header::AUTHORIZATION)
-            .and_then(|value| value.to_str().ok());
+        let header = parts.headers.get(http::header::AUTHORIZATION).and_then(|value| value.to_str().ok());
         let token = header.and_then(|value| {
             let (scheme, token) = value.split_once(' ')?;
             scheme.eq_ignore_ascii_case("bearer").then(|| token.trim())

@@ -41,9 +41,7 @@ fn try_load_or_create(data: &Path, path: &Path) -> std::io::Result<String> {
     }
     create_directory(data)?;
     // Written whole under another name and then linked: nobody ever reads half a secret, and the first one wins.
-    let draft = tempfile::Builder::new()
-        .permissions(owner_only())
-        .tempfile_in(data)?;
+    let draft = tempfile::Builder::new().permissions(owner_only()).tempfile_in(data)?;
     draft.as_file().write_all_synced(generate()?.as_bytes())?;
     match draft.persist_noclobber(path) {
         Ok(_) => {}
@@ -62,9 +60,7 @@ fn load(path: &Path) -> std::io::Result<Option<String>> {
     };
     let text = text.trim();
     if text.is_empty() {
-        return Err(std::io::Error::other(
-            "it is empty; remove it to have a new one made",
-        ));
+        return Err(std::io::Error::other("it is empty; remove it to have a new one made"));
     }
     Ok(Some(text.to_owned()))
 }
@@ -108,11 +104,7 @@ mod tests {
         assert!(first.len() >= 43, "256 bits in base64");
         let mode = |path: &Path| path.metadata().unwrap().permissions().mode() & 0o777;
         assert_eq!((mode(&data), mode(&data.join("a"))), (0o700, 0o600));
-        assert_eq!(
-            std::fs::read_dir(&data).unwrap().count(),
-            2,
-            "no draft is left behind"
-        );
+        assert_eq!(std::fs::read_dir(&data).unwrap().count(), 2, "no draft is left behind");
     }
 
     #[test]
@@ -131,12 +123,7 @@ mod tests {
 
     #[test]
     fn an_unwritable_directory_is_a_sentence_about_data() {
-        let sentence = load_or_create(Path::new("/proc/nowhere"), "a")
-            .unwrap_err()
-            .to_string();
-        assert!(
-            sentence.contains("data") && sentence.contains("/proc/nowhere"),
-            "{sentence}"
-        );
+        let sentence = load_or_create(Path::new("/proc/nowhere"), "a").unwrap_err().to_string();
+        assert!(sentence.contains("data") && sentence.contains("/proc/nowhere"), "{sentence}");
     }
 }

@@ -7,9 +7,7 @@ use std::time::Duration;
 pub fn duration(text: &str) -> Option<Duration> {
     let span: jiff::SignedDuration = text.trim().parse().ok()?;
     let span = Duration::try_from(span).ok()?;
-    (Duration::from_millis(1)..=Duration::from_secs(86_400))
-        .contains(&span)
-        .then_some(span)
+    (Duration::from_millis(1)..=Duration::from_secs(86_400)).contains(&span).then_some(span)
 }
 
 /// A size in bytes: `65536`, `64KiB`, `1MiB`.
@@ -24,11 +22,7 @@ pub fn bytes(text: &str) -> Option<usize> {
         "GiB" => 1 << 30,
         _ => return None,
     };
-    digits
-        .parse::<usize>()
-        .ok()?
-        .checked_mul(factor)
-        .filter(|bytes| *bytes > 0)
+    digits.parse::<usize>().ok()?.checked_mul(factor).filter(|bytes| *bytes > 0)
 }
 
 /// A count from 1 to `max`.
@@ -63,14 +57,7 @@ mod tests {
     fn sizes_are_binary_and_positive() {
         assert_eq!(bytes("1MiB"), Some(1_048_576));
         assert_eq!(bytes("65536"), Some(65_536));
-        for bad in [
-            "",
-            "0",
-            "1MB",
-            "-1",
-            "99999999999999999999",
-            "18446744073709551615GiB",
-        ] {
+        for bad in ["", "0", "1MB", "-1", "99999999999999999999", "18446744073709551615GiB"] {
             assert_eq!(bytes(bad), None, "{bad}");
         }
     }

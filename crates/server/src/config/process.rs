@@ -32,18 +32,8 @@ pub struct Roles {
 
 impl Roles {
     /// Every role: one process does it all.
-    pub const ALL: Self = Self {
-        api: true,
-        worker: true,
-        sender: true,
-        reconciler: true,
-    };
-    const NONE: Self = Self {
-        api: false,
-        worker: false,
-        sender: false,
-        reconciler: false,
-    };
+    pub const ALL: Self = Self { api: true, worker: true, sender: true, reconciler: true };
+    const NONE: Self = Self { api: false, worker: false, sender: false, reconciler: false };
 
     fn parse(text: &str) -> Option<Self> {
         let mut roles = Self::NONE;

@@ -20,12 +20,7 @@ impl SenderSettings {
     pub(super) fn read(reader: &mut Reader) -> Result<Self, SettingError> {
         let span = "a duration from 1ms to 24h, such as 500ms or 2s";
         Ok(Self {
-            batch_max: reader.get(
-                "sender.batch_max",
-                1_000,
-                count(100_000),
-                "a number from 1 to 100000",
-            )?,
+            batch_max: reader.get("sender.batch_max", 1_000, count(100_000), "a number from 1 to 100000")?,
             visibility: reader.get("sender.visibility", Duration::from_secs(30), duration, span)?,
             poll: reader.get("sender.poll", Duration::from_millis(100), duration, span)?,
         })

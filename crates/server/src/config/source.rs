@@ -34,10 +34,7 @@ impl Sources {
             .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
             .filter(|(name, _)| name.starts_with("WEIR_"))
             .collect();
-        let named = flags
-            .get("config")
-            .or_else(|| environment.get("WEIR_CONFIG"))
-            .map(PathBuf::from);
+        let named = flags.get("config").or_else(|| environment.get("WEIR_CONFIG")).map(PathBuf::from);
         let path = named.clone().unwrap_or_else(|| PathBuf::from(DEFAULT_FILE));
         let file = match std::fs::read_to_string(&path) {
             Ok(text) => Some((path.clone(), flatten_toml(&path, &text)?)),
@@ -50,11 +47,7 @@ impl Sources {
                 ));
             }
         };
-        Ok(Self {
-            flags,
-            environment,
-            file,
-        })
+        Ok(Self { flags, environment, file })
     }
 }
 
@@ -64,9 +57,7 @@ impl Sources {
 /// When the text is not TOML, or holds what no setting can be (a date, a table in a list).
 pub fn flatten_toml(path: &Path, text: &str) -> Result<BTreeMap<String, String>, SettingError> {
     let table: toml::Table = text.parse().map_err(|error: toml::de::Error| {
-        let line = error
-            .span()
-            .map_or(0, |span| text[..span.start].lines().count().max(1));
+        let line = error.span().map_or(0, |span| text[..span.start].lines().count().max(1));
         let problem = format!("valid TOML (line {line}: {})", error.message());
         SettingError::new("config", path.display(), problem)
     })?;
@@ -77,20 +68,15 @@ pub fn flatten_toml(path: &Path, text: &str) -> Result<BTreeMap<String, String>,
 
 fn flatten_table(prefix: &str, table: toml::Table, values: &mut BTreeMap<String, String>) {
     for (name, value) in table {
-        let key = if prefix.is_empty() {
-            name
-        } else {
-            format!("{prefix}.{name}")
-        };
+        let key = if prefix.is_empty() { name } else { format!("{prefix}.{name}") };
         match value {
             toml::Value::Table(inner) => flatten_table(&key, inner, values),
             toml::Value::String(text) => {
                 values.insert(key, text);
             }
             toml::Value::Array(items) => {
-                let items = items
-                    .iter()
-                    .map(|item| item.as_str().map_or_else(|| item.to_string(), str::to_owned));
+                let items =
+                    items.iter().map(|item| item.as_str().map_or_else(|| item.to_string(), str::to_owned));
                 values.insert(key, items.collect::<Vec<_>>().join(","));
             }
             other => {
@@ -111,10 +97,7 @@ impl Reader {
     /// A reader of these sources.
     #[must_use]
     pub const fn new(sources: Sources) -> Self {
-        Self {
-            sources,
-            known: BTreeSet::new(),
-        }
+        Self { sources, known: BTreeSet::new() }
     }
 
     /// The setting `key` as `parse` understands it, or `default` when nobody set it.

@@ -49,12 +49,7 @@ impl StoreSettings {
         let none = |text: &str| (text == "none").then_some(());
         let embedded = |text: &str| (text == "embedded").then_some(());
         reader.get("cache", (), none, "none (this version has no other cache)")?;
-        reader.get(
-            "broker",
-            (),
-            embedded,
-            "embedded (this version has no other broker)",
-        )?;
+        reader.get("broker", (), embedded, "embedded (this version has no other broker)")?;
         let stores = "embedded, or postgres://user:password@host:port/database with sslmode one of disable, prefer, \
                       require, verify-ca, verify-full";
         Ok(Self {

@@ -6,23 +6,14 @@ use super::*;
 const DEFAULT_FILE: &str = include_str!("../../../../weir.default.toml");
 
 fn environment(pairs: &[(&str, &str)]) -> Sources {
-    let environment = pairs
-        .iter()
-        .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()))
-        .collect();
-    Sources {
-        environment,
-        ..Sources::default()
-    }
+    let environment = pairs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+    Sources { environment, ..Sources::default() }
 }
 
 fn file(text: &str) -> Sources {
     let path = PathBuf::from("weir.toml");
     let values = source::flatten_toml(&path, text).unwrap();
-    Sources {
-        file: Some((path, values)),
-        ..Sources::default()
-    }
+    Sources { file: Some((path, values)), ..Sources::default() }
 }
 
 /// The commented default file with its settings uncommented: lines of the form `# name = value` and `# [table]`.
@@ -33,11 +24,9 @@ fn uncommented() -> String {
                 .split_once(" = ")
                 .is_some_and(|(name, _)| name.chars().all(|c| c.is_ascii_lowercase() || c == '_'))
     };
-    let lines = DEFAULT_FILE.lines().map(|line| {
-        line.strip_prefix("# ")
-            .filter(|rest| is_setting(rest))
-            .unwrap_or(line)
-    });
+    let lines = DEFAULT_FILE
+        .lines()
+        .map(|line| line.strip_prefix("# ").filter(|rest| is_setting(rest)).unwrap_or(line));
     lines.collect::<Vec<_>>().join("\n")
 }
 
@@ -55,14 +44,9 @@ fn the_default_file_states_every_setting_with_its_default() {
     let not_in_files = ["config", "admin_key", "jwt_secret", "jwks_file"];
     let mut reader = Reader::new(Sources::default());
     let all = known_settings(&mut reader);
-    let missing: Vec<_> = all
-        .iter()
-        .filter(|key| !stated.contains_key(**key) && !not_in_files.contains(key))
-        .collect();
-    assert!(
-        missing.is_empty(),
-        "weir.default.toml says nothing of {missing:?}"
-    );
+    let missing: Vec<_> =
+        all.iter().filter(|key| !stated.contains_key(**key) && !not_in_files.contains(key)).collect();
+    assert!(missing.is_empty(), "weir.default.toml says nothing of {missing:?}");
 }
 
 fn known_settings(reader: &mut Reader) -> Vec<&'static str> {
@@ -81,9 +65,7 @@ fn flags_win_over_the_environment_which_wins_over_the_file() {
     let mut sources = file("listen = \"127.0.0.1:1\"");
     let port = |sources: &Sources| Settings::read(sources.clone()).unwrap().process.listen.port();
     assert_eq!(port(&sources), 1);
-    sources
-        .environment
-        .insert("WEIR_LISTEN".into(), "127.0.0.1:2".into());
+    sources.environment.insert("WEIR_LISTEN".into(), "127.0.0.1:2".into());
     assert_eq!(port(&sources), 2);
     sources.flags = BTreeMap::from([("listen", "127.0.0.1:3".to_owned())]);
     assert_eq!(port(&sources), 3);
@@ -102,9 +84,7 @@ fn a_wrong_setting_is_one_sentence_with_name_value_and_what_is_allowed() {
         ("WEIR_LOG_FORMAT", "xml", "json"),
         ("WEIR_ALLOW_ANONYMOUS", "maybe", "true or false"),
     ] {
-        let sentence = Settings::read(environment(&[(name, value)]))
-            .unwrap_err()
-            .to_string();
+        let sentence = Settings::read(environment(&[(name, value)])).unwrap_err().to_string();
         for part in [name, value, allowed] {
             assert!(sentence.contains(part), "{sentence:?} lacks {part:?}");
         }
@@ -120,13 +100,8 @@ fn secrets_are_never_repeated() {
         ("WEIR_STORE", "mysql://u:hunter2@h/d"),
         ("WEIR_STORE", "postgres://u:hunter2@h/d?sslmode=perhaps"),
     ] {
-        let sentence = Settings::read(environment(&[(name, value)]))
-            .unwrap_err()
-            .to_string();
-        assert!(
-            sentence.contains(name) && !sentence.contains("hunter2"),
-            "{sentence}"
-        );
+        let sentence = Settings::read(environment(&[(name, value)])).unwrap_err().to_string();
+        assert!(sentence.contains(name) && !sentence.contains("hunter2"), "{sentence}");
     }
     let key = "0123456789abcdef-hunter2";
     let settings = Settings::read(environment(&[("WEIR_ADMIN_KEY", key)])).unwrap();
@@ -141,13 +116,8 @@ fn secrets_are_never_repeated() {
 
 #[test]
 fn a_name_that_is_no_setting_is_refused() {
-    let sentence = Settings::read(file("[http]\ntimeot = \"2s\""))
-        .unwrap_err()
-        .to_string();
-    assert!(
-        sentence.contains("http.timeot") && sentence.contains("weir.default.toml"),
-        "{sentence}"
-    );
+    let sentence = Settings::read(file("[http]\ntimeot = \"2s\"")).unwrap_err().to_string();
+    assert!(sentence.contains("http.timeot") && sentence.contains("weir.default.toml"), "{sentence}");
 }
 
 #[test]
@@ -160,10 +130,7 @@ fn open_endpoints_on_the_network_have_to_be_asked_for() {
     let no_api = [open[0], ("WEIR_ROLES", "sender")];
     assert!(Settings::read(environment(&no_api)).is_ok());
     for loopback in ["127.0.0.1:1", "[::1]:1", "[::ffff:127.0.0.1]:1"] {
-        assert!(
-            Settings::read(environment(&[("WEIR_LISTEN", loopback)])).is_ok(),
-            "{loopback}"
-        );
+        assert!(Settings::read(environment(&[("WEIR_LISTEN", loopback)])).is_ok(), "{loopback}");
     }
 }
 

@@ -37,10 +37,7 @@ pub(crate) async fn audit_books(
 ) -> Result<Json<AuditResponse>, ApiError> {
     let books = Books::read(&app.engine, app.settings.http.timeout).await?;
     let ok = books.balance();
-    let Books {
-        quota,
-        quota_messages: messages,
-    } = books;
+    let Books { quota, quota_messages: messages } = books;
     Ok(Json(AuditResponse {
         ok,
         quota: QuotaBooks {

@@ -33,22 +33,16 @@ impl<T: DeserializeOwned> FromRequest<Arc<App>> for Json<T> {
             .map_err(|_elapsed| ApiError::too_slow())??;
         // serde would also fill a struct from a list, by position; no caller means that.
         match body.iter().find(|byte| !byte.is_ascii_whitespace()) {
-            None => Err(ApiError::invalid(
-                "The request body is empty; it must be a JSON object",
-            )),
-            Some(b'{') => serde_json::from_slice(&body)
-                .map(Self)
-                .or_else(|_error| explain(&body)),
+            None => Err(ApiError::invalid("The request body is empty; it must be a JSON object")),
+            Some(b'{') => serde_json::from_slice(&body).map(Self).or_else(|_error| explain(&body)),
             Some(_) => Err(ApiError::invalid("The request body must be a JSON object")),
         }
     }
 }
 
 async fn read_body(request: Request, limit: usize) -> Result<Bytes, ApiError> {
-    let announced = request
-        .headers()
-        .get(CONTENT_LENGTH)
-        .and_then(|value| value.to_str().ok()?.parse::<u64>().ok());
+    let announced =
+        request.headers().get(CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse::<u64>().ok());
     if announced.is_some_and(|length| length > limit as u64) {
         return Err(ApiError::too_large(limit));
     }
@@ -64,12 +58,7 @@ fn is_json(headers: &HeaderMap) -> bool {
     let Some(Ok(value)) = headers.get(CONTENT_TYPE).map(HeaderValue::to_str) else {
         return false;
     };
-    let essence = value
-        .split(';')
-        .next()
-        .unwrap_or_default()
-        .trim()
-        .to_ascii_lowercase();
+    let essence = value.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
     essence == "application/json" || (essence.starts_with("application/") && essence.ends_with("+json"))
 }
 
@@ -78,21 +67,15 @@ fn explain<T: DeserializeOwned>(body: &[u8]) -> Result<Json<T>, ApiError> {
     let deserializer = &mut serde_json::Deserializer::from_slice(body);
     let Err(error) = serde_path_to_error::deserialize::<_, T>(deserializer) else {
         // Well-formed up to here: what follows it must be the problem.
-        return Err(ApiError::invalid(
-            "The request body must be one JSON object with nothing after it",
-        ));
+        return Err(ApiError::invalid("The request body must be one JSON object with nothing after it"));
     };
     let (path, problem) = (error.path().to_string(), error.inner());
     if problem.classify() != serde_json::error::Category::Data {
-        return Err(ApiError::invalid(format!(
-            "The request body is not valid JSON: {problem}"
-        )));
+        return Err(ApiError::invalid(format!("The request body is not valid JSON: {problem}")));
     }
     let text = problem.to_string();
     // The position is useless to a caller whose JSON was generated.
-    let text = text
-        .split_once(" at line ")
-        .map_or(text.as_str(), |(problem, _)| problem);
+    let text = text.split_once(" at line ").map_or(text.as_str(), |(problem, _)| problem);
     Err(match text.split_once('`') {
         Some(("missing field ", field)) => {
             ApiError::invalid_field(field.trim_end_matches('`'), "is required")
@@ -113,9 +96,7 @@ impl<T: Serialize> IntoResponse for Json<T> {
         match serde_json::to_vec(&self.0) {
             Ok(json) => {
                 let mut response = Response::new(Body::from(json));
-                response
-                    .headers_mut()
-                    .insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+                response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
                 response
             }
             Err(error) => {

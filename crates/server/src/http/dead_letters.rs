@@ -64,10 +64,7 @@ pub(crate) async fn list_dead_letters(
     let more = letters.len() > limit;
     letters.truncate(limit);
     let next_cursor = letters.last().filter(|_| more).map(|letter| letter.id.clone());
-    Ok(Json(ListResponse {
-        items: letters.into_iter().map(describe).collect(),
-        next_cursor,
-    }))
+    Ok(Json(ListResponse { items: letters.into_iter().map(describe).collect(), next_cursor }))
 }
 
 /// `POST /admin/dlq/{id}/replay`
@@ -116,17 +113,12 @@ fn parse_limit(text: Option<&str>) -> Result<usize, ApiError> {
 /// No id has anything but letters, digits and dashes; whatever has is unknown without asking a store.
 fn parse_id(id: Result<Path<String>, PathRejection>) -> Result<String, ApiError> {
     let Path(id) = id.map_err(|_not_utf8| ApiError::invalid_field("id", "must be valid UTF-8"))?;
-    let plain = id.len() <= 64
-        && id
-            .bytes()
-            .all(|byte| byte.is_ascii_alphanumeric() || byte == b'-');
+    let plain = id.len() <= 64 && id.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-');
     if plain { Ok(id) } else { Err(unknown("that id")) }
 }
 
 fn unknown(id: &str) -> ApiError {
-    ApiError::not_found(format!(
-        "No dead letter has the id {id}; GET /admin/dlq lists those there are"
-    ))
+    ApiError::not_found(format!("No dead letter has the id {id}; GET /admin/dlq lists those there are"))
 }
 
 fn describe(letter: DeadLetter) -> DeadLetterResponse {

@@ -33,12 +33,8 @@ pub async fn envelope(State(app): State<Arc<App>>, request: Request, next: Next)
     };
     let headers = response.headers_mut();
     headers.insert(REQUEST_ID, id);
-    headers.insert(
-        http::header::X_CONTENT_TYPE_OPTIONS,
-        HeaderValue::from_static("nosniff"),
-    );
-    app.metrics
-        .record_request(&method, route, response.status(), started.elapsed());
+    headers.insert(http::header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+    app.metrics.record_request(&method, route, response.status(), started.elapsed());
     response
 }
 
@@ -47,9 +43,7 @@ fn request_id(given: Option<&HeaderValue>) -> HeaderValue {
     let is_sane = |value: &&HeaderValue| {
         let bytes = value.as_bytes();
         (1..=REQUEST_ID_MAX).contains(&bytes.len())
-            && bytes
-                .iter()
-                .all(|b| b.is_ascii_alphanumeric() || b"-_.:/+=".contains(b))
+            && bytes.iter().all(|b| b.is_ascii_alphanumeric() || b"-_.:/+=".contains(b))
     };
     given.filter(is_sane).cloned().unwrap_or_else(new_request_id)
 }

@@ -32,12 +32,7 @@ struct ErrorResponse<'a> {
 
 impl ApiError {
     fn new(status: StatusCode, code: &'static str, message: impl Into<String>) -> Self {
-        Self(Box::new(Parts {
-            status,
-            code,
-            message: message.into(),
-            headers: HeaderMap::new(),
-        }))
+        Self(Box::new(Parts { status, code, message: message.into(), headers: HeaderMap::new() }))
     }
 
     /// 400: the request has to be changed.
@@ -80,11 +75,7 @@ impl ApiError {
     /// 415.
     pub fn unsupported_media_type() -> Self {
         let message = "Content-Type must be application/json";
-        Self::new(
-            StatusCode::UNSUPPORTED_MEDIA_TYPE,
-            "UNSUPPORTED_MEDIA_TYPE",
-            message,
-        )
+        Self::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "UNSUPPORTED_MEDIA_TYPE", message)
     }
 
     /// 429: come back in that many seconds.
@@ -124,12 +115,7 @@ impl ApiError {
 
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
-        let Parts {
-            status,
-            code,
-            message,
-            headers,
-        } = *self.0;
+        let Parts { status, code, message, headers } = *self.0;
         let body = ErrorResponse {
             status: status.as_u16(),
             error: status.canonical_reason().unwrap_or("Error"),
@@ -139,9 +125,7 @@ impl IntoResponse for ApiError {
         };
         let json = serde_json::to_vec(&body).unwrap_or_default();
         let mut response = (status, json).into_response();
-        response
-            .headers_mut()
-            .insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
         response.headers_mut().extend(headers);
         response
     }

@@ -28,12 +28,7 @@ pub struct Standing {
 impl Standing {
     /// Writes the headers.
     pub fn write(&self, headers: &mut HeaderMap) {
-        let Self {
-            policy,
-            limit,
-            remaining,
-            ..
-        } = *self;
+        let Self { policy, limit, remaining, .. } = *self;
         let reset = seconds_up(self.reset_after);
         headers.insert(LIMIT, HeaderValue::from(limit));
         headers.insert(REMAINING, HeaderValue::from(remaining));

@@ -44,15 +44,10 @@ struct CheckResponse {
 /// `GET /health`
 pub(crate) async fn get_health(State(app): State<Arc<App>>) -> Response {
     let check = app.health.check().await;
-    let (status, word) = if check.up {
-        (StatusCode::OK, "healthy")
-    } else {
-        (StatusCode::SERVICE_UNAVAILABLE, "degraded")
-    };
-    let result = CheckResponse {
-        status: if check.up { "up" } else { "down" },
-        latency_ms: check.latency.as_millis(),
-    };
+    let (status, word) =
+        if check.up { (StatusCode::OK, "healthy") } else { (StatusCode::SERVICE_UNAVAILABLE, "degraded") };
+    let result =
+        CheckResponse { status: if check.up { "up" } else { "down" }, latency_ms: check.latency.as_millis() };
     let body = HealthResponse {
         success: true,
         data: HealthData {
@@ -82,21 +77,12 @@ pub(crate) async fn get_readyz(State(app): State<Arc<App>>) -> (StatusCode, &'st
 
 /// `GET /metrics`
 pub(crate) async fn get_metrics(State(app): State<Arc<App>>) -> ([(HeaderName, &'static str); 1], String) {
-    (
-        [(
-            CONTENT_TYPE,
-            "application/openmetrics-text; version=1.0.0; charset=utf-8",
-        )],
-        app.metrics.encode(),
-    )
+    ([(CONTENT_TYPE, "application/openmetrics-text; version=1.0.0; charset=utf-8")], app.metrics.encode())
 }
 
 /// `GET /openapi.json`
 pub(crate) async fn get_openapi() -> ([(HeaderName, &'static str); 2], &'static str) {
-    (
-        [(CONTENT_TYPE, "application/json"), (CACHE_CONTROL, "no-cache")],
-        OPENAPI,
-    )
+    ([(CONTENT_TYPE, "application/json"), (CACHE_CONTROL, "no-cache")], OPENAPI)
 }
 
 /// `GET /docs`

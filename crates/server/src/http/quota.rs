@@ -41,9 +41,7 @@ impl<'de> Deserialize<'de> for Positive {
         let value = serde_json::Value::deserialize(deserializer)?;
         let number = value.as_u64().and_then(|number| u32::try_from(number).ok());
         let in_range = number.filter(|number| (1..=Limits::MAX).contains(number));
-        in_range
-            .map(Self)
-            .ok_or_else(|| serde::de::Error::custom(OutOfRange))
+        in_range.map(Self).ok_or_else(|| serde::de::Error::custom(OutOfRange))
     }
 }
 
@@ -93,11 +91,7 @@ pub(crate) async fn get_quota(
     user: Result<Path<Box<str>>, PathRejection>,
 ) -> Result<Response, ApiError> {
     let user = parse_path(user)?;
-    let quota = app
-        .quota
-        .find(&user)
-        .await?
-        .ok_or_else(|| not_configured(&user))?;
+    let quota = app.quota.find(&user).await?.ok_or_else(|| not_configured(&user))?;
     Ok(describe(&user, &quota).into_response())
 }
 
@@ -107,11 +101,7 @@ pub(crate) async fn delete_quota(
     user: Result<Path<Box<str>>, PathRejection>,
 ) -> Result<StatusCode, ApiError> {
     let user = parse_path(user)?;
-    if app.quota.remove(&user).await? {
-        Ok(StatusCode::NO_CONTENT)
-    } else {
-        Err(not_configured(&user))
-    }
+    if app.quota.remove(&user).await? { Ok(StatusCode::NO_CONTENT) } else { Err(not_configured(&user)) }
 }
 
 /// `POST /api/send`
@@ -123,17 +113,9 @@ pub(crate) async fn send_message(
     if request.message.is_empty() {
         return Err(ApiError::invalid_field("message", "must not be empty"));
     }
-    let send = SendMessage {
-        user: user.clone(),
-        message: request.message,
-    };
+    let send = SendMessage { user: user.clone(), message: request.message };
     match app.quota.send(send).await? {
-        SendOutcome::Accepted {
-            message_id,
-            limits,
-            grant,
-            at,
-        } => {
+        SendOutcome::Accepted { message_id, limits, grant, at } => {
             let body = SendResponse {
                 status: "QUEUED",
                 message_id: *message_id.as_uuid(),
@@ -190,7 +172,5 @@ fn parse_path(path: Result<Path<Box<str>>, PathRejection>) -> Result<UserId, Api
 }
 
 fn not_configured(user: &UserId) -> ApiError {
-    ApiError::not_found(format!(
-        "No configuration exists for user {user}; create one with POST /api/config"
-    ))
+    ApiError::not_found(format!("No configuration exists for user {user}; create one with POST /api/config"))
 }

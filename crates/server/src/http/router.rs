@@ -13,10 +13,7 @@ pub fn router(app: Arc<App>) -> Router {
     let router = Router::new()
         // quota
         .route("/api/config", post(quota::configure_quota))
-        .route(
-            "/api/config/{userId}",
-            get(quota::get_quota).delete(quota::delete_quota),
-        )
+        .route("/api/config/{userId}", get(quota::get_quota).delete(quota::delete_quota))
         .route("/api/send", post(quota::send_message))
         // dead letters
         .route("/admin/dlq", get(dead_letters::list_dead_letters))
@@ -50,9 +47,6 @@ fn finish(router: Router<Arc<App>>, app: Arc<App>) -> Router {
     router
         .method_not_allowed_fallback(error::method_not_allowed)
         .fallback(error::not_found)
-        .layer(axum::middleware::from_fn_with_state(
-            Arc::clone(&app),
-            envelope::envelope,
-        ))
+        .layer(axum::middleware::from_fn_with_state(Arc::clone(&app), envelope::envelope))
         .with_state(app)
 }

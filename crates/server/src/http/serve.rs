@@ -28,10 +28,7 @@ pub async fn serve(
     closing: CancellationToken,
 ) {
     let mut builder = Builder::new(TokioExecutor::new());
-    builder
-        .http1()
-        .timer(TokioTimer::new())
-        .header_read_timeout(settings.read_timeout);
+    builder.http1().timer(TokioTimer::new()).header_read_timeout(settings.read_timeout);
     builder
         .http2()
         .timer(TokioTimer::new())
@@ -45,9 +42,7 @@ pub async fn serve(
             () = closing.cancelled() => break,
         };
         let service = TowerToHyperService::new(router.clone());
-        let connection = builder
-            .serve_connection_with_upgrades(TokioIo::new(stream), service)
-            .into_owned();
+        let connection = builder.serve_connection_with_upgrades(TokioIo::new(stream), service).into_owned();
         let connection = graceful.watch(connection);
         let metrics = Arc::clone(&metrics);
         metrics.connections.inc();
@@ -97,11 +92,8 @@ async fn accept(
 /// # Errors
 /// When the address is in use or not this machine's.
 pub async fn bind(address: SocketAddr) -> std::io::Result<TcpListener> {
-    let socket = if address.is_ipv4() {
-        tokio::net::TcpSocket::new_v4()?
-    } else {
-        tokio::net::TcpSocket::new_v6()?
-    };
+    let socket =
+        if address.is_ipv4() { tokio::net::TcpSocket::new_v4()? } else { tokio::net::TcpSocket::new_v6()? };
     socket.set_reuseaddr(true)?;
     socket.bind(address)?;
     socket.listen(4_096)

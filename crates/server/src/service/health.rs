@@ -33,10 +33,7 @@ impl Health {
     /// Checks of this engine.
     #[must_use]
     pub fn new(engine: Engine) -> Self {
-        Self {
-            engine,
-            last: Mutex::default(),
-        }
+        Self { engine, last: Mutex::default() }
     }
 
     /// The engine's present state, at most half a second old.
@@ -49,15 +46,8 @@ impl Health {
             return check;
         }
         let started = Instant::now();
-        let up = matches!(
-            tokio::time::timeout(PATIENCE, self.engine.ping()).await,
-            Ok(Ok(()))
-        );
-        let check = Check {
-            engine: self.engine.name(),
-            up,
-            latency: started.elapsed(),
-        };
+        let up = matches!(tokio::time::timeout(PATIENCE, self.engine.ping()).await, Ok(Ok(())));
+        let check = Check { engine: self.engine.name(), up, latency: started.elapsed() };
         *last = Some((Instant::now(), check));
         check
     }

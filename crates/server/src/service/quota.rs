@@ -48,23 +48,14 @@ impl QuotaService {
                 async move { store.send_batch(batch).await }
             }
         });
-        let counter = |outcome| {
-            metrics
-                .quota_sends
-                .get_or_create_owned(&OutcomeLabels { outcome })
-        };
+        let counter = |outcome| metrics.quota_sends.get_or_create_owned(&OutcomeLabels { outcome });
         let counters = Counters {
             accepted: counter("accepted"),
             denied: counter("denied"),
             not_configured: counter("not_configured"),
             failed: counter("failed"),
         };
-        Self {
-            store,
-            lanes,
-            timeout: settings.http.timeout,
-            counters,
-        }
+        Self { store, lanes, timeout: settings.http.timeout, counters }
     }
 
     /// Creates or replaces a user's limits.

@@ -24,16 +24,8 @@ pub fn init(settings: &LogSettings) {
     let builder = tracing_subscriber::fmt().with_env_filter(filter);
     // A second start in one process (tests) keeps the first one's output.
     let _ = if human {
-        builder
-            .with_target(false)
-            .with_ansi(std::io::stdout().is_terminal())
-            .try_init()
+        builder.with_target(false).with_ansi(std::io::stdout().is_terminal()).try_init()
     } else {
-        builder
-            .json()
-            .flatten_event(true)
-            .with_current_span(false)
-            .with_span_list(false)
-            .try_init()
+        builder.json().flatten_event(true).with_current_span(false).with_span_list(false).try_init()
     };
 }

@@ -117,43 +117,19 @@ impl Default for Metrics {
 impl Metrics {
     fn register(&self, r: &mut Registry) {
         r.register("http_requests", "Requests answered", self.requests.clone());
-        r.register(
-            "http_request_seconds",
-            "Time to answer, in seconds",
-            self.request_seconds.clone(),
-        );
-        r.register(
-            "http_connections",
-            "Connections open now",
-            self.connections.clone(),
-        );
+        r.register("http_request_seconds", "Time to answer, in seconds", self.request_seconds.clone());
+        r.register("http_connections", "Connections open now", self.connections.clone());
         let held = "Connections that had to wait because the most allowed were open";
         r.register("http_connections_held", held, self.connections_held.clone());
-        r.register(
-            "lane_batch_size",
-            "Commands in each batch",
-            self.lane_batch_size.clone(),
-        );
+        r.register("lane_batch_size", "Commands in each batch", self.lane_batch_size.clone());
         let wait = "How long the oldest command of each batch waited, in seconds";
         r.register("lane_wait_seconds", wait, self.lane_wait_seconds.clone());
-        r.register(
-            "lane_depth",
-            "Commands waiting behind the last batch",
-            self.lane_depth.clone(),
-        );
-        r.register(
-            "lane_rejected",
-            "Commands refused by a full lane",
-            self.lane_rejected.clone(),
-        );
+        r.register("lane_depth", "Commands waiting behind the last batch", self.lane_depth.clone());
+        r.register("lane_rejected", "Commands refused by a full lane", self.lane_rejected.clone());
         let abandoned = "Commands whose caller had gone before their batch";
         r.register("lane_abandoned", abandoned, self.lane_abandoned.clone());
         r.register("quota_sends", "Sends by outcome", self.quota_sends.clone());
-        r.register(
-            "quota_deliveries",
-            "Messages the sender took, by outcome",
-            self.quota_deliveries.clone(),
-        );
+        r.register("quota_deliveries", "Messages the sender took, by outcome", self.quota_deliveries.clone());
     }
 
     /// The handles one set of lanes reports through.
@@ -171,15 +147,9 @@ impl Metrics {
 
     /// Counts one answered request. `route` is the pattern it matched.
     pub fn record_request(&self, method: &Method, route: &'static str, status: StatusCode, took: Duration) {
-        let labels = RequestLabels {
-            method: MethodLabel::of(method),
-            route,
-            status: status.as_u16(),
-        };
+        let labels = RequestLabels { method: MethodLabel::of(method), route, status: status.as_u16() };
         self.requests.get_or_create(&labels).inc();
-        self.request_seconds
-            .get_or_create(&RouteLabels { route })
-            .observe(took.as_secs_f64());
+        self.request_seconds.get_or_create(&RouteLabels { route }).observe(took.as_secs_f64());
     }
 
     /// Everything, as text.

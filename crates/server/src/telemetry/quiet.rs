@@ -16,11 +16,7 @@ impl Quiet {
     /// A gate that lets the first event through.
     #[must_use]
     pub const fn new() -> Self {
-        Self {
-            started: OnceLock::new(),
-            next_second: AtomicU64::new(0),
-            held_back: AtomicU64::new(0),
-        }
+        Self { started: OnceLock::new(), next_second: AtomicU64::new(0), held_back: AtomicU64::new(0) }
     }
 
     /// Whether to speak now, and how many events were held back since the last time.

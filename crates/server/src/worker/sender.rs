@@ -27,15 +27,8 @@ pub async fn run(
     metrics: Arc<Metrics>,
     closing: CancellationToken,
 ) {
-    let counter = |outcome| {
-        metrics
-            .quota_deliveries
-            .get_or_create_owned(&OutcomeLabels { outcome })
-    };
-    let counters = Counters {
-        sent: counter("sent"),
-        malformed: counter("malformed"),
-    };
+    let counter = |outcome| metrics.quota_deliveries.get_or_create_owned(&OutcomeLabels { outcome });
+    let counters = Counters { sent: counter("sent"), malformed: counter("malformed") };
     let mut reachable = true;
     while !closing.is_cancelled() {
         let pause = match deliver_some(&*queue, settings, &counters).await {
@@ -67,9 +60,7 @@ struct Counters {
 
 /// Takes and delivers one batch; false when there was nothing.
 async fn deliver_some(queue: &dyn Queue, settings: SenderSettings, counters: &Counters) -> Result<bool> {
-    let Claim { messages, receipt } = queue
-        .claim(TOPIC, settings.batch_max, settings.visibility)
-        .await?;
+    let Claim { messages, receipt } = queue.claim(TOPIC, settings.batch_max, settings.visibility).await?;
     if messages.is_empty() {
         return Ok(false);
     }
@@ -86,13 +77,7 @@ async fn deliver_some(queue: &dyn Queue, settings: SenderSettings, counters: &Co
 
 fn deliver(messages: Vec<Message>, counters: &Counters) -> Settlement {
     let mut settlement = Settlement::default();
-    for Message {
-        position,
-        key,
-        payload,
-        ..
-    } in messages
-    {
+    for Message { position, key, payload, .. } in messages {
         match sms::decode(&payload) {
             Ok(event) => {
                 tracing::info!(
@@ -113,9 +98,7 @@ fn deliver(messages: Vec<Message>, counters: &Counters) -> Settlement {
                     "malformed event kept as a dead letter"
                 );
                 counters.malformed.inc();
-                settlement
-                    .dead
-                    .push((position, format!("malformed event: {error}")));
+                settlement.dead.push((position, format!("malformed event: {error}")));
             }
         }
     }

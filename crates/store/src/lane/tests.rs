@@ -16,11 +16,7 @@ fn metrics() -> LaneMetrics {
 }
 
 fn settings(lanes: u16, capacity: usize, batch_max: usize) -> LaneSettings {
-    LaneSettings {
-        lanes,
-        capacity,
-        batch_max,
-    }
+    LaneSettings { lanes, capacity, batch_max }
 }
 
 /// Batches as they were run, and a gate that lets each one finish.
@@ -32,34 +28,20 @@ struct Bench {
 
 impl Bench {
     fn new() -> Arc<Self> {
-        Arc::new(Self {
-            batches: Mutex::default(),
-            started: Notify::new(),
-            gate: Semaphore::new(0),
-        })
+        Arc::new(Self { batches: Mutex::default(), started: Notify::new(), gate: Semaphore::new(0) })
     }
 
     fn lanes(self: &Arc<Self>, settings: LaneSettings) -> Arc<Lanes<u32, u32>> {
         let bench = Arc::clone(self);
-        Arc::new(Lanes::start(
-            "test",
-            settings,
-            metrics(),
-            move |batch: Vec<u32>| {
-                let bench = Arc::clone(&bench);
-                async move {
-                    bench.batches.lock().unwrap().push(batch.clone());
-                    bench.started.notify_one();
-                    bench
-                        .gate
-                        .acquire()
-                        .await
-                        .expect("the gate is never closed")
-                        .forget();
-                    Ok(batch.into_iter().map(|n| n * 10).collect())
-                }
-            },
-        ))
+        Arc::new(Lanes::start("test", settings, metrics(), move |batch: Vec<u32>| {
+            let bench = Arc::clone(&bench);
+            async move {
+                bench.batches.lock().unwrap().push(batch.clone());
+                bench.started.notify_one();
+                bench.gate.acquire().await.expect("the gate is never closed").forget();
+                Ok(batch.into_iter().map(|n| n * 10).collect())
+            }
+        }))
     }
 
     fn batches(&self) -> Vec<Vec<u32>> {
@@ -114,10 +96,7 @@ async fn a_full_lane_refuses_at_once_and_keeps_what_it_holds() {
     bench.started.notified().await;
     let (a, b) = (call(&lanes, 2).await, call(&lanes, 3).await);
     let refused = lanes.submit("key", 4).await.unwrap_err();
-    assert!(
-        matches!(refused, Error::Overloaded { lane: "test" }),
-        "{refused:?}"
-    );
+    assert!(matches!(refused, Error::Overloaded { lane: "test" }), "{refused:?}");
     assert!(refused.is_transient());
     assert_eq!(lanes.metrics.rejected.get(), 1);
     bench.gate.add_permits(2);
@@ -139,11 +118,7 @@ async fn a_caller_that_goes_away_neither_loses_nor_blocks_the_batch() {
     assert!(gone.await.unwrap_err().is_cancelled());
     bench.gate.add_permits(2);
     assert_eq!(stays.await.unwrap().unwrap(), 30);
-    assert_eq!(
-        bench.batches(),
-        [vec![1], vec![3]],
-        "the one that left before its batch is not run"
-    );
+    assert_eq!(bench.batches(), [vec![1], vec![3]], "the one that left before its batch is not run");
     assert_eq!(lanes.metrics.abandoned.get(), 1);
 }
 
@@ -217,13 +192,8 @@ async fn each_key_keeps_its_order_and_each_call_its_own_answer() {
         caller.await.unwrap();
     }
     for key in 0..20 {
-        let of_key: Vec<_> = seen
-            .lock()
-            .unwrap()
-            .iter()
-            .filter(|(k, _)| *k == key)
-            .map(|(_, n)| *n)
-            .collect();
+        let of_key: Vec<_> =
+            seen.lock().unwrap().iter().filter(|(k, _)| *k == key).map(|(_, n)| *n).collect();
         assert_eq!(of_key, (0..200).collect::<Vec<_>>());
     }
 }

@@ -47,18 +47,12 @@ async fn no_listener_is_an_error_and_not_an_answer() {
 #[tokio::test]
 async fn an_answer_that_breaks_off_is_an_error() {
     let (addr, _asked) = server("HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\n{").await;
-    assert!(matches!(
-        Client::new(format!("http://{addr}")).get("/").await,
-        Err(Error::Body(_))
-    ));
+    assert!(matches!(Client::new(format!("http://{addr}")).get("/").await, Err(Error::Body(_))));
 }
 
 #[tokio::test]
 async fn raw_returns_the_bytes_until_the_server_closes() {
     let (addr, asked) = server("HTTP/1.1 400 Bad Request\r\n\r\n").await;
-    assert_eq!(
-        raw(addr, b"\x00\x01 nonsense\r\n\r\n").await,
-        b"HTTP/1.1 400 Bad Request\r\n\r\n"
-    );
+    assert_eq!(raw(addr, b"\x00\x01 nonsense\r\n\r\n").await, b"HTTP/1.1 400 Bad Request\r\n\r\n");
     assert_eq!(asked.await.unwrap(), "\x00\x01 nonsense\r\n\r\n");
 }

@@ -16,9 +16,7 @@ impl Certificates {
 
     fn try_generate() -> Result<Self, rcgen::Error> {
         let mut authority = CertificateParams::default();
-        authority
-            .distinguished_name
-            .push(DnType::CommonName, "Weir test authority");
+        authority.distinguished_name.push(DnType::CommonName, "Weir test authority");
         authority.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         authority.key_usages = vec![KeyUsagePurpose::KeyCertSign];
         let authority = CertifiedIssuer::self_signed(authority, KeyPair::generate()?)?;
@@ -26,10 +24,6 @@ impl Certificates {
         // No IP address among the names: connecting to 127.0.0.1 must fail a full verification.
         let server_key = KeyPair::generate()?;
         let server = CertificateParams::new(["localhost".to_owned()])?.signed_by(&server_key, &authority)?;
-        Ok(Self {
-            authority: authority.pem(),
-            server: server.pem(),
-            server_key: server_key.serialize_pem(),
-        })
+        Ok(Self { authority: authority.pem(), server: server.pem(), server_key: server_key.serialize_pem() })
     }
 }

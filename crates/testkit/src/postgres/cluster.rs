@@ -44,10 +44,8 @@ impl Cluster {
     pub(super) fn create(bin_dir: &Path, port: u16, password: &str, options: &Options) -> Self {
         let owner = rustix::process::geteuid().is_root().then(unprivileged_user);
         let directory = temporary_directory();
-        let watchdog = Watchdog::start(
-            &format!("{END_PROCESS}{CLEAR_AWAY}"),
-            ["QUIT".as_ref(), directory.as_os_str()],
-        );
+        let watchdog =
+            Watchdog::start(&format!("{END_PROCESS}{CLEAR_AWAY}"), ["QUIT".as_ref(), directory.as_os_str()]);
         let cluster = Self {
             bin_dir: bin_dir.to_owned(),
             settings: settings(port, options, &directory),
@@ -127,11 +125,7 @@ impl Cluster {
     fn command(&self, program: &str) -> Command {
         let mut command = Command::new(self.bin_dir.join(program));
         // The tests' own directory may be closed to the owner. A group of its own keeps Ctrl-C for the tests.
-        command
-            .current_dir(&self.directory)
-            .process_group(0)
-            .stdin(Stdio::null())
-            .env("LC_ALL", "C");
+        command.current_dir(&self.directory).process_group(0).stdin(Stdio::null()).env("LC_ALL", "C");
         if let Some(Owner { uid, gid }) = self.owner {
             // As root this also drops the supplementary groups. It keeps the process id, unlike `runuser`.
             command.uid(uid).gid(gid);
@@ -146,11 +140,7 @@ impl Cluster {
     }
 
     fn pid(&self) -> Pid {
-        Pid::from_child(
-            self.postmaster
-                .as_ref()
-                .expect("this PostgreSQL is stopped: start() it first"),
-        )
+        Pid::from_child(self.postmaster.as_ref().expect("this PostgreSQL is stopped: start() it first"))
     }
 
     /// True once the postmaster is gone and reaped.
@@ -168,10 +158,7 @@ impl Cluster {
 
 impl Instance for Cluster {
     fn launch(&mut self) {
-        assert!(
-            self.postmaster.is_none(),
-            "this PostgreSQL is running already: stop() or crash() it first"
-        );
+        assert!(self.postmaster.is_none(), "this PostgreSQL is running already: stop() or crash() it first");
         let log = self.log_file();
         let errors = log.try_clone().expect("a second descriptor for the log");
         let mut command = self.command("postgres");
@@ -284,14 +271,9 @@ fn unprivileged_user() -> Owner {
     let users =
         fs::read_to_string("/etc/passwd").expect("/etc/passwd lists the user that PostgreSQL runs as");
     let owner = |wanted: &str| {
-        let line = users
-            .lines()
-            .find_map(|line| line.strip_prefix(wanted)?.strip_prefix(':'))?;
+        let line = users.lines().find_map(|line| line.strip_prefix(wanted)?.strip_prefix(':'))?;
         let mut fields = line.split(':').skip(1).map(|field| field.parse().ok());
-        Some(Owner {
-            uid: fields.next()??,
-            gid: fields.next()??,
-        })
+        Some(Owner { uid: fields.next()??, gid: fields.next()?? })
     };
     owner("postgres")
         .or_else(|| owner("nobody"))
@@ -306,15 +288,7 @@ fn temporary_directory() -> PathBuf {
             .all(|part| fs::metadata(part).is_ok_and(|meta| meta.permissions().mode() & 0o001 != 0))
     };
     let preferred = std::env::temp_dir();
-    let root = if open(&preferred) {
-        preferred
-    } else {
-        PathBuf::from("/tmp")
-    };
-    let directory = tempfile::Builder::new()
-        .prefix("weir-postgres-")
-        .tempdir_in(&root);
-    directory
-        .unwrap_or_else(|error| panic!("cannot make a directory in {}: {error}", root.display()))
-        .keep()
+    let root = if open(&preferred) { preferred } else { PathBuf::from("/tmp") };
+    let directory = tempfile::Builder::new().prefix("weir-postgres-").tempdir_in(&root);
+    directory.unwrap_or_else(|error| panic!("cannot make a directory in {}: {error}", root.display())).keep()
 }

@@ -46,16 +46,9 @@ fn tls(ca_file: &Path) -> MakeRustlsConnect {
 pub(super) fn probe(url: &Url, ca_file: Option<&Path>) -> Result<(), String> {
     let attempt = async {
         let client = open(url, ca_file).await.map_err(|error| describe(&error))?;
-        client
-            .batch_execute("SELECT 1")
-            .await
-            .map_err(|error| describe(&error))
+        client.batch_execute("SELECT 1").await.map_err(|error| describe(&error))
     };
-    block_on(async {
-        tokio::time::timeout(ATTEMPT, attempt)
-            .await
-            .map_err(|late| late.to_string())?
-    })
+    block_on(async { tokio::time::timeout(ATTEMPT, attempt).await.map_err(|late| late.to_string())? })
 }
 
 /// The error with its cause, which is where `tokio_postgres` keeps the server's words.
@@ -70,9 +63,7 @@ pub(super) fn describe(error: &Error) -> String {
 pub(super) fn block_on<T: Send>(work: impl Future<Output = T> + Send) -> T {
     let run = || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-        runtime
-            .expect("a runtime needs only a few file descriptors; see `ulimit -n`")
-            .block_on(work)
+        runtime.expect("a runtime needs only a few file descriptors; see `ulimit -n`").block_on(work)
     };
     std::thread::scope(|scope| match scope.spawn(run).join() {
         Ok(output) => output,

@@ -21,17 +21,9 @@ impl Database {
         let name = unique_name(hint);
         let mut url = server.clone();
         url.set_path(&name);
-        let administration = Self {
-            url: server.clone(),
-            ca_file: ca_file.clone(),
-            drop_from: None,
-        };
+        let administration = Self { url: server.clone(), ca_file: ca_file.clone(), drop_from: None };
         administration.execute(&format!("CREATE DATABASE {name}")).await;
-        Self {
-            url,
-            ca_file,
-            drop_from: drop_after.then_some(server),
-        }
+        Self { url, ca_file, drop_from: drop_after.then_some(server) }
     }
 
     /// `postgres://user:password@127.0.0.1:port/name`; with TLS the host is `localhost` and `sslmode=require` is set.
@@ -44,11 +36,9 @@ impl Database {
         let mut url = self.url.clone();
         // `localhost` stays, because the certificate is made out to it.
         if self.ca_file.is_none() {
-            url.set_ip_host(addr.ip())
-                .expect("a postgres URL takes an IP address as host");
+            url.set_ip_host(addr.ip()).expect("a postgres URL takes an IP address as host");
         }
-        url.set_port(Some(addr.port()))
-            .expect("a postgres URL takes a port");
+        url.set_port(Some(addr.port())).expect("a postgres URL takes a port");
         url.into()
     }
 
@@ -71,12 +61,7 @@ impl Database {
             SimpleQueryMessage::Row(row) => Some(row),
             _ => None,
         });
-        rows.map(|row| {
-            (0..row.len())
-                .map(|column| row.get(column).map(str::to_owned))
-                .collect()
-        })
-        .collect()
+        rows.map(|row| (0..row.len()).map(|column| row.get(column).map(str::to_owned)).collect()).collect()
     }
 }
 
@@ -85,10 +70,7 @@ impl Drop for Database {
         let Some(server) = self.drop_from.take() else {
             return;
         };
-        let sql = format!(
-            "DROP DATABASE IF EXISTS {} WITH (FORCE)",
-            self.url.path().trim_start_matches('/')
-        );
+        let sql = format!("DROP DATABASE IF EXISTS {} WITH (FORCE)", self.url.path().trim_start_matches('/'));
         let result = block_on(async { open(&server, None).await?.batch_execute(&sql).await });
         if let Err(error) = result {
             eprintln!("left behind on WEIR_TEST_POSTGRES: {sql}: {}", describe(&error));
@@ -98,18 +80,8 @@ impl Drop for Database {
 
 /// Lower case, letters, digits and underscores, at most 63 bytes: needs no quotes anywhere.
 fn unique_name(hint: &str) -> String {
-    let plain = hint.chars().map(|c| {
-        if c.is_ascii_alphanumeric() {
-            c.to_ascii_lowercase()
-        } else {
-            '_'
-        }
-    });
-    format!(
-        "t_{}_{:016x}",
-        plain.take(40).collect::<String>(),
-        fastrand::u64(..)
-    )
+    let plain = hint.chars().map(|c| if c.is_ascii_alphanumeric() { c.to_ascii_lowercase() } else { '_' });
+    format!("t_{}_{:016x}", plain.take(40).collect::<String>(), fastrand::u64(..))
 }
 
 #[cfg(test)]
@@ -121,11 +93,7 @@ mod tests {
         let hint = "Tier: Ä/limits; DROP TABLE x".repeat(3);
         let name = unique_name(&hint);
         assert!(name.len() <= 63, "{name}");
-        assert!(
-            name.chars()
-                .all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_'),
-            "{name}"
-        );
+        assert!(name.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_'), "{name}");
         assert_ne!(name, unique_name(&hint));
     }
 }

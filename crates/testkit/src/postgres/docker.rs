@@ -38,20 +38,12 @@ impl Container {
         let watchdog = Watchdog::start(r#"docker rm --force --volumes "$1""#, [&name]);
         let directory = tempfile::tempdir().expect("the temporary directory takes a directory");
         let mut command = Command::new("docker");
-        command
-            .args([
-                "create",
-                "--name",
-                &name,
-                "--publish",
-                &format!("127.0.0.1:{port}:5432"),
-            ])
-            .args([
-                "--env",
-                &format!("POSTGRES_PASSWORD={password}"),
-                "--entrypoint",
-                "sh",
-            ]);
+        command.args(["create", "--name", &name, "--publish", &format!("127.0.0.1:{port}:5432")]).args([
+            "--env",
+            &format!("POSTGRES_PASSWORD={password}"),
+            "--entrypoint",
+            "sh",
+        ]);
         if options.tls {
             let certificates = Certificates::generate();
             fs::write(directory.path().join("ca.pem"), certificates.authority)
@@ -64,11 +56,7 @@ impl Container {
             command.args(["-c", &format!("{name}={value}")]);
         }
         run(&mut command);
-        Self {
-            name,
-            directory,
-            _watchdog: watchdog,
-        }
+        Self { name, directory, _watchdog: watchdog }
     }
 
     pub(super) fn ca_file(&self) -> PathBuf {
@@ -122,26 +110,17 @@ fn settings(options: &Options) -> Vec<(String, String)> {
         ("ssl_key_file", "/weir/server.key"),
         ("hba_file", "/weir/hba.conf"),
     ];
-    let own = tls
-        .into_iter()
-        .filter(|_| options.tls)
-        .map(|(name, value)| (name.to_owned(), value.to_owned()));
+    let own =
+        tls.into_iter().filter(|_| options.tls).map(|(name, value)| (name.to_owned(), value.to_owned()));
     own.chain(options.settings.iter().cloned()).collect()
 }
 
 /// What the command printed, on both streams: `docker logs` uses both.
 fn run(command: &mut Command) -> String {
-    let output = command
-        .stdin(Stdio::null())
-        .output()
-        .expect("`docker info` worked a moment ago");
+    let output = command.stdin(Stdio::null()).output().expect("`docker info` worked a moment ago");
     let text = [output.stdout, output.stderr].concat();
     let text = String::from_utf8_lossy(&text).into_owned();
     // Not the command itself, which may carry a password and a key.
-    assert!(
-        output.status.success(),
-        "docker {:?} failed: {text}",
-        command.get_args().next()
-    );
+    assert!(output.status.success(), "docker {:?} failed: {text}", command.get_args().next());
     text
 }

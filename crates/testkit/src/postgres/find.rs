@@ -51,14 +51,10 @@ pub(super) fn local() -> Option<PathBuf> {
 /// `<root>/<major version>/bin`, newest first.
 fn debian_versions(root: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(root).into_iter().flatten().flatten();
-    let mut versions: Vec<u32> = entries
-        .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
-        .collect();
+    let mut versions: Vec<u32> =
+        entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
     versions.sort_unstable_by(|a, b| b.cmp(a));
-    versions
-        .iter()
-        .map(|version| root.join(version.to_string()).join("bin"))
-        .collect()
+    versions.iter().map(|version| root.join(version.to_string()).join("bin")).collect()
 }
 
 fn install() -> Result<PathBuf, &'static str> {
@@ -107,10 +103,7 @@ fn apt_get(arguments: &[&str]) -> bool {
 }
 
 fn succeeds(command: &mut Command) -> bool {
-    let command = command
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(Stdio::null());
+    let command = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     command.status().is_ok_and(|status| status.success())
 }
 

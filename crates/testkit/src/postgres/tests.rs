@@ -19,18 +19,11 @@ async fn a_shared_server_gives_each_test_a_database_of_its_own() {
     }
     let one = Server::shared().database("one").await;
     let two = Server::shared().database("two").await;
-    one.execute("CREATE TABLE t (a int, b text); INSERT INTO t VALUES (1, 'x'), (2, NULL)")
-        .await;
+    one.execute("CREATE TABLE t (a int, b text); INSERT INTO t VALUES (1, 'x'), (2, NULL)").await;
     let rows = one.query_strings("SELECT a, b FROM t ORDER BY a").await;
     let expected = [[Some("1"), Some("x")], [Some("2"), None]];
-    assert_eq!(
-        rows,
-        expected.map(|row| row.map(|value| value.map(str::to_owned)).to_vec())
-    );
-    assert_eq!(
-        value(&two, "SELECT count(*) FROM pg_tables WHERE tablename = 't'").await,
-        "0"
-    );
+    assert_eq!(rows, expected.map(|row| row.map(|value| value.map(str::to_owned)).to_vec()));
+    assert_eq!(value(&two, "SELECT count(*) FROM pg_tables WHERE tablename = 't'").await, "0");
     // A server given by WEIR_TEST_POSTGRES has its own settings.
     if Server::shared().instance.is_some() {
         assert_eq!(value(&one, "SHOW fsync").await, "on");
@@ -66,9 +59,7 @@ async fn what_was_committed_survives_a_crash_and_the_port_stays() {
     let mut server = Server::private();
     let database = server.database("crash").await;
     let addr = server.addr();
-    database
-        .execute("CREATE TABLE t (a int); INSERT INTO t VALUES (7)")
-        .await;
+    database.execute("CREATE TABLE t (a int); INSERT INTO t VALUES (7)").await;
     let session = database.connect().await.unwrap();
 
     server.crash();
@@ -78,13 +69,7 @@ async fn what_was_committed_survives_a_crash_and_the_port_stays() {
     server.start().await;
     assert_eq!(server.addr(), addr);
     assert_eq!(value(&database, "SELECT a FROM t").await, "7");
-    assert!(
-        server
-            .log()
-            .contains("database system was not properly shut down"),
-        "{}",
-        server.log()
-    );
+    assert!(server.log().contains("database system was not properly shut down"), "{}", server.log());
 
     server.restart().await;
     assert_eq!(value(&database, "SELECT a FROM t").await, "7");
@@ -105,14 +90,8 @@ async fn a_paused_server_answers_after_resume() {
         async move { session.batch_execute("SELECT 1").await }
     });
     let silent = tokio::time::timeout(Duration::from_millis(200), database.connect()).await;
-    assert!(
-        silent.is_err(),
-        "a paused server must not answer a new connection"
-    );
-    assert!(
-        !query.is_finished(),
-        "a paused server must not answer an open connection"
-    );
+    assert!(silent.is_err(), "a paused server must not answer a new connection");
+    assert!(!query.is_finished(), "a paused server must not answer an open connection");
 
     server.resume();
     query.await.unwrap().unwrap();
@@ -130,12 +109,7 @@ async fn tls_is_verified_and_plaintext_is_refused() {
 
     let plaintext = Url::parse(&database.url().replace("sslmode=require", "sslmode=disable")).unwrap();
     let error = connection::open(&plaintext, None).await.err().unwrap();
-    assert_eq!(
-        error.code().unwrap().code(),
-        "28000",
-        "{}",
-        connection::describe(&error)
-    );
+    assert_eq!(error.code().unwrap().code(), "28000", "{}", connection::describe(&error));
 
     let other_name = Url::parse(&database.url().replace("localhost", "127.0.0.1")).unwrap();
     assert!(connection::open(&other_name, server.ca_file()).await.is_err());
@@ -146,19 +120,12 @@ async fn own_settings_replace_those_for_tests() {
     if crate::skip("postgres") {
         return;
     }
-    let options = Options {
-        settings: vec![("synchronous_commit".into(), "off".into())],
-        tls: false,
-    };
+    let options = Options { settings: vec![("synchronous_commit".into(), "off".into())], tls: false };
     let server = Server::with_options(&options);
     let database = server.database("options").await;
     assert_eq!(value(&database, "SHOW synchronous_commit").await, "off");
     assert_eq!(value(&database, "SHOW max_connections").await, "100");
-    assert!(
-        server
-            .bin_dir()
-            .is_none_or(|bin_dir| bin_dir.join("postgres").exists())
-    );
+    assert!(server.bin_dir().is_none_or(|bin_dir| bin_dir.join("postgres").exists()));
 }
 
 #[tokio::test]
@@ -169,11 +136,7 @@ async fn a_database_on_a_given_server_is_dropped_after_its_test() {
     let ours = Server::shared();
     let given = Server::external(ours.url.as_str());
     let database = given.database("given").await;
-    let name = Url::parse(database.url())
-        .unwrap()
-        .path()
-        .trim_start_matches('/')
-        .to_owned();
+    let name = Url::parse(database.url()).unwrap().path().trim_start_matches('/').to_owned();
     let sql = format!("SELECT count(*) FROM pg_database WHERE datname = '{name}'");
     let observer = ours.database("observer").await;
     assert_eq!(value(&observer, &sql).await, "1");
@@ -203,27 +166,17 @@ async fn a_killed_test_process_leaves_nothing_behind() {
     std::fs::set_permissions(directory.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
     let address_file = directory.path().join("address");
     let mut child = Command::new(std::env::current_exe().unwrap())
-        .args([
-            "--ignored",
-            "--exact",
-            "postgres::tests::hold_a_server_until_killed",
-        ])
+        .args(["--ignored", "--exact", "postgres::tests::hold_a_server_until_killed"])
         .env("WEIR_TESTKIT_ADDRESS_FILE", &address_file)
         .env("TMPDIR", directory.path())
         .stdout(Stdio::null())
         .spawn()
         .unwrap();
     let read = || std::fs::read_to_string(&address_file).unwrap_or_default();
-    until("the child's server", READY_WITHIN, async || {
-        read().ends_with('\n')
-    })
-    .await;
+    until("the child's server", READY_WITHIN, async || read().ends_with('\n')).await;
     let addr = read().trim().to_owned();
     let files = || std::fs::read_dir(directory.path()).unwrap().count();
-    assert!(
-        files() > 1 || find::local().is_none(),
-        "the child's cluster should be in {directory:?}"
-    );
+    assert!(files() > 1 || find::local().is_none(), "the child's cluster should be in {directory:?}");
     tokio::net::TcpStream::connect(&addr).await.unwrap();
 
     child.kill().unwrap();

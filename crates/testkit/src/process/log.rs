@@ -31,10 +31,7 @@ impl Log {
         self.start = start;
         let stdout = child.stdout.take().expect("stdout was piped");
         let stderr = child.stderr.take().expect("stderr was piped");
-        self.readers = vec![
-            self.read(Stream::Stdout, stdout),
-            self.read(Stream::Stderr, stderr),
-        ];
+        self.readers = vec![self.read(Stream::Stdout, stdout), self.read(Stream::Stderr, stderr)];
     }
 
     fn read(&self, stream: Stream, from: impl Read + Send + 'static) -> JoinHandle<()> {

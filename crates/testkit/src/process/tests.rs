@@ -12,20 +12,11 @@ const PLAYS_WEIR: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/src/process/plays
 
 #[tokio::test]
 async fn runs_with_its_arguments_and_environment_until_dropped() {
-    let weir = Weir::builder(PLAYS_WEIR)
-        .arg("--roles")
-        .arg("api")
-        .env("GREETING", "hello")
-        .spawn()
-        .await;
+    let weir = Weir::builder(PLAYS_WEIR).arg("--roles").arg("api").env("GREETING", "hello").spawn().await;
     assert_eq!(weir.base_url(), format!("http://{}", weir.addr()));
     assert_eq!(weir.admin_key(), "secret");
-    weir.wait_for_log(|line| line == "greeting hello, inherited none", SOON)
-        .await;
-    assert!(
-        weir.log_lines()
-            .contains(&"arguments serve --roles api".to_owned())
-    );
+    weir.wait_for_log(|line| line == "greeting hello, inherited none", SOON).await;
+    assert!(weir.log_lines().contains(&"arguments serve --roles api".to_owned()));
 
     let (pid, data) = (Pid::from_child(weir.running()), weir.data_dir().to_owned());
     assert!(data.exists());
@@ -79,22 +70,13 @@ async fn reports_the_signal_that_ended_it() {
 #[tokio::test]
 #[should_panic(expected = "before it was ready (exit status: 2); its output:\nWEIR_STORE is nonsense")]
 async fn an_early_exit_shows_the_output() {
-    Weir::builder(PLAYS_WEIR)
-        .env("COMPLAINT", "WEIR_STORE is nonsense")
-        .spawn()
-        .await;
+    Weir::builder(PLAYS_WEIR).env("COMPLAINT", "WEIR_STORE is nonsense").spawn().await;
 }
 
 #[test]
 fn the_address_is_found_in_prose_and_in_json() {
     let expected = Some(SocketAddr::from((Ipv4Addr::LOCALHOST, 8080)));
-    assert_eq!(
-        parse_addr("weir ready on http://127.0.0.1:8080, store sqlite"),
-        expected
-    );
-    assert_eq!(
-        parse_addr(r#"{"message":"weir ready","url":"http://127.0.0.1:8080"}"#),
-        expected
-    );
+    assert_eq!(parse_addr("weir ready on http://127.0.0.1:8080, store sqlite"), expected);
+    assert_eq!(parse_addr(r#"{"message":"weir ready","url":"http://127.0.0.1:8080"}"#), expected);
     assert_eq!(parse_addr("weir ready on http://0.0.0.0:8080"), None);
 }

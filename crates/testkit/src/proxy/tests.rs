@@ -34,9 +34,7 @@ async fn proxied() -> (Proxy, TcpStream) {
 async fn echo(stream: &mut TcpStream, bytes: &[u8]) -> io::Result<Vec<u8>> {
     stream.write_all(bytes).await?;
     let mut answer = vec![0; bytes.len()];
-    timeout(SOON, stream.read_exact(&mut answer))
-        .await
-        .expect("an answer in time")?;
+    timeout(SOON, stream.read_exact(&mut answer)).await.expect("an answer in time")?;
     Ok(answer)
 }
 
@@ -55,11 +53,7 @@ async fn pass_carries_bytes_and_the_end_of_the_stream() {
         to.write_all(&large).await.unwrap();
         to.shutdown().await.unwrap();
     };
-    timeout(SOON, async { tokio::join!(send, from.read_to_end(&mut answer)) })
-        .await
-        .unwrap()
-        .1
-        .unwrap();
+    timeout(SOON, async { tokio::join!(send, from.read_to_end(&mut answer)) }).await.unwrap().1.unwrap();
     assert_eq!(answer, large);
 }
 
@@ -80,10 +74,7 @@ async fn a_held_back_chunk_goes_on_when_the_delay_is_lifted() {
     assert_silent(&mut stream).await;
     proxy.pass();
     let mut answer = [0; 4];
-    timeout(SOON, stream.read_exact(&mut answer))
-        .await
-        .unwrap()
-        .unwrap();
+    timeout(SOON, stream.read_exact(&mut answer)).await.unwrap().unwrap();
 }
 
 #[tokio::test]
@@ -117,15 +108,9 @@ async fn black_hole_is_silent_until_it_heals() {
 
     proxy.pass();
     let mut answer = [0; 4];
-    timeout(SOON, stream.read_exact(&mut answer))
-        .await
-        .unwrap()
-        .unwrap();
+    timeout(SOON, stream.read_exact(&mut answer)).await.unwrap().unwrap();
     assert_eq!(&answer, b"lost");
-    timeout(SOON, next.read_exact(&mut answer))
-        .await
-        .unwrap()
-        .unwrap();
+    timeout(SOON, next.read_exact(&mut answer)).await.unwrap().unwrap();
     assert_eq!(&answer, b"also");
 }
 
@@ -148,10 +133,7 @@ async fn half_open_after_passes_exactly_so_many_bytes() {
     proxy.half_open_after(10 + 4);
     stream.write_all(b"0123456789").await.unwrap();
     let mut answer = [0; 4];
-    timeout(SOON, stream.read_exact(&mut answer))
-        .await
-        .unwrap()
-        .unwrap();
+    timeout(SOON, stream.read_exact(&mut answer)).await.unwrap().unwrap();
     assert_eq!(&answer, b"0123");
     assert_silent(&mut stream).await;
 }

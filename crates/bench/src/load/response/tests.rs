@@ -50,11 +50,7 @@ fn a_response_cut_at_any_byte_reads_the_same() {
     for (bytes, status) in ALL {
         for cut in 0..=bytes.len() {
             let (answers, held) = feed(&[&bytes[..cut], &bytes[cut..]]).unwrap();
-            assert_eq!(
-                (statuses(&answers), held.len()),
-                (vec![status], 0),
-                "{status} cut at {cut}"
-            );
+            assert_eq!((statuses(&answers), held.len()), (vec![status], 0), "{status} cut at {cut}");
         }
     }
 }
@@ -84,11 +80,7 @@ fn several_responses_in_one_buffer_are_told_apart() {
     let expected = ALL.map(|(_, status)| status).to_vec();
     for cut in 0..=joined.len() {
         let (answers, held) = feed(&[&joined[..cut], &joined[cut..]]).unwrap();
-        assert_eq!(
-            (statuses(&answers), held.len()),
-            (expected.clone(), 0),
-            "cut at {cut}"
-        );
+        assert_eq!((statuses(&answers), held.len()), (expected.clone(), 0), "cut at {cut}");
     }
 }
 
@@ -98,9 +90,7 @@ fn the_connection_header_and_version_decide_on_keep_alive() {
     assert!(keeps(PLAIN));
     assert!(!keeps(CLOSING));
     assert!(!keeps(b"HTTP/1.0 200 OK\r\ncontent-length: 0\r\n\r\n"));
-    assert!(keeps(
-        b"HTTP/1.0 200 OK\r\ncontent-length: 0\r\nConnection: keep-alive\r\n\r\n"
-    ));
+    assert!(keeps(b"HTTP/1.0 200 OK\r\ncontent-length: 0\r\nConnection: keep-alive\r\n\r\n"));
 }
 
 #[test]
@@ -108,13 +98,7 @@ fn a_response_without_a_length_ends_with_the_connection() {
     let mut parser = Parser::new();
     let bytes = b"HTTP/1.1 200 OK\r\n\r\nas long as it lasts";
     assert_eq!(parser.advance(bytes).unwrap(), (bytes.len(), None));
-    assert_eq!(
-        parser.close(),
-        Some(Answer {
-            status: 200,
-            keep_alive: false
-        })
-    );
+    assert_eq!(parser.close(), Some(Answer { status: 200, keep_alive: false }));
 }
 
 #[test]

@@ -12,12 +12,7 @@ const RSA_PRIVATE: &[u8] = include_bytes!("testdata/rsa.private.pem");
 const JWKS: &str = include_str!("testdata/jwks.json");
 
 fn claims(exp: u64) -> Claims {
-    Claims {
-        sub: "a@b.c".into(),
-        exp,
-        tenant_id: Some("acme".into()),
-        scope: Some("requests:read x".into()),
-    }
+    Claims { sub: "a@b.c".into(), exp, tenant_id: Some("acme".into()), scope: Some("requests:read x".into()) }
 }
 
 fn jwks_verifier() -> Verifier {
@@ -37,28 +32,16 @@ fn a_token_of_ours_is_understood() {
 #[test]
 fn expired_forged_and_unsigned_tokens_are_nobody() {
     let verifier = Verifier::from_secret(SECRET);
+    assert!(verifier.verify(&sign(SECRET, &claims(1_000_000)).unwrap()).is_none(), "expired");
     assert!(
-        verifier
-            .verify(&sign(SECRET, &claims(1_000_000)).unwrap())
-            .is_none(),
-        "expired"
-    );
-    assert!(
-        verifier
-            .verify(&sign("another secret, also 32 bytes...", &claims(FAR)).unwrap())
-            .is_none(),
+        verifier.verify(&sign("another secret, also 32 bytes...", &claims(FAR)).unwrap()).is_none(),
         "forged"
     );
     let part = |json: &str| URL_SAFE_NO_PAD.encode(json);
     let body = part(r#"{"sub":"a","exp":4000000000}"#);
     for header in [r#"{"alg":"none"}"#, r#"{"alg":"HS256"}"#, r#"{"alg":"HS384"}"#] {
         for signature in ["", "AAAA"] {
-            assert!(
-                verifier
-                    .verify(&format!("{}.{body}.{signature}", part(header)))
-                    .is_none(),
-                "{header}"
-            );
+            assert!(verifier.verify(&format!("{}.{body}.{signature}", part(header))).is_none(), "{header}");
         }
     }
     for garbage in ["", ".", "..", "a.b.c", "\u{0}"] {
@@ -70,33 +53,12 @@ fn expired_forged_and_unsigned_tokens_are_nobody() {
 fn a_token_that_is_not_yet_good_or_lacks_exp_or_sub_is_nobody() {
     let verifier = Verifier::from_secret(SECRET);
     let signed = |json: serde_json::Value| {
-        encode(
-            &Header::new(Algorithm::HS256),
-            &json,
-            &EncodingKey::from_secret(SECRET.as_bytes()),
-        )
-        .unwrap()
+        encode(&Header::new(Algorithm::HS256), &json, &EncodingKey::from_secret(SECRET.as_bytes())).unwrap()
     };
-    assert!(
-        verifier
-            .verify(&signed(serde_json::json!({"sub": "a", "exp": FAR})))
-            .is_some()
-    );
-    assert!(
-        verifier
-            .verify(&signed(serde_json::json!({"sub": "a", "exp": FAR, "nbf": FAR})))
-            .is_none()
-    );
-    assert!(
-        verifier
-            .verify(&signed(serde_json::json!({"sub": "a"})))
-            .is_none()
-    );
-    assert!(
-        verifier
-            .verify(&signed(serde_json::json!({"exp": FAR})))
-            .is_none()
-    );
+    assert!(verifier.verify(&signed(serde_json::json!({"sub": "a", "exp": FAR}))).is_some());
+    assert!(verifier.verify(&signed(serde_json::json!({"sub": "a", "exp": FAR, "nbf": FAR}))).is_none());
+    assert!(verifier.verify(&signed(serde_json::json!({"sub": "a"}))).is_none());
+    assert!(verifier.verify(&signed(serde_json::json!({"exp": FAR}))).is_none());
 }
 
 #[test]
@@ -104,35 +66,14 @@ fn keys_of_a_file_verify_their_own_algorithm_and_no_other() {
     let verifier = jwks_verifier();
     let mut header = Header::new(Algorithm::ES256);
     let ec = EncodingKey::from_ec_pem(EC_PRIVATE).unwrap();
-    assert!(
-        verifier
-            .verify(&encode(&header, &claims(FAR), &ec).unwrap())
-            .is_some()
-    );
+    assert!(verifier.verify(&encode(&header, &claims(FAR), &ec).unwrap()).is_some());
     header.kid = Some("ec-1".into());
-    assert!(
-        verifier
-            .verify(&encode(&header, &claims(FAR), &ec).unwrap())
-            .is_some()
-    );
+    assert!(verifier.verify(&encode(&header, &claims(FAR), &ec).unwrap()).is_some());
     header.kid = Some("rsa-1".into());
-    assert!(
-        verifier
-            .verify(&encode(&header, &claims(FAR), &ec).unwrap())
-            .is_none(),
-        "another key's name"
-    );
+    assert!(verifier.verify(&encode(&header, &claims(FAR), &ec).unwrap()).is_none(), "another key's name");
     let rsa = EncodingKey::from_rsa_pem(RSA_PRIVATE).unwrap();
-    assert!(
-        verifier
-            .verify(&encode(&Header::new(Algorithm::RS256), &claims(FAR), &rsa).unwrap())
-            .is_some()
-    );
-    assert!(
-        verifier
-            .verify(&encode(&Header::new(Algorithm::RS512), &claims(FAR), &rsa).unwrap())
-            .is_none()
-    );
+    assert!(verifier.verify(&encode(&Header::new(Algorithm::RS256), &claims(FAR), &rsa).unwrap()).is_some());
+    assert!(verifier.verify(&encode(&Header::new(Algorithm::RS512), &claims(FAR), &rsa).unwrap()).is_none());
 }
 
 #[test]

@@ -1,0 +1,76 @@
+//! The books: what was accepted is in exactly one place, at every step.
+
+use std::time::Duration;
+
+use weir_queue::Books;
+use weir_store::quota::{Books as QuotaBooks, TOPIC};
+
+use crate::Harness;
+use crate::given::{accepted, books, configured, decided, queued, sends, text, user};
+use crate::held::{Fate, Held};
+use crate::queue_dead::letters;
+
+pub async fn the_quota_books_count_users_and_nobody_is_over_the_limit<H: Harness>() {
+    let h = H::open().await;
+    let audit = async || h.quota().audit().await.expect("audit must succeed");
+    let users = |users| QuotaBooks { users, over_limit: Vec::new() };
+    configured(&h, "alice", 9, 1).await;
+    configured(&h, "bob", 2, 1).await;
+    decided(&h, [sends("alice", 9), sends("bob", 5), sends("nobody", 1)].concat()).await;
+    assert_eq!(audit().await, users(2), "a used up limit is not passed");
+    configured(&h, "alice", 3, 1).await;
+    assert_eq!(audit().await, users(2), "a lowered limit counts from 0");
+    h.quota().remove(&user("bob")).await.expect("remove must succeed");
+    assert_eq!(audit().await, users(1), "a removed user is not counted");
+}
+
+pub async fn the_queue_books_follow_every_step<H: Harness>() {
+    let h = H::open().await;
+    let must_be = async |step: &str, [accepted, done, discarded, dead, in_flight]: [u64; 5]| {
+        let expected = Books { accepted, done, discarded, dead, in_flight };
+        assert_eq!(books(&h).await, expected, "after {step}");
+    };
+    queued(&h, "alice", 6).await;
+    must_be("sending", [6, 0, 0, 0, 6]).await;
+    let held = Held::claim(&h, 6).await;
+    must_be("claiming", [6, 0, 0, 0, 6]).await;
+    let fate = |message: &_| match text(message).as_str() {
+        "alice 1" => Fate::Done,
+        "alice 2" | "alice 3" => Fate::Dead("given up"),
+        "alice 4" => Fate::Retry(Duration::from_secs(1)),
+        _ => Fate::Unnamed,
+    };
+    held.settled(&h, fate).await;
+    must_be("settling", [6, 1, 0, 2, 3]).await;
+    let dead = letters(&h, None, 10).await;
+    h.queue().discard(&dead[0].id).await.expect("discard must succeed");
+    must_be("discarding", [6, 1, 1, 1, 3]).await;
+    h.queue().replay(&dead[1].id).await.expect("replay must succeed");
+    must_be("replaying", [6, 1, 1, 0, 4]).await;
+    accepted(&h, sends("alice", 1)).await;
+    must_be("sending again", [7, 1, 1, 0, 5]).await;
+    h.clock().advance(Duration::from_secs(1));
+    Held::drain(&h).await;
+    must_be("delivering the rest", [7, 6, 1, 0, 0]).await;
+}
+
+pub async fn denied_and_unknown_sends_are_not_in_the_books<H: Harness>() {
+    let h = H::open().await;
+    configured(&h, "alice", 2, 1).await;
+    decided(&h, [sends("alice", 5), sends("nobody", 3)].concat()).await;
+    assert_eq!(
+        books(&h).await,
+        Books { accepted: 2, in_flight: 2, ..Books::default() },
+        "only what was accepted counts"
+    );
+}
+
+pub async fn the_books_of_an_unknown_topic_are_empty<H: Harness>() {
+    let h = H::open().await;
+    queued(&h, "alice", 2).await;
+    for topic in ["nothing-here", "", "SMS-OUTBOUND", "sms%"] {
+        let books = h.queue().audit(topic).await.expect("audit must succeed");
+        assert_eq!(books, Books::default(), "nothing was ever on {topic:?}");
+    }
+    assert_eq!(books(&h).await.accepted, 2, "what there is stands on {TOPIC}");
+}

@@ -1,0 +1,268 @@
+//! What cases start from: users, messages, queues with something in them, and tasks that run at once.
+
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::time::Duration;
+
+use tokio::task::JoinSet;
+use weir_core::quota::{Limits, Quota};
+use weir_core::{MessageId, UserId};
+use weir_queue::sms::{self, SmsEvent};
+use weir_queue::{Books, Claim, Message};
+use weir_store::quota::{SendMessage, SendOutcome, TOPIC};
+
+use crate::Harness;
+
+/// How long claims are for when a case does not care.
+pub const VISIBILITY: Duration = Duration::from_secs(30);
+
+/// The smallest step of time.
+pub const TICK: Duration = Duration::from_micros(1);
+
+/// How often to ask before "nothing comes" is believed: a claim may hand out less than there is.
+pub const EMPTY_ROUNDS: usize = 3;
+
+const CASE_AT_MOST: Duration = Duration::from_secs(120);
+
+/// Runs a case, and fails it rather than hang.
+pub async fn in_time(case: impl Future<Output = ()>) {
+    tokio::time::timeout(CASE_AT_MOST, Box::pin(case)).await.expect("a case must end within two minutes");
+}
+
+/// A user id.
+pub fn user(text: &str) -> UserId {
+    UserId::parse(text).expect("the suite's user ids are valid")
+}
+
+/// Limits.
+pub fn limits(rate_limit: u32, time_window_minutes: u32) -> Limits {
+    Limits::new(rate_limit, time_window_minutes).expect("the suite's limits are valid")
+}
+
+/// One wish to send.
+pub fn send(user_id: &str, message: &str) -> SendMessage {
+    SendMessage { user: user(user_id), message: message.into() }
+}
+
+/// `count` wishes of one user, numbered from 1: `alice 1`, `alice 2`, …
+pub fn sends(user_id: &str, count: usize) -> Vec<SendMessage> {
+    (1..=count).map(|n| send(user_id, &format!("{user_id} {n}"))).collect()
+}
+
+/// Configures a user.
+pub async fn configured<H: Harness>(h: &H, user_id: &str, rate_limit: u32, minutes: u32) -> Quota {
+    let limits = limits(rate_limit, minutes);
+    h.quota().configure(&user(user_id), limits).await.expect("configure must succeed")
+}
+
+/// A user's row.
+pub async fn found<H: Harness>(h: &H, user_id: &str) -> Option<Quota> {
+    h.quota().find(&user(user_id)).await.expect("find must succeed")
+}
+
+/// What became of a batch; there must be one outcome per command.
+pub async fn decided<H: Harness>(h: &H, batch: Vec<SendMessage>) -> Vec<SendOutcome> {
+    let expected = batch.len();
+    let outcomes = h.quota().send_batch(batch).await.expect("send_batch must succeed");
+    assert_eq!(outcomes.len(), expected, "there must be one outcome per command");
+    outcomes
+}
+
+/// What became of one send.
+pub async fn decided_one<H: Harness>(h: &H, user_id: &str) -> SendOutcome {
+    decided(h, vec![send(user_id, "hello")]).await.remove(0)
+}
+
+/// Sends messages that must all be accepted, and their names.
+pub async fn accepted<H: Harness>(h: &H, batch: Vec<SendMessage>) -> Vec<MessageId> {
+    let outcomes = decided(h, batch).await;
+    outcomes
+        .iter()
+        .map(|outcome| message_id(outcome).expect("a send within the limit must be accepted"))
+        .collect()
+}
+
+/// Configures a user with room to spare and sends `count` messages: `alice 1`, `alice 2`, …
+pub async fn queued<H: Harness>(h: &H, user_id: &str, count: usize) {
+    configured(h, user_id, 1_000_000, 60).await;
+    accepted(h, sends(user_id, count)).await;
+}
+
+/// The name of the message, when the send was accepted.
+pub fn message_id(outcome: &SendOutcome) -> Option<MessageId> {
+    match outcome {
+        SendOutcome::Accepted { message_id, .. } => Some(*message_id),
+        SendOutcome::Denied { .. } | SendOutcome::NotConfigured => None,
+    }
+}
+
+/// Whether the send was accepted.
+pub fn is_accepted(outcome: &SendOutcome) -> bool {
+    message_id(outcome).is_some()
+}
+
+/// Each outcome in a letter: Accepted, Denied, Not configured.
+pub fn letters(outcomes: &[SendOutcome]) -> String {
+    let letter = |outcome: &SendOutcome| match outcome {
+        SendOutcome::Accepted { .. } => 'A',
+        SendOutcome::Denied { .. } => 'D',
+        SendOutcome::NotConfigured => 'N',
+    };
+    outcomes.iter().map(letter).collect()
+}
+
+/// One claim on the topic of quota.
+pub async fn claim<H: Harness>(h: &H, max: usize) -> Claim {
+    h.queue().claim(TOPIC, max, VISIBILITY).await.expect("claim must succeed")
+}
+
+/// Nothing must be claimable now.
+pub async fn nothing_comes<H: Harness>(h: &H, why: &str) {
+    for _ in 0..EMPTY_ROUNDS {
+        let messages = claim(h, 100).await.messages;
+        assert!(messages.is_empty(), "{why}, but these came: {:?}", texts(&messages));
+    }
+}
+
+/// The event a message carries.
+pub fn event(message: &Message) -> SmsEvent {
+    sms::decode(&message.payload).expect("a payload must be an event")
+}
+
+/// The text a message carries.
+pub fn text(message: &Message) -> String {
+    event(message).message
+}
+
+/// The texts of messages, in their order.
+pub fn texts<'a>(messages: impl IntoIterator<Item = &'a Message>) -> Vec<String> {
+    messages.into_iter().map(text).collect()
+}
+
+/// The texts of messages by key, in their order.
+pub fn texts_by_key<'a>(messages: impl IntoIterator<Item = &'a Message>) -> BTreeMap<String, Vec<String>> {
+    let mut by_key: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    for message in messages {
+        by_key.entry(message.key.clone()).or_default().push(text(message));
+    }
+    by_key
+}
+
+/// The texts `alice 1` … `alice n`, as [`queued`] sends them.
+pub fn numbered(user_id: &str, numbers: impl IntoIterator<Item = usize>) -> Vec<String> {
+    numbers.into_iter().map(|n| format!("{user_id} {n}")).collect()
+}
+
+/// The books of the topic of quota; they must balance.
+pub async fn books<H: Harness>(h: &H) -> Books {
+    let books = h.queue().audit(TOPIC).await.expect("audit must succeed");
+    assert_eq!(books.difference(), 0, "the books must balance: {books:?}");
+    books
+}
+
+/// Runs futures at once, each in its own task; their answers in the order of the futures.
+pub async fn at_once<T, F>(futures: impl IntoIterator<Item = F>) -> Vec<T>
+where
+    F: Future<Output = T> + Send + 'static,
+    T: Send + 'static,
+{
+    let mut tasks = JoinSet::new();
+    for (n, future) in futures.into_iter().enumerate() {
+        tasks.spawn(async move { (n, future.await) });
+    }
+    let mut answers = tasks.join_all().await;
+    answers.sort_by_key(|(n, _)| *n);
+    answers.into_iter().map(|(_, answer)| answer).collect()
+}
+
+const AWKWARD_USER_IDS: &[&str] = &[
+    "alice",
+    "Alice",
+    "ALICE",
+    "alice ",
+    " alice",
+    "alice  ",
+    " ",
+    "  ",
+    "a%",
+    "a_",
+    "%",
+    "_",
+    "'",
+    "\"",
+    "''",
+    "\\",
+    "\\\\",
+    "\\'",
+    "'; DROP TABLE rate_limit_store; --",
+    "{a}",
+    "{b}",
+    "a:b",
+    "a/b",
+    "../a",
+    "null",
+    "NULL",
+    "0",
+    "00",
+    "1e3",
+    "$1",
+    "?1",
+    "%s",
+    "é",
+    "e\u{301}",
+    "É",
+    "ß",
+    "ss",
+    "İ",
+    "i",
+    "日本語",
+    "مرحبا",
+    "👩\u{200d}👩\u{200d}👧",
+    "👩",
+    "\u{feff}alice",
+    "alice\u{a0}",
+    "a,b",
+    "a\u{2028}b",
+    "\u{10ffff}",
+    "{\"a\":1}",
+];
+
+/// Ids that a careless engine would trim, fold, escape, cut or mix up. All are different users.
+pub fn awkward_user_ids() -> Vec<String> {
+    let long = ["x".repeat(255), "x".repeat(254), "😀".repeat(255), format!("{}😁", "😀".repeat(254))];
+    AWKWARD_USER_IDS.iter().map(ToString::to_string).chain(long).collect()
+}
+
+const AWKWARD_MESSAGES: &[&str] = &[
+    "",
+    " ",
+    "  two spaces each side  ",
+    "\n",
+    "line\r\nbreak\ttab",
+    "nul \0 inside",
+    "\u{1}\u{1f}\u{7f}\u{85}",
+    "null",
+    "{}",
+    r#"{"messageId":"x","userId":"y"}"#,
+    "[1,2",
+    "\"",
+    "\\",
+    "\\u0000",
+    "'; --",
+    "%s %d $1 ?1",
+    "👩\u{200d}👩\u{200d}👧",
+    "e\u{301}",
+    "\u{feff}",
+    "\u{2028}\u{2029}",
+    "\u{fffd}\u{ffff}\u{10ffff}",
+    "\u{202e}abc",
+];
+
+/// Texts that a careless engine would trim, reject, decode or cut.
+pub fn awkward_messages() -> Vec<String> {
+    AWKWARD_MESSAGES
+        .iter()
+        .map(ToString::to_string)
+        .chain(["m".repeat(200 * 1024), "😀".repeat(50 * 1024)])
+        .collect()
+}

@@ -1,0 +1,188 @@
+//! The model as a queue: every question is answered by walking through everything ever enqueued.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use weir_core::Timestamp;
+use weir_queue::{Books, Claim, DeadLetter, Lease, Message, Position, Queue, Receipt, Settlement};
+use weir_store::Result;
+use weir_store::quota::TOPIC;
+
+use super::{Entry, Held, Model, Place, State};
+
+impl Entry {
+    fn is_waiting(&self) -> bool {
+        matches!(self.place, Place::Waiting)
+    }
+
+    fn is_dead(&self) -> bool {
+        matches!(self.place, Place::Dead { .. })
+    }
+
+    fn put_back(&mut self, at: Timestamp) {
+        self.place = Place::Waiting;
+        self.attempts = 0;
+        self.hidden_until = at;
+    }
+}
+
+impl State {
+    fn is_leased(&self, shard: u16, now: Timestamp) -> bool {
+        self.leases.iter().any(|held| held.lease.shard == shard && now < held.until)
+    }
+
+    fn holds(&self, lease: &Lease, now: Timestamp) -> bool {
+        self.leases.iter().any(|held| held.lease == *lease && now < held.until)
+    }
+
+    /// What may be handed out, in order: a hidden message holds back the rest of its key.
+    fn claimable(&self, max: usize, now: Timestamp) -> Vec<Message> {
+        let mut held_back = BTreeSet::new();
+        let mut messages = Vec::new();
+        for (id, entry) in (0..).zip(&self.entries) {
+            if !entry.is_waiting() || self.is_leased(entry.shard, now) || held_back.contains(&entry.key) {
+                continue;
+            }
+            if entry.hidden_until > now {
+                held_back.insert(entry.key.clone());
+            } else if messages.len() < max {
+                let position = Position { shard: entry.shard, id };
+                let (key, payload) = (entry.key.clone(), entry.payload.clone());
+                messages.push(Message { position, key, payload, attempts: entry.attempts });
+            }
+        }
+        messages
+    }
+
+    fn lease(&mut self, shard: u16, until: Timestamp) -> Lease {
+        self.leases_given += 1;
+        let lease = Lease { shard, token: self.leases_given };
+        self.leases.retain(|held| held.lease.shard != shard);
+        self.leases.push(Held { lease, until });
+        lease
+    }
+
+    /// The entry at a position, when it waits in one of `shards`.
+    fn waiting(&mut self, position: Position, shards: &BTreeSet<u16>) -> Option<&mut Entry> {
+        let entry = self.entries.get_mut(usize::try_from(position.id).ok()?)?;
+        let held = entry.shard == position.shard && shards.contains(&entry.shard);
+        (held && entry.is_waiting()).then_some(entry)
+    }
+
+    fn settle(&mut self, shards: &BTreeSet<u16>, settlement: Settlement, now: Timestamp) {
+        for position in settlement.done {
+            if let Some(entry) = self.waiting(position, shards) {
+                entry.place = Place::Done;
+            }
+        }
+        for (position, reason) in settlement.dead {
+            if let Some(entry) = self.waiting(position, shards) {
+                entry.attempts += 1;
+                entry.place = Place::Dead { reason, died_at: now };
+            }
+        }
+        for (position, after) in settlement.retry {
+            if let Some(entry) = self.waiting(position, shards) {
+                entry.attempts += 1;
+                entry.hidden_until = now.plus(after);
+            }
+        }
+    }
+
+    fn dead(&mut self, name: &str) -> Option<&mut Entry> {
+        let named = (0..).zip(&mut self.entries).find(|(id, _)| name_of(*id) == name);
+        named.map(|(_, entry)| entry).filter(|entry| entry.is_dead())
+    }
+
+    fn count(&self, is_there: impl Fn(&Place) -> bool) -> u64 {
+        self.entries.iter().filter(|entry| is_there(&entry.place)).count() as u64
+    }
+}
+
+fn name_of(id: i64) -> String {
+    format!("{TOPIC}-{id:019}")
+}
+
+fn letter(id: i64, entry: &Entry) -> Option<DeadLetter> {
+    let Place::Dead { reason, died_at } = &entry.place else {
+        return None;
+    };
+    Some(DeadLetter {
+        id: name_of(id),
+        topic: TOPIC.to_owned(),
+        key: entry.key.clone(),
+        payload: entry.payload.clone(),
+        reason: reason.clone(),
+        attempts: entry.attempts,
+        died_at: *died_at,
+    })
+}
+
+#[async_trait]
+impl Queue for Model {
+    async fn claim(&self, topic: &str, max: usize, visibility: Duration) -> Result<Claim> {
+        if topic != TOPIC {
+            return Ok(Claim::default());
+        }
+        let mut state = self.state();
+        let now = self.now();
+        let messages = state.claimable(max, now);
+        let shards: BTreeSet<u16> = messages.iter().map(|message| message.position.shard).collect();
+        let leases = shards.into_iter().map(|shard| state.lease(shard, now.plus(visibility))).collect();
+        Ok(Claim { messages, receipt: Receipt { topic: topic.to_owned(), leases } })
+    }
+
+    async fn settle(&self, receipt: &Receipt, settlement: Settlement) -> Result<bool> {
+        let mut state = self.state();
+        let now = self.now();
+        let held: Vec<Lease> =
+            receipt.leases.iter().filter(|lease| state.holds(lease, now)).copied().collect();
+        let shards = held.iter().map(|lease| lease.shard).collect();
+        state.settle(&shards, settlement, now);
+        state.leases.retain(|other| !held.contains(&other.lease));
+        Ok(held.len() == receipt.leases.len())
+    }
+
+    async fn wait(&self, _topic: &str, at_most: Duration) {
+        let sent = tokio::time::timeout(at_most, self.sent.notified()).await;
+        sent.unwrap_or_default();
+    }
+
+    async fn dead_letters(&self, after: Option<&str>, limit: usize) -> Result<Vec<DeadLetter>> {
+        let state = self.state();
+        let letters = (0..).zip(&state.entries).filter_map(|(id, entry)| letter(id, entry));
+        let later = letters.filter(|letter| after.is_none_or(|after| letter.id.as_str() > after));
+        Ok(later.take(limit).collect())
+    }
+
+    async fn replay(&self, id: &str) -> Result<bool> {
+        let now = self.now();
+        Ok(self.state().dead(id).map(|entry| entry.put_back(now)).is_some())
+    }
+
+    async fn replay_all(&self) -> Result<u64> {
+        let now = self.now();
+        let mut state = self.state();
+        let dead = state.entries.iter_mut().filter(|entry| entry.is_dead());
+        Ok(dead.map(|entry| entry.put_back(now)).count() as u64)
+    }
+
+    async fn discard(&self, id: &str) -> Result<bool> {
+        Ok(self.state().dead(id).map(|entry| entry.place = Place::Discarded).is_some())
+    }
+
+    async fn audit(&self, topic: &str) -> Result<Books> {
+        if topic != TOPIC {
+            return Ok(Books::default());
+        }
+        let state = self.state();
+        Ok(Books {
+            accepted: state.entries.len() as u64,
+            done: state.count(|place| matches!(place, Place::Done)),
+            discarded: state.count(|place| matches!(place, Place::Discarded)),
+            dead: state.count(|place| matches!(place, Place::Dead { .. })),
+            in_flight: state.count(|place| matches!(place, Place::Waiting)),
+        })
+    }
+}

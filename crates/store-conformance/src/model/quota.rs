@@ -1,0 +1,129 @@
+//! The model as a store of quotas: the window is found anew for each answer, from every send there was.
+
+use std::time::Duration;
+
+use async_trait::async_trait;
+use weir_core::quota::{Grant, Limits, Quota};
+use weir_core::verdict::Reason;
+use weir_core::{Denial, MessageId, Timestamp, UserId};
+use weir_queue::sms;
+use weir_store::Result;
+use weir_store::quota::{Accepted, Books, QuotaStore, SendMessage, SendOutcome};
+use weir_store::shard;
+
+use super::{Entry, Model, Place, State, User};
+
+/// A window, and how many sends were in it.
+struct Window {
+    start: Timestamp,
+    count: u32,
+}
+
+impl User {
+    fn window_micros(&self) -> i64 {
+        i64::from(self.limits.time_window_minutes()) * 60_000_000
+    }
+
+    fn ends(&self, window: &Window) -> Timestamp {
+        Timestamp::from_micros(window.start.as_micros() + self.window_micros())
+    }
+
+    /// The window the last send was in, found by walking through all of them.
+    fn last_window(&self) -> Window {
+        let mut window = Window { start: self.since, count: 0 };
+        for &at in &self.sends {
+            if at >= self.ends(&window) {
+                window = Window { start: at, count: 0 };
+            }
+            window.count += 1;
+        }
+        window
+    }
+
+    fn send(&mut self, now: Timestamp) -> std::result::Result<Grant, Denial> {
+        let last = self.last_window();
+        let open = if now >= self.ends(&last) { Window { start: now, count: 0 } } else { last };
+        let reset_at = self.ends(&open);
+        let limit = self.limits.rate_limit();
+        if open.count == limit {
+            let wait_micros = reset_at.as_micros() - now.as_micros();
+            let retry_after = Duration::from_micros(wait_micros.unsigned_abs());
+            return Err(Denial { reason: Reason::QuotaExceeded, retry_after });
+        }
+        self.sends.push(now);
+        Ok(Grant { remaining: limit - open.count - 1, reset_at })
+    }
+
+    fn row(&self, now: Timestamp) -> Quota {
+        let last = self.last_window();
+        let current_count = if now >= self.ends(&last) { 0 } else { last.count };
+        Quota { limits: self.limits, current_count, last_refresh: last.start }
+    }
+}
+
+impl State {
+    fn enqueue(&mut self, accepted: &Accepted<'_>, shards: u16) {
+        let key = accepted.user.as_str().to_owned();
+        self.entries.push(Entry {
+            shard: shard::of(&key, shards),
+            key,
+            payload: sms::encode(accepted),
+            attempts: 0,
+            hidden_until: accepted.at,
+            place: Place::Waiting,
+        });
+    }
+
+    fn send(&mut self, command: &SendMessage, now: Timestamp, shards: u16) -> SendOutcome {
+        let Some(user) = self.users.get_mut(command.user.as_str()) else {
+            return SendOutcome::NotConfigured;
+        };
+        let limits = user.limits;
+        match user.send(now) {
+            Err(denial) => SendOutcome::Denied { limits, denial, at: now },
+            Ok(grant) => {
+                let message_id = MessageId::new(now, std::array::from_fn(|_| fastrand::u8(..)));
+                self.enqueue(
+                    &Accepted { message_id, user: &command.user, message: &command.message, at: now },
+                    shards,
+                );
+                SendOutcome::Accepted { message_id, limits, grant, at: now }
+            }
+        }
+    }
+}
+
+#[async_trait]
+impl QuotaStore for Model {
+    async fn configure(&self, user: &UserId, limits: Limits) -> Result<Quota> {
+        let now = self.now();
+        let configured = User { limits, since: now, sends: Vec::new() };
+        let row = configured.row(now);
+        self.state().users.insert(user.as_str().to_owned(), configured);
+        Ok(row)
+    }
+
+    async fn find(&self, user: &UserId) -> Result<Option<Quota>> {
+        Ok(self.state().users.get(user.as_str()).map(|found| found.row(self.now())))
+    }
+
+    async fn remove(&self, user: &UserId) -> Result<bool> {
+        Ok(self.state().users.remove(user.as_str()).is_some())
+    }
+
+    async fn send_batch(&self, batch: Vec<SendMessage>) -> Result<Vec<SendOutcome>> {
+        let mut state = self.state();
+        let now = self.now();
+        let outcomes = batch.iter().map(|command| state.send(command, now, self.shards)).collect();
+        self.sent.notify_one();
+        Ok(outcomes)
+    }
+
+    async fn audit(&self) -> Result<Books> {
+        let state = self.state();
+        let over = |user: &User| user.last_window().count > user.limits.rate_limit();
+        let over_limit =
+            state.users.iter().filter(|(_, user)| over(user)).map(|(name, _)| name.clone()).collect();
+        Ok(Books { users: state.users.len() as u64, over_limit })
+    }
+}

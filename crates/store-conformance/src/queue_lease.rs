@@ -1,0 +1,142 @@
+//! How long a claim holds its messages, and what is left of it afterwards.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use weir_queue::Message;
+
+use crate::Harness;
+use crate::given::{
+    TICK, VISIBILITY, accepted, books, claim, nothing_comes, numbered, queued, send, text, texts,
+    texts_by_key,
+};
+use crate::held::{Fate, Held};
+
+pub async fn no_key_is_in_two_claims_at_once<H: Harness>() {
+    let h = H::open().await;
+    for n in 0..12 {
+        queued(&h, &format!("user-{n}"), 5).await;
+    }
+    let mut held_by: BTreeMap<String, usize> = BTreeMap::new();
+    for nth in 0..30 {
+        for message in claim(&h, 2).await.messages {
+            let holder = *held_by.entry(message.key.clone()).or_insert(nth);
+            assert_eq!(
+                holder,
+                nth,
+                "{} is out already, but another claim got {}",
+                message.key,
+                text(&message)
+            );
+        }
+    }
+    assert!(!held_by.is_empty(), "something is waiting and nothing was out");
+}
+
+pub async fn a_message_sent_while_its_key_is_out_waits_for_the_settlement<H: Harness>() {
+    let h = H::open().await;
+    queued(&h, "alice", 1).await;
+    let held = Held::claim(&h, 1).await;
+    accepted(&h, vec![send("alice", "alice 2")]).await;
+    nothing_comes(&h, "alice's messages are out, so her next one has to wait").await;
+    held.settled(&h, |_| Fate::Unnamed).await;
+    assert_eq!(Held::claim(&h, 2).await.texts(), numbered("alice", 1..=2), "then both come, in order");
+}
+
+pub async fn unsettled_messages_come_again_in_order_once_visibility_has_passed<H: Harness>() {
+    let h = H::open().await;
+    for name in ["alice", "bob", "carol"] {
+        queued(&h, name, 4).await;
+    }
+    let first = Held::claim(&h, 12).await;
+    nothing_comes(&h, "everything is out").await;
+    h.clock().advance(VISIBILITY);
+    let again = Held::claim(&h, 12).await;
+    let sorted = |held: &Held| {
+        let mut messages: Vec<Message> = held.messages().cloned().collect();
+        messages.sort_by_key(|message| message.position);
+        messages
+    };
+    assert_eq!(
+        sorted(&again),
+        sorted(&first),
+        "the same messages come again, at the same places, not counted as put back"
+    );
+    assert_eq!(texts_by_key(again.messages()), texts_by_key(first.messages()), "and in the same order");
+    again.settled(&h, |_| Fate::Done).await;
+    assert_eq!(books(&h).await.done, 12, "whoever holds them now can settle them");
+}
+
+pub async fn a_lease_lasts_to_its_last_microsecond<H: Harness>() {
+    let h = H::open().await;
+    queued(&h, "alice", 1).await;
+    let visibility = Duration::from_micros(7_000_003);
+    let held = Held::claim_for(&h, 1, visibility).await;
+    h.clock().advance(visibility - TICK);
+    nothing_comes(&h, "the lease has a microsecond left").await;
+    held.settled(&h, |_| Fate::Done).await;
+    assert_eq!(books(&h).await.done, 1, "a lease settles to its last microsecond");
+}
+
+pub async fn a_lease_that_ran_out_settles_nothing<H: Harness>() {
+    let h = H::open().await;
+    queued(&h, "alice", 3).await;
+    let late = Held::claim(&h, 3).await;
+    h.clock().advance(VISIBILITY);
+    late.refused(&h, all_kinds).await;
+    assert_eq!(books(&h).await.in_flight, 3, "nothing was settled, even though nobody else had claimed");
+    let again = Held::claim(&h, 3).await;
+    assert_eq!(again.texts(), numbered("alice", 1..=3), "the messages come again, in order");
+    assert!(again.messages().all(|message| message.attempts == 0), "and were not put back");
+}
+
+/// One fate of each kind, by the number at the end of the text.
+fn all_kinds(message: &Message) -> Fate {
+    match text(message).as_bytes() {
+        [.., b'1'] => Fate::Done,
+        [.., b'2'] => Fate::Retry(Duration::from_secs(5)),
+        _ => Fate::Dead("too late to say so"),
+    }
+}
+
+pub async fn a_stale_receipt_settles_nothing_and_the_new_holder_settles_all<H: Harness>() {
+    let h = H::open().await;
+    queued(&h, "alice", 3).await;
+    let stale = Held::claim(&h, 3).await;
+    h.clock().advance(VISIBILITY);
+    let holder = Held::claim(&h, 3).await;
+    stale.refused(&h, all_kinds).await;
+    assert_eq!(books(&h).await.in_flight, 3, "a stale receipt settles nothing");
+    holder.settled(&h, |_| Fate::Done).await;
+    assert_eq!(books(&h).await.done, 3, "the new holder settles all of it");
+    stale.refused(&h, all_kinds).await;
+    assert_eq!(books(&h).await.done, 3, "a stale receipt stays stale");
+}
+
+pub async fn a_settled_receipt_settles_nothing_more<H: Harness>() {
+    let h = H::open().await;
+    queued(&h, "alice", 3).await;
+    let held = Held::claim(&h, 3).await;
+    held.settled(&h, |_| Fate::Unnamed).await;
+    held.refused(&h, all_kinds).await;
+    assert_eq!(books(&h).await.in_flight, 3, "settling gives up the lease");
+    assert_eq!(
+        texts(&Held::drain(&h).await),
+        numbered("alice", 1..=3),
+        "and leaves the messages to the next claim"
+    );
+}
+
+pub async fn an_old_receipt_does_not_end_a_newer_lease<H: Harness>() {
+    let h = H::open().await;
+    queued(&h, "alice", 2).await;
+    let given_up = Held::claim(&h, 2).await;
+    given_up.settled(&h, |_| Fate::Unnamed).await;
+    let run_out = Held::claim(&h, 2).await;
+    h.clock().advance(VISIBILITY);
+    let holder = Held::claim(&h, 2).await;
+    given_up.refused(&h, |_| Fate::Unnamed).await;
+    run_out.refused(&h, |_| Fate::Unnamed).await;
+    nothing_comes(&h, "the newer lease still holds").await;
+    holder.settled(&h, |_| Fate::Done).await;
+}

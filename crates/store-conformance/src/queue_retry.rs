@@ -1,0 +1,105 @@
+//! Messages that are put back for a while.
+
+use std::time::Duration;
+
+use weir_queue::Message;
+
+use crate::Harness;
+use crate::given::{TICK, nothing_comes, numbered, queued, text, texts, texts_by_key};
+use crate::held::{Fate, Held};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+pub async fn a_retried_message_is_hidden_until_its_very_time<H: Harness>() {
+    let h = H::open().await;
+    queued(&h, "alice", 1).await;
+    let first = Held::claim(&h, 1).await;
+    let after = Duration::from_micros(5_000_007);
+    first.settled(&h, |_| Fate::Retry(after)).await;
+    nothing_comes(&h, "it was just put back").await;
+    h.clock().advance(after - TICK);
+    nothing_comes(&h, "its time is a microsecond away").await;
+    h.clock().advance(TICK);
+    let again = Held::claim(&h, 1).await;
+    let expected = Message { attempts: 1, ..first.only().clone() };
+    assert_eq!(*again.only(), expected, "it comes at its time, as it was, put back once");
+}
+
+pub async fn a_retried_message_holds_back_its_key_and_no_other<H: Harness>() {
+    let h = H::open().await;
+    queued(&h, "alice", 3).await;
+    for n in 0..20 {
+        queued(&h, &format!("user-{n}"), 2).await;
+    }
+    let held = Held::claim(&h, 43).await;
+    let fate = |message: &_| {
+        if text(message) == "alice 1" { Fate::Retry(SECOND) } else { Fate::Unnamed }
+    };
+    held.settled(&h, fate).await;
+    let others = texts_by_key(&Held::drain(&h).await);
+    assert!(!others.contains_key("alice"), "later messages of the key wait behind the retry");
+    assert_eq!(others.values().map(Vec::len).sum::<usize>(), 40, "other keys do not, even in the same shard");
+    h.clock().advance(SECOND);
+    let held = Held::claim(&h, 3).await;
+    assert_eq!(held.texts(), numbered("alice", 1..=3), "then the key goes on, in order");
+    let attempts: Vec<u32> = held.messages().map(|message| message.attempts).collect();
+    assert_eq!(attempts, [1, 0, 0], "only the message that was put back counts an attempt");
+}
+
+pub async fn a_retry_after_no_time_comes_at_once<H: Harness>() {
+    let h = H::open().await;
+    queued(&h, "alice", 2).await;
+    let held = Held::claim(&h, 1).await;
+    held.settled(&h, |_| Fate::Retry(Duration::ZERO)).await;
+    let again = Held::claim(&h, 2).await;
+    assert_eq!(again.texts(), numbered("alice", 1..=2), "nothing has to be waited for");
+    assert_eq!(again.messages().next().map(|message| message.attempts), Some(1), "it was put back");
+}
+
+pub async fn each_retry_counts_one_attempt<H: Harness>() {
+    let h = H::open().await;
+    queued(&h, "alice", 1).await;
+    for attempts in 0..6 {
+        let held = Held::claim(&h, 1).await;
+        assert_eq!(held.only().attempts, attempts, "a message says how often it was put back");
+        held.settled(&h, |_| Fate::Retry(SECOND)).await;
+        h.clock().advance(SECOND);
+    }
+}
+
+pub async fn later_retries_of_a_key_wait_for_earlier_ones<H: Harness>() {
+    let h = H::open().await;
+    queued(&h, "alice", 3).await;
+    let held = Held::claim(&h, 3).await;
+    let fate = |message: &_| match text(message).as_str() {
+        "alice 1" => Fate::Retry(SECOND * 10),
+        _ => Fate::Retry(SECOND),
+    };
+    held.settled(&h, fate).await;
+    h.clock().advance(SECOND * 5);
+    nothing_comes(&h, "their time has come, but they stand behind one whose time has not").await;
+    h.clock().advance(SECOND * 5);
+    let held = Held::claim(&h, 3).await;
+    assert_eq!(held.texts(), numbered("alice", 1..=3), "they come together, in order");
+    assert!(held.messages().all(|message| message.attempts == 1), "each was put back once");
+}
+
+pub async fn an_earlier_retry_does_not_wait_for_a_later_one<H: Harness>() {
+    let h = H::open().await;
+    queued(&h, "alice", 3).await;
+    let held = Held::claim(&h, 3).await;
+    let fate = |message: &_| match text(message).as_str() {
+        "alice 1" => Fate::Retry(SECOND),
+        "alice 2" => Fate::Retry(SECOND * 10),
+        _ => Fate::Unnamed,
+    };
+    held.settled(&h, fate).await;
+    h.clock().advance(SECOND);
+    assert_eq!(texts(&Held::drain(&h).await), ["alice 1"], "the first comes at its own time, and alone");
+    h.clock().advance(SECOND * 9);
+    assert_eq!(
+        texts(&Held::drain(&h).await),
+        numbered("alice", 2..=3),
+        "the second at its own, with what waits behind it"
+    );
+}

@@ -1,0 +1,171 @@
+//! What a settlement does, and to what.
+
+use std::time::Duration;
+
+use weir_queue::{Books, Position, Settlement};
+
+use crate::Harness;
+use crate::given::{TICK, books, claim, nothing_comes, numbered, queued, text, texts, texts_by_key};
+use crate::held::{Fate, Held};
+use crate::queue_dead::letters;
+
+pub async fn done_messages_are_gone_for_good<H: Harness>() {
+    let h = H::open().await;
+    queued(&h, "alice", 3).await;
+    Held::claim(&h, 3).await.settled(&h, |_| Fate::Done).await;
+    nothing_comes(&h, "everything is done").await;
+    h.clock().advance(Duration::from_secs(86_400));
+    nothing_comes(&h, "what is done never comes again").await;
+    assert_eq!(books(&h).await, Books { accepted: 3, done: 3, ..Books::default() }, "the books say so");
+}
+
+pub async fn messages_not_named_are_claimable_again_at_once<H: Harness>() {
+    let h = H::open().await;
+    queued(&h, "alice", 4).await;
+    let held = Held::claim(&h, 4).await;
+    let fate = |message: &_| {
+        if text(message).ends_with(['1', '2']) { Fate::Done } else { Fate::Unnamed }
+    };
+    held.settled(&h, fate).await;
+    let again = Held::claim(&h, 2).await;
+    assert_eq!(
+        again.texts(),
+        numbered("alice", 3..=4),
+        "what was not named stays, and its lease is given up"
+    );
+    assert!(again.messages().all(|message| message.attempts == 0), "it was not put back");
+}
+
+pub async fn a_settlement_may_do_everything_at_once<H: Harness>() {
+    let h = H::open().await;
+    queued(&h, "alice", 2).await;
+    queued(&h, "bob", 2).await;
+    queued(&h, "carol", 2).await;
+    let held = Held::claim(&h, 6).await;
+    let fate = |message: &_| match text(message).as_str() {
+        "alice 1" | "carol 1" => Fate::Done,
+        "alice 2" => Fate::Dead("no such number"),
+        "bob 1" => Fate::Retry(Duration::from_secs(5)),
+        _ => Fate::Unnamed,
+    };
+    held.settled(&h, fate).await;
+    let expected = Books { accepted: 6, done: 2, dead: 1, in_flight: 3, discarded: 0 };
+    assert_eq!(books(&h).await, expected, "each message is where the settlement put it");
+    assert_eq!(texts(&Held::drain(&h).await), ["carol 2"], "bob waits for his retry, alice is through");
+    h.clock().advance(Duration::from_secs(5));
+    assert_eq!(texts(&Held::drain(&h).await), numbered("bob", 1..=2), "then bob's come, in order");
+}
+
+pub async fn a_settlement_touches_no_shard_it_does_not_hold<H: Harness>() {
+    let h = H::open().await;
+    for n in 0..20 {
+        queued(&h, &format!("user-{n}"), 1).await;
+    }
+    let all = Held::claim(&h, 20).await;
+    let everywhere: Vec<Position> = all.messages().map(|message| message.position).collect();
+    all.settled(&h, |_| Fate::Unnamed).await;
+    let one = claim(&h, 1).await;
+    let held: Vec<u16> = one.receipt.leases.iter().map(|lease| lease.shard).collect();
+    let elsewhere: Vec<Position> =
+        everywhere.into_iter().filter(|position| !held.contains(&position.shard)).collect();
+    let left = elsewhere.len() as u64;
+    let settlement = Settlement { done: elsewhere, ..Settlement::default() };
+    h.queue().settle(&one.receipt, settlement).await.expect("settle must succeed");
+    assert_eq!(
+        books(&h).await,
+        Books { accepted: 20, in_flight: 20, ..Books::default() },
+        "{left} are not its to settle"
+    );
+    assert_eq!(Held::drain(&h).await.len(), 20, "all of them are still delivered");
+}
+
+pub async fn a_position_named_twice_counts_once<H: Harness>() {
+    let h = H::open().await;
+    queued(&h, "alice", 3).await;
+    let held = Held::claim(&h, 3).await;
+    let places: Vec<Position> = held.messages().map(|message| message.position).collect();
+    for receipt in held.receipts() {
+        let settlement = Settlement {
+            done: vec![places[0], places[0], places[1]],
+            retry: vec![(places[1], Duration::from_secs(1))],
+            dead: vec![
+                (places[0], "dead as well".into()),
+                (places[2], "one".into()),
+                (places[2], "two".into()),
+            ],
+        };
+        h.queue().settle(receipt, settlement).await.expect("settle must succeed");
+    }
+    let books = books(&h).await;
+    let letters = letters(&h, None, 10).await;
+    assert_eq!(letters.len() as u64, books.dead, "a message dies once: {letters:?}");
+    h.clock().advance(Duration::from_secs(1));
+    let waiting = Held::drain(&h).await;
+    assert_eq!(
+        waiting.len() as u64,
+        books.in_flight,
+        "what is in flight is delivered: {:?}",
+        texts_by_key(&waiting)
+    );
+}
+
+pub async fn a_position_that_is_not_there_counts_nothing<H: Harness>() {
+    let h = H::open().await;
+    queued(&h, "alice", 2).await;
+    let held = Held::claim(&h, 2).await;
+    let shard = held.messages().next().expect("two are held").position.shard;
+    let nowhere = [i64::MAX, i64::MIN, -1, 1 << 40].map(|id| Position { shard, id });
+    let elsewhere = [u16::MAX, 999].map(|shard| Position { shard, id: 1 });
+    for receipt in held.receipts() {
+        let settlement = Settlement {
+            done: [nowhere.as_slice(), &elsewhere].concat(),
+            retry: nowhere.iter().map(|&position| (position, TICK)).collect(),
+            dead: nowhere.iter().map(|&position| (position, "nothing there".into())).collect(),
+        };
+        assert!(h.queue().settle(receipt, settlement).await.expect("settle must succeed"), "the lease holds");
+    }
+    assert_eq!(
+        books(&h).await,
+        Books { accepted: 2, in_flight: 2, ..Books::default() },
+        "nothing was there to settle"
+    );
+}
+
+pub async fn what_is_done_or_dead_cannot_be_settled_again<H: Harness>() {
+    let h = H::open().await;
+    queued(&h, "alice", 3).await;
+    let held = Held::claim(&h, 2).await;
+    let [done, dead] = [0, 1].map(|n| held.messages().nth(n).expect("two are held").position);
+    let fate = |message: &_| {
+        if text(message) == "alice 1" { Fate::Done } else { Fate::Dead("given up") }
+    };
+    held.settled(&h, fate).await;
+    let before = (books(&h).await, letters(&h, None, 10).await);
+    let last = Held::claim(&h, 1).await;
+    for receipt in last.receipts() {
+        let settlement = Settlement {
+            done: vec![done, dead],
+            retry: vec![(done, Duration::ZERO), (dead, Duration::ZERO)],
+            dead: vec![(done, "done before".into()), (dead, "dead before".into())],
+        };
+        assert!(h.queue().settle(receipt, settlement).await.expect("settle must succeed"), "the lease holds");
+    }
+    assert_eq!(
+        (books(&h).await, letters(&h, None, 10).await),
+        before,
+        "what is done or dead stays where it is"
+    );
+    assert_eq!(texts(&Held::drain(&h).await), ["alice 3"], "and does not come again");
+}
+
+pub async fn an_empty_claim_may_be_settled<H: Harness>() {
+    let h = H::open().await;
+    let empty = claim(&h, 10).await;
+    queued(&h, "alice", 1).await;
+    // True or false: there was nothing to hold. But a worker that settles whatever it was given must not fail.
+    h.queue()
+        .settle(&empty.receipt, Settlement::default())
+        .await
+        .expect("settling an empty claim must not fail");
+    assert_eq!(texts(&Held::drain(&h).await), ["alice 1"], "and it changes nothing");
+}

@@ -1,0 +1,119 @@
+//! Workers at once: each message is delivered once, and each key's in order.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use weir_queue::{Message, Queue, Settlement};
+use weir_store::quota::TOPIC;
+
+use crate::Harness;
+use crate::given::{at_once, books, configured, numbered, send, sends, text};
+
+const KEYS: usize = 50;
+const PER_KEY: usize = 40;
+const WORKERS: usize = 8;
+
+/// What the workers of a case were handed, by key, in order.
+#[derive(Clone, Default)]
+pub(crate) struct Delivered(Arc<Mutex<Ledger>>);
+
+#[derive(Default)]
+struct Ledger {
+    by_key: BTreeMap<String, Vec<String>>,
+    out: BTreeSet<String>,
+    total: usize,
+}
+
+impl Delivered {
+    fn take(&self, messages: &[Message]) {
+        let mut ledger = self.0.lock().expect("no worker panics while it writes");
+        for key in messages.iter().map(|message| &message.key).collect::<BTreeSet<_>>() {
+            assert!(ledger.out.insert(key.clone()), "{key} is out with another worker");
+        }
+        for message in messages {
+            ledger.by_key.entry(message.key.clone()).or_default().push(text(message));
+        }
+        ledger.total += messages.len();
+    }
+
+    fn give_up(&self, messages: &[Message]) {
+        let mut ledger = self.0.lock().expect("no worker panics while it writes");
+        for message in messages {
+            ledger.out.remove(&message.key);
+        }
+    }
+
+    fn total(&self) -> usize {
+        self.0.lock().expect("no worker panics while it writes").total
+    }
+
+    /// Each key must have got `alice 1` … `alice n`, each once and in order.
+    pub(crate) fn must_be_complete(&self, keys: usize, per_key: usize) {
+        let ledger = self.0.lock().expect("no worker panics while it writes");
+        assert_eq!(ledger.by_key.len(), keys, "every key has its messages");
+        for (key, texts) in &ledger.by_key {
+            assert_eq!(*texts, numbered(key, 1..=per_key), "{key}'s messages come once and in order");
+        }
+    }
+}
+
+/// Claims and settles until `total` messages were delivered to all workers together.
+pub(crate) async fn work(queue: Arc<dyn Queue>, delivered: Delivered, total: usize) {
+    while delivered.total() < total {
+        let claim = queue.claim(TOPIC, 25, Duration::from_secs(3_600)).await.expect("claim must succeed");
+        if claim.messages.is_empty() {
+            queue.wait(TOPIC, Duration::from_millis(2)).await;
+            continue;
+        }
+        delivered.take(&claim.messages);
+        let done = claim.messages.iter().map(|message| message.position).collect();
+        // Before the settlement: after it another worker may have the key while this one has not said so yet.
+        delivered.give_up(&claim.messages);
+        let settlement = Settlement { done, ..Settlement::default() };
+        let settled = queue.settle(&claim.receipt, settlement).await.expect("settle must succeed");
+        assert!(settled, "no lease runs out");
+    }
+}
+
+fn key(n: usize) -> String {
+    format!("user-{n}")
+}
+
+pub(crate) async fn configured_keys<H: Harness>(h: &H, keys: usize) {
+    for n in 0..keys {
+        configured(h, &key(n), 1_000, 60).await;
+    }
+}
+
+pub async fn eight_workers_deliver_each_message_once_and_in_order<H: Harness>() {
+    let h = H::open().await;
+    configured_keys(&h, KEYS).await;
+    for numbers in (1..=PER_KEY).collect::<Vec<_>>().chunks(8) {
+        let batch =
+            numbers.iter().flat_map(|n| (0..KEYS).map(move |k| send(&key(k), &format!("{} {n}", key(k)))));
+        crate::given::accepted(&h, batch.collect()).await;
+    }
+    let delivered = Delivered::default();
+    at_once((0..WORKERS).map(|_| work(h.queue(), delivered.clone(), KEYS * PER_KEY))).await;
+    delivered.must_be_complete(KEYS, PER_KEY);
+    assert_eq!(books(&h).await.done, (KEYS * PER_KEY) as u64, "everything is done once");
+}
+
+pub async fn messages_sent_while_workers_run_are_delivered_once_and_in_order<H: Harness>() {
+    let h = H::open().await;
+    configured_keys(&h, 12).await;
+    let delivered = Delivered::default();
+    let working = at_once((0..4).map(|_| work(h.queue(), delivered.clone(), 12 * 30)));
+    let sending = at_once((0..12).map(|k| {
+        let quota = h.quota();
+        async move {
+            for batch in sends(&key(k), 30).chunks(3) {
+                quota.send_batch(batch.to_vec()).await.expect("send_batch must succeed");
+            }
+        }
+    }));
+    tokio::join!(working, sending);
+    delivered.must_be_complete(12, 30);
+    assert_eq!(books(&h).await.done, 12 * 30, "everything is done once");
+}

@@ -1,0 +1,149 @@
+//! What becomes of a batch of sends.
+
+use std::collections::{BTreeMap, HashSet};
+use std::time::Duration;
+
+use weir_core::quota::Grant;
+use weir_core::{Clock, Timestamp};
+use weir_queue::Books;
+use weir_store::quota::SendOutcome;
+
+use crate::given::{
+    accepted, books, configured, decided, decided_one, found, letters, limits, nothing_comes, send, sends,
+    texts_by_key,
+};
+use crate::held::Held;
+use crate::{Harness, START};
+
+pub async fn an_unknown_user_is_not_configured_and_nothing_is_enqueued<H: Harness>() {
+    let h = H::open().await;
+    assert_eq!(decided_one(&h, "nobody").await, SendOutcome::NotConfigured, "nobody configured this user");
+    assert_eq!(found(&h, "nobody").await, None, "a send creates no row");
+    assert_eq!(books(&h).await, Books::default(), "nothing is enqueued");
+    nothing_comes(&h, "nothing was accepted").await;
+}
+
+pub async fn an_empty_batch_answers_empty<H: Harness>() {
+    let h = H::open().await;
+    configured(&h, "alice", 1, 1).await;
+    assert_eq!(decided(&h, Vec::new()).await, [], "no commands, no outcomes");
+    assert_eq!(books(&h).await, Books::default(), "nothing is enqueued");
+}
+
+pub async fn exactly_the_limit_is_accepted_in_order<H: Harness>() {
+    let h = H::open().await;
+    configured(&h, "alice", 4, 1).await;
+    let outcomes = decided(&h, sends("alice", 7)).await;
+    assert_eq!(letters(&outcomes), "AAAADDD", "the first four are within the limit, the others are not");
+    let reset_at = START.plus(Duration::from_secs(60));
+    for (remaining, outcome) in [3, 2, 1, 0].into_iter().zip(&outcomes) {
+        let SendOutcome::Accepted { grant, .. } = outcome else { unreachable!("the letters say so") };
+        assert_eq!(*grant, Grant { remaining, reset_at }, "what is left goes down one by one");
+    }
+    let delivered = texts_by_key(&Held::drain(&h).await);
+    assert_eq!(
+        delivered["alice"],
+        ["alice 1", "alice 2", "alice 3", "alice 4"],
+        "what was accepted is delivered"
+    );
+}
+
+pub async fn a_denial_changes_nothing<H: Harness>() {
+    let h = H::open().await;
+    configured(&h, "alice", 2, 1).await;
+    accepted(&h, sends("alice", 2)).await;
+    let before = (found(&h, "alice").await, books(&h).await);
+    h.clock().advance(Duration::from_secs(10));
+    assert_eq!(letters(&decided(&h, sends("alice", 3)).await), "DDD", "the limit is used up");
+    assert_eq!((found(&h, "alice").await, books(&h).await), before, "a denial changes neither row nor queue");
+}
+
+pub async fn counts_carry_over_from_batch_to_batch<H: Harness>() {
+    let h = H::open().await;
+    configured(&h, "alice", 5, 1).await;
+    let mut answers = String::new();
+    for _ in 0..4 {
+        answers += &letters(&decided(&h, sends("alice", 2)).await);
+        h.clock().advance(Duration::from_secs(1));
+    }
+    assert_eq!(answers, "AAAAADDD", "batches of one window share its limit");
+}
+
+pub async fn a_mixed_batch_answers_in_the_order_of_its_commands<H: Harness>() {
+    let h = H::open().await;
+    configured(&h, "zoe", 2, 1).await;
+    configured(&h, "bob", 1, 1).await;
+    configured(&h, "amy", 9, 1).await;
+    let names = ["zoe", "nobody", "bob", "zoe", "amy", "bob", "zoe", "nobody", "amy", "ghost", "zoe", "amy"];
+    let batch = (1..).zip(names).map(|(n, name)| send(name, &format!("{n}"))).collect();
+    let outcomes = decided(&h, batch).await;
+    assert_eq!(letters(&outcomes), "ANAAADDNANDA", "each outcome answers the command at its place");
+    let left: Vec<u32> = outcomes.iter().filter_map(remaining).collect();
+    assert_eq!(left, [1, 0, 0, 8, 7, 6], "each user has a count of their own");
+    let delivered = texts_by_key(&Held::drain(&h).await);
+    let expected = BTreeMap::from([
+        ("amy".into(), vec!["5".into(), "9".into(), "12".into()]),
+        ("bob".into(), vec!["3".into()]),
+        ("zoe".into(), vec!["1".into(), "4".into()]),
+    ]);
+    assert_eq!(delivered, expected, "exactly what was accepted is enqueued, in order");
+}
+
+fn remaining(outcome: &SendOutcome) -> Option<u32> {
+    match outcome {
+        SendOutcome::Accepted { grant, .. } => Some(grant.remaining),
+        SendOutcome::Denied { .. } | SendOutcome::NotConfigured => None,
+    }
+}
+
+pub async fn a_large_batch_is_decided_whole<H: Harness>() {
+    let h = H::open().await;
+    for n in 0..100 {
+        configured(&h, &format!("user-{n}"), 30, 1).await;
+    }
+    let names = (0..6_000).map(|n| format!("user-{}", n * 7 % 150));
+    let outcomes = decided(&h, names.map(|name| send(&name, "hello")).collect()).await;
+    let expected: String = (0..6_000)
+        .map(|n| match (n * 7 % 150, n / 150) {
+            (100.., _) => 'N',
+            (_, 0..30) => 'A',
+            _ => 'D',
+        })
+        .collect();
+    assert!(letters(&outcomes) == expected, "each of 6,000 outcomes answers the command at its place");
+    assert_eq!(books(&h).await.accepted, 3_000, "each accepted message is enqueued");
+}
+
+pub async fn outcomes_carry_the_limits_and_the_stores_time<H: Harness>() {
+    let h = H::open().await;
+    configured(&h, "alice", 1, 3).await;
+    h.clock().advance(Duration::from_micros(1_234_567));
+    let now = h.clock().now();
+    assert_eq!(now, Timestamp::from_micros(START.as_micros() + 1_234_567), "the clock moved");
+    for outcome in decided(&h, sends("alice", 2)).await {
+        let (SendOutcome::Accepted { limits: used, at, .. } | SendOutcome::Denied { limits: used, at, .. }) =
+            outcome
+        else {
+            panic!("alice is configured");
+        };
+        assert_eq!(
+            (used, at),
+            (limits(1, 3), now),
+            "an outcome says by which limits and when it was decided"
+        );
+    }
+}
+
+pub async fn message_ids_are_unique_within_and_across_batches<H: Harness>() {
+    let h = H::open().await;
+    configured(&h, "alice", 10_000, 1).await;
+    configured(&h, "bob", 10_000, 1).await;
+    let mut ids = HashSet::new();
+    for _ in 0..5 {
+        let batch = [sends("alice", 50), sends("bob", 50)].concat();
+        for id in accepted(&h, batch).await {
+            assert_eq!(id.as_uuid().get_version_num(), 7, "{id} must be a version 7 UUID");
+            assert!(ids.insert(id), "{id} names two messages");
+        }
+    }
+}

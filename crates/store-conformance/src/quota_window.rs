@@ -1,0 +1,114 @@
+//! When a window ends, and what happens then.
+
+use std::time::Duration;
+
+use weir_core::quota::Grant;
+use weir_core::verdict::Reason;
+use weir_core::{Clock, Denial};
+use weir_store::quota::SendOutcome;
+
+use crate::given::{TICK, accepted, configured, decided, decided_one, found, is_accepted, letters, sends};
+use crate::{Harness, START};
+
+const MINUTE: Duration = Duration::from_secs(60);
+
+async fn denial<H: Harness>(h: &H, user: &str) -> Denial {
+    match decided_one(h, user).await {
+        SendOutcome::Denied { denial, .. } => denial,
+        other => panic!("{user} has used up the limit and must be denied, but the answer is {other:?}"),
+    }
+}
+
+async fn grant<H: Harness>(h: &H, user: &str) -> Grant {
+    match decided_one(h, user).await {
+        SendOutcome::Accepted { grant, .. } => grant,
+        other => panic!("{user} is within the limit and must be accepted, but the answer is {other:?}"),
+    }
+}
+
+pub async fn retry_after_is_exact_to_the_microsecond<H: Harness>() {
+    let h = H::open().await;
+    configured(&h, "alice", 1, 1).await;
+    accepted(&h, sends("alice", 1)).await;
+    h.clock().advance(Duration::from_micros(12_345_678));
+    let expected = Denial { reason: Reason::QuotaExceeded, retry_after: Duration::from_micros(47_654_322) };
+    assert_eq!(denial(&h, "alice").await, expected, "the wait is the rest of the window");
+    h.clock().advance(expected.retry_after);
+    assert!(is_accepted(&decided_one(&h, "alice").await), "after exactly that wait a send succeeds");
+}
+
+pub async fn a_window_turns_at_its_very_end_and_counts_1_from_there<H: Harness>() {
+    let h = H::open().await;
+    configured(&h, "alice", 2, 1).await;
+    accepted(&h, sends("alice", 2)).await;
+    h.clock().advance(MINUTE - TICK);
+    assert_eq!(denial(&h, "alice").await.retry_after, TICK, "the window lasts to its last microsecond");
+    h.clock().advance(TICK);
+    let now = START.plus(MINUTE);
+    let expected = Grant { remaining: 1, reset_at: now.plus(MINUTE) };
+    assert_eq!(grant(&h, "alice").await, expected, "at its end a new window begins");
+    let row = found(&h, "alice").await.expect("alice is configured");
+    assert_eq!((row.current_count, row.last_refresh), (1, now), "the new window counts from 1");
+    assert_eq!(letters(&decided(&h, sends("alice", 2)).await), "AD", "the limit holds in the new window too");
+}
+
+pub async fn a_late_send_begins_the_window_at_its_own_time<H: Harness>() {
+    let h = H::open().await;
+    configured(&h, "alice", 1, 1).await;
+    accepted(&h, sends("alice", 1)).await;
+    h.clock().advance(Duration::from_micros(150_000_007));
+    let now = h.clock().now();
+    let expected = Grant { remaining: 0, reset_at: now.plus(MINUTE) };
+    assert_eq!(grant(&h, "alice").await, expected, "windows begin with a send, not on a grid");
+    h.clock().advance(MINUTE - TICK);
+    assert_eq!(denial(&h, "alice").await.retry_after, TICK, "and last their whole length from there");
+}
+
+pub async fn a_passed_window_reads_as_0_without_moving<H: Harness>() {
+    let h = H::open().await;
+    let configured = configured(&h, "alice", 5, 1).await;
+    accepted(&h, sends("alice", 3)).await;
+    let count = async || {
+        let row = found(&h, "alice").await.expect("alice is configured");
+        assert_eq!(
+            (row.limits, row.last_refresh),
+            (configured.limits, START),
+            "reading does not move a window"
+        );
+        row.current_count
+    };
+    h.clock().advance(MINUTE - TICK);
+    assert_eq!(count().await, 3, "the window has not passed yet");
+    h.clock().advance(TICK);
+    assert_eq!(count().await, 0, "a passed window reads as nothing spent");
+    h.clock().advance(MINUTE * 1_000);
+    assert_eq!(count().await, 0, "however long ago it passed");
+}
+
+pub async fn a_window_of_one_user_turns_alone<H: Harness>() {
+    let h = H::open().await;
+    configured(&h, "alice", 1, 1).await;
+    h.clock().advance(Duration::from_secs(20));
+    configured(&h, "bob", 1, 1).await;
+    configured(&h, "carol", 1, 2).await;
+    let batch = || [sends("alice", 1), sends("bob", 1), sends("carol", 1)].concat();
+    let mut answers = Vec::new();
+    for _ in 0..4 {
+        answers.push(letters(&decided(&h, batch()).await));
+        h.clock().advance(Duration::from_secs(40));
+    }
+    // At 20, 60, 100 and 140 s: alice's windows begin at 0, 60 and 140; bob's at 20 and 100; carol's at 20 and 140.
+    assert_eq!(answers, ["AAA", "ADD", "DAD", "ADA"], "each user's window has its own beginning and length");
+}
+
+pub async fn a_denied_send_does_not_lengthen_the_window<H: Harness>() {
+    let h = H::open().await;
+    configured(&h, "alice", 1, 1).await;
+    accepted(&h, sends("alice", 1)).await;
+    for second in 0..60 {
+        let expected = Duration::from_secs(60 - second);
+        assert_eq!(denial(&h, "alice").await.retry_after, expected, "the wait gets shorter as time goes by");
+        h.clock().advance(Duration::from_secs(1));
+    }
+    assert!(is_accepted(&decided_one(&h, "alice").await), "the window ended when it was to end");
+}

@@ -1,0 +1,139 @@
+//! A restart loses nothing and repeats nothing.
+
+use std::collections::HashSet;
+use std::time::Duration;
+
+use crate::Harness;
+use crate::given::{
+    TICK, VISIBILITY, accepted, books, configured, decided, found, letters as answers, nothing_comes,
+    numbered, queued, send, sends, text, texts, texts_by_key, user,
+};
+use crate::held::{Fate, Held};
+use crate::queue_dead::letters;
+
+pub async fn counts_and_windows_survive<H: Harness>() {
+    let h = H::open().await;
+    configured(&h, "alice", 5, 1).await;
+    configured(&h, "bob", 2, 3).await;
+    decided(&h, [sends("alice", 3), sends("bob", 4)].concat()).await;
+    h.clock().advance(Duration::from_micros(59_999_999));
+    let before = (
+        found(&h, "alice").await,
+        found(&h, "bob").await,
+        h.quota().audit().await.expect("audit must succeed"),
+    );
+    let h = h.reopen().await;
+    let after = (
+        found(&h, "alice").await,
+        found(&h, "bob").await,
+        h.quota().audit().await.expect("audit must succeed"),
+    );
+    assert_eq!(after, before, "rows stand as before the restart");
+    let both = || [sends("alice", 3), sends("bob", 1)].concat();
+    assert_eq!(answers(&decided(&h, both()).await), "AADD", "what was spent stays spent");
+    h.clock().advance(TICK);
+    assert_eq!(answers(&decided(&h, both()).await), "AAAD", "windows end when they would have ended");
+}
+
+pub async fn a_removed_user_stays_removed<H: Harness>() {
+    let h = H::open().await;
+    configured(&h, "alice", 5, 1).await;
+    h.quota().remove(&user("alice")).await.expect("remove must succeed");
+    let h = h.reopen().await;
+    assert_eq!(found(&h, "alice").await, None, "a restart brings nobody back");
+}
+
+pub async fn queued_messages_survive_in_order<H: Harness>() {
+    let h = H::open().await;
+    for name in ["alice", "bob", "carol"] {
+        queued(&h, name, 5).await;
+    }
+    Held::claim(&h, 4).await.settled(&h, |_| Fate::Done).await;
+    let held = Held::claim(&h, 11).await;
+    let before = texts_by_key(held.messages());
+    held.settled(&h, |_| Fate::Unnamed).await;
+    let h = h.reopen().await;
+    assert_eq!(
+        texts_by_key(&Held::drain(&h).await),
+        before,
+        "what was waiting is delivered, in order; what was done is not"
+    );
+}
+
+pub async fn retries_survive_with_their_time_and_attempts<H: Harness>() {
+    let h = H::open().await;
+    queued(&h, "alice", 2).await;
+    let after = Duration::from_secs(20);
+    Held::claim(&h, 1).await.settled(&h, |_| Fate::Retry(after)).await;
+    let h = h.reopen().await;
+    h.clock().advance(after - TICK);
+    nothing_comes(&h, "the retry keeps its time").await;
+    h.clock().advance(TICK);
+    let held = Held::claim(&h, 2).await;
+    assert_eq!(held.texts(), numbered("alice", 1..=2), "and its place");
+    let attempts: Vec<u32> = held.messages().map(|message| message.attempts).collect();
+    assert_eq!(attempts, [1, 0], "and its attempts");
+}
+
+pub async fn dead_letters_survive<H: Harness>() {
+    let h = H::open().await;
+    queued(&h, "alice", 3).await;
+    let fate = |message: &_| {
+        if text(message) == "alice 3" { Fate::Unnamed } else { Fate::Dead("given up") }
+    };
+    Held::claim(&h, 3).await.settled(&h, fate).await;
+    let before = letters(&h, None, 10).await;
+    let h = h.reopen().await;
+    assert_eq!(letters(&h, None, 10).await, before, "dead letters stand as before the restart");
+    assert_eq!(h.queue().replay_all().await.expect("replay_all must succeed"), 2, "and can be put back");
+    assert_eq!(texts(&Held::drain(&h).await), numbered("alice", 1..=3), "where they stood");
+}
+
+pub async fn the_books_survive<H: Harness>() {
+    let h = H::open().await;
+    queued(&h, "alice", 5).await;
+    let fate = |message: &_| match text(message).as_str() {
+        "alice 1" => Fate::Done,
+        "alice 2" | "alice 3" => Fate::Dead("given up"),
+        _ => Fate::Unnamed,
+    };
+    Held::claim(&h, 5).await.settled(&h, fate).await;
+    let id = letters(&h, None, 1).await.remove(0).id;
+    h.queue().discard(&id).await.expect("discard must succeed");
+    let before = books(&h).await;
+    let h = h.reopen().await;
+    assert_eq!(books(&h).await, before, "the books stand as before the restart");
+    Held::drain(&h).await;
+    let h = h.reopen().await;
+    assert_eq!(books(&h).await.done, 3, "and go on from there");
+}
+
+pub async fn claimed_messages_come_again_after_a_restart<H: Harness>() {
+    let h = H::open().await;
+    queued(&h, "alice", 3).await;
+    queued(&h, "bob", 3).await;
+    Held::claim(&h, 6).await;
+    let h = h.reopen().await;
+    h.clock().advance(VISIBILITY);
+    let held = Held::claim(&h, 6).await;
+    assert!(held.messages().all(|message| message.attempts == 0), "a restart does not put messages back");
+    for (name, texts) in texts_by_key(held.messages()) {
+        assert_eq!(texts, numbered(&name, 1..=3), "what was out comes again, in order");
+    }
+}
+
+pub async fn messages_sent_after_a_restart_stand_behind_older_ones<H: Harness>() {
+    let h = H::open().await;
+    queued(&h, "alice", 2).await;
+    let held = Held::claim(&h, 2).await;
+    let mut ids: HashSet<_> =
+        held.messages().map(|message| crate::given::event(message).message_id).collect();
+    held.settled(&h, |_| Fate::Dead("given up")).await;
+    let h = h.reopen().await;
+    accepted(&h, vec![send("alice", "alice 3")]).await;
+    h.queue().replay_all().await.expect("replay_all must succeed");
+    let delivered = Held::drain(&h).await;
+    assert_eq!(texts(&delivered), numbered("alice", 1..=3), "places are not given anew after a restart");
+    ids.extend(delivered.iter().map(|message| crate::given::event(message).message_id));
+    assert_eq!(ids.len(), 3, "nor are names");
+}

@@ -1,0 +1,57 @@
+//! The conformance suite on Postgres, each case in a database of its own.
+
+use std::sync::Arc;
+
+use weir_core::{Clock, ManualClock};
+use weir_queue::Queue;
+use weir_store::quota::QuotaStore;
+use weir_store_conformance::{Harness, START};
+use weir_store_postgres::Postgres;
+use weir_testkit::postgres::{Database, Server};
+
+struct OnPostgres {
+    database: Arc<Database>,
+    clock: ManualClock,
+    engine: Postgres,
+}
+
+impl OnPostgres {
+    async fn on(database: Arc<Database>, clock: ManualClock) -> Self {
+        let target = database.url().parse().expect("a Postgres URL");
+        let manual: Arc<dyn Clock> = Arc::new(clock.clone());
+        let engine = Postgres::open_with_clock(target, 8, Some(manual)).await.expect("it opens");
+        Self { database, clock, engine }
+    }
+}
+
+#[async_trait::async_trait]
+impl Harness for OnPostgres {
+    async fn open() -> Self {
+        let database = Server::shared().database("conformance").await;
+        Self::on(Arc::new(database), ManualClock::at(START)).await
+    }
+
+    fn clock(&self) -> &ManualClock {
+        &self.clock
+    }
+
+    fn quota(&self) -> Arc<dyn QuotaStore> {
+        Arc::new(self.engine.clone())
+    }
+
+    fn queue(&self) -> Arc<dyn Queue> {
+        Arc::new(self.engine.clone())
+    }
+
+    async fn reopen(self) -> Self {
+        let Self { database, clock, engine } = self;
+        drop(engine);
+        Self::on(database, clock).await
+    }
+
+    async fn another(&self) -> Option<Self> {
+        Some(Self::on(Arc::clone(&self.database), self.clock.clone()).await)
+    }
+}
+
+weir_store_conformance::suite!(OnPostgres);
