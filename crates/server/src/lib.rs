@@ -57,9 +57,8 @@ impl Server {
     /// When the data directory, an engine or the address cannot be had.
     pub async fn start(settings: Settings, clock: Option<Arc<dyn Clock>>) -> Result<Self, StartError> {
         let data = &settings.process.data;
-        auth::secrets::create_directory(data).map_err(|source| StartError::System {
-            what: format!("create the data directory {}", data.display()),
-            source,
+        auth::secrets::create_directory(data).map_err(|error| {
+            SettingError::new("data", data.display(), format!("a directory that can be made ({error})"))
         })?;
         let auth = Auth::load(&settings.auth, data)?;
         let engine = Engine::open(&settings, clock).await?;

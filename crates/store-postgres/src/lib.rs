@@ -87,11 +87,24 @@ fn random() -> [u8; 10] {
     bytes
 }
 
-/// Whether the server answered and wants nothing of us: wrong credentials, or no such database.
+/// Whether waiting will not help: the server refuses our credentials or database, or we refuse its certificate.
 #[must_use]
 pub fn is_refusal(error: &weir_store::Error) -> bool {
-    std::error::Error::source(error)
-        .and_then(|source| source.downcast_ref::<tokio_postgres::Error>())
-        .and_then(tokio_postgres::Error::code)
-        .is_some_and(|code| code.code().starts_with("28") || code.code().starts_with("3D"))
+    let mut cause = std::error::Error::source(error);
+    while let Some(error) = cause {
+        let refused_by_server = error
+            .downcast_ref::<tokio_postgres::Error>()
+            .and_then(tokio_postgres::Error::code)
+            .is_some_and(|code| code.code().starts_with("28") || code.code().starts_with("3D"));
+        // TLS errors come wrapped in I/O errors, which do not name what they wrap as their source.
+        let wrapped = error.downcast_ref::<std::io::Error>().and_then(std::io::Error::get_ref);
+        if refused_by_server
+            || error.is::<rustls::Error>()
+            || wrapped.is_some_and(|inner| inner.is::<rustls::Error>())
+        {
+            return true;
+        }
+        cause = error.source();
+    }
+    false
 }

@@ -31,6 +31,10 @@ impl Harness for OnPostgres {
         Self::on(Arc::new(database), ManualClock::at(START)).await
     }
 
+    fn skipped() -> bool {
+        weir_testkit::skip("postgres")
+    }
+
     fn clock(&self) -> &ManualClock {
         &self.clock
     }

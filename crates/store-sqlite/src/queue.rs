@@ -21,8 +21,9 @@ const TAKE_IDS: &str = "
     ON CONFLICT (topic) DO UPDATE SET accepted = accepted + excluded.accepted
     RETURNING accepted";
 const INSERT: &str = "INSERT INTO queue_message (topic, id, key, payload) VALUES (?1, ?2, ?3, ?4)";
+/// The cast makes a payload that somebody typed in by hand (as text) readable too: it must not stop the queue.
 const SCAN: &str = "
-    SELECT id, key, payload, attempts, delayed_until FROM queue_message WHERE topic = ?1 ORDER BY id";
+    SELECT id, key, CAST(payload AS BLOB), attempts, delayed_until FROM queue_message WHERE topic = ?1 ORDER BY id";
 const DELETE: &str = "DELETE FROM queue_message WHERE topic = ?1 AND id BETWEEN ?2 AND ?3";
 const COUNT_DONE: &str = "UPDATE queue_ledger SET done = done + ?2 WHERE topic = ?1";
 const DELAY: &str = "
@@ -31,7 +32,7 @@ const BURY: &str = "
     INSERT INTO dead_letter (id, topic, message_id, key, payload, reason, attempts, died_at)
     SELECT ?3, topic, id, key, payload, ?4, attempts + 1, ?5 FROM queue_message WHERE topic = ?1 AND id = ?2";
 const DEAD_LETTERS: &str = "
-    SELECT id, topic, key, payload, reason, attempts, died_at FROM dead_letter WHERE id > ?1 ORDER BY id LIMIT ?2";
+    SELECT id, topic, key, CAST(payload AS BLOB), reason, attempts, died_at FROM dead_letter WHERE id > ?1 ORDER BY id LIMIT ?2";
 const REVIVE: &str = "
     INSERT INTO queue_message (topic, id, key, payload)
     SELECT topic, message_id, key, payload FROM dead_letter WHERE id = ?1";

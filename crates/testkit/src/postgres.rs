@@ -47,6 +47,17 @@ impl Default for Options {
     }
 }
 
+impl Options {
+    /// The shared server's: nothing it holds has to outlive a power cut, and databases are made by the hundred.
+    fn fast() -> Self {
+        let mut options = Self::default();
+        options.settings.retain(|(name, _)| name != "fsync");
+        let off = ["fsync", "full_page_writes", "synchronous_commit"];
+        options.settings.extend(off.map(|name| (name.to_owned(), "off".to_owned())));
+        options
+    }
+}
+
 /// A PostgreSQL server process, wherever it runs. Methods block; they panic when the server cannot be commanded.
 trait Instance: Send {
     /// Launches the server and returns before it is ready.
@@ -78,7 +89,7 @@ impl Server {
         static SHARED: OnceLock<Server> = OnceLock::new();
         SHARED.get_or_init(|| match std::env::var("WEIR_TEST_POSTGRES") {
             Ok(url) => Self::external(&url),
-            Err(_) => Self::private(),
+            Err(_) => Self::with_options(&Options::fast()),
         })
     }
 

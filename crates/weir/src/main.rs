@@ -6,6 +6,7 @@ mod token;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+use weir_server::StartError;
 use weir_server::config::source::SettingError;
 
 /// Decides who gets a share of something scarce: exactly, under any concurrency, durably and fast.
@@ -41,7 +42,8 @@ fn main() -> ExitCode {
         Err(error) => {
             // One line, causes included.
             eprintln!("weir: {error:#}");
-            let setting = error.chain().any(|cause| cause.is::<SettingError>());
+            let setting =
+                error.is::<SettingError>() || matches!(error.downcast_ref(), Some(StartError::Setting(_)));
             if setting { ExitCode::from(EXIT_SETTING) } else { ExitCode::FAILURE }
         }
     }

@@ -1,0 +1,45 @@
+# make run    build and start Weir on the embedded engine
+# make test   everything CI checks: format, lints, every test (installs what the tests need)
+# make bench  the speed of this machine, side by side with baselines
+# make help   this list
+
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+WEIR_LISTEN ?= 127.0.0.1:8080
+export WEIR_LISTEN
+
+.PHONY: help run build test fmt lint unit bench deps
+
+help:
+	@sed -n 's/^# //p' Makefile
+
+run: build
+	@printf '\nStarting Weir on http://%s (stop with Ctrl-C). In another terminal, try:\n\n' '$(WEIR_LISTEN)'
+	@printf "  curl -s -H 'content-type: application/json' http://%s/api/config -d '{\"userId\":\"alice\",\"rateLimit\":3,\"timeWindow\":1}'\n" '$(WEIR_LISTEN)'
+	@printf "  curl -s -H 'content-type: application/json' http://%s/api/send   -d '{\"userId\":\"alice\",\"message\":\"hello\"}'\n\n" '$(WEIR_LISTEN)'
+	@exec ./target/release/weir serve
+
+build:
+	cargo build --release --locked -p weir
+
+test: fmt lint unit
+
+fmt:
+	@rustup component add rustfmt clippy >/dev/null 2>&1 || true
+	cargo fmt --all --check
+
+lint: deps
+	cargo clippy --workspace --all-targets --locked -- -D warnings
+
+unit:
+	cargo test --workspace --locked
+
+# Checks of the dependency tree, where their tools are installed: they take longer to build than all of Weir.
+deps:
+	@if cargo deny --version >/dev/null 2>&1; then cargo deny --locked check bans licenses sources; \
+	 else echo 'cargo-deny is not installed: licences and sources of dependencies are not checked'; fi
+	@if cargo machete --version >/dev/null 2>&1; then cargo machete; \
+	 else echo 'cargo-machete is not installed: unused dependencies are not checked'; fi
+
+bench:
+	cargo bench --locked -p weir --bench suite

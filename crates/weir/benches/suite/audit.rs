@@ -1,0 +1,113 @@
+//! After a run: whether the server did what it answered. A rate without this would mean nothing.
+//!
+//! The books have to balance in every reading, hold at least the 2xx answers that were counted (those of the warm-up
+//! come on top), and agree with the users' own counts; and the sender has to deliver all of it.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use serde_json::Value;
+use tokio::time::sleep;
+use weir_testkit::http::Client;
+
+use crate::results::Sender;
+
+const CAUGHT_UP_WITHIN: Duration = Duration::from_secs(60);
+const POLL: Duration = Duration::from_millis(100);
+
+/// What was found.
+#[derive(Debug, Default)]
+pub(crate) struct Audit {
+    pub(crate) sender: Option<Sender>,
+    pub(crate) failures: Vec<String>,
+}
+
+/// One reading of `GET /admin/audit`.
+#[derive(Debug)]
+struct Books {
+    ok: bool,
+    users: u64,
+    accepted: u64,
+    undelivered: u64,
+    in_flight: u64,
+    text: String,
+}
+
+/// Waits for the sender, a minute at most, and checks everything on the way.
+pub(crate) async fn hold_to_account(url: &str, admin_key: &str, answered: u64, keys: u64) -> Audit {
+    let client = Client::new(url).with_header("x-admin-key", admin_key);
+    let mut audit = Audit::default();
+    if let Err(error) = examine(&client, answered, keys, &mut audit).await {
+        audit.failures.push(format!("it could not be audited: {error:#}"));
+    }
+    audit
+}
+
+async fn examine(client: &Client, answered: u64, keys: u64, audit: &mut Audit) -> Result<()> {
+    let ended = Instant::now();
+    let mut books = read_books(client).await?;
+    let backlog = books.in_flight;
+    loop {
+        ensure!(books.ok, "the books do not balance: {}", books.text);
+        if books.in_flight == 0 || ended.elapsed() > CAUGHT_UP_WITHIN {
+            break;
+        }
+        sleep(POLL).await;
+        books = read_books(client).await?;
+    }
+    let caught_up = books.in_flight == 0;
+    audit.sender = Some(Sender { backlog, lag_s: ended.elapsed().as_secs_f64(), caught_up });
+    let counted = sum_of_counts(client, keys).await?;
+    let mut require = |holds: bool, what: String| {
+        if !holds {
+            audit.failures.push(what);
+        }
+    };
+    let Books { accepted, users, undelivered, .. } = books;
+    require(accepted >= answered, format!("{answered} answers were 2xx and only {accepted} accepted"));
+    require(counted == accepted, format!("{accepted} accepted, but the users' counts add up to {counted}"));
+    require(users == keys, format!("{users} users instead of {keys}"));
+    require(undelivered == 0, format!("{undelivered} messages were given up"));
+    Ok(())
+}
+
+/// Under a backlog the count may take longer than the API allows, which is a 503 and worth another try.
+async fn read_books(client: &Client) -> Result<Books> {
+    let deadline = Instant::now() + CAUGHT_UP_WITHIN;
+    loop {
+        let response = client.get("/admin/audit").await.context("GET /admin/audit")?;
+        if response.status == 200 {
+            return parse(&response.json());
+        }
+        let patient = response.status == 503 && Instant::now() < deadline;
+        ensure!(patient, "GET /admin/audit answered {}", response.status);
+        sleep(POLL).await;
+    }
+}
+
+fn parse(answer: &Value) -> Result<Books> {
+    let quota = &answer["quota"];
+    let number = |name: &str| {
+        quota[name].as_u64().with_context(|| format!("GET /admin/audit has no quota.{name}: {answer}"))
+    };
+    Ok(Books {
+        ok: answer["ok"].as_bool().unwrap_or(false),
+        users: number("users")?,
+        accepted: number("accepted")?,
+        undelivered: number("discarded")? + number("dead")?,
+        in_flight: number("inFlight")?,
+        text: answer.to_string(),
+    })
+}
+
+/// What each user's own row says, added up.
+async fn sum_of_counts(client: &Client, keys: u64) -> Result<u64> {
+    let mut sum = 0;
+    for key in 0..keys {
+        let path = format!("/api/config/bench-{key:010}");
+        let response = client.get(&path).await.with_context(|| format!("GET {path}"))?;
+        ensure!(response.status == 200, "GET {path} answered {}", response.status);
+        sum += response.json()["currentCount"].as_u64().context("a configuration has a currentCount")?;
+    }
+    Ok(sum)
+}

@@ -1,0 +1,164 @@
+//! What the suite found: a row for each measurement, a verdict for each target, and what went wrong.
+
+use std::fs;
+
+use serde::Serialize;
+use weir_bench::Report;
+
+use crate::pgbench::is_in_memory;
+use crate::weir::accepted;
+use crate::{Bench, P99_TARGET_MS};
+
+/// One measurement.
+#[derive(Debug, Clone, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Row {
+    pub(crate) name: String,
+    /// Of 2xx answers alone: a refusal is fast and no work.
+    pub(crate) requests_per_s: f64,
+    pub(crate) p50_ms: f64,
+    pub(crate) p99_ms: f64,
+    /// Answers other than 2xx, and requests without an answer.
+    pub(crate) failed: u64,
+    /// Processor cores of the load generator; it has one thread.
+    pub(crate) generator_cores: Option<f64>,
+    pub(crate) sender: Option<Sender>,
+    /// Of the rate to the mean rate of the baseline before and after.
+    pub(crate) ratio: Option<f64>,
+}
+
+/// How far behind the sender was when the load ended.
+#[derive(Debug, Clone, Copy, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Sender {
+    /// Messages accepted and not yet delivered.
+    pub(crate) backlog: u64,
+    /// From then until all were delivered, or until the suite stopped waiting.
+    pub(crate) lag_s: f64,
+    pub(crate) caught_up: bool,
+}
+
+/// A measurement of Weir, with what the checks after it found.
+#[derive(Debug)]
+pub(crate) struct Run {
+    pub(crate) row: Row,
+    pub(crate) failures: Vec<String>,
+}
+
+#[derive(Debug, Clone, Copy, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) enum Bound {
+    AtLeast(f64),
+    Below(f64),
+}
+
+#[derive(Debug, Clone, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Target {
+    pub(crate) name: String,
+    pub(crate) measured: f64,
+    pub(crate) bound: Bound,
+    pub(crate) unit: &'static str,
+    pub(crate) met: bool,
+}
+
+#[derive(Debug, Clone, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Results {
+    pub(crate) machine: String,
+    pub(crate) measured_s: u64,
+    /// In the order they were taken.
+    pub(crate) rows: Vec<Row>,
+    pub(crate) targets: Vec<Target>,
+    /// What makes the numbers mean less than they seem to.
+    pub(crate) notes: Vec<String>,
+    /// Checks that did not hold: with any of these the numbers mean nothing.
+    pub(crate) failures: Vec<String>,
+}
+
+impl Row {
+    pub(crate) fn new(name: String, requests_per_s: f64, p50_ms: f64, p99_ms: f64, failed: u64) -> Self {
+        Self {
+            name,
+            requests_per_s,
+            p50_ms,
+            p99_ms,
+            failed,
+            generator_cores: None,
+            sender: None,
+            ratio: None,
+        }
+    }
+
+    pub(crate) fn from_report(report: &Report) -> Self {
+        let accepted = accepted(report);
+        let failed = report.requests - accepted + report.errors.total();
+        let rate = accepted as f64 / report.duration_s;
+        let row = Self::new(report.name.clone(), rate, report.latency_ms.p50, report.latency_ms.p99, failed);
+        Self { generator_cores: Some(report.generator_cores), ..row }
+    }
+}
+
+impl Results {
+    pub(crate) fn new(bench: &Bench) -> Self {
+        let mut notes = Vec::new();
+        if is_in_memory(bench.path()) {
+            notes.push("target/ is in memory (tmpfs), where an fsync is free".to_owned());
+        }
+        Self {
+            machine: machine(),
+            measured_s: bench.duration.as_secs(),
+            rows: Vec::new(),
+            targets: Vec::new(),
+            notes,
+            failures: Vec::new(),
+        }
+    }
+
+    /// Takes in a run of Weir and judges it against the baseline taken just before and just after.
+    pub(crate) fn compare(&mut self, run: Run, around: [&Row; 2], at_least: f64) {
+        let Run { mut row, failures } = run;
+        let [before, after] = around.map(|baseline| baseline.requests_per_s);
+        let ratio = row.requests_per_s / f64::midpoint(before, after);
+        row.ratio = Some(ratio);
+        let against = format!("{} / {}", row.name, around[0].name);
+        self.target(&against, ratio, Bound::AtLeast(at_least), "×");
+        self.target(&format!("{}, p99", row.name), row.p99_ms, Bound::Below(P99_TARGET_MS), "ms");
+        if let Some(sender) = row.sender.filter(|sender| !sender.caught_up) {
+            self.notes.push(format!("{}: the sender was still behind after {:.0} s", row.name, sender.lag_s));
+        }
+        if row.failed > 0 {
+            self.notes.push(format!("{}: {} requests failed or were refused", row.name, row.failed));
+        }
+        if (before - after).abs() > 0.2 * before.max(after) {
+            self.notes.push(format!("{against}: the baseline moved by more than a fifth around the run"));
+        }
+        self.rows.push(row);
+        self.failures.extend(failures);
+    }
+
+    pub(crate) fn target(&mut self, name: &str, measured: f64, bound: Bound, unit: &'static str) {
+        let met = match bound {
+            Bound::AtLeast(least) => measured >= least,
+            Bound::Below(limit) => measured < limit,
+        };
+        self.targets.push(Target { name: name.to_owned(), measured, bound, unit, met });
+    }
+
+    pub(crate) fn meets_targets(&self) -> bool {
+        self.targets.iter().all(|target| target.met)
+    }
+}
+
+/// Cores, processor and what else the machine was doing.
+fn machine() -> String {
+    let cores = std::thread::available_parallelism().map_or(0, usize::from);
+    let model = fs::read_to_string("/proc/cpuinfo").ok().and_then(|text| {
+        let line = text.lines().find_map(|line| line.strip_prefix("model name"))?;
+        Some(line.trim_start_matches([' ', '\t', ':']).to_owned())
+    });
+    let model = model.unwrap_or_else(|| "an unnamed processor".to_owned());
+    let load = fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    let load = load.split(' ').next().unwrap_or("unknown");
+    format!("{cores} cores of {model}, load generator included; load average before the run {load}")
+}

@@ -1,0 +1,117 @@
+//! What a server costs before it does anything: memory when idle, and time from start to ready.
+
+use std::fs;
+use std::io::{BufRead as _, BufReader};
+use std::path::Path;
+use std::process::ChildStdout;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result};
+use tokio::sync::oneshot;
+use tokio::time::{sleep, timeout};
+
+use crate::SPREAD;
+use crate::process::Process;
+use crate::weir::{Store, embedded_data, serve};
+
+const STARTS: usize = 10;
+const LIMIT: Duration = Duration::from_secs(30);
+
+/// Memory is read this often until it has been the same for as long as `SAME_FOR`, but not before `SETTLE`.
+const SAMPLE: Duration = Duration::from_millis(100);
+const SAME_FOR: usize = 10;
+const SETTLE: Duration = Duration::from_secs(2);
+
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct StartTimes {
+    pub(crate) best_ms: f64,
+    pub(crate) median_ms: f64,
+}
+
+/// Resident memory of a server that nobody has called.
+pub(crate) async fn idle_memory_mb(scratch: &Path) -> Result<f64> {
+    eprintln!("measuring: idle memory");
+    let directory = scratch.join("idle");
+    let mut server = Process::spawn(serve(&directory.join("data"), Store::Embedded), &directory)?;
+    server.ready_url().await.context("start weir")?;
+    let resident_kb = timeout(LIMIT, stable_kb(server.id())).await.context("memory kept changing")??;
+    server.stop().await.context("stop weir")?;
+    Ok(resident_kb as f64 * 1024.0 / 1e6)
+}
+
+async fn stable_kb(process: u32) -> Result<u64> {
+    let ready = Instant::now();
+    let (mut last, mut same) = (0, 0);
+    loop {
+        let now = resident_kb(process)?;
+        same = if now == last { same + 1 } else { 0 };
+        last = now;
+        if same >= SAME_FOR && ready.elapsed() >= SETTLE {
+            return Ok(now);
+        }
+        sleep(SAMPLE).await;
+    }
+}
+
+fn resident_kb(process: u32) -> Result<u64> {
+    let status = fs::read_to_string(format!("/proc/{process}/status")).context("read a process's status")?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    let number = line.and_then(|line| line.split_whitespace().next()?.parse().ok());
+    number.context("a process's status has a VmRSS")
+}
+
+/// On a fresh directory each time, and on one that is there: that of the run over many users, if it took place.
+pub(crate) async fn start_times(scratch: &Path) -> Result<Vec<(&'static str, StartTimes)>> {
+    eprintln!("measuring: start to ready");
+    let used = embedded_data(scratch, SPREAD);
+    let (name, existing) = if used.exists() {
+        ("directory with 10,000 users", used)
+    } else {
+        let existing = scratch.join("existing").join("data");
+        time_to_ready(&existing).await?;
+        ("existing directory", existing)
+    };
+    let mut on_existing = Vec::new();
+    let mut on_fresh = Vec::new();
+    for start in 0..STARTS {
+        on_existing.push(time_to_ready(&existing).await?);
+        on_fresh.push(time_to_ready(&scratch.join(format!("fresh-{start}")).join("data")).await?);
+    }
+    Ok(vec![("fresh directory", summary(on_fresh)), (name, summary(on_existing))])
+}
+
+fn summary(mut times: Vec<Duration>) -> StartTimes {
+    times.sort_unstable();
+    let ms = |time: Duration| time.as_secs_f64() * 1000.0;
+    let middle = [times[(times.len() - 1) / 2], times[times.len() / 2]];
+    StartTimes { best_ms: ms(times[0]), median_ms: (ms(middle[0]) + ms(middle[1])) / 2.0 }
+}
+
+/// From just before the start of the process until its ready line has been read from a pipe.
+async fn time_to_ready(data: &Path) -> Result<Duration> {
+    let command = serve(data, Store::Embedded);
+    let directory = data.parent().unwrap_or(data);
+    let started = Instant::now();
+    let (server, stdout) = Process::spawn_piped(command, directory)?;
+    let ready = timeout(LIMIT, when_ready(stdout)).await.context("weir was not ready in time")?;
+    let took =
+        ready.with_context(|| format!("weir ended before it was ready: {}", server.output()))? - started;
+    server.stop().await.context("stop weir")?;
+    Ok(took)
+}
+
+/// Reads to the end on a thread of its own, so that the server never waits for its reader.
+fn when_ready(stdout: ChildStdout) -> oneshot::Receiver<Instant> {
+    let (sender, receiver) = oneshot::channel();
+    std::thread::spawn(move || {
+        let mut sender = Some(sender);
+        for line in BufReader::new(stdout).lines().map_while(Result::ok) {
+            if line.contains("weir ready")
+                && let Some(sender) = sender.take()
+            {
+                let _ = sender.send(Instant::now());
+            }
+        }
+    });
+    receiver
+}

@@ -1,0 +1,80 @@
+//! The results as text for people: the measurements in the order they were taken, the targets, and what to mind.
+
+use crate::results::{Bound, Results, Row, Sender, Target};
+
+const MEASURED: [&str; 8] =
+    ["", "requests/s", "p50 ms", "p99 ms", "failed", "generator cores", "sender behind", "ratio"];
+const JUDGED: [&str; 4] = ["target", "measured", "bound", "result"];
+
+pub(crate) fn render(results: &Results) -> String {
+    let mut measured = vec![MEASURED.map(str::to_owned)];
+    measured.extend(results.rows.iter().map(measurement));
+    let mut judged = vec![JUDGED.map(str::to_owned)];
+    judged.extend(results.targets.iter().map(verdict));
+    let mut lines = vec![results.machine.clone(), format!("measured for {} s each", results.measured_s)];
+    lines.push(String::new());
+    if !results.rows.is_empty() {
+        lines.extend(align(&measured));
+        lines.push(String::new());
+    }
+    lines.extend(align(&judged));
+    lines.push(String::new());
+    lines.extend(results.notes.iter().map(|note| format!("note: {note}")));
+    lines.extend(results.failures.iter().map(|failure| format!("CHECK FAILED: {failure}")));
+    let held = results.failures.is_empty();
+    let conclusion = if held { "every check held" } else { "checks failed: these numbers mean nothing" };
+    format!("{}\n{conclusion}\n", lines.join("\n"))
+}
+
+fn measurement(row: &Row) -> [String; MEASURED.len()] {
+    let decimals = |value: Option<f64>| value.map(|value| format!("{value:.2}")).unwrap_or_default();
+    [
+        row.name.clone(),
+        grouped(row.requests_per_s),
+        format!("{:.2}", row.p50_ms),
+        format!("{:.2}", row.p99_ms),
+        grouped(row.failed as f64),
+        decimals(row.generator_cores),
+        row.sender.map(lag).unwrap_or_default(),
+        decimals(row.ratio),
+    ]
+}
+
+fn lag(sender: Sender) -> String {
+    let longer = if sender.caught_up { "" } else { "> " };
+    format!("{} msgs, {longer}{:.1} s", grouped(sender.backlog as f64), sender.lag_s)
+}
+
+fn verdict(target: &Target) -> [String; JUDGED.len()] {
+    let unit = target.unit;
+    let bound = match target.bound {
+        Bound::AtLeast(least) => format!("≥ {least} {unit}"),
+        Bound::Below(limit) => format!("< {limit} {unit}"),
+    };
+    let result = if target.met { "pass" } else { "MISS" };
+    [target.name.clone(), format!("{:.2} {unit}", target.measured), bound, result.to_owned()]
+}
+
+/// Pads columns to one width: names to the left, the rest to the right.
+fn align<const N: usize>(rows: &[[String; N]]) -> Vec<String> {
+    let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
+    let widths: [usize; N] = std::array::from_fn(width);
+    let line = |row: &[String; N]| {
+        let rest = row.iter().zip(widths).skip(1).map(|(cell, width)| format!("  {cell:>width$}"));
+        format!("{:<width$}{}", row[0], rest.collect::<String>(), width = widths[0]).trim_end().to_owned()
+    };
+    rows.iter().map(line).collect()
+}
+
+/// A whole number with its thousands set apart.
+fn grouped(value: f64) -> String {
+    let digits = format!("{:.0}", value.max(0.0));
+    let mut text = String::new();
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}

@@ -1,0 +1,120 @@
+//! `/admin/dlq`.
+
+use http::Method;
+use serde_json::{Value, json};
+use weir_testkit::http::Client;
+
+use crate::given::{Running, Store, on_each_engine, wait_until_delivered};
+
+/// A server with dead letters: events that nobody can read, left by somebody's mistake.
+async fn with_dead_letters(store: Store, count: usize) -> Running {
+    let mut server = Running::start(store).await;
+    server.weir.terminate();
+    server.weir.wait(crate::given::PATIENCE).await;
+    match &server.database {
+        Some(database) => {
+            let insert = format!(
+                "INSERT INTO queue_message (topic, shard, key, payload)
+                 SELECT 'sms-outbound', 0, 'u' || n::text, '{{}}' FROM generate_series(1, {count}) n;
+                 INSERT INTO queue_ledger (topic, slot, accepted) VALUES ('sms-outbound', 99, {count})"
+            );
+            database.execute(&insert).await;
+        }
+        None => {
+            let file = rusqlite::Connection::open(server.weir.data_dir().join("weir.db")).unwrap();
+            file.execute("INSERT INTO queue_ledger (topic, accepted) VALUES ('sms-outbound', ?1)", [count])
+                .unwrap();
+            for n in 1..=count {
+                let insert = "INSERT INTO queue_message (topic, id, key, payload) VALUES ('sms-outbound', ?1, ?2, '{}')";
+                file.execute(insert, rusqlite::params![n, format!("u{n}")]).unwrap();
+            }
+        }
+    }
+    server.weir.restart().await;
+    wait_until_delivered(&server.operator()).await;
+    server
+}
+
+async fn list(operator: &Client, query: &str) -> Value {
+    let response = operator.get(&format!("/admin/dlq{query}")).await.unwrap();
+    assert_eq!(response.status, 200, "{:?}", response.body);
+    response.json()
+}
+
+async fn letters_are_listed_replayed_and_discarded(store: Store) {
+    let server = with_dead_letters(store, 5).await;
+    let operator = server.operator();
+    let all = list(&operator, "").await;
+    let ids: Vec<_> =
+        all["items"].as_array().unwrap().iter().map(|item| item["id"].as_str().unwrap()).collect();
+    assert_eq!((ids.len(), &all["nextCursor"]), (5, &Value::Null));
+    let first = &all["items"][0];
+    assert_eq!(
+        (&first["topic"], &first["payload"], &first["attempts"]),
+        (&json!("sms-outbound"), &json!("{}"), &json!(1))
+    );
+    assert!(first["reason"].as_str().unwrap().contains("messageId"), "{first}");
+
+    let page = list(&operator, "?limit=2").await;
+    assert_eq!(page["items"].as_array().unwrap().len(), 2);
+    let cursor = page["nextCursor"].as_str().unwrap();
+    let rest = list(&operator, &format!("?limit=3&cursor={cursor}")).await;
+    assert_eq!((rest["items"].as_array().unwrap().len(), &rest["nextCursor"]), (3, &Value::Null));
+
+    let discard = format!("/admin/dlq/{}", ids[0]);
+    assert_eq!(operator.delete(&discard).await.unwrap().status, 204);
+    assert_eq!(operator.delete(&discard).await.unwrap().status, 404);
+    let replay = operator.post(&format!("/admin/dlq/{}/replay", ids[1]), &json!({})).await.unwrap();
+    assert_eq!((replay.status, replay.json()), (200, json!({"replayed": 1})));
+    let again = operator.post(&format!("/admin/dlq/{}/replay", ids[1]), &json!({})).await.unwrap();
+    assert_eq!(again.status, 404);
+    // The replayed one is as malformed as before and dies again, under a new name.
+    let books = wait_until_delivered(&operator).await;
+    assert_eq!(
+        (&books["ok"], &books["quota"]["dead"], &books["quota"]["discarded"]),
+        (&json!(true), &json!(4), &json!(1))
+    );
+    let all = operator.post("/admin/dlq/replay", &json!({})).await.unwrap();
+    assert_eq!(all.json(), json!({"replayed": 4}));
+    assert_eq!(wait_until_delivered(&operator).await["ok"], true);
+}
+
+on_each_engine!(letters_are_listed_replayed_and_discarded);
+
+#[tokio::test]
+async fn only_the_operator_gets_in() {
+    let server = Running::start(Store::Embedded).await;
+    let wrong = server.client().with_header("x-admin-key", "not the key of this server");
+    for client in [server.client(), wrong] {
+        for (method, path) in [
+            (Method::GET, "/admin/dlq"),
+            (Method::POST, "/admin/dlq/replay"),
+            (Method::POST, "/admin/dlq/x/replay"),
+            (Method::DELETE, "/admin/dlq/x"),
+            (Method::GET, "/admin/audit"),
+        ] {
+            let response = client.request(method, path, &[], "").await.unwrap();
+            assert_eq!(
+                (response.status, response.json()["code"].clone()),
+                (401, json!("UNAUTHENTICATED")),
+                "{path}"
+            );
+        }
+    }
+}
+
+#[tokio::test]
+async fn bad_queries_are_400_and_odd_ids_404() {
+    let server = Running::start(Store::Embedded).await;
+    let operator = server.operator();
+    for query in ["?limit=0", "?limit=1001", "?limit=x", "?limit=-1", "?limit="] {
+        let response = operator.get(&format!("/admin/dlq{query}")).await.unwrap();
+        assert_eq!(response.status, 400, "{query}");
+        assert!(response.json()["message"].as_str().unwrap().contains("limit"));
+    }
+    let long = "x".repeat(5_000);
+    for id in ["nope", "%00", "%27%3B--", long.as_str()] {
+        assert_eq!(operator.delete(&format!("/admin/dlq/{id}")).await.unwrap().status, 404, "{id}");
+    }
+    assert_eq!(list(&operator, "?cursor=%00nonsense").await["items"], json!([]));
+}

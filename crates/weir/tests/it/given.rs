@@ -1,0 +1,184 @@
+//! What tests start with: a running server on the engine they name, and callers for it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use serde_json::{Value, json};
+use weir_core::{Clock, ManualClock, Timestamp};
+use weir_server::Server;
+use weir_server::config::Settings;
+use weir_server::config::source::Sources;
+use weir_testkit::history::Tally;
+use weir_testkit::http::Client;
+use weir_testkit::postgres::{self, Database};
+use weir_testkit::process::{Builder, Weir};
+use weir_testkit::wait;
+
+/// How long a condition is waited for.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Which engine a test runs on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Store {
+    Embedded,
+    Postgres,
+}
+
+/// Makes one test of a function for each engine; the Postgres one obeys `WEIR_TEST_SKIP`.
+macro_rules! on_each_engine {
+    ($($name:ident),* $(,)?) => {
+        mod embedded {
+            $(
+                #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+                async fn $name() {
+                    super::$name($crate::given::Store::Embedded).await;
+                }
+            )*
+        }
+        mod postgres {
+            $(
+                #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+                async fn $name() {
+                    if !weir_testkit::skip("postgres") {
+                        super::$name($crate::given::Store::Postgres).await;
+                    }
+                }
+            )*
+        }
+    };
+}
+pub(crate) use on_each_engine;
+
+/// The binary under test.
+pub(crate) fn weir() -> Builder {
+    Weir::builder(env!("CARGO_BIN_EXE_weir"))
+}
+
+/// A server as a process of its own, and its database if it has one.
+pub(crate) struct Running {
+    pub(crate) weir: Weir,
+    pub(crate) database: Option<Database>,
+}
+
+impl Running {
+    pub(crate) async fn start(store: Store) -> Self {
+        match store {
+            Store::Embedded => Self { weir: weir().spawn().await, database: None },
+            Store::Postgres => {
+                let database = postgres::Server::shared().database("it").await;
+                // Short, so that what a killed server held is soon given to another.
+                let builder = weir().env("WEIR_STORE", database.url()).env("WEIR_SENDER_VISIBILITY", "2s");
+                let weir = builder.spawn().await;
+                Self { weir, database: Some(database) }
+            }
+        }
+    }
+
+    /// A second server on the same database.
+    pub(crate) async fn second(&self) -> Weir {
+        let database = self.database.as_ref().expect("only Postgres is shared");
+        weir().env("WEIR_STORE", database.url()).spawn().await
+    }
+
+    pub(crate) fn client(&self) -> Client {
+        Client::new(self.weir.base_url())
+    }
+
+    pub(crate) fn operator(&self) -> Client {
+        operator(&self.weir)
+    }
+}
+
+/// A caller with the operator's key.
+pub(crate) fn operator(weir: &Weir) -> Client {
+    Client::new(weir.base_url()).with_header("x-admin-key", &weir.admin_key())
+}
+
+/// A server in this process, on a clock that tests move.
+pub(crate) struct InProcess {
+    pub(crate) client: Client,
+    pub(crate) clock: ManualClock,
+    server: Server,
+    _data: tempfile::TempDir,
+    _database: Option<Database>,
+}
+
+impl InProcess {
+    pub(crate) async fn start(store: Store) -> Self {
+        let data = tempfile::tempdir().expect("a directory");
+        let mut sources = Sources::default();
+        let mut set = |name: &str, value: &str| sources.environment.insert(name.into(), value.into());
+        set("WEIR_LISTEN", "127.0.0.1:0");
+        set("WEIR_DATA", data.path().to_str().expect("a plain path"));
+        let database = match store {
+            Store::Embedded => None,
+            Store::Postgres => Some(postgres::Server::shared().database("it").await),
+        };
+        if let Some(database) = &database {
+            set("WEIR_STORE", database.url());
+        }
+        let clock = ManualClock::at(Timestamp::from_seconds(1_767_225_600));
+        let manual: Arc<dyn Clock> = Arc::new(clock.clone());
+        let settings = Settings::read(sources).expect("valid settings");
+        let server = Server::start(settings, Some(manual)).await.expect("a server");
+        let client = Client::new(format!("http://{}", server.address()));
+        Self { client, clock, server, _data: data, _database: database }
+    }
+
+    pub(crate) async fn stop(self) {
+        assert!(self.server.stop().await, "it must stop in time");
+    }
+}
+
+/// Configures a user and expects it to work.
+pub(crate) async fn configure(client: &Client, user: &str, limit: u32, minutes: u32) {
+    let body = json!({"userId": user, "rateLimit": limit, "timeWindow": minutes});
+    let response = client.post("/api/config", &body).await.expect("an answer");
+    assert_eq!(response.status, 200, "{:?}", response.body);
+}
+
+pub(crate) fn message(user: &str, text: &str) -> Value {
+    json!({"userId": user, "message": text})
+}
+
+/// Sends `count` messages at once, spread over `clients`, and counts the answers.
+pub(crate) async fn send_in_parallel(clients: &[Client], user: &str, count: usize) -> Tally {
+    let sends =
+        (0..count).map(|n| {
+            let client = &clients[n % clients.len()];
+            async move {
+                client.post("/api/send", &message(user, &format!("m{n}"))).await.expect("an answer").status
+            }
+        });
+    let tally = Tally::new();
+    for status in join_all(sends).await {
+        tally.record(status);
+    }
+    tally
+}
+
+/// Waits until every accepted message is delivered, and returns the books.
+pub(crate) async fn wait_until_delivered(operator: &Client) -> Value {
+    wait::until("every accepted message is delivered", PATIENCE, async || {
+        audit(operator).await["quota"]["inFlight"] == 0
+    })
+    .await;
+    audit(operator).await
+}
+
+pub(crate) async fn audit(operator: &Client) -> Value {
+    let response = operator.get("/admin/audit").await.expect("an answer");
+    assert_eq!(response.status, 200, "{:?}", response.body);
+    response.json()
+}
+
+/// The `SMS SENT` lines of a server's log, as (user, message).
+pub(crate) fn deliveries(weir: &Weir) -> Vec<(String, String)> {
+    let field = |line: &Value, name: &str| line[name].as_str().unwrap_or_default().to_owned();
+    let lines = weir.log_lines().into_iter().filter(|line| line.contains("SMS SENT"));
+    lines
+        .map(|line| serde_json::from_str::<Value>(&line).expect("a JSON log line"))
+        .map(|line| (field(&line, "user_id"), field(&line, "payload")))
+        .collect()
+}

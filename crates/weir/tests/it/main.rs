@@ -1,0 +1,16 @@
+//! Weir from the outside: the real binary, real engines, real sockets. One file a subject; those of routes carry the
+//! name of the file that serves them.
+#![expect(clippy::unwrap_used, reason = "a test that finds nothing where something must be fails")]
+
+mod architecture;
+mod bad_input;
+mod crash;
+mod dead_letters;
+mod given;
+mod operations;
+mod outage;
+mod quota;
+mod sender;
+mod settings;
+mod shutdown;
+mod tls;

@@ -1,0 +1,130 @@
+//! Health, metrics, documentation.
+
+use std::collections::BTreeSet;
+
+use http::Method;
+use serde_json::{Value, json};
+
+use crate::given::{Running, Store, configure, message, on_each_engine, send_in_parallel};
+
+async fn health_names_the_engine_and_readiness_follows_it(store: Store) {
+    let server = Running::start(store).await;
+    let client = server.client();
+    let health = client.get("/health").await.unwrap();
+    let engine = if store == Store::Embedded { "sqlite" } else { "postgresql" };
+    assert_eq!(health.status, 200);
+    let body = health.json();
+    assert_eq!((&body["success"], &body["data"]["status"]), (&json!(true), &json!("healthy")));
+    assert_eq!(body["data"]["checks"][engine]["status"], "up");
+    assert!(body["data"]["uptime"].is_u64() && body["data"]["checks"][engine]["latencyMs"].is_u64());
+    for path in ["/livez", "/readyz"] {
+        let response = client.get(path).await.unwrap();
+        assert_eq!((response.status, &response.body[..]), (200, &b"ok"[..]), "{path}");
+    }
+}
+
+async fn metrics_tell_of_requests_lanes_and_outcomes(store: Store) {
+    let server = Running::start(store).await;
+    let client = server.client();
+    configure(&client, "u", 10, 60).await;
+    send_in_parallel(&[server.client()], "u", 30).await;
+    client.post("/api/send", &message("nobody", "x")).await.unwrap();
+    client.get("/api/config/some-user-of-ours").await.unwrap();
+    let metrics = client.get("/metrics").await.unwrap();
+    assert!(metrics.header("content-type").unwrap().starts_with("application/openmetrics-text"));
+    let text = String::from_utf8(metrics.body.to_vec()).unwrap();
+    for line in [
+        "weir_quota_sends_total{outcome=\"accepted\"} 10",
+        "weir_quota_sends_total{outcome=\"denied\"} 20",
+        "weir_quota_sends_total{outcome=\"not_configured\"} 1",
+        "weir_http_requests_total{method=\"GET\",route=\"/api/config/{userId}\",status=\"404\"} 1",
+        "weir_lane_wait_seconds_count{lane=\"quota\"}",
+        "weir_lane_rejected_total{lane=\"quota\"} 0",
+        "# EOF",
+    ] {
+        assert!(text.contains(line), "{line} is not in:\n{text}");
+    }
+    assert!(text.contains("weir_lane_batch_size_sum{lane=\"quota\"} 31"), "{text}");
+    assert!(!text.contains("some-user-of-ours"), "no caller can make a label");
+}
+
+on_each_engine!(
+    health_names_the_engine_and_readiness_follows_it,
+    metrics_tell_of_requests_lanes_and_outcomes,
+);
+
+/// Every `.route("path", get(..).post(..))` of the router, as (METHOD, path).
+fn routes_of_the_router() -> BTreeSet<(String, String)> {
+    let source = include_str!("../../../server/src/http/router.rs");
+    let mut routes = BTreeSet::new();
+    for route in source.split(".route(").skip(1) {
+        let path = route.split('"').nth(1).expect("a path");
+        let end = route.find("\n        .route(").or_else(|| route.find('\n')).unwrap_or(route.len());
+        for method in ["get", "post", "put", "delete"] {
+            if route[..end].contains(&format!("{method}(")) {
+                routes.insert((method.to_uppercase(), path.to_owned()));
+            }
+        }
+    }
+    routes
+}
+
+#[tokio::test]
+async fn the_openapi_document_describes_every_route_and_no_other() {
+    let server = Running::start(Store::Embedded).await;
+    let document = server.client().get("/openapi.json").await.unwrap().json();
+    let mut documented = BTreeSet::new();
+    for (path, item) in document["paths"].as_object().unwrap() {
+        for method in item
+            .as_object()
+            .unwrap()
+            .keys()
+            .filter(|key| ["get", "post", "put", "delete"].contains(&key.as_str()))
+        {
+            documented.insert((method.to_uppercase(), path.clone()));
+        }
+    }
+    assert_eq!(documented, routes_of_the_router());
+    assert!(documented.len() >= 16);
+    for (method, path) in documented {
+        let concrete = path.replace("{userId}", "nobody").replace("{id}", "nothing");
+        let method: Method = method.parse().unwrap();
+        let response = server.operator().request(method.clone(), &concrete, &[], "").await.unwrap();
+        let expected = &document["paths"][&path][method.as_str().to_lowercase()]["responses"];
+        assert!(
+            expected.get(response.status.to_string()).is_some(),
+            "{method} {path} answered {}",
+            response.status
+        );
+    }
+}
+
+#[tokio::test]
+async fn pages_are_whole_and_closed_to_other_origins() {
+    let server = Running::start(Store::Embedded).await;
+    for path in ["/", "/docs"] {
+        let page = server.client().get(path).await.unwrap();
+        assert_eq!(page.status, 200);
+        assert!(page.header("content-type").unwrap().starts_with("text/html"));
+        assert!(page.header("content-security-policy").unwrap().contains("default-src 'none'"));
+        let html = String::from_utf8(page.body.to_vec()).unwrap();
+        assert!(html.contains("</html>") && !html.contains("src=\"http") && !html.contains("href=\"http"));
+    }
+}
+
+#[tokio::test]
+async fn a_cost_a_caller_can_see_is_in_the_document() {
+    let server = Running::start(Store::Embedded).await;
+    let document: Value = server.client().get("/openapi.json").await.unwrap().json();
+    let headers = &document["paths"]["/api/send"]["post"]["responses"]["429"]["headers"];
+    for header in [
+        "Retry-After",
+        "X-RateLimit-Limit",
+        "X-RateLimit-Remaining",
+        "X-RateLimit-Reset",
+        "RateLimit",
+        "RateLimit-Policy",
+    ] {
+        assert!(headers.get(header).is_some(), "{header}");
+    }
+}

@@ -1,0 +1,172 @@
+//! An outage is an answer: the store is gone, slow or silent, and callers get 503 in time, then service again.
+
+use std::time::{Duration, Instant};
+
+use serde_json::json;
+use weir_testkit::http::{Client, Response};
+use weir_testkit::postgres::Server;
+use weir_testkit::process::Weir;
+use weir_testkit::proxy::Proxy;
+use weir_testkit::wait;
+
+use crate::given::{PATIENCE, configure, message, weir};
+
+/// The contract's bound: 2 s for the API, and room for a busy machine.
+const ANSWER_WITHIN: Duration = Duration::from_secs(3);
+
+async fn send(client: &Client) -> (Response, Duration) {
+    let started = Instant::now();
+    let response = client.post("/api/send", &message("u", "m")).await.expect("an answer");
+    (response, started.elapsed())
+}
+
+/// Waits for the first 503 (a stopped server may still answer what it had begun), and holds every answer to the bound.
+async fn expect_503(client: &Client) {
+    wait::until("the outage is answered with 503", PATIENCE, async || {
+        let (response, took) = send(client).await;
+        assert!(took < ANSWER_WITHIN, "an answer took {took:?}");
+        assert!(matches!(response.status, 200 | 503), "{:?}", response.body);
+        if response.status == 503 {
+            assert_eq!(response.json()["code"], json!("DEPENDENCY_UNAVAILABLE"));
+            assert!(response.header("retry-after").is_some_and(|after| after.parse::<u64>().unwrap() >= 1));
+        }
+        response.status == 503
+    })
+    .await;
+    let config =
+        client.post("/api/config", &json!({"userId": "v", "rateLimit": 1, "timeWindow": 1})).await.unwrap();
+    assert_eq!(config.status, 503);
+    assert_eq!(client.get("/livez").await.unwrap().status, 200, "the process itself is well");
+    wait::until("health tells of the outage", PATIENCE, async || {
+        let health = client.get("/health").await.unwrap();
+        health.status == 503 && health.json()["data"]["checks"]["postgresql"]["status"] == "down"
+    })
+    .await;
+    assert_eq!(client.get("/readyz").await.unwrap().status, 503);
+}
+
+async fn expect_recovery(client: &Client, weir: &Weir) {
+    wait::until("service is back without a restart", PATIENCE, async || send(client).await.0.status == 200)
+        .await;
+    wait::until("health is back", PATIENCE, async || client.get("/health").await.unwrap().status == 200)
+        .await;
+    let books = crate::given::wait_until_delivered(&crate::given::operator(weir)).await;
+    assert_eq!(books["ok"], true, "{books}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn postgres_stopped_is_503_and_its_return_is_noticed() {
+    if weir_testkit::skip("postgres") {
+        return;
+    }
+    let mut server = Server::private();
+    let database = server.database("outage").await;
+    let weir = weir().env("WEIR_STORE", database.url()).spawn().await;
+    let client = Client::new(weir.base_url());
+    configure(&client, "u", 1_000_000, 60).await;
+    server.stop().await;
+    expect_503(&client).await;
+    server.start().await;
+    expect_recovery(&client, &weir).await;
+
+    server.crash();
+    expect_503(&client).await;
+    server.start().await;
+    expect_recovery(&client, &weir).await;
+
+    server.pause();
+    expect_503(&client).await;
+    server.resume();
+    expect_recovery(&client, &weir).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_broken_network_to_postgres_is_503_and_heals() {
+    if weir_testkit::skip("postgres") {
+        return;
+    }
+    let server = Server::shared();
+    let database = server.database("network").await;
+    let proxy = Proxy::start(server.addr()).await;
+    let weir = weir().env("WEIR_STORE", database.url_via(proxy.addr())).spawn().await;
+    let client = Client::new(weir.base_url());
+    configure(&client, "u", 1_000_000, 60).await;
+
+    proxy.black_hole();
+    expect_503(&client).await;
+    proxy.pass();
+    expect_recovery(&client, &weir).await;
+
+    proxy.refuse();
+    proxy.cut();
+    expect_503(&client).await;
+    proxy.pass();
+    expect_recovery(&client, &weir).await;
+
+    proxy.delay(Duration::from_millis(20));
+    for _ in 0..20 {
+        let (response, took) = send(&client).await;
+        assert_eq!(response.status, 200);
+        assert!(took < ANSWER_WITHIN);
+    }
+    for _ in 0..5 {
+        proxy.cut();
+        expect_recovery(&client, &weir).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_waits_for_a_postgres_that_is_still_starting() {
+    if weir_testkit::skip("postgres") {
+        return;
+    }
+    let mut server = Server::private();
+    let database = server.database("late").await;
+    server.stop().await;
+    let (weir, ()) = tokio::join!(weir().env("WEIR_STORE", database.url()).spawn(), server.start());
+    assert_eq!(Client::new(weir.base_url()).get("/readyz").await.unwrap().status, 200);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn servers_that_start_at_once_on_an_empty_database_agree_on_its_schema() {
+    if weir_testkit::skip("postgres") {
+        return;
+    }
+    let database = Server::shared().database("fresh").await;
+    let start = || weir().env("WEIR_STORE", database.url()).spawn();
+    let (a, b, c) = tokio::join!(start(), start(), start());
+    for weir in [&a, &b, &c] {
+        configure(&Client::new(weir.base_url()), "u", 5, 5).await;
+    }
+    let versions = database.query_strings("SELECT version FROM weir_schema ORDER BY version").await;
+    assert_eq!(versions, [[Some("1".to_owned())], [Some("2".to_owned())]]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_paused_server_loses_its_locks_and_the_others_go_on() {
+    if weir_testkit::skip("postgres") {
+        return;
+    }
+    let database = Server::shared().database("paused").await;
+    let start = || weir().env("WEIR_STORE", database.url()).spawn();
+    let (first, second) = tokio::join!(start(), start());
+    let (a, b) = (Client::new(first.base_url()), Client::new(second.base_url()));
+    configure(&a, "u", 1_000_000, 60).await;
+    // Whatever the first server is in the middle of when it stops, row locks included, the second is not held up.
+    let busy: Vec<_> = (0..64)
+        .map(|_| {
+            tokio::spawn({
+                let a = a.clone();
+                async move { a.post("/api/send", &message("u", "m")).await }
+            })
+        })
+        .collect();
+    first.pause();
+    wait::until("the other server serves the same user", PATIENCE, async || send(&b).await.0.status == 200)
+        .await;
+    first.resume();
+    for call in busy {
+        let _ = call.await;
+    }
+    expect_recovery(&b, &second).await;
+}

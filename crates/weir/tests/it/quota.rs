@@ -1,0 +1,168 @@
+//! `/api/config` and `/api/send`.
+
+use std::time::Duration;
+
+use http::Method;
+use serde_json::json;
+use weir_testkit::http::Client;
+
+use crate::given::{InProcess, Running, Store, audit, configure, message, on_each_engine, send_in_parallel};
+
+async fn a_configuration_is_saved_shown_replaced_and_removed(store: Store) {
+    let server = Running::start(store).await;
+    let client = server.client();
+    let body = json!({"userId": "alice", "rateLimit": 5, "timeWindow": 10});
+    let saved = client.post("/api/config", &body).await.unwrap();
+    assert_eq!(saved.status, 200);
+    let saved = saved.json();
+    assert_eq!(saved["currentCount"], 0);
+    assert!(saved["lastRefreshTime"].as_str().unwrap().ends_with('Z'));
+    assert_eq!(client.get("/api/config/alice").await.unwrap().json(), saved);
+
+    client.post("/api/send", &message("alice", "hi")).await.unwrap();
+    assert_eq!(client.get("/api/config/alice").await.unwrap().json()["currentCount"], 1);
+
+    let snake = json!({"user_id": "alice", "rate_limit": 7, "time_window": 20});
+    let replaced = client.post("/api/config", &snake).await.unwrap().json();
+    assert_eq!((&replaced["rateLimit"], &replaced["currentCount"]), (&json!(7), &json!(0)));
+
+    assert_eq!(client.delete("/api/config/alice").await.unwrap().status, 204);
+    assert_eq!(client.delete("/api/config/alice").await.unwrap().status, 404);
+    assert_eq!(client.get("/api/config/alice").await.unwrap().status, 404);
+    assert_eq!(client.post("/api/send", &message("alice", "hi")).await.unwrap().status, 404);
+}
+
+async fn a_send_is_answered_as_the_contract_says(store: Store) {
+    let server = Running::start(store).await;
+    let client = server.client();
+    configure(&client, "bob", 2, 1).await;
+    let sent = client.post("/api/send", &json!({"user_id": "bob", "message": "hi"})).await.unwrap();
+    assert_eq!(sent.status, 200);
+    let body = sent.json();
+    assert_eq!(
+        (&body["status"], &body["userId"], &body["remaining"]),
+        (&json!("QUEUED"), &json!("bob"), &json!(1))
+    );
+    assert_eq!(body["messageId"].as_str().unwrap().len(), 36);
+    assert!(body["resetAt"].as_str().unwrap().ends_with('Z'));
+    assert_eq!(sent.header("x-ratelimit-limit"), Some("2"));
+    assert_eq!(sent.header("x-ratelimit-remaining"), Some("1"));
+    assert_eq!(sent.header("ratelimit-policy"), Some("\"quota\";q=2;w=60"));
+
+    client.post("/api/send", &message("bob", "hi")).await.unwrap();
+    let denied = client.post("/api/send", &message("bob", "hi")).await.unwrap();
+    assert_eq!(denied.status, 429);
+    let error = denied.json();
+    assert_eq!((&error["status"], &error["code"]), (&json!(429), &json!("RATE_LIMITED")));
+    assert_eq!(error["error"], "Too Many Requests");
+    let retry_after: u64 = denied.header("retry-after").unwrap().parse().unwrap();
+    assert!((1..=60).contains(&retry_after), "{retry_after}");
+    assert_eq!(denied.header("x-ratelimit-reset").unwrap().parse::<u64>().unwrap(), retry_after);
+    assert_eq!(denied.header("x-ratelimit-remaining"), Some("0"));
+
+    let unknown = client.post("/api/send", &message("nobody", "hi")).await.unwrap();
+    assert_eq!((unknown.status, unknown.json()["code"].clone()), (404, json!("NOT_FOUND")));
+}
+
+async fn exactly_50_of_400_parallel_sends_pass_a_limit_of_50(store: Store) {
+    let server = Running::start(store).await;
+    let client = server.client();
+    configure(&client, "carol", 50, 60).await;
+    let tally = send_in_parallel(&[server.client()], "carol", 400).await;
+    tally.expect(200, 50);
+    tally.expect(429, 350);
+    assert_eq!(client.get("/api/config/carol").await.unwrap().json()["currentCount"], 50);
+    assert_eq!(audit(&server.operator()).await["quota"]["accepted"], 50);
+}
+
+async fn a_window_that_has_passed_is_refreshed_by_the_next_send(store: Store) {
+    let server = InProcess::start(store).await;
+    let client = &server.client;
+    configure(client, "dave", 2, 1).await;
+    server.clock.advance(Duration::from_secs(10));
+    for expected in [200, 200, 429] {
+        assert_eq!(client.post("/api/send", &message("dave", "x")).await.unwrap().status, expected);
+    }
+    server.clock.advance(Duration::from_micros(49_999_999));
+    let denied = client.post("/api/send", &message("dave", "x")).await.unwrap();
+    assert_eq!((denied.status, denied.header("retry-after")), (429, Some("1")));
+    server.clock.advance(Duration::from_micros(1));
+    assert_eq!(client.get("/api/config/dave").await.unwrap().json()["currentCount"], 0);
+    let sent = client.post("/api/send", &message("dave", "x")).await.unwrap();
+    assert_eq!((sent.status, sent.json()["remaining"].clone()), (200, json!(1)));
+    let row = client.get("/api/config/dave").await.unwrap().json();
+    assert_eq!((&row["currentCount"], &row["lastRefreshTime"]), (&json!(1), &json!("2026-01-01T00:01:00Z")));
+    server.stop().await;
+}
+
+async fn any_user_id_of_the_contract_works_in_body_and_path(store: Store) {
+    let server = Running::start(store).await;
+    let client = server.client();
+    for (user, path) in [
+        ("a/b c", "a%2Fb%20c"),
+        ("ü☃", "%C3%BC%E2%98%83"),
+        ("50%", "50%25"),
+        ("o'\"neil\\", "o%27%22neil%5C"),
+        (" padded ", "%20padded%20"),
+    ] {
+        configure(&client, user, 3, 1).await;
+        let row = client.get(&format!("/api/config/{path}")).await.unwrap();
+        assert_eq!((row.status, row.json()["userId"].clone()), (200, json!(user)));
+    }
+    let longest = "😀".repeat(255);
+    configure(&client, &longest, 3, 1).await;
+    assert_eq!(client.post("/api/send", &message(&longest, "x")).await.unwrap().status, 200);
+}
+
+on_each_engine!(
+    a_configuration_is_saved_shown_replaced_and_removed,
+    a_send_is_answered_as_the_contract_says,
+    exactly_50_of_400_parallel_sends_pass_a_limit_of_50,
+    a_window_that_has_passed_is_refreshed_by_the_next_send,
+    any_user_id_of_the_contract_works_in_body_and_path,
+);
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_servers_on_one_postgres_share_one_limit() {
+    if weir_testkit::skip("postgres") {
+        return;
+    }
+    let first = Running::start(Store::Postgres).await;
+    let second = first.second().await;
+    let clients = [first.client(), Client::new(second.base_url())];
+    configure(&clients[0], "erin", 50, 60).await;
+    let tally = send_in_parallel(&clients, "erin", 400).await;
+    tally.expect(200, 50);
+    tally.expect(429, 350);
+    assert_eq!(clients[1].get("/api/config/erin").await.unwrap().json()["currentCount"], 50);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_new_limit_holds_at_once_on_every_server() {
+    if weir_testkit::skip("postgres") {
+        return;
+    }
+    let first = Running::start(Store::Postgres).await;
+    let second = Client::new(first.second().await.base_url());
+    // The second server is gone with its handle; a third one stays.
+    drop(second);
+    let third = first.second().await;
+    let (a, b) = (first.client(), Client::new(third.base_url()));
+    configure(&a, "frank", 1, 60).await;
+    assert_eq!(b.post("/api/send", &message("frank", "x")).await.unwrap().status, 200);
+    assert_eq!(a.post("/api/send", &message("frank", "x")).await.unwrap().status, 429);
+    configure(&b, "frank", 1, 60).await;
+    assert_eq!(a.post("/api/send", &message("frank", "x")).await.unwrap().status, 200);
+}
+
+#[tokio::test]
+async fn every_answer_carries_a_request_id() {
+    let server = Running::start(Store::Embedded).await;
+    let client = server.client();
+    for (method, path) in [(Method::GET, "/nowhere"), (Method::PUT, "/api/send"), (Method::GET, "/livez")] {
+        let given = client.request(method.clone(), path, &[("x-request-id", "abc-1")], "").await.unwrap();
+        assert_eq!(given.header("x-request-id"), Some("abc-1"));
+        let insane = client.request(method, path, &[("x-request-id", "a b<script>")], "").await.unwrap();
+        assert_eq!(insane.header("x-request-id").unwrap().len(), 36);
+    }
+}

@@ -1,0 +1,138 @@
+//! Starting: what is refused and how, secrets, tokens.
+
+use std::os::unix::fs::PermissionsExt;
+use std::process::{Command, Output};
+
+use weir_server::auth::jwt::Verifier;
+use weir_testkit::http::Client;
+
+use crate::given::{Running, Store, weir};
+
+/// Runs the binary to its end, with these variables alone.
+fn run(arguments: &[&str], environment: &[(&str, &str)]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_weir"));
+    for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("WEIR_")) {
+        command.env_remove(name);
+    }
+    let directory = tempfile::tempdir().unwrap();
+    command.args(arguments).envs(environment.iter().copied()).current_dir(directory.path());
+    command.output().unwrap()
+}
+
+#[test]
+fn a_wrong_setting_stops_the_start_with_one_sentence_and_code_2() {
+    for (arguments, environment, parts) in [
+        (vec!["--listen", "nowhere"], vec![], ["--listen", "nowhere", "127.0.0.1:8080"]),
+        (vec![], vec![("WEIR_LISTEN", "256.1.1.1:1")], ["WEIR_LISTEN", "256.1.1.1:1", "127.0.0.1:8080"]),
+        (vec!["--roles", "cook"], vec![], ["--roles", "cook", "sender"]),
+        (vec!["--listen", "0.0.0.0:0"], vec![], ["listen", "0.0.0.0:0", "WEIR_ALLOW_ANONYMOUS"]),
+        (vec!["--config", "missing.toml"], vec![], ["config", "missing.toml", "read"]),
+        (vec![], vec![("WEIR_JWKS_FILE", "missing.json")], ["WEIR_JWKS_FILE", "missing.json", "JWKS"]),
+        (vec!["--data", "/proc/nope"], vec![], ["data", "/proc/nope", "directory"]),
+    ] {
+        let output = run(&[&["serve"][..], &arguments].concat(), &environment);
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(2), "{said}");
+        assert_eq!(said.trim_end().lines().count(), 1, "{said}");
+        for part in parts {
+            assert!(said.contains(part), "{said:?} lacks {part:?}");
+        }
+    }
+}
+
+#[test]
+fn a_password_in_a_wrong_store_is_not_repeated() {
+    for store in ["postgres://u:hunter2@[/d", "mysql://u:hunter2@h/d", "postgres://u:hunter2@h/d?sslmode=x"] {
+        let output = run(&["serve", "--store", store], &[]);
+        let said =
+            String::from_utf8_lossy(&output.stderr).into_owned() + &String::from_utf8_lossy(&output.stdout);
+        assert_eq!(output.status.code(), Some(2), "{said}");
+        assert!(said.contains("--store") && !said.contains("hunter2"), "{said}");
+    }
+}
+
+#[tokio::test]
+async fn generated_secrets_are_the_owners_alone_and_stay() {
+    let mut server = Running::start(Store::Embedded).await;
+    let data = server.weir.data_dir().to_owned();
+    for name in ["admin.key", "jwt.secret", "weir.db", "weir.db-wal"] {
+        let mode = data.join(name).metadata().unwrap().permissions().mode() & 0o777;
+        assert_eq!(mode, 0o600, "{name}");
+    }
+    let key = server.weir.admin_key();
+    server.weir.kill_9();
+    server.weir.restart().await;
+    assert_eq!(server.weir.admin_key(), key);
+    assert!(server.weir.log_lines().iter().all(|line| !line.contains(&key)), "a secret was logged");
+}
+
+#[tokio::test]
+async fn a_given_admin_key_is_the_one_that_counts() {
+    let weir = weir().env("WEIR_ADMIN_KEY", "a key of more than 16 bytes").spawn().await;
+    let with = |key: &str| Client::new(weir.base_url()).with_header("x-admin-key", key);
+    assert_eq!(with("a key of more than 16 bytes").get("/admin/audit").await.unwrap().status, 200);
+    assert_eq!(with("a key of more than 16 byte").get("/admin/audit").await.unwrap().status, 401);
+    assert!(!weir.data_dir().join("admin.key").exists(), "none is made when one is given");
+}
+
+#[tokio::test]
+async fn a_second_server_on_the_same_directory_is_told_why_not() {
+    let server = Running::start(Store::Embedded).await;
+    let data = server.weir.data_dir().to_str().unwrap();
+    let output = run(&["serve", "--listen", "127.0.0.1:0", "--data", data], &[]);
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(said.contains("another weir process") && said.contains(data), "{said}");
+}
+
+#[tokio::test]
+async fn an_address_in_use_is_told_with_the_address() {
+    let server = Running::start(Store::Embedded).await;
+    let address = server.weir.addr().to_string();
+    let output = run(&["serve", "--listen", &address], &[]);
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(said.contains(&address) && said.contains("in use"), "{said}");
+}
+
+#[tokio::test]
+async fn a_token_is_signed_with_the_servers_own_secret() {
+    let server = Running::start(Store::Embedded).await;
+    let data = server.weir.data_dir().to_str().unwrap();
+    let scopes = "requests:create,requests:read";
+    let output = run(
+        &["token", "--sub", "a@b.c", "--tenant", "acme", "--scope", scopes, "--ttl", "2h", "--data", data],
+        &[],
+    );
+    assert!(output.status.success());
+    let token = String::from_utf8(output.stdout).unwrap();
+    let secret = std::fs::read_to_string(server.weir.data_dir().join("jwt.secret")).unwrap();
+    let claims = Verifier::from_secret(secret.trim()).verify(token.trim()).expect("a valid token");
+    assert_eq!((claims.sub.as_str(), claims.tenant_id.as_deref()), ("a@b.c", Some("acme")));
+    assert!(claims.allows("requests:create") && claims.allows("requests:read"));
+    let left = claims.exp - u64::try_from(jiff::Timestamp::now().as_second()).unwrap();
+    assert!((7_000..=7_200).contains(&left), "{left}");
+}
+
+#[tokio::test]
+async fn the_environment_wins_over_the_file_and_the_flag_over_both() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("weir.toml");
+    std::fs::write(&file, "roles = [\"sender\"]\n[log]\nlevel = \"error\"\n").unwrap();
+    let from_file = weir().env("WEIR_CONFIG", file.to_str().unwrap()).spawn().await;
+    let message = async |weir: &weir_testkit::process::Weir| {
+        let body = Client::new(weir.base_url()).get("/api/config/x").await.unwrap().json();
+        body["message"].as_str().unwrap().to_owned()
+    };
+    let from_file_says = message(&from_file).await;
+    assert!(from_file_says.contains("/docs"), "a sender has no such route: {from_file_says}");
+    let flag = weir()
+        .env("WEIR_CONFIG", file.to_str().unwrap())
+        .env("WEIR_ROLES", "worker")
+        .arg("--roles")
+        .arg("api")
+        .spawn()
+        .await;
+    let flag_says = message(&flag).await;
+    assert!(flag_says.contains("No configuration"), "{flag_says}");
+}
