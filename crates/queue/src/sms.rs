@@ -1,5 +1,7 @@
 //! The event on `sms-outbound`: its JSON, written by engines and read by the sender.
 
+use std::borrow::Cow;
+
 use jiff::Timestamp as Rfc3339;
 use serde::{Deserialize, Serialize};
 use weir_core::Timestamp;
@@ -8,13 +10,15 @@ use weir_store::quota::Accepted;
 /// An accepted message on its way to a phone.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct SmsEvent {
+pub struct SmsEvent<'a> {
     /// The message's name.
     pub message_id: uuid::Uuid,
     /// Who sends it.
-    pub user_id: String,
+    #[serde(borrow)]
+    pub user_id: Cow<'a, str>,
     /// What to deliver.
-    pub message: String,
+    #[serde(borrow)]
+    pub message: Cow<'a, str>,
     /// When it was accepted.
     pub accepted_at: Rfc3339,
 }
@@ -47,7 +51,7 @@ pub fn encode(accepted: &Accepted<'_>) -> Vec<u8> {
 ///
 /// # Errors
 /// When the payload is not an event: what an operator finds in the dead letter.
-pub fn decode(payload: &[u8]) -> Result<SmsEvent, serde_json::Error> {
+pub fn decode(payload: &[u8]) -> Result<SmsEvent<'_>, serde_json::Error> {
     serde_json::from_slice(payload)
 }
 
@@ -78,7 +82,7 @@ mod tests {
             )
         );
         let event = decode(&json).unwrap();
-        assert_eq!((event.user_id.as_str(), event.message.as_str()), ("alice", "hi \"there\"\n"));
+        assert_eq!((event.user_id.as_ref(), event.message.as_ref()), ("alice", "hi \"there\"\n"));
     }
 
     #[test]

@@ -74,11 +74,7 @@ impl Server {
         let app = App::new(settings, auth, engine);
         let http = tokio::spawn(http::serve::serve(
             listener,
-            if app.settings.process.roles.api {
-                http::router::router(Arc::clone(&app))
-            } else {
-                http::router::operations_router(Arc::clone(&app))
-            },
+            http::router::Routes::new(&app),
             app.settings.http,
             Arc::clone(&app.metrics),
             app.closing.clone(),
@@ -125,12 +121,8 @@ impl Server {
 fn start_workers(app: &Arc<App>) -> TaskTracker {
     let workers = TaskTracker::new();
     if app.settings.process.roles.sender {
-        workers.spawn(worker::sender::run(
-            app.engine.queue(),
-            app.settings.sender,
-            Arc::clone(&app.metrics),
-            app.closing.clone(),
-        ));
+        let sender = worker::sender::Sender::new(app.engine.queue(), &app.settings, &app.metrics);
+        workers.spawn(sender.run(app.closing.clone()));
     }
     workers.close();
     workers

@@ -125,13 +125,13 @@ pub async fn nothing_comes<H: Harness>(h: &H, why: &str) {
 }
 
 /// The event a message carries.
-pub fn event(message: &Message) -> SmsEvent {
+pub fn event(message: &Message) -> SmsEvent<'_> {
     sms::decode(&message.payload).expect("a payload must be an event")
 }
 
 /// The text a message carries.
 pub fn text(message: &Message) -> String {
-    event(message).message
+    event(message).message.into_owned()
 }
 
 /// The texts of messages, in their order.

@@ -26,7 +26,7 @@ pub async fn every_accepted_message_is_claimable_as_its_event<H: Harness>() {
         assert_eq!(held.only().attempts, 0, "it was never put back");
         assert_eq!(event.message_id, *message_id.as_uuid(), "the event has the name the caller was told");
         assert_eq!(
-            (event.user_id.as_str(), event.message.as_str()),
+            (event.user_id.as_ref(), event.message.as_ref()),
             ("alice", "hello"),
             "and what they said"
         );

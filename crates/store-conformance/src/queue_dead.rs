@@ -108,7 +108,7 @@ pub async fn dead_letters_are_read_page_by_page<H: Harness>() {
 
 /// The text of the message that died.
 pub(crate) fn letter_text(letter: &DeadLetter) -> String {
-    weir_queue::sms::decode(&letter.payload).expect("a payload must be an event").message
+    weir_queue::sms::decode(&letter.payload).expect("a payload must be an event").message.into_owned()
 }
 
 pub async fn reading_goes_on_past_a_letter_that_is_gone<H: Harness>() {

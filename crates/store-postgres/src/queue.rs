@@ -203,7 +203,6 @@ impl Queue for Postgres {
             ))
             .await?;
         session.keep();
-        self.inner.bells.ring(topic);
         Ok(held.len() == receipt.leases.len())
     }
 

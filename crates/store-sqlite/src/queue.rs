@@ -107,7 +107,6 @@ impl Queue for Sqlite {
         let settled = self.inner.writer.run(settle).await?;
         if settled {
             self.give_up(receipt);
-            self.inner.bells.ring(&receipt.topic);
         }
         Ok(settled)
     }

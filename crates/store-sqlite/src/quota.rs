@@ -70,8 +70,9 @@ impl QuotaStore for Sqlite {
 
     async fn audit(&self) -> Result<Books> {
         let audit = |connection: &Connection| {
-            let users = connection.query_row(COUNT, [], |row| row.get(0))?;
-            let mut over_limit = connection.prepare(OVER_LIMIT)?;
+            let moment = connection.unchecked_transaction()?;
+            let users = moment.query_row(COUNT, [], |row| row.get(0))?;
+            let mut over_limit = moment.prepare(OVER_LIMIT)?;
             let over_limit = over_limit.query_map([], |row| row.get(0))?.collect::<Result<_, _>>()?;
             Ok(Books { users, over_limit })
         };

@@ -28,27 +28,17 @@ impl Readers {
         Ok(Self { idle: Mutex::new(idle), permits: Semaphore::new(COUNT) })
     }
 
-    /// Runs `read` inside one read transaction, so that all it sees is of one moment.
+    /// Runs `read` on an idle connection. One statement sees one moment; a read of several begins a transaction.
     ///
-    /// It blocks the calling thread for as long as SQLite takes; callers run it through [`read`].
+    /// It blocks the calling thread for as long as SQLite takes; callers run it through `Sqlite::read`.
     fn run<T>(&self, read: impl FnOnce(&Connection) -> rusqlite::Result<T>) -> Result<T> {
         let taken = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
         // A permit stands for an idle connection; only a reader that panicked leaves fewer.
-        let mut connection = taken.ok_or_else(|| Error::failed(ENGINE, "no reader is left"))?;
-        let outcome = read_in_transaction(&mut connection, read);
+        let connection = taken.ok_or_else(|| Error::failed(ENGINE, "no reader is left"))?;
+        let outcome = read(&connection);
         self.idle.lock().unwrap_or_else(PoisonError::into_inner).push(connection);
         outcome.map_err(classify)
     }
-}
-
-fn read_in_transaction<T>(
-    connection: &mut Connection,
-    read: impl FnOnce(&Connection) -> rusqlite::Result<T>,
-) -> rusqlite::Result<T> {
-    let transaction = connection.transaction()?;
-    let value = read(&transaction)?;
-    transaction.commit()?;
-    Ok(value)
 }
 
 impl crate::Sqlite {

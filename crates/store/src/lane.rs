@@ -5,12 +5,17 @@
 //! goes to the same lane, so calls for one key are decided in the order they came. A lane holds a bounded number of
 //! waiting calls; past that, calls are refused at once ([`Error::Overloaded`]).
 //!
+//! Every call is answered within the lanes' timeout. A batch that takes longer goes on, since its fate is the
+//! engine's; its callers, and those who wait behind it for too long, are told [`Error::Unavailable`]. The lane watches
+//! the time itself, once a batch, rather than with a timer for every call.
+//!
 //! A caller may go away at any time. Before its batch starts its command is dropped; after that the command is
 //! carried out and the answer thrown away. Either way the rest of the batch never notices.
 
 use std::future::Future;
 use std::panic::AssertUnwindSafe;
-use std::time::Instant;
+use std::pin::pin;
+use std::time::{Duration, Instant};
 
 use futures_util::FutureExt;
 use prometheus_client::metrics::counter::Counter;
@@ -23,6 +28,9 @@ use tokio_util::task::TaskTracker;
 
 use crate::{Error, Result, shard};
 
+/// How often within its timeout a lane looks for calls that have waited for too long.
+const TICKS_PER_TIMEOUT: u32 = 20;
+
 /// How wide and how deep.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LaneSettings {
@@ -32,6 +40,8 @@ pub struct LaneSettings {
     pub capacity: usize,
     /// The largest batch.
     pub batch_max: usize,
+    /// How long a call may take.
+    pub timeout: Duration,
 }
 
 /// What lanes tell about themselves.
@@ -81,7 +91,8 @@ impl<C: Send + 'static, R: Send + 'static> Lanes<C, R> {
                 let worker = Worker {
                     name,
                     receiver,
-                    batch_max: settings.batch_max.max(1),
+                    waiting: Vec::with_capacity(settings.batch_max.min(1_024)),
+                    settings,
                     metrics: metrics.clone(),
                     run: run.clone(),
                 };
@@ -123,9 +134,19 @@ impl<C: Send + 'static, R: Send + 'static> Lanes<C, R> {
 struct Worker<C, R, F> {
     name: &'static str,
     receiver: mpsc::Receiver<Entry<C, R>>,
-    batch_max: usize,
+    /// Taken from the channel, not yet in a batch.
+    waiting: Vec<Entry<C, R>>,
+    settings: LaneSettings,
     metrics: LaneMetrics,
     run: F,
+}
+
+/// Whom to answer, in the order of the batch; nobody where the caller was told that it took too long.
+type Replies<R> = Vec<Option<Reply<R>>>;
+
+struct Reply<R> {
+    to: oneshot::Sender<Result<R>>,
+    queued_at: Instant,
 }
 
 impl<C, R, F, Fut> Worker<C, R, F>
@@ -134,29 +155,34 @@ where
     Fut: Future<Output = Result<Vec<R>>>,
 {
     async fn work(mut self, closing: CancellationToken) {
-        let mut waiting = Vec::with_capacity(self.batch_max.min(1_024));
+        let batch_max = self.settings.batch_max.max(1);
         loop {
-            let taken = tokio::select! {
-                taken = self.receiver.recv_many(&mut waiting, self.batch_max) => taken,
-                () = closing.cancelled(), if !self.receiver.is_closed() => {
-                    self.receiver.close();
-                    continue;
+            if self.waiting.is_empty() {
+                let taken = tokio::select! {
+                    taken = self.receiver.recv_many(&mut self.waiting, batch_max) => taken,
+                    () = closing.cancelled(), if !self.receiver.is_closed() => {
+                        self.receiver.close();
+                        continue;
+                    }
+                };
+                if taken == 0 {
+                    return;
                 }
-            };
-            if taken == 0 {
-                return;
+            } else {
+                take_up_to(batch_max, &mut self.receiver, &mut self.waiting);
             }
-            self.carry_out(&mut waiting).await;
+            let rest = self.waiting.split_off(batch_max.min(self.waiting.len()));
+            let batch = std::mem::replace(&mut self.waiting, rest);
+            self.carry_out(batch).await;
         }
     }
 
-    async fn carry_out(&self, waiting: &mut Vec<Entry<C, R>>) {
-        let oldest = waiting.first().map(|entry| entry.queued_at.elapsed());
-        let taken = waiting.len();
-        let (commands, replies): (Vec<_>, Vec<_>) = waiting
-            .drain(..)
+    async fn carry_out(&mut self, batch: Vec<Entry<C, R>>) {
+        let (taken, oldest) = (batch.len(), batch.first().map(|entry| entry.queued_at.elapsed()));
+        let (commands, mut replies): (Vec<_>, Replies<R>) = batch
+            .into_iter()
             .filter(|entry| !entry.reply.is_closed())
-            .map(|entry| (entry.command, entry.reply))
+            .map(|entry| (entry.command, Some(Reply { to: entry.reply, queued_at: entry.queued_at })))
             .unzip();
         self.metrics.abandoned.inc_by((taken - replies.len()) as u64);
         self.metrics.depth.set(i64::try_from(self.receiver.len()).unwrap_or(i64::MAX));
@@ -167,32 +193,71 @@ where
         if let Some(oldest) = oldest {
             self.metrics.wait_seconds.observe(oldest.as_secs_f64());
         }
-        match self.outcomes(commands).await {
+        match self.outcomes_in_time(commands, &mut replies).await {
             Ok(outcomes) => {
-                for (reply, outcome) in replies.into_iter().zip(outcomes) {
-                    let _ = reply.send(Ok(outcome));
-                }
+                let answers = replies.into_iter().zip(outcomes);
+                answers.for_each(|(reply, outcome)| answer(reply, Ok(outcome)));
             }
-            Err(error) => {
-                for reply in replies {
-                    let _ = reply.send(Err(error.clone()));
-                }
-            }
+            Err(error) => replies.into_iter().for_each(|reply| answer(reply, Err(error.clone()))),
         }
     }
 
-    /// Runs the batch; a panic or a wrong number of outcomes fails this batch and leaves the lane standing.
-    async fn outcomes(&self, commands: Vec<C>) -> Result<Vec<R>> {
-        let expected = commands.len();
-        match AssertUnwindSafe(async { (self.run)(commands).await }).catch_unwind().await {
-            Ok(Ok(outcomes)) if outcomes.len() == expected => Ok(outcomes),
-            Ok(Ok(outcomes)) => {
-                let counts = format!("{} outcomes for a batch of {expected}", outcomes.len());
-                Err(Error::failed(self.name, counts))
+    /// Runs the batch to its end. Whoever has waited for too long meanwhile, in this batch or behind it, is told so.
+    async fn outcomes_in_time(&mut self, commands: Vec<C>, replies: &mut Replies<R>) -> Result<Vec<R>> {
+        let LaneSettings { capacity, timeout, .. } = self.settings;
+        let tick = timeout / TICKS_PER_TIMEOUT;
+        let is_late = |queued_at: Instant| queued_at.elapsed() >= timeout.saturating_sub(tick);
+        let late = || Error::unavailable(self.name, "no answer in time");
+        let mut run = pin!(outcomes(self.name, &self.run, commands));
+        loop {
+            tokio::select! {
+                biased;
+                outcomes = &mut run => return outcomes,
+                () = tokio::time::sleep(tick) => {}
             }
-            Ok(Err(error)) => Err(error),
-            Err(_panic) => Err(Error::failed(self.name, "a batch panicked")),
+            for reply in &mut *replies {
+                let reply = reply.take_if(|reply| is_late(reply.queued_at));
+                answer(reply, Err(late()));
+            }
+            take_up_to(capacity, &mut self.receiver, &mut self.waiting);
+            for entry in self.waiting.extract_if(.., |entry| is_late(entry.queued_at)) {
+                let _ = entry.reply.send(Err(late()));
+            }
         }
+    }
+}
+
+/// A caller that has gone, or was told already, needs no answer.
+fn answer<R>(reply: Option<Reply<R>>, outcome: Result<R>) {
+    if let Some(reply) = reply {
+        let _ = reply.to.send(outcome);
+    }
+}
+
+/// Takes what is there, without waiting for any.
+fn take_up_to<E>(count: usize, receiver: &mut mpsc::Receiver<E>, waiting: &mut Vec<E>) {
+    while waiting.len() < count
+        && let Ok(entry) = receiver.try_recv()
+    {
+        waiting.push(entry);
+    }
+}
+
+/// Runs a batch; a panic or a wrong number of outcomes fails this batch and leaves the lane standing.
+async fn outcomes<C, R, F, Fut>(name: &'static str, run: &F, commands: Vec<C>) -> Result<Vec<R>>
+where
+    F: Fn(Vec<C>) -> Fut,
+    Fut: Future<Output = Result<Vec<R>>>,
+{
+    let expected = commands.len();
+    match AssertUnwindSafe(async { run(commands).await }).catch_unwind().await {
+        Ok(Ok(outcomes)) if outcomes.len() == expected => Ok(outcomes),
+        Ok(Ok(outcomes)) => {
+            let counts = format!("{} outcomes for a batch of {expected}", outcomes.len());
+            Err(Error::failed(name, counts))
+        }
+        Ok(Err(error)) => Err(error),
+        Err(_panic) => Err(Error::failed(name, "a batch panicked")),
     }
 }
 

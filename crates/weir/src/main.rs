@@ -9,6 +9,10 @@ use clap::{Parser, Subcommand};
 use weir_server::StartError;
 use weir_server::config::source::SettingError;
 
+/// Every request allocates a little; this allocator does so at half the cost of the system's.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 /// Decides who gets a share of something scarce: exactly, under any concurrency, durably and fast.
 #[derive(Debug, Parser)]
 #[command(name = "weir", version, about, arg_required_else_help = true)]

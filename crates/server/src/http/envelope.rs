@@ -1,31 +1,38 @@
 //! What every request and answer has in common: an id, a place in the metrics, and an answer even after a panic.
 
 use std::panic::AssertUnwindSafe;
-use std::sync::Arc;
 use std::time::Instant;
 
-use axum::extract::{MatchedPath, Request, State};
-use axum::middleware::Next;
+use axum::body::{Body, HttpBody};
 use axum::response::{IntoResponse, Response};
+use bytes::Bytes;
 use futures_util::FutureExt;
-use http::{HeaderName, HeaderValue};
+use http::{HeaderName, HeaderValue, Request};
+use tower::Service;
 
 use super::error::ApiError;
-use crate::app::App;
+use super::router::Routes;
+use crate::telemetry::metrics::Metrics;
 
 /// The header an id travels in, both ways.
 pub const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
 const REQUEST_ID_MAX: usize = 128;
 
-/// Wraps one request.
-pub async fn envelope(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
+/// Answers one request. It stands outside the router rather than as one of its layers, which would cost every
+/// request two allocations and a copy.
+pub async fn answer<B>(mut routes: Routes, metrics: &Metrics, request: Request<B>) -> Response
+where
+    B: HttpBody<Data = Bytes> + Send + 'static,
+    B::Error: Into<axum::BoxError>,
+{
     let started = Instant::now();
     let method = request.method().clone();
-    let route = route_label(request.extensions().get::<MatchedPath>());
+    let route = routes.label(request.uri().path());
     let id = request_id(request.headers().get(REQUEST_ID));
-    let mut response = match AssertUnwindSafe(next.run(request)).catch_unwind().await {
-        Ok(response) => response,
+    let call = routes.router.call(request.map(Body::new));
+    let mut response = match AssertUnwindSafe(call).catch_unwind().await {
+        Ok(Ok(response)) => response,
         Err(_panic) => {
             tracing::error!(request_id = ?id, route, "a handler panicked");
             ApiError::internal().into_response()
@@ -34,7 +41,7 @@ pub async fn envelope(State(app): State<Arc<App>>, request: Request, next: Next)
     let headers = response.headers_mut();
     headers.insert(REQUEST_ID, id);
     headers.insert(http::header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
-    app.metrics.record_request(&method, route, response.status(), started.elapsed());
+    metrics.record_request(&method, route, response.status(), started.elapsed());
     response
 }
 
@@ -52,30 +59,6 @@ fn new_request_id() -> HeaderValue {
     let id = uuid::Builder::from_random_bytes(fastrand::u128(..).to_ne_bytes()).into_uuid();
     let mut text = uuid::Uuid::encode_buffer();
     HeaderValue::from_str(id.hyphenated().encode_lower(&mut text)).unwrap_or(HeaderValue::from_static("-"))
-}
-
-/// A route's pattern, for labels. Patterns are few and live as long as the process, so each is kept once.
-fn route_label(matched: Option<&MatchedPath>) -> &'static str {
-    use std::collections::HashSet;
-    use std::sync::{PoisonError, RwLock};
-    static PATTERNS: RwLock<Option<HashSet<&'static str>>> = RwLock::new(None);
-
-    let Some(pattern) = matched.map(MatchedPath::as_str) else {
-        return "unmatched";
-    };
-    let known = PATTERNS.read().unwrap_or_else(PoisonError::into_inner);
-    if let Some(known) = known.as_ref().and_then(|set| set.get(pattern)) {
-        return known;
-    }
-    drop(known);
-    let mut known = PATTERNS.write().unwrap_or_else(PoisonError::into_inner);
-    let set = known.get_or_insert_default();
-    if let Some(known) = set.get(pattern) {
-        return known;
-    }
-    let kept: &'static str = Box::leak(pattern.to_owned().into_boxed_str());
-    set.insert(kept);
-    kept
 }
 
 #[cfg(test)]

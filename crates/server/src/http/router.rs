@@ -1,52 +1,77 @@
-//! Every route, and the one layer around them.
+//! Every route. What all of them have in common is in [`envelope`](super::envelope).
 
 use std::sync::Arc;
 
 use axum::Router;
-use axum::routing::{delete, get, post};
+use axum::routing::{MethodRouter, delete, get, post};
 
-use super::{audit, dead_letters, envelope, error, operations, quota};
+use super::{audit, dead_letters, error, operations, quota};
 use crate::app::App;
 
-/// The whole API.
-pub fn router(app: Arc<App>) -> Router {
-    let router = Router::new()
+type Route = (&'static str, MethodRouter<Arc<App>>);
+
+/// The routes of the API.
+fn api() -> Vec<Route> {
+    vec![
         // quota
-        .route("/api/config", post(quota::configure_quota))
-        .route("/api/config/{userId}", get(quota::get_quota).delete(quota::delete_quota))
-        .route("/api/send", post(quota::send_message))
+        ("/api/config", post(quota::configure_quota)),
+        ("/api/config/{userId}", get(quota::get_quota).delete(quota::delete_quota)),
+        ("/api/send", post(quota::send_message)),
         // dead letters
-        .route("/admin/dlq", get(dead_letters::list_dead_letters))
-        .route("/admin/dlq/replay", post(dead_letters::replay_all_dead_letters))
-        .route("/admin/dlq/{id}", delete(dead_letters::discard_dead_letter))
-        .route("/admin/dlq/{id}/replay", post(dead_letters::replay_dead_letter))
-        // operations
-        .route("/admin/audit", get(audit::audit_books))
-        .merge(operations_routes());
-    finish(router, app)
+        ("/admin/dlq", get(dead_letters::list_dead_letters)),
+        ("/admin/dlq/replay", post(dead_letters::replay_all_dead_letters)),
+        ("/admin/dlq/{id}", delete(dead_letters::discard_dead_letter)),
+        ("/admin/dlq/{id}/replay", post(dead_letters::replay_dead_letter)),
+        // the books
+        ("/admin/audit", get(audit::audit_books)),
+    ]
 }
 
-/// What a process without the API role still answers: whether it lives.
-pub fn operations_router(app: Arc<App>) -> Router {
-    finish(operations_routes(), app)
+/// What every process answers, whatever its roles.
+fn operations() -> Vec<Route> {
+    vec![
+        ("/health", get(operations::get_health)),
+        ("/livez", get(operations::get_livez)),
+        ("/readyz", get(operations::get_readyz)),
+        ("/metrics", get(operations::get_metrics)),
+        ("/openapi.json", get(operations::get_openapi)),
+        ("/docs", get(operations::get_docs)),
+        ("/", get(operations::get_index)),
+    ]
 }
 
-fn operations_routes() -> Router<Arc<App>> {
-    Router::new()
-        .route("/health", get(operations::get_health))
-        .route("/livez", get(operations::get_livez))
-        .route("/readyz", get(operations::get_readyz))
-        .route("/metrics", get(operations::get_metrics))
-        .route("/openapi.json", get(operations::get_openapi))
-        .route("/docs", get(operations::get_docs))
-        .route("/", get(operations::get_index))
+/// The routes of a process, and the names under which metrics know them.
+#[derive(Clone, Debug)]
+pub struct Routes {
+    pub(super) router: Router,
+    labels: Arc<matchit::Router<&'static str>>,
 }
 
-/// The layer every request passes, whatever it asks for: see [`envelope`].
-fn finish(router: Router<Arc<App>>, app: Arc<App>) -> Router {
-    router
-        .method_not_allowed_fallback(error::method_not_allowed)
-        .fallback(error::not_found)
-        .layer(axum::middleware::from_fn_with_state(Arc::clone(&app), envelope::envelope))
-        .with_state(app)
+impl Routes {
+    /// The routes this process's roles call for.
+    #[must_use]
+    pub fn new(app: &Arc<App>) -> Self {
+        let mut routes = operations();
+        if app.settings.process.roles.api {
+            routes.extend(api());
+        }
+        let (mut router, mut labels) = (Router::new(), matchit::Router::new());
+        for (path, methods) in routes {
+            labels
+                .insert(path, path)
+                .expect("no two routes are the same; the router would not take them either");
+            router = router.route(path, methods);
+        }
+        let router = router
+            .method_not_allowed_fallback(error::method_not_allowed)
+            .fallback(error::not_found)
+            .with_state(Arc::clone(app));
+        Self { router, labels: Arc::new(labels) }
+    }
+
+    /// The pattern a path matches: one of a few, whatever callers ask for.
+    #[must_use]
+    pub fn label(&self, path: &str) -> &'static str {
+        self.labels.at(path).map_or("unmatched", |matched| *matched.value)
+    }
 }

@@ -1,18 +1,20 @@
 //! The listener: accepts connections up to a number, bounds how slowly a request may come, and closes them in order.
 
+use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::Router;
+use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto::Builder;
 use hyper_util::server::graceful::GracefulShutdown;
-use hyper_util::service::TowerToHyperService;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_util::sync::CancellationToken;
 
+use super::envelope::answer;
+use super::router::Routes;
 use crate::config::http::HttpSettings;
 use crate::telemetry::metrics::Metrics;
 
@@ -22,13 +24,15 @@ const PAUSE_AFTER_ERROR: Duration = Duration::from_millis(50);
 /// Serves until told to stop, then until every request under way is answered.
 pub async fn serve(
     listener: TcpListener,
-    router: Router,
+    routes: Routes,
     settings: HttpSettings,
     metrics: Arc<Metrics>,
     closing: CancellationToken,
 ) {
     let mut builder = Builder::new(TokioExecutor::new());
-    builder.http1().timer(TokioTimer::new()).header_read_timeout(settings.read_timeout);
+    // Half-closed connections are served: a caller that has said all may still listen. It also spares looking for the
+    // end of the connection, one system call a request, while an answer is under way.
+    builder.http1().timer(TokioTimer::new()).header_read_timeout(settings.read_timeout).half_close(true);
     builder
         .http2()
         .timer(TokioTimer::new())
@@ -41,7 +45,13 @@ pub async fn serve(
             accepted = accept(&listener, &permits, &metrics) => accepted,
             () = closing.cancelled() => break,
         };
-        let service = TowerToHyperService::new(router.clone());
+        let service = service_fn({
+            let (routes, metrics) = (routes.clone(), Arc::clone(&metrics));
+            move |request| {
+                let (routes, metrics) = (routes.clone(), Arc::clone(&metrics));
+                async move { Ok::<_, Infallible>(answer(routes, &metrics, request).await) }
+            }
+        });
         let connection = builder.serve_connection_with_upgrades(TokioIo::new(stream), service).into_owned();
         let connection = graceful.watch(connection);
         let metrics = Arc::clone(&metrics);

@@ -16,11 +16,7 @@ pub fn init(settings: &LogSettings) {
         Ok(always) => filter.add_directive(always),
         Err(_invalid) => filter,
     };
-    let human = match settings.format {
-        LogFormat::Human => true,
-        LogFormat::Json => false,
-        LogFormat::Auto => std::io::stdout().is_terminal(),
-    };
+    let human = is_human(settings.format);
     let builder = tracing_subscriber::fmt().with_env_filter(filter);
     // A second start in one process (tests) keeps the first one's output.
     let _ = if human {
@@ -28,4 +24,14 @@ pub fn init(settings: &LogSettings) {
     } else {
         builder.json().flatten_event(true).with_current_span(false).with_span_list(false).try_init()
     };
+}
+
+/// Whether lines are for people: asked for, or on a terminal.
+#[must_use]
+pub fn is_human(format: LogFormat) -> bool {
+    match format {
+        LogFormat::Human => true,
+        LogFormat::Json => false,
+        LogFormat::Auto => std::io::stdout().is_terminal(),
+    }
 }

@@ -12,97 +12,120 @@ use weir_queue::{Claim, Message, Queue, Settlement, sms};
 use weir_store::quota::TOPIC;
 use weir_store::{Error, Result};
 
+use crate::config::Settings;
+use crate::config::log::LogFormat;
 use crate::config::sender::SenderSettings;
+use crate::telemetry::delivery::Lines;
 use crate::telemetry::metrics::{Metrics, OutcomeLabels};
 
+/// The pause after a batch that was not full, so that the next one is worth its commit.
+const LINGER: Duration = Duration::from_millis(5);
 /// The pause after the queue could not be reached.
 const PAUSE_AFTER_ERROR: Duration = Duration::from_millis(500);
 /// How much of a malformed event its log line shows.
 const SHOWN_BYTES: usize = 256;
 
-/// Delivers until told to stop, then finishes what it holds.
-pub async fn run(
+/// What the sender works with.
+#[derive(Clone)]
+pub struct Sender {
     queue: Arc<dyn Queue>,
     settings: SenderSettings,
-    metrics: Arc<Metrics>,
-    closing: CancellationToken,
-) {
-    let counter = |outcome| metrics.quota_deliveries.get_or_create_owned(&OutcomeLabels { outcome });
-    let counters = Counters { sent: counter("sent"), malformed: counter("malformed") };
-    let mut reachable = true;
-    while !closing.is_cancelled() {
-        let pause = match deliver_some(&*queue, settings, &counters).await {
-            Ok(delivered) => {
-                reachable = true;
-                if delivered { None } else { Some(settings.poll) }
-            }
-            Err(error) => {
-                if std::mem::replace(&mut reachable, false) {
-                    tracing::warn!(error = %Chain(&error), "the sender cannot reach its queue and tries again");
-                }
-                Some(PAUSE_AFTER_ERROR)
-            }
-        };
-        if let Some(pause) = pause {
-            tokio::select! {
-                () = queue.wait(TOPIC, pause) => {}
-                () = closing.cancelled() => {}
-            }
-        }
-    }
-}
-
-#[derive(Clone, Debug)]
-struct Counters {
+    format: LogFormat,
     sent: Counter,
     malformed: Counter,
 }
 
-/// Takes and delivers one batch; false when there was nothing.
-async fn deliver_some(queue: &dyn Queue, settings: SenderSettings, counters: &Counters) -> Result<bool> {
-    let Claim { messages, receipt } = queue.claim(TOPIC, settings.batch_max, settings.visibility).await?;
-    if messages.is_empty() {
-        return Ok(false);
+impl Sender {
+    /// A sender of what is on this queue.
+    #[must_use]
+    pub fn new(queue: Arc<dyn Queue>, settings: &Settings, metrics: &Metrics) -> Self {
+        let counter = |outcome| metrics.quota_deliveries.get_or_create_owned(&OutcomeLabels { outcome });
+        Self {
+            queue,
+            settings: settings.sender,
+            format: settings.log.format,
+            sent: counter("sent"),
+            malformed: counter("malformed"),
+        }
     }
-    // Writing log lines blocks when whoever reads them is slow; that must not hold up the API.
-    let counters = counters.clone();
-    let settlement = tokio::task::spawn_blocking(move || deliver(messages, &counters))
-        .await
-        .map_err(|panic| Error::failed("sender", panic))?;
-    if !queue.settle(&receipt, settlement).await? {
-        tracing::warn!("some messages were delivered too late to be settled and will be delivered again");
-    }
-    Ok(true)
-}
 
-fn deliver(messages: Vec<Message>, counters: &Counters) -> Settlement {
-    let mut settlement = Settlement::default();
-    for Message { position, key, payload, .. } in messages {
-        match sms::decode(&payload) {
-            Ok(event) => {
-                tracing::info!(
-                    target: "weir::sender",
-                    user_id = event.user_id,
-                    payload = event.message,
-                    message_id = %event.message_id,
-                    "SMS SENT"
-                );
-                counters.sent.inc();
-                settlement.done.push(position);
+    /// Delivers until told to stop, then finishes what it holds.
+    pub async fn run(self, closing: CancellationToken) {
+        let mut reachable = true;
+        while !closing.is_cancelled() {
+            let outcome = self.deliver_some().await;
+            if let Err(error) = &outcome
+                && std::mem::replace(&mut reachable, false)
+            {
+                tracing::warn!(error = %Chain(error), "the sender cannot deliver and tries again");
             }
-            Err(error) => {
-                let shown = String::from_utf8_lossy(&payload[..payload.len().min(SHOWN_BYTES)]).into_owned();
-                tracing::error!(
-                    target: "weir::sender",
-                    key, payload = shown, %error, shard = position.shard, id = position.id,
-                    "malformed event kept as a dead letter"
-                );
-                counters.malformed.inc();
-                settlement.dead.push((position, format!("malformed event: {error}")));
+            reachable = outcome.is_ok();
+            let pause = async {
+                match outcome {
+                    Ok(0) => self.queue.wait(TOPIC, self.settings.poll).await,
+                    Ok(taken) if taken >= self.settings.batch_max => {}
+                    Ok(_) => tokio::time::sleep(LINGER).await,
+                    Err(_) => tokio::time::sleep(PAUSE_AFTER_ERROR).await,
+                }
+            };
+            tokio::select! {
+                () = pause => {}
+                () = closing.cancelled() => {}
             }
         }
     }
-    settlement
+
+    /// Takes and delivers one batch, and says how many messages it took.
+    async fn deliver_some(&self) -> Result<usize> {
+        let SenderSettings { batch_max, visibility, .. } = self.settings;
+        let Claim { messages, receipt } = self.queue.claim(TOPIC, batch_max, visibility).await?;
+        let taken = messages.len();
+        if taken == 0 {
+            return Ok(0);
+        }
+        // Writing lines blocks when whoever reads them is slow; that must not hold up the API.
+        let sender = self.clone();
+        let settlement = tokio::task::spawn_blocking(move || sender.deliver(&messages))
+            .await
+            .map_err(|panic| Error::failed("sender", panic))?;
+        // Lines that did not get out leave their messages where they are.
+        let settlement = settlement.map_err(|error| Error::unavailable("standard output", error))?;
+        if !self.queue.settle(&receipt, settlement).await? {
+            tracing::warn!("some messages were delivered too late to be settled and will be delivered again");
+        }
+        Ok(taken)
+    }
+
+    fn deliver(&self, messages: &[Message]) -> std::io::Result<Settlement> {
+        let mut settlement = Settlement::default();
+        let mut lines = Lines::begin(self.format);
+        for message in messages {
+            match sms::decode(&message.payload) {
+                Ok(event) => {
+                    lines.add(&event);
+                    settlement.done.push(message.position);
+                }
+                Err(error) => {
+                    tell_of_malformed(message, &error);
+                    settlement.dead.push((message.position, format!("malformed event: {error}")));
+                }
+            }
+        }
+        lines.write()?;
+        self.sent.inc_by(settlement.done.len() as u64);
+        self.malformed.inc_by(settlement.dead.len() as u64);
+        Ok(settlement)
+    }
+}
+
+fn tell_of_malformed(message: &Message, error: &dyn std::error::Error) {
+    let Message { position, key, payload, .. } = message;
+    let shown = String::from_utf8_lossy(&payload[..payload.len().min(SHOWN_BYTES)]);
+    tracing::error!(
+        target: "weir::sender",
+        key, payload = %shown, %error, shard = position.shard, id = position.id,
+        "malformed event kept as a dead letter"
+    );
 }
 
 /// An error with its causes, on one line.

@@ -16,7 +16,7 @@ fn metrics() -> LaneMetrics {
 }
 
 fn settings(lanes: u16, capacity: usize, batch_max: usize) -> LaneSettings {
-    LaneSettings { lanes, capacity, batch_max }
+    LaneSettings { lanes, capacity, batch_max, timeout: Duration::from_secs(2) }
 }
 
 /// Batches as they were run, and a gate that lets each one finish.
@@ -196,4 +196,25 @@ async fn each_key_keeps_its_order_and_each_call_its_own_answer() {
             seen.lock().unwrap().iter().filter(|(k, _)| *k == key).map(|(_, n)| *n).collect();
         assert_eq!(of_key, (0..200).collect::<Vec<_>>());
     }
+}
+
+#[tokio::test]
+async fn a_batch_that_hangs_is_answered_in_time_and_so_is_whoever_waits_behind_it() {
+    // Timeouts short enough to wait for; nothing is asserted of how long it took.
+    let bench = Bench::new();
+    let lanes = bench.lanes(LaneSettings { timeout: Duration::from_millis(60), ..settings(1, 16, 16) });
+    let hangs = call(&lanes, 1).await;
+    bench.started.notified().await;
+    let behind = call(&lanes, 2).await;
+    for late in [hangs, behind] {
+        assert!(late.await.unwrap().unwrap_err().is_transient());
+    }
+    let next = call(&lanes, 3).await;
+    bench.gate.add_permits(2);
+    assert_eq!(next.await.unwrap().unwrap(), 30, "the lane goes on once the engine does");
+    assert_eq!(
+        bench.batches(),
+        [vec![1], vec![3]],
+        "whoever was told that it took too long is not run later"
+    );
 }

@@ -12,6 +12,7 @@ use weir_testkit::postgres::{Database, Options, Server};
 
 use crate::process::Process;
 use crate::results::Row;
+use crate::table::grouped;
 use crate::{Bench, HOT, SPREAD};
 
 /// The very table Weir uses.
@@ -95,7 +96,8 @@ impl Baseline {
 
     /// Transactions a second on one hot row or over many.
     pub(crate) async fn measure(&self, bench: &Bench, keys: u64) -> Result<Row> {
-        let rows = if keys == HOT { "one hot row".to_owned() } else { format!("{keys} rows") };
+        let rows =
+            if keys == HOT { "one hot row".to_owned() } else { format!("{} rows", grouped(keys as f64)) };
         let name = format!("pgbench, {rows}");
         eprintln!("measuring: {name}");
         self.database.execute("VACUUM ANALYZE rate_limit_store").await;

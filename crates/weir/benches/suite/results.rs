@@ -9,6 +9,9 @@ use crate::pgbench::is_in_memory;
 use crate::weir::accepted;
 use crate::{Bench, P99_TARGET_MS};
 
+/// A load average that says somebody else is at work on the machine.
+const BUSY: f64 = 0.5;
+
 /// One measurement.
 #[derive(Debug, Clone, Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -105,6 +108,12 @@ impl Results {
         if is_in_memory(bench.path()) {
             notes.push("target/ is in memory (tmpfs), where an fsync is free".to_owned());
         }
+        let load = load_average();
+        if load > BUSY {
+            notes.push(format!(
+                "the machine was not idle before the run (load average {load}): take it again"
+            ));
+        }
         Self {
             machine: machine(),
             measured_s: bench.duration.as_secs(),
@@ -150,7 +159,12 @@ impl Results {
     }
 }
 
-/// Cores, processor and what else the machine was doing.
+/// Over the last minute; 0 where it cannot be known.
+fn load_average() -> f64 {
+    let load = fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    load.split(' ').next().and_then(|load| load.parse().ok()).unwrap_or(0.0)
+}
+
 fn machine() -> String {
     let cores = std::thread::available_parallelism().map_or(0, usize::from);
     let model = fs::read_to_string("/proc/cpuinfo").ok().and_then(|text| {
@@ -158,7 +172,5 @@ fn machine() -> String {
         Some(line.trim_start_matches([' ', '\t', ':']).to_owned())
     });
     let model = model.unwrap_or_else(|| "an unnamed processor".to_owned());
-    let load = fs::read_to_string("/proc/loadavg").unwrap_or_default();
-    let load = load.split(' ').next().unwrap_or("unknown");
-    format!("{cores} cores of {model}, load generator included; load average before the run {load}")
+    format!("{cores} cores of {model}, load generator included")
 }

@@ -67,7 +67,7 @@ fn align<const N: usize>(rows: &[[String; N]]) -> Vec<String> {
 }
 
 /// A whole number with its thousands set apart.
-fn grouped(value: f64) -> String {
+pub(crate) fn grouped(value: f64) -> String {
     let digits = format!("{:.0}", value.max(0.0));
     let mut text = String::new();
     for (index, digit) in digits.chars().enumerate() {

@@ -10,6 +10,7 @@ use weir_bench::{Body, LoadOptions, Report, Target, Template, configure, resolve
 use crate::audit;
 use crate::process::{self, Process};
 use crate::results::{Row, Run};
+use crate::table::grouped;
 use crate::{Bench, HOT};
 
 /// The same in every request whatever the port, so that all servers get the same bytes.
@@ -43,7 +44,8 @@ pub(crate) fn embedded_data(scratch: &Path, keys: u64) -> PathBuf {
 /// Loads a fresh server, then holds its books against the answers it gave.
 pub(crate) async fn measure(bench: &Bench, store: Store<'_>, keys: u64) -> Result<Run> {
     let engine = if matches!(store, Store::Embedded) { "embedded" } else { "Postgres" };
-    let spread = if keys == HOT { "one hot key".to_owned() } else { format!("{keys} keys") };
+    let spread =
+        if keys == HOT { "one hot key".to_owned() } else { format!("{} keys", grouped(keys as f64)) };
     let name = format!("weir {engine}, {spread}");
     eprintln!("measuring: {name}");
     let data = match store {

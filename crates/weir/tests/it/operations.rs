@@ -53,15 +53,14 @@ on_each_engine!(
     metrics_tell_of_requests_lanes_and_outcomes,
 );
 
-/// Every `.route("path", get(..).post(..))` of the router, as (METHOD, path).
+/// Every `("/path", get(..).post(..))` of the router's lists, as (METHOD, path).
 fn routes_of_the_router() -> BTreeSet<(String, String)> {
     let source = include_str!("../../../server/src/http/router.rs");
     let mut routes = BTreeSet::new();
-    for route in source.split(".route(").skip(1) {
-        let path = route.split('"').nth(1).expect("a path");
-        let end = route.find("\n        .route(").or_else(|| route.find('\n')).unwrap_or(route.len());
+    for line in source.lines().filter(|line| line.trim_start().starts_with("(\"/")) {
+        let path = line.split('"').nth(1).expect("a path");
         for method in ["get", "post", "put", "delete"] {
-            if route[..end].contains(&format!("{method}(")) {
+            if line.contains(&format!(" {method}(")) || line.contains(&format!(".{method}(")) {
                 routes.insert((method.to_uppercase(), path.to_owned()));
             }
         }
