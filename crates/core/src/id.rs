@@ -1,14 +1,15 @@
 //! Names that come from callers, checked once at the edge, and names that Weir gives.
 
 use std::fmt;
+use std::sync::Arc;
 
 use uuid::Uuid;
 
 use crate::Timestamp;
 
-/// Who a quota belongs to: 1 to 255 characters, none of them a control character.
+/// Who a quota belongs to: 1 to 255 characters, none of them a control character. Clones share the text.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct UserId(Box<str>);
+pub struct UserId(Arc<str>);
 
 /// Why a text cannot be a [`UserId`]. The messages finish the sentence "userId …".
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -32,8 +33,8 @@ impl UserId {
     ///
     /// # Errors
     /// Says what is wrong with the text.
-    pub fn parse(text: impl Into<Box<str>>) -> Result<Self, UserIdError> {
-        let text = text.into();
+    pub fn parse(text: impl AsRef<str>) -> Result<Self, UserIdError> {
+        let text = text.as_ref();
         if text.is_empty() {
             return Err(UserIdError::Empty);
         }
@@ -44,7 +45,7 @@ impl UserId {
         if text.chars().any(char::is_control) {
             return Err(UserIdError::Control);
         }
-        Ok(Self(text))
+        Ok(Self(Arc::from(text)))
     }
 
     /// The id as text.

@@ -86,10 +86,11 @@ fn send_batch(
     now: Timestamp,
 ) -> rusqlite::Result<Vec<SendOutcome>> {
     let mut rows: HashMap<&str, Quota> = HashMap::with_capacity(batch.len());
+    let mut find = connection.prepare_cached(FIND)?;
     for SendMessage { user, .. } in batch {
         // Loading again what is loaded already is avoided; a user without a row is asked for again, which is rare.
         if !rows.contains_key(user.as_str())
-            && let Some(row) = find(connection, user.as_str())?
+            && let Some(row) = find.query_row([user.as_str()], read_row).optional()?
         {
             rows.insert(user.as_str(), row);
         }

@@ -1,7 +1,8 @@
 //! The writer thread: group commit.
 //!
 //! Every write is a job. The thread takes whatever jobs are waiting, runs them in one transaction, commits with one
-//! fsync, and only then answers them. Each job stands on its own savepoint, so one that fails takes nobody with it.
+//! fsync, and only then answers them. A job that fails takes nobody with it: all but the first stand on savepoints of
+//! their own, and when the first fails there is nothing else to lose.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Mutex, PoisonError};
@@ -123,35 +124,41 @@ fn write_group(
     applied: &mut Vec<Box<dyn Job>>,
 ) -> Result<()> {
     let mut next = Some(first);
-    let begun = statement(connection, "BEGIN IMMEDIATE");
     while let Some(mut job) = next {
-        if let Err(error) = &begun {
-            job.answer(Err(error.clone()));
-            return Ok(());
-        }
-        match apply_alone(connection, job.as_mut()) {
+        let outcome = if applied.is_empty() {
+            apply_first(connection, &mut *job)
+        } else {
+            apply_alone(connection, &mut *job)
+        };
+        match outcome {
             Ok(()) => applied.push(job),
             Err(error) => {
-                let aborted = connection.is_autocommit();
                 job.answer(Err(error.clone()));
                 // Some errors (a full disk) end the whole transaction: then nobody's work stands.
-                if aborted {
+                if !applied.is_empty() && connection.is_autocommit() {
                     return Err(error);
                 }
             }
         }
         next = if applied.len() < GROUP_MAX { waiting.try_recv().ok() } else { None };
     }
-    statement(connection, "COMMIT")
+    if applied.is_empty() { Ok(()) } else { statement(connection, "COMMIT") }
+}
+
+/// Begins the transaction with one job; when it fails or panics, the transaction is gone with it.
+fn apply_first(connection: &Connection, job: &mut dyn Job) -> Result<()> {
+    statement(connection, "BEGIN IMMEDIATE")?;
+    let outcome = apply(connection, job);
+    if outcome.is_err() && !connection.is_autocommit() {
+        statement(connection, "ROLLBACK")?;
+    }
+    outcome
 }
 
 /// Runs one job on its own savepoint; when it fails or panics, its part is undone and the group goes on.
 fn apply_alone(connection: &Connection, job: &mut dyn Job) -> Result<()> {
     statement(connection, "SAVEPOINT job")?;
-    let outcome = match catch_unwind(AssertUnwindSafe(|| job.apply(connection))) {
-        Ok(outcome) => outcome.map_err(classify),
-        Err(_panic) => Err(Error::failed(ENGINE, "a write panicked")),
-    };
+    let outcome = apply(connection, job);
     if outcome.is_err() && !connection.is_autocommit() {
         statement(connection, "ROLLBACK TO job")?;
     }
@@ -159,6 +166,13 @@ fn apply_alone(connection: &Connection, job: &mut dyn Job) -> Result<()> {
         statement(connection, "RELEASE job")?;
     }
     outcome
+}
+
+fn apply(connection: &Connection, job: &mut dyn Job) -> Result<()> {
+    match catch_unwind(AssertUnwindSafe(|| job.apply(connection))) {
+        Ok(outcome) => outcome.map_err(classify),
+        Err(_panic) => Err(Error::failed(ENGINE, "a write panicked")),
+    }
 }
 
 fn statement(connection: &Connection, sql: &str) -> Result<()> {
@@ -198,6 +212,15 @@ mod tests {
         assert!(a.is_ok() && b.is_ok());
         assert!(!twice.unwrap_err().is_transient());
         assert_eq!(rows(&writer).await, 2, "the failed job left nothing behind");
+    }
+
+    #[tokio::test]
+    async fn a_first_job_that_fails_takes_nobody_with_it_either() {
+        let writer = writer();
+        assert!(insert(&writer, 1).await.is_ok());
+        let (again, other) = tokio::join!(insert(&writer, 1), insert(&writer, 2));
+        assert!(again.is_err() && other.is_ok());
+        assert_eq!(rows(&writer).await, 2);
     }
 
     #[tokio::test]

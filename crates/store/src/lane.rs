@@ -168,9 +168,10 @@ where
                 if taken == 0 {
                     return;
                 }
-            } else {
-                take_up_to(batch_max, &mut self.receiver, &mut self.waiting);
+                // Whoever is about to submit, and only waits for a turn on this thread, gets into this batch.
+                tokio::task::yield_now().await;
             }
+            take_up_to(batch_max, &mut self.receiver, &mut self.waiting);
             let rest = self.waiting.split_off(batch_max.min(self.waiting.len()));
             let batch = std::mem::replace(&mut self.waiting, rest);
             self.carry_out(batch).await;

@@ -1,11 +1,13 @@
 //! Request bodies: JSON, bounded in size and time, and refused with the name of the field that is wrong.
 
+use std::pin::pin;
 use std::sync::Arc;
 
 use axum::body::Body;
 use axum::extract::{FromRequest, Request};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
+use futures_util::FutureExt;
 use http::header::{CONTENT_LENGTH, CONTENT_TYPE};
 use http::{HeaderMap, HeaderValue};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
@@ -27,10 +29,14 @@ impl<T: DeserializeOwned> FromRequest<Arc<App>> for Json<T> {
             return Err(ApiError::unsupported_media_type());
         }
         let limits = app.settings.http;
-        let read = read_body(request, limits.max_body);
-        let body = tokio::time::timeout(limits.read_timeout, read)
-            .await
-            .map_err(|_elapsed| ApiError::too_slow())??;
+        let mut read = pin!(read_body(request, limits.max_body));
+        // A body mostly comes with its head; only one that does not is worth a timer.
+        let body = match read.as_mut().now_or_never() {
+            Some(body) => body?,
+            None => tokio::time::timeout(limits.read_timeout, read)
+                .await
+                .map_err(|_elapsed| ApiError::too_slow())??,
+        };
         // serde would also fill a struct from a list, by position; no caller means that.
         match body.iter().find(|byte| !byte.is_ascii_whitespace()) {
             None => Err(ApiError::invalid("The request body is empty; it must be a JSON object")),

@@ -1,7 +1,9 @@
 //! The headers of limited responses, allowed or denied: the customary three and the IETF pair.
 
+use std::fmt::Write;
 use std::time::Duration;
 
+use bytes::BytesMut;
 use http::{HeaderMap, HeaderName, HeaderValue};
 
 const LIMIT: HeaderName = HeaderName::from_static("x-ratelimit-limit");
@@ -34,16 +36,17 @@ impl Standing {
         headers.insert(REMAINING, HeaderValue::from(remaining));
         headers.insert(RESET, HeaderValue::from(reset));
         let window = self.window.as_secs();
-        for (name, text) in [
-            (IETF_POLICY, format!("\"{policy}\";q={limit};w={window}")),
-            (IETF_STATE, format!("\"{policy}\";r={remaining};t={reset}")),
-        ] {
-            // Digits, quotes and a name of ours: always a valid value.
-            if let Ok(value) = HeaderValue::try_from(text) {
-                headers.insert(name, value);
-            }
-        }
+        headers.insert(IETF_POLICY, value(format_args!("\"{policy}\";q={limit};w={window}")));
+        headers.insert(IETF_STATE, value(format_args!("\"{policy}\";r={remaining};t={reset}")));
     }
+}
+
+/// A value of our own making: digits, quotes, a name. Written once, into room that is enough for any of them.
+fn value(text: std::fmt::Arguments<'_>) -> HeaderValue {
+    let mut bytes = BytesMut::with_capacity(64);
+    // Writing to memory cannot fail.
+    let _ = bytes.write_fmt(text);
+    HeaderValue::from_maybe_shared(bytes.freeze()).unwrap_or(HeaderValue::from_static(""))
 }
 
 /// Whole seconds, rounded up: whoever waits that long has waited long enough.

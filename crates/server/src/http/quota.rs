@@ -124,6 +124,8 @@ pub(crate) async fn send_message(
                 reset_at: rfc3339(grant.reset_at),
             };
             let mut response = Json(body).into_response();
+            // Room for these and for what the envelope and the server add.
+            response.headers_mut().reserve(10);
             standing(limits, grant.remaining, grant.reset_at, at).write(response.headers_mut());
             Ok(response)
         }
