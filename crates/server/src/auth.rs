@@ -26,7 +26,7 @@ impl Auth {
     pub fn load(settings: &AuthSettings, data: &Path) -> Result<Self, SettingError> {
         let admin = match &settings.admin_key {
             Some(key) => key.clone(),
-            None => secrets::load_or_create(data, secrets::ADMIN_KEY_FILE)?,
+            None => secrets::load_or_create(data, secrets::ADMIN_KEY)?,
         };
         let tokens = match &settings.jwks_file {
             Some(file) => jwt::Verifier::from_jwks_file(file)?,
@@ -43,6 +43,6 @@ impl Auth {
 pub fn jwt_secret(settings: &AuthSettings, data: &Path) -> Result<String, SettingError> {
     match &settings.jwt_secret {
         Some(secret) => Ok(secret.clone()),
-        None => secrets::load_or_create(data, secrets::JWT_SECRET_FILE),
+        None => secrets::load_or_create(data, secrets::JWT_SECRET),
     }
 }

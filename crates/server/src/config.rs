@@ -33,6 +33,8 @@ pub struct Settings {
     pub sender: sender::SenderSettings,
     /// What is logged and how.
     pub log: log::LogSettings,
+    /// `WEIR_…` variables that mean nothing to this version.
+    pub unknown_variables: Vec<String>,
 }
 
 impl Settings {
@@ -42,7 +44,7 @@ impl Settings {
     /// The first setting that is wrong, or unknown to the file.
     pub fn read(sources: Sources) -> Result<Self, SettingError> {
         let mut reader = Reader::new(sources);
-        let settings = Self {
+        let mut settings = Self {
             process: process::ProcessSettings::read(&mut reader)?,
             store: store::StoreSettings::read(&mut reader)?,
             auth: auth::AuthSettings::read(&mut reader)?,
@@ -50,7 +52,9 @@ impl Settings {
             lane: lane::LaneSettings::read(&mut reader)?,
             sender: sender::SenderSettings::read(&mut reader)?,
             log: log::LogSettings::read(&mut reader)?,
+            unknown_variables: Vec::new(),
         };
+        settings.unknown_variables = reader.unknown_variables();
         reader.finish()?;
         settings.process.refuse_strangers(&settings.auth)?;
         Ok(settings)

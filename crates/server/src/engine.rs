@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use weir_core::Clock;
 use weir_queue::Queue;
+use weir_store::Result;
 use weir_store::quota::QuotaStore;
-use weir_store::{Error, Result};
 use weir_store_postgres::{Postgres, Target};
 use weir_store_sqlite::Sqlite;
 
@@ -94,7 +94,7 @@ impl Engine {
     }
 }
 
-/// A database that is just starting is waited for; one that refuses for good is not.
+/// A database that is just starting is waited for; one that refuses our password, or has no such database, is not.
 async fn open_patiently(
     target: &Target,
     connections: usize,
@@ -107,17 +107,14 @@ async fn open_patiently(
             Ok(engine) => return Ok(engine),
             Err(error) => error,
         };
-        if !error.is_transient() || refuses_us(&error) || Instant::now() + pause > give_up_at {
+        if !error.is_transient()
+            || weir_store_postgres::is_refusal(&error)
+            || Instant::now() + pause > give_up_at
+        {
             return Err(error);
         }
-        let cause = std::error::Error::source(&error).map(ToString::to_string);
-        tracing::warn!(address = %target.address(), cause, "waiting for Postgres");
+        tracing::warn!(address = %target.address(), error = %error.with_causes(), "waiting for Postgres");
         tokio::time::sleep(pause).await;
         pause = (pause * 2).min(Duration::from_secs(2));
     }
-}
-
-/// A wrong password or database name does not mend itself while we wait.
-fn refuses_us(error: &Error) -> bool {
-    weir_store_postgres::is_refusal(error)
 }

@@ -4,3 +4,4 @@ pub mod delivery;
 pub mod logs;
 pub mod metrics;
 pub mod quiet;
+pub mod writer;

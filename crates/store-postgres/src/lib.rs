@@ -90,7 +90,7 @@ fn random() -> [u8; 10] {
 /// Whether waiting will not help: the server refuses our credentials or database, or we refuse its certificate.
 #[must_use]
 pub fn is_refusal(error: &weir_store::Error) -> bool {
-    let mut cause = std::error::Error::source(error);
+    let mut cause = error.cause();
     while let Some(error) = cause {
         let refused_by_server = error
             .downcast_ref::<tokio_postgres::Error>()

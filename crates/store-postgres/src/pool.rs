@@ -86,8 +86,7 @@ impl Inner {
             }
             Err(error) => {
                 if backoff.failures == 0 {
-                    let cause = std::error::Error::source(error).map(ToString::to_string);
-                    tracing::warn!(address = %self.target.address(), cause, "Postgres cannot be reached");
+                    tracing::warn!(address = %self.target.address(), error = %error.with_causes(), "Postgres cannot be reached");
                 }
                 backoff.fail();
             }

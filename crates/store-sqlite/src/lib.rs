@@ -32,6 +32,8 @@ pub const ENGINE: &str = "sqlite";
 const DATABASE_FILE: &str = "weir.db";
 const LOCK_FILE: &str = "weir.lock";
 
+const HEARTBEAT: &str = "INSERT OR REPLACE INTO heartbeat (id, at) VALUES (1, ?1)";
+
 /// Kept page cache per connection, in KiB (negative is SQLite's way to say KiB).
 const CACHE_KIB: i64 = -8_192;
 
@@ -89,12 +91,14 @@ impl Sqlite {
         })
     }
 
-    /// Makes sure that the writer answers.
+    /// Makes sure that the writer answers and the disk takes what it writes.
     ///
     /// # Errors
-    /// When it does not.
+    /// When they do not.
     pub async fn ping(&self) -> Result<()> {
-        self.inner.writer.run(|connection| connection.query_row("SELECT 1", [], |_| Ok(()))).await
+        let now = self.inner.clock.now().as_micros();
+        let beat = move |connection: &Connection| connection.prepare_cached(HEARTBEAT)?.execute([now]);
+        self.inner.writer.run(beat).await.map(|_| ())
     }
 }
 

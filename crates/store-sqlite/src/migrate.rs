@@ -7,8 +7,11 @@ use crate::ENGINE;
 use crate::error::classify;
 
 /// In order; a step that has been released is never changed.
-const STEPS: &[&str] =
-    &[include_str!("../migrations/0001_quota.sql"), include_str!("../migrations/0002_queue.sql")];
+const STEPS: &[&str] = &[
+    include_str!("../migrations/0001_quota.sql"),
+    include_str!("../migrations/0002_queue.sql"),
+    include_str!("../migrations/0003_heartbeat.sql"),
+];
 
 pub(crate) fn run(connection: &mut Connection) -> Result<()> {
     let done: usize =

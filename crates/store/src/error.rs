@@ -1,6 +1,7 @@
 //! How a store operation breaks. Whether trying again can help is the only thing callers may ask.
 
 use std::error::Error as StdError;
+use std::fmt;
 use std::sync::Arc;
 
 /// Something broke. Clones share the cause, since one failed commit fails a whole batch.
@@ -46,6 +47,22 @@ impl Error {
         Self::Failed { engine, source: Arc::from(source.into()) }
     }
 
+    /// What the engine, the system or the network said.
+    #[must_use]
+    pub fn cause(&self) -> Option<&(dyn StdError + 'static)> {
+        match self {
+            // Through the pointer: what it points to is what can be asked for its type.
+            Self::Unavailable { source, .. } | Self::Failed { source, .. } => Some(&**source),
+            Self::Overloaded { .. } | Self::ShuttingDown => None,
+        }
+    }
+
+    /// The error with all its causes, on one line.
+    #[must_use]
+    pub const fn with_causes(&self) -> WithCauses<'_> {
+        WithCauses(self)
+    }
+
     /// Whether the same call can succeed later without anybody mending anything.
     #[must_use]
     pub const fn is_transient(&self) -> bool {
@@ -53,5 +70,33 @@ impl Error {
             Self::Unavailable { .. } | Self::Overloaded { .. } | Self::ShuttingDown => true,
             Self::Failed { .. } => false,
         }
+    }
+}
+
+/// An [`Error`] with all its causes, on one line.
+#[derive(Clone, Copy, Debug)]
+pub struct WithCauses<'a>(&'a Error);
+
+impl fmt::Display for WithCauses<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.0)?;
+        let mut cause = self.0.cause();
+        while let Some(error) = cause {
+            write!(f, ": {error}")?;
+            cause = error.source();
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn causes_are_told_and_can_be_asked_for_their_type() {
+        let error = Error::unavailable("engine", std::io::Error::other("cut off"));
+        assert_eq!(error.with_causes().to_string(), "engine is unavailable: cut off");
+        assert!(error.cause().is_some_and(|cause| cause.is::<std::io::Error>()));
     }
 }

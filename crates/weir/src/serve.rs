@@ -2,13 +2,17 @@
 
 use std::collections::BTreeMap;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use clap::Args;
 use tokio::signal::unix::{SignalKind, signal};
 use weir_server::Server;
 use weir_server::config::Settings;
 use weir_server::config::source::{SettingError, Sources};
-use weir_server::telemetry::logs;
+use weir_server::telemetry::{logs, writer};
+
+/// How long the last log lines are waited for.
+const LAST_LINES: Duration = Duration::from_millis(500);
 
 /// Each flag has a variable of the same name, and a line in weir.default.toml.
 #[derive(Debug, Args)]
@@ -17,6 +21,9 @@ pub(crate) struct ServeArgs {
     /// The address of the HTTP API [env: WEIR_LISTEN] [default: 127.0.0.1:8080]
     #[arg(long, value_name = "ADDRESS")]
     listen: Option<String>,
+    /// The address of the gRPC API; nothing listens there yet [env: WEIR_GRPC_LISTEN] [default: 127.0.0.1:8081]
+    #[arg(long, value_name = "ADDRESS")]
+    grpc_listen: Option<String>,
     /// Where the embedded engine and generated secrets live [env: WEIR_DATA] [default: ./data]
     #[arg(long, value_name = "DIRECTORY")]
     data: Option<String>,
@@ -41,6 +48,7 @@ impl ServeArgs {
     fn into_flags(self) -> BTreeMap<&'static str, String> {
         [
             ("listen", self.listen),
+            ("grpc_listen", self.grpc_listen),
             ("data", self.data),
             ("store", self.store),
             ("cache", self.cache),
@@ -58,7 +66,11 @@ pub(crate) fn run(arguments: ServeArgs) -> anyhow::Result<ExitCode> {
     let settings = read_settings(arguments)?;
     logs::init(&settings.log);
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    runtime.block_on(serve(settings))
+    let outcome = runtime.block_on(serve(settings));
+    writer::flush(LAST_LINES);
+    // A sender stuck in writing to somebody who does not read must not keep the process.
+    runtime.shutdown_background();
+    outcome
 }
 
 fn read_settings(arguments: ServeArgs) -> Result<Settings, SettingError> {
@@ -69,11 +81,18 @@ async fn serve(settings: Settings) -> anyhow::Result<ExitCode> {
     // Asked for before the start, so that a stop during it is not lost.
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
+    let unknown = settings.unknown_variables.clone();
     let server = tokio::select! {
         started = Server::start(settings, None) => started?,
         _ = terminate.recv() => return Ok(ExitCode::SUCCESS),
         _ = interrupt.recv() => return Ok(ExitCode::SUCCESS),
     };
+    for name in unknown {
+        tracing::warn!(
+            name,
+            "no setting has the name of this variable; weir.default.toml lists those that exist"
+        );
+    }
     tracing::info!(target: logs::READY, "{}", server.ready_line());
     tokio::select! {
         _ = terminate.recv() => {}

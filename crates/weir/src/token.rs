@@ -9,6 +9,7 @@ use anyhow::Context;
 use clap::Args;
 use weir_server::auth::jwt::{Claims, sign};
 use weir_server::auth::jwt_secret;
+use weir_server::auth::secrets::JWT_SECRET;
 use weir_server::config::Settings;
 use weir_server::config::source::Sources;
 
@@ -41,13 +42,26 @@ pub(crate) fn run(arguments: &TokenArgs) -> anyhow::Result<ExitCode> {
         .filter_map(|(name, value)| Some((name, value.clone()?)))
         .collect::<BTreeMap<_, _>>();
     let settings = Settings::read(Sources::from_process(flags)?)?;
-    let secret = jwt_secret(&settings.auth, &settings.process.data)?;
+    anyhow::ensure!(!arguments.sub.is_empty(), "--sub must not be empty");
+    anyhow::ensure!(
+        settings.auth.jwks_file.is_none(),
+        "WEIR_JWKS_FILE is set, so the server takes tokens of those keys alone; sign them where the private keys are"
+    );
+    let data = &settings.process.data;
+    anyhow::ensure!(
+        settings.auth.jwt_secret.is_some() || data.join(JWT_SECRET.file).exists(),
+        "there is no {} in {}: start the server once, or name its directory with --data",
+        JWT_SECRET.file,
+        data.display()
+    );
+    let secret = jwt_secret(&settings.auth, data)?;
+    let scopes: Vec<&str> = arguments.scope.iter().flat_map(|scope| scope.split_whitespace()).collect();
     let expires = jiff::Timestamp::now() + arguments.ttl;
     let claims = Claims {
         sub: arguments.sub.clone(),
         exp: u64::try_from(expires.as_second())?,
         tenant_id: arguments.tenant.clone(),
-        scope: (!arguments.scope.is_empty()).then(|| arguments.scope.join(" ")),
+        scope: (!scopes.is_empty()).then(|| scopes.join(" ")),
     };
     let token = sign(&secret, &claims).context("cannot sign the token")?;
     writeln!(std::io::stdout(), "{token}")?;

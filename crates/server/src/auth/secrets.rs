@@ -1,8 +1,8 @@
 //! Secrets that nobody gave: made once, kept in the data directory, readable by its owner alone.
 
 use std::fs::{DirBuilder, File};
-use std::io::{ErrorKind, Read, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::io::{ErrorKind, Write};
+use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
 
 use base64::Engine;
@@ -10,18 +10,27 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 
 use crate::config::source::SettingError;
 
+/// A secret that lives in a file of the data directory.
+#[derive(Clone, Copy, Debug)]
+pub struct Secret {
+    /// The file's name.
+    pub file: &'static str,
+    /// The shortest that is accepted, in bytes.
+    pub bytes_min: usize,
+}
+
 /// The operator's key.
-pub const ADMIN_KEY_FILE: &str = "admin.key";
+pub const ADMIN_KEY: Secret = Secret { file: "admin.key", bytes_min: 16 };
 /// The key tokens are signed with.
-pub const JWT_SECRET_FILE: &str = "jwt.secret";
+pub const JWT_SECRET: Secret = Secret { file: "jwt.secret", bytes_min: 32 };
 
 /// The secret of that name, made if it is not there. Processes that start at once agree on one.
 ///
 /// # Errors
 /// When the directory or file cannot be made or read.
-pub fn load_or_create(data: &Path, name: &str) -> Result<String, SettingError> {
-    let path = data.join(name);
-    try_load_or_create(data, &path).map_err(|error| {
+pub fn load_or_create(data: &Path, secret: Secret) -> Result<String, SettingError> {
+    let path = data.join(secret.file);
+    try_load_or_create(data, &path, secret.bytes_min).map_err(|error| {
         let allowed = format!("a directory where {} can be kept ({error})", path.display());
         SettingError::new("data", data.display(), allowed)
     })
@@ -35,8 +44,8 @@ pub fn create_directory(data: &Path) -> std::io::Result<()> {
     DirBuilder::new().recursive(true).mode(0o700).create(data)
 }
 
-fn try_load_or_create(data: &Path, path: &Path) -> std::io::Result<String> {
-    if let Some(secret) = load(path)? {
+fn try_load_or_create(data: &Path, path: &Path, bytes_min: usize) -> std::io::Result<String> {
+    if let Some(secret) = load(path, bytes_min)? {
         return Ok(secret);
     }
     create_directory(data)?;
@@ -48,21 +57,22 @@ fn try_load_or_create(data: &Path, path: &Path) -> std::io::Result<String> {
         Err(error) if error.error.kind() == ErrorKind::AlreadyExists => {}
         Err(error) => return Err(error.error),
     }
-    load(path)?.ok_or_else(|| std::io::Error::other("it is empty; remove it to have a new one made"))
+    load(path, bytes_min)?.ok_or_else(|| std::io::Error::other("it is gone again"))
 }
 
-fn load(path: &Path) -> std::io::Result<Option<String>> {
-    let mut text = String::new();
-    match File::options().read(true).mode(0o600).open(path) {
-        Ok(mut file) => file.read_to_string(&mut text)?,
+fn load(path: &Path, bytes_min: usize) -> std::io::Result<Option<String>> {
+    let text = match std::fs::read_to_string(path) {
+        Ok(text) => text,
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(error),
     };
-    let text = text.trim();
-    if text.is_empty() {
-        return Err(std::io::Error::other("it is empty; remove it to have a new one made"));
+    let secret = text.trim();
+    if secret.len() < bytes_min || secret.chars().any(char::is_control) {
+        let problem =
+            format!("it must hold one line of at least {bytes_min} bytes; remove it to have a new one made");
+        return Err(std::io::Error::other(problem));
     }
-    Ok(Some(text.to_owned()))
+    Ok(Some(secret.to_owned()))
 }
 
 fn owner_only() -> std::fs::Permissions {
@@ -94,13 +104,26 @@ mod tests {
 
     use super::*;
 
+    const A: Secret = Secret { file: "a", bytes_min: 16 };
+    const B: Secret = Secret { file: "b", bytes_min: 16 };
+
+    #[test]
+    fn a_file_with_a_secret_too_short_or_broken_is_refused() {
+        let data = tempfile::tempdir().unwrap();
+        for bad in ["", "short", "long enough but\non two lines"] {
+            std::fs::write(data.path().join("a"), bad).unwrap();
+            let sentence = load_or_create(data.path(), A).unwrap_err().to_string();
+            assert!(sentence.contains("at least 16 bytes"), "{sentence}");
+        }
+    }
+
     #[test]
     fn a_secret_is_made_once_for_its_owner_alone() {
         let parent = tempfile::tempdir().unwrap();
         let data = parent.path().join("data");
-        let first = load_or_create(&data, "a").unwrap();
-        assert_eq!(load_or_create(&data, "a").unwrap(), first);
-        assert_ne!(load_or_create(&data, "b").unwrap(), first);
+        let first = load_or_create(&data, A).unwrap();
+        assert_eq!(load_or_create(&data, A).unwrap(), first);
+        assert_ne!(load_or_create(&data, B).unwrap(), first);
         assert!(first.len() >= 43, "256 bits in base64");
         let mode = |path: &Path| path.metadata().unwrap().permissions().mode() & 0o777;
         assert_eq!((mode(&data), mode(&data.join("a"))), (0o700, 0o600));
@@ -113,7 +136,7 @@ mod tests {
         let threads: Vec<_> = (0..16)
             .map(|_| {
                 let data = data.path().to_owned();
-                std::thread::spawn(move || load_or_create(&data, "a").unwrap())
+                std::thread::spawn(move || load_or_create(&data, A).unwrap())
             })
             .collect();
         let mut secrets: Vec<_> = threads.into_iter().map(|thread| thread.join().unwrap()).collect();
@@ -123,7 +146,7 @@ mod tests {
 
     #[test]
     fn an_unwritable_directory_is_a_sentence_about_data() {
-        let sentence = load_or_create(Path::new("/proc/nowhere"), "a").unwrap_err().to_string();
+        let sentence = load_or_create(Path::new("/proc/nowhere"), A).unwrap_err().to_string();
         assert!(sentence.contains("data") && sentence.contains("/proc/nowhere"), "{sentence}");
     }
 }

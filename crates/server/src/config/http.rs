@@ -39,7 +39,7 @@ impl HttpSettings {
                 count(1_000_000),
                 "a number from 1 to 1000000",
             )?,
-            shutdown_timeout: reader.get("http.shutdown_timeout", ten, duration, span)?,
+            shutdown_timeout: reader.get("http.shutdown_timeout", Duration::from_secs(15), duration, span)?,
         })
     }
 }

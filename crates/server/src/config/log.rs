@@ -30,14 +30,18 @@ impl LogSettings {
             "json" => Some(LogFormat::Json),
             _ => None,
         };
-        let level = |text: &str| {
-            let valid = text.parse::<tracing_subscriber::filter::Targets>().is_ok();
-            (valid && !text.is_empty()).then(|| text.to_owned())
-        };
-        let levels = "error, warn, info, debug or trace, or a list such as info,weir_server=debug";
+        let level = |text: &str| text.split(',').all(is_directive).then(|| text.to_owned());
+        let levels = "error, warn, info, debug, trace or off, or a list such as info,weir_server=debug";
         Ok(Self {
             level: reader.get("log.level", "info".to_owned(), level, levels)?,
             format: reader.get("log.format", LogFormat::Auto, format, "auto, human or json")?,
         })
     }
+}
+
+/// A level, or a module with its level. Any other word would be taken for a module and turn off all the rest.
+fn is_directive(text: &str) -> bool {
+    let (module, level) = text.split_once('=').unwrap_or(("", text));
+    let plain = module.chars().all(|c| c.is_ascii_alphanumeric() || "_:-".contains(c));
+    plain && matches!(level, "error" | "warn" | "info" | "debug" | "trace" | "off")
 }

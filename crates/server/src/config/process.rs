@@ -11,6 +11,8 @@ use super::source::{Reader, SettingError};
 pub struct ProcessSettings {
     /// `listen`: the address of the HTTP API.
     pub listen: SocketAddr,
+    /// `grpc_listen`: the address of the gRPC API. Nothing listens there yet.
+    pub grpc_listen: SocketAddr,
     /// `data`: the directory of the embedded engine and of generated secrets.
     pub data: PathBuf,
     /// `roles`: what this process does.
@@ -52,17 +54,14 @@ impl Roles {
 
 impl ProcessSettings {
     pub(super) fn read(reader: &mut Reader) -> Result<Self, SettingError> {
-        let loopback = SocketAddr::from(([127, 0, 0, 1], 8080));
+        let loopback = |port| SocketAddr::from(([127, 0, 0, 1], port));
+        let address = "an address such as 127.0.0.1:8080 or [::]:8080";
         let path = |text: &str| (!text.is_empty()).then(|| PathBuf::from(text));
         // Read before the rest, to find the file; known here so that it may stand among the others.
         reader.get_optional("config", path, "the path of a file")?;
         Ok(Self {
-            listen: reader.get(
-                "listen",
-                loopback,
-                parse_address,
-                "an address such as 127.0.0.1:8080 or [::]:8080",
-            )?,
+            listen: reader.get("listen", loopback(8080), parse_address, address)?,
+            grpc_listen: reader.get("grpc_listen", loopback(8081), parse_address, address)?,
             data: reader.get("data", PathBuf::from("./data"), path, "a directory")?,
             roles: reader.get(
                 "roles",

@@ -5,10 +5,10 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 
 /// The settings that have a flag, by dotted name.
-pub const FLAGS: [&str; 7] = ["listen", "data", "store", "cache", "broker", "roles", "config"];
+pub const FLAGS: [&str; 8] = ["listen", "grpc_listen", "data", "store", "cache", "broker", "roles", "config"];
 
 /// The settings that are never shown, and never read from the file: it is too easily committed.
-const SECRETS: [&str; 3] = ["admin_key", "jwt_secret", "store"];
+const SECRETS: [&str; 5] = ["admin_key", "jwt_secret", "store", "cache", "broker"];
 
 /// The file read when none is named and it is there.
 const DEFAULT_FILE: &str = "weir.toml";
@@ -138,9 +138,9 @@ impl Reader {
     /// The text of a setting and the name its author knows it by.
     fn text(&mut self, key: &'static str) -> Result<Option<(String, String)>, SettingError> {
         self.known.insert(key);
-        let variable = format!("WEIR_{}", key.replace('.', "_").to_uppercase());
+        let variable = variable(key);
         if let Some(text) = self.sources.flags.get(key) {
-            return Ok(Some((format!("--{key}"), text.clone())));
+            return Ok(Some((format!("--{}", key.replace('_', "-")), text.clone())));
         }
         if let Some(text) = self.sources.environment.get(&variable) {
             return Ok(Some((variable, text.clone())));
@@ -166,6 +166,14 @@ impl Reader {
         self.known.iter().copied()
     }
 
+    /// The `WEIR_…` variables that nobody reads: typing mistakes, or meant for another version.
+    #[must_use]
+    pub fn unknown_variables(&self) -> Vec<String> {
+        let known: BTreeSet<String> = self.known.iter().map(|key| variable(key)).collect();
+        let given = self.sources.environment.keys();
+        given.filter(|name| !known.contains(*name) && !name.starts_with("WEIR_TEST_")).cloned().collect()
+    }
+
     /// Refuses what the file sets and nobody reads: most likely a typing mistake.
     ///
     /// # Errors
@@ -179,6 +187,11 @@ impl Reader {
             None => Ok(()),
         }
     }
+}
+
+/// A setting's name in the environment.
+fn variable(key: &str) -> String {
+    format!("WEIR_{}", key.replace('.', "_").to_uppercase())
 }
 
 /// One sentence: the setting, its value (unless secret), and what is allowed.

@@ -79,8 +79,9 @@ fn a_wrong_setting_is_one_sentence_with_name_value_and_what_is_allowed() {
         ("WEIR_HTTP_TIMEOUT", "soon", "500ms"),
         ("WEIR_HTTP_MAX_BODY", "1MB", "1MiB"),
         ("WEIR_LANE_CAPACITY", "0", "1 to"),
-        ("WEIR_CACHE", "redis://x", "none"),
-        ("WEIR_BROKER", "kafka://x", "embedded"),
+        ("WEIR_LOG_LEVEL", "verbose", "debug"),
+        ("WEIR_LOG_LEVEL", "info,", "debug"),
+        ("WEIR_GRPC_LISTEN", "x", "127.0.0.1:8080"),
         ("WEIR_LOG_FORMAT", "xml", "json"),
         ("WEIR_ALLOW_ANONYMOUS", "maybe", "true or false"),
     ] {
@@ -97,6 +98,8 @@ fn secrets_are_never_repeated() {
     for (name, value) in [
         ("WEIR_ADMIN_KEY", "hunter2"),
         ("WEIR_JWT_SECRET", "hunter2"),
+        ("WEIR_CACHE", "redis://:hunter2@h"),
+        ("WEIR_BROKER", "kafka://u:hunter2@h"),
         ("WEIR_STORE", "mysql://u:hunter2@h/d"),
         ("WEIR_STORE", "postgres://u:hunter2@h/d?sslmode=perhaps"),
     ] {
@@ -139,4 +142,10 @@ fn lists_and_numbers_in_the_file_read_like_their_text() {
     let settings = Settings::read(file("roles = [\"api\", \"sender\"]\n[lane]\ncapacity = 7")).unwrap();
     assert!(settings.process.roles.sender && !settings.process.roles.worker);
     assert_eq!(settings.lane.capacity, 7);
+}
+
+#[test]
+fn variables_that_mean_nothing_are_remembered_and_change_nothing() {
+    let settings = Settings::read(environment(&[("WEIR_LISTNE", "x"), ("WEIR_TEST_SKIP", "y")])).unwrap();
+    assert_eq!(settings.unknown_variables, ["WEIR_LISTNE"]);
 }

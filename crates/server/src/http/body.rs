@@ -8,7 +8,7 @@ use axum::extract::{FromRequest, Request};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use futures_util::FutureExt;
-use http::header::{CONTENT_LENGTH, CONTENT_TYPE};
+use http::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE};
 use http::{HeaderMap, HeaderValue};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use serde::Serialize;
@@ -26,7 +26,12 @@ impl<T: DeserializeOwned> FromRequest<Arc<App>> for Json<T> {
 
     async fn from_request(request: Request, app: &Arc<App>) -> Result<Self, ApiError> {
         if !is_json(request.headers()) {
-            return Err(ApiError::unsupported_media_type());
+            return Err(ApiError::unsupported_media_type("Content-Type must be application/json"));
+        }
+        if request.headers().get(CONTENT_ENCODING).is_some_and(|encoding| encoding != "identity") {
+            return Err(ApiError::unsupported_media_type(
+                "Content-Encoding is not supported: send the body as it is",
+            ));
         }
         let limits = app.settings.http;
         let mut read = pin!(read_body(request, limits.max_body));

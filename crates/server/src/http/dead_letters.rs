@@ -114,7 +114,11 @@ fn parse_limit(text: Option<&str>) -> Result<usize, ApiError> {
 fn parse_id(id: Result<Path<String>, PathRejection>) -> Result<String, ApiError> {
     let Path(id) = id.map_err(|_not_utf8| ApiError::invalid_field("id", "must be valid UTF-8"))?;
     let plain = id.len() <= 64 && id.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-');
-    if plain { Ok(id) } else { Err(unknown("that id")) }
+    if plain {
+        Ok(id)
+    } else {
+        Err(ApiError::not_found("No dead letter has such an id; GET /admin/dlq lists those there are"))
+    }
 }
 
 fn unknown(id: &str) -> ApiError {

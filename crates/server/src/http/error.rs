@@ -6,7 +6,6 @@ use http::{HeaderMap, HeaderValue, StatusCode};
 use serde::Serialize;
 
 use crate::telemetry::quiet::Quiet;
-use crate::worker::sender::Chain;
 
 /// What a caller is told when the answer is not what it asked for.
 #[derive(Clone, Debug)]
@@ -73,8 +72,7 @@ impl ApiError {
     }
 
     /// 415.
-    pub fn unsupported_media_type() -> Self {
-        let message = "Content-Type must be application/json";
+    pub fn unsupported_media_type(message: &str) -> Self {
         Self::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "UNSUPPORTED_MEDIA_TYPE", message)
     }
 
@@ -143,11 +141,11 @@ impl From<weir_store::Error> for ApiError {
     fn from(error: weir_store::Error) -> Self {
         static OUTAGE: Quiet = Quiet::new();
         if !error.is_transient() {
-            tracing::error!(error = %Chain(&error), "a store operation failed");
+            tracing::error!(error = %error.with_causes(), "a store operation failed");
             return Self::internal();
         }
         if let Some(held_back) = OUTAGE.speak() {
-            tracing::warn!(error = %Chain(&error), also = held_back, "answered 503");
+            tracing::warn!(error = %error.with_causes(), also = held_back, "answered 503");
         }
         use weir_store::Error;
         Self::unavailable(match error {

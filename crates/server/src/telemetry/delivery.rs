@@ -11,14 +11,13 @@ use weir_queue::sms::SmsEvent;
 use crate::config::log::LogFormat;
 use crate::telemetry::logs::is_human;
 
-/// The target under which deliveries stand in the log; `log.level` can turn it off.
+/// The target under which deliveries stand in the log. They are written whatever the level: the line is the delivery.
 pub const TARGET: &str = "weir::sender";
 
 /// Lines waiting to be written together.
 #[derive(Debug)]
 pub struct Lines {
     human: bool,
-    enabled: bool,
     /// All lines of one batch are written at one moment and bear its time.
     now: jiff::Timestamp,
     text: Vec<u8>,
@@ -36,19 +35,15 @@ struct Line<'a> {
 }
 
 impl Lines {
-    /// An empty batch, in the log's form.
+    /// An empty batch, in the log's form. `torn` says that the last one broke off, maybe within a line.
     #[must_use]
-    pub fn begin(format: LogFormat) -> Self {
+    pub fn begin(format: LogFormat, torn: bool) -> Self {
         let human = is_human(format);
-        let enabled = tracing::enabled!(target: TARGET, tracing::Level::INFO);
-        Self { human, enabled, now: jiff::Timestamp::now(), text: Vec::new() }
+        Self { human, now: jiff::Timestamp::now(), text: if torn { vec![b'\n'] } else { Vec::new() } }
     }
 
     /// Adds the line of one message.
     pub fn add(&mut self, event: &SmsEvent<'_>) {
-        if !self.enabled {
-            return;
-        }
         let SmsEvent { message_id, user_id, message, .. } = event;
         // Writing to memory cannot fail.
         let _ = if self.human {
@@ -91,7 +86,7 @@ mod tests {
     }
 
     fn text(human: bool) -> String {
-        let mut lines = Lines { human, enabled: true, now: jiff::Timestamp::UNIX_EPOCH, text: Vec::new() };
+        let mut lines = Lines { human, now: jiff::Timestamp::UNIX_EPOCH, text: Vec::new() };
         lines.add(&event());
         lines.add(&event());
         String::from_utf8(lines.text).unwrap()

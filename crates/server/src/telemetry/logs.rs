@@ -5,6 +5,7 @@ use std::io::IsTerminal;
 use tracing_subscriber::EnvFilter;
 
 use crate::config::log::{LogFormat, LogSettings};
+use crate::telemetry::writer::Lines;
 
 /// Events of this target are shown whatever the level: the line that says the server is ready.
 pub const READY: &str = "weir::ready";
@@ -17,7 +18,9 @@ pub fn init(settings: &LogSettings) {
         Err(_invalid) => filter,
     };
     let human = is_human(settings.format);
-    let builder = tracing_subscriber::fmt().with_env_filter(filter);
+    // It reports its own failures on standard error, which panics when that fails too.
+    let builder =
+        tracing_subscriber::fmt().with_env_filter(filter).with_writer(Lines).log_internal_errors(false);
     // A second start in one process (tests) keeps the first one's output.
     let _ = if human {
         builder.with_target(false).with_ansi(std::io::stdout().is_terminal()).try_init()

@@ -4,6 +4,7 @@
 //! it rather than losing it. What cannot be understood becomes a dead letter, and the sender goes on.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use prometheus_client::metrics::counter::Counter;
@@ -33,6 +34,8 @@ pub struct Sender {
     format: LogFormat,
     sent: Counter,
     malformed: Counter,
+    /// Whether the last lines broke off.
+    torn: Arc<AtomicBool>,
 }
 
 impl Sender {
@@ -46,6 +49,7 @@ impl Sender {
             format: settings.log.format,
             sent: counter("sent"),
             malformed: counter("malformed"),
+            torn: Arc::default(),
         }
     }
 
@@ -57,7 +61,7 @@ impl Sender {
             if let Err(error) = &outcome
                 && std::mem::replace(&mut reachable, false)
             {
-                tracing::warn!(error = %Chain(error), "the sender cannot deliver and tries again");
+                tracing::warn!(error = %error.with_causes(), "the sender cannot deliver and tries again");
             }
             reachable = outcome.is_ok();
             let pause = async {
@@ -88,8 +92,14 @@ impl Sender {
         let settlement = tokio::task::spawn_blocking(move || sender.deliver(&messages))
             .await
             .map_err(|panic| Error::failed("sender", panic))?;
-        // Lines that did not get out leave their messages where they are.
-        let settlement = settlement.map_err(|error| Error::unavailable("standard output", error))?;
+        let settlement = match settlement {
+            Ok(settlement) => settlement,
+            // Lines that did not get out leave their messages where they are, for whoever comes next.
+            Err(error) => {
+                self.queue.settle(&receipt, Settlement::default()).await?;
+                return Err(Error::unavailable("standard output", error));
+            }
+        };
         if !self.queue.settle(&receipt, settlement).await? {
             tracing::warn!("some messages were delivered too late to be settled and will be delivered again");
         }
@@ -98,7 +108,7 @@ impl Sender {
 
     fn deliver(&self, messages: &[Message]) -> std::io::Result<Settlement> {
         let mut settlement = Settlement::default();
-        let mut lines = Lines::begin(self.format);
+        let mut lines = Lines::begin(self.format, self.torn.load(Ordering::Relaxed));
         for message in messages {
             match sms::decode(&message.payload) {
                 Ok(event) => {
@@ -111,7 +121,9 @@ impl Sender {
                 }
             }
         }
-        lines.write()?;
+        let written = lines.write();
+        self.torn.store(written.is_err(), Ordering::Relaxed);
+        written?;
         self.sent.inc_by(settlement.done.len() as u64);
         self.malformed.inc_by(settlement.dead.len() as u64);
         Ok(settlement)
@@ -123,22 +135,7 @@ fn tell_of_malformed(message: &Message, error: &dyn std::error::Error) {
     let shown = String::from_utf8_lossy(&payload[..payload.len().min(SHOWN_BYTES)]);
     tracing::error!(
         target: "weir::sender",
-        key, payload = %shown, %error, shard = position.shard, id = position.id,
+        key, payload = ?shown, %error, shard = position.shard, id = position.id,
         "malformed event kept as a dead letter"
     );
-}
-
-/// An error with its causes, on one line.
-pub(crate) struct Chain<'a>(pub(crate) &'a Error);
-
-impl std::fmt::Display for Chain<'_> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}", self.0)?;
-        let mut cause = std::error::Error::source(self.0);
-        while let Some(error) = cause {
-            write!(f, ": {error}")?;
-            cause = error.source();
-        }
-        Ok(())
-    }
 }

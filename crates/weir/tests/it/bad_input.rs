@@ -191,3 +191,27 @@ async fn broken_http_neither_hangs_nor_kills_the_server() {
     }
     assert_eq!(server.client().get("/livez").await.unwrap().status, 200);
 }
+
+#[tokio::test]
+async fn a_caller_that_does_not_go_on_is_cut_off() {
+    let weir = crate::given::weir().env("WEIR_HTTP_READ_TIMEOUT", "300ms").spawn().await;
+    for start in [
+        &b""[..],
+        b"GET /li",
+        b"POST /api/send HTTP/1.1\r\nHost: x\r\n",
+        b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n",
+    ] {
+        // Returns when the server closes; a connection left open would be given up after five seconds of silence.
+        let started = std::time::Instant::now();
+        http::raw(weir.addr(), start).await;
+        assert!(
+            started.elapsed() < std::time::Duration::from_secs(4),
+            "{:?} was left open",
+            String::from_utf8_lossy(start)
+        );
+    }
+    let head =
+        b"POST /api/send HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n{";
+    let answer = http::raw(weir.addr(), head).await;
+    assert!(answer.starts_with(b"HTTP/1.1 408"), "{}", String::from_utf8_lossy(&answer));
+}

@@ -13,4 +13,5 @@ mod quota;
 mod sender;
 mod settings;
 mod shutdown;
+mod stdout;
 mod tls;

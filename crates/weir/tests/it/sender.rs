@@ -114,7 +114,8 @@ async fn senders_in_processes_of_their_own_share_the_work_in_order() {
     assert_eq!(books["quota"]["done"], (USERS * MESSAGES) as u64);
     assert!(deliveries(&api).is_empty(), "an API process delivers nothing");
     let mut all: Vec<_> = [&first.weir, &sender].into_iter().flat_map(stamped).collect();
-    all.sort();
+    // A batch's lines bear one time; a stable sort leaves them in their order.
+    all.sort_by(|(a, ..), (b, ..)| a.cmp(b));
     let seen = by_user(all.into_iter().map(|(_, user, text)| (user, text)).collect());
     for (user, numbers) in seen {
         assert_eq!(numbers, (0..MESSAGES).collect::<Vec<_>>(), "{user}, over both senders' logs by time");

@@ -85,6 +85,21 @@ async fn a_second_server_on_the_same_directory_is_told_why_not() {
     assert!(said.contains("another weir process") && said.contains(data), "{said}");
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_postgres_that_refuses_us_is_not_waited_for() {
+    if weir_testkit::skip("postgres") {
+        return;
+    }
+    let database = weir_testkit::postgres::Server::shared().database("refused").await;
+    let name = database.url().rsplit('/').next().unwrap();
+    let missing = database.url().replace(name, "no_such_database");
+    let output = run(&["serve", "--listen", "127.0.0.1:0", "--store", &missing], &[]);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(said.contains("no_such_database") && said.contains("does not exist"), "{said}");
+    assert!(!String::from_utf8_lossy(&output.stdout).contains("waiting"), "it waited");
+}
+
 #[tokio::test]
 async fn an_address_in_use_is_told_with_the_address() {
     let server = Running::start(Store::Embedded).await;
