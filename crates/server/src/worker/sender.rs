@@ -19,8 +19,9 @@ use crate::config::sender::SenderSettings;
 use crate::telemetry::delivery::Lines;
 use crate::telemetry::metrics::{Metrics, OutcomeLabels};
 
-/// The pause after a batch that was not full, so that the next one is worth its commit.
-const LINGER: Duration = Duration::from_millis(5);
+/// The pause after a batch that was not full, so that the next one is worth its commits. What comes after a quiet
+/// while is delivered at once.
+const LINGER: Duration = Duration::from_millis(20);
 /// The pause after the queue could not be reached.
 const PAUSE_AFTER_ERROR: Duration = Duration::from_millis(500);
 /// How much of a malformed event its log line shows.
