@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 /// The settings that have a flag, by dotted name.
 pub const FLAGS: [&str; 8] = ["listen", "grpc_listen", "data", "store", "cache", "broker", "roles", "config"];
 
-/// The settings that are never shown, and never read from the file: it is too easily committed.
+/// The settings whose values are never shown: they are secrets, or URLs that may hold one.
 const SECRETS: [&str; 5] = ["admin_key", "jwt_secret", "store", "cache", "broker"];
 
 /// The file read when none is named and it is there.
@@ -152,6 +152,7 @@ impl Reader {
             return Ok(None);
         };
         let name = format!("{key} in {}", path.display());
+        // A file is too easily committed.
         if matches!(key, "admin_key" | "jwt_secret") {
             return Err(SettingError::secret(
                 name,
@@ -212,10 +213,7 @@ impl SettingError {
     }
 
     fn unknown(key: &str, path: &Path) -> Self {
-        Self(format!(
-            "{key} in {} is \"set\", but no setting has that name: weir.default.toml lists those that exist",
-            path.display()
-        ))
+        Self(format!("{key} in {} is no setting: weir.default.toml lists those that exist", path.display()))
     }
 }
 
