@@ -64,6 +64,16 @@ impl Engine {
         }
     }
 
+    /// How many batches of one lane it takes at once and still in order: the SQLite writer finds the next one waiting
+    /// when it is done with one; two transactions on Postgres could overtake each other.
+    #[must_use]
+    pub const fn in_flight(&self) -> usize {
+        match self {
+            Self::Sqlite(_) => 2,
+            Self::Postgres(_) => 1,
+        }
+    }
+
     /// Where quota rows are.
     #[must_use]
     pub fn quota(&self) -> Arc<dyn QuotaStore> {

@@ -1,7 +1,7 @@
 //! Lanes: concurrent single calls become batches, with no added wait.
 //!
-//! Each lane has one batch under way; whatever arrives meanwhile is the next batch. So an idle server answers a call
-//! at once, and a busy one spreads the cost of a commit over as many calls as came during the last one. A key always
+//! Each lane has one batch under way (or a few, see [`LaneSettings::in_flight`]); whatever arrives meanwhile is the
+//! next batch. So an idle server answers a call at once, and a busy one spreads the cost of a commit over as many calls as came during the last one. A key always
 //! goes to the same lane, so calls for one key are decided in the order they came. A lane holds a bounded number of
 //! waiting calls; past that, calls are refused at once ([`Error::Overloaded`]).
 //!
@@ -15,9 +15,11 @@
 use std::future::Future;
 use std::panic::AssertUnwindSafe;
 use std::pin::pin;
+use std::task::Poll;
 use std::time::{Duration, Instant};
 
-use futures_util::FutureExt;
+use futures_util::stream::FuturesUnordered;
+use futures_util::{FutureExt, StreamExt};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
@@ -40,6 +42,9 @@ pub struct LaneSettings {
     pub capacity: usize,
     /// The largest batch.
     pub batch_max: usize,
+    /// How many batches of one lane may be under way at once. More than one is for engines that take batches in the
+    /// order in which they were given: one is then made and handed over while another is being committed.
+    pub in_flight: usize,
     /// How long a call may take.
     pub timeout: Duration,
 }
@@ -92,6 +97,7 @@ impl<C: Send + 'static, R: Send + 'static> Lanes<C, R> {
                     name,
                     receiver,
                     waiting: Vec::with_capacity(settings.batch_max.min(1_024)),
+                    under_way: Vec::new(),
                     settings,
                     metrics: metrics.clone(),
                     run: run.clone(),
@@ -136,6 +142,8 @@ struct Worker<C, R, F> {
     receiver: mpsc::Receiver<Entry<C, R>>,
     /// Taken from the channel, not yet in a batch.
     waiting: Vec<Entry<C, R>>,
+    /// Whom to answer when the batches under way are done, each by its number.
+    under_way: Vec<(u64, Replies<R>)>,
     settings: LaneSettings,
     metrics: LaneMetrics,
     run: F,
@@ -151,36 +159,59 @@ struct Reply<R> {
 
 impl<C, R, F, Fut> Worker<C, R, F>
 where
-    F: Fn(Vec<C>) -> Fut,
+    F: Fn(Vec<C>) -> Fut + Clone,
     Fut: Future<Output = Result<Vec<R>>>,
 {
     async fn work(mut self, closing: CancellationToken) {
-        let batch_max = self.settings.batch_max.max(1);
-        loop {
-            if self.waiting.is_empty() {
-                let taken = tokio::select! {
-                    taken = self.receiver.recv_many(&mut self.waiting, batch_max) => taken,
-                    () = closing.cancelled(), if !self.receiver.is_closed() => {
-                        self.receiver.close();
-                        continue;
-                    }
-                };
-                if taken == 0 {
+        let (batch_max, in_flight) = (self.settings.batch_max.max(1), self.settings.in_flight.max(1));
+        let tick = self.settings.timeout / TICKS_PER_TIMEOUT;
+        let mut next_look = pin!(tokio::time::sleep(tick));
+        let mut running = FuturesUnordered::new();
+        for number in 0.. {
+            while self.waiting.is_empty() || running.len() >= in_flight {
+                let has_room = running.len() < in_flight;
+                if running.is_empty() && self.receiver.is_closed() && self.receiver.is_empty() {
                     return;
                 }
-                // Whoever is about to submit, and only waits for a turn on this thread, gets into this batch.
-                tokio::task::yield_now().await;
+                tokio::select! {
+                    biased;
+                    Some((number, outcomes)) = running.next() => self.finish(number, outcomes),
+                    taken = self.receiver.recv_many(&mut self.waiting, batch_max), if has_room && !self.ended() => {
+                        // Whoever is about to submit, and only waits for a turn on this thread, gets into this batch.
+                        if taken > 0 { tokio::task::yield_now().await }
+                    }
+                    () = closing.cancelled(), if !self.receiver.is_closed() => self.receiver.close(),
+                    () = &mut next_look, if !running.is_empty() => {
+                        self.answer_late();
+                        next_look.as_mut().reset(tokio::time::Instant::now() + tick);
+                    }
+                }
             }
-            take_up_to(batch_max, &mut self.receiver, &mut self.waiting);
-            let rest = self.waiting.split_off(batch_max.min(self.waiting.len()));
-            let batch = std::mem::replace(&mut self.waiting, rest);
-            self.carry_out(batch).await;
+            if let Some(commands) = self.take_batch(number) {
+                let (name, run) = (self.name, self.run.clone());
+                let mut batch = Box::pin(async move { (number, outcomes(name, &run, commands).await) });
+                // Polled now, so that batches reach the engine in the order in which they were made.
+                match futures_util::poll!(&mut batch) {
+                    Poll::Ready((number, outcomes)) => self.finish(number, outcomes),
+                    Poll::Pending => running.push(batch),
+                }
+            }
         }
     }
 
-    async fn carry_out(&mut self, batch: Vec<Entry<C, R>>) {
+    /// Whether nothing will come any more.
+    fn ended(&self) -> bool {
+        self.receiver.is_closed() && self.receiver.is_empty()
+    }
+
+    /// The next batch, without those whose callers have gone.
+    fn take_batch(&mut self, number: u64) -> Option<Vec<C>> {
+        let batch_max = self.settings.batch_max.max(1);
+        take_up_to(batch_max, &mut self.receiver, &mut self.waiting);
+        let rest = self.waiting.split_off(batch_max.min(self.waiting.len()));
+        let batch = std::mem::replace(&mut self.waiting, rest);
         let (taken, oldest) = (batch.len(), batch.first().map(|entry| entry.queued_at.elapsed()));
-        let (commands, mut replies): (Vec<_>, Replies<R>) = batch
+        let (commands, replies): (Vec<_>, Replies<R>) = batch
             .into_iter()
             .filter(|entry| !entry.reply.is_closed())
             .map(|entry| (entry.command, Some(Reply { to: entry.reply, queued_at: entry.queued_at })))
@@ -188,13 +219,20 @@ where
         self.metrics.abandoned.inc_by((taken - replies.len()) as u64);
         self.metrics.depth.set(i64::try_from(self.receiver.len()).unwrap_or(i64::MAX));
         if commands.is_empty() {
-            return;
+            return None;
         }
         self.metrics.batch_size.observe(commands.len() as f64);
         if let Some(oldest) = oldest {
             self.metrics.wait_seconds.observe(oldest.as_secs_f64());
         }
-        match self.outcomes_in_time(commands, &mut replies).await {
+        self.under_way.push((number, replies));
+        Some(commands)
+    }
+
+    fn finish(&mut self, number: u64, outcomes: Result<Vec<R>>) {
+        let Some(place) = self.under_way.iter().position(|(other, _)| *other == number) else { return };
+        let (_, replies) = self.under_way.remove(place);
+        match outcomes {
             Ok(outcomes) => {
                 let answers = replies.into_iter().zip(outcomes);
                 answers.for_each(|(reply, outcome)| answer(reply, Ok(outcome)));
@@ -203,27 +241,18 @@ where
         }
     }
 
-    /// Runs the batch to its end. Whoever has waited for too long meanwhile, in this batch or behind it, is told so.
-    async fn outcomes_in_time(&mut self, commands: Vec<C>, replies: &mut Replies<R>) -> Result<Vec<R>> {
+    /// Tells whoever has waited for too long, in a batch or behind them, that it took too long. The batches go on.
+    fn answer_late(&mut self) {
         let LaneSettings { capacity, timeout, .. } = self.settings;
-        let tick = timeout / TICKS_PER_TIMEOUT;
-        let is_late = |queued_at: Instant| queued_at.elapsed() >= timeout.saturating_sub(tick);
+        let is_late = |queued_at: Instant| queued_at.elapsed() >= timeout - timeout / TICKS_PER_TIMEOUT;
         let late = || Error::unavailable(self.name, "no answer in time");
-        let mut run = pin!(outcomes(self.name, &self.run, commands));
-        loop {
-            tokio::select! {
-                biased;
-                outcomes = &mut run => return outcomes,
-                () = tokio::time::sleep(tick) => {}
-            }
-            for reply in &mut *replies {
-                let reply = reply.take_if(|reply| is_late(reply.queued_at));
-                answer(reply, Err(late()));
-            }
-            take_up_to(capacity, &mut self.receiver, &mut self.waiting);
-            for entry in self.waiting.extract_if(.., |entry| is_late(entry.queued_at)) {
-                let _ = entry.reply.send(Err(late()));
-            }
+        for reply in self.under_way.iter_mut().flat_map(|(_, replies)| replies) {
+            let reply = reply.take_if(|reply| is_late(reply.queued_at));
+            answer(reply, Err(late()));
+        }
+        take_up_to(capacity, &mut self.receiver, &mut self.waiting);
+        for entry in self.waiting.extract_if(.., |entry| is_late(entry.queued_at)) {
+            let _ = entry.reply.send(Err(late()));
         }
     }
 }

@@ -40,6 +40,7 @@ impl QuotaService {
             lanes: engine.lanes(settings),
             capacity: settings.lane.capacity,
             batch_max: settings.lane.batch_max,
+            in_flight: engine.in_flight(),
             timeout: settings.http.timeout,
         };
         let lanes = Lanes::start("quota", lane_settings, metrics.lane("quota"), {

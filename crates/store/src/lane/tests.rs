@@ -16,7 +16,7 @@ fn metrics() -> LaneMetrics {
 }
 
 fn settings(lanes: u16, capacity: usize, batch_max: usize) -> LaneSettings {
-    LaneSettings { lanes, capacity, batch_max, timeout: Duration::from_secs(2) }
+    LaneSettings { lanes, capacity, batch_max, in_flight: 1, timeout: Duration::from_secs(2) }
 }
 
 /// Batches as they were run, and a gate that lets each one finish.
@@ -217,4 +217,26 @@ async fn a_batch_that_hangs_is_answered_in_time_and_so_is_whoever_waits_behind_i
         [vec![1], vec![3]],
         "whoever was told that it took too long is not run later"
     );
+}
+
+#[tokio::test]
+async fn batches_in_flight_together_start_in_order_and_no_more_than_allowed() {
+    let bench = Bench::new();
+    let lanes = bench.lanes(LaneSettings { in_flight: 2, ..settings(1, 16, 16) });
+    let mut calls = Vec::new();
+    for n in 0..2 {
+        calls.push(call(&lanes, n).await);
+        bench.started.notified().await;
+    }
+    for n in 2..5 {
+        calls.push(call(&lanes, n).await);
+    }
+    assert_eq!(bench.batches(), [vec![0], vec![1]], "the third waits for one of the two to be done");
+    bench.gate.add_permits(1);
+    bench.started.notified().await;
+    assert_eq!(bench.batches(), [vec![0], vec![1], vec![2, 3, 4]]);
+    bench.gate.add_permits(2);
+    for (n, call) in (0..).zip(calls) {
+        assert_eq!(call.await.unwrap().unwrap(), n * 10);
+    }
 }
