@@ -3,6 +3,7 @@
 //! One process owns the data directory. That is what lets queue leases live in memory: after a crash every message
 //! that was handed out is simply there again.
 
+mod counts;
 mod error;
 mod migrate;
 mod queue;

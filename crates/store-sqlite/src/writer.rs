@@ -5,35 +5,39 @@
 //! their own, and when the first fails there is nothing else to lose.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::mpsc::{self, RecvTimeoutError, TrySendError};
 use std::sync::{Mutex, PoisonError};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use rusqlite::Connection;
-use tokio::sync::mpsc::error::TrySendError;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::oneshot;
 use weir_store::{Error, Result};
 
 use crate::ENGINE;
+use crate::counts::Counts;
 use crate::error::classify;
 
 /// Jobs that may wait. Hot operations come as one job a batch, so this many is a server far behind its disk.
 const WAITING_MAX: usize = 512;
 /// Jobs in one commit.
 const GROUP_MAX: usize = 128;
+/// With nothing to do for so long the writer is idle.
+const IDLE_AFTER: Duration = Duration::from_millis(20);
 
 #[derive(Debug)]
 pub(crate) struct Writer {
     /// Taken away on drop, which is what tells the thread to finish.
-    jobs: Option<mpsc::Sender<Box<dyn Job>>>,
+    jobs: Option<mpsc::SyncSender<Box<dyn Job>>>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
 impl Writer {
     pub(crate) fn start(connection: Connection) -> Result<Self> {
-        let (jobs, waiting) = mpsc::channel(WAITING_MAX);
+        let (jobs, waiting) = mpsc::sync_channel(WAITING_MAX);
         let thread = std::thread::Builder::new()
             .name("weir-sqlite-writer".into())
-            .spawn(move || write_until_closed(&connection, waiting))
+            .spawn(move || Desk { connection, counts: Counts::default() }.write_until_closed(&waiting))
             .map_err(|source| Error::failed(ENGINE, source))?;
         Ok(Self { jobs: Some(jobs), thread: Mutex::new(Some(thread)) })
     }
@@ -44,6 +48,14 @@ impl Writer {
         &self,
         work: impl FnOnce(&Connection) -> rusqlite::Result<T> + Send + 'static,
     ) -> Result<T> {
+        self.count(move |connection: &Connection, _: &mut Counts| work(connection)).await
+    }
+
+    /// The same for work on quota rows.
+    pub(crate) async fn count<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&Connection, &mut Counts) -> rusqlite::Result<T> + Send + 'static,
+    ) -> Result<T> {
         let (reply, answer) = oneshot::channel();
         let job = Box::new(Write { work: Some(work), value: None, reply });
         match self.jobs.as_ref().map(|jobs| jobs.try_send(job)) {
@@ -51,7 +63,7 @@ impl Writer {
             Some(Err(TrySendError::Full(_))) => {
                 return Err(Error::Overloaded { lane: "sqlite writer" });
             }
-            Some(Err(TrySendError::Closed(_))) | None => {
+            Some(Err(TrySendError::Disconnected(_))) | None => {
                 return Err(Error::failed(ENGINE, "the writer has stopped"));
             }
         }
@@ -73,7 +85,7 @@ impl Drop for Writer {
 
 /// A unit of work that is applied, and answered once its group is committed.
 trait Job: Send {
-    fn apply(&mut self, connection: &Connection) -> rusqlite::Result<()>;
+    fn apply(&mut self, connection: &Connection, counts: &mut Counts) -> rusqlite::Result<()>;
     fn answer(self: Box<Self>, committed: Result<()>);
 }
 
@@ -85,12 +97,12 @@ struct Write<F, T> {
 
 impl<F, T> Job for Write<F, T>
 where
-    F: FnOnce(&Connection) -> rusqlite::Result<T> + Send,
+    F: FnOnce(&Connection, &mut Counts) -> rusqlite::Result<T> + Send,
     T: Send,
 {
-    fn apply(&mut self, connection: &Connection) -> rusqlite::Result<()> {
+    fn apply(&mut self, connection: &Connection, counts: &mut Counts) -> rusqlite::Result<()> {
         if let Some(work) = self.work.take() {
-            self.value = Some(work(connection)?);
+            self.value = Some(work(connection, counts)?);
         }
         Ok(())
     }
@@ -102,82 +114,131 @@ where
     }
 }
 
-fn write_until_closed(connection: &Connection, mut waiting: mpsc::Receiver<Box<dyn Job>>) {
-    while let Some(first) = waiting.blocking_recv() {
-        let mut applied = Vec::new();
-        let outcome = write_group(connection, first, &mut waiting, &mut applied);
-        if outcome.is_err() && !connection.is_autocommit() {
-            let _ = connection.execute_batch("ROLLBACK");
+/// What the thread works with.
+struct Desk {
+    connection: Connection,
+    counts: Counts,
+}
+
+impl Desk {
+    fn write_until_closed(mut self, waiting: &mpsc::Receiver<Box<dyn Job>>) {
+        loop {
+            let first = match waiting.recv_timeout(IDLE_AFTER) {
+                Ok(first) => Some(first),
+                // An engine that holds nothing back waits for as long as it takes.
+                Err(RecvTimeoutError::Timeout) if self.fold() => waiting.recv().ok(),
+                Err(RecvTimeoutError::Timeout) => continue,
+                Err(RecvTimeoutError::Disconnected) => None,
+            };
+            let Some(first) = first else { break };
+            self.write(first, waiting);
         }
+        self.fold();
+    }
+
+    /// Brings the quota table up to date. When that fails, the journal still has everything, and it is tried again.
+    fn fold(&mut self) -> bool {
+        if !self.counts.is_behind() {
+            return true;
+        }
+        let mut fold = Write {
+            work: Some(|connection: &Connection, counts: &mut Counts| {
+                counts.refresh(connection)?;
+                counts.fold(connection)
+            }),
+            value: None,
+            reply: oneshot::channel().0,
+        };
+        let outcome = self.apply_first(&mut fold).and_then(|()| self.statement("COMMIT"));
+        self.undo_if_failed(&outcome);
+        outcome.is_ok()
+    }
+
+    fn write(&mut self, first: Box<dyn Job>, waiting: &mpsc::Receiver<Box<dyn Job>>) {
+        let mut applied = Vec::new();
+        let outcome = self.write_group(first, waiting, &mut applied);
+        self.undo_if_failed(&outcome);
         for job in applied {
             job.answer(outcome.clone());
         }
     }
-}
 
-/// Applies `first` and whatever waits behind it, and commits. Jobs that failed alone are answered here; the others
-/// are left in `applied`, to be answered with what the commit came to.
-fn write_group(
-    connection: &Connection,
-    first: Box<dyn Job>,
-    waiting: &mut mpsc::Receiver<Box<dyn Job>>,
-    applied: &mut Vec<Box<dyn Job>>,
-) -> Result<()> {
-    let mut next = Some(first);
-    while let Some(mut job) = next {
-        let outcome = if applied.is_empty() {
-            apply_first(connection, &mut *job)
-        } else {
-            apply_alone(connection, &mut *job)
-        };
-        match outcome {
-            Ok(()) => applied.push(job),
-            Err(error) => {
-                job.answer(Err(error.clone()));
-                // Some errors (a full disk) end the whole transaction: then nobody's work stands.
-                if !applied.is_empty() && connection.is_autocommit() {
-                    return Err(error);
-                }
+    fn undo_if_failed(&mut self, outcome: &Result<()>) {
+        if outcome.is_err() {
+            self.counts.forget();
+            if !self.connection.is_autocommit() {
+                let _ = self.connection.execute_batch("ROLLBACK");
             }
         }
-        next = if applied.len() < GROUP_MAX { waiting.try_recv().ok() } else { None };
     }
-    if applied.is_empty() { Ok(()) } else { statement(connection, "COMMIT") }
-}
 
-/// Begins the transaction with one job; when it fails or panics, the transaction is gone with it.
-fn apply_first(connection: &Connection, job: &mut dyn Job) -> Result<()> {
-    statement(connection, "BEGIN IMMEDIATE")?;
-    let outcome = apply(connection, job);
-    if outcome.is_err() && !connection.is_autocommit() {
-        statement(connection, "ROLLBACK")?;
+    /// Applies `first` and whatever waits behind it, and commits. Jobs that failed alone are answered here; the
+    /// others are left in `applied`, to be answered with what the commit came to.
+    fn write_group(
+        &mut self,
+        first: Box<dyn Job>,
+        waiting: &mpsc::Receiver<Box<dyn Job>>,
+        applied: &mut Vec<Box<dyn Job>>,
+    ) -> Result<()> {
+        let mut next = Some(first);
+        while let Some(mut job) = next {
+            let outcome =
+                if applied.is_empty() { self.apply_first(&mut *job) } else { self.apply_alone(&mut *job) };
+            match outcome {
+                Ok(()) => applied.push(job),
+                Err(error) => {
+                    job.answer(Err(error.clone()));
+                    // Some errors (a full disk) end the whole transaction: then nobody's work stands.
+                    if !applied.is_empty() && self.connection.is_autocommit() {
+                        return Err(error);
+                    }
+                }
+            }
+            next = if applied.len() < GROUP_MAX { waiting.try_recv().ok() } else { None };
+        }
+        if applied.is_empty() { Ok(()) } else { self.statement("COMMIT") }
     }
-    outcome
-}
 
-/// Runs one job on its own savepoint; when it fails or panics, its part is undone and the group goes on.
-fn apply_alone(connection: &Connection, job: &mut dyn Job) -> Result<()> {
-    statement(connection, "SAVEPOINT job")?;
-    let outcome = apply(connection, job);
-    if outcome.is_err() && !connection.is_autocommit() {
-        statement(connection, "ROLLBACK TO job")?;
+    /// Begins the transaction with one job; when it fails or panics, the transaction is gone with it.
+    fn apply_first(&mut self, job: &mut dyn Job) -> Result<()> {
+        self.statement("BEGIN IMMEDIATE")?;
+        let outcome = self.apply(job);
+        if outcome.is_err() && !self.connection.is_autocommit() {
+            self.statement("ROLLBACK")?;
+        }
+        outcome
     }
-    if !connection.is_autocommit() {
-        statement(connection, "RELEASE job")?;
-    }
-    outcome
-}
 
-fn apply(connection: &Connection, job: &mut dyn Job) -> Result<()> {
-    match catch_unwind(AssertUnwindSafe(|| job.apply(connection))) {
-        Ok(outcome) => outcome.map_err(classify),
-        Err(_panic) => Err(Error::failed(ENGINE, "a write panicked")),
+    /// Runs one job on its own savepoint; when it fails or panics, its part is undone and the group goes on.
+    fn apply_alone(&mut self, job: &mut dyn Job) -> Result<()> {
+        self.statement("SAVEPOINT job")?;
+        let outcome = self.apply(job);
+        if outcome.is_err() && !self.connection.is_autocommit() {
+            self.statement("ROLLBACK TO job")?;
+        }
+        if !self.connection.is_autocommit() {
+            self.statement("RELEASE job")?;
+        }
+        outcome
     }
-}
 
-fn statement(connection: &Connection, sql: &str) -> Result<()> {
-    connection.prepare_cached(sql).and_then(|mut statement| statement.execute([])).map_err(classify)?;
-    Ok(())
+    fn apply(&mut self, job: &mut dyn Job) -> Result<()> {
+        let Self { connection, counts } = self;
+        let outcome = match catch_unwind(AssertUnwindSafe(|| job.apply(connection, counts))) {
+            Ok(outcome) => outcome.map_err(classify),
+            Err(_panic) => Err(Error::failed(ENGINE, "a write panicked")),
+        };
+        if outcome.is_err() {
+            counts.forget();
+        }
+        outcome
+    }
+
+    fn statement(&self, sql: &str) -> Result<()> {
+        let execute = |mut statement: rusqlite::CachedStatement<'_>| statement.execute([]);
+        self.connection.prepare_cached(sql).and_then(execute).map_err(classify)?;
+        Ok(())
+    }
 }
 
 #[cfg(test)]
@@ -185,8 +246,9 @@ mod tests {
     use super::*;
 
     fn writer() -> Writer {
-        let connection = Connection::open_in_memory().unwrap();
+        let mut connection = Connection::open_in_memory().unwrap();
         connection.execute_batch("CREATE TABLE t (n INTEGER PRIMARY KEY)").unwrap();
+        crate::migrate::run(&mut connection).unwrap();
         Writer::start(connection).unwrap()
     }
 
