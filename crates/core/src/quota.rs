@@ -48,6 +48,13 @@ impl Limits {
         self.time_window_minutes
     }
 
+    /// How many places a store in front of another takes beyond those it needs at once: a tenth of the limit, a
+    /// thousand at most. So many sends may be refused too early when that store is lost.
+    #[must_use]
+    pub fn ahead(&self) -> u32 {
+        (self.rate_limit / 10).min(1_000)
+    }
+
     /// The window's length.
     #[must_use]
     pub const fn window(&self) -> Duration {
@@ -96,6 +103,25 @@ impl Quota {
         }
         self.current_count = self.current_count.saturating_add(1);
         Verdict::Allowed(Grant { remaining: self.remaining(), reset_at: self.reset_at() })
+    }
+
+    /// Takes up to `units` places of the window at once, ahead of the sends they are for, and says how many it got.
+    pub fn take(&mut self, now: Timestamp, units: u32) -> u32 {
+        if self.window_has_passed(now) && units > 0 {
+            self.current_count = 0;
+            self.last_refresh = now;
+        }
+        let taken = units.min(self.remaining());
+        self.current_count = self.current_count.saturating_add(taken);
+        taken
+    }
+
+    /// Gives back places that were taken in the window that began at `window` and not used. Those of a window that
+    /// has ended, or that new limits have ended, are worth nothing.
+    pub fn give_back(&mut self, window: Timestamp, units: u32) {
+        if self.last_refresh == window {
+            self.current_count = self.current_count.saturating_sub(units);
+        }
     }
 
     /// The row as it counts at `now`: a window that has passed reads as nothing spent.
@@ -180,5 +206,25 @@ mod tests {
         assert!(quota.send(at(30)).is_allowed());
         assert!(!quota.send(Timestamp::EPOCH).is_allowed());
         assert_eq!(quota.last_refresh, START);
+    }
+
+    #[test]
+    fn places_taken_ahead_count_like_sends_and_can_be_given_back_in_their_window() {
+        let mut row = quota(10, 1);
+        assert_eq!(row.take(at(1), 4), 4);
+        assert_eq!(row.take(at(2), 9), 6, "no more than the window has");
+        assert!(matches!(row.send(at(3)), Verdict::Denied(_)));
+        row.give_back(START, 3);
+        assert!(matches!(row.send(at(4)), Verdict::Allowed(Grant { remaining: 2, .. })));
+        // The next window starts anew, and what was taken in the last one is not given back to it.
+        assert_eq!(row.take(at(60), 2), 2);
+        row.give_back(START, 6);
+        assert_eq!((row.current_count, row.last_refresh), (2, at(60)));
+    }
+
+    #[test]
+    fn a_tenth_is_taken_ahead_and_a_thousand_at_most() {
+        let ahead = |limit| Limits::new(limit, 1).unwrap().ahead();
+        assert_eq!([ahead(1), ahead(9), ahead(50), ahead(Limits::MAX)], [0, 0, 5, 1_000]);
     }
 }

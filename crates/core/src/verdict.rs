@@ -13,7 +13,7 @@ pub enum Verdict<T> {
 }
 
 /// Why there was no room, and when there will be.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Denial {
     /// What was used up.
     pub reason: Reason,

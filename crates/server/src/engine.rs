@@ -5,8 +5,9 @@ use std::time::{Duration, Instant};
 
 use weir_core::Clock;
 use weir_queue::Queue;
-use weir_store::Result;
-use weir_store::quota::QuotaStore;
+use weir_store::feed::Feed;
+use weir_store::quota::{Backing, QuotaStore};
+use weir_store::{Result, SteadyClock};
 use weir_store_postgres::{Postgres, Target};
 use weir_store_sqlite::Sqlite;
 
@@ -80,6 +81,25 @@ impl Engine {
         match self {
             Self::Sqlite(engine) => Arc::new(engine.clone()),
             Self::Postgres(engine) => Arc::new(engine.clone()),
+        }
+    }
+
+    /// What is heard of new limits on other servers.
+    #[must_use]
+    pub fn feed(&self) -> Arc<Feed> {
+        match self {
+            Self::Sqlite(_) => Arc::new(Feed::alone()),
+            Self::Postgres(engine) => engine.feed(),
+        }
+    }
+
+    /// The clock by which this process tells how much of a window is left: the engine's own when it is in this
+    /// process, else any that only moves forward.
+    #[must_use]
+    pub fn clock(&self) -> Arc<dyn Clock> {
+        match self {
+            Self::Sqlite(engine) => engine.clock(),
+            Self::Postgres(engine) => engine.test_clock().unwrap_or_else(|| Arc::new(SteadyClock::default())),
         }
     }
 

@@ -92,7 +92,7 @@ pub async fn queued<H: Harness>(h: &H, user_id: &str, count: usize) {
 pub fn message_id(outcome: &SendOutcome) -> Option<MessageId> {
     match outcome {
         SendOutcome::Accepted { message_id, .. } => Some(*message_id),
-        SendOutcome::Denied { .. } | SendOutcome::NotConfigured => None,
+        SendOutcome::Denied { .. } | SendOutcome::NotConfigured | SendOutcome::NotQueued(_) => None,
     }
 }
 
@@ -107,6 +107,7 @@ pub fn letters(outcomes: &[SendOutcome]) -> String {
         SendOutcome::Accepted { .. } => 'A',
         SendOutcome::Denied { .. } => 'D',
         SendOutcome::NotConfigured => 'N',
+        SendOutcome::NotQueued(_) => 'Q',
     };
     outcomes.iter().map(letter).collect()
 }

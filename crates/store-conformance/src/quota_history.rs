@@ -151,6 +151,6 @@ fn unnamed(outcome: SendOutcome) -> SendOutcome {
         SendOutcome::Accepted { limits, grant, at, .. } => {
             SendOutcome::Accepted { message_id: nameless, limits, grant, at }
         }
-        other @ (SendOutcome::Denied { .. } | SendOutcome::NotConfigured) => other,
+        other => other,
     }
 }

@@ -41,6 +41,7 @@ async fn agree_over_a_history(rng: &mut fastrand::Rng, seed: u64) {
             SendOutcome::Accepted { grant, .. } => Verdict::Allowed(grant),
             SendOutcome::Denied { denial, .. } => Verdict::Denied(denial),
             SendOutcome::NotConfigured => panic!("alice is configured"),
+            SendOutcome::NotQueued(_) => panic!("there is no broker"),
         };
         assert_eq!(verdict, rule.send(clock.now()), "seed {seed}, step {step}");
     }

@@ -12,13 +12,16 @@ mod session;
 mod target;
 mod time;
 mod tls;
+mod watch;
 
 use std::sync::Arc;
 use std::time::SystemTime;
 
+use tokio::task::AbortHandle;
 use weir_core::Clock;
 use weir_queue::wake::Bells;
 use weir_store::Result;
+use weir_store::feed::Feed;
 
 use crate::pool::Pool;
 pub use crate::target::{Target, TargetError};
@@ -38,6 +41,14 @@ struct Inner {
     /// A clock other than the database's, for tests.
     clock: Option<Arc<dyn Clock>>,
     bells: Bells,
+    feed: Arc<Feed>,
+    watch: AbortHandle,
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        self.watch.abort();
+    }
 }
 
 impl Postgres {
@@ -59,7 +70,10 @@ impl Postgres {
         clock: Option<Arc<dyn Clock>>,
     ) -> Result<Self> {
         migrate::run(&target).await?;
-        let inner = Inner { pool: Pool::new(target, connections), clock, bells: Bells::default() };
+        let feed = Arc::new(Feed::new());
+        let watch = watch::start(target.clone(), &feed);
+        let inner =
+            Inner { pool: Pool::new(target, connections), clock, bells: Bells::default(), feed, watch };
         Ok(Self { inner: Arc::new(inner) })
     }
 
@@ -72,6 +86,12 @@ impl Postgres {
         session.bounded(session.client.query_one(&session.statements.clock, &[])).await?;
         session.keep();
         Ok(())
+    }
+
+    /// The clock other than the database's, for tests.
+    #[must_use]
+    pub fn test_clock(&self) -> Option<Arc<dyn Clock>> {
+        self.inner.clock.clone()
     }
 
     /// The test clock's time for statements that would otherwise ask the database's: `coalesce($n, clock_timestamp())`.

@@ -9,8 +9,11 @@ use crate::session::connect;
 use crate::target::Target;
 
 /// In order; a step that has been released is never changed.
-const STEPS: &[&str] =
-    &[include_str!("../migrations/0001_quota.sql"), include_str!("../migrations/0002_queue.sql")];
+const STEPS: &[&str] = &[
+    include_str!("../migrations/0001_quota.sql"),
+    include_str!("../migrations/0002_queue.sql"),
+    include_str!("../migrations/0003_quota_cache.sql"),
+];
 
 /// An arbitrary number that no other program is likely to lock ("weir" in ASCII).
 const TAKE_TURNS: &str = "SELECT pg_advisory_xact_lock(2003134834)";

@@ -2,15 +2,19 @@
 //! then write back counts, messages and ledger, and commit.
 
 use std::collections::HashMap;
-use std::time::SystemTime;
+use std::sync::Arc;
+use std::time::{Instant, SystemTime};
 
 use async_trait::async_trait;
-use futures_util::future::{try_join3, try_join4};
+use futures_util::future::{try_join, try_join3, try_join4};
 use tokio_postgres::{Row, Statement};
 use weir_core::quota::{Limits, Quota};
 use weir_core::{Timestamp, UserId};
 use weir_queue::sms;
-use weir_store::quota::{Accepted, Books, Plan, QuotaStore, SendMessage, SendOutcome, TOPIC, plan};
+use weir_store::quota::{
+    Accepted, Backing, Books, Feed, Plan, Queued, QuotaStore, Reserved, SendMessage, SendOutcome, TOPIC,
+    Unused, Want, plan,
+};
 use weir_store::{Error, Result, shard};
 
 use crate::pool::Session;
@@ -21,14 +25,20 @@ const FIND: &str = "
     SELECT user_id, rate_limit, time_window, current_count, last_refresh_time,
            coalesce($2, clock_timestamp()) AS now
     FROM rate_limit_store WHERE user_id = $1";
+/// Whoever remembers something of the user hears of it with the commit.
 const CONFIGURE: &str = "
-    INSERT INTO rate_limit_store (user_id, rate_limit, time_window, current_count, last_refresh_time)
-    VALUES ($1, $2, $3, 0, coalesce($4, clock_timestamp()))
-    ON CONFLICT (user_id) DO UPDATE SET
-        rate_limit = excluded.rate_limit, time_window = excluded.time_window,
-        current_count = 0, last_refresh_time = coalesce($4, clock_timestamp())
-    RETURNING user_id, rate_limit, time_window, current_count, last_refresh_time";
-const REMOVE: &str = "DELETE FROM rate_limit_store WHERE user_id = $1";
+    WITH saved AS (
+        INSERT INTO rate_limit_store (user_id, rate_limit, time_window, current_count, last_refresh_time)
+        VALUES ($1, $2, $3, 0, coalesce($4, clock_timestamp()))
+        ON CONFLICT (user_id) DO UPDATE SET
+            rate_limit = excluded.rate_limit, time_window = excluded.time_window,
+            current_count = 0, last_refresh_time = coalesce($4, clock_timestamp())
+        RETURNING user_id, rate_limit, time_window, current_count, last_refresh_time)
+    SELECT saved.*, pg_notify('weir_quota', saved.user_id) FROM saved";
+const REMOVE: &str = "
+    WITH gone AS (DELETE FROM rate_limit_store WHERE user_id = $1 RETURNING user_id)
+    SELECT pg_notify('weir_quota', gone.user_id) FROM gone";
+const DISTRUST: &str = "UPDATE quota_cache SET epoch = epoch + 1 RETURNING epoch";
 const LOCK: &str = "
     SELECT user_id, rate_limit, time_window, current_count, last_refresh_time
     FROM rate_limit_store WHERE user_id = ANY($1) ORDER BY user_id FOR UPDATE";
@@ -50,7 +60,8 @@ const AUDIT: &str = "
            ARRAY(SELECT user_id FROM rate_limit_store WHERE current_count > rate_limit LIMIT 10)";
 
 /// In the order of [`Statements::from_prepared`].
-pub(crate) const SQL: [&str; 8] = [FIND, CONFIGURE, REMOVE, LOCK, SAVE, ENQUEUE, COUNT_ACCEPTED, AUDIT];
+pub(crate) const SQL: [&str; 9] =
+    [FIND, CONFIGURE, REMOVE, LOCK, SAVE, ENQUEUE, COUNT_ACCEPTED, AUDIT, DISTRUST];
 
 #[derive(Debug)]
 pub(crate) struct Statements {
@@ -62,6 +73,7 @@ pub(crate) struct Statements {
     enqueue: Statement,
     count_accepted: Statement,
     audit: Statement,
+    distrust: Statement,
 }
 
 impl Statements {
@@ -75,6 +87,7 @@ impl Statements {
             enqueue: next(),
             count_accepted: next(),
             audit: next(),
+            distrust: next(),
         }
     }
 }
@@ -105,14 +118,15 @@ impl QuotaStore for Postgres {
     async fn remove(&self, user: &UserId) -> Result<bool> {
         let session = self.inner.pool.session().await?;
         let statement = &session.statements.quota.remove;
-        let removed = session.bounded(session.client.execute(statement, &[&user.as_str()])).await?;
+        let removed = session.bounded(session.client.query_opt(statement, &[&user.as_str()])).await?;
         session.keep();
-        Ok(removed > 0)
+        Ok(removed.is_some())
     }
 
     async fn send_batch(&self, batch: Vec<SendMessage>) -> Result<Vec<SendOutcome>> {
         let session = self.inner.pool.session().await?;
-        let (mut rows, now) = self.lock_rows(&session, &batch).await?;
+        let users = batch.iter().map(|send| send.user.as_str()).collect();
+        let (mut rows, now) = self.lock_rows(&session, users).await?;
         let Plan { outcomes, changed, accepted } = plan(&batch, &mut rows, now, random);
         if accepted.is_empty() {
             session.bounded(session.client.batch_execute("COMMIT")).await?;
@@ -140,9 +154,8 @@ impl Postgres {
     async fn lock_rows<'a>(
         &self,
         session: &Session,
-        batch: &'a [SendMessage],
+        mut users: Vec<&'a str>,
     ) -> Result<(HashMap<&'a str, Quota>, Timestamp)> {
-        let mut users: Vec<&str> = batch.iter().map(|send| send.user.as_str()).collect();
         users.sort_unstable();
         users.dedup();
         let (client, statements) = (&session.client, &session.statements);
@@ -170,6 +183,71 @@ impl Postgres {
     }
 }
 
+#[async_trait]
+impl Backing for Postgres {
+    async fn reserve(&self, wants: Vec<Want>) -> Result<Vec<Option<Reserved>>> {
+        let session = self.inner.pool.session().await?;
+        let users = wants.iter().map(|want| want.user.as_str()).collect();
+        let (mut rows, at) = self.lock_rows(&session, users).await?;
+        let reserve = |want: &Want| {
+            let row = rows.get_mut(want.user.as_str())?;
+            let units = row.take(at, want.units.saturating_add(row.limits.ahead()));
+            Some(Reserved { row: *row, units, at })
+        };
+        let reserved: Vec<_> = wants.iter().map(reserve).collect();
+        let changed: Vec<_> =
+            wants.iter().filter_map(|want| Some((&want.user, *rows.get(want.user.as_str())?))).collect();
+        save(&session, &changed, &[]).await?;
+        session.keep();
+        Ok(reserved)
+    }
+
+    async fn give_back(&self, unused: Vec<Unused>) -> Result<()> {
+        let session = self.inner.pool.session().await?;
+        let users = unused.iter().map(|unused| unused.user.as_str()).collect();
+        let (mut rows, _now) = self.lock_rows(&session, users).await?;
+        for Unused { user, window, units } in &unused {
+            if let Some(row) = rows.get_mut(user.as_str()) {
+                row.give_back(*window, *units);
+            }
+        }
+        let changed: Vec<_> = unused
+            .iter()
+            .filter_map(|unused| Some((&unused.user, *rows.get(unused.user.as_str())?)))
+            .collect();
+        save(&session, &changed, &[]).await?;
+        session.keep();
+        Ok(())
+    }
+
+    async fn enqueue(&self, accepted: &[Accepted<'_>]) -> Result<Vec<Queued>> {
+        if !accepted.is_empty() {
+            let session = self.inner.pool.session().await?;
+            // Sent before what follows it, and answered with it.
+            let begin = session.bounded(session.client.batch_execute("BEGIN"));
+            try_join(begin, save(&session, &[], accepted)).await?;
+            session.keep();
+            self.inner.bells.ring(TOPIC);
+        }
+        Ok(vec![Queued::Yes; accepted.len()])
+    }
+
+    async fn distrust_cache(&self) -> Result<()> {
+        let session = self.inner.pool.session().await?;
+        let asked_at = Instant::now();
+        let statement = &session.statements.quota.distrust;
+        let row = session.bounded(session.client.query_one(statement, &[])).await?;
+        let epoch: i64 = column(&row, 0)?;
+        session.keep();
+        self.inner.feed.heard(asked_at, epoch.unsigned_abs());
+        Ok(())
+    }
+
+    fn feed(&self) -> Arc<Feed> {
+        Arc::clone(&self.inner.feed)
+    }
+}
+
 /// The second round trip. The ledger comes last: whoever holds its row has only the commit before it, so two
 /// batches that count on the same row cannot wait for each other.
 async fn save(session: &Session, changed: &[(&UserId, Quota)], accepted: &[Accepted<'_>]) -> Result<()> {
@@ -182,14 +260,25 @@ async fn save(session: &Session, changed: &[(&UserId, Quota)], accepted: &[Accep
     let payloads: Vec<Vec<u8>> = accepted.iter().map(sms::encode).collect();
     let count = i64::try_from(accepted.len()).unwrap_or(i64::MAX);
     let (client, statements) = (&session.client, &session.statements.quota);
-    session
-        .bounded(try_join4(
-            client.execute(&statements.save, &[&users, &counts, &refreshes]),
-            client.execute(&statements.enqueue, &[&TOPIC, &shards, &keys, &payloads]),
-            client.execute(&statements.count_accepted, &[&TOPIC, &session.ledger_slot, &count]),
-            client.batch_execute("COMMIT"),
-        ))
-        .await?;
+    let save_rows = async {
+        if changed.is_empty() {
+            return Ok(0);
+        }
+        client.execute(&statements.save, &[&users, &counts, &refreshes]).await
+    };
+    let enqueue = async {
+        if accepted.is_empty() {
+            return Ok(0);
+        }
+        client.execute(&statements.enqueue, &[&TOPIC, &shards, &keys, &payloads]).await
+    };
+    let count_accepted = async {
+        if accepted.is_empty() {
+            return Ok(0);
+        }
+        client.execute(&statements.count_accepted, &[&TOPIC, &session.ledger_slot, &count]).await
+    };
+    session.bounded(try_join4(save_rows, enqueue, count_accepted, client.batch_execute("COMMIT"))).await?;
     Ok(())
 }
 

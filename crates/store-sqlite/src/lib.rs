@@ -92,6 +92,12 @@ impl Sqlite {
         })
     }
 
+    /// The engine's clock.
+    #[must_use]
+    pub fn clock(&self) -> Arc<dyn Clock> {
+        Arc::clone(&self.inner.clock)
+    }
+
     /// Makes sure that the writer answers and the disk takes what it writes.
     ///
     /// # Errors

@@ -1,7 +1,8 @@
-//! The process clock, for the engine whose state lives in this process.
+//! The clocks of this process: wall-clock time for the engine whose state lives here, and one that measures how long
+//! something was.
 
 use std::sync::atomic::{AtomicI64, Ordering};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use weir_core::{Clock, Timestamp};
 
@@ -19,6 +20,24 @@ impl Clock for SystemClock {
         };
         let latest = self.latest_micros.fetch_max(micros, Ordering::Relaxed);
         Timestamp::from_micros(micros.max(latest))
+    }
+}
+
+/// Time since the clock was made: it tells durations, and not what time it is.
+#[derive(Debug)]
+pub struct SteadyClock {
+    started: Instant,
+}
+
+impl Default for SteadyClock {
+    fn default() -> Self {
+        Self { started: Instant::now() }
+    }
+}
+
+impl Clock for SteadyClock {
+    fn now(&self) -> Timestamp {
+        Timestamp::EPOCH.plus(self.started.elapsed())
     }
 }
 

@@ -5,12 +5,14 @@
 //! the engines; what is decided about them is left to `weir-core`.
 
 pub mod clock;
+pub mod denials;
 pub mod error;
+pub mod feed;
 pub mod lane;
 pub mod quota;
 pub mod shard;
 
-pub use clock::SystemClock;
+pub use clock::{SteadyClock, SystemClock};
 pub use error::Error;
 pub use lane::{LaneMetrics, LaneSettings, Lanes};
 

@@ -2,10 +2,13 @@
 //! that both SQL engines carry out.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use async_trait::async_trait;
 use weir_core::quota::{Grant, Limits, Quota};
 use weir_core::{Denial, MessageId, Timestamp, UserId, Verdict};
+
+pub use crate::feed::Feed;
 
 use crate::Result;
 
@@ -46,6 +49,8 @@ pub enum SendOutcome {
     },
     /// Nobody configured this user.
     NotConfigured,
+    /// Allowed, but the broker did not confirm the message.
+    NotQueued(Queued),
 }
 
 /// The books of quota, read in one snapshot.
@@ -71,6 +76,64 @@ pub trait QuotaStore: Send + Sync + 'static {
     async fn send_batch(&self, batch: Vec<SendMessage>) -> Result<Vec<SendOutcome>>;
     /// Reads the books.
     async fn audit(&self) -> Result<Books>;
+}
+
+/// A store that another one stands in front of. The one in front takes places of a window here before it hands them
+/// out, so the count here is never below what was allowed, whatever becomes of the one in front.
+#[async_trait]
+pub trait Backing: QuotaStore {
+    /// Takes places for each of the wants, in one commit; nothing for users without a row.
+    async fn reserve(&self, wants: Vec<Want>) -> Result<Vec<Option<Reserved>>>;
+    /// Gives back what was taken and not used.
+    async fn give_back(&self, unused: Vec<Unused>) -> Result<()>;
+    /// Enqueues messages that were allowed and counted elsewhere, and says of each whether it is on its way.
+    async fn enqueue(&self, accepted: &[Accepted<'_>]) -> Result<Vec<Queued>>;
+    /// Says that the store in front may hold what is no longer true, so that no server goes on with it.
+    async fn distrust_cache(&self) -> Result<()>;
+    /// What this server knows of changes on others.
+    fn feed(&self) -> Arc<Feed>;
+}
+
+/// Places wanted at once; the store adds some ahead.
+#[derive(Clone, Debug)]
+pub struct Want {
+    /// Whose.
+    pub user: UserId,
+    /// How many.
+    pub units: u32,
+}
+
+/// Places taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Reserved {
+    /// The row with these places counted.
+    pub row: Quota,
+    /// How many they are: fewer than wanted when the window has no more.
+    pub units: u32,
+    /// The store's time.
+    pub at: Timestamp,
+}
+
+/// Places that were taken in a window and not used.
+#[derive(Clone, Debug)]
+pub struct Unused {
+    /// Whose.
+    pub user: UserId,
+    /// When the window began.
+    pub window: Timestamp,
+    /// How many.
+    pub units: u32,
+}
+
+/// Whether a message is on its way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Queued {
+    /// It is.
+    Yes,
+    /// It certainly is not.
+    No,
+    /// Nobody can say: the broker was asked and did not answer in time.
+    Unknown,
 }
 
 /// What a batch of sends comes to: every outcome, and what an engine has to save in the same commit.

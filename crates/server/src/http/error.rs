@@ -88,7 +88,8 @@ impl ApiError {
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, "INTERNAL_ERROR", message)
     }
 
-    fn unavailable(message: impl Into<String>) -> Self {
+    /// 503: something Weir depends on does not answer.
+    pub fn unavailable(message: impl Into<String>) -> Self {
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "DEPENDENCY_UNAVAILABLE", message).retry_after(1)
     }
 

@@ -10,7 +10,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use weir_core::quota::{Limits, OutOfRange, Quota};
 use weir_core::{Timestamp, UserId};
 use weir_queue::sms::rfc3339;
-use weir_store::quota::{SendMessage, SendOutcome};
+use weir_store::quota::{Queued, SendMessage, SendOutcome};
 
 use super::body::Json;
 use super::error::ApiError;
@@ -141,6 +141,12 @@ pub(crate) async fn send_message(
             Err(ApiError::rate_limited(message, wait).with_headers(headers))
         }
         SendOutcome::NotConfigured => Err(not_configured(&user)),
+        SendOutcome::NotQueued(Queued::Unknown) => Err(ApiError::unavailable(
+            "The broker did not confirm the message in time; it may be sent all the same, try again",
+        )),
+        SendOutcome::NotQueued(_) => {
+            Err(ApiError::unavailable("The broker cannot be reached; the message was not sent, try again"))
+        }
     }
 }
 

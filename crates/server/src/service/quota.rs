@@ -1,4 +1,5 @@
-//! Quota: sends go through lanes, the rest straight to the store.
+//! Quota: sends go through lanes, the rest straight to the store. Users who are over their limit are known for a while
+//! and refused without either.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -6,6 +7,8 @@ use std::time::Duration;
 use prometheus_client::metrics::counter::Counter;
 use weir_core::UserId;
 use weir_core::quota::{Limits, Quota};
+use weir_store::denials::Denials;
+use weir_store::feed::Change;
 use weir_store::quota::{QuotaStore, SendMessage, SendOutcome};
 use weir_store::{LaneSettings, Lanes, Result};
 
@@ -18,6 +21,7 @@ use crate::telemetry::metrics::{Metrics, OutcomeLabels};
 pub struct QuotaService {
     store: Arc<dyn QuotaStore>,
     lanes: Lanes<SendMessage, SendOutcome>,
+    denials: Arc<Denials>,
     timeout: Duration,
     counters: Counters,
 }
@@ -27,6 +31,7 @@ pub struct QuotaService {
 struct Counters {
     accepted: Counter,
     denied: Counter,
+    denied_from_memory: Counter,
     not_configured: Counter,
     failed: Counter,
 }
@@ -54,10 +59,12 @@ impl QuotaService {
         let counters = Counters {
             accepted: counter("accepted"),
             denied: counter("denied"),
+            denied_from_memory: counter("denied_from_memory"),
             not_configured: counter("not_configured"),
             failed: counter("failed"),
         };
-        Self { store, lanes, timeout: settings.http.timeout, counters }
+        let denials = Denials::new(engine.feed(), engine.clock());
+        Self { store, lanes, denials, timeout: settings.http.timeout, counters }
     }
 
     /// Creates or replaces a user's limits.
@@ -65,7 +72,10 @@ impl QuotaService {
     /// # Errors
     /// When the store cannot say.
     pub async fn configure(&self, user: &UserId, limits: Limits) -> Result<Quota> {
-        within(self.timeout, self.store.configure(user, limits)).await
+        let configured = within(self.timeout, self.store.configure(user, limits)).await;
+        // Whatever came of it: an error may hide a commit.
+        self.denials.forget(&Change::User(user.clone()));
+        configured
     }
 
     /// A user's row as it counts now.
@@ -81,7 +91,9 @@ impl QuotaService {
     /// # Errors
     /// When the store cannot say.
     pub async fn remove(&self, user: &UserId) -> Result<bool> {
-        within(self.timeout, self.store.remove(user)).await
+        let removed = within(self.timeout, self.store.remove(user)).await;
+        self.denials.forget(&Change::User(user.clone()));
+        removed
     }
 
     /// Decides one send.
@@ -89,14 +101,21 @@ impl QuotaService {
     /// # Errors
     /// When the lane is full or the store cannot say.
     pub async fn send(&self, send: SendMessage) -> Result<SendOutcome> {
-        let user = send.user.clone();
+        if let Some(denied) = self.denials.of(&send.user) {
+            self.counters.denied_from_memory.inc();
+            return Ok(denied);
+        }
+        let (user, asked) = (send.user.clone(), self.denials.asking());
         // The lane itself answers in time.
         let outcome = self.lanes.submit(user.as_str(), send).await;
         match &outcome {
             Ok(SendOutcome::Accepted { .. }) => self.counters.accepted.inc(),
-            Ok(SendOutcome::Denied { .. }) => self.counters.denied.inc(),
+            Ok(denied @ SendOutcome::Denied { .. }) => {
+                self.denials.learn(asked, &user, denied);
+                self.counters.denied.inc()
+            }
             Ok(SendOutcome::NotConfigured) => self.counters.not_configured.inc(),
-            Err(_) => self.counters.failed.inc(),
+            Ok(SendOutcome::NotQueued(_)) | Err(_) => self.counters.failed.inc(),
         };
         outcome
     }

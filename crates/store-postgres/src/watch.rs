@@ -1,0 +1,101 @@
+//! Keeps a server's [`Feed`] current: hears of new limits on other servers through `LISTEN`, on a connection of its own.
+//!
+//! The connection asks for the cache's epoch four times a second. Postgres delivers notifications of transactions that
+//! were committed before a question no later than with its answer, so an answer proves that everything up to the
+//! question has been heard. After an interruption anything may have changed, and listeners are told so.
+
+use std::pin::pin;
+use std::sync::Arc;
+use std::task::Poll;
+use std::time::{Duration, Instant};
+
+use futures_util::future::poll_fn;
+use tokio_postgres::{AsyncMessage, Client};
+use weir_core::UserId;
+use weir_store::feed::{CURRENT_FOR, Change, Feed};
+use weir_store::{Error, Result};
+
+use crate::error::classify;
+use crate::target::Target;
+use crate::{ENGINE, tls};
+
+/// The channel on which users are named whose limits have changed.
+pub(crate) const CHANNEL: &str = "weir_quota";
+
+const EPOCH: &str = "SELECT epoch FROM quota_cache";
+/// How often the connection is asked.
+const BEAT: Duration = Duration::from_millis(250);
+const PAUSE_AFTER_ERROR: Duration = Duration::from_millis(250);
+
+/// Keeps the feed current until the engine is gone.
+pub(crate) fn start(target: Target, feed: &Arc<Feed>) -> tokio::task::AbortHandle {
+    let feed = Arc::clone(feed);
+    let watch = async move {
+        let mut was_heard = true;
+        loop {
+            let ended = watch(&target, &feed).await;
+            feed.tell(&Change::Anybody);
+            if let Err(error) = ended
+                && std::mem::replace(&mut was_heard, feed.is_current())
+            {
+                tracing::warn!(error = %error.with_causes(), "changes on other servers go unheard; nothing is answered from memory");
+            }
+            tokio::time::sleep(PAUSE_AFTER_ERROR).await;
+        }
+    };
+    tokio::spawn(watch).abort_handle()
+}
+
+/// Listens until the connection breaks.
+async fn watch(target: &Target, feed: &Feed) -> Result<()> {
+    let connect = async { target.config.connect(tls::connector(&target.trust)?).await.map_err(classify) };
+    let (client, mut connection) = bounded(connect).await?;
+    // Drives the connection and hands on what it hears; it ends when the connection does.
+    let hear = poll_fn(|context| {
+        loop {
+            return match connection.poll_message(context) {
+                Poll::Ready(Some(Ok(AsyncMessage::Notification(notification)))) => {
+                    feed.tell(&read_change(notification.payload()));
+                    continue;
+                }
+                Poll::Ready(Some(Ok(_notice))) => continue,
+                Poll::Ready(Some(Err(error))) => Poll::Ready(Err(classify(error))),
+                Poll::Ready(None) => {
+                    Poll::Ready(Err(Error::unavailable(ENGINE, "the connection was closed")))
+                }
+                Poll::Pending => Poll::Pending,
+            };
+        }
+    });
+    let mut hear = pin!(hear);
+    tokio::select! {
+        ended = &mut hear => ended,
+        ended = ask(&client, feed) => ended,
+    }
+}
+
+async fn ask(client: &Client, feed: &Feed) -> Result<()> {
+    let listen = format!("SET statement_timeout = '700ms'; LISTEN {CHANNEL}");
+    bounded(async { client.batch_execute(&listen).await.map_err(classify) }).await?;
+    let epoch = bounded(async { client.prepare(EPOCH).await.map_err(classify) }).await?;
+    // What changed before the connection listened was not heard.
+    feed.tell(&Change::Anybody);
+    loop {
+        let asked_at = Instant::now();
+        let row = bounded(async { client.query_one(&epoch, &[]).await.map_err(classify) }).await?;
+        let epoch: i64 = row.try_get(0).map_err(classify)?;
+        feed.heard(asked_at, epoch.unsigned_abs());
+        tokio::time::sleep(BEAT).await;
+    }
+}
+
+/// Somebody's own notification on the channel may name nobody Weir knows; then it is safest to forget everything.
+fn read_change(payload: &str) -> Change {
+    UserId::parse(payload).map_or(Change::Anybody, Change::User)
+}
+
+async fn bounded<T>(call: impl Future<Output = Result<T>>) -> Result<T> {
+    tokio::time::timeout(CURRENT_FOR, call)
+        .await
+        .unwrap_or_else(|elapsed| Err(Error::unavailable(ENGINE, elapsed)))
+}
