@@ -76,6 +76,8 @@ pub trait QuotaStore: Send + Sync + 'static {
     async fn send_batch(&self, batch: Vec<SendMessage>) -> Result<Vec<SendOutcome>>;
     /// Reads the books.
     async fn audit(&self) -> Result<Books>;
+    /// Brings everything to where it is kept, before the server stops.
+    async fn close(&self) {}
 }
 
 /// A store that another one stands in front of. The one in front takes places of a window here before it hands them

@@ -1,0 +1,18 @@
+//! Redis in front of Postgres: scripts that decide, and the stores that call them.
+//!
+//! Redis is fast and may forget. What it hands out was taken in Postgres before, so nothing it loses, keeps too long
+//! or brings back from an old snapshot lets anybody past a limit. While it does not answer, Postgres does.
+
+mod client;
+mod cluster;
+mod node;
+mod quota;
+mod script;
+mod target;
+
+pub use client::Redis;
+pub use quota::RedisQuota;
+pub use target::{Target, TargetError};
+
+/// The name in errors, health checks and metrics.
+pub const ENGINE: &str = "redis";

@@ -1,0 +1,39 @@
+//! The scripts, loaded into a server when it is connected to.
+
+use redis::aio::MultiplexedConnection;
+
+/// The scripts of quota.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Script {
+    Spend,
+    Install,
+    Release,
+    Peek,
+    Forget,
+}
+
+const TEXTS: [&str; 5] = [
+    include_str!("scripts/quota_spend.lua"),
+    include_str!("scripts/quota_install.lua"),
+    include_str!("scripts/quota_release.lua"),
+    include_str!("scripts/quota_peek.lua"),
+    include_str!("scripts/quota_forget.lua"),
+];
+
+/// The names under which a server knows the scripts.
+#[derive(Clone, Debug)]
+pub(crate) struct Names([String; TEXTS.len()]);
+
+impl Names {
+    pub(crate) async fn load(connection: &mut MultiplexedConnection) -> redis::RedisResult<Self> {
+        let mut load = redis::pipe();
+        for text in TEXTS {
+            load.cmd("SCRIPT").arg("LOAD").arg(text);
+        }
+        load.query_async(connection).await.map(Self)
+    }
+
+    pub(crate) const fn of(&self, script: Script) -> &str {
+        self.0[script as usize].as_str()
+    }
+}

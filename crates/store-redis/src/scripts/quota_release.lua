@@ -1,0 +1,17 @@
+-- Takes back the unused places of each user's hash, for the store.
+-- KEYS    RateLimiterCache:<userId> ...
+-- ARGV    1 run id of this Redis, 2 epoch of the cache
+-- Reply   for each key {window, places}, or {} when there are none
+local replies = {}
+for i, key in ipairs(KEYS) do
+  local hash = redis.call('HMGET', key, 'run', 'epoch', 'window', 'currentCount', 'reserved')
+  replies[i] = {}
+  if hash[1] == ARGV[1] and hash[2] == ARGV[2] and hash[3] then
+    local unused = tonumber(hash[5]) - tonumber(hash[4])
+    if unused > 0 then
+      redis.call('HSET', key, 'reserved', hash[4])
+      replies[i] = {hash[3], unused}
+    end
+  end
+end
+return replies

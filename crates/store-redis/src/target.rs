@@ -1,0 +1,224 @@
+//! A `redis://` address: one server or a cluster, plain or TLS.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::sync::Arc;
+
+use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo, RedisConnectionInfo};
+use url::Url;
+
+/// Where Redis is and how to reach it.
+#[derive(Clone)]
+pub struct Target {
+    /// One server, or the first ones of a cluster to ask.
+    pub(crate) servers: Vec<Address>,
+    pub(crate) is_cluster: bool,
+    is_tls: bool,
+    username: Option<String>,
+    password: Option<String>,
+    database: i64,
+    /// Trusted instead of the system's authorities.
+    root: Option<Arc<Vec<u8>>>,
+}
+
+/// A server's host and port.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Address {
+    pub(crate) host: String,
+    pub(crate) port: u16,
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.host.contains(':') {
+            write!(f, "[{}]:{}", self.host, self.port)
+        } else {
+            write!(f, "{}:{}", self.host, self.port)
+        }
+    }
+}
+
+/// Why an address was refused. Never contains the address, which may hold a password.
+#[derive(Debug, thiserror::Error)]
+pub enum TargetError {
+    /// Not a URL, or not Redis's.
+    #[error(
+        "is not redis://[user:password@]host[:port][/database], rediss://… for TLS, or redis+cluster://a,b,c"
+    )]
+    Shape,
+    /// A parameter nobody knows.
+    #[error("has the parameter {0}; allowed is sslrootcert, a file of trusted certificates, with rediss://")]
+    Parameter(String),
+    /// The file of trusted certificates cannot be read.
+    #[error("names the certificates {path}, which cannot be read: {source}", path = path.display())]
+    Certificates {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        #[source]
+        source: std::io::Error,
+    },
+}
+
+impl FromStr for Target {
+    type Err = TargetError;
+
+    fn from_str(text: &str) -> Result<Self, TargetError> {
+        let (scheme, rest) = text.split_once("://").ok_or(TargetError::Shape)?;
+        let (is_tls, is_cluster) = match scheme {
+            "redis" => (false, false),
+            "rediss" => (true, false),
+            "redis+cluster" => (false, true),
+            "rediss+cluster" => (true, true),
+            _ => return Err(TargetError::Shape),
+        };
+        // The first server carries the credentials and the rest of the URL; the others are only host and port.
+        let end = rest.find(['/', '?']).unwrap_or(rest.len());
+        let (authority, tail) = rest.split_at(end);
+        let mut authorities = authority.split(',');
+        let first = authorities.next().ok_or(TargetError::Shape)?;
+        let url = Url::parse(&format!("redis://{first}{tail}")).map_err(|_invalid| TargetError::Shape)?;
+        let mut servers = vec![address(&url)?];
+        for other in authorities {
+            let url = Url::parse(&format!("redis://{other}")).map_err(|_invalid| TargetError::Shape)?;
+            servers.push(address(&url)?);
+        }
+        let database = match url.path().trim_start_matches('/') {
+            "" => 0,
+            number => number.parse().map_err(|_invalid| TargetError::Shape)?,
+        };
+        if (servers.len() > 1 && !is_cluster) || (is_cluster && database != 0) || database < 0 {
+            return Err(TargetError::Shape);
+        }
+        Ok(Self {
+            servers,
+            is_cluster,
+            is_tls,
+            username: Some(decode(url.username())?).filter(|name| !name.is_empty()),
+            password: url.password().map(decode).transpose()?,
+            database,
+            root: root(&url, is_tls)?,
+        })
+    }
+}
+
+impl Target {
+    /// The hosts and ports, for messages. No credentials.
+    #[must_use]
+    pub fn address(&self) -> String {
+        self.servers.iter().map(Address::to_string).collect::<Vec<_>>().join(",")
+    }
+
+    /// How to reach one of the servers.
+    pub(crate) fn client(&self, server: &Address) -> redis::RedisResult<redis::Client> {
+        let Address { host, port } = server.clone();
+        let mut login = RedisConnectionInfo::default().set_db(self.database);
+        if let Some(username) = &self.username {
+            login = login.set_username(username);
+        }
+        if let Some(password) = &self.password {
+            login = login.set_password(password);
+        }
+        if !self.is_tls {
+            return redis::Client::open(info(ConnectionAddr::Tcp(host, port), login)?);
+        }
+        // What nobody has chosen before is chosen here; the rest of Weir uses the same.
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let address = ConnectionAddr::TcpTls { host, port, insecure: false, tls_params: None };
+        let certificates = redis::TlsCertificates {
+            client_tls: None,
+            root_cert: self.root.as_ref().map(|root| root.to_vec()),
+        };
+        redis::Client::build_with_tls(info(address, login)?, certificates)
+    }
+}
+
+fn info(address: ConnectionAddr, login: RedisConnectionInfo) -> redis::RedisResult<ConnectionInfo> {
+    Ok(address.into_connection_info()?.set_redis_settings(login))
+}
+
+impl fmt::Debug for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Target").field(&self.address()).finish()
+    }
+}
+
+fn address(url: &Url) -> Result<Address, TargetError> {
+    let host = url.host_str().filter(|host| !host.is_empty()).ok_or(TargetError::Shape)?;
+    let host = host.trim_start_matches('[').trim_end_matches(']').to_owned();
+    Ok(Address { host, port: url.port().unwrap_or(6379) })
+}
+
+fn root(url: &Url, is_tls: bool) -> Result<Option<Arc<Vec<u8>>>, TargetError> {
+    let mut root = None;
+    for (name, value) in url.query_pairs() {
+        if name != "sslrootcert" || !is_tls {
+            return Err(TargetError::Parameter(name.into_owned()));
+        }
+        let path = PathBuf::from(value.as_ref());
+        let pem = std::fs::read(&path).map_err(|source| TargetError::Certificates { path, source })?;
+        root = Some(Arc::new(pem));
+    }
+    Ok(root)
+}
+
+fn decode(text: &str) -> Result<String, TargetError> {
+    let decoded = percent_decode(text.as_bytes()).ok_or(TargetError::Shape)?;
+    String::from_utf8(decoded).map_err(|_invalid| TargetError::Shape)
+}
+
+/// `%41` is `A`. The URL's own parser leaves credentials as they were written.
+fn percent_decode(text: &[u8]) -> Option<Vec<u8>> {
+    let mut decoded = Vec::with_capacity(text.len());
+    let mut rest = text;
+    while let [first, others @ ..] = rest {
+        rest = others;
+        if *first != b'%' {
+            decoded.push(*first);
+            continue;
+        }
+        let (digits, others) = rest.split_at_checked(2)?;
+        decoded.push(u8::from_str_radix(str::from_utf8(digits).ok()?, 16).ok()?);
+        rest = others;
+    }
+    Some(decoded)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_server_or_a_cluster_with_or_without_credentials() {
+        let one: Target = "redis://user:p%40ss@cache:7000/3".parse().unwrap();
+        assert_eq!((one.address().as_str(), one.database, one.is_cluster), ("cache:7000", 3, false));
+        assert_eq!((one.username.as_deref(), one.password.as_deref()), (Some("user"), Some("p@ss")));
+        let bare: Target = "redis://localhost".parse().unwrap();
+        assert_eq!((bare.address().as_str(), bare.username, bare.password), ("localhost:6379", None, None));
+        let cluster: Target = "redis+cluster://:secret@a:1,b:2,[::1]:3".parse().unwrap();
+        assert_eq!(cluster.address(), "a:1,b:2,[::1]:3");
+        assert!(cluster.is_cluster && !format!("{cluster:?}").contains("secret"));
+        assert!("rediss+cluster://a".parse::<Target>().unwrap().is_tls);
+    }
+
+    #[test]
+    fn what_is_not_such_an_address_is_refused() {
+        for bad in [
+            "",
+            "redis",
+            "redis://",
+            "http://a",
+            "redis://a,b",
+            "redis://a/x",
+            "redis://a/-1",
+            "redis+cluster://a/1",
+            "redis://a?tls=yes",
+            "redis://a?sslrootcert=x",
+            "rediss://a?sslrootcert=/nonexistent/ca.pem",
+            "redis+cluster://a,,b",
+        ] {
+            assert!(bad.parse::<Target>().is_err(), "{bad}");
+        }
+    }
+}
