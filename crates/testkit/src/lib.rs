@@ -1,4 +1,4 @@
-//! What Weir's tests stand on: a real PostgreSQL, a faulty TCP proxy, the `weir` binary as a child process,
+//! What Weir's tests stand on: a real PostgreSQL and Redis, a faulty TCP proxy, the `weir` binary as a child process,
 //! a small HTTP client, one way to wait and one way to count answers.
 //!
 //! Everything here panics with what to do next, because its only reader is a person looking at a failed test.
@@ -10,9 +10,16 @@ pub mod ports;
 pub mod postgres;
 pub mod process;
 pub mod proxy;
+pub mod redis;
 pub mod wait;
 
+mod apt;
+mod certificates;
+mod daemon;
+mod docker;
+mod instance;
 mod signal;
+mod source;
 mod watchdog;
 
 /// True when the comma-separated `WEIR_TEST_SKIP` names `suite`. A suite is never skipped for any other reason:

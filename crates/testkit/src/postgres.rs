@@ -6,21 +6,21 @@
 
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use url::Url;
 
+use crate::instance::{Handle, Instance, on_an_unused_port};
+use crate::source::Source;
+
 pub use database::Database;
 
-mod certificates;
 mod cluster;
 mod connection;
 mod database;
 mod docker;
 mod find;
 
-const READY_WITHIN: Duration = Duration::from_secs(60);
 const SUPERUSER: &str = "postgres";
 
 /// How to start a server of one's own.
@@ -58,29 +58,14 @@ impl Options {
     }
 }
 
-/// A PostgreSQL server process, wherever it runs. Methods block; they panic when the server cannot be commanded.
-trait Instance: Send {
-    /// Launches the server and returns before it is ready.
-    fn launch(&mut self);
-    /// True when a launched server is no longer running.
-    fn has_exited(&mut self) -> bool;
-    /// Disconnects every client, writes a checkpoint and ends the server.
-    fn stop(&mut self);
-    /// Kills every process of the server at once.
-    fn crash(&mut self);
-    fn pause(&mut self);
-    fn resume(&mut self);
-    fn log(&self) -> String;
-    fn bin_dir(&self) -> Option<PathBuf>;
-}
-
 /// A running PostgreSQL. It ends, and its files go, with this value or with the test process.
 pub struct Server {
     /// Superuser URL; its path, the database, is replaced for each [`Database`].
     url: Url,
     ca_file: Option<PathBuf>,
+    bin_dir: Option<PathBuf>,
     /// None when the server was given by `WEIR_TEST_POSTGRES` and so is not ours to command.
-    instance: Option<Arc<Mutex<Box<dyn Instance>>>>,
+    instance: Option<Handle<dyn Instance>>,
 }
 
 impl Server {
@@ -106,21 +91,10 @@ impl Server {
     /// A server of one's own with chosen settings. Blocks until it is ready.
     pub fn with_options(options: &Options) -> Self {
         let source = find::source().unwrap_or_else(|reason| panic!("{reason}"));
-        for _ in 0..3 {
-            let server = Self::create(source, options);
-            match server.wait_ready() {
-                Ok(()) => return server,
-                // Someone took the port between our look and PostgreSQL's bind.
-                Err(reason) if reason.contains("Address already in use") => {}
-                Err(reason) => panic!("{reason}"),
-            }
-        }
-        panic!("three free ports in a row were taken before PostgreSQL could bind them; see `ss -ltnp`");
+        on_an_unused_port("PostgreSQL", |port| Self::create(source, port, options))
     }
 
-    /// Creates and launches; does not wait.
-    fn create(source: &find::Source, options: &Options) -> Self {
-        let port = crate::ports::unused();
+    fn create(source: &Source, port: u16, options: &Options) -> Result<Self, String> {
         // Characters that have to be percent-encoded, so that a URL taken apart by hand is found out.
         let password = format!("{:016x}%@/", fastrand::u64(..));
         let host = if options.tls { "localhost" } else { "127.0.0.1" };
@@ -128,21 +102,22 @@ impl Server {
             Url::parse(&format!("postgres://{SUPERUSER}@{host}:{port}/postgres")).expect("a valid URL");
         // `set_password` encodes `@` and `/` but takes a `%` as already encoded.
         url.set_password(Some(&password.replace('%', "%25"))).expect("a URL with a host takes a password");
-        let (mut instance, ca_file): (Box<dyn Instance>, _) = match source {
-            find::Source::Local(bin_dir) => {
+        url.set_query(options.tls.then_some("sslmode=require"));
+        let (instance, ca_file, bin_dir): (Arc<Mutex<dyn Instance>>, _, _) = match source {
+            Source::Local(bin_dir) => {
                 let cluster = cluster::Cluster::create(bin_dir, port, &password, options);
                 let ca_file = options.tls.then(|| cluster.ca_file());
-                (Box::new(cluster), ca_file)
+                (Arc::new(Mutex::new(cluster)), ca_file, Some(bin_dir.clone()))
             }
-            find::Source::Docker => {
-                let container = docker::Container::create(port, &password, options);
-                let ca_file = options.tls.then(|| container.ca_file());
-                (Box::new(container), ca_file)
+            Source::Docker => {
+                let (container, ca_file) = docker::container(port, &password, options);
+                (Arc::new(Mutex::new(container)), ca_file, None)
             }
         };
-        url.set_query(options.tls.then_some("sslmode=require"));
-        instance.launch();
-        Self { url, ca_file, instance: Some(Arc::new(Mutex::new(instance))) }
+        let instance = Handle::new("PostgreSQL", instance);
+        instance.lock().launch();
+        instance.wait_ready(|| connection::probe(&url, ca_file.as_deref()))?;
+        Ok(Self { url, ca_file, bin_dir, instance: Some(instance) })
     }
 
     fn external(url: &str) -> Self {
@@ -154,7 +129,7 @@ impl Server {
                 "the server of WEIR_TEST_POSTGRES does not answer: {reason}; start it or unset the variable"
             );
         }
-        Self { url, ca_file: None, instance: None }
+        Self { url, ca_file: None, bin_dir: None, instance: None }
     }
 
     /// A fresh, empty database. The hint is part of its name, for whoever looks into the server.
@@ -179,26 +154,23 @@ impl Server {
 
     /// Where `pgbench` and its like are; None when the server does not run from local binaries.
     pub fn bin_dir(&self) -> Option<PathBuf> {
-        self.instance.as_ref().and_then(|instance| lock(instance).bin_dir())
+        self.bin_dir.clone()
     }
 
     /// What the server has logged so far; empty for `WEIR_TEST_POSTGRES`.
     pub fn log(&self) -> String {
-        self.instance.as_ref().map(|instance| lock(instance).log()).unwrap_or_default()
+        self.instance.as_ref().map(|instance| instance.lock().log()).unwrap_or_default()
     }
 
     /// Ends the server in an orderly way, clients disconnected. Its port stays its own.
     pub async fn stop(&mut self) {
-        let instance = Arc::clone(self.commanded());
-        unblocked(move || lock(&instance).stop()).await;
+        self.commanded().stop().await;
     }
 
     /// Starts a stopped or crashed server on the same port and waits until it is ready.
     pub async fn start(&mut self) {
-        lock(self.commanded()).launch();
-        let probe =
-            Self { url: self.url.clone(), ca_file: self.ca_file.clone(), instance: self.instance.clone() };
-        unblocked(move || probe.wait_ready().unwrap_or_else(|reason| panic!("{reason}"))).await;
+        let (url, ca_file) = (self.url.clone(), self.ca_file.clone());
+        self.commanded().start(move || connection::probe(&url, ca_file.as_deref())).await;
     }
 
     pub async fn restart(&mut self) {
@@ -208,53 +180,20 @@ impl Server {
 
     /// SIGKILL to the postmaster and all its children: what a power cut leaves, apart from the disk's own cache.
     pub fn crash(&mut self) {
-        lock(self.commanded()).crash();
+        self.commanded().lock().crash();
     }
 
     /// Freezes every process of the server: it accepts connections (the kernel does) and answers nothing.
     pub fn pause(&mut self) {
-        lock(self.commanded()).pause();
+        self.commanded().lock().pause();
     }
 
     pub fn resume(&mut self) {
-        lock(self.commanded()).resume();
+        self.commanded().lock().resume();
     }
 
-    fn commanded(&self) -> &Arc<Mutex<Box<dyn Instance>>> {
+    fn commanded(&self) -> &Handle<dyn Instance> {
         self.instance.as_ref().expect("only shared() gives a server that is not ours, and never mutably")
-    }
-
-    /// For a server just launched.
-    fn wait_ready(&self) -> Result<(), String> {
-        let end = Instant::now() + READY_WITHIN;
-        loop {
-            let last = match connection::probe(&self.url, self.ca_file.as_deref()) {
-                Ok(()) => return Ok(()),
-                Err(error) => error,
-            };
-            if self.instance.as_ref().is_some_and(|instance| lock(instance).has_exited()) {
-                return Err(format!("PostgreSQL exited while starting; its log:\n{}", self.log()));
-            }
-            if Instant::now() > end {
-                let log = self.log();
-                return Err(format!(
-                    "PostgreSQL was not ready within {READY_WITHIN:?}: {last}; its log:\n{log}"
-                ));
-            }
-            // Each attempt is a line in the server's log, and recovery after a crash can take seconds.
-            std::thread::sleep(Duration::from_millis(25));
-        }
-    }
-}
-
-fn lock(instance: &Mutex<Box<dyn Instance>>) -> MutexGuard<'_, Box<dyn Instance>> {
-    instance.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// Runs blocking work beside the runtime, so that a proxy or a load in the same test goes on meanwhile.
-async fn unblocked(work: impl FnOnce() + Send + 'static) {
-    if let Err(error) = tokio::task::spawn_blocking(work).await {
-        std::panic::resume_unwind(error.into_panic());
     }
 }
 

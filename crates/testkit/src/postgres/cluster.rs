@@ -9,13 +9,12 @@ use std::time::Duration;
 
 use rustix::process::{Pid, Signal};
 
-use super::certificates::Certificates;
-use super::{Instance, Options, SUPERUSER};
+use super::{Options, SUPERUSER};
+use crate::certificates::Certificates;
+use crate::instance::{Instance, STOPS_WITHIN};
 use crate::signal;
 use crate::wait::holds_within;
 use crate::watchdog::{END_PROCESS, Watchdog};
-
-const STOPS_WITHIN: Duration = Duration::from_secs(30);
 
 /// `$2` is the directory. A crashed cluster that nobody restarted leaves a System V segment, whose number stands
 /// in line 7 of its pid file, and those are few per machine.
@@ -227,10 +226,6 @@ impl Instance for Cluster {
 
     fn log(&self) -> String {
         fs::read_to_string(self.directory.join("postgres.log")).unwrap_or_default()
-    }
-
-    fn bin_dir(&self) -> Option<PathBuf> {
-        Some(self.bin_dir.clone())
     }
 }
 

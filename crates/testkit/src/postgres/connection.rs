@@ -2,14 +2,13 @@
 
 use std::future::Future;
 use std::path::Path;
-use std::sync::Arc;
 use std::time::Duration;
 
-use rustls::pki_types::CertificateDer;
-use rustls::pki_types::pem::PemObject;
 use tokio_postgres::{Client, Error, NoTls};
 use tokio_postgres_rustls::MakeRustlsConnect;
 use url::Url;
+
+use crate::certificates;
 
 /// One attempt; a paused or starting server may accept a connection and then say nothing.
 const ATTEMPT: Duration = Duration::from_secs(2);
@@ -22,24 +21,12 @@ pub(super) async fn open(url: &Url, ca_file: Option<&Path>) -> Result<Client, Er
             Ok(client)
         }
         Some(ca_file) => {
-            let (client, connection) = tokio_postgres::connect(url.as_str(), tls(ca_file)).await?;
+            let tls = MakeRustlsConnect::new(certificates::client_config(ca_file));
+            let (client, connection) = tokio_postgres::connect(url.as_str(), tls).await?;
             tokio::spawn(connection);
             Ok(client)
         }
     }
-}
-
-fn tls(ca_file: &Path) -> MakeRustlsConnect {
-    let mut roots = rustls::RootCertStore::empty();
-    let authority = CertificateDer::from_pem_file(ca_file).expect("the testkit wrote this file as PEM");
-    roots.add(authority).expect("the testkit made this authority");
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let config = rustls::ClientConfig::builder_with_provider(provider)
-        .with_safe_default_protocol_versions()
-        .expect("ring supports the default protocol versions")
-        .with_root_certificates(roots)
-        .with_no_client_auth();
-    MakeRustlsConnect::new(config)
 }
 
 /// Blocks for one attempt to be served; `Err` says why not.

@@ -5,6 +5,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use super::*;
+use crate::instance::READY_WITHIN;
 use crate::wait::until;
 
 async fn value(database: &Database, sql: &str) -> String {

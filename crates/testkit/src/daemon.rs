@@ -1,0 +1,163 @@
+//! A server that is one local process with a temporary directory of its own.
+
+use std::ffi::OsString;
+use std::fs::{self, File, OpenOptions};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal};
+
+use crate::instance::{Erasable, Instance, STOPS_WITHIN};
+use crate::signal;
+use crate::wait::holds_within;
+use crate::watchdog::{END_PROCESS, Watchdog};
+
+/// The directory holds configuration and log; what the server stores belongs into `data` in it.
+pub(crate) struct Daemon {
+    /// For messages.
+    name: &'static str,
+    program: PathBuf,
+    arguments: Vec<OsString>,
+    directory: PathBuf,
+    process: Option<Child>,
+    watchdog: Watchdog,
+}
+
+impl Daemon {
+    /// Makes the directory; nothing runs yet.
+    pub(crate) fn create(name: &'static str, program: &Path) -> Self {
+        let prefix = format!("weir-{}-", name.to_lowercase());
+        let directory = tempfile::Builder::new().prefix(&prefix).tempdir();
+        let directory = directory.expect("the temporary directory takes a directory").keep();
+        // Nothing that it stores is wanted any more, so there is nothing to wait for.
+        let watchdog = Watchdog::start(
+            &format!("{END_PROCESS}rm -rf -- \"$2\""),
+            ["KILL".as_ref(), directory.as_os_str()],
+        );
+        let program = program.to_owned();
+        let daemon = Self { name, program, arguments: Vec::new(), directory, process: None, watchdog };
+        daemon.make_data();
+        daemon
+    }
+
+    /// What the program is given at each launch.
+    pub(crate) fn set_arguments<A: Into<OsString>>(&mut self, arguments: impl IntoIterator<Item = A>) {
+        self.arguments = arguments.into_iter().map(Into::into).collect();
+    }
+
+    pub(crate) fn data(&self) -> PathBuf {
+        self.directory.join("data")
+    }
+
+    /// Writes a file into the directory, readable for nobody else: it may hold a key.
+    pub(crate) fn write(&self, name: &str, content: &str) -> PathBuf {
+        let file = self.directory.join(name);
+        let written = fs::write(&file, content)
+            .and_then(|()| fs::set_permissions(&file, fs::Permissions::from_mode(0o600)));
+        written.unwrap_or_else(|error| panic!("cannot write {}: {error}", file.display()));
+        file
+    }
+
+    /// The program with the surroundings that the server has.
+    pub(crate) fn command(&self) -> Command {
+        let mut command = Command::new(&self.program);
+        // A group of its own keeps Ctrl-C for the tests.
+        command.current_dir(&self.directory).process_group(0).stdin(Stdio::null()).env("LC_ALL", "C");
+        command
+    }
+
+    fn make_data(&self) {
+        let data = self.data();
+        fs::create_dir(&data).unwrap_or_else(|error| panic!("cannot make {}: {error}", data.display()));
+    }
+
+    fn log_file(&self) -> File {
+        let path = self.directory.join("log");
+        let file = OpenOptions::new().append(true).create(true).open(&path);
+        file.unwrap_or_else(|error| panic!("cannot open {}: {error}", path.display()))
+    }
+
+    fn pid(&self) -> Pid {
+        let Some(process) = &self.process else {
+            panic!("this {} is stopped: start() it first", self.name);
+        };
+        Pid::from_child(process)
+    }
+
+    /// True once the process is gone and reaped.
+    fn reap_within(&mut self, deadline: Duration) -> bool {
+        let gone = match &mut self.process {
+            Some(process) => holds_within(deadline, || !matches!(process.try_wait(), Ok(None))),
+            None => true,
+        };
+        if gone && self.process.take().is_some() {
+            self.watchdog.release();
+        }
+        gone
+    }
+}
+
+impl Instance for Daemon {
+    fn launch(&mut self) {
+        assert!(self.process.is_none(), "this {} is running already: stop() or crash() it first", self.name);
+        let log = self.log_file();
+        let errors = log.try_clone().expect("a second descriptor for the log");
+        let spawned = self.command().args(&self.arguments).stdout(log).stderr(errors).spawn();
+        let process =
+            spawned.unwrap_or_else(|error| panic!("cannot run {}: {error}", self.program.display()));
+        self.watchdog.guard(Pid::from_child(&process));
+        self.process = Some(process);
+    }
+
+    fn has_exited(&mut self) -> bool {
+        self.reap_within(Duration::ZERO)
+    }
+
+    fn stop(&mut self) {
+        let pid = self.pid();
+        // In this order, or a paused one could run on between the two.
+        signal::send(pid, Signal::TERM);
+        signal::send(pid, Signal::CONT);
+        let stopped = self.reap_within(STOPS_WITHIN);
+        assert!(stopped, "{} did not stop within {STOPS_WITHIN:?}; its log:\n{}", self.name, self.log());
+    }
+
+    fn crash(&mut self) {
+        signal::send(self.pid(), Signal::KILL);
+        let gone = self.reap_within(STOPS_WITHIN);
+        assert!(gone, "SIGKILL did not end {}: is it stuck on its disk?", self.name);
+    }
+
+    fn pause(&mut self) {
+        signal::freeze(self.pid());
+    }
+
+    fn resume(&mut self) {
+        signal::send(self.pid(), Signal::CONT);
+    }
+
+    fn log(&self) -> String {
+        fs::read_to_string(self.directory.join("log")).unwrap_or_default()
+    }
+}
+
+impl Erasable for Daemon {
+    fn erase(&mut self) {
+        assert!(self.process.is_none(), "this {} is running: stop() or crash() it first", self.name);
+        let data = self.data();
+        fs::remove_dir_all(&data).unwrap_or_else(|error| panic!("cannot remove {}: {error}", data.display()));
+        self.make_data();
+    }
+}
+
+impl Drop for Daemon {
+    /// Ends the server here, where its parent can reap it; the watchdog then removes the directory.
+    fn drop(&mut self) {
+        if self.process.is_some() {
+            self.crash();
+        }
+    }
+}

@@ -1,0 +1,107 @@
+//! What all engines have in common once they run: being watched until they are ready, and being commanded.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+pub(crate) const READY_WITHIN: Duration = Duration::from_secs(60);
+pub(crate) const STOPS_WITHIN: Duration = Duration::from_secs(30);
+
+/// A server process, wherever it runs. Methods block; they panic when the server cannot be commanded.
+pub(crate) trait Instance: Send + 'static {
+    /// Launches the server and returns before it is ready.
+    fn launch(&mut self);
+    /// True when a launched server is no longer running.
+    fn has_exited(&mut self) -> bool;
+    /// Ends the server in an orderly way.
+    fn stop(&mut self);
+    /// Kills every process of the server at once.
+    fn crash(&mut self);
+    fn pause(&mut self);
+    fn resume(&mut self);
+    fn log(&self) -> String;
+}
+
+/// An [`Instance`] that can forget.
+pub(crate) trait Erasable: Instance {
+    /// Removes what a stopped server has stored: the next launch finds it new.
+    fn erase(&mut self);
+}
+
+/// An instance that blocking and async code share.
+pub(crate) struct Handle<I: Instance + ?Sized> {
+    /// For messages.
+    name: &'static str,
+    instance: Arc<Mutex<I>>,
+}
+
+impl<I: Instance + ?Sized> Clone for Handle<I> {
+    fn clone(&self) -> Self {
+        Self { name: self.name, instance: Arc::clone(&self.instance) }
+    }
+}
+
+impl<I: Instance + ?Sized> Handle<I> {
+    pub(crate) fn new(name: &'static str, instance: Arc<Mutex<I>>) -> Self {
+        Self { name, instance }
+    }
+
+    pub(crate) fn lock(&self) -> MutexGuard<'_, I> {
+        self.instance.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) async fn stop(&self) {
+        let handle = self.clone();
+        unblocked(move || handle.lock().stop()).await;
+    }
+
+    /// Launches a stopped or crashed server and waits until `probe` finds it ready.
+    pub(crate) async fn start(&self, probe: impl FnMut() -> Result<(), String> + Send + 'static) {
+        let handle = self.clone();
+        unblocked(move || {
+            handle.lock().launch();
+            handle.wait_ready(probe).unwrap_or_else(|reason| panic!("{reason}"));
+        })
+        .await;
+    }
+
+    /// For a server just launched: blocks until `probe` succeeds.
+    pub(crate) fn wait_ready(&self, mut probe: impl FnMut() -> Result<(), String>) -> Result<(), String> {
+        let name = self.name;
+        let end = Instant::now() + READY_WITHIN;
+        loop {
+            let last = match probe() {
+                Ok(()) => return Ok(()),
+                Err(error) => error,
+            };
+            if self.lock().has_exited() {
+                return Err(format!("{name} exited while starting; its log:\n{}", self.lock().log()));
+            }
+            if Instant::now() > end {
+                let log = self.lock().log();
+                return Err(format!("{name} was not ready within {READY_WITHIN:?}: {last}; its log:\n{log}"));
+            }
+            // Each attempt may be a line in the server's log, and recovery after a crash can take seconds.
+            std::thread::sleep(Duration::from_millis(25));
+        }
+    }
+}
+
+/// Runs `start` with an unused port, and again with another one when that was taken before the server bound it.
+pub(crate) fn on_an_unused_port<T>(name: &str, mut start: impl FnMut(u16) -> Result<T, String>) -> T {
+    for _ in 0..3 {
+        match start(crate::ports::unused()) {
+            Ok(started) => return started,
+            Err(reason) if reason.contains("Address already in use") => {}
+            Err(reason) => panic!("{reason}"),
+        }
+    }
+    panic!("three free ports in a row were taken before {name} could bind them; see `ss -ltnp`");
+}
+
+/// Runs blocking work beside the runtime, so that a proxy or a load in the same test goes on meanwhile.
+pub(crate) async fn unblocked<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+    match tokio::task::spawn_blocking(work).await {
+        Ok(output) => output,
+        Err(error) => std::panic::resume_unwind(error.into_panic()),
+    }
+}

@@ -1,0 +1,43 @@
+//! Decides where an engine comes from: what is here already, else what can be installed, else Docker.
+
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+
+pub(crate) enum Source {
+    /// The program, or the directory with the programs, that the engine is run from.
+    Local(PathBuf),
+    Docker,
+}
+
+/// `sorry` makes, of why nothing could be installed, the sentence that tells the reader what to do.
+pub(crate) fn search(
+    local: impl FnOnce() -> Option<PathBuf>,
+    install: impl FnOnce() -> Result<PathBuf, String>,
+    sorry: impl FnOnce(&str) -> String,
+) -> Result<Source, String> {
+    if let Some(path) = local() {
+        return Ok(Source::Local(path));
+    }
+    let reason = match install() {
+        Ok(path) => return Ok(Source::Local(path)),
+        Err(reason) => reason,
+    };
+    if succeeds(Command::new("docker").arg("info")) {
+        return Ok(Source::Docker);
+    }
+    Err(sorry(&reason))
+}
+
+/// The directories of PATH.
+pub(crate) fn path_directories() -> Vec<PathBuf> {
+    std::env::split_paths(&std::env::var_os("PATH").unwrap_or_default()).collect()
+}
+
+pub(crate) fn on_path(program: &str) -> Option<PathBuf> {
+    path_directories().iter().map(|directory| directory.join(program)).find(|file: &PathBuf| file.is_file())
+}
+
+pub(crate) fn succeeds(command: &mut Command) -> bool {
+    let command = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    command.status().is_ok_and(|status| status.success())
+}
