@@ -48,6 +48,10 @@ impl Daemon {
         self.arguments = arguments.into_iter().map(Into::into).collect();
     }
 
+    pub(crate) fn directory(&self) -> &Path {
+        &self.directory
+    }
+
     pub(crate) fn data(&self) -> PathBuf {
         self.directory.join("data")
     }
@@ -62,7 +66,7 @@ impl Daemon {
     }
 
     /// The program with the surroundings that the server has.
-    pub(crate) fn command(&self) -> Command {
+    fn command(&self) -> Command {
         let mut command = Command::new(&self.program);
         // A group of its own keeps Ctrl-C for the tests.
         command.current_dir(&self.directory).process_group(0).stdin(Stdio::null()).env("LC_ALL", "C");

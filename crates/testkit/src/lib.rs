@@ -1,11 +1,12 @@
-//! What Weir's tests stand on: a real PostgreSQL and Redis, a faulty TCP proxy, the `weir` binary as a child process,
-//! a small HTTP client, one way to wait and one way to count answers.
+//! What Weir's tests stand on: a real PostgreSQL, Redis and Kafka, a faulty TCP proxy, the `weir` binary as a child
+//! process, a small HTTP client, one way to wait and one way to count answers.
 //!
 //! Everything here panics with what to do next, because its only reader is a person looking at a failed test.
 //! Nothing started here outlives the test process, even one that is killed (see `watchdog`).
 
 pub mod history;
 pub mod http;
+pub mod kafka;
 pub mod ports;
 pub mod postgres;
 pub mod process;

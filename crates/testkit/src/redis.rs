@@ -155,11 +155,15 @@ impl Server {
         self.start().await;
     }
 
-    /// [`restart`](Self::restart), its files removed: data, scripts and a cluster node's identity are gone.
-    pub async fn restart_empty(&mut self) {
-        self.stop().await;
+    /// [`start`](Self::start), its files removed: what it stored and, of a cluster's node, who it was are gone.
+    pub async fn start_empty(&mut self) {
         self.commanded().lock().erase();
         self.start().await;
+    }
+
+    pub async fn restart_empty(&mut self) {
+        self.stop().await;
+        self.start_empty().await;
     }
 
     /// SIGKILL: what a power cut leaves, apart from the disk's own cache.
