@@ -11,6 +11,7 @@ use std::sync::OnceLock;
 use crate::instance::{Handle, Instance, on_an_unused_port, unblocked};
 use crate::proxy::Proxy;
 
+mod archive;
 mod config;
 mod find;
 mod protocol;

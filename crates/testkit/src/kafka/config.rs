@@ -5,7 +5,7 @@ use std::fs;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
-use super::{NAME, Proxied, find};
+use super::{NAME, Proxied, archive, find};
 use crate::daemon::Daemon;
 use crate::docker::Container;
 use crate::instance::Instance;
@@ -46,12 +46,13 @@ log.cleaner.dedupe.buffer.size=4194304
 /// A broker that is not launched yet.
 pub(super) fn instance(source: &Source, port: u16, proxied: Option<Proxied>) -> Arc<Mutex<dyn Instance>> {
     match source {
-        Source::Local(kafka) => Arc::new(Mutex::new(daemon(kafka, port, proxied))),
+        Source::Local(kafka) => Arc::new(Mutex::new(daemon(kafka, port, proxied, &archive::use_of(kafka)))),
         Source::Docker => Arc::new(Mutex::new(container(port, proxied))),
     }
 }
 
-fn daemon(kafka: &Path, port: u16, proxied: Option<Proxied>) -> Daemon {
+/// A broker on this machine, its Java given `more` options.
+pub(super) fn daemon(kafka: &Path, port: u16, proxied: Option<Proxied>, more: &[OsString]) -> Daemon {
     let java = find::java().expect("find::source looked for it or installed it");
     let mut daemon = Daemon::create(NAME, &java);
     for file in fs::read_dir(kafka.join("formatted")).into_iter().flatten().flatten() {
@@ -59,7 +60,8 @@ fn daemon(kafka: &Path, port: u16, proxied: Option<Proxied>) -> Daemon {
         copied.unwrap_or_else(|error| panic!("cannot copy {}: {error}", file.path().display()));
     }
     let config = daemon.write("server.properties", &properties("127.0.0.1", port, proxied, &daemon.data()));
-    let mut arguments = java_arguments(&kafka.join("jars"), daemon.directory());
+    let mut arguments = more.to_vec();
+    arguments.extend(java_arguments(&kafka.join("jars"), daemon.directory()));
     arguments.extend(["kafka.Kafka".into(), config.into()]);
     daemon.set_arguments(arguments);
     daemon
@@ -81,8 +83,16 @@ pub(super) fn java_arguments(jars: &Path, temporary: &Path) -> Vec<OsString> {
         "-Dorg.slf4j.simpleLogger.dateTimeFormat=HH:mm:ss.SSS",
     ];
     let mut arguments: Vec<OsString> = options.map(OsString::from).to_vec();
-    arguments.extend([temporary_files, "-cp".into(), jars.join("*").into()]);
+    arguments.extend([temporary_files, "-cp".into(), class_path(jars)]);
     arguments
+}
+
+/// In an order that does not change, because an archive of classes holds for one order only.
+fn class_path(jars: &Path) -> OsString {
+    let entries = fs::read_dir(jars).unwrap_or_else(|error| panic!("no jars in {}: {error}", jars.display()));
+    let mut files: Vec<_> = entries.flatten().map(|entry| entry.path()).collect();
+    files.sort_unstable();
+    std::env::join_paths(files).expect("no colon in the path of the cache directory")
 }
 
 fn container(port: u16, proxied: Option<Proxied>) -> Container {

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 
-use super::config;
+use super::{archive, config};
 use crate::apt;
 use crate::source::{self, Source};
 
@@ -99,6 +99,8 @@ fn prepare(directory: &Path, maven: &Path, java: &Path) -> Result<PathBuf, Strin
     // All of it or nothing: whoever sees the directory may use it.
     fs::rename(&unfinished, directory)
         .unwrap_or_else(|error| panic!("cannot rename {}: {error}", unfinished.display()));
+    // Last, as it holds only for jars that are not moved any more.
+    archive::make(directory)?;
     Ok(directory.to_owned())
 }
 
