@@ -40,7 +40,7 @@ pub(crate) fn install<T>(
     let names = packages.join(" ");
     eprintln!("weir-testkit: installing {names} with apt-get (once for this machine)");
     before();
-    let _no_services = forbid_services();
+    let _no_services = forbid_services(Path::new(POLICY));
     if !apt_get(&["update"]) || !apt_get(&[&["install", "-y", "--no-install-recommends"], packages].concat())
     {
         return Err(format!("apt-get install {names} failed (its output is above)"));
@@ -48,16 +48,16 @@ pub(crate) fn install<T>(
     find().ok_or_else(|| format!("apt-get installed {names}, yet its programs are not where they should be"))
 }
 
-/// Until the returned value is dropped, or this process is killed, packages start no service. A policy that the
+/// Until the returned value is dropped, or this process is killed, packages start no service. A `policy` that the
 /// machine has already is its own affair.
-fn forbid_services() -> Option<Watchdog> {
-    if Path::new(POLICY).exists() {
+fn forbid_services(policy: &Path) -> Option<Watchdog> {
+    if policy.exists() {
         return None;
     }
-    let watchdog = Watchdog::start(r#"rm -f -- "$1""#, [POLICY]);
-    let written = fs::write(POLICY, "#!/bin/sh\nexit 101\n")
-        .and_then(|()| fs::set_permissions(POLICY, fs::Permissions::from_mode(0o755)));
-    written.unwrap_or_else(|error| panic!("cannot write {POLICY}: {error}"));
+    let watchdog = Watchdog::start(r#"rm -f -- "$1""#, [policy]);
+    let written = fs::write(policy, "#!/bin/sh\nexit 101\n")
+        .and_then(|()| fs::set_permissions(policy, fs::Permissions::from_mode(0o755)));
+    written.unwrap_or_else(|error| panic!("cannot write {}: {error}", policy.display()));
     Some(watchdog)
 }
 
@@ -73,4 +73,25 @@ fn apt_get(arguments: &[&str]) -> bool {
         .stdout(std::io::stderr())
         .status();
     status.is_ok_and(|status| status.success())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn services_are_forbidden_only_for_a_while_and_a_policy_of_the_machine_stays() {
+        let directory = tempfile::tempdir().unwrap();
+        let policy = directory.path().join("policy-rc.d");
+        let forbidden = forbid_services(&policy);
+        assert_eq!(fs::metadata(&policy).unwrap().permissions().mode() & 0o777, 0o755);
+        // Not by itself: a process forked meanwhile may still have it open for writing.
+        assert_eq!(Command::new("sh").arg(&policy).status().unwrap().code(), Some(101));
+        drop(forbidden);
+        assert!(!policy.exists());
+
+        fs::write(&policy, "theirs").unwrap();
+        drop(forbid_services(&policy));
+        assert_eq!(fs::read_to_string(&policy).unwrap(), "theirs");
+    }
 }
