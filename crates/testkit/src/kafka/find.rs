@@ -74,7 +74,7 @@ fn prepared() -> PathBuf {
 }
 
 /// Makes `directory` with the jars, and with storage that is formatted once for all brokers, whose clusters never
-/// meet: formatting takes nearly half as long as starting does.
+/// meet: formatting takes as long as starting does.
 fn prepare(directory: &Path, maven: &Path, java: &Path) -> Result<PathBuf, String> {
     let parent = directory.parent().expect("it is in weir-testkit");
     fs::create_dir_all(parent).unwrap_or_else(|error| panic!("cannot make {}: {error}", parent.display()));
