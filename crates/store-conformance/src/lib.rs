@@ -58,6 +58,12 @@ pub trait Harness: Send + Sync + Sized + 'static {
         false
     }
 
+    /// Whether a send is counted and queued in one step. Where it is not, sends that run at once may be queued in
+    /// another order than they were counted in.
+    fn counts_and_queues_at_once() -> bool {
+        true
+    }
+
     /// The clock the engine decides by.
     fn clock(&self) -> &ManualClock;
 

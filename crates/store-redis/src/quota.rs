@@ -16,7 +16,7 @@ use weir_core::quota::{Limits, Quota};
 use weir_core::{Clock, UserId};
 use weir_store::Result;
 use weir_store::feed::Feed;
-use weir_store::quota::{Backing, Books, QuotaStore, SendMessage, SendOutcome};
+use weir_store::quota::{Backing, Books, QuotaStore, SendMessage, SendOutcome, Unused};
 
 use crate::client::{Item, Redis, Unanswered};
 use crate::quota::behind::Behind;
@@ -59,14 +59,17 @@ impl RedisQuota {
     }
 
     /// A hash that may be of old limits must not be used by any server: it is deleted, or else every hash is
-    /// distrusted.
-    async fn forget(&self, user: &UserId, window: Option<&Quota>) -> Result<()> {
-        let window = window.map(|row| row.last_refresh.as_micros().to_string()).unwrap_or_default();
-        let item = Item { key: key(user), arguments: vec![window] };
-        if let [Ok(_)] = self.parts.redis.call(Script::Forget, &[], &[item]).await[..] {
-            return Ok(());
+    /// distrusted. What a send has reserved under the new limits meanwhile is given back.
+    async fn forget(&self, user: &UserId, row: Option<&Quota>) -> Result<()> {
+        let item = Item { key: key(user), arguments: Vec::new() };
+        let mut answers = self.parts.redis.call(Script::Forget, &[], &[item]).await;
+        let Some(Ok(answer)) = answers.pop() else { return self.parts.store.distrust_cache().await };
+        match (reply::released(&answer), row) {
+            (Some((window, units)), Some(row)) if window == row.last_refresh && units > 0 => {
+                self.parts.store.give_back(vec![Unused { user: user.clone(), window, units }]).await
+            }
+            _ => Ok(()),
         }
-        self.parts.store.distrust_cache().await
     }
 }
 

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 
 use weir_core::quota::{Grant, Limits};
 use weir_core::verdict::Reason;
-use weir_core::{Denial, MessageId, Timestamp, UserId};
+use weir_core::{Clock, Denial, MessageId, Timestamp, UserId};
 use weir_store::Result;
 use weir_store::quota::{Accepted, Queued, Reserved, SendMessage, SendOutcome, Unused, Want};
 
@@ -68,10 +68,15 @@ impl Demand<'_> {
         self.unmet() > 0 && matches!(self.rest, Rest::Short { .. })
     }
 
-    fn take(&mut self, reply: Option<Reply>) {
+    fn take(&mut self, reply: Option<Reply>, clock: Option<&dyn Clock>) {
         self.rest = match reply {
             Some(Reply::Cold { nonce, redis_ms }) => Rest::Short { nonce, redis_ms },
-            Some(Reply::Standing(standing)) => self.stand(&standing),
+            Some(Reply::Standing(mut standing)) => {
+                if let Some(clock) = clock {
+                    standing.left = standing.reset_at().since(clock.now());
+                }
+                self.stand(&standing)
+            }
             Some(Reply::Refused) => Rest::Open,
             Some(Reply::Behind) | None => Rest::Elsewhere,
         };
@@ -152,7 +157,7 @@ async fn spend(parts: &Parts, demands: &mut [Demand<'_>]) {
     let answers = parts.redis.call(Script::Spend, &common, &items).await;
     let open = demands.iter_mut().filter(|demand| demand.is_open());
     for (demand, answer) in open.zip(answers) {
-        demand.take(answer.ok().as_ref().and_then(spent));
+        demand.take(answer.ok().as_ref().and_then(spent), parts.clock.as_deref());
     }
 }
 
@@ -172,7 +177,7 @@ async fn reserve(parts: &Parts, demands: &mut [Demand<'_>]) -> Result<()> {
             None => demand.rest = Rest::NotConfigured,
         }
     }
-    let answers = parts.redis.call(Script::Install, &[&*parts.epoch(), &parts.now()], &items).await;
+    let answers = parts.redis.call(Script::Install, &[&parts.epoch()], &items).await;
     let mut unused = Vec::new();
     let installed = short.iter_mut().zip(reserved).filter_map(|(demand, reserved)| Some((demand, reserved?)));
     for ((demand, reserved), answer) in installed.zip(answers) {
@@ -181,7 +186,7 @@ async fn reserve(parts: &Parts, demands: &mut [Demand<'_>]) -> Result<()> {
             let (user, window) = (demand.user.clone(), reserved.row.last_refresh);
             unused.push(Unused { user, window, units: reserved.units });
         }
-        demand.take(reply);
+        demand.take(reply, parts.clock.as_deref());
         if demand.is_short() {
             demand.rest = Rest::Open;
         }

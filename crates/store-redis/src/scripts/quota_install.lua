@@ -1,6 +1,6 @@
 -- Adds places that were reserved in the store to each user's hash, and takes some of them.
 -- KEYS    RateLimiterCache:<userId> ...
--- ARGV    1 run id of this Redis, 2 epoch of the cache, 3 now in microseconds ('' = the TTL tells), then for each key
+-- ARGV    1 run id of this Redis, 2 epoch of the cache, then for each key
 --         nonce, window, places, the store's count with them, limit, minutes, when to expire (Redis time in
 --         milliseconds), places to take
 -- Reply   for each key
@@ -8,10 +8,10 @@
 --         {1, taken, count, reserved, limit, minutes, window, milliseconds left, 0}
 -- A hash that is not there is made only under the nonce that was left in its place: after a DEL by new limits, places
 -- that were reserved under the old ones find nothing and are refused.
-local run, epoch, now = ARGV[1], ARGV[2], ARGV[3]
+local run, epoch = ARGV[1], ARGV[2]
 local replies = {}
 for i, key in ipairs(KEYS) do
-  local at = 3 + (i - 1) * 8
+  local at = 2 + (i - 1) * 8
   local nonce, window, places = ARGV[at + 1], ARGV[at + 2], tonumber(ARGV[at + 3])
   local stored, limit, minutes = tonumber(ARGV[at + 4]), ARGV[at + 5], ARGV[at + 6]
   local expire_at, wanted = ARGV[at + 7], tonumber(ARGV[at + 8])
@@ -38,12 +38,7 @@ for i, key in ipairs(KEYS) do
     redis.call('HSET', key, 'rateLimit', limit, 'currentCount', count, 'reserved', reserved, 'timeWindow', minutes,
       'window', window, 'run', run, 'epoch', epoch)
     redis.call('PEXPIREAT', key, expire_at)
-    local left
-    if now == '' then
-      left = math.max(0, redis.call('PTTL', key))
-    else
-      left = math.floor((tonumber(window) + minutes * 60000000 - tonumber(now)) / 1000)
-    end
+    local left = math.max(0, redis.call('PTTL', key))
     replies[i] = {1, taken, count, reserved, limit, minutes, window, left, 0}
   end
 end

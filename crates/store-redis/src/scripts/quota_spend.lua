@@ -14,13 +14,9 @@ for i, key in ipairs(KEYS) do
   local hash = redis.call('HMGET', key, 'run', 'epoch', 'loading', 'currentCount', 'reserved', 'rateLimit',
     'timeWindow', 'window')
   local window = hash[8]
-  local left = -1
-  if window then
-    if now == '' then
-      left = redis.call('PTTL', key)
-    else
-      left = math.floor((tonumber(window) + hash[7] * 60000000 - tonumber(now)) / 1000)
-    end
+  local left = window and redis.call('PTTL', key) or 0
+  if window and now ~= '' and tonumber(window) + hash[7] * 60000000 <= tonumber(now) then
+    left = 0
   end
   if hash[1] == run and tonumber(hash[2]) > epoch then
     replies[i] = {2}
