@@ -1,8 +1,8 @@
 //! The seam of queues, and the events that travel on them.
 //!
 //! A queue delivers at least once and keeps the order of each key. Messages get in through the transaction that
-//! decided them (that is the engines' own business); this is how they get out: [`Queue::claim`] hands out a batch
-//! for a while, and [`Queue::settle`] says what became of each message, in one commit. The queues that are tables
+//! decided them (that is the engines' own business); this is how they get out: [`Source::claim`] hands out a batch
+//! for a while, and [`Source::settle`] says what became of each message, in one commit. The queues that are tables
 //! live with their stores.
 
 pub mod sms;
@@ -41,7 +41,7 @@ pub struct Message {
 pub struct Claim {
     /// In order for each key.
     pub messages: Vec<Message>,
-    /// What [`Queue::settle`] needs to know them by.
+    /// What [`Source::settle`] needs to know them by.
     pub receipt: Receipt,
 }
 
@@ -117,9 +117,9 @@ impl Books {
     }
 }
 
-/// A queue of topics.
+/// How messages get out of a queue: all that a sender needs.
 #[async_trait]
-pub trait Queue: Send + Sync + 'static {
+pub trait Source: Send + Sync + 'static {
     /// Hands out up to `max` messages for `visibility`. While a key's messages are out, no other claim gets any of
     /// that key.
     async fn claim(&self, topic: &str, max: usize, visibility: Duration) -> Result<Claim>;
@@ -129,6 +129,11 @@ pub trait Queue: Send + Sync + 'static {
     /// Returns when there may be something to claim: at once when this process enqueued something since the last
     /// call, at the latest after `at_most`.
     async fn wait(&self, topic: &str, at_most: Duration);
+}
+
+/// A queue of topics that keeps its dead letters and its books, for operators.
+#[async_trait]
+pub trait Queue: Source {
     /// Dead letters of all topics in order of id, after the one named `after`.
     async fn dead_letters(&self, after: Option<&str>, limit: usize) -> Result<Vec<DeadLetter>>;
     /// Puts a dead letter back where it stood, its attempts forgotten; false when there is none of that id.

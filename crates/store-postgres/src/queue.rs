@@ -7,7 +7,7 @@ use async_trait::async_trait;
 use futures_util::future::{try_join, try_join5};
 use tokio_postgres::{Row, Statement};
 use weir_core::MessageId;
-use weir_queue::{Books, Claim, DeadLetter, Lease, Message, Position, Queue, Receipt, Settlement};
+use weir_queue::{Books, Claim, DeadLetter, Lease, Message, Position, Queue, Receipt, Settlement, Source};
 use weir_store::{Error, Result};
 
 use crate::quota::{column, unsigned};
@@ -160,7 +160,7 @@ impl Statements {
 }
 
 #[async_trait]
-impl Queue for Postgres {
+impl Source for Postgres {
     async fn claim(&self, topic: &str, max: usize, visibility: Duration) -> Result<Claim> {
         let leases = self.lease(topic, visibility).await?;
         if leases.is_empty() {
@@ -209,7 +209,10 @@ impl Queue for Postgres {
     async fn wait(&self, topic: &str, at_most: Duration) {
         self.inner.bells.wait(topic, at_most).await;
     }
+}
 
+#[async_trait]
+impl Queue for Postgres {
     async fn dead_letters(&self, after: Option<&str>, limit: usize) -> Result<Vec<DeadLetter>> {
         let session = self.inner.pool.session().await?;
         let after = storable(after.unwrap_or_default());

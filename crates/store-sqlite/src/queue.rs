@@ -8,7 +8,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use rusqlite::{Connection, OptionalExtension, Row, params};
 use weir_core::{MessageId, Timestamp};
-use weir_queue::{Books, Claim, DeadLetter, Lease, Message, Position, Queue, Receipt, Settlement};
+use weir_queue::{Books, Claim, DeadLetter, Lease, Message, Position, Queue, Receipt, Settlement, Source};
 use weir_store::Result;
 
 use crate::{Sqlite, random};
@@ -77,7 +77,7 @@ pub(crate) fn enqueue<'a>(
 }
 
 #[async_trait]
-impl Queue for Sqlite {
+impl Source for Sqlite {
     async fn claim(&self, topic: &str, max: usize, visibility: Duration) -> Result<Claim> {
         let now = self.inner.clock.now();
         let Some(lease) = self.lease(topic, now, visibility) else {
@@ -114,7 +114,10 @@ impl Queue for Sqlite {
     async fn wait(&self, topic: &str, at_most: Duration) {
         self.inner.bells.wait(topic, at_most).await;
     }
+}
 
+#[async_trait]
+impl Queue for Sqlite {
     async fn dead_letters(&self, after: Option<&str>, limit: usize) -> Result<Vec<DeadLetter>> {
         let after = after.unwrap_or_default().to_owned();
         let list = move |connection: &Connection| {

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use prometheus_client::metrics::counter::Counter;
 use tokio_util::sync::CancellationToken;
-use weir_queue::{Claim, Message, Queue, Settlement, sms};
+use weir_queue::{Claim, Message, Settlement, Source, sms};
 use weir_store::quota::TOPIC;
 use weir_store::{Error, Result};
 
@@ -30,7 +30,7 @@ const SHOWN_BYTES: usize = 256;
 /// What the sender works with.
 #[derive(Clone)]
 pub struct Sender {
-    queue: Arc<dyn Queue>,
+    source: Arc<dyn Source>,
     settings: SenderSettings,
     format: LogFormat,
     sent: Counter,
@@ -40,12 +40,12 @@ pub struct Sender {
 }
 
 impl Sender {
-    /// A sender of what is on this queue.
+    /// A sender of what comes from here.
     #[must_use]
-    pub fn new(queue: Arc<dyn Queue>, settings: &Settings, metrics: &Metrics) -> Self {
+    pub fn new(source: Arc<dyn Source>, settings: &Settings, metrics: &Metrics) -> Self {
         let counter = |outcome| metrics.quota_deliveries.get_or_create_owned(&OutcomeLabels { outcome });
         Self {
-            queue,
+            source,
             settings: settings.sender,
             format: settings.log.format,
             sent: counter("sent"),
@@ -67,7 +67,7 @@ impl Sender {
             reachable = outcome.is_ok();
             let pause = async {
                 match outcome {
-                    Ok(0) => self.queue.wait(TOPIC, self.settings.poll).await,
+                    Ok(0) => self.source.wait(TOPIC, self.settings.poll).await,
                     Ok(taken) if taken >= self.settings.batch_max => {}
                     Ok(_) => tokio::time::sleep(LINGER).await,
                     Err(_) => tokio::time::sleep(PAUSE_AFTER_ERROR).await,
@@ -83,7 +83,7 @@ impl Sender {
     /// Takes and delivers one batch, and says how many messages it took.
     async fn deliver_some(&self) -> Result<usize> {
         let SenderSettings { batch_max, visibility, .. } = self.settings;
-        let Claim { messages, receipt } = self.queue.claim(TOPIC, batch_max, visibility).await?;
+        let Claim { messages, receipt } = self.source.claim(TOPIC, batch_max, visibility).await?;
         let taken = messages.len();
         if taken == 0 {
             return Ok(0);
@@ -97,11 +97,11 @@ impl Sender {
             Ok(settlement) => settlement,
             // Lines that did not get out leave their messages where they are, for whoever comes next.
             Err(error) => {
-                self.queue.settle(&receipt, Settlement::default()).await?;
+                self.source.settle(&receipt, Settlement::default()).await?;
                 return Err(Error::unavailable("standard output", error));
             }
         };
-        if !self.queue.settle(&receipt, settlement).await? {
+        if !self.source.settle(&receipt, settlement).await? {
             tracing::warn!("some messages were delivered too late to be settled and will be delivered again");
         }
         Ok(taken)

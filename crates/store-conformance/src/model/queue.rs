@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use weir_core::Timestamp;
-use weir_queue::{Books, Claim, DeadLetter, Lease, Message, Position, Queue, Receipt, Settlement};
+use weir_queue::{Books, Claim, DeadLetter, Lease, Message, Position, Queue, Receipt, Settlement, Source};
 use weir_store::Result;
 use weir_store::quota::TOPIC;
 
@@ -120,7 +120,7 @@ fn letter(id: i64, entry: &Entry) -> Option<DeadLetter> {
 }
 
 #[async_trait]
-impl Queue for Model {
+impl Source for Model {
     async fn claim(&self, topic: &str, max: usize, visibility: Duration) -> Result<Claim> {
         if topic != TOPIC {
             return Ok(Claim::default());
@@ -148,7 +148,10 @@ impl Queue for Model {
         let sent = tokio::time::timeout(at_most, self.sent.notified()).await;
         sent.unwrap_or_default();
     }
+}
 
+#[async_trait]
+impl Queue for Model {
     async fn dead_letters(&self, after: Option<&str>, limit: usize) -> Result<Vec<DeadLetter>> {
         let state = self.state();
         let letters = (0..).zip(&state.entries).filter_map(|(id, entry)| letter(id, entry));
