@@ -49,7 +49,7 @@ impl Limits {
     }
 
     /// How many places a store in front of another takes beyond those it needs at once: a tenth of the limit, a
-    /// thousand at most. So many sends may be refused too early when that store is lost.
+    /// thousand at most. So many sends for each server may be refused too early when that store is lost.
     #[must_use]
     pub fn ahead(&self) -> u32 {
         (self.rate_limit / 10).min(1_000)

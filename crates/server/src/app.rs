@@ -7,7 +7,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::auth::Auth;
 use crate::config::Settings;
-use crate::engine::Engine;
+use crate::engine::Engines;
 use crate::service::health::Health;
 use crate::service::quota::QuotaService;
 use crate::telemetry::metrics::Metrics;
@@ -21,7 +21,7 @@ pub struct App {
     /// What it tells about itself.
     pub metrics: Arc<Metrics>,
     /// Where the state is.
-    pub engine: Engine,
+    pub engines: Engines,
     /// Quota.
     pub quota: QuotaService,
     /// Whether the engines answer.
@@ -35,14 +35,14 @@ pub struct App {
 impl App {
     /// Puts the parts together.
     #[must_use]
-    pub fn new(settings: Settings, auth: Auth, engine: Engine) -> Arc<Self> {
+    pub fn new(settings: Settings, auth: Auth, engines: Engines) -> Arc<Self> {
         let metrics = Arc::new(Metrics::default());
-        let quota = QuotaService::start(&engine, &settings, &metrics);
+        let quota = QuotaService::start(&engines, &settings, &metrics);
         Arc::new(Self {
-            health: Health::new(engine.clone()),
+            health: Health::new(engines.clone()),
             quota,
             metrics,
-            engine,
+            engines,
             auth,
             settings,
             started: Instant::now(),

@@ -1,4 +1,4 @@
-//! The engine chosen by the settings, opened, behind the seams the services use.
+//! The engines chosen by the settings, opened, behind the seams the services use.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -9,13 +9,59 @@ use weir_store::feed::Feed;
 use weir_store::quota::{Backing, QuotaStore};
 use weir_store::{Result, SteadyClock};
 use weir_store_postgres::{Postgres, Target};
+use weir_store_redis::{Redis, RedisQuota};
 use weir_store_sqlite::Sqlite;
 
 use crate::config::Settings;
-use crate::config::store::EngineChoice;
+use crate::config::store::{CacheChoice, EngineChoice};
 
 /// How long a start waits for a database that is not there yet.
 const START_PATIENCE: Duration = Duration::from_secs(30);
+/// How long a start waits for a cache, which it can do without.
+const CACHE_PATIENCE: Duration = Duration::from_secs(2);
+
+/// The engines the settings name, put together.
+#[derive(Clone)]
+pub struct Engines {
+    /// What holds the state.
+    pub store: Engine,
+    /// What stands before it.
+    pub redis: Option<Redis>,
+    quota: Arc<dyn QuotaStore>,
+}
+
+impl Engines {
+    /// Opens them; `clock` replaces the store's own, for tests.
+    ///
+    /// # Errors
+    /// When the store cannot be opened, or a database does not answer within half a minute. A cache that does not
+    /// answer is no error: it is gone without until it does.
+    pub async fn open(settings: &Settings, clock: Option<Arc<dyn Clock>>) -> Result<Self> {
+        let store = Engine::open(settings, clock.clone()).await?;
+        let redis = match &settings.store.cache {
+            CacheChoice::None => None,
+            CacheChoice::Redis(target) => Some(Redis::start((**target).clone())),
+        };
+        if let Some(redis) = &redis {
+            // A server that is ready has its cache, if there is one.
+            let _ = tokio::time::timeout(CACHE_PATIENCE, redis.connected()).await;
+        }
+        let quota: Arc<dyn QuotaStore> = match (&store, &redis) {
+            (Engine::Sqlite(engine), _) => Arc::new(engine.clone()),
+            (Engine::Postgres(engine), None) => Arc::new(engine.clone()),
+            (Engine::Postgres(engine), Some(redis)) => {
+                Arc::new(RedisQuota::new(redis.clone(), Arc::new(engine.clone()), clock))
+            }
+        };
+        Ok(Self { store, redis, quota })
+    }
+
+    /// Where quota is decided.
+    #[must_use]
+    pub fn quota(&self) -> Arc<dyn QuotaStore> {
+        Arc::clone(&self.quota)
+    }
+}
 
 /// The engine that holds the state.
 #[derive(Clone, Debug)]
@@ -72,15 +118,6 @@ impl Engine {
         match self {
             Self::Sqlite(_) => 2,
             Self::Postgres(_) => 1,
-        }
-    }
-
-    /// Where quota rows are.
-    #[must_use]
-    pub fn quota(&self) -> Arc<dyn QuotaStore> {
-        match self {
-            Self::Sqlite(engine) => Arc::new(engine.clone()),
-            Self::Postgres(engine) => Arc::new(engine.clone()),
         }
     }
 

@@ -20,7 +20,7 @@ use crate::app::App;
 use crate::auth::Auth;
 use crate::config::Settings;
 use crate::config::source::SettingError;
-use crate::engine::Engine;
+use crate::engine::{Engine, Engines};
 
 /// Why a server did not start.
 #[derive(Debug, thiserror::Error)]
@@ -61,7 +61,7 @@ impl Server {
             SettingError::new("data", data.display(), format!("a directory that can be made ({error})"))
         })?;
         let auth = Auth::load(&settings.auth, data)?;
-        let engine = Engine::open(&settings, clock).await?;
+        let engines = Engines::open(&settings, clock).await?;
         let listen = settings.process.listen;
         let bound = |what: &'static str| {
             move |source| StartError::System {
@@ -71,7 +71,7 @@ impl Server {
         };
         let listener = http::serve::bind(listen).await.map_err(bound("listen on"))?;
         let address = listener.local_addr().map_err(bound("listen on"))?;
-        let app = App::new(settings, auth, engine);
+        let app = App::new(settings, auth, engines);
         let http = tokio::spawn(http::serve::serve(
             listener,
             http::router::Routes::new(&app),
@@ -93,14 +93,18 @@ impl Server {
     #[must_use]
     pub fn ready_line(&self) -> String {
         let data = &self.app.settings.process.data;
-        let engine = match &self.app.engine {
+        let engine = match &self.app.engines.store {
             Engine::Sqlite(_) => format!("embedded SQLite in {}", data.display()),
             Engine::Postgres(_) => match &self.app.settings.store.engine {
                 config::store::EngineChoice::Postgres(target) => format!("Postgres at {}", target.address()),
                 config::store::EngineChoice::Embedded => "Postgres".to_owned(),
             },
         };
-        format!("weir ready on http://{} · {engine} · secrets in {}", self.address, data.display())
+        let cache = match &self.app.settings.store.cache {
+            config::store::CacheChoice::None => String::new(),
+            config::store::CacheChoice::Redis(target) => format!(" · Redis at {}", target.address()),
+        };
+        format!("weir ready on http://{} · {engine}{cache} · secrets in {}", self.address, data.display())
     }
 
     /// Finishes what was accepted, within the settings' deadline. False when that was not enough.
@@ -121,7 +125,7 @@ impl Server {
 fn start_workers(app: &Arc<App>) -> TaskTracker {
     let workers = TaskTracker::new();
     if app.settings.process.roles.sender {
-        let sender = worker::sender::Sender::new(app.engine.queue(), &app.settings, &app.metrics);
+        let sender = worker::sender::Sender::new(app.engines.store.queue(), &app.settings, &app.metrics);
         workers.spawn(sender.run(app.closing.clone()));
     }
     workers.close();

@@ -10,6 +10,8 @@ use super::source::{Reader, SettingError};
 pub struct StoreSettings {
     /// `store`: the engine.
     pub engine: EngineChoice,
+    /// `cache`: what stands before it on hot paths.
+    pub cache: CacheChoice,
     /// `postgres.connections`: the most connections this process makes.
     pub postgres_connections: usize,
 }
@@ -44,15 +46,46 @@ impl EngineChoice {
     }
 }
 
+/// What stands before the store.
+#[derive(Clone, Debug)]
+pub enum CacheChoice {
+    /// Nothing.
+    None,
+    /// A Redis server or cluster.
+    Redis(Box<weir_store_redis::Target>),
+}
+
+impl PartialEq for CacheChoice {
+    fn eq(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::None, Self::None) => true,
+            (Self::Redis(a), Self::Redis(b)) => a.address() == b.address(),
+            _ => false,
+        }
+    }
+}
+
+impl Eq for CacheChoice {}
+
+impl CacheChoice {
+    fn parse(text: &str) -> Option<Self> {
+        match text {
+            "none" => Some(Self::None),
+            url => url.parse().ok().map(|target| Self::Redis(Box::new(target))),
+        }
+    }
+}
+
 impl StoreSettings {
     pub(super) fn read(reader: &mut Reader) -> Result<Self, SettingError> {
-        let none = |text: &str| (text == "none").then_some(());
         let embedded = |text: &str| (text == "embedded").then_some(());
-        reader.get("cache", (), none, "none (this version has no other cache)")?;
         reader.get("broker", (), embedded, "embedded (this version has no other broker)")?;
         let stores = "embedded, or postgres://user:password@host:port/database with sslmode one of disable, prefer, \
                       require, verify-ca, verify-full";
+        let caches = "none, redis://[user:password@]host[:port][/database], rediss://… for TLS (with \
+                      ?sslrootcert=FILE to trust other authorities than the system's), or redis+cluster://a,b,c";
         Ok(Self {
+            cache: reader.get("cache", CacheChoice::None, CacheChoice::parse, caches)?,
             engine: reader.get("store", EngineChoice::Embedded, EngineChoice::parse, stores)?,
             postgres_connections: reader.get(
                 "postgres.connections",

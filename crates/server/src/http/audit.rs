@@ -35,7 +35,7 @@ pub(crate) async fn audit_books(
     _operator: Operator,
     State(app): State<Arc<App>>,
 ) -> Result<Json<AuditResponse>, ApiError> {
-    let books = Books::read(&app.engine, app.settings.http.timeout).await?;
+    let books = Books::read(&app.engines, app.settings.http.timeout).await?;
     let ok = books.balance();
     let Books { quota, quota_messages: messages } = books;
     Ok(Json(AuditResponse {

@@ -57,7 +57,7 @@ pub(crate) async fn list_dead_letters(
 ) -> Result<Json<ListResponse>, ApiError> {
     let Query(query) = query.map_err(|problem| ApiError::invalid(problem.body_text()))?;
     let limit = parse_limit(query.limit.as_deref())?;
-    let queue = app.engine.queue();
+    let queue = app.engines.store.queue();
     // One more than asked for tells whether there is a next page.
     let list = queue.dead_letters(query.cursor.as_deref(), limit + 1);
     let mut letters = within(app.settings.http.timeout, list).await?;
@@ -74,7 +74,7 @@ pub(crate) async fn replay_dead_letter(
     id: Result<Path<String>, PathRejection>,
 ) -> Result<Json<ReplayResponse>, ApiError> {
     let id = parse_id(id)?;
-    match within(app.settings.http.timeout, app.engine.queue().replay(&id)).await? {
+    match within(app.settings.http.timeout, app.engines.store.queue().replay(&id)).await? {
         true => Ok(Json(ReplayResponse { replayed: 1 })),
         false => Err(unknown(&id)),
     }
@@ -85,7 +85,7 @@ pub(crate) async fn replay_all_dead_letters(
     _operator: Operator,
     State(app): State<Arc<App>>,
 ) -> Result<Json<ReplayResponse>, ApiError> {
-    let replayed = within(app.settings.http.timeout, app.engine.queue().replay_all()).await?;
+    let replayed = within(app.settings.http.timeout, app.engines.store.queue().replay_all()).await?;
     Ok(Json(ReplayResponse { replayed }))
 }
 
@@ -96,7 +96,7 @@ pub(crate) async fn discard_dead_letter(
     id: Result<Path<String>, PathRejection>,
 ) -> Result<StatusCode, ApiError> {
     let id = parse_id(id)?;
-    match within(app.settings.http.timeout, app.engine.queue().discard(&id)).await? {
+    match within(app.settings.http.timeout, app.engines.store.queue().discard(&id)).await? {
         true => Ok(StatusCode::NO_CONTENT),
         false => Err(unknown(&id)),
     }

@@ -11,6 +11,7 @@ use serde::Serialize;
 
 use super::body::Json;
 use crate::app::App;
+use crate::service::health::Check;
 
 const OPENAPI: &str = include_str!("../../assets/openapi.json");
 const DOCS: &str = include_str!("../../assets/docs.html");
@@ -43,17 +44,22 @@ struct CheckResponse {
 
 /// `GET /health`
 pub(crate) async fn get_health(State(app): State<Arc<App>>) -> Response {
-    let check = app.health.check().await;
-    let (status, word) =
-        if check.up { (StatusCode::OK, "healthy") } else { (StatusCode::SERVICE_UNAVAILABLE, "degraded") };
-    let result =
-        CheckResponse { status: if check.up { "up" } else { "down" }, latency_ms: check.latency.as_millis() };
+    let checks = app.health.check().await;
+    let (status, word) = if checks.iter().all(|check| check.up) {
+        (StatusCode::OK, "healthy")
+    } else {
+        (StatusCode::SERVICE_UNAVAILABLE, "degraded")
+    };
+    let describe = |check: &Check| {
+        let status = if check.up { "up" } else { "down" };
+        (check.engine, CheckResponse { status, latency_ms: check.latency.as_millis() })
+    };
     let body = HealthResponse {
         success: true,
         data: HealthData {
             status: word,
             uptime: app.started.elapsed().as_secs(),
-            checks: BTreeMap::from([(check.engine, result)]),
+            checks: checks.iter().map(describe).collect(),
         },
     };
     (status, Json(body)).into_response()
@@ -68,7 +74,7 @@ pub(crate) async fn get_livez() -> &'static str {
 pub(crate) async fn get_readyz(State(app): State<Arc<App>>) -> (StatusCode, &'static str) {
     if app.closing.is_cancelled() {
         (StatusCode::SERVICE_UNAVAILABLE, "shutting down")
-    } else if app.health.check().await.up {
+    } else if app.health.check().await.first().is_some_and(|store| store.up) {
         (StatusCode::OK, "ok")
     } else {
         (StatusCode::SERVICE_UNAVAILABLE, "the store does not answer")

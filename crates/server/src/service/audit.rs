@@ -5,7 +5,7 @@ use std::time::Duration;
 use weir_store::{Result, quota};
 
 use super::within;
-use crate::engine::Engine;
+use crate::engine::Engines;
 
 /// The books of every capability.
 #[derive(Clone, Debug)]
@@ -21,8 +21,8 @@ impl Books {
     ///
     /// # Errors
     /// When the store cannot say.
-    pub async fn read(engine: &Engine, timeout: Duration) -> Result<Self> {
-        let (quota_store, queue) = (engine.quota(), engine.queue());
+    pub async fn read(engines: &Engines, timeout: Duration) -> Result<Self> {
+        let (quota_store, queue) = (engines.quota(), engines.store.queue());
         Ok(Self {
             quota: within(timeout, quota_store.audit()).await?,
             quota_messages: within(timeout, queue.audit(quota::TOPIC)).await?,

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::Mutex;
 
-use crate::engine::Engine;
+use crate::engine::Engines;
 
 /// How long an answer is good for.
 const FRESH_FOR: Duration = Duration::from_millis(500);
@@ -12,11 +12,13 @@ const FRESH_FOR: Duration = Duration::from_millis(500);
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Whether the engines answer.
-#[derive(Debug)]
 pub struct Health {
-    engine: Engine,
-    last: Mutex<Option<(Instant, Check)>>,
+    engines: Engines,
+    last: Mutex<Option<(Instant, Checks)>>,
 }
+
+/// Every engine's answer: first the store's, which nothing goes without.
+pub type Checks = Vec<Check>;
 
 /// One engine's answer.
 #[derive(Clone, Copy, Debug)]
@@ -30,25 +32,36 @@ pub struct Check {
 }
 
 impl Health {
-    /// Checks of this engine.
+    /// Checks of these engines.
     #[must_use]
-    pub fn new(engine: Engine) -> Self {
-        Self { engine, last: Mutex::default() }
+    pub fn new(engines: Engines) -> Self {
+        Self { engines, last: Mutex::default() }
     }
 
-    /// The engine's present state, at most half a second old.
-    pub async fn check(&self) -> Check {
+    /// The engines' present state, at most half a second old.
+    pub async fn check(&self) -> Checks {
         // Callers that come together wait for one check.
         let mut last = self.last.lock().await;
-        if let Some((at, check)) = *last
+        if let Some((at, checks)) = &*last
             && at.elapsed() < FRESH_FOR
         {
-            return check;
+            return checks.clone();
         }
-        let started = Instant::now();
-        let up = matches!(tokio::time::timeout(PATIENCE, self.engine.ping()).await, Ok(Ok(())));
-        let check = Check { engine: self.engine.name(), up, latency: started.elapsed() };
-        *last = Some((Instant::now(), check));
-        check
+        let Engines { store, redis, .. } = &self.engines;
+        let redis = async {
+            let redis = redis.as_ref()?;
+            Some(check(weir_store_redis::ENGINE, redis.ping()).await)
+        };
+        let store = check(store.name(), async { store.ping().await.is_ok() });
+        let (store, redis) = tokio::join!(store, redis);
+        let checks: Checks = [Some(store), redis].into_iter().flatten().collect();
+        *last = Some((Instant::now(), checks.clone()));
+        checks
     }
+}
+
+async fn check(engine: &'static str, ping: impl Future<Output = bool>) -> Check {
+    let started = Instant::now();
+    let up = tokio::time::timeout(PATIENCE, ping).await.unwrap_or(false);
+    Check { engine, up, latency: started.elapsed() }
 }

@@ -14,7 +14,7 @@ use weir_store::{LaneSettings, Lanes, Result};
 
 use super::within;
 use crate::config::Settings;
-use crate::engine::Engine;
+use crate::engine::Engines;
 use crate::telemetry::metrics::{Metrics, OutcomeLabels};
 
 /// Quota.
@@ -39,8 +39,8 @@ struct Counters {
 impl QuotaService {
     /// Starts the lanes.
     #[must_use]
-    pub fn start(engine: &Engine, settings: &Settings, metrics: &Metrics) -> Self {
-        let store = engine.quota();
+    pub fn start(engines: &Engines, settings: &Settings, metrics: &Metrics) -> Self {
+        let (engine, store) = (&engines.store, engines.quota());
         let lane_settings = LaneSettings {
             lanes: engine.lanes(settings),
             capacity: settings.lane.capacity,
@@ -120,8 +120,9 @@ impl QuotaService {
         outcome
     }
 
-    /// Takes no new sends and waits for those under way.
+    /// Takes no new sends, waits for those under way, and brings the counts to where they are kept.
     pub async fn drain(&self) {
         self.lanes.drain().await;
+        self.store.close().await;
     }
 }

@@ -10,6 +10,7 @@ mod given;
 mod operations;
 mod outage;
 mod quota;
+mod redis;
 mod sender;
 mod settings;
 mod shutdown;
