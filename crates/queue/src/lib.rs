@@ -5,6 +5,8 @@
 //! for a while, and [`Source::settle`] says what became of each message, in one commit. The queues that are tables
 //! live with their stores.
 
+pub mod kafka;
+pub mod publish;
 pub mod sms;
 pub mod wake;
 

@@ -1,0 +1,91 @@
+//! A batch on its way: one slot for each event's fate, and one wake-up when the last is known.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tokio::sync::Notify;
+use weir_store::Error;
+
+use crate::publish::Fate;
+
+/// The fates of a batch, as far as they are known.
+#[derive(Debug)]
+pub(super) struct Batch {
+    progress: Mutex<Progress>,
+    complete: Notify,
+}
+
+#[derive(Debug)]
+struct Progress {
+    fates: Vec<Option<Fate>>,
+    unknown: usize,
+}
+
+/// What travels with an event through librdkafka.
+#[derive(Debug)]
+pub(super) struct Ticket {
+    pub(super) batch: Arc<Batch>,
+    pub(super) index: usize,
+}
+
+impl Batch {
+    pub(super) fn new(events: usize) -> Arc<Self> {
+        let progress = Progress { fates: vec![None; events], unknown: events };
+        Arc::new(Self { progress: Mutex::new(progress), complete: Notify::new() })
+    }
+
+    fn progress(&self) -> MutexGuard<'_, Progress> {
+        self.progress.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Notes a fate. What comes after the batch was closed is too late and forgotten.
+    pub(super) fn report(&self, index: usize, fate: Fate) {
+        let mut progress = self.progress();
+        if let Some(slot @ None) = progress.fates.get_mut(index) {
+            *slot = Some(fate);
+            progress.unknown -= 1;
+            if progress.unknown == 0 {
+                self.complete.notify_one();
+            }
+        }
+    }
+
+    /// Returns when every fate is known.
+    pub(super) async fn complete(&self) {
+        if self.progress().unknown > 0 {
+            self.complete.notified().await;
+        }
+    }
+
+    /// Takes the fates; an event not heard of may be anywhere.
+    pub(super) fn close(&self, unheard_of: impl Fn() -> Error) -> Vec<Fate> {
+        let fates = std::mem::take(&mut self.progress().fates);
+        fates.into_iter().map(|fate| fate.unwrap_or_else(|| Fate::Unknown(unheard_of()))).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_batch_is_complete_with_its_last_fate_and_keeps_their_order() {
+        let batch = Batch::new(2);
+        batch.report(1, Fate::Failed(Error::ShuttingDown));
+        batch.report(1, Fate::Confirmed);
+        let early = tokio::time::timeout(std::time::Duration::ZERO, batch.complete()).await;
+        assert!(early.is_err(), "one is missing; hearing of another twice does not replace it");
+        batch.report(0, Fate::Confirmed);
+        batch.complete().await;
+        let fates = batch.close(|| Error::ShuttingDown);
+        assert!(matches!(fates[..], [Fate::Confirmed, Fate::Failed(_)]), "{fates:?}");
+    }
+
+    #[tokio::test]
+    async fn what_is_not_heard_of_in_time_is_unknown_and_later_news_is_ignored() {
+        let batch = Batch::new(2);
+        batch.report(0, Fate::Confirmed);
+        let fates = batch.close(|| Error::ShuttingDown);
+        assert!(matches!(fates[..], [Fate::Confirmed, Fate::Unknown(_)]), "{fates:?}");
+        batch.report(1, Fate::Confirmed);
+    }
+}

@@ -1,0 +1,125 @@
+//! A `kafka://` address: one or more brokers to begin with.
+
+use std::fmt;
+use std::net::Ipv6Addr;
+use std::str::FromStr;
+
+const SCHEME: &str = "kafka://";
+const PORT: u16 = 9092;
+
+/// The brokers to ask first; they name the others.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Brokers(Vec<String>);
+
+/// Why an address was refused. Never contains the whole address, which could hold a password.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum BrokersError {
+    /// Not the scheme.
+    #[error("is not a kafka://host:port[,host:port] address")]
+    Scheme,
+    /// A password in it.
+    #[error(
+        "names a user; allowed is kafka://host:port[,host:port], since brokers are spoken to without credentials"
+    )]
+    User,
+    /// Something behind the brokers.
+    #[error(
+        "has something behind the brokers; allowed is kafka://host:port[,host:port], without a path or parameters"
+    )]
+    Rest,
+    /// One of the brokers is no host and port.
+    #[error("has the broker {0:?}; allowed are host, host:port and [IPv6 address]:port, separated by commas")]
+    Broker(String),
+}
+
+impl Brokers {
+    /// As librdkafka takes them.
+    #[must_use]
+    pub fn bootstrap_servers(&self) -> String {
+        self.0.join(",")
+    }
+}
+
+impl fmt::Display for Brokers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{SCHEME}{}", self.0.join(","))
+    }
+}
+
+impl FromStr for Brokers {
+    type Err = BrokersError;
+
+    fn from_str(text: &str) -> Result<Self, BrokersError> {
+        let list = text.strip_prefix(SCHEME).ok_or(BrokersError::Scheme)?;
+        if list.contains('@') {
+            return Err(BrokersError::User);
+        }
+        let list = list.strip_suffix('/').unwrap_or(list);
+        if list.contains(['/', '?', '#']) {
+            return Err(BrokersError::Rest);
+        }
+        let broker = |text| broker(text).ok_or_else(|| BrokersError::Broker(str::to_owned(text)));
+        Ok(Self(list.split(',').map(broker).collect::<Result<_, _>>()?))
+    }
+}
+
+/// One broker, with its port.
+fn broker(text: &str) -> Option<String> {
+    let (host, port) = match text.strip_prefix('[') {
+        Some(rest) => {
+            let (address, port) = rest.split_once(']')?;
+            let address: Ipv6Addr = address.parse().ok()?;
+            let port = if port.is_empty() { None } else { Some(port.strip_prefix(':')?) };
+            (format!("[{address}]"), port)
+        }
+        None => {
+            let (host, port) = text.split_once(':').map_or((text, None), |(host, port)| (host, Some(port)));
+            let named = !host.is_empty()
+                && host.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_'));
+            (named.then(|| host.to_owned())?, port)
+        }
+    };
+    let port = match port {
+        None => PORT,
+        // `parse` alone would take a sign.
+        Some(digits) if digits.bytes().all(|digit| digit.is_ascii_digit()) => digits.parse().ok()?,
+        Some(_) => return None,
+    };
+    (port > 0).then(|| format!("{host}:{port}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn brokers_are_hosts_with_ports() {
+        let parsed = |text: &str| text.parse::<Brokers>().unwrap().bootstrap_servers();
+        assert_eq!(parsed("kafka://localhost:9092"), "localhost:9092");
+        assert_eq!(parsed("kafka://kafka"), "kafka:9092");
+        assert_eq!(parsed("kafka://kafka/"), "kafka:9092");
+        assert_eq!(parsed("kafka://a.b-c:1,10.0.0.1:2,d"), "a.b-c:1,10.0.0.1:2,d:9092");
+        assert_eq!(parsed("kafka://[::1]:9093,[2001:db8::1]"), "[::1]:9093,[2001:db8::1]:9092");
+        assert_eq!("kafka://a,b:1".parse::<Brokers>().unwrap().to_string(), "kafka://a:9092,b:1");
+    }
+
+    #[test]
+    fn what_is_no_broker_is_refused_with_what_is_allowed() {
+        let refused = |text: &str| text.parse::<Brokers>().unwrap_err();
+        for text in ["", "localhost:9092", "redis://a", "kafka:a", "http://a"] {
+            assert_eq!(refused(text), BrokersError::Scheme, "{text}");
+        }
+        for text in ["kafka://a?acks=1", "kafka://a/topic", "kafka://a#b", "kafka://a,b/?x"] {
+            assert_eq!(refused(text), BrokersError::Rest, "{text}");
+        }
+        assert_eq!(refused("kafka://user:secret@a"), BrokersError::User);
+        assert!(!refused("kafka://user:secret@a").to_string().contains("secret"));
+        for broker in
+            ["", "a:", ":1", "a:x", "a:0", "a:65536", "a:+1", "::1", "[::1", "[a]:1", "[::1]1", "a b"]
+        {
+            assert_eq!(refused(&format!("kafka://{broker}")), BrokersError::Broker(broker.to_owned()));
+        }
+        assert_eq!(refused("kafka://a,,b"), BrokersError::Broker(String::new()));
+        assert!(refused("kafka://a:x").to_string().contains("host:port"));
+    }
+}

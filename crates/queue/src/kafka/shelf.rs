@@ -1,0 +1,455 @@
+//! The messages a source holds: fetched and waiting, or out in a claim. No Kafka here, and no clock.
+//!
+//! A partition gets a new generation whenever it is assigned and whenever it is claimed: an old receipt settles
+//! nothing. Within a partition, what is settled is a beginning: the first message that is neither done nor dead, and
+//! everything of its partition behind it, goes back to the front and is handed out again.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::time::Instant;
+
+use crate::{Claim, Lease, Message, Position, Receipt, Settlement};
+
+/// What is held for one topic.
+#[derive(Debug)]
+pub(super) struct Shelf {
+    topic: String,
+    partitions: BTreeMap<u16, Partition>,
+    /// In order for each partition.
+    waiting: VecDeque<Entry>,
+    out: Option<Out>,
+    generation: i64,
+    bytes: usize,
+    limits: Limits,
+}
+
+/// How much is held at most; one fetch may go beyond it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Limits {
+    pub(super) messages_max: usize,
+    pub(super) bytes_max: usize,
+}
+
+#[derive(Debug)]
+struct Partition {
+    generation: i64,
+    /// The offset to be committed, when that is not confirmed yet.
+    uncommitted: Option<i64>,
+    /// Nothing is handed out before.
+    held_until: Option<Instant>,
+}
+
+/// One message, and its key as it was.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Entry {
+    pub(super) message: Message,
+    pub(super) key: Vec<u8>,
+}
+
+#[derive(Debug)]
+struct Out {
+    entries: Vec<Entry>,
+    leases: Vec<Lease>,
+    until: Instant,
+}
+
+/// A message to be buried before its offset may be committed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Burial {
+    pub(super) entry: Entry,
+    pub(super) reason: String,
+}
+
+impl Entry {
+    fn bytes(&self) -> usize {
+        self.message.payload.len() + self.key.len() + size_of::<Self>()
+    }
+
+    const fn partition(&self) -> u16 {
+        self.message.position.shard
+    }
+}
+
+impl Shelf {
+    pub(super) fn new(topic: String, limits: Limits) -> Self {
+        Self {
+            topic,
+            partitions: BTreeMap::new(),
+            waiting: VecDeque::new(),
+            out: None,
+            generation: 0,
+            bytes: 0,
+            limits,
+        }
+    }
+
+    /// Takes partitions on, from what is committed of them.
+    pub(super) fn assign(&mut self, partitions: impl IntoIterator<Item = u16>) {
+        for partition in partitions {
+            self.forget(partition);
+            self.generation += 1;
+            let fresh = Partition { generation: self.generation, uncommitted: None, held_until: None };
+            self.partitions.insert(partition, fresh);
+        }
+    }
+
+    /// Gives partitions up, and what is held of them.
+    pub(super) fn revoke(&mut self, partitions: impl IntoIterator<Item = u16>) {
+        for partition in partitions {
+            self.forget(partition);
+        }
+    }
+
+    fn forget(&mut self, partition: u16) {
+        self.partitions.remove(&partition);
+        self.waiting.retain(|entry| entry.partition() != partition);
+        if let Some(out) = &mut self.out {
+            out.entries.retain(|entry| entry.partition() != partition);
+        }
+        self.count_bytes();
+    }
+
+    /// Whether a claim that has not run out has messages of these partitions.
+    pub(super) fn is_out(&self, partitions: &[u16], now: Instant) -> bool {
+        let out = self.out.as_ref().filter(|out| out.until > now);
+        out.is_some_and(|out| out.entries.iter().any(|entry| partitions.contains(&entry.partition())))
+    }
+
+    /// Puts fetched messages behind those that wait. What is of no partition of ours came too late.
+    pub(super) fn put(&mut self, entries: impl IntoIterator<Item = Entry>) {
+        for entry in entries {
+            if self.partitions.contains_key(&entry.partition()) {
+                self.bytes += entry.bytes();
+                self.waiting.push_back(entry);
+            }
+        }
+    }
+
+    /// Whether no more should be fetched.
+    pub(super) fn is_full(&self) -> bool {
+        let out = self.out.as_ref().map_or(0, |out| out.entries.len());
+        self.waiting.len() + out >= self.limits.messages_max || self.bytes >= self.limits.bytes_max
+    }
+
+    /// When there is something to claim: `Some(now)` for at once, `None` for not before more is fetched.
+    pub(super) fn ready_at(&self, now: Instant) -> Option<Instant> {
+        if let Some(out) = &self.out
+            && out.until > now
+        {
+            return None;
+        }
+        let entries = self.waiting.iter().chain(self.out.iter().flat_map(|out| &out.entries));
+        entries.map(|entry| self.held_until(entry).map_or(now, |until| until.max(now))).min()
+    }
+
+    fn held_until(&self, entry: &Entry) -> Option<Instant> {
+        self.partitions.get(&entry.partition()).and_then(|partition| partition.held_until)
+    }
+
+    /// Hands out what waits, unless something is out already.
+    pub(super) fn claim(&mut self, max: usize, now: Instant, until: Instant) -> Claim {
+        if let Some(out) = self.out.take_if(|out| out.until <= now) {
+            self.put_back(out.entries);
+        }
+        if self.out.is_some() {
+            return Claim::default();
+        }
+        let (mut entries, mut kept) = (Vec::new(), Vec::new());
+        while entries.len() < max
+            && let Some(entry) = self.waiting.pop_front()
+        {
+            let held = self.held_until(&entry).is_some_and(|held| held > now);
+            if held { kept.push(entry) } else { entries.push(entry) }
+        }
+        kept.into_iter().rev().for_each(|entry| self.waiting.push_front(entry));
+        if entries.is_empty() {
+            return Claim::default();
+        }
+        let shards: BTreeSet<u16> = entries.iter().map(Entry::partition).collect();
+        let leases: Vec<Lease> = shards.into_iter().filter_map(|shard| self.lease(shard)).collect();
+        let messages = entries.iter().map(|entry| entry.message.clone()).collect();
+        self.out = Some(Out { entries, leases: leases.clone(), until });
+        Claim { messages, receipt: Receipt { topic: self.topic.clone(), leases } }
+    }
+
+    fn lease(&mut self, shard: u16) -> Option<Lease> {
+        let partition = self.partitions.get_mut(&shard)?;
+        self.generation += 1;
+        partition.generation = self.generation;
+        Some(Lease { shard, token: self.generation })
+    }
+
+    /// Whether a lease is still what it was when it was given.
+    fn holds(&self, lease: &Lease) -> bool {
+        let partition = self.partitions.get(&lease.shard);
+        partition.is_some_and(|partition| partition.generation == lease.token)
+    }
+
+    /// The dead among the settled beginnings: to be buried before [`Shelf::settle`]. `None` when this is not the
+    /// receipt of what is out.
+    pub(super) fn burials(&self, receipt: &Receipt, settlement: &Settlement) -> Option<Vec<Burial>> {
+        let out = self.out.as_ref().filter(|out| out.leases == receipt.leases)?;
+        let verdicts = Verdicts::of(settlement);
+        let mut ended = self.lost(receipt);
+        let mut burials = Vec::new();
+        for entry in &out.entries {
+            if ended.contains(&entry.partition()) {
+                continue;
+            }
+            match verdicts.of_entry(entry) {
+                Verdict::Done => {}
+                Verdict::Dead(reason) => {
+                    burials.push(Burial { entry: entry.clone(), reason: reason.to_owned() });
+                }
+                Verdict::Again(_) => {
+                    ended.insert(entry.partition());
+                }
+            }
+        }
+        Some(burials)
+    }
+
+    /// Settles what is out; the dead only where they were `buried`. False when a lease was lost.
+    pub(super) fn settle(
+        &mut self,
+        receipt: &Receipt,
+        settlement: &Settlement,
+        buried: &BTreeSet<Position>,
+        now: Instant,
+    ) -> bool {
+        let Some(out) = self.out.take_if(|out| out.leases == receipt.leases) else {
+            return false;
+        };
+        let verdicts = Verdicts::of(settlement);
+        let lost = self.lost(receipt);
+        let (mut ended, mut again) = (BTreeSet::new(), Vec::new());
+        for mut entry in out.entries {
+            let (partition, position) = (entry.partition(), entry.message.position);
+            if lost.contains(&partition) {
+                continue;
+            }
+            let verdict = verdicts.of_entry(&entry);
+            let settled = match verdict {
+                Verdict::Done => true,
+                Verdict::Dead(_) => buried.contains(&position),
+                Verdict::Again(pause) => {
+                    if let Some(pause) = pause {
+                        entry.message.attempts = entry.message.attempts.saturating_add(1);
+                        self.hold(partition, now.checked_add(pause));
+                    }
+                    false
+                }
+            };
+            if settled && !ended.contains(&partition) {
+                if let Some(partition) = self.partitions.get_mut(&partition) {
+                    partition.uncommitted = Some(position.id + 1);
+                }
+            } else {
+                ended.insert(partition);
+                again.push(entry);
+            }
+        }
+        self.put_back(again);
+        lost.is_empty()
+    }
+
+    fn hold(&mut self, partition: u16, until: Option<Instant>) {
+        if let Some(partition) = self.partitions.get_mut(&partition) {
+            partition.held_until = partition.held_until.max(until);
+        }
+    }
+
+    fn lost(&self, receipt: &Receipt) -> BTreeSet<u16> {
+        receipt.leases.iter().filter(|lease| !self.holds(lease)).map(|lease| lease.shard).collect()
+    }
+
+    fn put_back(&mut self, entries: Vec<Entry>) {
+        entries.into_iter().rev().for_each(|entry| self.waiting.push_front(entry));
+        self.count_bytes();
+    }
+
+    fn count_bytes(&mut self) {
+        let out = self.out.iter().flat_map(|out| &out.entries);
+        self.bytes = self.waiting.iter().chain(out).map(Entry::bytes).sum();
+    }
+
+    /// The offsets that are settled and not known to be committed.
+    pub(super) fn uncommitted(&self) -> Vec<(u16, i64)> {
+        let partitions = self.partitions.iter();
+        partitions.filter_map(|(shard, partition)| Some((*shard, partition.uncommitted?))).collect()
+    }
+
+    /// Notes that offsets are committed.
+    pub(super) fn committed(&mut self, offsets: &[(u16, i64)]) {
+        for (shard, offset) in offsets {
+            if let Some(partition) = self.partitions.get_mut(shard) {
+                partition.uncommitted = partition.uncommitted.filter(|uncommitted| uncommitted > offset);
+            }
+        }
+    }
+}
+
+/// A settlement, looked up by position.
+struct Verdicts<'a>(HashMap<Position, Verdict<'a>>);
+
+#[derive(Clone, Copy)]
+enum Verdict<'a> {
+    Done,
+    Dead(&'a str),
+    /// After a pause, when one was asked for.
+    Again(Option<std::time::Duration>),
+}
+
+impl<'a> Verdicts<'a> {
+    fn of(settlement: &'a Settlement) -> Self {
+        let done = settlement.done.iter().map(|position| (*position, Verdict::Done));
+        let dead = settlement.dead.iter().map(|(position, reason)| (*position, Verdict::Dead(reason)));
+        let retry =
+            settlement.retry.iter().map(|(position, pause)| (*position, Verdict::Again(Some(*pause))));
+        Self(done.chain(dead).chain(retry).collect())
+    }
+
+    fn of_entry(&self, entry: &Entry) -> Verdict<'a> {
+        self.0.get(&entry.message.position).copied().unwrap_or(Verdict::Again(None))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    const LIMITS: Limits = Limits { messages_max: 10, bytes_max: 1_000_000 };
+    const MINUTE: Duration = Duration::from_secs(60);
+
+    fn entry(shard: u16, id: i64) -> Entry {
+        let position = Position { shard, id };
+        let payload = format!("{shard}/{id}").into_bytes();
+        Entry { message: Message { position, key: "k".to_owned(), payload, attempts: 0 }, key: b"k".to_vec() }
+    }
+
+    fn at(shard: u16, id: i64) -> Position {
+        Position { shard, id }
+    }
+
+    fn positions(claim: &Claim) -> Vec<(u16, i64)> {
+        claim.messages.iter().map(|message| (message.position.shard, message.position.id)).collect()
+    }
+
+    /// Two partitions with three messages each, offsets with a gap as compaction leaves them.
+    fn shelf() -> Shelf {
+        let mut shelf = Shelf::new("t".to_owned(), LIMITS);
+        shelf.assign([0, 1]);
+        shelf.put([entry(0, 5), entry(1, 0), entry(0, 6), entry(1, 1), entry(0, 9), entry(1, 2)]);
+        shelf
+    }
+
+    fn settle(shelf: &mut Shelf, claim: &Claim, settlement: &Settlement, now: Instant) -> bool {
+        let burials = shelf.burials(&claim.receipt, settlement).unwrap_or_default();
+        let buried = burials.into_iter().map(|burial| burial.entry.message.position).collect();
+        shelf.settle(&claim.receipt, settlement, &buried, now)
+    }
+
+    #[test]
+    fn one_claim_is_out_at_a_time_and_what_is_done_does_not_come_again() {
+        let (mut shelf, now) = (shelf(), Instant::now());
+        let claim = shelf.claim(4, now, now + MINUTE);
+        assert_eq!(positions(&claim), [(0, 5), (1, 0), (0, 6), (1, 1)]);
+        assert!(shelf.claim(4, now, now + MINUTE).messages.is_empty());
+        assert_eq!(shelf.ready_at(now), None);
+        let done = claim.messages.iter().map(|message| message.position).collect();
+        assert!(settle(&mut shelf, &claim, &Settlement { done, ..Settlement::default() }, now));
+        assert_eq!(shelf.uncommitted(), [(0, 7), (1, 2)]);
+        shelf.committed(&[(0, 7), (1, 1)]);
+        assert_eq!(shelf.uncommitted(), [(1, 2)], "an older commit confirms nothing newer");
+        assert_eq!(shelf.ready_at(now), Some(now));
+        assert_eq!(positions(&shelf.claim(4, now, now + MINUTE)), [(0, 9), (1, 2)]);
+    }
+
+    #[test]
+    fn a_hole_ends_what_is_settled_of_its_partition_and_of_no_other() {
+        let (mut shelf, now) = (shelf(), Instant::now());
+        let claim = shelf.claim(6, now, now + MINUTE);
+        // 6 is missing in partition 0; 9 behind it is done, dead letters behind it are not buried.
+        let settlement = Settlement {
+            done: vec![at(0, 5), at(1, 0), at(1, 2)],
+            dead: vec![(at(1, 1), "bad".to_owned()), (at(0, 9), "bad".to_owned())],
+            ..Settlement::default()
+        };
+        let burials = shelf.burials(&claim.receipt, &settlement).unwrap();
+        assert_eq!(burials, [Burial { entry: entry(1, 1), reason: "bad".to_owned() }]);
+        assert!(settle(&mut shelf, &claim, &settlement, now));
+        assert_eq!(shelf.uncommitted(), [(0, 6), (1, 3)]);
+        assert_eq!(positions(&shelf.claim(6, now, now + MINUTE)), [(0, 6), (0, 9)]);
+    }
+
+    #[test]
+    fn a_dead_letter_that_is_not_buried_comes_again() {
+        let (mut shelf, now) = (shelf(), Instant::now());
+        let claim = shelf.claim(3, now, now + MINUTE);
+        let settlement = Settlement {
+            done: vec![at(0, 6), at(1, 0)],
+            dead: vec![(at(0, 5), "bad".to_owned())],
+            ..Settlement::default()
+        };
+        assert!(shelf.settle(&claim.receipt, &settlement, &BTreeSet::new(), now));
+        assert_eq!(shelf.uncommitted(), [(1, 1)]);
+        assert_eq!(positions(&shelf.claim(3, now, now + MINUTE)), [(0, 5), (0, 6), (1, 1)]);
+    }
+
+    #[test]
+    fn a_retry_holds_its_partition_back_for_a_while_and_counts() {
+        let (mut shelf, now) = (shelf(), Instant::now());
+        let claim = shelf.claim(6, now, now + MINUTE);
+        let done = vec![at(1, 0), at(1, 1), at(1, 2)];
+        let settlement = Settlement { done, retry: vec![(at(0, 5), MINUTE)], ..Settlement::default() };
+        assert!(settle(&mut shelf, &claim, &settlement, now));
+        assert!(shelf.claim(6, now, now + MINUTE).messages.is_empty());
+        let later = now + MINUTE;
+        assert_eq!(shelf.ready_at(now), Some(later));
+        let claim = shelf.claim(6, later, later + MINUTE);
+        assert_eq!(positions(&claim), [(0, 5), (0, 6), (0, 9)]);
+        assert_eq!(claim.messages.iter().map(|message| message.attempts).collect::<Vec<_>>(), [1, 0, 0]);
+    }
+
+    #[test]
+    fn a_partition_taken_away_settles_nothing_even_when_it_comes_back() {
+        let (mut shelf, now) = (shelf(), Instant::now());
+        let claim = shelf.claim(6, now, now + MINUTE);
+        assert!(shelf.is_out(&[0], now));
+        shelf.revoke([0]);
+        shelf.assign([0]);
+        shelf.put([entry(0, 5)]);
+        let done = claim.messages.iter().map(|message| message.position).collect();
+        assert!(!settle(&mut shelf, &claim, &Settlement { done, ..Settlement::default() }, now));
+        assert_eq!(shelf.uncommitted(), [(1, 3)], "the other partition is settled all the same");
+        assert_eq!(positions(&shelf.claim(6, now, now + MINUTE)), [(0, 5)]);
+    }
+
+    #[test]
+    fn a_claim_that_ran_out_is_handed_out_again_and_settles_nothing() {
+        let (mut shelf, now) = (shelf(), Instant::now());
+        let late = shelf.claim(2, now, now + MINUTE);
+        let later = now + MINUTE;
+        assert!(!shelf.is_out(&[0, 1], later));
+        assert_eq!(positions(&shelf.claim(2, later, later + MINUTE)), positions(&late));
+        let done = late.messages.iter().map(|message| message.position).collect();
+        assert!(!settle(&mut shelf, &late, &Settlement { done, ..Settlement::default() }, later));
+        assert!(shelf.uncommitted().is_empty());
+    }
+
+    #[test]
+    fn a_full_shelf_says_so_until_something_is_settled() {
+        let (mut shelf, now) = (shelf(), Instant::now());
+        assert!(!shelf.is_full());
+        shelf.put((10..14).map(|id| entry(0, id)));
+        assert!(shelf.is_full());
+        let claim = shelf.claim(4, now, now + MINUTE);
+        assert!(shelf.is_full(), "what is out is held too");
+        let done = claim.messages.iter().map(|message| message.position).collect();
+        assert!(settle(&mut shelf, &claim, &Settlement { done, ..Settlement::default() }, now));
+        assert!(!shelf.is_full());
+        shelf.put([entry(7, 0)]);
+        assert_eq!(positions(&shelf.claim(9, now, now + MINUTE)).len(), 6, "not ours, not held");
+    }
+}

@@ -1,0 +1,545 @@
+//! The source: one member of a consumer group, polled by a thread of its own.
+//!
+//! The thread fetches ahead onto the [`Shelf`], within bounds, and keeps polling while a delivery is slow, so the group
+//! never takes it for dead. Claims are answered from the shelf. A claim is settled by burying its dead in
+//! `<topic>.dlq`, then committing offsets behind what is done; when the commit is not confirmed, the offsets are
+//! committed again with the next ones or a second later.
+//!
+//! Partitions are assigned cooperatively: who joins or leaves the group takes only the partitions that move out of
+//! their owners' hands, and the rest go on. A partition is given up only when what is out of it is settled, or
+//! [`REVOKE_PATIENCE`] has passed.
+
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+use async_trait::async_trait;
+use rdkafka::config::{ClientConfig, FromClientConfigAndContext, RDKafkaLogLevel};
+use rdkafka::consumer::{BaseConsumer, CommitMode, Consumer as _, ConsumerContext, Rebalance};
+use rdkafka::error::{KafkaError, KafkaResult, RDKafkaErrorCode};
+use rdkafka::message::BorrowedMessage;
+use rdkafka::topic_partition_list::{Offset, TopicPartitionList};
+use rdkafka::{ClientContext, Message as _};
+use tokio::sync::Notify;
+use weir_store::{Error, Result};
+
+use super::shelf::{Burial, Entry, Limits, Shelf};
+use super::{Brokers, ENGINE, client_config, dead_letter_topic, error, log};
+use crate::publish::{Event, Fate, Publisher};
+use crate::{Claim, Message, Position, Receipt, Settlement, Source};
+
+/// How long a poll waits for messages; a stop is noticed as fast.
+const POLL: Duration = Duration::from_millis(100);
+/// How many messages are taken from librdkafka before they are put onto the shelf together.
+const POLL_MESSAGES_MAX: usize = 256;
+/// How long a full shelf is waited for before fetching is paused and the group is told that somebody is there.
+const FULL_PATIENCE: Duration = Duration::from_secs(2);
+/// How long a partition that is taken away waits for what is out of it.
+const REVOKE_PATIENCE: Duration = Duration::from_secs(5);
+/// How long a commit may take.
+const COMMIT_PATIENCE: Duration = Duration::from_secs(5);
+/// The pause before offsets are committed again by themselves.
+const COMMIT_AGAIN: Duration = Duration::from_secs(1);
+/// How much is held at most.
+const LIMITS: Limits = Limits { messages_max: 4_096, bytes_max: 16 * 1024 * 1024 };
+
+/// How to be a member of the group.
+#[derive(Clone, Debug)]
+pub struct SourceSettings {
+    /// The group, whose members share the topic's partitions.
+    pub group: String,
+    /// How long after a crash the other members take over.
+    pub session_timeout: Duration,
+}
+
+impl Default for SourceSettings {
+    fn default() -> Self {
+        Self { group: "weir-sender".to_owned(), session_timeout: Duration::from_secs(10) }
+    }
+}
+
+impl SourceSettings {
+    fn config(&self, brokers: &Brokers) -> ClientConfig {
+        let session_ms = self.session_timeout.as_millis().clamp(1_000, 3_600_000);
+        let mut config = client_config(brokers);
+        config
+            .set("group.id", &self.group)
+            .set("session.timeout.ms", session_ms.to_string())
+            .set("heartbeat.interval.ms", (session_ms / 4).min(3_000).to_string())
+            .set("partition.assignment.strategy", "cooperative-sticky")
+            .set("enable.auto.commit", "false")
+            .set("enable.auto.offset.store", "false")
+            .set("auto.offset.reset", "earliest")
+            .set("allow.auto.create.topics", "false")
+            // A topic that is made later is found soon.
+            .set("topic.metadata.refresh.interval.ms", "10000")
+            .set("queued.min.messages", "10000")
+            .set("queued.max.messages.kbytes", "16384")
+            .set("fetch.max.bytes", (16 * 1024 * 1024).to_string())
+            .set("fetch.error.backoff.ms", "100")
+            .set("fetch.queue.backoff.ms", "10");
+        config
+    }
+}
+
+/// Messages of one topic.
+pub struct KafkaSource {
+    shared: Arc<Shared>,
+    /// Where dead letters go.
+    graves: Arc<dyn Publisher>,
+}
+
+type Consumer = BaseConsumer<Context>;
+
+struct Shared {
+    topic: String,
+    state: Mutex<State>,
+    /// The state changed in a way that the thread waits for.
+    changed: Condvar,
+    /// There may be something to claim.
+    bell: Notify,
+    stop: AtomicBool,
+    closed: Notify,
+}
+
+struct State {
+    shelf: Shelf,
+    /// Whether offsets are being committed.
+    committing: bool,
+    /// Whether brokers answered when last heard of.
+    reachable: bool,
+    /// Until the source is closed.
+    consumer: Option<Weak<Consumer>>,
+}
+
+/// A commit about to be made.
+struct Commit {
+    consumer: Arc<Consumer>,
+    offsets: Vec<(u16, i64)>,
+}
+
+impl std::fmt::Debug for KafkaSource {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("KafkaSource").field("topic", &self.shared.topic).finish_non_exhaustive()
+    }
+}
+
+impl KafkaSource {
+    /// A source of this topic's messages, whether its brokers are there already or not. Dead letters are published
+    /// by `graves`.
+    ///
+    /// # Errors
+    /// When the client cannot be made, which no broker has a part in.
+    pub fn open(
+        brokers: &Brokers,
+        topic: &str,
+        settings: &SourceSettings,
+        graves: Arc<dyn Publisher>,
+    ) -> Result<Self> {
+        let shelf = Shelf::new(topic.to_owned(), LIMITS);
+        let shared = Arc::new(Shared {
+            topic: topic.to_owned(),
+            state: Mutex::new(State { shelf, committing: false, reachable: true, consumer: None }),
+            changed: Condvar::new(),
+            bell: Notify::new(),
+            stop: AtomicBool::new(false),
+            closed: Notify::new(),
+        });
+        let context = Context { shared: Arc::clone(&shared) };
+        let made = BaseConsumer::from_config_and_context(&settings.config(brokers), context)
+            .and_then(|consumer: Consumer| consumer.subscribe(&[topic]).map(|()| Arc::new(consumer)));
+        let consumer = made.map_err(|cause| Error::failed(ENGINE, cause))?;
+        shared.state().consumer = Some(Arc::downgrade(&consumer));
+        let polled = Arc::clone(&shared);
+        std::thread::Builder::new()
+            .name("kafka-source".to_owned())
+            .spawn(move || polled.run(consumer))
+            .map_err(|cause| Error::failed(ENGINE, cause))?;
+        Ok(Self { shared, graves })
+    }
+
+    /// Leaves the group, so that others take over at once. What is out is handed out again, there.
+    pub async fn close(self) {
+        let closed = self.shared.closed.notified();
+        self.shared.end();
+        closed.await;
+    }
+}
+
+/// The thread ends by itself and leaves the group.
+impl Drop for KafkaSource {
+    fn drop(&mut self) {
+        self.shared.end();
+    }
+}
+
+#[async_trait]
+impl Source for KafkaSource {
+    async fn claim(&self, topic: &str, max: usize, visibility: Duration) -> Result<Claim> {
+        if topic != self.shared.topic {
+            return Ok(Claim::default());
+        }
+        let now = Instant::now();
+        let until = now.checked_add(visibility).unwrap_or(now + Duration::from_secs(86_400));
+        Ok(self.shared.state().shelf.claim(max, now, until))
+    }
+
+    /// What is not settled, and everything of its partition behind it, is handed out again: a log has one place to
+    /// go on from. That is what becomes of `retry`, too, after its pause.
+    async fn settle(&self, receipt: &Receipt, settlement: Settlement) -> Result<bool> {
+        let Some(burials) = self.shared.state().shelf.burials(receipt, &settlement) else {
+            return Ok(false);
+        };
+        let (buried, failure) = self.bury(burials).await;
+        let (all_held, commit) = self.shared.settle(receipt, &settlement, &buried);
+        let committed = self.shared.commit(commit).await;
+        failure.map_or(Ok(()), Err)?;
+        Ok(committed? && all_held)
+    }
+
+    async fn wait(&self, topic: &str, at_most: Duration) {
+        let now = Instant::now();
+        let ready_at = match topic == self.shared.topic {
+            true => self.shared.state().shelf.ready_at(now),
+            false => None,
+        };
+        let at_most = ready_at.map_or(at_most, |ready| at_most.min(ready.saturating_duration_since(now)));
+        // Running out of time is as good as the bell: the caller looks for work either way.
+        let _ = tokio::time::timeout(at_most, self.shared.bell.notified()).await;
+    }
+}
+
+impl KafkaSource {
+    /// Publishes dead letters; says which are certainly there, and what went wrong with the others.
+    async fn bury(&self, burials: Vec<Burial>) -> (BTreeSet<Position>, Option<Error>) {
+        if burials.is_empty() {
+            return (BTreeSet::new(), None);
+        }
+        let topic = &self.shared.topic;
+        let positions: Vec<Position> = burials.iter().map(|burial| burial.entry.message.position).collect();
+        let events = burials.into_iter().map(|burial| letter(topic, burial)).collect();
+        let fates = self.graves.publish(&dead_letter_topic(topic), events).await;
+        let (mut buried, mut failure) = (BTreeSet::new(), None);
+        for (position, fate) in positions.into_iter().zip(fates) {
+            match fate {
+                Fate::Confirmed => {
+                    buried.insert(position);
+                }
+                Fate::Failed(error) | Fate::Unknown(error) => failure = Some(error),
+            }
+        }
+        (buried, failure)
+    }
+}
+
+fn letter(topic: &str, Burial { entry, reason }: Burial) -> Event {
+    let Position { shard, id } = entry.message.position;
+    let headers = vec![
+        ("reason", reason),
+        ("source-topic", topic.to_owned()),
+        ("source-partition", shard.to_string()),
+        ("source-offset", id.to_string()),
+    ];
+    Event { key: entry.key, payload: entry.message.payload, headers }
+}
+
+impl State {
+    /// What there is to commit, if anything.
+    fn begin_commit(&mut self) -> Result<Option<Commit>> {
+        let offsets = self.shelf.uncommitted();
+        if offsets.is_empty() {
+            return Ok(None);
+        }
+        let consumer = self.consumer.as_ref().and_then(Weak::upgrade).ok_or(Error::ShuttingDown)?;
+        if std::mem::replace(&mut self.committing, true) {
+            return Err(Error::unavailable(ENGINE, "the last commit is not confirmed yet"));
+        }
+        Ok(Some(Commit { consumer, offsets }))
+    }
+}
+
+impl Shared {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn end(&self) {
+        self.stop.store(true, Ordering::Relaxed);
+        self.changed.notify_all();
+    }
+
+    fn is_ending(&self) -> bool {
+        self.stop.load(Ordering::Relaxed)
+    }
+
+    /// Settles on the shelf, and at the same moment begins a commit: partitions are not given up before it is through.
+    fn settle(
+        &self,
+        receipt: &Receipt,
+        settlement: &Settlement,
+        buried: &BTreeSet<Position>,
+    ) -> (bool, Result<Option<Commit>>) {
+        let now = Instant::now();
+        let mut state = self.state();
+        let all_held = state.shelf.settle(receipt, settlement, buried, now);
+        let commit = state.begin_commit();
+        let more = state.shelf.ready_at(now).is_some();
+        drop(state);
+        self.changed.notify_all();
+        if more {
+            self.bell.notify_one();
+        }
+        (all_held, commit)
+    }
+
+    /// Commits what is settled. False when the group has gone on without us.
+    async fn commit(self: &Arc<Self>, commit: Result<Option<Commit>>) -> Result<bool> {
+        let Some(Commit { consumer, offsets }) = commit? else {
+            return Ok(true);
+        };
+        let shared = Arc::clone(self);
+        // Bounded by librdkafka as well, but more generously: it waits for the group's broker to come back.
+        let commit = tokio::task::spawn_blocking(move || {
+            let outcome =
+                list(&shared.topic, &offsets).and_then(|offsets| consumer.commit(&offsets, CommitMode::Sync));
+            drop(consumer);
+            shared.after_commit(outcome.is_ok().then_some(&offsets));
+            outcome
+        });
+        let committed = tokio::time::timeout(COMMIT_PATIENCE, commit).await;
+        let committed = committed.map_err(|late| Error::unavailable(ENGINE, late))?;
+        match committed.map_err(|panic| Error::failed(ENGINE, panic))? {
+            Ok(()) => Ok(true),
+            // Made up for when the rebalance is over, or when it takes the partition away.
+            Err(cause) if is_rebalance(&cause) => Ok(true),
+            Err(cause) if is_lost_membership(&cause) => Ok(false),
+            Err(cause) => Err(error(cause)),
+        }
+    }
+
+    fn after_commit(&self, committed: Option<&Vec<(u16, i64)>>) {
+        let mut state = self.state();
+        state.committing = false;
+        if let Some(offsets) = committed {
+            state.shelf.committed(offsets);
+        }
+        drop(state);
+        self.changed.notify_all();
+    }
+
+    /// Polls until the source is closed, then leaves the group.
+    fn run(&self, consumer: Arc<Consumer>) {
+        let (mut paused, mut committed_at) = (false, Instant::now());
+        while !self.is_ending() {
+            let full = self.wait_for_room(if paused { POLL } else { FULL_PATIENCE });
+            if full || paused {
+                paused = full;
+                pause(&consumer, paused);
+            }
+            // A paused consumer yields no messages but still has to be seen.
+            self.fetch(&consumer, if paused { Duration::ZERO } else { POLL });
+            if committed_at.elapsed() > COMMIT_AGAIN {
+                committed_at = Instant::now();
+                self.commit_again(&consumer);
+            }
+        }
+        self.state().consumer = None;
+        // A commit may still hold it, for as long as librdkafka lets it.
+        let mut last = consumer;
+        let consumer = loop {
+            match Arc::try_unwrap(last) {
+                Ok(consumer) => break consumer,
+                Err(shared) => last = shared,
+            }
+            let state = self.state();
+            drop(self.changed.wait_timeout(state, POLL));
+        };
+        drop(consumer);
+        // For whoever waits already, and for whoever is about to.
+        self.closed.notify_one();
+    }
+
+    /// Waits until the shelf has room; true when it is still full.
+    fn wait_for_room(&self, at_most: Duration) -> bool {
+        let full = |state: &mut State| state.shelf.is_full() && !self.is_ending();
+        let waited = self.changed.wait_timeout_while(self.state(), at_most, full);
+        waited.unwrap_or_else(PoisonError::into_inner).0.shelf.is_full()
+    }
+
+    /// Takes what is there, and puts it onto the shelf.
+    fn fetch(&self, consumer: &Consumer, at_most: Duration) {
+        let mut fetched = Vec::new();
+        let mut timeout = at_most;
+        // A rebalance ends the loop, so nothing is put onto the shelf under a later assignment than it was read under.
+        while fetched.len() < POLL_MESSAGES_MAX
+            && let Some(polled) = consumer.poll(timeout)
+        {
+            timeout = Duration::ZERO;
+            match polled {
+                Ok(message) => fetched.extend(entry(&message)),
+                Err(cause) => self.tell(&cause),
+            }
+        }
+        if fetched.is_empty() {
+            return;
+        }
+        let mut state = self.state();
+        if !std::mem::replace(&mut state.reachable, true) {
+            tracing::info!(target: "weir::kafka", topic = self.topic, "messages come in again");
+        }
+        state.shelf.put(fetched);
+        drop(state);
+        self.bell.notify_one();
+    }
+
+    /// Tells once that something is wrong; librdkafka tries again by itself.
+    fn tell(&self, cause: &KafkaError) {
+        if std::mem::replace(&mut self.state().reachable, false) {
+            tracing::warn!(target: "weir::kafka", topic = self.topic, error = %cause, "no messages can be read for now");
+        } else {
+            tracing::debug!(target: "weir::kafka", topic = self.topic, error = %cause, "still no messages can be read");
+        }
+    }
+
+    /// Commits what an earlier commit failed to, without waiting for it.
+    fn commit_again(&self, consumer: &Consumer) {
+        let offsets = {
+            let state = self.state();
+            if state.committing { Vec::new() } else { state.shelf.uncommitted() }
+        };
+        if !offsets.is_empty()
+            && let Err(error) =
+                list(&self.topic, &offsets).and_then(|offsets| consumer.commit(&offsets, CommitMode::Async))
+        {
+            tracing::debug!(target: "weir::kafka", topic = self.topic, %error, "offsets are not committed yet");
+        }
+    }
+}
+
+/// Stops or resumes fetching.
+fn pause(consumer: &Consumer, pause: bool) {
+    let assigned = consumer.assignment();
+    let done = assigned.and_then(|all| if pause { consumer.pause(&all) } else { consumer.resume(&all) });
+    if let Err(error) = done {
+        tracing::debug!(target: "weir::kafka", %error, pause, "cannot stop or resume fetching");
+    }
+}
+
+/// The group is about to settle who has what, and takes no commits meanwhile.
+fn is_rebalance(cause: &KafkaError) -> bool {
+    use RDKafkaErrorCode as Code;
+    matches!(cause.rdkafka_error_code(), Some(Code::RebalanceInProgress | Code::IllegalGeneration))
+}
+
+/// The group has forgotten this member.
+fn is_lost_membership(cause: &KafkaError) -> bool {
+    use RDKafkaErrorCode as Code;
+    matches!(cause.rdkafka_error_code(), Some(Code::UnknownMemberId | Code::FencedMemberEpoch))
+}
+
+fn list(topic: &str, offsets: &[(u16, i64)]) -> KafkaResult<TopicPartitionList> {
+    let mut list = TopicPartitionList::with_capacity(offsets.len());
+    for (partition, offset) in offsets {
+        list.add_partition_offset(topic, i32::from(*partition), Offset::Offset(*offset))?;
+    }
+    Ok(list)
+}
+
+fn entry(message: &BorrowedMessage<'_>) -> Option<Entry> {
+    // No topic has so many partitions.
+    let shard = u16::try_from(message.partition()).ok()?;
+    let key = message.key().unwrap_or_default();
+    let message = Message {
+        position: Position { shard, id: message.offset() },
+        key: String::from_utf8_lossy(key).into_owned(),
+        payload: message.payload().unwrap_or_default().to_vec(),
+        attempts: 0,
+    };
+    Some(Entry { message, key: key.to_vec() })
+}
+
+/// What librdkafka calls back, on the thread that polls.
+struct Context {
+    shared: Arc<Shared>,
+}
+
+impl ClientContext for Context {
+    fn log(&self, level: RDKafkaLogLevel, facility: &str, line: &str) {
+        log::line(level, facility, line);
+    }
+
+    fn error(&self, error: KafkaError, reason: &str) {
+        // The poll returns it as well, and tells.
+        tracing::debug!(target: "weir::kafka", %error, reason, "the consumer reports an error");
+    }
+}
+
+impl ConsumerContext for Context {
+    fn pre_rebalance(&self, consumer: &Consumer, rebalance: &Rebalance<'_>) {
+        match rebalance {
+            Rebalance::Assign(list) => {
+                let partitions = partitions(list);
+                tracing::debug!(target: "weir::kafka", topic = self.shared.topic, ?partitions, "assigned");
+                self.shared.state().shelf.assign(partitions);
+            }
+            Rebalance::Revoke(list) => {
+                let (partitions, lost) = (partitions(list), consumer.assignment_lost());
+                tracing::debug!(target: "weir::kafka", topic = self.shared.topic, ?partitions, lost, "given up");
+                if !lost {
+                    self.finish(&partitions, consumer);
+                }
+                self.shared.state().shelf.revoke(partitions);
+            }
+            Rebalance::Error(error) => {
+                tracing::warn!(target: "weir::kafka", topic = self.shared.topic, %error, "a rebalance failed");
+            }
+        }
+    }
+
+    fn commit_callback(&self, result: KafkaResult<()>, offsets: &TopicPartitionList) {
+        if let Err(error) = result {
+            tracing::debug!(target: "weir::kafka", topic = self.shared.topic, %error, "offsets are not committed yet");
+            return;
+        }
+        let elements = offsets.elements();
+        let committed = elements.iter().filter(|element| element.error().is_ok());
+        let committed: Vec<(u16, i64)> = committed
+            .filter_map(|element| {
+                Some((u16::try_from(element.partition()).ok()?, element.offset().to_raw()?))
+            })
+            .collect();
+        self.shared.state().shelf.committed(&committed);
+    }
+}
+
+impl Context {
+    /// Waits for what is out of these partitions, and commits what is settled of them.
+    fn finish(&self, partitions: &[u16], consumer: &Consumer) {
+        let busy = |state: &mut State| {
+            let out = state.committing || state.shelf.is_out(partitions, Instant::now());
+            out && !self.shared.is_ending()
+        };
+        let waited = self.shared.changed.wait_timeout_while(self.shared.state(), REVOKE_PATIENCE, busy);
+        let (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        let mut offsets = state.shelf.uncommitted();
+        let stuck = state.committing;
+        drop(state);
+        offsets.retain(|(partition, _)| partitions.contains(partition));
+        if !offsets.is_empty()
+            && !stuck
+            && let Err(error) = list(&self.shared.topic, &offsets)
+                .and_then(|offsets| consumer.commit(&offsets, CommitMode::Sync))
+        {
+            tracing::warn!(
+                target: "weir::kafka", topic = self.shared.topic, %error,
+                "some messages were delivered and could not be committed; they will be delivered again"
+            );
+        }
+    }
+}
+
+fn partitions(list: &TopicPartitionList) -> Vec<u16> {
+    let elements = list.elements();
+    elements.iter().filter_map(|element| u16::try_from(element.partition()).ok()).collect()
+}

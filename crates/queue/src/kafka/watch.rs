@@ -1,0 +1,116 @@
+//! What is known of the brokers' health, and the bell for the thread that looks after it.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// Who cares for the producer waits here for something to do.
+#[derive(Debug, Default)]
+pub(super) struct Watch {
+    refusing: AtomicBool,
+    alarms: Mutex<Alarms>,
+    bell: Condvar,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Alarms {
+    stop: bool,
+    fatal: bool,
+    suspect: bool,
+}
+
+/// What is to be done, the most urgent first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Task {
+    /// The publisher is gone.
+    Stop,
+    /// The producer is beyond use.
+    Rebuild,
+    /// The brokers may be gone.
+    Probe,
+}
+
+impl Alarms {
+    /// Takes the most urgent task off the list.
+    fn next(&mut self) -> Option<Task> {
+        if self.stop {
+            Some(Task::Stop)
+        } else if std::mem::take(&mut self.fatal) {
+            Some(Task::Rebuild)
+        } else if std::mem::take(&mut self.suspect) {
+            Some(Task::Probe)
+        } else {
+            None
+        }
+    }
+}
+
+impl Watch {
+    /// Whether the brokers are known not to answer.
+    pub(super) fn is_refusing(&self) -> bool {
+        self.refusing.load(Ordering::Relaxed)
+    }
+
+    /// Says whether the brokers answer; true when that is news.
+    pub(super) fn refuse(&self, refusing: bool) -> bool {
+        self.refusing.swap(refusing, Ordering::Relaxed) != refusing
+    }
+
+    /// The brokers may be gone.
+    pub(super) fn suspect(&self) {
+        self.alarms().suspect = true;
+        self.bell.notify_all();
+    }
+
+    /// The producer is beyond use.
+    pub(super) fn fatal(&self) {
+        self.alarms().fatal = true;
+        self.bell.notify_all();
+    }
+
+    /// Nobody publishes any more.
+    pub(super) fn stop(&self) {
+        self.alarms().stop = true;
+        self.bell.notify_all();
+    }
+
+    /// Waits for something to do.
+    pub(super) fn next(&self) -> Task {
+        let mut alarms = self.alarms();
+        loop {
+            if let Some(task) = alarms.next() {
+                return task;
+            }
+            alarms = self.bell.wait(alarms).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Waits, unless there is something more urgent than a probe.
+    pub(super) fn pause(&self, at_most: Duration) {
+        let calm = |alarms: &mut Alarms| !alarms.stop && !alarms.fatal;
+        drop(self.bell.wait_timeout_while(self.alarms(), at_most, calm));
+    }
+
+    fn alarms(&self) -> MutexGuard<'_, Alarms> {
+        self.alarms.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_most_urgent_task_comes_first_and_each_once() {
+        let watch = Watch::default();
+        watch.suspect();
+        watch.fatal();
+        watch.suspect();
+        assert_eq!(watch.next(), Task::Rebuild);
+        assert_eq!(watch.next(), Task::Probe);
+        watch.suspect();
+        watch.stop();
+        assert_eq!(watch.next(), Task::Stop);
+        assert_eq!(watch.next(), Task::Stop, "for good");
+    }
+}

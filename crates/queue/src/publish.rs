@@ -1,0 +1,52 @@
+//! The seam of publishing: events go out in batches, and each comes back with its fate.
+
+use async_trait::async_trait;
+use weir_store::{Error, Result};
+
+/// Something to be published.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Event {
+    /// Whose order it keeps. Empty: nobody's.
+    pub key: Vec<u8>,
+    /// What it says.
+    pub payload: Vec<u8>,
+    /// What is said about it.
+    pub headers: Vec<(&'static str, String)>,
+}
+
+impl Event {
+    /// An event without headers. A `String` as the key is taken over, not copied.
+    #[must_use]
+    pub fn new(key: impl Into<Vec<u8>>, payload: Vec<u8>) -> Self {
+        Self { key: key.into(), payload, headers: Vec::new() }
+    }
+}
+
+/// What became of an event.
+#[derive(Clone, Debug)]
+pub enum Fate {
+    /// It is there, on as many brokers as the topic asks for.
+    Confirmed,
+    /// It is certainly not there and will not be.
+    Failed(Error),
+    /// It may or may not be there, now or in a moment.
+    Unknown(Error),
+}
+
+impl Fate {
+    /// Whether the event is certainly there.
+    #[must_use]
+    pub const fn is_confirmed(&self) -> bool {
+        matches!(self, Self::Confirmed)
+    }
+}
+
+/// Where events are published.
+#[async_trait]
+pub trait Publisher: Send + Sync + 'static {
+    /// Publishes a batch together, keeps the order of each key, and answers with one fate for each event, in the
+    /// order of the events and within a bounded time. Dropping the future takes nothing back.
+    async fn publish(&self, topic: &str, events: Vec<Event>) -> Vec<Fate>;
+    /// Makes sure that somebody answers, within a bounded time.
+    async fn ping(&self) -> Result<()>;
+}

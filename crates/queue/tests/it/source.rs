@@ -1,0 +1,354 @@
+//! What a source hands out, what it commits, and how several share a topic.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rdkafka::ClientConfig;
+use rdkafka::consumer::{BaseConsumer, Consumer as _};
+use rdkafka::topic_partition_list::TopicPartitionList;
+use rdkafka::types::{RDKafkaApiKey, RDKafkaRespErr};
+use weir_queue::kafka::{
+    KafkaPublisher, KafkaSource, PublisherSettings, SourceSettings, TopicSettings, dead_letter_topic,
+    ensure_topics,
+};
+use weir_queue::publish::{Event, Fate, Publisher};
+use weir_queue::{Claim, Message, Position, Settlement, Source};
+
+use crate::cluster::{Cluster, PATIENCE};
+
+const TOPIC: &str = "sms-outbound";
+const DLQ: &str = "sms-outbound.dlq";
+const GROUP: &str = "weir-sender";
+const VISIBILITY: Duration = Duration::from_secs(60);
+
+struct World {
+    cluster: Cluster,
+    publisher: Arc<KafkaPublisher>,
+}
+
+impl World {
+    fn start(partitions: i32) -> Self {
+        let cluster = Cluster::start(&[(TOPIC, partitions), (DLQ, 1)]);
+        let settings = PublisherSettings { timeout: Duration::from_secs(5), ..PublisherSettings::default() };
+        let publisher = KafkaPublisher::open(&cluster.brokers(), settings).unwrap();
+        Self { cluster, publisher: Arc::new(publisher) }
+    }
+
+    /// A member whose group settles soon: the mock brokers wait three seconds for the first members, and a second less
+    /// than the session for those that have to join again.
+    fn source(&self) -> KafkaSource {
+        self.source_with_session(Duration::from_secs(4))
+    }
+
+    fn source_with_session(&self, session_timeout: Duration) -> KafkaSource {
+        let graves: Arc<dyn Publisher> = Arc::clone(&self.publisher) as _;
+        let settings = SourceSettings { session_timeout, ..SourceSettings::default() };
+        KafkaSource::open(&self.cluster.brokers(), TOPIC, &settings, graves).unwrap()
+    }
+
+    async fn send(&self, key: &str, range: std::ops::Range<usize>) {
+        let events = range.map(|n| Event::new(key, format!("{key} {n}").into_bytes())).collect();
+        let fates = self.publisher.publish(TOPIC, events).await;
+        assert!(fates.iter().all(Fate::is_confirmed), "{fates:?}");
+    }
+
+    /// What the group has committed, by partition; 0 for nothing.
+    fn committed(&self, partitions: i32) -> Vec<i64> {
+        let consumer: BaseConsumer = ClientConfig::new()
+            .set("bootstrap.servers", self.cluster.0.bootstrap_servers())
+            .set("group.id", GROUP)
+            .create()
+            .unwrap();
+        let mut list = TopicPartitionList::new();
+        list.add_partition_range(TOPIC, 0, partitions - 1);
+        let list = consumer.committed_offsets(list, PATIENCE).unwrap();
+        list.elements().iter().map(|element| element.offset().to_raw().unwrap_or(0).max(0)).collect()
+    }
+}
+
+/// Waits for something to claim.
+async fn claim(source: &KafkaSource, max: usize) -> Claim {
+    let give_up_at = Instant::now() + PATIENCE;
+    loop {
+        let claim = source.claim(TOPIC, max, VISIBILITY).await.unwrap();
+        if !claim.messages.is_empty() {
+            return claim;
+        }
+        assert!(Instant::now() < give_up_at, "nothing to claim");
+        source.wait(TOPIC, Duration::from_secs(1)).await;
+    }
+}
+
+/// Claims and finishes until `count` messages were seen.
+async fn deliver(source: &KafkaSource, count: usize) -> Vec<Message> {
+    let mut delivered = Vec::new();
+    while delivered.len() < count {
+        let Claim { messages, receipt } = claim(source, 7.min(count - delivered.len())).await;
+        assert!(source.settle(&receipt, done(&messages)).await.unwrap());
+        delivered.extend(messages);
+    }
+    delivered
+}
+
+fn done(messages: &[Message]) -> Settlement {
+    Settlement { done: messages.iter().map(|message| message.position).collect(), ..Settlement::default() }
+}
+
+fn texts(messages: &[Message]) -> Vec<String> {
+    messages.iter().map(|message| String::from_utf8(message.payload.clone()).unwrap()).collect()
+}
+
+fn numbered(key: &str, range: std::ops::Range<usize>) -> Vec<String> {
+    range.map(|n| format!("{key} {n}")).collect()
+}
+
+#[tokio::test]
+async fn messages_come_in_order_and_are_committed_when_settled() {
+    let world = World::start(1);
+    world.send("alice", 0..10).await;
+    let source = world.source();
+    let first = claim(&source, 4).await;
+    assert!(first.messages.len() <= 4);
+    assert_eq!(first.messages[0].key, "alice");
+    assert_eq!(first.messages[0].position, Position { shard: 0, id: 0 });
+    assert!(source.claim(TOPIC, 4, VISIBILITY).await.unwrap().messages.is_empty(), "one claim at a time");
+    assert_eq!(world.committed(1), [0], "claiming commits nothing");
+    assert!(source.settle(&first.receipt, done(&first.messages)).await.unwrap());
+    assert_eq!(world.committed(1), [i64::try_from(first.messages.len()).unwrap()]);
+    assert!(!source.settle(&first.receipt, done(&first.messages)).await.unwrap(), "settled already");
+    let rest = deliver(&source, 10 - first.messages.len()).await;
+    assert_eq!([texts(&first.messages), texts(&rest)].concat(), numbered("alice", 0..10));
+    assert_eq!(world.committed(1), [10]);
+    assert!(source.claim("another", 4, VISIBILITY).await.unwrap().messages.is_empty());
+}
+
+#[tokio::test]
+async fn what_was_not_settled_comes_again_in_order() {
+    let world = World::start(1);
+    world.send("alice", 0..6).await;
+    let source = world.source();
+    assert_eq!(texts(&deliver(&source, 1).await)[0], "alice 0");
+    let seen = world.committed(1)[0];
+    // Nothing settled, as when the delivery broke off.
+    let failed = claim(&source, 100).await;
+    assert!(source.settle(&failed.receipt, Settlement::default()).await.unwrap());
+    assert_eq!(world.committed(1), [seen]);
+    // A hole: what is behind it comes again too.
+    let Claim { messages, receipt } = claim(&source, 100).await;
+    assert_eq!(texts(&messages)[..], texts(&failed.messages)[..messages.len()]);
+    let holed = messages.iter().map(|message| message.position).filter(|position| position.id != seen + 1);
+    let settlement = Settlement { done: holed.collect(), ..Settlement::default() };
+    assert!(source.settle(&receipt, settlement).await.unwrap());
+    assert_eq!(world.committed(1), [seen + 1]);
+    // Only after a pause, counted.
+    let Claim { messages, receipt } = claim(&source, 1).await;
+    let pause = Duration::from_millis(200);
+    let settlement = Settlement { retry: vec![(messages[0].position, pause)], ..Settlement::default() };
+    let put_back = Instant::now();
+    assert!(source.settle(&receipt, settlement).await.unwrap());
+    let again = claim(&source, 1).await;
+    assert!(put_back.elapsed() >= pause);
+    assert_eq!((again.messages[0].position, again.messages[0].attempts), (messages[0].position, 1));
+    assert!(source.settle(&again.receipt, done(&again.messages)).await.unwrap());
+    let rest = usize::try_from(6 - seen - 2).unwrap();
+    assert_eq!(texts(&deliver(&source, rest).await), numbered("alice", 6 - rest..6));
+    assert_eq!(world.committed(1), [6]);
+}
+
+#[tokio::test]
+async fn the_dead_are_buried_with_their_story_before_they_are_committed() {
+    let world = World::start(1);
+    world.send("alice", 0..3).await;
+    let source = world.source();
+    let mut seen = Vec::new();
+    while seen.len() < 3 {
+        let Claim { messages, receipt } = claim(&source, 10).await;
+        let (bad, good): (Vec<_>, Vec<_>) = messages.iter().partition(|message| message.position.id == 1);
+        let settlement = Settlement {
+            done: good.iter().map(|message| message.position).collect(),
+            dead: bad.iter().map(|message| (message.position, "malformed".to_owned())).collect(),
+            ..Settlement::default()
+        };
+        assert!(source.settle(&receipt, settlement).await.unwrap());
+        seen.extend(messages);
+    }
+    assert_eq!(world.committed(1), [3]);
+    let letters = world.cluster.read(&dead_letter_topic(TOPIC), 1);
+    assert_eq!((letters[0].key.as_str(), letters[0].payload.as_str()), ("alice", "alice 1"));
+    let told =
+        [("reason", "malformed"), ("source-topic", TOPIC), ("source-partition", "0"), ("source-offset", "1")];
+    let told: BTreeMap<_, _> = told.map(|(name, value)| (name.to_owned(), value.to_owned())).into();
+    assert_eq!(letters[0].headers, told);
+}
+
+#[tokio::test]
+async fn the_dead_that_cannot_be_buried_come_again() {
+    let world = World::start(1);
+    world.send("alice", 0..1).await;
+    let source = world.source();
+    let Claim { messages, receipt } = claim(&source, 10).await;
+    let refusal = [RDKafkaRespErr::RD_KAFKA_RESP_ERR_TOPIC_AUTHORIZATION_FAILED];
+    world.cluster.0.request_errors(RDKafkaApiKey::Produce, &refusal);
+    let dead = vec![(messages[0].position, "malformed".to_owned())];
+    let settlement = Settlement { dead, ..Settlement::default() };
+    source.settle(&receipt, settlement.clone()).await.unwrap_err();
+    assert_eq!(world.committed(1), [0]);
+    let again = claim(&source, 10).await;
+    assert_eq!(again.messages, messages);
+    assert!(source.settle(&again.receipt, settlement).await.unwrap());
+    assert_eq!(world.committed(1), [1]);
+    world.cluster.read(DLQ, 1);
+}
+
+#[tokio::test]
+async fn a_restart_goes_on_behind_what_was_committed() {
+    let world = World::start(1);
+    world.send("alice", 0..10).await;
+    let source = world.source();
+    let delivered = deliver(&source, 4).await;
+    // Out when the source ends: not lost.
+    let lost = source.claim(TOPIC, 100, VISIBILITY).await.unwrap();
+    source.close().await;
+    let source = world.source();
+    let rest = deliver(&source, 10 - delivered.len()).await;
+    assert_eq!([texts(&delivered), texts(&rest)].concat(), numbered("alice", 0..10));
+    assert!(lost.messages.iter().all(|message| rest.contains(message)));
+    assert_eq!(world.committed(1), [10]);
+}
+
+#[tokio::test]
+async fn a_member_that_closes_is_followed_at_once() {
+    let world = World::start(1);
+    // Whoever does not leave is waited for as long as its session lasts.
+    let session = 2 * PATIENCE;
+    world.send("alice", 0..1).await;
+    let first = world.source_with_session(session);
+    deliver(&first, 1).await;
+    first.close().await;
+    world.send("alice", 1..2).await;
+    let second = world.source_with_session(session);
+    assert_eq!(texts(&deliver(&second, 1).await), ["alice 1"]);
+}
+
+#[tokio::test]
+async fn two_members_share_the_topic_and_every_message_comes_in_order_of_its_key() {
+    let world = World::start(4);
+    let keys: Vec<String> = (0..8).map(|n| format!("user-{n}")).collect();
+    let send = async |range: std::ops::Range<usize>| {
+        for key in &keys {
+            world.send(key, range.clone()).await;
+        }
+    };
+    send(0..20).await;
+    let mut sources = vec![world.source()];
+    let mut seen: BTreeMap<String, Vec<usize>> = BTreeMap::new();
+    let (mut sent, mut by_second) = (20, 0);
+    let give_up_at = Instant::now() + PATIENCE;
+    while by_second == 0 || seen.values().map(Vec::len).sum::<usize>() < sent * keys.len() {
+        assert!(Instant::now() < give_up_at, "{by_second} by the second; {seen:?}");
+        for (n, source) in sources.iter().enumerate() {
+            let Claim { messages, receipt } = source.claim(TOPIC, 5, VISIBILITY).await.unwrap();
+            if messages.is_empty() {
+                source.wait(TOPIC, Duration::from_millis(20)).await;
+                continue;
+            }
+            assert!(source.settle(&receipt, done(&messages)).await.unwrap());
+            by_second += if n == 1 { messages.len() } else { 0 };
+            for message in &messages {
+                let text = String::from_utf8(message.payload.clone()).unwrap();
+                let number = text.rsplit(' ').next().unwrap().parse().unwrap();
+                seen.entry(message.key.clone()).or_default().push(number);
+            }
+        }
+        let total: usize = seen.values().map(Vec::len).sum();
+        // The second joins in the middle, and there is more to do until it has had its share.
+        if sources.len() == 1 && total >= 40 {
+            sources.push(world.source());
+        }
+        if by_second == 0 && total == sent * keys.len() {
+            send(sent..sent + 1).await;
+            sent += 1;
+        }
+    }
+    for (key, numbers) in &seen {
+        assert!(numbers.is_sorted(), "{key}: {numbers:?}");
+        assert!(
+            numbers.windows(2).all(|pair| pair[1] == pair[0] + 1),
+            "{key} is missing some or has some twice: {numbers:?}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn a_partition_that_went_to_another_member_is_not_settled_by_the_old_one() {
+    let world = World::start(1);
+    world.send("alice", 0..3).await;
+    let first = world.source();
+    // Handed out for no time at all, so that giving the partition up does not wait for it.
+    let give_up_at = Instant::now() + PATIENCE;
+    let late = loop {
+        let claim = first.claim(TOPIC, 10, Duration::ZERO).await.unwrap();
+        if !claim.messages.is_empty() {
+            break claim;
+        }
+        assert!(Instant::now() < give_up_at);
+        first.wait(TOPIC, Duration::from_secs(1)).await;
+    };
+    // The group forgets the first member: it has to give everything up and join again.
+    let forgotten = [RDKafkaRespErr::RD_KAFKA_RESP_ERR_UNKNOWN_MEMBER_ID];
+    world.cluster.0.request_errors(RDKafkaApiKey::Heartbeat, &forgotten);
+    // Its messages come again, under another assignment.
+    let again = claim(&first, 10).await;
+    assert_eq!(again.messages[0].position, late.messages[0].position);
+    assert!(!first.settle(&late.receipt, done(&late.messages)).await.unwrap());
+    assert_eq!(world.committed(1), [0], "the old receipt committed nothing");
+}
+
+#[tokio::test]
+async fn brokers_that_go_away_and_come_back_are_only_a_pause() {
+    let world = World::start(1);
+    world.send("alice", 0..2).await;
+    let source = world.source();
+    assert_eq!(texts(&deliver(&source, 2).await), numbered("alice", 0..2));
+    world.cluster.0.broker_down(Cluster::BROKER).unwrap();
+    assert!(source.claim(TOPIC, 10, VISIBILITY).await.unwrap().messages.is_empty());
+    world.cluster.0.broker_up(Cluster::BROKER).unwrap();
+    let give_up_at = Instant::now() + PATIENCE;
+    while world.publisher.ping().await.is_err() {
+        assert!(Instant::now() < give_up_at);
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    world.send("alice", 2..4).await;
+    assert_eq!(texts(&deliver(&source, 2).await), numbered("alice", 2..4));
+}
+
+#[tokio::test]
+async fn a_commit_that_fails_is_made_up_for() {
+    let world = World::start(1);
+    world.send("alice", 0..3).await;
+    let source = world.source();
+    let Claim { messages, receipt } = claim(&source, 1).await;
+    let refusal = [RDKafkaRespErr::RD_KAFKA_RESP_ERR_TOPIC_AUTHORIZATION_FAILED];
+    world.cluster.0.request_errors(RDKafkaApiKey::OffsetCommit, &refusal);
+    source.settle(&receipt, done(&messages)).await.unwrap_err();
+    // Without another settlement, and without handing it out again.
+    let give_up_at = Instant::now() + PATIENCE;
+    while world.committed(1) != [1] {
+        assert!(Instant::now() < give_up_at, "{:?}", world.committed(1));
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    assert_eq!(texts(&deliver(&source, 2).await), numbered("alice", 1..3));
+}
+
+#[tokio::test]
+async fn topics_that_exist_or_that_nobody_may_make_do_not_stop_the_start() {
+    let world = World::start(1);
+    let brokers = world.cluster.brokers();
+    ensure_topics(&brokers, &[TOPIC, DLQ], TopicSettings::default()).await.unwrap();
+    // The mock brokers know no such request: a refusal.
+    ensure_topics(&brokers, &["another"], TopicSettings::default()).await.unwrap();
+    world.cluster.0.broker_down(Cluster::BROKER).unwrap();
+    let unreachable = ensure_topics(&brokers, &[TOPIC], TopicSettings::default()).await.unwrap_err();
+    assert!(unreachable.is_transient(), "{unreachable:?}");
+}
