@@ -1,9 +1,10 @@
 //! The seam of queues, and the events that travel on them.
 //!
 //! A queue delivers at least once and keeps the order of each key. Messages get in through the transaction that
-//! decided them (that is the engines' own business); this is how they get out: [`Source::claim`] hands out a batch
-//! for a while, and [`Source::settle`] says what became of each message, in one commit. The queues that are tables
-//! live with their stores.
+//! decided them (that is the engines' own business) or, where they must be confirmed before they count, through a
+//! [`publish::Publisher`]. They get out through a [`Source`]: [`Source::claim`] hands out a batch for a while, and
+//! [`Source::settle`] says what became of each message, in one commit. A [`Queue`] is a source that also keeps dead
+//! letters and books for operators. The queues that are tables live with their stores; [`kafka`] is here.
 
 pub mod kafka;
 pub mod publish;

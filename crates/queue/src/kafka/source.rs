@@ -395,7 +395,9 @@ impl Shared {
 
     /// Tells once that something is wrong; librdkafka tries again by itself.
     fn tell(&self, cause: &KafkaError) {
-        if std::mem::replace(&mut self.state().reachable, false) {
+        // One broker of several: when it was the last, another error says so.
+        let minor = cause.rdkafka_error_code() == Some(RDKafkaErrorCode::BrokerTransportFailure);
+        if !minor && std::mem::replace(&mut self.state().reachable, false) {
             tracing::warn!(target: "weir::kafka", topic = self.topic, error = %cause, "no messages can be read for now");
         } else {
             tracing::debug!(target: "weir::kafka", topic = self.topic, error = %cause, "still no messages can be read");
