@@ -26,7 +26,7 @@ pub use self::source::{KafkaSource, SourceSettings};
 pub use self::topics::{TopicSettings, ensure_topics};
 
 /// Its name in errors and health checks.
-pub const ENGINE: &str = "Kafka";
+pub const ENGINE: &str = "kafka";
 
 /// The largest event: a message of the largest body the API takes, written as JSON at its worst.
 const EVENT_BYTES_MAX: usize = 8 * 1024 * 1024;

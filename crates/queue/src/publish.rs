@@ -1,7 +1,10 @@
 //! The seam of publishing: events go out in batches, and each comes back with its fate.
 
 use async_trait::async_trait;
+use weir_store::quota::{Accepted, Queued, TOPIC};
 use weir_store::{Error, Result};
+
+use crate::sms;
 
 /// Something to be published.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -49,4 +52,25 @@ pub trait Publisher: Send + Sync + 'static {
     async fn publish(&self, topic: &str, events: Vec<Event>) -> Vec<Fate>;
     /// Makes sure that somebody answers, within a bounded time.
     async fn ping(&self) -> Result<()>;
+}
+
+/// Publishes accepted messages as events of their topic, and says of each whether it is on its way.
+pub async fn publish_accepted(publisher: &dyn Publisher, accepted: &[Accepted<'_>]) -> Vec<Queued> {
+    let events =
+        accepted.iter().map(|message| Event::new(message.user.as_str(), sms::encode(message))).collect();
+    let fates = publisher.publish(TOPIC, events).await;
+    fates
+        .into_iter()
+        .map(|fate| match fate {
+            Fate::Confirmed => Queued::Yes,
+            Fate::Failed(error) => tell(&error, Queued::No),
+            Fate::Unknown(error) => tell(&error, Queued::Unknown),
+        })
+        .collect()
+}
+
+/// The caller is told what became of its message; why is for the log.
+fn tell(error: &Error, queued: Queued) -> Queued {
+    tracing::debug!(target: "weir::kafka", error = %error.with_causes(), ?queued, "a message was not confirmed");
+    queued
 }

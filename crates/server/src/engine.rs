@@ -4,21 +4,28 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use weir_core::Clock;
-use weir_queue::Queue;
+use weir_queue::kafka::{
+    Brokers, KafkaPublisher, KafkaSource, PublisherSettings, SourceSettings, TopicSettings,
+    dead_letter_topic, ensure_topics,
+};
+use weir_queue::publish::Publisher;
+use weir_queue::{Queue, Source};
 use weir_store::feed::Feed;
-use weir_store::quota::{Backing, QuotaStore};
+use weir_store::quota::{Backing, QuotaStore, TOPIC};
 use weir_store::{Result, SteadyClock};
 use weir_store_postgres::{Postgres, Target};
 use weir_store_redis::{Redis, RedisQuota};
 use weir_store_sqlite::Sqlite;
 
 use crate::config::Settings;
-use crate::config::store::{CacheChoice, EngineChoice};
+use crate::config::store::{BrokerChoice, CacheChoice, EngineChoice, StoreSettings};
 
 /// How long a start waits for a database that is not there yet.
 const START_PATIENCE: Duration = Duration::from_secs(30);
 /// How long a start waits for a cache, which it can do without.
 const CACHE_PATIENCE: Duration = Duration::from_secs(2);
+/// How long a start waits for a broker, and the pause before it is asked again.
+const BROKER_PATIENCE: Duration = Duration::from_secs(5);
 
 /// The engines the settings name, put together.
 #[derive(Clone)]
@@ -27,6 +34,8 @@ pub struct Engines {
     pub store: Engine,
     /// What stands before it.
     pub redis: Option<Redis>,
+    /// What carries messages instead of it.
+    pub kafka: Option<Kafka>,
     quota: Arc<dyn QuotaStore>,
 }
 
@@ -34,10 +43,14 @@ impl Engines {
     /// Opens them; `clock` replaces the store's own, for tests.
     ///
     /// # Errors
-    /// When the store cannot be opened, or a database does not answer within half a minute. A cache that does not
-    /// answer is no error: it is gone without until it does.
+    /// When the store cannot be opened, or a database does not answer within half a minute. A cache or a broker that
+    /// does not answer is no error: the one is gone without until it does, for the other callers get 503.
     pub async fn open(settings: &Settings, clock: Option<Arc<dyn Clock>>) -> Result<Self> {
-        let store = Engine::open(settings, clock.clone()).await?;
+        let kafka = match &settings.store.broker {
+            BrokerChoice::Embedded => None,
+            BrokerChoice::Kafka(brokers) => Some(Kafka::open(brokers, &settings.store).await?),
+        };
+        let store = Engine::open(settings, clock.clone()).await?.publishing(kafka.as_ref());
         let redis = match &settings.store.cache {
             CacheChoice::None => None,
             CacheChoice::Redis(target) => Some(Redis::start((**target).clone())),
@@ -53,13 +66,68 @@ impl Engines {
                 Arc::new(RedisQuota::new(redis.clone(), Arc::new(engine.clone()), clock))
             }
         };
-        Ok(Self { store, redis, quota })
+        Ok(Self { store, redis, kafka, quota })
+    }
+
+    /// Where the sender takes messages from.
+    ///
+    /// # Errors
+    /// When a consumer cannot be made.
+    pub fn source(&self) -> Result<Arc<dyn Source>> {
+        match &self.kafka {
+            Some(kafka) => kafka.source(),
+            None => Ok(self.store.queue()),
+        }
     }
 
     /// Where quota is decided.
     #[must_use]
     pub fn quota(&self) -> Arc<dyn QuotaStore> {
         Arc::clone(&self.quota)
+    }
+}
+
+/// Kafka, to which messages are published and from which the sender takes them.
+#[derive(Clone, Debug)]
+pub struct Kafka {
+    brokers: Brokers,
+    group: String,
+    publisher: Arc<KafkaPublisher>,
+}
+
+impl Kafka {
+    async fn open(brokers: &Brokers, settings: &StoreSettings) -> Result<Self> {
+        let publishing =
+            PublisherSettings { timeout: settings.kafka_timeout, ..PublisherSettings::default() };
+        let publisher = Arc::new(KafkaPublisher::open(brokers, publishing)?);
+        let partitions = i32::try_from(settings.kafka_partitions).unwrap_or(i32::MAX);
+        let topics = TopicSettings { partitions, ..TopicSettings::default() };
+        let made = tokio::spawn(make_topics(brokers.clone(), topics));
+        // A server that is ready has its topics, if there is a broker; else they are made when there is.
+        let _ = tokio::time::timeout(BROKER_PATIENCE, made).await;
+        Ok(Self { brokers: brokers.clone(), group: settings.kafka_group.clone(), publisher })
+    }
+
+    fn source(&self) -> Result<Arc<dyn Source>> {
+        let settings = SourceSettings { group: self.group.clone(), ..SourceSettings::default() };
+        let graves: Arc<dyn Publisher> = Arc::<KafkaPublisher>::clone(&self.publisher);
+        Ok(Arc::new(KafkaSource::open(&self.brokers, TOPIC, &settings, graves)?))
+    }
+
+    /// Whether brokers answer.
+    ///
+    /// # Errors
+    /// When they do not.
+    pub async fn ping(&self) -> Result<()> {
+        self.publisher.ping().await
+    }
+}
+
+async fn make_topics(brokers: Brokers, settings: TopicSettings) {
+    let dead_letters = dead_letter_topic(TOPIC);
+    while let Err(error) = ensure_topics(&brokers, &[TOPIC, &dead_letters], settings).await {
+        tracing::warn!(%brokers, error = %error.with_causes(), "waiting for Kafka");
+        tokio::time::sleep(BROKER_PATIENCE).await;
     }
 }
 
@@ -90,6 +158,15 @@ impl Engine {
                 let connections = settings.store.postgres_connections;
                 open_patiently(target, connections, clock).await.map(Self::Postgres)
             }
+        }
+    }
+
+    fn publishing(self, kafka: Option<&Kafka>) -> Self {
+        let Some(kafka) = kafka else { return self };
+        let publisher = Arc::<KafkaPublisher>::clone(&kafka.publisher);
+        match self {
+            Self::Sqlite(engine) => Self::Sqlite(engine.publishing(publisher)),
+            Self::Postgres(engine) => Self::Postgres(engine.publishing(publisher)),
         }
     }
 

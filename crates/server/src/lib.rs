@@ -79,7 +79,7 @@ impl Server {
             Arc::clone(&app.metrics),
             app.closing.clone(),
         ));
-        let workers = start_workers(&app);
+        let workers = start_workers(&app)?;
         Ok(Self { app, address, http, workers })
     }
 
@@ -104,7 +104,17 @@ impl Server {
             config::store::CacheChoice::None => String::new(),
             config::store::CacheChoice::Redis(target) => format!(" · Redis at {}", target.address()),
         };
-        format!("weir ready on http://{} · {engine}{cache} · secrets in {}", self.address, data.display())
+        let broker = match &self.app.settings.store.broker {
+            config::store::BrokerChoice::Embedded => String::new(),
+            config::store::BrokerChoice::Kafka(brokers) => {
+                format!(" · Kafka at {}", brokers.bootstrap_servers())
+            }
+        };
+        format!(
+            "weir ready on http://{} · {engine}{cache}{broker} · secrets in {}",
+            self.address,
+            data.display()
+        )
     }
 
     /// Finishes what was accepted, within the settings' deadline. False when that was not enough.
@@ -122,12 +132,12 @@ impl Server {
     }
 }
 
-fn start_workers(app: &Arc<App>) -> TaskTracker {
+fn start_workers(app: &Arc<App>) -> weir_store::Result<TaskTracker> {
     let workers = TaskTracker::new();
     if app.settings.process.roles.sender {
-        let sender = worker::sender::Sender::new(app.engines.store.queue(), &app.settings, &app.metrics);
+        let sender = worker::sender::Sender::new(app.engines.source()?, &app.settings, &app.metrics);
         workers.spawn(sender.run(app.closing.clone()));
     }
     workers.close();
-    workers
+    Ok(workers)
 }

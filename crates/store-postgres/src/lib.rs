@@ -19,6 +19,7 @@ use std::time::SystemTime;
 
 use tokio::task::AbortHandle;
 use weir_core::Clock;
+use weir_queue::publish::Publisher;
 use weir_queue::wake::Bells;
 use weir_store::Result;
 use weir_store::feed::Feed;
@@ -30,9 +31,17 @@ pub use crate::target::{Target, TargetError};
 pub const ENGINE: &str = "postgresql";
 
 /// The Postgres engine. Clones share it.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Postgres {
     inner: Arc<Inner>,
+    /// Where accepted messages go instead of the table queue.
+    publisher: Option<Arc<dyn Publisher>>,
+}
+
+impl std::fmt::Debug for Postgres {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Postgres").field("pool", &self.inner.pool).finish_non_exhaustive()
+    }
 }
 
 #[derive(Debug)]
@@ -74,7 +83,14 @@ impl Postgres {
         let watch = watch::start(target.clone(), &feed);
         let inner =
             Inner { pool: Pool::new(target, connections), clock, bells: Bells::default(), feed, watch };
-        Ok(Self { inner: Arc::new(inner) })
+        Ok(Self { inner: Arc::new(inner), publisher: None })
+    }
+
+    /// The same engine with its messages published by a broker, and only those counted that it has confirmed.
+    #[must_use]
+    pub fn publishing(mut self, publisher: Arc<dyn Publisher>) -> Self {
+        self.publisher = Some(publisher);
+        self
     }
 
     /// Makes sure that the server answers.

@@ -10,6 +10,7 @@ use futures_util::future::{try_join, try_join3, try_join4};
 use tokio_postgres::{Row, Statement};
 use weir_core::quota::{Limits, Quota};
 use weir_core::{Timestamp, UserId};
+use weir_queue::publish::publish_accepted;
 use weir_queue::sms;
 use weir_store::quota::{
     Accepted, Backing, Books, Feed, Plan, Queued, QuotaStore, Reserved, SendMessage, SendOutcome, TOPIC,
@@ -127,11 +128,20 @@ impl QuotaStore for Postgres {
         let session = self.inner.pool.session().await?;
         let users = batch.iter().map(|send| send.user.as_str()).collect();
         let (mut rows, now) = self.lock_rows(&session, users).await?;
-        let Plan { outcomes, changed, accepted } = plan(&batch, &mut rows, now, random);
+        let before = self.publisher.is_some().then(|| rows.clone());
+        let mut plan = plan(&batch, &mut rows, now, random);
+        if let (Some(publisher), Some(mut before)) = (&self.publisher, before)
+            && !plan.accepted.is_empty()
+        {
+            // The rows stay locked meanwhile: what is counted is what the broker has confirmed.
+            let queued = publish_accepted(&**publisher, &plan.accepted).await;
+            plan = plan.confirmed(&mut before, &queued);
+        }
+        let Plan { outcomes, changed, accepted, .. } = plan;
         if accepted.is_empty() {
             session.bounded(session.client.batch_execute("COMMIT")).await?;
         } else {
-            save(&session, &changed, &accepted).await?;
+            save(&session, &changed, self.for_table(&accepted)).await?;
             self.inner.bells.ring(TOPIC);
         }
         session.keep();
@@ -149,6 +159,11 @@ impl QuotaStore for Postgres {
 }
 
 impl Postgres {
+    /// Which of the accepted messages the table queue takes.
+    fn for_table<'a, 'b>(&self, accepted: &'a [Accepted<'b>]) -> &'a [Accepted<'b>] {
+        if self.publisher.is_some() { &[] } else { accepted }
+    }
+
     /// The first round trip. The clock is read by a statement of its own behind the lock: time spent waiting for
     /// another server's batch has then passed, and windows are judged by the moment the rows are ours.
     async fn lock_rows<'a>(
@@ -221,6 +236,9 @@ impl Backing for Postgres {
     }
 
     async fn enqueue(&self, accepted: &[Accepted<'_>]) -> Result<Vec<Queued>> {
+        if let Some(publisher) = &self.publisher {
+            return Ok(publish_accepted(&**publisher, accepted).await);
+        }
         if !accepted.is_empty() {
             let session = self.inner.pool.session().await?;
             // Sent before what follows it, and answered with it.

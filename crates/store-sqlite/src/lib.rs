@@ -19,6 +19,7 @@ use std::time::Duration;
 
 use rusqlite::Connection;
 use weir_core::Clock;
+use weir_queue::publish::Publisher;
 use weir_queue::wake::Bells;
 use weir_store::{Error, Result, SystemClock};
 
@@ -39,9 +40,17 @@ const HEARTBEAT: &str = "INSERT OR REPLACE INTO heartbeat (id, at) VALUES (1, ?1
 const CACHE_KIB: i64 = -8_192;
 
 /// The embedded engine. Clones share it.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Sqlite {
     inner: Arc<Inner>,
+    /// Where accepted messages go instead of the table queue.
+    publisher: Option<Arc<dyn Publisher>>,
+}
+
+impl std::fmt::Debug for Sqlite {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Sqlite").field("writer", &self.inner.writer).finish_non_exhaustive()
+    }
 }
 
 #[derive(Debug)]
@@ -89,7 +98,16 @@ impl Sqlite {
                 leases: Mutex::default(),
                 _lock: lock,
             }),
+            publisher: None,
         })
+    }
+
+    /// The same engine with its messages published by a broker, and only those counted that it has confirmed. The
+    /// writer waits for the broker meanwhile.
+    #[must_use]
+    pub fn publishing(mut self, publisher: Arc<dyn Publisher>) -> Self {
+        self.publisher = Some(publisher);
+        self
     }
 
     /// The engine's clock.

@@ -1,11 +1,14 @@
 //! Quota in SQLite.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use async_trait::async_trait;
 use rusqlite::{Connection, params};
+use tokio::runtime::Handle;
 use weir_core::quota::{Limits, Quota};
 use weir_core::{Timestamp, UserId};
+use weir_queue::publish::{Publisher, publish_accepted};
 use weir_queue::sms;
 use weir_store::Result;
 use weir_store::quota::{Books, Plan, QuotaStore, SendMessage, SendOutcome, TOPIC, plan};
@@ -65,8 +68,9 @@ impl QuotaStore for Sqlite {
 
     async fn send_batch(&self, batch: Vec<SendMessage>) -> Result<Vec<SendOutcome>> {
         let clock = self.inner.clock.clone();
+        let broker = self.publisher.clone().map(|publisher| (publisher, Handle::current()));
         let send = move |connection: &Connection, counts: &mut Counts| {
-            send_batch(connection, counts, &batch, clock.now())
+            send_batch(connection, counts, &batch, clock.now(), broker)
         };
         let outcomes = self.inner.writer.count(send).await?;
         if outcomes.iter().any(|outcome| matches!(outcome, SendOutcome::Accepted { .. })) {
@@ -93,6 +97,7 @@ fn send_batch(
     counts: &mut Counts,
     batch: &[SendMessage],
     now: Timestamp,
+    broker: Option<(Arc<dyn Publisher>, Handle)>,
 ) -> rusqlite::Result<Vec<SendOutcome>> {
     counts.refresh(connection)?;
     let mut rows: HashMap<&str, Quota> = HashMap::with_capacity(batch.len());
@@ -104,7 +109,17 @@ fn send_batch(
             rows.insert(user.as_str(), row);
         }
     }
-    let Plan { outcomes, changed, accepted } = plan(batch, &mut rows, now, random);
+    let before = broker.is_some().then(|| rows.clone());
+    let mut plan = plan(batch, &mut rows, now, random);
+    if let (Some((publisher, runtime)), Some(mut before)) = (broker, before) {
+        if !plan.accepted.is_empty() {
+            let queued = runtime.block_on(publish_accepted(&*publisher, &plan.accepted));
+            plan = plan.confirmed(&mut before, &queued);
+        }
+        counts.save(connection, &plan.changed)?;
+        return Ok(plan.outcomes);
+    }
+    let Plan { outcomes, changed, accepted, .. } = plan;
     counts.save(connection, &changed)?;
     let messages = accepted.iter().map(|message| (message.user.as_str(), sms::encode(message)));
     queue::enqueue(connection, TOPIC, messages)?;

@@ -1,7 +1,7 @@
 //! Quota at the store: its commands and outcomes, the trait an engine implements, and the plan for a batch of sends
 //! that both SQL engines carry out.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use async_trait::async_trait;
@@ -147,6 +147,8 @@ pub struct Plan<'a> {
     pub changed: Vec<(&'a UserId, Quota)>,
     /// The accepted commands with their names and times, in order.
     pub accepted: Vec<Accepted<'a>>,
+    /// Whose the commands are, in order.
+    users: Vec<&'a UserId>,
 }
 
 /// An accepted message, ready to be enqueued.
@@ -192,7 +194,52 @@ pub fn plan<'a>(
         });
     }
     let changed = touched.into_iter().filter_map(|(key, user)| Some((user, *rows.get(key)?))).collect();
-    Plan { outcomes, changed, accepted }
+    Plan { outcomes, changed, accepted, users: batch.iter().map(|send| &send.user).collect() }
+}
+
+impl Plan<'_> {
+    /// What the plan comes to when the broker took only some of its messages: those that are not confirmed do not
+    /// count, and whoever was refused for their sake may try again. `before` holds the rows as they were loaded.
+    #[must_use]
+    pub fn confirmed(self, before: &mut HashMap<&str, Quota>, queued: &[Queued]) -> Self {
+        let missing: HashSet<&str> = self
+            .accepted
+            .iter()
+            .zip(queued)
+            .filter(|(_, queued)| **queued != Queued::Yes)
+            .map(|(accepted, _)| accepted.user.as_str())
+            .collect();
+        if missing.is_empty() {
+            return self;
+        }
+        let Self { outcomes, mut changed, accepted, users } = self;
+        let mut fates = accepted.iter().zip(queued);
+        let recount = |(outcome, user): (SendOutcome, &UserId)| match outcome {
+            SendOutcome::Accepted { message_id, limits, grant, at } => match fates.next() {
+                Some((_, Queued::Yes)) => {
+                    let grant = before.get_mut(user.as_str()).map_or(grant, |row| match row.send(at) {
+                        Verdict::Allowed(grant) => grant,
+                        Verdict::Denied(_) => grant,
+                    });
+                    SendOutcome::Accepted { message_id, limits, grant, at }
+                }
+                Some((_, not)) => SendOutcome::NotQueued(*not),
+                None => SendOutcome::NotQueued(Queued::No),
+            },
+            SendOutcome::Denied { .. } if missing.contains(user.as_str()) => {
+                SendOutcome::NotQueued(Queued::No)
+            }
+            other => other,
+        };
+        let outcomes = outcomes.into_iter().zip(users.iter().copied()).map(recount).collect();
+        for (user, row) in &mut changed {
+            if let Some(recounted) = before.get(user.as_str()) {
+                *row = *recounted;
+            }
+        }
+        let accepted = accepted.into_iter().zip(queued).filter(|(_, queued)| **queued == Queued::Yes);
+        Self { outcomes, changed, accepted: accepted.map(|(accepted, _)| accepted).collect(), users }
+    }
 }
 
 #[cfg(test)]
@@ -223,5 +270,44 @@ mod tests {
         let changed: Vec<_> =
             plan.changed.iter().map(|(user, row)| (user.as_str(), row.current_count)).collect();
         assert_eq!(changed, [("a", 2)]);
+    }
+
+    #[test]
+    fn what_the_broker_did_not_take_does_not_count() {
+        let now = Timestamp::from_seconds(60);
+        let row = Quota::configured(Limits::new(2, 1).unwrap(), now);
+        let mut rows = HashMap::from([("a", row), ("b", row)]);
+        let mut before = rows.clone();
+        let batch = [send("a"), send("a"), send("a"), send("b"), send("b")];
+        let plan = plan(&batch, &mut rows, now, || [7; 10]);
+        let fates = [Queued::No, Queued::Yes, Queued::Unknown, Queued::Yes];
+        let plan = plan.confirmed(&mut before, &fates);
+        assert!(matches!(
+            plan.outcomes[..],
+            [
+                SendOutcome::NotQueued(Queued::No),
+                SendOutcome::Accepted { grant: Grant { remaining: 1, .. }, .. },
+                // Refused for the sake of one that does not count.
+                SendOutcome::NotQueued(Queued::No),
+                SendOutcome::NotQueued(Queued::Unknown),
+                SendOutcome::Accepted { grant: Grant { remaining: 1, .. }, .. },
+            ]
+        ));
+        let mut changed: Vec<_> =
+            plan.changed.iter().map(|(user, row)| (user.as_str(), row.current_count)).collect();
+        changed.sort_unstable();
+        assert_eq!(changed, [("a", 1), ("b", 1)]);
+        assert_eq!(plan.accepted.len(), 2);
+    }
+
+    #[test]
+    fn a_window_that_nothing_was_counted_in_does_not_begin() {
+        let before = Quota::configured(Limits::new(2, 1).unwrap(), Timestamp::EPOCH);
+        let now = Timestamp::from_seconds(60);
+        let mut rows = HashMap::from([("a", before)]);
+        let mut loaded = rows.clone();
+        let batch = [send("a")];
+        let plan = plan(&batch, &mut rows, now, || [7; 10]).confirmed(&mut loaded, &[Queued::No]);
+        assert_eq!(plan.changed[0].1, before);
     }
 }

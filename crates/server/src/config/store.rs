@@ -1,9 +1,15 @@
 //! Which engines hold the state.
 
+use std::time::Duration;
+
+use weir_queue::kafka::Brokers;
 use weir_store_postgres::Target;
 
-use super::parse::count;
+use super::parse::{count, duration};
 use super::source::{Reader, SettingError};
+
+/// What is left of the API's timeout after it is enough for the rows to be locked and saved.
+const KAFKA_TIMEOUT_MAX: Duration = Duration::from_millis(1_500);
 
 /// Which engines hold the state.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -12,6 +18,14 @@ pub struct StoreSettings {
     pub engine: EngineChoice,
     /// `cache`: what stands before it on hot paths.
     pub cache: CacheChoice,
+    /// `broker`: what carries messages.
+    pub broker: BrokerChoice,
+    /// `kafka.timeout`: how long Kafka may take to confirm a batch.
+    pub kafka_timeout: Duration,
+    /// `kafka.group`: the senders that share the messages.
+    pub kafka_group: String,
+    /// `kafka.partitions`: of topics that Weir makes.
+    pub kafka_partitions: usize,
     /// `postgres.connections`: the most connections this process makes.
     pub postgres_connections: usize,
 }
@@ -42,6 +56,24 @@ impl EngineChoice {
         match text {
             "embedded" => Some(Self::Embedded),
             url => url.parse().ok().map(|target| Self::Postgres(Box::new(target))),
+        }
+    }
+}
+
+/// What carries messages.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum BrokerChoice {
+    /// The store's own queue.
+    Embedded,
+    /// Kafka.
+    Kafka(Brokers),
+}
+
+impl BrokerChoice {
+    fn parse(text: &str) -> Option<Self> {
+        match text {
+            "embedded" => Some(Self::Embedded),
+            url => url.parse().ok().map(Self::Kafka),
         }
     }
 }
@@ -78,13 +110,35 @@ impl CacheChoice {
 
 impl StoreSettings {
     pub(super) fn read(reader: &mut Reader) -> Result<Self, SettingError> {
-        let embedded = |text: &str| (text == "embedded").then_some(());
-        reader.get("broker", (), embedded, "embedded (this version has no other broker)")?;
         let stores = "embedded, or postgres://user:password@host:port/database with sslmode one of disable, prefer, \
                       require, verify-ca, verify-full";
         let caches = "none, redis://[user:password@]host[:port][/database], rediss://… for TLS (with \
                       ?sslrootcert=FILE to trust other authorities than the system's), or redis+cluster://a,b,c";
         Ok(Self {
+            broker: reader.get(
+                "broker",
+                BrokerChoice::Embedded,
+                BrokerChoice::parse,
+                "embedded, or kafka://host:port[,host:port]",
+            )?,
+            kafka_timeout: reader.get(
+                "kafka.timeout",
+                Duration::from_secs(1),
+                |text| duration(text).filter(|timeout| *timeout <= KAFKA_TIMEOUT_MAX),
+                "a duration from 1ms to 1500ms (a call has 2s)",
+            )?,
+            kafka_group: reader.get(
+                "kafka.group",
+                "weir-sender".to_owned(),
+                |text| (1..=249).contains(&text.len()).then(|| text.to_owned()),
+                "the name of a consumer group, 1 to 249 characters",
+            )?,
+            kafka_partitions: reader.get(
+                "kafka.partitions",
+                12,
+                count(10_000),
+                "a number of partitions from 1 to 10000",
+            )?,
             cache: reader.get("cache", CacheChoice::None, CacheChoice::parse, caches)?,
             engine: reader.get("store", EngineChoice::Embedded, EngineChoice::parse, stores)?,
             postgres_connections: reader.get(

@@ -98,7 +98,7 @@ fn secrets_are_never_repeated() {
     for (name, value) in [
         ("WEIR_ADMIN_KEY", "hunter2"),
         ("WEIR_JWT_SECRET", "hunter2"),
-        ("WEIR_CACHE", "redis://:hunter2@h"),
+        ("WEIR_CACHE", "redis://:hunter2@h/nowhere"),
         ("WEIR_BROKER", "kafka://u:hunter2@h"),
         ("WEIR_STORE", "mysql://u:hunter2@h/d"),
         ("WEIR_STORE", "postgres://u:hunter2@h/d?sslmode=perhaps"),

@@ -47,14 +47,18 @@ impl Health {
         {
             return checks.clone();
         }
-        let Engines { store, redis, .. } = &self.engines;
+        let Engines { store, redis, kafka, .. } = &self.engines;
         let redis = async {
             let redis = redis.as_ref()?;
             Some(check(weir_store_redis::ENGINE, redis.ping()).await)
         };
+        let kafka = async {
+            let kafka = kafka.as_ref()?;
+            Some(check(weir_queue::kafka::ENGINE, async { kafka.ping().await.is_ok() }).await)
+        };
         let store = check(store.name(), async { store.ping().await.is_ok() });
-        let (store, redis) = tokio::join!(store, redis);
-        let checks: Checks = [Some(store), redis].into_iter().flatten().collect();
+        let (store, redis, kafka) = tokio::join!(store, redis, kafka);
+        let checks: Checks = [Some(store), redis, kafka].into_iter().flatten().collect();
         *last = Some((Instant::now(), checks.clone()));
         checks
     }
