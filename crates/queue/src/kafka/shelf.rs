@@ -105,6 +105,8 @@ impl Shelf {
         if let Some(out) = &mut self.out {
             out.entries.retain(|entry| entry.partition() != partition);
         }
+        // Nothing is out any more, so nobody has to be waited for.
+        self.out.take_if(|out| out.entries.is_empty());
         self.count_bytes();
     }
 
@@ -424,6 +426,30 @@ mod tests {
         assert!(!settle(&mut shelf, &claim, &Settlement { done, ..Settlement::default() }, now));
         assert_eq!(shelf.uncommitted(), [(1, 3)], "the other partition is settled all the same");
         assert_eq!(positions(&shelf.claim(6, now, now + MINUTE)), [(0, 5)]);
+    }
+
+    #[test]
+    fn a_claim_that_lost_all_its_partitions_is_not_waited_for() {
+        let (mut shelf, now) = (shelf(), Instant::now());
+        let late = shelf.claim(6, now, now + MINUTE);
+        shelf.revoke([0, 1]);
+        shelf.assign([1]);
+        shelf.put([entry(1, 0)]);
+        let again = shelf.claim(6, now, now + MINUTE);
+        assert_eq!(positions(&again), [(1, 0)]);
+        assert!(!settle(
+            &mut shelf,
+            &late,
+            &Settlement { done: vec![at(1, 0)], ..Settlement::default() },
+            now
+        ));
+        assert!(settle(
+            &mut shelf,
+            &again,
+            &Settlement { done: vec![at(1, 0)], ..Settlement::default() },
+            now
+        ));
+        assert_eq!(shelf.uncommitted(), [(1, 1)]);
     }
 
     #[test]

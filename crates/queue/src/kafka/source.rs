@@ -6,8 +6,11 @@
 //! committed again with the next ones or a second later.
 //!
 //! Partitions are assigned cooperatively: who joins or leaves the group takes only the partitions that move out of
-//! their owners' hands, and the rest go on. A partition is given up only when what is out of it is settled, or
-//! [`REVOKE_PATIENCE`] has passed.
+//! their owners' hands, and the rest go on. A partition is given up only when what is out of it is settled, or after
+//! a few seconds.
+
+mod group;
+mod poll;
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,32 +18,21 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
-use rdkafka::config::{ClientConfig, FromClientConfigAndContext, RDKafkaLogLevel};
-use rdkafka::consumer::{BaseConsumer, CommitMode, Consumer as _, ConsumerContext, Rebalance};
+use rdkafka::config::{ClientConfig, FromClientConfigAndContext};
+use rdkafka::consumer::{BaseConsumer, CommitMode, Consumer as _};
 use rdkafka::error::{KafkaError, KafkaResult, RDKafkaErrorCode};
-use rdkafka::message::BorrowedMessage;
 use rdkafka::topic_partition_list::{Offset, TopicPartitionList};
-use rdkafka::{ClientContext, Message as _};
 use tokio::sync::Notify;
 use weir_store::{Error, Result};
 
+use self::group::Context;
 use super::shelf::{Burial, Entry, Limits, Shelf};
-use super::{Brokers, ENGINE, client_config, dead_letter_topic, error, log};
+use super::{Brokers, ENGINE, client_config, dead_letter_topic, error};
 use crate::publish::{Event, Fate, Publisher};
-use crate::{Claim, Message, Position, Receipt, Settlement, Source};
+use crate::{Claim, Position, Receipt, Settlement, Source};
 
-/// How long a poll waits for messages; a stop is noticed as fast.
-const POLL: Duration = Duration::from_millis(100);
-/// How many messages are taken from librdkafka before they are put onto the shelf together.
-const POLL_MESSAGES_MAX: usize = 256;
-/// How long a full shelf is waited for before fetching is paused and the group is told that somebody is there.
-const FULL_PATIENCE: Duration = Duration::from_secs(2);
-/// How long a partition that is taken away waits for what is out of it.
-const REVOKE_PATIENCE: Duration = Duration::from_secs(5);
 /// How long a commit may take.
 const COMMIT_PATIENCE: Duration = Duration::from_secs(5);
-/// The pause before offsets are committed again by themselves.
-const COMMIT_AGAIN: Duration = Duration::from_secs(1);
 /// How much is held at most.
 const LIMITS: Limits = Limits { messages_max: 4_096, bytes_max: 16 * 1024 * 1024 };
 
@@ -327,105 +319,6 @@ impl Shared {
         drop(state);
         self.changed.notify_all();
     }
-
-    /// Polls until the source is closed, then leaves the group.
-    fn run(&self, consumer: Arc<Consumer>) {
-        let (mut paused, mut committed_at) = (false, Instant::now());
-        while !self.is_ending() {
-            let full = self.wait_for_room(if paused { POLL } else { FULL_PATIENCE });
-            if full || paused {
-                paused = full;
-                pause(&consumer, paused);
-            }
-            // A paused consumer yields no messages but still has to be seen.
-            self.fetch(&consumer, if paused { Duration::ZERO } else { POLL });
-            if committed_at.elapsed() > COMMIT_AGAIN {
-                committed_at = Instant::now();
-                self.commit_again(&consumer);
-            }
-        }
-        self.state().consumer = None;
-        // A commit may still hold it, for as long as librdkafka lets it.
-        let mut last = consumer;
-        let consumer = loop {
-            match Arc::try_unwrap(last) {
-                Ok(consumer) => break consumer,
-                Err(shared) => last = shared,
-            }
-            let state = self.state();
-            drop(self.changed.wait_timeout(state, POLL));
-        };
-        drop(consumer);
-        // For whoever waits already, and for whoever is about to.
-        self.closed.notify_one();
-    }
-
-    /// Waits until the shelf has room; true when it is still full.
-    fn wait_for_room(&self, at_most: Duration) -> bool {
-        let full = |state: &mut State| state.shelf.is_full() && !self.is_ending();
-        let waited = self.changed.wait_timeout_while(self.state(), at_most, full);
-        waited.unwrap_or_else(PoisonError::into_inner).0.shelf.is_full()
-    }
-
-    /// Takes what is there, and puts it onto the shelf.
-    fn fetch(&self, consumer: &Consumer, at_most: Duration) {
-        let mut fetched = Vec::new();
-        let mut timeout = at_most;
-        // A rebalance ends the loop, so nothing is put onto the shelf under a later assignment than it was read under.
-        while fetched.len() < POLL_MESSAGES_MAX
-            && let Some(polled) = consumer.poll(timeout)
-        {
-            timeout = Duration::ZERO;
-            match polled {
-                Ok(message) => fetched.extend(entry(&message)),
-                Err(cause) => self.tell(&cause),
-            }
-        }
-        if fetched.is_empty() {
-            return;
-        }
-        let mut state = self.state();
-        if !std::mem::replace(&mut state.reachable, true) {
-            tracing::info!(target: "weir::kafka", topic = self.topic, "messages come in again");
-        }
-        state.shelf.put(fetched);
-        drop(state);
-        self.bell.notify_one();
-    }
-
-    /// Tells once that something is wrong; librdkafka tries again by itself.
-    fn tell(&self, cause: &KafkaError) {
-        // One broker of several: when it was the last, another error says so.
-        let minor = cause.rdkafka_error_code() == Some(RDKafkaErrorCode::BrokerTransportFailure);
-        if !minor && std::mem::replace(&mut self.state().reachable, false) {
-            tracing::warn!(target: "weir::kafka", topic = self.topic, error = %cause, "no messages can be read for now");
-        } else {
-            tracing::debug!(target: "weir::kafka", topic = self.topic, error = %cause, "still no messages can be read");
-        }
-    }
-
-    /// Commits what an earlier commit failed to, without waiting for it.
-    fn commit_again(&self, consumer: &Consumer) {
-        let offsets = {
-            let state = self.state();
-            if state.committing { Vec::new() } else { state.shelf.uncommitted() }
-        };
-        if !offsets.is_empty()
-            && let Err(error) =
-                list(&self.topic, &offsets).and_then(|offsets| consumer.commit(&offsets, CommitMode::Async))
-        {
-            tracing::debug!(target: "weir::kafka", topic = self.topic, %error, "offsets are not committed yet");
-        }
-    }
-}
-
-/// Stops or resumes fetching.
-fn pause(consumer: &Consumer, pause: bool) {
-    let assigned = consumer.assignment();
-    let done = assigned.and_then(|all| if pause { consumer.pause(&all) } else { consumer.resume(&all) });
-    if let Err(error) = done {
-        tracing::debug!(target: "weir::kafka", %error, pause, "cannot stop or resume fetching");
-    }
 }
 
 /// The group is about to settle who has what, and takes no commits meanwhile.
@@ -446,102 +339,4 @@ fn list(topic: &str, offsets: &[(u16, i64)]) -> KafkaResult<TopicPartitionList> 
         list.add_partition_offset(topic, i32::from(*partition), Offset::Offset(*offset))?;
     }
     Ok(list)
-}
-
-fn entry(message: &BorrowedMessage<'_>) -> Option<Entry> {
-    // No topic has so many partitions.
-    let shard = u16::try_from(message.partition()).ok()?;
-    let key = message.key().unwrap_or_default();
-    let message = Message {
-        position: Position { shard, id: message.offset() },
-        key: String::from_utf8_lossy(key).into_owned(),
-        payload: message.payload().unwrap_or_default().to_vec(),
-        attempts: 0,
-    };
-    Some(Entry { message, key: key.to_vec() })
-}
-
-/// What librdkafka calls back, on the thread that polls.
-struct Context {
-    shared: Arc<Shared>,
-}
-
-impl ClientContext for Context {
-    fn log(&self, level: RDKafkaLogLevel, facility: &str, line: &str) {
-        log::line(level, facility, line);
-    }
-
-    fn error(&self, error: KafkaError, reason: &str) {
-        // The poll returns it as well, and tells.
-        tracing::debug!(target: "weir::kafka", %error, reason, "the consumer reports an error");
-    }
-}
-
-impl ConsumerContext for Context {
-    fn pre_rebalance(&self, consumer: &Consumer, rebalance: &Rebalance<'_>) {
-        match rebalance {
-            Rebalance::Assign(list) => {
-                let partitions = partitions(list);
-                tracing::debug!(target: "weir::kafka", topic = self.shared.topic, ?partitions, "assigned");
-                self.shared.state().shelf.assign(partitions);
-            }
-            Rebalance::Revoke(list) => {
-                let (partitions, lost) = (partitions(list), consumer.assignment_lost());
-                tracing::debug!(target: "weir::kafka", topic = self.shared.topic, ?partitions, lost, "given up");
-                if !lost {
-                    self.finish(&partitions, consumer);
-                }
-                self.shared.state().shelf.revoke(partitions);
-            }
-            Rebalance::Error(error) => {
-                tracing::warn!(target: "weir::kafka", topic = self.shared.topic, %error, "a rebalance failed");
-            }
-        }
-    }
-
-    fn commit_callback(&self, result: KafkaResult<()>, offsets: &TopicPartitionList) {
-        if let Err(error) = result {
-            tracing::debug!(target: "weir::kafka", topic = self.shared.topic, %error, "offsets are not committed yet");
-            return;
-        }
-        let elements = offsets.elements();
-        let committed = elements.iter().filter(|element| element.error().is_ok());
-        let committed: Vec<(u16, i64)> = committed
-            .filter_map(|element| {
-                Some((u16::try_from(element.partition()).ok()?, element.offset().to_raw()?))
-            })
-            .collect();
-        self.shared.state().shelf.committed(&committed);
-    }
-}
-
-impl Context {
-    /// Waits for what is out of these partitions, and commits what is settled of them.
-    fn finish(&self, partitions: &[u16], consumer: &Consumer) {
-        let busy = |state: &mut State| {
-            let out = state.committing || state.shelf.is_out(partitions, Instant::now());
-            out && !self.shared.is_ending()
-        };
-        let waited = self.shared.changed.wait_timeout_while(self.shared.state(), REVOKE_PATIENCE, busy);
-        let (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
-        let mut offsets = state.shelf.uncommitted();
-        let stuck = state.committing;
-        drop(state);
-        offsets.retain(|(partition, _)| partitions.contains(partition));
-        if !offsets.is_empty()
-            && !stuck
-            && let Err(error) = list(&self.shared.topic, &offsets)
-                .and_then(|offsets| consumer.commit(&offsets, CommitMode::Sync))
-        {
-            tracing::warn!(
-                target: "weir::kafka", topic = self.shared.topic, %error,
-                "some messages were delivered and could not be committed; they will be delivered again"
-            );
-        }
-    }
-}
-
-fn partitions(list: &TopicPartitionList) -> Vec<u16> {
-    let elements = list.elements();
-    elements.iter().filter_map(|element| u16::try_from(element.partition()).ok()).collect()
 }

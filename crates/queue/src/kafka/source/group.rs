@@ -1,0 +1,101 @@
+//! What librdkafka calls back, on the thread that polls: partitions come and go, commits are confirmed.
+
+use std::sync::{Arc, PoisonError};
+use std::time::{Duration, Instant};
+
+use rdkafka::ClientContext;
+use rdkafka::config::RDKafkaLogLevel;
+use rdkafka::consumer::{CommitMode, Consumer as _, ConsumerContext, Rebalance};
+use rdkafka::error::{KafkaError, KafkaResult};
+use rdkafka::topic_partition_list::TopicPartitionList;
+
+use super::{Consumer, Shared, State, list};
+use crate::kafka::log;
+
+/// How long a partition that is taken away waits for what is out of it.
+const REVOKE_PATIENCE: Duration = Duration::from_secs(5);
+
+/// One member of the group.
+pub(super) struct Context {
+    pub(super) shared: Arc<Shared>,
+}
+
+impl ClientContext for Context {
+    fn log(&self, level: RDKafkaLogLevel, facility: &str, line: &str) {
+        log::line(level, facility, line);
+    }
+
+    fn error(&self, error: KafkaError, reason: &str) {
+        // The poll returns it as well, and tells.
+        tracing::debug!(target: "weir::kafka", %error, reason, "the consumer reports an error");
+    }
+}
+
+impl ConsumerContext for Context {
+    fn pre_rebalance(&self, consumer: &Consumer, rebalance: &Rebalance<'_>) {
+        match rebalance {
+            Rebalance::Assign(list) => {
+                let partitions = partitions(list);
+                tracing::debug!(target: "weir::kafka", topic = self.shared.topic, ?partitions, "assigned");
+                self.shared.state().shelf.assign(partitions);
+            }
+            Rebalance::Revoke(list) => {
+                let (partitions, lost) = (partitions(list), consumer.assignment_lost());
+                tracing::debug!(target: "weir::kafka", topic = self.shared.topic, ?partitions, lost, "given up");
+                if !lost {
+                    self.finish(&partitions, consumer);
+                }
+                self.shared.state().shelf.revoke(partitions);
+            }
+            Rebalance::Error(error) => {
+                tracing::warn!(target: "weir::kafka", topic = self.shared.topic, %error, "a rebalance failed");
+            }
+        }
+    }
+
+    fn commit_callback(&self, result: KafkaResult<()>, offsets: &TopicPartitionList) {
+        if let Err(error) = result {
+            tracing::debug!(target: "weir::kafka", topic = self.shared.topic, %error, "offsets are not committed yet");
+            return;
+        }
+        let elements = offsets.elements();
+        let committed = elements.iter().filter(|element| element.error().is_ok());
+        let committed: Vec<(u16, i64)> = committed
+            .filter_map(|element| {
+                Some((u16::try_from(element.partition()).ok()?, element.offset().to_raw()?))
+            })
+            .collect();
+        self.shared.state().shelf.committed(&committed);
+    }
+}
+
+impl Context {
+    /// Waits for what is out of these partitions, and commits what is settled of them.
+    fn finish(&self, partitions: &[u16], consumer: &Consumer) {
+        let busy = |state: &mut State| {
+            let out = state.committing || state.shelf.is_out(partitions, Instant::now());
+            out && !self.shared.is_ending()
+        };
+        let waited = self.shared.changed.wait_timeout_while(self.shared.state(), REVOKE_PATIENCE, busy);
+        let (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        let mut offsets = state.shelf.uncommitted();
+        let stuck = state.committing;
+        drop(state);
+        offsets.retain(|(partition, _)| partitions.contains(partition));
+        if !offsets.is_empty()
+            && !stuck
+            && let Err(error) = list(&self.shared.topic, &offsets)
+                .and_then(|offsets| consumer.commit(&offsets, CommitMode::Sync))
+        {
+            tracing::warn!(
+                target: "weir::kafka", topic = self.shared.topic, %error,
+                "some messages were delivered and could not be committed; they will be delivered again"
+            );
+        }
+    }
+}
+
+fn partitions(list: &TopicPartitionList) -> Vec<u16> {
+    let elements = list.elements();
+    elements.iter().filter_map(|element| u16::try_from(element.partition()).ok()).collect()
+}

@@ -1,0 +1,135 @@
+//! The thread that polls: fetches ahead onto the shelf, and makes up for commits that failed.
+
+use std::sync::{Arc, PoisonError};
+use std::time::{Duration, Instant};
+
+use rdkafka::Message as _;
+use rdkafka::consumer::{CommitMode, Consumer as _};
+use rdkafka::error::{KafkaError, RDKafkaErrorCode};
+use rdkafka::message::BorrowedMessage;
+
+use super::{Consumer, Entry, Shared, State, list};
+use crate::{Message, Position};
+
+/// How long a poll waits for messages; a stop is noticed as fast.
+const POLL: Duration = Duration::from_millis(100);
+/// How many messages are taken from librdkafka before they are put onto the shelf together.
+const POLL_MESSAGES_MAX: usize = 256;
+/// How long a full shelf is waited for before fetching is paused and the group is told that somebody is there.
+const FULL_PATIENCE: Duration = Duration::from_secs(2);
+/// The pause before offsets are committed again by themselves.
+const COMMIT_AGAIN: Duration = Duration::from_secs(1);
+
+impl Shared {
+    /// Polls until the source is closed, then leaves the group.
+    pub(super) fn run(&self, consumer: Arc<Consumer>) {
+        let (mut paused, mut committed_at) = (false, Instant::now());
+        while !self.is_ending() {
+            let full = self.wait_for_room(if paused { POLL } else { FULL_PATIENCE });
+            if full || paused {
+                paused = full;
+                pause(&consumer, paused);
+            }
+            // A paused consumer yields no messages but still has to be seen.
+            self.fetch(&consumer, if paused { Duration::ZERO } else { POLL });
+            if committed_at.elapsed() > COMMIT_AGAIN {
+                committed_at = Instant::now();
+                self.commit_again(&consumer);
+            }
+        }
+        self.state().consumer = None;
+        // A commit may still hold it, for as long as librdkafka lets it.
+        let mut last = consumer;
+        let consumer = loop {
+            match Arc::try_unwrap(last) {
+                Ok(consumer) => break consumer,
+                Err(shared) => last = shared,
+            }
+            let state = self.state();
+            drop(self.changed.wait_timeout(state, POLL));
+        };
+        drop(consumer);
+        // For whoever waits already, and for whoever is about to.
+        self.closed.notify_one();
+    }
+
+    /// Waits until the shelf has room; true when it is still full.
+    fn wait_for_room(&self, at_most: Duration) -> bool {
+        let full = |state: &mut State| state.shelf.is_full() && !self.is_ending();
+        let waited = self.changed.wait_timeout_while(self.state(), at_most, full);
+        waited.unwrap_or_else(PoisonError::into_inner).0.shelf.is_full()
+    }
+
+    /// Takes what is there, and puts it onto the shelf.
+    fn fetch(&self, consumer: &Consumer, at_most: Duration) {
+        let mut fetched = Vec::new();
+        let mut timeout = at_most;
+        // A rebalance ends the loop, so nothing is put onto the shelf under a later assignment than it was read under.
+        while fetched.len() < POLL_MESSAGES_MAX
+            && let Some(polled) = consumer.poll(timeout)
+        {
+            timeout = Duration::ZERO;
+            match polled {
+                Ok(message) => fetched.extend(entry(&message)),
+                Err(cause) => self.tell(&cause),
+            }
+        }
+        if fetched.is_empty() {
+            return;
+        }
+        let mut state = self.state();
+        if !std::mem::replace(&mut state.reachable, true) {
+            tracing::info!(target: "weir::kafka", topic = self.topic, "messages come in again");
+        }
+        state.shelf.put(fetched);
+        drop(state);
+        self.bell.notify_one();
+    }
+
+    /// Tells once that something is wrong; librdkafka tries again by itself.
+    fn tell(&self, cause: &KafkaError) {
+        // One broker of several: when it was the last, another error says so.
+        let minor = cause.rdkafka_error_code() == Some(RDKafkaErrorCode::BrokerTransportFailure);
+        if !minor && std::mem::replace(&mut self.state().reachable, false) {
+            tracing::warn!(target: "weir::kafka", topic = self.topic, error = %cause, "no messages can be read for now");
+        } else {
+            tracing::debug!(target: "weir::kafka", topic = self.topic, error = %cause, "still no messages can be read");
+        }
+    }
+
+    /// Commits what an earlier commit failed to, without waiting for it.
+    fn commit_again(&self, consumer: &Consumer) {
+        let offsets = {
+            let state = self.state();
+            if state.committing { Vec::new() } else { state.shelf.uncommitted() }
+        };
+        if !offsets.is_empty()
+            && let Err(error) =
+                list(&self.topic, &offsets).and_then(|offsets| consumer.commit(&offsets, CommitMode::Async))
+        {
+            tracing::debug!(target: "weir::kafka", topic = self.topic, %error, "offsets are not committed yet");
+        }
+    }
+}
+
+/// Stops or resumes fetching.
+fn pause(consumer: &Consumer, pause: bool) {
+    let assigned = consumer.assignment();
+    let done = assigned.and_then(|all| if pause { consumer.pause(&all) } else { consumer.resume(&all) });
+    if let Err(error) = done {
+        tracing::debug!(target: "weir::kafka", %error, pause, "cannot stop or resume fetching");
+    }
+}
+
+fn entry(message: &BorrowedMessage<'_>) -> Option<Entry> {
+    // No topic has so many partitions.
+    let shard = u16::try_from(message.partition()).ok()?;
+    let key = message.key().unwrap_or_default();
+    let message = Message {
+        position: Position { shard, id: message.offset() },
+        key: String::from_utf8_lossy(key).into_owned(),
+        payload: message.payload().unwrap_or_default().to_vec(),
+        attempts: 0,
+    };
+    Some(Entry { message, key: key.to_vec() })
+}
