@@ -1,16 +1,20 @@
 //! What tests start with: a running server on the engine they name, and callers for it.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
 use serde_json::{Value, json};
 use weir_core::{Clock, ManualClock, Timestamp};
+use weir_queue::kafka::{Brokers, KafkaPublisher, KafkaSource, PublisherSettings, SourceSettings};
+use weir_queue::publish::{Event, Publisher};
+use weir_queue::{Settlement, Source};
 use weir_server::Server;
 use weir_server::config::Settings;
 use weir_server::config::source::Sources;
 use weir_testkit::history::Tally;
 use weir_testkit::http::Client;
+use weir_testkit::kafka::Broker;
 use weir_testkit::postgres::{self, Database};
 use weir_testkit::process::{Builder, Weir};
 use weir_testkit::wait;
@@ -181,4 +185,39 @@ pub(crate) fn deliveries(weir: &Weir) -> Vec<(String, String)> {
         .map(|line| serde_json::from_str::<Value>(&line).expect("a JSON log line"))
         .map(|line| (field(&line, "user_id"), field(&line, "payload")))
         .collect()
+}
+
+fn brokers(broker: &Broker) -> Brokers {
+    broker.url().parse().expect("a Kafka URL")
+}
+
+/// Puts an event on a topic that Weir did not write.
+pub(crate) async fn produce(broker: &Broker, topic: &str, key: &str, payload: &str) {
+    let publisher =
+        KafkaPublisher::open(&brokers(broker), PublisherSettings::default()).expect("a publisher");
+    wait::until("the event is on the topic", PATIENCE, async || {
+        publisher.publish(topic, vec![Event::new(key, payload.into())]).await[0].is_confirmed()
+    })
+    .await;
+}
+
+/// The first events of a topic, as (key, payload).
+pub(crate) async fn consume(broker: &Broker, topic: &str, count: usize) -> Vec<(String, String)> {
+    let graves = KafkaPublisher::open(&brokers(broker), PublisherSettings::default()).expect("a publisher");
+    let settings = SourceSettings { group: "reader".to_owned(), ..SourceSettings::default() };
+    let source = KafkaSource::open(&brokers(broker), topic, &settings, Arc::new(graves)).expect("a source");
+    let mut events = Vec::new();
+    let deadline = Instant::now() + PATIENCE;
+    while events.len() < count && Instant::now() < deadline {
+        source.wait(topic, Duration::from_millis(100)).await;
+        let claim = source.claim(topic, 100, PATIENCE).await.expect("a claim");
+        let done = claim.messages.iter().map(|message| message.position).collect();
+        let text = |payload: &[u8]| String::from_utf8_lossy(payload).into_owned();
+        events.extend(claim.messages.iter().map(|message| (message.key.clone(), text(&message.payload))));
+        if !claim.messages.is_empty() {
+            let settlement = Settlement { done, ..Settlement::default() };
+            source.settle(&claim.receipt, settlement).await.expect("a settlement");
+        }
+    }
+    events
 }

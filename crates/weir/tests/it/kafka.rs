@@ -1,0 +1,291 @@
+//! Quota with Kafka: what the brokers confirm counts, what they do not is 503; the sender delivers from a group.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use futures_util::future::join_all;
+use serde_json::json;
+use weir_testkit::http::{Client, Response};
+use weir_testkit::kafka::Broker;
+use weir_testkit::postgres::{self, Database};
+use weir_testkit::process::{Builder, Weir};
+use weir_testkit::redis::{Options, Server};
+use weir_testkit::{skip, wait};
+
+use crate::given::{PATIENCE, configure, deliveries, message, send_in_parallel, weir};
+
+/// The contract's bound: 2 s for the API, and room for a busy machine.
+const ANSWER_WITHIN: Duration = Duration::from_secs(3);
+
+fn skipped() -> bool {
+    skip("postgres") || skip("kafka")
+}
+
+/// A server that accepts and one that delivers.
+struct Pair {
+    database: Database,
+    gateway: Weir,
+    sender: Weir,
+    client: Client,
+}
+
+/// A consumer group of the test's own, so that tests can share a broker. They share its topic too: each test looks at
+/// its own users alone.
+fn on(database: &Database, broker: &str, group: &str, roles: &str) -> Builder {
+    weir()
+        .env("WEIR_STORE", database.url())
+        .env("WEIR_BROKER", broker)
+        .env("WEIR_KAFKA_GROUP", group)
+        .env("WEIR_ROLES", roles)
+}
+
+impl Pair {
+    async fn start(broker: &str, group: &str) -> Self {
+        let database = postgres::Server::shared().database("kafka").await;
+        let (gateway, sender) = tokio::join!(
+            on(&database, broker, group, "api").spawn(),
+            on(&database, broker, group, "sender").spawn()
+        );
+        let client = Client::new(gateway.base_url());
+        is_healthy(&client).await;
+        Self { database, gateway, sender, client }
+    }
+
+    async fn stored(&self, user: &str) -> u32 {
+        let select = format!("SELECT current_count::text FROM rate_limit_store WHERE user_id = '{user}'");
+        self.database.query_strings(&select).await[0][0].as_deref().unwrap().parse().unwrap()
+    }
+}
+
+async fn is_healthy(client: &Client) {
+    wait::until("health is good", PATIENCE, async || client.get("/health").await.unwrap().status == 200)
+        .await;
+}
+
+async fn send(client: &Client, user: &str, text: &str) -> Response {
+    let started = Instant::now();
+    let response = client.post("/api/send", &message(user, text)).await.expect("an answer");
+    assert!(started.elapsed() < ANSWER_WITHIN, "an answer took {:?}", started.elapsed());
+    response
+}
+
+/// The messages of one user in the order in which these servers delivered them.
+fn delivered(weir: &Weir, user: &str) -> Vec<String> {
+    deliveries(weir).into_iter().filter(|(name, _)| name == user).map(|(_, text)| text).collect()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn accepted_messages_are_delivered_in_order_and_400_parallel_sends_stop_at_50() {
+    if skipped() {
+        return;
+    }
+    let pair = Pair::start(&Broker::shared().url(), "order").await;
+    let users: Vec<String> = (0..5).map(|n| format!("order-{n}")).collect();
+    for user in &users {
+        configure(&pair.client, user, 30, 60).await;
+    }
+    for n in 0..30 {
+        let text = format!("m{n}");
+        let sends = users.iter().map(|user| send(&pair.client, user, &text));
+        assert!(join_all(sends).await.iter().all(|response| response.status == 200));
+    }
+    let expected: Vec<String> = (0..30).map(|n| format!("m{n}")).collect();
+    for user in &users {
+        wait::until("every message is delivered", PATIENCE, async || {
+            delivered(&pair.sender, user).len() >= 30
+        })
+        .await;
+        assert_eq!(delivered(&pair.sender, user), expected);
+        assert_eq!(pair.stored(user).await, 30);
+    }
+    assert!(deliveries(&pair.gateway).is_empty(), "the gateway delivers nothing itself");
+    configure(&pair.client, "order-many", 50, 60).await;
+    let tally = send_in_parallel(std::slice::from_ref(&pair.client), "order-many", 400).await;
+    tally.expect(200, 50);
+    tally.expect(429, 350);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_broker_that_is_gone_is_503_counts_nothing_and_is_noticed_when_it_is_back() {
+    if skipped() {
+        return;
+    }
+    let mut broker = Broker::private();
+    let pair = Pair::start(&broker.url(), "gone").await;
+    configure(&pair.client, "gone", 100, 60).await;
+    assert_eq!(send(&pair.client, "gone", "before").await.status, 200);
+    broker.stop().await;
+    for _ in 0..5 {
+        let response = send(&pair.client, "gone", "during").await;
+        assert_eq!(response.status, 503, "{:?}", response.body);
+        assert_eq!(response.json()["code"], "DEPENDENCY_UNAVAILABLE");
+        assert!(response.header("retry-after").is_some());
+    }
+    assert_eq!(pair.stored("gone").await, 1, "what was not confirmed does not count");
+    wait::until("health tells", PATIENCE, async || {
+        let health = pair.client.get("/health").await.unwrap();
+        health.status == 503 && health.json()["data"]["checks"]["kafka"]["status"] == "down"
+    })
+    .await;
+    broker.start().await;
+    wait::until("service is back without a restart", PATIENCE, async || {
+        send(&pair.client, "gone", "after").await.status == 200
+    })
+    .await;
+    is_healthy(&pair.client).await;
+    let accepted = pair.stored("gone").await;
+    assert_eq!(send(&pair.client, "gone", "last").await.status, 200);
+    assert_eq!(pair.stored("gone").await, accepted + 1);
+    wait::until("the sender goes on too", PATIENCE, async || {
+        delivered(&pair.sender, "gone").last().is_some_and(|text| text == "last")
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_broken_network_to_kafka_is_503_in_time_and_heals() {
+    if skipped() {
+        return;
+    }
+    let (broker, proxy) = Broker::private_with_proxy().await;
+    let pair = Pair::start(&broker.url_via(proxy.addr()), "network").await;
+    configure(&pair.client, "network", 100_000, 600).await;
+    let heals = async || {
+        wait::until("service is back", PATIENCE, async || {
+            send(&pair.client, "network", "m").await.status == 200
+        })
+        .await;
+    };
+    heals().await;
+    proxy.black_hole();
+    let before = pair.stored("network").await;
+    for _ in 0..3 {
+        assert_eq!(send(&pair.client, "network", "m").await.status, 503);
+    }
+    assert_eq!(pair.stored("network").await, before);
+    proxy.pass();
+    proxy.cut();
+    heals().await;
+    proxy.half_open_after(200);
+    for _ in 0..3 {
+        assert!(matches!(send(&pair.client, "network", "m").await.status, 200 | 503));
+    }
+    proxy.pass();
+    proxy.cut();
+    heals().await;
+    proxy.delay(Duration::from_millis(20));
+    for _ in 0..5 {
+        assert_eq!(send(&pair.client, "network", "m").await.status, 200);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_sender_killed_in_mid_stream_loses_nothing_and_keeps_the_order() {
+    if skipped() {
+        return;
+    }
+    let mut pair = Pair::start(&Broker::shared().url(), "killed").await;
+    let users: Vec<String> = (0..4).map(|n| format!("killed-{n}")).collect();
+    for user in &users {
+        configure(&pair.client, user, 1_000, 60).await;
+    }
+    let mut others = Vec::new();
+    for round in 0..3 {
+        for n in 0..40 {
+            let text = (round * 40 + n).to_string();
+            let sends = users.iter().map(|user| send(&pair.client, user, &text));
+            assert!(join_all(sends).await.iter().all(|response| response.status == 200));
+        }
+        // Killed while it delivers; another member of the group takes over.
+        pair.sender.kill_9();
+        let next = on(&pair.database, &Broker::shared().url(), "killed", "sender").spawn().await;
+        others.push(std::mem::replace(&mut pair.sender, next));
+    }
+    let all = async |user: &str| -> Vec<String> {
+        others.iter().chain([&pair.sender]).flat_map(|weir| delivered(weir, user)).collect()
+    };
+    for user in &users {
+        wait::until("every message is delivered at least once", Duration::from_secs(60), async || {
+            let texts: BTreeMap<String, ()> = all(user).await.into_iter().map(|text| (text, ())).collect();
+            texts.len() == 120
+        })
+        .await;
+        // In order, apart from what is said again from where the last commit was.
+        let numbers: Vec<usize> = all(user).await.iter().map(|text| text.parse().unwrap()).collect();
+        let mut furthest = 0;
+        for number in numbers {
+            assert!(number <= furthest, "{number} came before {furthest}");
+            furthest = furthest.max(number + 1);
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn malformed_events_are_told_kept_on_the_dead_letter_topic_and_skipped() {
+    if skipped() {
+        return;
+    }
+    let broker = Broker::private();
+    let pair = Pair::start(&broker.url(), "malformed").await;
+    configure(&pair.client, "malformed", 10, 60).await;
+    for payload in ["nonsense", "{}", r#"{"messageId":"x"}"#] {
+        crate::given::produce(&broker, "sms-outbound", "malformed", payload).await;
+    }
+    assert_eq!(send(&pair.client, "malformed", "fine").await.status, 200);
+    wait::until("the sender goes on", PATIENCE, async || delivered(&pair.sender, "malformed") == ["fine"])
+        .await;
+    let told = pair.sender.log_lines().into_iter().filter(|line| line.contains("malformed event")).count();
+    assert_eq!(told, 3);
+    let kept = crate::given::consume(&broker, "sms-outbound.dlq", 3).await;
+    let mut payloads: Vec<&str> = kept.iter().map(|(_, payload)| payload.as_str()).collect();
+    payloads.sort_unstable();
+    assert_eq!(payloads, ["nonsense", r#"{"messageId":"x"}"#, "{}"]);
+    assert!(kept.iter().all(|(key, _)| key == "malformed"));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn behind_redis_a_failed_publish_stays_counted() {
+    if skipped() || skip("redis") {
+        return;
+    }
+    let redis = Server::private(&Options { appendonly: false, ..Options::default() });
+    let mut broker = Broker::private();
+    let database = postgres::Server::shared().database("kafka").await;
+    let weir =
+        on(&database, &broker.url(), "behind", "api,sender").env("WEIR_CACHE", redis.url()).spawn().await;
+    let client = Client::new(weir.base_url());
+    is_healthy(&client).await;
+    configure(&client, "behind", 5, 60).await;
+    for n in 0..2 {
+        assert_eq!(send(&client, "behind", &n.to_string()).await.status, 200);
+    }
+    broker.stop().await;
+    assert_eq!(send(&client, "behind", "lost").await.status, 503);
+    broker.start().await;
+    is_healthy(&client).await;
+    let count = client.get("/api/config/behind").await.unwrap().json()["currentCount"].clone();
+    assert_eq!(count, json!(3), "the place is not given back");
+    wait::until("what was accepted is delivered", PATIENCE, async || {
+        delivered(&weir, "behind").starts_with(&["0".to_owned(), "1".to_owned()])
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_embedded_engine_can_publish_too() {
+    if skip("kafka") {
+        return;
+    }
+    let weir =
+        weir().env("WEIR_BROKER", Broker::shared().url()).env("WEIR_KAFKA_GROUP", "embedded").spawn().await;
+    let client = Client::new(weir.base_url());
+    is_healthy(&client).await;
+    configure(&client, "embedded", 2, 60).await;
+    let statuses = [
+        send(&client, "embedded", "a").await.status,
+        send(&client, "embedded", "b").await.status,
+        send(&client, "embedded", "c").await.status,
+    ];
+    assert_eq!(statuses, [200, 200, 429]);
+    wait::until("both are delivered", PATIENCE, async || delivered(&weir, "embedded") == ["a", "b"]).await;
+}
