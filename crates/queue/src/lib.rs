@@ -132,6 +132,8 @@ pub trait Source: Send + Sync + 'static {
     /// Returns when there may be something to claim: at once when this process enqueued something since the last
     /// call, at the latest after `at_most`.
     async fn wait(&self, topic: &str, at_most: Duration);
+    /// Lets others have what this one would still take. Nothing is claimed after it.
+    async fn close(&self) {}
 }
 
 /// A queue of topics that keeps its dead letters and its books, for operators.

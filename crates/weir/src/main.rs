@@ -1,5 +1,6 @@
 //! The `weir` command.
 
+mod health;
 mod serve;
 mod token;
 
@@ -25,6 +26,8 @@ struct Arguments {
 enum Command {
     /// Run the server
     Serve(serve::ServeArgs),
+    /// Say whether a server is ready: exit code 0 when it is
+    Health(health::HealthArgs),
     /// Print a token signed with the server's own secret
     Token(token::TokenArgs),
     /// Measure a server under load
@@ -38,6 +41,7 @@ const EXIT_SETTING: u8 = 2;
 fn main() -> ExitCode {
     let outcome = match Arguments::parse().command {
         Command::Serve(arguments) => serve::run(arguments),
+        Command::Health(arguments) => health::run(&arguments),
         Command::Token(arguments) => token::run(&arguments),
         Command::Bench(command) => bench(command),
     };

@@ -150,13 +150,6 @@ impl KafkaSource {
             .map_err(|cause| Error::failed(ENGINE, cause))?;
         Ok(Self { shared, graves })
     }
-
-    /// Leaves the group, so that others take over at once. What is out is handed out again, there.
-    pub async fn close(self) {
-        let closed = self.shared.closed.notified();
-        self.shared.end();
-        closed.await;
-    }
 }
 
 /// The thread ends by itself and leaves the group.
@@ -188,6 +181,13 @@ impl Source for KafkaSource {
         let committed = self.shared.commit(commit).await;
         failure.map_or(Ok(()), Err)?;
         Ok(committed? && all_held)
+    }
+
+    /// Leaves the group, so that others take over at once. What is out is handed out again, there.
+    async fn close(&self) {
+        let closed = self.shared.closed.notified();
+        self.shared.end();
+        closed.await;
     }
 
     async fn wait(&self, topic: &str, at_most: Duration) {

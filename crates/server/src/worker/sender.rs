@@ -78,6 +78,7 @@ impl Sender {
                 () = closing.cancelled() => {}
             }
         }
+        self.source.close().await;
     }
 
     /// Takes and delivers one batch, and says how many messages it took.

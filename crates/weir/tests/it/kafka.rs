@@ -289,3 +289,22 @@ async fn the_embedded_engine_can_publish_too() {
     assert_eq!(statuses, [200, 200, 429]);
     wait::until("both are delivered", PATIENCE, async || delivered(&weir, "embedded") == ["a", "b"]).await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_sender_that_stops_hands_over_at_once() {
+    if skipped() {
+        return;
+    }
+    let mut pair = Pair::start(&Broker::shared().url(), "handover").await;
+    configure(&pair.client, "handover", 1_000, 60).await;
+    assert_eq!(send(&pair.client, "handover", "first").await.status, 200);
+    wait::until("the first sender delivers", PATIENCE, async || {
+        !delivered(&pair.sender, "handover").is_empty()
+    })
+    .await;
+    let second = on(&pair.database, &Broker::shared().url(), "handover", "sender").spawn().await;
+    pair.sender.terminate();
+    assert!(pair.sender.wait(PATIENCE).await.success());
+    assert_eq!(send(&pair.client, "handover", "second").await.status, 200);
+    wait::until("the other delivers", PATIENCE, async || delivered(&second, "handover") == ["second"]).await;
+}

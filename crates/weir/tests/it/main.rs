@@ -7,6 +7,7 @@ mod bad_input;
 mod crash;
 mod dead_letters;
 mod given;
+mod hot_keys;
 mod kafka;
 mod operations;
 mod outage;

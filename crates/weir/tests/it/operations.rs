@@ -127,3 +127,20 @@ async fn a_cost_a_caller_can_see_is_in_the_document() {
         assert!(headers.get(header).is_some(), "{header}");
     }
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_health_command_says_whether_a_server_is_ready() {
+    let ask = |address: String| {
+        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_weir"));
+        command.args(["health", "--listen", &address]).output().unwrap()
+    };
+    let running = Running::start(Store::Embedded).await;
+    let address = running.weir.addr().to_string();
+    let ready = ask(address.clone());
+    assert!(ready.status.success());
+    assert!(String::from_utf8_lossy(&ready.stdout).contains(&address));
+    drop(running);
+    let gone = ask(address);
+    assert_eq!(gone.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&gone.stderr).contains("no server answers"));
+}

@@ -137,21 +137,6 @@ async fn two_servers_on_one_postgres_share_one_limit() {
     assert_eq!(clients[1].get("/api/config/erin").await.unwrap().json()["currentCount"], 50);
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_new_limit_holds_at_once_on_every_server() {
-    if weir_testkit::skip("postgres") {
-        return;
-    }
-    let first = Running::start(Store::Postgres).await;
-    let second = first.second().await;
-    let (a, b) = (first.client(), Client::new(second.base_url()));
-    configure(&a, "frank", 1, 60).await;
-    assert_eq!(b.post("/api/send", &message("frank", "x")).await.unwrap().status, 200);
-    assert_eq!(a.post("/api/send", &message("frank", "x")).await.unwrap().status, 429);
-    configure(&b, "frank", 1, 60).await;
-    assert_eq!(a.post("/api/send", &message("frank", "x")).await.unwrap().status, 200);
-}
-
 #[tokio::test]
 async fn every_answer_carries_a_request_id() {
     let server = Running::start(Store::Embedded).await;

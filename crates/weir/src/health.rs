@@ -1,0 +1,56 @@
+//! `weir health`: asks a server whether it is ready, for containers and scripts that have no other client.
+
+use std::collections::BTreeMap;
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::Context;
+use clap::Args;
+use weir_server::config::Settings;
+use weir_server::config::source::Sources;
+
+/// How long the server may take for each step.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+#[derive(Debug, Args)]
+#[expect(clippy::doc_markdown, reason = "the comments are the help text people read")]
+pub(crate) struct HealthArgs {
+    /// The address of the server's HTTP API [env: WEIR_LISTEN] [default: 127.0.0.1:8080]
+    #[arg(long, value_name = "ADDRESS")]
+    listen: Option<String>,
+}
+
+pub(crate) fn run(arguments: &HealthArgs) -> anyhow::Result<ExitCode> {
+    let flags: BTreeMap<_, _> =
+        arguments.listen.clone().map(|listen| ("listen", listen)).into_iter().collect();
+    let settings = Settings::read(Sources::from_process(flags)?)?;
+    let address = reachable(settings.process.listen);
+    let answer = ask(address).with_context(|| format!("no server answers on {address}"))?;
+    let ready = answer.split(' ').nth(1) == Some("200");
+    let body = answer.split_once("\r\n\r\n").map_or("", |(_, body)| body);
+    anyhow::ensure!(ready, "the server on {address} is not ready: {body}");
+    writeln!(std::io::stdout(), "ready on {address}")?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// A server that listens everywhere is asked on this machine.
+fn reachable(mut listen: SocketAddr) -> SocketAddr {
+    match listen {
+        SocketAddr::V4(v4) if v4.ip().is_unspecified() => listen.set_ip(Ipv4Addr::LOCALHOST.into()),
+        SocketAddr::V6(v6) if v6.ip().is_unspecified() => listen.set_ip(Ipv6Addr::LOCALHOST.into()),
+        _ => {}
+    }
+    listen
+}
+
+fn ask(address: SocketAddr) -> std::io::Result<String> {
+    let mut stream = TcpStream::connect_timeout(&address, PATIENCE)?;
+    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_write_timeout(Some(PATIENCE))?;
+    write!(stream, "GET /readyz HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n\r\n")?;
+    let mut answer = String::new();
+    stream.take(64 * 1024).read_to_string(&mut answer)?;
+    Ok(answer)
+}
