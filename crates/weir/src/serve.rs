@@ -30,10 +30,10 @@ pub(crate) struct ServeArgs {
     /// "embedded" or a postgres:// URL [env: WEIR_STORE] [default: embedded]
     #[arg(long, value_name = "URL")]
     store: Option<String>,
-    /// What stands before the store on hot paths [env: WEIR_CACHE] [default: none]
+    /// What stands before the store on hot paths: "none" or a redis:// URL [env: WEIR_CACHE] [default: none]
     #[arg(long, value_name = "URL")]
     cache: Option<String>,
-    /// What carries messages [env: WEIR_BROKER] [default: embedded]
+    /// What carries messages: "embedded" or a kafka:// URL [env: WEIR_BROKER] [default: embedded]
     #[arg(long, value_name = "URL")]
     broker: Option<String>,
     /// Any of api, worker, sender, reconciler [env: WEIR_ROLES] [default: all]
