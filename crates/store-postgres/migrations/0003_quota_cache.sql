@@ -1,7 +1,7 @@
 -- How often a cache in front of rate_limit_store was distrusted: servers use nothing that was cached under an earlier
--- number. One row.
+-- number. One row. It starts at random, so that two deployments that share a cache by mistake do not share a number.
 CREATE TABLE quota_cache (
     is_only boolean PRIMARY KEY DEFAULT true CHECK (is_only),
     epoch   bigint  NOT NULL
 );
-INSERT INTO quota_cache (epoch) VALUES (1);
+INSERT INTO quota_cache (epoch) VALUES (1 + floor(random() * 1000000000)::bigint);

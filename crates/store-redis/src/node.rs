@@ -5,7 +5,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, Cmd, ErrorKind, Pipeline, RedisError, RedisResult, Value};
@@ -21,6 +21,8 @@ const CONNECT_TIMEOUT: Duration = Duration::from_millis(500);
 
 const PAUSE_MIN: Duration = Duration::from_millis(50);
 const PAUSE_MAX: Duration = Duration::from_secs(1);
+/// A connection that lasted for so long was no mistake.
+const STEADY_AFTER: Duration = Duration::from_secs(5);
 
 #[derive(Debug)]
 pub(crate) struct Node {
@@ -134,11 +136,23 @@ impl Link {
 
 async fn keep_connected(node: Weak<Node>, target: Target) {
     let mut pause = PAUSE_MIN;
+    let mut connected_at: Option<Instant> = None;
     while let Some(node) = node.upgrade() {
         if node.slot().is_some() {
             // The node may go while nothing is lost: look for that now and then.
             let _ = tokio::time::timeout(PAUSE_MAX, node.lost.notified()).await;
             continue;
+        }
+        match connected_at.take() {
+            Some(at) if at.elapsed() >= STEADY_AFTER => pause = PAUSE_MIN,
+            // It answers and then fails: asking it at once again would only fill the log.
+            Some(_) => {
+                drop(node);
+                tokio::time::sleep(pause).await;
+                pause = (pause * 2).min(PAUSE_MAX);
+                continue;
+            }
+            None => {}
         }
         match tokio::time::timeout(CONNECT_TIMEOUT * 2, node.connect(&target)).await {
             Ok(Ok(link)) => {
@@ -147,7 +161,7 @@ async fn keep_connected(node: Weak<Node>, target: Target) {
                 if node.is_told.swap(false, Ordering::Relaxed) {
                     tracing::info!(address = %node.address, "Redis is back");
                 }
-                pause = PAUSE_MIN;
+                connected_at = Some(Instant::now());
                 continue;
             }
             Ok(Err(error)) => node.tell_of_loss(&error),

@@ -83,6 +83,9 @@ pub(crate) async fn get_readyz(State(app): State<Arc<App>>) -> (StatusCode, &'st
 
 /// `GET /metrics`
 pub(crate) async fn get_metrics(State(app): State<Arc<App>>) -> ([(HeaderName, &'static str); 1], String) {
+    for check in app.health.check().await {
+        app.metrics.record_engine(check.engine, check.up);
+    }
     ([(CONTENT_TYPE, "application/openmetrics-text; version=1.0.0; charset=utf-8")], app.metrics.encode())
 }
 

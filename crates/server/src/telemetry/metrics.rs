@@ -27,6 +27,7 @@ pub struct Metrics {
     pub quota_sends: Family<OutcomeLabels, Counter>,
     /// Messages the sender took, by what became of them.
     pub quota_deliveries: Family<OutcomeLabels, Counter>,
+    engine_up: Family<EngineLabels, Gauge>,
     /// Connections open now.
     pub connections: Gauge,
     /// Connections that had to wait because the most allowed were open.
@@ -48,6 +49,11 @@ struct RouteLabels {
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct LaneLabels {
     lane: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct EngineLabels {
+    engine: &'static str,
 }
 
 /// What became of something.
@@ -105,6 +111,7 @@ impl Default for Metrics {
             lane_abandoned: Family::default(),
             quota_sends: Family::default(),
             quota_deliveries: Family::default(),
+            engine_up: Family::default(),
             connections: Gauge::default(),
             connections_held: Counter::default(),
             registry: Registry::default(),
@@ -128,6 +135,7 @@ impl Metrics {
         r.register("lane_rejected", "Commands refused by a full lane", self.lane_rejected.clone());
         let abandoned = "Commands whose caller had gone before their batch";
         r.register("lane_abandoned", abandoned, self.lane_abandoned.clone());
+        r.register("engine_up", "Whether an engine answers: 1 or 0", self.engine_up.clone());
         r.register("quota_sends", "Sends by outcome", self.quota_sends.clone());
         r.register("quota_deliveries", "Messages the sender took, by outcome", self.quota_deliveries.clone());
     }
@@ -150,6 +158,11 @@ impl Metrics {
         let labels = RequestLabels { method: MethodLabel::of(method), route, status: status.as_u16() };
         self.requests.get_or_create(&labels).inc();
         self.request_seconds.get_or_create(&RouteLabels { route }).observe(took.as_secs_f64());
+    }
+
+    /// Takes note of whether an engine answers.
+    pub fn record_engine(&self, engine: &'static str, up: bool) {
+        self.engine_up.get_or_create(&EngineLabels { engine }).set(i64::from(up));
     }
 
     /// Everything, as text.

@@ -279,6 +279,9 @@ async fn an_outage_is_one_line_and_no_error() {
         (&health["data"]["status"], &health["data"]["checks"]["redis"]["status"]),
         (&json!("degraded"), &json!("down"))
     );
+    let metrics = fleet.first().get("/metrics").await.unwrap();
+    let metrics = String::from_utf8_lossy(&metrics.body);
+    assert!(metrics.contains(r#"weir_engine_up{engine="redis"} 0"#), "{metrics}");
     assert_eq!(fleet.first().get("/readyz").await.unwrap().status, 200, "it can do its work");
     redis.start_empty().await;
     fleet.is_healthy().await;
