@@ -1,0 +1,291 @@
+//! Slot: payments per time window.
+//!
+//! Time is cut into windows of one size, aligned to the epoch. An event goes into the window of the time it asks for, or
+//! else into the first later one that has room, and gets a random time inside it. A window that has begun when the event
+//! wants to run offers only the share of its places that the rest of its time is worth.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use crate::Timestamp;
+
+/// How many events may run in how long a window.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pace {
+    max_per_window: u32,
+    window_ms: u64,
+}
+
+/// A number that a [`Pace`] does not take. The messages finish the sentence "maxPerWindow …" or "windowSize …".
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PaceError {
+    /// Not from 1 to [`Pace::MAX_PER_WINDOW`].
+    #[error("must be an integer from 1 to {}", Pace::MAX_PER_WINDOW)]
+    MaxPerWindow,
+    /// Not whole milliseconds from 1 ms to [`Pace::MAX_WINDOW`].
+    #[error("must be a duration of whole milliseconds from 1 millisecond to 366 days, such as PT4S")]
+    WindowSize,
+}
+
+impl Pace {
+    /// The largest number of events in a window: what a Postgres `INT` holds.
+    pub const MAX_PER_WINDOW: u32 = i32::MAX.unsigned_abs();
+    /// The longest window.
+    pub const MAX_WINDOW: Duration = Duration::from_secs(366 * 86_400);
+
+    /// Checks and joins the two.
+    ///
+    /// # Errors
+    /// When either is out of range.
+    pub fn new(max_per_window: u32, window: Duration) -> Result<Self, PaceError> {
+        if !matches!(max_per_window, 1..=Self::MAX_PER_WINDOW) {
+            return Err(PaceError::MaxPerWindow);
+        }
+        let is_whole = window.subsec_nanos().checked_rem(1_000_000) == Some(0);
+        if window.is_zero() || window > Self::MAX_WINDOW || !is_whole {
+            return Err(PaceError::WindowSize);
+        }
+        let window_ms = u64::try_from(window.as_millis()).map_err(|_too_long| PaceError::WindowSize)?;
+        Ok(Self { max_per_window, window_ms })
+    }
+
+    /// Events in a window.
+    #[must_use]
+    pub const fn max_per_window(&self) -> u32 {
+        self.max_per_window
+    }
+
+    /// The length of a window.
+    #[must_use]
+    pub const fn window(&self) -> Duration {
+        Duration::from_millis(self.window_ms)
+    }
+
+    /// The start of the window that `at` is in.
+    #[must_use]
+    pub fn window_of(&self, at: Timestamp) -> Timestamp {
+        let into = at.as_micros().checked_rem_euclid(self.window_us()).unwrap_or(0);
+        Timestamp::from_micros(at.as_micros().saturating_sub(into))
+    }
+
+    /// The start of the window `count` windows after the one that begins at `start`.
+    #[must_use]
+    pub fn later(&self, start: Timestamp, count: u64) -> Timestamp {
+        let count = i64::try_from(count).unwrap_or(i64::MAX);
+        Timestamp::from_micros(start.as_micros().saturating_add(self.window_us().saturating_mul(count)))
+    }
+
+    /// How many places a window offers to events that want to run at `requested`, inside it: all of them at its start,
+    /// later the share that is left of its time, rounded down.
+    #[must_use]
+    pub fn share(&self, requested: Timestamp) -> u32 {
+        if self.first_ms(requested) >= self.window_ms {
+            return 0;
+        }
+        let (window, into) = (i128::from(self.window_us()), self.elapsed_us(requested));
+        let left = window.saturating_sub(into);
+        let share = i128::from(self.max_per_window).saturating_mul(left).checked_div(window);
+        share.and_then(|share| u32::try_from(share).ok()).unwrap_or(0)
+    }
+
+    /// A time in the window that begins at `start`, not before `requested`; `chance` decides which millisecond. None
+    /// when no millisecond of the window is left.
+    #[must_use]
+    pub fn jitter(&self, start: Timestamp, requested: Timestamp, chance: u64) -> Option<Timestamp> {
+        let first_ms = if start == self.window_of(requested) { self.first_ms(requested) } else { 0 };
+        let span = self.window_ms.checked_sub(first_ms).filter(|span| *span > 0)?;
+        let offset_ms = first_ms.saturating_add(chance.checked_rem(span)?);
+        Some(start.plus(Duration::from_millis(offset_ms)))
+    }
+
+    const fn window_us(&self) -> i64 {
+        self.window_ms.cast_signed().saturating_mul(1_000)
+    }
+
+    fn elapsed_us(&self, at: Timestamp) -> i128 {
+        i128::from(at.as_micros()).saturating_sub(i128::from(self.window_of(at).as_micros()))
+    }
+
+    /// The first whole millisecond of its window that is not before `requested`.
+    fn first_ms(&self, requested: Timestamp) -> u64 {
+        let into_us = u64::try_from(self.elapsed_us(requested)).unwrap_or(u64::MAX);
+        into_us.div_ceil(1_000)
+    }
+}
+
+/// Where an event was put.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// The start of its window.
+    pub window_start: Timestamp,
+    /// Its time inside it.
+    pub scheduled: Timestamp,
+}
+
+/// Whether a window takes more events.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WindowStatus {
+    /// It has room.
+    Open,
+    /// It is full.
+    Closed,
+}
+
+impl WindowStatus {
+    /// The status of a window with so many events.
+    #[must_use]
+    pub const fn of(count: u32, pace: &Pace) -> Self {
+        if count < pace.max_per_window { Self::Open } else { Self::Closed }
+    }
+}
+
+/// The windows that a batch of events may be put into: those its engine has locked, and those it has passed over
+/// because somebody else holds them. What is in neither is full.
+#[derive(Clone, Debug)]
+pub struct Windows {
+    pace: Pace,
+    /// How many windows past the first one with room are searched.
+    headroom: u32,
+    /// Windows with room, and how many events each has.
+    open: BTreeMap<Timestamp, u32>,
+    held: BTreeSet<Timestamp>,
+    /// Windows that events were put into, and how many each has now.
+    changed: BTreeMap<Timestamp, u32>,
+}
+
+impl Windows {
+    /// No window yet.
+    #[must_use]
+    pub const fn new(pace: Pace, headroom: u32) -> Self {
+        Self { pace, headroom, open: BTreeMap::new(), held: BTreeSet::new(), changed: BTreeMap::new() }
+    }
+
+    /// The pace they follow.
+    #[must_use]
+    pub const fn pace(&self) -> &Pace {
+        &self.pace
+    }
+
+    /// Adds a window that may be used. One that is full is left out.
+    pub fn add(&mut self, start: Timestamp, count: u32) {
+        if WindowStatus::of(count, &self.pace) == WindowStatus::Open {
+            self.open.insert(start, count);
+        }
+    }
+
+    /// Adds a window that has room and that somebody else holds.
+    pub fn pass_over(&mut self, start: Timestamp) {
+        self.held.insert(start);
+    }
+
+    /// Puts one event into the window of the time it asks for, while that has a share left, or else into the first
+    /// later one with room. None when there is none within the headroom.
+    pub fn place(&mut self, requested: Timestamp, chance: u64) -> Option<Place> {
+        let first = self.pace.window_of(requested);
+        let share = self.pace.share(requested);
+        let window_start = match self.open.get(&first) {
+            Some(count) if *count < share => first,
+            _ => self.search(first)?,
+        };
+        let scheduled = self.pace.jitter(window_start, requested, chance)?;
+        self.take(window_start);
+        Some(Place { window_start, scheduled })
+    }
+
+    /// The windows that events were put into, how many each has now, and whether it has room for more.
+    pub fn changed(&self) -> impl Iterator<Item = (Timestamp, u32, WindowStatus)> + '_ {
+        self.changed.iter().map(|(start, count)| (*start, *count, WindowStatus::of(*count, &self.pace)))
+    }
+
+    /// The first window after `first` that may be used, no further than the headroom from the first with room.
+    fn search(&self, first: Timestamp) -> Option<Timestamp> {
+        let after = (std::ops::Bound::Excluded(first), std::ops::Bound::Unbounded);
+        let usable = self.open.range(after).next().map(|(start, _)| *start)?;
+        let target = self.held.range(after).next().map_or(usable, |held| usable.min(*held));
+        (usable <= self.pace.later(target, u64::from(self.headroom))).then_some(usable)
+    }
+
+    fn take(&mut self, start: Timestamp) {
+        let count = self.open.get(&start).map_or(1, |count| count.saturating_add(1));
+        self.changed.insert(start, count);
+        match WindowStatus::of(count, &self.pace) {
+            WindowStatus::Open => self.open.insert(start, count),
+            WindowStatus::Closed => self.open.remove(&start),
+        };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pace(max: u32, ms: u64) -> Pace {
+        Pace::new(max, Duration::from_millis(ms)).unwrap()
+    }
+
+    fn at(ms: i64) -> Timestamp {
+        Timestamp::from_micros(ms.saturating_mul(1_000))
+    }
+
+    #[test]
+    fn windows_are_aligned_to_the_epoch_before_it_too() {
+        let pace = pace(1, 4_000);
+        assert_eq!(pace.window_of(at(0)), at(0));
+        assert_eq!(pace.window_of(at(3_999)), at(0));
+        assert_eq!(pace.window_of(at(-1)), at(-4_000));
+        assert_eq!(pace.later(at(-4_000), 2), at(4_000));
+    }
+
+    #[test]
+    fn a_window_that_has_begun_offers_a_share() {
+        let pace = pace(100, 4_000);
+        assert_eq!(pace.share(at(0)), 100);
+        assert_eq!(pace.share(at(1_000)), 75);
+        assert_eq!(pace.share(at(3_999)), 0, "a hundredth of a place is none");
+        assert_eq!(pace.share(Timestamp::from_micros(3_999_500)), 0, "no whole millisecond is left");
+        assert_eq!(pace.jitter(at(0), Timestamp::from_micros(3_999_500), 7), None);
+        assert_eq!(pace.jitter(at(0), Timestamp::from_micros(10_500), 0), Some(at(11)));
+        assert_eq!(pace.jitter(at(4_000), at(1_000), 5_001), Some(at(5_001)));
+    }
+
+    #[test]
+    fn events_go_to_their_window_then_to_the_first_with_room() {
+        let mut windows = Windows::new(pace(2, 1_000), 100);
+        for start in 0..4 {
+            windows.add(at(start * 1_000), 0);
+        }
+        let starts: Vec<_> =
+            (0..8).map(|_| windows.place(at(500), 3).map(|place| place.window_start)).collect();
+        // Half a window is one place of two.
+        let expected = [0, 1_000, 1_000, 2_000, 2_000, 3_000, 3_000].map(|ms| Some(at(ms)));
+        assert_eq!(starts[..7], expected);
+        assert_eq!(starts[7], None, "nothing else may be used");
+        let changed: Vec<_> = windows.changed().collect();
+        assert_eq!(changed[0], (at(0), 1, WindowStatus::Open));
+        assert_eq!(changed[1], (at(1_000), 2, WindowStatus::Closed));
+        assert!(
+            windows.place(at(0), 0).is_some_and(|place| place.window_start == at(0)),
+            "a whole window offers more"
+        );
+    }
+
+    #[test]
+    fn what_others_hold_is_passed_over_as_far_as_the_headroom() {
+        let mut windows = Windows::new(pace(1, 1_000), 2);
+        windows.pass_over(at(1_000));
+        windows.add(at(3_000), 0);
+        windows.add(at(4_000), 0);
+        assert_eq!(windows.place(at(0), 0).map(|place| place.window_start), Some(at(3_000)));
+        assert_eq!(windows.place(at(0), 0), None, "three windows past the first with room is too far");
+        assert!(windows.place(at(1_500), 0).is_some(), "for later events it is not");
+    }
+
+    #[test]
+    fn a_pace_has_bounds() {
+        assert_eq!(Pace::new(0, Duration::from_secs(1)), Err(PaceError::MaxPerWindow));
+        assert_eq!(Pace::new(1, Duration::ZERO), Err(PaceError::WindowSize));
+        assert_eq!(Pace::new(1, Duration::from_nanos(1_500_000)), Err(PaceError::WindowSize));
+        assert!(Pace::new(Pace::MAX_PER_WINDOW, Pace::MAX_WINDOW).is_ok());
+        assert!(Pace::new(1, Pace::MAX_WINDOW.saturating_add(Duration::from_millis(1))).is_err());
+    }
+}
