@@ -6,6 +6,7 @@ mod architecture;
 mod bad_input;
 mod crash;
 mod dead_letters;
+mod deploy;
 mod given;
 mod hot_keys;
 mod kafka;

@@ -1,0 +1,215 @@
+//! What `deploy/` says is true of Weir and of itself: settings exist and are accepted, services are checked and wait only
+//! for services that are there, volumes are declared, versions agree.
+//!
+//! No container is started here, and the files are read line by line: the compose file is written plainly enough for
+//! that, and a parser of all of YAML would be one more dependency.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use weir_server::config::Settings;
+use weir_server::config::log::LogFormat;
+use weir_server::config::source::Sources;
+use weir_server::config::store::{BrokerChoice, CacheChoice, EngineChoice};
+
+const COMPOSE: &str = include_str!("../../../../deploy/docker-compose.yml");
+const DOCKERFILE: &str = include_str!("../../../../deploy/Dockerfile");
+const ENV_EXAMPLE: &str = include_str!("../../../../deploy/.env.example");
+const README: &str = include_str!("../../../../deploy/README.md");
+
+/// The lines below the key at the end of `path`, without their common indentation and without comments.
+fn below(path: &[&str]) -> Option<Vec<String>> {
+    let mut lines: Vec<String> = COMPOSE
+        .lines()
+        .filter(|line| !line.trim_start().is_empty() && !line.trim_start().starts_with('#'))
+        .map(str::to_owned)
+        .collect();
+    for key in path {
+        let is_key = |line: &String| line.strip_prefix(key).is_some_and(|rest| rest.starts_with(':'));
+        let start = lines.iter().position(is_key)?;
+        let inner = lines[start + 1..].iter().take_while(|line| line.starts_with(' '));
+        let indent = inner.clone().next().map_or(0, |line| line.len() - line.trim_start().len());
+        lines = inner.map(|line| line[indent..].to_owned()).collect();
+    }
+    Some(lines)
+}
+
+/// The keys right below `path`.
+fn keys(path: &[&str]) -> BTreeSet<String> {
+    let lines = below(path).unwrap_or_default();
+    let keys = lines.iter().filter(|line| !line.starts_with([' ', '-']));
+    keys.filter_map(|line| Some(line.split_once(':')?.0.to_owned())).collect()
+}
+
+/// A service's environment, as it is when nobody has set anything.
+fn environment(service: &str) -> BTreeMap<String, String> {
+    let lines = below(&["services", service, "environment"]).unwrap_or_default();
+    let pairs = lines.iter().filter_map(|line| line.split_once(": "));
+    pairs.map(|(name, value)| (name.to_owned(), with_defaults(value.trim_matches('"')))).collect()
+}
+
+/// `${NAME:-default}` becomes its default, the innermost first: one may stand in the default of another.
+fn with_defaults(text: &str) -> String {
+    let mut text = text.to_owned();
+    while let Some(start) = text.rfind("${") {
+        let end = start + text[start..].find('}').expect("a } for each ${");
+        let (_, default) = text[start..end].split_once(":-").expect("a default for each variable");
+        text = format!("{}{default}{}", &text[..start], &text[end + 1..]);
+    }
+    text
+}
+
+/// The names behind each `${` in the compose file.
+fn substituted() -> BTreeSet<&'static str> {
+    let names = COMPOSE.lines().filter(|line| !line.trim_start().starts_with('#'));
+    let names = names.flat_map(|line| line.split("${").skip(1));
+    names.filter_map(|rest| Some(rest.split_once(":-")?.0)).collect()
+}
+
+/// The variables the image sets.
+fn image_environment() -> BTreeMap<String, String> {
+    let words = DOCKERFILE.lines().filter(|line| !line.starts_with('#')).flat_map(str::split_whitespace);
+    let pairs = words.filter_map(|word| word.split_once('='));
+    pairs
+        .filter(|(name, _)| name.starts_with("WEIR_"))
+        .map(|(name, value)| (name.to_owned(), value.to_owned()))
+        .collect()
+}
+
+/// The settings of a service: the image's variables, and its own before them.
+fn settings(service: &str) -> Settings {
+    let mut variables = image_environment();
+    variables.extend(environment(service));
+    variables.retain(|name, _| name.starts_with("WEIR_"));
+    let sources = Sources { environment: variables, ..Sources::default() };
+    Settings::read(sources).unwrap_or_else(|error| panic!("{service}: {error}"))
+}
+
+/// The services that run Weir.
+fn weirs() -> Vec<String> {
+    let all = keys(&["services"]).into_iter();
+    all.filter(|service| keys(&["services", service]).contains("build")).collect()
+}
+
+#[test]
+fn weir_knows_and_accepts_every_variable_that_deployment_gives_it() {
+    assert_eq!(weirs(), ["gateway", "sender"]);
+    for service in weirs() {
+        assert_eq!(settings(&service).unknown_variables, [""; 0], "{service}");
+    }
+}
+
+#[test]
+fn the_image_alone_asks_before_it_serves_strangers() {
+    let read = |anonymous: Option<&str>| {
+        let mut environment = image_environment();
+        environment.extend(anonymous.map(|value| ("WEIR_ALLOW_ANONYMOUS".to_owned(), value.to_owned())));
+        Settings::read(Sources { environment, ..Sources::default() })
+    };
+    assert!(read(None).unwrap_err().to_string().contains("WEIR_ALLOW_ANONYMOUS"));
+    let settings = read(Some("true")).unwrap();
+    assert_eq!(settings.unknown_variables, [""; 0]);
+    assert_eq!(settings.process.data.to_str(), Some("/data"));
+}
+
+#[test]
+fn the_image_is_of_this_version_and_built_by_a_compiler_that_can() {
+    let argument = |name: &str| {
+        let prefix = format!("ARG {name}=");
+        DOCKERFILE.lines().find_map(|line| line.strip_prefix(&prefix)).unwrap().to_owned()
+    };
+    assert_eq!(argument("VERSION"), env!("CARGO_PKG_VERSION"));
+    let version = |text: &str| text.split('.').map(|part| part.parse::<u32>().unwrap()).collect::<Vec<_>>();
+    assert!(version(&argument("RUST_VERSION")) >= version(env!("CARGO_PKG_RUST_VERSION")));
+}
+
+#[test]
+fn gateway_and_sender_share_engines_and_secrets_and_split_the_roles() {
+    let (gateway, sender) = (settings("gateway"), settings("sender"));
+    assert!(gateway.process.roles.api && !gateway.process.roles.sender);
+    assert!(sender.process.roles.sender && !sender.process.roles.api);
+    assert!(matches!(gateway.store.engine, EngineChoice::Postgres(_)));
+    assert!(matches!(gateway.store.cache, CacheChoice::Redis(_)));
+    assert!(matches!(gateway.store.broker, BrokerChoice::Kafka(_)));
+    assert_eq!(gateway.store.engine, sender.store.engine);
+    assert_eq!(gateway.store.broker, sender.store.broker);
+    assert!(gateway.auth.admin_key.is_some() && gateway.auth.jwt_secret.is_some());
+    assert_eq!(
+        (gateway.auth.admin_key, gateway.auth.jwt_secret),
+        (sender.auth.admin_key, sender.auth.jwt_secret)
+    );
+    assert_eq!((gateway.log.format, sender.log.format), (LogFormat::Json, LogFormat::Json));
+}
+
+#[test]
+fn every_service_is_checked_restarted_bounded_and_waits_for_healthy_services_that_exist() {
+    let services = keys(&["services"]);
+    assert_eq!(
+        services.iter().map(String::as_str).collect::<Vec<_>>(),
+        ["gateway", "kafka", "postgres", "redis", "sender"]
+    );
+    for service in &services {
+        assert!(
+            keys(&["services", service, "healthcheck"]).contains("test"),
+            "{service} has no health check"
+        );
+        let has = keys(&["services", service]);
+        assert!(has.contains("restart") && has.contains("mem_limit"), "{service}: {has:?}");
+        for other in keys(&["services", service, "depends_on"]) {
+            assert!(services.contains(&other), "{service} waits for {other}, which is not there");
+            let until = below(&["services", service, "depends_on", &other]).unwrap();
+            assert_eq!(until, ["condition: service_healthy"], "{service} waits for {other}");
+        }
+    }
+    for weir in weirs() {
+        let awaited = keys(&["services", &weir, "depends_on"]);
+        assert!(awaited.contains("postgres") && awaited.contains("kafka"), "{weir} waits for {awaited:?}");
+    }
+}
+
+#[test]
+fn every_volume_is_declared_and_used_and_postgres_has_one() {
+    let used = |service: &str| {
+        let lines = below(&["services", service, "volumes"]).unwrap_or_default();
+        let names =
+            lines.iter().filter_map(|line| Some(line.strip_prefix("- ")?.split_once(':')?.0.to_owned()));
+        names.collect::<BTreeSet<_>>()
+    };
+    let services = keys(&["services"]);
+    let all: BTreeSet<_> = services.iter().flat_map(|service| used(service)).collect();
+    assert_eq!(all, keys(&["volumes"]));
+    assert!(!used("postgres").is_empty() && !used("kafka").is_empty());
+}
+
+#[test]
+fn only_this_machine_reaches_the_stack() {
+    for service in keys(&["services"]) {
+        for port in below(&["services", &service, "ports"]).unwrap_or_default() {
+            assert!(port.starts_with("- 127.0.0.1:"), "{service} publishes {port}");
+        }
+    }
+}
+
+#[test]
+fn the_example_lists_what_can_be_set_with_the_values_it_has_anyway() {
+    let lines = ENV_EXAMPLE.lines().filter_map(|line| line.trim_start_matches("# ").split_once('='));
+    let listed: BTreeMap<_, _> = lines.filter(|(name, _)| !name.contains([' ', ':', '/'])).collect();
+    assert_eq!(listed.keys().copied().collect::<BTreeSet<_>>(), substituted());
+    for (name, value) in
+        ENV_EXAMPLE.lines().filter(|line| !line.starts_with('#')).filter_map(|l| l.split_once('='))
+    {
+        assert!(
+            COMPOSE.contains(&format!("${{{name}:-{value}}}")),
+            "{name} is not {value} in the compose file"
+        );
+    }
+}
+
+#[test]
+fn the_readme_names_no_variable_that_means_nothing() {
+    let is_name = |c: char| c.is_ascii_uppercase() || c == '_';
+    let known: BTreeSet<_> = weirs().iter().flat_map(|weir| environment(weir).into_keys()).collect();
+    let image = image_environment();
+    for name in README.split(|c| !is_name(c)).filter(|word| word.starts_with("WEIR_")) {
+        assert!(known.contains(name) || image.contains_key(name), "{name}");
+    }
+}
