@@ -7,59 +7,83 @@ use uuid::Uuid;
 
 use crate::Timestamp;
 
-/// Who a quota belongs to: 1 to 255 characters, none of them a control character. Clones share the text.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct UserId(Arc<str>);
-
-/// Why a text cannot be a [`UserId`]. The messages finish the sentence "userId …".
+/// Why a text cannot be a caller's name for something. The messages finish the sentence "userId …".
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum UserIdError {
+pub enum NameError {
     /// No characters at all.
     #[error("must not be empty")]
     Empty,
-    /// More than [`UserId::MAX_CHARS`] characters.
-    #[error("must have at most {} characters", UserId::MAX_CHARS)]
+    /// More than [`NAME_MAX_CHARS`] characters.
+    #[error("must have at most {NAME_MAX_CHARS} characters")]
     TooLong,
     /// A control character such as a line break or NUL, which logs and Postgres cannot hold.
     #[error("must not contain control characters")]
     Control,
 }
 
-impl UserId {
-    /// The longest allowed id, in characters.
-    pub const MAX_CHARS: usize = 255;
+/// The longest name a caller may give, in characters.
+pub const NAME_MAX_CHARS: usize = 255;
 
-    /// Checks and takes over a caller's text.
-    ///
-    /// # Errors
-    /// Says what is wrong with the text.
-    pub fn parse(text: impl AsRef<str>) -> Result<Self, UserIdError> {
-        let text = text.as_ref();
-        if text.is_empty() {
-            return Err(UserIdError::Empty);
-        }
-        // Counting characters is needed only when the bytes could be too many.
-        if text.len() > Self::MAX_CHARS && text.chars().count() > Self::MAX_CHARS {
-            return Err(UserIdError::TooLong);
-        }
-        if text.chars().any(char::is_control) {
-            return Err(UserIdError::Control);
-        }
-        Ok(Self(Arc::from(text)))
+fn check(text: &str) -> Result<(), NameError> {
+    if text.is_empty() {
+        return Err(NameError::Empty);
     }
-
-    /// The id as text.
-    #[must_use]
-    pub fn as_str(&self) -> &str {
-        &self.0
+    // Counting characters is needed only when the bytes could be too many.
+    if text.len() > NAME_MAX_CHARS && text.chars().count() > NAME_MAX_CHARS {
+        return Err(NameError::TooLong);
     }
+    if text.chars().any(char::is_control) {
+        return Err(NameError::Control);
+    }
+    Ok(())
 }
 
-impl fmt::Display for UserId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
+/// A caller's name for one kind of thing: 1 to [`NAME_MAX_CHARS`] characters, none of them a control character. Clones
+/// share the text.
+macro_rules! name {
+    ($(#[$about:meta])* $name:ident) => {
+        $(#[$about])*
+        #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub struct $name(Arc<str>);
+
+        impl $name {
+            /// Checks and takes over a caller's text.
+            ///
+            /// # Errors
+            /// Says what is wrong with the text.
+            pub fn parse(text: impl AsRef<str>) -> Result<Self, NameError> {
+                let text = text.as_ref();
+                check(text)?;
+                Ok(Self(Arc::from(text)))
+            }
+
+            /// The name as text.
+            #[must_use]
+            pub fn as_str(&self) -> &str {
+                &self.0
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(&self.0)
+            }
+        }
+    };
 }
+
+name!(
+    /// Who a quota belongs to.
+    UserId
+);
+name!(
+    /// An event that wants a slot. Ids are global: whatever config or time comes with one, it is the same event.
+    EventId
+);
+name!(
+    /// A pace that events follow.
+    ConfigName
+);
 
 /// The name of one accepted message: a version 7 UUID, so ids sort by the time of acceptance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -92,17 +116,17 @@ mod tests {
 
     #[test]
     fn a_user_id_has_1_to_255_characters_however_many_bytes() {
-        assert_eq!(UserId::parse(""), Err(UserIdError::Empty));
+        assert_eq!(UserId::parse(""), Err(NameError::Empty));
         assert!(UserId::parse("x").is_ok());
         assert!(UserId::parse("ü".repeat(255)).is_ok());
-        assert_eq!(UserId::parse("ü".repeat(256)), Err(UserIdError::TooLong));
-        assert_eq!(UserId::parse("x".repeat(256)), Err(UserIdError::TooLong));
+        assert_eq!(UserId::parse("ü".repeat(256)), Err(NameError::TooLong));
+        assert_eq!(UserId::parse("x".repeat(256)), Err(NameError::TooLong));
     }
 
     #[test]
     fn a_user_id_cannot_break_a_log_line_or_a_database() {
         for bad in ["a\nb", "a\0", "\u{1b}[31m", "\u{85}"] {
-            assert_eq!(UserId::parse(bad), Err(UserIdError::Control), "{bad:?}");
+            assert_eq!(UserId::parse(bad), Err(NameError::Control), "{bad:?}");
         }
         assert!(UserId::parse("a b/ç☃").is_ok());
     }

@@ -10,6 +10,6 @@ pub mod slot;
 pub mod time;
 pub mod verdict;
 
-pub use id::{MessageId, UserId};
+pub use id::{ConfigName, EventId, MessageId, NameError, UserId};
 pub use time::{Clock, ManualClock, Timestamp};
 pub use verdict::{Denial, Verdict};

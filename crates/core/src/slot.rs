@@ -178,15 +178,24 @@ impl Windows {
         self.held.insert(start);
     }
 
+    /// How many events an open window has; none when it is not known to be open.
+    #[must_use]
+    pub fn count(&self, start: Timestamp) -> Option<u32> {
+        self.open.get(&start).copied()
+    }
+
+    /// Whether the window of `requested` has a share left.
+    #[must_use]
+    pub fn offers(&self, requested: Timestamp) -> bool {
+        let count = self.count(self.pace.window_of(requested));
+        count.is_some_and(|count| count < self.pace.share(requested))
+    }
+
     /// Puts one event into the window of the time it asks for, while that has a share left, or else into the first
     /// later one with room. None when there is none within the headroom.
     pub fn place(&mut self, requested: Timestamp, chance: u64) -> Option<Place> {
         let first = self.pace.window_of(requested);
-        let share = self.pace.share(requested);
-        let window_start = match self.open.get(&first) {
-            Some(count) if *count < share => first,
-            _ => self.search(first)?,
-        };
+        let window_start = if self.offers(requested) { first } else { self.search(first)? };
         let scheduled = self.pace.jitter(window_start, requested, chance)?;
         self.take(window_start);
         Some(Place { window_start, scheduled })

@@ -9,6 +9,7 @@ mod pool;
 mod queue;
 mod quota;
 mod session;
+mod slot;
 mod target;
 mod time;
 mod tls;

@@ -14,9 +14,8 @@ use std::time::{Duration, Instant};
 use rusqlite::{Connection, OptionalExtension, Row, params};
 use weir_core::quota::{Limits, Quota};
 use weir_core::{Timestamp, UserId};
-use weir_store::Error;
 
-use crate::ENGINE;
+use crate::error::fault;
 
 const FIND: &str = "
     SELECT rate_limit, time_window, current_count, last_refresh_time
@@ -202,12 +201,6 @@ fn decode(mut entries: &[u8]) -> Option<Vec<(UserId, Count)>> {
 fn read_row(row: &Row<'_>) -> rusqlite::Result<Quota> {
     let limits = Limits::new(row.get(0)?, row.get(1)?).map_err(fault)?;
     Ok(Quota { limits, current_count: row.get(2)?, last_refresh: Timestamp::from_micros(row.get(3)?) })
-}
-
-/// A row that only a hand-edited file can hold.
-fn fault(cause: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> rusqlite::Error {
-    let cause = Box::new(Error::failed(ENGINE, cause));
-    rusqlite::Error::FromSqlConversionFailure(0, rusqlite::types::Type::Integer, cause)
 }
 
 #[cfg(test)]

@@ -21,3 +21,9 @@ pub(crate) fn classify(error: rusqlite::Error) -> Error {
         _ => Error::failed(ENGINE, error),
     }
 }
+
+/// A row that only a hand-edited file can hold.
+pub(crate) fn fault(cause: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> rusqlite::Error {
+    let cause = Box::new(Error::failed(ENGINE, cause));
+    rusqlite::Error::FromSqlConversionFailure(0, rusqlite::types::Type::Integer, cause)
+}

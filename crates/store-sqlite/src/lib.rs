@@ -9,6 +9,7 @@ mod migrate;
 mod queue;
 mod quota;
 mod readers;
+mod slot;
 mod writer;
 
 use std::fs::File;

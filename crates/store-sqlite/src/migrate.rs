@@ -12,6 +12,7 @@ const STEPS: &[&str] = &[
     include_str!("../migrations/0002_queue.sql"),
     include_str!("../migrations/0003_heartbeat.sql"),
     include_str!("../migrations/0004_quota_journal.sql"),
+    include_str!("../migrations/0005_slot.sql"),
 ];
 
 pub(crate) fn run(connection: &mut Connection) -> Result<()> {

@@ -11,6 +11,7 @@ pub mod feed;
 pub mod lane;
 pub mod quota;
 pub mod shard;
+pub mod slot;
 
 pub use clock::{SteadyClock, SystemClock};
 pub use error::Error;

@@ -1,0 +1,183 @@
+//! Slot in Postgres: what is read and configured. How a batch is assigned stands in `slot/assign.rs`.
+//!
+//! Whoever assigns holds a shared lock on each config of the batch, whoever changes one an exclusive lock: a pace never
+//! changes in the middle of a batch, and batches do not wait for each other.
+
+mod assign;
+mod config;
+
+use async_trait::async_trait;
+use tokio_postgres::{Row, Statement};
+use weir_core::slot::{Pace, WindowStatus};
+use weir_core::{ConfigName, EventId, NameError, Timestamp};
+use weir_store::slot::{Assign, AssignOutcome, Books, Config, Slot, SlotStore, WindowCount};
+use weir_store::{Error, Result};
+
+use crate::quota::{column, unsigned};
+use crate::{ENGINE, Postgres, time};
+
+const FIND: &str = "
+    SELECT event_id, config_name, requested_time, window_start, scheduled_time
+    FROM rate_limit_event_slot WHERE event_id = ANY($1)";
+const DELETE: &str = "
+    DELETE FROM rate_limit_event_slot WHERE event_id = $1
+    RETURNING event_id, config_name, requested_time, window_start, scheduled_time";
+const GIVE_BACK: &str = "
+    UPDATE rate_limit_window_counter
+    SET slot_count = slot_count - 1, status = CASE WHEN slot_count - 1 < $3 THEN 'OPEN' ELSE 'CLOSED' END
+    WHERE config_name = $1 AND window_start = $2";
+const WINDOWS: &str = "
+    SELECT window_start, slot_count, status FROM rate_limit_window_counter
+    WHERE config_name = $1 AND window_start >= $2 AND window_start < $3 ORDER BY window_start LIMIT $4";
+const AUDIT: &str = "
+    WITH pace AS (
+        SELECT DISTINCT ON (config_name) config_name, max_per_window, window_size_ms * interval '1 ms' AS size
+        FROM rate_limit_config ORDER BY config_name, version DESC)
+    SELECT (SELECT count(*) FROM rate_limit_event_slot),
+           (SELECT coalesce(sum(slot_count), 0)::bigint FROM rate_limit_window_counter),
+           (SELECT count(*) FROM rate_limit_window_counter JOIN pace USING (config_name)
+            WHERE slot_count > max_per_window),
+           ARRAY(SELECT c.config_name || ' ' || c.window_start
+                 FROM rate_limit_window_counter c JOIN pace USING (config_name)
+                 WHERE slot_count <> (SELECT count(*) FROM rate_limit_event_slot s
+                     WHERE s.config_name = c.config_name AND s.scheduled_time >= c.window_start
+                       AND s.scheduled_time < c.window_start + pace.size)
+                 LIMIT 10)";
+
+/// In the order of [`Statements::from_prepared`].
+pub(crate) fn sql() -> impl Iterator<Item = &'static str> {
+    [FIND, DELETE, GIVE_BACK, WINDOWS, AUDIT].into_iter().chain(config::SQL).chain(assign::SQL)
+}
+
+#[derive(Debug)]
+pub(crate) struct Statements {
+    find: Statement,
+    delete: Statement,
+    give_back: Statement,
+    windows: Statement,
+    audit: Statement,
+    config: config::Statements,
+    assign: assign::Statements,
+}
+
+impl Statements {
+    pub(crate) fn from_prepared(next: &mut impl FnMut() -> Statement) -> Self {
+        Self {
+            find: next(),
+            delete: next(),
+            give_back: next(),
+            windows: next(),
+            audit: next(),
+            config: config::Statements::from_prepared(next),
+            assign: assign::Statements::from_prepared(next),
+        }
+    }
+}
+
+#[async_trait]
+impl SlotStore for Postgres {
+    async fn put_config(&self, name: &ConfigName, pace: Pace) -> Result<Config> {
+        config::put(self, name, pace).await
+    }
+
+    async fn config(&self, name: &ConfigName) -> Result<Option<Config>> {
+        config::active(self, name).await
+    }
+
+    async fn configs(&self, after: Option<&ConfigName>, limit: usize) -> Result<Vec<Config>> {
+        config::list(self, after, limit).await
+    }
+
+    async fn deactivate(&self, name: &ConfigName) -> Result<bool> {
+        config::deactivate(self, name).await
+    }
+
+    async fn assign_batch(&self, batch: Vec<Assign>) -> Result<Vec<AssignOutcome>> {
+        assign::assign(self, batch).await
+    }
+
+    async fn find_slot(&self, event: &EventId) -> Result<Option<Slot>> {
+        let session = self.inner.pool.session().await?;
+        let statement = &session.statements.slot.find;
+        let row =
+            session.bounded(session.client.query_opt(statement, &[&[event.as_str()].as_slice()])).await?;
+        session.keep();
+        row.as_ref().map(read_slot).transpose()
+    }
+
+    async fn give_slot_back(&self, event: &EventId) -> Result<Option<Slot>> {
+        let session = self.inner.pool.session().await?;
+        let statements = &session.statements.slot;
+        session.bounded(session.client.batch_execute("BEGIN")).await?;
+        let deleted =
+            session.bounded(session.client.query_opt(&statements.delete, &[&event.as_str()])).await?;
+        let slot = deleted.as_ref().map(read_slot).transpose()?;
+        if let Some(slot) = &slot
+            && let Some(config) = config::latest(&session, &slot.config).await?
+        {
+            let window = time::to_system(config.pace.window_of(slot.scheduled));
+            let max = i32::try_from(config.pace.max_per_window()).unwrap_or(i32::MAX);
+            let values: [&(dyn tokio_postgres::types::ToSql + Sync); 3] =
+                [&slot.config.as_str(), &window, &max];
+            session.bounded(session.client.execute(&statements.give_back, &values)).await?;
+        }
+        session.bounded(session.client.batch_execute("COMMIT")).await?;
+        session.keep();
+        Ok(slot)
+    }
+
+    async fn windows(
+        &self,
+        config: &ConfigName,
+        from: Timestamp,
+        to: Timestamp,
+        limit: usize,
+    ) -> Result<Vec<WindowCount>> {
+        let session = self.inner.pool.session().await?;
+        let (from, to) = (time::to_system(from), time::to_system(to));
+        let limit = i64::try_from(limit).unwrap_or(i64::MAX);
+        let statement = &session.statements.slot.windows;
+        let values: [&(dyn tokio_postgres::types::ToSql + Sync); 4] = [&config.as_str(), &from, &to, &limit];
+        let rows = session.bounded(session.client.query(statement, &values)).await?;
+        session.keep();
+        rows.iter().map(read_window).collect()
+    }
+
+    async fn audit_slots(&self) -> Result<Books> {
+        let session = self.inner.pool.session().await?;
+        let statement = &session.statements.slot.audit;
+        let row = session.bounded(session.client.query_one(statement, &[])).await?;
+        session.keep();
+        let count = |index| column::<i64>(&row, index).map(i64::unsigned_abs);
+        Ok(Books {
+            slots: count(0)?,
+            counted: count(1)?,
+            above_maximum: count(2)?,
+            different: column(&row, 3)?,
+        })
+    }
+}
+
+fn read_slot(row: &Row) -> Result<Slot> {
+    Ok(Slot {
+        event: EventId::parse(column::<&str>(row, 0)?).map_err(unreadable)?,
+        config: ConfigName::parse(column::<&str>(row, 1)?).map_err(unreadable)?,
+        requested: time::from_system(column(row, 2)?),
+        window_start: time::from_system(column(row, 3)?),
+        scheduled: time::from_system(column(row, 4)?),
+    })
+}
+
+fn read_window(row: &Row) -> Result<WindowCount> {
+    let status = read_status(column(row, 2)?);
+    Ok(WindowCount { start: time::from_system(column(row, 0)?), count: unsigned(column(row, 1)?), status })
+}
+
+fn read_status(text: &str) -> WindowStatus {
+    if text == "OPEN" { WindowStatus::Open } else { WindowStatus::Closed }
+}
+
+/// A row that only somebody's edit can hold.
+fn unreadable(name: NameError) -> Error {
+    Error::failed(ENGINE, name)
+}

@@ -1,0 +1,382 @@
+//! Assigning a batch: one transaction in a fixed number of round trips, however many events it has and however many full
+//! windows lie before them.
+//!
+//! 1. which events have slots already, and the paces, each under a shared lock;
+//! 2. where the first open window after each wanted one is;
+//! 3. the counters from there on, made where they are missing, and locked. What another server holds is passed over,
+//!    never waited for: rows by `SKIP LOCKED`, rows about to be made by a lock that is only tried;
+//! 4. slots and counters, written together.
+//!
+//! Steps 2 and 3 are done again, further on, when others held too much. Events are inserted in order of id, so two
+//! servers given the same events cannot wait for each other in a circle.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::time::SystemTime;
+
+use futures_util::future::{try_join3, try_join4};
+use tokio_postgres::Statement;
+use tokio_postgres::types::ToSql;
+use weir_core::slot::{Pace, WindowStatus, Windows};
+use weir_core::{ConfigName, EventId, Timestamp};
+use weir_store::Result;
+use weir_store::slot::{Assign, AssignOutcome, Slot};
+
+use super::{config, read_slot, read_status};
+use crate::pool::Session;
+use crate::quota::{column, unsigned};
+use crate::{Postgres, time};
+
+const SHARE_CONFIGS: &str = "
+    SELECT pg_advisory_xact_lock_shared(hashtextextended('weir slot ' || name, 0))
+    FROM unnest($1::text[]) AS wanted (name) ORDER BY name";
+const CONFIGS: &str = "
+    SELECT config_name, version, max_per_window, window_size_ms, created_at FROM rate_limit_config
+    WHERE config_name = ANY($1) AND is_active";
+/// The next window when it has no counter, else the first open one; past everything when there is none.
+const FIRST_OPEN: &str = "
+    SELECT CASE
+        WHEN NOT EXISTS (SELECT FROM rate_limit_window_counter c
+                         WHERE c.config_name = w.config_name AND c.window_start = w.from_start) THEN w.from_start
+        ELSE coalesce(
+            (SELECT c.window_start FROM rate_limit_window_counter c
+             WHERE c.config_name = w.config_name AND c.status = 'OPEN' AND c.window_start >= w.from_start
+             ORDER BY c.window_start LIMIT 1),
+            (SELECT c.window_start FROM rate_limit_window_counter c WHERE c.config_name = w.config_name
+             ORDER BY c.window_start DESC LIMIT 1))
+        END
+    FROM unnest($1::text[], $2::timestamptz[]) WITH ORDINALITY AS w (config_name, from_start, place)
+    ORDER BY w.place";
+const MAKE: &str = "
+    WITH free AS MATERIALIZED (
+        SELECT w.config_name, w.start FROM unnest($1::text[], $2::timestamptz[]) AS w (config_name, start)
+        WHERE NOT EXISTS (SELECT FROM rate_limit_window_counter c
+                          WHERE c.config_name = w.config_name AND c.window_start = w.start)
+          AND pg_try_advisory_xact_lock(hashtextextended('weir window ' || w.config_name || ' ' || w.start, 1)))
+    INSERT INTO rate_limit_window_counter (config_name, window_start, slot_count, status)
+    SELECT config_name, start, 0, 'OPEN' FROM free
+    ON CONFLICT DO NOTHING";
+const STATES: &str = "
+    SELECT c.config_name, c.window_start, c.status FROM rate_limit_window_counter c
+    JOIN unnest($1::text[], $2::timestamptz[]) AS w (config_name, start)
+      ON c.config_name = w.config_name AND c.window_start = w.start";
+const LOCK: &str = "
+    SELECT c.config_name, c.window_start, c.slot_count FROM rate_limit_window_counter c
+    JOIN unnest($1::text[], $2::timestamptz[]) AS w (config_name, start)
+      ON c.config_name = w.config_name AND c.window_start = w.start
+    WHERE c.status = 'OPEN'
+    FOR UPDATE OF c SKIP LOCKED";
+/// A slot that another server has just given to the same event is left alone, and not counted.
+const SAVE: &str = "
+    WITH inserted AS (
+        INSERT INTO rate_limit_event_slot (event_id, config_name, requested_time, window_start, scheduled_time)
+        SELECT new.event_id, new.config_name, new.requested, new.start, new.scheduled
+        FROM unnest($1::text[], $2::text[], $3::timestamptz[], $4::timestamptz[], $5::timestamptz[])
+            AS new (event_id, config_name, requested, start, scheduled)
+        ORDER BY new.event_id
+        ON CONFLICT (event_id) DO NOTHING
+        RETURNING config_name, window_start),
+    counted AS (
+        SELECT config_name, window_start, count(*)::integer AS added FROM inserted GROUP BY 1, 2),
+    updated AS (
+        UPDATE rate_limit_window_counter c
+        SET slot_count = c.slot_count + counted.added,
+            status = CASE WHEN c.slot_count + counted.added < pace.max THEN 'OPEN' ELSE 'CLOSED' END
+        FROM counted JOIN unnest($6::text[], $7::integer[]) AS pace (config_name, max) USING (config_name)
+        WHERE c.config_name = counted.config_name AND c.window_start = counted.window_start)
+    SELECT count(*) FROM inserted";
+
+/// In the order of [`Statements::from_prepared`].
+pub(super) const SQL: [&str; 7] = [SHARE_CONFIGS, CONFIGS, FIRST_OPEN, MAKE, STATES, LOCK, SAVE];
+
+/// How many windows past the first one with room are searched.
+const HEADROOM: u32 = 100;
+/// How often a search goes on further.
+const ROUNDS: u32 = 8;
+/// Windows beyond those that are needed, for a start: others may hold some.
+const SPARE: u64 = 1;
+
+#[derive(Debug)]
+pub(super) struct Statements {
+    share_configs: Statement,
+    configs: Statement,
+    first_open: Statement,
+    make: Statement,
+    states: Statement,
+    lock: Statement,
+    save: Statement,
+}
+
+impl Statements {
+    pub(super) fn from_prepared(next: &mut impl FnMut() -> Statement) -> Self {
+        Self {
+            share_configs: next(),
+            configs: next(),
+            first_open: next(),
+            make: next(),
+            states: next(),
+            lock: next(),
+            save: next(),
+        }
+    }
+}
+
+pub(super) async fn assign(engine: &Postgres, batch: Vec<Assign>) -> Result<Vec<AssignOutcome>> {
+    let session = engine.inner.pool.session().await?;
+    let (existing, paces) = begin(&session, &batch).await?;
+    let mut work = Work::new(&batch, existing, &paces);
+    for round in 0..ROUNDS {
+        if !work.search(&session, round).await? {
+            break;
+        }
+    }
+    if work.placed.is_empty() {
+        session.bounded(session.client.batch_execute("COMMIT")).await?;
+    } else {
+        work.save(&session, &paces).await?;
+    }
+    session.keep();
+    Ok(work.outcomes())
+}
+
+/// Step 1.
+async fn begin(
+    session: &Session,
+    batch: &[Assign],
+) -> Result<(HashMap<EventId, Slot>, HashMap<ConfigName, Pace>)> {
+    let events: Vec<&str> = batch.iter().map(|assign| assign.event.as_str()).collect();
+    let mut names: Vec<&str> = batch.iter().map(|assign| assign.config.as_str()).collect();
+    names.sort_unstable();
+    names.dedup();
+    let (client, statements) = (&session.client, &session.statements.slot);
+    let (_, existing, _, configs) = session
+        .bounded(try_join4(
+            client.batch_execute("BEGIN"),
+            client.query(&statements.find, &[&events]),
+            client.query(&statements.assign.share_configs, &[&names]),
+            client.query(&statements.assign.configs, &[&names]),
+        ))
+        .await?;
+    let existing = existing.iter().map(read_slot).map(|slot| slot.map(|slot| (slot.event.clone(), slot)));
+    let paces =
+        configs.iter().map(config::read).map(|config| config.map(|config| (config.name, config.pace)));
+    Ok((existing.collect::<Result<_>>()?, paces.collect::<Result<_>>()?))
+}
+
+/// A batch on its way.
+struct Work<'a> {
+    batch: &'a [Assign],
+    existing: HashMap<EventId, Slot>,
+    views: HashMap<&'a ConfigName, Windows>,
+    /// Places in the batch that still need a slot.
+    open: Vec<usize>,
+    placed: BTreeMap<usize, Slot>,
+    /// Up to where the windows after a wanted one are known.
+    known_to: HashMap<(&'a ConfigName, Timestamp), Timestamp>,
+    /// Windows asked for so far.
+    asked: HashSet<(&'a ConfigName, Timestamp)>,
+}
+
+impl<'a> Work<'a> {
+    fn new(batch: &'a [Assign], existing: HashMap<EventId, Slot>, paces: &HashMap<ConfigName, Pace>) -> Self {
+        let mut views = HashMap::new();
+        let mut seen = HashSet::new();
+        let mut open = Vec::new();
+        for (place, assign) in batch.iter().enumerate() {
+            if let Some(pace) = paces.get(&assign.config)
+                && !existing.contains_key(&assign.event)
+                && seen.insert(&assign.event)
+            {
+                views.entry(&assign.config).or_insert_with(|| Windows::new(*pace, HEADROOM));
+                open.push(place);
+            }
+        }
+        let (placed, known_to, asked) = (BTreeMap::new(), HashMap::new(), HashSet::new());
+        Self { batch, existing, views, open, placed, known_to, asked }
+    }
+
+    /// Steps 2 and 3, and the placing. True when it is worth going on.
+    async fn search(&mut self, session: &Session, round: u32) -> Result<bool> {
+        if self.open.is_empty() {
+            return Ok(false);
+        }
+        let wanted = self.wanted();
+        let from: Vec<_> = wanted.keys().map(|(name, first)| (*name, self.resume(name, *first))).collect();
+        let starts = first_open(session, &from).await?;
+        let mut candidates = Vec::new();
+        for (((name, first), demand), start) in wanted.iter().zip(starts) {
+            let Some(view) = self.views.get(name) else { continue };
+            let pace = *view.pace();
+            let needed = u64::from(*demand).div_ceil(u64::from(pace.max_per_window()));
+            // Further out each time, but not without bound.
+            let count = (needed + SPARE).saturating_mul(1 << round).min(needed + u64::from(HEADROOM));
+            candidates.push((*name, *first));
+            candidates.extend((0..count).map(|n| (*name, pace.later(start, n))));
+            self.known_to.insert((*name, *first), pace.later(start, count));
+        }
+        candidates.retain(|candidate| self.asked.insert(*candidate));
+        self.lock(session, &candidates).await?;
+        self.place();
+        Ok(!self.open.is_empty())
+    }
+
+    /// How many events want which window.
+    fn wanted(&self) -> BTreeMap<(&'a ConfigName, Timestamp), u32> {
+        let mut wanted = BTreeMap::new();
+        for &place in &self.open {
+            let Assign { config, requested, .. } = &self.batch[place];
+            if let Some(view) = self.views.get(config) {
+                *wanted.entry((config, view.pace().window_of(*requested))).or_default() += 1;
+            }
+        }
+        wanted
+    }
+
+    /// The window after a wanted one, or after those that are known already.
+    fn resume(&self, name: &'a ConfigName, first: Timestamp) -> Timestamp {
+        let next = self.views.get(name).map_or(first, |view| view.pace().later(first, 1));
+        self.known_to.get(&(name, first)).copied().unwrap_or(next)
+    }
+
+    async fn lock(&mut self, session: &Session, candidates: &[(&'a ConfigName, Timestamp)]) -> Result<()> {
+        let mut sorted = candidates.to_vec();
+        sorted.sort_unstable();
+        let names: Vec<&str> = sorted.iter().map(|(name, _)| name.as_str()).collect();
+        let starts: Vec<SystemTime> = sorted.iter().map(|(_, start)| time::to_system(*start)).collect();
+        let (client, statements) = (&session.client, &session.statements.slot.assign);
+        let values: [&(dyn ToSql + Sync); 2] = [&names, &starts];
+        let (_, states, locked) = session
+            .bounded(try_join3(
+                client.execute(&statements.make, &values),
+                client.query(&statements.states, &values),
+                client.query(&statements.lock, &values),
+            ))
+            .await?;
+        for row in &locked {
+            if let Some(view) = self.view(column(row, 0)?) {
+                view.add(time::from_system(column(row, 1)?), unsigned(column(row, 2)?));
+            }
+        }
+        let mut known: HashSet<(&str, SystemTime)> = HashSet::new();
+        for row in &states {
+            let (name, start): (&str, SystemTime) = (column(row, 0)?, column(row, 1)?);
+            known.insert((name, start));
+            let is_open = read_status(column(row, 2)?) == WindowStatus::Open;
+            if is_open && let Some(view) = self.view(name) {
+                let start = time::from_system(start);
+                if view.count(start).is_none() {
+                    view.pass_over(start);
+                }
+            }
+        }
+        // What is not there although it was to be made is being made by somebody else.
+        for (name, start) in sorted {
+            if !known.contains(&(name.as_str(), time::to_system(start)))
+                && let Some(view) = self.views.get_mut(name)
+            {
+                view.pass_over(start);
+            }
+        }
+        Ok(())
+    }
+
+    fn view(&mut self, name: &str) -> Option<&mut Windows> {
+        self.views.iter_mut().find(|(known, _)| known.as_str() == name).map(|(_, view)| view)
+    }
+
+    fn place(&mut self) {
+        let open = std::mem::take(&mut self.open);
+        for place in open {
+            let Assign { event, config, requested } = &self.batch[place];
+            let found = self.views.get_mut(config).and_then(|view| view.place(*requested, fastrand::u64(..)));
+            match found {
+                Some(found) => {
+                    let slot = Slot {
+                        event: event.clone(),
+                        config: config.clone(),
+                        requested: *requested,
+                        window_start: found.window_start,
+                        scheduled: found.scheduled,
+                    };
+                    self.placed.insert(place, slot);
+                }
+                None => self.open.push(place),
+            }
+        }
+    }
+
+    /// Step 4. When another server was faster with some of the events, theirs are the slots.
+    async fn save(&mut self, session: &Session, paces: &HashMap<ConfigName, Pace>) -> Result<()> {
+        let slots: Vec<&Slot> = self.placed.values().collect();
+        let events: Vec<&str> = slots.iter().map(|slot| slot.event.as_str()).collect();
+        let configs: Vec<&str> = slots.iter().map(|slot| slot.config.as_str()).collect();
+        let times = |of: fn(&Slot) -> Timestamp| -> Vec<SystemTime> {
+            slots.iter().map(|slot| time::to_system(of(slot))).collect()
+        };
+        let requested = times(|slot| slot.requested);
+        let starts = times(|slot| slot.window_start);
+        let scheduled = times(|slot| slot.scheduled);
+        let names: Vec<&str> = paces.keys().map(ConfigName::as_str).collect();
+        let maxima: Vec<i32> =
+            paces.values().map(|pace| i32::try_from(pace.max_per_window()).unwrap_or(i32::MAX)).collect();
+        let (follow_names, follow_starts) = self.follow_ups();
+        let (client, statements) = (&session.client, &session.statements.slot);
+        let values: [&(dyn ToSql + Sync); 7] =
+            [&events, &configs, &requested, &starts, &scheduled, &names, &maxima];
+        let (saved, _, ()) = session
+            .bounded(try_join3(
+                client.query_one(&statements.assign.save, &values),
+                client.execute(&statements.assign.make, &[&follow_names, &follow_starts]),
+                client.batch_execute("COMMIT"),
+            ))
+            .await?;
+        if column::<i64>(&saved, 0)?.unsigned_abs() == slots.len() as u64 {
+            return Ok(());
+        }
+        let found = session.bounded(client.query(&statements.find, &[&events])).await?;
+        for slot in found.iter().map(read_slot) {
+            let slot = slot?;
+            self.existing.insert(slot.event.clone(), slot);
+        }
+        let existing = &self.existing;
+        self.placed.retain(|_, slot| existing.get(&slot.event) == Some(slot));
+        Ok(())
+    }
+
+    /// The windows behind those that are full now.
+    fn follow_ups(&self) -> (Vec<&'a str>, Vec<SystemTime>) {
+        let full = self.views.iter().flat_map(|(name, view)| {
+            let full = view.changed().filter(|(_, _, status)| *status == WindowStatus::Closed);
+            full.map(|(start, _, _)| (name.as_str(), time::to_system(view.pace().later(start, 1))))
+        });
+        full.unzip()
+    }
+
+    fn outcomes(self) -> Vec<AssignOutcome> {
+        let Self { batch, existing, views, mut placed, .. } = self;
+        let mut given: HashMap<&EventId, Slot> = HashMap::new();
+        let mut outcomes = Vec::with_capacity(batch.len());
+        for (place, assign) in batch.iter().enumerate() {
+            outcomes.push(match placed.remove(&place) {
+                Some(slot) => {
+                    given.insert(&assign.event, slot.clone());
+                    AssignOutcome::New(slot)
+                }
+                None => match existing.get(&assign.event).or_else(|| given.get(&assign.event)) {
+                    Some(slot) => AssignOutcome::Existing(slot.clone()),
+                    None if views.contains_key(&assign.config) => AssignOutcome::Exhausted,
+                    None => AssignOutcome::UnknownConfig,
+                },
+            });
+        }
+        outcomes
+    }
+}
+
+/// Step 2.
+async fn first_open(session: &Session, from: &[(&ConfigName, Timestamp)]) -> Result<Vec<Timestamp>> {
+    let names: Vec<&str> = from.iter().map(|(name, _)| name.as_str()).collect();
+    let starts: Vec<SystemTime> = from.iter().map(|(_, start)| time::to_system(*start)).collect();
+    let statement = &session.statements.slot.assign.first_open;
+    let rows = session.bounded(session.client.query(statement, &[&names, &starts])).await?;
+    rows.iter().map(|row| Ok(time::from_system(column(row, 0)?))).collect()
+}

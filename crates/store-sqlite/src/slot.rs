@@ -1,0 +1,148 @@
+//! Slot in SQLite. One writer assigns, so nothing is locked and nothing is passed over.
+
+mod assign;
+mod config;
+
+use async_trait::async_trait;
+use rusqlite::{Connection, OptionalExtension, Row, params};
+use weir_core::slot::{Pace, WindowStatus};
+use weir_core::{ConfigName, EventId, Timestamp};
+use weir_store::Result;
+use weir_store::slot::{Assign, AssignOutcome, Books, Config, Slot, SlotStore, WindowCount};
+
+use crate::Sqlite;
+use crate::error::fault;
+
+const FIND: &str = "
+    SELECT event_id, config_name, requested_time, window_start, scheduled_time
+    FROM rate_limit_event_slot WHERE event_id = ?1";
+const DELETE: &str = "
+    DELETE FROM rate_limit_event_slot WHERE event_id = ?1
+    RETURNING event_id, config_name, requested_time, window_start, scheduled_time";
+const GIVE_BACK: &str = "
+    UPDATE rate_limit_window_counter
+    SET slot_count = slot_count - 1, status = iif(slot_count - 1 < ?3, 'OPEN', 'CLOSED')
+    WHERE config_name = ?1 AND window_start = ?2";
+const WINDOWS: &str = "
+    SELECT window_start, slot_count, status FROM rate_limit_window_counter
+    WHERE config_name = ?1 AND window_start >= ?2 AND window_start < ?3 ORDER BY window_start LIMIT ?4";
+const TOTALS: &str = "
+    SELECT (SELECT count(*) FROM rate_limit_event_slot),
+           (SELECT coalesce(sum(slot_count), 0) FROM rate_limit_window_counter),
+           (SELECT count(*) FROM rate_limit_window_counter c
+            WHERE slot_count > (SELECT max_per_window FROM rate_limit_config k WHERE k.config_name = c.config_name
+                                ORDER BY version DESC LIMIT 1))";
+const DIFFERENT: &str = "
+    SELECT c.config_name || ' ' || c.window_start FROM rate_limit_window_counter c
+    WHERE slot_count <> (
+        SELECT count(*) FROM rate_limit_event_slot s
+        WHERE s.config_name = c.config_name AND s.scheduled_time >= c.window_start
+          AND s.scheduled_time < c.window_start + 1000 *
+              (SELECT window_size_ms FROM rate_limit_config k WHERE k.config_name = c.config_name
+               ORDER BY version DESC LIMIT 1))
+    LIMIT 10";
+
+#[async_trait]
+impl SlotStore for Sqlite {
+    async fn put_config(&self, name: &ConfigName, pace: Pace) -> Result<Config> {
+        let (name, now) = (name.clone(), self.inner.clock.now());
+        self.inner.writer.run(move |connection| config::put(connection, &name, pace, now)).await
+    }
+
+    async fn config(&self, name: &ConfigName) -> Result<Option<Config>> {
+        let name = name.clone();
+        self.read(move |connection| config::active(connection, &name)).await
+    }
+
+    async fn configs(&self, after: Option<&ConfigName>, limit: usize) -> Result<Vec<Config>> {
+        let after = after.map(|name| name.as_str().to_owned()).unwrap_or_default();
+        self.read(move |connection| config::list(connection, &after, limit)).await
+    }
+
+    async fn deactivate(&self, name: &ConfigName) -> Result<bool> {
+        let name = name.clone();
+        self.inner.writer.run(move |connection| config::deactivate(connection, &name)).await
+    }
+
+    async fn assign_batch(&self, batch: Vec<Assign>) -> Result<Vec<AssignOutcome>> {
+        self.inner.writer.run(move |connection| assign::assign(connection, batch)).await
+    }
+
+    async fn find_slot(&self, event: &EventId) -> Result<Option<Slot>> {
+        let event = event.clone();
+        self.read(move |connection| find(connection, &event)).await
+    }
+
+    async fn give_slot_back(&self, event: &EventId) -> Result<Option<Slot>> {
+        let event = event.clone();
+        self.inner.writer.run(move |connection| give_back(connection, &event)).await
+    }
+
+    async fn windows(
+        &self,
+        config: &ConfigName,
+        from: Timestamp,
+        to: Timestamp,
+        limit: usize,
+    ) -> Result<Vec<WindowCount>> {
+        let config = config.clone();
+        let list = move |connection: &Connection| {
+            let limit = i64::try_from(limit).unwrap_or(i64::MAX);
+            let mut statement = connection.prepare_cached(WINDOWS)?;
+            statement
+                .query_map(params![config.as_str(), from.as_micros(), to.as_micros(), limit], read_window)?
+                .collect()
+        };
+        self.read(list).await
+    }
+
+    async fn audit_slots(&self) -> Result<Books> {
+        let audit = |connection: &Connection| {
+            let moment = connection.unchecked_transaction()?;
+            let (slots, counted, above_maximum) =
+                moment.query_row(TOTALS, [], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))?;
+            let mut different = moment.prepare(DIFFERENT)?;
+            let different = different.query_map([], |row| row.get(0))?.collect::<Result<_, _>>()?;
+            Ok(Books { slots, counted, different, above_maximum })
+        };
+        self.read(audit).await
+    }
+}
+
+fn find(connection: &Connection, event: &EventId) -> rusqlite::Result<Option<Slot>> {
+    connection.prepare_cached(FIND)?.query_row([event.as_str()], read_slot).optional()
+}
+
+fn give_back(connection: &Connection, event: &EventId) -> rusqlite::Result<Option<Slot>> {
+    let slot = connection.prepare_cached(DELETE)?.query_row([event.as_str()], read_slot).optional()?;
+    if let Some(slot) = &slot
+        && let Some(config) = config::latest(connection, &slot.config)?
+    {
+        let window = config.pace.window_of(slot.scheduled).as_micros();
+        let max = config.pace.max_per_window();
+        connection.prepare_cached(GIVE_BACK)?.execute(params![slot.config.as_str(), window, max])?;
+    }
+    Ok(slot)
+}
+
+fn read_slot(row: &Row<'_>) -> rusqlite::Result<Slot> {
+    Ok(Slot {
+        event: EventId::parse(row.get_ref(0)?.as_str()?).map_err(fault)?,
+        config: ConfigName::parse(row.get_ref(1)?.as_str()?).map_err(fault)?,
+        requested: Timestamp::from_micros(row.get(2)?),
+        window_start: Timestamp::from_micros(row.get(3)?),
+        scheduled: Timestamp::from_micros(row.get(4)?),
+    })
+}
+
+fn read_window(row: &Row<'_>) -> rusqlite::Result<WindowCount> {
+    let status = if row.get_ref(2)?.as_str()? == "OPEN" { WindowStatus::Open } else { WindowStatus::Closed };
+    Ok(WindowCount { start: Timestamp::from_micros(row.get(0)?), count: row.get(1)?, status })
+}
+
+const fn status_text(status: WindowStatus) -> &'static str {
+    match status {
+        WindowStatus::Open => "OPEN",
+        WindowStatus::Closed => "CLOSED",
+    }
+}
