@@ -6,12 +6,14 @@
 
 mod baseline;
 mod child;
+mod expect;
 mod load;
 mod quota;
 mod report;
 mod target;
 
 pub use baseline::{EmptyArgs, serve_empty};
+pub use expect::Expect;
 pub use load::{Body, LoadOptions, Target, Template, configure, measure};
 pub use quota::QuotaArgs;
 pub use report::{Comparison, ErrorCounts, LatencyMs, Report, ratio};

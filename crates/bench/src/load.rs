@@ -28,6 +28,7 @@ use tokio::time::{sleep_until, timeout_at};
 pub use configure::configure;
 pub use template::{Body, Template};
 
+use crate::expect::Expect;
 use crate::report::{Progress, Report};
 use schedule::{Schedule, Tickets};
 use stats::Stats;
@@ -58,6 +59,8 @@ pub struct LoadOptions {
     pub rate_per_s: Option<NonZeroU32>,
     /// How many keys the requests are spread over, uniformly.
     pub keys: u64,
+    /// The answers it is made for. All are counted; the report tells these from the others.
+    pub expect: Expect,
 }
 
 impl Default for LoadOptions {
@@ -70,6 +73,7 @@ impl Default for LoadOptions {
             timeout: Duration::from_secs(10),
             rate_per_s: None,
             keys: 1,
+            expect: Expect::Success,
         }
     }
 }
@@ -215,6 +219,7 @@ fn report(run: &Run, stats: &Stats, cpu: Duration) -> Report {
         connections: run.load.connections,
         threads: run.load.threads,
         keys: run.load.keys,
+        expect: run.load.expect,
         rate_per_s: run.load.rate_per_s,
         warmup_s: run.load.warmup.as_secs_f64(),
         duration_s: seconds,

@@ -9,6 +9,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::child::Server;
+use crate::expect::Expect;
 use crate::load::{Body, LoadOptions, Target, Template, configure, measure};
 use crate::report::{Comparison, Report};
 use crate::target::resolve;
@@ -46,6 +47,9 @@ pub struct QuotaArgs {
         value_parser = clap::value_parser!(u32).range(1..=2_147_483_647)
     )]
     pub limit: u32,
+    /// Answers to expect, as 2xx or a status: 429 with a --limit that the warm-up uses up measures refusals
+    #[arg(long, value_name = "STATUS", default_value_t)]
+    pub expect_status: Expect,
     /// Text of every message
     #[arg(long, value_name = "TEXT", default_value = "your parcel is on its way")]
     pub message: String,
@@ -75,6 +79,7 @@ impl QuotaArgs {
             duration: self.duration,
             rate_per_s: self.rate,
             keys: u64::from(self.keys),
+            expect: self.expect_status,
             ..LoadOptions::default()
         }
     }
@@ -131,7 +136,9 @@ async fn load_baseline(args: &QuotaArgs, template: Template) -> Result<Report> {
     let server = Server::start_empty().await?;
     let (address, _) = resolve(&server.url, false).await?;
     let target = Target { name: "empty handler".to_owned(), address, template };
-    let report = measure(&target, &args.load()).await?;
+    // Whatever Weir is expected to answer, an empty handler says 200.
+    let load = LoadOptions { expect: Expect::Success, ..args.load() };
+    let report = measure(&target, &load).await?;
     server.stop().await.context("stop the empty handler")?;
     Ok(report)
 }
@@ -205,6 +212,14 @@ mod tests {
         assert_eq!((load.connections, load.threads, load.keys), (128, 1, 1));
         assert_eq!((load.warmup, load.duration), (Duration::from_secs(2), Duration::from_secs(10)));
         assert_eq!((load.rate_per_s, args.limit), (None, 2_147_483_647));
+        assert_eq!(load.expect, Expect::Success);
+    }
+
+    #[test]
+    fn a_load_of_refusals_can_be_asked_for() {
+        let args = parse(&["--limit", "1", "--expect-status", "429"]).unwrap();
+        assert_eq!((args.limit, args.load().expect), (1, Expect::Status(429)));
+        assert!(parse(&["--expect-status", "often"]).is_err());
     }
 
     #[test]

@@ -13,6 +13,8 @@ use std::num::NonZeroU32;
 use anyhow::{Context as _, Result};
 use serde::{Deserialize, Serialize};
 
+use crate::expect::Expect;
+
 pub(crate) use progress::Progress;
 
 /// One target under one load.
@@ -24,6 +26,8 @@ pub struct Report {
     pub connections: usize,
     pub threads: usize,
     pub keys: u64,
+    /// The answers the load was made for.
+    pub expect: Expect,
     /// The rate asked for (open loop), or none (closed loop).
     pub rate_per_s: Option<NonZeroU32>,
     pub warmup_s: f64,
@@ -39,6 +43,15 @@ pub struct Report {
     pub unsent: u64,
     /// Processor cores the generator took; near its number of threads, it was the limit.
     pub generator_cores: f64,
+}
+
+impl Report {
+    /// Answers of the kind that the load was made for.
+    #[must_use]
+    pub fn expected(&self) -> u64 {
+        let met = self.statuses.iter().filter(|(status, _)| self.expect.is_met_by(**status));
+        met.map(|(_, count)| count).sum()
+    }
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
@@ -116,10 +129,9 @@ pub fn ratio(result: &Report, baseline: &Report) -> Option<f64> {
 fn cautions(report: &Report) -> Vec<String> {
     let name = &report.name;
     let mut notes = Vec::new();
-    let denied: u64 =
-        report.statuses.iter().filter(|(status, _)| !(200..300).contains(*status)).map(|(_, n)| n).sum();
-    if denied > 0 {
-        notes.push(format!("{name}: {denied} of {} answers were not 2xx", report.requests));
+    let others = report.requests.saturating_sub(report.expected());
+    if others > 0 {
+        notes.push(format!("{name}: {others} of {} answers were not {}", report.requests, report.expect));
     }
     if report.unsent > 0 {
         notes.push(format!(
@@ -153,6 +165,7 @@ pub(crate) mod tests {
             connections: 128,
             threads: 1,
             keys: 1,
+            expect: Expect::Success,
             rate_per_s: None,
             warmup_s: 2.0,
             duration_s: 10.0,
@@ -192,7 +205,7 @@ pub(crate) mod tests {
     fn whatever_weakens_the_numbers_is_noted() {
         let mut report = sample("a", 100);
         assert!(cautions(&report).is_empty());
-        report.statuses.insert(429, 7);
+        report.statuses = BTreeMap::from([(200, 93), (429, 7)]);
         report.unsent = 5;
         report.generator_cores = 0.99;
         let notes = cautions(&report).join("\n");
@@ -200,5 +213,13 @@ pub(crate) mod tests {
             notes.contains("7 of 100") && notes.contains("5 requests") && notes.contains("--threads"),
             "{notes}"
         );
+    }
+
+    #[test]
+    fn refusals_are_the_result_of_a_load_that_expects_them() {
+        let statuses = BTreeMap::from([(200, 1), (429, 99)]);
+        let report = Report { expect: Expect::Status(429), statuses, ..sample("a", 100) };
+        assert_eq!(report.expected(), 99);
+        assert_eq!(cautions(&report), ["a: 1 of 100 answers were not 429"]);
     }
 }

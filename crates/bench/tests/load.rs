@@ -12,7 +12,7 @@ use axum::http::StatusCode;
 use axum::routing::post;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
-use weir_bench::{Body, ErrorCounts, LoadOptions, Report, Target, Template, configure, measure};
+use weir_bench::{Body, ErrorCounts, Expect, LoadOptions, Report, Target, Template, configure, measure};
 
 const OK: &[u8] = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok";
 
@@ -74,6 +74,16 @@ async fn a_closed_loop_counts_only_answers() {
     assert!(report.requests > 0);
     assert_eq!(report.statuses.get(&200), Some(&report.requests));
     assert_eq!((report.errors, report.unsent), (ErrorCounts::default(), 0));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_refusal_is_what_was_expected_only_when_it_was() {
+    let address =
+        serve(Router::new().route("/api/send", post(|| async { StatusCode::TOO_MANY_REQUESTS }))).await;
+    let report = measured(address, &LoadOptions { expect: Expect::Status(429), ..load() }).await;
+    assert!(report.requests > 0);
+    assert_eq!(report.expected(), report.requests);
+    assert_eq!(measured(address, &load()).await.expected(), 0);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -4,7 +4,7 @@ use anyhow::{Context as _, Result};
 
 use crate::process::{self, Process};
 use crate::results::Row;
-use crate::weir;
+use crate::weir::{self, Load};
 use crate::{Bench, HOT};
 
 pub(crate) async fn measure(bench: &Bench) -> Result<Row> {
@@ -14,7 +14,7 @@ pub(crate) async fn measure(bench: &Bench) -> Result<Row> {
     command.args(["bench", "empty"]);
     let mut server = Process::spawn(command, &bench.path().join("empty"))?;
     let url = server.ready_url().await.context("start the empty handler")?;
-    let row = Row::from_report(&weir::load(bench, name, &url, HOT).await?);
+    let row = Row::from_report(&weir::drive(bench, name, &url, Load::Accepted { keys: HOT }).await?);
     server.stop().await.context("stop the empty handler")?;
     Ok(row)
 }

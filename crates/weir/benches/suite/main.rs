@@ -6,8 +6,11 @@
 
 mod audit;
 mod empty;
+mod kafka;
 mod pgbench;
+mod postgres;
 mod process;
+mod redis;
 mod results;
 mod startup;
 mod table;
@@ -23,9 +26,12 @@ use clap::{Parser, ValueEnum};
 use tempfile::TempDir;
 use tokio::signal::unix::{SignalKind, signal};
 
-use crate::pgbench::Baseline;
-use crate::results::{Bound, Results};
-use crate::weir::Store;
+use crate::kafka::Kafka;
+use crate::postgres::Postgres;
+use crate::redis::Redis;
+use crate::results::{Bound, Results, Run};
+use crate::table::spread;
+use crate::weir::{Engines, Load};
 
 /// Users the messages are spread over: one hot key, and many.
 const HOT: u64 = 1;
@@ -33,11 +39,14 @@ const SPREAD: u64 = 10_000;
 
 const EMBEDDED_TARGETS: [(u64, f64); 2] = [(HOT, 0.6), (SPREAD, 0.45)];
 const POSTGRES_TARGETS: [(u64, f64); 2] = [(HOT, 15.0), (SPREAD, 2.5)];
+const REDIS_TARGETS: [(u64, f64); 2] = [(HOT, 0.6), (SPREAD, 0.4)];
+const REFUSALS_TARGET: f64 = 0.8;
+const KAFKA_TARGET: f64 = 10.0;
 const P99_TARGET_MS: f64 = 20.0;
 const MEMORY_TARGET_MB: f64 = 40.0;
 const READY_TARGET_MS: f64 = 300.0;
 
-/// Weir next to an empty handler and to one transaction a request.
+/// Weir next to an empty handler, to one transaction a request, and to Redis alone.
 #[derive(Debug, Parser)]
 struct Arguments {
     /// Also write the results to this file, as JSON
@@ -50,8 +59,11 @@ struct Arguments {
     #[arg(long)]
     strict: bool,
     /// Run these parts alone
-    #[arg(long, value_enum, value_delimiter = ',', default_values_t = [Part::Embedded, Part::Postgres, Part::Process])]
+    #[arg(long, value_enum, value_delimiter = ',', default_values_t = Part::value_variants().to_vec())]
     only: Vec<Part>,
+    /// Leave out what needs Kafka, which needs Java
+    #[arg(long)]
+    without_kafka: bool,
     /// What cargo adds for `cargo bench` and leaves out for `cargo test`
     #[arg(long, hide = true)]
     bench: bool,
@@ -60,7 +72,10 @@ struct Arguments {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Part {
     Embedded,
+    Refusals,
     Postgres,
+    Redis,
+    Kafka,
     Process,
 }
 
@@ -131,10 +146,20 @@ async fn measure_all(arguments: &Arguments) -> Result<Results> {
     if arguments.quick {
         results.notes.push("a quick run: too short to quote".to_owned());
     }
+    let without_kafka = arguments.without_kafka;
+    if without_kafka {
+        let left_out =
+            "left out because of --without-kafka: Weir on Postgres + Kafka, with and without Redis";
+        results.notes.push(left_out.to_owned());
+    }
     for part in &arguments.only {
         match part {
             Part::Embedded => measure_embedded(&bench, &mut results).await?,
+            Part::Refusals => measure_refusals(&bench, &mut results).await?,
             Part::Postgres => measure_postgres(&bench, &mut results).await?,
+            Part::Redis => measure_redis(&bench, without_kafka, &mut results).await?,
+            Part::Kafka if without_kafka => {}
+            Part::Kafka => measure_kafka(&bench, &mut results).await?,
             Part::Process => measure_process(&bench, &mut results).await?,
         }
     }
@@ -145,7 +170,7 @@ async fn measure_embedded(bench: &Bench, results: &mut Results) -> Result<()> {
     let mut before = empty::measure(bench).await?;
     results.rows.push(before.clone());
     for (keys, at_least) in EMBEDDED_TARGETS {
-        let run = weir::measure(bench, Store::Embedded, keys).await?;
+        let run = weir::measure(bench, Engines::EMBEDDED, Load::Accepted { keys }).await?;
         let after = empty::measure(bench).await?;
         results.compare(run, [&before, &after], at_least);
         results.rows.push(after.clone());
@@ -154,20 +179,88 @@ async fn measure_embedded(bench: &Bench, results: &mut Results) -> Result<()> {
     Ok(())
 }
 
+async fn measure_refusals(bench: &Bench, results: &mut Results) -> Result<()> {
+    let before = empty::measure(bench).await?;
+    results.rows.push(before.clone());
+    let run = weir::measure(bench, Engines::EMBEDDED, Load::Refused).await?;
+    let between = empty::measure(bench).await?;
+    results.compare(run, [&before, &between], REFUSALS_TARGET);
+    results.rows.push(between.clone());
+    let postgres = Postgres::start().await?;
+    results.note(postgres.conditions().await?);
+    let run = on_postgres(bench, &postgres, Engines::EMBEDDED, Load::Refused).await?;
+    let after = empty::measure(bench).await?;
+    results.compare(run, [&between, &after], REFUSALS_TARGET);
+    results.rows.push(after);
+    Ok(())
+}
+
 async fn measure_postgres(bench: &Bench, results: &mut Results) -> Result<()> {
-    let baseline = Baseline::start(bench.path()).await?;
-    results.notes.extend(baseline.conditions().await?);
+    let postgres = Postgres::start().await?;
+    let baseline = pgbench::Baseline::new(bench, &postgres).await?;
+    results.note(postgres.conditions().await?);
+    results.note([pgbench::Baseline::conditions()]);
     for (keys, at_least) in POSTGRES_TARGETS {
         let before = baseline.measure(bench, keys).await?;
         results.rows.push(before.clone());
-        let database = baseline.database(keys).await?;
-        let run = weir::measure(bench, Store::Postgres(database.url()), keys).await?;
-        baseline.drop_database(database).await?;
+        let run = on_postgres(bench, &postgres, Engines::EMBEDDED, Load::Accepted { keys }).await?;
         let after = baseline.measure(bench, keys).await?;
         results.compare(run, [&before, &after], at_least);
         results.rows.push(after);
     }
     Ok(())
+}
+
+/// The target is for the faster of the two ways that messages can take from there.
+async fn measure_redis(bench: &Bench, without_kafka: bool, results: &mut Results) -> Result<()> {
+    let (postgres, redis) = (Postgres::start().await?, Redis::start().await?);
+    let kafka = if without_kafka { None } else { Some(Kafka::start().await?) };
+    results.note(postgres.conditions().await?);
+    results.note([redis.conditions().await]);
+    results.note(kafka.as_ref().map(|_| Kafka::conditions()));
+    let kafka_url = kafka.as_ref().map(Kafka::url);
+    let brokers = std::iter::once(None).chain(kafka_url.as_deref().map(Some));
+    for (keys, at_least) in REDIS_TARGETS {
+        let mut before = redis.measure(bench, keys).await?;
+        results.rows.push(before.clone());
+        let mut best = f64::MIN;
+        for kafka in brokers.clone() {
+            redis.clear().await;
+            let engines = Engines { redis: Some(redis.url()), kafka, ..Engines::EMBEDDED };
+            let run = on_postgres(bench, &postgres, engines, Load::Accepted { keys }).await?;
+            let after = redis.measure(bench, keys).await?;
+            best = best.max(results.record(run, [&before, &after]));
+            results.rows.push(after.clone());
+            before = after;
+        }
+        let name = format!("weir Postgres + Redis, {}, better broker / {}", spread(keys, "key"), before.name);
+        results.target(&name, best, Bound::AtLeast(at_least), "×");
+    }
+    Ok(())
+}
+
+async fn measure_kafka(bench: &Bench, results: &mut Results) -> Result<()> {
+    let (postgres, kafka) = (Postgres::start().await?, Kafka::start().await?);
+    let baseline = kafka::Baseline::new(&kafka, &postgres).await?;
+    results.note(postgres.conditions().await?);
+    results.note([Kafka::conditions()]);
+    let before = baseline.measure(bench).await?;
+    results.rows.push(before.clone());
+    let url = kafka.url();
+    let engines = Engines { kafka: Some(&url), ..Engines::EMBEDDED };
+    let run = on_postgres(bench, &postgres, engines, Load::Accepted { keys: HOT }).await?;
+    let after = baseline.measure(bench).await?;
+    results.compare(run, [&before, &after], KAFKA_TARGET);
+    results.rows.push(after);
+    Ok(())
+}
+
+/// A run on an empty database, which is gone afterwards.
+async fn on_postgres(bench: &Bench, postgres: &Postgres, others: Engines<'_>, load: Load) -> Result<Run> {
+    let database = postgres.database().await;
+    let run = weir::measure(bench, Engines { postgres: Some(database.url()), ..others }, load).await?;
+    postgres.drop_database(database).await?;
+    Ok(run)
 }
 
 async fn measure_process(bench: &Bench, results: &mut Results) -> Result<()> {

@@ -5,8 +5,7 @@ use std::fs;
 use serde::Serialize;
 use weir_bench::Report;
 
-use crate::pgbench::is_in_memory;
-use crate::weir::accepted;
+use crate::postgres::is_in_memory;
 use crate::{Bench, P99_TARGET_MS};
 
 /// A load average that says somebody else is at work on the machine.
@@ -17,11 +16,11 @@ const BUSY: f64 = 0.5;
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Row {
     pub(crate) name: String,
-    /// Of 2xx answers alone: a refusal is fast and no work.
+    /// Of the answers that the run is about, 2xx or refusals: others are fast and no work.
     pub(crate) requests_per_s: f64,
     pub(crate) p50_ms: f64,
     pub(crate) p99_ms: f64,
-    /// Answers other than 2xx, and requests without an answer.
+    /// Other answers, and requests without an answer.
     pub(crate) failed: u64,
     /// Processor cores of the load generator; it has one thread.
     pub(crate) generator_cores: Option<f64>,
@@ -94,9 +93,9 @@ impl Row {
     }
 
     pub(crate) fn from_report(report: &Report) -> Self {
-        let accepted = accepted(report);
-        let failed = report.requests - accepted + report.errors.total();
-        let rate = accepted as f64 / report.duration_s;
+        let expected = report.expected();
+        let failed = report.requests - expected + report.errors.total();
+        let rate = expected as f64 / report.duration_s;
         let row = Self::new(report.name.clone(), rate, report.latency_ms.p50, report.latency_ms.p99, failed);
         Self { generator_cores: Some(report.generator_cores), ..row }
     }
@@ -126,24 +125,43 @@ impl Results {
 
     /// Takes in a run of Weir and judges it against the baseline taken just before and just after.
     pub(crate) fn compare(&mut self, run: Run, around: [&Row; 2], at_least: f64) {
+        let name = format!("{} / {}", run.row.name, around[0].name);
+        let ratio = self.record(run, around);
+        self.target(&name, ratio, Bound::AtLeast(at_least), "×");
+    }
+
+    /// Takes in a run of Weir and says its ratio to the baseline, for the caller to judge.
+    pub(crate) fn record(&mut self, run: Run, around: [&Row; 2]) -> f64 {
         let Run { mut row, failures } = run;
         let [before, after] = around.map(|baseline| baseline.requests_per_s);
         let ratio = row.requests_per_s / f64::midpoint(before, after);
         row.ratio = Some(ratio);
         let against = format!("{} / {}", row.name, around[0].name);
-        self.target(&against, ratio, Bound::AtLeast(at_least), "×");
         self.target(&format!("{}, p99", row.name), row.p99_ms, Bound::Below(P99_TARGET_MS), "ms");
         if let Some(sender) = row.sender.filter(|sender| !sender.caught_up) {
             self.notes.push(format!("{}: the sender was still behind after {:.0} s", row.name, sender.lag_s));
         }
         if row.failed > 0 {
-            self.notes.push(format!("{}: {} requests failed or were refused", row.name, row.failed));
+            self.notes.push(format!(
+                "{}: {} requests failed or were not answered as expected",
+                row.name, row.failed
+            ));
         }
         if (before - after).abs() > 0.2 * before.max(after) {
             self.notes.push(format!("{against}: the baseline moved by more than a fifth around the run"));
         }
         self.rows.push(row);
         self.failures.extend(failures);
+        ratio
+    }
+
+    /// Takes in what a reader should know, once.
+    pub(crate) fn note(&mut self, notes: impl IntoIterator<Item = String>) {
+        for note in notes {
+            if !self.notes.contains(&note) {
+                self.notes.push(note);
+            }
+        }
     }
 
     pub(crate) fn target(&mut self, name: &str, measured: f64, bound: Bound, unit: &'static str) {
@@ -157,6 +175,12 @@ impl Results {
     pub(crate) fn meets_targets(&self) -> bool {
         self.targets.iter().all(|target| target.met)
     }
+}
+
+/// Of latencies in microseconds, of which there is at least one.
+pub(crate) fn percentiles_ms<const N: usize>(mut latencies_us: Vec<u64>, percents: [usize; N]) -> [f64; N] {
+    latencies_us.sort_unstable();
+    percents.map(|percent| latencies_us[latencies_us.len() * percent / 100] as f64 / 1000.0)
 }
 
 /// Over the last minute; 0 where it cannot be known.

@@ -12,7 +12,7 @@ use tokio::time::{sleep, timeout};
 
 use crate::SPREAD;
 use crate::process::Process;
-use crate::weir::{Store, embedded_data, serve};
+use crate::weir::{Engines, Load, data, serve};
 
 const STARTS: usize = 10;
 const LIMIT: Duration = Duration::from_secs(30);
@@ -32,7 +32,7 @@ pub(crate) struct StartTimes {
 pub(crate) async fn idle_memory_mb(scratch: &Path) -> Result<f64> {
     eprintln!("measuring: idle memory");
     let directory = scratch.join("idle");
-    let mut server = Process::spawn(serve(&directory.join("data"), Store::Embedded), &directory)?;
+    let mut server = Process::spawn(serve(&directory.join("data"), Engines::EMBEDDED), &directory)?;
     server.ready_url().await.context("start weir")?;
     let resident_kb = timeout(LIMIT, stable_kb(server.id())).await.context("memory kept changing")??;
     server.stop().await.context("stop weir")?;
@@ -63,7 +63,7 @@ fn resident_kb(process: u32) -> Result<u64> {
 /// On a fresh directory each time, and on one that is there: that of the run over many users, if it took place.
 pub(crate) async fn start_times(scratch: &Path) -> Result<Vec<(&'static str, StartTimes)>> {
     eprintln!("measuring: start to ready");
-    let used = embedded_data(scratch, SPREAD);
+    let used = data(scratch, Engines::EMBEDDED, Load::Accepted { keys: SPREAD });
     let (name, existing) = if used.exists() {
         ("directory with 10,000 users", used)
     } else {
@@ -89,7 +89,7 @@ fn summary(mut times: Vec<Duration>) -> StartTimes {
 
 /// From just before the start of the process until its ready line has been read from a pipe.
 async fn time_to_ready(data: &Path) -> Result<Duration> {
-    let command = serve(data, Store::Embedded);
+    let command = serve(data, Engines::EMBEDDED);
     let directory = data.parent().unwrap_or(data);
     let started = Instant::now();
     let (server, stdout) = Process::spawn_piped(command, directory)?;

@@ -1,5 +1,6 @@
 //! The results as text for people: the measurements in the order they were taken, the targets, and what to mind.
 
+use crate::HOT;
 use crate::results::{Bound, Results, Row, Sender, Target};
 
 const MEASURED: [&str; 8] =
@@ -64,6 +65,11 @@ fn align<const N: usize>(rows: &[[String; N]]) -> Vec<String> {
         format!("{:<width$}{}", row[0], rest.collect::<String>(), width = widths[0]).trim_end().to_owned()
     };
     rows.iter().map(line).collect()
+}
+
+/// What a load goes to, as part of a name: one hot key or row, or many.
+pub(crate) fn spread(keys: u64, noun: &str) -> String {
+    if keys == HOT { format!("one hot {noun}") } else { format!("{} {noun}s", grouped(keys as f64)) }
 }
 
 /// A whole number with its thousands set apart.

@@ -5,60 +5,106 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context as _, Result};
-use weir_bench::{Body, LoadOptions, Report, Target, Template, configure, resolve};
+use weir_bench::{Body, Expect, LoadOptions, Report, Target, Template, configure, resolve};
 
-use crate::audit;
+use crate::audit::{self, Promises};
 use crate::process::{self, Process};
 use crate::results::{Row, Run};
-use crate::table::grouped;
+use crate::table::spread;
 use crate::{Bench, HOT};
 
 /// The same in every request whatever the port, so that all servers get the same bytes.
 const HOST: &str = "127.0.0.1:8080";
-/// A limit and a window (in minutes) that no run can reach.
-const CONFIGURE: &str = r#"","rateLimit":2147483647,"timeWindow":1440}"#;
 const SEND: &str = r#"","message":"your parcel is on its way"}"#;
+/// A limit that no run can reach.
+const UNREACHABLE: u32 = 2_147_483_647;
 
-#[derive(Debug, Clone, Copy)]
-pub(crate) enum Store<'a> {
-    Embedded,
-    /// The URL of an empty database.
-    Postgres(&'a str),
+/// The addresses of the engines; without any it is the embedded one.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Engines<'a> {
+    /// An empty database.
+    pub(crate) postgres: Option<&'a str>,
+    /// An empty Redis.
+    pub(crate) redis: Option<&'a str>,
+    pub(crate) kafka: Option<&'a str>,
 }
 
-/// `weir serve` on a data directory, every setting at its default but the store.
-pub(crate) fn serve(data: &Path, store: Store<'_>) -> Command {
+impl Engines<'_> {
+    pub(crate) const EMBEDDED: Self = Self { postgres: None, redis: None, kafka: None };
+
+    fn name(&self) -> String {
+        let used = [("Postgres", self.postgres), ("Redis", self.redis), ("Kafka", self.kafka)];
+        let used: Vec<&str> = used.iter().filter_map(|(name, url)| url.map(|_| *name)).collect();
+        if used.is_empty() { "embedded".to_owned() } else { used.join(" + ") }
+    }
+}
+
+/// What the requests ask for.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Load {
+    /// Messages of this many users, who never reach their limits.
+    Accepted { keys: u64 },
+    /// Messages of one user who has reached the limit.
+    Refused,
+}
+
+impl Load {
+    fn keys(self) -> u64 {
+        match self {
+            Self::Accepted { keys } => keys,
+            Self::Refused => HOT,
+        }
+    }
+
+    fn limit(self) -> u32 {
+        match self {
+            Self::Accepted { .. } => UNREACHABLE,
+            Self::Refused => 1,
+        }
+    }
+
+    fn expect(self) -> Expect {
+        match self {
+            Self::Accepted { .. } => Expect::Success,
+            Self::Refused => Expect::Status(429),
+        }
+    }
+
+    fn name(self) -> String {
+        match self {
+            Self::Accepted { keys } => spread(keys, "key"),
+            Self::Refused => "refusals".to_owned(),
+        }
+    }
+}
+
+/// `weir serve` on a data directory, every setting at its default but the engines.
+pub(crate) fn serve(data: &Path, engines: Engines<'_>) -> Command {
     let mut command = process::weir();
     command.arg("serve").env("WEIR_DATA", data);
-    if let Store::Postgres(url) = store {
-        command.env("WEIR_STORE", url);
-    }
+    let settings =
+        [("WEIR_STORE", engines.postgres), ("WEIR_CACHE", engines.redis), ("WEIR_BROKER", engines.kafka)];
+    command.envs(settings.into_iter().filter_map(|(name, url)| Some((name, url?))));
     command
 }
 
-/// Where a run on the embedded engine over `keys` users leaves its data.
-pub(crate) fn embedded_data(scratch: &Path, keys: u64) -> PathBuf {
-    scratch.join(format!("embedded-{keys}")).join("data")
+/// Where a run on these engines under this load leaves its data.
+pub(crate) fn data(scratch: &Path, engines: Engines<'_>, load: Load) -> PathBuf {
+    scratch.join(format!("{}, {}", engines.name(), load.name())).join("data")
 }
 
 /// Loads a fresh server, then holds its books against the answers it gave.
-pub(crate) async fn measure(bench: &Bench, store: Store<'_>, keys: u64) -> Result<Run> {
-    let engine = if matches!(store, Store::Embedded) { "embedded" } else { "Postgres" };
-    let spread =
-        if keys == HOT { "one hot key".to_owned() } else { format!("{} keys", grouped(keys as f64)) };
-    let name = format!("weir {engine}, {spread}");
+pub(crate) async fn measure(bench: &Bench, engines: Engines<'_>, load: Load) -> Result<Run> {
+    let name = format!("weir {}, {}", engines.name(), load.name());
     eprintln!("measuring: {name}");
-    let data = match store {
-        Store::Embedded => embedded_data(bench.path(), keys),
-        Store::Postgres(_) => bench.path().join(format!("postgres-{keys}")).join("data"),
-    };
+    let data = data(bench.path(), engines, load);
     let directory = data.parent().unwrap_or(bench.path());
-    let mut server = Process::spawn(serve(&data, store), directory)?;
+    let mut server = Process::spawn(serve(&data, engines), directory)?;
     let url = server.ready_url().await.context("start weir")?;
-    create_users(&url, keys).await?;
-    let report = load(bench, &name, &url, keys).await?;
+    prepare(&url, load).await?;
+    let report = drive(bench, &name, &url, load).await?;
     let admin_key = fs::read_to_string(data.join("admin.key")).context("read the admin key")?;
-    let audit = audit::hold_to_account(&url, admin_key.trim(), accepted(&report), keys).await;
+    let audit = audit::hold_to_account(&url, admin_key.trim(), promises(&report, engines, load)).await;
     let mut failures: Vec<String> = audit.failures.iter().map(|found| format!("{name}: {found}")).collect();
     if let Err(error) = server.stop().await {
         failures.push(format!("{name}: {error:#}"));
@@ -66,28 +112,44 @@ pub(crate) async fn measure(bench: &Bench, store: Store<'_>, keys: u64) -> Resul
     Ok(Run { row: Row { sender: audit.sender, ..Row::from_report(&report) }, failures })
 }
 
-async fn create_users(url: &str, keys: u64) -> Result<()> {
-    let (address, _) = resolve(url, false).await?;
-    let template = Template::post_json(HOST, "/api/config", &body(CONFIGURE));
-    let target = Target { name: "creating users".to_owned(), address, template };
-    configure(&target, keys).await.context("create the users")
+/// Creates the users and, where they are to be refused, takes them to their limits.
+async fn prepare(url: &str, load: Load) -> Result<()> {
+    let limits = format!(r#"","rateLimit":{},"timeWindow":1440}}"#, load.limit());
+    let users = target("creating users", url, "/api/config", &limits).await?;
+    configure(&users, load.keys()).await.context("create the users")?;
+    if matches!(load, Load::Refused) {
+        let last = target("the last message", url, "/api/send", SEND).await?;
+        configure(&last, load.keys()).await.context("send the last message before the limit")?;
+    }
+    Ok(())
 }
 
 /// The load of every HTTP run: 128 connections in a closed loop.
-pub(crate) async fn load(bench: &Bench, name: &str, url: &str, keys: u64) -> Result<Report> {
-    let (address, _) = resolve(url, false).await?;
-    let template = Template::post_json(HOST, "/api/send", &body(SEND));
-    let target = Target { name: name.to_owned(), address, template };
-    let options =
-        LoadOptions { warmup: bench.warmup, duration: bench.duration, keys, ..LoadOptions::default() };
+pub(crate) async fn drive(bench: &Bench, name: &str, url: &str, load: Load) -> Result<Report> {
+    let target = target(name, url, "/api/send", SEND).await?;
+    let options = LoadOptions {
+        warmup: bench.warmup,
+        duration: bench.duration,
+        keys: load.keys(),
+        expect: load.expect(),
+        ..LoadOptions::default()
+    };
     weir_bench::measure(&target, &options).await.with_context(|| format!("load {name}"))
 }
 
-/// Answers that promised something.
-pub(crate) fn accepted(report: &Report) -> u64 {
-    report.statuses.iter().filter(|(status, _)| (200..300).contains(*status)).map(|(_, count)| count).sum()
+async fn target(name: &str, url: &str, path: &str, after_user: &str) -> Result<Target> {
+    let (address, _) = resolve(url, false).await?;
+    let body = Body { before: r#"{"userId":"bench-"#.to_owned(), after: after_user.to_owned() };
+    Ok(Target { name: name.to_owned(), address, template: Template::post_json(HOST, path, &body) })
 }
 
-fn body(after: &str) -> Body {
-    Body { before: r#"{"userId":"bench-"#.to_owned(), after: after.to_owned() }
+/// What the answers said.
+fn promises(report: &Report, engines: Engines<'_>, load: Load) -> Promises {
+    let accepted = match load {
+        Load::Accepted { .. } => report.expected(),
+        // The one that went before.
+        Load::Refused => HOT,
+    };
+    let (has_ledger, counts_first) = (engines.kafka.is_none(), engines.redis.is_some());
+    Promises { users: load.keys(), accepted, has_ledger, counts_first }
 }
