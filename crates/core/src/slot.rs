@@ -178,6 +178,11 @@ impl Windows {
         self.held.insert(start);
     }
 
+    /// Forgets what somebody else held: a search that begins anew finds out again.
+    pub fn forget_held(&mut self) {
+        self.held.clear();
+    }
+
     /// How many events an open window has; none when it is not known to be open.
     #[must_use]
     pub fn count(&self, start: Timestamp) -> Option<u32> {

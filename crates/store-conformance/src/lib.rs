@@ -36,6 +36,7 @@ pub mod quota_send;
 pub mod quota_window;
 pub mod restart;
 pub mod servers;
+pub mod slot;
 
 use std::sync::Arc;
 

@@ -46,12 +46,18 @@ const FIRST_OPEN: &str = "
         END
     FROM unnest($1::text[], $2::timestamptz[]) WITH ORDINALITY AS w (config_name, from_start, place)
     ORDER BY w.place";
+/// The inner query is kept apart (`OFFSET 0`), so that locks are tried only for what is missing, and in order.
 const MAKE: &str = "
     WITH free AS MATERIALIZED (
-        SELECT w.config_name, w.start FROM unnest($1::text[], $2::timestamptz[]) AS w (config_name, start)
-        WHERE NOT EXISTS (SELECT FROM rate_limit_window_counter c
-                          WHERE c.config_name = w.config_name AND c.window_start = w.start)
-          AND pg_try_advisory_xact_lock(hashtextextended('weir window ' || w.config_name || ' ' || w.start, 1)))
+        SELECT missing.config_name, missing.start FROM (
+            SELECT w.config_name, w.start
+            FROM unnest($1::text[], $2::timestamptz[]) WITH ORDINALITY AS w (config_name, start, place)
+            WHERE NOT EXISTS (SELECT FROM rate_limit_window_counter c
+                              WHERE c.config_name = w.config_name AND c.window_start = w.start)
+            ORDER BY w.place OFFSET 0) AS missing
+        WHERE pg_try_advisory_xact_lock(
+            hashtextextended('weir window ' || missing.config_name || ' ' || missing.start, 1))
+        LIMIT $3)
     INSERT INTO rate_limit_window_counter (config_name, window_start, slot_count, status)
     SELECT config_name, start, 0, 'OPEN' FROM free
     ON CONFLICT DO NOTHING";
@@ -64,6 +70,7 @@ const LOCK: &str = "
     JOIN unnest($1::text[], $2::timestamptz[]) AS w (config_name, start)
       ON c.config_name = w.config_name AND c.window_start = w.start
     WHERE c.status = 'OPEN'
+    ORDER BY c.config_name, c.window_start LIMIT $3
     FOR UPDATE OF c SKIP LOCKED";
 /// A slot that another server has just given to the same event is left alone, and not counted.
 const SAVE: &str = "
@@ -90,10 +97,8 @@ pub(super) const SQL: [&str; 7] = [SHARE_CONFIGS, CONFIGS, FIRST_OPEN, MAKE, STA
 
 /// How many windows past the first one with room are searched.
 const HEADROOM: u32 = 100;
-/// How often a search goes on further.
+/// How often a search begins anew, further out each time, when others held what it found.
 const ROUNDS: u32 = 8;
-/// Windows beyond those that are needed, for a start: others may hold some.
-const SPARE: u64 = 1;
 
 #[derive(Debug)]
 pub(super) struct Statements {
@@ -170,10 +175,8 @@ struct Work<'a> {
     /// Places in the batch that still need a slot.
     open: Vec<usize>,
     placed: BTreeMap<usize, Slot>,
-    /// Up to where the windows after a wanted one are known.
-    known_to: HashMap<(&'a ConfigName, Timestamp), Timestamp>,
-    /// Windows asked for so far.
-    asked: HashSet<(&'a ConfigName, Timestamp)>,
+    /// Windows locked so far.
+    ours: HashSet<(String, Timestamp)>,
 }
 
 impl<'a> Work<'a> {
@@ -190,8 +193,7 @@ impl<'a> Work<'a> {
                 open.push(place);
             }
         }
-        let (placed, known_to, asked) = (BTreeMap::new(), HashMap::new(), HashSet::new());
-        Self { batch, existing, views, open, placed, known_to, asked }
+        Self { batch, existing, views, open, placed: BTreeMap::new(), ours: HashSet::new() }
     }
 
     /// Steps 2 and 3, and the placing. True when it is worth going on.
@@ -200,21 +202,25 @@ impl<'a> Work<'a> {
             return Ok(false);
         }
         let wanted = self.wanted();
-        let from: Vec<_> = wanted.keys().map(|(name, first)| (*name, self.resume(name, *first))).collect();
-        let starts = first_open(session, &from).await?;
-        let mut candidates = Vec::new();
+        let next = |(name, first): &(&'a ConfigName, Timestamp)| {
+            (*name, self.views.get(name).map_or(*first, |view| view.pace().later(*first, 1)))
+        };
+        let starts = first_open(session, &wanted.keys().map(next).collect::<Vec<_>>()).await?;
+        let (mut candidates, mut enough) = (Vec::new(), 0);
         for (((name, first), demand), start) in wanted.iter().zip(starts) {
             let Some(view) = self.views.get(name) else { continue };
             let pace = *view.pace();
-            let needed = u64::from(*demand).div_ceil(u64::from(pace.max_per_window()));
-            // Further out each time, but not without bound.
-            let count = (needed + SPARE).saturating_mul(1 << round).min(needed + u64::from(HEADROOM));
+            let needed = u64::from(*demand).div_ceil(u64::from(pace.max_per_window())) + 1;
+            let span = needed + u64::from(HEADROOM).min(u64::from(round) * u64::from(HEADROOM / 4));
             candidates.push((*name, *first));
-            candidates.extend((0..count).map(|n| (*name, pace.later(start, n))));
-            self.known_to.insert((*name, *first), pace.later(start, count));
+            candidates.extend((0..span).map(|n| (*name, pace.later(start, n))));
+            // No more is locked than is needed: others want some, too.
+            enough += needed + 1;
         }
-        candidates.retain(|candidate| self.asked.insert(*candidate));
-        self.lock(session, &candidates).await?;
+        candidates.retain(|(name, start)| !self.ours.contains(&(name.to_string(), *start)));
+        candidates.sort_unstable();
+        candidates.dedup();
+        self.lock(session, &candidates, i64::try_from(enough).unwrap_or(i64::MAX)).await?;
         self.place();
         Ok(!self.open.is_empty())
     }
@@ -231,29 +237,29 @@ impl<'a> Work<'a> {
         wanted
     }
 
-    /// The window after a wanted one, or after those that are known already.
-    fn resume(&self, name: &'a ConfigName, first: Timestamp) -> Timestamp {
-        let next = self.views.get(name).map_or(first, |view| view.pace().later(first, 1));
-        self.known_to.get(&(name, first)).copied().unwrap_or(next)
-    }
-
-    async fn lock(&mut self, session: &Session, candidates: &[(&'a ConfigName, Timestamp)]) -> Result<()> {
-        let mut sorted = candidates.to_vec();
-        sorted.sort_unstable();
-        let names: Vec<&str> = sorted.iter().map(|(name, _)| name.as_str()).collect();
-        let starts: Vec<SystemTime> = sorted.iter().map(|(_, start)| time::to_system(*start)).collect();
+    async fn lock(
+        &mut self,
+        session: &Session,
+        candidates: &[(&'a ConfigName, Timestamp)],
+        enough: i64,
+    ) -> Result<()> {
+        let names: Vec<&str> = candidates.iter().map(|(name, _)| name.as_str()).collect();
+        let starts: Vec<SystemTime> = candidates.iter().map(|(_, start)| time::to_system(*start)).collect();
         let (client, statements) = (&session.client, &session.statements.slot.assign);
-        let values: [&(dyn ToSql + Sync); 2] = [&names, &starts];
+        let values: [&(dyn ToSql + Sync); 3] = [&names, &starts, &enough];
         let (_, states, locked) = session
             .bounded(try_join3(
                 client.execute(&statements.make, &values),
-                client.query(&statements.states, &values),
+                client.query(&statements.states, &values[..2]),
                 client.query(&statements.lock, &values),
             ))
             .await?;
+        self.views.values_mut().for_each(Windows::forget_held);
         for row in &locked {
-            if let Some(view) = self.view(column(row, 0)?) {
-                view.add(time::from_system(column(row, 1)?), unsigned(column(row, 2)?));
+            let (name, start): (&str, _) = (column(row, 0)?, time::from_system(column(row, 1)?));
+            self.ours.insert((name.to_owned(), start));
+            if let Some(view) = self.view(name) {
+                view.add(start, unsigned(column(row, 2)?));
             }
         }
         let mut known: HashSet<(&str, SystemTime)> = HashSet::new();
@@ -269,11 +275,11 @@ impl<'a> Work<'a> {
             }
         }
         // What is not there although it was to be made is being made by somebody else.
-        for (name, start) in sorted {
-            if !known.contains(&(name.as_str(), time::to_system(start)))
+        for (name, start) in candidates {
+            if !known.contains(&(name.as_str(), time::to_system(*start)))
                 && let Some(view) = self.views.get_mut(name)
             {
-                view.pass_over(start);
+                view.pass_over(*start);
             }
         }
         Ok(())
@@ -325,7 +331,7 @@ impl<'a> Work<'a> {
         let (saved, _, ()) = session
             .bounded(try_join3(
                 client.query_one(&statements.assign.save, &values),
-                client.execute(&statements.assign.make, &[&follow_names, &follow_starts]),
+                client.execute(&statements.assign.make, &[&follow_names, &follow_starts, &i64::MAX]),
                 client.batch_execute("COMMIT"),
             ))
             .await?;

@@ -1,0 +1,95 @@
+//! The cases of slot, for engines that implement [`SlotHarness`].
+
+pub mod assign;
+pub mod concurrent;
+pub mod config;
+pub mod given;
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use weir_store::slot::SlotStore;
+
+/// An engine under test, as a store of slots.
+#[async_trait]
+pub trait SlotHarness: Send + Sync + Sized + 'static {
+    /// A fresh, empty engine.
+    async fn open() -> Self;
+
+    /// Whether somebody asked for this engine to be left out; its cases then pass without running.
+    fn skipped() -> bool {
+        false
+    }
+
+    /// The engine.
+    fn slots(&self) -> Arc<dyn SlotStore>;
+
+    /// A restart: closes the engine and opens it again on the same data.
+    async fn reopen(self) -> Self;
+
+    /// Another server on the same data; `None` when the engine belongs to one process.
+    async fn another(&self) -> Option<Self> {
+        None
+    }
+}
+
+/// One test per case of slot, against the harness named.
+#[macro_export]
+macro_rules! slot_suite {
+    ($harness:ty) => {
+        $crate::slot_tests_of! { $harness;
+            config: [
+                a_config_has_versions_and_the_last_one_is_active,
+                a_config_out_of_service_is_unknown_until_it_is_put_again,
+                configs_are_listed_by_name,
+                a_raised_maximum_reopens_full_windows,
+                a_lowered_maximum_closes_windows_and_takes_nothing_away,
+                a_new_size_counts_what_is_already_scheduled_in_each_window,
+            ],
+            assign: [
+                events_fill_their_window_and_then_the_next_ones,
+                a_window_that_has_begun_offers_its_share,
+                an_event_keeps_its_slot_whatever_comes_with_it_later,
+                an_event_twice_in_a_batch_has_one_slot,
+                an_unknown_config_is_an_answer,
+                far_events_do_not_disturb_near_ones,
+                gaps_between_full_windows_are_found,
+                a_place_given_back_is_taken_again,
+                windows_are_listed_in_order,
+                slots_survive_a_restart,
+                times_before_1970_are_times,
+                random_histories_are_placed_as_by_the_naive_walk,
+            ],
+            concurrent: [
+                parallel_batches_overfill_no_window_and_counters_equal_slots,
+                the_same_events_in_parallel_get_one_slot_each,
+                giving_back_while_assigning_keeps_the_books,
+                two_servers_overfill_no_window_and_give_each_event_one_slot,
+                a_pace_that_changes_under_load_keeps_the_books,
+            ],
+        }
+    };
+}
+
+/// What [`slot_suite!`] turns its list into.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! slot_tests_of {
+    ($harness:ty; $($group:ident: [$($case:ident),* $(,)?]),* $(,)?) => {
+        type ConformingSlots = $harness;
+        $(
+            mod $group {
+                $(
+                    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+                    async fn $case() {
+                        if <super::ConformingSlots as $crate::slot::SlotHarness>::skipped() {
+                            return;
+                        }
+                        let case = $crate::slot::$group::$case::<super::ConformingSlots>();
+                        $crate::given::in_time(case).await;
+                    }
+                )*
+            }
+        )*
+    };
+}

@@ -1,0 +1,213 @@
+//! Where events go.
+
+use std::collections::BTreeMap;
+
+use weir_core::slot::{Pace, WindowStatus};
+use weir_core::{ConfigName, Timestamp};
+use weir_store::slot::{Assign, AssignOutcome};
+
+use super::SlotHarness;
+use super::given::{
+    NOON, assign, assign_new, at, check_times, counters, event, expect_books, name, pace, put, starts, wish,
+    wishes,
+};
+
+pub async fn events_fill_their_window_and_then_the_next_ones<H: SlotHarness>() {
+    let h = H::open().await;
+    let pace = pace(3, 4_000);
+    put(&h, pace).await;
+    let first = assign_new(&h, wishes("a", 7, at(0))).await;
+    assert_eq!(starts(&first), [0, 0, 0, 4_000, 4_000, 4_000, 8_000]);
+    let more = assign_new(&h, wishes("b", 3, at(0))).await;
+    assert_eq!(starts(&more), [8_000, 8_000, 12_000], "the next batch goes on where the last one ended");
+    check_times(&first, pace);
+    check_times(&more, pace);
+    let counted = counters(&h).await;
+    assert_eq!((counted[&8_000], counted[&12_000]), ((3, WindowStatus::Closed), (1, WindowStatus::Open)));
+    expect_books(&h, 10).await;
+}
+
+pub async fn a_window_that_has_begun_offers_its_share<H: SlotHarness>() {
+    let h = H::open().await;
+    let pace = pace(4, 4_000);
+    put(&h, pace).await;
+    // A quarter of the window is left: one place of four.
+    let late = assign_new(&h, wishes("late", 3, at(3_000))).await;
+    assert_eq!(starts(&late), [0, 4_000, 4_000]);
+    assert!(late[0].scheduled >= at(3_000));
+    let early = assign_new(&h, wishes("early", 4, at(0))).await;
+    assert_eq!(starts(&early), [0, 0, 0, 4_000], "events that come for its start may use the rest");
+    let last = assign_new(&h, vec![wish("last", at(7_999))]).await;
+    assert_eq!(starts(&last), [8_000], "a thousandth of a window is no place");
+    check_times(&[late, early, last].concat(), pace);
+}
+
+pub async fn an_event_keeps_its_slot_whatever_comes_with_it_later<H: SlotHarness>() {
+    let h = H::open().await;
+    put(&h, pace(1, 1_000)).await;
+    h.slots().put_config(&name("other"), pace(9, 60_000)).await.expect("put_config must succeed");
+    let slot = assign_new(&h, vec![wish("e", at(500_000))]).await.remove(0);
+    for config in ["default", "other", "nobody's"] {
+        for requested in [at(0), at(500_000), at(9_000_000)] {
+            let again = Assign { event: event("e"), config: name(config), requested };
+            assert_eq!(assign(&h, vec![again]).await, [AssignOutcome::Existing(slot.clone())]);
+        }
+    }
+    assert_eq!(h.slots().find_slot(&event("e")).await.expect("an answer"), Some(slot));
+    assert_eq!(h.slots().find_slot(&event("f")).await.expect("an answer"), None);
+    expect_books(&h, 1).await;
+}
+
+pub async fn an_event_twice_in_a_batch_has_one_slot<H: SlotHarness>() {
+    let h = H::open().await;
+    put(&h, pace(1, 1_000)).await;
+    let batch = vec![wish("e", at(0)), wish("f", at(0)), wish("e", at(5_000)), wish("f", at(0))];
+    let outcomes = assign(&h, batch).await;
+    let [
+        AssignOutcome::New(e),
+        AssignOutcome::New(f),
+        AssignOutcome::Existing(e2),
+        AssignOutcome::Existing(f2),
+    ] = &outcomes[..]
+    else {
+        panic!("new, new, existing, existing, not {outcomes:?}")
+    };
+    assert_eq!((e, f), (e2, f2));
+    expect_books(&h, 2).await;
+}
+
+pub async fn an_unknown_config_is_an_answer<H: SlotHarness>() {
+    let h = H::open().await;
+    put(&h, pace(5, 1_000)).await;
+    let unknown = Assign { event: event("x"), config: name("nobody's"), requested: at(0) };
+    let outcomes = assign(&h, vec![wish("a", at(0)), unknown, wish("b", at(0))]).await;
+    assert!(
+        matches!(outcomes[..], [AssignOutcome::New(_), AssignOutcome::UnknownConfig, AssignOutcome::New(_)]),
+        "{outcomes:?}"
+    );
+    assert_eq!(assign(&h, Vec::new()).await, []);
+    expect_books(&h, 2).await;
+}
+
+pub async fn far_events_do_not_disturb_near_ones<H: SlotHarness>() {
+    let h = H::open().await;
+    put(&h, pace(2, 1_000)).await;
+    let year_ms = 365 * 86_400 * 1_000;
+    assign_new(&h, wishes("far", 5, at(year_ms))).await;
+    assign_new(&h, wishes("further", 5, at(20 * year_ms))).await;
+    let near = assign_new(&h, wishes("near", 5, at(0))).await;
+    assert_eq!(starts(&near), [0, 0, 1_000, 1_000, 2_000]);
+    let more = assign_new(&h, wishes("more", 2, at(year_ms))).await;
+    assert_eq!(starts(&more), [year_ms + 2_000, year_ms + 3_000]);
+    expect_books(&h, 17).await;
+}
+
+pub async fn gaps_between_full_windows_are_found<H: SlotHarness>() {
+    let h = H::open().await;
+    put(&h, pace(1, 1_000)).await;
+    for full in [0, 1, 3, 4, 6] {
+        assign_new(&h, vec![wish(&format!("full-{full}"), at(full * 1_000))]).await;
+    }
+    let slots = assign_new(&h, wishes("e", 4, at(0))).await;
+    assert_eq!(starts(&slots), [2_000, 5_000, 7_000, 8_000], "no window with room is left out");
+    expect_books(&h, 9).await;
+}
+
+pub async fn a_place_given_back_is_taken_again<H: SlotHarness>() {
+    let h = H::open().await;
+    put(&h, pace(2, 1_000)).await;
+    let slots = assign_new(&h, wishes("a", 6, at(0))).await;
+    let back = h.slots().give_slot_back(&event("a-2")).await.expect("an answer");
+    assert_eq!(back.as_ref(), Some(&slots[2]));
+    assert_eq!(h.slots().give_slot_back(&event("a-2")).await.expect("an answer"), None, "once");
+    assert_eq!(counters(&h).await[&1_000], (1, WindowStatus::Open));
+    let again = assign_new(&h, vec![wish("b", at(0)), wish("a-2", at(0))]).await;
+    assert_eq!(starts(&again), [1_000, 3_000]);
+    expect_books(&h, 7).await;
+    for n in 0..6 {
+        h.slots().give_slot_back(&event(&format!("a-{n}"))).await.expect("an answer");
+    }
+    expect_books(&h, 1).await;
+}
+
+pub async fn windows_are_listed_in_order<H: SlotHarness>() {
+    let h = H::open().await;
+    put(&h, pace(1, 1_000)).await;
+    assign_new(&h, wishes("a", 5, at(0))).await;
+    let list = async |from: i64, to: i64, limit| -> Vec<i64> {
+        let windows = h.slots().windows(&name("default"), at(from), at(to), limit).await.expect("an answer");
+        let millis = |start: Timestamp| (start.as_micros() - NOON * 1_000_000) / 1_000;
+        windows.iter().filter(|window| window.count > 0).map(|window| millis(window.start)).collect()
+    };
+    assert_eq!(list(0, 100_000, 100).await, [0, 1_000, 2_000, 3_000, 4_000]);
+    assert_eq!(list(1_000, 3_000, 100).await, [1_000, 2_000], "from its start, up to and without its end");
+    assert_eq!(list(0, 100_000, 2).await, [0, 1_000]);
+    let nobody: ConfigName = name("nobody's");
+    assert_eq!(h.slots().windows(&nobody, at(0), at(9), 9).await.expect("an answer"), []);
+}
+
+pub async fn slots_survive_a_restart<H: SlotHarness>() {
+    let h = H::open().await;
+    put(&h, pace(2, 1_000)).await;
+    let slots = assign_new(&h, wishes("a", 5, at(0))).await;
+    let h = h.reopen().await;
+    let again = assign(&h, wishes("a", 6, at(0))).await;
+    let existing: Vec<_> = slots.into_iter().map(AssignOutcome::Existing).collect();
+    assert_eq!(again[..5], existing);
+    assert!(
+        matches!(&again[5], AssignOutcome::New(slot) if slot.window_start == at(2_000)),
+        "{:?}",
+        again[5]
+    );
+    expect_books(&h, 6).await;
+}
+
+pub async fn times_before_1970_are_times<H: SlotHarness>() {
+    let h = H::open().await;
+    let pace = pace(1, 7_000);
+    put(&h, pace).await;
+    let requested = Timestamp::from_micros(-1_234_567_000);
+    let slots = assign_new(&h, wishes("old", 3, requested)).await;
+    check_times(&slots, pace);
+    put(&h, super::given::pace(1, 3_000)).await;
+    expect_books(&h, 3).await;
+}
+
+/// Where the naive walk puts an event, window by window; every event ever placed is counted anew.
+fn walk(placed: &[Timestamp], pace: &Pace, requested: Timestamp) -> Timestamp {
+    let count = |start: Timestamp| placed.iter().filter(|other| **other == start).count() as u64;
+    let first = pace.window_of(requested);
+    if count(first) < u64::from(pace.share(requested)) {
+        return first;
+    }
+    let later = (1..).map(|n| pace.later(first, n));
+    later.into_iter().find(|start| count(*start) < u64::from(pace.max_per_window())).expect("time goes on")
+}
+
+pub async fn random_histories_are_placed_as_by_the_naive_walk<H: SlotHarness>() {
+    let seed = fastrand::u64(..);
+    let mut rng = fastrand::Rng::with_seed(seed);
+    let h = H::open().await;
+    let pace = pace(rng.u32(1..5), 1_000);
+    put(&h, pace).await;
+    let mut placed: BTreeMap<String, Timestamp> = BTreeMap::new();
+    for round in 0..30 {
+        let count = rng.usize(1..12);
+        let batch: Vec<_> =
+            (0..count).map(|n| wish(&format!("{round}-{n}"), at(rng.i64(0..8) * 500 - 1_000))).collect();
+        let slots = assign_new(&h, batch.clone()).await;
+        check_times(&slots, pace);
+        for (wanted, slot) in batch.iter().zip(slots) {
+            let so_far: Vec<_> = placed.values().copied().collect();
+            let expected = walk(&so_far, &pace, wanted.requested);
+            assert_eq!(slot.window_start, expected, "seed {seed}, round {round}, {wanted:?}");
+            placed.insert(slot.event.to_string(), slot.window_start);
+        }
+        if rng.bool() {
+            let gone = placed.keys().nth(rng.usize(0..placed.len())).cloned().expect("one of them");
+            h.slots().give_slot_back(&event(&gone)).await.expect("an answer").expect("it has a slot");
+            placed.remove(&gone);
+        }
+    }
+    expect_books(&h, placed.len() as u64).await;
+}

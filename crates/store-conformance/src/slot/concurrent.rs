@@ -1,0 +1,125 @@
+//! Many callers and servers at once.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use weir_core::Timestamp;
+use weir_store::slot::{Assign, AssignOutcome, Slot, SlotStore};
+
+use super::SlotHarness;
+use super::given::{at, check_times, counters, event, expect_books, pace, put, wish, wishes};
+use crate::given::at_once;
+
+/// Assigns batches at once, spread over stores; a batch that others held up is tried again.
+async fn assigned_at_once(stores: Vec<Arc<dyn SlotStore>>, batches: Vec<Vec<Assign>>) -> Vec<AssignOutcome> {
+    let calls = batches.into_iter().enumerate().map(|(n, batch)| {
+        let store = Arc::clone(&stores[n % stores.len()]);
+        async move { store.assign_batch(batch).await.expect("assign_batch must succeed") }
+    });
+    at_once(calls).await.into_iter().flatten().collect()
+}
+
+fn new_slots(outcomes: &[AssignOutcome]) -> Vec<Slot> {
+    let slot = |outcome: &AssignOutcome| match outcome {
+        AssignOutcome::New(slot) => Some(slot.clone()),
+        _ => None,
+    };
+    outcomes.iter().filter_map(slot).collect()
+}
+
+/// No window has more than the maximum, counters equal slots, and there are so many.
+async fn expect_fair<H: SlotHarness>(h: &H, max: u32, slots: u64) {
+    let counted = counters(h).await;
+    assert!(counted.values().all(|(count, _)| *count <= max), "no window over its maximum: {counted:?}");
+    expect_books(h, slots).await;
+}
+
+pub async fn parallel_batches_overfill_no_window_and_counters_equal_slots<H: SlotHarness>() {
+    let h = H::open().await;
+    let pace = pace(7, 1_000);
+    put(&h, pace).await;
+    let batches = (0..100).map(|n| wishes(&format!("c{n}"), 5, at(0))).collect();
+    let outcomes = assigned_at_once(vec![h.slots()], batches).await;
+    let slots = new_slots(&outcomes);
+    assert_eq!(slots.len(), 500, "every event gets a slot");
+    check_times(&slots, pace);
+    expect_fair(&h, 7, 500).await;
+}
+
+pub async fn the_same_events_in_parallel_get_one_slot_each<H: SlotHarness>() {
+    let h = H::open().await;
+    put(&h, pace(3, 1_000)).await;
+    let batches = (0..10)
+        .map(|n| {
+            let mut batch = wishes("e", 20, at(0));
+            batch.rotate_left(n);
+            batch
+        })
+        .collect();
+    let outcomes = assigned_at_once(vec![h.slots()], batches).await;
+    assert_eq!(new_slots(&outcomes).len(), 20, "each event is new once");
+    let mut times: BTreeMap<String, Timestamp> = BTreeMap::new();
+    for outcome in outcomes {
+        let (AssignOutcome::New(slot) | AssignOutcome::Existing(slot)) = outcome else {
+            panic!("every event has a slot, not {outcome:?}")
+        };
+        let first = *times.entry(slot.event.to_string()).or_insert(slot.scheduled);
+        assert_eq!(first, slot.scheduled, "the same answer each time");
+    }
+    expect_fair(&h, 3, 20).await;
+}
+
+pub async fn giving_back_while_assigning_keeps_the_books<H: SlotHarness>() {
+    let h = H::open().await;
+    put(&h, pace(4, 1_000)).await;
+    assigned_at_once(vec![h.slots()], vec![wishes("a", 40, at(0))]).await;
+    let calls = (0..40).map(|n| {
+        let store = h.slots();
+        async move {
+            if n % 2 == 0 {
+                let gone = event(&format!("a-{n}"));
+                store.give_slot_back(&gone).await.expect("an answer").expect("it has a slot");
+            } else {
+                store
+                    .assign_batch(vec![wish(&format!("b-{n}"), at(0))])
+                    .await
+                    .expect("assign_batch must succeed");
+            }
+        }
+    });
+    at_once(calls).await;
+    expect_fair(&h, 4, 40).await;
+}
+
+pub async fn two_servers_overfill_no_window_and_give_each_event_one_slot<H: SlotHarness>() {
+    let h = H::open().await;
+    put(&h, pace(10, 4_000)).await;
+    let Some(other) = h.another().await else { return };
+    let stores = vec![h.slots(), other.slots()];
+    // Every event comes twice, to either server.
+    let batches = (0..40).map(|n| wishes(&format!("c{}", n / 2), 25, at(0))).collect();
+    let outcomes = assigned_at_once(stores, batches).await;
+    assert_eq!(new_slots(&outcomes).len(), 500, "each event is new once");
+    assert!(!outcomes.iter().any(|outcome| matches!(outcome, AssignOutcome::Exhausted)));
+    expect_fair(&h, 10, 500).await;
+}
+
+pub async fn a_pace_that_changes_under_load_keeps_the_books<H: SlotHarness>() {
+    let h = H::open().await;
+    put(&h, pace(5, 1_000)).await;
+    let calls = (0..30).map(|n| {
+        let store = h.slots();
+        async move {
+            if n % 10 == 9 {
+                let (max, size) = [(5, 1_000), (8, 2_000), (3, 500)][n / 10];
+                let name = super::given::name("default");
+                store.put_config(&name, pace(max, size)).await.map(drop).expect("put_config must succeed");
+            } else {
+                let batch = wishes(&format!("c{n}"), 10, at(0));
+                store.assign_batch(batch).await.map(drop).expect("assign_batch must succeed");
+            }
+        }
+    });
+    at_once(calls).await;
+    expect_books(&h, 270).await;
+}

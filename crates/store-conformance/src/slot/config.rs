@@ -1,0 +1,89 @@
+//! Configs, and what a new version means for windows that have slots.
+
+use weir_core::slot::WindowStatus;
+
+use super::SlotHarness;
+use super::given::{assign, assign_new, at, counters, expect_books, name, pace, put, starts, wish, wishes};
+use weir_store::slot::AssignOutcome;
+
+pub async fn a_config_has_versions_and_the_last_one_is_active<H: SlotHarness>() {
+    let h = H::open().await;
+    assert_eq!(h.slots().config(&name("default")).await.expect("an answer"), None);
+    let first = put(&h, pace(100, 4_000)).await;
+    let second = put(&h, pace(50, 4_000)).await;
+    assert_eq!((first.version, second.version), (1, 2));
+    let active = h.slots().config(&name("default")).await.expect("an answer").expect("a config");
+    assert_eq!((active.version, active.pace), (2, pace(50, 4_000)));
+}
+
+pub async fn a_config_out_of_service_is_unknown_until_it_is_put_again<H: SlotHarness>() {
+    let h = H::open().await;
+    put(&h, pace(2, 1_000)).await;
+    assign_new(&h, wishes("a", 1, at(0))).await;
+    assert!(h.slots().deactivate(&name("default")).await.expect("an answer"));
+    assert!(!h.slots().deactivate(&name("default")).await.expect("an answer"), "once is enough");
+    assert_eq!(h.slots().config(&name("default")).await.expect("an answer"), None);
+    let outcomes = assign(&h, vec![wish("b-0", at(0)), wish("a-0", at(0))]).await;
+    assert!(
+        matches!(outcomes[..], [AssignOutcome::UnknownConfig, AssignOutcome::Existing(_)]),
+        "{outcomes:?}"
+    );
+    assert_eq!(put(&h, pace(2, 1_000)).await.version, 2);
+    let slots = assign_new(&h, wishes("c", 2, at(0))).await;
+    assert_eq!(starts(&slots), [0, 1_000], "what was there before still counts");
+}
+
+pub async fn configs_are_listed_by_name<H: SlotHarness>() {
+    let h = H::open().await;
+    for text in ["b", "a", "c"] {
+        h.slots().put_config(&name(text), pace(1, 1_000)).await.expect("put_config must succeed");
+    }
+    h.slots().deactivate(&name("b")).await.expect("an answer");
+    let list = async |after: Option<&str>, limit| -> Vec<String> {
+        let after = after.map(name);
+        let configs = h.slots().configs(after.as_ref(), limit).await.expect("configs must succeed");
+        configs.iter().map(|config| config.name.to_string()).collect()
+    };
+    assert_eq!(list(None, 10).await, ["a", "c"]);
+    assert_eq!(list(None, 1).await, ["a"]);
+    assert_eq!(list(Some("a"), 10).await, ["c"]);
+}
+
+pub async fn a_raised_maximum_reopens_full_windows<H: SlotHarness>() {
+    let h = H::open().await;
+    put(&h, pace(2, 1_000)).await;
+    assign_new(&h, wishes("a", 6, at(0))).await;
+    assert_eq!(counters(&h).await[&0], (2, WindowStatus::Closed));
+    put(&h, pace(3, 1_000)).await;
+    assert_eq!(counters(&h).await[&0], (2, WindowStatus::Open));
+    let slots = assign_new(&h, wishes("b", 4, at(0))).await;
+    assert_eq!(starts(&slots), [0, 1_000, 2_000, 3_000]);
+    expect_books(&h, 10).await;
+}
+
+pub async fn a_lowered_maximum_closes_windows_and_takes_nothing_away<H: SlotHarness>() {
+    let h = H::open().await;
+    put(&h, pace(4, 1_000)).await;
+    assign_new(&h, wishes("a", 10, at(0))).await;
+    put(&h, pace(2, 1_000)).await;
+    let counted = counters(&h).await;
+    assert_eq!((counted[&0], counted[&2_000]), ((4, WindowStatus::Closed), (2, WindowStatus::Closed)));
+    let slots = assign_new(&h, wishes("b", 3, at(0))).await;
+    assert_eq!(starts(&slots), [3_000, 3_000, 4_000]);
+    expect_books(&h, 13).await;
+}
+
+pub async fn a_new_size_counts_what_is_already_scheduled_in_each_window<H: SlotHarness>() {
+    let h = H::open().await;
+    put(&h, pace(2, 1_000)).await;
+    // Two in each second, four seconds.
+    assign_new(&h, wishes("a", 8, at(0))).await;
+    put(&h, pace(5, 2_000)).await;
+    let counted = counters(&h).await;
+    assert_eq!((counted[&0], counted[&2_000]), ((4, WindowStatus::Open), (4, WindowStatus::Open)));
+    let slots = assign_new(&h, wishes("b", 3, at(0))).await;
+    assert_eq!(starts(&slots), [0, 2_000, 4_000]);
+    expect_books(&h, 11).await;
+    put(&h, pace(1, 500)).await;
+    expect_books(&h, 11).await;
+}
