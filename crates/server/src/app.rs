@@ -10,6 +10,7 @@ use crate::config::Settings;
 use crate::engine::Engines;
 use crate::service::health::Health;
 use crate::service::quota::QuotaService;
+use crate::service::slot::SlotService;
 use crate::telemetry::metrics::Metrics;
 
 /// What every handler shares.
@@ -24,6 +25,8 @@ pub struct App {
     pub engines: Engines,
     /// Quota.
     pub quota: QuotaService,
+    /// Slot.
+    pub slot: SlotService,
     /// Whether the engines answer.
     pub health: Health,
     /// When it started.
@@ -38,9 +41,11 @@ impl App {
     pub fn new(settings: Settings, auth: Auth, engines: Engines) -> Arc<Self> {
         let metrics = Arc::new(Metrics::default());
         let quota = QuotaService::start(&engines, &settings, &metrics);
+        let slot = SlotService::start(&engines, &settings, &metrics);
         Arc::new(Self {
             health: Health::new(engines.clone()),
             quota,
+            slot,
             metrics,
             engines,
             auth,

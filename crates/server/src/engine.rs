@@ -12,6 +12,7 @@ use weir_queue::publish::Publisher;
 use weir_queue::{Queue, Source};
 use weir_store::feed::Feed;
 use weir_store::quota::{Backing, QuotaStore, TOPIC};
+use weir_store::slot::SlotStore;
 use weir_store::{Result, SteadyClock};
 use weir_store_postgres::{Postgres, Target};
 use weir_store_redis::{Redis, RedisQuota};
@@ -195,6 +196,15 @@ impl Engine {
         match self {
             Self::Sqlite(_) => 2,
             Self::Postgres(_) => 1,
+        }
+    }
+
+    /// Where slots are.
+    #[must_use]
+    pub fn slots(&self) -> Arc<dyn SlotStore> {
+        match self {
+            Self::Sqlite(engine) => Arc::new(engine.clone()),
+            Self::Postgres(engine) => Arc::new(engine.clone()),
         }
     }
 

@@ -7,6 +7,8 @@ pub mod envelope;
 pub mod error;
 pub mod limits;
 pub mod operations;
+pub mod page;
 pub mod quota;
 pub mod router;
 pub mod serve;
+pub mod slot;

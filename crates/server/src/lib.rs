@@ -128,6 +128,7 @@ impl Server {
     async fn finish(self) {
         let _ = self.http.await;
         self.app.quota.drain().await;
+        self.app.slot.drain().await;
         self.workers.wait().await;
     }
 }

@@ -28,7 +28,8 @@ const GIVE_BACK: &str = "
     WHERE config_name = $1 AND window_start = $2";
 const WINDOWS: &str = "
     SELECT window_start, slot_count, status FROM rate_limit_window_counter
-    WHERE config_name = $1 AND window_start >= $2 AND window_start < $3 ORDER BY window_start LIMIT $4";
+    WHERE config_name = $1 AND window_start >= $2 AND window_start < $3 AND slot_count > 0
+    ORDER BY window_start LIMIT $4";
 const AUDIT: &str = "
     WITH pace AS (
         SELECT DISTINCT ON (config_name) config_name, max_per_window, window_size_ms * interval '1 ms' AS size

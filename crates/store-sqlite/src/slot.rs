@@ -25,7 +25,8 @@ const GIVE_BACK: &str = "
     WHERE config_name = ?1 AND window_start = ?2";
 const WINDOWS: &str = "
     SELECT window_start, slot_count, status FROM rate_limit_window_counter
-    WHERE config_name = ?1 AND window_start >= ?2 AND window_start < ?3 ORDER BY window_start LIMIT ?4";
+    WHERE config_name = ?1 AND window_start >= ?2 AND window_start < ?3 AND slot_count > 0
+    ORDER BY window_start LIMIT ?4";
 const TOTALS: &str = "
     SELECT (SELECT count(*) FROM rate_limit_event_slot),
            (SELECT coalesce(sum(slot_count), 0) FROM rate_limit_window_counter),

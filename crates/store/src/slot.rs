@@ -115,7 +115,7 @@ pub trait SlotStore: Send + Sync + 'static {
     async fn find_slot(&self, event: &EventId) -> Result<Option<Slot>>;
     /// Gives an event's place back, and says what it was.
     async fn give_slot_back(&self, event: &EventId) -> Result<Option<Slot>>;
-    /// The counters of a config's windows that begin at or after `from` and before `to`, in order.
+    /// The counters of a config's windows that begin at or after `from` and before `to`, in order. Empty ones are left out.
     async fn windows(
         &self,
         config: &ConfigName,

@@ -15,6 +15,7 @@ use crate::service::audit::Books;
 pub(crate) struct AuditResponse {
     ok: bool,
     quota: QuotaBooks,
+    slot: SlotBooks,
 }
 
 #[derive(Debug, Serialize)]
@@ -30,6 +31,15 @@ struct QuotaBooks {
     difference: i128,
 }
 
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct SlotBooks {
+    slots: u64,
+    counted: u64,
+    different: Vec<String>,
+    above_maximum: u64,
+}
+
 /// `GET /admin/audit`
 pub(crate) async fn audit_books(
     _operator: Operator,
@@ -37,7 +47,7 @@ pub(crate) async fn audit_books(
 ) -> Result<Json<AuditResponse>, ApiError> {
     let books = Books::read(&app.engines, app.settings.http.timeout).await?;
     let ok = books.balance();
-    let Books { quota, quota_messages: messages } = books;
+    let Books { quota, quota_messages: messages, slot } = books;
     Ok(Json(AuditResponse {
         ok,
         quota: QuotaBooks {
@@ -49,6 +59,12 @@ pub(crate) async fn audit_books(
             dead: messages.dead,
             in_flight: messages.in_flight,
             difference: messages.difference(),
+        },
+        slot: SlotBooks {
+            slots: slot.slots,
+            counted: slot.counted,
+            different: slot.different,
+            above_maximum: slot.above_maximum,
         },
     }))
 }

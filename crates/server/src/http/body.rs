@@ -42,12 +42,20 @@ impl<T: DeserializeOwned> FromRequest<Arc<App>> for Json<T> {
                 .await
                 .map_err(|_elapsed| ApiError::too_slow())??,
         };
-        // serde would also fill a struct from a list, by position; no caller means that.
-        match body.iter().find(|byte| !byte.is_ascii_whitespace()) {
-            None => Err(ApiError::invalid("The request body is empty; it must be a JSON object")),
-            Some(b'{') => serde_json::from_slice(&body).map(Self).or_else(|_error| explain(&body)),
-            Some(_) => Err(ApiError::invalid("The request body must be a JSON object")),
-        }
+        parse_json(&body).map(Self)
+    }
+}
+
+/// Reads one JSON object.
+///
+/// # Errors
+/// Names the field that is wrong.
+pub fn parse_json<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
+    // serde would also fill a struct from a list, by position; no caller means that.
+    match body.iter().find(|byte| !byte.is_ascii_whitespace()) {
+        None => Err(ApiError::invalid("The request body is empty; it must be a JSON object")),
+        Some(b'{') => serde_json::from_slice(body).or_else(|_error| explain(body)),
+        Some(_) => Err(ApiError::invalid("The request body must be a JSON object")),
     }
 }
 
@@ -74,7 +82,7 @@ fn is_json(headers: &HeaderMap) -> bool {
 }
 
 /// Reads a refused body again, slowly, to name the field that is wrong.
-fn explain<T: DeserializeOwned>(body: &[u8]) -> Result<Json<T>, ApiError> {
+fn explain<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
     let deserializer = &mut serde_json::Deserializer::from_slice(body);
     let Err(error) = serde_path_to_error::deserialize::<_, T>(deserializer) else {
         // Well-formed up to here: what follows it must be the problem.

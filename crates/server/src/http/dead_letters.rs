@@ -11,12 +11,10 @@ use weir_queue::sms::rfc3339;
 
 use super::body::Json;
 use super::error::ApiError;
+use super::page::{Page, parse_limit};
 use crate::app::App;
 use crate::auth::admin::Operator;
 use crate::service::within;
-
-const LIMIT_DEFAULT: usize = 100;
-const LIMIT_MAX: usize = 1_000;
 
 #[derive(Debug, Deserialize)]
 pub(crate) struct ListQuery {
@@ -26,14 +24,7 @@ pub(crate) struct ListQuery {
 
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(crate) struct ListResponse {
-    items: Vec<DeadLetterResponse>,
-    next_cursor: Option<String>,
-}
-
-#[derive(Debug, Serialize)]
-#[serde(rename_all = "camelCase")]
-struct DeadLetterResponse {
+pub(crate) struct DeadLetterResponse {
     id: String,
     topic: String,
     key: String,
@@ -54,17 +45,14 @@ pub(crate) async fn list_dead_letters(
     _operator: Operator,
     State(app): State<Arc<App>>,
     query: Result<Query<ListQuery>, QueryRejection>,
-) -> Result<Json<ListResponse>, ApiError> {
+) -> Result<Json<Page<DeadLetterResponse>>, ApiError> {
     let Query(query) = query.map_err(|problem| ApiError::invalid(problem.body_text()))?;
     let limit = parse_limit(query.limit.as_deref())?;
     let queue = app.engines.store.queue();
     // One more than asked for tells whether there is a next page.
     let list = queue.dead_letters(query.cursor.as_deref(), limit + 1);
-    let mut letters = within(app.settings.http.timeout, list).await?;
-    let more = letters.len() > limit;
-    letters.truncate(limit);
-    let next_cursor = letters.last().filter(|_| more).map(|letter| letter.id.clone());
-    Ok(Json(ListResponse { items: letters.into_iter().map(describe).collect(), next_cursor }))
+    let letters = within(app.settings.http.timeout, list).await?;
+    Ok(Json(Page::cut(letters.into_iter().map(describe).collect(), limit, |letter| letter.id.clone())))
 }
 
 /// `POST /admin/dlq/{id}/replay`
@@ -100,14 +88,6 @@ pub(crate) async fn discard_dead_letter(
         true => Ok(StatusCode::NO_CONTENT),
         false => Err(unknown(&id)),
     }
-}
-
-fn parse_limit(text: Option<&str>) -> Result<usize, ApiError> {
-    let Some(text) = text else {
-        return Ok(LIMIT_DEFAULT);
-    };
-    let limit = text.parse().ok().filter(|limit| (1..=LIMIT_MAX).contains(limit));
-    limit.ok_or_else(|| ApiError::invalid_field("limit", format!("must be an integer from 1 to {LIMIT_MAX}")))
 }
 
 /// No id has anything but letters, digits and dashes; whatever has is unknown without asking a store.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use axum::Router;
 use axum::routing::{MethodRouter, delete, get, post};
 
-use super::{audit, dead_letters, error, operations, quota};
+use super::{audit, dead_letters, error, operations, quota, slot};
 use crate::app::App;
 
 type Route = (&'static str, MethodRouter<Arc<App>>);
@@ -17,6 +17,17 @@ fn api() -> Vec<Route> {
         ("/api/config", post(quota::configure_quota)),
         ("/api/config/{userId}", get(quota::get_quota).delete(quota::delete_quota)),
         ("/api/send", post(quota::send_message)),
+        // slot
+        ("/api/v1/slots", post(slot::assign_slot)),
+        ("/api/v1/slots/bulk", post(slot::bulk::assign_slots)),
+        ("/api/v1/slots/windows", get(slot::list_windows)),
+        ("/api/v1/slots/{eventId}", get(slot::get_slot).delete(slot::give_slot_back)),
+        ("/admin/rate-limit/config", post(slot::config::put_config).get(slot::config::list_configs)),
+        (
+            "/admin/rate-limit/config/{name}",
+            get(slot::config::get_config).delete(slot::config::deactivate_config),
+        ),
+        ("/admin/rate-limit/cache/flush", post(slot::config::flush_cache)),
         // dead letters
         ("/admin/dlq", get(dead_letters::list_dead_letters)),
         ("/admin/dlq/replay", post(dead_letters::replay_all_dead_letters)),

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use weir_store::{Result, quota};
+use weir_store::{Result, quota, slot};
 
 use super::within;
 use crate::engine::Engines;
@@ -14,6 +14,8 @@ pub struct Books {
     pub quota: quota::Books,
     /// The messages quota accepted.
     pub quota_messages: weir_queue::Books,
+    /// Slots and their windows.
+    pub slot: slot::Books,
 }
 
 impl Books {
@@ -26,12 +28,14 @@ impl Books {
         Ok(Self {
             quota: within(timeout, quota_store.audit()).await?,
             quota_messages: within(timeout, queue.audit(quota::TOPIC)).await?,
+            slot: within(timeout, engines.store.slots().audit_slots()).await?,
         })
     }
 
     /// Whether they balance.
     #[must_use]
     pub fn balance(&self) -> bool {
-        self.quota.over_limit.is_empty() && self.quota_messages.difference() == 0
+        let slots_are_counted = self.slot.slots == self.slot.counted && self.slot.different.is_empty();
+        self.quota.over_limit.is_empty() && self.quota_messages.difference() == 0 && slots_are_counted
     }
 }

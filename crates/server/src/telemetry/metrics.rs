@@ -27,6 +27,8 @@ pub struct Metrics {
     pub quota_sends: Family<OutcomeLabels, Counter>,
     /// Messages the sender took, by what became of them.
     pub quota_deliveries: Family<OutcomeLabels, Counter>,
+    /// Events that asked for a slot, by what became of them.
+    pub slot_assignments: Family<OutcomeLabels, Counter>,
     engine_up: Family<EngineLabels, Gauge>,
     /// Connections open now.
     pub connections: Gauge,
@@ -111,6 +113,7 @@ impl Default for Metrics {
             lane_abandoned: Family::default(),
             quota_sends: Family::default(),
             quota_deliveries: Family::default(),
+            slot_assignments: Family::default(),
             engine_up: Family::default(),
             connections: Gauge::default(),
             connections_held: Counter::default(),
@@ -135,6 +138,11 @@ impl Metrics {
         r.register("lane_rejected", "Commands refused by a full lane", self.lane_rejected.clone());
         let abandoned = "Commands whose caller had gone before their batch";
         r.register("lane_abandoned", abandoned, self.lane_abandoned.clone());
+        r.register(
+            "slot_assignments",
+            "Events that asked for a slot, by outcome",
+            self.slot_assignments.clone(),
+        );
         r.register("engine_up", "Whether an engine answers: 1 or 0", self.engine_up.clone());
         r.register("quota_sends", "Sends by outcome", self.quota_sends.clone());
         r.register("quota_deliveries", "Messages the sender took, by outcome", self.quota_deliveries.clone());

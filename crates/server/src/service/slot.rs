@@ -1,0 +1,207 @@
+//! Slot: single events go through lanes, bulk loads come as batches already, the rest straight to the store.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use prometheus_client::metrics::counter::Counter;
+use weir_core::slot::Pace;
+use weir_core::{ConfigName, EventId, Timestamp};
+use weir_store::slot::{Assign, AssignOutcome, Config, Slot, SlotStore, WindowCount};
+use weir_store::{LaneSettings, Lanes, Result};
+
+use super::within;
+use crate::config::Settings;
+use crate::engine::Engines;
+use crate::telemetry::metrics::{Metrics, OutcomeLabels};
+
+/// How long a config that was read is good for. Assigning never uses one: the store reads it with the windows.
+const CACHE_FOR: Duration = Duration::from_secs(5);
+/// Configs remembered; when there are more, all are forgotten.
+const CACHE_MAX: usize = 10_000;
+
+/// Slot.
+pub struct SlotService {
+    store: Arc<dyn SlotStore>,
+    lanes: Lanes<Assign, AssignOutcome>,
+    cache: Mutex<HashMap<ConfigName, (Instant, Option<Config>)>>,
+    timeout: Duration,
+    counters: Counters,
+}
+
+#[derive(Debug)]
+struct Counters {
+    new: Counter,
+    existing: Counter,
+    unknown_config: Counter,
+    exhausted: Counter,
+    failed: Counter,
+}
+
+impl SlotService {
+    /// Starts the lanes. A config is always in the same lane, so its events do not pass each other over.
+    #[must_use]
+    pub fn start(engines: &Engines, settings: &Settings, metrics: &Metrics) -> Self {
+        let store = engines.store.slots();
+        let lane_settings = LaneSettings {
+            lanes: engines.store.lanes(settings),
+            capacity: settings.lane.capacity,
+            batch_max: settings.lane.batch_max,
+            in_flight: engines.store.in_flight(),
+            timeout: settings.http.timeout,
+        };
+        let lanes = Lanes::start("slot", lane_settings, metrics.lane("slot"), {
+            let store = Arc::clone(&store);
+            move |batch| {
+                let store = Arc::clone(&store);
+                async move { store.assign_batch(batch).await }
+            }
+        });
+        let counter = |outcome| metrics.slot_assignments.get_or_create_owned(&OutcomeLabels { outcome });
+        let counters = Counters {
+            new: counter("new"),
+            existing: counter("existing"),
+            unknown_config: counter("unknown_config"),
+            exhausted: counter("exhausted"),
+            failed: counter("failed"),
+        };
+        Self { store, lanes, cache: Mutex::default(), timeout: settings.http.timeout, counters }
+    }
+
+    /// Makes a new version of a config the active one. When that takes longer than a call may, it goes on.
+    ///
+    /// # Errors
+    /// When the store cannot say.
+    pub async fn put_config(&self, name: &ConfigName, pace: Pace) -> Result<Config> {
+        let (store, wanted) = (Arc::clone(&self.store), name.clone());
+        let put = tokio::spawn(async move { store.put_config(&wanted, pace).await });
+        let put = async { put.await.unwrap_or_else(|panic| Err(weir_store::Error::failed("slot", panic))) };
+        let config = within(self.timeout, put).await;
+        self.cache().remove(name);
+        config
+    }
+
+    /// The active version of a config, at most five seconds old.
+    ///
+    /// # Errors
+    /// When the store cannot say.
+    pub async fn config(&self, name: &ConfigName) -> Result<Option<Config>> {
+        if let Some((at, config)) = self.cache().get(name)
+            && at.elapsed() < CACHE_FOR
+        {
+            return Ok(config.clone());
+        }
+        let config = within(self.timeout, self.store.config(name)).await?;
+        let mut cache = self.cache();
+        if cache.len() >= CACHE_MAX {
+            cache.clear();
+        }
+        cache.insert(name.clone(), (Instant::now(), config.clone()));
+        Ok(config)
+    }
+
+    /// Active configs in order of name.
+    ///
+    /// # Errors
+    /// When the store cannot say.
+    pub async fn configs(&self, after: Option<&ConfigName>, limit: usize) -> Result<Vec<Config>> {
+        within(self.timeout, self.store.configs(after, limit)).await
+    }
+
+    /// Takes a config out of service; false when it is not in service.
+    ///
+    /// # Errors
+    /// When the store cannot say.
+    pub async fn deactivate(&self, name: &ConfigName) -> Result<bool> {
+        let gone = within(self.timeout, self.store.deactivate(name)).await;
+        self.cache().remove(name);
+        gone
+    }
+
+    /// Forgets what was read of configs.
+    pub fn flush_cache(&self) {
+        self.cache().clear();
+    }
+
+    /// Gives one event a slot.
+    ///
+    /// # Errors
+    /// When the lane is full or the store cannot say.
+    pub async fn assign(&self, assign: Assign) -> Result<AssignOutcome> {
+        let config = assign.config.clone();
+        // The lane itself answers in time.
+        let outcome = self.lanes.submit(config.as_str(), assign).await;
+        self.count(std::slice::from_ref(&outcome));
+        outcome
+    }
+
+    /// Gives many events slots, in order, in one commit.
+    ///
+    /// # Errors
+    /// When the store cannot say; resending is safe.
+    pub async fn assign_batch(&self, batch: Vec<Assign>) -> Result<Vec<AssignOutcome>> {
+        let outcomes = self.store.assign_batch(batch).await;
+        match &outcomes {
+            Ok(outcomes) => outcomes.iter().for_each(|outcome| self.counter(outcome)),
+            Err(_) => drop(self.counters.failed.inc()),
+        }
+        outcomes
+    }
+
+    /// An event's slot.
+    ///
+    /// # Errors
+    /// When the store cannot say.
+    pub async fn find(&self, event: &EventId) -> Result<Option<Slot>> {
+        within(self.timeout, self.store.find_slot(event)).await
+    }
+
+    /// Gives an event's place back.
+    ///
+    /// # Errors
+    /// When the store cannot say.
+    pub async fn give_back(&self, event: &EventId) -> Result<Option<Slot>> {
+        within(self.timeout, self.store.give_slot_back(event)).await
+    }
+
+    /// How full a config's windows are.
+    ///
+    /// # Errors
+    /// When the store cannot say.
+    pub async fn windows(
+        &self,
+        config: &ConfigName,
+        from: Timestamp,
+        to: Timestamp,
+        limit: usize,
+    ) -> Result<Vec<WindowCount>> {
+        within(self.timeout, self.store.windows(config, from, to, limit)).await
+    }
+
+    /// Takes no new events and waits for those under way.
+    pub async fn drain(&self) {
+        self.lanes.drain().await;
+    }
+
+    fn count(&self, outcomes: &[Result<AssignOutcome>]) {
+        for outcome in outcomes {
+            match outcome {
+                Ok(outcome) => self.counter(outcome),
+                Err(_) => drop(self.counters.failed.inc()),
+            }
+        }
+    }
+
+    fn counter(&self, outcome: &AssignOutcome) {
+        match outcome {
+            AssignOutcome::New(_) => self.counters.new.inc(),
+            AssignOutcome::Existing(_) => self.counters.existing.inc(),
+            AssignOutcome::UnknownConfig => self.counters.unknown_config.inc(),
+            AssignOutcome::Exhausted => self.counters.exhausted.inc(),
+        };
+    }
+
+    fn cache(&self) -> MutexGuard<'_, HashMap<ConfigName, (Instant, Option<Config>)>> {
+        self.cache.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
