@@ -3,7 +3,7 @@
 //! Places of a window are taken in the store in small reservations and handed out by Redis. The store's count is thus
 //! never below what was allowed: when Redis is lost, or a server can reach only one of the two, the store goes on from
 //! its own count and nobody gets past the limit; what was reserved and not used is lost until the window ends (a tenth
-//! of the limit, a thousand at most, for each server). What nobody has used for a second is given back.
+//! of the limit, a thousand at most, for each server). What nobody has used for a while is given back.
 
 mod behind;
 mod reply;

@@ -1,5 +1,6 @@
-//! Brings the store's counts to what was used: reservations that nobody has taken from for a second are given back,
-//! and all of this server's when it stops.
+//! Brings the store's counts to what was used: reservations that nobody has taken from for a while are given back, and
+//! all of this server's when it stops. A while is a second, and one more for every thousand users who send at the same
+//! time: they come by less often, and what is given back too soon has to be reserved again.
 //!
 //! Redis lets go of the places first, then the store gets them; what happens in between can only lose them.
 
@@ -16,8 +17,12 @@ use super::{Parts, key, reply};
 use crate::client::Item;
 use crate::script::Script;
 
-/// How long nobody takes from a reservation before it is given back.
+/// How long nobody takes from a reservation before it is given back, while few users send.
 const IDLE_AFTER: Duration = Duration::from_secs(1);
+/// And at most.
+const IDLE_AFTER_MAX: Duration = Duration::from_secs(30);
+/// Every so many users add [`IDLE_AFTER`] once more.
+const USERS_PER_STEP: usize = 1_000;
 /// How often reservations are looked at.
 const LOOK: Duration = Duration::from_millis(500);
 /// Users in one commit.
@@ -92,7 +97,8 @@ impl Inner {
     fn idle(&self) -> Vec<UserId> {
         let mut tracked = self.tracked();
         let is_full = tracked.len() > TRACKED_MAX;
-        let idle = tracked.extract_if(|_, at| is_full || at.elapsed() >= IDLE_AFTER);
+        let after = idle_after(tracked.len());
+        let idle = tracked.extract_if(|_, at| is_full || at.elapsed() >= after);
         idle.map(|(user, _)| user).collect()
     }
 
@@ -117,5 +123,22 @@ impl Inner {
                 tracing::warn!(error = %error.with_causes(), "unused places stay counted until their windows end");
             }
         }
+    }
+}
+
+fn idle_after(users: usize) -> Duration {
+    let steps = u32::try_from(users / USERS_PER_STEP).unwrap_or(u32::MAX).saturating_add(1);
+    IDLE_AFTER.saturating_mul(steps).min(IDLE_AFTER_MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_more_users_send_the_longer_a_reservation_is_kept() {
+        assert_eq!(idle_after(1), Duration::from_secs(1));
+        assert_eq!(idle_after(10_000), Duration::from_secs(11));
+        assert_eq!(idle_after(1_000_000), IDLE_AFTER_MAX);
     }
 }

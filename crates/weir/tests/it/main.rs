@@ -17,5 +17,6 @@ mod redis;
 mod sender;
 mod settings;
 mod shutdown;
+mod slot;
 mod stdout;
 mod tls;

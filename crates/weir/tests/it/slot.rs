@@ -1,0 +1,268 @@
+//! Slot from the outside: single events, bulk loads, configs, and what a crash leaves.
+
+use std::collections::BTreeMap;
+
+use futures_util::future::join_all;
+use http::Method;
+use serde_json::{Value, json};
+use weir_testkit::http::{Client, Response};
+use weir_testkit::skip;
+
+use crate::given::{Running, Store, audit, on_each_engine, operator};
+
+const AT: &str = "2026-06-01T12:00:00Z";
+
+async fn put_config(operator: &Client, name: &str, max: u32, size: &str) -> Response {
+    let body = json!({"configName": name, "maxPerWindow": max, "windowSize": size});
+    operator.post("/admin/rate-limit/config", &body).await.unwrap()
+}
+
+fn event(id: &str, at: &str) -> Value {
+    json!({"eventId": id, "configName": "default", "requestedTime": at})
+}
+
+async fn assign(client: &Client, id: &str, at: &str) -> Response {
+    client.post("/api/v1/slots", &event(id, at)).await.expect("an answer")
+}
+
+/// Sends lines to the bulk route and reads the answers.
+async fn bulk(client: &Client, lines: &str) -> Vec<Value> {
+    let headers = [("content-type", "application/x-ndjson")];
+    let response =
+        client.request(Method::POST, "/api/v1/slots/bulk", &headers, lines.to_owned()).await.unwrap();
+    assert_eq!(response.status, 200, "{:?}", response.body);
+    let text = String::from_utf8(response.body.to_vec()).unwrap();
+    text.lines().map(|line| serde_json::from_str(line).expect("a JSON line")).collect()
+}
+
+fn lines(prefix: &str, count: usize) -> String {
+    (0..count).map(|n| format!("{}\n", event(&format!("{prefix}-{n}"), AT))).collect()
+}
+
+/// How many events each window has.
+fn by_window(answers: &[Value]) -> BTreeMap<String, usize> {
+    let mut windows = BTreeMap::new();
+    for answer in answers {
+        let start = answer["windowStart"].as_str().unwrap_or_else(|| panic!("a slot, not {answer}"));
+        *windows.entry(start.to_owned()).or_insert(0) += 1;
+    }
+    windows
+}
+
+async fn an_event_gets_a_slot_once(store: Store) {
+    let running = Running::start(store).await;
+    let (client, operator) = (running.client(), running.operator());
+    assert_eq!(assign(&client, "e", AT).await.status, 404, "nothing is configured");
+    let config = put_config(&operator, "default", 100, "PT4S").await;
+    assert_eq!(config.status, 200, "{:?}", config.body);
+    assert_eq!((&config.json()["version"], &config.json()["windowSize"]), (&json!(1), &json!("PT4S")));
+    let first = assign(&client, "e", AT).await;
+    assert_eq!(first.status, 201);
+    let slot = first.json();
+    assert_eq!((&slot["eventId"], &slot["status"]), (&json!("e"), &json!("NEW")));
+    assert_eq!((&slot["requestedTime"], &slot["windowStart"]), (&json!(AT), &json!(AT)));
+    for _ in 0..10 {
+        let again = assign(&client, "e", "2027-01-01T00:00:00Z").await;
+        assert_eq!((again.status, &again.json()["status"]), (200, &json!("EXISTING")));
+        assert_eq!(again.json()["scheduledTime"], slot["scheduledTime"]);
+        assert_eq!(again.json()["requestedTime"], slot["requestedTime"]);
+    }
+    assert_eq!(client.get("/api/v1/slots/e").await.unwrap().json()["scheduledTime"], slot["scheduledTime"]);
+    assert_eq!(client.delete("/api/v1/slots/e").await.unwrap().status, 204);
+    assert_eq!(client.delete("/api/v1/slots/e").await.unwrap().status, 404);
+    assert_eq!(client.get("/api/v1/slots/e").await.unwrap().status, 404);
+    assert_eq!(assign(&client, "e", AT).await.status, 201);
+}
+
+async fn a_hundred_clients_for_one_time_overfill_no_window(store: Store) {
+    let running = Running::start(store).await;
+    let client = running.client();
+    put_config(&running.operator(), "default", 7, "PT4S").await;
+    let sends = (0..100).map(|n| {
+        let client = client.clone();
+        async move {
+            let mut slots = Vec::new();
+            for m in 0..5 {
+                let response = assign(&client, &format!("{n}-{m}"), AT).await;
+                assert_eq!(response.status, 201, "{:?}", response.body);
+                slots.push(response.json());
+            }
+            slots
+        }
+    });
+    let slots: Vec<Value> = join_all(sends).await.into_iter().flatten().collect();
+    let windows = by_window(&slots);
+    assert!(windows.values().all(|count| *count <= 7), "{windows:?}");
+    let time = |text: &str| text.parse::<jiff::Timestamp>().unwrap();
+    assert!(slots.iter().all(|slot| time(slot["scheduledTime"].as_str().unwrap()) >= time(AT)));
+    let books = audit(&running.operator()).await;
+    assert_eq!((&books["ok"], &books["slot"]["slots"]), (&json!(true), &json!(500)), "{books}");
+    let listed = client.get("/api/v1/slots/windows?configName=default&limit=1000").await.unwrap().json();
+    let listed: BTreeMap<String, u64> = listed["items"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|item| (item["windowStart"].as_str().unwrap().to_owned(), item["slotCount"].as_u64().unwrap()))
+        .collect();
+    assert_eq!(listed, windows.into_iter().map(|(start, count)| (start, count as u64)).collect());
+}
+
+async fn a_bulk_load_is_answered_in_order_with_errors_in_place(store: Store) {
+    let running = Running::start(store).await;
+    put_config(&running.operator(), "default", 100, "PT4S").await;
+    let client = running.client();
+    let mut load = lines("a", 2_500);
+    load.push_str("nonsense\n");
+    load.push_str("{\"eventId\":\"x\",\"configName\":\"default\"}\n");
+    load.push_str(
+        "{\"eventId\":\"y\",\"configName\":\"nobody's\",\"requestedTime\":\"2026-06-01T12:00:00Z\"}\n",
+    );
+    load.push_str(&lines("a", 10));
+    load.push_str(&event("last", AT).to_string());
+    let answers = bulk(&client, &load).await;
+    assert_eq!(answers.len(), 2_500 + 3 + 10 + 1);
+    for (n, answer) in answers[..2_500].iter().enumerate() {
+        assert_eq!((&answer["eventId"], &answer["status"]), (&json!(format!("a-{n}")), &json!("NEW")));
+    }
+    assert!(by_window(&answers[..2_500]).values().all(|count| *count == 100));
+    let errors = &answers[2_500..2_503];
+    assert_eq!((&errors[0]["line"], &errors[0]["code"]), (&json!(2_501), &json!("INVALID_REQUEST")));
+    assert_eq!(errors[1]["eventId"], "x");
+    assert!(errors[1]["message"].as_str().unwrap().contains("requestedTime"), "{}", errors[1]);
+    assert_eq!((&errors[2]["eventId"], &errors[2]["code"]), (&json!("y"), &json!("NOT_FOUND")));
+    assert!(answers[2_503..2_513].iter().all(|answer| answer["status"] == "EXISTING"));
+    assert_eq!(answers[2_513]["eventId"], "last");
+    assert_eq!(audit(&running.operator()).await["slot"]["slots"], 2_501);
+}
+
+async fn a_server_killed_in_a_bulk_load_has_every_event_once_after_a_resend(store: Store) {
+    let mut running = Running::start(store).await;
+    put_config(&running.operator(), "default", 50, "PT4S").await;
+    let load = lines("k", 20_000);
+    let upload = {
+        let (client, load) = (running.client(), load.clone());
+        tokio::spawn(async move {
+            let headers = [("content-type", "application/x-ndjson")];
+            client.request(Method::POST, "/api/v1/slots/bulk", &headers, load).await.map(drop)
+        })
+    };
+    weir_testkit::wait::until("some of it is there", crate::given::PATIENCE, async || {
+        running.client().get("/api/v1/slots/k-1000").await.is_ok_and(|response| response.status == 200)
+    })
+    .await;
+    running.weir.kill_9();
+    let _ = upload.await;
+    running.weir.restart().await;
+    let answers = bulk(&running.client(), &load).await;
+    assert_eq!(answers.len(), 20_000);
+    assert!(
+        answers.iter().any(|answer| answer["status"] == "EXISTING"),
+        "what was committed before is there"
+    );
+    let windows = by_window(&answers);
+    assert!(windows.values().all(|count| *count <= 50));
+    let books = audit(&operator(&running.weir)).await;
+    assert_eq!((&books["ok"], &books["slot"]["slots"]), (&json!(true), &json!(20_000)), "{books}");
+}
+
+async fn configs_have_versions_and_admin_routes_a_key(store: Store) {
+    let running = Running::start(store).await;
+    let (client, operator) = (running.client(), running.operator());
+    assert_eq!(put_config(&client, "default", 1, "PT1S").await.status, 401);
+    for (version, size) in [(1, "PT1S"), (2, "PT2S"), (3, "P1D")] {
+        assert_eq!(put_config(&operator, "default", 5, size).await.json()["version"], version);
+    }
+    let path = "/admin/rate-limit/config/default";
+    assert_eq!(operator.get(path).await.unwrap().json()["windowSize"], "PT24H");
+    let list = operator.get("/admin/rate-limit/config").await.unwrap().json();
+    assert_eq!((list["items"].as_array().unwrap().len(), &list["nextCursor"]), (1, &Value::Null));
+    assert_eq!(operator.delete(path).await.unwrap().status, 204);
+    assert_eq!(operator.get(path).await.unwrap().status, 404);
+    assert_eq!(operator.delete(path).await.unwrap().status, 404);
+    assert_eq!(assign(&client, "e", AT).await.status, 404);
+    let flush = operator.request(Method::POST, "/admin/rate-limit/cache/flush", &[], "").await.unwrap();
+    assert_eq!(flush.status, 204);
+    for (max, size, field) in [
+        (json!(0), json!("PT4S"), "maxPerWindow"),
+        (json!("many"), json!("PT4S"), "maxPerWindow"),
+        (json!(1.5), json!("PT4S"), "maxPerWindow"),
+        (json!(2_147_483_648_u64), json!("PT4S"), "maxPerWindow"),
+        (json!(5), json!("P1M"), "windowSize"),
+        (json!(5), json!("4s"), "windowSize"),
+        (json!(5), json!("PT0S"), "windowSize"),
+        (json!(5), json!(4), "windowSize"),
+    ] {
+        let body = json!({"configName": "default", "maxPerWindow": max, "windowSize": size});
+        let response = operator.post("/admin/rate-limit/config", &body).await.unwrap();
+        assert_eq!(response.status, 400, "{body}");
+        assert!(response.json()["message"].as_str().unwrap().starts_with(field), "{:?}", response.body);
+    }
+}
+
+async fn what_is_no_event_is_refused_with_the_name_of_the_field(store: Store) {
+    let running = Running::start(store).await;
+    let client = running.client();
+    for (body, field) in [
+        (json!({"configName": "c", "requestedTime": AT}), "eventId"),
+        (json!({"eventId": "", "configName": "c", "requestedTime": AT}), "eventId"),
+        (json!({"eventId": "x".repeat(256), "configName": "c", "requestedTime": AT}), "eventId"),
+        (json!({"eventId": "a\nb", "configName": "c", "requestedTime": AT}), "eventId"),
+        (json!({"eventId": 5, "configName": "c", "requestedTime": AT}), "eventId"),
+        (json!({"eventId": "e", "requestedTime": AT}), "configName"),
+        (json!({"eventId": "e", "configName": "", "requestedTime": AT}), "configName"),
+        (json!({"eventId": "e", "configName": "c"}), "requestedTime"),
+        (json!({"eventId": "e", "configName": "c", "requestedTime": "noon"}), "requestedTime"),
+        (
+            json!({"eventId": "e", "configName": "c", "requestedTime": "9999-12-31T23:59:59Z"}),
+            "requestedTime",
+        ),
+        (json!({"eventId": "e", "configName": "c", "requestedTime": 5}), "requestedTime"),
+    ] {
+        let response = client.post("/api/v1/slots", &body).await.unwrap();
+        assert_eq!(response.status, 400, "{body}");
+        assert!(
+            response.json()["message"].as_str().unwrap().starts_with(field),
+            "{body}: {:?}",
+            response.body
+        );
+    }
+    for path in ["/api/v1/slots/windows", "/api/v1/slots/windows?configName=c&from=noon"] {
+        assert_eq!(client.get(path).await.unwrap().status, 400, "{path}");
+    }
+    let json = [("content-type", "application/json")];
+    let response = client.request(Method::POST, "/api/v1/slots/bulk", &json, "{}").await.unwrap();
+    assert_eq!(response.status, 415);
+}
+
+on_each_engine!(
+    an_event_gets_a_slot_once,
+    a_hundred_clients_for_one_time_overfill_no_window,
+    a_bulk_load_is_answered_in_order_with_errors_in_place,
+    a_server_killed_in_a_bulk_load_has_every_event_once_after_a_resend,
+    configs_have_versions_and_admin_routes_a_key,
+    what_is_no_event_is_refused_with_the_name_of_the_field,
+);
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_servers_given_the_same_load_give_each_event_one_slot() {
+    if skip("postgres") {
+        return;
+    }
+    let running = Running::start(Store::Postgres).await;
+    let other = running.second().await;
+    put_config(&running.operator(), "default", 100, "PT4S").await;
+    let (a, b) = (running.client(), Client::new(other.base_url()));
+    let load = lines("two", 5_000);
+    let (first, second) = tokio::join!(bulk(&a, &load), bulk(&b, &load));
+    for (one, two) in first.iter().zip(&second) {
+        assert_eq!(
+            one["scheduledTime"], two["scheduledTime"],
+            "the same answer from either server: {one} {two}"
+        );
+    }
+    let new = first.iter().chain(&second).filter(|answer| answer["status"] == "NEW").count();
+    assert_eq!(new, 5_000, "each event is new once");
+    assert!(by_window(&first).values().all(|count| *count <= 100));
+    let books = audit(&running.operator()).await;
+    assert_eq!((&books["ok"], &books["slot"]["slots"]), (&json!(true), &json!(5_000)), "{books}");
+}
