@@ -1,5 +1,6 @@
 //! The one mapping from what went wrong to what the caller is told. Causes are logged here, once, and not shown.
 
+use axum::body::Body;
 use axum::response::{IntoResponse, Response};
 use http::header::{CONTENT_TYPE, RETRY_AFTER};
 use http::{HeaderMap, HeaderValue, StatusCode};
@@ -125,8 +126,10 @@ impl ApiError {
 
     /// Adds headers to the answer.
     #[must_use]
-    pub fn with_headers(mut self, headers: HeaderMap) -> Self {
-        self.0.headers.extend(headers);
+    pub fn with_headers(mut self, mut headers: HeaderMap) -> Self {
+        // Into the map that has room for all of them.
+        headers.extend(std::mem::take(&mut self.0.headers));
+        self.0.headers = headers;
         self
     }
 }
@@ -141,10 +144,13 @@ impl IntoResponse for ApiError {
             message: &message,
             timestamp: now(),
         };
-        let json = serde_json::to_vec(&body).unwrap_or_default();
-        let mut response = (status, json).into_response();
+        let mut json = Vec::with_capacity(128 + message.len());
+        // Strings and numbers always become JSON.
+        let _ = serde_json::to_writer(&mut json, &body);
+        let mut response = Response::new(Body::from(json));
+        *response.status_mut() = status;
+        *response.headers_mut() = headers;
         response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-        response.headers_mut().extend(headers);
         response
     }
 }

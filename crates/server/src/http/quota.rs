@@ -130,7 +130,8 @@ pub(crate) async fn send_message(
             Ok(response)
         }
         SendOutcome::Denied { limits, denial, at } => {
-            let mut headers = HeaderMap::new();
+            // Room for these and for what the envelope and the server add.
+            let mut headers = HeaderMap::with_capacity(12);
             standing(limits, 0, at.plus(denial.retry_after), at).write(&mut headers);
             let wait = seconds_up(denial.retry_after).max(1);
             let message = format!(
