@@ -229,6 +229,96 @@ impl Windows {
     }
 }
 
+/// Where a load would end, were it assigned now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Forecast {
+    /// The window of its first event.
+    pub first_window: Timestamp,
+    /// The window of its last event.
+    pub last_window: Timestamp,
+    /// How many windows it would use.
+    pub windows: u64,
+}
+
+/// Follows a load through the windows without assigning it. Counters are taken in order; windows between them are empty.
+#[derive(Clone, Debug)]
+pub struct Forecaster {
+    pace: Pace,
+    requested: Timestamp,
+    left: u64,
+    /// The first window that was not looked at.
+    next: Timestamp,
+    used: Option<Forecast>,
+}
+
+impl Forecaster {
+    /// A load of so many events for one time.
+    #[must_use]
+    pub fn new(pace: Pace, requested: Timestamp, events: u64) -> Self {
+        Self { pace, requested, left: events, next: pace.window_of(requested), used: None }
+    }
+
+    /// Takes the next counter. True once the whole load has found room.
+    pub fn take(&mut self, start: Timestamp, count: u32) -> bool {
+        self.fill_empty(Some(start));
+        if self.left > 0 && start == self.next {
+            let room = self.offer(start).saturating_sub(count);
+            self.place(start, u64::from(room), 1);
+            self.next = self.pace.later(start, 1);
+        }
+        self.left == 0
+    }
+
+    /// What the load comes to, with nothing but empty windows behind the last counter. None for a load of nothing.
+    #[must_use]
+    pub fn finish(mut self) -> Option<Forecast> {
+        self.fill_empty(None);
+        self.used
+    }
+
+    fn offer(&self, start: Timestamp) -> u32 {
+        if start == self.pace.window_of(self.requested) {
+            self.pace.share(self.requested)
+        } else {
+            self.pace.max_per_window()
+        }
+    }
+
+    /// Uses the empty windows up to `until`: the first one, which may offer less, then as many whole ones as it takes.
+    fn fill_empty(&mut self, until: Option<Timestamp>) {
+        if self.left > 0
+            && self.next == self.pace.window_of(self.requested)
+            && until.is_none_or(|end| self.next < end)
+        {
+            self.place(self.next, u64::from(self.offer(self.next)), 1);
+            self.next = self.pace.later(self.next, 1);
+        }
+        let gap = until.map_or(u64::MAX, |end| {
+            let gap_us = end.as_micros().saturating_sub(self.next.as_micros()).max(0).unsigned_abs();
+            gap_us.checked_div(self.pace.window_us().unsigned_abs()).unwrap_or(0)
+        });
+        let needed = self.left.div_ceil(u64::from(self.pace.max_per_window())).min(gap);
+        if needed > 0 {
+            let room = needed.saturating_mul(u64::from(self.pace.max_per_window()));
+            self.place(self.next, room, needed);
+        }
+        self.next = self.pace.later(self.next, if until.is_some() { gap } else { needed });
+    }
+
+    /// Puts what fits into `windows` windows from `start` on.
+    fn place(&mut self, start: Timestamp, room: u64, windows: u64) {
+        let placed = room.min(self.left);
+        if placed == 0 {
+            return;
+        }
+        self.left = self.left.saturating_sub(placed);
+        let last_window = self.pace.later(start, windows.saturating_sub(1));
+        let before = self.used.map_or(0, |used| used.windows);
+        let first_window = self.used.map_or(start, |used| used.first_window);
+        self.used = Some(Forecast { first_window, last_window, windows: before.saturating_add(windows) });
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 use weir_core::Timestamp;
-use weir_core::slot::{Pace, Windows};
+use weir_core::slot::{Forecaster, Pace, Windows};
 
 const START_MS: i64 = 1_700_000_000_000;
 
@@ -79,6 +79,38 @@ proptest! {
         for (start, count, _) in windows.changed() {
             prop_assert_eq!(i64::from(count), model.count(start.as_micros()), "counters equal events");
         }
+    }
+
+    /// What a forecast says is what assigning comes to.
+    #[test]
+    fn a_forecast_is_where_the_load_ends(
+        (max, window_ms, before) in history(), into in 0_u64..4_000_000, load in 1_u64..200,
+    ) {
+        let pace = Pace::new(max, Duration::from_millis(window_ms)).unwrap();
+        let window_us = window_ms.cast_signed() * 1_000;
+        let base = (START_MS * 1_000).div_euclid(window_us) * window_us;
+        let mut windows = Windows::new(pace, 100);
+        for n in -3..500 {
+            windows.add(Timestamp::from_micros(base + n * window_us), 0);
+        }
+        for (offset, chance) in before {
+            windows.place(Timestamp::from_micros(base + offset), chance).unwrap();
+        }
+        let requested = Timestamp::from_micros(base + (into % (window_ms * 1_000)).cast_signed());
+        let mut forecaster = Forecaster::new(pace, requested, load);
+        for (start, count, _) in windows.changed().filter(|(start, ..)| start.as_micros() >= base) {
+            if forecaster.take(start, count) {
+                break;
+            }
+        }
+        let forecast = forecaster.finish().unwrap();
+        let starts: Vec<_> =
+            (0..load).map(|chance| windows.place(requested, chance).unwrap().window_start).collect();
+        let mut distinct = starts.clone();
+        distinct.dedup();
+        prop_assert_eq!(forecast.first_window, starts[0]);
+        prop_assert_eq!(forecast.last_window, *starts.last().unwrap());
+        prop_assert_eq!(forecast.windows, distinct.len() as u64);
     }
 
     #[test]

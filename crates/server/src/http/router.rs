@@ -20,6 +20,7 @@ fn api() -> Vec<Route> {
         // slot
         ("/api/v1/slots", post(slot::assign_slot)),
         ("/api/v1/slots/bulk", post(slot::bulk::assign_slots)),
+        ("/api/v1/slots/forecast", post(slot::forecast_slots)),
         ("/api/v1/slots/windows", get(slot::list_windows)),
         ("/api/v1/slots/{eventId}", get(slot::get_slot).delete(slot::give_slot_back)),
         ("/admin/rate-limit/config", post(slot::config::put_config).get(slot::config::list_configs)),

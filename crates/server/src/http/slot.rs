@@ -77,6 +77,29 @@ pub(crate) struct WindowResponse {
     status: &'static str,
 }
 
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct ForecastRequest {
+    config_name: Box<str>,
+    requested_time: Box<str>,
+    events: serde_json::Value,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct ForecastResponse {
+    config_name: ConfigNameText,
+    requested_time: jiff::Timestamp,
+    events: u64,
+    windows: u64,
+    first_window: jiff::Timestamp,
+    last_window: jiff::Timestamp,
+    finishes_by: jiff::Timestamp,
+}
+
+/// The largest load that can be asked about.
+const FORECAST_MAX: u64 = 1_000_000_000;
+
 /// `POST /api/v1/slots`
 pub(crate) async fn assign_slot(
     State(app): State<Arc<App>>,
@@ -90,6 +113,30 @@ pub(crate) async fn assign_slot(
         AssignOutcome::UnknownConfig => Err(unknown_config(&config)),
         AssignOutcome::Exhausted => Err(exhausted()),
     }
+}
+
+/// `POST /api/v1/slots/forecast`
+pub(crate) async fn forecast_slots(
+    State(app): State<Arc<App>>,
+    Json(request): Json<ForecastRequest>,
+) -> Result<Json<ForecastResponse>, ApiError> {
+    let name = parse_config_name(&request.config_name)?;
+    let requested = parse_time("requestedTime", &request.requested_time)?;
+    let events = request.events.as_u64().filter(|events| (1..=FORECAST_MAX).contains(events));
+    let events = events.ok_or_else(|| {
+        ApiError::invalid_field("events", format!("must be an integer from 1 to {FORECAST_MAX}"))
+    })?;
+    let (config, forecast) =
+        app.slot.forecast(&name, requested, events).await?.ok_or_else(|| unknown_config(&name))?;
+    Ok(Json(ForecastResponse {
+        config_name: ConfigNameText(name),
+        requested_time: rfc3339(requested),
+        events,
+        windows: forecast.windows,
+        first_window: rfc3339(forecast.first_window),
+        last_window: rfc3339(forecast.last_window),
+        finishes_by: rfc3339(config.pace.later(forecast.last_window, 1)),
+    }))
 }
 
 /// `GET /api/v1/slots/{eventId}`

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use prometheus_client::metrics::counter::Counter;
-use weir_core::slot::Pace;
+use weir_core::slot::{Forecast, Forecaster, Pace};
 use weir_core::{ConfigName, EventId, Timestamp};
 use weir_store::slot::{Assign, AssignOutcome, Config, Slot, SlotStore, WindowCount};
 use weir_store::{LaneSettings, Lanes, Result};
@@ -19,6 +19,9 @@ use crate::telemetry::metrics::{Metrics, OutcomeLabels};
 const CACHE_FOR: Duration = Duration::from_secs(5);
 /// Configs remembered; when there are more, all are forgotten.
 const CACHE_MAX: usize = 10_000;
+
+/// Counters read at a time for a forecast.
+const FORECAST_PAGE: usize = 10_000;
 
 /// Slot.
 pub struct SlotService {
@@ -176,6 +179,33 @@ impl SlotService {
         limit: usize,
     ) -> Result<Vec<WindowCount>> {
         within(self.timeout, self.store.windows(config, from, to, limit)).await
+    }
+
+    /// Where a load of so many events for one time would end, were it assigned now. None for a config that is not in
+    /// service.
+    ///
+    /// # Errors
+    /// When the store cannot say.
+    pub async fn forecast(
+        &self,
+        name: &ConfigName,
+        requested: Timestamp,
+        events: u64,
+    ) -> Result<Option<(Config, Forecast)>> {
+        let Some(config) = within(self.timeout, self.store.config(name)).await? else { return Ok(None) };
+        let mut forecaster = Forecaster::new(config.pace, requested, events);
+        let mut from = config.pace.window_of(requested);
+        loop {
+            let page = self.windows(name, from, Timestamp::from_micros(i64::MAX / 32), FORECAST_PAGE).await?;
+            let is_done = page.iter().any(|window| forecaster.take(window.start, window.count));
+            match page.last() {
+                Some(last) if !is_done && page.len() == FORECAST_PAGE => {
+                    from = config.pace.later(last.start, 1)
+                }
+                _ => break,
+            }
+        }
+        Ok(forecaster.finish().map(|forecast| (config, forecast)))
     }
 
     /// Takes no new events and waits for those under way.

@@ -234,7 +234,29 @@ async fn what_is_no_event_is_refused_with_the_name_of_the_field(store: Store) {
     assert_eq!(response.status, 415);
 }
 
+async fn a_forecast_says_where_a_load_will_end_and_assigns_nothing(store: Store) {
+    let running = Running::start(store).await;
+    let client = running.client();
+    put_config(&running.operator(), "default", 100, "PT4S").await;
+    bulk(&client, &lines("before", 1_050)).await;
+    let body = json!({"configName": "default", "requestedTime": AT, "events": 2_000});
+    let forecast = client.post("/api/v1/slots/forecast", &body).await.unwrap().json();
+    let answers = bulk(&client, &lines("load", 2_000)).await;
+    let windows = by_window(&answers);
+    assert_eq!(forecast["firstWindow"].as_str(), windows.keys().next().map(String::as_str));
+    assert_eq!(forecast["lastWindow"].as_str(), windows.keys().next_back().map(String::as_str));
+    assert_eq!(forecast["windows"], windows.len());
+    for (body, status) in [
+        (json!({"configName": "nobody's", "requestedTime": AT, "events": 5}), 404),
+        (json!({"configName": "default", "requestedTime": AT, "events": 0}), 400),
+        (json!({"configName": "default", "requestedTime": AT}), 400),
+    ] {
+        assert_eq!(client.post("/api/v1/slots/forecast", &body).await.unwrap().status, status, "{body}");
+    }
+}
+
 on_each_engine!(
+    a_forecast_says_where_a_load_will_end_and_assigns_nothing,
     an_event_gets_a_slot_once,
     a_hundred_clients_for_one_time_overfill_no_window,
     a_bulk_load_is_answered_in_order_with_errors_in_place,
