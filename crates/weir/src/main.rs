@@ -2,6 +2,7 @@
 
 mod health;
 mod serve;
+mod slots;
 mod token;
 
 use std::process::ExitCode;
@@ -30,6 +31,9 @@ enum Command {
     Health(health::HealthArgs),
     /// Print a token signed with the server's own secret
     Token(token::TokenArgs),
+    /// Load events into slots, or forecast a load
+    #[command(subcommand)]
+    Slots(slots::SlotsCommand),
     /// Measure a server under load
     #[command(subcommand)]
     Bench(weir_bench::BenchCommand),
@@ -43,6 +47,7 @@ fn main() -> ExitCode {
         Command::Serve(arguments) => serve::run(arguments),
         Command::Health(arguments) => health::run(&arguments),
         Command::Token(arguments) => token::run(&arguments),
+        Command::Slots(command) => slots::run(command),
         Command::Bench(command) => bench(command),
     };
     match outcome {

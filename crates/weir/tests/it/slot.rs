@@ -288,3 +288,40 @@ async fn two_servers_given_the_same_load_give_each_event_one_slot() {
     let books = audit(&running.operator()).await;
     assert_eq!((&books["ok"], &books["slot"]["slots"]), (&json!(true), &json!(5_000)), "{books}");
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_file_is_imported_and_running_it_again_changes_nothing() {
+    let running = Running::start(Store::Embedded).await;
+    put_config(&running.operator(), "default", 100, "PT4S").await;
+    let directory = tempfile::tempdir().unwrap();
+    let run = |arguments: Vec<String>| {
+        let mut command = tokio::process::Command::new(env!("CARGO_BIN_EXE_weir"));
+        let url = running.weir.base_url();
+        command.arg("slots").args(arguments).args(["--url", &url]);
+        async move {
+            let output = command.output().await.unwrap();
+            let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+            (output.status.code(), text(&output.stdout), text(&output.stderr))
+        }
+    };
+    let ndjson = directory.path().join("load.ndjson");
+    std::fs::write(&ndjson, lines("file", 12_000)).unwrap();
+    let import = vec!["import".to_owned(), ndjson.display().to_string()];
+    let (code, out, _) = run(import.clone()).await;
+    assert!(code == Some(0) && out.contains("12000 new, 0 existing, 0 failed"), "{code:?} {out}");
+    let (code, out, _) = run(import).await;
+    assert!(code == Some(0) && out.contains("0 new, 12000 existing, 0 failed"), "{code:?} {out}");
+
+    let csv = directory.path().join("load.csv");
+    std::fs::write(&csv, "eventId,requestedTime\nc-1,2026-06-01T12:00:00Z\nc-2,noon\n").unwrap();
+    let import =
+        vec!["import".to_owned(), csv.display().to_string(), "--config".to_owned(), "default".to_owned()];
+    let (code, out, err) = run(import).await;
+    assert!(code == Some(1) && out.contains("1 new, 0 existing, 1 failed"), "{code:?} {out}");
+    assert!(err.contains("c-2: INVALID_REQUEST: requestedTime"), "{err}");
+
+    let forecast = ["forecast", "--config", "default", "--time", AT, "--events", "1000"].map(str::to_owned);
+    let (code, out, _) = run(forecast.to_vec()).await;
+    assert!(code == Some(0) && out.contains("windows used   11"), "{code:?} {out}");
+    assert_eq!(audit(&running.operator()).await["slot"]["slots"], 12_001);
+}

@@ -1,0 +1,72 @@
+//! `weir slots`: loads events from a file, and says when a load would be done.
+
+mod client;
+mod events;
+mod import;
+
+use std::io::Write;
+use std::process::ExitCode;
+
+use clap::{Args, Subcommand};
+use serde_json::json;
+
+use self::client::Client;
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum SlotsCommand {
+    /// Give every event of a file a slot; running it again goes on where it ended
+    Import(import::ImportArgs),
+    /// Say when a load would be done, without assigning it
+    Forecast(ForecastArgs),
+}
+
+/// Where the server is.
+#[derive(Debug, Args)]
+pub(crate) struct ServerArgs {
+    /// The address of the server's HTTP API
+    #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:8080")]
+    url: String,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ForecastArgs {
+    #[command(flatten)]
+    server: ServerArgs,
+    /// The config the events follow
+    #[arg(long, value_name = "NAME")]
+    config: String,
+    /// When they want to run, such as 2026-01-01T12:00:00Z
+    #[arg(long, value_name = "TIME")]
+    time: String,
+    /// How many they are
+    #[arg(long, value_name = "COUNT")]
+    events: u64,
+}
+
+pub(crate) fn run(command: SlotsCommand) -> anyhow::Result<ExitCode> {
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    runtime.block_on(async {
+        match command {
+            SlotsCommand::Import(arguments) => import::run(arguments).await,
+            SlotsCommand::Forecast(arguments) => forecast(arguments).await,
+        }
+    })
+}
+
+async fn forecast(arguments: ForecastArgs) -> anyhow::Result<ExitCode> {
+    let ForecastArgs { server, config, time, events } = arguments;
+    let client = Client::new(&server.url)?;
+    let body = json!({"configName": config, "requestedTime": time, "events": events});
+    let (status, answer) =
+        client.post("/api/v1/slots/forecast", "application/json", body.to_string().into()).await?;
+    let answer: serde_json::Value = serde_json::from_slice(&answer)?;
+    let text = |field: &str| answer[field].as_str().unwrap_or_default().to_owned();
+    anyhow::ensure!(status == 200, "{}", text("message"));
+    let mut out = std::io::stdout();
+    writeln!(out, "{events} events of {config} for {time}")?;
+    writeln!(out, "  first window   {}", text("firstWindow"))?;
+    writeln!(out, "  last window    {}", text("lastWindow"))?;
+    writeln!(out, "  done by        {}", text("finishesBy"))?;
+    writeln!(out, "  windows used   {}", answer["windows"])?;
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,152 @@
+//! Events out of a file: NDJSON as it is, CSV by the names in its first line.
+
+use std::fs::File;
+use std::io::{BufRead, BufReader, Read};
+use std::path::Path;
+
+use anyhow::{Context, bail};
+use serde_json::json;
+
+/// What stands in for columns that a CSV file does not have.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Defaults {
+    pub(super) config: Option<String>,
+    pub(super) time: Option<String>,
+}
+
+/// Lines of NDJSON, and how many bytes of the file they took.
+pub(super) struct Events {
+    source: Source,
+    bytes: u64,
+}
+
+enum Source {
+    Lines(BufReader<Box<dyn Read + Send>>),
+    Csv { records: Box<csv::Reader<Box<dyn Read + Send>>>, columns: Columns, defaults: Defaults },
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Columns {
+    event: usize,
+    config: Option<usize>,
+    time: Option<usize>,
+}
+
+impl Events {
+    /// Opens a file by the end of its name; `-` is NDJSON from standard input. The size is known of files alone.
+    pub(super) fn open(path: &Path, defaults: Defaults) -> anyhow::Result<(Self, Option<u64>)> {
+        if path == Path::new("-") {
+            let input: Box<dyn Read + Send> = Box::new(std::io::stdin());
+            return Ok((Self { source: Source::Lines(BufReader::new(input)), bytes: 0 }, None));
+        }
+        let file = File::open(path).with_context(|| format!("cannot open {}", path.display()))?;
+        let size = file.metadata().ok().map(|metadata| metadata.len());
+        let kind = path.extension().and_then(|end| end.to_str()).unwrap_or_default().to_ascii_lowercase();
+        let source = match kind.as_str() {
+            "ndjson" | "jsonl" => Source::Lines(BufReader::with_capacity(1 << 16, Box::new(file))),
+            "csv" => csv_source(Box::new(file), defaults)?,
+            _ => bail!("{} is neither .ndjson (or .jsonl) nor .csv", path.display()),
+        };
+        Ok((Self { source, bytes: 0 }, size))
+    }
+
+    /// Appends the next event as a line, and says whether there was one.
+    pub(super) fn next_line(&mut self, lines: &mut Vec<u8>) -> anyhow::Result<bool> {
+        match &mut self.source {
+            Source::Lines(reader) => loop {
+                let start = lines.len();
+                let read = reader.read_until(b'\n', lines).context("cannot read on")?;
+                self.bytes += read as u64;
+                if read == 0 {
+                    return Ok(false);
+                }
+                if lines[start..].trim_ascii().is_empty() {
+                    lines.truncate(start);
+                    continue;
+                }
+                if lines.last() != Some(&b'\n') {
+                    lines.push(b'\n');
+                }
+                return Ok(true);
+            },
+            Source::Csv { records, columns, defaults } => {
+                let mut record = csv::StringRecord::new();
+                if !records.read_record(&mut record).context("the CSV file cannot be read on")? {
+                    return Ok(false);
+                }
+                self.bytes = records.position().byte();
+                let field = |column: Option<usize>, default: &Option<String>| {
+                    column
+                        .and_then(|column| record.get(column))
+                        .map(str::to_owned)
+                        .or_else(|| default.clone())
+                };
+                let event = json!({
+                    "eventId": record.get(columns.event),
+                    "configName": field(columns.config, &defaults.config),
+                    "requestedTime": field(columns.time, &defaults.time),
+                });
+                serde_json::to_writer(&mut *lines, &event)?;
+                lines.push(b'\n');
+                Ok(true)
+            }
+        }
+    }
+
+    /// How far into the file it is.
+    pub(super) const fn bytes(&self) -> u64 {
+        self.bytes
+    }
+}
+
+fn csv_source(file: Box<dyn Read + Send>, defaults: Defaults) -> anyhow::Result<Source> {
+    let mut records = csv::ReaderBuilder::new().trim(csv::Trim::All).from_reader(file);
+    let names = records.headers().context("the CSV file has no first line")?.clone();
+    let column = |name: &str| names.iter().position(|other| other == name);
+    let Some(event) = column("eventId") else {
+        bail!("the first line of the CSV file must name its columns: eventId, configName, requestedTime");
+    };
+    let columns = Columns { event, config: column("configName"), time: column("requestedTime") };
+    anyhow::ensure!(
+        columns.config.is_some() || defaults.config.is_some(),
+        "the CSV file has no column configName: name the config with --config"
+    );
+    anyhow::ensure!(
+        columns.time.is_some() || defaults.time.is_some(),
+        "the CSV file has no column requestedTime: say when with --time"
+    );
+    Ok(Source::Csv { records: Box::new(records), columns, defaults })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lines(name: &str, text: &str, defaults: Defaults) -> anyhow::Result<String> {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        let (mut events, _) = Events::open(&path, defaults)?;
+        let mut lines = Vec::new();
+        while events.next_line(&mut lines)? {}
+        Ok(String::from_utf8(lines).unwrap())
+    }
+
+    #[test]
+    fn ndjson_is_taken_as_it_is() {
+        let text = lines("a.ndjson", "{\"a\":1}\n\n{\"b\":2}", Defaults::default()).unwrap();
+        assert_eq!(text, "{\"a\":1}\n{\"b\":2}\n");
+    }
+
+    #[test]
+    fn csv_goes_by_the_names_of_its_columns() {
+        let defaults = Defaults { config: Some("c".into()), time: Some("t".into()) };
+        let text = lines("a.csv", "requestedTime,eventId\nnoon,\"a,b\"\n", defaults).unwrap();
+        assert_eq!(text, "{\"configName\":\"c\",\"eventId\":\"a,b\",\"requestedTime\":\"noon\"}\n");
+        let error = lines("a.csv", "id\n1\n", Defaults::default()).unwrap_err();
+        assert!(error.to_string().contains("eventId"), "{error}");
+        let error = lines("a.csv", "eventId,requestedTime\n1,2\n", Defaults::default()).unwrap_err();
+        assert!(error.to_string().contains("--config"), "{error}");
+        assert!(lines("a.txt", "", Defaults::default()).is_err());
+    }
+}
