@@ -64,7 +64,7 @@ impl Engines {
             (Engine::Sqlite(engine), _) => Arc::new(engine.clone()),
             (Engine::Postgres(engine), None) => Arc::new(engine.clone()),
             (Engine::Postgres(engine), Some(redis)) => {
-                Arc::new(RedisQuota::new(redis.clone(), Arc::new(engine.clone()), clock))
+                Arc::new(RedisQuota::new(redis.clone(), Arc::new(engine.clone().behind_cache()), clock))
             }
         };
         Ok(Self { store, redis, kafka, quota })

@@ -5,3 +5,8 @@ CREATE TABLE quota_cache (
     epoch   bigint  NOT NULL
 );
 INSERT INTO quota_cache (epoch) VALUES (1 + floor(random() * 1000000000)::bigint);
+
+-- Users whose limits have changed and whose entry in the cache may not be deleted yet.
+CREATE TABLE quota_cache_forget (
+    user_id text COLLATE "C" PRIMARY KEY
+);

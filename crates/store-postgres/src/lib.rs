@@ -16,6 +16,7 @@ mod tls;
 mod watch;
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::SystemTime;
 
 use tokio::task::AbortHandle;
@@ -37,6 +38,8 @@ pub struct Postgres {
     inner: Arc<Inner>,
     /// Where accepted messages go instead of the table queue.
     publisher: Option<Arc<dyn Publisher>>,
+    /// Whether a cache stands in front, which has to be told of new limits.
+    has_cache: bool,
 }
 
 impl std::fmt::Debug for Postgres {
@@ -53,6 +56,8 @@ struct Inner {
     bells: Bells,
     feed: Arc<Feed>,
     watch: AbortHandle,
+    /// Whether the last batch that was published could not be counted.
+    is_uncommitted: AtomicBool,
 }
 
 impl Drop for Inner {
@@ -82,9 +87,22 @@ impl Postgres {
         migrate::run(&target).await?;
         let feed = Arc::new(Feed::new());
         let watch = watch::start(target.clone(), &feed);
-        let inner =
-            Inner { pool: Pool::new(target, connections), clock, bells: Bells::default(), feed, watch };
-        Ok(Self { inner: Arc::new(inner), publisher: None })
+        let inner = Inner {
+            pool: Pool::new(target, connections),
+            clock,
+            bells: Bells::default(),
+            feed,
+            watch,
+            is_uncommitted: AtomicBool::new(false),
+        };
+        Ok(Self { inner: Arc::new(inner), publisher: None, has_cache: false })
+    }
+
+    /// The same engine behind a cache: until that has forgotten a user's old limits, it is told of new ones.
+    #[must_use]
+    pub fn behind_cache(mut self) -> Self {
+        self.has_cache = true;
+        self
     }
 
     /// The same engine with its messages published by a broker, and only those counted that it has confirmed.

@@ -3,6 +3,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Instant, SystemTime};
 
 use async_trait::async_trait;
@@ -34,11 +35,16 @@ const CONFIGURE: &str = "
         ON CONFLICT (user_id) DO UPDATE SET
             rate_limit = excluded.rate_limit, time_window = excluded.time_window,
             current_count = 0, last_refresh_time = coalesce($4, clock_timestamp())
-        RETURNING user_id, rate_limit, time_window, current_count, last_refresh_time)
+        RETURNING user_id, rate_limit, time_window, current_count, last_refresh_time),
+    noted AS (
+        INSERT INTO quota_cache_forget (user_id) SELECT user_id FROM saved WHERE $5::boolean ON CONFLICT DO NOTHING)
     SELECT saved.*, pg_notify('weir_quota', saved.user_id) FROM saved";
 const REMOVE: &str = "
-    WITH gone AS (DELETE FROM rate_limit_store WHERE user_id = $1 RETURNING user_id)
+    WITH gone AS (DELETE FROM rate_limit_store WHERE user_id = $1 RETURNING user_id),
+    noted AS (
+        INSERT INTO quota_cache_forget (user_id) SELECT user_id FROM gone WHERE $2::boolean ON CONFLICT DO NOTHING)
     SELECT pg_notify('weir_quota', gone.user_id) FROM gone";
+const FORGOT: &str = "DELETE FROM quota_cache_forget WHERE user_id = ANY($1)";
 const DISTRUST: &str = "UPDATE quota_cache SET epoch = epoch + 1 RETURNING epoch";
 const LOCK: &str = "
     SELECT user_id, rate_limit, time_window, current_count, last_refresh_time
@@ -61,8 +67,8 @@ const AUDIT: &str = "
            ARRAY(SELECT user_id FROM rate_limit_store WHERE current_count > rate_limit LIMIT 10)";
 
 /// In the order of [`Statements::from_prepared`].
-pub(crate) const SQL: [&str; 9] =
-    [FIND, CONFIGURE, REMOVE, LOCK, SAVE, ENQUEUE, COUNT_ACCEPTED, AUDIT, DISTRUST];
+pub(crate) const SQL: [&str; 10] =
+    [FIND, CONFIGURE, REMOVE, LOCK, SAVE, ENQUEUE, COUNT_ACCEPTED, AUDIT, DISTRUST, FORGOT];
 
 #[derive(Debug)]
 pub(crate) struct Statements {
@@ -75,6 +81,7 @@ pub(crate) struct Statements {
     count_accepted: Statement,
     audit: Statement,
     distrust: Statement,
+    forgot: Statement,
 }
 
 impl Statements {
@@ -89,6 +96,7 @@ impl Statements {
             count_accepted: next(),
             audit: next(),
             distrust: next(),
+            forgot: next(),
         }
     }
 }
@@ -101,7 +109,11 @@ impl QuotaStore for Postgres {
         let now = self.clock_override();
         let statement = &session.statements.quota.configure;
         let row = session
-            .bounded(session.client.query_one(statement, &[&user.as_str(), &limit, &window, &now]))
+            .bounded(
+                session
+                    .client
+                    .query_one(statement, &[&user.as_str(), &limit, &window, &now, &self.has_cache]),
+            )
             .await?;
         session.keep();
         read_row(&row)
@@ -119,7 +131,8 @@ impl QuotaStore for Postgres {
     async fn remove(&self, user: &UserId) -> Result<bool> {
         let session = self.inner.pool.session().await?;
         let statement = &session.statements.quota.remove;
-        let removed = session.bounded(session.client.query_opt(statement, &[&user.as_str()])).await?;
+        let removed =
+            session.bounded(session.client.query_opt(statement, &[&user.as_str(), &self.has_cache])).await?;
         session.keep();
         Ok(removed.is_some())
     }
@@ -133,6 +146,7 @@ impl QuotaStore for Postgres {
         if let (Some(publisher), Some(mut before)) = (&self.publisher, before)
             && !plan.accepted.is_empty()
         {
+            self.refuse_uncommitted().await?;
             // The rows stay locked meanwhile: what is counted is what the broker has confirmed.
             let queued = publish_accepted(&**publisher, &plan.accepted).await;
             plan = plan.confirmed(&mut before, &queued);
@@ -141,7 +155,9 @@ impl QuotaStore for Postgres {
         if accepted.is_empty() {
             session.bounded(session.client.batch_execute("COMMIT")).await?;
         } else {
-            save(&session, &changed, self.for_table(&accepted)).await?;
+            let saved = save(&session, &changed, self.for_table(&accepted)).await;
+            self.inner.is_uncommitted.store(self.publisher.is_some() && saved.is_err(), Ordering::Relaxed);
+            saved?;
             self.inner.bells.ring(TOPIC);
         }
         session.keep();
@@ -159,6 +175,19 @@ impl QuotaStore for Postgres {
 }
 
 impl Postgres {
+    /// After a batch that was published and could not be counted, nothing is published until something else was
+    /// committed: a database that takes no writes must not let messages through.
+    async fn refuse_uncommitted(&self) -> Result<()> {
+        if self.inner.is_uncommitted.load(Ordering::Relaxed) {
+            let probe = self.inner.pool.session().await?;
+            let statement = "UPDATE quota_cache SET epoch = epoch";
+            probe.bounded(probe.client.batch_execute(statement)).await?;
+            probe.keep();
+            self.inner.is_uncommitted.store(false, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
     /// Which of the accepted messages the table queue takes.
     fn for_table<'a, 'b>(&self, accepted: &'a [Accepted<'b>]) -> &'a [Accepted<'b>] {
         if self.publisher.is_some() { &[] } else { accepted }
@@ -258,6 +287,15 @@ impl Backing for Postgres {
         let epoch: i64 = column(&row, 0)?;
         session.keep();
         self.inner.feed.heard(asked_at, epoch.unsigned_abs());
+        Ok(())
+    }
+
+    async fn cache_forgot(&self, users: &[UserId]) -> Result<()> {
+        let session = self.inner.pool.session().await?;
+        let users: Vec<&str> = users.iter().map(UserId::as_str).collect();
+        let statement = &session.statements.quota.forgot;
+        session.bounded(session.client.execute(statement, &[&users])).await?;
+        session.keep();
         Ok(())
     }
 

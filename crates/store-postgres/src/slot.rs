@@ -109,7 +109,16 @@ impl SlotStore for Postgres {
     async fn give_slot_back(&self, event: &EventId) -> Result<Option<Slot>> {
         let session = self.inner.pool.session().await?;
         let statements = &session.statements.slot;
+        let events = [event.as_str()];
+        let found =
+            session.bounded(session.client.query_opt(&statements.find, &[&events.as_slice()])).await?;
+        let Some(found) = found.as_ref().map(read_slot).transpose()? else {
+            session.keep();
+            return Ok(None);
+        };
         session.bounded(session.client.batch_execute("BEGIN")).await?;
+        // As when assigning: the pace must not change before the counter has.
+        assign::share(&session, &[found.config.as_str()]).await?;
         let deleted =
             session.bounded(session.client.query_opt(&statements.delete, &[&event.as_str()])).await?;
         let slot = deleted.as_ref().map(read_slot).transpose()?;

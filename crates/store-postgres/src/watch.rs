@@ -23,6 +23,8 @@ use crate::{ENGINE, tls};
 pub(crate) const CHANNEL: &str = "weir_quota";
 
 const EPOCH: &str = "SELECT epoch FROM quota_cache";
+/// Changes that the cache may not have forgotten: whoever took them did not live to see it, or is about to.
+const PENDING: &str = "SELECT user_id FROM quota_cache_forget";
 /// How often the connection is asked.
 const BEAT: Duration = Duration::from_millis(250);
 const PAUSE_AFTER_ERROR: Duration = Duration::from_millis(250);
@@ -80,6 +82,10 @@ async fn ask(client: &Client, feed: &Feed) -> Result<()> {
     let epoch = bounded(async { client.prepare(EPOCH).await.map_err(classify) }).await?;
     // What changed before the connection listened was not heard.
     feed.tell(&Change::Anybody);
+    let pending = bounded(async { client.query(PENDING, &[]).await.map_err(classify) }).await?;
+    for row in pending {
+        feed.tell(&read_change(row.try_get(0).map_err(classify)?));
+    }
     loop {
         let asked_at = Instant::now();
         let row = bounded(async { client.query_one(&epoch, &[]).await.map_err(classify) }).await?;

@@ -4,8 +4,8 @@
 //! tried twice unless it certainly was not done.
 
 use std::collections::HashMap;
-use std::sync::{Arc, PoisonError, RwLock};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
 use redis::{ErrorKind, RedisError, ServerErrorKind, Value};
@@ -21,6 +21,8 @@ use crate::target::{Address, Target};
 const KEYS_PER_CALL: usize = 128;
 /// How often a cluster is asked who has what, at least.
 const REFRESH: Duration = Duration::from_secs(5);
+/// How often refused calls are told of.
+const TELL_EVERY: Duration = Duration::from_secs(1);
 /// And at most.
 const REFRESH_PAUSE: Duration = Duration::from_millis(100);
 
@@ -36,6 +38,8 @@ struct Inner {
     topology: RwLock<Arc<Topology>>,
     outdated: Notify,
     refreshed: Notify,
+    /// When a refused call was last told of.
+    told: Mutex<Option<Instant>>,
     _keeper: DropGuard,
 }
 
@@ -78,6 +82,7 @@ impl Redis {
             topology: RwLock::new(Arc::new(Topology { nodes, slots })),
             outdated: Notify::new(),
             refreshed: Notify::new(),
+            told: Mutex::default(),
             _keeper: closing.clone().drop_guard(),
             target,
         });
@@ -263,6 +268,15 @@ impl Inner {
         answers
     }
 
+    /// Once a second at most: every call may fail alike.
+    fn tell_of_error(&self, node: &Node, error: &RedisError) {
+        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
+        if told.is_none_or(|at| at.elapsed() >= TELL_EVERY) {
+            *told = Some(Instant::now());
+            tracing::warn!(address = %node.address, %error, "Redis refused a call; Postgres answers it");
+        }
+    }
+
     /// What an error means for the connection and for the call.
     fn judge(&self, node: &Node, link: &Link, error: &RedisError) -> Fault {
         match error.kind() {
@@ -272,6 +286,12 @@ impl Inner {
             ErrorKind::Server(
                 ServerErrorKind::Ask | ServerErrorKind::TryAgain | ServerErrorKind::CrossSlot,
             ) => Fault::Unanswered,
+            // A script that failed, or memory that is full: the connection is well, and so are other keys.
+            ErrorKind::Server(ServerErrorKind::ResponseError | ServerErrorKind::ExecAbort)
+            | ErrorKind::Extension => {
+                self.tell_of_error(node, error);
+                Fault::Unanswered
+            }
             _ => {
                 node.lose(link, error);
                 if self.target.is_cluster {

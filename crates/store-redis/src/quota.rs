@@ -6,31 +6,38 @@
 //! of the limit, a thousand at most, for each server). What nobody has used for a while is given back.
 
 mod behind;
+mod doubts;
 mod reply;
 mod spend;
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 use async_trait::async_trait;
+use tokio_util::sync::{CancellationToken, DropGuard};
 use weir_core::quota::{Limits, Quota};
 use weir_core::{Clock, UserId};
-use weir_store::Result;
-use weir_store::feed::Feed;
+use weir_store::feed::{Change, Feed};
 use weir_store::quota::{Backing, Books, QuotaStore, SendMessage, SendOutcome, Unused};
+use weir_store::{Error, Result};
 
 use crate::client::{Item, Redis, Unanswered};
 use crate::quota::behind::Behind;
+use crate::quota::doubts::Doubts;
 use crate::quota::reply::Held;
 use crate::script::Script;
 
 /// How often a row and its hash are read again when they do not fit together.
 const READS: usize = 3;
+/// The pause before hashes that could not be deleted are tried again.
+const DOUBTS_PAUSE: Duration = Duration::from_millis(200);
 
 /// Quota on Redis.
 #[derive(Debug)]
 pub struct RedisQuota {
     parts: Arc<Parts>,
     behind: Behind,
+    _clearing: DropGuard,
 }
 
 /// What every call needs.
@@ -40,6 +47,7 @@ pub(crate) struct Parts {
     feed: Arc<Feed>,
     /// A clock other than Redis's, for tests.
     clock: Option<Arc<dyn Clock>>,
+    doubts: Doubts,
 }
 
 impl std::fmt::Debug for Parts {
@@ -53,20 +61,31 @@ impl RedisQuota {
     #[must_use]
     pub fn new(redis: Redis, store: Arc<dyn Backing>, clock: Option<Arc<dyn Clock>>) -> Self {
         let feed = store.feed();
-        let parts = Arc::new(Parts { redis, store, feed, clock });
+        let parts = Arc::new(Parts { redis, store, feed, clock, doubts: Doubts::default() });
+        let listener = Arc::downgrade(&parts);
+        parts.feed.listen(move |change| {
+            if let (Change::User(user), Some(parts)) = (change, listener.upgrade()) {
+                parts.doubts.add(user);
+            }
+        });
+        let closing = CancellationToken::new();
+        let clear = clear_doubts(Arc::downgrade(&parts));
+        tokio::spawn(closing.clone().run_until_cancelled_owned(clear));
         let behind = Behind::start(Arc::clone(&parts));
-        Self { parts, behind }
+        Self { parts, behind, _clearing: closing.drop_guard() }
     }
+}
 
+impl Parts {
     /// A hash that may be of old limits must not be used by any server: it is deleted, or else every hash is
     /// distrusted. What a send has reserved under the new limits meanwhile is given back.
-    async fn forget(&self, user: &UserId, row: Option<&Quota>) -> Result<()> {
+    async fn forget_changed(&self, user: &UserId, row: Option<&Quota>) -> Result<()> {
         let item = Item { key: key(user), arguments: Vec::new() };
-        let mut answers = self.parts.redis.call(Script::Forget, &[], &[item]).await;
-        let Some(Ok(answer)) = answers.pop() else { return self.parts.store.distrust_cache().await };
+        let mut answers = self.redis.call(Script::Forget, &[], &[item]).await;
+        let Some(Ok(answer)) = answers.pop() else { return self.store.distrust_cache().await };
         match (reply::released(&answer), row) {
             (Some((window, units)), Some(row)) if window == row.last_refresh && units > 0 => {
-                self.parts.store.give_back(vec![Unused { user: user.clone(), window, units }]).await
+                self.store.give_back(vec![Unused { user: user.clone(), window, units }]).await
             }
             _ => Ok(()),
         }
@@ -76,9 +95,15 @@ impl RedisQuota {
 #[async_trait]
 impl QuotaStore for RedisQuota {
     async fn configure(&self, user: &UserId, limits: Limits) -> Result<Quota> {
-        let row = self.parts.store.configure(user, limits).await?;
-        self.forget(user, Some(&row)).await?;
-        Ok(row)
+        let (parts, user) = (Arc::clone(&self.parts), user.clone());
+        // On its own, so that a caller who has waited for too long does not leave the old hash behind.
+        finished(tokio::spawn(async move {
+            let row = parts.store.configure(&user, limits).await?;
+            parts.forget_changed(&user, Some(&row)).await?;
+            parts.store.cache_forgot(std::slice::from_ref(&user)).await?;
+            Ok(row)
+        }))
+        .await
     }
 
     async fn find(&self, user: &UserId) -> Result<Option<Quota>> {
@@ -100,9 +125,14 @@ impl QuotaStore for RedisQuota {
     }
 
     async fn remove(&self, user: &UserId) -> Result<bool> {
-        let removed = self.parts.store.remove(user).await?;
-        self.forget(user, None).await?;
-        Ok(removed)
+        let (parts, user) = (Arc::clone(&self.parts), user.clone());
+        finished(tokio::spawn(async move {
+            let removed = parts.store.remove(&user).await?;
+            parts.forget_changed(&user, None).await?;
+            parts.store.cache_forgot(std::slice::from_ref(&user)).await?;
+            Ok(removed)
+        }))
+        .await
     }
 
     async fn send_batch(&self, batch: Vec<SendMessage>) -> Result<Vec<SendOutcome>> {
@@ -137,6 +167,43 @@ impl Parts {
         let item = Item { key: key(user), arguments: Vec::new() };
         let mut answers = self.redis.call(Script::Peek, &[&self.epoch()], &[item]).await;
         Ok(reply::held(&answers.pop().ok_or(Unanswered)??))
+    }
+}
+
+async fn finished<T>(task: tokio::task::JoinHandle<Result<T>>) -> Result<T> {
+    task.await.unwrap_or_else(|panic| Err(Error::failed(crate::ENGINE, panic)))
+}
+
+/// Deletes the hashes of users whose limits have changed, on any server; what Redis does not answer is tried again.
+async fn clear_doubts(parts: Weak<Parts>) {
+    while let Some(parts) = parts.upgrade() {
+        // Looked at again now and then, so that it ends with the store.
+        let Ok(users) = tokio::time::timeout(DOUBTS_PAUSE * 5, parts.doubts.next()).await else { continue };
+        let items: Vec<_> =
+            users.iter().map(|(user, _)| Item { key: key(user), arguments: Vec::new() }).collect();
+        let answers = parts.redis.call(Script::Forget, &[], &items).await;
+        let (mut settled, mut unused) = (Vec::new(), Vec::new());
+        for ((user, number), answer) in users.into_iter().zip(answers) {
+            let Ok(answer) = answer else { continue };
+            // A send under the new limits may have been faster: what it reserved is theirs again.
+            if let Some((window, units)) = reply::released(&answer).filter(|(_, units)| *units > 0) {
+                unused.push(Unused { user: user.clone(), window, units });
+            }
+            parts.doubts.settle(&user, number);
+            settled.push(user);
+        }
+        if !unused.is_empty()
+            && let Err(error) = parts.store.give_back(unused).await
+        {
+            tracing::warn!(error = %error.with_causes(), "unused places stay counted until their windows end");
+        }
+        let is_noted = settled.is_empty() || parts.store.cache_forgot(&settled).await.is_ok();
+        if parts.doubts.is_everybody() && parts.store.distrust_cache().await.is_ok() {
+            parts.doubts.settle_everybody();
+        }
+        if settled.is_empty() || !is_noted {
+            tokio::time::sleep(DOUBTS_PAUSE).await;
+        }
     }
 }
 

@@ -47,7 +47,7 @@ impl Node {
         let target = database.url().parse().expect("a Postgres URL");
         let store = Postgres::open_with_clock(target, 8, clock.clone()).await.expect("it opens");
         let redis = Redis::start(redis.parse().expect("a Redis URL"));
-        let quota = Arc::new(RedisQuota::new(redis.clone(), Arc::new(store.clone()), clock));
+        let quota = Arc::new(RedisQuota::new(redis.clone(), Arc::new(store.clone().behind_cache()), clock));
         redis.connected().await;
         let node = Self { store, redis, quota };
         node.hears().await;

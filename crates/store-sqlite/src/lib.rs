@@ -15,6 +15,7 @@ mod writer;
 use std::fs::File;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -61,6 +62,8 @@ struct Inner {
     clock: Arc<dyn Clock>,
     bells: Bells,
     leases: Mutex<Leases>,
+    /// Whether the last batch that was published could not be counted.
+    is_uncommitted: AtomicBool,
     /// Held as long as the engine lives: a second process on the same directory is refused.
     _lock: File,
 }
@@ -97,6 +100,7 @@ impl Sqlite {
                 clock,
                 bells: Bells::default(),
                 leases: Mutex::default(),
+                is_uncommitted: AtomicBool::new(false),
                 _lock: lock,
             }),
             publisher: None,

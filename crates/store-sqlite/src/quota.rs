@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use async_trait::async_trait;
 use rusqlite::{Connection, params};
@@ -68,11 +69,17 @@ impl QuotaStore for Sqlite {
 
     async fn send_batch(&self, batch: Vec<SendMessage>) -> Result<Vec<SendOutcome>> {
         let clock = self.inner.clock.clone();
+        if self.publisher.is_some() && self.inner.is_uncommitted.load(Ordering::Relaxed) {
+            // A disk that takes no writes must not let messages through uncounted.
+            self.ping().await?;
+        }
         let broker = self.publisher.clone().map(|publisher| (publisher, Handle::current()));
         let send = move |connection: &Connection, counts: &mut Counts| {
             send_batch(connection, counts, &batch, clock.now(), broker)
         };
-        let outcomes = self.inner.writer.count(send).await?;
+        let outcomes = self.inner.writer.count(send).await;
+        self.inner.is_uncommitted.store(self.publisher.is_some() && outcomes.is_err(), Ordering::Relaxed);
+        let outcomes = outcomes?;
         if outcomes.iter().any(|outcome| matches!(outcome, SendOutcome::Accepted { .. })) {
             self.inner.bells.ring(TOPIC);
         }

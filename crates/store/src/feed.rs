@@ -96,7 +96,11 @@ impl Feed {
 
     /// Takes note that the store, asked at `asked_at`, was reached and has told everything up to then.
     pub fn heard(&self, asked_at: Instant, epoch: u64) {
-        self.epoch.fetch_max(epoch, Ordering::AcqRel);
+        let before = self.epoch.fetch_max(epoch, Ordering::AcqRel);
+        // What was learnt from a cache that is distrusted now is not to be believed either.
+        if before != 0 && before < epoch {
+            self.tell(&Change::Anybody);
+        }
         self.heard_us.fetch_max(micros(asked_at.saturating_duration_since(self.started)), Ordering::AcqRel);
     }
 

@@ -92,6 +92,9 @@ pub trait Backing: QuotaStore {
     async fn enqueue(&self, accepted: &[Accepted<'_>]) -> Result<Vec<Queued>>;
     /// Says that the store in front may hold what is no longer true, so that no server goes on with it.
     async fn distrust_cache(&self) -> Result<()>;
+    /// Takes note that the store in front has nothing left of these users' old limits. Until then every server that
+    /// starts, or has missed something, is told of them again.
+    async fn cache_forgot(&self, users: &[UserId]) -> Result<()>;
     /// What this server knows of changes on others.
     fn feed(&self) -> Arc<Feed>;
 }

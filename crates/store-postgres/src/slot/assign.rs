@@ -143,6 +143,12 @@ pub(super) async fn assign(engine: &Postgres, batch: Vec<Assign>) -> Result<Vec<
     Ok(work.outcomes())
 }
 
+/// Keeps the paces of these configs from changing until the transaction ends.
+pub(super) async fn share(session: &Session, names: &[&str]) -> Result<()> {
+    let statement = &session.statements.slot.assign.share_configs;
+    session.bounded(session.client.query(statement, &[&names])).await.map(drop)
+}
+
 /// Step 1.
 async fn begin(
     session: &Session,

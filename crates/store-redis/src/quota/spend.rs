@@ -12,7 +12,7 @@ use weir_store::quota::{Accepted, Queued, Reserved, SendMessage, SendOutcome, Un
 use super::behind::Behind;
 use super::reply::{Reply, Standing, spent};
 use super::{Parts, key};
-use crate::client::Item;
+use crate::client::{Item, Unanswered};
 use crate::script::Script;
 
 /// How often a reservation may come too late, because new limits came first, before the store decides.
@@ -49,6 +49,7 @@ enum Rest {
         limits: Limits,
         denial: Denial,
         at: Timestamp,
+        redis_ms: i64,
     },
     NotConfigured,
     /// Redis cannot say; the store can.
@@ -66,6 +67,14 @@ impl Demand<'_> {
 
     fn is_short(&self) -> bool {
         self.unmet() > 0 && matches!(self.rest, Rest::Short { .. })
+    }
+
+    /// What `quota_spend` said. It never denies: whether a window is full is the store's to say.
+    fn spend(&mut self, reply: Option<Reply>, clock: Option<&dyn Clock>) {
+        self.take(reply, clock);
+        if let Rest::Denied { redis_ms, .. } = self.rest {
+            self.rest = Rest::Short { nonce: String::new(), redis_ms };
+        }
     }
 
     fn take(&mut self, reply: Option<Reply>, clock: Option<&dyn Clock>) {
@@ -94,7 +103,7 @@ impl Demand<'_> {
             return Rest::Short { nonce: String::new(), redis_ms: standing.redis_ms };
         }
         let denial = Denial { reason: Reason::QuotaExceeded, retry_after: standing.left };
-        Rest::Denied { limits, denial, at }
+        Rest::Denied { limits, denial, at, redis_ms: standing.redis_ms }
     }
 }
 
@@ -104,6 +113,10 @@ pub(super) async fn send_batch(
     batch: Vec<SendMessage>,
 ) -> Result<Vec<SendOutcome>> {
     let mut demands = group(&batch);
+    // Of users whose limits have just changed a hash may say what is no longer so.
+    for demand in demands.iter_mut().filter(|demand| parts.doubts.has(demand.user)) {
+        demand.rest = Rest::Elsewhere;
+    }
     for _round in 0..ROUNDS {
         spend(parts, &mut demands).await;
         reserve(parts, &mut demands).await?;
@@ -157,7 +170,7 @@ async fn spend(parts: &Parts, demands: &mut [Demand<'_>]) {
     let answers = parts.redis.call(Script::Spend, &common, &items).await;
     let open = demands.iter_mut().filter(|demand| demand.is_open());
     for (demand, answer) in open.zip(answers) {
-        demand.take(answer.ok().as_ref().and_then(spent), parts.clock.as_deref());
+        demand.spend(answer.ok().as_ref().and_then(spent), parts.clock.as_deref());
     }
 }
 
@@ -181,7 +194,10 @@ async fn reserve(parts: &Parts, demands: &mut [Demand<'_>]) -> Result<()> {
     let mut unused = Vec::new();
     let installed = short.iter_mut().zip(reserved).filter_map(|(demand, reserved)| Some((demand, reserved?)));
     for ((demand, reserved), answer) in installed.zip(answers) {
-        let reply = answer.ok().as_ref().and_then(spent);
+        let reply = match answer {
+            Ok(answer) => spent(&answer),
+            Err(Unanswered) => Some(Reply::Standing(own_places(demand, &reserved))),
+        };
         if reply == Some(Reply::Refused) && reserved.units > 0 {
             let (user, window) = (demand.user.clone(), reserved.row.last_refresh);
             unused.push(Unused { user, window, units: reserved.units });
@@ -192,6 +208,22 @@ async fn reserve(parts: &Parts, demands: &mut [Demand<'_>]) -> Result<()> {
         }
     }
     if unused.is_empty() { Ok(()) } else { parts.store.give_back(unused).await }
+}
+
+/// The places that were reserved for these very sends, when Redis does not say whether it has them. If it does, it has
+/// handed them out to us; if not, nobody else gets them.
+fn own_places(demand: &Demand<'_>, reserved: &Reserved) -> Standing {
+    let Reserved { row, units, at } = reserved;
+    let taken = demand.unmet().min(*units);
+    Standing {
+        taken,
+        count: row.current_count.saturating_sub(*units).saturating_add(taken),
+        reserved: row.current_count,
+        limits: row.limits,
+        window: row.last_refresh,
+        left: row.reset_at().since(*at),
+        redis_ms: 0,
+    }
 }
 
 fn installation(demand: &Demand<'_>, reserved: &Reserved) -> Item {
@@ -253,7 +285,7 @@ fn refuse(demands: &[Demand<'_>], outcomes: &mut [Option<SendOutcome>]) -> Vec<u
     for Demand { commands, grants, rest, .. } in demands {
         for &command in &commands[grants.len()..] {
             match rest {
-                Rest::Denied { limits, denial, at } => {
+                Rest::Denied { limits, denial, at, .. } => {
                     outcomes[command] =
                         Some(SendOutcome::Denied { limits: *limits, denial: *denial, at: *at });
                 }

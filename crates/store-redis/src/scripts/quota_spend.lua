@@ -1,26 +1,31 @@
 -- Takes places that are reserved in each user's hash.
 -- KEYS    RateLimiterCache:<userId> ...
--- ARGV    1 run id of this Redis, 2 epoch of the cache, 3 now in microseconds ('' = the TTL tells), 4 a nonce,
+-- ARGV    1 run id of this Redis (its replication id is added here: it changes with every promotion), 2 epoch of the cache, 3 now in microseconds ('' = the TTL tells), 4 a nonce,
 --         then for each key the number of places
 -- Reply   for each key
 --         {0, nonce, ms}   nothing to take from: reserve in the store, then install under this nonce; ms is the time here
 --         {1, taken, count, reserved, limit, minutes, window, milliseconds left, ms}
 --         {2}              written under a later epoch: the caller is behind
-local run, epoch, now, nonce = ARGV[1], tonumber(ARGV[2]), ARGV[3], ARGV[4]
+local run = ARGV[1] .. string.match(redis.call('INFO', 'replication'), 'master_replid:(%x+)')
+local epoch, now, nonce = tonumber(ARGV[2]), ARGV[3], ARGV[4]
 local time = redis.call('TIME')
 local ms = time[1] * 1000 + math.floor(time[2] / 1000)
 local replies = {}
 for i, key in ipairs(KEYS) do
-  local hash = redis.call('HMGET', key, 'run', 'epoch', 'loading', 'currentCount', 'reserved', 'rateLimit',
+  -- What is no hash is somebody's mistake, and deleted below.
+  local hash = redis.pcall('HMGET', key, 'run', 'epoch', 'loading', 'currentCount', 'reserved', 'rateLimit',
     'timeWindow', 'window')
+  if hash.err then
+    hash = {}
+  end
   local window = hash[8]
   local left = window and redis.call('PTTL', key) or 0
   if window and now ~= '' and tonumber(window) + hash[7] * 60000000 <= tonumber(now) then
     left = 0
   end
-  if hash[1] == run and tonumber(hash[2]) > epoch then
+  if hash[1] == run and (tonumber(hash[2]) or 0) > epoch then
     replies[i] = {2}
-  elseif hash[1] ~= run or tonumber(hash[2]) < epoch or (window and left <= 0) or not (window or hash[3]) then
+  elseif hash[1] ~= run or (tonumber(hash[2]) or 0) < epoch or (window and left <= 0) or not (window or hash[3]) then
     -- What another run or epoch wrote, or a window that has ended. Whoever loads it has two seconds.
     redis.call('DEL', key)
     redis.call('HSET', key, 'run', run, 'epoch', ARGV[2], 'loading', nonce)

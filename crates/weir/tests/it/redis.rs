@@ -11,7 +11,7 @@ use weir_testkit::http::Client;
 use weir_testkit::postgres::{self, Database};
 use weir_testkit::process::Weir;
 use weir_testkit::proxy::Proxy;
-use weir_testkit::redis::{Cluster, Options, Server};
+use weir_testkit::redis::{Cluster, Options, Reply, Server};
 use weir_testkit::{skip, wait};
 
 use crate::given::{
@@ -410,4 +410,90 @@ async fn redis_with_tls_and_a_password_is_used_and_a_wrong_password_is_not_told(
         let log = weir.log_lines().join("\n");
         assert!(!log.contains("wr0ng-password") && !log.contains("s3cret-of-redis"));
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_redis_that_was_demoted_and_promoted_again_hands_nothing_out_twice() {
+    if skipped() {
+        return;
+    }
+    let (a, b) = (forgetful(), forgetful());
+    let port = |server: &Server| server.address().port().to_string();
+    let fleet = Fleet::start(1, a.url()).await;
+    configure(fleet.first(), "u", 100, 600).await;
+    assert_eq!(send(fleet.first(), "u").await, 200);
+    let is_copied = async |from: &Server, to: &Server| {
+        let count = ["HGET", "RateLimiterCache:u", "currentCount"];
+        wait::until("the copy is there", PATIENCE, async || {
+            to.try_command(&count).await.is_ok_and(|copy| copy == Reply::Text("1".into()))
+                && from.try_command(&["PING"]).await.is_ok()
+        })
+        .await;
+    };
+    // A copy of an early state comes back to where it was made, in the same run of the same process.
+    b.command(&["REPLICAOF", "127.0.0.1", &port(&a)]).await;
+    is_copied(&a, &b).await;
+    b.command(&["REPLICAOF", "NO", "ONE"]).await;
+    for _ in 0..10 {
+        assert_eq!(send(fleet.first(), "u").await, 200);
+    }
+    a.command(&["REPLICAOF", "127.0.0.1", &port(&b)]).await;
+    is_copied(&b, &a).await;
+    a.command(&["REPLICAOF", "NO", "ONE"]).await;
+    let tally = send_in_parallel(&fleet.clients, "u", 150).await;
+    assert!(tally.count(200) + 11 <= 100, "{} more were accepted", tally.count(200));
+    assert!(tally.count(200) + 11 >= 80, "only {} more were accepted", tally.count(200));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn servers_on_different_redis_servers_obey_the_same_new_limits() {
+    if skipped() {
+        return;
+    }
+    let (left, right) = (forgetful(), forgetful());
+    let database = postgres::Server::shared().database("redis").await;
+    let start =
+        |redis: &Server| weir().env("WEIR_STORE", database.url()).env("WEIR_CACHE", redis.url()).spawn();
+    let (one, two) = tokio::join!(start(&left), start(&right));
+    let (a, b) = (Client::new(one.base_url()), Client::new(two.base_url()));
+    for client in [&a, &b] {
+        wait::until("health is good", PATIENCE, async || client.get("/health").await.unwrap().status == 200)
+            .await;
+    }
+    configure(&a, "u", 10_000, 600).await;
+    for _ in 0..20 {
+        assert_eq!(send(&b, "u").await, 200);
+    }
+    configure(&a, "u", 5, 600).await;
+    wait::until("the new limits hold on the other server", Duration::from_secs(1), async || {
+        b.get("/api/config/u").await.unwrap().json()["rateLimit"] == 5 && {
+            let left = right.command(&["HGET", "RateLimiterCache:u", "rateLimit"]).await;
+            left != Reply::Text("10000".into())
+        }
+    })
+    .await;
+    let tally = send_in_parallel(&[a, b], "u", 60).await;
+    assert!(tally.count(200) <= 5, "{} were accepted", tally.count(200));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_key_that_is_no_hash_troubles_nobody() {
+    if skipped() {
+        return;
+    }
+    let redis = forgetful();
+    let fleet = Fleet::start(1, redis.url()).await;
+    for user in ["spoilt", "well"] {
+        configure(fleet.first(), user, 20, 600).await;
+    }
+    redis.command(&["SET", "RateLimiterCache:spoilt", "x"]).await;
+    for _ in 0..5 {
+        assert_eq!([send(fleet.first(), "spoilt").await, send(fleet.first(), "well").await], [200, 200]);
+    }
+    redis.command(&["SET", "RateLimiterCache:spoilt", "x"]).await;
+    configure(fleet.first(), "spoilt", 2, 600).await;
+    let tally = send_in_parallel(&fleet.clients, "spoilt", 10).await;
+    tally.expect(200, 2);
+    assert_eq!(fleet.lines(DOWN), 0);
+    assert_eq!(fleet.first().get("/health").await.unwrap().status, 200);
 }
