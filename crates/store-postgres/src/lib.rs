@@ -135,13 +135,6 @@ impl Postgres {
     }
 }
 
-/// The chance in message ids.
-fn random() -> [u8; 10] {
-    let mut bytes = [0; 10];
-    fastrand::fill(&mut bytes);
-    bytes
-}
-
 /// Whether waiting will not help: the server refuses our credentials or database, or we refuse its certificate.
 #[must_use]
 pub fn is_refusal(error: &weir_store::Error) -> bool {

@@ -8,10 +8,11 @@ use futures_util::future::{try_join, try_join5};
 use tokio_postgres::{Row, Statement};
 use weir_core::MessageId;
 use weir_queue::{Books, Claim, DeadLetter, Lease, Message, Position, Queue, Receipt, Settlement, Source};
+use weir_store::quota::chance;
 use weir_store::{Error, Result};
 
 use crate::quota::{column, unsigned};
-use crate::{ENGINE, Postgres, random, time};
+use crate::{ENGINE, Postgres, time};
 
 /// Shards of a topic: how many claims can be out at once. Stored with every message, so it never changes.
 pub(crate) const SHARDS: u16 = 16;
@@ -190,7 +191,7 @@ impl Source for Postgres {
             .await?;
         let held: Vec<i16> = locked.iter().map(|row| column(row, 0)).collect::<Result<_>>()?;
         let Columns { done, retry, dead } = Columns::of(settlement, &held, || {
-            MessageId::new(time::from_system(now.unwrap_or_else(SystemTime::now)), random())
+            MessageId::new(time::from_system(now.unwrap_or_else(SystemTime::now)), chance())
         });
         session
             .bounded(try_join5(

@@ -15,13 +15,13 @@ use weir_queue::publish::publish_accepted;
 use weir_queue::sms;
 use weir_store::quota::{
     Accepted, Backing, Books, Feed, Plan, Queued, QuotaStore, Reserved, SendMessage, SendOutcome, TOPIC,
-    Unused, Want, plan,
+    Unused, Want, chance, plan,
 };
 use weir_store::{Error, Result, shard};
 
 use crate::pool::Session;
 use crate::queue::SHARDS;
-use crate::{ENGINE, Postgres, random, time};
+use crate::{ENGINE, Postgres, time};
 
 const FIND: &str = "
     SELECT user_id, rate_limit, time_window, current_count, last_refresh_time,
@@ -142,7 +142,7 @@ impl QuotaStore for Postgres {
         let users = batch.iter().map(|send| send.user.as_str()).collect();
         let (mut rows, now) = self.lock_rows(&session, users).await?;
         let before = self.publisher.is_some().then(|| rows.clone());
-        let mut plan = plan(&batch, &mut rows, now, random);
+        let mut plan = plan(&batch, &mut rows, now, chance);
         if let (Some(publisher), Some(mut before)) = (&self.publisher, before)
             && !plan.accepted.is_empty()
         {

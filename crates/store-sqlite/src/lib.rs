@@ -167,10 +167,3 @@ fn lock_directory(directory: &Path) -> Result<File> {
     })?;
     Ok(file)
 }
-
-/// The chance in message ids.
-fn random() -> [u8; 10] {
-    let mut bytes = [0; 10];
-    fastrand::fill(&mut bytes);
-    bytes
-}

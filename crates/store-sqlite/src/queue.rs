@@ -10,8 +10,9 @@ use rusqlite::{Connection, OptionalExtension, Row, params};
 use weir_core::{MessageId, Timestamp};
 use weir_queue::{Books, Claim, DeadLetter, Lease, Message, Position, Queue, Receipt, Settlement, Source};
 use weir_store::Result;
+use weir_store::quota::chance;
 
-use crate::{Sqlite, random};
+use crate::Sqlite;
 
 /// One shard a topic: with one process there is one claim at a time.
 const SHARD: u16 = 0;
@@ -257,7 +258,7 @@ fn settle(
     }
     let mut bury = connection.prepare_cached(BURY)?;
     for (position, reason) in &settlement.dead {
-        let letter = MessageId::new(now, random()).to_string();
+        let letter = MessageId::new(now, chance()).to_string();
         bury.execute(params![topic, ours(position), letter, reason, now.as_micros()])?;
         // At once, so that a message named twice dies once.
         delete(connection, topic, ours(position).into_iter().collect())?;

@@ -12,10 +12,10 @@ use weir_core::{Timestamp, UserId};
 use weir_queue::publish::{Publisher, publish_accepted};
 use weir_queue::sms;
 use weir_store::Result;
-use weir_store::quota::{Books, Plan, QuotaStore, SendMessage, SendOutcome, TOPIC, plan};
+use weir_store::quota::{Books, Plan, QuotaStore, SendMessage, SendOutcome, TOPIC, chance, plan};
 
 use crate::counts::Counts;
-use crate::{Sqlite, queue, random};
+use crate::{Sqlite, queue};
 
 const CONFIGURE: &str = "
     INSERT INTO rate_limit_store (user_id, rate_limit, time_window, current_count, last_refresh_time)
@@ -117,7 +117,7 @@ fn send_batch(
         }
     }
     let before = broker.is_some().then(|| rows.clone());
-    let mut plan = plan(batch, &mut rows, now, random);
+    let mut plan = plan(batch, &mut rows, now, chance);
     if let (Some((publisher, runtime)), Some(mut before)) = (broker, before) {
         if !plan.accepted.is_empty() {
             let queued = runtime.block_on(publish_accepted(&*publisher, &plan.accepted));

@@ -141,6 +141,14 @@ pub enum Queued {
     Unknown,
 }
 
+/// The chance in message ids; nothing secret.
+#[must_use]
+pub fn chance() -> [u8; 10] {
+    let mut bytes = [0; 10];
+    fastrand::fill(&mut bytes);
+    bytes
+}
+
 /// What a batch of sends comes to: every outcome, and what an engine has to save in the same commit.
 #[derive(Debug)]
 pub struct Plan<'a> {

@@ -134,7 +134,10 @@ impl SlotService {
         let config = assign.config.clone();
         // The lane itself answers in time.
         let outcome = self.lanes.submit(config.as_str(), assign).await;
-        self.count(std::slice::from_ref(&outcome));
+        match &outcome {
+            Ok(outcome) => self.count(outcome),
+            Err(_) => self.count_failed(),
+        }
         outcome
     }
 
@@ -145,8 +148,8 @@ impl SlotService {
     pub async fn assign_batch(&self, batch: Vec<Assign>) -> Result<Vec<AssignOutcome>> {
         let outcomes = self.store.assign_batch(batch).await;
         match &outcomes {
-            Ok(outcomes) => outcomes.iter().for_each(|outcome| self.counter(outcome)),
-            Err(_) => drop(self.counters.failed.inc()),
+            Ok(outcomes) => outcomes.iter().for_each(|outcome| self.count(outcome)),
+            Err(_) => self.count_failed(),
         }
         outcomes
     }
@@ -213,16 +216,11 @@ impl SlotService {
         self.lanes.drain().await;
     }
 
-    fn count(&self, outcomes: &[Result<AssignOutcome>]) {
-        for outcome in outcomes {
-            match outcome {
-                Ok(outcome) => self.counter(outcome),
-                Err(_) => drop(self.counters.failed.inc()),
-            }
-        }
+    fn count_failed(&self) {
+        self.counters.failed.inc();
     }
 
-    fn counter(&self, outcome: &AssignOutcome) {
+    fn count(&self, outcome: &AssignOutcome) {
         match outcome {
             AssignOutcome::New(_) => self.counters.new.inc(),
             AssignOutcome::Existing(_) => self.counters.existing.inc(),

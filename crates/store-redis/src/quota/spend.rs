@@ -7,7 +7,7 @@ use weir_core::quota::{Grant, Limits};
 use weir_core::verdict::Reason;
 use weir_core::{Clock, Denial, MessageId, Timestamp, UserId};
 use weir_store::Result;
-use weir_store::quota::{Accepted, Queued, Reserved, SendMessage, SendOutcome, Unused, Want};
+use weir_store::quota::{Accepted, Queued, Reserved, SendMessage, SendOutcome, Unused, Want, chance};
 
 use super::behind::Behind;
 use super::reply::{Reply, Standing, spent};
@@ -264,7 +264,7 @@ async fn enqueue(
         .iter()
         .map(|&(command, Granted { at, .. })| {
             let SendMessage { user, message } = &batch[command];
-            Accepted { message_id: MessageId::new(at, random()), user, message, at }
+            Accepted { message_id: MessageId::new(at, chance()), user, message, at }
         })
         .collect();
     let queued = parts.store.enqueue(&accepted).await?;
@@ -296,11 +296,4 @@ fn refuse(demands: &[Demand<'_>], outcomes: &mut [Option<SendOutcome>]) -> Vec<u
     }
     elsewhere.sort_unstable();
     elsewhere
-}
-
-/// The chance in message ids.
-fn random() -> [u8; 10] {
-    let mut bytes = [0; 10];
-    fastrand::fill(&mut bytes);
-    bytes
 }
