@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use serde_json::json;
 use weir_testkit::http::{Client, Response};
 use weir_testkit::postgres::Server;
-use weir_testkit::process::Weir;
+use weir_testkit::process::{Builder, Weir};
 use weir_testkit::proxy::Proxy;
 use weir_testkit::wait;
 
@@ -13,6 +13,12 @@ use crate::given::{PATIENCE, configure, message, weir};
 
 /// The contract's bound: 2 s for the API, and room for a busy machine.
 const ANSWER_WITHIN: Duration = Duration::from_secs(3);
+
+/// A server that hands messages out for a time much shorter than the tests wait: a connection that breaks takes the
+/// answer to a claim with it, and what was claimed comes again only when that time has passed.
+fn weir_on(store: &str) -> Builder {
+    weir().env("WEIR_STORE", store).env("WEIR_SENDER_VISIBILITY", "2s")
+}
 
 async fn send(client: &Client) -> (Response, Duration) {
     let started = Instant::now();
@@ -61,7 +67,7 @@ async fn postgres_stopped_is_503_and_its_return_is_noticed() {
     }
     let mut server = Server::private();
     let database = server.database("outage").await;
-    let weir = weir().env("WEIR_STORE", database.url()).spawn().await;
+    let weir = weir_on(database.url()).spawn().await;
     let client = Client::new(weir.base_url());
     configure(&client, "u", 1_000_000, 60).await;
     server.stop().await;
@@ -88,7 +94,7 @@ async fn a_broken_network_to_postgres_is_503_and_heals() {
     let server = Server::shared();
     let database = server.database("network").await;
     let proxy = Proxy::start(server.addr()).await;
-    let weir = weir().env("WEIR_STORE", database.url_via(proxy.addr())).spawn().await;
+    let weir = weir_on(&database.url_via(proxy.addr())).spawn().await;
     let client = Client::new(weir.base_url());
     configure(&client, "u", 1_000_000, 60).await;
 
@@ -123,7 +129,7 @@ async fn a_server_waits_for_a_postgres_that_is_still_starting() {
     let mut server = Server::private();
     let database = server.database("late").await;
     server.stop().await;
-    let (weir, ()) = tokio::join!(weir().env("WEIR_STORE", database.url()).spawn(), server.start());
+    let (weir, ()) = tokio::join!(weir_on(database.url()).spawn(), server.start());
     assert_eq!(Client::new(weir.base_url()).get("/readyz").await.unwrap().status, 200);
 }
 
@@ -133,7 +139,7 @@ async fn servers_that_start_at_once_on_an_empty_database_agree_on_its_schema() {
         return;
     }
     let database = Server::shared().database("fresh").await;
-    let start = || weir().env("WEIR_STORE", database.url()).spawn();
+    let start = || weir_on(database.url()).spawn();
     let (a, b, c) = tokio::join!(start(), start(), start());
     for weir in [&a, &b, &c] {
         configure(&Client::new(weir.base_url()), "u", 5, 5).await;
@@ -148,7 +154,7 @@ async fn a_paused_server_loses_its_locks_and_the_others_go_on() {
         return;
     }
     let database = Server::shared().database("paused").await;
-    let start = || weir().env("WEIR_STORE", database.url()).spawn();
+    let start = || weir_on(database.url()).spawn();
     let (first, second) = tokio::join!(start(), start());
     let (a, b) = (Client::new(first.base_url()), Client::new(second.base_url()));
     configure(&a, "u", 1_000_000, 60).await;
