@@ -6,6 +6,7 @@
 //! [`Source::settle`] says what became of each message, in one commit. A [`Queue`] is a source that also keeps dead
 //! letters and books for operators. The queues that are tables live with their stores; [`kafka`] is here.
 
+pub mod due;
 pub mod kafka;
 pub mod publish;
 pub mod sms;

@@ -11,6 +11,7 @@ pub mod log;
 pub mod parse;
 pub mod process;
 pub mod sender;
+pub mod slot;
 pub mod source;
 pub mod store;
 
@@ -31,6 +32,8 @@ pub struct Settings {
     pub lane: lane::LaneSettings,
     /// How the sender takes messages.
     pub sender: sender::SenderSettings,
+    /// How slots are assigned and dispatched.
+    pub slot: slot::SlotSettings,
     /// What is logged and how.
     pub log: log::LogSettings,
     /// `WEIR_…` variables that mean nothing to this version.
@@ -51,6 +54,7 @@ impl Settings {
             http: http::HttpSettings::read(&mut reader)?,
             lane: lane::LaneSettings::read(&mut reader)?,
             sender: sender::SenderSettings::read(&mut reader)?,
+            slot: slot::SlotSettings::read(&mut reader)?,
             log: log::LogSettings::read(&mut reader)?,
             unknown_variables: Vec::new(),
         };

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use weir_core::Clock;
+use weir_queue::due::DueStore;
 use weir_queue::kafka::{
     Brokers, KafkaPublisher, KafkaSource, PublisherSettings, SourceSettings, TopicSettings,
     dead_letter_topic, ensure_topics,
@@ -19,7 +20,8 @@ use weir_store_redis::{Redis, RedisQuota};
 use weir_store_sqlite::Sqlite;
 
 use crate::config::Settings;
-use crate::config::store::{BrokerChoice, CacheChoice, EngineChoice, StoreSettings};
+use crate::config::slot::SlotSettings;
+use crate::config::store::{BrokerChoice, CacheChoice, EngineChoice};
 
 /// How long a start waits for a database that is not there yet.
 const START_PATIENCE: Duration = Duration::from_secs(30);
@@ -49,9 +51,12 @@ impl Engines {
     pub async fn open(settings: &Settings, clock: Option<Arc<dyn Clock>>) -> Result<Self> {
         let kafka = match &settings.store.broker {
             BrokerChoice::Embedded => None,
-            BrokerChoice::Kafka(brokers) => Some(Kafka::open(brokers, &settings.store).await?),
+            BrokerChoice::Kafka(brokers) => Some(Kafka::open(brokers, settings).await?),
         };
-        let store = Engine::open(settings, clock.clone()).await?.publishing(kafka.as_ref());
+        let store = Engine::open(settings, clock.clone())
+            .await?
+            .publishing(kafka.as_ref())
+            .with_slots(&settings.slot);
         let redis = match &settings.store.cache {
             CacheChoice::None => None,
             CacheChoice::Redis(target) => Some(Redis::start((**target).clone())),
@@ -81,6 +86,13 @@ impl Engines {
         }
     }
 
+    /// Where events are published, unless they go on the store's own queue.
+    #[must_use]
+    pub fn publisher(&self) -> Option<Arc<dyn Publisher>> {
+        let publisher = &self.kafka.as_ref()?.publisher;
+        Some(Arc::<KafkaPublisher>::clone(publisher))
+    }
+
     /// Where quota is decided.
     #[must_use]
     pub fn quota(&self) -> Arc<dyn QuotaStore> {
@@ -97,13 +109,15 @@ pub struct Kafka {
 }
 
 impl Kafka {
-    async fn open(brokers: &Brokers, settings: &StoreSettings) -> Result<Self> {
+    async fn open(brokers: &Brokers, settings: &Settings) -> Result<Self> {
+        let (due, settings) = (settings.slot.dispatch_topic.clone(), &settings.store);
         let publishing =
             PublisherSettings { timeout: settings.kafka_timeout, ..PublisherSettings::default() };
         let publisher = Arc::new(KafkaPublisher::open(brokers, publishing)?);
         let partitions = i32::try_from(settings.kafka_partitions).unwrap_or(i32::MAX);
-        let topics = TopicSettings { partitions, ..TopicSettings::default() };
-        let made = tokio::spawn(make_topics(brokers.clone(), topics));
+        let how = TopicSettings { partitions, ..TopicSettings::default() };
+        let topics = [TOPIC.to_owned(), dead_letter_topic(TOPIC)].into_iter().chain(due).collect();
+        let made = tokio::spawn(make_topics(brokers.clone(), topics, how));
         // A server that is ready has its topics, if there is a broker; else they are made when there is.
         let _ = tokio::time::timeout(BROKER_PATIENCE, made).await;
         Ok(Self { brokers: brokers.clone(), group: settings.kafka_group.clone(), publisher })
@@ -124,9 +138,9 @@ impl Kafka {
     }
 }
 
-async fn make_topics(brokers: Brokers, settings: TopicSettings) {
-    let dead_letters = dead_letter_topic(TOPIC);
-    while let Err(error) = ensure_topics(&brokers, &[TOPIC, &dead_letters], settings).await {
+async fn make_topics(brokers: Brokers, topics: Vec<String>, how: TopicSettings) {
+    let names: Vec<&str> = topics.iter().map(String::as_str).collect();
+    while let Err(error) = ensure_topics(&brokers, &names, how).await {
         tracing::warn!(%brokers, error = %error.with_causes(), "waiting for Kafka");
         tokio::time::sleep(BROKER_PATIENCE).await;
     }
@@ -171,6 +185,18 @@ impl Engine {
         }
     }
 
+    fn with_slots(self, settings: &SlotSettings) -> Self {
+        let is_dispatching = settings.dispatch_topic.is_some();
+        match self {
+            Self::Sqlite(engine) if is_dispatching => Self::Sqlite(engine.dispatching()),
+            Self::Sqlite(engine) => Self::Sqlite(engine),
+            Self::Postgres(engine) => {
+                let engine = engine.with_headroom(settings.headroom);
+                Self::Postgres(if is_dispatching { engine.dispatching() } else { engine })
+            }
+        }
+    }
+
     /// Its name in health checks.
     #[must_use]
     pub const fn name(&self) -> &'static str {
@@ -202,6 +228,15 @@ impl Engine {
     /// Where slots are.
     #[must_use]
     pub fn slots(&self) -> Arc<dyn SlotStore> {
+        match self {
+            Self::Sqlite(engine) => Arc::new(engine.clone()),
+            Self::Postgres(engine) => Arc::new(engine.clone()),
+        }
+    }
+
+    /// Where slots that are due are taken.
+    #[must_use]
+    pub fn due(&self) -> Arc<dyn DueStore> {
         match self {
             Self::Sqlite(engine) => Arc::new(engine.clone()),
             Self::Postgres(engine) => Arc::new(engine.clone()),

@@ -8,6 +8,7 @@ pub mod error;
 pub mod limits;
 pub mod operations;
 pub mod page;
+pub mod queue;
 pub mod quota;
 pub mod router;
 pub mod serve;

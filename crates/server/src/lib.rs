@@ -139,6 +139,14 @@ fn start_workers(app: &Arc<App>) -> weir_store::Result<TaskTracker> {
         let sender = worker::sender::Sender::new(app.engines.source()?, &app.settings, &app.metrics);
         workers.spawn(sender.run(app.closing.clone()));
     }
+    if app.settings.process.roles.sender
+        && let Some(topic) = &app.settings.slot.dispatch_topic
+    {
+        let (due, publisher) = (app.engines.store.due(), app.engines.publisher());
+        let counter = app.metrics.slot_dispatched.clone();
+        let dispatcher = worker::dispatcher::Dispatcher::new(due, publisher, topic, counter);
+        workers.spawn(dispatcher.run(app.closing.clone()));
+    }
     workers.close();
     Ok(workers)
 }

@@ -1,3 +1,4 @@
 //! What the process does besides answering.
 
+pub mod dispatcher;
 pub mod sender;

@@ -3,17 +3,21 @@
 pub mod assign;
 pub mod concurrent;
 pub mod config;
+pub mod due;
 pub mod given;
 
 use std::sync::Arc;
 
 use async_trait::async_trait;
+use weir_core::ManualClock;
+use weir_queue::Queue;
+use weir_queue::due::DueStore;
 use weir_store::slot::SlotStore;
 
 /// An engine under test, as a store of slots.
 #[async_trait]
 pub trait SlotHarness: Send + Sync + Sized + 'static {
-    /// A fresh, empty engine.
+    /// A fresh, empty engine whose clock stands at [`START`](crate::START).
     async fn open() -> Self;
 
     /// Whether somebody asked for this engine to be left out; its cases then pass without running.
@@ -21,10 +25,22 @@ pub trait SlotHarness: Send + Sync + Sized + 'static {
         false
     }
 
+    /// The clock the engine goes by.
+    fn clock(&self) -> &ManualClock;
+
     /// The engine.
     fn slots(&self) -> Arc<dyn SlotStore>;
 
-    /// A restart: closes the engine and opens it again on the same data.
+    /// The same engine with every slot noted, to be dispatched when its time comes.
+    fn dispatching(&self) -> Arc<dyn SlotStore>;
+
+    /// Where slots that are due are taken.
+    fn due(&self) -> Arc<dyn DueStore>;
+
+    /// The same engine as a queue.
+    fn queue(&self) -> Arc<dyn Queue>;
+
+    /// A restart: closes the engine and opens it again on the same data and the same clock.
     async fn reopen(self) -> Self;
 
     /// Another server on the same data; `None` when the engine belongs to one process.
@@ -59,6 +75,17 @@ macro_rules! slot_suite {
                 slots_survive_a_restart,
                 times_before_1970_are_times,
                 random_histories_are_placed_as_by_the_naive_walk,
+            ],
+            due: [
+                slots_come_at_their_time_and_in_its_order,
+                what_is_out_is_nobody_elses_until_its_lease_ends,
+                enqueued_slots_are_on_the_topic_once_and_in_order,
+                what_was_not_published_comes_again,
+                a_slot_given_back_is_not_dispatched,
+                slots_from_before_are_noted_if_they_are_still_to_come,
+                what_is_noted_survives_a_restart,
+                nothing_is_noted_unless_asked,
+                two_servers_dispatch_each_slot_once_and_in_order,
             ],
             concurrent: [
                 parallel_batches_overfill_no_window_and_counters_equal_slots,

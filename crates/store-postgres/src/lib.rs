@@ -40,6 +40,22 @@ pub struct Postgres {
     publisher: Option<Arc<dyn Publisher>>,
     /// Whether a cache stands in front, which has to be told of new limits.
     has_cache: bool,
+    slots: SlotOptions,
+}
+
+/// How slots are assigned.
+#[derive(Clone, Copy, Debug)]
+struct SlotOptions {
+    /// How many windows past the first one with room are searched while other servers hold them.
+    headroom: u32,
+    /// Whether slots are noted, to be dispatched when their time comes.
+    is_dispatching: bool,
+}
+
+impl Default for SlotOptions {
+    fn default() -> Self {
+        Self { headroom: 100, is_dispatching: false }
+    }
 }
 
 impl std::fmt::Debug for Postgres {
@@ -95,7 +111,7 @@ impl Postgres {
             watch,
             is_uncommitted: AtomicBool::new(false),
         };
-        Ok(Self { inner: Arc::new(inner), publisher: None, has_cache: false })
+        Ok(Self { inner: Arc::new(inner), publisher: None, has_cache: false, slots: SlotOptions::default() })
     }
 
     /// The same engine behind a cache: until that has forgotten a user's old limits, it is told of new ones.
@@ -109,6 +125,21 @@ impl Postgres {
     #[must_use]
     pub fn publishing(mut self, publisher: Arc<dyn Publisher>) -> Self {
         self.publisher = Some(publisher);
+        self
+    }
+
+    /// The same engine with another headroom than 100 windows: how far an event is put past those that other servers
+    /// hold.
+    #[must_use]
+    pub fn with_headroom(mut self, windows: u32) -> Self {
+        self.slots.headroom = windows;
+        self
+    }
+
+    /// The same engine with every slot noted, to be dispatched when its time comes.
+    #[must_use]
+    pub fn dispatching(mut self) -> Self {
+        self.slots.is_dispatching = true;
         self
     }
 

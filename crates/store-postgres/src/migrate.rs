@@ -14,6 +14,7 @@ const STEPS: &[&str] = &[
     include_str!("../migrations/0002_queue.sql"),
     include_str!("../migrations/0003_quota_cache.sql"),
     include_str!("../migrations/0004_slot.sql"),
+    include_str!("../migrations/0005_slot_due.sql"),
 ];
 
 /// An arbitrary number that no other program is likely to lock ("weir" in ASCII).

@@ -130,10 +130,10 @@ pub(crate) struct Statements {
     make_shards: Statement,
     lease: Statement,
     visible: Statement,
-    lock_leases: Statement,
+    pub(crate) lock_leases: Statement,
     delay: Statement,
     bury: Statement,
-    release: Statement,
+    pub(crate) release: Statement,
     finish: Statement,
     dead_letters: Statement,
     replay: Statement,
@@ -354,7 +354,7 @@ fn storable(text: &str) -> &str {
     text.split('\0').next().unwrap_or_default()
 }
 
-fn micros(span: Duration) -> i64 {
+pub(crate) fn micros(span: Duration) -> i64 {
     i64::try_from(span.as_micros()).unwrap_or(i64::MAX)
 }
 

@@ -5,11 +5,13 @@
 
 mod assign;
 mod config;
+mod due;
 
 use async_trait::async_trait;
 use tokio_postgres::{Row, Statement};
 use weir_core::slot::{Pace, WindowStatus};
 use weir_core::{ConfigName, EventId, NameError, Timestamp};
+use weir_queue::due::SEAT;
 use weir_store::slot::{Assign, AssignOutcome, Books, Config, Slot, SlotStore, WindowCount};
 use weir_store::{Error, Result};
 
@@ -19,9 +21,15 @@ use crate::{ENGINE, Postgres, time};
 const FIND: &str = "
     SELECT event_id, config_name, requested_time, window_start, scheduled_time
     FROM rate_limit_event_slot WHERE event_id = ANY($1)";
+/// Nothing is published for a slot that is gone.
 const DELETE: &str = "
-    DELETE FROM rate_limit_event_slot WHERE event_id = $1
-    RETURNING event_id, config_name, requested_time, window_start, scheduled_time";
+    WITH gone AS (
+        DELETE FROM rate_limit_event_slot WHERE event_id = $1
+        RETURNING event_id, config_name, requested_time, window_start, scheduled_time),
+    unnoted AS (
+        DELETE FROM rate_limit_event_due AS due USING gone
+        WHERE due.scheduled_time = gone.scheduled_time AND due.event_id = gone.event_id)
+    SELECT event_id, config_name, requested_time, window_start, scheduled_time FROM gone";
 const GIVE_BACK: &str = "
     UPDATE rate_limit_window_counter
     SET slot_count = slot_count - 1, status = CASE WHEN slot_count - 1 < $3 THEN 'OPEN' ELSE 'CLOSED' END
@@ -47,7 +55,11 @@ const AUDIT: &str = "
 
 /// In the order of [`Statements::from_prepared`].
 pub(crate) fn sql() -> impl Iterator<Item = &'static str> {
-    [FIND, DELETE, GIVE_BACK, WINDOWS, AUDIT].into_iter().chain(config::SQL).chain(assign::SQL)
+    [FIND, DELETE, GIVE_BACK, WINDOWS, AUDIT]
+        .into_iter()
+        .chain(config::SQL)
+        .chain(assign::SQL)
+        .chain(due::SQL)
 }
 
 #[derive(Debug)]
@@ -59,6 +71,7 @@ pub(crate) struct Statements {
     audit: Statement,
     config: config::Statements,
     assign: assign::Statements,
+    due: due::Statements,
 }
 
 impl Statements {
@@ -71,6 +84,7 @@ impl Statements {
             audit: next(),
             config: config::Statements::from_prepared(next),
             assign: assign::Statements::from_prepared(next),
+            due: due::Statements::from_prepared(next),
         }
     }
 }
@@ -94,7 +108,11 @@ impl SlotStore for Postgres {
     }
 
     async fn assign_batch(&self, batch: Vec<Assign>) -> Result<Vec<AssignOutcome>> {
-        assign::assign(self, batch).await
+        let outcomes = assign::assign(self, batch).await?;
+        if self.slots.is_dispatching {
+            self.inner.bells.ring(SEAT);
+        }
+        Ok(outcomes)
     }
 
     async fn find_slot(&self, event: &EventId) -> Result<Option<Slot>> {

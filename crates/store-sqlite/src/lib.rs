@@ -47,6 +47,8 @@ pub struct Sqlite {
     inner: Arc<Inner>,
     /// Where accepted messages go instead of the table queue.
     publisher: Option<Arc<dyn Publisher>>,
+    /// Whether slots are noted, to be dispatched when their time comes.
+    is_dispatching: bool,
 }
 
 impl std::fmt::Debug for Sqlite {
@@ -104,6 +106,7 @@ impl Sqlite {
                 _lock: lock,
             }),
             publisher: None,
+            is_dispatching: false,
         })
     }
 
@@ -112,6 +115,13 @@ impl Sqlite {
     #[must_use]
     pub fn publishing(mut self, publisher: Arc<dyn Publisher>) -> Self {
         self.publisher = Some(publisher);
+        self
+    }
+
+    /// The same engine with every slot noted, to be dispatched when its time comes.
+    #[must_use]
+    pub fn dispatching(mut self) -> Self {
+        self.is_dispatching = true;
         self
     }
 

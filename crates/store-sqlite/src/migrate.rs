@@ -13,6 +13,7 @@ const STEPS: &[&str] = &[
     include_str!("../migrations/0003_heartbeat.sql"),
     include_str!("../migrations/0004_quota_journal.sql"),
     include_str!("../migrations/0005_slot.sql"),
+    include_str!("../migrations/0006_slot_due.sql"),
 ];
 
 pub(crate) fn run(connection: &mut Connection) -> Result<()> {

@@ -189,7 +189,7 @@ impl Sqlite {
     }
 
     /// Takes the topic, unless somebody else still has it.
-    fn lease(&self, topic: &str, now: Timestamp, visibility: Duration) -> Option<Lease> {
+    pub(crate) fn lease(&self, topic: &str, now: Timestamp, visibility: Duration) -> Option<Lease> {
         let mut leases = self.leases();
         let held = leases.entry(topic.to_owned()).or_insert(Held { token: 0, until: now });
         if held.until > now {
@@ -201,13 +201,13 @@ impl Sqlite {
     }
 
     /// Whether a lease is the topic's present one and has not run out.
-    fn holds(&self, receipt: &Receipt, now: Timestamp) -> bool {
+    pub(crate) fn holds(&self, receipt: &Receipt, now: Timestamp) -> bool {
         let leases = self.leases();
         let held = leases.get(&receipt.topic).filter(|held| held.until > now);
         held.is_some_and(|held| receipt.leases.iter().any(|lease| lease.token == held.token))
     }
 
-    fn give_up(&self, receipt: &Receipt) {
+    pub(crate) fn give_up(&self, receipt: &Receipt) {
         if let Some(held) = self.leases().get_mut(&receipt.topic)
             && receipt.leases.iter().any(|lease| lease.token == held.token)
         {

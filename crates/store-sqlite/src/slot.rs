@@ -2,11 +2,13 @@
 
 mod assign;
 mod config;
+mod due;
 
 use async_trait::async_trait;
 use rusqlite::{Connection, OptionalExtension, Row, params};
 use weir_core::slot::{Pace, WindowStatus};
 use weir_core::{ConfigName, EventId, Timestamp};
+use weir_queue::due::SEAT;
 use weir_store::Result;
 use weir_store::slot::{Assign, AssignOutcome, Books, Config, Slot, SlotStore, WindowCount};
 
@@ -66,7 +68,16 @@ impl SlotStore for Sqlite {
     }
 
     async fn assign_batch(&self, batch: Vec<Assign>) -> Result<Vec<AssignOutcome>> {
-        self.inner.writer.run(move |connection| assign::assign(connection, batch)).await
+        let is_dispatching = self.is_dispatching;
+        let outcomes = self
+            .inner
+            .writer
+            .run(move |connection| assign::assign(connection, batch, is_dispatching))
+            .await?;
+        if is_dispatching {
+            self.inner.bells.ring(SEAT);
+        }
+        Ok(outcomes)
     }
 
     async fn find_slot(&self, event: &EventId) -> Result<Option<Slot>> {
@@ -116,6 +127,10 @@ fn find(connection: &Connection, event: &EventId) -> rusqlite::Result<Option<Slo
 
 fn give_back(connection: &Connection, event: &EventId) -> rusqlite::Result<Option<Slot>> {
     let slot = connection.prepare_cached(DELETE)?.query_row([event.as_str()], read_slot).optional()?;
+    if let Some(slot) = &slot {
+        let noted = params![slot.scheduled.as_micros(), event.as_str()];
+        connection.prepare_cached(due::FORGET)?.execute(noted)?;
+    }
     if let Some(slot) = &slot
         && let Some(config) = config::latest(connection, &slot.config)?
     {

@@ -66,6 +66,11 @@ impl ApiError {
         Self::new(StatusCode::REQUEST_TIMEOUT, "REQUEST_TIMEOUT", message)
     }
 
+    /// 409: what the caller goes by is no longer so.
+    pub fn conflict(code: &'static str, message: impl Into<String>) -> Self {
+        Self::new(StatusCode::CONFLICT, code, message)
+    }
+
     /// 413.
     pub fn too_large(limit: usize) -> Self {
         let message = format!("The request body is larger than the {limit} bytes allowed");

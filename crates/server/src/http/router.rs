@@ -5,7 +5,7 @@ use std::sync::Arc;
 use axum::Router;
 use axum::routing::{MethodRouter, delete, get, post};
 
-use super::{audit, dead_letters, error, operations, quota, slot};
+use super::{audit, dead_letters, error, operations, queue, quota, slot};
 use crate::app::App;
 
 type Route = (&'static str, MethodRouter<Arc<App>>);
@@ -34,6 +34,9 @@ fn api() -> Vec<Route> {
         ("/admin/dlq/replay", post(dead_letters::replay_all_dead_letters)),
         ("/admin/dlq/{id}", delete(dead_letters::discard_dead_letter)),
         ("/admin/dlq/{id}/replay", post(dead_letters::replay_dead_letter)),
+        // due slots
+        ("/admin/queue/claim", post(queue::claim_messages)),
+        ("/admin/queue/settle", post(queue::settle_messages)),
         // the books
         ("/admin/audit", get(audit::audit_books)),
     ]

@@ -29,6 +29,8 @@ pub struct Metrics {
     pub quota_deliveries: Family<OutcomeLabels, Counter>,
     /// Events that asked for a slot, by what became of them.
     pub slot_assignments: Family<OutcomeLabels, Counter>,
+    /// Slots dispatched when their time came.
+    pub slot_dispatched: Counter,
     engine_up: Family<EngineLabels, Gauge>,
     /// Connections open now.
     pub connections: Gauge,
@@ -114,6 +116,7 @@ impl Default for Metrics {
             quota_sends: Family::default(),
             quota_deliveries: Family::default(),
             slot_assignments: Family::default(),
+            slot_dispatched: Counter::default(),
             engine_up: Family::default(),
             connections: Gauge::default(),
             connections_held: Counter::default(),
@@ -143,6 +146,8 @@ impl Metrics {
             "Events that asked for a slot, by outcome",
             self.slot_assignments.clone(),
         );
+        let dispatched = "Slots published when their time came";
+        r.register("slot_dispatched", dispatched, self.slot_dispatched.clone());
         r.register("engine_up", "Whether an engine answers: 1 or 0", self.engine_up.clone());
         r.register("quota_sends", "Sends by outcome", self.quota_sends.clone());
         r.register("quota_deliveries", "Messages the sender took, by outcome", self.quota_deliveries.clone());

@@ -81,7 +81,11 @@ const SAVE: &str = "
             AS new (event_id, config_name, requested, start, scheduled)
         ORDER BY new.event_id
         ON CONFLICT (event_id) DO NOTHING
-        RETURNING config_name, window_start),
+        RETURNING event_id, config_name, window_start, scheduled_time),
+    noted AS (
+        INSERT INTO rate_limit_event_due (scheduled_time, event_id)
+        SELECT scheduled_time, event_id FROM inserted WHERE $8::boolean
+        ON CONFLICT DO NOTHING),
     counted AS (
         SELECT config_name, window_start, count(*)::integer AS added FROM inserted GROUP BY 1, 2),
     updated AS (
@@ -95,8 +99,6 @@ const SAVE: &str = "
 /// In the order of [`Statements::from_prepared`].
 pub(super) const SQL: [&str; 7] = [SHARE_CONFIGS, CONFIGS, FIRST_OPEN, MAKE, STATES, LOCK, SAVE];
 
-/// How many windows past the first one with room are searched.
-const HEADROOM: u32 = 100;
 /// How often a search begins anew, further out each time, when others held what it found.
 const ROUNDS: u32 = 8;
 
@@ -128,7 +130,7 @@ impl Statements {
 pub(super) async fn assign(engine: &Postgres, batch: Vec<Assign>) -> Result<Vec<AssignOutcome>> {
     let session = engine.inner.pool.session().await?;
     let (existing, paces) = begin(&session, &batch).await?;
-    let mut work = Work::new(&batch, existing, &paces);
+    let mut work = Work::new(&batch, existing, &paces, engine.slots.headroom);
     for round in 0..ROUNDS {
         if !work.search(&session, round).await? {
             break;
@@ -137,7 +139,7 @@ pub(super) async fn assign(engine: &Postgres, batch: Vec<Assign>) -> Result<Vec<
     if work.placed.is_empty() {
         session.bounded(session.client.batch_execute("COMMIT")).await?;
     } else {
-        work.save(&session, &paces).await?;
+        work.save(&session, &paces, engine.slots.is_dispatching).await?;
     }
     session.keep();
     Ok(work.outcomes())
@@ -177,6 +179,8 @@ async fn begin(
 struct Work<'a> {
     batch: &'a [Assign],
     existing: HashMap<EventId, Slot>,
+    /// How many windows past the first one with room are searched.
+    headroom: u32,
     views: HashMap<&'a ConfigName, Windows>,
     /// Places in the batch that still need a slot.
     open: Vec<usize>,
@@ -186,7 +190,12 @@ struct Work<'a> {
 }
 
 impl<'a> Work<'a> {
-    fn new(batch: &'a [Assign], existing: HashMap<EventId, Slot>, paces: &HashMap<ConfigName, Pace>) -> Self {
+    fn new(
+        batch: &'a [Assign],
+        existing: HashMap<EventId, Slot>,
+        paces: &HashMap<ConfigName, Pace>,
+        headroom: u32,
+    ) -> Self {
         let mut views = HashMap::new();
         let mut seen = HashSet::new();
         let mut open = Vec::new();
@@ -195,11 +204,11 @@ impl<'a> Work<'a> {
                 && !existing.contains_key(&assign.event)
                 && seen.insert(&assign.event)
             {
-                views.entry(&assign.config).or_insert_with(|| Windows::new(*pace, HEADROOM));
+                views.entry(&assign.config).or_insert_with(|| Windows::new(*pace, headroom));
                 open.push(place);
             }
         }
-        Self { batch, existing, views, open, placed: BTreeMap::new(), ours: HashSet::new() }
+        Self { batch, existing, headroom, views, open, placed: BTreeMap::new(), ours: HashSet::new() }
     }
 
     /// Steps 2 and 3, and the placing. True when it is worth going on.
@@ -217,7 +226,8 @@ impl<'a> Work<'a> {
             let Some(view) = self.views.get(name) else { continue };
             let pace = *view.pace();
             let needed = u64::from(*demand).div_ceil(u64::from(pace.max_per_window())) + 1;
-            let span = needed + u64::from(HEADROOM).min(u64::from(round) * u64::from(HEADROOM / 4));
+            let further = self.headroom.min(round.saturating_mul(self.headroom.div_ceil(4)));
+            let span = needed + u64::from(further);
             candidates.push((*name, *first));
             candidates.extend((0..span).map(|n| (*name, pace.later(start, n))));
             // No more is locked than is needed: others want some, too.
@@ -317,7 +327,12 @@ impl<'a> Work<'a> {
     }
 
     /// Step 4. When another server was faster with some of the events, theirs are the slots.
-    async fn save(&mut self, session: &Session, paces: &HashMap<ConfigName, Pace>) -> Result<()> {
+    async fn save(
+        &mut self,
+        session: &Session,
+        paces: &HashMap<ConfigName, Pace>,
+        is_dispatching: bool,
+    ) -> Result<()> {
         let slots: Vec<&Slot> = self.placed.values().collect();
         let events: Vec<&str> = slots.iter().map(|slot| slot.event.as_str()).collect();
         let configs: Vec<&str> = slots.iter().map(|slot| slot.config.as_str()).collect();
@@ -332,8 +347,8 @@ impl<'a> Work<'a> {
             paces.values().map(|pace| i32::try_from(pace.max_per_window()).unwrap_or(i32::MAX)).collect();
         let (follow_names, follow_starts) = self.follow_ups();
         let (client, statements) = (&session.client, &session.statements.slot);
-        let values: [&(dyn ToSql + Sync); 7] =
-            [&events, &configs, &requested, &starts, &scheduled, &names, &maxima];
+        let values: [&(dyn ToSql + Sync); 8] =
+            [&events, &configs, &requested, &starts, &scheduled, &names, &maxima, &is_dispatching];
         let (saved, _, ()) = session
             .bounded(try_join3(
                 client.query_one(&statements.assign.save, &values),

@@ -8,7 +8,7 @@ use weir_core::slot::{Pace, Place, WindowStatus, Windows};
 use weir_core::{ConfigName, Timestamp};
 use weir_store::slot::{Assign, AssignOutcome, Slot};
 
-use super::{config, find, status_text};
+use super::{config, due, find, status_text};
 
 const COUNTER: &str = "
     SELECT slot_count, status FROM rate_limit_window_counter WHERE config_name = ?1 AND window_start = ?2";
@@ -28,7 +28,11 @@ const INSERT: &str = "
 /// With one writer nothing is held by others, so the first window with room is always usable.
 const HEADROOM: u32 = 0;
 
-pub(super) fn assign(connection: &Connection, batch: Vec<Assign>) -> rusqlite::Result<Vec<AssignOutcome>> {
+pub(super) fn assign(
+    connection: &Connection,
+    batch: Vec<Assign>,
+    is_dispatching: bool,
+) -> rusqlite::Result<Vec<AssignOutcome>> {
     let mut views: HashMap<ConfigName, Option<View>> = HashMap::new();
     let mut insert = connection.prepare_cached(INSERT)?;
     let mut outcomes = Vec::with_capacity(batch.len());
@@ -55,6 +59,9 @@ pub(super) fn assign(connection: &Connection, batch: Vec<Assign>) -> rusqlite::R
             window_start.as_micros(),
             scheduled.as_micros(),
         ])?;
+        if is_dispatching {
+            connection.prepare_cached(due::NOTE)?.execute(params![scheduled.as_micros(), event.as_str()])?;
+        }
         outcomes.push(AssignOutcome::New(Slot { event, config, requested, window_start, scheduled }));
     }
     for view in views.into_values().flatten() {

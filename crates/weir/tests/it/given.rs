@@ -67,12 +67,21 @@ pub(crate) struct Running {
 
 impl Running {
     pub(crate) async fn start(store: Store) -> Self {
+        Self::start_with(store, &[]).await
+    }
+
+    /// The same with more settings, as variables.
+    pub(crate) async fn start_with(store: Store, settings: &[(&str, &str)]) -> Self {
+        let mut builder = weir();
+        for (name, value) in settings {
+            builder = builder.env(name, value);
+        }
         match store {
-            Store::Embedded => Self { weir: weir().spawn().await, database: None },
+            Store::Embedded => Self { weir: builder.spawn().await, database: None },
             Store::Postgres => {
                 let database = postgres::Server::shared().database("it").await;
                 // Short, so that what a killed server held is soon given to another.
-                let builder = weir().env("WEIR_STORE", database.url()).env("WEIR_SENDER_VISIBILITY", "2s");
+                let builder = builder.env("WEIR_STORE", database.url()).env("WEIR_SENDER_VISIBILITY", "2s");
                 let weir = builder.spawn().await;
                 Self { weir, database: Some(database) }
             }

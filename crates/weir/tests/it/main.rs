@@ -12,6 +12,7 @@ mod hot_keys;
 mod kafka;
 mod operations;
 mod outage;
+mod queue;
 mod quota;
 mod redis;
 mod sender;

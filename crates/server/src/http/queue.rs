@@ -1,0 +1,197 @@
+//! Due slots on the store's own queue, for whoever works on them: `/admin/queue/claim` and `/admin/queue/settle`.
+//!
+//! With Kafka as the broker they are on Kafka, and there is nothing here.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::extract::State;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use weir_queue::{Claim, Lease, Message, Position, Receipt, Settlement, Source};
+
+use super::body::Json;
+use super::error::ApiError;
+use crate::app::App;
+use crate::auth::admin::Operator;
+use crate::service::within;
+
+const MESSAGES_MAX: u32 = 1_000;
+const VISIBILITY_MAX: u32 = 3_600;
+const WAIT_MAX: u32 = 20;
+const DELAY_MAX: u32 = 86_400;
+const REASON_MAX: usize = 1_000;
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct ClaimRequest {
+    topic: Box<str>,
+    max: Option<u32>,
+    visibility_seconds: Option<u32>,
+    wait_seconds: Option<u32>,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct ClaimResponse {
+    messages: Vec<MessageResponse>,
+    /// What a settlement needs; empty with nothing claimed.
+    receipt: String,
+}
+
+#[derive(Debug, Serialize)]
+struct MessageResponse {
+    id: String,
+    key: String,
+    attempts: u32,
+    payload: Value,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct SettleRequest {
+    topic: Box<str>,
+    receipt: Box<str>,
+    #[serde(default)]
+    done: Vec<String>,
+    #[serde(default)]
+    retry: Vec<RetryRequest>,
+    #[serde(default)]
+    dead: Vec<DeadRequest>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct RetryRequest {
+    id: String,
+    delay_seconds: u32,
+}
+
+#[derive(Debug, Deserialize)]
+struct DeadRequest {
+    id: String,
+    reason: String,
+}
+
+#[derive(Debug, Serialize)]
+pub(crate) struct SettleResponse {
+    settled: usize,
+}
+
+/// `POST /admin/queue/claim`
+pub(crate) async fn claim_messages(
+    _operator: Operator,
+    State(app): State<Arc<App>>,
+    Json(request): Json<ClaimRequest>,
+) -> Result<Json<ClaimResponse>, ApiError> {
+    let queue = queue(&app, &request.topic)?;
+    let max = bounded("max", request.max.unwrap_or(100), 1, MESSAGES_MAX)?;
+    let visibility =
+        bounded("visibilitySeconds", request.visibility_seconds.unwrap_or(30), 1, VISIBILITY_MAX)?;
+    let wait = bounded("waitSeconds", request.wait_seconds.unwrap_or(0), 0, WAIT_MAX)?;
+    let (max, visibility) = (max as usize, Duration::from_secs(visibility.into()));
+    let give_up_at = tokio::time::Instant::now() + Duration::from_secs(wait.into());
+    loop {
+        let claim = queue.claim(&request.topic, max, visibility);
+        let claim = within(app.settings.http.timeout, claim).await?;
+        let left = give_up_at.saturating_duration_since(tokio::time::Instant::now());
+        if !claim.messages.is_empty() || left.is_zero() || app.closing.is_cancelled() {
+            return Ok(Json(describe(claim)));
+        }
+        tokio::select! {
+            () = queue.wait(&request.topic, left.min(app.settings.sender.poll)) => {}
+            () = app.closing.cancelled() => {}
+        }
+    }
+}
+
+/// `POST /admin/queue/settle`
+pub(crate) async fn settle_messages(
+    _operator: Operator,
+    State(app): State<Arc<App>>,
+    Json(request): Json<SettleRequest>,
+) -> Result<Json<SettleResponse>, ApiError> {
+    let queue = queue(&app, &request.topic)?;
+    let leases = parse_leases(&request.receipt)?;
+    let receipt = Receipt { topic: request.topic.into_string(), leases };
+    let settlement = Settlement {
+        done: request.done.iter().map(|id| parse_position(id)).collect::<Result<_, _>>()?,
+        retry: request.retry.iter().map(parse_retry).collect::<Result<_, _>>()?,
+        dead: request.dead.into_iter().map(parse_dead).collect::<Result<_, _>>()?,
+    };
+    let settled = settlement.done.len() + settlement.retry.len() + settlement.dead.len();
+    match within(app.settings.http.timeout, queue.settle(&receipt, settlement)).await? {
+        true => Ok(Json(SettleResponse { settled })),
+        false => Err(ApiError::conflict(
+            "LEASE_EXPIRED",
+            "The claim has run out; its messages are handed out again, claim them anew",
+        )),
+    }
+}
+
+/// Only due slots are taken over HTTP; whatever else is queued has its own workers.
+fn queue(app: &App, topic: &str) -> Result<Arc<dyn Source>, ApiError> {
+    let known = app.settings.slot.dispatch_topic.as_deref();
+    match known {
+        Some(_) if app.engines.kafka.is_some() => {
+            Err(ApiError::not_found("Due slots are on Kafka here; take them from their topic there"))
+        }
+        Some(known) if known == topic => Ok(app.engines.store.queue()),
+        Some(known) => {
+            Err(ApiError::not_found(format!("There is no such topic here; due slots are on {known}")))
+        }
+        None => Err(ApiError::not_found(
+            "Due slots are not dispatched here; set slot.dispatch.topic (WEIR_SLOT_DISPATCH_TOPIC)",
+        )),
+    }
+}
+
+fn bounded(field: &str, value: u32, min: u32, max: u32) -> Result<u32, ApiError> {
+    let problem = || ApiError::invalid_field(field, format!("must be from {min} to {max}"));
+    (min..=max).contains(&value).then_some(value).ok_or_else(problem)
+}
+
+fn describe(claim: Claim) -> ClaimResponse {
+    let leases = if claim.messages.is_empty() { Vec::new() } else { claim.receipt.leases };
+    let receipt: Vec<String> =
+        leases.iter().map(|lease| format!("{}-{}", lease.shard, lease.token)).collect();
+    let messages = claim.messages.into_iter().map(describe_message).collect();
+    ClaimResponse { messages, receipt: receipt.join(".") }
+}
+
+fn describe_message(message: Message) -> MessageResponse {
+    let Message { position, key, payload, attempts } = message;
+    // Written by the dispatcher alone, so it is JSON; one that somebody edited is shown as text.
+    let payload = serde_json::from_slice(&payload)
+        .unwrap_or_else(|_not_json| Value::String(String::from_utf8_lossy(&payload).into_owned()));
+    MessageResponse { id: format!("{}-{}", position.shard, position.id), key, attempts, payload }
+}
+
+fn parse_pair(text: &str) -> Option<(u16, i64)> {
+    let (shard, number) = text.split_once('-')?;
+    Some((shard.parse().ok()?, number.parse().ok()?))
+}
+
+fn parse_position(id: &str) -> Result<Position, ApiError> {
+    let (shard, id) =
+        parse_pair(id).ok_or_else(|| ApiError::invalid("An id must be one that a claim gave"))?;
+    Ok(Position { shard, id })
+}
+
+fn parse_leases(receipt: &str) -> Result<Vec<Lease>, ApiError> {
+    let wrong = || ApiError::invalid_field("receipt", "must be the one that a claim gave");
+    let lease = |text| parse_pair(text).map(|(shard, token)| Lease { shard, token });
+    receipt.split('.').map(|text| lease(text).ok_or_else(wrong)).collect()
+}
+
+fn parse_retry(retry: &RetryRequest) -> Result<(Position, Duration), ApiError> {
+    let delay = bounded("delaySeconds", retry.delay_seconds, 0, DELAY_MAX)?;
+    Ok((parse_position(&retry.id)?, Duration::from_secs(delay.into())))
+}
+
+fn parse_dead(dead: DeadRequest) -> Result<(Position, String), ApiError> {
+    if dead.reason.len() > REASON_MAX || dead.reason.contains('\0') {
+        return Err(ApiError::invalid_field("reason", format!("must be at most {REASON_MAX} bytes of text")));
+    }
+    Ok((parse_position(&dead.id)?, dead.reason))
+}

@@ -1,0 +1,211 @@
+//! Slots whose time has come.
+
+use std::time::Duration;
+
+use weir_queue::due::{Dispatched, Due};
+use weir_store::slot::Slot;
+
+use super::SlotHarness;
+use super::given::{at, event, name, pace, put, wish, wishes};
+use crate::START;
+
+const TOPIC: &str = "payments-due";
+const LEASE: Duration = Duration::from_secs(10);
+
+/// Assigns on a store that notes slots, one window a slot, so that times are in order of ids.
+async fn assign_noted<H: SlotHarness>(h: &H, prefix: &str, count: usize) -> Vec<Slot> {
+    put(h, pace(1, 1_000)).await;
+    let outcomes = h.dispatching().assign_batch(wishes(prefix, count, at(0))).await.expect("it must succeed");
+    assert_eq!(outcomes.len(), count);
+    let mut slots = Vec::new();
+    for n in 0..count {
+        let found = h.slots().find_slot(&event(&format!("{prefix}-{n}"))).await.expect("an answer");
+        slots.push(found.expect("it has a slot"));
+    }
+    slots.sort_by_key(|slot| slot.scheduled);
+    slots
+}
+
+async fn take<H: SlotHarness>(h: &H, max: usize) -> Due {
+    h.due().take_due(max, LEASE).await.expect("take_due must succeed")
+}
+
+async fn settle<H: SlotHarness>(h: &H, due: &Due, dispatched: Dispatched<'_>) -> bool {
+    h.due().settle_due(due, dispatched).await.expect("settle_due must succeed")
+}
+
+fn set_clock<H: SlotHarness>(h: &H, slot: &Slot) {
+    h.clock().advance(slot.scheduled.since(weir_core::Clock::now(h.clock())));
+}
+
+/// Everything on the topic, as event ids in order.
+async fn on_topic<H: SlotHarness>(h: &H) -> Vec<String> {
+    let mut ids = Vec::new();
+    loop {
+        let claim = h.queue().claim(TOPIC, 100, LEASE).await.expect("claim must succeed");
+        if claim.messages.is_empty() {
+            return ids;
+        }
+        for message in &claim.messages {
+            assert_eq!(message.key, "default", "events of a config keep their order");
+            let json = String::from_utf8(message.payload.clone()).expect("JSON is text");
+            let id = json.split("\"eventId\":\"").nth(1).and_then(|rest| rest.split('"').next());
+            ids.push(id.expect("an eventId").to_owned());
+        }
+        let done = claim.messages.iter().map(|message| message.position).collect();
+        let settlement = weir_queue::Settlement { done, ..Default::default() };
+        assert!(h.queue().settle(&claim.receipt, settlement).await.expect("settle must succeed"));
+    }
+}
+
+fn ids(slots: &[Slot]) -> Vec<String> {
+    slots.iter().map(|slot| slot.event.as_str().to_owned()).collect()
+}
+
+pub async fn slots_come_at_their_time_and_in_its_order<H: SlotHarness>() {
+    let h = H::open().await;
+    let slots = assign_noted(&h, "e", 5).await;
+    let early = take(&h, 10).await;
+    assert!(early.is_empty());
+    assert_eq!(early.next, Some(slots[0].scheduled.since(START)), "how long until the first");
+    h.clock().advance(slots[2].scheduled.since(START) - Duration::from_micros(1));
+    let due = take(&h, 10).await;
+    assert_eq!(due.slots, slots[..2], "a microsecond before the third");
+    assert!(settle(&h, &due, Dispatched::Published(2)).await);
+    h.clock().advance(Duration::from_micros(1));
+    let due = take(&h, 10).await;
+    assert_eq!(due.slots, slots[2..3]);
+    assert!(settle(&h, &due, Dispatched::Published(1)).await);
+    assert!(take(&h, 10).await.is_empty());
+}
+
+pub async fn what_is_out_is_nobody_elses_until_its_lease_ends<H: SlotHarness>() {
+    let h = H::open().await;
+    let slots = assign_noted(&h, "e", 3).await;
+    set_clock(&h, &slots[2]);
+    let first = take(&h, 2).await;
+    assert_eq!(first.slots, slots[..2], "no more than asked for");
+    let meanwhile = take(&h, 10).await;
+    assert!(meanwhile.is_empty() && meanwhile.next.is_none(), "the third must not overtake");
+    h.clock().advance(LEASE);
+    let second = take(&h, 10).await;
+    assert_eq!(second.slots, slots);
+    assert!(!settle(&h, &first, Dispatched::Enqueue(TOPIC)).await, "too late");
+    assert!(on_topic(&h).await.is_empty(), "a late settlement does nothing");
+    assert!(settle(&h, &second, Dispatched::Enqueue(TOPIC)).await);
+    assert_eq!(on_topic(&h).await, ids(&slots));
+}
+
+pub async fn enqueued_slots_are_on_the_topic_once_and_in_order<H: SlotHarness>() {
+    let h = H::open().await;
+    let slots = assign_noted(&h, "e", 20).await;
+    set_clock(&h, &slots[19]);
+    for _ in 0..4 {
+        let due = take(&h, 5).await;
+        assert!(settle(&h, &due, Dispatched::Enqueue(TOPIC)).await);
+        assert!(!settle(&h, &due, Dispatched::Enqueue(TOPIC)).await, "a receipt settles once");
+    }
+    assert_eq!(on_topic(&h).await, ids(&slots));
+    let books = h.queue().audit(TOPIC).await.expect("audit must succeed");
+    assert_eq!((books.accepted, books.done, books.difference()), (20, 20, 0));
+}
+
+pub async fn what_was_not_published_comes_again<H: SlotHarness>() {
+    let h = H::open().await;
+    let slots = assign_noted(&h, "e", 5).await;
+    set_clock(&h, &slots[4]);
+    let due = take(&h, 5).await;
+    assert!(settle(&h, &due, Dispatched::Published(2)).await);
+    let due = take(&h, 5).await;
+    assert_eq!(due.slots, slots[2..]);
+    assert!(settle(&h, &due, Dispatched::Published(0)).await);
+    assert_eq!(take(&h, 5).await.slots, slots[2..]);
+}
+
+pub async fn a_slot_given_back_is_not_dispatched<H: SlotHarness>() {
+    let h = H::open().await;
+    let slots = assign_noted(&h, "e", 3).await;
+    h.slots().give_slot_back(&slots[0].event).await.expect("an answer").expect("a slot");
+    let moved = h.slots().give_slot_back(&slots[1].event).await.expect("an answer").expect("a slot");
+    let later = wish(moved.event.as_str(), at(60_000));
+    h.dispatching().assign_batch(vec![later]).await.expect("it must succeed");
+    set_clock(&h, &slots[2]);
+    let due = take(&h, 10).await;
+    assert_eq!(due.slots, slots[2..], "neither the one given back nor the one that has another time now");
+    assert!(settle(&h, &due, Dispatched::Published(1)).await);
+    h.clock().advance(Duration::from_secs(120));
+    assert_eq!(ids(&take(&h, 10).await.slots), [moved.event.as_str()]);
+}
+
+pub async fn slots_from_before_are_noted_if_they_are_still_to_come<H: SlotHarness>() {
+    let h = H::open().await;
+    put(&h, pace(1, 1_000)).await;
+    h.slots().assign_batch(wishes("old", 4, at(0))).await.expect("it must succeed");
+    let mut slots = Vec::new();
+    for n in 0..4 {
+        slots.extend(h.slots().find_slot(&event(&format!("old-{n}"))).await.expect("an answer"));
+    }
+    slots.sort_by_key(|slot| slot.scheduled);
+    set_clock(&h, &slots[1]);
+    for _ in 0..2 {
+        let mut after = None;
+        loop {
+            after = h.due().note_due(after.as_ref()).await.expect("note_due must succeed");
+            if after.is_none() {
+                break;
+            }
+        }
+    }
+    assert!(take(&h, 10).await.is_empty(), "what was due before is not dispatched");
+    set_clock(&h, &slots[3]);
+    let due = take(&h, 10).await;
+    assert_eq!(due.slots, slots[2..], "and what is noted twice comes once");
+}
+
+pub async fn what_is_noted_survives_a_restart<H: SlotHarness>() {
+    let h = H::open().await;
+    let slots = assign_noted(&h, "e", 2).await;
+    set_clock(&h, &slots[1]);
+    let lost = take(&h, 10).await;
+    assert_eq!(lost.slots, slots);
+    let h = h.reopen().await;
+    h.clock().advance(LEASE);
+    assert_eq!(take(&h, 10).await.slots, slots, "what nobody settled comes again");
+}
+
+pub async fn nothing_is_noted_unless_asked<H: SlotHarness>() {
+    let h = H::open().await;
+    put(&h, pace(1, 1_000)).await;
+    h.slots().assign_batch(vec![wish("e", at(0))]).await.expect("it must succeed");
+    let slot = h.slots().find_slot(&event("e")).await.expect("an answer").expect("a slot");
+    set_clock(&h, &slot);
+    let due = take(&h, 10).await;
+    assert!(due.is_empty() && due.next.is_none());
+    assert_eq!(slot.config, name("default"));
+}
+
+pub async fn two_servers_dispatch_each_slot_once_and_in_order<H: SlotHarness>() {
+    let h = H::open().await;
+    let Some(other) = h.another().await else { return };
+    let slots = assign_noted(&h, "e", 200).await;
+    set_clock(&h, &slots[199]);
+    let dispatch = async |h: &H| {
+        let mut taken = 0;
+        loop {
+            let due = take(h, 7).await;
+            if due.is_empty() {
+                // Either nothing is left or the other one has some out; it is the one that says when all is done.
+                if h.queue().audit(TOPIC).await.expect("audit must succeed").accepted == 200 {
+                    return taken;
+                }
+                tokio::task::yield_now().await;
+                continue;
+            }
+            taken += due.slots.len();
+            assert!(settle(h, &due, Dispatched::Enqueue(TOPIC)).await);
+        }
+    };
+    let (a, b) = tokio::join!(dispatch(&h), dispatch(&other));
+    assert_eq!(a + b, 200);
+    assert_eq!(on_topic(&h).await, ids(&slots));
+}

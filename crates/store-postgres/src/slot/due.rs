@@ -1,0 +1,192 @@
+//! Slots noted as to be dispatched. Whoever dispatches holds a seat, leased as the shards of a topic are, so that one
+//! server at a time publishes and the order of time is kept.
+
+use std::time::{Duration, SystemTime};
+
+use async_trait::async_trait;
+use futures_util::future::try_join;
+use tokio_postgres::{Row, Statement};
+use weir_core::{ConfigName, EventId, Timestamp};
+use weir_queue::due::{Dispatched, Due, DueStore, SEAT, encode};
+use weir_queue::{Lease, Receipt, Source};
+use weir_store::Result;
+use weir_store::slot::Slot;
+
+use super::unreadable;
+use crate::pool::Session;
+use crate::queue::{SHARDS, micros};
+use crate::quota::column;
+use crate::{Postgres, time};
+
+/// Slots looked at in one commit of [`DueStore::note_due`].
+const PAGE: i64 = 5_000;
+
+const NOTE_PAGE: &str = "
+    WITH page AS (
+        SELECT event_id, scheduled_time FROM rate_limit_event_slot
+        WHERE event_id > $1 ORDER BY event_id LIMIT $2),
+    noted AS (
+        INSERT INTO rate_limit_event_due (scheduled_time, event_id)
+        SELECT scheduled_time, event_id FROM page WHERE scheduled_time > coalesce($3, clock_timestamp())
+        ON CONFLICT DO NOTHING)
+    SELECT max(event_id) FROM page";
+/// Microseconds until the first slot that is noted: negative when it is late.
+const FIRST: &str = "
+    SELECT (extract(epoch FROM scheduled_time - coalesce($1, clock_timestamp())) * 1000000)::bigint
+    FROM rate_limit_event_due ORDER BY scheduled_time, event_id LIMIT 1";
+const SIT: &str = "
+    INSERT INTO queue_shard AS seat (topic, shard, token, leased_until)
+    VALUES ($1, 0, 1, coalesce($3, clock_timestamp()) + $2::bigint * interval '1 microsecond')
+    ON CONFLICT (topic, shard) DO UPDATE SET token = seat.token + 1, leased_until = excluded.leased_until
+    WHERE seat.leased_until <= coalesce($3, clock_timestamp())
+    RETURNING token";
+const TAKE: &str = "
+    SELECT due.scheduled_time, due.event_id, slot.config_name, slot.requested_time, slot.window_start
+    FROM (SELECT * FROM rate_limit_event_due WHERE scheduled_time <= coalesce($2, clock_timestamp())
+          ORDER BY scheduled_time, event_id LIMIT $1) AS due
+    LEFT JOIN rate_limit_event_slot AS slot
+      ON slot.event_id = due.event_id AND slot.scheduled_time = due.scheduled_time
+    ORDER BY due.scheduled_time, due.event_id";
+const FORGET: &str = "
+    DELETE FROM rate_limit_event_due AS due USING unnest($1::timestamptz[], $2::text[]) AS gone (at, event_id)
+    WHERE due.scheduled_time = gone.at AND due.event_id = gone.event_id";
+
+/// In the order of [`Statements::from_prepared`].
+pub(super) const SQL: [&str; 5] = [NOTE_PAGE, FIRST, SIT, TAKE, FORGET];
+
+#[derive(Debug)]
+pub(super) struct Statements {
+    note_page: Statement,
+    first: Statement,
+    sit: Statement,
+    take: Statement,
+    forget: Statement,
+}
+
+impl Statements {
+    pub(super) fn from_prepared(next: &mut impl FnMut() -> Statement) -> Self {
+        Self { note_page: next(), first: next(), sit: next(), take: next(), forget: next() }
+    }
+}
+
+#[async_trait]
+impl DueStore for Postgres {
+    async fn note_due(&self, after: Option<&EventId>) -> Result<Option<EventId>> {
+        let session = self.inner.pool.session().await?;
+        let (after, now) = (after.map_or("", EventId::as_str), self.clock_override());
+        let statement = &session.statements.slot.due.note_page;
+        let row = session.bounded(session.client.query_one(statement, &[&after, &PAGE, &now])).await?;
+        session.keep();
+        let last: Option<&str> = column(&row, 0)?;
+        last.map(|last| EventId::parse(last).map_err(unreadable)).transpose()
+    }
+
+    async fn take_due(&self, max: usize, lease: Duration) -> Result<Due> {
+        let session = self.inner.pool.session().await?;
+        let (client, statements) = (&session.client, &session.statements.slot.due);
+        let now = self.clock_override();
+        let first = session.bounded(client.query_opt(&statements.first, &[&now])).await?;
+        let first: Option<i64> = first.as_ref().map(|row| column(row, 0)).transpose()?;
+        // Nothing is written as long as nothing is due.
+        if first.is_none_or(|micros| micros > 0) {
+            session.keep();
+            let next = first.map(|micros| Duration::from_micros(micros.unsigned_abs()));
+            return Ok(Due { next, ..Due::default() });
+        }
+        let seat = session.bounded(client.query_opt(&statements.sit, &[&SEAT, &micros(lease), &now])).await?;
+        let Some(seat) = seat else {
+            session.keep();
+            return Ok(Due::default());
+        };
+        let leases = vec![Lease { shard: 0, token: column(&seat, 0)? }];
+        let limit = i64::try_from(max).unwrap_or(i64::MAX);
+        let rows = session.bounded(client.query(&statements.take, &[&limit, &now])).await?;
+        session.keep();
+        let mut due = Due { receipt: Receipt { topic: SEAT.to_owned(), leases }, ..Due::default() };
+        for row in &rows {
+            read_due(row, &mut due)?;
+        }
+        if due.is_empty() {
+            // Somebody else was faster: others may look again at once.
+            self.settle_due(&due, Dispatched::Published(0)).await?;
+        }
+        Ok(due)
+    }
+
+    async fn settle_due(&self, due: &Due, dispatched: Dispatched<'_>) -> Result<bool> {
+        let session = self.inner.pool.session().await?;
+        let (client, now) = (&session.client, self.clock_override());
+        let statements = &session.statements.queue;
+        let tokens: Vec<i64> = due.receipt.leases.iter().map(|lease| lease.token).collect();
+        let (_, held) = session
+            .bounded(try_join(
+                client.batch_execute("BEGIN"),
+                client.query(&statements.lock_leases, &[&SEAT, &vec![0_i16; tokens.len()], &tokens, &now]),
+            ))
+            .await?;
+        let is_held = !held.is_empty();
+        if is_held {
+            let (slots, topic) = match dispatched {
+                Dispatched::Published(count) => (&due.slots[..count.min(due.slots.len())], None),
+                Dispatched::Enqueue(topic) => (&due.slots[..], Some(topic)),
+            };
+            forget(&session, slots, &due.void).await?;
+            session.bounded(client.execute(&statements.release, &[&SEAT, &[0_i16].as_slice(), &now])).await?;
+            if let Some(topic) = topic {
+                enqueue(&session, topic, slots).await?;
+            }
+        }
+        session.bounded(client.batch_execute("COMMIT")).await?;
+        session.keep();
+        if let (true, Dispatched::Enqueue(topic)) = (is_held, dispatched) {
+            self.inner.bells.ring(topic);
+        }
+        Ok(is_held)
+    }
+
+    async fn wait_due(&self, at_most: Duration) {
+        self.wait(SEAT, at_most).await;
+    }
+}
+
+fn read_due(row: &Row, due: &mut Due) -> Result<()> {
+    let scheduled = time::from_system(column(row, 0)?);
+    let event = EventId::parse(column::<&str>(row, 1)?).map_err(unreadable)?;
+    match column::<Option<&str>>(row, 2)? {
+        None => due.void.push((scheduled, event)),
+        Some(config) => due.slots.push(Slot {
+            event,
+            config: ConfigName::parse(config).map_err(unreadable)?,
+            requested: time::from_system(column(row, 3)?),
+            window_start: time::from_system(column(row, 4)?),
+            scheduled,
+        }),
+    }
+    Ok(())
+}
+
+async fn forget(session: &Session, slots: &[Slot], void: &[(Timestamp, EventId)]) -> Result<()> {
+    let noted = slots.iter().map(|slot| (slot.scheduled, &slot.event));
+    let noted = noted.chain(void.iter().map(|(at, event)| (*at, event)));
+    let (times, events): (Vec<SystemTime>, Vec<&str>) =
+        noted.map(|(at, event)| (time::to_system(at), event.as_str())).unzip();
+    let statement = &session.statements.slot.due.forget;
+    session.bounded(session.client.execute(statement, &[&times, &events])).await.map(drop)
+}
+
+/// The ledger last, as everywhere: see `quota::save`.
+async fn enqueue(session: &Session, topic: &str, slots: &[Slot]) -> Result<()> {
+    let shards: Vec<i16> =
+        slots.iter().map(|slot| weir_store::shard::of(slot.config.as_str(), SHARDS).cast_signed()).collect();
+    let keys: Vec<&str> = slots.iter().map(|slot| slot.config.as_str()).collect();
+    let payloads: Vec<Vec<u8>> = slots.iter().map(encode).collect();
+    let count = i64::try_from(slots.len()).unwrap_or(i64::MAX);
+    let (client, statements) = (&session.client, &session.statements.quota);
+    session
+        .bounded(try_join(
+            client.execute(&statements.enqueue, &[&topic, &shards, &keys, &payloads]),
+            client.execute(&statements.count_accepted, &[&topic, &session.ledger_slot, &count]),
+        ))
+        .await
+        .map(drop)
+}

@@ -1,0 +1,138 @@
+//! Slots noted as to be dispatched. One process owns the file, so who holds them is known in memory.
+
+use std::time::Duration;
+
+use async_trait::async_trait;
+use rusqlite::{Connection, params};
+use weir_core::{ConfigName, EventId, Timestamp};
+use weir_queue::due::{Dispatched, Due, DueStore, SEAT, encode};
+use weir_queue::{Receipt, Source};
+use weir_store::Result;
+use weir_store::slot::Slot;
+
+use crate::Sqlite;
+use crate::error::fault;
+use crate::queue::enqueue;
+
+/// Slots looked at in one commit of [`DueStore::note_due`].
+const PAGE: i64 = 5_000;
+
+pub(super) const NOTE: &str = "INSERT INTO rate_limit_event_due (scheduled_time, event_id) VALUES (?1, ?2)";
+pub(super) const FORGET: &str =
+    "DELETE FROM rate_limit_event_due WHERE scheduled_time = ?1 AND event_id = ?2";
+const PAGE_END: &str = "
+    SELECT max(event_id) FROM (
+        SELECT event_id FROM rate_limit_event_slot WHERE event_id > ?1 ORDER BY event_id LIMIT ?2)";
+const NOTE_PAGE: &str = "
+    INSERT INTO rate_limit_event_due (scheduled_time, event_id)
+    SELECT scheduled_time, event_id FROM rate_limit_event_slot
+    WHERE event_id > ?1 AND event_id <= ?2 AND scheduled_time > ?3
+    ON CONFLICT DO NOTHING";
+const FIRST: &str = "SELECT min(scheduled_time) FROM rate_limit_event_due";
+const TAKE: &str = "
+    SELECT due.scheduled_time, due.event_id, slot.config_name, slot.requested_time, slot.window_start
+    FROM (SELECT * FROM rate_limit_event_due WHERE scheduled_time <= ?1
+          ORDER BY scheduled_time, event_id LIMIT ?2) AS due
+    LEFT JOIN rate_limit_event_slot AS slot
+      ON slot.event_id = due.event_id AND slot.scheduled_time = due.scheduled_time
+    ORDER BY due.scheduled_time, due.event_id";
+
+#[async_trait]
+impl DueStore for Sqlite {
+    async fn note_due(&self, after: Option<&EventId>) -> Result<Option<EventId>> {
+        let after = after.map(|event| event.as_str().to_owned()).unwrap_or_default();
+        let now = self.inner.clock.now();
+        self.inner.writer.run(move |connection| note_page(connection, &after, now)).await
+    }
+
+    async fn take_due(&self, max: usize, lease: Duration) -> Result<Due> {
+        let now = self.inner.clock.now();
+        let Some(lease) = self.lease(SEAT, now, lease) else { return Ok(Due::default()) };
+        let receipt = Receipt { topic: SEAT.to_owned(), leases: vec![lease] };
+        let taken = self.read(move |connection| take(connection, max, now)).await;
+        if !matches!(&taken, Ok(due) if !due.is_empty()) {
+            self.give_up(&receipt);
+        }
+        Ok(Due { receipt, ..taken? })
+    }
+
+    async fn settle_due(&self, due: &Due, dispatched: Dispatched<'_>) -> Result<bool> {
+        let topic = match dispatched {
+            Dispatched::Published(_) => None,
+            Dispatched::Enqueue(topic) => Some(topic.to_owned()),
+        };
+        let settle = {
+            let (engine, due, topic) = (self.clone(), due.clone(), topic.clone());
+            let done = match dispatched {
+                Dispatched::Published(count) => count.min(due.slots.len()),
+                Dispatched::Enqueue(_) => due.slots.len(),
+            };
+            move |connection: &Connection| {
+                if !engine.holds(&due.receipt, engine.inner.clock.now()) {
+                    return Ok(false);
+                }
+                settle(connection, &due, done, topic.as_deref())?;
+                Ok(true)
+            }
+        };
+        let settled = self.inner.writer.run(settle).await?;
+        if settled {
+            self.give_up(&due.receipt);
+            topic.iter().for_each(|topic| self.inner.bells.ring(topic));
+        }
+        Ok(settled)
+    }
+
+    async fn wait_due(&self, at_most: Duration) {
+        self.wait(SEAT, at_most).await;
+    }
+}
+
+fn note_page(connection: &Connection, after: &str, now: Timestamp) -> rusqlite::Result<Option<EventId>> {
+    let last: Option<String> =
+        connection.prepare_cached(PAGE_END)?.query_row(params![after, PAGE], |row| row.get(0))?;
+    let Some(last) = last else { return Ok(None) };
+    connection.prepare_cached(NOTE_PAGE)?.execute(params![after, last, now.as_micros()])?;
+    EventId::parse(&last).map(Some).map_err(fault)
+}
+
+fn take(connection: &Connection, max: usize, now: Timestamp) -> rusqlite::Result<Due> {
+    let mut due = Due::default();
+    let limit = i64::try_from(max).unwrap_or(i64::MAX);
+    let mut statement = connection.prepare_cached(TAKE)?;
+    let mut rows = statement.query(params![now.as_micros(), limit])?;
+    while let Some(row) = rows.next()? {
+        let scheduled = Timestamp::from_micros(row.get(0)?);
+        let event = EventId::parse(row.get_ref(1)?.as_str()?).map_err(fault)?;
+        match row.get_ref(2)?.as_str_or_null()? {
+            None => due.void.push((scheduled, event)),
+            Some(config) => due.slots.push(Slot {
+                event,
+                config: ConfigName::parse(config).map_err(fault)?,
+                requested: Timestamp::from_micros(row.get(3)?),
+                window_start: Timestamp::from_micros(row.get(4)?),
+                scheduled,
+            }),
+        }
+    }
+    if due.is_empty() {
+        let first: Option<i64> = connection.prepare_cached(FIRST)?.query_row([], |row| row.get(0))?;
+        due.next = first.map(|first| Timestamp::from_micros(first).since(now));
+    }
+    Ok(due)
+}
+
+fn settle(connection: &Connection, due: &Due, done: usize, topic: Option<&str>) -> rusqlite::Result<()> {
+    let slots = &due.slots[..done];
+    let mut forget = connection.prepare_cached(FORGET)?;
+    let published = slots.iter().map(|slot| (slot.scheduled, &slot.event));
+    for (scheduled, event) in published.chain(due.void.iter().map(|(at, event)| (*at, event))) {
+        forget.execute(params![scheduled.as_micros(), event.as_str()])?;
+    }
+    match topic {
+        Some(topic) => {
+            enqueue(connection, topic, slots.iter().map(|slot| (slot.config.as_str(), encode(slot))))
+        }
+        None => Ok(()),
+    }
+}
