@@ -23,6 +23,8 @@ const SESSION_SETTINGS: &str = "
     SET TimeZone = 'UTC';
     -- Everything here is looked up by key; a table that has just grown must not be scanned for want of statistics.
     SET enable_seqscan = off;
+    -- A scan that cannot be avoided then looks so dear that it would be compiled first, which takes much longer.
+    SET jit = off;
     SET plan_cache_mode = force_generic_plan;";
 
 /// Ledger counts are spread over this many rows a topic.
