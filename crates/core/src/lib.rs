@@ -10,6 +10,8 @@ pub mod slot;
 pub mod time;
 pub mod verdict;
 
-pub use id::{ConfigName, EventId, MessageId, NameError, UserId};
+pub use id::{
+    ConfigName, EventId, IdempotencyKey, MessageId, NameError, RequestId, RequestType, TenantId, UserId,
+};
 pub use time::{Clock, ManualClock, Timestamp};
 pub use verdict::{Denial, Verdict};
