@@ -6,6 +6,7 @@
 
 pub mod id;
 pub mod quota;
+pub mod request;
 pub mod slot;
 pub mod time;
 pub mod verdict;
