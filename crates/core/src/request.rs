@@ -3,6 +3,7 @@
 //! How the record is stored, how the downstream is called and who does the work is left to others.
 
 pub mod canonical;
+pub mod idempotency;
 mod json;
 
 pub use json::{DEPTH_MAX, JsonError};

@@ -6,3 +6,4 @@
 )]
 
 mod canonical;
+mod idempotency;
