@@ -2,6 +2,7 @@
 //!
 //! How the record is stored, how the downstream is called and who does the work is left to others.
 
+pub mod breaker;
 pub mod canary;
 pub mod canonical;
 pub mod idempotency;

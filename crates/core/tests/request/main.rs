@@ -5,5 +5,6 @@
     reason = "a model may panic; the test then fails"
 )]
 
+mod breaker;
 mod canonical;
 mod idempotency;
