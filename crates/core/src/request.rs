@@ -7,6 +7,7 @@ pub mod canary;
 pub mod canonical;
 pub mod idempotency;
 mod json;
+pub mod retry;
 
 pub use json::{DEPTH_MAX, JsonError};
 

@@ -8,3 +8,4 @@
 mod breaker;
 mod canonical;
 mod idempotency;
+mod retry;
