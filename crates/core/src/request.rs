@@ -1,5 +1,10 @@
 //! Request: downstream capacity, once per key.
 //!
+//! A submission is accepted once for each key of its tenant ([`idempotency`], on the [`canonical`] form of its payload),
+//! then worked on until it is done: [`state`] says which states follow which and whose report counts, [`retry`] what an
+//! answer of the downstream means and when to call again, [`breaker`] when not to call at all. [`canary`] picks the
+//! tenants that a gradual rollout has reached.
+//!
 //! How the record is stored, how the downstream is called and who does the work is left to others.
 
 pub mod breaker;
@@ -8,6 +13,7 @@ pub mod canonical;
 pub mod idempotency;
 mod json;
 pub mod retry;
+pub mod state;
 
 pub use json::{DEPTH_MAX, JsonError};
 

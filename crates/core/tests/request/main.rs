@@ -9,3 +9,4 @@ mod breaker;
 mod canonical;
 mod idempotency;
 mod retry;
+mod state;
