@@ -10,6 +10,7 @@ pub mod request;
 pub mod slot;
 pub mod time;
 pub mod verdict;
+pub mod webhook;
 
 pub use id::{
     ConfigName, EventId, IdempotencyKey, MessageId, NameError, RequestId, RequestType, TenantId, UserId,
