@@ -84,29 +84,71 @@ name!(
     /// A pace that events follow.
     ConfigName
 );
+name!(
+    /// Whose requests these are. Tenants never see each other's.
+    TenantId
+);
+name!(
+    /// A caller's name for one submission: sent again, it means the same request. Tenants may use the same ones.
+    IdempotencyKey
+);
+name!(
+    /// What kind of work a request is; it decides which downstream does it.
+    RequestType
+);
 
-/// The name of one accepted message: a version 7 UUID, so ids sort by the time of acceptance.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct MessageId(Uuid);
+/// A name that Weir gives: a version 7 UUID, so ids sort by the time they were given.
+macro_rules! given_id {
+    ($(#[$about:meta])* $name:ident) => {
+        $(#[$about])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub struct $name(Uuid);
 
-impl MessageId {
-    /// Makes an id from the time of the decision and 74 of these 80 random bits.
-    #[must_use]
-    pub fn new(now: Timestamp, random: [u8; 10]) -> Self {
-        let millis = now.as_micros().max(0).unsigned_abs() / 1_000;
-        Self(uuid::Builder::from_unix_timestamp_millis(millis, &random).into_uuid())
-    }
+        impl $name {
+            /// Makes an id from the time of the decision and 74 of these 80 random bits.
+            #[must_use]
+            pub fn new(now: Timestamp, random: [u8; 10]) -> Self {
+                let millis = now.as_micros().max(0).unsigned_abs() / 1_000;
+                Self(uuid::Builder::from_unix_timestamp_millis(millis, &random).into_uuid())
+            }
 
-    /// The id as a UUID.
-    #[must_use]
-    pub const fn as_uuid(&self) -> &Uuid {
-        &self.0
-    }
+            /// The id as a UUID.
+            #[must_use]
+            pub const fn as_uuid(&self) -> &Uuid {
+                &self.0
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                self.0.fmt(f)
+            }
+        }
+    };
 }
 
-impl fmt::Display for MessageId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
+given_id!(
+    /// The name of one accepted message: a version 7 UUID, so ids sort by the time of acceptance.
+    MessageId
+);
+given_id!(
+    /// The name of one accepted request: a version 7 UUID, so ids sort by the time of acceptance.
+    RequestId
+);
+
+impl RequestId {
+    /// The id that a store has kept.
+    #[must_use]
+    pub const fn from_uuid(uuid: Uuid) -> Self {
+        Self(uuid)
+    }
+
+    /// Reads an id as [`Display`](fmt::Display) writes it: 36 characters with hyphens, in either case. None for any
+    /// other text, which names no request.
+    #[must_use]
+    pub fn parse(text: &str) -> Option<Self> {
+        let is_hyphenated = text.len() == uuid::fmt::Hyphenated::LENGTH;
+        Uuid::try_parse(text).ok().filter(|_| is_hyphenated).map(Self)
     }
 }
 
@@ -143,5 +185,18 @@ mod tests {
     #[test]
     fn a_time_before_the_epoch_still_names_a_message() {
         assert_eq!(MessageId::new(Timestamp::from_micros(-5), [1; 10]).as_uuid().get_version_num(), 7);
+    }
+
+    #[test]
+    fn a_request_id_reads_back_as_it_was_written_and_in_no_other_form() {
+        let id = RequestId::new(Timestamp::from_seconds(1_700_000_000), [7; 10]);
+        let text = id.to_string();
+        assert_eq!(RequestId::parse(&text), Some(id));
+        assert_eq!(RequestId::parse(&text.to_uppercase()), Some(id));
+        assert_eq!(RequestId::from_uuid(*id.as_uuid()), id);
+        for other in [text.replace('-', ""), format!("{{{text}}}"), format!("urn:uuid:{text}"), String::new()]
+        {
+            assert_eq!(RequestId::parse(&other), None, "{other}");
+        }
     }
 }

@@ -6,10 +6,14 @@
 
 pub mod id;
 pub mod quota;
+pub mod request;
 pub mod slot;
 pub mod time;
 pub mod verdict;
+pub mod webhook;
 
-pub use id::{ConfigName, EventId, MessageId, NameError, UserId};
+pub use id::{
+    ConfigName, EventId, IdempotencyKey, MessageId, NameError, RequestId, RequestType, TenantId, UserId,
+};
 pub use time::{Clock, ManualClock, Timestamp};
 pub use verdict::{Denial, Verdict};

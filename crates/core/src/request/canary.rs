@@ -1,0 +1,96 @@
+//! Which tenants a gradual rollout has reached.
+//!
+//! A tenant's place is fixed for ever by its name: the first eight bytes of the SHA-256 of `weir request canary v1`, a NUL
+//! and the name, as a big-endian number, modulo 100. A rollout to `p` percent reaches the places below `p`. So every
+//! server and every version agrees, and whoever is reached stays reached while the percentage grows.
+
+use sha2::{Digest, Sha256};
+
+use crate::TenantId;
+
+/// How many of a hundred tenants are reached: 0 to 100.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Percent(u8);
+
+/// A number above 100. The message finishes the sentence "the percentage …".
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("must be an integer from 0 to 100")]
+pub struct OutOfRange;
+
+impl Percent {
+    /// Nobody.
+    pub const NONE: Self = Self(0);
+    /// Everybody.
+    pub const ALL: Self = Self(100);
+
+    /// Checks the number.
+    ///
+    /// # Errors
+    /// When it is above 100.
+    pub const fn new(percent: u8) -> Result<Self, OutOfRange> {
+        if percent <= Self::ALL.0 { Ok(Self(percent)) } else { Err(OutOfRange) }
+    }
+
+    /// The number.
+    #[must_use]
+    pub const fn get(self) -> u8 {
+        self.0
+    }
+
+    /// Whether a rollout to this many tenants has reached this one.
+    #[must_use]
+    pub fn reaches(self, tenant: &TenantId) -> bool {
+        place(tenant) < u64::from(self.0)
+    }
+}
+
+/// The tenant's place among a hundred.
+fn place(tenant: &TenantId) -> u64 {
+    let hash =
+        Sha256::new().chain_update(b"weir request canary v1\0").chain_update(tenant.as_str()).finalize();
+    let number = hash.iter().take(8).fold(0_u64, |number, byte| (number << 8) | u64::from(*byte));
+    number.checked_rem(100).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tenant(name: &str) -> TenantId {
+        TenantId::parse(name).unwrap()
+    }
+
+    /// Computed elsewhere. A change here would move tenants in and out of a rollout that is under way.
+    #[test]
+    fn places_never_change() {
+        assert_eq!(["acme", "globex", "t-0", "ü"].map(|name| place(&tenant(name))), [78, 66, 23, 86]);
+        let at = |percent| Percent::new(percent).unwrap();
+        assert!(!at(78).reaches(&tenant("acme")));
+        assert!(at(79).reaches(&tenant("acme")));
+    }
+
+    #[test]
+    fn a_percentage_reaches_about_so_many_tenants_and_more_reach_the_same_and_more() {
+        let tenants: Vec<_> = (0..2_000).map(|n| tenant(&format!("tenant-{n}"))).collect();
+        let reached = |percent| {
+            let percent = Percent::new(percent).unwrap();
+            tenants.iter().map(|tenant| percent.reaches(tenant)).collect::<Vec<_>>()
+        };
+        let count = |reached: &[bool]| reached.iter().filter(|reached| **reached).count();
+        assert_eq!(count(&reached(0)), 0);
+        assert!((60..140).contains(&count(&reached(5))));
+        assert!((900..1_100).contains(&count(&reached(50))));
+        assert_eq!(count(&reached(100)), 2_000);
+        for percent in 0..100 {
+            let (before, after) = (reached(percent), reached(percent + 1));
+            assert!(before.iter().zip(&after).all(|(before, after)| before <= after), "{percent}");
+        }
+    }
+
+    #[test]
+    fn a_percentage_ends_at_100() {
+        assert_eq!(Percent::new(101), Err(OutOfRange));
+        assert_eq!(Percent::new(100), Ok(Percent::ALL));
+        assert_eq!(Percent::new(0).map(Percent::get), Ok(0));
+    }
+}

@@ -1,0 +1,238 @@
+//! Reads JSON strictly: every text that passes has one meaning for every reader. Core has no serde; and two things that
+//! most parsers let through must be refused here, since they make two readers of a payload see two payloads: a field
+//! named twice, and half of a surrogate pair.
+
+use std::borrow::Cow;
+
+/// How deep arrays and objects may be nested. Reading takes one step of recursion a level, so this also bounds the stack;
+/// and common parsers, which the payload may meet further on, go this deep.
+pub const DEPTH_MAX: usize = 100;
+
+/// Why a text cannot be a payload. The messages finish the sentence "payload …".
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum JsonError {
+    /// Not text at all.
+    #[error("must be UTF-8 text")]
+    NotText,
+    /// Not JSON.
+    #[error("must be valid JSON, which it is not from byte {at} on")]
+    Syntax {
+        /// How many bytes can be read.
+        at: usize,
+    },
+    /// Arrays and objects within each other, more than [`DEPTH_MAX`] of them.
+    #[error("must not be nested more than {DEPTH_MAX} levels deep")]
+    TooDeep,
+    /// Two values for one field, of which different readers take different ones.
+    #[error("must not name a field of an object twice")]
+    DuplicateField,
+    /// An escape that stands for half a character.
+    #[error("must not contain half of a surrogate pair")]
+    HalfCharacter,
+    /// A number so large or small that its exponent does not fit 64 bits.
+    #[error("must not contain a number with such an exponent")]
+    Exponent,
+}
+
+/// A JSON value, borrowing what it can.
+#[derive(Debug)]
+pub(super) enum Value<'a> {
+    /// `null`, `true` or `false`.
+    Word(&'static str),
+    /// A number as it was spelled.
+    Number(&'a str),
+    Text(Cow<'a, str>),
+    Array(Vec<Self>),
+    Object(Fields<'a>),
+}
+
+/// Fields in order of their names, as RFC 8785 sorts them; no name twice.
+pub(super) type Fields<'a> = Vec<(Cow<'a, str>, Value<'a>)>;
+
+/// Reads one value with nothing but space around it.
+pub(super) fn parse(json: &[u8]) -> Result<Value<'_>, JsonError> {
+    let text = std::str::from_utf8(json).map_err(|_invalid| JsonError::NotText)?;
+    let mut reader = Reader { whole: text, rest: text };
+    let value = reader.value(0)?;
+    reader.skip_space();
+    if reader.rest.is_empty() { Ok(value) } else { Err(reader.syntax()) }
+}
+
+struct Reader<'a> {
+    whole: &'a str,
+    /// What was not read yet.
+    rest: &'a str,
+}
+
+impl<'a> Reader<'a> {
+    /// Reads a value inside `depth` arrays and objects.
+    fn value(&mut self, depth: usize) -> Result<Value<'a>, JsonError> {
+        self.skip_space();
+        match self.rest.bytes().next() {
+            Some(b'{') => self.object(depth),
+            Some(b'[') => self.array(depth),
+            Some(b'"') => self.text().map(Value::Text),
+            Some(b'-' | b'0'..=b'9') => self.number().map(Value::Number),
+            _ => self.word(),
+        }
+    }
+
+    fn array(&mut self, depth: usize) -> Result<Value<'a>, JsonError> {
+        let depth = deeper(depth)?;
+        self.expect("[")?;
+        let mut items = Vec::new();
+        if self.next_is("]") {
+            return Ok(Value::Array(items));
+        }
+        loop {
+            items.push(self.value(depth)?);
+            if self.next_is("]") {
+                return Ok(Value::Array(items));
+            }
+            self.expect(",")?;
+        }
+    }
+
+    fn object(&mut self, depth: usize) -> Result<Value<'a>, JsonError> {
+        let depth = deeper(depth)?;
+        self.expect("{")?;
+        let mut fields = Vec::new();
+        if self.next_is("}") {
+            return Ok(Value::Object(fields));
+        }
+        loop {
+            self.skip_space();
+            let name = self.text()?;
+            self.skip_space();
+            self.expect(":")?;
+            fields.push((name, self.value(depth)?));
+            if self.next_is("}") {
+                return sorted(fields).map(Value::Object);
+            }
+            self.expect(",")?;
+        }
+    }
+
+    fn word(&mut self) -> Result<Value<'a>, JsonError> {
+        let word = ["null", "true", "false"].into_iter().find(|word| self.eat(word));
+        word.map(Value::Word).ok_or_else(|| self.syntax())
+    }
+
+    fn number(&mut self) -> Result<&'a str, JsonError> {
+        let start = self.rest;
+        self.eat("-");
+        if !self.eat("0") {
+            self.digits()?;
+        }
+        if self.eat(".") {
+            self.digits()?;
+        }
+        if self.eat("e") || self.eat("E") {
+            let _is_signed = self.eat("+") || self.eat("-");
+            self.digits()?;
+        }
+        let length = start.len().saturating_sub(self.rest.len());
+        start.get(..length).ok_or_else(|| self.syntax())
+    }
+
+    fn digits(&mut self) -> Result<(), JsonError> {
+        let rest = self.rest.trim_start_matches(|digit: char| digit.is_ascii_digit());
+        if rest.len() == self.rest.len() {
+            return Err(self.syntax());
+        }
+        self.rest = rest;
+        Ok(())
+    }
+
+    fn text(&mut self) -> Result<Cow<'a, str>, JsonError> {
+        self.expect("\"")?;
+        let mut text = Cow::Borrowed("");
+        loop {
+            // Control characters end the run too; they are neither a quote nor an escape and so are refused below.
+            let end = self.rest.bytes().position(|byte| matches!(byte, b'"' | b'\\' | 0..=0x1f));
+            let run = end.and_then(|end| self.rest.split_at_checked(end));
+            let (plain, rest) = run.ok_or_else(|| self.syntax())?;
+            self.rest = rest;
+            if text.is_empty() {
+                text = Cow::Borrowed(plain);
+            } else {
+                text.to_mut().push_str(plain);
+            }
+            if self.eat("\"") {
+                return Ok(text);
+            }
+            text.to_mut().push(self.escape()?);
+        }
+    }
+
+    fn escape(&mut self) -> Result<char, JsonError> {
+        self.expect("\\")?;
+        if self.eat("u") {
+            return self.escaped_unicode();
+        }
+        let mut rest = self.rest.chars();
+        let character = match rest.next() {
+            Some(itself @ ('"' | '\\' | '/')) => itself,
+            Some('b') => '\u{8}',
+            Some('f') => '\u{c}',
+            Some('n') => '\n',
+            Some('r') => '\r',
+            Some('t') => '\t',
+            _ => return Err(self.syntax()),
+        };
+        self.rest = rest.as_str();
+        Ok(character)
+    }
+
+    /// Reads what follows `\u`: a character, or two halves of one.
+    fn escaped_unicode(&mut self) -> Result<char, JsonError> {
+        let first = self.utf16_unit()?;
+        let is_half = matches!(first, 0xd800..=0xdbff);
+        let second = if is_half && self.eat("\\u") { Some(self.utf16_unit()?) } else { None };
+        let units = [Some(first), second].into_iter().flatten();
+        char::decode_utf16(units).next().and_then(Result::ok).ok_or(JsonError::HalfCharacter)
+    }
+
+    fn utf16_unit(&mut self) -> Result<u16, JsonError> {
+        let split = self.rest.split_at_checked(4);
+        let hex = split.filter(|(digits, _)| digits.bytes().all(|digit| digit.is_ascii_hexdigit()));
+        let (digits, rest) = hex.ok_or_else(|| self.syntax())?;
+        let unit = u16::from_str_radix(digits, 16).map_err(|_not_hex| self.syntax())?;
+        self.rest = rest;
+        Ok(unit)
+    }
+
+    fn skip_space(&mut self) {
+        self.rest = self.rest.trim_start_matches([' ', '\t', '\n', '\r']);
+    }
+
+    fn next_is(&mut self, token: &str) -> bool {
+        self.skip_space();
+        self.eat(token)
+    }
+
+    fn eat(&mut self, token: &str) -> bool {
+        let rest = self.rest.strip_prefix(token);
+        self.rest = rest.unwrap_or(self.rest);
+        rest.is_some()
+    }
+
+    fn expect(&mut self, token: &str) -> Result<(), JsonError> {
+        if self.eat(token) { Ok(()) } else { Err(self.syntax()) }
+    }
+
+    const fn syntax(&self) -> JsonError {
+        JsonError::Syntax { at: self.whole.len().saturating_sub(self.rest.len()) }
+    }
+}
+
+const fn deeper(depth: usize) -> Result<usize, JsonError> {
+    if depth < DEPTH_MAX { Ok(depth.saturating_add(1)) } else { Err(JsonError::TooDeep) }
+}
+
+/// Puts fields in order of their names' UTF-16 units, which is how RFC 8785 wants them.
+fn sorted(mut fields: Fields<'_>) -> Result<Fields<'_>, JsonError> {
+    fields.sort_by(|(a, _), (b, _)| a.encode_utf16().cmp(b.encode_utf16()));
+    let is_unique = fields.is_sorted_by(|(a, _), (b, _)| a != b);
+    if is_unique { Ok(fields) } else { Err(JsonError::DuplicateField) }
+}

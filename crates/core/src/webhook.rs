@@ -1,0 +1,239 @@
+//! Signatures of webhooks, as Standard Webhooks has them: HMAC-SHA-256 over the message's id, its time and its body.
+//!
+//! The same rule signs what Weir sends and checks what it receives. Reading the headers `webhook-id`, `webhook-timestamp`
+//! and `webhook-signature` is left to whoever has them. A message may be repeated within the tolerance, so what is done
+//! with it has to bear that.
+
+use std::time::Duration;
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD as BASE64;
+use hmac::{Hmac, KeyInit, Mac};
+use sha2::Sha256;
+
+use crate::Timestamp;
+
+/// How far a message's time may be from the present, in either direction.
+pub const TOLERANCE: Duration = Duration::from_secs(300);
+
+/// What the text of a secret begins with.
+const SECRET_PREFIX: &str = "whsec_";
+/// What a signature of this kind begins with.
+const SIGNATURE_PREFIX: &str = "v1,";
+
+/// A shared secret, ready for use. It can be neither printed nor read back.
+#[derive(Clone)]
+pub struct Secret(Hmac<Sha256>);
+
+/// Why a text is no secret. The messages finish the sentence "`WEIR_WEBHOOK_SECRET` …".
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SecretError {
+    /// It does not begin with `whsec_`.
+    #[error("must begin with {SECRET_PREFIX}")]
+    Prefix,
+    /// What follows is not base64.
+    #[error("must have base64 after {SECRET_PREFIX}")]
+    Base64,
+    /// Too short to be safe, or longer than the standard allows.
+    #[error("must stand for {} to {} bytes", Secret::MIN_BYTES, Secret::MAX_BYTES)]
+    Length,
+}
+
+/// Why a message is not to be believed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SignatureError {
+    /// The id is empty, or has a full stop, which could shift the parts that are signed.
+    #[error("the webhook's id is not valid")]
+    Id,
+    /// The time is not a number of seconds.
+    #[error("the webhook's timestamp is not valid")]
+    Timestamp,
+    /// The time is too long ago.
+    #[error("the webhook's timestamp is too old")]
+    TooOld,
+    /// The time is too far ahead.
+    #[error("the webhook's timestamp is too far in the future")]
+    TooNew,
+    /// None of the signatures is by any of the secrets.
+    #[error("no signature of the webhook matches")]
+    NoMatch,
+}
+
+impl Secret {
+    /// The shortest secret in bytes.
+    pub const MIN_BYTES: usize = 24;
+    /// The longest secret in bytes.
+    pub const MAX_BYTES: usize = 64;
+
+    /// Reads `whsec_` and base64.
+    ///
+    /// # Errors
+    /// Says what is wrong with the text, without repeating it.
+    pub fn parse(text: &str) -> Result<Self, SecretError> {
+        let encoded = text.strip_prefix(SECRET_PREFIX).ok_or(SecretError::Prefix)?;
+        let key = BASE64.decode(encoded).map_err(|_invalid| SecretError::Base64)?;
+        if !(Self::MIN_BYTES..=Self::MAX_BYTES).contains(&key.len()) {
+            return Err(SecretError::Length);
+        }
+        Hmac::new_from_slice(&key).map(Self).map_err(|_length| SecretError::Length)
+    }
+
+    fn mac(&self, id: &str, timestamp: &str, body: &[u8]) -> Hmac<Sha256> {
+        self.0.clone().chain_update(format!("{id}.{timestamp}.")).chain_update(body)
+    }
+}
+
+/// The signature of a message sent at `now`, as it stands in `webhook-signature`. The id must have no full stop; the time
+/// belongs into `webhook-timestamp` as whole seconds, see [`timestamp`].
+#[must_use]
+pub fn sign(secret: &Secret, id: &str, now: Timestamp, body: &[u8]) -> String {
+    let mac = secret.mac(id, &timestamp(now), body).finalize().into_bytes();
+    format!("{SIGNATURE_PREFIX}{}", BASE64.encode(mac))
+}
+
+/// A time as it stands in `webhook-timestamp`: whole seconds since 1970.
+#[must_use]
+pub fn timestamp(now: Timestamp) -> String {
+    now.as_micros().div_euclid(1_000_000).to_string()
+}
+
+/// A message as it was received: the three headers and the body, byte by byte.
+#[derive(Clone, Copy)]
+pub struct Received<'a> {
+    /// `webhook-id`.
+    pub id: &'a str,
+    /// `webhook-timestamp`.
+    pub timestamp: &'a str,
+    /// `webhook-signature`: one or more, separated by spaces. Kinds other than `v1` are passed over.
+    pub signatures: &'a str,
+    /// The body.
+    pub body: &'a [u8],
+}
+
+/// Whether a message was signed with one of the secrets (there are two while one is replaced) and is of the present.
+/// Signatures are compared in constant time.
+///
+/// # Errors
+/// Says why the message is not to be believed.
+pub fn verify(secrets: &[Secret], message: Received<'_>, now: Timestamp) -> Result<(), SignatureError> {
+    if message.id.is_empty() || message.id.contains('.') {
+        return Err(SignatureError::Id);
+    }
+    check_time(message.timestamp, now)?;
+    let is_signed = secrets.iter().any(|secret| is_signed_with(secret, message));
+    if is_signed { Ok(()) } else { Err(SignatureError::NoMatch) }
+}
+
+fn check_time(text: &str, now: Timestamp) -> Result<(), SignatureError> {
+    let is_number = !text.is_empty() && text.bytes().all(|digit| digit.is_ascii_digit());
+    let seconds = text.parse().ok().filter(|_| is_number).ok_or(SignatureError::Timestamp)?;
+    let sent = Timestamp::from_seconds(seconds);
+    if now.since(sent) > TOLERANCE {
+        return Err(SignatureError::TooOld);
+    }
+    if sent.since(now) > TOLERANCE {
+        return Err(SignatureError::TooNew);
+    }
+    Ok(())
+}
+
+fn is_signed_with(secret: &Secret, message: Received<'_>) -> bool {
+    let mac = secret.mac(message.id, message.timestamp, message.body);
+    let candidates = message.signatures.split(' ').filter_map(|text| text.strip_prefix(SIGNATURE_PREFIX));
+    let mut decoded = candidates.filter_map(|encoded| BASE64.decode(encoded).ok());
+    decoded.any(|signature| mac.clone().verify_slice(&signature).is_ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECRET: &str = "whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oD";
+    const ID: &str = "msg_27UH4WbU6Z5A5EzD8u03UvzRbpk";
+    const BODY: &[u8] = br#"{"email":"test@example.com","username":"test_user"}"#;
+    const SENT: i64 = 1_649_367_553;
+    const SIGNATURE: &str = "v1,tZ1I4/hDygAJgO5TYxiSd6Sd0kDW6hPenDe+bTa3Kkw=";
+
+    fn secret(text: &str) -> Secret {
+        Secret::parse(text).ok().unwrap()
+    }
+
+    fn at(seconds: i64) -> Timestamp {
+        Timestamp::from_seconds(seconds)
+    }
+
+    const fn message<'a>(timestamp: &'a str, signatures: &'a str) -> Received<'a> {
+        Received { id: ID, timestamp, signatures, body: BODY }
+    }
+
+    fn check(message: Received<'_>) -> Result<(), SignatureError> {
+        verify(&[secret(SECRET)], message, at(SENT))
+    }
+
+    /// The vectors that the standard's own libraries test with.
+    #[test]
+    fn published_messages_get_their_published_signatures() {
+        assert_eq!(sign(&secret(SECRET), ID, at(SENT), BODY), SIGNATURE);
+        let other = secret("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw");
+        let signature =
+            sign(&other, "msg_p5jXN8AQM9LWM0D4loKWxJek", at(1_614_265_330), br#"{"test": 2432232314}"#);
+        assert_eq!(signature, "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE=");
+    }
+
+    #[test]
+    fn any_change_to_a_message_breaks_its_signature() {
+        let good = message("1649367553", SIGNATURE);
+        assert_eq!(check(good), Ok(()));
+        assert_eq!(check(Received { id: "msg_x", ..good }), Err(SignatureError::NoMatch));
+        assert_eq!(check(Received { body: b"{}", ..good }), Err(SignatureError::NoMatch));
+        assert_eq!(check(Received { timestamp: "1649367554", ..good }), Err(SignatureError::NoMatch));
+        assert_eq!(check(Received { id: "", ..good }), Err(SignatureError::Id));
+        assert_eq!(check(Received { id: "msg.1", ..good }), Err(SignatureError::Id));
+    }
+
+    #[test]
+    fn one_good_signature_among_others_is_enough() {
+        let other = "v1,AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=";
+        for list in [format!("{other} {SIGNATURE}"), format!("v1a,xyz v1,?? {SIGNATURE} {other}")] {
+            assert_eq!(check(message("1649367553", &list)), Ok(()), "{list}");
+        }
+        let asymmetric = SIGNATURE.replace("v1,", "v1a,");
+        for list in ["", " ", "v1,", "v1", other, &SIGNATURE[3..], &SIGNATURE[..20], &asymmetric] {
+            assert_eq!(check(message("1649367553", list)), Err(SignatureError::NoMatch), "{list}");
+        }
+    }
+
+    #[test]
+    fn a_message_is_good_for_five_minutes_either_way() {
+        let good = message("1649367553", SIGNATURE);
+        let check_at = |now| verify(&[secret(SECRET)], good, now);
+        assert_eq!(check_at(at(SENT + 300)), Ok(()));
+        assert_eq!(check_at(at(SENT - 300)), Ok(()));
+        assert_eq!(check_at(at(SENT + 300).plus(Duration::from_micros(1))), Err(SignatureError::TooOld));
+        assert_eq!(check_at(at(SENT - 301)), Err(SignatureError::TooNew));
+        for text in ["", "-1", "+1649367553", "1649367553.0", "soon", " 1649367553", "99999999999999999999"] {
+            assert_eq!(check(message(text, SIGNATURE)), Err(SignatureError::Timestamp), "{text:?}");
+        }
+        assert_eq!(check(message("9223372036854775807", SIGNATURE)), Err(SignatureError::TooNew));
+    }
+
+    #[test]
+    fn while_a_secret_is_replaced_both_are_good() {
+        let old = secret("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw");
+        let good = message("1649367553", SIGNATURE);
+        assert_eq!(verify(&[old.clone(), secret(SECRET)], good, at(SENT)), Ok(()));
+        assert_eq!(verify(&[old], good, at(SENT)), Err(SignatureError::NoMatch));
+        assert_eq!(verify(&[], good, at(SENT)), Err(SignatureError::NoMatch));
+    }
+
+    #[test]
+    fn a_secret_has_a_prefix_and_24_to_64_bytes() {
+        let of = |bytes: usize| Secret::parse(&format!("whsec_{}", BASE64.encode(vec![7; bytes]))).err();
+        assert_eq!(
+            [of(23), of(24), of(64), of(65)],
+            [Some(SecretError::Length), None, None, Some(SecretError::Length)]
+        );
+        assert_eq!(Secret::parse(&SECRET[6..]).err(), Some(SecretError::Prefix));
+        assert_eq!(Secret::parse("whsec_?").err(), Some(SecretError::Base64));
+    }
+}

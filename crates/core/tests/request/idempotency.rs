@@ -1,0 +1,73 @@
+//! Once per key, against a model that keeps every submission ever made and looks for the first that still holds.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use proptest::prelude::*;
+use weir_core::request::canonical::{Canonical, Fingerprint};
+use weir_core::request::idempotency::{KEPT_FOR, Record, Submission, TenantKey, decide};
+use weir_core::{IdempotencyKey, RequestId, RequestType, TenantId, Timestamp};
+
+const START: Timestamp = Timestamp::from_seconds(1_700_000_000);
+
+fn tenant_key(tenant: u8, key: u8) -> TenantKey {
+    TenantKey {
+        tenant: TenantId::parse(format!("tenant-{tenant}")).unwrap(),
+        key: IdempotencyKey::parse(format!("key-{key}")).unwrap(),
+    }
+}
+
+fn fingerprint(kind: u8, payload: u8) -> Fingerprint {
+    let payload = Canonical::of(payload.to_string().as_bytes()).unwrap();
+    Fingerprint::of(&RequestType::parse(format!("type-{kind}")).unwrap(), &payload)
+}
+
+#[test]
+fn a_key_is_free_again_after_exactly_a_day() {
+    let record = Record::new(fingerprint(0, 0), RequestId::new(START, [0; 10]), START);
+    let last = Timestamp::from_micros(START.plus(KEPT_FOR).as_micros() - 1);
+    assert_eq!(KEPT_FOR, Duration::from_secs(24 * 60 * 60));
+    assert_eq!(decide(Some(&record), &fingerprint(0, 0), last), Submission::Replay(record.request_id));
+    assert_eq!(decide(Some(&record), &fingerprint(0, 1), last), Submission::Conflict);
+    assert_eq!(decide(Some(&record), &fingerprint(0, 1), START.plus(KEPT_FOR)), Submission::New);
+    assert_eq!(decide(None, &fingerprint(0, 0), START), Submission::New);
+}
+
+/// One accepted submission: what it was and what it became.
+struct Kept {
+    tenant: u8,
+    key: u8,
+    asked: (u8, u8),
+    at: Timestamp,
+    id: RequestId,
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 1_000, ..ProptestConfig::default() })]
+
+    #[test]
+    fn submissions_are_answered_as_by_the_model(
+        sent in prop::collection::vec((0_u8..2, 0_u8..2, 0_u8..2, 0_u8..2, 0_u64..30), 1..60),
+    ) {
+        let (mut now, mut records, mut model) = (START, BTreeMap::new(), Vec::<Kept>::new());
+        for (place, (tenant, key, kind, payload, hours)) in sent.into_iter().enumerate() {
+            now = now.plus(Duration::from_secs(hours * 3_600));
+            let held = model.iter().find(|kept| {
+                (kept.tenant, kept.key) == (tenant, key) && now.since(kept.at) < Duration::from_secs(86_400)
+            });
+            let expected = match held {
+                None => Submission::New,
+                Some(kept) if kept.asked == (kind, payload) => Submission::Replay(kept.id),
+                Some(_) => Submission::Conflict,
+            };
+            let name = tenant_key(tenant, key);
+            let submission = decide(records.get(&name), &fingerprint(kind, payload), now);
+            prop_assert_eq!(submission, expected);
+            if submission == Submission::New {
+                let id = RequestId::new(now, [u8::try_from(place).unwrap(); 10]);
+                records.insert(name, Record::new(fingerprint(kind, payload), id, now));
+                model.push(Kept { tenant, key, asked: (kind, payload), at: now, id });
+            }
+        }
+    }
+}

@@ -1,0 +1,144 @@
+//! What outcomes mean, one by one, and the bounds of the waits.
+
+use std::time::Duration;
+
+use proptest::prelude::*;
+use weir_core::request::breaker::Health;
+use weir_core::request::retry::{Backoff, BackoffError, Cause, Judgement, Outcome, Policy, judge};
+
+const fn ms(ms: u64) -> Duration {
+    Duration::from_millis(ms)
+}
+
+const fn answered(status: u16) -> Outcome {
+    Outcome::Answered { status, retry_after: None }
+}
+
+const fn retry(cause: Cause) -> Judgement {
+    Judgement::Retry { cause, retry_after: None }
+}
+
+#[test]
+fn every_status_has_a_meaning() {
+    for status in 0..=999 {
+        let expected = match status {
+            202 => Judgement::AwaitCallback,
+            200..=299 => Judgement::Complete,
+            300..=399 => Judgement::Fail(Cause::Redirected(status)),
+            408 | 425 | 429 => retry(Cause::Busy(status)),
+            400..=499 => Judgement::Fail(Cause::Rejected(status)),
+            _ => retry(Cause::Broken(status)),
+        };
+        assert_eq!(judge(answered(status)), expected, "{status}");
+    }
+}
+
+#[test]
+fn what_the_downstream_may_not_have_seen_is_tried_again() {
+    assert_eq!(judge(Outcome::TimedOut), retry(Cause::TimedOut));
+    assert_eq!(judge(Outcome::Unreachable), retry(Cause::Unreachable));
+    assert_eq!(judge(Outcome::Unreadable), retry(Cause::Unreadable));
+    assert_eq!(judge(Outcome::TooLarge), Judgement::Fail(Cause::TooLarge));
+}
+
+#[test]
+fn only_a_downstream_that_has_to_be_called_again_is_down() {
+    let health = |outcome| judge(outcome).health();
+    assert_eq!([200, 202, 302, 404].map(|status| health(answered(status))), [Health::Up; 4]);
+    assert_eq!([408, 429, 500, 503].map(|status| health(answered(status))), [Health::Down; 4]);
+    assert_eq!([Outcome::TimedOut, Outcome::Unreachable, Outcome::Unreadable].map(health), [Health::Down; 3]);
+}
+
+#[test]
+fn retry_after_is_kept_for_those_that_are_tried_again() {
+    for status in [408, 425, 429, 500, 503] {
+        let outcome = Outcome::Answered { status, retry_after: Some(ms(7_000)) };
+        assert!(
+            matches!(judge(outcome), Judgement::Retry { retry_after: Some(wait), .. } if wait == ms(7_000)),
+            "{status}"
+        );
+    }
+}
+
+#[test]
+fn a_cause_has_a_code_and_a_sentence() {
+    let rejected = judge(answered(422)).cause().unwrap();
+    assert_eq!(
+        (rejected.code(), rejected.to_string().as_str()),
+        ("DOWNSTREAM_REJECTED", "the downstream answered 422")
+    );
+    assert_eq!(judge(answered(200)).cause(), None);
+    assert_eq!(judge(Outcome::TimedOut).cause().map(Cause::code), Some("DOWNSTREAM_TIMEOUT"));
+}
+
+#[test]
+fn the_usual_policy_has_the_promised_figures() {
+    let policy = Policy::default();
+    assert_eq!(policy.max_attempts.get(), 5);
+    let ceilings = [1, 2, 3, 4, 7, 8, 31, 32, u32::MAX].map(|attempts| policy.backoff.ceiling(attempts));
+    assert_eq!(ceilings, [400, 800, 1_600, 3_200, 25_600, 30_000, 30_000, 30_000, 30_000].map(ms));
+    assert_eq!(policy.backoff.wait(1, None, 0), ms(200));
+    assert_eq!(policy.backoff.wait(1, None, u64::MAX), ms(400));
+    assert_eq!(policy.backoff.wait(9, None, u64::MAX), ms(30_000));
+}
+
+#[test]
+fn retry_after_is_honoured_within_the_range() {
+    let wait = |asked: u64| Backoff::DEFAULT.wait(1, Some(ms(asked)), 0);
+    assert_eq!([wait(0), wait(199), wait(5_000), wait(3_600_000)], [200, 200, 5_000, 30_000].map(ms));
+    assert_eq!(Backoff::DEFAULT.wait(4, Some(ms(500)), u64::MAX), ms(3_200), "not sooner than without it");
+}
+
+#[test]
+fn a_backoff_is_a_range() {
+    assert_eq!(Backoff::new(Duration::ZERO, ms(1)), Err(BackoffError));
+    assert_eq!(Backoff::new(ms(2), ms(1)), Err(BackoffError));
+    assert_eq!(Backoff::new(ms(1), Duration::MAX), Err(BackoffError));
+    assert!(Backoff::new(ms(1), ms(1)).is_ok());
+    assert_eq!(Backoff::new(ms(200), ms(30_000)), Ok(Backoff::DEFAULT));
+}
+
+fn range() -> impl Strategy<Value = (u64, u64)> {
+    (1_u64..=86_400_000).prop_flat_map(|cap| (1..=cap, Just(cap)))
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 1_000, ..ProptestConfig::default() })]
+
+    #[test]
+    fn a_wait_stays_in_its_range(
+        (first, cap) in range(), attempts in any::<u32>(), chance in any::<u64>(), asked in any::<Option<u64>>(),
+    ) {
+        let backoff = Backoff::new(ms(first), ms(cap)).unwrap();
+        let wait = backoff.wait(attempts, asked.map(Duration::from_millis), chance);
+        prop_assert!(ms(first) <= wait && wait <= ms(cap));
+        prop_assert!(wait >= asked.map_or(Duration::ZERO, Duration::from_millis).min(ms(cap)));
+        if asked.is_none() {
+            prop_assert!(wait <= backoff.ceiling(attempts));
+        }
+    }
+
+    #[test]
+    fn a_wait_grows_with_its_cap_its_attempts_and_its_chance(
+        (first, cap) in range(), more in 0_u64..1_000_000, attempts in 1_u32..40, chance in any::<u64>(), luck in any::<u64>(),
+    ) {
+        let backoff = Backoff::new(ms(first), ms(cap)).unwrap();
+        let wait = backoff.wait(attempts, None, chance);
+        if let Ok(wider) = Backoff::new(ms(first), ms(cap + more)) {
+            prop_assert!(wait <= wider.wait(attempts, None, chance));
+        }
+        prop_assert!(wait <= backoff.wait(attempts + 1, None, chance));
+        prop_assert!(wait <= backoff.wait(attempts, None, chance.max(luck)));
+    }
+
+    /// Halves of the chances get halves of the range: the spread is even.
+    #[test]
+    fn chance_spreads_evenly(attempts in 1_u32..40, part in 0_u64..=16) {
+        let backoff = Backoff::DEFAULT;
+        let span = backoff.ceiling(attempts) - ms(200);
+        let chance = u64::try_from((u128::from(part) << 60).min(u128::from(u64::MAX))).unwrap();
+        let expected = ms(200) + span * u32::try_from(part).unwrap() / 16;
+        let wait = backoff.wait(attempts, None, chance);
+        prop_assert!(wait.abs_diff(expected) <= Duration::from_nanos(1));
+    }
+}

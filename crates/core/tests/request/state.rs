@@ -1,0 +1,361 @@
+//! Histories of workers, callbacks, brokers and operators around one request. The model keeps every claim ever made and
+//! finds out by searching them who may still speak.
+
+use std::num::NonZeroU32;
+use std::time::Duration;
+
+use proptest::prelude::*;
+use weir_core::Timestamp;
+use weir_core::request::retry::{Backoff, Cause, Judgement, Policy};
+use weir_core::request::state::{Callback, Claim, Event, Progress, Refused, Report, Status};
+
+const START: Timestamp = Timestamp::from_seconds(1_700_000_000);
+const LEASE: Duration = Duration::from_secs(30);
+
+const EVENTS: [Event; 8] = [
+    Event::EnqueuePending,
+    Event::Enqueued,
+    Event::Claimed,
+    Event::PutOff,
+    Event::Completed,
+    Event::Rejected,
+    Event::Exhausted,
+    Event::Replayed,
+];
+
+fn policy(max_attempts: u32) -> Policy {
+    Policy { max_attempts: NonZeroU32::new(max_attempts).unwrap(), lease: LEASE, ..Policy::default() }
+}
+
+fn at(seconds: u64) -> Timestamp {
+    START.plus(Duration::from_secs(seconds))
+}
+
+const fn retry_later() -> Report {
+    Report::Called(Judgement::Retry { cause: Cause::TimedOut, retry_after: None })
+}
+
+fn claim(progress: &mut Progress, now: Timestamp) -> u64 {
+    match progress.claim(&policy(5), now) {
+        Ok(Claim::Granted(lease)) => lease.token,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn report(progress: &mut Progress, token: u64, report: Report, now: Timestamp) -> Result<Status, Refused> {
+    progress.report(token, report, &policy(5), now, 0)
+}
+
+#[test]
+fn the_transitions_are_these_and_no_others() {
+    let allowed = [
+        ("ACCEPTED", Event::EnqueuePending, "PENDING_ENQUEUE"),
+        ("ACCEPTED", Event::Claimed, "IN_PROGRESS"),
+        ("PENDING_ENQUEUE", Event::Enqueued, "ACCEPTED"),
+        ("PENDING_ENQUEUE", Event::Claimed, "IN_PROGRESS"),
+        ("IN_PROGRESS", Event::Claimed, "IN_PROGRESS"),
+        ("IN_PROGRESS", Event::PutOff, "IN_PROGRESS"),
+        ("IN_PROGRESS", Event::Completed, "COMPLETED"),
+        ("IN_PROGRESS", Event::Rejected, "FAILED_PERMANENT"),
+        ("IN_PROGRESS", Event::Exhausted, "FAILED_RETRY_EXHAUSTED"),
+        ("FAILED_RETRY_EXHAUSTED", Event::Replayed, "ACCEPTED"),
+    ];
+    for status in Status::ALL {
+        assert_eq!(Status::parse(status.as_str()), Some(status));
+        for event in EVENTS {
+            let expected = allowed.iter().find(|(from, what, _)| *from == status.as_str() && *what == event);
+            assert_eq!(
+                status.after(event).map(Status::as_str),
+                expected.map(|(.., to)| *to),
+                "{status:?} {event:?}"
+            );
+        }
+    }
+    assert_eq!(Status::parse("accepted"), None);
+}
+
+#[test]
+fn a_request_is_claimed_called_and_done() {
+    let mut progress = Progress::accepted(START);
+    let token = claim(&mut progress, START);
+    assert_eq!((progress.status, progress.attempts), (Status::InProgress, 1));
+    assert_eq!(progress.claim(&policy(5), at(29)), Err(Refused::Leased { until: at(30) }));
+    assert_eq!(
+        report(&mut progress, token, Report::Called(Judgement::Complete), at(1)),
+        Ok(Status::Completed)
+    );
+    assert_eq!(progress.lease, None);
+    assert_eq!(report(&mut progress, token, retry_later(), at(2)), Err(Refused::Final(Status::Completed)));
+    assert_eq!(progress.claim(&policy(5), at(99)), Err(Refused::Final(Status::Completed)));
+}
+
+#[test]
+fn a_late_worker_changes_nothing_once_another_has_taken_over() {
+    let mut progress = Progress::accepted(START);
+    let late = claim(&mut progress, START);
+    let present = claim(&mut progress, at(30));
+    let before = progress;
+    for word in [Report::Called(Judgement::Complete), retry_later(), Report::NotCalled { until: at(31) }] {
+        assert_eq!(report(&mut progress, late, word, at(31)), Err(Refused::LeaseLost));
+    }
+    assert_eq!(progress, before);
+    assert_eq!(
+        report(&mut progress, present, Report::Called(Judgement::Complete), at(32)),
+        Ok(Status::Completed)
+    );
+}
+
+#[test]
+fn a_late_worker_whose_place_nobody_took_is_still_heard() {
+    let mut progress = Progress::accepted(START);
+    let token = claim(&mut progress, START);
+    assert_eq!(
+        report(&mut progress, token, Report::Called(Judgement::Complete), at(900)),
+        Ok(Status::Completed)
+    );
+}
+
+#[test]
+fn the_fifth_failure_makes_a_dead_letter_and_a_replay_starts_again() {
+    let mut progress = Progress::accepted(START);
+    let mut statuses = Vec::new();
+    for _ in 0..5 {
+        let now = progress.due;
+        let token = claim(&mut progress, now);
+        statuses.push(report(&mut progress, token, retry_later(), now).unwrap());
+        assert!(progress.status.is_final() || progress.due > now);
+    }
+    assert_eq!(statuses[..4], [Status::InProgress; 4]);
+    assert_eq!(statuses[4], Status::FailedRetryExhausted);
+    progress.replay(at(100)).unwrap();
+    assert_eq!((progress.status, progress.attempts, progress.due), (Status::Accepted, 0, at(100)));
+    assert_eq!(claim(&mut progress, at(100)), 6, "tokens go on where they were");
+    assert_eq!(progress.replay(at(101)), Err(Refused::Impossible(Status::InProgress)));
+}
+
+#[test]
+fn workers_that_vanish_use_up_the_attempts() {
+    let mut progress = Progress::accepted(START);
+    for attempt in 0..5 {
+        claim(&mut progress, at(30 * attempt));
+    }
+    assert_eq!(progress.claim(&policy(5), at(150)), Ok(Claim::Exhausted(Cause::WorkerLost)));
+    assert_eq!((progress.status, progress.attempts), (Status::FailedRetryExhausted, 5));
+}
+
+#[test]
+fn a_call_that_was_not_made_is_no_attempt() {
+    let mut progress = Progress::accepted(START);
+    for n in 0..20 {
+        let token = claim(&mut progress, at(n * 10));
+        let until = at(n * 10 + 10);
+        assert_eq!(
+            report(&mut progress, token, Report::NotCalled { until }, at(n * 10)),
+            Ok(Status::InProgress)
+        );
+        assert_eq!(progress.attempts, 0);
+        assert_eq!(progress.claim(&policy(5), at(n * 10 + 9)), Err(Refused::NotDue { due: until }));
+    }
+}
+
+#[test]
+fn a_callback_ends_the_wait_even_when_it_overtakes_the_report() {
+    let mut waiting = Progress::accepted(START);
+    let token = claim(&mut waiting, START);
+    assert_eq!(
+        waiting.clone().call_back(Callback::Completed),
+        Ok(Status::Completed),
+        "before the 202 is reported"
+    );
+    report(&mut waiting, token, Report::Called(Judgement::AwaitCallback), at(1)).unwrap();
+    assert_eq!(waiting.claim(&policy(5), at(86_400)), Err(Refused::NotDue { due: at(86_401) }));
+    let mut failed = waiting;
+    assert_eq!(failed.call_back(Callback::Failed), Ok(Status::FailedPermanent));
+    assert_eq!(failed.call_back(Callback::Completed), Err(Refused::Final(Status::FailedPermanent)));
+    let mut early = Progress::accepted(START);
+    assert_eq!(early.call_back(Callback::Completed), Err(Refused::Impossible(Status::Accepted)));
+}
+
+#[test]
+fn a_callback_that_never_comes_is_asked_for_again_and_given_up_at_last() {
+    let mut progress = Progress::accepted(START);
+    for _ in 0..5 {
+        let now = progress.due;
+        let token = claim(&mut progress, now);
+        report(&mut progress, token, Report::Called(Judgement::AwaitCallback), now).unwrap();
+    }
+    let now = progress.due;
+    assert_eq!(progress.claim(&policy(5), now), Ok(Claim::Exhausted(Cause::CallbackMissing)));
+}
+
+#[test]
+fn a_job_that_the_broker_may_have_can_be_claimed_while_it_is_pending() {
+    let mut progress = Progress::accepted(START);
+    progress.enqueue_pending().unwrap();
+    assert_eq!(progress.status, Status::PendingEnqueue);
+    let mut published = progress;
+    published.enqueued().unwrap();
+    assert_eq!(published.status, Status::Accepted);
+    let token = claim(&mut progress, START);
+    assert_eq!(progress.enqueued(), Err(Refused::Impossible(Status::InProgress)));
+    assert_eq!(progress.lease.map(|lease| lease.token), Some(token), "a refusal changes nothing");
+}
+
+/// One thing that happens. Workers are named by the order of their claims.
+#[derive(Clone, Debug)]
+enum Step {
+    Wait(u64),
+    Claim,
+    Report(usize, Report),
+    CallBack(Callback),
+    EnqueuePending,
+    Enqueued,
+    Replay,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let judgement = prop_oneof![
+        Just(Judgement::Complete),
+        Just(Judgement::AwaitCallback),
+        Just(Judgement::Fail(Cause::Rejected(400))),
+        Just(Judgement::Retry { cause: Cause::Broken(503), retry_after: None }),
+        Just(Judgement::Retry { cause: Cause::Broken(503), retry_after: Some(Duration::from_secs(7)) }),
+    ];
+    let word = prop_oneof![
+        4 => judgement.prop_map(Report::Called),
+        1 => (0_u64..40).prop_map(|s| Report::NotCalled { until: at(s) }),
+    ];
+    prop_oneof![
+        4 => prop_oneof![Just(0), Just(1), Just(29), Just(30), Just(31), Just(86_400)].prop_map(Step::Wait),
+        6 => Just(Step::Claim),
+        6 => (0_usize..4, word).prop_map(|(back, word)| Step::Report(back, word)),
+        1 => prop_oneof![Just(Callback::Completed), Just(Callback::Failed)].prop_map(Step::CallBack),
+        1 => Just(Step::EnqueuePending),
+        1 => Just(Step::Enqueued),
+        1 => Just(Step::Replay),
+    ]
+}
+
+/// Everything that was ever claimed, in order, and what became of it.
+#[derive(Default)]
+struct Model {
+    claims: Vec<ClaimMade>,
+    ends: usize,
+    is_over: bool,
+}
+
+struct ClaimMade {
+    token: u64,
+    at: Timestamp,
+    /// Reported, overtaken by another claim, or cut off by a callback.
+    is_closed: bool,
+    /// Whether it counts as an attempt of the present run.
+    counts: bool,
+}
+
+impl Model {
+    fn attempts(&self) -> usize {
+        self.claims.iter().filter(|claim| claim.counts).count()
+    }
+
+    fn close_all(&mut self) {
+        self.claims.iter_mut().for_each(|claim| claim.is_closed = true);
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 1_000, ..ProptestConfig::default() })]
+
+    #[test]
+    fn histories_are_those_of_the_model(max in 1_u32..6, steps in prop::collection::vec(step(), 1..80)) {
+        let policy = policy(max);
+        let (mut progress, mut model, mut now) = (Progress::accepted(START), Model::default(), START);
+        for step in steps {
+            let before = progress;
+            let is_refused = match step {
+                Step::Wait(seconds) => {
+                    now = now.plus(Duration::from_secs(seconds));
+                    false
+                }
+                Step::Claim => match progress.claim(&policy, now) {
+                    Ok(Claim::Granted(lease)) => {
+                        prop_assert!(!model.is_over);
+                        let open = model.claims.iter().find(|claim| !claim.is_closed);
+                        prop_assert!(open.is_none_or(|claim| now >= claim.at.plus(LEASE)), "two workers at once");
+                        prop_assert!(model.claims.iter().all(|claim| claim.token < lease.token));
+                        model.close_all();
+                        model.claims.push(ClaimMade { token: lease.token, at: now, is_closed: false, counts: true });
+                        false
+                    }
+                    Ok(Claim::Exhausted(_)) => {
+                        prop_assert_eq!(model.attempts(), max as usize);
+                        model.close_all();
+                        model.is_over = true;
+                        false
+                    }
+                    Err(_) => true,
+                },
+                Step::Report(back, word) => {
+                    let Some(claim) = model.claims.iter_mut().rev().nth(back) else { continue };
+                    let result = progress.report(claim.token, word, &policy, now, 1 << 63);
+                    prop_assert_eq!(result.is_ok(), !claim.is_closed, "only the present holder is heard, and once");
+                    if result.is_ok() {
+                        claim.is_closed = true;
+                        claim.counts = matches!(word, Report::Called(_));
+                        model.is_over = progress.status.is_final();
+                        model.ends += usize::from(model.is_over);
+                    }
+                    result.is_err()
+                }
+                Step::CallBack(callback) => {
+                    let result = progress.call_back(callback);
+                    prop_assert_eq!(result.is_ok(), before.status == Status::InProgress);
+                    if result.is_ok() {
+                        model.close_all();
+                        model.is_over = true;
+                        model.ends += 1;
+                    }
+                    result.is_err()
+                }
+                Step::EnqueuePending => progress.enqueue_pending().is_err(),
+                Step::Enqueued => progress.enqueued().is_err(),
+                Step::Replay => {
+                    let result = progress.replay(now);
+                    prop_assert_eq!(result.is_ok(), before.status == Status::FailedRetryExhausted);
+                    if result.is_ok() {
+                        model.claims.iter_mut().for_each(|claim| claim.counts = false);
+                        (model.is_over, model.ends) = (false, 0);
+                    }
+                    result.is_err()
+                }
+            };
+            prop_assert!(!is_refused || progress == before, "a refusal changed something");
+            let was_replayed = before.status == Status::FailedRetryExhausted && progress.status == Status::Accepted;
+            prop_assert!(!before.status.is_final() || progress == before || was_replayed, "a final state was left");
+            prop_assert_eq!(progress.status.is_final(), model.is_over);
+            prop_assert!(model.ends <= 1, "completed twice");
+            prop_assert_eq!(progress.attempts as usize, model.attempts());
+            prop_assert!(progress.attempts <= max);
+            let open = model.claims.iter().find(|claim| !claim.is_closed).map(|claim| claim.token);
+            prop_assert_eq!(progress.lease.map(|lease| lease.token), open);
+        }
+    }
+
+    /// Whatever the downstream does, a request that workers go on claiming comes to an end.
+    #[test]
+    fn every_request_ends(max in 1_u32..6, words in prop::collection::vec(0_u8..3, 6), chance in any::<u64>()) {
+        let policy = Policy { backoff: Backoff::DEFAULT, ..policy(max) };
+        let mut progress = Progress::accepted(START);
+        for word in words {
+            let now = progress.lease.map_or(progress.due, |lease| lease.until);
+            let Ok(Claim::Granted(lease)) = progress.claim(&policy, now) else { break };
+            match word {
+                0 => drop(progress.report(lease.token, retry_later(), &policy, now, chance)),
+                1 => drop(progress.report(lease.token, Report::Called(Judgement::AwaitCallback), &policy, now, chance)),
+                _vanished => {}
+            }
+        }
+        prop_assert_eq!(progress.status, Status::FailedRetryExhausted);
+        prop_assert_eq!(progress.attempts, max);
+    }
+}
