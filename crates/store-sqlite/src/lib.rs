@@ -9,6 +9,7 @@ mod migrate;
 mod queue;
 mod quota;
 mod readers;
+mod request;
 mod slot;
 mod writer;
 

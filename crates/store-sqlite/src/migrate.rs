@@ -14,6 +14,7 @@ const STEPS: &[&str] = &[
     include_str!("../migrations/0004_quota_journal.sql"),
     include_str!("../migrations/0005_slot.sql"),
     include_str!("../migrations/0006_slot_due.sql"),
+    include_str!("../migrations/0007_request.sql"),
 ];
 
 pub(crate) fn run(connection: &mut Connection) -> Result<()> {

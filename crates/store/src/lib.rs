@@ -10,6 +10,7 @@ pub mod error;
 pub mod feed;
 pub mod lane;
 pub mod quota;
+pub mod request;
 pub mod shard;
 pub mod slot;
 

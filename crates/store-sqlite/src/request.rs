@@ -1,0 +1,213 @@
+//! Request in SQLite. One writer does everything that changes something, so nothing is locked and nobody meets.
+
+mod dead;
+mod submit;
+mod work;
+
+use std::time::Duration;
+
+use async_trait::async_trait;
+use rusqlite::{Connection, OptionalExtension, Row, params};
+use weir_core::request::retry::Policy;
+use weir_core::request::state::{Refused, Status};
+use weir_core::{RequestId, RequestType, TenantId, Timestamp};
+use weir_queue::Source;
+use weir_store::Result;
+use weir_store::request::{
+    Books, CallbackOutcome, CallbackReport, Claimed, DeadRequest, Failure, JobReport, Pending, Request,
+    RequestStore, Room, Sealed, Submit, SubmitOutcome, WEBHOOKS,
+};
+
+use crate::Sqlite;
+use crate::error::fault;
+
+/// What whoever waits for jobs is woken by. No topic has a space in its name.
+const JOBS: &str = "request jobs";
+
+/// As [`read_request`] reads them.
+const COLUMNS: &str = "
+    request_id, tenant_id, request_type, status, attempts, payload, payload_key_id, result, result_key_id,
+    failure_code, failure_message, callback_url, created_at, updated_at";
+
+#[async_trait]
+impl RequestStore for Sqlite {
+    async fn submit_batch(&self, batch: Vec<Submit>) -> Result<Vec<SubmitOutcome>> {
+        let now = self.inner.clock.now();
+        let outcomes =
+            self.inner.writer.run(move |connection| submit::submit(connection, batch, now)).await?;
+        if outcomes.iter().any(|outcome| matches!(outcome, SubmitOutcome::Accepted(_))) {
+            self.inner.bells.ring(JOBS);
+        }
+        Ok(outcomes)
+    }
+
+    async fn find_request(&self, id: RequestId) -> Result<Option<Request>> {
+        self.read(move |connection| find(connection, id)).await
+    }
+
+    async fn list_requests(
+        &self,
+        tenant: &TenantId,
+        status: Option<Status>,
+        before: Option<RequestId>,
+        limit: usize,
+    ) -> Result<Vec<Request>> {
+        let tenant = tenant.clone();
+        self.read(move |connection| list(connection, &tenant, status, before, limit)).await
+    }
+
+    async fn claim_jobs(&self, room: &[Room], policy: &Policy) -> Result<Claimed> {
+        let (room, policy, now) = (room.to_vec(), *policy, self.inner.clock.now());
+        // Looked for by a reader first: a worker that finds nothing does not keep the writer from its work.
+        let next = {
+            let room = room.clone();
+            self.read(move |connection| work::next(connection, &room)).await?
+        };
+        match next {
+            Some(next) if next <= now => {}
+            next => return Ok(Claimed { next: next.map(|next| next.since(now)), ..Claimed::default() }),
+        }
+        self.inner.writer.run(move |connection| work::claim_due(connection, &room, &policy, now)).await
+    }
+
+    async fn claim_named(&self, ids: &[RequestId], policy: &Policy) -> Result<Claimed> {
+        let (ids, policy, now) = (ids.to_vec(), *policy, self.inner.clock.now());
+        self.inner.writer.run(move |connection| work::claim_named(connection, &ids, &policy, now)).await
+    }
+
+    async fn job_downstreams(&self) -> Result<Vec<String>> {
+        self.read(work::downstreams).await
+    }
+
+    async fn report_batch(
+        &self,
+        batch: Vec<JobReport>,
+        policy: &Policy,
+    ) -> Result<Vec<Result<Status, Refused>>> {
+        let (policy, now) = (*policy, self.inner.clock.now());
+        let report = move |connection: &Connection| work::report(connection, batch, &policy, now);
+        let (outcomes, has_webhooks) = self.inner.writer.run(report).await?;
+        if has_webhooks {
+            self.inner.bells.ring(WEBHOOKS);
+        }
+        Ok(outcomes)
+    }
+
+    async fn call_back(&self, id: RequestId, report: CallbackReport) -> Result<CallbackOutcome> {
+        let now = self.inner.clock.now();
+        let call_back = move |connection: &Connection| work::call_back(connection, id, report, now);
+        let outcome = self.inner.writer.run(call_back).await?;
+        if matches!(outcome, CallbackOutcome::Taken(_)) {
+            self.inner.bells.ring(WEBHOOKS);
+        }
+        Ok(outcome)
+    }
+
+    async fn wait_for_jobs(&self, at_most: Duration) {
+        self.wait(JOBS, at_most).await;
+    }
+
+    async fn pending_requests(&self, older_than: Duration, limit: usize) -> Result<Vec<Pending>> {
+        let now = self.inner.clock.now();
+        self.read(move |connection| dead::pending(connection, older_than, limit, now)).await
+    }
+
+    async fn mark_enqueued(&self, ids: &[RequestId]) -> Result<()> {
+        let (ids, now) = (ids.to_vec(), self.inner.clock.now());
+        self.inner.writer.run(move |connection| dead::mark_enqueued(connection, &ids, now)).await?;
+        self.inner.bells.ring(JOBS);
+        Ok(())
+    }
+
+    async fn dead_requests(&self, after: Option<RequestId>, limit: usize) -> Result<Vec<DeadRequest>> {
+        self.read(move |connection| dead::list(connection, after, limit)).await
+    }
+
+    async fn replay_request(&self, id: RequestId) -> Result<bool> {
+        let now = self.inner.clock.now();
+        let replayed = self.inner.writer.run(move |connection| dead::replay(connection, id, now)).await?;
+        self.inner.bells.ring(JOBS);
+        Ok(replayed)
+    }
+
+    async fn replay_requests(&self, limit: usize) -> Result<Vec<RequestId>> {
+        let now = self.inner.clock.now();
+        let replayed =
+            self.inner.writer.run(move |connection| dead::replay_some(connection, limit, now)).await?;
+        self.inner.bells.ring(JOBS);
+        Ok(replayed)
+    }
+
+    async fn discard_request(&self, id: RequestId) -> Result<bool> {
+        self.inner.writer.run(move |connection| dead::discard(connection, id)).await
+    }
+
+    async fn count_dead_requests(&self) -> Result<u64> {
+        self.read(dead::count).await
+    }
+
+    async fn purge_requests(&self, keep: Duration, limit: usize) -> Result<u64> {
+        let now = self.inner.clock.now();
+        self.inner.writer.run(move |connection| dead::purge(connection, keep, limit, now)).await
+    }
+
+    async fn audit_requests(&self) -> Result<Books> {
+        self.read(dead::books).await
+    }
+}
+
+fn find(connection: &Connection, id: RequestId) -> rusqlite::Result<Option<Request>> {
+    let sql = format!("SELECT {COLUMNS} FROM request_record WHERE request_id = ?1");
+    connection.prepare_cached(&sql)?.query_row([id.to_string()], read_request).optional()
+}
+
+fn list(
+    connection: &Connection,
+    tenant: &TenantId,
+    status: Option<Status>,
+    before: Option<RequestId>,
+    limit: usize,
+) -> rusqlite::Result<Vec<Request>> {
+    let sql = format!(
+        "SELECT {COLUMNS} FROM request_record
+         WHERE tenant_id = ?1 AND request_id < ?2 AND (?3 IS NULL OR status = ?3)
+         ORDER BY request_id DESC LIMIT ?4"
+    );
+    // No id is greater than this one.
+    let before = before.map_or_else(|| "g".to_owned(), |id| id.to_string());
+    let limit = i64::try_from(limit).unwrap_or(i64::MAX);
+    let mut statement = connection.prepare_cached(&sql)?;
+    let values = params![tenant.as_str(), before, status.map(Status::as_str), limit];
+    statement.query_map(values, read_request)?.collect()
+}
+
+fn read_request(row: &Row<'_>) -> rusqlite::Result<Request> {
+    let (result, result_key): (Option<Vec<u8>>, Option<String>) = (row.get(7)?, row.get(8)?);
+    let (code, message): (Option<String>, Option<String>) = (row.get(9)?, row.get(10)?);
+    Ok(Request {
+        id: read_id(row, 0)?,
+        tenant: TenantId::parse(row.get_ref(1)?.as_str()?).map_err(fault)?,
+        request_type: RequestType::parse(row.get_ref(2)?.as_str()?).map_err(fault)?,
+        status: read_status(row, 3)?,
+        attempts: row.get(4)?,
+        payload: Sealed { bytes: row.get(5)?, key_id: row.get(6)? },
+        result: result.map(|bytes| Sealed { bytes, key_id: result_key.unwrap_or_default() }),
+        failure: code.map(|code| Failure { code, message: message.unwrap_or_default() }),
+        callback_url: row.get(11)?,
+        accepted_at: Timestamp::from_micros(row.get(12)?),
+        updated_at: Timestamp::from_micros(row.get(13)?),
+    })
+}
+
+fn read_id(row: &Row<'_>, index: usize) -> rusqlite::Result<RequestId> {
+    RequestId::parse(row.get_ref(index)?.as_str()?).ok_or_else(unreadable)
+}
+
+fn read_status(row: &Row<'_>, index: usize) -> rusqlite::Result<Status> {
+    Status::parse(row.get_ref(index)?.as_str()?).ok_or_else(unreadable)
+}
+
+/// A row that only somebody's edit can hold.
+fn unreadable() -> rusqlite::Error {
+    fault("a request's row holds what no request has")
+}

@@ -1,0 +1,182 @@
+//! What is kept of requests that workers have no more to do with: dead letters, jobs a broker does not have, old records,
+//! and the books.
+
+use std::time::Duration;
+
+use rusqlite::{Connection, params};
+use weir_core::request::state::{Progress, Status};
+use weir_core::{RequestId, Timestamp};
+use weir_store::request::{Books, DeadRequest, Pending};
+
+use super::{COLUMNS, read_id, read_request};
+use crate::error::fault;
+
+const PENDING: &str = "
+    SELECT request_id, updated_at FROM request_record
+    WHERE status = 'PENDING_ENQUEUE' AND updated_at <= ?1 ORDER BY updated_at LIMIT ?2";
+const MARK_ENQUEUED: &str = "
+    UPDATE request_record SET status = 'ACCEPTED', updated_at = ?2
+    WHERE request_id = ?1 AND status = 'PENDING_ENQUEUE'";
+const LETTER: &str = "DELETE FROM request_dead WHERE request_id = ?1 RETURNING downstream, token";
+const DEAD_IDS: &str = "SELECT request_id FROM request_dead ORDER BY request_id LIMIT ?1";
+const RESTART: &str = "
+    UPDATE request_record
+    SET status = ?2, attempts = ?3, failure_code = NULL, failure_message = NULL, updated_at = ?4
+    WHERE request_id = ?1";
+const QUEUE: &str = "
+    INSERT INTO request_job (request_id, downstream, claimable_at, token) VALUES (?1, ?2, ?3, ?4)";
+const DISCARD: &str = "DELETE FROM request_dead WHERE request_id = ?1";
+const COUNT: &str = "SELECT count(*) FROM request_dead";
+/// Ids are in order of time, so the old ones are the first.
+const OLD: &str = "
+    SELECT request_id FROM request_record
+    WHERE request_id < ?1 AND status IN ('COMPLETED', 'FAILED_PERMANENT', 'FAILED_RETRY_EXHAUSTED')
+    ORDER BY request_id LIMIT ?2";
+const DELETE: &str = "DELETE FROM request_record WHERE request_id = ?1";
+const COUNT_PURGED: &str = "UPDATE request_ledger SET purged = purged + ?1";
+const FORGET_KEYS: &str = "
+    DELETE FROM idempotency_record WHERE (tenant_id, idempotency_key) IN (
+        SELECT tenant_id, idempotency_key FROM idempotency_record WHERE expires_at <= ?1
+        ORDER BY expires_at LIMIT ?2)";
+const BOOKS: &str = "
+    SELECT (SELECT accepted FROM request_ledger), (SELECT purged FROM request_ledger),
+           count(*) FILTER (WHERE status = 'COMPLETED'), count(*) FILTER (WHERE status = 'FAILED_PERMANENT'),
+           count(*) FILTER (WHERE status = 'FAILED_RETRY_EXHAUSTED'),
+           count(*) FILTER (WHERE status IN ('ACCEPTED', 'PENDING_ENQUEUE', 'IN_PROGRESS')),
+           (SELECT count(*) FROM request_job)
+    FROM request_record";
+
+pub(super) fn pending(
+    connection: &Connection,
+    older_than: Duration,
+    limit: usize,
+    now: Timestamp,
+) -> rusqlite::Result<Vec<Pending>> {
+    let span = i64::try_from(older_than.as_micros()).unwrap_or(i64::MAX);
+    let since = now.as_micros().saturating_sub(span);
+    let mut statement = connection.prepare_cached(PENDING)?;
+    statement
+        .query_map(params![since, limited(limit)], |row| {
+            let age = now.since(Timestamp::from_micros(row.get(1)?));
+            Ok(Pending { id: read_id(row, 0)?, age })
+        })?
+        .collect()
+}
+
+pub(super) fn mark_enqueued(
+    connection: &Connection,
+    ids: &[RequestId],
+    now: Timestamp,
+) -> rusqlite::Result<()> {
+    let mut mark = connection.prepare_cached(MARK_ENQUEUED)?;
+    for id in ids {
+        mark.execute(params![id.to_string(), now.as_micros()])?;
+    }
+    Ok(())
+}
+
+pub(super) fn list(
+    connection: &Connection,
+    after: Option<RequestId>,
+    limit: usize,
+) -> rusqlite::Result<Vec<DeadRequest>> {
+    let sql = format!(
+        "SELECT {COLUMNS}, died_at FROM request_dead JOIN request_record USING (request_id)
+         WHERE request_id > ?1 ORDER BY request_id LIMIT ?2"
+    );
+    let after = after.map(|id| id.to_string()).unwrap_or_default();
+    let mut statement = connection.prepare_cached(&sql)?;
+    statement
+        .query_map(params![after, limited(limit)], |row| {
+            Ok(DeadRequest {
+                request: read_request(row)?,
+                died_at: Timestamp::from_micros(row.get("died_at")?),
+            })
+        })?
+        .collect()
+}
+
+pub(super) fn replay(connection: &Connection, id: RequestId, now: Timestamp) -> rusqlite::Result<bool> {
+    let text = id.to_string();
+    let mut statement = connection.prepare_cached(LETTER)?;
+    let mut rows = statement.query([&text])?;
+    let Some(row) = rows.next()? else { return Ok(false) };
+    let (downstream, token): (String, i64) = (row.get(0)?, row.get(1)?);
+    let mut progress = Progress {
+        status: Status::FailedRetryExhausted,
+        attempts: 0,
+        due: now,
+        lease: None,
+        last_token: token.cast_unsigned(),
+    };
+    progress.replay(now).map_err(fault)?;
+    let values = params![text, progress.status.as_str(), progress.attempts, now.as_micros()];
+    connection.prepare_cached(RESTART)?.execute(values)?;
+    connection.prepare_cached(QUEUE)?.execute(params![text, downstream, progress.due.as_micros(), token])?;
+    Ok(true)
+}
+
+pub(super) fn replay_some(
+    connection: &Connection,
+    limit: usize,
+    now: Timestamp,
+) -> rusqlite::Result<Vec<RequestId>> {
+    let ids: Vec<RequestId> = connection
+        .prepare_cached(DEAD_IDS)?
+        .query_map([limited(limit)], |row| read_id(row, 0))?
+        .collect::<rusqlite::Result<_>>()?;
+    for id in &ids {
+        replay(connection, *id, now)?;
+    }
+    Ok(ids)
+}
+
+pub(super) fn discard(connection: &Connection, id: RequestId) -> rusqlite::Result<bool> {
+    connection.prepare_cached(DISCARD)?.execute([id.to_string()]).map(|gone| gone > 0)
+}
+
+pub(super) fn count(connection: &Connection) -> rusqlite::Result<u64> {
+    connection.prepare_cached(COUNT)?.query_row([], |row| row.get(0))
+}
+
+pub(super) fn purge(
+    connection: &Connection,
+    keep: Duration,
+    limit: usize,
+    now: Timestamp,
+) -> rusqlite::Result<u64> {
+    let span = i64::try_from(keep.as_micros()).unwrap_or(i64::MAX);
+    let oldest = RequestId::new(Timestamp::from_micros(now.as_micros().saturating_sub(span)), [0; 10]);
+    let old: Vec<RequestId> = connection
+        .prepare_cached(OLD)?
+        .query_map(params![oldest.to_string(), limited(limit)], |row| read_id(row, 0))?
+        .collect::<rusqlite::Result<_>>()?;
+    let mut purged = 0;
+    for id in &old {
+        discard(connection, *id)?;
+        purged += connection.prepare_cached(DELETE)?.execute([id.to_string()])?;
+    }
+    if purged > 0 {
+        connection.prepare_cached(COUNT_PURGED)?.execute([purged])?;
+    }
+    let keys = connection.prepare_cached(FORGET_KEYS)?.execute(params![now.as_micros(), limited(limit)])?;
+    Ok((purged + keys) as u64)
+}
+
+pub(super) fn books(connection: &Connection) -> rusqlite::Result<Books> {
+    connection.prepare_cached(BOOKS)?.query_row([], |row| {
+        Ok(Books {
+            accepted: row.get(0)?,
+            purged: row.get(1)?,
+            completed: row.get(2)?,
+            failed: row.get(3)?,
+            dead: row.get(4)?,
+            in_flight: row.get(5)?,
+            jobs: row.get(6)?,
+        })
+    })
+}
+
+fn limited(limit: usize) -> i64 {
+    i64::try_from(limit).unwrap_or(i64::MAX)
+}

@@ -1,0 +1,95 @@
+//! Taking submissions.
+
+use rusqlite::{Connection, OptionalExtension, params};
+use weir_core::request::canonical::Fingerprint;
+use weir_core::request::idempotency::{Record, Submission, decide};
+use weir_core::request::state::Progress;
+use weir_core::{RequestId, Timestamp};
+use weir_store::request::{Receipt, Submit, SubmitOutcome};
+
+use super::{find, read_id, unreadable};
+use crate::error::fault;
+
+const KEPT: &str = "
+    SELECT request_id, payload_hash, expires_at FROM idempotency_record
+    WHERE tenant_id = ?1 AND idempotency_key = ?2";
+const REMEMBER: &str = "
+    INSERT INTO idempotency_record (tenant_id, idempotency_key, payload_hash, request_id, expires_at)
+    VALUES (?1, ?2, ?3, ?4, ?5)
+    ON CONFLICT (tenant_id, idempotency_key) DO UPDATE
+    SET payload_hash = excluded.payload_hash, request_id = excluded.request_id, expires_at = excluded.expires_at";
+const INSERT: &str = "
+    INSERT INTO request_record
+        (request_id, tenant_id, request_type, status, payload, payload_key_id, callback_url, created_at, updated_at)
+    VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?8)";
+const QUEUE: &str = "INSERT INTO request_job (request_id, downstream, claimable_at) VALUES (?1, ?2, ?3)";
+const COUNT: &str = "UPDATE request_ledger SET accepted = accepted + ?1";
+
+pub(super) fn submit(
+    connection: &Connection,
+    batch: Vec<Submit>,
+    now: Timestamp,
+) -> rusqlite::Result<Vec<SubmitOutcome>> {
+    let mut accepted = 0_i64;
+    let mut outcomes = Vec::with_capacity(batch.len());
+    for submit in batch {
+        let kept = kept(connection, &submit)?;
+        outcomes.push(match decide(kept.as_ref(), &submit.fingerprint, now) {
+            Submission::New => {
+                accepted += 1;
+                SubmitOutcome::Accepted(accept(connection, &submit, now)?)
+            }
+            Submission::Replay(id) => SubmitOutcome::Replayed(receipt(connection, id)?),
+            Submission::Conflict => SubmitOutcome::Conflict,
+        });
+    }
+    if accepted > 0 {
+        connection.prepare_cached(COUNT)?.execute([accepted])?;
+    }
+    Ok(outcomes)
+}
+
+fn kept(connection: &Connection, submit: &Submit) -> rusqlite::Result<Option<Record>> {
+    let read = |row: &rusqlite::Row<'_>| {
+        Ok(Record {
+            request_id: read_id(row, 0)?,
+            fingerprint: Fingerprint::from_bytes(row.get(1)?),
+            expires: Timestamp::from_micros(row.get(2)?),
+        })
+    };
+    let key = params![submit.tenant.as_str(), submit.key.as_str()];
+    connection.prepare_cached(KEPT)?.query_row(key, read).optional()
+}
+
+fn accept(connection: &Connection, submit: &Submit, now: Timestamp) -> rusqlite::Result<Receipt> {
+    let mut progress = Progress::accepted(now);
+    if submit.needs_broker {
+        progress.enqueue_pending().map_err(fault)?;
+    }
+    let record = Record::new(submit.fingerprint, submit.id, now);
+    let id = submit.id.to_string();
+    connection.prepare_cached(REMEMBER)?.execute(params![
+        submit.tenant.as_str(),
+        submit.key.as_str(),
+        record.fingerprint.as_bytes(),
+        id,
+        record.expires.as_micros(),
+    ])?;
+    connection.prepare_cached(INSERT)?.execute(params![
+        id,
+        submit.tenant.as_str(),
+        submit.request_type.as_str(),
+        progress.status.as_str(),
+        submit.payload.bytes,
+        submit.payload.key_id,
+        submit.callback_url,
+        now.as_micros(),
+    ])?;
+    connection.prepare_cached(QUEUE)?.execute(params![id, submit.downstream, progress.due.as_micros()])?;
+    Ok(Receipt { id: submit.id, status: progress.status, accepted_at: now })
+}
+
+fn receipt(connection: &Connection, id: RequestId) -> rusqlite::Result<Receipt> {
+    let request = find(connection, id)?.ok_or_else(unreadable)?;
+    Ok(Receipt { id, status: request.status, accepted_at: request.accepted_at })
+}
