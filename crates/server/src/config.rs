@@ -10,6 +10,7 @@ pub mod lane;
 pub mod log;
 pub mod parse;
 pub mod process;
+pub mod request;
 pub mod sender;
 pub mod slot;
 pub mod source;
@@ -32,6 +33,8 @@ pub struct Settings {
     pub lane: lane::LaneSettings,
     /// How the sender takes messages.
     pub sender: sender::SenderSettings,
+    /// How requests are accepted and worked on.
+    pub request: request::RequestSettings,
     /// How slots are assigned and dispatched.
     pub slot: slot::SlotSettings,
     /// What is logged and how.
@@ -54,6 +57,7 @@ impl Settings {
             http: http::HttpSettings::read(&mut reader)?,
             lane: lane::LaneSettings::read(&mut reader)?,
             sender: sender::SenderSettings::read(&mut reader)?,
+            request: request::RequestSettings::read(&mut reader)?,
             slot: slot::SlotSettings::read(&mut reader)?,
             log: log::LogSettings::read(&mut reader)?,
             unknown_variables: Vec::new(),

@@ -50,6 +50,21 @@ CREATE TABLE request_dead (
     died_at    INTEGER NOT NULL
 ) WITHOUT ROWID;
 
+-- How many new requests a tenant has sent in its window. Only written while there is a limit.
+CREATE TABLE request_tenant (
+    tenant_id         TEXT    NOT NULL PRIMARY KEY,
+    current_count     INTEGER NOT NULL,
+    last_refresh_time INTEGER NOT NULL
+) WITHOUT ROWID;
+
+-- What was switched on or off while running; no row, no such switch.
+CREATE TABLE request_rollout (
+    id                 INTEGER PRIMARY KEY CHECK (id = 1),
+    processing_enabled INTEGER NOT NULL,
+    reconciler_enabled INTEGER NOT NULL,
+    canary_percent     INTEGER NOT NULL CHECK (canary_percent BETWEEN 0 AND 100)
+);
+
 -- The books: accepted = records by status + purged.
 CREATE TABLE request_ledger (
     id       INTEGER PRIMARY KEY CHECK (id = 1),

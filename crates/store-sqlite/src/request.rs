@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use rusqlite::{Connection, OptionalExtension, Row, params};
+use weir_core::quota::Limits;
 use weir_core::request::retry::Policy;
 use weir_core::request::state::{Refused, Status};
 use weir_core::{RequestId, RequestType, TenantId, Timestamp};
@@ -15,7 +16,7 @@ use weir_queue::Source;
 use weir_store::Result;
 use weir_store::request::{
     Books, CallbackOutcome, CallbackReport, Claimed, DeadRequest, Failure, JobReport, Pending, Request,
-    RequestStore, Room, Sealed, Submit, SubmitOutcome, WEBHOOKS,
+    RequestStore, Rollout, Room, Sealed, Submit, SubmitOutcome, WEBHOOKS,
 };
 
 use crate::Sqlite;
@@ -31,10 +32,10 @@ const COLUMNS: &str = "
 
 #[async_trait]
 impl RequestStore for Sqlite {
-    async fn submit_batch(&self, batch: Vec<Submit>) -> Result<Vec<SubmitOutcome>> {
+    async fn submit_batch(&self, batch: Vec<Submit>, limits: Option<Limits>) -> Result<Vec<SubmitOutcome>> {
         let now = self.inner.clock.now();
         let outcomes =
-            self.inner.writer.run(move |connection| submit::submit(connection, batch, now)).await?;
+            self.inner.writer.run(move |connection| submit::submit(connection, batch, limits, now)).await?;
         if outcomes.iter().any(|outcome| matches!(outcome, SubmitOutcome::Accepted(_))) {
             self.inner.bells.ring(JOBS);
         }
@@ -149,6 +150,14 @@ impl RequestStore for Sqlite {
     async fn purge_requests(&self, keep: Duration, limit: usize) -> Result<u64> {
         let now = self.inner.clock.now();
         self.inner.writer.run(move |connection| dead::purge(connection, keep, limit, now)).await
+    }
+
+    async fn rollout(&self) -> Result<Option<Rollout>> {
+        self.read(dead::rollout).await
+    }
+
+    async fn set_rollout(&self, rollout: Rollout) -> Result<()> {
+        self.inner.writer.run(move |connection| dead::set_rollout(connection, rollout)).await
     }
 
     async fn audit_requests(&self) -> Result<Books> {

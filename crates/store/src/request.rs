@@ -10,6 +10,8 @@
 use std::time::Duration;
 
 use async_trait::async_trait;
+use weir_core::quota::Limits;
+use weir_core::request::canary::Percent;
 use weir_core::request::canonical::Fingerprint;
 use weir_core::request::retry::Policy;
 use weir_core::request::state::{Callback, Refused, Report, Status};
@@ -61,6 +63,13 @@ pub enum SubmitOutcome {
     Replayed(Receipt),
     /// Its key was used for something else.
     Conflict,
+    /// Its tenant has sent as many new ones as it may; the next window begins after this time.
+    Limited {
+        /// What the tenant may send.
+        limits: Limits,
+        /// How long to wait.
+        retry_after: Duration,
+    },
 }
 
 /// What a submitter is told.
@@ -236,11 +245,23 @@ impl Books {
     }
 }
 
+/// What is switched on, on every server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rollout {
+    /// Whether requests are accepted and worked on.
+    pub processing_enabled: bool,
+    /// Whether stranded ones are given to the broker again.
+    pub reconciler_enabled: bool,
+    /// How many of a hundred tenants may submit.
+    pub canary: Percent,
+}
+
 /// Where requests live.
 #[async_trait]
 pub trait RequestStore: Send + Sync + 'static {
-    /// Takes submissions, in order, one commit for all.
-    async fn submit_batch(&self, batch: Vec<Submit>) -> Result<Vec<SubmitOutcome>>;
+    /// Takes submissions, in order, one commit for all. New ones count against the limits of their tenant, if there are
+    /// any; replays do not.
+    async fn submit_batch(&self, batch: Vec<Submit>, limits: Option<Limits>) -> Result<Vec<SubmitOutcome>>;
     /// A request of whatever tenant.
     async fn find_request(&self, id: RequestId) -> Result<Option<Request>>;
     /// A tenant's requests, the newest first, those older than `before`; of one status if that is given.
@@ -290,6 +311,10 @@ pub trait RequestStore: Send + Sync + 'static {
     /// Deletes up to `limit` requests that are final and were accepted longer than `keep` ago, and up to `limit` keys
     /// that have expired. Says how many rows went.
     async fn purge_requests(&self, keep: Duration, limit: usize) -> Result<u64>;
+    /// What was switched on or off while running; `None` when nothing was.
+    async fn rollout(&self) -> Result<Option<Rollout>>;
+    /// Switches on or off, for every server.
+    async fn set_rollout(&self, rollout: Rollout) -> Result<()>;
     /// Reads the books.
     async fn audit_requests(&self) -> Result<Books>;
 }

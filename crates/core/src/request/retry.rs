@@ -55,8 +55,6 @@ pub enum Cause {
     Rejected(u16),
     /// It pointed elsewhere (3xx). Redirects are not followed: they could lead anywhere.
     Redirected(u16),
-    /// It asked to be called later (408, 425, 429).
-    Busy(u16),
     /// It failed (5xx, or a status that does not exist).
     Broken(u16),
     /// No answer in time.
@@ -80,7 +78,6 @@ impl Cause {
         match self {
             Self::Rejected(_) => "DOWNSTREAM_REJECTED",
             Self::Redirected(_) => "DOWNSTREAM_REDIRECTED",
-            Self::Busy(_) => "DOWNSTREAM_BUSY",
             Self::Broken(_) => "DOWNSTREAM_ERROR",
             Self::TimedOut => "DOWNSTREAM_TIMEOUT",
             Self::Unreachable => "DOWNSTREAM_UNREACHABLE",
@@ -96,7 +93,7 @@ impl Cause {
 impl fmt::Display for Cause {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Rejected(status) | Self::Redirected(status) | Self::Busy(status) | Self::Broken(status) => {
+            Self::Rejected(status) | Self::Redirected(status) | Self::Broken(status) => {
                 write!(f, "the downstream answered {status}")
             }
             Self::TimedOut => f.write_str("the downstream did not answer in time"),
@@ -126,8 +123,6 @@ const fn judge_answer(status: u16, retry_after: Option<Duration>) -> Judgement {
         202 => Judgement::AwaitCallback,
         200..=299 => Judgement::Complete,
         300..=399 => Judgement::Fail(Cause::Redirected(status)),
-        // Of all refusals these three are about the moment and not about the request.
-        408 | 425 | 429 => retry(Cause::Busy(status), retry_after),
         400..=499 => Judgement::Fail(Cause::Rejected(status)),
         _ => retry(Cause::Broken(status), retry_after),
     }

@@ -25,7 +25,6 @@ fn every_status_has_a_meaning() {
             202 => Judgement::AwaitCallback,
             200..=299 => Judgement::Complete,
             300..=399 => Judgement::Fail(Cause::Redirected(status)),
-            408 | 425 | 429 => retry(Cause::Busy(status)),
             400..=499 => Judgement::Fail(Cause::Rejected(status)),
             _ => retry(Cause::Broken(status)),
         };
@@ -44,14 +43,14 @@ fn what_the_downstream_may_not_have_seen_is_tried_again() {
 #[test]
 fn only_a_downstream_that_has_to_be_called_again_is_down() {
     let health = |outcome| judge(outcome).health();
-    assert_eq!([200, 202, 302, 404].map(|status| health(answered(status))), [Health::Up; 4]);
-    assert_eq!([408, 429, 500, 503].map(|status| health(answered(status))), [Health::Down; 4]);
+    assert_eq!([200, 202, 302, 404, 429].map(|status| health(answered(status))), [Health::Up; 5]);
+    assert_eq!([500, 503].map(|status| health(answered(status))), [Health::Down; 2]);
     assert_eq!([Outcome::TimedOut, Outcome::Unreachable, Outcome::Unreadable].map(health), [Health::Down; 3]);
 }
 
 #[test]
 fn retry_after_is_kept_for_those_that_are_tried_again() {
-    for status in [408, 425, 429, 500, 503] {
+    for status in [500, 503] {
         let outcome = Outcome::Answered { status, retry_after: Some(ms(7_000)) };
         assert!(
             matches!(judge(outcome), Judgement::Retry { retry_after: Some(wait), .. } if wait == ms(7_000)),

@@ -8,7 +8,11 @@ use std::path::{Path, PathBuf};
 pub const FLAGS: [&str; 8] = ["listen", "grpc_listen", "data", "store", "cache", "broker", "roles", "config"];
 
 /// The settings whose values are never shown: they are secrets, or URLs that may hold one.
-const SECRETS: [&str; 5] = ["admin_key", "jwt_secret", "store", "cache", "broker"];
+const SECRETS: [&str; 8] =
+    ["admin_key", "jwt_secret", "webhook_secret", "request.keys", "store", "cache", "broker", "downstream"];
+
+/// The settings that only the environment may hold: a file is too easily committed.
+const ENVIRONMENT_ALONE: [&str; 4] = ["admin_key", "jwt_secret", "webhook_secret", "request.keys"];
 
 /// The file read when none is named and it is there.
 const DEFAULT_FILE: &str = "weir.toml";
@@ -91,13 +95,15 @@ fn flatten_table(prefix: &str, table: toml::Table, values: &mut BTreeMap<String,
 pub struct Reader {
     sources: Sources,
     known: BTreeSet<&'static str>,
+    /// Names under which the file may have tables of any name.
+    tables: BTreeSet<&'static str>,
 }
 
 impl Reader {
     /// A reader of these sources.
     #[must_use]
     pub const fn new(sources: Sources) -> Self {
-        Self { sources, known: BTreeSet::new() }
+        Self { sources, known: BTreeSet::new(), tables: BTreeSet::new() }
     }
 
     /// The setting `key` as `parse` understands it, or `default` when nobody set it.
@@ -152,14 +158,27 @@ impl Reader {
             return Ok(None);
         };
         let name = format!("{key} in {}", path.display());
-        // A file is too easily committed.
-        if matches!(key, "admin_key" | "jwt_secret") {
+        if ENVIRONMENT_ALONE.contains(&key) {
             return Err(SettingError::secret(
                 name,
                 &format!("the environment ({variable}) for secrets, not the file"),
             ));
         }
         Ok(Some((name, text.clone())))
+    }
+
+    /// The tables of the file under `prefix`, by name: what each of their fields is set to. Only a file has these.
+    pub fn tables(&mut self, prefix: &'static str) -> BTreeMap<String, BTreeMap<String, String>> {
+        self.tables.insert(prefix);
+        let mut tables: BTreeMap<String, BTreeMap<String, String>> = BTreeMap::new();
+        let values = self.sources.file.iter().flat_map(|(_, values)| values);
+        for (key, value) in values {
+            let inside = key.strip_prefix(prefix).and_then(|rest| rest.strip_prefix('.'));
+            if let Some((name, field)) = inside.and_then(|rest| rest.rsplit_once('.')) {
+                tables.entry(name.to_owned()).or_default().insert(field.to_owned(), value.clone());
+            }
+        }
+        tables
     }
 
     /// The names of all settings read so far.
@@ -183,7 +202,11 @@ impl Reader {
         let Some((path, values)) = &self.sources.file else {
             return Ok(());
         };
-        match values.keys().find(|key| !self.known.contains(key.as_str())) {
+        let is_in_table = |key: &str| {
+            let rest = self.tables.iter().find_map(|prefix| key.strip_prefix(prefix));
+            rest.is_some_and(|rest| rest.starts_with('.') && rest[1..].contains('.'))
+        };
+        match values.keys().find(|key| !self.known.contains(key.as_str()) && !is_in_table(key)) {
             Some(unknown) => Err(SettingError::unknown(unknown, path)),
             None => Ok(()),
         }

@@ -3,10 +3,11 @@
 
 use std::time::Duration;
 
-use rusqlite::{Connection, params};
+use rusqlite::{Connection, OptionalExtension, params};
+use weir_core::request::canary::Percent;
 use weir_core::request::state::{Progress, Status};
 use weir_core::{RequestId, Timestamp};
-use weir_store::request::{Books, DeadRequest, Pending};
+use weir_store::request::{Books, DeadRequest, Pending, Rollout};
 
 use super::{COLUMNS, read_id, read_request};
 use crate::error::fault;
@@ -38,6 +39,10 @@ const FORGET_KEYS: &str = "
     DELETE FROM idempotency_record WHERE (tenant_id, idempotency_key) IN (
         SELECT tenant_id, idempotency_key FROM idempotency_record WHERE expires_at <= ?1
         ORDER BY expires_at LIMIT ?2)";
+const ROLLOUT: &str = "SELECT processing_enabled, reconciler_enabled, canary_percent FROM request_rollout";
+const SET_ROLLOUT: &str = "
+    INSERT OR REPLACE INTO request_rollout (id, processing_enabled, reconciler_enabled, canary_percent)
+    VALUES (1, ?1, ?2, ?3)";
 const BOOKS: &str = "
     SELECT (SELECT accepted FROM request_ledger), (SELECT purged FROM request_ledger),
            count(*) FILTER (WHERE status = 'COMPLETED'), count(*) FILTER (WHERE status = 'FAILED_PERMANENT'),
@@ -175,6 +180,23 @@ pub(super) fn books(connection: &Connection) -> rusqlite::Result<Books> {
             jobs: row.get(6)?,
         })
     })
+}
+
+pub(super) fn rollout(connection: &Connection) -> rusqlite::Result<Option<Rollout>> {
+    let read = |row: &rusqlite::Row<'_>| {
+        Ok(Rollout {
+            processing_enabled: row.get(0)?,
+            reconciler_enabled: row.get(1)?,
+            canary: Percent::new(row.get(2)?).map_err(fault)?,
+        })
+    };
+    connection.prepare_cached(ROLLOUT)?.query_row([], read).optional()
+}
+
+pub(super) fn set_rollout(connection: &Connection, rollout: Rollout) -> rusqlite::Result<()> {
+    let Rollout { processing_enabled, reconciler_enabled, canary } = rollout;
+    let values = params![processing_enabled, reconciler_enabled, canary.get()];
+    connection.prepare_cached(SET_ROLLOUT)?.execute(values).map(drop)
 }
 
 fn limited(limit: usize) -> i64 {

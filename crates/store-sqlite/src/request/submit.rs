@@ -1,10 +1,13 @@
 //! Taking submissions.
 
+use std::collections::HashMap;
+
 use rusqlite::{Connection, OptionalExtension, params};
+use weir_core::quota::{Limits, Quota};
 use weir_core::request::canonical::Fingerprint;
 use weir_core::request::idempotency::{Record, Submission, decide};
 use weir_core::request::state::Progress;
-use weir_core::{RequestId, Timestamp};
+use weir_core::{RequestId, TenantId, Timestamp, Verdict};
 use weir_store::request::{Receipt, Submit, SubmitOutcome};
 
 use super::{find, read_id, unreadable};
@@ -23,22 +26,30 @@ const INSERT: &str = "
         (request_id, tenant_id, request_type, status, payload, payload_key_id, callback_url, created_at, updated_at)
     VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?8)";
 const QUEUE: &str = "INSERT INTO request_job (request_id, downstream, claimable_at) VALUES (?1, ?2, ?3)";
+const WINDOW: &str = "SELECT current_count, last_refresh_time FROM request_tenant WHERE tenant_id = ?1";
+const SAVE_WINDOW: &str = "
+    INSERT OR REPLACE INTO request_tenant (tenant_id, current_count, last_refresh_time) VALUES (?1, ?2, ?3)";
 const COUNT: &str = "UPDATE request_ledger SET accepted = accepted + ?1";
 
 pub(super) fn submit(
     connection: &Connection,
     batch: Vec<Submit>,
+    limits: Option<Limits>,
     now: Timestamp,
 ) -> rusqlite::Result<Vec<SubmitOutcome>> {
     let mut accepted = 0_i64;
+    let mut tenants = Tenants::new(limits);
     let mut outcomes = Vec::with_capacity(batch.len());
     for submit in batch {
         let kept = kept(connection, &submit)?;
         outcomes.push(match decide(kept.as_ref(), &submit.fingerprint, now) {
-            Submission::New => {
-                accepted += 1;
-                SubmitOutcome::Accepted(accept(connection, &submit, now)?)
-            }
+            Submission::New => match tenants.admit(connection, &submit.tenant, now)? {
+                Some(limited) => limited,
+                None => {
+                    accepted += 1;
+                    SubmitOutcome::Accepted(accept(connection, &submit, now)?)
+                }
+            },
             Submission::Replay(id) => SubmitOutcome::Replayed(receipt(connection, id)?),
             Submission::Conflict => SubmitOutcome::Conflict,
         });
@@ -46,7 +57,53 @@ pub(super) fn submit(
     if accepted > 0 {
         connection.prepare_cached(COUNT)?.execute([accepted])?;
     }
+    tenants.save(connection)?;
     Ok(outcomes)
+}
+
+/// The windows of tenants, as far as a batch has needed them.
+struct Tenants {
+    limits: Option<Limits>,
+    windows: HashMap<TenantId, Quota>,
+}
+
+impl Tenants {
+    fn new(limits: Option<Limits>) -> Self {
+        Self { limits, windows: HashMap::new() }
+    }
+
+    /// Counts a new request of a tenant; says no when it has sent enough.
+    fn admit(
+        &mut self,
+        connection: &Connection,
+        tenant: &TenantId,
+        now: Timestamp,
+    ) -> rusqlite::Result<Option<SubmitOutcome>> {
+        let Some(limits) = self.limits else { return Ok(None) };
+        if !self.windows.contains_key(tenant) {
+            let read = |row: &rusqlite::Row<'_>| {
+                let last_refresh = Timestamp::from_micros(row.get(1)?);
+                Ok(Quota { limits, current_count: row.get(0)?, last_refresh })
+            };
+            let kept = connection.prepare_cached(WINDOW)?.query_row([tenant.as_str()], read).optional()?;
+            self.windows.insert(tenant.clone(), kept.unwrap_or_else(|| Quota::configured(limits, now)));
+        }
+        let window = self.windows.get_mut(tenant);
+        Ok(match window.map(|window| window.send(now)) {
+            Some(Verdict::Denied(denial)) => {
+                Some(SubmitOutcome::Limited { limits, retry_after: denial.retry_after })
+            }
+            _ => None,
+        })
+    }
+
+    fn save(self, connection: &Connection) -> rusqlite::Result<()> {
+        let mut save = connection.prepare_cached(SAVE_WINDOW)?;
+        for (tenant, window) in self.windows {
+            save.execute(params![tenant.as_str(), window.current_count, window.last_refresh.as_micros()])?;
+        }
+        Ok(())
+    }
 }
 
 fn kept(connection: &Connection, submit: &Submit) -> rusqlite::Result<Option<Record>> {
