@@ -35,9 +35,22 @@ impl Switches {
             return Ok(rollout);
         }
         let _reading = self.reading.lock().await;
-        if let Some(rollout) = self.fresh() {
-            return Ok(rollout);
+        match self.fresh() {
+            Some(rollout) => Ok(rollout),
+            None => self.ask().await,
         }
+    }
+
+    /// What is switched on, as the store has it now.
+    ///
+    /// # Errors
+    /// When the store cannot say.
+    pub async fn read(&self) -> Result<Rollout> {
+        let _reading = self.reading.lock().await;
+        self.ask().await
+    }
+
+    async fn ask(&self) -> Result<Rollout> {
         let asked = Instant::now();
         let rollout = within(self.timeout, self.store.rollout()).await?.unwrap_or(self.default);
         self.remember(asked, rollout);
