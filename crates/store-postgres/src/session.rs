@@ -21,8 +21,12 @@ const SESSION_SETTINGS: &str = "
     SET lock_timeout = '1200ms';
     SET idle_in_transaction_session_timeout = '2s';
     SET TimeZone = 'UTC';
-    -- Everything here is looked up by key; a table that has just grown must not be scanned for want of statistics.
+    -- Everything here is looked up by key, by plans that a session keeps: a table that has grown since must not be read
+    -- whole, whether by a scan, a bitmap, or a join of all of it.
     SET enable_seqscan = off;
+    SET enable_bitmapscan = off;
+    SET enable_hashjoin = off;
+    SET enable_mergejoin = off;
     -- A scan that cannot be avoided then looks so dear that it would be compiled first, which takes much longer.
     SET jit = off;
     SET plan_cache_mode = force_generic_plan;";
