@@ -69,13 +69,10 @@ pub(crate) async fn list_dead_letters(
     let Query(query) = query.map_err(|problem| ApiError::invalid(problem.body_text()))?;
     let limit = parse_limit(query.limit.as_deref())?;
     // One more than asked for, of each kind, tells whether there is a next page.
-    let mut letters = messages(&app, query.cursor.as_deref(), limit + 1).await?;
-    // A cursor that is no id is behind all of them.
-    let after = query.cursor.as_deref().map(RequestId::parse);
-    if after != Some(None) {
-        let requests = app.requests.dead_letters(after.flatten(), limit + 1).await?;
-        letters.extend(requests.into_iter().map(|dead| describe_request(&app, dead)));
-    }
+    let messages = messages(&app, query.cursor.as_deref(), limit + 1);
+    let requests = requests(&app, query.cursor.as_deref(), limit + 1);
+    let (mut letters, requests) = tokio::try_join!(messages, requests)?;
+    letters.extend(requests);
     letters.sort_by(|one, other| one.id.cmp(&other.id));
     Ok(Json(Page::cut(letters, limit, |letter| letter.id.clone())))
 }
@@ -148,6 +145,16 @@ async fn messages(app: &App, after: Option<&str>, limit: usize) -> Result<Vec<De
     let queue = app.engines.store.queue();
     let letters = within(app.settings.http.timeout, queue.dead_letters(after, limit)).await?;
     Ok(letters.into_iter().map(describe).collect())
+}
+
+async fn requests(app: &App, after: Option<&str>, limit: usize) -> Result<Vec<DeadLetterResponse>, ApiError> {
+    let after = match after.map(RequestId::parse) {
+        // A cursor that is no id is behind all of them.
+        Some(None) => return Ok(Vec::new()),
+        after => after.flatten(),
+    };
+    let dead = app.requests.dead_letters(after, limit).await?;
+    Ok(dead.into_iter().map(|dead| describe_request(app, dead)).collect())
 }
 
 /// No id has anything but letters, digits and dashes; whatever has is unknown without asking a store.

@@ -111,14 +111,19 @@ impl RequestService {
                 async move { store.submit_batch(batch, limits).await }
             }
         });
-        let switches = Switches::new(Arc::clone(&store), settings.request.rollout, timeout);
+        let switches = Arc::new(Switches::new(Arc::clone(&store), settings.request.rollout, timeout));
+        tokio::spawn({
+            // So that the first submission finds them read.
+            let switches = Arc::clone(&switches);
+            async move { switches.get().await }
+        });
         Self {
             store,
             lanes,
             keys,
             clock: engines.store.wall_clock(),
             hub: Arc::default(),
-            switches: Arc::new(switches),
+            switches,
             polls: Semaphore::new(POLLS_AT_ONCE),
             metrics: metrics.accept.clone(),
             settings: settings.request.clone(),

@@ -3,6 +3,7 @@
 
 mod auth;
 mod callback;
+mod crash;
 mod dead;
 mod given;
 mod watch;

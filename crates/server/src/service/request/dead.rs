@@ -17,6 +17,9 @@ const REPLAY_BATCH: usize = 500;
 /// How long a count of dead letters is good for.
 const COUNTED_FOR: Duration = Duration::from_secs(5);
 
+/// How long a count may hold up whoever wants to read metrics.
+const COUNT_PATIENCE: Duration = Duration::from_millis(500);
+
 /// What is shown of a payload that cannot be opened.
 const UNREADABLE: &str = "(sealed with a key that this server does not have)";
 
@@ -98,10 +101,10 @@ impl RequestService {
         if counted.is_some_and(|at| at.elapsed() < COUNTED_FOR) {
             return;
         }
-        if let Ok(count) = within(self.timeout, self.store.count_dead_requests()).await {
+        if let Ok(count) = within(COUNT_PATIENCE, self.store.count_dead_requests()).await {
             self.metrics.dlq_depth.set(i64::try_from(count).unwrap_or(i64::MAX));
-            *counted = Some(Instant::now());
         }
+        *counted = Some(Instant::now());
     }
 
     fn restarted(&self, id: RequestId) {

@@ -1,6 +1,6 @@
 //! What is switched on, remembered for a moment: every submission asks, and operators rarely change it.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use weir_store::Result;
@@ -10,13 +10,17 @@ use super::super::within;
 
 /// How long what was read is good for: how soon a change on another server holds here.
 const FRESH_FOR: Duration = Duration::from_secs(5);
+/// How long a failure to read is: nobody else tries meanwhile.
+const FAILED_FOR: Duration = Duration::from_millis(500);
+/// How long submissions are held up by it once something is known: they have to reach the store afterwards.
+const PATIENCE: Duration = Duration::from_millis(500);
 
 /// The switches of the store, or of the settings until an operator has used them.
 pub struct Switches {
     store: Arc<dyn RequestStore>,
     default: Rollout,
     timeout: Duration,
-    last: Mutex<Option<(Instant, Rollout)>>,
+    last: Mutex<Option<(Instant, Result<Rollout>)>>,
     /// Held by whoever reads them anew, so that callers who come together wait for one answer.
     reading: tokio::sync::Mutex<()>,
 }
@@ -26,19 +30,27 @@ impl Switches {
         Self { store, default, timeout, last: Mutex::default(), reading: tokio::sync::Mutex::default() }
     }
 
-    /// What is switched on, at most five seconds old.
+    /// What is switched on, at most five seconds old. While the store cannot say, what it said last holds: submissions
+    /// that rely on it need the store too.
     ///
     /// # Errors
-    /// When the store cannot say.
+    /// When the store cannot say and never did.
     pub async fn get(&self) -> Result<Rollout> {
-        if let Some(rollout) = self.fresh() {
-            return Ok(rollout);
+        if let Some(known) = self.fresh() {
+            return known;
         }
         let _reading = self.reading.lock().await;
-        match self.fresh() {
-            Some(rollout) => Ok(rollout),
-            None => self.ask().await,
+        if let Some(known) = self.fresh() {
+            return known;
         }
+        let (asked, known) = (Instant::now(), self.known());
+        let patience = if known.is_some() { PATIENCE } else { self.timeout };
+        let answer = match within(patience, self.store.rollout()).await {
+            Ok(found) => Ok(found.unwrap_or(self.default)),
+            Err(error) => known.ok_or(error),
+        };
+        self.remember(asked, answer.clone());
+        answer
     }
 
     /// What is switched on, as the store has it now.
@@ -47,13 +59,9 @@ impl Switches {
     /// When the store cannot say.
     pub async fn read(&self) -> Result<Rollout> {
         let _reading = self.reading.lock().await;
-        self.ask().await
-    }
-
-    async fn ask(&self) -> Result<Rollout> {
         let asked = Instant::now();
         let rollout = within(self.timeout, self.store.rollout()).await?.unwrap_or(self.default);
-        self.remember(asked, rollout);
+        self.remember(asked, Ok(rollout));
         Ok(rollout)
     }
 
@@ -66,19 +74,29 @@ impl Switches {
         let _reading = self.reading.lock().await;
         let set = within(self.timeout, self.store.set_rollout(rollout)).await;
         match &set {
-            Ok(()) => self.remember(Instant::now(), rollout),
+            Ok(()) => self.remember(Instant::now(), Ok(rollout)),
             // It may have been set all the same.
-            Err(_) => *self.last.lock().unwrap_or_else(PoisonError::into_inner) = None,
+            Err(_) => *self.last() = None,
         }
         set
     }
 
-    fn fresh(&self) -> Option<Rollout> {
-        let last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
-        last.filter(|(at, _)| at.elapsed() < FRESH_FOR).map(|(_, rollout)| rollout)
+    fn fresh(&self) -> Option<Result<Rollout>> {
+        let last = self.last();
+        let (at, answer) = last.as_ref()?;
+        let good_for = if answer.is_ok() { FRESH_FOR } else { FAILED_FOR };
+        (at.elapsed() < good_for).then(|| answer.clone())
     }
 
-    fn remember(&self, at: Instant, rollout: Rollout) {
-        *self.last.lock().unwrap_or_else(PoisonError::into_inner) = Some((at, rollout));
+    fn known(&self) -> Option<Rollout> {
+        self.last().as_ref().and_then(|(_, answer)| answer.as_ref().ok().copied())
+    }
+
+    fn remember(&self, at: Instant, answer: Result<Rollout>) {
+        *self.last() = Some((at, answer));
+    }
+
+    fn last(&self) -> MutexGuard<'_, Option<(Instant, Result<Rollout>)>> {
+        self.last.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

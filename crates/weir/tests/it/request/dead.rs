@@ -55,6 +55,38 @@ async fn dead_requests_are_listed_shown_replayed_and_discarded(store: Store) {
     assert_eq!((&books["ok"], &request["dead"], &request["jobs"]), (&json!(true), &json!(1), &json!(4)));
 }
 
+async fn messages_and_requests_are_one_list(store: Store) {
+    let api = Api::start(store).await;
+    let (caller, operator) = (api.caller("acme"), api.operator());
+    let (first, last) = ("00000000-0000-7000-8000-000000000001", "ffffffff-0000-7000-8000-000000000001");
+    let request = api.accepted(&caller, "k").await;
+    for message in [last, first] {
+        api.bury_message(message).await;
+    }
+    api.bury(&request).await;
+    let (mut listed, mut cursor) = (Vec::new(), String::new());
+    for topic in ["sms-outbound", "requests", "sms-outbound"] {
+        let page = operator.get(&format!("/admin/dlq?limit=1{cursor}")).await.unwrap().json();
+        assert_eq!(page["items"][0]["topic"], topic);
+        listed.push(page["items"][0]["id"].as_str().unwrap().to_owned());
+        cursor = format!("&cursor={}", page["nextCursor"].as_str().unwrap_or("end"));
+    }
+    assert_eq!(listed, [first, &request, last]);
+    assert_eq!(cursor, "&cursor=end");
+    for id in &listed {
+        let one = operator.get(&format!("/admin/dlq/{id}")).await.unwrap();
+        assert_eq!((one.status, &one.json()["id"]), (200, &json!(id)));
+    }
+    let message = operator.get(&format!("/admin/dlq/{first}")).await.unwrap().json();
+    assert!(message.get("tenantId").is_none(), "{message}");
+    let replay = operator.post(&format!("/admin/dlq/{first}/replay"), &json!({})).await.unwrap();
+    assert_eq!(replay.json(), json!({"replayed": 1}));
+    assert_eq!(operator.delete(&format!("/admin/dlq/{last}")).await.unwrap().status, 204);
+    let all = operator.post("/admin/dlq/replay", &json!({})).await.unwrap();
+    assert_eq!(all.json(), json!({"replayed": 1}));
+    assert_eq!(operator.get("/admin/dlq").await.unwrap().json()["items"], json!([]));
+}
+
 /// Runs `weir dlq` against the server and returns what it printed.
 fn dlq(api: &Api, arguments: &[&str]) -> (bool, String, String) {
     let data = api.running.weir.data_dir().to_str().unwrap().to_owned();
@@ -98,4 +130,4 @@ async fn the_command_line_does_the_same() {
     assert!(String::from_utf8_lossy(&elsewhere.stderr).contains("--data"), "{elsewhere:?}");
 }
 
-on_each_engine!(dead_requests_are_listed_shown_replayed_and_discarded);
+on_each_engine!(dead_requests_are_listed_shown_replayed_and_discarded, messages_and_requests_are_one_list);

@@ -95,6 +95,20 @@ impl Api {
         .await;
     }
 
+    /// A message that the sender could not deliver.
+    pub(super) async fn bury_message(&self, id: &str) {
+        let (shard, now) = match self.running.database {
+            Some(_) => ("shard, ", "now()"),
+            None => ("", "1767225600000000"),
+        };
+        let zero = if shard.is_empty() { "" } else { "0, " };
+        self.change(&[format!(
+            "INSERT INTO dead_letter (id, topic, {shard}message_id, key, payload, reason, attempts, died_at)
+             VALUES ('{id}', 'sms-outbound', {zero}1, 'alice', '{{}}', 'malformed', 1, {now})"
+        )])
+        .await;
+    }
+
     async fn change(&self, statements: &[String]) {
         match &self.running.database {
             Some(database) => {
