@@ -13,8 +13,9 @@ use weir_queue::publish::Publisher;
 use weir_queue::{Queue, Source};
 use weir_store::feed::Feed;
 use weir_store::quota::{Backing, QuotaStore, TOPIC};
+use weir_store::request::RequestStore;
 use weir_store::slot::SlotStore;
-use weir_store::{Result, SteadyClock};
+use weir_store::{Result, SteadyClock, SystemClock};
 use weir_store_postgres::{Postgres, Target};
 use weir_store_redis::{Redis, RedisQuota};
 use weir_store_sqlite::Sqlite;
@@ -234,6 +235,15 @@ impl Engine {
         }
     }
 
+    /// Where requests are.
+    #[must_use]
+    pub fn requests(&self) -> Arc<dyn RequestStore> {
+        match self {
+            Self::Sqlite(engine) => Arc::new(engine.clone()),
+            Self::Postgres(engine) => Arc::new(engine.clone()),
+        }
+    }
+
     /// Where slots that are due are taken.
     #[must_use]
     pub fn due(&self) -> Arc<dyn DueStore> {
@@ -259,6 +269,15 @@ impl Engine {
         match self {
             Self::Sqlite(engine) => engine.clock(),
             Self::Postgres(engine) => engine.test_clock().unwrap_or_else(|| Arc::new(SteadyClock::default())),
+        }
+    }
+
+    /// The clock by which this process tells what time it is: for ids, which need not be exact, and for signatures.
+    #[must_use]
+    pub fn wall_clock(&self) -> Arc<dyn Clock> {
+        match self {
+            Self::Sqlite(engine) => engine.clock(),
+            Self::Postgres(engine) => engine.test_clock().unwrap_or_else(|| Arc::new(SystemClock::default())),
         }
     }
 

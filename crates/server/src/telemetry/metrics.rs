@@ -12,6 +12,8 @@ use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::Registry;
 use weir_store::LaneMetrics;
 
+use super::accept::AcceptMetrics;
+
 /// Every metric, and the registry that prints them.
 #[derive(Debug)]
 pub struct Metrics {
@@ -31,6 +33,8 @@ pub struct Metrics {
     pub slot_assignments: Family<OutcomeLabels, Counter>,
     /// Slots dispatched when their time came.
     pub slot_dispatched: Counter,
+    /// Requests accepted and refused.
+    pub accept: AcceptMetrics,
     engine_up: Family<EngineLabels, Gauge>,
     /// Connections open now.
     pub connections: Gauge,
@@ -117,6 +121,7 @@ impl Default for Metrics {
             quota_deliveries: Family::default(),
             slot_assignments: Family::default(),
             slot_dispatched: Counter::default(),
+            accept: AcceptMetrics::default(),
             engine_up: Family::default(),
             connections: Gauge::default(),
             connections_held: Counter::default(),
@@ -148,6 +153,7 @@ impl Metrics {
         );
         let dispatched = "Slots published when their time came";
         r.register("slot_dispatched", dispatched, self.slot_dispatched.clone());
+        self.accept.register(r);
         r.register("engine_up", "Whether an engine answers: 1 or 0", self.engine_up.clone());
         r.register("quota_sends", "Sends by outcome", self.quota_sends.clone());
         r.register("quota_deliveries", "Messages the sender took, by outcome", self.quota_deliveries.clone());

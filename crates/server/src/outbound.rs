@@ -1,0 +1,3 @@
+//! Calls that Weir makes over HTTP.
+
+pub mod address;
