@@ -5,6 +5,7 @@ pub mod auth;
 pub mod config;
 pub mod engine;
 pub mod http;
+pub mod outbound;
 pub mod seal;
 pub mod service;
 pub mod telemetry;
