@@ -25,7 +25,7 @@ const PRIVATE_V4: [(Ipv4Addr, u32); 15] = [
     (Ipv4Addr::new(240, 0, 0, 0), 4),     // reserved, broadcast
 ];
 
-/// The same of IPv6, within 2000::/3: nothing outside of that is public, but what carries an IPv4 address.
+/// The same of IPv6, within `2000::/3`: nothing outside of that is public, but what carries an IPv4 address.
 const PRIVATE_V6: [(Ipv6Addr, u32); 3] = [
     (Ipv6Addr::new(0x2001, 0, 0, 0, 0, 0, 0, 0), 23), // protocol assignments, Teredo, benchmarks
     (Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 0), 32), // documentation

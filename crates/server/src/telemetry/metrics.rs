@@ -1,5 +1,7 @@
 //! Metrics for Prometheus. Labels come from fixed sets (routes, methods, outcomes), never from callers.
 
+mod work;
+
 use std::fmt::Write;
 use std::time::Duration;
 
@@ -11,6 +13,8 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::Registry;
 use weir_store::LaneMetrics;
+
+pub use self::work::{DownstreamLabels, WorkMetrics};
 
 /// Every metric, and the registry that prints them.
 #[derive(Debug)]
@@ -31,6 +35,8 @@ pub struct Metrics {
     pub slot_assignments: Family<OutcomeLabels, Counter>,
     /// Slots dispatched when their time came.
     pub slot_dispatched: Counter,
+    /// How the work on requests goes.
+    pub work: WorkMetrics,
     engine_up: Family<EngineLabels, Gauge>,
     /// Connections open now.
     pub connections: Gauge,
@@ -117,6 +123,7 @@ impl Default for Metrics {
             quota_deliveries: Family::default(),
             slot_assignments: Family::default(),
             slot_dispatched: Counter::default(),
+            work: WorkMetrics::default(),
             engine_up: Family::default(),
             connections: Gauge::default(),
             connections_held: Counter::default(),
@@ -129,6 +136,7 @@ impl Default for Metrics {
 
 impl Metrics {
     fn register(&self, r: &mut Registry) {
+        self.work.register(r);
         r.register("http_requests", "Requests answered", self.requests.clone());
         r.register("http_request_seconds", "Time to answer, in seconds", self.request_seconds.clone());
         r.register("http_connections", "Connections open now", self.connections.clone());
