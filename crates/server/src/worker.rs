@@ -3,3 +3,4 @@
 pub mod dispatcher;
 pub mod request;
 pub mod sender;
+pub mod start;

@@ -15,6 +15,7 @@ use prometheus_client::registry::Registry;
 use weir_store::LaneMetrics;
 
 pub use self::work::{DownstreamLabels, WorkMetrics};
+use super::accept::AcceptMetrics;
 
 /// Every metric, and the registry that prints them.
 #[derive(Debug)]
@@ -37,6 +38,8 @@ pub struct Metrics {
     pub slot_dispatched: Counter,
     /// How the work on requests goes.
     pub work: WorkMetrics,
+    /// Requests accepted and refused.
+    pub accept: AcceptMetrics,
     engine_up: Family<EngineLabels, Gauge>,
     /// Connections open now.
     pub connections: Gauge,
@@ -111,6 +114,7 @@ fn sizes() -> Histogram {
 impl Default for Metrics {
     fn default() -> Self {
         let mut registry = Registry::with_prefix("weir");
+        let accept = AcceptMetrics::default();
         let metrics = Self {
             requests: Family::default(),
             request_seconds: Family::new_with_constructor(seconds),
@@ -123,7 +127,8 @@ impl Default for Metrics {
             quota_deliveries: Family::default(),
             slot_assignments: Family::default(),
             slot_dispatched: Counter::default(),
-            work: WorkMetrics::default(),
+            work: WorkMetrics { dlq_depth: accept.dlq_depth.clone(), ..WorkMetrics::default() },
+            accept,
             engine_up: Family::default(),
             connections: Gauge::default(),
             connections_held: Counter::default(),
@@ -156,6 +161,7 @@ impl Metrics {
         );
         let dispatched = "Slots published when their time came";
         r.register("slot_dispatched", dispatched, self.slot_dispatched.clone());
+        self.accept.register(r);
         r.register("engine_up", "Whether an engine answers: 1 or 0", self.engine_up.clone());
         r.register("quota_sends", "Sends by outcome", self.quota_sends.clone());
         r.register("quota_deliveries", "Messages the sender took, by outcome", self.quota_deliveries.clone());

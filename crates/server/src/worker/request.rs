@@ -8,7 +8,7 @@
 mod breakers;
 pub mod broker;
 mod call;
-pub mod downstream;
+mod downstream;
 mod reports;
 mod slots;
 pub mod upkeep;
@@ -18,6 +18,7 @@ mod worker;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::future::BoxFuture;
 use weir_core::request::state::Status;
 use weir_core::{Clock, RequestId};
 use weir_queue::Source;
@@ -33,7 +34,7 @@ pub use self::worker::Worker;
 pub type OnChange = Arc<dyn Fn(RequestId, Status) + Send + Sync>;
 
 /// Says whether something is switched on at present.
-pub type Switch = Arc<dyn Fn() -> bool + Send + Sync>;
+pub type Switch = Arc<dyn Fn() -> BoxFuture<'static, bool> + Send + Sync>;
 
 /// What a [`Worker`] works with.
 #[derive(Clone)]

@@ -16,7 +16,7 @@ pub struct WorkMetrics {
     pub processing_latency_ms: Histogram,
     /// Attempts that have to be made again.
     pub retries: Counter,
-    /// Requests that are dead letters.
+    /// Requests that are dead letters; the same gauge as [`AcceptMetrics`](super::super::accept::AcceptMetrics) has.
     pub dlq_depth: Gauge,
     /// What the breaker of a downstream does: 0 lets all through, 1 lets probes through, 2 nothing.
     pub breaker_state: Family<DownstreamLabels, Gauge>,
@@ -55,7 +55,6 @@ impl WorkMetrics {
         let latency = "From the claim of a request to its report on disk, one attempt, in milliseconds";
         r.register("worker_processing_latency_ms", latency, self.processing_latency_ms.clone());
         r.register("worker_retry_count", "Attempts that have to be made again", self.retries.clone());
-        r.register("dlq_depth", "Requests that are dead letters", self.dlq_depth.clone());
         let breaker = "What a downstream's breaker lets through: 0 all, 1 probes, 2 nothing";
         r.register("request_breaker_state", breaker, self.breaker_state.clone());
         let heartbeat = "When the reconciler last looked, in seconds since 1970";

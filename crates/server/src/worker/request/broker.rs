@@ -5,14 +5,16 @@
 //! so is published again by the reconciler; an id that comes twice, or late, is claimed once. A message is done with as
 //! soon as its request is claimed: from then on the lease in the store sees to it that the work is not lost.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use weir_core::RequestId;
 use weir_core::request::retry::Policy;
+use weir_core::request::state::Status;
 use weir_queue::publish::{Event, Fate, Publisher};
 use weir_queue::{Message, Settlement, Source};
-use weir_store::request::{Claimed, RequestStore};
+use weir_store::request::{Claimed, Receipt, RequestStore, SubmitOutcome};
 use weir_store::{Error, Result};
 
 /// The topic: key and payload of a message are the id of a request.
@@ -21,7 +23,9 @@ pub const TOPIC: &str = "request-processing";
 /// How long messages are a worker's own before it has claimed their requests.
 const VISIBILITY: Duration = Duration::from_secs(30);
 /// How long a request waits for the one who accepted it to publish it, before the reconciler does.
-pub const PATIENCE: Duration = Duration::from_secs(5);
+const PATIENCE: Duration = Duration::from_secs(5);
+/// How long those who submit wait for the broker.
+const PUBLISH_TIMEOUT: Duration = Duration::from_secs(1);
 /// How many are published again at once.
 const BATCH: usize = 500;
 
@@ -39,12 +43,38 @@ impl Broker {
         Self { publisher, store }
     }
 
-    /// Publishes requests that were accepted, and says how many the broker has confirmed. The others, and all of them
-    /// when the store does not take note, stay `PENDING_ENQUEUE` and are published again.
+    /// Publishes what was just accepted, and brings up to date what submitters are told. What the broker does not confirm
+    /// in time stays `PENDING_ENQUEUE` and is left to the reconciler.
+    pub async fn publish_accepted(&self, outcomes: &mut [SubmitOutcome]) {
+        let accepted: Vec<RequestId> =
+            outcomes.iter().filter_map(accepted).map(|receipt| receipt.id).collect();
+        if accepted.is_empty() {
+            return;
+        }
+        let published = match tokio::time::timeout(PUBLISH_TIMEOUT, self.publish(&accepted)).await {
+            Ok(Ok(published)) => published,
+            Ok(Err(error)) => {
+                tracing::debug!(error = %error.with_causes(), "jobs that the broker has could not be noted");
+                return;
+            }
+            Err(_elapsed) => return,
+        };
+        let published: HashSet<RequestId> = published.into_iter().collect();
+        for outcome in outcomes {
+            if let SubmitOutcome::Accepted(receipt) = outcome
+                && published.contains(&receipt.id)
+            {
+                receipt.status = Status::Accepted;
+            }
+        }
+    }
+
+    /// Publishes requests that were accepted, and says which of them the broker has confirmed. The others, and all of
+    /// them when the store does not take note, stay `PENDING_ENQUEUE` and are published again.
     ///
     /// # Errors
     /// When the store does not take note.
-    pub async fn publish(&self, ids: &[RequestId]) -> Result<usize> {
+    pub async fn publish(&self, ids: &[RequestId]) -> Result<Vec<RequestId>> {
         let events = ids.iter().map(|id| Event::new(id.to_string(), id.to_string().into_bytes())).collect();
         let fates = self.publisher.publish(TOPIC, events).await;
         let confirmed: Vec<RequestId> =
@@ -58,7 +88,7 @@ impl Broker {
         if !confirmed.is_empty() {
             self.store.mark_enqueued(&confirmed).await?;
         }
-        Ok(confirmed.len())
+        Ok(confirmed)
     }
 
     /// Publishes what has waited too long, and says whether there may be more of it.
@@ -71,12 +101,19 @@ impl Broker {
         if ids.is_empty() {
             return Ok(false);
         }
-        let published = self.publish(&ids).await?;
+        let published = self.publish(&ids).await?.len();
         if published < ids.len() {
             return Err(Error::unavailable("kafka", "some stranded requests were not confirmed"));
         }
         tracing::info!(published, "stranded requests were given to the broker");
         Ok(ids.len() == BATCH)
+    }
+}
+
+const fn accepted(outcome: &SubmitOutcome) -> Option<&Receipt> {
+    match outcome {
+        SubmitOutcome::Accepted(receipt) => Some(receipt),
+        _ => None,
     }
 }
 

@@ -21,23 +21,16 @@ use crate::config::request::{Downstream as Settings, RequestSettings};
 use crate::outbound::{Answer, Bounds, Outbound, Problem, Reach, Target};
 use crate::telemetry::metrics::{DownstreamLabels, WorkMetrics};
 
-/// The name in jobs of the downstream for types that have none of their own.
-pub const DEFAULT: &str = "default";
-
 /// The longest result.
-pub const RESULT_BYTES_MAX: usize = 1024 * 1024;
+const RESULT_BYTES_MAX: usize = 1024 * 1024;
 
 const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
 pub(super) const AGENT: HeaderValue = HeaderValue::from_static("weir");
 
-/// The downstream that does requests of a type, as it stands in their jobs.
-#[must_use]
-pub fn name_for<'a>(settings: &RequestSettings, request_type: &'a RequestType) -> &'a str {
-    let name = request_type.as_str();
-    if settings.downstreams.contains_key(name) { name } else { DEFAULT }
-}
+/// The default downstream in logs and metrics.
+const DEFAULT: &str = "default";
 
 /// Every downstream of the settings.
 pub(super) struct Downstreams {
@@ -63,7 +56,7 @@ impl Downstreams {
 
     /// The names in the settings.
     pub(super) fn names(&self) -> impl Iterator<Item = &str> {
-        self.named.keys().map(String::as_str).chain([DEFAULT])
+        self.named.keys().map(String::as_str).chain([RequestSettings::DEFAULT_DOWNSTREAM])
     }
 }
 

@@ -68,7 +68,7 @@ impl Upkeep {
 
     /// The heart beats as long as stranded requests are looked for, whether there is a broker or not.
     async fn reconcile(&self) -> Result<Duration> {
-        if !(self.is_reconciling)() {
+        if !(self.is_reconciling)().await {
             return Ok(LOOK);
         }
         self.metrics.reconciler_heartbeat_seconds.set(self.clock.now().as_micros().div_euclid(1_000_000));

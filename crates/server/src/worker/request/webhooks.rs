@@ -21,6 +21,7 @@ use weir_store::Result;
 use weir_store::request::{Request, RequestStore, WEBHOOKS};
 
 use super::downstream::AGENT;
+use crate::auth::webhook::WebhookSecret;
 use crate::config::request::RequestSettings;
 use crate::outbound::{Answer, Bounds, Outbound, Problem, Reach, Target};
 use crate::seal::{Keyring, Part};
@@ -42,15 +43,6 @@ const PAUSE_AFTER_ERROR: Duration = Duration::from_millis(500);
 const ID: HeaderName = HeaderName::from_static("webhook-id");
 const TIMESTAMP: HeaderName = HeaderName::from_static("webhook-timestamp");
 const SIGNATURE: HeaderName = HeaderName::from_static("webhook-signature");
-
-/// Makes JSON of a result, as callers see it.
-pub type Shown = Arc<dyn Fn(&[u8]) -> Vec<u8> + Send + Sync>;
-
-/// A result as JSON: itself if it is JSON, else as a text.
-#[must_use]
-pub fn result_as_json(result: &[u8]) -> Vec<u8> {
-    message::result_as_json(result)
-}
 
 /// Sends webhooks.
 #[derive(Clone)]
@@ -78,11 +70,9 @@ pub struct Parts {
     /// What results are opened with.
     pub keyring: Arc<Keyring>,
     /// What webhooks are signed with.
-    pub secret: Arc<webhook::Secret>,
+    pub secret: WebhookSecret,
     /// When they are signed.
     pub clock: Arc<dyn Clock>,
-    /// How results are shown: [`result_as_json`], or with less in it.
-    pub shown: Shown,
     /// How it goes.
     pub metrics: WorkMetrics,
 }
@@ -194,13 +184,12 @@ impl Webhooks {
     fn body(&self, request: &Request) -> std::result::Result<Bytes, crate::seal::OpenError> {
         let open = |sealed| self.parts.keyring.open(request.id, Part::Result, sealed);
         let result = request.result.as_ref().map(open).transpose()?;
-        let result = result.map(|result| (self.parts.shown)(&result));
         Ok(message::encode(request, result.as_deref()))
     }
 
     fn headers(&self, name: &str, body: &Bytes) -> HeaderMap {
         let now = self.parts.clock.now();
-        let signature = webhook::sign(&self.parts.secret, name, now, body);
+        let signature = self.parts.secret.sign(name, now, body);
         let mut headers = HeaderMap::with_capacity(5);
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
         headers.insert(USER_AGENT, AGENT);

@@ -122,7 +122,7 @@ impl Worker {
 
     /// Claims once. The claim is never given up half-way: what was claimed would wait for its lease to end.
     async fn step(&self, work: &mut Work, told: Option<&mut Told>) -> Result<Next> {
-        if !(self.parts.is_enabled)() {
+        if !(self.parts.is_enabled)().await {
             return Ok(Next::After(POLL));
         }
         if self.slots.free() == 0 {

@@ -35,7 +35,7 @@ async fn a_breaker_parks_work_without_burning_attempts_and_lets_it_go_on_when_th
     let mut parts = given.parts();
     parts.is_enabled = Arc::new(move || {
         look.notify_one();
-        true
+        Box::pin(std::future::ready(true))
     });
     let worker = Running::new(parts);
     let mut ids = Vec::new();
@@ -94,7 +94,7 @@ async fn nothing_is_claimed_while_processing_is_switched_off() {
     let mut parts = given.parts();
     parts.is_enabled = Arc::new(move || {
         ask.notify_one();
-        switch.load(Ordering::SeqCst)
+        Box::pin(std::future::ready(switch.load(Ordering::SeqCst)))
     });
     let worker = Running::new(parts);
     let id = given.submit("1").await;

@@ -86,7 +86,7 @@ impl Given {
             clock: self.engine.clock(),
             settings: self.settings.clone(),
             metrics: self.metrics.clone(),
-            is_enabled: Arc::new(|| true),
+            is_enabled: Arc::new(|| Box::pin(std::future::ready(true))),
             on_change: Arc::new(move |id, status| changes.lock().unwrap().push((id, status))),
             grace: Duration::from_secs(10),
         }
@@ -110,7 +110,7 @@ impl Given {
             request_type: RequestType::parse("t").unwrap(),
             fingerprint: Fingerprint::from_bytes([0; 32]),
             payload: self.keyring.seal(id, Part::Payload, payload.as_bytes()).unwrap(),
-            downstream: super::super::downstream::DEFAULT.to_owned(),
+            downstream: RequestSettings::DEFAULT_DOWNSTREAM.to_owned(),
             callback_url: None,
             needs_broker: false,
         };

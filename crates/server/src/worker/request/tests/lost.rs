@@ -8,6 +8,8 @@ use weir_core::request::state::Status;
 use weir_core::{ManualClock, Timestamp};
 use weir_store::request::RequestStore;
 
+use crate::config::request::RequestSettings;
+
 use super::given::{Given, Running, Server, answer, until};
 
 const START: Timestamp = Timestamp::from_seconds(1_767_225_600);
@@ -121,7 +123,8 @@ async fn a_stop_waits_for_calls_that_are_under_way() {
 async fn a_stop_puts_back_what_takes_too_long() {
     let (given, request) = stop_during_a_call(Duration::ZERO).await;
     assert_eq!((request.status, request.attempts), (Status::InProgress, 0), "no attempt is lost");
-    let room = [weir_store::request::Room { downstream: "default".to_owned(), jobs: 1 }];
+    let room =
+        [weir_store::request::Room { downstream: RequestSettings::DEFAULT_DOWNSTREAM.to_owned(), jobs: 1 }];
     let claimed = given.engine.claim_jobs(&room, &given.settings.policy).await.unwrap();
     assert_eq!(claimed.jobs.len(), 1, "another worker may have it at once");
 }

@@ -8,6 +8,8 @@ use tokio::net::TcpListener;
 use weir_core::request::state::Status;
 use weir_store::request::{Request, RequestStore};
 
+use crate::config::request::RequestSettings;
+
 use super::given::{Given, Server, answer, until, url};
 
 async fn end_with(downstream: &str) -> (Given, Request) {
@@ -174,7 +176,8 @@ async fn a_downstream_that_will_call_back_is_waited_for() {
     assert_eq!((request.status, request.attempts, request.result), (Status::InProgress, 1, None));
     worker.stop().await;
     assert_eq!(server.calls(), 1);
-    let room = [weir_store::request::Room { downstream: "default".to_owned(), jobs: 1 }];
+    let room =
+        [weir_store::request::Room { downstream: RequestSettings::DEFAULT_DOWNSTREAM.to_owned(), jobs: 1 }];
     let claimed = given.engine.claim_jobs(&room, &given.settings.policy).await.unwrap();
     assert!(claimed.next.unwrap() > Duration::from_secs(3_600), "it is claimed again when a day is over");
 }

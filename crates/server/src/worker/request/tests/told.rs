@@ -8,19 +8,23 @@ use weir_core::webhook::{self, Received, Secret};
 use weir_queue::Queue;
 use weir_store::request::WEBHOOKS;
 
-use super::super::webhooks::{Parts, Webhooks, result_as_json};
+use crate::auth::webhook::WebhookSecret;
+use crate::config::request as config;
+
+use super::super::webhooks::{Parts, Webhooks};
 use super::given::{Given, Server, answer, until};
 
 const SECRET: &str = "whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oD";
 
 fn start(given: &Given) -> CancellationToken {
+    let mut settings = given.settings.clone();
+    settings.webhook_secret = Some(config::Secret(SECRET.to_owned()));
     let parts = Parts {
         source: Arc::new(given.engine.clone()),
         store: Arc::new(given.engine.clone()),
         keyring: Arc::clone(&given.keyring),
-        secret: Arc::new(Secret::parse(SECRET).unwrap()),
+        secret: WebhookSecret::load(&settings, std::path::Path::new("")).unwrap(),
         clock: given.engine.clock(),
-        shown: Arc::new(result_as_json),
         metrics: given.metrics.clone(),
     };
     let closing = CancellationToken::new();

@@ -20,7 +20,7 @@ struct Data<'a> {
     updated_at: jiff::Timestamp,
 }
 
-/// The body: what has happened, when, and the request as its status route shows it. `result` is JSON.
+/// The body: what has happened, when, and the request as its status route shows it.
 pub(super) fn encode(request: &Request, result: Option<&[u8]>) -> Bytes {
     let kind = match request.status {
         Status::Completed => "request.completed",
@@ -39,16 +39,17 @@ pub(super) fn encode(request: &Request, result: Option<&[u8]>) -> Bytes {
     // Texts and numbers always become JSON.
     let data = serde_json::to_string(&data).unwrap_or_default();
     let open = data.strip_suffix('}').unwrap_or(&data);
-    let result = result.unwrap_or(b"null");
+    let result = result.map_or_else(|| b"null".to_vec(), as_json);
     let mut body = BytesMut::with_capacity(data.len() + result.len() + 96);
     let head = format!(r#"{{"type":"{kind}","timestamp":"{updated_at}","data":{open},"result":"#);
     body.put_slice(head.as_bytes());
-    body.put_slice(result);
+    body.put_slice(&result);
     body.put_slice(b"}}");
     body.freeze()
 }
 
-pub(super) fn result_as_json(result: &[u8]) -> Vec<u8> {
+/// A result as JSON: itself if it is JSON, else as a text.
+pub(super) fn as_json(result: &[u8]) -> Vec<u8> {
     let text = String::from_utf8_lossy(result);
     // The parser passes over texts without looking at them, so that they are texts is made sure of first.
     let is_text = matches!(text, std::borrow::Cow::Borrowed(_));

@@ -34,7 +34,7 @@ fn waits_double_from_five_seconds_to_an_hour() {
 
 #[test]
 fn a_result_is_itself_if_it_is_json_and_else_a_text() {
-    let shown = |result: &[u8]| String::from_utf8(result_as_json(result)).unwrap();
+    let shown = |result: &[u8]| String::from_utf8(message::as_json(result)).unwrap();
     assert_eq!(shown(b"{\"a\": 1e400}"), "{\"a\": 1e400}");
     assert_eq!(shown(b"done"), "\"done\"");
     assert_eq!(shown(b"\"\xff\""), "\"\\\"\u{fffd}\\\"\"");
