@@ -226,8 +226,7 @@ fn save(connection: &Connection, entry: &Entry, told: &Told, now: Timestamp) -> 
     let token = progress.last_token.cast_signed();
     if !progress.status.is_final() {
         let (claimable, is_leased) = match progress.lease {
-            // From the microsecond after its last.
-            Some(lease) => (lease.until.as_micros().saturating_add(1), true),
+            Some(lease) => (lease.until.as_micros(), true),
             None => (progress.due.as_micros(), false),
         };
         let values = params![id, claimable, is_leased, token, progress.attempts];
@@ -255,15 +254,14 @@ fn status(connection: &Connection, id: RequestId) -> rusqlite::Result<Option<Sta
 }
 
 fn read_entry(row: &Row<'_>) -> rusqlite::Result<Entry> {
-    let (claimable_at, is_leased): (i64, bool) = (row.get(3)?, row.get(4)?);
+    let (claimable_at, is_leased) = (Timestamp::from_micros(row.get(3)?), row.get(4)?);
     let last_token = row.get::<_, i64>(5)?.cast_unsigned();
-    let lease = is_leased
-        .then(|| Lease { token: last_token, until: Timestamp::from_micros(claimable_at.saturating_sub(1)) });
+    let lease = Lease { token: last_token, until: claimable_at };
     let progress = Progress {
         status: read_status(row, 1)?,
         attempts: row.get(2)?,
-        due: Timestamp::from_micros(claimable_at),
-        lease,
+        due: claimable_at,
+        lease: Some(lease).filter(|_| is_leased),
         last_token,
     };
     Ok(Entry { id: read_id(row, 0)?, downstream: row.get(6)?, callback_url: row.get(7)?, progress })
