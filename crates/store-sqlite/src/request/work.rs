@@ -81,6 +81,10 @@ pub(super) fn claim_due(
             claim(connection, entry, policy, now, &mut claimed)?;
         }
     }
+    if claimed.jobs.is_empty() && claimed.exhausted.is_empty() {
+        // Others were faster.
+        claimed.next = next(connection, room)?.map(|next| next.since(now));
+    }
     Ok(claimed)
 }
 
