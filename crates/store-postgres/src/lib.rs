@@ -8,6 +8,7 @@ mod migrate;
 mod pool;
 mod queue;
 mod quota;
+mod request;
 mod session;
 mod slot;
 mod target;
@@ -20,7 +21,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::SystemTime;
 
 use tokio::task::AbortHandle;
-use weir_core::Clock;
+use weir_core::{Clock, Timestamp};
 use weir_queue::publish::Publisher;
 use weir_queue::wake::Bells;
 use weir_store::Result;
@@ -158,6 +159,14 @@ impl Postgres {
     #[must_use]
     pub fn test_clock(&self) -> Option<Arc<dyn Clock>> {
         self.inner.clock.clone()
+    }
+
+    /// The time, given the row of a statement that asked the database for it.
+    fn now(&self, clock: &tokio_postgres::Row) -> Result<Timestamp> {
+        match &self.inner.clock {
+            Some(clock) => Ok(clock.now()),
+            None => Ok(time::from_system(quota::column(clock, 0)?)),
+        }
     }
 
     /// The test clock's time for statements that would otherwise ask the database's: `coalesce($n, clock_timestamp())`.

@@ -210,10 +210,7 @@ impl Postgres {
                 client.query_one(&statements.clock, &[]),
             ))
             .await?;
-        let now = match &self.inner.clock {
-            Some(clock) => clock.now(),
-            None => time::from_system(column(&clock, 0)?),
-        };
+        let now = self.now(&clock)?;
         // Rows come in the order of `users`, without those that do not exist.
         let mut users = users.into_iter();
         let mut rows = HashMap::with_capacity(locked.len());
@@ -349,7 +346,7 @@ pub(crate) fn column<'a, T: tokio_postgres::types::FromSql<'a>>(row: &'a Row, in
 }
 
 /// Limits and counts are never above what an `integer` holds.
-fn int(number: u32) -> i32 {
+pub(crate) fn int(number: u32) -> i32 {
     i32::try_from(number).unwrap_or(i32::MAX)
 }
 

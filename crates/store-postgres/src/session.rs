@@ -9,7 +9,7 @@ use weir_store::{Error, Result};
 
 use crate::error::classify;
 use crate::target::Target;
-use crate::{ENGINE, queue, quota, slot, tls};
+use crate::{ENGINE, queue, quota, request, slot, tls};
 
 /// How long a connection may take to be ready, TLS, login and statements included.
 const OPEN_TIMEOUT: Duration = Duration::from_millis(1_500);
@@ -21,8 +21,12 @@ const SESSION_SETTINGS: &str = "
     SET lock_timeout = '1200ms';
     SET idle_in_transaction_session_timeout = '2s';
     SET TimeZone = 'UTC';
-    -- Everything here is looked up by key; a table that has just grown must not be scanned for want of statistics.
+    -- Everything here is looked up by key, by plans that a session keeps: a table that has grown since must not be read
+    -- whole, whether by a scan, a bitmap, or a join of all of it.
     SET enable_seqscan = off;
+    SET enable_bitmapscan = off;
+    SET enable_hashjoin = off;
+    SET enable_mergejoin = off;
     -- A scan that cannot be avoided then looks so dear that it would be compiled first, which takes much longer.
     SET jit = off;
     SET plan_cache_mode = force_generic_plan;";
@@ -85,13 +89,18 @@ pub(crate) struct Statements {
     pub(crate) quota: quota::Statements,
     pub(crate) queue: queue::Statements,
     pub(crate) slot: slot::Statements,
+    pub(crate) request: request::Statements,
 }
 
 impl Statements {
     /// All in one round trip.
     async fn prepare(client: &Client) -> Result<Self, tokio_postgres::Error> {
-        let texts =
-            ["SELECT clock_timestamp()"].into_iter().chain(quota::SQL).chain(queue::SQL).chain(slot::sql());
+        let texts = ["SELECT clock_timestamp()"]
+            .into_iter()
+            .chain(quota::SQL)
+            .chain(queue::SQL)
+            .chain(slot::sql())
+            .chain(request::sql());
         let prepared = try_join_all(texts.map(|sql| client.prepare(sql))).await?;
         let mut prepared = prepared.into_iter();
         let mut next = || prepared.next().expect("as many statements come back as were sent");
@@ -100,6 +109,7 @@ impl Statements {
             quota: quota::Statements::from_prepared(&mut next),
             queue: queue::Statements::from_prepared(&mut next),
             slot: slot::Statements::from_prepared(&mut next),
+            request: request::Statements::from_prepared(&mut next),
         })
     }
 }

@@ -32,11 +32,12 @@ const SHARE_CONFIGS: &str = "
 const CONFIGS: &str = "
     SELECT config_name, version, max_per_window, window_size_ms, created_at FROM rate_limit_config
     WHERE config_name = ANY($1) AND is_active";
-/// The next window when it has no counter, else the first open one; past everything when there is none.
+/// The next window when it has no counter, else the first open one; past everything when there is none. Not `NOT EXISTS`:
+/// that may become a hash of the whole table, made anew for every batch.
 const FIRST_OPEN: &str = "
     SELECT CASE
-        WHEN NOT EXISTS (SELECT FROM rate_limit_window_counter c
-                         WHERE c.config_name = w.config_name AND c.window_start = w.from_start) THEN w.from_start
+        WHEN (SELECT true FROM rate_limit_window_counter c
+              WHERE c.config_name = w.config_name AND c.window_start = w.from_start) IS NULL THEN w.from_start
         ELSE coalesce(
             (SELECT c.window_start FROM rate_limit_window_counter c
              WHERE c.config_name = w.config_name AND c.status = 'OPEN' AND c.window_start >= w.from_start
@@ -61,10 +62,12 @@ const MAKE: &str = "
     INSERT INTO rate_limit_window_counter (config_name, window_start, slot_count, status)
     SELECT config_name, start, 0, 'OPEN' FROM free
     ON CONFLICT DO NOTHING";
+/// Names both states, so that whichever index is used is used whole.
 const STATES: &str = "
     SELECT c.config_name, c.window_start, c.status FROM rate_limit_window_counter c
     JOIN unnest($1::text[], $2::timestamptz[]) AS w (config_name, start)
-      ON c.config_name = w.config_name AND c.window_start = w.start";
+      ON c.config_name = w.config_name AND c.window_start = w.start
+    WHERE c.status IN ('OPEN', 'CLOSED')";
 const LOCK: &str = "
     SELECT c.config_name, c.window_start, c.slot_count FROM rate_limit_window_counter c
     JOIN unnest($1::text[], $2::timestamptz[]) AS w (config_name, start)

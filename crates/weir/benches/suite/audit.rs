@@ -88,7 +88,7 @@ async fn examine(client: &Client, promises: Promises, audit: &mut Audit) -> Resu
 }
 
 async fn read_books(client: &Client, has_ledger: bool) -> Result<Books> {
-    let mut books = read_ledger(client).await?;
+    let mut books = parse(&read_all(client).await?)?;
     if !has_ledger {
         let response = client.get("/metrics").await.context("GET /metrics")?;
         let metrics = String::from_utf8_lossy(&response.body);
@@ -108,13 +108,14 @@ fn counter(metrics: &str, name: &str, outcome: &str) -> Result<u64> {
     value.and_then(|value| value.parse().ok()).with_context(|| format!("GET /metrics has no {name}"))
 }
 
-/// Under a backlog the count may take longer than the API allows, which is a 503 and worth another try.
-async fn read_ledger(client: &Client) -> Result<Books> {
+/// The books of everything. Under a backlog the count may take longer than the API allows, which is a 503 and worth
+/// another try.
+pub(crate) async fn read_all(client: &Client) -> Result<Value> {
     let deadline = Instant::now() + CAUGHT_UP_WITHIN;
     loop {
         let response = client.get("/admin/audit").await.context("GET /admin/audit")?;
         if response.status == 200 {
-            return parse(&response.json());
+            return Ok(response.json());
         }
         let patient = response.status == 503 && Instant::now() < deadline;
         ensure!(patient, "GET /admin/audit answered {}", response.status);

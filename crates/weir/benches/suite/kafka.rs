@@ -67,8 +67,8 @@ impl<'a> Baseline<'a> {
     pub(crate) async fn measure(&self, bench: &Bench) -> Result<Row> {
         let name = "publish in a transaction, one hot row";
         eprintln!("measuring: {name}");
-        let database = self.postgres.baseline().await;
-        self.postgres.tidy().await;
+        let database = self.postgres.quota_baseline().await;
+        self.postgres.tidy("rate_limit_store").await;
         let before = count(database).await?;
         let measure_from = Instant::now() + bench.warmup;
         let end = measure_from + bench.duration;

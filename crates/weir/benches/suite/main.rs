@@ -12,6 +12,7 @@ mod postgres;
 mod process;
 mod redis;
 mod results;
+mod slot;
 mod startup;
 mod table;
 mod weir;
@@ -27,6 +28,7 @@ use tempfile::TempDir;
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::kafka::Kafka;
+use crate::pgbench::Pgbench;
 use crate::postgres::Postgres;
 use crate::redis::Redis;
 use crate::results::{Bound, Results, Run};
@@ -42,6 +44,11 @@ const POSTGRES_TARGETS: [(u64, f64); 2] = [(HOT, 15.0), (SPREAD, 2.5)];
 const REDIS_TARGETS: [(u64, f64); 2] = [(HOT, 0.6), (SPREAD, 0.4)];
 const REFUSALS_TARGET: f64 = 0.8;
 const KAFKA_TARGET: f64 = 10.0;
+const SLOT_EMBEDDED_TARGET_PER_S: f64 = 60_000.0;
+const SLOT_POSTGRES_TARGET_PER_S: f64 = 30_000.0;
+const SLOT_BASELINE_TARGET: f64 = 20.0;
+const SLOT_SINGLE_TARGET_PER_S: f64 = 5_000.0;
+const SLOT_FULL_WINDOWS_TARGET: f64 = 1.5;
 const P99_TARGET_MS: f64 = 20.0;
 const MEMORY_TARGET_MB: f64 = 40.0;
 const READY_TARGET_MS: f64 = 300.0;
@@ -52,7 +59,7 @@ struct Arguments {
     /// Also write the results to this file, as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Measure for 2 s each instead of 8 s: to see that it works, not to quote
+    /// Measure for 2 s each instead of 8 s, and load a tenth of the events: to see that it works, not to quote
     #[arg(long)]
     quick: bool,
     /// Fail when a target is missed, not only when a check fails
@@ -76,6 +83,7 @@ enum Part {
     Postgres,
     Redis,
     Kafka,
+    Slot,
     Process,
 }
 
@@ -85,16 +93,19 @@ struct Bench {
     scratch: TempDir,
     warmup: Duration,
     duration: Duration,
+    /// Of a bulk load.
+    events: u64,
 }
 
 impl Bench {
     fn new(quick: bool) -> Result<Self> {
-        let (warmup, duration) = if quick { (1, 2) } else { (2, 8) };
+        let (warmup, duration, events) = if quick { (1, 2, 50_000) } else { (2, 8, 500_000) };
         let scratch = tempfile::Builder::new().prefix("suite-").tempdir_in(env!("CARGO_TARGET_TMPDIR"));
         Ok(Self {
             scratch: scratch.context("create a directory under target/")?,
             warmup: Duration::from_secs(warmup),
             duration: Duration::from_secs(duration),
+            events,
         })
     }
 
@@ -160,6 +171,7 @@ async fn measure_all(arguments: &Arguments) -> Result<Results> {
             Part::Redis => measure_redis(&bench, without_kafka, &mut results).await?,
             Part::Kafka if without_kafka => {}
             Part::Kafka => measure_kafka(&bench, &mut results).await?,
+            Part::Slot => measure_slot(&bench, &mut results).await?,
             Part::Process => measure_process(&bench, &mut results).await?,
         }
     }
@@ -199,7 +211,7 @@ async fn measure_postgres(bench: &Bench, results: &mut Results) -> Result<()> {
     let postgres = Postgres::start().await?;
     let baseline = pgbench::Baseline::new(bench, &postgres).await?;
     results.note(postgres.conditions().await?);
-    results.note([pgbench::Baseline::conditions()]);
+    results.note([Pgbench::conditions()]);
     for (keys, at_least) in POSTGRES_TARGETS {
         let before = baseline.measure(bench, keys).await?;
         results.rows.push(before.clone());
@@ -252,6 +264,32 @@ async fn measure_kafka(bench: &Bench, results: &mut Results) -> Result<()> {
     let after = baseline.measure(bench).await?;
     results.compare(run, [&before, &after], KAFKA_TARGET);
     results.rows.push(after);
+    Ok(())
+}
+
+async fn measure_slot(bench: &Bench, results: &mut Results) -> Result<()> {
+    let run = slot::bulk::measure(bench, Engines::EMBEDDED).await?;
+    results.rate_target(&run.row, SLOT_EMBEDDED_TARGET_PER_S);
+    results.take(run);
+    let postgres = Postgres::start().await?;
+    let baseline = slot::Baseline::new(bench, &postgres).await?;
+    results.note(postgres.conditions().await?);
+    results.note([Pgbench::conditions()]);
+    let before = baseline.measure(bench).await?;
+    results.rows.push(before.clone());
+    let run = slot::bulk::measure_on_postgres(bench, &postgres).await?;
+    let after = baseline.measure(bench).await?;
+    results.rate_target(&run.row, SLOT_POSTGRES_TARGET_PER_S);
+    let name = format!("{} / {}", run.row.name, before.name);
+    let ratio = results.relate(run, [&before, &after]);
+    results.target(&name, ratio, Bound::AtLeast(SLOT_BASELINE_TARGET), "×");
+    results.rows.push(after);
+    let run = slot::single::measure(bench, &postgres).await?;
+    results.rate_target(&run.row, SLOT_SINGLE_TARGET_PER_S);
+    results.take(run);
+    let slot::full::Found { runs, name, ratio } = slot::full::measure(bench, &postgres).await?;
+    runs.into_iter().for_each(|run| results.take(run));
+    results.target(&name, ratio, Bound::Below(SLOT_FULL_WINDOWS_TARGET), "×");
     Ok(())
 }
 

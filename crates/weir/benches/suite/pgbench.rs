@@ -1,5 +1,5 @@
-//! The baseline of the Postgres engine: pgbench, one `SELECT … FOR UPDATE; UPDATE` transaction a request, on the
-//! PostgreSQL that Weir then runs on.
+//! pgbench on the PostgreSQL that Weir then runs on, and the baseline of quota there: one `SELECT … FOR UPDATE; UPDATE`
+//! transaction a request.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -26,51 +26,88 @@ const CLIENTS: &str = "32";
 /// What pgbench may take beyond its time, connecting included.
 const MARGIN: Duration = Duration::from_secs(30);
 
+/// pgbench on the baselines' database.
+pub(crate) struct Pgbench {
+    program: PathBuf,
+    url: String,
+    directory: PathBuf,
+}
+
+/// What it says of a script.
+pub(crate) struct Measured {
+    pub(crate) row: Row,
+    /// How many transactions it made, those of the warm-up included.
+    pub(crate) transactions: usize,
+}
+
+/// The baseline of quota.
 pub(crate) struct Baseline<'a> {
     postgres: &'a Postgres,
-    /// Of the baselines' database.
-    url: String,
-    pgbench: PathBuf,
-    directory: PathBuf,
+    pgbench: Pgbench,
 }
 
 impl<'a> Baseline<'a> {
     pub(crate) async fn new(bench: &Bench, postgres: &'a Postgres) -> Result<Self> {
-        let pgbench = postgres.bin_dir()?.join("pgbench");
-        let url = postgres.baseline().await.url().to_owned();
-        let directory = bench.path().join("pgbench");
-        fs::create_dir_all(&directory).context("create a directory for pgbench")?;
-        fs::write(directory.join("script.sql"), SCRIPT).context("write pgbench's script")?;
-        Ok(Self { postgres, url, pgbench, directory })
-    }
-
-    pub(crate) fn conditions() -> String {
-        format!("pgbench -c {CLIENTS} -j 2 -M prepared")
+        postgres.quota_baseline().await;
+        Ok(Self { postgres, pgbench: Pgbench::new(bench, postgres, "quota", SCRIPT)? })
     }
 
     /// Transactions a second on one hot row or over many.
     pub(crate) async fn measure(&self, bench: &Bench, keys: u64) -> Result<Row> {
         let name = format!("pgbench, {}", spread(keys, "row"));
         eprintln!("measuring: {name}");
-        self.postgres.tidy().await;
-        self.run(bench.warmup, keys, "warm-up").await?;
-        let (output, latencies_us) = self.run(bench.duration, keys, "measured").await?;
+        self.postgres.tidy("rate_limit_store").await;
+        let variables = [("first", FIRST_KEY), ("last", FIRST_KEY + keys - 1)];
+        Ok(self.pgbench.measure(bench, name, &variables).await?.row)
+    }
+}
+
+impl Pgbench {
+    /// For one script; `what` it is the baseline of names its directory.
+    pub(crate) fn new(bench: &Bench, postgres: &Postgres, what: &str, script: &str) -> Result<Self> {
+        let program = postgres.bin_dir()?.join("pgbench");
+        let url = postgres.baselines().url().to_owned();
+        let directory = bench.path().join(format!("pgbench {what}"));
+        fs::create_dir_all(&directory).context("create a directory for pgbench")?;
+        fs::write(directory.join("script.sql"), script).context("write pgbench's script")?;
+        Ok(Self { program, url, directory })
+    }
+
+    pub(crate) fn conditions() -> String {
+        format!("pgbench -c {CLIENTS} -j 2 -M prepared")
+    }
+
+    /// Warms up, then measures transactions a second.
+    pub(crate) async fn measure(
+        &self,
+        bench: &Bench,
+        name: String,
+        variables: &[(&str, u64)],
+    ) -> Result<Measured> {
+        let (_, warm_up) = self.run(bench.warmup, variables, "warm-up").await?;
+        let (output, latencies_us) = self.run(bench.duration, variables, "measured").await?;
         ensure!(!latencies_us.is_empty(), "pgbench logged no transaction: {output}");
+        let transactions = warm_up.len() + latencies_us.len();
         let rate = number_after(&output, "tps = ")?;
         let failed = number_after(&output, "number of failed transactions: ")?;
         let [p50_ms, p99_ms] = percentiles_ms(latencies_us, [50, 99]);
-        Ok(Row::new(name, rate, p50_ms, p99_ms, failed))
+        Ok(Measured { row: Row::new(name, rate, p50_ms, p99_ms, failed), transactions })
     }
 
     /// One pgbench: what it printed, and how long each transaction took.
-    async fn run(&self, duration: Duration, keys: u64, what: &str) -> Result<(String, Vec<u64>)> {
+    async fn run(
+        &self,
+        duration: Duration,
+        variables: &[(&str, u64)],
+        what: &str,
+    ) -> Result<(String, Vec<u64>)> {
         let directory = self.directory.join(what);
         // The logs of an earlier run would count again.
         let _ = fs::remove_dir_all(&directory);
-        let mut command = Command::new(&self.pgbench);
+        let mut command = Command::new(&self.program);
         command
             .args(["-n", "-M", "prepared", "-c", CLIENTS, "-j", "2", "-T", &duration.as_secs().to_string()])
-            .args(["-D", &format!("first={FIRST_KEY}"), "-D", &format!("last={}", FIRST_KEY + keys - 1)])
+            .args(variables.iter().map(|(name, value)| format!("--define={name}={value}")))
             .arg("-f")
             .arg(self.directory.join("script.sql"))
             .args(["--log", "--log-prefix=transactions"])

@@ -8,7 +8,7 @@ use weir_testkit::postgres::{Database, Options, Server};
 use crate::SPREAD;
 
 /// The very table Weir uses.
-const TABLE: &str = include_str!("../../../store-postgres/migrations/0001_quota.sql");
+const QUOTA_TABLE: &str = include_str!("../../../store-postgres/migrations/0001_quota.sql");
 /// Ten digits, as Weir's keys here end in.
 pub(crate) const FIRST_KEY: u64 = 1_000_000_000;
 const SETTINGS: [(&str, &str); 4] =
@@ -53,11 +53,16 @@ impl Postgres {
         self.server.bin_dir().context("pgbench is needed, so PostgreSQL must be installed here")
     }
 
-    /// The baselines' database, with Weir's table and a row for each key in it.
-    pub(crate) async fn baseline(&self) -> &Database {
+    /// The baselines' database, as it is.
+    pub(crate) fn baselines(&self) -> &Database {
+        &self.database
+    }
+
+    /// The same, with quota's table and a row for each key in it.
+    pub(crate) async fn quota_baseline(&self) -> &Database {
         let exists = "SELECT 1 FROM pg_tables WHERE tablename = 'rate_limit_store'";
         if self.database.query_strings(exists).await.is_empty() {
-            self.database.execute(TABLE).await;
+            self.database.execute(QUOTA_TABLE).await;
             let fill = format!(
                 "INSERT INTO rate_limit_store SELECT ({FIRST_KEY} + n)::text, 2147483647, 1440, 0, now()
                  FROM generate_series(0, {SPREAD} - 1) AS n"
@@ -67,14 +72,14 @@ impl Postgres {
         &self.database
     }
 
-    /// Clears what an earlier run has left to be cleared, for a baseline that starts with no debts.
-    pub(crate) async fn tidy(&self) {
-        self.database.execute("VACUUM ANALYZE rate_limit_store").await;
+    /// Clears what an earlier run has left to be cleared, for a baseline on `tables` that starts with no debts.
+    pub(crate) async fn tidy(&self, tables: &str) {
+        self.database.execute(&format!("VACUUM ANALYZE {tables}")).await;
         self.settle().await;
     }
 
     /// Writes out what earlier runs left dirty, so that each starts with the same debts: none.
-    async fn settle(&self) {
+    pub(crate) async fn settle(&self) {
         self.database.execute("CHECKPOINT").await;
     }
 

@@ -18,8 +18,9 @@ pub(crate) struct Row {
     pub(crate) name: String,
     /// Of the answers that the run is about, 2xx or refusals: others are fast and no work.
     pub(crate) requests_per_s: f64,
-    pub(crate) p50_ms: f64,
-    pub(crate) p99_ms: f64,
+    /// None where answers come in a stream and none has a time of its own.
+    pub(crate) p50_ms: Option<f64>,
+    pub(crate) p99_ms: Option<f64>,
     /// Other answers, and requests without an answer.
     pub(crate) failed: u64,
     /// Processor cores of the load generator; it has one thread.
@@ -80,11 +81,16 @@ pub(crate) struct Results {
 
 impl Row {
     pub(crate) fn new(name: String, requests_per_s: f64, p50_ms: f64, p99_ms: f64, failed: u64) -> Self {
+        let row = Self::without_latency(name, requests_per_s, failed);
+        Self { p50_ms: Some(p50_ms), p99_ms: Some(p99_ms), ..row }
+    }
+
+    pub(crate) fn without_latency(name: String, requests_per_s: f64, failed: u64) -> Self {
         Self {
             name,
             requests_per_s,
-            p50_ms,
-            p99_ms,
+            p50_ms: None,
+            p99_ms: None,
             failed,
             generator_cores: None,
             sender: None,
@@ -130,14 +136,30 @@ impl Results {
         self.target(&name, ratio, Bound::AtLeast(at_least), "×");
     }
 
-    /// Takes in a run of Weir and says its ratio to the baseline, for the caller to judge.
+    /// Takes in a run of Weir, judges its p99 and says its ratio to the baseline, for the caller to judge.
     pub(crate) fn record(&mut self, run: Run, around: [&Row; 2]) -> f64 {
-        let Run { mut row, failures } = run;
+        if let Some(p99_ms) = run.row.p99_ms {
+            self.target(&format!("{}, p99", run.row.name), p99_ms, Bound::Below(P99_TARGET_MS), "ms");
+        }
+        self.relate(run, around)
+    }
+
+    /// Takes in a run of Weir and says its ratio to the baseline, for the caller to judge.
+    pub(crate) fn relate(&mut self, mut run: Run, around: [&Row; 2]) -> f64 {
         let [before, after] = around.map(|baseline| baseline.requests_per_s);
-        let ratio = row.requests_per_s / f64::midpoint(before, after);
-        row.ratio = Some(ratio);
-        let against = format!("{} / {}", row.name, around[0].name);
-        self.target(&format!("{}, p99", row.name), row.p99_ms, Bound::Below(P99_TARGET_MS), "ms");
+        let ratio = run.row.requests_per_s / f64::midpoint(before, after);
+        run.row.ratio = Some(ratio);
+        if (before - after).abs() > 0.2 * before.max(after) {
+            let against = format!("{} / {}", run.row.name, around[0].name);
+            self.notes.push(format!("{against}: the baseline moved by more than a fifth around the run"));
+        }
+        self.take(run);
+        ratio
+    }
+
+    /// Takes in a run of Weir that has no baseline.
+    pub(crate) fn take(&mut self, run: Run) {
+        let Run { row, failures } = run;
         if let Some(sender) = row.sender.filter(|sender| !sender.caught_up) {
             self.notes.push(format!("{}: the sender was still behind after {:.0} s", row.name, sender.lag_s));
         }
@@ -147,12 +169,13 @@ impl Results {
                 row.name, row.failed
             ));
         }
-        if (before - after).abs() > 0.2 * before.max(after) {
-            self.notes.push(format!("{against}: the baseline moved by more than a fifth around the run"));
-        }
         self.rows.push(row);
         self.failures.extend(failures);
-        ratio
+    }
+
+    /// Judges what a row says by its rate alone.
+    pub(crate) fn rate_target(&mut self, row: &Row, at_least: f64) {
+        self.target(&row.name, row.requests_per_s, Bound::AtLeast(at_least), "/s");
     }
 
     /// Takes in what a reader should know, once.

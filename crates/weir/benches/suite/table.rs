@@ -32,8 +32,8 @@ fn measurement(row: &Row) -> [String; MEASURED.len()] {
     [
         row.name.clone(),
         grouped(row.requests_per_s),
-        format!("{:.2}", row.p50_ms),
-        format!("{:.2}", row.p99_ms),
+        decimals(row.p50_ms),
+        decimals(row.p99_ms),
         grouped(row.failed as f64),
         decimals(row.generator_cores),
         row.sender.map(lag).unwrap_or_default(),

@@ -14,7 +14,7 @@ use crate::table::spread;
 use crate::{Bench, HOT};
 
 /// The same in every request whatever the port, so that all servers get the same bytes.
-const HOST: &str = "127.0.0.1:8080";
+pub(crate) const HOST: &str = "127.0.0.1:8080";
 const SEND: &str = r#"","message":"your parcel is on its way"}"#;
 /// A limit that no run can reach.
 const UNREACHABLE: u32 = 2_147_483_647;
@@ -32,7 +32,7 @@ pub(crate) struct Engines<'a> {
 impl Engines<'_> {
     pub(crate) const EMBEDDED: Self = Self { postgres: None, redis: None, kafka: None };
 
-    fn name(&self) -> String {
+    pub(crate) fn name(&self) -> String {
         let used = [("Postgres", self.postgres), ("Redis", self.redis), ("Kafka", self.kafka)];
         let used: Vec<&str> = used.iter().filter_map(|(name, url)| url.map(|_| *name)).collect();
         if used.is_empty() { "embedded".to_owned() } else { used.join(" + ") }

@@ -1,0 +1,232 @@
+//! What is kept of requests that workers have no more to do with: dead letters, jobs a broker does not have, old records,
+//! and the books. None of it is on a hot path, so its statements are not prepared ahead.
+
+use std::time::Duration;
+
+use uuid::Uuid;
+use weir_core::request::canary::Percent;
+use weir_core::request::state::{Progress, Status};
+use weir_core::{RequestId, Timestamp};
+use weir_store::Result;
+use weir_store::request::{Books, DeadRequest, Pending, Rollout};
+
+use super::{COLUMNS, JOBS, fault, limited, read_id, read_request};
+use crate::quota::{column, int};
+use crate::{Postgres, time};
+
+const PENDING: &str = "
+    SELECT request_id, (extract(epoch FROM coalesce($3, clock_timestamp()) - created_at) * 1000000)::bigint
+    FROM request_record
+    WHERE status = 'PENDING_ENQUEUE'
+      AND created_at <= coalesce($3, clock_timestamp()) - $1::bigint * interval '1 microsecond'
+    ORDER BY created_at LIMIT $2";
+/// Jobs first, as everywhere. A worker that has one of them has made its request `IN_PROGRESS` already.
+const MARK_ENQUEUED: &str = "
+    WITH locked AS MATERIALIZED (
+        SELECT request_id FROM request_job WHERE request_id = ANY($1) ORDER BY request_id FOR UPDATE)
+    UPDATE request_record AS record SET status = 'ACCEPTED', updated_at = coalesce($2, clock_timestamp())
+    FROM locked WHERE record.request_id = locked.request_id AND record.status = 'PENDING_ENQUEUE'";
+const LETTERS: &str = "
+    DELETE FROM request_dead WHERE request_id IN (
+        SELECT request_id FROM request_dead WHERE $1::uuid IS NULL OR request_id = $1
+        ORDER BY request_id LIMIT $2 FOR UPDATE)
+    RETURNING request_id, downstream, token";
+const RESTART: &str = "
+    WITH replayed AS (
+        SELECT * FROM unnest($1::uuid[], $2::text[], $3::bigint[]) AS replayed (request_id, downstream, token)),
+    queued AS (
+        INSERT INTO request_job (request_id, downstream, claimable_at, token)
+        SELECT request_id, downstream, $6, token FROM replayed)
+    UPDATE request_record AS record
+    SET status = $4, attempts = $5, failure_code = NULL, failure_message = NULL, updated_at = $6
+    FROM replayed WHERE record.request_id = replayed.request_id";
+const DISCARD: &str = "DELETE FROM request_dead WHERE request_id = $1";
+const COUNT: &str = "SELECT count(*) FROM request_dead";
+/// Ids are in order of time, so the old ones are the first.
+const OLD: &str = "
+    SELECT request_id FROM request_record
+    WHERE request_id < $1 AND status IN ('COMPLETED', 'FAILED_PERMANENT', 'FAILED_RETRY_EXHAUSTED')
+    ORDER BY request_id LIMIT $2";
+/// Dead letters first: whoever replays one has it locked, and then its record is not final any more.
+const FORGET_DEAD: &str = "DELETE FROM request_dead WHERE request_id = ANY($1)";
+const DELETE: &str = "
+    WITH gone AS (
+        DELETE FROM request_record
+        WHERE request_id = ANY($1) AND status IN ('COMPLETED', 'FAILED_PERMANENT', 'FAILED_RETRY_EXHAUSTED')
+        RETURNING 1),
+    counted AS (
+        INSERT INTO request_ledger (slot, purged) SELECT $2, count(*) FROM gone
+        ON CONFLICT (slot) DO UPDATE SET purged = request_ledger.purged + excluded.purged)
+    SELECT count(*) FROM gone";
+const FORGET_KEYS: &str = "
+    DELETE FROM idempotency_record WHERE (tenant_id, idempotency_key) IN (
+        SELECT tenant_id, idempotency_key FROM idempotency_record
+        WHERE expires_at <= coalesce($1, clock_timestamp()) ORDER BY expires_at LIMIT $2 FOR UPDATE SKIP LOCKED)";
+const ROLLOUT: &str = "SELECT processing_enabled, reconciler_enabled, canary_percent FROM request_rollout";
+const SET_ROLLOUT: &str = "
+    INSERT INTO request_rollout (id, processing_enabled, reconciler_enabled, canary_percent) VALUES (1, $1, $2, $3)
+    ON CONFLICT (id) DO UPDATE
+    SET processing_enabled = excluded.processing_enabled, reconciler_enabled = excluded.reconciler_enabled,
+        canary_percent = excluded.canary_percent";
+const BOOKS: &str = "
+    SELECT (SELECT coalesce(sum(accepted), 0)::bigint FROM request_ledger),
+           (SELECT coalesce(sum(purged), 0)::bigint FROM request_ledger),
+           count(*) FILTER (WHERE status = 'COMPLETED'), count(*) FILTER (WHERE status = 'FAILED_PERMANENT'),
+           count(*) FILTER (WHERE status = 'FAILED_RETRY_EXHAUSTED'),
+           count(*) FILTER (WHERE status IN ('ACCEPTED', 'PENDING_ENQUEUE', 'IN_PROGRESS')),
+           (SELECT count(*) FROM request_job)
+    FROM request_record";
+
+pub(super) async fn pending(engine: &Postgres, older_than: Duration, limit: usize) -> Result<Vec<Pending>> {
+    let session = engine.inner.pool.session().await?;
+    let span = crate::queue::micros(older_than);
+    let values: [&(dyn tokio_postgres::types::ToSql + Sync); 3] =
+        [&span, &limited(limit), &engine.clock_override()];
+    let rows = session.bounded(session.client.query(PENDING, &values)).await?;
+    session.keep();
+    rows.iter()
+        .map(|row| {
+            let age = Duration::from_micros(column::<i64>(row, 1)?.max(0).unsigned_abs());
+            Ok(Pending { id: read_id(row, 0)?, age })
+        })
+        .collect()
+}
+
+pub(super) async fn mark_enqueued(engine: &Postgres, ids: &[RequestId]) -> Result<()> {
+    let ids: Vec<Uuid> = ids.iter().map(|id| *id.as_uuid()).collect();
+    let session = engine.inner.pool.session().await?;
+    let values: [&(dyn tokio_postgres::types::ToSql + Sync); 2] = [&ids, &engine.clock_override()];
+    session.bounded(session.client.execute(MARK_ENQUEUED, &values)).await?;
+    session.keep();
+    Ok(())
+}
+
+pub(super) async fn list(
+    engine: &Postgres,
+    after: Option<RequestId>,
+    limit: usize,
+) -> Result<Vec<DeadRequest>> {
+    let sql = format!(
+        "SELECT {COLUMNS}, dead.died_at
+         FROM request_dead AS dead JOIN request_record AS record USING (request_id)
+         WHERE dead.request_id > $1 ORDER BY dead.request_id LIMIT $2"
+    );
+    let session = engine.inner.pool.session().await?;
+    let after = after.map_or(Uuid::nil(), |id| *id.as_uuid());
+    let rows = session.bounded(session.client.query(&sql, &[&after, &limited(limit)])).await?;
+    session.keep();
+    rows.iter()
+        .map(|row| {
+            Ok(DeadRequest { request: read_request(row)?, died_at: time::from_system(column(row, 14)?) })
+        })
+        .collect()
+}
+
+/// Replays one dead letter, or as many as asked for.
+pub(super) async fn replay(engine: &Postgres, id: Option<RequestId>, limit: usize) -> Result<Vec<RequestId>> {
+    let session = engine.inner.pool.session().await?;
+    let (client, id) = (&session.client, id.map(|id| *id.as_uuid()));
+    session.bounded(client.batch_execute("BEGIN")).await?;
+    let letters = session.bounded(client.query(LETTERS, &[&id, &limited(limit)])).await?;
+    let clock = session.bounded(client.query_one(&session.statements.clock, &[])).await?;
+    let now = engine.now(&clock)?;
+    let progress = restarted(now)?;
+    let (mut ids, mut downstreams, mut tokens) = (Vec::<Uuid>::new(), Vec::<String>::new(), Vec::new());
+    for row in &letters {
+        ids.push(column(row, 0)?);
+        downstreams.push(column(row, 1)?);
+        tokens.push(column::<i64>(row, 2)?);
+    }
+    let (status, attempts) = (progress.status.as_str(), int(progress.attempts));
+    let values: [&(dyn tokio_postgres::types::ToSql + Sync); 6] =
+        [&ids, &downstreams, &tokens, &status, &attempts, &time::to_system(now)];
+    session.bounded(client.execute(RESTART, &values)).await?;
+    session.bounded(client.batch_execute("COMMIT")).await?;
+    session.keep();
+    engine.inner.bells.ring(JOBS);
+    Ok(ids.into_iter().map(RequestId::from_uuid).collect())
+}
+
+/// What the rule makes of a dead letter; its token is kept beside it.
+fn restarted(now: Timestamp) -> Result<Progress> {
+    let mut progress = Progress { status: Status::FailedRetryExhausted, ..Progress::accepted(now) };
+    progress.replay(now).map_err(fault)?;
+    Ok(progress)
+}
+
+pub(super) async fn discard(engine: &Postgres, id: RequestId) -> Result<bool> {
+    let session = engine.inner.pool.session().await?;
+    let gone = session.bounded(session.client.execute(DISCARD, &[id.as_uuid()])).await?;
+    session.keep();
+    Ok(gone > 0)
+}
+
+pub(super) async fn count(engine: &Postgres) -> Result<u64> {
+    let session = engine.inner.pool.session().await?;
+    let row = session.bounded(session.client.query_one(COUNT, &[])).await?;
+    session.keep();
+    Ok(column::<i64>(&row, 0)?.unsigned_abs())
+}
+
+pub(super) async fn purge(engine: &Postgres, keep: Duration, limit: usize) -> Result<u64> {
+    let session = engine.inner.pool.session().await?;
+    let client = &session.client;
+    let clock = session.bounded(client.query_one(&session.statements.clock, &[])).await?;
+    let before = engine.now(&clock)?.as_micros().saturating_sub(crate::queue::micros(keep));
+    let oldest = RequestId::new(Timestamp::from_micros(before), [0; 10]);
+    let old = session.bounded(client.query(OLD, &[oldest.as_uuid(), &limited(limit)])).await?;
+    let old: Vec<Uuid> = old.iter().map(|row| column(row, 0)).collect::<Result<_>>()?;
+    let mut purged = 0;
+    if !old.is_empty() {
+        session.bounded(client.batch_execute("BEGIN")).await?;
+        session.bounded(client.execute(FORGET_DEAD, &[&old])).await?;
+        let gone = session.bounded(client.query_one(DELETE, &[&old, &session.ledger_slot])).await?;
+        session.bounded(client.batch_execute("COMMIT")).await?;
+        purged = column::<i64>(&gone, 0)?.unsigned_abs();
+    }
+    let (test_clock, limit) = (engine.clock_override(), limited(limit));
+    let keys = session.bounded(client.execute(FORGET_KEYS, &[&test_clock, &limit])).await?;
+    session.keep();
+    Ok(purged + keys)
+}
+
+pub(super) async fn rollout(engine: &Postgres) -> Result<Option<Rollout>> {
+    let session = engine.inner.pool.session().await?;
+    let row = session.bounded(session.client.query_opt(ROLLOUT, &[])).await?;
+    session.keep();
+    let read = |row: tokio_postgres::Row| {
+        let percent = u8::try_from(column::<i16>(&row, 2)?).map_err(fault)?;
+        Ok(Rollout {
+            processing_enabled: column(&row, 0)?,
+            reconciler_enabled: column(&row, 1)?,
+            canary: Percent::new(percent).map_err(fault)?,
+        })
+    };
+    row.map(read).transpose()
+}
+
+pub(super) async fn set_rollout(engine: &Postgres, rollout: Rollout) -> Result<()> {
+    let Rollout { processing_enabled, reconciler_enabled, canary } = rollout;
+    let session = engine.inner.pool.session().await?;
+    let values: [&(dyn tokio_postgres::types::ToSql + Sync); 3] =
+        [&processing_enabled, &reconciler_enabled, &i16::from(canary.get())];
+    session.bounded(session.client.execute(SET_ROLLOUT, &values)).await?;
+    session.keep();
+    Ok(())
+}
+
+pub(super) async fn books(engine: &Postgres) -> Result<Books> {
+    let session = engine.inner.pool.session().await?;
+    let row = session.bounded(session.client.query_one(BOOKS, &[])).await?;
+    session.keep();
+    let count = |index| column::<i64>(&row, index).map(i64::unsigned_abs);
+    Ok(Books {
+        accepted: count(0)?,
+        purged: count(1)?,
+        completed: count(2)?,
+        failed: count(3)?,
+        dead: count(4)?,
+        in_flight: count(5)?,
+        jobs: count(6)?,
+    })
+}

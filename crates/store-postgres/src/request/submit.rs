@@ -1,0 +1,345 @@
+//! Taking submissions: two round trips a batch. The first reads what the keys stand for (and locks the tenants' windows, if
+//! there is a limit), the second writes records, keys and jobs. When two servers take the same key at once, the second one
+//! to insert it waits for the other's commit, writes nothing, and reads what became of it.
+
+use std::collections::{HashMap, HashSet};
+use std::time::SystemTime;
+
+use futures_util::future::{try_join, try_join3, try_join4};
+use tokio_postgres::{Row, Statement};
+use uuid::Uuid;
+use weir_core::quota::{Limits, Quota};
+use weir_core::request::canonical::Fingerprint;
+use weir_core::request::idempotency::{Record, Submission, decide};
+use weir_core::request::state::{Progress, Status};
+use weir_core::{RequestId, Timestamp, Verdict};
+use weir_store::request::{Receipt, Submit, SubmitOutcome};
+use weir_store::{Error, Result};
+
+use super::{read_status, unreadable};
+use crate::pool::Session;
+use crate::quota::{column, int, unsigned};
+use crate::{ENGINE, Postgres, time};
+
+/// A key whose request was purged stands for nothing.
+const KEPT: &str = "
+    SELECT kept.tenant_id, kept.idempotency_key, kept.payload_hash, kept.request_id, kept.expires_at,
+           record.status, record.created_at
+    FROM unnest($1::text[], $2::text[]) AS wanted (tenant_id, key)
+    JOIN idempotency_record AS kept
+      ON kept.tenant_id = wanted.tenant_id AND kept.idempotency_key = wanted.key
+    JOIN request_record AS record ON record.request_id = kept.request_id";
+const MAKE_TENANTS: &str = "
+    INSERT INTO request_tenant (tenant_id, current_count, last_refresh_time)
+    SELECT tenant_id, 0, '-infinity' FROM unnest($1::text[]) AS wanted (tenant_id) ORDER BY tenant_id
+    ON CONFLICT DO NOTHING";
+const LOCK_TENANTS: &str = "
+    SELECT tenant_id, current_count, nullif(last_refresh_time, '-infinity') FROM request_tenant
+    WHERE tenant_id = ANY($1) ORDER BY tenant_id FOR UPDATE";
+const SAVE_TENANTS: &str = "
+    UPDATE request_tenant AS tenant
+    SET current_count = new.current_count, last_refresh_time = new.last_refresh_time
+    FROM unnest($1::text[], $2::integer[], $3::timestamptz[]) AS new (tenant_id, current_count, last_refresh_time)
+    WHERE tenant.tenant_id = new.tenant_id";
+const INSERT: &str = "
+    WITH new AS (
+        SELECT * FROM unnest($1::uuid[], $2::text[], $3::text[], $4::bytea[], $5::text[], $6::text[], $7::bytea[],
+                             $8::text[], $9::text[], $10::text[])
+            AS new (request_id, tenant_id, key, hash, request_type, status, payload, key_id, callback_url, downstream)),
+    kept AS (
+        INSERT INTO idempotency_record AS kept (tenant_id, idempotency_key, payload_hash, request_id, expires_at)
+        SELECT tenant_id, key, hash, request_id, $12 FROM new ORDER BY tenant_id, key
+        ON CONFLICT (tenant_id, idempotency_key) DO UPDATE
+        SET payload_hash = excluded.payload_hash, request_id = excluded.request_id, expires_at = excluded.expires_at
+        WHERE kept.expires_at <= $11
+           OR (SELECT true FROM request_record AS record WHERE record.request_id = kept.request_id) IS NULL
+        RETURNING request_id),
+    recorded AS (
+        INSERT INTO request_record (request_id, tenant_id, request_type, status, payload, payload_key_id, callback_url,
+                                    created_at, updated_at)
+        SELECT new.request_id, tenant_id, request_type, status, payload, key_id, callback_url, $11, $11
+        FROM new JOIN kept USING (request_id)),
+    queued AS (
+        INSERT INTO request_job (request_id, downstream, claimable_at)
+        SELECT new.request_id, downstream, $11 FROM new JOIN kept USING (request_id)),
+    counted AS (
+        INSERT INTO request_ledger (slot, accepted) SELECT $13, count(*) FROM kept
+        ON CONFLICT (slot) DO UPDATE SET accepted = request_ledger.accepted + excluded.accepted)
+    SELECT request_id FROM kept";
+
+/// In the order of [`Statements::from_prepared`].
+pub(super) const SQL: [&str; 5] = [KEPT, MAKE_TENANTS, LOCK_TENANTS, SAVE_TENANTS, INSERT];
+
+#[derive(Debug)]
+pub(super) struct Statements {
+    kept: Statement,
+    make_tenants: Statement,
+    lock_tenants: Statement,
+    save_tenants: Statement,
+    insert: Statement,
+}
+
+impl Statements {
+    pub(super) fn from_prepared(next: &mut impl FnMut() -> Statement) -> Self {
+        Self {
+            kept: next(),
+            make_tenants: next(),
+            lock_tenants: next(),
+            save_tenants: next(),
+            insert: next(),
+        }
+    }
+}
+
+/// What is remembered under a key: the record, and how its request stands.
+#[derive(Clone, Copy)]
+struct Kept {
+    record: Record,
+    receipt: Receipt,
+}
+
+type Keys<'a> = HashMap<(&'a str, &'a str), Kept>;
+
+pub(super) async fn submit(
+    engine: &Postgres,
+    batch: &[Submit],
+    limits: Option<Limits>,
+) -> Result<Vec<SubmitOutcome>> {
+    let session = engine.inner.pool.session().await?;
+    let (mut keys, mut tenants, now) = begin(engine, &session, batch, limits).await?;
+    let mut outcomes = Vec::with_capacity(batch.len());
+    let mut accepted = Vec::new();
+    for submit in batch {
+        let outcome = decide_one(submit, &mut keys, tenants.as_mut(), now)?;
+        if matches!(outcome, SubmitOutcome::Accepted(_)) {
+            accepted.push(submit);
+        }
+        outcomes.push(outcome);
+    }
+    if accepted.is_empty() {
+        session.bounded(session.client.batch_execute("COMMIT")).await?;
+    } else {
+        let saved = save(&session, &accepted, tenants.as_ref(), now).await?;
+        if saved.len() < accepted.len() {
+            resolve(&session, batch, &saved, &mut outcomes, now).await?;
+        }
+    }
+    session.keep();
+    Ok(outcomes)
+}
+
+fn decide_one<'a>(
+    submit: &'a Submit,
+    keys: &mut Keys<'a>,
+    tenants: Option<&mut HashMap<String, Quota>>,
+    now: Timestamp,
+) -> Result<SubmitOutcome> {
+    let name = (submit.tenant.as_str(), submit.key.as_str());
+    let kept = keys.get(&name);
+    match decide(kept.map(|kept| &kept.record), &submit.fingerprint, now) {
+        Submission::Replay(_) => {
+            kept.map(|kept| SubmitOutcome::Replayed(kept.receipt)).ok_or_else(unreadable)
+        }
+        Submission::Conflict => Ok(SubmitOutcome::Conflict),
+        Submission::New => {
+            if let Some(window) = tenants.and_then(|tenants| tenants.get_mut(submit.tenant.as_str()))
+                && let Verdict::Denied(denial) = window.send(now)
+            {
+                return Ok(SubmitOutcome::Limited { limits: window.limits, retry_after: denial.retry_after });
+            }
+            let receipt = Receipt { id: submit.id, status: first_status(submit)?, accepted_at: now };
+            let record = Record::new(submit.fingerprint, submit.id, now);
+            keys.insert(name, Kept { record, receipt });
+            Ok(SubmitOutcome::Accepted(receipt))
+        }
+    }
+}
+
+fn first_status(submit: &Submit) -> Result<Status> {
+    let mut progress = Progress::accepted(Timestamp::EPOCH);
+    if submit.needs_broker {
+        progress.enqueue_pending().map_err(|refused| Error::failed(ENGINE, refused))?;
+    }
+    Ok(progress.status)
+}
+
+/// The first round trip. Windows are locked before keys are read: with a limit, servers take a tenant's keys one after
+/// another.
+async fn begin<'a>(
+    engine: &Postgres,
+    session: &Session,
+    batch: &'a [Submit],
+    limits: Option<Limits>,
+) -> Result<(Keys<'a>, Option<HashMap<String, Quota>>, Timestamp)> {
+    let (client, statements) = (&session.client, &session.statements);
+    let mut tenants: Vec<&str> = match limits {
+        Some(_) => batch.iter().map(|submit| submit.tenant.as_str()).collect(),
+        None => Vec::new(),
+    };
+    tenants.sort_unstable();
+    tenants.dedup();
+    let lock = async {
+        if tenants.is_empty() {
+            return Ok(Vec::new());
+        }
+        let own = &statements.request.submit;
+        let values: [&(dyn tokio_postgres::types::ToSql + Sync); 1] = [&tenants];
+        let made = client.execute(&own.make_tenants, &values);
+        try_join(made, client.query(&own.lock_tenants, &values)).await.map(|(_, locked)| locked)
+    };
+    let (_, locked, clock, kept) = session
+        .bounded(try_join4(
+            client.batch_execute("BEGIN"),
+            lock,
+            client.query_one(&statements.clock, &[]),
+            kept_rows(session, batch),
+        ))
+        .await?;
+    let now = engine.now(&clock)?;
+    let windows = match limits {
+        None => None,
+        Some(limits) => {
+            Some(locked.iter().map(|row| read_window(row, limits, now)).collect::<Result<HashMap<_, _>>>()?)
+        }
+    };
+    Ok((read_keys(batch, &kept)?, windows, now))
+}
+
+async fn kept_rows(session: &Session, batch: &[Submit]) -> Result<Vec<Row>, tokio_postgres::Error> {
+    let tenants: Vec<&str> = batch.iter().map(|submit| submit.tenant.as_str()).collect();
+    let keys: Vec<&str> = batch.iter().map(|submit| submit.key.as_str()).collect();
+    session.client.query(&session.statements.request.submit.kept, &[&tenants, &keys]).await
+}
+
+fn read_keys<'a>(batch: &'a [Submit], rows: &[Row]) -> Result<Keys<'a>> {
+    let mut names: HashMap<(&str, &str), (&'a str, &'a str)> = HashMap::with_capacity(batch.len());
+    for submit in batch {
+        let name = (submit.tenant.as_str(), submit.key.as_str());
+        names.insert(name, name);
+    }
+    let mut keys = HashMap::with_capacity(rows.len());
+    for row in rows {
+        let name: (&str, &str) = (column(row, 0)?, column(row, 1)?);
+        if let Some(name) = names.get(&name) {
+            keys.insert(*name, read_kept(row)?);
+        }
+    }
+    Ok(keys)
+}
+
+fn read_kept(row: &Row) -> Result<Kept> {
+    let hash: &[u8] = column(row, 2)?;
+    let hash: [u8; 32] = hash.try_into().map_err(|error| Error::failed(ENGINE, error))?;
+    let id = RequestId::from_uuid(column::<Uuid>(row, 3)?);
+    let record = Record {
+        fingerprint: Fingerprint::from_bytes(hash),
+        request_id: id,
+        expires: time::from_system(column(row, 4)?),
+    };
+    let receipt = Receipt {
+        id,
+        status: read_status(column(row, 5)?)?,
+        accepted_at: time::from_system(column(row, 6)?),
+    };
+    Ok(Kept { record, receipt })
+}
+
+fn read_window(row: &Row, limits: Limits, now: Timestamp) -> Result<(String, Quota)> {
+    let refreshed: Option<SystemTime> = column(row, 2)?;
+    let window = match refreshed {
+        None => Quota::configured(limits, now),
+        Some(at) => {
+            Quota { limits, current_count: unsigned(column(row, 1)?), last_refresh: time::from_system(at) }
+        }
+    };
+    Ok((column(row, 0)?, window))
+}
+
+/// The second round trip; says which were inserted.
+async fn save(
+    session: &Session,
+    accepted: &[&Submit],
+    tenants: Option<&HashMap<String, Quota>>,
+    now: Timestamp,
+) -> Result<HashSet<RequestId>> {
+    let ids: Vec<Uuid> = accepted.iter().map(|submit| *submit.id.as_uuid()).collect();
+    let tenant_ids: Vec<&str> = accepted.iter().map(|submit| submit.tenant.as_str()).collect();
+    let keys: Vec<&str> = accepted.iter().map(|submit| submit.key.as_str()).collect();
+    let hashes: Vec<&[u8]> = accepted.iter().map(|submit| submit.fingerprint.as_bytes().as_slice()).collect();
+    let types: Vec<&str> = accepted.iter().map(|submit| submit.request_type.as_str()).collect();
+    let statuses: Vec<&str> =
+        accepted.iter().map(|submit| first_status(submit).map(Status::as_str)).collect::<Result<_>>()?;
+    let payloads: Vec<&[u8]> = accepted.iter().map(|submit| submit.payload.bytes.as_slice()).collect();
+    let key_ids: Vec<&str> = accepted.iter().map(|submit| submit.payload.key_id.as_str()).collect();
+    let callbacks: Vec<Option<&str>> = accepted.iter().map(|submit| submit.callback_url.as_deref()).collect();
+    let downstreams: Vec<&str> = accepted.iter().map(|submit| submit.downstream.as_str()).collect();
+    let expires = time::to_system(Record::new(accepted[0].fingerprint, accepted[0].id, now).expires);
+    let now = time::to_system(now);
+    let (client, statements) = (&session.client, &session.statements.request.submit);
+    let values: [&(dyn tokio_postgres::types::ToSql + Sync); 13] = [
+        &ids,
+        &tenant_ids,
+        &keys,
+        &hashes,
+        &types,
+        &statuses,
+        &payloads,
+        &key_ids,
+        &callbacks,
+        &downstreams,
+        &now,
+        &expires,
+        &session.ledger_slot,
+    ];
+    let (inserted, _, ()) = session
+        .bounded(try_join3(
+            client.query(&statements.insert, &values),
+            save_windows(session, tenants),
+            client.batch_execute("COMMIT"),
+        ))
+        .await?;
+    inserted.iter().map(|row| Ok(RequestId::from_uuid(column(row, 0)?))).collect()
+}
+
+async fn save_windows(
+    session: &Session,
+    tenants: Option<&HashMap<String, Quota>>,
+) -> Result<u64, tokio_postgres::Error> {
+    let Some(tenants) = tenants else { return Ok(0) };
+    let names: Vec<&str> = tenants.keys().map(String::as_str).collect();
+    let counts: Vec<i32> = tenants.values().map(|window| int(window.current_count)).collect();
+    let times: Vec<SystemTime> =
+        tenants.values().map(|window| time::to_system(window.last_refresh)).collect();
+    let statement = &session.statements.request.submit.save_tenants;
+    session.client.execute(statement, &[&names, &counts, &times]).await
+}
+
+/// Another server was faster with some of the keys: what it accepted is the answer.
+async fn resolve(
+    session: &Session,
+    batch: &[Submit],
+    saved: &HashSet<RequestId>,
+    outcomes: &mut [SubmitOutcome],
+    now: Timestamp,
+) -> Result<()> {
+    let rows = session.bounded(kept_rows(session, batch)).await?;
+    let keys = read_keys(batch, &rows)?;
+    for (submit, outcome) in batch.iter().zip(outcomes) {
+        let lost = match outcome {
+            SubmitOutcome::Accepted(receipt) | SubmitOutcome::Replayed(receipt) => {
+                !saved.contains(&receipt.id)
+            }
+            SubmitOutcome::Conflict => true,
+            SubmitOutcome::Limited { .. } => false,
+        };
+        if lost {
+            let kept = keys.get(&(submit.tenant.as_str(), submit.key.as_str()));
+            let kept = kept.ok_or_else(|| Error::unavailable(ENGINE, "a key was taken and is gone again"))?;
+            *outcome = match decide(Some(&kept.record), &submit.fingerprint, now) {
+                Submission::Replay(_) => SubmitOutcome::Replayed(kept.receipt),
+                _ => SubmitOutcome::Conflict,
+            };
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,423 @@
+//! Claiming jobs, and taking what workers and downstreams report. Jobs are locked and read in the first round trip, what the
+//! rule has made of them is written in the second.
+
+use std::collections::HashMap;
+use std::time::{Duration, SystemTime};
+
+use futures_util::future::{try_join, try_join3, try_join4};
+use tokio_postgres::types::ToSql;
+use tokio_postgres::{Row, Statement};
+use uuid::Uuid;
+use weir_core::request::retry::{Cause, Policy};
+use weir_core::request::state::{Claim, Lease, Progress, Refused, Report, Status};
+use weir_core::{RequestId, RequestType, TenantId, Timestamp};
+use weir_store::request::{
+    CallbackOutcome, CallbackReport, Claimed, Failure, Job, JobReport, Room, Sealed, WEBHOOKS,
+};
+use weir_store::{Result, shard};
+
+use super::{fault, read_id, read_status};
+use crate::pool::Session;
+use crate::queue::SHARDS;
+use crate::quota::{column, int, unsigned};
+use crate::{Postgres, time};
+
+/// Microseconds until the first job of these downstreams may be claimed: negative when it is late.
+const FIRST: &str = "
+    SELECT (extract(epoch FROM min(job.claimable_at) - coalesce($2, clock_timestamp())) * 1000000)::bigint
+    FROM unnest($1::text[]) AS room (downstream)
+    CROSS JOIN LATERAL (
+        SELECT claimable_at FROM request_job WHERE downstream = room.downstream
+        ORDER BY claimable_at LIMIT 1) AS job";
+/// What a worker needs, and the rule: as [`read_entry`] and [`read_job`] read them.
+const CLAIM: &str = "
+    SELECT job.request_id, record.status, job.attempts, job.claimable_at, job.is_leased, job.token, job.downstream,
+           record.callback_url IS NOT NULL, record.tenant_id, record.request_type, record.payload,
+           record.payload_key_id, record.created_at
+    FROM unnest($1::text[], $2::bigint[]) AS room (downstream, jobs)
+    CROSS JOIN LATERAL (
+        SELECT * FROM request_job AS due
+        WHERE due.downstream = room.downstream AND due.claimable_at <= coalesce($3, clock_timestamp())
+        ORDER BY due.claimable_at LIMIT room.jobs FOR UPDATE SKIP LOCKED) AS job
+    JOIN request_record AS record ON record.request_id = job.request_id
+    ORDER BY job.claimable_at";
+const CLAIM_NAMED: &str = "
+    SELECT job.request_id, record.status, job.attempts, job.claimable_at, job.is_leased, job.token, job.downstream,
+           record.callback_url IS NOT NULL, record.tenant_id, record.request_type, record.payload,
+           record.payload_key_id, record.created_at
+    FROM request_job AS job JOIN request_record AS record USING (request_id)
+    WHERE job.request_id = ANY($1) ORDER BY job.request_id FOR UPDATE OF job SKIP LOCKED";
+const LOCK: &str = "
+    SELECT job.request_id, record.status, job.attempts, job.claimable_at, job.is_leased, job.token, job.downstream,
+           record.callback_url IS NOT NULL
+    FROM request_job AS job JOIN request_record AS record USING (request_id)
+    WHERE job.request_id = ANY($1) ORDER BY job.request_id FOR UPDATE OF job";
+const STATUS: &str = "SELECT request_id, status FROM request_record WHERE request_id = ANY($1)";
+/// Without an attempt that came to something, what the last one came to still stands.
+const SAVE_RECORDS: &str = "
+    UPDATE request_record AS record
+    SET status = new.status, attempts = new.attempts, updated_at = $9,
+        failure_code = CASE WHEN new.is_told THEN new.code ELSE record.failure_code END,
+        failure_message = CASE WHEN new.is_told THEN new.message ELSE record.failure_message END,
+        result = CASE WHEN new.is_told THEN new.result ELSE record.result END,
+        result_key_id = CASE WHEN new.is_told THEN new.result_key_id ELSE record.result_key_id END
+    FROM unnest($1::uuid[], $2::text[], $3::integer[], $4::boolean[], $5::text[], $6::text[], $7::bytea[], $8::text[])
+        AS new (request_id, status, attempts, is_told, code, message, result, result_key_id)
+    WHERE record.request_id = new.request_id";
+const SAVE_JOBS: &str = "
+    UPDATE request_job AS job
+    SET claimable_at = new.claimable_at, is_leased = new.is_leased, token = new.token, attempts = new.attempts
+    FROM unnest($1::uuid[], $2::timestamptz[], $3::boolean[], $4::bigint[], $5::integer[])
+        AS new (request_id, claimable_at, is_leased, token, attempts)
+    WHERE job.request_id = new.request_id";
+const END_JOBS: &str = "
+    WITH gone AS (DELETE FROM request_job WHERE request_id = ANY($1) RETURNING request_id, downstream, token)
+    INSERT INTO request_dead (request_id, downstream, token, died_at)
+    SELECT gone.request_id, downstream, gone.token, $3 FROM gone WHERE gone.request_id = ANY($2)";
+const DOWNSTREAMS: &str = "
+    WITH RECURSIVE name (downstream) AS (
+        SELECT min(downstream) FROM request_job
+        UNION ALL
+        SELECT (SELECT min(downstream) FROM request_job WHERE downstream > name.downstream) FROM name
+        WHERE name.downstream IS NOT NULL)
+    SELECT downstream FROM name WHERE downstream IS NOT NULL";
+
+/// In the order of [`Statements::from_prepared`].
+pub(super) const SQL: [&str; 8] =
+    [FIRST, CLAIM, CLAIM_NAMED, LOCK, STATUS, SAVE_RECORDS, SAVE_JOBS, END_JOBS];
+
+#[derive(Debug)]
+pub(super) struct Statements {
+    first: Statement,
+    claim: Statement,
+    claim_named: Statement,
+    lock: Statement,
+    status: Statement,
+    save_records: Statement,
+    save_jobs: Statement,
+    end_jobs: Statement,
+}
+
+impl Statements {
+    pub(super) fn from_prepared(next: &mut impl FnMut() -> Statement) -> Self {
+        Self {
+            first: next(),
+            claim: next(),
+            claim_named: next(),
+            lock: next(),
+            status: next(),
+            save_records: next(),
+            save_jobs: next(),
+            end_jobs: next(),
+        }
+    }
+}
+
+/// A request that is in the queue, as far as the rule needs it, and what came of the last attempt if that is news.
+struct Entry {
+    id: RequestId,
+    downstream: String,
+    has_callback: bool,
+    progress: Progress,
+    told: Option<Told>,
+    is_changed: bool,
+}
+
+/// What came of an attempt, for callers to read.
+struct Told {
+    result: Option<Sealed>,
+    failure: Option<Failure>,
+}
+
+impl Told {
+    fn failed(cause: Option<Cause>, detail: Option<String>) -> Self {
+        let failure = cause.map(|cause| Failure {
+            code: cause.code().to_owned(),
+            message: detail.unwrap_or_else(|| cause.to_string()),
+        });
+        Self { result: None, failure }
+    }
+}
+
+pub(super) async fn claim_due(engine: &Postgres, room: &[Room], policy: &Policy) -> Result<Claimed> {
+    let room = room.iter().filter(|room| room.jobs > 0);
+    let (names, counts): (Vec<&str>, Vec<i64>) =
+        room.map(|room| (room.downstream.as_str(), super::limited(room.jobs))).unzip();
+    let session = engine.inner.pool.session().await?;
+    let (client, statements, test_clock) =
+        (&session.client, &session.statements.request.work, engine.clock_override());
+    let first = session.bounded(client.query_one(&statements.first, &[&names, &test_clock])).await?;
+    let first: Option<i64> = column(&first, 0)?;
+    // Nothing is locked as long as nothing is due.
+    if first.is_none_or(|micros| micros > 0) {
+        session.keep();
+        let next = first.map(|micros| Duration::from_micros(micros.unsigned_abs()));
+        return Ok(Claimed { next, ..Claimed::default() });
+    }
+    let (_, rows, clock) = session
+        .bounded(try_join3(
+            client.batch_execute("BEGIN"),
+            client.query(&statements.claim, &[&names, &counts, &test_clock]),
+            client.query_one(&session.statements.clock, &[]),
+        ))
+        .await?;
+    let now = engine.now(&clock)?;
+    let claimed = claim(&session, &rows, policy, now).await?;
+    session.keep();
+    Ok(claimed)
+}
+
+pub(super) async fn claim_named(engine: &Postgres, ids: &[RequestId], policy: &Policy) -> Result<Claimed> {
+    let ids: Vec<Uuid> = ids.iter().map(|id| *id.as_uuid()).collect();
+    let session = engine.inner.pool.session().await?;
+    let statements = &session.statements;
+    let (_, rows, clock) = session
+        .bounded(try_join3(
+            session.client.batch_execute("BEGIN"),
+            session.client.query(&statements.request.work.claim_named, &[&ids]),
+            session.client.query_one(&statements.clock, &[]),
+        ))
+        .await?;
+    let now = engine.now(&clock)?;
+    let claimed = claim(&session, &rows, policy, now).await?;
+    session.keep();
+    Ok(claimed)
+}
+
+pub(super) async fn downstreams(engine: &Postgres) -> Result<Vec<String>> {
+    let session = engine.inner.pool.session().await?;
+    let rows = session.bounded(session.client.query(DOWNSTREAMS, &[])).await?;
+    session.keep();
+    rows.iter().map(|row| column(row, 0)).collect()
+}
+
+/// The second round trip of a claim.
+async fn claim(session: &Session, rows: &[Row], policy: &Policy, now: Timestamp) -> Result<Claimed> {
+    let mut claimed = Claimed::default();
+    let mut changed = Vec::with_capacity(rows.len());
+    for row in rows {
+        let mut entry = read_entry(row)?;
+        match entry.progress.claim(policy, now) {
+            Ok(Claim::Granted(lease)) => claimed.jobs.push(read_job(row, &entry, lease)?),
+            Ok(Claim::Exhausted(cause)) => {
+                entry.told = Some(Told::failed(Some(cause), None));
+                claimed.exhausted.push(entry.id);
+            }
+            // Another claim has it, or it is not due: nothing to do about it now.
+            Err(_refused) => continue,
+        }
+        changed.push(entry);
+    }
+    save(session, &changed, now).await?;
+    Ok(claimed)
+}
+
+pub(super) async fn report(
+    engine: &Postgres,
+    batch: Vec<JobReport>,
+    policy: &Policy,
+) -> Result<Vec<Result<Status, Refused>>> {
+    let session = engine.inner.pool.session().await?;
+    let ids: Vec<RequestId> = batch.iter().map(|report| report.id).collect();
+    let (mut entries, finals, now) = lock(engine, &session, &ids).await?;
+    let mut outcomes = Vec::with_capacity(batch.len());
+    for report in batch {
+        let Some(entry) = entries.get_mut(&report.id) else {
+            // A request without a job is final, or was never there.
+            let status = finals.get(&report.id);
+            outcomes.push(Err(status.map_or(Refused::LeaseLost, |status| Refused::Final(*status))));
+            continue;
+        };
+        let JobReport { token, report: said, result, detail, chance, .. } = report;
+        let outcome = entry.progress.report(token, said, policy, now, chance);
+        if outcome.is_ok() {
+            entry.is_changed = true;
+            if let Report::Called(judgement) = said {
+                entry.told = Some(Told { result, ..Told::failed(judgement.cause(), detail) });
+            }
+        }
+        outcomes.push(outcome);
+    }
+    let changed: Vec<Entry> = entries.into_values().filter(|entry| entry.is_changed).collect();
+    save(&session, &changed, now).await?;
+    session.keep();
+    Ok(outcomes)
+}
+
+pub(super) async fn call_back(
+    engine: &Postgres,
+    id: RequestId,
+    report: CallbackReport,
+) -> Result<CallbackOutcome> {
+    let session = engine.inner.pool.session().await?;
+    let (mut entries, finals, now) = lock(engine, &session, &[id]).await?;
+    let outcome = match entries.get_mut(&id) {
+        None => match finals.get(&id) {
+            Some(status) => CallbackOutcome::Refused(Refused::Final(*status)),
+            None => CallbackOutcome::Unknown,
+        },
+        Some(entry) => match entry.progress.call_back(report.callback) {
+            Ok(status) => {
+                entry.is_changed = true;
+                entry.told = Some(Told { result: report.result, failure: report.failure });
+                CallbackOutcome::Taken(status)
+            }
+            Err(refused) => CallbackOutcome::Refused(refused),
+        },
+    };
+    let changed: Vec<Entry> = entries.into_values().filter(|entry| entry.is_changed).collect();
+    save(&session, &changed, now).await?;
+    session.keep();
+    Ok(outcome)
+}
+
+/// The first round trip of whoever knows the requests: their jobs, locked in order of id, and how those without one stand.
+async fn lock(
+    engine: &Postgres,
+    session: &Session,
+    ids: &[RequestId],
+) -> Result<(HashMap<RequestId, Entry>, HashMap<RequestId, Status>, Timestamp)> {
+    let ids: Vec<Uuid> = ids.iter().map(|id| *id.as_uuid()).collect();
+    let (client, statements) = (&session.client, &session.statements.request.work);
+    let (_, locked, found, clock) = session
+        .bounded(try_join4(
+            client.batch_execute("BEGIN"),
+            client.query(&statements.lock, &[&ids]),
+            client.query(&statements.status, &[&ids]),
+            client.query_one(&session.statements.clock, &[]),
+        ))
+        .await?;
+    let entries = locked.iter().map(|row| read_entry(row).map(|entry| (entry.id, entry)));
+    let found = found.iter().map(|row| Ok((read_id(row, 0)?, read_status(column(row, 1)?)?)));
+    Ok((entries.collect::<Result<_>>()?, found.collect::<Result<_>>()?, engine.now(&clock)?))
+}
+
+/// The second round trip: what the rule has made of requests whose jobs are locked. Ends the transaction.
+async fn save(session: &Session, changed: &[Entry], now: Timestamp) -> Result<()> {
+    let client = &session.client;
+    if changed.is_empty() {
+        return session.bounded(client.batch_execute("COMMIT")).await;
+    }
+    session
+        .bounded(try_join4(
+            save_records(session, changed, now),
+            save_jobs(session, changed),
+            end_jobs(session, changed, now),
+            // The ledger last, as everywhere: see `quota::save`.
+            async { try_join(tell(session, changed), client.batch_execute("COMMIT")).await },
+        ))
+        .await
+        .map(drop)
+}
+
+async fn save_records(
+    session: &Session,
+    changed: &[Entry],
+    now: Timestamp,
+) -> Result<u64, tokio_postgres::Error> {
+    let ids: Vec<Uuid> = changed.iter().map(|entry| *entry.id.as_uuid()).collect();
+    let statuses: Vec<&str> = changed.iter().map(|entry| entry.progress.status.as_str()).collect();
+    let attempts: Vec<i32> = changed.iter().map(|entry| int(entry.progress.attempts)).collect();
+    let told: Vec<bool> = changed.iter().map(|entry| entry.told.is_some()).collect();
+    let failures = changed.iter().map(|entry| entry.told.as_ref()?.failure.as_ref());
+    let codes: Vec<Option<&str>> = failures.clone().map(|f| f.map(|f| f.code.as_str())).collect();
+    let messages: Vec<Option<&str>> = failures.map(|f| f.map(|f| f.message.as_str())).collect();
+    let results = changed.iter().map(|entry| entry.told.as_ref()?.result.as_ref());
+    let bytes: Vec<Option<&[u8]>> = results.clone().map(|r| r.map(|r| r.bytes.as_slice())).collect();
+    let keys: Vec<Option<&str>> = results.map(|r| r.map(|r| r.key_id.as_str())).collect();
+    let now = time::to_system(now);
+    let values: [&(dyn ToSql + Sync); 9] =
+        [&ids, &statuses, &attempts, &told, &codes, &messages, &bytes, &keys, &now];
+    session.client.execute(&session.statements.request.work.save_records, &values).await
+}
+
+async fn save_jobs(session: &Session, changed: &[Entry]) -> Result<u64, tokio_postgres::Error> {
+    let kept = changed.iter().filter(|entry| !entry.progress.status.is_final());
+    let (mut ids, mut times, mut leased) = (Vec::new(), Vec::<SystemTime>::new(), Vec::new());
+    let (mut tokens, mut attempts) = (Vec::new(), Vec::new());
+    for Entry { id, progress, .. } in kept {
+        let claimable = match progress.lease {
+            Some(lease) => lease.until,
+            None => progress.due,
+        };
+        ids.push(*id.as_uuid());
+        times.push(time::to_system(claimable));
+        leased.push(progress.lease.is_some());
+        tokens.push(progress.last_token.cast_signed());
+        attempts.push(int(progress.attempts));
+    }
+    if ids.is_empty() {
+        return Ok(0);
+    }
+    let values: [&(dyn ToSql + Sync); 5] = [&ids, &times, &leased, &tokens, &attempts];
+    session.client.execute(&session.statements.request.work.save_jobs, &values).await
+}
+
+async fn end_jobs(
+    session: &Session,
+    changed: &[Entry],
+    now: Timestamp,
+) -> Result<u64, tokio_postgres::Error> {
+    let ids = |wanted: fn(Status) -> bool| -> Vec<Uuid> {
+        let entries = changed.iter().filter(|entry| wanted(entry.progress.status));
+        entries.map(|entry| *entry.id.as_uuid()).collect()
+    };
+    let (ended, dead) = (ids(Status::is_final), ids(|status| status == Status::FailedRetryExhausted));
+    if ended.is_empty() {
+        return Ok(0);
+    }
+    let values: [&(dyn ToSql + Sync); 3] = [&ended, &dead, &time::to_system(now)];
+    session.client.execute(&session.statements.request.work.end_jobs, &values).await
+}
+
+/// Puts those that have ended and want to be told of on the queue of webhooks.
+async fn tell(session: &Session, changed: &[Entry]) -> Result<(), tokio_postgres::Error> {
+    let ended = changed.iter().filter(|entry| entry.has_callback && entry.progress.status.is_final());
+    let keys: Vec<String> = ended.map(|entry| entry.id.to_string()).collect();
+    if keys.is_empty() {
+        return Ok(());
+    }
+    let shards: Vec<i16> = keys.iter().map(|key| shard::of(key, SHARDS).cast_signed()).collect();
+    let payloads: Vec<&[u8]> = keys.iter().map(String::as_bytes).collect();
+    let count = super::limited(keys.len());
+    let (client, statements) = (&session.client, &session.statements.quota);
+    try_join(
+        client.execute(&statements.enqueue, &[&WEBHOOKS, &shards, &keys, &payloads]),
+        client.execute(&statements.count_accepted, &[&WEBHOOKS, &session.ledger_slot, &count]),
+    )
+    .await
+    .map(drop)
+}
+
+fn read_entry(row: &Row) -> Result<Entry> {
+    let claimable = time::from_system(column(row, 3)?);
+    let last_token = column::<i64>(row, 5)?.cast_unsigned();
+    let progress = Progress {
+        status: read_status(column(row, 1)?)?,
+        attempts: unsigned(column(row, 2)?),
+        due: claimable,
+        lease: column::<bool>(row, 4)?.then_some(Lease { token: last_token, until: claimable }),
+        last_token,
+    };
+    Ok(Entry {
+        id: read_id(row, 0)?,
+        downstream: column(row, 6)?,
+        has_callback: column(row, 7)?,
+        progress,
+        told: None,
+        is_changed: false,
+    })
+}
+
+fn read_job(row: &Row, entry: &Entry, lease: Lease) -> Result<Job> {
+    Ok(Job {
+        id: entry.id,
+        tenant: TenantId::parse(column::<&str>(row, 8)?).map_err(fault)?,
+        request_type: RequestType::parse(column::<&str>(row, 9)?).map_err(fault)?,
+        downstream: entry.downstream.clone(),
+        payload: Sealed { bytes: column(row, 10)?, key_id: column(row, 11)? },
+        token: lease.token,
+        attempt: entry.progress.attempts,
+        accepted_at: time::from_system(column(row, 12)?),
+    })
+}
