@@ -42,7 +42,8 @@ const SAVE_TENANTS: &str = "
     FROM unnest($1::text[], $2::integer[], $3::timestamptz[]) AS new (tenant_id, current_count, last_refresh_time)
     WHERE tenant.tenant_id = new.tenant_id";
 /// Takes a key that is free, has expired, or stands for one of the requests that are known to be gone. That cannot be looked
-/// up here: a record that was committed while this waited for its key is not to be seen yet.
+/// up here: a record that was committed while this waited for its key is not to be seen yet. `IS TRUE` keeps the tests of
+/// `kept` from becoming joins, which without a hash would compare every new row with every other.
 const INSERT: &str = "
     WITH new AS (
         SELECT * FROM unnest($1::uuid[], $2::text[], $3::text[], $4::bytea[], $5::text[], $6::text[], $7::bytea[],
@@ -58,11 +59,12 @@ const INSERT: &str = "
     recorded AS (
         INSERT INTO request_record (request_id, tenant_id, request_type, status, payload, payload_key_id, callback_url,
                                     created_at, updated_at)
-        SELECT new.request_id, tenant_id, request_type, status, payload, key_id, callback_url, $11, $11
-        FROM new JOIN kept USING (request_id)),
+        SELECT request_id, tenant_id, request_type, status, payload, key_id, callback_url, $11, $11
+        FROM new WHERE (request_id IN (SELECT request_id FROM kept)) IS TRUE),
     queued AS (
         INSERT INTO request_job (request_id, downstream, claimable_at)
-        SELECT new.request_id, downstream, $11 FROM new JOIN kept USING (request_id)),
+        SELECT request_id, downstream, $11
+        FROM new WHERE (request_id IN (SELECT request_id FROM kept)) IS TRUE),
     counted AS (
         INSERT INTO request_ledger (slot, accepted) SELECT $13, count(*) FROM kept
         ON CONFLICT (slot) DO UPDATE SET accepted = request_ledger.accepted + excluded.accepted)
