@@ -84,7 +84,7 @@ impl Server {
             Arc::clone(&app.metrics),
             app.closing.clone(),
         ));
-        let workers = start_workers(&app)?;
+        let workers = worker::start::start(&app)?;
         Ok(Self { app, address, http, workers })
     }
 
@@ -137,22 +137,4 @@ impl Server {
         self.app.requests.drain().await;
         self.workers.wait().await;
     }
-}
-
-fn start_workers(app: &Arc<App>) -> weir_store::Result<TaskTracker> {
-    let workers = TaskTracker::new();
-    if app.settings.process.roles.sender {
-        let sender = worker::sender::Sender::new(app.engines.source()?, &app.settings, &app.metrics);
-        workers.spawn(sender.run(app.closing.clone()));
-    }
-    if app.settings.process.roles.sender
-        && let Some(topic) = &app.settings.slot.dispatch_topic
-    {
-        let (due, publisher) = (app.engines.store.due(), app.engines.publisher());
-        let counter = app.metrics.slot_dispatched.clone();
-        let dispatcher = worker::dispatcher::Dispatcher::new(due, publisher, topic, counter);
-        workers.spawn(dispatcher.run(app.closing.clone()));
-    }
-    workers.close();
-    Ok(workers)
 }

@@ -34,6 +34,7 @@ pub mod quota_configure;
 pub mod quota_history;
 pub mod quota_send;
 pub mod quota_window;
+pub mod request;
 pub mod restart;
 pub mod servers;
 pub mod slot;

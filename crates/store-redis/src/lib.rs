@@ -7,11 +7,13 @@ mod client;
 mod cluster;
 mod node;
 mod quota;
+mod request;
 mod script;
 mod target;
 
 pub use client::Redis;
 pub use quota::RedisQuota;
+pub use request::RedisRequests;
 pub use target::{Target, TargetError};
 
 /// The name in errors, health checks and metrics.

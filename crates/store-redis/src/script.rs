@@ -2,7 +2,7 @@
 
 use redis::aio::MultiplexedConnection;
 
-/// The scripts of quota.
+/// The scripts of quota, and those of request.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Script {
     Spend,
@@ -10,14 +10,20 @@ pub(crate) enum Script {
     Release,
     Peek,
     Forget,
+    RequestRead,
+    RequestKeep,
+    RequestChanged,
 }
 
-const TEXTS: [&str; 5] = [
+const TEXTS: [&str; 8] = [
     include_str!("scripts/quota_spend.lua"),
     include_str!("scripts/quota_install.lua"),
     include_str!("scripts/quota_release.lua"),
     include_str!("scripts/quota_peek.lua"),
     include_str!("scripts/quota_forget.lua"),
+    include_str!("scripts/request_read.lua"),
+    include_str!("scripts/request_keep.lua"),
+    include_str!("scripts/request_changed.lua"),
 ];
 
 /// The names under which a server knows the scripts.

@@ -68,12 +68,18 @@ impl RequestStore for Sqlite {
             Some(next) if next <= now => {}
             next => return Ok(Claimed { next: next.map(|next| next.since(now)), ..Claimed::default() }),
         }
-        self.inner.writer.run(move |connection| work::claim_due(connection, &room, &policy, now)).await
+        let claim = move |connection: &Connection| work::claim_due(connection, &room, &policy, now);
+        let claimed = self.inner.writer.run(claim).await?;
+        self.tell_of(&claimed);
+        Ok(claimed)
     }
 
     async fn claim_named(&self, ids: &[RequestId], policy: &Policy) -> Result<Claimed> {
         let (ids, policy, now) = (ids.to_vec(), *policy, self.inner.clock.now());
-        self.inner.writer.run(move |connection| work::claim_named(connection, &ids, &policy, now)).await
+        let claim = move |connection: &Connection| work::claim_named(connection, &ids, &policy, now);
+        let claimed = self.inner.writer.run(claim).await?;
+        self.tell_of(&claimed);
+        Ok(claimed)
     }
 
     async fn job_downstreams(&self) -> Result<Vec<String>> {
@@ -162,6 +168,15 @@ impl RequestStore for Sqlite {
 
     async fn audit_requests(&self) -> Result<Books> {
         self.read(dead::books).await
+    }
+}
+
+impl Sqlite {
+    /// Wakes whoever sends webhooks: a request that a claim gave up may have one.
+    fn tell_of(&self, claimed: &Claimed) {
+        if !claimed.exhausted.is_empty() {
+            self.inner.bells.ring(WEBHOOKS);
+        }
     }
 }
 

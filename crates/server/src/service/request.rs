@@ -106,9 +106,16 @@ impl RequestService {
         };
         let lanes = Lanes::start("request", lane_settings, metrics.lane("request"), {
             let (store, limits) = (Arc::clone(&store), settings.request.tenant_limit);
+            let broker = engines.request_broker();
             move |batch| {
-                let store = Arc::clone(&store);
-                async move { store.submit_batch(batch, limits).await }
+                let (store, broker) = (Arc::clone(&store), broker.clone());
+                async move {
+                    let mut outcomes = store.submit_batch(batch, limits).await?;
+                    if let Some(broker) = broker {
+                        broker.publish_accepted(&mut outcomes).await;
+                    }
+                    Ok(outcomes)
+                }
             }
         });
         let switches = Arc::new(Switches::new(Arc::clone(&store), settings.request.rollout, timeout));

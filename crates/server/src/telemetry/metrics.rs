@@ -1,5 +1,7 @@
 //! Metrics for Prometheus. Labels come from fixed sets (routes, methods, outcomes), never from callers.
 
+mod work;
+
 use std::fmt::Write;
 use std::time::Duration;
 
@@ -12,6 +14,7 @@ use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::Registry;
 use weir_store::LaneMetrics;
 
+pub use self::work::{DownstreamLabels, WorkMetrics};
 use super::accept::AcceptMetrics;
 
 /// Every metric, and the registry that prints them.
@@ -33,6 +36,8 @@ pub struct Metrics {
     pub slot_assignments: Family<OutcomeLabels, Counter>,
     /// Slots dispatched when their time came.
     pub slot_dispatched: Counter,
+    /// How the work on requests goes.
+    pub work: WorkMetrics,
     /// Requests accepted and refused.
     pub accept: AcceptMetrics,
     engine_up: Family<EngineLabels, Gauge>,
@@ -109,6 +114,7 @@ fn sizes() -> Histogram {
 impl Default for Metrics {
     fn default() -> Self {
         let mut registry = Registry::with_prefix("weir");
+        let accept = AcceptMetrics::default();
         let metrics = Self {
             requests: Family::default(),
             request_seconds: Family::new_with_constructor(seconds),
@@ -121,7 +127,8 @@ impl Default for Metrics {
             quota_deliveries: Family::default(),
             slot_assignments: Family::default(),
             slot_dispatched: Counter::default(),
-            accept: AcceptMetrics::default(),
+            work: WorkMetrics { dlq_depth: accept.dlq_depth.clone(), ..WorkMetrics::default() },
+            accept,
             engine_up: Family::default(),
             connections: Gauge::default(),
             connections_held: Counter::default(),
@@ -134,6 +141,7 @@ impl Default for Metrics {
 
 impl Metrics {
     fn register(&self, r: &mut Registry) {
+        self.work.register(r);
         r.register("http_requests", "Requests answered", self.requests.clone());
         r.register("http_request_seconds", "Time to answer, in seconds", self.request_seconds.clone());
         r.register("http_connections", "Connections open now", self.connections.clone());

@@ -21,14 +21,14 @@ use crate::pool::Session;
 use crate::quota::{column, int, unsigned};
 use crate::{ENGINE, Postgres, time};
 
-/// A key whose request was purged stands for nothing.
+/// A key whose request was purged stands for nothing; it has no status here.
 const KEPT: &str = "
     SELECT kept.tenant_id, kept.idempotency_key, kept.payload_hash, kept.request_id, kept.expires_at,
            record.status, record.created_at
     FROM unnest($1::text[], $2::text[]) AS wanted (tenant_id, key)
     JOIN idempotency_record AS kept
       ON kept.tenant_id = wanted.tenant_id AND kept.idempotency_key = wanted.key
-    JOIN request_record AS record ON record.request_id = kept.request_id";
+    LEFT JOIN request_record AS record ON record.request_id = kept.request_id";
 const MAKE_TENANTS: &str = "
     INSERT INTO request_tenant (tenant_id, current_count, last_refresh_time)
     SELECT tenant_id, 0, '-infinity' FROM unnest($1::text[]) AS wanted (tenant_id) ORDER BY tenant_id
@@ -41,6 +41,9 @@ const SAVE_TENANTS: &str = "
     SET current_count = new.current_count, last_refresh_time = new.last_refresh_time
     FROM unnest($1::text[], $2::integer[], $3::timestamptz[]) AS new (tenant_id, current_count, last_refresh_time)
     WHERE tenant.tenant_id = new.tenant_id";
+/// Takes a key that is free, has expired, or stands for one of the requests that are known to be gone. That cannot be looked
+/// up here: a record that was committed while this waited for its key is not to be seen yet. `IS TRUE` keeps the tests of
+/// `kept` from becoming joins, which without a hash would compare every new row with every other.
 const INSERT: &str = "
     WITH new AS (
         SELECT * FROM unnest($1::uuid[], $2::text[], $3::text[], $4::bytea[], $5::text[], $6::text[], $7::bytea[],
@@ -51,17 +54,17 @@ const INSERT: &str = "
         SELECT tenant_id, key, hash, request_id, $12 FROM new ORDER BY tenant_id, key
         ON CONFLICT (tenant_id, idempotency_key) DO UPDATE
         SET payload_hash = excluded.payload_hash, request_id = excluded.request_id, expires_at = excluded.expires_at
-        WHERE kept.expires_at <= $11
-           OR (SELECT true FROM request_record AS record WHERE record.request_id = kept.request_id) IS NULL
+        WHERE kept.expires_at <= $11 OR kept.request_id = ANY($14::uuid[])
         RETURNING request_id),
     recorded AS (
         INSERT INTO request_record (request_id, tenant_id, request_type, status, payload, payload_key_id, callback_url,
                                     created_at, updated_at)
-        SELECT new.request_id, tenant_id, request_type, status, payload, key_id, callback_url, $11, $11
-        FROM new JOIN kept USING (request_id)),
+        SELECT request_id, tenant_id, request_type, status, payload, key_id, callback_url, $11, $11
+        FROM new WHERE (request_id IN (SELECT request_id FROM kept)) IS TRUE),
     queued AS (
         INSERT INTO request_job (request_id, downstream, claimable_at)
-        SELECT new.request_id, downstream, $11 FROM new JOIN kept USING (request_id)),
+        SELECT request_id, downstream, $11
+        FROM new WHERE (request_id IN (SELECT request_id FROM kept)) IS TRUE),
     counted AS (
         INSERT INTO request_ledger (slot, accepted) SELECT $13, count(*) FROM kept
         ON CONFLICT (slot) DO UPDATE SET accepted = request_ledger.accepted + excluded.accepted)
@@ -100,17 +103,26 @@ struct Kept {
 
 type Keys<'a> = HashMap<(&'a str, &'a str), Kept>;
 
+/// What the first round trip reads.
+struct Begun<'a> {
+    keys: Keys<'a>,
+    /// What keys stand for that outlived their requests.
+    gone: Vec<Uuid>,
+    tenants: Option<HashMap<String, Quota>>,
+    now: Timestamp,
+}
+
 pub(super) async fn submit(
     engine: &Postgres,
     batch: &[Submit],
     limits: Option<Limits>,
 ) -> Result<Vec<SubmitOutcome>> {
     let session = engine.inner.pool.session().await?;
-    let (mut keys, mut tenants, now) = begin(engine, &session, batch, limits).await?;
+    let mut begun = begin(engine, &session, batch, limits).await?;
     let mut outcomes = Vec::with_capacity(batch.len());
     let mut accepted = Vec::new();
     for submit in batch {
-        let outcome = decide_one(submit, &mut keys, tenants.as_mut(), now)?;
+        let outcome = decide_one(submit, &mut begun)?;
         if matches!(outcome, SubmitOutcome::Accepted(_)) {
             accepted.push(submit);
         }
@@ -119,21 +131,18 @@ pub(super) async fn submit(
     if accepted.is_empty() {
         session.bounded(session.client.batch_execute("COMMIT")).await?;
     } else {
-        let saved = save(&session, &accepted, tenants.as_ref(), now).await?;
+        let saved = save(&session, &accepted, &begun).await?;
         if saved.len() < accepted.len() {
-            resolve(&session, batch, &saved, &mut outcomes, now).await?;
+            resolve(&session, batch, &saved, &mut outcomes, begun.now).await?;
         }
     }
     session.keep();
     Ok(outcomes)
 }
 
-fn decide_one<'a>(
-    submit: &'a Submit,
-    keys: &mut Keys<'a>,
-    tenants: Option<&mut HashMap<String, Quota>>,
-    now: Timestamp,
-) -> Result<SubmitOutcome> {
+fn decide_one<'a>(submit: &'a Submit, begun: &mut Begun<'a>) -> Result<SubmitOutcome> {
+    let Begun { keys, tenants, now, .. } = begun;
+    let now = *now;
     let name = (submit.tenant.as_str(), submit.key.as_str());
     let kept = keys.get(&name);
     match decide(kept.map(|kept| &kept.record), &submit.fingerprint, now) {
@@ -142,7 +151,7 @@ fn decide_one<'a>(
         }
         Submission::Conflict => Ok(SubmitOutcome::Conflict),
         Submission::New => {
-            if let Some(window) = tenants.and_then(|tenants| tenants.get_mut(submit.tenant.as_str()))
+            if let Some(window) = tenants.as_mut().and_then(|tenants| tenants.get_mut(submit.tenant.as_str()))
                 && let Verdict::Denied(denial) = window.send(now)
             {
                 return Ok(SubmitOutcome::Limited { limits: window.limits, retry_after: denial.retry_after });
@@ -170,7 +179,7 @@ async fn begin<'a>(
     session: &Session,
     batch: &'a [Submit],
     limits: Option<Limits>,
-) -> Result<(Keys<'a>, Option<HashMap<String, Quota>>, Timestamp)> {
+) -> Result<Begun<'a>> {
     let (client, statements) = (&session.client, &session.statements);
     let mut tenants: Vec<&str> = match limits {
         Some(_) => batch.iter().map(|submit| submit.tenant.as_str()).collect(),
@@ -196,13 +205,14 @@ async fn begin<'a>(
         ))
         .await?;
     let now = engine.now(&clock)?;
-    let windows = match limits {
+    let tenants = match limits {
         None => None,
         Some(limits) => {
             Some(locked.iter().map(|row| read_window(row, limits, now)).collect::<Result<HashMap<_, _>>>()?)
         }
     };
-    Ok((read_keys(batch, &kept)?, windows, now))
+    let (keys, gone) = read_keys(batch, &kept)?;
+    Ok(Begun { keys, gone, tenants, now })
 }
 
 async fn kept_rows(session: &Session, batch: &[Submit]) -> Result<Vec<Row>, tokio_postgres::Error> {
@@ -211,23 +221,27 @@ async fn kept_rows(session: &Session, batch: &[Submit]) -> Result<Vec<Row>, toki
     session.client.query(&session.statements.request.submit.kept, &[&tenants, &keys]).await
 }
 
-fn read_keys<'a>(batch: &'a [Submit], rows: &[Row]) -> Result<Keys<'a>> {
+/// What keys stand for, and the ids of those that stand for nothing any more.
+fn read_keys<'a>(batch: &'a [Submit], rows: &[Row]) -> Result<(Keys<'a>, Vec<Uuid>)> {
     let mut names: HashMap<(&str, &str), (&'a str, &'a str)> = HashMap::with_capacity(batch.len());
     for submit in batch {
         let name = (submit.tenant.as_str(), submit.key.as_str());
         names.insert(name, name);
     }
-    let mut keys = HashMap::with_capacity(rows.len());
+    let (mut keys, mut gone) = (HashMap::with_capacity(rows.len()), Vec::new());
     for row in rows {
         let name: (&str, &str) = (column(row, 0)?, column(row, 1)?);
-        if let Some(name) = names.get(&name) {
-            keys.insert(*name, read_kept(row)?);
+        match (names.get(&name), column(row, 5)?) {
+            (Some(name), Some(status)) => {
+                keys.insert(*name, read_kept(row, status)?);
+            }
+            _ => gone.push(column(row, 3)?),
         }
     }
-    Ok(keys)
+    Ok((keys, gone))
 }
 
-fn read_kept(row: &Row) -> Result<Kept> {
+fn read_kept(row: &Row, status: &str) -> Result<Kept> {
     let hash: &[u8] = column(row, 2)?;
     let hash: [u8; 32] = hash.try_into().map_err(|error| Error::failed(ENGINE, error))?;
     let id = RequestId::from_uuid(column::<Uuid>(row, 3)?);
@@ -236,11 +250,8 @@ fn read_kept(row: &Row) -> Result<Kept> {
         request_id: id,
         expires: time::from_system(column(row, 4)?),
     };
-    let receipt = Receipt {
-        id,
-        status: read_status(column(row, 5)?)?,
-        accepted_at: time::from_system(column(row, 6)?),
-    };
+    let accepted_at = time::from_system(column(row, 6)?);
+    let receipt = Receipt { id, status: read_status(status)?, accepted_at };
     Ok(Kept { record, receipt })
 }
 
@@ -256,12 +267,7 @@ fn read_window(row: &Row, limits: Limits, now: Timestamp) -> Result<(String, Quo
 }
 
 /// The second round trip; says which were inserted.
-async fn save(
-    session: &Session,
-    accepted: &[&Submit],
-    tenants: Option<&HashMap<String, Quota>>,
-    now: Timestamp,
-) -> Result<HashSet<RequestId>> {
+async fn save(session: &Session, accepted: &[&Submit], begun: &Begun<'_>) -> Result<HashSet<RequestId>> {
     let ids: Vec<Uuid> = accepted.iter().map(|submit| *submit.id.as_uuid()).collect();
     let tenant_ids: Vec<&str> = accepted.iter().map(|submit| submit.tenant.as_str()).collect();
     let keys: Vec<&str> = accepted.iter().map(|submit| submit.key.as_str()).collect();
@@ -273,10 +279,10 @@ async fn save(
     let key_ids: Vec<&str> = accepted.iter().map(|submit| submit.payload.key_id.as_str()).collect();
     let callbacks: Vec<Option<&str>> = accepted.iter().map(|submit| submit.callback_url.as_deref()).collect();
     let downstreams: Vec<&str> = accepted.iter().map(|submit| submit.downstream.as_str()).collect();
-    let expires = time::to_system(Record::new(accepted[0].fingerprint, accepted[0].id, now).expires);
-    let now = time::to_system(now);
+    let expires = time::to_system(Record::new(accepted[0].fingerprint, accepted[0].id, begun.now).expires);
+    let now = time::to_system(begun.now);
     let (client, statements) = (&session.client, &session.statements.request.submit);
-    let values: [&(dyn tokio_postgres::types::ToSql + Sync); 13] = [
+    let values: [&(dyn tokio_postgres::types::ToSql + Sync); 14] = [
         &ids,
         &tenant_ids,
         &keys,
@@ -290,11 +296,12 @@ async fn save(
         &now,
         &expires,
         &session.ledger_slot,
+        &begun.gone,
     ];
     let (inserted, _, ()) = session
         .bounded(try_join3(
             client.query(&statements.insert, &values),
-            save_windows(session, tenants),
+            save_windows(session, begun.tenants.as_ref()),
             client.batch_execute("COMMIT"),
         ))
         .await?;
@@ -323,7 +330,7 @@ async fn resolve(
     now: Timestamp,
 ) -> Result<()> {
     let rows = session.bounded(kept_rows(session, batch)).await?;
-    let keys = read_keys(batch, &rows)?;
+    let (keys, _) = read_keys(batch, &rows)?;
     for (submit, outcome) in batch.iter().zip(outcomes) {
         let lost = match outcome {
             SubmitOutcome::Accepted(receipt) | SubmitOutcome::Replayed(receipt) => {

@@ -7,15 +7,17 @@ use weir_core::quota::{Limits, Quota};
 use weir_core::request::canonical::Fingerprint;
 use weir_core::request::idempotency::{Record, Submission, decide};
 use weir_core::request::state::Progress;
-use weir_core::{RequestId, TenantId, Timestamp, Verdict};
+use weir_core::{TenantId, Timestamp, Verdict};
 use weir_store::request::{Receipt, Submit, SubmitOutcome};
 
-use super::{find, read_id, unreadable};
+use super::{read_id, read_status};
 use crate::error::fault;
 
+/// A key whose request was purged stands for nothing.
 const KEPT: &str = "
-    SELECT request_id, payload_hash, expires_at FROM idempotency_record
-    WHERE tenant_id = ?1 AND idempotency_key = ?2";
+    SELECT kept.request_id, kept.payload_hash, kept.expires_at, record.status, record.created_at
+    FROM idempotency_record AS kept JOIN request_record AS record USING (request_id)
+    WHERE kept.tenant_id = ?1 AND kept.idempotency_key = ?2";
 const REMEMBER: &str = "
     INSERT INTO idempotency_record (tenant_id, idempotency_key, payload_hash, request_id, expires_at)
     VALUES (?1, ?2, ?3, ?4, ?5)
@@ -42,16 +44,17 @@ pub(super) fn submit(
     let mut outcomes = Vec::with_capacity(batch.len());
     for submit in batch {
         let kept = kept(connection, &submit)?;
-        outcomes.push(match decide(kept.as_ref(), &submit.fingerprint, now) {
-            Submission::New => match tenants.admit(connection, &submit.tenant, now)? {
+        let submission = decide(kept.as_ref().map(|(record, _)| record), &submit.fingerprint, now);
+        outcomes.push(match (submission, kept) {
+            (Submission::Replay(_), Some((_, receipt))) => SubmitOutcome::Replayed(receipt),
+            (Submission::Conflict, _) => SubmitOutcome::Conflict,
+            _ => match tenants.admit(connection, &submit.tenant, now)? {
                 Some(limited) => limited,
                 None => {
                     accepted += 1;
                     SubmitOutcome::Accepted(accept(connection, &submit, now)?)
                 }
             },
-            Submission::Replay(id) => SubmitOutcome::Replayed(receipt(connection, id)?),
-            Submission::Conflict => SubmitOutcome::Conflict,
         });
     }
     if accepted > 0 {
@@ -106,13 +109,17 @@ impl Tenants {
     }
 }
 
-fn kept(connection: &Connection, submit: &Submit) -> rusqlite::Result<Option<Record>> {
+/// What a submission's key stands for, and how that request stands.
+fn kept(connection: &Connection, submit: &Submit) -> rusqlite::Result<Option<(Record, Receipt)>> {
     let read = |row: &rusqlite::Row<'_>| {
-        Ok(Record {
+        let record = Record {
             request_id: read_id(row, 0)?,
             fingerprint: Fingerprint::from_bytes(row.get(1)?),
             expires: Timestamp::from_micros(row.get(2)?),
-        })
+        };
+        let accepted_at = Timestamp::from_micros(row.get(4)?);
+        let receipt = Receipt { id: record.request_id, status: read_status(row, 3)?, accepted_at };
+        Ok((record, receipt))
     };
     let key = params![submit.tenant.as_str(), submit.key.as_str()];
     connection.prepare_cached(KEPT)?.query_row(key, read).optional()
@@ -144,9 +151,4 @@ fn accept(connection: &Connection, submit: &Submit, now: Timestamp) -> rusqlite:
     ])?;
     connection.prepare_cached(QUEUE)?.execute(params![id, submit.downstream, progress.due.as_micros()])?;
     Ok(Receipt { id: submit.id, status: progress.status, accepted_at: now })
-}
-
-fn receipt(connection: &Connection, id: RequestId) -> rusqlite::Result<Receipt> {
-    let request = find(connection, id)?.ok_or_else(unreadable)?;
-    Ok(Receipt { id, status: request.status, accepted_at: request.accepted_at })
 }

@@ -35,9 +35,11 @@ const END_JOB: &str = "DELETE FROM request_job WHERE request_id = ?1";
 const BURY: &str = "
     INSERT INTO request_dead (request_id, downstream, token, died_at) VALUES (?1, ?2, ?3, ?4)";
 const SAVE_RECORD: &str = "
+    UPDATE request_record SET status = ?2, attempts = ?3, updated_at = ?4 WHERE request_id = ?1";
+const SAVE_OUTCOME: &str = "
     UPDATE request_record
-    SET status = ?2, attempts = ?3, failure_code = ?4, failure_message = ?5, result = ?6, result_key_id = ?7,
-        updated_at = ?8
+    SET status = ?2, attempts = ?3, updated_at = ?4, failure_code = ?5, failure_message = ?6, result = ?7,
+        result_key_id = ?8
     WHERE request_id = ?1";
 const STATUS: &str = "SELECT status FROM request_record WHERE request_id = ?1";
 
@@ -79,6 +81,10 @@ pub(super) fn claim_due(
             claim(connection, entry, policy, now, &mut claimed)?;
         }
     }
+    if claimed.jobs.is_empty() && claimed.exhausted.is_empty() {
+        // Others were faster.
+        claimed.next = next(connection, room)?.map(|next| next.since(now));
+    }
     Ok(claimed)
 }
 
@@ -110,11 +116,11 @@ fn claim(
 ) -> rusqlite::Result<()> {
     match entry.progress.claim(policy, now) {
         Ok(Claim::Granted(lease)) => {
-            save(connection, &entry, &Told::default(), now)?;
+            save(connection, &entry, None, now)?;
             claimed.jobs.push(job(connection, &entry, lease)?);
         }
         Ok(Claim::Exhausted(cause)) => {
-            save(connection, &entry, &Told::failed(Some(cause), None), now)?;
+            save(connection, &entry, Some(Told::failed(Some(cause), None)), now)?;
             claimed.exhausted.push(entry.id);
         }
         // Another claim has it, or it is not due: nothing to do about it now.
@@ -158,12 +164,11 @@ pub(super) fn report(
         let JobReport { token, report: said, result, detail, chance, .. } = report;
         let outcome = entry.progress.report(token, said, policy, now, chance);
         if let Ok(status) = outcome {
-            let cause = match said {
-                Report::Called(judgement) => judgement.cause(),
+            let told = match said {
+                Report::Called(judgement) => Some(Told { result, ..Told::failed(judgement.cause(), detail) }),
                 Report::NotCalled { .. } => None,
             };
-            let told = Told { result, ..Told::failed(cause, detail) };
-            save(connection, &entry, &told, now)?;
+            save(connection, &entry, told, now)?;
             has_webhooks |= status.is_final() && entry.callback_url.is_some();
         }
         outcomes.push(outcome);
@@ -185,15 +190,15 @@ pub(super) fn call_back(
     };
     match entry.progress.call_back(report.callback) {
         Ok(status) => {
-            save(connection, &entry, &Told { result: report.result, failure: report.failure }, now)?;
+            let told = Told { result: report.result, failure: report.failure };
+            save(connection, &entry, Some(told), now)?;
             Ok(CallbackOutcome::Taken(status))
         }
         Err(refused) => Ok(CallbackOutcome::Refused(refused)),
     }
 }
 
-/// What a change leaves in the record.
-#[derive(Default)]
+/// What came of an attempt, for callers to read.
 struct Told {
     result: Option<Sealed>,
     failure: Option<Failure>,
@@ -209,25 +214,29 @@ impl Told {
     }
 }
 
-/// Writes what the rule has made of a request: its record, its job, and whoever is to be told of its end.
-fn save(connection: &Connection, entry: &Entry, told: &Told, now: Timestamp) -> rusqlite::Result<()> {
+/// Writes what the rule has made of a request: its record, its job, and whoever is to be told of its end. Without an
+/// attempt that came to something, what the last one came to still stands.
+fn save(connection: &Connection, entry: &Entry, told: Option<Told>, now: Timestamp) -> rusqlite::Result<()> {
     let (id, progress) = (entry.id.to_string(), &entry.progress);
-    let (failure, result) = (told.failure.as_ref(), told.result.as_ref());
-    connection.prepare_cached(SAVE_RECORD)?.execute(params![
-        id,
-        progress.status.as_str(),
-        progress.attempts,
-        failure.map(|failure| &failure.code),
-        failure.map(|failure| &failure.message),
-        result.map(|sealed| &sealed.bytes),
-        result.map(|sealed| &sealed.key_id),
-        now.as_micros(),
-    ])?;
+    let (status, attempts, at) = (progress.status.as_str(), progress.attempts, now.as_micros());
+    if let Some(Told { result, failure }) = told {
+        connection.prepare_cached(SAVE_OUTCOME)?.execute(params![
+            id,
+            status,
+            attempts,
+            at,
+            failure.as_ref().map(|failure| &failure.code),
+            failure.as_ref().map(|failure| &failure.message),
+            result.as_ref().map(|sealed| &sealed.bytes),
+            result.as_ref().map(|sealed| &sealed.key_id),
+        ])?;
+    } else {
+        connection.prepare_cached(SAVE_RECORD)?.execute(params![id, status, attempts, at])?;
+    }
     let token = progress.last_token.cast_signed();
     if !progress.status.is_final() {
         let (claimable, is_leased) = match progress.lease {
-            // From the microsecond after its last.
-            Some(lease) => (lease.until.as_micros().saturating_add(1), true),
+            Some(lease) => (lease.until.as_micros(), true),
             None => (progress.due.as_micros(), false),
         };
         let values = params![id, claimable, is_leased, token, progress.attempts];
@@ -255,15 +264,14 @@ fn status(connection: &Connection, id: RequestId) -> rusqlite::Result<Option<Sta
 }
 
 fn read_entry(row: &Row<'_>) -> rusqlite::Result<Entry> {
-    let (claimable_at, is_leased): (i64, bool) = (row.get(3)?, row.get(4)?);
+    let (claimable_at, is_leased) = (Timestamp::from_micros(row.get(3)?), row.get(4)?);
     let last_token = row.get::<_, i64>(5)?.cast_unsigned();
-    let lease = is_leased
-        .then(|| Lease { token: last_token, until: Timestamp::from_micros(claimable_at.saturating_sub(1)) });
+    let lease = Lease { token: last_token, until: claimable_at };
     let progress = Progress {
         status: read_status(row, 1)?,
         attempts: row.get(2)?,
-        due: Timestamp::from_micros(claimable_at),
-        lease,
+        due: claimable_at,
+        lease: Some(lease).filter(|_| is_leased),
         last_token,
     };
     Ok(Entry { id: read_id(row, 0)?, downstream: row.get(6)?, callback_url: row.get(7)?, progress })

@@ -1,0 +1,206 @@
+//! Which jobs a claim brings.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use weir_core::RequestId;
+use weir_core::request::state::Status;
+use weir_store::request::{Claimed, Job, Room, Submit};
+
+use super::RequestHarness;
+use super::given::{
+    DOWNSTREAM, accepted, accepted_one, begun, broken, claim, claim_one, claimed, claimed_named, died, done,
+    found, next_id, nothing_due, now, policy, put_back, reported, reported_one, room, wish, wishes,
+};
+use crate::given::awkward_user_ids;
+
+fn ids<'a>(jobs: impl IntoIterator<Item = &'a Job>) -> Vec<RequestId> {
+    jobs.into_iter().map(|job| job.id).collect()
+}
+
+async fn claim_of<H: RequestHarness>(h: &H, room: &[Room]) -> Claimed {
+    h.requests().claim_jobs(room, &policy()).await.expect("claim_jobs must succeed")
+}
+
+async fn downstreams<H: RequestHarness>(h: &H) -> Vec<String> {
+    let mut names = h.requests().job_downstreams().await.expect("job_downstreams must succeed");
+    names.sort_unstable();
+    names
+}
+
+fn to(downstream: &str, submit: Submit) -> Submit {
+    Submit { downstream: downstream.to_owned(), ..submit }
+}
+
+pub async fn a_job_is_the_request_as_it_was_sent<H: RequestHarness>() {
+    let h = H::open().await;
+    let sent = wish(&h, "k");
+    accepted_one(&h, sent.clone()).await;
+    let accepted_at = now(&h);
+    h.clock().advance(Duration::from_secs(5));
+    let job = claim_one(&h).await;
+    let expected = Job {
+        id: sent.id,
+        tenant: sent.tenant,
+        request_type: sent.request_type,
+        downstream: sent.downstream,
+        payload: sent.payload,
+        token: job.token,
+        attempt: 1,
+        accepted_at,
+    };
+    assert_eq!(job, expected);
+    let request = found(&h, sent.id).await;
+    assert_eq!((request.status, request.attempts), (Status::InProgress, 1));
+    assert_eq!((request.accepted_at, request.updated_at), (accepted_at, now(&h)));
+}
+
+pub async fn jobs_come_in_the_order_in_which_they_became_due<H: RequestHarness>() {
+    let h = H::open().await;
+    let mut expected = Vec::new();
+    for n in 0..6 {
+        expected.push(accepted_one(&h, wish(&h, &format!("k{n}"))).await);
+        h.clock().advance(Duration::from_secs(1));
+    }
+    // The first has its turn, and is due again after the others.
+    let first = claim(&h, 1).await;
+    assert_eq!(ids(&first), expected[..1]);
+    assert_eq!(reported_one(&h, put_back(&first[0], now(&h))).await, Ok(Status::InProgress));
+    h.clock().advance(Duration::from_secs(1));
+    expected.rotate_left(1);
+    assert_eq!(ids(&claim(&h, 4).await), expected[..4]);
+    assert_eq!(ids(&claim(&h, 4).await), expected[4..]);
+    nothing_due(&h, "all are out").await;
+}
+
+pub async fn a_job_that_is_put_off_comes_before_those_due_later<H: RequestHarness>() {
+    let h = H::open().await;
+    let early = begun(&h, wish(&h, "early")).await;
+    reported_one(&h, put_back(&early, now(&h).plus(Duration::from_secs(2)))).await.expect("it is taken");
+    h.clock().advance(Duration::from_secs(3));
+    let late = accepted_one(&h, wish(&h, "late")).await;
+    assert_eq!(ids(&claim(&h, 2).await), [early.id, late], "the longest due first");
+}
+
+pub async fn each_downstream_has_its_own_room<H: RequestHarness>() {
+    let h = H::open().await;
+    for (downstream, count) in [("a", 5), ("b", 3), ("c", 2)] {
+        accepted(&h, wishes(&h, downstream, count).into_iter().map(|wish| to(downstream, wish)).collect())
+            .await;
+    }
+    let count = |claimed: &Claimed, of: &str| claimed.jobs.iter().filter(|job| job.downstream == of).count();
+    let claimed = claim_of(&h, &[room("a", 2), room("b", 10), room("nobody", 10)]).await;
+    assert_eq!((count(&claimed, "a"), count(&claimed, "b"), claimed.jobs.len()), (2, 3, 5));
+    let claimed = claim_of(&h, &[room("c", 1), room("b", 10), room("a", 1)]).await;
+    assert_eq!((count(&claimed, "a"), count(&claimed, "c"), claimed.jobs.len()), (1, 1, 2));
+    let claimed = claim_of(&h, &[room("a", usize::MAX), room("c", usize::MAX)]).await;
+    assert_eq!((count(&claimed, "a"), count(&claimed, "c")), (2, 1), "any room may be named");
+}
+
+pub async fn without_room_nothing_is_claimed_or_held<H: RequestHarness>() {
+    let h = H::open().await;
+    accepted(&h, wishes(&h, "k", 2)).await;
+    for room in [vec![], vec![room(DOWNSTREAM, 0)], vec![room("other", 5)], vec![room("Echo", 5)]] {
+        let claimed = claim_of(&h, &room).await;
+        assert!(claimed.jobs.is_empty() && claimed.exhausted.is_empty(), "{room:?}: {claimed:?}");
+        assert_eq!(claimed.next, None, "there is nothing to wait for: {room:?}");
+    }
+    assert_eq!(claim(&h, 5).await.len(), 2);
+}
+
+pub async fn a_claim_in_vain_says_how_long_to_wait<H: RequestHarness>() {
+    let h = H::open().await;
+    let waits = async |room: &[Room]| claim_of(&h, room).await.next;
+    assert_eq!(waits(&[room("a", 1), room("b", 1)]).await, None, "there is no job");
+    let job = begun(&h, to("a", wish(&h, "1"))).await;
+    assert_eq!(waits(&[room("a", 1)]).await, Some(policy().lease), "the job may come back");
+    let until = now(&h).plus(Duration::from_micros(3_000_001));
+    reported_one(&h, put_back(&job, until)).await.expect("it is taken");
+    h.clock().advance(Duration::from_secs(1));
+    assert_eq!(waits(&[room("a", 1)]).await, Some(Duration::from_micros(2_000_001)));
+    let other = begun(&h, to("b", wish(&h, "2"))).await;
+    reported_one(&h, put_back(&other, now(&h).plus(Duration::from_secs(1)))).await.expect("it is taken");
+    let both = [room("a", 1), room("b", 1)];
+    assert_eq!(waits(&both).await, Some(Duration::from_secs(1)), "the first of all");
+    assert_eq!(waits(&[room("a", 1), room("b", 0)]).await, Some(Duration::from_micros(2_000_001)));
+    h.clock().advance(Duration::from_secs(1));
+    assert_eq!(ids(&claim_of(&h, &both).await.jobs), [other.id], "after it there is one");
+}
+
+pub async fn what_a_broker_does_not_have_may_be_claimed_all_the_same<H: RequestHarness>() {
+    let h = H::open().await;
+    let pending = Submit { needs_broker: true, ..wish(&h, "k") };
+    let id = accepted_one(&h, pending).await;
+    assert_eq!(claim_one(&h).await.id, id);
+    assert_eq!(found(&h, id).await.status, Status::InProgress);
+}
+
+pub async fn downstreams_are_listed_once_while_jobs_wait_for_them<H: RequestHarness>() {
+    let h = H::open().await;
+    assert_eq!(downstreams(&h).await, [""; 0]);
+    let names = ["a", "b", "a", "c", "b", "a"];
+    let batch = names.iter().enumerate().map(|(n, name)| to(name, wish(&h, &n.to_string()))).collect();
+    accepted(&h, batch).await;
+    assert_eq!(downstreams(&h).await, ["a", "b", "c"]);
+    let jobs = claim_of(&h, &[room("a", 9), room("c", 9)]).await.jobs;
+    reported(&h, jobs.iter().map(done).collect()).await;
+    assert_eq!(downstreams(&h).await, ["b"]);
+    let jobs = claim_of(&h, &[room("b", 9)]).await.jobs;
+    reported(&h, jobs.iter().map(broken).collect()).await;
+    assert_eq!(downstreams(&h).await, ["b"], "those between two attempts wait too");
+}
+
+pub async fn awkward_names_of_downstreams_are_kept_apart<H: RequestHarness>() {
+    let h = H::open().await;
+    let names = awkward_user_ids();
+    let batch: Vec<_> = names.iter().map(|name| to(name, wish(&h, name))).collect();
+    accepted(&h, batch.clone()).await;
+    assert_eq!(downstreams(&h).await.into_iter().collect::<BTreeSet<_>>(), names.iter().cloned().collect());
+    for sent in batch {
+        let jobs = claim_of(&h, &[room(&sent.downstream, 9)]).await.jobs;
+        assert_eq!(ids(&jobs), [sent.id], "{:?}", sent.downstream);
+        assert_eq!(jobs[0].downstream, sent.downstream);
+    }
+}
+
+pub async fn named_requests_are_claimed_and_no_others<H: RequestHarness>() {
+    let h = H::open().await;
+    let receipts = accepted(&h, wishes(&h, "k", 5)).await;
+    let named = [receipts[3].id, receipts[1].id];
+    let claimed = claimed_named(&h, &named).await;
+    let taken: BTreeSet<_> = ids(&claimed.jobs).into_iter().collect();
+    assert_eq!(taken, named.into_iter().collect());
+    assert!(claimed.jobs.iter().all(|job| job.attempt == 1 && job.downstream == DOWNSTREAM));
+    assert_eq!(found(&h, named[0]).await.status, Status::InProgress);
+    let rest: BTreeSet<_> = ids(&claim(&h, 10).await).into_iter().collect();
+    assert_eq!(rest, [receipts[0].id, receipts[2].id, receipts[4].id].into());
+}
+
+pub async fn a_named_request_that_cannot_be_claimed_is_left_out<H: RequestHarness>() {
+    let h = H::open().await;
+    let taken = begun(&h, wish(&h, "taken")).await;
+    let later = begun(&h, wish(&h, "later")).await;
+    let finished = begun(&h, wish(&h, "finished")).await;
+    let until = now(&h).plus(Duration::from_secs(1));
+    reported(&h, vec![put_back(&later, until), done(&finished)]).await;
+    let dead = died(&h, vec![wish(&h, "dead")]).await.remove(0);
+    let free = accepted_one(&h, wish(&h, "free")).await;
+    let named = [taken.id, later.id, finished.id, dead.id, next_id(&h), free, free];
+    let claimed = claimed_named(&h, &named).await;
+    assert_eq!(ids(&claimed.jobs), [free], "once, though it is named twice");
+    assert!(claimed.exhausted.is_empty());
+    assert!(claimed_named(&h, &[]).await.jobs.is_empty());
+    h.clock().advance(Duration::from_secs(1));
+    assert_eq!(ids(&claimed_named(&h, &named).await.jobs), [later.id], "when its time has come");
+}
+
+pub async fn a_large_claim_is_worked_off_whole<H: RequestHarness>() {
+    let h = H::open().await;
+    accepted(&h, wishes(&h, "k", 1_500)).await;
+    let jobs = claimed(&h, 1_000).await.jobs;
+    assert_eq!(jobs.len(), 1_000);
+    let outcomes = reported(&h, jobs.iter().map(done).collect()).await;
+    assert!(outcomes.iter().all(|outcome| *outcome == Ok(Status::Completed)));
+    assert_eq!(claim(&h, 1_000).await.len(), 500);
+    assert_eq!(super::given::books(&h).await.completed, 1_000);
+}

@@ -1,0 +1,389 @@
+//! Many callers, workers and servers at once.
+//!
+//! A case runs on two servers where the engine has several, and on one otherwise.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use weir_core::RequestId;
+use weir_core::request::state::{Callback, Refused, Status};
+use weir_store::request::{CallbackOutcome, Job, JobReport, RequestStore, Room, Submit, SubmitOutcome};
+
+use super::RequestHarness;
+use super::given::{
+    DOWNSTREAM, TENANT, URL, accepted, again, begun, books, broken, calls_back, claim, claimed_named,
+    dead_ids, died, done, found, hasty, letters, now, policy, put_back, room, status, webhooks, wish,
+    wish_for, wishes,
+};
+use crate::given::{at_once, limits};
+
+type Stores = Vec<Arc<dyn RequestStore>>;
+
+/// The engine's stores, as many as it has servers.
+struct Servers<H> {
+    h: H,
+    other: Option<H>,
+}
+
+impl<H: RequestHarness> Servers<H> {
+    async fn open() -> Self {
+        let h = H::open().await;
+        let other = h.another().await;
+        Self { h, other }
+    }
+
+    fn stores(&self) -> Stores {
+        [Some(&self.h), self.other.as_ref()].into_iter().flatten().map(H::requests).collect()
+    }
+
+    /// The store of the n-th caller.
+    fn store(&self, n: usize) -> Arc<dyn RequestStore> {
+        let stores = self.stores();
+        Arc::clone(&stores[n % stores.len()])
+    }
+}
+
+async fn submitted_at_once(
+    stores: &Stores,
+    batches: Vec<Vec<Submit>>,
+    limits: Option<weir_core::quota::Limits>,
+) -> Vec<Vec<SubmitOutcome>> {
+    let calls = batches.into_iter().enumerate().map(|(n, batch)| {
+        let store = Arc::clone(&stores[n % stores.len()]);
+        async move { store.submit_batch(batch, limits).await.expect("submit_batch must succeed") }
+    });
+    at_once(calls).await
+}
+
+fn id_of(outcome: &SubmitOutcome) -> RequestId {
+    match outcome {
+        SubmitOutcome::Accepted(receipt) | SubmitOutcome::Replayed(receipt) => receipt.id,
+        other => panic!("accepted or replayed, not {other:?}"),
+    }
+}
+
+fn count(outcomes: &[SubmitOutcome], letter: char) -> usize {
+    letters(outcomes).chars().filter(|other| *other == letter).count()
+}
+
+/// A hundred callers send the same at once: it is one request, whoever they ask.
+async fn one_request<H: RequestHarness>(h: &H, stores: &Stores) {
+    let sent = wish(h, "k");
+    let batches = (0..100).map(|_| vec![again(h, &sent)]).collect();
+    let outcomes = submitted_at_once(stores, batches, None).await.concat();
+    assert_eq!((count(&outcomes, 'A'), count(&outcomes, 'R')), (1, 99));
+    let ids: BTreeSet<_> = outcomes.iter().map(id_of).collect();
+    assert_eq!(ids.len(), 1, "all are told the same request");
+    assert_eq!(claim(h, 10).await.len(), 1, "and it has one job");
+    assert_eq!(books(h).await.accepted, 1);
+}
+
+pub async fn a_hundred_identical_submissions_make_one_request<H: RequestHarness>() {
+    let h = H::open().await;
+    one_request(&h, &vec![h.requests()]).await;
+}
+
+pub async fn a_hundred_identical_submissions_to_two_servers_make_one_request<H: RequestHarness>() {
+    let servers = Servers::<H>::open().await;
+    one_request(&servers.h, &servers.stores()).await;
+}
+
+pub async fn an_expired_key_is_taken_once<H: RequestHarness>() {
+    let servers = Servers::<H>::open().await;
+    let h = &servers.h;
+    let sent = wish(h, "k");
+    accepted(h, vec![sent.clone()]).await;
+    h.clock().advance(super::given::DAY);
+    let batches = (0..40).map(|_| vec![again(h, &sent)]).collect();
+    let outcomes = submitted_at_once(&servers.stores(), batches, None).await.concat();
+    assert_eq!((count(&outcomes, 'A'), count(&outcomes, 'R')), (1, 39));
+    assert!(outcomes.iter().all(|outcome| id_of(outcome) != sent.id), "the old request is not meant");
+    assert_eq!(books(h).await.accepted, 2);
+}
+
+pub async fn different_payloads_under_one_key_leave_one_request<H: RequestHarness>() {
+    let servers = Servers::<H>::open().await;
+    let h = &servers.h;
+    let batches = (0..40).map(|n| vec![wish_for(h, TENANT, "k", &format!("what {}", n / 2))]).collect();
+    let outcomes = submitted_at_once(&servers.stores(), batches, None).await.concat();
+    assert_eq!((count(&outcomes, 'A'), count(&outcomes, 'C')), (1, 38), "{}", letters(&outcomes));
+    assert_eq!(count(&outcomes, 'R'), 1, "the one that asked for the same");
+    assert_eq!(books(h).await.accepted, 1);
+}
+
+pub async fn batches_naming_keys_in_any_order_all_succeed<H: RequestHarness>() {
+    let servers = Servers::<H>::open().await;
+    let h = &servers.h;
+    let sent = wishes(h, "k", 20);
+    let batches = (0..20).map(|n| {
+        let mut batch: Vec<_> = sent.iter().map(|sent| again(h, sent)).collect();
+        batch.rotate_left(n);
+        if n % 2 == 0 {
+            batch.reverse();
+        }
+        batch
+    });
+    let batches: Vec<_> = batches.collect();
+    let outcomes = submitted_at_once(&servers.stores(), batches.clone(), None).await;
+    let mut ids: BTreeMap<String, BTreeSet<RequestId>> = BTreeMap::new();
+    for (sent, outcome) in batches.concat().iter().zip(outcomes.concat()) {
+        ids.entry(sent.key.to_string()).or_default().insert(id_of(&outcome));
+    }
+    assert_eq!(count(&outcomes.concat(), 'A'), 20, "each is accepted once");
+    assert!(ids.values().all(|ids| ids.len() == 1), "and everybody is told the same: {ids:?}");
+    assert_eq!(books(h).await.in_flight, 20);
+}
+
+pub async fn a_tenants_limit_holds_for_all_servers_together<H: RequestHarness>() {
+    let servers = Servers::<H>::open().await;
+    let h = &servers.h;
+    let batches = (0..40)
+        .map(|n| {
+            let of = |tenant: &str, m: usize| wish_for(h, tenant, &format!("{n}-{m}"), "what");
+            let mut batch = vec![of("a", 0), of("b", 0), of("a", 1), of("b", 1), of("a", 2)];
+            if n % 2 == 0 {
+                batch.reverse();
+            }
+            batch
+        })
+        .collect::<Vec<_>>();
+    let outcomes = submitted_at_once(&servers.stores(), batches.clone(), Some(limits(50, 1))).await.concat();
+    for tenant in ["a", "b"] {
+        let of_tenant = batches.concat().into_iter().zip(&outcomes);
+        let accepted = of_tenant.filter(|(sent, outcome)| {
+            sent.tenant.as_str() == tenant && matches!(outcome, SubmitOutcome::Accepted(_))
+        });
+        assert_eq!(accepted.count(), 50, "exactly the limit of {tenant}");
+    }
+    assert_eq!(books(h).await.accepted, 100);
+}
+
+/// Who has what: of each job the last token, and whether a worker has it in hand.
+#[derive(Clone, Default)]
+struct InHand(Arc<Mutex<BTreeMap<RequestId, (u64, bool)>>>);
+
+impl InHand {
+    fn take(&self, jobs: &[Job]) {
+        let mut hands = self.0.lock().expect("nobody panicked");
+        for job in jobs {
+            let (token, is_held) = hands.insert(job.id, (job.token, true)).unwrap_or_default();
+            assert!(!is_held, "{} is in two hands", job.id);
+            assert!(job.token > token, "tokens only grow");
+        }
+    }
+
+    fn give_back(&self, jobs: &[Job]) {
+        let mut hands = self.0.lock().expect("nobody panicked");
+        for job in jobs {
+            hands.insert(job.id, (job.token, false));
+        }
+    }
+}
+
+/// Claims and reports until there is nothing more to do; every third job is put back the first time.
+async fn work(store: Arc<dyn RequestStore>, in_hand: InHand, room: Room, now: weir_core::Timestamp) -> usize {
+    let (mut completed, mut n) = (0, 0);
+    loop {
+        let claimed = store.claim_jobs(std::slice::from_ref(&room), &policy()).await;
+        let claimed = claimed.expect("claim_jobs must succeed");
+        in_hand.take(&claimed.jobs);
+        if claimed.jobs.is_empty() && claimed.next.is_none() {
+            let books = store.audit_requests().await.expect("audit_requests must succeed");
+            assert_eq!(books.jobs, 0, "nothing is left when there is nothing to wait for");
+            return completed;
+        }
+        tokio::task::yield_now().await;
+        in_hand.give_back(&claimed.jobs);
+        let answer = |job| {
+            n += 1;
+            if n % 3 == 0 { put_back(job, now) } else { done(job) }
+        };
+        let reports: Vec<JobReport> = claimed.jobs.iter().map(answer).collect();
+        for outcome in store.report_batch(reports, &policy()).await.expect("report_batch must succeed") {
+            completed += usize::from(outcome.expect("the holder's report counts") == Status::Completed);
+        }
+    }
+}
+
+pub async fn parallel_workers_have_each_job_alone_and_complete_it_once<H: RequestHarness>() {
+    let servers = Servers::<H>::open().await;
+    let h = &servers.h;
+    let batch = wishes(h, "k", 300).into_iter();
+    let told: Vec<_> = batch.map(|wish| Submit { callback_url: Some(URL.to_owned()), ..wish }).collect();
+    accepted(h, told.clone()).await;
+    let in_hand = InHand::default();
+    let workers = (0..8).map(|n| work(servers.store(n), in_hand.clone(), room(DOWNSTREAM, 7), now(h)));
+    let completed: usize = at_once(workers).await.into_iter().sum();
+    assert_eq!(completed, 300, "every request was completed by one worker");
+    assert_eq!(books(h).await.completed, 300);
+    let ids: Vec<_> = told.iter().map(|sent| sent.id).collect();
+    assert_eq!(webhooks(h).await, ids, "and told once");
+}
+
+pub async fn parallel_claims_by_name_have_one_winner<H: RequestHarness>() {
+    let servers = Servers::<H>::open().await;
+    let h = &servers.h;
+    let ids: Vec<_> = accepted(h, wishes(h, "k", 30)).await.iter().map(|receipt| receipt.id).collect();
+    let claims = (0..12).map(|n| {
+        let (store, mut ids) = (servers.store(n), ids.clone());
+        ids.rotate_left(n);
+        if n % 2 == 0 {
+            ids.reverse();
+        }
+        async move {
+            let claimed = if n % 3 == 0 {
+                store.claim_jobs(&[room(DOWNSTREAM, 5)], &policy()).await
+            } else {
+                store.claim_named(&ids, &policy()).await
+            };
+            claimed.expect("the claim must succeed").jobs
+        }
+    });
+    let jobs = at_once(claims).await.concat();
+    // Those that two wanted at the same moment may be left for the next claim.
+    let jobs = [jobs, claimed_named(h, &ids).await.jobs].concat();
+    let claimed: BTreeSet<_> = jobs.iter().map(|job| job.id).collect();
+    assert_eq!((jobs.len(), claimed.len()), (30, 30), "each is claimed once");
+    assert!(jobs.iter().all(|job| (job.attempt, job.token) == (1, 1)));
+}
+
+pub async fn a_worker_and_a_callback_end_a_request_once<H: RequestHarness>() {
+    let servers = Servers::<H>::open().await;
+    let h = &servers.h;
+    for n in 0..5 {
+        let sent = Submit { callback_url: Some(URL.to_owned()), ..wish(h, &format!("k{n}")) };
+        let job = begun(h, sent).await;
+        let ends = (0..12).map(|n| {
+            let (store, job) = (servers.store(n / 2), job.clone());
+            async move {
+                if n % 2 == 0 {
+                    let outcomes = store.report_batch(vec![done(&job)], &policy()).await;
+                    outcomes.expect("report_batch must succeed").remove(0)
+                } else {
+                    let outcome = store.call_back(job.id, calls_back(Callback::Failed)).await;
+                    match outcome.expect("call_back must succeed") {
+                        CallbackOutcome::Taken(status) => Ok(status),
+                        CallbackOutcome::Refused(refused) => Err(refused),
+                        CallbackOutcome::Unknown => panic!("the request is known"),
+                    }
+                }
+            }
+        });
+        let outcomes = at_once(ends).await;
+        let end = status(h, job.id).await;
+        let taken: Vec<_> = outcomes.iter().filter_map(|outcome| outcome.ok()).collect();
+        assert_eq!(taken, [end], "one of them ended it");
+        assert!(outcomes.iter().all(|o| o.is_ok() || *o == Err(Refused::Final(end))), "{outcomes:?}");
+        assert_eq!(webhooks(h).await, [job.id], "which is told once");
+    }
+    books(h).await;
+}
+
+pub async fn a_dead_letter_is_replayed_or_discarded_by_one<H: RequestHarness>() {
+    let servers = Servers::<H>::open().await;
+    let h = &servers.h;
+    let ids: Vec<_> = died(h, wishes(h, "k", 20)).await.iter().map(|job| job.id).collect();
+    let calls = (0..8).map(|n| {
+        let (store, ids) = (servers.store(n / 2), ids.clone());
+        async move {
+            if n % 2 == 0 {
+                let replayed = store.replay_requests(5).await;
+                return replayed.expect("replay_requests must succeed").len();
+            }
+            let mut changed = 0;
+            for id in ids.iter().skip(n) {
+                let one = if n % 4 == 1 {
+                    store.replay_request(*id).await.expect("replay_request must succeed")
+                } else {
+                    store.discard_request(*id).await.expect("discard_request must succeed")
+                };
+                changed += usize::from(one);
+            }
+            changed
+        }
+    });
+    let changed: usize = at_once(calls).await.into_iter().sum();
+    assert_eq!(changed + dead_ids(h).await.len(), 20, "each letter is taken by one");
+    let books = books(h).await;
+    assert_eq!(claim(h, 100).await.len() as u64, books.in_flight, "{books:?}");
+    assert_eq!((books.accepted, books.in_flight + books.dead), (20, 20));
+}
+
+pub async fn a_job_claimed_while_the_broker_takes_it_stays_claimed<H: RequestHarness>() {
+    let servers = Servers::<H>::open().await;
+    let h = &servers.h;
+    let batch = wishes(h, "k", 40).into_iter().map(|wish| Submit { needs_broker: true, ..wish }).collect();
+    let ids: Vec<_> = accepted(h, batch).await.iter().map(|receipt| receipt.id).collect();
+    let calls = (0..20).map(|n| {
+        let (store, ids) = (servers.store(n / 2), ids.clone());
+        async move {
+            if n % 2 == 0 {
+                store.mark_enqueued(&ids).await.expect("mark_enqueued must succeed");
+                return 0;
+            }
+            let claimed = store.claim_jobs(&[room(DOWNSTREAM, 5)], &policy()).await;
+            claimed.expect("claim_jobs must succeed").jobs.len()
+        }
+    });
+    let claimed: usize = at_once(calls).await.into_iter().sum();
+    let rest = claim(h, 100).await.len();
+    assert_eq!(claimed + rest, 40);
+    for id in ids {
+        let request = found(h, id).await;
+        assert_eq!((request.status, request.attempts), (Status::InProgress, 1));
+    }
+}
+
+/// One step of somebody who does a bit of everything.
+async fn busy(store: &dyn RequestStore, batch: Vec<Submit>, n: usize) {
+    store.submit_batch(batch, None).await.expect("submit_batch must succeed");
+    let claimed = store.claim_jobs(&[room(DOWNSTREAM, 6)], &policy()).await;
+    let jobs = claimed.expect("claim_jobs must succeed").jobs;
+    let reports = jobs.iter().enumerate().map(|(m, job)| match (n + m) % 4 {
+        0 | 1 => done(job),
+        2 => super::given::rejected(job),
+        _ => broken(job),
+    });
+    let outcomes = store.report_batch(reports.collect(), &hasty()).await.expect("report_batch must succeed");
+    assert!(outcomes.iter().all(Result::is_ok), "the holder's reports count: {outcomes:?}");
+    match n % 4 {
+        0 => store.replay_requests(3).await.map(drop).expect("replay_requests must succeed"),
+        1 => {
+            let letters = store.dead_requests(None, 1).await.expect("dead_requests must succeed");
+            for letter in letters {
+                store.discard_request(letter.request.id).await.expect("discard_request must succeed");
+            }
+        }
+        2 => store.purge_requests(Duration::ZERO, 4).await.map(drop).expect("purge_requests must succeed"),
+        _ => {
+            let books = store.audit_requests().await.expect("audit_requests must succeed");
+            assert_eq!((books.difference(), books.jobs), (0, books.in_flight), "in the midst: {books:?}");
+        }
+    }
+}
+
+pub async fn everything_at_once_keeps_the_books<H: RequestHarness>() {
+    let servers = Servers::<H>::open().await;
+    let h = &servers.h;
+    let clock = h.clock().clone();
+    let calls = (0..8).map(|n| {
+        let (store, clock) = (servers.store(n), clock.clone());
+        let mut batches: Vec<_> = (0..10).map(|m| wishes(h, &format!("{n}-{m}"), 5)).collect();
+        async move {
+            for (m, batch) in batches.drain(..).enumerate() {
+                busy(&*store, batch, n + m).await;
+                clock.advance(Duration::from_millis(2));
+            }
+        }
+    });
+    at_once(calls).await;
+    let counted = books(h).await;
+    assert_eq!(counted.accepted, 400);
+    assert!(counted.completed > 0 && counted.failed > 0 && counted.purged > 0, "{counted:?}");
+    h.clock().advance(super::given::DAY);
+    let in_hand = InHand::default();
+    let left = work(servers.store(1), in_hand, room(DOWNSTREAM, 50), now(h)).await;
+    assert_eq!(left as u64, counted.in_flight, "what is left can be worked off");
+    assert_eq!(books(h).await.in_flight, 0);
+}

@@ -1,0 +1,327 @@
+//! What cases of request start from.
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::num::NonZeroU32;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use weir_core::quota::Limits;
+use weir_core::request::canonical::Fingerprint;
+use weir_core::request::retry::{Backoff, Cause, Judgement, Policy};
+use weir_core::request::state::{Callback, Refused, Report, Status};
+use weir_core::{Clock, IdempotencyKey, RequestId, RequestType, TenantId, Timestamp};
+use weir_queue::Settlement;
+use weir_store::request::{
+    Books, CallbackOutcome, CallbackReport, Claimed, DeadRequest, Failure, Job, JobReport, Receipt, Request,
+    Room, Sealed, Submit, SubmitOutcome, WEBHOOKS,
+};
+
+use super::RequestHarness;
+use crate::given::{EMPTY_ROUNDS, VISIBILITY};
+
+/// The tenant, where a case does not care.
+pub const TENANT: &str = "acme";
+
+/// The downstream, where a case does not care.
+pub const DOWNSTREAM: &str = "echo";
+
+/// Where a case wants somebody to be told.
+pub const URL: &str = "https://example.com/hook?a=1&b=%20";
+
+/// How long a key is remembered.
+pub const DAY: Duration = Duration::from_secs(86_400);
+
+/// How the suite's requests are tried: 3 attempts, waits from 1 s to 5 s, leases of 10 s, an hour for the callback.
+pub fn policy() -> Policy {
+    let backoff = Backoff::new(Duration::from_secs(1), Duration::from_secs(5));
+    Policy {
+        max_attempts: NonZeroU32::new(3).expect("3 is not 0"),
+        backoff: backoff.expect("the suite's backoff is valid"),
+        lease: Duration::from_secs(10),
+        callback_within: Duration::from_secs(3_600),
+    }
+}
+
+/// The same with one attempt, so that the first failure is the last.
+pub fn hasty() -> Policy {
+    Policy { max_attempts: NonZeroU32::MIN, ..policy() }
+}
+
+/// The present, on the engine's clock.
+pub fn now<H: RequestHarness>(h: &H) -> Timestamp {
+    h.clock().now()
+}
+
+/// A tenant.
+pub fn tenant(text: &str) -> TenantId {
+    TenantId::parse(text).expect("the suite's tenants are valid")
+}
+
+/// A new id. Ids grow, also within one millisecond.
+pub fn next_id<H: RequestHarness>(h: &H) -> RequestId {
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    let mut random = [0; 10];
+    random[2..].copy_from_slice(&NEXT.fetch_add(1, Ordering::Relaxed).to_be_bytes());
+    RequestId::new(now(h), random)
+}
+
+/// Bytes, as if sealed.
+pub fn sealed(text: &str) -> Sealed {
+    Sealed { key_id: "key-1".to_owned(), bytes: text.as_bytes().to_vec() }
+}
+
+/// The fingerprint of what a text says.
+pub fn fingerprint(text: &str) -> Fingerprint {
+    let mut hasher = DefaultHasher::new();
+    text.hash(&mut hasher);
+    let part = hasher.finish().to_be_bytes();
+    let mut whole = [0; 32];
+    whole.iter_mut().zip(part.iter().cycle()).for_each(|(byte, part)| *byte = *part);
+    Fingerprint::from_bytes(whole)
+}
+
+/// A submission of `tenant` under `key` that asks for `what`.
+pub fn wish_for<H: RequestHarness>(h: &H, of: &str, key: &str, what: &str) -> Submit {
+    Submit {
+        id: next_id(h),
+        tenant: tenant(of),
+        key: IdempotencyKey::parse(key).expect("the suite's keys are valid"),
+        request_type: RequestType::parse("payment").expect("the suite's types are valid"),
+        fingerprint: fingerprint(what),
+        payload: sealed(what),
+        downstream: DOWNSTREAM.to_owned(),
+        callback_url: None,
+        needs_broker: false,
+    }
+}
+
+/// A submission of [`TENANT`] that asks for what its key says.
+pub fn wish<H: RequestHarness>(h: &H, key: &str) -> Submit {
+    wish_for(h, TENANT, key, key)
+}
+
+/// `count` submissions of [`TENANT`], with keys named after `prefix`.
+pub fn wishes<H: RequestHarness>(h: &H, prefix: &str, count: usize) -> Vec<Submit> {
+    (0..count).map(|n| wish(h, &format!("{prefix}-{n}"))).collect()
+}
+
+/// The same submission sent again: the server has a new id at hand.
+pub fn again<H: RequestHarness>(h: &H, submit: &Submit) -> Submit {
+    Submit { id: next_id(h), ..submit.clone() }
+}
+
+/// Submits a batch within limits.
+pub async fn submitted<H: RequestHarness>(
+    h: &H,
+    batch: Vec<Submit>,
+    limits: impl Into<Option<Limits>>,
+) -> Vec<SubmitOutcome> {
+    let count = batch.len();
+    let outcomes = h.requests().submit_batch(batch, limits.into()).await.expect("submit_batch must succeed");
+    assert_eq!(outcomes.len(), count, "one outcome for each submission");
+    outcomes
+}
+
+/// Submits one, without limits.
+pub async fn submitted_one<H: RequestHarness>(h: &H, submit: Submit) -> SubmitOutcome {
+    submitted(h, vec![submit], None).await.remove(0)
+}
+
+/// Submits a batch that must be accepted whole.
+pub async fn accepted<H: RequestHarness>(h: &H, batch: Vec<Submit>) -> Vec<Receipt> {
+    let outcomes = submitted(h, batch, None).await.into_iter();
+    outcomes
+        .map(|outcome| match outcome {
+            SubmitOutcome::Accepted(receipt) => receipt,
+            other => panic!("a new submission must be accepted, not {other:?}"),
+        })
+        .collect()
+}
+
+/// Submits one that must be accepted, and its id.
+pub async fn accepted_one<H: RequestHarness>(h: &H, submit: Submit) -> RequestId {
+    accepted(h, vec![submit]).await.remove(0).id
+}
+
+/// Each outcome in a letter: Accepted, Replayed, Conflict, Limited.
+pub fn letters(outcomes: &[SubmitOutcome]) -> String {
+    let letter = |outcome: &SubmitOutcome| match outcome {
+        SubmitOutcome::Accepted(_) => 'A',
+        SubmitOutcome::Replayed(_) => 'R',
+        SubmitOutcome::Conflict => 'C',
+        SubmitOutcome::Limited { .. } => 'L',
+    };
+    outcomes.iter().map(letter).collect()
+}
+
+/// A request that must be there.
+pub async fn found<H: RequestHarness>(h: &H, id: RequestId) -> Request {
+    h.requests().find_request(id).await.expect("find_request must succeed").expect("the request is there")
+}
+
+/// Where a request stands.
+pub async fn status<H: RequestHarness>(h: &H, id: RequestId) -> Status {
+    found(h, id).await.status
+}
+
+/// Room for jobs of one downstream.
+pub fn room(downstream: &str, jobs: usize) -> Room {
+    Room { downstream: downstream.to_owned(), jobs }
+}
+
+/// Claims what is due of [`DOWNSTREAM`], and all that the claim says.
+pub async fn claimed<H: RequestHarness>(h: &H, jobs: usize) -> Claimed {
+    let room = [room(DOWNSTREAM, jobs)];
+    let claimed = h.requests().claim_jobs(&room, &policy()).await.expect("claim_jobs must succeed");
+    assert!(claimed.jobs.len() + claimed.exhausted.len() <= jobs, "no more than there is room for");
+    claimed
+}
+
+/// Claims jobs of [`DOWNSTREAM`].
+pub async fn claim<H: RequestHarness>(h: &H, jobs: usize) -> Vec<Job> {
+    let claimed = claimed(h, jobs).await;
+    assert!(claimed.exhausted.is_empty(), "nothing is given up: {:?}", claimed.exhausted);
+    claimed.jobs
+}
+
+/// Claims the one job that is due.
+pub async fn claim_one<H: RequestHarness>(h: &H) -> Job {
+    let mut jobs = claim(h, 10).await;
+    assert_eq!(jobs.len(), 1, "exactly one job is due");
+    jobs.remove(0)
+}
+
+/// Claims these, and all that the claim says.
+pub async fn claimed_named<H: RequestHarness>(h: &H, ids: &[RequestId]) -> Claimed {
+    h.requests().claim_named(ids, &policy()).await.expect("claim_named must succeed")
+}
+
+/// Submits one and claims it.
+pub async fn begun<H: RequestHarness>(h: &H, submit: Submit) -> Job {
+    let id = accepted_one(h, submit).await;
+    let mut claimed = claimed_named(h, &[id]).await;
+    assert_eq!(claimed.jobs.len(), 1, "what was just accepted is claimable");
+    claimed.jobs.remove(0)
+}
+
+/// Nothing must be claimable now.
+pub async fn nothing_due<H: RequestHarness>(h: &H, why: &str) {
+    let claimed = claimed(h, 100).await;
+    assert!(claimed.jobs.is_empty() && claimed.exhausted.is_empty(), "{why}, but this came: {claimed:?}");
+}
+
+/// What the worker of a job says.
+pub fn says(job: &Job, report: Report) -> JobReport {
+    JobReport { id: job.id, token: job.token, report, result: None, detail: None, chance: 0 }
+}
+
+/// The downstream has done it.
+pub fn done(job: &Job) -> JobReport {
+    JobReport { result: Some(sealed("result")), ..says(job, Report::Called(Judgement::Complete)) }
+}
+
+/// The downstream does not want it.
+pub fn rejected(job: &Job) -> JobReport {
+    says(job, Report::Called(Judgement::Fail(Cause::Rejected(422))))
+}
+
+/// The downstream is broken, and does not say for how long.
+pub fn broken(job: &Job) -> JobReport {
+    broken_for(job, None)
+}
+
+/// The downstream is broken.
+pub fn broken_for(job: &Job, retry_after: Option<Duration>) -> JobReport {
+    says(job, Report::Called(Judgement::Retry { cause: Cause::Broken(503), retry_after }))
+}
+
+/// The downstream will call back.
+pub fn taken_over(job: &Job) -> JobReport {
+    says(job, Report::Called(Judgement::AwaitCallback))
+}
+
+/// The downstream was not called.
+pub fn put_back(job: &Job, until: Timestamp) -> JobReport {
+    says(job, Report::NotCalled { until })
+}
+
+/// Reports a batch.
+pub async fn reported<H: RequestHarness>(h: &H, batch: Vec<JobReport>) -> Vec<Result<Status, Refused>> {
+    let count = batch.len();
+    let outcomes = h.requests().report_batch(batch, &policy()).await.expect("report_batch must succeed");
+    assert_eq!(outcomes.len(), count, "one outcome for each report");
+    outcomes
+}
+
+/// Reports one.
+pub async fn reported_one<H: RequestHarness>(h: &H, report: JobReport) -> Result<Status, Refused> {
+    reported(h, vec![report]).await.remove(0)
+}
+
+/// A callback.
+pub fn calls_back(callback: Callback) -> CallbackReport {
+    match callback {
+        Callback::Completed => {
+            CallbackReport { callback, result: Some(sealed("called back")), failure: None }
+        }
+        Callback::Failed => {
+            let failure = Failure { code: "NO_FUNDS".to_owned(), message: "the account is empty".to_owned() };
+            CallbackReport { callback, result: None, failure: Some(failure) }
+        }
+    }
+}
+
+/// Calls back.
+pub async fn called_back<H: RequestHarness>(h: &H, id: RequestId, report: CallbackReport) -> CallbackOutcome {
+    h.requests().call_back(id, report).await.expect("call_back must succeed")
+}
+
+/// Submits these and lets their only attempt fail: dead letters, as their last worker knew them.
+pub async fn died<H: RequestHarness>(h: &H, batch: Vec<Submit>) -> Vec<Job> {
+    let ids: Vec<RequestId> = accepted(h, batch).await.iter().map(|receipt| receipt.id).collect();
+    let jobs = claimed_named(h, &ids).await.jobs;
+    assert_eq!(jobs.len(), ids.len(), "what was just accepted is claimable");
+    let reports = jobs.iter().map(broken).collect();
+    let outcomes = h.requests().report_batch(reports, &hasty()).await.expect("report_batch must succeed");
+    assert!(outcomes.iter().all(|outcome| *outcome == Ok(Status::FailedRetryExhausted)), "{outcomes:?}");
+    jobs
+}
+
+/// A page of dead letters.
+pub async fn dead<H: RequestHarness>(h: &H, after: Option<RequestId>, limit: usize) -> Vec<DeadRequest> {
+    h.requests().dead_requests(after, limit).await.expect("dead_requests must succeed")
+}
+
+/// The ids of all dead letters.
+pub async fn dead_ids<H: RequestHarness>(h: &H) -> Vec<RequestId> {
+    dead(h, None, usize::MAX).await.iter().map(|letter| letter.request.id).collect()
+}
+
+/// The books; they must balance, and every request in flight must have its job.
+pub async fn books<H: RequestHarness>(h: &H) -> Books {
+    let books = h.requests().audit_requests().await.expect("audit_requests must succeed");
+    assert_eq!(books.difference(), 0, "the books must balance: {books:?}");
+    assert_eq!(books.jobs, books.in_flight, "every request in flight has one job: {books:?}");
+    books
+}
+
+/// Takes everything that waits on [`WEBHOOKS`], as ids in order.
+pub async fn webhooks<H: RequestHarness>(h: &H) -> Vec<RequestId> {
+    let (queue, mut ids, mut empty) = (h.queue(), Vec::new(), 0);
+    while empty < EMPTY_ROUNDS {
+        let claim = queue.claim(WEBHOOKS, 100, VISIBILITY).await.expect("claim must succeed");
+        if claim.messages.is_empty() {
+            empty += 1;
+            continue;
+        }
+        for message in &claim.messages {
+            assert_eq!(message.payload, message.key.as_bytes(), "key and payload are the id");
+            ids.push(RequestId::parse(&message.key).expect("the key is an id"));
+        }
+        let positions = claim.messages.iter().map(|message| message.position).collect();
+        let settlement = Settlement { done: positions, ..Settlement::default() };
+        assert!(queue.settle(&claim.receipt, settlement).await.expect("settle must succeed"));
+    }
+    ids.sort_unstable();
+    ids
+}

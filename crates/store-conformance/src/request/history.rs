@@ -1,0 +1,279 @@
+//! Random histories against the engine and the model: the answers must be the same.
+//!
+//! A failure names its seed; `WEIR_CONFORMANCE_SEED` runs that history again.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use fastrand::Rng;
+use weir_core::request::retry::{Cause, Judgement};
+use weir_core::request::state::{Callback, Report, Status};
+use weir_core::{RequestId, Timestamp};
+use weir_store::request::{JobReport, RequestStore, Room, Submit};
+
+use super::RequestHarness;
+use super::given::{
+    DAY, URL, books, calls_back, next_id, now, policy, room, sealed, tenant, webhooks, wish_for,
+};
+use super::model::Model;
+use crate::given::{TICK, limits};
+use crate::quota_history::seed;
+
+const HISTORIES: usize = 12;
+const STEPS: usize = 60;
+
+pub async fn random_histories_give_the_models_answers<H: RequestHarness>() {
+    let h = H::open().await;
+    let seed = Seed(seed());
+    let rng = Rng::with_seed(seed.0);
+    let mut pair = Pair { h: &h, engine: h.requests(), model: Model::default(), rng, history: 0 };
+    for history in 0..HISTORIES {
+        pair.history = history;
+        for _ in 0..STEPS {
+            pair.step().await;
+        }
+        pair.compare_all().await;
+    }
+    assert_eq!(webhooks(&h).await, pair.model.webhooks(), "whoever is to be told");
+}
+
+/// Says which history it was when one fails, wherever that shows.
+struct Seed(u64);
+
+impl Drop for Seed {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("to run this history again: WEIR_CONFORMANCE_SEED={}", self.0);
+        }
+    }
+}
+
+/// An engine and the model, on the same clock.
+struct Pair<'h, H> {
+    h: &'h H,
+    engine: Arc<dyn RequestStore>,
+    model: Model,
+    rng: Rng,
+    history: usize,
+}
+
+impl<H: RequestHarness> Pair<'_, H> {
+    async fn step(&mut self) {
+        match self.rng.u8(0..40) {
+            0..8 => self.submit().await,
+            8..14 => self.claim().await,
+            14..16 => self.claim_named().await,
+            16..24 => self.report().await,
+            24..26 => self.call_back().await,
+            26..28 => self.replay().await,
+            28 => self.replay_some().await,
+            29 => self.discard().await,
+            30 => self.mark_enqueued().await,
+            31 => self.purge().await,
+            32..34 => self.read().await,
+            _ => self.advance(),
+        }
+    }
+
+    fn now(&self) -> Timestamp {
+        now(self.h)
+    }
+
+    /// What the engine and the model say must be the same.
+    fn same<T: std::fmt::Debug + PartialEq>(&self, engine: &T, model: &T, what: &str) {
+        assert_eq!(engine, model, "engine and model must agree in history {}: {what}", self.history);
+    }
+
+    /// A request that is known, most often one of the last; sometimes one that is not.
+    fn id(&mut self) -> RequestId {
+        let ids = self.model.ids();
+        if ids.is_empty() || self.rng.u8(0..20) == 0 {
+            return next_id(self.h);
+        }
+        let recent = ids.len().min(12);
+        ids[ids.len() - 1 - self.rng.usize(0..recent)]
+    }
+
+    fn wish(&mut self) -> Submit {
+        let (history, rng) = (self.history, &mut self.rng);
+        let of = format!("tenant {}", rng.u8(0..2));
+        let (key, what) = (format!("{history} {}", rng.u8(0..30)), format!("what {}", rng.u8(0..8) / 7));
+        Submit {
+            downstream: format!("downstream {}", rng.u8(0..2)),
+            callback_url: rng.bool().then(|| URL.to_owned()),
+            needs_broker: rng.u8(0..3) == 0,
+            ..wish_for(self.h, &of, &key, &what)
+        }
+    }
+
+    async fn submit(&mut self) {
+        let batch: Vec<Submit> = (0..self.rng.usize(0..8)).map(|_| self.wish()).collect();
+        let limits = self.rng.bool().then(|| limits(self.rng.u32(1..20), 1));
+        let engine =
+            self.engine.submit_batch(batch.clone(), limits).await.expect("submit_batch must succeed");
+        let now = self.now();
+        let model: Vec<_> = batch.iter().map(|submit| self.model.submit(submit, limits, now)).collect();
+        self.same(&engine.len(), &model.len(), "the number of outcomes");
+        for ((submit, engine), model) in batch.iter().zip(&engine).zip(&model) {
+            self.same(engine, model, &format!("{submit:?} within {limits:?}"));
+        }
+    }
+
+    async fn claim(&mut self) {
+        let of = |n: u8, jobs| room(&format!("downstream {n}"), jobs);
+        let (a, b) = (self.rng.usize(0..5), self.rng.usize(0..5));
+        let rooms: Vec<Room> = vec![of(0, a), of(1, b)];
+        let claimed = self.engine.claim_jobs(&rooms, &policy()).await.expect("claim_jobs must succeed");
+        let now = self.now();
+        self.model.follow_claim(&rooms, &claimed, &policy(), now);
+    }
+
+    async fn claim_named(&mut self) {
+        let ids: Vec<_> = (0..self.rng.usize(0..5)).map(|_| self.id()).collect();
+        let claimed = self.engine.claim_named(&ids, &policy()).await.expect("claim_named must succeed");
+        let now = self.now();
+        self.model.follow_named(&ids, &claimed, &policy(), now);
+    }
+
+    fn report_of(&mut self, id: RequestId) -> JobReport {
+        let token = self.model.token(id).saturating_sub(u64::from(self.rng.u8(0..8) == 0));
+        let rng = &mut self.rng;
+        let retry_after = rng.bool().then(|| Duration::from_millis(rng.u64(0..9_000)));
+        let (report, result) = match rng.u8(0..8) {
+            0..2 => (Report::Called(Judgement::Complete), Some(sealed("result"))),
+            2 => (Report::Called(Judgement::Fail(Cause::Rejected(400))), None),
+            3..6 => (Report::Called(Judgement::Retry { cause: Cause::TimedOut, retry_after }), None),
+            6 => (Report::Called(Judgement::AwaitCallback), None),
+            _ => {
+                let until = now(self.h).plus(Duration::from_millis(rng.u64(0..5_000)));
+                (Report::NotCalled { until }, None)
+            }
+        };
+        let detail = rng.bool().then(|| "detail".to_owned());
+        // Backoff is exact to the nanosecond, time to the microsecond.
+        let chance = if rng.bool() { 0 } else { u64::MAX };
+        JobReport { id, token, report, result, detail, chance }
+    }
+
+    async fn report(&mut self) {
+        let mut batch = Vec::new();
+        for _ in 0..self.rng.usize(0..6) {
+            let id = self.id();
+            batch.push(self.report_of(id));
+        }
+        let engine = self.engine.report_batch(batch.clone(), &policy()).await;
+        let engine = engine.expect("report_batch must succeed");
+        let now = self.now();
+        let mut model = Vec::new();
+        for report in batch.clone() {
+            model.push(self.model.report(report, &policy(), now));
+        }
+        self.same(&engine, &model, &format!("{batch:?}"));
+    }
+
+    async fn call_back(&mut self) {
+        let id = self.id();
+        let report = calls_back(if self.rng.bool() { Callback::Completed } else { Callback::Failed });
+        let engine = self.engine.call_back(id, report.clone()).await.expect("call_back must succeed");
+        let model = self.model.call_back(id, report, self.now());
+        self.same(&engine, &model, &format!("call back {id}"));
+    }
+
+    /// Most often a dead letter, if there is one.
+    fn dead_id(&mut self) -> RequestId {
+        let dead = self.model.dead();
+        if dead.is_empty() || self.rng.u8(0..4) == 0 {
+            return self.id();
+        }
+        dead[self.rng.usize(0..dead.len())].request.id
+    }
+
+    async fn replay(&mut self) {
+        let id = self.dead_id();
+        let engine = self.engine.replay_request(id).await.expect("replay_request must succeed");
+        let model = self.model.replay(id, self.now());
+        self.same(&engine, &model, &format!("replay {id}"));
+    }
+
+    async fn replay_some(&mut self) {
+        let (limit, dead) = (self.rng.usize(0..4), self.model.dead().len());
+        let replayed = self.engine.replay_requests(limit).await.expect("replay_requests must succeed");
+        self.same(&replayed.len(), &limit.min(dead), "replay some");
+        for id in replayed {
+            let model = self.model.replay(id, self.now());
+            self.same(&true, &model, &format!("replay some, {id}"));
+        }
+    }
+
+    async fn discard(&mut self) {
+        let id = self.dead_id();
+        let engine = self.engine.discard_request(id).await.expect("discard_request must succeed");
+        let model = self.model.discard(id);
+        self.same(&engine, &model, &format!("discard {id}"));
+    }
+
+    async fn mark_enqueued(&mut self) {
+        let ids: Vec<_> = (0..self.rng.usize(0..5)).map(|_| self.id()).collect();
+        self.engine.mark_enqueued(&ids).await.expect("mark_enqueued must succeed");
+        for id in ids {
+            self.model.mark_enqueued(id, self.now());
+        }
+    }
+
+    async fn purge(&mut self) {
+        let keep = [Duration::ZERO, Duration::from_secs(5), DAY, 90 * DAY][self.rng.usize(0..4)];
+        let engine = self.engine.purge_requests(keep, 1_000).await.expect("purge_requests must succeed");
+        let model = self.model.purge(keep, self.now());
+        self.same(&engine, &model, &format!("purge {keep:?}"));
+    }
+
+    async fn read(&mut self) {
+        let id = self.id();
+        let engine = self.engine.find_request(id).await.expect("find_request must succeed");
+        self.same(&engine, &self.model.find(id), &format!("find {id}"));
+        let of = tenant(&format!("tenant {}", self.rng.u8(0..2)));
+        let status = self.rng.bool().then(|| Status::ALL[self.rng.usize(0..6)]);
+        let (before, limit) = (self.rng.bool().then_some(id), self.rng.usize(0..10));
+        let engine = self.engine.list_requests(&of, status, before, limit).await;
+        let mut model = self.model.list(&of, status, before);
+        model.truncate(limit);
+        self.same(&engine.expect("list_requests must succeed"), &model, &format!("list {of} {status:?}"));
+    }
+
+    /// Moves the clock: by chance, or to just before, at or after the time of the next job, rarely by a day.
+    fn advance(&mut self) {
+        let now = self.now();
+        let to_next = self.model.next_due(now).map_or(Duration::ZERO, |due| due.since(now));
+        let step = match self.rng.u8(0..20) {
+            0 => DAY,
+            1..5 => Duration::from_micros(self.rng.u64(1..2_000_000)),
+            5..8 => Duration::from_secs(self.rng.u64(1..30)),
+            8..11 => to_next.saturating_sub(TICK),
+            11..13 => to_next + TICK,
+            _ => to_next,
+        };
+        self.h.clock().advance(step);
+    }
+
+    /// What there is all in all.
+    async fn compare_all(&self) {
+        for n in 0..2 {
+            let of = tenant(&format!("tenant {n}"));
+            let engine = self.engine.list_requests(&of, None, None, usize::MAX).await;
+            let (engine, model) =
+                (engine.expect("list_requests must succeed"), self.model.list(&of, None, None));
+            self.same(&engine.len(), &model.len(), "the number of requests");
+            engine.iter().zip(&model).for_each(|(engine, model)| self.same(engine, model, "all requests"));
+        }
+        let engine = self.engine.dead_requests(None, usize::MAX).await.expect("dead_requests must succeed");
+        self.same(&engine, &self.model.dead(), "all dead letters");
+        let count = self.engine.count_dead_requests().await.expect("count_dead_requests must succeed");
+        self.same(&count, &(engine.len() as u64), "the number of dead letters");
+        let pending = self.engine.pending_requests(Duration::ZERO, usize::MAX).await;
+        let mut pending = pending.expect("pending_requests must succeed");
+        assert!(pending.is_sorted_by(|a, b| a.age >= b.age), "the oldest first");
+        pending.sort_unstable_by_key(|pending| pending.id);
+        self.same(&pending, &self.model.pending(self.now()), "what no broker has");
+        self.same(&books(self.h).await, &self.model.books(), "the books");
+    }
+}

@@ -1,0 +1,94 @@
+//! How many new requests a tenant may send.
+
+use std::time::Duration;
+
+use weir_store::request::SubmitOutcome;
+
+use super::RequestHarness;
+use super::given::{accepted, again, books, letters, submitted, wish, wish_for, wishes};
+use crate::given::{TICK, limits};
+
+const MINUTE: Duration = Duration::from_secs(60);
+
+pub async fn exactly_the_limit_is_accepted<H: RequestHarness>() {
+    let h = H::open().await;
+    let outcomes = submitted(&h, wishes(&h, "a", 5), limits(3, 1)).await;
+    assert_eq!(letters(&outcomes), "AAALL");
+    let refused = SubmitOutcome::Limited { limits: limits(3, 1), retry_after: MINUTE };
+    assert_eq!(outcomes[3..], [refused.clone(), refused]);
+    assert_eq!(books(&h).await.accepted, 3, "what is refused is nowhere");
+}
+
+pub async fn counts_carry_over_from_batch_to_batch<H: RequestHarness>() {
+    let h = H::open().await;
+    for (n, expected) in ["AA", "AA", "AL", "LL"].into_iter().enumerate() {
+        assert_eq!(letters(&submitted(&h, wishes(&h, &format!("k{n}"), 2), limits(5, 1)).await), expected);
+    }
+    assert_eq!(books(&h).await.accepted, 5);
+}
+
+pub async fn a_window_turns_at_its_very_end_and_says_when<H: RequestHarness>() {
+    let h = H::open().await;
+    accepted_within(&h, 2).await;
+    for waited in [Duration::ZERO, Duration::from_micros(12_345_678), MINUTE - TICK] {
+        let behind = weir_core::Clock::now(h.clock()).since(crate::START);
+        h.clock().advance(waited - behind);
+        let outcomes = submitted(&h, vec![wish(&h, "late")], limits(2, 1)).await;
+        let retry_after = MINUTE - waited;
+        assert_eq!(outcomes, [SubmitOutcome::Limited { limits: limits(2, 1), retry_after }]);
+    }
+    h.clock().advance(TICK);
+    let batch = vec![wish(&h, "late"), wish(&h, "later"), wish(&h, "latest")];
+    assert_eq!(
+        letters(&submitted(&h, batch, limits(2, 1)).await),
+        "AAL",
+        "what was refused was not remembered"
+    );
+}
+
+async fn accepted_within<H: RequestHarness>(h: &H, count: usize) {
+    let outcomes = submitted(h, wishes(h, "first", count), limits(2, 1)).await;
+    assert_eq!(letters(&outcomes), "A".repeat(count));
+}
+
+pub async fn replays_and_conflicts_do_not_count<H: RequestHarness>() {
+    let h = H::open().await;
+    let sent = wish(&h, "k");
+    let mut batch = vec![sent.clone()];
+    batch.extend((0..10).map(|_| again(&h, &sent)));
+    batch.push(wish_for(&h, sent.tenant.as_str(), "k", "else"));
+    batch.push(wish(&h, "l"));
+    batch.push(wish(&h, "m"));
+    batch.push(again(&h, &sent));
+    assert_eq!(letters(&submitted(&h, batch, limits(2, 1)).await), "ARRRRRRRRRRCALR");
+    assert_eq!(letters(&submitted(&h, vec![again(&h, &sent), wish(&h, "m")], limits(2, 1)).await), "RL");
+}
+
+pub async fn each_tenant_has_its_own_window<H: RequestHarness>() {
+    let h = H::open().await;
+    let of = |tenant: &str, n: usize| wish_for(&h, tenant, &format!("k{n}"), "what");
+    let batch = vec![of("a", 0), of("b", 0), of("a", 1), of("b", 1), of("c", 0)];
+    assert_eq!(letters(&submitted(&h, batch, limits(1, 1)).await), "AALLA");
+    h.clock().advance(MINUTE / 2);
+    assert_eq!(letters(&submitted(&h, vec![of("d", 0)], limits(1, 1)).await), "A");
+    h.clock().advance(MINUTE / 2);
+    let batch = vec![of("d", 1), of("a", 1), of("b", 1)];
+    assert_eq!(letters(&submitted(&h, batch, limits(1, 1)).await), "LAA", "windows turn one by one");
+}
+
+pub async fn without_limits_nothing_is_limited_nor_counted<H: RequestHarness>() {
+    let h = H::open().await;
+    accepted(&h, wishes(&h, "a", 20)).await;
+    assert_eq!(letters(&submitted(&h, wishes(&h, "b", 3), limits(2, 1)).await), "AAL");
+    accepted(&h, wishes(&h, "c", 20)).await;
+    assert_eq!(books(&h).await.accepted, 42);
+}
+
+pub async fn other_limits_hold_from_the_next_batch_on<H: RequestHarness>() {
+    let h = H::open().await;
+    assert_eq!(letters(&submitted(&h, wishes(&h, "a", 3), limits(2, 1)).await), "AAL");
+    assert_eq!(letters(&submitted(&h, wishes(&h, "b", 3), limits(4, 1)).await), "AAL");
+    assert_eq!(letters(&submitted(&h, wishes(&h, "c", 1), limits(1, 1)).await), "L");
+    let largest = limits(weir_core::quota::Limits::MAX, weir_core::quota::Limits::MAX);
+    assert_eq!(letters(&submitted(&h, wishes(&h, "d", 1), largest).await), "A");
+}

@@ -1,0 +1,330 @@
+//! Requests as a naive engine would keep them: all in memory, one step at a time, every change by the rule in `weir-core`.
+//!
+//! Where the seam leaves the choice to the engine (which of the jobs that are equally due, which of the dead letters), the
+//! model holds the engine's choice to what was promised, and follows it.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use weir_core::quota::{Limits, Quota};
+use weir_core::request::idempotency::{Record, Submission, TenantKey, decide};
+use weir_core::request::retry::{Cause, Policy};
+use weir_core::request::state::{Claim, Progress, Refused, Report, Status};
+use weir_core::{RequestId, TenantId, Timestamp, Verdict};
+use weir_store::request::{
+    Books, CallbackOutcome, CallbackReport, Claimed, DeadRequest, Failure, Job, JobReport, Pending, Receipt,
+    Request, Room, Submit, SubmitOutcome,
+};
+
+/// Everything that was ever submitted and not purged.
+#[derive(Debug, Default)]
+pub struct Model {
+    rows: BTreeMap<RequestId, Row>,
+    keys: BTreeMap<TenantKey, Record>,
+    windows: BTreeMap<TenantId, Quota>,
+    webhooks: Vec<RequestId>,
+    accepted: u64,
+    purged: u64,
+}
+
+#[derive(Debug)]
+struct Row {
+    request: Request,
+    downstream: String,
+    progress: Progress,
+    died_at: Option<Timestamp>,
+}
+
+impl Row {
+    fn claimable_at(&self) -> Timestamp {
+        self.progress.lease.map_or(self.progress.due, |lease| lease.until)
+    }
+
+    fn is_due(&self, now: Timestamp) -> bool {
+        !self.progress.status.is_final() && self.claimable_at() <= now
+    }
+
+    /// Shows in the request what the rule has made of it; true when somebody is to be told of its end.
+    fn show(&mut self, now: Timestamp) -> bool {
+        let status = self.progress.status;
+        (self.request.status, self.request.attempts) = (status, self.progress.attempts);
+        self.request.updated_at = now;
+        if status == Status::FailedRetryExhausted {
+            self.died_at = Some(now);
+        }
+        status.is_final() && self.request.callback_url.is_some()
+    }
+
+    fn receipt(&self) -> Receipt {
+        Receipt { id: self.request.id, status: self.request.status, accepted_at: self.request.accepted_at }
+    }
+}
+
+fn failure(cause: Cause, detail: Option<String>) -> Option<Failure> {
+    let message = detail.unwrap_or_else(|| cause.to_string());
+    Some(Failure { code: cause.code().to_owned(), message })
+}
+
+impl Model {
+    /// Takes a submission.
+    pub fn submit(&mut self, submit: &Submit, limits: Option<Limits>, now: Timestamp) -> SubmitOutcome {
+        let name = TenantKey { tenant: submit.tenant.clone(), key: submit.key.clone() };
+        let kept = self.keys.get(&name).filter(|record| self.rows.contains_key(&record.request_id));
+        match decide(kept, &submit.fingerprint, now) {
+            Submission::Replay(id) => return SubmitOutcome::Replayed(self.rows[&id].receipt()),
+            Submission::Conflict => return SubmitOutcome::Conflict,
+            Submission::New => {}
+        }
+        if let Some(limits) = limits {
+            let new = Quota::configured(limits, now);
+            let window = self.windows.entry(submit.tenant.clone()).or_insert(new);
+            window.limits = limits;
+            if let Verdict::Denied(denial) = window.send(now) {
+                return SubmitOutcome::Limited { limits, retry_after: denial.retry_after };
+            }
+        }
+        self.accepted += 1;
+        self.keys.insert(name, Record::new(submit.fingerprint, submit.id, now));
+        let row = accept(submit, now);
+        let receipt = row.receipt();
+        self.rows.insert(submit.id, row);
+        SubmitOutcome::Accepted(receipt)
+    }
+
+    /// Holds what a claim brought to what is due, and takes it over.
+    pub fn follow_claim(&mut self, room: &[Room], claimed: &Claimed, policy: &Policy, now: Timestamp) {
+        for Room { downstream, jobs } in room {
+            let mut due: Vec<Timestamp> = self.due(downstream, now).map(Row::claimable_at).collect();
+            due.sort_unstable();
+            due.truncate(*jobs);
+            let of_room = |id: &RequestId| self.rows[id].downstream == *downstream;
+            let at = |id: RequestId| self.rows[&id].claimable_at();
+            let came: Vec<_> = claimed.jobs.iter().map(|job| job.id).filter(of_room).map(at).collect();
+            assert!(came.is_sorted(), "the longest due first: {came:?}");
+            let gone = claimed.exhausted.iter().copied().filter(of_room).map(at);
+            let mut taken: Vec<_> = came.into_iter().chain(gone).collect();
+            taken.sort_unstable();
+            assert_eq!(taken, due, "as many as there is room for, of those due first");
+        }
+        if claimed.jobs.is_empty() && claimed.exhausted.is_empty() {
+            assert_eq!(claimed.next, self.next(room, now), "how long to wait");
+        }
+        self.take(claimed, policy, now);
+    }
+
+    /// Holds what a claim by name brought to what was claimable, and takes it over.
+    pub fn follow_named(&mut self, ids: &[RequestId], claimed: &Claimed, policy: &Policy, now: Timestamp) {
+        let is_due = |id: &RequestId| self.rows.get(id).is_some_and(|row| row.is_due(now));
+        let mut due: Vec<_> = ids.iter().copied().filter(is_due).collect();
+        due.sort_unstable();
+        due.dedup();
+        let mut taken: Vec<_> = claimed.jobs.iter().map(|job| job.id).collect();
+        taken.extend(&claimed.exhausted);
+        taken.sort_unstable();
+        assert_eq!(taken, due, "those that are due, once each");
+        self.take(claimed, policy, now);
+    }
+
+    fn due<'a>(&'a self, downstream: &'a str, now: Timestamp) -> impl Iterator<Item = &'a Row> {
+        self.rows.values().filter(move |row| row.downstream == downstream && row.is_due(now))
+    }
+
+    fn next(&self, room: &[Room], now: Timestamp) -> Option<Duration> {
+        let has_room =
+            |row: &&Row| room.iter().any(|room| room.jobs > 0 && room.downstream == row.downstream);
+        let waiting = self.rows.values().filter(|row| !row.progress.status.is_final()).filter(has_room);
+        waiting.map(Row::claimable_at).min().map(|at| at.since(now))
+    }
+
+    fn take(&mut self, claimed: &Claimed, policy: &Policy, now: Timestamp) {
+        for job in &claimed.jobs {
+            let row = self.rows.get_mut(&job.id).expect("it is due");
+            let Ok(Claim::Granted(lease)) = row.progress.claim(policy, now) else {
+                panic!("{} has no attempt left", job.id)
+            };
+            row.show(now);
+            let request = &row.request;
+            let expected = Job {
+                id: request.id,
+                tenant: request.tenant.clone(),
+                request_type: request.request_type.clone(),
+                downstream: row.downstream.clone(),
+                payload: request.payload.clone(),
+                token: lease.token,
+                attempt: request.attempts,
+                accepted_at: request.accepted_at,
+            };
+            assert_eq!(*job, expected);
+        }
+        for id in &claimed.exhausted {
+            let row = self.rows.get_mut(id).expect("it is due");
+            let Ok(Claim::Exhausted(cause)) = row.progress.claim(policy, now) else {
+                panic!("{id} has an attempt left")
+            };
+            row.request.failure = failure(cause, None);
+            if row.show(now) {
+                self.webhooks.push(*id);
+            }
+        }
+    }
+
+    /// Takes a worker's report.
+    pub fn report(&mut self, report: JobReport, policy: &Policy, now: Timestamp) -> Result<Status, Refused> {
+        let JobReport { id, token, report, result, detail, chance } = report;
+        let row = self.rows.get_mut(&id).ok_or(Refused::LeaseLost)?;
+        let status = row.progress.report(token, report, policy, now, chance)?;
+        if let Report::Called(judgement) = report {
+            row.request.failure = judgement.cause().and_then(|cause| failure(cause, detail));
+            row.request.result = result;
+        }
+        if row.show(now) {
+            self.webhooks.push(id);
+        }
+        Ok(status)
+    }
+
+    /// Takes a callback.
+    pub fn call_back(&mut self, id: RequestId, report: CallbackReport, now: Timestamp) -> CallbackOutcome {
+        let Some(row) = self.rows.get_mut(&id) else { return CallbackOutcome::Unknown };
+        match row.progress.call_back(report.callback) {
+            Err(refused) => CallbackOutcome::Refused(refused),
+            Ok(status) => {
+                (row.request.result, row.request.failure) = (report.result, report.failure);
+                if row.show(now) {
+                    self.webhooks.push(id);
+                }
+                CallbackOutcome::Taken(status)
+            }
+        }
+    }
+
+    /// The broker has the job.
+    pub fn mark_enqueued(&mut self, id: RequestId, now: Timestamp) {
+        if let Some(row) = self.rows.get_mut(&id)
+            && row.progress.status == Status::PendingEnqueue
+        {
+            row.progress.enqueued().expect("it is pending");
+            row.show(now);
+        }
+    }
+
+    /// What no broker has, by id.
+    pub fn pending(&self, now: Timestamp) -> Vec<Pending> {
+        let rows = self.rows.values().filter(|row| row.request.status == Status::PendingEnqueue);
+        rows.map(|row| Pending { id: row.request.id, age: now.since(row.request.accepted_at) }).collect()
+    }
+
+    /// Lets a dead letter start again; false when it is none.
+    pub fn replay(&mut self, id: RequestId, now: Timestamp) -> bool {
+        if !self.discard(id) {
+            return false;
+        }
+        let row = self.rows.get_mut(&id).expect("it was on the list");
+        row.progress.replay(now).expect("it is a dead letter");
+        row.request.failure = None;
+        row.show(now);
+        true
+    }
+
+    /// Takes a dead letter off the list; false when it is none.
+    pub fn discard(&mut self, id: RequestId) -> bool {
+        self.rows.get_mut(&id).is_some_and(|row| row.died_at.take().is_some())
+    }
+
+    /// The dead letters.
+    pub fn dead(&self) -> Vec<DeadRequest> {
+        let letter = |row: &Row| Some(DeadRequest { request: row.request.clone(), died_at: row.died_at? });
+        self.rows.values().filter_map(letter).collect()
+    }
+
+    /// Forgets what is old; says how many requests and keys that were.
+    pub fn purge(&mut self, keep: Duration, now: Timestamp) -> u64 {
+        let before = (self.rows.len(), self.keys.len());
+        // Requests are known to be old by the millisecond.
+        let millis = |at: Timestamp| at.as_micros().div_euclid(1_000);
+        let old = Timestamp::from_micros(
+            now.as_micros().saturating_sub(i64::try_from(keep.as_micros()).unwrap_or(i64::MAX)),
+        );
+        self.rows.retain(|_, row| {
+            !row.request.status.is_final() || millis(row.request.accepted_at) >= millis(old)
+        });
+        self.keys.retain(|_, record| record.holds(now));
+        let gone = (before.0 - self.rows.len()) as u64;
+        self.purged += gone;
+        gone + (before.1 - self.keys.len()) as u64
+    }
+
+    /// A request.
+    pub fn find(&self, id: RequestId) -> Option<Request> {
+        self.rows.get(&id).map(|row| row.request.clone())
+    }
+
+    /// A tenant's requests, the newest first.
+    pub fn list(&self, tenant: &TenantId, status: Option<Status>, before: Option<RequestId>) -> Vec<Request> {
+        let rows = self.rows.values().rev().map(|row| &row.request);
+        rows.filter(|request| request.tenant == *tenant)
+            .filter(|request| status.is_none_or(|status| request.status == status))
+            .filter(|request| before.is_none_or(|before| request.id < before))
+            .cloned()
+            .collect()
+    }
+
+    /// The ids of requests that were known here, the newest last.
+    pub fn ids(&self) -> Vec<RequestId> {
+        self.rows.keys().copied().collect()
+    }
+
+    /// The last token of a request.
+    pub fn token(&self, id: RequestId) -> u64 {
+        self.rows.get(&id).map_or(1, |row| row.progress.last_token)
+    }
+
+    /// When something happens next: when a job may be claimed.
+    pub fn next_due(&self, now: Timestamp) -> Option<Timestamp> {
+        let waiting = self.rows.values().filter(|row| !row.progress.status.is_final());
+        waiting.map(Row::claimable_at).filter(|at| *at > now).min()
+    }
+
+    /// Whoever is to be told, sorted.
+    pub fn webhooks(&self) -> Vec<RequestId> {
+        let mut ids = self.webhooks.clone();
+        ids.sort_unstable();
+        ids
+    }
+
+    /// The books.
+    pub fn books(&self) -> Books {
+        let mut books = Books { accepted: self.accepted, purged: self.purged, ..Books::default() };
+        for row in self.rows.values() {
+            match row.request.status {
+                Status::Completed => books.completed += 1,
+                Status::FailedPermanent => books.failed += 1,
+                Status::FailedRetryExhausted => books.dead += 1,
+                Status::Accepted | Status::PendingEnqueue | Status::InProgress => books.in_flight += 1,
+            }
+        }
+        books.jobs = books.in_flight;
+        books
+    }
+}
+
+fn accept(submit: &Submit, now: Timestamp) -> Row {
+    let mut progress = Progress::accepted(now);
+    if submit.needs_broker {
+        progress.enqueue_pending().expect("it is accepted");
+    }
+    let request = Request {
+        id: submit.id,
+        tenant: submit.tenant.clone(),
+        request_type: submit.request_type.clone(),
+        status: progress.status,
+        attempts: 0,
+        payload: submit.payload.clone(),
+        result: None,
+        failure: None,
+        callback_url: submit.callback_url.clone(),
+        accepted_at: now,
+        updated_at: now,
+    };
+    Row { request, downstream: submit.downstream.clone(), progress, died_at: None }
+}

@@ -1,0 +1,117 @@
+//! Finding and listing requests.
+
+use std::time::Duration;
+
+use weir_core::RequestId;
+use weir_core::request::state::Status;
+
+use super::RequestHarness;
+use super::given::{
+    TENANT, accepted, accepted_one, begun, died, done, found, next_id, rejected, reported, tenant, wish,
+    wish_for, wishes,
+};
+
+/// The ids of a page of [`TENANT`]'s requests.
+async fn page<H: RequestHarness>(
+    h: &H,
+    status: Option<Status>,
+    before: Option<RequestId>,
+    limit: usize,
+) -> Vec<RequestId> {
+    let listed = h.requests().list_requests(&tenant(TENANT), status, before, limit).await;
+    listed.expect("list_requests must succeed").iter().map(|request| request.id).collect()
+}
+
+/// Accepts requests a second apart, and their ids, the newest first.
+async fn some<H: RequestHarness>(h: &H, count: usize) -> Vec<RequestId> {
+    let mut ids = Vec::new();
+    for n in 0..count {
+        ids.insert(0, accepted_one(h, wish(h, &format!("k{n}"))).await);
+        h.clock().advance(Duration::from_secs(1));
+    }
+    ids
+}
+
+pub async fn an_unknown_request_is_none<H: RequestHarness>() {
+    let h = H::open().await;
+    accepted_one(&h, wish(&h, "k")).await;
+    assert_eq!(h.requests().find_request(next_id(&h)).await.expect("an answer"), None);
+}
+
+pub async fn requests_are_listed_the_newest_first<H: RequestHarness>() {
+    let h = H::open().await;
+    let ids = some(&h, 4).await;
+    assert_eq!(page(&h, None, None, 10).await, ids);
+    let mut batch: Vec<_> = accepted(&h, wishes(&h, "b", 3)).await.iter().map(|receipt| receipt.id).collect();
+    batch.reverse();
+    assert_eq!(page(&h, None, None, 3).await, batch, "also those of one batch");
+}
+
+pub async fn what_is_listed_is_what_is_found<H: RequestHarness>() {
+    let h = H::open().await;
+    let job = begun(&h, wish(&h, "k")).await;
+    reported(&h, vec![done(&job)]).await;
+    died(&h, vec![wish(&h, "l")]).await;
+    let listed = h.requests().list_requests(&tenant(TENANT), None, None, 10).await.expect("an answer");
+    assert_eq!(listed.len(), 2);
+    for request in listed {
+        assert_eq!(found(&h, request.id).await, request);
+    }
+}
+
+pub async fn lists_are_read_page_by_page<H: RequestHarness>() {
+    let h = H::open().await;
+    let ids = some(&h, 7).await;
+    let (mut read, mut before) = (Vec::new(), None);
+    loop {
+        let ids = page(&h, None, before, 3).await;
+        let Some(last) = ids.last() else { break };
+        before = Some(*last);
+        read.extend(ids);
+        // What comes meanwhile is newer than any page to come.
+        accepted_one(&h, wish(&h, &format!("meanwhile {}", read.len()))).await;
+    }
+    assert_eq!(read, ids);
+    assert_eq!(page(&h, None, Some(ids[6]), 3).await, [], "nothing is older than the oldest");
+    assert_eq!(page(&h, None, None, 0).await, []);
+    assert_eq!(page(&h, None, None, usize::MAX).await.len(), 10, "any number may be asked for");
+}
+
+pub async fn lists_may_be_of_one_status<H: RequestHarness>() {
+    let h = H::open().await;
+    let waiting = accepted_one(&h, wish(&h, "a")).await;
+    let pending = weir_store::request::Submit { needs_broker: true, ..wish(&h, "b") };
+    let pending = accepted_one(&h, pending).await;
+    let begun_one = begun(&h, wish(&h, "c")).await;
+    let completed = [begun(&h, wish(&h, "d")).await, begun(&h, wish(&h, "e")).await];
+    let failed = begun(&h, wish(&h, "f")).await;
+    reported(&h, vec![done(&completed[0]), done(&completed[1]), rejected(&failed)]).await;
+    let exhausted = died(&h, vec![wish(&h, "g")]).await.remove(0);
+    let of = |status| page(&h, Some(status), None, 10);
+    assert_eq!(of(Status::Accepted).await, [waiting]);
+    assert_eq!(of(Status::PendingEnqueue).await, [pending]);
+    assert_eq!(of(Status::InProgress).await, [begun_one.id]);
+    assert_eq!(of(Status::Completed).await, [completed[1].id, completed[0].id]);
+    assert_eq!(of(Status::FailedPermanent).await, [failed.id]);
+    assert_eq!(of(Status::FailedRetryExhausted).await, [exhausted.id]);
+    assert_eq!(page(&h, Some(Status::Completed), None, 1).await, [completed[1].id]);
+    let rest = page(&h, Some(Status::Completed), Some(completed[1].id), 1).await;
+    assert_eq!(rest, [completed[0].id], "and page by page too");
+}
+
+pub async fn tenants_see_their_own_requests_only<H: RequestHarness>() {
+    let h = H::open().await;
+    let of = |tenant: &str, key: &str| wish_for(&h, tenant, key, key);
+    let batch =
+        vec![of("acme", "1"), of("globex", "1"), of("Acme", "1"), of("acme%", "1"), of("globex", "2")];
+    let ids: Vec<_> = accepted(&h, batch).await.iter().map(|receipt| receipt.id).collect();
+    let list = async |name: &str| -> Vec<RequestId> {
+        let listed = h.requests().list_requests(&tenant(name), None, None, 10).await;
+        listed.expect("list_requests must succeed").iter().map(|request| request.id).collect()
+    };
+    assert_eq!(list("acme").await, [ids[0]]);
+    assert_eq!(list("globex").await, [ids[4], ids[1]]);
+    assert_eq!(list("Acme").await, [ids[2]]);
+    assert_eq!(list("acme%").await, [ids[3]]);
+    assert_eq!(list("nobody").await, []);
+}

@@ -1,0 +1,199 @@
+//! Redis in front of requests: what was read of one is kept for 30 s, and forgotten when it changes. Everything else goes
+//! straight to the store behind it.
+//!
+//! Whoever changes a request leaves a mark in place of what was kept. It stays for longer than a read may take, so what was
+//! read before the change and comes after it is not kept. When Redis does not answer, or loses a mark, a status may be
+//! read that is up to 30 s old; the store decides by its own rows alone.
+
+mod text;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use redis::Value;
+use weir_core::quota::Limits;
+use weir_core::request::retry::Policy;
+use weir_core::request::state::{Refused, Status};
+use weir_core::{RequestId, TenantId};
+use weir_store::Result;
+use weir_store::request::{
+    Books, CallbackOutcome, CallbackReport, Claimed, DeadRequest, JobReport, Pending, Request, RequestStore,
+    Rollout, Room, Submit, SubmitOutcome,
+};
+
+use crate::Redis;
+use crate::client::Item;
+use crate::script::Script;
+
+/// How long what was read of a request is kept, in milliseconds.
+const KEPT_FOR_MS: &str = "30000";
+/// How long a change is remembered: longer than the 2 s a read may take.
+const MARKED_FOR_MS: &str = "5000";
+/// The longest text that is kept; larger requests are read from the store each time.
+const TEXT_MAX: usize = 64 * 1024;
+
+/// A store of requests with Redis in front of its reads.
+#[derive(Clone)]
+pub struct RedisRequests {
+    redis: Redis,
+    store: Arc<dyn RequestStore>,
+}
+
+impl RedisRequests {
+    /// Puts Redis in front of a store.
+    #[must_use]
+    pub fn new(redis: Redis, store: Arc<dyn RequestStore>) -> Self {
+        Self { redis, store }
+    }
+
+    async fn read(&self, id: RequestId) -> Option<Request> {
+        let item = Item { key: key(id), arguments: Vec::new() };
+        match self.redis.call(Script::RequestRead, &[], &[item]).await.pop()? {
+            Ok(Value::BulkString(bytes)) => text::parse(std::str::from_utf8(&bytes).ok()?, id),
+            _ => None,
+        }
+    }
+
+    async fn keep(&self, request: &Request) {
+        let text = text::write(request);
+        if text.len() <= TEXT_MAX {
+            let item = Item { key: key(request.id), arguments: vec![text] };
+            // One that is not kept is read from the store again.
+            let _ = self.redis.call(Script::RequestKeep, &[KEPT_FOR_MS], &[item]).await;
+        }
+    }
+
+    async fn forget(&self, ids: impl IntoIterator<Item = RequestId>) {
+        let items: Vec<Item> =
+            ids.into_iter().map(|id| Item { key: key(id), arguments: Vec::new() }).collect();
+        if !items.is_empty() {
+            // Without an answer what is kept ends by itself.
+            let _ = self.redis.call(Script::RequestChanged, &[MARKED_FOR_MS], &items).await;
+        }
+    }
+}
+
+fn key(id: RequestId) -> String {
+    format!("RequestStatus:{id}")
+}
+
+#[async_trait]
+impl RequestStore for RedisRequests {
+    async fn submit_batch(&self, batch: Vec<Submit>, limits: Option<Limits>) -> Result<Vec<SubmitOutcome>> {
+        self.store.submit_batch(batch, limits).await
+    }
+
+    async fn find_request(&self, id: RequestId) -> Result<Option<Request>> {
+        if let Some(kept) = self.read(id).await {
+            return Ok(Some(kept));
+        }
+        let found = self.store.find_request(id).await?;
+        if let Some(request) = &found {
+            self.keep(request).await;
+        }
+        Ok(found)
+    }
+
+    async fn list_requests(
+        &self,
+        tenant: &TenantId,
+        status: Option<Status>,
+        before: Option<RequestId>,
+        limit: usize,
+    ) -> Result<Vec<Request>> {
+        self.store.list_requests(tenant, status, before, limit).await
+    }
+
+    async fn claim_jobs(&self, room: &[Room], policy: &Policy) -> Result<Claimed> {
+        let claimed = self.store.claim_jobs(room, policy).await?;
+        self.forget(changed_by(&claimed)).await;
+        Ok(claimed)
+    }
+
+    async fn claim_named(&self, ids: &[RequestId], policy: &Policy) -> Result<Claimed> {
+        let claimed = self.store.claim_named(ids, policy).await?;
+        self.forget(changed_by(&claimed)).await;
+        Ok(claimed)
+    }
+
+    async fn job_downstreams(&self) -> Result<Vec<String>> {
+        self.store.job_downstreams().await
+    }
+
+    async fn report_batch(
+        &self,
+        batch: Vec<JobReport>,
+        policy: &Policy,
+    ) -> Result<Vec<Result<Status, Refused>>> {
+        let ids: Vec<RequestId> = batch.iter().map(|report| report.id).collect();
+        let outcomes = self.store.report_batch(batch, policy).await;
+        // Whatever came of it: an error may hide a commit.
+        self.forget(ids).await;
+        outcomes
+    }
+
+    async fn call_back(&self, id: RequestId, report: CallbackReport) -> Result<CallbackOutcome> {
+        let outcome = self.store.call_back(id, report).await;
+        self.forget([id]).await;
+        outcome
+    }
+
+    async fn wait_for_jobs(&self, at_most: Duration) {
+        self.store.wait_for_jobs(at_most).await;
+    }
+
+    async fn pending_requests(&self, older_than: Duration, limit: usize) -> Result<Vec<Pending>> {
+        self.store.pending_requests(older_than, limit).await
+    }
+
+    async fn mark_enqueued(&self, ids: &[RequestId]) -> Result<()> {
+        let marked = self.store.mark_enqueued(ids).await;
+        self.forget(ids.iter().copied()).await;
+        marked
+    }
+
+    async fn dead_requests(&self, after: Option<RequestId>, limit: usize) -> Result<Vec<DeadRequest>> {
+        self.store.dead_requests(after, limit).await
+    }
+
+    async fn replay_request(&self, id: RequestId) -> Result<bool> {
+        let replayed = self.store.replay_request(id).await;
+        self.forget([id]).await;
+        replayed
+    }
+
+    async fn replay_requests(&self, limit: usize) -> Result<Vec<RequestId>> {
+        let replayed = self.store.replay_requests(limit).await?;
+        self.forget(replayed.iter().copied()).await;
+        Ok(replayed)
+    }
+
+    async fn discard_request(&self, id: RequestId) -> Result<bool> {
+        self.store.discard_request(id).await
+    }
+
+    async fn count_dead_requests(&self) -> Result<u64> {
+        self.store.count_dead_requests().await
+    }
+
+    async fn purge_requests(&self, keep: Duration, limit: usize) -> Result<u64> {
+        self.store.purge_requests(keep, limit).await
+    }
+
+    async fn rollout(&self) -> Result<Option<Rollout>> {
+        self.store.rollout().await
+    }
+
+    async fn set_rollout(&self, rollout: Rollout) -> Result<()> {
+        self.store.set_rollout(rollout).await
+    }
+
+    async fn audit_requests(&self) -> Result<Books> {
+        self.store.audit_requests().await
+    }
+}
+
+fn changed_by(claimed: &Claimed) -> Vec<RequestId> {
+    claimed.jobs.iter().map(|job| job.id).chain(claimed.exhausted.iter().copied()).collect()
+}

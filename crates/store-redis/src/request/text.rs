@@ -1,0 +1,142 @@
+//! A request as text: its fields in order, each behind its length, those that are not there behind a dash. Bytes are in
+//! hexadecimal.
+
+use std::fmt::Write as _;
+
+use weir_core::request::state::Status;
+use weir_core::{RequestId, RequestType, TenantId, Timestamp};
+use weir_store::request::{Failure, Request, Sealed};
+
+/// What the text begins with. Another form gets another one, and what was kept in this one is then read anew.
+const FORM: &str = "1";
+
+pub(super) fn write(request: &Request) -> String {
+    let mut text = String::new();
+    let mut add = |field: Option<&str>| match field {
+        // Writing to a string cannot fail.
+        Some(field) => drop(write!(text, "{}:{field}", field.len())),
+        None => text.push_str("-:"),
+    };
+    let number = |number: i64| number.to_string();
+    let result = request.result.as_ref();
+    let failure = request.failure.as_ref();
+    add(Some(FORM));
+    add(Some(request.tenant.as_str()));
+    add(Some(request.request_type.as_str()));
+    add(Some(request.status.as_str()));
+    add(Some(&number(request.attempts.into())));
+    add(Some(&hex(&request.payload.bytes)));
+    add(Some(&request.payload.key_id));
+    add(result.map(|sealed| hex(&sealed.bytes)).as_deref());
+    add(result.map(|sealed| sealed.key_id.as_str()));
+    add(failure.map(|failure| failure.code.as_str()));
+    add(failure.map(|failure| failure.message.as_str()));
+    add(request.callback_url.as_deref());
+    add(Some(&number(request.accepted_at.as_micros())));
+    add(Some(&number(request.updated_at.as_micros())));
+    text
+}
+
+/// None for anything that [`write`] has not written.
+pub(super) fn parse(text: &str, id: RequestId) -> Option<Request> {
+    let mut fields = Fields(text);
+    if fields.required()? != FORM {
+        return None;
+    }
+    let request = Request {
+        id,
+        tenant: TenantId::parse(fields.required()?).ok()?,
+        request_type: RequestType::parse(fields.required()?).ok()?,
+        status: Status::parse(fields.required()?)?,
+        attempts: fields.required()?.parse().ok()?,
+        payload: Sealed { bytes: unhex(fields.required()?)?, key_id: fields.required()?.to_owned() },
+        result: fields.both(|bytes, key| Some(Sealed { bytes: unhex(bytes)?, key_id: key.to_owned() }))?,
+        failure: fields
+            .both(|code, message| Some(Failure { code: code.to_owned(), message: message.to_owned() }))?,
+        callback_url: fields.next()?.map(str::to_owned),
+        accepted_at: Timestamp::from_micros(fields.required()?.parse().ok()?),
+        updated_at: Timestamp::from_micros(fields.required()?.parse().ok()?),
+    };
+    fields.0.is_empty().then_some(request)
+}
+
+/// What is left of a text.
+struct Fields<'a>(&'a str);
+
+impl<'a> Fields<'a> {
+    fn next(&mut self) -> Option<Option<&'a str>> {
+        let (length, rest) = self.0.split_once(':')?;
+        if length == "-" {
+            self.0 = rest;
+            return Some(None);
+        }
+        let (field, rest) = rest.split_at_checked(length.parse().ok()?)?;
+        self.0 = rest;
+        Some(Some(field))
+    }
+
+    fn required(&mut self) -> Option<&'a str> {
+        self.next()?
+    }
+
+    /// Two fields that are there together or not at all.
+    fn both<T>(&mut self, join: impl FnOnce(&'a str, &'a str) -> Option<T>) -> Option<Option<T>> {
+        match (self.next()?, self.next()?) {
+            (None, None) => Some(None),
+            (Some(first), Some(second)) => join(first, second).map(Some),
+            _ => None,
+        }
+    }
+}
+
+fn hex(bytes: &[u8]) -> String {
+    let mut text = String::with_capacity(bytes.len() * 2);
+    for byte in bytes {
+        let _ = write!(text, "{byte:02x}");
+    }
+    text
+}
+
+fn unhex(text: &str) -> Option<Vec<u8>> {
+    let digits = text.as_bytes().chunks(2).map(|pair| std::str::from_utf8(pair).ok());
+    digits.map(|pair| u8::from_str_radix(pair.filter(|pair| pair.len() == 2)?, 16).ok()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn request() -> Request {
+        Request {
+            id: RequestId::new(Timestamp::from_seconds(1), [7; 10]),
+            tenant: TenantId::parse("acme ü").unwrap(),
+            request_type: RequestType::parse("pay:ment").unwrap(),
+            status: Status::Completed,
+            attempts: 2,
+            payload: Sealed { key_id: "a".to_owned(), bytes: vec![0, 255, 16] },
+            result: Some(Sealed { key_id: "b".to_owned(), bytes: Vec::new() }),
+            failure: Some(Failure { code: "C".to_owned(), message: "1:x\n".to_owned() }),
+            callback_url: Some("https://example.com/".to_owned()),
+            accepted_at: Timestamp::from_micros(1_700_000_000_123_456),
+            updated_at: Timestamp::from_micros(-5),
+        }
+    }
+
+    #[test]
+    fn a_request_comes_back_as_it_was() {
+        let whole = request();
+        assert_eq!(parse(&write(&whole), whole.id), Some(whole.clone()));
+        let bare = Request { result: None, failure: None, callback_url: None, ..whole };
+        assert_eq!(parse(&write(&bare), bare.id), Some(bare));
+    }
+
+    #[test]
+    fn what_is_cut_or_of_another_form_is_nothing() {
+        let (text, id) = (write(&request()), request().id);
+        for end in (0..text.len()).filter(|end| text.is_char_boundary(*end)) {
+            assert_eq!(parse(&text[..end], id), None, "{end}");
+        }
+        assert_eq!(parse(&text.replacen("1:1", "1:2", 1), id), None);
+        assert_eq!(parse(&format!("{text}1:x"), id), None);
+    }
+}
