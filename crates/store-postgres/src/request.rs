@@ -100,11 +100,15 @@ impl RequestStore for Postgres {
     }
 
     async fn claim_jobs(&self, room: &[Room], policy: &Policy) -> Result<Claimed> {
-        work::claim_due(self, room, policy).await
+        let claimed = work::claim_due(self, room, policy).await?;
+        self.tell_of(&claimed);
+        Ok(claimed)
     }
 
     async fn claim_named(&self, ids: &[RequestId], policy: &Policy) -> Result<Claimed> {
-        work::claim_named(self, ids, policy).await
+        let claimed = work::claim_named(self, ids, policy).await?;
+        self.tell_of(&claimed);
+        Ok(claimed)
     }
 
     async fn job_downstreams(&self) -> Result<Vec<String>> {
@@ -180,6 +184,15 @@ impl RequestStore for Postgres {
 
     async fn audit_requests(&self) -> Result<Books> {
         dead::books(self).await
+    }
+}
+
+impl Postgres {
+    /// Wakes whoever sends webhooks: a request that a claim gave up may have one.
+    fn tell_of(&self, claimed: &Claimed) {
+        if !claimed.exhausted.is_empty() {
+            self.inner.bells.ring(WEBHOOKS);
+        }
     }
 }
 

@@ -21,6 +21,7 @@ use crate::pool::Session;
 use crate::quota::{column, int, unsigned};
 use crate::{ENGINE, Postgres, time};
 
+/// A key whose request was purged stands for nothing.
 const KEPT: &str = "
     SELECT kept.tenant_id, kept.idempotency_key, kept.payload_hash, kept.request_id, kept.expires_at,
            record.status, record.created_at
@@ -51,6 +52,7 @@ const INSERT: &str = "
         ON CONFLICT (tenant_id, idempotency_key) DO UPDATE
         SET payload_hash = excluded.payload_hash, request_id = excluded.request_id, expires_at = excluded.expires_at
         WHERE kept.expires_at <= $11
+           OR (SELECT true FROM request_record AS record WHERE record.request_id = kept.request_id) IS NULL
         RETURNING request_id),
     recorded AS (
         INSERT INTO request_record (request_id, tenant_id, request_type, status, payload, payload_key_id, callback_url,

@@ -53,12 +53,16 @@ const LOCK: &str = "
     FROM request_job AS job JOIN request_record AS record USING (request_id)
     WHERE job.request_id = ANY($1) ORDER BY job.request_id FOR UPDATE OF job";
 const STATUS: &str = "SELECT request_id, status FROM request_record WHERE request_id = ANY($1)";
+/// Without an attempt that came to something, what the last one came to still stands.
 const SAVE_RECORDS: &str = "
     UPDATE request_record AS record
-    SET status = new.status, attempts = new.attempts, failure_code = new.code, failure_message = new.message,
-        result = new.result, result_key_id = new.result_key_id, updated_at = $8
-    FROM unnest($1::uuid[], $2::text[], $3::integer[], $4::text[], $5::text[], $6::bytea[], $7::text[])
-        AS new (request_id, status, attempts, code, message, result, result_key_id)
+    SET status = new.status, attempts = new.attempts, updated_at = $9,
+        failure_code = CASE WHEN new.is_told THEN new.code ELSE record.failure_code END,
+        failure_message = CASE WHEN new.is_told THEN new.message ELSE record.failure_message END,
+        result = CASE WHEN new.is_told THEN new.result ELSE record.result END,
+        result_key_id = CASE WHEN new.is_told THEN new.result_key_id ELSE record.result_key_id END
+    FROM unnest($1::uuid[], $2::text[], $3::integer[], $4::boolean[], $5::text[], $6::text[], $7::bytea[], $8::text[])
+        AS new (request_id, status, attempts, is_told, code, message, result, result_key_id)
     WHERE record.request_id = new.request_id";
 const SAVE_JOBS: &str = "
     UPDATE request_job AS job
@@ -109,15 +113,30 @@ impl Statements {
     }
 }
 
-/// A request that is in the queue, as far as the rule needs it, and what a change leaves in its record.
+/// A request that is in the queue, as far as the rule needs it, and what came of the last attempt if that is news.
 struct Entry {
     id: RequestId,
     downstream: String,
     has_callback: bool,
     progress: Progress,
+    told: Option<Told>,
+    is_changed: bool,
+}
+
+/// What came of an attempt, for callers to read.
+struct Told {
     result: Option<Sealed>,
     failure: Option<Failure>,
-    is_changed: bool,
+}
+
+impl Told {
+    fn failed(cause: Option<Cause>, detail: Option<String>) -> Self {
+        let failure = cause.map(|cause| Failure {
+            code: cause.code().to_owned(),
+            message: detail.unwrap_or_else(|| cause.to_string()),
+        });
+        Self { result: None, failure }
+    }
 }
 
 pub(super) async fn claim_due(engine: &Postgres, room: &[Room], policy: &Policy) -> Result<Claimed> {
@@ -181,7 +200,7 @@ async fn claim(session: &Session, rows: &[Row], policy: &Policy, now: Timestamp)
         match entry.progress.claim(policy, now) {
             Ok(Claim::Granted(lease)) => claimed.jobs.push(read_job(row, &entry, lease)?),
             Ok(Claim::Exhausted(cause)) => {
-                entry.failure = failure(Some(cause), None);
+                entry.told = Some(Told::failed(Some(cause), None));
                 claimed.exhausted.push(entry.id);
             }
             // Another claim has it, or it is not due: nothing to do about it now.
@@ -212,12 +231,10 @@ pub(super) async fn report(
         let JobReport { token, report: said, result, detail, chance, .. } = report;
         let outcome = entry.progress.report(token, said, policy, now, chance);
         if outcome.is_ok() {
-            let cause = match said {
-                Report::Called(judgement) => judgement.cause(),
-                Report::NotCalled { .. } => None,
-            };
-            (entry.result, entry.failure) = (result, failure(cause, detail));
             entry.is_changed = true;
+            if let Report::Called(judgement) = said {
+                entry.told = Some(Told { result, ..Told::failed(judgement.cause(), detail) });
+            }
         }
         outcomes.push(outcome);
     }
@@ -241,7 +258,8 @@ pub(super) async fn call_back(
         },
         Some(entry) => match entry.progress.call_back(report.callback) {
             Ok(status) => {
-                (entry.result, entry.failure, entry.is_changed) = (report.result, report.failure, true);
+                entry.is_changed = true;
+                entry.told = Some(Told { result: report.result, failure: report.failure });
                 CallbackOutcome::Taken(status)
             }
             Err(refused) => CallbackOutcome::Refused(refused),
@@ -300,15 +318,16 @@ async fn save_records(
     let ids: Vec<Uuid> = changed.iter().map(|entry| *entry.id.as_uuid()).collect();
     let statuses: Vec<&str> = changed.iter().map(|entry| entry.progress.status.as_str()).collect();
     let attempts: Vec<i32> = changed.iter().map(|entry| int(entry.progress.attempts)).collect();
-    let failures = changed.iter().map(|entry| entry.failure.as_ref());
+    let told: Vec<bool> = changed.iter().map(|entry| entry.told.is_some()).collect();
+    let failures = changed.iter().map(|entry| entry.told.as_ref()?.failure.as_ref());
     let codes: Vec<Option<&str>> = failures.clone().map(|f| f.map(|f| f.code.as_str())).collect();
     let messages: Vec<Option<&str>> = failures.map(|f| f.map(|f| f.message.as_str())).collect();
-    let results = changed.iter().map(|entry| entry.result.as_ref());
+    let results = changed.iter().map(|entry| entry.told.as_ref()?.result.as_ref());
     let bytes: Vec<Option<&[u8]>> = results.clone().map(|r| r.map(|r| r.bytes.as_slice())).collect();
     let keys: Vec<Option<&str>> = results.map(|r| r.map(|r| r.key_id.as_str())).collect();
     let now = time::to_system(now);
-    let values: [&(dyn ToSql + Sync); 8] =
-        [&ids, &statuses, &attempts, &codes, &messages, &bytes, &keys, &now];
+    let values: [&(dyn ToSql + Sync); 9] =
+        [&ids, &statuses, &attempts, &told, &codes, &messages, &bytes, &keys, &now];
     session.client.execute(&session.statements.request.work.save_records, &values).await
 }
 
@@ -318,8 +337,7 @@ async fn save_jobs(session: &Session, changed: &[Entry]) -> Result<u64, tokio_po
     let (mut tokens, mut attempts) = (Vec::new(), Vec::new());
     for Entry { id, progress, .. } in kept {
         let claimable = match progress.lease {
-            // From the microsecond after its last.
-            Some(lease) => lease.until.plus(Duration::from_micros(1)),
+            Some(lease) => lease.until,
             None => progress.due,
         };
         ids.push(*id.as_uuid());
@@ -371,22 +389,14 @@ async fn tell(session: &Session, changed: &[Entry]) -> Result<(), tokio_postgres
     .map(drop)
 }
 
-fn failure(cause: Option<Cause>, detail: Option<String>) -> Option<Failure> {
-    cause.map(|cause| Failure {
-        code: cause.code().to_owned(),
-        message: detail.unwrap_or_else(|| cause.to_string()),
-    })
-}
-
 fn read_entry(row: &Row) -> Result<Entry> {
     let claimable = time::from_system(column(row, 3)?);
     let last_token = column::<i64>(row, 5)?.cast_unsigned();
-    let until = Timestamp::from_micros(claimable.as_micros().saturating_sub(1));
     let progress = Progress {
         status: read_status(column(row, 1)?)?,
         attempts: unsigned(column(row, 2)?),
         due: claimable,
-        lease: column::<bool>(row, 4)?.then_some(Lease { token: last_token, until }),
+        lease: column::<bool>(row, 4)?.then_some(Lease { token: last_token, until: claimable }),
         last_token,
     };
     Ok(Entry {
@@ -394,8 +404,7 @@ fn read_entry(row: &Row) -> Result<Entry> {
         downstream: column(row, 6)?,
         has_callback: column(row, 7)?,
         progress,
-        result: None,
-        failure: None,
+        told: None,
         is_changed: false,
     })
 }
