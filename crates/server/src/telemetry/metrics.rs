@@ -212,7 +212,7 @@ mod tests {
     fn alerts_are_about_metrics_that_there_are() {
         let metrics = Metrics::default();
         metrics.record_request(&Method::GET, "/", StatusCode::OK, Duration::ZERO);
-        metrics.lane("request");
+        let _ = metrics.lane("request");
         let labels = DownstreamLabels { downstream: "default".to_owned() };
         metrics.work.breaker_state.get_or_create(&labels).set(0);
         let shown = metrics.encode();
