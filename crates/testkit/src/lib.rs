@@ -19,9 +19,12 @@ mod certificates;
 mod daemon;
 mod docker;
 mod instance;
+mod promtool;
 mod signal;
 mod source;
 mod watchdog;
+
+pub use self::promtool::promtool;
 
 /// True when the comma-separated `WEIR_TEST_SKIP` names `suite`. A suite is never skipped for any other reason:
 /// a missing engine fails its tests, so that "all green" means that all of them ran.

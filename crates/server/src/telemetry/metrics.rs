@@ -201,3 +201,36 @@ impl Metrics {
         text
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ALERTS: &str = include_str!("../../../../deploy/prometheus/alerts.yml");
+
+    #[test]
+    fn alerts_are_about_metrics_that_there_are() {
+        let metrics = Metrics::default();
+        metrics.record_request(&Method::GET, "/", StatusCode::OK, Duration::ZERO);
+        let _ = metrics.lane("request");
+        let labels = DownstreamLabels { downstream: "default".to_owned() };
+        metrics.work.breaker_state.get_or_create(&labels).set(0);
+        let shown = metrics.encode();
+        let words = ALERTS.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_'));
+        let names: Vec<&str> = words.filter(|word| word.starts_with("weir_")).collect();
+        assert!(names.len() >= 6);
+        for name in names {
+            let family = name.trim_end_matches("_bucket").trim_end_matches("_total");
+            assert!(shown.contains(&format!("# TYPE {family} ")), "{name}");
+        }
+    }
+
+    #[test]
+    fn the_work_on_requests_has_the_names_of_its_design() {
+        let shown = Metrics::default().encode();
+        for name in ["worker_processing_latency_ms", "worker_retry_count", "dlq_depth"] {
+            assert!(shown.contains(&format!("# TYPE weir_{name} ")), "{name}");
+        }
+        assert_eq!(shown.matches("# TYPE weir_dlq_depth ").count(), 1);
+    }
+}

@@ -213,3 +213,16 @@ fn the_readme_names_no_variable_that_means_nothing() {
         assert!(known.contains(name) || image.contains_key(name), "{name}");
     }
 }
+
+#[test]
+fn prometheus_accepts_the_alerts() {
+    if weir_testkit::skip("prometheus") {
+        return;
+    }
+    let promtool = weir_testkit::promtool().unwrap_or_else(|why| {
+        panic!("no promtool: {why}. Install Debian's package prometheus, or set WEIR_TEST_SKIP=prometheus")
+    });
+    let rules = concat!(env!("CARGO_MANIFEST_DIR"), "/../../deploy/prometheus/alerts.yml");
+    let checked = std::process::Command::new(promtool).args(["check", "rules", rules]).output().unwrap();
+    assert!(checked.status.success(), "{}", String::from_utf8_lossy(&checked.stderr));
+}

@@ -1,5 +1,5 @@
-//! Request from the outside: submissions, reads, waiting, callbacks, dead letters and switches. The servers here have the
-//! role `api` alone: nobody works on requests, so they stand still until a test moves them.
+//! Request from the outside: submissions, reads, waiting, callbacks, dead letters, switches and work. But for those of
+//! [`work`], servers have the role `api` alone: nobody works on requests, so they stand still until a test moves them.
 
 mod auth;
 mod callback;
@@ -7,6 +7,7 @@ mod crash;
 mod dead;
 mod given;
 mod watch;
+mod work;
 
 use futures_util::future::join_all;
 use http::Method;

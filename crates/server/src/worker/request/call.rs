@@ -41,22 +41,34 @@ pub(super) struct Done {
 }
 
 impl Caller {
+    /// Whether a job may be done now. Asked when it is claimed, so that the next claim knows what room is left.
+    pub(super) fn admit(&self, downstream: &Downstream) -> Admission {
+        if self.closing.is_cancelled() {
+            return Admission::Park { until: self.clock.now() };
+        }
+        downstream.breaker.admit()
+    }
+
     /// Does a job as far as it can be done now.
-    pub(super) async fn attempt(&self, job: Job, downstream: &Downstream, claimed: Instant) -> Done {
+    pub(super) async fn attempt(
+        &self,
+        job: Job,
+        downstream: &Downstream,
+        admission: Admission,
+        claimed: Instant,
+    ) -> Done {
+        let permit = match admission {
+            Admission::Pass(permit) => permit,
+            Admission::Park { until } => return done(&job, claimed, Made::not_called(until)),
+        };
         let payload = match self.keyring.open(job.id, Part::Payload, &job.payload) {
             Ok(payload) => payload,
             Err(error) => {
+                downstream.breaker.report(permit, Health::Unknown);
                 tell_unopened(job.id, &error);
                 let until = self.clock.now().plus(PARKED_UNOPENED);
                 return done(&job, claimed, Made::not_called(until).because(error.to_string()));
             }
-        };
-        if self.closing.is_cancelled() {
-            return done(&job, claimed, Made::not_called(self.clock.now()));
-        }
-        let permit = match downstream.breaker.admit() {
-            Admission::Pass(permit) => permit,
-            Admission::Park { until } => return done(&job, claimed, Made::not_called(until)),
         };
         let made = tokio::select! {
             biased;

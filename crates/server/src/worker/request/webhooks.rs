@@ -90,14 +90,8 @@ impl Webhooks {
     /// Sends until told to stop, then finishes what it holds.
     pub async fn run(self, closing: CancellationToken) {
         let mut reachable = true;
+        let mut outcome = Ok(0);
         while !closing.is_cancelled() {
-            let outcome = self.send_some().await;
-            if let Err(error) = &outcome
-                && std::mem::replace(&mut reachable, false)
-            {
-                tracing::warn!(error = %error.with_causes(), "webhooks cannot be sent and are tried again");
-            }
-            reachable = outcome.is_ok();
             let pause = async {
                 match outcome {
                     Ok(0) => self.parts.source.wait(WEBHOOKS, POLL).await,
@@ -107,8 +101,15 @@ impl Webhooks {
             };
             tokio::select! {
                 () = pause => {}
-                () = closing.cancelled() => {}
+                () = closing.cancelled() => return,
             }
+            outcome = self.send_some().await;
+            if let Err(error) = &outcome
+                && std::mem::replace(&mut reachable, false)
+            {
+                tracing::warn!(error = %error.with_causes(), "webhooks cannot be sent and are tried again");
+            }
+            reachable = outcome.is_ok();
         }
     }
 

@@ -167,8 +167,9 @@ impl Worker {
             let slot = self.slots.take(&job.downstream);
             let downstream = Arc::clone(self.downstreams.get(&job.downstream));
             let (caller, reports) = (Arc::clone(&work.caller), work.reports.clone());
+            let admission = caller.admit(&downstream);
             work.calls.spawn(async move {
-                let done = caller.attempt(job, &downstream, now).await;
+                let done = caller.attempt(job, &downstream, admission, now).await;
                 // Its slot is free when the report is on its way: reports do not pile up behind a slow store.
                 let _ = reports.send(done).await;
                 drop(slot);

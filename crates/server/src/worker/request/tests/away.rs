@@ -1,0 +1,149 @@
+//! A store that is away for a while.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use weir_core::quota::Limits;
+use weir_core::request::retry::Policy;
+use weir_core::request::state::{Refused, Status};
+use weir_core::{RequestId, TenantId};
+use weir_store::request::{
+    Books, CallbackOutcome, CallbackReport, Claimed, DeadRequest, JobReport, Pending, Request, RequestStore,
+    Rollout, Room, Submit, SubmitOutcome,
+};
+use weir_store::{Error, Result};
+use weir_store_sqlite::Sqlite;
+
+use super::given::{Given, Running, Server};
+
+/// A store whose first reports fail. Only what workers ask of it is there.
+struct Away {
+    engine: Sqlite,
+    /// How many reports still fail.
+    failing: AtomicUsize,
+    is_transient: bool,
+    /// The sizes of the batches that were tried.
+    tried: std::sync::Mutex<Vec<usize>>,
+}
+
+#[async_trait]
+impl RequestStore for Away {
+    async fn claim_jobs(&self, room: &[Room], policy: &Policy) -> Result<Claimed> {
+        self.engine.claim_jobs(room, policy).await
+    }
+    async fn job_downstreams(&self) -> Result<Vec<String>> {
+        self.engine.job_downstreams().await
+    }
+    async fn report_batch(
+        &self,
+        batch: Vec<JobReport>,
+        policy: &Policy,
+    ) -> Result<Vec<std::result::Result<Status, Refused>>> {
+        self.tried.lock().unwrap().push(batch.len());
+        let fail = |left: usize| left.checked_sub(1);
+        if self.failing.fetch_update(Ordering::SeqCst, Ordering::SeqCst, fail).is_ok() {
+            let (engine, why) = ("test", "as the test wants it");
+            return Err(if self.is_transient {
+                Error::unavailable(engine, why)
+            } else {
+                Error::failed(engine, why)
+            });
+        }
+        self.engine.report_batch(batch, policy).await
+    }
+    async fn wait_for_jobs(&self, at_most: Duration) {
+        self.engine.wait_for_jobs(at_most).await;
+    }
+    async fn submit_batch(&self, _: Vec<Submit>, _: Option<Limits>) -> Result<Vec<SubmitOutcome>> {
+        unreachable!()
+    }
+    async fn find_request(&self, _: RequestId) -> Result<Option<Request>> {
+        unreachable!()
+    }
+    async fn list_requests(
+        &self,
+        _: &TenantId,
+        _: Option<Status>,
+        _: Option<RequestId>,
+        _: usize,
+    ) -> Result<Vec<Request>> {
+        unreachable!()
+    }
+    async fn claim_named(&self, _: &[RequestId], _: &Policy) -> Result<Claimed> {
+        unreachable!()
+    }
+    async fn call_back(&self, _: RequestId, _: CallbackReport) -> Result<CallbackOutcome> {
+        unreachable!()
+    }
+    async fn pending_requests(&self, _: Duration, _: usize) -> Result<Vec<Pending>> {
+        unreachable!()
+    }
+    async fn mark_enqueued(&self, _: &[RequestId]) -> Result<()> {
+        unreachable!()
+    }
+    async fn dead_requests(&self, _: Option<RequestId>, _: usize) -> Result<Vec<DeadRequest>> {
+        unreachable!()
+    }
+    async fn replay_request(&self, _: RequestId) -> Result<bool> {
+        unreachable!()
+    }
+    async fn replay_requests(&self, _: usize) -> Result<Vec<RequestId>> {
+        unreachable!()
+    }
+    async fn discard_request(&self, _: RequestId) -> Result<bool> {
+        unreachable!()
+    }
+    async fn count_dead_requests(&self) -> Result<u64> {
+        unreachable!()
+    }
+    async fn purge_requests(&self, _: Duration, _: usize) -> Result<u64> {
+        unreachable!()
+    }
+    async fn rollout(&self) -> Result<Option<Rollout>> {
+        unreachable!()
+    }
+    async fn set_rollout(&self, _: Rollout) -> Result<()> {
+        unreachable!()
+    }
+    async fn audit_requests(&self) -> Result<Books> {
+        unreachable!()
+    }
+}
+
+async fn work_through(is_transient: bool) -> Arc<Away> {
+    let server = Server::always(200, "done").await;
+    let given = Given::new(Some(&server.url));
+    let store = Arc::new(Away {
+        engine: given.engine.clone(),
+        failing: AtomicUsize::new(3),
+        is_transient,
+        tried: std::sync::Mutex::default(),
+    });
+    let mut parts = given.parts();
+    parts.store = Arc::<Away>::clone(&store);
+    let worker = Running::new(parts);
+    let mut ids = Vec::new();
+    for _ in 0..20 {
+        ids.push(given.submit("1").await);
+    }
+    for id in ids {
+        assert_eq!(given.end_of(id).await.status, Status::Completed);
+    }
+    worker.stop().await;
+    assert_eq!(server.calls(), 20, "no call is made again because its report was held up");
+    store
+}
+
+#[tokio::test]
+async fn reports_are_kept_until_the_store_is_back() {
+    let store = work_through(true).await;
+    assert_eq!(store.failing.load(Ordering::SeqCst), 0);
+}
+
+#[tokio::test]
+async fn one_report_that_the_store_cannot_bear_does_not_hold_up_the_others() {
+    let store = work_through(false).await;
+    assert!(store.tried.lock().unwrap().contains(&1), "they are tried one by one");
+}

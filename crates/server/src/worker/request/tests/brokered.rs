@@ -1,0 +1,191 @@
+//! A broker between those who accept and those who work.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use tokio_util::sync::CancellationToken;
+use weir_core::request::state::Status;
+use weir_core::{ManualClock, RequestId, Timestamp};
+use weir_queue::publish::{Event, Fate, Publisher};
+use weir_queue::{Claim, Message, Position, Receipt, Settlement, Source};
+use weir_store::request::{RequestStore, SubmitOutcome};
+use weir_store::{Error, Result};
+
+use super::super::broker::{Broker, TOPIC};
+use super::super::upkeep::Upkeep;
+use super::given::{Given, Running, until};
+
+const START: Timestamp = Timestamp::from_seconds(1_767_225_600);
+
+/// A broker in memory, which can be away.
+#[derive(Default)]
+struct Memory {
+    is_away: AtomicBool,
+    messages: Mutex<VecDeque<Vec<u8>>>,
+    buried: AtomicUsize,
+}
+
+#[async_trait]
+impl Publisher for Memory {
+    async fn publish(&self, topic: &str, events: Vec<Event>) -> Vec<Fate> {
+        assert_eq!(topic, TOPIC);
+        let is_away = self.is_away.load(Ordering::SeqCst);
+        let publish = |event: Event| {
+            if is_away {
+                return Fate::Failed(Error::unavailable("memory", "away"));
+            }
+            assert_eq!(event.key, event.payload);
+            self.messages.lock().unwrap().push_back(event.payload);
+            Fate::Confirmed
+        };
+        events.into_iter().map(publish).collect()
+    }
+
+    async fn ping(&self) -> Result<()> {
+        Ok(())
+    }
+}
+
+#[async_trait]
+impl Source for Memory {
+    async fn claim(&self, _: &str, max: usize, _: Duration) -> Result<Claim> {
+        if self.is_away.load(Ordering::SeqCst) {
+            return Err(Error::unavailable("memory", "away"));
+        }
+        let mut waiting = self.messages.lock().unwrap();
+        let count = waiting.len().min(max);
+        let position = Position { shard: 0, id: 0 };
+        let message = |payload| Message { position, key: String::new(), payload, attempts: 0 };
+        Ok(Claim { messages: waiting.drain(..count).map(message).collect(), receipt: Receipt::default() })
+    }
+
+    async fn settle(&self, _: &Receipt, settlement: Settlement) -> Result<bool> {
+        self.buried.fetch_add(settlement.dead.len(), Ordering::SeqCst);
+        Ok(true)
+    }
+
+    async fn wait(&self, _: &str, _: Duration) {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+}
+
+fn broker(given: &Given, memory: &Arc<Memory>) -> Broker {
+    Broker::new(Arc::<Memory>::clone(memory), Arc::new(given.engine.clone()))
+}
+
+fn start_told(given: &Given, memory: &Arc<Memory>) -> Running {
+    let mut parts = given.parts();
+    parts.source = Some(Arc::<Memory>::clone(memory));
+    Running::new(parts)
+}
+
+async fn submit(given: &Given) -> RequestId {
+    given.submit_with("1", |submit| submit.needs_broker = true).await
+}
+
+#[tokio::test]
+async fn what_is_published_after_its_commit_is_accepted_and_done() {
+    let (given, memory) = (Given::new(None), Arc::new(Memory::default()));
+    let id = submit(&given).await;
+    assert_eq!(given.find(id).await.status, Status::PendingEnqueue);
+    let receipt = weir_store::request::Receipt {
+        id,
+        status: Status::PendingEnqueue,
+        accepted_at: given.engine.clock().now(),
+    };
+    let mut outcomes = [SubmitOutcome::Conflict, SubmitOutcome::Accepted(receipt)];
+    broker(&given, &memory).publish_accepted(&mut outcomes).await;
+    assert!(matches!(outcomes[1], SubmitOutcome::Accepted(receipt) if receipt.status == Status::Accepted));
+    assert_eq!(given.find(id).await.status, Status::Accepted);
+    let worker = start_told(&given, &memory);
+    assert_eq!(given.end_of(id).await.status, Status::Completed);
+    worker.stop().await;
+}
+
+#[tokio::test]
+async fn an_id_that_comes_twice_is_worked_on_once_and_what_is_no_id_is_buried() {
+    let (given, memory) = (Given::new(None), Arc::new(Memory::default()));
+    let id = submit(&given).await;
+    let broker = broker(&given, &memory);
+    for _ in 0..3 {
+        broker.publish(&[id]).await.unwrap();
+    }
+    memory.messages.lock().unwrap().push_back(b"nonsense".to_vec());
+    let worker = start_told(&given, &memory);
+    until("everything is taken", || async { memory.buried.load(Ordering::SeqCst) == 1 }).await;
+    assert_eq!(given.end_of(id).await.attempts, 1);
+    worker.stop().await;
+    let changes = given.changes.lock().unwrap();
+    assert_eq!(*changes, [(id, Status::InProgress), (id, Status::Completed)]);
+}
+
+#[tokio::test]
+async fn a_worker_goes_on_with_what_is_in_the_store_while_the_broker_is_away() {
+    let (given, memory) = (Given::new(None), Arc::new(Memory::default()));
+    memory.is_away.store(true, Ordering::SeqCst);
+    let worker = start_told(&given, &memory);
+    let id = submit(&given).await;
+    assert_eq!(given.end_of(id).await.status, Status::Completed);
+    worker.stop().await;
+}
+
+#[tokio::test]
+async fn stranded_requests_are_published_when_the_broker_is_back() {
+    let clock = ManualClock::at(START);
+    let (given, memory) = (Given::with_clock(None, clock.clone()), Arc::new(Memory::default()));
+    memory.is_away.store(true, Ordering::SeqCst);
+    let id = submit(&given).await;
+    let broker = broker(&given, &memory);
+    assert_eq!(broker.publish(&[id]).await.unwrap(), []);
+    assert_eq!(given.find(id).await.status, Status::PendingEnqueue);
+    memory.is_away.store(false, Ordering::SeqCst);
+    clock.advance(Duration::from_secs(7));
+    let upkeep = Upkeep {
+        store: Arc::new(given.engine.clone()),
+        broker: Some(broker),
+        retention: Duration::from_secs(86_400),
+        is_reconciling: Arc::new(|| Box::pin(std::future::ready(true))),
+        clock: given.engine.clock(),
+        metrics: given.metrics.clone(),
+    };
+    let closing = CancellationToken::new();
+    let running = tokio::spawn(upkeep.run(closing.clone()));
+    let is_mended = || async { given.find(id).await.status == Status::Accepted };
+    until("it is published", is_mended).await;
+    closing.cancel();
+    running.await.unwrap();
+    assert_eq!(memory.messages.lock().unwrap().len(), 1);
+    assert_eq!(given.metrics.reconciler_heartbeat_seconds.get(), 1_767_225_607);
+}
+
+#[tokio::test]
+async fn upkeep_counts_dead_letters_tells_how_old_the_backlog_is_and_purges_what_is_old() {
+    let clock = ManualClock::at(START);
+    let given = Given::with_clock(None, clock.clone());
+    let worker = given.start();
+    let done = given.submit("1").await;
+    given.end_of(done).await;
+    worker.stop().await;
+    submit(&given).await;
+    clock.advance(Duration::from_secs(86_401));
+    let upkeep = Upkeep {
+        store: Arc::new(given.engine.clone()),
+        broker: None,
+        retention: Duration::from_secs(86_400),
+        is_reconciling: Arc::new(|| Box::pin(std::future::ready(true))),
+        clock: given.engine.clock(),
+        metrics: given.metrics.clone(),
+    };
+    let closing = CancellationToken::new();
+    let running = tokio::spawn(upkeep.run(closing.clone()));
+    let is_purged = || async { given.engine.find_request(done).await.unwrap().is_none() };
+    until("what is old is purged", is_purged).await;
+    let is_shown = || async { given.metrics.reconciler_backlog_age_seconds.get() == 86_401 };
+    until("the backlog's age is shown", is_shown).await;
+    closing.cancel();
+    running.await.unwrap();
+    assert_eq!(given.metrics.dlq_depth.get(), 0);
+}

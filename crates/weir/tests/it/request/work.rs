@@ -1,0 +1,139 @@
+//! Servers that work on what they accept, and lose nothing whatever becomes of them.
+
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use serde_json::json;
+use weir_server::auth::jwt::{self, Claims};
+use weir_testkit::http::Client;
+use weir_testkit::kafka::Broker;
+use weir_testkit::postgres::{Database, Server};
+use weir_testkit::process::{Builder, Weir};
+use weir_testkit::{skip, wait};
+
+use super::given::{Api, BOTH, FAR, body, submit};
+use crate::given::{PATIENCE, Running, Store, audit, on_each_engine, weir};
+
+/// Every role, and leases that a test can wait for.
+const WORKING: [(&str, &str); 2] = [("WEIR_ROLES", "api,worker,reconciler"), ("WEIR_REQUEST_LEASE", "1s")];
+
+async fn working(store: Store) -> Api {
+    Api { running: Running::start_with(store, &WORKING).await }
+}
+
+async fn is_completed(caller: &Client, id: &str) {
+    wait::until("the request is completed", PATIENCE, async || {
+        let answer = caller.get(&format!("/v1/requests/{id}?wait=1s")).await;
+        answer.is_ok_and(|answer| answer.json()["status"] == "COMPLETED")
+    })
+    .await;
+}
+
+async fn what_is_accepted_is_done_and_its_result_can_be_read(store: Store) {
+    let api = working(store).await;
+    let caller = api.caller("acme");
+    let id = api.accepted(&caller, "k").await;
+    is_completed(&caller, &id).await;
+    let request = caller.get(&format!("/v1/requests/{id}")).await.unwrap().json();
+    assert_eq!(request["attempts"], 1);
+    assert_eq!(request["result"], json!({"amount": 1, "card": "4111-secret"}), "the echo's answer");
+    let line = api.wait_for_log("IN_PROGRESS -> COMPLETED").await;
+    assert!(line.contains(&id) && line.contains("acme"), "{line}");
+    assert!(api.log_lines().iter().all(|line| !line.contains("4111-secret")), "payloads are not logged");
+}
+
+async fn a_hundred_parallel_submits_of_one_key_are_worked_on_once(store: Store) {
+    let api = working(store).await;
+    let caller = api.caller("acme");
+    let body = body("same", "pay", json!(1));
+    let answers = join_all((0..100).map(|_| submit(&caller, &body))).await;
+    let ids: std::collections::BTreeSet<String> =
+        answers.iter().map(|answer| answer.json()["requestId"].as_str().unwrap().to_owned()).collect();
+    assert_eq!(ids.len(), 1);
+    is_completed(&caller, ids.first().unwrap()).await;
+    let claims = api.log_lines().iter().filter(|line| line.contains("ACCEPTED -> IN_PROGRESS")).count();
+    assert_eq!(claims, 1);
+}
+
+async fn after_kill_9_everything_that_was_accepted_comes_to_its_end(store: Store) {
+    let mut api = working(store).await;
+    let caller = api.caller("acme");
+    let keys: Vec<String> = (0..200).map(|n| format!("k{n}")).collect();
+    let submits = keys.iter().map(|key| {
+        let (caller, body) = (caller.clone(), body(key, "pay", json!(key)));
+        async move {
+            let answer = caller.post("/v1/requests", &body).await.ok()?;
+            (answer.status == 202).then(|| answer.json()["requestId"].as_str().unwrap().to_owned())
+        }
+    });
+    let all = tokio::spawn(join_all(submits.collect::<Vec<_>>()));
+    // In the middle of it.
+    api.wait_for_log("IN_PROGRESS -> COMPLETED").await;
+    api.running.weir.kill_9();
+    let accepted: Vec<String> = all.await.unwrap().into_iter().flatten().collect();
+    assert!(!accepted.is_empty());
+    api.running.weir.restart().await;
+    let caller = api.caller("acme");
+    for id in &accepted {
+        is_completed(&caller, id).await;
+    }
+    wait::until("nothing is in flight", PATIENCE, async || {
+        audit(&api.operator()).await["request"]["inFlight"] == 0
+    })
+    .await;
+}
+
+on_each_engine!(
+    what_is_accepted_is_done_and_its_result_can_be_read,
+    a_hundred_parallel_submits_of_one_key_are_worked_on_once,
+    after_kill_9_everything_that_was_accepted_comes_to_its_end,
+);
+
+const SECRET: &str = "development-only-jwt-secret-32-bytes";
+const KEYS: &str = "a:AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=";
+
+fn on(database: &Database, broker: &str, roles: &str) -> Builder {
+    weir()
+        .env("WEIR_STORE", database.url())
+        .env("WEIR_BROKER", broker)
+        .env("WEIR_KAFKA_GROUP", "request-work")
+        .env("WEIR_JWT_SECRET", SECRET)
+        .env("WEIR_REQUEST_KEYS", KEYS)
+        .env("WEIR_ROLES", roles)
+}
+
+fn caller(weir: &Weir) -> Client {
+    let claims =
+        Claims { sub: "a@b.c".into(), exp: FAR, tenant_id: Some("acme".into()), scope: Some(BOTH.into()) };
+    let token = jwt::sign(SECRET, &claims).unwrap();
+    Client::new(weir.base_url()).with_header("authorization", &format!("Bearer {token}"))
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn with_kafka_a_job_is_published_after_its_commit_and_mended_when_kafka_is_back() {
+    if skip("postgres") || skip("kafka") {
+        return;
+    }
+    let mut broker = Broker::private();
+    let database = Server::shared().database("request_kafka").await;
+    let api = on(&database, &broker.url(), "api,reconciler").spawn().await;
+    let caller = caller(&api);
+    let tries = std::sync::atomic::AtomicUsize::new(0);
+    wait::until("Kafka takes jobs", PATIENCE, async || {
+        let key = format!("first-{}", tries.fetch_add(1, std::sync::atomic::Ordering::Relaxed));
+        submit(&caller, &body(&key, "pay", json!(1))).await.json()["status"] == "ACCEPTED"
+    })
+    .await;
+    broker.stop().await;
+    let stranded = submit(&caller, &body("stranded", "pay", json!(1))).await;
+    assert_eq!((stranded.status, &stranded.json()["status"]), (202, &json!("PENDING_ENQUEUE")));
+    let id = stranded.json()["requestId"].as_str().unwrap().to_owned();
+    broker.start().await;
+    wait::until("the reconciler has published it", Duration::from_secs(60), async || {
+        caller.get(&format!("/v1/requests/{id}")).await.unwrap().json()["status"] == "ACCEPTED"
+    })
+    .await;
+    let worker = on(&database, &broker.url(), "worker").spawn().await;
+    is_completed(&caller, &id).await;
+    drop(worker);
+}
