@@ -146,12 +146,15 @@ pub(super) async fn claim_due(engine: &Postgres, room: &[Room], policy: &Policy)
     let session = engine.inner.pool.session().await?;
     let (client, statements, test_clock) =
         (&session.client, &session.statements.request.work, engine.clock_override());
-    let first = session.bounded(client.query_one(&statements.first, &[&names, &test_clock])).await?;
-    let first: Option<i64> = column(&first, 0)?;
+    let first = async || -> Result<Option<Duration>> {
+        let row = session.bounded(client.query_one(&statements.first, &[&names, &test_clock])).await?;
+        let micros: Option<i64> = column(&row, 0)?;
+        Ok(micros.map(|micros| Duration::from_micros(micros.max(0).unsigned_abs())))
+    };
+    let next = first().await?;
     // Nothing is locked as long as nothing is due.
-    if first.is_none_or(|micros| micros > 0) {
+    if next.is_none_or(|next| !next.is_zero()) {
         session.keep();
-        let next = first.map(|micros| Duration::from_micros(micros.unsigned_abs()));
         return Ok(Claimed { next, ..Claimed::default() });
     }
     let (_, rows, clock) = session
@@ -162,7 +165,11 @@ pub(super) async fn claim_due(engine: &Postgres, room: &[Room], policy: &Policy)
         ))
         .await?;
     let now = engine.now(&clock)?;
-    let claimed = claim(&session, &rows, policy, now).await?;
+    let mut claimed = claim(&session, &rows, policy, now).await?;
+    if rows.is_empty() {
+        // Others were faster.
+        claimed.next = first().await?;
+    }
     session.keep();
     Ok(claimed)
 }
