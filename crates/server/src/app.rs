@@ -8,8 +8,10 @@ use tokio_util::sync::CancellationToken;
 use crate::auth::Auth;
 use crate::config::Settings;
 use crate::engine::Engines;
+use crate::seal::Keyring;
 use crate::service::health::Health;
 use crate::service::quota::QuotaService;
+use crate::service::request::RequestService;
 use crate::service::slot::SlotService;
 use crate::telemetry::metrics::Metrics;
 
@@ -27,6 +29,10 @@ pub struct App {
     pub quota: QuotaService,
     /// Slot.
     pub slot: SlotService,
+    /// Request.
+    pub requests: RequestService,
+    /// What callers entrust to request is sealed with these.
+    pub keys: Arc<Keyring>,
     /// Whether the engines answer.
     pub health: Health,
     /// When it started.
@@ -38,14 +44,17 @@ pub struct App {
 impl App {
     /// Puts the parts together.
     #[must_use]
-    pub fn new(settings: Settings, auth: Auth, engines: Engines) -> Arc<Self> {
-        let metrics = Arc::new(Metrics::default());
+    pub fn new(settings: Settings, auth: Auth, keys: Keyring, engines: Engines) -> Arc<Self> {
+        let (metrics, keys) = (Arc::new(Metrics::default()), Arc::new(keys));
         let quota = QuotaService::start(&engines, &settings, &metrics);
         let slot = SlotService::start(&engines, &settings, &metrics);
+        let requests = RequestService::start(&engines, &settings, Arc::clone(&keys), &metrics);
         Arc::new(Self {
             health: Health::new(engines.clone()),
             quota,
             slot,
+            requests,
+            keys,
             metrics,
             engines,
             auth,

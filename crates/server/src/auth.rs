@@ -3,9 +3,12 @@
 pub mod admin;
 pub mod jwt;
 pub mod secrets;
+pub mod tenant;
+pub mod webhook;
 
 use std::path::Path;
 
+use crate::config::Settings;
 use crate::config::auth::AuthSettings;
 use crate::config::source::SettingError;
 
@@ -16,6 +19,8 @@ pub struct Auth {
     pub admin: admin::AdminKey,
     /// Callers' tokens.
     pub tokens: jwt::Verifier,
+    /// What callbacks and webhooks are signed with.
+    pub webhook: webhook::WebhookSecret,
 }
 
 impl Auth {
@@ -23,7 +28,10 @@ impl Auth {
     ///
     /// # Errors
     /// When a secret's file cannot be written or read, or a key file holds no usable key.
-    pub fn load(settings: &AuthSettings, data: &Path) -> Result<Self, SettingError> {
+    pub fn load(settings: &Settings) -> Result<Self, SettingError> {
+        let data = &settings.process.data;
+        let webhook = webhook::WebhookSecret::load(&settings.request, data)?;
+        let settings = &settings.auth;
         let admin = match &settings.admin_key {
             Some(key) => key.clone(),
             None => secrets::load_or_create(data, secrets::ADMIN_KEY)?,
@@ -32,7 +40,7 @@ impl Auth {
             Some(file) => jwt::Verifier::from_jwks_file(file)?,
             None => jwt::Verifier::from_secret(&jwt_secret(settings, data)?),
         };
-        Ok(Self { admin: admin::AdminKey::new(&admin), tokens })
+        Ok(Self { admin: admin::AdminKey::new(&admin), tokens, webhook })
     }
 }
 

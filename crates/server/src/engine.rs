@@ -13,8 +13,9 @@ use weir_queue::publish::Publisher;
 use weir_queue::{Queue, Source};
 use weir_store::feed::Feed;
 use weir_store::quota::{Backing, QuotaStore, TOPIC};
+use weir_store::request::RequestStore;
 use weir_store::slot::SlotStore;
-use weir_store::{Result, SteadyClock};
+use weir_store::{Result, SteadyClock, SystemClock};
 use weir_store_postgres::{Postgres, Target};
 use weir_store_redis::{Redis, RedisQuota};
 use weir_store_sqlite::Sqlite;
@@ -22,6 +23,7 @@ use weir_store_sqlite::Sqlite;
 use crate::config::Settings;
 use crate::config::slot::SlotSettings;
 use crate::config::store::{BrokerChoice, CacheChoice, EngineChoice};
+use crate::worker::request::broker::{Broker as RequestBroker, TOPIC as REQUEST_TOPIC};
 
 /// How long a start waits for a database that is not there yet.
 const START_PATIENCE: Duration = Duration::from_secs(30);
@@ -86,6 +88,21 @@ impl Engines {
         }
     }
 
+    /// Where workers are told which requests to do; none where the store alone hands them out.
+    ///
+    /// # Errors
+    /// When a consumer cannot be made.
+    pub fn request_source(&self) -> Result<Option<Arc<dyn Source>>> {
+        let open = |kafka: &Kafka| kafka.source_of(REQUEST_TOPIC, &format!("{}-requests", kafka.group));
+        self.kafka.as_ref().map(open).transpose()
+    }
+
+    /// What gives accepted requests to workers; none where the store alone does.
+    #[must_use]
+    pub fn request_broker(&self) -> Option<RequestBroker> {
+        Some(RequestBroker::new(self.publisher()?, self.store.requests()))
+    }
+
     /// Where events are published, unless they go on the store's own queue.
     #[must_use]
     pub fn publisher(&self) -> Option<Arc<dyn Publisher>> {
@@ -116,7 +133,9 @@ impl Kafka {
         let publisher = Arc::new(KafkaPublisher::open(brokers, publishing)?);
         let partitions = i32::try_from(settings.kafka_partitions).unwrap_or(i32::MAX);
         let how = TopicSettings { partitions, ..TopicSettings::default() };
-        let topics = [TOPIC.to_owned(), dead_letter_topic(TOPIC)].into_iter().chain(due).collect();
+        let ours =
+            [TOPIC, REQUEST_TOPIC].into_iter().flat_map(|topic| [topic.to_owned(), dead_letter_topic(topic)]);
+        let topics = ours.chain(due).collect();
         let made = tokio::spawn(make_topics(brokers.clone(), topics, how));
         // A server that is ready has its topics, if there is a broker; else they are made when there is.
         let _ = tokio::time::timeout(BROKER_PATIENCE, made).await;
@@ -124,9 +143,13 @@ impl Kafka {
     }
 
     fn source(&self) -> Result<Arc<dyn Source>> {
-        let settings = SourceSettings { group: self.group.clone(), ..SourceSettings::default() };
+        self.source_of(TOPIC, &self.group)
+    }
+
+    fn source_of(&self, topic: &str, group: &str) -> Result<Arc<dyn Source>> {
+        let settings = SourceSettings { group: group.to_owned(), ..SourceSettings::default() };
         let graves: Arc<dyn Publisher> = Arc::<KafkaPublisher>::clone(&self.publisher);
-        Ok(Arc::new(KafkaSource::open(&self.brokers, TOPIC, &settings, graves)?))
+        Ok(Arc::new(KafkaSource::open(&self.brokers, topic, &settings, graves)?))
     }
 
     /// Whether brokers answer.
@@ -234,6 +257,15 @@ impl Engine {
         }
     }
 
+    /// Where requests are.
+    #[must_use]
+    pub fn requests(&self) -> Arc<dyn RequestStore> {
+        match self {
+            Self::Sqlite(engine) => Arc::new(engine.clone()),
+            Self::Postgres(engine) => Arc::new(engine.clone()),
+        }
+    }
+
     /// Where slots that are due are taken.
     #[must_use]
     pub fn due(&self) -> Arc<dyn DueStore> {
@@ -259,6 +291,15 @@ impl Engine {
         match self {
             Self::Sqlite(engine) => engine.clock(),
             Self::Postgres(engine) => engine.test_clock().unwrap_or_else(|| Arc::new(SteadyClock::default())),
+        }
+    }
+
+    /// The clock by which this process tells what time it is: for ids, which need not be exact, and for signatures.
+    #[must_use]
+    pub fn wall_clock(&self) -> Arc<dyn Clock> {
+        match self {
+            Self::Sqlite(engine) => engine.clock(),
+            Self::Postgres(engine) => engine.test_clock().unwrap_or_else(|| Arc::new(SystemClock::default())),
         }
     }
 

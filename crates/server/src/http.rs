@@ -10,6 +10,7 @@ pub mod operations;
 pub mod page;
 pub mod queue;
 pub mod quota;
+pub mod request;
 pub mod router;
 pub mod serve;
 pub mod slot;

@@ -5,6 +5,8 @@ pub mod auth;
 pub mod config;
 pub mod engine;
 pub mod http;
+pub mod outbound;
+pub mod redact;
 pub mod seal;
 pub mod service;
 pub mod telemetry;
@@ -22,6 +24,7 @@ use crate::auth::Auth;
 use crate::config::Settings;
 use crate::config::source::SettingError;
 use crate::engine::{Engine, Engines};
+use crate::seal::Keyring;
 
 /// Why a server did not start.
 #[derive(Debug, thiserror::Error)]
@@ -61,7 +64,8 @@ impl Server {
         auth::secrets::create_directory(data).map_err(|error| {
             SettingError::new("data", data.display(), format!("a directory that can be made ({error})"))
         })?;
-        let auth = Auth::load(&settings.auth, data)?;
+        let auth = Auth::load(&settings)?;
+        let keys = Keyring::load(&settings.request, data)?;
         let engines = Engines::open(&settings, clock).await?;
         let listen = settings.process.listen;
         let bound = |what: &'static str| {
@@ -72,7 +76,7 @@ impl Server {
         };
         let listener = http::serve::bind(listen).await.map_err(bound("listen on"))?;
         let address = listener.local_addr().map_err(bound("listen on"))?;
-        let app = App::new(settings, auth, engines);
+        let app = App::new(settings, auth, keys, engines);
         let http = tokio::spawn(http::serve::serve(
             listener,
             http::router::Routes::new(&app),
@@ -80,7 +84,7 @@ impl Server {
             Arc::clone(&app.metrics),
             app.closing.clone(),
         ));
-        let workers = start_workers(&app)?;
+        let workers = worker::start::start(&app)?;
         Ok(Self { app, address, http, workers })
     }
 
@@ -130,24 +134,7 @@ impl Server {
         let _ = self.http.await;
         self.app.quota.drain().await;
         self.app.slot.drain().await;
+        self.app.requests.drain().await;
         self.workers.wait().await;
     }
-}
-
-fn start_workers(app: &Arc<App>) -> weir_store::Result<TaskTracker> {
-    let workers = TaskTracker::new();
-    if app.settings.process.roles.sender {
-        let sender = worker::sender::Sender::new(app.engines.source()?, &app.settings, &app.metrics);
-        workers.spawn(sender.run(app.closing.clone()));
-    }
-    if app.settings.process.roles.sender
-        && let Some(topic) = &app.settings.slot.dispatch_topic
-    {
-        let (due, publisher) = (app.engines.store.due(), app.engines.publisher());
-        let counter = app.metrics.slot_dispatched.clone();
-        let dispatcher = worker::dispatcher::Dispatcher::new(due, publisher, topic, counter);
-        workers.spawn(dispatcher.run(app.closing.clone()));
-    }
-    workers.close();
-    Ok(workers)
 }

@@ -3,6 +3,7 @@
 pub mod audit;
 pub mod health;
 pub mod quota;
+pub mod request;
 pub mod slot;
 
 use std::time::Duration;

@@ -1,5 +1,6 @@
 //! What the process tells about itself: logs and metrics.
 
+pub mod accept;
 pub mod delivery;
 pub mod logs;
 pub mod metrics;

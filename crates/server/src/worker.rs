@@ -1,4 +1,6 @@
 //! What the process does besides answering.
 
 pub mod dispatcher;
+pub mod request;
 pub mod sender;
+pub mod start;

@@ -1,5 +1,7 @@
 //! The `weir` command.
 
+mod client;
+mod dlq;
 mod health;
 mod serve;
 mod slots;
@@ -34,6 +36,9 @@ enum Command {
     /// Load events into slots, or forecast a load
     #[command(subcommand)]
     Slots(slots::SlotsCommand),
+    /// List, show, replay or discard what could not be done
+    #[command(subcommand)]
+    Dlq(dlq::DlqCommand),
     /// Measure a server under load
     #[command(subcommand)]
     Bench(weir_bench::BenchCommand),
@@ -48,6 +53,7 @@ fn main() -> ExitCode {
         Command::Health(arguments) => health::run(&arguments),
         Command::Token(arguments) => token::run(&arguments),
         Command::Slots(command) => slots::run(command),
+        Command::Dlq(command) => dlq::run(command),
         Command::Bench(command) => bench(command),
     };
     match outcome {

@@ -1,6 +1,5 @@
 //! `weir slots`: loads events from a file, and says when a load would be done.
 
-mod client;
 mod events;
 mod import;
 
@@ -10,7 +9,7 @@ use std::process::ExitCode;
 use clap::{Args, Subcommand};
 use serde_json::json;
 
-use self::client::Client;
+use crate::client::Client;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum SlotsCommand {

@@ -27,10 +27,17 @@ impl Template {
     /// `POST path` with a JSON body; the key is 0 until [`set_key`](Self::set_key).
     #[must_use]
     pub fn post_json(authority: &str, path: &str, body: &Body) -> Self {
+        Self::post_json_with(authority, path, &[], body)
+    }
+
+    /// The same with more headers.
+    #[must_use]
+    pub fn post_json_with(authority: &str, path: &str, headers: &[(&str, &str)], body: &Body) -> Self {
+        let headers: String = headers.iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect();
         let length = body.before.len() + KEY_DIGITS + body.after.len();
         let mut bytes = format!(
             "POST {path} HTTP/1.1\r\nHost: {authority}\r\nContent-Type: application/json\r\n\
-             Content-Length: {length}\r\n\r\n{}",
+             Content-Length: {length}\r\n{headers}\r\n{}",
             body.before
         )
         .into_bytes();

@@ -36,6 +36,32 @@ impl Claims {
     }
 }
 
+/// A token's body, before it is believed.
+#[derive(Deserialize)]
+struct Signed {
+    sub: String,
+    exp: u64,
+    #[serde(default)]
+    tenant_id: Option<String>,
+    #[serde(default)]
+    scope: Option<String>,
+    /// When it was signed, in seconds since 1970, perhaps with a fraction.
+    #[serde(default)]
+    iat: Option<f64>,
+}
+
+impl Signed {
+    /// What it says, unless it claims to have been signed in the future: a clock is wrong then, or somebody lies.
+    fn of_the_past(self, now_seconds: i64) -> Option<Claims> {
+        let Self { sub, exp, tenant_id, scope, iat } = self;
+        let is_past = iat.is_none_or(|iat| iat <= now_seconds as f64 + LEEWAY_SECONDS as f64);
+        is_past.then_some(Claims { sub, exp, tenant_id, scope })
+    }
+}
+
+/// How far the clocks of issuers may be off.
+const LEEWAY_SECONDS: u64 = 5;
+
 /// Checks tokens. Only the algorithms of the keys it has are accepted, whatever a token claims to be signed with.
 pub struct Verifier {
     keys: Vec<Key>,
@@ -83,8 +109,8 @@ impl Verifier {
         });
         candidates
             .filter(|key| key.validation.algorithms.contains(&header.alg))
-            .find_map(|key| decode::<Claims>(token, &key.key, &key.validation).ok())
-            .map(|token| token.claims)
+            .find_map(|key| decode::<Signed>(token, &key.key, &key.validation).ok())
+            .and_then(|token| token.claims.of_the_past(jiff::Timestamp::now().as_second()))
     }
 }
 
@@ -103,11 +129,11 @@ impl Key {
     }
 }
 
-/// `exp` has to be there and in the future, `nbf` in the past where it is there, both to within five seconds.
+/// `exp` has to be there and in the future, `nbf` in the past where it is there, both to within the leeway.
 fn validation(algorithm: Algorithm) -> Validation {
     let mut validation = Validation::new(algorithm);
     validation.set_required_spec_claims(&["exp", "sub"]);
-    validation.leeway = 5;
+    validation.leeway = LEEWAY_SECONDS;
     validation.validate_nbf = true;
     // Tokens of other issuers name audiences we know nothing of.
     validation.validate_aud = false;

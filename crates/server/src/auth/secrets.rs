@@ -6,7 +6,7 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
 
 use base64::Engine;
-use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
 
 use crate::config::source::SettingError;
 
@@ -24,13 +24,32 @@ pub const ADMIN_KEY: Secret = Secret { file: "admin.key", bytes_min: 16 };
 /// The key tokens are signed with.
 pub const JWT_SECRET: Secret = Secret { file: "jwt.secret", bytes_min: 32 };
 
+/// What callbacks and webhooks are signed with.
+pub const WEBHOOK_SECRET: Secret = Secret { file: "webhook.secret", bytes_min: 38 };
+
 /// The secret of that name, made if it is not there. Processes that start at once agree on one.
 ///
 /// # Errors
 /// When the directory or file cannot be made or read.
 pub fn load_or_create(data: &Path, secret: Secret) -> Result<String, SettingError> {
+    load_or_make(data, secret, generate)
+}
+
+/// The secret of webhooks, made if it is not there, in the form their standard gives it.
+///
+/// # Errors
+/// When the directory or file cannot be made or read.
+pub fn load_or_create_webhook_secret(data: &Path) -> Result<String, SettingError> {
+    load_or_make(data, WEBHOOK_SECRET, || Ok(format!("whsec_{}", STANDARD.encode(random()?))))
+}
+
+fn load_or_make(
+    data: &Path,
+    secret: Secret,
+    make: impl FnOnce() -> std::io::Result<String>,
+) -> Result<String, SettingError> {
     let path = data.join(secret.file);
-    try_load_or_create(data, &path, secret.bytes_min).map_err(|error| {
+    try_load_or_create(data, &path, secret.bytes_min, make).map_err(|error| {
         let allowed = format!("a directory where {} can be kept ({error})", path.display());
         SettingError::new("data", data.display(), allowed)
     })
@@ -44,14 +63,19 @@ pub fn create_directory(data: &Path) -> std::io::Result<()> {
     DirBuilder::new().recursive(true).mode(0o700).create(data)
 }
 
-fn try_load_or_create(data: &Path, path: &Path, bytes_min: usize) -> std::io::Result<String> {
+fn try_load_or_create(
+    data: &Path,
+    path: &Path,
+    bytes_min: usize,
+    make: impl FnOnce() -> std::io::Result<String>,
+) -> std::io::Result<String> {
     if let Some(secret) = load(path, bytes_min)? {
         return Ok(secret);
     }
     create_directory(data)?;
     // Written whole under another name and then linked: nobody ever reads half a secret, and the first one wins.
     let draft = tempfile::Builder::new().permissions(owner_only()).tempfile_in(data)?;
-    draft.as_file().write_all_synced(generate()?.as_bytes())?;
+    draft.as_file().write_all_synced(make()?.as_bytes())?;
     match draft.persist_noclobber(path) {
         Ok(_) => {}
         Err(error) if error.error.kind() == ErrorKind::AlreadyExists => {}
@@ -81,9 +105,13 @@ fn owner_only() -> std::fs::Permissions {
 
 /// 256 bits from the system, as text that survives a shell.
 fn generate() -> std::io::Result<String> {
+    random().map(|bytes| URL_SAFE_NO_PAD.encode(bytes))
+}
+
+fn random() -> std::io::Result<[u8; 32]> {
     let mut bytes = [0; 32];
     getrandom::fill(&mut bytes).map_err(std::io::Error::other)?;
-    Ok(URL_SAFE_NO_PAD.encode(bytes))
+    Ok(bytes)
 }
 
 trait WriteAllSynced {
@@ -128,6 +156,14 @@ mod tests {
         let mode = |path: &Path| path.metadata().unwrap().permissions().mode() & 0o777;
         assert_eq!((mode(&data), mode(&data.join("a"))), (0o700, 0o600));
         assert_eq!(std::fs::read_dir(&data).unwrap().count(), 2, "no draft is left behind");
+    }
+
+    #[test]
+    fn a_secret_of_webhooks_is_one_that_the_standard_takes() {
+        let data = tempfile::tempdir().unwrap();
+        let secret = load_or_create_webhook_secret(data.path()).unwrap();
+        assert!(weir_core::webhook::Secret::parse(&secret).is_ok());
+        assert_eq!(load_or_create_webhook_secret(data.path()).unwrap(), secret);
     }
 
     #[test]

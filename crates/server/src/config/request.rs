@@ -9,7 +9,7 @@ use url::Url;
 use weir_core::quota::Limits;
 use weir_core::request::canary::Percent;
 use weir_core::request::retry::{Backoff, Policy};
-use weir_core::webhook;
+use weir_core::{RequestType, webhook};
 use weir_store::request::Rollout;
 
 use super::parse::{boolean, count, duration};
@@ -104,6 +104,16 @@ const SPAN: &str = "a duration from 1ms to 24h, such as 500ms or 2s";
 const URL: &str = "an http:// or https:// URL";
 
 impl RequestSettings {
+    /// The name of the downstream for everything that has none of its own. No type has the empty name.
+    pub const DEFAULT_DOWNSTREAM: &str = "";
+
+    /// The name of the downstream that works on requests of this type.
+    #[must_use]
+    pub fn downstream_name<'a>(&self, request_type: &'a RequestType) -> &'a str {
+        let name = request_type.as_str();
+        if self.downstreams.contains_key(name) { name } else { Self::DEFAULT_DOWNSTREAM }
+    }
+
     pub(super) fn read(reader: &mut Reader) -> Result<Self, SettingError> {
         let path = |text: &str| Some((!text.is_empty()).then(|| PathBuf::from(text)));
         let secret = |text: &str| (!text.is_empty()).then(|| Secret(text.to_owned()));

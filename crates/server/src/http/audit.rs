@@ -16,6 +16,7 @@ pub(crate) struct AuditResponse {
     ok: bool,
     quota: QuotaBooks,
     slot: SlotBooks,
+    request: RequestBooks,
 }
 
 #[derive(Debug, Serialize)]
@@ -40,6 +41,19 @@ struct SlotBooks {
     above_maximum: u64,
 }
 
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct RequestBooks {
+    accepted: u64,
+    completed: u64,
+    failed: u64,
+    dead: u64,
+    in_flight: u64,
+    purged: u64,
+    jobs: u64,
+    difference: i128,
+}
+
 /// `GET /admin/audit`
 pub(crate) async fn audit_books(
     _operator: Operator,
@@ -47,7 +61,7 @@ pub(crate) async fn audit_books(
 ) -> Result<Json<AuditResponse>, ApiError> {
     let books = Books::read(&app.engines, app.settings.http.timeout).await?;
     let ok = books.balance();
-    let Books { quota, quota_messages: messages, slot } = books;
+    let Books { quota, quota_messages: messages, slot, request } = books;
     Ok(Json(AuditResponse {
         ok,
         quota: QuotaBooks {
@@ -65,6 +79,16 @@ pub(crate) async fn audit_books(
             counted: slot.counted,
             different: slot.different,
             above_maximum: slot.above_maximum,
+        },
+        request: RequestBooks {
+            accepted: request.accepted,
+            completed: request.completed,
+            failed: request.failed,
+            dead: request.dead,
+            in_flight: request.in_flight,
+            purged: request.purged,
+            jobs: request.jobs,
+            difference: request.difference(),
         },
     }))
 }

@@ -28,6 +28,19 @@ impl<T: DeserializeOwned> FromRequest<Arc<App>> for Json<T> {
         if !is_json(request.headers()) {
             return Err(ApiError::unsupported_media_type("Content-Type must be application/json"));
         }
+        let Raw(body) = Raw::from_request(request, app).await?;
+        parse_json(&body).map(Self)
+    }
+}
+
+/// A body as it came, whatever it is.
+#[derive(Clone, Debug)]
+pub struct Raw(pub Bytes);
+
+impl FromRequest<Arc<App>> for Raw {
+    type Rejection = ApiError;
+
+    async fn from_request(request: Request, app: &Arc<App>) -> Result<Self, ApiError> {
         if request.headers().get(CONTENT_ENCODING).is_some_and(|encoding| encoding != "identity") {
             return Err(ApiError::unsupported_media_type(
                 "Content-Encoding is not supported: send the body as it is",
@@ -36,13 +49,13 @@ impl<T: DeserializeOwned> FromRequest<Arc<App>> for Json<T> {
         let limits = app.settings.http;
         let mut read = pin!(read_body(request, limits.max_body));
         // A body mostly comes with its head; only one that does not is worth a timer.
-        let body = match read.as_mut().now_or_never() {
-            Some(body) => body?,
+        match read.as_mut().now_or_never() {
+            Some(body) => body.map(Self),
             None => tokio::time::timeout(limits.read_timeout, read)
                 .await
-                .map_err(|_elapsed| ApiError::too_slow())??,
-        };
-        parse_json(&body).map(Self)
+                .map_err(|_elapsed| ApiError::too_slow())?
+                .map(Self),
+        }
     }
 }
 

@@ -1,4 +1,5 @@
-//! Dead letters over HTTP, for the operator: `/admin/dlq`.
+//! Dead letters over HTTP, for the operator: `/admin/dlq`. There are two kinds, messages of the queue and requests; both
+//! are named by UUIDs, so they are one list in order of id.
 
 use std::sync::Arc;
 
@@ -6,8 +7,10 @@ use axum::extract::rejection::{PathRejection, QueryRejection};
 use axum::extract::{Path, Query, State};
 use http::StatusCode;
 use serde::{Deserialize, Serialize};
+use weir_core::RequestId;
 use weir_queue::DeadLetter;
 use weir_queue::sms::rfc3339;
+use weir_store::request::{DeadRequest, Request};
 
 use super::body::Json;
 use super::error::ApiError;
@@ -15,6 +18,9 @@ use super::page::{Page, parse_limit};
 use crate::app::App;
 use crate::auth::admin::Operator;
 use crate::service::within;
+
+/// What stands for a topic where the dead letter is a request.
+const REQUESTS: &str = "requests";
 
 #[derive(Debug, Deserialize)]
 pub(crate) struct ListQuery {
@@ -27,12 +33,26 @@ pub(crate) struct ListQuery {
 pub(crate) struct DeadLetterResponse {
     id: String,
     topic: String,
+    /// Whose it is: of a request, the tenant.
     key: String,
-    /// As text; bytes that are no text are replaced.
+    /// As text; bytes that are no text are replaced, and sensitive fields of requests.
     payload: String,
     reason: String,
     attempts: u32,
     died_at: jiff::Timestamp,
+    #[serde(flatten)]
+    request: Option<RequestDetails>,
+}
+
+/// What else there is to know of a request.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct RequestDetails {
+    tenant_id: String,
+    request_type: String,
+    failure_code: Option<String>,
+    accepted_at: jiff::Timestamp,
+    callback_url: Option<String>,
 }
 
 #[derive(Debug, Serialize)]
@@ -48,11 +68,34 @@ pub(crate) async fn list_dead_letters(
 ) -> Result<Json<Page<DeadLetterResponse>>, ApiError> {
     let Query(query) = query.map_err(|problem| ApiError::invalid(problem.body_text()))?;
     let limit = parse_limit(query.limit.as_deref())?;
-    let queue = app.engines.store.queue();
-    // One more than asked for tells whether there is a next page.
-    let list = queue.dead_letters(query.cursor.as_deref(), limit + 1);
-    let letters = within(app.settings.http.timeout, list).await?;
-    Ok(Json(Page::cut(letters.into_iter().map(describe).collect(), limit, |letter| letter.id.clone())))
+    // One more than asked for, of each kind, tells whether there is a next page.
+    let mut letters = messages(&app, query.cursor.as_deref(), limit + 1).await?;
+    // A cursor that is no id is behind all of them.
+    let after = query.cursor.as_deref().map(RequestId::parse);
+    if after != Some(None) {
+        let requests = app.requests.dead_letters(after.flatten(), limit + 1).await?;
+        letters.extend(requests.into_iter().map(|dead| describe_request(&app, dead)));
+    }
+    letters.sort_by(|one, other| one.id.cmp(&other.id));
+    Ok(Json(Page::cut(letters, limit, |letter| letter.id.clone())))
+}
+
+/// `GET /admin/dlq/{id}`
+pub(crate) async fn get_dead_letter(
+    _operator: Operator,
+    State(app): State<Arc<App>>,
+    id: Result<Path<String>, PathRejection>,
+) -> Result<Json<DeadLetterResponse>, ApiError> {
+    let id = parse_id(id)?;
+    let request_id = RequestId::parse(&id).ok_or_else(|| unknown(&id))?;
+    if let Some(dead) = app.requests.dead_letter(request_id).await? {
+        return Ok(Json(describe_request(&app, dead)));
+    }
+    // The first one after the id before it, if that is it.
+    let before = request_id.as_uuid().as_u128().checked_sub(1).map(uuid::Uuid::from_u128);
+    let found = messages(&app, before.map(|id| id.to_string()).as_deref(), 1).await?;
+    let letter = found.into_iter().find(|letter| letter.id == request_id.to_string());
+    letter.map(Json).ok_or_else(|| unknown(&id))
 }
 
 /// `POST /admin/dlq/{id}/replay`
@@ -62,9 +105,14 @@ pub(crate) async fn replay_dead_letter(
     id: Result<Path<String>, PathRejection>,
 ) -> Result<Json<ReplayResponse>, ApiError> {
     let id = parse_id(id)?;
-    match within(app.settings.http.timeout, app.engines.store.queue().replay(&id)).await? {
-        true => Ok(Json(ReplayResponse { replayed: 1 })),
-        false => Err(unknown(&id)),
+    let is_request = match RequestId::parse(&id) {
+        Some(id) => app.requests.replay(id).await?,
+        None => false,
+    };
+    if is_request || within(app.settings.http.timeout, app.engines.store.queue().replay(&id)).await? {
+        Ok(Json(ReplayResponse { replayed: 1 }))
+    } else {
+        Err(unknown(&id))
     }
 }
 
@@ -73,8 +121,9 @@ pub(crate) async fn replay_all_dead_letters(
     _operator: Operator,
     State(app): State<Arc<App>>,
 ) -> Result<Json<ReplayResponse>, ApiError> {
-    let replayed = within(app.settings.http.timeout, app.engines.store.queue().replay_all()).await?;
-    Ok(Json(ReplayResponse { replayed }))
+    let messages = within(app.settings.http.timeout, app.engines.store.queue().replay_all()).await?;
+    let requests = app.requests.replay_all().await?;
+    Ok(Json(ReplayResponse { replayed: messages + requests }))
 }
 
 /// `DELETE /admin/dlq/{id}`
@@ -84,10 +133,21 @@ pub(crate) async fn discard_dead_letter(
     id: Result<Path<String>, PathRejection>,
 ) -> Result<StatusCode, ApiError> {
     let id = parse_id(id)?;
-    match within(app.settings.http.timeout, app.engines.store.queue().discard(&id)).await? {
-        true => Ok(StatusCode::NO_CONTENT),
-        false => Err(unknown(&id)),
+    let is_request = match RequestId::parse(&id) {
+        Some(id) => app.requests.discard(id).await?,
+        None => false,
+    };
+    if is_request || within(app.settings.http.timeout, app.engines.store.queue().discard(&id)).await? {
+        Ok(StatusCode::NO_CONTENT)
+    } else {
+        Err(unknown(&id))
     }
+}
+
+async fn messages(app: &App, after: Option<&str>, limit: usize) -> Result<Vec<DeadLetterResponse>, ApiError> {
+    let queue = app.engines.store.queue();
+    let letters = within(app.settings.http.timeout, queue.dead_letters(after, limit)).await?;
+    Ok(letters.into_iter().map(describe).collect())
 }
 
 /// No id has anything but letters, digits and dashes; whatever has is unknown without asking a store.
@@ -114,5 +174,28 @@ fn describe(letter: DeadLetter) -> DeadLetterResponse {
         reason: letter.reason,
         attempts: letter.attempts,
         died_at: rfc3339(letter.died_at),
+        request: None,
+    }
+}
+
+fn describe_request(app: &App, dead: DeadRequest) -> DeadLetterResponse {
+    let payload = app.requests.shown_payload(&dead.request);
+    let Request { id, tenant, request_type, attempts, failure, callback_url, accepted_at, .. } = dead.request;
+    let (failure_code, reason) = failure.map(|failure| (failure.code, failure.message)).unzip();
+    DeadLetterResponse {
+        id: id.to_string(),
+        topic: REQUESTS.to_owned(),
+        key: tenant.to_string(),
+        payload,
+        reason: reason.unwrap_or_default(),
+        attempts,
+        died_at: rfc3339(dead.died_at),
+        request: Some(RequestDetails {
+            tenant_id: tenant.to_string(),
+            request_type: request_type.to_string(),
+            failure_code,
+            accepted_at: rfc3339(accepted_at),
+            callback_url,
+        }),
     }
 }

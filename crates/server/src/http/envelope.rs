@@ -21,7 +21,7 @@ const REQUEST_ID_MAX: usize = 128;
 
 /// Answers one request. It stands outside the router rather than as one of its layers, which would cost every
 /// request two allocations and a copy.
-pub async fn answer<B>(mut routes: Routes, metrics: &Metrics, request: Request<B>) -> Response
+pub async fn answer<B>(mut routes: Routes, metrics: &Metrics, mut request: Request<B>) -> Response
 where
     B: HttpBody<Data = Bytes> + Send + 'static,
     B::Error: Into<axum::BoxError>,
@@ -30,6 +30,10 @@ where
     let method = request.method().clone();
     let route = routes.label(request.uri().path());
     let id = request_id(request.headers().get(REQUEST_ID));
+    if request.headers().get(REQUEST_ID) != Some(&id) {
+        // For the logs of handlers, which tell of a call under the id that its answer carries.
+        request.headers_mut().insert(REQUEST_ID, id.clone());
+    }
     let call = routes.router.call(request.map(Body::new));
     let mut response = match AssertUnwindSafe(call).catch_unwind().await {
         Ok(Ok(response)) => response,

@@ -86,6 +86,7 @@ pub(crate) async fn get_metrics(State(app): State<Arc<App>>) -> ([(HeaderName, &
     for check in app.health.check().await {
         app.metrics.record_engine(check.engine, check.up);
     }
+    app.requests.measure_dead_letters().await;
     ([(CONTENT_TYPE, "application/openmetrics-text; version=1.0.0; charset=utf-8")], app.metrics.encode())
 }
 

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use axum::Router;
-use axum::routing::{MethodRouter, delete, get, post};
+use axum::routing::{MethodRouter, get, post};
 
-use super::{audit, dead_letters, error, operations, queue, quota, slot};
+use super::{audit, dead_letters, error, operations, queue, quota, request, slot};
 use crate::app::App;
 
 type Route = (&'static str, MethodRouter<Arc<App>>);
@@ -29,10 +29,16 @@ fn api() -> Vec<Route> {
             get(slot::config::get_config).delete(slot::config::deactivate_config),
         ),
         ("/admin/rate-limit/cache/flush", post(slot::config::flush_cache)),
+        // request
+        ("/v1/requests", post(request::submit::create_request).get(request::list_requests)),
+        ("/v1/requests/{requestId}", get(request::get_request)),
+        ("/v1/requests/{requestId}/events", get(request::events::watch_request)),
+        ("/v1/requests/{requestId}/callback", post(request::callback::call_back)),
+        ("/admin/request/rollout", get(request::rollout::get_rollout).put(request::rollout::put_rollout)),
         // dead letters
         ("/admin/dlq", get(dead_letters::list_dead_letters)),
         ("/admin/dlq/replay", post(dead_letters::replay_all_dead_letters)),
-        ("/admin/dlq/{id}", delete(dead_letters::discard_dead_letter)),
+        ("/admin/dlq/{id}", get(dead_letters::get_dead_letter).delete(dead_letters::discard_dead_letter)),
         ("/admin/dlq/{id}/replay", post(dead_letters::replay_dead_letter)),
         // due slots
         ("/admin/queue/claim", post(queue::claim_messages)),

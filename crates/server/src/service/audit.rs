@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use weir_store::{Result, quota, slot};
+use weir_store::{Result, quota, request, slot};
 
 use super::within;
 use crate::engine::Engines;
@@ -16,6 +16,8 @@ pub struct Books {
     pub quota_messages: weir_queue::Books,
     /// Slots and their windows.
     pub slot: slot::Books,
+    /// Requests and their jobs.
+    pub request: request::Books,
 }
 
 impl Books {
@@ -29,6 +31,7 @@ impl Books {
             quota: within(timeout, quota_store.audit()).await?,
             quota_messages: within(timeout, queue.audit(quota::TOPIC)).await?,
             slot: within(timeout, engines.store.slots().audit_slots()).await?,
+            request: within(timeout, engines.store.requests().audit_requests()).await?,
         })
     }
 
@@ -36,6 +39,11 @@ impl Books {
     #[must_use]
     pub fn balance(&self) -> bool {
         let slots_are_counted = self.slot.slots == self.slot.counted && self.slot.different.is_empty();
-        self.quota.over_limit.is_empty() && self.quota_messages.difference() == 0 && slots_are_counted
+        let requests_are_there =
+            self.request.difference() == 0 && self.request.jobs == self.request.in_flight;
+        self.quota.over_limit.is_empty()
+            && self.quota_messages.difference() == 0
+            && slots_are_counted
+            && requests_are_there
     }
 }

@@ -1,5 +1,7 @@
 //! Metrics for Prometheus. Labels come from fixed sets (routes, methods, outcomes), never from callers.
 
+mod work;
+
 use std::fmt::Write;
 use std::time::Duration;
 
@@ -11,6 +13,9 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::Registry;
 use weir_store::LaneMetrics;
+
+pub use self::work::{DownstreamLabels, WorkMetrics};
+use super::accept::AcceptMetrics;
 
 /// Every metric, and the registry that prints them.
 #[derive(Debug)]
@@ -31,6 +36,10 @@ pub struct Metrics {
     pub slot_assignments: Family<OutcomeLabels, Counter>,
     /// Slots dispatched when their time came.
     pub slot_dispatched: Counter,
+    /// How the work on requests goes.
+    pub work: WorkMetrics,
+    /// Requests accepted and refused.
+    pub accept: AcceptMetrics,
     engine_up: Family<EngineLabels, Gauge>,
     /// Connections open now.
     pub connections: Gauge,
@@ -105,6 +114,7 @@ fn sizes() -> Histogram {
 impl Default for Metrics {
     fn default() -> Self {
         let mut registry = Registry::with_prefix("weir");
+        let accept = AcceptMetrics::default();
         let metrics = Self {
             requests: Family::default(),
             request_seconds: Family::new_with_constructor(seconds),
@@ -117,6 +127,8 @@ impl Default for Metrics {
             quota_deliveries: Family::default(),
             slot_assignments: Family::default(),
             slot_dispatched: Counter::default(),
+            work: WorkMetrics { dlq_depth: accept.dlq_depth.clone(), ..WorkMetrics::default() },
+            accept,
             engine_up: Family::default(),
             connections: Gauge::default(),
             connections_held: Counter::default(),
@@ -129,6 +141,7 @@ impl Default for Metrics {
 
 impl Metrics {
     fn register(&self, r: &mut Registry) {
+        self.work.register(r);
         r.register("http_requests", "Requests answered", self.requests.clone());
         r.register("http_request_seconds", "Time to answer, in seconds", self.request_seconds.clone());
         r.register("http_connections", "Connections open now", self.connections.clone());
@@ -148,6 +161,7 @@ impl Metrics {
         );
         let dispatched = "Slots published when their time came";
         r.register("slot_dispatched", dispatched, self.slot_dispatched.clone());
+        self.accept.register(r);
         r.register("engine_up", "Whether an engine answers: 1 or 0", self.engine_up.clone());
         r.register("quota_sends", "Sends by outcome", self.quota_sends.clone());
         r.register("quota_deliveries", "Messages the sender took, by outcome", self.quota_deliveries.clone());

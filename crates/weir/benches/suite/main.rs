@@ -11,6 +11,7 @@ mod pgbench;
 mod postgres;
 mod process;
 mod redis;
+mod request;
 mod results;
 mod slot;
 mod startup;
@@ -34,6 +35,7 @@ use crate::redis::Redis;
 use crate::results::{Bound, Results, Run};
 use crate::table::spread;
 use crate::weir::{Engines, Load};
+use weir_testkit::postgres::Database;
 
 /// Users the messages are spread over: one hot key, and many.
 const HOT: u64 = 1;
@@ -49,6 +51,12 @@ const SLOT_POSTGRES_TARGET_PER_S: f64 = 30_000.0;
 const SLOT_BASELINE_TARGET: f64 = 20.0;
 const SLOT_SINGLE_TARGET_PER_S: f64 = 5_000.0;
 const SLOT_FULL_WINDOWS_TARGET: f64 = 1.5;
+const REQUEST_EMBEDDED_TARGET_PER_S: f64 = 25_000.0;
+const REQUEST_POSTGRES_TARGET_PER_S: f64 = 10_000.0;
+const REQUEST_AT_RATE_P99_TARGET_MS: f64 = 25.0;
+const REQUEST_WHOLE_TARGET_PER_S: f64 = 5_000.0;
+const REQUEST_WAKE_P50_TARGET_MS: f64 = 10.0;
+const REQUEST_JOBS_TARGET: f64 = 1.5;
 const P99_TARGET_MS: f64 = 20.0;
 const MEMORY_TARGET_MB: f64 = 40.0;
 const READY_TARGET_MS: f64 = 300.0;
@@ -68,6 +76,9 @@ struct Arguments {
     /// Run these parts alone
     #[arg(long, value_enum, value_delimiter = ',', default_values_t = Part::value_variants().to_vec())]
     only: Vec<Part>,
+    /// Jobs of request after which a claim is timed again [default: 200000]
+    #[arg(long, value_name = "COUNT")]
+    jobs: Option<u64>,
     /// Leave out what needs Kafka, which needs Java
     #[arg(long)]
     without_kafka: bool,
@@ -84,6 +95,7 @@ enum Part {
     Redis,
     Kafka,
     Slot,
+    Request,
     Process,
 }
 
@@ -95,17 +107,21 @@ struct Bench {
     duration: Duration,
     /// Of a bulk load.
     events: u64,
+    /// Of request, to see what they leave behind.
+    jobs: u64,
 }
 
 impl Bench {
-    fn new(quick: bool) -> Result<Self> {
+    fn new(quick: bool, jobs: Option<u64>) -> Result<Self> {
         let (warmup, duration, events) = if quick { (1, 2, 50_000) } else { (2, 8, 500_000) };
+        let jobs = jobs.unwrap_or(if quick { 50_000 } else { 200_000 });
         let scratch = tempfile::Builder::new().prefix("suite-").tempdir_in(env!("CARGO_TARGET_TMPDIR"));
         Ok(Self {
             scratch: scratch.context("create a directory under target/")?,
             warmup: Duration::from_secs(warmup),
             duration: Duration::from_secs(duration),
             events,
+            jobs,
         })
     }
 
@@ -152,7 +168,7 @@ async fn unless_interrupted<T>(work: impl Future<Output = Result<T>>) -> Result<
 }
 
 async fn measure_all(arguments: &Arguments) -> Result<Results> {
-    let bench = Bench::new(arguments.quick)?;
+    let bench = Bench::new(arguments.quick, arguments.jobs)?;
     let mut results = Results::new(&bench);
     if arguments.quick {
         results.notes.push("a quick run: too short to quote".to_owned());
@@ -172,6 +188,7 @@ async fn measure_all(arguments: &Arguments) -> Result<Results> {
             Part::Kafka if without_kafka => {}
             Part::Kafka => measure_kafka(&bench, &mut results).await?,
             Part::Slot => measure_slot(&bench, &mut results).await?,
+            Part::Request => measure_request(&bench, &mut results).await?,
             Part::Process => measure_process(&bench, &mut results).await?,
         }
     }
@@ -299,6 +316,53 @@ async fn on_postgres(bench: &Bench, postgres: &Postgres, others: Engines<'_>, lo
     let run = weir::measure(bench, Engines { postgres: Some(database.url()), ..others }, load).await?;
     postgres.drop_database(database).await?;
     Ok(run)
+}
+
+/// Accepting is compared with an empty handler; the rest has targets of its own.
+async fn measure_request(bench: &Bench, results: &mut Results) -> Result<()> {
+    let before = empty::measure(bench).await?;
+    results.rows.push(before.clone());
+    let run = request::accept::measure(bench, Engines::EMBEDDED).await?;
+    let between = empty::measure(bench).await?;
+    results.rate_target(&run.row, REQUEST_EMBEDDED_TARGET_PER_S);
+    results.relate(run, [&before, &between]);
+    results.rows.push(between.clone());
+    let postgres = Postgres::start().await?;
+    results.note(postgres.conditions().await?);
+    let database = postgres.database().await;
+    let run = request::accept::measure(bench, on(&database)).await?;
+    postgres.drop_database(database).await?;
+    let after = empty::measure(bench).await?;
+    results.rate_target(&run.row, REQUEST_POSTGRES_TARGET_PER_S);
+    results.relate(run, [&between, &after]);
+    results.rows.push(after);
+    let database = postgres.database().await;
+    let run = request::accept::measure_at_rate(bench, on(&database)).await?;
+    postgres.drop_database(database).await?;
+    let bound = Bound::Below(REQUEST_AT_RATE_P99_TARGET_MS);
+    results.target(&format!("{}, p99", run.row.name), run.row.p99_ms.unwrap_or(f64::NAN), bound, "ms");
+    results.take(run);
+    let run = request::whole::measure(bench, Engines::EMBEDDED).await?;
+    results.take(run);
+    let database = postgres.database().await;
+    let run = request::whole::measure(bench, on(&database)).await?;
+    postgres.drop_database(database).await?;
+    results.rate_target(&run.row, REQUEST_WHOLE_TARGET_PER_S);
+    results.take(run);
+    let database = postgres.database().await;
+    let run = request::wake::measure(bench, on(&database)).await?;
+    postgres.drop_database(database).await?;
+    let bound = Bound::Below(REQUEST_WAKE_P50_TARGET_MS);
+    results.target(&format!("{}, p50", run.row.name), run.row.p50_ms.unwrap_or(f64::NAN), bound, "ms");
+    results.take(run);
+    let request::jobs::Found { name, ratio, note } = request::jobs::measure(&postgres, bench.jobs).await?;
+    results.target(&name, ratio, Bound::Below(REQUEST_JOBS_TARGET), "×");
+    results.note([note]);
+    Ok(())
+}
+
+fn on(database: &Database) -> Engines<'_> {
+    Engines { postgres: Some(database.url()), ..Engines::EMBEDDED }
 }
 
 async fn measure_process(bench: &Bench, results: &mut Results) -> Result<()> {

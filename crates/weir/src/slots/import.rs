@@ -11,8 +11,8 @@ use clap::Args;
 use serde::Deserialize;
 
 use super::ServerArgs;
-use super::client::Client;
 use super::events::{Defaults, Events};
+use crate::client::Client;
 
 /// Events in one request.
 const PART: usize = 5_000;

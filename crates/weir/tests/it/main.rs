@@ -15,6 +15,7 @@ mod outage;
 mod queue;
 mod quota;
 mod redis;
+mod request;
 mod sender;
 mod settings;
 mod shutdown;

@@ -57,6 +57,12 @@ fn a_token_that_is_not_yet_good_or_lacks_exp_or_sub_is_nobody() {
     };
     assert!(verifier.verify(&signed(serde_json::json!({"sub": "a", "exp": FAR}))).is_some());
     assert!(verifier.verify(&signed(serde_json::json!({"sub": "a", "exp": FAR, "nbf": FAR}))).is_none());
+    assert!(verifier.verify(&signed(serde_json::json!({"sub": "a", "exp": FAR, "iat": FAR}))).is_none());
+    assert!(
+        verifier
+            .verify(&signed(serde_json::json!({"sub": "a", "exp": FAR, "iat": 1_700_000_000.5})))
+            .is_some()
+    );
     assert!(verifier.verify(&signed(serde_json::json!({"sub": "a"}))).is_none());
     assert!(verifier.verify(&signed(serde_json::json!({"exp": FAR}))).is_none());
 }

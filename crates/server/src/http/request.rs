@@ -1,0 +1,187 @@
+//! Request over HTTP: `/v1/requests`. Submissions stand in `request/submit.rs`, changes as they happen in
+//! `request/events.rs`, downstreams' callbacks in `request/callback.rs`, the switches in `request/rollout.rs`.
+
+pub(crate) mod callback;
+pub(crate) mod events;
+pub(crate) mod rollout;
+pub(crate) mod submit;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::extract::rejection::{PathRejection, QueryRejection};
+use axum::extract::{Path, Query, State};
+use serde::{Deserialize, Serialize};
+use serde_json::value::{RawValue, to_raw_value};
+use weir_core::request::state::Status;
+use weir_core::{RequestId, TenantId};
+use weir_queue::sms::rfc3339;
+use weir_store::request::Request;
+
+use super::body::Json;
+use super::error::ApiError;
+use super::page::{Page, parse_limit};
+use crate::app::App;
+use crate::auth::tenant::Viewer;
+use crate::config::parse::duration;
+use crate::service::request::RequestService;
+use crate::service::request::hub::Subscription;
+
+/// The longest that a call may wait for a change.
+const WAIT_MAX: Duration = Duration::from_secs(30);
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct StatusResponse {
+    #[serde(flatten)]
+    summary: SummaryResponse,
+    /// What the downstream answered: its JSON, or its text as a JSON string.
+    result: Option<Box<RawValue>>,
+}
+
+/// What lists show: everything but results, which may be large.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct SummaryResponse {
+    request_id: uuid::Uuid,
+    status: &'static str,
+    failure_code: Option<String>,
+    failure_message: Option<String>,
+    attempts: u32,
+    accepted_at: jiff::Timestamp,
+    updated_at: jiff::Timestamp,
+}
+
+#[derive(Debug, Deserialize)]
+pub(crate) struct GetQuery {
+    wait: Option<String>,
+}
+
+#[derive(Debug, Deserialize)]
+pub(crate) struct ListQuery {
+    status: Option<String>,
+    limit: Option<String>,
+    cursor: Option<String>,
+}
+
+/// `GET /v1/requests/{requestId}`
+pub(crate) async fn get_request(
+    Viewer(tenant): Viewer,
+    State(app): State<Arc<App>>,
+    id: Result<Path<Box<str>>, PathRejection>,
+    query: Result<Query<GetQuery>, QueryRejection>,
+) -> Result<Json<StatusResponse>, ApiError> {
+    let id = parse_id(id)?;
+    let Query(query) = query.map_err(|problem| ApiError::invalid(problem.body_text()))?;
+    let wait = query.wait.as_deref().map_or(Ok(Duration::ZERO), parse_wait)?;
+    let request = if wait.is_zero() {
+        find(&app, &tenant, id).await?
+    } else {
+        find_changed(&app, &tenant, id, wait).await?
+    };
+    Ok(Json(describe(&app.requests, request)?))
+}
+
+/// `GET /v1/requests`
+pub(crate) async fn list_requests(
+    Viewer(tenant): Viewer,
+    State(app): State<Arc<App>>,
+    query: Result<Query<ListQuery>, QueryRejection>,
+) -> Result<Json<Page<SummaryResponse>>, ApiError> {
+    let Query(query) = query.map_err(|problem| ApiError::invalid(problem.body_text()))?;
+    let status = query.status.as_deref().map(parse_status).transpose()?;
+    let limit = parse_limit(query.limit.as_deref())?;
+    let before = query.cursor.as_deref().map(parse_cursor).transpose()?;
+    // One more than asked for tells whether there is a next page.
+    let requests = app.requests.list(&tenant, status, before, limit + 1).await?;
+    let items = requests.into_iter().map(summarize).collect();
+    Ok(Json(Page::cut(items, limit, |item: &SummaryResponse| item.request_id.to_string())))
+}
+
+async fn find(app: &App, tenant: &TenantId, id: RequestId) -> Result<Request, ApiError> {
+    app.requests.find(tenant, id).await?.ok_or_else(|| unknown(id))
+}
+
+/// The request after its next change, or as it is when none comes in time.
+async fn find_changed(
+    app: &App,
+    tenant: &TenantId,
+    id: RequestId,
+    wait: Duration,
+) -> Result<Request, ApiError> {
+    let until = tokio::time::Instant::now() + wait;
+    let mut waiting = subscribe(app, id)?;
+    let request = find(app, tenant, id).await?;
+    if request.status.is_final() {
+        return Ok(request);
+    }
+    let changed = app.requests.next_change(&mut waiting, request.status, until, &app.closing).await?;
+    Ok(changed.unwrap_or(request))
+}
+
+/// Listens to a request before it is read, so that no change is missed in between.
+fn subscribe(app: &App, id: RequestId) -> Result<Subscription, ApiError> {
+    app.requests.hub().subscribe(id).ok_or_else(|| {
+        ApiError::unavailable("More callers wait for changes than the server allows; ask without waiting")
+    })
+}
+
+fn describe(service: &RequestService, request: Request) -> Result<StatusResponse, ApiError> {
+    let result = service.result(&request)?.map(as_json).transpose()?;
+    Ok(StatusResponse { summary: summarize(request), result })
+}
+
+/// JSON is passed on as it is; anything else becomes a JSON string.
+fn as_json(result: Vec<u8>) -> Result<Box<RawValue>, ApiError> {
+    if let Ok(json) = serde_json::from_slice::<&RawValue>(&result) {
+        return Ok(json.to_owned());
+    }
+    to_raw_value(&String::from_utf8_lossy(&result)).map_err(|error| {
+        tracing::error!(%error, "a result could not be written as JSON");
+        ApiError::internal()
+    })
+}
+
+fn summarize(request: Request) -> SummaryResponse {
+    let (failure_code, failure_message) =
+        request.failure.map(|failure| (failure.code, failure.message)).unzip();
+    SummaryResponse {
+        request_id: *request.id.as_uuid(),
+        status: request.status.as_str(),
+        failure_code,
+        failure_message,
+        attempts: request.attempts,
+        accepted_at: rfc3339(request.accepted_at),
+        updated_at: rfc3339(request.updated_at),
+    }
+}
+
+fn parse_wait(text: &str) -> Result<Duration, ApiError> {
+    let wait = if matches!(text, "0" | "0s") { Some(Duration::ZERO) } else { duration(text) };
+    wait.map(|wait| wait.min(WAIT_MAX)).ok_or_else(|| {
+        ApiError::invalid_field("wait", "must be a duration such as 500ms or 10s; at most 30s are waited")
+    })
+}
+
+fn parse_status(text: &str) -> Result<Status, ApiError> {
+    Status::parse(text).ok_or_else(|| {
+        let names = Status::ALL.map(Status::as_str).join(", ");
+        ApiError::invalid_field("status", format!("must be one of {names}"))
+    })
+}
+
+fn parse_cursor(text: &str) -> Result<RequestId, ApiError> {
+    RequestId::parse(text).ok_or_else(|| {
+        ApiError::invalid_field("cursor", "must be the nextCursor of a page; leave it out for the first")
+    })
+}
+
+/// Whatever is no id names no request.
+fn parse_id(path: Result<Path<Box<str>>, PathRejection>) -> Result<RequestId, ApiError> {
+    let id = path.ok().and_then(|Path(text)| RequestId::parse(&text));
+    id.ok_or_else(|| ApiError::not_found("No request has such an id; GET /v1/requests lists yours"))
+}
+
+fn unknown(id: RequestId) -> ApiError {
+    ApiError::not_found(format!("You have no request with the id {id}; GET /v1/requests lists yours"))
+}

@@ -1,0 +1,146 @@
+//! What a downstream that answered 202 says when it is done: `POST /v1/requests/{requestId}/callback`.
+//!
+//! The signature is looked at before anything else: without a good one nobody learns which requests there are.
+
+use std::sync::Arc;
+
+use axum::extract::rejection::PathRejection;
+use axum::extract::{Path, State};
+use bytes::Bytes;
+use http::HeaderMap;
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+use weir_core::RequestId;
+use weir_core::request::state::{Callback, Refused, Status};
+use weir_core::webhook::Received;
+use weir_store::request::{CallbackOutcome, Failure};
+
+use super::super::body::{Json, Raw, parse_json};
+use super::super::error::ApiError;
+use super::parse_id;
+use crate::app::App;
+use crate::service::request::CalledBack;
+
+const CODE_MAX: usize = 64;
+const MESSAGE_MAX: usize = 1_000;
+
+/// The failure of a request whose downstream gives no other.
+const CODE_DEFAULT: &str = "DOWNSTREAM_FAILED";
+const MESSAGE_DEFAULT: &str = "the downstream called back that it failed";
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct CallbackRequest {
+    status: Box<str>,
+    result: Option<Box<RawValue>>,
+    failure_code: Option<Box<str>>,
+    failure_message: Option<Box<str>>,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct CallbackResponse {
+    request_id: uuid::Uuid,
+    status: &'static str,
+}
+
+/// `POST /v1/requests/{requestId}/callback`
+pub(crate) async fn call_back(
+    State(app): State<Arc<App>>,
+    id: Result<Path<Box<str>>, PathRejection>,
+    headers: HeaderMap,
+    Raw(body): Raw,
+) -> Result<Json<CallbackResponse>, ApiError> {
+    check_signature(&app, &headers, &body)?;
+    let said = parse(parse_json(&body)?)?;
+    let id = parse_id(id)?;
+    let status = match app.requests.call_back(id, said).await? {
+        CallbackOutcome::Taken(status) => {
+            tell_of(id, status);
+            status
+        }
+        // Sent again, or too late: it changes nothing.
+        CallbackOutcome::Refused(Refused::Final(status)) => status,
+        CallbackOutcome::Refused(_) => return Err(not_begun(id)),
+        CallbackOutcome::Unknown => {
+            return Err(ApiError::not_found(format!("There is no request with the id {id}")));
+        }
+    };
+    Ok(Json(CallbackResponse { request_id: *id.as_uuid(), status: status.as_str() }))
+}
+
+fn check_signature(app: &App, headers: &HeaderMap, body: &Bytes) -> Result<(), ApiError> {
+    let header = |name| headers.get(name).and_then(|value| value.to_str().ok());
+    let (Some(id), Some(timestamp), Some(signatures)) =
+        (header("webhook-id"), header("webhook-timestamp"), header("webhook-signature"))
+    else {
+        let message = "A callback must be signed: the headers webhook-id, webhook-timestamp and webhook-signature \
+                       must be there, as Standard Webhooks has them";
+        return Err(ApiError::unauthenticated(message));
+    };
+    let message = Received { id, timestamp, signatures, body };
+    app.auth.webhook.verify(message, app.requests.now()).map_err(|problem| {
+        let advice = "sign the very bytes of the body with WEIR_WEBHOOK_SECRET, within five minutes";
+        ApiError::unauthenticated(format!("The callback is not to be believed: {problem}; {advice}"))
+    })
+}
+
+fn parse(request: CallbackRequest) -> Result<CalledBack, ApiError> {
+    let CallbackRequest { status, result, failure_code, failure_message } = request;
+    match &*status {
+        "COMPLETED" => {
+            let result = result.map(|result| Bytes::from(Box::<str>::from(result).into_boxed_bytes()));
+            Ok(CalledBack { callback: Callback::Completed, result, failure: None })
+        }
+        "FAILED" => {
+            let text = |given: Option<Box<str>>, default: &str, max: usize| {
+                let given = given.map(|text| plain(&text, max)).filter(|text| !text.is_empty());
+                given.unwrap_or_else(|| default.to_owned())
+            };
+            let failure = Failure {
+                code: text(failure_code, CODE_DEFAULT, CODE_MAX),
+                message: text(failure_message, MESSAGE_DEFAULT, MESSAGE_MAX),
+            };
+            Ok(CalledBack { callback: Callback::Failed, result: None, failure: Some(failure) })
+        }
+        _ => Err(ApiError::invalid_field("status", "must be COMPLETED or FAILED")),
+    }
+}
+
+/// The beginning of a text, without what logs and databases cannot hold. To refuse it would only keep the request open.
+fn plain(text: &str, max: usize) -> String {
+    text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(max).collect::<String>().trim().to_owned()
+}
+
+fn tell_of(id: RequestId, status: Status) {
+    tracing::info!(
+        target: "weir::request",
+        requestId = %id,
+        statusTransition = %format_args!("{}->{}", Status::InProgress.as_str(), status.as_str()),
+        "request called back"
+    );
+}
+
+fn not_begun(id: RequestId) -> ApiError {
+    let message = format!("Nobody has begun to work on the request {id}; call back after it was sent to you");
+    ApiError::conflict("REQUEST_NOT_STARTED", message)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_downstream_says_is_cut_rather_than_refused() {
+        assert_eq!(plain("a\0b\nc", 10), "a b c");
+        assert_eq!(plain(&"ü".repeat(20), 10), "ü".repeat(10));
+        let said = parse(CallbackRequest {
+            status: "FAILED".into(),
+            result: None,
+            failure_code: Some("\n".into()),
+            failure_message: None,
+        });
+        let failure = said.ok().and_then(|said| said.failure).unwrap();
+        assert_eq!((failure.code.as_str(), failure.message.as_str()), (CODE_DEFAULT, MESSAGE_DEFAULT));
+    }
+}

@@ -1,0 +1,210 @@
+//! Calls that Weir makes over HTTP: to downstreams, which the operator has named, and to callback URLs, which a caller has.
+//!
+//! A call is one POST on HTTP/1.1. It is bounded in time and in what it reads, follows no redirect and knows no proxy:
+//! what is named is what is called. Where a caller named it, [`Reach::Public`] keeps the call out of private networks.
+
+pub mod address;
+mod connect;
+mod retry_after;
+
+use std::error::Error as StdError;
+use std::time::{Duration, SystemTime};
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use bytes::Bytes;
+use http::header::{AUTHORIZATION, RETRY_AFTER};
+use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, Uri};
+use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
+use hyper::body::{Body as _, Incoming};
+use hyper_util::client::legacy::Client;
+use hyper_util::client::legacy::connect::capture_connection;
+use hyper_util::rt::{TokioExecutor, TokioTimer};
+use url::Url;
+
+pub use self::connect::Reach;
+use self::connect::{Connector, Forbidden};
+
+/// How much of an answer that nobody wants is read, so that its connection can be used again.
+const DRAINED_BYTES_MAX: usize = 64 * 1024;
+/// How long a connection waits for another call: shorter than most servers keep one that nobody uses.
+const IDLE: Duration = Duration::from_secs(4);
+/// How long the head of an answer may be.
+const HEAD_BYTES_MAX: usize = 64 * 1024;
+
+/// What a client may spend on its calls.
+#[derive(Clone, Copy, Debug)]
+pub struct Bounds {
+    /// How long it may take to get a connection, names and TLS included.
+    pub connect_timeout: Duration,
+    /// How long the whole answer may take from then on.
+    pub read_timeout: Duration,
+    /// The longest body of a 2xx; of 0, bodies are not read at all.
+    pub body_max: usize,
+    /// How many connections to one host may wait for another call.
+    pub idle_max: usize,
+}
+
+/// Makes calls.
+#[derive(Clone, Debug)]
+pub struct Outbound {
+    client: Client<Connector, Full<Bytes>>,
+    bounds: Bounds,
+}
+
+/// Whom to call.
+#[derive(Clone, Debug)]
+pub struct Target {
+    uri: Uri,
+    /// What a user and a password in the URL come to.
+    authorization: Option<HeaderValue>,
+}
+
+/// What was answered.
+#[derive(Clone, Debug)]
+pub struct Answer {
+    /// The status.
+    pub status: StatusCode,
+    /// How long the other side asks to be left alone.
+    pub retry_after: Option<Duration>,
+    /// The body of a 2xx; empty for any other.
+    pub body: Bytes,
+}
+
+/// Why there is no answer.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Problem {
+    /// No connection, or no whole answer, in time.
+    #[error("there was no answer in time")]
+    TimedOut,
+    /// No connection.
+    #[error("no connection: {0}")]
+    Unreachable(String),
+    /// The name leads only to addresses that may not be called.
+    #[error("the address is private or reserved")]
+    Forbidden,
+    /// The answer is not HTTP, or broke off.
+    #[error("the answer could not be read: {0}")]
+    Unreadable(String),
+    /// A 2xx with a longer body than is allowed.
+    #[error("the answer is too long")]
+    TooLarge,
+}
+
+impl Target {
+    /// Reads a URL; none when it cannot be called.
+    #[must_use]
+    pub fn new(url: &Url) -> Option<Self> {
+        let is_http = matches!(url.scheme(), "http" | "https") && url.has_host();
+        let mut bare = url.clone();
+        bare.set_fragment(None);
+        let authorization = credentials(url);
+        // Neither fails for a URL that has a host.
+        bare.set_username("").and_then(|()| bare.set_password(None)).ok().filter(|()| is_http)?;
+        Some(Self { uri: bare.as_str().parse().ok()?, authorization })
+    }
+}
+
+fn credentials(url: &Url) -> Option<HeaderValue> {
+    let (user, password) = (url.username(), url.password().unwrap_or_default());
+    if user.is_empty() && password.is_empty() {
+        return None;
+    }
+    let mut value: HeaderValue =
+        format!("Basic {}", STANDARD.encode(format!("{user}:{password}"))).parse().ok()?;
+    value.set_sensitive(true);
+    Some(value)
+}
+
+impl Outbound {
+    /// A client that reaches what `reach` allows.
+    #[must_use]
+    pub fn new(reach: Reach, bounds: Bounds) -> Self {
+        let client = Client::builder(TokioExecutor::new())
+            .pool_timer(TokioTimer::new())
+            .pool_idle_timeout(IDLE)
+            .pool_max_idle_per_host(bounds.idle_max)
+            .http1_max_buf_size(HEAD_BYTES_MAX)
+            .build(Connector::new(reach, bounds.connect_timeout));
+        Self { client, bounds }
+    }
+
+    /// Posts a body and waits for the answer, whatever it is.
+    ///
+    /// # Errors
+    /// When there is none.
+    pub async fn post(&self, target: &Target, headers: HeaderMap, body: Bytes) -> Result<Answer, Problem> {
+        let mut request = Request::post(target.uri.clone())
+            .body(Full::new(body))
+            .map_err(|error| Problem::Unreachable(error.to_string()))?;
+        *request.headers_mut() = headers;
+        if let Some(authorization) = &target.authorization {
+            request.headers_mut().insert(AUTHORIZATION, authorization.clone());
+        }
+        let mut connection = capture_connection(&mut request);
+        let exchange = self.exchange(request);
+        tokio::pin!(exchange);
+        // Getting a connection is bounded by the connector; the time to answer begins when there is one.
+        tokio::select! {
+            biased;
+            answer = &mut exchange => return answer,
+            _ = connection.wait_for_connection_metadata() => {}
+        }
+        let answer = tokio::time::timeout(self.bounds.read_timeout, exchange).await;
+        answer.unwrap_or(Err(Problem::TimedOut))
+    }
+
+    async fn exchange(&self, request: Request<Full<Bytes>>) -> Result<Answer, Problem> {
+        let response = self.client.request(request).await.map_err(|error| {
+            if error.is_connect() { unreachable(&error) } else { Problem::Unreadable(causes(&error)) }
+        })?;
+        let status = response.status();
+        let after = response.headers().get(RETRY_AFTER).and_then(|value| value.to_str().ok());
+        let retry_after = after.and_then(|text| retry_after::parse(text, SystemTime::now()));
+        let body = self.read(response).await?;
+        Ok(Answer { status, retry_after, body })
+    }
+
+    async fn read(&self, response: Response<Incoming>) -> Result<Bytes, Problem> {
+        if self.bounds.body_max == 0 {
+            return Ok(Bytes::new());
+        }
+        if !response.status().is_success() {
+            // Only for the sake of the connection: the status says it all.
+            let rest = Limited::new(response.into_body(), DRAINED_BYTES_MAX).collect();
+            let _ = tokio::time::timeout(self.bounds.read_timeout / 4, rest).await;
+            return Ok(Bytes::new());
+        }
+        if response.body().size_hint().lower() > self.bounds.body_max as u64 {
+            return Err(Problem::TooLarge);
+        }
+        let body = Limited::new(response.into_body(), self.bounds.body_max).collect().await;
+        body.map(http_body_util::Collected::to_bytes).map_err(|error| {
+            if error.is::<LengthLimitError>() {
+                Problem::TooLarge
+            } else {
+                Problem::Unreadable(causes(error.as_ref()))
+            }
+        })
+    }
+}
+
+fn unreachable(error: &(dyn StdError + 'static)) -> Problem {
+    let system = chain(error).find_map(|cause| cause.downcast_ref::<std::io::Error>());
+    match system {
+        Some(error) if error.get_ref().is_some_and(|inner| inner.is::<Forbidden>()) => Problem::Forbidden,
+        Some(error) if error.kind() == std::io::ErrorKind::TimedOut => Problem::TimedOut,
+        _ => Problem::Unreachable(causes(error)),
+    }
+}
+
+fn chain<'a>(error: &'a (dyn StdError + 'static)) -> impl Iterator<Item = &'a (dyn StdError + 'static)> {
+    std::iter::successors(Some(error), |&cause| cause.source())
+}
+
+fn causes(error: &(dyn StdError + 'static)) -> String {
+    chain(error).map(ToString::to_string).collect::<Vec<_>>().join(": ")
+}
+
+#[cfg(test)]
+mod tests;

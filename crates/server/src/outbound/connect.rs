@@ -1,0 +1,183 @@
+//! Connections: a name is looked up, its addresses are looked at, and one of those very addresses is connected to. There
+//! is no second look-up in between which could answer otherwise.
+
+use std::future::Future;
+use std::io;
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::{Arc, OnceLock};
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
+
+use http::Uri;
+use hyper_util::client::legacy::connect::{Connected, Connection};
+use hyper_util::rt::TokioIo;
+use rustls::pki_types::ServerName;
+use rustls::{ClientConfig, RootCertStore};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
+
+use super::address::is_public;
+
+/// Where a client may connect to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reach {
+    /// Anywhere: the operator has named the target.
+    Anywhere,
+    /// Public addresses only: a caller has.
+    Public,
+}
+
+impl Reach {
+    /// Whether an address may be connected to.
+    #[must_use]
+    pub fn allows(self, address: std::net::IpAddr) -> bool {
+        self == Self::Anywhere || is_public(address)
+    }
+}
+
+/// A name leads nowhere that may be called.
+#[derive(Debug, thiserror::Error)]
+#[error("the address is private or reserved")]
+pub(super) struct Forbidden;
+
+/// Makes connections.
+#[derive(Clone, Debug)]
+pub(super) struct Connector {
+    reach: Reach,
+    timeout: Duration,
+    tls: Arc<OnceLock<Arc<ClientConfig>>>,
+}
+
+impl Connector {
+    pub(super) fn new(reach: Reach, timeout: Duration) -> Self {
+        Self { reach, timeout, tls: Arc::default() }
+    }
+
+    async fn connect(self, uri: Uri) -> io::Result<TokioIo<Stream>> {
+        let give_up_at = Instant::now() + self.timeout;
+        let opened = tokio::time::timeout(self.timeout, self.open(&uri, give_up_at)).await;
+        opened.unwrap_or_else(|_elapsed| Err(io::ErrorKind::TimedOut.into())).map(TokioIo::new)
+    }
+
+    async fn open(&self, uri: &Uri, give_up_at: Instant) -> io::Result<Stream> {
+        let is_tls = uri.scheme_str() == Some("https");
+        let host = uri.host().ok_or(io::ErrorKind::InvalidInput)?;
+        let host = host.trim_start_matches('[').trim_end_matches(']');
+        let port = uri.port_u16().unwrap_or(if is_tls { 443 } else { 80 });
+        let addresses: Vec<SocketAddr> = tokio::net::lookup_host((host, port)).await?.collect();
+        let allowed: Vec<SocketAddr> =
+            addresses.iter().copied().filter(|address| self.reach.allows(address.ip())).collect();
+        if allowed.is_empty() && !addresses.is_empty() {
+            return Err(io::Error::new(io::ErrorKind::PermissionDenied, Forbidden));
+        }
+        let stream = connect_first(&allowed, give_up_at).await?;
+        stream.set_nodelay(true)?;
+        if !is_tls {
+            return Ok(Stream::Plain(stream));
+        }
+        let name = ServerName::try_from(host.to_owned()).map_err(io::Error::other)?;
+        let stream = TlsConnector::from(self.tls()?).connect(name, stream).await?;
+        Ok(Stream::Tls(Box::new(stream)))
+    }
+
+    /// Made at the first call that needs it.
+    fn tls(&self) -> io::Result<Arc<ClientConfig>> {
+        if let Some(config) = self.tls.get() {
+            return Ok(Arc::clone(config));
+        }
+        let config = Arc::new(client_config()?);
+        Ok(Arc::clone(self.tls.get_or_init(|| config)))
+    }
+}
+
+/// TLS 1.2 or 1.3, and the certificates that the system trusts.
+fn client_config() -> io::Result<ClientConfig> {
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let mut roots = RootCertStore::empty();
+    roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+    let builder = ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .map_err(io::Error::other)?;
+    Ok(builder.with_root_certificates(roots).with_no_client_auth())
+}
+
+/// Tries one address after the other, each with an equal share of what time is left.
+async fn connect_first(addresses: &[SocketAddr], give_up_at: Instant) -> io::Result<TcpStream> {
+    let mut last = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
+    for (place, address) in addresses.iter().enumerate() {
+        let others = u32::try_from(addresses.len() - place).unwrap_or(u32::MAX);
+        let share = give_up_at.saturating_duration_since(Instant::now()) / others;
+        match tokio::time::timeout(share, TcpStream::connect(address)).await {
+            Ok(Ok(stream)) => return Ok(stream),
+            Ok(Err(error)) => last = error,
+            Err(_elapsed) => last = io::ErrorKind::TimedOut.into(),
+        }
+    }
+    Err(last)
+}
+
+impl tower::Service<Uri> for Connector {
+    type Response = TokioIo<Stream>;
+    type Error = io::Error;
+    type Future = Pin<Box<dyn Future<Output = io::Result<TokioIo<Stream>>> + Send>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, uri: Uri) -> Self::Future {
+        Box::pin(self.clone().connect(uri))
+    }
+}
+
+/// A connection, encrypted or not.
+#[derive(Debug)]
+pub(super) enum Stream {
+    Plain(TcpStream),
+    Tls(Box<TlsStream<TcpStream>>),
+}
+
+impl Connection for Stream {
+    fn connected(&self) -> Connected {
+        Connected::new()
+    }
+}
+
+impl AsyncRead for Stream {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Self::Plain(stream) => Pin::new(stream).poll_read(context, buffer),
+            Self::Tls(stream) => Pin::new(stream).poll_read(context, buffer),
+        }
+    }
+}
+
+impl AsyncWrite for Stream {
+    fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        match self.get_mut() {
+            Self::Plain(stream) => Pin::new(stream).poll_write(context, bytes),
+            Self::Tls(stream) => Pin::new(stream).poll_write(context, bytes),
+        }
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Self::Plain(stream) => Pin::new(stream).poll_flush(context),
+            Self::Tls(stream) => Pin::new(stream).poll_flush(context),
+        }
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Self::Plain(stream) => Pin::new(stream).poll_shutdown(context),
+            Self::Tls(stream) => Pin::new(stream).poll_shutdown(context),
+        }
+    }
+}

@@ -1,0 +1,100 @@
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpListener;
+
+use super::*;
+
+const BOUNDS: Bounds = Bounds {
+    connect_timeout: Duration::from_secs(1),
+    read_timeout: Duration::from_millis(300),
+    body_max: 1_000,
+    idle_max: 4,
+};
+
+/// Answers the first request of each connection with these bytes, and leaves the connection open.
+async fn answering(bytes: &'static [u8]) -> Target {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let target = target(&format!("http://{}", listener.local_addr().unwrap()));
+    tokio::spawn(async move {
+        let mut open = Vec::new();
+        while let Ok((mut stream, _)) = listener.accept().await {
+            let mut head = [0; 4_096];
+            let _ = stream.read(&mut head).await;
+            let _ = stream.write_all(bytes).await;
+            open.push(stream);
+        }
+    });
+    target
+}
+
+fn target(url: &str) -> Target {
+    Target::new(&url.parse().unwrap()).unwrap()
+}
+
+async fn post(target: &Target) -> Result<(u16, Bytes), Problem> {
+    let client = Outbound::new(Reach::Anywhere, BOUNDS);
+    let answer = client.post(target, HeaderMap::new(), Bytes::from_static(b"{}")).await?;
+    Ok((answer.status.as_u16(), answer.body))
+}
+
+#[tokio::test]
+async fn an_answer_is_taken_whole_or_not_at_all() {
+    let whole = answering(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nhi").await;
+    assert_eq!(post(&whole).await, Ok((200, Bytes::from_static(b"hi"))));
+    let slow = answering(b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\nhi").await;
+    assert_eq!(post(&slow).await, Err(Problem::TimedOut));
+    let silent = answering(b"").await;
+    assert_eq!(post(&silent).await, Err(Problem::TimedOut));
+    let long = answering(b"HTTP/1.1 200 OK\r\ncontent-length: 1001\r\n\r\n").await;
+    assert_eq!(post(&long).await, Err(Problem::TooLarge));
+    let garbage = answering(b"\x00\x01 no HTTP at all\r\n\r\n").await;
+    assert!(matches!(post(&garbage).await, Err(Problem::Unreadable(_))));
+}
+
+#[tokio::test]
+async fn a_redirect_is_an_answer_and_is_not_followed() {
+    let elsewhere =
+        answering(b"HTTP/1.1 307 X\r\nlocation: http://127.0.0.1:1/\r\ncontent-length: 0\r\n\r\n");
+    assert_eq!(post(&elsewhere.await).await, Ok((307, Bytes::new())));
+}
+
+#[tokio::test]
+async fn nobody_there_is_told_from_nobody_answering() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let gone = target(&format!("http://{}", listener.local_addr().unwrap()));
+    drop(listener);
+    assert!(matches!(post(&gone).await, Err(Problem::Unreachable(_))));
+    assert!(matches!(post(&target("http://no-such-host.invalid/")).await, Err(Problem::Unreachable(_))));
+}
+
+#[tokio::test]
+async fn a_public_client_does_not_connect_to_private_addresses_however_they_are_written() {
+    let client = Outbound::new(Reach::Public, BOUNDS);
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let hosts =
+        ["127.0.0.1", "localhost", "[::1]", "[::ffff:127.0.0.1]", "2130706433", "0x7f.1", "127.1", "0"];
+    for host in hosts {
+        let target = target(&format!("http://{host}:{port}/"));
+        let problem = client.post(&target, HeaderMap::new(), Bytes::new()).await.unwrap_err();
+        assert_eq!(problem, Problem::Forbidden, "{host}");
+    }
+    let accepted = tokio::time::timeout(Duration::ZERO, listener.accept()).await;
+    assert!(accepted.is_err(), "nobody has connected");
+}
+
+#[tokio::test]
+async fn a_password_in_a_url_goes_into_a_header_and_not_into_the_request_line() {
+    let url = "http://user:pass@example.com/a?b#c".parse().unwrap();
+    let Target { uri, authorization } = Target::new(&url).unwrap();
+    assert_eq!(uri, "http://example.com/a?b");
+    assert_eq!(authorization.unwrap(), "Basic dXNlcjpwYXNz");
+    assert!(Target::new(&"ftp://example.com".parse().unwrap()).is_none());
+}
+
+#[tokio::test]
+async fn a_retry_after_is_told() {
+    let busy = answering(b"HTTP/1.1 503 X\r\nretry-after: 7\r\ncontent-length: 0\r\n\r\n").await;
+    let client = Outbound::new(Reach::Anywhere, BOUNDS);
+    let answer = client.post(&busy, HeaderMap::new(), Bytes::new()).await.unwrap();
+    assert_eq!((answer.status.as_u16(), answer.retry_after), (503, Some(Duration::from_secs(7))));
+}

@@ -1,0 +1,291 @@
+//! Request: submissions go through lanes, the rest straight to the store. What callers entrust to it is sealed here,
+//! before it goes to the store, and opened here, for those who may see it.
+
+pub mod dead;
+pub mod hub;
+pub mod rollout;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use tokio::sync::Semaphore;
+use tokio_util::sync::CancellationToken;
+use weir_core::request::canonical::Fingerprint;
+use weir_core::request::state::{Callback, Status};
+use weir_core::{Clock, IdempotencyKey, RequestId, RequestType, TenantId, Timestamp};
+use weir_store::request::{
+    CallbackOutcome, CallbackReport, Failure, Request, RequestStore, Sealed, Submit, SubmitOutcome,
+};
+use weir_store::{Error, LaneSettings, Lanes, Result};
+
+use self::hub::{StatusHub, Subscription};
+use self::rollout::Switches;
+use super::within;
+use crate::config::Settings;
+use crate::config::request::RequestSettings;
+use crate::engine::Engines;
+use crate::seal::{Keyring, Part};
+use crate::telemetry::accept::AcceptMetrics;
+use crate::telemetry::metrics::Metrics;
+
+/// How often whoever waits for a change asks the store, which is how changes on other servers are seen.
+const POLL: Duration = Duration::from_millis(250);
+/// How many of those who wait ask at the same time.
+const POLLS_AT_ONCE: usize = 16;
+
+/// Request.
+pub struct RequestService {
+    store: Arc<dyn RequestStore>,
+    lanes: Lanes<Submit, SubmitOutcome>,
+    keys: Arc<Keyring>,
+    clock: Arc<dyn Clock>,
+    hub: Arc<StatusHub>,
+    switches: Arc<Switches>,
+    polls: Semaphore,
+    metrics: AcceptMetrics,
+    settings: RequestSettings,
+    needs_broker: bool,
+    timeout: Duration,
+    dead_counted: tokio::sync::Mutex<Option<Instant>>,
+}
+
+/// One submission, checked.
+#[derive(Clone, Debug)]
+pub struct Submission {
+    /// Who sent it.
+    pub tenant: TenantId,
+    /// The tenant's name for it.
+    pub key: IdempotencyKey,
+    /// What kind of work it is.
+    pub request_type: RequestType,
+    /// What it asks for, as it was sent.
+    pub payload: Bytes,
+    /// What it asks for, to tell it from others under the same key.
+    pub fingerprint: Fingerprint,
+    /// Who is told when it is final.
+    pub callback_url: Option<String>,
+}
+
+/// Why a submission was not looked at.
+#[derive(Debug, thiserror::Error)]
+pub enum SubmitError {
+    /// An operator has switched processing off.
+    #[error("processing is switched off")]
+    SwitchedOff,
+    /// The rollout has not reached the tenant.
+    #[error("the rollout has not reached the tenant")]
+    NotReached,
+    /// Something broke.
+    #[error(transparent)]
+    Broken(#[from] Error),
+}
+
+/// What a downstream says in its callback.
+#[derive(Clone, Debug)]
+pub struct CalledBack {
+    /// Done or not.
+    pub callback: Callback,
+    /// What it answers.
+    pub result: Option<Bytes>,
+    /// Why not.
+    pub failure: Option<Failure>,
+}
+
+impl RequestService {
+    /// Starts the lanes. Submissions under one key are always in one lane.
+    #[must_use]
+    pub fn start(engines: &Engines, settings: &Settings, keys: Arc<Keyring>, metrics: &Metrics) -> Self {
+        let (store, timeout) = (engines.store.requests(), settings.http.timeout);
+        let lane_settings = LaneSettings {
+            lanes: engines.store.lanes(settings),
+            capacity: settings.lane.capacity,
+            batch_max: settings.lane.batch_max,
+            in_flight: engines.store.in_flight(),
+            timeout,
+        };
+        let lanes = Lanes::start("request", lane_settings, metrics.lane("request"), {
+            let (store, limits) = (Arc::clone(&store), settings.request.tenant_limit);
+            let broker = engines.request_broker();
+            move |batch| {
+                let (store, broker) = (Arc::clone(&store), broker.clone());
+                async move {
+                    let mut outcomes = store.submit_batch(batch, limits).await?;
+                    if let Some(broker) = broker {
+                        broker.publish_accepted(&mut outcomes).await;
+                    }
+                    Ok(outcomes)
+                }
+            }
+        });
+        let switches = Switches::new(Arc::clone(&store), settings.request.rollout, timeout);
+        Self {
+            store,
+            lanes,
+            keys,
+            clock: engines.store.wall_clock(),
+            hub: Arc::default(),
+            switches: Arc::new(switches),
+            polls: Semaphore::new(POLLS_AT_ONCE),
+            metrics: metrics.accept.clone(),
+            settings: settings.request.clone(),
+            needs_broker: engines.kafka.is_some(),
+            timeout,
+            dead_counted: tokio::sync::Mutex::default(),
+        }
+    }
+
+    /// Where changes are told and heard.
+    #[must_use]
+    pub const fn hub(&self) -> &Arc<StatusHub> {
+        &self.hub
+    }
+
+    /// What is switched on.
+    #[must_use]
+    pub const fn switches(&self) -> &Arc<Switches> {
+        &self.switches
+    }
+
+    /// The present, as far as signatures and ids need it.
+    #[must_use]
+    pub fn now(&self) -> Timestamp {
+        self.clock.now()
+    }
+
+    /// Decides one submission.
+    ///
+    /// # Errors
+    /// When the rollout leaves its tenant out, the lane is full, or the store cannot say.
+    pub async fn submit(&self, submission: Submission) -> Result<SubmitOutcome, SubmitError> {
+        let started = Instant::now();
+        let outcome = self.try_submit(submission).await;
+        let word = match &outcome {
+            Ok(SubmitOutcome::Accepted(_)) => "accepted",
+            Ok(SubmitOutcome::Replayed(_)) => "replayed",
+            Ok(SubmitOutcome::Conflict) => "conflict",
+            Ok(SubmitOutcome::Limited { .. }) => "limited",
+            Err(SubmitError::SwitchedOff | SubmitError::NotReached) => "switched_off",
+            Err(SubmitError::Broken(_)) => "failed",
+        };
+        self.metrics.record(word, started.elapsed());
+        outcome
+    }
+
+    async fn try_submit(&self, submission: Submission) -> Result<SubmitOutcome, SubmitError> {
+        let rollout = self.switches.get().await?;
+        if !rollout.processing_enabled {
+            return Err(SubmitError::SwitchedOff);
+        }
+        if !rollout.canary.reaches(&submission.tenant) {
+            return Err(SubmitError::NotReached);
+        }
+        let lane = format!("{}\0{}", submission.tenant, submission.key);
+        // The lane itself answers in time.
+        Ok(self.lanes.submit(&lane, self.prepare(submission)?).await?)
+    }
+
+    fn prepare(&self, submission: Submission) -> Result<Submit> {
+        let Submission { tenant, key, request_type, payload, fingerprint, callback_url } = submission;
+        let mut random = [0; 10];
+        getrandom::fill(&mut random).map_err(|error| Error::failed("random", error))?;
+        let id = RequestId::new(self.clock.now(), random);
+        let payload = self.seal(id, Part::Payload, &payload)?;
+        let downstream = self.settings.downstream_name(&request_type).to_owned();
+        let needs_broker = self.needs_broker;
+        Ok(Submit {
+            id,
+            tenant,
+            key,
+            request_type,
+            fingerprint,
+            payload,
+            downstream,
+            callback_url,
+            needs_broker,
+        })
+    }
+
+    /// A tenant's request.
+    ///
+    /// # Errors
+    /// When the store cannot say.
+    pub async fn find(&self, tenant: &TenantId, id: RequestId) -> Result<Option<Request>> {
+        let request = within(self.timeout, self.store.find_request(id)).await?;
+        Ok(request.filter(|request| request.tenant == *tenant))
+    }
+
+    /// A tenant's requests, the newest first.
+    ///
+    /// # Errors
+    /// When the store cannot say.
+    pub async fn list(
+        &self,
+        tenant: &TenantId,
+        status: Option<Status>,
+        before: Option<RequestId>,
+        limit: usize,
+    ) -> Result<Vec<Request>> {
+        within(self.timeout, self.store.list_requests(tenant, status, before, limit)).await
+    }
+
+    /// What the downstream answered.
+    ///
+    /// # Errors
+    /// When it does not open: its key was taken away, or somebody changed the row.
+    pub fn result(&self, request: &Request) -> Result<Option<Vec<u8>>> {
+        let open = |sealed| self.keys.open(request.id, Part::Result, sealed);
+        request.result.as_ref().map(open).transpose().map_err(|error| Error::failed("seal", error))
+    }
+
+    /// The request once its status is another than `seen`. None when it is the same until then, or the server stops.
+    ///
+    /// # Errors
+    /// When the store cannot say.
+    pub async fn next_change(
+        &self,
+        waiting: &mut Subscription,
+        seen: Status,
+        until: tokio::time::Instant,
+        closing: &CancellationToken,
+    ) -> Result<Option<Request>> {
+        loop {
+            tokio::select! {
+                told = waiting.changed() => if told == seen { continue },
+                () = tokio::time::sleep(POLL) => {}
+                () = tokio::time::sleep_until(until) => return Ok(None),
+                () = closing.cancelled() => return Ok(None),
+            }
+            // Never closed.
+            let _turn = self.polls.acquire().await;
+            match within(self.timeout, self.store.find_request(waiting.id())).await? {
+                Some(request) if request.status == seen => {}
+                changed => return Ok(changed),
+            }
+        }
+    }
+
+    /// Takes a downstream's callback.
+    ///
+    /// # Errors
+    /// When the store cannot say.
+    pub async fn call_back(&self, id: RequestId, said: CalledBack) -> Result<CallbackOutcome> {
+        let CalledBack { callback, result, failure } = said;
+        let result = result.map(|result| self.seal(id, Part::Result, &result)).transpose()?;
+        let report = CallbackReport { callback, result, failure };
+        let outcome = within(self.timeout, self.store.call_back(id, report)).await?;
+        if let CallbackOutcome::Taken(status) = outcome {
+            self.hub.changed(id, status);
+        }
+        Ok(outcome)
+    }
+
+    /// Takes no new submissions and waits for those under way.
+    pub async fn drain(&self) {
+        self.lanes.drain().await;
+    }
+
+    fn seal(&self, id: RequestId, part: Part, plain: &[u8]) -> Result<Sealed> {
+        self.keys.seal(id, part, plain).map_err(|error| Error::failed("seal", error))
+    }
+}

@@ -1,0 +1,66 @@
+//! How the work on requests goes. The names are those of the design, below Weir's own prefix.
+
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
+use prometheus_client::registry::Registry;
+
+use super::OutcomeLabels;
+
+/// How the work on requests goes. Clones share it.
+#[derive(Clone, Debug)]
+pub struct WorkMetrics {
+    /// From the claim of a request until its report is on disk, one attempt.
+    pub processing_latency_ms: Histogram,
+    /// Attempts that have to be made again.
+    pub retries: Counter,
+    /// Requests that are dead letters; the same gauge as [`AcceptMetrics`](super::super::accept::AcceptMetrics) has.
+    pub dlq_depth: Gauge,
+    /// What the breaker of a downstream does: 0 lets all through, 1 lets probes through, 2 nothing.
+    pub breaker_state: Family<DownstreamLabels, Gauge>,
+    /// When the reconciler last looked, in seconds since 1970.
+    pub reconciler_heartbeat_seconds: Gauge,
+    /// For how long the oldest request has waited to be given to the broker.
+    pub reconciler_backlog_age_seconds: Gauge,
+    /// Webhooks sent, by what became of them.
+    pub webhooks: Family<OutcomeLabels, Counter>,
+}
+
+/// A downstream of the settings.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct DownstreamLabels {
+    /// Its name there: never one that a caller gave.
+    pub downstream: String,
+}
+
+impl Default for WorkMetrics {
+    fn default() -> Self {
+        Self {
+            // From 1 ms to half a minute, doubling.
+            processing_latency_ms: Histogram::new(exponential_buckets(1.0, 2.0, 16)),
+            retries: Counter::default(),
+            dlq_depth: Gauge::default(),
+            breaker_state: Family::default(),
+            reconciler_heartbeat_seconds: Gauge::default(),
+            reconciler_backlog_age_seconds: Gauge::default(),
+            webhooks: Family::default(),
+        }
+    }
+}
+
+impl WorkMetrics {
+    pub(super) fn register(&self, r: &mut Registry) {
+        let latency = "From the claim of a request to its report on disk, one attempt, in milliseconds";
+        r.register("worker_processing_latency_ms", latency, self.processing_latency_ms.clone());
+        r.register("worker_retry_count", "Attempts that have to be made again", self.retries.clone());
+        let breaker = "What a downstream's breaker lets through: 0 all, 1 probes, 2 nothing";
+        r.register("request_breaker_state", breaker, self.breaker_state.clone());
+        let heartbeat = "When the reconciler last looked, in seconds since 1970";
+        r.register("reconciler_heartbeat_seconds", heartbeat, self.reconciler_heartbeat_seconds.clone());
+        let age = "How long the oldest request has waited for the broker, in seconds";
+        r.register("reconciler_backlog_age_seconds", age, self.reconciler_backlog_age_seconds.clone());
+        r.register("request_webhooks", "Webhooks sent, by outcome", self.webhooks.clone());
+    }
+}

@@ -1,0 +1,63 @@
+//! The work on requests: workers that call downstreams, webhooks that tell of what came of it, and the upkeep of what is
+//! kept.
+//!
+//! A [`Worker`] claims jobs in batches, calls downstreams side by side, and reports in batches. The store has the last
+//! word: a lease says who may work on a request, and a report of somebody who lost it changes nothing. Whatever happens
+//! to a worker, its requests are claimed again when their leases end.
+
+mod breakers;
+pub mod broker;
+mod call;
+mod downstream;
+mod reports;
+mod slots;
+pub mod upkeep;
+pub mod webhooks;
+mod worker;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::BoxFuture;
+use weir_core::request::state::Status;
+use weir_core::{Clock, RequestId};
+use weir_queue::Source;
+use weir_store::request::RequestStore;
+
+use crate::config::request::RequestSettings;
+use crate::seal::Keyring;
+use crate::telemetry::metrics::WorkMetrics;
+
+pub use self::worker::Worker;
+
+/// Is told of every change of a request that the work brings about, after it is on disk. It must not block.
+pub type OnChange = Arc<dyn Fn(RequestId, Status) + Send + Sync>;
+
+/// Says whether something is switched on at present.
+pub type Switch = Arc<dyn Fn() -> BoxFuture<'static, bool> + Send + Sync>;
+
+/// What a [`Worker`] works with.
+#[derive(Clone)]
+pub struct Parts {
+    /// Where requests live.
+    pub store: Arc<dyn RequestStore>,
+    /// Where a broker says which of them to do; none when the store alone does.
+    pub source: Option<Arc<dyn Source>>,
+    /// What payloads are opened and results are sealed with.
+    pub keyring: Arc<Keyring>,
+    /// By which breakers tell the time.
+    pub clock: Arc<dyn Clock>,
+    /// How requests are worked on.
+    pub settings: RequestSettings,
+    /// How the work goes.
+    pub metrics: WorkMetrics,
+    /// Whether requests are worked on: `request.processing.enabled`, as it is now.
+    pub is_enabled: Switch,
+    /// Who is told of changes.
+    pub on_change: OnChange,
+    /// How long calls that are under way may go on when the server stops.
+    pub grace: Duration,
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,95 @@
+//! The breaker of one downstream, shared by all calls of this process.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use prometheus_client::metrics::gauge::Gauge;
+use weir_core::Clock;
+use weir_core::request::breaker::{Admission, Breaker, Health, Permit, Rules, State};
+
+/// A breaker, the clock it goes by, and the gauge that shows it.
+#[derive(Debug)]
+pub(super) struct SharedBreaker {
+    breaker: Mutex<Breaker>,
+    clock: Arc<dyn Clock>,
+    gauge: Gauge,
+    name: String,
+}
+
+impl SharedBreaker {
+    pub(super) fn new(name: &str, rules: Rules, clock: Arc<dyn Clock>, gauge: Gauge) -> Self {
+        gauge.set(0);
+        Self { breaker: Mutex::new(Breaker::new(rules)), clock, gauge, name: name.to_owned() }
+    }
+
+    /// How many calls it would let through now.
+    pub(super) fn room(&self) -> usize {
+        usize::try_from(self.lock().room(self.clock.now())).unwrap_or(usize::MAX)
+    }
+
+    /// Asks to make a call.
+    pub(super) fn admit(&self) -> Admission {
+        self.change(|breaker| breaker.admit(self.clock.now()))
+    }
+
+    /// Takes in what came of it.
+    pub(super) fn report(&self, permit: Permit, health: Health) {
+        self.change(|breaker| breaker.report(permit, health, self.clock.now()));
+    }
+
+    fn change<T>(&self, change: impl FnOnce(&mut Breaker) -> T) -> T {
+        let mut breaker = self.lock();
+        let before = shown(breaker.state());
+        let changed = change(&mut breaker);
+        let (number, state) = shown(breaker.state());
+        if before.0 != number {
+            self.gauge.set(number);
+            tracing::warn!(target: "weir::request", downstream = self.name, state, "the breaker has changed");
+        }
+        changed
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Breaker> {
+        self.breaker.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+const fn shown(state: State) -> (i64, &'static str) {
+    match state {
+        State::Closed { .. } => (0, "closed"),
+        State::HalfOpen { .. } => (1, "half-open"),
+        State::Open { .. } => (2, "open"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use weir_core::{ManualClock, Timestamp};
+
+    use super::*;
+
+    fn fail(breaker: &SharedBreaker) {
+        let Admission::Pass(permit) = breaker.admit() else { panic!("it lets calls through") };
+        breaker.report(permit, Health::Down);
+    }
+
+    #[test]
+    fn a_breaker_shows_what_it_does() {
+        let (clock, gauge) = (ManualClock::at(Timestamp::EPOCH), Gauge::default());
+        let rules = Rules::default();
+        let breaker = SharedBreaker::new("pay", rules, Arc::new(clock.clone()), gauge.clone());
+        for _ in 0..rules.failures.get() {
+            assert_eq!((breaker.room(), gauge.get()), (u32::MAX as usize, 0));
+            fail(&breaker);
+        }
+        assert_eq!((breaker.room(), gauge.get()), (0, 2));
+        assert!(matches!(breaker.admit(), Admission::Park { .. }));
+        clock.advance(rules.open_for);
+        assert_eq!(breaker.room(), 3, "probes");
+        for _ in 0..3 {
+            let Admission::Pass(permit) = breaker.admit() else { panic!("a probe") };
+            assert_eq!(gauge.get(), 1);
+            breaker.report(permit, Health::Up);
+        }
+        assert_eq!(gauge.get(), 0);
+    }
+}

@@ -1,0 +1,120 @@
+//! Whoever gave a callback URL is told.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio_util::sync::CancellationToken;
+use weir_core::webhook::{self, Received, Secret};
+use weir_queue::Queue;
+use weir_store::request::WEBHOOKS;
+
+use crate::auth::webhook::WebhookSecret;
+use crate::config::request as config;
+
+use super::super::webhooks::{Parts, Webhooks};
+use super::given::{Given, Server, answer, until};
+
+const SECRET: &str = "whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oD";
+
+fn start(given: &Given) -> CancellationToken {
+    let mut settings = given.settings.clone();
+    settings.webhook_secret = Some(config::Secret(SECRET.to_owned()));
+    let parts = Parts {
+        source: Arc::new(given.engine.clone()),
+        store: Arc::new(given.engine.clone()),
+        keyring: Arc::clone(&given.keyring),
+        secret: WebhookSecret::load(&settings, std::path::Path::new("")).unwrap(),
+        clock: given.engine.clock(),
+        metrics: given.metrics.clone(),
+    };
+    let closing = CancellationToken::new();
+    tokio::spawn(Webhooks::new(parts, &given.settings).run(closing.clone()));
+    closing
+}
+
+/// Completes a request with this callback URL, and starts to send webhooks.
+async fn complete(given: &Given, callback_url: &str) -> (weir_core::RequestId, CancellationToken) {
+    let worker = given.start();
+    let url = Some(callback_url.to_owned());
+    let id = given.submit_with(r#"{"a":1}"#, |submit| submit.callback_url = url).await;
+    given.end_of(id).await;
+    worker.stop().await;
+    (id, start(given))
+}
+
+async fn dead_reason(given: &Given) -> String {
+    let is_dead = || async { given.engine.audit(WEBHOOKS).await.unwrap().dead == 1 };
+    until("the webhook is a dead letter", is_dead).await;
+    given.engine.dead_letters(None, 1).await.unwrap()[0].reason.clone()
+}
+
+#[tokio::test]
+async fn a_signed_webhook_tells_of_the_end() {
+    let receiver = Server::always(204, "").await;
+    let mut given = Given::new(None);
+    given.settings.allow_private = true;
+    let (id, closing) = complete(&given, &receiver.url).await;
+    let is_done = || async { given.engine.audit(WEBHOOKS).await.unwrap().done == 1 };
+    until("the webhook is done", is_done).await;
+    closing.cancel();
+    let (headers, body) = receiver.seen(0);
+    let header = |name: &str| headers[name].to_str().unwrap();
+    let message = Received {
+        id: header("webhook-id"),
+        timestamp: header("webhook-timestamp"),
+        signatures: header("webhook-signature"),
+        body: &body,
+    };
+    let secrets = [Secret::parse(SECRET).unwrap()];
+    webhook::verify(&secrets, message, given.engine.clock().now()).unwrap();
+    assert!(message.id.starts_with(&id.to_string()));
+    let body: serde_json::Value = serde_json::from_slice(&body).unwrap();
+    assert_eq!(body["type"], "request.completed");
+    assert_eq!(body["data"]["requestId"], id.to_string());
+    assert_eq!(body["data"]["status"], "COMPLETED");
+    assert_eq!(body["data"]["result"], serde_json::json!({"a": 1}));
+    assert_eq!(body["data"]["failureCode"], serde_json::Value::Null);
+    assert_eq!((&body["timestamp"], &body["data"]["attempts"]), (&body["data"]["updatedAt"], &1.into()));
+    assert_eq!(receiver.calls(), 1);
+}
+
+#[tokio::test]
+async fn a_receiver_that_is_gone_makes_a_dead_letter() {
+    let receiver = Server::always(410, "").await;
+    let mut given = Given::new(None);
+    given.settings.allow_private = true;
+    let (_, closing) = complete(&given, &receiver.url).await;
+    assert_eq!(dead_reason(&given).await, "the receiver answered 410");
+    assert_eq!(receiver.calls(), 1);
+    closing.cancel();
+}
+
+#[tokio::test]
+async fn a_receiver_that_fails_gets_the_same_webhook_again() {
+    let receiver = Server::start(|n| async move { answer(if n == 0 { 503 } else { 200 }, "") }).await;
+    let clock = weir_core::ManualClock::at(weir_core::Timestamp::from_seconds(1_767_225_600));
+    let mut given = Given::with_clock(None, clock.clone());
+    given.settings.allow_private = true;
+    let (_, closing) = complete(&given, &receiver.url).await;
+    until("it was sent", || async { receiver.calls() == 1 }).await;
+    let is_done = || async {
+        clock.advance(Duration::from_secs(1));
+        given.engine.audit(WEBHOOKS).await.unwrap().done == 1
+    };
+    until("it was sent again", is_done).await;
+    closing.cancel();
+    let (first, second) = (receiver.seen(0), receiver.seen(1));
+    assert_eq!(first.0["webhook-id"], second.0["webhook-id"]);
+    assert_eq!(first.1, second.1);
+    assert_ne!(first.0["webhook-signature"], second.0["webhook-signature"], "signed at another time");
+}
+
+#[tokio::test]
+async fn a_callback_url_into_this_network_is_never_called() {
+    let receiver = Server::always(204, "").await;
+    let given = Given::new(None);
+    let (_, closing) = complete(&given, &receiver.url).await;
+    assert_eq!(dead_reason(&given).await, "the address is private or reserved");
+    assert_eq!(receiver.calls(), 0);
+    closing.cancel();
+}

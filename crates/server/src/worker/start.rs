@@ -1,0 +1,95 @@
+//! Which workers a process has, by its roles.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio_util::task::TaskTracker;
+use weir_store::Result;
+use weir_store::request::Rollout;
+
+use super::dispatcher::Dispatcher;
+use super::request::upkeep::Upkeep;
+use super::request::webhooks::{self, Webhooks};
+use super::request::{Parts, Switch, Worker};
+use super::sender::Sender;
+use crate::app::App;
+
+/// How much of the time for a stop is kept for putting back what could not be finished.
+const SPARE: Duration = Duration::from_secs(2);
+
+/// Starts the workers that the settings ask for. They stop when the app closes.
+///
+/// # Errors
+/// When a consumer cannot be made.
+pub fn start(app: &Arc<App>) -> Result<TaskTracker> {
+    let (workers, roles) = (TaskTracker::new(), app.settings.process.roles);
+    if roles.sender {
+        start_sender(app, &workers)?;
+    }
+    if roles.worker {
+        start_request_worker(app, &workers)?;
+    }
+    if roles.reconciler {
+        start_upkeep(app, &workers);
+    }
+    workers.close();
+    Ok(workers)
+}
+
+fn start_sender(app: &App, workers: &TaskTracker) -> Result<()> {
+    let sender = Sender::new(app.engines.source()?, &app.settings, &app.metrics);
+    workers.spawn(sender.run(app.closing.clone()));
+    if let Some(topic) = &app.settings.slot.dispatch_topic {
+        let (due, publisher) = (app.engines.store.due(), app.engines.publisher());
+        let dispatcher = Dispatcher::new(due, publisher, topic, app.metrics.slot_dispatched.clone());
+        workers.spawn(dispatcher.run(app.closing.clone()));
+    }
+    Ok(())
+}
+
+fn start_request_worker(app: &App, workers: &TaskTracker) -> Result<()> {
+    let (store, hub) = (app.engines.store.requests(), Arc::clone(app.requests.hub()));
+    let parts = Parts {
+        store: Arc::clone(&store),
+        source: app.engines.request_source()?,
+        keyring: Arc::clone(&app.keys),
+        clock: app.engines.store.wall_clock(),
+        settings: app.settings.request.clone(),
+        metrics: app.metrics.work.clone(),
+        is_enabled: switch(app, |rollout| rollout.processing_enabled),
+        on_change: Arc::new(move |id, status| hub.changed(id, status)),
+        grace: app.settings.http.shutdown_timeout.saturating_sub(SPARE),
+    };
+    workers.spawn(Worker::new(parts).run(app.closing.clone()));
+    let parts = webhooks::Parts {
+        source: app.engines.store.queue(),
+        store,
+        keyring: Arc::clone(&app.keys),
+        secret: app.auth.webhook.clone(),
+        clock: app.engines.store.wall_clock(),
+        metrics: app.metrics.work.clone(),
+    };
+    workers.spawn(Webhooks::new(parts, &app.settings.request).run(app.closing.clone()));
+    Ok(())
+}
+
+fn start_upkeep(app: &App, workers: &TaskTracker) {
+    let upkeep = Upkeep {
+        store: app.engines.store.requests(),
+        broker: app.engines.request_broker(),
+        retention: app.settings.request.retention,
+        is_reconciling: switch(app, |rollout| rollout.reconciler_enabled),
+        clock: app.engines.store.wall_clock(),
+        metrics: app.metrics.work.clone(),
+    };
+    workers.spawn(upkeep.run(app.closing.clone()));
+}
+
+/// One of the switches. While the store cannot say how it stands it is off: nothing could be done anyway.
+fn switch(app: &App, which: fn(&Rollout) -> bool) -> Switch {
+    let switches = Arc::clone(app.requests.switches());
+    Arc::new(move || {
+        let switches = Arc::clone(&switches);
+        Box::pin(async move { switches.get().await.is_ok_and(|rollout| which(&rollout)) })
+    })
+}

@@ -1,0 +1,123 @@
+//! `/v1/requests/{requestId}/callback`.
+
+use serde_json::json;
+use weir_core::Timestamp;
+use weir_core::webhook::{Secret, sign};
+
+use super::given::{Api, get, now};
+use crate::given::{Store, audit, on_each_engine};
+
+async fn a_signed_callback_ends_a_request_once(store: Store) {
+    let api = Api::start(store).await;
+    let caller = api.caller("acme");
+    let id = api.accepted(&caller, "k").await;
+    let done = json!({"status": "COMPLETED", "result": {"n": 1, "text": "ü\n"}});
+    let early = api.call_back(&id, &done, now()).await;
+    assert_eq!((early.status, &early.json()["code"]), (409, &json!("REQUEST_NOT_STARTED")));
+    api.begin(&id).await;
+    let taken = api.call_back(&id, &done, now()).await;
+    assert_eq!((taken.status, taken.json()), (200, json!({"requestId": id, "status": "COMPLETED"})));
+    let request = get(&caller, &id).await;
+    assert_eq!((&request["status"], &request["result"]), (&json!("COMPLETED"), &done["result"]));
+    assert_eq!((&request["failureCode"], &request["failureMessage"]), (&json!(null), &json!(null)));
+    for late in [done.clone(), json!({"status": "FAILED", "failureCode": "X"})] {
+        let again = api.call_back(&id, &late, now()).await;
+        assert_eq!((again.status, &again.json()["status"]), (200, &json!("COMPLETED")));
+    }
+    assert_eq!(get(&caller, &id).await, request, "nothing has changed");
+    let books = audit(&api.operator()).await;
+    assert_eq!((&books["ok"], &books["request"]["completed"]), (&json!(true), &json!(1)), "{books}");
+}
+
+async fn a_downstream_may_say_why_it_failed(store: Store) {
+    let api = Api::start(store).await;
+    let caller = api.caller("acme");
+    let id = api.accepted(&caller, "k").await;
+    api.begin(&id).await;
+    let why = json!({"status": "FAILED", "failureCode": "NO_FUNDS", "failureMessage": "empty\u{0}account"});
+    assert_eq!(api.call_back(&id, &why, now()).await.json()["status"], "FAILED_PERMANENT");
+    let request = get(&caller, &id).await;
+    assert_eq!(request["failureCode"], "NO_FUNDS");
+    assert_eq!((&request["failureMessage"], &request["result"]), (&json!("empty account"), &json!(null)));
+    let id = api.accepted(&caller, "k2").await;
+    api.begin(&id).await;
+    api.call_back(&id, &json!({"status": "FAILED"}), now()).await;
+    assert_eq!(get(&caller, &id).await["failureCode"], "DOWNSTREAM_FAILED");
+}
+
+async fn what_is_not_signed_or_not_of_the_present_is_401(store: Store) {
+    let api = Api::start(store).await;
+    let caller = api.caller("acme");
+    let id = api.accepted(&caller, "k").await;
+    api.begin(&id).await;
+    let body = json!({"status": "COMPLETED"}).to_string();
+    let own = Secret::parse(api.secret("webhook.secret").trim()).ok().unwrap();
+    let other = Secret::parse("whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oD").ok().unwrap();
+    let at = |offset: i64| Timestamp::from_micros(now().as_micros() + offset * 1_000_000);
+    let good = |sent, body: &str| sign(&own, "msg_1", sent, body.as_bytes());
+    for (sent, signature) in [
+        (now(), String::new()),
+        (now(), "v1,AAAA".to_owned()),
+        (now(), sign(&other, "msg_1", now(), body.as_bytes())),
+        (now(), sign(&own, "msg_2", now(), body.as_bytes())),
+        (now(), good(now(), "{\"status\":\"FAILED\"}")),
+        (at(-310), good(at(-310), &body)),
+        (at(310), good(at(310), &body)),
+        (now(), good(at(-20), &body)),
+    ] {
+        let refused = api.call_back_signed(&id, &body, sent, &signature).await;
+        assert_eq!(
+            (refused.status, &refused.json()["code"]),
+            (401, &json!("UNAUTHENTICATED")),
+            "{signature}"
+        );
+    }
+    let unsigned = caller.post(&format!("/v1/requests/{id}/callback"), &json!({})).await.unwrap();
+    assert_eq!(unsigned.status, 401, "a token is no signature");
+    let nobody = "019ceaa0-0d7b-7c3e-9a41-5f2d8c6b7e10";
+    assert_eq!(api.call_back_signed(nobody, &body, now(), "v1,AAAA").await.status, 401);
+    for unknown in [nobody, "x"] {
+        let answer = api.call_back(unknown, &json!({"status": "COMPLETED"}), now()).await;
+        assert_eq!(answer.status, 404, "known only to whoever can sign");
+    }
+    assert_eq!(get(&caller, &id).await["status"], "IN_PROGRESS");
+    let sent = now();
+    let both = format!("v1,AAAA {}", good(sent, &body));
+    assert_eq!(api.call_back_signed(&id, &body, sent, &both).await.status, 200);
+}
+
+async fn a_signed_callback_that_says_nothing_is_400(store: Store) {
+    let api = Api::start(store).await;
+    let id = api.accepted(&api.caller("acme"), "k").await;
+    api.begin(&id).await;
+    for (body, part) in [
+        (json!({}), "status"),
+        (json!({"status": "DONE"}), "status"),
+        (json!({"status": 5}), "status"),
+        (json!({"status": "FAILED", "failureCode": 5}), "failureCode"),
+        (json!([]), "object"),
+    ] {
+        let answer = api.call_back(&id, &body, now()).await;
+        assert_eq!(answer.status, 400, "{body}");
+        assert!(answer.json()["message"].as_str().unwrap().contains(part), "{body}");
+    }
+}
+
+async fn a_given_secret_is_used_and_none_is_made(store: Store) {
+    let secret = "whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oD";
+    let api = Api::start_with(store, &[("WEIR_WEBHOOK_SECRET", secret)]).await;
+    assert!(!api.running.weir.data_dir().join("webhook.secret").exists());
+    let id = api.accepted(&api.caller("acme"), "k").await;
+    api.begin(&id).await;
+    let (body, sent) = (json!({"status": "COMPLETED"}).to_string(), now());
+    let signature = sign(&Secret::parse(secret).ok().unwrap(), "msg_1", sent, body.as_bytes());
+    assert_eq!(api.call_back_signed(&id, &body, sent, &signature).await.status, 200);
+}
+
+on_each_engine!(
+    a_signed_callback_ends_a_request_once,
+    a_downstream_may_say_why_it_failed,
+    what_is_not_signed_or_not_of_the_present_is_401,
+    a_signed_callback_that_says_nothing_is_400,
+    a_given_secret_is_used_and_none_is_made,
+);

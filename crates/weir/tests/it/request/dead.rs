@@ -1,0 +1,101 @@
+//! Dead letters of request: `/admin/dlq` and `weir dlq`.
+
+use serde_json::{Value, json};
+
+use super::given::{Api, get};
+use crate::given::{Store, audit, on_each_engine};
+
+async fn dead_requests_are_listed_shown_replayed_and_discarded(store: Store) {
+    let api = Api::start_with(store, &[("WEIR_REQUEST_SENSITIVE_FIELDS", "card")]).await;
+    let (caller, operator) = (api.caller("acme"), api.operator());
+    let mut ids = Vec::new();
+    for n in 0..5 {
+        let id = api.accepted(&caller, &format!("k{n}")).await;
+        api.bury(&id).await;
+        ids.push(id);
+    }
+    ids.sort();
+    let all = operator.get("/admin/dlq").await.unwrap().json();
+    let listed: Vec<_> = all["items"].as_array().unwrap().iter().map(|item| item["id"].clone()).collect();
+    assert_eq!((json!(listed), &all["nextCursor"]), (json!(ids), &Value::Null));
+    let one = operator.get(&format!("/admin/dlq/{}", ids[0])).await.unwrap();
+    assert_eq!((one.status, &one.json()), (200, &all["items"][0]));
+    let one = one.json();
+    assert_eq!(
+        (&one["topic"], &one["key"], &one["attempts"]),
+        (&json!("requests"), &json!("acme"), &json!(5))
+    );
+    assert_eq!(
+        (&one["reason"], &one["failureCode"]),
+        (&json!("no answer in time"), &json!("DOWNSTREAM_TIMEOUT"))
+    );
+    assert_eq!(one["payload"], r#"{"amount":1,"card":"[REDACTED]"}"#);
+
+    let page = operator.get("/admin/dlq?limit=2").await.unwrap().json();
+    let cursor = page["nextCursor"].as_str().unwrap();
+    assert_eq!(cursor, ids[1]);
+    let rest = operator.get(&format!("/admin/dlq?limit=3&cursor={cursor}")).await.unwrap().json();
+    assert_eq!((rest["items"].as_array().unwrap().len(), &rest["nextCursor"]), (3, &Value::Null));
+
+    let discard = format!("/admin/dlq/{}", ids[0]);
+    assert_eq!(operator.delete(&discard).await.unwrap().status, 204);
+    assert_eq!(operator.delete(&discard).await.unwrap().status, 404);
+    assert_eq!(operator.get(&discard).await.unwrap().status, 404);
+    assert_eq!(get(&caller, &ids[0]).await["status"], "FAILED_RETRY_EXHAUSTED", "it stays failed");
+    let replay = format!("/admin/dlq/{}/replay", ids[1]);
+    assert_eq!(operator.post(&replay, &json!({})).await.unwrap().json(), json!({"replayed": 1}));
+    assert_eq!(operator.post(&replay, &json!({})).await.unwrap().status, 404);
+    let replayed = get(&caller, &ids[1]).await;
+    assert_eq!((&replayed["status"], &replayed["attempts"]), (&json!("ACCEPTED"), &json!(0)));
+    assert_eq!(replayed["failureCode"], Value::Null);
+    let all = operator.post("/admin/dlq/replay", &json!({})).await.unwrap();
+    assert_eq!(all.json(), json!({"replayed": 3}));
+    let books = audit(&operator).await;
+    let request = &books["request"];
+    assert_eq!((&books["ok"], &request["dead"], &request["jobs"]), (&json!(true), &json!(1), &json!(4)));
+}
+
+/// Runs `weir dlq` against the server and returns what it printed.
+fn dlq(api: &Api, arguments: &[&str]) -> (bool, String, String) {
+    let data = api.running.weir.data_dir().to_str().unwrap().to_owned();
+    let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_weir"));
+    command.arg("dlq").args(arguments).args(["--url", &api.running.weir.base_url(), "--data", &data]);
+    let output = command.env_remove("WEIR_ADMIN_KEY").output().unwrap();
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    (output.status.success(), text(&output.stdout), text(&output.stderr))
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_command_line_does_the_same() {
+    let api = Api::start(Store::Embedded).await;
+    let caller = api.caller("acme");
+    let (one, other) = (api.accepted(&caller, "k1").await, api.accepted(&caller, "k2").await);
+    assert_eq!(dlq(&api, &["list"]).1, "0 dead letters\n");
+    api.bury(&one).await;
+    api.bury(&other).await;
+    let (_, table, _) = dlq(&api, &["list"]);
+    assert!(table.starts_with("ID ") && table.contains(&one) && table.contains(&other), "{table}");
+    assert!(table.ends_with("2 dead letters\n"), "{table}");
+    let (_, page, _) = dlq(&api, &["list", "--limit", "1"]);
+    assert!(page.ends_with("1 dead letters; there are more (--limit)\n"), "{page}");
+    let listed: Value = serde_json::from_str(&dlq(&api, &["list", "--json"]).1).unwrap();
+    assert_eq!(listed["items"].as_array().unwrap().len(), 2);
+    let (_, shown, _) = dlq(&api, &["show", &one]);
+    assert!(shown.contains("DOWNSTREAM_TIMEOUT") && shown.contains("amount"), "{shown}");
+    let shown: Value = serde_json::from_str(&dlq(&api, &["show", &one, "--json"]).1).unwrap();
+    assert_eq!(shown["id"], json!(one));
+    assert_eq!(dlq(&api, &["replay", &one]).1, "1 replayed\n");
+    assert_eq!(dlq(&api, &["discard", &other]).1, "1 discarded\n");
+    assert_eq!(dlq(&api, &["replay", "--all"]).1, "0 replayed\n");
+    let (ok, _, error) = dlq(&api, &["discard", &other]);
+    assert!(!ok && error.contains("No dead letter has the id"), "{error}");
+    assert!(!dlq(&api, &["replay"]).0 && !dlq(&api, &["show", "../x"]).0);
+    let elsewhere = std::process::Command::new(env!("CARGO_BIN_EXE_weir"))
+        .args(["dlq", "list", "--data", "/nowhere"])
+        .env_remove("WEIR_ADMIN_KEY")
+        .output()
+        .unwrap();
+    assert!(String::from_utf8_lossy(&elsewhere.stderr).contains("--data"), "{elsewhere:?}");
+}
+
+on_each_engine!(dead_requests_are_listed_shown_replayed_and_discarded);

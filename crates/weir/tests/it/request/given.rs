@@ -1,0 +1,186 @@
+//! A server that accepts requests and has nobody who works on them, callers for it, and a hand that moves its requests.
+
+use std::time::Duration;
+
+use http::Method;
+use serde_json::{Value, json};
+use weir_core::Timestamp;
+use weir_core::webhook::{Secret, sign};
+use weir_server::auth::jwt::{self, Claims};
+use weir_testkit::http::{Client, Response};
+
+use crate::given::{PATIENCE, Running, Store};
+
+/// Far in the future, in seconds since 1970.
+pub(super) const FAR: u64 = 4_000_000_000;
+pub(super) const BOTH: &str = "requests:create requests:read";
+
+pub(super) struct Api {
+    pub(super) running: Running,
+}
+
+impl Api {
+    pub(super) async fn start(store: Store) -> Self {
+        Self::start_with(store, &[]).await
+    }
+
+    pub(super) async fn start_with(store: Store, settings: &[(&str, &str)]) -> Self {
+        let settings: Vec<_> = settings.iter().copied().chain([("WEIR_ROLES", "api")]).collect();
+        Self { running: Running::start_with(store, &settings).await }
+    }
+
+    pub(super) fn operator(&self) -> Client {
+        self.running.operator()
+    }
+
+    /// A caller of a tenant that may do everything.
+    pub(super) fn caller(&self, tenant: &str) -> Client {
+        let claims = Claims {
+            sub: "a@b.c".into(),
+            exp: FAR,
+            tenant_id: Some(tenant.into()),
+            scope: Some(BOTH.into()),
+        };
+        self.bearing(&jwt::sign(&self.secret("jwt.secret"), &claims).unwrap())
+    }
+
+    pub(super) fn bearing(&self, token: &str) -> Client {
+        self.running.client().with_header("authorization", &format!("Bearer {token}"))
+    }
+
+    /// A secret that the server has made.
+    pub(super) fn secret(&self, file: &str) -> String {
+        std::fs::read_to_string(self.running.weir.data_dir().join(file)).unwrap()
+    }
+
+    /// Submits a body as it is.
+    pub(super) async fn submit_text(&self, caller: &Client, text: &str) -> Response {
+        let headers = [("content-type", "application/json")];
+        caller.request(Method::POST, "/v1/requests", &headers, text.to_owned()).await.unwrap()
+    }
+
+    /// Submits something and returns the id.
+    pub(super) async fn accepted(&self, caller: &Client, key: &str) -> String {
+        let answer = submit(caller, &body(key, "pay", json!({"amount": 1, "card": "4111-secret"}))).await;
+        assert_eq!(answer.status, 202, "{:?}", answer.body);
+        answer.json()["requestId"].as_str().unwrap().to_owned()
+    }
+
+    /// What a worker does when it begins.
+    pub(super) async fn begin(&self, id: &str) {
+        self.change(&[
+            format!(
+                "UPDATE request_record SET status = 'IN_PROGRESS', attempts = 1 WHERE request_id = '{id}'"
+            ),
+            format!("UPDATE request_job SET attempts = 1, token = 1 WHERE request_id = '{id}'"),
+        ])
+        .await;
+    }
+
+    /// What a worker does when the last attempt was in vain.
+    pub(super) async fn bury(&self, id: &str) {
+        let now = if self.running.database.is_some() { "now()" } else { "1767225600000000" };
+        self.change(&[
+            format!(
+                "UPDATE request_record SET status = 'FAILED_RETRY_EXHAUSTED', attempts = 5,
+                     failure_code = 'DOWNSTREAM_TIMEOUT', failure_message = 'no answer in time'
+                 WHERE request_id = '{id}'"
+            ),
+            format!(
+                "INSERT INTO request_dead (request_id, downstream, token, died_at)
+                 SELECT request_id, downstream, 5, {now} FROM request_job WHERE request_id = '{id}'"
+            ),
+            format!("DELETE FROM request_job WHERE request_id = '{id}'"),
+        ])
+        .await;
+    }
+
+    async fn change(&self, statements: &[String]) {
+        match &self.running.database {
+            Some(database) => {
+                for statement in statements {
+                    database.execute(statement).await;
+                }
+            }
+            None => {
+                let file = self.file();
+                for statement in statements {
+                    file.execute(statement, []).unwrap();
+                }
+            }
+        }
+    }
+
+    fn file(&self) -> rusqlite::Connection {
+        let file = rusqlite::Connection::open(self.running.weir.data_dir().join("weir.db")).unwrap();
+        file.busy_timeout(Duration::from_secs(5)).unwrap();
+        file
+    }
+
+    /// Whether a payload can be read in the database.
+    pub(super) async fn stored_bytes_contain(&self, wanted: &[u8]) -> bool {
+        if let Some(database) = &self.running.database {
+            let rows = database.query_strings("SELECT encode(payload, 'escape') FROM request_record").await;
+            assert!(!rows.is_empty());
+            let wanted = String::from_utf8_lossy(wanted).into_owned();
+            return rows.iter().flatten().flatten().any(|text| text.contains(&wanted));
+        }
+        let file = self.file();
+        let mut statement = file.prepare("SELECT payload FROM request_record").unwrap();
+        let payloads = statement.query_map([], |row| row.get::<_, Vec<u8>>(0)).unwrap();
+        let payloads: Vec<_> = payloads.map(Result::unwrap).collect();
+        assert!(!payloads.is_empty());
+        payloads.iter().any(|bytes| bytes.windows(wanted.len()).any(|window| window == wanted))
+    }
+
+    pub(super) async fn wait_for_log(&self, part: &str) -> String {
+        self.running.weir.wait_for_log(|line| line.contains(part), PATIENCE).await
+    }
+
+    pub(super) fn log_lines(&self) -> Vec<String> {
+        self.running.weir.log_lines()
+    }
+
+    /// A downstream's callback, signed with the server's own secret at this time.
+    pub(super) async fn call_back(&self, id: &str, body: &Value, sent: Timestamp) -> Response {
+        let secret = Secret::parse(self.secret("webhook.secret").trim()).ok().unwrap();
+        let signature = sign(&secret, "msg_1", sent, body.to_string().as_bytes());
+        self.call_back_signed(id, &body.to_string(), sent, &signature).await
+    }
+
+    pub(super) async fn call_back_signed(
+        &self,
+        id: &str,
+        body: &str,
+        sent: Timestamp,
+        signature: &str,
+    ) -> Response {
+        let seconds = weir_core::webhook::timestamp(sent);
+        let headers = [
+            ("content-type", "application/json"),
+            ("webhook-id", "msg_1"),
+            ("webhook-timestamp", seconds.as_str()),
+            ("webhook-signature", signature),
+        ];
+        let path = format!("/v1/requests/{id}/callback");
+        self.running.client().request(Method::POST, &path, &headers, body.to_owned()).await.unwrap()
+    }
+}
+
+pub(super) fn now() -> Timestamp {
+    Timestamp::from_micros(jiff::Timestamp::now().as_microsecond())
+}
+
+pub(super) fn body(key: &str, kind: &str, payload: Value) -> Value {
+    json!({"idempotencyKey": key, "requestType": kind, "payload": payload})
+}
+
+pub(super) async fn submit(caller: &Client, body: &Value) -> Response {
+    caller.post("/v1/requests", body).await.expect("an answer")
+}
+
+pub(super) async fn get(caller: &Client, id: &str) -> Value {
+    let answer = caller.get(&format!("/v1/requests/{id}")).await.unwrap();
+    assert_eq!(answer.status, 200, "{:?}", answer.body);
+    answer.json()
+}

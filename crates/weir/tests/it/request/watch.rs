@@ -1,0 +1,164 @@
+//! `?wait=` and `/v1/requests/{requestId}/events`: who waits hears of a change, wherever it was made.
+
+use std::time::{Duration, Instant};
+
+use http::Method;
+use serde_json::{Value, json};
+use weir_testkit::http::Client;
+use weir_testkit::skip;
+
+use super::given::{Api, get, now};
+use crate::given::{PATIENCE, Store, on_each_engine};
+
+/// The status of a request after its next change, and how long that took.
+async fn wait(caller: &Client, id: &str, span: &str) -> (Value, Duration) {
+    let started = Instant::now();
+    let answer = caller.get(&format!("/v1/requests/{id}?wait={span}")).await.unwrap();
+    assert_eq!(answer.status, 200, "{:?}", answer.body);
+    (answer.json()["status"].clone(), started.elapsed())
+}
+
+async fn whoever_waits_hears_of_a_change_at_once(store: Store) {
+    let api = Api::start(store).await;
+    let caller = api.caller("acme");
+    let id = api.accepted(&caller, "k").await;
+    api.begin(&id).await;
+    let waiting = tokio::spawn({
+        let (caller, id) = (caller.clone(), id.clone());
+        async move { wait(&caller, &id, "20s").await }
+    });
+    tokio::time::sleep(Duration::from_millis(2_500)).await;
+    assert!(!waiting.is_finished(), "longer than other calls may take");
+    let changed = Instant::now();
+    api.call_back(&id, &json!({"status": "COMPLETED", "result": 5}), now()).await;
+    let (status, _) = waiting.await.unwrap();
+    assert_eq!(status, "COMPLETED");
+    assert!(changed.elapsed() < Duration::from_secs(2), "{:?}", changed.elapsed());
+    let (status, took) = wait(&caller, &id, "20s").await;
+    assert_eq!(status, "COMPLETED");
+    assert!(took < Duration::from_secs(2), "a final one is not waited for: {took:?}");
+}
+
+async fn a_change_that_this_server_did_not_make_is_seen_too(store: Store) {
+    let api = Api::start(store).await;
+    let caller = api.caller("acme");
+    let id = api.accepted(&caller, "k").await;
+    let (waited, ()) = tokio::join!(wait(&caller, &id, "20s"), async {
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        api.begin(&id).await;
+    });
+    assert_eq!(waited.0, "IN_PROGRESS");
+    assert!(waited.1 < Duration::from_secs(5), "{:?}", waited.1);
+}
+
+async fn nothing_changes_is_an_answer_and_a_bad_span_is_400(store: Store) {
+    let api = Api::start(store).await;
+    let caller = api.caller("acme");
+    let id = api.accepted(&caller, "k").await;
+    let (status, took) = wait(&caller, &id, "300ms").await;
+    assert_eq!(status, "ACCEPTED");
+    assert!(took >= Duration::from_millis(300) && took < Duration::from_secs(5), "{took:?}");
+    assert_eq!(wait(&caller, &id, "0s").await.0, "ACCEPTED");
+    for bad in ["", "10", "-1s", "soon", "1y"] {
+        let answer = caller.get(&format!("/v1/requests/{id}?wait={bad}")).await.unwrap();
+        assert_eq!(answer.status, 400, "{bad}");
+        assert!(answer.json()["message"].as_str().unwrap().contains("wait"), "{bad}");
+    }
+}
+
+/// The events of a stream that has ended.
+fn events(body: &[u8]) -> Vec<Value> {
+    let text = String::from_utf8(body.to_vec()).unwrap();
+    let blocks = text.split("\n\n").filter(|block| block.contains("event: status"));
+    let data = blocks.map(|block| block.lines().find_map(|line| line.strip_prefix("data: ")).unwrap());
+    data.map(|data| serde_json::from_str(data).unwrap()).collect()
+}
+
+async fn a_stream_tells_every_status_and_ends_with_the_last(store: Store) {
+    let api = Api::start(store).await;
+    let caller = api.caller("acme");
+    let id = api.accepted(&caller, "k").await;
+    let stream = tokio::spawn({
+        let (caller, path) = (caller.clone(), format!("/v1/requests/{id}/events"));
+        async move { caller.request(Method::GET, &path, &[], "").await.unwrap() }
+    });
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    api.begin(&id).await;
+    tokio::time::sleep(Duration::from_millis(700)).await;
+    assert!(!stream.is_finished());
+    api.call_back(&id, &json!({"status": "COMPLETED", "result": {"a": [1, 2]}}), now()).await;
+    let answer = tokio::time::timeout(PATIENCE, stream).await.unwrap().unwrap();
+    assert_eq!(answer.status, 200);
+    assert!(answer.header("content-type").unwrap().starts_with("text/event-stream"));
+    let told = events(&answer.body);
+    let statuses: Vec<_> = told.iter().map(|event| event["status"].as_str().unwrap()).collect();
+    assert_eq!(statuses, ["ACCEPTED", "IN_PROGRESS", "COMPLETED"]);
+    assert_eq!(told[2], get(&caller, &id).await);
+    let final_one = caller.get(&format!("/v1/requests/{id}/events")).await.unwrap();
+    assert_eq!(events(&final_one.body).len(), 1, "told once, then it ends");
+}
+
+async fn a_stop_ends_streams_and_waits_in_order(store: Store) {
+    let mut api = Api::start(store).await;
+    let caller = api.caller("acme");
+    let id = api.accepted(&caller, "k").await;
+    let stream = tokio::spawn({
+        let (caller, path) = (caller.clone(), format!("/v1/requests/{id}/events"));
+        async move { caller.request(Method::GET, &path, &[], "").await.unwrap() }
+    });
+    let waiting = tokio::spawn(async move { wait(&caller, &id, "30s").await });
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    let started = Instant::now();
+    api.running.weir.terminate();
+    assert!(api.running.weir.wait(PATIENCE).await.success());
+    assert!(started.elapsed() < Duration::from_secs(10), "{:?}", started.elapsed());
+    assert_eq!(events(&stream.await.unwrap().body).len(), 1);
+    assert_eq!(waiting.await.unwrap().0, "ACCEPTED");
+}
+
+on_each_engine!(
+    whoever_waits_hears_of_a_change_at_once,
+    a_change_that_this_server_did_not_make_is_seen_too,
+    nothing_changes_is_an_answer_and_a_bad_span_is_400,
+    a_stream_tells_every_status_and_ends_with_the_last,
+    a_stop_ends_streams_and_waits_in_order,
+);
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_callback_to_another_server_is_heard_here() {
+    if skip("postgres") {
+        return;
+    }
+    let secret = ("WEIR_JWT_SECRET", "0123456789abcdef0123456789abcdef");
+    let webhook = ("WEIR_WEBHOOK_SECRET", "whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oD");
+    let api = Api::start_with(Store::Postgres, &[secret, webhook]).await;
+    let database = api.running.database.as_ref().unwrap();
+    let second = crate::given::weir()
+        .env("WEIR_STORE", database.url())
+        .env("WEIR_ROLES", "api")
+        .env(secret.0, secret.1)
+        .env("WEIR_REQUEST_KEYS", "a:AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=")
+        .spawn()
+        .await;
+    let claims = weir_server::auth::jwt::Claims {
+        sub: "a".into(),
+        exp: super::given::FAR,
+        tenant_id: Some("acme".into()),
+        scope: Some(super::given::BOTH.into()),
+    };
+    let token = format!("Bearer {}", weir_server::auth::jwt::sign(secret.1, &claims).unwrap());
+    let here = api.running.client().with_header("authorization", &token);
+    let there = Client::new(second.base_url()).with_header("authorization", &token);
+    let id = api.accepted(&here, "k").await;
+    api.begin(&id).await;
+    let body = json!({"status": "FAILED", "failureCode": "X"}).to_string();
+    let (waited, answer) = tokio::join!(wait(&there, &id, "20s"), async {
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        let sent = now();
+        let key = weir_core::webhook::Secret::parse(webhook.1).ok().unwrap();
+        let signature = weir_core::webhook::sign(&key, "msg_1", sent, body.as_bytes());
+        api.call_back_signed(&id, &body, sent, &signature).await
+    });
+    assert_eq!((answer.status, &waited.0), (200, &json!("FAILED_PERMANENT")));
+    assert!(waited.1 < Duration::from_secs(5), "{:?}", waited.1);
+}
