@@ -125,6 +125,10 @@ pub async fn what_a_callback_says_is_kept_unchanged<H: RequestHarness>() {
     called_back(&h, job.id, report).await;
     assert_eq!(found(&h, job.id).await.failure, Some(failure));
     let job = begun(&h, wish(&h, "c")).await;
+    let nul = Failure { code: "A\0B".to_owned(), message: "\0".to_owned() };
+    let report = CallbackReport { failure: Some(nul), ..calls_back(Callback::Failed) };
+    assert_eq!(called_back(&h, job.id, report).await, CallbackOutcome::Taken(Status::FailedPermanent));
+    let job = begun(&h, wish(&h, "d")).await;
     let report = CallbackReport { failure: None, ..calls_back(Callback::Failed) };
     assert_eq!(called_back(&h, job.id, report).await, CallbackOutcome::Taken(Status::FailedPermanent));
 }

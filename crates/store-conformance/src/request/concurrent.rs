@@ -30,7 +30,11 @@ impl<H: RequestHarness> Servers<H> {
     async fn open() -> Self {
         let h = H::open().await;
         let other = h.another().await;
-        Self { h, other }
+        let servers = Self { h, other };
+        for store in servers.stores() {
+            warm(&store).await;
+        }
+        servers
     }
 
     fn stores(&self) -> Stores {
@@ -41,6 +45,20 @@ impl<H: RequestHarness> Servers<H> {
     fn store(&self, n: usize) -> Arc<dyn RequestStore> {
         let stores = self.stores();
         Arc::clone(&stores[n % stores.len()])
+    }
+}
+
+/// Lets an engine open its connections before many want one at once. On a busy machine that may take longer than a caller
+/// would wait; no case is about that.
+async fn warm(store: &Arc<dyn RequestStore>) {
+    let mut in_a_row = 0;
+    while in_a_row < 3 {
+        let calls = (0..16).map(|_| {
+            let store = Arc::clone(store);
+            async move { store.audit_requests().await.is_ok() }
+        });
+        let all = at_once(calls).await.into_iter().all(|is_ok| is_ok);
+        in_a_row = if all { in_a_row + 1 } else { 0 };
     }
 }
 
@@ -81,6 +99,7 @@ async fn one_request<H: RequestHarness>(h: &H, stores: &Stores) {
 
 pub async fn a_hundred_identical_submissions_make_one_request<H: RequestHarness>() {
     let h = H::open().await;
+    warm(&h.requests()).await;
     one_request(&h, &vec![h.requests()]).await;
 }
 
@@ -138,7 +157,7 @@ pub async fn batches_naming_keys_in_any_order_all_succeed<H: RequestHarness>() {
 pub async fn a_tenants_limit_holds_for_all_servers_together<H: RequestHarness>() {
     let servers = Servers::<H>::open().await;
     let h = &servers.h;
-    let batches = (0..40)
+    let batches = (0..24)
         .map(|n| {
             let of = |tenant: &str, m: usize| wish_for(h, tenant, &format!("{n}-{m}"), "what");
             let mut batch = vec![of("a", 0), of("b", 0), of("a", 1), of("b", 1), of("a", 2)];
@@ -148,15 +167,15 @@ pub async fn a_tenants_limit_holds_for_all_servers_together<H: RequestHarness>()
             batch
         })
         .collect::<Vec<_>>();
-    let outcomes = submitted_at_once(&servers.stores(), batches.clone(), Some(limits(50, 1))).await.concat();
+    let outcomes = submitted_at_once(&servers.stores(), batches.clone(), Some(limits(30, 1))).await.concat();
     for tenant in ["a", "b"] {
         let of_tenant = batches.concat().into_iter().zip(&outcomes);
         let accepted = of_tenant.filter(|(sent, outcome)| {
             sent.tenant.as_str() == tenant && matches!(outcome, SubmitOutcome::Accepted(_))
         });
-        assert_eq!(accepted.count(), 50, "exactly the limit of {tenant}");
+        assert_eq!(accepted.count(), 30, "exactly the limit of {tenant}");
     }
-    assert_eq!(books(h).await.accepted, 100);
+    assert_eq!(books(h).await.accepted, 60);
 }
 
 /// Who has what: of each job the last token, and whether a worker has it in hand.

@@ -20,6 +20,8 @@ const PENDING: &str = "
     WHERE status = 'PENDING_ENQUEUE'
       AND created_at <= coalesce($3, clock_timestamp()) - $1::bigint * interval '1 microsecond'
     ORDER BY created_at LIMIT $2";
+/// Longer than anything has waited, and no longer than Postgres can count back.
+const AGE_MAX: Duration = Duration::from_secs(100 * 366 * 86_400);
 /// Jobs first, as everywhere. A worker that has one of them has made its request `IN_PROGRESS` already.
 const MARK_ENQUEUED: &str = "
     WITH locked AS MATERIALIZED (
@@ -79,7 +81,7 @@ const BOOKS: &str = "
 
 pub(super) async fn pending(engine: &Postgres, older_than: Duration, limit: usize) -> Result<Vec<Pending>> {
     let session = engine.inner.pool.session().await?;
-    let span = crate::queue::micros(older_than);
+    let span = crate::queue::micros(older_than.min(AGE_MAX));
     let values: [&(dyn tokio_postgres::types::ToSql + Sync); 3] =
         [&span, &limited(limit), &engine.clock_override()];
     let rows = session.bounded(session.client.query(PENDING, &values)).await?;

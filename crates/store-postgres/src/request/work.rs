@@ -1,6 +1,7 @@
 //! Claiming jobs, and taking what workers and downstreams report. Jobs are locked and read in the first round trip, what the
 //! rule has made of them is written in the second.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::time::{Duration, SystemTime};
 
@@ -146,12 +147,15 @@ pub(super) async fn claim_due(engine: &Postgres, room: &[Room], policy: &Policy)
     let session = engine.inner.pool.session().await?;
     let (client, statements, test_clock) =
         (&session.client, &session.statements.request.work, engine.clock_override());
-    let first = session.bounded(client.query_one(&statements.first, &[&names, &test_clock])).await?;
-    let first: Option<i64> = column(&first, 0)?;
+    let first = async || -> Result<Option<Duration>> {
+        let row = session.bounded(client.query_one(&statements.first, &[&names, &test_clock])).await?;
+        let micros: Option<i64> = column(&row, 0)?;
+        Ok(micros.map(|micros| Duration::from_micros(micros.max(0).unsigned_abs())))
+    };
+    let next = first().await?;
     // Nothing is locked as long as nothing is due.
-    if first.is_none_or(|micros| micros > 0) {
+    if next.is_none_or(|next| !next.is_zero()) {
         session.keep();
-        let next = first.map(|micros| Duration::from_micros(micros.unsigned_abs()));
         return Ok(Claimed { next, ..Claimed::default() });
     }
     let (_, rows, clock) = session
@@ -162,7 +166,11 @@ pub(super) async fn claim_due(engine: &Postgres, room: &[Room], policy: &Policy)
         ))
         .await?;
     let now = engine.now(&clock)?;
-    let claimed = claim(&session, &rows, policy, now).await?;
+    let mut claimed = claim(&session, &rows, policy, now).await?;
+    if rows.is_empty() {
+        // Others were faster.
+        claimed.next = first().await?;
+    }
     session.keep();
     Ok(claimed)
 }
@@ -320,8 +328,8 @@ async fn save_records(
     let attempts: Vec<i32> = changed.iter().map(|entry| int(entry.progress.attempts)).collect();
     let told: Vec<bool> = changed.iter().map(|entry| entry.told.is_some()).collect();
     let failures = changed.iter().map(|entry| entry.told.as_ref()?.failure.as_ref());
-    let codes: Vec<Option<&str>> = failures.clone().map(|f| f.map(|f| f.code.as_str())).collect();
-    let messages: Vec<Option<&str>> = failures.map(|f| f.map(|f| f.message.as_str())).collect();
+    let codes: Vec<Option<Cow<'_, str>>> = failures.clone().map(|f| f.map(|f| storable(&f.code))).collect();
+    let messages: Vec<Option<Cow<'_, str>>> = failures.map(|f| f.map(|f| storable(&f.message))).collect();
     let results = changed.iter().map(|entry| entry.told.as_ref()?.result.as_ref());
     let bytes: Vec<Option<&[u8]>> = results.clone().map(|r| r.map(|r| r.bytes.as_slice())).collect();
     let keys: Vec<Option<&str>> = results.map(|r| r.map(|r| r.key_id.as_str())).collect();
@@ -329,6 +337,11 @@ async fn save_records(
     let values: [&(dyn ToSql + Sync); 9] =
         [&ids, &statuses, &attempts, &told, &codes, &messages, &bytes, &keys, &now];
     session.client.execute(&session.statements.request.work.save_records, &values).await
+}
+
+/// A downstream's words as a text can hold them: without NUL. One that did not fit would fail the whole batch, and again.
+fn storable(text: &str) -> Cow<'_, str> {
+    if text.contains('\0') { text.replace('\0', "\u{fffd}").into() } else { text.into() }
 }
 
 async fn save_jobs(session: &Session, changed: &[Entry]) -> Result<u64, tokio_postgres::Error> {
