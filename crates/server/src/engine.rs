@@ -17,7 +17,7 @@ use weir_store::request::RequestStore;
 use weir_store::slot::SlotStore;
 use weir_store::{Result, SteadyClock, SystemClock};
 use weir_store_postgres::{Postgres, Target};
-use weir_store_redis::{Redis, RedisQuota};
+use weir_store_redis::{Redis, RedisQuota, RedisRequests};
 use weir_store_sqlite::Sqlite;
 
 use crate::config::Settings;
@@ -100,7 +100,7 @@ impl Engines {
     /// What gives accepted requests to workers; none where the store alone does.
     #[must_use]
     pub fn request_broker(&self) -> Option<RequestBroker> {
-        Some(RequestBroker::new(self.publisher()?, self.store.requests()))
+        Some(RequestBroker::new(self.publisher()?, self.requests()))
     }
 
     /// Where events are published, unless they go on the store's own queue.
@@ -108,6 +108,16 @@ impl Engines {
     pub fn publisher(&self) -> Option<Arc<dyn Publisher>> {
         let publisher = &self.kafka.as_ref()?.publisher;
         Some(Arc::<KafkaPublisher>::clone(publisher))
+    }
+
+    /// Where requests are, behind Redis if there is one: for whoever changes them, and for callers who read them. A status
+    /// read there may be old for a moment.
+    #[must_use]
+    pub fn requests(&self) -> Arc<dyn RequestStore> {
+        match &self.redis {
+            None => self.store.requests(),
+            Some(redis) => Arc::new(RedisRequests::new(redis.clone(), self.store.requests())),
+        }
     }
 
     /// Where quota is decided.

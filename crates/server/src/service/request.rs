@@ -96,7 +96,7 @@ impl RequestService {
     /// Starts the lanes. Submissions under one key are always in one lane.
     #[must_use]
     pub fn start(engines: &Engines, settings: &Settings, keys: Arc<Keyring>, metrics: &Metrics) -> Self {
-        let (store, timeout) = (engines.store.requests(), settings.http.timeout);
+        let (store, timeout) = (engines.requests(), settings.http.timeout);
         let lane_settings = LaneSettings {
             lanes: engines.store.lanes(settings),
             capacity: settings.lane.capacity,

@@ -48,9 +48,9 @@ fn start_sender(app: &App, workers: &TaskTracker) -> Result<()> {
 }
 
 fn start_request_worker(app: &App, workers: &TaskTracker) -> Result<()> {
-    let (store, hub) = (app.engines.store.requests(), Arc::clone(app.requests.hub()));
+    let hub = Arc::clone(app.requests.hub());
     let parts = Parts {
-        store: Arc::clone(&store),
+        store: app.engines.requests(),
         source: app.engines.request_source()?,
         keyring: Arc::clone(&app.keys),
         clock: app.engines.store.wall_clock(),
@@ -63,7 +63,8 @@ fn start_request_worker(app: &App, workers: &TaskTracker) -> Result<()> {
     workers.spawn(Worker::new(parts).run(app.closing.clone()));
     let parts = webhooks::Parts {
         source: app.engines.store.queue(),
-        store,
+        // Past Redis: what is told to others must be how a request stands now.
+        store: app.engines.store.requests(),
         keyring: Arc::clone(&app.keys),
         secret: app.auth.webhook.clone(),
         clock: app.engines.store.wall_clock(),
