@@ -59,6 +59,29 @@ impl Pool {
         };
         Ok(Session { connection, pool: Arc::clone(&self.inner), _permit: permit })
     }
+
+    /// The same, ready for slot.
+    pub(crate) async fn slot_session(&self) -> Result<Session> {
+        let mut session = self.session().await?;
+        within(CALL_TIMEOUT, session.connection.prepare_slot()).await?;
+        Ok(session)
+    }
+
+    /// The same, ready for request.
+    pub(crate) async fn request_session(&self) -> Result<Session> {
+        let mut session = self.session().await?;
+        within(CALL_TIMEOUT, session.connection.prepare_request()).await?;
+        Ok(session)
+    }
+}
+
+async fn within<T>(
+    limit: Duration,
+    call: impl Future<Output = Result<T, tokio_postgres::Error>>,
+) -> Result<T> {
+    let outcome =
+        tokio::time::timeout(limit, call).await.map_err(|elapsed| Error::unavailable(ENGINE, elapsed))?;
+    outcome.map_err(crate::error::classify)
 }
 
 impl Inner {

@@ -71,7 +71,7 @@ impl RequestStore for Postgres {
     }
 
     async fn find_request(&self, id: RequestId) -> Result<Option<Request>> {
-        let session = self.inner.pool.session().await?;
+        let session = self.inner.pool.request_session().await?;
         let statement = &session.statements.request.find;
         let row = session.bounded(session.client.query_opt(statement, &[id.as_uuid()])).await?;
         session.keep();
@@ -90,7 +90,7 @@ impl RequestStore for Postgres {
              WHERE tenant_id = $1 AND request_id < $2 AND ($3::text IS NULL OR status = $3)
              ORDER BY request_id DESC LIMIT $4"
         );
-        let session = self.inner.pool.session().await?;
+        let session = self.inner.pool.request_session().await?;
         let before = before.map_or(Uuid::max(), |id| *id.as_uuid());
         let values: [&(dyn tokio_postgres::types::ToSql + Sync); 4] =
             [&tenant.as_str(), &before, &status.map(Status::as_str), &limited(limit)];

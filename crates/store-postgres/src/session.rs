@@ -82,34 +82,68 @@ impl Drop for Driver {
     }
 }
 
-/// Every statement of the hot paths, parsed once a connection.
+/// The statements of the hot paths, parsed once a connection: those of quota and the queue when it is made, those of other
+/// capabilities when it is first used for them. A connection is ready sooner, and most are used for one thing.
 #[derive(Debug)]
 pub(crate) struct Statements {
     pub(crate) clock: Statement,
     pub(crate) quota: quota::Statements,
     pub(crate) queue: queue::Statements,
-    pub(crate) slot: slot::Statements,
-    pub(crate) request: request::Statements,
+    pub(crate) slot: Later<slot::Statements>,
+    pub(crate) request: Later<request::Statements>,
 }
 
 impl Statements {
-    /// All in one round trip.
     async fn prepare(client: &Client) -> Result<Self, tokio_postgres::Error> {
-        let texts = ["SELECT clock_timestamp()"]
-            .into_iter()
-            .chain(quota::SQL)
-            .chain(queue::SQL)
-            .chain(slot::sql())
-            .chain(request::sql());
-        let prepared = try_join_all(texts.map(|sql| client.prepare(sql))).await?;
-        let mut prepared = prepared.into_iter();
+        let texts = ["SELECT clock_timestamp()"].into_iter().chain(quota::SQL).chain(queue::SQL);
+        let mut prepared = prepare_all(client, texts).await?.into_iter();
         let mut next = || prepared.next().expect("as many statements come back as were sent");
         Ok(Self {
             clock: next(),
             quota: quota::Statements::from_prepared(&mut next),
             queue: queue::Statements::from_prepared(&mut next),
-            slot: slot::Statements::from_prepared(&mut next),
-            request: request::Statements::from_prepared(&mut next),
+            slot: Later(None),
+            request: Later(None),
         })
+    }
+}
+
+/// All in one round trip.
+async fn prepare_all(
+    client: &Client,
+    texts: impl Iterator<Item = &'static str>,
+) -> Result<Vec<Statement>, tokio_postgres::Error> {
+    try_join_all(texts.map(|sql| client.prepare(sql))).await
+}
+
+impl Connection {
+    pub(crate) async fn prepare_slot(&mut self) -> Result<(), tokio_postgres::Error> {
+        if self.statements.slot.0.is_none() {
+            let mut prepared = prepare_all(&self.client, slot::sql()).await?.into_iter();
+            let mut next = || prepared.next().expect("as many statements come back as were sent");
+            self.statements.slot = Later(Some(slot::Statements::from_prepared(&mut next)));
+        }
+        Ok(())
+    }
+
+    pub(crate) async fn prepare_request(&mut self) -> Result<(), tokio_postgres::Error> {
+        if self.statements.request.0.is_none() {
+            let mut prepared = prepare_all(&self.client, request::sql()).await?.into_iter();
+            let mut next = || prepared.next().expect("as many statements come back as were sent");
+            self.statements.request = Later(Some(request::Statements::from_prepared(&mut next)));
+        }
+        Ok(())
+    }
+}
+
+/// Statements that are there once a session was taken for what they are for.
+#[derive(Debug)]
+pub(crate) struct Later<T>(Option<T>);
+
+impl<T> std::ops::Deref for Later<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        self.0.as_ref().expect("a session is taken by Pool::slot_session or Pool::request_session for these")
     }
 }

@@ -116,7 +116,7 @@ impl SlotStore for Postgres {
     }
 
     async fn find_slot(&self, event: &EventId) -> Result<Option<Slot>> {
-        let session = self.inner.pool.session().await?;
+        let session = self.inner.pool.slot_session().await?;
         let statement = &session.statements.slot.find;
         let row =
             session.bounded(session.client.query_opt(statement, &[&[event.as_str()].as_slice()])).await?;
@@ -125,7 +125,7 @@ impl SlotStore for Postgres {
     }
 
     async fn give_slot_back(&self, event: &EventId) -> Result<Option<Slot>> {
-        let session = self.inner.pool.session().await?;
+        let session = self.inner.pool.slot_session().await?;
         let statements = &session.statements.slot;
         let events = [event.as_str()];
         let found =
@@ -161,7 +161,7 @@ impl SlotStore for Postgres {
         to: Timestamp,
         limit: usize,
     ) -> Result<Vec<WindowCount>> {
-        let session = self.inner.pool.session().await?;
+        let session = self.inner.pool.slot_session().await?;
         let (from, to) = (time::to_system(from), time::to_system(to));
         let limit = i64::try_from(limit).unwrap_or(i64::MAX);
         let statement = &session.statements.slot.windows;
@@ -172,7 +172,7 @@ impl SlotStore for Postgres {
     }
 
     async fn audit_slots(&self) -> Result<Books> {
-        let session = self.inner.pool.session().await?;
+        let session = self.inner.pool.slot_session().await?;
         let statement = &session.statements.slot.audit;
         let row = session.bounded(session.client.query_one(statement, &[])).await?;
         session.keep();

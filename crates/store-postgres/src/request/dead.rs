@@ -55,7 +55,8 @@ const DELETE: &str = "
     WITH gone AS (
         DELETE FROM request_record
         WHERE request_id = ANY($1) AND status IN ('COMPLETED', 'FAILED_PERMANENT', 'FAILED_RETRY_EXHAUSTED')
-        RETURNING 1),
+        RETURNING request_id),
+    letters AS (DELETE FROM request_dead WHERE request_id IN (SELECT request_id FROM gone)),
     counted AS (
         INSERT INTO request_ledger (slot, purged) SELECT $2, count(*) FROM gone
         ON CONFLICT (slot) DO UPDATE SET purged = request_ledger.purged + excluded.purged)
@@ -80,7 +81,7 @@ const BOOKS: &str = "
     FROM request_record";
 
 pub(super) async fn pending(engine: &Postgres, older_than: Duration, limit: usize) -> Result<Vec<Pending>> {
-    let session = engine.inner.pool.session().await?;
+    let session = engine.inner.pool.request_session().await?;
     let span = crate::queue::micros(older_than.min(AGE_MAX));
     let values: [&(dyn tokio_postgres::types::ToSql + Sync); 3] =
         [&span, &limited(limit), &engine.clock_override()];
@@ -96,7 +97,7 @@ pub(super) async fn pending(engine: &Postgres, older_than: Duration, limit: usiz
 
 pub(super) async fn mark_enqueued(engine: &Postgres, ids: &[RequestId]) -> Result<()> {
     let ids: Vec<Uuid> = ids.iter().map(|id| *id.as_uuid()).collect();
-    let session = engine.inner.pool.session().await?;
+    let session = engine.inner.pool.request_session().await?;
     let values: [&(dyn tokio_postgres::types::ToSql + Sync); 2] = [&ids, &engine.clock_override()];
     session.bounded(session.client.execute(MARK_ENQUEUED, &values)).await?;
     session.keep();
@@ -113,7 +114,7 @@ pub(super) async fn list(
          FROM request_dead AS dead JOIN request_record AS record USING (request_id)
          WHERE dead.request_id > $1 ORDER BY dead.request_id LIMIT $2"
     );
-    let session = engine.inner.pool.session().await?;
+    let session = engine.inner.pool.request_session().await?;
     let after = after.map_or(Uuid::nil(), |id| *id.as_uuid());
     let rows = session.bounded(session.client.query(&sql, &[&after, &limited(limit)])).await?;
     session.keep();
@@ -126,7 +127,7 @@ pub(super) async fn list(
 
 /// Replays one dead letter, or as many as asked for.
 pub(super) async fn replay(engine: &Postgres, id: Option<RequestId>, limit: usize) -> Result<Vec<RequestId>> {
-    let session = engine.inner.pool.session().await?;
+    let session = engine.inner.pool.request_session().await?;
     let (client, id) = (&session.client, id.map(|id| *id.as_uuid()));
     session.bounded(client.batch_execute("BEGIN")).await?;
     let letters = session.bounded(client.query(LETTERS, &[&id, &limited(limit)])).await?;
@@ -157,21 +158,21 @@ fn restarted(now: Timestamp) -> Result<Progress> {
 }
 
 pub(super) async fn discard(engine: &Postgres, id: RequestId) -> Result<bool> {
-    let session = engine.inner.pool.session().await?;
+    let session = engine.inner.pool.request_session().await?;
     let gone = session.bounded(session.client.execute(DISCARD, &[id.as_uuid()])).await?;
     session.keep();
     Ok(gone > 0)
 }
 
 pub(super) async fn count(engine: &Postgres) -> Result<u64> {
-    let session = engine.inner.pool.session().await?;
+    let session = engine.inner.pool.request_session().await?;
     let row = session.bounded(session.client.query_one(COUNT, &[])).await?;
     session.keep();
     Ok(column::<i64>(&row, 0)?.unsigned_abs())
 }
 
 pub(super) async fn purge(engine: &Postgres, keep: Duration, limit: usize) -> Result<u64> {
-    let session = engine.inner.pool.session().await?;
+    let session = engine.inner.pool.request_session().await?;
     let client = &session.client;
     let clock = session.bounded(client.query_one(&session.statements.clock, &[])).await?;
     let before = engine.now(&clock)?.as_micros().saturating_sub(crate::queue::micros(keep));
@@ -193,7 +194,7 @@ pub(super) async fn purge(engine: &Postgres, keep: Duration, limit: usize) -> Re
 }
 
 pub(super) async fn rollout(engine: &Postgres) -> Result<Option<Rollout>> {
-    let session = engine.inner.pool.session().await?;
+    let session = engine.inner.pool.request_session().await?;
     let row = session.bounded(session.client.query_opt(ROLLOUT, &[])).await?;
     session.keep();
     let read = |row: tokio_postgres::Row| {
@@ -209,7 +210,7 @@ pub(super) async fn rollout(engine: &Postgres) -> Result<Option<Rollout>> {
 
 pub(super) async fn set_rollout(engine: &Postgres, rollout: Rollout) -> Result<()> {
     let Rollout { processing_enabled, reconciler_enabled, canary } = rollout;
-    let session = engine.inner.pool.session().await?;
+    let session = engine.inner.pool.request_session().await?;
     let values: [&(dyn tokio_postgres::types::ToSql + Sync); 3] =
         [&processing_enabled, &reconciler_enabled, &i16::from(canary.get())];
     session.bounded(session.client.execute(SET_ROLLOUT, &values)).await?;
@@ -218,7 +219,7 @@ pub(super) async fn set_rollout(engine: &Postgres, rollout: Rollout) -> Result<(
 }
 
 pub(super) async fn books(engine: &Postgres) -> Result<Books> {
-    let session = engine.inner.pool.session().await?;
+    let session = engine.inner.pool.request_session().await?;
     let row = session.bounded(session.client.query_one(BOOKS, &[])).await?;
     session.keep();
     let count = |index| column::<i64>(&row, index).map(i64::unsigned_abs);

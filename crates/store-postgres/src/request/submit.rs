@@ -117,7 +117,7 @@ pub(super) async fn submit(
     batch: &[Submit],
     limits: Option<Limits>,
 ) -> Result<Vec<SubmitOutcome>> {
-    let session = engine.inner.pool.session().await?;
+    let session = engine.inner.pool.request_session().await?;
     let mut begun = begin(engine, &session, batch, limits).await?;
     let mut outcomes = Vec::with_capacity(batch.len());
     let mut accepted = Vec::new();

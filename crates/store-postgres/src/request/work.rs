@@ -144,7 +144,7 @@ pub(super) async fn claim_due(engine: &Postgres, room: &[Room], policy: &Policy)
     let room = room.iter().filter(|room| room.jobs > 0);
     let (names, counts): (Vec<&str>, Vec<i64>) =
         room.map(|room| (room.downstream.as_str(), super::limited(room.jobs))).unzip();
-    let session = engine.inner.pool.session().await?;
+    let session = engine.inner.pool.request_session().await?;
     let (client, statements, test_clock) =
         (&session.client, &session.statements.request.work, engine.clock_override());
     let first = async || -> Result<Option<Duration>> {
@@ -177,7 +177,7 @@ pub(super) async fn claim_due(engine: &Postgres, room: &[Room], policy: &Policy)
 
 pub(super) async fn claim_named(engine: &Postgres, ids: &[RequestId], policy: &Policy) -> Result<Claimed> {
     let ids: Vec<Uuid> = ids.iter().map(|id| *id.as_uuid()).collect();
-    let session = engine.inner.pool.session().await?;
+    let session = engine.inner.pool.request_session().await?;
     let statements = &session.statements;
     let (_, rows, clock) = session
         .bounded(try_join3(
@@ -193,7 +193,7 @@ pub(super) async fn claim_named(engine: &Postgres, ids: &[RequestId], policy: &P
 }
 
 pub(super) async fn downstreams(engine: &Postgres) -> Result<Vec<String>> {
-    let session = engine.inner.pool.session().await?;
+    let session = engine.inner.pool.request_session().await?;
     let rows = session.bounded(session.client.query(DOWNSTREAMS, &[])).await?;
     session.keep();
     rows.iter().map(|row| column(row, 0)).collect()
@@ -225,7 +225,7 @@ pub(super) async fn report(
     batch: Vec<JobReport>,
     policy: &Policy,
 ) -> Result<Vec<Result<Status, Refused>>> {
-    let session = engine.inner.pool.session().await?;
+    let session = engine.inner.pool.request_session().await?;
     let ids: Vec<RequestId> = batch.iter().map(|report| report.id).collect();
     let (mut entries, finals, now) = lock(engine, &session, &ids).await?;
     let mut outcomes = Vec::with_capacity(batch.len());
@@ -257,7 +257,7 @@ pub(super) async fn call_back(
     id: RequestId,
     report: CallbackReport,
 ) -> Result<CallbackOutcome> {
-    let session = engine.inner.pool.session().await?;
+    let session = engine.inner.pool.request_session().await?;
     let (mut entries, finals, now) = lock(engine, &session, &[id]).await?;
     let outcome = match entries.get_mut(&id) {
         None => match finals.get(&id) {

@@ -131,7 +131,7 @@ impl Statements {
 }
 
 pub(super) async fn assign(engine: &Postgres, batch: Vec<Assign>) -> Result<Vec<AssignOutcome>> {
-    let session = engine.inner.pool.session().await?;
+    let session = engine.inner.pool.slot_session().await?;
     let (existing, paces) = begin(&session, &batch).await?;
     let mut work = Work::new(&batch, existing, &paces, engine.slots.headroom);
     for round in 0..ROUNDS {

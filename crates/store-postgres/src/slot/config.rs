@@ -80,7 +80,7 @@ impl Statements {
 }
 
 pub(super) async fn put(engine: &Postgres, name: &ConfigName, pace: Pace) -> Result<Config> {
-    let session = engine.inner.pool.session().await?;
+    let session = engine.inner.pool.slot_session().await?;
     let (client, statements) = (&session.client, &session.statements.slot.config);
     session.bounded(client.batch_execute("BEGIN")).await?;
     session.bounded(client.query_one(&statements.lock, &[&name.as_str()])).await?;
@@ -125,7 +125,7 @@ pub(super) async fn latest(session: &Session, name: &ConfigName) -> Result<Optio
 }
 
 pub(super) async fn active(engine: &Postgres, name: &ConfigName) -> Result<Option<Config>> {
-    let session = engine.inner.pool.session().await?;
+    let session = engine.inner.pool.slot_session().await?;
     let statement = &session.statements.slot.config.active;
     let row = session.bounded(session.client.query_opt(statement, &[&name.as_str()])).await?;
     session.keep();
@@ -133,7 +133,7 @@ pub(super) async fn active(engine: &Postgres, name: &ConfigName) -> Result<Optio
 }
 
 pub(super) async fn list(engine: &Postgres, after: Option<&ConfigName>, limit: usize) -> Result<Vec<Config>> {
-    let session = engine.inner.pool.session().await?;
+    let session = engine.inner.pool.slot_session().await?;
     let (after, limit) = (after.map_or("", ConfigName::as_str), i64::try_from(limit).unwrap_or(i64::MAX));
     let statement = &session.statements.slot.config.list;
     let rows = session.bounded(session.client.query(statement, &[&after, &limit])).await?;
@@ -142,7 +142,7 @@ pub(super) async fn list(engine: &Postgres, after: Option<&ConfigName>, limit: u
 }
 
 pub(super) async fn deactivate(engine: &Postgres, name: &ConfigName) -> Result<bool> {
-    let session = engine.inner.pool.session().await?;
+    let session = engine.inner.pool.slot_session().await?;
     let statement = &session.statements.slot.config.deactivate;
     let changed = session.bounded(session.client.execute(statement, &[&name.as_str()])).await?;
     session.keep();

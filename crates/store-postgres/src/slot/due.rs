@@ -72,7 +72,7 @@ impl Statements {
 #[async_trait]
 impl DueStore for Postgres {
     async fn note_due(&self, after: Option<&EventId>) -> Result<Option<EventId>> {
-        let session = self.inner.pool.session().await?;
+        let session = self.inner.pool.slot_session().await?;
         let (after, now) = (after.map_or("", EventId::as_str), self.clock_override());
         let statement = &session.statements.slot.due.note_page;
         let row = session.bounded(session.client.query_one(statement, &[&after, &PAGE, &now])).await?;
@@ -82,7 +82,7 @@ impl DueStore for Postgres {
     }
 
     async fn take_due(&self, max: usize, lease: Duration) -> Result<Due> {
-        let session = self.inner.pool.session().await?;
+        let session = self.inner.pool.slot_session().await?;
         let (client, statements) = (&session.client, &session.statements.slot.due);
         let now = self.clock_override();
         let first = session.bounded(client.query_opt(&statements.first, &[&now])).await?;
@@ -114,7 +114,7 @@ impl DueStore for Postgres {
     }
 
     async fn settle_due(&self, due: &Due, dispatched: Dispatched<'_>) -> Result<bool> {
-        let session = self.inner.pool.session().await?;
+        let session = self.inner.pool.slot_session().await?;
         let (client, now) = (&session.client, self.clock_override());
         let statements = &session.statements.queue;
         let tokens: Vec<i64> = due.receipt.leases.iter().map(|lease| lease.token).collect();
