@@ -92,7 +92,7 @@ fn weirs() -> Vec<String> {
 
 #[test]
 fn weir_knows_and_accepts_every_variable_that_deployment_gives_it() {
-    assert_eq!(weirs(), ["gateway", "sender"]);
+    assert_eq!(weirs(), ["gateway", "sender", "worker"]);
     for service in weirs() {
         assert_eq!(settings(&service).unknown_variables, [""; 0], "{service}");
     }
@@ -123,8 +123,11 @@ fn the_image_is_of_this_version_and_built_by_a_compiler_that_can() {
 }
 
 #[test]
-fn gateway_and_sender_share_engines_and_secrets_and_split_the_roles() {
-    let (gateway, sender) = (settings("gateway"), settings("sender"));
+fn gateway_sender_and_worker_share_engines_and_secrets_and_split_the_roles() {
+    let (gateway, sender, worker) = (settings("gateway"), settings("sender"), settings("worker"));
+    assert!(worker.process.roles.worker && worker.process.roles.reconciler && !worker.process.roles.api);
+    assert_eq!(gateway.store, worker.store);
+    assert_eq!(gateway.auth.admin_key, worker.auth.admin_key);
     assert!(gateway.process.roles.api && !gateway.process.roles.sender);
     assert!(sender.process.roles.sender && !sender.process.roles.api);
     assert!(matches!(gateway.store.engine, EngineChoice::Postgres(_)));
@@ -145,7 +148,7 @@ fn every_service_is_checked_restarted_bounded_and_waits_for_healthy_services_tha
     let services = keys(&["services"]);
     assert_eq!(
         services.iter().map(String::as_str).collect::<Vec<_>>(),
-        ["gateway", "kafka", "postgres", "redis", "sender"]
+        ["gateway", "kafka", "postgres", "redis", "sender", "worker"]
     );
     for service in &services {
         assert!(
