@@ -12,6 +12,7 @@ export default defineConfig({
     assetsInlineLimit: 0,
     modulePreload: { polyfill: false },
     rolldownOptions: {
+      output: { chunkFileNames: 'assets/shared-[hash].js' },
       input: { index: resolve(here, 'index.html'), admin: resolve(here, 'admin.html') },
     },
   },

@@ -79,6 +79,7 @@ export function startFeed({ api, clock, sku, random = Math.random }: FeedOptions
 
   function armTurn(): void {
     clearTimeout(turnTimer);
+    if (stopped.signal.aborted) return;
     const view = state.get().view;
     const delay = view && turnDelay(view, clock.now(), random);
     // Timers hold at most 2^31 ms; a sale further off than a day is looked at again long before.
@@ -94,12 +95,13 @@ export function startFeed({ api, clock, sku, random = Math.random }: FeedOptions
     if (answer.kind === 'ok') show(withStatus(state.get().view, answer.value));
     else if (answer.kind === 'refused' && answer.status === 404) patch({ phase: 'none', view: null });
     const reached = answer.kind === 'ok' || (answer.kind === 'refused' && answer.status < 500);
-    if (!live && (tried || !reached)) patch({ link: reached ? 'polling' : 'offline' });
+    if (!live && (tried || answer.kind !== 'ok')) patch({ link: reached ? 'polling' : 'offline' });
     if (answer.kind === 'ok') void stream();
   }
 
   function armPoll(delay = spread(live ? RESYNC_MS : POLL_MS, random)): void {
     clearTimeout(pollTimer);
+    if (stopped.signal.aborted) return;
     pollTimer = setTimeout(() => void ask().then(() => armPoll()), delay);
   }
 

@@ -84,6 +84,8 @@ export interface SessionOptions {
   clock: ServerClock;
   memory: Memory;
   sale: Pick<Sale, 'sku' | 'startTime' | 'state'>;
+  /** What was typed before the sale's times were changed. */
+  userId?: string;
   random?: () => number;
   sleep?: (ms: number) => Promise<void>;
   /** Device time, which survives a reload. */
@@ -104,7 +106,7 @@ const sleepFor = (ms: number) => new Promise<void>((resolve) => setTimeout(resol
 export function startSession(options: SessionOptions): Session {
   const { api, clock, memory, sale, random = Math.random, sleep = sleepFor, wallClock = Date.now } = options;
   const run = runOf(sale);
-  const state = createStore<PurchaseState>({ step: 'ready', userId: '', fieldError: null, outcome: null });
+  const state = createStore<PurchaseState>({ step: 'ready', userId: options.userId ?? '', fieldError: null, outcome: null });
   const dispatch = (action: Action) => state.set(reduce(state.get(), action));
   let attempts = 0;
   let stopped = false;
