@@ -108,10 +108,24 @@ describe('a purchase', () => {
   });
 
   it('made before is shown with its number', async () => {
-    const { session } = setUp({ buys: [refused('ALREADY_PURCHASED')], finds: [ok] });
+    const earlier = { ...bought, purchasedAt: new Date(998_900).toISOString() };
+    const { session } = setUp({ buys: [refused('ALREADY_PURCHASED')], finds: [{ kind: 'ok', value: earlier }] });
     session.typed('ada');
     await session.buy();
-    expect(session.state.get().outcome).toEqual({ kind: 'already', purchase: bought });
+    expect(session.state.get().outcome).toEqual({ kind: 'already', purchase: earlier });
+  });
+
+  it.each([
+    ['ALREADY_PURCHASED', 200],
+    ['RATE_LIMITED', 429],
+    ['SOLD_OUT', 200],
+    ['SALE_NOT_ACTIVE', 200],
+  ])('that the browser sent twice by itself is confirmed, whatever became of the copy: %s', async (code, status) => {
+    const own = { ...bought, purchasedAt: new Date(1_000_000).toISOString() };
+    const { session } = setUp({ buys: [refused(code, status)], finds: [gone, { kind: 'ok', value: own }] });
+    session.typed('ada');
+    await session.buy();
+    expect(session.state.get().outcome).toEqual({ kind: 'confirmed', purchase: own, restored: false });
   });
 
   it('whose answer was lost is found again', async () => {

@@ -78,6 +78,10 @@ export function judge(answer: Answer<Purchase>, now: number): Outcome | { kind: 
 /** The server answers or gives up within 2 s, so "no purchase" is final once an attempt is older than this. */
 export const DECIDED_MS = 2500;
 const CHECK = { baseMs: 500, maxMs: 5000 };
+const LOOK_UPS = 6;
+const LATE_LOOK_MS = 3000;
+/** How far the server's clock may be from what is known of it, and less than the second between two attempts. */
+const CLOCK_SLACK_MS = 500;
 
 export interface SessionOptions {
   api: Api;
@@ -146,11 +150,35 @@ export function startSession(options: SessionOptions): Session {
       dispatch({ type: 'settled', outcome: null });
       return dispatch({ type: 'invalid', message: verdict.message });
     }
-    if (verdict.kind === 'already') {
-      const found = await api.purchase(sale.sku, userId);
-      return settle(userId, { kind: 'already', purchase: found.kind === 'ok' ? found.value : null });
+    if (verdict.kind === 'confirmed') return settle(userId, verdict);
+    await settleDenied(userId, sentAt, verdict);
+  }
+
+  /**
+   * Browsers send an order again by themselves when a kept-alive connection breaks under it. The second copy is denied
+   * (a duplicate, too soon, sold out by the first copy), so after a denial the server is asked whether there is a
+   * purchase. Those who were simply too late are many at once: they see it first, and ask over the next seconds.
+   */
+  async function settleDenied(userId: string, sentAt: number, outcome: Outcome): Promise<void> {
+    if (outcome.kind === 'already' || outcome.kind === 'throttled') return settle(userId, (await held(userId, sentAt)) ?? outcome);
+    settle(userId, outcome);
+    if (outcome.kind !== 'soldOut' && outcome.kind !== 'notActive') return;
+    await sleep(random() * LATE_LOOK_MS);
+    const found = await held(userId, sentAt);
+    if (found !== null && !stopped && state.get().outcome === outcome) settle(userId, found);
+  }
+
+  /** The shopper's purchase, if there is one; it is this attempt's own unless it is older. */
+  async function held(userId: string, sentAt: number): Promise<Outcome | null> {
+    let found = await api.purchase(sale.sku, userId);
+    for (let attempt = 0; found.kind === 'unreachable' && attempt < LOOK_UPS && !stopped; attempt += 1) {
+      await sleep(backoff(attempt, CHECK, random, 300));
+      found = await api.purchase(sale.sku, userId);
     }
-    settle(userId, verdict);
+    if (found.kind !== 'ok') return null;
+    const age = clock.now() - Date.parse(found.value.purchasedAt);
+    const own = age <= wallClock() - sentAt + CLOCK_SLACK_MS;
+    return own ? { kind: 'confirmed', purchase: found.value, restored: false } : { kind: 'already', purchase: found.value };
   }
 
   /** Asks until it is certain. `answer` is what the attempt itself brought, `null` after a reload. */

@@ -114,7 +114,7 @@ export function Notice({ purchase: { step, outcome } }: { purchase: PurchaseStat
   }
   switch (outcome?.kind) {
     case 'throttled':
-      return <Line kind="throttled" title="Too many attempts.">Nothing was bought. Wait a moment, then try again.</Line>;
+      return <Line kind="throttled" title="Too many attempts.">This one was not taken. Wait a moment, then try again.</Line>;
     case 'unavailable':
       return <Line kind="unavailable" title="The shop is overloaded.">Nothing was bought. You can try again.</Line>;
     case 'lost':

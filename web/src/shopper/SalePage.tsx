@@ -50,7 +50,7 @@ export function SalePage({ view, typed, ...deps }: AppProps & { view: SaleView; 
         </p>
         <h1>{view.productName}</h1>
         <Countdown view={view} clock={clock} />
-        {final && outcome && <OutcomeCard outcome={outcome} view={view} clock={clock} onStartOver={session.startOver} />}
+        {final && outcome && <OutcomeCard key={outcome.kind} outcome={outcome} view={view} clock={clock} onStartOver={session.startOver} />}
         {view.state === 'ENDED' && !final && <p className="closing">{closingWords(view)}</p>}
         {!over && !holdsUnit(purchase) && <BuyForm view={view} session={session} purchase={purchase} clock={clock} fallbackFocus={eyebrow} />}
         <dl className="facts">
