@@ -74,12 +74,12 @@ it('when the sale ends under the focus, the focus moves to what happened', async
 });
 
 it('turns and the last units are announced, single ticks are not', async () => {
-  const sku = await createSale(server, { stock: 3, startsInMs: 2000 });
+  const sku = await createSale(server, { stock: 3, startsInMs: 4000 });
   const page = await openSale(await browser.page(), server, sku);
   const said = page.getByTestId('announcer');
   expect(await said.getAttribute('role')).toBe('status');
   expect(await said.textContent()).toBe('');
-  await expect.poll(() => said.textContent(), { timeout: 5000 }).toBe('The sale is open. 3 units available.');
+  await expect.poll(() => said.textContent(), { timeout: 8000 }).toBe('The sale is open. 3 units available.');
   await buyElsewhere(server, sku);
   await expect.poll(() => said.textContent()).toBe('2 units left.');
 });

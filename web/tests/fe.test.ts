@@ -104,7 +104,7 @@ describe('FE-4 the outcomes look different', () => {
   });
 
   it('not active, when the order arrived after the close', async () => {
-    const sku = await activeSale(server, { lastsMs: 2500 });
+    const sku = await activeSale(server, { lastsMs: 4500 });
     const page = await openSale(await browser.page(), server, sku);
     await page.route('**/api/v1/purchases', async (route) => {
       await expect.poll(async () => (await status(server, sku)).state, { timeout: 8000 }).toBe('ENDED');
