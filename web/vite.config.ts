@@ -1,0 +1,35 @@
+// Build and tests. The output runs under a strict Content-Security-Policy and from any path: no inline script or
+// style, no data: URLs, relative asset names with a hash of their content.
+import { resolve } from 'node:path';
+import { defineConfig } from 'vitest/config';
+
+const here = import.meta.dirname;
+
+export default defineConfig({
+  base: './',
+  build: {
+    target: 'es2022',
+    assetsInlineLimit: 0,
+    modulePreload: { polyfill: false },
+    rolldownOptions: {
+      output: { chunkFileNames: 'assets/shared-[hash].js' },
+      input: { index: resolve(here, 'index.html'), admin: resolve(here, 'admin.html') },
+    },
+  },
+  server: { proxy: { '/api': 'http://127.0.0.1:8080', '/health': 'http://127.0.0.1:8080' } },
+  test: {
+    projects: [
+      { extends: true, test: { name: 'unit', include: ['src/**/*.test.ts', 'mock/**/*.test.ts'] } },
+      {
+        extends: true,
+        test: {
+          name: 'browser',
+          include: ['tests/**/*.test.ts'],
+          testTimeout: 30_000,
+          hookTimeout: 30_000,
+          fileParallelism: false,
+        },
+      },
+    ],
+  },
+});
