@@ -1,0 +1,19 @@
+//! Tier: AI calls per plan, minute and day; and the limits behind it, for anyone.
+//!
+//! A [`Rule`] says how much a key may spend, and a few bytes beside it say what the key has spent. Both belong to the
+//! engine, which locks the bytes, asks the rule, and keeps what comes back. A refusal changes nothing, so several rules
+//! can be spent together or not at all.
+
+mod bucket;
+mod hold;
+mod limit;
+mod rule;
+mod sliding;
+mod window;
+
+pub use bucket::{Level, TokenBucket};
+pub use hold::{Correction, Hold, Settlement};
+pub use limit::{Limit, LimitError, Spent};
+pub use rule::{Claim, Decision, Refusal, Rule, Standing, take_all};
+pub use sliding::{Counts, SlidingWindow};
+pub use window::{Count, FixedWindow};
