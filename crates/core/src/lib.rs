@@ -8,6 +8,7 @@ pub mod id;
 pub mod quota;
 pub mod request;
 pub mod slot;
+pub mod tier;
 pub mod time;
 pub mod verdict;
 pub mod webhook;

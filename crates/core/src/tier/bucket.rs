@@ -1,0 +1,336 @@
+//! The token bucket: so many tokens at most, refilled all the time, in whole numbers.
+//!
+//! A bucket is one number: when it will be full again. That number counts in *ticks*, as many to the microsecond as the
+//! bucket gains tokens in a period. A token then takes a period of them to come back (tokens per period, times
+//! microseconds per period, cancels out), so every token and every moment is a whole number of ticks: there is nothing to
+//! round, and nothing to drift. A bucket nobody touches refills without anybody doing anything.
+
+use std::time::Duration;
+
+use super::limit::{LimitError, checked_amount, checked_period_us};
+use super::rule::{Refusal, Rule, Standing};
+use crate::Timestamp;
+
+/// A bucket's size, and how fast it refills.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct TokenBucket {
+    capacity: u32,
+    refill: u32,
+    period_us: u64,
+}
+
+/// When a bucket is full again, in its own ticks: 96 bits in twelve bytes, because engines keep millions of them.
+///
+/// That is enough: a [`Timestamp`] has 64 bits and a microsecond at most 2³¹ ticks. A debt that would not fit is cut off
+/// there, thousands of years ahead.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Level {
+    high: i32,
+    middle: u32,
+    low: u32,
+}
+
+impl Level {
+    /// Full since the beginning of time.
+    pub const FULL: Self = Self { high: i32::MIN, middle: 0, low: 0 };
+
+    const MIN_TICKS: i128 = -(1 << 95);
+    const MAX_TICKS: i128 = (1 << 95) - 1;
+
+    /// The number as engines store it: its upper 64 bits and its lower 32.
+    #[must_use]
+    pub const fn to_parts(self) -> (i64, u32) {
+        (((self.high as i64) << 32) | self.middle as i64, self.low)
+    }
+
+    /// The number from its parts.
+    #[must_use]
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "cuts the number into its words"
+    )]
+    pub const fn from_parts(upper: i64, low: u32) -> Self {
+        Self { high: (upper >> 32) as i32, middle: upper as u32, low }
+    }
+
+    const fn ticks(self) -> i128 {
+        let (upper, low) = self.to_parts();
+        ((upper as i128) << 32) | low as i128
+    }
+
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "clamped; the rest is the low word"
+    )]
+    fn at(ticks: i128) -> Self {
+        let ticks = ticks.clamp(Self::MIN_TICKS, Self::MAX_TICKS);
+        Self::from_parts((ticks >> 32) as i64, ticks as u32)
+    }
+}
+
+/// A product of 64 by at most 63 bits, which 128 bits always hold.
+#[expect(clippy::arithmetic_side_effects, reason = "cannot overflow, and a checked product is a call")]
+fn product(a: i64, b: u64) -> i128 {
+    debug_assert!(b <= i64::MAX.unsigned_abs());
+    i128::from(a) * i128::from(b)
+}
+
+/// `a / b`, rounded up, in the fast division where the numbers are small enough.
+fn div_ceil(a: u128, b: u64) -> u128 {
+    match u64::try_from(a) {
+        Ok(a) => u128::from(a.div_ceil(b.max(1))),
+        Err(_wide) => a.div_ceil(u128::from(b.max(1))),
+    }
+}
+
+fn micros(count: u128) -> Duration {
+    Duration::from_micros(u64::try_from(count).unwrap_or(u64::MAX))
+}
+
+impl TokenBucket {
+    /// A bucket of `capacity` tokens that gains `refill` of them in every `period`, evenly.
+    ///
+    /// # Errors
+    /// When a number is out of range.
+    pub fn new(capacity: u32, refill: u32, period: Duration) -> Result<Self, LimitError> {
+        Ok(Self {
+            capacity: checked_amount(capacity)?,
+            refill: checked_amount(refill)?,
+            period_us: checked_period_us(period)?,
+        })
+    }
+
+    /// A bucket whose numbers are known to be in range.
+    pub(super) const fn known(capacity: u32, refill: u32, period_ms: u32) -> Self {
+        Self { capacity, refill, period_us: (period_ms as u64).saturating_mul(1_000) }
+    }
+
+    /// The most tokens it holds.
+    #[must_use]
+    pub const fn capacity(&self) -> u32 {
+        self.capacity
+    }
+
+    /// The tokens it gains in a period.
+    #[must_use]
+    pub const fn refill(&self) -> u32 {
+        self.refill
+    }
+
+    /// The period of the refill.
+    #[must_use]
+    pub const fn period(&self) -> Duration {
+        Duration::from_micros(self.period_us)
+    }
+
+    /// Where a key stands.
+    #[must_use]
+    pub fn standing(&self, level: &Level, now: Timestamp) -> Standing {
+        let missing = self.missing_ticks(*level, now);
+        let remaining = self.capacity.saturating_sub(self.spent_units(level, now));
+        let one_more = self.tokens_ticks(self.capacity.saturating_sub(remaining).saturating_sub(1));
+        Standing {
+            limit: self.capacity,
+            remaining,
+            next_after: self.wait_until_missing(missing, one_more),
+            reset_after: self.wait_until_missing(missing, 0),
+        }
+    }
+
+    /// The tokens a key has spent and not regained, rounded up.
+    #[must_use]
+    pub fn spent_units(&self, level: &Level, now: Timestamp) -> u32 {
+        u32::try_from(div_ceil(self.missing_ticks(*level, now), self.period_us)).unwrap_or(u32::MAX)
+    }
+
+    /// The moment as the bucket counts it.
+    fn ticks(&self, now: Timestamp) -> i128 {
+        product(now.as_micros(), u64::from(self.refill))
+    }
+
+    /// The time it takes to regain so many tokens.
+    fn tokens_ticks(&self, tokens: u32) -> u128 {
+        product(i64::from(tokens), self.period_us).unsigned_abs()
+    }
+
+    /// The time until the bucket is full.
+    fn missing_ticks(&self, level: Level, now: Timestamp) -> u128 {
+        level.ticks().saturating_sub(self.ticks(now)).max(0).unsigned_abs()
+    }
+
+    /// How long until no more than `allowed` is missing.
+    fn wait_until_missing(&self, missing: u128, allowed: u128) -> Duration {
+        micros(div_ceil(missing.saturating_sub(allowed), u64::from(self.refill)))
+    }
+}
+
+impl Rule for TokenBucket {
+    type Spent = Level;
+
+    fn unspent(&self) -> Level {
+        Level::FULL
+    }
+
+    fn is_unspent(&self, level: &Level, now: Timestamp) -> bool {
+        level.ticks() <= self.ticks(now)
+    }
+
+    fn has_room(&self, level: &Level, cost: u32, now: Timestamp) -> bool {
+        let Some(others) = self.capacity.checked_sub(cost) else { return false };
+        cost == 0 || self.missing_ticks(*level, now) <= self.tokens_ticks(others)
+    }
+
+    fn charge(&self, level: &mut Level, cost: u32, now: Timestamp) {
+        let full_at = level.ticks().max(self.ticks(now));
+        *level = Level::at(full_at.saturating_add_unsigned(self.tokens_ticks(cost)));
+    }
+
+    /// A token has no date: what came back in the meantime is not deducted, but the bucket is never more than full.
+    fn give_back(&self, level: &mut Level, cost: u32, _taken_at: Option<Timestamp>, now: Timestamp) {
+        if !self.is_unspent(level, now) {
+            let full_at = level.ticks().saturating_sub_unsigned(self.tokens_ticks(cost));
+            *level = Level::at(full_at.max(self.ticks(now)));
+        }
+    }
+
+    fn refusal(&self, level: &Level, cost: u32, now: Timestamp) -> Refusal {
+        let others = self.capacity.checked_sub(cost).map(|others| self.tokens_ticks(others));
+        let missing = self.missing_ticks(*level, now);
+        Refusal::alone(others.map(|others| self.wait_until_missing(missing, others)))
+    }
+
+    /// Tokens spent stay spent, also those the new bucket could not hold: otherwise a change to a small bucket and back
+    /// would be a refill.
+    fn adopt(&self, old: &Self, level: Level, now: Timestamp) -> Level {
+        if (self.refill, self.period_us) == (old.refill, old.period_us) {
+            return level;
+        }
+        let missing = old.missing_ticks(level, now);
+        if missing == 0 {
+            return Level::FULL;
+        }
+        let here =
+            missing.saturating_mul(u128::from(self.period_us)).div_ceil(u128::from(old.period_us.max(1)));
+        Level::at(self.ticks(now).saturating_add_unsigned(here))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Decision, Limit};
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    fn at(micros: i64) -> Timestamp {
+        Timestamp::from_micros(1_700_000_000_000_000_i64.saturating_add(micros))
+    }
+
+    fn minute(capacity: u32, refill: u32) -> TokenBucket {
+        TokenBucket::new(capacity, refill, Duration::from_secs(60)).unwrap()
+    }
+
+    #[test]
+    fn a_level_is_twelve_bytes_and_survives_its_parts() {
+        assert_eq!((size_of::<Level>(), align_of::<Level>()), (12, 4));
+        assert_eq!(Level::FULL.ticks(), Level::MIN_TICKS);
+        for ticks in [0, 1, -1, i128::from(u32::MAX), 1 << 40, -(1 << 70), Level::MAX_TICKS, Level::MIN_TICKS]
+        {
+            let level = Level::at(ticks);
+            assert_eq!(level.ticks(), ticks);
+            let (upper, low) = level.to_parts();
+            assert_eq!(Level::from_parts(upper, low), level);
+        }
+        assert_eq!(Level::at(i128::MAX).ticks(), Level::MAX_TICKS);
+    }
+
+    #[test]
+    fn a_new_bucket_is_full_and_gives_its_capacity_at_once() {
+        let bucket = minute(8, 5);
+        let mut level = bucket.unspent();
+        for left in (0..8).rev() {
+            assert!(bucket.take(&mut level, 1, at(0)).is_allowed());
+            assert_eq!(bucket.standing(&level, at(0)).remaining, left);
+        }
+        let refusal = Refusal::alone(Some(12 * SECOND));
+        assert_eq!(bucket.take(&mut level, 1, at(0)), Decision::Denied(refusal), "5 a minute is one in 12 s");
+    }
+
+    #[test]
+    fn fractions_of_a_microsecond_are_kept() {
+        // 7 a minute: a token takes 8 571 428 and 4/7 microseconds.
+        let bucket = minute(7, 7);
+        let mut level = bucket.unspent();
+        assert!(bucket.take(&mut level, 7, at(0)).is_allowed());
+        for token in 1..=7_u32 {
+            let due = (60_000_000 * i64::from(token) + 6) / 7;
+            assert!(!bucket.has_room(&level, token, at(due - 1)), "token {token}");
+            assert!(bucket.has_room(&level, token, at(due)), "token {token}");
+        }
+    }
+
+    #[test]
+    fn a_cost_above_the_capacity_never_fits_and_nothing_always_does() {
+        let bucket = minute(5, 5);
+        let mut level = bucket.unspent();
+        assert_eq!(bucket.take(&mut level, 6, at(0)), Decision::Denied(Refusal::alone(None)));
+        bucket.charge(&mut level, 50, at(0));
+        assert_eq!(bucket.standing(&level, at(0)).remaining, 0);
+        let owing = level;
+        assert!(bucket.take(&mut level, 0, at(0)).is_allowed());
+        assert_eq!(level, owing);
+        let wait = Refusal::alone(Some(46 * 12 * SECOND));
+        assert_eq!(bucket.take(&mut level, 1, at(0)), Decision::Denied(wait), "a debt is paid off first");
+    }
+
+    #[test]
+    fn a_refund_never_fills_past_full() {
+        let bucket = minute(5, 5);
+        let mut level = bucket.unspent();
+        bucket.give_back(&mut level, 3, None, at(0));
+        assert!(bucket.take(&mut level, 5, at(0)).is_allowed());
+        bucket.give_back(&mut level, u32::MAX, None, at(0));
+        assert_eq!(bucket.standing(&level, at(0)).remaining, 5);
+        assert!(bucket.take(&mut level, 5, at(0)).is_allowed());
+        assert!(!bucket.has_room(&level, 1, at(0)));
+    }
+
+    #[test]
+    fn what_was_spent_stays_spent_under_another_rule_and_back() {
+        let (free, pro) = (minute(8, 5), minute(40, 30));
+        let mut level = pro.unspent();
+        pro.charge(&mut level, 30, at(0));
+        let small = free.adopt(&pro, level, at(0));
+        assert_eq!(free.standing(&small, at(0)).remaining, 0);
+        assert_eq!(free.refusal(&small, 1, at(0)).retry_after, Some(23 * 12 * SECOND));
+        let back = pro.adopt(&free, small, at(0));
+        assert_eq!(back, level);
+        // A token in 2 s now, and 30 are missing.
+        assert_eq!(pro.standing(&back, at(2_000_000)).remaining, 11);
+    }
+
+    #[test]
+    fn a_clock_that_steps_back_gives_nothing() {
+        let bucket = minute(2, 1);
+        let mut level = bucket.unspent();
+        assert!(bucket.take(&mut level, 2, at(0)).is_allowed());
+        assert!(!bucket.has_room(&level, 1, Timestamp::EPOCH));
+        assert!(!bucket.has_room(&level, 1, Timestamp::from_micros(i64::MIN)));
+    }
+
+    #[test]
+    fn the_largest_numbers_do_not_wrap() {
+        let bucket = TokenBucket::new(Limit::MAX, Limit::MAX, Limit::MAX_PERIOD).unwrap();
+        let end = Timestamp::from_micros(i64::MAX);
+        let mut level = bucket.unspent();
+        assert!(bucket.take(&mut level, Limit::MAX, end).is_allowed());
+        assert!(!bucket.has_room(&level, 1, end));
+        for _ in 0..100 {
+            bucket.charge(&mut level, u32::MAX, end);
+        }
+        assert!(!bucket.has_room(&level, 1, end));
+        assert_eq!(bucket.standing(&level, Timestamp::from_micros(i64::MIN)).remaining, 0);
+    }
+}

@@ -1,0 +1,173 @@
+//! The headers of a limited response, allowed or denied.
+
+use std::time::Duration;
+
+use super::bucket::Level;
+use super::plan::{DAILY, MINUTE, TierLimits};
+use super::rule::Decision;
+use crate::Timestamp;
+
+/// What the headers of a response say.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Headers {
+    /// Requests a minute.
+    pub limit: u32,
+    /// Tokens left in the minute's bucket, which may hold more than `limit` at first.
+    pub remaining: u64,
+    /// Seconds until the next token; of a denied request, until it would be allowed.
+    pub reset_s: u64,
+    /// Seconds to wait, on a denied request only. At least 1, and never too few.
+    pub retry_after_s: Option<u64>,
+    /// What the newer pair of headers says; nothing while limits are switched off.
+    pub named: Option<NamedLimit>,
+}
+
+/// The limit that the newer pair of headers is about: the minute's, or the day's when that denied the request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NamedLimit {
+    /// Its name.
+    pub name: &'static str,
+    /// What it gains in its window.
+    pub quota: u32,
+    /// Its window, in seconds.
+    pub window_s: u64,
+    /// Its tokens.
+    pub remaining: u32,
+}
+
+/// The name of a header and its value.
+pub type Header = (&'static str, String);
+
+impl Headers {
+    /// What is told after a decision, where `spent` is what counts after it.
+    #[must_use]
+    pub fn after(limits: &TierLimits, spent: &[Level; 2], decision: &Decision, now: Timestamp) -> Self {
+        let [daily, minute] = limits.rule();
+        let [daily_level, minute_level] = spent;
+        let standing = minute.standing(minute_level, now);
+        let (reset, denied_by) = match decision {
+            Decision::Allowed => (standing.next_after, MINUTE),
+            Decision::Denied(refusal) => (refusal.retry_after.unwrap_or(Duration::MAX), refusal.denied_by),
+        };
+        let (name, bucket, remaining) = if denied_by == DAILY {
+            ("daily", daily, daily.standing(daily_level, now).remaining)
+        } else {
+            ("minute", minute, standing.remaining)
+        };
+        Self {
+            limit: limits.requests_per_minute(),
+            remaining: u64::from(standing.remaining),
+            reset_s: whole_seconds(reset),
+            retry_after_s: (!decision.is_allowed()).then(|| whole_seconds(reset).max(1)),
+            named: Some(NamedLimit {
+                name,
+                quota: bucket.refill(),
+                window_s: bucket.period().as_secs(),
+                remaining,
+            }),
+        }
+    }
+
+    /// What is told while limits are switched off.
+    #[must_use]
+    pub const fn unlimited(limits: &TierLimits) -> Self {
+        let remaining = i64::MAX.unsigned_abs();
+        Self { limit: limits.requests_per_minute(), remaining, reset_s: 0, retry_after_s: None, named: None }
+    }
+
+    /// The headers, by their lower-case names.
+    pub fn iter(&self) -> impl Iterator<Item = Header> {
+        let pair = self.named.map(|named| {
+            let NamedLimit { name, quota, window_s, remaining } = named;
+            [
+                ("ratelimit-policy", format!("\"{name}\";q={quota};w={window_s}")),
+                ("ratelimit", format!("\"{name}\";r={remaining};t={}", self.reset_s)),
+            ]
+        });
+        let fixed = [
+            ("x-ratelimit-limit", self.limit.to_string()),
+            ("x-ratelimit-remaining", self.remaining.to_string()),
+            ("x-ratelimit-reset", self.reset_s.to_string()),
+        ];
+        let retry = self.retry_after_s.map(|seconds| ("retry-after", seconds.to_string()));
+        fixed.into_iter().chain(pair.into_iter().flatten()).chain(retry)
+    }
+}
+
+/// Whole seconds, rounded up, so that whoever waits for them has waited long enough.
+fn whole_seconds(span: Duration) -> u64 {
+    span.as_secs().saturating_add(u64::from(span.subsec_nanos() > 0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Rule, Tier};
+    use super::*;
+
+    const NOW: Timestamp = Timestamp::from_seconds(1_700_000_000);
+
+    fn text(headers: &Headers) -> Vec<String> {
+        headers.iter().map(|(name, value)| format!("{name}: {value}")).collect()
+    }
+
+    fn spend(limits: &TierLimits, requests: u32) -> ([Level; 2], Decision) {
+        let rule = limits.rule();
+        let mut spent = rule.unspent();
+        let mut last = Decision::Allowed;
+        for _ in 0..requests {
+            last = rule.take(&mut spent, 1, NOW);
+        }
+        (spent, last)
+    }
+
+    #[test]
+    fn an_allowed_request_is_told_what_is_left_and_when_the_next_token_comes() {
+        let limits = Tier::Pro.defaults();
+        let (spent, decision) = spend(&limits, 12);
+        let expected = [
+            "x-ratelimit-limit: 30",
+            "x-ratelimit-remaining: 28",
+            "x-ratelimit-reset: 2",
+            "ratelimit-policy: \"minute\";q=30;w=60",
+            "ratelimit: \"minute\";r=28;t=2",
+        ];
+        assert_eq!(text(&Headers::after(&limits, &spent, &decision, NOW)), expected);
+    }
+
+    #[test]
+    fn a_request_the_minute_denies_is_told_when_to_come_back() {
+        let limits = Tier::Free.defaults();
+        let (spent, decision) = spend(&limits, 9);
+        let now = NOW.plus(Duration::from_micros(1));
+        let denied = limits.rule().take(&mut spent.clone(), 1, now);
+        assert!(!decision.is_allowed());
+        let headers = Headers::after(&limits, &spent, &denied, now);
+        assert_eq!(headers.retry_after_s, Some(12), "not a second too few");
+        assert_eq!(
+            text(&headers)[3..],
+            ["ratelimit-policy: \"minute\";q=5;w=60", "ratelimit: \"minute\";r=0;t=12", "retry-after: 12"]
+        );
+    }
+
+    #[test]
+    fn a_request_the_day_denies_is_told_of_the_day() {
+        let limits = TierLimits::new(15, 20, 10).unwrap();
+        let (spent, decision) = spend(&limits, 11);
+        let expected = [
+            "x-ratelimit-limit: 15",
+            "x-ratelimit-remaining: 10",
+            "x-ratelimit-reset: 8640",
+            "ratelimit-policy: \"daily\";q=10;w=86400",
+            "ratelimit: \"daily\";r=0;t=8640",
+            "retry-after: 8640",
+        ];
+        assert_eq!(text(&Headers::after(&limits, &spent, &decision, NOW)), expected);
+    }
+
+    #[test]
+    fn limits_that_are_off_say_so_in_the_largest_number() {
+        let expected =
+            ["x-ratelimit-limit: 30", "x-ratelimit-remaining: 9223372036854775807", "x-ratelimit-reset: 0"];
+        assert_eq!(text(&Headers::unlimited(&Tier::Pro.defaults())), expected);
+    }
+}

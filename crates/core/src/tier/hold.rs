@@ -1,0 +1,136 @@
+//! Holds, for work whose cost is known only afterwards.
+//!
+//! A hold spends its estimate when it is made, so nothing has to happen when it expires: it is spent, and stays so.
+//! Settling it in time corrects the estimate, once.
+
+use std::time::Duration;
+
+use super::rule::Rule;
+use crate::Timestamp;
+
+/// An estimate that was spent, and may be corrected until it expires.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Hold {
+    /// What was spent.
+    pub cost: u32,
+    /// When it was spent.
+    pub taken_at: Timestamp,
+    /// When it can no longer be corrected.
+    pub expires_at: Timestamp,
+    /// The true cost, once it is known.
+    pub settled: Option<u32>,
+}
+
+/// What settling a hold came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub enum Settlement {
+    /// It is settled now, and this is left to do.
+    Settled(Correction),
+    /// It was settled before, at this cost; the answer is the same again, whatever cost came this time.
+    Again(u32),
+    /// It had expired and is spent in full.
+    Expired,
+}
+
+/// The difference between an estimate and the true cost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub enum Correction {
+    /// It cost what was held.
+    None,
+    /// It cost more: this much is to be spent too, as a debt if there is no room.
+    Charge(u32),
+    /// It cost less: this much is to be given back.
+    GiveBack(u32),
+}
+
+impl Hold {
+    /// A hold of `cost`, which has been spent at `now`.
+    #[must_use]
+    pub fn new(cost: u32, now: Timestamp, ttl: Duration) -> Self {
+        Self { cost, taken_at: now, expires_at: now.plus(ttl), settled: None }
+    }
+
+    /// Whether it can no longer be settled.
+    #[must_use]
+    pub fn has_expired(&self, now: Timestamp) -> bool {
+        self.settled.is_none() && now >= self.expires_at
+    }
+
+    /// Settles it at its true cost.
+    pub fn settle(&mut self, cost: u32, now: Timestamp) -> Settlement {
+        if let Some(settled) = self.settled {
+            return Settlement::Again(settled);
+        }
+        if self.has_expired(now) {
+            return Settlement::Expired;
+        }
+        self.settled = Some(cost);
+        let more = cost.saturating_sub(self.cost);
+        let less = self.cost.saturating_sub(cost);
+        Settlement::Settled(match (more, less) {
+            (0, 0) => Correction::None,
+            (0, less) => Correction::GiveBack(less),
+            (more, _) => Correction::Charge(more),
+        })
+    }
+
+    /// Carries out the correction on what the hold was taken from.
+    pub fn correct<R: Rule>(&self, correction: Correction, rule: &R, spent: &mut R::Spent, now: Timestamp) {
+        match correction {
+            Correction::None => {}
+            Correction::Charge(more) => rule.charge(spent, more, now),
+            Correction::GiveBack(less) => rule.give_back(spent, less, Some(self.taken_at), now),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::TokenBucket;
+    use super::*;
+
+    const MINUTE: Duration = Duration::from_secs(60);
+
+    fn at(seconds: i64) -> Timestamp {
+        Timestamp::from_seconds(seconds)
+    }
+
+    fn remaining_after(estimate: u32, cost: u32) -> (u32, Settlement) {
+        let bucket = TokenBucket::new(100, 1, Duration::from_secs(3_600)).unwrap();
+        let mut level = bucket.unspent();
+        assert!(bucket.take(&mut level, estimate, at(0)).is_allowed());
+        let mut hold = Hold::new(estimate, at(0), MINUTE);
+        let settlement = hold.settle(cost, at(1));
+        if let Settlement::Settled(correction) = settlement {
+            hold.correct(correction, &bucket, &mut level, at(1));
+        }
+        (bucket.standing(&level, at(1)).remaining, settlement)
+    }
+
+    #[test]
+    fn settling_corrects_the_estimate_both_ways() {
+        assert_eq!(remaining_after(40, 40), (60, Settlement::Settled(Correction::None)));
+        assert_eq!(remaining_after(40, 10), (90, Settlement::Settled(Correction::GiveBack(30))));
+        assert_eq!(remaining_after(40, 0), (100, Settlement::Settled(Correction::GiveBack(40))));
+        assert_eq!(remaining_after(40, 70), (30, Settlement::Settled(Correction::Charge(30))));
+        assert_eq!(remaining_after(40, 400), (0, Settlement::Settled(Correction::Charge(360))), "a debt");
+    }
+
+    #[test]
+    fn a_hold_is_settled_once_and_answers_the_same_again_even_after_its_time() {
+        let mut hold = Hold::new(5, at(0), MINUTE);
+        assert_eq!(hold.settle(3, at(59)), Settlement::Settled(Correction::GiveBack(2)));
+        assert_eq!(hold.settle(5, at(59)), Settlement::Again(3));
+        assert_eq!(hold.settle(0, at(600)), Settlement::Again(3));
+    }
+
+    #[test]
+    fn a_hold_that_was_not_settled_in_time_is_spent() {
+        let mut hold = Hold::new(5, at(0), MINUTE);
+        assert!(!hold.has_expired(Timestamp::from_micros(at(60).as_micros() - 1)));
+        assert_eq!(hold.settle(0, at(60)), Settlement::Expired);
+        assert_eq!(hold.settled, None);
+    }
+}

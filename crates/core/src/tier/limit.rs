@@ -1,0 +1,227 @@
+//! A limit of any kind, for policies that say their kind when they are made.
+
+use std::time::Duration;
+
+use super::bucket::{Level, TokenBucket};
+use super::rule::{Refusal, Rule, Standing};
+use super::sliding::{Counts, SlidingWindow};
+use super::window::{Count, FixedWindow};
+use crate::Timestamp;
+
+/// One limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Limit {
+    /// Tokens that come back all the time.
+    TokenBucket(TokenBucket),
+    /// So much from the first thing spent until the window ends.
+    FixedWindow(FixedWindow),
+    /// So much in the window behind any moment.
+    SlidingWindow(SlidingWindow),
+}
+
+/// What a key has spent of a [`Limit`], in the three numbers that engines store. What they mean, the limit knows: the
+/// parts of a [`Level`], or the start of a window and what was spent in it and in the one before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Spent(pub i64, pub u32, pub u32);
+
+/// A number that a limit does not take. The messages finish the sentence "limit …" or "window …".
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum LimitError {
+    /// Not from 1 to [`Limit::MAX`].
+    #[error("must be an integer from 1 to {}", Limit::MAX)]
+    Amount,
+    /// Not whole milliseconds from 1 ms to [`Limit::MAX_PERIOD`].
+    #[error("must be a duration of whole milliseconds from 1 millisecond to 366 days, such as PT1M")]
+    Period,
+}
+
+/// The same expression for every kind of limit, where each has a type of its own.
+macro_rules! of_any_kind {
+    ($limit:expr, $rule:ident => $what:expr) => {
+        match $limit {
+            Limit::TokenBucket($rule) => $what,
+            Limit::FixedWindow($rule) => $what,
+            Limit::SlidingWindow($rule) => $what,
+        }
+    };
+}
+
+pub(super) fn checked_amount(amount: u32) -> Result<u32, LimitError> {
+    if matches!(amount, 1..=Limit::MAX) { Ok(amount) } else { Err(LimitError::Amount) }
+}
+
+pub(super) fn checked_period_us(period: Duration) -> Result<u64, LimitError> {
+    let is_whole = period.subsec_nanos().checked_rem(1_000_000) == Some(0);
+    if period.is_zero() || period > Limit::MAX_PERIOD || !is_whole {
+        return Err(LimitError::Period);
+    }
+    u64::try_from(period.as_micros()).map_err(|_too_long| LimitError::Period)
+}
+
+impl Limit {
+    /// The largest amount: what a Postgres `INT` holds.
+    pub const MAX: u32 = i32::MAX.unsigned_abs();
+    /// The longest window or period.
+    pub const MAX_PERIOD: Duration = Duration::from_secs(366 * 86_400);
+
+    /// Where a key stands.
+    #[must_use]
+    pub fn standing(&self, spent: &Spent, now: Timestamp) -> Standing {
+        of_any_kind!(self, rule => rule.standing(&(*spent).into(), now))
+    }
+
+    /// What counts as spent at `now`, rounded up.
+    #[must_use]
+    pub fn spent_units(&self, spent: &Spent, now: Timestamp) -> u32 {
+        of_any_kind!(self, rule => rule.spent_units(&(*spent).into(), now))
+    }
+}
+
+impl Rule for Limit {
+    type Spent = Spent;
+
+    fn unspent(&self) -> Spent {
+        of_any_kind!(self, rule => rule.unspent().into())
+    }
+
+    fn is_unspent(&self, spent: &Spent, now: Timestamp) -> bool {
+        of_any_kind!(self, rule => rule.is_unspent(&(*spent).into(), now))
+    }
+
+    fn has_room(&self, spent: &Spent, cost: u32, now: Timestamp) -> bool {
+        of_any_kind!(self, rule => rule.has_room(&(*spent).into(), cost, now))
+    }
+
+    fn charge(&self, spent: &mut Spent, cost: u32, now: Timestamp) {
+        of_any_kind!(self, rule => {
+            let mut own = (*spent).into();
+            rule.charge(&mut own, cost, now);
+            *spent = own.into();
+        });
+    }
+
+    fn give_back(&self, spent: &mut Spent, cost: u32, taken_at: Option<Timestamp>, now: Timestamp) {
+        of_any_kind!(self, rule => {
+            let mut own = (*spent).into();
+            rule.give_back(&mut own, cost, taken_at, now);
+            *spent = own.into();
+        });
+    }
+
+    fn refusal(&self, spent: &Spent, cost: u32, now: Timestamp) -> Refusal {
+        of_any_kind!(self, rule => rule.refusal(&(*spent).into(), cost, now))
+    }
+
+    /// A limit of another kind starts with what counts at `now`.
+    fn adopt(&self, old: &Self, spent: Spent, now: Timestamp) -> Spent {
+        match (self, old) {
+            (Self::TokenBucket(new), Self::TokenBucket(old)) => new.adopt(old, spent.into(), now).into(),
+            (Self::FixedWindow(new), Self::FixedWindow(old)) => new.adopt(old, spent.into(), now).into(),
+            (Self::SlidingWindow(new), Self::SlidingWindow(old)) => new.adopt(old, spent.into(), now).into(),
+            _ => {
+                let mut adopted = self.unspent();
+                match old.spent_units(&spent, now) {
+                    0 => {}
+                    units => self.charge(&mut adopted, units, now),
+                }
+                adopted
+            }
+        }
+    }
+}
+
+impl From<Level> for Spent {
+    fn from(level: Level) -> Self {
+        let (upper, low) = level.to_parts();
+        Self(upper, low, 0)
+    }
+}
+
+impl From<Spent> for Level {
+    fn from(Spent(upper, low, _): Spent) -> Self {
+        Self::from_parts(upper, low)
+    }
+}
+
+impl From<Count> for Spent {
+    fn from(Count { start, spent }: Count) -> Self {
+        Self(start.as_micros(), spent, 0)
+    }
+}
+
+impl From<Spent> for Count {
+    fn from(Spent(start, spent, _): Spent) -> Self {
+        Self { start: Timestamp::from_micros(start), spent }
+    }
+}
+
+impl From<Counts> for Spent {
+    fn from(Counts { start, current, previous }: Counts) -> Self {
+        Self(start.as_micros(), current, previous)
+    }
+}
+
+impl From<Spent> for Counts {
+    fn from(Spent(start, current, previous): Spent) -> Self {
+        Self { start: Timestamp::from_micros(start), current, previous }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MINUTE: Duration = Duration::from_secs(60);
+
+    fn every_kind(amount: u32) -> [Limit; 3] {
+        [
+            Limit::TokenBucket(TokenBucket::new(amount, amount, MINUTE).unwrap()),
+            Limit::FixedWindow(FixedWindow::new(amount, MINUTE).unwrap()),
+            Limit::SlidingWindow(SlidingWindow::new(amount, MINUTE).unwrap()),
+        ]
+    }
+
+    #[test]
+    fn amounts_and_periods_out_of_range_are_refused() {
+        for amount in [0, Limit::MAX + 1, u32::MAX] {
+            assert_eq!(FixedWindow::new(amount, MINUTE), Err(LimitError::Amount));
+            assert_eq!(TokenBucket::new(1, amount, MINUTE), Err(LimitError::Amount));
+        }
+        let micro = Duration::from_micros(1);
+        for period in [Duration::ZERO, micro, Limit::MAX_PERIOD + Duration::from_millis(1), Duration::MAX] {
+            assert_eq!(SlidingWindow::new(1, period), Err(LimitError::Period));
+        }
+        assert!(TokenBucket::new(Limit::MAX, Limit::MAX, Limit::MAX_PERIOD).is_ok());
+    }
+
+    #[test]
+    fn every_kind_survives_being_stored() {
+        let now = Timestamp::from_seconds(1_700_000_007);
+        for limit in every_kind(9) {
+            let mut spent = limit.unspent();
+            assert_eq!(limit.standing(&spent, now).remaining, 9);
+            assert!(limit.take(&mut spent, 4, now).is_allowed());
+            assert_eq!(limit.standing(&spent, now).remaining, 5, "{limit:?}");
+            limit.give_back(&mut spent, 1, Some(now), now);
+            assert_eq!(limit.spent_units(&spent, now), 3, "{limit:?}");
+            assert!(!limit.is_unspent(&spent, now));
+            assert!(limit.is_unspent(&spent, now.plus(2 * MINUTE)));
+            assert!(limit.is_unspent(&limit.unspent(), now));
+        }
+    }
+
+    #[test]
+    fn what_was_spent_stays_spent_under_a_limit_of_another_kind() {
+        let now = Timestamp::from_seconds(1_700_000_007);
+        for old in every_kind(9) {
+            let mut spent = old.unspent();
+            old.charge(&mut spent, 4, now);
+            for new in every_kind(6) {
+                let adopted = new.adopt(&old, spent, now);
+                assert_eq!(new.standing(&adopted, now).remaining, 2, "{old:?} to {new:?}");
+                let fresh = new.adopt(&old, old.unspent(), now);
+                assert!(new.is_unspent(&fresh, now), "{old:?} to {new:?}");
+            }
+        }
+    }
+}

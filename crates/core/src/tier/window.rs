@@ -1,0 +1,168 @@
+//! The fixed window: so much in a window, which begins with the first thing spent after the last one ended.
+//!
+//! The same turning of windows as quota's, for any length and any cost. Around the turn of a window twice the limit can
+//! be spent in a short time; who minds takes a sliding window or a bucket.
+
+use std::time::Duration;
+
+use super::limit::{LimitError, checked_amount, checked_period_us};
+use super::rule::{Refusal, Rule, Standing};
+use crate::Timestamp;
+
+/// How much may be spent in how long a window.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct FixedWindow {
+    limit: u32,
+    window_us: u64,
+}
+
+/// What was spent in the window that began at `start`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Count {
+    /// When the window began.
+    pub start: Timestamp,
+    /// What was spent in it; more than the limit when there are debts.
+    pub spent: u32,
+}
+
+impl FixedWindow {
+    /// A window of such a length.
+    ///
+    /// # Errors
+    /// When a number is out of range.
+    pub fn new(limit: u32, window: Duration) -> Result<Self, LimitError> {
+        Ok(Self { limit: checked_amount(limit)?, window_us: checked_period_us(window)? })
+    }
+
+    /// What may be spent in a window.
+    #[must_use]
+    pub const fn limit(&self) -> u32 {
+        self.limit
+    }
+
+    /// The length of a window.
+    #[must_use]
+    pub const fn window(&self) -> Duration {
+        Duration::from_micros(self.window_us)
+    }
+
+    /// Where a key stands.
+    #[must_use]
+    pub fn standing(&self, count: &Count, now: Timestamp) -> Standing {
+        let reset_after =
+            if self.is_unspent(count, now) { Duration::ZERO } else { self.end(count).since(now) };
+        let remaining = self.limit.saturating_sub(self.spent_units(count, now));
+        Standing { limit: self.limit, remaining, next_after: reset_after, reset_after }
+    }
+
+    /// What was spent in the window that `now` is in.
+    #[must_use]
+    pub fn spent_units(&self, count: &Count, now: Timestamp) -> u32 {
+        if self.has_passed(count, now) { 0 } else { count.spent }
+    }
+
+    fn end(&self, count: &Count) -> Timestamp {
+        count.start.plus(self.window())
+    }
+
+    fn has_passed(&self, count: &Count, now: Timestamp) -> bool {
+        now.since(count.start) >= self.window()
+    }
+}
+
+impl Rule for FixedWindow {
+    type Spent = Count;
+
+    fn unspent(&self) -> Count {
+        Count { start: Timestamp::from_micros(i64::MIN), spent: 0 }
+    }
+
+    fn is_unspent(&self, count: &Count, now: Timestamp) -> bool {
+        self.spent_units(count, now) == 0
+    }
+
+    fn has_room(&self, count: &Count, cost: u32, now: Timestamp) -> bool {
+        cost == 0 || cost <= self.limit.saturating_sub(self.spent_units(count, now))
+    }
+
+    fn charge(&self, count: &mut Count, cost: u32, now: Timestamp) {
+        if self.is_unspent(count, now) {
+            *count = Count { start: now, spent: 0 };
+        }
+        count.spent = count.spent.saturating_add(cost);
+    }
+
+    /// What was spent in a window that has ended is worth nothing to the present one.
+    fn give_back(&self, count: &mut Count, cost: u32, taken_at: Option<Timestamp>, now: Timestamp) {
+        if !self.has_passed(count, now) && taken_at.is_none_or(|taken| taken >= count.start) {
+            count.spent = count.spent.saturating_sub(cost);
+        }
+    }
+
+    fn refusal(&self, count: &Count, cost: u32, now: Timestamp) -> Refusal {
+        Refusal::alone((cost <= self.limit).then(|| self.end(count).since(now)))
+    }
+
+    /// The window began when it did; only its length and its limit are new.
+    fn adopt(&self, old: &Self, count: Count, now: Timestamp) -> Count {
+        if old.has_passed(&count, now) { self.unspent() } else { count }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Decision;
+    use super::*;
+
+    fn at(seconds: i64) -> Timestamp {
+        Timestamp::from_seconds(seconds)
+    }
+
+    fn window(limit: u32) -> FixedWindow {
+        FixedWindow::new(limit, Duration::from_secs(60)).unwrap()
+    }
+
+    #[test]
+    fn a_window_begins_with_the_first_thing_spent_and_turns_at_its_very_end() {
+        let rule = window(5);
+        let mut count = rule.unspent();
+        assert!(rule.take(&mut count, 3, at(7)).is_allowed());
+        let denied = Decision::Denied(Refusal::alone(Some(Duration::from_secs(50))));
+        assert_eq!(rule.take(&mut count, 3, at(17)), denied);
+        assert!(rule.take(&mut count, 2, at(17)).is_allowed());
+        assert!(!rule.has_room(&count, 1, Timestamp::from_micros(at(67).as_micros() - 1)));
+        assert!(rule.take(&mut count, 5, at(67)).is_allowed());
+        assert_eq!(count, Count { start: at(67), spent: 5 });
+    }
+
+    #[test]
+    fn what_was_taken_in_an_earlier_window_is_not_given_back_to_this_one() {
+        let rule = window(5);
+        let mut count = rule.unspent();
+        rule.charge(&mut count, 5, at(0));
+        rule.charge(&mut count, 5, at(60));
+        rule.give_back(&mut count, 5, Some(at(0)), at(61));
+        assert_eq!(rule.standing(&count, at(61)).remaining, 0);
+        rule.give_back(&mut count, 2, Some(at(60)), at(61));
+        rule.give_back(&mut count, 9, None, at(61));
+        assert_eq!(rule.standing(&count, at(61)).remaining, 5);
+    }
+
+    #[test]
+    fn a_debt_ends_with_its_window() {
+        let rule = window(5);
+        let mut count = rule.unspent();
+        rule.charge(&mut count, 50, at(0));
+        assert_eq!(rule.standing(&count, at(1)).remaining, 0);
+        assert_eq!(rule.take(&mut count, 6, at(1)), Decision::Denied(Refusal::alone(None)));
+        assert!(rule.has_room(&count, 5, at(60)));
+    }
+
+    #[test]
+    fn a_clock_that_steps_back_opens_no_window() {
+        let rule = window(1);
+        let mut count = rule.unspent();
+        assert!(rule.take(&mut count, 1, at(0)).is_allowed());
+        assert!(!rule.has_room(&count, 1, Timestamp::from_seconds(-60)));
+    }
+}
