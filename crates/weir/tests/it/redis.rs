@@ -256,7 +256,11 @@ async fn new_limits_that_redis_cannot_hear_of_hold_when_it_is_back() {
     // The hash of the old limits is still there, and nobody may use it.
     let tally = send_in_parallel(&fleet.clients, "u", 40).await;
     tally.expect(200, 3);
-    assert_eq!(fleet.lines("Redis is back"), fleet.lines(DOWN));
+    // So short an outage may be over before health has noticed it.
+    wait::until("the outage is told to be over", PATIENCE, async || {
+        fleet.lines("Redis is back") == fleet.lines(DOWN)
+    })
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
