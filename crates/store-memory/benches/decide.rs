@@ -6,12 +6,13 @@
 #![expect(clippy::print_stdout, reason = "prints its table")]
 
 use std::hint::black_box;
+use std::mem;
 use std::num::NonZeroU32;
 use std::sync::{Arc, Barrier};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use governor::clock::{Clock, DefaultClock, FakeRelativeClock};
+use governor::clock::{Clock, DefaultClock, FakeRelativeClock, MonotonicClock};
 use governor::state::keyed::DashMapStateStore;
 use governor::{Quota, RateLimiter};
 use weir_core::Timestamp;
@@ -217,24 +218,59 @@ fn resident() -> u64 {
     kib.unwrap_or(0) * 1_024
 }
 
+/// Nanoseconds for reading one cache line of so many bytes, where the next one is known only then: what a decision about
+/// a key that is in no cache cannot cost less than.
+fn one_read(bytes: usize) -> f64 {
+    let count = bytes / 64;
+    let mut lines = vec![[0_usize; 8]; count];
+    // One circle through all lines (Sattolo's shuffle).
+    (0..count).for_each(|at| lines[at][0] = at);
+    for at in (1..count).rev() {
+        let other = fastrand::usize(..at);
+        let next = lines[at][0];
+        lines[at][0] = mem::replace(&mut lines[other][0], next);
+    }
+    let mut at = 0;
+    let times = (0..ROUNDS).map(|_| {
+        let started = cpu_time();
+        (0..DECISIONS).for_each(|_| at = lines[at][0]);
+        (cpu_time() - started).as_secs_f64() * 1e9 / DECISIONS as f64
+    });
+    let median = median(times.collect());
+    black_box(at);
+    median
+}
+
 fn against_governor(keys: usize) {
     let started = Instant::now();
-    let with_clock = keyed("governor", PLENTY, DefaultClock::default());
-    let tier = Tier::new("weir, two buckets", Some(started), PLENTY);
+    let with_clock = keyed("governor, its own clock", PLENTY, DefaultClock::default());
+    let with_std_clock = keyed("governor, the standard library's", PLENTY, MonotonicClock);
+    let tier = Tier::new("weir, two buckets, the standard library's", Some(started), PLENTY);
     let fixed_clock = keyed("governor", PLENTY, FakeRelativeClock::default());
     let fixed_tier = Tier::new("weir, two buckets", None, PLENTY);
     let fixed_bucket = Bucket { memory: Memory::new(Options::default()), policy: policy(bucket(PLENTY)) };
     let denying = keyed("governor", 1, FakeRelativeClock::default());
     let denying_tier = Tier::new("weir, two buckets", None, 1);
-    let all: [&dyn Contestant; 7] =
-        [&with_clock, &tier, &fixed_clock, &fixed_tier, &fixed_bucket, &denying, &denying_tier];
+    let all: [&dyn Contestant; 8] = [
+        &with_clock,
+        &with_std_clock,
+        &tier,
+        &fixed_clock,
+        &fixed_tier,
+        &fixed_bucket,
+        &denying,
+        &denying_tier,
+    ];
     for contestant in all {
         fill(contestant, keys);
     }
     for threads in [1, 2] {
         let draws = &draw(keys, threads)[..];
         let on = format!("{keys} keys, {threads} thread(s)");
-        compare(&format!("{on}, clock read"), &[(&with_clock, draws), (&tier, draws)]);
+        compare(
+            &format!("{on}, clock read"),
+            &[(&with_clock, draws), (&with_std_clock, draws), (&tier, draws)],
+        );
         compare(
             &format!("{on}, clock not read"),
             &[(&fixed_clock, draws), (&fixed_tier, draws), (&fixed_bucket, draws)],
@@ -259,6 +295,8 @@ fn many_keys(few: usize, many: usize) {
     fill(&governor, many);
     let bytes = resident() - before;
     println!("governor: {} MiB resident, {} bytes a key", bytes >> 20, bytes / many as u64);
+    let reads = [few, many].map(|keys| one_read(keys * 88));
+    println!("\none read of as much memory as {few} and {many} keys take: {reads:.0?} ns");
     for threads in [1, 2] {
         for (how, draw) in [("evenly", draw as fn(_, _) -> _), ("unevenly", draw_unevenly)] {
             let (few_draws, many_draws): (Vec<_>, Vec<_>) = (draw(few, threads), draw(many, threads));
