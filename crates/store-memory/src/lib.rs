@@ -1,0 +1,20 @@
+//! Limits kept in the memory of one process: who has spent what, a cache line each, behind many small locks.
+//!
+//! [`Memory`] holds what each key has spent of a rule from `weir_core::tier`. A decision locks one shard, finds one entry
+//! of 64 bytes, asks the rule, and writes the entry back. A key that has spent nothing needs no entry, so entries that
+//! have become as good as new are dropped, a few at a time. Time comes from the caller.
+//!
+//! Durability is left to others: [`Memory::changes`] hands out what changed since it was last asked, and
+//! [`Memory::restore`] takes it back in.
+
+mod changes;
+mod hash;
+mod id;
+mod memory;
+mod shard;
+mod together;
+
+pub use changes::{Change, Changes};
+pub use id::Id;
+pub use memory::{Full, Memory, Options, Policy, Taken};
+pub use together::{TakenTogether, Want};

@@ -1,0 +1,337 @@
+//! The memory from outside: exact under threads, and never different from one that drops nothing.
+#![expect(clippy::unwrap_used, reason = "a test may panic; it then fails")]
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Barrier};
+use std::thread;
+use std::time::Duration;
+
+use proptest::prelude::*;
+use weir_core::tier::{
+    DAILY, Decision, FixedWindow, Limit, MINUTE, Plan, Rule, SlidingWindow, Spent, Tier, TierRule,
+    TokenBucket,
+};
+use weir_core::{Clock, ManualClock, Timestamp};
+use weir_store_memory::{Full, Memory, Options, Policy, Want};
+
+const NOW: Timestamp = Timestamp::from_seconds(1_700_000_000);
+const MINUTE_LONG: Duration = Duration::from_secs(60);
+
+fn tier(plan: Plan) -> Arc<Policy<TierRule>> {
+    Arc::new(Policy { scope: 0, rule: plan.tier().defaults().rule() })
+}
+
+fn policy(scope: u32, rule: Limit) -> Arc<Policy<Limit>> {
+    Arc::new(Policy { scope, rule })
+}
+
+fn bucket(capacity: u32) -> Limit {
+    Limit::TokenBucket(TokenBucket::new(capacity, 1, MINUTE_LONG).unwrap())
+}
+
+/// So small that every shard grows, shrinks and sweeps all the time.
+fn small(tracks_changes: bool) -> Options {
+    Options { keys_max: 2_048, shards: 2, tracks_changes }
+}
+
+#[test]
+fn of_200_threads_that_race_for_a_free_minute_exactly_8_pass() {
+    let (memory, policy) = (Memory::new(Options::default()), tier(Plan::Free));
+    let (barrier, passed) = (Barrier::new(200), AtomicU32::new(0));
+    thread::scope(|scope| {
+        for _ in 0..200 {
+            scope.spawn(|| {
+                barrier.wait();
+                let taken = memory.take(&policy, "a@b.c", 1, NOW).unwrap();
+                passed.fetch_add(u32::from(taken.decision.is_allowed()), Ordering::SeqCst);
+            });
+        }
+    });
+    assert_eq!(passed.into_inner(), 8);
+    let spent = memory.peek(&policy, "a@b.c", NOW);
+    assert_eq!(policy.rule[DAILY].standing(&spent[DAILY], NOW).remaining, 42, "a denial spends nothing");
+}
+
+#[test]
+fn threads_that_want_several_keys_at_once_never_block_each_other_or_pass_a_limit() {
+    let (memory, policy) = (Memory::new(Options { shards: 4, ..Options::default() }), policy(0, bucket(300)));
+    let ids = ["a", "b", "c", "d", "e", "f"];
+    let passed = ids.map(|_| AtomicU32::new(0));
+    thread::scope(|scope| {
+        for seed in 0..8 {
+            let (memory, policy, passed) = (&memory, &policy, &passed);
+            scope.spawn(move || {
+                let mut random = fastrand::Rng::with_seed(seed);
+                for _ in 0..500 {
+                    let picks = [(); 3].map(|()| random.usize(..ids.len()));
+                    let wants = picks.map(|pick| Want { policy, id: ids[pick], cost: 1 });
+                    if memory.take_together(&wants, NOW).unwrap().decision.is_allowed() {
+                        for pick in picks {
+                            passed[pick].fetch_add(1, Ordering::SeqCst);
+                        }
+                    }
+                }
+            });
+        }
+    });
+    for (id, passed) in ids.into_iter().zip(passed) {
+        let (passed, spent) = (passed.into_inner(), memory.peek(&policy, id, NOW));
+        assert_eq!(policy.rule.spent_units(&spent, NOW), passed, "what is kept is what was allowed");
+        assert!((250..=300).contains(&passed), "{passed} of {id}");
+    }
+}
+
+#[test]
+fn tokens_come_back_to_the_millisecond() {
+    let clock = ManualClock::at(NOW);
+    let (memory, policy) = (Memory::new(Options::default()), tier(Plan::Free));
+    let take = || memory.take(&policy, "user", 1, clock.now()).unwrap().decision;
+    for _ in 0..8 {
+        assert!(take().is_allowed());
+    }
+    let Decision::Denied(refusal) = take() else { panic!("a ninth was allowed") };
+    assert_eq!((refusal.denied_by, refusal.retry_after), (MINUTE, Some(Duration::from_secs(12))));
+    for _ in 0..5 {
+        clock.advance(Duration::from_millis(11_999));
+        assert!(!take().is_allowed());
+        clock.advance(Duration::from_millis(1));
+        assert!(take().is_allowed());
+        assert!(!take().is_allowed());
+    }
+}
+
+#[test]
+fn a_change_of_plan_applies_to_the_next_request_and_what_was_spent_stays_spent() {
+    let (memory, free, pro) = (Memory::new(Options::default()), tier(Plan::Free), tier(Plan::ProYearly));
+    let remaining = |policy: &Arc<Policy<TierRule>>, now| {
+        let spent = memory.peek(policy, "user", now);
+        [0, 1].map(|at| policy.rule[at].standing(&spent[at], now).remaining)
+    };
+    for _ in 0..9 {
+        let _ = memory.take(&free, "user", 1, NOW).unwrap();
+    }
+    assert!(memory.take(&pro, "user", 1, NOW).unwrap().decision.is_allowed());
+    assert_eq!(remaining(&pro, NOW), [491, 31]);
+    // Back to free with nine spent: a refusal is a request too, from which on tokens come back at the pace of free.
+    let Decision::Denied(refusal) = memory.take(&free, "user", 1, NOW).unwrap().decision else { panic!() };
+    assert_eq!(refusal.retry_after, Some(Duration::from_secs(24)));
+    let early = Timestamp::from_micros(NOW.as_micros() + 23_999_999);
+    assert!(!memory.take(&free, "user", 1, early).unwrap().decision.is_allowed());
+    let due = NOW.plus(Duration::from_secs(24));
+    assert!(memory.take(&free, "user", 1, due).unwrap().decision.is_allowed());
+}
+
+#[test]
+fn all_keys_of_a_decision_are_spent_or_none() {
+    let memory = Memory::new(Options::default());
+    let (per_user, per_address) = (policy(1, bucket(3)), policy(2, bucket(2)));
+    let wants = |cost| {
+        let want = |policy, id| Want { policy, id, cost };
+        // The same key twice adds up; the same text under another policy is another key.
+        [want(&per_user, "x"), want(&per_address, "x"), want(&per_user, "x")]
+    };
+    let first = memory.take_together(&wants(1), NOW).unwrap();
+    assert!(first.decision.is_allowed());
+    assert_eq!(first.each[0], first.each[2]);
+    let second = memory.take_together(&wants(1), NOW).unwrap();
+    assert_eq!(memory.look_together(&wants(1), NOW), second, "looking tells the same");
+    let Decision::Denied(refusal) = second.decision else { panic!("three have one left, not two") };
+    assert_eq!((refusal.denied_by, refusal.retry_after), (0, Some(MINUTE_LONG)));
+    assert_eq!(
+        second.each.iter().map(|one| one.decision.is_allowed()).collect::<Vec<_>>(),
+        [false, true, false]
+    );
+    assert_eq!(per_address.rule.spent_units(&second.each[1].spent, NOW), 1, "nothing was spent");
+    let never = memory.take_together(&wants(2), NOW).unwrap();
+    assert!(matches!(never.decision, Decision::Denied(refusal) if refusal.retry_after.is_none()));
+    assert!(memory.take_together(&[], NOW).unwrap().decision.is_allowed());
+}
+
+#[test]
+fn a_look_and_a_refusal_leave_no_entry_behind() {
+    let (memory, policy) = (Memory::new(Options::default()), policy(0, bucket(3)));
+    assert!(memory.take(&policy, "looks", 0, NOW).unwrap().decision.is_allowed());
+    assert!(!memory.take(&policy, "asks too much", 4, NOW).unwrap().decision.is_allowed());
+    let _ = memory.give_back(&policy, "never took", 1, None, NOW);
+    assert!(memory.is_empty());
+}
+
+#[test]
+fn a_full_memory_says_so_until_something_is_idle() {
+    let memory = Memory::new(Options { keys_max: 20, shards: 1, tracks_changes: false });
+    let policy = policy(0, bucket(3));
+    for number in 0..20 {
+        memory.take(&policy, &number.to_string(), 1, NOW).unwrap();
+    }
+    assert_eq!(memory.take(&policy, "one more", 1, NOW).map(|_| ()), Err(Full));
+    let wants = ["0", "one more"].map(|id| Want { policy: &policy, id, cost: 1 });
+    assert_eq!(memory.take_together(&wants, NOW).map(|_| ()), Err(Full));
+    assert_eq!(policy.rule.spent_units(&memory.peek(&policy, "0", NOW), NOW), 1, "nothing was spent");
+    assert!(memory.take(&policy, "0", 1, NOW).unwrap().decision.is_allowed(), "known keys go on");
+    let later = NOW.plus(MINUTE_LONG);
+    assert!(memory.take(&policy, "one more", 1, later).unwrap().decision.is_allowed());
+    assert!(memory.len() <= 2, "all but one had become idle");
+}
+
+#[test]
+fn what_changed_is_handed_out_once_and_not_dropped_before() {
+    let (memory, policy) = (Memory::new(small(true)), policy(0, bucket(3)));
+    let long = "an id that does not fit into an entry";
+    for id in ["a", long, "a"] {
+        memory.take(&policy, id, 1, NOW).unwrap();
+    }
+    let later = NOW.plus(Duration::from_secs(3_600));
+    assert_eq!(memory.sweep(1_000, later), 0, "not yet handed out");
+    let mut changes: Vec<_> = memory
+        .changes()
+        .map(|change| (change.id.to_string(), policy.rule.spent_units(&change.spent, NOW)))
+        .collect();
+    changes.sort();
+    assert_eq!(changes, [("a".to_owned(), 2), (long.to_owned(), 1)]);
+    assert_eq!(memory.changes().count(), 0);
+    let _ = (memory.take(&policy, "a", 0, NOW), memory.take(&policy, "a", 2, NOW));
+    assert_eq!(memory.changes().count(), 0, "looking and being denied change nothing");
+    assert!(memory.forget(&policy, "a"));
+    let forgotten: Vec<_> = memory.changes().collect();
+    assert!(matches!(&forgotten[..], [one] if &*one.id == "a" && policy.rule.is_unspent(&one.spent, NOW)));
+    assert_eq!(memory.sweep(1_000, later), 2);
+    assert!(memory.is_empty());
+}
+
+#[test]
+fn nothing_is_tracked_unless_asked_for() {
+    let (memory, policy) = (Memory::new(small(false)), policy(0, bucket(3)));
+    memory.take(&policy, "a", 1, NOW).unwrap();
+    assert_eq!(memory.changes().count(), 0);
+    assert!(memory.forget(&policy, "a"));
+    assert!(!memory.forget(&policy, "a"));
+}
+
+/// What was handed out last, as a database would keep it.
+type Kept = HashMap<(u32, String), (Arc<Policy<Limit>>, Spent)>;
+
+#[derive(Clone, Debug)]
+enum Step {
+    Take(usize, u32),
+    Together([usize; 3]),
+    GiveBack(usize, u32),
+    Charge(usize, u32),
+    Forget(usize),
+    Sweep(usize),
+    /// Hands out all changes and goes on with a new memory that has nothing but them.
+    Restart,
+    Wait(u64),
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let key = || 0_usize..30;
+    prop_oneof![
+        20 => (key(), 0_u32..4).prop_map(|(key, cost)| Step::Take(key, cost)),
+        4 => [key(), key(), key()].prop_map(Step::Together),
+        2 => (key(), 0_u32..4).prop_map(|(key, cost)| Step::GiveBack(key, cost)),
+        2 => (key(), 0_u32..4).prop_map(|(key, cost)| Step::Charge(key, cost)),
+        1 => key().prop_map(Step::Forget),
+        3 => (1_usize..40).prop_map(Step::Sweep),
+        1 => Just(Step::Restart),
+        6 => (0_u64..90_000_000).prop_map(Step::Wait),
+    ]
+}
+
+/// Ten keys of each kind of limit. Some have short ids and some long ones.
+fn key(number: usize) -> (Arc<Policy<Limit>>, String) {
+    let kind = number % 3;
+    let rule = match kind {
+        0 => bucket(3),
+        1 => Limit::FixedWindow(FixedWindow::new(3, MINUTE_LONG).unwrap()),
+        _ => Limit::SlidingWindow(SlidingWindow::new(3, MINUTE_LONG).unwrap()),
+    };
+    let id =
+        if number.is_multiple_of(2) { format!("user {number}") } else { format!("user number {number:030}") };
+    (policy(u32::try_from(kind).unwrap(), rule), id)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(400))]
+
+    #[test]
+    fn a_memory_that_drops_and_restarts_answers_as_one_that_does_neither(
+        steps in prop::collection::vec(step(), 1..300),
+    ) {
+        let keys: Vec<_> = (0..30).map(key).collect();
+        let (mut memory, mut now) = (Memory::new(small(true)), NOW);
+        let mut kept = Kept::new();
+        let mut model: HashMap<usize, Spent> = HashMap::new();
+        for step in steps {
+            match step {
+                Step::Take(at, cost) => {
+                    let (policy, id) = &keys[at];
+                    let spent = model.entry(at).or_insert_with(|| policy.rule.unspent());
+                    let expected = policy.rule.take(spent, cost, now);
+                    prop_assert_eq!(memory.take(policy, id, cost, now).unwrap().decision, expected);
+                }
+                Step::Together(picks) => {
+                    let wants = picks.map(|at| Want { policy: &keys[at].0, id: &keys[at].1, cost: 1 });
+                    let looked = memory.look_together(&wants, now).decision;
+                    let taken = memory.take_together(&wants, now).unwrap();
+                    prop_assert_eq!(looked, taken.decision);
+                    let mut after = model.clone();
+                    let fits = picks.iter().all(|at| {
+                        let rule = &keys[*at].0.rule;
+                        rule.take(after.entry(*at).or_insert_with(|| rule.unspent()), 1, now).is_allowed()
+                    });
+                    prop_assert_eq!(taken.decision.is_allowed(), fits);
+                    if fits {
+                        model = after;
+                    }
+                }
+                Step::GiveBack(at, cost) => {
+                    let (policy, id) = &keys[at];
+                    let spent = model.entry(at).or_insert_with(|| policy.rule.unspent());
+                    policy.rule.give_back(spent, cost, None, now);
+                    memory.give_back(policy, id, cost, None, now);
+                }
+                Step::Charge(at, cost) => {
+                    let (policy, id) = &keys[at];
+                    let spent = model.entry(at).or_insert_with(|| policy.rule.unspent());
+                    policy.rule.charge(spent, cost, now);
+                    memory.charge(policy, id, cost, now).unwrap();
+                }
+                Step::Forget(at) => {
+                    model.remove(&at);
+                    memory.forget(&keys[at].0, &keys[at].1);
+                }
+                Step::Sweep(budget) => {
+                    memory.sweep(budget, now);
+                }
+                Step::Restart => {
+                    for change in memory.changes() {
+                        let name = (change.policy.scope, change.id.to_string());
+                        kept.insert(name, (change.policy, change.spent));
+                    }
+                    memory = Memory::new(small(true));
+                    for ((_, id), (policy, spent)) in &kept {
+                        memory.restore(policy, id, *spent, now).unwrap();
+                    }
+                }
+                Step::Wait(micros) => now = now.plus(Duration::from_micros(micros)),
+            }
+            for (at, (policy, id)) in keys.iter().enumerate() {
+                let (spent, unspent) = (memory.peek(policy, id, now), policy.rule.unspent());
+                let expected = policy.rule.standing(model.get(&at).unwrap_or(&unspent), now);
+                prop_assert_eq!(policy.rule.standing(&spent, now), expected);
+            }
+        }
+    }
+}
+
+#[test]
+fn every_tier_has_its_own_numbers() {
+    let memory = Memory::new(Options::default());
+    for (tier, burst) in Tier::ALL.into_iter().zip([8, 20, 40, 80]) {
+        let policy = Arc::new(Policy { scope: 0, rule: tier.defaults().rule() });
+        let id = format!("a user of {tier}");
+        let passed = (0..200).filter(|_| memory.take(&policy, &id, 1, NOW).unwrap().decision.is_allowed());
+        assert_eq!(passed.count(), burst);
+    }
+}
