@@ -163,7 +163,7 @@ impl Statements {
 #[async_trait]
 impl Source for Postgres {
     async fn claim(&self, topic: &str, max: usize, visibility: Duration) -> Result<Claim> {
-        let leases = self.lease(topic, visibility).await?;
+        let leases = self.lease(topic, max, visibility).await?;
         if leases.is_empty() {
             return Ok(Claim::default());
         }
@@ -174,6 +174,7 @@ impl Source for Postgres {
             self.settle(&receipt, Settlement::default()).await?;
             return Ok(Claim::default());
         }
+        let receipt = self.give_up_unused(receipt, &messages).await?;
         Ok(Claim { messages, receipt })
     }
 
@@ -260,14 +261,15 @@ impl Queue for Postgres {
 
 impl Postgres {
     /// Takes some shards that nobody holds and that have something to hand out.
-    async fn lease(&self, topic: &str, visibility: Duration) -> Result<Vec<Lease>> {
+    async fn lease(&self, topic: &str, max: usize, visibility: Duration) -> Result<Vec<Lease>> {
         let session = self.inner.pool.session().await?;
         let (client, statements) = (&session.client, &session.statements.queue);
         let (now, micros) = (self.clock_override(), micros(visibility));
+        let shards = i64::try_from(max).unwrap_or(i64::MAX).min(SHARDS_PER_CLAIM);
         let (_, rows) = session
             .bounded(try_join(
                 client.execute(&statements.make_shards, &[&topic]),
-                client.query(&statements.lease, &[&topic, &micros, &now, &SHARDS_PER_CLAIM]),
+                client.query(&statements.lease, &[&topic, &micros, &now, &shards]),
             ))
             .await?;
         session.keep();
@@ -277,6 +279,18 @@ impl Postgres {
                 Ok(Lease { shard: shard.cast_unsigned(), token: column(row, 1)? })
             })
             .collect()
+    }
+
+    /// Lets others have the shards that a claim was given nothing of.
+    async fn give_up_unused(&self, receipt: Receipt, messages: &[Message]) -> Result<Receipt> {
+        let is_used = |lease: &Lease| messages.iter().any(|message| message.position.shard == lease.shard);
+        let Receipt { topic, leases } = receipt;
+        let (used, unused): (Vec<Lease>, Vec<Lease>) = leases.into_iter().partition(is_used);
+        if !unused.is_empty() {
+            let unused = Receipt { topic: topic.clone(), leases: unused };
+            self.settle(&unused, Settlement::default()).await?;
+        }
+        Ok(Receipt { topic, leases: used })
     }
 
     /// Reads the messages of shards that are leased already: by statements of their own, so that they see everything

@@ -33,6 +33,12 @@ const COLUMNS: &str = "
     record.payload_key_id, record.result, record.result_key_id, record.failure_code, record.failure_message,
     record.callback_url, record.created_at, record.updated_at";
 
+/// The same without what a list does not show, and what may be large.
+const SUMMARY: &str = "
+    record.request_id, record.tenant_id, record.request_type, record.status, record.attempts, ''::bytea,
+    record.payload_key_id, NULL::bytea, NULL::text, record.failure_code, record.failure_message,
+    record.callback_url, record.created_at, record.updated_at";
+
 const FIND: &str = "
     SELECT request_id, tenant_id, request_type, status, attempts, payload, payload_key_id, result, result_key_id,
            failure_code, failure_message, callback_url, created_at, updated_at
@@ -86,7 +92,7 @@ impl RequestStore for Postgres {
         limit: usize,
     ) -> Result<Vec<Request>> {
         let sql = format!(
-            "SELECT {COLUMNS} FROM request_record AS record
+            "SELECT {SUMMARY} FROM request_record AS record
              WHERE tenant_id = $1 AND request_id < $2 AND ($3::text IS NULL OR status = $3)
              ORDER BY request_id DESC LIMIT $4"
         );

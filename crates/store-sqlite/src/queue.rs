@@ -191,7 +191,9 @@ impl Sqlite {
     /// Takes the topic, unless somebody else still has it.
     pub(crate) fn lease(&self, topic: &str, now: Timestamp, visibility: Duration) -> Option<Lease> {
         let mut leases = self.leases();
-        let held = leases.entry(topic.to_owned()).or_insert(Held { token: 0, until: now });
+        // Not from the beginning: receipts of an earlier run of the process must not pass for those of this one.
+        let first = || Held { token: fastrand::i64(0..i64::MAX / 2), until: now };
+        let held = leases.entry(topic.to_owned()).or_insert_with(first);
         if held.until > now {
             return None;
         }
@@ -271,7 +273,7 @@ fn delete(connection: &Connection, topic: &str, mut ids: Vec<i64>) -> rusqlite::
     ids.sort_unstable();
     let mut statement = connection.prepare_cached(DELETE)?;
     let mut deleted = 0;
-    for run in ids.chunk_by(|a, b| a + 1 == *b) {
+    for run in ids.chunk_by(|a, b| a.checked_add(1) == Some(*b)) {
         if let (Some(first), Some(last)) = (run.first(), run.last()) {
             deleted += statement.execute(params![topic, first, last])?;
         }

@@ -1,9 +1,9 @@
 //! Connections that only read. WAL lets them go on while the writer writes.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use rusqlite::Connection;
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use weir_store::{Error, Result};
 
 use crate::ENGINE;
@@ -14,7 +14,7 @@ const COUNT: usize = 4;
 #[derive(Debug)]
 pub(crate) struct Readers {
     idle: Mutex<Vec<Connection>>,
-    permits: Semaphore,
+    permits: Arc<Semaphore>,
 }
 
 impl Readers {
@@ -25,19 +25,39 @@ impl Readers {
             connection.pragma_update(None, "query_only", true)?;
             idle.push(connection);
         }
-        Ok(Self { idle: Mutex::new(idle), permits: Semaphore::new(COUNT) })
+        Ok(Self { idle: Mutex::new(idle), permits: Arc::new(Semaphore::new(COUNT)) })
     }
 
     /// Runs `read` on an idle connection. One statement sees one moment; a read of several begins a transaction.
     ///
     /// It blocks the calling thread for as long as SQLite takes; callers run it through `Sqlite::read`.
-    fn run<T>(&self, read: impl FnOnce(&Connection) -> rusqlite::Result<T>) -> Result<T> {
+    ///
+    /// The permit is held until the connection is back, also when whoever asked has gone meanwhile.
+    fn run<T>(
+        &self,
+        _permit: OwnedSemaphorePermit,
+        read: impl FnOnce(&Connection) -> rusqlite::Result<T>,
+    ) -> Result<T> {
         let taken = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
-        // A permit stands for an idle connection; only a reader that panicked leaves fewer.
         let connection = taken.ok_or_else(|| Error::failed(ENGINE, "no reader is left"))?;
-        let outcome = read(&connection);
-        self.idle.lock().unwrap_or_else(PoisonError::into_inner).push(connection);
-        outcome.map_err(classify)
+        let lent = Lent { readers: self, connection: Some(connection) };
+        lent.connection.as_ref().map_or_else(
+            || Err(Error::failed(ENGINE, "no reader is left")),
+            |connection| read(connection).map_err(classify),
+        )
+    }
+}
+
+/// A connection that goes back, also when the read it was for panics.
+struct Lent<'a> {
+    readers: &'a Readers,
+    connection: Option<Connection>,
+}
+
+impl Drop for Lent<'_> {
+    fn drop(&mut self) {
+        let mut idle = self.readers.idle.lock().unwrap_or_else(PoisonError::into_inner);
+        idle.extend(self.connection.take());
     }
 }
 
@@ -48,8 +68,9 @@ impl crate::Sqlite {
         read: impl FnOnce(&Connection) -> rusqlite::Result<T> + Send + 'static,
     ) -> Result<T> {
         let engine = self.clone();
-        let _permit = self.inner.readers.permits.acquire().await.map_err(|e| Error::failed(ENGINE, e))?;
-        tokio::task::spawn_blocking(move || engine.inner.readers.run(read))
+        let permits = Arc::clone(&self.inner.readers.permits);
+        let permit = permits.acquire_owned().await.map_err(|e| Error::failed(ENGINE, e))?;
+        tokio::task::spawn_blocking(move || engine.inner.readers.run(permit, read))
             .await
             .map_err(|panic| Error::failed(ENGINE, panic))?
     }

@@ -30,6 +30,11 @@ const COLUMNS: &str = "
     request_id, tenant_id, request_type, status, attempts, payload, payload_key_id, result, result_key_id,
     failure_code, failure_message, callback_url, created_at, updated_at";
 
+/// The same without what a list does not show, and what may be large.
+const SUMMARY: &str = "
+    request_id, tenant_id, request_type, status, attempts, x'', payload_key_id, NULL, NULL,
+    failure_code, failure_message, callback_url, created_at, updated_at";
+
 #[async_trait]
 impl RequestStore for Sqlite {
     async fn submit_batch(&self, batch: Vec<Submit>, limits: Option<Limits>) -> Result<Vec<SubmitOutcome>> {
@@ -193,7 +198,7 @@ fn list(
     limit: usize,
 ) -> rusqlite::Result<Vec<Request>> {
     let sql = format!(
-        "SELECT {COLUMNS} FROM request_record
+        "SELECT {SUMMARY} FROM request_record
          WHERE tenant_id = ?1 AND request_id < ?2 AND (?3 IS NULL OR status = ?3)
          ORDER BY request_id DESC LIMIT ?4"
     );

@@ -264,7 +264,8 @@ pub trait RequestStore: Send + Sync + 'static {
     async fn submit_batch(&self, batch: Vec<Submit>, limits: Option<Limits>) -> Result<Vec<SubmitOutcome>>;
     /// A request of whatever tenant.
     async fn find_request(&self, id: RequestId) -> Result<Option<Request>>;
-    /// A tenant's requests, the newest first, those older than `before`; of one status if that is given.
+    /// A tenant's requests, the newest first, those older than `before`; of one status if that is given. They come
+    /// without payloads and results, which may be large.
     async fn list_requests(
         &self,
         tenant: &TenantId,

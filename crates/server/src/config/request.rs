@@ -100,6 +100,9 @@ impl Downstream {
     }
 }
 
+/// What is left of a lease after the longest call, for its report.
+const LEASE_MARGIN: Duration = Duration::from_secs(1);
+
 const SPAN: &str = "a duration from 1ms to 24h, such as 500ms or 2s";
 const URL: &str = "an http:// or https:// URL";
 
@@ -132,6 +135,8 @@ impl RequestSettings {
             .iter()
             .map(|(name, fields)| Ok((name.clone(), Downstream::read_table(name, fields, &downstream)?)))
             .collect::<Result<_, SettingError>>()?;
+        let policy = read_policy(reader)?;
+        check_lease(policy.lease, &downstream, &downstreams)?;
         let days = "a number of days from 1 to 3650";
         Ok(Self {
             rollout: read_rollout(reader)?,
@@ -141,7 +146,7 @@ impl RequestSettings {
                 per_minute,
                 "a number from 0 to 2147483647",
             )?,
-            policy: read_policy(reader)?,
+            policy,
             concurrency: reader.get("request.concurrency", 64, count(10_000), "a number from 1 to 10000")?,
             downstream,
             downstreams,
@@ -190,6 +195,23 @@ fn read_policy(reader: &mut Reader) -> Result<Policy, SettingError> {
         lease: reader.get("request.lease", default.lease, duration, SPAN)?,
         callback_within: reader.get("request.callback_within", default.callback_within, duration, SPAN)?,
     })
+}
+
+/// A call must end while its worker has the request to itself, or others would make it again meanwhile.
+fn check_lease(
+    lease: Duration,
+    default: &Downstream,
+    others: &BTreeMap<String, Downstream>,
+) -> Result<(), SettingError> {
+    for downstream in std::iter::once(default).chain(others.values()) {
+        let call = downstream.connect_timeout + downstream.read_timeout;
+        if call + LEASE_MARGIN > lease {
+            let allowed =
+                format!("at least {LEASE_MARGIN:?} longer than a call to a downstream may take ({call:?})");
+            return Err(SettingError::new("request.lease", format!("{lease:?}"), allowed));
+        }
+    }
+    Ok(())
 }
 
 /// A limit for each minute; 0 is none.

@@ -4,7 +4,7 @@ use super::parse::count;
 use super::source::{Reader, SettingError};
 
 /// Topics of Weir's own, where due events must not be mixed in.
-const RESERVED: [&str; 2] = ["sms-outbound", "request-processing"];
+const RESERVED: [&str; 3] = ["sms-outbound", "request-processing", weir_store::request::WEBHOOKS];
 
 /// How slots are assigned and dispatched.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -13,7 +13,7 @@ use weir_core::request::state::{Claim, Progress, Refused, Report, Status};
 use weir_core::{RequestId, TenantId, Timestamp, Verdict};
 use weir_store::request::{
     Books, CallbackOutcome, CallbackReport, Claimed, DeadRequest, Failure, Job, JobReport, Pending, Receipt,
-    Request, Room, Submit, SubmitOutcome,
+    Request, Room, Sealed, Submit, SubmitOutcome,
 };
 
 /// Everything that was ever submitted and not purged.
@@ -265,7 +265,10 @@ impl Model {
         rows.filter(|request| request.tenant == *tenant)
             .filter(|request| status.is_none_or(|status| request.status == status))
             .filter(|request| before.is_none_or(|before| request.id < before))
-            .cloned()
+            .map(|request| {
+                let payload = Sealed { bytes: Vec::new(), ..request.payload.clone() };
+                Request { payload, result: None, ..request.clone() }
+            })
             .collect()
     }
 

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use weir_core::RequestId;
 use weir_core::request::state::Status;
+use weir_store::request::{Request, Sealed};
 
 use super::RequestHarness;
 use super::given::{
@@ -55,7 +56,9 @@ pub async fn what_is_listed_is_what_is_found<H: RequestHarness>() {
     let listed = h.requests().list_requests(&tenant(TENANT), None, None, 10).await.expect("an answer");
     assert_eq!(listed.len(), 2);
     for request in listed {
-        assert_eq!(found(&h, request.id).await, request);
+        let found = found(&h, request.id).await;
+        let payload = Sealed { bytes: Vec::new(), ..found.payload.clone() };
+        assert_eq!(Request { payload, result: None, ..found }, request, "but for what may be large");
     }
 }
 

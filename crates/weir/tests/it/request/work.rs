@@ -14,8 +14,13 @@ use weir_testkit::{skip, wait};
 use super::given::{Api, BOTH, FAR, body, submit};
 use crate::given::{PATIENCE, Running, Store, audit, on_each_engine, weir};
 
-/// Every role, and leases that a test can wait for.
-const WORKING: [(&str, &str); 2] = [("WEIR_ROLES", "api,worker,reconciler"), ("WEIR_REQUEST_LEASE", "1s")];
+/// Every role, and leases that a test can wait for: a second longer than a call may take.
+const WORKING: [(&str, &str); 4] = [
+    ("WEIR_ROLES", "api,worker,reconciler"),
+    ("WEIR_REQUEST_LEASE", "2s"),
+    ("WEIR_REQUEST_CONNECT_TIMEOUT", "500ms"),
+    ("WEIR_REQUEST_READ_TIMEOUT", "500ms"),
+];
 
 async fn working(store: Store) -> Api {
     Api { running: Running::start_with(store, &WORKING).await }
