@@ -39,6 +39,34 @@ struct SlotBooks {
     counted: u64,
     different: Vec<String>,
     above_maximum: u64,
+    /// Only where slots are dispatched on the store's own queue.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    dispatched: Option<MessageBooks>,
+}
+
+/// The books of a topic.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct MessageBooks {
+    accepted: u64,
+    done: u64,
+    discarded: u64,
+    dead: u64,
+    in_flight: u64,
+    difference: i128,
+}
+
+impl From<weir_queue::Books> for MessageBooks {
+    fn from(books: weir_queue::Books) -> Self {
+        Self {
+            accepted: books.accepted,
+            done: books.done,
+            discarded: books.discarded,
+            dead: books.dead,
+            in_flight: books.in_flight,
+            difference: books.difference(),
+        }
+    }
 }
 
 #[derive(Debug, Serialize)]
@@ -52,6 +80,7 @@ struct RequestBooks {
     purged: u64,
     jobs: u64,
     difference: i128,
+    webhooks: MessageBooks,
 }
 
 /// `GET /admin/audit`
@@ -59,9 +88,9 @@ pub(crate) async fn audit_books(
     _operator: Operator,
     State(app): State<Arc<App>>,
 ) -> Result<Json<AuditResponse>, ApiError> {
-    let books = Books::read(&app.engines, app.settings.http.timeout).await?;
+    let books = Books::read(&app.engines, &app.settings).await?;
     let ok = books.balance();
-    let Books { quota, quota_messages: messages, slot, request } = books;
+    let Books { quota, quota_messages: messages, slot, slot_messages, request, request_webhooks } = books;
     Ok(Json(AuditResponse {
         ok,
         quota: QuotaBooks {
@@ -79,6 +108,7 @@ pub(crate) async fn audit_books(
             counted: slot.counted,
             different: slot.different,
             above_maximum: slot.above_maximum,
+            dispatched: slot_messages.map(MessageBooks::from),
         },
         request: RequestBooks {
             accepted: request.accepted,
@@ -89,6 +119,7 @@ pub(crate) async fn audit_books(
             purged: request.purged,
             jobs: request.jobs,
             difference: request.difference(),
+            webhooks: request_webhooks.into(),
         },
     }))
 }

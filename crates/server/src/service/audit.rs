@@ -1,10 +1,9 @@
 //! The books. Every capability adds its own; they balance when everything accepted is in exactly one place.
 
-use std::time::Duration;
-
 use weir_store::{Result, quota, request, slot};
 
 use super::within;
+use crate::config::Settings;
 use crate::engine::Engines;
 
 /// The books of every capability.
@@ -16,8 +15,12 @@ pub struct Books {
     pub quota_messages: weir_queue::Books,
     /// Slots and their windows.
     pub slot: slot::Books,
+    /// The slots that were dispatched on the store's own queue, if they are.
+    pub slot_messages: Option<weir_queue::Books>,
     /// Requests and their jobs.
     pub request: request::Books,
+    /// The webhooks that tell of their ends.
+    pub request_webhooks: weir_queue::Books,
 }
 
 impl Books {
@@ -25,13 +28,21 @@ impl Books {
     ///
     /// # Errors
     /// When the store cannot say.
-    pub async fn read(engines: &Engines, timeout: Duration) -> Result<Self> {
+    pub async fn read(engines: &Engines, settings: &Settings) -> Result<Self> {
         let (quota_store, queue) = (engines.quota(), engines.store.queue());
+        let timeout = settings.http.timeout;
+        let dispatched = settings.slot.dispatch_topic.as_deref().filter(|_| engines.kafka.is_none());
+        let slot_messages = match dispatched {
+            Some(topic) => Some(within(timeout, queue.audit(topic)).await?),
+            None => None,
+        };
         Ok(Self {
             quota: within(timeout, quota_store.audit()).await?,
             quota_messages: within(timeout, queue.audit(quota::TOPIC)).await?,
             slot: within(timeout, engines.store.slots().audit_slots()).await?,
+            slot_messages,
             request: within(timeout, engines.store.requests().audit_requests()).await?,
+            request_webhooks: within(timeout, queue.audit(request::WEBHOOKS)).await?,
         })
     }
 
@@ -41,9 +52,8 @@ impl Books {
         let slots_are_counted = self.slot.slots == self.slot.counted && self.slot.different.is_empty();
         let requests_are_there =
             self.request.difference() == 0 && self.request.jobs == self.request.in_flight;
-        self.quota.over_limit.is_empty()
-            && self.quota_messages.difference() == 0
-            && slots_are_counted
-            && requests_are_there
+        let queues = [Some(self.quota_messages), self.slot_messages, Some(self.request_webhooks)];
+        let messages_are_there = queues.iter().flatten().all(|books| books.difference() == 0);
+        self.quota.over_limit.is_empty() && messages_are_there && slots_are_counted && requests_are_there
     }
 }

@@ -107,6 +107,13 @@ async fn what_was_claimed_is_settled_put_back_or_buried(store: Store) {
         claimed["messages"][0]["attempts"] == 1
     })
     .await;
+    let books = crate::given::audit(&operator).await;
+    let dispatched = &books["slot"]["dispatched"];
+    assert_eq!(
+        (&books["ok"], &dispatched["accepted"], &dispatched["done"]),
+        (&json!(true), &json!(3), &json!(1))
+    );
+    assert_eq!((&dispatched["dead"], &dispatched["inFlight"]), (&json!(1), &json!(1)));
     let letters = operator.get("/admin/dlq").await.unwrap().json();
     assert_eq!(
         (&letters["items"][0]["topic"], &letters["items"][0]["reason"]),
