@@ -70,6 +70,7 @@ macro_rules! slot_suite {
                 an_unknown_config_is_an_answer,
                 far_events_do_not_disturb_near_ones,
                 gaps_between_full_windows_are_found,
+                a_gap_before_a_long_run_of_full_windows_does_not_end_the_search,
                 a_place_given_back_is_taken_again,
                 windows_are_listed_in_order,
                 slots_survive_a_restart,

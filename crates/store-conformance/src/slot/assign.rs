@@ -184,6 +184,19 @@ fn walk(placed: &[Timestamp], pace: &Pace, requested: Timestamp) -> Timestamp {
     later.into_iter().find(|start| count(*start) < u64::from(pace.max_per_window())).expect("time goes on")
 }
 
+/// A run much longer than any headroom: only windows with room count towards it.
+pub async fn a_gap_before_a_long_run_of_full_windows_does_not_end_the_search<H: SlotHarness>() {
+    let h = H::open().await;
+    put(&h, pace(1, 1_000)).await;
+    let slots = assign_new(&h, wishes("a", 300, at(0))).await;
+    let gap = slots.iter().find(|slot| slot.window_start == at(5_000)).expect("one is there");
+    h.slots().give_slot_back(&gap.event).await.expect("an answer").expect("it has a slot");
+    let mut found = starts(&assign_new(&h, wishes("b", 3, at(0))).await);
+    found.sort_unstable();
+    assert_eq!(found, [5_000, 300_000, 301_000]);
+    expect_books(&h, 302).await;
+}
+
 pub async fn random_histories_are_placed_as_by_the_naive_walk<H: SlotHarness>() {
     let seed = fastrand::u64(..);
     let mut rng = fastrand::Rng::with_seed(seed);

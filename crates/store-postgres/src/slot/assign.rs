@@ -32,7 +32,8 @@ const SHARE_CONFIGS: &str = "
 const CONFIGS: &str = "
     SELECT config_name, version, max_per_window, window_size_ms, created_at FROM rate_limit_config
     WHERE config_name = ANY($1) AND is_active";
-/// The next window when it has no counter, else the first open one; past everything when there is none. Not `NOT EXISTS`:
+/// The next window when it has no counter, else the first open one that this batch does not hold already; past everything
+/// when there is none. Not `NOT EXISTS`:
 /// that may become a hash of the whole table, made anew for every batch.
 const FIRST_OPEN: &str = "
     SELECT CASE
@@ -41,6 +42,8 @@ const FIRST_OPEN: &str = "
         ELSE coalesce(
             (SELECT c.window_start FROM rate_limit_window_counter c
              WHERE c.config_name = w.config_name AND c.status = 'OPEN' AND c.window_start >= w.from_start
+               AND NOT EXISTS (SELECT FROM unnest($3::text[], $4::timestamptz[]) AS ours (config_name, start)
+                               WHERE ours.config_name = c.config_name AND ours.start = c.window_start)
              ORDER BY c.window_start LIMIT 1),
             (SELECT c.window_start FROM rate_limit_window_counter c WHERE c.config_name = w.config_name
              ORDER BY c.window_start DESC LIMIT 1))
@@ -223,7 +226,8 @@ impl<'a> Work<'a> {
         let next = |(name, first): &(&'a ConfigName, Timestamp)| {
             (*name, self.views.get(name).map_or(*first, |view| view.pace().later(*first, 1)))
         };
-        let starts = first_open(session, &wanted.keys().map(next).collect::<Vec<_>>()).await?;
+        let from: Vec<_> = wanted.keys().map(next).collect();
+        let starts = first_open(session, &from, &self.ours).await?;
         let (mut candidates, mut enough) = (Vec::new(), 0);
         for (((name, first), demand), start) in wanted.iter().zip(starts) {
             let Some(view) = self.views.get(name) else { continue };
@@ -403,10 +407,17 @@ impl<'a> Work<'a> {
 }
 
 /// Step 2.
-async fn first_open(session: &Session, from: &[(&ConfigName, Timestamp)]) -> Result<Vec<Timestamp>> {
+async fn first_open(
+    session: &Session,
+    from: &[(&ConfigName, Timestamp)],
+    ours: &HashSet<(String, Timestamp)>,
+) -> Result<Vec<Timestamp>> {
     let names: Vec<&str> = from.iter().map(|(name, _)| name.as_str()).collect();
     let starts: Vec<SystemTime> = from.iter().map(|(_, start)| time::to_system(*start)).collect();
     let statement = &session.statements.slot.assign.first_open;
-    let rows = session.bounded(session.client.query(statement, &[&names, &starts])).await?;
+    let (our_names, our_starts): (Vec<&str>, Vec<SystemTime>) =
+        ours.iter().map(|(name, start)| (name.as_str(), time::to_system(*start))).unzip();
+    let values: [&(dyn ToSql + Sync); 4] = [&names, &starts, &our_names, &our_starts];
+    let rows = session.bounded(session.client.query(statement, &values)).await?;
     rows.iter().map(|row| Ok(time::from_system(column(row, 0)?))).collect()
 }
