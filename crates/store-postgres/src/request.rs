@@ -1,8 +1,8 @@
 //! Request in Postgres. Whoever changes a request locks its job first; claims pass over jobs that others hold. Submissions,
 //! claims and reports are batches of two round trips each.
 
-mod dead;
 mod submit;
+mod upkeep;
 mod work;
 
 use std::time::Duration;
@@ -146,50 +146,50 @@ impl RequestStore for Postgres {
     }
 
     async fn pending_requests(&self, older_than: Duration, limit: usize) -> Result<Vec<Pending>> {
-        dead::pending(self, older_than, limit).await
+        upkeep::pending(self, older_than, limit).await
     }
 
     async fn mark_enqueued(&self, ids: &[RequestId]) -> Result<()> {
-        dead::mark_enqueued(self, ids).await?;
+        upkeep::mark_enqueued(self, ids).await?;
         self.inner.bells.ring(JOBS);
         Ok(())
     }
 
     async fn dead_requests(&self, after: Option<RequestId>, limit: usize) -> Result<Vec<DeadRequest>> {
-        dead::list(self, after, limit).await
+        upkeep::list(self, after, limit).await
     }
 
     async fn replay_request(&self, id: RequestId) -> Result<bool> {
-        let replayed = dead::replay(self, Some(id), 1).await?;
+        let replayed = upkeep::replay(self, Some(id), 1).await?;
         Ok(!replayed.is_empty())
     }
 
     async fn replay_requests(&self, limit: usize) -> Result<Vec<RequestId>> {
-        dead::replay(self, None, limit).await
+        upkeep::replay(self, None, limit).await
     }
 
     async fn discard_request(&self, id: RequestId) -> Result<bool> {
-        dead::discard(self, id).await
+        upkeep::discard(self, id).await
     }
 
     async fn count_dead_requests(&self) -> Result<u64> {
-        dead::count(self).await
+        upkeep::count(self).await
     }
 
     async fn purge_requests(&self, keep: Duration, limit: usize) -> Result<u64> {
-        dead::purge(self, keep, limit).await
+        upkeep::purge(self, keep, limit).await
     }
 
     async fn rollout(&self) -> Result<Option<Rollout>> {
-        dead::rollout(self).await
+        upkeep::rollout(self).await
     }
 
     async fn set_rollout(&self, rollout: Rollout) -> Result<()> {
-        dead::set_rollout(self, rollout).await
+        upkeep::set_rollout(self, rollout).await
     }
 
     async fn audit_requests(&self) -> Result<Books> {
-        dead::books(self).await
+        upkeep::books(self).await
     }
 }
 

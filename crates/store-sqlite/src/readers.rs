@@ -39,12 +39,10 @@ impl Readers {
         read: impl FnOnce(&Connection) -> rusqlite::Result<T>,
     ) -> Result<T> {
         let taken = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
-        let connection = taken.ok_or_else(|| Error::failed(ENGINE, "no reader is left"))?;
-        let lent = Lent { readers: self, connection: Some(connection) };
-        lent.connection.as_ref().map_or_else(
-            || Err(Error::failed(ENGINE, "no reader is left")),
-            |connection| read(connection).map_err(classify),
-        )
+        let lent = Lent { readers: self, connection: taken };
+        let connection =
+            lent.connection.as_ref().ok_or_else(|| Error::failed(ENGINE, "no reader is left"))?;
+        read(connection).map_err(classify)
     }
 }
 
@@ -73,5 +71,38 @@ impl crate::Sqlite {
         tokio::task::spawn_blocking(move || engine.inner.readers.run(permit, read))
             .await
             .map_err(|panic| Error::failed(ENGINE, panic))?
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+    use std::time::Duration;
+
+    use super::COUNT;
+    use crate::Sqlite;
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn callers_that_go_away_leave_the_readers_they_had_to_those_who_wait() {
+        let directory = tempfile::tempdir().unwrap();
+        let engine = Sqlite::open(directory.path()).unwrap();
+        let (begun, begins) = mpsc::channel();
+        let mut ends = Vec::new();
+        for _ in 0..COUNT {
+            let (engine, begun) = (engine.clone(), begun.clone());
+            let (end, ended) = mpsc::channel::<()>();
+            ends.push(end);
+            let slow = engine.read(move |_connection| {
+                let _ = begun.send(());
+                let _ = ended.recv();
+                Ok(())
+            });
+            // The caller is gone long before its read ends.
+            tokio::time::timeout(Duration::from_millis(50), slow).await.unwrap_err();
+        }
+        (0..COUNT).for_each(|_| begins.recv().unwrap());
+        let waiting = tokio::spawn(async move { engine.read(|_connection| Ok(7)).await });
+        drop(ends);
+        assert_eq!(waiting.await.unwrap().unwrap(), 7);
     }
 }

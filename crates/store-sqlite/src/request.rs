@@ -1,7 +1,7 @@
 //! Request in SQLite. One writer does everything that changes something, so nothing is locked and nobody meets.
 
-mod dead;
 mod submit;
+mod upkeep;
 mod work;
 
 use std::time::Duration;
@@ -121,23 +121,23 @@ impl RequestStore for Sqlite {
 
     async fn pending_requests(&self, older_than: Duration, limit: usize) -> Result<Vec<Pending>> {
         let now = self.inner.clock.now();
-        self.read(move |connection| dead::pending(connection, older_than, limit, now)).await
+        self.read(move |connection| upkeep::pending(connection, older_than, limit, now)).await
     }
 
     async fn mark_enqueued(&self, ids: &[RequestId]) -> Result<()> {
         let (ids, now) = (ids.to_vec(), self.inner.clock.now());
-        self.inner.writer.run(move |connection| dead::mark_enqueued(connection, &ids, now)).await?;
+        self.inner.writer.run(move |connection| upkeep::mark_enqueued(connection, &ids, now)).await?;
         self.inner.bells.ring(JOBS);
         Ok(())
     }
 
     async fn dead_requests(&self, after: Option<RequestId>, limit: usize) -> Result<Vec<DeadRequest>> {
-        self.read(move |connection| dead::list(connection, after, limit)).await
+        self.read(move |connection| upkeep::list(connection, after, limit)).await
     }
 
     async fn replay_request(&self, id: RequestId) -> Result<bool> {
         let now = self.inner.clock.now();
-        let replayed = self.inner.writer.run(move |connection| dead::replay(connection, id, now)).await?;
+        let replayed = self.inner.writer.run(move |connection| upkeep::replay(connection, id, now)).await?;
         self.inner.bells.ring(JOBS);
         Ok(replayed)
     }
@@ -145,34 +145,34 @@ impl RequestStore for Sqlite {
     async fn replay_requests(&self, limit: usize) -> Result<Vec<RequestId>> {
         let now = self.inner.clock.now();
         let replayed =
-            self.inner.writer.run(move |connection| dead::replay_some(connection, limit, now)).await?;
+            self.inner.writer.run(move |connection| upkeep::replay_some(connection, limit, now)).await?;
         self.inner.bells.ring(JOBS);
         Ok(replayed)
     }
 
     async fn discard_request(&self, id: RequestId) -> Result<bool> {
-        self.inner.writer.run(move |connection| dead::discard(connection, id)).await
+        self.inner.writer.run(move |connection| upkeep::discard(connection, id)).await
     }
 
     async fn count_dead_requests(&self) -> Result<u64> {
-        self.read(dead::count).await
+        self.read(upkeep::count).await
     }
 
     async fn purge_requests(&self, keep: Duration, limit: usize) -> Result<u64> {
         let now = self.inner.clock.now();
-        self.inner.writer.run(move |connection| dead::purge(connection, keep, limit, now)).await
+        self.inner.writer.run(move |connection| upkeep::purge(connection, keep, limit, now)).await
     }
 
     async fn rollout(&self) -> Result<Option<Rollout>> {
-        self.read(dead::rollout).await
+        self.read(upkeep::rollout).await
     }
 
     async fn set_rollout(&self, rollout: Rollout) -> Result<()> {
-        self.inner.writer.run(move |connection| dead::set_rollout(connection, rollout)).await
+        self.inner.writer.run(move |connection| upkeep::set_rollout(connection, rollout)).await
     }
 
     async fn audit_requests(&self) -> Result<Books> {
-        self.read(dead::books).await
+        self.read(upkeep::books).await
     }
 }
 

@@ -13,7 +13,7 @@ use async_trait::async_trait;
 use weir_core::quota::Limits;
 use weir_core::request::canary::Percent;
 use weir_core::request::canonical::Fingerprint;
-use weir_core::request::retry::Policy;
+use weir_core::request::retry::{Cause, Policy};
 use weir_core::request::state::{Callback, Refused, Report, Status};
 use weir_core::{IdempotencyKey, RequestId, RequestType, TenantId, Timestamp};
 
@@ -117,6 +117,27 @@ pub struct Failure {
     pub code: String,
     /// For people.
     pub message: String,
+}
+
+/// What came of an attempt, for callers to read.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Told {
+    /// What the downstream answered.
+    pub result: Option<Sealed>,
+    /// What went wrong.
+    pub failure: Option<Failure>,
+}
+
+impl Told {
+    /// Of an attempt without a result: what went wrong, if anything did, in more words than the cause has if there are.
+    #[must_use]
+    pub fn failed(cause: Option<Cause>, detail: Option<String>) -> Self {
+        let failure = cause.map(|cause| Failure {
+            code: cause.code().to_owned(),
+            message: detail.unwrap_or_else(|| cause.to_string()),
+        });
+        Self { result: None, failure }
+    }
 }
 
 /// A request that a worker has claimed.

@@ -43,7 +43,16 @@ mod tests {
     #[test]
     fn a_topic_is_spelled_as_kafka_wants_it_and_is_none_of_ours() {
         assert_eq!(topic("payments.due-1_x"), Some("payments.due-1_x".to_owned()));
-        for bad in ["a b", "sms-outbound", "x.dlq", "..", "ü", &"x".repeat(201)] {
+        for bad in [
+            "a b",
+            "sms-outbound",
+            "request-webhooks",
+            "request-processing",
+            "x.dlq",
+            "..",
+            "ü",
+            &"x".repeat(201),
+        ] {
             assert_eq!(topic(bad), None, "{bad}");
         }
     }

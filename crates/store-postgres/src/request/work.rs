@@ -9,11 +9,11 @@ use futures_util::future::{try_join, try_join3, try_join4};
 use tokio_postgres::types::ToSql;
 use tokio_postgres::{Row, Statement};
 use uuid::Uuid;
-use weir_core::request::retry::{Cause, Policy};
+use weir_core::request::retry::Policy;
 use weir_core::request::state::{Claim, Lease, Progress, Refused, Report, Status};
 use weir_core::{RequestId, RequestType, TenantId, Timestamp};
 use weir_store::request::{
-    CallbackOutcome, CallbackReport, Claimed, Failure, Job, JobReport, Room, Sealed, WEBHOOKS,
+    CallbackOutcome, CallbackReport, Claimed, Job, JobReport, Room, Sealed, Told, WEBHOOKS,
 };
 use weir_store::{Result, shard};
 
@@ -122,22 +122,6 @@ struct Entry {
     progress: Progress,
     told: Option<Told>,
     is_changed: bool,
-}
-
-/// What came of an attempt, for callers to read.
-struct Told {
-    result: Option<Sealed>,
-    failure: Option<Failure>,
-}
-
-impl Told {
-    fn failed(cause: Option<Cause>, detail: Option<String>) -> Self {
-        let failure = cause.map(|cause| Failure {
-            code: cause.code().to_owned(),
-            message: detail.unwrap_or_else(|| cause.to_string()),
-        });
-        Self { result: None, failure }
-    }
 }
 
 pub(super) async fn claim_due(engine: &Postgres, room: &[Room], policy: &Policy) -> Result<Claimed> {

@@ -1,11 +1,11 @@
 //! Claiming jobs, and taking what workers and downstreams report. Every change of a request goes through the rule.
 
 use rusqlite::{Connection, OptionalExtension, Row, params};
-use weir_core::request::retry::{Cause, Policy};
+use weir_core::request::retry::Policy;
 use weir_core::request::state::{Claim, Lease, Progress, Refused, Report, Status};
 use weir_core::{RequestId, RequestType, TenantId, Timestamp};
 use weir_store::request::{
-    CallbackOutcome, CallbackReport, Claimed, Failure, Job, JobReport, Room, Sealed, WEBHOOKS,
+    CallbackOutcome, CallbackReport, Claimed, Job, JobReport, Room, Sealed, Told, WEBHOOKS,
 };
 
 use super::{read_id, read_status};
@@ -195,22 +195,6 @@ pub(super) fn call_back(
             Ok(CallbackOutcome::Taken(status))
         }
         Err(refused) => Ok(CallbackOutcome::Refused(refused)),
-    }
-}
-
-/// What came of an attempt, for callers to read.
-struct Told {
-    result: Option<Sealed>,
-    failure: Option<Failure>,
-}
-
-impl Told {
-    fn failed(cause: Option<Cause>, detail: Option<String>) -> Self {
-        let failure = cause.map(|cause| Failure {
-            code: cause.code().to_owned(),
-            message: detail.unwrap_or_else(|| cause.to_string()),
-        });
-        Self { result: None, failure }
     }
 }
 
