@@ -223,6 +223,7 @@ macro_rules! suite {
                 dead_letters_survive,
                 the_books_survive,
                 claimed_messages_come_again_after_a_restart,
+                a_receipt_from_before_a_restart_settles_nothing,
                 messages_sent_after_a_restart_stand_behind_older_ones,
             ],
             servers: [

@@ -3,6 +3,9 @@
 use std::collections::HashSet;
 use std::time::Duration;
 
+use weir_queue::{Claim, Settlement};
+use weir_store::quota::TOPIC;
+
 use crate::Harness;
 use crate::given::{
     TICK, VISIBILITY, accepted, books, configured, decided, found, letters as answers, nothing_comes,
@@ -120,6 +123,22 @@ pub async fn claimed_messages_come_again_after_a_restart<H: Harness>() {
     for (name, texts) in texts_by_key(held.messages()) {
         assert_eq!(texts, numbered(&name, 1..=3), "what was out comes again, in order");
     }
+}
+
+pub async fn a_receipt_from_before_a_restart_settles_nothing<H: Harness>() {
+    let h = H::open().await;
+    queued(&h, "alice", 1).await;
+    let before = h.queue().claim(TOPIC, 10, VISIBILITY).await.expect("claim must succeed");
+    let h = h.reopen().await;
+    h.clock().advance(VISIBILITY);
+    let since = h.queue().claim(TOPIC, 10, VISIBILITY).await.expect("claim must succeed");
+    assert_eq!(since.messages, before.messages, "what was out comes again");
+    let done = Settlement { done: vec![since.messages[0].position], ..Settlement::default() };
+    let settle = async |claim: &Claim| {
+        h.queue().settle(&claim.receipt, done.clone()).await.expect("settle must succeed")
+    };
+    assert!(!settle(&before).await, "it is another's now");
+    assert!(settle(&since).await);
 }
 
 pub async fn messages_sent_after_a_restart_stand_behind_older_ones<H: Harness>() {

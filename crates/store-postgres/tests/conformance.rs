@@ -1,11 +1,13 @@
 //! The conformance suite on Postgres, each case in a database of its own.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::time::Duration;
 
 use weir_core::{Clock, ManualClock};
 use weir_queue::Queue;
-use weir_store::quota::QuotaStore;
-use weir_store_conformance::{Harness, START};
+use weir_store::quota::{QuotaStore, TOPIC};
+use weir_store_conformance::{Harness, START, given};
 use weir_store_postgres::Postgres;
 use weir_testkit::postgres::{Database, Server};
 
@@ -59,3 +61,20 @@ impl Harness for OnPostgres {
 }
 
 weir_store_conformance::suite!(OnPostgres);
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_claim_of_one_message_holds_one_shard() {
+    if OnPostgres::skipped() {
+        return;
+    }
+    let h = OnPostgres::open().await;
+    for user in 0..20 {
+        given::queued(&h, &format!("user-{user}"), 1).await;
+    }
+    let visibility = Duration::from_secs(30);
+    let one = h.queue().claim(TOPIC, 1, visibility).await.expect("a claim");
+    assert_eq!((one.messages.len(), one.receipt.leases.len()), (1, 1));
+    let several = h.queue().claim(TOPIC, 3, visibility).await.expect("a claim");
+    let shards: BTreeSet<u16> = several.messages.iter().map(|message| message.position.shard).collect();
+    assert_eq!(several.receipt.leases.len(), shards.len(), "and no more than there are messages of");
+}

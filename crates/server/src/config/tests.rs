@@ -74,6 +74,17 @@ fn flags_win_over_the_environment_which_wins_over_the_file() {
 }
 
 #[test]
+fn a_lease_that_a_call_can_outlast_is_refused() {
+    let sentence = |text: &str| Settings::read(file(text)).unwrap_err().to_string();
+    let slow = "[request.downstreams.slow]\nurl = \"http://127.0.0.1:1/\"\nread_timeout = \"60s\"";
+    for text in ["[request]\nlease = \"4s\"", "[request]\nread_timeout = \"29s\"", slow] {
+        assert!(sentence(text).starts_with("request.lease is"), "{}", sentence(text));
+    }
+    Settings::read(file("[request]\nlease = \"5s\"")).unwrap();
+    Settings::read(file(&format!("[request]\nlease = \"62s\"\n{slow}"))).unwrap();
+}
+
+#[test]
 fn a_wrong_setting_is_one_sentence_with_name_value_and_what_is_allowed() {
     for (name, value, allowed) in [
         ("WEIR_LISTEN", "nowhere", "127.0.0.1:8080"),
