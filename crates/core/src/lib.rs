@@ -7,6 +7,7 @@
 pub mod id;
 pub mod quota;
 pub mod request;
+pub mod sale;
 pub mod slot;
 pub mod tier;
 pub mod time;

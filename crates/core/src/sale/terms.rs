@@ -1,0 +1,213 @@
+//! What a sale offers: its names, its stock and its times, checked once.
+
+use std::fmt;
+use std::num::NonZeroU32;
+use std::sync::Arc;
+
+use crate::Timestamp;
+
+/// The name of a product, and of its sale: 1 to 64 letters, digits and hyphens. Clones share the text.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Sku(Arc<str>);
+
+/// Why a text is no sku.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("must be 1 to {} letters, digits and hyphens", Sku::MAX_CHARS)]
+pub struct SkuError;
+
+impl Sku {
+    /// The longest.
+    pub const MAX_CHARS: usize = 64;
+
+    /// Checks and takes over a text.
+    ///
+    /// # Errors
+    /// When it is no sku.
+    pub fn parse(text: impl AsRef<str>) -> Result<Self, SkuError> {
+        let text = text.as_ref();
+        let is_spelled = text.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-');
+        if is_spelled && (1..=Self::MAX_CHARS).contains(&text.len()) {
+            Ok(Self(Arc::from(text)))
+        } else {
+            Err(SkuError)
+        }
+    }
+
+    /// The sku as text.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for Sku {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// How many units a sale has at first: 1 to what a Postgres `INT` holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stock(NonZeroU32);
+
+impl Stock {
+    /// The largest.
+    pub const MAX: u32 = i32::MAX.unsigned_abs();
+
+    /// Checks a number of units.
+    ///
+    /// # Errors
+    /// When there are none, or too many.
+    pub fn new(units: u32) -> Result<Self, TermsError> {
+        let units = NonZeroU32::new(units).filter(|units| units.get() <= Self::MAX);
+        units.map(Self).ok_or(TermsError::InitialStock)
+    }
+
+    /// The number.
+    #[must_use]
+    pub const fn get(self) -> u32 {
+        self.0.get()
+    }
+}
+
+/// What a sale offers, and when.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Terms {
+    /// What people call the product.
+    pub product_name: Arc<str>,
+    /// Units at first.
+    pub initial_stock: Stock,
+    /// From when on it sells.
+    pub start: Timestamp,
+    /// Until when: nothing is sold at that time or after it.
+    pub end: Timestamp,
+}
+
+/// What is wrong with terms. Each is about one field.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum TermsError {
+    /// The name of the product.
+    #[error("must have 1 to {} characters, none of them a control character", Terms::NAME_MAX_CHARS)]
+    ProductName,
+    /// The number of units.
+    #[error("must be an integer from 1 to {}", Stock::MAX)]
+    InitialStock,
+    /// The start.
+    #[error("must be in the future")]
+    StartTime,
+    /// The end.
+    #[error("must be after startTime")]
+    EndTime,
+}
+
+impl Terms {
+    /// The longest name of a product, in characters.
+    pub const NAME_MAX_CHARS: usize = 255;
+
+    /// Checks and joins them. Blanks around the name are taken off.
+    ///
+    /// # Errors
+    /// The first that is wrong.
+    pub fn new(
+        product_name: &str,
+        initial_stock: u32,
+        start: Timestamp,
+        end: Timestamp,
+    ) -> Result<Self, TermsError> {
+        let product_name = name(product_name)?;
+        let initial_stock = Stock::new(initial_stock)?;
+        if end <= start {
+            return Err(TermsError::EndTime);
+        }
+        Ok(Self { product_name, initial_stock, start, end })
+    }
+
+    /// Makes sure that the sale is still to come.
+    ///
+    /// # Errors
+    /// When it would have begun.
+    pub fn must_begin_after(&self, now: Timestamp) -> Result<(), TermsError> {
+        if self.start > now { Ok(()) } else { Err(TermsError::StartTime) }
+    }
+}
+
+fn name(text: &str) -> Result<Arc<str>, TermsError> {
+    let text = text.trim();
+    let is_good =
+        (1..=Terms::NAME_MAX_CHARS).contains(&text.chars().count()) && !text.chars().any(char::is_control);
+    if is_good { Ok(Arc::from(text)) } else { Err(TermsError::ProductName) }
+}
+
+/// New terms, as far as they are to change.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Change {
+    /// Another name.
+    pub product_name: Option<String>,
+    /// Another number of units.
+    pub initial_stock: Option<u32>,
+    /// Another start.
+    pub start: Option<Timestamp>,
+    /// Another end.
+    pub end: Option<Timestamp>,
+}
+
+impl Change {
+    /// The terms after the change.
+    ///
+    /// # Errors
+    /// The first field that is wrong.
+    pub fn apply(&self, terms: &Terms) -> Result<Terms, TermsError> {
+        Terms::new(
+            self.product_name.as_deref().unwrap_or(&terms.product_name),
+            self.initial_stock.unwrap_or(terms.initial_stock.get()),
+            self.start.unwrap_or(terms.start),
+            self.end.unwrap_or(terms.end),
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const fn at(seconds: i64) -> Timestamp {
+        Timestamp::from_seconds(seconds)
+    }
+
+    #[test]
+    fn a_sku_is_letters_digits_and_hyphens() {
+        for good in ["A", "WIDGET-001", &"x".repeat(64)] {
+            assert_eq!(Sku::parse(good).unwrap().as_str(), good);
+        }
+        for bad in ["", " A", "A_1", "a/b", "ü", "a\0", "{a}", &"x".repeat(65)] {
+            assert_eq!(Sku::parse(bad), Err(SkuError), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn terms_are_refused_by_the_field_that_is_wrong() {
+        fn terms(name: &str, stock: u32, start: i64, end: i64) -> Result<(), TermsError> {
+            Terms::new(name, stock, at(start), at(end)).map(|_| ())
+        }
+        assert_eq!(terms(" Widget ", 1, 1, 2), Ok(()));
+        assert_eq!(terms(&"ü".repeat(255), Stock::MAX, 1, 2), Ok(()));
+        for bad in ["", "  ", "a\nb", "a\0", &"x".repeat(256)] {
+            assert_eq!(terms(bad, 1, 1, 2), Err(TermsError::ProductName), "{bad:?}");
+        }
+        for bad in [0, Stock::MAX + 1, u32::MAX] {
+            assert_eq!(terms("x", bad, 1, 2), Err(TermsError::InitialStock));
+        }
+        assert_eq!(terms("x", 1, 2, 2), Err(TermsError::EndTime));
+        assert_eq!(terms("x", 1, 3, 2), Err(TermsError::EndTime));
+    }
+
+    #[test]
+    fn a_change_keeps_what_it_does_not_name() {
+        let terms = Terms::new("Widget", 5, at(10), at(20)).unwrap();
+        assert_eq!(Change::default().apply(&terms), Ok(terms.clone()));
+        let change = Change { initial_stock: Some(7), end: Some(at(30)), ..Change::default() };
+        assert_eq!(change.apply(&terms), Ok(Terms::new("Widget", 7, at(10), at(30)).unwrap()));
+        let late = Change { start: Some(at(20)), ..Change::default() };
+        assert_eq!(late.apply(&terms), Err(TermsError::EndTime));
+    }
+}

@@ -1,0 +1,144 @@
+//! The sale rule against what must hold of it, and against a model that keeps a list of buyers and counts them anew.
+#![expect(
+    clippy::arithmetic_side_effects,
+    clippy::unwrap_used,
+    reason = "a model may panic; the test then fails"
+)]
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use proptest::prelude::*;
+use weir_core::Timestamp;
+use weir_core::sale::{Change, ChangeError, EndReason, Receipt, Refusal, Sale, State, Terms, TermsError};
+
+const START: i64 = 1_771_149_600;
+const LASTS: i64 = 100;
+
+fn at(offset: i64) -> Timestamp {
+    Timestamp::from_seconds(START + offset)
+}
+
+fn sale(stock: u32) -> Sale {
+    Sale::new(Terms::new("Widget", stock, at(0), at(LASTS)).unwrap())
+}
+
+/// What the answer to a buyer must be, from the list of purchases alone; `ended` is how the sale was seen to end.
+fn expected(
+    bought: &BTreeMap<u8, Receipt>,
+    buyer: u8,
+    stock: u32,
+    seen: State,
+    now: Timestamp,
+) -> Result<u32, Refusal> {
+    let sold = u32::try_from(bought.len()).unwrap();
+    if bought.contains_key(&buyer) {
+        Err(Refusal::AlreadyPurchased)
+    } else if sold == stock {
+        Err(Refusal::SoldOut)
+    } else if seen.end_reason().is_some() || now >= at(LASTS) || (seen == State::Upcoming && now < at(0)) {
+        Err(Refusal::NotActive)
+    } else {
+        Ok(sold + 1)
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(3_000))]
+
+    /// Buyers come in any order, and the clock may even step back.
+    #[test]
+    fn nobody_buys_twice_nothing_is_oversold_and_the_end_is_final(
+        stock in 1_u32..12,
+        attempts in prop::collection::vec((0_u8..20, -20_i64..130), 1..80),
+    ) {
+        let mut sale = sale(stock);
+        let mut bought: BTreeMap<u8, Receipt> = BTreeMap::new();
+        let mut seen = State::Upcoming;
+        for (buyer, offset) in attempts {
+            let now = at(offset);
+            let wanted = expected(&bought, buyer, stock, seen, now);
+            let answer = sale.sell(bought.contains_key(&buyer), now);
+            prop_assert_eq!(answer.map(|receipt| receipt.number), wanted);
+            if let Ok(receipt) = answer {
+                prop_assert_eq!(receipt.at, now);
+                prop_assert_eq!(bought.insert(buyer, receipt), None, "one per buyer");
+            }
+            prop_assert!(sale.sold <= stock, "sold ≤ stock");
+            prop_assert_eq!(sale.sold as usize, bought.len(), "count = purchases");
+            prop_assert_eq!(sale.stock() + sale.sold, stock);
+            prop_assert!(sale.state >= seen, "no way back from {:?} to {:?}", seen, sale.state);
+            if let State::Ended(_) = seen {
+                prop_assert_eq!(sale.state, seen, "the end is final, and so is its reason");
+            }
+            prop_assert_eq!(sale.stock() == 0, sale.state == State::Ended(EndReason::SoldOut));
+            seen = sale.state;
+        }
+        let numbers: BTreeSet<u32> = bought.values().map(|receipt| receipt.number).collect();
+        prop_assert_eq!(numbers, (1..=sale.sold).collect::<BTreeSet<_>>(), "numbered from 1 without a gap");
+    }
+
+    #[test]
+    fn the_next_turn_is_when_the_state_turns_and_not_before(stock in 1_u32..3, offset in -20_i64..130) {
+        let sale = sale(stock);
+        let now = at(offset);
+        match sale.next_turn(now) {
+            None => prop_assert!(matches!(sale.state_at(now), State::Ended(_))),
+            Some(turn) => {
+                prop_assert!(turn > now);
+                let just_before = Timestamp::from_micros(turn.as_micros() - 1);
+                prop_assert_eq!(sale.state_at(just_before), sale.state_at(now));
+                prop_assert!(sale.state_at(turn) > sale.state_at(now));
+            }
+        }
+    }
+}
+
+#[test]
+fn edges_belong_to_what_begins_at_them() {
+    let sale = sale(1);
+    assert_eq!(sale.state_at(at(-1)), State::Upcoming);
+    assert_eq!(sale.state_at(at(0)), State::Active);
+    assert_eq!(sale.state_at(at(LASTS - 1)), State::Active);
+    assert_eq!(sale.state_at(at(LASTS)), State::Ended(EndReason::TimeExpired));
+}
+
+#[test]
+fn the_last_unit_ends_a_sale_at_once_and_later_buyers_hear_sold_out() {
+    let mut sale = sale(1);
+    assert_eq!(sale.sell(false, at(1)).map(|receipt| receipt.number), Ok(1));
+    assert_eq!(sale.state, State::Ended(EndReason::SoldOut));
+    assert_eq!(sale.sell(false, at(1)), Err(Refusal::SoldOut));
+    assert_eq!(
+        sale.sell(true, at(LASTS + 1)),
+        Err(Refusal::AlreadyPurchased),
+        "before the state is looked at"
+    );
+    assert_eq!(sale.sell(false, at(LASTS + 1)), Err(Refusal::SoldOut), "why it ended does not change");
+}
+
+#[test]
+fn terms_change_only_before_the_start() {
+    let mut sale = sale(5);
+    let more = Change { initial_stock: Some(9), ..Change::default() };
+    assert_eq!(sale.change(&more, at(-5)), Ok(()));
+    assert_eq!(sale.stock(), 9);
+    let past = Change { start: Some(at(-6)), ..Change::default() };
+    assert_eq!(sale.change(&past, at(-5)), Err(ChangeError::Terms(TermsError::StartTime)));
+    let turned = Change { end: Some(at(-1)), ..Change::default() };
+    assert_eq!(sale.change(&turned, at(-5)), Err(ChangeError::Terms(TermsError::EndTime)));
+    assert_eq!(sale.terms.initial_stock.get(), 9, "a refused change changes nothing");
+    assert_eq!(sale.change(&more, at(0)), Err(ChangeError::NotModifiable));
+    assert_eq!(sale.change(&Change::default(), at(LASTS)), Err(ChangeError::NotModifiable));
+}
+
+#[test]
+fn states_are_read_as_they_are_written() {
+    let ends = [EndReason::SoldOut, EndReason::TimeExpired].map(State::Ended);
+    for state in [State::Upcoming, State::Active].into_iter().chain(ends) {
+        let reason = state.end_reason().map(EndReason::as_str);
+        assert_eq!(State::parse(state.as_str(), reason), Some(state));
+    }
+    for (state, reason) in [("ENDED", None), ("ACTIVE", Some("SOLD_OUT")), ("active", None), ("", None)] {
+        assert_eq!(State::parse(state, reason), None, "{state}");
+    }
+}
