@@ -14,10 +14,8 @@ use tokio::sync::Notify;
 use crate::script::Names;
 use crate::target::{Address, Target};
 
-/// How long a call may take. What Redis does not answer in this time Postgres answers, well within the API's timeout.
-const CALL_TIMEOUT: Duration = Duration::from_millis(250);
-/// How long a connection may take to be ready.
-const CONNECT_TIMEOUT: Duration = Duration::from_millis(500);
+/// How much longer than a call a connection may take to be ready.
+const CONNECT_FACTOR: u32 = 2;
 
 const PAUSE_MIN: Duration = Duration::from_millis(50);
 const PAUSE_MAX: Duration = Duration::from_secs(1);
@@ -110,8 +108,8 @@ impl Node {
     async fn connect(&self, target: &Target) -> RedisResult<Link> {
         let client = target.client(&self.address)?;
         let config = AsyncConnectionConfig::new()
-            .set_connection_timeout(Some(CONNECT_TIMEOUT))
-            .set_response_timeout(Some(CALL_TIMEOUT));
+            .set_connection_timeout(Some(target.call_timeout * CONNECT_FACTOR))
+            .set_response_timeout(Some(target.call_timeout));
         let mut connection = client.get_multiplexed_async_connection_with_config(&config).await?;
         let info: String = redis::cmd("INFO").arg("server").query_async(&mut connection).await?;
         let run = info.lines().find_map(|line| line.strip_prefix("run_id:"));
@@ -154,7 +152,8 @@ async fn keep_connected(node: Weak<Node>, target: Target) {
             }
             None => {}
         }
-        match tokio::time::timeout(CONNECT_TIMEOUT * 2, node.connect(&target)).await {
+        let patience = target.call_timeout * CONNECT_FACTOR * 2;
+        match tokio::time::timeout(patience, node.connect(&target)).await {
             Ok(Ok(link)) => {
                 *node.slot() = Some(link);
                 node.connected.notify_waiters();

@@ -76,6 +76,15 @@ impl RedisQuota {
     }
 }
 
+impl RedisQuota {
+    /// Whether every change heard of has been dealt with: no hash of old limits is left. Until then the store decides
+    /// for the users concerned, and may find places reserved that nobody will use.
+    #[must_use]
+    pub fn is_settled(&self) -> bool {
+        self.parts.doubts.is_empty()
+    }
+}
+
 impl Parts {
     /// A hash that may be of old limits must not be used by any server: it is deleted, or else every hash is
     /// distrusted. What a send has reserved under the new limits meanwhile is given back.

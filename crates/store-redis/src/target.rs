@@ -4,9 +4,13 @@ use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo, RedisConnectionInfo};
 use url::Url;
+
+/// How long a call may take. What Redis does not answer in this time Postgres answers, well within the API's timeout.
+const CALL_TIMEOUT: Duration = Duration::from_millis(250);
 
 /// Where Redis is and how to reach it.
 #[derive(Clone)]
@@ -20,6 +24,7 @@ pub struct Target {
     database: i64,
     /// Trusted instead of the system's authorities.
     root: Option<Arc<Vec<u8>>>,
+    pub(crate) call_timeout: Duration,
 }
 
 /// A server's host and port.
@@ -99,11 +104,20 @@ impl FromStr for Target {
             password: url.password().map(decode).transpose()?,
             database,
             root: root(&url, is_tls)?,
+            call_timeout: CALL_TIMEOUT,
         })
     }
 }
 
 impl Target {
+    /// The same, but waiting for so long for each answer and connection. For tests of what is decided while Redis
+    /// answers: a busy machine may take a while.
+    #[must_use]
+    pub const fn with_patience(mut self, call_timeout: Duration) -> Self {
+        self.call_timeout = call_timeout;
+        self
+    }
+
     /// The hosts and ports, for messages. No credentials.
     #[must_use]
     pub fn address(&self) -> String {

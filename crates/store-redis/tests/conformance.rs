@@ -1,16 +1,93 @@
 //! The conformance suite on Redis in front of Postgres, each case on a Redis and in a database of its own.
 
-use std::sync::Arc;
-use std::time::Duration;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
-use weir_core::{Clock, ManualClock};
+use weir_core::quota::{Limits, Quota};
+use weir_core::{Clock, ManualClock, UserId};
 use weir_queue::Queue;
-use weir_store::quota::{Backing, QuotaStore};
+use weir_store::Result;
+use weir_store::feed::{Change, Feed};
+use weir_store::quota::{Backing, Books, QuotaStore, SendMessage, SendOutcome};
 use weir_store_conformance::{Harness, START};
 use weir_store_postgres::Postgres;
-use weir_store_redis::{Redis, RedisQuota};
+use weir_store_redis::{Redis, RedisQuota, Target};
 use weir_testkit::postgres::{self, Database};
 use weir_testkit::redis::{self, Options};
+
+/// What Redis or the feed does not answer in time the store decides, and then places are lost that these cases count: so
+/// nothing here is late, however busy the machine.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Quota on Redis whose new limits are settled when they are answered, for the same reason.
+struct Settled {
+    quota: Arc<RedisQuota>,
+    feed: Arc<Feed>,
+    heard: Arc<Heard>,
+}
+
+/// How often a change of each user was heard of.
+#[derive(Default)]
+struct Heard(Mutex<HashMap<UserId, usize>>);
+
+impl Heard {
+    fn of(&self, user: &UserId) -> usize {
+        self.0.lock().expect("nobody panics with it").get(user).copied().unwrap_or_default()
+    }
+
+    fn add(&self, change: &Change) {
+        if let Change::User(user) = change {
+            *self.0.lock().expect("nobody panics with it").entry(user.clone()).or_default() += 1;
+        }
+    }
+}
+
+impl Settled {
+    /// Waits until a change that was taken after `before` were heard is heard too, and dealt with.
+    async fn after(&self, user: &UserId, before: usize) {
+        let taken_at = Instant::now();
+        let is_heard = || self.heard.of(user) > before || self.feed.has_heard(taken_at);
+        while !is_heard() || !self.quota.is_settled() {
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+    }
+}
+
+#[async_trait::async_trait]
+impl QuotaStore for Settled {
+    async fn configure(&self, user: &UserId, limits: Limits) -> Result<Quota> {
+        let before = self.heard.of(user);
+        let row = self.quota.configure(user, limits).await?;
+        self.after(user, before).await;
+        Ok(row)
+    }
+
+    async fn find(&self, user: &UserId) -> Result<Option<Quota>> {
+        self.quota.find(user).await
+    }
+
+    async fn remove(&self, user: &UserId) -> Result<bool> {
+        let before = self.heard.of(user);
+        let was_there = self.quota.remove(user).await?;
+        if was_there {
+            self.after(user, before).await;
+        }
+        Ok(was_there)
+    }
+
+    async fn send_batch(&self, batch: Vec<SendMessage>) -> Result<Vec<SendOutcome>> {
+        self.quota.send_batch(batch).await
+    }
+
+    async fn audit(&self) -> Result<Books> {
+        self.quota.audit().await
+    }
+
+    async fn close(&self) {
+        self.quota.close().await;
+    }
+}
 
 /// What servers share.
 struct Data {
@@ -30,6 +107,7 @@ impl Data {
 struct OneServer {
     store: Postgres,
     quota: Arc<RedisQuota>,
+    heard: Arc<Heard>,
 }
 
 impl OneServer {
@@ -38,10 +116,15 @@ impl OneServer {
         let clock = Some(Arc::new(clock) as Arc<dyn Clock>);
         let target = data.database.url().parse().expect("a Postgres URL");
         let store = Postgres::open_with_clock(target, 8, clock.clone()).await.expect("it opens");
-        let redis = Redis::start(data.redis.url().parse().expect("a Redis URL"));
+        store.feed().hold_for(PATIENCE);
+        let target: Target = data.redis.url().parse().expect("a Redis URL");
+        let redis = Redis::start(target.with_patience(PATIENCE));
         let quota = Arc::new(RedisQuota::new(redis.clone(), Arc::new(store.clone().behind_cache()), clock));
         redis.connected().await;
-        let node = Self { store, quota };
+        let heard = Arc::<Heard>::default();
+        let listener = Arc::clone(&heard);
+        store.feed().listen(move |change| listener.add(change));
+        let node = Self { store, quota, heard };
         node.hears().await;
         node
     }
@@ -92,7 +175,8 @@ impl Harness for OnRedis {
     }
 
     fn quota(&self) -> Arc<dyn QuotaStore> {
-        Arc::clone(&self.node.quota) as Arc<dyn QuotaStore>
+        let OneServer { store, quota, heard } = &self.node;
+        Arc::new(Settled { quota: Arc::clone(quota), feed: store.feed(), heard: Arc::clone(heard) })
     }
 
     fn queue(&self) -> Arc<dyn Queue> {

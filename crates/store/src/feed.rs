@@ -29,6 +29,8 @@ pub struct Feed {
     started: Instant,
     /// When the store last answered, in microseconds after `started`; always current when negative.
     heard_us: AtomicI64,
+    /// How long an answer holds.
+    current_for_us: AtomicI64,
     /// How often the cache in front of the store was distrusted.
     epoch: AtomicU64,
     listeners: RwLock<Vec<Listener>>,
@@ -57,6 +59,7 @@ impl Feed {
         Self {
             started: Instant::now(),
             heard_us: AtomicI64::new(heard_us),
+            current_for_us: AtomicI64::new(micros(CURRENT_FOR)),
             epoch: AtomicU64::new(0),
             listeners: RwLock::default(),
         }
@@ -78,7 +81,20 @@ impl Feed {
     #[must_use]
     pub fn is_current(&self) -> bool {
         let heard_us = self.heard_us.load(Ordering::Acquire);
-        heard_us < 0 || self.now_us().saturating_sub(heard_us) < micros(CURRENT_FOR)
+        heard_us < 0 || self.now_us().saturating_sub(heard_us) < self.current_for_us.load(Ordering::Relaxed)
+    }
+
+    /// Lets an answer hold for so long instead of [`CURRENT_FOR`]. For tests of what is remembered while the feed is
+    /// current: a busy machine may keep it waiting.
+    pub fn hold_for(&self, current_for: Duration) {
+        self.current_for_us.store(micros(current_for), Ordering::Relaxed);
+    }
+
+    /// Whether every change up to `at` has been heard.
+    #[must_use]
+    pub fn has_heard(&self, at: Instant) -> bool {
+        let heard_us = self.heard_us.load(Ordering::Acquire);
+        heard_us < 0 || heard_us >= micros(at.saturating_duration_since(self.started))
     }
 
     /// Which memory of the cache is trusted: what was written under an earlier number is not.

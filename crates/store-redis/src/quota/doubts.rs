@@ -67,6 +67,12 @@ impl Doubts {
         }
     }
 
+    /// Whether nobody is in doubt.
+    pub(crate) fn is_empty(&self) -> bool {
+        let state = self.state();
+        !state.is_everybody && state.users.is_empty()
+    }
+
     /// Whether more changed than could be remembered.
     pub(crate) fn is_everybody(&self) -> bool {
         self.state().is_everybody
