@@ -36,6 +36,7 @@ pub mod quota_send;
 pub mod quota_window;
 pub mod request;
 pub mod restart;
+pub mod sale;
 pub mod servers;
 pub mod slot;
 

@@ -38,3 +38,8 @@ fn the_slot_suite_lists_every_case() {
 fn the_request_suite_lists_every_case() {
     must_list("request.rs", "request", "RequestHarness", 110);
 }
+
+#[test]
+fn the_sale_suite_lists_every_case() {
+    must_list("sale.rs", "sale", "SaleHarness", 29);
+}

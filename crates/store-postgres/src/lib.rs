@@ -9,6 +9,7 @@ mod pool;
 mod queue;
 mod quota;
 mod request;
+mod sale;
 mod session;
 mod slot;
 mod target;

@@ -16,6 +16,7 @@ const STEPS: &[&str] = &[
     include_str!("../migrations/0004_slot.sql"),
     include_str!("../migrations/0005_slot_due.sql"),
     include_str!("../migrations/0006_request.sql"),
+    include_str!("../migrations/0007_sale.sql"),
 ];
 
 /// An arbitrary number that no other program is likely to lock ("weir" in ASCII).

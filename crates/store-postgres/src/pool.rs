@@ -73,6 +73,13 @@ impl Pool {
         within(CALL_TIMEOUT, session.connection.prepare_request()).await?;
         Ok(session)
     }
+
+    /// The same, ready for sale.
+    pub(crate) async fn sale_session(&self) -> Result<Session> {
+        let mut session = self.session().await?;
+        within(CALL_TIMEOUT, session.connection.prepare_sale()).await?;
+        Ok(session)
+    }
 }
 
 async fn within<T>(

@@ -9,7 +9,7 @@ use weir_store::{Error, Result};
 
 use crate::error::classify;
 use crate::target::Target;
-use crate::{ENGINE, queue, quota, request, slot, tls};
+use crate::{ENGINE, queue, quota, request, sale, slot, tls};
 
 /// How long a connection may take to be ready, TLS, login and statements included.
 const OPEN_TIMEOUT: Duration = Duration::from_millis(1_500);
@@ -91,6 +91,7 @@ pub(crate) struct Statements {
     pub(crate) queue: queue::Statements,
     pub(crate) slot: Later<slot::Statements>,
     pub(crate) request: Later<request::Statements>,
+    pub(crate) sale: Later<sale::Statements>,
 }
 
 impl Statements {
@@ -104,6 +105,7 @@ impl Statements {
             queue: queue::Statements::from_prepared(&mut next),
             slot: Later(None),
             request: Later(None),
+            sale: Later(None),
         })
     }
 }
@@ -134,6 +136,15 @@ impl Connection {
         }
         Ok(())
     }
+
+    pub(crate) async fn prepare_sale(&mut self) -> Result<(), tokio_postgres::Error> {
+        if self.statements.sale.0.is_none() {
+            let mut prepared = prepare_all(&self.client, sale::sql()).await?.into_iter();
+            let mut next = || prepared.next().expect("as many statements come back as were sent");
+            self.statements.sale = Later(Some(sale::Statements::from_prepared(&mut next)));
+        }
+        Ok(())
+    }
 }
 
 /// Statements that are there once a session was taken for what they are for.
@@ -144,6 +155,6 @@ impl<T> std::ops::Deref for Later<T> {
     type Target = T;
 
     fn deref(&self) -> &T {
-        self.0.as_ref().expect("a session is taken by Pool::slot_session or Pool::request_session for these")
+        self.0.as_ref().expect("a session is taken by the method of Pool that prepares these")
     }
 }

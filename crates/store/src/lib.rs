@@ -11,6 +11,7 @@ pub mod feed;
 pub mod lane;
 pub mod quota;
 pub mod request;
+pub mod sale;
 pub mod shard;
 pub mod slot;
 

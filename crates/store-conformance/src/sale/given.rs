@@ -1,0 +1,127 @@
+//! What cases of sale start from.
+
+use std::time::Duration;
+
+use weir_core::sale::{Receipt, Refusal, Sku, State, Terms};
+use weir_core::{Clock, Timestamp, UserId};
+use weir_store::sale::{Buy, BuyOutcome, CreateOutcome, Product};
+
+use super::SaleHarness;
+use crate::START;
+
+/// How long after the beginning of a case its sales begin.
+pub const LEAD: Duration = Duration::from_secs(60);
+/// How long they last.
+pub const LASTS: Duration = Duration::from_secs(600);
+
+/// A product's name.
+pub fn sku(text: &str) -> Sku {
+    Sku::parse(text).expect("the suite's skus are valid")
+}
+
+/// Terms of a sale that begins [`LEAD`] after the clock's first time and lasts for [`LASTS`].
+pub fn terms(stock: u32) -> Terms {
+    terms_at(stock, START.plus(LEAD), START.plus(LEAD + LASTS))
+}
+
+/// Terms of a sale between two times.
+pub fn terms_at(stock: u32, start: Timestamp, end: Timestamp) -> Terms {
+    Terms::new("Limited Edition Widget", stock, start, end).expect("the suite's terms are valid")
+}
+
+/// A wish of a buyer for a unit.
+pub fn wish(name: &str, buyer: &str) -> Buy {
+    Buy { sku: sku(name), buyer: UserId::parse(buyer).expect("the suite's buyers are valid") }
+}
+
+/// Wishes of `count` buyers named after `prefix`.
+pub fn wishes(name: &str, prefix: &str, count: usize) -> Vec<Buy> {
+    (0..count).map(|n| wish(name, &format!("{prefix}-{n}"))).collect()
+}
+
+/// What became of a new product.
+pub async fn create<H: SaleHarness>(h: &H, name: &str, terms: Terms) -> CreateOutcome {
+    h.sales().create_product(&sku(name), terms).await.expect("create_product must succeed")
+}
+
+/// A product whose sale is still to come.
+pub async fn upcoming<H: SaleHarness>(h: &H, name: &str, terms: Terms) -> Product {
+    match create(h, name, terms).await {
+        CreateOutcome::Created(product) => product,
+        other => panic!("the product must be made, not {other:?}"),
+    }
+}
+
+/// A product whose sale has just begun. The clock goes to its start.
+pub async fn active<H: SaleHarness>(h: &H, name: &str, stock: u32) -> Product {
+    let now = h.clock().now();
+    let product = upcoming(h, name, terms_at(stock, now.plus(LEAD), now.plus(LEAD + LASTS))).await;
+    h.clock().advance(LEAD);
+    product
+}
+
+/// A product as it stands.
+pub async fn found<H: SaleHarness>(h: &H, name: &str) -> Option<Product> {
+    h.sales().product(&sku(name)).await.expect("product must succeed")
+}
+
+/// The state of a product that is there, and its stock.
+pub async fn stand<H: SaleHarness>(h: &H, name: &str) -> (State, u32) {
+    let product = found(h, name).await.expect("the product must be there");
+    (product.sale.state, product.sale.stock())
+}
+
+/// What became of a batch; there must be one outcome for each wish.
+pub async fn decided<H: SaleHarness>(h: &H, batch: Vec<Buy>) -> Vec<BuyOutcome> {
+    let count = batch.len();
+    let outcomes = h.sales().buy_batch(batch).await.expect("buy_batch must succeed");
+    assert_eq!(outcomes.len(), count, "one outcome for each wish");
+    outcomes
+}
+
+/// The receipts of those who got a unit.
+pub fn receipts(outcomes: &[BuyOutcome]) -> Vec<Receipt> {
+    let receipt = |outcome: &BuyOutcome| match outcome {
+        BuyOutcome::Bought { receipt, .. } => Some(*receipt),
+        BuyOutcome::Refused(_) | BuyOutcome::UnknownSku => None,
+    };
+    outcomes.iter().filter_map(receipt).collect()
+}
+
+/// Each outcome in a letter: Bought, Already purchased, Sold out, Not active, Unknown.
+pub fn letters(outcomes: &[BuyOutcome]) -> String {
+    let letter = |outcome: &BuyOutcome| match outcome {
+        BuyOutcome::Bought { .. } => 'B',
+        BuyOutcome::Refused(Refusal::AlreadyPurchased) => 'A',
+        BuyOutcome::Refused(Refusal::SoldOut) => 'S',
+        BuyOutcome::Refused(Refusal::NotActive) => 'N',
+        BuyOutcome::UnknownSku => 'U',
+    };
+    outcomes.iter().map(letter).collect()
+}
+
+/// Buys one after the other, and what became of it in letters.
+pub async fn bought<H: SaleHarness>(h: &H, name: &str, buyers: &[&str]) -> String {
+    let mut outcomes = Vec::new();
+    for buyer in buyers {
+        outcomes.extend(decided(h, vec![wish(name, buyer)]).await);
+    }
+    letters(&outcomes)
+}
+
+/// A buyer's purchase of a product.
+pub async fn purchase<H: SaleHarness>(h: &H, name: &str, buyer: &str) -> Option<Receipt> {
+    let Buy { sku, buyer } = wish(name, buyer);
+    h.sales().find_purchase(&buyer, Some(&sku)).await.expect("find_purchase must succeed")
+}
+
+/// The books balance, and so many units are sold.
+pub async fn expect_books<H: SaleHarness>(h: &H, sold: u64) {
+    h.settled().await;
+    let books = h.sales().audit_sales().await.expect("audit_sales must succeed");
+    assert_eq!((books.sold, books.persisted), (sold, sold), "everything sold is written down: {books:?}");
+    assert!(books.different.is_empty(), "counts equal purchases: {books:?}");
+    for item in &books.items {
+        assert!(item.sold == item.persisted && item.sold <= item.initial_stock, "{item:?}");
+    }
+}

@@ -1,0 +1,98 @@
+//! Random histories, held to a naive model: a list of buyers for each product.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use weir_core::sale::Change;
+use weir_core::{Clock, Timestamp};
+use weir_store::sale::{Buy, ChangeOutcome, CreateOutcome};
+
+use super::SaleHarness;
+use super::given::{create, decided, expect_books, found, letters, sku, terms_at, wish};
+
+/// What the model knows of a product.
+struct Row {
+    stock: usize,
+    start: Timestamp,
+    end: Timestamp,
+    buyers: BTreeSet<String>,
+}
+
+#[derive(Default)]
+struct Model(BTreeMap<String, Row>);
+
+impl Model {
+    fn letter(&mut self, name: &str, buyer: &str, now: Timestamp) -> char {
+        let Some(row) = self.0.get_mut(name) else { return 'U' };
+        if row.buyers.contains(buyer) {
+            'A'
+        } else if row.buyers.len() == row.stock {
+            'S'
+        } else if now < row.start || now >= row.end {
+            'N'
+        } else {
+            row.buyers.insert(buyer.to_owned());
+            'B'
+        }
+    }
+}
+
+/// Takes one random step on both sides.
+async fn step<H: SaleHarness>(h: &H, model: &mut Model, rng: &mut fastrand::Rng) {
+    let now = h.clock().now();
+    let name = ["A", "B", "C"][rng.usize(..3)];
+    match rng.u32(..20) {
+        0..=2 => h.clock().advance(Duration::from_secs(rng.u64(1..20))),
+        3 | 4 => {
+            let (start, stock) = (now.plus(Duration::from_secs(rng.u64(1..15))), rng.u32(1..9));
+            let end = start.plus(Duration::from_secs(rng.u64(1..60)));
+            let outcome = create(h, name, terms_at(stock, start, end)).await;
+            let row = Row { stock: stock as usize, start, end, buyers: BTreeSet::new() };
+            match outcome {
+                CreateOutcome::Created(_) => assert!(model.0.insert(name.to_owned(), row).is_none()),
+                CreateOutcome::Exists => assert!(model.0.contains_key(name)),
+                CreateOutcome::Refused(problem) => panic!("the sale is still to come: {problem}"),
+            }
+        }
+        5 => {
+            let gone = h.sales().delete_product(&sku(name)).await.expect("delete_product must succeed");
+            assert_eq!(gone, model.0.remove(name).is_some());
+        }
+        6 => {
+            let stock = rng.u32(1..9);
+            let change = Change { initial_stock: Some(stock), ..Change::default() };
+            let outcome = h.sales().change_product(&sku(name), change).await.expect("an answer");
+            match (model.0.get_mut(name), outcome) {
+                (None, ChangeOutcome::UnknownSku) => {}
+                (Some(row), ChangeOutcome::Changed(_)) if now < row.start => row.stock = stock as usize,
+                (Some(row), ChangeOutcome::Refused(_)) if now >= row.start => {}
+                (_, outcome) => panic!("{name} must not come to {outcome:?}"),
+            }
+        }
+        _ => {
+            let pick = |rng: &mut fastrand::Rng| (["A", "B", "C", "X"][rng.usize(..4)], rng.u32(..12));
+            let picks: Vec<_> = (0..rng.usize(1..8)).map(|_| pick(rng)).collect();
+            let batch: Vec<Buy> =
+                picks.iter().map(|(name, buyer)| wish(name, &format!("b{buyer}"))).collect();
+            let told = letters(&decided(h, batch).await);
+            let wanted: String =
+                picks.iter().map(|(name, buyer)| model.letter(name, &format!("b{buyer}"), now)).collect();
+            assert_eq!(told, wanted, "{picks:?}");
+        }
+    }
+}
+
+pub async fn random_histories_are_those_of_the_naive_model<H: SaleHarness>() {
+    for seed in 0..4 {
+        let h = H::open().await;
+        let (mut model, mut rng) = (Model::default(), fastrand::Rng::with_seed(seed));
+        for _ in 0..120 {
+            step(&h, &mut model, &mut rng).await;
+        }
+        for (name, row) in &model.0 {
+            let product = found(&h, name).await.expect("it is there");
+            assert_eq!(product.sale.sold as usize, row.buyers.len(), "seed {seed}, {name}");
+        }
+        expect_books(&h, model.0.values().map(|row| row.buyers.len() as u64).sum()).await;
+    }
+}

@@ -1,0 +1,108 @@
+//! Buying: a batch is one transaction of two round trips. The first locks the products in order of sku, reads the clock
+//! behind the locks, and looks which of the buyers have bought before; the second writes what was decided and commits.
+
+use std::collections::{HashMap, HashSet};
+use std::convert::Infallible;
+use std::time::SystemTime;
+
+use futures_util::future::{try_join, try_join4};
+use tokio_postgres::Statement;
+use tokio_postgres::types::ToSql;
+use weir_core::sale::EndReason;
+use weir_store::Result;
+use weir_store::sale::{Buy, BuyOutcome, Plan, Product, ProductId, plan};
+
+use super::read;
+use crate::pool::Session;
+use crate::quota::{column, int};
+use crate::{Postgres, time};
+
+/// `NO KEY`, so that purchases recorded by others need not wait for it: they only refer to the product.
+const LOCK: &str = "
+    SELECT id, sku, product_name, initial_stock, start_time, end_time, state, end_reason, sold, created_at
+    FROM products WHERE sku = ANY($1) ORDER BY sku FOR NO KEY UPDATE";
+/// A statement of its own, so that it sees what was committed before the locks were had.
+const BOUGHT: &str = "
+    SELECT u.product_id, u.user_id
+    FROM unnest($1::text[], $2::text[]) AS w (sku, user_id)
+    JOIN products p ON p.sku = w.sku
+    JOIN purchases u ON u.product_id = p.id AND u.user_id = w.user_id";
+const SAVE: &str = "
+    WITH bought AS (
+        INSERT INTO purchases (product_id, user_id, number, purchased_at, created_at, created_by)
+        SELECT new.product_id, new.user_id, new.number, new.at, new.at, 'weir'
+        FROM unnest($1::bigint[], $2::text[], $3::integer[], $4::timestamptz[])
+            AS new (product_id, user_id, number, at))
+    UPDATE products p SET sold = c.sold, state = c.state, end_reason = c.end_reason
+    FROM unnest($5::bigint[], $6::integer[], $7::text[], $8::text[]) AS c (id, sold, state, end_reason)
+    WHERE p.id = c.id";
+
+/// In the order of [`Statements::from_prepared`].
+pub(super) const SQL: [&str; 3] = [LOCK, BOUGHT, SAVE];
+
+#[derive(Debug)]
+pub(super) struct Statements {
+    lock: Statement,
+    bought: Statement,
+    save: Statement,
+}
+
+impl Statements {
+    pub(super) fn from_prepared(next: &mut impl FnMut() -> Statement) -> Self {
+        Self { lock: next(), bought: next(), save: next() }
+    }
+}
+
+pub(super) async fn buy(engine: &Postgres, batch: &[Buy]) -> Result<Vec<BuyOutcome>> {
+    let session = engine.inner.pool.sale_session().await?;
+    let (client, statements) = (&session.client, &session.statements);
+    let skus: Vec<&str> = batch.iter().map(|buy| buy.sku.as_str()).collect();
+    let buyers: Vec<&str> = batch.iter().map(|buy| buy.buyer.as_str()).collect();
+    let distinct: Vec<&str> = skus.iter().copied().collect::<HashSet<_>>().into_iter().collect();
+    let (one, two): ([&(dyn ToSql + Sync); 1], [&(dyn ToSql + Sync); 2]) = ([&distinct], [&skus, &buyers]);
+    let (_, products, clock, bought) = session
+        .bounded(try_join4(
+            client.batch_execute("BEGIN"),
+            client.query(&statements.sale.buy.lock, &one),
+            client.query_one(&statements.clock, &[]),
+            client.query(&statements.sale.buy.bought, &two),
+        ))
+        .await?;
+    let mut products: HashMap<String, Product> = products
+        .iter()
+        .map(|row| read(row).map(|product| (product.sku.as_str().to_owned(), product)))
+        .collect::<Result<_>>()?;
+    let bought: HashSet<(ProductId, &str)> =
+        bought.iter().map(|row| Ok((ProductId(column(row, 0)?), column(row, 1)?))).collect::<Result<_>>()?;
+    let has_one = |product: &Product, buyer: &weir_core::UserId| -> Result<bool, Infallible> {
+        Ok(bought.contains(&(product.id, buyer.as_str())))
+    };
+    let Ok(plan) = plan(batch, &mut products, engine.now(&clock)?, has_one);
+    save(&session, &plan).await?;
+    session.keep();
+    Ok(plan.outcomes)
+}
+
+async fn save(session: &Session, plan: &Plan) -> Result<()> {
+    let client = &session.client;
+    if plan.changed.is_empty() {
+        return session.bounded(client.batch_execute("COMMIT")).await;
+    }
+    let products: Vec<i64> = plan.purchases.iter().map(|purchase| purchase.product.0).collect();
+    let buyers: Vec<&str> = plan.purchases.iter().map(|purchase| purchase.buyer.as_str()).collect();
+    let numbers: Vec<i32> = plan.purchases.iter().map(|purchase| int(purchase.receipt.number)).collect();
+    let times: Vec<SystemTime> =
+        plan.purchases.iter().map(|purchase| time::to_system(purchase.receipt.at)).collect();
+    let ids: Vec<i64> = plan.changed.iter().map(|(id, ..)| id.0).collect();
+    let sold: Vec<i32> = plan.changed.iter().map(|(_, sold, _)| int(*sold)).collect();
+    let states: Vec<&str> = plan.changed.iter().map(|(.., state)| state.as_str()).collect();
+    let reasons: Vec<Option<&str>> =
+        plan.changed.iter().map(|(.., state)| state.end_reason().map(EndReason::as_str)).collect();
+    let values: [&(dyn ToSql + Sync); 8] =
+        [&products, &buyers, &numbers, &times, &ids, &sold, &states, &reasons];
+    let statement = &session.statements.sale.buy.save;
+    session
+        .bounded(try_join(client.execute(statement, &values), client.batch_execute("COMMIT")))
+        .await
+        .map(drop)
+}

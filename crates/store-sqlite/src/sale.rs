@@ -1,0 +1,282 @@
+//! Sale in SQLite. One writer decides, so nothing is locked: a batch reads the products it is about, decides and saves.
+
+use std::collections::HashMap;
+
+use async_trait::async_trait;
+use rusqlite::{Connection, OptionalExtension, Row, params};
+use weir_core::sale::{Change, EndReason, Receipt, Sale, Sku, State, Terms};
+use weir_core::{Timestamp, UserId};
+use weir_store::Result;
+use weir_store::sale::{
+    BOARD_ENDED_MAX, BOARD_OPEN_MAX, BOOKS_ITEMS_MAX, Board, Books, Buy, BuyOutcome, ChangeOutcome,
+    CreateOutcome, Plan, Product, ProductBooks, ProductId, SaleStore, plan,
+};
+
+use crate::Sqlite;
+use crate::error::fault;
+
+const CREATE: &str = "
+    INSERT INTO products
+        (sku, product_name, initial_stock, start_time, end_time, state, created_at, created_by)
+    VALUES (?1, ?2, ?3, ?4, ?5, 'UPCOMING', ?6, 'admin') ON CONFLICT (sku) DO NOTHING";
+const FIND: &str = "
+    SELECT id, sku, product_name, initial_stock, start_time, end_time, state, end_reason, sold, created_at
+    FROM products WHERE sku = ?1";
+const LIST: &str = "
+    SELECT id, sku, product_name, initial_stock, start_time, end_time, state, end_reason, sold, created_at
+    FROM products WHERE sku > ?1 ORDER BY sku LIMIT ?2";
+const OPEN: &str = "
+    SELECT id, sku, product_name, initial_stock, start_time, end_time, state, end_reason, sold, created_at
+    FROM products WHERE state IN ('ACTIVE', 'UPCOMING') ORDER BY state, start_time LIMIT ?1";
+const ENDED: &str = "
+    SELECT id, sku, product_name, initial_stock, start_time, end_time, state, end_reason, sold, created_at
+    FROM products WHERE state = 'ENDED' ORDER BY end_time DESC LIMIT ?1";
+const CHANGE: &str = "
+    UPDATE products SET product_name = ?2, initial_stock = ?3, start_time = ?4, end_time = ?5, updated_at = ?6,
+        updated_by = 'admin' WHERE id = ?1";
+const FORGET_PURCHASES: &str =
+    "DELETE FROM purchases WHERE product_id = (SELECT id FROM products WHERE sku = ?1)";
+const DELETE: &str = "DELETE FROM products WHERE sku = ?1";
+const HAS_ONE: &str = "SELECT 1 FROM purchases WHERE product_id = ?1 AND user_id = ?2";
+const INSERT: &str = "
+    INSERT INTO purchases (product_id, user_id, number, purchased_at, created_at, created_by)
+    VALUES (?1, ?2, ?3, ?4, ?5, 'weir')";
+const SAVE: &str = "UPDATE products SET sold = ?2, state = ?3, end_reason = ?4 WHERE id = ?1";
+const FIND_PURCHASE: &str = "
+    SELECT number, purchased_at FROM purchases
+    WHERE product_id = (SELECT id FROM products WHERE sku = ?1) AND user_id = ?2";
+const LAST_PURCHASE: &str = "
+    SELECT number, purchased_at FROM purchases WHERE user_id = ?1 ORDER BY purchased_at DESC, id DESC LIMIT 1";
+const DUE: &str = "
+    SELECT id, sku, product_name, initial_stock, start_time, end_time, state, end_reason, sold, created_at
+    FROM products
+    WHERE (state = 'UPCOMING' AND start_time <= ?1) OR (state = 'ACTIVE' AND end_time <= ?1)";
+const TOTALS: &str = "
+    SELECT (SELECT count(*) FROM products), (SELECT coalesce(sum(sold), 0) FROM products),
+           (SELECT count(*) FROM purchases)";
+const DIFFERENT: &str = "
+    SELECT sku FROM products p
+    WHERE sold <> (SELECT count(*) FROM purchases u WHERE u.product_id = p.id) OR sold > initial_stock
+    ORDER BY id DESC LIMIT 10";
+const ITEMS: &str = "
+    SELECT sku, initial_stock, sold, (SELECT count(*) FROM purchases u WHERE u.product_id = p.id)
+    FROM products p ORDER BY id DESC LIMIT ?1";
+
+#[async_trait]
+impl SaleStore for Sqlite {
+    async fn create_product(&self, sku: &Sku, terms: Terms) -> Result<CreateOutcome> {
+        let (sku, now) = (sku.clone(), self.inner.clock.now());
+        if let Err(problem) = terms.must_begin_after(now) {
+            return Ok(CreateOutcome::Refused(problem));
+        }
+        self.inner.writer.run(move |connection| create(connection, sku, terms, now)).await
+    }
+
+    async fn product(&self, sku: &Sku) -> Result<Option<Product>> {
+        let (sku, now) = (sku.clone(), self.inner.clock.now());
+        self.read(move |connection| Ok(find(connection, &sku)?.map(|product| as_of(product, now)))).await
+    }
+
+    async fn products(&self, after: Option<&Sku>, limit: usize) -> Result<Vec<Product>> {
+        let after = after.map(|sku| sku.as_str().to_owned()).unwrap_or_default();
+        let now = self.inner.clock.now();
+        let list = move |connection: &Connection| {
+            let limit = i64::try_from(limit).unwrap_or(i64::MAX);
+            let mut statement = connection.prepare_cached(LIST)?;
+            let products = statement.query_map(params![after, limit], read)?;
+            products.map(|product| Ok(as_of(product?, now))).collect()
+        };
+        self.read(list).await
+    }
+
+    async fn change_product(&self, sku: &Sku, wanted: Change) -> Result<ChangeOutcome> {
+        let (sku, now) = (sku.clone(), self.inner.clock.now());
+        self.inner.writer.run(move |connection| change(connection, &sku, &wanted, now)).await
+    }
+
+    async fn delete_product(&self, sku: &Sku) -> Result<bool> {
+        let sku = sku.clone();
+        let delete = move |connection: &Connection| {
+            connection.prepare_cached(FORGET_PURCHASES)?.execute([sku.as_str()])?;
+            Ok(connection.prepare_cached(DELETE)?.execute([sku.as_str()])? > 0)
+        };
+        self.inner.writer.run(delete).await
+    }
+
+    async fn buy_batch(&self, batch: Vec<Buy>) -> Result<Vec<BuyOutcome>> {
+        // Read behind whatever else waits for the writer: a sale that ends meanwhile has ended.
+        let clock = self.clock();
+        self.inner.writer.run(move |connection| buy(connection, &batch, clock.now())).await
+    }
+
+    async fn find_purchase(&self, buyer: &UserId, sku: Option<&Sku>) -> Result<Option<Receipt>> {
+        let (buyer, sku) = (buyer.clone(), sku.cloned());
+        let find = move |connection: &Connection| {
+            let found = match sku {
+                Some(sku) => connection
+                    .prepare_cached(FIND_PURCHASE)?
+                    .query_row([sku.as_str(), buyer.as_str()], read_receipt),
+                None => connection.prepare_cached(LAST_PURCHASE)?.query_row([buyer.as_str()], read_receipt),
+            };
+            found.optional()
+        };
+        self.read(find).await
+    }
+
+    async fn board(&self) -> Result<Board> {
+        let now = self.inner.clock.now();
+        let board = move |connection: &Connection| {
+            let moment = connection.unchecked_transaction()?;
+            let mut products = Vec::new();
+            for (sql, limit) in [(OPEN, BOARD_OPEN_MAX), (ENDED, BOARD_ENDED_MAX)] {
+                let limit = i64::try_from(limit).unwrap_or(i64::MAX);
+                let mut statement = moment.prepare_cached(sql)?;
+                for product in statement.query_map([limit], read)? {
+                    products.push(as_of(product?, now));
+                }
+            }
+            Ok(Board { now, products })
+        };
+        self.read(board).await
+    }
+
+    async fn turn_sales(&self) -> Result<()> {
+        let now = self.inner.clock.now();
+        let turn = move |connection: &Connection| {
+            let due: Vec<Product> = {
+                let mut statement = connection.prepare_cached(DUE)?;
+                statement.query_map([now.as_micros()], read)?.collect::<rusqlite::Result<_>>()?
+            };
+            for Product { id, sale, .. } in due.into_iter().map(|product| as_of(product, now)) {
+                save(connection, id, sale.sold, sale.state)?;
+            }
+            Ok(())
+        };
+        self.inner.writer.run(turn).await
+    }
+
+    async fn audit_sales(&self) -> Result<Books> {
+        let audit = |connection: &Connection| {
+            let moment = connection.unchecked_transaction()?;
+            let (products, sold, persisted) =
+                moment.query_row(TOTALS, [], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))?;
+            let mut different = moment.prepare(DIFFERENT)?;
+            let different = different.query_map([], |row| row.get(0))?.collect::<Result<_, _>>()?;
+            let mut items = moment.prepare(ITEMS)?;
+            let limit = i64::try_from(BOOKS_ITEMS_MAX).unwrap_or(i64::MAX);
+            let items = items.query_map([limit], read_books)?.collect::<Result<_, _>>()?;
+            Ok(Books { products, sold, persisted, different, items })
+        };
+        self.read(audit).await
+    }
+}
+
+fn create(
+    connection: &Connection,
+    sku: Sku,
+    terms: Terms,
+    now: Timestamp,
+) -> rusqlite::Result<CreateOutcome> {
+    let values = params![
+        sku.as_str(),
+        &*terms.product_name,
+        terms.initial_stock.get(),
+        terms.start.as_micros(),
+        terms.end.as_micros(),
+        now.as_micros(),
+    ];
+    if connection.prepare_cached(CREATE)?.execute(values)? == 0 {
+        return Ok(CreateOutcome::Exists);
+    }
+    let id = ProductId(connection.last_insert_rowid());
+    Ok(CreateOutcome::Created(Product { id, sku, sale: Sale::new(terms), created_at: now }))
+}
+
+fn change(
+    connection: &Connection,
+    sku: &Sku,
+    wanted: &Change,
+    now: Timestamp,
+) -> rusqlite::Result<ChangeOutcome> {
+    let Some(mut product) = find(connection, sku)? else { return Ok(ChangeOutcome::UnknownSku) };
+    if let Err(problem) = product.sale.change(wanted, now) {
+        return Ok(ChangeOutcome::Refused(problem));
+    }
+    let Terms { product_name, initial_stock, start, end } = &product.sale.terms;
+    connection.prepare_cached(CHANGE)?.execute(params![
+        product.id.0,
+        &**product_name,
+        initial_stock.get(),
+        start.as_micros(),
+        end.as_micros(),
+        now.as_micros(),
+    ])?;
+    Ok(ChangeOutcome::Changed(product))
+}
+
+fn buy(connection: &Connection, batch: &[Buy], now: Timestamp) -> rusqlite::Result<Vec<BuyOutcome>> {
+    let mut products: HashMap<String, Product> = HashMap::new();
+    for Buy { sku, .. } in batch {
+        if !products.contains_key(sku.as_str())
+            && let Some(product) = find(connection, sku)?
+        {
+            products.insert(sku.as_str().to_owned(), product);
+        }
+    }
+    let mut has_one = connection.prepare_cached(HAS_ONE)?;
+    let Plan { outcomes, purchases, changed } = plan(batch, &mut products, now, |product, buyer| {
+        has_one.exists(params![product.id.0, buyer.as_str()])
+    })?;
+    let mut insert = connection.prepare_cached(INSERT)?;
+    for purchase in purchases {
+        let Receipt { number, at } = purchase.receipt;
+        let values =
+            params![purchase.product.0, purchase.buyer.as_str(), number, at.as_micros(), now.as_micros()];
+        insert.execute(values)?;
+    }
+    for (id, sold, state) in changed {
+        save(connection, id, sold, state)?;
+    }
+    Ok(outcomes)
+}
+
+fn save(connection: &Connection, id: ProductId, sold: u32, state: State) -> rusqlite::Result<()> {
+    let reason = state.end_reason().map(EndReason::as_str);
+    connection.prepare_cached(SAVE)?.execute(params![id.0, sold, state.as_str(), reason]).map(drop)
+}
+
+fn find(connection: &Connection, sku: &Sku) -> rusqlite::Result<Option<Product>> {
+    connection.prepare_cached(FIND)?.query_row([sku.as_str()], read).optional()
+}
+
+fn as_of(mut product: Product, now: Timestamp) -> Product {
+    product.sale.turn(now);
+    product
+}
+
+fn read(row: &Row<'_>) -> rusqlite::Result<Product> {
+    let time = |index| row.get(index).map(Timestamp::from_micros);
+    let terms = Terms::new(row.get_ref(2)?.as_str()?, row.get(3)?, time(4)?, time(5)?).map_err(fault)?;
+    let reason: Option<String> = row.get(7)?;
+    let state = State::parse(row.get_ref(6)?.as_str()?, reason.as_deref())
+        .ok_or_else(|| fault("a product has a state that there is not"))?;
+    Ok(Product {
+        id: ProductId(row.get(0)?),
+        sku: Sku::parse(row.get_ref(1)?.as_str()?).map_err(fault)?,
+        sale: Sale { terms, sold: row.get(8)?, state },
+        created_at: time(9)?,
+    })
+}
+
+fn read_receipt(row: &Row<'_>) -> rusqlite::Result<Receipt> {
+    Ok(Receipt { number: row.get(0)?, at: Timestamp::from_micros(row.get(1)?) })
+}
+
+fn read_books(row: &Row<'_>) -> rusqlite::Result<ProductBooks> {
+    Ok(ProductBooks {
+        sku: row.get(0)?,
+        initial_stock: row.get(1)?,
+        sold: row.get(2)?,
+        persisted: row.get(3)?,
+    })
+}
