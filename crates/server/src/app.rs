@@ -8,6 +8,7 @@ use tokio_util::sync::CancellationToken;
 use crate::auth::Auth;
 use crate::config::Settings;
 use crate::engine::Engines;
+use crate::proxy::Proxy;
 use crate::seal::Keyring;
 use crate::service::health::Health;
 use crate::service::quota::QuotaService;
@@ -31,6 +32,8 @@ pub struct App {
     pub slot: SlotService,
     /// Request.
     pub requests: RequestService,
+    /// Where AI calls go.
+    pub ai: Proxy,
     /// What callers entrust to request is sealed with these.
     pub keys: Arc<Keyring>,
     /// Whether the engines answer.
@@ -49,18 +52,21 @@ impl App {
         let quota = QuotaService::start(&engines, &settings, &metrics);
         let slot = SlotService::start(&engines, &settings, &metrics);
         let requests = RequestService::start(&engines, &settings, Arc::clone(&keys), &metrics);
+        let closing = CancellationToken::new();
+        let ai = Proxy::start(&settings, &metrics, closing.clone());
         Arc::new(Self {
             health: Health::new(engines.clone()),
             quota,
             slot,
             requests,
+            ai,
             keys,
             metrics,
             engines,
             auth,
             settings,
             started: Instant::now(),
-            closing: CancellationToken::new(),
+            closing,
         })
     }
 }

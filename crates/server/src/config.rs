@@ -4,6 +4,7 @@
 //! environment; the few that have a flag are listed in [`source::FLAGS`]. Flags win, then the environment, then the
 //! file. A setting that is wrong stops the start with a sentence that says what is allowed.
 
+pub mod ai;
 pub mod auth;
 pub mod http;
 pub mod lane;
@@ -37,6 +38,8 @@ pub struct Settings {
     pub request: request::RequestSettings,
     /// How slots are assigned and dispatched.
     pub slot: slot::SlotSettings,
+    /// Where AI calls are passed on to.
+    pub ai: ai::AiSettings,
     /// What is logged and how.
     pub log: log::LogSettings,
     /// `WEIR_…` variables that mean nothing to this version.
@@ -59,6 +62,7 @@ impl Settings {
             sender: sender::SenderSettings::read(&mut reader)?,
             request: request::RequestSettings::read(&mut reader)?,
             slot: slot::SlotSettings::read(&mut reader)?,
+            ai: ai::AiSettings::read(&mut reader)?,
             log: log::LogSettings::read(&mut reader)?,
             unknown_variables: Vec::new(),
         };

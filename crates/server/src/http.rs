@@ -1,7 +1,9 @@
 //! The HTTP face: routes, wire types, errors. It authenticates, parses, calls one service function and answers.
 
+pub mod ai;
 pub mod audit;
 pub mod body;
+pub mod caller;
 pub mod dead_letters;
 pub mod envelope;
 pub mod error;

@@ -6,6 +6,7 @@ pub mod config;
 pub mod engine;
 pub mod http;
 pub mod outbound;
+pub mod proxy;
 pub mod redact;
 pub mod seal;
 pub mod service;
@@ -132,6 +133,7 @@ impl Server {
     /// Requests first, since they feed the lanes; then the lanes; then whoever works on what they enqueued.
     async fn finish(self) {
         let _ = self.http.await;
+        self.app.ai.drain().await;
         self.app.quota.drain().await;
         self.app.slot.drain().await;
         self.app.requests.drain().await;

@@ -4,7 +4,7 @@
 //! what is named is what is called. Where a caller named it, [`Reach::Public`] keeps the call out of private networks.
 
 pub mod address;
-mod connect;
+pub(crate) mod connect;
 mod retry_after;
 
 use std::error::Error as StdError;
@@ -102,6 +102,18 @@ impl Target {
         // Neither fails for a URL that has a host.
         bare.set_username("").and_then(|()| bare.set_password(None)).ok().filter(|()| is_http)?;
         Some(Self { uri: bare.as_str().parse().ok()?, authorization })
+    }
+
+    /// Where it is.
+    #[must_use]
+    pub const fn uri(&self) -> &Uri {
+        &self.uri
+    }
+
+    /// What it is shown as credentials, if its URL says so.
+    #[must_use]
+    pub const fn authorization(&self) -> Option<&HeaderValue> {
+        self.authorization.as_ref()
     }
 }
 

@@ -1,6 +1,7 @@
 //! What the process tells about itself: logs and metrics.
 
 pub mod accept;
+pub mod ai;
 pub mod delivery;
 pub mod logs;
 pub mod metrics;

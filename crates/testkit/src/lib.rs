@@ -12,6 +12,7 @@ pub mod postgres;
 pub mod process;
 pub mod proxy;
 pub mod redis;
+pub mod talk;
 pub mod wait;
 
 mod apt;

@@ -8,11 +8,22 @@ use std::path::{Path, PathBuf};
 pub const FLAGS: [&str; 8] = ["listen", "grpc_listen", "data", "store", "cache", "broker", "roles", "config"];
 
 /// The settings whose values are never shown: they are secrets, or URLs that may hold one.
-const SECRETS: [&str; 8] =
-    ["admin_key", "jwt_secret", "webhook_secret", "request.keys", "store", "cache", "broker", "downstream"];
+const SECRETS: [&str; 10] = [
+    "admin_key",
+    "jwt_secret",
+    "webhook_secret",
+    "request.keys",
+    "ai.authorization",
+    "store",
+    "cache",
+    "broker",
+    "downstream",
+    "ai.upstream",
+];
 
 /// The settings that only the environment may hold: a file is too easily committed.
-const ENVIRONMENT_ALONE: [&str; 4] = ["admin_key", "jwt_secret", "webhook_secret", "request.keys"];
+const ENVIRONMENT_ALONE: [&str; 5] =
+    ["admin_key", "jwt_secret", "webhook_secret", "request.keys", "ai.authorization"];
 
 /// The file read when none is named and it is there.
 const DEFAULT_FILE: &str = "weir.toml";

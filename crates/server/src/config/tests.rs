@@ -41,7 +41,15 @@ fn the_default_file_states_every_setting_with_its_default() {
     let defaults = Settings::read(Sources::default()).unwrap();
     assert_eq!(Settings::read(file(&uncommented())).unwrap(), defaults);
     let stated = source::flatten_toml(Path::new("weir.default.toml"), &uncommented()).unwrap();
-    let not_in_files = ["config", "admin_key", "jwt_secret", "jwks_file", "webhook_secret", "request.keys"];
+    let not_in_files = [
+        "config",
+        "admin_key",
+        "jwt_secret",
+        "jwks_file",
+        "webhook_secret",
+        "request.keys",
+        "ai.authorization",
+    ];
     let mut reader = Reader::new(Sources::default());
     let all = known_settings(&mut reader);
     let missing: Vec<_> =
@@ -58,6 +66,7 @@ fn known_settings(reader: &mut Reader) -> Vec<&'static str> {
     sender::SenderSettings::read(reader).unwrap();
     request::RequestSettings::read(reader).unwrap();
     slot::SlotSettings::read(reader).unwrap();
+    ai::AiSettings::read(reader).unwrap();
     log::LogSettings::read(reader).unwrap();
     reader.known().collect()
 }

@@ -94,6 +94,16 @@ impl ApiError {
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, "INTERNAL_ERROR", message)
     }
 
+    /// 502: whoever a call was passed on to gave no answer that could be used.
+    pub fn bad_gateway(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::BAD_GATEWAY, "BAD_GATEWAY", message)
+    }
+
+    /// 504: whoever a call was passed on to did not answer in time.
+    pub fn gateway_timeout(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::GATEWAY_TIMEOUT, "GATEWAY_TIMEOUT", message)
+    }
+
     /// 503: something Weir depends on does not answer.
     pub fn unavailable(message: impl Into<String>) -> Self {
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "DEPENDENCY_UNAVAILABLE", message).retry_after(1)

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use axum::Router;
-use axum::routing::{MethodRouter, get, post};
+use axum::routing::{MethodRouter, any, get, post};
 
-use super::{audit, dead_letters, error, operations, queue, quota, request, slot};
+use super::{ai, audit, dead_letters, error, operations, queue, quota, request, slot};
 use crate::app::App;
 
 type Route = (&'static str, MethodRouter<Arc<App>>);
@@ -35,6 +35,10 @@ fn api() -> Vec<Route> {
         ("/v1/requests/{requestId}/events", get(request::events::watch_request)),
         ("/v1/requests/{requestId}/callback", post(request::callback::call_back)),
         ("/admin/request/rollout", get(request::rollout::get_rollout).put(request::rollout::put_rollout)),
+        // tier
+        ("/api/v1/ai", any(ai::pass_on)),
+        ("/api/v1/ai/", any(ai::pass_on)),
+        ("/api/v1/ai/{*path}", any(ai::pass_on)),
         // dead letters
         ("/admin/dlq", get(dead_letters::list_dead_letters)),
         ("/admin/dlq/replay", post(dead_letters::replay_all_dead_letters)),

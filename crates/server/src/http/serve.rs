@@ -2,17 +2,20 @@
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use http::Request;
 use hyper::server::conn::http1::Builder;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
-use hyper_util::server::graceful::GracefulShutdown;
-use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::net::TcpListener;
+use tokio::sync::{Semaphore, watch};
 use tokio_util::sync::CancellationToken;
 
+use super::ai;
+use super::caller::Caller;
 use super::envelope::answer;
 use super::router::Routes;
 use crate::config::http::HttpSettings;
@@ -38,42 +41,56 @@ pub async fn serve(
         .half_close(true)
         // Answers are small: copying head and body together costs less than having the kernel gather them.
         .writev(false);
-    let graceful = GracefulShutdown::new();
+    // hyper-util's own does not know connections that may become tunnels.
+    let (stopping, stopped) = watch::channel(());
     let permits = Arc::new(Semaphore::new(settings.max_connections));
     loop {
-        let (stream, permit) = tokio::select! {
+        let caller = tokio::select! {
             accepted = accept(&listener, &permits, &metrics) => accepted,
             () = closing.cancelled() => break,
         };
+        let bytes = caller.bytes();
         let service = service_fn({
             let (routes, metrics) = (routes.clone(), Arc::clone(&metrics));
-            move |request| {
+            move |mut request| {
                 let (routes, metrics) = (routes.clone(), Arc::clone(&metrics));
+                introduce(&caller, &mut request);
                 async move { Ok::<_, Infallible>(answer(routes, &metrics, request).await) }
             }
         });
-        let connection = builder.serve_connection(TokioIo::new(stream), service);
-        let connection = graceful.watch(connection);
-        let metrics = Arc::clone(&metrics);
-        metrics.connections.inc();
+        let connection = builder.serve_connection(TokioIo::new(bytes), service).with_upgrades();
+        let mut stop = stopped.clone();
         tokio::spawn(async move {
-            if let Err(error) = connection.await {
+            let mut connection = pin!(connection);
+            let ended = tokio::select! {
+                biased;
+                ended = connection.as_mut() => ended,
+                _ = stop.changed() => {
+                    connection.as_mut().graceful_shutdown();
+                    connection.await
+                }
+            };
+            if let Err(error) = ended {
                 tracing::debug!(%error, "a connection ended badly");
             }
-            metrics.connections.dec();
-            drop(permit);
+            // Held until here: this is what the end of serving waits for.
+            drop(stop);
         });
     }
-    drop(listener);
-    graceful.shutdown().await;
+    drop((listener, stopped));
+    let _ = stopping.send(());
+    stopping.closed().await;
+}
+
+/// Tells the handler who calls, where it wants to know: everywhere else that would be memory for nothing.
+fn introduce<B>(caller: &Caller, request: &mut Request<B>) {
+    if request.uri().path().starts_with(ai::PREFIX) {
+        request.extensions_mut().insert(caller.clone());
+    }
 }
 
 /// The next connection, once there is room for it.
-async fn accept(
-    listener: &TcpListener,
-    permits: &Arc<Semaphore>,
-    metrics: &Metrics,
-) -> (TcpStream, OwnedSemaphorePermit) {
+async fn accept(listener: &TcpListener, permits: &Arc<Semaphore>, metrics: &Arc<Metrics>) -> Caller {
     if permits.available_permits() == 0 {
         metrics.connections_held.inc();
     }
@@ -84,10 +101,10 @@ async fn accept(
             continue;
         };
         match listener.accept().await {
-            Ok((stream, _peer)) => {
+            Ok((stream, address)) => {
                 // Answers are written whole; waiting to fill a packet only delays them.
                 let _ = stream.set_nodelay(true);
-                return (stream, permit);
+                return Caller::new(stream, address, permit, Arc::clone(metrics));
             }
             Err(error) => {
                 tracing::warn!(%error, "cannot accept a connection");

@@ -45,18 +45,18 @@ pub(super) struct Forbidden;
 
 /// Makes connections.
 #[derive(Clone, Debug)]
-pub(super) struct Connector {
+pub(crate) struct Connector {
     reach: Reach,
     timeout: Duration,
     tls: Arc<OnceLock<Arc<ClientConfig>>>,
 }
 
 impl Connector {
-    pub(super) fn new(reach: Reach, timeout: Duration) -> Self {
+    pub(crate) fn new(reach: Reach, timeout: Duration) -> Self {
         Self { reach, timeout, tls: Arc::default() }
     }
 
-    async fn connect(self, uri: Uri) -> io::Result<TokioIo<Stream>> {
+    pub(crate) async fn connect(self, uri: Uri) -> io::Result<TokioIo<Stream>> {
         let give_up_at = Instant::now() + self.timeout;
         let opened = tokio::time::timeout(self.timeout, self.open(&uri, give_up_at)).await;
         opened.unwrap_or_else(|_elapsed| Err(io::ErrorKind::TimedOut.into())).map(TokioIo::new)
@@ -135,7 +135,7 @@ impl tower::Service<Uri> for Connector {
 
 /// A connection, encrypted or not.
 #[derive(Debug)]
-pub(super) enum Stream {
+pub(crate) enum Stream {
     Plain(TcpStream),
     Tls(Box<TlsStream<TcpStream>>),
 }

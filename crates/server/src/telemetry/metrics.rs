@@ -16,6 +16,7 @@ use weir_store::LaneMetrics;
 
 pub use self::work::{DownstreamLabels, WorkMetrics};
 use super::accept::AcceptMetrics;
+use super::ai::AiMetrics;
 
 /// Every metric, and the registry that prints them.
 #[derive(Debug)]
@@ -40,6 +41,8 @@ pub struct Metrics {
     pub work: WorkMetrics,
     /// Requests accepted and refused.
     pub accept: AcceptMetrics,
+    /// AI calls passed on.
+    pub ai: AiMetrics,
     engine_up: Family<EngineLabels, Gauge>,
     /// Connections open now.
     pub connections: Gauge,
@@ -129,6 +132,7 @@ impl Default for Metrics {
             slot_dispatched: Counter::default(),
             work: WorkMetrics { dlq_depth: accept.dlq_depth.clone(), ..WorkMetrics::default() },
             accept,
+            ai: AiMetrics::default(),
             engine_up: Family::default(),
             connections: Gauge::default(),
             connections_held: Counter::default(),
@@ -162,6 +166,7 @@ impl Metrics {
         let dispatched = "Slots published when their time came";
         r.register("slot_dispatched", dispatched, self.slot_dispatched.clone());
         self.accept.register(r);
+        self.ai.register(r);
         r.register("engine_up", "Whether an engine answers: 1 or 0", self.engine_up.clone());
         r.register("quota_sends", "Sends by outcome", self.quota_sends.clone());
         r.register("quota_deliveries", "Messages the sender took, by outcome", self.quota_deliveries.clone());

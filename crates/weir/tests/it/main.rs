@@ -2,6 +2,7 @@
 //! name of the file that serves them.
 #![expect(clippy::unwrap_used, reason = "a test that finds nothing where something must be fails")]
 
+mod ai;
 mod architecture;
 mod bad_input;
 mod crash;

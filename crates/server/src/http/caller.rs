@@ -1,0 +1,108 @@
+//! The connection a request came by: who is at the other end, and whether it still is.
+//!
+//! hyper does not look for the end of a connection while an answer is under way (see `serve.rs`). Where an answer may take
+//! minutes and costs somebody else's work, the handler looks for itself, through the half of the connection kept here. The
+//! handler runs in the task of its connection, so the two share one place for a waker and do not take it from each other.
+
+use std::io;
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll};
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::TcpStream;
+use tokio::sync::OwnedSemaphorePermit;
+
+use crate::telemetry::metrics::Metrics;
+
+/// The one at the other end. Clones are the same one.
+#[derive(Clone)]
+pub struct Caller(Arc<Connection>);
+
+struct Connection {
+    stream: Mutex<TcpStream>,
+    address: SocketAddr,
+    metrics: Arc<Metrics>,
+    /// Its place among the connections that may be open, also when it has become a tunnel.
+    _permit: OwnedSemaphorePermit,
+}
+
+impl Caller {
+    pub(super) fn new(
+        stream: TcpStream,
+        address: SocketAddr,
+        permit: OwnedSemaphorePermit,
+        metrics: Arc<Metrics>,
+    ) -> Self {
+        metrics.connections.inc();
+        Self(Arc::new(Connection { stream: Mutex::new(stream), address, metrics, _permit: permit }))
+    }
+
+    /// The bytes that go to and fro.
+    pub(super) fn bytes(&self) -> Bytes {
+        Bytes(Arc::clone(&self.0))
+    }
+
+    /// Where it is.
+    #[must_use]
+    pub fn address(&self) -> SocketAddr {
+        self.0.address
+    }
+
+    /// Ready when it has closed its side or is lost. Only to be asked from the task of the connection, once the whole
+    /// request has come: what comes after that is left alone, and hides the end behind it.
+    pub fn poll_gone(&self, context: &mut Context<'_>) -> Poll<()> {
+        let mut byte = [std::mem::MaybeUninit::uninit()];
+        match self.0.lock().poll_peek(context, &mut ReadBuf::uninit(&mut byte)) {
+            Poll::Ready(Ok(0) | Err(_)) => Poll::Ready(()),
+            Poll::Ready(Ok(_)) | Poll::Pending => Poll::Pending,
+        }
+    }
+}
+
+impl Connection {
+    /// A thread that panicked while it had the lock was between two system calls.
+    fn lock(&self) -> MutexGuard<'_, TcpStream> {
+        self.stream.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        self.metrics.connections.dec();
+    }
+}
+
+impl std::fmt::Debug for Caller {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Caller").field(&self.0.address).finish()
+    }
+}
+
+/// What hyper reads and writes. Nobody else does, so the lock is always free.
+pub struct Bytes(Arc<Connection>);
+
+impl AsyncRead for Bytes {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut *self.0.lock()).poll_read(context, buffer)
+    }
+}
+
+impl AsyncWrite for Bytes {
+    fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut *self.0.lock()).poll_write(context, bytes)
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut *self.0.lock()).poll_flush(context)
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut *self.0.lock()).poll_shutdown(context)
+    }
+}

@@ -1,0 +1,265 @@
+//! What is passed on of a head, and what is added to it.
+
+use std::fmt::Write;
+
+use http::header::{
+    AUTHORIZATION, CONNECTION, CONTENT_LENGTH, EXPECT, FORWARDED, HOST, PROXY_AUTHENTICATE,
+    PROXY_AUTHORIZATION, TE, TRANSFER_ENCODING, UPGRADE, VIA,
+};
+use http::{HeaderMap, HeaderName, HeaderValue, Uri};
+
+use crate::http::caller::Caller;
+
+const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
+const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
+const ADMIN_KEY: HeaderName = HeaderName::from_static("x-admin-key");
+const USER: HeaderName = HeaderName::from_static("x-weir-user");
+const FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
+const FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
+const FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
+
+/// How Weir names itself among those that passed a message on.
+const PSEUDONYM: &str = "1.1 weir";
+
+/// What belongs to one connection and is never passed on. `Trailer` is: trailers are.
+const HOP_BY_HOP: [HeaderName; 8] = [
+    CONNECTION,
+    KEEP_ALIVE,
+    PROXY_CONNECTION,
+    PROXY_AUTHENTICATE,
+    PROXY_AUTHORIZATION,
+    TE,
+    TRANSFER_ENCODING,
+    UPGRADE,
+];
+
+/// Takes out what belongs to the connection it came by, including whatever `Connection` names.
+pub(super) fn strip(headers: &mut HeaderMap) {
+    let named: Vec<HeaderName> = tokens(headers, &CONNECTION).filter_map(|name| name.parse().ok()).collect();
+    for name in HOP_BY_HOP.iter().chain(&named) {
+        headers.remove(name);
+    }
+}
+
+/// The members of a list, over all lines of a header.
+fn tokens<'a>(headers: &'a HeaderMap, name: &HeaderName) -> impl Iterator<Item = &'a str> {
+    let lines = headers.get_all(name).into_iter().filter_map(|line| line.to_str().ok());
+    lines.flat_map(|line| line.split(',')).map(str::trim).filter(|token| !token.is_empty())
+}
+
+/// Whether a request wants to become a WebSocket. No other protocol is let through: a connection that both sides take
+/// for HTTP/2 could carry calls to any path, which nobody limits.
+pub(super) fn wants_websocket(headers: &HeaderMap) -> bool {
+    tokens(headers, &CONNECTION).any(|token| token.eq_ignore_ascii_case("upgrade"))
+        && tokens(headers, &UPGRADE).eq_by_case("websocket")
+}
+
+/// Whether a list has this one member.
+trait OneMember {
+    fn eq_by_case(self, wanted: &str) -> bool;
+}
+
+impl<'a, I: Iterator<Item = &'a str>> OneMember for I {
+    fn eq_by_case(mut self, wanted: &str) -> bool {
+        self.next().is_some_and(|token| token.eq_ignore_ascii_case(wanted)) && self.next().is_none()
+    }
+}
+
+/// Whether whoever sent this understands trailers.
+pub(super) fn takes_trailers(headers: &HeaderMap) -> bool {
+    tokens(headers, &TE).any(|token| token.eq_ignore_ascii_case("trailers"))
+}
+
+/// What an upstream is told besides what the caller says.
+pub(super) struct Addition<'a> {
+    /// Who calls.
+    pub(super) caller: Option<&'a Caller>,
+    /// The user whose token it was.
+    pub(super) user: &'a str,
+    /// The upstream's own name.
+    pub(super) host: &'a HeaderValue,
+    /// What the upstream is shown as credentials.
+    pub(super) authorization: Option<&'a HeaderValue>,
+    /// Whether the caller's own are left in their place.
+    pub(super) forward_authorization: bool,
+    /// Whether the caller is believed about those it speaks for.
+    pub(super) trust_forwarded: bool,
+}
+
+impl Addition<'_> {
+    /// Makes a caller's headers, already stripped, into those of the call to the upstream.
+    pub(super) fn apply(&self, headers: &mut HeaderMap, target: &Uri) {
+        for name in [ADMIN_KEY, EXPECT, CONTENT_LENGTH] {
+            headers.remove(name);
+        }
+        let host = target.authority().and_then(|authority| authority.as_str().parse().ok());
+        let host = host.or_else(|| headers.remove(HOST));
+        headers.insert(HOST, self.host.clone());
+        headers.insert(USER, user(self.user));
+        if let Some(authorization) = self.authorization {
+            headers.insert(AUTHORIZATION, authorization.clone());
+        } else if !self.forward_authorization {
+            headers.remove(AUTHORIZATION);
+        }
+        if !self.trust_forwarded {
+            for name in [FORWARDED, FORWARDED_FOR, FORWARDED_HOST, FORWARDED_PROTO] {
+                headers.remove(name);
+            }
+        }
+        if let Some(caller) = self.caller {
+            append(headers, &FORWARDED_FOR, &caller.address().ip().to_canonical().to_string());
+        }
+        if let Some(host) = host {
+            headers.entry(FORWARDED_HOST).or_insert(host);
+        }
+        headers.entry(FORWARDED_PROTO).or_insert(HeaderValue::from_static("http"));
+        append(headers, &VIA, PSEUDONYM);
+    }
+}
+
+/// Adds a member to the end of a list, in one line.
+fn append(headers: &mut HeaderMap, name: &HeaderName, member: &str) {
+    let mut lines = headers.get_all(name).iter();
+    let value = match (lines.next(), lines.next()) {
+        (None, _) => HeaderValue::from_str(member).ok(),
+        (Some(first), None) => {
+            HeaderValue::from_bytes(&[first.as_bytes(), b", ", member.as_bytes()].concat()).ok()
+        }
+        (Some(_), Some(_)) => {
+            let all: Vec<&[u8]> = headers.get_all(name).iter().map(HeaderValue::as_bytes).collect();
+            HeaderValue::from_bytes(&[&all.join(&b", "[..]), b", ".as_slice(), member.as_bytes()].concat())
+                .ok()
+        }
+    };
+    if let Some(value) = value {
+        headers.insert(name, value);
+    }
+}
+
+/// A user's name as a header: what is not plain ASCII is written `%XX`, as is the percent sign.
+fn user(name: &str) -> HeaderValue {
+    if let Ok(value) = HeaderValue::from_str(name)
+        && name.bytes().all(is_plain)
+    {
+        return value;
+    }
+    let mut text = String::with_capacity(name.len() * 3);
+    for byte in name.bytes() {
+        if is_plain(byte) {
+            text.push(char::from(byte));
+        } else {
+            // Writing to a string cannot fail.
+            let _ = write!(text, "%{byte:02X}");
+        }
+    }
+    HeaderValue::from_str(&text).unwrap_or(HeaderValue::from_static(""))
+}
+
+const fn is_plain(byte: u8) -> bool {
+    byte.is_ascii_graphic() && byte != b'%'
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn map(lines: &[(&str, &str)]) -> HeaderMap {
+        lines
+            .iter()
+            .map(|(name, value)| (name.parse::<HeaderName>().unwrap(), HeaderValue::from_str(value).unwrap()))
+            .collect()
+    }
+
+    fn addition(host: &HeaderValue) -> Addition<'_> {
+        Addition {
+            caller: None,
+            user: "a@b.c",
+            host,
+            authorization: None,
+            forward_authorization: false,
+            trust_forwarded: false,
+        }
+    }
+
+    #[test]
+    fn what_belongs_to_a_connection_stays_there() {
+        let mut headers = map(&[
+            ("connection", "close, X-Mine"),
+            ("connection", "x-yours, not a name, "),
+            ("keep-alive", "timeout=5"),
+            ("x-mine", "1"),
+            ("x-yours", "2"),
+            ("x-ours", "3"),
+            ("te", "trailers"),
+            ("transfer-encoding", "chunked"),
+            ("trailer", "x-sum"),
+            ("upgrade", "h2c"),
+            ("proxy-authorization", "Basic x"),
+        ]);
+        strip(&mut headers);
+        let mut left: Vec<_> = headers.keys().map(HeaderName::as_str).collect();
+        left.sort_unstable();
+        assert_eq!(left, ["trailer", "x-ours"]);
+    }
+
+    #[test]
+    fn only_a_websocket_is_an_upgrade() {
+        let wants =
+            |connection, upgrade| wants_websocket(&map(&[("connection", connection), ("upgrade", upgrade)]));
+        assert!(wants("keep-alive, Upgrade", "WebSocket"));
+        assert!(!wants("Upgrade, HTTP2-Settings", "h2c"));
+        assert!(!wants("Upgrade", "websocket, h2c"));
+        assert!(!wants("keep-alive", "websocket"));
+        assert!(!wants_websocket(&HeaderMap::new()));
+    }
+
+    #[test]
+    fn an_upstream_is_told_who_calls_and_not_with_what() {
+        let mut headers = map(&[
+            ("host", "weir.example"),
+            ("authorization", "Bearer weir-token"),
+            ("x-admin-key", "key"),
+            ("x-weir-user", "somebody else"),
+            ("x-forwarded-for", "1.2.3.4"),
+            ("x-forwarded-host", "evil.example"),
+            ("forwarded", "for=1.2.3.4"),
+            ("via", "1.0 before"),
+            ("via", "1.1 between"),
+            ("cookie", "kept"),
+        ]);
+        let host = HeaderValue::from_static("upstream:9000");
+        addition(&host).apply(&mut headers, &Uri::from_static("/x"));
+        let expected = map(&[
+            ("host", "upstream:9000"),
+            ("x-weir-user", "a@b.c"),
+            ("x-forwarded-host", "weir.example"),
+            ("x-forwarded-proto", "http"),
+            ("via", "1.0 before, 1.1 between, 1.1 weir"),
+            ("cookie", "kept"),
+        ]);
+        assert_eq!(headers, expected);
+    }
+
+    #[test]
+    fn a_trusted_caller_speaks_for_others() {
+        let mut headers = map(&[("x-forwarded-host", "shop.example"), ("x-forwarded-proto", "https")]);
+        let host = HeaderValue::from_static("upstream");
+        let upstream_key = HeaderValue::from_static("Bearer sk-1");
+        let trusting = Addition {
+            trust_forwarded: true,
+            authorization: Some(&upstream_key),
+            forward_authorization: true,
+            ..addition(&host)
+        };
+        trusting.apply(&mut headers, &Uri::from_static("http://other.example/x"));
+        assert_eq!(headers["x-forwarded-host"], "shop.example");
+        assert_eq!(headers["x-forwarded-proto"], "https");
+        assert_eq!(headers["authorization"], "Bearer sk-1", "the upstream's own comes first");
+    }
+
+    #[test]
+    fn any_name_of_a_user_is_a_header() {
+        assert_eq!(user("a@b.c"), "a@b.c");
+        assert_eq!(user("ü \r\n50%"), "%C3%BC%20%0D%0A50%25");
+    }
+}

@@ -1,0 +1,10 @@
+//! AI calls: what reaches the upstream, what comes back, and when. The test plays both the caller and the upstream, so
+//! that each step is seen on the other side before the next is taken.
+
+mod bodies;
+mod given;
+mod heads;
+mod leaving;
+mod paths;
+mod trouble;
+mod tunnels;

@@ -1,0 +1,93 @@
+//! A server in front of an upstream that the test plays.
+
+use http::Method;
+use weir_server::auth::jwt::{self, Claims};
+use weir_testkit::http::{Client, Response};
+use weir_testkit::talk::{Listener, Talk};
+
+use crate::given::{Running, Store};
+
+/// Far in the future, in seconds since 1970.
+const FAR: u64 = 4_000_000_000;
+/// Enough for a whole test: what tiers allow is tested elsewhere.
+const PLENTY: [(&str, &str); 3] = [
+    ("WEIR_RATE_LIMIT_TIERS_FREE_REQUESTS_PER_MINUTE", "1000000"),
+    ("WEIR_RATE_LIMIT_TIERS_FREE_BURST_CAPACITY", "1000000"),
+    ("WEIR_RATE_LIMIT_TIERS_FREE_DAILY_LIMIT", "1000000"),
+];
+
+pub(super) struct Gate {
+    pub(super) running: Running,
+    pub(super) upstream: Listener,
+}
+
+impl Gate {
+    pub(super) async fn start() -> Self {
+        Self::start_with(&[]).await
+    }
+
+    pub(super) async fn start_with(settings: &[(&str, &str)]) -> Self {
+        let upstream = Listener::start().await;
+        let url = upstream.url();
+        let fixed = [("WEIR_AI_UPSTREAM", url.as_str()), ("WEIR_ROLES", "api")];
+        let settings: Vec<_> = fixed.into_iter().chain(PLENTY).chain(settings.iter().copied()).collect();
+        let running = Running::start_with(Store::Embedded, &settings).await;
+        Self { running, upstream }
+    }
+
+    pub(super) fn token(&self) -> String {
+        token(&self.running, "a@b.c")
+    }
+
+    /// A connection of a caller.
+    pub(super) async fn caller(&self) -> Talk {
+        Talk::connect(self.running.weir.addr()).await
+    }
+
+    /// A caller that has sent the head of a request, with its token and these lines.
+    pub(super) async fn asking(&self, line: &str, headers: &[&str]) -> Talk {
+        let mut caller = self.caller().await;
+        caller.say(self.head(line, headers)).await;
+        caller
+    }
+
+    /// The head of a request.
+    pub(super) fn head(&self, line: &str, headers: &[&str]) -> String {
+        let lines: String = headers.iter().map(|header| format!("{header}\r\n")).collect();
+        let token = self.token();
+        format!("{line} HTTP/1.1\r\nHost: gate.example\r\nAuthorization: Bearer {token}\r\n{lines}\r\n")
+    }
+
+    pub(super) fn client(&self) -> Client {
+        self.running.client().with_header("authorization", &format!("Bearer {}", self.token()))
+    }
+
+    /// A call that is made while the test plays the upstream.
+    pub(super) fn call(
+        &self,
+        method: Method,
+        path: &'static str,
+        body: &'static str,
+    ) -> tokio::task::JoinHandle<Response> {
+        let client = self.client();
+        tokio::spawn(async move { client.request(method, path, &[], body).await.expect("an answer") })
+    }
+}
+
+pub(super) fn token(running: &Running, user: &str) -> String {
+    let secret = std::fs::read_to_string(running.weir.data_dir().join("jwt.secret")).unwrap();
+    let claims = Claims { sub: user.into(), exp: FAR, tenant_id: None, scope: None };
+    jwt::sign(&secret, &claims).unwrap()
+}
+
+/// An answer with this body.
+pub(super) fn answer(body: &str) -> String {
+    format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{body}", body.len())
+}
+
+/// A flat error: its status and code.
+pub(super) fn error(response: &Response) -> (u16, String) {
+    let body = response.json();
+    assert_eq!(body["status"], response.status, "{body}");
+    (response.status, body["code"].as_str().unwrap().to_owned())
+}

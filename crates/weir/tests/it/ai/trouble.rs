@@ -1,0 +1,121 @@
+//! An upstream that is down, slow, or talks nonsense.
+
+use http::Method;
+use weir_testkit::http::Error;
+use weir_testkit::talk::Listener;
+
+use super::given::{Gate, answer, error};
+
+const BAD_GATEWAY: (u16, &str) = (502, "BAD_GATEWAY");
+
+#[tokio::test]
+async fn an_upstream_that_is_down_is_502_and_is_used_again_when_it_is_back() {
+    let port = weir_testkit::ports::unused();
+    let url = format!("http://127.0.0.1:{port}");
+    let gate = Gate::start_with(&[("WEIR_AI_UPSTREAM", &url)]).await;
+    let answered = gate.client().get("/api/v1/ai/x").await.unwrap();
+    let (status, code) = error(&answered);
+    assert_eq!((status, code.as_str()), BAD_GATEWAY);
+    let mut back = Listener::start_on(port).await;
+    let call = gate.call(Method::GET, "/api/v1/ai/x", "");
+    let mut upstream = back.next().await;
+    upstream.head().await;
+    upstream.say(answer("back")).await;
+    assert_eq!(&call.await.unwrap().body[..], b"back");
+}
+
+#[tokio::test]
+async fn an_upstream_that_does_not_answer_is_504() {
+    let mut gate = Gate::start_with(&[("WEIR_AI_FIRST_BYTE_TIMEOUT", "2s")]).await;
+    let call = gate.call(Method::POST, "/api/v1/ai/x", "{}");
+    let mut upstream = gate.upstream.next().await;
+    upstream.head().await;
+    upstream.hear("{}").await;
+    let (status, code) = error(&call.await.unwrap());
+    assert_eq!((status, code.as_str()), (504, "GATEWAY_TIMEOUT"));
+    assert_eq!(upstream.rest().await, b"", "the call is given up");
+}
+
+#[tokio::test]
+async fn an_upstream_that_falls_silent_within_its_answer_breaks_it_off() {
+    let mut gate = Gate::start_with(&[("WEIR_AI_IDLE_TIMEOUT", "1s")]).await;
+    let mut caller = gate.asking("GET /api/v1/ai/x", &[]).await;
+    let mut upstream = gate.upstream.next().await;
+    upstream.head().await;
+    upstream.say("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n4\r\nhalf\r\n").await;
+    caller.head().await;
+    assert_eq!(caller.chunk().await, b"half");
+    assert_eq!(caller.rest().await, b"", "it does not end as if it were whole");
+    assert_eq!(upstream.rest().await, b"");
+}
+
+#[tokio::test]
+async fn nonsense_is_502() {
+    let mut gate = Gate::start().await;
+    for nonsense in [
+        "\x00\x01\x02\r\n\r\n",
+        "HTTP/9.9 200 OK\r\n\r\n",
+        "SSH-2.0-OpenSSH_9\r\n",
+        "HTTP/1.1 200 OK\r\nContent-Length: x\r\n\r\n",
+        "HTTP/1.1 200 OK\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n",
+        "HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\nUpgrade: h2c\r\n\r\n",
+        "HTTP/1.1 200 OK\r\nX-Half: ",
+        "",
+    ] {
+        let call = gate.call(Method::POST, "/api/v1/ai/x", "{}");
+        let mut upstream = gate.upstream.next().await;
+        upstream.head().await;
+        upstream.hear("{}").await;
+        upstream.say(nonsense).await;
+        upstream.finish().await;
+        let (status, code) = error(&call.await.unwrap());
+        assert_eq!((status, code.as_str()), BAD_GATEWAY, "{nonsense:?}");
+    }
+}
+
+#[tokio::test]
+async fn an_answer_that_breaks_off_breaks_off() {
+    let mut gate = Gate::start().await;
+    for half in ["Content-Length: 10\r\n\r\nhalf", "Transfer-Encoding: chunked\r\n\r\n4\r\nhalf\r\n"] {
+        let client = gate.client();
+        let call = tokio::spawn(async move { client.get("/api/v1/ai/x").await });
+        let mut upstream = gate.upstream.next().await;
+        upstream.head().await;
+        upstream.say(format!("HTTP/1.1 200 OK\r\n{half}")).await;
+        drop(upstream);
+        let broken = call.await.unwrap();
+        assert!(matches!(broken, Err(Error::Body(_) | Error::Transport(_))), "{broken:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_connection_that_the_upstream_has_closed_is_not_used_again() {
+    let mut gate = Gate::start().await;
+    for _ in 0..3 {
+        let call = gate.call(Method::POST, "/api/v1/ai/x", "{}");
+        let mut upstream = gate.upstream.next().await;
+        upstream.head().await;
+        upstream.hear("{}").await;
+        upstream.say(answer("ok")).await;
+        assert_eq!(call.await.unwrap().status, 200);
+        // Closed while it waits for another call.
+        drop(upstream);
+    }
+    let call = gate.call(Method::POST, "/api/v1/ai/x", "{}");
+    let mut upstream = gate.upstream.next().await;
+    upstream.head().await;
+    upstream.hear("{}").await;
+    upstream.say("HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 2\r\n\r\nok").await;
+    assert_eq!(call.await.unwrap().status, 200);
+    assert_eq!(upstream.rest().await, b"", "nothing more is sent to one that wants no more");
+}
+
+#[tokio::test]
+async fn a_caller_that_stops_in_the_middle_of_its_body_is_408() {
+    let mut gate = Gate::start_with(&[("WEIR_HTTP_READ_TIMEOUT", "3s")]).await;
+    let mut caller = gate.asking("POST /api/v1/ai/x", &["Content-Length: 10"]).await;
+    let mut upstream = gate.upstream.next().await;
+    upstream.head().await;
+    assert_eq!(caller.head().await.line(), "HTTP/1.1 408 Request Timeout");
+    assert_eq!(upstream.rest().await, b"");
+}

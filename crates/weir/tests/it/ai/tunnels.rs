@@ -1,0 +1,124 @@
+//! Calls that become tunnels.
+
+use std::time::Duration;
+
+use weir_testkit::talk::Talk;
+use weir_testkit::wait;
+
+use super::given::{Gate, answer};
+use crate::given::PATIENCE;
+
+const UPGRADE: [&str; 4] = [
+    "Connection: keep-alive, Upgrade",
+    "Upgrade: websocket",
+    "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==",
+    "Sec-WebSocket-Version: 13",
+];
+
+async fn tunnel(gate: &mut Gate) -> (Talk, Talk) {
+    let mut caller = gate.asking("GET /api/v1/ai/socket?x=1", &UPGRADE).await;
+    let mut upstream = gate.upstream.next().await;
+    let head = upstream.head().await;
+    assert_eq!(head.line(), "GET /api/v1/ai/socket?x=1 HTTP/1.1");
+    assert_eq!((head.get("connection"), head.get("upgrade")), (Some("upgrade"), Some("websocket")));
+    assert_eq!(head.get("sec-websocket-key"), Some("dGhlIHNhbXBsZSBub25jZQ=="));
+    upstream.say("HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Accept: s3pPLMBiTxaQ9kYGzzhZRbK+xOo=\r\n\r\nhello").await;
+    let head = caller.head().await;
+    assert_eq!(head.line(), "HTTP/1.1 101 Switching Protocols");
+    assert_eq!((head.get("connection"), head.get("upgrade")), (Some("upgrade"), Some("websocket")));
+    assert_eq!(head.get("sec-websocket-accept"), Some("s3pPLMBiTxaQ9kYGzzhZRbK+xOo="));
+    caller.hear("hello").await;
+    (caller, upstream)
+}
+
+#[tokio::test]
+async fn a_websocket_passes_bytes_both_ways_until_one_side_leaves() {
+    let mut gate = Gate::start().await;
+    let (mut caller, mut upstream) = tunnel(&mut gate).await;
+    for n in 0..3 {
+        caller.say([0x81, 0x85, n, 0xff]).await;
+        upstream.hear([0x81, 0x85, n, 0xff]).await;
+        upstream.say([0x00, n]).await;
+        caller.hear([0x00, n]).await;
+    }
+    let large = vec![7; 1 << 20];
+    let (sent, mut far) = (large.clone(), upstream);
+    let reading = tokio::spawn(async move { (far.bytes(1 << 20).await, far) });
+    caller.say(&sent).await;
+    let (got, mut upstream) = reading.await.unwrap();
+    assert!(got == large);
+    drop(caller);
+    assert_eq!(upstream.rest().await, b"");
+
+    let (mut caller, upstream) = tunnel(&mut gate).await;
+    drop(upstream);
+    assert_eq!(caller.rest().await, b"");
+}
+
+#[tokio::test]
+async fn an_upstream_may_refuse_a_websocket() {
+    let mut gate = Gate::start().await;
+    let mut caller = gate.asking("GET /api/v1/ai/socket", &UPGRADE).await;
+    let mut upstream = gate.upstream.next().await;
+    upstream.head().await;
+    upstream
+        .say("HTTP/1.1 426 Upgrade Required\r\nSec-WebSocket-Version: 8\r\nContent-Length: 2\r\n\r\nno")
+        .await;
+    let head = caller.head().await;
+    assert_eq!(
+        (head.line(), head.get("sec-websocket-version")),
+        ("HTTP/1.1 426 Upgrade Required", Some("8"))
+    );
+    caller.hear("no").await;
+    // It is still HTTP, and what the caller says next is another call.
+    caller.say(gate.head("GET /api/v1/ai/x", &[])).await;
+    assert_eq!(upstream.head().await.line(), "GET /api/v1/ai/x HTTP/1.1");
+    upstream.say(answer("ok")).await;
+    assert_eq!(caller.head().await.line(), "HTTP/1.1 200 OK");
+}
+
+#[tokio::test]
+async fn no_other_protocol_is_let_through() {
+    let mut gate = Gate::start().await;
+    let headers = ["Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAMAAABk"];
+    let mut caller = gate.asking("GET /api/v1/ai/x", &headers).await;
+    let mut upstream = gate.upstream.next().await;
+    let head = upstream.head().await;
+    assert_eq!((head.get("connection"), head.get("upgrade"), head.get("http2-settings")), (None, None, None));
+    upstream.say("HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n").await;
+    assert_eq!(caller.head().await.line(), "HTTP/1.1 502 Bad Gateway");
+    assert_eq!(upstream.rest().await, b"");
+
+    let mut caller = gate.asking("GET /api/v1/ai/x", &UPGRADE).await;
+    let mut upstream = gate.upstream.next().await;
+    upstream.head().await;
+    upstream.say("HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n").await;
+    assert_eq!(caller.head().await.line(), "HTTP/1.1 502 Bad Gateway");
+}
+
+#[tokio::test]
+async fn a_silent_tunnel_ends_and_is_counted_until_then() {
+    let mut gate = Gate::start_with(&[("WEIR_AI_IDLE_TIMEOUT", "1s")]).await;
+    let (mut caller, mut upstream) = tunnel(&mut gate).await;
+    assert_eq!(caller.rest().await, b"");
+    assert_eq!(upstream.rest().await, b"");
+    let client = gate.running.client();
+    wait::until("its place is free again", PATIENCE, async || {
+        let text = client.get("/metrics").await.unwrap().body;
+        String::from_utf8_lossy(&text).contains("weir_http_connections 1\n")
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_stop_cuts_tunnels_off_in_time() {
+    let mut gate = Gate::start_with(&[("WEIR_HTTP_SHUTDOWN_TIMEOUT", "20s")]).await;
+    let (mut caller, mut upstream) = tunnel(&mut gate).await;
+    gate.running.weir.terminate();
+    gate.running.weir.wait_for_log(|line| line.contains("stopping"), PATIENCE).await;
+    caller.say("still").await;
+    upstream.hear("still").await;
+    let status = gate.running.weir.wait(Duration::from_secs(60)).await;
+    assert!(status.success(), "{status}");
+    assert_eq!(caller.rest().await, b"");
+}
