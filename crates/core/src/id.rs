@@ -96,6 +96,10 @@ name!(
     /// What kind of work a request is; it decides which downstream does it.
     RequestType
 );
+name!(
+    /// A limit that callers name when they spend of it.
+    PolicyName
+);
 
 /// A name that Weir gives: a version 7 UUID, so ids sort by the time they were given.
 macro_rules! given_id {
@@ -135,22 +139,34 @@ given_id!(
     /// The name of one accepted request: a version 7 UUID, so ids sort by the time of acceptance.
     RequestId
 );
+given_id!(
+    /// The name of one hold: a version 7 UUID, so ids sort by the time they were taken.
+    HoldId
+);
 
-impl RequestId {
-    /// The id that a store has kept.
-    #[must_use]
-    pub const fn from_uuid(uuid: Uuid) -> Self {
-        Self(uuid)
-    }
+/// Ids that callers send back.
+macro_rules! read_again {
+    ($name:ident) => {
+        impl $name {
+            /// The id that a store has kept.
+            #[must_use]
+            pub const fn from_uuid(uuid: Uuid) -> Self {
+                Self(uuid)
+            }
 
-    /// Reads an id as [`Display`](fmt::Display) writes it: 36 characters with hyphens, in either case. None for any
-    /// other text, which names no request.
-    #[must_use]
-    pub fn parse(text: &str) -> Option<Self> {
-        let is_hyphenated = text.len() == uuid::fmt::Hyphenated::LENGTH;
-        Uuid::try_parse(text).ok().filter(|_| is_hyphenated).map(Self)
-    }
+            /// Reads an id as [`Display`](fmt::Display) writes it: 36 characters with hyphens, in either case. None for
+            /// any other text, which names nothing.
+            #[must_use]
+            pub fn parse(text: &str) -> Option<Self> {
+                let is_hyphenated = text.len() == uuid::fmt::Hyphenated::LENGTH;
+                Uuid::try_parse(text).ok().filter(|_| is_hyphenated).map(Self)
+            }
+        }
+    };
 }
+
+read_again!(RequestId);
+read_again!(HoldId);
 
 #[cfg(test)]
 mod tests {

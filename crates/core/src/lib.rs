@@ -15,7 +15,8 @@ pub mod verdict;
 pub mod webhook;
 
 pub use id::{
-    ConfigName, EventId, IdempotencyKey, MessageId, NameError, RequestId, RequestType, TenantId, UserId,
+    ConfigName, EventId, HoldId, IdempotencyKey, MessageId, NameError, PolicyName, RequestId, RequestType,
+    TenantId, UserId,
 };
 pub use time::{Clock, ManualClock, Timestamp};
 pub use verdict::{Denial, Verdict};

@@ -14,6 +14,7 @@ use crate::service::health::Health;
 use crate::service::quota::QuotaService;
 use crate::service::request::RequestService;
 use crate::service::slot::SlotService;
+use crate::service::tier::TierService;
 use crate::telemetry::metrics::Metrics;
 
 /// What every handler shares.
@@ -30,6 +31,8 @@ pub struct App {
     pub quota: QuotaService,
     /// Slot.
     pub slot: SlotService,
+    /// Tier.
+    pub tier: TierService,
     /// Request.
     pub requests: RequestService,
     /// Where AI calls go.
@@ -51,6 +54,7 @@ impl App {
         let (metrics, keys) = (Arc::new(Metrics::default()), Arc::new(keys));
         let quota = QuotaService::start(&engines, &settings, &metrics);
         let slot = SlotService::start(&engines, &settings, &metrics);
+        let tier = TierService::start(&engines, &settings, &metrics);
         let requests = RequestService::start(&engines, &settings, Arc::clone(&keys), &metrics);
         let closing = CancellationToken::new();
         let ai = Proxy::start(&settings, &metrics, closing.clone());
@@ -58,6 +62,7 @@ impl App {
             health: Health::new(engines.clone()),
             quota,
             slot,
+            tier,
             requests,
             ai,
             keys,

@@ -16,6 +16,7 @@ pub mod sender;
 pub mod slot;
 pub mod source;
 pub mod store;
+pub mod tier;
 
 use self::source::{Reader, SettingError, Sources};
 
@@ -40,6 +41,8 @@ pub struct Settings {
     pub slot: slot::SlotSettings,
     /// Where AI calls are passed on to.
     pub ai: ai::AiSettings,
+    /// What the tiers allow, and the policies of the file.
+    pub tier: tier::TierSettings,
     /// What is logged and how.
     pub log: log::LogSettings,
     /// `WEIR_…` variables that mean nothing to this version.
@@ -63,6 +66,7 @@ impl Settings {
             request: request::RequestSettings::read(&mut reader)?,
             slot: slot::SlotSettings::read(&mut reader)?,
             ai: ai::AiSettings::read(&mut reader)?,
+            tier: tier::TierSettings::read(&mut reader)?,
             log: log::LogSettings::read(&mut reader)?,
             unknown_variables: Vec::new(),
         };

@@ -15,7 +15,9 @@ use weir_store::feed::Feed;
 use weir_store::quota::{Backing, QuotaStore, TOPIC};
 use weir_store::request::RequestStore;
 use weir_store::slot::SlotStore;
+use weir_store::tier::{LimitStore, TierStore};
 use weir_store::{Result, SteadyClock, SystemClock};
+use weir_store_memory::Local;
 use weir_store_postgres::{Postgres, Target};
 use weir_store_redis::{Redis, RedisQuota, RedisRequests};
 use weir_store_sqlite::Sqlite;
@@ -42,6 +44,8 @@ pub struct Engines {
     /// What carries messages instead of it.
     pub kafka: Option<Kafka>,
     quota: Arc<dyn QuotaStore>,
+    /// What limits have spent, as far as this process knows.
+    pub local: Local,
 }
 
 impl Engines {
@@ -74,7 +78,8 @@ impl Engines {
                 Arc::new(RedisQuota::new(redis.clone(), Arc::new(engine.clone().behind_cache()), clock))
             }
         };
-        Ok(Self { store, redis, kafka, quota })
+        let local = open_limits(&store, settings).await?;
+        Ok(Self { store, redis, kafka, quota, local })
     }
 
     /// Where the sender takes messages from.
@@ -120,10 +125,26 @@ impl Engines {
         }
     }
 
+    /// Where limits are decided.
+    #[must_use]
+    pub fn limits(&self) -> Arc<dyn LimitStore> {
+        Arc::new(self.local.clone())
+    }
+
     /// Where quota is decided.
     #[must_use]
     pub fn quota(&self) -> Arc<dyn QuotaStore> {
         Arc::clone(&self.quota)
+    }
+}
+
+/// Processes that answer no calls decide nothing, and keep nothing.
+async fn open_limits(store: &Engine, settings: &Settings) -> Result<Local> {
+    let (clock, keys_max) = (store.wall_clock(), settings.tier.keys_max);
+    if settings.process.roles.api {
+        Local::open(store.tiers(), clock, keys_max).await
+    } else {
+        Ok(Local::forgetful(clock, keys_max))
     }
 }
 
@@ -270,6 +291,15 @@ impl Engine {
     /// Where requests are.
     #[must_use]
     pub fn requests(&self) -> Arc<dyn RequestStore> {
+        match self {
+            Self::Sqlite(engine) => Arc::new(engine.clone()),
+            Self::Postgres(engine) => Arc::new(engine.clone()),
+        }
+    }
+
+    /// Where subscriptions, tiers, policies and holds are.
+    #[must_use]
+    pub fn tiers(&self) -> Arc<dyn TierStore> {
         match self {
             Self::Sqlite(engine) => Arc::new(engine.clone()),
             Self::Postgres(engine) => Arc::new(engine.clone()),

@@ -78,6 +78,9 @@ impl Server {
         let listener = http::serve::bind(listen).await.map_err(bound("listen on"))?;
         let address = listener.local_addr().map_err(bound("listen on"))?;
         let app = App::new(settings, auth, keys, engines);
+        if app.settings.process.roles.api {
+            app.tier.load().await?;
+        }
         let http = tokio::spawn(http::serve::serve(
             listener,
             http::router::Routes::new(&app),
@@ -137,6 +140,7 @@ impl Server {
         self.app.quota.drain().await;
         self.app.slot.drain().await;
         self.app.requests.drain().await;
+        self.app.tier.drain().await;
         self.workers.wait().await;
     }
 }

@@ -5,6 +5,7 @@ pub mod health;
 pub mod quota;
 pub mod request;
 pub mod slot;
+pub mod tier;
 
 use std::time::Duration;
 

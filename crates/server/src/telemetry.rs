@@ -6,4 +6,5 @@ pub mod delivery;
 pub mod logs;
 pub mod metrics;
 pub mod quiet;
+pub mod tier;
 pub mod writer;

@@ -4,17 +4,21 @@
 //! of 64 bytes, asks the rule, and writes the entry back. A key that has spent nothing needs no entry, so entries that
 //! have become as good as new are dropped, a few at a time. Time comes from the caller.
 //!
-//! Durability is left to others: [`Memory::changes`] hands out what changed since it was last asked, and
-//! [`Memory::restore`] takes it back in.
+//! [`Memory::changes`] hands out what changed since it was last asked, and [`Memory::restore`] takes it back in. [`Local`]
+//! does both: it puts the memory behind the seam that services use, and has a store keep what changes.
 
 mod changes;
 mod hash;
 mod id;
+mod journal;
+mod local;
 mod memory;
 mod shard;
 mod together;
 
 pub use changes::{Change, Changes};
 pub use id::Id;
+pub use journal::FLUSH_EVERY;
+pub use local::Local;
 pub use memory::{Full, Memory, Options, Policy, Taken};
 pub use together::{TakenTogether, Want};

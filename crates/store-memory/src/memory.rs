@@ -8,15 +8,7 @@ use weir_core::tier::{Decision, Rule};
 use crate::hash::{Hash, Seeds};
 use crate::shard::{Entry, Shard};
 
-/// A rule, and the number under which its keys are kept.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Policy<R> {
-    /// A number that its owner gives it, and that stays the same when the rule changes. The same text is another key
-    /// under another number; all tiers share one, so that a user who changes plans stays the same user.
-    pub scope: u32,
-    /// What each key may spend.
-    pub rule: R,
-}
+pub use weir_core::tier::Scoped as Policy;
 
 /// How large a memory may become, and what it keeps track of.
 #[derive(Clone, Copy, Debug)]

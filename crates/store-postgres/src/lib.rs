@@ -13,6 +13,7 @@ mod sale;
 mod session;
 mod slot;
 mod target;
+mod tier;
 mod time;
 mod tls;
 mod watch;

@@ -17,6 +17,7 @@ const STEPS: &[&str] = &[
     include_str!("../migrations/0005_slot_due.sql"),
     include_str!("../migrations/0006_request.sql"),
     include_str!("../migrations/0007_sale.sql"),
+    include_str!("../migrations/0008_tier.sql"),
 ];
 
 /// An arbitrary number that no other program is likely to lock ("weir" in ASCII).

@@ -12,6 +12,7 @@ mod readers;
 mod request;
 mod sale;
 mod slot;
+mod tier;
 mod writer;
 
 use std::fs::File;

@@ -16,6 +16,7 @@ const STEPS: &[&str] = &[
     include_str!("../migrations/0006_slot_due.sql"),
     include_str!("../migrations/0007_request.sql"),
     include_str!("../migrations/0008_sale.sql"),
+    include_str!("../migrations/0009_tier.sql"),
 ];
 
 pub(crate) fn run(connection: &mut Connection) -> Result<()> {

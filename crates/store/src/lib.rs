@@ -14,6 +14,7 @@ pub mod request;
 pub mod sale;
 pub mod shard;
 pub mod slot;
+pub mod tier;
 
 pub use clock::{SteadyClock, SystemClock};
 pub use error::Error;

@@ -149,6 +149,16 @@ impl<R: Rule, const N: usize> Rule for [R; N] {
     }
 }
 
+/// A rule, and the number under which its keys are kept.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Scoped<R> {
+    /// A number that its owner gives it, and that stays the same when the rule changes. The same text is another key
+    /// under another number; all tiers share one, so that a user who changes plans stays the same user.
+    pub scope: u32,
+    /// What each key may spend.
+    pub rule: R,
+}
+
 /// One key's part in a decision about several keys.
 #[derive(Debug)]
 pub struct Claim<'a, R: Rule> {

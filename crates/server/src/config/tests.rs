@@ -67,6 +67,7 @@ fn known_settings(reader: &mut Reader) -> Vec<&'static str> {
     request::RequestSettings::read(reader).unwrap();
     slot::SlotSettings::read(reader).unwrap();
     ai::AiSettings::read(reader).unwrap();
+    tier::TierSettings::read(reader).unwrap();
     log::LogSettings::read(reader).unwrap();
     reader.known().collect()
 }

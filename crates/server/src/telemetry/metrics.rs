@@ -17,6 +17,7 @@ use weir_store::LaneMetrics;
 pub use self::work::{DownstreamLabels, WorkMetrics};
 use super::accept::AcceptMetrics;
 use super::ai::AiMetrics;
+use super::tier::TierMetrics;
 
 /// Every metric, and the registry that prints them.
 #[derive(Debug)]
@@ -43,6 +44,8 @@ pub struct Metrics {
     pub accept: AcceptMetrics,
     /// AI calls passed on.
     pub ai: AiMetrics,
+    /// Decisions of limits.
+    pub tier: TierMetrics,
     engine_up: Family<EngineLabels, Gauge>,
     /// Connections open now.
     pub connections: Gauge,
@@ -133,6 +136,7 @@ impl Default for Metrics {
             work: WorkMetrics { dlq_depth: accept.dlq_depth.clone(), ..WorkMetrics::default() },
             accept,
             ai: AiMetrics::default(),
+            tier: TierMetrics::default(),
             engine_up: Family::default(),
             connections: Gauge::default(),
             connections_held: Counter::default(),
@@ -167,6 +171,7 @@ impl Metrics {
         r.register("slot_dispatched", dispatched, self.slot_dispatched.clone());
         self.accept.register(r);
         self.ai.register(r);
+        self.tier.register(r);
         r.register("engine_up", "Whether an engine answers: 1 or 0", self.engine_up.clone());
         r.register("quota_sends", "Sends by outcome", self.quota_sends.clone());
         r.register("quota_deliveries", "Messages the sender took, by outcome", self.quota_deliveries.clone());

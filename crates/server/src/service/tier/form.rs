@@ -1,0 +1,212 @@
+//! Policies as people write them, over HTTP or in a file: which fields a kind has, and what they may be.
+
+use std::time::Duration;
+
+use weir_core::tier::{FixedWindow, Limit, LimitError, SlidingWindow, TokenBucket};
+use weir_store::tier::{Match, OnOutage, PolicySpec};
+
+/// The fields of a policy, as they were given.
+#[derive(Debug, Default)]
+pub struct Fields {
+    /// `kind`
+    pub kind: Option<String>,
+    /// `limit`, of windows.
+    pub limit: Option<i128>,
+    /// `window`, of windows.
+    pub window: Option<String>,
+    /// `capacity`, of buckets.
+    pub capacity: Option<i128>,
+    /// `refill`, of buckets.
+    pub refill: Option<i128>,
+    /// `period`, of buckets.
+    pub period: Option<String>,
+    /// `shadow`
+    pub shadow: bool,
+    /// `onOutage`
+    pub on_outage: Option<String>,
+    /// `match`
+    pub matches: Option<Match>,
+}
+
+/// Which field is wrong and how. The problem finishes the sentence "limit …".
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FormError {
+    /// The field.
+    pub field: &'static str,
+    /// What it must be.
+    pub problem: String,
+}
+
+/// The most entries of a descriptor that a policy can be about.
+const ENTRIES_MAX: usize = 16;
+/// The longest text of an entry.
+const ENTRY_MAX: usize = 255;
+
+impl Fields {
+    /// The policy they describe.
+    ///
+    /// # Errors
+    /// Names the field that is wrong.
+    pub fn into_spec(self) -> Result<PolicySpec, FormError> {
+        let limit = self.limit()?;
+        let on_outage = match self.on_outage.as_deref() {
+            None => OnOutage::default(),
+            Some(text) => OnOutage::parse(text)
+                .ok_or_else(|| FormError::new("onOutage", "must be one of open, closed, local"))?,
+        };
+        if let Some(matches) = &self.matches {
+            check_match(matches)?;
+        }
+        Ok(PolicySpec { limit, shadow: self.shadow, on_outage, matches: self.matches })
+    }
+
+    fn limit(&self) -> Result<Limit, FormError> {
+        let kinds = "must be one of fixed_window, token_bucket, sliding_window";
+        let kind = self.kind.as_deref().ok_or_else(|| FormError::new("kind", "is required"))?;
+        if !["fixed_window", "token_bucket", "sliding_window"].contains(&kind) {
+            return Err(FormError::new("kind", kinds));
+        }
+        if kind == "token_bucket" {
+            self.refuse(&[("limit", self.limit.is_some()), ("window", self.window.is_some())], kind)?;
+            let (capacity, refill) = (amount("capacity", self.capacity)?, amount("refill", self.refill)?);
+            let period = span("period", self.period.as_deref())?;
+            let bucket = TokenBucket::new(capacity, refill, period);
+            return bucket.map(Limit::TokenBucket).map_err(|problem| FormError::of(problem, "period"));
+        }
+        let others = [
+            ("capacity", self.capacity.is_some()),
+            ("refill", self.refill.is_some()),
+            ("period", self.period.is_some()),
+        ];
+        self.refuse(&others, kind)?;
+        let (limit, window) = (amount("limit", self.limit)?, span("window", self.window.as_deref())?);
+        let made = if kind == "fixed_window" {
+            FixedWindow::new(limit, window).map(Limit::FixedWindow)
+        } else {
+            SlidingWindow::new(limit, window).map(Limit::SlidingWindow)
+        };
+        made.map_err(|problem| FormError::of(problem, "window"))
+    }
+
+    fn refuse(&self, fields: &[(&'static str, bool)], kind: &str) -> Result<(), FormError> {
+        match fields.iter().find(|(_, is_given)| *is_given) {
+            Some((field, _)) => Err(FormError::new(field, format!("must be left out of a {kind}"))),
+            None => Ok(()),
+        }
+    }
+}
+
+impl FormError {
+    fn new(field: &'static str, problem: impl Into<String>) -> Self {
+        Self { field, problem: problem.into() }
+    }
+
+    /// Amounts were checked before, each by its own name.
+    fn of(problem: LimitError, span_field: &'static str) -> Self {
+        Self::new(span_field, problem.to_string())
+    }
+}
+
+fn amount(field: &'static str, given: Option<i128>) -> Result<u32, FormError> {
+    let given = given.ok_or_else(|| FormError::new(field, "is required"))?;
+    let amount = u32::try_from(given).ok().filter(|amount| (1..=Limit::MAX).contains(amount));
+    amount.ok_or_else(|| FormError::new(field, LimitError::Amount.to_string()))
+}
+
+fn span(field: &'static str, given: Option<&str>) -> Result<Duration, FormError> {
+    let given = given.ok_or_else(|| FormError::new(field, "is required"))?;
+    parse_span(given).ok_or_else(|| FormError::new(field, LimitError::Period.to_string()))
+}
+
+/// ISO 8601 of fixed length: weeks and days are 7 times 24 hours; months and years have none.
+#[must_use]
+pub fn parse_span(text: &str) -> Option<Duration> {
+    if !text.starts_with(['P', 'p']) {
+        return None;
+    }
+    let span: jiff::Span = text.parse().ok()?;
+    if span.get_years() != 0 || span.get_months() != 0 {
+        return None;
+    }
+    let fixed = span.to_duration(jiff::SpanRelativeTo::days_are_24_hours()).ok()?;
+    Duration::try_from(fixed).ok()
+}
+
+fn check_match(matches: &Match) -> Result<(), FormError> {
+    let is_plain = |text: &str| text.len() <= ENTRY_MAX && !text.chars().any(char::is_control);
+    if matches.domain.is_empty() || !is_plain(&matches.domain) {
+        let problem = "must have a domain of 1 to 255 characters, none of them a control character";
+        return Err(FormError::new("match", problem));
+    }
+    let are_plain = matches
+        .entries
+        .iter()
+        .all(|(name, value)| !name.is_empty() && !value.is_empty() && is_plain(name) && is_plain(value));
+    if !(1..=ENTRIES_MAX).contains(&matches.entries.len()) || !are_plain {
+        let problem = "must have 1 to 16 entries with names and values of 1 to 255 characters, such as \
+                       {\"remote_address\":\"*\"}";
+        return Err(FormError::new("match", problem));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+
+    fn window(kind: &str) -> Fields {
+        Fields {
+            kind: Some(kind.to_owned()),
+            limit: Some(5),
+            window: Some("PT1M".to_owned()),
+            ..Fields::default()
+        }
+    }
+
+    fn bucket() -> Fields {
+        Fields {
+            kind: Some("token_bucket".to_owned()),
+            capacity: Some(5),
+            refill: Some(5),
+            period: Some("PT1M".to_owned()),
+            ..Fields::default()
+        }
+    }
+
+    #[test]
+    fn each_kind_has_its_fields() {
+        assert!(matches!(window("fixed_window").into_spec().unwrap().limit, Limit::FixedWindow(_)));
+        assert!(matches!(window("sliding_window").into_spec().unwrap().limit, Limit::SlidingWindow(_)));
+        assert!(matches!(bucket().into_spec().unwrap().limit, Limit::TokenBucket(_)));
+        let field = |fields: Fields| fields.into_spec().unwrap_err().field;
+        assert_eq!(field(Fields::default()), "kind");
+        assert_eq!(field(window("leaky")), "kind");
+        assert_eq!(field(Fields { limit: None, ..window("fixed_window") }), "limit");
+        assert_eq!(field(Fields { limit: Some(0), ..window("fixed_window") }), "limit");
+        assert_eq!(field(Fields { window: Some("1m".to_owned()), ..window("fixed_window") }), "window");
+        assert_eq!(field(Fields { window: Some("P1M".to_owned()), ..window("fixed_window") }), "window");
+        assert_eq!(field(Fields { refill: Some(1), ..window("sliding_window") }), "refill");
+        assert_eq!(field(Fields { capacity: Some(1 << 40), ..bucket() }), "capacity");
+        assert_eq!(field(Fields { period: None, ..bucket() }), "period");
+        assert_eq!(field(Fields { limit: Some(1), ..bucket() }), "limit");
+        assert_eq!(field(Fields { on_outage: Some("ajar".to_owned()), ..bucket() }), "onOutage");
+    }
+
+    #[test]
+    fn a_match_needs_a_domain_and_entries() {
+        let with = |domain: &str, entries: &[(&str, &str)]| {
+            let entries: BTreeMap<_, _> =
+                entries.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+            let matches = Some(Match { domain: domain.to_owned(), entries });
+            Fields { matches, ..bucket() }.into_spec()
+        };
+        assert!(with("edge", &[("remote_address", "*")]).is_ok());
+        for (domain, entries) in
+            [("", &[("a", "*")][..]), ("edge", &[]), ("edge", &[("a", "")]), ("e\n", &[("a", "b")])]
+        {
+            assert_eq!(with(domain, entries).unwrap_err().field, "match");
+        }
+    }
+}

@@ -1,0 +1,226 @@
+//! Keeps what keys have spent: everything that changed is handed to a store every [`FLUSH_EVERY`], and read back at the
+//! next start.
+//!
+//! What was spent after the last commit before a crash is forgotten: at most what was spent in [`FLUSH_EVERY`] and the time
+//! that one commit takes. A write that fails is made again before anything newer, and decisions go on meanwhile.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use tokio::sync::Mutex as AsyncMutex;
+use tokio::task::JoinHandle;
+use weir_core::Timestamp;
+use weir_core::tier::{Limit, Rule, Scoped, TierLimits, TierRule};
+use weir_store::tier::{Kept, SpentRow, TIER_SCOPE, TierStore};
+use weir_store::{Error, Result};
+
+use crate::local::Memories;
+
+/// How long what was spent waits before it is written.
+pub const FLUSH_EVERY: Duration = Duration::from_millis(50);
+
+/// Rows written, and read, at a time.
+const PAGE: usize = 5_000;
+/// How often rows are looked at for whether they are still worth keeping, and how many at a time.
+const SWEEP_EVERY: Duration = Duration::from_secs(1);
+const SWEPT_PAGE: usize = 2_000;
+/// Places of each shard that are looked at with them.
+const SWEPT_PLACES: usize = 64;
+/// How long a write that failed waits to be made again.
+const PAUSE: Duration = Duration::from_millis(500);
+
+#[derive(Debug)]
+pub(crate) struct Journal {
+    keeper: Arc<Keeper>,
+    task: Mutex<Option<JoinHandle<()>>>,
+}
+
+struct Keeper {
+    store: Arc<dyn TierStore>,
+    memories: Arc<Memories>,
+    /// Held by whoever writes or tidies, so that an older row never takes the place of a newer one.
+    desk: AsyncMutex<Desk>,
+    /// Since when something could not be written.
+    failing_since: Mutex<Option<Instant>>,
+}
+
+#[derive(Default)]
+struct Desk {
+    /// Taken from the memories and not written yet.
+    unwritten: Vec<SpentRow>,
+    /// The row after which tidying goes on.
+    tidied: Option<(u32, String)>,
+}
+
+impl std::fmt::Debug for Keeper {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Keeper").finish_non_exhaustive()
+    }
+}
+
+impl Journal {
+    pub(crate) async fn open(store: Arc<dyn TierStore>, memories: Arc<Memories>) -> Result<Self> {
+        restore(&*store, &memories).await?;
+        let (desk, failing_since) = (AsyncMutex::default(), Mutex::default());
+        let keeper = Arc::new(Keeper { store, memories, desk, failing_since });
+        let task = tokio::spawn(run(Arc::clone(&keeper)));
+        Ok(Self { keeper, task: Mutex::new(Some(task)) })
+    }
+
+    /// Writes everything that was spent up to now and ends. When the store does not take it, it is lost with the process.
+    pub(crate) async fn close(&self) {
+        let task = self.task.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(task) = task {
+            task.abort();
+            // What it was writing is still on the desk.
+            let _ = task.await;
+        }
+        if let Err(error) = self.keeper.flush().await {
+            tracing::error!(error = %error.with_causes(), "what was spent last could not be kept");
+        }
+    }
+
+    /// For how long nothing could be written.
+    pub(crate) fn unsaved_for(&self) -> Option<Duration> {
+        self.keeper.failing_since().map(|since| since.elapsed())
+    }
+}
+
+impl Drop for Journal {
+    fn drop(&mut self) {
+        if let Some(task) = self.task.get_mut().unwrap_or_else(PoisonError::into_inner).take() {
+            task.abort();
+        }
+    }
+}
+
+async fn run(keeper: Arc<Keeper>) {
+    let mut swept = Instant::now();
+    loop {
+        tokio::time::sleep(FLUSH_EVERY).await;
+        let mut outcome = keeper.flush().await;
+        if outcome.is_ok() && swept.elapsed() >= SWEEP_EVERY {
+            swept = Instant::now();
+            outcome = keeper.tidy().await;
+        }
+        if keeper.note(&outcome) {
+            tokio::time::sleep(PAUSE).await;
+        }
+    }
+}
+
+impl Keeper {
+    async fn flush(&self) -> Result<()> {
+        let mut desk = self.desk.lock().await;
+        // What failed before goes first; what is newer stays in the memories until then.
+        self.write(&mut desk).await?;
+        desk.unwritten = self.take_changes();
+        self.write(&mut desk).await
+    }
+
+    fn take_changes(&self) -> Vec<SpentRow> {
+        let limits = self.memories.limits.changes().map(|change| SpentRow {
+            scope: change.policy.scope,
+            key: String::from(&*change.id),
+            kept: Kept::of_limit(&change.policy.rule, change.spent),
+        });
+        let tiers = self.memories.tiers.changes().map(|change| SpentRow {
+            scope: change.policy.scope,
+            key: String::from(&*change.id),
+            kept: Kept::of_tier(&change.policy.rule, change.spent),
+        });
+        limits.chain(tiers).collect()
+    }
+
+    /// Every key stands there once, so the order of rows does not matter.
+    async fn write(&self, desk: &mut Desk) -> Result<()> {
+        while !desk.unwritten.is_empty() {
+            let rest = desk.unwritten.len().saturating_sub(PAGE);
+            self.store.save_spent(desk.unwritten[rest..].to_vec()).await?;
+            desk.unwritten.truncate(rest);
+        }
+        Ok(())
+    }
+
+    /// Deletes some of the rows that time has made as good as new, and drops some such keys.
+    async fn tidy(&self) -> Result<()> {
+        let now = self.memories.clock.now();
+        self.memories.limits.sweep(SWEPT_PLACES, now);
+        self.memories.tiers.sweep(SWEPT_PLACES, now);
+        let mut desk = self.desk.lock().await;
+        let page = self.store.load_spent(desk.tidied.take(), SWEPT_PAGE).await?;
+        if page.len() == SWEPT_PAGE {
+            desk.tidied = page.last().map(|row| (row.scope, row.key.clone()));
+        }
+        // While the desk is ours, rows are as they were last written; what was spent since will be written again.
+        let old = page.into_iter().filter(|row| row.kept.as_ref().is_none_or(|kept| is_over(kept, now)));
+        let old: Vec<_> = old.map(|row| SpentRow { kept: None, ..row }).collect();
+        if old.is_empty() { Ok(()) } else { self.store.save_spent(old).await }
+    }
+
+    /// Tells of a failure once, and of its end. Answers whether it goes on.
+    fn note(&self, outcome: &Result<()>) -> bool {
+        let mut failing = self.failing_since.lock().unwrap_or_else(PoisonError::into_inner);
+        match (outcome, *failing) {
+            (Err(error), None) => {
+                *failing = Some(Instant::now());
+                tracing::warn!(error = %error.with_causes(), "what limits have spent cannot be kept; trying again");
+            }
+            (Ok(()), Some(_)) => {
+                *failing = None;
+                tracing::info!("what limits have spent is kept again");
+            }
+            _ => {}
+        }
+        failing.is_some()
+    }
+
+    fn failing_since(&self) -> Option<Instant> {
+        *self.failing_since.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn is_over(kept: &Kept, now: Timestamp) -> bool {
+    match kept {
+        Kept::Limit(limit, spent) => limit.is_unspent(spent, now),
+        Kept::Tier(limits, spent) => limits.rule().is_unspent(spent, now),
+    }
+}
+
+/// Rules are shared by all their keys, so each is made once.
+#[derive(Default)]
+struct Rules {
+    limits: HashMap<(u32, Limit), Arc<Scoped<Limit>>>,
+    tiers: HashMap<TierLimits, Arc<Scoped<TierRule>>>,
+}
+
+async fn restore(store: &dyn TierStore, memories: &Memories) -> Result<()> {
+    let (mut rules, mut after) = (Rules::default(), None);
+    loop {
+        let page = store.load_spent(after.take(), PAGE).await?;
+        let is_last = page.len() < PAGE;
+        after = page.last().map(|row| (row.scope, row.key.clone()));
+        let now = memories.clock.now();
+        for SpentRow { scope, key, kept } in page {
+            let restored = match kept {
+                Some(Kept::Limit(limit, spent)) => {
+                    let rule = rules.limits.entry((scope, limit));
+                    let rule = rule.or_insert_with(|| Arc::new(Scoped { scope, rule: limit }));
+                    memories.limits.restore(rule, &key, spent, now)
+                }
+                Some(Kept::Tier(limits, spent)) => {
+                    let rule = rules.tiers.entry(limits);
+                    let rule =
+                        rule.or_insert_with(|| Arc::new(Scoped { scope: TIER_SCOPE, rule: limits.rule() }));
+                    memories.tiers.restore(rule, &key, spent, now)
+                }
+                None => Ok(()),
+            };
+            restored.map_err(|full| Error::failed("tier memory", full))?;
+        }
+        if is_last {
+            return Ok(());
+        }
+    }
+}

@@ -1,0 +1,200 @@
+//! The limits of one process behind the seam of the stores: decided in memory, and kept by a journal for the next start.
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use weir_core::tier::{Decision, Limit, Rule, Scoped, Spent, TierRule};
+use weir_core::{Clock, Timestamp};
+use weir_store::tier::{Ask, LimitStore, Policy, Taken, TierStore, TierTaken};
+use weir_store::{Error, Result};
+
+use crate::journal::Journal;
+use crate::memory::{Full, Memory, Options};
+use crate::together::Want;
+
+/// The limits of one process. Clones share them.
+#[derive(Clone, Debug)]
+pub struct Local {
+    pub(crate) memories: Arc<Memories>,
+    journal: Option<Arc<Journal>>,
+}
+
+/// What keys have spent, of policies and of tiers.
+#[derive(Debug)]
+pub(crate) struct Memories {
+    pub(crate) clock: Arc<dyn Clock>,
+    pub(crate) limits: Memory<Limit>,
+    pub(crate) tiers: Memory<TierRule>,
+}
+
+impl Local {
+    /// Limits that end with the process.
+    #[must_use]
+    pub fn forgetful(clock: Arc<dyn Clock>, keys_max: usize) -> Self {
+        Self { memories: Arc::new(Memories::new(clock, keys_max, false)), journal: None }
+    }
+
+    /// Limits that `store` keeps: what it has kept is read first, and from then on what changes is written, a few dozen
+    /// times a second.
+    ///
+    /// # Errors
+    /// When the store cannot be read, or has more keys than there may be.
+    pub async fn open(store: Arc<dyn TierStore>, clock: Arc<dyn Clock>, keys_max: usize) -> Result<Self> {
+        let memories = Arc::new(Memories::new(clock, keys_max, true));
+        let journal = Journal::open(store, Arc::clone(&memories)).await?;
+        Ok(Self { memories, journal: Some(Arc::new(journal)) })
+    }
+
+    /// How long the oldest change has waited to be kept; none when nothing waits, or nothing is kept.
+    #[must_use]
+    pub fn unsaved_for(&self) -> Option<std::time::Duration> {
+        self.journal.as_ref().and_then(|journal| journal.unsaved_for())
+    }
+
+    /// Takes over what is known of a key from elsewhere, in place of what was known.
+    pub fn learn(&self, policy: &Arc<Policy>, key: &str, spent: Spent, now: Timestamp) {
+        // Without room for it there is nothing to be known of it.
+        let _ = self.memories.limits.restore(&policy.scoped, key, spent, now);
+    }
+
+    /// The same of a user.
+    pub fn learn_tier(
+        &self,
+        user: &str,
+        rule: &Arc<Scoped<TierRule>>,
+        spent: <TierRule as Rule>::Spent,
+        now: Timestamp,
+    ) {
+        let _ = self.memories.tiers.restore(rule, user, spent, now);
+    }
+
+    /// What is known of a key.
+    #[must_use]
+    pub fn known(&self, policy: &Arc<Policy>, key: &str, now: Timestamp) -> Spent {
+        self.memories.limits.peek(&policy.scoped, key, now)
+    }
+
+    /// What is known of a user.
+    #[must_use]
+    pub fn known_tier(
+        &self,
+        user: &str,
+        rule: &Arc<Scoped<TierRule>>,
+        now: Timestamp,
+    ) -> <TierRule as Rule>::Spent {
+        self.memories.tiers.peek(rule, user, now)
+    }
+}
+
+impl Memories {
+    fn new(clock: Arc<dyn Clock>, keys_max: usize, tracks_changes: bool) -> Self {
+        let options = Options { keys_max, tracks_changes, ..Options::default() };
+        Self { clock, limits: Memory::new(options), tiers: Memory::new(options) }
+    }
+
+    /// One key, which is what most decisions are about.
+    fn take_one(&self, ask: &Ask<'_>, peek: bool, now: Timestamp) -> Result<(Decision, Spent)> {
+        let rule = &ask.policy.scoped;
+        if peek {
+            let spent = self.limits.peek(rule, ask.key, now);
+            let mut after = spent;
+            return Ok((rule.rule.take(&mut after, ask.cost, now), spent));
+        }
+        let taken = self.limits.take(rule, ask.key, ask.cost, now).map_err(full)?;
+        Ok((taken.decision, taken.spent))
+    }
+
+    fn take_binding(&self, asks: &[Ask<'_>], peek: bool, now: Timestamp) -> Result<Taken> {
+        if let [ask] = asks {
+            let (decision, spent) = self.take_one(ask, peek, now)?;
+            return Ok(Taken { decision, each: vec![(decision, spent)], now });
+        }
+        let wants: Vec<Want<'_, Limit>> =
+            asks.iter().map(|ask| Want { policy: &ask.policy.scoped, id: ask.key, cost: ask.cost }).collect();
+        let together = if peek {
+            self.limits.look_together(&wants, now)
+        } else {
+            self.limits.take_together(&wants, now).map_err(full)?
+        };
+        let each = together.each.into_iter().map(|taken| (taken.decision, taken.spent)).collect();
+        Ok(Taken { decision: together.decision, each, now })
+    }
+
+    /// Those that bind first; if they have room, each that only observes takes what fits.
+    fn take_with_shadows(&self, asks: &[Ask<'_>], peek: bool, now: Timestamp) -> Result<Taken> {
+        let is_shadow = |at: &usize| asks[*at].policy.spec.shadow;
+        let (shadows, binding): (Vec<usize>, Vec<usize>) = (0..asks.len()).partition(is_shadow);
+        let binding_asks: Vec<Ask<'_>> = binding.iter().map(|at| asks[*at]).collect();
+        let taken = if binding.is_empty() {
+            Taken { decision: Decision::Allowed, each: Vec::new(), now }
+        } else {
+            self.take_binding(&binding_asks, peek, now)?
+        };
+        let spends = taken.decision.is_allowed() && !peek;
+        let mut each = vec![None; asks.len()];
+        for (at, told) in binding.iter().zip(taken.each) {
+            each[*at] = Some(told);
+        }
+        for at in shadows {
+            each[at] = Some(self.take_one(&asks[at], !spends, now)?);
+        }
+        let decision = match taken.decision {
+            Decision::Denied(mut refusal) => {
+                refusal.denied_by = binding.get(refusal.denied_by).copied().unwrap_or(0);
+                Decision::Denied(refusal)
+            }
+            Decision::Allowed => Decision::Allowed,
+        };
+        Ok(Taken { decision, each: each.into_iter().flatten().collect(), now })
+    }
+}
+
+fn full(_full: Full) -> Error {
+    Error::Overloaded { lane: "tier memory" }
+}
+
+#[async_trait]
+impl LimitStore for Local {
+    async fn take(&self, asks: &[Ask<'_>], peek: bool) -> Result<Taken> {
+        let now = self.memories.clock.now();
+        if asks.iter().any(|ask| ask.policy.spec.shadow) {
+            self.memories.take_with_shadows(asks, peek, now)
+        } else {
+            self.memories.take_binding(asks, peek, now)
+        }
+    }
+
+    async fn charge(&self, policy: &Arc<Policy>, key: &str, cost: u32) -> Result<(Spent, Timestamp)> {
+        let now = self.memories.clock.now();
+        let spent = self.memories.limits.charge(&policy.scoped, key, cost, now).map_err(full)?;
+        Ok((spent, now))
+    }
+
+    async fn give_back(
+        &self,
+        policy: &Arc<Policy>,
+        key: &str,
+        cost: u32,
+        taken_at: Option<Timestamp>,
+    ) -> Result<(Spent, Timestamp)> {
+        let now = self.memories.clock.now();
+        Ok((self.memories.limits.give_back(&policy.scoped, key, cost, taken_at, now), now))
+    }
+
+    async fn forget(&self, policy: &Arc<Policy>, key: &str) -> Result<()> {
+        self.memories.limits.forget(&policy.scoped, key);
+        Ok(())
+    }
+
+    async fn take_tier(&self, user: &str, rule: &Arc<Scoped<TierRule>>, cost: u32) -> Result<TierTaken> {
+        let now = self.memories.clock.now();
+        let taken = self.memories.tiers.take(rule, user, cost, now).map_err(full)?;
+        Ok(TierTaken { decision: taken.decision, spent: taken.spent, now })
+    }
+
+    async fn drain(&self) {
+        if let Some(journal) = &self.journal {
+            journal.close().await;
+        }
+    }
+}

@@ -1,0 +1,209 @@
+//! Tier in Postgres: definitions, holds, and what memories of limits want to find again. None of it is on a hot path, so its
+//! statements are not prepared ahead.
+//!
+//! Every change has a version. Whoever makes one holds the row of the version until its commit, so versions are committed
+//! in order, and a server that has heard of one has heard of all before it.
+
+mod hold;
+mod policy;
+
+use std::time::{Duration, SystemTime};
+
+use async_trait::async_trait;
+use tokio_postgres::Row;
+use tokio_postgres::types::ToSql;
+use weir_core::tier::{Plan, Tier, TierLimits};
+use weir_core::{HoldId, PolicyName, Timestamp, UserId};
+use weir_store::tier::{
+    Changed, Kept, NewHold, News, Origin, Policy, PolicySpec, Settled, SpentRow, Subscription, TierStore,
+};
+use weir_store::{Error, Result};
+
+use crate::quota::{column, int, unsigned};
+use crate::{ENGINE, Postgres, time};
+
+/// How many changes are remembered; a server that has missed more reads everything anew.
+const CHANGES_KEPT: i64 = 10_000;
+/// How many a server is told of at once.
+const CHANGES_TOLD: i64 = 1_000;
+
+const SUBSCRIPTION: &str = "SELECT user_id, plan, updated_at FROM tier_subscription WHERE user_id = $1";
+const SUBSCRIBE: &str = "
+    WITH next AS (UPDATE tier_version SET version = version + 1 WHERE id = 1 RETURNING version),
+    told AS (INSERT INTO tier_change (version, user_id) SELECT version, $1 FROM next),
+    forgotten AS (DELETE FROM tier_change WHERE version <= (SELECT version FROM next) - $4)
+    INSERT INTO tier_subscription (user_id, plan, updated_at) VALUES ($1, $2, coalesce($3, clock_timestamp()))
+    ON CONFLICT (user_id) DO UPDATE SET plan = excluded.plan, updated_at = excluded.updated_at
+    RETURNING user_id, plan, updated_at";
+const UNSUBSCRIBE: &str = "
+    WITH next AS (UPDATE tier_version SET version = version + 1 WHERE id = 1 RETURNING version),
+    told AS (INSERT INTO tier_change (version, user_id) SELECT version, $1 FROM next),
+    forgotten AS (DELETE FROM tier_change WHERE version <= (SELECT version FROM next) - $2)
+    DELETE FROM tier_subscription WHERE user_id = $1";
+const TIERS: &str = "SELECT tier, requests_per_minute, burst_capacity, daily_limit FROM tier_setting";
+const SET_TIER: &str = "
+    WITH next AS (UPDATE tier_version SET version = version + 1 WHERE id = 1 RETURNING version),
+    told AS (INSERT INTO tier_change (version) SELECT version FROM next)
+    INSERT INTO tier_setting (tier, requests_per_minute, burst_capacity, daily_limit) VALUES ($1, $2, $3, $4)
+    ON CONFLICT (tier) DO UPDATE SET requests_per_minute = excluded.requests_per_minute,
+        burst_capacity = excluded.burst_capacity, daily_limit = excluded.daily_limit";
+/// In the order of keys, so that two servers do not wait for each other in a circle.
+const KEEP: &str = "
+    INSERT INTO tier_spent (scope, key, spent)
+    SELECT * FROM unnest($1::integer[], $2::text[], $3::text[]) AS given (scope, key, spent)
+    ORDER BY 1, 2 COLLATE \"C\"
+    ON CONFLICT (scope, key) DO UPDATE SET spent = excluded.spent";
+const UNKEEP: &str = "
+    DELETE FROM tier_spent WHERE (scope, key) IN (SELECT * FROM unnest($1::integer[], $2::text[]))";
+const KEPT: &str = "
+    SELECT scope, key, spent FROM tier_spent WHERE (scope, key) > ($1, $2) ORDER BY scope, key LIMIT $3";
+const VERSION: &str = "SELECT version FROM tier_version WHERE id = 1";
+const CHANGES: &str = "
+    SELECT version, user_id FROM tier_change WHERE version > $1 ORDER BY version LIMIT $2";
+
+#[async_trait]
+impl TierStore for Postgres {
+    fn is_shared(&self) -> bool {
+        true
+    }
+
+    async fn subscription(&self, user: &UserId) -> Result<Option<Subscription>> {
+        let rows = self.rows(SUBSCRIPTION, &[&user.as_str()]).await?;
+        rows.first().map(read_subscription).transpose()
+    }
+
+    async fn put_subscription(&self, user: &UserId, plan: Plan) -> Result<Subscription> {
+        let now = self.clock_override();
+        let values: [&(dyn ToSql + Sync); 4] = [&user.as_str(), &plan.as_str(), &now, &CHANGES_KEPT];
+        let rows = self.rows(SUBSCRIBE, &values).await?;
+        let row = rows.first().ok_or_else(|| Error::failed(ENGINE, "an upsert returned nothing"))?;
+        read_subscription(row)
+    }
+
+    async fn delete_subscription(&self, user: &UserId) -> Result<bool> {
+        Ok(self.execute(UNSUBSCRIBE, &[&user.as_str(), &CHANGES_KEPT]).await? > 0)
+    }
+
+    async fn tiers(&self) -> Result<Vec<(Tier, TierLimits)>> {
+        self.rows(TIERS, &[]).await?.iter().map(read_tier).collect()
+    }
+
+    async fn put_tier(&self, tier: Tier, limits: TierLimits) -> Result<()> {
+        let (rpm, burst, daily) =
+            (int(limits.requests_per_minute()), int(limits.burst_capacity()), int(limits.daily_limit()));
+        let values: [&(dyn ToSql + Sync); 4] = [&tier.as_str(), &rpm, &burst, &daily];
+        self.execute(SET_TIER, &values).await.map(|_| ())
+    }
+
+    async fn policies(&self) -> Result<Vec<Policy>> {
+        policy::all(self).await
+    }
+
+    async fn put_policy(
+        &self,
+        name: &PolicyName,
+        spec: &PolicySpec,
+        origin: Origin,
+    ) -> Result<Option<Policy>> {
+        policy::put(self, name, spec, origin).await
+    }
+
+    async fn delete_policy(&self, name: &PolicyName) -> Result<bool> {
+        policy::delete(self, name).await
+    }
+
+    async fn put_hold(&self, hold: NewHold) -> Result<Timestamp> {
+        hold::put(self, &hold).await
+    }
+
+    async fn settle_hold(&self, id: HoldId, cost: u32) -> Result<Option<Settled>> {
+        hold::settle(self, id, cost).await
+    }
+
+    async fn purge_holds(&self, keep: Duration, limit: usize) -> Result<u64> {
+        hold::purge(self, keep, limit).await
+    }
+
+    async fn save_spent(&self, rows: Vec<SpentRow>) -> Result<()> {
+        let (kept, gone): (Vec<_>, Vec<_>) = rows.iter().partition(|row| row.kept.is_some());
+        let scopes = |rows: &[&SpentRow]| rows.iter().map(|row| int(row.scope)).collect::<Vec<i32>>();
+        let keys = |rows: &[&SpentRow]| rows.iter().map(|row| row.key.clone()).collect::<Vec<String>>();
+        if !kept.is_empty() {
+            let texts: Vec<String> = kept.iter().filter_map(|row| Some(row.kept?.to_text())).collect();
+            self.execute(KEEP, &[&scopes(&kept), &keys(&kept), &texts]).await?;
+        }
+        if !gone.is_empty() {
+            self.execute(UNKEEP, &[&scopes(&gone), &keys(&gone)]).await?;
+        }
+        Ok(())
+    }
+
+    async fn load_spent(&self, after: Option<(u32, String)>, limit: usize) -> Result<Vec<SpentRow>> {
+        let (scope, key) = after.map_or((-1, String::new()), |(scope, key)| (int(scope), key));
+        let limit = i64::try_from(limit).unwrap_or(i64::MAX);
+        self.rows(KEPT, &[&scope, &key, &limit]).await?.iter().map(read_spent).collect()
+    }
+
+    async fn news(&self, since: Option<i64>) -> Result<News> {
+        let Some(since) = since else {
+            let rows = self.rows(VERSION, &[]).await?;
+            let version = rows.first().map_or(Ok(0), |row| column(row, 0))?;
+            return Ok(News { version, changed: None });
+        };
+        let rows = self.rows(CHANGES, &[&since, &CHANGES_TOLD]).await?;
+        let versions = rows.iter().map(|row| column(row, 0)).collect::<Result<Vec<i64>>>()?;
+        let version = versions.last().copied().unwrap_or(since);
+        // The first one after ours is missing: so much was changed that it is no longer known what.
+        if versions.first().is_some_and(|first| *first > since.saturating_add(1)) {
+            return Ok(News { version, changed: None });
+        }
+        let changed = rows.iter().map(read_change).collect::<Result<_>>()?;
+        Ok(News { version, changed: Some(changed) })
+    }
+}
+
+impl Postgres {
+    async fn rows(&self, sql: &str, values: &[&(dyn ToSql + Sync)]) -> Result<Vec<Row>> {
+        let session = self.inner.pool.session().await?;
+        let rows = session.bounded(session.client.query(sql, values)).await?;
+        session.keep();
+        Ok(rows)
+    }
+
+    async fn execute(&self, sql: &str, values: &[&(dyn ToSql + Sync)]) -> Result<u64> {
+        let session = self.inner.pool.session().await?;
+        let changed = session.bounded(session.client.execute(sql, values)).await?;
+        session.keep();
+        Ok(changed)
+    }
+}
+
+fn fault(cause: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Error {
+    Error::failed(ENGINE, cause)
+}
+
+fn read_subscription(row: &Row) -> Result<Subscription> {
+    Ok(Subscription {
+        user: UserId::parse(column::<&str>(row, 0)?).map_err(fault)?,
+        plan: column::<&str>(row, 1)?.parse().map_err(fault)?,
+        updated_at: time::from_system(column::<SystemTime>(row, 2)?),
+    })
+}
+
+fn read_tier(row: &Row) -> Result<(Tier, TierLimits)> {
+    let number = |index| column::<i32>(row, index).map(unsigned);
+    let limits = TierLimits::new(number(1)?, number(2)?, number(3)?).map_err(fault)?;
+    Ok((column::<&str>(row, 0)?.parse().map_err(fault)?, limits))
+}
+
+fn read_spent(row: &Row) -> Result<SpentRow> {
+    let kept = Kept::parse(column::<&str>(row, 2)?).map_err(fault)?;
+    Ok(SpentRow { scope: unsigned(column(row, 0)?), key: column(row, 1)?, kept: Some(kept) })
+}
+
+fn read_change(row: &Row) -> Result<Changed> {
+    let user: Option<&str> = column(row, 1)?;
+    user.map_or(Ok(Changed::Definitions), |user| {
+        UserId::parse(user).map(Changed::Subscription).map_err(fault)
+    })
+}

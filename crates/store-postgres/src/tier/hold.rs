@@ -1,0 +1,82 @@
+//! Holds in Postgres.
+
+use std::time::{Duration, SystemTime};
+
+use tokio_postgres::Row;
+use tokio_postgres::types::ToSql;
+use uuid::Uuid;
+use weir_core::tier::{Hold, Settlement};
+use weir_core::{HoldId, PolicyName, Timestamp};
+use weir_store::Result;
+use weir_store::tier::{NewHold, Settled};
+
+use super::fault;
+use crate::quota::{column, int, unsigned};
+use crate::{Postgres, time};
+
+const PUT: &str = "
+    INSERT INTO tier_hold (hold_id, scope, policy, key, cost, taken_at, expires_at)
+    VALUES ($1, $2, $3, $4, $5, $6, coalesce($7, clock_timestamp()) + $8::bigint * interval '1 microsecond')
+    RETURNING expires_at";
+/// The clock is read behind the lock, so time spent waiting for it has passed.
+const FIND: &str = "
+    SELECT scope, policy, key, cost, taken_at, expires_at, settled FROM tier_hold WHERE hold_id = $1 FOR UPDATE";
+const SETTLE: &str = "UPDATE tier_hold SET settled = $2 WHERE hold_id = $1";
+const PURGE: &str = "
+    DELETE FROM tier_hold WHERE hold_id IN (
+        SELECT hold_id FROM tier_hold
+        WHERE expires_at < coalesce($1, clock_timestamp()) - $2::bigint * interval '1 microsecond'
+        ORDER BY expires_at LIMIT $3 FOR UPDATE SKIP LOCKED)";
+
+pub(super) async fn put(engine: &Postgres, hold: &NewHold) -> Result<Timestamp> {
+    let (scope, cost) = (int(hold.scope), i64::from(hold.cost));
+    let (taken_at, now) = (time::to_system(hold.taken_at), engine.clock_override());
+    let ttl = i64::try_from(hold.ttl.as_micros()).unwrap_or(i64::MAX);
+    let values: [&(dyn ToSql + Sync); 8] =
+        [hold.id.as_uuid(), &scope, &hold.policy.as_str(), &hold.key, &cost, &taken_at, &now, &ttl];
+    let rows = engine.rows(PUT, &values).await?;
+    let row = rows.first().ok_or_else(|| fault("an insert returned nothing"))?;
+    Ok(time::from_system(column::<SystemTime>(row, 0)?))
+}
+
+pub(super) async fn settle(engine: &Postgres, id: HoldId, cost: u32) -> Result<Option<Settled>> {
+    let session = engine.inner.pool.session().await?;
+    let (client, id): (_, &Uuid) = (&session.client, id.as_uuid());
+    session.bounded(client.batch_execute("BEGIN")).await?;
+    let found = session.bounded(client.query_opt(FIND, &[id])).await?;
+    let clock = session.bounded(client.query_one(&session.statements.clock, &[])).await?;
+    let now = engine.now(&clock)?;
+    let mut settled = found.as_ref().map(read).transpose()?;
+    if let Some(settled) = &mut settled {
+        settled.settlement = settled.hold.settle(cost, now);
+        if matches!(settled.settlement, Settlement::Settled(_)) {
+            session.bounded(client.execute(SETTLE, &[id, &i64::from(cost)])).await?;
+        }
+    }
+    session.bounded(client.batch_execute("COMMIT")).await?;
+    session.keep();
+    Ok(settled)
+}
+
+pub(super) async fn purge(engine: &Postgres, keep: Duration, limit: usize) -> Result<u64> {
+    let (keep, limit) =
+        (i64::try_from(keep.as_micros()).unwrap_or(i64::MAX), i64::try_from(limit).unwrap_or(i64::MAX));
+    engine.execute(PURGE, &[&engine.clock_override(), &keep, &limit]).await
+}
+
+fn read(row: &Row) -> Result<Settled> {
+    let amount = |number: i64| u32::try_from(number).map_err(fault);
+    let hold = Hold {
+        cost: amount(column(row, 3)?)?,
+        taken_at: time::from_system(column::<SystemTime>(row, 4)?),
+        expires_at: time::from_system(column::<SystemTime>(row, 5)?),
+        settled: column::<Option<i64>>(row, 6)?.map(amount).transpose()?,
+    };
+    Ok(Settled {
+        policy: PolicyName::parse(column::<&str>(row, 1)?).map_err(fault)?,
+        scope: unsigned(column(row, 0)?),
+        key: column(row, 2)?,
+        hold,
+        settlement: Settlement::Expired,
+    })
+}

@@ -1,0 +1,93 @@
+//! Policies in Postgres.
+
+use tokio_postgres::Row;
+use tokio_postgres::types::ToSql;
+use weir_core::PolicyName;
+use weir_store::Result;
+use weir_store::tier::{Match, OnOutage, Origin, POLICIES_MAX, Policy, PolicySpec};
+
+use super::fault;
+use crate::Postgres;
+use crate::quota::{column, int, unsigned};
+
+const ALL: &str = "
+    SELECT scope, name, kind, amount, refill, period_ms, shadow, on_outage, match_domain, match_entries
+    FROM tier_policy ORDER BY name";
+const ONE: &str = "
+    SELECT scope, name, kind, amount, refill, period_ms, shadow, on_outage, match_domain, match_entries
+    FROM tier_policy WHERE name = $1";
+/// Nothing is written when there are too many others, or an operator's policy is in the way of a file's. Servers take turns
+/// with the version.
+const PUT: &str = "
+    WITH next AS (UPDATE tier_version SET version = version + 1 WHERE id = 1 RETURNING version),
+    told AS (INSERT INTO tier_change (version) SELECT version FROM next)
+    INSERT INTO tier_policy
+        (name, kind, amount, refill, period_ms, shadow, on_outage, match_domain, match_entries, origin)
+    SELECT $1, $2, $3, $4, $5, $6, $7, $8, $9, $10 FROM next
+    WHERE (SELECT count(*) FROM tier_policy WHERE name <> $1) < $11
+    ON CONFLICT (name) DO UPDATE SET
+        kind = excluded.kind, amount = excluded.amount, refill = excluded.refill, period_ms = excluded.period_ms,
+        shadow = excluded.shadow, on_outage = excluded.on_outage, match_domain = excluded.match_domain,
+        match_entries = excluded.match_entries, origin = excluded.origin
+    WHERE excluded.origin = 'operator' OR tier_policy.origin = 'file'";
+const DELETE: &str = "
+    WITH next AS (UPDATE tier_version SET version = version + 1 WHERE id = 1 RETURNING version),
+    told AS (INSERT INTO tier_change (version) SELECT version FROM next),
+    gone AS (DELETE FROM tier_policy WHERE name = $1 RETURNING scope),
+    forgotten AS (DELETE FROM tier_spent WHERE scope IN (SELECT scope FROM gone))
+    SELECT scope FROM gone";
+
+pub(super) async fn all(engine: &Postgres) -> Result<Vec<Policy>> {
+    engine.rows(ALL, &[]).await?.iter().map(read).collect()
+}
+
+pub(super) async fn put(
+    engine: &Postgres,
+    name: &PolicyName,
+    spec: &PolicySpec,
+    origin: Origin,
+) -> Result<Option<Policy>> {
+    let (kind, amount, refill, ms) = spec.numbers();
+    let (amount, refill, outage) = (int(amount), int(refill), spec.on_outage.as_str());
+    let origin = match origin {
+        Origin::File => "file",
+        Origin::Operator => "operator",
+    };
+    let (domain, entries) =
+        (spec.matches.as_ref().map(|m| m.domain.as_str()), spec.matches.as_ref().map(Match::entries_text));
+    let most = i64::try_from(POLICIES_MAX).unwrap_or(i64::MAX);
+    let values: [&(dyn ToSql + Sync); 11] = [
+        &name.as_str(),
+        &kind,
+        &amount,
+        &refill,
+        &ms,
+        &spec.shadow,
+        &outage,
+        &domain,
+        &entries,
+        &origin,
+        &most,
+    ];
+    engine.execute(PUT, &values).await?;
+    engine.rows(ONE, &[&name.as_str()]).await?.first().map(read).transpose()
+}
+
+pub(super) async fn delete(engine: &Postgres, name: &PolicyName) -> Result<bool> {
+    Ok(!engine.rows(DELETE, &[&name.as_str()]).await?.is_empty())
+}
+
+fn read(row: &Row) -> Result<Policy> {
+    let number = |index| column::<i32>(row, index).map(unsigned);
+    let limit = PolicySpec::limit_of(column::<&str>(row, 2)?, number(3)?, number(4)?, column(row, 5)?);
+    let on_outage = OnOutage::parse(column::<&str>(row, 7)?);
+    let (domain, entries): (Option<&str>, Option<&str>) = (column(row, 8)?, column(row, 9)?);
+    let spec = PolicySpec {
+        limit: limit.map_err(fault)?,
+        shadow: column(row, 6)?,
+        on_outage: on_outage.ok_or_else(|| fault("a policy has an unknown on_outage"))?,
+        matches: domain.map(|domain| Match::parse(domain, entries.unwrap_or_default())),
+    };
+    let name = PolicyName::parse(column::<&str>(row, 1)?).map_err(fault)?;
+    Ok(Policy::new(name, number(0)?, spec))
+}

@@ -1,0 +1,167 @@
+//! Tier in SQLite: definitions, holds, and what the memory of limits wants to find again. Nobody else changes them.
+
+mod hold;
+mod policy;
+
+use std::time::Duration;
+
+use async_trait::async_trait;
+use rusqlite::{Connection, OptionalExtension, Row, params};
+use weir_core::tier::{Plan, Tier, TierLimits};
+use weir_core::{HoldId, PolicyName, Timestamp, UserId};
+use weir_store::Result;
+use weir_store::tier::{
+    Kept, NewHold, News, Origin, Policy, PolicySpec, Settled, SpentRow, Subscription, TierStore,
+};
+
+use crate::Sqlite;
+use crate::error::fault;
+
+const SUBSCRIPTION: &str = "SELECT user_id, plan, updated_at FROM tier_subscription WHERE user_id = ?1";
+const SUBSCRIBE: &str = "
+    INSERT INTO tier_subscription (user_id, plan, updated_at) VALUES (?1, ?2, ?3)
+    ON CONFLICT (user_id) DO UPDATE SET plan = excluded.plan, updated_at = excluded.updated_at";
+const UNSUBSCRIBE: &str = "DELETE FROM tier_subscription WHERE user_id = ?1";
+const TIERS: &str = "SELECT tier, requests_per_minute, burst_capacity, daily_limit FROM tier_setting";
+const SET_TIER: &str = "
+    INSERT OR REPLACE INTO tier_setting (tier, requests_per_minute, burst_capacity, daily_limit)
+    VALUES (?1, ?2, ?3, ?4)";
+const KEEP: &str = "INSERT OR REPLACE INTO tier_spent (scope, key, spent) VALUES (?1, ?2, ?3)";
+const UNKEEP: &str = "DELETE FROM tier_spent WHERE scope = ?1 AND key = ?2";
+const KEPT: &str = "
+    SELECT scope, key, spent FROM tier_spent WHERE (scope, key) > (?1, ?2) ORDER BY scope, key LIMIT ?3";
+
+#[async_trait]
+impl TierStore for Sqlite {
+    fn is_shared(&self) -> bool {
+        false
+    }
+
+    async fn subscription(&self, user: &UserId) -> Result<Option<Subscription>> {
+        let user = user.clone();
+        self.read(move |connection| {
+            connection.prepare_cached(SUBSCRIPTION)?.query_row([user.as_str()], read_subscription).optional()
+        })
+        .await
+    }
+
+    async fn put_subscription(&self, user: &UserId, plan: Plan) -> Result<Subscription> {
+        let subscription = Subscription { user: user.clone(), plan, updated_at: self.inner.clock.now() };
+        let put = move |connection: &Connection| {
+            let values = params![
+                subscription.user.as_str(),
+                subscription.plan.as_str(),
+                subscription.updated_at.as_micros()
+            ];
+            connection.prepare_cached(SUBSCRIBE)?.execute(values)?;
+            Ok(subscription)
+        };
+        self.inner.writer.run(put).await
+    }
+
+    async fn delete_subscription(&self, user: &UserId) -> Result<bool> {
+        let user = user.clone();
+        let delete = move |connection: &Connection| {
+            connection.prepare_cached(UNSUBSCRIBE)?.execute([user.as_str()]).map(|gone| gone > 0)
+        };
+        self.inner.writer.run(delete).await
+    }
+
+    async fn tiers(&self) -> Result<Vec<(Tier, TierLimits)>> {
+        self.read(|connection| connection.prepare_cached(TIERS)?.query_map([], read_tier)?.collect()).await
+    }
+
+    async fn put_tier(&self, tier: Tier, limits: TierLimits) -> Result<()> {
+        let put = move |connection: &Connection| {
+            let (rpm, burst, daily) =
+                (limits.requests_per_minute(), limits.burst_capacity(), limits.daily_limit());
+            connection.prepare_cached(SET_TIER)?.execute(params![tier.as_str(), rpm, burst, daily])?;
+            Ok(())
+        };
+        self.inner.writer.run(put).await
+    }
+
+    async fn policies(&self) -> Result<Vec<Policy>> {
+        self.read(policy::all).await
+    }
+
+    async fn put_policy(
+        &self,
+        name: &PolicyName,
+        spec: &PolicySpec,
+        origin: Origin,
+    ) -> Result<Option<Policy>> {
+        let (name, spec) = (name.clone(), spec.clone());
+        self.inner.writer.run(move |connection| policy::put(connection, &name, &spec, origin)).await
+    }
+
+    async fn delete_policy(&self, name: &PolicyName) -> Result<bool> {
+        let name = name.clone();
+        self.inner.writer.run(move |connection| policy::delete(connection, &name)).await
+    }
+
+    async fn put_hold(&self, hold: NewHold) -> Result<Timestamp> {
+        let expires_at = self.inner.clock.now().plus(hold.ttl);
+        self.inner.writer.run(move |connection| hold::put(connection, &hold, expires_at)).await?;
+        Ok(expires_at)
+    }
+
+    async fn settle_hold(&self, id: HoldId, cost: u32) -> Result<Option<Settled>> {
+        let now = self.inner.clock.now();
+        self.inner.writer.run(move |connection| hold::settle(connection, id, cost, now)).await
+    }
+
+    async fn purge_holds(&self, keep: Duration, limit: usize) -> Result<u64> {
+        let now = self.inner.clock.now();
+        let keep = i64::try_from(keep.as_micros()).unwrap_or(i64::MAX);
+        let before = Timestamp::from_micros(now.as_micros().saturating_sub(keep));
+        self.inner.writer.run(move |connection| hold::purge(connection, before, limit)).await
+    }
+
+    async fn save_spent(&self, rows: Vec<SpentRow>) -> Result<()> {
+        self.inner.writer.run(move |connection| save(connection, &rows)).await
+    }
+
+    async fn load_spent(&self, after: Option<(u32, String)>, limit: usize) -> Result<Vec<SpentRow>> {
+        self.read(move |connection| {
+            let (scope, key) = after.map_or((-1, String::new()), |(scope, key)| (i64::from(scope), key));
+            let limit = i64::try_from(limit).unwrap_or(i64::MAX);
+            connection.prepare_cached(KEPT)?.query_map(params![scope, key, limit], read_spent)?.collect()
+        })
+        .await
+    }
+
+    async fn news(&self, _since: Option<i64>) -> Result<News> {
+        Ok(News { version: 0, changed: Some(Vec::new()) })
+    }
+}
+
+fn save(connection: &Connection, rows: &[SpentRow]) -> rusqlite::Result<()> {
+    let (mut keep, mut unkeep) = (connection.prepare_cached(KEEP)?, connection.prepare_cached(UNKEEP)?);
+    for SpentRow { scope, key, kept } in rows {
+        match kept {
+            Some(kept) => keep.execute(params![scope, key, kept.to_text()])?,
+            None => unkeep.execute(params![scope, key])?,
+        };
+    }
+    Ok(())
+}
+
+fn read_subscription(row: &Row<'_>) -> rusqlite::Result<Subscription> {
+    Ok(Subscription {
+        user: UserId::parse(row.get_ref(0)?.as_str()?).map_err(fault)?,
+        plan: row.get_ref(1)?.as_str()?.parse().map_err(fault)?,
+        updated_at: Timestamp::from_micros(row.get(2)?),
+    })
+}
+
+fn read_tier(row: &Row<'_>) -> rusqlite::Result<(Tier, TierLimits)> {
+    let tier = row.get_ref(0)?.as_str()?.parse().map_err(fault)?;
+    let limits = TierLimits::new(row.get(1)?, row.get(2)?, row.get(3)?).map_err(fault)?;
+    Ok((tier, limits))
+}
+
+fn read_spent(row: &Row<'_>) -> rusqlite::Result<SpentRow> {
+    let kept = Kept::parse(row.get_ref(2)?.as_str()?).map_err(fault)?;
+    Ok(SpentRow { scope: row.get(0)?, key: row.get(1)?, kept: Some(kept) })
+}
