@@ -4,26 +4,19 @@ use std::sync::Arc;
 
 use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};
-use http::{HeaderMap, HeaderName, StatusCode};
+use http::StatusCode;
 
 use super::caller::Caller;
 use super::error::ApiError;
+use super::limits::write_tier;
 use crate::app::App;
 use crate::auth::jwt::Claims;
 use crate::proxy::{Behalf, Problem};
+use crate::service::tier::Admission;
 use crate::telemetry::quiet::Quiet;
 
 /// Everything under this is passed on, and nothing else.
 pub const PREFIX: &str = "/api/v1/ai";
-
-/// What tells of limits: an upstream may have its own, which callers must not take for ours.
-const LIMIT_HEADERS: [HeaderName; 5] = [
-    HeaderName::from_static("x-ratelimit-limit"),
-    HeaderName::from_static("x-ratelimit-remaining"),
-    HeaderName::from_static("x-ratelimit-reset"),
-    HeaderName::from_static("ratelimit-policy"),
-    HeaderName::from_static("ratelimit"),
-];
 
 /// What nginx answers those with who have gone; nobody reads it but the metrics.
 const CLIENT_CLOSED_REQUEST: u16 = 499;
@@ -34,18 +27,22 @@ pub(crate) async fn pass_on(
     State(app): State<Arc<App>>,
     mut request: Request,
 ) -> Result<Response, ApiError> {
-    let limits = HeaderMap::new();
-    let caller = request.extensions_mut().remove::<Caller>();
-    let behalf = Behalf { caller, user: &claims.sub };
-    let mut response = match app.ai.forward(behalf, request).await {
-        Ok(response) => response,
-        Err(problem) => explain(&app, &problem),
-    };
-    let headers = response.headers_mut();
-    for name in LIMIT_HEADERS {
-        headers.remove(name);
+    if claims.sub.is_empty() {
+        return Err(ApiError::unauthenticated("The token names nobody; get one whose sub is a user"));
     }
-    headers.extend(limits);
+    let admission = app.tier.admit(&claims.sub).await?;
+    let mut response = match &admission {
+        Admission::Denied { headers, message } => {
+            ApiError::rate_limited(message, headers.retry_after_s.unwrap_or(1)).into_response()
+        }
+        Admission::Allowed(_) | Admission::Disabled(_) => {
+            let caller = request.extensions_mut().remove::<Caller>();
+            let behalf = Behalf { caller, user: &claims.sub };
+            let answered = app.ai.forward(behalf, request).await;
+            answered.unwrap_or_else(|problem| explain(&app, &problem))
+        }
+    };
+    write_tier(admission.headers(), response.headers_mut());
     Ok(response)
 }
 

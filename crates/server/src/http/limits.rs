@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use bytes::BytesMut;
 use http::{HeaderMap, HeaderName, HeaderValue};
+use weir_core::tier::NamedLimit;
 
 const LIMIT: HeaderName = HeaderName::from_static("x-ratelimit-limit");
 const REMAINING: HeaderName = HeaderName::from_static("x-ratelimit-remaining");
@@ -41,6 +42,21 @@ impl Standing {
     }
 }
 
+/// Writes what an AI call is told of its limits, in place of anything that is there: an upstream may have limits of its own,
+/// which callers must not take for ours.
+pub fn write_tier(tier: &weir_core::tier::Headers, headers: &mut HeaderMap) {
+    headers.insert(LIMIT, HeaderValue::from(tier.limit));
+    headers.insert(REMAINING, HeaderValue::from(tier.remaining));
+    headers.insert(RESET, HeaderValue::from(tier.reset_s));
+    let Some(NamedLimit { name, quota, window_s, remaining }) = tier.named else {
+        headers.remove(IETF_POLICY);
+        headers.remove(IETF_STATE);
+        return;
+    };
+    headers.insert(IETF_POLICY, value(format_args!("\"{name}\";q={quota};w={window_s}")));
+    headers.insert(IETF_STATE, value(format_args!("\"{name}\";r={remaining};t={}", tier.reset_s)));
+}
+
 /// A value of our own making: digits, quotes, a name. Written once, into room that is enough for any of them.
 fn value(text: std::fmt::Arguments<'_>) -> HeaderValue {
     let mut bytes = BytesMut::with_capacity(64);
@@ -57,6 +73,11 @@ pub fn seconds_up(span: Duration) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
+    use weir_core::Timestamp;
+    use weir_core::tier::{Headers, Rule, Tier};
+
     use super::*;
 
     #[test]
@@ -64,6 +85,23 @@ mod tests {
         assert_eq!(seconds_up(Duration::from_millis(1)), 1);
         assert_eq!(seconds_up(Duration::from_secs(2)), 2);
         assert_eq!(seconds_up(Duration::new(2, 1)), 3);
+    }
+
+    #[test]
+    fn what_an_ai_call_is_told_is_what_the_rules_say() {
+        let limits = Tier::Pro.defaults();
+        let rule = limits.rule();
+        let (mut spent, now) = (rule.unspent(), Timestamp::from_seconds(1_700_000_000));
+        let decision = rule.take(&mut spent, 3, now);
+        let mut headers = HeaderMap::new();
+        for tier in [Headers::after(&limits, &spent, &decision, now), Headers::unlimited(&limits)] {
+            write_tier(&tier, &mut headers);
+            let written: BTreeSet<_> = headers
+                .iter()
+                .map(|(name, value)| (name.as_str(), value.to_str().unwrap().to_owned()))
+                .collect();
+            assert_eq!(written, tier.iter().collect());
+        }
     }
 
     #[test]

@@ -5,6 +5,7 @@ mod bodies;
 mod given;
 mod heads;
 mod leaving;
+mod limits;
 mod paths;
 mod trouble;
 mod tunnels;

@@ -10,6 +10,7 @@ use weir_queue::kafka::{Brokers, KafkaPublisher, KafkaSource, PublisherSettings,
 use weir_queue::publish::{Event, Publisher};
 use weir_queue::{Settlement, Source};
 use weir_server::Server;
+use weir_server::auth::jwt::{self, Claims};
 use weir_server::config::Settings;
 use weir_server::config::source::Sources;
 use weir_testkit::history::Tally;
@@ -113,16 +114,25 @@ pub(crate) struct InProcess {
     pub(crate) client: Client,
     pub(crate) clock: ManualClock,
     server: Server,
-    _data: tempfile::TempDir,
+    data: tempfile::TempDir,
     _database: Option<Database>,
 }
 
 impl InProcess {
     pub(crate) async fn start(store: Store) -> Self {
+        Self::start_with(store, &[]).await
+    }
+
+    /// The same with more settings, as variables.
+    pub(crate) async fn start_with(store: Store, settings: &[(&str, &str)]) -> Self {
         let data = tempfile::tempdir().expect("a directory");
         let mut sources = Sources::default();
         let mut set = |name: &str, value: &str| sources.environment.insert(name.into(), value.into());
         set("WEIR_LISTEN", "127.0.0.1:0");
+        set("WEIR_GRPC_LISTEN", "127.0.0.1:0");
+        for (name, value) in settings {
+            set(name, value);
+        }
         set("WEIR_DATA", data.path().to_str().expect("a plain path"));
         let database = match store {
             Store::Embedded => None,
@@ -136,7 +146,15 @@ impl InProcess {
         let settings = Settings::read(sources).expect("valid settings");
         let server = Server::start(settings, Some(manual)).await.expect("a server");
         let client = Client::new(format!("http://{}", server.address()));
-        Self { client, clock, server, _data: data, _database: database }
+        Self { client, clock, server, data, _database: database }
+    }
+
+    /// A caller whose token names this user.
+    pub(crate) fn caller(&self, user: &str) -> Client {
+        let secret = std::fs::read_to_string(self.data.path().join("jwt.secret")).expect("a secret");
+        let claims = Claims { sub: user.into(), exp: 4_000_000_000, tenant_id: None, scope: None };
+        let token = jwt::sign(&secret, &claims).expect("a token");
+        self.client.clone().with_header("authorization", &format!("Bearer {token}"))
     }
 
     pub(crate) async fn stop(self) {

@@ -1,0 +1,197 @@
+//! AI calls and the limits of plans: the flows of the requirement, over the route that callers use.
+
+use std::collections::BTreeSet;
+
+use futures_util::future::join_all;
+use http::Method;
+use serde_json::json;
+use weir_testkit::http::{Client, Response};
+
+use super::given::{error, token};
+use crate::given::{InProcess, Running, Store};
+
+/// A caller of this server.
+fn caller(running: &Running, user: &str) -> Client {
+    running.client().with_header("authorization", &format!("Bearer {}", token(running, user)))
+}
+
+fn header(answer: &Response, name: &str) -> String {
+    answer.header(name).unwrap_or_else(|| panic!("{name} of {:?}", answer.headers)).to_owned()
+}
+
+/// The statuses of calls made at once.
+async fn burst(clients: &[Client], count: usize) -> Vec<u16> {
+    let calls = (0..count).map(|n| {
+        let client = &clients[n % clients.len()];
+        async move { client.get("/api/v1/ai/extract").await.expect("an answer").status }
+    });
+    join_all(calls).await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn of_200_free_calls_at_once_exactly_8_pass() {
+    let server = InProcess::start(Store::Embedded).await;
+    for user in ["alice", "bob"] {
+        let statuses = burst(&[server.caller(user)], 200).await;
+        assert_eq!(statuses.iter().filter(|status| **status == 200).count(), 8, "{user}");
+        assert_eq!(statuses.iter().filter(|status| **status == 429).count(), 192, "{user}");
+    }
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn a_minute_that_is_used_up_is_told_in_the_words_of_the_requirement() {
+    let server = InProcess::start(Store::Embedded).await;
+    let client = server.caller("a@b.c");
+    for left in (0..8).rev() {
+        let answer = client.get("/api/v1/ai/extract").await.unwrap();
+        assert_eq!(answer.status, 200);
+        assert_eq!(header(&answer, "x-ratelimit-limit"), "5", "requests a minute, not the burst");
+        assert_eq!(header(&answer, "x-ratelimit-remaining"), left.to_string());
+        assert_eq!(header(&answer, "ratelimit-policy"), "\"minute\";q=5;w=60");
+    }
+    let denied = client.get("/api/v1/ai/extract").await.unwrap();
+    assert_eq!(error(&denied), (429, "RATE_LIMITED".to_owned()));
+    let body = denied.json();
+    assert_eq!(body["error"], "Too Many Requests");
+    let message = "Rate limit exceeded. Maximum 5 AI requests per minute. Please try again shortly.";
+    assert_eq!(body["message"], message);
+    assert_eq!(header(&denied, "x-ratelimit-limit"), "5");
+    assert_eq!(header(&denied, "x-ratelimit-remaining"), "0");
+    assert_eq!(header(&denied, "x-ratelimit-reset"), "12");
+    assert_eq!(header(&denied, "ratelimit"), "\"minute\";r=0;t=12");
+    assert_eq!(header(&denied, "retry-after"), "12", "5 a minute is one every 12 s");
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn tokens_come_back_all_the_time_and_a_denial_takes_none() {
+    let server = InProcess::start(Store::Embedded).await;
+    let client = server.caller("a@b.c");
+    let call = async || client.get("/api/v1/ai/x").await.unwrap();
+    for _ in 0..8 {
+        assert_eq!(call().await.status, 200);
+    }
+    for _ in 0..100 {
+        assert_eq!(call().await.status, 429);
+    }
+    server.clock.advance(std::time::Duration::from_micros(11_999_999));
+    let denied = call().await;
+    assert_eq!(
+        (denied.status, header(&denied, "retry-after").as_str()),
+        (429, "1"),
+        "a microsecond too early"
+    );
+    server.clock.advance(std::time::Duration::from_micros(1));
+    assert_eq!(call().await.status, 200, "5 a minute is one every 12 s");
+    assert_eq!(call().await.status, 429);
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn a_day_that_is_used_up_comes_before_the_minute_and_costs_it_nothing() {
+    let server = InProcess::start(Store::Embedded).await;
+    let client = server.caller("a@b.c");
+    let mut passed = 0;
+    // As fast as the minute allows: one every 12 s, until the day has no more.
+    let denied = loop {
+        let answer = client.get("/api/v1/ai/x").await.unwrap();
+        if answer.status != 200 {
+            break answer;
+        }
+        passed += 1;
+        server.clock.advance(std::time::Duration::from_secs(12));
+    };
+    assert_eq!(passed, 50, "the day gains its first token back after 1,728 s");
+    assert_eq!(denied.json()["message"], "Daily AI request limit of 50 exceeded. Limit resets in 24 hours.");
+    assert_eq!(header(&denied, "ratelimit-policy"), "\"daily\";q=50;w=86400");
+    assert_eq!(header(&denied, "x-ratelimit-remaining"), "8", "the minute was not touched");
+    let retry: u64 = header(&denied, "retry-after").parse().unwrap();
+    assert_eq!(retry, 1_728 - 50 * 12);
+    server.clock.advance(std::time::Duration::from_secs(retry));
+    assert_eq!(client.get("/api/v1/ai/x").await.unwrap().status, 200);
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn limits_that_are_off_let_everything_pass_and_say_so() {
+    let running = Running::start_with(Store::Embedded, &[("WEIR_RATE_LIMIT_ENABLED", "false")]).await;
+    let client = caller(&running, "a@b.c");
+    for _ in 0..20 {
+        let answer = client.get("/api/v1/ai/extract").await.unwrap();
+        assert_eq!(answer.status, 200);
+        assert_eq!(header(&answer, "x-ratelimit-limit"), "5");
+        assert_eq!(header(&answer, "x-ratelimit-remaining"), "9223372036854775807");
+        assert_eq!(answer.header("ratelimit"), None);
+    }
+    let nobody = running.client().get("/api/v1/ai/extract").await.unwrap();
+    assert_eq!(error(&nobody), (401, "UNAUTHENTICATED".to_owned()), "off is not open");
+}
+
+#[tokio::test]
+async fn every_answer_of_the_route_tells_of_limits_and_no_other_route_is_limited() {
+    let down = format!("http://127.0.0.1:{}", weir_testkit::ports::unused());
+    let settings = [("WEIR_AI_UPSTREAM", down.as_str()), ("WEIR_AI_MAX_BODY", "10")];
+    let server = InProcess::start_with(Store::Embedded, &settings).await;
+    let client = server.caller("a@b.c");
+    let wrong = [
+        ("/api/v1/ai/x", "", 502),
+        ("/api/v1/ai/x", "more than ten bytes", 413),
+        ("/api/v1/ai/%2e%2e/x", "", 400),
+    ];
+    for (place, (path, body, status)) in wrong.into_iter().enumerate() {
+        let answer = client.request(Method::POST, path, &[], body).await.unwrap();
+        assert_eq!(answer.status, status);
+        assert_eq!(
+            header(&answer, "x-ratelimit-remaining"),
+            (7 - place).to_string(),
+            "it is counted all the same"
+        );
+    }
+    burst(std::slice::from_ref(&client), 20).await;
+    assert_eq!(client.get("/api/v1/ai/x").await.unwrap().status, 429);
+    for _ in 0..20 {
+        for path in ["/livez", "/api/v1/aix", "/v1/requests"] {
+            let answer = client.get(path).await.unwrap();
+            assert_ne!(answer.status, 429, "{path}");
+            assert_eq!(answer.header("x-ratelimit-limit"), None, "{path}");
+        }
+    }
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn whoever_has_a_token_that_names_nobody_is_nobody() {
+    let running = Running::start(Store::Embedded).await;
+    let answer = caller(&running, "").get("/api/v1/ai/x").await.unwrap();
+    assert_eq!(error(&answer), (401, "UNAUTHENTICATED".to_owned()));
+}
+
+#[tokio::test]
+async fn users_are_limited_each_for_themselves_whatever_their_names() {
+    let running = Running::start(Store::Embedded).await;
+    let names = ["a", "A", "a ", "ä", "a\u{0308}", "minute", "a:minute", "a:daily", &"x".repeat(255)];
+    let mut left = BTreeSet::new();
+    for name in names {
+        let answer = caller(&running, name).get("/api/v1/ai/x").await.unwrap();
+        left.insert((answer.status, header(&answer, "x-ratelimit-remaining")));
+    }
+    assert_eq!(left, BTreeSet::from([(200, "7".to_owned())]));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn settings_say_what_a_tier_allows() {
+    let settings = [
+        ("WEIR_RATE_LIMIT_TIERS_FREE_REQUESTS_PER_MINUTE", "2"),
+        ("WEIR_RATE_LIMIT_TIERS_FREE_BURST_CAPACITY", "3"),
+        ("WEIR_RATE_LIMIT_TIERS_FREE_DAILY_LIMIT", "100"),
+    ];
+    let server = InProcess::start_with(Store::Embedded, &settings).await;
+    let client = server.caller("a@b.c");
+    let statuses = burst(std::slice::from_ref(&client), 20).await;
+    assert_eq!(statuses.iter().filter(|status| **status == 200).count(), 3);
+    let denied = client.post("/api/v1/ai/x", &json!({})).await.unwrap();
+    let message = "Rate limit exceeded. Maximum 2 AI requests per minute. Please try again shortly.";
+    assert_eq!(denied.json()["message"], message);
+    server.stop().await;
+}
