@@ -10,9 +10,11 @@ use crate::config::Settings;
 use crate::engine::Engines;
 use crate::proxy::Proxy;
 use crate::seal::Keyring;
+use crate::service::edge::Edge;
 use crate::service::health::Health;
 use crate::service::quota::QuotaService;
 use crate::service::request::RequestService;
+use crate::service::sale::SaleService;
 use crate::service::slot::SlotService;
 use crate::service::tier::TierService;
 use crate::telemetry::metrics::Metrics;
@@ -37,6 +39,10 @@ pub struct App {
     pub requests: RequestService,
     /// Where AI calls go.
     pub ai: Proxy,
+    /// Sale.
+    pub sale: SaleService,
+    /// What one address may do.
+    pub edge: Edge,
     /// What callers entrust to request is sealed with these.
     pub keys: Arc<Keyring>,
     /// Whether the engines answer.
@@ -58,6 +64,8 @@ impl App {
         let requests = RequestService::start(&engines, &settings, Arc::clone(&keys), &metrics);
         let closing = CancellationToken::new();
         let ai = Proxy::start(&settings, &metrics, closing.clone());
+        let sale = SaleService::start(&engines, &settings, &metrics);
+        let edge = Edge::new(&settings.edge, metrics.sale.address_limited.clone());
         Arc::new(Self {
             health: Health::new(engines.clone()),
             quota,
@@ -65,6 +73,8 @@ impl App {
             tier,
             requests,
             ai,
+            sale,
+            edge,
             keys,
             metrics,
             engines,

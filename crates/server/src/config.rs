@@ -6,12 +6,14 @@
 
 pub mod ai;
 pub mod auth;
+pub mod edge;
 pub mod http;
 pub mod lane;
 pub mod log;
 pub mod parse;
 pub mod process;
 pub mod request;
+pub mod sale;
 pub mod sender;
 pub mod slot;
 pub mod source;
@@ -43,6 +45,10 @@ pub struct Settings {
     pub ai: ai::AiSettings,
     /// What the tiers allow, and the policies of the file.
     pub tier: tier::TierSettings,
+    /// How sales are guarded.
+    pub sale: sale::SaleSettings,
+    /// What one address may do.
+    pub edge: edge::EdgeSettings,
     /// What is logged and how.
     pub log: log::LogSettings,
     /// `WEIR_…` variables that mean nothing to this version.
@@ -67,6 +73,8 @@ impl Settings {
             slot: slot::SlotSettings::read(&mut reader)?,
             ai: ai::AiSettings::read(&mut reader)?,
             tier: tier::TierSettings::read(&mut reader)?,
+            sale: sale::SaleSettings::read(&mut reader)?,
+            edge: edge::EdgeSettings::read(&mut reader)?,
             log: log::LogSettings::read(&mut reader)?,
             unknown_variables: Vec::new(),
         };

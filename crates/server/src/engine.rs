@@ -14,6 +14,7 @@ use weir_queue::{Queue, Source};
 use weir_store::feed::Feed;
 use weir_store::quota::{Backing, QuotaStore, TOPIC};
 use weir_store::request::RequestStore;
+use weir_store::sale::SaleStore;
 use weir_store::slot::SlotStore;
 use weir_store::tier::{LimitStore, TierStore};
 use weir_store::{Result, SteadyClock, SystemClock};
@@ -129,6 +130,12 @@ impl Engines {
     #[must_use]
     pub fn limits(&self) -> Arc<dyn LimitStore> {
         Arc::new(self.local.clone())
+    }
+
+    /// Where sales are decided.
+    #[must_use]
+    pub fn sales(&self) -> Arc<dyn SaleStore> {
+        self.store.sales()
     }
 
     /// Where quota is decided.
@@ -303,6 +310,33 @@ impl Engine {
         match self {
             Self::Sqlite(engine) => Arc::new(engine.clone()),
             Self::Postgres(engine) => Arc::new(engine.clone()),
+        }
+    }
+
+    /// Where sales are.
+    #[must_use]
+    pub fn sales(&self) -> Arc<dyn SaleStore> {
+        match self {
+            Self::Sqlite(engine) => Arc::new(engine.clone()),
+            Self::Postgres(engine) => Arc::new(engine.clone()),
+        }
+    }
+
+    /// Whether other processes may change what it holds.
+    #[must_use]
+    pub const fn is_shared(&self) -> bool {
+        match self {
+            Self::Sqlite(_) => false,
+            Self::Postgres(_) => true,
+        }
+    }
+
+    /// The clock by which it decides, where this process can read it.
+    #[must_use]
+    pub fn readable_clock(&self) -> Option<Arc<dyn Clock>> {
+        match self {
+            Self::Sqlite(engine) => Some(engine.clock()),
+            Self::Postgres(engine) => engine.test_clock(),
         }
     }
 

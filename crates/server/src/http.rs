@@ -14,5 +14,6 @@ pub mod queue;
 pub mod quota;
 pub mod request;
 pub mod router;
+pub mod sale;
 pub mod serve;
 pub mod slot;

@@ -141,6 +141,7 @@ impl Server {
         self.app.slot.drain().await;
         self.app.requests.drain().await;
         self.app.tier.drain().await;
+        self.app.sale.drain().await;
         self.workers.wait().await;
     }
 }

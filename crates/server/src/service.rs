@@ -1,9 +1,11 @@
 //! What the server does, apart from how it is asked: HTTP and gRPC call the same functions.
 
 pub mod audit;
+pub mod edge;
 pub mod health;
 pub mod quota;
 pub mod request;
+pub mod sale;
 pub mod slot;
 pub mod tier;
 

@@ -8,12 +8,14 @@ use std::path::{Path, PathBuf};
 pub const FLAGS: [&str; 8] = ["listen", "grpc_listen", "data", "store", "cache", "broker", "roles", "config"];
 
 /// The settings whose values are never shown: they are secrets, or URLs that may hold one.
-const SECRETS: [&str; 10] = [
+const SECRETS: [&str; 12] = [
     "admin_key",
     "jwt_secret",
     "webhook_secret",
     "request.keys",
     "ai.authorization",
+    "sale.challenge",
+    "sale.challenge_secret",
     "store",
     "cache",
     "broker",
@@ -22,8 +24,14 @@ const SECRETS: [&str; 10] = [
 ];
 
 /// The settings that only the environment may hold: a file is too easily committed.
-const ENVIRONMENT_ALONE: [&str; 5] =
-    ["admin_key", "jwt_secret", "webhook_secret", "request.keys", "ai.authorization"];
+const ENVIRONMENT_ALONE: [&str; 6] = [
+    "admin_key",
+    "jwt_secret",
+    "webhook_secret",
+    "request.keys",
+    "ai.authorization",
+    "sale.challenge_secret",
+];
 
 /// The file read when none is named and it is there.
 const DEFAULT_FILE: &str = "weir.toml";

@@ -49,6 +49,7 @@ fn the_default_file_states_every_setting_with_its_default() {
         "webhook_secret",
         "request.keys",
         "ai.authorization",
+        "sale.challenge_secret",
     ];
     let mut reader = Reader::new(Sources::default());
     let all = known_settings(&mut reader);
@@ -68,6 +69,8 @@ fn known_settings(reader: &mut Reader) -> Vec<&'static str> {
     slot::SlotSettings::read(reader).unwrap();
     ai::AiSettings::read(reader).unwrap();
     tier::TierSettings::read(reader).unwrap();
+    sale::SaleSettings::read(reader).unwrap();
+    edge::EdgeSettings::read(reader).unwrap();
     log::LogSettings::read(reader).unwrap();
     reader.known().collect()
 }

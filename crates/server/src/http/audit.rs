@@ -17,6 +17,7 @@ pub(crate) struct AuditResponse {
     quota: QuotaBooks,
     slot: SlotBooks,
     request: RequestBooks,
+    sale: SaleBooks,
 }
 
 #[derive(Debug, Serialize)]
@@ -83,6 +84,42 @@ struct RequestBooks {
     webhooks: MessageBooks,
 }
 
+#[derive(Debug, Serialize)]
+struct SaleBooks {
+    products: u64,
+    sold: u64,
+    persisted: u64,
+    different: Vec<String>,
+    items: Vec<ProductBooks>,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct ProductBooks {
+    sku: String,
+    initial_stock: u64,
+    sold: u64,
+    persisted: u64,
+}
+
+impl From<weir_store::sale::Books> for SaleBooks {
+    fn from(books: weir_store::sale::Books) -> Self {
+        let item = |item: weir_store::sale::ProductBooks| ProductBooks {
+            sku: item.sku,
+            initial_stock: item.initial_stock,
+            sold: item.sold,
+            persisted: item.persisted,
+        };
+        Self {
+            products: books.products,
+            sold: books.sold,
+            persisted: books.persisted,
+            different: books.different,
+            items: books.items.into_iter().map(item).collect(),
+        }
+    }
+}
+
 /// `GET /admin/audit`
 pub(crate) async fn audit_books(
     _operator: Operator,
@@ -90,7 +127,8 @@ pub(crate) async fn audit_books(
 ) -> Result<Json<AuditResponse>, ApiError> {
     let books = Books::read(&app.engines, &app.settings).await?;
     let ok = books.balance();
-    let Books { quota, quota_messages: messages, slot, slot_messages, request, request_webhooks } = books;
+    let Books { quota, quota_messages: messages, slot, slot_messages, request, request_webhooks, sale } =
+        books;
     Ok(Json(AuditResponse {
         ok,
         quota: QuotaBooks {
@@ -121,5 +159,6 @@ pub(crate) async fn audit_books(
             difference: request.difference(),
             webhooks: request_webhooks.into(),
         },
+        sale: sale.into(),
     }))
 }

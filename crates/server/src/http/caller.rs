@@ -9,10 +9,12 @@ use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::sync::OwnedSemaphorePermit;
+use tokio::time::Sleep;
 
 use crate::telemetry::metrics::Metrics;
 
@@ -41,7 +43,7 @@ impl Caller {
 
     /// The bytes that go to and fro.
     pub(super) fn bytes(&self) -> Bytes {
-        Bytes(Arc::clone(&self.0))
+        Bytes { connection: Arc::clone(&self.0), stalled: None }
     }
 
     /// Where it is.
@@ -80,8 +82,15 @@ impl std::fmt::Debug for Caller {
     }
 }
 
+/// How long a caller may take nothing of what is written to it.
+const PATIENCE: Duration = Duration::from_secs(60);
+
 /// What hyper reads and writes. Nobody else does, so the lock is always free.
-pub struct Bytes(Arc<Connection>);
+pub struct Bytes {
+    connection: Arc<Connection>,
+    /// Set while nothing is taken of what is written.
+    stalled: Option<Pin<Box<Sleep>>>,
+}
 
 impl AsyncRead for Bytes {
     fn poll_read(
@@ -89,20 +98,26 @@ impl AsyncRead for Bytes {
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        Pin::new(&mut *self.0.lock()).poll_read(context, buffer)
+        Pin::new(&mut *self.connection.lock()).poll_read(context, buffer)
     }
 }
 
 impl AsyncWrite for Bytes {
     fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut *self.0.lock()).poll_write(context, bytes)
+        let this = self.get_mut();
+        if let Poll::Ready(written) = Pin::new(&mut *this.connection.lock()).poll_write(context, bytes) {
+            this.stalled = None;
+            return Poll::Ready(written);
+        }
+        let stalled = this.stalled.get_or_insert_with(|| Box::pin(tokio::time::sleep(PATIENCE)));
+        stalled.as_mut().poll(context).map(|()| Err(io::ErrorKind::TimedOut.into()))
     }
 
     fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut *self.0.lock()).poll_flush(context)
+        Pin::new(&mut *self.connection.lock()).poll_flush(context)
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut *self.0.lock()).poll_shutdown(context)
+        Pin::new(&mut *self.connection.lock()).poll_shutdown(context)
     }
 }

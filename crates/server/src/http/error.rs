@@ -17,6 +17,8 @@ struct Parts {
     status: StatusCode,
     code: &'static str,
     message: String,
+    /// Which field is wrong, and how, if it is about one.
+    field: Option<(String, String)>,
     headers: HeaderMap,
 }
 
@@ -32,7 +34,13 @@ struct ErrorResponse<'a> {
 
 impl ApiError {
     fn new(status: StatusCode, code: &'static str, message: impl Into<String>) -> Self {
-        Self(Box::new(Parts { status, code, message: message.into(), headers: HeaderMap::new() }))
+        Self(Box::new(Parts {
+            status,
+            code,
+            message: message.into(),
+            field: None,
+            headers: HeaderMap::new(),
+        }))
     }
 
     /// 400: the request has to be changed.
@@ -42,7 +50,10 @@ impl ApiError {
 
     /// 400 about one field: "userId must not be empty".
     pub fn invalid_field(field: &str, problem: impl std::fmt::Display) -> Self {
-        Self::invalid(format!("{field} {problem}"))
+        let problem = problem.to_string();
+        let mut error = Self::invalid(format!("{field} {problem}"));
+        error.0.field = Some((field.to_owned(), problem));
+        error
     }
 
     /// 401: no credentials, or wrong ones.
@@ -115,6 +126,18 @@ impl ApiError {
         self.0.code
     }
 
+    /// The status.
+    #[must_use]
+    pub fn status(&self) -> StatusCode {
+        self.0.status
+    }
+
+    /// The field that is wrong, and how.
+    #[must_use]
+    pub fn field(&self) -> Option<(&str, &str)> {
+        self.0.field.as_ref().map(|(field, problem)| (field.as_str(), problem.as_str()))
+    }
+
     /// What the caller is told.
     #[must_use]
     pub fn message(&self) -> &str {
@@ -151,7 +174,7 @@ impl ApiError {
 
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
-        let Parts { status, code, message, headers } = *self.0;
+        let Parts { status, code, message, headers, .. } = *self.0;
         let body = ErrorResponse {
             status: status.as_u16(),
             error: status.canonical_reason().unwrap_or("Error"),

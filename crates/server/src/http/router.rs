@@ -5,7 +5,7 @@ use std::sync::Arc;
 use axum::Router;
 use axum::routing::{MethodRouter, any, get, post};
 
-use super::{ai, audit, dead_letters, error, operations, queue, quota, request, slot};
+use super::{ai, audit, dead_letters, error, operations, queue, quota, request, sale, slot};
 use crate::app::App;
 
 type Route = (&'static str, MethodRouter<Arc<App>>);
@@ -52,6 +52,22 @@ fn api() -> Vec<Route> {
     ]
 }
 
+/// The routes of sale, whose refusals have an envelope of their own.
+fn sale() -> Vec<Route> {
+    vec![
+        ("/api/v1/sales", get(sale::get_sale)),
+        ("/api/v1/sales/events", get(sale::events::watch_sales)),
+        ("/api/v1/purchases", post(sale::purchases::create_purchase).get(sale::purchases::get_purchase)),
+        ("/api/v1/products", post(sale::products::create_product).get(sale::products::list_products)),
+        (
+            "/api/v1/products/{sku}",
+            get(sale::products::get_product)
+                .put(sale::products::change_product)
+                .delete(sale::products::delete_product),
+        ),
+    ]
+}
+
 /// What every process answers, whatever its roles.
 fn operations() -> Vec<Route> {
     vec![
@@ -79,6 +95,7 @@ impl Routes {
         let mut routes = operations();
         if app.settings.process.roles.api {
             routes.extend(api());
+            routes.extend(sale().into_iter().map(|(path, methods)| (path, sale::in_envelope(methods))));
         }
         let (mut router, mut labels) = (Router::new(), matchit::Router::new());
         for (path, methods) in routes {

@@ -14,10 +14,10 @@ use tokio::net::TcpListener;
 use tokio::sync::{Semaphore, watch};
 use tokio_util::sync::CancellationToken;
 
-use super::ai;
 use super::caller::Caller;
 use super::envelope::answer;
 use super::router::Routes;
+use super::{ai, sale};
 use crate::config::http::HttpSettings;
 use crate::telemetry::metrics::Metrics;
 
@@ -84,7 +84,8 @@ pub async fn serve(
 
 /// Tells the handler who calls, where it wants to know: everywhere else that would be memory for nothing.
 fn introduce<B>(caller: &Caller, request: &mut Request<B>) {
-    if request.uri().path().starts_with(ai::PREFIX) {
+    let path = request.uri().path();
+    if path.starts_with(ai::PREFIX) || sale::PREFIXES.iter().any(|prefix| path.starts_with(prefix)) {
         request.extensions_mut().insert(caller.clone());
     }
 }

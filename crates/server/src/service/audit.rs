@@ -1,6 +1,6 @@
 //! The books. Every capability adds its own; they balance when everything accepted is in exactly one place.
 
-use weir_store::{Result, quota, request, slot};
+use weir_store::{Result, quota, request, sale, slot};
 
 use super::within;
 use crate::config::Settings;
@@ -21,6 +21,8 @@ pub struct Books {
     pub request: request::Books,
     /// The webhooks that tell of their ends.
     pub request_webhooks: weir_queue::Books,
+    /// Products and their purchases.
+    pub sale: sale::Books,
 }
 
 impl Books {
@@ -43,6 +45,7 @@ impl Books {
             slot_messages,
             request: within(timeout, engines.store.requests().audit_requests()).await?,
             request_webhooks: within(timeout, queue.audit(request::WEBHOOKS)).await?,
+            sale: within(timeout, engines.sales().audit_sales()).await?,
         })
     }
 
@@ -54,6 +57,11 @@ impl Books {
             self.request.difference() == 0 && self.request.jobs == self.request.in_flight;
         let queues = [Some(self.quota_messages), self.slot_messages, Some(self.request_webhooks)];
         let messages_are_there = queues.iter().flatten().all(|books| books.difference() == 0);
-        self.quota.over_limit.is_empty() && messages_are_there && slots_are_counted && requests_are_there
+        let sales_are_written = self.sale.sold == self.sale.persisted && self.sale.different.is_empty();
+        self.quota.over_limit.is_empty()
+            && messages_are_there
+            && slots_are_counted
+            && requests_are_there
+            && sales_are_written
     }
 }

@@ -1,5 +1,6 @@
 //! Metrics for Prometheus. Labels come from fixed sets (routes, methods, outcomes), never from callers.
 
+mod sale;
 mod work;
 
 use std::fmt::Write;
@@ -14,6 +15,7 @@ use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::Registry;
 use weir_store::LaneMetrics;
 
+pub use self::sale::SaleMetrics;
 pub use self::work::{DownstreamLabels, WorkMetrics};
 use super::accept::AcceptMetrics;
 use super::ai::AiMetrics;
@@ -46,6 +48,8 @@ pub struct Metrics {
     pub ai: AiMetrics,
     /// Decisions of limits.
     pub tier: TierMetrics,
+    /// How sales go.
+    pub sale: SaleMetrics,
     engine_up: Family<EngineLabels, Gauge>,
     /// Connections open now.
     pub connections: Gauge,
@@ -137,6 +141,7 @@ impl Default for Metrics {
             accept,
             ai: AiMetrics::default(),
             tier: TierMetrics::default(),
+            sale: SaleMetrics::default(),
             engine_up: Family::default(),
             connections: Gauge::default(),
             connections_held: Counter::default(),
@@ -150,6 +155,7 @@ impl Default for Metrics {
 impl Metrics {
     fn register(&self, r: &mut Registry) {
         self.work.register(r);
+        self.sale.register(r);
         r.register("http_requests", "Requests answered", self.requests.clone());
         r.register("http_request_seconds", "Time to answer, in seconds", self.request_seconds.clone());
         r.register("http_connections", "Connections open now", self.connections.clone());

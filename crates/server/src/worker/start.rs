@@ -23,6 +23,9 @@ const SPARE: Duration = Duration::from_secs(2);
 /// When a consumer cannot be made.
 pub fn start(app: &Arc<App>) -> Result<TaskTracker> {
     let (workers, roles) = (TaskTracker::new(), app.settings.process.roles);
+    if roles.api {
+        app.sale.run(&workers, &app.closing);
+    }
     if roles.sender {
         start_sender(app, &workers)?;
     }

@@ -157,6 +157,12 @@ impl InProcess {
         self.client.clone().with_header("authorization", &format!("Bearer {token}"))
     }
 
+    /// A caller with the operator's key.
+    pub(crate) fn operator(&self) -> Client {
+        let key = std::fs::read_to_string(self.data.path().join("admin.key")).expect("a key");
+        self.client.clone().with_header("x-admin-key", key.trim())
+    }
+
     pub(crate) async fn stop(self) {
         assert!(self.server.stop().await, "it must stop in time");
     }

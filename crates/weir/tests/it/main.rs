@@ -17,6 +17,7 @@ mod queue;
 mod quota;
 mod redis;
 mod request;
+mod sale;
 mod sender;
 mod settings;
 mod shutdown;

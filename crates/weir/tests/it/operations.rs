@@ -34,7 +34,8 @@ async fn metrics_tell_of_requests_lanes_and_outcomes(store: Store) {
     assert!(metrics.header("content-type").unwrap().starts_with("application/openmetrics-text"));
     let text = String::from_utf8(metrics.body.to_vec()).unwrap();
     let count = |outcome: &str| -> u32 {
-        let line = text.lines().find(|line| line.contains(&format!("outcome=\"{outcome}\"")));
+        let line =
+            text.lines().find(|line| line.contains(&format!("quota_sends_total{{outcome=\"{outcome}\"")));
         line.and_then(|line| line.rsplit(' ').next()?.parse().ok()).unwrap_or(0)
     };
     assert_eq!(count("denied") + count("denied_from_memory"), 20);

@@ -1,0 +1,113 @@
+//! Sale over HTTP: `/api/v1/sales`, and what its routes have in common. Answers stand in an envelope of their own:
+//! `{"success":true,"data":{…}}`, or `{"success":false,"error":{"code","message",…}}`. That a buyer gets no unit is such an
+//! answer, with status 200: nothing was wrong with the request.
+
+pub(crate) mod error;
+pub(crate) mod events;
+pub(crate) mod products;
+pub(crate) mod purchases;
+pub(crate) mod visitor;
+
+use std::sync::Arc;
+
+use axum::extract::rejection::QueryRejection;
+use axum::extract::{Query, State};
+use axum::response::{IntoResponse, Response};
+use axum::routing::MethodRouter;
+use http::header::CACHE_CONTROL;
+use jiff::fmt::temporal::DateTimePrinter;
+use serde::{Deserialize, Serialize};
+use weir_core::Timestamp;
+use weir_core::sale::Sku;
+use weir_queue::sms::rfc3339;
+use weir_store::sale::Product;
+
+use self::error::SaleError;
+use self::visitor::Visitor;
+use super::body::Json;
+use crate::app::App;
+
+/// The beginnings of its paths: handlers there want to know who calls.
+pub(crate) const PREFIXES: [&str; 4] = ["/api/v1/sales", "/api/v1/purchases", "/api/v1/products", "/sale"];
+
+/// A route of sale: methods that it does not take are refused in the envelope, too.
+pub(crate) fn in_envelope(methods: MethodRouter<Arc<App>>) -> MethodRouter<Arc<App>> {
+    methods.fallback(error::method_not_allowed)
+}
+
+/// A success in its envelope.
+#[derive(Debug, Serialize)]
+struct Success<T> {
+    success: bool,
+    data: T,
+}
+
+fn success<T: Serialize>(data: T) -> Json<Success<T>> {
+    Json(Success { success: true, data })
+}
+
+#[derive(Debug, Deserialize)]
+pub(crate) struct SaleQuery {
+    sku: Option<String>,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct SaleResponse {
+    sku: String,
+    state: &'static str,
+    stock: u32,
+    initial_stock: u32,
+    product_name: String,
+    start_time: String,
+    end_time: String,
+}
+
+/// `GET /api/v1/sales`
+pub(crate) async fn get_sale(
+    _visitor: Visitor,
+    State(app): State<Arc<App>>,
+    query: Result<Query<SaleQuery>, QueryRejection>,
+) -> Result<Response, SaleError> {
+    let sku = parse_query(query)?;
+    let product = app.sale.status(sku.as_ref()).await?.ok_or_else(unknown_sale)?;
+    let Product { sku, sale, .. } = product;
+    let body = success(SaleResponse {
+        sku: sku.to_string(),
+        state: sale.state.as_str(),
+        stock: sale.stock(),
+        initial_stock: sale.terms.initial_stock.get(),
+        product_name: sale.terms.product_name.to_string(),
+        start_time: time_text(sale.terms.start),
+        end_time: time_text(sale.terms.end),
+    });
+    Ok(([(CACHE_CONTROL, "public, max-age=1")], body).into_response())
+}
+
+/// The sku of a query. One that no product can have is that of none.
+fn parse_query(query: Result<Query<SaleQuery>, QueryRejection>) -> Result<Option<Sku>, SaleError> {
+    let Query(query) = query.map_err(|problem| SaleError::invalid(problem.body_text()))?;
+    query.sku.map(|sku| Sku::parse(sku).map_err(|_none| unknown_sale())).transpose()
+}
+
+fn unknown_sale() -> SaleError {
+    SaleError::not_found("There is no such sale.")
+}
+
+const PRINTER: DateTimePrinter = DateTimePrinter::new().precision(Some(3));
+
+/// A time as sale writes it: to the millisecond, always.
+fn time_text(at: Timestamp) -> String {
+    PRINTER.timestamp_to_string(&rfc3339(at))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_have_milliseconds_also_when_these_are_zero() {
+        assert_eq!(time_text(Timestamp::from_seconds(1_771_149_600)), "2026-02-15T10:00:00.000Z");
+        assert_eq!(time_text(Timestamp::from_micros(1_771_149_601_234_999)), "2026-02-15T10:00:01.234Z");
+    }
+}

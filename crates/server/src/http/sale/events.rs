@@ -1,0 +1,110 @@
+//! Sales as they happen: `GET /api/v1/sales/events`, as server-sent events.
+//!
+//! A stream begins with the present (`initial`) and goes on with every change. Whoever comes back with `Last-Event-ID` is told
+//! what was missed, as far as it is remembered. A comment every half minute shows that a silent stream is alive.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::extract::rejection::QueryRejection;
+use axum::extract::{Query, State};
+use axum::response::Response;
+use bytes::Bytes;
+use futures_util::future::poll_fn;
+use http::header::{CACHE_CONTROL, CONTENT_TYPE};
+use http::{HeaderMap, HeaderName, HeaderValue};
+use serde::Serialize;
+use tokio_util::sync::CancellationToken;
+use weir_store::sale::Product;
+
+use super::super::caller::Caller;
+use super::error::SaleError;
+use super::visitor::Visitor;
+use super::{SaleQuery, parse_query, time_text, unknown_sale};
+use crate::app::App;
+use crate::service::edge::Place;
+use crate::service::sale::events::{Listener, frame};
+
+const HEARTBEAT: Duration = Duration::from_secs(30);
+const ALIVE: Bytes = Bytes::from_static(b": heartbeat\n\n");
+const LAST_EVENT_ID: &str = "last-event-id";
+/// Asks nginx to hand events on as they come.
+const BUFFERING: HeaderName = HeaderName::from_static("x-accel-buffering");
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct InitialData<'a> {
+    sku: &'a str,
+    state: &'static str,
+    stock: u32,
+    start_time: String,
+    end_time: String,
+}
+
+/// `GET /api/v1/sales/events`
+pub(crate) async fn watch_sales(
+    visitor: Visitor,
+    State(app): State<Arc<App>>,
+    headers: HeaderMap,
+    query: Result<Query<SaleQuery>, QueryRejection>,
+) -> Result<Response, SaleError> {
+    let sku = parse_query(query)?;
+    let place = app.edge.stream(visitor.address)?;
+    let last = headers.get(LAST_EVENT_ID).and_then(|value| value.to_str().ok()?.trim().parse().ok());
+    // Before the present is read: what happens in between is told twice rather than never.
+    let (id, listener) = app.sale.events().listen(sku.clone(), last);
+    let product = app.sale.status(sku.as_ref()).await?.ok_or_else(unknown_sale)?;
+    let stream = Stream {
+        first: Some(initial(id, &product)),
+        listener,
+        caller: visitor.caller,
+        closing: app.closing.clone(),
+        _place: place,
+    };
+    let events = futures_util::stream::unfold(stream, |mut stream| async move {
+        let bytes = stream.next().await?;
+        Some((Ok::<_, Infallible>(bytes), stream))
+    });
+    let mut response = Response::new(Body::from_stream(events));
+    let headers = response.headers_mut();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
+    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    headers.insert(BUFFERING, HeaderValue::from_static("no"));
+    Ok(response)
+}
+
+fn initial(id: u64, product: &Product) -> Bytes {
+    let sale = &product.sale;
+    let data = InitialData {
+        sku: product.sku.as_str(),
+        state: sale.state.as_str(),
+        stock: sale.stock(),
+        start_time: time_text(sale.terms.start),
+        end_time: time_text(sale.terms.end),
+    };
+    frame(id, "initial", &data)
+}
+
+struct Stream {
+    first: Option<Bytes>,
+    listener: Listener,
+    caller: Caller,
+    closing: CancellationToken,
+    _place: Option<Place>,
+}
+
+impl Stream {
+    /// What is sent next; none at the end: the server stops, the caller has gone, or was too slow.
+    async fn next(&mut self) -> Option<Bytes> {
+        if let Some(first) = self.first.take() {
+            return Some(first);
+        }
+        tokio::select! {
+            news = tokio::time::timeout(HEARTBEAT, self.listener.next()) => news.unwrap_or(Some(ALIVE)),
+            () = poll_fn(|context| self.caller.poll_gone(context)) => None,
+            () = self.closing.cancelled() => None,
+        }
+    }
+}

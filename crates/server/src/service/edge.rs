@@ -1,0 +1,196 @@
+//! What one address may do: so many requests a second, so many event streams at a time.
+//!
+//! An address is the connection's, or, behind a proxy that is trusted, the one the proxy names. Of IPv6 it is the /64: whoever
+//! has one address there has all of them.
+
+use std::collections::HashMap;
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use http::HeaderMap;
+use prometheus_client::metrics::counter::Counter;
+
+use super::sale::recent::Buckets;
+use crate::config::edge::{EdgeSettings, Network};
+
+const FORWARDED_FOR: &str = "x-forwarded-for";
+
+/// What one address may do.
+#[derive(Debug)]
+pub struct Edge {
+    buckets: Option<Buckets<IpAddr>>,
+    streams: Option<Streams>,
+    trusted: Vec<Network>,
+    limited: Counter,
+}
+
+#[derive(Debug)]
+struct Streams {
+    max: u32,
+    open: Arc<Mutex<HashMap<IpAddr, u32>>>,
+}
+
+/// A stream's place; dropped with the stream.
+#[derive(Debug)]
+pub struct Place {
+    address: IpAddr,
+    open: Arc<Mutex<HashMap<IpAddr, u32>>>,
+}
+
+/// Too many of its kind: how long to wait for the next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TooMany(pub Duration);
+
+impl Edge {
+    /// What the settings allow.
+    #[must_use]
+    pub fn new(settings: &EdgeSettings, limited: Counter) -> Self {
+        let EdgeSettings { per_ip_per_second, per_ip_burst, sse_per_ip, trusted_proxies } = settings;
+        Self {
+            buckets: (*per_ip_per_second > 0).then(|| Buckets::new(*per_ip_per_second, *per_ip_burst)),
+            streams: (*sse_per_ip > 0).then(|| Streams { max: *sse_per_ip, open: Arc::default() }),
+            trusted: trusted_proxies.clone(),
+            limited,
+        }
+    }
+
+    /// Who asks: the last address on the way here that is not a trusted proxy's.
+    #[must_use]
+    pub fn address(&self, peer: IpAddr, headers: &HeaderMap) -> IpAddr {
+        let is_trusted = |address: &IpAddr| self.trusted.iter().any(|network| network.contains(*address));
+        let peer = peer.to_canonical();
+        if !is_trusted(&peer) {
+            return peer;
+        }
+        let values = headers.get_all(FORWARDED_FOR).iter().rev();
+        let hops = values.flat_map(|value| value.to_str().unwrap_or_default().rsplit(','));
+        let mut nearest = peer;
+        for hop in hops {
+            // What is no address was not written by a proxy that is trusted.
+            let Some(address) = parse_hop(hop) else { return nearest };
+            nearest = address;
+            if !is_trusted(&address) {
+                break;
+            }
+        }
+        nearest
+    }
+
+    /// Counts a request of an address.
+    ///
+    /// # Errors
+    /// When it makes too many.
+    pub fn request(&self, address: IpAddr) -> Result<(), TooMany> {
+        let Some(buckets) = &self.buckets else { return Ok(()) };
+        buckets.take(caller(address), Instant::now()).map_err(|wait| {
+            self.limited.inc();
+            TooMany(wait)
+        })
+    }
+
+    /// A place for an event stream, where they are limited.
+    ///
+    /// # Errors
+    /// When the address has too many open.
+    pub fn stream(&self, address: IpAddr) -> Result<Option<Place>, TooMany> {
+        let Some(Streams { max, open }) = &self.streams else { return Ok(None) };
+        let address = caller(address);
+        let mut counts = open.lock().unwrap_or_else(PoisonError::into_inner);
+        let count = counts.entry(address).or_insert(0);
+        if *count >= *max {
+            self.limited.inc();
+            return Err(TooMany(Duration::from_secs(1)));
+        }
+        *count += 1;
+        Ok(Some(Place { address, open: Arc::clone(open) }))
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let mut counts = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(count) = counts.get_mut(&self.address) {
+            *count -= 1;
+            if *count == 0 {
+                counts.remove(&self.address);
+            }
+        }
+    }
+}
+
+/// A hop as proxies write it: an address, some with a port.
+fn parse_hop(text: &str) -> Option<IpAddr> {
+    let text = text.trim();
+    let address = text.parse().or_else(|_| text.parse::<std::net::SocketAddr>().map(|socket| socket.ip()));
+    address.ok().map(|address: IpAddr| address.to_canonical())
+}
+
+/// Whom an address stands for.
+fn caller(address: IpAddr) -> IpAddr {
+    match address.to_canonical() {
+        IpAddr::V6(address) => IpAddr::V6((address.to_bits() & !u128::from(u64::MAX)).into()),
+        v4 @ IpAddr::V4(_) => v4,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn edge(per_second: u32, streams: u32, trusted: &[&str]) -> Edge {
+        let settings = EdgeSettings {
+            per_ip_per_second: per_second,
+            per_ip_burst: 0,
+            sse_per_ip: streams,
+            trusted_proxies: trusted.iter().map(|text| Network::parse(text).unwrap()).collect(),
+        };
+        Edge::new(&settings, Counter::default())
+    }
+
+    fn ip(text: &str) -> IpAddr {
+        text.parse().unwrap()
+    }
+
+    fn seen(edge: &Edge, peer: &str, forwarded: &[&str]) -> String {
+        let value = |text: &&str| (FORWARDED_FOR.parse().unwrap(), text.parse().unwrap());
+        let headers: HeaderMap = forwarded.iter().map(value).collect();
+        edge.address(ip(peer), &headers).to_string()
+    }
+
+    #[test]
+    fn only_trusted_proxies_say_for_whom_they_ask() {
+        let edge = edge(1, 1, &["10.0.0.0/8"]);
+        assert_eq!(seen(&edge, "1.2.3.4", &["5.6.7.8"]), "1.2.3.4", "anybody can write a header");
+        assert_eq!(seen(&edge, "10.0.0.1", &["5.6.7.8"]), "5.6.7.8");
+        assert_eq!(seen(&edge, "10.0.0.1", &["9.9.9.9, 5.6.7.8, 10.0.0.2"]), "5.6.7.8", "the last untrusted");
+        assert_eq!(seen(&edge, "10.0.0.1", &["9.9.9.9", "5.6.7.8:1234"]), "5.6.7.8", "the last header");
+        assert_eq!(seen(&edge, "10.0.0.1", &["5.6.7.8, nonsense"]), "10.0.0.1");
+        assert_eq!(seen(&edge, "10.0.0.1", &[]), "10.0.0.1");
+        assert_eq!(seen(&edge, "::ffff:10.0.0.1", &["[2001:db8::1]:80"]), "2001:db8::1");
+    }
+
+    #[test]
+    fn an_address_has_its_own_bucket_and_a_whole_64_shares_one() {
+        let edge = edge(1, 0, &[]);
+        assert_eq!(edge.request(ip("1.1.1.1")), Ok(()));
+        assert!(edge.request(ip("1.1.1.1")).is_err());
+        assert!(edge.request(ip("::ffff:1.1.1.1")).is_err(), "the same address");
+        assert_eq!(edge.request(ip("1.1.1.2")), Ok(()));
+        assert_eq!(edge.request(ip("2001:db8::1")), Ok(()));
+        assert!(edge.request(ip("2001:db8::2")).is_err());
+        assert_eq!(edge.request(ip("2001:db8:0:1::1")), Ok(()));
+        assert!(edge.stream(ip("1.1.1.1")).unwrap().is_none(), "streams are not limited");
+    }
+
+    #[test]
+    fn a_place_is_free_again_when_its_stream_ends() {
+        let edge = edge(0, 2, &[]);
+        let (one, _two) = (edge.stream(ip("1.1.1.1")).unwrap(), edge.stream(ip("1.1.1.1")).unwrap());
+        assert!(edge.stream(ip("1.1.1.1")).is_err());
+        assert!(edge.stream(ip("1.1.1.2")).is_ok());
+        drop(one);
+        assert!(edge.stream(ip("1.1.1.1")).is_ok());
+        assert!((0..100).all(|_| edge.request(ip("1.1.1.1")).is_ok()), "requests are not limited");
+    }
+}

@@ -1,0 +1,316 @@
+//! What this server knows of sales: status is answered from here, and changes are told from here.
+//!
+//! Where this process owns the store, everything that changes passes through it and the board is always current. Where others
+//! share the store, the board is read anew when somebody asks and it is older than a tenth of a second, once for all who
+//! ask meanwhile, and as often while somebody listens; while nobody does, nothing is read. States turn by a timer to the
+//! next one that is due, by the store's time.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
+use std::time::{Duration, Instant};
+
+use tokio::sync::{Mutex, Notify};
+use tokio_util::sync::CancellationToken;
+use weir_core::sale::{Sku, State};
+use weir_core::{Clock, Timestamp};
+use weir_store::sale::{BOARD_ENDED_MAX, BOARD_OPEN_MAX, Board as Snapshot, Product, ProductId, SaleStore};
+use weir_store::{Error, Result};
+
+use super::events::Events;
+
+/// How old what is told may be.
+const FRESH_FOR: Duration = Duration::from_millis(100);
+/// A timer is never set for longer: clocks are compared again after that.
+const SLEEP_MAX: Duration = Duration::from_secs(600);
+/// How often a reading is repeated because products were made or removed meanwhile.
+const ATTEMPTS: u32 = 3;
+
+/// What this server knows of sales.
+pub struct Board {
+    store: Arc<dyn SaleStore>,
+    /// The store's clock, where this process can read it.
+    clock: Option<Arc<dyn Clock>>,
+    /// Whether other processes may change the store.
+    is_shared: bool,
+    known: RwLock<Known>,
+    reading: Mutex<()>,
+    /// Counts products made and removed here, before and after each.
+    membership: AtomicU64,
+    events: Arc<Events>,
+    /// Rung when there may be an earlier turn to wait for.
+    earlier: Notify,
+}
+
+#[derive(Default)]
+struct Known {
+    /// In the state that was told last.
+    products: HashMap<Sku, Product>,
+    /// When the store was read, by this process's clock and by the store's.
+    read: Option<(Instant, Timestamp)>,
+    /// Whether these are all products there are.
+    is_whole: bool,
+}
+
+/// What the board says of a sku.
+#[derive(Debug)]
+pub enum Seen {
+    /// The product, in its present state.
+    Here(Product),
+    /// There is none.
+    Nowhere,
+    /// The store has to be asked: there are more than the board holds.
+    Unknown,
+}
+
+impl Board {
+    /// A board of this store. `clock` is the store's, where it can be read here.
+    #[must_use]
+    pub fn new(
+        store: Arc<dyn SaleStore>,
+        clock: Option<Arc<dyn Clock>>,
+        is_shared: bool,
+        events: Arc<Events>,
+    ) -> Self {
+        Self {
+            store,
+            clock,
+            is_shared,
+            known: RwLock::default(),
+            reading: Mutex::default(),
+            membership: AtomicU64::new(0),
+            events,
+            earlier: Notify::new(),
+        }
+    }
+
+    /// A sale by its sku, in its present state.
+    ///
+    /// # Errors
+    /// When the store cannot say.
+    pub async fn find(&self, sku: &Sku) -> Result<Seen> {
+        self.freshen().await?;
+        let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
+        Ok(match known.products.get(sku) {
+            Some(product) => Seen::Here(self.present(&known, product)),
+            None if known.is_whole => Seen::Nowhere,
+            None => Seen::Unknown,
+        })
+    }
+
+    /// The sale that matters most: the one that runs, else the next, else the last.
+    ///
+    /// # Errors
+    /// When the store cannot say.
+    pub async fn current(&self) -> Result<Option<Product>> {
+        self.freshen().await?;
+        let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
+        let products = known.products.values().map(|product| self.present(&known, product));
+        let rank = |product: &Product| {
+            let terms = &product.sale.terms;
+            match product.sale.state {
+                State::Active => (0, terms.start.as_micros(), product.id),
+                State::Upcoming => (1, terms.start.as_micros(), product.id),
+                State::Ended(_) => (2, terms.end.as_micros().saturating_neg(), product.id),
+            }
+        };
+        Ok(products.min_by_key(rank))
+    }
+
+    /// Makes, changes or removes a product. The board must know what came of it also when whoever asked for it has gone, so
+    /// callers run this as a task of its own.
+    ///
+    /// # Errors
+    /// What the change said.
+    pub async fn changing<T>(&self, change: impl Future<Output = Result<T>>) -> Result<T> {
+        self.membership.fetch_add(1, Ordering::SeqCst);
+        let outcome = change.await;
+        self.membership.fetch_add(1, Ordering::SeqCst);
+        if outcome.is_err() {
+            self.doubt();
+        }
+        outcome
+    }
+
+    /// Takes note that nobody knows what became of something: the store is read before anything is answered.
+    pub fn doubt(&self) {
+        self.known.write().unwrap_or_else(PoisonError::into_inner).read = None;
+    }
+
+    /// Takes note of how a product stands.
+    pub fn learn(&self, product: Product) {
+        let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
+        self.merge(&mut known, product);
+        drop(known);
+        self.earlier.notify_one();
+    }
+
+    /// Takes note that a product is gone.
+    pub fn forget(&self, sku: &Sku) {
+        let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
+        if known.products.remove(sku).is_some() {
+            self.events.forget(sku);
+        }
+    }
+
+    /// Takes note of units sold: so many are left, or fewer.
+    pub fn sold(&self, sku: &Sku, id: ProductId, stock: u32) {
+        let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
+        let Some(product) = known.products.get_mut(sku).filter(|product| product.id == id) else { return };
+        let mut news = product.clone();
+        news.sale.sold = news.sale.terms.initial_stock.get().saturating_sub(stock);
+        // The last unit ends the sale whatever the time, and any unit shows that it has begun.
+        news.sale.state = news.sale.state.max(State::Active);
+        news.sale.turn(Timestamp::from_micros(i64::MIN));
+        self.merge(&mut known, news);
+    }
+
+    /// Keeps the board current as long as somebody listens, where others may change the store.
+    pub async fn follow(self: Arc<Self>, closing: CancellationToken) {
+        if !self.is_shared {
+            return;
+        }
+        loop {
+            let next = async {
+                self.events.wait_for_listeners().await;
+                tokio::time::sleep(FRESH_FOR).await;
+                if let Err(error) = self.freshen().await {
+                    tracing::debug!(error = %error.with_causes(), "sales could not be read");
+                }
+            };
+            tokio::select! {
+                () = next => {}
+                () = closing.cancelled() => return,
+            }
+        }
+    }
+
+    /// Tells states when they turn, until the server stops.
+    pub async fn keep_time(self: Arc<Self>, closing: CancellationToken) {
+        loop {
+            let (is_turned, next) = self.turn();
+            if is_turned && let Err(error) = self.store.turn_sales().await {
+                // Whoever asks is told the due state anyway.
+                tracing::warn!(error = %error.with_causes(), "a sale's state could not be written down");
+            }
+            tokio::select! {
+                () = tokio::time::sleep(next.unwrap_or(SLEEP_MAX).min(SLEEP_MAX)) => {}
+                () = self.earlier.notified() => {}
+                () = closing.cancelled() => return,
+            }
+        }
+    }
+
+    /// Reads the store, if what is known is too old.
+    ///
+    /// # Errors
+    /// When the store cannot say.
+    pub async fn freshen(&self) -> Result<()> {
+        if self.is_fresh() {
+            return Ok(());
+        }
+        let _turn = self.reading.lock().await;
+        // Somebody else may have read it while this call waited for its turn.
+        if self.is_fresh() {
+            return Ok(());
+        }
+        for attempt in 1..=ATTEMPTS {
+            let (asked_at, before) = (Instant::now(), self.membership.load(Ordering::SeqCst));
+            let snapshot = self.store.board().await?;
+            let is_same = self.membership.load(Ordering::SeqCst) == before && before.is_multiple_of(2);
+            if is_same || attempt == ATTEMPTS {
+                self.take(snapshot, asked_at, is_same);
+                return Ok(());
+            }
+        }
+        Err(Error::unavailable("sale", "the board could not be read"))
+    }
+
+    fn is_fresh(&self) -> bool {
+        let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
+        known.read.is_some_and(|(at, _)| !self.is_shared || at.elapsed() < FRESH_FOR)
+    }
+
+    /// Takes over what the store said. What it does not name is gone, if no product was made or removed meanwhile and it
+    /// has named all there are.
+    fn take(&self, snapshot: Snapshot, asked_at: Instant, is_certain: bool) {
+        let ended = |product: &&Product| product.sale.state.end_reason().is_some();
+        let ended = snapshot.products.iter().filter(ended).count();
+        let open = snapshot.products.len() - ended;
+        let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
+        known.is_whole = is_certain && open < BOARD_OPEN_MAX && ended < BOARD_ENDED_MAX;
+        if is_certain {
+            let named: HashMap<&Sku, ProductId> =
+                snapshot.products.iter().map(|product| (&product.sku, product.id)).collect();
+            let gone: Vec<Sku> =
+                known.products.keys().filter(|sku| !named.contains_key(sku)).cloned().collect();
+            for sku in gone {
+                known.products.remove(&sku);
+                self.events.forget(&sku);
+            }
+        }
+        known.read = Some((asked_at, snapshot.now));
+        for product in snapshot.products {
+            self.merge(&mut known, product);
+        }
+        drop(known);
+        self.earlier.notify_one();
+    }
+
+    /// Joins what is known of a product with what is heard of it, and tells the difference. News may be older than what is
+    /// known, so within one product nothing goes back but its terms, which only change before anything is sold.
+    fn merge(&self, known: &mut Known, news: Product) {
+        let Some(product) = known.products.get_mut(&news.sku).filter(|product| product.id == news.id) else {
+            let is_newer = known.products.get(&news.sku).is_none_or(|product| product.id < news.id);
+            if is_newer {
+                self.events.forget(&news.sku);
+                known.products.insert(news.sku.clone(), news);
+            }
+            return;
+        };
+        let (sku, sold, state) = (news.sku, product.sale.sold, product.sale.state);
+        if state == State::Upcoming {
+            product.sale.terms = news.sale.terms;
+        }
+        product.sale.sold = sold.max(news.sale.sold);
+        product.sale.state = if let State::Ended(_) = state { state } else { state.max(news.sale.state) };
+        if product.sale.sold > sold {
+            self.events.tell_stock(&sku, product.sale.stock());
+        }
+        if product.sale.state != state {
+            self.events.tell_state(&sku, product.sale.state);
+        }
+    }
+
+    /// Tells the states that are due. Whether there were any, and how long until the next.
+    fn turn(&self) -> (bool, Option<Duration>) {
+        let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
+        let Some(now) = self.now(&known) else { return (false, None) };
+        let (mut is_turned, mut next) = (false, None);
+        for product in known.products.values_mut() {
+            if product.sale.turn(now) {
+                is_turned = true;
+                self.events.tell_state(&product.sku, product.sale.state);
+            }
+            let turn = product.sale.next_turn(now).map(|turn| turn.since(now));
+            next = next.into_iter().chain(turn).min();
+        }
+        (is_turned, next)
+    }
+
+    fn present(&self, known: &Known, product: &Product) -> Product {
+        let mut product = product.clone();
+        if let Some(now) = self.now(known) {
+            product.sale.turn(now);
+        }
+        product
+    }
+
+    /// The store's time: read, or reckoned from when it was last heard.
+    fn now(&self, known: &Known) -> Option<Timestamp> {
+        match &self.clock {
+            Some(clock) => Some(clock.now()),
+            None => known.read.map(|(at, now)| now.plus(at.elapsed())),
+        }
+    }
+}

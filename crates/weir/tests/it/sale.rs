@@ -1,0 +1,9 @@
+//! Sale from the outside. Tests of the design's acceptance criteria carry their ids: `fl_1` is FL-1, and so on.
+
+mod buying;
+mod crowd;
+mod edge;
+mod given;
+mod products;
+mod stream;
+mod turning;

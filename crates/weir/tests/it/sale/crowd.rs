@@ -1,0 +1,152 @@
+//! Many at once: IM-3, IM-4, PR-4 to PR-6, NF-1, NF-4, NF-6 to NF-9.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use futures_util::StreamExt;
+use futures_util::stream;
+use serde_json::json;
+use weir_testkit::http::Client;
+use weir_testkit::skip;
+
+use super::given::{UNTHROTTLED, active, attempt, purchase, status};
+use crate::given::{Running, Store, audit, on_each_engine, operator};
+
+/// Connections that buyers share; they queue behind each other on a machine that is slow.
+const AT_ONCE: usize = 250;
+
+/// Everybody buys at once, spread over servers; who got which unit, and how many heard what.
+async fn rush(
+    clients: &[Client],
+    sku: &str,
+    buyers: impl Iterator<Item = String>,
+) -> (BTreeMap<String, String>, BTreeMap<String, usize>) {
+    let attempts = buyers.enumerate().map(|(n, buyer)| async move {
+        let response = attempt(&clients[n % clients.len()], sku, &buyer).await;
+        (buyer, response)
+    });
+    let answers: Vec<_> = stream::iter(attempts).buffer_unordered(AT_ONCE).collect().await;
+    let (mut bought, mut heard) = (BTreeMap::new(), BTreeMap::new());
+    for (buyer, response) in answers {
+        assert_eq!(response.status, 200, "NF-1: nobody gets an error: {:?}", response.body);
+        let body = response.json();
+        if let Some(number) = body["data"]["purchaseNo"].as_str() {
+            let again = bought.insert(buyer, number.to_owned());
+            assert_eq!(again, None, "NF-8: one per buyer");
+        } else {
+            *heard.entry(body["error"]["code"].as_str().unwrap().to_owned()).or_insert(0) += 1;
+        }
+    }
+    (bought, heard)
+}
+
+/// The books balance, and so many are sold.
+async fn expect_books(operator: &Client, sku: &str, stock: u32, sold: u32) {
+    let books = audit(operator).await;
+    assert_eq!(books["ok"], true, "{books}");
+    let item = json!({"sku": sku, "initialStock": stock, "sold": sold, "persisted": sold});
+    assert_eq!(books["sale"]["items"], json!([item]), "NF-9: stock and purchases are one");
+}
+
+async fn im_4_nf_7_ten_thousand_buyers_get_exactly_a_hundred_units(store: Store) {
+    let running = Running::start(store).await;
+    let second = if store == Store::Postgres { Some(running.second().await) } else { None };
+    let clients: Vec<Client> =
+        [Some(running.client()), second.as_ref().map(|weir| Client::new(weir.base_url()))]
+            .into_iter()
+            .flatten()
+            .collect();
+    active(&running.operator(), "W", 100).await;
+    let (bought, heard) = rush(&clients, "W", (0..10_000).map(|n| format!("buyer-{n}"))).await;
+    assert_eq!(bought.len(), 100, "IM-4: never more than the stock");
+    assert_eq!(heard, BTreeMap::from([("SOLD_OUT".to_owned(), 9_900)]), "PR-4");
+    let numbers: BTreeSet<&String> = bought.values().collect();
+    assert_eq!(numbers.len(), 100, "every purchase has a number of its own");
+    assert!(numbers.iter().any(|number| number.ends_with("-0100")), "{numbers:?}");
+    for client in &clients {
+        let shown = status(client, "W").await;
+        assert_eq!((&shown["stock"], &shown["state"]), (&json!(0), &json!("ENDED")), "IM-3");
+        for (buyer, number) in bought.iter().take(10) {
+            assert_eq!(purchase(client, "W", buyer).await.json()["data"]["purchaseNo"], **number);
+        }
+    }
+    expect_books(&running.operator(), "W", 100, 100).await;
+}
+
+async fn pr_5_pr_6_one_buyer_many_times_at_once_gets_one_unit(store: Store) {
+    let running = Running::start_with(store, &[UNTHROTTLED]).await;
+    let client = running.client();
+    active(&running.operator(), "W", 100).await;
+    let attempts = (0..500).map(|_| attempt(&client, "W", "the-same"));
+    let answers: Vec<_> = stream::iter(attempts).buffer_unordered(100).collect().await;
+    let bought = answers.iter().filter(|answer| answer.json()["success"] == true).count();
+    assert_eq!(bought, 1, "PR-5");
+    let refused =
+        |answer: &&weir_testkit::http::Response| answer.json()["error"]["code"] == "ALREADY_PURCHASED";
+    assert_eq!(answers.iter().filter(refused).count(), 499);
+    assert_eq!(status(&client, "W").await["stock"], 99, "PR-6");
+    expect_books(&running.operator(), "W", 100, 1).await;
+}
+
+async fn nf_4_nf_6_what_was_sold_survives_kill_9_and_no_unit_is_half_sold(store: Store) {
+    let mut running = Running::start(store).await;
+    active(&running.operator(), "W", 400).await;
+    let client = running.client();
+    let mut acknowledged: BTreeMap<String, String> = BTreeMap::new();
+    for round in 0..3 {
+        let buyers = (0..2_000).map(|n| format!("r{round}-{n}"));
+        let attempts = buyers.map(|buyer| {
+            let client = client.clone();
+            tokio::spawn(async move {
+                let headers = [("content-type", "application/json"), ("x-user-id", buyer.as_str())];
+                let body = json!({"sku": "W", "qty": 1}).to_string();
+                let answer = client.request(http::Method::POST, "/api/v1/purchases", &headers, body).await;
+                // The server is gone, or going: that is the point.
+                let number = answer.ok()?.json()["data"]["purchaseNo"].as_str()?.to_owned();
+                Some((buyer, number))
+            })
+        });
+        let mut attempts: stream::FuturesUnordered<_> = attempts.collect();
+        let mut sold = 0;
+        while let Some(attempt) = attempts.next().await {
+            if let Some((buyer, number)) = attempt.unwrap() {
+                acknowledged.insert(buyer, number);
+                sold += 1;
+                if sold == 50 {
+                    running.weir.kill_9();
+                }
+            }
+        }
+        running.weir.restart().await;
+    }
+    let client = running.client();
+    assert!(acknowledged.len() >= 150);
+    for (buyer, number) in &acknowledged {
+        assert_eq!(purchase(&client, "W", buyer).await.json()["data"]["purchaseNo"], **number, "{buyer}");
+    }
+    let (bought, _) = rush(std::slice::from_ref(&client), "W", (0..500).map(|n| format!("last-{n}"))).await;
+    let numbers: BTreeSet<&String> = acknowledged.values().chain(bought.values()).collect();
+    assert_eq!(numbers.len(), acknowledged.len() + bought.len(), "no number is given twice");
+    expect_books(&running.operator(), "W", 400, 400).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nf_4_a_server_that_dies_leaves_the_sale_to_the_other() {
+    if skip("postgres") {
+        return;
+    }
+    let mut running = Running::start(Store::Postgres).await;
+    let other = running.second().await;
+    active(&running.operator(), "W", 50).await;
+    let (first, _) = rush(&[running.client()], "W", (0..20).map(|n| format!("a{n}"))).await;
+    running.weir.kill_9();
+    let client = Client::new(other.base_url());
+    let (second, heard) = rush(std::slice::from_ref(&client), "W", (0..100).map(|n| format!("b{n}"))).await;
+    assert_eq!((first.len(), second.len(), heard["SOLD_OUT"]), (20, 30, 70));
+    expect_books(&operator(&other), "W", 50, 50).await;
+}
+
+on_each_engine!(
+    im_4_nf_7_ten_thousand_buyers_get_exactly_a_hundred_units,
+    pr_5_pr_6_one_buyer_many_times_at_once_gets_one_unit,
+    nf_4_nf_6_what_was_sold_survives_kill_9_and_no_unit_is_half_sold,
+);

@@ -1,0 +1,146 @@
+//! What keeps crowds and robots off: throttles, limits of addresses, challenges. NF-5.
+
+use http::Method;
+use serde_json::{Value, json};
+use weir_testkit::http::Client;
+
+use super::given::{Listener, active, attempt, purchase, status};
+use crate::given::{PATIENCE, Running, Store};
+
+fn expect_limited(response: &weir_testkit::http::Response) {
+    assert_eq!(response.status, 429, "{:?}", response.body);
+    let error = response.json()["error"].clone();
+    assert_eq!(error["code"], "RATE_LIMITED");
+    assert_eq!(error["message"], "Too many requests. Please try again shortly.");
+    let told: u64 = response.header("retry-after").unwrap().parse().unwrap();
+    assert!(told >= 1 && error["retryAfter"] == told, "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nf_5_one_user_in_a_hurry_is_told_to_wait_and_nobody_else_is() {
+    // So many that a slow machine makes them within a second.
+    let running = Running::start_with(Store::Embedded, &[("WEIR_SALE_USER_PER_SECOND", "3")]).await;
+    let client = running.client();
+    active(&running.operator(), "W", 100).await;
+    let hurried: Vec<_> =
+        futures_util::future::join_all((0..60).map(|_| attempt(&client, "W", "hurry"))).await;
+    let limited: Vec<_> = hurried.iter().filter(|answer| answer.status == 429).collect();
+    assert!(!limited.is_empty(), "60 attempts at once are more than 3 a second");
+    limited.iter().for_each(|answer| expect_limited(answer));
+    assert_eq!(limited[0].header("x-ratelimit-remaining"), Some("0"));
+    assert_eq!(limited[0].header("ratelimit-policy"), Some("\"purchase\";q=3;w=1"));
+    let bought = hurried.iter().filter(|answer| answer.json()["success"] == true).count();
+    assert_eq!(bought, 1);
+    let other = attempt(&client, "W", "patient").await;
+    assert_eq!((other.status, other.header("x-ratelimit-limit")), (200, Some("3")));
+    assert_eq!(purchase(&client, "W", "hurry").await.status, 200, "looking is not buying");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nf_5_an_address_that_asks_too_much_is_told_to_wait() {
+    let settings = [
+        ("WEIR_EDGE_PER_IP_PER_SECOND", "1"),
+        ("WEIR_EDGE_PER_IP_BURST", "2"),
+        ("WEIR_EDGE_TRUSTED_PROXIES", "127.0.0.0/8"),
+    ];
+    let running = Running::start_with(Store::Embedded, &settings).await;
+    let from = async |address: &str| {
+        let headers = [("x-forwarded-for", address)];
+        running.client().request(Method::GET, "/api/v1/sales", &headers, "").await.unwrap()
+    };
+    let answers = futures_util::future::join_all((0..40).map(|_| from("203.0.113.7"))).await;
+    let limited: Vec<_> = answers.iter().filter(|answer| answer.status == 429).collect();
+    assert!(limited.len() >= 10, "{}", limited.len());
+    limited.iter().for_each(|answer| expect_limited(answer));
+    assert_eq!(from("203.0.113.8").await.status, 404, "another address is not");
+    assert_eq!(running.client().get("/livez").await.unwrap().status, 200, "other routes are not limited");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_address_has_so_many_streams_and_a_closed_one_is_free_again() {
+    let running = Running::start_with(Store::Embedded, &[("WEIR_EDGE_SSE_PER_IP", "2")]).await;
+    active(&running.operator(), "W", 5).await;
+    let connect = async || Listener::connect(running.weir.addr(), "", None).await;
+    let (one, _two) = (connect().await, connect().await);
+    assert_eq!((one.status(), connect().await.status()), ("200", "429"));
+    drop(one);
+    weir_testkit::wait::until("the place is free again", PATIENCE, async || {
+        connect().await.status() == "200"
+    })
+    .await;
+}
+
+/// A verifier that says what its token says: `{"success":…,"score":…}`; it knows the secret `s3cret`.
+async fn verifier() -> std::net::SocketAddr {
+    use http_body_util::{BodyExt, Full};
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let answer = async |request: hyper::Request<hyper::body::Incoming>| {
+        let body = request.into_body().collect().await.unwrap().to_bytes();
+        let form: std::collections::BTreeMap<String, String> =
+            url::form_urlencoded::parse(&body).into_owned().collect();
+        let answer = if form["secret"] == "s3cret" && form.contains_key("remoteip") {
+            form["response"].clone()
+        } else {
+            json!({"success": false}).to_string()
+        };
+        Ok::<_, std::convert::Infallible>(hyper::Response::new(Full::new(bytes::Bytes::from(answer))))
+    };
+    tokio::spawn(async move {
+        loop {
+            let (stream, _) = listener.accept().await.unwrap();
+            let service = hyper::service::service_fn(answer);
+            let io = hyper_util::rt::TokioIo::new(stream);
+            tokio::spawn(hyper::server::conn::http1::Builder::new().serve_connection(io, service));
+        }
+    });
+    address
+}
+
+async fn with_token(client: &Client, buyer: &str, token: &Value) -> Value {
+    let headers = [("content-type", "application/json"), ("x-user-id", buyer)];
+    let body = json!({"sku": "W", "qty": 1, "challengeToken": token.to_string()}).to_string();
+    client.request(Method::POST, "/api/v1/purchases", &headers, body).await.unwrap().json()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_challenge_lets_through_whom_the_verifier_takes_for_a_person() {
+    let url = format!("http://{}/siteverify", verifier().await);
+    let settings = [("WEIR_SALE_CHALLENGE", url.as_str()), ("WEIR_SALE_CHALLENGE_SECRET", "s3cret")];
+    let running = Running::start_with(Store::Embedded, &settings).await;
+    let client = running.client();
+    active(&running.operator(), "W", 10).await;
+    let none = attempt(&client, "W", "no-token").await;
+    assert_eq!((none.status, &none.json()["error"]["code"]), (200, &json!("CHALLENGE_REQUIRED")));
+    for (n, (said, is_through)) in [
+        (json!({"success": true, "score": 0.9}), true),
+        (json!({"success": true, "score": 0.5}), true),
+        (json!({"success": true, "score": 0.1}), false),
+        (json!({"success": true}), true),
+        (json!({"success": false, "score": 0.9}), false),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let answer = with_token(&client, &format!("buyer-{n}"), &said).await;
+        let expected = if is_through { json!(null) } else { json!("CHALLENGE_REQUIRED") };
+        assert_eq!(answer["error"]["code"], expected, "{said}");
+    }
+    assert_eq!(status(&client, "W").await["stock"], 7);
+    let metrics = running.client().get("/metrics").await.unwrap();
+    let metrics = String::from_utf8_lossy(&metrics.body).into_owned();
+    for line in ["{outcome=\"passed\"} 2", "{outcome=\"flagged\"} 1", "{outcome=\"required\"} 3"] {
+        assert!(metrics.contains(&format!("weir_sale_challenges_total{line}")), "{line}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_verifier_that_does_not_answer_lets_nobody_through() {
+    let settings = [("WEIR_SALE_CHALLENGE", "http://127.0.0.1:1/"), ("WEIR_SALE_CHALLENGE_SECRET", "s3cret")];
+    let running = Running::start_with(Store::Embedded, &settings).await;
+    active(&running.operator(), "W", 10).await;
+    let answer = with_token(&running.client(), "a", &json!({"success": true})).await;
+    assert_eq!(answer["error"]["code"], "SERVICE_UNAVAILABLE");
+    assert_eq!(answer["error"]["message"], "Service temporarily unavailable. Please try again.");
+    assert_eq!(status(&running.client(), "W").await["stock"], 10);
+}

@@ -1,0 +1,167 @@
+//! What tests of sale start from: sales, buyers, and somebody who listens.
+
+use std::time::Duration;
+
+use http::Method;
+use serde_json::{Value, json};
+use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
+use tokio::net::TcpStream;
+use tokio::net::tcp::OwnedReadHalf;
+use weir_testkit::http::{Client, Response};
+use weir_testkit::wait;
+
+use crate::given::PATIENCE;
+
+/// A time so long from now, as the API writes it.
+pub(super) fn in_ms(ms: i64) -> String {
+    let at = jiff::Timestamp::now() + jiff::SignedDuration::from_millis(ms);
+    at.strftime("%Y-%m-%dT%H:%M:%S%.3fZ").to_string()
+}
+
+pub(super) fn product(sku: &str, stock: u32, start: &str, end: &str) -> Value {
+    json!({
+        "sku": sku,
+        "productName": "Limited Edition Widget",
+        "initialStock": stock,
+        "startTime": start,
+        "endTime": end,
+    })
+}
+
+/// Makes a product and expects it to work.
+pub(super) async fn create(operator: &Client, product: &Value) -> Value {
+    let response = operator.post("/api/v1/products", product).await.expect("an answer");
+    assert_eq!(response.status, 201, "{:?}", response.body);
+    response.json()["data"].clone()
+}
+
+/// Makes a product whose sale begins as soon as this machine can make it, and lasts so long.
+pub(super) async fn soon(operator: &Client, sku: &str, stock: u32, lasts_ms: i64) {
+    let mut lead_ms = 250;
+    loop {
+        let wanted = product(sku, stock, &in_ms(lead_ms), &in_ms(lead_ms + lasts_ms));
+        let response = operator.post("/api/v1/products", &wanted).await.expect("an answer");
+        if response.status == 201 {
+            return;
+        }
+        let is_late = response.json()["error"]["fields"].get("startTime").is_some() && lead_ms < 60_000;
+        assert!(is_late, "{:?}", response.body);
+        lead_ms *= 2;
+    }
+}
+
+/// A sale that runs, for a long time.
+pub(super) async fn active(operator: &Client, sku: &str, stock: u32) {
+    soon(operator, sku, stock, 3_600_000).await;
+    becomes(operator, sku, "ACTIVE").await;
+}
+
+pub(super) async fn status(client: &Client, sku: &str) -> Value {
+    let response = client.get(&format!("/api/v1/sales?sku={sku}")).await.expect("an answer");
+    assert_eq!(response.status, 200, "{:?}", response.body);
+    response.json()["data"].clone()
+}
+
+/// Waits until a sale is in a state.
+pub(super) async fn becomes(client: &Client, sku: &str, state: &str) {
+    wait::until(&format!("{sku} is {state}"), PATIENCE, async || status(client, sku).await["state"] == state)
+        .await;
+}
+
+/// Tries to buy, whatever comes of it.
+pub(super) async fn attempt(client: &Client, sku: &str, buyer: &str) -> Response {
+    let headers = [("content-type", "application/json"), ("x-user-id", buyer)];
+    let body = json!({"sku": sku, "qty": 1}).to_string();
+    client.request(Method::POST, "/api/v1/purchases", &headers, body).await.expect("an answer")
+}
+
+/// What comes of an attempt to buy: the purchase number, or the code of the refusal.
+pub(super) async fn buy(client: &Client, sku: &str, buyer: &str) -> Result<String, String> {
+    let response = attempt(client, sku, buyer).await;
+    assert_eq!(response.status, 200, "{:?}", response.body);
+    let body = response.json();
+    match body["success"].as_bool() {
+        Some(true) => Ok(body["data"]["purchaseNo"].as_str().expect("a number").to_owned()),
+        _ => Err(body["error"]["code"].as_str().expect("a code").to_owned()),
+    }
+}
+
+pub(super) async fn purchase(client: &Client, sku: &str, buyer: &str) -> Response {
+    let headers = [("x-user-id", buyer)];
+    let path = format!("/api/v1/purchases?sku={sku}");
+    client.request(Method::GET, &path, &headers, "").await.expect("an answer")
+}
+
+/// An event as it was heard.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Event {
+    pub(super) name: String,
+    pub(super) id: String,
+    pub(super) data: Value,
+}
+
+/// Somebody who listens.
+pub(super) struct Listener {
+    lines: tokio::io::Lines<BufReader<OwnedReadHalf>>,
+    _writer: tokio::net::tcp::OwnedWriteHalf,
+    /// The head of the answer.
+    pub(super) head: Vec<String>,
+}
+
+impl Listener {
+    /// Connects; HTTP/1.0, so that the answer is not cut into chunks.
+    pub(super) async fn connect(address: std::net::SocketAddr, query: &str, last: Option<&str>) -> Self {
+        let stream = TcpStream::connect(address).await.expect("a connection");
+        let (reader, mut writer) = stream.into_split();
+        let last = last.map(|id| format!("Last-Event-ID: {id}\r\n")).unwrap_or_default();
+        let request = format!("GET /api/v1/sales/events{query} HTTP/1.0\r\nHost: x\r\n{last}\r\n");
+        writer.write_all(request.as_bytes()).await.expect("it is sent");
+        let mut lines = BufReader::new(reader).lines();
+        let mut head = Vec::new();
+        while let Some(line) =
+            in_time(lines.next_line()).await.expect("a head").filter(|line| !line.is_empty())
+        {
+            head.push(line);
+        }
+        Self { lines, _writer: writer, head }
+    }
+
+    pub(super) fn status(&self) -> &str {
+        self.head[0].split(' ').nth(1).expect("a status")
+    }
+
+    /// The next event; none at the end of the stream.
+    pub(super) async fn next(&mut self) -> Option<Event> {
+        let mut event = Event { name: String::new(), id: String::new(), data: Value::Null };
+        loop {
+            let line = in_time(self.lines.next_line()).await.ok().flatten()?;
+            match line.split_once(": ") {
+                Some(("event", name)) => event.name = name.to_owned(),
+                Some(("id", id)) => event.id = id.to_owned(),
+                Some(("data", data)) => event.data = serde_json::from_str(data).expect("JSON"),
+                _ if line.is_empty() && !event.name.is_empty() => return Some(event),
+                _ => {}
+            }
+        }
+    }
+
+    /// Reads until an event of that name comes, and returns it.
+    pub(super) async fn until(&mut self, name: &str) -> Event {
+        loop {
+            let event = self.next().await.expect("the stream must go on");
+            if event.name == name {
+                return event;
+            }
+        }
+    }
+}
+
+async fn in_time<T>(read: impl Future<Output = T>) -> T {
+    tokio::time::timeout(PATIENCE * 2, read).await.expect("something must be heard")
+}
+
+/// No limit of attempts for one user.
+pub(super) const UNTHROTTLED: (&str, &str) = ("WEIR_SALE_USER_PER_SECOND", "0");
+
+/// The clock of servers in this process moves by this until sales begin that were made for a minute later.
+pub(super) const MINUTE: Duration = Duration::from_secs(60);

@@ -1,0 +1,142 @@
+//! Sales as they happen: `/api/v1/sales/events`.
+
+use futures_util::future::join_all;
+use serde_json::json;
+use weir_testkit::skip;
+
+use super::given::{Listener, active, buy, create, in_ms, product, soon};
+use crate::given::{PATIENCE, Running, Store, on_each_engine};
+
+async fn a_stream_tells_the_present_every_purchase_and_the_end(store: Store) {
+    let running = Running::start(store).await;
+    active(&running.operator(), "W", 2).await;
+    let mut listener = Listener::connect(running.weir.addr(), "?sku=W", None).await;
+    assert_eq!(listener.status(), "200");
+    assert!(listener.head.iter().any(|line| line.eq_ignore_ascii_case("content-type: text/event-stream")));
+    let first = listener.next().await.unwrap();
+    assert_eq!(first.name, "initial");
+    assert_eq!((&first.data["state"], &first.data["stock"]), (&json!("ACTIVE"), &json!(2)));
+    assert!(first.data["startTime"].is_string() && first.data["endTime"].is_string());
+    assert!(buy(&running.client(), "W", "a").await.is_ok());
+    assert_eq!(listener.until("stock-update").await.data, json!({"sku": "W", "stock": 1}));
+    assert!(buy(&running.client(), "W", "b").await.is_ok());
+    assert_eq!(listener.until("stock-update").await.data, json!({"sku": "W", "stock": 0}));
+    let end = listener.until("state-change").await;
+    assert_eq!(end.data, json!({"sku": "W", "state": "ENDED", "reason": "SOLD_OUT"}));
+}
+
+async fn states_are_told_when_they_turn(store: Store) {
+    let running = Running::start(store).await;
+    create(&running.operator(), &product("LATER", 2, &in_ms(3_600_000), &in_ms(7_200_000))).await;
+    let mut listener = Listener::connect(running.weir.addr(), "", None).await;
+    assert_eq!(listener.next().await.unwrap().name, "initial");
+    soon(&running.operator(), "W", 2, 1_000).await;
+    let begun = listener.until("state-change").await;
+    assert_eq!(begun.data, json!({"sku": "W", "state": "ACTIVE"}));
+    let over = listener.until("state-change").await;
+    assert_eq!(over.data, json!({"sku": "W", "state": "ENDED", "reason": "TIME_EXPIRED"}));
+}
+
+async fn whoever_comes_back_hears_what_was_missed(store: Store) {
+    let running = Running::start(store).await;
+    active(&running.operator(), "W", 5).await;
+    active(&running.operator(), "X", 5).await;
+    let first = Listener::connect(running.weir.addr(), "?sku=W", None).await.next().await.unwrap();
+    for buyer in ["a", "b"] {
+        assert!(buy(&running.client(), "W", buyer).await.is_ok());
+        assert!(buy(&running.client(), "X", &format!("x{buyer}")).await.is_ok());
+    }
+    let mut back = Listener::connect(running.weir.addr(), "?sku=W", Some(&first.id)).await;
+    let initial = back.next().await.unwrap();
+    assert_eq!(
+        (initial.name.as_str(), &initial.id, &initial.data["stock"]),
+        ("initial", &first.id, &json!(3))
+    );
+    for stock in [4, 3] {
+        assert_eq!(
+            back.next().await.unwrap().data,
+            json!({"sku": "W", "stock": stock}),
+            "in order, and of W"
+        );
+    }
+    let mut new = Listener::connect(running.weir.addr(), "?sku=W", Some("17")).await;
+    assert_eq!(new.next().await.unwrap().data["stock"], 3);
+    assert!(buy(&running.client(), "W", "c").await.is_ok());
+    assert_eq!(new.next().await.unwrap().data, json!({"sku": "W", "stock": 2}), "nothing of the past");
+}
+
+async fn a_flood_reaches_every_listener_with_its_end(store: Store) {
+    let running = Running::start(store).await;
+    active(&running.operator(), "W", 1_000).await;
+    let listeners = (0..100).map(|_| Listener::connect(running.weir.addr(), "", None));
+    let listeners = join_all(listeners).await.into_iter().map(|mut listener| {
+        tokio::spawn(async move {
+            let mut told = Vec::new();
+            loop {
+                let event = listener.next().await.expect("nobody is dropped");
+                if event.name == "state-change" && event.data["state"] == "ENDED" {
+                    return told;
+                }
+                told.extend(event.data["stock"].as_u64());
+            }
+        })
+    });
+    let listeners: Vec<_> = listeners.collect();
+    let client = running.client();
+    let buys = (0..1_000).map(|n| {
+        let client = client.clone();
+        async move { buy(&client, "W", &format!("b{n}")).await.expect("there is enough") }
+    });
+    futures_util::StreamExt::collect::<Vec<_>>(futures_util::StreamExt::buffer_unordered(
+        futures_util::stream::iter(buys),
+        200,
+    ))
+    .await;
+    for listener in listeners {
+        let told = tokio::time::timeout(PATIENCE, listener).await.expect("in time").unwrap();
+        assert_eq!(told.last(), Some(&0), "the last stock is told");
+        assert!(told.is_sorted_by(|one, next| one >= next), "stock only falls: {told:?}");
+    }
+}
+
+async fn a_stop_ends_streams(store: Store) {
+    let mut running = Running::start(store).await;
+    active(&running.operator(), "W", 5).await;
+    let mut listener = Listener::connect(running.weir.addr(), "", None).await;
+    assert!(listener.next().await.is_some());
+    running.weir.terminate();
+    assert_eq!(listener.next().await, None);
+    assert!(running.weir.wait(PATIENCE).await.success(), "and the server stops in order");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_another_server_sells_is_told_here() {
+    if skip("postgres") {
+        return;
+    }
+    let running = Running::start(Store::Postgres).await;
+    let other = running.second().await;
+    active(&running.operator(), "W", 2).await;
+    let mut listener = Listener::connect(running.weir.addr(), "?sku=W", None).await;
+    assert_eq!(listener.next().await.unwrap().data["stock"], 2);
+    let elsewhere = weir_testkit::http::Client::new(other.base_url());
+    assert!(buy(&elsewhere, "W", "a").await.is_ok());
+    assert_eq!(listener.until("stock-update").await.data["stock"], 1);
+    assert!(buy(&elsewhere, "W", "b").await.is_ok());
+    assert_eq!(listener.until("state-change").await.data["reason"], "SOLD_OUT");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_unknown_sale_has_no_stream() {
+    let running = Running::start(Store::Embedded).await;
+    assert_eq!(Listener::connect(running.weir.addr(), "", None).await.status(), "404");
+    assert_eq!(Listener::connect(running.weir.addr(), "?sku=W", None).await.status(), "404");
+}
+
+on_each_engine!(
+    a_stream_tells_the_present_every_purchase_and_the_end,
+    states_are_told_when_they_turn,
+    whoever_comes_back_hears_what_was_missed,
+    a_flood_reaches_every_listener_with_its_end,
+    a_stop_ends_streams,
+);
