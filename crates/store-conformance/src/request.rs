@@ -93,6 +93,7 @@ macro_rules! request_suite {
             ],
             claim: [
                 a_job_is_the_request_as_it_was_sent,
+                a_claim_brings_no_more_bytes_than_it_may,
                 jobs_come_in_the_order_in_which_they_became_due,
                 a_job_that_is_put_off_comes_before_those_due_later,
                 each_downstream_has_its_own_room,
@@ -167,6 +168,7 @@ macro_rules! request_suite {
                 what_the_broker_has_is_accepted,
                 a_job_enqueued_late_goes_on_where_it_stands,
                 nothing_is_switched_until_somebody_does,
+                switches_that_nobody_names_stay_as_they_are,
                 old_requests_are_purged_when_they_are_final,
                 a_purge_takes_so_many_and_no_more,
                 expired_keys_go_at_their_very_time_and_their_requests_stay,

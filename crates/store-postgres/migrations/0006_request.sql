@@ -1,5 +1,5 @@
--- Request: what callers read. Payloads and results are sealed. No index holds what changes while a request is worked on,
--- so that an update stays on its page.
+-- Request: what callers read. Payloads and results are sealed. No index holds or asks for what changes while a request is
+-- worked on, so that an update stays on its page.
 CREATE TABLE request_record (
     request_id      uuid        PRIMARY KEY,
     tenant_id       text COLLATE "C" NOT NULL,
@@ -18,7 +18,6 @@ CREATE TABLE request_record (
     updated_at      timestamptz NOT NULL
 ) WITH (fillfactor = 70);
 CREATE INDEX request_record_tenant ON request_record (tenant_id, request_id);
-CREATE INDEX request_record_pending ON request_record (created_at) WHERE status = 'PENDING_ENQUEUE';
 
 -- What a tenant's key stands for, until it expires.
 CREATE TABLE idempotency_record (
@@ -32,17 +31,19 @@ CREATE TABLE idempotency_record (
 CREATE INDEX idempotency_record_expires ON idempotency_record (expires_at);
 
 -- What is still to be done. A job may be claimed from claimable_at on: when it is due or, if leased, when its lease ends.
--- Whoever changes a request locks its job first.
+-- Whoever changes a request locks its job first. Pending are those that a broker has yet to be given.
 CREATE TABLE request_job (
     request_id   uuid        PRIMARY KEY,
     downstream   text COLLATE "C" NOT NULL,
     claimable_at timestamptz NOT NULL,
     is_leased    boolean     NOT NULL DEFAULT false,
     token        bigint      NOT NULL DEFAULT 0,
-    attempts     integer     NOT NULL DEFAULT 0
+    attempts     integer     NOT NULL DEFAULT 0,
+    is_pending   boolean     NOT NULL DEFAULT false
 ) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 20000,
         autovacuum_vacuum_cost_delay = 0);
 CREATE INDEX request_job_claimable ON request_job (downstream, claimable_at);
+CREATE INDEX request_job_pending ON request_job (request_id) WHERE is_pending;
 
 -- Dead letters. The last token is kept, so that a worker from before a replay stays a late one.
 CREATE TABLE request_dead (

@@ -19,7 +19,7 @@ mod tls;
 mod watch;
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::time::SystemTime;
 
 use tokio::task::AbortHandle;
@@ -77,6 +77,8 @@ struct Inner {
     watch: AbortHandle,
     /// Whether the last batch that was published could not be counted.
     is_uncommitted: AtomicBool,
+    /// Jobs that this server has ended.
+    ended_jobs: AtomicU64,
 }
 
 impl Drop for Inner {
@@ -113,6 +115,7 @@ impl Postgres {
             feed,
             watch,
             is_uncommitted: AtomicBool::new(false),
+            ended_jobs: AtomicU64::new(0),
         };
         Ok(Self { inner: Arc::new(inner), publisher: None, has_cache: false, slots: SlotOptions::default() })
     }

@@ -17,7 +17,7 @@ use weir_core::{RequestId, RequestType, TenantId};
 use weir_queue::Source;
 use weir_store::request::{
     Books, CallbackOutcome, CallbackReport, Claimed, DeadRequest, Failure, JobReport, Pending, Request,
-    RequestStore, Rollout, Room, Sealed, Submit, SubmitOutcome, WEBHOOKS,
+    RequestStore, Rollout, RolloutChange, Room, Sealed, Submit, SubmitOutcome, WEBHOOKS,
 };
 use weir_store::{Error, Result};
 
@@ -184,8 +184,8 @@ impl RequestStore for Postgres {
         upkeep::rollout(self).await
     }
 
-    async fn set_rollout(&self, rollout: Rollout) -> Result<()> {
-        upkeep::set_rollout(self, rollout).await
+    async fn change_rollout(&self, change: RolloutChange, default: Rollout) -> Result<Rollout> {
+        upkeep::change_rollout(self, change, default).await
     }
 
     async fn audit_requests(&self) -> Result<Books> {

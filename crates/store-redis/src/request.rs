@@ -19,7 +19,7 @@ use weir_core::{RequestId, TenantId};
 use weir_store::Result;
 use weir_store::request::{
     Books, CallbackOutcome, CallbackReport, Claimed, DeadRequest, JobReport, Pending, Request, RequestStore,
-    Rollout, Room, Submit, SubmitOutcome,
+    Rollout, RolloutChange, Room, Submit, SubmitOutcome,
 };
 
 use crate::Redis;
@@ -185,8 +185,8 @@ impl RequestStore for RedisRequests {
         self.store.rollout().await
     }
 
-    async fn set_rollout(&self, rollout: Rollout) -> Result<()> {
-        self.store.set_rollout(rollout).await
+    async fn change_rollout(&self, change: RolloutChange, default: Rollout) -> Result<Rollout> {
+        self.store.change_rollout(change, default).await
     }
 
     async fn audit_requests(&self) -> Result<Books> {

@@ -16,7 +16,7 @@ use weir_queue::Source;
 use weir_store::Result;
 use weir_store::request::{
     Books, CallbackOutcome, CallbackReport, Claimed, DeadRequest, Failure, JobReport, Pending, Request,
-    RequestStore, Rollout, Room, Sealed, Submit, SubmitOutcome, WEBHOOKS,
+    RequestStore, Rollout, RolloutChange, Room, Sealed, Submit, SubmitOutcome, WEBHOOKS,
 };
 
 use crate::Sqlite;
@@ -167,8 +167,8 @@ impl RequestStore for Sqlite {
         self.read(upkeep::rollout).await
     }
 
-    async fn set_rollout(&self, rollout: Rollout) -> Result<()> {
-        self.inner.writer.run(move |connection| upkeep::set_rollout(connection, rollout)).await
+    async fn change_rollout(&self, change: RolloutChange, default: Rollout) -> Result<Rollout> {
+        self.inner.writer.run(move |connection| upkeep::change_rollout(connection, change, default)).await
     }
 
     async fn audit_requests(&self) -> Result<Books> {

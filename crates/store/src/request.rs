@@ -277,6 +277,21 @@ pub struct Rollout {
     pub canary: Percent,
 }
 
+/// What to switch on or off; what is left out stays as it is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RolloutChange {
+    /// Whether requests are accepted and worked on.
+    pub processing_enabled: Option<bool>,
+    /// Whether stranded ones are given to the broker again.
+    pub reconciler_enabled: Option<bool>,
+    /// How many of a hundred tenants may submit.
+    pub canary: Option<Percent>,
+}
+
+/// Payloads in one claim, in bytes: the first job always, no further one once so many are there. They are held in memory,
+/// and have to come within the time a claim may take.
+pub const CLAIM_BYTES_MAX: usize = 8 << 20;
+
 /// Where requests live.
 #[async_trait]
 pub trait RequestStore: Send + Sync + 'static {
@@ -295,7 +310,8 @@ pub trait RequestStore: Send + Sync + 'static {
         limit: usize,
     ) -> Result<Vec<Request>>;
 
-    /// Claims jobs that are due, the longest due first, as many of each downstream as there is room for.
+    /// Claims jobs that are due, the longest due first, as many of each downstream as there is room for and about as many
+    /// as [`CLAIM_BYTES_MAX`] allows.
     async fn claim_jobs(&self, room: &[Room], policy: &Policy) -> Result<Claimed>;
     /// Claims these requests' jobs, if they are due and nobody has them: for workers that a broker tells what to do.
     async fn claim_named(&self, ids: &[RequestId], policy: &Policy) -> Result<Claimed>;
@@ -335,8 +351,8 @@ pub trait RequestStore: Send + Sync + 'static {
     async fn purge_requests(&self, keep: Duration, limit: usize) -> Result<u64>;
     /// What was switched on or off while running; `None` when nothing was.
     async fn rollout(&self) -> Result<Option<Rollout>>;
-    /// Switches on or off, for every server.
-    async fn set_rollout(&self, rollout: Rollout) -> Result<()>;
+    /// Switches on or off, for every server, and says what holds now. What nobody has switched yet is as in `default`.
+    async fn change_rollout(&self, change: RolloutChange, default: Rollout) -> Result<Rollout>;
     /// Reads the books.
     async fn audit_requests(&self) -> Result<Books>;
 }

@@ -6,12 +6,17 @@ use weir_core::Timestamp;
 use weir_core::webhook::{Received, Secret, SignatureError, sign, verify};
 
 use super::secrets;
-use crate::config::request::RequestSettings;
+use crate::config::request::{RequestSettings, WEBHOOK_SECRET, is_webhook_secret};
 use crate::config::source::SettingError;
 
-/// The secret, which cannot be printed.
+/// The secret, which cannot be printed; while it is replaced, the older ones too.
 #[derive(Clone)]
-pub struct WebhookSecret(Secret);
+pub struct WebhookSecret {
+    /// What is signed with it, and first of all what is checked.
+    present: Secret,
+    /// All of them.
+    good: Vec<Secret>,
+}
 
 impl WebhookSecret {
     /// Takes the secret that is given, or makes one in the data directory.
@@ -23,22 +28,25 @@ impl WebhookSecret {
             Some(secret) => (secret.0.clone(), "WEIR_WEBHOOK_SECRET"),
             None => (secrets::load_or_create_webhook_secret(data)?, "webhook.secret in the data directory"),
         };
-        let allowed = "whsec_ and 24 to 64 bytes in base64";
-        Secret::parse(&text).map(Self).map_err(|_told| SettingError::secret(name, allowed))
+        let good: Vec<Secret> = text.split_whitespace().filter_map(|text| Secret::parse(text).ok()).collect();
+        match good.first() {
+            Some(present) if is_webhook_secret(&text) => Ok(Self { present: present.clone(), good }),
+            _ => Err(SettingError::secret(name, WEBHOOK_SECRET)),
+        }
     }
 
-    /// Whether a message was signed with it and is of the present.
+    /// Whether a message was signed with one of them and is of the present.
     ///
     /// # Errors
     /// Says why the message is not to be believed.
     pub fn verify(&self, message: Received<'_>, now: Timestamp) -> Result<(), SignatureError> {
-        verify(std::slice::from_ref(&self.0), message, now)
+        verify(&self.good, message, now)
     }
 
     /// The `webhook-signature` of a message that is sent now.
     #[must_use]
     pub fn sign(&self, id: &str, now: Timestamp, body: &[u8]) -> String {
-        sign(&self.0, id, now, body)
+        sign(&self.present, id, now, body)
     }
 }
 

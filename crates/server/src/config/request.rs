@@ -154,8 +154,8 @@ impl RequestSettings {
             keys_file: reader.get("request.keys_file", None, path, "the path of a file")?,
             webhook_secret: reader.get_optional(
                 "webhook_secret",
-                |text| webhook::Secret::parse(text).is_ok().then(|| Secret(text.to_owned())),
-                "whsec_ and 24 to 64 bytes in base64",
+                |text| is_webhook_secret(text).then(|| Secret(text.to_owned())),
+                WEBHOOK_SECRET,
             )?,
             allow_private: reader.get("request.webhook.allow_private", false, boolean, "true or false")?,
             webhook_timeout: reader.get("request.webhook.timeout", Duration::from_secs(5), duration, SPAN)?,
@@ -165,6 +165,20 @@ impl RequestSettings {
                 .map(|days| Duration::from_secs(days as u64 * 86_400))?,
         })
     }
+}
+
+/// What a webhook secret may be.
+pub const WEBHOOK_SECRET: &str = "whsec_ and 24 to 64 bytes in base64; up to three older ones that are still good may \
+                                  follow, with spaces between them";
+const WEBHOOK_SECRETS_MAX: usize = 4;
+
+/// Whether a text is a webhook secret, or several.
+#[must_use]
+pub fn is_webhook_secret(text: &str) -> bool {
+    let secrets = text.split_whitespace();
+    let count = secrets.clone().count();
+    (1..=WEBHOOK_SECRETS_MAX).contains(&count)
+        && secrets.map(webhook::Secret::parse).all(|secret| secret.is_ok())
 }
 
 fn read_rollout(reader: &mut Reader) -> Result<Rollout, SettingError> {

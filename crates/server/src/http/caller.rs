@@ -63,6 +63,14 @@ impl Caller {
     }
 }
 
+/// Returns when the caller has gone; never, where the handler does not know its caller. As [`Caller::poll_gone`].
+pub async fn gone(caller: Option<&Caller>) {
+    match caller {
+        Some(caller) => std::future::poll_fn(|context| caller.poll_gone(context)).await,
+        None => std::future::pending().await,
+    }
+}
+
 impl Connection {
     /// A thread that panicked while it had the lock was between two system calls.
     fn lock(&self) -> MutexGuard<'_, TcpStream> {

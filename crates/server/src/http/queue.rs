@@ -2,15 +2,17 @@
 //!
 //! With Kafka as the broker they are on Kafka, and there is nothing here.
 
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::extract::State;
+use axum::extract::{Extension, State};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use weir_queue::{Claim, Lease, Message, Position, Receipt, Settlement, Source};
 
 use super::body::Json;
+use super::caller::{Caller, gone};
 use super::error::ApiError;
 use crate::app::App;
 use crate::auth::admin::Operator;
@@ -82,6 +84,7 @@ pub(crate) struct SettleResponse {
 pub(crate) async fn claim_messages(
     _operator: Operator,
     State(app): State<Arc<App>>,
+    caller: Option<Extension<Caller>>,
     Json(request): Json<ClaimRequest>,
 ) -> Result<Json<ClaimResponse>, ApiError> {
     let queue = queue(&app, &request.topic)?;
@@ -91,6 +94,7 @@ pub(crate) async fn claim_messages(
     let wait = bounded("waitSeconds", request.wait_seconds.unwrap_or(0), 0, WAIT_MAX)?;
     let (max, visibility) = (max as usize, Duration::from_secs(visibility.into()));
     let give_up_at = tokio::time::Instant::now() + Duration::from_secs(wait.into());
+    let mut gone = pin!(gone(caller.as_deref()));
     loop {
         let claim = queue.claim(&request.topic, max, visibility);
         let claim = within(app.settings.http.timeout, claim).await?;
@@ -101,6 +105,8 @@ pub(crate) async fn claim_messages(
         tokio::select! {
             () = queue.wait(&request.topic, left.min(app.settings.sender.poll)) => {}
             () = app.closing.cancelled() => {}
+            // Nobody would take what is claimed from now on.
+            () = &mut gone => return Ok(Json(describe(claim))),
         }
     }
 }

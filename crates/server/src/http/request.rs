@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::extract::rejection::{PathRejection, QueryRejection};
-use axum::extract::{Path, Query, State};
+use axum::extract::{Extension, Path, Query, State};
 use serde::{Deserialize, Serialize};
 use serde_json::value::{RawValue, to_raw_value};
 use weir_core::request::state::Status;
@@ -19,6 +19,7 @@ use weir_queue::sms::rfc3339;
 use weir_store::request::Request;
 
 use super::body::Json;
+use super::caller::{Caller, gone};
 use super::error::ApiError;
 use super::page::{Page, parse_limit};
 use crate::app::App;
@@ -68,6 +69,7 @@ pub(crate) struct ListQuery {
 pub(crate) async fn get_request(
     Viewer(tenant): Viewer,
     State(app): State<Arc<App>>,
+    caller: Option<Extension<Caller>>,
     id: Result<Path<Box<str>>, PathRejection>,
     query: Result<Query<GetQuery>, QueryRejection>,
 ) -> Result<Json<StatusResponse>, ApiError> {
@@ -77,7 +79,7 @@ pub(crate) async fn get_request(
     let request = if wait.is_zero() {
         find(&app, &tenant, id).await?
     } else {
-        find_changed(&app, &tenant, id, wait).await?
+        find_changed(&app, &tenant, id, wait, caller.as_deref()).await?
     };
     Ok(Json(describe(&app.requests, request)?))
 }
@@ -108,6 +110,7 @@ async fn find_changed(
     tenant: &TenantId,
     id: RequestId,
     wait: Duration,
+    caller: Option<&Caller>,
 ) -> Result<Request, ApiError> {
     let until = tokio::time::Instant::now() + wait;
     let mut waiting = subscribe(app, id)?;
@@ -115,7 +118,10 @@ async fn find_changed(
     if request.status.is_final() {
         return Ok(request);
     }
-    let changed = app.requests.next_change(&mut waiting, request.status, until, &app.closing).await?;
+    let changed = tokio::select! {
+        changed = app.requests.next_change(&mut waiting, request.status, until, &app.closing) => changed?,
+        () = gone(caller) => None,
+    };
     Ok(changed.unwrap_or(request))
 }
 

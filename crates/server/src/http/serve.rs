@@ -24,6 +24,9 @@ use crate::telemetry::metrics::Metrics;
 /// The pause after the system could give no connection (no file descriptors left, say).
 const PAUSE_AFTER_ERROR: Duration = Duration::from_millis(50);
 
+/// The routes where callers wait for something to happen.
+const WAITING: [&str; 2] = ["/v1/requests/", "/admin/queue/claim"];
+
 /// Serves until told to stop, then until every request under way is answered.
 pub async fn serve(
     listener: TcpListener,
@@ -85,7 +88,8 @@ pub async fn serve(
 /// Tells the handler who calls, where it wants to know: everywhere else that would be memory for nothing.
 fn introduce<B>(caller: &Caller, request: &mut Request<B>) {
     let path = request.uri().path();
-    if path.starts_with(ai::PREFIX) || sale::PREFIXES.iter().any(|prefix| path.starts_with(prefix)) {
+    let mut prefixes = sale::PREFIXES.iter().chain(&WAITING);
+    if path.starts_with(ai::PREFIX) || prefixes.any(|prefix| path.starts_with(prefix)) {
         request.extensions_mut().insert(caller.clone());
     }
 }

@@ -33,6 +33,8 @@ use crate::telemetry::metrics::Metrics;
 const POLL: Duration = Duration::from_millis(250);
 /// How many of those who wait ask at the same time.
 const POLLS_AT_ONCE: usize = 16;
+/// Payloads of submissions under way, in kibibytes; each counts as one at least. Lanes bound their number alone.
+const UNDER_WAY_KIB: usize = 64 << 10;
 
 /// Request.
 pub struct RequestService {
@@ -43,6 +45,7 @@ pub struct RequestService {
     hub: Arc<StatusHub>,
     switches: Arc<Switches>,
     polls: Semaphore,
+    under_way: Semaphore,
     metrics: AcceptMetrics,
     settings: RequestSettings,
     needs_broker: bool,
@@ -132,6 +135,7 @@ impl RequestService {
             hub: Arc::default(),
             switches,
             polls: Semaphore::new(POLLS_AT_ONCE),
+            under_way: Semaphore::new(UNDER_WAY_KIB),
             metrics: metrics.accept.clone(),
             settings: settings.request.clone(),
             needs_broker: engines.kafka.is_some(),
@@ -185,6 +189,9 @@ impl RequestService {
         if !rollout.canary.reaches(&submission.tenant) {
             return Err(SubmitError::NotReached);
         }
+        let kib = u32::try_from(submission.payload.len().div_ceil(1 << 10)).unwrap_or(u32::MAX).max(1);
+        let held = self.under_way.try_acquire_many(kib);
+        let _held = held.map_err(|_full| Error::Overloaded { lane: "request payloads" })?;
         let lane = format!("{}\0{}", submission.tenant, submission.key);
         // The lane itself answers in time.
         Ok(self.lanes.submit(&lane, self.prepare(submission)?).await?)

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use weir_core::RequestId;
 use weir_core::request::state::Status;
-use weir_store::request::{Claimed, Job, Room, Submit};
+use weir_store::request::{CLAIM_BYTES_MAX, Claimed, Job, Room, Sealed, Submit};
 
 use super::RequestHarness;
 use super::given::{
@@ -30,6 +30,23 @@ async fn downstreams<H: RequestHarness>(h: &H) -> Vec<String> {
 
 fn to(downstream: &str, submit: Submit) -> Submit {
     Submit { downstream: downstream.to_owned(), ..submit }
+}
+
+pub async fn a_claim_brings_no_more_bytes_than_it_may<H: RequestHarness>() {
+    let h = H::open().await;
+    let large = |key| {
+        let wish = wish(&h, key);
+        let payload = Sealed { bytes: vec![7; CLAIM_BYTES_MAX / 2], ..wish.payload.clone() };
+        Submit { payload, ..wish }
+    };
+    let (sent, huge) = ([large("a"), large("b"), large("c")], large("d"));
+    accepted(&h, sent.to_vec()).await;
+    assert_eq!(ids(&claim(&h, 10).await), [sent[0].id, sent[1].id]);
+    assert_eq!(ids(&claim(&h, 10).await), [sent[2].id], "the rest is there for the next claim");
+    let huge =
+        Submit { payload: Sealed { bytes: vec![7; CLAIM_BYTES_MAX + 1], ..huge.payload.clone() }, ..huge };
+    accepted_one(&h, huge.clone()).await;
+    assert_eq!(ids(&claim(&h, 10).await), [huge.id], "one comes however large");
 }
 
 pub async fn a_job_is_the_request_as_it_was_sent<H: RequestHarness>() {

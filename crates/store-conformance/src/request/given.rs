@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use weir_core::quota::Limits;
+use weir_core::request::canary::Percent;
 use weir_core::request::canonical::Fingerprint;
 use weir_core::request::retry::{Backoff, Cause, Judgement, Policy};
 use weir_core::request::state::{Callback, Refused, Report, Status};
@@ -13,7 +14,7 @@ use weir_core::{Clock, IdempotencyKey, RequestId, RequestType, TenantId, Timesta
 use weir_queue::Settlement;
 use weir_store::request::{
     Books, CallbackOutcome, CallbackReport, Claimed, DeadRequest, Failure, Job, JobReport, Receipt, Request,
-    Room, Sealed, Submit, SubmitOutcome, WEBHOOKS,
+    Rollout, RolloutChange, Room, Sealed, Submit, SubmitOutcome, WEBHOOKS,
 };
 
 use super::RequestHarness;
@@ -324,4 +325,22 @@ pub async fn webhooks<H: RequestHarness>(h: &H) -> Vec<RequestId> {
     }
     ids.sort_unstable();
     ids
+}
+
+/// What holds while nobody has switched anything.
+pub const SWITCHES: Rollout =
+    Rollout { processing_enabled: true, reconciler_enabled: true, canary: Percent::ALL };
+
+/// A change of everything.
+pub fn rollout_change(rollout: Rollout) -> RolloutChange {
+    RolloutChange {
+        processing_enabled: Some(rollout.processing_enabled),
+        reconciler_enabled: Some(rollout.reconciler_enabled),
+        canary: Some(rollout.canary),
+    }
+}
+
+/// What holds after a change.
+pub async fn switched<H: RequestHarness>(h: &H, change: RolloutChange) -> Rollout {
+    h.requests().change_rollout(change, SWITCHES).await.expect("change_rollout must succeed")
 }

@@ -9,8 +9,8 @@ use weir_store::request::{Rollout, Submit};
 use super::RequestHarness;
 use super::given::{
     TENANT, URL, accepted, again, begun, books, broken, claim_one, claimed, dead, died, done, found, letters,
-    nothing_due, policy, rejected, reported, reported_one, submitted, taken_over, tenant, webhooks, wish,
-    wish_for,
+    nothing_due, policy, rejected, reported, reported_one, rollout_change, submitted, switched, taken_over,
+    tenant, webhooks, wish, wish_for,
 };
 use crate::given::{TICK, limits};
 
@@ -27,7 +27,7 @@ pub async fn everything_stands_as_before<H: RequestHarness>() {
         reconciler_enabled: true,
         canary: Percent::new(7).expect("a percentage"),
     };
-    h.requests().set_rollout(rollout).await.expect("set_rollout must succeed");
+    switched(&h, rollout_change(rollout)).await;
     let read = async |h: &H| {
         let listed = h.requests().list_requests(&tenant(TENANT), None, None, 100).await;
         let pending = h.requests().pending_requests(Duration::ZERO, 10).await;

@@ -5,15 +5,16 @@ use std::time::Duration;
 use weir_core::RequestId;
 use weir_core::request::canary::Percent;
 use weir_core::request::state::{Callback, Status};
-use weir_store::request::{Books, Pending, Rollout, Submit};
+use weir_store::request::{Books, Pending, Rollout, RolloutChange, Submit};
 
 use super::RequestHarness;
 use super::given::{
-    DAY, TENANT, accepted, accepted_one, again, begun, books, broken, called_back, calls_back, claim,
-    claim_one, claimed, dead_ids, died, done, found, hasty, letters, next_id, now, policy, put_back,
-    rejected, reported, reported_one, submitted, taken_over, tenant, wish, wish_for, wishes,
+    DAY, SWITCHES, TENANT, accepted, accepted_one, again, begun, books, broken, called_back, calls_back,
+    claim, claim_one, claimed, dead_ids, died, done, found, hasty, letters, next_id, now, policy, put_back,
+    rejected, reported, reported_one, rollout_change, submitted, switched, taken_over, tenant, wish,
+    wish_for, wishes,
 };
-use crate::given::TICK;
+use crate::given::{TICK, at_once};
 
 const SECOND: Duration = Duration::from_secs(1);
 /// The finest step in which requests are known to be old.
@@ -99,9 +100,29 @@ pub async fn nothing_is_switched_until_somebody_does<H: RequestHarness>() {
     {
         let canary = Percent::new(percent).expect("a percentage");
         let rollout = Rollout { processing_enabled, reconciler_enabled, canary };
-        h.requests().set_rollout(rollout).await.expect("set_rollout must succeed");
+        assert_eq!(switched(&h, rollout_change(rollout)).await, rollout);
         assert_eq!(read().await, Some(rollout));
     }
+}
+
+pub async fn switches_that_nobody_names_stay_as_they_are<H: RequestHarness>() {
+    let h = H::open().await;
+    let reconciler_off = RolloutChange { reconciler_enabled: Some(false), ..RolloutChange::default() };
+    let mut expected = Rollout { reconciler_enabled: false, ..SWITCHES };
+    assert_eq!(switched(&h, reconciler_off).await, expected, "the rest is as in the settings");
+    let canary = Percent::new(7).expect("a percentage");
+    let changes = [
+        RolloutChange { processing_enabled: Some(false), ..RolloutChange::default() },
+        RolloutChange { canary: Some(canary), ..RolloutChange::default() },
+    ];
+    // At once: neither takes back what the other has switched.
+    at_once(changes.map(|change| {
+        let store = h.requests();
+        async move { store.change_rollout(change, SWITCHES).await.expect("change_rollout must succeed") }
+    }))
+    .await;
+    (expected.processing_enabled, expected.canary) = (false, canary);
+    assert_eq!(h.requests().rollout().await.expect("rollout must succeed"), Some(expected));
 }
 
 pub async fn old_requests_are_purged_when_they_are_final<H: RequestHarness>() {

@@ -62,8 +62,8 @@ const INSERT: &str = "
         SELECT request_id, tenant_id, request_type, status, payload, key_id, callback_url, $11, $11
         FROM new WHERE (request_id IN (SELECT request_id FROM kept)) IS TRUE),
     queued AS (
-        INSERT INTO request_job (request_id, downstream, claimable_at)
-        SELECT request_id, downstream, $11
+        INSERT INTO request_job (request_id, downstream, claimable_at, is_pending)
+        SELECT request_id, downstream, $11, status = 'PENDING_ENQUEUE'
         FROM new WHERE (request_id IN (SELECT request_id FROM kept)) IS TRUE),
     counted AS (
         INSERT INTO request_ledger (slot, accepted) SELECT $13, count(*) FROM kept

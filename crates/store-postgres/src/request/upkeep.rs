@@ -8,24 +8,27 @@ use weir_core::request::canary::Percent;
 use weir_core::request::state::{Progress, Status};
 use weir_core::{RequestId, Timestamp};
 use weir_store::Result;
-use weir_store::request::{Books, DeadRequest, Pending, Rollout};
+use weir_store::request::{Books, DeadRequest, Pending, Rollout, RolloutChange};
 
 use super::{COLUMNS, JOBS, fault, limited, read_id, read_request};
 use crate::quota::{column, int};
 use crate::{Postgres, time};
 
 const PENDING: &str = "
-    SELECT request_id, (extract(epoch FROM coalesce($3, clock_timestamp()) - created_at) * 1000000)::bigint
-    FROM request_record
-    WHERE status = 'PENDING_ENQUEUE'
+    SELECT job.request_id, (extract(epoch FROM coalesce($3, clock_timestamp()) - created_at) * 1000000)::bigint
+    FROM request_job AS job JOIN request_record AS record ON record.request_id = job.request_id
+    WHERE job.is_pending AND record.status = 'PENDING_ENQUEUE'
       AND created_at <= coalesce($3, clock_timestamp()) - $1::bigint * interval '1 microsecond'
-    ORDER BY created_at LIMIT $2";
+    ORDER BY job.request_id LIMIT $2";
 /// Longer than anything has waited, and no longer than Postgres can count back.
 const AGE_MAX: Duration = Duration::from_secs(100 * 366 * 86_400);
 /// Jobs first, as everywhere. A worker that has one of them has made its request `IN_PROGRESS` already.
 const MARK_ENQUEUED: &str = "
     WITH locked AS MATERIALIZED (
-        SELECT request_id FROM request_job WHERE request_id = ANY($1) ORDER BY request_id FOR UPDATE)
+        SELECT request_id FROM request_job WHERE request_id = ANY($1) ORDER BY request_id FOR UPDATE),
+    given AS (
+        UPDATE request_job AS job SET is_pending = false FROM locked
+        WHERE job.request_id = locked.request_id AND job.is_pending)
     UPDATE request_record AS record SET status = 'ACCEPTED', updated_at = coalesce($2, clock_timestamp())
     FROM locked WHERE record.request_id = locked.request_id AND record.status = 'PENDING_ENQUEUE'";
 const LETTERS: &str = "
@@ -66,11 +69,14 @@ const FORGET_KEYS: &str = "
         SELECT tenant_id, idempotency_key FROM idempotency_record
         WHERE expires_at <= coalesce($1, clock_timestamp()) ORDER BY expires_at LIMIT $2 FOR UPDATE SKIP LOCKED)";
 const ROLLOUT: &str = "SELECT processing_enabled, reconciler_enabled, canary_percent FROM request_rollout";
-const SET_ROLLOUT: &str = "
-    INSERT INTO request_rollout (id, processing_enabled, reconciler_enabled, canary_percent) VALUES (1, $1, $2, $3)
+const CHANGE_ROLLOUT: &str = "
+    INSERT INTO request_rollout AS present (id, processing_enabled, reconciler_enabled, canary_percent)
+    VALUES (1, coalesce($1::boolean, $4), coalesce($2::boolean, $5), coalesce($3::smallint, $6))
     ON CONFLICT (id) DO UPDATE
-    SET processing_enabled = excluded.processing_enabled, reconciler_enabled = excluded.reconciler_enabled,
-        canary_percent = excluded.canary_percent";
+    SET processing_enabled = coalesce($1, present.processing_enabled),
+        reconciler_enabled = coalesce($2, present.reconciler_enabled),
+        canary_percent = coalesce($3, present.canary_percent)
+    RETURNING processing_enabled, reconciler_enabled, canary_percent";
 const BOOKS: &str = "
     SELECT (SELECT coalesce(sum(accepted), 0)::bigint FROM request_ledger),
            (SELECT coalesce(sum(purged), 0)::bigint FROM request_ledger),
@@ -197,25 +203,37 @@ pub(super) async fn rollout(engine: &Postgres) -> Result<Option<Rollout>> {
     let session = engine.inner.pool.request_session().await?;
     let row = session.bounded(session.client.query_opt(ROLLOUT, &[])).await?;
     session.keep();
-    let read = |row: tokio_postgres::Row| {
-        let percent = u8::try_from(column::<i16>(&row, 2)?).map_err(fault)?;
-        Ok(Rollout {
-            processing_enabled: column(&row, 0)?,
-            reconciler_enabled: column(&row, 1)?,
-            canary: Percent::new(percent).map_err(fault)?,
-        })
-    };
-    row.map(read).transpose()
+    row.as_ref().map(read_rollout).transpose()
 }
 
-pub(super) async fn set_rollout(engine: &Postgres, rollout: Rollout) -> Result<()> {
-    let Rollout { processing_enabled, reconciler_enabled, canary } = rollout;
+pub(super) async fn change_rollout(
+    engine: &Postgres,
+    change: RolloutChange,
+    default: Rollout,
+) -> Result<Rollout> {
+    let percent = |canary: Percent| i16::from(canary.get());
+    let (canary, default_canary) = (change.canary.map(percent), percent(default.canary));
     let session = engine.inner.pool.request_session().await?;
-    let values: [&(dyn tokio_postgres::types::ToSql + Sync); 3] =
-        [&processing_enabled, &reconciler_enabled, &i16::from(canary.get())];
-    session.bounded(session.client.execute(SET_ROLLOUT, &values)).await?;
+    let values: [&(dyn tokio_postgres::types::ToSql + Sync); 6] = [
+        &change.processing_enabled,
+        &change.reconciler_enabled,
+        &canary,
+        &default.processing_enabled,
+        &default.reconciler_enabled,
+        &default_canary,
+    ];
+    let row = session.bounded(session.client.query_one(CHANGE_ROLLOUT, &values)).await?;
     session.keep();
-    Ok(())
+    read_rollout(&row)
+}
+
+fn read_rollout(row: &tokio_postgres::Row) -> Result<Rollout> {
+    let percent = u8::try_from(column::<i16>(row, 2)?).map_err(fault)?;
+    Ok(Rollout {
+        processing_enabled: column(row, 0)?,
+        reconciler_enabled: column(row, 1)?,
+        canary: Percent::new(percent).map_err(fault)?,
+    })
 }
 
 pub(super) async fn books(engine: &Postgres) -> Result<Books> {

@@ -3,6 +3,7 @@
 
 use std::borrow::Cow;
 use std::collections::HashMap;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, SystemTime};
 
 use futures_util::future::{try_join, try_join3, try_join4};
@@ -13,9 +14,9 @@ use weir_core::request::retry::Policy;
 use weir_core::request::state::{Claim, Lease, Progress, Refused, Report, Status};
 use weir_core::{RequestId, RequestType, TenantId, Timestamp};
 use weir_store::request::{
-    CallbackOutcome, CallbackReport, Claimed, Job, JobReport, Room, Sealed, Told, WEBHOOKS,
+    CLAIM_BYTES_MAX, CallbackOutcome, CallbackReport, Claimed, Job, JobReport, Room, Sealed, Told, WEBHOOKS,
 };
-use weir_store::{Result, shard};
+use weir_store::{Error, Result, shard};
 
 use super::{fault, read_id, read_status};
 use crate::pool::Session;
@@ -32,16 +33,21 @@ const FIRST: &str = "
         ORDER BY claimable_at LIMIT 1) AS job";
 /// What a worker needs, and the rule: as [`read_entry`] and [`read_job`] read them.
 const CLAIM: &str = "
-    SELECT job.request_id, record.status, job.attempts, job.claimable_at, job.is_leased, job.token, job.downstream,
-           record.callback_url IS NOT NULL, record.tenant_id, record.request_type, record.payload,
-           record.payload_key_id, record.created_at
-    FROM unnest($1::text[], $2::bigint[]) AS room (downstream, jobs)
-    CROSS JOIN LATERAL (
-        SELECT * FROM request_job AS due
-        WHERE due.downstream = room.downstream AND due.claimable_at <= coalesce($3, clock_timestamp())
-        ORDER BY due.claimable_at LIMIT room.jobs FOR UPDATE SKIP LOCKED) AS job
-    JOIN request_record AS record ON record.request_id = job.request_id
-    ORDER BY job.claimable_at";
+    SELECT request_id, status, attempts, claimable_at, is_leased, token, downstream, has_callback, tenant_id,
+           request_type, payload, payload_key_id, created_at
+    FROM (
+        SELECT job.request_id, record.status, job.attempts, job.claimable_at, job.is_leased, job.token, job.downstream,
+               record.callback_url IS NOT NULL AS has_callback, record.tenant_id, record.request_type, record.payload,
+               record.payload_key_id, record.created_at,
+               sum(octet_length(record.payload)) OVER (
+                   ORDER BY job.claimable_at ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS bytes_before
+        FROM unnest($1::text[], $2::bigint[]) AS room (downstream, jobs)
+        CROSS JOIN LATERAL (
+            SELECT * FROM request_job AS due
+            WHERE due.downstream = room.downstream AND due.claimable_at <= coalesce($3, clock_timestamp())
+            ORDER BY due.claimable_at LIMIT room.jobs FOR UPDATE SKIP LOCKED) AS job
+        JOIN request_record AS record ON record.request_id = job.request_id) AS claimable
+    WHERE coalesce(bytes_before, 0) < $4 ORDER BY claimable_at";
 const CLAIM_NAMED: &str = "
     SELECT job.request_id, record.status, job.attempts, job.claimable_at, job.is_leased, job.token, job.downstream,
            record.callback_url IS NOT NULL, record.tenant_id, record.request_type, record.payload,
@@ -67,7 +73,8 @@ const SAVE_RECORDS: &str = "
     WHERE record.request_id = new.request_id";
 const SAVE_JOBS: &str = "
     UPDATE request_job AS job
-    SET claimable_at = new.claimable_at, is_leased = new.is_leased, token = new.token, attempts = new.attempts
+    SET claimable_at = new.claimable_at, is_leased = new.is_leased, token = new.token, attempts = new.attempts,
+        is_pending = false
     FROM unnest($1::uuid[], $2::timestamptz[], $3::boolean[], $4::bigint[], $5::integer[])
         AS new (request_id, claimable_at, is_leased, token, attempts)
     WHERE job.request_id = new.request_id";
@@ -82,6 +89,11 @@ const DOWNSTREAMS: &str = "
         SELECT (SELECT min(downstream) FROM request_job WHERE downstream > name.downstream) FROM name
         WHERE name.downstream IS NOT NULL)
     SELECT downstream FROM name WHERE downstream IS NOT NULL";
+
+/// A claim reads the index from its front, where the jobs that have ended are until they are cleared away. Autovacuum
+/// comes once a minute: by then a claim may have to pass over hundreds of thousands of them.
+const TIDY: &str = "VACUUM (SKIP_LOCKED, INDEX_CLEANUP ON, TRUNCATE OFF) request_job";
+const TIDY_EVERY: u64 = 10_000;
 
 /// In the order of [`Statements::from_prepared`].
 pub(super) const SQL: [&str; 8] =
@@ -142,10 +154,11 @@ pub(super) async fn claim_due(engine: &Postgres, room: &[Room], policy: &Policy)
         session.keep();
         return Ok(Claimed { next, ..Claimed::default() });
     }
+    let bytes_max = super::limited(CLAIM_BYTES_MAX);
     let (_, rows, clock) = session
         .bounded(try_join3(
             client.batch_execute("BEGIN"),
-            client.query(&statements.claim, &[&names, &counts, &test_clock]),
+            client.query(&statements.claim, &[&names, &counts, &test_clock, &bytes_max]),
             client.query_one(&session.statements.clock, &[]),
         ))
         .await?;
@@ -233,7 +246,29 @@ pub(super) async fn report(
     let changed: Vec<Entry> = entries.into_values().filter(|entry| entry.is_changed).collect();
     save(&session, &changed, now).await?;
     session.keep();
+    tidy(engine, changed.iter().filter(|entry| entry.progress.status.is_final()).count());
     Ok(outcomes)
+}
+
+/// Clears away what jobs leave behind, each time so many more have ended.
+fn tidy(engine: &Postgres, ended: usize) {
+    let ended = ended as u64;
+    let before = engine.inner.ended_jobs.fetch_add(ended, Ordering::Relaxed);
+    if before / TIDY_EVERY == before.wrapping_add(ended) / TIDY_EVERY {
+        return;
+    }
+    let engine = engine.clone();
+    tokio::spawn(async move {
+        let tidied = async {
+            let session = engine.inner.pool.session().await?;
+            session.bounded(session.client.batch_execute(TIDY)).await?;
+            session.keep();
+            Ok(())
+        };
+        if let Err::<(), Error>(error) = tidied.await {
+            tracing::debug!(error = %error.with_causes(), "what ended jobs leave behind waits for autovacuum");
+        }
+    });
 }
 
 pub(super) async fn call_back(

@@ -7,7 +7,7 @@ use rusqlite::{Connection, OptionalExtension, params};
 use weir_core::request::canary::Percent;
 use weir_core::request::state::{Progress, Status};
 use weir_core::{RequestId, Timestamp};
-use weir_store::request::{Books, DeadRequest, Pending, Rollout};
+use weir_store::request::{Books, DeadRequest, Pending, Rollout, RolloutChange};
 
 use super::{COLUMNS, read_id, read_request};
 use crate::error::fault;
@@ -40,9 +40,14 @@ const FORGET_KEYS: &str = "
         SELECT tenant_id, idempotency_key FROM idempotency_record WHERE expires_at <= ?1
         ORDER BY expires_at LIMIT ?2)";
 const ROLLOUT: &str = "SELECT processing_enabled, reconciler_enabled, canary_percent FROM request_rollout";
-const SET_ROLLOUT: &str = "
-    INSERT OR REPLACE INTO request_rollout (id, processing_enabled, reconciler_enabled, canary_percent)
-    VALUES (1, ?1, ?2, ?3)";
+const BEGIN_ROLLOUT: &str = "
+    INSERT INTO request_rollout (id, processing_enabled, reconciler_enabled, canary_percent) VALUES (1, ?1, ?2, ?3)
+    ON CONFLICT (id) DO NOTHING";
+const CHANGE_ROLLOUT: &str = "
+    UPDATE request_rollout
+    SET processing_enabled = coalesce(?1, processing_enabled),
+        reconciler_enabled = coalesce(?2, reconciler_enabled), canary_percent = coalesce(?3, canary_percent)
+    RETURNING processing_enabled, reconciler_enabled, canary_percent";
 const BOOKS: &str = "
     SELECT (SELECT accepted FROM request_ledger), (SELECT purged FROM request_ledger),
            count(*) FILTER (WHERE status = 'COMPLETED'), count(*) FILTER (WHERE status = 'FAILED_PERMANENT'),
@@ -183,20 +188,28 @@ pub(super) fn books(connection: &Connection) -> rusqlite::Result<Books> {
 }
 
 pub(super) fn rollout(connection: &Connection) -> rusqlite::Result<Option<Rollout>> {
-    let read = |row: &rusqlite::Row<'_>| {
-        Ok(Rollout {
-            processing_enabled: row.get(0)?,
-            reconciler_enabled: row.get(1)?,
-            canary: Percent::new(row.get(2)?).map_err(fault)?,
-        })
-    };
-    connection.prepare_cached(ROLLOUT)?.query_row([], read).optional()
+    connection.prepare_cached(ROLLOUT)?.query_row([], read_rollout).optional()
 }
 
-pub(super) fn set_rollout(connection: &Connection, rollout: Rollout) -> rusqlite::Result<()> {
-    let Rollout { processing_enabled, reconciler_enabled, canary } = rollout;
-    let values = params![processing_enabled, reconciler_enabled, canary.get()];
-    connection.prepare_cached(SET_ROLLOUT)?.execute(values).map(drop)
+pub(super) fn change_rollout(
+    connection: &Connection,
+    change: RolloutChange,
+    default: Rollout,
+) -> rusqlite::Result<Rollout> {
+    let Rollout { processing_enabled, reconciler_enabled, canary } = default;
+    let begin = params![processing_enabled, reconciler_enabled, canary.get()];
+    connection.prepare_cached(BEGIN_ROLLOUT)?.execute(begin)?;
+    let RolloutChange { processing_enabled, reconciler_enabled, canary } = change;
+    let change = params![processing_enabled, reconciler_enabled, canary.map(Percent::get)];
+    connection.prepare_cached(CHANGE_ROLLOUT)?.query_row(change, read_rollout)
+}
+
+fn read_rollout(row: &rusqlite::Row<'_>) -> rusqlite::Result<Rollout> {
+    Ok(Rollout {
+        processing_enabled: row.get(0)?,
+        reconciler_enabled: row.get(1)?,
+        canary: Percent::new(row.get(2)?).map_err(fault)?,
+    })
 }
 
 fn limited(limit: usize) -> i64 {

@@ -5,7 +5,7 @@ use weir_core::request::retry::Policy;
 use weir_core::request::state::{Claim, Lease, Progress, Refused, Report, Status};
 use weir_core::{RequestId, RequestType, TenantId, Timestamp};
 use weir_store::request::{
-    CallbackOutcome, CallbackReport, Claimed, Job, JobReport, Room, Sealed, Told, WEBHOOKS,
+    CLAIM_BYTES_MAX, CallbackOutcome, CallbackReport, Claimed, Job, JobReport, Room, Sealed, Told, WEBHOOKS,
 };
 
 use super::{read_id, read_status};
@@ -71,6 +71,7 @@ pub(super) fn claim_due(
     now: Timestamp,
 ) -> rusqlite::Result<Claimed> {
     let mut claimed = Claimed::default();
+    let mut bytes = 0;
     for Room { downstream, jobs } in room {
         let limit = i64::try_from(*jobs).unwrap_or(i64::MAX);
         let mut statement = connection.prepare_cached(&format!("{ENTRY} {DUE}"))?;
@@ -78,7 +79,12 @@ pub(super) fn claim_due(
             .query_map(params![downstream, now.as_micros(), limit], read_entry)?
             .collect::<rusqlite::Result<_>>()?;
         for entry in entries {
+            if bytes >= CLAIM_BYTES_MAX {
+                return Ok(claimed);
+            }
+            let before = claimed.jobs.len();
             claim(connection, entry, policy, now, &mut claimed)?;
+            bytes += claimed.jobs.get(before).map_or(0, |job| job.payload.bytes.len());
         }
     }
     if claimed.jobs.is_empty() && claimed.exhausted.is_empty() {

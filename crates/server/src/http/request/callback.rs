@@ -31,6 +31,8 @@ const MESSAGE_DEFAULT: &str = "the downstream called back that it failed";
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct CallbackRequest {
+    /// Which request it is about; then its signature is good for no other.
+    request_id: Option<Box<str>>,
     status: Box<str>,
     result: Option<Box<RawValue>>,
     failure_code: Option<Box<str>>,
@@ -52,8 +54,13 @@ pub(crate) async fn call_back(
     Raw(body): Raw,
 ) -> Result<Json<CallbackResponse>, ApiError> {
     check_signature(&app, &headers, &body)?;
-    let said = parse(parse_json(&body)?)?;
+    let mut request: CallbackRequest = parse_json(&body)?;
+    let named = request.request_id.take();
+    let said = parse(request)?;
     let id = parse_id(id)?;
+    if named.is_some_and(|named| RequestId::parse(&named) != Some(id)) {
+        return Err(ApiError::invalid_field("requestId", "must be the request that the path names"));
+    }
     let status = match app.requests.call_back(id, said).await? {
         CallbackOutcome::Taken(status) => {
             tell_of(id, status);
@@ -86,7 +93,7 @@ fn check_signature(app: &App, headers: &HeaderMap, body: &Bytes) -> Result<(), A
 }
 
 fn parse(request: CallbackRequest) -> Result<CalledBack, ApiError> {
-    let CallbackRequest { status, result, failure_code, failure_message } = request;
+    let CallbackRequest { status, result, failure_code, failure_message, .. } = request;
     match &*status {
         "COMPLETED" => {
             let result = result.map(|result| Bytes::from(Box::<str>::from(result).into_boxed_bytes()));
@@ -135,6 +142,7 @@ mod tests {
         assert_eq!(plain("a\0b\nc", 10), "a b c");
         assert_eq!(plain(&"ü".repeat(20), 10), "ü".repeat(10));
         let said = parse(CallbackRequest {
+            request_id: None,
             status: "FAILED".into(),
             result: None,
             failure_code: Some("\n".into()),

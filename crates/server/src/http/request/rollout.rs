@@ -5,7 +5,7 @@ use std::sync::Arc;
 use axum::extract::State;
 use serde::{Deserialize, Serialize};
 use weir_core::request::canary::{OutOfRange, Percent};
-use weir_store::request::Rollout;
+use weir_store::request::{Rollout, RolloutChange};
 
 use super::super::body::Json;
 use super::super::error::ApiError;
@@ -44,13 +44,9 @@ pub(crate) async fn put_rollout(
     Json(request): Json<RolloutRequest>,
 ) -> Result<Json<RolloutResponse>, ApiError> {
     let canary = request.canary_percent.map(parse_percent).transpose()?;
-    let present = app.requests.switches().read().await?;
-    let rollout = Rollout {
-        processing_enabled: request.processing_enabled.unwrap_or(present.processing_enabled),
-        reconciler_enabled: request.reconciler_enabled.unwrap_or(present.reconciler_enabled),
-        canary: canary.unwrap_or(present.canary),
-    };
-    app.requests.switches().set(rollout).await?;
+    let RolloutRequest { processing_enabled, reconciler_enabled, .. } = request;
+    let change = RolloutChange { processing_enabled, reconciler_enabled, canary };
+    let rollout = app.requests.switches().change(change).await?;
     let RolloutResponse { processing_enabled, reconciler_enabled, canary_percent } = describe(rollout);
     tracing::info!(
         processing_enabled,

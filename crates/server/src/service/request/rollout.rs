@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use weir_store::Result;
-use weir_store::request::{RequestStore, Rollout};
+use weir_store::request::{RequestStore, Rollout, RolloutChange};
 
 use super::super::within;
 
@@ -53,32 +53,20 @@ impl Switches {
         answer
     }
 
-    /// What is switched on, as the store has it now.
+    /// Switches on or off: at once here, within five seconds on other servers. Says what holds now.
     ///
     /// # Errors
     /// When the store cannot say.
-    pub async fn read(&self) -> Result<Rollout> {
-        let _reading = self.reading.lock().await;
-        let asked = Instant::now();
-        let rollout = within(self.timeout, self.store.rollout()).await?.unwrap_or(self.default);
-        self.remember(asked, Ok(rollout));
-        Ok(rollout)
-    }
-
-    /// Switches on or off: at once here, within five seconds on other servers.
-    ///
-    /// # Errors
-    /// When the store cannot say.
-    pub async fn set(&self, rollout: Rollout) -> Result<()> {
+    pub async fn change(&self, change: RolloutChange) -> Result<Rollout> {
         // Whoever reads meanwhile must not remember what was before.
         let _reading = self.reading.lock().await;
-        let set = within(self.timeout, self.store.set_rollout(rollout)).await;
-        match &set {
-            Ok(()) => self.remember(Instant::now(), Ok(rollout)),
-            // It may have been set all the same.
+        let changed = within(self.timeout, self.store.change_rollout(change, self.default)).await;
+        match &changed {
+            Ok(rollout) => self.remember(Instant::now(), Ok(*rollout)),
+            // It may have been changed all the same.
             Err(_) => *self.last() = None,
         }
-        set
+        changed
     }
 
     fn fresh(&self) -> Option<Result<Rollout>> {

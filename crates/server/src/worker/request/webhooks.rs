@@ -3,9 +3,10 @@
 //! A webhook is queued in the commit that ends the request, signed as Standard Webhooks has it, and sent at least once.
 //! Its id is the same each time it is sent. What the receiver refuses for good becomes a dead letter at once, anything
 //! else after twelve attempts. Webhooks go out in no order, many at a time; a batch is settled when the slowest of them
-//! has been answered or given up.
+//! has been answered or given up, and receivers that did not answer are left alone for a while (`slow`).
 
 mod message;
+mod slow;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,6 +21,7 @@ use weir_queue::{Claim, Message, Settlement, Source};
 use weir_store::Result;
 use weir_store::request::{Request, RequestStore, WEBHOOKS};
 
+use self::slow::Slow;
 use super::downstream::AGENT;
 use crate::auth::webhook::WebhookSecret;
 use crate::config::request::RequestSettings;
@@ -50,6 +52,7 @@ pub struct Webhooks {
     parts: Parts,
     client: Outbound,
     timeout: Duration,
+    slow: Arc<Slow>,
 }
 
 /// What is to be done about a webhook.
@@ -84,7 +87,7 @@ impl Webhooks {
         let timeout = settings.webhook_timeout;
         let reach = if settings.allow_private { Reach::Anywhere } else { Reach::Public };
         let bounds = Bounds { connect_timeout: timeout, read_timeout: timeout, body_max: 0, idle_max: 0 };
-        Self { parts, client: Outbound::new(reach, bounds), timeout }
+        Self { parts, client: Outbound::new(reach, bounds), timeout, slow: Arc::default() }
     }
 
     /// Sends until told to stop, then finishes what it holds.
@@ -166,10 +169,15 @@ impl Webhooks {
         // Purged since, or replayed: then it is told of its next end.
         let found = self.parts.store.find_request(id).await?.filter(|request| request.status.is_final());
         let Some(request) = found else { return Ok(Fate::Done) };
-        let url = request.callback_url.as_deref().and_then(|url| url.parse().ok());
-        let Some(target) = url.as_ref().and_then(Target::new) else {
+        let url: Option<url::Url> = request.callback_url.as_deref().and_then(|url| url.parse().ok());
+        let Some((target, url)) = url.and_then(|url| Some((Target::new(&url)?, url))) else {
             return Ok(Fate::Dead("the callback URL is none".to_owned()));
         };
+        let (tenant, receiver, now) = (&request.tenant, url.authority(), self.parts.clock.now());
+        if self.slow.has(tenant, receiver, now) {
+            let why = "the receiver did not answer a moment ago".to_owned();
+            return Ok(Fate::Retry { asked: None, why });
+        }
         let body = match self.body(&request) {
             Ok(body) => body,
             Err(error) => {
@@ -179,7 +187,12 @@ impl Webhooks {
         let name = format!("{id}-{}", message.position.id);
         let headers = self.headers(&name, &body);
         let sent = tokio::time::timeout(self.timeout, self.client.post(&target, headers, body)).await;
-        Ok(judge(sent.unwrap_or(Err(Problem::TimedOut))))
+        let sent = sent.unwrap_or(Err(Problem::TimedOut));
+        match &sent {
+            Err(Problem::TimedOut) => self.slow.add(tenant, receiver, now),
+            _ => self.slow.remove(tenant, receiver),
+        }
+        Ok(judge(sent))
     }
 
     fn body(&self, request: &Request) -> std::result::Result<Bytes, crate::seal::OpenError> {

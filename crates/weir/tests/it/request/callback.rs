@@ -114,10 +114,42 @@ async fn a_given_secret_is_used_and_none_is_made(store: Store) {
     assert_eq!(api.call_back_signed(&id, &body, sent, &signature).await.status, 200);
 }
 
+async fn a_secret_that_is_replaced_is_good_until_it_is_taken_away(store: Store) {
+    let (new, old) = ("whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oD", "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw");
+    let api = Api::start_with(store, &[("WEIR_WEBHOOK_SECRET", &format!("{new} {old}"))]).await;
+    for (key, secret) in [("k1", new), ("k2", old)] {
+        let id = api.accepted(&api.caller("acme"), key).await;
+        api.begin(&id).await;
+        let (body, sent) = (json!({"status": "COMPLETED"}).to_string(), now());
+        let signature = sign(&Secret::parse(secret).ok().unwrap(), "msg_1", sent, body.as_bytes());
+        assert_eq!(api.call_back_signed(&id, &body, sent, &signature).await.status, 200);
+    }
+}
+
+async fn a_callback_that_names_its_request_is_good_for_no_other(store: Store) {
+    let api = Api::start(store).await;
+    let caller = api.caller("acme");
+    let (one, other) = (api.accepted(&caller, "k1").await, api.accepted(&caller, "k2").await);
+    api.begin(&one).await;
+    api.begin(&other).await;
+    let body = json!({"requestId": one, "status": "COMPLETED"});
+    let refused = api.call_back(&other, &body, now()).await;
+    assert_eq!((refused.status, &refused.json()["code"]), (400, &json!("INVALID_REQUEST")));
+    assert!(refused.json()["message"].as_str().unwrap().contains("requestId"));
+    assert_eq!(api.call_back(&one, &body, now()).await.json()["status"], "COMPLETED");
+    assert_eq!(
+        api.call_back(&other, &json!({"status": "FAILED"}), now()).await.status,
+        200,
+        "it was still open"
+    );
+}
+
 on_each_engine!(
     a_signed_callback_ends_a_request_once,
     a_downstream_may_say_why_it_failed,
     what_is_not_signed_or_not_of_the_present_is_401,
     a_signed_callback_that_says_nothing_is_400,
     a_given_secret_is_used_and_none_is_made,
+    a_secret_that_is_replaced_is_good_until_it_is_taken_away,
+    a_callback_that_names_its_request_is_good_for_no_other,
 );

@@ -11,7 +11,7 @@ use weir_core::request::state::{Refused, Status};
 use weir_core::{RequestId, TenantId};
 use weir_store::request::{
     Books, CallbackOutcome, CallbackReport, Claimed, DeadRequest, JobReport, Pending, Request, RequestStore,
-    Rollout, Room, Submit, SubmitOutcome,
+    Rollout, RolloutChange, Room, Submit, SubmitOutcome,
 };
 use weir_store::{Error, Result};
 use weir_store_sqlite::Sqlite;
@@ -104,7 +104,7 @@ impl RequestStore for Away {
     async fn rollout(&self) -> Result<Option<Rollout>> {
         unreachable!()
     }
-    async fn set_rollout(&self, _: Rollout) -> Result<()> {
+    async fn change_rollout(&self, _: RolloutChange, _: Rollout) -> Result<Rollout> {
         unreachable!()
     }
     async fn audit_requests(&self) -> Result<Books> {

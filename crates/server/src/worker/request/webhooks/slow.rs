@@ -1,0 +1,111 @@
+//! Receivers that did not answer a moment ago.
+//!
+//! A batch of webhooks takes as long as its slowest receiver. So that nobody's receivers hold up those of others more than
+//! once in a while, one that did not answer is not called for some time; its webhooks wait for their next attempts.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use weir_core::{TenantId, Timestamp};
+
+/// How long a receiver is left alone.
+const ALONE_FOR: Duration = Duration::from_secs(30);
+/// A tenant with so many such receivers is left alone as a whole: names cost nothing.
+const RECEIVERS_MAX: usize = 4;
+/// Tenants that are remembered. When there are more, nobody is left alone until some have been forgotten.
+const TENANTS_MAX: usize = 10_000;
+
+#[derive(Debug, Default)]
+pub(super) struct Slow(Mutex<HashMap<TenantId, Receivers>>);
+
+/// Until when each is left alone.
+type Receivers = HashMap<String, Timestamp>;
+
+impl Slow {
+    /// Whether a tenant's receiver is not to be called now.
+    pub(super) fn has(&self, tenant: &TenantId, receiver: &str, now: Timestamp) -> bool {
+        let tenants = self.lock();
+        let Some(receivers) = tenants.get(tenant) else { return false };
+        let is_alone = |until: &Timestamp| *until > now;
+        receivers.get(receiver).is_some_and(is_alone)
+            || receivers.values().filter(|until| is_alone(until)).count() >= RECEIVERS_MAX
+    }
+
+    /// A receiver did not answer.
+    pub(super) fn add(&self, tenant: &TenantId, receiver: &str, now: Timestamp) {
+        let mut tenants = self.lock();
+        if tenants.len() >= TENANTS_MAX && !tenants.contains_key(tenant) {
+            tenants.retain(|_, receivers| receivers.values().any(|until| *until > now));
+            if tenants.len() >= TENANTS_MAX {
+                return;
+            }
+        }
+        let receivers = tenants.entry(tenant.clone()).or_default();
+        receivers.retain(|_, until| *until > now);
+        if receivers.len() < RECEIVERS_MAX || receivers.contains_key(receiver) {
+            receivers.insert(receiver.to_owned(), now.plus(ALONE_FOR));
+        }
+    }
+
+    /// A receiver answered.
+    pub(super) fn remove(&self, tenant: &TenantId, receiver: &str) {
+        let mut tenants = self.lock();
+        let Some(receivers) = tenants.get_mut(tenant) else { return };
+        receivers.remove(receiver);
+        if receivers.is_empty() {
+            tenants.remove(tenant);
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<TenantId, Receivers>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tenant(name: &str) -> TenantId {
+        TenantId::parse(name).unwrap()
+    }
+
+    #[test]
+    fn a_receiver_that_did_not_answer_is_left_alone_for_a_while() {
+        let (slow, now, acme) = (Slow::default(), Timestamp::EPOCH, tenant("acme"));
+        slow.add(&acme, "a:443", now);
+        assert!(slow.has(&acme, "a:443", now));
+        assert!(!slow.has(&acme, "b:443", now), "its others are called");
+        assert!(!slow.has(&tenant("other"), "a:443", now), "and those of others");
+        assert!(!slow.has(&acme, "a:443", now.plus(ALONE_FOR)));
+        slow.remove(&acme, "a:443");
+        assert!(!slow.has(&acme, "a:443", now));
+        assert!(slow.lock().is_empty());
+    }
+
+    #[test]
+    fn a_tenant_with_many_such_receivers_is_left_alone() {
+        let (slow, now, acme) = (Slow::default(), Timestamp::EPOCH, tenant("acme"));
+        for n in 0..RECEIVERS_MAX + 10 {
+            assert_eq!(slow.has(&acme, "new:443", now), n >= RECEIVERS_MAX);
+            slow.add(&acme, &format!("{n}:443"), now);
+        }
+        assert_eq!(
+            slow.lock().get(&acme).map(HashMap::len),
+            Some(RECEIVERS_MAX),
+            "and no more are remembered"
+        );
+    }
+
+    #[test]
+    fn what_is_remembered_is_bounded() {
+        let (slow, now) = (Slow::default(), Timestamp::EPOCH);
+        for n in 0..TENANTS_MAX + 5 {
+            slow.add(&tenant(&format!("t{n}")), "a:443", now);
+        }
+        assert_eq!(slow.lock().len(), TENANTS_MAX);
+        slow.add(&tenant("late"), "a:443", now.plus(ALONE_FOR));
+        assert_eq!(slow.lock().len(), 1, "those that are over make room");
+    }
+}
