@@ -1,4 +1,5 @@
 # make run    build and start Weir on the embedded engine
+# make page   the sale page alone, for the next build
 # make test   everything CI checks: format, lints, every test (installs what the tests need)
 # make bench  the speed of this machine, side by side with baselines
 # make help   this list
@@ -8,16 +9,22 @@ SHELL := /bin/bash
 WEIR_LISTEN ?= 127.0.0.1:8080
 export WEIR_LISTEN
 
-.PHONY: help run build test fmt lint unit bench deps
+.PHONY: help run page build test fmt lint unit bench deps
 
 help:
 	@sed -n 's/^# //p' Makefile
 
-run: build
+run: page build
 	@printf '\nStarting Weir on http://%s (stop with Ctrl-C). In another terminal, try:\n\n' '$(WEIR_LISTEN)'
 	@printf "  curl -s -H 'content-type: application/json' http://%s/api/config -d '{\"userId\":\"alice\",\"rateLimit\":3,\"timeWindow\":1}'\n" '$(WEIR_LISTEN)'
-	@printf "  curl -s -H 'content-type: application/json' http://%s/api/send   -d '{\"userId\":\"alice\",\"message\":\"hello\"}'\n\n" '$(WEIR_LISTEN)'
+	@printf "  curl -s -H 'content-type: application/json' http://%s/api/send   -d '{\"userId\":\"alice\",\"message\":\"hello\"}'\n" '$(WEIR_LISTEN)'
+	@printf '  or open http://%s/sale/\n\n' '$(WEIR_LISTEN)'
 	@exec ./target/release/weir serve
+
+# The sale page, which the build puts into the binary; without npm the binary says how to get it.
+page:
+	@if command -v npm >/dev/null 2>&1; then cd web && npm ci --no-audit --no-fund --loglevel=error && npm run --silent build; \
+	 else echo 'npm is not installed: the binary goes without the sale page, and says how to get it'; fi
 
 build:
 	cargo build --release --locked -p weir

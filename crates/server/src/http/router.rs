@@ -65,6 +65,10 @@ fn sale() -> Vec<Route> {
                 .put(sale::products::change_product)
                 .delete(sale::products::delete_product),
         ),
+        ("/sale", get(sale::page::redirect_to_page)),
+        ("/sale/", get(sale::page::get_page)),
+        ("/sale/{file}", get(sale::page::get_page_file)),
+        ("/sale/assets/{file}", get(sale::page::get_page_asset)),
     ]
 }
 

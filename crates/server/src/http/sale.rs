@@ -4,6 +4,7 @@
 
 pub(crate) mod error;
 pub(crate) mod events;
+pub(crate) mod page;
 pub(crate) mod products;
 pub(crate) mod purchases;
 pub(crate) mod visitor;

@@ -4,6 +4,7 @@ mod buying;
 mod crowd;
 mod edge;
 mod given;
+mod page;
 mod products;
 mod stream;
 mod turning;

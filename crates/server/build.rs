@@ -1,0 +1,40 @@
+//! Puts the sale page into the binary, if it was built: `web/dist`. It never builds the page itself, so that a machine without
+//! Node can build Weir; the server then says how to get the page.
+
+use std::fmt::Write;
+use std::path::{Path, PathBuf};
+use std::{env, fs, io};
+
+fn main() -> io::Result<()> {
+    let web = PathBuf::from(env::var("CARGO_MANIFEST_DIR").unwrap_or_default()).join("../../web");
+    let dist = web.join("dist");
+    // A path that is not there counts as changed every time; building the page touches this file instead.
+    let watched = if dist.is_dir() { dist.clone() } else { PathBuf::from("build.rs") };
+    println!("cargo::rerun-if-changed={}", watched.display());
+    let mut files = Vec::new();
+    if dist.join("index.html").is_file() {
+        collect(&dist, "", &mut files)?;
+    }
+    files.sort();
+    let mut list = String::from("&[\n");
+    for (name, path) in &files {
+        // Writing to memory cannot fail.
+        let _ = writeln!(list, "    ({name:?}, include_bytes!({:?})),", path.display().to_string());
+    }
+    list.push(']');
+    fs::write(PathBuf::from(env::var("OUT_DIR").unwrap_or_default()).join("page.rs"), list)
+}
+
+/// The files of a folder, by their names below `dist`.
+fn collect(folder: &Path, prefix: &str, files: &mut Vec<(String, PathBuf)>) -> io::Result<()> {
+    for entry in fs::read_dir(folder)? {
+        let entry = entry?;
+        let name = format!("{prefix}{}", entry.file_name().to_string_lossy());
+        if entry.file_type()?.is_dir() {
+            collect(&entry.path(), &format!("{name}/"), files)?;
+        } else {
+            files.push((name, fs::canonicalize(entry.path())?));
+        }
+    }
+    Ok(())
+}
