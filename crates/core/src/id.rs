@@ -24,7 +24,12 @@ pub enum NameError {
 /// The longest name a caller may give, in characters.
 pub const NAME_MAX_CHARS: usize = 255;
 
-fn check(text: &str) -> Result<(), NameError> {
+/// Checks that a text can be a caller's name for something: 1 to [`NAME_MAX_CHARS`] characters, none of them a control
+/// character.
+///
+/// # Errors
+/// Says what is wrong with the text.
+pub fn check_name(text: &str) -> Result<(), NameError> {
     if text.is_empty() {
         return Err(NameError::Empty);
     }
@@ -53,7 +58,7 @@ macro_rules! name {
             /// Says what is wrong with the text.
             pub fn parse(text: impl AsRef<str>) -> Result<Self, NameError> {
                 let text = text.as_ref();
-                check(text)?;
+                check_name(text)?;
                 Ok(Self(Arc::from(text)))
             }
 

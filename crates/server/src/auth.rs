@@ -1,6 +1,7 @@
 //! Who is calling: the operator's key and callers' tokens.
 
 pub mod admin;
+pub mod checker;
 pub mod jwt;
 pub mod secrets;
 pub mod tenant;

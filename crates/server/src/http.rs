@@ -17,3 +17,4 @@ pub mod router;
 pub mod sale;
 pub mod serve;
 pub mod slot;
+pub mod tier;

@@ -5,6 +5,7 @@
 //! that one commit takes. A write that fails is made again before anything newer, and decisions go on meanwhile.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -41,6 +42,8 @@ struct Keeper {
     memories: Arc<Memories>,
     /// Held by whoever writes or tidies, so that an older row never takes the place of a newer one.
     desk: AsyncMutex<Desk>,
+    /// How much of what was taken from the memories is not written yet.
+    writing: AtomicUsize,
     /// Since when something could not be written.
     failing_since: Mutex<Option<Instant>>,
 }
@@ -63,7 +66,8 @@ impl Journal {
     pub(crate) async fn open(store: Arc<dyn TierStore>, memories: Arc<Memories>) -> Result<Self> {
         restore(&*store, &memories).await?;
         let (desk, failing_since) = (AsyncMutex::default(), Mutex::default());
-        let keeper = Arc::new(Keeper { store, memories, desk, failing_since });
+        let writing = AtomicUsize::new(0);
+        let keeper = Arc::new(Keeper { store, memories, desk, writing, failing_since });
         let task = tokio::spawn(run(Arc::clone(&keeper)));
         Ok(Self { keeper, task: Mutex::new(Some(task)) })
     }
@@ -79,6 +83,13 @@ impl Journal {
         if let Err(error) = self.keeper.flush().await {
             tracing::error!(error = %error.with_causes(), "what was spent last could not be kept");
         }
+    }
+
+    /// How many keys wait to be written.
+    pub(crate) fn unsaved(&self) -> usize {
+        // In this order: what leaves the memories is counted as being written before.
+        let waiting = self.keeper.memories.changed_len();
+        waiting + self.keeper.writing.load(Ordering::SeqCst)
     }
 
     /// For how long nothing could be written.
@@ -115,6 +126,7 @@ impl Keeper {
         let mut desk = self.desk.lock().await;
         // What failed before goes first; what is newer stays in the memories until then.
         self.write(&mut desk).await?;
+        self.writing.store(self.memories.changed_len(), Ordering::SeqCst);
         desk.unwritten = self.take_changes();
         self.write(&mut desk).await
     }
@@ -135,10 +147,12 @@ impl Keeper {
 
     /// Every key stands there once, so the order of rows does not matter.
     async fn write(&self, desk: &mut Desk) -> Result<()> {
+        self.writing.store(desk.unwritten.len(), Ordering::SeqCst);
         while !desk.unwritten.is_empty() {
             let rest = desk.unwritten.len().saturating_sub(PAGE);
             self.store.save_spent(desk.unwritten[rest..].to_vec()).await?;
             desk.unwritten.truncate(rest);
+            self.writing.store(rest, Ordering::SeqCst);
         }
         Ok(())
     }

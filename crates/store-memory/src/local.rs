@@ -45,7 +45,13 @@ impl Local {
         Ok(Self { memories, journal: Some(Arc::new(journal)) })
     }
 
-    /// How long the oldest change has waited to be kept; none when nothing waits, or nothing is kept.
+    /// How many keys have changed and wait to be kept.
+    #[must_use]
+    pub fn unsaved(&self) -> usize {
+        self.journal.as_ref().map_or(0, |journal| journal.unsaved())
+    }
+
+    /// For how long nothing could be kept; none when all is well.
     #[must_use]
     pub fn unsaved_for(&self) -> Option<std::time::Duration> {
         self.journal.as_ref().and_then(|journal| journal.unsaved_for())
@@ -87,6 +93,10 @@ impl Local {
 }
 
 impl Memories {
+    pub(crate) fn changed_len(&self) -> usize {
+        self.limits.changed_len() + self.tiers.changed_len()
+    }
+
     fn new(clock: Arc<dyn Clock>, keys_max: usize, tracks_changes: bool) -> Self {
         let options = Options { keys_max, tracks_changes, ..Options::default() };
         Self { clock, limits: Memory::new(options), tiers: Memory::new(options) }

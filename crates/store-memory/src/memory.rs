@@ -175,6 +175,12 @@ impl<R: Rule> Memory<R> {
         (0..self.shards.len()).map(|index| self.lock(index).len()).sum()
     }
 
+    /// How many changed keys wait for [`Memory::changes`], and perhaps a few that are named twice.
+    #[must_use]
+    pub fn changed_len(&self) -> usize {
+        (0..self.shards.len()).map(|index| self.lock(index).changed_len()).sum()
+    }
+
     /// Whether there are none.
     #[must_use]
     pub fn is_empty(&self) -> bool {

@@ -50,8 +50,8 @@ const SET_TIER: &str = "
 /// In the order of keys, so that two servers do not wait for each other in a circle.
 const KEEP: &str = "
     INSERT INTO tier_spent (scope, key, spent)
-    SELECT * FROM unnest($1::integer[], $2::text[], $3::text[]) AS given (scope, key, spent)
-    ORDER BY 1, 2 COLLATE \"C\"
+    SELECT scope, key, spent FROM unnest($1::integer[], $2::text[], $3::text[]) AS given (scope, key, spent)
+    ORDER BY scope, key COLLATE \"C\"
     ON CONFLICT (scope, key) DO UPDATE SET spent = excluded.spent";
 const UNKEEP: &str = "
     DELETE FROM tier_spent WHERE (scope, key) IN (SELECT * FROM unnest($1::integer[], $2::text[]))";

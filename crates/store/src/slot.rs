@@ -26,7 +26,13 @@ pub struct Config {
 /// A window's length in ISO 8601, hours and smaller: `PT4S`, `PT1H30M`, `PT0.25S`.
 #[must_use]
 pub fn window_text(pace: &Pace) -> String {
-    let (seconds, ms) = (pace.window().as_secs(), pace.window().subsec_millis());
+    span_text(pace.window())
+}
+
+/// A length of whole milliseconds in ISO 8601, hours and smaller.
+#[must_use]
+pub fn span_text(span: std::time::Duration) -> String {
+    let (seconds, ms) = (span.as_secs(), span.subsec_millis());
     let (hours, minutes, seconds) = (seconds / 3_600, seconds / 60 % 60, seconds % 60);
     let part = |count: u64, unit: &str| if count > 0 { format!("{count}{unit}") } else { String::new() };
     let fraction = if ms > 0 { format!(".{ms:03}").trim_end_matches('0').to_owned() } else { String::new() };

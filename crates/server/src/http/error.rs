@@ -82,6 +82,11 @@ impl ApiError {
         Self::new(StatusCode::CONFLICT, code, message)
     }
 
+    /// 410: it was there, and it is too late.
+    pub fn gone(code: &'static str, message: impl Into<String>) -> Self {
+        Self::new(StatusCode::GONE, code, message)
+    }
+
     /// 413.
     pub fn too_large(limit: usize) -> Self {
         let message = format!("The request body is larger than the {limit} bytes allowed");

@@ -87,6 +87,7 @@ pub(crate) async fn get_metrics(State(app): State<Arc<App>>) -> ([(HeaderName, &
         app.metrics.record_engine(check.engine, check.up);
     }
     app.requests.measure_dead_letters().await;
+    app.tier.measure();
     ([(CONTENT_TYPE, "application/openmetrics-text; version=1.0.0; charset=utf-8")], app.metrics.encode())
 }
 

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use axum::Router;
-use axum::routing::{MethodRouter, any, get, post};
+use axum::routing::{MethodRouter, any, delete, get, post};
 
-use super::{ai, audit, dead_letters, error, operations, queue, quota, request, sale, slot};
+use super::{ai, audit, dead_letters, error, operations, queue, quota, request, sale, slot, tier};
 use crate::app::App;
 
 type Route = (&'static str, MethodRouter<Arc<App>>);
@@ -39,6 +39,24 @@ fn api() -> Vec<Route> {
         ("/api/v1/ai", any(ai::pass_on)),
         ("/api/v1/ai/", any(ai::pass_on)),
         ("/api/v1/ai/{*path}", any(ai::pass_on)),
+        (
+            "/admin/subscriptions/{user}",
+            get(tier::get_subscription).put(tier::put_subscription).delete(tier::delete_subscription),
+        ),
+        ("/admin/tiers", get(tier::list_tiers)),
+        ("/admin/tiers/{tier}", get(tier::get_tier).put(tier::put_tier)),
+        ("/api/v1/limits/me", get(tier::get_my_limits)),
+        // limits for anyone
+        ("/admin/policies", get(tier::policy::list_policies)),
+        (
+            "/admin/policies/{name}",
+            get(tier::policy::get_policy).put(tier::policy::put_policy).delete(tier::policy::delete_policy),
+        ),
+        ("/admin/policies/{name}/keys/{key}", delete(tier::policy::reset_key)),
+        ("/v1/check", post(tier::check::check_limits)),
+        ("/v1/refund", post(tier::check::refund_limit)),
+        ("/v1/hold", post(tier::hold::hold_limit)),
+        ("/v1/settle", post(tier::hold::settle_hold)),
         // dead letters
         ("/admin/dlq", get(dead_letters::list_dead_letters)),
         ("/admin/dlq/replay", post(dead_letters::replay_all_dead_letters)),

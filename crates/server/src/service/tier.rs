@@ -19,6 +19,7 @@ use weir_core::tier::{DAILY, Decision, Headers, Plan, Standing, Tier, TierLimits
 use weir_core::{PolicyName, UserId};
 use weir_store::Result;
 use weir_store::tier::{LimitStore, Origin, Policy, PolicySpec, Subscription, TierStore};
+use weir_store_memory::Local;
 
 use self::definitions::Definitions;
 pub use self::hold::{HoldOutcome, SettleOutcome};
@@ -77,6 +78,7 @@ pub struct UserStanding {
 pub struct TierService {
     shared: Arc<Shared>,
     limits: Arc<dyn LimitStore>,
+    local: Local,
     settings: TierSettings,
     metrics: TierMetrics,
     task: Mutex<Option<JoinHandle<()>>>,
@@ -112,6 +114,7 @@ impl TierService {
         Self {
             shared: Arc::new(shared),
             limits: engines.limits(),
+            local: engines.local.clone(),
             settings: settings.tier.clone(),
             metrics: metrics.tier.clone(),
             task: Mutex::default(),
@@ -261,6 +264,13 @@ impl TierService {
     #[must_use]
     pub fn matching(&self, domain: &str, entries: &[(&str, &str)]) -> Vec<(Arc<Policy>, String)> {
         self.shared.definitions.get().matching(domain, entries)
+    }
+
+    /// Tells metrics how much of what was spent is not kept yet, and since when that cannot be helped.
+    pub fn measure(&self) {
+        self.metrics.unsaved.set(i64::try_from(self.local.unsaved()).unwrap_or(i64::MAX));
+        let unsaved = self.local.unsaved_for().unwrap_or_default();
+        self.metrics.unsaved_seconds.set(i64::try_from(unsaved.as_secs()).unwrap_or(i64::MAX));
     }
 
     /// Has what was spent kept, for a clean stop. What is spent afterwards ends with the process.

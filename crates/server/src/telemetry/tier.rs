@@ -25,7 +25,9 @@ pub struct TierMetrics {
     /// Checks that nobody could decide about.
     pub check_failed: Counter,
     shadow_denied: Counter,
-    /// How long what was spent last could not be kept, in seconds.
+    /// Keys whose last change is not kept yet.
+    pub unsaved: Gauge,
+    /// For how long what was spent could not be kept, in seconds.
     pub unsaved_seconds: Gauge,
 }
 
@@ -45,6 +47,7 @@ impl Default for TierMetrics {
             check_denied: of(&checks, "denied"),
             check_failed: of(&checks, "failed"),
             shadow_denied: Counter::default(),
+            unsaved: Gauge::default(),
             unsaved_seconds: Gauge::default(),
             calls,
             checks,
@@ -58,6 +61,7 @@ impl TierMetrics {
         r.register("tier_checks", "Checks of policies by outcome", self.checks.clone());
         let shadowed = "Checks that a policy would have denied if it did more than observe";
         r.register("tier_shadow_denied", shadowed, self.shadow_denied.clone());
+        r.register("tier_unsaved", "Keys whose last change is not kept yet", self.unsaved.clone());
         let unsaved = "How long what was spent last could not be kept, in seconds";
         r.register("tier_unsaved_seconds", unsaved, self.unsaved_seconds.clone());
     }

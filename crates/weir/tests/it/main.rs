@@ -23,4 +23,5 @@ mod settings;
 mod shutdown;
 mod slot;
 mod stdout;
+mod tier;
 mod tls;

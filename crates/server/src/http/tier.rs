@@ -1,0 +1,223 @@
+//! Tier over HTTP: subscriptions and tiers for the operator, and for users what is left. Policies stand in
+//! `tier/policy.rs`, what they decide in `tier/check.rs` and `tier/hold.rs`.
+
+pub(crate) mod check;
+pub(crate) mod hold;
+pub(crate) mod policy;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::extract::rejection::PathRejection;
+use axum::extract::{Path, State};
+use http::StatusCode;
+use serde::{Deserialize, Serialize};
+use weir_core::UserId;
+use weir_core::tier::{Limit, LimitError, Plan, Standing, Tier, TierLimits};
+use weir_queue::sms::rfc3339;
+use weir_store::tier::Subscription;
+
+use super::body::Json;
+use super::error::ApiError;
+use super::page::Page;
+use crate::app::App;
+use crate::auth::admin::Operator;
+use crate::auth::jwt::Claims;
+
+#[derive(Debug, Deserialize)]
+pub(crate) struct SubscriptionRequest {
+    plan: Box<str>,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct SubscriptionResponse {
+    user: String,
+    plan: &'static str,
+    tier: &'static str,
+    updated_at: jiff::Timestamp,
+}
+
+/// What is left out stays as it is.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct TierRequest {
+    requests_per_minute: Option<serde_json::Value>,
+    burst_capacity: Option<serde_json::Value>,
+    daily_limit: Option<serde_json::Value>,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct TierResponse {
+    tier: &'static str,
+    requests_per_minute: u32,
+    burst_capacity: u32,
+    daily_limit: u32,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct LimitsResponse {
+    user: String,
+    plan: &'static str,
+    tier: &'static str,
+    enabled: bool,
+    minute: LimitResponse,
+    daily: LimitResponse,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct LimitResponse {
+    /// What comes back in a minute, or in a day.
+    limit: u32,
+    /// The most that can be left.
+    capacity: u32,
+    remaining: u64,
+    reset_after_ms: u64,
+}
+
+/// `PUT /admin/subscriptions/{user}`
+pub(crate) async fn put_subscription(
+    _operator: Operator,
+    State(app): State<Arc<App>>,
+    user: Result<Path<Box<str>>, PathRejection>,
+    Json(request): Json<SubscriptionRequest>,
+) -> Result<Json<SubscriptionResponse>, ApiError> {
+    let user = parse_user(user)?;
+    let plan: Plan = request.plan.parse().map_err(|problem| ApiError::invalid_field("plan", problem))?;
+    let subscription = app.tier.put_subscription(&user, plan).await?;
+    tracing::info!(user_id = %user, %plan, "a subscription was changed");
+    Ok(Json(describe_subscription(&subscription)))
+}
+
+/// `GET /admin/subscriptions/{user}`
+pub(crate) async fn get_subscription(
+    _operator: Operator,
+    State(app): State<Arc<App>>,
+    user: Result<Path<Box<str>>, PathRejection>,
+) -> Result<Json<SubscriptionResponse>, ApiError> {
+    let user = parse_user(user)?;
+    let found = app.tier.subscription(&user).await?.ok_or_else(|| no_subscription(&user))?;
+    Ok(Json(describe_subscription(&found)))
+}
+
+/// `DELETE /admin/subscriptions/{user}`
+pub(crate) async fn delete_subscription(
+    _operator: Operator,
+    State(app): State<Arc<App>>,
+    user: Result<Path<Box<str>>, PathRejection>,
+) -> Result<StatusCode, ApiError> {
+    let user = parse_user(user)?;
+    if !app.tier.delete_subscription(&user).await? {
+        return Err(no_subscription(&user));
+    }
+    tracing::info!(user_id = %user, "a subscription was ended");
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// `GET /admin/tiers`
+pub(crate) async fn list_tiers(_operator: Operator, State(app): State<Arc<App>>) -> Json<Page<TierResponse>> {
+    let tiers = app.tier.tiers();
+    let items = Tier::ALL.map(|tier| describe_tier(tier, tiers.get(tier)));
+    Json(Page::cut(items.into(), Tier::ALL.len(), |tier| tier.tier.to_owned()))
+}
+
+/// `GET /admin/tiers/{tier}`
+pub(crate) async fn get_tier(
+    _operator: Operator,
+    State(app): State<Arc<App>>,
+    tier: Result<Path<Box<str>>, PathRejection>,
+) -> Result<Json<TierResponse>, ApiError> {
+    let tier = parse_tier(tier)?;
+    Ok(Json(describe_tier(tier, app.tier.tiers().get(tier))))
+}
+
+/// `PUT /admin/tiers/{tier}`
+pub(crate) async fn put_tier(
+    _operator: Operator,
+    State(app): State<Arc<App>>,
+    tier: Result<Path<Box<str>>, PathRejection>,
+    Json(request): Json<TierRequest>,
+) -> Result<Json<TierResponse>, ApiError> {
+    let tier = parse_tier(tier)?;
+    let present = *app.tier.tiers().get(tier);
+    let limits = TierLimits::new(
+        parse_amount("requestsPerMinute", request.requests_per_minute, present.requests_per_minute())?,
+        parse_amount("burstCapacity", request.burst_capacity, present.burst_capacity())?,
+        parse_amount("dailyLimit", request.daily_limit, present.daily_limit())?,
+    );
+    let limits = limits.map_err(|problem| ApiError::invalid_field("tier", problem))?;
+    app.tier.put_tier(tier, limits).await?;
+    tracing::info!(%tier, ?limits, "a tier was changed");
+    Ok(Json(describe_tier(tier, &limits)))
+}
+
+/// `GET /api/v1/limits/me`
+pub(crate) async fn get_my_limits(
+    claims: Claims,
+    State(app): State<Arc<App>>,
+) -> Result<Json<LimitsResponse>, ApiError> {
+    let standing = app.tier.limits_me(&claims.sub).await?;
+    let describe = |limit: u32, standing: &Standing, is_limited: bool| LimitResponse {
+        limit,
+        capacity: standing.limit,
+        remaining: if is_limited { u64::from(standing.remaining) } else { i64::MAX.unsigned_abs() },
+        reset_after_ms: millis_up(standing.reset_after),
+    };
+    let (limits, is_limited) = (standing.limits, standing.enabled);
+    Ok(Json(LimitsResponse {
+        user: claims.sub,
+        plan: standing.plan.as_str(),
+        tier: standing.plan.tier().as_str(),
+        enabled: is_limited,
+        minute: describe(limits.requests_per_minute(), &standing.minute, is_limited),
+        daily: describe(limits.daily_limit(), &standing.daily, is_limited),
+    }))
+}
+
+/// Whole milliseconds, rounded up: whoever waits that long has waited long enough.
+pub(super) fn millis_up(span: Duration) -> u64 {
+    u64::try_from(span.as_micros().div_ceil(1_000)).unwrap_or(u64::MAX)
+}
+
+fn parse_user(path: Result<Path<Box<str>>, PathRejection>) -> Result<UserId, ApiError> {
+    let Path(text) = path.map_err(|_not_utf8| ApiError::invalid_field("user", "must be valid UTF-8"))?;
+    UserId::parse(text).map_err(|problem| ApiError::invalid_field("user", problem))
+}
+
+fn parse_tier(path: Result<Path<Box<str>>, PathRejection>) -> Result<Tier, ApiError> {
+    let known = path.ok().and_then(|Path(text)| text.parse().ok());
+    known.ok_or_else(|| ApiError::not_found("There is no such tier; there are free, starter, pro, business"))
+}
+
+fn parse_amount(field: &str, value: Option<serde_json::Value>, present: u32) -> Result<u32, ApiError> {
+    let Some(value) = value else { return Ok(present) };
+    let amount = value.as_u64().and_then(|amount| u32::try_from(amount).ok());
+    let amount = amount.filter(|amount| (1..=Limit::MAX).contains(amount));
+    amount.ok_or_else(|| ApiError::invalid_field(field, LimitError::Amount))
+}
+
+fn no_subscription(user: &UserId) -> ApiError {
+    let advice = "it is on the free tier; PUT /admin/subscriptions/{user} gives it a plan";
+    ApiError::not_found(format!("The user {user} has no subscription; {advice}"))
+}
+
+fn describe_subscription(subscription: &Subscription) -> SubscriptionResponse {
+    SubscriptionResponse {
+        user: subscription.user.to_string(),
+        plan: subscription.plan.as_str(),
+        tier: subscription.plan.tier().as_str(),
+        updated_at: rfc3339(subscription.updated_at),
+    }
+}
+
+const fn describe_tier(tier: Tier, limits: &TierLimits) -> TierResponse {
+    TierResponse {
+        tier: tier.as_str(),
+        requests_per_minute: limits.requests_per_minute(),
+        burst_capacity: limits.burst_capacity(),
+        daily_limit: limits.daily_limit(),
+    }
+}

@@ -1,0 +1,188 @@
+//! What policies decide, over HTTP: `/v1/check` and `/v1/refund`.
+
+use std::fmt;
+use std::sync::Arc;
+
+use axum::extract::State;
+use serde::de::{Error as _, Visitor};
+use serde::{Deserialize, Deserializer, Serialize};
+use weir_core::NameError;
+use weir_core::id::check_name;
+use weir_core::tier::Limit;
+
+use super::super::body::Json;
+use super::super::error::ApiError;
+use super::millis_up;
+use super::policy::unknown_policy;
+use crate::app::App;
+use crate::auth::checker::Checker;
+use crate::service::tier::{Answer, Check, CheckOutcome};
+
+/// The most keys of one decision: all of them are held while it is made.
+const CHECKS_MAX: usize = 64;
+
+#[derive(Debug, Deserialize)]
+pub(crate) struct CheckRequest {
+    checks: Vec<CheckItem>,
+    #[serde(default)]
+    peek: bool,
+}
+
+#[derive(Debug, Deserialize)]
+struct CheckItem {
+    policy: Box<str>,
+    key: Box<str>,
+    #[serde(default)]
+    cost: Cost,
+}
+
+/// What something costs: an integer from 0 to [`Limit::MAX`].
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Cost(pub(super) u32);
+
+impl Default for Cost {
+    fn default() -> Self {
+        Self(1)
+    }
+}
+
+#[derive(Debug, Serialize)]
+pub(crate) struct CheckResponse {
+    allowed: bool,
+    checks: Vec<CheckAnswer>,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct CheckAnswer {
+    policy: Box<str>,
+    key: Box<str>,
+    allowed: bool,
+    limit: u32,
+    remaining: u32,
+    retry_after_ms: Option<u64>,
+    reset_after_ms: u64,
+}
+
+#[derive(Debug, Deserialize)]
+pub(crate) struct RefundRequest {
+    policy: Box<str>,
+    key: Box<str>,
+    #[serde(default)]
+    cost: Cost,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct RefundResponse {
+    policy: Box<str>,
+    key: Box<str>,
+    limit: u32,
+    remaining: u32,
+    reset_after_ms: u64,
+}
+
+/// `POST /v1/check`
+pub(crate) async fn check_limits(
+    _checker: Checker,
+    State(app): State<Arc<App>>,
+    Json(request): Json<CheckRequest>,
+) -> Result<Json<CheckResponse>, ApiError> {
+    if !(1..=CHECKS_MAX).contains(&request.checks.len()) {
+        return Err(ApiError::invalid_field("checks", format!("must have 1 to {CHECKS_MAX} items")));
+    }
+    for (at, item) in request.checks.iter().enumerate() {
+        if let Err(problem) = check_name(&item.key) {
+            return Err(ApiError::invalid_field(&format!("checks[{at}].key"), problem));
+        }
+    }
+    let checks = request.checks.iter();
+    let checks: Vec<Check<'_>> =
+        checks.map(|item| Check { policy: &item.policy, key: &item.key, cost: item.cost.0 }).collect();
+    let decided = match app.tier.check(&checks, request.peek).await? {
+        CheckOutcome::Decided(decided) => decided,
+        CheckOutcome::UnknownPolicy(at) => {
+            return Err(unknown_policy(checks.get(at).map_or("", |c| c.policy)));
+        }
+    };
+    let answers =
+        request.checks.into_iter().zip(decided.checks).map(|(item, answer)| describe(item, &answer));
+    Ok(Json(CheckResponse { allowed: decided.allowed, checks: answers.collect() }))
+}
+
+/// `POST /v1/refund`
+pub(crate) async fn refund_limit(
+    _checker: Checker,
+    State(app): State<Arc<App>>,
+    Json(RefundRequest { policy, key, cost }): Json<RefundRequest>,
+) -> Result<Json<RefundResponse>, ApiError> {
+    parse_key("key", &key)?;
+    let standing = app.tier.refund(&policy, &key, cost.0).await?.ok_or_else(|| unknown_policy(&policy))?;
+    Ok(Json(RefundResponse {
+        policy,
+        key,
+        limit: standing.limit,
+        remaining: standing.remaining,
+        reset_after_ms: millis_up(standing.reset_after),
+    }))
+}
+
+pub(super) fn parse_key(field: &str, key: &str) -> Result<(), ApiError> {
+    check_name(key).map_err(|problem: NameError| ApiError::invalid_field(field, problem))
+}
+
+fn describe(item: CheckItem, answer: &Answer) -> CheckAnswer {
+    CheckAnswer {
+        policy: item.policy,
+        key: item.key,
+        allowed: answer.allowed,
+        limit: answer.standing.limit,
+        remaining: answer.standing.remaining,
+        retry_after_ms: answer.retry_after.map(millis_up),
+        reset_after_ms: millis_up(answer.standing.reset_after),
+    }
+}
+
+impl<'de> Deserialize<'de> for Cost {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Amount;
+        impl Visitor<'_> for Amount {
+            type Value = Cost;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, "an integer from 0 to {}", Limit::MAX)
+            }
+
+            fn visit_u64<E: serde::de::Error>(self, number: u64) -> Result<Cost, E> {
+                let cost = u32::try_from(number).ok().filter(|cost| *cost <= Limit::MAX);
+                cost.map(Cost)
+                    .ok_or_else(|| E::custom(format_args!("must be an integer from 0 to {}", Limit::MAX)))
+            }
+        }
+        deserializer.deserialize_any(Amount).map_err(|error| match error.to_string() {
+            text if text.starts_with("must ") => error,
+            _ => D::Error::custom(format_args!("must be an integer from 0 to {}", Limit::MAX)),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cost_is_an_integer_in_range_and_1_when_it_is_left_out() {
+        let cost = |text: &str| {
+            let body = format!(r#"{{"policy":"p","key":"k"{text}}}"#);
+            super::super::super::body::parse_json::<RefundRequest>(body.as_bytes())
+        };
+        assert_eq!(cost("").unwrap().cost.0, 1);
+        assert_eq!(cost(r#","cost":0"#).unwrap().cost.0, 0);
+        assert_eq!(cost(r#","cost":2147483647"#).unwrap().cost.0, Limit::MAX);
+        for bad in ["2147483648", "-1", "1.5", "\"1\"", "null", "[]", "{}", "true", "99999999999999999999999"]
+        {
+            let error = cost(&format!(r#","cost":{bad}"#)).unwrap_err();
+            assert_eq!(error.message(), "cost must be an integer from 0 to 2147483647", "{bad}");
+        }
+    }
+}

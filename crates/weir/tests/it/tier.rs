@@ -1,0 +1,9 @@
+//! Tier: plans and what they allow, and limits for anyone.
+
+mod auth;
+mod check;
+mod crash;
+mod given;
+mod hold;
+mod plans;
+mod policy;

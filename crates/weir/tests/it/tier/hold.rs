@@ -1,0 +1,112 @@
+//! Holds: settled once, expired in full, there after a restart.
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use weir_testkit::http::{Client, Response};
+
+use super::given::{check_one, expect_error, put_policy, remaining, slow_bucket};
+use crate::given::{InProcess, Running, Store, on_each_engine};
+
+async fn hold(caller: &Client, cost: u32) -> Value {
+    let body = json!({"policy": "p", "key": "k", "cost": cost, "ttl": "PT1M"});
+    let response = caller.post("/v1/hold", &body).await.unwrap();
+    assert_eq!(response.status, 200, "{:?}", response.body);
+    response.json()
+}
+
+async fn settle(caller: &Client, hold: &Value, cost: u32) -> Response {
+    caller.post("/v1/settle", &json!({"holdId": hold["holdId"], "cost": cost})).await.unwrap()
+}
+
+async fn a_hold_is_corrected_once(store: Store) {
+    let server = Running::start(store).await;
+    let operator = server.operator();
+    put_policy(&operator, "p", slow_bucket(100)).await;
+    let held = hold(&operator, 60).await;
+    assert_eq!((&held["allowed"], &held["remaining"]), (&json!(true), &json!(40)));
+    assert!(held["expiresAt"].is_string() && held["holdId"].is_string());
+    let denied = hold(&operator, 41).await;
+    assert_eq!(
+        (&denied["allowed"], &denied["holdId"], &denied["expiresAt"]),
+        (&json!(false), &Value::Null, &Value::Null)
+    );
+    let settled = settle(&operator, &held, 25).await.json();
+    assert_eq!((&settled["held"], &settled["cost"]), (&json!(60), &json!(25)));
+    assert_eq!((&settled["refunded"], &settled["charged"]), (&json!(35), &json!(0)));
+    assert_eq!(remaining(&operator, "p", "k").await, 75);
+    for cost in [25, 99] {
+        assert_eq!(settle(&operator, &held, cost).await.json(), settled, "again is the same answer");
+    }
+    assert_eq!(remaining(&operator, "p", "k").await, 75);
+    let dear = hold(&operator, 10).await;
+    assert_eq!(settle(&operator, &dear, 200).await.json()["charged"], 190);
+    assert_eq!(check_one(&operator, "p", "k", 1).await["allowed"], false, "the rest is a debt");
+    operator.delete("/admin/policies/p/keys/k").await.unwrap();
+    assert_eq!(remaining(&operator, "p", "k").await, 100);
+}
+
+async fn a_wrong_hold_is_told_what_is_wrong(store: Store) {
+    let server = Running::start(store).await;
+    let operator = server.operator();
+    put_policy(&operator, "p", slow_bucket(100)).await;
+    let with = |field: &str, value: Value| {
+        let mut body = json!({"policy": "p", "key": "k", "cost": 1, "ttl": "PT1M"});
+        body[field] = value;
+        body
+    };
+    for (field, bad) in [
+        ("cost", json!(-1)),
+        ("cost", json!(null)),
+        ("key", json!("")),
+        ("ttl", json!("1m")),
+        ("ttl", json!("PT0S")),
+        ("ttl", json!("P2D")),
+        ("ttl", json!("P1M")),
+    ] {
+        let response = operator.post("/v1/hold", &with(field, bad)).await.unwrap();
+        expect_error(&response, 400, "INVALID_REQUEST", field);
+    }
+    let response = operator.post("/v1/hold", &with("policy", json!("none"))).await.unwrap();
+    expect_error(&response, 404, "NOT_FOUND", "none");
+    for unknown in ["", "x", "019ceaa0-0d7b-7c3e-9a41-5f2d8c6b7e10"] {
+        expect_error(&settle(&operator, &json!({"holdId": unknown}), 1).await, 404, "NOT_FOUND", "hold");
+    }
+    assert_eq!(remaining(&operator, "p", "k").await, 100);
+}
+
+async fn a_hold_survives_kill_9(store: Store) {
+    let mut server = Running::start(store).await;
+    put_policy(&server.operator(), "p", slow_bucket(100)).await;
+    let (open, done) = (hold(&server.operator(), 60).await, hold(&server.operator(), 10).await);
+    let answer = settle(&server.operator(), &done, 5).await.json();
+    server.weir.kill_9();
+    server.weir.restart().await;
+    let operator = server.operator();
+    assert_eq!(settle(&operator, &done, 7).await.json(), answer, "settled before, settled still");
+    assert_eq!(settle(&operator, &open, 20).await.json()["refunded"], 40);
+}
+
+on_each_engine!(a_hold_is_corrected_once, a_wrong_hold_is_told_what_is_wrong, a_hold_survives_kill_9);
+
+async fn a_hold_that_expires_is_spent_in_full(store: Store) {
+    let server = InProcess::start(store).await;
+    let operator = server.operator();
+    put_policy(&operator, "p", json!({"kind": "fixed_window", "limit": 100, "window": "P1D"})).await;
+    let (late, in_time) = (hold(&operator, 60).await, hold(&operator, 10).await);
+    server.clock.advance(Duration::from_millis(59_999));
+    assert_eq!(settle(&operator, &in_time, 0).await.status, 200);
+    server.clock.advance(Duration::from_millis(1));
+    for _ in 0..2 {
+        expect_error(&settle(&operator, &late, 1).await, 410, "HOLD_EXPIRED", "expired");
+    }
+    assert_eq!(settle(&operator, &in_time, 5).await.json()["refunded"], 10, "what was settled stays settled");
+    assert_eq!(remaining(&operator, "p", "k").await, 40);
+    server.stop().await;
+}
+
+mod expiry {
+    use super::*;
+
+    on_each_engine!(a_hold_that_expires_is_spent_in_full);
+}

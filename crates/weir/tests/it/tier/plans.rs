@@ -1,0 +1,156 @@
+//! Subscriptions, tiers, and what is left.
+
+use serde_json::{Value, json};
+use weir_testkit::http::Client;
+use weir_testkit::wait;
+
+use super::given::{expect_error, user};
+use crate::given::{PATIENCE, Running, Store, on_each_engine, operator};
+
+async fn my_limits(client: &Client) -> Value {
+    let response = client.get("/api/v1/limits/me").await.unwrap();
+    assert_eq!(response.status, 200, "{:?}", response.body);
+    response.json()
+}
+
+async fn subscribe(operator: &Client, user: &str, plan: &str) -> Value {
+    let path = format!("/admin/subscriptions/{user}");
+    let response = operator.put(&path, &json!({ "plan": plan })).await.unwrap();
+    assert_eq!(response.status, 200, "{:?}", response.body);
+    response.json()
+}
+
+async fn a_subscription_is_put_read_changed_and_ended(store: Store) {
+    let server = Running::start(store).await;
+    let operator = server.operator();
+    let path = "/admin/subscriptions/user@example.com";
+    expect_error(&operator.get(path).await.unwrap(), 404, "NOT_FOUND", "user@example.com");
+    let put = subscribe(&operator, "user@example.com", "PRO_MONTHLY").await;
+    assert_eq!(
+        (&put["user"], &put["plan"], &put["tier"]),
+        (&json!("user@example.com"), &json!("PRO_MONTHLY"), &json!("pro"))
+    );
+    assert_eq!(operator.get(path).await.unwrap().json(), put);
+    let me = user(&server.weir, "user@example.com");
+    assert_eq!(my_limits(&me).await["plan"], "PRO_MONTHLY");
+    subscribe(&operator, "user@example.com", "STARTER_YEARLY").await;
+    assert_eq!(my_limits(&me).await["tier"], "starter", "it holds at once");
+    assert_eq!(operator.delete(path).await.unwrap().status, 204);
+    assert_eq!(operator.delete(path).await.unwrap().status, 404);
+    assert_eq!(my_limits(&me).await["plan"], "FREE");
+    for (body, field) in [
+        (json!({"plan": "PRO"}), "plan must be one of"),
+        (json!({"plan": "pro_monthly"}), "plan must be one of"),
+        (json!({"plan": null}), "plan"),
+        (json!({}), "plan is required"),
+    ] {
+        expect_error(&operator.put(path, &body).await.unwrap(), 400, "INVALID_REQUEST", field);
+    }
+    assert_eq!(operator.get(path).await.unwrap().status, 404, "nothing of that was saved");
+}
+
+async fn every_plan_has_the_numbers_of_its_tier(store: Store) {
+    let server = Running::start(store).await;
+    let (operator, me) = (server.operator(), user(&server.weir, "u"));
+    for (plan, tier, rpm, burst, daily) in [
+        ("FREE", "free", 5, 8, 50),
+        ("STARTER_MONTHLY", "starter", 15, 20, 200),
+        ("STARTER_YEARLY", "starter", 15, 20, 200),
+        ("PRO_MONTHLY", "pro", 30, 40, 500),
+        ("PRO_YEARLY", "pro", 30, 40, 500),
+        ("BUSINESS_MONTHLY", "business", 60, 80, 1000),
+        ("BUSINESS_YEARLY", "business", 60, 80, 1000),
+    ] {
+        subscribe(&operator, "u", plan).await;
+        let limits = my_limits(&me).await;
+        assert_eq!((&limits["plan"], &limits["tier"]), (&json!(plan), &json!(tier)));
+        let minute = json!({"limit": rpm, "capacity": burst, "remaining": burst, "resetAfterMs": 0});
+        let day = json!({"limit": daily, "capacity": daily, "remaining": daily, "resetAfterMs": 0});
+        assert_eq!(
+            (&limits["minute"], &limits["daily"]),
+            (&minute, &day),
+            "{plan}: a new user's buckets are full"
+        );
+    }
+}
+
+async fn tiers_change_while_running(store: Store) {
+    let server = Running::start(store).await;
+    let (operator, me) = (server.operator(), user(&server.weir, "u"));
+    let tiers = operator.get("/admin/tiers").await.unwrap().json();
+    let names: Vec<_> = tiers["items"].as_array().unwrap().iter().map(|tier| tier["tier"].clone()).collect();
+    assert_eq!(names, ["free", "starter", "pro", "business"]);
+    let changed = operator.put("/admin/tiers/free", &json!({"dailyLimit": 7})).await.unwrap();
+    let expected = json!({"tier": "free", "requestsPerMinute": 5, "burstCapacity": 8, "dailyLimit": 7});
+    assert_eq!(changed.json(), expected, "what is left out stays as it is");
+    assert_eq!(operator.get("/admin/tiers/free").await.unwrap().json(), expected);
+    assert_eq!(my_limits(&me).await["daily"]["remaining"], 7);
+    for bad in [json!(0), json!(-1), json!(1.5), json!("5"), json!(2_147_483_648_u64)] {
+        let response = operator.put("/admin/tiers/free", &json!({"burstCapacity": bad})).await.unwrap();
+        expect_error(&response, 400, "INVALID_REQUEST", "burstCapacity");
+    }
+    for response in [
+        operator.get("/admin/tiers/gold").await.unwrap(),
+        operator.put("/admin/tiers/gold", &json!({"dailyLimit": 7})).await.unwrap(),
+    ] {
+        expect_error(&response, 404, "NOT_FOUND", "starter");
+    }
+}
+
+async fn what_operators_set_is_there_after_a_restart(store: Store) {
+    let mut server = Running::start(store).await;
+    let operator = server.operator();
+    operator.put("/admin/tiers/pro", &json!({"burstCapacity": 41})).await.unwrap();
+    subscribe(&operator, "u", "PRO_YEARLY").await;
+    server.weir.kill_9();
+    server.weir.restart().await;
+    let limits = my_limits(&user(&server.weir, "u")).await;
+    assert_eq!((&limits["plan"], &limits["minute"]["capacity"]), (&json!("PRO_YEARLY"), &json!(41)));
+}
+
+on_each_engine!(
+    a_subscription_is_put_read_changed_and_ended,
+    every_plan_has_the_numbers_of_its_tier,
+    tiers_change_while_running,
+    what_operators_set_is_there_after_a_restart,
+);
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_one_server_is_told_soon_holds_on_the_others() {
+    if weir_testkit::skip("postgres") {
+        return;
+    }
+    let server = Running::start(Store::Postgres).await;
+    let other = server.second().await;
+    // Both know the user, who has no plan yet.
+    for weir in [&server.weir, &other] {
+        assert_eq!(my_limits(&user(weir, "u")).await["plan"], "FREE");
+    }
+    subscribe(&server.operator(), "u", "PRO_MONTHLY").await;
+    server.operator().put("/admin/tiers/pro", &json!({"dailyLimit": 501})).await.unwrap();
+    server.operator().put("/admin/policies/p", &super::given::slow_bucket(3)).await.unwrap();
+    let (me, operator) = (user(&other, "u"), operator(&other));
+    wait::until("the other server has heard of it", PATIENCE, async || {
+        let limits = my_limits(&me).await;
+        let policy = operator.get("/admin/policies/p").await.unwrap().status;
+        limits["plan"] == "PRO_MONTHLY" && limits["daily"]["limit"] == 501 && policy == 200
+    })
+    .await;
+    server.operator().delete("/admin/subscriptions/u").await.unwrap();
+    server.operator().delete("/admin/policies/p").await.unwrap();
+    wait::until("the other server has heard of the end", PATIENCE, async || {
+        my_limits(&me).await["plan"] == "FREE"
+            && operator.get("/admin/policies/p").await.unwrap().status == 404
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn limits_that_are_switched_off_leave_more_than_anybody_needs() {
+    let settings = [("WEIR_RATE_LIMIT_ENABLED", "false"), ("WEIR_RATE_LIMIT_TIERS_FREE_DAILY_LIMIT", "51")];
+    let server = Running::start_with(Store::Embedded, &settings).await;
+    let limits = my_limits(&user(&server.weir, "u")).await;
+    assert_eq!(limits["enabled"], false);
+    assert_eq!(limits["minute"]["remaining"], 9_223_372_036_854_775_807_i64);
+    assert_eq!(limits["daily"]["limit"], 51);
+}
