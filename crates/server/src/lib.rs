@@ -4,6 +4,7 @@ pub mod app;
 pub mod auth;
 pub mod config;
 pub mod engine;
+pub mod grpc;
 pub mod http;
 pub mod outbound;
 pub mod proxy;
@@ -16,6 +17,7 @@ pub mod worker;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
+use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 use tokio_util::task::TaskTracker;
 use weir_core::Clock;
@@ -51,6 +53,8 @@ pub enum StartError {
 pub struct Server {
     app: Arc<App>,
     address: SocketAddr,
+    /// Where gRPC is served, and by whom; only with the role api.
+    grpc: Option<(SocketAddr, JoinHandle<()>)>,
     http: JoinHandle<()>,
     workers: TaskTracker,
 }
@@ -68,19 +72,19 @@ impl Server {
         let auth = Auth::load(&settings)?;
         let keys = Keyring::load(&settings.request, data)?;
         let engines = Engines::open(&settings, clock).await?;
-        let listen = settings.process.listen;
-        let bound = |what: &'static str| {
-            move |source| StartError::System {
-                what: format!("{what} {listen} (--listen, WEIR_LISTEN)"),
-                source,
-            }
+        let process = &settings.process;
+        let (listener, address) = listen(process.listen, "--listen, WEIR_LISTEN").await?;
+        let grpc = if process.roles.api {
+            Some(listen(process.grpc_listen, "--grpc-listen, WEIR_GRPC_LISTEN").await?)
+        } else {
+            None
         };
-        let listener = http::serve::bind(listen).await.map_err(bound("listen on"))?;
-        let address = listener.local_addr().map_err(bound("listen on"))?;
         let app = App::new(settings, auth, keys, engines);
         if app.settings.process.roles.api {
             app.tier.load().await?;
         }
+        let grpc =
+            grpc.map(|(listener, address)| (address, tokio::spawn(grpc::serve(listener, Arc::clone(&app)))));
         let http = tokio::spawn(http::serve::serve(
             listener,
             http::router::Routes::new(&app),
@@ -89,13 +93,19 @@ impl Server {
             app.closing.clone(),
         ));
         let workers = worker::start::start(&app)?;
-        Ok(Self { app, address, http, workers })
+        Ok(Self { app, address, grpc, http, workers })
     }
 
     /// Where it listens.
     #[must_use]
     pub const fn address(&self) -> SocketAddr {
         self.address
+    }
+
+    /// Where it serves gRPC.
+    #[must_use]
+    pub fn grpc_address(&self) -> Option<SocketAddr> {
+        self.grpc.as_ref().map(|(address, _)| *address)
     }
 
     /// One line for whoever started it: where it is, what it runs on, where the secrets are.
@@ -109,6 +119,7 @@ impl Server {
                 config::store::EngineChoice::Embedded => "Postgres".to_owned(),
             },
         };
+        let grpc = self.grpc_address().map_or_else(String::new, |address| format!(", gRPC on {address}"));
         let cache = match &self.app.settings.store.cache {
             config::store::CacheChoice::None => String::new(),
             config::store::CacheChoice::Redis(target) => format!(" · Redis at {}", target.address()),
@@ -120,7 +131,7 @@ impl Server {
             }
         };
         format!(
-            "weir ready on http://{} · {engine}{cache}{broker} · secrets in {}",
+            "weir ready on http://{}{grpc} · {engine}{cache}{broker} · secrets in {}",
             self.address,
             data.display()
         )
@@ -136,6 +147,9 @@ impl Server {
     /// Requests first, since they feed the lanes; then the lanes; then whoever works on what they enqueued.
     async fn finish(self) {
         let _ = self.http.await;
+        if let Some((_, grpc)) = self.grpc {
+            let _ = grpc.await;
+        }
         self.app.ai.drain().await;
         self.app.quota.drain().await;
         self.app.slot.drain().await;
@@ -144,4 +158,12 @@ impl Server {
         self.app.sale.drain().await;
         self.workers.wait().await;
     }
+}
+
+/// Binds an address that a setting names.
+async fn listen(address: SocketAddr, setting: &str) -> Result<(TcpListener, SocketAddr), StartError> {
+    let refused = |source| StartError::System { what: format!("listen on {address} ({setting})"), source };
+    let listener = http::serve::bind(address).await.map_err(refused)?;
+    let bound = listener.local_addr().map_err(refused)?;
+    Ok((listener, bound))
 }

@@ -21,11 +21,13 @@ mod daemon;
 mod docker;
 mod instance;
 mod promtool;
+mod python;
 mod signal;
 mod source;
 mod watchdog;
 
 pub use self::promtool::promtool;
+pub use self::python::python_with_grpc;
 
 /// True when the comma-separated `WEIR_TEST_SKIP` names `suite`. A suite is never skipped for any other reason:
 /// a missing engine fails its tests, so that "all green" means that all of them ran.

@@ -1,6 +1,6 @@
 //! Decides where an engine comes from: what is here already, else what can be installed, else Docker.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 pub(crate) enum Source {
@@ -26,6 +26,13 @@ pub(crate) fn search(
         return Ok(Source::Docker);
     }
     Err(sorry(&reason))
+}
+
+/// Where what was fetched or made once is kept from run to run.
+pub(crate) fn cache() -> PathBuf {
+    let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from).filter(|path| path.is_absolute());
+    let home = || std::env::var_os("HOME").map(|home| Path::new(&home).join(".cache"));
+    cache.or_else(home).unwrap_or_else(std::env::temp_dir).join("weir-testkit")
 }
 
 /// The directories of PATH.

@@ -21,7 +21,7 @@ pub(crate) struct ServeArgs {
     /// The address of the HTTP API [env: WEIR_LISTEN] [default: 127.0.0.1:8080]
     #[arg(long, value_name = "ADDRESS")]
     listen: Option<String>,
-    /// The address of the gRPC API; nothing listens there yet [env: WEIR_GRPC_LISTEN] [default: 127.0.0.1:8081]
+    /// The address of the gRPC API [env: WEIR_GRPC_LISTEN] [default: 127.0.0.1:8081]
     #[arg(long, value_name = "ADDRESS")]
     grpc_listen: Option<String>,
     /// Where the embedded engine and generated secrets live [env: WEIR_DATA] [default: ./data]

@@ -154,16 +154,18 @@ impl std::fmt::Debug for Verifier {
     }
 }
 
+/// The token of `Authorization: Bearer`.
+#[must_use]
+pub fn bearer(headers: &http::HeaderMap) -> Option<&str> {
+    let (scheme, token) = headers.get(http::header::AUTHORIZATION)?.to_str().ok()?.split_once(' ')?;
+    scheme.eq_ignore_ascii_case("bearer").then(|| token.trim())
+}
+
 impl FromRequestParts<Arc<App>> for Claims {
     type Rejection = ApiError;
 
     async fn from_request_parts(parts: &mut Parts, app: &Arc<App>) -> Result<Self, ApiError> {
-        let header = parts.headers.get(http::header::AUTHORIZATION).and_then(|value| value.to_str().ok());
-        let token = header.and_then(|value| {
-            let (scheme, token) = value.split_once(' ')?;
-            scheme.eq_ignore_ascii_case("bearer").then(|| token.trim())
-        });
-        token
+        bearer(&parts.headers)
             .and_then(|token| app.auth.tokens.verify(token))
             .ok_or_else(|| ApiError::unauthenticated("Missing, invalid or expired bearer token"))
     }

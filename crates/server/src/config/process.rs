@@ -11,7 +11,7 @@ use super::source::{Reader, SettingError};
 pub struct ProcessSettings {
     /// `listen`: the address of the HTTP API.
     pub listen: SocketAddr,
-    /// `grpc_listen`: the address of the gRPC API. Nothing listens there yet.
+    /// `grpc_listen`: the address of the gRPC API.
     pub grpc_listen: SocketAddr,
     /// `data`: the directory of the embedded engine and of generated secrets.
     pub data: PathBuf,

@@ -67,10 +67,7 @@ fn install() -> Result<PathBuf, String> {
 
 /// Where this version is kept from run to run.
 fn prepared() -> PathBuf {
-    let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from).filter(|path| path.is_absolute());
-    let home = || std::env::var_os("HOME").map(|home| Path::new(&home).join(".cache"));
-    let cache = cache.or_else(home).unwrap_or_else(std::env::temp_dir);
-    cache.join("weir-testkit").join(format!("kafka-{VERSION}"))
+    source::cache().join(format!("kafka-{VERSION}"))
 }
 
 /// Makes `directory` with the jars, and with storage that is formatted once for all brokers, whose clusters never

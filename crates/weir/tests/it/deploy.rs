@@ -5,10 +5,11 @@
 //! that, and a parser of all of YAML would be one more dependency.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
 
 use weir_server::config::Settings;
 use weir_server::config::log::LogFormat;
-use weir_server::config::source::Sources;
+use weir_server::config::source::{Sources, flatten_toml};
 use weir_server::config::store::{BrokerChoice, CacheChoice, EngineChoice};
 
 const COMPOSE: &str = include_str!("../../../../deploy/docker-compose.yml");
@@ -228,4 +229,25 @@ fn prometheus_accepts_the_alerts() {
     let rules = concat!(env!("CARGO_MANIFEST_DIR"), "/../../deploy/prometheus/alerts.yml");
     let checked = std::process::Command::new(promtool).args(["check", "rules", rules]).output().unwrap();
     assert!(checked.status.success(), "{}", String::from_utf8_lossy(&checked.stderr));
+}
+
+#[test]
+fn the_limits_of_the_envoy_example_are_about_what_its_envoy_asks() {
+    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/envoy");
+    let path = directory.join("weir.toml");
+    let values = flatten_toml(&path, &std::fs::read_to_string(&path).unwrap()).unwrap();
+    let settings = Settings::read(Sources { file: Some((path, values)), ..Sources::default() }).unwrap();
+    let envoy = std::fs::read_to_string(directory.join("envoy.yaml")).unwrap();
+    let asked: [&[(&str, &str)]; 2] =
+        [&[("remote_address", "10.0.0.1")], &[("path", "/login"), ("remote_address", "10.0.0.1")]];
+    assert_eq!(settings.tier.policies.len(), asked.len());
+    for entries in asked {
+        let about = settings.tier.policies.values().filter_map(|spec| spec.matches.as_ref());
+        assert_eq!(about.filter(|matches| matches.key("edge", entries).is_some()).count(), 1, "{entries:?}");
+    }
+    for part in ["domain: edge", "descriptor_key: path, descriptor_value: /login", "remote_address: {}"] {
+        assert!(envoy.contains(part), "{part}");
+    }
+    let port = settings.process.grpc_listen.port();
+    assert!(envoy.contains(&format!("port_value: {port}")), "the default address of gRPC");
 }

@@ -1,5 +1,7 @@
 //! What tests start with: a running server on the engine they name, and callers for it.
 
+use std::net::SocketAddr;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -12,7 +14,7 @@ use weir_queue::{Settlement, Source};
 use weir_server::Server;
 use weir_server::auth::jwt::{self, Claims};
 use weir_server::config::Settings;
-use weir_server::config::source::Sources;
+use weir_server::config::source::{Sources, flatten_toml};
 use weir_testkit::history::Tally;
 use weir_testkit::http::Client;
 use weir_testkit::kafka::Broker;
@@ -125,8 +127,21 @@ impl InProcess {
 
     /// The same with more settings, as variables.
     pub(crate) async fn start_with(store: Store, settings: &[(&str, &str)]) -> Self {
+        Self::start_with_file(store, settings, None).await
+    }
+
+    /// The same with a file of settings.
+    pub(crate) async fn start_with_file(
+        store: Store,
+        settings: &[(&str, &str)],
+        file: Option<&Path>,
+    ) -> Self {
         let data = tempfile::tempdir().expect("a directory");
-        let mut sources = Sources::default();
+        let file = file.map(|path| {
+            let text = std::fs::read_to_string(path).expect("a file");
+            (path.to_owned(), flatten_toml(path, &text).expect("TOML"))
+        });
+        let mut sources = Sources { file, ..Sources::default() };
         let mut set = |name: &str, value: &str| sources.environment.insert(name.into(), value.into());
         set("WEIR_LISTEN", "127.0.0.1:0");
         set("WEIR_GRPC_LISTEN", "127.0.0.1:0");
@@ -147,6 +162,10 @@ impl InProcess {
         let server = Server::start(settings, Some(manual)).await.expect("a server");
         let client = Client::new(format!("http://{}", server.address()));
         Self { client, clock, server, data, _database: database }
+    }
+
+    pub(crate) fn grpc_address(&self) -> SocketAddr {
+        self.server.grpc_address().expect("the role api")
     }
 
     /// A caller whose token names this user.

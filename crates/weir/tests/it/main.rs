@@ -9,6 +9,7 @@ mod crash;
 mod dead_letters;
 mod deploy;
 mod given;
+mod grpc;
 mod hot_keys;
 mod kafka;
 mod operations;

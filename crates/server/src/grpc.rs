@@ -1,0 +1,94 @@
+//! The gRPC face: Envoy's rate limit service and health checks, on an address of their own.
+
+mod accept;
+mod decide;
+pub mod message;
+mod service;
+
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::net::TcpListener;
+use tonic::Status;
+use tonic::metadata::MetadataMap;
+use tonic::transport::Server;
+use tonic_health::ServingStatus;
+
+use self::service::RateLimitServer;
+use crate::app::App;
+use crate::auth::{admin, jwt};
+
+/// The scope that lets a token ask.
+const SCOPE: &str = "limits:check";
+/// Questions of one connection under way at once.
+const STREAMS_MAX: u32 = 1_024;
+/// How often a silent connection is asked whether it is still there, and how long it may take to say so.
+const PING_EVERY: Duration = Duration::from_secs(30);
+const PONG_WITHIN: Duration = Duration::from_secs(20);
+/// How long a stop waits for answers: they take milliseconds, but whoever watches health never ends.
+const GRACE: Duration = Duration::from_secs(2);
+
+/// Serves until told to stop, then until every question under way is answered.
+pub async fn serve(listener: TcpListener, app: Arc<App>) {
+    let (reporter, health) = tonic_health::server::health_reporter();
+    reporter.set_service_status(RateLimitServer::NAME, ServingStatus::Serving).await;
+    let is_local = listener.local_addr().is_ok_and(|address| is_loopback(address.ip()));
+    let gate = Gate { is_open: is_local || app.settings.auth.allow_anonymous, app: Arc::clone(&app) };
+    let incoming = accept::connections(listener, app.settings.http.max_connections);
+    let closing = app.closing.clone();
+    let stop = async {
+        closing.cancelled().await;
+        for name in ["", RateLimitServer::NAME] {
+            reporter.set_service_status(name, ServingStatus::NotServing).await;
+        }
+    };
+    let server = Server::builder()
+        .max_concurrent_streams(STREAMS_MAX)
+        .http2_keepalive_interval(Some(PING_EVERY))
+        .http2_keepalive_timeout(Some(PONG_WITHIN))
+        .add_service(health)
+        .add_service(RateLimitServer::new(gate))
+        .serve_with_incoming_shutdown(incoming, stop);
+    let end = async {
+        closing.cancelled().await;
+        tokio::time::sleep(GRACE).await;
+    };
+    tokio::select! {
+        served = server => if let Err(error) = served {
+            tracing::error!(%error, "gRPC is no longer served");
+        },
+        () = end => {}
+    }
+}
+
+/// Who may ask.
+#[derive(Clone)]
+struct Gate {
+    app: Arc<App>,
+    /// Whether those may who bring no credentials: on this machine alone, unless the settings say otherwise.
+    is_open: bool,
+}
+
+impl Gate {
+    fn admit(&self, metadata: &MetadataMap) -> Result<(), Status> {
+        let headers = metadata.clone().into_headers();
+        if headers.contains_key(admin::HEADER) {
+            let is_operator = self.app.auth.admin.matches(&headers);
+            return is_operator.then_some(()).ok_or_else(|| Status::unauthenticated("invalid x-admin-key"));
+        }
+        if !headers.contains_key(http::header::AUTHORIZATION) {
+            let message = "x-admin-key, or a bearer token with the scope limits:check, is required";
+            return self.is_open.then_some(()).ok_or_else(|| Status::unauthenticated(message));
+        }
+        match jwt::bearer(&headers).and_then(|token| self.app.auth.tokens.verify(token)) {
+            None => Err(Status::unauthenticated("invalid or expired bearer token")),
+            Some(claims) if claims.allows(SCOPE) => Ok(()),
+            Some(_) => Err(Status::permission_denied("the token lacks the scope limits:check")),
+        }
+    }
+}
+
+fn is_loopback(ip: IpAddr) -> bool {
+    ip.to_canonical().is_loopback()
+}

@@ -1,0 +1,386 @@
+//! Envoy's rate limit service over gRPC: a client of tonic's, and one of gRPC's own library in Python.
+
+use std::io::Write as _;
+use std::net::SocketAddr;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use serde_json::{Value, json};
+use tonic::client::Grpc;
+use tonic::transport::{Channel, Endpoint};
+use tonic::{Code as Fault, Request, Status};
+use tonic_health::pb::HealthCheckRequest;
+use tonic_health::pb::health_check_response::ServingStatus;
+use tonic_health::pb::health_client::HealthClient;
+use tonic_prost::ProstCodec;
+use weir_server::auth::jwt::{self, Claims};
+use weir_server::grpc::message::{
+    Code, DescriptorStatus, RateLimitDescriptor, RateLimitOverride, RateLimitRequest, RateLimitResponse, Unit,
+};
+
+use crate::given::{InProcess, PATIENCE, Running, Store, weir};
+
+const SERVICE: &str = "envoy.service.ratelimit.v3.RateLimitService";
+const METHOD: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
+
+const POLICIES: &str = r#"
+[policies.per_address]
+kind = "fixed_window"
+limit = 5
+window = "PT1M"
+[policies.per_address.match]
+domain = "edge"
+[policies.per_address.match.entries]
+remote_address = "*"
+
+[policies.login]
+kind = "token_bucket"
+capacity = 3
+refill = 2
+period = "PT1H"
+[policies.login.match]
+domain = "edge"
+[policies.login.match.entries]
+path = "/login"
+remote_address = "*"
+
+[policies.watched]
+kind = "fixed_window"
+limit = 1
+window = "PT90S"
+shadow = true
+[policies.watched.match]
+domain = "edge"
+[policies.watched.match.entries]
+watched = "*"
+"#;
+
+/// A file of settings with the policies above.
+fn file() -> tempfile::NamedTempFile {
+    let mut file = tempfile::Builder::new().suffix(".toml").tempfile().unwrap();
+    file.write_all(POLICIES.as_bytes()).unwrap();
+    file
+}
+
+/// A proxy that asks.
+#[derive(Clone)]
+struct Proxy(Channel);
+
+impl Proxy {
+    fn connect(address: SocketAddr) -> Self {
+        let endpoint = Endpoint::from_shared(format!("http://{address}")).unwrap();
+        Self(endpoint.timeout(PATIENCE).connect_lazy())
+    }
+
+    async fn send(&self, request: Request<RateLimitRequest>) -> Result<RateLimitResponse, Status> {
+        let mut grpc = Grpc::new(self.0.clone());
+        grpc.ready().await.map_err(|error| Status::unavailable(error.to_string()))?;
+        let codec = ProstCodec::<RateLimitRequest, RateLimitResponse>::default();
+        Ok(grpc.unary(request, METHOD.parse().unwrap(), codec).await?.into_inner())
+    }
+
+    async fn ask(&self, descriptors: &[RateLimitDescriptor]) -> RateLimitResponse {
+        self.send(Request::new(question(descriptors))).await.unwrap()
+    }
+}
+
+fn question(descriptors: &[RateLimitDescriptor]) -> RateLimitRequest {
+    RateLimitRequest { domain: "edge".into(), descriptors: descriptors.to_vec(), hits_addend: 0 }
+}
+
+fn address(value: &str) -> RateLimitDescriptor {
+    RateLimitDescriptor::new(&[("remote_address", value)])
+}
+
+/// What is told of a descriptor: code, limit, unit, what is left.
+fn told(status: &DescriptorStatus) -> (Code, u32, Unit, u32) {
+    let limit = status.current_limit.as_ref().expect("a limit");
+    (status.code(), limit.requests_per_unit, limit.unit(), status.limit_remaining)
+}
+
+/// A server on a clock of the test's own, with the policies.
+async fn start() -> (InProcess, Proxy) {
+    let file = file();
+    let server = InProcess::start_with_file(Store::Embedded, &[], Some(file.path())).await;
+    let proxy = Proxy::connect(server.grpc_address());
+    (server, proxy)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn statuses_say_what_is_true() {
+    let (server, proxy) = start().await;
+    for left in (0..5).rev() {
+        let answer = proxy.ask(&[address("10.0.0.1")]).await;
+        assert_eq!(answer.overall_code(), Code::Ok);
+        assert_eq!(told(&answer.statuses[0]), (Code::Ok, 5, Unit::Minute, left));
+        assert_eq!(answer.statuses[0].current_limit.as_ref().unwrap().name, "per_address");
+        assert!(answer.response_headers_to_add.is_empty());
+    }
+    server.clock.advance(Duration::from_millis(20_500));
+    let answer = proxy.ask(&[address("10.0.0.1")]).await;
+    assert_eq!(answer.overall_code(), Code::OverLimit);
+    assert_eq!(told(&answer.statuses[0]), (Code::OverLimit, 5, Unit::Minute, 0));
+    let reset = answer.statuses[0].duration_until_reset.unwrap();
+    assert_eq!((reset.seconds, reset.nanos), (39, 500_000_000));
+    let [header] = &answer.response_headers_to_add[..] else { panic!("{answer:?}") };
+    assert_eq!((header.key.as_str(), header.value.as_str()), ("retry-after", "40"));
+    assert_eq!(proxy.ask(&[address("10.0.0.2")]).await.overall_code(), Code::Ok, "another key");
+    server.clock.advance(Duration::from_millis(39_500));
+    assert_eq!(proxy.ask(&[address("10.0.0.1")]).await.overall_code(), Code::Ok);
+    server.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn all_descriptors_are_spent_or_none() {
+    let (server, proxy) = start().await;
+    let login = RateLimitDescriptor::new(&[("remote_address", "10.0.0.1"), ("path", "/login")]);
+    let both = [address("10.0.0.1"), login.clone()];
+    for _ in 0..3 {
+        assert_eq!(proxy.ask(&both).await.overall_code(), Code::Ok);
+    }
+    let answer = proxy.ask(&both).await;
+    assert_eq!(answer.overall_code(), Code::OverLimit);
+    assert_eq!(told(&answer.statuses[0]), (Code::Ok, 5, Unit::Minute, 2), "it has room, and keeps it");
+    assert_eq!(told(&answer.statuses[1]), (Code::OverLimit, 2, Unit::Hour, 0), "what it gains in an hour");
+    let elsewhere = RateLimitDescriptor::new(&[("remote_address", "10.0.0.1"), ("path", "/")]);
+    let answer = proxy.ask(&[elsewhere, address("10.0.0.1")]).await;
+    assert_eq!(answer.statuses[0], DescriptorStatus { code: Code::Ok as i32, ..DescriptorStatus::default() });
+    assert_eq!(told(&answer.statuses[1]), (Code::Ok, 5, Unit::Minute, 1));
+    server.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn hits_say_what_is_spent_and_0_only_looks() {
+    let (server, proxy) = start().await;
+    let hits = |hits| RateLimitDescriptor { hits_addend: Some(hits), ..address("10.0.0.1") };
+    for _ in 0..3 {
+        assert_eq!(told(&proxy.ask(&[hits(0)]).await.statuses[0]), (Code::Ok, 5, Unit::Minute, 5));
+    }
+    assert_eq!(told(&proxy.ask(&[hits(3)]).await.statuses[0]), (Code::Ok, 5, Unit::Minute, 2));
+    assert_eq!(told(&proxy.ask(&[hits(3)]).await.statuses[0]), (Code::OverLimit, 5, Unit::Minute, 2));
+    assert_eq!(told(&proxy.ask(&[hits(u64::MAX)]).await.statuses[0]), (Code::OverLimit, 5, Unit::Minute, 2));
+    let two = RateLimitRequest { hits_addend: 2, ..question(&[address("10.0.0.1")]) };
+    let answer = proxy.send(Request::new(two)).await.unwrap();
+    assert_eq!(
+        told(&answer.statuses[0]),
+        (Code::Ok, 5, Unit::Minute, 0),
+        "for all that do not say themselves"
+    );
+    let answer = proxy.ask(&[hits(0)]).await;
+    assert_eq!(told(&answer.statuses[0]), (Code::OverLimit, 5, Unit::Minute, 0), "nothing would fit");
+    let mixed = proxy.ask(&[hits(0), address("10.0.0.9")]).await;
+    assert_eq!(mixed.overall_code(), Code::OverLimit);
+    assert_eq!(told(&mixed.statuses[1]), (Code::Ok, 5, Unit::Minute, 5), "nothing is spent then");
+    let look = RateLimitDescriptor { hits_addend: Some(0), ..address("10.0.0.8") };
+    let mixed = proxy.ask(&[look, address("10.0.0.9")]).await;
+    assert_eq!(told(&mixed.statuses[1]), (Code::Ok, 5, Unit::Minute, 4));
+    server.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_descriptor_may_bring_a_limit_along() {
+    let (server, proxy) = start().await;
+    let with = |amount, unit: Unit, value| RateLimitDescriptor {
+        limit: Some(RateLimitOverride { requests_per_unit: amount, unit: unit as i32 }),
+        ..address(value)
+    };
+    for left in [1, 0] {
+        let answer = proxy.ask(&[with(2, Unit::Hour, "10.0.0.1")]).await;
+        assert_eq!(told(&answer.statuses[0]), (Code::Ok, 2, Unit::Hour, left));
+    }
+    let over = proxy.ask(&[with(2, Unit::Hour, "10.0.0.1")]).await;
+    assert_eq!(told(&over.statuses[0]), (Code::OverLimit, 2, Unit::Hour, 0));
+    assert_eq!(told(&proxy.ask(&[address("10.0.0.1")]).await.statuses[0]), (Code::Ok, 5, Unit::Minute, 4));
+    let more = proxy.ask(&[with(4, Unit::Hour, "10.0.0.1")]).await;
+    assert_eq!(told(&more.statuses[0]), (Code::Ok, 4, Unit::Hour, 1), "what was spent stays spent");
+    let nothing = proxy.ask(&[with(0, Unit::Hour, "10.0.0.2"), address("10.0.0.2")]).await;
+    assert_eq!(nothing.overall_code(), Code::OverLimit);
+    assert_eq!(told(&nothing.statuses[0]), (Code::OverLimit, 0, Unit::Hour, 0));
+    assert_eq!(told(&nothing.statuses[1]), (Code::Ok, 5, Unit::Minute, 5));
+    let elsewhere = RateLimitRequest { domain: "unheard of".into(), ..question(&[with(1, Unit::Day, "x")]) };
+    for code in [Code::Ok, Code::OverLimit] {
+        assert_eq!(
+            proxy.send(Request::new(elsewhere.clone())).await.unwrap().overall_code(),
+            code,
+            "no policy is needed"
+        );
+    }
+    let timeless = proxy.send(Request::new(question(&[with(1, Unit::Unknown, "x")]))).await.unwrap_err();
+    assert_eq!(timeless.code(), Fault::InvalidArgument);
+    server.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_no_policy_is_about_is_allowed_and_shadows_never_deny() {
+    let (server, proxy) = start().await;
+    let unknown = RateLimitDescriptor::new(&[("generic_key", "x")]);
+    let answer = proxy.ask(&[unknown, RateLimitDescriptor::new(&[])]).await;
+    assert_eq!((answer.overall_code(), answer.statuses.len()), (Code::Ok, 2));
+    let nobodys = RateLimitRequest { domain: "other".into(), ..question(&[address("10.0.0.1")]) };
+    for _ in 0..10 {
+        let answer = proxy.send(Request::new(nobodys.clone())).await.unwrap();
+        assert_eq!((answer.overall_code(), &answer.statuses[0].current_limit), (Code::Ok, &None));
+    }
+    let empty = proxy.ask(&[]).await;
+    assert_eq!((empty.overall_code(), empty.statuses.len()), (Code::Ok, 0));
+    for _ in 0..3 {
+        let answer = proxy.ask(&[RateLimitDescriptor::new(&[("watched", "w")])]).await;
+        assert_eq!(answer.overall_code(), Code::Ok);
+        let (_, limit, unit, left) = told(&answer.statuses[0]);
+        assert_eq!((limit, unit, left), (1, Unit::Unknown, 0), "90 s is no unit of Envoy's");
+    }
+    let long = "x".repeat(100_000);
+    assert_eq!(told(&proxy.ask(&[address(&long)]).await.statuses[0]).3, 4);
+    assert_eq!(told(&proxy.ask(&[address(&long)]).await.statuses[0]).3, 3);
+    server.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn questions_at_once_never_pass_a_limit() {
+    let (server, proxy) = start().await;
+    let asks = (0..200).map(|_| {
+        let proxy = proxy.clone();
+        async move { proxy.ask(&[address("10.0.0.1")]).await.overall_code() }
+    });
+    let codes = join_all(asks).await;
+    assert_eq!(codes.iter().filter(|code| **code == Code::Ok).count(), 5);
+    server.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_too_large_or_unknown_is_refused_and_the_next_question_answered() {
+    let (server, proxy) = start().await;
+    let many = vec![address("x"); 65];
+    let refused = proxy.send(Request::new(question(&many))).await.unwrap_err();
+    assert_eq!(refused.code(), Fault::InvalidArgument);
+    let huge = address(&"x".repeat(300_000));
+    let refused = proxy.send(Request::new(question(&[huge]))).await.unwrap_err();
+    assert_eq!(refused.code(), Fault::OutOfRange);
+    let mut grpc = Grpc::new(proxy.0.clone());
+    grpc.ready().await.unwrap();
+    let codec = ProstCodec::<RateLimitRequest, RateLimitResponse>::default();
+    let path = "/envoy.service.ratelimit.v3.RateLimitService/Other".parse().unwrap();
+    let refused = grpc.unary(Request::new(question(&[])), path, codec).await.unwrap_err();
+    assert_eq!(refused.code(), Fault::Unimplemented);
+    assert_eq!(proxy.ask(&[address("x")]).await.overall_code(), Code::Ok);
+    server.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn on_more_than_this_machine_credentials_are_asked_for() {
+    let (file, token_file) = (file(), "jwt.secret");
+    // All addresses of the machine: open to others, unless something stands before it.
+    let port = weir_testkit::ports::unused();
+    let running = weir()
+        .env("WEIR_GRPC_LISTEN", format!("0.0.0.0:{port}"))
+        .env("WEIR_CONFIG", file.path())
+        .spawn()
+        .await;
+    let proxy = Proxy::connect(SocketAddr::from(([127, 0, 0, 1], port)));
+    let secret = std::fs::read_to_string(running.data_dir().join(token_file)).unwrap();
+    let bearing = |scope: &str| {
+        let scope = Some(scope.to_owned());
+        let claims = Claims { sub: "envoy".into(), exp: 4_000_000_000, tenant_id: None, scope };
+        format!("Bearer {}", jwt::sign(&secret, &claims).unwrap())
+    };
+    let with = |name: &'static str, value: String| {
+        let mut request = Request::new(question(&[address("10.0.0.1")]));
+        request.metadata_mut().insert(name, value.parse().unwrap());
+        proxy.send(request)
+    };
+    let refused = proxy.send(Request::new(question(&[]))).await.unwrap_err();
+    assert_eq!(refused.code(), Fault::Unauthenticated);
+    assert_eq!(with("x-admin-key", "wrong".into()).await.unwrap_err().code(), Fault::Unauthenticated);
+    assert_eq!(with("authorization", "Bearer x".into()).await.unwrap_err().code(), Fault::Unauthenticated);
+    let other = with("authorization", bearing("requests:read")).await.unwrap_err();
+    assert_eq!(other.code(), Fault::PermissionDenied);
+    assert_eq!(with("authorization", bearing("limits:check")).await.unwrap().overall_code(), Code::Ok);
+    assert_eq!(with("x-admin-key", running.admin_key()).await.unwrap().overall_code(), Code::Ok);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn health_is_told_and_ends_with_a_stop() {
+    let mut running = Running::start(Store::Embedded).await;
+    let proxy = Proxy::connect(running.weir.grpc_addr());
+    let mut health = HealthClient::new(proxy.0.clone());
+    let ask = |service: &str| HealthCheckRequest { service: service.to_owned() };
+    for service in ["", SERVICE] {
+        let answer = health.check(ask(service)).await.unwrap().into_inner();
+        assert_eq!(answer.status(), ServingStatus::Serving, "{service}");
+    }
+    assert_eq!(health.check(ask("other")).await.unwrap_err().code(), Fault::NotFound);
+    let mut watch = health.watch(ask(SERVICE)).await.unwrap().into_inner();
+    assert_eq!(watch.message().await.unwrap().unwrap().status(), ServingStatus::Serving);
+    running.weir.terminate();
+    assert_eq!(watch.message().await.unwrap().unwrap().status(), ServingStatus::NotServing);
+    let status = running.weir.wait(PATIENCE).await;
+    assert!(status.success(), "whoever watches does not hold up a stop: {status}");
+}
+
+#[tokio::test]
+async fn only_whoever_answers_callers_listens() {
+    let running = Running::start_with(Store::Embedded, &[("WEIR_ROLES", "sender")]).await;
+    assert!(tokio::net::TcpStream::connect(running.weir.grpc_addr()).await.is_err());
+}
+
+/// Has Python ask, and returns what it was told: two checks of health, then an answer a question.
+fn ask_in_python(address: SocketAddr, questions: &[Value]) -> Vec<Value> {
+    let python = weir_testkit::python_with_grpc()
+        .unwrap_or_else(|problem| panic!("{problem}; WEIR_TEST_SKIP=python leaves this out"));
+    let root = env!("CARGO_MANIFEST_DIR");
+    let mut child = Command::new(python)
+        .arg(format!("{root}/tests/it/grpc/ask.py"))
+        .args([address.to_string(), format!("{root}/../server/proto")])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let lines: String = questions.iter().map(|question| format!("{question}\n")).collect();
+    child.stdin.take().unwrap().write_all(lines.as_bytes()).unwrap();
+    let output = child.wait_with_output().unwrap();
+    assert!(output.status.success(), "its errors are above");
+    String::from_utf8(output.stdout)
+        .unwrap()
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_client_made_of_the_protocol_files_is_understood_and_understands() {
+    if weir_testkit::skip("python") {
+        return;
+    }
+    let (server, _proxy) = start().await;
+    let address = server.grpc_address();
+    let descriptor = json!({"entries": [{"key": "remote_address", "value": "10.0.0.1"}]});
+    let mut brought = descriptor.clone();
+    brought["limit"] = json!({"requestsPerUnit": 7, "unit": "DAY"});
+    let mut look = descriptor.clone();
+    look["hitsAddend"] = json!("0");
+    let ask = |descriptor: &Value, hits: u32| json!({"domain": "edge", "descriptors": [descriptor], "hitsAddend": hits});
+    let mut timeless = brought.clone();
+    timeless["limit"]["unit"] = json!("UNKNOWN");
+    let questions =
+        [ask(&descriptor, 4), ask(&look, 0), ask(&descriptor, 2), ask(&brought, 0), ask(&timeless, 0)];
+    let told = tokio::task::spawn_blocking(move || ask_in_python(address, &questions)).await.unwrap();
+    let limit = json!({"name": "per_address", "requestsPerUnit": 5, "unit": "MINUTE"});
+    let day = json!({"name": "per_address", "requestsPerUnit": 7, "unit": "DAY"});
+    let status = |code: &str, limit: &Value, left: u32, reset: &str| json!({"code": code, "currentLimit": limit, "limitRemaining": left, "durationUntilReset": reset});
+    let expected = [
+        json!({"status": "SERVING"}),
+        json!({"status": "SERVING"}),
+        json!({"overallCode": "OK", "statuses": [status("OK", &limit, 1, "60s")]}),
+        json!({"overallCode": "OK", "statuses": [status("OK", &limit, 1, "60s")]}),
+        json!({
+            "overallCode": "OVER_LIMIT",
+            "statuses": [status("OVER_LIMIT", &limit, 1, "60s")],
+            "responseHeadersToAdd": [{"key": "retry-after", "value": "60"}],
+        }),
+        json!({"overallCode": "OK", "statuses": [status("OK", &day, 6, "86400s")]}),
+        json!({"error": "INVALID_ARGUMENT"}),
+    ];
+    assert_eq!(told, expected);
+    server.stop().await;
+}
