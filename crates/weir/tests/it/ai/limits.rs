@@ -195,3 +195,99 @@ async fn settings_say_what_a_tier_allows() {
     assert_eq!(denied.json()["message"], message);
     server.stop().await;
 }
+
+async fn subscribe(server: &InProcess, user: &str, plan: &str) {
+    let path = format!("/admin/subscriptions/{user}");
+    let answer = server.operator().put(&path, &json!({ "plan": plan })).await.unwrap();
+    assert_eq!(answer.status, 200, "{:?}", answer.body);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_plan_allows_what_its_tier_does() {
+    let server = InProcess::start(Store::Embedded).await;
+    let plans = [
+        ("FREE", 5, 8),
+        ("STARTER_MONTHLY", 15, 20),
+        ("STARTER_YEARLY", 15, 20),
+        ("PRO_MONTHLY", 30, 40),
+        ("PRO_YEARLY", 30, 40),
+        ("BUSINESS_MONTHLY", 60, 80),
+        ("BUSINESS_YEARLY", 60, 80),
+    ];
+    for (plan, per_minute, burst_capacity) in plans {
+        subscribe(&server, plan, plan).await;
+        let client = server.caller(plan);
+        let statuses = burst(std::slice::from_ref(&client), burst_capacity + 20).await;
+        assert_eq!(statuses.iter().filter(|status| **status == 200).count(), burst_capacity, "{plan}");
+        let denied = client.get("/api/v1/ai/extract").await.unwrap();
+        assert_eq!(header(&denied, "x-ratelimit-limit"), per_minute.to_string(), "{plan}");
+        let message = format!(
+            "Rate limit exceeded. Maximum {per_minute} AI requests per minute. Please try again shortly."
+        );
+        assert_eq!(denied.json()["message"], message);
+        assert_eq!(header(&denied, "retry-after"), (60 / per_minute).to_string(), "{plan}");
+    }
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn the_days_of_all_tiers_are_those_of_the_requirement() {
+    let server = InProcess::start(Store::Embedded).await;
+    let minute = std::time::Duration::from_secs(60);
+    for (plan, per_minute, daily) in
+        [("STARTER_MONTHLY", 15, 200), ("PRO_MONTHLY", 30, 500), ("BUSINESS_MONTHLY", 60, 1_000)]
+    {
+        subscribe(&server, plan, plan).await;
+        let client = server.caller(plan);
+        let mut passed = 0;
+        // As much as the minute allows, until the day is used up: it gains less than it loses.
+        let denied = loop {
+            let answer = client.get("/api/v1/ai/x").await.unwrap();
+            match answer.status {
+                200 => passed += 1,
+                _ if header(&answer, "ratelimit-policy").starts_with("\"minute\"") => {
+                    server.clock.advance(minute)
+                }
+                _ => break answer,
+            }
+        };
+        assert!(passed >= daily && passed < daily + daily / per_minute, "{plan}: {passed}");
+        let message = format!("Daily AI request limit of {daily} exceeded. Limit resets in 24 hours.");
+        assert_eq!(denied.json()["message"], message);
+    }
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn another_plan_holds_for_the_next_call_and_what_was_spent_stays_spent() {
+    let server = InProcess::start(Store::Embedded).await;
+    let client = server.caller("a@b.c");
+    burst(std::slice::from_ref(&client), 8).await;
+    assert_eq!(client.get("/api/v1/ai/x").await.unwrap().status, 429);
+    subscribe(&server, "a@b.c", "PRO_MONTHLY").await;
+    let answer = client.get("/api/v1/ai/x").await.unwrap();
+    assert_eq!((answer.status, header(&answer, "x-ratelimit-limit").as_str()), (200, "30"));
+    assert_eq!(header(&answer, "x-ratelimit-remaining"), "31", "of 40, 9 are spent");
+    let operator = server.operator();
+    let limits = json!({"requestsPerMinute": 10, "burstCapacity": 10, "dailyLimit": 100});
+    assert_eq!(operator.put("/admin/tiers/pro", &limits).await.unwrap().status, 200);
+    let answer = client.get("/api/v1/ai/x").await.unwrap();
+    assert_eq!((answer.status, header(&answer, "x-ratelimit-remaining").as_str()), (200, "0"));
+    assert_eq!(client.get("/api/v1/ai/x").await.unwrap().status, 429);
+    assert_eq!(operator.delete("/admin/subscriptions/a@b.c").await.unwrap().status, 204);
+    let denied = client.get("/api/v1/ai/x").await.unwrap();
+    assert_eq!((denied.status, header(&denied, "x-ratelimit-limit").as_str()), (429, "5"));
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn looking_costs_nothing() {
+    let server = InProcess::start(Store::Embedded).await;
+    let client = server.caller("a@b.c");
+    for _ in 0..20 {
+        assert_eq!(client.get("/api/v1/limits/me").await.unwrap().status, 200);
+    }
+    let answer = client.get("/api/v1/ai/x").await.unwrap();
+    assert_eq!(header(&answer, "x-ratelimit-remaining"), "7");
+    server.stop().await;
+}
