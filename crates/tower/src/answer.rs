@@ -1,0 +1,79 @@
+//! What a caller is told: headers on every response, and the body of a denial.
+
+use std::time::Duration;
+
+use http::header::{CONTENT_TYPE, RETRY_AFTER};
+use http::{HeaderMap, HeaderValue, Response, StatusCode};
+use weir_core::tier::Standing;
+
+use crate::policy::Policy;
+
+/// Where a caller stands after a decision.
+#[derive(Clone, Debug)]
+pub(crate) struct Told {
+    quota: u32,
+    window: Duration,
+    remaining: u32,
+    /// Until the next unit; of a denial, until the same would be allowed.
+    reset_s: u64,
+}
+
+impl Told {
+    pub(crate) fn new(policy: &Policy, standing: &Standing, retry_after: Option<Duration>) -> Self {
+        let (quota, window) = policy.quota();
+        let reset = retry_after.unwrap_or(standing.next_after);
+        Self { quota, window, remaining: standing.remaining, reset_s: whole_seconds(reset) }
+    }
+
+    /// Writes the headers, in place of those that an inner service may have written.
+    pub(crate) fn write(&self, name: &str, headers: &mut HeaderMap) {
+        let Self { quota, window, remaining, reset_s } = self;
+        headers.insert("x-ratelimit-limit", HeaderValue::from(*quota));
+        headers.insert("x-ratelimit-remaining", HeaderValue::from(*remaining));
+        headers.insert("x-ratelimit-reset", HeaderValue::from(*reset_s));
+        let mut insert = |header: &'static str, text: String| {
+            // The name was looked at when the policy was made; the rest are digits.
+            if let Ok(value) = HeaderValue::from_str(&text) {
+                headers.insert(header, value);
+            }
+        };
+        insert("ratelimit-policy", format!("\"{name}\";q={quota};w={}", window.as_secs()));
+        insert("ratelimit", format!("\"{name}\";r={remaining};t={reset_s}"));
+    }
+
+    /// The response of whoever was denied.
+    pub(crate) fn deny<B: From<String>>(&self, name: &str) -> Response<B> {
+        let wait = self.reset_s.max(1);
+        let message = format!("The limit {name} is reached; try again in {wait} s");
+        let mut response = error(StatusCode::TOO_MANY_REQUESTS, "RATE_LIMITED", &message, wait);
+        self.write(name, response.headers_mut());
+        response
+    }
+}
+
+/// The response while there is no room in memory for another caller.
+pub(crate) fn full<B: From<String>>() -> Response<B> {
+    let message = "More callers are being limited than there is room for; try again";
+    error(StatusCode::SERVICE_UNAVAILABLE, "DEPENDENCY_UNAVAILABLE", message, 1)
+}
+
+fn error<B: From<String>>(status: StatusCode, code: &str, message: &str, retry_after: u64) -> Response<B> {
+    let body = serde_json::json!({
+        "status": status.as_u16(),
+        "error": status.canonical_reason(),
+        "code": code,
+        "message": message,
+        "timestamp": jiff::Timestamp::now().to_string(),
+    });
+    let mut response = Response::new(B::from(body.to_string()));
+    *response.status_mut() = status;
+    let headers = response.headers_mut();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    headers.insert(RETRY_AFTER, HeaderValue::from(retry_after));
+    response
+}
+
+/// Whole seconds, rounded up, so that whoever waits for them has waited long enough.
+fn whole_seconds(span: Duration) -> u64 {
+    span.as_secs().saturating_add(u64::from(span.subsec_nanos() > 0))
+}

@@ -1,0 +1,210 @@
+//! The layer, and the service it makes.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+
+use http::{Request, Response};
+use pin_project_lite::pin_project;
+use weir_core::Clock;
+use weir_core::tier::{Decision, Limit, Scoped};
+use weir_store::clock::SystemClock;
+use weir_store_memory::{Memory, Options};
+
+use crate::answer::{self, Told};
+use crate::key::Key;
+use crate::policy::Policy;
+
+/// How many callers are remembered, unless [`LimitLayer::keys_max`] says otherwise.
+const KEYS_MAX: usize = 1_000_000;
+
+/// Holds callers to a policy. Clones, and all services it makes, count together.
+pub struct LimitLayer<K> {
+    shared: Arc<Shared<K>>,
+}
+
+struct Shared<K> {
+    policy: Policy,
+    scoped: Arc<Scoped<Limit>>,
+    memory: Memory<Limit>,
+    keys_max: usize,
+    clock: Arc<dyn Clock>,
+    key: K,
+}
+
+impl<K> LimitLayer<K> {
+    /// A layer that counts each caller for itself, as `key` tells them apart.
+    #[must_use]
+    pub fn new(policy: Policy, key: K) -> Self {
+        Self::build(policy, key, KEYS_MAX, Arc::new(SystemClock::default()))
+    }
+
+    /// The same, with room for so many callers that have spent something lately: about 100 bytes each. When there is no
+    /// room, a new caller is answered with 503. Anything counted so far is forgotten.
+    #[must_use]
+    pub fn keys_max(self, keys_max: usize) -> Self
+    where
+        K: Clone,
+    {
+        let Shared { policy, key, clock, .. } = &*self.shared;
+        Self::build(policy.clone(), key.clone(), keys_max, Arc::clone(clock))
+    }
+
+    /// The same on another clock, for tests. Anything counted so far is forgotten.
+    #[must_use]
+    pub fn clock(self, clock: Arc<dyn Clock>) -> Self
+    where
+        K: Clone,
+    {
+        let Shared { policy, key, keys_max, .. } = &*self.shared;
+        Self::build(policy.clone(), key.clone(), *keys_max, clock)
+    }
+
+    fn build(policy: Policy, key: K, keys_max: usize, clock: Arc<dyn Clock>) -> Self {
+        let memory = Memory::new(Options { keys_max, ..Options::default() });
+        let scoped = Arc::new(Scoped { scope: 0, rule: policy.limit });
+        Self { shared: Arc::new(Shared { policy, scoped, memory, keys_max, clock, key }) }
+    }
+}
+
+impl<K> Clone for LimitLayer<K> {
+    fn clone(&self) -> Self {
+        Self { shared: Arc::clone(&self.shared) }
+    }
+}
+
+impl<S, K> tower::Layer<S> for LimitLayer<K> {
+    type Service = Limited<S, K>;
+
+    fn layer(&self, inner: S) -> Self::Service {
+        Limited { inner, shared: Arc::clone(&self.shared) }
+    }
+}
+
+/// A service whose callers are held to a policy.
+pub struct Limited<S, K> {
+    inner: S,
+    shared: Arc<Shared<K>>,
+}
+
+impl<S: Clone, K> Clone for Limited<S, K> {
+    fn clone(&self) -> Self {
+        Self { inner: self.inner.clone(), shared: Arc::clone(&self.shared) }
+    }
+}
+
+/// What was decided about a request.
+enum Outcome {
+    Allowed(Told),
+    Denied(Told),
+    Full,
+}
+
+impl<K> Shared<K> {
+    fn decide<B>(&self, request: &Request<B>) -> Outcome
+    where
+        K: Key<B>,
+    {
+        let (key, now) = (self.key.key(request).unwrap_or_default(), self.clock.now());
+        let Ok(taken) = self.memory.take(&self.scoped, &key, 1, now) else {
+            return if self.policy.is_shadow { self.unknown() } else { Outcome::Full };
+        };
+        let standing = self.policy.limit.standing(&taken.spent, now);
+        match taken.decision {
+            Decision::Denied(refusal) if !self.policy.is_shadow => {
+                Outcome::Denied(Told::new(&self.policy, &standing, refusal.retry_after))
+            }
+            Decision::Denied(refusal) => {
+                Outcome::Allowed(Told::new(&self.policy, &standing, refusal.retry_after))
+            }
+            Decision::Allowed => Outcome::Allowed(Told::new(&self.policy, &standing, None)),
+        }
+    }
+
+    /// What a caller is told for whom there was no room, by a policy that denies nobody.
+    fn unknown(&self) -> Outcome {
+        let standing =
+            self.policy.limit.standing(&weir_core::tier::Rule::unspent(&self.policy.limit), self.clock.now());
+        Outcome::Allowed(Told::new(&self.policy, &standing, None))
+    }
+}
+
+impl<S, K, B, R> tower::Service<Request<B>> for Limited<S, K>
+where
+    S: tower::Service<Request<B>, Response = Response<R>>,
+    K: Key<B>,
+    R: From<String>,
+{
+    type Response = Response<R>;
+    type Error = S::Error;
+    type Future = LimitedFuture<S::Future, R, K>;
+
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
+        self.inner.poll_ready(context)
+    }
+
+    fn call(&mut self, request: Request<B>) -> Self::Future {
+        let name = &self.shared.policy.name;
+        match self.shared.decide(&request) {
+            Outcome::Allowed(told) => LimitedFuture::Allowed {
+                inner: self.inner.call(request),
+                told,
+                shared: Arc::clone(&self.shared),
+            },
+            Outcome::Denied(told) => LimitedFuture::Answered { response: Some(told.deny(name)) },
+            Outcome::Full => LimitedFuture::Answered { response: Some(answer::full()) },
+        }
+    }
+}
+
+pin_project! {
+    /// The response of a [`Limited`] service.
+    #[project = Projected]
+    pub enum LimitedFuture<F, R, K> {
+        /// The inner service is asked.
+        Allowed {
+            #[pin]
+            inner: F,
+            told: Told,
+            shared: Arc<Shared<K>>,
+        },
+        /// It is not.
+        Answered { response: Option<Response<R>> },
+    }
+}
+
+impl<F, E, R, K> Future for LimitedFuture<F, R, K>
+where
+    F: Future<Output = Result<Response<R>, E>>,
+{
+    type Output = Result<Response<R>, E>;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        match self.project() {
+            Projected::Allowed { inner, told, shared } => {
+                let mut answered = ready!(inner.poll(context));
+                if let Ok(response) = &mut answered {
+                    told.write(&shared.policy.name, response.headers_mut());
+                }
+                Poll::Ready(answered)
+            }
+            Projected::Answered { response } => match response.take() {
+                Some(response) => Poll::Ready(Ok(response)),
+                // Polled again after it has answered.
+                None => Poll::Pending,
+            },
+        }
+    }
+}
+
+impl<K> std::fmt::Debug for LimitLayer<K> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("LimitLayer").field("policy", &self.shared.policy).finish_non_exhaustive()
+    }
+}
+
+impl<S, K> std::fmt::Debug for Limited<S, K> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Limited").field("policy", &self.shared.policy).finish_non_exhaustive()
+    }
+}
