@@ -21,7 +21,7 @@ pub struct EmptyArgs {
     pub listen: SocketAddr,
 }
 
-/// Serves `POST /api/send` with an empty handler until SIGTERM, after printing where it listens.
+/// Serves `POST /api/send`, and `POST /api/v1/ai/chat` as an upstream, with an empty handler until SIGTERM, after printing where it listens.
 pub async fn serve_empty(listen: SocketAddr) -> Result<()> {
     let mut terminate = signal(SignalKind::terminate()).context("listen for SIGTERM")?;
     let listener = TcpListener::bind(listen).await.with_context(|| format!("listen on {listen}"))?;
@@ -34,7 +34,9 @@ pub async fn serve_empty(listen: SocketAddr) -> Result<()> {
 }
 
 async fn serve(listener: TcpListener) -> Result<()> {
-    let router = Router::new().route("/api/send", post(|| async { "ok" }));
+    let router = Router::new()
+        .route("/api/send", post(|| async { "ok" }))
+        .route("/api/v1/ai/chat", post(|| async { "ok" }));
     // A socket that refuses the option still serves; it would only be slower.
     let listener = listener.tap_io(|stream| drop(stream.set_nodelay(true)));
     axum::serve(listener, router).await.context("serve the empty handler")

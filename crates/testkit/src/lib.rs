@@ -20,12 +20,14 @@ mod certificates;
 mod daemon;
 mod docker;
 mod instance;
+mod nginx;
 mod promtool;
 mod python;
 mod signal;
 mod source;
 mod watchdog;
 
+pub use self::nginx::nginx;
 pub use self::promtool::promtool;
 pub use self::python::python_with_grpc;
 

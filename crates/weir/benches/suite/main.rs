@@ -4,9 +4,11 @@
 //! is the mean of a run before and a run after, so that a machine that speeds up or slows down bends a ratio little.
 //! How a number is taken is left to the modules; docs/performance.md says what it means.
 
+mod ai;
 mod audit;
 mod empty;
 mod kafka;
+mod nginx;
 mod pgbench;
 mod postgres;
 mod process;
@@ -57,6 +59,8 @@ const REQUEST_AT_RATE_P99_TARGET_MS: f64 = 25.0;
 const REQUEST_WHOLE_TARGET_PER_S: f64 = 5_000.0;
 const REQUEST_WAKE_P50_TARGET_MS: f64 = 10.0;
 const REQUEST_JOBS_TARGET: f64 = 1.5;
+const AI_TARGET: f64 = 0.8;
+const CHECK_TARGET: f64 = 0.8;
 const P99_TARGET_MS: f64 = 20.0;
 const MEMORY_TARGET_MB: f64 = 40.0;
 const READY_TARGET_MS: f64 = 300.0;
@@ -96,6 +100,7 @@ enum Part {
     Kafka,
     Slot,
     Request,
+    Ai,
     Process,
 }
 
@@ -189,6 +194,7 @@ async fn measure_all(arguments: &Arguments) -> Result<Results> {
             Part::Kafka => measure_kafka(&bench, &mut results).await?,
             Part::Slot => measure_slot(&bench, &mut results).await?,
             Part::Request => measure_request(&bench, &mut results).await?,
+            Part::Ai => measure_ai(&bench, &mut results).await?,
             Part::Process => measure_process(&bench, &mut results).await?,
         }
     }
@@ -363,6 +369,25 @@ async fn measure_request(bench: &Bench, results: &mut Results) -> Result<()> {
 
 fn on(database: &Database) -> Engines<'_> {
     Engines { postgres: Some(database.url()), ..Engines::EMBEDDED }
+}
+
+/// The gateway next to nginx in front of the same upstream, and checks next to an empty handler.
+async fn measure_ai(bench: &Bench, results: &mut Results) -> Result<()> {
+    let upstream = ai::Upstream::start(bench).await?;
+    let before = upstream.measure_nginx(bench).await?;
+    results.rows.push(before.clone());
+    let run = upstream.measure_weir(bench).await?;
+    let after = upstream.measure_nginx(bench).await?;
+    results.compare(run, [&before, &after], AI_TARGET);
+    results.rows.push(after);
+    upstream.stop().await?;
+    let before = empty::measure(bench).await?;
+    results.rows.push(before.clone());
+    let run = ai::measure_check(bench).await?;
+    let after = empty::measure(bench).await?;
+    results.compare(run, [&before, &after], CHECK_TARGET);
+    results.rows.push(after);
+    Ok(())
 }
 
 async fn measure_process(bench: &Bench, results: &mut Results) -> Result<()> {
