@@ -54,7 +54,8 @@ pub struct Match {
 
 impl Match {
     /// The key that a descriptor spends under, if it is one of these: the values of its entries, in order of their names,
-    /// joined with `|`.
+    /// joined with `|`. Where there are several, a `|` or `\` within one has a `\` before it: values are callers' own, and none
+    /// may be read as two.
     #[must_use]
     pub fn key(&self, domain: &str, entries: &[(&str, &str)]) -> Option<String> {
         if self.domain != domain || self.entries.len() != entries.len() {
@@ -69,7 +70,13 @@ impl Match {
             }
             values.push(*value);
         }
-        Some(values.join("|"))
+        match &values[..] {
+            [value] => Some((*value).to_owned()),
+            several => {
+                let escaped = several.iter().map(|value| value.replace('\\', "\\\\").replace('|', "\\|"));
+                Some(escaped.collect::<Vec<_>>().join("|"))
+            }
+        }
     }
 
     /// The entries as a table keeps them: a line each, name and value apart by a tab. Neither has control characters.
@@ -177,6 +184,8 @@ impl PolicySpec {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
 
     fn wanted(entries: &[(&str, &str)]) -> Match {
@@ -196,6 +205,17 @@ mod tests {
         let one = wanted(&[("remote_address", "*")]);
         assert_eq!(one.key("edge", &given), None, "there is one more");
         assert_eq!(one.key("edge", &given[..1]).as_deref(), Some("10.0.0.1"));
+    }
+
+    #[test]
+    fn no_two_descriptors_of_a_policy_spend_under_one_key() {
+        let two = wanted(&[("a", "*"), ("b", "*")]);
+        let values = ["x", "x|y", "|", "x\\", "\\|x", "", "y"];
+        let pairs = values.iter().flat_map(|a| values.iter().map(move |b| [("a", *a), ("b", *b)]));
+        let keys: BTreeSet<_> = pairs.map(|pair| two.key("edge", &pair).unwrap()).collect();
+        assert_eq!(keys.len(), values.len() * values.len());
+        let one = wanted(&[("a", "*")]);
+        assert_eq!(one.key("edge", &[("a", "x|y\\")]).as_deref(), Some("x|y\\"), "a single one is itself");
     }
 
     #[test]
