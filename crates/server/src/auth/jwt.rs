@@ -1,5 +1,7 @@
 //! Callers' tokens: signed JWTs, with HS256 by the server's own secret or RS256/ES256 by keys in a JWKS file.
 
+mod remembered;
+
 use std::path::Path;
 use std::sync::Arc;
 
@@ -9,6 +11,7 @@ use jsonwebtoken::jwk::{AlgorithmParameters, EllipticCurve, Jwk, JwkSet};
 use jsonwebtoken::{Algorithm, DecodingKey, EncodingKey, Header, Validation, decode, decode_header, encode};
 use serde::{Deserialize, Serialize};
 
+use self::remembered::Remembered;
 use crate::app::App;
 use crate::config::source::SettingError;
 use crate::http::error::ApiError;
@@ -65,6 +68,7 @@ const LEEWAY_SECONDS: u64 = 5;
 /// Checks tokens. Only the algorithms of the keys it has are accepted, whatever a token claims to be signed with.
 pub struct Verifier {
     keys: Vec<Key>,
+    remembered: Remembered,
 }
 
 struct Key {
@@ -78,7 +82,8 @@ impl Verifier {
     #[must_use]
     pub fn from_secret(secret: &str) -> Self {
         let key = DecodingKey::from_secret(secret.as_bytes());
-        Self { keys: vec![Key { id: None, key, validation: validation(Algorithm::HS256) }] }
+        let keys = vec![Key { id: None, key, validation: validation(Algorithm::HS256) }];
+        Self { keys, remembered: Remembered::default() }
     }
 
     /// Tokens signed with one of the keys in a file.
@@ -96,12 +101,23 @@ impl Verifier {
         if keys.is_empty() {
             return Err(refuse("it has none".to_owned()));
         }
-        Ok(Self { keys })
+        Ok(Self { keys, remembered: Remembered::default() })
     }
 
     /// What a token says, if it is genuine and not past its time.
     #[must_use]
     pub fn verify(&self, token: &str) -> Option<Claims> {
+        let now = jiff::Timestamp::now().as_second();
+        let now_seconds = u64::try_from(now).unwrap_or(0);
+        if let Some(claims) = self.remembered.find(token, now_seconds) {
+            return Some(claims);
+        }
+        let claims = self.judge(token, now)?;
+        self.remembered.keep(token, &claims, now_seconds);
+        Some(claims)
+    }
+
+    fn judge(&self, token: &str, now_seconds: i64) -> Option<Claims> {
         let header = decode_header(token).ok()?;
         let candidates = self.keys.iter().filter(|key| match (&header.kid, &key.id) {
             (Some(wanted), Some(id)) => wanted == id,
@@ -110,7 +126,7 @@ impl Verifier {
         candidates
             .filter(|key| key.validation.algorithms.contains(&header.alg))
             .find_map(|key| decode::<Signed>(token, &key.key, &key.validation).ok())
-            .and_then(|token| token.claims.of_the_past(jiff::Timestamp::now().as_second()))
+            .and_then(|token| token.claims.of_the_past(now_seconds))
     }
 }
 

@@ -98,3 +98,18 @@ fn a_file_without_keys_is_refused_by_name() {
         assert!(sentence.contains("WEIR_JWKS_FILE"), "{sentence}");
     }
 }
+
+#[test]
+fn a_token_that_was_taken_once_makes_no_other_one_good() {
+    let verifier = Verifier::from_secret(SECRET);
+    let genuine = sign(SECRET, &claims(FAR)).unwrap();
+    for _ in 0..2 {
+        assert_eq!(verifier.verify(&genuine), Some(claims(FAR)));
+    }
+    let (said, signature) = genuine.rsplit_once('.').unwrap();
+    let forged = sign("another secret of 32 bytes or more", &claims(FAR)).unwrap();
+    let (_, other) = forged.rsplit_once('.').unwrap();
+    assert_eq!(verifier.verify(&format!("{said}.{other}")), None);
+    assert_eq!(verifier.verify(said), None);
+    assert_eq!(verifier.verify(&format!("{said}.{signature}x")), None);
+}
