@@ -47,6 +47,28 @@ impl Template {
         Self { bytes, digits }
     }
 
+    /// A request whose key stands in one of its headers, behind what is given of its value; with a JSON body, or none.
+    #[must_use]
+    pub fn keyed_by_header(
+        method: &str,
+        authority: &str,
+        path: &str,
+        (name, before): (&str, &str),
+        body: Option<&str>,
+    ) -> Self {
+        let body_headers = body.map_or_else(String::new, |body| {
+            format!("Content-Type: application/json\r\nContent-Length: {}\r\n", body.len())
+        });
+        let mut bytes =
+            format!("{method} {path} HTTP/1.1\r\nHost: {authority}\r\n{body_headers}{name}: {before}")
+                .into_bytes();
+        let digits = bytes.len()..bytes.len() + KEY_DIGITS;
+        bytes.resize(digits.end, b'0');
+        bytes.extend_from_slice(b"\r\n\r\n");
+        bytes.extend_from_slice(body.unwrap_or_default().as_bytes());
+        Self { bytes, digits }
+    }
+
     /// Writes `key` over the digits; of a longer number the last ten count.
     pub fn set_key(&mut self, key: u64) {
         let mut rest = key;
@@ -82,6 +104,19 @@ mod tests {
         let text = std::str::from_utf8(template.bytes()).unwrap();
         assert!(text.contains(&format!("Content-Length: {}\r\n", body_of(&template).len())), "{text}");
         assert!(text.starts_with("POST /api/send HTTP/1.1\r\nHost: localhost:1\r\n"), "{text}");
+    }
+
+    #[test]
+    fn a_key_may_stand_in_a_header() {
+        let header = ("X-User-Id", "u");
+        let mut template = Template::keyed_by_header("POST", "localhost:1", "/a", header, Some("{}"));
+        template.set_key(42);
+        let expected = "POST /a HTTP/1.1\r\nHost: localhost:1\r\nContent-Type: application/json\r\n\
+                        Content-Length: 2\r\nX-User-Id: u0000000042\r\n\r\n{}";
+        assert_eq!(std::str::from_utf8(template.bytes()).unwrap(), expected);
+        let template = Template::keyed_by_header("GET", "localhost:1", "/a", header, None);
+        let expected = "GET /a HTTP/1.1\r\nHost: localhost:1\r\nX-User-Id: u0000000000\r\n\r\n";
+        assert_eq!(std::str::from_utf8(template.bytes()).unwrap(), expected);
     }
 
     #[test]

@@ -15,6 +15,7 @@ mod process;
 mod redis;
 mod request;
 mod results;
+mod sale;
 mod slot;
 mod startup;
 mod table;
@@ -61,6 +62,10 @@ const REQUEST_WAKE_P50_TARGET_MS: f64 = 10.0;
 const REQUEST_JOBS_TARGET: f64 = 1.5;
 const AI_TARGET: f64 = 0.8;
 const CHECK_TARGET: f64 = 0.8;
+const SALE_ATTEMPTS_TARGET: f64 = 0.6;
+const SALE_STATUS_TARGET: f64 = 0.9;
+const SALE_TOLD_TARGET_MS: f64 = 1_000.0;
+const SALE_LISTENER_TARGET_KB: f64 = 10.0;
 const P99_TARGET_MS: f64 = 20.0;
 const MEMORY_TARGET_MB: f64 = 40.0;
 const READY_TARGET_MS: f64 = 300.0;
@@ -101,6 +106,7 @@ enum Part {
     Slot,
     Request,
     Ai,
+    Sale,
     Process,
 }
 
@@ -195,6 +201,7 @@ async fn measure_all(arguments: &Arguments) -> Result<Results> {
             Part::Slot => measure_slot(&bench, &mut results).await?,
             Part::Request => measure_request(&bench, &mut results).await?,
             Part::Ai => measure_ai(&bench, &mut results).await?,
+            Part::Sale => measure_sale(&bench, &mut results).await?,
             Part::Process => measure_process(&bench, &mut results).await?,
         }
     }
@@ -387,6 +394,48 @@ async fn measure_ai(bench: &Bench, results: &mut Results) -> Result<()> {
     let after = empty::measure(bench).await?;
     results.compare(run, [&before, &after], CHECK_TARGET);
     results.rows.push(after);
+    Ok(())
+}
+
+async fn measure_sale(bench: &Bench, results: &mut Results) -> Result<()> {
+    let mut before = empty::measure(bench).await?;
+    results.rows.push(before.clone());
+    let loads = [
+        (sale::Load::Attempts, Some(SALE_ATTEMPTS_TARGET)),
+        (sale::Load::Units, None),
+        (sale::Load::Status, Some(SALE_STATUS_TARGET)),
+    ];
+    for (load, at_least) in loads {
+        let run = sale::measure(bench, Engines::EMBEDDED, load).await?;
+        let after = empty::measure(bench).await?;
+        match at_least {
+            Some(at_least) => results.compare(run, [&before, &after], at_least),
+            None => drop(results.relate(run, [&before, &after])),
+        }
+        results.rows.push(after.clone());
+        before = after;
+    }
+    let postgres = Postgres::start().await?;
+    results.note(postgres.conditions().await?);
+    let database = postgres.database().await;
+    let run = sale::measure(bench, on(&database), sale::Load::Attempts).await?;
+    postgres.drop_database(database).await?;
+    results.take(run);
+    let sale::listeners::Found { told_ms, kb_each, failures } = sale::listeners::measure(bench).await?;
+    let count = sale::listeners::COUNT;
+    results.target(
+        &format!("sold out, until {count} streams have it"),
+        told_ms,
+        Bound::Below(SALE_TOLD_TARGET_MS),
+        "ms",
+    );
+    results.target(
+        &format!("memory of each of {count} streams"),
+        kb_each,
+        Bound::Below(SALE_LISTENER_TARGET_KB),
+        "kB",
+    );
+    results.failures.extend(failures);
     Ok(())
 }
 

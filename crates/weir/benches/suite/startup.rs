@@ -53,7 +53,7 @@ async fn stable_kb(process: u32) -> Result<u64> {
     }
 }
 
-fn resident_kb(process: u32) -> Result<u64> {
+pub(crate) fn resident_kb(process: u32) -> Result<u64> {
     let status = fs::read_to_string(format!("/proc/{process}/status")).context("read a process's status")?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
     let number = line.and_then(|line| line.split_whitespace().next()?.parse().ok());

@@ -1,0 +1,145 @@
+//! Sale: attempts to buy and looks at the status, on a server that nobody throttles, and many who listen.
+
+pub(crate) mod listeners;
+
+use std::fs;
+
+use anyhow::{Context as _, Result, ensure};
+use jiff::{SignedDuration, Timestamp};
+use serde_json::{Value, json};
+use weir_bench::{LoadOptions, Target, Template, resolve};
+use weir_testkit::http::Client;
+
+use crate::process::Process;
+use crate::results::{Row, Run};
+use crate::weir::{Engines, HOST, serve};
+use crate::{Bench, audit};
+
+/// Buyers are drawn at random from so many, so that hardly any comes twice.
+const BUYERS: u64 = 10_000_000_000;
+const SKU: &str = "BENCH";
+/// A flash sale, and more than any run sells.
+const FEW: u32 = 100;
+const MANY: u32 = 2_000_000_000;
+/// How long the sale goes on, and how soon it begins: a sale cannot be made in the past.
+const OPEN_FOR: SignedDuration = SignedDuration::from_hours(1);
+
+/// What the requests ask for.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Load {
+    /// A unit, of a hundred: what a flash sale is, all but its first moment.
+    Attempts,
+    /// A unit, and each gets one.
+    Units,
+    /// How the sale stands.
+    Status,
+}
+
+impl Load {
+    const fn stock(self) -> u32 {
+        match self {
+            Self::Attempts => FEW,
+            Self::Units | Self::Status => MANY,
+        }
+    }
+
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Attempts => "attempts to buy, 100 units",
+            Self::Units => "units sold",
+            Self::Status => "status of a sale",
+        }
+    }
+
+    fn template(self) -> Template {
+        let buyer = ("X-User-Id", "buyer-");
+        match self {
+            Self::Attempts | Self::Units => {
+                let body = format!(r#"{{"sku":"{SKU}","qty":1}}"#);
+                Template::keyed_by_header("POST", HOST, "/api/v1/purchases", buyer, Some(&body))
+            }
+            Self::Status => Template::keyed_by_header("GET", HOST, "/api/v1/sales", buyer, None),
+        }
+    }
+}
+
+/// `weir serve` on an empty store, with a sale that is on.
+struct Server {
+    name: String,
+    process: Process,
+    url: String,
+    operator: Client,
+}
+
+impl Server {
+    async fn start(bench: &Bench, name: &str, engines: Engines<'_>, stock: u32) -> Result<Self> {
+        let directory = bench.path().join(name);
+        let data = directory.join("data");
+        let mut command = serve(&data, engines);
+        command.env("WEIR_HTTP_MAX_CONNECTIONS", "20000");
+        let mut process = Process::spawn(command, &directory)?;
+        let url = process.ready_url().await.context("start weir")?;
+        let admin_key = fs::read_to_string(data.join("admin.key")).context("read the admin key")?;
+        let operator = Client::new(&url).with_header("x-admin-key", admin_key.trim());
+        let server = Self { name: name.to_owned(), process, url, operator };
+        server.open(stock).await?;
+        Ok(server)
+    }
+
+    /// Makes the sale and waits until it is on.
+    async fn open(&self, stock: u32) -> Result<()> {
+        let start = Timestamp::now() + SignedDuration::from_secs(1);
+        let product = json!({
+            "sku": SKU, "productName": "Bench", "initialStock": stock,
+            "startTime": start.to_string(), "endTime": (start + OPEN_FOR).to_string(),
+        });
+        let answer = self.operator.post("/api/v1/products", &product).await.context("make a sale")?;
+        ensure!(answer.status == 201, "making a sale was answered {}: {:?}", answer.status, answer.body);
+        loop {
+            let answer = self.operator.get("/api/v1/sales").await.context("look at the sale")?;
+            if answer.json()["data"]["state"] == "ACTIVE" {
+                return Ok(());
+            }
+            tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+        }
+    }
+
+    async fn books(&self) -> Result<Value> {
+        Ok(audit::read_all(&self.operator).await?["sale"]["items"][0].clone())
+    }
+
+    /// Stops it and says what is wrong: what is sold has to be written down, at least this many and no more than the stock.
+    async fn hold_to_account(self, sold_at_least: u64) -> Vec<String> {
+        let mut failures = match self.books().await {
+            Err(error) => vec![format!("it could not be audited: {error:#}")],
+            Ok(books) => {
+                let number = |name: &str| books[name].as_u64().unwrap_or_default();
+                let (sold, persisted, stock) = (number("sold"), number("persisted"), number("initialStock"));
+                let holds = sold == persisted && sold <= stock && sold >= sold_at_least.min(stock);
+                if holds { Vec::new() } else { vec![format!("the books do not balance: {books}")] }
+            }
+        };
+        if let Err(error) = self.process.stop().await {
+            failures.push(format!("{error:#}"));
+        }
+        failures.iter().map(|failure| format!("{}: {failure}", self.name)).collect()
+    }
+}
+
+pub(crate) async fn measure(bench: &Bench, engines: Engines<'_>, load: Load) -> Result<Run> {
+    let name = format!("weir {}, {}", engines.name(), load.name());
+    eprintln!("measuring: {name}");
+    let server = Server::start(bench, &name, engines, load.stock()).await?;
+    let (address, _) = resolve(&server.url, false).await?;
+    let target = Target { name: name.clone(), address, template: load.template() };
+    let options = LoadOptions {
+        warmup: bench.warmup,
+        duration: bench.duration,
+        keys: BUYERS,
+        ..LoadOptions::default()
+    };
+    let report = weir_bench::measure(&target, &options).await.with_context(|| format!("load {name}"))?;
+    let sold_at_least = if matches!(load, Load::Status) { 0 } else { report.expected() };
+    let failures = server.hold_to_account(sold_at_least).await;
+    Ok(Run { row: Row::from_report(&report), failures })
+}
