@@ -50,6 +50,9 @@ use weir_store::quota::QuotaStore;
 /// What every harness's clock shows at first: 2026-01-01T00:00:00Z.
 pub const START: Timestamp = Timestamp::from_seconds(1_767_225_600);
 
+/// How long an engine in a suite may wait for what it stands on, so that a busy machine fails no case.
+pub const PATIENCE: std::time::Duration = std::time::Duration::from_secs(60);
+
 /// An engine under test.
 #[async_trait]
 pub trait Harness: Send + Sync + Sized + 'static {

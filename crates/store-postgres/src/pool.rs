@@ -11,11 +11,6 @@ use crate::ENGINE;
 use crate::session::Connection;
 use crate::target::Target;
 
-/// How long a call may wait for a connection to be free.
-const ACQUIRE_TIMEOUT: Duration = Duration::from_millis(1_500);
-/// How long a call to the database may take, however many statements it has.
-const CALL_TIMEOUT: Duration = Duration::from_millis(1_500);
-
 const BACKOFF_MIN: Duration = Duration::from_millis(50);
 const BACKOFF_MAX: Duration = Duration::from_secs(1);
 
@@ -49,7 +44,7 @@ impl Pool {
     /// A connection of one's own, an idle one or a new one.
     pub(crate) async fn session(&self) -> Result<Session> {
         let acquire = Arc::clone(&self.inner.permits).acquire_owned();
-        let permit = tokio::time::timeout(ACQUIRE_TIMEOUT, acquire)
+        let permit = tokio::time::timeout(self.inner.target.call_timeout, acquire)
             .await
             .map_err(|elapsed| Error::unavailable(ENGINE, elapsed))?
             .map_err(|closed| Error::failed(ENGINE, closed))?;
@@ -63,21 +58,21 @@ impl Pool {
     /// The same, ready for slot.
     pub(crate) async fn slot_session(&self) -> Result<Session> {
         let mut session = self.session().await?;
-        within(CALL_TIMEOUT, session.connection.prepare_slot()).await?;
+        within(self.inner.target.call_timeout, session.connection.prepare_slot()).await?;
         Ok(session)
     }
 
     /// The same, ready for request.
     pub(crate) async fn request_session(&self) -> Result<Session> {
         let mut session = self.session().await?;
-        within(CALL_TIMEOUT, session.connection.prepare_request()).await?;
+        within(self.inner.target.call_timeout, session.connection.prepare_request()).await?;
         Ok(session)
     }
 
     /// The same, ready for sale.
     pub(crate) async fn sale_session(&self) -> Result<Session> {
         let mut session = self.session().await?;
-        within(CALL_TIMEOUT, session.connection.prepare_sale()).await?;
+        within(self.inner.target.call_timeout, session.connection.prepare_sale()).await?;
         Ok(session)
     }
 }
@@ -159,7 +154,7 @@ impl Session {
         &self,
         call: impl Future<Output = Result<T, tokio_postgres::Error>>,
     ) -> Result<T> {
-        match tokio::time::timeout(CALL_TIMEOUT, call).await {
+        match tokio::time::timeout(self.pool.target.call_timeout, call).await {
             Ok(outcome) => outcome.map_err(crate::error::classify),
             Err(elapsed) => {
                 self.pool.forget_idle();

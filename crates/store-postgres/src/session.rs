@@ -11,15 +11,13 @@ use crate::error::classify;
 use crate::target::Target;
 use crate::{ENGINE, queue, quota, request, sale, slot, tls};
 
-/// How long a connection may take to be ready, TLS, login and statements included.
-const OPEN_TIMEOUT: Duration = Duration::from_millis(1_500);
+/// How much sooner than a call ends a statement does, and the wait for a lock; and how much later a transaction that
+/// nobody goes on with.
+const STATEMENT_SOONER: Duration = Duration::from_millis(100);
+const LOCK_SOONER: Duration = Duration::from_millis(300);
+const IDLE_LATER: Duration = Duration::from_millis(500);
 
-/// What the server enforces should this process stop in the middle of something. A batch locks rows between two
-/// round trips; a process that is paused there loses its locks after two seconds.
 const SESSION_SETTINGS: &str = "
-    SET statement_timeout = '1400ms';
-    SET lock_timeout = '1200ms';
-    SET idle_in_transaction_session_timeout = '2s';
     SET TimeZone = 'UTC';
     -- Everything here is looked up by key, by plans that a session keeps: a table that has grown since must not be read
     -- whole, whether by a scan, a bitmap, or a join of all of it.
@@ -45,18 +43,34 @@ pub(crate) struct Connection {
 
 impl Connection {
     pub(crate) async fn open(target: &Target) -> Result<Self> {
-        tokio::time::timeout(OPEN_TIMEOUT, Self::open_unbounded(target))
+        tokio::time::timeout(target.call_timeout, Self::open_unbounded(target))
             .await
             .map_err(|elapsed| Error::unavailable(ENGINE, elapsed))?
     }
 
     async fn open_unbounded(target: &Target) -> Result<Self> {
         let (client, driver) = connect(target).await?;
-        client.batch_execute(SESSION_SETTINGS).await.map_err(classify)?;
+        let settings = format!("{}{SESSION_SETTINGS}", timeouts(target.call_timeout));
+        client.batch_execute(&settings).await.map_err(classify)?;
         let statements = Statements::prepare(&client).await.map_err(classify)?;
         let ledger_slot = fastrand::i16(0..LEDGER_SLOTS);
         Ok(Self { client, statements, ledger_slot, _driver: driver })
     }
+}
+
+/// What the server enforces should this process stop in the middle of something. A batch locks rows between two
+/// round trips; a process that is paused there loses its locks after two seconds.
+fn timeouts(call: Duration) -> String {
+    let [statement, lock, idle] = [
+        call.saturating_sub(STATEMENT_SOONER),
+        call.saturating_sub(LOCK_SOONER),
+        call.saturating_add(IDLE_LATER),
+    ]
+    .map(|timeout| timeout.as_millis().max(1));
+    format!(
+        "SET statement_timeout = {statement}; SET lock_timeout = {lock};
+         SET idle_in_transaction_session_timeout = {idle};"
+    )
 }
 
 /// Connects and starts the task that drives the connection.

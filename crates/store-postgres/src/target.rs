@@ -9,12 +9,17 @@ use url::Url;
 
 /// How long making a connection may take.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
+/// Well within the API's timeout.
+const CALL_TIMEOUT: Duration = Duration::from_millis(1_500);
 
 /// Where the database is and how to reach it.
 #[derive(Clone, Debug)]
 pub struct Target {
     pub(crate) config: tokio_postgres::Config,
     pub(crate) trust: Trust,
+    /// How long a call to the database may take, however many statements it has; also how long it may wait for a
+    /// connection to be free, and a connection to be ready.
+    pub(crate) call_timeout: Duration,
 }
 
 /// How far the server's certificate is checked.
@@ -71,11 +76,20 @@ impl FromStr for Target {
         if config.get_application_name().is_none() {
             config.application_name("weir");
         }
-        Ok(Self { config, trust })
+        Ok(Self { config, trust, call_timeout: CALL_TIMEOUT })
     }
 }
 
 impl Target {
+    /// The same, but waiting for so long for each call and connection. For tests of what is decided while the database
+    /// answers: a busy machine may take a while.
+    #[must_use]
+    pub fn with_patience(mut self, call_timeout: Duration) -> Self {
+        self.config.connect_timeout(call_timeout);
+        self.call_timeout = call_timeout;
+        self
+    }
+
     /// The host and port, for messages. No credentials.
     #[must_use]
     pub fn address(&self) -> String {

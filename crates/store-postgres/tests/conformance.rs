@@ -7,7 +7,7 @@ use std::time::Duration;
 use weir_core::{Clock, ManualClock};
 use weir_queue::Queue;
 use weir_store::quota::{QuotaStore, TOPIC};
-use weir_store_conformance::{Harness, START, given};
+use weir_store_conformance::{Harness, PATIENCE, START, given};
 use weir_store_postgres::Postgres;
 use weir_testkit::postgres::{Database, Server};
 
@@ -19,9 +19,11 @@ struct OnPostgres {
 
 impl OnPostgres {
     async fn on(database: Arc<Database>, clock: ManualClock) -> Self {
-        let target = database.url().parse().expect("a Postgres URL");
+        let target: weir_store_postgres::Target = database.url().parse().expect("a Postgres URL");
         let manual: Arc<dyn Clock> = Arc::new(clock.clone());
-        let engine = Postgres::open_with_clock(target, 8, Some(manual)).await.expect("it opens");
+        let engine = Postgres::open_with_clock(target.with_patience(PATIENCE), 8, Some(manual))
+            .await
+            .expect("it opens");
         Self { database, clock, engine }
     }
 }

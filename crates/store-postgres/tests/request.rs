@@ -5,6 +5,7 @@ use std::sync::Arc;
 use weir_core::ManualClock;
 use weir_queue::Queue;
 use weir_store::request::RequestStore;
+use weir_store_conformance::PATIENCE;
 use weir_store_conformance::START;
 use weir_store_conformance::request::RequestHarness;
 use weir_store_postgres::Postgres;
@@ -18,9 +19,10 @@ struct OnPostgres {
 
 impl OnPostgres {
     async fn on(database: Arc<Database>, clock: Arc<ManualClock>) -> Self {
-        let target = database.url().parse().expect("a Postgres URL");
+        let target: weir_store_postgres::Target = database.url().parse().expect("a Postgres URL");
         let time = Arc::<ManualClock>::clone(&clock);
-        let engine = Postgres::open_with_clock(target, 8, Some(time)).await.expect("it opens");
+        let engine =
+            Postgres::open_with_clock(target.with_patience(PATIENCE), 8, Some(time)).await.expect("it opens");
         Self { database, clock, engine }
     }
 }

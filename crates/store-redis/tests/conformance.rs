@@ -10,17 +10,14 @@ use weir_queue::Queue;
 use weir_store::Result;
 use weir_store::feed::{Change, Feed};
 use weir_store::quota::{Backing, Books, QuotaStore, SendMessage, SendOutcome};
-use weir_store_conformance::{Harness, START};
+use weir_store_conformance::{Harness, PATIENCE, START};
 use weir_store_postgres::Postgres;
 use weir_store_redis::{Redis, RedisQuota, Target};
 use weir_testkit::postgres::{self, Database};
 use weir_testkit::redis::{self, Options};
 
-/// What Redis or the feed does not answer in time the store decides, and then places are lost that these cases count: so
-/// nothing here is late, however busy the machine.
-const PATIENCE: Duration = Duration::from_secs(60);
-
-/// Quota on Redis whose new limits are settled when they are answered, for the same reason.
+/// Quota on Redis whose new limits are settled when they are answered. What the store decides meanwhile costs places that
+/// cases count; as does what Redis or the feed does not answer in time, which is why both are patient here.
 struct Settled {
     quota: Arc<RedisQuota>,
     feed: Arc<Feed>,
@@ -114,8 +111,10 @@ impl OneServer {
     /// A server that has connected and hears of changes.
     async fn open(data: &Data, clock: ManualClock) -> Self {
         let clock = Some(Arc::new(clock) as Arc<dyn Clock>);
-        let target = data.database.url().parse().expect("a Postgres URL");
-        let store = Postgres::open_with_clock(target, 8, clock.clone()).await.expect("it opens");
+        let target: weir_store_postgres::Target = data.database.url().parse().expect("a Postgres URL");
+        let store = Postgres::open_with_clock(target.with_patience(PATIENCE), 8, clock.clone())
+            .await
+            .expect("it opens");
         store.feed().hold_for(PATIENCE);
         let target: Target = data.redis.url().parse().expect("a Redis URL");
         let redis = Redis::start(target.with_patience(PATIENCE));

@@ -6,6 +6,7 @@ use std::sync::{Arc, OnceLock};
 use weir_core::ManualClock;
 use weir_queue::Queue;
 use weir_store::request::RequestStore;
+use weir_store_conformance::PATIENCE;
 use weir_store_conformance::START;
 use weir_store_conformance::request::{RequestHarness, given};
 use weir_store_postgres::Postgres;
@@ -27,9 +28,10 @@ fn server() -> &'static Server {
 
 impl BehindRedis {
     async fn on(database: Arc<Database>, clock: Arc<ManualClock>) -> Self {
-        let target = database.url().parse().expect("a Postgres URL");
+        let target: weir_store_postgres::Target = database.url().parse().expect("a Postgres URL");
         let time = Arc::<ManualClock>::clone(&clock);
-        let engine = Postgres::open_with_clock(target, 8, Some(time)).await.expect("it opens");
+        let engine =
+            Postgres::open_with_clock(target.with_patience(PATIENCE), 8, Some(time)).await.expect("it opens");
         let redis = Redis::start(server().url().parse().expect("a Redis URL"));
         redis.connected().await;
         Self { database, clock, engine, redis }
