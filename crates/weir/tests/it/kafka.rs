@@ -234,8 +234,10 @@ async fn malformed_events_are_told_kept_on_the_dead_letter_topic_and_skipped() {
     assert_eq!(send(&pair.client, "malformed", "fine").await.status, 200);
     wait::until("the sender goes on", PATIENCE, async || delivered(&pair.sender, "malformed") == ["fine"])
         .await;
-    let told = pair.sender.log_lines().into_iter().filter(|line| line.contains("malformed event")).count();
-    assert_eq!(told, 3);
+    // The log is written behind the deliveries.
+    let told = || pair.sender.log_lines().into_iter().filter(|line| line.contains("malformed event")).count();
+    wait::until("each is told of", PATIENCE, async || told() >= 3).await;
+    assert_eq!(told(), 3);
     let kept = crate::given::consume(&broker, "sms-outbound.dlq", 3).await;
     let mut payloads: Vec<&str> = kept.iter().map(|(_, payload)| payload.as_str()).collect();
     payloads.sort_unstable();

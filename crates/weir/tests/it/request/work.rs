@@ -56,8 +56,10 @@ async fn a_hundred_parallel_submits_of_one_key_are_worked_on_once(store: Store) 
         answers.iter().map(|answer| answer.json()["requestId"].as_str().unwrap().to_owned()).collect();
     assert_eq!(ids.len(), 1);
     is_completed(&caller, ids.first().unwrap()).await;
-    let claims = api.log_lines().iter().filter(|line| line.contains("ACCEPTED -> IN_PROGRESS")).count();
-    assert_eq!(claims, 1);
+    // The log is written behind the work.
+    let claims = || api.log_lines().iter().filter(|line| line.contains("ACCEPTED -> IN_PROGRESS")).count();
+    wait::until("the claim is told of", PATIENCE, async || claims() >= 1).await;
+    assert_eq!(claims(), 1);
 }
 
 async fn after_kill_9_everything_that_was_accepted_comes_to_its_end(store: Store) {
