@@ -9,7 +9,7 @@ SHELL := /bin/bash
 WEIR_LISTEN ?= 127.0.0.1:8080
 export WEIR_LISTEN
 
-.PHONY: help run page build test fmt lint unit bench deps
+.PHONY: help run page build test fmt lint unit web chromium bench deps
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -29,7 +29,8 @@ page:
 build:
 	cargo build --release --locked -p weir
 
-test: fmt lint unit
+# The page first: the server that is tested has it.
+test: fmt page lint unit web
 
 fmt:
 	@rustup component add rustfmt clippy >/dev/null 2>&1 || true
@@ -38,8 +39,17 @@ fmt:
 lint: deps
 	cargo clippy --workspace --all-targets --locked -- -D warnings
 
+# Most tests wait for a server or a clock most of the time, so more of them run than there are cores.
 unit:
-	cargo test --workspace --locked
+	RUST_TEST_THREADS=$${RUST_TEST_THREADS:-4} cargo test --workspace --locked
+
+# The sale page in a real browser: on the server that `unit` has built, and on a mock that fails when told to.
+web: page
+	@if command -v npm >/dev/null 2>&1; then $(MAKE) --no-print-directory chromium && cd web && npm run --silent test:ci; \
+	 else echo 'npm is not installed: the sale page is not tested'; fi
+
+chromium:
+	@test -x "$${CHROMIUM:-/usr/bin/chromium}" || { apt-get update -qq && apt-get install -y -qq chromium >/dev/null; }
 
 # Checks of the dependency tree, where their tools are installed: they take longer to build than all of Weir.
 deps:

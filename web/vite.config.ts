@@ -25,8 +25,10 @@ export default defineConfig({
         test: {
           name: 'browser',
           include: ['tests/**/*.test.ts'],
-          testTimeout: 30_000,
-          hookTimeout: 30_000,
+          // What must happen is waited for, for long: a busy machine fails nothing.
+          expect: { poll: { timeout: 60_000 } },
+          testTimeout: 180_000,
+          hookTimeout: 60_000,
           fileParallelism: false,
         },
       },

@@ -2,7 +2,7 @@
 import { describe, expect, it } from 'vitest';
 import { createParser } from '../src/sse';
 import type { StreamEvent } from '../src/sse';
-import { ADMIN_KEY, activeSale, buyElsewhere, createSale, ownServer, someone, useServer } from './harness';
+import { ADMIN_KEY, activeSale, buyElsewhere, createSale, canFail, someone, useServer } from './harness';
 
 const server = useServer();
 
@@ -15,7 +15,7 @@ async function events(sku: string, count: number, lastEventId?: string): Promise
   const abort = new AbortController();
   const response = await fetch(`${server.url}/api/v1/sales/events?sku=${sku}`, {
     headers: { Accept: 'text/event-stream', ...(lastEventId ? { 'Last-Event-ID': lastEventId } : {}) },
-    signal: AbortSignal.any([abort.signal, AbortSignal.timeout(5000)]),
+    signal: AbortSignal.any([abort.signal, AbortSignal.timeout(30_000)]),
   });
   expect(response.headers.get('content-type')).toMatch(/^text\/event-stream/);
   const parser = createParser();
@@ -139,7 +139,7 @@ describe('the page', () => {
     expect((await get(`/sale/${asset}`)).headers.get('cache-control')).toContain('immutable');
   });
 
-  it.runIf(ownServer)('is not a way out of its folder', async () => {
+  it.runIf(canFail)('is not a way out of its folder', async () => {
     expect((await get('/sale/..%2fpackage.json')).status).toBe(404);
   });
 });

@@ -4,6 +4,7 @@ import {
   activeSale,
   buyAs,
   buyElsewhere,
+  canFail,
   linkShown,
   nameField,
   notice,
@@ -29,19 +30,19 @@ describe.runIf(ownServer)('the server is killed and started again', () => {
     await buyElsewhere(server, sku);
     await expect.poll(() => stockShown(page)).toBe(4);
     await server.kill();
-    await expect.poll(() => linkShown(page), { timeout: 6000 }).toBe('offline');
+    await expect.poll(() => linkShown(page)).toBe('offline');
     expect(await saleState(page)).toBe('On sale now');
     expect(await stockShown(page)).toBe(4);
     await server.restart();
     await buyElsewhere(server, sku);
-    await expect.poll(() => stockShown(page), { timeout: 8000 }).toBe(3);
-    await expect.poll(() => linkShown(page), { timeout: 15_000 }).toBe('live');
+    await expect.poll(() => stockShown(page)).toBe(3);
+    await expect.poll(() => linkShown(page)).toBe('live');
     await buyAs(page, someone());
     await outcome(page, 'confirmed').waitFor();
     expect((await status(server, sku)).stock).toBe(2);
   });
 
-  it('while an order is on its way and was taken: the page finds the purchase', async () => {
+  it.runIf(canFail)('while an order is on its way and was taken: the page finds the purchase', async () => {
     const sku = await activeSale(server, { stock: 5 });
     const page = await openSale(await browser.page(), server, sku);
     await server.fault({ path: '/api/v1/purchases', method: 'POST', drop: true, late: true });
@@ -56,7 +57,7 @@ describe.runIf(ownServer)('the server is killed and started again', () => {
   });
 });
 
-describe.runIf(ownServer)('the event stream is cut', () => {
+describe.runIf(canFail)('the event stream is cut', () => {
   it('and resumes with the id of the last event', async () => {
     const sku = await activeSale(server, { stock: 5 });
     const page = await openSale(await browser.page(), server, sku);
@@ -66,7 +67,7 @@ describe.runIf(ownServer)('the event stream is cut', () => {
     const streams = async () => (await server.log()).filter((entry) => entry.path.includes(`events?sku=${sku}`));
     expect((await streams()).map((entry) => entry.lastEventId)).toEqual([null]);
     await server.cutStreams();
-    await expect.poll(async () => (await streams()).length, { timeout: 5000 }).toBe(2);
+    await expect.poll(async () => (await streams()).length).toBe(2);
     expect(Number((await streams())[1]?.lastEventId)).toBeGreaterThan(0);
   });
 });
@@ -111,7 +112,7 @@ describe('an order', () => {
     expect((await status(server, sku)).stock).toBe(4);
   });
 
-  it.runIf(ownServer)('answered with 503 is checked, called unavailable, and can be made again', async () => {
+  it.runIf(canFail)('answered with 503 is checked, called unavailable, and can be made again', async () => {
     const sku = await activeSale(server);
     const page = await openSale(await browser.page(), server, sku);
     await server.fault({ path: '/api/v1/purchases', method: 'POST', status: 503, retryAfter: 1 });

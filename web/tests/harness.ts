@@ -1,19 +1,22 @@
 // What every browser test needs: a server, a browser, a sale of its own, and a page that may not raise errors.
 //
-// The server is the mock as a child process, so that it can be killed. With WEIR_URL (and WEIR_ADMIN_KEY) set, the tests
-// run against that server instead; those that need faults or a kill then say that they were left out.
+// The server is the mock as a child process, so that it can be killed; with WEIR_BINARY set, that program's `serve`. With
+// WEIR_URL (and WEIR_ADMIN_KEY) set, the tests run against that server instead. Those that need faults, or a kill, where
+// there are none say that they were left out.
 import { spawn } from 'node:child_process';
 import type { ChildProcess } from 'node:child_process';
 import { existsSync, mkdtempSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
-import { join } from 'node:path';
+import { join, resolve } from 'node:path';
 import { chromium } from 'playwright-core';
 import type { Browser, BrowserContext, BrowserContextOptions, Page } from 'playwright-core';
 import { afterAll, afterEach, beforeAll, expect } from 'vitest';
 
 const EXTERNAL = process.env['WEIR_URL'];
-export const ADMIN_KEY = process.env['WEIR_ADMIN_KEY'] ?? 'test-admin-key';
+const BINARY = process.env['WEIR_BINARY'];
+export const ADMIN_KEY = process.env['WEIR_ADMIN_KEY'] ?? 'the-admin-key-of-these-tests';
 export const ownServer = EXTERNAL === undefined;
+export const canFail = ownServer && BINARY === undefined;
 const PAGE_PATH = '/sale/';
 const MAIN = join(import.meta.dirname, '../mock/main.mjs');
 
@@ -34,27 +37,40 @@ export interface Server {
   log(): Promise<LogEntry[]>;
 }
 
-async function launchMock(port: number, state: string): Promise<{ child: ChildProcess; url: string }> {
-  const child = spawn(process.execPath, [MAIN, '--port', String(port), '--state', state], {
-    env: { ...process.env, WEIR_ADMIN_KEY: ADMIN_KEY },
+async function launch(port: number, folder: string): Promise<{ child: ChildProcess; url: string }> {
+  const mock = [MAIN, '--port', String(port), '--state', join(folder, 'state.json')];
+  const child = spawn(BINARY === undefined ? process.execPath : resolve(BINARY), BINARY === undefined ? mock : ['serve'], {
+    cwd: folder,
+    env: {
+      ...process.env,
+      WEIR_ADMIN_KEY: ADMIN_KEY,
+      WEIR_DATA: folder,
+      WEIR_LISTEN: `127.0.0.1:${port}`,
+      WEIR_GRPC_LISTEN: '127.0.0.1:0',
+    },
     stdio: ['ignore', 'pipe', 'inherit'],
   });
-  const line = await new Promise<string>((resolve, reject) => {
-    child.stdout?.once('data', (data) => resolve(String(data)));
-    child.once('exit', (code) => reject(new Error(`the mock ended with ${code}`)));
+  const url = await new Promise<string>((found, failed) => {
+    let output = '';
+    child.stdout?.on('data', (data) => {
+      output = (output + String(data)).slice(-65_536);
+      const ready = /http:\/\/127\.0\.0\.1:\d+/.exec(output);
+      if (ready) found(ready[0]);
+    });
+    child.once('error', failed);
+    child.once('exit', (code) => failed(new Error(`the server ended with ${code}: ${output}`)));
   });
-  return { child, url: new URL(line.trim().split(' ')[1] ?? '').origin };
+  return { child, url };
 }
 
 export function useServer(): Server {
   let child: ChildProcess;
   const folder = mkdtempSync(join(tmpdir(), 'weir-page-'));
-  const state = join(folder, 'state.json');
   const control = (method: string, path: string, body?: object) =>
     fetch(`${server.url}/__mock/${path}`, { method, ...(body ? { body: JSON.stringify(body) } : {}) });
 
   async function start(port: number): Promise<void> {
-    const launched = await launchMock(port, state);
+    const launched = await launch(port, folder);
     child = launched.child;
     server.url = launched.url;
   }
@@ -62,8 +78,8 @@ export function useServer(): Server {
   const server: Server = {
     url: EXTERNAL ?? '',
     kill: () =>
-      new Promise((resolve) => {
-        child.once('exit', () => resolve());
+      new Promise((done) => {
+        child.once('exit', () => done());
         child.kill('SIGKILL');
       }),
     restart: () => start(Number(new URL(server.url).port)),
@@ -76,7 +92,7 @@ export function useServer(): Server {
     if (ownServer) await start(0);
   });
   afterEach(async () => {
-    if (ownServer) await control('DELETE', 'faults');
+    if (canFail) await control('DELETE', 'faults');
   });
   afterAll(async () => {
     if (ownServer) await server.kill();
@@ -111,7 +127,7 @@ export function useBrowser(): Browsers {
 
   async function context(options: BrowserContextOptions = {}): Promise<BrowserContext> {
     const made = await browser.newContext({ viewport: { width: 1100, height: 800 }, ...options });
-    made.setDefaultTimeout(8000);
+    made.setDefaultTimeout(60_000);
     contexts.push(made);
     made.on('weberror', (error) => problems.push(String(error.error())));
     made.on('console', (message) => {
