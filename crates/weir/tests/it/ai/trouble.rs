@@ -119,3 +119,19 @@ async fn a_caller_that_stops_in_the_middle_of_its_body_is_408() {
     assert_eq!(caller.head().await.line(), "HTTP/1.1 408 Request Timeout");
     assert_eq!(upstream.rest().await, b"");
 }
+
+#[tokio::test]
+async fn what_an_upstream_says_beyond_its_answer_is_told_to_nobody() {
+    let mut gate = Gate::start().await;
+    let call = gate.call(Method::GET, "/api/v1/ai/1", "");
+    let mut upstream = gate.upstream.next().await;
+    upstream.head().await;
+    upstream.say([answer("mine"), answer("somebody else's")].concat()).await;
+    assert_eq!(&call.await.unwrap().body[..], b"mine");
+    assert_eq!(upstream.rest().await, b"", "nothing more is asked over this connection");
+    let call = gate.call(Method::GET, "/api/v1/ai/2", "");
+    let mut upstream = gate.upstream.next().await;
+    upstream.head().await;
+    upstream.say(answer("mine too")).await;
+    assert_eq!(&call.await.unwrap().body[..], b"mine too");
+}
