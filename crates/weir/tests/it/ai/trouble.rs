@@ -135,3 +135,43 @@ async fn what_an_upstream_says_beyond_its_answer_is_told_to_nobody() {
     upstream.say(answer("mine too")).await;
     assert_eq!(&call.await.unwrap().body[..], b"mine too");
 }
+
+#[tokio::test]
+async fn an_upstream_may_answer_before_it_has_read_everything() {
+    let mut gate = Gate::start().await;
+    let mut caller = gate.asking("POST /api/v1/ai/x", &["Content-Length: 1000000"]).await;
+    caller.say("the beginning").await;
+    let mut upstream = gate.upstream.next().await;
+    upstream.head().await;
+    upstream.hear("the beginning").await;
+    upstream.say("HTTP/1.1 422 No\r\nConnection: close\r\nContent-Length: 6\r\n\r\nenough").await;
+    drop(upstream);
+    assert_eq!(caller.head().await.line(), "HTTP/1.1 422 No");
+    caller.hear("enough").await;
+}
+
+#[tokio::test]
+async fn a_request_whose_length_is_said_twice_reaches_the_upstream_as_one() {
+    let mut gate = Gate::start().await;
+    let headers = ["Content-Length: 60", "Transfer-Encoding: chunked"];
+    let mut caller = gate.asking("POST /api/v1/ai/x", &headers).await;
+    caller.say("2\r\nhi\r\n0\r\n\r\nGET /api/v1/ai/smuggled HTTP/1.1\r\nHost: x\r\n\r\n").await;
+    let answered = tokio::select! {
+        // Refused, or passed on with one length: both leave no doubt.
+        head = caller.head() => Some(head),
+        mut upstream = gate.upstream.next() => {
+            let head = upstream.head().await;
+            assert_eq!((head.get("content-length"), head.get("transfer-encoding")), (None, Some("chunked")));
+            assert_eq!(upstream.chunked(2).await, b"hi");
+            upstream.say(answer("ok")).await;
+            None
+        }
+    };
+    let head = match answered {
+        Some(head) => head,
+        None => caller.head().await,
+    };
+    let is_refused = head.line().starts_with("HTTP/1.1 400") || head.line().starts_with("HTTP/1.1 401");
+    assert!(is_refused || head.line() == "HTTP/1.1 200 OK", "{head:?}");
+    assert!(gate.upstream.accepted() <= 1, "what was smuggled has no token and goes nowhere");
+}
