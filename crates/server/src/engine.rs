@@ -20,7 +20,7 @@ use weir_store::tier::{LimitStore, TierStore};
 use weir_store::{Result, SteadyClock, SystemClock};
 use weir_store_memory::Local;
 use weir_store_postgres::{Postgres, Target};
-use weir_store_redis::{Redis, RedisQuota, RedisRequests};
+use weir_store_redis::{Redis, RedisLimits, RedisQuota, RedisRequests};
 use weir_store_sqlite::Sqlite;
 
 use crate::config::Settings;
@@ -47,6 +47,8 @@ pub struct Engines {
     quota: Arc<dyn QuotaStore>,
     /// What limits have spent, as far as this process knows.
     pub local: Local,
+    /// What they have spent on all servers together, if there is a Redis.
+    pub shared_limits: Option<RedisLimits>,
 }
 
 impl Engines {
@@ -75,12 +77,17 @@ impl Engines {
         let quota: Arc<dyn QuotaStore> = match (&store, &redis) {
             (Engine::Sqlite(engine), _) => Arc::new(engine.clone()),
             (Engine::Postgres(engine), None) => Arc::new(engine.clone()),
-            (Engine::Postgres(engine), Some(redis)) => {
-                Arc::new(RedisQuota::new(redis.clone(), Arc::new(engine.clone().behind_cache()), clock))
-            }
+            (Engine::Postgres(engine), Some(redis)) => Arc::new(RedisQuota::new(
+                redis.clone(),
+                Arc::new(engine.clone().behind_cache()),
+                clock.clone(),
+            )),
         };
-        let local = open_limits(&store, settings).await?;
-        Ok(Self { store, redis, kafka, quota, local })
+        let local = open_limits(&store, redis.is_some(), settings).await?;
+        let shared_limits = redis
+            .as_ref()
+            .map(|redis| RedisLimits::new(redis.clone(), local.clone(), store.wall_clock(), clock.clone()));
+        Ok(Self { store, redis, kafka, quota, local, shared_limits })
     }
 
     /// Where the sender takes messages from.
@@ -129,7 +136,10 @@ impl Engines {
     /// Where limits are decided.
     #[must_use]
     pub fn limits(&self) -> Arc<dyn LimitStore> {
-        Arc::new(self.local.clone())
+        match &self.shared_limits {
+            Some(shared) => Arc::new(shared.clone()),
+            None => Arc::new(self.local.clone()),
+        }
     }
 
     /// Where sales are decided.
@@ -145,10 +155,10 @@ impl Engines {
     }
 }
 
-/// Processes that answer no calls decide nothing, and keep nothing.
-async fn open_limits(store: &Engine, settings: &Settings) -> Result<Local> {
+/// Limits that Redis has are kept there. Processes that answer no calls decide nothing, and keep nothing.
+async fn open_limits(store: &Engine, is_in_redis: bool, settings: &Settings) -> Result<Local> {
     let (clock, keys_max) = (store.wall_clock(), settings.tier.keys_max);
-    if settings.process.roles.api {
+    if settings.process.roles.api && !is_in_redis {
         Local::open(store.tiers(), clock, keys_max).await
     } else {
         Ok(Local::forgetful(clock, keys_max))

@@ -39,6 +39,7 @@ pub mod restart;
 pub mod sale;
 pub mod servers;
 pub mod slot;
+pub mod tier;
 
 use std::sync::Arc;
 

@@ -43,3 +43,8 @@ fn the_request_suite_lists_every_case() {
 fn the_sale_suite_lists_every_case() {
     must_list("sale.rs", "sale", "SaleHarness", 29);
 }
+
+#[test]
+fn the_tier_suite_lists_every_case() {
+    must_list("tier.rs", "tier", "TierHarness", 40);
+}

@@ -74,6 +74,11 @@ impl Local {
         let _ = self.memories.tiers.restore(rule, user, spent, now);
     }
 
+    /// Takes over that nothing is spent of a key.
+    pub fn unlearn(&self, policy: &Arc<Policy>, key: &str) {
+        self.memories.limits.forget(&policy.scoped, key);
+    }
+
     /// What is known of a key.
     #[must_use]
     pub fn known(&self, policy: &Arc<Policy>, key: &str, now: Timestamp) -> Spent {
@@ -145,8 +150,20 @@ impl Memories {
         for (at, told) in binding.iter().zip(taken.each) {
             each[*at] = Some(told);
         }
-        for at in shadows {
-            each[at] = Some(self.take_one(&asks[at], !spends, now)?);
+        for &at in &shadows {
+            let is_same = |other: &usize| is_same_key(&asks[*other], &asks[at]);
+            each[at] = match shadows.iter().find(|other| is_same(other)) {
+                Some(first) if *first < at => each[*first],
+                _ => {
+                    let costs = shadows.iter().filter(|other| is_same(other)).map(|other| asks[*other].cost);
+                    let cost = costs.fold(0, u32::saturating_add);
+                    if !spends && !peek {
+                        // What was spent under another rule is from now on under this one, as in every decision.
+                        let _ = self.take_one(&Ask { cost: 0, ..asks[at] }, false, now)?;
+                    }
+                    Some(self.take_one(&Ask { cost, ..asks[at] }, !spends, now)?)
+                }
+            };
         }
         let decision = match taken.decision {
             Decision::Denied(mut refusal) => {
@@ -157,6 +174,10 @@ impl Memories {
         };
         Ok(Taken { decision, each: each.into_iter().flatten().collect(), now })
     }
+}
+
+fn is_same_key(a: &Ask<'_>, b: &Ask<'_>) -> bool {
+    (a.policy.scope(), a.key) == (b.policy.scope(), b.key)
 }
 
 fn full(_full: Full) -> Error {

@@ -162,7 +162,68 @@ impl Redis {
     }
 }
 
+impl Redis {
+    /// Which of these keys are together: on a cluster those of one slot, else all. Answers for each key the number of its
+    /// group.
+    pub(crate) fn groups(&self, keys: &[&str]) -> Vec<usize> {
+        if !self.inner.target.is_cluster {
+            return vec![0; keys.len()];
+        }
+        keys.iter().map(|key| cluster::slot(key.as_bytes())).collect()
+    }
+
+    /// Calls a script once for keys that are together. Its first argument is the id of the server's present run.
+    pub(crate) async fn call_together(
+        &self,
+        script: Script,
+        keys: &[&str],
+        arguments: &[String],
+    ) -> Result<Value, Unanswered> {
+        let first = keys.first().ok_or(Unanswered)?;
+        // Twice at most: only what was certainly not done is asked again.
+        for attempt in 0..2 {
+            let topology = self.inner.topology();
+            let node =
+                topology.index_of(first).and_then(|index| topology.nodes.get(index)).ok_or(Unanswered)?;
+            match self.inner.call_once(node, script, keys, arguments).await {
+                Ok(value) => return Ok(value),
+                Err(Fault::Unanswered) => return Err(Unanswered),
+                Err(Fault::Moved | Fault::NoScript) if attempt > 0 => return Err(Unanswered),
+                Err(Fault::Moved) => self.inner.learn_topology().await,
+                Err(Fault::NoScript) => {}
+            }
+        }
+        Err(Unanswered)
+    }
+}
+
 impl Inner {
+    async fn call_once(
+        &self,
+        node: &Arc<Node>,
+        script: Script,
+        keys: &[&str],
+        arguments: &[String],
+    ) -> Result<Value, Fault> {
+        let link = node.link().ok_or(Fault::Unanswered)?;
+        let mut command = redis::cmd("EVALSHA");
+        command.arg(link.scripts.of(script)).arg(keys.len()).arg(keys).arg(&*link.run).arg(arguments);
+        match link.call(&command).await {
+            Ok(Value::ServerError(error)) => self.judge_missing(node, &link, &error.into()).await,
+            Ok(value) => Ok(value),
+            Err(error) => self.judge_missing(node, &link, &error).await,
+        }
+    }
+
+    /// What an error means; scripts that are not there are loaded.
+    async fn judge_missing(&self, node: &Node, link: &Link, error: &RedisError) -> Result<Value, Fault> {
+        let fault = self.judge(node, link, error);
+        if matches!(fault, Fault::NoScript) {
+            let _ = Names::load(&mut link.connection.clone()).await;
+        }
+        Err(fault)
+    }
+
     fn topology(&self) -> Arc<Topology> {
         Arc::clone(&self.topology.read().unwrap_or_else(PoisonError::into_inner))
     }

@@ -10,11 +10,13 @@ mod quota;
 mod request;
 mod script;
 mod target;
+mod tier;
 
 pub use client::Redis;
 pub use quota::RedisQuota;
 pub use request::RedisRequests;
 pub use target::{Target, TargetError};
+pub use tier::RedisLimits;
 
 /// The name in errors, health checks and metrics.
 pub const ENGINE: &str = "redis";

@@ -2,7 +2,7 @@
 
 use redis::aio::MultiplexedConnection;
 
-/// The scripts of quota, and those of request.
+/// The scripts of quota, those of request, and that of tier.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Script {
     Spend,
@@ -13,9 +13,10 @@ pub(crate) enum Script {
     RequestRead,
     RequestKeep,
     RequestChanged,
+    Tier,
 }
 
-const TEXTS: [&str; 8] = [
+const TEXTS: [&str; 9] = [
     include_str!("scripts/quota_spend.lua"),
     include_str!("scripts/quota_install.lua"),
     include_str!("scripts/quota_release.lua"),
@@ -24,6 +25,7 @@ const TEXTS: [&str; 8] = [
     include_str!("scripts/request_read.lua"),
     include_str!("scripts/request_keep.lua"),
     include_str!("scripts/request_changed.lua"),
+    include_str!("scripts/tier.lua"),
 ];
 
 /// The names under which a server knows the scripts.

@@ -20,6 +20,7 @@ use weir_core::{PolicyName, UserId};
 use weir_store::Result;
 use weir_store::tier::{LimitStore, Origin, Policy, PolicySpec, Subscription, TierStore};
 use weir_store_memory::Local;
+use weir_store_redis::RedisLimits;
 
 use self::definitions::Definitions;
 pub use self::hold::{HoldOutcome, SettleOutcome};
@@ -79,6 +80,7 @@ pub struct TierService {
     shared: Arc<Shared>,
     limits: Arc<dyn LimitStore>,
     local: Local,
+    shared_limits: Option<RedisLimits>,
     settings: TierSettings,
     metrics: TierMetrics,
     task: Mutex<Option<JoinHandle<()>>>,
@@ -115,6 +117,7 @@ impl TierService {
             shared: Arc::new(shared),
             limits: engines.limits(),
             local: engines.local.clone(),
+            shared_limits: engines.shared_limits.clone(),
             settings: settings.tier.clone(),
             metrics: metrics.tier.clone(),
             task: Mutex::default(),
@@ -269,6 +272,8 @@ impl TierService {
     /// Tells metrics how much of what was spent is not kept yet, and since when that cannot be helped.
     pub fn measure(&self) {
         self.metrics.unsaved.set(i64::try_from(self.local.unsaved()).unwrap_or(i64::MAX));
+        let alone = self.shared_limits.as_ref().map_or(0, RedisLimits::decided_alone);
+        self.metrics.count_alone(alone);
         let unsaved = self.local.unsaved_for().unwrap_or_default();
         self.metrics.unsaved_seconds.set(i64::try_from(unsaved.as_secs()).unwrap_or(i64::MAX));
     }

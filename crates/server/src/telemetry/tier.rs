@@ -25,6 +25,7 @@ pub struct TierMetrics {
     /// Checks that nobody could decide about.
     pub check_failed: Counter,
     shadow_denied: Counter,
+    alone: Counter,
     /// Keys whose last change is not kept yet.
     pub unsaved: Gauge,
     /// For how long what was spent could not be kept, in seconds.
@@ -47,6 +48,7 @@ impl Default for TierMetrics {
             check_denied: of(&checks, "denied"),
             check_failed: of(&checks, "failed"),
             shadow_denied: Counter::default(),
+            alone: Counter::default(),
             unsaved: Gauge::default(),
             unsaved_seconds: Gauge::default(),
             calls,
@@ -61,9 +63,16 @@ impl TierMetrics {
         r.register("tier_checks", "Checks of policies by outcome", self.checks.clone());
         let shadowed = "Checks that a policy would have denied if it did more than observe";
         r.register("tier_shadow_denied", shadowed, self.shadow_denied.clone());
+        let alone = "Decisions of this server alone, because Redis did not answer";
+        r.register("tier_decided_alone", alone, self.alone.clone());
         r.register("tier_unsaved", "Keys whose last change is not kept yet", self.unsaved.clone());
         let unsaved = "How long what was spent last could not be kept, in seconds";
         r.register("tier_unsaved_seconds", unsaved, self.unsaved_seconds.clone());
+    }
+
+    /// Takes note of how many decisions were made without Redis since the start.
+    pub fn count_alone(&self, total: u64) {
+        self.alone.inc_by(total.saturating_sub(self.alone.get()));
     }
 
     /// Counts an AI call that was denied.

@@ -7,3 +7,4 @@ mod given;
 mod hold;
 mod plans;
 mod policy;
+mod redis;

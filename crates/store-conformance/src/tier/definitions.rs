@@ -1,0 +1,113 @@
+//! What is defined: subscriptions, tiers, policies, and what was kept.
+
+use weir_core::Clock;
+use weir_core::tier::{Limit, Plan, Rule, Tier, TierLimits};
+use weir_store::tier::{Changed, Kept, Match, OnOutage, Origin, PolicySpec, SpentRow, TierStore};
+
+use super::TierHarness;
+use super::given::{PRO, bucket, fixed, name_of, sliding, user};
+
+async fn put(store: &dyn TierStore, name: &str, limit: Limit, origin: Origin) -> weir_store::tier::Policy {
+    let spec = PolicySpec::plain(limit);
+    store.put_policy(&name_of(name), &spec, origin).await.expect("put_policy").expect("there is room")
+}
+
+pub async fn a_subscription_is_put_found_and_ended<H: TierHarness>() {
+    let h = H::open().await;
+    let Some(store) = h.definitions() else { return };
+    let somebody = user("o'Brien <x@y.z>");
+    assert_eq!(store.subscription(&somebody).await.expect("an answer"), None);
+    for plan in [PRO, Plan::Free, Plan::BusinessYearly] {
+        let put = store.put_subscription(&somebody, plan).await.expect("an answer");
+        assert_eq!((put.plan, put.updated_at), (plan, h.clock().now()));
+        assert_eq!(store.subscription(&somebody).await.expect("an answer"), Some(put));
+    }
+    assert_eq!(store.subscription(&user("o'brien <x@y.z>")).await.expect("an answer"), None);
+    assert!(store.delete_subscription(&somebody).await.expect("an answer"));
+    assert!(!store.delete_subscription(&somebody).await.expect("an answer"));
+}
+
+pub async fn tiers_are_set_and_set_again<H: TierHarness>() {
+    let h = H::open().await;
+    let Some(store) = h.definitions() else { return };
+    assert_eq!(store.tiers().await.expect("an answer"), []);
+    let largest = TierLimits::new(Limit::MAX, Limit::MAX, Limit::MAX).expect("valid");
+    for limits in [TierLimits::new(1, 2, 3).expect("valid"), largest] {
+        store.put_tier(Tier::Pro, limits).await.expect("an answer");
+        assert_eq!(store.tiers().await.expect("an answer"), [(Tier::Pro, limits)]);
+    }
+}
+
+pub async fn policies_keep_their_number_until_they_end<H: TierHarness>() {
+    let h = H::open().await;
+    let Some(store) = h.definitions() else { return };
+    let first = put(&*store, "p", bucket(5, 3), Origin::Operator).await;
+    let entries = [("a".to_owned(), "*".to_owned()), ("b".to_owned(), "x y".to_owned())];
+    let spec = PolicySpec {
+        limit: sliding(7),
+        shadow: true,
+        on_outage: OnOutage::Closed,
+        matches: Some(Match { domain: "edge".to_owned(), entries: entries.into() }),
+    };
+    let put_again = store.put_policy(&name_of("p"), &spec, Origin::Operator).await.expect("an answer");
+    let second = put_again.expect("there is room");
+    assert_eq!((&second.spec, second.scope()), (&spec, first.scope()));
+    assert!(second.scope() > 0, "0 is the tiers'");
+    let other = put(&*store, "o", fixed(1), Origin::Operator).await;
+    assert_eq!(store.policies().await.expect("an answer"), [other, second.clone()], "in order of name");
+    assert!(store.delete_policy(&name_of("p")).await.expect("an answer"));
+    assert!(!store.delete_policy(&name_of("p")).await.expect("an answer"));
+    let again = put(&*store, "p", fixed(1), Origin::Operator).await;
+    assert!(again.scope() > second.scope(), "its number is not given again");
+}
+
+pub async fn a_file_leaves_what_operators_made<H: TierHarness>() {
+    let h = H::open().await;
+    let Some(store) = h.definitions() else { return };
+    put(&*store, "p", fixed(1), Origin::File).await;
+    assert_eq!(put(&*store, "p", fixed(2), Origin::File).await.spec.limit, fixed(2));
+    put(&*store, "p", fixed(3), Origin::Operator).await;
+    assert_eq!(put(&*store, "p", fixed(4), Origin::File).await.spec.limit, fixed(3));
+    store.delete_policy(&name_of("p")).await.expect("an answer");
+    assert_eq!(put(&*store, "p", fixed(5), Origin::File).await.spec.limit, fixed(5));
+}
+
+pub async fn what_was_kept_is_read_in_order_and_by_pages<H: TierHarness>() {
+    let h = H::open().await;
+    let Some(store) = h.definitions() else { return };
+    let limit = bucket(5, 5);
+    let kept = |cost: u32| {
+        let mut spent = limit.unspent();
+        limit.charge(&mut spent, cost, h.clock().now());
+        Kept::of_limit(&limit, spent)
+    };
+    let row = |scope: u32, key: &str, cost: u32| SpentRow { scope, key: key.to_owned(), kept: kept(cost) };
+    let rows = [row(0, "ü", 1), row(7, "A", 1), row(7, "a", 2), row(7, "ä", 3), row(8, "a", 4)];
+    let mixed = [4, 2, 0, 3, 1].map(|at: usize| rows[at].clone());
+    store.save_spent(mixed.to_vec()).await.expect("an answer");
+    assert_eq!(store.load_spent(None, 10).await.expect("an answer"), rows);
+    assert_eq!(store.load_spent(None, 2).await.expect("an answer"), rows[..2]);
+    let after = Some((7, "A".to_owned()));
+    assert_eq!(store.load_spent(after, 2).await.expect("an answer"), rows[2..4]);
+    let gone = SpentRow { kept: None, ..rows[3].clone() };
+    store.save_spent(vec![row(7, "a", 5), gone.clone(), gone]).await.expect("an answer");
+    let left = store.load_spent(Some((0, "ü".to_owned())), 10).await.expect("an answer");
+    assert_eq!(left, [row(7, "A", 1), row(7, "a", 5), row(8, "a", 4)]);
+}
+
+pub async fn changes_are_told_in_order<H: TierHarness>() {
+    let h = H::open().await;
+    let Some(store) = h.definitions().filter(|store| store.is_shared()) else { return };
+    let start = store.news(None).await.expect("an answer").version;
+    store.put_subscription(&user("a"), PRO).await.expect("an answer");
+    put(&*store, "p", fixed(1), Origin::Operator).await;
+    store.delete_subscription(&user("a")).await.expect("an answer");
+    let news = store.news(Some(start)).await.expect("an answer");
+    let told = [Changed::Subscription(user("a")), Changed::Definitions, Changed::Subscription(user("a"))];
+    assert_eq!(news.changed.as_deref(), Some(&told[..]));
+    let later = store.news(Some(news.version)).await.expect("an answer");
+    assert_eq!((later.version, later.changed), (news.version, Some(Vec::new())));
+    store.put_tier(Tier::Free, Tier::Free.defaults()).await.expect("an answer");
+    let last = store.news(Some(news.version)).await.expect("an answer");
+    assert_eq!(last.changed.as_deref(), Some(&[Changed::Definitions][..]));
+}

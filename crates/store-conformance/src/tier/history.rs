@@ -1,0 +1,131 @@
+//! Random histories, held to the naive model step by step.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use weir_core::Timestamp;
+use weir_core::tier::{FixedWindow, Limit, Rule, Scoped, SlidingWindow, Tier, TierRule, TokenBucket};
+use weir_store::tier::{Ask, LimitStore, Policy, Taken};
+
+use super::TierHarness;
+use super::given::{changed, policy, rule_of, shadow, somebody};
+use super::model::NaiveLimits;
+
+const STEPS: usize = 600;
+const KEYS: [&str; 3] = ["a", "b", "{c}"];
+
+/// Both sides of a history, and what was done so far.
+struct Twins {
+    engine: Arc<dyn LimitStore>,
+    model: NaiveLimits,
+    policies: Vec<Arc<Policy>>,
+    users: Vec<String>,
+    random: fastrand::Rng,
+    taken_at: Option<Timestamp>,
+}
+
+fn any_limit(random: &mut fastrand::Rng) -> Limit {
+    let span = Duration::from_millis(random.u64(1..=20) * [1, 7, 1_000, 60_000][random.usize(0..4)]);
+    let amount = random.u32(1..=20);
+    match random.u8(0..3) {
+        0 => Limit::TokenBucket(TokenBucket::new(amount, random.u32(1..=20), span).expect("valid")),
+        1 => Limit::FixedWindow(FixedWindow::new(amount, span).expect("valid")),
+        _ => Limit::SlidingWindow(SlidingWindow::new(amount, span).expect("valid")),
+    }
+}
+
+/// What callers can see of a decision.
+fn shown(asks: &[Ask<'_>], taken: &Taken) -> String {
+    let each = asks.iter().zip(&taken.each);
+    let each = each.map(|(ask, (alone, spent))| (*alone, ask.policy.spec.limit.standing(spent, taken.now)));
+    format!("{:?} {:?} {:?}", taken.decision, taken.now, each.collect::<Vec<_>>())
+}
+
+impl Twins {
+    async fn take(&mut self) {
+        let count = self.random.usize(1..=3);
+        let picks: Vec<(usize, &str, u32)> = (0..count)
+            .map(|_| {
+                let which = self.random.usize(0..self.policies.len());
+                (which, KEYS[self.random.usize(0..KEYS.len())], self.random.u32(0..=6))
+            })
+            .collect();
+        let asks: Vec<Ask<'_>> = picks
+            .iter()
+            .map(|&(which, key, cost)| Ask { policy: &self.policies[which], key, cost })
+            .collect();
+        let peek = self.random.u8(0..4) == 0;
+        let (ours, theirs) = (
+            self.engine.take(&asks, peek).await.expect("an answer"),
+            self.model.take(&asks, peek).await.expect("an answer"),
+        );
+        assert_eq!(shown(&asks, &ours), shown(&asks, &theirs), "{picks:?} peek {peek}");
+        self.taken_at = Some(theirs.now);
+    }
+
+    async fn change(&mut self) {
+        let policy = Arc::clone(&self.policies[self.random.usize(0..self.policies.len())]);
+        let (key, cost) = (KEYS[self.random.usize(0..KEYS.len())], self.random.u32(0..=6));
+        let taken_at = self.taken_at.filter(|_| self.random.bool());
+        let (ours, theirs) = match self.random.u8(0..3) {
+            0 => (self.engine.charge(&policy, key, cost).await, self.model.charge(&policy, key, cost).await),
+            1 => (
+                self.engine.give_back(&policy, key, cost, taken_at).await,
+                self.model.give_back(&policy, key, cost, taken_at).await,
+            ),
+            _ => {
+                self.engine.forget(&policy, key).await.expect("an answer");
+                self.model.forget(&policy, key).await.expect("an answer");
+                return;
+            }
+        };
+        let limit = &policy.spec.limit;
+        let standing = |(spent, now)| limit.standing(&spent, now);
+        let (ours, theirs) =
+            (ours.map(standing).expect("an answer"), theirs.map(standing).expect("an answer"));
+        assert_eq!(ours, theirs, "{limit:?} {key} {cost} {taken_at:?}");
+    }
+
+    async fn call(&mut self) {
+        let user = self.users[self.random.usize(0..self.users.len())].clone();
+        let rule: Arc<Scoped<TierRule>> = rule_of(Tier::ALL[self.random.usize(0..4)]);
+        let cost = self.random.u32(0..=3);
+        let ours = self.engine.take_tier(&user, &rule, cost).await.expect("an answer");
+        let theirs = self.model.take_tier(&user, &rule, cost).await.expect("an answer");
+        let [daily, minute] = &rule.rule;
+        let standing = |spent: &<TierRule as Rule>::Spent| {
+            (daily.standing(&spent[0], theirs.now), minute.standing(&spent[1], theirs.now))
+        };
+        assert_eq!((ours.decision, standing(&ours.spent)), (theirs.decision, standing(&theirs.spent)));
+    }
+}
+
+pub async fn random_histories_are_those_of_the_naive_model<H: TierHarness>() {
+    for seed in 0..6 {
+        let h = H::open().await;
+        let mut random = fastrand::Rng::with_seed(seed);
+        let mut policies: Vec<_> = (0..3).map(|_| policy(any_limit(&mut random))).collect();
+        policies.push(shadow(any_limit(&mut random)));
+        let (engine, model) = (h.limits(), NaiveLimits::new(h.clock().clone()));
+        let users = vec![somebody(), somebody()];
+        let mut twins = Twins { engine, model, policies, users, random, taken_at: None };
+        for _ in 0..STEPS {
+            match twins.random.u8(0..10) {
+                0..5 => twins.take().await,
+                5..7 => twins.change().await,
+                7 => twins.call().await,
+                8 => {
+                    let at = twins.random.usize(0..twins.policies.len());
+                    if twins.random.u8(0..3) == 0 {
+                        let limit = any_limit(&mut twins.random);
+                        twins.policies[at] = changed(&twins.policies[at], limit);
+                    }
+                }
+                _ => {
+                    let span = twins.random.u64(0..=3_000) * [1, 1_000, 20_000][twins.random.usize(0..3)];
+                    h.clock().advance(Duration::from_micros(span));
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,104 @@
+//! Holds, remembered.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use weir_core::tier::{Correction, Settlement};
+use weir_core::{Clock, HoldId};
+use weir_store::tier::{NewHold, Settled, TierStore};
+
+use super::TierHarness;
+use super::given::{MINUTE, name_of};
+
+fn id(n: u8) -> HoldId {
+    HoldId::new(crate::START, [n; 10])
+}
+
+async fn hold<H: TierHarness>(h: &H, store: &dyn TierStore, n: u8, cost: u32) -> HoldId {
+    let hold = NewHold {
+        id: id(n),
+        policy: name_of("p"),
+        scope: 3,
+        key: "k\u{e9}y".to_owned(),
+        cost,
+        taken_at: h.clock().now(),
+        ttl: MINUTE,
+    };
+    let expires_at = store.put_hold(hold).await.expect("put_hold must succeed");
+    assert_eq!(expires_at, h.clock().now().plus(MINUTE));
+    id(n)
+}
+
+async fn settle(store: &dyn TierStore, id: HoldId, cost: u32) -> Settled {
+    store.settle_hold(id, cost).await.expect("settle_hold must succeed").expect("there is such a hold")
+}
+
+pub async fn a_hold_is_settled_once<H: TierHarness>() {
+    let h = H::open().await;
+    let Some(store) = h.definitions() else { return };
+    for (n, cost, correction) in [
+        (1, 4, Correction::GiveBack(6)),
+        (2, 10, Correction::None),
+        (3, 25, Correction::Charge(15)),
+        (4, 0, Correction::GiveBack(10)),
+        (5, u32::MAX, Correction::Charge(u32::MAX - 10)),
+    ] {
+        let id = hold(&h, &*store, n, 10).await;
+        let first = settle(&*store, id, cost).await;
+        assert_eq!(first.settlement, Settlement::Settled(correction));
+        assert_eq!((first.policy.as_str(), first.scope, first.key.as_str()), ("p", 3, "k\u{e9}y"));
+        for other in [cost, 7] {
+            let again = settle(&*store, id, other).await;
+            assert_eq!((again.settlement, again.hold), (Settlement::Again(cost), first.hold));
+        }
+    }
+}
+
+pub async fn a_hold_expires_at_its_very_end<H: TierHarness>() {
+    let h = H::open().await;
+    let Some(store) = h.definitions() else { return };
+    let (late, in_time) = (hold(&h, &*store, 1, 10).await, hold(&h, &*store, 2, 10).await);
+    h.clock().advance(MINUTE - Duration::from_micros(1));
+    assert!(matches!(settle(&*store, in_time, 1).await.settlement, Settlement::Settled(_)));
+    h.clock().advance(Duration::from_micros(1));
+    for _ in 0..2 {
+        assert_eq!(settle(&*store, late, 1).await.settlement, Settlement::Expired);
+    }
+    assert_eq!(settle(&*store, in_time, 5).await.settlement, Settlement::Again(1));
+}
+
+pub async fn an_unknown_hold_is_an_answer<H: TierHarness>() {
+    let h = H::open().await;
+    let Some(store) = h.definitions() else { return };
+    assert_eq!(store.settle_hold(id(9), 1).await.expect("an answer"), None);
+}
+
+pub async fn parallel_settlements_correct_once<H: TierHarness>() {
+    let h = H::open().await;
+    let Some(store) = h.definitions() else { return };
+    let id = hold(&h, &*store, 1, 10).await;
+    let tasks: Vec<_> = (0..16)
+        .map(|cost| {
+            let store = Arc::clone(&store);
+            tokio::spawn(async move { settle(&*store, id, cost).await.settlement })
+        })
+        .collect();
+    let mut corrected = 0;
+    for task in tasks {
+        corrected += u32::from(matches!(task.await.expect("an answer"), Settlement::Settled(_)));
+    }
+    assert_eq!(corrected, 1);
+}
+
+pub async fn old_holds_are_forgotten<H: TierHarness>() {
+    let h = H::open().await;
+    let Some(store) = h.definitions() else { return };
+    let old = hold(&h, &*store, 1, 10).await;
+    h.clock().advance(Duration::from_secs(3_600));
+    let young = hold(&h, &*store, 2, 10).await;
+    h.clock().advance(MINUTE + Duration::from_secs(1));
+    assert_eq!(store.purge_holds(MINUTE, 10).await.expect("an answer"), 1);
+    assert_eq!(store.settle_hold(old, 1).await.expect("an answer"), None);
+    assert_eq!(settle(&*store, young, 1).await.settlement, Settlement::Expired);
+    assert_eq!(store.purge_holds(MINUTE, 10).await.expect("an answer"), 0);
+}

@@ -1,0 +1,144 @@
+//! The naive engine of limits: a map behind one lock, and the rules of core.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use async_trait::async_trait;
+use weir_core::tier::{Claim, Decision, Level, Limit, Refusal, Rule, Scoped, Spent, TierRule, take_all};
+use weir_core::{Clock, ManualClock, Timestamp};
+use weir_store::Result;
+use weir_store::tier::{Ask, LimitStore, Policy, Taken, TierTaken};
+
+/// The naive engine of limits.
+#[derive(Debug)]
+pub struct NaiveLimits {
+    clock: ManualClock,
+    spent: Mutex<HashMap<(u32, String), (Limit, Spent)>>,
+    tiers: Mutex<HashMap<String, (TierRule, [Level; 2])>>,
+}
+
+impl NaiveLimits {
+    /// An engine in which nothing is spent.
+    #[must_use]
+    pub fn new(clock: ManualClock) -> Self {
+        Self { clock, spent: Mutex::default(), tiers: Mutex::default() }
+    }
+
+    fn spent(&self) -> MutexGuard<'_, HashMap<(u32, String), (Limit, Spent)>> {
+        self.spent.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn change(
+        &self,
+        policy: &Policy,
+        key: &str,
+        change: impl FnOnce(&Limit, &mut Spent, Timestamp),
+    ) -> (Spent, Timestamp) {
+        let now = self.clock.now();
+        let (mut all, limit) = (self.spent(), &policy.spec.limit);
+        let mut spent = seen(&all, policy, key, now);
+        change(limit, &mut spent, now);
+        all.insert((policy.scope(), key.to_owned()), (*limit, spent));
+        (spent, now)
+    }
+}
+
+fn seen(all: &HashMap<(u32, String), (Limit, Spent)>, policy: &Policy, key: &str, now: Timestamp) -> Spent {
+    let limit = &policy.spec.limit;
+    match all.get(&(policy.scope(), key.to_owned())) {
+        None => limit.unspent(),
+        Some((old, spent)) if old == limit => *spent,
+        Some((old, spent)) => limit.adopt(old, *spent, now),
+    }
+}
+
+#[async_trait]
+impl LimitStore for NaiveLimits {
+    async fn take(&self, asks: &[Ask<'_>], peek: bool) -> Result<Taken> {
+        let (now, mut all) = (self.clock.now(), self.spent());
+        let is_same = |a: &Ask<'_>, b: &Ask<'_>| a.policy.scope() == b.policy.scope() && a.key == b.key;
+        let cost =
+            |ask: &Ask<'_>| asks.iter().filter(|other| is_same(ask, other)).map(|other| other.cost).sum();
+        let first = |ask: &Ask<'_>| asks.iter().position(|other| is_same(ask, other));
+        let firsts: Vec<usize> = (0..asks.len()).filter(|at| first(&asks[*at]) == Some(*at)).collect();
+        let mut spent: Vec<Spent> =
+            firsts.iter().map(|at| seen(&all, asks[*at].policy, asks[*at].key, now)).collect();
+        let alone: Vec<Decision> = firsts
+            .iter()
+            .zip(&spent)
+            .map(|(at, spent)| asks[*at].policy.spec.limit.take(&mut { *spent }, cost(&asks[*at]), now))
+            .collect();
+        let before = spent.clone();
+        let binding: Vec<usize> = firsts.iter().copied().filter(|at| !asks[*at].policy.spec.shadow).collect();
+        let mut claims: Vec<Claim<'_, Limit>> = firsts
+            .iter()
+            .zip(&mut spent)
+            .filter(|(at, _)| binding.contains(at))
+            .map(|(at, spent)| Claim { rule: &asks[*at].policy.spec.limit, spent, cost: cost(&asks[*at]) })
+            .collect();
+        let decision = match take_all(&mut claims, now) {
+            Decision::Denied(refusal) => {
+                Decision::Denied(Refusal { denied_by: binding[refusal.denied_by], ..refusal })
+            }
+            Decision::Allowed => Decision::Allowed,
+        };
+        for ((at, spent), alone) in firsts.iter().zip(&mut spent).zip(&alone) {
+            if asks[*at].policy.spec.shadow
+                && decision.is_allowed()
+                && alone.is_allowed()
+                && cost(&asks[*at]) > 0
+            {
+                asks[*at].policy.spec.limit.charge(spent, cost(&asks[*at]), now);
+            }
+        }
+        let after = if peek { before } else { spent };
+        if !peek {
+            for (at, spent) in firsts.iter().zip(&after) {
+                let key = (asks[*at].policy.scope(), asks[*at].key.to_owned());
+                all.insert(key, (asks[*at].policy.spec.limit, *spent));
+            }
+        }
+        let each = asks.iter().map(|ask| {
+            let at = firsts.iter().position(|at| Some(*at) == first(ask)).expect("each ask has a first");
+            (alone[at], after[at])
+        });
+        Ok(Taken { decision, each: each.collect(), now })
+    }
+
+    async fn charge(&self, policy: &Arc<Policy>, key: &str, cost: u32) -> Result<(Spent, Timestamp)> {
+        Ok(self.change(policy, key, |limit, spent, now| limit.charge(spent, cost, now)))
+    }
+
+    async fn give_back(
+        &self,
+        policy: &Arc<Policy>,
+        key: &str,
+        cost: u32,
+        taken_at: Option<Timestamp>,
+    ) -> Result<(Spent, Timestamp)> {
+        Ok(self.change(policy, key, |limit, spent, now| {
+            if !limit.is_unspent(spent, now) {
+                limit.give_back(spent, cost, taken_at, now);
+            }
+        }))
+    }
+
+    async fn forget(&self, policy: &Arc<Policy>, key: &str) -> Result<()> {
+        self.spent().remove(&(policy.scope(), key.to_owned()));
+        Ok(())
+    }
+
+    async fn take_tier(&self, user: &str, rule: &Arc<Scoped<TierRule>>, cost: u32) -> Result<TierTaken> {
+        let now = self.clock.now();
+        let mut tiers = self.tiers.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut spent = match tiers.get(user) {
+            None => rule.rule.unspent(),
+            Some((old, spent)) => rule.rule.adopt(old, *spent, now),
+        };
+        let decision = rule.rule.take(&mut spent, cost, now);
+        tiers.insert(user.to_owned(), (rule.rule, spent));
+        Ok(TierTaken { decision, spent, now })
+    }
+
+    async fn drain(&self) {}
+}

@@ -1,0 +1,84 @@
+//! What users of plans may call.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use weir_core::tier::{DAILY, Decision, MINUTE, Refusal, Tier, TierLimits};
+
+use super::TierHarness;
+use super::given::{call, left, rule, rule_of, somebody};
+
+pub async fn a_free_user_has_8_at_once_and_5_a_minute<H: TierHarness>() {
+    let h = H::open().await;
+    let (user, free) = (somebody(), rule_of(Tier::Free));
+    assert_eq!(left(&h, &user, &free).await, (50, 8));
+    for n in 1..=8 {
+        assert!(call(&h, &user, &free).await.decision.is_allowed());
+        assert_eq!(left(&h, &user, &free).await, (50 - n, 8 - n));
+    }
+    let wait = Some(Duration::from_secs(12));
+    let denied = Decision::Denied(Refusal { denied_by: MINUTE, retry_after: wait });
+    assert_eq!(call(&h, &user, &free).await.decision, denied);
+    h.clock().advance(Duration::from_micros(11_999_999));
+    assert!(!call(&h, &user, &free).await.decision.is_allowed());
+    h.clock().advance(Duration::from_micros(1));
+    assert!(call(&h, &user, &free).await.decision.is_allowed());
+}
+
+pub async fn a_day_that_is_used_up_is_told_first<H: TierHarness>() {
+    let h = H::open().await;
+    let (user, few) = (somebody(), rule(TierLimits::new(1, 2, 2).expect("valid")));
+    for _ in 0..2 {
+        assert!(call(&h, &user, &few).await.decision.is_allowed());
+    }
+    let Decision::Denied(refusal) = call(&h, &user, &few).await.decision else { panic!("it must be denied") };
+    assert_eq!(refusal.denied_by, DAILY, "both are used up, and the day is told");
+    assert_eq!(refusal.retry_after, Some(Duration::from_secs(43_200)));
+}
+
+pub async fn a_denied_minute_spends_nothing_of_the_day<H: TierHarness>() {
+    let h = H::open().await;
+    let (user, few) = (somebody(), rule(TierLimits::new(1, 1, 10).expect("valid")));
+    assert!(call(&h, &user, &few).await.decision.is_allowed());
+    for _ in 0..20 {
+        assert!(!call(&h, &user, &few).await.decision.is_allowed());
+    }
+    assert_eq!(left(&h, &user, &few).await, (9, 0));
+}
+
+pub async fn a_new_plan_keeps_what_was_spent<H: TierHarness>() {
+    let h = H::open().await;
+    let (user, free, pro) = (somebody(), rule_of(Tier::Free), rule_of(Tier::Pro));
+    for _ in 0..8 {
+        assert!(call(&h, &user, &free).await.decision.is_allowed());
+    }
+    assert_eq!(left(&h, &user, &pro).await, (492, 32));
+    assert!(call(&h, &user, &pro).await.decision.is_allowed());
+    assert!(!call(&h, &user, &free).await.decision.is_allowed());
+    assert_eq!(left(&h, &user, &free).await, (41, 0));
+}
+
+async fn calls_in_parallel<H: TierHarness>(hs: &[Arc<H>]) -> u32 {
+    let (user, free) = (somebody(), rule_of(Tier::Free));
+    let calls: Vec<_> = (0..200)
+        .map(|n| {
+            let (h, user, free) = (Arc::clone(&hs[n % hs.len()]), user.clone(), Arc::clone(&free));
+            tokio::spawn(async move { call(&*h, &user, &free).await.decision.is_allowed() })
+        })
+        .collect();
+    let mut passed = 0;
+    for call in calls {
+        passed += u32::from(call.await.expect("a call"));
+    }
+    passed
+}
+
+pub async fn parallel_calls_of_a_free_user_pass_8_times<H: TierHarness>() {
+    assert_eq!(calls_in_parallel(&[Arc::new(H::open().await)]).await, 8);
+}
+
+pub async fn two_servers_pass_a_free_user_8_times<H: TierHarness>() {
+    let h = H::open().await;
+    let Some(other) = h.another().await else { return };
+    assert_eq!(calls_in_parallel(&[Arc::new(h), Arc::new(other)]).await, 8);
+}

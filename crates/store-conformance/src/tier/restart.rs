@@ -1,0 +1,64 @@
+//! What is there after a clean restart.
+
+use std::time::Duration;
+
+use weir_core::HoldId;
+use weir_core::tier::{Settlement, Tier};
+use weir_store::tier::{NewHold, Origin, PolicySpec};
+
+use super::TierHarness;
+use super::given::{
+    MINUTE, PRO, bucket, call, fixed, left, name_of, policy, remaining, rule_of, sliding, somebody, take,
+    user,
+};
+
+pub async fn what_was_spent_is_there_after_a_restart<H: TierHarness>() {
+    let h = H::open().await;
+    let policies = [policy(bucket(5, 5)), policy(fixed(5)), policy(sliding(5))];
+    let (somebody, free) = (somebody(), rule_of(Tier::Free));
+    for policy in &policies {
+        assert!(take(&h, policy, "k", 4).await.is_allowed());
+    }
+    for _ in 0..3 {
+        assert!(call(&h, &somebody, &free).await.decision.is_allowed());
+    }
+    let h = h.reopen().await;
+    for policy in &policies {
+        assert_eq!(remaining(&h, policy, "k").await, 1);
+    }
+    assert_eq!(left(&h, &somebody, &free).await, (47, 5));
+    h.clock().advance(Duration::from_secs(12));
+    let h = h.reopen().await;
+    assert_eq!(remaining(&h, &policies[0], "k").await, 2, "time goes on");
+}
+
+pub async fn what_was_forgotten_stays_so_after_a_restart<H: TierHarness>() {
+    let h = H::open().await;
+    let policy = policy(fixed(5));
+    assert!(take(&h, &policy, "k", 5).await.is_allowed());
+    let h = h.reopen().await;
+    h.limits().forget(&policy, "k").await.expect("forget must succeed");
+    let h = h.reopen().await;
+    assert_eq!(remaining(&h, &policy, "k").await, 5);
+}
+
+pub async fn definitions_and_holds_are_there_after_a_restart<H: TierHarness>() {
+    let h = H::open().await;
+    let Some(store) = h.definitions() else { return };
+    store.put_subscription(&user("u"), PRO).await.expect("an answer");
+    store.put_tier(Tier::Pro, Tier::Business.defaults()).await.expect("an answer");
+    let spec = PolicySpec::plain(fixed(5));
+    let policy = store.put_policy(&name_of("p"), &spec, Origin::Operator).await.expect("an answer");
+    let (id, now) = (HoldId::new(crate::START, [1; 10]), crate::START);
+    let (name, key) = (name_of("p"), "k".to_owned());
+    let hold = NewHold { id, policy: name, scope: 1, key, cost: 9, taken_at: now, ttl: MINUTE };
+    store.put_hold(hold).await.expect("an answer");
+    drop(store);
+    let h = h.reopen().await;
+    let store = h.definitions().expect("there was one");
+    assert_eq!(store.subscription(&user("u")).await.expect("an answer").map(|s| s.plan), Some(PRO));
+    assert_eq!(store.tiers().await.expect("an answer"), [(Tier::Pro, Tier::Business.defaults())]);
+    assert_eq!(store.policies().await.expect("an answer"), Vec::from_iter(policy));
+    let settled = store.settle_hold(id, 4).await.expect("an answer").expect("it is there");
+    assert!(matches!(settled.settlement, Settlement::Settled(_)));
+}

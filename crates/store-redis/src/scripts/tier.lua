@@ -1,0 +1,187 @@
+-- Decides about keys of limits: all that bind are spent, or none.
+-- KEYS    WeirLimit:<scope>:<policy>:{<key>} ..., each a text "<rule> <a> <b> <c>":
+--         B:<refill>:<period>   a bucket; full again at a microseconds and b parts of refill
+--         F:<window>            a fixed window; began at a, b were spent in it
+--         S:<window>            a sliding one; cut at a, b spent since, c in the window before
+-- ARGV    1 run id of this Redis (not used: what a server knows stands beside each key), 2 now in microseconds ('' = TIME),
+--         3 take, peek, charge, give or forget; then for each key
+--         rule, cost, limit (windows), cost and what others may have spent of a bucket (microseconds and parts each; '' = never
+--         fits), taken at ('' = unknown), whether it binds, what the caller knows ("a b c", '' = nothing) and whether that counts
+--         beside what is here, what is expected here and what takes its place ('' = nothing)
+-- Reply   {now, 1 | 0, {taken, a, b, c} ...}, or {now, -1, {what is here} ...} when a key was spent under another rule
+-- Every number is whole and below 2^53, so nothing is rounded.
+local FIELDS = 13
+local WIDEST, MOST = 9007199254740991, 4294967295
+local is_test, mode = ARGV[2] ~= '', ARGV[3]
+local now
+if is_test then
+  now = tonumber(ARGV[2])
+else
+  local time = redis.call('TIME')
+  now = time[1] * 1000000 + time[2]
+end
+
+local function text(number)
+  return string.format('%.0f', number)
+end
+
+-- A product of numbers below 2^32 and 2^45, in three parts that compare one after the other.
+local function product(a, b)
+  local low = a * (b % 65536)
+  local middle = a * (math.floor(b / 65536) % 65536) + math.floor(low / 65536)
+  local high = a * math.floor(b / 4294967296) + math.floor(middle / 65536)
+  return high, middle % 65536, low % 65536
+end
+
+local function is_up_to(a, b, c, d)
+  local h1, m1, l1 = product(a, b)
+  local h2, m2, l2 = product(c, d)
+  if h1 ~= h2 then return h1 < h2 end
+  if m1 ~= m2 then return m1 < m2 end
+  return l1 <= l2
+end
+
+-- What counts at this moment: a bucket that is full is full now, a window that has passed is empty.
+local function turn(p)
+  if p.kind == 'B' then
+    if p.a < now then p.a, p.b = now, 0 end
+  elseif p.kind == 'F' then
+    if now - p.a >= p.span or p.b == 0 then p.a, p.b = now, 0 end
+  else
+    local start = now - now % p.span
+    if start > p.a then
+      p.c = start == p.a + p.span and p.b or 0
+      p.a, p.b = start, 0
+    end
+  end
+end
+
+local function has_room(p)
+  if p.cost == 0 then return true end
+  if p.kind == 'B' then
+    if not p.others then return false end
+    local missing = p.a - now
+    return missing < p.others or (missing == p.others and p.b <= p.other_parts)
+  elseif p.kind == 'F' then
+    return p.cost <= p.limit - p.b
+  end
+  local rest = p.limit - p.b - p.cost
+  local into = math.min(math.max(now - p.a, 0), p.span)
+  return rest >= 0 and is_up_to(p.c, p.span - into, rest, p.span)
+end
+
+local function charge(p)
+  if p.cost == 0 then return end
+  if p.kind == 'B' then
+    p.a, p.b = p.a + p.whole, p.b + p.parts
+    if p.b >= p.refill then p.a, p.b = p.a + 1, p.b - p.refill end
+    p.a = math.min(p.a, WIDEST)
+  else
+    p.b = math.min(p.b + p.cost, MOST)
+  end
+end
+
+local function give(p)
+  if p.kind == 'B' then
+    p.a, p.b = p.a - p.whole, p.b - p.parts
+    if p.b < 0 then p.a, p.b = p.a - 1, p.b + p.refill end
+    if p.a < now then p.a, p.b = now, 0 end
+  elseif p.kind == 'F' then
+    if not p.taken_at or p.taken_at >= p.a then p.b = math.max(p.b - p.cost, 0) end
+  else
+    local current = math.min(p.cost, p.b)
+    if p.taken_at and p.taken_at < p.a then current = 0 end
+    local previous = p.cost - current
+    if p.taken_at and (p.taken_at >= p.a or p.taken_at + p.span < p.a) then previous = 0 end
+    p.b, p.c = p.b - current, math.max(p.c - previous, 0)
+  end
+end
+
+-- Milliseconds until it is as good as new.
+local function left(p)
+  local last = p.a
+  if p.kind == 'F' then last = p.a + p.span elseif p.kind == 'S' then last = p.a + 2 * p.span end
+  return math.max(math.ceil((last - now) / 1000), 0)
+end
+
+local function read(p, state)
+  local a, b, c = string.match(state, '(%S+) (%S+) (%S+)')
+  p.a, p.b, p.c = tonumber(a), tonumber(b), tonumber(c)
+end
+
+-- Whichever of two states has more spent.
+local function join(p, state)
+  local a, b, c = p.a, p.b, p.c
+  read(p, state)
+  if p.kind == 'B' or p.a ~= a then
+    if a > p.a or (a == p.a and b > p.b) then p.a, p.b, p.c = a, b, c end
+  else
+    p.b, p.c = math.max(p.b, b), math.max(p.c, c)
+  end
+end
+
+local function keep(p, before)
+  local ms = math.max(left(p), before) + 1000
+  -- A clock of a test has nothing to do with time here.
+  if is_test then ms = 86400000 end
+  redis.call('SET', p.key, p.rule .. ' ' .. text(p.a) .. ' ' .. text(p.b) .. ' ' .. text(p.c), 'PX', text(math.min(ms, 100000000000)))
+end
+
+local parts, here, differs = {}, {}, false
+for i, key in ipairs(KEYS) do
+  local at = 3 + (i - 1) * FIELDS
+  local p = { key = key, rule = ARGV[at + 1], cost = tonumber(ARGV[at + 2]), limit = tonumber(ARGV[at + 3]),
+    whole = tonumber(ARGV[at + 4]), parts = tonumber(ARGV[at + 5]), others = tonumber(ARGV[at + 6]),
+    other_parts = tonumber(ARGV[at + 7]), taken_at = tonumber(ARGV[at + 8]), binds = ARGV[at + 9] == '1',
+    a = 0, b = 0, c = 0 }
+  local known, counts, expected, instead = ARGV[at + 10], ARGV[at + 11] == '1', ARGV[at + 12], ARGV[at + 13]
+  p.kind = string.sub(p.rule, 1, 1)
+  if p.kind == 'B' then
+    p.refill = tonumber(string.match(p.rule, '^B:(%d+)'))
+  else
+    p.span = tonumber(string.sub(p.rule, 3))
+  end
+  local stored = redis.call('GET', key)
+  here[i] = stored or ''
+  if not stored then
+    if known ~= '' then read(p, known) end
+  elseif expected ~= '' and stored == expected then
+    read(p, instead)
+    p.is_new = true
+  else
+    local rule, state = string.match(stored, '^(%S+) (.+)$')
+    if rule ~= p.rule then differs = true else read(p, state) end
+  end
+  if counts and known ~= '' and not differs then join(p, known) end
+  parts[i] = p
+end
+if differs then
+  return { text(now), -1, here }
+end
+
+local allowed = true
+for _, p in ipairs(parts) do
+  p.before = left(p)
+  turn(p)
+  if mode == 'take' and p.binds and not has_room(p) then allowed = false end
+end
+local reply = {}
+for i, p in ipairs(parts) do
+  local taken = 0
+  if mode == 'take' and allowed and has_room(p) then
+    charge(p)
+    taken = 1
+  elseif mode == 'charge' then
+    charge(p)
+  elseif mode == 'give' then
+    give(p)
+  elseif mode == 'forget' then
+    p.a, p.b, p.c = 0, 0, 0
+  end
+  -- What was spent under another rule is from now on under this one, also when there is no room.
+  if (p.is_new and mode ~= 'peek') or mode == 'charge' or mode == 'give' or mode == 'forget' or (taken == 1 and p.cost > 0) then
+    keep(p, p.before)
+  end
+  reply[i] = { taken, text(p.a), text(p.b), text(p.c) }
+end
+return { text(now), allowed and 1 or 0, reply }

@@ -1,0 +1,426 @@
+//! Limits in Redis, shared by all servers: a decision is one script and one round trip, by Redis's own clock.
+//!
+//! Each server also remembers what Redis told it of a key. While Redis does not answer, it goes on from there with buckets of
+//! its own, as each policy wants; and when Redis has forgotten a key, it is told what the server knew. So an outage gives
+//! nobody more than the limit times the number of servers, and a Redis that comes back empty gives nobody a fresh start.
+//!
+//! On a cluster, keys of the same text are together. A decision about others takes one call after the other and gives back
+//! what it took when a later one denies: until then others may be denied for its sake, and nobody gets past a limit.
+
+mod outage;
+mod part;
+
+use std::collections::HashSet;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use redis::Value;
+use weir_core::tier::{
+    Claim, DAILY, Decision, Level, Limit, MINUTE, Refusal, Rule, Scoped, Spent, TierRule, take_all,
+};
+use weir_core::{Clock, Timestamp};
+use weir_store::Result;
+use weir_store::tier::{Ask, LimitStore, Policy, Taken, TierTaken};
+use weir_store_memory::Local;
+
+use self::part::{Part, name};
+use crate::client::{Redis, Unanswered};
+use crate::script::Script;
+
+/// Keys spent in an outage that Redis is to be told of; further ones go on from what Redis knew.
+const UNTOLD_MAX: usize = 100_000;
+/// When to ask again for what there was no room for a moment ago.
+const SOON: Duration = Duration::from_millis(1);
+/// How often a key that changes its rule under our hands is looked at again.
+const TURNS_MAX: usize = 4;
+
+/// Limits in Redis. Clones share them.
+#[derive(Clone)]
+pub struct RedisLimits {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    redis: Redis,
+    /// What is known of keys, and what decides without Redis.
+    local: Local,
+    /// A clock other than Redis's, for tests.
+    test_clock: Option<Arc<dyn Clock>>,
+    /// This server's, for what it remembers.
+    clock: Arc<dyn Clock>,
+    /// The keys that were spent without Redis.
+    untold: Mutex<HashSet<Arc<str>>>,
+    untold_count: AtomicUsize,
+    /// How many decisions were made without Redis.
+    alone: AtomicU64,
+}
+
+/// What a script is to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Mode {
+    Take,
+    Peek,
+    Charge,
+    Give,
+    Forget,
+}
+
+impl Mode {
+    const fn as_str(self) -> &'static str {
+        match self {
+            Self::Take => "take",
+            Self::Peek => "peek",
+            Self::Charge => "charge",
+            Self::Give => "give",
+            Self::Forget => "forget",
+        }
+    }
+}
+
+/// What Redis answered.
+struct Told {
+    now: Timestamp,
+    allowed: bool,
+    /// For each part whether it was spent, and what has been spent of it now.
+    each: Vec<(bool, Spent)>,
+}
+
+impl RedisLimits {
+    /// Limits in Redis, with `local` for when it does not answer. `test_clock` replaces Redis's own.
+    #[must_use]
+    pub fn new(
+        redis: Redis,
+        local: Local,
+        clock: Arc<dyn Clock>,
+        test_clock: Option<Arc<dyn Clock>>,
+    ) -> Self {
+        let (untold, untold_count, alone) = (Mutex::default(), AtomicUsize::new(0), AtomicU64::new(0));
+        Self { inner: Arc::new(Inner { redis, local, test_clock, clock, untold, untold_count, alone }) }
+    }
+
+    /// How many decisions were made without Redis since the start.
+    #[must_use]
+    pub fn decided_alone(&self) -> u64 {
+        self.inner.alone.load(Ordering::Relaxed)
+    }
+
+    /// The parts of a decision, each key once, and which of them each ask belongs to.
+    fn parts(&self, asks: &[Ask<'_>]) -> (Vec<Part>, Vec<usize>) {
+        let (now, mut parts) = (self.inner.clock.now(), Vec::<Part>::with_capacity(asks.len()));
+        let mut part_of = Vec::with_capacity(asks.len());
+        for ask in asks {
+            let name = key_of(ask.policy, ask.key);
+            let known = parts.iter().position(|part| part.name == name);
+            part_of.push(known.unwrap_or(parts.len()));
+            match known {
+                Some(at) => parts[at].cost = parts[at].cost.saturating_add(ask.cost),
+                None => {
+                    let spent = self.inner.local.known(ask.policy, ask.key, now);
+                    let part = self.part(name, ask.policy.spec.limit, spent, ask.cost);
+                    parts.push(Part { binds: !ask.policy.spec.shadow, ..part });
+                }
+            }
+        }
+        (parts, part_of)
+    }
+
+    fn part(&self, name: Arc<str>, limit: Limit, known: Spent, cost: u32) -> Part {
+        let counts = self.inner.is_untold(&name);
+        Part { name, limit, cost, taken_at: None, binds: true, known, counts, adopted: None }
+    }
+
+    /// One call for parts that are together.
+    async fn ask(&self, mode: Mode, parts: &mut [Part]) -> Result<Told, Unanswered> {
+        for _ in 0..TURNS_MAX {
+            let now = self.inner.test_clock.as_ref().map(|clock| clock.now().as_micros().to_string());
+            let mut arguments = vec![now.unwrap_or_default(), mode.as_str().to_owned()];
+            arguments.extend(parts.iter().flat_map(Part::arguments));
+            let keys: Vec<&str> = parts.iter().map(|part| &*part.name).collect();
+            let reply = self.inner.redis.call_together(Script::Tier, &keys, &arguments).await?;
+            match Reply::read(reply, parts).ok_or(Unanswered)? {
+                Reply::Told(told) => {
+                    self.inner.tell(parts);
+                    return Ok(told);
+                }
+                Reply::Differs(now, stored) => {
+                    for (part, stored) in parts.iter_mut().zip(stored) {
+                        // What nobody wrote is as good as nothing.
+                        let adopted = part.adopt(&stored, now).unwrap_or_else(|| part.limit.unspent());
+                        part.adopted = (!stored.is_empty()).then_some((stored, adopted));
+                    }
+                }
+            }
+        }
+        Err(Unanswered)
+    }
+
+    /// The same for parts that may be on several servers of a cluster: one group after the other, and what was taken is
+    /// given back when a later one denies.
+    async fn ask_all(&self, mode: Mode, parts: &mut [Part]) -> Result<Told, Unanswered> {
+        let names: Vec<Arc<str>> = parts.iter().map(|part| Arc::clone(&part.name)).collect();
+        let groups = self.inner.redis.groups(&names.iter().map(|name| &**name).collect::<Vec<_>>());
+        if groups.iter().all(|group| *group == groups[0]) {
+            return self.ask(mode, parts).await;
+        }
+        let mut each = vec![(false, Spent(0, 0, 0)); parts.len()];
+        let (mut is_open, mut latest, mut done) = (true, Timestamp::from_micros(i64::MIN), Vec::new());
+        for group in distinct(&groups) {
+            let at: Vec<usize> = (0..parts.len()).filter(|at| groups[*at] == group).collect();
+            let mut some: Vec<Part> = at.iter().map(|at| parts[*at].clone()).collect();
+            let told = self.ask(if is_open { mode } else { Mode::Peek }, &mut some).await;
+            let Ok(told) = told else {
+                self.undo(&done).await;
+                return Err(Unanswered);
+            };
+            latest = latest.max(told.now);
+            for ((at, told), part) in at.iter().zip(&told.each).zip(some) {
+                each[*at] = *told;
+                if told.0 {
+                    done.push((*at, Part { taken_at: Some(latest), counts: false, adopted: None, ..part }));
+                }
+            }
+            is_open &= told.allowed;
+        }
+        if mode == Mode::Take && !is_open {
+            for (at, spent) in self.undo(&done).await {
+                each[at] = (false, spent);
+            }
+        }
+        Ok(Told { now: latest, allowed: is_open, each })
+    }
+
+    /// Gives back what was taken. What Redis does not answer for stays spent, which is the safe side.
+    async fn undo(&self, done: &[(usize, Part)]) -> Vec<(usize, Spent)> {
+        let mut after = Vec::with_capacity(done.len());
+        for (at, part) in done {
+            if let Ok(told) = self.ask(Mode::Give, &mut [part.clone()]).await {
+                after.extend(told.each.first().map(|(_, spent)| (*at, *spent)));
+            }
+        }
+        after
+    }
+
+    /// One key, whatever there is room for.
+    async fn change(
+        &self,
+        mode: Mode,
+        policy: &Arc<Policy>,
+        key: &str,
+        cost: u32,
+        taken_at: Option<Timestamp>,
+    ) -> Result<(Spent, Timestamp), Unanswered> {
+        let known = self.inner.local.known(policy, key, self.inner.clock.now());
+        let part = self.part(key_of(policy, key), policy.spec.limit, known, cost);
+        let told = self.ask(mode, &mut [Part { taken_at, ..part }]).await?;
+        let (_, spent) = told.each.first().copied().ok_or(Unanswered)?;
+        self.inner.local.learn(policy, key, spent, self.inner.clock.now());
+        Ok((spent, told.now))
+    }
+
+    async fn take_tier_there(
+        &self,
+        user: &str,
+        rule: &Arc<Scoped<TierRule>>,
+        cost: u32,
+    ) -> Result<TierTaken, Unanswered> {
+        let known = self.inner.local.known_tier(user, rule, self.inner.clock.now());
+        let part = |which: usize, word: &str| {
+            let limit = Limit::TokenBucket(rule.rule[which]);
+            self.part(name(rule.scope, word, user), limit, known[which].into(), cost)
+        };
+        let mut parts = [part(DAILY, "daily"), part(MINUTE, "minute")];
+        let told = self.ask(Mode::Take, &mut parts).await?;
+        let level = |at: usize| told.each.get(at).map(|(_, spent)| Level::from(*spent)).ok_or(Unanswered);
+        let spent = [level(DAILY)?, level(MINUTE)?];
+        self.inner.local.learn_tier(user, rule, spent, self.inner.clock.now());
+        let decision = if told.allowed {
+            Decision::Allowed
+        } else {
+            Decision::Denied(rule.rule.refusal(&spent, cost, told.now))
+        };
+        Ok(TierTaken { decision, spent, now: told.now })
+    }
+}
+
+fn key_of(policy: &Policy, key: &str) -> Arc<str> {
+    name(policy.scope(), policy.name.as_str(), key)
+}
+
+fn distinct(groups: &[usize]) -> Vec<usize> {
+    let mut seen = Vec::new();
+    for group in groups {
+        if !seen.contains(group) {
+            seen.push(*group);
+        }
+    }
+    seen
+}
+
+impl Inner {
+    fn is_untold(&self, name: &Arc<str>) -> bool {
+        self.untold_count.load(Ordering::Acquire) > 0 && self.untold().contains(name)
+    }
+
+    /// Takes note of a key that was spent without Redis.
+    fn remember_untold(&self, name: Arc<str>) {
+        let mut untold = self.untold();
+        if untold.len() < UNTOLD_MAX {
+            untold.insert(name);
+        }
+        self.untold_count.store(untold.len(), Ordering::Release);
+    }
+
+    /// Redis knows now what was spent without it.
+    fn tell(&self, parts: &[Part]) {
+        if parts.iter().any(|part| part.counts) {
+            let mut untold = self.untold();
+            for part in parts.iter().filter(|part| part.counts) {
+                untold.remove(&part.name);
+            }
+            self.untold_count.store(untold.len(), Ordering::Release);
+        }
+    }
+
+    fn untold(&self) -> MutexGuard<'_, HashSet<Arc<str>>> {
+        self.untold.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+enum Reply {
+    Told(Told),
+    /// Something was spent under another rule: what stands there now.
+    Differs(Timestamp, Vec<String>),
+}
+
+impl Reply {
+    fn read(value: Value, parts: &[Part]) -> Option<Self> {
+        let Value::Array(mut fields) = value else { return None };
+        let (Some(Value::Array(each)), Some(Value::Int(allowed))) = (fields.pop(), fields.pop()) else {
+            return None;
+        };
+        let now = Timestamp::from_micros(text(fields.pop()?)?.parse().ok()?);
+        if each.len() != parts.len() {
+            return None;
+        }
+        if allowed < 0 {
+            return Some(Self::Differs(now, each.into_iter().map(text).collect::<Option<_>>()?));
+        }
+        let each = each.into_iter().zip(parts).map(|(value, part)| read_part(value, part));
+        Some(Self::Told(Told { now, allowed: allowed == 1, each: each.collect::<Option<_>>()? }))
+    }
+}
+
+fn read_part(value: Value, part: &Part) -> Option<(bool, Spent)> {
+    let Value::Array(fields) = value else { return None };
+    let [Value::Int(taken), a, b, c] = <[Value; 4]>::try_from(fields).ok()? else { return None };
+    let number = |value: Value| text(value)?.parse::<i64>().ok();
+    Some((taken == 1, part.spent([number(a)?, number(b)?, number(c)?])))
+}
+
+fn text(value: Value) -> Option<String> {
+    match value {
+        Value::BulkString(bytes) => String::from_utf8(bytes).ok(),
+        Value::SimpleString(text) => Some(text),
+        _ => None,
+    }
+}
+
+/// What each ask is told, from what became of its part.
+fn answer(asks: &[Ask<'_>], parts: &[Part], part_of: &[usize], told: &Told, peek: bool) -> Taken {
+    let alone: Vec<Decision> = parts
+        .iter()
+        .zip(&told.each)
+        .map(|(part, (taken, spent))| {
+            let mut after = *spent;
+            if *taken { Decision::Allowed } else { part.limit.take(&mut after, part.cost, told.now) }
+        })
+        .collect();
+    let each = part_of.iter().map(|at| (alone[*at], told.each[*at].1)).collect();
+    let decision = match decide(asks, parts, part_of, told) {
+        _ if told.allowed && !peek => Decision::Allowed,
+        // On a cluster there may be room by now where there was none.
+        Decision::Allowed if !peek => Decision::Denied(Refusal::alone(Some(SOON))),
+        decision => decision,
+    };
+    Taken { decision, each, now: told.now }
+}
+
+/// The decision about those that bind, as the rule makes it from what has been spent.
+fn decide(asks: &[Ask<'_>], parts: &[Part], part_of: &[usize], told: &Told) -> Decision {
+    let mut spent: Vec<Spent> = told.each.iter().map(|(_, spent)| *spent).collect();
+    let binding: Vec<usize> = (0..parts.len()).filter(|at| parts[*at].binds).collect();
+    let mut claims: Vec<Claim<'_, Limit>> = parts
+        .iter()
+        .zip(&mut spent)
+        .filter(|(part, _)| part.binds)
+        .map(|(part, spent)| Claim { rule: &part.limit, spent, cost: part.cost })
+        .collect();
+    match take_all(&mut claims, told.now) {
+        Decision::Allowed => Decision::Allowed,
+        Decision::Denied(refusal) => {
+            let part = binding.get(refusal.denied_by).copied().unwrap_or(0);
+            let first = (0..asks.len()).find(|at| part_of[*at] == part).unwrap_or(0);
+            Decision::Denied(Refusal { denied_by: first, ..refusal })
+        }
+    }
+}
+
+#[async_trait]
+impl LimitStore for RedisLimits {
+    async fn take(&self, asks: &[Ask<'_>], peek: bool) -> Result<Taken> {
+        let (mut parts, part_of) = self.parts(asks);
+        let mode = if peek { Mode::Peek } else { Mode::Take };
+        let Ok(told) = self.ask_all(mode, &mut parts).await else {
+            return self.take_alone(asks, peek).await;
+        };
+        let now = self.inner.clock.now();
+        for (ask, at) in asks.iter().zip(&part_of) {
+            self.inner.local.learn(ask.policy, ask.key, told.each[*at].1, now);
+        }
+        Ok(answer(asks, &parts, &part_of, &told, peek))
+    }
+
+    async fn charge(&self, policy: &Arc<Policy>, key: &str, cost: u32) -> Result<(Spent, Timestamp)> {
+        match self.change(Mode::Charge, policy, key, cost, None).await {
+            Ok(changed) => Ok(changed),
+            Err(Unanswered) => self.charge_alone(policy, key, cost).await,
+        }
+    }
+
+    async fn give_back(
+        &self,
+        policy: &Arc<Policy>,
+        key: &str,
+        cost: u32,
+        taken_at: Option<Timestamp>,
+    ) -> Result<(Spent, Timestamp)> {
+        match self.change(Mode::Give, policy, key, cost, taken_at).await {
+            Ok((spent, now)) => {
+                self.inner.learn_less(policy, key, spent);
+                Ok((spent, now))
+            }
+            Err(Unanswered) => self.give_back_alone(policy, key, cost, taken_at).await,
+        }
+    }
+
+    async fn forget(&self, policy: &Arc<Policy>, key: &str) -> Result<()> {
+        let forgotten = self.change(Mode::Forget, policy, key, 0, None).await;
+        self.inner.local.forget(policy, key).await?;
+        forgotten.map(|_| ()).map_err(|Unanswered| {
+            weir_store::Error::unavailable(crate::ENGINE, "did not answer; the key is as it was")
+        })
+    }
+
+    async fn take_tier(&self, user: &str, rule: &Arc<Scoped<TierRule>>, cost: u32) -> Result<TierTaken> {
+        match self.take_tier_there(user, rule, cost).await {
+            Ok(taken) => Ok(taken),
+            Err(Unanswered) => self.take_tier_alone(user, rule, cost).await,
+        }
+    }
+
+    async fn drain(&self) {
+        self.inner.local.drain().await;
+    }
+}

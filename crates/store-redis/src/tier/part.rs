@@ -1,0 +1,167 @@
+//! One key of a decision as the script sees it: numbers below 2⁵³ alone, since Lua has no others.
+//!
+//! A bucket's level is a count of ticks that Lua could not hold. There it is whole microseconds and the parts of one that are
+//! left, as many to the microsecond as the bucket gains tokens in a period; what a cost comes to is divided up here.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use weir_core::Timestamp;
+use weir_core::tier::{FixedWindow, Level, Limit, Rule, SlidingWindow, Spent, TokenBucket};
+
+/// Costs of more microseconds are debts for longer than anybody waits: they are cut off there.
+const WIDEST: i128 = 1 << 52;
+
+/// One key of a decision, once, with everything it asks for.
+#[derive(Clone, Debug)]
+pub(super) struct Part {
+    /// The name of the key in Redis.
+    pub(super) name: Arc<str>,
+    pub(super) limit: Limit,
+    pub(super) cost: u32,
+    pub(super) taken_at: Option<Timestamp>,
+    /// Whether it can deny.
+    pub(super) binds: bool,
+    /// What this server knows of it.
+    pub(super) known: Spent,
+    /// Whether that counts also where Redis knows something else.
+    pub(super) counts: bool,
+    /// What stands there under another rule, and what takes its place.
+    pub(super) adopted: Option<(String, Spent)>,
+}
+
+/// The name of a key in Redis. What stands in braces decides where on a cluster it is, so keys of one text are together.
+pub(super) fn name(scope: u32, policy: &str, key: &str) -> Arc<str> {
+    let mut name = format!("WeirLimit:{scope}:");
+    let plain = |name: &mut String, text: &str| {
+        for c in text.chars() {
+            match c {
+                '{' => name.push_str("%7B"),
+                '}' => name.push_str("%7D"),
+                '%' => name.push_str("%25"),
+                c => name.push(c),
+            }
+        }
+    };
+    plain(&mut name, policy);
+    name.push_str(":{");
+    plain(&mut name, key);
+    name.push('}');
+    name.into()
+}
+
+impl Part {
+    /// What the script is told of it.
+    pub(super) fn arguments(&self) -> Vec<String> {
+        let mut arguments = Vec::with_capacity(13);
+        arguments.extend([rule(&self.limit), self.cost.to_string()]);
+        match &self.limit {
+            Limit::TokenBucket(bucket) => {
+                let (whole, parts) = divided(bucket, self.cost);
+                arguments.extend([String::new(), whole.to_string(), parts.to_string()]);
+                match bucket.capacity().checked_sub(self.cost) {
+                    Some(others) => {
+                        let (whole, parts) = divided(bucket, others);
+                        arguments.extend([whole.to_string(), parts.to_string()]);
+                    }
+                    None => arguments.extend([String::new(), String::new()]),
+                }
+            }
+            Limit::FixedWindow(window) => windowed(&mut arguments, window.limit()),
+            Limit::SlidingWindow(window) => windowed(&mut arguments, window.limit()),
+        }
+        arguments.push(self.taken_at.map_or_else(String::new, |at| at.as_micros().to_string()));
+        arguments.push(u8::from(self.binds).to_string());
+        arguments.push(state(&self.limit, &self.known).unwrap_or_default());
+        arguments.push(u8::from(self.counts).to_string());
+        let (old, new) = match &self.adopted {
+            // Nothing spent is a bucket that was full long ago, a window that is long past.
+            Some((old, new)) => (old.clone(), state(&self.limit, new).unwrap_or_else(|| "0 0 0".to_owned())),
+            None => (String::new(), String::new()),
+        };
+        arguments.extend([old, new]);
+        arguments
+    }
+
+    /// What a key has spent, from the script's three numbers.
+    pub(super) fn spent(&self, [a, b, c]: [i64; 3]) -> Spent {
+        let small = |number: i64| u32::try_from(number).unwrap_or(u32::MAX);
+        match &self.limit {
+            Limit::TokenBucket(bucket) => {
+                let ticks = i128::from(a) * i128::from(bucket.refill()) + i128::from(b);
+                level(ticks).into()
+            }
+            _ => Spent(a, small(b), small(c)),
+        }
+    }
+
+    /// What stands in Redis under another rule, as this one sees it; none for a text that no Weir wrote.
+    pub(super) fn adopt(&self, stored: &str, now: Timestamp) -> Option<Spent> {
+        let (rule, numbers) = stored.split_once(' ')?;
+        let mut numbers = numbers.split(' ').map(|number| number.parse().ok());
+        let numbers = [numbers.next()??, numbers.next()??, numbers.next()??];
+        let old = Self { limit: parse_rule(rule)?, ..self.clone() };
+        Some(self.limit.adopt(&old.limit, old.spent(numbers), now))
+    }
+}
+
+fn windowed(arguments: &mut Vec<String>, limit: u32) {
+    let nothing = || "0".to_owned();
+    arguments.extend([limit.to_string(), nothing(), nothing(), nothing(), nothing()]);
+}
+
+/// So many tokens in microseconds and parts of one, as the bucket regains them.
+fn divided(bucket: &TokenBucket, tokens: u32) -> (u128, u128) {
+    let refill = u128::from(bucket.refill().max(1));
+    let ticks = u128::from(tokens) * bucket.period().as_micros();
+    ((ticks / refill).min(WIDEST.unsigned_abs()), ticks % refill)
+}
+
+/// What counts of a rule for what was spent under it: neither how much a bucket holds nor how much fits in a window.
+fn rule(limit: &Limit) -> String {
+    match limit {
+        Limit::TokenBucket(bucket) => format!("B:{}:{}", bucket.refill(), bucket.period().as_micros()),
+        Limit::FixedWindow(window) => format!("F:{}", window.window().as_micros()),
+        Limit::SlidingWindow(window) => format!("S:{}", window.window().as_micros()),
+    }
+}
+
+fn parse_rule(text: &str) -> Option<Limit> {
+    let mut words = text.split(':');
+    let (kind, first) = (words.next()?, words.next()?.parse::<u64>().ok()?);
+    match kind {
+        "B" => {
+            let period = Duration::from_micros(words.next()?.parse().ok()?);
+            TokenBucket::new(1, u32::try_from(first).ok()?, period).ok().map(Limit::TokenBucket)
+        }
+        "F" => FixedWindow::new(1, Duration::from_micros(first)).ok().map(Limit::FixedWindow),
+        "S" => SlidingWindow::new(1, Duration::from_micros(first)).ok().map(Limit::SlidingWindow),
+        _ => None,
+    }
+}
+
+/// The script's numbers for what was spent; none when that is nothing.
+fn state(limit: &Limit, spent: &Spent) -> Option<String> {
+    if *spent == limit.unspent() {
+        return None;
+    }
+    match limit {
+        Limit::TokenBucket(bucket) => {
+            let (upper, low) = Level::from(*spent).to_parts();
+            let (ticks, refill) =
+                ((i128::from(upper) << 32) | i128::from(low), i128::from(bucket.refill().max(1)));
+            let (whole, parts) = (ticks.div_euclid(refill), ticks.rem_euclid(refill));
+            // A level of long ago is nothing spent.
+            (whole > 0).then(|| format!("{} {parts} 0", whole.min(WIDEST)))
+        }
+        _ => {
+            let Spent(a, b, c) = spent;
+            (*a > 0).then(|| format!("{a} {b} {c}"))
+        }
+    }
+}
+
+fn level(ticks: i128) -> Level {
+    let low = u32::try_from(ticks & i128::from(u32::MAX)).unwrap_or(0);
+    Level::from_parts(i64::try_from(ticks >> 32).unwrap_or(i64::MAX), low)
+}

@@ -1,0 +1,177 @@
+//! The cases of tier with limits in Redis, and what becomes of them when Redis goes away or forgets.
+
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use weir_core::tier::{FixedWindow, Limit, Tier};
+use weir_core::{ManualClock, PolicyName};
+use weir_store::tier::{Ask, LimitStore, OnOutage, Policy, PolicySpec, TierStore};
+use weir_store_conformance::START;
+use weir_store_conformance::tier::TierHarness;
+use weir_store_conformance::tier::given::{call, policy, remaining, rule_of, somebody, take};
+use weir_store_memory::Local;
+use weir_store_redis::{Redis, RedisLimits};
+use weir_testkit::redis::{Options, Server};
+use weir_testkit::wait;
+
+struct InRedis {
+    url: String,
+    clock: Arc<ManualClock>,
+    redis: Redis,
+    limits: RedisLimits,
+}
+
+fn shared() -> &'static Server {
+    static SERVER: OnceLock<Server> = OnceLock::new();
+    SERVER.get_or_init(private)
+}
+
+fn private() -> Server {
+    Server::private(&Options { appendonly: false, ..Options::default() })
+}
+
+impl InRedis {
+    async fn on(url: &str, clock: Arc<ManualClock>) -> Self {
+        let redis = Redis::start(url.parse().expect("a Redis URL"));
+        redis.connected().await;
+        let local = Local::forgetful(Arc::<ManualClock>::clone(&clock), 100_000);
+        let time = Arc::<ManualClock>::clone(&clock);
+        let limits = RedisLimits::new(redis.clone(), local, Arc::<ManualClock>::clone(&clock), Some(time));
+        Self { url: url.to_owned(), clock, redis, limits }
+    }
+
+    /// Waits until Redis answers, or does not.
+    async fn until_redis_is(&self, up: bool) {
+        wait::until("Redis is as it should be", Duration::from_secs(60), async || {
+            self.redis.ping().await == up
+        })
+        .await;
+    }
+}
+
+#[async_trait::async_trait]
+impl TierHarness for InRedis {
+    async fn open() -> Self {
+        Self::on(shared().url(), Arc::new(ManualClock::at(START))).await
+    }
+
+    fn skipped() -> bool {
+        weir_testkit::skip("redis")
+    }
+
+    fn clock(&self) -> &ManualClock {
+        &self.clock
+    }
+
+    fn limits(&self) -> Arc<dyn LimitStore> {
+        Arc::new(self.limits.clone())
+    }
+
+    fn definitions(&self) -> Option<Arc<dyn TierStore>> {
+        None
+    }
+
+    async fn reopen(self) -> Self {
+        Self::on(&self.url, self.clock).await
+    }
+
+    async fn another(&self) -> Option<Self> {
+        Some(Self::on(&self.url, Arc::clone(&self.clock)).await)
+    }
+}
+
+weir_store_conformance::tier_suite!(InRedis);
+
+fn fixed(limit: u32) -> Limit {
+    Limit::FixedWindow(FixedWindow::new(limit, Duration::from_secs(3_600)).expect("valid"))
+}
+
+fn with(policy: &Policy, on_outage: OnOutage) -> Arc<Policy> {
+    let name = PolicyName::parse(on_outage.as_str()).expect("a name");
+    Arc::new(Policy::new(name, policy.scope(), PolicySpec { on_outage, ..policy.spec.clone() }))
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn without_redis_each_server_goes_on_from_what_it_knew() {
+    if InRedis::skipped() {
+        return;
+    }
+    let mut server = private();
+    let clock = Arc::new(ManualClock::at(START));
+    let (a, b) =
+        (InRedis::on(server.url(), Arc::clone(&clock)).await, InRedis::on(server.url(), clock).await);
+    let (shared, user, free) = (policy(fixed(10)), somebody(), rule_of(Tier::Free));
+    for h in [&a, &b] {
+        assert!(take(h, &shared, "k", 2).await.is_allowed());
+        assert!(call(h, &user, &free).await.decision.is_allowed());
+    }
+    server.crash();
+    for h in [&a, &b] {
+        h.until_redis_is(false).await;
+    }
+    // What a server was told last: 2 when A asked, 4 when B did.
+    assert!(take(&a, &shared, "k", 8).await.is_allowed());
+    assert!(!take(&a, &shared, "k", 1).await.is_allowed());
+    assert!(take(&b, &shared, "k", 6).await.is_allowed());
+    assert!(!take(&b, &shared, "k", 1).await.is_allowed());
+    for (h, left) in [(&a, 7), (&b, 6)] {
+        for _ in 0..left {
+            assert!(call(h, &user, &free).await.decision.is_allowed());
+        }
+        assert!(!call(h, &user, &free).await.decision.is_allowed());
+    }
+    assert!(a.limits.decided_alone() > 0);
+    // Back and empty: it is told what the servers know, and gives nobody a fresh start.
+    server.start_empty().await;
+    for h in [&a, &b] {
+        h.until_redis_is(true).await;
+        assert!(!take(h, &shared, "k", 1).await.is_allowed());
+        assert!(!call(h, &user, &free).await.decision.is_allowed());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_redis_that_forgot_everything_is_told_what_was_spent() {
+    if InRedis::skipped() {
+        return;
+    }
+    let server = private();
+    let h = InRedis::on(server.url(), Arc::new(ManualClock::at(START))).await;
+    let (shared, user, free) = (policy(fixed(10)), somebody(), rule_of(Tier::Free));
+    assert!(take(&h, &shared, "k", 9).await.is_allowed());
+    for _ in 0..8 {
+        assert!(call(&h, &user, &free).await.decision.is_allowed());
+    }
+    server.command(&["FLUSHALL"]).await;
+    server.command(&["SCRIPT", "FLUSH"]).await;
+    assert_eq!(remaining(&h, &shared, "k").await, 1);
+    assert!(!call(&h, &user, &free).await.decision.is_allowed());
+    assert_eq!(h.limits.decided_alone(), 0, "scripts are loaded again, and Redis decides");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn without_redis_each_policy_has_its_way() {
+    if InRedis::skipped() {
+        return;
+    }
+    let mut server = private();
+    let h = InRedis::on(server.url(), Arc::new(ManualClock::at(START))).await;
+    let local = with(&policy(fixed(2)), OnOutage::Local);
+    let open = with(&policy(fixed(2)), OnOutage::Open);
+    let closed = with(&policy(fixed(2)), OnOutage::Closed);
+    server.crash();
+    h.until_redis_is(false).await;
+    for _ in 0..5 {
+        assert!(take(&h, &open, "k", 1).await.is_allowed());
+    }
+    let asks = [Ask { policy: &local, key: "k", cost: 1 }, Ask { policy: &closed, key: "k", cost: 1 }];
+    let denied = h.limits.take(&asks, false).await.expect("an answer");
+    assert!(!denied.decision.is_allowed() && denied.each[0].0.is_allowed() && !denied.each[1].0.is_allowed());
+    for fits in [true, true, false] {
+        assert_eq!(
+            take(&h, &local, "k", 1).await.is_allowed(),
+            fits,
+            "nothing of it was spent by the denial"
+        );
+    }
+}

@@ -1,0 +1,58 @@
+//! The cases of tier on the embedded engine: limits in memory, kept by SQLite.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use tempfile::TempDir;
+use weir_core::ManualClock;
+use weir_store::tier::{LimitStore, TierStore};
+use weir_store_conformance::START;
+use weir_store_conformance::tier::TierHarness;
+use weir_store_memory::Local;
+use weir_store_sqlite::Sqlite;
+
+struct Embedded {
+    directory: TempDir,
+    clock: Arc<ManualClock>,
+    engine: Sqlite,
+    limits: Local,
+}
+
+async fn open(directory: &Path, clock: &Arc<ManualClock>) -> (Sqlite, Local) {
+    let engine = Sqlite::open_with_clock(directory, Arc::<ManualClock>::clone(clock)).expect("it opens");
+    let store = Arc::new(engine.clone());
+    let limits = Local::open(store, Arc::<ManualClock>::clone(clock), 100_000).await.expect("it opens");
+    (engine, limits)
+}
+
+#[async_trait::async_trait]
+impl TierHarness for Embedded {
+    async fn open() -> Self {
+        let directory = tempfile::tempdir().expect("a directory");
+        let clock = Arc::new(ManualClock::at(START));
+        let (engine, limits) = open(directory.path(), &clock).await;
+        Self { directory, clock, engine, limits }
+    }
+
+    fn clock(&self) -> &ManualClock {
+        &self.clock
+    }
+
+    fn limits(&self) -> Arc<dyn LimitStore> {
+        Arc::new(self.limits.clone())
+    }
+
+    fn definitions(&self) -> Option<Arc<dyn TierStore>> {
+        Some(Arc::new(self.engine.clone()))
+    }
+
+    async fn reopen(self) -> Self {
+        let Self { directory, clock, engine, limits } = self;
+        limits.drain().await;
+        drop((engine, limits));
+        let (engine, limits) = open(directory.path(), &clock).await;
+        Self { directory, clock, engine, limits }
+    }
+}
+
+weir_store_conformance::tier_suite!(Embedded);

@@ -1,0 +1,124 @@
+//! Limits that servers share through Redis, and what becomes of them without it.
+
+use std::time::Instant;
+
+use futures_util::future::join_all;
+use serde_json::json;
+use weir_testkit::postgres::{self, Database};
+use weir_testkit::process::Weir;
+use weir_testkit::redis::{Options, Server};
+use weir_testkit::{skip, wait};
+
+use super::given::{check_one, put_policy, remaining, slow_bucket, user};
+use crate::given::{PATIENCE, operator, weir};
+
+/// Two servers on one database and one Redis.
+struct Pair {
+    _database: Database,
+    weirs: [Weir; 2],
+}
+
+impl Pair {
+    async fn start(redis: &Server) -> Self {
+        let database = postgres::Server::shared().database("tier").await;
+        let start = || weir().env("WEIR_STORE", database.url()).env("WEIR_CACHE", redis.url()).spawn();
+        let (a, b) = tokio::join!(start(), start());
+        let pair = Self { _database: database, weirs: [a, b] };
+        pair.until_redis_is("up").await;
+        pair
+    }
+
+    async fn until_redis_is(&self, state: &str) {
+        for weir in &self.weirs {
+            wait::until("health tells of Redis", PATIENCE, async || {
+                let health = operator(weir).get("/health").await.unwrap().json();
+                health["data"]["checks"]["redis"]["status"] == state
+            })
+            .await;
+        }
+    }
+
+    /// Makes a policy, and waits until both servers know it.
+    async fn put_policy(&self, name: &str, policy: serde_json::Value) {
+        put_policy(&operator(&self.weirs[0]), name, policy).await;
+        wait::until("the other server has heard of it", PATIENCE, async || {
+            operator(&self.weirs[1]).get(&format!("/admin/policies/{name}")).await.unwrap().status == 200
+        })
+        .await;
+    }
+}
+
+fn skipped() -> bool {
+    skip("postgres") || skip("redis")
+}
+
+fn forgetful() -> Server {
+    Server::private(&Options { appendonly: false, ..Options::default() })
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_servers_let_exactly_the_limit_through() {
+    if skipped() {
+        return;
+    }
+    let redis = forgetful();
+    let pair = Pair::start(&redis).await;
+    pair.put_policy("p", slow_bucket(17)).await;
+    let callers = [operator(&pair.weirs[0]), operator(&pair.weirs[1])];
+    let checks = (0..200).map(|n| check_one(&callers[n % 2], "p", "k", 1));
+    let allowed = join_all(checks).await.iter().filter(|answer| answer["allowed"] == true).count();
+    assert_eq!(allowed, 17);
+    let users = [user(&pair.weirs[0], "u"), user(&pair.weirs[1], "u")];
+    let started = Instant::now();
+    let calls = (0..200).map(|n| users[n % 2].get("/api/v1/ai/x"));
+    let passed =
+        join_all(calls).await.into_iter().filter(|call| call.as_ref().unwrap().status == 200).count();
+    // One comes back every 12 seconds, should the calls take that long.
+    let refilled = usize::try_from(started.elapsed().as_secs() / 12).unwrap();
+    assert!((8..=8 + refilled).contains(&passed), "{passed} passed");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn without_redis_servers_go_on_and_say_so() {
+    if skipped() {
+        return;
+    }
+    let mut redis = forgetful();
+    let pair = Pair::start(&redis).await;
+    for (name, choice) in [("mine", "local"), ("all", "open"), ("none", "closed")] {
+        let mut policy = slow_bucket(5);
+        policy["onOutage"] = json!(choice);
+        pair.put_policy(name, policy).await;
+    }
+    let callers = [operator(&pair.weirs[0]), operator(&pair.weirs[1])];
+    for caller in &callers {
+        assert_eq!(check_one(caller, "mine", "k", 1).await["allowed"], true);
+    }
+    redis.crash();
+    pair.until_redis_is("down").await;
+    // Each goes on from what it was told last: one spent when the first asked, two when the second did.
+    for (caller, left) in callers.iter().zip([4, 3]) {
+        assert_eq!(remaining(caller, "mine", "k").await, left);
+        assert_eq!(check_one(caller, "mine", "k", u32::try_from(left).unwrap()).await["allowed"], true);
+        assert_eq!(check_one(caller, "mine", "k", 1).await["allowed"], false);
+        assert_eq!(check_one(caller, "all", "k", 5).await["allowed"], true);
+        assert_eq!(check_one(caller, "all", "k", 5).await["allowed"], true);
+        let closed = check_one(caller, "none", "k", 1).await;
+        assert_eq!((&closed["allowed"], &closed["retryAfterMs"]), (&json!(false), &json!(1_000)));
+        let metrics = caller.get("/metrics").await.unwrap().body;
+        let metrics = String::from_utf8(metrics.to_vec()).unwrap();
+        let alone = metrics.lines().find_map(|line| line.strip_prefix("weir_tier_decided_alone_total "));
+        assert!(alone.unwrap().parse::<u64>().unwrap() >= 6, "{alone:?}");
+        assert!(metrics.contains("weir_engine_up{engine=\"redis\"} 0"));
+    }
+    assert_eq!(user(&pair.weirs[0], "u").get("/api/v1/ai/x").await.unwrap().status, 200);
+    redis.start_empty().await;
+    pair.until_redis_is("up").await;
+    for caller in &callers {
+        assert_eq!(
+            check_one(caller, "mine", "k", 1).await["allowed"],
+            false,
+            "what was spent alone stays spent"
+        );
+    }
+}
