@@ -5,10 +5,12 @@ use std::collections::BTreeSet;
 use futures_util::future::join_all;
 use http::Method;
 use serde_json::json;
+use weir_server::auth::jwt::{self, Claims};
 use weir_testkit::http::{Client, Response};
+use weir_testkit::{postgres, redis, skip, wait};
 
 use super::given::{error, token};
-use crate::given::{InProcess, Running, Store};
+use crate::given::{InProcess, PATIENCE, Running, Store, weir};
 
 /// A caller of this server.
 fn caller(running: &Running, user: &str) -> Client {
@@ -290,4 +292,61 @@ async fn looking_costs_nothing() {
     let answer = client.get("/api/v1/ai/x").await.unwrap();
     assert_eq!(header(&answer, "x-ratelimit-remaining"), "7");
     server.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn of_200_free_calls_to_two_servers_on_one_redis_exactly_8_pass() {
+    if skip("postgres") || skip("redis") {
+        return;
+    }
+    let redis = redis::Server::private(&redis::Options::default());
+    let database = postgres::Server::shared().database("ai").await;
+    let secret = "a secret that both of the servers know";
+    // A token a minute: none comes back while this runs.
+    let spawn = || {
+        let server = weir().env("WEIR_STORE", database.url()).env("WEIR_CACHE", redis.url());
+        let server = server.env("WEIR_RATE_LIMIT_TIERS_FREE_REQUESTS_PER_MINUTE", "1");
+        server.env("WEIR_JWT_SECRET", secret).env("WEIR_ROLES", "api").spawn()
+    };
+    let servers = join_all([spawn(), spawn()]).await;
+    for server in &servers {
+        wait::until("health is good", PATIENCE, async || {
+            Client::new(server.base_url()).get("/health").await.unwrap().status == 200
+        })
+        .await;
+    }
+    // What Redis does not answer in time each server decides for itself, and says so. A machine that is too busy for 200 calls
+    // at once gets fewer, down to a few.
+    let mut count = 200;
+    for attempt in 0..20 {
+        let user = format!("user-{attempt}");
+        let claims = Claims { sub: user.clone(), exp: 4_000_000_000, tenant_id: None, scope: None };
+        let bearer = format!("Bearer {}", jwt::sign(secret, &claims).unwrap());
+        let callers: Vec<_> = servers
+            .iter()
+            .map(|server| Client::new(server.base_url()).with_header("authorization", &bearer))
+            .collect();
+        let before = decided_alone(&callers).await;
+        let statuses = burst(&callers, count).await;
+        let passed = statuses.iter().filter(|status| **status == 200).count();
+        assert_eq!(statuses.iter().filter(|status| **status == 429).count(), count - passed);
+        if decided_alone(&callers).await == before {
+            assert_eq!(passed, 8, "{count} calls");
+            return;
+        }
+        assert!((8..=16).contains(&passed), "{passed} of {count} passed, in spite of the bound");
+        count = (count / 2).max(20);
+    }
+    panic!("Redis never answered all calls in time");
+}
+
+/// How many decisions servers have made without Redis.
+async fn decided_alone(clients: &[Client]) -> u64 {
+    let mut sum = 0;
+    for client in clients {
+        let text = String::from_utf8(client.get("/metrics").await.unwrap().body.to_vec()).unwrap();
+        let line = text.lines().find(|line| line.starts_with("weir_tier_decided_alone_total ")).unwrap();
+        sum += line.rsplit(' ').next().unwrap().parse::<u64>().unwrap();
+    }
+    sum
 }
