@@ -1,11 +1,16 @@
 //! A small HTTP client for the server's own API: one connection for each call that is under way.
 
+use std::collections::BTreeMap;
+
 use anyhow::Context;
 use bytes::Bytes;
 use http::{Method, Request};
 use http_body_util::{BodyExt, Full};
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
+use weir_server::auth::secrets::ADMIN_KEY;
+use weir_server::config::Settings;
+use weir_server::config::source::Sources;
 
 type Connections = hyper_util::client::legacy::Client<HttpConnector, Full<Bytes>>;
 
@@ -14,6 +19,8 @@ pub(crate) struct Client {
     connections: Connections,
     base: String,
     admin_key: Option<String>,
+    /// Who buys, in a sale.
+    buyer: Option<String>,
 }
 
 impl Client {
@@ -25,12 +32,31 @@ impl Client {
             "--url {url} must be http://host:port (put TLS in front of both ends if the network needs it)"
         );
         let connections = hyper_util::client::legacy::Client::builder(TokioExecutor::new()).build_http();
-        Ok(Self { connections, base, admin_key: None })
+        Ok(Self { connections, base, admin_key: None, buyer: None })
     }
 
-    /// The same with the operator's key.
-    pub(crate) fn with_admin_key(self, key: String) -> Self {
-        Self { admin_key: Some(key), ..self }
+    /// A client with the operator's key: the given one, or the data directory's.
+    pub(crate) fn of_operator(url: &str, data: Option<&str>) -> anyhow::Result<Self> {
+        let flags: BTreeMap<_, _> = data.map(|data| ("data", data.to_owned())).into_iter().collect();
+        let settings = Settings::read(Sources::from_process(flags)?)?;
+        let key = match settings.auth.admin_key {
+            Some(key) => key,
+            None => {
+                let path = settings.process.data.join(ADMIN_KEY.file);
+                std::fs::read_to_string(&path).with_context(|| {
+                    let path = path.display();
+                    format!(
+                        "cannot read {path}: name the server's directory with --data, or set WEIR_ADMIN_KEY"
+                    )
+                })?
+            }
+        };
+        Ok(Self { admin_key: Some(key.trim().to_owned()), ..Self::new(url)? })
+    }
+
+    /// The same as a buyer, who has no key.
+    pub(crate) fn as_buyer(&self, name: String) -> Self {
+        Self { admin_key: None, buyer: Some(name), ..self.clone() }
     }
 
     /// The status and the body of the answer.
@@ -61,6 +87,9 @@ impl Client {
             .header(http::header::CONTENT_TYPE, content_type);
         if let Some(key) = &self.admin_key {
             request = request.header(weir_server::auth::admin::HEADER, key);
+        }
+        if let Some(buyer) = &self.buyer {
+            request = request.header("x-user-id", buyer);
         }
         let request = request.body(Full::new(body))?;
         let response = self

@@ -2,7 +2,6 @@
 
 mod table;
 
-use std::collections::BTreeMap;
 use std::io::Write;
 use std::process::ExitCode;
 
@@ -10,9 +9,6 @@ use anyhow::Context;
 use clap::{Args, Subcommand};
 use http::Method;
 use serde_json::{Value, json};
-use weir_server::auth::secrets::ADMIN_KEY;
-use weir_server::config::Settings;
-use weir_server::config::source::Sources;
 
 use crate::client::Client;
 
@@ -135,21 +131,9 @@ async fn discard(operator: &OperatorArgs, id: &str) -> anyhow::Result<()> {
     Ok(writeln!(std::io::stdout(), "1 discarded")?)
 }
 
-/// A client with the operator's key: the given one, or the data directory's.
+/// A client with the operator's key.
 fn client(operator: &OperatorArgs) -> anyhow::Result<Client> {
-    let flags: BTreeMap<_, _> = operator.data.clone().map(|data| ("data", data)).into_iter().collect();
-    let settings = Settings::read(Sources::from_process(flags)?)?;
-    let key = match settings.auth.admin_key {
-        Some(key) => key,
-        None => {
-            let path = settings.process.data.join(ADMIN_KEY.file);
-            std::fs::read_to_string(&path).with_context(|| {
-                let path = path.display();
-                format!("cannot read {path}: name the server's directory with --data, or set WEIR_ADMIN_KEY")
-            })?
-        }
-    };
-    Ok(Client::new(&operator.url)?.with_admin_key(key.trim().to_owned()))
+    Client::of_operator(&operator.url, operator.data.as_deref())
 }
 
 /// The answer, if it is a good one.

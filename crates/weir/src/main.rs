@@ -3,6 +3,7 @@
 mod client;
 mod dlq;
 mod health;
+mod sale;
 mod serve;
 mod slots;
 mod token;
@@ -39,6 +40,9 @@ enum Command {
     /// List, show, replay or discard what could not be done
     #[command(subcommand)]
     Dlq(dlq::DlqCommand),
+    /// Hold a sale to watch
+    #[command(subcommand)]
+    Sale(sale::SaleCommand),
     /// Measure a server under load
     #[command(subcommand)]
     Bench(weir_bench::BenchCommand),
@@ -54,6 +58,7 @@ fn main() -> ExitCode {
         Command::Token(arguments) => token::run(&arguments),
         Command::Slots(command) => slots::run(command),
         Command::Dlq(command) => dlq::run(command),
+        Command::Sale(command) => sale::run(command),
         Command::Bench(command) => bench(command),
     };
     match outcome {

@@ -2,8 +2,10 @@
 
 mod buying;
 mod crowd;
+mod demo;
 mod edge;
 mod given;
+mod nginx;
 mod page;
 mod products;
 mod stream;

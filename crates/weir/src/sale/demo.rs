@@ -1,0 +1,145 @@
+//! `weir sale demo`: makes a sale that opens in a few seconds, lets a crowd come, and shows what happens.
+
+use std::io::{IsTerminal, Write};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use anyhow::{Context, ensure};
+use bytes::Bytes;
+use clap::Args;
+use jiff::Timestamp;
+use serde_json::{Value, json};
+use tokio::time::{Instant, MissedTickBehavior, interval};
+
+use super::crowd::{self, Tally};
+use crate::client::Client;
+
+/// How often the line that moves does, and how often a line is written where none can.
+const MOVES: Duration = Duration::from_millis(200);
+const TELLS: Duration = Duration::from_secs(2);
+
+#[derive(Debug, Args)]
+#[expect(clippy::doc_markdown, reason = "the comments are the help text people read")]
+pub(crate) struct DemoArgs {
+    /// The address of the server's HTTP API
+    #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:8080")]
+    url: String,
+    /// The server's data directory, where its admin key is unless WEIR_ADMIN_KEY is set [env: WEIR_DATA] [default: ./data]
+    #[arg(long, value_name = "DIRECTORY")]
+    data: Option<String>,
+    /// How many units there are
+    #[arg(long, value_name = "COUNT", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    units: u32,
+    /// How many buyers come
+    #[arg(long, value_name = "COUNT", default_value_t = 2_000, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    buyers: u32,
+    /// Seconds until it opens
+    #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=3_600))]
+    starts_in: u32,
+    /// Seconds for which it is open, unless it is sold out before
+    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..=86_400))]
+    lasts: u32,
+}
+
+pub(crate) async fn run(arguments: &DemoArgs) -> anyhow::Result<()> {
+    let client = Client::of_operator(&arguments.url, arguments.data.as_deref())?;
+    let starts_in = Duration::from_secs(arguments.starts_in.into());
+    let opening = Instant::now() + starts_in;
+    let sku = make(&client, arguments, starts_in).await?;
+    let url = arguments.url.trim_end_matches('/');
+    let mut out = std::io::stdout();
+    writeln!(
+        out,
+        "{} units are sold in {} s, and {} buyers will want one.\nWatch it: {url}/sale/?sku={sku}\n",
+        arguments.units, arguments.starts_in, arguments.buyers
+    )?;
+    let tally = Arc::new(Tally::default());
+    let shown = show(&client, &sku, opening, arguments.units, &tally);
+    tokio::select! {
+        () = crowd::come(&client, &sku, arguments.buyers, opening, &tally) => {}
+        () = shown => {}
+    }
+    end(&client, &sku, arguments, &tally).await
+}
+
+/// Makes the sale, and says what it is called.
+async fn make(client: &Client, arguments: &DemoArgs, starts_in: Duration) -> anyhow::Result<String> {
+    let now = SystemTime::now();
+    let sku = format!("DEMO-{}", now.duration_since(UNIX_EPOCH)?.as_millis());
+    let start = now + starts_in;
+    let product = json!({
+        "sku": sku,
+        "productName": "Weir demo",
+        "initialStock": arguments.units,
+        "startTime": Timestamp::try_from(start)?.to_string(),
+        "endTime": Timestamp::try_from(start + Duration::from_secs(arguments.lasts.into()))?.to_string(),
+    });
+    let (status, body) =
+        client.post("/api/v1/products", "application/json", Bytes::from(product.to_string())).await?;
+    let answer: Value = serde_json::from_slice(&body)
+        .with_context(|| format!("the server answered {status} without JSON: is this Weir's address?"))?;
+    let why = answer["error"]["message"].as_str().unwrap_or("the server refused");
+    ensure!(status == 201, "the sale could not be made: {why}");
+    Ok(sku)
+}
+
+/// Shows how it goes, until it is dropped.
+async fn show(client: &Client, sku: &str, opening: Instant, units: u32, tally: &Tally) {
+    let is_terminal = std::io::stderr().is_terminal();
+    let mut ticks = interval(if is_terminal { MOVES } else { TELLS });
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
+    loop {
+        ticks.tick().await;
+        let left = opening.saturating_duration_since(Instant::now());
+        let line = if left.is_zero() {
+            let stock = status(client, sku).await.and_then(|sale| sale["stock"].as_u64());
+            running(stock, units, tally)
+        } else {
+            format!("opens in {} s", left.as_secs() + 1)
+        };
+        // A terminal that cannot be written to must not end a sale.
+        let _ = if is_terminal {
+            write!(std::io::stderr(), "\r\x1b[2K{line}")
+        } else {
+            writeln!(std::io::stderr(), "{line}")
+        };
+    }
+}
+
+fn running(stock: Option<u64>, units: u32, tally: &Tally) -> String {
+    let attempts = Tally::count(&tally.attempts);
+    let Some(stock) = stock else { return format!("the server does not answer  {attempts} attempts") };
+    let filled = "█".repeat(usize::try_from(stock * 20 / u64::from(units)).unwrap_or(0).min(20));
+    format!("{filled:░<20} {stock} of {units} left  {attempts} attempts")
+}
+
+async fn status(client: &Client, sku: &str) -> Option<Value> {
+    let (status, body) = client.call(http::Method::GET, &format!("/api/v1/sales?sku={sku}")).await.ok()?;
+    let answer: Value = serde_json::from_slice(&body).ok().filter(|_| status == 200)?;
+    Some(answer["data"].clone())
+}
+
+/// What came of it. More sold than there were would be the one thing that must never happen.
+async fn end(client: &Client, sku: &str, arguments: &DemoArgs, tally: &Tally) -> anyhow::Result<()> {
+    if std::io::stderr().is_terminal() {
+        let _ = write!(std::io::stderr(), "\r\x1b[2K");
+    }
+    let sale = status(client, sku).await.context("the server does not answer any more")?;
+    let sold = u64::from(arguments.units).saturating_sub(sale["stock"].as_u64().unwrap_or_default());
+    let mut out = std::io::stdout();
+    writeln!(out, "{sold} of {} units sold to {} buyers", arguments.units, Tally::count(&tally.bought))?;
+    let rows = [
+        ("attempts", &tally.attempts),
+        ("were told it is sold out", &tally.sold_out),
+        ("came too early", &tally.too_early),
+        ("came too late", &tally.too_late),
+        ("were told to wait", &tally.limited),
+        ("were not answered", &tally.failed),
+    ];
+    for (name, counter) in rows {
+        writeln!(out, "{:>8}  {name}", Tally::count(counter))?;
+    }
+    let bought = Tally::count(&tally.bought);
+    ensure!(bought <= u64::from(arguments.units), "{bought} buyers have one of {} units", arguments.units);
+    Ok(())
+}

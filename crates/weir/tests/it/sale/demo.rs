@@ -1,0 +1,20 @@
+//! `weir sale demo`.
+
+use crate::given::{Running, Store, audit};
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_demo_sells_every_unit_once_and_says_so() {
+    let running = Running::start(Store::Embedded).await;
+    let mut command = tokio::process::Command::new(env!("CARGO_BIN_EXE_weir"));
+    command.args(["sale", "demo", "--url", &running.weir.base_url(), "--data"]).arg(running.weir.data_dir());
+    // It has to be made before it opens, on a machine that may be slow.
+    command.args(["--units", "5", "--buyers", "40", "--starts-in", "5", "--lasts", "600"]);
+    let output = command.output().await.unwrap();
+    let told = String::from_utf8(output.stdout).unwrap();
+    assert!(output.status.success(), "{told}{}", String::from_utf8_lossy(&output.stderr));
+    assert!(told.contains("/sale/?sku=DEMO-"), "{told}");
+    assert!(told.contains("5 of 5 units sold to 5 buyers"), "{told}");
+    assert!(told.contains("35  were told it is sold out"), "{told}");
+    let books = audit(&running.operator()).await;
+    assert_eq!((&books["sale"]["items"][0]["sold"], &books["ok"]), (&5.into(), &true.into()), "{books}");
+}

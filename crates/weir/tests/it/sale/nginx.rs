@@ -1,0 +1,165 @@
+//! Sale behind Debian's nginx, set up as `deploy/nginx.conf` says.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::process::{Child, Command, Stdio};
+
+use futures_util::future::join_all;
+use serde_json::json;
+use tempfile::TempDir;
+use weir_testkit::http::Client;
+use weir_testkit::process::Weir;
+use weir_testkit::{skip, wait};
+
+use super::given::{Listener, UNTHROTTLED, active, buy, status};
+use crate::given::{PATIENCE, Running, Store};
+
+const CONFIGURATION: &str = include_str!("../../../../../deploy/nginx.conf");
+const TRUSTED: (&str, &str) = ("WEIR_EDGE_TRUSTED_PROXIES", "127.0.0.1");
+
+struct Nginx {
+    child: Child,
+    address: SocketAddr,
+    _directory: TempDir,
+}
+
+impl Nginx {
+    /// As the file has it, but for what belongs to this machine: ports, paths, and the terminal.
+    async fn before(weir: &Weir) -> Self {
+        let program = weir_testkit::nginx().expect("nginx");
+        let directory = tempfile::tempdir().expect("a directory");
+        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, weir_testkit::ports::unused()));
+        let temporary = directory.path().display();
+        let paths: String = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"]
+            .map(|name| format!("    {name}_temp_path {temporary}/{name};\n"))
+            .concat();
+        let changes = [
+            ("listen 80;", format!("listen {address};")),
+            ("server 127.0.0.1:8080;", format!("server {};", weir.addr())),
+            ("/var/cache/nginx/weir", format!("{temporary}/cache")),
+            ("http {\n", format!("http {{\n    access_log off;\n{paths}")),
+        ];
+        let mut text = format!("daemon off;\nuser root;\npid {temporary}/nginx.pid;\n{CONFIGURATION}");
+        for (shipped, here) in changes {
+            assert_eq!(text.matches(shipped).count(), 1, "the file says {shipped:?} once");
+            text = text.replace(shipped, &here);
+        }
+        let file = directory.path().join("nginx.conf");
+        std::fs::write(&file, text).expect("it is written");
+        let mut command = Command::new(program);
+        command.arg("-p").arg(directory.path()).arg("-c").arg(&file);
+        command.arg("-e").arg(directory.path().join("error.log")).stdin(Stdio::null());
+        let child = command.spawn().expect("nginx starts");
+        let nginx = Self { child, address, _directory: directory };
+        let client = nginx.client();
+        wait::until("nginx answers", PATIENCE, async || client.get("/livez").await.is_ok()).await;
+        nginx
+    }
+
+    fn client(&self) -> Client {
+        Client::new(format!("http://{}", self.address))
+    }
+}
+
+impl Drop for Nginx {
+    fn drop(&mut self) {
+        // The master ends its workers when it is told to stop, and not when it is killed.
+        let _ = Command::new("kill").args(["-TERM", &self.child.id().to_string()]).status();
+        let _ = self.child.wait();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn sales_go_through_nginx_and_events_come_at_once() {
+    if skip("nginx") {
+        return;
+    }
+    let running = Running::start_with(Store::Embedded, &[TRUSTED, UNTHROTTLED]).await;
+    let nginx = Nginx::before(&running.weir).await;
+    active(&running.operator(), "W", 2).await;
+    let mut listener = Listener::connect(nginx.address, "?sku=W", None).await;
+    assert_eq!(listener.next().await.unwrap().data["stock"], 2);
+    assert!(buy(&nginx.client(), "W", "a").await.is_ok());
+    assert_eq!(listener.until("stock-update").await.data, json!({"sku": "W", "stock": 1}));
+    assert_eq!(buy(&nginx.client(), "W", "a").await, Err("ALREADY_PURCHASED".to_owned()));
+    assert!(buy(&nginx.client(), "W", "b").await.is_ok());
+    assert_eq!(listener.until("state-change").await.data["reason"], "SOLD_OUT");
+    let client = nginx.client();
+    wait::until("the status is no older than a second", PATIENCE, async || {
+        status(&client, "W").await["stock"] == 0
+    })
+    .await;
+    for path in ["/admin/audit", "/metrics"] {
+        assert_eq!(client.get(path).await.unwrap().status, 404, "{path} is for those inside");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_status_is_kept_for_a_second_by_sale() {
+    if skip("nginx") {
+        return;
+    }
+    let running = Running::start_with(Store::Embedded, &[TRUSTED]).await;
+    let nginx = Nginx::before(&running.weir).await;
+    active(&running.operator(), "W", 2).await;
+    active(&running.operator(), "X", 7).await;
+    let client = nginx.client();
+    wait::until("an answer is used again", PATIENCE, async || {
+        let answers = join_all((0..5).map(|_| client.get("/api/v1/sales?sku=W"))).await;
+        answers.into_iter().any(|answer| answer.unwrap().header("x-cache-status") == Some("HIT"))
+    })
+    .await;
+    assert_eq!(status(&client, "X").await["stock"], 7, "another sale is another answer");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_address_has_five_streams() {
+    if skip("nginx") {
+        return;
+    }
+    let running = Running::start_with(Store::Embedded, &[TRUSTED]).await;
+    let nginx = Nginx::before(&running.weir).await;
+    active(&running.operator(), "W", 2).await;
+    let mut streams = Vec::new();
+    for _ in 0..5 {
+        let stream = Listener::connect(nginx.address, "", None).await;
+        assert_eq!(stream.status(), "200");
+        streams.push(stream);
+    }
+    let sixth = Listener::connect(nginx.address, "", None).await;
+    assert_eq!(sixth.status(), "429");
+    assert!(sixth.head.iter().any(|line| line.eq_ignore_ascii_case("retry-after: 1")), "{:?}", sixth.head);
+    streams.pop();
+    wait::until("a closed one makes room", PATIENCE, async || {
+        Listener::connect(nginx.address, "", None).await.status() == "200"
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nf_5_a_flood_from_one_address_is_refused_in_the_sales_own_words_and_passes() {
+    if skip("nginx") {
+        return;
+    }
+    let running = Running::start_with(Store::Embedded, &[TRUSTED]).await;
+    let nginx = Nginx::before(&running.weir).await;
+    active(&running.operator(), "W", 2).await;
+    let client = nginx.client();
+    let mut refused = None;
+    wait::until("more than 100 a second are too many", PATIENCE, async || {
+        let answers = join_all((0..300).map(|_| client.get("/livez"))).await;
+        refused = answers.into_iter().map(Result::unwrap).find(|answer| answer.status == 429);
+        refused.is_some()
+    })
+    .await;
+    let refused = refused.unwrap();
+    assert_eq!(refused.header("retry-after"), Some("1"));
+    assert_eq!(refused.header("content-type"), Some("application/json"));
+    let error = json!({
+        "code": "RATE_LIMITED", "message": "Too many requests. Please try again shortly.", "retryAfter": 1,
+    });
+    assert_eq!(refused.json(), json!({"success": false, "error": error}), "as Weir itself says it");
+    wait::until("whoever waits is let in again", PATIENCE, async || {
+        client.get("/livez").await.unwrap().status == 200
+    })
+    .await;
+}
