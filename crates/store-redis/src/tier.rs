@@ -169,15 +169,19 @@ impl RedisLimits {
         for group in distinct(&groups) {
             let at: Vec<usize> = (0..parts.len()).filter(|at| groups[*at] == group).collect();
             let mut some: Vec<Part> = at.iter().map(|at| parts[*at].clone()).collect();
-            let told = self.ask(if is_open { mode } else { Mode::Peek }, &mut some).await;
+            if !is_open {
+                // Denied already: what is left is only looked at.
+                some.iter_mut().for_each(|part| part.cost = 0);
+            }
+            let told = self.ask(mode, &mut some).await;
             let Ok(told) = told else {
                 self.undo(&done).await;
                 return Err(Unanswered);
             };
             latest = latest.max(told.now);
             for ((at, told), part) in at.iter().zip(&told.each).zip(some) {
-                each[*at] = *told;
-                if told.0 {
+                each[*at] = (told.0 && is_open, told.1);
+                if told.0 && is_open {
                     done.push((*at, Part { taken_at: Some(latest), counts: false, adopted: None, ..part }));
                 }
             }
