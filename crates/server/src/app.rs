@@ -57,7 +57,7 @@ impl App {
     /// Puts the parts together.
     #[must_use]
     pub fn new(settings: Settings, auth: Auth, keys: Keyring, engines: Engines) -> Arc<Self> {
-        let (metrics, keys) = (Arc::new(Metrics::default()), Arc::new(keys));
+        let (metrics, keys) = (Arc::new(Metrics::following(engines.follow_metrics.clone())), Arc::new(keys));
         let quota = QuotaService::start(&engines, &settings, &metrics);
         let slot = SlotService::start(&engines, &settings, &metrics);
         let tier = TierService::start(&engines, &settings, &metrics);

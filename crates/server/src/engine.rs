@@ -14,13 +14,13 @@ use weir_queue::{Queue, Source};
 use weir_store::feed::Feed;
 use weir_store::quota::{Backing, QuotaStore, TOPIC};
 use weir_store::request::RequestStore;
-use weir_store::sale::SaleStore;
+use weir_store::sale::{FollowMetrics, SaleLedger, SaleStore};
 use weir_store::slot::SlotStore;
 use weir_store::tier::{LimitStore, TierStore};
 use weir_store::{Result, SteadyClock, SystemClock};
 use weir_store_memory::Local;
 use weir_store_postgres::{Postgres, Target};
-use weir_store_redis::{Redis, RedisLimits, RedisQuota, RedisRequests};
+use weir_store_redis::{Redis, RedisLimits, RedisQuota, RedisRequests, RedisSales};
 use weir_store_sqlite::Sqlite;
 
 use crate::config::Settings;
@@ -32,6 +32,8 @@ use crate::worker::request::broker::{Broker as RequestBroker, TOPIC as REQUEST_T
 const START_PATIENCE: Duration = Duration::from_secs(30);
 /// How long a start waits for a cache, which it can do without.
 const CACHE_PATIENCE: Duration = Duration::from_secs(2);
+/// How long Redis may take to decide a sale: less than a call may.
+const SALE_PATIENCE: Duration = Duration::from_millis(1_500);
 /// How long a start waits for a broker, and the pause before it is asked again.
 const BROKER_PATIENCE: Duration = Duration::from_secs(5);
 
@@ -49,6 +51,10 @@ pub struct Engines {
     pub local: Local,
     /// What they have spent on all servers together, if there is a Redis.
     pub shared_limits: Option<RedisLimits>,
+    /// Sales on Redis, where there is one.
+    pub redis_sales: Option<RedisSales>,
+    /// What following Redis tells about itself.
+    pub follow_metrics: FollowMetrics,
 }
 
 impl Engines {
@@ -87,7 +93,17 @@ impl Engines {
         let shared_limits = redis
             .as_ref()
             .map(|redis| RedisLimits::new(redis.clone(), local.clone(), store.wall_clock(), clock.clone()));
-        Ok(Self { store, redis, kafka, quota, local, shared_limits })
+        let follow_metrics = FollowMetrics::default();
+        let redis_sales = match &settings.store.cache {
+            CacheChoice::None => None,
+            CacheChoice::Redis(target) => {
+                // A connection of its own: nothing else can answer here, so more time is given than to a cache.
+                let redis = Redis::start((**target).clone().with_patience(SALE_PATIENCE));
+                let _ = tokio::time::timeout(CACHE_PATIENCE, redis.connected()).await;
+                Some(RedisSales::new(redis, store.sale_ledger(), clock, follow_metrics.clone()))
+            }
+        };
+        Ok(Self { store, redis, kafka, quota, local, shared_limits, redis_sales, follow_metrics })
     }
 
     /// Where the sender takes messages from.
@@ -145,7 +161,22 @@ impl Engines {
     /// Where sales are decided.
     #[must_use]
     pub fn sales(&self) -> Arc<dyn SaleStore> {
-        self.store.sales()
+        match &self.redis_sales {
+            Some(sales) => Arc::new(sales.clone()),
+            None => self.store.sales(),
+        }
+    }
+
+    /// Whether other processes may change what decides sales.
+    #[must_use]
+    pub const fn sales_are_shared(&self) -> bool {
+        self.redis_sales.is_some() || self.store.is_shared()
+    }
+
+    /// The clock by which sales are decided, where this process can read it: Redis's it cannot.
+    #[must_use]
+    pub fn sales_clock(&self) -> Option<Arc<dyn Clock>> {
+        if self.redis_sales.is_some() { None } else { self.store.readable_clock() }
     }
 
     /// Where quota is decided.
@@ -338,6 +369,15 @@ impl Engine {
         match self {
             Self::Sqlite(_) => false,
             Self::Postgres(_) => true,
+        }
+    }
+
+    /// Where purchases are written down that Redis has decided.
+    #[must_use]
+    pub fn sale_ledger(&self) -> Arc<dyn SaleLedger> {
+        match self {
+            Self::Sqlite(engine) => Arc::new(engine.clone()),
+            Self::Postgres(engine) => Arc::new(engine.clone()),
         }
     }
 

@@ -4,6 +4,7 @@
 //! they came to. The rows of a batch are locked in order of sku; whoever removes a product locks its row first.
 
 mod buy;
+mod record;
 
 use std::time::SystemTime;
 
@@ -15,7 +16,7 @@ use weir_core::sale::{Change, Receipt, Sale, Sku, State, Terms};
 use weir_core::{Timestamp, UserId};
 use weir_store::sale::{
     BOARD_ENDED_MAX, BOARD_OPEN_MAX, BOOKS_ITEMS_MAX, Board, Books, Buy, BuyOutcome, ChangeOutcome,
-    CreateOutcome, Product, ProductBooks, ProductId, SaleStore,
+    CreateOutcome, Product, ProductBooks, ProductId, Purchase, SaleLedger, SaleStore,
 };
 use weir_store::{Error, Result};
 
@@ -102,6 +103,7 @@ pub(crate) fn sql() -> impl Iterator<Item = &'static str> {
     ]
     .into_iter()
     .chain(buy::SQL)
+    .chain(record::SQL)
 }
 
 #[derive(Debug)]
@@ -120,6 +122,7 @@ pub(crate) struct Statements {
     audit: Statement,
     items: Statement,
     buy: buy::Statements,
+    record: record::Statements,
 }
 
 impl Statements {
@@ -139,7 +142,24 @@ impl Statements {
             audit: next(),
             items: next(),
             buy: buy::Statements::from_prepared(next),
+            record: record::Statements::from_prepared(next),
         }
+    }
+}
+
+#[async_trait]
+impl SaleLedger for Postgres {
+    async fn record_purchases(&self, product: ProductId, purchases: Vec<Purchase>) -> Result<Option<u64>> {
+        record::record(self, product, &purchases).await
+    }
+
+    async fn purchases(
+        &self,
+        product: ProductId,
+        after: Option<&UserId>,
+        limit: usize,
+    ) -> Result<Vec<Purchase>> {
+        record::list(self, product, after, limit).await
     }
 }
 
@@ -295,7 +315,7 @@ impl Postgres {
         session.keep();
         let now = self.now(&clock)?;
         let products = rows.iter().map(|row| Ok(as_of(read(row)?, now))).collect::<Result<_>>()?;
-        Ok(Board { now, products })
+        Ok(Board { now, products, is_current: true })
     }
 }
 

@@ -8,6 +8,7 @@ mod cluster;
 mod node;
 mod quota;
 mod request;
+mod sale;
 mod script;
 mod target;
 mod tier;
@@ -15,6 +16,7 @@ mod tier;
 pub use client::Redis;
 pub use quota::RedisQuota;
 pub use request::RedisRequests;
+pub use sale::RedisSales;
 pub use target::{Target, TargetError};
 pub use tier::RedisLimits;
 

@@ -2,7 +2,7 @@
 
 use redis::aio::MultiplexedConnection;
 
-/// The scripts of quota, those of request, and that of tier.
+/// The scripts of quota, request, tier and sale.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Script {
     Spend,
@@ -14,9 +14,17 @@ pub(crate) enum Script {
     RequestKeep,
     RequestChanged,
     Tier,
+    SaleBuy,
+    SaleOpen,
+    SalePeek,
+    SaleFind,
+    SaleDrop,
+    SaleTake,
+    SaleDone,
+    SaleBuyers,
 }
 
-const TEXTS: [&str; 9] = [
+const TEXTS: [&str; 17] = [
     include_str!("scripts/quota_spend.lua"),
     include_str!("scripts/quota_install.lua"),
     include_str!("scripts/quota_release.lua"),
@@ -26,6 +34,14 @@ const TEXTS: [&str; 9] = [
     include_str!("scripts/request_keep.lua"),
     include_str!("scripts/request_changed.lua"),
     include_str!("scripts/tier.lua"),
+    include_str!("scripts/sale_buy.lua"),
+    include_str!("scripts/sale_open.lua"),
+    include_str!("scripts/sale_peek.lua"),
+    include_str!("scripts/sale_find.lua"),
+    include_str!("scripts/sale_drop.lua"),
+    include_str!("scripts/sale_take.lua"),
+    include_str!("scripts/sale_done.lua"),
+    include_str!("scripts/sale_buyers.lua"),
 ];
 
 /// The names under which a server knows the scripts.

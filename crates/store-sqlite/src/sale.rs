@@ -9,7 +9,7 @@ use weir_core::{Timestamp, UserId};
 use weir_store::Result;
 use weir_store::sale::{
     BOARD_ENDED_MAX, BOARD_OPEN_MAX, BOOKS_ITEMS_MAX, Board, Books, Buy, BuyOutcome, ChangeOutcome,
-    CreateOutcome, Plan, Product, ProductBooks, ProductId, SaleStore, plan,
+    CreateOutcome, Plan, Product, ProductBooks, ProductId, Purchase, SaleLedger, SaleStore, plan,
 };
 
 use crate::Sqlite;
@@ -61,6 +61,58 @@ const DIFFERENT: &str = "
 const ITEMS: &str = "
     SELECT sku, initial_stock, sold, (SELECT count(*) FROM purchases u WHERE u.product_id = p.id)
     FROM products p ORDER BY id DESC LIMIT ?1";
+
+const RECORD: &str = "
+    INSERT INTO purchases (product_id, user_id, number, purchased_at, created_at, created_by)
+    VALUES (?1, ?2, ?3, ?4, ?5, 'weir') ON CONFLICT (product_id, user_id) DO NOTHING";
+/// Never more than there were, so that a fault elsewhere is recorded and shows in the books.
+const COUNT_RECORDED: &str = "
+    UPDATE products SET sold = min(sold + ?2, initial_stock),
+        end_reason = iif(sold + ?2 >= initial_stock AND state <> 'ENDED', 'SOLD_OUT', end_reason),
+        state = iif(sold + ?2 >= initial_stock, 'ENDED', state)
+    WHERE id = ?1";
+const EXISTS: &str = "SELECT 1 FROM products WHERE id = ?1";
+const PURCHASES: &str = "
+    SELECT number, purchased_at, user_id FROM purchases WHERE product_id = ?1 AND user_id > ?2 ORDER BY user_id LIMIT ?3";
+
+#[async_trait]
+impl SaleLedger for Sqlite {
+    async fn record_purchases(&self, product: ProductId, purchases: Vec<Purchase>) -> Result<Option<u64>> {
+        let now = self.inner.clock.now().as_micros();
+        let record = move |connection: &Connection| {
+            if !connection.prepare_cached(EXISTS)?.exists([product.0])? {
+                return Ok(None);
+            }
+            let (mut insert, mut new) = (connection.prepare_cached(RECORD)?, 0);
+            for Purchase { buyer, receipt, .. } in purchases {
+                let at = receipt.at.as_micros();
+                new += insert.execute(params![product.0, buyer.as_str(), receipt.number, at, now])? as u64;
+            }
+            connection.prepare_cached(COUNT_RECORDED)?.execute(params![product.0, new])?;
+            Ok(Some(new))
+        };
+        self.inner.writer.run(record).await
+    }
+
+    async fn purchases(
+        &self,
+        product: ProductId,
+        after: Option<&UserId>,
+        limit: usize,
+    ) -> Result<Vec<Purchase>> {
+        let after = after.map(|user| user.as_str().to_owned()).unwrap_or_default();
+        let list = move |connection: &Connection| {
+            let limit = i64::try_from(limit).unwrap_or(i64::MAX);
+            let mut statement = connection.prepare_cached(PURCHASES)?;
+            let purchases = statement.query_map(params![product.0, after, limit], |row| {
+                let buyer = UserId::parse(row.get_ref(2)?.as_str()?).map_err(fault)?;
+                Ok(Purchase { product, buyer, receipt: read_receipt(row)? })
+            })?;
+            purchases.collect()
+        };
+        self.read(list).await
+    }
+}
 
 #[async_trait]
 impl SaleStore for Sqlite {
@@ -135,7 +187,7 @@ impl SaleStore for Sqlite {
                     products.push(as_of(product?, now));
                 }
             }
-            Ok(Board { now, products })
+            Ok(Board { now, products, is_current: true })
         };
         self.read(board).await
     }

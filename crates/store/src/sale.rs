@@ -6,6 +6,8 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use async_trait::async_trait;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::gauge::Gauge;
 use weir_core::sale::{Change, ChangeError, Receipt, Refusal, Sale, Sku, State, Terms, TermsError};
 use weir_core::{Timestamp, UserId};
 
@@ -102,6 +104,8 @@ pub struct Board {
     pub now: Timestamp,
     /// The sales; in no order.
     pub products: Vec<Product>,
+    /// Whether what was made on other servers until now is among them.
+    pub is_current: bool,
 }
 
 /// What the books say of one product.
@@ -156,6 +160,30 @@ pub trait SaleStore: Send + Sync + 'static {
     async fn turn_sales(&self) -> Result<()>;
     /// Reads the books.
     async fn audit_sales(&self) -> Result<Books>;
+}
+
+/// What following tells about itself.
+#[derive(Clone, Debug, Default)]
+pub struct FollowMetrics {
+    /// Purchases that were on one side and not on the other.
+    pub mismatches: Counter,
+    /// Purchases that wait to be written down.
+    pub depth: Gauge,
+}
+
+/// A store that also follows: what something faster has sold is written down here later.
+#[async_trait]
+pub trait SaleLedger: SaleStore {
+    /// Writes down purchases of one product that were decided elsewhere; those that are there already are left alone. None
+    /// when there is no such product (any more).
+    async fn record_purchases(&self, product: ProductId, purchases: Vec<Purchase>) -> Result<Option<u64>>;
+    /// Purchases of a product in order of buyer, after the one named `after`.
+    async fn purchases(
+        &self,
+        product: ProductId,
+        after: Option<&UserId>,
+        limit: usize,
+    ) -> Result<Vec<Purchase>>;
 }
 
 /// What a batch of purchases comes to: every outcome, and what an engine has to save in the same commit.

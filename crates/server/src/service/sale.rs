@@ -57,8 +57,8 @@ impl SaleService {
         let events = Arc::new(Events::new(metrics.sale.listeners.clone(), metrics.sale.events.clone()));
         let board = Arc::new(Board::new(
             Arc::clone(&store),
-            engines.store.readable_clock(),
-            engines.store.is_shared(),
+            engines.sales_clock(),
+            engines.sales_are_shared(),
             Arc::clone(&events),
         ));
         let lane_settings = LaneSettings {
@@ -114,7 +114,12 @@ impl SaleService {
         match within(self.timeout, self.board.find(sku)).await? {
             Seen::Here(product) => Ok(Some(product)),
             Seen::Nowhere => Ok(None),
-            Seen::Unknown => self.product(sku).await,
+            Seen::Unknown => {
+                let product = self.product(sku).await?;
+                // From now on its changes are told.
+                product.iter().for_each(|product| self.board.learn(product.clone()));
+                Ok(product)
+            }
         }
     }
 

@@ -14,6 +14,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::Registry;
 use weir_store::LaneMetrics;
+use weir_store::sale::FollowMetrics;
 
 pub use self::sale::SaleMetrics;
 pub use self::work::{DownstreamLabels, WorkMetrics};
@@ -123,6 +124,14 @@ fn sizes() -> Histogram {
 
 impl Default for Metrics {
     fn default() -> Self {
+        Self::following(FollowMetrics::default())
+    }
+}
+
+impl Metrics {
+    /// All of them, with those by which an engine tells how it is followed.
+    #[must_use]
+    pub fn following(follow: FollowMetrics) -> Self {
         let mut registry = Registry::with_prefix("weir");
         let accept = AcceptMetrics::default();
         let metrics = Self {
@@ -141,7 +150,7 @@ impl Default for Metrics {
             accept,
             ai: AiMetrics::default(),
             tier: TierMetrics::default(),
-            sale: SaleMetrics::default(),
+            sale: SaleMetrics { follow, ..SaleMetrics::default() },
             engine_up: Family::default(),
             connections: Gauge::default(),
             connections_held: Counter::default(),

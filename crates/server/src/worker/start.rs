@@ -26,6 +26,14 @@ pub fn start(app: &Arc<App>) -> Result<TaskTracker> {
     if roles.api {
         app.sale.run(&workers, &app.closing);
     }
+    if let Some(sales) = &app.engines.redis_sales {
+        if roles.worker {
+            workers.spawn(sales.clone().follow(app.closing.clone()));
+        }
+        if roles.reconciler {
+            workers.spawn(sales.clone().reconcile(app.closing.clone()));
+        }
+    }
     if roles.sender {
         start_sender(app, &workers)?;
     }

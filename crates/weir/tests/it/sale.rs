@@ -8,5 +8,6 @@ mod given;
 mod nginx;
 mod page;
 mod products;
+mod redis;
 mod stream;
 mod turning;

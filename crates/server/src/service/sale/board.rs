@@ -21,6 +21,8 @@ use super::events::Events;
 
 /// How old what is told may be.
 const FRESH_FOR: Duration = Duration::from_millis(100);
+/// For so long a product that was heard of stays, though a list that is not quite current does not name it.
+const LEARNED_FOR: Duration = Duration::from_secs(5);
 /// A timer is never set for longer: clocks are compared again after that.
 const SLEEP_MAX: Duration = Duration::from_secs(600);
 /// How often a reading is repeated because products were made or removed meanwhile.
@@ -50,6 +52,8 @@ struct Known {
     read: Option<(Instant, Timestamp)>,
     /// Whether these are all products there are.
     is_whole: bool,
+    /// When a product was heard of other than by reading all: a list that is not quite current may not name it yet.
+    learned: HashMap<Sku, Instant>,
 }
 
 /// What the board says of a sku.
@@ -140,6 +144,7 @@ impl Board {
     /// Takes note of how a product stands.
     pub fn learn(&self, product: Product) {
         let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
+        known.learned.insert(product.sku.clone(), Instant::now());
         self.merge(&mut known, product);
         drop(known);
         self.earlier.notify_one();
@@ -148,6 +153,7 @@ impl Board {
     /// Takes note that a product is gone.
     pub fn forget(&self, sku: &Sku) {
         let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
+        known.learned.remove(sku);
         if known.products.remove(sku).is_some() {
             self.events.forget(sku);
         }
@@ -238,12 +244,14 @@ impl Board {
         let ended = snapshot.products.iter().filter(ended).count();
         let open = snapshot.products.len() - ended;
         let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
-        known.is_whole = is_certain && open < BOARD_OPEN_MAX && ended < BOARD_ENDED_MAX;
+        known.is_whole =
+            is_certain && snapshot.is_current && open < BOARD_OPEN_MAX && ended < BOARD_ENDED_MAX;
         if is_certain {
             let named: HashMap<&Sku, ProductId> =
                 snapshot.products.iter().map(|product| (&product.sku, product.id)).collect();
-            let gone: Vec<Sku> =
-                known.products.keys().filter(|sku| !named.contains_key(sku)).cloned().collect();
+            known.learned.retain(|_, at| !snapshot.is_current && at.elapsed() < LEARNED_FOR);
+            let is_gone = |sku: &&Sku| !named.contains_key(*sku) && !known.learned.contains_key(*sku);
+            let gone: Vec<Sku> = known.products.keys().filter(is_gone).cloned().collect();
             for sku in gone {
                 known.products.remove(&sku);
                 self.events.forget(&sku);

@@ -4,6 +4,7 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
+use weir_store::sale::FollowMetrics;
 
 use super::OutcomeLabels;
 
@@ -20,6 +21,8 @@ pub struct SaleMetrics {
     pub events: Counter,
     /// Calls refused because their address makes too many.
     pub address_limited: Counter,
+    /// How the store follows Redis.
+    pub follow: FollowMetrics,
 }
 
 impl SaleMetrics {
@@ -30,5 +33,9 @@ impl SaleMetrics {
         r.register("sale_events", "Events told, each once however many listen", self.events.clone());
         let limited = "Calls refused because their address makes too many";
         r.register("edge_limited", limited, self.address_limited.clone());
+        let mismatches = "Purchases that Redis had and the store had not, or the other way round";
+        r.register("reconciliation_mismatches", mismatches, self.follow.mismatches.clone());
+        let depth = "Purchases that wait to be written down";
+        r.register("sale_queue_depth", depth, self.follow.depth.clone());
     }
 }

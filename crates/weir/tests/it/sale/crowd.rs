@@ -15,7 +15,7 @@ use crate::given::{Running, Store, audit, on_each_engine, operator};
 const AT_ONCE: usize = 250;
 
 /// Everybody buys at once, spread over servers; who got which unit, and how many heard what.
-async fn rush(
+pub(super) async fn rush(
     clients: &[Client],
     sku: &str,
     buyers: impl Iterator<Item = String>,

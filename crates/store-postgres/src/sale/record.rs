@@ -1,0 +1,100 @@
+//! Writing down what was sold elsewhere, and reading it back.
+
+use std::time::SystemTime;
+
+use futures_util::future::try_join;
+use tokio_postgres::Statement;
+use tokio_postgres::types::ToSql;
+use weir_core::UserId;
+use weir_core::sale::Receipt;
+use weir_store::Result;
+use weir_store::sale::{ProductId, Purchase};
+
+use super::unreadable;
+use crate::quota::{column, int, unsigned};
+use crate::{Postgres, time};
+
+const LOCK: &str = "SELECT id FROM products WHERE id = $1 FOR NO KEY UPDATE";
+/// Never more than there were, so that a fault elsewhere is recorded and shows in the books.
+const RECORD: &str = "
+    WITH new AS (
+        INSERT INTO purchases (product_id, user_id, number, purchased_at, created_by)
+        SELECT $1, sold.user_id, sold.number, sold.at, 'weir'
+        FROM unnest($2::text[], $3::integer[], $4::timestamptz[]) AS sold (user_id, number, at)
+        ON CONFLICT (product_id, user_id) DO NOTHING
+        RETURNING 1),
+    counted AS (SELECT count(*)::integer AS added FROM new),
+    updated AS (
+        UPDATE products p
+        SET sold = least(p.sold + counted.added, p.initial_stock),
+            end_reason = CASE WHEN p.sold + counted.added >= p.initial_stock AND p.state <> 'ENDED' THEN 'SOLD_OUT'
+                              ELSE p.end_reason END,
+            state = CASE WHEN p.sold + counted.added >= p.initial_stock THEN 'ENDED' ELSE p.state END
+        FROM counted WHERE p.id = $1 AND counted.added > 0)
+    SELECT added::bigint FROM counted";
+const LIST: &str = "
+    SELECT user_id, number, purchased_at FROM purchases
+    WHERE product_id = $1 AND user_id > $2 ORDER BY user_id LIMIT $3";
+
+/// In the order of [`Statements::from_prepared`].
+pub(super) const SQL: [&str; 3] = [LOCK, RECORD, LIST];
+
+#[derive(Debug)]
+pub(super) struct Statements {
+    lock: Statement,
+    record: Statement,
+    list: Statement,
+}
+
+impl Statements {
+    pub(super) fn from_prepared(next: &mut impl FnMut() -> Statement) -> Self {
+        Self { lock: next(), record: next(), list: next() }
+    }
+}
+
+pub(super) async fn record(
+    engine: &Postgres,
+    product: ProductId,
+    purchases: &[Purchase],
+) -> Result<Option<u64>> {
+    let session = engine.inner.pool.sale_session().await?;
+    let (client, statements) = (&session.client, &session.statements.sale.record);
+    let id: [&(dyn ToSql + Sync); 1] = [&product.0];
+    let (_, found) = session
+        .bounded(try_join(client.batch_execute("BEGIN"), client.query_opt(&statements.lock, &id)))
+        .await?;
+    let mut new = None;
+    if found.is_some() {
+        let buyers: Vec<&str> = purchases.iter().map(|purchase| purchase.buyer.as_str()).collect();
+        let numbers: Vec<i32> = purchases.iter().map(|purchase| int(purchase.receipt.number)).collect();
+        let times: Vec<SystemTime> =
+            purchases.iter().map(|purchase| time::to_system(purchase.receipt.at)).collect();
+        let values: [&(dyn ToSql + Sync); 4] = [&product.0, &buyers, &numbers, &times];
+        let row = session.bounded(client.query_one(&statements.record, &values)).await?;
+        new = Some(column::<i64>(&row, 0)?.unsigned_abs());
+    }
+    session.bounded(client.batch_execute("COMMIT")).await?;
+    session.keep();
+    Ok(new)
+}
+
+pub(super) async fn list(
+    engine: &Postgres,
+    product: ProductId,
+    after: Option<&UserId>,
+    limit: usize,
+) -> Result<Vec<Purchase>> {
+    let session = engine.inner.pool.sale_session().await?;
+    let (after, limit) = (after.map_or("", UserId::as_str), i64::try_from(limit).unwrap_or(i64::MAX));
+    let statement = &session.statements.sale.record.list;
+    let rows = session.bounded(session.client.query(statement, &[&product.0, &after, &limit])).await?;
+    session.keep();
+    rows.iter()
+        .map(|row| {
+            let buyer = UserId::parse(column::<&str>(row, 0)?).map_err(unreadable)?;
+            let receipt =
+                Receipt { number: unsigned(column(row, 1)?), at: time::from_system(column(row, 2)?) };
+            Ok(Purchase { product, buyer, receipt })
+        })
+        .collect()
+}

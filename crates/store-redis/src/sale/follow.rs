@@ -1,0 +1,133 @@
+//! Moving what Redis has sold to the store. A worker empties the streams; every server also writes down what it has sold itself,
+//! within a moment, so that it is safe from a Redis that forgets. Writing something down twice changes nothing.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Weak;
+use std::time::Duration;
+
+use tokio_util::sync::CancellationToken;
+use weir_core::UserId;
+use weir_core::sale::{Receipt, Sku};
+use weir_store::sale::{ProductId, Purchase};
+use weir_store::{Error, Result};
+
+use super::{Parts, RedisSales, item, reply, unreadable};
+use crate::client::Item;
+use crate::script::Script;
+
+/// How often a server writes down what it has sold, and a worker looks for more.
+const PACE: Duration = Duration::from_millis(250);
+/// How often names and terms are read again.
+const CATALOGUE_EVERY: u32 = 4;
+/// Purchases in one commit.
+const PAGE: usize = 500;
+/// Pauses after failures; the last one again and again: nothing that was sold is given up while the store is down.
+const RETRIES: [Duration; 3] = [Duration::from_secs(1), Duration::from_secs(5), Duration::from_secs(25)];
+
+/// Writes down what this process has sold, as long as it sells.
+pub(super) async fn keep_recording(parts: Weak<Parts>) {
+    let mut round: u32 = 0;
+    while let Some(parts) = parts.upgrade() {
+        if let Err(error) = record_unsettled(&parts).await {
+            tracing::debug!(error = %error.with_causes(), "purchases are written down later");
+        }
+        round = round.wrapping_add(1);
+        if round.is_multiple_of(CATALOGUE_EVERY) {
+            // While the store is down, what it said last holds.
+            let _ = parts.read_catalogue().await;
+        }
+        drop(parts);
+        tokio::time::sleep(PACE).await;
+    }
+}
+
+pub(super) async fn record_unsettled(parts: &Parts) -> Result<()> {
+    let sold: BTreeMap<ProductId, HashMap<UserId, Receipt>> = parts.unsettled().clone();
+    for (product, purchases) in sold {
+        let purchases: Vec<Purchase> =
+            purchases.into_iter().map(|(buyer, receipt)| Purchase { product, buyer, receipt }).collect();
+        for page in purchases.chunks(PAGE) {
+            parts.ledger.record_purchases(product, page.to_vec()).await?;
+            let mut unsettled = parts.unsettled();
+            if let Some(left) = unsettled.get_mut(&product) {
+                for purchase in page {
+                    left.remove(&purchase.buyer);
+                }
+                if left.is_empty() {
+                    unsettled.remove(&product);
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+impl RedisSales {
+    /// Moves purchases from the streams to the store, until the server stops.
+    pub async fn follow(self, closing: CancellationToken) {
+        let mut failures = 0;
+        loop {
+            let pause = match self.parts.move_purchases().await {
+                Ok(moved) => {
+                    failures = 0;
+                    if moved > 0 { Duration::ZERO } else { PACE }
+                }
+                Err(error) => {
+                    let pause = RETRIES[failures.min(RETRIES.len() - 1)];
+                    tracing::warn!(error = %error.with_causes(), ?pause, "purchases could not be written down; trying again");
+                    failures += 1;
+                    pause
+                }
+            };
+            tokio::select! {
+                () = tokio::time::sleep(pause) => {}
+                () = closing.cancelled() => return,
+            }
+        }
+    }
+}
+
+impl Parts {
+    /// Moves what waits, one page of each sale. How much that was.
+    async fn move_purchases(&self) -> Result<usize> {
+        let skus: Vec<Sku> = self.catalogue().await?.into_keys().collect();
+        let items: Vec<Item> = skus.iter().map(|sku| item(sku, Vec::new())).collect();
+        let answers = self.ask(Script::SaleTake, &[&PAGE.to_string()], &items).await?;
+        let mut moved = 0;
+        let mut waiting = 0;
+        for (sku, answer) in skus.iter().zip(answers) {
+            let entries = reply::entries(&answer).ok_or_else(unreadable)?;
+            waiting += entries.len();
+            moved += self.write_down(sku, entries).await?;
+        }
+        self.metrics.depth.set(i64::try_from(waiting.saturating_sub(moved)).unwrap_or(i64::MAX));
+        Ok(moved)
+    }
+
+    async fn write_down(&self, sku: &Sku, entries: Vec<reply::Entry>) -> Result<usize> {
+        if entries.is_empty() {
+            return Ok(0);
+        }
+        let mut by_product: BTreeMap<ProductId, Vec<Purchase>> = BTreeMap::new();
+        let mut arguments = vec![entries.len().to_string()];
+        for (entry, purchase) in entries {
+            match purchase {
+                Some(purchase) => by_product.entry(purchase.product).or_default().push(purchase),
+                None => tracing::error!(%sku, entry, "an entry of the stream is no purchase; it is left out"),
+            }
+            arguments.push(entry);
+        }
+        for (product, purchases) in by_product {
+            let count = purchases.len();
+            let recorded = self.ledger.record_purchases(product, purchases).await?;
+            if recorded.is_none() {
+                tracing::info!(%sku, count, "purchases of a product that was removed are left out");
+            }
+        }
+        let answers = self.ask(Script::SaleDone, &[], &[item(sku, arguments)]).await?;
+        match answers.first() {
+            Some(redis::Value::Int(moved)) => Ok(usize::try_from(*moved).unwrap_or(0)),
+            _ => Err(Error::failed(crate::ENGINE, "sale_done must answer with a number")),
+        }
+    }
+}

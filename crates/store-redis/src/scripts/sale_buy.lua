@@ -1,0 +1,73 @@
+-- Sells one unit to each buyer, or says why not. The rule is that of weir_core::sale.
+-- KEYS    sale:{<sku>} ..., the beginning of the names of all keys of a sale; their hash tag puts them in one slot:
+--         :config, :state, :end_reason, :stock, :seq, :buyers (user -> number:time), :stream
+-- ARGV    1 run id of this Redis (its replication id is added here: it changes with every promotion), 2 now in microseconds
+--         ('' = the time here), then for each key the number of buyers and the buyers
+-- Reply   for each key
+--         {0}                             nothing that may be trusted: rebuild it from the store, then ask again
+--         {1, product, now, stock, a, ...}  for each buyer a: its number, or 0 has one, -1 sold out, -2 not active
+local run = ARGV[1] .. string.match(redis.call('INFO', 'replication'), 'master_replid:(%x+)')
+local now = tonumber(ARGV[2])
+if not now then
+  local time = redis.call('TIME')
+  now = time[1] * 1000000 + time[2]
+end
+local stamp = string.format('%.0f', now)
+local replies, place = {}, 3
+for i, key in ipairs(KEYS) do
+  local count = tonumber(ARGV[place])
+  local config = redis.call('HMGET', key .. ':config', 'run', 'id', 'startTime', 'endTime', 'sku')
+  if config[1] ~= run then
+    replies[i] = {0}
+  else
+    local state, reason = redis.call('GET', key .. ':state'), redis.call('GET', key .. ':end_reason')
+    local stock = tonumber(redis.call('GET', key .. ':stock'))
+    local before, sold = state, false
+    local function turn()
+      if state == 'ENDED' then
+        return
+      elseif stock <= 0 then
+        state, reason = 'ENDED', 'SOLD_OUT'
+      elseif now >= tonumber(config[4]) then
+        state, reason = 'ENDED', 'TIME_EXPIRED'
+      elseif now >= tonumber(config[3]) then
+        state = 'ACTIVE'
+      end
+    end
+    turn()
+    local reply = {1, config[2], stamp, 0}
+    for n = 1, count do
+      local buyer = ARGV[place + n]
+      if redis.call('HEXISTS', key .. ':buyers', buyer) == 1 then
+        reply[4 + n] = 0
+      elseif state == 'ENDED' and reason == 'SOLD_OUT' then
+        reply[4 + n] = -1
+      elseif state ~= 'ACTIVE' then
+        reply[4 + n] = -2
+      else
+        stock, sold = redis.call('DECR', key .. ':stock'), true
+        local number = redis.call('INCR', key .. ':seq')
+        redis.call('HSET', key .. ':buyers', buyer, number .. ':' .. stamp)
+        redis.call('XADD', key .. ':stream', '*', 'product', config[2], 'user', buyer, 'number', number, 'at', stamp)
+        reply[4 + n] = number
+        turn()
+      end
+    end
+    reply[4] = stock
+    if sold then
+      redis.call('PUBLISH', 'sale:events', cjson.encode({event = 'stock-update', data = {sku = config[5], stock = stock}}))
+    end
+    if state ~= before then
+      redis.call('SET', key .. ':state', state)
+      local data = {sku = config[5], state = state}
+      if state == 'ENDED' then
+        redis.call('SET', key .. ':end_reason', reason)
+        data.reason = reason
+      end
+      redis.call('PUBLISH', 'sale:events', cjson.encode({event = 'state-change', data = data}))
+    end
+    replies[i] = reply
+  end
+  place = place + 1 + count
+end
+return replies

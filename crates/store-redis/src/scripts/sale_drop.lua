@@ -1,0 +1,15 @@
+-- Forgets sales.
+-- KEYS    sale:{<sku>} ..., see sale_buy.lua
+-- ARGV    1 run id of this Redis (not looked at), then for each key the newest product that is to be forgotten
+-- Reply   for each key 1 when something was there, else 0
+local replies = {}
+for i, key in ipairs(KEYS) do
+  local id = redis.call('HGET', key .. ':config', 'id')
+  replies[i] = 0
+  if id and tonumber(id) <= tonumber(ARGV[1 + i]) then
+    redis.call('DEL', key .. ':config', key .. ':state', key .. ':end_reason', key .. ':stock', key .. ':seq', key .. ':buyers',
+      key .. ':stream')
+    replies[i] = 1
+  end
+end
+return replies

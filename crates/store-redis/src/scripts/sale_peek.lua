@@ -1,0 +1,32 @@
+-- How sales stand. States that are due by now are written down.
+-- KEYS    sale:{<sku>} ..., see sale_buy.lua
+-- ARGV    1 run id of this Redis, 2 now in microseconds ('' = the time here)
+-- Reply   for each key {0, now} when there is nothing that may be trusted, or
+--         {1, now, product, name, units, start, end, created, sold, state, end reason, purchases in the stream}
+local run = ARGV[1] .. string.match(redis.call('INFO', 'replication'), 'master_replid:(%x+)')
+local now = ARGV[2]
+if now == '' then
+  local time = redis.call('TIME')
+  now = string.format('%.0f', time[1] * 1000000 + time[2])
+end
+local replies = {}
+for i, key in ipairs(KEYS) do
+  local c = redis.call('HMGET', key .. ':config', 'run', 'id', 'productName', 'initialStock', 'startTime', 'endTime', 'createdAt')
+  if c[1] ~= run then
+    replies[i] = {0, now}
+  else
+    local state, reason = redis.call('GET', key .. ':state'), redis.call('GET', key .. ':end_reason')
+    local due = tonumber(now)
+    if state ~= 'ENDED' and due >= tonumber(c[6]) then
+      state, reason = 'ENDED', 'TIME_EXPIRED'
+      redis.call('SET', key .. ':state', state)
+      redis.call('SET', key .. ':end_reason', reason)
+    elseif state == 'UPCOMING' and due >= tonumber(c[5]) then
+      state = 'ACTIVE'
+      redis.call('SET', key .. ':state', state)
+    end
+    replies[i] = {1, now, c[2], c[3], c[4], c[5], c[6], c[7], redis.call('HLEN', key .. ':buyers'), state, reason or '',
+      redis.call('XLEN', key .. ':stream')}
+  end
+end
+return replies

@@ -1,0 +1,226 @@
+//! Sale with Redis in front of Postgres: Redis decides, Postgres follows, and whatever becomes of either, nothing is sold twice
+//! and nothing that was answered is lost.
+
+use std::collections::BTreeMap;
+
+use futures_util::StreamExt;
+use futures_util::stream;
+use serde_json::json;
+use weir_testkit::http::Client;
+use weir_testkit::postgres::{self, Database};
+use weir_testkit::process::Weir;
+use weir_testkit::proxy::Proxy;
+use weir_testkit::redis::{Options, Server};
+use weir_testkit::{skip, wait};
+
+use super::crowd::rush;
+use super::given::{Listener, active, attempt, becomes, buy, purchase, status};
+use crate::given::{PATIENCE, operator, weir};
+
+fn skipped() -> bool {
+    skip("postgres") || skip("redis")
+}
+
+/// Two servers on one database and one Redis that saves nothing, either behind a proxy.
+struct Fleet {
+    redis: Server,
+    to_redis: Proxy,
+    to_postgres: Proxy,
+    weirs: Vec<Weir>,
+    clients: Vec<Client>,
+    _database: Database,
+}
+
+impl Fleet {
+    async fn start() -> Self {
+        let database = postgres::Server::shared().database("sale").await;
+        let redis = Server::private(&Options { appendonly: false, ..Options::default() });
+        let to_redis = Proxy::start(redis.address()).await;
+        let to_postgres = Proxy::start(postgres::Server::shared().addr()).await;
+        let (store, cache) = (database.url_via(to_postgres.addr()), redis.url_via(to_redis.addr()));
+        let start = || weir().env("WEIR_STORE", &store).env("WEIR_CACHE", &cache).spawn();
+        let weirs = vec![start().await, start().await];
+        let clients: Vec<Client> = weirs.iter().map(|weir| Client::new(weir.base_url())).collect();
+        let fleet = Self { redis, to_redis, to_postgres, weirs, clients, _database: database };
+        fleet.is_healthy().await;
+        fleet
+    }
+
+    async fn is_healthy(&self) {
+        for client in &self.clients {
+            wait::until("health is good", PATIENCE * 2, async || {
+                client.get("/health").await.is_ok_and(|answer| answer.status == 200)
+            })
+            .await;
+        }
+    }
+
+    fn operator(&self) -> Client {
+        operator(&self.weirs[0])
+    }
+
+    /// Waits until everything that was sold is written down, and the books balance.
+    async fn expect_books(&self, sku: &str, stock: u32, sold: u32) {
+        let item = json!([{"sku": sku, "initialStock": stock, "sold": sold, "persisted": sold}]);
+        wait::until("everything sold is written down", PATIENCE * 2, async || {
+            let response = self.operator().get("/admin/audit").await.expect("an answer");
+            // A store that was away a moment ago may say so once more.
+            response.status == 200
+                && response.json()["ok"] == true
+                && response.json()["sale"]["items"] == item
+        })
+        .await;
+    }
+}
+
+/// Buys until it is known what came of it: the number, or the code of the refusal.
+async fn buy_at_last(client: &Client, sku: &str, buyer: &str) -> Result<String, String> {
+    let mut answer = None;
+    wait::until("an answer that says yes or no", PATIENCE * 2, async || {
+        let response = attempt(client, sku, buyer).await;
+        if response.status == 503 || response.status == 429 {
+            return false;
+        }
+        assert_eq!(response.status, 200, "{:?}", response.body);
+        let body = response.json();
+        let number = body["data"]["purchaseNo"].as_str().map(str::to_owned);
+        answer = Some(number.ok_or_else(|| body["error"]["code"].as_str().unwrap_or_default().to_owned()));
+        true
+    })
+    .await;
+    answer.expect("it was waited for")
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn im_4_nf_7_ten_thousand_buyers_on_two_servers_get_exactly_a_hundred_units() {
+    if skipped() {
+        return;
+    }
+    let fleet = Fleet::start().await;
+    active(&fleet.operator(), "W", 100).await;
+    becomes(&fleet.clients[1], "W", "ACTIVE").await;
+    let (bought, heard) = rush(&fleet.clients, "W", (0..10_000).map(|n| format!("buyer-{n}"))).await;
+    assert_eq!(bought.len(), 100);
+    assert_eq!(heard, BTreeMap::from([("SOLD_OUT".to_owned(), 9_900)]));
+    for client in &fleet.clients {
+        becomes(client, "W", "ENDED").await;
+        assert_eq!(status(client, "W").await["stock"], 0);
+        for (buyer, number) in bought.iter().take(10) {
+            assert_eq!(purchase(client, "W", buyer).await.json()["data"]["purchaseNo"], **number);
+        }
+    }
+    fleet.expect_books("W", 100, 100).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_redis_that_is_flushed_in_the_middle_of_a_sale_oversells_nothing() {
+    if skipped() {
+        return;
+    }
+    let fleet = Fleet::start().await;
+    active(&fleet.operator(), "W", 60).await;
+    let (first, _) = rush(&fleet.clients, "W", (0..40).map(|n| format!("a-{n}"))).await;
+    assert_eq!(first.len(), 40);
+    fleet.redis.command(&["FLUSHALL"]).await;
+    let buyers = (0..60).map(|n| format!("b-{n}"));
+    let attempts = buyers.enumerate().map(|(n, buyer)| {
+        let client = &fleet.clients[n % 2];
+        async move { buy_at_last(client, "W", &buyer).await }
+    });
+    let answers: Vec<_> = stream::iter(attempts).buffer_unordered(20).collect().await;
+    // A 503 whose unit was sold all the same is told as such when it is asked again.
+    let bought = answers.iter().filter(|answer| match answer {
+        Ok(_) => true,
+        Err(code) => code == "ALREADY_PURCHASED",
+    });
+    assert_eq!(bought.count(), 20, "what was left, and no more");
+    for (buyer, number) in &first {
+        let client = &fleet.clients[1];
+        assert_eq!(purchase(client, "W", buyer).await.json()["data"]["purchaseNo"], **number, "{buyer}");
+    }
+    fleet.expect_books("W", 60, 60).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn while_postgres_is_down_sales_go_on_and_are_written_down_when_it_is_back() {
+    if skipped() {
+        return;
+    }
+    let fleet = Fleet::start().await;
+    active(&fleet.operator(), "W", 100).await;
+    becomes(&fleet.clients[1], "W", "ACTIVE").await;
+    fleet.to_postgres.refuse();
+    fleet.to_postgres.cut();
+    let (bought, _) = rush(&fleet.clients, "W", (0..50).map(|n| format!("a-{n}"))).await;
+    assert_eq!(bought.len(), 50, "Redis decides");
+    for client in &fleet.clients {
+        wait::until("status is current", PATIENCE, async || status(client, "W").await["stock"] == 50).await;
+        let (buyer, number) = bought.iter().next().unwrap();
+        assert_eq!(purchase(client, "W", buyer).await.json()["data"]["purchaseNo"], **number);
+    }
+    fleet.to_postgres.pass();
+    fleet.is_healthy().await;
+    fleet.expect_books("W", 100, 50).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn while_redis_is_down_sales_are_unavailable_and_go_on_where_they_were() {
+    if skipped() {
+        return;
+    }
+    let fleet = Fleet::start().await;
+    active(&fleet.operator(), "W", 10).await;
+    let client = &fleet.clients[0];
+    assert!(buy(client, "W", "a").await.is_ok());
+    fleet.to_redis.refuse();
+    fleet.to_redis.cut();
+    // What is known may be told for a tenth of a second more.
+    wait::until("status is unavailable, too", PATIENCE, async || {
+        client.get("/api/v1/sales?sku=W").await.unwrap().status == 503
+    })
+    .await;
+    for response in [attempt(client, "W", "b").await, client.get("/api/v1/sales?sku=W").await.unwrap()] {
+        let error = response.json()["error"].clone();
+        assert_eq!((response.status, &error["code"]), (503, &json!("SERVICE_UNAVAILABLE")));
+        assert_eq!(error["message"], "Service temporarily unavailable. Please try again.");
+        assert!(response.header("retry-after").is_some());
+    }
+    fleet.to_redis.pass();
+    fleet.is_healthy().await;
+    assert!(buy_at_last(client, "W", "c").await.is_ok());
+    assert_eq!(buy_at_last(client, "W", "a").await, Err("ALREADY_PURCHASED".to_owned()));
+    fleet.expect_books("W", 10, 2).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_killed_server_has_sold_is_written_down_by_the_others() {
+    if skipped() {
+        return;
+    }
+    let mut fleet = Fleet::start().await;
+    active(&fleet.operator(), "W", 100).await;
+    becomes(&fleet.clients[1], "W", "ACTIVE").await;
+    let (bought, _) = rush(&fleet.clients[1..], "W", (0..30).map(|n| format!("a-{n}"))).await;
+    fleet.weirs[1].kill_9();
+    for (buyer, number) in &bought {
+        let found = purchase(&fleet.clients[0], "W", buyer).await;
+        assert_eq!(found.json()["data"]["purchaseNo"], **number, "{buyer}");
+    }
+    fleet.expect_books("W", 100, 30).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_one_server_sells_is_told_by_the_other() {
+    if skipped() {
+        return;
+    }
+    let fleet = Fleet::start().await;
+    active(&fleet.operator(), "W", 2).await;
+    becomes(&fleet.clients[1], "W", "ACTIVE").await;
+    let mut listener = Listener::connect(fleet.weirs[1].addr(), "?sku=W", None).await;
+    assert_eq!(listener.next().await.unwrap().data["stock"], 2);
+    assert!(buy(&fleet.clients[0], "W", "a").await.is_ok());
+    assert_eq!(listener.until("stock-update").await.data["stock"], 1);
+    assert!(buy(&fleet.clients[0], "W", "b").await.is_ok());
+    assert_eq!(listener.until("state-change").await.data["reason"], "SOLD_OUT");
+}
