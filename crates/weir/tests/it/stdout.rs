@@ -29,6 +29,7 @@ impl Muted {
             .args(["serve", "--listen", &format!("127.0.0.1:{port}"), "--data"])
             .arg(data.path())
             .current_dir(data.path())
+            .env("WEIR_GRPC_LISTEN", "127.0.0.1:0")
             .env("WEIR_HTTP_SHUTDOWN_TIMEOUT", "500ms")
             .stdout(stdout)
             .stderr(Stdio::null())

@@ -43,6 +43,7 @@ fn refuse_to_start(store: &str) {
     let data = tempfile::tempdir().unwrap();
     let mut command = Command::new(env!("CARGO_BIN_EXE_weir"));
     command.args(["serve", "--listen", "127.0.0.1:0", "--data"]).arg(data.path()).env("WEIR_STORE", store);
+    command.env("WEIR_GRPC_LISTEN", "127.0.0.1:0");
     let output = command.output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{said}");

@@ -28,6 +28,9 @@ const SLEEP_MAX: Duration = Duration::from_secs(600);
 /// How often a reading is repeated because products were made or removed meanwhile.
 const ATTEMPTS: u32 = 3;
 
+/// By how much an earlier word of the store's time may be ahead of a later one that took longer to arrive.
+const AHEAD_MAX: Duration = Duration::from_secs(2);
+
 /// What this server knows of sales.
 pub struct Board {
     store: Arc<dyn SaleStore>,
@@ -48,12 +51,30 @@ pub struct Board {
 struct Known {
     /// In the state that was told last.
     products: HashMap<Sku, Product>,
-    /// When the store was read, by this process's clock and by the store's.
-    read: Option<(Instant, Timestamp)>,
+    /// When the store was asked for what is known.
+    read: Option<Instant>,
+    /// When the store's time was heard, and what it was at some moment before.
+    heard: Option<(Instant, Timestamp)>,
     /// Whether these are all products there are.
     is_whole: bool,
     /// When a product was heard of other than by reading all: a list that is not quite current may not name it yet.
     learned: HashMap<Sku, Instant>,
+}
+
+impl Known {
+    /// The store's time, or a little before: never after, or a sale would be shown as open that the store does not sell yet.
+    fn time(&self) -> Option<Timestamp> {
+        self.heard.map(|(at, time)| time.plus(at.elapsed()))
+    }
+
+    /// Takes note of the store's time. Of two that came by ways of different length the later one is nearer to the truth; a
+    /// clock that was set back is believed.
+    fn hear(&mut self, time: Timestamp) {
+        let ahead = self.time().map_or(Duration::ZERO, |known| known.since(time));
+        if ahead.is_zero() || ahead > AHEAD_MAX {
+            self.heard = Some((Instant::now(), time));
+        }
+    }
 }
 
 /// What the board says of a sku.
@@ -234,7 +255,7 @@ impl Board {
 
     fn is_fresh(&self) -> bool {
         let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
-        known.read.is_some_and(|(at, _)| !self.is_shared || at.elapsed() < FRESH_FOR)
+        known.read.is_some_and(|at| !self.is_shared || at.elapsed() < FRESH_FOR)
     }
 
     /// Takes over what the store said. What it does not name is gone, if no product was made or removed meanwhile and it
@@ -257,7 +278,8 @@ impl Board {
                 self.events.forget(&sku);
             }
         }
-        known.read = Some((asked_at, snapshot.now));
+        known.read = Some(asked_at);
+        known.hear(snapshot.now);
         for product in snapshot.products {
             self.merge(&mut known, product);
         }
@@ -318,7 +340,26 @@ impl Board {
     fn now(&self, known: &Known) -> Option<Timestamp> {
         match &self.clock {
             Some(clock) => Some(clock.now()),
-            None => known.read.map(|(at, now)| now.plus(at.elapsed())),
+            None => known.time(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_later_word_of_the_stores_time_holds_unless_the_clock_was_set_back() {
+        let (mut known, time) = (Known::default(), Timestamp::from_seconds(1_000));
+        assert_eq!(known.time(), None);
+        known.hear(time);
+        let heard = known.heard;
+        known.hear(Timestamp::from_seconds(999));
+        assert_eq!(known.heard, heard, "this one was longer on its way");
+        known.hear(Timestamp::from_seconds(900));
+        assert_eq!(known.heard.map(|(_, time)| time), Some(Timestamp::from_seconds(900)));
+        known.hear(Timestamp::from_seconds(2_000));
+        assert!(known.time() >= Some(Timestamp::from_seconds(2_000)));
     }
 }
