@@ -5,6 +5,8 @@
 
 mod error;
 mod migrate;
+#[cfg(test)]
+mod plans;
 mod pool;
 mod queue;
 mod quota;

@@ -38,7 +38,7 @@ const LEASE: &str = "
     )
     UPDATE queue_shard AS held
     SET token = held.token + 1, leased_until = coalesce($3, clock_timestamp()) + $2::bigint * interval '1 microsecond'
-    FROM free WHERE held.topic = free.topic AND held.shard = free.shard
+    FROM free WHERE held.topic = $1 AND held.shard = ANY(ARRAY[free.shard])
     RETURNING held.shard, held.token";
 const VISIBLE: &str = "
     SELECT message.shard, message.id, message.key, message.payload, message.attempts
@@ -57,22 +57,28 @@ const VISIBLE: &str = "
     ORDER BY message.shard, message.id";
 const LOCK_LEASES: &str = "
     SELECT held.shard
-    FROM queue_shard AS held
-    JOIN unnest($2::smallint[], $3::bigint[]) AS mine (shard, token)
-      ON held.topic = $1 AND held.shard = mine.shard AND held.token = mine.token
-    WHERE held.leased_until > coalesce($4, clock_timestamp())
-    ORDER BY held.shard FOR UPDATE OF held";
+    FROM (SELECT * FROM unnest($2::smallint[], $3::bigint[]) AS mine (shard, token) ORDER BY shard OFFSET 0) AS mine
+    CROSS JOIN LATERAL (
+        SELECT shard FROM queue_shard
+        WHERE topic = $1 AND shard = mine.shard AND token = mine.token
+          AND leased_until > coalesce($4, clock_timestamp())
+        FOR UPDATE) AS held";
+/// Messages are looked up one by one (see `plans.rs`), and are nobody else's while their shard is leased.
 const DELAY: &str = "
     UPDATE queue_message AS message
     SET attempts = message.attempts + 1,
         delayed_until = coalesce($5, clock_timestamp()) + retry.delay * interval '1 microsecond'
     FROM unnest($2::smallint[], $3::bigint[], $4::bigint[]) AS retry (shard, id, delay)
-    WHERE message.topic = $1 AND message.shard = retry.shard AND message.id = retry.id";
+    CROSS JOIN LATERAL (
+        SELECT ctid AS place FROM queue_message WHERE topic = $1 AND shard = retry.shard AND id = retry.id OFFSET 0) AS found
+    WHERE message.ctid = found.place";
 const BURY: &str = "
     WITH gone AS (
         DELETE FROM queue_message AS message
         USING unnest($2::smallint[], $3::bigint[], $4::text[], $5::text[]) AS dead (shard, id, letter, reason)
-        WHERE message.topic = $1 AND message.shard = dead.shard AND message.id = dead.id
+        CROSS JOIN LATERAL (
+            SELECT ctid AS place FROM queue_message WHERE topic = $1 AND shard = dead.shard AND id = dead.id OFFSET 0) AS found
+        WHERE message.ctid = found.place
         RETURNING dead.letter, message.topic, message.shard, message.id, message.key, message.payload,
                   dead.reason, message.attempts + 1
     )
@@ -83,9 +89,11 @@ const RELEASE: &str = "
     WHERE topic = $1 AND shard = ANY($2)";
 const FINISH: &str = "
     WITH gone AS (
-        DELETE FROM queue_message AS message
-        USING unnest($3::smallint[], $4::bigint[]) AS done (shard, id)
-        WHERE message.topic = $1 AND message.shard = done.shard AND message.id = done.id
+        DELETE FROM queue_message WHERE ctid = ANY(ARRAY(
+            SELECT place FROM unnest($3::smallint[], $4::bigint[]) AS done (shard, id)
+            CROSS JOIN LATERAL (
+                SELECT ctid AS place FROM queue_message
+                WHERE topic = $1 AND shard = done.shard AND id = done.id OFFSET 0) AS found))
         RETURNING 1
     )
     INSERT INTO queue_ledger (topic, slot, done) SELECT $1, $2, count(*) FROM gone

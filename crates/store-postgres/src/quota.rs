@@ -53,7 +53,7 @@ const SAVE: &str = "
     UPDATE rate_limit_store AS row
     SET current_count = new.current_count, last_refresh_time = new.last_refresh_time
     FROM unnest($1::text[], $2::integer[], $3::timestamptz[]) AS new (user_id, current_count, last_refresh_time)
-    WHERE row.user_id = new.user_id";
+    WHERE row.user_id = ANY(ARRAY[new.user_id])"; // see `plans.rs`
 const ENQUEUE: &str = "
     INSERT INTO queue_message (topic, shard, key, payload)
     SELECT $1, new.shard, new.key, new.payload

@@ -49,6 +49,9 @@ pub(crate) fn sql() -> impl Iterator<Item = &'static str> {
     [FIND].into_iter().chain(submit::SQL).chain(work::SQL)
 }
 
+#[cfg(test)]
+pub(crate) use upkeep::BATCHES as UPKEEP;
+
 #[derive(Debug)]
 pub(crate) struct Statements {
     find: Statement,

@@ -73,7 +73,7 @@ const TURN: &str = "
     UPDATE products p
     SET state = CASE WHEN p.end_time <= coalesce($1, clock_timestamp()) THEN 'ENDED' ELSE 'ACTIVE' END,
         end_reason = CASE WHEN p.end_time <= coalesce($1, clock_timestamp()) THEN 'TIME_EXPIRED' END
-    FROM due WHERE p.id = due.id AND p.state <> 'ENDED'";
+    FROM due WHERE p.id = ANY(ARRAY[due.id]) AND p.state <> 'ENDED'";
 const AUDIT: &str = "
     SELECT (SELECT count(*) FROM products), (SELECT coalesce(sum(sold), 0)::bigint FROM products),
            (SELECT count(*) FROM purchases),

@@ -27,8 +27,8 @@ const DELETE: &str = "
         DELETE FROM rate_limit_event_slot WHERE event_id = $1
         RETURNING event_id, config_name, requested_time, window_start, scheduled_time),
     unnoted AS (
-        DELETE FROM rate_limit_event_due AS due USING gone
-        WHERE due.scheduled_time = gone.scheduled_time AND due.event_id = gone.event_id)
+        DELETE FROM rate_limit_event_due
+        WHERE scheduled_time = (SELECT scheduled_time FROM gone) AND event_id = (SELECT event_id FROM gone))
     SELECT event_id, config_name, requested_time, window_start, scheduled_time FROM gone";
 const GIVE_BACK: &str = "
     UPDATE rate_limit_window_counter

@@ -54,12 +54,18 @@ const KEEP: &str = "
     ORDER BY scope, key COLLATE \"C\"
     ON CONFLICT (scope, key) DO UPDATE SET spent = excluded.spent";
 const UNKEEP: &str = "
-    DELETE FROM tier_spent WHERE (scope, key) IN (SELECT * FROM unnest($1::integer[], $2::text[]))";
+    DELETE FROM tier_spent WHERE ctid = ANY(ARRAY(
+        SELECT place FROM unnest($1::integer[], $2::text[]) AS gone (scope, key)
+        CROSS JOIN LATERAL (
+            SELECT ctid AS place FROM tier_spent WHERE scope = gone.scope AND key = gone.key OFFSET 0) AS found))";
 const KEPT: &str = "
     SELECT scope, key, spent FROM tier_spent WHERE (scope, key) > ($1, $2) ORDER BY scope, key LIMIT $3";
 const VERSION: &str = "SELECT version FROM tier_version WHERE id = 1";
 const CHANGES: &str = "
     SELECT version, user_id FROM tier_change WHERE version > $1 ORDER BY version LIMIT $2";
+
+#[cfg(test)]
+pub(crate) const BATCHES: [&str; 2] = [KEEP, UNKEEP];
 
 #[async_trait]
 impl TierStore for Postgres {

@@ -26,9 +26,11 @@ const KEPT: &str = "
     SELECT kept.tenant_id, kept.idempotency_key, kept.payload_hash, kept.request_id, kept.expires_at,
            record.status, record.created_at
     FROM unnest($1::text[], $2::text[]) AS wanted (tenant_id, key)
-    JOIN idempotency_record AS kept
-      ON kept.tenant_id = wanted.tenant_id AND kept.idempotency_key = wanted.key
-    LEFT JOIN request_record AS record ON record.request_id = kept.request_id";
+    CROSS JOIN LATERAL (
+        SELECT * FROM idempotency_record
+        WHERE tenant_id = wanted.tenant_id AND idempotency_key = wanted.key OFFSET 0) AS kept
+    LEFT JOIN LATERAL (
+        SELECT status, created_at FROM request_record WHERE request_id = kept.request_id OFFSET 0) AS record ON true";
 const MAKE_TENANTS: &str = "
     INSERT INTO request_tenant (tenant_id, current_count, last_refresh_time)
     SELECT tenant_id, 0, '-infinity' FROM unnest($1::text[]) AS wanted (tenant_id) ORDER BY tenant_id
@@ -40,7 +42,7 @@ const SAVE_TENANTS: &str = "
     UPDATE request_tenant AS tenant
     SET current_count = new.current_count, last_refresh_time = new.last_refresh_time
     FROM unnest($1::text[], $2::integer[], $3::timestamptz[]) AS new (tenant_id, current_count, last_refresh_time)
-    WHERE tenant.tenant_id = new.tenant_id";
+    WHERE tenant.tenant_id = ANY(ARRAY[new.tenant_id])";
 /// Takes a key that is free, has expired, or stands for one of the requests that are known to be gone. That cannot be looked
 /// up here: a record that was committed while this waited for its key is not to be seen yet. `IS TRUE` keeps the tests of
 /// `kept` from becoming joins, which without a hash would compare every new row with every other.

@@ -16,7 +16,9 @@ use crate::{Postgres, time};
 
 const PENDING: &str = "
     SELECT job.request_id, (extract(epoch FROM coalesce($3, clock_timestamp()) - created_at) * 1000000)::bigint
-    FROM request_job AS job JOIN request_record AS record ON record.request_id = job.request_id
+    FROM request_job AS job
+    CROSS JOIN LATERAL (
+        SELECT status, created_at FROM request_record WHERE request_id = job.request_id OFFSET 0) AS record
     WHERE job.is_pending AND record.status = 'PENDING_ENQUEUE'
       AND created_at <= coalesce($3, clock_timestamp()) - $1::bigint * interval '1 microsecond'
     ORDER BY job.request_id LIMIT $2";
@@ -25,16 +27,16 @@ const AGE_MAX: Duration = Duration::from_secs(100 * 366 * 86_400);
 /// Jobs first, as everywhere. A worker that has one of them has made its request `IN_PROGRESS` already.
 const MARK_ENQUEUED: &str = "
     WITH locked AS MATERIALIZED (
-        SELECT request_id FROM request_job WHERE request_id = ANY($1) ORDER BY request_id FOR UPDATE),
+        SELECT request_id, is_pending FROM request_job WHERE request_id = ANY($1) ORDER BY request_id FOR UPDATE),
     given AS (
         UPDATE request_job AS job SET is_pending = false FROM locked
-        WHERE job.request_id = locked.request_id AND job.is_pending)
+        WHERE job.request_id = ANY(ARRAY[locked.request_id]) AND locked.is_pending)
     UPDATE request_record AS record SET status = 'ACCEPTED', updated_at = coalesce($2, clock_timestamp())
-    FROM locked WHERE record.request_id = locked.request_id AND record.status = 'PENDING_ENQUEUE'";
+    FROM locked WHERE record.request_id = ANY(ARRAY[locked.request_id]) AND record.status = 'PENDING_ENQUEUE'";
 const LETTERS: &str = "
-    DELETE FROM request_dead WHERE request_id IN (
+    DELETE FROM request_dead WHERE request_id = ANY(ARRAY(
         SELECT request_id FROM request_dead WHERE $1::uuid IS NULL OR request_id = $1
-        ORDER BY request_id LIMIT $2 FOR UPDATE)
+        ORDER BY request_id LIMIT $2 FOR UPDATE))
     RETURNING request_id, downstream, token";
 const RESTART: &str = "
     WITH replayed AS (
@@ -44,7 +46,7 @@ const RESTART: &str = "
         SELECT request_id, downstream, $6, token FROM replayed)
     UPDATE request_record AS record
     SET status = $4, attempts = $5, failure_code = NULL, failure_message = NULL, updated_at = $6
-    FROM replayed WHERE record.request_id = replayed.request_id";
+    FROM replayed WHERE record.request_id = ANY(ARRAY[replayed.request_id])";
 const DISCARD: &str = "DELETE FROM request_dead WHERE request_id = $1";
 const COUNT: &str = "SELECT count(*) FROM request_dead";
 /// Ids are in order of time, so the old ones are the first.
@@ -59,15 +61,15 @@ const DELETE: &str = "
         DELETE FROM request_record
         WHERE request_id = ANY($1) AND status IN ('COMPLETED', 'FAILED_PERMANENT', 'FAILED_RETRY_EXHAUSTED')
         RETURNING request_id),
-    letters AS (DELETE FROM request_dead WHERE request_id IN (SELECT request_id FROM gone)),
+    letters AS (DELETE FROM request_dead WHERE request_id = ANY(ARRAY(SELECT request_id FROM gone))),
     counted AS (
         INSERT INTO request_ledger (slot, purged) SELECT $2, count(*) FROM gone
         ON CONFLICT (slot) DO UPDATE SET purged = request_ledger.purged + excluded.purged)
     SELECT count(*) FROM gone";
 const FORGET_KEYS: &str = "
-    DELETE FROM idempotency_record WHERE (tenant_id, idempotency_key) IN (
-        SELECT tenant_id, idempotency_key FROM idempotency_record
-        WHERE expires_at <= coalesce($1, clock_timestamp()) ORDER BY expires_at LIMIT $2 FOR UPDATE SKIP LOCKED)";
+    DELETE FROM idempotency_record WHERE ctid = ANY(ARRAY(
+        SELECT ctid FROM idempotency_record
+        WHERE expires_at <= coalesce($1, clock_timestamp()) ORDER BY expires_at LIMIT $2 FOR UPDATE SKIP LOCKED))";
 const ROLLOUT: &str = "SELECT processing_enabled, reconciler_enabled, canary_percent FROM request_rollout";
 const CHANGE_ROLLOUT: &str = "
     INSERT INTO request_rollout AS present (id, processing_enabled, reconciler_enabled, canary_percent)
@@ -85,6 +87,10 @@ const BOOKS: &str = "
            count(*) FILTER (WHERE status IN ('ACCEPTED', 'PENDING_ENQUEUE', 'IN_PROGRESS')),
            (SELECT count(*) FROM request_job)
     FROM request_record";
+
+/// Those that take batches.
+#[cfg(test)]
+pub(crate) const BATCHES: [&str; 6] = [PENDING, MARK_ENQUEUED, LETTERS, RESTART, DELETE, FORGET_KEYS];
 
 pub(super) async fn pending(engine: &Postgres, older_than: Duration, limit: usize) -> Result<Vec<Pending>> {
     let session = engine.inner.pool.request_session().await?;

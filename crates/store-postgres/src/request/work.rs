@@ -31,7 +31,8 @@ const FIRST: &str = "
     CROSS JOIN LATERAL (
         SELECT claimable_at FROM request_job WHERE downstream = room.downstream
         ORDER BY claimable_at LIMIT 1) AS job";
-/// What a worker needs, and the rule: as [`read_entry`] and [`read_job`] read them.
+/// What a worker needs, and the rule: as [`read_entry`] and [`read_job`] read them. `OFFSET 0` keeps the look-up of records
+/// what it is, here and below (see `plans.rs`).
 const CLAIM: &str = "
     SELECT request_id, status, attempts, claimable_at, is_leased, token, downstream, has_callback, tenant_id,
            request_type, payload, payload_key_id, created_at
@@ -46,21 +47,23 @@ const CLAIM: &str = "
             SELECT * FROM request_job AS due
             WHERE due.downstream = room.downstream AND due.claimable_at <= coalesce($3, clock_timestamp())
             ORDER BY due.claimable_at LIMIT room.jobs FOR UPDATE SKIP LOCKED) AS job
-        JOIN request_record AS record ON record.request_id = job.request_id) AS claimable
+        CROSS JOIN LATERAL (
+            SELECT * FROM request_record WHERE request_id = job.request_id OFFSET 0) AS record) AS claimable
     WHERE coalesce(bytes_before, 0) < $4 ORDER BY claimable_at";
 const CLAIM_NAMED: &str = "
     SELECT job.request_id, record.status, job.attempts, job.claimable_at, job.is_leased, job.token, job.downstream,
            record.callback_url IS NOT NULL, record.tenant_id, record.request_type, record.payload,
            record.payload_key_id, record.created_at
-    FROM request_job AS job JOIN request_record AS record USING (request_id)
-    WHERE job.request_id = ANY($1) ORDER BY job.request_id FOR UPDATE OF job SKIP LOCKED";
+    FROM (SELECT * FROM request_job WHERE request_id = ANY($1) ORDER BY request_id FOR UPDATE SKIP LOCKED) AS job
+    CROSS JOIN LATERAL (SELECT * FROM request_record WHERE request_id = job.request_id OFFSET 0) AS record";
 const LOCK: &str = "
     SELECT job.request_id, record.status, job.attempts, job.claimable_at, job.is_leased, job.token, job.downstream,
            record.callback_url IS NOT NULL
-    FROM request_job AS job JOIN request_record AS record USING (request_id)
-    WHERE job.request_id = ANY($1) ORDER BY job.request_id FOR UPDATE OF job";
+    FROM (SELECT * FROM request_job WHERE request_id = ANY($1) ORDER BY request_id FOR UPDATE) AS job
+    CROSS JOIN LATERAL (SELECT * FROM request_record WHERE request_id = job.request_id OFFSET 0) AS record";
 const STATUS: &str = "SELECT request_id, status FROM request_record WHERE request_id = ANY($1)";
-/// Without an attempt that came to something, what the last one came to still stands.
+/// Without an attempt that came to something, what the last one came to still stands. `ANY(ARRAY[…])` is an equality that
+/// cannot be turned round: see `plans.rs`.
 const SAVE_RECORDS: &str = "
     UPDATE request_record AS record
     SET status = new.status, attempts = new.attempts, updated_at = $9,
@@ -70,14 +73,14 @@ const SAVE_RECORDS: &str = "
         result_key_id = CASE WHEN new.is_told THEN new.result_key_id ELSE record.result_key_id END
     FROM unnest($1::uuid[], $2::text[], $3::integer[], $4::boolean[], $5::text[], $6::text[], $7::bytea[], $8::text[])
         AS new (request_id, status, attempts, is_told, code, message, result, result_key_id)
-    WHERE record.request_id = new.request_id";
+    WHERE record.request_id = ANY(ARRAY[new.request_id])";
 const SAVE_JOBS: &str = "
     UPDATE request_job AS job
     SET claimable_at = new.claimable_at, is_leased = new.is_leased, token = new.token, attempts = new.attempts,
         is_pending = false
     FROM unnest($1::uuid[], $2::timestamptz[], $3::boolean[], $4::bigint[], $5::integer[])
         AS new (request_id, claimable_at, is_leased, token, attempts)
-    WHERE job.request_id = new.request_id";
+    WHERE job.request_id = ANY(ARRAY[new.request_id])";
 const END_JOBS: &str = "
     WITH gone AS (DELETE FROM request_job WHERE request_id = ANY($1) RETURNING request_id, downstream, token)
     INSERT INTO request_dead (request_id, downstream, token, died_at)

@@ -25,8 +25,9 @@ const LOCK: &str = "
 const BOUGHT: &str = "
     SELECT u.product_id, u.user_id
     FROM unnest($1::text[], $2::text[]) AS w (sku, user_id)
-    JOIN products p ON p.sku = w.sku
-    JOIN purchases u ON u.product_id = p.id AND u.user_id = w.user_id";
+    CROSS JOIN LATERAL (SELECT id FROM products WHERE sku = w.sku OFFSET 0) AS p
+    CROSS JOIN LATERAL (
+        SELECT product_id, user_id FROM purchases WHERE product_id = p.id AND user_id = w.user_id OFFSET 0) AS u";
 const SAVE: &str = "
     WITH bought AS (
         INSERT INTO purchases (product_id, user_id, number, purchased_at, created_at, created_by)
@@ -35,7 +36,7 @@ const SAVE: &str = "
             AS new (product_id, user_id, number, at))
     UPDATE products p SET sold = c.sold, state = c.state, end_reason = c.end_reason
     FROM unnest($5::bigint[], $6::integer[], $7::text[], $8::text[]) AS c (id, sold, state, end_reason)
-    WHERE p.id = c.id";
+    WHERE p.id = ANY(ARRAY[c.id])";
 
 /// In the order of [`Statements::from_prepared`].
 pub(super) const SQL: [&str; 3] = [LOCK, BOUGHT, SAVE];

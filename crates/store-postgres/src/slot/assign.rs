@@ -42,8 +42,7 @@ const FIRST_OPEN: &str = "
         ELSE coalesce(
             (SELECT c.window_start FROM rate_limit_window_counter c
              WHERE c.config_name = w.config_name AND c.status = 'OPEN' AND c.window_start >= w.from_start
-               AND NOT EXISTS (SELECT FROM unnest($3::text[], $4::timestamptz[]) AS ours (config_name, start)
-                               WHERE ours.config_name = c.config_name AND ours.start = c.window_start)
+               AND (c.config_name, c.window_start) NOT IN (SELECT * FROM unnest($3::text[], $4::timestamptz[]))
              ORDER BY c.window_start LIMIT 1),
             (SELECT c.window_start FROM rate_limit_window_counter c WHERE c.config_name = w.config_name
              ORDER BY c.window_start DESC LIMIT 1))
@@ -56,8 +55,8 @@ const MAKE: &str = "
         SELECT missing.config_name, missing.start FROM (
             SELECT w.config_name, w.start
             FROM unnest($1::text[], $2::timestamptz[]) WITH ORDINALITY AS w (config_name, start, place)
-            WHERE NOT EXISTS (SELECT FROM rate_limit_window_counter c
-                              WHERE c.config_name = w.config_name AND c.window_start = w.start)
+            WHERE (SELECT true FROM rate_limit_window_counter c
+                   WHERE c.config_name = w.config_name AND c.window_start = w.start) IS NULL
             ORDER BY w.place OFFSET 0) AS missing
         WHERE pg_try_advisory_xact_lock(
             hashtextextended('weir window ' || missing.config_name || ' ' || missing.start, 1))
@@ -67,39 +66,44 @@ const MAKE: &str = "
     ON CONFLICT DO NOTHING";
 /// Names both states, so that whichever index is used is used whole.
 const STATES: &str = "
-    SELECT c.config_name, c.window_start, c.status FROM rate_limit_window_counter c
-    JOIN unnest($1::text[], $2::timestamptz[]) AS w (config_name, start)
-      ON c.config_name = w.config_name AND c.window_start = w.start
-    WHERE c.status IN ('OPEN', 'CLOSED')";
+    SELECT c.config_name, c.window_start, c.status
+    FROM unnest($1::text[], $2::timestamptz[]) AS w (config_name, start)
+    CROSS JOIN LATERAL (
+        SELECT * FROM rate_limit_window_counter
+        WHERE config_name = w.config_name AND window_start = w.start AND status IN ('OPEN', 'CLOSED') OFFSET 0) AS c";
 const LOCK: &str = "
-    SELECT c.config_name, c.window_start, c.slot_count FROM rate_limit_window_counter c
-    JOIN unnest($1::text[], $2::timestamptz[]) AS w (config_name, start)
-      ON c.config_name = w.config_name AND c.window_start = w.start
-    WHERE c.status = 'OPEN'
-    ORDER BY c.config_name, c.window_start LIMIT $3
-    FOR UPDATE OF c SKIP LOCKED";
-/// A slot that another server has just given to the same event is left alone, and not counted.
+    SELECT c.config_name, c.window_start, c.slot_count
+    FROM (SELECT * FROM unnest($1::text[], $2::timestamptz[]) AS w (config_name, start) ORDER BY config_name, start OFFSET 0) AS w
+    CROSS JOIN LATERAL (
+        SELECT * FROM rate_limit_window_counter
+        WHERE config_name = w.config_name AND window_start = w.start AND status = 'OPEN' FOR UPDATE SKIP LOCKED) AS c
+    LIMIT $3";
+/// A slot that another server has just given to the same event is left alone, and not counted. `IS TRUE` keeps the test of
+/// `inserted` from becoming a join, which without a hash would compare every event with every other.
 const SAVE: &str = "
-    WITH inserted AS (
+    WITH new AS (
+        SELECT * FROM unnest($1::text[], $2::text[], $3::timestamptz[], $4::timestamptz[], $5::timestamptz[], $6::integer[])
+            AS new (event_id, config_name, requested, start, scheduled, max)),
+    inserted AS (
         INSERT INTO rate_limit_event_slot (event_id, config_name, requested_time, window_start, scheduled_time)
-        SELECT new.event_id, new.config_name, new.requested, new.start, new.scheduled
-        FROM unnest($1::text[], $2::text[], $3::timestamptz[], $4::timestamptz[], $5::timestamptz[])
-            AS new (event_id, config_name, requested, start, scheduled)
-        ORDER BY new.event_id
+        SELECT event_id, config_name, requested, start, scheduled FROM new ORDER BY event_id
         ON CONFLICT (event_id) DO NOTHING
-        RETURNING event_id, config_name, window_start, scheduled_time),
+        RETURNING event_id, scheduled_time),
     noted AS (
         INSERT INTO rate_limit_event_due (scheduled_time, event_id)
-        SELECT scheduled_time, event_id FROM inserted WHERE $8::boolean
+        SELECT scheduled_time, event_id FROM inserted WHERE $7::boolean
         ON CONFLICT DO NOTHING),
     counted AS (
-        SELECT config_name, window_start, count(*)::integer AS added FROM inserted GROUP BY 1, 2),
+        SELECT config_name, start, count(*)::integer AS added, max(max) AS max FROM new
+        WHERE (event_id IN (SELECT event_id FROM inserted)) IS TRUE GROUP BY 1, 2),
     updated AS (
         UPDATE rate_limit_window_counter c
         SET slot_count = c.slot_count + counted.added,
-            status = CASE WHEN c.slot_count + counted.added < pace.max THEN 'OPEN' ELSE 'CLOSED' END
-        FROM counted JOIN unnest($6::text[], $7::integer[]) AS pace (config_name, max) USING (config_name)
-        WHERE c.config_name = counted.config_name AND c.window_start = counted.window_start)
+            status = CASE WHEN c.slot_count + counted.added < counted.max THEN 'OPEN' ELSE 'CLOSED' END
+        FROM counted CROSS JOIN LATERAL (
+            SELECT ctid AS place FROM rate_limit_window_counter
+            WHERE config_name = counted.config_name AND window_start = counted.start OFFSET 0) AS found
+        WHERE c.ctid = found.place)
     SELECT count(*) FROM inserted";
 
 /// In the order of [`Statements::from_prepared`].
@@ -349,13 +353,13 @@ impl<'a> Work<'a> {
         let requested = times(|slot| slot.requested);
         let starts = times(|slot| slot.window_start);
         let scheduled = times(|slot| slot.scheduled);
-        let names: Vec<&str> = paces.keys().map(ConfigName::as_str).collect();
+        let max = |slot: &&Slot| paces.get(&slot.config).map_or(u32::MAX, Pace::max_per_window);
         let maxima: Vec<i32> =
-            paces.values().map(|pace| i32::try_from(pace.max_per_window()).unwrap_or(i32::MAX)).collect();
+            slots.iter().map(|slot| i32::try_from(max(slot)).unwrap_or(i32::MAX)).collect();
         let (follow_names, follow_starts) = self.follow_ups();
         let (client, statements) = (&session.client, &session.statements.slot);
-        let values: [&(dyn ToSql + Sync); 8] =
-            [&events, &configs, &requested, &starts, &scheduled, &names, &maxima, &is_dispatching];
+        let values: [&(dyn ToSql + Sync); 7] =
+            [&events, &configs, &requested, &starts, &scheduled, &maxima, &is_dispatching];
         let (saved, _, ()) = session
             .bounded(try_join3(
                 client.query_one(&statements.assign.save, &values),

@@ -44,12 +44,16 @@ const TAKE: &str = "
     SELECT due.scheduled_time, due.event_id, slot.config_name, slot.requested_time, slot.window_start
     FROM (SELECT * FROM rate_limit_event_due WHERE scheduled_time <= coalesce($2, clock_timestamp())
           ORDER BY scheduled_time, event_id LIMIT $1) AS due
-    LEFT JOIN rate_limit_event_slot AS slot
-      ON slot.event_id = due.event_id AND slot.scheduled_time = due.scheduled_time
+    LEFT JOIN LATERAL (
+        SELECT * FROM rate_limit_event_slot
+        WHERE event_id = due.event_id AND scheduled_time = due.scheduled_time OFFSET 0) AS slot ON true
     ORDER BY due.scheduled_time, due.event_id";
 const FORGET: &str = "
-    DELETE FROM rate_limit_event_due AS due USING unnest($1::timestamptz[], $2::text[]) AS gone (at, event_id)
-    WHERE due.scheduled_time = gone.at AND due.event_id = gone.event_id";
+    DELETE FROM rate_limit_event_due WHERE ctid = ANY(ARRAY(
+        SELECT place FROM unnest($1::timestamptz[], $2::text[]) AS gone (at, event_id)
+        CROSS JOIN LATERAL (
+            SELECT ctid AS place FROM rate_limit_event_due
+            WHERE scheduled_time = gone.at AND event_id = gone.event_id OFFSET 0) AS found))";
 
 /// In the order of [`Statements::from_prepared`].
 pub(super) const SQL: [&str; 5] = [NOTE_PAGE, FIRST, SIT, TAKE, FORGET];
