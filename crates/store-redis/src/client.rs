@@ -128,6 +128,14 @@ impl Redis {
         join_all(answers).await.into_iter().all(|answered| answered)
     }
 
+    /// How to reach one of the servers, each time another one, and how long an answer may take.
+    pub(crate) fn any_client(&self, round: usize) -> redis::RedisResult<(redis::Client, Duration)> {
+        let nodes = &self.inner.topology().nodes;
+        let node = nodes.get(round % nodes.len().max(1));
+        let node = node.ok_or((ErrorKind::InvalidClientConfig, "no server is known"))?;
+        Ok((self.inner.target.client(&node.address)?, self.inner.target.call_timeout))
+    }
+
     /// Calls a script for many keys; one answer for each. Its first argument is the id of the server's present run,
     /// then come `common`, then each key's own.
     pub(crate) async fn call(&self, script: Script, common: &[&str], items: &[Item]) -> Answers {

@@ -17,10 +17,10 @@ use crate::target::{Address, Target};
 /// How much longer than a call a connection may take to be ready.
 const CONNECT_FACTOR: u32 = 2;
 
-const PAUSE_MIN: Duration = Duration::from_millis(50);
-const PAUSE_MAX: Duration = Duration::from_secs(1);
+pub(crate) const PAUSE_MIN: Duration = Duration::from_millis(50);
+pub(crate) const PAUSE_MAX: Duration = Duration::from_secs(1);
 /// A connection that lasted for so long was no mistake.
-const STEADY_AFTER: Duration = Duration::from_secs(5);
+pub(crate) const STEADY_AFTER: Duration = Duration::from_secs(5);
 
 #[derive(Debug)]
 pub(crate) struct Node {

@@ -7,21 +7,23 @@
 //! running sale is opened again, everybody gets the time to do that.
 
 mod follow;
+mod news;
 mod rebuild;
 mod reconcile;
 mod reply;
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
 use async_trait::async_trait;
 use redis::Value;
+use tokio::sync::Notify;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use weir_core::sale::{Change, ChangeError, Receipt, Sku, State, Terms};
 use weir_core::{Clock, UserId};
 use weir_store::sale::{
-    Board, Books, Buy, BuyOutcome, ChangeOutcome, CreateOutcome, FollowMetrics, Product, ProductId,
+    Board, Books, Buy, BuyOutcome, ChangeOutcome, CreateOutcome, FollowMetrics, News, Product, ProductId,
     SaleLedger, SaleStore,
 };
 use weir_store::{Error, Result};
@@ -51,6 +53,12 @@ struct Parts {
     clock: Option<Arc<dyn Clock>>,
     /// What the store said last: names and terms change seldom, and may be asked for while the store is down.
     catalogue: RwLock<Option<HashMap<Sku, Product>>>,
+    /// Whether `sale:events` is listened to.
+    is_told: AtomicBool,
+    /// Rung when something may have come into a stream.
+    sold: Notify,
+    /// Whether something was made or changed since it was read.
+    is_catalogue_old: AtomicBool,
     /// Counts what was made and removed here.
     changes: AtomicU64,
     /// Sold by this process, and not known to be written down.
@@ -73,6 +81,9 @@ impl RedisSales {
             ledger,
             clock,
             catalogue: RwLock::default(),
+            is_told: AtomicBool::new(false),
+            sold: Notify::new(),
+            is_catalogue_old: AtomicBool::new(false),
             changes: AtomicU64::new(0),
             unsettled: Mutex::default(),
             rebuilding: tokio::sync::Mutex::default(),
@@ -130,15 +141,22 @@ impl Parts {
     /// The products the store has told of, if it ever has.
     async fn catalogue(&self) -> Result<HashMap<Sku, Product>> {
         let known = self.catalogue.read().unwrap_or_else(PoisonError::into_inner).clone();
-        match known {
-            Some(known) => Ok(known),
-            None => self.read_catalogue().await,
+        let Some(known) = known else { return self.read_catalogue().await };
+        if !self.is_catalogue_old.load(Ordering::SeqCst) {
+            return Ok(known);
         }
+        // While the store is down, what it said last holds.
+        Ok(self.read_catalogue().await.unwrap_or(known))
     }
 
     async fn read_catalogue(&self) -> Result<HashMap<Sku, Product>> {
         let before = self.changes.load(Ordering::SeqCst);
-        let products = self.ledger.board().await?.products;
+        let was_old = self.is_catalogue_old.swap(false, Ordering::SeqCst);
+        let products = self.ledger.board().await;
+        if products.is_err() && was_old {
+            self.is_catalogue_old.store(true, Ordering::SeqCst);
+        }
+        let products = products?.products;
         let read: HashMap<Sku, Product> =
             products.into_iter().map(|product| (product.sku.clone(), product)).collect();
         let mut catalogue = self.catalogue.write().unwrap_or_else(PoisonError::into_inner);
@@ -160,6 +178,7 @@ impl Parts {
     /// Remembers what was sold until it is written down.
     fn remember(&self, buy: &Buy, outcome: &BuyOutcome) {
         let BuyOutcome::Bought { product, receipt, .. } = outcome else { return };
+        self.sold.notify_one();
         let mut unsettled = self.unsettled();
         if unsettled.values().map(HashMap::len).sum::<usize>() < UNSETTLED_MAX {
             unsettled.entry(*product).or_default().insert(buy.buyer.clone(), *receipt);
@@ -312,7 +331,14 @@ impl SaleStore for RedisSales {
     }
 
     async fn turn_sales(&self) -> Result<()> {
+        // Here, too, and so that everybody is told.
+        let skus: Vec<Sku> = self.parts.catalogue().await?.into_keys().collect();
+        self.parts.peek(&skus).await?;
         self.parts.ledger.turn_sales().await
+    }
+
+    async fn tell(&self, hear: &(dyn Fn(News) + Send + Sync)) {
+        self.parts.tell(hear).await;
     }
 
     async fn audit_sales(&self) -> Result<Books> {

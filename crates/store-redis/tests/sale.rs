@@ -1,11 +1,13 @@
 //! The cases of sale with Redis in front of Postgres, each in a database and on a Redis of its own, and what only Redis does.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tokio_util::sync::{CancellationToken, DropGuard};
 use weir_core::ManualClock;
-use weir_store::sale::{FollowMetrics, SaleStore};
+use weir_core::sale::{EndReason, State};
+use weir_store::sale::{FollowMetrics, News, SaleStore};
 use weir_store_conformance::START;
 use weir_store_conformance::sale::SaleHarness;
 use weir_store_conformance::sale::given::{
@@ -14,6 +16,7 @@ use weir_store_conformance::sale::given::{
 use weir_store_postgres::Postgres;
 use weir_store_redis::{Redis, RedisSales};
 use weir_testkit::postgres::{self, Database};
+use weir_testkit::proxy::Proxy;
 use weir_testkit::redis::{Options, Server};
 use weir_testkit::wait;
 
@@ -30,10 +33,21 @@ struct OnRedis {
 
 impl OnRedis {
     async fn on(database: Arc<Database>, server: Arc<Server>, clock: Arc<ManualClock>) -> Self {
+        let url = server.url().to_owned();
+        Self::at(database, server, clock, &url).await
+    }
+
+    /// Another one, whose way to the same Redis is through a proxy.
+    async fn via(h: &Self, proxy: SocketAddr) -> Self {
+        let url = h.server.url_via(proxy);
+        Self::at(Arc::clone(&h.database), Arc::clone(&h.server), Arc::clone(&h.clock), &url).await
+    }
+
+    async fn at(database: Arc<Database>, server: Arc<Server>, clock: Arc<ManualClock>, url: &str) -> Self {
         let target = database.url().parse().expect("a Postgres URL");
         let time = Arc::<ManualClock>::clone(&clock);
         let ledger = Postgres::open_with_clock(target, 8, Some(time)).await.expect("it opens");
-        let redis = Redis::start(server.url().parse().expect("a Redis URL"));
+        let redis = Redis::start(url.parse().expect("a Redis URL"));
         redis.connected().await;
         let (time, metrics) = (Arc::<ManualClock>::clone(&clock), FollowMetrics::default());
         let engine = RedisSales::new(redis, Arc::new(ledger), Some(time), metrics.clone());
@@ -183,4 +197,68 @@ async fn while_redis_is_away_nothing_is_sold_and_nothing_is_lost() {
         .await;
     assert_eq!(bought(&h, "W", &["a", "b", "c"]).await, "AAB");
     expect_books(&h, 4).await;
+}
+
+/// What an engine tells, as it comes.
+fn listen(h: &OnRedis) -> (tokio::sync::mpsc::UnboundedReceiver<News>, DropGuard) {
+    let (tell, told) = tokio::sync::mpsc::unbounded_channel();
+    let (engine, closing) = (h.engine.clone(), CancellationToken::new());
+    let telling = async move {
+        let hear = |news| drop(tell.send(news));
+        engine.tell(&hear).await;
+    };
+    tokio::spawn(closing.clone().run_until_cancelled_owned(telling));
+    (told, closing.drop_guard())
+}
+
+async fn hears(told: &mut tokio::sync::mpsc::UnboundedReceiver<News>, wanted: &News) {
+    let hearing = async { while told.recv().await.expect("it goes on") != *wanted {} };
+    tokio::time::timeout(PATIENCE, hearing).await.unwrap_or_else(|_| panic!("{wanted:?} must be heard"));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_one_server_does_is_told_to_the_other_also_after_a_cut() {
+    if OnRedis::skipped() {
+        return;
+    }
+    let h = OnRedis::open().await;
+    let other = h.another().await.expect("another server");
+    let (mut told, _ears) = listen(&other);
+    hears(&mut told, &News::Begun).await;
+    active(&h, "W", 2).await;
+    let w = || sku("W");
+    hears(&mut told, &News::Changed { sku: w() }).await;
+    let product = found(&h, "W").await.expect("it is there").id;
+    assert_eq!(bought(&h, "W", &["a"]).await, "B");
+    hears(&mut told, &News::Sold { sku: w(), product, stock: 1 }).await;
+    h.server.command(&["CLIENT", "KILL", "TYPE", "pubsub"]).await;
+    hears(&mut told, &News::Ended).await;
+    hears(&mut told, &News::Begun).await;
+    assert_eq!(bought(&h, "W", &["b"]).await, "B");
+    hears(&mut told, &News::Sold { sku: w(), product, stock: 0 }).await;
+    hears(&mut told, &News::Turned { sku: w(), product, state: State::Ended(EndReason::SoldOut) }).await;
+    assert!(h.engine.delete_product(&w()).await.expect("an answer"));
+    hears(&mut told, &News::Changed { sku: w() }).await;
+    let board = other.engine.board().await.expect("a board");
+    assert!(board.products.is_empty(), "whoever reads because of it is not given what was: {board:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_subscription_that_is_silently_lost_is_noticed() {
+    if OnRedis::skipped() {
+        return;
+    }
+    let h = OnRedis::open().await;
+    active(&h, "W", 2).await;
+    let proxy = Proxy::start(h.server.address()).await;
+    let far = OnRedis::via(&h, proxy.addr()).await;
+    let (mut told, _ears) = listen(&far);
+    hears(&mut told, &News::Begun).await;
+    proxy.black_hole();
+    hears(&mut told, &News::Ended).await;
+    proxy.pass();
+    hears(&mut told, &News::Begun).await;
+    let product = found(&h, "W").await.expect("it is there").id;
+    assert_eq!(bought(&h, "W", &["a"]).await, "B");
+    hears(&mut told, &News::Sold { sku: sku("W"), product, stock: 1 }).await;
 }

@@ -108,6 +108,38 @@ pub struct Board {
     pub is_current: bool,
 }
 
+/// What a store tells of sales by itself, whoever has changed them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum News {
+    /// From now on everything is told; what happened before has to be read.
+    Begun,
+    /// Nothing more is told until it has begun again.
+    Ended,
+    /// So many units are left, or fewer.
+    Sold {
+        /// Of which product.
+        sku: Sku,
+        /// The same.
+        product: ProductId,
+        /// Units left.
+        stock: u32,
+    },
+    /// A sale is in this state.
+    Turned {
+        /// Which.
+        sku: Sku,
+        /// The same.
+        product: ProductId,
+        /// The state.
+        state: State,
+    },
+    /// A product was made, changed or removed.
+    Changed {
+        /// Which.
+        sku: Sku,
+    },
+}
+
 /// What the books say of one product.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProductBooks {
@@ -158,6 +190,9 @@ pub trait SaleStore: Send + Sync + 'static {
     /// Writes down the states that are due by the store's time. Whoever asks for a state is told the due one anyway; this
     /// is what keeps an ended sale ended should the clock step back.
     async fn turn_sales(&self) -> Result<()>;
+    /// Tells what happens to sales on any server, as it happens, for as long as this is waited for. Ends at once where the
+    /// store has to be asked.
+    async fn tell(&self, _hear: &(dyn Fn(News) + Send + Sync)) {}
     /// Reads the books.
     async fn audit_sales(&self) -> Result<Books>;
 }

@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Weak;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
@@ -17,8 +18,11 @@ use crate::script::Script;
 
 /// How often a server writes down what it has sold, and a worker looks for more.
 const PACE: Duration = Duration::from_millis(250);
-/// How often names and terms are read again.
+/// How often names and terms are read again, in rounds: seldom while changes are told.
 const CATALOGUE_EVERY: u32 = 4;
+const CATALOGUE_TOLD_EVERY: u32 = 40;
+/// How often a worker looks for more while it is told what is sold.
+const PACE_TOLD: Duration = Duration::from_secs(2);
 /// Purchases in one commit.
 const PAGE: usize = 500;
 /// Pauses after failures; the last one again and again: nothing that was sold is given up while the store is down.
@@ -32,7 +36,8 @@ pub(super) async fn keep_recording(parts: Weak<Parts>) {
             tracing::debug!(error = %error.with_causes(), "purchases are written down later");
         }
         round = round.wrapping_add(1);
-        if round.is_multiple_of(CATALOGUE_EVERY) {
+        let is_told = parts.is_told.load(Ordering::SeqCst);
+        if round.is_multiple_of(if is_told { CATALOGUE_TOLD_EVERY } else { CATALOGUE_EVERY }) {
             // While the store is down, what it said last holds.
             let _ = parts.read_catalogue().await;
         }
@@ -70,17 +75,17 @@ impl RedisSales {
             let pause = match self.parts.move_purchases().await {
                 Ok(moved) => {
                     failures = 0;
-                    if moved > 0 { Duration::ZERO } else { PACE }
+                    if moved > 0 { Some(Duration::ZERO) } else { None }
                 }
                 Err(error) => {
                     let pause = RETRIES[failures.min(RETRIES.len() - 1)];
                     tracing::warn!(error = %error.with_causes(), ?pause, "purchases could not be written down; trying again");
                     failures += 1;
-                    pause
+                    Some(pause)
                 }
             };
             tokio::select! {
-                () = tokio::time::sleep(pause) => {}
+                () = self.parts.rest(pause) => {}
                 () = closing.cancelled() => return,
             }
         }
@@ -88,6 +93,14 @@ impl RedisSales {
 }
 
 impl Parts {
+    /// A pause; without one that is given, until something may have been sold.
+    async fn rest(&self, pause: Option<Duration>) {
+        tokio::time::sleep(pause.unwrap_or(PACE)).await;
+        if pause.is_none() && self.is_told.load(Ordering::SeqCst) {
+            let _ = tokio::time::timeout(PACE_TOLD, self.sold.notified()).await;
+        }
+    }
+
     /// Moves what waits, one page of each sale. How much that was.
     async fn move_purchases(&self) -> Result<usize> {
         let skus: Vec<Sku> = self.catalogue().await?.into_keys().collect();

@@ -99,7 +99,8 @@ impl Parts {
     }
 
     async fn forget(&self, sku: &Sku, id: i64) -> Result<bool> {
-        let answers = self.ask(Script::SaleDrop, &[], &[item(sku, vec![id.to_string()])]).await?;
+        let answers =
+            self.ask(Script::SaleDrop, &[], &[item(sku, vec![id.to_string(), sku.to_string()])]).await?;
         Ok(matches!(answers.first(), Some(redis::Value::Int(1))))
     }
 }

@@ -3,6 +3,7 @@
 --         :config, :state, :end_reason, :stock, :seq, :buyers (user -> number:time), :stream
 -- ARGV    1 run id of this Redis (its replication id is added here: it changes with every promotion), 2 now in microseconds
 --         ('' = the time here), then for each key the number of buyers and the buyers
+-- Tells   sale:events of what was sold and of states: {event, product, data}, data as in the API's events
 -- Reply   for each key
 --         {0}                             nothing that may be trusted: rebuild it from the store, then ask again
 --         {1, product, now, stock, a, ...}  for each buyer a: its number, or 0 has one, -1 sold out, -2 not active
@@ -55,7 +56,8 @@ for i, key in ipairs(KEYS) do
     end
     reply[4] = stock
     if sold then
-      redis.call('PUBLISH', 'sale:events', cjson.encode({event = 'stock-update', data = {sku = config[5], stock = stock}}))
+      redis.call('PUBLISH', 'sale:events', cjson.encode({event = 'stock-update', product = config[2],
+        data = {sku = config[5], stock = stock}}))
     end
     if state ~= before then
       redis.call('SET', key .. ':state', state)
@@ -64,7 +66,7 @@ for i, key in ipairs(KEYS) do
         redis.call('SET', key .. ':end_reason', reason)
         data.reason = reason
       end
-      redis.call('PUBLISH', 'sale:events', cjson.encode({event = 'state-change', data = data}))
+      redis.call('PUBLISH', 'sale:events', cjson.encode({event = 'state-change', product = config[2], data = data}))
     end
     replies[i] = reply
   end

@@ -1,5 +1,5 @@
 -- Brings a sale into Redis, or up to what the store knows of it. Purchases that are there already stay as they are; whoever
--- brings the last of them opens the sale.
+-- brings the last of them opens the sale, and tells sale:events of it: {event = 'product-change', data = {sku}}.
 -- KEYS    sale:{<sku>} ..., see sale_buy.lua
 -- ARGV    1 run id of this Redis, then for each key: product, sku, name, units, start, end, created, state, end reason, 1 to
 --         open (0 = more is to come), the number of purchases, and for each of these user, number, time
@@ -43,6 +43,7 @@ for i, key in ipairs(KEYS) do
       end
       redis.call('HSET', key .. ':config', 'sku', arg(2), 'productName', arg(3), 'initialStock', arg(4), 'startTime', arg(5),
         'endTime', arg(6), 'createdAt', arg(7), 'run', run)
+      redis.call('PUBLISH', 'sale:events', cjson.encode({event = 'product-change', data = {sku = arg(2)}}))
     end
     replies[i] = 1
   end

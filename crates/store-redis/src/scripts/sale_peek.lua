@@ -1,4 +1,4 @@
--- How sales stand. States that are due by now are written down.
+-- How sales stand. States that are due by now are written down, and told as in sale_buy.lua.
 -- KEYS    sale:{<sku>} ..., see sale_buy.lua
 -- ARGV    1 run id of this Redis, 2 now in microseconds ('' = the time here)
 -- Reply   for each key {0, now} when there is nothing that may be trusted, or
@@ -11,19 +11,23 @@ if now == '' then
 end
 local replies = {}
 for i, key in ipairs(KEYS) do
-  local c = redis.call('HMGET', key .. ':config', 'run', 'id', 'productName', 'initialStock', 'startTime', 'endTime', 'createdAt')
+  local c = redis.call('HMGET', key .. ':config', 'run', 'id', 'productName', 'initialStock', 'startTime', 'endTime', 'createdAt',
+    'sku')
   if c[1] ~= run then
     replies[i] = {0, now}
   else
     local state, reason = redis.call('GET', key .. ':state'), redis.call('GET', key .. ':end_reason')
-    local due = tonumber(now)
+    local before, due = state, tonumber(now)
     if state ~= 'ENDED' and due >= tonumber(c[6]) then
       state, reason = 'ENDED', 'TIME_EXPIRED'
-      redis.call('SET', key .. ':state', state)
       redis.call('SET', key .. ':end_reason', reason)
     elseif state == 'UPCOMING' and due >= tonumber(c[5]) then
       state = 'ACTIVE'
+    end
+    if state ~= before then
       redis.call('SET', key .. ':state', state)
+      local data = {sku = c[8], state = state, reason = reason or nil}
+      redis.call('PUBLISH', 'sale:events', cjson.encode({event = 'state-change', product = c[2], data = data}))
     end
     replies[i] = {1, now, c[2], c[3], c[4], c[5], c[6], c[7], redis.call('HLEN', key .. ':buyers'), state, reason or '',
       redis.call('XLEN', key .. ':stream')}

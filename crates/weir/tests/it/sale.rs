@@ -5,6 +5,7 @@ mod crowd;
 mod demo;
 mod edge;
 mod given;
+mod news;
 mod nginx;
 mod page;
 mod products;

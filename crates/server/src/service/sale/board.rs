@@ -2,34 +2,33 @@
 //!
 //! Where this process owns the store, everything that changes passes through it and the board is always current. Where others
 //! share the store, the board is read anew when somebody asks and it is older than a tenth of a second, once for all who
-//! ask meanwhile, and as often while somebody listens; while nobody does, nothing is read. States turn by a timer to the
-//! next one that is due, by the store's time.
+//! ask meanwhile. While somebody listens it is read as often, or, where the store tells of changes by itself, whenever it
+//! begins to, and seldom after that; while nobody does, nothing is read. States turn by a timer to the next one that is
+//! due, by the store's time.
+
+mod follow;
+mod known;
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use tokio::sync::{Mutex, Notify};
-use tokio_util::sync::CancellationToken;
 use weir_core::sale::{Sku, State};
 use weir_core::{Clock, Timestamp};
 use weir_store::sale::{BOARD_ENDED_MAX, BOARD_OPEN_MAX, Board as Snapshot, Product, ProductId, SaleStore};
 use weir_store::{Error, Result};
 
+use self::known::{Asked, Known};
 use super::events::Events;
 
 /// How old what is told may be.
 const FRESH_FOR: Duration = Duration::from_millis(100);
 /// For so long a product that was heard of stays, though a list that is not quite current does not name it.
 const LEARNED_FOR: Duration = Duration::from_secs(5);
-/// A timer is never set for longer: clocks are compared again after that.
-const SLEEP_MAX: Duration = Duration::from_secs(600);
 /// How often a reading is repeated because products were made or removed meanwhile.
 const ATTEMPTS: u32 = 3;
-
-/// By how much an earlier word of the store's time may be ahead of a later one that took longer to arrive.
-const AHEAD_MAX: Duration = Duration::from_secs(2);
 
 /// What this server knows of sales.
 pub struct Board {
@@ -45,36 +44,10 @@ pub struct Board {
     events: Arc<Events>,
     /// Rung when there may be an earlier turn to wait for.
     earlier: Notify,
-}
-
-#[derive(Default)]
-struct Known {
-    /// In the state that was told last.
-    products: HashMap<Sku, Product>,
-    /// When the store was asked for what is known.
-    read: Option<Instant>,
-    /// When the store's time was heard, and what it was at some moment before.
-    heard: Option<(Instant, Timestamp)>,
-    /// Whether these are all products there are.
-    is_whole: bool,
-    /// When a product was heard of other than by reading all: a list that is not quite current may not name it yet.
-    learned: HashMap<Sku, Instant>,
-}
-
-impl Known {
-    /// The store's time, or a little before: never after, or a sale would be shown as open that the store does not sell yet.
-    fn time(&self) -> Option<Timestamp> {
-        self.heard.map(|(at, time)| time.plus(at.elapsed()))
-    }
-
-    /// Takes note of the store's time. Of two that came by ways of different length the later one is nearer to the truth; a
-    /// clock that was set back is believed.
-    fn hear(&mut self, time: Timestamp) {
-        let ahead = self.time().map_or(Duration::ZERO, |known| known.since(time));
-        if ahead.is_zero() || ahead > AHEAD_MAX {
-            self.heard = Some((Instant::now(), time));
-        }
-    }
+    /// Whether the store tells of changes by itself at present.
+    is_told: AtomicBool,
+    /// Rung when the store has to be read for those who listen.
+    stirred: Notify,
 }
 
 /// What the board says of a sku.
@@ -106,6 +79,8 @@ impl Board {
             membership: AtomicU64::new(0),
             events,
             earlier: Notify::new(),
+            is_told: AtomicBool::new(false),
+            stirred: Notify::new(),
         }
     }
 
@@ -159,7 +134,9 @@ impl Board {
 
     /// Takes note that nobody knows what became of something: the store is read before anything is answered.
     pub fn doubt(&self) {
-        self.known.write().unwrap_or_else(PoisonError::into_inner).read = None;
+        let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
+        known.read = None;
+        known.doubts += 1;
     }
 
     /// Takes note of how a product stands.
@@ -192,42 +169,6 @@ impl Board {
         self.merge(&mut known, news);
     }
 
-    /// Keeps the board current as long as somebody listens, where others may change the store.
-    pub async fn follow(self: Arc<Self>, closing: CancellationToken) {
-        if !self.is_shared {
-            return;
-        }
-        loop {
-            let next = async {
-                self.events.wait_for_listeners().await;
-                tokio::time::sleep(FRESH_FOR).await;
-                if let Err(error) = self.freshen().await {
-                    tracing::debug!(error = %error.with_causes(), "sales could not be read");
-                }
-            };
-            tokio::select! {
-                () = next => {}
-                () = closing.cancelled() => return,
-            }
-        }
-    }
-
-    /// Tells states when they turn, until the server stops.
-    pub async fn keep_time(self: Arc<Self>, closing: CancellationToken) {
-        loop {
-            let (is_turned, next) = self.turn();
-            if is_turned && let Err(error) = self.store.turn_sales().await {
-                // Whoever asks is told the due state anyway.
-                tracing::warn!(error = %error.with_causes(), "a sale's state could not be written down");
-            }
-            tokio::select! {
-                () = tokio::time::sleep(next.unwrap_or(SLEEP_MAX).min(SLEEP_MAX)) => {}
-                () = self.earlier.notified() => {}
-                () = closing.cancelled() => return,
-            }
-        }
-    }
-
     /// Reads the store, if what is known is too old.
     ///
     /// # Errors
@@ -242,15 +183,20 @@ impl Board {
             return Ok(());
         }
         for attempt in 1..=ATTEMPTS {
-            let (asked_at, before) = (Instant::now(), self.membership.load(Ordering::SeqCst));
+            let asked = Asked { at: Instant::now(), doubts: self.doubts() };
+            let before = self.membership.load(Ordering::SeqCst);
             let snapshot = self.store.board().await?;
             let is_same = self.membership.load(Ordering::SeqCst) == before && before.is_multiple_of(2);
             if is_same || attempt == ATTEMPTS {
-                self.take(snapshot, asked_at, is_same);
+                self.take(snapshot, asked, is_same);
                 return Ok(());
             }
         }
         Err(Error::unavailable("sale", "the board could not be read"))
+    }
+
+    fn doubts(&self) -> u64 {
+        self.known.read().unwrap_or_else(PoisonError::into_inner).doubts
     }
 
     fn is_fresh(&self) -> bool {
@@ -260,7 +206,7 @@ impl Board {
 
     /// Takes over what the store said. What it does not name is gone, if no product was made or removed meanwhile and it
     /// has named all there are.
-    fn take(&self, snapshot: Snapshot, asked_at: Instant, is_certain: bool) {
+    fn take(&self, snapshot: Snapshot, asked: Asked, is_certain: bool) {
         let ended = |product: &&Product| product.sale.state.end_reason().is_some();
         let ended = snapshot.products.iter().filter(ended).count();
         let open = snapshot.products.len() - ended;
@@ -278,7 +224,7 @@ impl Board {
                 self.events.forget(&sku);
             }
         }
-        known.read = Some(asked_at);
+        known.read = (known.doubts == asked.doubts).then_some(asked.at);
         known.hear(snapshot.now);
         for product in snapshot.products {
             self.merge(&mut known, product);
@@ -312,22 +258,6 @@ impl Board {
         }
     }
 
-    /// Tells the states that are due. Whether there were any, and how long until the next.
-    fn turn(&self) -> (bool, Option<Duration>) {
-        let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
-        let Some(now) = self.now(&known) else { return (false, None) };
-        let (mut is_turned, mut next) = (false, None);
-        for product in known.products.values_mut() {
-            if product.sale.turn(now) {
-                is_turned = true;
-                self.events.tell_state(&product.sku, product.sale.state);
-            }
-            let turn = product.sale.next_turn(now).map(|turn| turn.since(now));
-            next = next.into_iter().chain(turn).min();
-        }
-        (is_turned, next)
-    }
-
     fn present(&self, known: &Known, product: &Product) -> Product {
         let mut product = product.clone();
         if let Some(now) = self.now(known) {
@@ -342,24 +272,5 @@ impl Board {
             Some(clock) => Some(clock.now()),
             None => known.time(),
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_later_word_of_the_stores_time_holds_unless_the_clock_was_set_back() {
-        let (mut known, time) = (Known::default(), Timestamp::from_seconds(1_000));
-        assert_eq!(known.time(), None);
-        known.hear(time);
-        let heard = known.heard;
-        known.hear(Timestamp::from_seconds(999));
-        assert_eq!(known.heard, heard, "this one was longer on its way");
-        known.hear(Timestamp::from_seconds(900));
-        assert_eq!(known.heard.map(|(_, time)| time), Some(Timestamp::from_seconds(900)));
-        known.hear(Timestamp::from_seconds(2_000));
-        assert!(known.time() >= Some(Timestamp::from_seconds(2_000)));
     }
 }

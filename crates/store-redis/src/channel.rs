@@ -1,0 +1,103 @@
+//! A channel of Redis that is listened to: subscribed again after every loss, and asked once a second whether anything would
+//! still be heard, since a connection that is lost without a word is silent, too.
+
+use std::time::{Duration, Instant};
+
+use futures_util::StreamExt;
+use redis::aio::{PubSubSink, PubSubStream};
+use redis::{ErrorKind, RedisError, RedisResult, Value};
+
+use crate::client::Redis;
+use crate::node::{PAUSE_MAX, PAUSE_MIN, STEADY_AFTER};
+
+const ASK_EVERY: Duration = Duration::from_secs(1);
+
+/// What is heard of a channel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Heard<'a> {
+    /// From now on everything; what was said before was perhaps not.
+    Begun,
+    /// What somebody said.
+    Said(&'a [u8]),
+    /// Nothing more until it begins again.
+    Lost,
+}
+
+impl Redis {
+    /// Listens to a channel for as long as this is waited for. On a cluster any server hears what is said on all of them, so
+    /// one is taken, and another one after a loss.
+    pub(crate) async fn listen(&self, channel: &str, mut hear: impl FnMut(Heard<'_>) + Send) {
+        let (mut pause, mut is_told) = (PAUSE_MIN, false);
+        for round in 0_usize.. {
+            let mut begun_at = None;
+            let begun = |heard: Heard<'_>| {
+                if heard == Heard::Begun {
+                    begun_at = Some(Instant::now());
+                    if std::mem::take(&mut is_told) {
+                        tracing::info!(channel, "Redis is listened to again");
+                    }
+                }
+                hear(heard);
+            };
+            let Err(error) = self.listen_once(channel, round, begun).await;
+            if begun_at.is_some() {
+                hear(Heard::Lost);
+            }
+            if begun_at.is_some_and(|at| at.elapsed() >= STEADY_AFTER) {
+                pause = PAUSE_MIN;
+            }
+            if !std::mem::replace(&mut is_told, true) {
+                tracing::warn!(channel, %error, "Redis is not listened to; trying again");
+            }
+            // Less up to half of it, so that servers do not come back in step.
+            tokio::time::sleep(pause.mul_f64(1.0 - fastrand::f64() / 2.0)).await;
+            pause = (pause * 2).min(PAUSE_MAX);
+        }
+    }
+
+    /// Listens until the connection is lost.
+    async fn listen_once(
+        &self,
+        channel: &str,
+        round: usize,
+        mut hear: impl FnMut(Heard<'_>) + Send,
+    ) -> RedisResult<std::convert::Infallible> {
+        let (client, patience) = self.any_client(round)?;
+        let subscribed = async {
+            let mut channels = client.get_async_pubsub().await?;
+            channels.subscribe(channel).await?;
+            Ok::<_, RedisError>(channels.split())
+        };
+        let subscribed = tokio::time::timeout(patience * 2, subscribed);
+        let (sink, mut said) = subscribed.await.map_err(|_late| silent())??;
+        hear(Heard::Begun);
+        let error = tokio::select! {
+            error = hear_all(&mut said, hear) => error,
+            error = keep_asking(sink, patience) => error,
+        };
+        Err(error)
+    }
+}
+
+async fn hear_all(said: &mut PubSubStream, mut hear: impl FnMut(Heard<'_>)) -> RedisError {
+    while let Some(message) = said.next().await {
+        hear(Heard::Said(message.get_payload_bytes()));
+    }
+    RedisError::from((ErrorKind::Io, "the connection was closed"))
+}
+
+/// Asks whether anything would still be heard, until nothing would.
+async fn keep_asking(mut sink: PubSubSink, patience: Duration) -> RedisError {
+    loop {
+        tokio::time::sleep(ASK_EVERY).await;
+        match tokio::time::timeout(patience, sink.ping::<Value>()).await {
+            Ok(Ok(_)) => {}
+            Ok(Err(error)) => return error,
+            Err(_late) => return silent(),
+        }
+    }
+}
+
+fn silent() -> RedisError {
+    RedisError::from((ErrorKind::Io, "it did not answer in time"))
+}
