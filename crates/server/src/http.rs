@@ -5,6 +5,7 @@ pub mod audit;
 pub mod body;
 pub mod caller;
 pub mod dead_letters;
+mod endless;
 pub mod envelope;
 pub mod error;
 pub mod limits;

@@ -1,6 +1,5 @@
 //! The listener: accepts connections up to a number, bounds how slowly a request may come, and closes them in order.
 
-use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::pin::pin;
 use std::sync::Arc;
@@ -15,6 +14,7 @@ use tokio::sync::{Semaphore, watch};
 use tokio_util::sync::CancellationToken;
 
 use super::caller::Caller;
+use super::endless::leave;
 use super::envelope::answer;
 use super::router::Routes;
 use super::{ai, sale};
@@ -54,11 +54,12 @@ pub async fn serve(
         };
         let bytes = caller.bytes();
         let service = service_fn({
-            let (routes, metrics) = (routes.clone(), Arc::clone(&metrics));
+            let (routes, metrics, stop) = (routes.clone(), Arc::clone(&metrics), Arc::new(stopped.clone()));
             move |mut request| {
-                let (routes, metrics) = (routes.clone(), Arc::clone(&metrics));
+                let (routes, metrics, caller) = (routes.clone(), Arc::clone(&metrics), caller.clone());
+                let (method, stop) = (request.method().clone(), Arc::clone(&stop));
                 introduce(&caller, &mut request);
-                async move { Ok::<_, Infallible>(answer(routes, &metrics, request).await) }
+                async move { leave(answer(routes, &metrics, request).await, &method, &caller, &stop) }
             }
         });
         let connection = builder.serve_connection(TokioIo::new(bytes), service).with_upgrades();

@@ -3,7 +3,6 @@
 //! A stream begins with the present (`initial`) and goes on with every change. Whoever comes back with `Last-Event-ID` is told
 //! what was missed, as far as it is remembered. A comment every half minute shows that a silent stream is alive.
 
-use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,14 +11,14 @@ use axum::extract::rejection::QueryRejection;
 use axum::extract::{Query, State};
 use axum::response::Response;
 use bytes::Bytes;
-use futures_util::future::poll_fn;
+use futures_util::StreamExt;
 use http::header::{CACHE_CONTROL, CONTENT_TYPE};
 use http::{HeaderMap, HeaderName, HeaderValue};
 use serde::Serialize;
 use tokio_util::sync::CancellationToken;
 use weir_store::sale::Product;
 
-use super::super::caller::Caller;
+use super::super::endless::Endless;
 use super::error::SaleError;
 use super::visitor::Visitor;
 use super::{SaleQuery, parse_query, time_text, unknown_sale};
@@ -56,18 +55,14 @@ pub(crate) async fn watch_sales(
     // Before the present is read: what happens in between is told twice rather than never.
     let (id, listener) = app.sale.events().listen(sku.clone(), last);
     let product = app.sale.status(sku.as_ref()).await?.ok_or_else(unknown_sale)?;
-    let stream = Stream {
-        first: Some(initial(id, &product)),
-        listener,
-        caller: visitor.caller,
-        closing: app.closing.clone(),
-        _place: place,
-    };
+    let stream =
+        Stream { first: Some(initial(id, &product)), listener, closing: app.closing.clone(), _place: place };
     let events = futures_util::stream::unfold(stream, |mut stream| async move {
         let bytes = stream.next().await?;
-        Some((Ok::<_, Infallible>(bytes), stream))
+        Some((bytes, stream))
     });
-    let mut response = Response::new(Body::from_stream(events));
+    let mut response = Response::new(Body::empty());
+    response.extensions_mut().insert(Endless::new(events.boxed()));
     let headers = response.headers_mut();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
@@ -90,20 +85,18 @@ fn initial(id: u64, product: &Product) -> Bytes {
 struct Stream {
     first: Option<Bytes>,
     listener: Listener,
-    caller: Caller,
     closing: CancellationToken,
     _place: Option<Place>,
 }
 
 impl Stream {
-    /// What is sent next; none at the end: the server stops, the caller has gone, or was too slow.
+    /// What is sent next; none at the end: the server stops, or the caller was too slow.
     async fn next(&mut self) -> Option<Bytes> {
         if let Some(first) = self.first.take() {
             return Some(first);
         }
         tokio::select! {
             news = tokio::time::timeout(HEARTBEAT, self.listener.next()) => news.unwrap_or(Some(ALIVE)),
-            () = poll_fn(|context| self.caller.poll_gone(context)) => None,
             () = self.closing.cancelled() => None,
         }
     }

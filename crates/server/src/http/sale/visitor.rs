@@ -20,8 +20,6 @@ const BUYER: &str = "X-User-Id";
 pub(crate) struct Visitor {
     /// Where they are: here, or behind a proxy that is trusted.
     pub(crate) address: IpAddr,
-    /// The other end of the connection.
-    pub(crate) caller: Caller,
 }
 
 impl FromRequestParts<Arc<App>> for Visitor {
@@ -32,7 +30,7 @@ impl FromRequestParts<Arc<App>> for Visitor {
         let caller = parts.extensions.remove::<Caller>().ok_or_else(ApiError::internal)?;
         let address = app.edge.address(caller.address().ip(), &parts.headers);
         app.edge.request(address)?;
-        Ok(Self { address, caller })
+        Ok(Self { address })
     }
 }
 
