@@ -60,3 +60,4 @@ deps:
 
 bench:
 	cargo bench --locked -p weir --bench suite
+	cargo bench --locked -p weir-store-memory --bench decide

@@ -218,8 +218,12 @@ impl LimitStore for Local {
     }
 
     async fn take_tier(&self, user: &str, rule: &Arc<Scoped<TierRule>>, cost: u32) -> Result<TierTaken> {
-        let now = self.memories.clock.now();
-        let taken = self.memories.tiers.take(rule, user, cost, now).map_err(full)?;
+        let mut now = Timestamp::default();
+        let clock = || {
+            now = self.memories.clock.now();
+            now
+        };
+        let taken = self.memories.tiers.take_by(rule, user, cost, clock).map_err(full)?;
         Ok(TierTaken { decision: taken.decision, spent: taken.spent, now })
     }
 

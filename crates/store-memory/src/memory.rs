@@ -1,10 +1,12 @@
 //! The memory: shards of keys, each behind a lock of its own.
 
+use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use weir_core::Timestamp;
 use weir_core::tier::{Decision, Rule};
 
+use crate::ahead::{Hint, Moved};
 use crate::hash::{Hash, Seeds};
 use crate::shard::{Entry, Shard};
 
@@ -46,6 +48,7 @@ pub struct Taken<S> {
 pub struct Memory<R: Rule> {
     seeds: Seeds,
     shards: Box<[Padded<Mutex<Shard<R>>>]>,
+    hints: Box<[Hint]>,
     keys_max_per_shard: usize,
 }
 
@@ -69,7 +72,8 @@ impl<R: Rule> Memory<R> {
         let count = options.shards.min(worthwhile).clamp(1, 1 << 16).next_power_of_two();
         let shards = (0..count).map(|_| Padded(Mutex::new(Shard::new(options.tracks_changes)))).collect();
         let keys_max_per_shard = options.keys_max.div_ceil(count).min(1 << 30);
-        Self { seeds: Seeds::random(), shards, keys_max_per_shard }
+        let hints = (0..count).map(|_| Hint::new()).collect();
+        Self { seeds: Seeds::random(), shards, hints, keys_max_per_shard }
     }
 
     /// Spends `cost` for a key if it fits. A refusal changes nothing; a cost of 0 only looks.
@@ -85,7 +89,25 @@ impl<R: Rule> Memory<R> {
         cost: u32,
         now: Timestamp,
     ) -> Result<Taken<R::Spent>, Full> {
-        let (decision, spent) = self.update(policy, id, now, |spent| policy.rule.take(spent, cost, now))?;
+        self.take_by(policy, id, cost, || now)
+    }
+
+    /// The same at the time that `clock` tells. It is asked while memory fetches what is known of the key, so it costs
+    /// nothing where memory is slower.
+    ///
+    /// # Errors
+    /// When the key is new and there is no room for it. Nothing is spent then.
+    pub fn take_by(
+        &self,
+        policy: &Arc<Policy<R>>,
+        id: &str,
+        cost: u32,
+        clock: impl FnOnce() -> Timestamp,
+    ) -> Result<Taken<R::Spent>, Full> {
+        let hash = self.hash(policy, id);
+        let now = clock();
+        let (decision, spent) =
+            self.update(hash, policy, id, now, |spent| policy.rule.take(spent, cost, now))?;
         Ok(Taken { decision, spent })
     }
 
@@ -100,7 +122,8 @@ impl<R: Rule> Memory<R> {
         cost: u32,
         now: Timestamp,
     ) -> Result<R::Spent, Full> {
-        Ok(self.update(policy, id, now, |spent| policy.rule.charge(spent, cost, now))?.1)
+        let hash = self.hash(policy, id);
+        Ok(self.update(hash, policy, id, now, |spent| policy.rule.charge(spent, cost, now))?.1)
     }
 
     /// Gives back `cost`, which was taken at `taken_at` if that is known. Answers with what has been spent then.
@@ -112,7 +135,8 @@ impl<R: Rule> Memory<R> {
         taken_at: Option<Timestamp>,
         now: Timestamp,
     ) -> R::Spent {
-        let given = self.update(policy, id, now, |spent| {
+        let hash = self.hash(policy, id);
+        let given = self.update(hash, policy, id, now, |spent| {
             if !policy.rule.is_unspent(spent, now) {
                 policy.rule.give_back(spent, cost, taken_at, now);
             }
@@ -190,12 +214,12 @@ impl<R: Rule> Memory<R> {
     /// Changes what a key has spent, under its lock. A key that is new and stays unspent gets no entry.
     fn update<T>(
         &self,
+        hash: Hash,
         policy: &Arc<Policy<R>>,
         id: &str,
         now: Timestamp,
         change: impl FnOnce(&mut R::Spent) -> T,
     ) -> Result<(T, R::Spent), Full> {
-        let hash = self.hash(policy, id);
         let mut shard = self.lock(hash.shard);
         if let Some((at, entry)) = shard.find(hash.place, policy, id) {
             let mut spent = entry.spent_under(policy, now);
@@ -220,8 +244,11 @@ impl<R: Rule> Memory<R> {
         if has_room(shard) { Ok(()) } else { Err(Full) }
     }
 
+    /// Where a key belongs. Memory begins to fetch what stands there.
     pub(crate) fn hash(&self, policy: &Policy<R>, id: &str) -> Hash {
-        self.seeds.hash(policy.scope, id, self.shards.len())
+        let hash = self.seeds.hash(policy.scope, id, self.shards.len());
+        self.hints[hash.shard].fetch::<Option<Entry<R>>>(hash.place);
+        hash
     }
 
     pub(crate) const fn shards(&self) -> usize {
@@ -229,8 +256,37 @@ impl<R: Rule> Memory<R> {
     }
 
     /// Locks a shard. A thread that panicked in the middle of one cannot have left half an entry.
-    pub(crate) fn lock(&self, index: usize) -> MutexGuard<'_, Shard<R>> {
-        self.shards[index].0.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(crate) fn lock(&self, index: usize) -> Locked<'_, R> {
+        let shard = self.shards[index].0.lock().unwrap_or_else(PoisonError::into_inner);
+        Locked { shard, hint: &self.hints[index], moved: None }
+    }
+}
+
+/// A shard under its lock. Where its row lies is noted with the end of it.
+pub(crate) struct Locked<'a, R: Rule> {
+    shard: MutexGuard<'a, Shard<R>>,
+    hint: &'a Hint,
+    /// Ends behind the lock: nobody has to wait for it.
+    moved: Option<Moved>,
+}
+
+impl<R: Rule> Deref for Locked<'_, R> {
+    type Target = Shard<R>;
+
+    fn deref(&self) -> &Shard<R> {
+        &self.shard
+    }
+}
+
+impl<R: Rule> DerefMut for Locked<'_, R> {
+    fn deref_mut(&mut self) -> &mut Shard<R> {
+        &mut self.shard
+    }
+}
+
+impl<R: Rule> Drop for Locked<'_, R> {
+    fn drop(&mut self) {
+        self.moved = self.shard.note_in(self.hint);
     }
 }
 
