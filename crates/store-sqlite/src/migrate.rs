@@ -17,6 +17,7 @@ const STEPS: &[&str] = &[
     include_str!("../migrations/0007_request.sql"),
     include_str!("../migrations/0008_sale.sql"),
     include_str!("../migrations/0009_tier.sql"),
+    include_str!("../migrations/0010_request_compact.sql"),
 ];
 
 pub(crate) fn run(connection: &mut Connection) -> Result<()> {
@@ -53,5 +54,31 @@ mod tests {
         run(&mut connection).unwrap();
         connection.pragma_update(None, "user_version", 999).unwrap();
         assert!(!run(&mut connection).unwrap_err().is_transient());
+    }
+
+    #[test]
+    fn jobs_and_keys_of_an_older_file_are_kept() {
+        let mut connection = Connection::open_in_memory().unwrap();
+        for (step, sql) in STEPS.iter().enumerate().take(9) {
+            apply(&mut connection, step + 1, sql).unwrap();
+        }
+        let given = "
+            INSERT INTO request_record (request_id, tenant_id, request_type, status, payload, payload_key_id, created_at, updated_at)
+            VALUES ('a', 't', 'x', 'IN_PROGRESS', x'01', 'k', 1, 1), ('b', 't', 'x', 'COMPLETED', x'01', 'k', 1, 1);
+            INSERT INTO request_job (request_id, downstream, claimable_at, is_leased, token, attempts) VALUES ('a', 'd', 7, 1, 3, 1);
+            INSERT INTO idempotency_record VALUES ('t', 'late', x'02', 'b', 20), ('t', 'soon', x'01', 'a', 10);";
+        connection.execute_batch(given).unwrap();
+        run(&mut connection).unwrap();
+        let rows = |sql: &str| -> Vec<String> {
+            let mut statement = connection.prepare(sql).unwrap();
+            let rows = statement.query_map([], |row| row.get(0)).unwrap();
+            rows.collect::<rusqlite::Result<_>>().unwrap()
+        };
+        let jobs = "
+            SELECT request_id || downstream || claimable_at || is_leased || token FROM request_record
+            WHERE claimable_at IS NOT NULL";
+        assert_eq!(rows(jobs), ["ad713"]);
+        let keys = "SELECT tenant_id || idempotency_key || request_id || expires_at FROM idempotency_record ORDER BY id";
+        assert_eq!(rows(keys), ["tsoona10", "tlateb20"], "in the order in which they expire");
     }
 }

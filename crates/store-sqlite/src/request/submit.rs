@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use rusqlite::{Connection, OptionalExtension, params};
+use rusqlite::{CachedStatement, Connection, OptionalExtension, params};
 use weir_core::quota::{Limits, Quota};
 use weir_core::request::canonical::Fingerprint;
 use weir_core::request::idempotency::{Record, Submission, decide};
@@ -18,16 +18,15 @@ const KEPT: &str = "
     SELECT kept.request_id, kept.payload_hash, kept.expires_at, record.status, record.created_at
     FROM idempotency_record AS kept JOIN request_record AS record USING (request_id)
     WHERE kept.tenant_id = ?1 AND kept.idempotency_key = ?2";
+/// A key that is free again gets a row behind all others, so that rows stay in the order in which they expire.
 const REMEMBER: &str = "
-    INSERT INTO idempotency_record (tenant_id, idempotency_key, payload_hash, request_id, expires_at)
-    VALUES (?1, ?2, ?3, ?4, ?5)
-    ON CONFLICT (tenant_id, idempotency_key) DO UPDATE
-    SET payload_hash = excluded.payload_hash, request_id = excluded.request_id, expires_at = excluded.expires_at";
+    INSERT OR REPLACE INTO idempotency_record (tenant_id, idempotency_key, payload_hash, request_id, expires_at)
+    VALUES (?1, ?2, ?3, ?4, ?5)";
 const INSERT: &str = "
     INSERT INTO request_record
-        (request_id, tenant_id, request_type, status, payload, payload_key_id, callback_url, created_at, updated_at)
-    VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?8)";
-const QUEUE: &str = "INSERT INTO request_job (request_id, downstream, claimable_at) VALUES (?1, ?2, ?3)";
+        (request_id, tenant_id, request_type, status, payload, payload_key_id, callback_url, created_at, updated_at,
+         downstream, claimable_at)
+    VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?8, ?9, ?10)";
 const WINDOW: &str = "SELECT current_count, last_refresh_time FROM request_tenant WHERE tenant_id = ?1";
 const SAVE_WINDOW: &str = "
     INSERT OR REPLACE INTO request_tenant (tenant_id, current_count, last_refresh_time) VALUES (?1, ?2, ?3)";
@@ -42,8 +41,9 @@ pub(super) fn submit(
     let mut accepted = 0_i64;
     let mut tenants = Tenants::new(limits);
     let mut outcomes = Vec::with_capacity(batch.len());
+    let mut desk = Desk::prepare(connection)?;
     for submit in batch {
-        let kept = kept(connection, &submit)?;
+        let kept = desk.kept(&submit)?;
         let submission = decide(kept.as_ref().map(|(record, _)| record), &submit.fingerprint, now);
         outcomes.push(match (submission, kept) {
             (Submission::Replay(_), Some((_, receipt))) => SubmitOutcome::Replayed(receipt),
@@ -52,7 +52,7 @@ pub(super) fn submit(
                 Some(limited) => limited,
                 None => {
                     accepted += 1;
-                    SubmitOutcome::Accepted(accept(connection, &submit, now)?)
+                    SubmitOutcome::Accepted(desk.accept(&submit, now)?)
                 }
             },
         });
@@ -109,46 +109,63 @@ impl Tenants {
     }
 }
 
-/// What a submission's key stands for, and how that request stands.
-fn kept(connection: &Connection, submit: &Submit) -> rusqlite::Result<Option<(Record, Receipt)>> {
-    let read = |row: &rusqlite::Row<'_>| {
-        let record = Record {
-            request_id: read_id(row, 0)?,
-            fingerprint: Fingerprint::from_bytes(row.get(1)?),
-            expires: Timestamp::from_micros(row.get(2)?),
-        };
-        let accepted_at = Timestamp::from_micros(row.get(4)?);
-        let receipt = Receipt { id: record.request_id, status: read_status(row, 3)?, accepted_at };
-        Ok((record, receipt))
-    };
-    let key = params![submit.tenant.as_str(), submit.key.as_str()];
-    connection.prepare_cached(KEPT)?.query_row(key, read).optional()
+/// The statements that every submission needs, looked up once a batch.
+struct Desk<'c> {
+    kept: CachedStatement<'c>,
+    remember: CachedStatement<'c>,
+    insert: CachedStatement<'c>,
 }
 
-fn accept(connection: &Connection, submit: &Submit, now: Timestamp) -> rusqlite::Result<Receipt> {
-    let mut progress = Progress::accepted(now);
-    if submit.needs_broker {
-        progress.enqueue_pending().map_err(fault)?;
+impl<'c> Desk<'c> {
+    fn prepare(connection: &'c Connection) -> rusqlite::Result<Self> {
+        Ok(Self {
+            kept: connection.prepare_cached(KEPT)?,
+            remember: connection.prepare_cached(REMEMBER)?,
+            insert: connection.prepare_cached(INSERT)?,
+        })
     }
-    let record = Record::new(submit.fingerprint, submit.id, now);
-    let id = submit.id.to_string();
-    connection.prepare_cached(REMEMBER)?.execute(params![
-        submit.tenant.as_str(),
-        submit.key.as_str(),
-        record.fingerprint.as_bytes(),
-        id,
-        record.expires.as_micros(),
-    ])?;
-    connection.prepare_cached(INSERT)?.execute(params![
-        id,
-        submit.tenant.as_str(),
-        submit.request_type.as_str(),
-        progress.status.as_str(),
-        submit.payload.bytes,
-        submit.payload.key_id,
-        submit.callback_url,
-        now.as_micros(),
-    ])?;
-    connection.prepare_cached(QUEUE)?.execute(params![id, submit.downstream, progress.due.as_micros()])?;
-    Ok(Receipt { id: submit.id, status: progress.status, accepted_at: now })
+
+    /// What a submission's key stands for, and how that request stands.
+    fn kept(&mut self, submit: &Submit) -> rusqlite::Result<Option<(Record, Receipt)>> {
+        let read = |row: &rusqlite::Row<'_>| {
+            let record = Record {
+                request_id: read_id(row, 0)?,
+                fingerprint: Fingerprint::from_bytes(row.get(1)?),
+                expires: Timestamp::from_micros(row.get(2)?),
+            };
+            let accepted_at = Timestamp::from_micros(row.get(4)?);
+            let receipt = Receipt { id: record.request_id, status: read_status(row, 3)?, accepted_at };
+            Ok((record, receipt))
+        };
+        self.kept.query_row(params![submit.tenant.as_str(), submit.key.as_str()], read).optional()
+    }
+
+    fn accept(&mut self, submit: &Submit, now: Timestamp) -> rusqlite::Result<Receipt> {
+        let mut progress = Progress::accepted(now);
+        if submit.needs_broker {
+            progress.enqueue_pending().map_err(fault)?;
+        }
+        let record = Record::new(submit.fingerprint, submit.id, now);
+        let id = submit.id.to_string();
+        self.remember.execute(params![
+            submit.tenant.as_str(),
+            submit.key.as_str(),
+            record.fingerprint.as_bytes(),
+            id,
+            record.expires.as_micros(),
+        ])?;
+        self.insert.execute(params![
+            id,
+            submit.tenant.as_str(),
+            submit.request_type.as_str(),
+            progress.status.as_str(),
+            submit.payload.bytes,
+            submit.payload.key_id,
+            submit.callback_url,
+            now.as_micros(),
+            submit.downstream,
+            progress.due.as_micros(),
+        ])?;
+        Ok(Receipt { id: submit.id, status: progress.status, accepted_at: now })
+    }
 }

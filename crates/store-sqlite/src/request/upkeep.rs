@@ -22,10 +22,9 @@ const LETTER: &str = "DELETE FROM request_dead WHERE request_id = ?1 RETURNING d
 const DEAD_IDS: &str = "SELECT request_id FROM request_dead ORDER BY request_id LIMIT ?1";
 const RESTART: &str = "
     UPDATE request_record
-    SET status = ?2, attempts = ?3, failure_code = NULL, failure_message = NULL, updated_at = ?4
+    SET status = ?2, attempts = ?3, failure_code = NULL, failure_message = NULL, updated_at = ?4,
+        downstream = ?5, claimable_at = ?6, is_leased = 0, token = ?7
     WHERE request_id = ?1";
-const QUEUE: &str = "
-    INSERT INTO request_job (request_id, downstream, claimable_at, token) VALUES (?1, ?2, ?3, ?4)";
 const DISCARD: &str = "DELETE FROM request_dead WHERE request_id = ?1";
 const COUNT: &str = "SELECT count(*) FROM request_dead";
 /// Ids are in order of time, so the old ones are the first.
@@ -36,9 +35,8 @@ const OLD: &str = "
 const DELETE: &str = "DELETE FROM request_record WHERE request_id = ?1";
 const COUNT_PURGED: &str = "UPDATE request_ledger SET purged = purged + ?1";
 const FORGET_KEYS: &str = "
-    DELETE FROM idempotency_record WHERE (tenant_id, idempotency_key) IN (
-        SELECT tenant_id, idempotency_key FROM idempotency_record WHERE expires_at <= ?1
-        ORDER BY expires_at LIMIT ?2)";
+    DELETE FROM idempotency_record WHERE id IN (
+        SELECT id FROM (SELECT id, expires_at FROM idempotency_record ORDER BY id LIMIT ?2) WHERE expires_at <= ?1)";
 const ROLLOUT: &str = "SELECT processing_enabled, reconciler_enabled, canary_percent FROM request_rollout";
 const BEGIN_ROLLOUT: &str = "
     INSERT INTO request_rollout (id, processing_enabled, reconciler_enabled, canary_percent) VALUES (1, ?1, ?2, ?3)
@@ -53,7 +51,7 @@ const BOOKS: &str = "
            count(*) FILTER (WHERE status = 'COMPLETED'), count(*) FILTER (WHERE status = 'FAILED_PERMANENT'),
            count(*) FILTER (WHERE status = 'FAILED_RETRY_EXHAUSTED'),
            count(*) FILTER (WHERE status IN ('ACCEPTED', 'PENDING_ENQUEUE', 'IN_PROGRESS')),
-           (SELECT count(*) FROM request_job)
+           count(claimable_at)
     FROM request_record";
 
 pub(super) fn pending(
@@ -120,9 +118,15 @@ pub(super) fn replay(connection: &Connection, id: RequestId, now: Timestamp) -> 
         last_token: token.cast_unsigned(),
     };
     progress.replay(now).map_err(fault)?;
-    let values = params![text, progress.status.as_str(), progress.attempts, now.as_micros()];
-    connection.prepare_cached(RESTART)?.execute(values)?;
-    connection.prepare_cached(QUEUE)?.execute(params![text, downstream, progress.due.as_micros(), token])?;
+    connection.prepare_cached(RESTART)?.execute(params![
+        text,
+        progress.status.as_str(),
+        progress.attempts,
+        now.as_micros(),
+        downstream,
+        progress.due.as_micros(),
+        token,
+    ])?;
     Ok(true)
 }
 

@@ -1,5 +1,6 @@
 //! Claiming jobs, and taking what workers and downstreams report. Every change of a request goes through the rule.
 
+use rusqlite::types::ValueRef;
 use rusqlite::{Connection, OptionalExtension, Row, params};
 use weir_core::request::retry::Policy;
 use weir_core::request::state::{Claim, Lease, Progress, Refused, Report, Status};
@@ -12,43 +13,56 @@ use super::{read_id, read_status};
 use crate::error::fault;
 use crate::queue::enqueue;
 
-const FIRST: &str = "SELECT min(claimable_at) FROM request_job WHERE downstream = ?1";
+const FIRST: &str = "
+    SELECT min(claimable_at) FROM request_record WHERE downstream = ?1 AND claimable_at IS NOT NULL";
 /// As [`read_entry`] reads them.
 const ENTRY: &str = "
-    SELECT job.request_id, record.status, job.attempts, job.claimable_at, job.is_leased, job.token, job.downstream,
-           record.callback_url
-    FROM request_job AS job JOIN request_record AS record USING (request_id)";
-const DUE: &str = "WHERE job.downstream = ?1 AND job.claimable_at <= ?2 ORDER BY job.claimable_at LIMIT ?3";
-const NAMED: &str = "WHERE job.request_id = ?1";
+    SELECT id, request_id, status, attempts, claimable_at, is_leased, token, downstream, callback_url FROM request_record
+    WHERE request_id = ?1 AND claimable_at IS NOT NULL";
+/// The same, and as [`read_task`] reads them.
 const TASK: &str = "
-    SELECT tenant_id, request_type, payload, payload_key_id, created_at FROM request_record WHERE request_id = ?1";
+    SELECT id, request_id, status, attempts, claimable_at, is_leased, token, downstream, callback_url,
+           tenant_id, request_type, payload, payload_key_id, created_at
+    FROM request_record";
+const DUE: &str = "WHERE downstream = ?1 AND claimable_at <= ?2 ORDER BY claimable_at LIMIT ?3";
+const NAMED: &str = "WHERE request_id = ?1 AND claimable_at IS NOT NULL";
 const DOWNSTREAMS: &str = "
     WITH RECURSIVE name (downstream) AS (
-        SELECT min(downstream) FROM request_job
+        SELECT min(downstream) FROM request_record WHERE claimable_at IS NOT NULL
         UNION ALL
-        SELECT (SELECT min(downstream) FROM request_job WHERE downstream > name.downstream) FROM name
-        WHERE name.downstream IS NOT NULL)
+        SELECT (SELECT min(downstream) FROM request_record
+                WHERE downstream > name.downstream AND claimable_at IS NOT NULL)
+        FROM name WHERE name.downstream IS NOT NULL)
     SELECT downstream FROM name WHERE downstream IS NOT NULL";
-const SAVE_JOB: &str = "
-    UPDATE request_job SET claimable_at = ?2, is_leased = ?3, token = ?4, attempts = ?5 WHERE request_id = ?1";
-const END_JOB: &str = "DELETE FROM request_job WHERE request_id = ?1";
-const BURY: &str = "
-    INSERT INTO request_dead (request_id, downstream, token, died_at) VALUES (?1, ?2, ?3, ?4)";
-const SAVE_RECORD: &str = "
-    UPDATE request_record SET status = ?2, attempts = ?3, updated_at = ?4 WHERE request_id = ?1";
+/// Without an attempt that came to something, what the last one came to still stands.
+const SAVE: &str = "
+    UPDATE request_record
+    SET status = ?2, attempts = ?3, updated_at = ?4, claimable_at = ?5, is_leased = ?6, token = ?7
+    WHERE id = ?1";
 const SAVE_OUTCOME: &str = "
     UPDATE request_record
-    SET status = ?2, attempts = ?3, updated_at = ?4, failure_code = ?5, failure_message = ?6, result = ?7,
-        result_key_id = ?8
-    WHERE request_id = ?1";
+    SET status = ?2, attempts = ?3, updated_at = ?4, claimable_at = ?5, is_leased = ?6, token = ?7,
+        failure_code = ?8, failure_message = ?9, result = ?10, result_key_id = ?11
+    WHERE id = ?1";
+const BURY: &str = "
+    INSERT INTO request_dead (request_id, downstream, token, died_at) VALUES (?1, ?2, ?3, ?4)";
 const STATUS: &str = "SELECT status FROM request_record WHERE request_id = ?1";
 
 /// A request that is in the queue, as far as the rule needs it.
 struct Entry {
+    row: i64,
     id: RequestId,
     downstream: String,
-    callback_url: Option<String>,
+    has_callback: bool,
     progress: Progress,
+}
+
+/// What a worker needs besides.
+struct Task {
+    tenant: TenantId,
+    request_type: RequestType,
+    payload: Sealed,
+    accepted_at: Timestamp,
 }
 
 /// When the first job of these downstreams may be claimed.
@@ -74,17 +88,8 @@ pub(super) fn claim_due(
     let mut bytes = 0;
     for Room { downstream, jobs } in room {
         let limit = i64::try_from(*jobs).unwrap_or(i64::MAX);
-        let mut statement = connection.prepare_cached(&format!("{ENTRY} {DUE}"))?;
-        let entries: Vec<Entry> = statement
-            .query_map(params![downstream, now.as_micros(), limit], read_entry)?
-            .collect::<rusqlite::Result<_>>()?;
-        for entry in entries {
-            if bytes >= CLAIM_BYTES_MAX {
-                return Ok(claimed);
-            }
-            let before = claimed.jobs.len();
-            claim(connection, entry, policy, now, &mut claimed)?;
-            bytes += claimed.jobs.get(before).map_or(0, |job| job.payload.bytes.len());
+        for (entry, task) in due(connection, downstream, limit, now, &mut bytes)? {
+            claim(connection, entry, task, policy, now, &mut claimed)?;
         }
     }
     if claimed.jobs.is_empty() && claimed.exhausted.is_empty() {
@@ -94,6 +99,27 @@ pub(super) fn claim_due(
     Ok(claimed)
 }
 
+/// Jobs that are due, no further one once their payloads are [`CLAIM_BYTES_MAX`].
+fn due(
+    connection: &Connection,
+    downstream: &str,
+    limit: i64,
+    now: Timestamp,
+    bytes: &mut usize,
+) -> rusqlite::Result<Vec<(Entry, Task)>> {
+    let mut statement = connection.prepare_cached(&format!("{TASK} {DUE}"))?;
+    let mut rows = statement.query(params![downstream, now.as_micros(), limit])?;
+    let mut due = Vec::new();
+    while *bytes < CLAIM_BYTES_MAX
+        && let Some(row) = rows.next()?
+    {
+        let task = read_task(row)?;
+        *bytes += task.payload.bytes.len();
+        due.push((read_entry(row)?, task));
+    }
+    Ok(due)
+}
+
 pub(super) fn claim_named(
     connection: &Connection,
     ids: &[RequestId],
@@ -101,9 +127,11 @@ pub(super) fn claim_named(
     now: Timestamp,
 ) -> rusqlite::Result<Claimed> {
     let mut claimed = Claimed::default();
+    let mut statement = connection.prepare_cached(&format!("{TASK} {NAMED}"))?;
     for id in ids {
-        if let Some(entry) = entry(connection, *id)? {
-            claim(connection, entry, policy, now, &mut claimed)?;
+        let read = |row: &Row<'_>| Ok((read_entry(row)?, read_task(row)?));
+        if let Some((entry, task)) = statement.query_row([id.to_string()], read).optional()? {
+            claim(connection, entry, task, policy, now, &mut claimed)?;
         }
     }
     Ok(claimed)
@@ -116,6 +144,7 @@ pub(super) fn downstreams(connection: &Connection) -> rusqlite::Result<Vec<Strin
 fn claim(
     connection: &Connection,
     mut entry: Entry,
+    task: Task,
     policy: &Policy,
     now: Timestamp,
     claimed: &mut Claimed,
@@ -123,7 +152,19 @@ fn claim(
     match entry.progress.claim(policy, now) {
         Ok(Claim::Granted(lease)) => {
             save(connection, &entry, None, now)?;
-            claimed.jobs.push(job(connection, &entry, lease)?);
+            let Task { tenant, request_type, payload, accepted_at } = task;
+            let (id, attempt, downstream) = (entry.id, entry.progress.attempts, entry.downstream);
+            let token = lease.token;
+            claimed.jobs.push(Job {
+                id,
+                tenant,
+                request_type,
+                downstream,
+                payload,
+                token,
+                attempt,
+                accepted_at,
+            });
         }
         Ok(Claim::Exhausted(cause)) => {
             save(connection, &entry, Some(Told::failed(Some(cause), None)), now)?;
@@ -133,21 +174,6 @@ fn claim(
         Err(_refused) => {}
     }
     Ok(())
-}
-
-fn job(connection: &Connection, entry: &Entry, lease: Lease) -> rusqlite::Result<Job> {
-    connection.prepare_cached(TASK)?.query_row([entry.id.to_string()], |row| {
-        Ok(Job {
-            id: entry.id,
-            tenant: TenantId::parse(row.get_ref(0)?.as_str()?).map_err(fault)?,
-            request_type: RequestType::parse(row.get_ref(1)?.as_str()?).map_err(fault)?,
-            downstream: entry.downstream.clone(),
-            payload: Sealed { bytes: row.get(2)?, key_id: row.get(3)? },
-            token: lease.token,
-            attempt: entry.progress.attempts,
-            accepted_at: Timestamp::from_micros(row.get(4)?),
-        })
-    })
 }
 
 /// The outcomes, and whether somebody is to be told of one.
@@ -175,7 +201,7 @@ pub(super) fn report(
                 Report::NotCalled { .. } => None,
             };
             save(connection, &entry, told, now)?;
-            has_webhooks |= status.is_final() && entry.callback_url.is_some();
+            has_webhooks |= status.is_final() && entry.has_callback;
         }
         outcomes.push(outcome);
     }
@@ -204,48 +230,47 @@ pub(super) fn call_back(
     }
 }
 
-/// Writes what the rule has made of a request: its record, its job, and whoever is to be told of its end. Without an
-/// attempt that came to something, what the last one came to still stands.
+/// Writes what the rule has made of a request: its row, and whoever is to be told of its end.
 fn save(connection: &Connection, entry: &Entry, told: Option<Told>, now: Timestamp) -> rusqlite::Result<()> {
-    let (id, progress) = (entry.id.to_string(), &entry.progress);
+    let progress = &entry.progress;
     let (status, attempts, at) = (progress.status.as_str(), progress.attempts, now.as_micros());
+    let (claimable, is_leased) = match progress.lease {
+        _ if progress.status.is_final() => (None, false),
+        Some(lease) => (Some(lease.until.as_micros()), true),
+        None => (Some(progress.due.as_micros()), false),
+    };
+    let token = progress.last_token.cast_signed();
     if let Some(Told { result, failure }) = told {
         connection.prepare_cached(SAVE_OUTCOME)?.execute(params![
-            id,
+            entry.row,
             status,
             attempts,
             at,
+            claimable,
+            is_leased,
+            token,
             failure.as_ref().map(|failure| &failure.code),
             failure.as_ref().map(|failure| &failure.message),
             result.as_ref().map(|sealed| &sealed.bytes),
             result.as_ref().map(|sealed| &sealed.key_id),
         ])?;
     } else {
-        connection.prepare_cached(SAVE_RECORD)?.execute(params![id, status, attempts, at])?;
+        let values = params![entry.row, status, attempts, at, claimable, is_leased, token];
+        connection.prepare_cached(SAVE)?.execute(values)?;
     }
-    let token = progress.last_token.cast_signed();
-    if !progress.status.is_final() {
-        let (claimable, is_leased) = match progress.lease {
-            Some(lease) => (lease.until.as_micros(), true),
-            None => (progress.due.as_micros(), false),
-        };
-        let values = params![id, claimable, is_leased, token, progress.attempts];
-        connection.prepare_cached(SAVE_JOB)?.execute(values)?;
-        return Ok(());
-    }
-    connection.prepare_cached(END_JOB)?.execute([&id])?;
     if progress.status == Status::FailedRetryExhausted {
-        connection.prepare_cached(BURY)?.execute(params![id, entry.downstream, token, now.as_micros()])?;
+        let values = params![entry.id.to_string(), entry.downstream, token, now.as_micros()];
+        connection.prepare_cached(BURY)?.execute(values)?;
     }
-    if entry.callback_url.is_some() {
+    if progress.status.is_final() && entry.has_callback {
+        let id = entry.id.to_string();
         enqueue(connection, WEBHOOKS, std::iter::once((id.as_str(), id.clone().into_bytes())))?;
     }
     Ok(())
 }
 
 fn entry(connection: &Connection, id: RequestId) -> rusqlite::Result<Option<Entry>> {
-    let mut statement = connection.prepare_cached(&format!("{ENTRY} {NAMED}"))?;
-    statement.query_row([id.to_string()], read_entry).optional()
+    connection.prepare_cached(ENTRY)?.query_row([id.to_string()], read_entry).optional()
 }
 
 fn status(connection: &Connection, id: RequestId) -> rusqlite::Result<Option<Status>> {
@@ -254,15 +279,51 @@ fn status(connection: &Connection, id: RequestId) -> rusqlite::Result<Option<Sta
 }
 
 fn read_entry(row: &Row<'_>) -> rusqlite::Result<Entry> {
-    let (claimable_at, is_leased) = (Timestamp::from_micros(row.get(3)?), row.get(4)?);
-    let last_token = row.get::<_, i64>(5)?.cast_unsigned();
+    let (claimable_at, is_leased) = (Timestamp::from_micros(row.get(4)?), row.get(5)?);
+    let last_token = row.get::<_, i64>(6)?.cast_unsigned();
     let lease = Lease { token: last_token, until: claimable_at };
     let progress = Progress {
-        status: read_status(row, 1)?,
-        attempts: row.get(2)?,
+        status: read_status(row, 2)?,
+        attempts: row.get(3)?,
         due: claimable_at,
         lease: Some(lease).filter(|_| is_leased),
         last_token,
     };
-    Ok(Entry { id: read_id(row, 0)?, downstream: row.get(6)?, callback_url: row.get(7)?, progress })
+    let has_callback = row.get_ref(8)? != ValueRef::Null;
+    Ok(Entry { row: row.get(0)?, id: read_id(row, 1)?, downstream: row.get(7)?, has_callback, progress })
+}
+
+fn read_task(row: &Row<'_>) -> rusqlite::Result<Task> {
+    Ok(Task {
+        tenant: TenantId::parse(row.get_ref(9)?.as_str()?).map_err(fault)?,
+        request_type: RequestType::parse(row.get_ref(10)?.as_str()?).map_err(fault)?,
+        payload: Sealed { bytes: row.get(11)?, key_id: row.get(12)? },
+        accepted_at: Timestamp::from_micros(row.get(13)?),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn jobs_are_found_through_their_index() {
+        let mut connection = Connection::open_in_memory().unwrap();
+        crate::migrate::run(&mut connection).unwrap();
+        for sql in [FIRST.to_owned(), format!("{TASK} {DUE}"), DOWNSTREAMS.to_owned()] {
+            let mut statement = connection.prepare(&format!("EXPLAIN QUERY PLAN {sql}")).unwrap();
+            let count = statement.parameter_count();
+            let values = rusqlite::params_from_iter((0..count).map(|_| rusqlite::types::Null));
+            let plan: Vec<String> = statement
+                .query_map(values, |row| row.get(3))
+                .unwrap()
+                .collect::<rusqlite::Result<_>>()
+                .unwrap();
+            let reads = plan.iter().filter(|line| line.contains("request_record"));
+            for read in reads {
+                assert!(read.contains("request_record_claimable"), "{sql}: {plan:?}");
+            }
+            assert!(!plan.iter().any(|line| line.contains("TEMP B-TREE")), "{sql}: {plan:?}");
+        }
+    }
 }

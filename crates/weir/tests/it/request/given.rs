@@ -72,9 +72,14 @@ impl Api {
             format!(
                 "UPDATE request_record SET status = 'IN_PROGRESS', attempts = 1 WHERE request_id = '{id}'"
             ),
-            format!("UPDATE request_job SET attempts = 1, token = 1 WHERE request_id = '{id}'"),
+            format!("UPDATE {} SET attempts = 1, token = 1 WHERE request_id = '{id}'", self.jobs()),
         ])
         .await;
+    }
+
+    /// Where a request's job is.
+    fn jobs(&self) -> &'static str {
+        if self.running.database.is_some() { "request_job" } else { "request_record" }
     }
 
     /// What a worker does when the last attempt was in vain.
@@ -88,9 +93,13 @@ impl Api {
             ),
             format!(
                 "INSERT INTO request_dead (request_id, downstream, token, died_at)
-                 SELECT request_id, downstream, 5, {now} FROM request_job WHERE request_id = '{id}'"
+                 SELECT request_id, downstream, 5, {now} FROM {} WHERE request_id = '{id}'",
+                self.jobs()
             ),
-            format!("DELETE FROM request_job WHERE request_id = '{id}'"),
+            match self.running.database {
+                Some(_) => format!("DELETE FROM request_job WHERE request_id = '{id}'"),
+                None => format!("UPDATE request_record SET claimable_at = NULL WHERE request_id = '{id}'"),
+            },
         ])
         .await;
     }
