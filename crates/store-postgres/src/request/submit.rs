@@ -1,6 +1,10 @@
-//! Taking submissions: two round trips a batch. The first reads what the keys stand for (and locks the tenants' windows, if
-//! there is a limit), the second writes records, keys and jobs. When two servers take the same key at once, the second one
-//! to insert it waits for the other's commit, writes nothing, and reads what became of it.
+//! Taking submissions. Those with new keys are one round trip a batch (`fresh`), as long as tenants have no limit. All others
+//! are two: the first reads what the keys stand for (and locks the tenants' windows, if there is a limit), the second writes
+//! records, keys and jobs. When two servers take the same key at once, the second one to insert it waits for the other's
+//! commit, writes nothing, and reads what became of it.
+
+mod columns;
+mod fresh;
 
 use std::collections::{HashMap, HashSet};
 use std::time::SystemTime;
@@ -16,6 +20,7 @@ use weir_core::{RequestId, Timestamp, Verdict};
 use weir_store::request::{Receipt, Submit, SubmitOutcome};
 use weir_store::{Error, Result};
 
+use self::columns::Columns;
 use super::{read_status, unreadable};
 use crate::pool::Session;
 use crate::quota::{column, int, unsigned};
@@ -73,7 +78,7 @@ const INSERT: &str = "
     SELECT request_id FROM kept";
 
 /// In the order of [`Statements::from_prepared`].
-pub(super) const SQL: [&str; 5] = [KEPT, MAKE_TENANTS, LOCK_TENANTS, SAVE_TENANTS, INSERT];
+pub(super) const SQL: [&str; 6] = [KEPT, MAKE_TENANTS, LOCK_TENANTS, SAVE_TENANTS, INSERT, fresh::INSERT];
 
 #[derive(Debug)]
 pub(super) struct Statements {
@@ -82,6 +87,7 @@ pub(super) struct Statements {
     lock_tenants: Statement,
     save_tenants: Statement,
     insert: Statement,
+    insert_fresh: Statement,
 }
 
 impl Statements {
@@ -92,6 +98,7 @@ impl Statements {
             lock_tenants: next(),
             save_tenants: next(),
             insert: next(),
+            insert_fresh: next(),
         }
     }
 }
@@ -120,10 +127,37 @@ pub(super) async fn submit(
     limits: Option<Limits>,
 ) -> Result<Vec<SubmitOutcome>> {
     let session = engine.inner.pool.request_session().await?;
-    let mut begun = begin(engine, &session, batch, limits).await?;
+    let batch: Vec<&Submit> = batch.iter().collect();
+    let outcomes = match limits {
+        Some(_) => submit_any(engine, &session, &batch, limits).await?,
+        None => submit_fresh(engine, &session, &batch).await?,
+    };
+    session.keep();
+    Ok(outcomes)
+}
+
+async fn submit_fresh(engine: &Postgres, session: &Session, batch: &[&Submit]) -> Result<Vec<SubmitOutcome>> {
+    let outcomes = fresh::insert(engine, session, batch).await?;
+    let left = outcomes.iter().zip(batch).filter(|(outcome, _)| outcome.is_none());
+    let left: Vec<&Submit> = left.map(|(_, submit)| *submit).collect();
+    let mut decided = Vec::new().into_iter();
+    if !left.is_empty() {
+        decided = submit_any(engine, session, &left, None).await?.into_iter();
+    }
+    outcomes.into_iter().map(|outcome| outcome.or_else(|| decided.next()).ok_or_else(unreadable)).collect()
+}
+
+/// Whatever their keys stand for.
+async fn submit_any(
+    engine: &Postgres,
+    session: &Session,
+    batch: &[&Submit],
+    limits: Option<Limits>,
+) -> Result<Vec<SubmitOutcome>> {
+    let mut begun = begin(engine, session, batch, limits).await?;
     let mut outcomes = Vec::with_capacity(batch.len());
     let mut accepted = Vec::new();
-    for submit in batch {
+    for &submit in batch {
         let outcome = decide_one(submit, &mut begun)?;
         if matches!(outcome, SubmitOutcome::Accepted(_)) {
             accepted.push(submit);
@@ -133,12 +167,11 @@ pub(super) async fn submit(
     if accepted.is_empty() {
         session.bounded(session.client.batch_execute("COMMIT")).await?;
     } else {
-        let saved = save(&session, &accepted, &begun).await?;
+        let saved = save(session, &accepted, &begun).await?;
         if saved.len() < accepted.len() {
-            resolve(&session, batch, &saved, &mut outcomes, begun.now).await?;
+            resolve(session, batch, &saved, &mut outcomes, begun.now).await?;
         }
     }
-    session.keep();
     Ok(outcomes)
 }
 
@@ -179,7 +212,7 @@ fn first_status(submit: &Submit) -> Result<Status> {
 async fn begin<'a>(
     engine: &Postgres,
     session: &Session,
-    batch: &'a [Submit],
+    batch: &[&'a Submit],
     limits: Option<Limits>,
 ) -> Result<Begun<'a>> {
     let (client, statements) = (&session.client, &session.statements);
@@ -217,14 +250,14 @@ async fn begin<'a>(
     Ok(Begun { keys, gone, tenants, now })
 }
 
-async fn kept_rows(session: &Session, batch: &[Submit]) -> Result<Vec<Row>, tokio_postgres::Error> {
+async fn kept_rows(session: &Session, batch: &[&Submit]) -> Result<Vec<Row>, tokio_postgres::Error> {
     let tenants: Vec<&str> = batch.iter().map(|submit| submit.tenant.as_str()).collect();
     let keys: Vec<&str> = batch.iter().map(|submit| submit.key.as_str()).collect();
     session.client.query(&session.statements.request.submit.kept, &[&tenants, &keys]).await
 }
 
 /// What keys stand for, and the ids of those that stand for nothing any more.
-fn read_keys<'a>(batch: &'a [Submit], rows: &[Row]) -> Result<(Keys<'a>, Vec<Uuid>)> {
+fn read_keys<'a>(batch: &[&'a Submit], rows: &[Row]) -> Result<(Keys<'a>, Vec<Uuid>)> {
     let mut names: HashMap<(&str, &str), (&'a str, &'a str)> = HashMap::with_capacity(batch.len());
     for submit in batch {
         let name = (submit.tenant.as_str(), submit.key.as_str());
@@ -270,36 +303,11 @@ fn read_window(row: &Row, limits: Limits, now: Timestamp) -> Result<(String, Quo
 
 /// The second round trip; says which were inserted.
 async fn save(session: &Session, accepted: &[&Submit], begun: &Begun<'_>) -> Result<HashSet<RequestId>> {
-    let ids: Vec<Uuid> = accepted.iter().map(|submit| *submit.id.as_uuid()).collect();
-    let tenant_ids: Vec<&str> = accepted.iter().map(|submit| submit.tenant.as_str()).collect();
-    let keys: Vec<&str> = accepted.iter().map(|submit| submit.key.as_str()).collect();
-    let hashes: Vec<&[u8]> = accepted.iter().map(|submit| submit.fingerprint.as_bytes().as_slice()).collect();
-    let types: Vec<&str> = accepted.iter().map(|submit| submit.request_type.as_str()).collect();
-    let statuses: Vec<&str> =
-        accepted.iter().map(|submit| first_status(submit).map(Status::as_str)).collect::<Result<_>>()?;
-    let payloads: Vec<&[u8]> = accepted.iter().map(|submit| submit.payload.bytes.as_slice()).collect();
-    let key_ids: Vec<&str> = accepted.iter().map(|submit| submit.payload.key_id.as_str()).collect();
-    let callbacks: Vec<Option<&str>> = accepted.iter().map(|submit| submit.callback_url.as_deref()).collect();
-    let downstreams: Vec<&str> = accepted.iter().map(|submit| submit.downstream.as_str()).collect();
+    let columns = Columns::of(accepted)?;
     let expires = time::to_system(Record::new(accepted[0].fingerprint, accepted[0].id, begun.now).expires);
     let now = time::to_system(begun.now);
     let (client, statements) = (&session.client, &session.statements.request.submit);
-    let values: [&(dyn tokio_postgres::types::ToSql + Sync); 14] = [
-        &ids,
-        &tenant_ids,
-        &keys,
-        &hashes,
-        &types,
-        &statuses,
-        &payloads,
-        &key_ids,
-        &callbacks,
-        &downstreams,
-        &now,
-        &expires,
-        &session.ledger_slot,
-        &begun.gone,
-    ];
+    let values = columns.and([&now, &expires, &session.ledger_slot, &begun.gone]);
     let (inserted, _, ()) = session
         .bounded(try_join3(
             client.query(&statements.insert, &values),
@@ -326,7 +334,7 @@ async fn save_windows(
 /// Another server was faster with some of the keys: what it accepted is the answer.
 async fn resolve(
     session: &Session,
-    batch: &[Submit],
+    batch: &[&Submit],
     saved: &HashSet<RequestId>,
     outcomes: &mut [SubmitOutcome],
     now: Timestamp,

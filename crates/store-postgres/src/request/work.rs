@@ -301,7 +301,8 @@ pub(super) async fn call_back(
     Ok(outcome)
 }
 
-/// The first round trip of whoever knows the requests: their jobs, locked in order of id, and how those without one stand.
+/// The first round trip of whoever knows the requests: their jobs, locked in order of id. How those without one stand, which
+/// are few, is asked in another.
 async fn lock(
     engine: &Postgres,
     session: &Session,
@@ -309,17 +310,23 @@ async fn lock(
 ) -> Result<(HashMap<RequestId, Entry>, HashMap<RequestId, Status>, Timestamp)> {
     let ids: Vec<Uuid> = ids.iter().map(|id| *id.as_uuid()).collect();
     let (client, statements) = (&session.client, &session.statements.request.work);
-    let (_, locked, found, clock) = session
-        .bounded(try_join4(
+    let (_, locked, clock) = session
+        .bounded(try_join3(
             client.batch_execute("BEGIN"),
             client.query(&statements.lock, &[&ids]),
-            client.query(&statements.status, &[&ids]),
             client.query_one(&session.statements.clock, &[]),
         ))
         .await?;
     let entries = locked.iter().map(|row| read_entry(row).map(|entry| (entry.id, entry)));
+    let entries: HashMap<RequestId, Entry> = entries.collect::<Result<_>>()?;
+    let mut others = ids;
+    others.retain(|id| !entries.contains_key(&RequestId::from_uuid(*id)));
+    let mut found = Vec::new();
+    if !others.is_empty() {
+        found = session.bounded(client.query(&statements.status, &[&others])).await?;
+    }
     let found = found.iter().map(|row| Ok((read_id(row, 0)?, read_status(column(row, 1)?)?)));
-    Ok((entries.collect::<Result<_>>()?, found.collect::<Result<_>>()?, engine.now(&clock)?))
+    Ok((entries, found.collect::<Result<_>>()?, engine.now(&clock)?))
 }
 
 /// The second round trip: what the rule has made of requests whose jobs are locked. Ends the transaction.

@@ -1,0 +1,71 @@
+//! Keys that were never used, which nearly all are: one statement, which is its own transaction, and one round trip. What it
+//! does not insert has a key that is in use, has expired or outlived its request; all of that is decided afterwards, with
+//! what is kept under the key before one's eyes.
+
+use std::collections::HashSet;
+
+use weir_core::request::idempotency::KEPT_FOR;
+use weir_core::{RequestId, Timestamp};
+use weir_store::Result;
+use weir_store::request::{Receipt, Submit, SubmitOutcome};
+
+use super::columns::Columns;
+use super::first_status;
+use crate::pool::Session;
+use crate::quota::column;
+use crate::{Postgres, queue, time};
+
+/// Writes nothing when no key is new. See [`INSERT`](super::INSERT) for `IS TRUE`.
+pub(super) const INSERT: &str = "
+    WITH clock AS MATERIALIZED (SELECT coalesce($11, clock_timestamp()) AS now),
+    new AS (
+        SELECT * FROM unnest($1::uuid[], $2::text[], $3::text[], $4::bytea[], $5::text[], $6::text[], $7::bytea[],
+                             $8::text[], $9::text[], $10::text[])
+            AS new (request_id, tenant_id, key, hash, request_type, status, payload, key_id, callback_url, downstream)),
+    kept AS (
+        INSERT INTO idempotency_record (tenant_id, idempotency_key, payload_hash, request_id, expires_at)
+        SELECT tenant_id, key, hash, request_id, (SELECT now FROM clock) + $12::bigint * interval '1 microsecond'
+        FROM new ORDER BY tenant_id, key
+        ON CONFLICT (tenant_id, idempotency_key) DO NOTHING
+        RETURNING request_id),
+    recorded AS (
+        INSERT INTO request_record (request_id, tenant_id, request_type, status, payload, payload_key_id, callback_url,
+                                    created_at, updated_at)
+        SELECT request_id, tenant_id, request_type, status, payload, key_id, callback_url,
+               (SELECT now FROM clock), (SELECT now FROM clock)
+        FROM new WHERE (request_id IN (SELECT request_id FROM kept)) IS TRUE),
+    queued AS (
+        INSERT INTO request_job (request_id, downstream, claimable_at, is_pending)
+        SELECT request_id, downstream, (SELECT now FROM clock), status = 'PENDING_ENQUEUE'
+        FROM new WHERE (request_id IN (SELECT request_id FROM kept)) IS TRUE),
+    counted AS (
+        INSERT INTO request_ledger (slot, accepted) SELECT $13, count(*) FROM kept HAVING count(*) > 0
+        ON CONFLICT (slot) DO UPDATE SET accepted = request_ledger.accepted + excluded.accepted)
+    SELECT request_id, (SELECT now FROM clock) FROM kept";
+
+/// What became of each submission whose key was new; the others are still to be decided. Of several under one key only the
+/// first is tried.
+pub(super) async fn insert(
+    engine: &Postgres,
+    session: &Session,
+    batch: &[&Submit],
+) -> Result<Vec<Option<SubmitOutcome>>> {
+    let mut keys = HashSet::with_capacity(batch.len());
+    let mut tried = batch.to_vec();
+    tried.retain(|submit| keys.insert((submit.tenant.as_str(), submit.key.as_str())));
+    let columns = Columns::of(&tried)?;
+    let (clock, kept_for) = (engine.clock_override(), queue::micros(KEPT_FOR));
+    let values = columns.and([&clock, &kept_for, &session.ledger_slot]);
+    let statement = &session.statements.request.submit.insert_fresh;
+    let rows = session.bounded(session.client.query(statement, &values)).await?;
+    let mut inserted = HashSet::with_capacity(rows.len());
+    for row in &rows {
+        inserted.insert(RequestId::from_uuid(column(row, 0)?));
+    }
+    let now = rows.first().map(|row| column(row, 1)).transpose()?.map_or(Timestamp::EPOCH, time::from_system);
+    let outcome = |submit: &&Submit| {
+        let receipt = Receipt { id: submit.id, status: first_status(submit)?, accepted_at: now };
+        Ok(inserted.contains(&submit.id).then_some(SubmitOutcome::Accepted(receipt)))
+    };
+    batch.iter().map(outcome).collect()
+}
