@@ -5,7 +5,7 @@ use std::sync::Arc;
 use axum::extract::FromRequestParts;
 use http::request::Parts;
 
-use super::jwt::Claims;
+use super::jwt::authenticate;
 use crate::app::App;
 use crate::http::error::ApiError;
 
@@ -23,7 +23,7 @@ impl FromRequestParts<Arc<App>> for Checker {
         if app.auth.admin.matches(&parts.headers) {
             return Ok(Self);
         }
-        let claims = Claims::from_request_parts(parts, app).await.map_err(|_unknown| {
+        let claims = authenticate(&parts.headers, app).map_err(|_unknown| {
             ApiError::unauthenticated("Send X-Admin-Key, or a bearer token that is valid and has not expired")
         })?;
         if claims.allows(SCOPE) {

@@ -106,13 +106,13 @@ impl Verifier {
 
     /// What a token says, if it is genuine and not past its time.
     #[must_use]
-    pub fn verify(&self, token: &str) -> Option<Claims> {
+    pub fn verify(&self, token: &str) -> Option<Arc<Claims>> {
         let now = jiff::Timestamp::now().as_second();
         let now_seconds = u64::try_from(now).unwrap_or(0);
         if let Some(claims) = self.remembered.find(token, now_seconds) {
             return Some(claims);
         }
-        let claims = self.judge(token, now)?;
+        let claims = Arc::new(self.judge(token, now)?);
         self.remembered.keep(token, &claims, now_seconds);
         Some(claims)
     }
@@ -177,13 +177,21 @@ pub fn bearer(headers: &http::HeaderMap) -> Option<&str> {
     scheme.eq_ignore_ascii_case("bearer").then(|| token.trim())
 }
 
+/// What the token of a request says, if it brings one that is good.
+///
+/// # Errors
+/// 401.
+pub fn authenticate(headers: &http::HeaderMap, app: &App) -> Result<Arc<Claims>, ApiError> {
+    bearer(headers)
+        .and_then(|token| app.auth.tokens.verify(token))
+        .ok_or_else(|| ApiError::unauthenticated("Missing, invalid or expired bearer token"))
+}
+
 impl FromRequestParts<Arc<App>> for Claims {
     type Rejection = ApiError;
 
     async fn from_request_parts(parts: &mut Parts, app: &Arc<App>) -> Result<Self, ApiError> {
-        bearer(&parts.headers)
-            .and_then(|token| app.auth.tokens.verify(token))
-            .ok_or_else(|| ApiError::unauthenticated("Missing, invalid or expired bearer token"))
+        authenticate(&parts.headers, app).map(Arc::unwrap_or_clone)
     }
 }
 

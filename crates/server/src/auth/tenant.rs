@@ -7,7 +7,7 @@ use http::request::Parts;
 use weir_core::TenantId;
 use weir_core::request::Scope;
 
-use super::jwt::Claims;
+use super::jwt::authenticate;
 use crate::app::App;
 use crate::http::error::ApiError;
 
@@ -23,7 +23,7 @@ impl FromRequestParts<Arc<App>> for Submitter {
     type Rejection = ApiError;
 
     async fn from_request_parts(parts: &mut Parts, app: &Arc<App>) -> Result<Self, ApiError> {
-        allowed(parts, app, Scope::Create).await.map(Self)
+        allowed(parts, app, Scope::Create).map(Self)
     }
 }
 
@@ -31,17 +31,17 @@ impl FromRequestParts<Arc<App>> for Viewer {
     type Rejection = ApiError;
 
     async fn from_request_parts(parts: &mut Parts, app: &Arc<App>) -> Result<Self, ApiError> {
-        allowed(parts, app, Scope::Read).await.map(Self)
+        allowed(parts, app, Scope::Read).map(Self)
     }
 }
 
-async fn allowed(parts: &mut Parts, app: &Arc<App>, scope: Scope) -> Result<TenantId, ApiError> {
-    let claims = Claims::from_request_parts(parts, app).await?;
+fn allowed(parts: &Parts, app: &Arc<App>, scope: Scope) -> Result<TenantId, ApiError> {
+    let claims = authenticate(&parts.headers, app)?;
     if !claims.scope.as_deref().is_some_and(|granted| scope.is_in(granted)) {
         let scope = scope.as_str();
         return Err(ApiError::forbidden(format!("The token lacks the scope {scope}; get one that has it")));
     }
-    let tenant = claims.tenant_id.and_then(|tenant| TenantId::parse(tenant).ok());
+    let tenant = claims.tenant_id.as_deref().and_then(|tenant| TenantId::parse(tenant).ok());
     tenant.ok_or_else(|| {
         let message = "The token names no tenant; get one whose tenant_id is a name of 1 to 255 characters";
         ApiError::forbidden(message)

@@ -90,6 +90,9 @@ fn is_json(headers: &HeaderMap) -> bool {
     let Some(Ok(value)) = headers.get(CONTENT_TYPE).map(HeaderValue::to_str) else {
         return false;
     };
+    if value == "application/json" {
+        return true;
+    }
     let essence = value.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
     essence == "application/json" || (essence.starts_with("application/") && essence.ends_with("+json"))
 }

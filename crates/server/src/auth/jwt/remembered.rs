@@ -5,7 +5,9 @@
 //! the keys it was signed with are read once; only its end has to be looked for each time.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use foldhash::fast::RandomState;
 
 use super::{Claims, LEEWAY_SECONDS};
 
@@ -16,26 +18,29 @@ const TOKENS_MAX: usize = 1_024;
 /// Longer tokens are looked at each time.
 const BYTES_MAX: usize = 4_096;
 
+/// Only tokens that we or an issuer signed are keys, so nobody can choose them to collide.
+type Shard = HashMap<Box<str>, Arc<Claims>, RandomState>;
+
 /// Tokens that were found genuine.
 #[derive(Default)]
 pub(super) struct Remembered {
-    shards: [Mutex<HashMap<Box<str>, Claims>>; SHARDS],
+    shards: [Mutex<Shard>; SHARDS],
 }
 
 impl Remembered {
     /// What a token says, if it was found genuine before and its time is not over.
-    pub(super) fn find(&self, token: &str, now_seconds: u64) -> Option<Claims> {
+    pub(super) fn find(&self, token: &str, now_seconds: u64) -> Option<Arc<Claims>> {
         let mut shard = self.shard(token);
         let claims = shard.get(token)?;
         if is_over(claims, now_seconds) {
             shard.remove(token);
             return None;
         }
-        Some(claims.clone())
+        Some(Arc::clone(claims))
     }
 
     /// Remembers a token that was found genuine.
-    pub(super) fn keep(&self, token: &str, claims: &Claims, now_seconds: u64) {
+    pub(super) fn keep(&self, token: &str, claims: &Arc<Claims>, now_seconds: u64) {
         if token.len() > BYTES_MAX {
             return;
         }
@@ -47,10 +52,10 @@ impl Remembered {
             // Those that are used will be back at their next call.
             shard.clear();
         }
-        shard.insert(token.into(), claims.clone());
+        shard.insert(token.into(), Arc::clone(claims));
     }
 
-    fn shard(&self, token: &str) -> MutexGuard<'_, HashMap<Box<str>, Claims>> {
+    fn shard(&self, token: &str) -> MutexGuard<'_, Shard> {
         let last = token.bytes().rev().take(2).fold(0, |sum, byte| sum * 31 + usize::from(byte));
         self.shards[last % SHARDS].lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -65,8 +70,8 @@ const fn is_over(claims: &Claims, now_seconds: u64) -> bool {
 mod tests {
     use super::*;
 
-    fn claims(exp: u64) -> Claims {
-        Claims { sub: "a@b.c".into(), exp, tenant_id: None, scope: Some("x".into()) }
+    fn claims(exp: u64) -> Arc<Claims> {
+        Arc::new(Claims { sub: "a@b.c".into(), exp, tenant_id: None, scope: Some("x".into()) })
     }
 
     #[test]
