@@ -17,5 +17,6 @@ pub mod request;
 pub mod router;
 pub mod sale;
 pub mod serve;
+mod short;
 pub mod slot;
 pub mod tier;

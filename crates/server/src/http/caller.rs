@@ -4,11 +4,12 @@
 //! minutes and costs somebody else's work, the handler looks for itself, through the half of the connection kept here. The
 //! handler runs in the task of its connection, so the two share one place for a waker and do not take it from each other.
 
+use std::cell::RefCell;
 use std::io;
 use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
@@ -43,7 +44,7 @@ impl Caller {
 
     /// The bytes that go to and fro.
     pub(super) fn bytes(&self) -> Bytes {
-        Bytes { connection: Arc::clone(&self.0), stalled: None }
+        Bytes { connection: Arc::clone(&self.0), before: bytes::Bytes::new(), stalled: None }
     }
 
     /// Where it is.
@@ -92,20 +93,58 @@ impl std::fmt::Debug for Caller {
 
 /// How long a caller may take nothing of what is written to it.
 const PATIENCE: Duration = Duration::from_secs(60);
+/// The most that is read at once, on the short way.
+const ROOM_SIZE: usize = 16 << 10;
 
-/// What hyper reads and writes. Nobody else does, so the lock is always free.
+/// What is read and written, by one at a time, so the lock is always free.
 pub struct Bytes {
     connection: Arc<Connection>,
+    /// What was read already, and is to be read again.
+    before: bytes::Bytes,
     /// Set while nothing is taken of what is written.
     stalled: Option<Pin<Box<Sleep>>>,
 }
 
+impl Bytes {
+    /// Has `before` read again, before anything else.
+    pub(super) fn unread(&mut self, before: bytes::Bytes) {
+        self.before = before;
+    }
+
+    /// Adds what has come to what was read; nothing, when no more will. While it waits, a connection keeps no room for it.
+    pub(super) fn poll_more(
+        &self,
+        context: &mut Context<'_>,
+        read: &mut bytes::Bytes,
+    ) -> Poll<io::Result<usize>> {
+        thread_local! {
+            static ROOM: RefCell<Box<[u8]>> = RefCell::new(vec![0; ROOM_SIZE].into());
+        }
+        ROOM.with_borrow_mut(|room| {
+            let mut room = ReadBuf::new(room);
+            ready!(Pin::new(&mut *self.connection.lock()).poll_read(context, &mut room))?;
+            let more = room.filled();
+            *read = if read.is_empty() {
+                bytes::Bytes::copy_from_slice(more)
+            } else {
+                [&read[..], more].concat().into()
+            };
+            Poll::Ready(Ok(more.len()))
+        })
+    }
+}
+
 impl AsyncRead for Bytes {
     fn poll_read(
-        self: Pin<&mut Self>,
+        mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
+        if !self.before.is_empty() {
+            let count = self.before.len().min(buffer.remaining());
+            buffer.put_slice(&self.before.split_to(count));
+            return Poll::Ready(Ok(()));
+        }
         Pin::new(&mut *self.connection.lock()).poll_read(context, buffer)
     }
 }

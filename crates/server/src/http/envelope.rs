@@ -19,24 +19,37 @@ pub const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
 const REQUEST_ID_MAX: usize = 128;
 
-/// Answers one request. It stands outside the router rather than as one of its layers, which would cost every
-/// request two allocations and a copy.
-pub async fn answer<B>(mut routes: Routes, metrics: &Metrics, mut request: Request<B>) -> Response
+/// Answers one request by the router.
+pub async fn answer<B>(mut routes: Routes, metrics: &Metrics, request: Request<B>) -> Response
 where
     B: HttpBody<Data = Bytes> + Send + 'static,
     B::Error: Into<axum::BoxError>,
 {
+    let route = routes.label(request.uri().path());
+    let call = |request: Request<Body>| routes.router.call(request).map(|Ok(response)| response);
+    wrap(route, metrics, request.map(Body::new), call).await
+}
+
+/// Answers one request by `call`. It stands outside the router rather than as one of its layers, which would cost every
+/// request two allocations and a copy.
+pub async fn wrap<F>(
+    route: &'static str,
+    metrics: &Metrics,
+    mut request: Request<Body>,
+    call: impl FnOnce(Request<Body>) -> F,
+) -> Response
+where
+    F: Future<Output = Response>,
+{
     let started = Instant::now();
     let method = request.method().clone();
-    let route = routes.label(request.uri().path());
     let id = request_id(request.headers().get(REQUEST_ID));
     if request.headers().get(REQUEST_ID) != Some(&id) {
         // For the logs of handlers, which tell of a call under the id that its answer carries.
         request.headers_mut().insert(REQUEST_ID, id.clone());
     }
-    let call = routes.router.call(request.map(Body::new));
-    let mut response = match AssertUnwindSafe(call).catch_unwind().await {
-        Ok(Ok(response)) => response,
+    let mut response = match AssertUnwindSafe(call(request)).catch_unwind().await {
+        Ok(response) => response,
         Err(_panic) => {
             tracing::error!(request_id = ?id, route, "a handler panicked");
             ApiError::internal().into_response()

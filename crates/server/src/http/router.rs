@@ -3,7 +3,12 @@
 use std::sync::Arc;
 
 use axum::Router;
+use axum::extract::Request;
+use axum::handler::Handler;
+use axum::response::Response;
 use axum::routing::{MethodRouter, any, delete, get, post};
+use futures_util::future::BoxFuture;
+use http::Method;
 
 use super::{ai, audit, dead_letters, error, operations, queue, quota, request, sale, slot, tier};
 use crate::app::App;
@@ -103,11 +108,50 @@ fn operations() -> Vec<Route> {
     ]
 }
 
+/// A route that is called all the time, and answered on the short way.
+pub(super) struct Short {
+    pub(super) path: &'static str,
+    call: fn(Request, Arc<App>) -> BoxFuture<'static, Response>,
+}
+
+impl Short {
+    const fn new(path: &'static str, call: fn(Request, Arc<App>) -> BoxFuture<'static, Response>) -> Self {
+        Self { path, call }
+    }
+}
+
+/// The routes that are called all the time. Each is also among the others, with the same handler, for the calls that do not come
+/// by the short way. None has names in its path.
+static SHORT: [(Method, Short); 9] = [
+    (Method::POST, Short::new("/api/send", |request, app| quota::send_message.call(request, app))),
+    (Method::POST, Short::new("/api/v1/slots", |request, app| slot::assign_slot.call(request, app))),
+    (
+        Method::POST,
+        Short::new("/v1/requests", |request, app| request::submit::create_request.call(request, app)),
+    ),
+    (Method::POST, Short::new("/v1/check", |request, app| tier::check::check_limits.call(request, app))),
+    (Method::POST, Short::new("/v1/refund", |request, app| tier::check::refund_limit.call(request, app))),
+    (Method::POST, Short::new("/v1/settle", |request, app| tier::hold::settle_hold.call(request, app))),
+    (Method::GET, Short::new("/api/v1/sales", |request, app| sale::get_sale.call(request, app))),
+    (
+        Method::GET,
+        Short::new("/api/v1/purchases", |request, app| sale::purchases::get_purchase.call(request, app)),
+    ),
+    (
+        Method::POST,
+        Short::new("/api/v1/purchases", |request, app| sale::purchases::create_purchase.call(request, app)),
+    ),
+];
+
+/// Calls that are passed on, whatever they ask for.
+static AI: Short = Short::new("/api/v1/ai/{*path}", |request, app| ai::pass_on.call(request, app));
+
 /// The routes of a process, and the names under which metrics know them.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Routes {
     pub(super) router: Router,
     labels: Arc<matchit::Router<&'static str>>,
+    app: Arc<App>,
 }
 
 impl Routes {
@@ -130,12 +174,42 @@ impl Routes {
             .method_not_allowed_fallback(error::method_not_allowed)
             .fallback(error::not_found)
             .with_state(Arc::clone(app));
-        Self { router, labels: Arc::new(labels) }
+        Self { router, labels: Arc::new(labels), app: Arc::clone(app) }
     }
 
     /// The pattern a path matches: one of a few, whatever callers ask for.
     #[must_use]
     pub fn label(&self, path: &str) -> &'static str {
         self.labels.at(path).map_or("unmatched", |matched| *matched.value)
+    }
+
+    /// The route of such a call on the short way, if it has one.
+    pub(super) fn short(&self, method: &Method, path: &str) -> Option<&'static Short> {
+        if !self.app.settings.process.roles.api {
+            return None;
+        }
+        if path.strip_prefix(ai::PREFIX).is_some_and(|rest| rest.starts_with('/')) {
+            return Some(&AI);
+        }
+        let mut routes = SHORT.iter();
+        routes.find(|(takes, short)| short.path == path && takes == method).map(|(_, short)| short)
+    }
+
+    /// Has the handler of a route answer.
+    pub(super) fn call_short(&self, short: &Short, request: Request) -> BoxFuture<'static, Response> {
+        (short.call)(request, Arc::clone(&self.app))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whatever_has_a_short_way_has_the_long_one_too() {
+        let paths: Vec<&str> = api().into_iter().chain(sale()).map(|(path, _)| path).collect();
+        for short in SHORT.iter().map(|(_, short)| short).chain([&AI]) {
+            assert!(paths.contains(&short.path), "{}", short.path);
+        }
     }
 }

@@ -5,6 +5,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use axum::BoxError;
 use http::Request;
 use hyper::server::conn::http1::Builder;
 use hyper::service::service_fn;
@@ -13,10 +14,11 @@ use tokio::net::TcpListener;
 use tokio::sync::{Semaphore, watch};
 use tokio_util::sync::CancellationToken;
 
-use super::caller::Caller;
+use super::caller::{Bytes, Caller};
 use super::endless::leave;
 use super::envelope::answer;
 use super::router::Routes;
+use super::short::{End, Way};
 use super::{ai, sale};
 use crate::config::http::HttpSettings;
 use crate::telemetry::metrics::Metrics;
@@ -52,29 +54,16 @@ pub async fn serve(
             accepted = accept(&listener, &permits, &metrics) => accepted,
             () = closing.cancelled() => break,
         };
-        let bytes = caller.bytes();
-        let service = service_fn({
-            let (routes, metrics, stop) = (routes.clone(), Arc::clone(&metrics), Arc::new(stopped.clone()));
-            move |mut request| {
-                let (routes, metrics, caller) = (routes.clone(), Arc::clone(&metrics), caller.clone());
-                let (method, stop) = (request.method().clone(), Arc::clone(&stop));
-                introduce(&caller, &mut request);
-                async move { leave(answer(routes, &metrics, request).await, &method, &caller, &stop) }
-            }
-        });
-        let connection = builder.serve_connection(TokioIo::new(bytes), service).with_upgrades();
-        let mut stop = stopped.clone();
+        let connection = Connection {
+            caller,
+            routes: routes.clone(),
+            metrics: Arc::clone(&metrics),
+            builder: builder.clone(),
+            read_timeout: settings.read_timeout,
+        };
+        let stop = stopped.clone();
         tokio::spawn(async move {
-            let mut connection = pin!(connection);
-            let ended = tokio::select! {
-                biased;
-                ended = connection.as_mut() => ended,
-                _ = stop.changed() => {
-                    connection.as_mut().graceful_shutdown();
-                    connection.await
-                }
-            };
-            if let Err(error) = ended {
+            if let Err(error) = connection.serve(&stop).await {
                 tracing::debug!(%error, "a connection ended badly");
             }
             // Held until here: this is what the end of serving waits for.
@@ -86,8 +75,58 @@ pub async fn serve(
     stopping.closed().await;
 }
 
+/// A connection, and what its requests are answered with.
+struct Connection {
+    caller: Caller,
+    routes: Routes,
+    metrics: Arc<Metrics>,
+    builder: Builder,
+    read_timeout: Duration,
+}
+
+impl Connection {
+    /// Serves it to its end.
+    async fn serve(self, stop: &watch::Receiver<()>) -> Result<(), BoxError> {
+        let mut bytes = self.caller.bytes();
+        let (routes, metrics) = (&self.routes, &self.metrics);
+        let way = Way { caller: &self.caller, routes, metrics, read_timeout: self.read_timeout };
+        match way.serve(&mut bytes, stop).await? {
+            End::Over => Ok(()),
+            End::Handed(read) => {
+                bytes.unread(read);
+                // In memory of its own, and only for those who need it.
+                Box::pin(self.hand_over(bytes, stop.clone())).await
+            }
+        }
+    }
+
+    /// Has hyper serve the rest of it.
+    async fn hand_over(self, bytes: Bytes, mut stop: watch::Receiver<()>) -> Result<(), BoxError> {
+        let Self { caller, routes, metrics, builder, .. } = self;
+        let service = service_fn({
+            let stop = Arc::new(stop.clone());
+            move |mut request| {
+                let (routes, metrics, caller) = (routes.clone(), Arc::clone(&metrics), caller.clone());
+                let (method, stop) = (request.method().clone(), Arc::clone(&stop));
+                introduce(&caller, &mut request);
+                async move { leave(answer(routes, &metrics, request).await, &method, &caller, &stop) }
+            }
+        });
+        let mut connection = pin!(builder.serve_connection(TokioIo::new(bytes), service).with_upgrades());
+        tokio::select! {
+            biased;
+            ended = connection.as_mut() => ended?,
+            _ = stop.changed() => {
+                connection.as_mut().graceful_shutdown();
+                connection.await?;
+            }
+        }
+        Ok(())
+    }
+}
+
 /// Tells the handler who calls, where it wants to know: everywhere else that would be memory for nothing.
-fn introduce<B>(caller: &Caller, request: &mut Request<B>) {
+pub(super) fn introduce<B>(caller: &Caller, request: &mut Request<B>) {
     let path = request.uri().path();
     let mut prefixes = sale::PREFIXES.iter().chain(&WAITING);
     if path.starts_with(ai::PREFIX) || prefixes.any(|prefix| path.starts_with(prefix)) {

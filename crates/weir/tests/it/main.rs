@@ -21,6 +21,7 @@ mod request;
 mod sale;
 mod sender;
 mod settings;
+mod short_way;
 mod shutdown;
 mod slot;
 mod stdout;
