@@ -13,6 +13,7 @@ pub mod process;
 pub mod proxy;
 pub mod redis;
 pub mod talk;
+pub mod tls;
 pub mod wait;
 
 mod apt;

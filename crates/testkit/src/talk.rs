@@ -47,6 +47,10 @@ impl Listener {
         format!("http://{}", self.addr)
     }
 
+    pub fn addr(&self) -> SocketAddr {
+        self.addr
+    }
+
     /// How many connections there have been.
     pub fn accepted(&self) -> usize {
         self.accepted.load(Ordering::SeqCst)

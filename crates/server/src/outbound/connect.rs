@@ -93,11 +93,19 @@ impl Connector {
     }
 }
 
-/// TLS 1.2 or 1.3, and the certificates that the system trusts.
+/// TLS 1.2 or 1.3, and the certificates that the system trusts, or those of `SSL_CERT_FILE` and `SSL_CERT_DIR`.
 fn client_config() -> io::Result<ClientConfig> {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let mut roots = RootCertStore::empty();
-    roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+    let found = rustls_native_certs::load_native_certs();
+    for error in &found.errors {
+        tracing::warn!(%error, "some certificates of authorities could not be read");
+    }
+    roots.add_parsable_certificates(found.certs);
+    if roots.is_empty() {
+        let none = "there is no certificate of an authority to trust; SSL_CERT_FILE may name a file of them";
+        return Err(io::Error::other(none));
+    }
     let builder = ClientConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
         .map_err(io::Error::other)?;

@@ -7,5 +7,6 @@ mod heads;
 mod leaving;
 mod limits;
 mod paths;
+mod tls;
 mod trouble;
 mod tunnels;

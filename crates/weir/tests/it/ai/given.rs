@@ -29,7 +29,12 @@ impl Gate {
     pub(super) async fn start_with(settings: &[(&str, &str)]) -> Self {
         let upstream = Listener::start().await;
         let url = upstream.url();
-        let fixed = [("WEIR_AI_UPSTREAM", url.as_str()), ("WEIR_ROLES", "api")];
+        Self::before(upstream, &url, settings).await
+    }
+
+    /// A server whose upstream is the test's own, reached by another URL.
+    pub(super) async fn before(upstream: Listener, url: &str, settings: &[(&str, &str)]) -> Self {
+        let fixed = [("WEIR_AI_UPSTREAM", url), ("WEIR_ROLES", "api")];
         let settings: Vec<_> = fixed.into_iter().chain(PLENTY).chain(settings.iter().copied()).collect();
         let running = Running::start_with(Store::Embedded, &settings).await;
         Self { running, upstream }
