@@ -93,12 +93,14 @@ macro_rules! tier_suite {
                 a_hold_expires_at_its_very_end,
                 an_unknown_hold_is_an_answer,
                 parallel_settlements_correct_once,
+                every_hold_is_open_settled_or_expired,
                 old_holds_are_forgotten,
             ],
             restart: [
                 what_was_spent_is_there_after_a_restart,
                 what_was_forgotten_stays_so_after_a_restart,
                 definitions_and_holds_are_there_after_a_restart,
+                what_was_spent_before_it_was_kept_is_in_the_store,
             ],
             history: [
                 random_histories_are_those_of_the_naive_model,

@@ -2,14 +2,15 @@
 //! next start.
 //!
 //! What was spent after the last commit before a crash is forgotten: at most what was spent in [`FLUSH_EVERY`] and the time
-//! that one commit takes. A write that fails is made again before anything newer, and decisions go on meanwhile.
+//! that one commit takes. A write that fails is made again before anything newer, and decisions go on meanwhile. Whoever
+//! cannot bear to forget what was spent waits for [`Journal::keep`], which does not wait for the next [`FLUSH_EVERY`].
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use tokio::sync::Mutex as AsyncMutex;
+use tokio::sync::{Mutex as AsyncMutex, Notify, watch};
 use tokio::task::JoinHandle;
 use weir_core::Timestamp;
 use weir_core::tier::{Limit, Rule, Scoped, TierLimits, TierRule};
@@ -44,6 +45,11 @@ struct Keeper {
     desk: AsyncMutex<Desk>,
     /// How much of what was taken from the memories is not written yet.
     writing: AtomicUsize,
+    /// How many times changes have begun to be taken from the memories, and the last of these of which all is written.
+    begun: AtomicU64,
+    written: watch::Sender<u64>,
+    /// Rings when somebody waits for what was spent to be written.
+    bell: Notify,
     /// Since when something could not be written.
     failing_since: Mutex<Option<Instant>>,
 }
@@ -65,9 +71,16 @@ impl std::fmt::Debug for Keeper {
 impl Journal {
     pub(crate) async fn open(store: Arc<dyn TierStore>, memories: Arc<Memories>) -> Result<Self> {
         restore(&*store, &memories).await?;
-        let (desk, failing_since) = (AsyncMutex::default(), Mutex::default());
-        let writing = AtomicUsize::new(0);
-        let keeper = Arc::new(Keeper { store, memories, desk, writing, failing_since });
+        let keeper = Arc::new(Keeper {
+            store,
+            memories,
+            desk: AsyncMutex::default(),
+            writing: AtomicUsize::new(0),
+            begun: AtomicU64::new(0),
+            written: watch::Sender::new(0),
+            bell: Notify::new(),
+            failing_since: Mutex::default(),
+        });
         let task = tokio::spawn(run(Arc::clone(&keeper)));
         Ok(Self { keeper, task: Mutex::new(Some(task)) })
     }
@@ -83,6 +96,16 @@ impl Journal {
         if let Err(error) = self.keeper.flush().await {
             tracing::error!(error = %error.with_causes(), "what was spent last could not be kept");
         }
+    }
+
+    /// Waits until everything that was spent up to now is written. All who wait at the same time share a commit.
+    pub(crate) async fn keep(&self) {
+        // What was spent before this is seen by whoever begins after it: both go through the lock of the key's shard.
+        let enough = self.keeper.begun.load(Ordering::SeqCst) + 1;
+        let mut written = self.keeper.written.subscribe();
+        self.keeper.bell.notify_one();
+        // The sender is the keeper's, which lives as long as this.
+        let _ = written.wait_for(|written| *written >= enough).await;
     }
 
     /// How many keys wait to be written.
@@ -109,7 +132,7 @@ impl Drop for Journal {
 async fn run(keeper: Arc<Keeper>) {
     let mut swept = Instant::now();
     loop {
-        tokio::time::sleep(FLUSH_EVERY).await;
+        let _ = tokio::time::timeout(FLUSH_EVERY, keeper.bell.notified()).await;
         let mut outcome = keeper.flush().await;
         if outcome.is_ok() && swept.elapsed() >= SWEEP_EVERY {
             swept = Instant::now();
@@ -127,8 +150,11 @@ impl Keeper {
         // What failed before goes first; what is newer stays in the memories until then.
         self.write(&mut desk).await?;
         self.writing.store(self.memories.changed_len(), Ordering::SeqCst);
+        let begun = self.begun.fetch_add(1, Ordering::SeqCst) + 1;
         desk.unwritten = self.take_changes();
-        self.write(&mut desk).await
+        self.write(&mut desk).await?;
+        self.written.send_replace(begun);
+        Ok(())
     }
 
     fn take_changes(&self) -> Vec<SpentRow> {

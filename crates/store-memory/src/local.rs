@@ -45,6 +45,12 @@ impl Local {
         Ok(Self { memories, journal: Some(Arc::new(journal)) })
     }
 
+    /// How many keys have spent something, as far as is known here.
+    #[must_use]
+    pub fn keys(&self) -> usize {
+        self.memories.limits.len() + self.memories.tiers.len()
+    }
+
     /// How many keys have changed and wait to be kept.
     #[must_use]
     pub fn unsaved(&self) -> usize {
@@ -225,6 +231,12 @@ impl LimitStore for Local {
         };
         let taken = self.memories.tiers.take_by(rule, user, cost, clock).map_err(full)?;
         Ok(TierTaken { decision: taken.decision, spent: taken.spent, now })
+    }
+
+    async fn keep(&self) {
+        if let Some(journal) = &self.journal {
+            journal.keep().await;
+        }
     }
 
     async fn drain(&self) {

@@ -15,7 +15,8 @@ use tokio_postgres::types::ToSql;
 use weir_core::tier::{Plan, Tier, TierLimits};
 use weir_core::{HoldId, PolicyName, Timestamp, UserId};
 use weir_store::tier::{
-    Changed, Kept, NewHold, News, Origin, Policy, PolicySpec, Settled, SpentRow, Subscription, TierStore,
+    Books, Changed, Kept, NewHold, News, Origin, Policy, PolicySpec, Settled, SpentRow, Subscription,
+    TierStore,
 };
 use weir_store::{Error, Result};
 
@@ -128,6 +129,10 @@ impl TierStore for Postgres {
 
     async fn purge_holds(&self, keep: Duration, limit: usize) -> Result<u64> {
         hold::purge(self, keep, limit).await
+    }
+
+    async fn audit_holds(&self) -> Result<Books> {
+        hold::audit(self).await
     }
 
     async fn save_spent(&self, rows: Vec<SpentRow>) -> Result<()> {

@@ -424,6 +424,9 @@ impl LimitStore for RedisLimits {
         }
     }
 
+    /// What Redis has counted it keeps as its own settings say; what is counted without it ends with the process.
+    async fn keep(&self) {}
+
     async fn drain(&self) {
         self.inner.local.drain().await;
     }

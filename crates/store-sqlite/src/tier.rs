@@ -3,6 +3,7 @@
 mod hold;
 mod policy;
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -11,7 +12,7 @@ use weir_core::tier::{Plan, Tier, TierLimits};
 use weir_core::{HoldId, PolicyName, Timestamp, UserId};
 use weir_store::Result;
 use weir_store::tier::{
-    Kept, NewHold, News, Origin, Policy, PolicySpec, Settled, SpentRow, Subscription, TierStore,
+    Books, Kept, NewHold, News, Origin, Policy, PolicySpec, Settled, SpentRow, Subscription, TierStore,
 };
 
 use crate::Sqlite;
@@ -107,8 +108,9 @@ impl TierStore for Sqlite {
     }
 
     async fn settle_hold(&self, id: HoldId, cost: u32) -> Result<Option<Settled>> {
-        let now = self.inner.clock.now();
-        self.inner.writer.run(move |connection| hold::settle(connection, id, cost, now)).await
+        // The clock is read when it is this one's turn: whoever comes after one that was late is late too.
+        let clock = Arc::clone(&self.inner.clock);
+        self.inner.writer.run(move |connection| hold::settle(connection, id, cost, clock.now())).await
     }
 
     async fn purge_holds(&self, keep: Duration, limit: usize) -> Result<u64> {
@@ -116,6 +118,11 @@ impl TierStore for Sqlite {
         let keep = i64::try_from(keep.as_micros()).unwrap_or(i64::MAX);
         let before = Timestamp::from_micros(now.as_micros().saturating_sub(keep));
         self.inner.writer.run(move |connection| hold::purge(connection, before, limit)).await
+    }
+
+    async fn audit_holds(&self) -> Result<Books> {
+        let now = self.inner.clock.now();
+        self.read(move |connection| hold::audit(connection, now)).await
     }
 
     async fn save_spent(&self, rows: Vec<SpentRow>) -> Result<()> {

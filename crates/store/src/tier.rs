@@ -76,6 +76,21 @@ pub struct Settled {
     pub settlement: Settlement,
 }
 
+/// The holds that are remembered: each is in one of three states.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Books {
+    /// All of them.
+    pub holds: u64,
+    /// Those that can be settled.
+    pub open: u64,
+    /// What these hold, together.
+    pub held: u64,
+    /// Those that were.
+    pub settled: u64,
+    /// Those that never were, and are spent in full.
+    pub expired: u64,
+}
+
 /// Something a server remembers is no longer so.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Changed {
@@ -127,6 +142,8 @@ pub trait TierStore: Send + Sync + 'static {
     async fn settle_hold(&self, id: HoldId, cost: u32) -> Result<Option<Settled>>;
     /// Forgets up to `limit` holds that expired longer than `keep` ago; answers how many.
     async fn purge_holds(&self, keep: Duration, limit: usize) -> Result<u64>;
+    /// Counts the holds that are remembered, in one moment.
+    async fn audit_holds(&self) -> Result<Books>;
     /// Keeps what keys have spent, in place of what was kept of them.
     async fn save_spent(&self, rows: Vec<SpentRow>) -> Result<()>;
     /// What was kept, in order of scope and key, after the one named.
@@ -189,6 +206,8 @@ pub trait LimitStore: Send + Sync + 'static {
     async fn forget(&self, policy: &Arc<Policy>, key: &str) -> Result<()>;
     /// Spends `cost` of a user's day and minute, or of neither; a cost of 0 only looks.
     async fn take_tier(&self, user: &str, rule: &Arc<Scoped<TierRule>>, cost: u32) -> Result<TierTaken>;
+    /// Waits until what was spent up to now would be there after a crash of this process.
+    async fn keep(&self);
     /// Has everything that was spent up to now kept, for a clean stop. Afterwards nothing more is.
     async fn drain(&self);
 }

@@ -17,6 +17,7 @@ pub(crate) struct AuditResponse {
     quota: QuotaBooks,
     slot: SlotBooks,
     request: RequestBooks,
+    tier: TierBooks,
     sale: SaleBooks,
 }
 
@@ -85,6 +86,17 @@ struct RequestBooks {
 }
 
 #[derive(Debug, Serialize)]
+struct TierBooks {
+    holds: u64,
+    open: u64,
+    held: u64,
+    settled: u64,
+    expired: u64,
+    keys: usize,
+    unsaved: usize,
+}
+
+#[derive(Debug, Serialize)]
 struct SaleBooks {
     products: u64,
     sold: u64,
@@ -127,8 +139,17 @@ pub(crate) async fn audit_books(
 ) -> Result<Json<AuditResponse>, ApiError> {
     let books = Books::read(&app.engines, &app.settings).await?;
     let ok = books.balance();
-    let Books { quota, quota_messages: messages, slot, slot_messages, request, request_webhooks, sale } =
-        books;
+    let Books {
+        quota,
+        quota_messages: messages,
+        slot,
+        slot_messages,
+        request,
+        request_webhooks,
+        tier,
+        tier_keys: [keys, unsaved],
+        sale,
+    } = books;
     Ok(Json(AuditResponse {
         ok,
         quota: QuotaBooks {
@@ -158,6 +179,15 @@ pub(crate) async fn audit_books(
             jobs: request.jobs,
             difference: request.difference(),
             webhooks: request_webhooks.into(),
+        },
+        tier: TierBooks {
+            holds: tier.holds,
+            open: tier.open,
+            held: tier.held,
+            settled: tier.settled,
+            expired: tier.expired,
+            keys,
+            unsaved,
         },
         sale: sale.into(),
     }))

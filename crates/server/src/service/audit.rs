@@ -1,6 +1,6 @@
 //! The books. Every capability adds its own; they balance when everything accepted is in exactly one place.
 
-use weir_store::{Result, quota, request, sale, slot};
+use weir_store::{Result, quota, request, sale, slot, tier};
 
 use super::within;
 use crate::config::Settings;
@@ -21,6 +21,10 @@ pub struct Books {
     pub request: request::Books,
     /// The webhooks that tell of their ends.
     pub request_webhooks: weir_queue::Books,
+    /// Holds of tier.
+    pub tier: tier::Books,
+    /// Keys that have spent something, and those of them whose last change is not kept yet, as this server knows them.
+    pub tier_keys: [usize; 2],
     /// Products and their purchases.
     pub sale: sale::Books,
 }
@@ -45,6 +49,8 @@ impl Books {
             slot_messages,
             request: within(timeout, engines.store.requests().audit_requests()).await?,
             request_webhooks: within(timeout, queue.audit(request::WEBHOOKS)).await?,
+            tier: within(timeout, engines.store.tiers().audit_holds()).await?,
+            tier_keys: [engines.local.keys(), engines.local.unsaved()],
             sale: within(timeout, engines.sales().audit_sales()).await?,
         })
     }
@@ -58,7 +64,10 @@ impl Books {
         let queues = [Some(self.quota_messages), self.slot_messages, Some(self.request_webhooks)];
         let messages_are_there = queues.iter().flatten().all(|books| books.difference() == 0);
         let sales_are_written = self.sale.sold == self.sale.persisted && self.sale.different.is_empty();
+        let tier::Books { holds, open, settled, expired, .. } = self.tier;
+        let holds_are_there = holds == open + settled + expired;
         self.quota.over_limit.is_empty()
+            && holds_are_there
             && messages_are_there
             && slots_are_counted
             && requests_are_there

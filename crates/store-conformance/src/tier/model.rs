@@ -140,5 +140,7 @@ impl LimitStore for NaiveLimits {
         Ok(TierTaken { decision, spent, now })
     }
 
+    async fn keep(&self) {}
+
     async fn drain(&self) {}
 }

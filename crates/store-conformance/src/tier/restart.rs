@@ -1,10 +1,11 @@
 //! What is there after a clean restart.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use weir_core::HoldId;
 use weir_core::tier::{Settlement, Tier};
-use weir_store::tier::{NewHold, Origin, PolicySpec};
+use weir_store::tier::{Ask, Kept, NewHold, Origin, PolicySpec};
 
 use super::TierHarness;
 use super::given::{
@@ -61,4 +62,28 @@ pub async fn definitions_and_holds_are_there_after_a_restart<H: TierHarness>() {
     assert_eq!(store.policies().await.expect("an answer"), Vec::from_iter(policy));
     let settled = store.settle_hold(id, 4).await.expect("an answer").expect("it is there");
     assert!(matches!(settled.settlement, Settlement::Settled(_)));
+}
+
+pub async fn what_was_spent_before_it_was_kept_is_in_the_store<H: TierHarness>() {
+    let h = H::open().await;
+    let Some(store) = h.definitions() else { return };
+    let policy = policy(fixed(1_000));
+    // Many at once, so that some find another's commit under way.
+    let tasks = (0..32_u32).map(|n| {
+        let (limits, store, policy) = (h.limits(), Arc::clone(&store), Arc::clone(&policy));
+        tokio::spawn(async move {
+            let (key, cost) = (format!("k{n:02}"), n + 1);
+            let ask = Ask { policy: &policy, key: &key, cost };
+            let taken = limits.take(&[ask], false).await.expect("an answer");
+            limits.keep().await;
+            let before = Some((policy.scope(), String::new()));
+            let rows = store.load_spent(before, 100).await.expect("an answer");
+            let kept = Kept::of_limit(&policy.spec.limit, taken.each[0].1);
+            let row = rows.into_iter().find(|row| row.scope == policy.scope() && row.key == key);
+            assert_eq!(row.map(|row| row.kept), Some(kept), "{key}");
+        })
+    });
+    for task in tasks.collect::<Vec<_>>() {
+        task.await.expect("it is there");
+    }
 }

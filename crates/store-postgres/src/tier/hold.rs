@@ -8,7 +8,7 @@ use uuid::Uuid;
 use weir_core::tier::{Hold, Settlement};
 use weir_core::{HoldId, PolicyName, Timestamp};
 use weir_store::Result;
-use weir_store::tier::{NewHold, Settled};
+use weir_store::tier::{Books, NewHold, Settled};
 
 use super::fault;
 use crate::quota::{column, int, unsigned};
@@ -27,6 +27,12 @@ const PURGE: &str = "
         SELECT hold_id FROM tier_hold
         WHERE expires_at < coalesce($1, clock_timestamp()) - $2::bigint * interval '1 microsecond'
         ORDER BY expires_at LIMIT $3 FOR UPDATE SKIP LOCKED)";
+const AUDIT: &str = "
+    WITH moment AS (SELECT coalesce($1, clock_timestamp()) AS now)
+    SELECT count(*), count(*) FILTER (WHERE settled IS NULL AND expires_at > now),
+        coalesce(sum(cost) FILTER (WHERE settled IS NULL AND expires_at > now), 0)::bigint, count(settled),
+        count(*) FILTER (WHERE settled IS NULL AND expires_at <= now)
+    FROM tier_hold, moment";
 
 pub(super) async fn put(engine: &Postgres, hold: &NewHold) -> Result<Timestamp> {
     let (scope, cost) = (int(hold.scope), i64::from(hold.cost));
@@ -62,6 +68,13 @@ pub(super) async fn purge(engine: &Postgres, keep: Duration, limit: usize) -> Re
     let (keep, limit) =
         (i64::try_from(keep.as_micros()).unwrap_or(i64::MAX), i64::try_from(limit).unwrap_or(i64::MAX));
     engine.execute(PURGE, &[&engine.clock_override(), &keep, &limit]).await
+}
+
+pub(super) async fn audit(engine: &Postgres) -> Result<Books> {
+    let rows = engine.rows(AUDIT, &[&engine.clock_override()]).await?;
+    let row = rows.first().ok_or_else(|| fault("a count returned nothing"))?;
+    let count = |at| Ok::<_, weir_store::Error>(u64::try_from(column::<i64>(row, at)?).unwrap_or(0));
+    Ok(Books { holds: count(0)?, open: count(1)?, held: count(2)?, settled: count(3)?, expired: count(4)? })
 }
 
 fn read(row: &Row) -> Result<Settled> {

@@ -3,7 +3,7 @@
 use rusqlite::{Connection, OptionalExtension, Row, params};
 use weir_core::tier::{Hold, Settlement};
 use weir_core::{HoldId, PolicyName, Timestamp};
-use weir_store::tier::{NewHold, Settled};
+use weir_store::tier::{Books, NewHold, Settled};
 
 use crate::error::fault;
 
@@ -16,6 +16,11 @@ const SETTLE: &str = "UPDATE tier_hold SET settled = ?2 WHERE hold_id = ?1";
 const PURGE: &str = "
     DELETE FROM tier_hold WHERE hold_id IN (
         SELECT hold_id FROM tier_hold WHERE expires_at < ?1 ORDER BY expires_at LIMIT ?2)";
+const AUDIT: &str = "
+    SELECT count(*), count(*) FILTER (WHERE settled IS NULL AND expires_at > ?1),
+        coalesce(sum(cost) FILTER (WHERE settled IS NULL AND expires_at > ?1), 0), count(settled),
+        count(*) FILTER (WHERE settled IS NULL AND expires_at <= ?1)
+    FROM tier_hold";
 
 pub(super) fn put(connection: &Connection, hold: &NewHold, expires_at: Timestamp) -> rusqlite::Result<()> {
     let values = params![
@@ -50,6 +55,18 @@ pub(super) fn purge(connection: &Connection, before: Timestamp, limit: usize) ->
     let limit = i64::try_from(limit).unwrap_or(i64::MAX);
     let gone = connection.prepare_cached(PURGE)?.execute(params![before.as_micros(), limit])?;
     Ok(gone as u64)
+}
+
+pub(super) fn audit(connection: &Connection, now: Timestamp) -> rusqlite::Result<Books> {
+    connection.prepare_cached(AUDIT)?.query_row([now.as_micros()], |row| {
+        Ok(Books {
+            holds: row.get(0)?,
+            open: row.get(1)?,
+            held: row.get(2)?,
+            settled: row.get(3)?,
+            expired: row.get(4)?,
+        })
+    })
 }
 
 fn read(row: &Row<'_>) -> rusqlite::Result<(u32, PolicyName, String, Hold)> {

@@ -1,11 +1,13 @@
 //! Holds: an estimate is spent first and corrected when the true cost is known.
 //!
-//! The estimate is spent, then the hold is remembered; in between, a crash leaves it spent. Settling marks the hold, then
-//! corrects what was spent; in between, a crash leaves the estimate. So nothing is given back twice.
+//! The estimate is spent, then the hold is remembered; in between, a crash leaves it spent. A hold is told of when both
+//! would survive a crash: one whose estimate was forgotten would give back what others have spent. Settling marks the hold,
+//! then corrects what was spent; in between, a crash leaves the estimate. So nothing is given back twice.
 
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::future::join;
 use weir_core::tier::{Correction, Settlement, Standing};
 use weir_core::{HoldId, Timestamp};
 use weir_store::Result;
@@ -84,7 +86,11 @@ impl TierService {
             taken_at: now,
             ttl,
         };
-        match within(self.shared.timeout, self.shared.store.put_hold(hold)).await {
+        let remembered = async {
+            let (put, ()) = join(self.shared.store.put_hold(hold), self.limits.keep()).await;
+            put
+        };
+        match within(self.shared.timeout, remembered).await {
             Ok(expires_at) => Ok(HoldOutcome::Held { id, standing, expires_at }),
             Err(error) => {
                 // Nobody was told of it, so nobody can settle it.

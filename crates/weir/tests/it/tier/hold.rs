@@ -2,11 +2,16 @@
 
 use std::time::Duration;
 
+use futures_util::future::{join, join_all};
 use serde_json::{Value, json};
 use weir_testkit::http::{Client, Response};
+use weir_testkit::wait;
 
 use super::given::{check_one, expect_error, put_policy, remaining, slow_bucket};
-use crate::given::{InProcess, Running, Store, on_each_engine};
+use crate::given::{InProcess, PATIENCE, Running, Store, audit, on_each_engine};
+
+/// A machine that is busy is not what tests with many callers at once are about.
+const PATIENT: [(&str, &str); 1] = [("WEIR_HTTP_TIMEOUT", "60s")];
 
 async fn hold(caller: &Client, cost: u32) -> Value {
     let body = json!({"policy": "p", "key": "k", "cost": cost, "ttl": "PT1M"});
@@ -87,7 +92,86 @@ async fn a_hold_survives_kill_9(store: Store) {
     assert_eq!(settle(&operator, &open, 20).await.json()["refunded"], 40);
 }
 
-on_each_engine!(a_hold_is_corrected_once, a_wrong_hold_is_told_what_is_wrong, a_hold_survives_kill_9);
+/// Whoever settles first decides; all others hear the same, and what was spent is corrected once.
+async fn parallel_settlements_are_one(store: Store) {
+    let server = Running::start_with(store, &PATIENT).await;
+    let operator = server.operator();
+    put_policy(&operator, "p", slow_bucket(1_000)).await;
+    let held = hold(&operator, 500).await;
+    let settle_all = (0..16).map(|n| settle(&operator, &held, n * 50));
+    let answers: Vec<Value> = join_all(settle_all).await.iter().map(Response::json).collect();
+    assert!(answers.iter().all(|answer| *answer == answers[0]), "{answers:?}");
+    let cost = answers[0]["cost"].as_u64().unwrap();
+    assert_eq!(remaining(&operator, "p", "k").await, 1_000 - cost);
+}
+
+/// What a hold was taken for and what it cost in truth add up, whatever else is given back meanwhile.
+async fn holds_and_refunds_at_once_never_pass_full(store: Store) {
+    let server = Running::start_with(store, &PATIENT).await;
+    let operator = server.operator();
+    put_policy(&operator, "p", slow_bucket(100)).await;
+    let held = join_all((0..5).map(|_| hold(&operator, 20))).await;
+    assert!(held.iter().all(|held| held["allowed"] == true), "{held:?}");
+    assert_eq!(remaining(&operator, "p", "k").await, 0);
+    let refund = json!({"policy": "p", "key": "k", "cost": 1_000});
+    let (settled, _) = join(
+        join_all(held.iter().map(|held| settle(&operator, held, 0))),
+        join_all((0..5).map(|_| operator.post("/v1/refund", &refund))),
+    )
+    .await;
+    assert!(settled.iter().all(|answer| answer.status == 200));
+    assert_eq!(remaining(&operator, "p", "k").await, 100);
+    assert_eq!(check_one(&operator, "p", "k", 101).await["allowed"], false);
+}
+
+async fn the_books_have_every_hold(store: Store) {
+    let server = Running::start(store).await;
+    let operator = server.operator();
+    put_policy(&operator, "p", slow_bucket(100)).await;
+    let (open, done) = (hold(&operator, 60).await, hold(&operator, 10).await);
+    settle(&operator, &done, 5).await;
+    let books = audit(&operator).await;
+    assert_eq!(books["ok"], true);
+    let tier = &books["tier"];
+    let counts = ["holds", "open", "held", "settled", "expired", "keys"].map(|name| tier[name].as_u64());
+    assert_eq!(counts, [2, 1, 60, 1, 0, 1].map(Some));
+    settle(&operator, &open, 60).await;
+    wait::until("all is on disk", PATIENCE, async || audit(&operator).await["tier"]["unsaved"] == 0).await;
+    assert_eq!(audit(&operator).await["tier"]["settled"], 2);
+}
+
+/// Whoever was told of a hold can settle it after a crash, so its estimate must be there then, or it would give back what
+/// others have spent.
+async fn a_hold_that_was_told_of_is_spent_also_after_kill_9(store: Store) {
+    let mut server = Running::start_with(store, &PATIENT).await;
+    put_policy(&server.operator(), "p", slow_bucket(1_000)).await;
+    let mut spent = 0;
+    for _ in 0..3 {
+        let caller = server.operator();
+        assert_eq!(check_one(&caller, "p", "k", 50).await["allowed"], true);
+        let held = hold(&caller, 40).await;
+        server.weir.kill_9();
+        server.weir.restart().await;
+        let operator = server.operator();
+        spent += 50;
+        assert_eq!(remaining(&operator, "p", "k").await, 1_000 - spent - 40);
+        assert_eq!(settle(&operator, &held, 0).await.json()["refunded"], 40);
+        assert_eq!(remaining(&operator, "p", "k").await, 1_000 - spent);
+        // What was given back need not survive the next crash, but this test counts on it.
+        assert_eq!(hold(&operator, 1).await["allowed"], true);
+        spent += 1;
+    }
+}
+
+on_each_engine!(
+    a_hold_is_corrected_once,
+    a_wrong_hold_is_told_what_is_wrong,
+    a_hold_survives_kill_9,
+    a_hold_that_was_told_of_is_spent_also_after_kill_9,
+    parallel_settlements_are_one,
+    holds_and_refunds_at_once_never_pass_full,
+    the_books_have_every_hold,
+);
 
 async fn a_hold_that_expires_is_spent_in_full(store: Store) {
     let server = InProcess::start(store).await;
