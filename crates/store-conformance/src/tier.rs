@@ -68,6 +68,7 @@ macro_rules! tier_suite {
                 a_forgotten_key_is_as_good_as_new,
                 what_was_spent_stays_spent_under_another_limit,
                 the_largest_numbers_hold,
+                the_slowest_buckets_are_exact,
                 parallel_takes_never_pass_the_limit,
                 parallel_decisions_over_keys_in_any_order_are_all_or_nothing,
                 servers_that_count_together_never_pass_the_limit,

@@ -252,6 +252,28 @@ pub async fn the_largest_numbers_hold<H: TierHarness>() {
     assert_eq!(remaining(&h, &slowest, "k").await, Limit::MAX - 2);
 }
 
+/// Buckets that nobody lives to see filled, as people make them who want no refill: a century and many of them.
+pub async fn the_slowest_buckets_are_exact<H: TierHarness>() {
+    let h = H::open().await;
+    let year = Duration::from_secs(365 * 86_400);
+    for capacity in [100, 140, 145, 290, 1_000, 1_000_000, Limit::MAX] {
+        let policy = policy(Limit::TokenBucket(TokenBucket::new(capacity, 1, year).expect("valid")));
+        let most = capacity / 10 * 6;
+        assert!(take(&h, &policy, "k", most).await.is_allowed());
+        assert_eq!(remaining(&h, &policy, "k").await, capacity - most, "{capacity}");
+        assert!(!take(&h, &policy, "k", most).await.is_allowed(), "{capacity}");
+        assert!(take(&h, &policy, "k", capacity - most).await.is_allowed(), "{capacity}");
+        assert!(!take(&h, &policy, "k", 1).await.is_allowed(), "{capacity}");
+        h.limits().charge(&policy, "k", 50).await.expect("an answer");
+        h.limits().give_back(&policy, "k", most, None).await.expect("an answer");
+        assert_eq!(remaining(&h, &policy, "k").await, most - 50, "{capacity}");
+        h.clock().advance(year);
+        assert_eq!(remaining(&h, &policy, "k").await, most - 49, "{capacity}");
+        h.limits().give_back(&policy, "k", Limit::MAX, None).await.expect("an answer");
+        assert_eq!(remaining(&h, &policy, "k").await, capacity, "{capacity}");
+    }
+}
+
 async fn take_in_parallel<H: TierHarness>(hs: &[Arc<H>], policy: &Arc<Policy>, count: usize) -> u32 {
     let takes: Vec<_> = (0..count)
         .map(|n| {

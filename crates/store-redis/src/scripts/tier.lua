@@ -1,17 +1,18 @@
 -- Decides about keys of limits: all that bind are spent, or none.
 -- KEYS    WeirLimit:<scope>:<policy>:{<key>} ..., each a text "<rule> <a> <b> <c>":
---         B:<refill>:<period>   a bucket; full again at a microseconds and b parts of refill
+--         B:<refill>:<period>   a bucket; full again at c times 2^52 and a microseconds, and b parts of refill
 --         F:<window>            a fixed window; began at a, b were spent in it
 --         S:<window>            a sliding one; cut at a, b spent since, c in the window before
 -- ARGV    1 run id of this Redis (not used: what a server knows stands beside each key), 2 now in microseconds ('' = TIME),
 --         3 take, peek, charge, give or forget; then for each key
 --         rule, cost, limit (windows), cost and what others may have spent of a bucket (microseconds and parts each; '' = never
 --         fits), taken at ('' = unknown), whether it binds, what the caller knows ("a b c", '' = nothing) and whether that counts
---         beside what is here, what is expected here and what takes its place ('' = nothing)
+--         beside what is here, what is expected here and what takes its place ('' = nothing), and how many times 2^52
+--         microseconds the cost and the others come to besides
 -- Reply   {now, 1 | 0, {taken, a, b, c} ...}, or {now, -1, {what is here} ...} when a key was spent under another rule
 -- Every number is whole and below 2^53, so nothing is rounded.
-local FIELDS = 13
-local WIDEST, MOST = 9007199254740991, 4294967295
+local FIELDS = 15
+local STEP, MOST = 4503599627370496, 4294967295
 local is_test, mode = ARGV[2] ~= '', ARGV[3]
 local now
 if is_test then
@@ -44,7 +45,7 @@ end
 -- What counts at this moment: a bucket that is full is full now, a window that has passed is empty.
 local function turn(p)
   if p.kind == 'B' then
-    if p.a < now then p.a, p.b = now, 0 end
+    if p.c == 0 and p.a < now then p.a, p.b = now, 0 end
   elseif p.kind == 'F' then
     if now - p.a >= p.span or p.b == 0 then p.a, p.b = now, 0 end
   else
@@ -60,7 +61,9 @@ local function has_room(p)
   if p.cost == 0 then return true end
   if p.kind == 'B' then
     if not p.others then return false end
-    local missing = p.a - now
+    local missing, steps = p.a - now, p.c
+    if missing < 0 then missing, steps = missing + STEP, steps - 1 end
+    if steps ~= p.other_steps then return steps < p.other_steps end
     return missing < p.others or (missing == p.others and p.b <= p.other_parts)
   elseif p.kind == 'F' then
     return p.cost <= p.limit - p.b
@@ -73,9 +76,9 @@ end
 local function charge(p)
   if p.cost == 0 then return end
   if p.kind == 'B' then
-    p.a, p.b = p.a + p.whole, p.b + p.parts
+    p.a, p.b, p.c = p.a + p.whole, p.b + p.parts, math.min(p.c + p.steps, MOST)
     if p.b >= p.refill then p.a, p.b = p.a + 1, p.b - p.refill end
-    p.a = math.min(p.a, WIDEST)
+    if p.a >= STEP then p.a, p.c = p.a - STEP, p.c + 1 end
   else
     p.b = math.min(p.b + p.cost, MOST)
   end
@@ -83,9 +86,10 @@ end
 
 local function give(p)
   if p.kind == 'B' then
-    p.a, p.b = p.a - p.whole, p.b - p.parts
+    p.a, p.b, p.c = p.a - p.whole, p.b - p.parts, p.c - p.steps
     if p.b < 0 then p.a, p.b = p.a - 1, p.b + p.refill end
-    if p.a < now then p.a, p.b = now, 0 end
+    if p.a < 0 then p.a, p.c = p.a + STEP, p.c - 1 end
+    if p.c < 0 or (p.c == 0 and p.a < now) then p.a, p.b, p.c = now, 0, 0 end
   elseif p.kind == 'F' then
     if not p.taken_at or p.taken_at >= p.a then p.b = math.max(p.b - p.cost, 0) end
   else
@@ -100,21 +104,26 @@ end
 -- Milliseconds until it is as good as new.
 local function left(p)
   local last = p.a
-  if p.kind == 'F' then last = p.a + p.span elseif p.kind == 'S' then last = p.a + 2 * p.span end
+  if p.kind == 'B' then last = p.a + p.c * STEP elseif p.kind == 'F' then last = p.a + p.span elseif p.kind == 'S' then last = p.a + 2 * p.span end
   return math.max(math.ceil((last - now) / 1000), 0)
 end
 
 local function read(p, state)
   local a, b, c = string.match(state, '(%S+) (%S+) (%S+)')
   p.a, p.b, p.c = tonumber(a), tonumber(b), tonumber(c)
+  if p.kind == 'B' and p.a >= STEP then p.a, p.c = p.a - STEP, p.c + 1 end
 end
 
 -- Whichever of two states has more spent.
 local function join(p, state)
   local a, b, c = p.a, p.b, p.c
   read(p, state)
-  if p.kind == 'B' or p.a ~= a then
-    if a > p.a or (a == p.a and b > p.b) then p.a, p.b, p.c = a, b, c end
+  if p.kind == 'B' then
+    local is_more = a > p.a or (a == p.a and b > p.b)
+    if c ~= p.c then is_more = c > p.c end
+    if is_more then p.a, p.b, p.c = a, b, c end
+  elseif p.a ~= a then
+    if a > p.a then p.a, p.b, p.c = a, b, c end
   else
     p.b, p.c = math.max(p.b, b), math.max(p.c, c)
   end
@@ -132,7 +141,8 @@ for i, key in ipairs(KEYS) do
   local at = 3 + (i - 1) * FIELDS
   local p = { key = key, rule = ARGV[at + 1], cost = tonumber(ARGV[at + 2]), limit = tonumber(ARGV[at + 3]),
     whole = tonumber(ARGV[at + 4]), parts = tonumber(ARGV[at + 5]), others = tonumber(ARGV[at + 6]),
-    other_parts = tonumber(ARGV[at + 7]), taken_at = tonumber(ARGV[at + 8]), binds = ARGV[at + 9] == '1',
+    other_parts = tonumber(ARGV[at + 7]), steps = tonumber(ARGV[at + 14]), other_steps = tonumber(ARGV[at + 15]),
+    taken_at = tonumber(ARGV[at + 8]), binds = ARGV[at + 9] == '1',
     a = 0, b = 0, c = 0 }
   local known, counts, expected, instead = ARGV[at + 10], ARGV[at + 11] == '1', ARGV[at + 12], ARGV[at + 13]
   p.kind = string.sub(p.rule, 1, 1)

@@ -1,7 +1,8 @@
 //! One key of a decision as the script sees it: numbers below 2⁵³ alone, since Lua has no others.
 //!
 //! A bucket's level is a count of ticks that Lua could not hold. There it is whole microseconds and the parts of one that are
-//! left, as many to the microsecond as the bucket gains tokens in a period; what a cost comes to is divided up here.
+//! left, as many to the microsecond as the bucket gains tokens in a period; what a cost comes to is divided up here. A bucket
+//! that takes longer than a century to fill has microseconds that Lua could not hold either: they are counted in steps.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,8 +10,10 @@ use std::time::Duration;
 use weir_core::Timestamp;
 use weir_core::tier::{FixedWindow, Level, Limit, Rule, SlidingWindow, Spent, TokenBucket};
 
-/// Costs of more microseconds are debts for longer than anybody waits: they are cut off there.
-const WIDEST: i128 = 1 << 52;
+/// A step is 2⁵² microseconds, some 142 years: two numbers below it can be added up below 2⁵³.
+const STEP_BITS: u32 = 52;
+/// The most steps that are told: more are debts for longer than anybody waits.
+const STEPS_MAX: u128 = 1 << 31;
 
 /// One key of a decision, once, with everything it asks for.
 #[derive(Clone, Debug)]
@@ -53,18 +56,23 @@ pub(super) fn name(scope: u32, policy: &str, key: &str) -> Arc<str> {
 impl Part {
     /// What the script is told of it.
     pub(super) fn arguments(&self) -> Vec<String> {
-        let mut arguments = Vec::with_capacity(13);
+        let mut arguments = Vec::with_capacity(15);
+        let mut steps = [0; 2];
         arguments.extend([rule(&self.limit), self.cost.to_string()]);
         match &self.limit {
             Limit::TokenBucket(bucket) => {
-                let (whole, parts) = divided(bucket, self.cost);
+                let [own, whole, parts] = divided(bucket, self.cost);
                 arguments.extend([String::new(), whole.to_string(), parts.to_string()]);
                 match bucket.capacity().checked_sub(self.cost) {
                     Some(others) => {
-                        let (whole, parts) = divided(bucket, others);
+                        let [others, whole, parts] = divided(bucket, others);
+                        steps = [own, others];
                         arguments.extend([whole.to_string(), parts.to_string()]);
                     }
-                    None => arguments.extend([String::new(), String::new()]),
+                    None => {
+                        steps = [own, 0];
+                        arguments.extend([String::new(), String::new()]);
+                    }
                 }
             }
             Limit::FixedWindow(window) => windowed(&mut arguments, window.limit()),
@@ -80,6 +88,7 @@ impl Part {
             None => (String::new(), String::new()),
         };
         arguments.extend([old, new]);
+        arguments.extend(steps.map(|steps| steps.to_string()));
         arguments
     }
 
@@ -88,7 +97,8 @@ impl Part {
         let small = |number: i64| u32::try_from(number).unwrap_or(u32::MAX);
         match &self.limit {
             Limit::TokenBucket(bucket) => {
-                let ticks = i128::from(a) * i128::from(bucket.refill()) + i128::from(b);
+                let whole = (i128::from(c) << STEP_BITS) + i128::from(a);
+                let ticks = whole * i128::from(bucket.refill()) + i128::from(b);
                 level(ticks).into()
             }
             _ => Spent(a, small(b), small(c)),
@@ -110,11 +120,17 @@ fn windowed(arguments: &mut Vec<String>, limit: u32) {
     arguments.extend([limit.to_string(), nothing(), nothing(), nothing(), nothing()]);
 }
 
-/// So many tokens in microseconds and parts of one, as the bucket regains them.
-fn divided(bucket: &TokenBucket, tokens: u32) -> (u128, u128) {
+/// So many tokens in steps, microseconds and parts of one, as the bucket regains them.
+fn divided(bucket: &TokenBucket, tokens: u32) -> [u128; 3] {
     let refill = u128::from(bucket.refill().max(1));
     let ticks = u128::from(tokens) * bucket.period().as_micros();
-    ((ticks / refill).min(WIDEST.unsigned_abs()), ticks % refill)
+    let (steps, whole) = stepped(ticks / refill);
+    [steps, whole, ticks % refill]
+}
+
+/// Microseconds in steps and the rest.
+fn stepped(micros: u128) -> (u128, u128) {
+    ((micros >> STEP_BITS).min(STEPS_MAX), micros & ((1 << STEP_BITS) - 1))
 }
 
 /// What counts of a rule for what was spent under it: neither how much a bucket holds nor how much fits in a window.
@@ -152,7 +168,10 @@ fn state(limit: &Limit, spent: &Spent) -> Option<String> {
                 ((i128::from(upper) << 32) | i128::from(low), i128::from(bucket.refill().max(1)));
             let (whole, parts) = (ticks.div_euclid(refill), ticks.rem_euclid(refill));
             // A level of long ago is nothing spent.
-            (whole > 0).then(|| format!("{} {parts} 0", whole.min(WIDEST)))
+            (whole > 0).then(|| {
+                let (steps, whole) = stepped(whole.unsigned_abs());
+                format!("{whole} {parts} {steps}")
+            })
         }
         _ => {
             let Spent(a, b, c) = spent;
