@@ -95,3 +95,89 @@ fn head(response: &Response) -> Bytes {
     head.extend_from_slice(format!("connection: close\r\ndate: {date}\r\n\r\n").as_bytes());
     head.into()
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use futures_util::stream;
+    use tokio::io::AsyncReadExt;
+    use tokio::net::{TcpListener, TcpStream};
+    use tokio::sync::Semaphore;
+    use tokio::time::Instant;
+
+    use super::*;
+    use crate::telemetry::metrics::Metrics;
+
+    /// Both ends of a connection.
+    async fn connect() -> (TcpStream, Caller) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        let (stream, address) = listener.accept().await.unwrap();
+        let permit = Arc::new(Semaphore::new(1)).acquire_owned().await.unwrap();
+        (client, Caller::new(stream, address, permit, Arc::new(Metrics::default())))
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn whoever_takes_nothing_for_a_minute_is_dropped() {
+        let (client, caller) = connect().await;
+        let (_stopping, stop) = watch::channel(());
+        // More than any buffer on the way holds.
+        let said = stream::repeat(Bytes::from(vec![b'x'; 1 << 20])).boxed();
+        let start = Instant::now();
+        let going = go_on(Bytes::from_static(b"head"), said, caller, stop);
+        tokio::time::timeout(Duration::from_secs(3_600), going).await.expect("it ends");
+        assert!(start.elapsed() >= Duration::from_secs(60));
+        drop(client);
+    }
+
+    #[tokio::test]
+    async fn whoever_goes_ends_the_stream() {
+        let (mut client, caller) = connect().await;
+        let (stopping, stop) = watch::channel(());
+        let said = stream::once(async { Bytes::from_static(b" and more") }).chain(stream::pending());
+        let going = tokio::spawn(go_on(Bytes::from_static(b"head"), said.boxed(), caller, stop));
+        let mut heard = [0; 13];
+        client.read_exact(&mut heard).await.unwrap();
+        assert_eq!(&heard, b"head and more");
+        drop(client);
+        tokio::time::timeout(Duration::from_secs(60), going).await.expect("it ends").unwrap();
+        assert_eq!(stopping.receiver_count(), 0);
+    }
+
+    #[tokio::test]
+    async fn a_stop_waits_for_nobody_who_takes_nothing() {
+        let (client, caller) = connect().await;
+        let (stopping, stop) = watch::channel(());
+        let said = stream::repeat(Bytes::from(vec![b'x'; 1 << 20])).boxed();
+        let going = tokio::spawn(go_on(Bytes::from_static(b"head"), said, caller, stop));
+        stopping.send(()).unwrap();
+        // Less than the minute after which it would be dropped anyway.
+        tokio::time::timeout(Duration::from_secs(50), going).await.expect("it ends").unwrap();
+        drop(client);
+    }
+
+    #[tokio::test]
+    async fn only_endless_answers_leave_and_their_heads_are_whole() {
+        let (mut client, caller) = connect().await;
+        let (_stopping, stop) = watch::channel(());
+        let endless = || {
+            let mut response = Response::new(axum::body::Body::empty());
+            response.headers_mut().insert(header::CONTENT_TYPE, "text/event-stream".parse().unwrap());
+            let said = stream::once(async { Bytes::from_static(b"said") }).boxed();
+            response.extensions_mut().insert(Endless::new(said));
+            response
+        };
+        let plain = Response::new(axum::body::Body::empty());
+        assert!(leave(plain, &Method::GET, &caller, &stop).is_ok());
+        assert!(leave(endless(), &Method::HEAD, &caller, &stop).is_ok());
+        assert!(leave(endless(), &Method::GET, &caller, &stop).is_err());
+        drop(caller);
+        let mut heard = String::new();
+        client.read_to_string(&mut heard).await.unwrap();
+        let (head, said) = heard.split_once("\r\n\r\n").expect("a head");
+        assert!(head.starts_with("HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n"), "{head}");
+        assert!(head.contains("\r\nconnection: close\r\ndate: ") && head.ends_with(" GMT"), "{head}");
+        assert_eq!(said, "said");
+    }
+}

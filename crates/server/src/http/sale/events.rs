@@ -101,3 +101,44 @@ impl Stream {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use prometheus_client::metrics::counter::Counter;
+    use prometheus_client::metrics::gauge::Gauge;
+    use tokio::time::Instant;
+    use weir_core::sale::{Sku, State};
+
+    use super::*;
+    use crate::service::sale::events::Events;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_silent_stream_shows_every_half_minute_that_it_is_alive() {
+        let events = Arc::new(Events::new(Gauge::default(), Counter::default()));
+        let (_, listener) = events.listen(None, None);
+        let mut stream = Stream { first: None, listener, closing: CancellationToken::new(), _place: None };
+        let start = Instant::now();
+        for n in 1..=3 {
+            assert_eq!(stream.next().await, Some(ALIVE));
+            assert_eq!(start.elapsed().as_secs(), 30 * n);
+        }
+        tokio::time::advance(HEARTBEAT / 2).await;
+        events.tell_state(&Sku::parse("W").unwrap(), State::Active);
+        let told = stream.next().await.expect("it goes on");
+        assert!(told.starts_with(b"event: state-change\n"), "{told:?}");
+        let since = Instant::now();
+        assert_eq!(stream.next().await, Some(ALIVE));
+        assert_eq!(since.elapsed().as_secs(), 30, "after the last word");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_stream_ends_when_the_server_stops() {
+        let events = Arc::new(Events::new(Gauge::default(), Counter::default()));
+        let ((_, listener), closing) = (events.listen(None, None), CancellationToken::new());
+        let mut stream = Stream { first: None, listener, closing: closing.clone(), _place: None };
+        closing.cancel();
+        assert_eq!(stream.next().await, None);
+        drop(stream);
+        assert!(!events.has_listeners());
+    }
+}

@@ -12,9 +12,10 @@ mod known;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use tokio::sync::{Mutex, Notify};
+use tokio::time::Instant;
 use weir_core::sale::{Sku, State};
 use weir_core::{Clock, Timestamp};
 use weir_store::sale::{BOARD_ENDED_MAX, BOARD_OPEN_MAX, Board as Snapshot, Product, ProductId, SaleStore};
@@ -274,3 +275,6 @@ impl Board {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,8 +1,9 @@
 //! What is known of sales, and of the store's time.
 
 use std::collections::HashMap;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use tokio::time::Instant;
 use weir_core::Timestamp;
 use weir_core::sale::Sku;
 use weir_store::sale::Product;
