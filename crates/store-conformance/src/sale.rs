@@ -2,6 +2,7 @@
 
 pub mod buy;
 pub mod concurrent;
+pub mod dead;
 pub mod given;
 pub mod history;
 pub mod product;

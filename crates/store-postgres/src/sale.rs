@@ -16,7 +16,7 @@ use weir_core::sale::{Change, Receipt, Sale, Sku, State, Terms};
 use weir_core::{Timestamp, UserId};
 use weir_store::sale::{
     BOARD_ENDED_MAX, BOARD_OPEN_MAX, BOOKS_ITEMS_MAX, Board, Books, Buy, BuyOutcome, ChangeOutcome,
-    CreateOutcome, Product, ProductBooks, ProductId, Purchase, SaleLedger, SaleStore,
+    CreateOutcome, DeadPurchase, Product, ProductBooks, ProductId, Purchase, SaleLedger, SaleStore,
 };
 use weir_store::{Error, Result};
 
@@ -151,6 +151,10 @@ impl Statements {
 impl SaleLedger for Postgres {
     async fn record_purchases(&self, product: ProductId, purchases: Vec<Purchase>) -> Result<Option<u64>> {
         record::record(self, product, &purchases).await
+    }
+
+    async fn bury_purchases(&self, dead: Vec<DeadPurchase>) -> Result<()> {
+        record::bury(self, &dead).await
     }
 
     async fn purchases(

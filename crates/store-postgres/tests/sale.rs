@@ -6,7 +6,7 @@ use weir_core::ManualClock;
 use weir_store::sale::SaleStore;
 use weir_store_conformance::PATIENCE;
 use weir_store_conformance::START;
-use weir_store_conformance::sale::SaleHarness;
+use weir_store_conformance::sale::{SaleHarness, dead};
 use weir_store_postgres::Postgres;
 use weir_testkit::postgres::{Database, Server};
 
@@ -57,3 +57,12 @@ impl SaleHarness for OnPostgres {
 }
 
 weir_store_conformance::sale_suite!(OnPostgres);
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_could_not_be_written_down_is_kept_once_and_can_be_tried_again() {
+    if OnPostgres::skipped() {
+        return;
+    }
+    let h = OnPostgres::open().await;
+    dead::what_could_not_be_written_down_is_kept_once_and_can_be_tried_again(&h.engine).await;
+}

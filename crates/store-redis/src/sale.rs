@@ -6,6 +6,7 @@
 //! writes down itself within a moment, so a Redis that forgets loses nothing that a living server has answered. Before a
 //! running sale is opened again, everybody gets the time to do that.
 
+mod dead;
 mod follow;
 mod news;
 mod rebuild;

@@ -32,6 +32,10 @@ const DELAY: &str = "
 const BURY: &str = "
     INSERT INTO dead_letter (id, topic, message_id, key, payload, reason, attempts, died_at)
     SELECT ?3, topic, id, key, payload, ?4, attempts + 1, ?5 FROM queue_message WHERE topic = ?1 AND id = ?2";
+const IS_DEAD: &str = "SELECT 1 FROM dead_letter WHERE id = ?1";
+const TAKE_IN: &str = "
+    INSERT INTO dead_letter (id, topic, message_id, key, payload, reason, attempts, died_at)
+    VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)";
 const DEAD_LETTERS: &str = "
     SELECT id, topic, key, CAST(payload AS BLOB), reason, attempts, died_at FROM dead_letter WHERE id > ?1 ORDER BY id LIMIT ?2";
 const REVIVE: &str = "
@@ -74,6 +78,20 @@ pub(crate) fn enqueue<'a>(
     for (id, (key, payload)) in (last - count + 1..).zip(messages) {
         insert.execute(params![topic, id, key, payload])?;
     }
+    Ok(())
+}
+
+/// Keeps a dead letter that never was a message here, in the transaction under way, unless it is there already. Replayed, it
+/// becomes one.
+pub(crate) fn take_in(connection: &Connection, letter: &DeadLetter) -> rusqlite::Result<()> {
+    let DeadLetter { id, topic, key, payload, reason, attempts, died_at } = letter;
+    if connection.prepare_cached(IS_DEAD)?.exists([id])? {
+        return Ok(());
+    }
+    let place: i64 = connection.prepare_cached(TAKE_IDS)?.query_row(params![topic, 1], |row| row.get(0))?;
+    let died_at = died_at.as_micros();
+    let mut take_in = connection.prepare_cached(TAKE_IN)?;
+    take_in.execute(params![id, topic, place, key, payload, reason, attempts, died_at])?;
     Ok(())
 }
 

@@ -6,14 +6,16 @@ use async_trait::async_trait;
 use rusqlite::{Connection, OptionalExtension, Row, params};
 use weir_core::sale::{Change, EndReason, Receipt, Sale, Sku, State, Terms};
 use weir_core::{Timestamp, UserId};
+use weir_queue::DeadLetter;
 use weir_store::Result;
 use weir_store::sale::{
     BOARD_ENDED_MAX, BOARD_OPEN_MAX, BOOKS_ITEMS_MAX, Board, Books, Buy, BuyOutcome, ChangeOutcome,
-    CreateOutcome, Plan, Product, ProductBooks, ProductId, Purchase, SaleLedger, SaleStore, plan,
+    CreateOutcome, DeadPurchase, PURCHASES as TOPIC, Plan, Product, ProductBooks, ProductId, Purchase,
+    SaleLedger, SaleStore, plan,
 };
 
-use crate::Sqlite;
 use crate::error::fault;
+use crate::{Sqlite, queue};
 
 const CREATE: &str = "
     INSERT INTO products
@@ -92,6 +94,24 @@ impl SaleLedger for Sqlite {
             Ok(Some(new))
         };
         self.inner.writer.run(record).await
+    }
+
+    async fn bury_purchases(&self, dead: Vec<DeadPurchase>) -> Result<()> {
+        let now = self.inner.clock.now();
+        let letters = dead.into_iter().map(|dead| DeadLetter {
+            id: dead.id,
+            topic: TOPIC.to_owned(),
+            key: dead.sku.to_string(),
+            payload: dead.payload.into_bytes(),
+            reason: dead.reason,
+            attempts: dead.attempts,
+            died_at: now,
+        });
+        let letters: Vec<DeadLetter> = letters.collect();
+        let bury = move |connection: &Connection| {
+            letters.iter().try_for_each(|letter| queue::take_in(connection, letter))
+        };
+        self.inner.writer.run(bury).await
     }
 
     async fn purchases(

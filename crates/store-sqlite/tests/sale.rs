@@ -7,7 +7,7 @@ use tempfile::TempDir;
 use weir_core::ManualClock;
 use weir_store::sale::SaleStore;
 use weir_store_conformance::START;
-use weir_store_conformance::sale::SaleHarness;
+use weir_store_conformance::sale::{SaleHarness, dead};
 use weir_store_sqlite::Sqlite;
 
 struct Embedded {
@@ -46,3 +46,9 @@ impl SaleHarness for Embedded {
 }
 
 weir_store_conformance::sale_suite!(Embedded);
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_could_not_be_written_down_is_kept_once_and_can_be_tried_again() {
+    let h = Embedded::open().await;
+    dead::what_could_not_be_written_down_is_kept_once_and_can_be_tried_again(&h.engine).await;
+}

@@ -97,6 +97,24 @@ pub struct Purchase {
     pub receipt: Receipt,
 }
 
+/// The topic of purchases that could not be written down and are to be tried again.
+pub const PURCHASES: &str = "sale-purchases";
+
+/// Something that was sold, or said to be, and could not be written down.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeadPurchase {
+    /// Its name as a dead letter: the same for the same thing, whoever finds it.
+    pub id: String,
+    /// In whose stream it was.
+    pub sku: Sku,
+    /// What it says.
+    pub payload: String,
+    /// Why it could not be written down.
+    pub reason: String,
+    /// How often that was tried.
+    pub attempts: u32,
+}
+
 /// All sales that matter to somebody who looks: those to come and those that run, and the last that ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Board {
@@ -212,6 +230,8 @@ pub trait SaleLedger: SaleStore {
     /// Writes down purchases of one product that were decided elsewhere; those that are there already are left alone. None
     /// when there is no such product (any more).
     async fn record_purchases(&self, product: ProductId, purchases: Vec<Purchase>) -> Result<Option<u64>>;
+    /// Keeps what could not be written down as dead letters of [`PURCHASES`]; those that are there already are left alone.
+    async fn bury_purchases(&self, dead: Vec<DeadPurchase>) -> Result<()>;
     /// Purchases of a product in order of buyer, after the one named `after`.
     async fn purchases(
         &self,

@@ -5,6 +5,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Args;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::signal::unix::{SignalKind, signal};
 use weir_server::Server;
 use weir_server::config::Settings;
@@ -13,6 +14,9 @@ use weir_server::telemetry::{logs, writer};
 
 /// How long the last log lines are waited for.
 const LAST_LINES: Duration = Duration::from_millis(500);
+
+/// Open files besides those of callers.
+const SPARE_FILES: u64 = 1_024;
 
 /// Each flag has a variable of the same name, and a line in weir.default.toml.
 #[derive(Debug, Args)]
@@ -65,12 +69,32 @@ impl ServeArgs {
 pub(crate) fn run(arguments: ServeArgs) -> anyhow::Result<ExitCode> {
     let settings = read_settings(arguments)?;
     logs::init(&settings.log);
+    raise_file_limit(settings.http.max_connections);
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let outcome = runtime.block_on(serve(settings));
     writer::flush(LAST_LINES);
     // A sender stuck in writing to somebody who does not read must not keep the process.
     runtime.shutdown_background();
     outcome
+}
+
+/// Makes room for the connections, as far as the system lets us: the usual limit of a process is far below what it could have.
+fn raise_file_limit(connections: usize) {
+    let needed = u64::try_from(connections).unwrap_or(u64::MAX).saturating_add(SPARE_FILES);
+    let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
+    let allowed = maximum.map_or(needed, |maximum| maximum.min(needed));
+    if current.is_some_and(|current| current < allowed)
+        && let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: Some(allowed), maximum })
+    {
+        tracing::warn!(%error, "the limit on open files could not be raised");
+    }
+    if allowed < needed {
+        tracing::info!(
+            needed,
+            allowed,
+            "http.max_connections needs more open files than this process may have"
+        );
+    }
 }
 
 fn read_settings(arguments: ServeArgs) -> Result<Settings, SettingError> {

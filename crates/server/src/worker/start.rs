@@ -8,6 +8,7 @@ use weir_store::Result;
 use weir_store::request::Rollout;
 
 use super::dispatcher::Dispatcher;
+use super::purchases::Purchases;
 use super::request::upkeep::Upkeep;
 use super::request::webhooks::{self, Webhooks};
 use super::request::{Parts, Switch, Worker};
@@ -29,6 +30,8 @@ pub fn start(app: &Arc<App>) -> Result<TaskTracker> {
     if let Some(sales) = &app.engines.redis_sales {
         if roles.worker {
             workers.spawn(sales.clone().follow(app.closing.clone()));
+            let (queue, ledger) = (app.engines.store.queue(), app.engines.store.sale_ledger());
+            workers.spawn(Purchases::new(queue, ledger).run(app.closing.clone()));
         }
         if roles.reconciler {
             workers.spawn(sales.clone().reconcile(app.closing.clone()));

@@ -7,10 +7,11 @@ use tokio_postgres::Statement;
 use tokio_postgres::types::ToSql;
 use weir_core::UserId;
 use weir_core::sale::Receipt;
-use weir_store::Result;
-use weir_store::sale::{ProductId, Purchase};
+use weir_store::sale::{DeadPurchase, PURCHASES, ProductId, Purchase};
+use weir_store::{Result, shard};
 
 use super::unreadable;
+use crate::queue::SHARDS;
 use crate::quota::{column, int, unsigned};
 use crate::{Postgres, time};
 
@@ -32,23 +33,36 @@ const RECORD: &str = "
             state = CASE WHEN p.sold + counted.added >= p.initial_stock THEN 'ENDED' ELSE p.state END
         FROM counted WHERE p.id = $1 AND counted.added > 0)
     SELECT added::bigint FROM counted";
+/// The ledger last, as everywhere: see `quota::save`.
+const BURY: &str = "
+    WITH dead AS (
+        INSERT INTO dead_letter (id, topic, shard, message_id, key, payload, reason, attempts, died_at)
+        SELECT letter.id, $1, letter.shard, nextval('queue_message_id_seq'), letter.key, letter.payload, letter.reason,
+               letter.attempts, coalesce($8, clock_timestamp())
+        FROM unnest($2::text[], $3::smallint[], $4::text[], $5::bytea[], $6::text[], $7::integer[])
+            AS letter (id, shard, key, payload, reason, attempts)
+        ON CONFLICT (id) DO NOTHING
+        RETURNING 1)
+    INSERT INTO queue_ledger (topic, slot, accepted) SELECT $1, $9, count(*) FROM dead
+    ON CONFLICT (topic, slot) DO UPDATE SET accepted = queue_ledger.accepted + excluded.accepted";
 const LIST: &str = "
     SELECT user_id, number, purchased_at FROM purchases
     WHERE product_id = $1 AND user_id > $2 ORDER BY user_id LIMIT $3";
 
 /// In the order of [`Statements::from_prepared`].
-pub(super) const SQL: [&str; 3] = [LOCK, RECORD, LIST];
+pub(super) const SQL: [&str; 4] = [LOCK, RECORD, BURY, LIST];
 
 #[derive(Debug)]
 pub(super) struct Statements {
     lock: Statement,
     record: Statement,
+    bury: Statement,
     list: Statement,
 }
 
 impl Statements {
     pub(super) fn from_prepared(next: &mut impl FnMut() -> Statement) -> Self {
-        Self { lock: next(), record: next(), list: next() }
+        Self { lock: next(), record: next(), bury: next(), list: next() }
     }
 }
 
@@ -76,6 +90,24 @@ pub(super) async fn record(
     session.bounded(client.batch_execute("COMMIT")).await?;
     session.keep();
     Ok(new)
+}
+
+pub(super) async fn bury(engine: &Postgres, dead: &[DeadPurchase]) -> Result<()> {
+    let session = engine.inner.pool.sale_session().await?;
+    // What Postgres cannot hold in a text is shown as such.
+    let text = |text: &str| text.replace('\0', "\u{fffd}");
+    let ids: Vec<&str> = dead.iter().map(|dead| dead.id.as_str()).collect();
+    let keys: Vec<&str> = dead.iter().map(|dead| dead.sku.as_str()).collect();
+    let shards: Vec<i16> = keys.iter().map(|key| shard::of(key, SHARDS).cast_signed()).collect();
+    let payloads: Vec<&[u8]> = dead.iter().map(|dead| dead.payload.as_bytes()).collect();
+    let reasons: Vec<String> = dead.iter().map(|dead| text(&dead.reason)).collect();
+    let attempts: Vec<i32> = dead.iter().map(|dead| int(dead.attempts)).collect();
+    let (statement, now) = (&session.statements.sale.record.bury, engine.clock_override());
+    let values: [&(dyn ToSql + Sync); 9] =
+        [&PURCHASES, &ids, &shards, &keys, &payloads, &reasons, &attempts, &now, &session.ledger_slot];
+    session.bounded(session.client.execute(statement, &values)).await?;
+    session.keep();
+    Ok(())
 }
 
 pub(super) async fn list(

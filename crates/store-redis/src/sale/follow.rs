@@ -1,5 +1,6 @@
 //! Moving what Redis has sold to the store. A worker empties the streams; every server also writes down what it has sold itself,
-//! within a moment, so that it is safe from a Redis that forgets. Writing something down twice changes nothing.
+//! within a moment, so that it is safe from a Redis that forgets. Writing something down twice changes nothing. What the store refuses
+//! is tried again after each of the pauses, then kept as a dead letter (`dead.rs`).
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Weak;
@@ -12,6 +13,8 @@ use weir_core::sale::{Receipt, Sku};
 use weir_store::sale::{ProductId, Purchase};
 use weir_store::{Error, Result};
 
+use super::dead::{self, Refusals};
+use super::reply::Entry;
 use super::{Parts, RedisSales, item, reply, unreadable};
 use crate::client::Item;
 use crate::script::Script;
@@ -25,8 +28,10 @@ const CATALOGUE_TOLD_EVERY: u32 = 40;
 const PACE_TOLD: Duration = Duration::from_secs(2);
 /// Purchases in one commit.
 const PAGE: usize = 500;
-/// Pauses after failures; the last one again and again: nothing that was sold is given up while the store is down.
-const RETRIES: [Duration; 3] = [Duration::from_secs(1), Duration::from_secs(5), Duration::from_secs(25)];
+/// Pauses after failures; of the store as a whole the last one again and again: nothing that was sold is given up while it is
+/// down.
+pub(super) const RETRIES: [Duration; 3] =
+    [Duration::from_secs(1), Duration::from_secs(5), Duration::from_secs(25)];
 
 /// Writes down what this process has sold, as long as it sells.
 pub(super) async fn keep_recording(parts: Weak<Parts>) {
@@ -52,7 +57,8 @@ pub(super) async fn record_unsettled(parts: &Parts) -> Result<()> {
         let purchases: Vec<Purchase> =
             purchases.into_iter().map(|(buyer, receipt)| Purchase { product, buyer, receipt }).collect();
         for page in purchases.chunks(PAGE) {
-            parts.ledger.record_purchases(product, page.to_vec()).await?;
+            // What the store refuses is in the stream, too, and left to the worker, which tries again and keeps it.
+            parts.record_each(product, page).await?;
             let mut unsettled = parts.unsettled();
             if let Some(left) = unsettled.get_mut(&product) {
                 for purchase in page {
@@ -70,12 +76,16 @@ pub(super) async fn record_unsettled(parts: &Parts) -> Result<()> {
 impl RedisSales {
     /// Moves purchases from the streams to the store, until the server stops.
     pub async fn follow(self, closing: CancellationToken) {
-        let mut failures = 0;
+        let (mut failures, mut refusals) = (0, Refusals::default());
         loop {
-            let pause = match self.parts.move_purchases().await {
+            let pause = match self.parts.move_purchases(&mut refusals).await {
                 Ok(moved) => {
                     failures = 0;
-                    if moved > 0 { Some(Duration::ZERO) } else { None }
+                    match (moved, refusals.is_empty()) {
+                        (1.., _) => Some(Duration::ZERO),
+                        (0, false) => Some(PACE),
+                        (0, true) => None,
+                    }
                 }
                 Err(error) => {
                     let pause = RETRIES[failures.min(RETRIES.len() - 1)];
@@ -102,8 +112,9 @@ impl Parts {
     }
 
     /// Moves what waits, one page of each sale. How much that was.
-    async fn move_purchases(&self) -> Result<usize> {
+    async fn move_purchases(&self, refusals: &mut Refusals) -> Result<usize> {
         let skus: Vec<Sku> = self.catalogue().await?.into_keys().collect();
+        refusals.keep_sales(&skus);
         let items: Vec<Item> = skus.iter().map(|sku| item(sku, Vec::new())).collect();
         let answers = self.ask(Script::SaleTake, &[&PAGE.to_string()], &items).await?;
         let mut moved = 0;
@@ -111,36 +122,94 @@ impl Parts {
         for (sku, answer) in skus.iter().zip(answers) {
             let entries = reply::entries(&answer).ok_or_else(unreadable)?;
             waiting += entries.len();
-            moved += self.write_down(sku, entries).await?;
+            moved += self.write_down(sku, entries, refusals).await?;
         }
         self.metrics.depth.set(i64::try_from(waiting.saturating_sub(moved)).unwrap_or(i64::MAX));
         Ok(moved)
     }
 
-    async fn write_down(&self, sku: &Sku, entries: Vec<reply::Entry>) -> Result<usize> {
+    /// Writes purchases down and takes them out of the stream. What the store refuses stays there until it has been tried often
+    /// enough, and is then kept as a dead letter, as is at once what is no purchase.
+    async fn write_down(&self, sku: &Sku, entries: Vec<Entry>, refusals: &mut Refusals) -> Result<usize> {
+        refusals.keep(sku, &entries);
+        let (mut settled, mut dead) = (Vec::new(), Vec::new());
+        let mut by_product: BTreeMap<ProductId, Vec<(Entry, Purchase)>> = BTreeMap::new();
+        for mut entry in entries {
+            match entry.purchase.take() {
+                None => dead.push(dead::letter(sku, &entry, "it is no purchase".to_owned(), 1)),
+                Some(_) if refusals.is_waiting(sku, &entry.name) => continue,
+                Some(purchase) => {
+                    by_product.entry(purchase.product).or_default().push((entry, purchase));
+                    continue;
+                }
+            }
+            settled.push(entry.name);
+        }
+        for (product, entries) in by_product {
+            let purchases: Vec<Purchase> = entries.iter().map(|(_, purchase)| purchase.clone()).collect();
+            let refused = self.record_each(product, &purchases).await?;
+            for (entry, purchase) in entries {
+                if let Some(error) = refused.get(&purchase.buyer) {
+                    let reason = error.with_causes().to_string();
+                    let Some(attempts) = refusals.refuse(sku, &entry.name, &reason) else { continue };
+                    dead.push(dead::letter(sku, &entry, reason, attempts));
+                }
+                settled.push(entry.name);
+            }
+        }
+        if !dead.is_empty() {
+            self.ledger.bury_purchases(dead).await?;
+        }
+        self.take_out(sku, settled).await
+    }
+
+    async fn take_out(&self, sku: &Sku, entries: Vec<String>) -> Result<usize> {
         if entries.is_empty() {
             return Ok(0);
         }
-        let mut by_product: BTreeMap<ProductId, Vec<Purchase>> = BTreeMap::new();
-        let mut arguments = vec![entries.len().to_string()];
-        for (entry, purchase) in entries {
-            match purchase {
-                Some(purchase) => by_product.entry(purchase.product).or_default().push(purchase),
-                None => tracing::error!(%sku, entry, "an entry of the stream is no purchase; it is left out"),
-            }
-            arguments.push(entry);
-        }
-        for (product, purchases) in by_product {
-            let count = purchases.len();
-            let recorded = self.ledger.record_purchases(product, purchases).await?;
-            if recorded.is_none() {
-                tracing::info!(%sku, count, "purchases of a product that was removed are left out");
-            }
-        }
+        let arguments = std::iter::once(entries.len().to_string()).chain(entries).collect();
         let answers = self.ask(Script::SaleDone, &[], &[item(sku, arguments)]).await?;
         match answers.first() {
             Some(redis::Value::Int(moved)) => Ok(usize::try_from(*moved).unwrap_or(0)),
             _ => Err(Error::failed(crate::ENGINE, "sale_done must answer with a number")),
         }
+    }
+
+    /// Writes down purchases of one product, one by one if the store refuses them together. Whose were refused, and why.
+    ///
+    /// # Errors
+    /// When the store cannot say.
+    pub(super) async fn record_each(
+        &self,
+        product: ProductId,
+        purchases: &[Purchase],
+    ) -> Result<HashMap<UserId, Error>> {
+        let count = purchases.len();
+        let refused = match self.ledger.record_purchases(product, purchases.to_vec()).await {
+            Ok(recorded) => {
+                if recorded.is_none() && count > 0 {
+                    tracing::info!(
+                        product = product.0,
+                        count,
+                        "purchases of a product that was removed are left out"
+                    );
+                }
+                return Ok(HashMap::new());
+            }
+            Err(error) if error.is_transient() => return Err(error),
+            Err(error) => error,
+        };
+        if let [purchase] = purchases {
+            return Ok(HashMap::from([(purchase.buyer.clone(), refused)]));
+        }
+        let mut all = HashMap::new();
+        for purchase in purchases {
+            match self.ledger.record_purchases(product, vec![purchase.clone()]).await {
+                Ok(_) => {}
+                Err(error) if error.is_transient() => return Err(error),
+                Err(error) => drop(all.insert(purchase.buyer.clone(), error)),
+            }
+        }
+        Ok(all)
     }
 }

@@ -100,7 +100,11 @@ impl Parts {
             tracing::warn!(sku = %product.sku, "Reconciliation: re-enqueuing purchase for user {buyer}");
         }
         for page in unwritten.chunks(PAGE) {
-            self.ledger.record_purchases(product.id, page.to_vec()).await?;
+            let refused = self.record_each(product.id, page).await?;
+            if let Some((buyer, error)) = refused.iter().next() {
+                let (count, error) = (refused.len(), error.with_causes());
+                tracing::error!(sku = %product.sku, count, %buyer, %error, "Reconciliation: purchases are refused by the store");
+            }
         }
         for Purchase { buyer, .. } in &forgotten {
             tracing::warn!(sku = %product.sku, "Reconciliation: restoring purchase of user {buyer} in Redis");

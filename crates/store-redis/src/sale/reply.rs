@@ -25,8 +25,16 @@ pub(super) struct Peeked {
     pub(super) waiting: u64,
 }
 
-/// A purchase in the stream: its entry, and what it says; none when it cannot be read.
-pub(super) type Entry = (String, Option<Purchase>);
+/// Something in the stream.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Entry {
+    /// Its name there.
+    pub(super) name: String,
+    /// The purchase; none when it cannot be read.
+    pub(super) purchase: Option<Purchase>,
+    /// All it says, as JSON.
+    pub(super) text: String,
+}
 
 pub(super) fn bought(value: &Value, count: usize) -> Option<Bought> {
     let items = array(value)?;
@@ -94,15 +102,15 @@ pub(super) fn found(value: &Value) -> Option<Option<Receipt>> {
 
 pub(super) fn entries(value: &Value) -> Option<Vec<Entry>> {
     let entry = |fields: &[Value]| {
-        let [entry, product, user, number, at] = fields else { return None };
+        let [name, product, user, number, at, all] = fields else { return None };
         let purchase = || {
             let receipt = Receipt { number: u32::try_from(integer(number)?).ok()?, at: time(at)? };
             let buyer = UserId::parse(text(user)?).ok()?;
             Some(Purchase { product: ProductId(integer(product)?), buyer, receipt })
         };
-        Some((text(entry)?, purchase()))
+        Some(Entry { name: text(name)?, purchase: purchase(), text: shown(all)? })
     };
-    array(value)?.chunks(5).map(entry).collect()
+    array(value)?.chunks(6).map(entry).collect()
 }
 
 /// A part of a sale's purchases: the product, where to go on, and the purchases.
@@ -135,6 +143,12 @@ fn text(value: &Value) -> Option<String> {
         Value::Int(number) => Some(number.to_string()),
         _ => None,
     }
+}
+
+/// The same of what may be no text: bytes that are none are replaced.
+fn shown(value: &Value) -> Option<String> {
+    let Value::BulkString(bytes) = value else { return None };
+    Some(String::from_utf8_lossy(bytes).into_owned())
 }
 
 fn integer(value: &Value) -> Option<i64> {
@@ -171,7 +185,11 @@ mod tests {
 
     #[test]
     fn an_entry_that_cannot_be_read_keeps_its_name() {
-        let entries = entries(&list(&["1-1", "7", "u", "3", "9", "1-2", "", "", "", ""])).unwrap();
-        assert_eq!((entries[0].1.is_some(), entries[1].clone()), (true, ("1-2".to_owned(), None)));
+        let entries =
+            entries(&list(&["1-1", "7", "u", "3", "9", "{}", "1-2", "", "", "", "", "{\"a\":\"b\"}"]));
+        let entries = entries.expect("a list of entries");
+        assert!(entries[0].purchase.is_some());
+        let bad = Entry { name: "1-2".to_owned(), purchase: None, text: "{\"a\":\"b\"}".to_owned() };
+        assert_eq!(entries[1], bad);
     }
 }

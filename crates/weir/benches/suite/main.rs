@@ -63,6 +63,7 @@ const REQUEST_JOBS_TARGET: f64 = 1.5;
 const AI_TARGET: f64 = 0.8;
 const CHECK_TARGET: f64 = 0.8;
 const SALE_ATTEMPTS_TARGET: f64 = 0.6;
+const SALE_REDIS_TARGET: f64 = 0.35;
 const SALE_STATUS_TARGET: f64 = 0.9;
 const SALE_TOLD_TARGET_MS: f64 = 1_000.0;
 const SALE_LISTENER_TARGET_KB: f64 = 10.0;
@@ -421,6 +422,7 @@ async fn measure_sale(bench: &Bench, results: &mut Results) -> Result<()> {
     let run = sale::measure(bench, on(&database), sale::Load::Attempts).await?;
     postgres.drop_database(database).await?;
     results.take(run);
+    sale::script::compare(bench, &postgres, results, SALE_REDIS_TARGET).await?;
     let sale::listeners::Found { told_ms, kb_each, failures } = sale::listeners::measure(bench).await?;
     let count = sale::listeners::COUNT;
     results.target(

@@ -17,9 +17,9 @@ const SPEND: &str = include_str!("../../../store-redis/src/scripts/quota_spend.l
 const INSTALL: &str = include_str!("../../../store-redis/src/scripts/quota_install.lua");
 /// As long as Weir's keys here, with redis-benchmark's twelve digits.
 const KEY: &str = "RateLimiterCache:key-";
-const RANDOM_DIGITS: &str = "__rand_int__";
+pub(crate) const RANDOM_DIGITS: &str = "__rand_int__";
 /// As long as the id of a Redis's run, the epoch of a new database, and a nonce.
-const RUN: &str = "0123456789abcdef0123456789abcdef01234567";
+pub(crate) const RUN: &str = "0123456789abcdef0123456789abcdef01234567";
 const EPOCH: &str = "0";
 const NONCE: &str = "0123456789abcdef";
 /// More than any run takes.
@@ -52,6 +52,11 @@ impl Redis {
         Ok(Self { server, sha })
     }
 
+    /// The server, to prepare and to look at.
+    pub(crate) const fn server(&self) -> &Server {
+        &self.server
+    }
+
     pub(crate) fn url(&self) -> &str {
         self.server.url()
     }
@@ -73,11 +78,9 @@ impl Redis {
         eprintln!("measuring: {name}");
         self.clear().await;
         self.install(keys).await?;
-        let first = self.run(bench, keys, FIRST_CALLS).await?;
-        let calls = calls_in(bench.duration, first.requests_per_s);
-        let row = self.run(bench, keys, calls).await?;
+        let (row, calls) = self.run(bench, keys, &self.spend(keys)).await?;
         let counted = self.counted(keys).await?;
-        ensure!(counted >= FIRST_CALLS + calls, "of {FIRST_CALLS} and {calls} calls only {counted} counted");
+        ensure!(counted >= calls, "of {calls} calls only {counted} counted");
         Ok(Row { name, ..row })
     }
 
@@ -105,17 +108,30 @@ impl Redis {
         self.server.command(&words).await;
     }
 
-    async fn run(&self, bench: &Bench, keys: u64, calls: u64) -> Result<Row> {
+    fn spend(&self, keys: u64) -> [String; 9] {
+        let key = if keys == 1 { key(0) } else { format!("{KEY}{RANDOM_DIGITS}") };
+        ["EVALSHA", &self.sha, "1", &key, RUN, EPOCH, "", NONCE, "1"].map(str::to_owned)
+    }
+
+    /// Runs a command again and again, the random number in it below `random`: first for as long as it takes to warm up and to
+    /// see how often fills the measured time. How often it was run in all comes along.
+    pub(crate) async fn run(&self, bench: &Bench, random: u64, words: &[String]) -> Result<(Row, u64)> {
+        let first = self.run_times(bench, random, FIRST_CALLS, words).await?;
+        let calls = calls_in(bench.duration, first.requests_per_s);
+        let row = self.run_times(bench, random, calls, words).await?;
+        Ok((row, FIRST_CALLS + calls))
+    }
+
+    async fn run_times(&self, bench: &Bench, random: u64, calls: u64, words: &[String]) -> Result<Row> {
         let directory = bench.path().join("redis-benchmark");
         // What an earlier run printed.
         let _ = fs::remove_dir_all(&directory);
-        let (address, key) =
-            (self.server.address(), if keys == 1 { key(0) } else { format!("{KEY}{RANDOM_DIGITS}") });
+        let address = self.server.address();
         let mut command = Command::new("redis-benchmark");
         command
             .args(["-h", &address.ip().to_string(), "-p", &address.port().to_string()])
-            .args(["-c", CLIENTS, "-P", "1", "-n", &calls.to_string(), "-r", &keys.to_string(), "--csv"])
-            .args(["EVALSHA", &self.sha, "1", &key, RUN, EPOCH, "", NONCE, "1"]);
+            .args(["-c", CLIENTS, "-P", "1", "-n", &calls.to_string(), "-r", &random.to_string(), "--csv"])
+            .args(words);
         let mut process = Process::spawn(command, &directory)?;
         let status = process.wait(bench.duration + MARGIN).await.context("run redis-benchmark")?;
         let output = process.output();

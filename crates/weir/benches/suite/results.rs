@@ -101,6 +101,9 @@ impl Row {
     pub(crate) fn from_report(report: &Report) -> Self {
         let expected = report.expected();
         let failed = report.requests - expected + report.errors.total();
+        if failed > 0 {
+            eprintln!("{}: answers {:?}, without one {:?}", report.name, report.statuses, report.errors);
+        }
         let rate = expected as f64 / report.duration_s;
         let row = Self::new(report.name.clone(), rate, report.latency_ms.p50, report.latency_ms.p99, failed);
         Self { generator_cores: Some(report.generator_cores), ..row }

@@ -2,9 +2,11 @@
 
 mod buying;
 mod crowd;
+mod dead;
 mod demo;
 mod edge;
 mod given;
+mod many;
 mod news;
 mod nginx;
 mod page;

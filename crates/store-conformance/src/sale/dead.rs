@@ -1,0 +1,44 @@
+//! What could not be written down: every ledger keeps it as a dead letter, and hands it out again when it is replayed.
+
+use std::time::Duration;
+
+use weir_queue::{Queue, Settlement};
+use weir_store::sale::{DeadPurchase, PURCHASES, SaleLedger};
+
+use super::given::sku;
+
+/// Kept once however often it is brought, listed, handed out after a replay, and gone when it is done or discarded.
+///
+/// # Panics
+/// When it is not so.
+pub async fn what_could_not_be_written_down_is_kept_once_and_can_be_tried_again(
+    store: &(impl SaleLedger + Queue),
+) {
+    let dead = |id: u8| DeadPurchase {
+        id: format!("0191{id:04}-0000-7000-8000-000000000000"),
+        sku: sku("W"),
+        payload: format!("{{\"n\":\"{id}\"}}"),
+        reason: "refused\0".to_owned(),
+        attempts: 4,
+    };
+    store.bury_purchases(vec![dead(1), dead(2)]).await.expect("it is kept");
+    store.bury_purchases(vec![dead(2), dead(3)]).await.expect("it is kept");
+    let letters = store.dead_letters(None, 10).await.expect("a list");
+    assert_eq!(letters.len(), 3, "{letters:?}");
+    for (letter, n) in letters.iter().zip(1..) {
+        let wanted = dead(n);
+        assert_eq!((&letter.id, letter.topic.as_str(), letter.key.as_str()), (&wanted.id, PURCHASES, "W"));
+        assert_eq!((&letter.payload[..], letter.attempts), (wanted.payload.as_bytes(), 4));
+        assert!(letter.reason.starts_with("refused"), "{}", letter.reason);
+    }
+    assert!(store.discard(&dead(3).id).await.expect("an answer"));
+    assert!(store.replay(&dead(2).id).await.expect("an answer"));
+    let claim = store.claim(PURCHASES, 10, Duration::from_secs(60)).await.expect("a claim");
+    let [message] = &claim.messages[..] else { panic!("one is handed out: {:?}", claim.messages) };
+    assert_eq!((&message.payload[..], message.attempts), (dead(2).payload.as_bytes(), 0));
+    let settlement = Settlement { done: vec![message.position], ..Settlement::default() };
+    assert!(store.settle(&claim.receipt, settlement).await.expect("it is settled"));
+    let books = store.audit(PURCHASES).await.expect("books");
+    assert_eq!((books.accepted, books.done, books.discarded, books.dead), (3, 1, 1, 1));
+    assert_eq!(books.difference(), 0);
+}

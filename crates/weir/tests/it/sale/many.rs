@@ -1,0 +1,90 @@
+//! Ten thousand who listen at once.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use futures_util::{StreamExt, stream};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use weir_testkit::http::Client;
+use weir_testkit::wait;
+
+use super::given::{active, buy};
+use crate::given::{PATIENCE, Running, Store};
+
+const COUNT: usize = 10_000;
+/// Connections that are made at once, and streams that are read at once.
+const AT_ONCE: usize = 200;
+/// Files that this process and the server need besides: the rest of the tests run at the same time.
+const SPARE: u64 = 2_000;
+/// A slow machine may take its time: what matters is that everybody hears.
+const LIMIT: Duration = Duration::from_secs(600);
+
+/// Lets this process, and the server that it starts, have so many connections.
+fn raise_file_limit() {
+    let needed = COUNT as u64 + SPARE;
+    let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
+    if current.is_some_and(|current| current < needed) {
+        let limit = Rlimit { current: Some(needed), maximum: maximum.map(|maximum| maximum.max(needed)) };
+        setrlimit(Resource::Nofile, limit).expect("this test needs 12,000 open files: raise `ulimit -Hn`");
+    }
+}
+
+/// Reads until a word comes.
+async fn read_until(stream: &mut TcpStream, word: &str) {
+    let (mut seen, mut buffer) = (Vec::new(), [0; 1_024]);
+    while !String::from_utf8_lossy(&seen).contains(word) {
+        let read = tokio::time::timeout(LIMIT, stream.read(&mut buffer)).await.expect("in time");
+        let read = read.expect("the stream goes on");
+        assert!(read > 0, "it ended before {word}: {}", String::from_utf8_lossy(&seen));
+        seen.extend_from_slice(&buffer[..read]);
+    }
+}
+
+async fn listen(address: SocketAddr) -> TcpStream {
+    let connecting = tokio::time::timeout(LIMIT, TcpStream::connect(address)).await;
+    let mut stream = connecting.expect("in time").expect("a connection");
+    let request = "GET /api/v1/sales/events HTTP/1.1\r\nHost: x\r\nAccept: text/event-stream\r\n\r\n";
+    stream.write_all(request.as_bytes()).await.expect("it is sent");
+    read_until(&mut stream, "event: initial").await;
+    stream
+}
+
+async fn listeners(client: &Client) -> String {
+    let metrics = client.get("/metrics").await.expect("an answer");
+    let metrics = String::from_utf8_lossy(&metrics.body).into_owned();
+    let line = metrics.lines().find_map(|line| line.strip_prefix("weir_sale_streams "));
+    line.expect("the metric is there").to_owned()
+}
+
+/// Resident memory of a process, in bytes.
+fn resident(process: u32) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{process}/status")).expect("it runs");
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("it has memory");
+    line.split_whitespace().next().and_then(|kib| kib.parse::<u64>().ok()).expect("a number") * 1_024
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn ten_thousand_streams_are_open_at_once_cheap_and_all_told() {
+    raise_file_limit();
+    let running = Running::start(Store::Embedded).await;
+    active(&running.operator(), "W", 1).await;
+    let before = resident(running.weir.pid());
+    let address = running.weir.addr();
+    let streams: Vec<TcpStream> =
+        stream::iter((0..COUNT).map(|_| listen(address))).buffer_unordered(AT_ONCE).collect().await;
+    assert_eq!(listeners(&running.client()).await, COUNT.to_string());
+    let each = resident(running.weir.pid()).saturating_sub(before) / COUNT as u64;
+    assert!(each <= 10_000, "a stream costs {each} bytes");
+    buy(&running.client(), "W", "the-one").await.expect("there is one");
+    let heard = stream::iter(streams).map(|mut stream| async move {
+        read_until(&mut stream, "SOLD_OUT").await;
+        stream
+    });
+    let streams: Vec<TcpStream> = heard.buffer_unordered(AT_ONCE).collect().await;
+    assert_eq!(streams.len(), COUNT);
+    drop(streams);
+    wait::until("all are seen to be gone", PATIENCE * 4, async || listeners(&running.client()).await == "0")
+        .await;
+}
