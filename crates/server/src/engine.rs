@@ -30,6 +30,8 @@ use crate::worker::request::broker::{Broker as RequestBroker, TOPIC as REQUEST_T
 
 /// How long a start waits for a database that is not there yet.
 const START_PATIENCE: Duration = Duration::from_secs(30);
+/// The pause before a store that did not answer in time is asked again.
+const PAUSE: Duration = Duration::from_millis(500);
 /// How long a start waits for a cache, which it can do without.
 const CACHE_PATIENCE: Duration = Duration::from_secs(2);
 /// How long Redis may take to decide a sale: less than a call may.
@@ -89,7 +91,7 @@ impl Engines {
                 clock.clone(),
             )),
         };
-        let local = open_limits(&store, redis.is_some(), settings).await?;
+        let local = patiently(|| open_limits(&store, redis.is_some(), settings)).await?;
         let shared_limits = redis
             .as_ref()
             .map(|redis| RedisLimits::new(redis.clone(), local.clone(), store.wall_clock(), clock.clone()));
@@ -444,6 +446,23 @@ impl Engine {
         match self {
             Self::Sqlite(engine) => engine.ping().await,
             Self::Postgres(engine) => engine.ping().await,
+        }
+    }
+}
+
+/// Asks again for as long as a start waits for a database: one that is busy may take longer than a call may.
+///
+/// # Errors
+/// When it did not answer in that time, or answered with something that asking again does not mend.
+pub(crate) async fn patiently<T, F: Future<Output = Result<T>>>(ask: impl Fn() -> F) -> Result<T> {
+    let give_up_at = Instant::now() + START_PATIENCE;
+    loop {
+        match ask().await {
+            Err(error) if error.is_transient() && Instant::now() < give_up_at => {
+                tracing::warn!(error = %error.with_causes(), "waiting for the store");
+                tokio::time::sleep(PAUSE).await;
+            }
+            outcome => return outcome,
         }
     }
 }

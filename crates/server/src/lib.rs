@@ -81,7 +81,7 @@ impl Server {
         };
         let app = App::new(settings, auth, keys, engines);
         if app.settings.process.roles.api {
-            app.tier.load().await?;
+            engine::patiently(|| app.tier.load()).await?;
         }
         let grpc =
             grpc.map(|(listener, address)| (address, tokio::spawn(grpc::serve(listener, Arc::clone(&app)))));
