@@ -66,7 +66,7 @@ impl Way<'_> {
         let mut told = stop.clone();
         let mut stopping = pin!(told.changed());
         let mut late = pin!(tokio::time::sleep(self.read_timeout));
-        let (mut read, mut parts) = (bytes::Bytes::new(), 0);
+        let (mut read, mut parts, mut due) = (bytes::Bytes::new(), 0, Instant::now());
         loop {
             match plain::take(&mut read, |method, path| self.routes.short(method, path)) {
                 Ok((request, short)) => {
@@ -80,9 +80,15 @@ impl Way<'_> {
                 }
                 Err(Not::Whole) if parts < PARTS_MAX => {
                     parts += 1;
-                    match self.wait(connection, &mut read, stopping.as_mut(), late.as_mut()).await? {
+                    if read.is_empty() {
+                        // The parts of a request together have as long as its first one alone.
+                        due = Instant::now() + self.read_timeout;
+                    }
+                    match wait(connection, &mut read, stopping.as_mut(), late.as_mut(), due).await? {
                         Event::Read => {}
-                        Event::Closed | Event::Stopping if read.is_empty() => return Ok(End::Over),
+                        Event::Closed | Event::Stopping | Event::Late if read.is_empty() => {
+                            return Ok(End::Over);
+                        }
                         Event::Closed | Event::Stopping | Event::Late => return Ok(End::Handed(read)),
                     }
                 }
@@ -103,33 +109,32 @@ impl Way<'_> {
         let response = envelope::wrap(short.path, self.metrics, request, call).await;
         write::answer(response, is_last, connection).await
     }
+}
 
-    /// Waits for the next part. The timer is set anew when it has run out and not for every request: most are answered long
-    /// before.
-    async fn wait(
-        &self,
-        connection: &mut Bytes,
-        read: &mut bytes::Bytes,
-        mut stopping: Pin<&mut impl Future>,
-        mut late: Pin<&mut Sleep>,
-    ) -> io::Result<Event> {
-        let due = Instant::now() + self.read_timeout;
-        poll_fn(|context| {
-            if let Poll::Ready(count) = connection.poll_more(context, read) {
-                let event = |count| if count == 0 { Event::Closed } else { Event::Read };
-                return Poll::Ready(count.map(event));
+/// Waits for the next part. The timer is set anew when it has run out and not for every request: most are answered long
+/// before.
+async fn wait(
+    connection: &mut Bytes,
+    read: &mut bytes::Bytes,
+    mut stopping: Pin<&mut impl Future>,
+    mut late: Pin<&mut Sleep>,
+    due: Instant,
+) -> io::Result<Event> {
+    poll_fn(|context| {
+        if let Poll::Ready(count) = connection.poll_more(context, read) {
+            let event = |count| if count == 0 { Event::Closed } else { Event::Read };
+            return Poll::Ready(count.map(event));
+        }
+        if stopping.as_mut().poll(context).is_ready() {
+            return Poll::Ready(Ok(Event::Stopping));
+        }
+        while late.as_mut().poll(context).is_ready() {
+            if due <= Instant::now() {
+                return Poll::Ready(Ok(Event::Late));
             }
-            if stopping.as_mut().poll(context).is_ready() {
-                return Poll::Ready(Ok(Event::Stopping));
-            }
-            while late.as_mut().poll(context).is_ready() {
-                if due <= Instant::now() {
-                    return Poll::Ready(Ok(Event::Late));
-                }
-                late.as_mut().reset(due);
-            }
-            Poll::Pending
-        })
-        .await
-    }
+            late.as_mut().reset(due);
+        }
+        Poll::Pending
+    })
+    .await
 }

@@ -76,6 +76,14 @@ impl Fleet {
     }
 }
 
+/// What a line tells of an outage.
+fn outage(line: &str) -> Option<&'static str> {
+    if line.contains(DOWN) {
+        return Some("down");
+    }
+    line.contains("Redis is back").then_some("back")
+}
+
 async fn send(client: &Client, user: &str) -> u16 {
     let started = Instant::now();
     let response = client.post("/api/send", &message(user, "m")).await.expect("an answer");
@@ -233,8 +241,12 @@ async fn whatever_becomes_of_redis_under_load_nobody_gets_past_the_limit() {
     wait_until_delivered(&operator(&fleet.weirs[0])).await;
     let delivered: usize = fleet.weirs.iter().map(|weir| deliveries(weir).len()).sum();
     assert!(delivered >= accepted, "{delivered} of {accepted} were delivered");
-    // Each server tells of each outage once.
-    assert!((2..=8).contains(&fleet.lines(DOWN)), "{} lines", fleet.lines(DOWN));
+    for weir in &fleet.weirs {
+        // A slow machine may have outages of its own. Each is told of once, and so is its end.
+        let told: Vec<_> = weir.log_lines().into_iter().filter_map(|line| outage(&line)).collect();
+        assert!(told.contains(&"down"), "{told:?}");
+        assert!(told.iter().zip(["down", "back"].iter().cycle()).all(|(told, next)| told == next), "{told:?}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
