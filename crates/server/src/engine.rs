@@ -100,7 +100,7 @@ impl Engines {
             CacheChoice::None => None,
             CacheChoice::Redis(target) => {
                 // A connection of its own: nothing else can answer here, so more time is given than to a cache.
-                let redis = Redis::start((**target).clone().with_patience(SALE_PATIENCE));
+                let redis = Redis::start((**target).clone().for_sales(SALE_PATIENCE));
                 let _ = tokio::time::timeout(CACHE_PATIENCE, redis.connected()).await;
                 Some(RedisSales::new(redis, store.sale_ledger(), clock, follow_metrics.clone()))
             }

@@ -12,7 +12,7 @@ use redis::{AsyncConnectionConfig, Cmd, ErrorKind, Pipeline, RedisError, RedisRe
 use tokio::sync::Notify;
 
 use crate::script::Names;
-use crate::target::{Address, Target};
+use crate::target::{Address, Purpose, Target};
 
 /// How much longer than a call a connection may take to be ready.
 const CONNECT_FACTOR: u32 = 2;
@@ -33,6 +33,7 @@ pub(crate) struct Node {
     generation: AtomicU64,
     /// Whether a line has told that it does not answer.
     is_told: AtomicBool,
+    purpose: Purpose,
 }
 
 /// A connection that worked a moment ago.
@@ -61,6 +62,7 @@ impl Node {
             connected: Notify::new(),
             generation: AtomicU64::new(0),
             is_told: AtomicBool::new(false),
+            purpose: target.purpose,
         });
         tokio::spawn(keep_connected(Arc::downgrade(&node), target.clone()));
         node
@@ -97,7 +99,7 @@ impl Node {
 
     fn tell_of_loss(&self, error: &dyn std::fmt::Display) {
         if !self.is_told.swap(true, Ordering::Relaxed) {
-            tracing::warn!(address = %self.address, %error, "REDIS DOWN — Falling back to Postgres");
+            tracing::warn!(address = %self.address, %error, "{}", self.purpose.lost());
         }
     }
 
@@ -158,7 +160,7 @@ async fn keep_connected(node: Weak<Node>, target: Target) {
                 *node.slot() = Some(link);
                 node.connected.notify_waiters();
                 if node.is_told.swap(false, Ordering::Relaxed) {
-                    tracing::info!(address = %node.address, "Redis is back");
+                    tracing::info!(address = %node.address, "{}", node.purpose.back());
                 }
                 connected_at = Some(Instant::now());
                 continue;

@@ -25,6 +25,34 @@ pub struct Target {
     /// Trusted instead of the system's authorities.
     root: Option<Arc<Vec<u8>>>,
     pub(crate) call_timeout: Duration,
+    pub(crate) purpose: Purpose,
+}
+
+/// What a Redis is for, which is what the loss of it means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Purpose {
+    /// Postgres can do without it.
+    Cache,
+    /// It decides sales, and nobody else may.
+    Sales,
+}
+
+impl Purpose {
+    /// How the log tells of a loss.
+    pub(crate) const fn lost(self) -> &'static str {
+        match self {
+            Self::Cache => "REDIS DOWN — Falling back to Postgres",
+            Self::Sales => "REDIS DOWN — No sale is decided until it is back",
+        }
+    }
+
+    /// How the log tells of its end.
+    pub(crate) const fn back(self) -> &'static str {
+        match self {
+            Self::Cache => "Redis is back",
+            Self::Sales => "Redis decides sales again",
+        }
+    }
 }
 
 /// A server's host and port.
@@ -105,6 +133,7 @@ impl FromStr for Target {
             database,
             root: root(&url, is_tls)?,
             call_timeout: CALL_TIMEOUT,
+            purpose: Purpose::Cache,
         })
     }
 }
@@ -115,6 +144,14 @@ impl Target {
     #[must_use]
     pub const fn with_patience(mut self, call_timeout: Duration) -> Self {
         self.call_timeout = call_timeout;
+        self
+    }
+
+    /// The same for sales, which have nothing to fall back to: they wait for so long, and the log tells of it in other words.
+    #[must_use]
+    pub const fn for_sales(mut self, call_timeout: Duration) -> Self {
+        self.call_timeout = call_timeout;
+        self.purpose = Purpose::Sales;
         self
     }
 

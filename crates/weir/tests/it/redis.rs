@@ -245,7 +245,10 @@ async fn whatever_becomes_of_redis_under_load_nobody_gets_past_the_limit() {
         // A slow machine may have outages of its own. Each is told of once, and so is its end.
         let told: Vec<_> = weir.log_lines().into_iter().filter_map(|line| outage(&line)).collect();
         assert!(told.contains(&"down"), "{told:?}");
-        assert!(told.iter().zip(["down", "back"].iter().cycle()).all(|(told, next)| told == next), "{told:?}");
+        assert!(
+            told.iter().zip(["down", "back"].iter().cycle()).all(|(told, next)| told == next),
+            "{told:?}"
+        );
     }
 }
 
