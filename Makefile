@@ -6,8 +6,11 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-WEIR_LISTEN ?= 127.0.0.1:8080
-export WEIR_LISTEN
+# Only to be shown: the server reads it by itself, from the same places.
+LISTEN := $(or $(WEIR_LISTEN),$(shell sed -n 's/^listen *= *"\(.*\)".*/\1/p' weir.toml 2>/dev/null),127.0.0.1:8080)
+PAGE_SOURCES := $(wildcard web/*.html web/*.json web/*.ts) $(shell find web/src web/tools -type f)
+HAS_NODE := command -v npm >/dev/null 2>&1 && \
+  node -e 'const [a, b] = process.versions.node.split(".").map(Number); process.exit(a > 20 || (a === 20 && b >= 19) ? 0 : 1)'
 
 .PHONY: help run page build test fmt lint unit web chromium bench deps
 
@@ -15,16 +18,19 @@ help:
 	@sed -n 's/^# //p' Makefile
 
 run: page build
-	@printf '\nStarting Weir on http://%s (stop with Ctrl-C). In another terminal, try:\n\n' '$(WEIR_LISTEN)'
-	@printf "  curl -s -H 'content-type: application/json' http://%s/api/config -d '{\"userId\":\"alice\",\"rateLimit\":3,\"timeWindow\":1}'\n" '$(WEIR_LISTEN)'
-	@printf "  curl -s -H 'content-type: application/json' http://%s/api/send   -d '{\"userId\":\"alice\",\"message\":\"hello\"}'\n" '$(WEIR_LISTEN)'
-	@printf '  or open http://%s/sale/\n\n' '$(WEIR_LISTEN)'
+	@printf '\nStarting Weir on http://%s (stop with Ctrl-C). In another terminal, try:\n\n' '$(LISTEN)'
+	@printf "  curl -s -H 'content-type: application/json' http://%s/api/config -d '{\"userId\":\"alice\",\"rateLimit\":2,\"timeWindow\":1}'\n" '$(LISTEN)'
+	@printf "  curl -s -H 'content-type: application/json' http://%s/api/send   -d '{\"userId\":\"alice\",\"message\":\"hello\"}'\n" '$(LISTEN)'
+	@printf '  or open http://%s/sale/\n\n' '$(LISTEN)'
 	@exec ./target/release/weir serve
 
-# The sale page, which the build puts into the binary; without npm the binary says how to get it.
-page:
-	@if command -v npm >/dev/null 2>&1; then cd web && npm ci --no-audit --no-fund --loglevel=error && npm run --silent build; \
-	 else echo 'npm is not installed: the binary goes without the sale page, and says how to get it'; fi
+# The sale page, which the build puts into the binary; without Node the binary says how to get it. Built anew only when it
+# changed: a new page means a new binary.
+page: web/dist/index.html
+
+web/dist/index.html: $(PAGE_SOURCES)
+	@if $(HAS_NODE); then cd web && npm ci --no-audit --no-fund --loglevel=error && npm run --silent build; \
+	 else echo 'Node 20.19 or later is not installed: the binary goes without the sale page, and says how to get it'; fi
 
 build:
 	cargo build --release --locked -p weir
@@ -45,8 +51,9 @@ unit:
 
 # The sale page in a real browser: on the server that `unit` has built, and on a mock that fails when told to.
 web: page
-	@if command -v npm >/dev/null 2>&1; then $(MAKE) --no-print-directory chromium && cd web && npm run --silent test:ci; \
-	 else echo 'npm is not installed: the sale page is not tested'; fi
+	@if $(HAS_NODE); then $(MAKE) --no-print-directory chromium && cd web && \
+	 { test -d node_modules || npm ci --no-audit --no-fund --loglevel=error; } && npm run --silent test:ci; \
+	 else echo 'Node 20.19 or later is not installed: the sale page is not tested'; fi
 
 chromium:
 	@test -x "$${CHROMIUM:-/usr/bin/chromium}" || { apt-get update -qq && apt-get install -y -qq chromium >/dev/null; }

@@ -12,6 +12,8 @@ use weir_server::auth::secrets::ADMIN_KEY;
 use weir_server::config::Settings;
 use weir_server::config::source::Sources;
 
+use crate::health::reachable;
+
 type Connections = hyper_util::client::legacy::Client<HttpConnector, Full<Bytes>>;
 
 #[derive(Clone, Debug)]
@@ -24,7 +26,15 @@ pub(crate) struct Client {
 }
 
 impl Client {
-    pub(crate) fn new(url: &str) -> anyhow::Result<Self> {
+    /// A client of the server at a URL, or of the one that the settings speak of.
+    pub(crate) fn new(url: Option<&str>) -> anyhow::Result<Self> {
+        let url = match url {
+            Some(url) => url.to_owned(),
+            None => {
+                let settings = Settings::read(Sources::from_process(BTreeMap::new())?)?;
+                format!("http://{}", reachable(settings.process.listen))
+            }
+        };
         let base = url.trim_end_matches('/').to_owned();
         let parsed: http::Uri = base.parse().with_context(|| format!("--url {url} is not a URL"))?;
         anyhow::ensure!(
@@ -36,7 +46,7 @@ impl Client {
     }
 
     /// A client with the operator's key: the given one, or the data directory's.
-    pub(crate) fn of_operator(url: &str, data: Option<&str>) -> anyhow::Result<Self> {
+    pub(crate) fn of_operator(url: Option<&str>, data: Option<&str>) -> anyhow::Result<Self> {
         let flags: BTreeMap<_, _> = data.map(|data| ("data", data.to_owned())).into_iter().collect();
         let settings = Settings::read(Sources::from_process(flags)?)?;
         let key = match settings.auth.admin_key {
@@ -52,6 +62,11 @@ impl Client {
             }
         };
         Ok(Self { admin_key: Some(key.trim().to_owned()), ..Self::new(url)? })
+    }
+
+    /// Where the server is.
+    pub(crate) fn base(&self) -> &str {
+        &self.base
     }
 
     /// The same as a buyer, who has no key.

@@ -31,9 +31,9 @@ pub(crate) enum DlqCommand {
 #[derive(Debug, Args)]
 #[expect(clippy::doc_markdown, reason = "the comments are the help text people read")]
 pub(crate) struct OperatorArgs {
-    /// The address of the server's HTTP API
-    #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:8080")]
-    url: String,
+    /// The server's HTTP API [env: WEIR_LISTEN] [default: http://127.0.0.1:8080]
+    #[arg(long, value_name = "URL")]
+    url: Option<String>,
     /// The server's data directory, where its admin key is unless WEIR_ADMIN_KEY is set [env: WEIR_DATA] [default: ./data]
     #[arg(long, value_name = "DIRECTORY")]
     data: Option<String>,
@@ -133,7 +133,7 @@ async fn discard(operator: &OperatorArgs, id: &str) -> anyhow::Result<()> {
 
 /// A client with the operator's key.
 fn client(operator: &OperatorArgs) -> anyhow::Result<Client> {
-    Client::of_operator(&operator.url, operator.data.as_deref())
+    Client::of_operator(operator.url.as_deref(), operator.data.as_deref())
 }
 
 /// The answer, if it is a good one.

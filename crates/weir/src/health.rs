@@ -36,7 +36,7 @@ pub(crate) fn run(arguments: &HealthArgs) -> anyhow::Result<ExitCode> {
 }
 
 /// A server that listens everywhere is asked on this machine.
-fn reachable(mut listen: SocketAddr) -> SocketAddr {
+pub(crate) fn reachable(mut listen: SocketAddr) -> SocketAddr {
     match listen {
         SocketAddr::V4(v4) if v4.ip().is_unspecified() => listen.set_ip(Ipv4Addr::LOCALHOST.into()),
         SocketAddr::V6(v6) if v6.ip().is_unspecified() => listen.set_ip(Ipv6Addr::LOCALHOST.into()),

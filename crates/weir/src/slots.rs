@@ -21,10 +21,11 @@ pub(crate) enum SlotsCommand {
 
 /// Where the server is.
 #[derive(Debug, Args)]
+#[expect(clippy::doc_markdown, reason = "the comments are the help text people read")]
 pub(crate) struct ServerArgs {
-    /// The address of the server's HTTP API
-    #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:8080")]
-    url: String,
+    /// The server's HTTP API [env: WEIR_LISTEN] [default: http://127.0.0.1:8080]
+    #[arg(long, value_name = "URL")]
+    url: Option<String>,
 }
 
 #[derive(Debug, Args)]
@@ -54,7 +55,7 @@ pub(crate) fn run(command: SlotsCommand) -> anyhow::Result<ExitCode> {
 
 async fn forecast(arguments: ForecastArgs) -> anyhow::Result<ExitCode> {
     let ForecastArgs { server, config, time, events } = arguments;
-    let client = Client::new(&server.url)?;
+    let client = Client::new(server.url.as_deref())?;
     let body = json!({"configName": config, "requestedTime": time, "events": events});
     let (status, answer) =
         client.post("/api/v1/slots/forecast", "application/json", body.to_string().into()).await?;

@@ -21,9 +21,9 @@ const TELLS: Duration = Duration::from_secs(2);
 #[derive(Debug, Args)]
 #[expect(clippy::doc_markdown, reason = "the comments are the help text people read")]
 pub(crate) struct DemoArgs {
-    /// The address of the server's HTTP API
-    #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:8080")]
-    url: String,
+    /// The server's HTTP API [env: WEIR_LISTEN] [default: http://127.0.0.1:8080]
+    #[arg(long, value_name = "URL")]
+    url: Option<String>,
     /// The server's data directory, where its admin key is unless WEIR_ADMIN_KEY is set [env: WEIR_DATA] [default: ./data]
     #[arg(long, value_name = "DIRECTORY")]
     data: Option<String>,
@@ -42,16 +42,18 @@ pub(crate) struct DemoArgs {
 }
 
 pub(crate) async fn run(arguments: &DemoArgs) -> anyhow::Result<()> {
-    let client = Client::of_operator(&arguments.url, arguments.data.as_deref())?;
+    let client = Client::of_operator(arguments.url.as_deref(), arguments.data.as_deref())?;
     let starts_in = Duration::from_secs(arguments.starts_in.into());
     let opening = Instant::now() + starts_in;
     let sku = make(&client, arguments, starts_in).await?;
-    let url = arguments.url.trim_end_matches('/');
     let mut out = std::io::stdout();
     writeln!(
         out,
-        "{} units are sold in {} s, and {} buyers will want one.\nWatch it: {url}/sale/?sku={sku}\n",
-        arguments.units, arguments.starts_in, arguments.buyers
+        "{} units go on sale in {} s, and {} buyers will want one.\nWatch it: {}/sale/?sku={sku}\n",
+        arguments.units,
+        arguments.starts_in,
+        arguments.buyers,
+        client.base()
     )?;
     let tally = Arc::new(Tally::default());
     let shown = show(&client, &sku, opening, arguments.units, &tally);

@@ -64,7 +64,7 @@ impl Tally {
 
 pub(super) async fn run(arguments: ImportArgs) -> anyhow::Result<ExitCode> {
     let ImportArgs { server, file, config, time } = arguments;
-    let client = Client::new(&server.url)?;
+    let client = Client::new(server.url.as_deref())?;
     let (mut events, size) = Events::open(&file, Defaults { config, time })?;
     let mut progress = Progress::new(size);
     let mut tally = Tally::default();
