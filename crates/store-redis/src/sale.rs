@@ -16,6 +16,7 @@ mod reply;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::time::Duration;
 
 use async_trait::async_trait;
 use redis::Value;
@@ -36,6 +37,8 @@ use crate::script::Script;
 
 /// How often a sale is rebuilt for one batch before its buyers are told to come back.
 const ROUNDS: usize = 3;
+/// How long somebody waits for the store to name what is new.
+const CATALOGUE_PATIENCE: Duration = Duration::from_millis(500);
 /// Purchases that are remembered until they are written down; further ones are only in the stream.
 const UNSETTLED_MAX: usize = 200_000;
 
@@ -58,8 +61,11 @@ struct Parts {
     is_told: AtomicBool,
     /// Rung when something may have come into a stream.
     sold: Notify,
-    /// Whether something was made or changed since it was read.
-    is_catalogue_old: AtomicBool,
+    /// Counts what was told of products that were made or changed, and how much of that the catalogue was read after.
+    products_told: AtomicU64,
+    products_read: AtomicU64,
+    /// Whether the store could not be asked when it should have been.
+    is_catalogue_late: AtomicBool,
     /// Counts what was made and removed here.
     changes: AtomicU64,
     /// Sold by this process, and not known to be written down.
@@ -84,7 +90,9 @@ impl RedisSales {
             catalogue: RwLock::default(),
             is_told: AtomicBool::new(false),
             sold: Notify::new(),
-            is_catalogue_old: AtomicBool::new(false),
+            products_told: AtomicU64::new(0),
+            products_read: AtomicU64::new(0),
+            is_catalogue_late: AtomicBool::new(false),
             changes: AtomicU64::new(0),
             unsettled: Mutex::default(),
             rebuilding: tokio::sync::Mutex::default(),
@@ -143,21 +151,22 @@ impl Parts {
     async fn catalogue(&self) -> Result<HashMap<Sku, Product>> {
         let known = self.catalogue.read().unwrap_or_else(PoisonError::into_inner).clone();
         let Some(known) = known else { return self.read_catalogue().await };
-        if !self.is_catalogue_old.load(Ordering::SeqCst) {
+        let told = self.products_told.load(Ordering::SeqCst);
+        if self.products_read.load(Ordering::SeqCst) >= told {
             return Ok(known);
         }
-        // While the store is down, what it said last holds.
-        Ok(self.read_catalogue().await.unwrap_or(known))
+        let read = tokio::time::timeout(CATALOGUE_PATIENCE, self.read_catalogue()).await;
+        self.products_read.fetch_max(told, Ordering::SeqCst);
+        // While the store is down, what it said last holds, and nobody else waits for it.
+        Ok(read.ok().and_then(Result::ok).unwrap_or_else(|| {
+            self.is_catalogue_late.store(true, Ordering::SeqCst);
+            known
+        }))
     }
 
     async fn read_catalogue(&self) -> Result<HashMap<Sku, Product>> {
         let before = self.changes.load(Ordering::SeqCst);
-        let was_old = self.is_catalogue_old.swap(false, Ordering::SeqCst);
-        let products = self.ledger.board().await;
-        if products.is_err() && was_old {
-            self.is_catalogue_old.store(true, Ordering::SeqCst);
-        }
-        let products = products?.products;
+        let products = self.ledger.board().await?.products;
         let read: HashMap<Sku, Product> =
             products.into_iter().map(|product| (product.sku.clone(), product)).collect();
         let mut catalogue = self.catalogue.write().unwrap_or_else(PoisonError::into_inner);

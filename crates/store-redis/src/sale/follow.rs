@@ -42,9 +42,14 @@ pub(super) async fn keep_recording(parts: Weak<Parts>) {
         }
         round = round.wrapping_add(1);
         let is_told = parts.is_told.load(Ordering::SeqCst);
-        if round.is_multiple_of(if is_told { CATALOGUE_TOLD_EVERY } else { CATALOGUE_EVERY }) {
+        let is_late = parts.is_catalogue_late.swap(false, Ordering::SeqCst);
+        let every = if is_told && !is_late { CATALOGUE_TOLD_EVERY } else { CATALOGUE_EVERY };
+        if round.is_multiple_of(every) {
             // While the store is down, what it said last holds.
-            let _ = parts.read_catalogue().await;
+            let read = parts.read_catalogue().await;
+            parts.is_catalogue_late.fetch_or(read.is_err(), Ordering::SeqCst);
+        } else {
+            parts.is_catalogue_late.fetch_or(is_late, Ordering::SeqCst);
         }
         drop(parts);
         tokio::time::sleep(PACE).await;

@@ -54,9 +54,11 @@ impl Parts {
         match news {
             News::Begun => {
                 self.is_told.store(true, Ordering::SeqCst);
-                self.is_catalogue_old.store(true, Ordering::SeqCst);
+                self.products_told.fetch_add(1, Ordering::SeqCst);
             }
-            News::Changed { .. } => self.is_catalogue_old.store(true, Ordering::SeqCst),
+            News::Changed { .. } => {
+                self.products_told.fetch_add(1, Ordering::SeqCst);
+            }
             News::Ended => self.is_told.store(false, Ordering::SeqCst),
             News::Sold { .. } => self.sold.notify_one(),
             News::Turned { .. } => {}
