@@ -89,6 +89,7 @@ macro_rules! request_suite {
                 what_is_listed_is_what_is_found,
                 lists_are_read_page_by_page,
                 lists_may_be_of_one_status,
+                a_list_of_a_rare_status_ends_and_says_where_to_go_on,
                 tenants_see_their_own_requests_only,
             ],
             claim: [

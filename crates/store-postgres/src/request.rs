@@ -16,8 +16,8 @@ use weir_core::request::state::{Refused, Status};
 use weir_core::{RequestId, RequestType, TenantId};
 use weir_queue::Source;
 use weir_store::request::{
-    Books, CallbackOutcome, CallbackReport, Claimed, DeadRequest, Failure, JobReport, Pending, Request,
-    RequestStore, Rollout, RolloutChange, Room, Sealed, Submit, SubmitOutcome, WEBHOOKS,
+    Books, CallbackOutcome, CallbackReport, Claimed, DeadRequest, Failure, JobReport, LOOKED_AT_MAX, Listed,
+    Pending, Request, RequestStore, Rollout, RolloutChange, Room, Sealed, Submit, SubmitOutcome, WEBHOOKS,
 };
 use weir_store::{Error, Result};
 
@@ -43,6 +43,11 @@ const FIND: &str = "
     SELECT request_id, tenant_id, request_type, status, attempts, payload, payload_key_id, result, result_key_id,
            failure_code, failure_message, callback_url, created_at, updated_at
     FROM request_record WHERE request_id = $1";
+
+/// The last of those that are looked through; none when there are not so many.
+const LAST_LOOKED_AT: &str = "
+    SELECT request_id FROM request_record WHERE tenant_id = $1 AND request_id < $2
+    ORDER BY request_id DESC LIMIT 1 OFFSET $3";
 
 /// In the order of [`Statements::from_prepared`].
 pub(crate) fn sql() -> impl Iterator<Item = &'static str> {
@@ -93,19 +98,29 @@ impl RequestStore for Postgres {
         status: Option<Status>,
         before: Option<RequestId>,
         limit: usize,
-    ) -> Result<Vec<Request>> {
+    ) -> Result<Listed> {
         let sql = format!(
             "SELECT {SUMMARY} FROM request_record AS record
-             WHERE tenant_id = $1 AND request_id < $2 AND ($3::text IS NULL OR status = $3)
-             ORDER BY request_id DESC LIMIT $4"
+             WHERE tenant_id = $1 AND request_id < $2 AND request_id >= $3 AND ($4::text IS NULL OR status = $4)
+             ORDER BY request_id DESC LIMIT $5"
         );
         let session = self.inner.pool.request_session().await?;
-        let before = before.map_or(Uuid::max(), |id| *id.as_uuid());
-        let values: [&(dyn tokio_postgres::types::ToSql + Sync); 4] =
-            [&tenant.as_str(), &before, &status.map(Status::as_str), &limited(limit)];
+        let (tenant, before) = (tenant.as_str(), before.map_or(Uuid::max(), |id| *id.as_uuid()));
+        let mut last: Option<Uuid> = None;
+        if status.is_some() {
+            let place = limited(LOOKED_AT_MAX - 1);
+            let values: [&(dyn tokio_postgres::types::ToSql + Sync); 3] = [&tenant, &before, &place];
+            let row = session.bounded(session.client.query_opt(LAST_LOOKED_AT, &values)).await?;
+            last = row.map(|row| column(&row, 0)).transpose()?;
+        }
+        let down_to = last.unwrap_or(Uuid::nil());
+        let values: [&(dyn tokio_postgres::types::ToSql + Sync); 5] =
+            [&tenant, &before, &down_to, &status.map(Status::as_str), &limited(limit)];
         let rows = session.bounded(session.client.query(&sql, &values)).await?;
         session.keep();
-        rows.iter().map(read_request).collect()
+        let requests = rows.iter().map(read_request).collect::<Result<Vec<_>>>()?;
+        let rest_before = last.filter(|_| requests.len() < limit).map(RequestId::from_uuid);
+        Ok(Listed { requests, rest_before })
     }
 
     async fn claim_jobs(&self, room: &[Room], policy: &Policy) -> Result<Claimed> {

@@ -18,8 +18,8 @@ use weir_core::request::state::{Refused, Status};
 use weir_core::{RequestId, TenantId};
 use weir_store::Result;
 use weir_store::request::{
-    Books, CallbackOutcome, CallbackReport, Claimed, DeadRequest, JobReport, Pending, Request, RequestStore,
-    Rollout, RolloutChange, Room, Submit, SubmitOutcome,
+    Books, CallbackOutcome, CallbackReport, Claimed, DeadRequest, JobReport, Listed, Pending, Request,
+    RequestStore, Rollout, RolloutChange, Room, Submit, SubmitOutcome,
 };
 
 use crate::Redis;
@@ -101,7 +101,7 @@ impl RequestStore for RedisRequests {
         status: Option<Status>,
         before: Option<RequestId>,
         limit: usize,
-    ) -> Result<Vec<Request>> {
+    ) -> Result<Listed> {
         self.store.list_requests(tenant, status, before, limit).await
     }
 

@@ -15,8 +15,8 @@ use weir_core::{RequestId, RequestType, TenantId, Timestamp};
 use weir_queue::Source;
 use weir_store::Result;
 use weir_store::request::{
-    Books, CallbackOutcome, CallbackReport, Claimed, DeadRequest, Failure, JobReport, Pending, Request,
-    RequestStore, Rollout, RolloutChange, Room, Sealed, Submit, SubmitOutcome, WEBHOOKS,
+    Books, CallbackOutcome, CallbackReport, Claimed, DeadRequest, Failure, JobReport, LOOKED_AT_MAX, Listed,
+    Pending, Request, RequestStore, Rollout, RolloutChange, Room, Sealed, Submit, SubmitOutcome, WEBHOOKS,
 };
 
 use crate::Sqlite;
@@ -34,6 +34,10 @@ const COLUMNS: &str = "
 const SUMMARY: &str = "
     request_id, tenant_id, request_type, status, attempts, x'', payload_key_id, NULL, NULL,
     failure_code, failure_message, callback_url, created_at, updated_at";
+
+const LAST_LOOKED_AT: &str = "
+    SELECT request_id FROM request_record WHERE tenant_id = ?1 AND request_id < ?2
+    ORDER BY request_id DESC LIMIT 1 OFFSET ?3";
 
 #[async_trait]
 impl RequestStore for Sqlite {
@@ -57,7 +61,7 @@ impl RequestStore for Sqlite {
         status: Option<Status>,
         before: Option<RequestId>,
         limit: usize,
-    ) -> Result<Vec<Request>> {
+    ) -> Result<Listed> {
         let tenant = tenant.clone();
         self.read(move |connection| list(connection, &tenant, status, before, limit)).await
     }
@@ -196,18 +200,40 @@ fn list(
     status: Option<Status>,
     before: Option<RequestId>,
     limit: usize,
-) -> rusqlite::Result<Vec<Request>> {
+) -> rusqlite::Result<Listed> {
     let sql = format!(
         "SELECT {SUMMARY} FROM request_record
-         WHERE tenant_id = ?1 AND request_id < ?2 AND (?3 IS NULL OR status = ?3)
-         ORDER BY request_id DESC LIMIT ?4"
+         WHERE tenant_id = ?1 AND request_id < ?2 AND request_id >= ?3 AND (?4 IS NULL OR status = ?4)
+         ORDER BY request_id DESC LIMIT ?5"
     );
     // No id is greater than this one.
     let before = before.map_or_else(|| "g".to_owned(), |id| id.to_string());
-    let limit = i64::try_from(limit).unwrap_or(i64::MAX);
+    let last = match status {
+        Some(_) => last_looked_at(connection, tenant, &before)?,
+        None => None,
+    };
+    let down_to = last.map(|id| id.to_string()).unwrap_or_default();
     let mut statement = connection.prepare_cached(&sql)?;
-    let values = params![tenant.as_str(), before, status.map(Status::as_str), limit];
-    statement.query_map(values, read_request)?.collect()
+    let values = params![tenant.as_str(), before, down_to, status.map(Status::as_str), limited(limit)];
+    let requests: Vec<Request> =
+        statement.query_map(values, read_request)?.collect::<rusqlite::Result<_>>()?;
+    let rest_before = last.filter(|_| requests.len() < limit);
+    Ok(Listed { requests, rest_before })
+}
+
+/// The last of those that are looked through; none when there are not so many.
+fn last_looked_at(
+    connection: &Connection,
+    tenant: &TenantId,
+    before: &str,
+) -> rusqlite::Result<Option<RequestId>> {
+    let mut statement = connection.prepare_cached(LAST_LOOKED_AT)?;
+    let values = params![tenant.as_str(), before, limited(LOOKED_AT_MAX - 1)];
+    statement.query_row(values, |row| read_id(row, 0)).optional()
+}
+
+fn limited(limit: usize) -> i64 {
+    i64::try_from(limit).unwrap_or(i64::MAX)
 }
 
 fn read_request(row: &Row<'_>) -> rusqlite::Result<Request> {

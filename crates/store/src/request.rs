@@ -292,6 +292,19 @@ pub struct RolloutChange {
 /// and have to come within the time a claim may take.
 pub const CLAIM_BYTES_MAX: usize = 8 << 20;
 
+/// How many of a tenant's requests are looked through for those of one status. No index has the status: every change of a
+/// request would be a change of the index.
+pub const LOOKED_AT_MAX: usize = 10_000;
+
+/// A part of a list.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Listed {
+    /// As many as were asked for, or all that were found.
+    pub requests: Vec<Request>,
+    /// Where to go on, when not all were looked at and fewer were found than asked for.
+    pub rest_before: Option<RequestId>,
+}
+
 /// Where requests live.
 #[async_trait]
 pub trait RequestStore: Send + Sync + 'static {
@@ -301,14 +314,14 @@ pub trait RequestStore: Send + Sync + 'static {
     /// A request of whatever tenant.
     async fn find_request(&self, id: RequestId) -> Result<Option<Request>>;
     /// A tenant's requests, the newest first, those older than `before`; of one status if that is given. They come
-    /// without payloads and results, which may be large.
+    /// without payloads and results, which may be large. Those of one status are looked for among [`LOOKED_AT_MAX`].
     async fn list_requests(
         &self,
         tenant: &TenantId,
         status: Option<Status>,
         before: Option<RequestId>,
         limit: usize,
-    ) -> Result<Vec<Request>>;
+    ) -> Result<Listed>;
 
     /// Claims jobs that are due, the longest due first, as many of each downstream as there is room for and about as many
     /// as [`CLAIM_BYTES_MAX`] allows.

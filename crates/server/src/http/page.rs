@@ -24,6 +24,13 @@ impl<T> Page<T> {
         let next_cursor = items.last().filter(|_| more).map(cursor);
         Self { items, next_cursor }
     }
+
+    /// The same with a next page that begins here, if it is the last one so far.
+    #[must_use]
+    pub fn or_from(mut self, cursor: Option<String>) -> Self {
+        self.next_cursor = self.next_cursor.or(cursor);
+        self
+    }
 }
 
 /// The `limit` of a query.

@@ -16,7 +16,7 @@ use serde_json::value::{RawValue, to_raw_value};
 use weir_core::request::state::Status;
 use weir_core::{RequestId, TenantId};
 use weir_queue::sms::rfc3339;
-use weir_store::request::Request;
+use weir_store::request::{Listed, Request};
 
 use super::body::Json;
 use super::caller::{Caller, gone};
@@ -95,9 +95,10 @@ pub(crate) async fn list_requests(
     let limit = parse_limit(query.limit.as_deref())?;
     let before = query.cursor.as_deref().map(parse_cursor).transpose()?;
     // One more than asked for tells whether there is a next page.
-    let requests = app.requests.list(&tenant, status, before, limit + 1).await?;
+    let Listed { requests, rest_before } = app.requests.list(&tenant, status, before, limit + 1).await?;
     let items = requests.into_iter().map(summarize).collect();
-    Ok(Json(Page::cut(items, limit, |item: &SummaryResponse| item.request_id.to_string())))
+    let page = Page::cut(items, limit, |item: &SummaryResponse| item.request_id.to_string());
+    Ok(Json(page.or_from(rest_before.map(|id| id.to_string()))))
 }
 
 async fn find(app: &App, tenant: &TenantId, id: RequestId) -> Result<Request, ApiError> {

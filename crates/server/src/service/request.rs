@@ -15,7 +15,7 @@ use weir_core::request::canonical::Fingerprint;
 use weir_core::request::state::{Callback, Status};
 use weir_core::{Clock, IdempotencyKey, RequestId, RequestType, TenantId, Timestamp};
 use weir_store::request::{
-    CallbackOutcome, CallbackReport, Failure, Request, RequestStore, Sealed, Submit, SubmitOutcome,
+    CallbackOutcome, CallbackReport, Failure, Listed, Request, RequestStore, Sealed, Submit, SubmitOutcome,
 };
 use weir_store::{Error, LaneSettings, Lanes, Result};
 
@@ -237,7 +237,7 @@ impl RequestService {
         status: Option<Status>,
         before: Option<RequestId>,
         limit: usize,
-    ) -> Result<Vec<Request>> {
+    ) -> Result<Listed> {
         within(self.timeout, self.store.list_requests(tenant, status, before, limit)).await
     }
 

@@ -237,7 +237,11 @@ impl<H: RequestHarness> Pair<'_, H> {
         let engine = self.engine.list_requests(&of, status, before, limit).await;
         let mut model = self.model.list(&of, status, before);
         model.truncate(limit);
-        self.same(&engine.expect("list_requests must succeed"), &model, &format!("list {of} {status:?}"));
+        self.same(
+            &engine.expect("list_requests must succeed").requests,
+            &model,
+            &format!("list {of} {status:?}"),
+        );
     }
 
     /// Moves the clock: by chance, or to just before, at or after the time of the next job, rarely by a day.
@@ -261,7 +265,7 @@ impl<H: RequestHarness> Pair<'_, H> {
             let of = tenant(&format!("tenant {n}"));
             let engine = self.engine.list_requests(&of, None, None, usize::MAX).await;
             let (engine, model) =
-                (engine.expect("list_requests must succeed"), self.model.list(&of, None, None));
+                (engine.expect("list_requests must succeed").requests, self.model.list(&of, None, None));
             self.same(&engine.len(), &model.len(), "the number of requests");
             engine.iter().zip(&model).for_each(|(engine, model)| self.same(engine, model, "all requests"));
         }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use weir_core::RequestId;
 use weir_core::request::state::Status;
-use weir_store::request::{Request, Sealed};
+use weir_store::request::{LOOKED_AT_MAX, Listed, Request, Sealed};
 
 use super::RequestHarness;
 use super::given::{
@@ -20,7 +20,9 @@ async fn page<H: RequestHarness>(
     limit: usize,
 ) -> Vec<RequestId> {
     let listed = h.requests().list_requests(&tenant(TENANT), status, before, limit).await;
-    listed.expect("list_requests must succeed").iter().map(|request| request.id).collect()
+    let Listed { requests, rest_before } = listed.expect("list_requests must succeed");
+    assert_eq!(rest_before, None, "all of so few are looked at");
+    requests.iter().map(|request| request.id).collect()
 }
 
 /// Accepts requests a second apart, and their ids, the newest first.
@@ -54,8 +56,8 @@ pub async fn what_is_listed_is_what_is_found<H: RequestHarness>() {
     reported(&h, vec![done(&job)]).await;
     died(&h, vec![wish(&h, "l")]).await;
     let listed = h.requests().list_requests(&tenant(TENANT), None, None, 10).await.expect("an answer");
-    assert_eq!(listed.len(), 2);
-    for request in listed {
+    assert_eq!(listed.requests.len(), 2);
+    for request in listed.requests {
         let found = found(&h, request.id).await;
         let payload = Sealed { bytes: Vec::new(), ..found.payload.clone() };
         assert_eq!(Request { payload, result: None, ..found }, request, "but for what may be large");
@@ -102,6 +104,30 @@ pub async fn lists_may_be_of_one_status<H: RequestHarness>() {
     assert_eq!(rest, [completed[0].id], "and page by page too");
 }
 
+pub async fn a_list_of_a_rare_status_ends_and_says_where_to_go_on<H: RequestHarness>() {
+    let h = H::open().await;
+    let rare = begun(&h, wish(&h, "rare")).await;
+    reported(&h, vec![done(&rare)]).await;
+    h.clock().advance(Duration::from_secs(1));
+    let mut others = Vec::new();
+    for n in 0..LOOKED_AT_MAX / 500 {
+        let batch = accepted(&h, wishes(&h, &format!("{n} "), 500)).await;
+        others.extend(batch.iter().map(|receipt| receipt.id));
+    }
+    others.sort_unstable();
+    let list = async |status, before| {
+        let listed = h.requests().list_requests(&tenant(TENANT), Some(status), before, 5).await;
+        let Listed { requests, rest_before } = listed.expect("list_requests must succeed");
+        (requests.iter().map(|request| request.id).collect::<Vec<_>>(), rest_before)
+    };
+    assert_eq!(list(Status::Completed, None).await, (vec![], Some(others[0])), "none among so many");
+    assert_eq!(list(Status::Completed, Some(others[0])).await, (vec![rare.id], None), "the rest");
+    let newest = others.last().copied();
+    assert_eq!(list(Status::Completed, newest).await, (vec![rare.id], Some(rare.id)), "the last of so many");
+    let newest: Vec<_> = others.iter().rev().take(5).copied().collect();
+    assert_eq!(list(Status::Accepted, None).await, (newest, None), "as many as were asked for");
+}
+
 pub async fn tenants_see_their_own_requests_only<H: RequestHarness>() {
     let h = H::open().await;
     let of = |tenant: &str, key: &str| wish_for(&h, tenant, key, key);
@@ -110,7 +136,7 @@ pub async fn tenants_see_their_own_requests_only<H: RequestHarness>() {
     let ids: Vec<_> = accepted(&h, batch).await.iter().map(|receipt| receipt.id).collect();
     let list = async |name: &str| -> Vec<RequestId> {
         let listed = h.requests().list_requests(&tenant(name), None, None, 10).await;
-        listed.expect("list_requests must succeed").iter().map(|request| request.id).collect()
+        listed.expect("list_requests must succeed").requests.iter().map(|request| request.id).collect()
     };
     assert_eq!(list("acme").await, [ids[0]]);
     assert_eq!(list("globex").await, [ids[4], ids[1]]);

@@ -42,7 +42,7 @@ pub async fn everything_stands_as_before<H: RequestHarness>() {
         )
     };
     let before = read(&h).await;
-    assert_eq!((before.0.len(), before.1.len(), before.2.len(), before.3), (8, 2, 1, Some(rollout)));
+    assert_eq!((before.0.requests.len(), before.1.len(), before.2.len(), before.3), (8, 2, 1, Some(rollout)));
     let h = h.reopen().await;
     assert_eq!(read(&h).await, before);
 }

@@ -39,7 +39,7 @@ async fn purge<H: RequestHarness>(h: &H, keep: Duration, limit: usize) -> u64 {
 /// The ids of [`TENANT`]'s requests, the newest first.
 async fn kept<H: RequestHarness>(h: &H) -> Vec<RequestId> {
     let listed = h.requests().list_requests(&tenant(TENANT), None, None, usize::MAX).await;
-    listed.expect("list_requests must succeed").iter().map(|request| request.id).collect()
+    listed.expect("list_requests must succeed").requests.iter().map(|request| request.id).collect()
 }
 
 pub async fn stranded_requests_are_listed_by_age<H: RequestHarness>() {

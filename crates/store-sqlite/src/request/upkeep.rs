@@ -9,7 +9,7 @@ use weir_core::request::state::{Progress, Status};
 use weir_core::{RequestId, Timestamp};
 use weir_store::request::{Books, DeadRequest, Pending, Rollout, RolloutChange};
 
-use super::{COLUMNS, read_id, read_request};
+use super::{COLUMNS, limited, read_id, read_request};
 use crate::error::fault;
 
 const PENDING: &str = "
@@ -214,8 +214,4 @@ fn read_rollout(row: &rusqlite::Row<'_>) -> rusqlite::Result<Rollout> {
         reconciler_enabled: row.get(1)?,
         canary: Percent::new(row.get(2)?).map_err(fault)?,
     })
-}
-
-fn limited(limit: usize) -> i64 {
-    i64::try_from(limit).unwrap_or(i64::MAX)
 }

@@ -10,8 +10,8 @@ use weir_core::request::retry::Policy;
 use weir_core::request::state::{Refused, Status};
 use weir_core::{RequestId, TenantId};
 use weir_store::request::{
-    Books, CallbackOutcome, CallbackReport, Claimed, DeadRequest, JobReport, Pending, Request, RequestStore,
-    Rollout, RolloutChange, Room, Submit, SubmitOutcome,
+    Books, CallbackOutcome, CallbackReport, Claimed, DeadRequest, JobReport, Listed, Pending, Request,
+    RequestStore, Rollout, RolloutChange, Room, Submit, SubmitOutcome,
 };
 use weir_store::{Error, Result};
 use weir_store_sqlite::Sqlite;
@@ -68,7 +68,7 @@ impl RequestStore for Away {
         _: Option<Status>,
         _: Option<RequestId>,
         _: usize,
-    ) -> Result<Vec<Request>> {
+    ) -> Result<Listed> {
         unreachable!()
     }
     async fn claim_named(&self, _: &[RequestId], _: &Policy) -> Result<Claimed> {
