@@ -8,6 +8,7 @@ pub(crate) mod connect;
 mod retry_after;
 
 use std::error::Error as StdError;
+use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
 
 use base64::Engine as _;
@@ -132,12 +133,22 @@ impl Outbound {
     /// A client that reaches what `reach` allows.
     #[must_use]
     pub fn new(reach: Reach, bounds: Bounds) -> Self {
+        Self::with(Connector::new(reach, bounds.connect_timeout), bounds)
+    }
+
+    /// The same that trusts the authorities in a file instead of the system's, if there is one.
+    #[must_use]
+    pub fn trusting(file: Option<PathBuf>, reach: Reach, bounds: Bounds) -> Self {
+        Self::with(Connector::new(reach, bounds.connect_timeout).trusting(file), bounds)
+    }
+
+    fn with(connector: Connector, bounds: Bounds) -> Self {
         let client = Client::builder(TokioExecutor::new())
             .pool_timer(TokioTimer::new())
             .pool_idle_timeout(IDLE)
             .pool_max_idle_per_host(bounds.idle_max)
             .http1_max_buf_size(HEAD_BYTES_MAX)
-            .build(Connector::new(reach, bounds.connect_timeout));
+            .build(connector);
         Self { client, bounds }
     }
 

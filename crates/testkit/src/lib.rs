@@ -6,6 +6,7 @@
 
 pub mod history;
 pub mod http;
+pub mod https;
 pub mod kafka;
 pub mod ports;
 pub mod postgres;

@@ -5,6 +5,8 @@ use std::num::NonZeroU32;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject;
 use url::Url;
 use weir_core::quota::Limits;
 use weir_core::request::canary::Percent;
@@ -29,7 +31,7 @@ pub struct RequestSettings {
     pub policy: Policy,
     /// `request.concurrency`: calls to downstreams under way at once, in one process.
     pub concurrency: usize,
-    /// `downstream`, and its timeouts: who works on requests of types that have no downstream of their own.
+    /// `downstream`, its timeouts and `request.sslrootcert`: who works on requests of types that have no downstream of their own.
     pub downstream: Downstream,
     /// `[request.downstreams.<type>]`: who works on requests of that type.
     pub downstreams: BTreeMap<String, Downstream>,
@@ -58,6 +60,8 @@ pub struct Downstream {
     pub connect_timeout: Duration,
     /// How long it may take to answer.
     pub read_timeout: Duration,
+    /// A file of authorities that are trusted instead of the system's.
+    pub sslrootcert: Option<PathBuf>,
 }
 
 /// A secret from the environment. It is not shown.
@@ -89,7 +93,10 @@ impl Downstream {
                 "url" => downstream.url = Some(http_url(text).ok_or_else(|| wrong(URL))?),
                 "connect_timeout" => downstream.connect_timeout = span()?,
                 "read_timeout" => downstream.read_timeout = span()?,
-                _ => return Err(wrong("left out: a downstream has url, connect_timeout and read_timeout")),
+                "sslrootcert" => {
+                    downstream.sslrootcert = root_certificates(text).ok_or_else(|| wrong(CERTIFICATES))?;
+                }
+                _ => return Err(wrong(FIELDS)),
             }
         }
         if downstream.url.is_none() {
@@ -105,6 +112,8 @@ const LEASE_MARGIN: Duration = Duration::from_secs(1);
 
 const SPAN: &str = "a duration from 1ms to 24h, such as 500ms or 2s";
 const URL: &str = "an http:// or https:// URL";
+const CERTIFICATES: &str = "a file of certificates in PEM that can be read";
+const FIELDS: &str = "left out: a downstream has url, connect_timeout, read_timeout and sslrootcert";
 
 impl RequestSettings {
     /// The name of the downstream for everything that has none of its own. No type has the empty name.
@@ -129,6 +138,7 @@ impl RequestSettings {
                 SPAN,
             )?,
             read_timeout: reader.get("request.read_timeout", Downstream::READ_TIMEOUT, duration, SPAN)?,
+            sslrootcert: reader.get("request.sslrootcert", None, root_certificates, CERTIFICATES)?,
         };
         let tables = reader.tables("request.downstreams");
         let downstreams = tables
@@ -238,6 +248,16 @@ fn per_minute(text: &str) -> Option<Option<Limits>> {
 
 fn names(text: &str) -> Option<Vec<String>> {
     Some(text.split(',').map(str::trim).filter(|name| !name.is_empty()).map(str::to_owned).collect())
+}
+
+/// The path of a file that has certificates in it; empty is none.
+fn root_certificates(text: &str) -> Option<Option<PathBuf>> {
+    if text.is_empty() {
+        return Some(None);
+    }
+    let mut certificates = CertificateDer::pem_file_iter(text).ok()?.peekable();
+    certificates.peek()?;
+    certificates.all(|certificate| certificate.is_ok()).then(|| Some(PathBuf::from(text)))
 }
 
 fn optional_url(text: &str) -> Option<Option<Url>> {

@@ -105,6 +105,7 @@ fn a_wrong_setting_is_one_sentence_with_name_value_and_what_is_allowed() {
         ("WEIR_HTTP_TIMEOUT", "soon", "500ms"),
         ("WEIR_HTTP_MAX_BODY", "1MB", "1MiB"),
         ("WEIR_LANE_CAPACITY", "0", "1 to"),
+        ("WEIR_REQUEST_SSLROOTCERT", "/nonexistent/ca.pem", "PEM"),
         ("WEIR_LOG_LEVEL", "verbose", "debug"),
         ("WEIR_LOG_LEVEL", "info,", "debug"),
         ("WEIR_GRPC_LISTEN", "x", "127.0.0.1:8080"),

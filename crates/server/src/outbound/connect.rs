@@ -4,6 +4,7 @@
 use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll};
@@ -12,7 +13,8 @@ use std::time::{Duration, Instant};
 use http::Uri;
 use hyper_util::client::legacy::connect::{Connected, Connection};
 use hyper_util::rt::TokioIo;
-use rustls::pki_types::ServerName;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::{ClientConfig, RootCertStore};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
@@ -48,12 +50,19 @@ pub(super) struct Forbidden;
 pub(crate) struct Connector {
     reach: Reach,
     timeout: Duration,
+    /// A file of the authorities that are trusted, if not the system's.
+    roots: Option<PathBuf>,
     tls: Arc<OnceLock<Arc<ClientConfig>>>,
 }
 
 impl Connector {
     pub(crate) fn new(reach: Reach, timeout: Duration) -> Self {
-        Self { reach, timeout, tls: Arc::default() }
+        Self { reach, timeout, roots: None, tls: Arc::default() }
+    }
+
+    /// The same that trusts the authorities in a file, if there is one.
+    pub(crate) fn trusting(self, roots: Option<PathBuf>) -> Self {
+        Self { roots, ..self }
     }
 
     pub(crate) async fn connect(self, uri: Uri) -> io::Result<TokioIo<Stream>> {
@@ -88,14 +97,34 @@ impl Connector {
         if let Some(config) = self.tls.get() {
             return Ok(Arc::clone(config));
         }
-        let config = Arc::new(client_config()?);
+        let config = Arc::new(client_config(self.roots.as_deref())?);
         Ok(Arc::clone(self.tls.get_or_init(|| config)))
     }
 }
 
-/// TLS 1.2 or 1.3, and the certificates that the system trusts, or those of `SSL_CERT_FILE` and `SSL_CERT_DIR`.
-fn client_config() -> io::Result<ClientConfig> {
+/// TLS 1.2 or 1.3, and the certificates in a file, or else those that the system trusts.
+fn client_config(file: Option<&Path>) -> io::Result<ClientConfig> {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let roots = match file {
+        Some(file) => roots_of(file)?,
+        None => system_roots()?,
+    };
+    let builder = ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .map_err(io::Error::other)?;
+    Ok(builder.with_root_certificates(roots).with_no_client_auth())
+}
+
+fn roots_of(file: &Path) -> io::Result<RootCertStore> {
+    let mut roots = RootCertStore::empty();
+    for certificate in CertificateDer::pem_file_iter(file).map_err(io::Error::other)? {
+        roots.add(certificate.map_err(io::Error::other)?).map_err(io::Error::other)?;
+    }
+    Ok(roots)
+}
+
+/// Those of the system, or of `SSL_CERT_FILE` and `SSL_CERT_DIR`.
+fn system_roots() -> io::Result<RootCertStore> {
     let mut roots = RootCertStore::empty();
     let found = rustls_native_certs::load_native_certs();
     for error in &found.errors {
@@ -106,10 +135,7 @@ fn client_config() -> io::Result<ClientConfig> {
         let none = "there is no certificate of an authority to trust; SSL_CERT_FILE may name a file of them";
         return Err(io::Error::other(none));
     }
-    let builder = ClientConfig::builder_with_provider(provider)
-        .with_safe_default_protocol_versions()
-        .map_err(io::Error::other)?;
-    Ok(builder.with_root_certificates(roots).with_no_client_auth())
+    Ok(roots)
 }
 
 /// Tries one address after the other, each with an equal share of what time is left.

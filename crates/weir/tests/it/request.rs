@@ -6,6 +6,7 @@ mod callback;
 mod crash;
 mod dead;
 mod given;
+mod https;
 mod watch;
 mod work;
 

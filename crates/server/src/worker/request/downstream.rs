@@ -84,7 +84,7 @@ impl Downstream {
         clock: &Arc<dyn Clock>,
         metrics: &WorkMetrics,
     ) -> Self {
-        let Settings { url, connect_timeout, read_timeout } = settings;
+        let Settings { url, connect_timeout, read_timeout, sslrootcert } = settings;
         let bounds = Bounds {
             connect_timeout: *connect_timeout,
             read_timeout: *read_timeout,
@@ -98,7 +98,8 @@ impl Downstream {
         let labels = DownstreamLabels { downstream: name.to_owned() };
         let gauge = metrics.breaker_state.get_or_create_owned(&labels);
         Self {
-            client: target.map(|target| (Outbound::new(Reach::Anywhere, bounds), target)),
+            client: target
+                .map(|target| (Outbound::trusting(sslrootcert.clone(), Reach::Anywhere, bounds), target)),
             breaker: SharedBreaker::new(name, rules, Arc::clone(clock), gauge),
         }
     }

@@ -1,0 +1,62 @@
+//! Downstreams behind TLS.
+
+use serde_json::{Value, json};
+use weir_testkit::https::HttpsServer;
+use weir_testkit::wait;
+
+use super::given::Api;
+use crate::given::{PATIENCE, Running, Store};
+
+/// Submits one request to a server that works on it, gives up after one attempt, and may take its time over it; says what
+/// became of it.
+async fn end_of_one(downstream: &str, settings: &[(&str, &str)]) -> Value {
+    let mut all = vec![
+        ("WEIR_ROLES", "api,worker"),
+        ("WEIR_DOWNSTREAM", downstream),
+        ("WEIR_REQUEST_MAX_ATTEMPTS", "1"),
+        ("WEIR_REQUEST_CONNECT_TIMEOUT", "30s"),
+        ("WEIR_REQUEST_READ_TIMEOUT", "30s"),
+        ("WEIR_REQUEST_LEASE", "62s"),
+    ];
+    all.extend_from_slice(settings);
+    let api = Api { running: Running::start_with(Store::Embedded, &all).await };
+    let caller = api.caller("acme");
+    let id = api.accepted(&caller, "k").await;
+    let mut request = Value::Null;
+    wait::until("the request is final", PATIENCE, async || {
+        let Ok(answer) = caller.get(&format!("/v1/requests/{id}?wait=1s")).await else { return false };
+        request = answer.json();
+        request["status"] == "COMPLETED" || request["failureCode"] != Value::Null
+    })
+    .await;
+    request
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_downstream_is_called_over_tls_when_its_authority_is_trusted() {
+    let downstream = HttpsServer::answering(r#"{"done":true}"#).await;
+    let file = downstream.ca_file();
+    let trusted = [("WEIR_REQUEST_SSLROOTCERT", file.to_str().unwrap())];
+    let request = end_of_one(&downstream.url(), &trusted).await;
+    assert_eq!((&request["status"], &request["result"]), (&json!("COMPLETED"), &json!({"done": true})));
+    assert_eq!(downstream.calls(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_downstream_is_told_nothing_unless_its_certificate_is_good() {
+    let downstream = HttpsServer::answering("{}").await;
+    let other = HttpsServer::answering("{}").await;
+    let (own, other) = (downstream.ca_file(), other.ca_file());
+    for (url, trusted) in [
+        (downstream.url(), None),
+        (downstream.url(), Some(&other)),
+        (downstream.url_by_address(), Some(&own)),
+    ] {
+        let trusted = trusted.map(|file| ("WEIR_REQUEST_SSLROOTCERT", file.to_str().unwrap()));
+        let request = end_of_one(&url, trusted.as_slice()).await;
+        let end = (&request["status"], &request["failureCode"]);
+        let untold = (&json!("FAILED_RETRY_EXHAUSTED"), &json!("DOWNSTREAM_UNREACHABLE"));
+        assert_eq!(end, untold, "{url} {trusted:?}");
+    }
+    assert_eq!(downstream.calls(), 0);
+}
