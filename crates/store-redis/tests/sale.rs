@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use tokio_util::sync::{CancellationToken, DropGuard};
 use weir_core::ManualClock;
@@ -11,7 +11,7 @@ use weir_store::sale::{FollowMetrics, News, SaleStore};
 use weir_store_conformance::START;
 use weir_store_conformance::sale::SaleHarness;
 use weir_store_conformance::sale::given::{
-    active, bought, expect_books, found, purchase, sku, stand, wishes,
+    active, bought, expect_books, found, purchase, sku, stand, wishes, written_down,
 };
 use weir_store_postgres::Postgres;
 use weir_store_redis::{Redis, RedisSales};
@@ -82,15 +82,7 @@ impl SaleHarness for OnRedis {
     }
 
     async fn settled(&self) {
-        let give_up_at = Instant::now() + PATIENCE;
-        loop {
-            let books = self.engine.audit_sales().await.expect("books");
-            if books.sold == books.persisted && books.different.is_empty() {
-                return;
-            }
-            assert!(Instant::now() < give_up_at, "everything sold must be written down: {books:?}");
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
+        written_down(&self.engine, PATIENCE).await;
     }
 
     async fn reopen(self) -> Self {

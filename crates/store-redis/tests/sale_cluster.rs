@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use tokio::sync::mpsc;
 use tokio_util::sync::{CancellationToken, DropGuard};
@@ -12,7 +12,7 @@ use weir_store::sale::{BuyOutcome, FollowMetrics, News, SaleStore};
 use weir_store_conformance::START;
 use weir_store_conformance::sale::SaleHarness;
 use weir_store_conformance::sale::given::{
-    LEAD, active, bought, expect_books, sku, stand, terms, upcoming, wishes,
+    LEAD, active, bought, expect_books, sku, stand, terms, upcoming, wishes, written_down,
 };
 use weir_store_postgres::Postgres;
 use weir_store_redis::{Redis, RedisSales};
@@ -73,15 +73,7 @@ impl SaleHarness for OnCluster {
     }
 
     async fn settled(&self) {
-        let give_up_at = Instant::now() + PATIENCE;
-        loop {
-            let books = self.engine.audit_sales().await.expect("books");
-            if books.sold == books.persisted && books.different.is_empty() {
-                return;
-            }
-            assert!(Instant::now() < give_up_at, "everything sold must be written down: {books:?}");
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
+        written_down(&self.engine, PATIENCE).await;
     }
 
     async fn reopen(self) -> Self {

@@ -12,12 +12,12 @@ use bytes::Bytes;
 use futures_util::StreamExt;
 use futures_util::future::poll_fn;
 use futures_util::stream::BoxStream;
-use http::{Method, header};
-use jiff::fmt::rfc2822::DateTimePrinter;
+use http::Method;
 use tokio::io::AsyncWriteExt;
 use tokio::sync::watch;
 
 use super::caller::Caller;
+use super::short::write::endless_head;
 
 /// What an answer says, for as long as it goes on.
 #[derive(Clone)]
@@ -46,7 +46,7 @@ pub(super) fn leave(
     match said {
         // Whoever asks for the head alone gets it as always.
         Some(said) if method != Method::HEAD => {
-            tokio::spawn(go_on(head(&response), said, caller.clone(), stop.clone()));
+            tokio::spawn(go_on(endless_head(response), said, caller.clone(), stop.clone()));
             Err(Left)
         }
         _ => Ok(response),
@@ -80,27 +80,12 @@ async fn go_on(
     let _ = socket.shutdown().await;
 }
 
-fn head(response: &Response) -> Bytes {
-    let mut head = format!("HTTP/1.1 {}\r\n", response.status()).into_bytes();
-    for (name, value) in response.headers() {
-        if *name != header::CONTENT_LENGTH {
-            for part in [name.as_str().as_bytes(), b": ", value.as_bytes(), b"\r\n"] {
-                head.extend_from_slice(part);
-            }
-        }
-    }
-    // Every time has such a text.
-    let date =
-        DateTimePrinter::new().timestamp_to_rfc9110_string(&jiff::Timestamp::now()).unwrap_or_default();
-    head.extend_from_slice(format!("connection: close\r\ndate: {date}\r\n\r\n").as_bytes());
-    head.into()
-}
-
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
 
     use futures_util::stream;
+    use http::header;
     use tokio::io::AsyncReadExt;
     use tokio::net::{TcpListener, TcpStream};
     use tokio::sync::Semaphore;

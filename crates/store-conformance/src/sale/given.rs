@@ -1,10 +1,10 @@
 //! What cases of sale start from.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use weir_core::sale::{Receipt, Refusal, Sku, State, Terms};
 use weir_core::{Clock, Timestamp, UserId};
-use weir_store::sale::{Buy, BuyOutcome, CreateOutcome, Product};
+use weir_store::sale::{Buy, BuyOutcome, CreateOutcome, Product, SaleStore};
 
 use super::SaleHarness;
 use crate::START;
@@ -113,6 +113,19 @@ pub async fn bought<H: SaleHarness>(h: &H, name: &str, buyers: &[&str]) -> Strin
 pub async fn purchase<H: SaleHarness>(h: &H, name: &str, buyer: &str) -> Option<Receipt> {
     let Buy { sku, buyer } = wish(name, buyer);
     h.sales().find_purchase(&buyer, Some(&sku)).await.expect("find_purchase must succeed")
+}
+
+/// Waits until everything that an engine has sold is written down.
+pub async fn written_down(sales: &dyn SaleStore, patience: Duration) {
+    let give_up_at = Instant::now() + patience;
+    loop {
+        let books = sales.audit_sales().await.expect("audit_sales must succeed");
+        if books.sold == books.persisted && books.different.is_empty() {
+            return;
+        }
+        assert!(Instant::now() < give_up_at, "everything sold must be written down: {books:?}");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
 }
 
 /// The books balance, and so many units are sold.

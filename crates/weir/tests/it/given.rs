@@ -93,8 +93,14 @@ impl Running {
 
     /// A second server on the same database.
     pub(crate) async fn second(&self) -> Weir {
+        self.second_with(&[]).await
+    }
+
+    /// The same with more settings, as variables.
+    pub(crate) async fn second_with(&self, settings: &[(&str, &str)]) -> Weir {
         let database = self.database.as_ref().expect("only Postgres is shared");
-        weir().env("WEIR_STORE", database.url()).spawn().await
+        let builder = weir().env("WEIR_STORE", database.url());
+        settings.iter().fold(builder, |builder, (name, value)| builder.env(name, value)).spawn().await
     }
 
     pub(crate) fn client(&self) -> Client {

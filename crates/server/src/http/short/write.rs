@@ -6,6 +6,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use axum::body::{Body, HttpBody};
 use axum::response::Response;
+use bytes::Bytes;
 use futures_util::FutureExt;
 use http::StatusCode;
 use http::header::{CONNECTION, CONTENT_LENGTH, DATE, TRANSFER_ENCODING};
@@ -28,6 +29,8 @@ enum Framing {
     Length(u64),
     /// By its last piece.
     Chunked,
+    /// By the end of the connection.
+    Closing,
 }
 
 /// Writes an answer, with what HTTP wants to be told beside it.
@@ -70,6 +73,14 @@ pub(super) async fn answer(
     connection.write_all(&text).await
 }
 
+/// The head of an answer that ends with its connection.
+pub(in crate::http) fn endless_head(response: Response) -> Bytes {
+    let (head, _body) = response.into_parts();
+    let mut text = Vec::with_capacity(ROOM);
+    write_head(&mut text, &head, Framing::Closing, true);
+    text.into()
+}
+
 async fn send(text: &mut Vec<u8>, connection: &mut (impl AsyncWrite + Unpin)) -> io::Result<()> {
     connection.write_all(text).await?;
     text.clear();
@@ -93,7 +104,7 @@ impl Framing {
                 text.extend_from_slice(data);
                 text.extend_from_slice(b"\r\n");
             }
-            Self::Bodiless | Self::Length(_) => text.extend_from_slice(data),
+            Self::Bodiless | Self::Length(_) | Self::Closing => text.extend_from_slice(data),
         }
         Ok(())
     }
@@ -114,7 +125,7 @@ fn write_head(text: &mut Vec<u8>, head: &Parts, framing: Framing, is_last: bool)
         }
     }
     match framing {
-        Framing::Bodiless => {}
+        Framing::Bodiless | Framing::Closing => {}
         Framing::Length(length) => {
             // Writing to memory cannot fail.
             let _ = write!(text, "content-length: {length}\r\n");

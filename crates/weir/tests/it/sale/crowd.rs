@@ -2,17 +2,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use futures_util::StreamExt;
-use futures_util::stream;
+use futures_util::future::join_all;
+use futures_util::{StreamExt, stream};
 use serde_json::json;
 use weir_testkit::http::Client;
 use weir_testkit::skip;
 
-use super::given::{UNTHROTTLED, active, attempt, purchase, status};
+use super::given::{CROWDED, UNTHROTTLED, active, attempt, many_connections, purchase, status};
 use crate::given::{Running, Store, audit, on_each_engine, operator};
-
-/// Connections that buyers share; they queue behind each other on a machine that is slow.
-const AT_ONCE: usize = 250;
 
 /// Everybody buys at once, spread over servers; who got which unit, and how many heard what.
 pub(super) async fn rush(
@@ -24,7 +21,7 @@ pub(super) async fn rush(
         let response = attempt(&clients[n % clients.len()], sku, &buyer).await;
         (buyer, response)
     });
-    let answers: Vec<_> = stream::iter(attempts).buffer_unordered(AT_ONCE).collect().await;
+    let answers = join_all(attempts).await;
     let (mut bought, mut heard) = (BTreeMap::new(), BTreeMap::new());
     for (buyer, response) in answers {
         assert_eq!(response.status, 200, "NF-1: nobody gets an error: {:?}", response.body);
@@ -48,8 +45,9 @@ async fn expect_books(operator: &Client, sku: &str, stock: u32, sold: u32) {
 }
 
 async fn im_4_nf_7_ten_thousand_buyers_get_exactly_a_hundred_units(store: Store) {
-    let running = Running::start(store).await;
-    let second = if store == Store::Postgres { Some(running.second().await) } else { None };
+    let _turn = many_connections().await;
+    let running = Running::start_with(store, &CROWDED).await;
+    let second = if store == Store::Postgres { Some(running.second_with(&CROWDED).await) } else { None };
     let clients: Vec<Client> =
         [Some(running.client()), second.as_ref().map(|weir| Client::new(weir.base_url()))]
             .into_iter()

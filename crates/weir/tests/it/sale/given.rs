@@ -3,14 +3,39 @@
 use std::time::Duration;
 
 use http::Method;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::net::TcpStream;
 use tokio::net::tcp::OwnedReadHalf;
+use tokio::sync::{Mutex, MutexGuard};
 use weir_testkit::http::{Client, Response};
 use weir_testkit::wait;
 
 use crate::given::PATIENCE;
+
+/// Connections that a test of many has, and those that all other tests and servers have meanwhile.
+const CONNECTIONS: u64 = 10_000;
+const SPARE: u64 = 2_000;
+
+/// Lets this process, and the servers that it starts, have ten thousand connections; one test at a time, for there may not be
+/// files for more.
+pub(super) async fn many_connections() -> MutexGuard<'static, ()> {
+    static TURN: Mutex<()> = Mutex::const_new(());
+    let turn = TURN.lock().await;
+    let needed = CONNECTIONS + SPARE;
+    let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
+    if current.is_some_and(|current| current < needed) {
+        let limit = Rlimit { current: Some(needed), maximum: maximum.map(|maximum| maximum.max(needed)) };
+        setrlimit(Resource::Nofile, limit).expect("this test needs 12,000 open files: raise `ulimit -Hn`");
+    }
+    turn
+}
+
+/// Room and time for ten thousand calls at once on a machine that is slow. It may take long to make so many connections, and
+/// those that nothing comes by would be closed meanwhile.
+pub(super) const CROWDED: [(&str, &str); 3] =
+    [("WEIR_HTTP_TIMEOUT", "120s"), ("WEIR_HTTP_READ_TIMEOUT", "120s"), ("WEIR_LANE_CAPACITY", "20000")];
 
 /// A time so long from now, as the API writes it.
 pub(super) fn in_ms(ms: i64) -> String {

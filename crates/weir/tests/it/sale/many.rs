@@ -4,32 +4,19 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use futures_util::{StreamExt, stream};
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use weir_testkit::http::Client;
 use weir_testkit::wait;
 
-use super::given::{active, buy};
+use super::given::{active, buy, many_connections};
 use crate::given::{PATIENCE, Running, Store};
 
 const COUNT: usize = 10_000;
 /// Connections that are made at once, and streams that are read at once.
 const AT_ONCE: usize = 200;
-/// Files that this process and the server need besides: the rest of the tests run at the same time.
-const SPARE: u64 = 2_000;
 /// A slow machine may take its time: what matters is that everybody hears.
 const LIMIT: Duration = Duration::from_secs(600);
-
-/// Lets this process, and the server that it starts, have so many connections.
-fn raise_file_limit() {
-    let needed = COUNT as u64 + SPARE;
-    let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
-    if current.is_some_and(|current| current < needed) {
-        let limit = Rlimit { current: Some(needed), maximum: maximum.map(|maximum| maximum.max(needed)) };
-        setrlimit(Resource::Nofile, limit).expect("this test needs 12,000 open files: raise `ulimit -Hn`");
-    }
-}
 
 /// Reads until a word comes.
 async fn read_until(stream: &mut TcpStream, word: &str) {
@@ -67,7 +54,7 @@ fn resident(process: u32) -> u64 {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn ten_thousand_streams_are_open_at_once_cheap_and_all_told() {
-    raise_file_limit();
+    let _turn = many_connections().await;
     let running = Running::start(Store::Embedded).await;
     active(&running.operator(), "W", 1).await;
     let before = resident(running.weir.pid());

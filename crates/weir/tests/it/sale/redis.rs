@@ -14,7 +14,7 @@ use weir_testkit::redis::{Options, Server};
 use weir_testkit::{skip, wait};
 
 use super::crowd::rush;
-use super::given::{Listener, active, attempt, becomes, buy, purchase, status};
+use super::given::{CROWDED, Listener, active, attempt, becomes, buy, many_connections, purchase, status};
 use crate::given::{PATIENCE, operator, weir};
 
 fn skipped() -> bool {
@@ -33,12 +33,20 @@ struct Fleet {
 
 impl Fleet {
     async fn start() -> Self {
+        Self::start_with(&[]).await
+    }
+
+    /// The same with more settings, as variables.
+    async fn start_with(settings: &[(&str, &str)]) -> Self {
         let database = postgres::Server::shared().database("sale").await;
         let redis = Server::private(&Options { appendonly: false, ..Options::default() });
         let to_redis = Proxy::start(redis.address()).await;
         let to_postgres = Proxy::start(postgres::Server::shared().addr()).await;
         let (store, cache) = (database.url_via(to_postgres.addr()), redis.url_via(to_redis.addr()));
-        let start = || weir().env("WEIR_STORE", &store).env("WEIR_CACHE", &cache).spawn();
+        let start = || {
+            let builder = weir().env("WEIR_STORE", &store).env("WEIR_CACHE", &cache);
+            settings.iter().fold(builder, |builder, (name, value)| builder.env(name, value)).spawn()
+        };
         let weirs = vec![start().await, start().await];
         let clients: Vec<Client> = weirs.iter().map(|weir| Client::new(weir.base_url())).collect();
         let fleet = Self { redis, to_redis, to_postgres, weirs, clients, _database: database };
@@ -96,7 +104,8 @@ async fn im_4_nf_7_ten_thousand_buyers_on_two_servers_get_exactly_a_hundred_unit
     if skipped() {
         return;
     }
-    let fleet = Fleet::start().await;
+    let _turn = many_connections().await;
+    let fleet = Fleet::start_with(&CROWDED).await;
     active(&fleet.operator(), "W", 100).await;
     becomes(&fleet.clients[1], "W", "ACTIVE").await;
     let (bought, heard) = rush(&fleet.clients, "W", (0..10_000).map(|n| format!("buyer-{n}"))).await;
