@@ -4,6 +4,7 @@
 use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::sync::{Arc, OnceLock};
@@ -13,6 +14,8 @@ use std::time::{Duration, Instant};
 use http::Uri;
 use hyper_util::client::legacy::connect::{Connected, Connection};
 use hyper_util::rt::TokioIo;
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, recv};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::{ClientConfig, RootCertStore};
@@ -172,6 +175,36 @@ impl tower::Service<Uri> for Connector {
 pub(crate) enum Stream {
     Plain(TcpStream),
     Tls(Box<TlsStream<TcpStream>>),
+}
+
+impl Stream {
+    /// The connection beneath.
+    fn transport(&self) -> &TcpStream {
+        match self {
+            Self::Plain(stream) => stream,
+            Self::Tls(stream) => stream.get_ref().0,
+        }
+    }
+
+    /// Something to look at the connection with while somebody else has it.
+    pub(crate) fn probe(&self) -> io::Result<Probe> {
+        Ok(Probe { socket: self.transport().as_fd().try_clone_to_owned()? })
+    }
+}
+
+/// Looks at a connection that somebody else reads.
+#[derive(Debug)]
+pub(crate) struct Probe {
+    socket: OwnedFd,
+}
+
+impl Probe {
+    /// Whether the other side has ended the connection. Asks the system, which knows at once; the runtime hears of it only
+    /// when it next asks for news of all its connections.
+    pub(crate) fn has_ended(&self) -> bool {
+        let looked = recv(&self.socket, &mut [0_u8; 1], RecvFlags::PEEK | RecvFlags::DONTWAIT);
+        !matches!(looked, Ok((1.., _)) | Err(Errno::AGAIN | Errno::INTR))
+    }
 }
 
 impl Connection for Stream {

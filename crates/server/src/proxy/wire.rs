@@ -6,6 +6,7 @@
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
+use std::io;
 use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
@@ -20,7 +21,7 @@ use hyper::client::conn::http1::{Builder, SendRequest};
 use hyper_util::rt::TokioIo;
 
 use super::upload::Upload;
-use crate::outbound::connect::Stream;
+use crate::outbound::connect::{Probe, Stream};
 
 /// How long a connection waits for another call: shorter than most servers keep one that nobody uses.
 const IDLE: Duration = Duration::from_secs(4);
@@ -34,15 +35,18 @@ pub(super) struct Wire {
     sender: SendRequest<Upload>,
     /// None once it has ended.
     connection: Option<BoxFuture<'static, hyper::Result<()>>>,
+    probe: Probe,
     /// Whether it has carried a call before.
     pub(super) is_used: bool,
 }
 
 impl Wire {
     /// Speaks HTTP/1.1 over a stream.
-    pub(super) async fn new(stream: TokioIo<Stream>) -> hyper::Result<Box<Self>> {
-        let (sender, connection) = builder().handshake(stream).await?;
-        Ok(Box::new(Self { sender, connection: Some(connection.with_upgrades().boxed()), is_used: false }))
+    pub(super) async fn new(stream: TokioIo<Stream>) -> io::Result<Box<Self>> {
+        let probe = stream.inner().probe()?;
+        let (sender, connection) = builder().handshake(stream).await.map_err(io::Error::other)?;
+        let connection = Some(connection.with_upgrades().boxed());
+        Ok(Box::new(Self { sender, connection, probe, is_used: false }))
     }
 
     /// Reads and writes what there is.
@@ -78,7 +82,7 @@ impl Wire {
     /// Whether another call can be made. Looks for the end of the connection.
     fn is_ready(&mut self) -> bool {
         self.drive(&mut Context::from_waker(Waker::noop()));
-        self.connection.is_some() && self.sender.is_ready()
+        self.connection.is_some() && self.sender.is_ready() && !self.probe.has_ended()
     }
 }
 
