@@ -2,6 +2,7 @@
 //! and nothing that was answered is lost.
 
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
 
 use futures_util::StreamExt;
 use futures_util::stream;
@@ -33,16 +34,22 @@ struct Fleet {
 
 impl Fleet {
     async fn start() -> Self {
-        Self::start_with(&[]).await
+        Self::start_with(|proxy, _direct| proxy, &[]).await
     }
 
-    /// The same with more settings, as variables.
-    async fn start_with(settings: &[(&str, &str)]) -> Self {
+    /// The same for ten thousand callers at once. They keep this process busy, where the proxies are, so there are none in between.
+    async fn start_crowded() -> Self {
+        Self::start_with(|_proxy, direct| direct, &CROWDED).await
+    }
+
+    /// The same, with engines reached by one address or the other, and more settings, as variables.
+    async fn start_with(way: fn(SocketAddr, SocketAddr) -> SocketAddr, settings: &[(&str, &str)]) -> Self {
         let database = postgres::Server::shared().database("sale").await;
         let redis = Server::private(&Options { appendonly: false, ..Options::default() });
         let to_redis = Proxy::start(redis.address()).await;
         let to_postgres = Proxy::start(postgres::Server::shared().addr()).await;
-        let (store, cache) = (database.url_via(to_postgres.addr()), redis.url_via(to_redis.addr()));
+        let store = database.url_via(way(to_postgres.addr(), postgres::Server::shared().addr()));
+        let cache = redis.url_via(way(to_redis.addr(), redis.address()));
         let start = || {
             let builder = weir().env("WEIR_STORE", &store).env("WEIR_CACHE", &cache);
             settings.iter().fold(builder, |builder, (name, value)| builder.env(name, value)).spawn()
@@ -105,7 +112,7 @@ async fn im_4_nf_7_ten_thousand_buyers_on_two_servers_get_exactly_a_hundred_unit
         return;
     }
     let _turn = many_connections().await;
-    let fleet = Fleet::start_with(&CROWDED).await;
+    let fleet = Fleet::start_crowded().await;
     active(&fleet.operator(), "W", 100).await;
     becomes(&fleet.clients[1], "W", "ACTIVE").await;
     let (bought, heard) = rush(&fleet.clients, "W", (0..10_000).map(|n| format!("buyer-{n}"))).await;
