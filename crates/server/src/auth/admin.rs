@@ -47,7 +47,9 @@ impl FromRequestParts<Arc<App>> for Operator {
         if app.auth.admin.matches(&parts.headers) {
             Ok(Self)
         } else {
-            Err(ApiError::unauthenticated("Missing or invalid X-Admin-Key header"))
+            let message = "Missing or invalid X-Admin-Key header; unless WEIR_ADMIN_KEY is set, the key is in the file \
+                           admin.key of the server's data directory";
+            Err(ApiError::unauthenticated(message))
         }
     }
 }

@@ -182,9 +182,10 @@ pub fn bearer(headers: &http::HeaderMap) -> Option<&str> {
 /// # Errors
 /// 401.
 pub fn authenticate(headers: &http::HeaderMap, app: &App) -> Result<Arc<Claims>, ApiError> {
+    let message = "Missing, invalid or expired bearer token; `weir token` makes one, where the server's own secret signs them";
     bearer(headers)
         .and_then(|token| app.auth.tokens.verify(token))
-        .ok_or_else(|| ApiError::unauthenticated("Missing, invalid or expired bearer token"))
+        .ok_or_else(|| ApiError::unauthenticated(message))
 }
 
 impl FromRequestParts<Arc<App>> for Claims {

@@ -14,9 +14,10 @@ pub(super) struct Defaults {
     pub(super) time: Option<String>,
 }
 
-/// Lines of NDJSON, and how many bytes of the file they took.
+/// Lines of NDJSON, where in the file they come from, and how many bytes of it they took.
 pub(super) struct Events {
     source: Source,
+    line: u64,
     bytes: u64,
 }
 
@@ -37,7 +38,7 @@ impl Events {
     pub(super) fn open(path: &Path, defaults: Defaults) -> anyhow::Result<(Self, Option<u64>)> {
         if path == Path::new("-") {
             let input: Box<dyn Read + Send> = Box::new(std::io::stdin());
-            return Ok((Self { source: Source::Lines(BufReader::new(input)), bytes: 0 }, None));
+            return Ok((Self { source: Source::Lines(BufReader::new(input)), line: 0, bytes: 0 }, None));
         }
         let file = File::open(path).with_context(|| format!("cannot open {}", path.display()))?;
         let size = file.metadata().ok().map(|metadata| metadata.len());
@@ -47,19 +48,20 @@ impl Events {
             "csv" => csv_source(Box::new(file), defaults)?,
             _ => bail!("{} is neither .ndjson (or .jsonl) nor .csv", path.display()),
         };
-        Ok((Self { source, bytes: 0 }, size))
+        Ok((Self { source, line: 0, bytes: 0 }, size))
     }
 
-    /// Appends the next event as a line, and says whether there was one.
-    pub(super) fn next_line(&mut self, lines: &mut Vec<u8>) -> anyhow::Result<bool> {
+    /// Appends the next event as a line, and says in which line of the file it stands, if there is one.
+    pub(super) fn next_line(&mut self, lines: &mut Vec<u8>) -> anyhow::Result<Option<u64>> {
         match &mut self.source {
             Source::Lines(reader) => loop {
                 let start = lines.len();
                 let read = reader.read_until(b'\n', lines).context("cannot read on")?;
                 self.bytes += read as u64;
                 if read == 0 {
-                    return Ok(false);
+                    return Ok(None);
                 }
+                self.line += 1;
                 if lines[start..].trim_ascii().is_empty() {
                     lines.truncate(start);
                     continue;
@@ -67,14 +69,15 @@ impl Events {
                 if lines.last() != Some(&b'\n') {
                     lines.push(b'\n');
                 }
-                return Ok(true);
+                return Ok(Some(self.line));
             },
             Source::Csv { records, columns, defaults } => {
                 let mut record = csv::StringRecord::new();
                 if !records.read_record(&mut record).context("the CSV file cannot be read on")? {
-                    return Ok(false);
+                    return Ok(None);
                 }
                 self.bytes = records.position().byte();
+                self.line = record.position().map_or(self.line + 1, csv::Position::line);
                 let field = |column: Option<usize>, default: &Option<String>| {
                     column
                         .and_then(|column| record.get(column))
@@ -88,7 +91,7 @@ impl Events {
                 });
                 serde_json::to_writer(&mut *lines, &event)?;
                 lines.push(b'\n');
-                Ok(true)
+                Ok(Some(self.line))
             }
         }
     }
@@ -128,8 +131,22 @@ mod tests {
         std::fs::write(&path, text).unwrap();
         let (mut events, _) = Events::open(&path, defaults)?;
         let mut lines = Vec::new();
-        while events.next_line(&mut lines)? {}
+        while events.next_line(&mut lines)?.is_some() {}
         Ok(String::from_utf8(lines).unwrap())
+    }
+
+    #[test]
+    fn an_event_knows_its_line_in_the_file() {
+        let places = |name: &str, text: &str| {
+            let directory = tempfile::tempdir().unwrap();
+            let path = directory.path().join(name);
+            std::fs::write(&path, text).unwrap();
+            let (mut events, _) = Events::open(&path, Defaults::default()).unwrap();
+            std::iter::from_fn(|| events.next_line(&mut Vec::new()).unwrap()).collect::<Vec<_>>()
+        };
+        assert_eq!(places("a.ndjson", "{}\n\n{}\n{}"), [1, 3, 4]);
+        let csv = "eventId,configName,requestedTime\na,c,t\n\"b\nb\",c,t\nd,c,t\n";
+        assert_eq!(places("a.csv", csv), [2, 3, 5], "a quoted field may have lines of its own");
     }
 
     #[test]

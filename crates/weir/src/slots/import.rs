@@ -39,6 +39,36 @@ pub(crate) struct ImportArgs {
     time: Option<String>,
 }
 
+/// Events that are sent together, one a line, and in which line of the file each of them stands.
+#[derive(Debug, Default, PartialEq)]
+struct Part {
+    lines: Vec<u8>,
+    places: Vec<u64>,
+}
+
+impl Part {
+    /// The next events of a file; empty at its end.
+    fn read(events: &mut Events) -> anyhow::Result<Self> {
+        let mut part = Self::default();
+        while part.places.len() < PART
+            && let Some(place) = events.next_line(&mut part.lines)?
+        {
+            part.places.push(place);
+        }
+        Ok(part)
+    }
+
+    fn push(&mut self, line: &[u8], place: u64) {
+        self.lines.extend_from_slice(line);
+        self.places.push(place);
+    }
+
+    /// Each line with its place.
+    fn iter(&self) -> impl Iterator<Item = (&[u8], u64)> {
+        self.lines.split_inclusive(|byte| *byte == b'\n').zip(self.places.iter().copied())
+    }
+}
+
 /// One line of an answer: a slot, or what was wrong.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -69,14 +99,11 @@ pub(super) async fn run(arguments: ImportArgs) -> anyhow::Result<ExitCode> {
     let mut progress = Progress::new(size);
     let mut tally = Tally::default();
     loop {
-        let (mut lines, mut count) = (Vec::new(), 0);
-        while count < PART && events.next_line(&mut lines)? {
-            count += 1;
-        }
-        if count == 0 {
+        let part = Part::read(&mut events)?;
+        if part.places.is_empty() {
             break;
         }
-        send(&client, lines.into(), &mut tally, &progress).await?;
+        send(&client, part, &mut tally, &progress).await?;
         progress.show(&tally, events.bytes());
     }
     progress.end(&tally)?;
@@ -84,15 +111,16 @@ pub(super) async fn run(arguments: ImportArgs) -> anyhow::Result<ExitCode> {
 }
 
 /// Sends one part until every event of it has an answer that will not change.
-async fn send(client: &Client, lines: Bytes, tally: &mut Tally, progress: &Progress) -> anyhow::Result<()> {
-    let mut left = lines;
+async fn send(client: &Client, part: Part, tally: &mut Tally, progress: &Progress) -> anyhow::Result<()> {
+    let mut left = part;
     let mut pause = PAUSE_MIN;
     for attempt in 1..=ATTEMPTS {
         let is_last = attempt == ATTEMPTS;
-        match client.post("/api/v1/slots/bulk", "application/x-ndjson", left.clone()).await {
+        let lines = Bytes::copy_from_slice(&left.lines);
+        match client.post("/api/v1/slots/bulk", "application/x-ndjson", lines).await {
             Ok((200, answers)) => {
                 left = take(&left, &answers, tally, progress, is_last)?;
-                if left.is_empty() {
+                if left.places.is_empty() {
                     return Ok(());
                 }
             }
@@ -110,34 +138,34 @@ async fn send(client: &Client, lines: Bytes, tally: &mut Tally, progress: &Progr
 
 /// Counts what was answered for good, and returns the lines that are worth another try.
 fn take(
-    lines: &[u8],
+    part: &Part,
     answers: &[u8],
     tally: &mut Tally,
     progress: &Progress,
     is_last: bool,
-) -> anyhow::Result<Bytes> {
-    let mut again = Vec::new();
+) -> anyhow::Result<Part> {
+    let mut again = Part::default();
     let mut answers = answers.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
-    for line in lines.split_inclusive(|byte| *byte == b'\n') {
+    for (line, place) in part.iter() {
         let Some(answer) = answers.next() else {
             // The server stopped in the middle: what it did not answer is sent again.
-            again.extend_from_slice(line);
+            again.push(line, place);
             continue;
         };
         let answer: Answer = serde_json::from_slice(answer)?;
         match (answer.status.as_deref(), answer.code.as_deref()) {
             (Some("NEW"), _) => tally.new += 1,
             (Some(_), _) => tally.existing += 1,
-            (None, Some(code)) if PASSING.contains(&code) && !is_last => again.extend_from_slice(line),
+            (None, Some(code)) if PASSING.contains(&code) && !is_last => again.push(line, place),
             (None, _) => {
                 tally.failed += 1;
                 if tally.failed <= SHOWN_MAX {
-                    progress.tell(&answer);
+                    progress.tell(place, &answer);
                 }
             }
         }
     }
-    Ok(again.into())
+    Ok(again)
 }
 
 /// The line that moves, on a terminal; a result at the end, always.
@@ -179,12 +207,12 @@ impl Progress {
         format!("{bar}{rate:.0} events/s  {new} new, {existing} existing, {failed} failed")
     }
 
-    fn tell(&self, answer: &Answer) {
+    fn tell(&self, place: u64, answer: &Answer) {
         let clear = if self.is_terminal { "\r\x1b[2K" } else { "" };
-        let event = answer.event_id.as_deref().unwrap_or("?");
+        let event = answer.event_id.as_deref().map_or(String::new(), |event| format!(" ({event})"));
         let (code, message) =
             (answer.code.as_deref().unwrap_or("?"), answer.message.as_deref().unwrap_or_default());
-        let _ = writeln!(std::io::stderr(), "{clear}{event}: {code}: {message}");
+        let _ = writeln!(std::io::stderr(), "{clear}line {place}{event}: {code}: {message}");
     }
 
     fn end(&self, tally: &Tally) -> std::io::Result<()> {
@@ -208,15 +236,16 @@ mod tests {
 
     #[test]
     fn what_may_pass_is_sent_again_and_what_will_not_is_counted() {
-        let lines = b"1\n2\n3\n4\n5\n";
+        let part = Part { lines: b"1\n2\n3\n4\n5\n".to_vec(), places: vec![1, 2, 4, 5, 9] };
         let answers = br#"{"status":"NEW"}
 {"status":"EXISTING"}
 {"line":3,"code":"DEPENDENCY_UNAVAILABLE","message":"m"}
 {"line":4,"code":"INVALID_REQUEST","message":"m"}
 "#;
         let (mut tally, progress) = (Tally::default(), Progress::new(None));
-        let again = take(lines, answers, &mut tally, &progress, false).unwrap();
-        assert_eq!(&again[..], b"3\n5\n", "the one that passes and the one without an answer");
+        let again = take(&part, answers, &mut tally, &progress, false).unwrap();
+        let expected = Part { lines: b"3\n5\n".to_vec(), places: vec![4, 9] };
+        assert_eq!(again, expected, "the one that passes and the one without an answer");
         assert_eq!((tally.new, tally.existing, tally.failed), (1, 1, 1));
     }
 
