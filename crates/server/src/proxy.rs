@@ -1,43 +1,45 @@
 //! The reverse proxy behind `/api/v1/ai/**`: a call goes to the upstream as it came, and the answer comes back as it is
 //! made, piece by piece. Who may call, and how often, is decided before (`http/ai.rs`).
 
+mod alarm;
+mod by_hyper;
+mod direct;
 mod download;
 mod echo;
 mod headers;
 mod path;
+mod pool;
 mod tunnel;
 mod upload;
+mod upstream;
 mod wire;
 
-use std::error::Error as StdError;
 use std::future::poll_fn;
 use std::io;
-use std::task::Poll;
-use std::time::Duration;
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
 
 use axum::body::{Body, HttpBody};
-use axum::extract::Request;
 use axum::response::Response;
-use http::header::{CONNECTION, CONTENT_LENGTH, TE, TRANSFER_ENCODING, UPGRADE};
-use http::uri::PathAndQuery;
-use http::{HeaderMap, HeaderValue, StatusCode, Uri, Version};
-use hyper::body::Incoming;
-use hyper::upgrade::OnUpgrade;
-use tokio::time::{Instant, sleep_until};
+use bytes::Bytes;
+use http::{Method, Request, StatusCode};
+use tokio::time::sleep_until;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use self::download::{Around, Download};
+use self::direct::{Failure, Flow, Head, Talk};
 use self::headers::Addition;
-use self::upload::{Fault, Progress, Upload};
-use self::wire::{Pool, Wire};
+use self::pool::{Line, Pool};
+use self::upload::{Progress, Upload};
+use self::upstream::Upstream;
 use crate::config::Settings;
 use crate::config::ai::AiSettings;
 use crate::http::caller::Caller;
-use crate::outbound::Target;
-use crate::outbound::connect::{Connector, Reach};
 use crate::telemetry::ai::AiMetrics;
 use crate::telemetry::metrics::Metrics;
+
+/// How long the head of an answer may be.
+const HEAD_BYTES_MAX: usize = 64 * 1024;
 
 /// Passes calls on.
 #[derive(Debug)]
@@ -51,15 +53,6 @@ pub struct Proxy {
     stop: CancellationToken,
     tunnels: TaskTracker,
     metrics: AiMetrics,
-}
-
-#[derive(Debug)]
-struct Upstream {
-    target: Target,
-    host: HeaderValue,
-    authorization: Option<HeaderValue>,
-    connector: Connector,
-    pool: Pool,
 }
 
 /// Why there is no answer.
@@ -113,12 +106,45 @@ impl Problem {
 }
 
 /// Who makes a call.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub struct Behalf<'a> {
     /// The connection it came by.
-    pub caller: Option<Caller>,
+    pub caller: Option<&'a Caller>,
     /// Whose token it was.
     pub user: &'a str,
+}
+
+/// What a call brings.
+#[derive(Debug)]
+pub enum Payload {
+    /// All of it.
+    Whole(Bytes),
+    /// What is still coming, or asks something of its connection.
+    Coming(Body),
+}
+
+impl Default for Payload {
+    fn default() -> Self {
+        Self::Whole(Bytes::new())
+    }
+}
+
+impl Payload {
+    /// How long it is at least.
+    fn length(&self) -> u64 {
+        match self {
+            Self::Whole(bytes) => bytes.len() as u64,
+            Self::Coming(body) => body.size_hint().lower(),
+        }
+    }
+
+    fn into_body(self) -> Body {
+        match self {
+            Self::Whole(bytes) if bytes.is_empty() => Body::empty(),
+            Self::Whole(bytes) => Body::from(bytes),
+            Self::Coming(body) => body,
+        }
+    }
 }
 
 impl Proxy {
@@ -145,78 +171,138 @@ impl Proxy {
     ///
     /// # Errors
     /// When nothing does.
-    pub async fn forward(&self, behalf: Behalf<'_>, request: Request) -> Result<Response, Problem> {
+    pub async fn forward(
+        &self,
+        behalf: Behalf<'_>,
+        request: &mut Request<Payload>,
+    ) -> Result<Response, Problem> {
         let started = Instant::now();
-        let answered = self.pass_on(behalf, request).await;
+        let answered = self.pass_on(behalf, request, started).await;
         let outcome = answered.as_ref().map_or_else(Problem::as_str, |_response| "answered");
         self.metrics.record(outcome, started.elapsed());
         answered
     }
 
-    async fn pass_on(&self, behalf: Behalf<'_>, mut request: Request) -> Result<Response, Problem> {
+    async fn pass_on(
+        &self,
+        behalf: Behalf<'_>,
+        request: &mut Request<Payload>,
+        started: Instant,
+    ) -> Result<Response, Problem> {
         if !path::stays(request.uri().path()) {
             return Err(Problem::Path);
         }
-        if request.body().size_hint().lower() > self.settings.max_body as u64 {
+        if request.body().length() > self.settings.max_body as u64 {
             return Err(Problem::TooLarge);
         }
-        let upgrade = headers::wants_websocket(request.headers()).then(|| hyper::upgrade::on(&mut request));
-        let (upload, progress) = {
-            let body = std::mem::take(request.body_mut());
-            Upload::new(body, self.settings.max_body, self.read_timeout)
-        };
         let Some(upstream) = &self.upstream else {
-            return Ok(echo::answer(&request, upload));
+            let body = std::mem::take(request.body_mut()).into_body();
+            let (upload, _progress) = Upload::new(body, self.settings.max_body, self.read_timeout);
+            return Ok(echo::answer(request, upload));
         };
-        let request = self.request(upstream, &behalf, request, upload, upgrade.is_some());
-        let exchange = Box::pin(upstream.exchange(request));
-        let answered = self.wait(exchange, behalf.caller.as_ref(), &progress).await;
-        let (response, wire) = answered.map_err(|problem| blame(problem, &progress))?;
-        let around = Around {
-            pool: upstream.pool.clone(),
-            caller: behalf.caller,
-            upload: progress,
-            idle_timeout: self.settings.idle_timeout,
-            stop: self.stop.clone(),
-        };
-        self.respond(response, wire, around, upgrade)
+        if let Payload::Whole(body) = request.body()
+            && direct::takes(request.method(), request.headers())
+        {
+            let addition = self.addition(upstream, behalf);
+            let ask = direct::write_ask(request.method(), request.uri(), request.headers(), body, &addition);
+            return self.ask(upstream, behalf.caller, request.method(), ask, started).await;
+        }
+        // In memory of its own, and only for those who need it.
+        Box::pin(self.pass_on_by_hyper(upstream, behalf, std::mem::take(request))).await
     }
 
-    /// The call as the upstream gets it.
-    fn request(
+    /// Passes on a call that is there as it is to be written.
+    async fn ask(
         &self,
         upstream: &Upstream,
-        behalf: &Behalf<'_>,
-        request: Request,
-        upload: Upload,
-        is_upgrade: bool,
-    ) -> http::Request<Upload> {
-        let (mut parts, _taken) = request.into_parts();
-        let takes_trailers = headers::takes_trailers(&parts.headers);
-        let had_length = parts.headers.contains_key(CONTENT_LENGTH);
-        headers::strip(&mut parts.headers);
-        let addition = Addition {
-            caller: behalf.caller.as_ref(),
+        caller: Option<&Caller>,
+        method: &Method,
+        mut ask: Vec<u8>,
+        started: Instant,
+    ) -> Result<Response, Problem> {
+        let mut since = started;
+        loop {
+            let mut line = match upstream.pool.take(since) {
+                Some(line) => line,
+                None => {
+                    let line = self.connect(upstream, caller).await?;
+                    since = Instant::now();
+                    line
+                }
+            };
+            line.alarm.begin(since, self.settings.first_byte_timeout);
+            let mut talk = Talk::new(line, ask);
+            let over = |line: &mut Line, context: &mut Context<'_>| {
+                if caller.is_some_and(|caller| caller.poll_gone(context).is_ready()) {
+                    return Poll::Ready(Problem::CallerGone);
+                }
+                line.alarm.poll(context, &self.stop).map(direct::late)
+            };
+            match talk.head(method == Method::HEAD, over).await {
+                Ok(head) => return self.answer(upstream, caller, head, talk),
+                Err(Failure::Final(problem)) => return Err(problem),
+                // It ended while it waited, and nothing was sent: another one will do. There are only so many.
+                Err(Failure::Unsent(unsent)) => ask = unsent,
+            }
+        }
+    }
+
+    /// A new connection, as long as there is a point in it.
+    async fn connect(&self, upstream: &Upstream, caller: Option<&Caller>) -> Result<Line, Problem> {
+        let (_nothing, progress) = Upload::new(Body::empty(), 0, self.read_timeout);
+        Box::pin(self.wait(Box::pin(upstream.connect()), caller, &progress)).await
+    }
+
+    /// The answer to a call that went the direct way, as the caller gets it.
+    fn answer(
+        &self,
+        upstream: &Upstream,
+        caller: Option<&Caller>,
+        head: Head,
+        mut talk: Talk,
+    ) -> Result<Response, Problem> {
+        let Head { status, reason, headers, mut body, is_kept } = head;
+        if status == StatusCode::SWITCHING_PROTOCOLS {
+            return Err(unasked());
+        }
+        let body = match talk.take_whole(&mut body) {
+            Some(whole) => {
+                if let Some(line) = talk.into_line().filter(|_| is_kept) {
+                    upstream.pool.keep(line, Instant::now());
+                }
+                if whole.is_empty() { Body::empty() } else { Body::from(whole) }
+            }
+            None => Body::new(Flow::new(
+                talk,
+                body,
+                is_kept,
+                direct::Around {
+                    pool: upstream.pool.clone(),
+                    caller: caller.cloned(),
+                    idle_timeout: self.settings.idle_timeout,
+                    stop: self.stop.clone(),
+                },
+            )),
+        };
+        let mut response = Response::new(body);
+        *response.status_mut() = status;
+        *response.headers_mut() = headers;
+        if let Some(reason) = reason {
+            response.extensions_mut().insert(reason);
+        }
+        Ok(response)
+    }
+
+    /// What the upstream is told besides what the caller says.
+    fn addition<'a>(&self, upstream: &'a Upstream, behalf: Behalf<'a>) -> Addition<'a> {
+        Addition {
+            caller: behalf.caller,
             user: behalf.user,
             host: &upstream.host,
             authorization: upstream.authorization.as_ref(),
             forward_authorization: self.settings.forward_authorization,
             trust_forwarded: self.settings.trust_forwarded,
-        };
-        addition.apply(&mut parts.headers, &parts.uri);
-        if is_upgrade {
-            parts.headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
-            parts.headers.insert(UPGRADE, HeaderValue::from_static("websocket"));
-        } else if takes_trailers {
-            parts.headers.insert(CONNECTION, HeaderValue::from_static("te"));
-            parts.headers.insert(TE, HeaderValue::from_static("trailers"));
         }
-        frame(&mut parts.headers, &upload, had_length);
-        let path = parts.uri.path_and_query().cloned();
-        parts.uri = Uri::from(path.unwrap_or(PathAndQuery::from_static("/")));
-        parts.version = Version::HTTP_11;
-        parts.extensions.clear();
-        http::Request::from_parts(parts, upload)
     }
 
     /// Waits for the head of the answer, as long as there is a point in it.
@@ -237,7 +323,7 @@ impl Proxy {
                 answered = &mut exchange => return answered,
                 () = &mut gone => return Err(Problem::CallerGone),
                 () = self.stop.cancelled() => return Err(Problem::Stopping),
-                () = sleep_until(Instant::from_std(until)) => {
+                () = sleep_until(until.into()) => {
                     // Time in which the body still went on was not the upstream's to answer.
                     let since = upload.last() + self.settings.first_byte_timeout;
                     if since <= until {
@@ -248,116 +334,16 @@ impl Proxy {
             }
         }
     }
-
-    /// The answer as the caller gets it.
-    fn respond(
-        &self,
-        response: http::Response<Incoming>,
-        wire: Box<Wire>,
-        around: Around,
-        upgrade: Option<OnUpgrade>,
-    ) -> Result<Response, Problem> {
-        if response.status() == StatusCode::SWITCHING_PROTOCOLS {
-            let Some(inbound) = upgrade else {
-                return Err(Problem::Unreadable("it switched to another protocol unasked".to_owned()));
-            };
-            let open = self.metrics.tunnels.clone();
-            let tunnel =
-                tunnel::Tunnel { wire, inbound, open, idle_timeout: around.idle_timeout, stop: around.stop };
-            return tunnel.open(response, &self.tunnels);
-        }
-        let (mut parts, body) = response.into_parts();
-        if parts.headers.contains_key(TRANSFER_ENCODING) {
-            parts.headers.remove(CONTENT_LENGTH);
-        }
-        headers::strip(&mut parts.headers);
-        parts.version = Version::HTTP_11;
-        Ok(Response::from_parts(parts, Body::new(Download::new(body, wire, around))))
-    }
 }
 
-/// Says how long the body is, or that nobody knows.
-fn frame(headers: &mut HeaderMap, upload: &Upload, had_length: bool) {
-    match upload.size_hint().exact() {
-        Some(0) if !had_length => {}
-        Some(length) => {
-            headers.insert(CONTENT_LENGTH, HeaderValue::from(length));
-        }
-        None => {
-            headers.insert(TRANSFER_ENCODING, HeaderValue::from_static("chunked"));
-        }
-    }
-}
-
-/// What the caller did wrong comes before what became of it.
-fn blame(problem: Problem, upload: &Progress) -> Problem {
-    match upload.fault() {
-        Some(Fault::TooLarge) => Problem::TooLarge,
-        Some(Fault::TooSlow) => Problem::TooSlow,
-        Some(Fault::CutOff) => Problem::BodyCutOff,
-        None => problem,
-    }
-}
-
-impl Upstream {
-    fn new(url: &url::Url, settings: &AiSettings) -> Option<Self> {
-        let target = Target::new(url)?;
-        let own = settings.authorization.as_ref().and_then(|secret| {
-            let mut value = HeaderValue::from_str(&secret.0).ok()?;
-            value.set_sensitive(true);
-            Some(value)
-        });
-        Some(Self {
-            host: HeaderValue::from_str(target.uri().authority()?.as_str()).ok()?,
-            authorization: own.or_else(|| target.authorization().cloned()),
-            target,
-            connector: Connector::new(Reach::Anywhere, settings.connect_timeout),
-            pool: Pool::new(settings.max_idle),
-        })
-    }
-
-    /// Sends a request, over a connection that has waited for one or a new one.
-    async fn exchange(
-        &self,
-        mut request: http::Request<Upload>,
-    ) -> Result<(http::Response<Incoming>, Box<Wire>), Problem> {
-        loop {
-            let mut wire = match self.pool.take() {
-                Some(wire) => wire,
-                None => self.connect().await?,
-            };
-            let mut failure = match wire.send(request).await {
-                Ok(response) => return Ok((response, wire)),
-                Err(failure) => failure,
-            };
-            match failure.take_message() {
-                // It ended while it waited, and nothing was sent: another one will do. There are only so many.
-                Some(unsent) if wire.is_used => request = unsent,
-                _ => return Err(Problem::Unreadable(causes(failure.error()))),
-            }
-        }
-    }
-
-    async fn connect(&self) -> Result<Box<Wire>, Problem> {
-        let stream = self.connector.clone().connect(self.target.uri().clone()).await.map_err(|error| {
-            if error.kind() == io::ErrorKind::TimedOut {
-                Problem::TimedOut
-            } else {
-                Problem::Unreachable(error)
-            }
-        })?;
-        Wire::new(stream).await.map_err(|error| Problem::Unreadable(causes(&error)))
-    }
-}
-
-fn causes(error: &(dyn StdError + 'static)) -> String {
-    let chain = std::iter::successors(Some(error), |&cause| cause.source());
-    chain.map(ToString::to_string).collect::<Vec<_>>().join(": ")
+/// An upstream that speaks another protocol, of which there was no talk.
+fn unasked() -> Problem {
+    Problem::Unreadable("it switched to another protocol unasked".to_owned())
 }
 
 /// Closes connections that nobody uses, and cuts off what is under way when a stop takes too long.
 async fn tend(pool: Option<Pool>, closing: CancellationToken, grace: Duration, stop: CancellationToken) {
-    let mut sweeps = tokio::time::interval(wire::SWEPT_EVERY);
+    let mut sweeps = tokio::time::interval(pool::SWEPT_EVERY);
     loop {
         tokio::select! {
             () = closing.cancelled() => break,

@@ -2,16 +2,18 @@
 
 use std::sync::Arc;
 
+use axum::body::HttpBody;
 use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};
+use bytes::Bytes;
 use http::StatusCode;
 
 use super::caller::Caller;
 use super::error::ApiError;
 use super::limits::write_tier;
 use crate::app::App;
-use crate::auth::jwt::Claims;
-use crate::proxy::{Behalf, Problem};
+use crate::auth::jwt::authenticate;
+use crate::proxy::{Behalf, Payload, Problem};
 use crate::service::tier::Admission;
 use crate::telemetry::quiet::Quiet;
 
@@ -22,11 +24,28 @@ pub const PREFIX: &str = "/api/v1/ai";
 const CLIENT_CLOSED_REQUEST: u16 = 499;
 
 /// `ANY /api/v1/ai/**`
-pub(crate) async fn pass_on(
-    claims: Claims,
-    State(app): State<Arc<App>>,
-    mut request: Request,
+pub(crate) async fn pass_on(State(app): State<Arc<App>>, mut request: Request) -> Response {
+    let caller = request.extensions_mut().remove::<Caller>();
+    let request = request
+        .map(|body| if body.is_end_stream() { Payload::Whole(Bytes::new()) } else { Payload::Coming(body) });
+    answer(&app, caller.as_ref(), request).await
+}
+
+/// The same, of whatever way it came.
+pub(super) async fn answer(
+    app: &App,
+    caller: Option<&Caller>,
+    mut request: http::Request<Payload>,
+) -> Response {
+    admit(app, caller, &mut request).await.unwrap_or_else(IntoResponse::into_response)
+}
+
+async fn admit(
+    app: &App,
+    caller: Option<&Caller>,
+    request: &mut http::Request<Payload>,
 ) -> Result<Response, ApiError> {
+    let claims = authenticate(request.headers(), app)?;
     if claims.sub.is_empty() {
         return Err(ApiError::unauthenticated("The token names nobody; get one whose sub is a user"));
     }
@@ -36,10 +55,9 @@ pub(crate) async fn pass_on(
             ApiError::rate_limited(message, headers.retry_after_s.unwrap_or(1)).into_response()
         }
         Admission::Allowed(_) | Admission::Disabled(_) => {
-            let caller = request.extensions_mut().remove::<Caller>();
             let behalf = Behalf { caller, user: &claims.sub };
             let answered = app.ai.forward(behalf, request).await;
-            answered.unwrap_or_else(|problem| explain(&app, &problem))
+            answered.unwrap_or_else(|problem| explain(app, &problem))
         }
     };
     write_tier(admission.headers(), response.headers_mut());

@@ -32,11 +32,11 @@ where
 
 /// Answers one request by `call`. It stands outside the router rather than as one of its layers, which would cost every
 /// request two allocations and a copy.
-pub async fn wrap<F>(
+pub async fn wrap<B, F>(
     route: &'static str,
     metrics: &Metrics,
-    mut request: Request<Body>,
-    call: impl FnOnce(Request<Body>) -> F,
+    mut request: Request<B>,
+    call: impl FnOnce(Request<B>) -> F,
 ) -> Response
 where
     F: Future<Output = Response>,

@@ -3,15 +3,20 @@
 use std::sync::Arc;
 
 use axum::Router;
+use axum::body::Body;
 use axum::extract::Request;
 use axum::handler::Handler;
 use axum::response::Response;
 use axum::routing::{MethodRouter, any, delete, get, post};
+use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use http::Method;
 
+use super::caller::Caller;
+use super::serve::introduce;
 use super::{ai, audit, dead_letters, error, operations, queue, quota, request, sale, slot, tier};
 use crate::app::App;
+use crate::proxy::Payload;
 
 type Route = (&'static str, MethodRouter<Arc<App>>);
 
@@ -111,12 +116,20 @@ fn operations() -> Vec<Route> {
 /// A route that is called all the time, and answered on the short way.
 pub(super) struct Short {
     pub(super) path: &'static str,
-    call: fn(Request, Arc<App>) -> BoxFuture<'static, Response>,
+    handler: ShortHandler,
+}
+
+/// Who answers there.
+enum ShortHandler {
+    /// The handler of the route.
+    Routed(fn(Request, Arc<App>) -> BoxFuture<'static, Response>),
+    /// Whoever answers AI calls, who wants the body as it came.
+    Ai,
 }
 
 impl Short {
     const fn new(path: &'static str, call: fn(Request, Arc<App>) -> BoxFuture<'static, Response>) -> Self {
-        Self { path, call }
+        Self { path, handler: ShortHandler::Routed(call) }
     }
 }
 
@@ -144,7 +157,7 @@ static SHORT: [(Method, Short); 9] = [
 ];
 
 /// Calls that are passed on, whatever they ask for.
-static AI: Short = Short::new("/api/v1/ai/{*path}", |request, app| ai::pass_on.call(request, app));
+static AI: Short = Short { path: "/api/v1/ai/{*path}", handler: ShortHandler::Ai };
 
 /// The routes of a process, and the names under which metrics know them.
 #[derive(Clone)]
@@ -196,8 +209,21 @@ impl Routes {
     }
 
     /// Has the handler of a route answer.
-    pub(super) fn call_short(&self, short: &Short, request: Request) -> BoxFuture<'static, Response> {
-        (short.call)(request, Arc::clone(&self.app))
+    pub(super) fn call_short<'a>(
+        &'a self,
+        short: &Short,
+        request: http::Request<Bytes>,
+        caller: &'a Caller,
+    ) -> BoxFuture<'a, Response> {
+        match short.handler {
+            ShortHandler::Ai => Box::pin(ai::answer(&self.app, Some(caller), request.map(Payload::Whole))),
+            ShortHandler::Routed(call) => {
+                let body = |bytes: Bytes| if bytes.is_empty() { Body::empty() } else { Body::from(bytes) };
+                let mut request = request.map(body);
+                introduce(caller, &mut request);
+                call(request, Arc::clone(&self.app))
+            }
+        }
     }
 }
 

@@ -13,7 +13,7 @@ use std::pin::{Pin, pin};
 use std::task::Poll;
 use std::time::Duration;
 
-use axum::extract::Request;
+use http::Request;
 use tokio::io::AsyncWriteExt;
 use tokio::sync::watch;
 use tokio::time::{Instant, Sleep};
@@ -22,7 +22,6 @@ use self::plain::Not;
 use super::caller::{Bytes, Caller};
 use super::envelope;
 use super::router::{Routes, Short};
-use super::serve::introduce;
 use crate::telemetry::metrics::Metrics;
 
 /// A request that comes in more parts is hyper's: each time a part comes, all of them are looked at.
@@ -100,12 +99,11 @@ impl Way<'_> {
     async fn answer(
         &self,
         short: &Short,
-        mut request: Request,
+        request: Request<bytes::Bytes>,
         connection: &mut Bytes,
         is_last: bool,
     ) -> io::Result<()> {
-        introduce(self.caller, &mut request);
-        let call = |request| self.routes.call_short(short, request);
+        let call = |request| self.routes.call_short(short, request, self.caller);
         let response = envelope::wrap(short.path, self.metrics, request, call).await;
         write::answer(response, is_last, connection).await
     }

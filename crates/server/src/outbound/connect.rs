@@ -4,7 +4,6 @@
 use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
-use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::sync::{Arc, OnceLock};
@@ -186,24 +185,20 @@ impl Stream {
         }
     }
 
-    /// Something to look at the connection with while somebody else has it.
-    pub(crate) fn probe(&self) -> io::Result<Probe> {
-        Ok(Probe { socket: self.transport().as_fd().try_clone_to_owned()? })
+    /// Whether nothing waits to be read, not even the end of the connection. Asks the system, which knows at once; the
+    /// runtime hears of it only when it next asks for news of all its connections.
+    pub(crate) fn is_quiet(&self) -> bool {
+        loop {
+            match recv(self.transport(), &mut [0_u8; 1], RecvFlags::PEEK | RecvFlags::DONTWAIT) {
+                Err(Errno::INTR) => {}
+                looked => return matches!(looked, Err(Errno::AGAIN)),
+            }
+        }
     }
-}
 
-/// Looks at a connection that somebody else reads.
-#[derive(Debug)]
-pub(crate) struct Probe {
-    socket: OwnedFd,
-}
-
-impl Probe {
-    /// Whether the other side has ended the connection. Asks the system, which knows at once; the runtime hears of it only
-    /// when it next asks for news of all its connections.
-    pub(crate) fn has_ended(&self) -> bool {
-        let looked = recv(&self.socket, &mut [0_u8; 1], RecvFlags::PEEK | RecvFlags::DONTWAIT);
-        !matches!(looked, Ok((1.., _)) | Err(Errno::AGAIN | Errno::INTR))
+    /// Whether what is written goes out as it is, or else encrypted.
+    pub(crate) const fn is_plain(&self) -> bool {
+        matches!(self, Self::Plain(_))
     }
 }
 

@@ -15,8 +15,10 @@ use hyper::body::{Frame, Incoming, SizeHint};
 use tokio::time::Sleep;
 use tokio_util::sync::CancellationToken;
 
+use super::direct::Broken;
+use super::pool::Pool;
 use super::upload::Progress;
-use super::wire::{Pool, Wire};
+use super::wire::Wire;
 use crate::http::caller::Caller;
 
 /// Why an answer was cut off.
@@ -24,6 +26,8 @@ use crate::http::caller::Caller;
 pub(super) enum CutOff {
     #[error("the upstream's answer broke off")]
     Upstream(#[source] hyper::Error),
+    #[error("the upstream's answer broke off")]
+    Broken(#[source] Broken),
     #[error("the upstream fell silent")]
     Silent,
     #[error("the caller has gone")]
@@ -127,8 +131,10 @@ impl HttpBody for Download {
 impl Drop for Download {
     fn drop(&mut self) {
         if let Some(wire) = self.wire.take() {
-            // Refused unless the answer was read to its end.
-            self.pool.keep(wire);
+            // There is none unless the answer was read to its end.
+            if let Some(line) = wire.into_line() {
+                self.pool.keep(line, Instant::now());
+            }
         }
     }
 }

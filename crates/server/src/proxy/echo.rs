@@ -2,23 +2,22 @@
 //! or, where there was none, with what was asked.
 
 use axum::body::{Body, HttpBody};
-use axum::extract::Request;
 use axum::response::Response;
 use http::header::{CONTENT_ENCODING, CONTENT_TYPE};
-use http::{HeaderName, HeaderValue};
+use http::{HeaderName, HeaderValue, Request};
 
 use super::upload::Upload;
 
 /// Says who answered.
 const UPSTREAM: HeaderName = HeaderName::from_static("x-weir-upstream");
 
-pub(super) fn answer(request: &Request, body: Upload) -> Response {
+pub(super) fn answer<B>(request: &Request<B>, body: Upload) -> Response {
     let mut response = if body.is_end_stream() { describe(request) } else { repeat(request, body) };
     response.headers_mut().insert(UPSTREAM, HeaderValue::from_static("echo"));
     response
 }
 
-fn repeat(request: &Request, body: Upload) -> Response {
+fn repeat<B>(request: &Request<B>, body: Upload) -> Response {
     let mut response = Response::new(Body::new(body));
     for name in [CONTENT_TYPE, CONTENT_ENCODING] {
         if let Some(value) = request.headers().get(&name) {
@@ -28,7 +27,7 @@ fn repeat(request: &Request, body: Upload) -> Response {
     response
 }
 
-fn describe(request: &Request) -> Response {
+fn describe<B>(request: &Request<B>) -> Response {
     let uri = request.uri();
     let body = serde_json::json!({
         "method": request.method().as_str(),

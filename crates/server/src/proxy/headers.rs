@@ -1,7 +1,8 @@
 //! What is passed on of a head, and what is added to it.
 
-use std::fmt::Write;
+use std::io::Write;
 
+use bytes::Bytes;
 use http::header::{
     AUTHORIZATION, CONNECTION, CONTENT_LENGTH, EXPECT, FORWARDED, HOST, PROXY_AUTHENTICATE,
     PROXY_AUTHORIZATION, TE, TRANSFER_ENCODING, UPGRADE, VIA,
@@ -14,12 +15,12 @@ const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
 const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
 const ADMIN_KEY: HeaderName = HeaderName::from_static("x-admin-key");
 const USER: HeaderName = HeaderName::from_static("x-weir-user");
-const FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
-const FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
-const FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
+pub(super) const FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
+pub(super) const FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
+pub(super) const FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
 
 /// How Weir names itself among those that passed a message on.
-const PSEUDONYM: &str = "1.1 weir";
+pub(super) const PSEUDONYM: &str = "1.1 weir";
 
 /// What belongs to one connection and is never passed on. `Trailer` is: trailers are.
 const HOP_BY_HOP: [HeaderName; 8] = [
@@ -39,6 +40,34 @@ pub(super) fn strip(headers: &mut HeaderMap) {
     for name in HOP_BY_HOP.iter().chain(&named) {
         headers.remove(name);
     }
+}
+
+/// Whether it belongs to one connection.
+pub(super) fn is_hop_by_hop(name: &HeaderName) -> bool {
+    HOP_BY_HOP.contains(name)
+}
+
+/// Has a length that is told more than once told once; not at all, if it is not the same each time. Nobody after us shall
+/// have to choose.
+pub(super) fn settle_length(headers: &mut HeaderMap) {
+    let mut lines = headers.get_all(CONTENT_LENGTH).iter();
+    let Some(first) = lines.next() else { return };
+    let is_number = |text: &[u8]| !text.is_empty() && text.iter().all(u8::is_ascii_digit);
+    if lines.next().is_none() && is_number(first.as_bytes()) {
+        return;
+    }
+    let told: Vec<&str> = tokens(headers, &CONTENT_LENGTH).collect();
+    let one = told.first().filter(|one| is_number(one.as_bytes()) && told.iter().all(|other| other == *one));
+    match one.and_then(|one| HeaderValue::from_str(one).ok()) {
+        Some(length) => headers.insert(CONTENT_LENGTH, length),
+        None => headers.remove(CONTENT_LENGTH),
+    };
+}
+
+/// Whether whoever sent this asks nothing of its connection but to keep it or not.
+pub(super) fn asks_nothing_of_its_connection(headers: &HeaderMap) -> bool {
+    let is_plain = |token: &str| ["keep-alive", "close"].iter().any(|word| token.eq_ignore_ascii_case(word));
+    tokens(headers, &CONNECTION).all(is_plain) && !takes_trailers(headers)
 }
 
 /// The members of a list, over all lines of a header.
@@ -138,21 +167,25 @@ fn append(headers: &mut HeaderMap, name: &HeaderName, member: &str) {
 
 /// A user's name as a header: what is not plain ASCII is written `%XX`, as is the percent sign.
 fn user(name: &str) -> HeaderValue {
-    if let Ok(value) = HeaderValue::from_str(name)
-        && name.bytes().all(is_plain)
-    {
-        return value;
+    let mut text = Vec::with_capacity(name.len());
+    write_user(&mut text, name);
+    HeaderValue::from_maybe_shared(Bytes::from(text)).unwrap_or(HeaderValue::from_static(""))
+}
+
+/// The same as bytes.
+pub(super) fn write_user(text: &mut Vec<u8>, name: &str) {
+    if name.bytes().all(is_plain) {
+        text.extend_from_slice(name.as_bytes());
+        return;
     }
-    let mut text = String::with_capacity(name.len() * 3);
     for byte in name.bytes() {
         if is_plain(byte) {
-            text.push(char::from(byte));
+            text.push(byte);
         } else {
-            // Writing to a string cannot fail.
+            // Writing to memory cannot fail.
             let _ = write!(text, "%{byte:02X}");
         }
     }
-    HeaderValue::from_str(&text).unwrap_or(HeaderValue::from_static(""))
 }
 
 const fn is_plain(byte: u8) -> bool {
@@ -200,6 +233,28 @@ mod tests {
         let mut left: Vec<_> = headers.keys().map(HeaderName::as_str).collect();
         left.sort_unstable();
         assert_eq!(left, ["trailer", "x-ours"]);
+    }
+
+    #[test]
+    fn a_length_is_told_once() {
+        for (told, expected) in [
+            (&["5"][..], Some("5")),
+            (&["5", "5"], Some("5")),
+            (&["5, 5"], Some("5")),
+            (&["5", "6"], None),
+            (&["5, x"], None),
+            (&["x"], None),
+            (&[""], None),
+            (&[], None),
+        ] {
+            let mut headers = HeaderMap::new();
+            for length in told {
+                headers.append(CONTENT_LENGTH, HeaderValue::from_static(length));
+            }
+            settle_length(&mut headers);
+            let left: Vec<_> = headers.get_all(CONTENT_LENGTH).iter().collect();
+            assert_eq!(left, expected.into_iter().collect::<Vec<_>>(), "{told:?}");
+        }
     }
 
     #[test]

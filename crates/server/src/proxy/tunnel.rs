@@ -1,6 +1,5 @@
 //! A WebSocket: once both sides have agreed to it, bytes are passed on as they come, both ways.
 
-use std::future::poll_fn;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,10 +8,11 @@ use std::time::Duration;
 
 use axum::body::Body;
 use axum::response::Response;
+use bytes::Bytes;
 use http::header::{CONNECTION, UPGRADE};
 use http::{HeaderValue, Version};
 use hyper::body::Incoming;
-use hyper::upgrade::{OnUpgrade, Upgraded};
+use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
 use prometheus_client::metrics::gauge::Gauge;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf, copy_bidirectional};
@@ -37,7 +37,7 @@ impl Tunnel {
     /// Tells the caller of the upstream's consent, and passes on what follows.
     pub(super) fn open(
         self,
-        mut response: http::Response<Incoming>,
+        response: http::Response<Incoming>,
         tunnels: &TaskTracker,
     ) -> Result<Response, Problem> {
         let agreed = response.headers().get(UPGRADE).and_then(|value| value.to_str().ok());
@@ -46,8 +46,7 @@ impl Tunnel {
                 "it switched to another protocol than it was asked to".to_owned(),
             ));
         }
-        let outbound = hyper::upgrade::on(&mut response);
-        tunnels.spawn(self.run(outbound));
+        tunnels.spawn(self.run());
         let (mut parts, _empty) = response.into_parts();
         headers::strip(&mut parts.headers);
         parts.headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
@@ -56,16 +55,12 @@ impl Tunnel {
         Ok(Response::from_parts(parts, Body::empty()))
     }
 
-    async fn run(mut self, outbound: OnUpgrade) {
-        let released = poll_fn(|context| {
-            self.wire.drive(context);
-            if self.wire.has_ended() { Poll::Ready(()) } else { Poll::Pending }
-        });
-        let (inbound, outbound, ()) = tokio::join!(self.inbound, outbound, released);
-        let (Ok(inbound), Ok(outbound)) = (inbound, outbound) else { return };
+    async fn run(self) {
+        let (inbound, (outbound, before)) = tokio::join!(self.inbound, self.wire.into_tunnel());
+        let Ok(inbound) = inbound else { return };
         let activity = Activity::default();
-        let (mut inbound, mut outbound) =
-            (Watched::new(inbound, &activity), Watched::new(outbound, &activity));
+        let mut inbound = Watched::new(TokioIo::new(inbound), Bytes::new(), &activity);
+        let mut outbound = Watched::new(outbound, before, &activity);
         self.open.inc();
         let copied = tokio::select! {
             copied = copy_bidirectional(&mut inbound, &mut outbound) => copied.err(),
@@ -111,24 +106,31 @@ impl Activity {
 }
 
 /// One side of a tunnel.
-struct Watched {
-    stream: TokioIo<Upgraded>,
+struct Watched<S> {
+    stream: S,
+    /// What was read of it already.
+    before: Bytes,
     activity: Activity,
 }
 
-impl Watched {
-    fn new(stream: Upgraded, activity: &Activity) -> Self {
-        Self { stream: TokioIo::new(stream), activity: activity.clone() }
+impl<S> Watched<S> {
+    fn new(stream: S, before: Bytes, activity: &Activity) -> Self {
+        Self { stream, before, activity: activity.clone() }
     }
 }
 
-impl AsyncRead for Watched {
+impl<S: AsyncRead + Unpin> AsyncRead for Watched<S> {
     fn poll_read(
         self: Pin<&mut Self>,
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<std::io::Result<()>> {
         let this = self.get_mut();
+        if !this.before.is_empty() {
+            let count = this.before.len().min(buffer.remaining());
+            buffer.put_slice(&this.before.split_to(count));
+            return Poll::Ready(Ok(()));
+        }
         let read = Pin::new(&mut this.stream).poll_read(context, buffer);
         if read.is_ready() {
             this.activity.note();
@@ -137,7 +139,7 @@ impl AsyncRead for Watched {
     }
 }
 
-impl AsyncWrite for Watched {
+impl<S: AsyncWrite + Unpin> AsyncWrite for Watched<S> {
     fn poll_write(
         self: Pin<&mut Self>,
         context: &mut Context<'_>,

@@ -1,69 +1,58 @@
-//! Connections to the upstream, and those that wait for another call.
+//! A connection to the upstream that hyper speaks over, for one call.
 //!
-//! A connection is moved on by whoever waits for its answer, in the same task, and not by a task of its own: a call then
-//! costs no switch between tasks, and a caller that is dropped takes the call with it. One that waits in the pool is moved
-//! by nobody; it is looked at when it is taken out again.
+//! It is moved on by whoever waits for its answer, in the same task, and not by a task of its own: a call then costs no switch
+//! between tasks, and a caller that is dropped takes the call with it.
 
-use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::io;
 use std::pin::pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
-use std::time::{Duration, Instant};
 
-use futures_util::FutureExt;
-use futures_util::future::BoxFuture;
+use bytes::Bytes;
 use http::{Request, Response};
 use hyper::body::Incoming;
 use hyper::client::conn::TrySendError;
-use hyper::client::conn::http1::{Builder, SendRequest};
+use hyper::client::conn::http1::{Builder, Connection, SendRequest};
 use hyper_util::rt::TokioIo;
 
+use super::HEAD_BYTES_MAX;
+use super::alarm::Alarm;
+use super::pool::Line;
 use super::upload::Upload;
-use crate::outbound::connect::{Probe, Stream};
-
-/// How long a connection waits for another call: shorter than most servers keep one that nobody uses.
-const IDLE: Duration = Duration::from_secs(4);
-/// How long the head of an answer may be.
-const HEAD_BYTES_MAX: usize = 64 * 1024;
+use crate::outbound::connect::Stream;
 
 type Sent = Result<Response<Incoming>, TrySendError<Request<Upload>>>;
 
 /// A connection to the upstream.
 pub(super) struct Wire {
     sender: SendRequest<Upload>,
-    /// None once it has ended.
-    connection: Option<BoxFuture<'static, hyper::Result<()>>>,
-    probe: Probe,
+    connection: Connection<TokioIo<Stream>, Upload>,
+    has_ended: bool,
     /// Whether it has carried a call before.
     pub(super) is_used: bool,
+    alarm: Alarm,
 }
 
 impl Wire {
-    /// Speaks HTTP/1.1 over a stream.
-    pub(super) async fn new(stream: TokioIo<Stream>) -> io::Result<Box<Self>> {
-        let probe = stream.inner().probe()?;
-        let (sender, connection) = builder().handshake(stream).await.map_err(io::Error::other)?;
-        let connection = Some(connection.with_upgrades().boxed());
-        Ok(Box::new(Self { sender, connection, probe, is_used: false }))
+    /// Speaks HTTP/1.1 over a connection.
+    pub(super) async fn new(line: Line) -> io::Result<Box<Self>> {
+        let Line { stream, is_used, alarm } = line;
+        let mut builder = Builder::new();
+        builder.max_buf_size(HEAD_BYTES_MAX);
+        let (sender, connection) = builder.handshake(TokioIo::new(stream)).await.map_err(io::Error::other)?;
+        Ok(Box::new(Self { sender, connection, has_ended: false, is_used, alarm }))
     }
 
     /// Reads and writes what there is.
     pub(super) fn drive(&mut self, context: &mut Context<'_>) {
-        if let Some(connection) = &mut self.connection
-            && let Poll::Ready(ended) = connection.poll_unpin(context)
+        if !self.has_ended
+            && let Poll::Ready(ended) = self.connection.poll_without_shutdown(context)
         {
             if let Err(error) = ended {
                 tracing::debug!(%error, "a connection to the upstream ended badly");
             }
-            self.connection = None;
+            self.has_ended = true;
         }
-    }
-
-    /// Whether there is nothing more to read or write, or somebody else does.
-    pub(super) const fn has_ended(&self) -> bool {
-        self.connection.is_none()
     }
 
     /// Sends a request and waits for the head of the answer.
@@ -79,78 +68,25 @@ impl Wire {
         .await
     }
 
-    /// Whether another call can be made. Looks for the end of the connection.
-    fn is_ready(&mut self) -> bool {
+    /// The connection, if its call is over and another one can be made.
+    pub(super) fn into_line(mut self: Box<Self>) -> Option<Line> {
         self.drive(&mut Context::from_waker(Waker::noop()));
-        self.connection.is_some() && self.sender.is_ready() && !self.probe.has_ended()
-    }
-}
-
-/// How the upstream is spoken to.
-fn builder() -> Builder {
-    let mut builder = Builder::new();
-    builder.max_buf_size(HEAD_BYTES_MAX);
-    builder
-}
-
-/// Since when each has waited, the last one last.
-type Idle = VecDeque<(Instant, Box<Wire>)>;
-
-/// Connections that wait for another call.
-#[derive(Clone)]
-pub(super) struct Pool {
-    idle: Arc<Mutex<Idle>>,
-    max: usize,
-}
-
-impl Pool {
-    pub(super) fn new(max: usize) -> Self {
-        Self { idle: Arc::default(), max }
-    }
-
-    /// The connection used last, of those that are still good.
-    pub(super) fn take(&self) -> Option<Box<Wire>> {
-        loop {
-            let (since, mut wire) = self.lock().pop_back()?;
-            if since.elapsed() < IDLE && wire.is_ready() {
-                return Some(wire);
-            }
+        if self.has_ended || !self.sender.is_ready() {
+            return None;
         }
+        let Self { connection, is_used, alarm, .. } = *self;
+        let parts = connection.into_parts();
+        parts.read_buf.is_empty().then(|| Line { stream: parts.io.into_inner(), is_used, alarm })
     }
 
-    /// Keeps a connection for another call, if it can carry one.
-    pub(super) fn keep(&self, mut wire: Box<Wire>) {
-        if !wire.is_ready() {
-            return;
-        }
-        wire.is_used = true;
-        let mut idle = self.lock();
-        if idle.len() < self.max {
-            idle.push_back((Instant::now(), wire));
-        }
-    }
-
-    /// Closes what nobody has used for a while.
-    pub(super) fn sweep(&self) {
-        let mut expired = Vec::new();
-        let mut idle = self.lock();
-        while idle.front().is_some_and(|(since, _)| since.elapsed() >= IDLE) {
-            expired.extend(idle.pop_front());
-        }
-        drop(idle);
-    }
-
-    /// A thread that panicked while it had the lock has left whole connections.
-    fn lock(&self) -> MutexGuard<'_, Idle> {
-        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
+    /// What is under a call that became something else than HTTP, with what was read of that already.
+    pub(super) async fn into_tunnel(mut self: Box<Self>) -> (Stream, Bytes) {
+        poll_fn(|context| {
+            self.drive(context);
+            if self.has_ended { Poll::Ready(()) } else { Poll::Pending }
+        })
+        .await;
+        let parts = self.connection.into_parts();
+        (parts.io.into_inner(), parts.read_buf)
     }
 }
-
-impl std::fmt::Debug for Pool {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Pool").field("max", &self.max).finish_non_exhaustive()
-    }
-}
-
-/// How often the pool is swept.
-pub(super) const SWEPT_EVERY: Duration = IDLE;

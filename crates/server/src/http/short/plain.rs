@@ -1,12 +1,10 @@
 //! Plain requests: GET without a body, or POST with one whose length is told, small, of HTTP/1.1, with nothing in their heads
 //! that has to do with the connection. Everything else is for hyper to judge.
 
-use std::ops::Range;
+use std::mem::MaybeUninit;
 
-use axum::body::Body;
-use axum::extract::Request;
 use bytes::{Buf, Bytes};
-use http::{HeaderMap, HeaderName, HeaderValue, Method, Uri};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Uri};
 
 /// Requests with more are not plain.
 const HEADERS_MAX: usize = 32;
@@ -22,41 +20,28 @@ pub(super) enum Not {
     Plain,
 }
 
-/// Where the parts of a request are.
-struct Parts {
-    method: Method,
-    target: Range<usize>,
-    lines: [Line; HEADERS_MAX],
-    line_count: usize,
-    body: Range<usize>,
-}
-
-/// Where a header is.
-#[derive(Clone, Debug)]
-struct Line {
-    name: Range<usize>,
-    value: Range<usize>,
-}
-
 /// Takes the request that the bytes begin with, if it is a plain one on a route that `find` finds. Otherwise they are left as
 /// they are.
 pub(super) fn take<S>(
     bytes: &mut Bytes,
     find: impl FnOnce(&Method, &str) -> Option<S>,
-) -> Result<(Request, S), Not> {
+) -> Result<(Request<Bytes>, S), Not> {
     if bytes.is_empty() {
         return Err(Not::Whole);
     }
-    let (parts, route) = parse(bytes, find)?;
-    let request = parts.build(bytes).ok_or(Not::Plain)?;
-    bytes.advance(parts.body.end);
+    let (request, route, end) = parse(bytes, find)?;
+    bytes.advance(end);
     Ok((request, route))
 }
 
-fn parse<S>(bytes: &[u8], find: impl FnOnce(&Method, &str) -> Option<S>) -> Result<(Parts, S), Not> {
-    let mut headers = [httparse::EMPTY_HEADER; HEADERS_MAX];
-    let mut head = httparse::Request::new(&mut headers);
-    let head_length = match head.parse(bytes) {
+/// The request, its route, and where it ends.
+fn parse<S>(
+    bytes: &Bytes,
+    find: impl FnOnce(&Method, &str) -> Option<S>,
+) -> Result<(Request<Bytes>, S, usize), Not> {
+    let mut lines = [const { MaybeUninit::uninit() }; HEADERS_MAX];
+    let mut head = httparse::Request::new(&mut []);
+    let head_length = match head.parse_with_uninit_headers(bytes, &mut lines) {
         Ok(httparse::Status::Complete(length)) => length,
         Ok(httparse::Status::Partial) if bytes.len() < REQUEST_MAX => return Err(Not::Whole),
         Ok(httparse::Status::Partial) | Err(_) => return Err(Not::Plain),
@@ -73,12 +58,20 @@ fn parse<S>(bytes: &[u8], find: impl FnOnce(&Method, &str) -> Option<S>) -> Resu
     if bytes.len() < end {
         return Err(Not::Whole);
     }
-    let mut lines = [const { Line { name: 0..0, value: 0..0 } }; HEADERS_MAX];
-    for (line, header) in lines.iter_mut().zip(head.headers.iter()) {
-        *line = Line { name: place(bytes, header.name.as_bytes()), value: place(bytes, header.value) };
+    let mut request = Request::new(bytes.slice(head_length..end));
+    *request.method_mut() = method;
+    *request.uri_mut() = Uri::from_maybe_shared(bytes.slice_ref(target.as_bytes())).ok().ok_or(Not::Plain)?;
+    *request.headers_mut() = build(bytes, head.headers).ok_or(Not::Plain)?;
+    Ok((request, route, end))
+}
+
+fn build(bytes: &Bytes, lines: &[httparse::Header<'_>]) -> Option<HeaderMap> {
+    let mut headers = HeaderMap::with_capacity(lines.len() + 1);
+    for line in lines {
+        let name = HeaderName::from_bytes(line.name.as_bytes()).ok()?;
+        headers.append(name, HeaderValue::from_maybe_shared(bytes.slice_ref(line.value)).ok()?);
     }
-    let (target, line_count) = (place(bytes, target.as_bytes()), head.headers.len());
-    Ok((Parts { method, target, lines, line_count, body: head_length..end }, route))
+    Some(headers)
 }
 
 fn parse_method(method: Option<&str>) -> Option<Method> {
@@ -117,29 +110,6 @@ fn body_length(method: &Method, headers: &[httparse::Header<'_>]) -> Option<usiz
         (&Method::GET, None) => Some(0),
         (&Method::POST, Some(length)) => Some(length),
         _ => None,
-    }
-}
-
-/// Where `part` is within the bytes that it is a part of.
-fn place(bytes: &[u8], part: &[u8]) -> Range<usize> {
-    let start = part.as_ptr().addr() - bytes.as_ptr().addr();
-    start..start + part.len()
-}
-
-impl Parts {
-    fn build(&self, bytes: &Bytes) -> Option<Request> {
-        let part = |range: &Range<usize>| bytes.slice(range.clone());
-        let mut headers = HeaderMap::with_capacity(self.line_count + 1);
-        for line in self.lines.get(..self.line_count)? {
-            let name = HeaderName::from_bytes(bytes.get(line.name.clone())?).ok()?;
-            headers.append(name, HeaderValue::from_maybe_shared(part(&line.value)).ok()?);
-        }
-        let mut request =
-            Request::new(if self.body.is_empty() { Body::empty() } else { Body::from(part(&self.body)) });
-        *request.method_mut() = self.method.clone();
-        *request.uri_mut() = Uri::from_maybe_shared(part(&self.target)).ok()?;
-        *request.headers_mut() = headers;
-        Some(request)
     }
 }
 

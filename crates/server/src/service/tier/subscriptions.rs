@@ -51,6 +51,12 @@ impl Subscriptions {
             }
             shard.forgotten
         };
+        // In memory of its own: most are remembered.
+        Box::pin(self.ask(user, forgotten)).await
+    }
+
+    /// The plan of a user who is not remembered.
+    async fn ask(&self, user: &str, forgotten: u64) -> Plan {
         // A name that no subscription can have.
         let Ok(id) = UserId::parse(user) else { return Plan::Free };
         match within(PATIENCE, self.store.subscription(&id)).await {
