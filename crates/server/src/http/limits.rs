@@ -45,16 +45,54 @@ impl Standing {
 /// Writes what an AI call is told of its limits, in place of anything that is there: an upstream may have limits of its own,
 /// which callers must not take for ours.
 pub fn write_tier(tier: &weir_core::tier::Headers, headers: &mut HeaderMap) {
-    headers.insert(LIMIT, HeaderValue::from(tier.limit));
-    headers.insert(REMAINING, HeaderValue::from(tier.remaining));
-    headers.insert(RESET, HeaderValue::from(tier.reset_s));
-    let Some(NamedLimit { name, quota, window_s, remaining }) = tier.named else {
+    let mut values = Values::default();
+    values.add(format_args!("{}", tier.limit));
+    values.add(format_args!("{}", tier.remaining));
+    values.add(format_args!("{}", tier.reset_s));
+    if let Some(NamedLimit { name, quota, window_s, remaining }) = tier.named {
+        values.add(format_args!("\"{name}\";q={quota};w={window_s}"));
+        values.add(format_args!("\"{name}\";r={remaining};t={}", tier.reset_s));
+    } else {
         headers.remove(IETF_POLICY);
         headers.remove(IETF_STATE);
-        return;
-    };
-    headers.insert(IETF_POLICY, value(format_args!("\"{name}\";q={quota};w={window_s}")));
-    headers.insert(IETF_STATE, value(format_args!("\"{name}\";r={remaining};t={}", tier.reset_s)));
+    }
+    for (name, value) in [LIMIT, REMAINING, RESET, IETF_POLICY, IETF_STATE].into_iter().zip(values.take()) {
+        headers.insert(name, value);
+    }
+}
+
+/// Values of our own making, written one after the other into the same memory: every AI call has five of them.
+struct Values {
+    text: BytesMut,
+    ends: [usize; 5],
+    count: usize,
+}
+
+impl Default for Values {
+    fn default() -> Self {
+        Self { text: BytesMut::with_capacity(128), ends: [0; 5], count: 0 }
+    }
+}
+
+impl Values {
+    fn add(&mut self, text: std::fmt::Arguments<'_>) {
+        // Writing to memory cannot fail.
+        let _ = self.text.write_fmt(text);
+        if let Some(end) = self.ends.get_mut(self.count) {
+            *end = self.text.len();
+            self.count += 1;
+        }
+    }
+
+    fn take(self) -> impl Iterator<Item = HeaderValue> {
+        let mut rest = self.text.freeze();
+        let mut start = 0;
+        self.ends.into_iter().take(self.count).map(move |end| {
+            let text = rest.split_to(end - start);
+            start = end;
+            HeaderValue::from_maybe_shared(text).unwrap_or(HeaderValue::from_static(""))
+        })
+    }
 }
 
 /// A value of our own making: digits, quotes, a name. Written once, into room that is enough for any of them.

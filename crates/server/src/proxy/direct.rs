@@ -156,6 +156,14 @@ impl Talk {
         Some(frame.and_then(|frame| frame.into_data().ok()).unwrap_or_default())
     }
 
+    /// Keeps no room for a request that was written.
+    fn forget_ask(&mut self) {
+        if self.written == self.ask.len() {
+            self.ask = Vec::new();
+            self.written = 0;
+        }
+    }
+
     /// The connection, if all was said and nothing is left of what was heard.
     pub(super) fn into_line(self) -> Option<Line> {
         let is_over = self.written == self.ask.len() && self.unwritable.is_none() && self.read.is_empty();

@@ -23,7 +23,7 @@ pub(super) const FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwar
 pub(super) const PSEUDONYM: &str = "1.1 weir";
 
 /// What belongs to one connection and is never passed on. `Trailer` is: trailers are.
-const HOP_BY_HOP: [HeaderName; 8] = [
+static HOP_BY_HOP: [HeaderName; 8] = [
     CONNECTION,
     KEEP_ALIVE,
     PROXY_CONNECTION,

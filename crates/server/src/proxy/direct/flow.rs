@@ -39,6 +39,7 @@ pub(in crate::proxy) struct Around {
 impl Flow {
     pub(in crate::proxy) fn new(mut talk: Talk, body: Body, is_kept: bool, around: Around) -> Self {
         talk.line.alarm.prolong(Instant::now(), around.idle_timeout);
+        talk.forget_ask();
         Self { talk: Some(talk), body, is_kept, around }
     }
 

@@ -99,12 +99,12 @@ fn read(text: &str, is_bodiless: bool) -> Option<Got> {
     let mut lines: Vec<String> = head.lines().map(str::to_owned).collect();
     let length = lines.iter().find_map(|line| line.strip_prefix("content-length: "));
     let is_chunked = lines.iter().any(|line| line == "transfer-encoding: chunked");
-    let body = match length.map(|length| length.parse::<usize>().unwrap()) {
+    let body = match length {
         _ if is_bodiless || head.contains(" 204 ") || head.contains(" 304 ") => {
             assert_eq!(body, "");
             String::new()
         }
-        Some(length) => body.get(..length).filter(|whole| *whole == body)?.to_owned(),
+        Some(length) => body.get(..length.parse().unwrap()).filter(|whole| *whole == body)?.to_owned(),
         None if is_chunked => dechunked(body)?,
         None => panic!("nobody knows where it ends: {text}"),
     };
