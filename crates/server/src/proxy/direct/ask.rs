@@ -1,5 +1,4 @@
-//! A request as bytes: what [`strip`](super::headers::strip) and [`Addition::apply`] make of a head, written down without being
-//! made first.
+//! A request as bytes: what `headers.rs` makes of a head for hyper's client, written down without being made first.
 
 use std::io::Write;
 
