@@ -118,12 +118,15 @@ mod tests {
     async fn a_stop_ends_a_wait_that_has_begun_and_one_that_begins() {
         let (mut alarm, stop) = (Alarm::default(), CancellationToken::new());
         alarm.begin(Instant::now(), LIMIT);
-        let stopping = async {
-            // The wait has become a long one by then, or is ended by its first look.
-            tokio::time::sleep(2 * SOON).await;
-            stop.cancel();
-        };
-        let (ended, ()) = tokio::join!(over(&mut alarm, &stop), stopping);
+        let ended = poll_fn(|context| {
+            let polled = alarm.poll(context, &stop);
+            if alarm.stopping.is_some() {
+                // It listens, and is told.
+                stop.cancel();
+            }
+            polled
+        })
+        .await;
         assert_eq!(ended, Over::Stopping);
         alarm.begin(Instant::now(), LIMIT);
         assert_eq!(over(&mut alarm, &stop).await, Over::Stopping);

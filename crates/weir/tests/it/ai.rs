@@ -3,6 +3,7 @@
 
 mod answers;
 mod bodies;
+mod crowd;
 mod given;
 mod heads;
 mod leaving;
