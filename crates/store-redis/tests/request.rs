@@ -32,7 +32,8 @@ impl BehindRedis {
         let time = Arc::<ManualClock>::clone(&clock);
         let engine =
             Postgres::open_with_clock(target.with_patience(PATIENCE), 8, Some(time)).await.expect("it opens");
-        let redis = Redis::start(server().url().parse().expect("a Redis URL"));
+        let target: weir_store_redis::Target = server().url().parse().expect("a Redis URL");
+        let redis = Redis::start(target.with_patience(PATIENCE));
         redis.connected().await;
         Self { database, clock, engine, redis }
     }

@@ -14,13 +14,14 @@ use weir_store_conformance::sale::given::{
     active, bought, expect_books, found, purchase, sku, stand, wishes, written_down,
 };
 use weir_store_postgres::Postgres;
-use weir_store_redis::{Redis, RedisSales};
+use weir_store_redis::{Redis, RedisSales, Target};
 use weir_testkit::postgres::{self, Database};
 use weir_testkit::proxy::Proxy;
 use weir_testkit::redis::{Options, Server};
 use weir_testkit::wait;
 
 const PATIENCE: Duration = Duration::from_secs(60);
+const ANSWERED_WITHIN: Duration = Duration::from_secs(10);
 
 struct OnRedis {
     database: Arc<Database>,
@@ -44,10 +45,13 @@ impl OnRedis {
     }
 
     async fn at(database: Arc<Database>, server: Arc<Server>, clock: Arc<ManualClock>, url: &str) -> Self {
-        let target = database.url().parse().expect("a Postgres URL");
+        let target: weir_store_postgres::Target = database.url().parse().expect("a Postgres URL");
         let time = Arc::<ManualClock>::clone(&clock);
-        let ledger = Postgres::open_with_clock(target, 8, Some(time)).await.expect("it opens");
-        let redis = Redis::start(url.parse().expect("a Redis URL"));
+        let ledger =
+            Postgres::open_with_clock(target.with_patience(PATIENCE), 8, Some(time)).await.expect("it opens");
+        let target: Target = url.parse().expect("a Redis URL");
+        // What is late is not gone: a busy machine must not decide what these tests see.
+        let redis = Redis::start(target.with_patience(ANSWERED_WITHIN));
         redis.connected().await;
         let (time, metrics) = (Arc::<ManualClock>::clone(&clock), FollowMetrics::default());
         let engine = RedisSales::new(redis, Arc::new(ledger), Some(time), metrics.clone());

@@ -32,9 +32,10 @@ struct OnCluster {
 
 impl OnCluster {
     async fn on(database: Arc<Database>, cluster: Arc<Cluster>, clock: Arc<ManualClock>) -> Self {
-        let target = database.url().parse().expect("a Postgres URL");
+        let target: weir_store_postgres::Target = database.url().parse().expect("a Postgres URL");
         let time = Arc::<ManualClock>::clone(&clock);
-        let ledger = Postgres::open_with_clock(target, 8, Some(time)).await.expect("it opens");
+        let ledger =
+            Postgres::open_with_clock(target.with_patience(PATIENCE), 8, Some(time)).await.expect("it opens");
         let target: weir_store_redis::Target = cluster.url().parse().expect("a Redis URL");
         // A busy machine may take a while to answer, and nothing here is about that.
         let redis = Redis::start(target.with_patience(Duration::from_secs(10)));
