@@ -6,10 +6,10 @@ use axum::body::HttpBody;
 use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
-use http::StatusCode;
+use http::{Method, StatusCode};
 
 use super::caller::Caller;
-use super::error::ApiError;
+use super::error::{ApiError, method_not_allowed};
 use super::limits::write_tier;
 use crate::app::App;
 use crate::auth::jwt::authenticate;
@@ -45,6 +45,9 @@ async fn admit(
     caller: Option<&Caller>,
     request: &mut http::Request<Payload>,
 ) -> Result<Response, ApiError> {
+    if request.method() == Method::CONNECT {
+        return Err(method_not_allowed().await);
+    }
     let claims = authenticate(request.headers(), app)?;
     if claims.sub.is_empty() {
         return Err(ApiError::unauthenticated("The token names nobody; get one whose sub is a user"));

@@ -73,7 +73,7 @@ impl Proxy {
     fn respond(
         &self,
         response: http::Response<Incoming>,
-        wire: Box<Wire>,
+        mut wire: Box<Wire>,
         around: Around,
         upgrade: Option<OnUpgrade>,
     ) -> Result<Response, Problem> {
@@ -86,6 +86,7 @@ impl Proxy {
                 tunnel::Tunnel { wire, inbound, open, idle_timeout: around.idle_timeout, stop: around.stop };
             return tunnel.open(response, &self.tunnels);
         }
+        wire.is_doubtful = headers::is_doubtful(response.status(), response.headers());
         let (mut parts, body) = response.into_parts();
         if parts.headers.contains_key(TRANSFER_ENCODING) {
             parts.headers.remove(CONTENT_LENGTH);

@@ -46,6 +46,8 @@ pub(super) struct Talk {
     unwritable: Option<io::Error>,
     /// What was read and not looked at yet.
     pub(super) read: Bytes,
+    /// How much was read before there was a head.
+    heard: usize,
 }
 
 /// Why there is no answer.
@@ -58,7 +60,7 @@ pub(super) enum Failure {
 
 impl Talk {
     pub(super) const fn new(line: Line, ask: Vec<u8>) -> Self {
-        Self { line, ask, written: 0, unwritable: None, read: Bytes::new() }
+        Self { line, ask, written: 0, unwritable: None, read: Bytes::new(), heard: 0 }
     }
 
     /// Sends the request and waits for the head of the answer, until `poll_over` says that there is no point in it.
@@ -91,7 +93,7 @@ impl Talk {
         loop {
             match ready!(self.line.poll_read(context, &mut self.read)) {
                 Ok(0) => return Poll::Ready(Err(self.closed())),
-                Ok(_more) => {}
+                Ok(more) => self.heard += more,
                 Err(error) => return Poll::Ready(Err(unreadable(&error))),
             }
             if *partial > 0 && !may_be_whole(&self.read, *partial) {
@@ -103,7 +105,8 @@ impl Talk {
                     Err(malformed) => return Poll::Ready(Err(unreadable(&malformed))),
                 }
             }
-            if self.read.len() >= HEAD_BYTES_MAX {
+            // Heads that only announce an answer count as well: there may be no end to them.
+            if self.heard >= HEAD_BYTES_MAX {
                 return Poll::Ready(Err(unreadable(&"its head is too long")));
             }
         }

@@ -7,7 +7,8 @@ use http::header::{
     AUTHORIZATION, CONNECTION, CONTENT_LENGTH, EXPECT, FORWARDED, HOST, PROXY_AUTHENTICATE,
     PROXY_AUTHORIZATION, TE, TRANSFER_ENCODING, UPGRADE, VIA,
 };
-use http::{HeaderMap, HeaderName, HeaderValue, Uri};
+use http::uri::Authority;
+use http::{HeaderMap, HeaderName, HeaderValue, StatusCode, Uri};
 
 use crate::http::caller::Caller;
 
@@ -21,6 +22,21 @@ pub(super) const FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwar
 
 /// How Weir names itself among those that passed a message on.
 pub(super) const PSEUDONYM: &str = "1.1 weir";
+
+/// What is said before a body, and by nobody but Weir, or not at all.
+static NO_TRAILERS: [HeaderName; 11] = [
+    ADMIN_KEY,
+    AUTHORIZATION,
+    CONTENT_LENGTH,
+    EXPECT,
+    FORWARDED,
+    FORWARDED_FOR,
+    FORWARDED_HOST,
+    FORWARDED_PROTO,
+    HOST,
+    USER,
+    VIA,
+];
 
 /// What belongs to one connection and is never passed on. `Trailer` is: trailers are.
 static HOP_BY_HOP: [HeaderName; 8] = [
@@ -47,6 +63,24 @@ pub(super) fn is_hop_by_hop(name: &HeaderName) -> bool {
     HOP_BY_HOP.contains(name)
 }
 
+/// Whether an answer says in two ways how long it is, or has no body and says that it has one. Whoever made it may think
+/// of its end in the other way.
+pub(super) fn is_doubtful(status: StatusCode, headers: &HeaderMap) -> bool {
+    let (is_encoded, is_long) = (
+        headers.contains_key(TRANSFER_ENCODING),
+        headers.get_all(CONTENT_LENGTH).iter().any(|length| length != "0"),
+    );
+    is_encoded && headers.contains_key(CONTENT_LENGTH)
+        || status == StatusCode::NO_CONTENT && (is_encoded || is_long)
+}
+
+/// Leaves nothing among trailers that is not believed in a head either.
+pub(super) fn strip_trailers(trailers: &mut HeaderMap) {
+    for name in HOP_BY_HOP.iter().chain(&NO_TRAILERS) {
+        trailers.remove(name);
+    }
+}
+
 /// Has a length that is told more than once told once; not at all, if it is not the same each time. Nobody after us shall
 /// have to choose.
 pub(super) fn settle_length(headers: &mut HeaderMap) {
@@ -68,6 +102,12 @@ pub(super) fn settle_length(headers: &mut HeaderMap) {
 pub(super) fn asks_nothing_of_its_connection(headers: &HeaderMap) -> bool {
     let is_plain = |token: &str| ["keep-alive", "close"].iter().any(|word| token.eq_ignore_ascii_case(word));
     tokens(headers, &CONNECTION).all(is_plain) && !takes_trailers(headers)
+}
+
+/// Where an authority is, without who asks there.
+pub(super) fn place(authority: &Authority) -> &str {
+    let authority = authority.as_str();
+    authority.rsplit_once('@').map_or(authority, |(_credentials, place)| place)
 }
 
 /// The members of a list, over all lines of a header.
@@ -121,7 +161,7 @@ impl Addition<'_> {
         for name in [ADMIN_KEY, EXPECT, CONTENT_LENGTH] {
             headers.remove(name);
         }
-        let host = target.authority().and_then(|authority| authority.as_str().parse().ok());
+        let host = target.authority().and_then(|authority| place(authority).parse().ok());
         let host = host.or_else(|| headers.remove(HOST));
         headers.insert(HOST, self.host.clone());
         headers.insert(USER, user(self.user));
@@ -233,6 +273,40 @@ mod tests {
         let mut left: Vec<_> = headers.keys().map(HeaderName::as_str).collect();
         left.sort_unstable();
         assert_eq!(left, ["trailer", "x-ours"]);
+    }
+
+    #[test]
+    fn an_answer_whose_end_is_told_in_two_ways_is_doubtful() {
+        let doubtful = |status: u16, lines: &[(&'static str, &'static str)]| {
+            let mut headers = HeaderMap::new();
+            for (name, value) in lines {
+                headers.append(*name, HeaderValue::from_static(value));
+            }
+            is_doubtful(StatusCode::from_u16(status).unwrap(), &headers)
+        };
+        let (five, none, chunked) =
+            (("content-length", "5"), ("content-length", "0"), ("transfer-encoding", "chunked"));
+        assert!(doubtful(200, &[five, chunked]) && doubtful(204, &[five]) && doubtful(204, &[chunked]));
+        assert!(!doubtful(200, &[five]) && !doubtful(200, &[chunked]) && !doubtful(204, &[none]));
+        assert!(!doubtful(304, &[five]) && !doubtful(204, &[]));
+    }
+
+    #[test]
+    fn trailers_say_nothing_that_only_heads_may() {
+        let mut trailers = HeaderMap::new();
+        for name in HOP_BY_HOP.iter().chain(&NO_TRAILERS) {
+            trailers.insert(name.clone(), HeaderValue::from_static("x"));
+        }
+        trailers.insert("x-sum", HeaderValue::from_static("1"));
+        strip_trailers(&mut trailers);
+        assert_eq!(trailers.keys().map(HeaderName::as_str).collect::<Vec<_>>(), ["x-sum"]);
+    }
+
+    #[test]
+    fn an_authority_is_told_without_credentials() {
+        for (authority, expected) in [("u:p@a.b:80", "a.b:80"), ("a.b", "a.b"), ("u@[::1]:8", "[::1]:8")] {
+            assert_eq!(place(&authority.parse().unwrap()), expected);
+        }
     }
 
     #[test]

@@ -11,6 +11,8 @@ use bytes::Bytes;
 use hyper::body::{Frame, SizeHint};
 use tokio::time::Sleep;
 
+use super::headers;
+
 /// A request body.
 pub(super) struct Upload {
     body: Body,
@@ -82,7 +84,10 @@ impl Upload {
         (upload, progress)
     }
 
-    fn take(&mut self, frame: Frame<Bytes>) -> Result<Frame<Bytes>, Fault> {
+    fn take(&mut self, mut frame: Frame<Bytes>) -> Result<Frame<Bytes>, Fault> {
+        if let Some(trailers) = frame.trailers_mut() {
+            headers::strip_trailers(trailers);
+        }
         self.silence = None;
         let length = frame.data_ref().map_or(0, Bytes::len) as u64;
         self.left = self.left.checked_sub(length).ok_or(Fault::TooLarge)?;

@@ -6,7 +6,9 @@ use bytes::Bytes;
 use http::header::{CONTENT_LENGTH, HOST, VIA};
 use http::{HeaderMap, HeaderValue, Method, Uri};
 
-use super::headers::{Addition, FORWARDED_FOR, FORWARDED_HOST, FORWARDED_PROTO, PSEUDONYM, write_user};
+use super::headers::{
+    Addition, FORWARDED_FOR, FORWARDED_HOST, FORWARDED_PROTO, PSEUDONYM, place, write_user,
+};
 
 /// Room for what is added to a head.
 const ADDED: usize = 512;
@@ -103,7 +105,7 @@ fn add(out: &mut Vec<u8>, target: &Uri, headers: &HeaderMap, addition: &Addition
             line(out, "x-forwarded-for", value.as_bytes());
         }
     }
-    let named = target.authority().map(|authority| authority.as_str().as_bytes());
+    let named = target.authority().map(|authority| place(authority).as_bytes());
     let host = named.or_else(|| headers.get(HOST).map(HeaderValue::as_bytes));
     if let Some(host) = host
         && !is_told(FORWARDED_HOST)

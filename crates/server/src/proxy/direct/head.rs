@@ -107,7 +107,7 @@ fn build(parsed: &Response<'_, '_>, bytes: &Bytes, is_bodiless: bool) -> Result<
         reason: reason(parsed.reason.unwrap_or_default(), status, bytes),
         headers,
         body,
-        is_kept: notes.is_kept(is_new) && code != 101,
+        is_kept: notes.is_kept(status, is_new),
     })
 }
 
@@ -156,10 +156,13 @@ impl<'a> Notes<'a> {
         }
     }
 
-    /// An answer that tells its length in two ways is believed in one of them, and nothing after it.
-    const fn is_kept(&self, is_new: bool) -> bool {
-        let is_doubtful = self.is_chunked.is_some() && self.length.is_some();
-        !self.asks_to_close && (is_new || self.asks_to_keep) && !is_doubtful
+    /// An answer whose end may be thought of in two ways (`headers::is_doubtful`) is believed, and nothing after it.
+    fn is_kept(&self, status: StatusCode, is_new: bool) -> bool {
+        let is_long = !matches!(self.length, None | Some(Ok(0)));
+        let is_doubtful = self.is_chunked.is_some() && self.length.is_some()
+            || status == StatusCode::NO_CONTENT && (self.is_chunked.is_some() || is_long);
+        let may_be = !self.asks_to_close && (is_new || self.asks_to_keep);
+        may_be && !is_doubtful && status != StatusCode::SWITCHING_PROTOCOLS
     }
 }
 

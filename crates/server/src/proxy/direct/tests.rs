@@ -283,3 +283,16 @@ fn a_head_is_looked_at_again_when_its_end_may_have_come() {
     }
     assert!(may_be_whole(b"HTTP/1.1 200 OK\n\n", 16));
 }
+
+#[tokio::test]
+async fn an_upstream_that_only_announces_its_answer_is_not_listened_to_for_ever() {
+    let (line, mut far) = connected().await;
+    let announcing = async {
+        while far.write_all(b"HTTP/1.1 103 Early Hints\r\n\r\n").await.is_ok() {}
+        std::future::pending::<()>().await;
+    };
+    tokio::select! {
+        taken = take(line) => assert!(taken.unwrap_err().contains("too long")),
+        () = announcing => {}
+    }
+}

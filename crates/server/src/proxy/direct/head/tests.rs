@@ -1,5 +1,19 @@
 use super::*;
 
+#[test]
+fn an_answer_without_a_body_that_speaks_of_one_is_the_last_of_its_connection() {
+    for (lines, is_kept) in [
+        ("", true),
+        ("Content-Length: 0\r\n", true),
+        ("Content-Length: 5\r\n", false),
+        ("Transfer-Encoding: chunked\r\n", false),
+    ] {
+        let mut read = Bytes::from(format!("HTTP/1.1 204 No Content\r\n{lines}\r\n"));
+        let head = take(&mut read, false).unwrap().unwrap();
+        assert_eq!((head.is_kept, head.body), (is_kept, Body::Ended), "{lines}");
+    }
+}
+
 fn read(text: &str) -> Result<Option<(Head, Bytes)>, Malformed> {
     let mut read = Bytes::copy_from_slice(text.as_bytes());
     Ok(take(&mut read, false)?.map(|head| (head, read)))
@@ -70,9 +84,9 @@ fn a_body_ends_as_its_head_says() {
 
 #[test]
 fn some_answers_have_no_body_whatever_they_say() {
-    for code in ["204 No Content", "304 Not Modified"] {
+    for (code, is_kept) in [("204 No Content", false), ("304 Not Modified", true)] {
         let head = head(&format!("HTTP/1.1 {code}\r\nContent-Length: 5\r\n\r\n"));
-        assert_eq!((head.body, head.is_kept), (Body::Ended, true));
+        assert_eq!((head.body, head.is_kept), (Body::Ended, is_kept), "{code}");
     }
     let mut read = Bytes::from_static(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\n");
     let head = take(&mut read, true).unwrap().unwrap();
