@@ -36,7 +36,7 @@ build:
 	cargo build --release --locked -p weir
 
 # The page first: the server that is tested has it.
-test: fmt page lint unit web
+test: fmt page deps unit web
 
 fmt:
 	@rustup component add rustfmt clippy >/dev/null 2>&1 || true
@@ -45,8 +45,13 @@ fmt:
 lint: deps
 	cargo clippy --workspace --all-targets --locked -- -D warnings
 
-# Most tests wait for a server or a clock most of the time, so more of them run than there are cores.
+# What is tested is linted as it is compiled: clippy's driver is the compiler with its lints, and `cargo clippy` beside the tests would
+# take every dependency through the compiler a second time. Most tests wait for a server or a clock most of the time, so
+# more of them run than there are cores.
+unit: export RUSTC_WORKSPACE_WRAPPER := clippy-driver
+unit: export CLIPPY_ARGS := -Dwarnings__CLIPPY_HACKERY__
 unit:
+	cargo test --workspace --all-targets --locked --no-run
 	RUST_TEST_THREADS=$${RUST_TEST_THREADS:-4} cargo test --workspace --locked
 
 # The sale page in a real browser: on the server that `unit` has built, and on a mock that fails when told to.
