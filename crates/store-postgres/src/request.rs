@@ -113,7 +113,7 @@ impl RequestStore for Postgres {
             let row = session.bounded(session.client.query_opt(LAST_LOOKED_AT, &values)).await?;
             last = row.map(|row| column(&row, 0)).transpose()?;
         }
-        let down_to = last.unwrap_or(Uuid::nil());
+        let down_to = last.unwrap_or_default();
         let values: [&(dyn tokio_postgres::types::ToSql + Sync); 5] =
             [&tenant, &before, &down_to, &status.map(Status::as_str), &limited(limit)];
         let rows = session.bounded(session.client.query(&sql, &values)).await?;
