@@ -318,7 +318,7 @@ async fn a_file_is_imported_and_running_it_again_changes_nothing() {
         vec!["import".to_owned(), csv.display().to_string(), "--config".to_owned(), "default".to_owned()];
     let (code, out, err) = run(import).await;
     assert!(code == Some(1) && out.contains("1 new, 0 existing, 1 failed"), "{code:?} {out}");
-    assert!(err.contains("c-2: INVALID_REQUEST: requestedTime"), "{err}");
+    assert!(err.contains("line 3 (c-2): INVALID_REQUEST: requestedTime"), "{err}");
 
     let forecast = ["forecast", "--config", "default", "--time", AT, "--events", "1000"].map(str::to_owned);
     let (code, out, _) = run(forecast.to_vec()).await;
