@@ -17,6 +17,6 @@ pub mod request;
 pub mod router;
 pub mod sale;
 pub mod serve;
-mod short;
+pub(crate) mod short;
 pub mod slot;
 pub mod tier;

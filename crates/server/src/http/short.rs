@@ -5,7 +5,7 @@
 //! whole of HTTP, and nothing here has to refuse anything.
 
 mod plain;
-pub(super) mod write;
+pub(crate) mod write;
 
 use std::future::poll_fn;
 use std::io;

@@ -86,9 +86,11 @@ impl Proxy {
                 tunnel::Tunnel { wire, inbound, open, idle_timeout: around.idle_timeout, stop: around.stop };
             return tunnel.open(response, &self.tunnels);
         }
-        wire.is_doubtful = headers::is_doubtful(response.status(), response.headers());
         let (mut parts, body) = response.into_parts();
-        if parts.headers.contains_key(TRANSFER_ENCODING) {
+        let is_encoded = parts.headers.contains_key(TRANSFER_ENCODING);
+        let lengths = parts.headers.get_all(CONTENT_LENGTH).iter().map(|length| length != "0");
+        wire.is_doubtful = headers::is_doubtful(parts.status, is_encoded, lengths.reduce(|a, b| a || b));
+        if is_encoded {
             parts.headers.remove(CONTENT_LENGTH);
         }
         headers::settle_length(&mut parts.headers);

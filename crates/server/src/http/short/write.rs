@@ -141,7 +141,8 @@ fn write_head(text: &mut Vec<u8>, head: &Parts, framing: Framing, is_last: bool)
     text.extend_from_slice(b"\r\n");
 }
 
-fn write_line(text: &mut Vec<u8>, name: &str, value: &[u8]) {
+/// Writes a line of a head.
+pub(crate) fn write_line(text: &mut Vec<u8>, name: &str, value: &[u8]) {
     text.extend_from_slice(name.as_bytes());
     text.extend_from_slice(b": ");
     text.extend_from_slice(value);

@@ -9,6 +9,7 @@ use http::{HeaderMap, HeaderValue, Method, Uri};
 use super::headers::{
     Addition, FORWARDED_FOR, FORWARDED_HOST, FORWARDED_PROTO, PSEUDONYM, place, write_user,
 };
+use crate::http::short::write::write_line;
 
 /// Room for what is added to a head.
 const ADDED: usize = 512;
@@ -63,7 +64,7 @@ pub(in crate::proxy) fn write(
     out.push(b' ');
     out.extend_from_slice(path.as_bytes());
     out.extend_from_slice(b" HTTP/1.1\r\n");
-    line(&mut out, "host", addition.host.as_bytes());
+    write_line(&mut out, "host", addition.host.as_bytes());
     for (name, value) in headers {
         let is_kept = match fate(name.as_str()) {
             Fate::Kept => true,
@@ -72,7 +73,7 @@ pub(in crate::proxy) fn write(
             Fate::Forwarded => addition.trust_forwarded,
         };
         if is_kept {
-            line(&mut out, name.as_str(), value.as_bytes());
+            write_line(&mut out, name.as_str(), value.as_bytes());
         }
     }
     add(&mut out, target, headers, addition);
@@ -91,7 +92,7 @@ fn add(out: &mut Vec<u8>, target: &Uri, headers: &HeaderMap, addition: &Addition
     write_user(out, addition.user);
     out.extend_from_slice(b"\r\n");
     if let Some(authorization) = addition.authorization {
-        line(out, "authorization", authorization.as_bytes());
+        write_line(out, "authorization", authorization.as_bytes());
     }
     let is_told = |name| addition.trust_forwarded && headers.contains_key(name);
     if let Some(caller) = addition.caller {
@@ -102,7 +103,7 @@ fn add(out: &mut Vec<u8>, target: &Uri, headers: &HeaderMap, addition: &Addition
         let _ = write!(out, "{}\r\n", caller.address().ip().to_canonical());
     } else if is_told(FORWARDED_FOR) {
         for value in headers.get_all(FORWARDED_FOR) {
-            line(out, "x-forwarded-for", value.as_bytes());
+            write_line(out, "x-forwarded-for", value.as_bytes());
         }
     }
     let named = target.authority().map(|authority| place(authority).as_bytes());
@@ -110,10 +111,10 @@ fn add(out: &mut Vec<u8>, target: &Uri, headers: &HeaderMap, addition: &Addition
     if let Some(host) = host
         && !is_told(FORWARDED_HOST)
     {
-        line(out, "x-forwarded-host", host);
+        write_line(out, "x-forwarded-host", host);
     }
     if !is_told(FORWARDED_PROTO) {
-        line(out, "x-forwarded-proto", b"http");
+        write_line(out, "x-forwarded-proto", b"http");
     }
     out.extend_from_slice(b"via: ");
     list(out, headers.get_all(VIA));
@@ -127,13 +128,6 @@ fn list<'a>(out: &mut Vec<u8>, values: impl IntoIterator<Item = &'a HeaderValue>
         out.extend_from_slice(value.as_bytes());
         out.extend_from_slice(b", ");
     }
-}
-
-fn line(out: &mut Vec<u8>, name: &str, value: &[u8]) {
-    out.extend_from_slice(name.as_bytes());
-    out.extend_from_slice(b": ");
-    out.extend_from_slice(value);
-    out.extend_from_slice(b"\r\n");
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use httparse::{Header, ParserConfig, Response, Status};
 use hyper::ext::ReasonPhrase;
 
-use super::super::headers::{is_hop_by_hop, settle_length};
+use super::super::headers::{is_doubtful, is_hop_by_hop, settle_length};
 use super::body::Body;
 
 /// How many headers an answer may have.
@@ -156,11 +156,10 @@ impl<'a> Notes<'a> {
         }
     }
 
-    /// An answer whose end may be thought of in two ways (`headers::is_doubtful`) is believed, and nothing after it.
+    /// An answer whose end may be thought of in two ways is believed, and nothing after it.
     fn is_kept(&self, status: StatusCode, is_new: bool) -> bool {
-        let is_long = !matches!(self.length, None | Some(Ok(0)));
-        let is_doubtful = self.is_chunked.is_some() && self.length.is_some()
-            || status == StatusCode::NO_CONTENT && (self.is_chunked.is_some() || is_long);
+        let is_long = self.length.map(|length| length != Ok(0));
+        let is_doubtful = is_doubtful(status, self.is_chunked.is_some(), is_long);
         let may_be = !self.asks_to_close && (is_new || self.asks_to_keep);
         may_be && !is_doubtful && status != StatusCode::SWITCHING_PROTOCOLS
     }
