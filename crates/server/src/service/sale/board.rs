@@ -230,6 +230,7 @@ impl Board {
         for product in snapshot.products {
             self.merge(&mut known, product);
         }
+        known.was_read = true;
         drop(known);
         self.earlier.notify_one();
     }
@@ -241,6 +242,10 @@ impl Board {
             let is_newer = known.products.get(&news.sku).is_none_or(|product| product.id < news.id);
             if is_newer {
                 self.events.forget(&news.sku);
+                // Made elsewhere, and heard of only after it began: nobody else tells those who listen.
+                if known.was_read && news.sale.state == State::Active {
+                    self.events.tell_state(&news.sku, State::Active);
+                }
                 known.products.insert(news.sku.clone(), news);
             }
             return;

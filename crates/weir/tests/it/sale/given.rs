@@ -155,11 +155,15 @@ impl Listener {
         self.head[0].split(' ').nth(1).expect("a status")
     }
 
-    /// The next event; none at the end of the stream.
+    /// The next event; none at the end of the stream. Heartbeats are not events, and no reason to wait for longer.
     pub(super) async fn next(&mut self) -> Option<Event> {
+        in_time(self.read()).await
+    }
+
+    async fn read(&mut self) -> Option<Event> {
         let mut event = Event { name: String::new(), id: String::new(), data: Value::Null };
         loop {
-            let line = in_time(self.lines.next_line()).await.ok().flatten()?;
+            let line = self.lines.next_line().await.ok().flatten()?;
             match line.split_once(": ") {
                 Some(("event", name)) => event.name = name.to_owned(),
                 Some(("id", id)) => event.id = id.to_owned(),

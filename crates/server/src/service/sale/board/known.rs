@@ -17,6 +17,8 @@ pub(super) struct Known {
     pub(super) products: HashMap<Sku, Product>,
     /// When the store was asked for what is known.
     pub(super) read: Option<Instant>,
+    /// Whether it ever was: what is new after that is news.
+    pub(super) was_read: bool,
     /// Counts doubts: what was asked for before one does not settle it.
     pub(super) doubts: u64,
     /// When the store's time was heard, and what it was at some moment before.

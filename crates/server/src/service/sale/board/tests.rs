@@ -164,6 +164,21 @@ async fn an_earlier_sale_that_is_heard_of_later_is_told_at_its_time() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_sale_that_is_heard_of_only_after_it_began_is_told_then() {
+    let begun = |name| {
+        let mut product = product(name, Duration::from_secs(1), FOREVER);
+        product.sale.state = State::Active;
+        product
+    };
+    let mut given = Given::start(vec![begun("OLD")], false).await;
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    given.store.products.lock().unwrap().push(begun("NEW"));
+    let (told, at) = given.hears().await;
+    assert!(told.contains("\"NEW\"") && told.contains("\"ACTIVE\""), "and nothing of the old one: {told}");
+    assert!(at <= Duration::from_secs(60) + FRESH_FOR * 2, "{at:?}");
+}
+
+#[tokio::test(start_paused = true)]
 async fn what_the_store_tells_is_told_at_once_and_the_store_hardly_read() {
     let hour = Duration::from_secs(3_600);
     let mut given = Given::start(vec![product("W", Duration::from_secs(1), hour)], true).await;
