@@ -14,6 +14,7 @@ use crate::instance::{Handle, Instance, on_an_unused_port};
 use crate::source::Source;
 
 pub use database::Database;
+use database::Spare;
 
 mod cluster;
 mod connection;
@@ -30,6 +31,8 @@ pub struct Options {
     pub settings: Vec<(String, String)>,
     /// Serve TLS, and nothing else, with a certificate for `localhost`.
     pub tls: bool,
+    /// Keep its files in memory, where there is enough of it.
+    pub in_memory: bool,
 }
 
 impl Default for Options {
@@ -43,17 +46,20 @@ impl Default for Options {
             ("deadlock_timeout", "100ms"),
         ];
         let settings = settings.map(|(name, value)| (name.to_owned(), value.to_owned())).to_vec();
-        Self { settings, tls: false }
+        Self { settings, tls: false, in_memory: false }
     }
 }
 
 impl Options {
-    /// The shared server's: nothing it holds has to outlive a power cut, and databases are made by the hundred.
+    /// The shared server's: nothing it holds has to outlive a power cut, and tables are made by the ten thousand, each of
+    /// them some files, for which a disk's file system looks longer than PostgreSQL for all the rest.
     fn fast() -> Self {
-        let mut options = Self::default();
+        let mut options = Self { in_memory: true, ..Self::default() };
         options.settings.retain(|(name, _)| name != "fsync");
         let off = ["fsync", "full_page_writes", "synchronous_commit"];
         options.settings.extend(off.map(|name| (name.to_owned(), "off".to_owned())));
+        let small = [("max_wal_size", "128MB"), ("min_wal_size", "32MB")];
+        options.settings.extend(small.map(|(name, value)| (name.to_owned(), value.to_owned())));
         options
     }
 }
@@ -66,6 +72,7 @@ pub struct Server {
     bin_dir: Option<PathBuf>,
     /// None when the server was given by `WEIR_TEST_POSTGRES` and so is not ours to command.
     instance: Option<Handle<dyn Instance>>,
+    spare: Spare,
 }
 
 impl Server {
@@ -117,7 +124,7 @@ impl Server {
         let instance = Handle::new("PostgreSQL", instance);
         instance.lock().launch();
         instance.wait_ready(|| connection::probe(&url, ca_file.as_deref()))?;
-        Ok(Self { url, ca_file, bin_dir, instance: Some(instance) })
+        Ok(Self { url, ca_file, bin_dir, instance: Some(instance), spare: Spare::default() })
     }
 
     fn external(url: &str) -> Self {
@@ -129,12 +136,14 @@ impl Server {
                 "the server of WEIR_TEST_POSTGRES does not answer: {reason}; start it or unset the variable"
             );
         }
-        Self { url, ca_file: None, bin_dir: None, instance: None }
+        Self { url, ca_file: None, bin_dir: None, instance: None, spare: Spare::default() }
     }
 
-    /// A fresh, empty database. The hint is part of its name, for whoever looks into the server.
+    /// A fresh, empty database. The hint is part of its name, for whoever looks into the server; one that is used again
+    /// keeps the name that it had.
     pub async fn database(&self, name_hint: &str) -> Database {
-        Database::create(self.url.clone(), self.ca_file.clone(), name_hint, self.instance.is_none()).await
+        let spare = self.instance.is_some().then(|| Arc::clone(&self.spare));
+        Database::create(self.url.clone(), self.ca_file.clone(), name_hint, spare).await
     }
 
     /// Where the server listens: the upstream for a [`Proxy`](crate::proxy::Proxy).

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
+use rustix::fs::statvfs;
 use rustix::process::{Pid, Signal};
 
 use super::{Options, SUPERUSER};
@@ -22,6 +23,11 @@ const CLEAR_AWAY: &str = r#"
 if [ -f "$2/data/postmaster.pid" ]; then ipcrm -m "$(sed -n '7s/.* //p' "$2/data/postmaster.pid")"; fi
 rm -rf -- "$2"
 "#;
+
+/// Where files are memory, on any Linux.
+const MEMORY: &str = "/dev/shm";
+/// So much of it must be left over: half would be enough for the largest suite.
+const MEMORY_MIN: u64 = 2 << 30;
 
 pub(super) struct Cluster {
     bin_dir: PathBuf,
@@ -42,7 +48,7 @@ struct Owner {
 impl Cluster {
     pub(super) fn create(bin_dir: &Path, port: u16, password: &str, options: &Options) -> Self {
         let owner = rustix::process::geteuid().is_root().then(unprivileged_user);
-        let directory = temporary_directory();
+        let directory = temporary_directory(options.in_memory);
         let watchdog =
             Watchdog::start(&format!("{END_PROCESS}{CLEAR_AWAY}"), ["QUIT".as_ref(), directory.as_os_str()]);
         let cluster = Self {
@@ -276,14 +282,19 @@ fn unprivileged_user() -> Owner {
 }
 
 /// A fresh directory, mode 0700, that any user could be given: TMPDIR may lie in a home that only root can enter.
-fn temporary_directory() -> PathBuf {
-    let open = |directory: &Path| {
+fn temporary_directory(in_memory: bool) -> PathBuf {
+    let open = |directory: &PathBuf| {
         directory
             .ancestors()
             .all(|part| fs::metadata(part).is_ok_and(|meta| meta.permissions().mode() & 0o001 != 0))
     };
-    let preferred = std::env::temp_dir();
-    let root = if open(&preferred) { preferred } else { PathBuf::from("/tmp") };
+    let memory = in_memory.then(|| PathBuf::from(MEMORY)).filter(|memory| has_room(memory));
+    let root = memory.unwrap_or_else(std::env::temp_dir);
+    let root = if open(&root) { root } else { PathBuf::from("/tmp") };
     let directory = tempfile::Builder::new().prefix("weir-postgres-").tempdir_in(&root);
     directory.unwrap_or_else(|error| panic!("cannot make a directory in {}: {error}", root.display())).keep()
+}
+
+fn has_room(directory: &Path) -> bool {
+    statvfs(directory).is_ok_and(|system| system.f_bavail.saturating_mul(system.f_frsize) >= MEMORY_MIN)
 }

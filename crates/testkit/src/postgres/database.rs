@@ -1,29 +1,76 @@
 //! One fresh database, and plain access to its tables for tests that look behind the product.
 
+use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use tokio_postgres::{Client, Error, SimpleQueryMessage};
 use url::Url;
 
 use super::connection::{block_on, describe, open};
 
-/// A database of its own for one test. It goes with its server.
+/// Databases whose tests are over, and since when.
+///
+/// A new one is a thousand new files, which takes longer than most tests; one that is emptied is a few dozen.
+pub(super) type Spare = Arc<Mutex<VecDeque<(String, Instant)>>>;
+
+/// How long a database rests before another test gets it: what its test has left running ends with that test's runtime, a
+/// moment later.
+const REST: Duration = Duration::from_secs(3);
+
+const EMPTY: &str =
+    "DROP SCHEMA public CASCADE; CREATE SCHEMA public; GRANT USAGE ON SCHEMA public TO public";
+
+/// A database of its own for one test. It goes with its server, or to another test.
 pub struct Database {
     url: Url,
     ca_file: Option<PathBuf>,
-    /// Set when the server is not ours and so would keep the database for ever.
-    drop_from: Option<Url>,
+    after: After,
+}
+
+/// What becomes of a database after its test.
+enum After {
+    /// It stays: there is no other test.
+    Nothing,
+    Spare(Spare),
+    /// The server is not ours and would keep it for ever.
+    Drop {
+        server: Url,
+    },
 }
 
 impl Database {
-    pub(super) async fn create(server: Url, ca_file: Option<PathBuf>, hint: &str, drop_after: bool) -> Self {
+    pub(super) async fn create(
+        server: Url,
+        ca_file: Option<PathBuf>,
+        hint: &str,
+        spare: Option<Spare>,
+    ) -> Self {
+        let named = |name: &str, after| {
+            let mut url = server.clone();
+            url.set_path(name);
+            Self { url, ca_file: ca_file.clone(), after }
+        };
+        let administration = Self { url: server.clone(), ca_file: ca_file.clone(), after: After::Nothing };
+        let Some(spare) = spare else {
+            let name = unique_name(hint);
+            administration.execute(&format!("CREATE DATABASE {name}")).await;
+            return named(&name, After::Drop { server: server.clone() });
+        };
+        if let Some(name) = rested(&spare) {
+            let sessions = format!(
+                "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE datname = '{name}'"
+            );
+            administration.execute(&sessions).await;
+            let database = named(&name, After::Spare(spare));
+            database.execute(EMPTY).await;
+            return database;
+        }
         let name = unique_name(hint);
-        let mut url = server.clone();
-        url.set_path(&name);
-        let administration = Self { url: server.clone(), ca_file: ca_file.clone(), drop_from: None };
         administration.execute(&format!("CREATE DATABASE {name}")).await;
-        Self { url, ca_file, drop_from: drop_after.then_some(server) }
+        named(&name, After::Spare(spare))
     }
 
     /// `postgres://user:password@127.0.0.1:port/name`; with TLS the host is `localhost` and `sslmode=require` is set.
@@ -67,15 +114,29 @@ impl Database {
 
 impl Drop for Database {
     fn drop(&mut self) {
-        let Some(server) = self.drop_from.take() else {
-            return;
-        };
-        let sql = format!("DROP DATABASE IF EXISTS {} WITH (FORCE)", self.url.path().trim_start_matches('/'));
-        let result = block_on(async { open(&server, None).await?.batch_execute(&sql).await });
-        if let Err(error) = result {
-            eprintln!("left behind on WEIR_TEST_POSTGRES: {sql}: {}", describe(&error));
+        let name = self.url.path().trim_start_matches('/');
+        match &self.after {
+            After::Nothing => {}
+            After::Spare(spare) => {
+                let mut spare = spare.lock().unwrap_or_else(PoisonError::into_inner);
+                spare.push_back((name.to_owned(), Instant::now()));
+            }
+            After::Drop { server } => {
+                let sql = format!("DROP DATABASE IF EXISTS {name} WITH (FORCE)");
+                let result = block_on(async { open(server, None).await?.batch_execute(&sql).await });
+                if let Err(error) = result {
+                    eprintln!("left behind on WEIR_TEST_POSTGRES: {sql}: {}", describe(&error));
+                }
+            }
         }
     }
+}
+
+/// The database that has rested for longest, if that is long enough.
+fn rested(spare: &Spare) -> Option<String> {
+    let mut spare = spare.lock().unwrap_or_else(PoisonError::into_inner);
+    let is_rested = spare.front().is_some_and(|(_, since)| since.elapsed() >= REST);
+    is_rested.then(|| spare.pop_front()).flatten().map(|(name, _)| name)
 }
 
 /// Lower case, letters, digits and underscores, at most 63 bytes: needs no quotes anywhere.
@@ -87,6 +148,29 @@ fn unique_name(hint: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::postgres::Server;
+
+    #[tokio::test]
+    async fn a_database_that_has_rested_is_used_again_empty_and_alone() {
+        if crate::skip("postgres") {
+            return;
+        }
+        let server = Server::shared();
+        let create =
+            |spare: &Spare| Database::create(server.url.clone(), None, "again", Some(Arc::clone(spare)));
+        let spare = Spare::default();
+        let first = create(&spare).await;
+        first.execute("CREATE TABLE t (n int); CREATE SEQUENCE s; CREATE TYPE e AS ENUM ('a')").await;
+        let (url, session) = (first.url().to_owned(), first.connect().await.unwrap());
+        drop(first);
+        assert_ne!(create(&spare).await.url(), url, "it has not rested yet");
+        spare.lock().unwrap()[0].1 -= REST;
+        let again = create(&spare).await;
+        assert_eq!(again.url(), url);
+        let left = "SELECT relname FROM pg_class WHERE relnamespace = 'public'::regnamespace";
+        assert!(again.query_strings(left).await.is_empty());
+        assert!(session.batch_execute("SELECT 1").await.is_err(), "whoever was there is gone");
+    }
 
     #[test]
     fn names_are_unique_and_plain_whatever_the_hint() {

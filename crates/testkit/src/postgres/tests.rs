@@ -121,7 +121,8 @@ async fn own_settings_replace_those_for_tests() {
     if crate::skip("postgres") {
         return;
     }
-    let options = Options { settings: vec![("synchronous_commit".into(), "off".into())], tls: false };
+    let options =
+        Options { settings: vec![("synchronous_commit".into(), "off".into())], tls: false, in_memory: false };
     let server = Server::with_options(&options);
     let database = server.database("options").await;
     assert_eq!(value(&database, "SHOW synchronous_commit").await, "off");
