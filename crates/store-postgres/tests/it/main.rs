@@ -1,0 +1,7 @@
+//! The conformance suites on Postgres.
+
+mod conformance;
+mod request;
+mod sale;
+mod slot;
+mod tier;

@@ -1,0 +1,8 @@
+//! The conformance suites on SQLite, and what a crash leaves.
+
+mod conformance;
+mod crash;
+mod request;
+mod sale;
+mod slot;
+mod tier;
