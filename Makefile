@@ -12,7 +12,7 @@ PAGE_SOURCES := $(wildcard web/*.html web/*.json web/*.ts) $(shell find web/src 
 HAS_NODE := command -v npm >/dev/null 2>&1 && \
   node -e 'const [a, b] = process.versions.node.split(".").map(Number); process.exit(a > 20 || (a === 20 && b >= 19) ? 0 : 1)'
 
-.PHONY: help run page build test fmt lint unit web chromium bench deps
+.PHONY: help run page build test fmt lint compile unit web chromium bench deps
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -35,8 +35,9 @@ web/dist/index.html: $(PAGE_SOURCES)
 build:
 	cargo build --release --locked -p weir
 
-# The page first: the server that is tested has it.
-test: fmt page deps unit web
+# The page first: the server that is tested has it. Then everything is compiled, and every test run.
+test: fmt page deps compile chromium
+	.ci/tests web
 
 fmt:
 	@rustup component add rustfmt clippy >/dev/null 2>&1 || true
@@ -46,15 +47,17 @@ lint: deps
 	cargo clippy --workspace --all-targets --locked -- -D warnings
 
 # What is tested is linted as it is compiled: clippy's driver is the compiler with its lints, and `cargo clippy` beside the tests would
-# take every dependency through the compiler a second time. Most tests wait for a server or a clock most of the time, so
-# more of them run than there are cores.
-unit: export RUSTC_WORKSPACE_WRAPPER := clippy-driver
-unit: export CLIPPY_ARGS := -Dwarnings__CLIPPY_HACKERY__
-unit:
+# take every dependency through the compiler a second time.
+test compile unit: export RUSTC_WORKSPACE_WRAPPER := clippy-driver
+test compile unit: export CLIPPY_ARGS := -Dwarnings__CLIPPY_HACKERY__
+compile:
 	cargo test --workspace --all-targets --locked --no-run
-	RUST_TEST_THREADS=$${RUST_TEST_THREADS:-4} cargo test --workspace --locked
 
-# The sale page in a real browser: on the server that `unit` has built, and on a mock that fails when told to.
+# Every test but those of the page.
+unit: compile
+	.ci/tests
+
+# The sale page in a real browser: on the server that `compile` has built, and on a mock that fails when told to.
 web: page
 	@if $(HAS_NODE); then $(MAKE) --no-print-directory chromium && cd web && \
 	 { test -d node_modules || npm ci --no-audit --no-fund --loglevel=error; } && npm run --silent test:ci; \

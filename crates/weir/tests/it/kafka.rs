@@ -179,6 +179,16 @@ async fn a_broken_network_to_kafka_is_503_in_time_and_heals() {
     }
 }
 
+/// Sends until it is taken: a broker on a busy machine may confirm too late, and then nobody knows whether it has the message.
+async fn send_until_queued(client: &Client, user: &str, text: &str) {
+    wait::until("the message is queued", PATIENCE, async || {
+        let response = send(client, user, text).await;
+        assert!(matches!(response.status, 200 | 503), "{:?}", response.body);
+        response.status == 200
+    })
+    .await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_sender_killed_in_mid_stream_loses_nothing_and_keeps_the_order() {
     if skipped() {
@@ -193,8 +203,7 @@ async fn a_sender_killed_in_mid_stream_loses_nothing_and_keeps_the_order() {
     for round in 0..3 {
         for n in 0..40 {
             let text = (round * 40 + n).to_string();
-            let sends = users.iter().map(|user| send(&pair.client, user, &text));
-            assert!(join_all(sends).await.iter().all(|response| response.status == 200));
+            join_all(users.iter().map(|user| send_until_queued(&pair.client, user, &text))).await;
         }
         // Killed while it delivers; another member of the group takes over.
         pair.sender.kill_9();
