@@ -18,6 +18,7 @@ const STEPS: &[&str] = &[
     include_str!("../migrations/0008_sale.sql"),
     include_str!("../migrations/0009_tier.sql"),
     include_str!("../migrations/0010_request_compact.sql"),
+    include_str!("../migrations/0011_queue_pack.sql"),
 ];
 
 pub(crate) fn run(connection: &mut Connection) -> Result<()> {

@@ -1,5 +1,7 @@
 //! The table queue in SQLite. Rows are only inserted and deleted; who holds a topic is known in memory, since one
-//! process owns the file.
+//! process owns the file. Messages that come together stand together ([`pack`]).
+
+mod pack;
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{MutexGuard, PoisonError};
@@ -17,6 +19,9 @@ use crate::Sqlite;
 /// One shard a topic: with one process there is one claim at a time.
 const SHARD: u16 = 0;
 
+/// So many messages that come together are worth a pack; fewer stand where a person can read them.
+const PACKED_FROM: usize = 4;
+
 const TAKE_IDS: &str = "
     INSERT INTO queue_ledger (topic, accepted) VALUES (?1, ?2)
     ON CONFLICT (topic) DO UPDATE SET accepted = accepted + excluded.accepted
@@ -25,6 +30,7 @@ const INSERT: &str = "INSERT INTO queue_message (topic, id, key, payload) VALUES
 /// The cast makes a payload that somebody typed in by hand (as text) readable too: it must not stop the queue.
 const SCAN: &str = "
     SELECT id, key, CAST(payload AS BLOB), attempts, delayed_until FROM queue_message WHERE topic = ?1 ORDER BY id";
+const PACKS: &str = "SELECT first_id, messages FROM queue_pack WHERE topic = ?1 ORDER BY first_id";
 const DELETE: &str = "DELETE FROM queue_message WHERE topic = ?1 AND id BETWEEN ?2 AND ?3";
 const COUNT_DONE: &str = "UPDATE queue_ledger SET done = done + ?2 WHERE topic = ?1";
 const DELAY: &str = "
@@ -50,6 +56,7 @@ const BOOKS: &str = "
     SELECT coalesce(sum(accepted), 0), coalesce(sum(done), 0), coalesce(sum(discarded), 0),
            (SELECT count(*) FROM dead_letter WHERE topic = ?1),
            (SELECT count(*) FROM queue_message WHERE topic = ?1)
+               + (SELECT coalesce(sum(count), 0) FROM queue_pack WHERE topic = ?1)
     FROM queue_ledger WHERE topic = ?1";
 
 /// Who holds which topic.
@@ -74,8 +81,29 @@ pub(crate) fn enqueue<'a>(
     }
     let last: i64 =
         connection.prepare_cached(TAKE_IDS)?.query_row(params![topic, count], |row| row.get(0))?;
+    let messages: Vec<(i64, (&str, Vec<u8>))> = (last - count + 1..).zip(messages).collect();
+    let mut rest = messages.as_slice();
+    while !rest.is_empty() {
+        let (part, after) = rest.split_at(pack::fitting(rest.iter().map(|(_, (_, payload))| payload.len())));
+        rest = after;
+        let texts = part.iter().map(|(id, (key, payload))| (*id, (*key, payload.as_slice())));
+        if part.len() < PACKED_FROM {
+            insert(connection, topic, texts)?;
+        } else {
+            pack::insert(connection, topic, part[0].0, texts.map(|(_, text)| text))?;
+        }
+    }
+    Ok(())
+}
+
+/// Puts each message into a row of its own.
+fn insert<'a>(
+    connection: &Connection,
+    topic: &str,
+    messages: impl IntoIterator<Item = (i64, (&'a str, &'a [u8]))>,
+) -> rusqlite::Result<()> {
     let mut insert = connection.prepare_cached(INSERT)?;
-    for (id, (key, payload)) in (last - count + 1..).zip(messages) {
+    for (id, (key, payload)) in messages {
         insert.execute(params![topic, id, key, payload])?;
     }
     Ok(())
@@ -243,23 +271,58 @@ fn visible(
     max: usize,
     now: Timestamp,
 ) -> rusqlite::Result<Vec<Message>> {
-    let mut held_back = HashSet::new();
-    let mut messages = Vec::new();
-    let mut scan = connection.prepare_cached(SCAN)?;
-    let mut rows = scan.query([topic])?;
-    while messages.len() < max
-        && let Some(row) = rows.next()?
-    {
-        let key: String = row.get(1)?;
-        let delayed_until: Option<i64> = row.get(4)?;
-        if delayed_until.is_some_and(|until| until > now.as_micros()) {
-            held_back.insert(key);
-        } else if !held_back.contains(&key) {
-            let position = Position { shard: SHARD, id: row.get(0)? };
-            messages.push(Message { position, key, payload: row.get(2)?, attempts: row.get(3)? });
+    let mut view = View { held_back: HashSet::new(), messages: Vec::new(), max, now };
+    let (mut scan, mut packs) = (connection.prepare_cached(SCAN)?, connection.prepare_cached(PACKS)?);
+    let (mut rows, mut packs) = (scan.query([topic])?, packs.query([topic])?);
+    let (mut row, mut pack) = (rows.next()?, packs.next()?);
+    while view.has_room() {
+        let place = |row: Option<&Row<'_>>| row.map(|row| row.get::<_, i64>(0)).transpose();
+        match (place(row)?, place(pack)?, row, pack) {
+            (id, Some(first), _, Some(found)) if id.is_none_or(|id| first < id) => {
+                for (id, message) in (first..).zip(pack::read(found.get_ref(1)?.as_blob()?)) {
+                    let (key, payload) = message?;
+                    view.add(id, key, payload, 0, None);
+                }
+                pack = packs.next()?;
+            }
+            (Some(id), _, Some(found), _) => {
+                let (key, payload) = (found.get_ref(1)?.as_str()?, found.get_ref(2)?.as_blob()?);
+                view.add(id, key, payload, found.get(3)?, found.get(4)?);
+                row = rows.next()?;
+            }
+            _ => break,
         }
     }
-    Ok(messages)
+    Ok(view.messages)
+}
+
+/// What a claim has come upon.
+struct View {
+    /// Keys of which a message is delayed.
+    held_back: HashSet<String>,
+    messages: Vec<Message>,
+    max: usize,
+    now: Timestamp,
+}
+
+impl View {
+    fn has_room(&self) -> bool {
+        self.messages.len() < self.max
+    }
+
+    fn add(&mut self, id: i64, key: &str, payload: &[u8], attempts: u32, delayed_until: Option<i64>) {
+        if delayed_until.is_some_and(|until| until > self.now.as_micros()) {
+            self.held_back.insert(key.to_owned());
+        } else if self.has_room() && !self.held_back.contains(key) {
+            let position = Position { shard: SHARD, id };
+            self.messages.push(Message {
+                position,
+                key: key.to_owned(),
+                payload: payload.to_vec(),
+                attempts,
+            });
+        }
+    }
 }
 
 fn settle(
@@ -270,7 +333,11 @@ fn settle(
 ) -> rusqlite::Result<()> {
     // There is one shard; a position in another is no message of ours.
     let ours = |position: &Position| (position.shard == SHARD).then_some(position.id);
-    let done = delete(connection, topic, settlement.done.iter().filter_map(ours).collect())?;
+    let (retry, dead) = (settlement.retry.iter().map(|(p, _)| p), settlement.dead.iter().map(|(p, _)| p));
+    let ids = sorted(settlement.done.iter().filter_map(ours));
+    let apart = sorted(retry.chain(dead).filter_map(ours));
+    let packed = pack::Touched { done: &ids, apart: &apart }.settle(connection, topic)?;
+    let done = if packed == ids.len() { packed } else { packed + delete(connection, topic, &ids)? };
     connection.prepare_cached(COUNT_DONE)?.execute(params![topic, done])?;
     let mut delay = connection.prepare_cached(DELAY)?;
     for (position, after) in &settlement.retry {
@@ -281,14 +348,21 @@ fn settle(
         let letter = MessageId::new(now, chance()).to_string();
         bury.execute(params![topic, ours(position), letter, reason, now.as_micros()])?;
         // At once, so that a message named twice dies once.
-        delete(connection, topic, ours(position).into_iter().collect())?;
+        delete(connection, topic, ours(position).as_slice())?;
     }
     Ok(())
 }
 
-/// Deletes messages by runs of consecutive ids: a whole claim is usually one run, one statement.
-fn delete(connection: &Connection, topic: &str, mut ids: Vec<i64>) -> rusqlite::Result<usize> {
+/// Each once, in order.
+fn sorted(ids: impl Iterator<Item = i64>) -> Vec<i64> {
+    let mut ids: Vec<i64> = ids.collect();
     ids.sort_unstable();
+    ids.dedup();
+    ids
+}
+
+/// Deletes rows by runs of consecutive ids, of those that are sorted.
+fn delete(connection: &Connection, topic: &str, ids: &[i64]) -> rusqlite::Result<usize> {
     let mut statement = connection.prepare_cached(DELETE)?;
     let mut deleted = 0;
     for run in ids.chunk_by(|a, b| a.checked_add(1) == Some(*b)) {

@@ -1,0 +1,243 @@
+//! Messages that were enqueued together are one row: a batch costs one insert, and one delete when all of it is done.
+//!
+//! A pack has consecutive ids. Once some of its messages are done, the others are a pack again; a message that is to be
+//! tried again, or is dead, has something of its own to keep, so then all become rows of `queue_message`. A position is
+//! in a pack or in a row, never in both.
+
+use std::ops::Range;
+
+use rusqlite::{Connection, params};
+
+use crate::error::fault;
+
+/// The largest pack. A settlement looks for packs that begin so far before its first message.
+const MESSAGES_MAX: usize = 1_024;
+/// A pack is read and written as a whole, so long messages make short packs.
+const BYTES_MAX: usize = 256 * 1_024;
+
+const LENGTH_BYTES: usize = size_of::<u32>();
+
+const INSERT: &str = "INSERT INTO queue_pack (topic, first_id, count, messages) VALUES (?1, ?2, ?3, ?4)";
+const DELETE: &str = "DELETE FROM queue_pack WHERE topic = ?1 AND first_id = ?2";
+const BETWEEN: &str = "
+    SELECT first_id, count FROM queue_pack WHERE topic = ?1 AND first_id BETWEEN ?2 AND ?3 ORDER BY first_id";
+const MESSAGES: &str = "SELECT messages FROM queue_pack WHERE topic = ?1 AND first_id = ?2";
+
+/// How many of the messages with these lengths go into the next pack: one at least.
+pub(super) fn fitting(lengths: impl Iterator<Item = usize>) -> usize {
+    let mut bytes = 0_usize;
+    let fits = |length: &usize| {
+        bytes = bytes.saturating_add(*length);
+        bytes <= BYTES_MAX
+    };
+    lengths.take(MESSAGES_MAX).take_while(fits).count().max(1)
+}
+
+/// Puts messages with consecutive ids into one row.
+pub(super) fn insert<'a>(
+    connection: &Connection,
+    topic: &str,
+    first_id: i64,
+    messages: impl IntoIterator<Item = (&'a str, &'a [u8])> + Clone,
+) -> rusqlite::Result<()> {
+    let length = |(key, payload): (&str, &[u8])| 2 * LENGTH_BYTES + key.len() + payload.len();
+    let (mut text, mut count) = (Vec::with_capacity(messages.clone().into_iter().map(length).sum()), 0_i64);
+    for (key, payload) in messages {
+        write(&mut text, key.as_bytes());
+        write(&mut text, payload);
+        count += 1;
+    }
+    connection.prepare_cached(INSERT)?.execute(params![topic, first_id, count, text])?;
+    Ok(())
+}
+
+/// The messages of a pack, in order.
+pub(super) fn read(messages: &[u8]) -> impl Iterator<Item = rusqlite::Result<(&str, &[u8])>> {
+    let mut rest = messages;
+    std::iter::from_fn(move || {
+        if rest.is_empty() {
+            return None;
+        }
+        let message = (|| Some((str::from_utf8(take(&mut rest)?).ok()?, take(&mut rest)?)))();
+        // Nothing can be said of what comes after a fault.
+        message.is_none().then(|| rest = &[]);
+        Some(message.ok_or_else(|| fault("queue_pack holds a row that is cut off")))
+    })
+}
+
+/// What a settlement does to packs.
+pub(super) struct Touched<'a> {
+    /// Done for good; sorted, each once.
+    pub(super) done: &'a [i64],
+    /// Named otherwise; sorted.
+    pub(super) apart: &'a [i64],
+}
+
+impl Touched<'_> {
+    /// Takes what is done out of its packs, and makes rows of those of which a message was named otherwise. Says how many
+    /// messages were taken out; what is in rows is left to the caller.
+    pub(super) fn settle(&self, connection: &Connection, topic: &str) -> rusqlite::Result<usize> {
+        let ends = [self.done.first(), self.done.last(), self.apart.first(), self.apart.last()];
+        let ends = || ends.into_iter().flatten().copied();
+        let (Some(first), Some(last)) = (ends().min(), ends().max()) else { return Ok(0) };
+        let from = first.saturating_sub(i64::try_from(MESSAGES_MAX).unwrap_or(i64::MAX));
+        let mut between = connection.prepare_cached(BETWEEN)?;
+        let packs = between
+            .query_map(params![topic, from, last], |row| Ok((row.get(0)?, row.get(1)?)))?
+            .collect::<rusqlite::Result<Vec<(i64, i64)>>>()?;
+        let mut taken = 0;
+        for (first_id, count) in packs {
+            let ids = first_id..first_id.saturating_add(count);
+            let (done, apart) = (within(self.done, &ids), within(self.apart, &ids));
+            if done.is_empty() && apart.is_empty() {
+                continue;
+            }
+            let is_whole = i64::try_from(done.len()) == Ok(count);
+            let messages = if is_whole { Vec::new() } else { messages(connection, topic, first_id)? };
+            connection.prepare_cached(DELETE)?.execute(params![topic, first_id])?;
+            let mut others = (first_id..)
+                .zip(read(&messages))
+                .map(|(id, message)| Ok((id, message?)))
+                .collect::<rusqlite::Result<Vec<_>>>()?;
+            others.retain(|(id, _)| done.binary_search(id).is_err());
+            if apart.is_empty() {
+                for run in others.chunk_by(|(a, _), (b, _)| a + 1 == *b) {
+                    insert(connection, topic, run[0].0, run.iter().map(|(_, message)| *message))?;
+                }
+            } else {
+                super::insert(connection, topic, others)?;
+            }
+            taken += done.len();
+        }
+        Ok(taken)
+    }
+}
+
+fn messages(connection: &Connection, topic: &str, first_id: i64) -> rusqlite::Result<Vec<u8>> {
+    connection.prepare_cached(MESSAGES)?.query_row(params![topic, first_id], |row| row.get(0))
+}
+
+/// Those of sorted ids that are in a range.
+fn within<'a>(ids: &'a [i64], range: &Range<i64>) -> &'a [i64] {
+    let from = ids.partition_point(|id| *id < range.start);
+    let to = ids.partition_point(|id| *id < range.end);
+    &ids[from..to]
+}
+
+/// A length of [`LENGTH_BYTES`], little-endian, and so many bytes.
+fn write(text: &mut Vec<u8>, part: &[u8]) {
+    let length = u32::try_from(part.len()).expect("a message is short");
+    text.extend_from_slice(&length.to_le_bytes());
+    text.extend_from_slice(part);
+}
+
+/// What [`write`] wrote; none when it is cut off.
+fn take<'a>(rest: &mut &'a [u8]) -> Option<&'a [u8]> {
+    let (length, after) = rest.split_first_chunk()?;
+    let (part, after) = after.split_at_checked(usize::try_from(u32::from_le_bytes(*length)).ok()?)?;
+    *rest = after;
+    Some(part)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TOPIC: &str = "t";
+
+    fn database() -> Connection {
+        let mut connection = Connection::open_in_memory().unwrap();
+        crate::migrate::run(&mut connection).unwrap();
+        connection
+    }
+
+    /// A pack of messages 1 to 5.
+    fn packed() -> Connection {
+        let connection = database();
+        let keys = ["a", "b", "c", "d", "e"];
+        insert(&connection, TOPIC, 1, keys.map(|key| (key, key.as_bytes()))).unwrap();
+        connection
+    }
+
+    /// The packs, each by its first id and its keys.
+    fn packs(connection: &Connection) -> Vec<(i64, String)> {
+        let mut all =
+            connection.prepare("SELECT first_id, count, messages FROM queue_pack ORDER BY first_id").unwrap();
+        all.query_map([], |row| {
+            let messages: Vec<u8> = row.get(2)?;
+            let keys: String = read(&messages).map(|message| message.unwrap().0).collect();
+            assert_eq!(row.get::<_, usize>(1)?, keys.len());
+            Ok((row.get(0)?, keys))
+        })
+        .unwrap()
+        .collect::<Result<_, _>>()
+        .unwrap()
+    }
+
+    fn rows(connection: &Connection) -> Vec<(i64, String)> {
+        let mut all = connection.prepare("SELECT id, key FROM queue_message ORDER BY id").unwrap();
+        all.query_map([], |row| Ok((row.get(0)?, row.get(1)?))).unwrap().collect::<Result<_, _>>().unwrap()
+    }
+
+    #[test]
+    fn a_pack_that_is_done_is_gone() {
+        let connection = packed();
+        let taken = Touched { done: &[1, 2, 3, 4, 5], apart: &[] }.settle(&connection, TOPIC).unwrap();
+        assert_eq!(taken, 5);
+        assert!(packs(&connection).is_empty() && rows(&connection).is_empty());
+    }
+
+    #[test]
+    fn what_is_left_of_a_pack_are_packs() {
+        let connection = packed();
+        let settle = |done: &[i64]| Touched { done, apart: &[] }.settle(&connection, TOPIC).unwrap();
+        assert_eq!(settle(&[2, 3, 9]), 2);
+        assert_eq!(packs(&connection), [(1, "a".to_owned()), (4, "de".to_owned())]);
+        assert_eq!(settle(&[2, 3]), 0, "nothing is taken twice");
+        assert_eq!(settle(&[4]), 1);
+        assert_eq!(packs(&connection), [(1, "a".to_owned()), (5, "e".to_owned())]);
+        assert!(rows(&connection).is_empty());
+    }
+
+    #[test]
+    fn a_message_with_a_fate_of_its_own_makes_rows_of_its_pack() {
+        let connection = packed();
+        assert_eq!(Touched { done: &[1], apart: &[3] }.settle(&connection, TOPIC).unwrap(), 1);
+        assert!(packs(&connection).is_empty());
+        let left = [(2, "b"), (3, "c"), (4, "d"), (5, "e")].map(|(id, key)| (id, key.to_owned()));
+        assert_eq!(rows(&connection), left);
+    }
+
+    #[test]
+    fn other_topics_and_packs_are_left_alone() {
+        let connection = packed();
+        insert(&connection, TOPIC, 6, [("f", &b"f"[..])]).unwrap();
+        insert(&connection, "other", 1, [("x", &b"x"[..])]).unwrap();
+        assert_eq!(Touched { done: &[6], apart: &[] }.settle(&connection, TOPIC).unwrap(), 1);
+        assert_eq!(Touched { done: &[], apart: &[7] }.settle(&connection, TOPIC).unwrap(), 0);
+        assert_eq!(packs(&connection), [(1, "x".to_owned()), (1, "abcde".to_owned())]);
+    }
+
+    #[test]
+    fn a_pack_is_bounded_by_messages_and_by_bytes() {
+        assert_eq!(fitting([1; 3].into_iter()), 3);
+        assert_eq!(fitting(std::iter::repeat(1)), MESSAGES_MAX);
+        assert_eq!(fitting([BYTES_MAX - 1, 1, 1].into_iter()), 2);
+        assert_eq!(fitting([BYTES_MAX + 1, 1].into_iter()), 1);
+    }
+
+    #[test]
+    fn a_cut_off_pack_is_a_fault_and_not_a_wrong_message() {
+        for cut in [
+            &b"\x01"[..],
+            b"\x01\0\0\0",
+            b"\x01\0\0\0a",
+            b"\x01\0\0\0a\x02\0\0\0b",
+            b"\x01\0\0\0\xff\0\0\0\0",
+        ] {
+            let found: Vec<_> = read(cut).collect();
+            assert!(matches!(found[..], [Err(_)]), "{cut:?}");
+        }
+        assert_eq!(read(b"").count(), 0);
+    }
+}
