@@ -157,7 +157,7 @@ impl RequestSettings {
                 "a number from 0 to 2147483647",
             )?,
             policy,
-            concurrency: reader.get("request.concurrency", 64, count(10_000), "a number from 1 to 10000")?,
+            concurrency: reader.get("request.concurrency", 256, count(10_000), "a number from 1 to 10000")?,
             downstream,
             downstreams,
             keys: reader.get_optional("request.keys", secret, "a list such as 2026b:BASE64,2026a:BASE64")?,
