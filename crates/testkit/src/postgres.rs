@@ -14,7 +14,7 @@ use crate::instance::{Handle, Instance, on_an_unused_port};
 use crate::source::Source;
 
 pub use database::Database;
-use database::Spare;
+use database::{After, Spare};
 
 mod cluster;
 mod connection;
@@ -72,7 +72,8 @@ pub struct Server {
     bin_dir: Option<PathBuf>,
     /// None when the server was given by `WEIR_TEST_POSTGRES` and so is not ours to command.
     instance: Option<Handle<dyn Instance>>,
-    spare: Spare,
+    /// Where databases wait to be used again: on the shared server, which makes hundreds.
+    spare: Option<Spare>,
 }
 
 impl Server {
@@ -81,7 +82,7 @@ impl Server {
         static SHARED: OnceLock<Server> = OnceLock::new();
         SHARED.get_or_init(|| match std::env::var("WEIR_TEST_POSTGRES") {
             Ok(url) => Self::external(&url),
-            Err(_) => Self::with_options(&Options::fast()),
+            Err(_) => Self { spare: Some(Spare::default()), ..Self::with_options(&Options::fast()) },
         })
     }
 
@@ -124,7 +125,7 @@ impl Server {
         let instance = Handle::new("PostgreSQL", instance);
         instance.lock().launch();
         instance.wait_ready(|| connection::probe(&url, ca_file.as_deref()))?;
-        Ok(Self { url, ca_file, bin_dir, instance: Some(instance), spare: Spare::default() })
+        Ok(Self { url, ca_file, bin_dir, instance: Some(instance), spare: None })
     }
 
     fn external(url: &str) -> Self {
@@ -136,14 +137,18 @@ impl Server {
                 "the server of WEIR_TEST_POSTGRES does not answer: {reason}; start it or unset the variable"
             );
         }
-        Self { url, ca_file: None, bin_dir: None, instance: None, spare: Spare::default() }
+        Self { url, ca_file: None, bin_dir: None, instance: None, spare: None }
     }
 
     /// A fresh, empty database. The hint is part of its name, for whoever looks into the server; one that is used again
     /// keeps the name that it had.
     pub async fn database(&self, name_hint: &str) -> Database {
-        let spare = self.instance.is_some().then(|| Arc::clone(&self.spare));
-        Database::create(self.url.clone(), self.ca_file.clone(), name_hint, spare).await
+        let after = match &self.spare {
+            Some(spare) => After::Spare(Arc::clone(spare)),
+            None if self.instance.is_some() => After::Nothing,
+            None => After::Drop { server: self.url.clone() },
+        };
+        Database::create(self.url.clone(), self.ca_file.clone(), name_hint, after).await
     }
 
     /// Where the server listens: the upstream for a [`Proxy`](crate::proxy::Proxy).

@@ -31,8 +31,8 @@ pub struct Database {
 }
 
 /// What becomes of a database after its test.
-enum After {
-    /// It stays: there is no other test.
+pub(super) enum After {
+    /// It goes with its server.
     Nothing,
     Spare(Spare),
     /// The server is not ours and would keep it for ever.
@@ -42,35 +42,27 @@ enum After {
 }
 
 impl Database {
-    pub(super) async fn create(
-        server: Url,
-        ca_file: Option<PathBuf>,
-        hint: &str,
-        spare: Option<Spare>,
-    ) -> Self {
-        let named = |name: &str, after| {
-            let mut url = server.clone();
-            url.set_path(name);
-            Self { url, ca_file: ca_file.clone(), after }
-        };
+    pub(super) async fn create(server: Url, ca_file: Option<PathBuf>, hint: &str, after: After) -> Self {
         let administration = Self { url: server.clone(), ca_file: ca_file.clone(), after: After::Nothing };
-        let Some(spare) = spare else {
-            let name = unique_name(hint);
-            administration.execute(&format!("CREATE DATABASE {name}")).await;
-            return named(&name, After::Drop { server: server.clone() });
+        let named = |name: &str, after| {
+            let mut url = server;
+            url.set_path(name);
+            Self { url, ca_file, after }
         };
-        if let Some(name) = rested(&spare) {
+        if let After::Spare(spare) = &after
+            && let Some(name) = rested(spare)
+        {
             let sessions = format!(
                 "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE datname = '{name}'"
             );
             administration.execute(&sessions).await;
-            let database = named(&name, After::Spare(spare));
+            let database = named(&name, after);
             database.execute(EMPTY).await;
             return database;
         }
         let name = unique_name(hint);
         administration.execute(&format!("CREATE DATABASE {name}")).await;
-        named(&name, After::Spare(spare))
+        named(&name, after)
     }
 
     /// `postgres://user:password@127.0.0.1:port/name`; with TLS the host is `localhost` and `sslmode=require` is set.
@@ -156,8 +148,9 @@ mod tests {
             return;
         }
         let server = Server::shared();
-        let create =
-            |spare: &Spare| Database::create(server.url.clone(), None, "again", Some(Arc::clone(spare)));
+        let create = |spare: &Spare| {
+            Database::create(server.url.clone(), None, "again", After::Spare(Arc::clone(spare)))
+        };
         let spare = Spare::default();
         let first = create(&spare).await;
         first.execute("CREATE TABLE t (n int); CREATE SEQUENCE s; CREATE TYPE e AS ENUM ('a')").await;
