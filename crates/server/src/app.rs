@@ -57,7 +57,8 @@ impl App {
     /// Puts the parts together.
     #[must_use]
     pub fn new(settings: Settings, auth: Auth, keys: Keyring, engines: Engines) -> Arc<Self> {
-        let (metrics, keys) = (Arc::new(Metrics::following(engines.follow_metrics.clone())), Arc::new(keys));
+        let metrics = Metrics::of(engines.follow_metrics.clone(), engines.cache_metrics.clone());
+        let (metrics, keys) = (Arc::new(metrics), Arc::new(keys));
         let quota = QuotaService::start(&engines, &settings, &metrics);
         let slot = SlotService::start(&engines, &settings, &metrics);
         let tier = TierService::start(&engines, &settings, &metrics);

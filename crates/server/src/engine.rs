@@ -12,7 +12,7 @@ use weir_queue::kafka::{
 use weir_queue::publish::Publisher;
 use weir_queue::{Queue, Source};
 use weir_store::feed::Feed;
-use weir_store::quota::{Backing, QuotaStore, TOPIC};
+use weir_store::quota::{Backing, CacheMetrics, QuotaStore, TOPIC};
 use weir_store::request::RequestStore;
 use weir_store::sale::{FollowMetrics, SaleLedger, SaleStore};
 use weir_store::slot::SlotStore;
@@ -57,6 +57,8 @@ pub struct Engines {
     pub redis_sales: Option<RedisSales>,
     /// What following Redis tells about itself.
     pub follow_metrics: FollowMetrics,
+    /// How the cache of quota tells about itself.
+    pub cache_metrics: CacheMetrics,
 }
 
 impl Engines {
@@ -82,6 +84,7 @@ impl Engines {
             // A server that is ready has its cache, if there is one.
             let _ = tokio::time::timeout(CACHE_PATIENCE, redis.connected()).await;
         }
+        let cache_metrics = CacheMetrics::default();
         let quota: Arc<dyn QuotaStore> = match (&store, &redis) {
             (Engine::Sqlite(engine), _) => Arc::new(engine.clone()),
             (Engine::Postgres(engine), None) => Arc::new(engine.clone()),
@@ -89,6 +92,7 @@ impl Engines {
                 redis.clone(),
                 Arc::new(engine.clone().behind_cache()),
                 clock.clone(),
+                cache_metrics.clone(),
             )),
         };
         let local = patiently(|| open_limits(&store, redis.is_some(), settings)).await?;
@@ -105,7 +109,17 @@ impl Engines {
                 Some(RedisSales::new(redis, store.sale_ledger(), clock, follow_metrics.clone()))
             }
         };
-        Ok(Self { store, redis, kafka, quota, local, shared_limits, redis_sales, follow_metrics })
+        Ok(Self {
+            store,
+            redis,
+            kafka,
+            quota,
+            local,
+            shared_limits,
+            redis_sales,
+            follow_metrics,
+            cache_metrics,
+        })
     }
 
     /// Where the sender takes messages from.

@@ -18,7 +18,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use weir_core::quota::{Limits, Quota};
 use weir_core::{Clock, UserId};
 use weir_store::feed::{Change, Feed};
-use weir_store::quota::{Backing, Books, QuotaStore, SendMessage, SendOutcome, Unused};
+use weir_store::quota::{Backing, Books, CacheMetrics, QuotaStore, SendMessage, SendOutcome, Unused};
 use weir_store::{Error, Result};
 
 use crate::client::{Item, Redis, Unanswered};
@@ -48,6 +48,7 @@ pub(crate) struct Parts {
     /// A clock other than Redis's, for tests.
     clock: Option<Arc<dyn Clock>>,
     doubts: Doubts,
+    metrics: CacheMetrics,
 }
 
 impl std::fmt::Debug for Parts {
@@ -59,9 +60,14 @@ impl std::fmt::Debug for Parts {
 impl RedisQuota {
     /// Puts Redis in front of `store`; `clock` replaces Redis's own, for tests.
     #[must_use]
-    pub fn new(redis: Redis, store: Arc<dyn Backing>, clock: Option<Arc<dyn Clock>>) -> Self {
+    pub fn new(
+        redis: Redis,
+        store: Arc<dyn Backing>,
+        clock: Option<Arc<dyn Clock>>,
+        metrics: CacheMetrics,
+    ) -> Self {
         let feed = store.feed();
-        let parts = Arc::new(Parts { redis, store, feed, clock, doubts: Doubts::default() });
+        let parts = Arc::new(Parts { redis, store, feed, clock, doubts: Doubts::default(), metrics });
         let listener = Arc::downgrade(&parts);
         parts.feed.listen(move |change| {
             if let (Change::User(user), Some(parts)) = (change, listener.upgrade()) {
@@ -201,6 +207,7 @@ async fn clear_doubts(parts: Weak<Parts>) {
             parts.doubts.settle(&user, number);
             settled.push(user);
         }
+        parts.metrics.forgotten.inc_by(settled.len() as u64);
         if !unused.is_empty()
             && let Err(error) = parts.store.give_back(unused).await
         {

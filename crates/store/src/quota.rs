@@ -5,6 +5,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use async_trait::async_trait;
+use prometheus_client::metrics::counter::Counter;
 use weir_core::quota::{Grant, Limits, Quota};
 use weir_core::{Denial, MessageId, Timestamp, UserId, Verdict};
 
@@ -51,6 +52,13 @@ pub enum SendOutcome {
     NotConfigured,
     /// Allowed, but the broker did not confirm the message.
     NotQueued(Queued),
+}
+
+/// What a cache in front of a store tells about itself.
+#[derive(Clone, Debug, Default)]
+pub struct CacheMetrics {
+    /// Users whose limits have changed, on any server, and whom the cache has forgotten since.
+    pub forgotten: Counter,
 }
 
 /// The books of quota, read in one snapshot.

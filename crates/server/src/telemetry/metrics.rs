@@ -14,6 +14,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::Registry;
 use weir_store::LaneMetrics;
+use weir_store::quota::CacheMetrics;
 use weir_store::sale::FollowMetrics;
 
 pub use self::sale::SaleMetrics;
@@ -35,6 +36,7 @@ pub struct Metrics {
     lane_abandoned: Family<LaneLabels, Counter>,
     /// Sends by what became of them.
     pub quota_sends: Family<OutcomeLabels, Counter>,
+    quota_cache: CacheMetrics,
     /// Messages the sender took, by what became of them.
     pub quota_deliveries: Family<OutcomeLabels, Counter>,
     /// Events that asked for a slot, by what became of them.
@@ -124,14 +126,14 @@ fn sizes() -> Histogram {
 
 impl Default for Metrics {
     fn default() -> Self {
-        Self::following(FollowMetrics::default())
+        Self::of(FollowMetrics::default(), CacheMetrics::default())
     }
 }
 
 impl Metrics {
-    /// All of them, with those by which an engine tells how it is followed.
+    /// All of them, with those by which engines tell about themselves.
     #[must_use]
-    pub fn following(follow: FollowMetrics) -> Self {
+    pub fn of(follow: FollowMetrics, quota_cache: CacheMetrics) -> Self {
         let mut registry = Registry::with_prefix("weir");
         let accept = AcceptMetrics::default();
         let metrics = Self {
@@ -150,6 +152,7 @@ impl Metrics {
             accept,
             ai: AiMetrics::default(),
             tier: TierMetrics::default(),
+            quota_cache,
             sale: SaleMetrics { follow, ..SaleMetrics::default() },
             engine_up: Family::default(),
             connections: Gauge::default(),
@@ -189,6 +192,9 @@ impl Metrics {
         self.tier.register(r);
         r.register("engine_up", "Whether an engine answers: 1 or 0", self.engine_up.clone());
         r.register("quota_sends", "Sends by outcome", self.quota_sends.clone());
+        let forgotten =
+            "Users whose limits have changed, on any server, and whom the cache has forgotten since";
+        r.register("quota_cache_forgotten", forgotten, self.quota_cache.forgotten.clone());
         r.register("quota_deliveries", "Messages the sender took, by outcome", self.quota_deliveries.clone());
     }
 

@@ -9,7 +9,7 @@ use weir_core::{Clock, ManualClock, UserId};
 use weir_queue::Queue;
 use weir_store::Result;
 use weir_store::feed::{Change, Feed};
-use weir_store::quota::{Backing, Books, QuotaStore, SendMessage, SendOutcome};
+use weir_store::quota::{Backing, Books, CacheMetrics, QuotaStore, SendMessage, SendOutcome};
 use weir_store_conformance::{Harness, PATIENCE, START};
 use weir_store_postgres::Postgres;
 use weir_store_redis::{Redis, RedisQuota, Target};
@@ -118,7 +118,8 @@ impl OneServer {
         store.feed().hold_for(PATIENCE);
         let target: Target = data.redis.url().parse().expect("a Redis URL");
         let redis = Redis::start(target.with_patience(PATIENCE));
-        let quota = Arc::new(RedisQuota::new(redis.clone(), Arc::new(store.clone().behind_cache()), clock));
+        let backing = Arc::new(store.clone().behind_cache());
+        let quota = Arc::new(RedisQuota::new(redis.clone(), backing, clock, CacheMetrics::default()));
         redis.connected().await;
         let heard = Arc::<Heard>::default();
         let listener = Arc::clone(&heard);

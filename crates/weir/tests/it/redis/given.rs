@@ -12,7 +12,7 @@ use weir_testkit::process::Weir;
 use weir_testkit::redis::{Options, Server};
 use weir_testkit::{skip, wait};
 
-use crate::given::{PATIENCE, message, weir};
+use crate::given::{PATIENCE, configure, message, weir};
 
 /// The contract's bound: 2 s for the API, and room for a busy machine.
 pub(super) const ANSWER_WITHIN: Duration = Duration::from_secs(3);
@@ -55,6 +55,16 @@ impl Fleet {
         }
     }
 
+    /// Gives a user limits on one of the servers, and waits until every one has heard of it and seen to it that the old
+    /// hash is gone: a new one that is there before they have may go with it.
+    pub(super) async fn configure(&self, client: &Client, user: &str, limit: u32, minutes: u32) {
+        let before = join_all(self.clients.iter().map(forgotten)).await;
+        configure(client, user, limit, minutes).await;
+        for (client, before) in self.clients.iter().zip(before) {
+            wait::until("the old hash is gone", PATIENCE, async || forgotten(client).await > before).await;
+        }
+    }
+
     pub(super) fn first(&self) -> &Client {
         &self.clients[0]
     }
@@ -70,6 +80,14 @@ impl Fleet {
         let lines = self.weirs.iter().flat_map(Weir::log_lines);
         lines.filter(|line| line.contains(text)).count()
     }
+}
+
+/// How many changes of limits a server has dealt with.
+async fn forgotten(client: &Client) -> u64 {
+    let metrics = client.get("/metrics").await.expect("an answer");
+    let metrics = String::from_utf8_lossy(&metrics.body);
+    let count = metrics.lines().find_map(|line| line.strip_prefix("weir_quota_cache_forgotten_total "));
+    count.expect("it is counted").parse().expect("a number")
 }
 
 /// What a line tells of an outage.

@@ -29,7 +29,7 @@ async fn look(fleet: &Fleet, redis: &Server, user: &str) -> Seen {
     let count = async |client: &Client| {
         client.get(&format!("/api/config/{user}")).await.unwrap().json()["currentCount"].clone()
     };
-    configure(a, user, 10, 2).await;
+    fleet.configure(a, user, 10, 2).await;
     let when_configured = exists().await;
     let sent = [send(a, user).await, send(a, user).await, send(a, user).await];
     let limit_and_count = [field("rateLimit").await, field("currentCount").await];
@@ -58,7 +58,7 @@ async fn of_400_parallel_sends_on_two_servers_exactly_50_pass_a_cold_cache() {
     let redis = forgetful();
     let fleet = Fleet::start(2, redis.url()).await;
     for user in ["a", "b"] {
-        configure(fleet.first(), user, 50, 60).await;
+        fleet.configure(fleet.first(), user, 50, 60).await;
         let tally = send_in_parallel(&fleet.clients, user, 400).await;
         tally.expect(200, 50);
         tally.expect(429, 350);
@@ -113,7 +113,7 @@ async fn a_cache_that_loses_its_memory_goes_on_from_the_count_in_postgres() {
     let redis = forgetful();
     let fleet = Fleet::start(1, redis.url()).await;
     // Below ten nothing is reserved ahead, so nothing is lost either.
-    configure(fleet.first(), "u", 9, 60).await;
+    fleet.configure(fleet.first(), "u", 9, 60).await;
     for round in 1..=9 {
         assert_eq!(send(fleet.first(), "u").await, 200, "send {round}");
         redis.command(&["FLUSHALL"]).await;
@@ -130,7 +130,7 @@ async fn the_table_has_the_true_count_when_a_user_rests_and_when_the_server_stop
     let redis = forgetful();
     let mut fleet = Fleet::start(1, redis.url()).await;
     for user in ["rests", "stops"] {
-        configure(fleet.first(), user, 1_000, 60).await;
+        fleet.configure(fleet.first(), user, 1_000, 60).await;
     }
     for _ in 0..7 {
         assert_eq!(send(fleet.first(), "rests").await, 200);

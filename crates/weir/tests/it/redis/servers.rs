@@ -19,7 +19,7 @@ async fn a_cluster_serves_every_user_and_the_loss_of_a_node_costs_nobody_an_answ
     let fleet = Fleet::start(2, &cluster.url()).await;
     let users: Vec<String> = (0..12).map(|n| format!("user-{n}")).collect();
     for user in &users {
-        configure(fleet.first(), user, 8, 60).await;
+        fleet.configure(fleet.first(), user, 8, 60).await;
         assert_eq!(send(fleet.first(), user).await, 200);
     }
     for node in cluster.nodes() {
@@ -49,7 +49,7 @@ async fn redis_with_tls_and_a_password_is_used_and_a_wrong_password_is_not_told(
     let redis = Server::private(&Options { password, tls: true, appendonly: false, ..Options::default() });
     let ca = redis.ca_file().expect("a certificate").display().to_string();
     let fleet = Fleet::start(1, &format!("{}?sslrootcert={ca}", redis.url())).await;
-    configure(fleet.first(), "u", 5, 60).await;
+    fleet.configure(fleet.first(), "u", 5, 60).await;
     assert_eq!(send(fleet.first(), "u").await, 200);
     assert_eq!(redis.command(&["HGET", "RateLimiterCache:u", "currentCount"]).await.text(), "1");
 
@@ -79,7 +79,7 @@ async fn a_redis_that_was_demoted_and_promoted_again_hands_nothing_out_twice() {
     let (a, b) = (forgetful(), forgetful());
     let port = |server: &Server| server.address().port().to_string();
     let fleet = Fleet::start(1, a.url()).await;
-    configure(fleet.first(), "u", 100, 600).await;
+    fleet.configure(fleet.first(), "u", 100, 600).await;
     assert_eq!(send(fleet.first(), "u").await, 200);
     let is_copied = async |from: &Server, to: &Server| {
         let count = ["HGET", "RateLimiterCache:u", "currentCount"];
@@ -101,7 +101,9 @@ async fn a_redis_that_was_demoted_and_promoted_again_hands_nothing_out_twice() {
     a.command(&["REPLICAOF", "NO", "ONE"]).await;
     let tally = send_in_parallel(&fleet.clients, "u", 150).await;
     assert!(tally.count(200) + 11 <= 100, "{} more were accepted", tally.count(200));
-    assert!(tally.count(200) + 11 >= 80, "only {} more were accepted", tally.count(200));
+    // A loss may cost what was reserved ahead, a tenth of the limit: there are two here, and those that the server tells of.
+    let lost = 10 * (2 + fleet.lines(DOWN));
+    assert!(tally.count(200) + 11 + lost >= 100, "only {} more were accepted", tally.count(200));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -17,7 +17,7 @@ async fn whatever_becomes_of_redis_under_load_nobody_gets_past_the_limit() {
     const LIMIT: usize = 8_000;
     let mut redis = forgetful();
     let fleet = Fleet::start(2, redis.url()).await;
-    configure(fleet.first(), "u", 8_000, 600).await;
+    fleet.configure(fleet.first(), "u", 8_000, 600).await;
     let load = Load::start(&fleet.clients, "u");
     load.goes_on(300).await;
     // Gone, and back without its memory.
@@ -94,7 +94,7 @@ async fn an_outage_is_one_line_and_no_error() {
     }
     let mut redis = forgetful();
     let fleet = Fleet::start(1, redis.url()).await;
-    configure(fleet.first(), "u", 1_000, 60).await;
+    fleet.configure(fleet.first(), "u", 1_000, 60).await;
     redis.stop().await;
     for _ in 0..50 {
         assert_eq!(send(fleet.first(), "u").await, 200);
