@@ -10,6 +10,7 @@ mod queue;
 mod quota;
 mod readers;
 mod request;
+mod rows;
 mod sale;
 mod slot;
 mod tier;

@@ -19,6 +19,7 @@ const STEPS: &[&str] = &[
     include_str!("../migrations/0009_tier.sql"),
     include_str!("../migrations/0010_request_compact.sql"),
     include_str!("../migrations/0011_queue_pack.sql"),
+    include_str!("../migrations/0012_request_journal.sql"),
 ];
 
 pub(crate) fn run(connection: &mut Connection) -> Result<()> {

@@ -1,5 +1,6 @@
 //! Request in SQLite. One writer does everything that changes something, so nothing is locked and nobody meets.
 
+pub(crate) mod keys;
 mod submit;
 mod upkeep;
 mod work;
@@ -43,8 +44,11 @@ const LAST_LOOKED_AT: &str = "
 impl RequestStore for Sqlite {
     async fn submit_batch(&self, batch: Vec<Submit>, limits: Option<Limits>) -> Result<Vec<SubmitOutcome>> {
         let now = self.inner.clock.now();
-        let outcomes =
-            self.inner.writer.run(move |connection| submit::submit(connection, batch, limits, now)).await?;
+        let outcomes = self
+            .inner
+            .writer
+            .keep(move |connection, keys| submit::submit(connection, keys, batch, limits, now))
+            .await?;
         if outcomes.iter().any(|outcome| matches!(outcome, SubmitOutcome::Accepted(_))) {
             self.inner.bells.ring(JOBS);
         }

@@ -17,6 +17,7 @@ use weir_store::{Error, Result};
 use crate::ENGINE;
 use crate::counts::Counts;
 use crate::error::classify;
+use crate::request::keys::{self, Keys};
 
 /// Jobs that may wait. Hot operations come as one job a batch, so this many is a server far behind its disk.
 const WAITING_MAX: usize = 512;
@@ -37,7 +38,7 @@ impl Writer {
         let (jobs, waiting) = mpsc::sync_channel(WAITING_MAX);
         let thread = std::thread::Builder::new()
             .name("weir-sqlite-writer".into())
-            .spawn(move || Desk { connection, counts: Counts::default() }.write_until_closed(&waiting))
+            .spawn(move || Desk { connection, known: Known::default() }.write_until_closed(&waiting))
             .map_err(|source| Error::failed(ENGINE, source))?;
         Ok(Self { jobs: Some(jobs), thread: Mutex::new(Some(thread)) })
     }
@@ -48,13 +49,29 @@ impl Writer {
         &self,
         work: impl FnOnce(&Connection) -> rusqlite::Result<T> + Send + 'static,
     ) -> Result<T> {
-        self.count(move |connection: &Connection, _: &mut Counts| work(connection)).await
+        self.apply(move |connection: &Connection, _: &mut Known| work(connection)).await
     }
 
     /// The same for work on quota rows.
     pub(crate) async fn count<T: Send + 'static>(
         &self,
         work: impl FnOnce(&Connection, &mut Counts) -> rusqlite::Result<T> + Send + 'static,
+    ) -> Result<T> {
+        self.apply(move |connection: &Connection, known: &mut Known| work(connection, &mut known.counts))
+            .await
+    }
+
+    /// The same for work with keys of submissions.
+    pub(crate) async fn keep<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&Connection, &mut Keys) -> rusqlite::Result<T> + Send + 'static,
+    ) -> Result<T> {
+        self.apply(move |connection: &Connection, known: &mut Known| work(connection, &mut known.keys)).await
+    }
+
+    async fn apply<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&Connection, &mut Known) -> rusqlite::Result<T> + Send + 'static,
     ) -> Result<T> {
         let (reply, answer) = oneshot::channel();
         let job = Box::new(Write { work: Some(work), value: None, reply });
@@ -85,7 +102,7 @@ impl Drop for Writer {
 
 /// A unit of work that is applied, and answered once its group is committed.
 trait Job: Send {
-    fn apply(&mut self, connection: &Connection, counts: &mut Counts) -> rusqlite::Result<()>;
+    fn apply(&mut self, connection: &Connection, known: &mut Known) -> rusqlite::Result<()>;
     fn answer(self: Box<Self>, committed: Result<()>);
 }
 
@@ -97,12 +114,12 @@ struct Write<F, T> {
 
 impl<F, T> Job for Write<F, T>
 where
-    F: FnOnce(&Connection, &mut Counts) -> rusqlite::Result<T> + Send,
+    F: FnOnce(&Connection, &mut Known) -> rusqlite::Result<T> + Send,
     T: Send,
 {
-    fn apply(&mut self, connection: &Connection, counts: &mut Counts) -> rusqlite::Result<()> {
+    fn apply(&mut self, connection: &Connection, known: &mut Known) -> rusqlite::Result<()> {
         if let Some(work) = self.work.take() {
-            self.value = Some(work(connection, counts)?);
+            self.value = Some(work(connection, known)?);
         }
         Ok(())
     }
@@ -117,7 +134,26 @@ where
 /// What the thread works with.
 struct Desk {
     connection: Connection,
+    known: Known,
+}
+
+/// What the thread knows that the tables do not say yet.
+#[derive(Debug, Default)]
+struct Known {
     counts: Counts,
+    keys: Keys,
+}
+
+impl Known {
+    fn is_behind(&self) -> bool {
+        self.counts.is_behind() || self.keys.is_behind()
+    }
+
+    /// A transaction was undone, and with it what it told of.
+    fn forget(&mut self) {
+        self.counts.forget();
+        self.keys.forget();
+    }
 }
 
 impl Desk {
@@ -125,26 +161,37 @@ impl Desk {
         loop {
             let first = match waiting.recv_timeout(IDLE_AFTER) {
                 Ok(first) => Some(first),
-                // An engine that holds nothing back waits for as long as it takes.
-                Err(RecvTimeoutError::Timeout) if self.fold() => waiting.recv().ok(),
-                Err(RecvTimeoutError::Timeout) => continue,
+                Err(RecvTimeoutError::Timeout) => match self.fold_until_called(waiting) {
+                    Some(first) => Some(first),
+                    // An engine that holds nothing back waits for as long as it takes.
+                    None if !self.known.is_behind() => waiting.recv().ok(),
+                    None => continue,
+                },
                 Err(RecvTimeoutError::Disconnected) => None,
             };
             let Some(first) = first else { break };
             self.write(first, waiting);
         }
-        self.fold();
+        while self.known.is_behind() && self.fold() {}
     }
 
-    /// Brings the quota table up to date. When that fails, the journal still has everything, and it is tried again.
-    fn fold(&mut self) -> bool {
-        if !self.counts.is_behind() {
-            return true;
+    /// Brings the tables up to date, a part at a time, until that is done, fails, or there is a job.
+    fn fold_until_called(&mut self, waiting: &mpsc::Receiver<Box<dyn Job>>) -> Option<Box<dyn Job>> {
+        while self.known.is_behind() && self.fold() {
+            if let Ok(job) = waiting.try_recv() {
+                return Some(job);
+            }
         }
+        None
+    }
+
+    /// Brings the tables up to date by a part. When that fails, the journals still have everything, and it is tried again.
+    fn fold(&mut self) -> bool {
         let mut fold = Write {
-            work: Some(|connection: &Connection, counts: &mut Counts| {
-                counts.refresh(connection)?;
-                counts.fold(connection)
+            work: Some(|connection: &Connection, known: &mut Known| {
+                known.counts.refresh(connection)?;
+                known.counts.fold(connection)?;
+                known.keys.fold(connection, keys::IDLE_SLICE)
             }),
             value: None,
             reply: oneshot::channel().0,
@@ -165,7 +212,7 @@ impl Desk {
 
     fn undo_if_failed(&mut self, outcome: &Result<()>) {
         if outcome.is_err() {
-            self.counts.forget();
+            self.known.forget();
             if !self.connection.is_autocommit() {
                 let _ = self.connection.execute_batch("ROLLBACK");
             }
@@ -223,13 +270,13 @@ impl Desk {
     }
 
     fn apply(&mut self, job: &mut dyn Job) -> Result<()> {
-        let Self { connection, counts } = self;
-        let outcome = match catch_unwind(AssertUnwindSafe(|| job.apply(connection, counts))) {
+        let Self { connection, known } = self;
+        let outcome = match catch_unwind(AssertUnwindSafe(|| job.apply(connection, known))) {
             Ok(outcome) => outcome.map_err(classify),
             Err(_panic) => Err(Error::failed(ENGINE, "a write panicked")),
         };
         if outcome.is_err() {
-            counts.forget();
+            known.forget();
         }
         outcome
     }

@@ -1,32 +1,27 @@
 //! Taking submissions.
 
 use std::collections::HashMap;
+use std::sync::LazyLock;
 
 use rusqlite::{CachedStatement, Connection, OptionalExtension, params};
 use weir_core::quota::{Limits, Quota};
-use weir_core::request::canonical::Fingerprint;
 use weir_core::request::idempotency::{Record, Submission, decide};
 use weir_core::request::state::Progress;
-use weir_core::{TenantId, Timestamp, Verdict};
+use weir_core::{RequestId, TenantId, Timestamp, Verdict};
 use weir_store::request::{Receipt, Submit, SubmitOutcome};
 
-use super::{read_id, read_status};
+use super::keys::Keys;
+use super::read_status;
 use crate::error::fault;
+use crate::rows::{Insert, Inserting};
 
-/// A key whose request was purged stands for nothing.
-const KEPT: &str = "
-    SELECT kept.request_id, kept.payload_hash, kept.expires_at, record.status, record.created_at
-    FROM idempotency_record AS kept JOIN request_record AS record USING (request_id)
-    WHERE kept.tenant_id = ?1 AND kept.idempotency_key = ?2";
-/// A key that is free again gets a row behind all others, so that rows stay in the order in which they expire.
-const REMEMBER: &str = "
-    INSERT OR REPLACE INTO idempotency_record (tenant_id, idempotency_key, payload_hash, request_id, expires_at)
-    VALUES (?1, ?2, ?3, ?4, ?5)";
-const INSERT: &str = "
-    INSERT INTO request_record
+const STANDING: &str = "SELECT status, created_at FROM request_record WHERE request_id = ?1";
+static INSERT: LazyLock<Insert> = LazyLock::new(|| {
+    let into = "INSERT OR FAIL INTO request_record
         (request_id, tenant_id, request_type, status, payload, payload_key_id, callback_url, created_at, updated_at,
-         downstream, claimable_at)
-    VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?8, ?9, ?10)";
+         downstream, claimable_at)";
+    Insert::new(into, 11)
+});
 const WINDOW: &str = "SELECT current_count, last_refresh_time FROM request_tenant WHERE tenant_id = ?1";
 const SAVE_WINDOW: &str = "
     INSERT OR REPLACE INTO request_tenant (tenant_id, current_count, last_refresh_time) VALUES (?1, ?2, ?3)";
@@ -34,6 +29,7 @@ const COUNT: &str = "UPDATE request_ledger SET accepted = accepted + ?1";
 
 pub(super) fn submit(
     connection: &Connection,
+    keys: &mut Keys,
     batch: Vec<Submit>,
     limits: Option<Limits>,
     now: Timestamp,
@@ -41,9 +37,13 @@ pub(super) fn submit(
     let mut accepted = 0_i64;
     let mut tenants = Tenants::new(limits);
     let mut outcomes = Vec::with_capacity(batch.len());
+    let mut keys = keys.batch(connection, batch.len())?;
     let mut desk = Desk::prepare(connection)?;
     for submit in batch {
-        let kept = desk.kept(&submit)?;
+        let kept = match keys.find(&submit.tenant, &submit.key)? {
+            Some(record) => desk.receipt(record.request_id, now)?.map(|receipt| (record, receipt)),
+            None => None,
+        };
         let submission = decide(kept.as_ref().map(|(record, _)| record), &submit.fingerprint, now);
         outcomes.push(match (submission, kept) {
             (Submission::Replay(_), Some((_, receipt))) => SubmitOutcome::Replayed(receipt),
@@ -52,11 +52,15 @@ pub(super) fn submit(
                 Some(limited) => limited,
                 None => {
                     accepted += 1;
-                    SubmitOutcome::Accepted(desk.accept(&submit, now)?)
+                    let record = Record::new(submit.fingerprint, submit.id, now);
+                    keys.remember(&submit.tenant, &submit.key, record)?;
+                    SubmitOutcome::Accepted(desk.accept(submit, now)?)
                 }
             },
         });
     }
+    desk.write(now)?;
+    keys.finish(connection)?;
     if accepted > 0 {
         connection.prepare_cached(COUNT)?.execute([accepted])?;
     }
@@ -109,63 +113,61 @@ impl Tenants {
     }
 }
 
-/// The statements that every submission needs, looked up once a batch.
+/// Where requests are written down.
 struct Desk<'c> {
-    kept: CachedStatement<'c>,
-    remember: CachedStatement<'c>,
-    insert: CachedStatement<'c>,
+    standing: CachedStatement<'c>,
+    insert: Inserting<'c>,
+    /// Accepted, and not written down yet.
+    accepted: Vec<(Submit, Progress)>,
 }
 
 impl<'c> Desk<'c> {
     fn prepare(connection: &'c Connection) -> rusqlite::Result<Self> {
         Ok(Self {
-            kept: connection.prepare_cached(KEPT)?,
-            remember: connection.prepare_cached(REMEMBER)?,
-            insert: connection.prepare_cached(INSERT)?,
+            standing: connection.prepare_cached(STANDING)?,
+            insert: INSERT.prepare(connection)?,
+            accepted: Vec::new(),
         })
     }
 
-    /// What a submission's key stands for, and how that request stands.
-    fn kept(&mut self, submit: &Submit) -> rusqlite::Result<Option<(Record, Receipt)>> {
+    /// How the request that a key stands for stands; if it was purged, the key stands for nothing.
+    fn receipt(&mut self, id: RequestId, now: Timestamp) -> rusqlite::Result<Option<Receipt>> {
+        // It may be of the same batch.
+        self.write(now)?;
         let read = |row: &rusqlite::Row<'_>| {
-            let record = Record {
-                request_id: read_id(row, 0)?,
-                fingerprint: Fingerprint::from_bytes(row.get(1)?),
-                expires: Timestamp::from_micros(row.get(2)?),
-            };
-            let accepted_at = Timestamp::from_micros(row.get(4)?);
-            let receipt = Receipt { id: record.request_id, status: read_status(row, 3)?, accepted_at };
-            Ok((record, receipt))
+            Ok(Receipt { id, status: read_status(row, 0)?, accepted_at: Timestamp::from_micros(row.get(1)?) })
         };
-        self.kept.query_row(params![submit.tenant.as_str(), submit.key.as_str()], read).optional()
+        self.standing.query_row([id.to_string()], read).optional()
     }
 
-    fn accept(&mut self, submit: &Submit, now: Timestamp) -> rusqlite::Result<Receipt> {
+    fn accept(&mut self, submit: Submit, now: Timestamp) -> rusqlite::Result<Receipt> {
         let mut progress = Progress::accepted(now);
         if submit.needs_broker {
             progress.enqueue_pending().map_err(fault)?;
         }
-        let record = Record::new(submit.fingerprint, submit.id, now);
-        let id = submit.id.to_string();
-        self.remember.execute(params![
-            submit.tenant.as_str(),
-            submit.key.as_str(),
-            record.fingerprint.as_bytes(),
-            id,
-            record.expires.as_micros(),
-        ])?;
-        self.insert.execute(params![
-            id,
-            submit.tenant.as_str(),
-            submit.request_type.as_str(),
-            progress.status.as_str(),
-            submit.payload.bytes,
-            submit.payload.key_id,
-            submit.callback_url,
-            now.as_micros(),
-            submit.downstream,
-            progress.due.as_micros(),
-        ])?;
-        Ok(Receipt { id: submit.id, status: progress.status, accepted_at: now })
+        let receipt = Receipt { id: submit.id, status: progress.status, accepted_at: now };
+        self.accepted.push((submit, progress));
+        Ok(receipt)
+    }
+
+    /// Writes down what was accepted.
+    fn write(&mut self, now: Timestamp) -> rusqlite::Result<()> {
+        self.insert.insert(&self.accepted, |(submit, progress), values| {
+            values.bind(params![
+                submit.id.to_string(),
+                submit.tenant.as_str(),
+                submit.request_type.as_str(),
+                progress.status.as_str(),
+                submit.payload.bytes,
+                submit.payload.key_id,
+                submit.callback_url,
+                now.as_micros(),
+                now.as_micros(),
+                submit.downstream,
+                progress.due.as_micros(),
+            ])
+        })?;
+        self.accepted.clear();
+        Ok(())
     }
 }
