@@ -8,6 +8,7 @@ pub mod grpc;
 pub mod http;
 pub mod outbound;
 pub mod proxy;
+mod random;
 pub mod redact;
 pub mod seal;
 pub mod service;

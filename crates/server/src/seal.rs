@@ -15,6 +15,7 @@ use weir_store::request::Sealed;
 use crate::auth::secrets;
 use crate::config::request::RequestSettings;
 use crate::config::source::SettingError;
+use crate::random;
 
 const KEY_BYTES: usize = 32;
 const NAME_MAX: usize = 64;
@@ -142,8 +143,7 @@ impl Keyring {
     /// When the system gives no random bytes.
     pub fn seal(&self, id: RequestId, part: Part, plain: &[u8]) -> std::io::Result<Sealed> {
         let (name, key) = self.keys.first().ok_or_else(|| std::io::Error::other("no key"))?;
-        let mut nonce = [0; NONCE_LEN];
-        getrandom::fill(&mut nonce).map_err(std::io::Error::other)?;
+        let nonce: [u8; NONCE_LEN] = random::bytes()?;
         let mut bytes = Vec::with_capacity(NONCE_LEN + plain.len() + AES_256_GCM.tag_len());
         bytes.extend_from_slice(&nonce);
         bytes.extend_from_slice(plain);
