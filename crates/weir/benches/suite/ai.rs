@@ -126,8 +126,8 @@ pub(crate) async fn measure_check(bench: &Bench) -> Result<Run> {
 async fn drive(bench: &Bench, name: &str, url: &str, template: Template, keys: u64) -> Result<Report> {
     let (address, _) = resolve(url, false).await?;
     let target = Target { name: name.to_owned(), address, template };
-    let options =
-        LoadOptions { warmup: bench.warmup, duration: bench.duration, keys, ..LoadOptions::default() };
+    let Bench { connections, warmup, duration, .. } = *bench;
+    let options = LoadOptions { connections, warmup, duration, keys, ..LoadOptions::default() };
     weir_bench::measure(&target, &options).await.with_context(|| format!("load {name}"))
 }
 

@@ -8,7 +8,7 @@ use crate::weir::{self, Load};
 use crate::{Bench, HOT};
 
 pub(crate) async fn measure(bench: &Bench) -> Result<Row> {
-    let name = "empty handler";
+    let name = &bench.name("empty handler");
     eprintln!("measuring: {name}");
     let mut command = process::weir();
     command.args(["bench", "empty"]);

@@ -126,7 +126,8 @@ fn token(data: PathBuf) -> Result<String> {
     Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
 }
 
-/// What a closed loop of 128 connections is given.
+/// What a closed loop is given.
 fn closed_loop(bench: &Bench) -> LoadOptions {
-    LoadOptions { warmup: bench.warmup, duration: bench.duration, ..LoadOptions::default() }
+    let Bench { connections, warmup, duration, .. } = *bench;
+    LoadOptions { connections, warmup, duration, ..LoadOptions::default() }
 }

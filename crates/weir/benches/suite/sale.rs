@@ -137,6 +137,7 @@ pub(crate) async fn measure(bench: &Bench, engines: Engines<'_>, load: Load) -> 
     let (address, _) = resolve(&server.url, false).await?;
     let target = Target { name: name.clone(), address, template: load.template() };
     let options = LoadOptions {
+        connections: bench.connections,
         warmup: bench.warmup,
         duration: bench.duration,
         keys: BUYERS,

@@ -10,6 +10,7 @@ use anyhow::{Context as _, Result};
 use tokio::sync::oneshot;
 use tokio::time::{sleep, timeout};
 
+use crate::Bench;
 use crate::SPREAD;
 use crate::process::Process;
 use crate::weir::{Engines, Load, data, serve};
@@ -61,13 +62,13 @@ pub(crate) fn resident_kb(process: u32) -> Result<u64> {
 }
 
 /// On a fresh directory each time, and on one that is there: that of the run over many users, if it took place.
-pub(crate) async fn start_times(scratch: &Path) -> Result<Vec<(&'static str, StartTimes)>> {
+pub(crate) async fn start_times(bench: &Bench) -> Result<Vec<(&'static str, StartTimes)>> {
     eprintln!("measuring: start to ready");
-    let used = data(scratch, Engines::EMBEDDED, Load::Accepted { keys: SPREAD });
+    let used = data(bench, Engines::EMBEDDED, Load::Accepted { keys: SPREAD });
     let (name, existing) = if used.exists() {
         ("directory with 10,000 users", used)
     } else {
-        let existing = scratch.join("existing").join("data");
+        let existing = bench.path().join("existing").join("data");
         time_to_ready(&existing).await?;
         ("existing directory", existing)
     };
@@ -75,7 +76,7 @@ pub(crate) async fn start_times(scratch: &Path) -> Result<Vec<(&'static str, Sta
     let mut on_fresh = Vec::new();
     for start in 0..STARTS {
         on_existing.push(time_to_ready(&existing).await?);
-        on_fresh.push(time_to_ready(&scratch.join(format!("fresh-{start}")).join("data")).await?);
+        on_fresh.push(time_to_ready(&bench.path().join(format!("fresh-{start}")).join("data")).await?);
     }
     Ok(vec![("fresh directory", summary(on_fresh)), (name, summary(on_existing))])
 }

@@ -89,15 +89,16 @@ pub(crate) fn serve(data: &Path, engines: Engines<'_>) -> Command {
 }
 
 /// Where a run on these engines under this load leaves its data.
-pub(crate) fn data(scratch: &Path, engines: Engines<'_>, load: Load) -> PathBuf {
-    scratch.join(format!("{}, {}", engines.name(), load.name())).join("data")
+pub(crate) fn data(bench: &Bench, engines: Engines<'_>, load: Load) -> PathBuf {
+    let name = bench.name(&format!("{}, {}", engines.name(), load.name()));
+    bench.path().join(name).join("data")
 }
 
 /// Loads a fresh server, then holds its books against the answers it gave.
 pub(crate) async fn measure(bench: &Bench, engines: Engines<'_>, load: Load) -> Result<Run> {
-    let name = format!("weir {}, {}", engines.name(), load.name());
+    let name = bench.name(&format!("weir {}, {}", engines.name(), load.name()));
     eprintln!("measuring: {name}");
-    let data = data(bench.path(), engines, load);
+    let data = data(bench, engines, load);
     let directory = data.parent().unwrap_or(bench.path());
     let mut server = Process::spawn(serve(&data, engines), directory)?;
     let url = server.ready_url().await.context("start weir")?;
@@ -124,10 +125,11 @@ async fn prepare(url: &str, load: Load) -> Result<()> {
     Ok(())
 }
 
-/// The load of every HTTP run: 128 connections in a closed loop.
+/// The load of every HTTP run: a closed loop.
 pub(crate) async fn drive(bench: &Bench, name: &str, url: &str, load: Load) -> Result<Report> {
     let target = target(name, url, "/api/send", SEND).await?;
     let options = LoadOptions {
+        connections: bench.connections,
         warmup: bench.warmup,
         duration: bench.duration,
         keys: load.keys(),

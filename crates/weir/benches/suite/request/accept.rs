@@ -15,7 +15,7 @@ const ALONE: (&str, &str) = ("WEIR_ROLES", "api");
 
 /// As fast as they come.
 pub(crate) async fn measure(bench: &Bench, engines: Engines<'_>) -> Result<Run> {
-    let name = format!("weir {}, requests accepted", engines.name());
+    let name = bench.name(&format!("weir {}, requests accepted", engines.name()));
     eprintln!("measuring: {name}");
     let server = Server::start(bench, &name, engines, &[ALONE]).await?;
     let report = server.load("accept", closed_loop(bench)).await?;
