@@ -17,6 +17,8 @@ const BINARY = process.env['WEIR_BINARY'];
 export const ADMIN_KEY = process.env['WEIR_ADMIN_KEY'] ?? 'the-admin-key-of-these-tests';
 export const ownServer = EXTERNAL === undefined;
 export const canFail = ownServer && BINARY === undefined;
+/** The first has no window to draw, and costs half as much. */
+const CHROMIUMS = ['/usr/bin/chromium-headless-shell', '/usr/bin/chromium'];
 const PAGE_PATH = '/sale/';
 const MAIN = join(import.meta.dirname, '../mock/main.mjs');
 
@@ -108,13 +110,13 @@ export interface Browsers {
 }
 
 export function useBrowser(): Browsers {
-  const path = process.env['CHROMIUM'] ?? '/usr/bin/chromium';
+  const path = process.env['CHROMIUM'] ?? CHROMIUMS.find((path) => existsSync(path)) ?? '';
   let browser: Browser;
   const problems: string[] = [];
   let contexts: BrowserContext[] = [];
 
   beforeAll(async () => {
-    if (!existsSync(path)) throw new Error(`Chromium is needed at ${path}, or wherever CHROMIUM says`);
+    if (!existsSync(path)) throw new Error(`Chromium is needed: ${CHROMIUMS.join(' or ')}, or where CHROMIUM says it is`);
     browser = await chromium.launch({ executablePath: path, args: ['--no-sandbox'] });
   });
   afterEach(async () => {
