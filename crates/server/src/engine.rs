@@ -1,18 +1,17 @@
 //! The engines chosen by the settings, opened, behind the seams the services use.
 
+mod kafka;
+
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use weir_core::Clock;
 use weir_queue::due::DueStore;
-use weir_queue::kafka::{
-    Brokers, KafkaPublisher, KafkaSource, PublisherSettings, SourceSettings, TopicSettings,
-    dead_letter_topic, ensure_topics,
-};
+use weir_queue::kafka::KafkaPublisher;
 use weir_queue::publish::Publisher;
 use weir_queue::{Queue, Source};
 use weir_store::feed::Feed;
-use weir_store::quota::{Backing, CacheMetrics, QuotaStore, TOPIC};
+use weir_store::quota::{Backing, CacheMetrics, QuotaStore};
 use weir_store::request::RequestStore;
 use weir_store::sale::{FollowMetrics, SaleLedger, SaleStore};
 use weir_store::slot::SlotStore;
@@ -23,6 +22,7 @@ use weir_store_postgres::{Postgres, Target};
 use weir_store_redis::{Redis, RedisLimits, RedisQuota, RedisRequests, RedisSales};
 use weir_store_sqlite::Sqlite;
 
+pub use self::kafka::Kafka;
 use crate::config::Settings;
 use crate::config::slot::SlotSettings;
 use crate::config::store::{BrokerChoice, CacheChoice, EngineChoice};
@@ -36,8 +36,6 @@ const PAUSE: Duration = Duration::from_millis(500);
 const CACHE_PATIENCE: Duration = Duration::from_secs(2);
 /// How long Redis may take to decide a sale: less than a call may.
 const SALE_PATIENCE: Duration = Duration::from_millis(1_500);
-/// How long a start waits for a broker, and the pause before it is asked again.
-const BROKER_PATIENCE: Duration = Duration::from_secs(5);
 
 /// The engines the settings name, put together.
 #[derive(Clone)]
@@ -209,58 +207,6 @@ async fn open_limits(store: &Engine, is_in_redis: bool, settings: &Settings) -> 
         Local::open(store.tiers(), clock, keys_max).await
     } else {
         Ok(Local::forgetful(clock, keys_max))
-    }
-}
-
-/// Kafka, to which messages are published and from which the sender takes them.
-#[derive(Clone, Debug)]
-pub struct Kafka {
-    brokers: Brokers,
-    group: String,
-    publisher: Arc<KafkaPublisher>,
-}
-
-impl Kafka {
-    async fn open(brokers: &Brokers, settings: &Settings) -> Result<Self> {
-        let (due, settings) = (settings.slot.dispatch_topic.clone(), &settings.store);
-        let publishing =
-            PublisherSettings { timeout: settings.kafka_timeout, ..PublisherSettings::default() };
-        let publisher = Arc::new(KafkaPublisher::open(brokers, publishing)?);
-        let partitions = i32::try_from(settings.kafka_partitions).unwrap_or(i32::MAX);
-        let how = TopicSettings { partitions, ..TopicSettings::default() };
-        let ours =
-            [TOPIC, REQUEST_TOPIC].into_iter().flat_map(|topic| [topic.to_owned(), dead_letter_topic(topic)]);
-        let topics = ours.chain(due).collect();
-        let made = tokio::spawn(make_topics(brokers.clone(), topics, how));
-        // A server that is ready has its topics, if there is a broker; else they are made when there is.
-        let _ = tokio::time::timeout(BROKER_PATIENCE, made).await;
-        Ok(Self { brokers: brokers.clone(), group: settings.kafka_group.clone(), publisher })
-    }
-
-    fn source(&self) -> Result<Arc<dyn Source>> {
-        self.source_of(TOPIC, &self.group)
-    }
-
-    fn source_of(&self, topic: &str, group: &str) -> Result<Arc<dyn Source>> {
-        let settings = SourceSettings { group: group.to_owned(), ..SourceSettings::default() };
-        let graves: Arc<dyn Publisher> = Arc::<KafkaPublisher>::clone(&self.publisher);
-        Ok(Arc::new(KafkaSource::open(&self.brokers, topic, &settings, graves)?))
-    }
-
-    /// Whether brokers answer.
-    ///
-    /// # Errors
-    /// When they do not.
-    pub async fn ping(&self) -> Result<()> {
-        self.publisher.ping().await
-    }
-}
-
-async fn make_topics(brokers: Brokers, topics: Vec<String>, how: TopicSettings) {
-    let names: Vec<&str> = topics.iter().map(String::as_str).collect();
-    while let Err(error) = ensure_topics(&brokers, &names, how).await {
-        tracing::warn!(%brokers, error = %error.with_causes(), "waiting for Kafka");
-        tokio::time::sleep(BROKER_PATIENCE).await;
     }
 }
 
