@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
-use rusqlite::{CachedStatement, Connection, ErrorCode, OptionalExtension, params};
+use rusqlite::{CachedStatement, Connection, ErrorCode, OptionalExtension, ToSql, params};
 use weir_core::request::canonical::Fingerprint;
 use weir_core::request::idempotency::{Record, TenantKey};
 use weir_core::{IdempotencyKey, RequestId, TenantId, Timestamp};
@@ -231,15 +231,8 @@ impl Desk<'_> {
 
 /// Saves keys in the table.
 fn save(connection: &Connection, keys: &[(TenantKey, Record)]) -> rusqlite::Result<()> {
-    let mut insert = INSERT.prepare(connection)?;
-    let inserted = insert.insert(keys, |(key, record), values| {
-        values.bind(params![
-            key.tenant.as_str(),
-            key.key.as_str(),
-            record.fingerprint.as_bytes(),
-            record.request_id.to_string(),
-            record.expires.as_micros(),
-        ])
+    let inserted = INSERT.prepare(connection)?.insert(keys, |(TenantKey { tenant, key }, record), row| {
+        with_values(tenant, key, record, |values| row.bind(values))
     });
     match inserted {
         // A key that was free again, or a journal that was read again: both are rare.
@@ -259,15 +252,24 @@ fn replace(
     key: &IdempotencyKey,
     record: &Record,
 ) -> rusqlite::Result<()> {
+    with_values(tenant, key, record, |values| statement.execute(values).map(drop))
+}
+
+/// Calls `take` with the values of a row.
+fn with_values(
+    tenant: &TenantId,
+    key: &IdempotencyKey,
+    record: &Record,
+    take: impl FnOnce(&[&dyn ToSql]) -> rusqlite::Result<()>,
+) -> rusqlite::Result<()> {
     let Record { fingerprint, request_id, expires } = record;
-    statement.execute(params![
+    take(params![
         tenant.as_str(),
         key.as_str(),
         fingerprint.as_bytes(),
         request_id.to_string(),
         expires.as_micros(),
-    ])?;
-    Ok(())
+    ])
 }
 
 /// The tenant and its key, each after its length (2 bytes), what was asked for (32), the request's id (16) and when the key
