@@ -1,27 +1,48 @@
 //! Ports for servers that must come back on the same port after a stop or a crash.
 
-use std::net::{Ipv4Addr, TcpListener};
-use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU16, Ordering};
+use std::net::{Ipv4Addr, TcpListener, UdpSocket};
+use std::ops::Range;
+use std::sync::{Mutex, PoisonError};
 
 // Below Linux's ephemeral range (32768 and up). A port from `bind(0)` could be handed to another socket while its
 // server is down, or a client that retries against it could even connect to itself.
 const FIRST: u16 = 10_000;
-const COUNT: u16 = 22_000;
+const BLOCKS: u16 = 220;
+const BLOCK: u16 = 100;
 
-/// A port on 127.0.0.1 that nobody listens on, never the same one twice in this process.
+/// What this process has to itself. That nobody listens on a port says little: its server may be starting, or be down for
+/// a moment, in another test program that runs at the same time. So each takes whole blocks, and shows it by a socket
+/// that goes with the process: UDP, where a block's first port is in nobody's way.
+struct Mine {
+    guards: Vec<UdpSocket>,
+    rest: Range<u16>,
+}
+
+/// A port on 127.0.0.1 that nobody listens on, and that no test is given again while this process runs.
 pub fn unused() -> u16 {
-    static START: OnceLock<u16> = OnceLock::new();
-    static TAKEN: AtomicU16 = AtomicU16::new(0);
-    let start = *START.get_or_init(|| fastrand::u16(0..COUNT));
-    for _ in 0..COUNT {
-        let offset = (u32::from(start) + u32::from(TAKEN.fetch_add(1, Ordering::Relaxed))) % u32::from(COUNT);
-        let port = FIRST + u16::try_from(offset).expect("an offset below COUNT fits");
-        if TcpListener::bind((Ipv4Addr::LOCALHOST, port)).is_ok() {
+    static MINE: Mutex<Mine> = Mutex::new(Mine { guards: Vec::new(), rest: 0..0 });
+    let mut mine = MINE.lock().unwrap_or_else(PoisonError::into_inner);
+    loop {
+        if let Some(port) = mine.rest.find(|port| TcpListener::bind((Ipv4Addr::LOCALHOST, *port)).is_ok()) {
             return port;
         }
+        let (guard, block) = free_block().unwrap_or_else(|| {
+            let last = FIRST + BLOCKS * BLOCK - 1;
+            panic!("no free ports between {FIRST} and {last}: see who is there with `ss -lntu`")
+        });
+        mine.guards.push(guard);
+        mine.rest = block;
     }
-    panic!("no free port between {FIRST} and {}: see what listens there with `ss -ltn`", FIRST + COUNT);
+}
+
+/// A block that no process has, this one included.
+fn free_block() -> Option<(UdpSocket, Range<u16>)> {
+    let start = fastrand::u16(0..BLOCKS);
+    (0..BLOCKS).find_map(|offset| {
+        let first = FIRST + (start + offset) % BLOCKS * BLOCK;
+        let guard = UdpSocket::bind((Ipv4Addr::LOCALHOST, first)).ok()?;
+        Some((guard, first..first + BLOCK))
+    })
 }
 
 #[cfg(test)]
@@ -30,9 +51,21 @@ mod tests {
 
     #[test]
     fn no_port_is_given_twice_and_each_can_be_bound() {
-        let first = unused();
-        let second = unused();
-        assert_ne!(first, second);
-        TcpListener::bind((Ipv4Addr::LOCALHOST, first)).unwrap();
+        let ports: Vec<u16> = (0..3 * BLOCK).map(|_| unused()).collect();
+        let mut apart = ports.clone();
+        apart.sort_unstable();
+        apart.dedup();
+        assert_eq!(apart.len(), ports.len());
+        for port in ports {
+            TcpListener::bind((Ipv4Addr::LOCALHOST, port)).unwrap();
+        }
+    }
+
+    #[test]
+    fn a_block_has_one_holder() {
+        let (_guard, block) = free_block().unwrap();
+        assert!(UdpSocket::bind((Ipv4Addr::LOCALHOST, block.start)).is_err());
+        let others: Vec<_> = std::iter::from_fn(free_block).take(20).collect();
+        assert!(others.iter().all(|(_, other)| *other != block));
     }
 }
