@@ -11,8 +11,8 @@ use weir_core::quota::{Limits, Quota};
 use weir_core::{Timestamp, UserId};
 use weir_queue::publish::{Publisher, publish_accepted};
 use weir_queue::sms;
-use weir_store::Result;
 use weir_store::quota::{Books, Plan, QuotaStore, SendMessage, SendOutcome, TOPIC, chance, plan};
+use weir_store::{Batch, Result};
 
 use crate::counts::Counts;
 use crate::{Sqlite, queue};
@@ -68,6 +68,10 @@ impl QuotaStore for Sqlite {
     }
 
     async fn send_batch(&self, batch: Vec<SendMessage>) -> Result<Vec<SendOutcome>> {
+        self.send_late(batch.into()).await
+    }
+
+    async fn send_late(&self, batch: Batch<SendMessage>) -> Result<Vec<SendOutcome>> {
         let clock = self.inner.clock.clone();
         if self.publisher.is_some() && self.inner.is_uncommitted.load(Ordering::Relaxed) {
             // A disk that takes no writes must not let messages through uncounted.
@@ -75,7 +79,7 @@ impl QuotaStore for Sqlite {
         }
         let broker = self.publisher.clone().map(|publisher| (publisher, Handle::current()));
         let send = move |connection: &Connection, counts: &mut Counts| {
-            send_batch(connection, counts, &batch, clock.now(), broker)
+            send_batch(connection, counts, &batch.take(), clock.now(), broker)
         };
         let outcomes = self.inner.writer.count(send).await;
         self.inner.is_uncommitted.store(self.publisher.is_some() && outcomes.is_err(), Ordering::Relaxed);
@@ -106,6 +110,9 @@ fn send_batch(
     now: Timestamp,
     broker: Option<(Arc<dyn Publisher>, Handle)>,
 ) -> rusqlite::Result<Vec<SendOutcome>> {
+    if batch.is_empty() {
+        return Ok(Vec::new());
+    }
     counts.refresh(connection)?;
     let mut rows: HashMap<&str, Quota> = HashMap::with_capacity(batch.len());
     for SendMessage { user, .. } in batch {

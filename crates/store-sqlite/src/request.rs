@@ -14,14 +14,15 @@ use weir_core::request::retry::Policy;
 use weir_core::request::state::{Refused, Status};
 use weir_core::{RequestId, RequestType, TenantId, Timestamp};
 use weir_queue::Source;
-use weir_store::Result;
 use weir_store::request::{
     Books, CallbackOutcome, CallbackReport, Claimed, DeadRequest, Failure, JobReport, LOOKED_AT_MAX, Listed,
     Pending, Request, RequestStore, Rollout, RolloutChange, Room, Sealed, Submit, SubmitOutcome, WEBHOOKS,
 };
+use weir_store::{Batch, Result};
 
 use crate::Sqlite;
 use crate::error::fault;
+use crate::request::keys::Keys;
 
 /// What whoever waits for jobs is woken by. No topic has a space in its name.
 const JOBS: &str = "request jobs";
@@ -43,12 +44,19 @@ const LAST_LOOKED_AT: &str = "
 #[async_trait]
 impl RequestStore for Sqlite {
     async fn submit_batch(&self, batch: Vec<Submit>, limits: Option<Limits>) -> Result<Vec<SubmitOutcome>> {
-        let now = self.inner.clock.now();
-        let outcomes = self
-            .inner
-            .writer
-            .keep(move |connection, keys| submit::submit(connection, keys, batch, limits, now))
-            .await?;
+        self.submit_late(batch.into(), limits).await
+    }
+
+    async fn submit_late(&self, batch: Batch<Submit>, limits: Option<Limits>) -> Result<Vec<SubmitOutcome>> {
+        let clock = self.inner.clock.clone();
+        let submit = move |connection: &Connection, keys: &mut Keys| {
+            let batch = batch.take();
+            if batch.is_empty() {
+                return Ok(Vec::new());
+            }
+            submit::submit(connection, keys, batch, limits, clock.now())
+        };
+        let outcomes = self.inner.writer.keep(submit).await?;
         if outcomes.iter().any(|outcome| matches!(outcome, SubmitOutcome::Accepted(_))) {
             self.inner.bells.ring(JOBS);
         }

@@ -9,8 +9,8 @@ use rusqlite::{Connection, OptionalExtension, Row, params};
 use weir_core::slot::{Pace, WindowStatus};
 use weir_core::{ConfigName, EventId, Timestamp};
 use weir_queue::due::SEAT;
-use weir_store::Result;
 use weir_store::slot::{Assign, AssignOutcome, Books, Config, Slot, SlotStore, WindowCount};
+use weir_store::{Batch, Result};
 
 use crate::Sqlite;
 use crate::error::fault;
@@ -68,12 +68,16 @@ impl SlotStore for Sqlite {
     }
 
     async fn assign_batch(&self, batch: Vec<Assign>) -> Result<Vec<AssignOutcome>> {
+        self.assign_late(batch.into()).await
+    }
+
+    async fn assign_late(&self, batch: Batch<Assign>) -> Result<Vec<AssignOutcome>> {
         let is_dispatching = self.is_dispatching;
-        let outcomes = self
-            .inner
-            .writer
-            .run(move |connection| assign::assign(connection, batch, is_dispatching))
-            .await?;
+        let assign = move |connection: &Connection| match batch.take() {
+            batch if batch.is_empty() => Ok(Vec::new()),
+            batch => assign::assign(connection, batch, is_dispatching),
+        };
+        let outcomes = self.inner.writer.run(assign).await?;
         if is_dispatching {
             self.inner.bells.ring(SEAT);
         }

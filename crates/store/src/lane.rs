@@ -5,16 +5,23 @@
 //! goes to the same lane, so calls for one key are decided in the order they came. A lane holds a bounded number of
 //! waiting calls; past that, calls are refused at once ([`Error::Overloaded`]).
 //!
+//! A batch is made when it is taken ([`Batch::take`]), not when it is handed over: one that waits behind another at an engine
+//! grows until its turn has come.
+//!
 //! Every call is answered within the lanes' timeout. A batch that takes longer goes on, since its fate is the
 //! engine's; its callers, and those who wait behind it for too long, are told [`Error::Unavailable`]. The lane watches
 //! the time itself, once a batch, rather than with a timer for every call.
 //!
-//! A caller may go away at any time. Before its batch starts its command is dropped; after that the command is
+//! A caller may go away at any time. Before its batch is taken its command is dropped; after that the command is
 //! carried out and the answer thrown away. Either way the rest of the batch never notices.
+
+mod batch;
+mod queue;
 
 use std::future::Future;
 use std::panic::AssertUnwindSafe;
 use std::pin::pin;
+use std::sync::Arc;
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
@@ -23,10 +30,12 @@ use futures_util::{FutureExt, StreamExt};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
-use tokio::sync::mpsc::error::TrySendError;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
+
+pub use batch::Batch;
+use queue::{Entry, Queue};
 
 use crate::{Error, Result, shard};
 
@@ -42,8 +51,8 @@ pub struct LaneSettings {
     pub capacity: usize,
     /// The largest batch.
     pub batch_max: usize,
-    /// How many batches of one lane may be under way at once. More than one is for engines that take batches in the
-    /// order in which they were given: one is then made and handed over while another is being committed.
+    /// How many batches of one lane may be handed over at once. More than one is for engines that take batches in the
+    /// order in which they were given: the next is there already when one is committed, with all that came meanwhile.
     pub in_flight: usize,
     /// How long a call may take.
     pub timeout: Duration,
@@ -67,18 +76,9 @@ pub struct LaneMetrics {
 /// A set of lanes for one kind of command.
 #[derive(Debug)]
 pub struct Lanes<C, R> {
-    name: &'static str,
-    lanes: Box<[mpsc::Sender<Entry<C, R>>]>,
-    metrics: LaneMetrics,
+    lanes: Box<[Arc<Queue<C, R>>]>,
     closing: CancellationToken,
     workers: TaskTracker,
-}
-
-#[derive(Debug)]
-struct Entry<C, R> {
-    command: C,
-    reply: oneshot::Sender<Result<R>>,
-    queued_at: Instant,
 }
 
 impl<C: Send + 'static, R: Send + 'static> Lanes<C, R> {
@@ -88,26 +88,35 @@ impl<C: Send + 'static, R: Send + 'static> Lanes<C, R> {
         F: Fn(Vec<C>) -> Fut + Clone + Send + Sync + 'static,
         Fut: Future<Output = Result<Vec<R>>> + Send + 'static,
     {
+        Self::start_late(name, settings, metrics, move |batch: Batch<C>| {
+            let (run, commands) = (run.clone(), batch.take());
+            async move { if commands.is_empty() { Ok(Vec::new()) } else { run(commands).await } }
+        })
+    }
+
+    /// The same for an engine that takes each batch when it comes to it. By then it may be empty.
+    pub fn start_late<F, Fut>(
+        name: &'static str,
+        settings: LaneSettings,
+        metrics: LaneMetrics,
+        run: F,
+    ) -> Self
+    where
+        F: Fn(Batch<C>) -> Fut + Clone + Send + Sync + 'static,
+        Fut: Future<Output = Result<Vec<R>>> + Send + 'static,
+    {
         let closing = CancellationToken::new();
         let workers = TaskTracker::new();
         let lanes = (0..settings.lanes.max(1))
             .map(|_| {
-                let (sender, receiver) = mpsc::channel(settings.capacity.max(1));
-                let worker = Worker {
-                    name,
-                    receiver,
-                    waiting: Vec::with_capacity(settings.batch_max.min(1_024)),
-                    under_way: Vec::new(),
-                    settings,
-                    metrics: metrics.clone(),
-                    run: run.clone(),
-                };
+                let queue = Arc::new(Queue::new(name, settings, metrics.clone()));
+                let worker = Worker { queue: Arc::clone(&queue), settings, run: run.clone() };
                 workers.spawn(worker.work(closing.clone()));
-                sender
+                queue
             })
             .collect();
         workers.close();
-        Self { name, lanes, metrics, closing, workers }
+        Self { lanes, closing, workers }
     }
 
     /// Carries out one command in the lane of `key`.
@@ -118,15 +127,8 @@ impl<C: Send + 'static, R: Send + 'static> Lanes<C, R> {
         let count = u16::try_from(self.lanes.len()).unwrap_or(u16::MAX);
         let lane = &self.lanes[usize::from(shard::of(key, count))];
         let (reply, answer) = oneshot::channel();
-        match lane.try_send(Entry { command, reply, queued_at: Instant::now() }) {
-            Ok(()) => {}
-            Err(TrySendError::Full(_)) => {
-                self.metrics.rejected.inc();
-                return Err(Error::Overloaded { lane: self.name });
-            }
-            Err(TrySendError::Closed(_)) => return Err(Error::ShuttingDown),
-        }
-        // A worker answers every entry it takes; a dropped one means that the runtime itself is going down.
+        lane.add(Entry { command, reply, queued_at: Instant::now() })?;
+        // Every entry that is taken is answered; a dropped one means that the runtime itself is going down.
         answer.await.unwrap_or(Err(Error::ShuttingDown))
     }
 
@@ -137,158 +139,65 @@ impl<C: Send + 'static, R: Send + 'static> Lanes<C, R> {
     }
 }
 
+/// Hands batches of one lane to the engine, and tells callers what came of them.
 struct Worker<C, R, F> {
-    name: &'static str,
-    receiver: mpsc::Receiver<Entry<C, R>>,
-    /// Taken from the channel, not yet in a batch.
-    waiting: Vec<Entry<C, R>>,
-    /// Whom to answer when the batches under way are done, each by its number.
-    under_way: Vec<(u64, Replies<R>)>,
+    queue: Arc<Queue<C, R>>,
     settings: LaneSettings,
-    metrics: LaneMetrics,
     run: F,
-}
-
-/// Whom to answer, in the order of the batch; nobody where the caller was told that it took too long.
-type Replies<R> = Vec<Option<Reply<R>>>;
-
-struct Reply<R> {
-    to: oneshot::Sender<Result<R>>,
-    queued_at: Instant,
 }
 
 impl<C, R, F, Fut> Worker<C, R, F>
 where
-    F: Fn(Vec<C>) -> Fut + Clone,
+    C: Send + 'static,
+    R: Send + 'static,
+    F: Fn(Batch<C>) -> Fut + Clone,
     Fut: Future<Output = Result<Vec<R>>>,
 {
-    async fn work(mut self, closing: CancellationToken) {
-        let (batch_max, in_flight) = (self.settings.batch_max.max(1), self.settings.in_flight.max(1));
+    async fn work(self, closing: CancellationToken) {
+        let in_flight = self.settings.in_flight.max(1);
         let tick = self.settings.timeout / TICKS_PER_TIMEOUT;
         let mut next_look = pin!(tokio::time::sleep(tick));
         let mut running = FuturesUnordered::new();
+        let mut is_closed = false;
         for number in 0.. {
-            while self.waiting.is_empty() || running.len() >= in_flight {
-                let has_room = running.len() < in_flight;
-                if running.is_empty() && self.receiver.is_closed() && self.receiver.is_empty() {
+            while running.len() >= in_flight || !self.queue.promise(number) {
+                if is_closed && running.is_empty() {
                     return;
                 }
                 tokio::select! {
                     biased;
-                    Some((number, outcomes)) = running.next() => self.finish(number, outcomes),
-                    taken = self.receiver.recv_many(&mut self.waiting, batch_max), if has_room && !self.ended() => {
-                        // Whoever is about to submit, and only waits for a turn on this thread, gets into this batch.
-                        if taken > 0 { tokio::task::yield_now().await }
+                    Some((number, outcomes)) = running.next() => self.queue.finish(number, outcomes),
+                    () = self.queue.arrived(), if running.len() < in_flight => {}
+                    () = closing.cancelled(), if !is_closed => {
+                        self.queue.close();
+                        is_closed = true;
                     }
-                    () = closing.cancelled(), if !self.receiver.is_closed() => self.receiver.close(),
                     () = &mut next_look, if !running.is_empty() => {
-                        self.answer_late();
+                        self.queue.answer_late();
                         next_look.as_mut().reset(tokio::time::Instant::now() + tick);
                     }
                 }
             }
-            if let Some(commands) = self.take_batch(number) {
-                let (name, run) = (self.name, self.run.clone());
-                let mut batch = Box::pin(async move { (number, outcomes(name, &run, commands).await) });
-                // Polled now, so that batches reach the engine in the order in which they were made.
-                match futures_util::poll!(&mut batch) {
-                    Poll::Ready((number, outcomes)) => self.finish(number, outcomes),
-                    Poll::Pending => running.push(batch),
-                }
+            // Whoever is about to submit, and only waits for a turn on this thread, gets into this batch.
+            tokio::task::yield_now().await;
+            let (run, batch) = (self.run.clone(), Batch::promised(&self.queue, number));
+            let mut batch = Box::pin(async move { (number, outcomes(&run, batch).await) });
+            // Polled now, so that batches reach the engine in the order in which they were promised.
+            match futures_util::poll!(&mut batch) {
+                Poll::Ready((number, outcomes)) => self.queue.finish(number, outcomes),
+                Poll::Pending => running.push(batch),
             }
         }
     }
-
-    /// Whether nothing will come any more.
-    fn ended(&self) -> bool {
-        self.receiver.is_closed() && self.receiver.is_empty()
-    }
-
-    /// The next batch, without those whose callers have gone.
-    fn take_batch(&mut self, number: u64) -> Option<Vec<C>> {
-        let batch_max = self.settings.batch_max.max(1);
-        take_up_to(batch_max, &mut self.receiver, &mut self.waiting);
-        let rest = self.waiting.split_off(batch_max.min(self.waiting.len()));
-        let batch = std::mem::replace(&mut self.waiting, rest);
-        let (taken, oldest) = (batch.len(), batch.first().map(|entry| entry.queued_at.elapsed()));
-        let (commands, replies): (Vec<_>, Replies<R>) = batch
-            .into_iter()
-            .filter(|entry| !entry.reply.is_closed())
-            .map(|entry| (entry.command, Some(Reply { to: entry.reply, queued_at: entry.queued_at })))
-            .unzip();
-        self.metrics.abandoned.inc_by((taken - replies.len()) as u64);
-        self.metrics.depth.set(i64::try_from(self.receiver.len()).unwrap_or(i64::MAX));
-        if commands.is_empty() {
-            return None;
-        }
-        self.metrics.batch_size.observe(commands.len() as f64);
-        if let Some(oldest) = oldest {
-            self.metrics.wait_seconds.observe(oldest.as_secs_f64());
-        }
-        self.under_way.push((number, replies));
-        Some(commands)
-    }
-
-    fn finish(&mut self, number: u64, outcomes: Result<Vec<R>>) {
-        let Some(place) = self.under_way.iter().position(|(other, _)| *other == number) else { return };
-        let (_, replies) = self.under_way.remove(place);
-        match outcomes {
-            Ok(outcomes) => {
-                let answers = replies.into_iter().zip(outcomes);
-                answers.for_each(|(reply, outcome)| answer(reply, Ok(outcome)));
-            }
-            Err(error) => replies.into_iter().for_each(|reply| answer(reply, Err(error.clone()))),
-        }
-    }
-
-    /// Tells whoever has waited for too long, in a batch or behind them, that it took too long. The batches go on.
-    fn answer_late(&mut self) {
-        let LaneSettings { capacity, timeout, .. } = self.settings;
-        let is_late = |queued_at: Instant| queued_at.elapsed() >= timeout - timeout / TICKS_PER_TIMEOUT;
-        let late = || Error::unavailable(self.name, "no answer in time");
-        for reply in self.under_way.iter_mut().flat_map(|(_, replies)| replies) {
-            let reply = reply.take_if(|reply| is_late(reply.queued_at));
-            answer(reply, Err(late()));
-        }
-        take_up_to(capacity, &mut self.receiver, &mut self.waiting);
-        for entry in self.waiting.extract_if(.., |entry| is_late(entry.queued_at)) {
-            let _ = entry.reply.send(Err(late()));
-        }
-    }
 }
 
-/// A caller that has gone, or was told already, needs no answer.
-fn answer<R>(reply: Option<Reply<R>>, outcome: Result<R>) {
-    if let Some(reply) = reply {
-        let _ = reply.to.send(outcome);
-    }
-}
-
-/// Takes what is there, without waiting for any.
-fn take_up_to<E>(count: usize, receiver: &mut mpsc::Receiver<E>, waiting: &mut Vec<E>) {
-    while waiting.len() < count
-        && let Ok(entry) = receiver.try_recv()
-    {
-        waiting.push(entry);
-    }
-}
-
-/// Runs a batch; a panic or a wrong number of outcomes fails this batch and leaves the lane standing.
-async fn outcomes<C, R, F, Fut>(name: &'static str, run: &F, commands: Vec<C>) -> Result<Vec<R>>
+/// Runs a batch; none when it panics, which fails this batch and leaves the lane standing.
+async fn outcomes<C, R, F, Fut>(run: &F, batch: Batch<C>) -> Option<Result<Vec<R>>>
 where
-    F: Fn(Vec<C>) -> Fut,
+    F: Fn(Batch<C>) -> Fut,
     Fut: Future<Output = Result<Vec<R>>>,
 {
-    let expected = commands.len();
-    match AssertUnwindSafe(async { run(commands).await }).catch_unwind().await {
-        Ok(Ok(outcomes)) if outcomes.len() == expected => Ok(outcomes),
-        Ok(Ok(outcomes)) => {
-            let counts = format!("{} outcomes for a batch of {expected}", outcomes.len());
-            Err(Error::failed(name, counts))
-        }
-        Ok(Err(error)) => Err(error),
-        Err(_panic) => Err(Error::failed(name, "a batch panicked")),
-    }
+    AssertUnwindSafe(async { run(batch).await }).catch_unwind().await.ok()
 }
 
 #[cfg(test)]

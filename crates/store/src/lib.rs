@@ -18,7 +18,7 @@ pub mod tier;
 
 pub use clock::{SteadyClock, SystemClock};
 pub use error::Error;
-pub use lane::{LaneMetrics, LaneSettings, Lanes};
+pub use lane::{Batch, LaneMetrics, LaneSettings, Lanes};
 
 /// What every store operation returns: `Err` means that something broke, never that something was refused.
 pub type Result<T, E = Error> = std::result::Result<T, E>;

@@ -11,7 +11,7 @@ use weir_core::{Denial, MessageId, Timestamp, UserId, Verdict};
 
 pub use crate::feed::Feed;
 
-use crate::Result;
+use crate::{Batch, Result};
 
 /// The topic accepted messages are enqueued on.
 pub const TOPIC: &str = "sms-outbound";
@@ -82,6 +82,11 @@ pub trait QuotaStore: Send + Sync + 'static {
     /// Decides a batch in order, one commit for all: outcomes stand in the order of the commands, and each accepted
     /// message is enqueued on [`TOPIC`] in the same commit.
     async fn send_batch(&self, batch: Vec<SendMessage>) -> Result<Vec<SendOutcome>>;
+    /// The same for a batch that goes on growing until the engine comes to it.
+    async fn send_late(&self, batch: Batch<SendMessage>) -> Result<Vec<SendOutcome>> {
+        let batch = batch.take();
+        if batch.is_empty() { Ok(Vec::new()) } else { self.send_batch(batch).await }
+    }
     /// Reads the books.
     async fn audit(&self) -> Result<Books>;
     /// Brings everything to where it is kept, before the server stops.

@@ -17,7 +17,7 @@ use weir_core::request::retry::{Cause, Policy};
 use weir_core::request::state::{Callback, Refused, Report, Status};
 use weir_core::{IdempotencyKey, RequestId, RequestType, TenantId, Timestamp};
 
-use crate::Result;
+use crate::{Batch, Result};
 
 /// The topic of outgoing webhooks: key and payload of a message are the id of a request that is final.
 pub const WEBHOOKS: &str = "request-webhooks";
@@ -311,6 +311,11 @@ pub trait RequestStore: Send + Sync + 'static {
     /// Takes submissions, in order, one commit for all. New ones count against the limits of their tenant, if there are
     /// any; replays do not.
     async fn submit_batch(&self, batch: Vec<Submit>, limits: Option<Limits>) -> Result<Vec<SubmitOutcome>>;
+    /// The same for a batch that goes on growing until the engine comes to it.
+    async fn submit_late(&self, batch: Batch<Submit>, limits: Option<Limits>) -> Result<Vec<SubmitOutcome>> {
+        let batch = batch.take();
+        if batch.is_empty() { Ok(Vec::new()) } else { self.submit_batch(batch, limits).await }
+    }
     /// A request of whatever tenant.
     async fn find_request(&self, id: RequestId) -> Result<Option<Request>>;
     /// A tenant's requests, the newest first, those older than `before`; of one status if that is given. They come

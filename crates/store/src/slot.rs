@@ -8,7 +8,7 @@ use async_trait::async_trait;
 use weir_core::slot::{Pace, WindowStatus};
 use weir_core::{ConfigName, EventId, Timestamp};
 
-use crate::Result;
+use crate::{Batch, Result};
 
 /// A named pace, as it is now.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -117,6 +117,11 @@ pub trait SlotStore: Send + Sync + 'static {
     async fn deactivate(&self, name: &ConfigName) -> Result<bool>;
     /// Gives each event a slot, in order, one commit for all. An event that has one keeps it.
     async fn assign_batch(&self, batch: Vec<Assign>) -> Result<Vec<AssignOutcome>>;
+    /// The same for a batch that goes on growing until the engine comes to it.
+    async fn assign_late(&self, batch: Batch<Assign>) -> Result<Vec<AssignOutcome>> {
+        let batch = batch.take();
+        if batch.is_empty() { Ok(Vec::new()) } else { self.assign_batch(batch).await }
+    }
     /// An event's slot.
     async fn find_slot(&self, event: &EventId) -> Result<Option<Slot>>;
     /// Gives an event's place back, and says what it was.

@@ -108,13 +108,13 @@ impl RequestService {
             in_flight: engines.store.in_flight(),
             timeout,
         };
-        let lanes = Lanes::start("request", lane_settings, metrics.lane("request"), {
+        let lanes = Lanes::start_late("request", lane_settings, metrics.lane("request"), {
             let (store, limits) = (Arc::clone(&store), settings.request.tenant_limit);
             let broker = engines.request_broker();
             move |batch| {
                 let (store, broker) = (Arc::clone(&store), broker.clone());
                 async move {
-                    let mut outcomes = store.submit_batch(batch, limits).await?;
+                    let mut outcomes = store.submit_late(batch, limits).await?;
                     if let Some(broker) = broker {
                         broker.publish_accepted(&mut outcomes).await;
                     }

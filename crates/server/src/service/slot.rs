@@ -53,11 +53,11 @@ impl SlotService {
             in_flight: engines.store.in_flight(),
             timeout: settings.http.timeout,
         };
-        let lanes = Lanes::start("slot", lane_settings, metrics.lane("slot"), {
+        let lanes = Lanes::start_late("slot", lane_settings, metrics.lane("slot"), {
             let store = Arc::clone(&store);
             move |batch| {
                 let store = Arc::clone(&store);
-                async move { store.assign_batch(batch).await }
+                async move { store.assign_late(batch).await }
             }
         });
         let counter = |outcome| metrics.slot_assignments.get_or_create_owned(&OutcomeLabels { outcome });

@@ -98,7 +98,7 @@ async fn a_full_lane_refuses_at_once_and_keeps_what_it_holds() {
     let refused = lanes.submit("key", 4).await.unwrap_err();
     assert!(matches!(refused, Error::Overloaded { lane: "test" }), "{refused:?}");
     assert!(refused.is_transient());
-    assert_eq!(lanes.metrics.rejected.get(), 1);
+    assert_eq!(lanes.lanes[0].metrics.rejected.get(), 1);
     bench.gate.add_permits(2);
     for accepted in [running, a, b] {
         assert!(accepted.await.unwrap().is_ok());
@@ -119,7 +119,7 @@ async fn a_caller_that_goes_away_neither_loses_nor_blocks_the_batch() {
     bench.gate.add_permits(2);
     assert_eq!(stays.await.unwrap().unwrap(), 30);
     assert_eq!(bench.batches(), [vec![1], vec![3]], "the one that left before its batch is not run");
-    assert_eq!(lanes.metrics.abandoned.get(), 1);
+    assert_eq!(lanes.lanes[0].metrics.abandoned.get(), 1);
 }
 
 #[tokio::test]
@@ -239,4 +239,123 @@ async fn batches_in_flight_together_start_in_order_and_no_more_than_allowed() {
     for (n, call) in (0..).zip(calls) {
         assert_eq!(call.await.unwrap().unwrap(), n * 10);
     }
+}
+
+/// A batch that was handed over, and where to say what came of it.
+type Handed = (Batch<u32>, oneshot::Sender<Result<Vec<u32>>>);
+
+/// An engine that takes its batches when the test says so.
+struct Late {
+    handed: Mutex<Vec<Handed>>,
+    came: Notify,
+}
+
+impl Late {
+    fn lanes(settings: LaneSettings) -> (Arc<Self>, Arc<Lanes<u32, u32>>) {
+        let late = Arc::new(Self { handed: Mutex::default(), came: Notify::new() });
+        let lanes = Lanes::start_late("test", settings, metrics(), {
+            let late = Arc::clone(&late);
+            move |batch| {
+                let (done, outcomes) = oneshot::channel();
+                late.handed.lock().unwrap().push((batch, done));
+                late.came.notify_one();
+                async move { outcomes.await.expect("the test answers") }
+            }
+        });
+        (late, Arc::new(lanes))
+    }
+
+    /// The batch that was handed over first, once there is one.
+    async fn next(&self) -> Handed {
+        loop {
+            if let Some(first) = self.take_first() {
+                return first;
+            }
+            self.came.notified().await;
+        }
+    }
+
+    fn take_first(&self) -> Option<Handed> {
+        let mut handed = self.handed.lock().unwrap();
+        (!handed.is_empty()).then(|| handed.remove(0))
+    }
+}
+
+fn two_at_once() -> LaneSettings {
+    LaneSettings { in_flight: 2, ..settings(1, 16, 4) }
+}
+
+#[tokio::test]
+async fn a_batch_that_waits_at_the_engine_grows_until_it_is_taken() {
+    let (engine, lanes) = Late::lanes(two_at_once());
+    let mut calls = vec![call(&lanes, 0).await];
+    let (first, first_done) = engine.next().await;
+    assert_eq!(first.take(), [0]);
+    calls.push(call(&lanes, 1).await);
+    let (second, second_done) = engine.next().await;
+    for n in 2..7 {
+        calls.push(call(&lanes, n).await);
+    }
+    assert!(engine.handed.lock().unwrap().is_empty(), "whoever comes now is in the one that waits");
+    first_done.send(Ok(vec![0])).unwrap();
+    assert_eq!(calls.remove(0).await.unwrap().unwrap(), 0);
+    assert_eq!(second.take(), [1, 2, 3, 4], "and no more than allowed");
+    let (third, third_done) = engine.next().await;
+    assert_eq!(third.take(), [5, 6]);
+    third_done.send(Ok(vec![5, 6])).unwrap();
+    second_done.send(Ok(vec![1, 2, 3, 4])).unwrap();
+    for (n, call) in (1..).zip(calls) {
+        assert_eq!(call.await.unwrap().unwrap(), n);
+    }
+}
+
+#[tokio::test]
+async fn a_batch_that_is_never_taken_fails_whoever_would_be_in_it() {
+    let (engine, lanes) = Late::lanes(two_at_once());
+    let (one, two) = (call(&lanes, 1).await, call(&lanes, 2).await);
+    let (batch, done) = engine.next().await;
+    drop(batch);
+    done.send(Err(Error::unavailable("engine", "down"))).unwrap();
+    for failed in [one, two] {
+        assert!(failed.await.unwrap().unwrap_err().is_transient());
+    }
+    let next = call(&lanes, 3).await;
+    let (batch, done) = engine.next().await;
+    assert_eq!(batch.take(), [3]);
+    done.send(Ok(vec![3])).unwrap();
+    assert_eq!(next.await.unwrap().unwrap(), 3, "the lane goes on");
+}
+
+#[tokio::test]
+async fn a_batch_whose_callers_have_all_gone_is_empty_and_harms_nobody() {
+    let (engine, lanes) = Late::lanes(two_at_once());
+    let gone = call(&lanes, 1).await;
+    let (batch, done) = engine.next().await;
+    gone.abort();
+    assert!(gone.await.unwrap_err().is_cancelled());
+    assert!(batch.take().is_empty());
+    let next = call(&lanes, 2).await;
+    done.send(Ok(Vec::new())).unwrap();
+    let (batch, done) = engine.next().await;
+    assert_eq!(batch.take(), [2]);
+    done.send(Ok(vec![2])).unwrap();
+    assert_eq!(next.await.unwrap().unwrap(), 2);
+    assert_eq!(lanes.lanes[0].metrics.abandoned.get(), 1);
+}
+
+#[tokio::test]
+async fn draining_waits_for_a_batch_that_is_not_taken_yet() {
+    let (engine, lanes) = Late::lanes(two_at_once());
+    let waiting = call(&lanes, 1).await;
+    let (batch, done) = engine.next().await;
+    let draining = tokio::spawn({
+        let lanes = Arc::clone(&lanes);
+        async move { lanes.drain().await }
+    });
+    tokio::task::yield_now().await;
+    assert!(!draining.is_finished());
+    assert_eq!(batch.take(), [1]);
+    done.send(Ok(vec![1])).unwrap();
+    draining.await.unwrap();
+    assert_eq!(waiting.await.unwrap().unwrap(), 1);
 }
