@@ -8,6 +8,7 @@
 
 pub mod due;
 pub mod kafka;
+pub mod pack;
 pub mod publish;
 pub mod sms;
 pub mod wake;

@@ -21,7 +21,7 @@ mod tls;
 mod watch;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
 use std::time::SystemTime;
 
 use tokio::task::AbortHandle;
@@ -81,6 +81,8 @@ struct Inner {
     is_uncommitted: AtomicBool,
     /// Jobs that this server has ended.
     ended_jobs: AtomicU64,
+    /// How many messages there were in a pack of the queue, on an average of the last claim.
+    pack_size: AtomicUsize,
 }
 
 impl Drop for Inner {
@@ -118,6 +120,7 @@ impl Postgres {
             watch,
             is_uncommitted: AtomicBool::new(false),
             ended_jobs: AtomicU64::new(0),
+            pack_size: AtomicUsize::new(1),
         };
         Ok(Self { inner: Arc::new(inner), publisher: None, has_cache: false, slots: SlotOptions::default() })
     }

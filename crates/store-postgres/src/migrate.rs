@@ -18,6 +18,7 @@ const STEPS: &[&str] = &[
     include_str!("../migrations/0006_request.sql"),
     include_str!("../migrations/0007_sale.sql"),
     include_str!("../migrations/0008_tier.sql"),
+    include_str!("../migrations/0009_queue_pack.sql"),
 ];
 
 /// An arbitrary number that no other program is likely to lock ("weir" in ASCII).

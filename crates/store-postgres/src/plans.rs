@@ -60,8 +60,12 @@ async fn no_plan_depends_on_how_full_a_table_seems() {
 }
 
 fn statements() -> impl Iterator<Item = &'static str> {
-    let prepared =
-        quota::SQL.into_iter().chain(queue::SQL).chain(slot::sql()).chain(request::sql()).chain(sale::sql());
+    let prepared = quota::SQL
+        .into_iter()
+        .chain(queue::sql())
+        .chain(slot::sql())
+        .chain(request::sql())
+        .chain(sale::sql());
     prepared.chain(request::UPKEEP).chain(tier::BATCHES)
 }
 

@@ -1,6 +1,10 @@
 //! The table queue in Postgres. A claim leases whole shards, so that handing out a message writes nothing to its row
-//! and no two holders ever have messages of one key.
+//! and no two holders ever have messages of one key. Messages that come together stand together ([`pack`]).
 
+mod order;
+pub(crate) mod pack;
+
+use std::sync::atomic::Ordering;
 use std::time::{Duration, SystemTime};
 
 use async_trait::async_trait;
@@ -12,7 +16,9 @@ use weir_store::quota::chance;
 use weir_store::{Error, Result};
 
 use crate::quota::{column, unsigned};
-use crate::{ENGINE, Postgres, time};
+use crate::{ENGINE, Inner, Postgres, time};
+use order::Asked;
+use pack::Pack;
 
 /// Shards of a topic: how many claims can be out at once. Stored with every message, so it never changes.
 pub(crate) const SHARDS: u16 = 16;
@@ -23,16 +29,18 @@ const MAKE_SHARDS: &str = "
     INSERT INTO queue_shard (topic, shard)
     SELECT $1, generate_series(0, 15)::smallint
     WHERE NOT EXISTS (SELECT FROM queue_shard WHERE topic = $1)
-      AND EXISTS (SELECT FROM queue_message WHERE topic = $1)
+      AND (EXISTS (SELECT FROM queue_message WHERE topic = $1) OR EXISTS (SELECT FROM queue_pack WHERE topic = $1))
     ON CONFLICT DO NOTHING";
 const LEASE: &str = "
     WITH free AS (
         SELECT topic, shard FROM queue_shard AS candidate
         WHERE topic = $1 AND leased_until <= coalesce($3, clock_timestamp())
-          AND EXISTS (
+          AND (EXISTS (
+              SELECT FROM queue_pack AS pack WHERE pack.topic = candidate.topic AND pack.shard = candidate.shard)
+            OR EXISTS (
               SELECT FROM queue_message AS message
               WHERE message.topic = candidate.topic AND message.shard = candidate.shard
-                AND (message.delayed_until IS NULL OR message.delayed_until <= coalesce($3, clock_timestamp())))
+                AND (message.delayed_until IS NULL OR message.delayed_until <= coalesce($3, clock_timestamp()))))
         ORDER BY leased_until, shard LIMIT $4
         FOR UPDATE SKIP LOCKED
     )
@@ -96,7 +104,7 @@ const FINISH: &str = "
                 WHERE topic = $1 AND shard = done.shard AND id = done.id OFFSET 0) AS found))
         RETURNING 1
     )
-    INSERT INTO queue_ledger (topic, slot, done) SELECT $1, $2, count(*) FROM gone
+    INSERT INTO queue_ledger (topic, slot, done) SELECT $1, $2, count(*) + $5::bigint FROM gone
     ON CONFLICT (topic, slot) DO UPDATE SET done = queue_ledger.done + excluded.done";
 const DEAD_LETTERS: &str = "
     SELECT id, topic, key, payload, reason, attempts, died_at
@@ -115,23 +123,27 @@ const BOOKS: &str = "
     SELECT coalesce(sum(accepted), 0)::bigint, coalesce(sum(done), 0)::bigint, coalesce(sum(discarded), 0)::bigint,
            (SELECT count(*) FROM dead_letter WHERE topic = $1),
            (SELECT count(*) FROM queue_message WHERE topic = $1)
+               + (SELECT coalesce(sum(count), 0)::bigint FROM queue_pack WHERE topic = $1)
     FROM queue_ledger WHERE topic = $1";
 
 /// In the order of [`Statements::from_prepared`].
-pub(crate) const SQL: [&str; 12] = [
-    MAKE_SHARDS,
-    LEASE,
-    VISIBLE,
-    LOCK_LEASES,
-    DELAY,
-    BURY,
-    RELEASE,
-    FINISH,
-    DEAD_LETTERS,
-    REPLAY,
-    DISCARD,
-    BOOKS,
-];
+pub(crate) fn sql() -> impl Iterator<Item = &'static str> {
+    let rows = [
+        MAKE_SHARDS,
+        LEASE,
+        VISIBLE,
+        LOCK_LEASES,
+        DELAY,
+        BURY,
+        RELEASE,
+        FINISH,
+        DEAD_LETTERS,
+        REPLAY,
+        DISCARD,
+        BOOKS,
+    ];
+    rows.into_iter().chain(pack::SQL)
+}
 
 #[derive(Debug)]
 pub(crate) struct Statements {
@@ -147,6 +159,7 @@ pub(crate) struct Statements {
     replay: Statement,
     discard: Statement,
     books: Statement,
+    pub(crate) pack: pack::Statements,
 }
 
 impl Statements {
@@ -164,6 +177,7 @@ impl Statements {
             replay: next(),
             discard: next(),
             books: next(),
+            pack: pack::Statements::from_prepared(next),
         }
     }
 }
@@ -199,16 +213,19 @@ impl Source for Postgres {
             ))
             .await?;
         let held: Vec<i16> = locked.iter().map(|row| column(row, 0)).collect::<Result<_>>()?;
-        let Columns { done, retry, dead } = Columns::of(settlement, &held, || {
+        let mut columns = Columns::of(settlement, &held, || {
             MessageId::new(time::from_system(now.unwrap_or_else(SystemTime::now)), chance())
         });
+        let packed = if columns.is_empty() { 0 } else { pack::settle(&session, topic, &mut columns).await? };
+        let Columns { done, retry, dead } = columns;
         session
             .bounded(try_join5(
                 client.execute(&statements.delay, &[&topic, &retry.0, &retry.1, &retry.2, &now]),
                 client.execute(&statements.bury, &[&topic, &dead.0, &dead.1, &dead.2, &dead.3, &now]),
                 client.execute(&statements.release, &[&topic, &held, &now]),
                 // The ledger last, as everywhere: see `quota::save`.
-                client.execute(&statements.finish, &[&topic, &session.ledger_slot, &done.0, &done.1]),
+                client
+                    .execute(&statements.finish, &[&topic, &session.ledger_slot, &done.0, &done.1, &packed]),
                 client.batch_execute("COMMIT"),
             ))
             .await?;
@@ -267,6 +284,20 @@ impl Queue for Postgres {
     }
 }
 
+impl Inner {
+    /// How many messages a pack has about: those of the last claim had so many.
+    fn pack_size(&self) -> usize {
+        self.pack_size.load(Ordering::Relaxed).max(1)
+    }
+
+    fn learn_pack_size(&self, packs: &[Pack]) {
+        let messages: usize = packs.iter().map(|pack| pack.messages.len()).sum();
+        if let Some(size) = messages.checked_div(packs.len()) {
+            self.pack_size.store(size, Ordering::Relaxed);
+        }
+    }
+}
+
 impl Postgres {
     /// Takes some shards that nobody holds and that have something to hand out.
     async fn lease(&self, topic: &str, max: usize, visibility: Duration) -> Result<Vec<Lease>> {
@@ -305,22 +336,27 @@ impl Postgres {
     /// the last holder has settled. Every shard gives its share; those that have more then fill what is left.
     async fn visible(&self, receipt: &Receipt, max: usize) -> Result<Vec<Message>> {
         let session = self.inner.pool.session().await?;
-        let (now, statement) = (self.clock_override(), &session.statements.queue.visible);
-        let mut shards: Vec<i16> = receipt.leases.iter().map(|lease| lease.shard.cast_signed()).collect();
-        let mut after = vec![i64::MIN; shards.len()];
+        let (topic, now) = (receipt.topic.as_str(), self.clock_override());
+        let (client, statements) = (&session.client, &session.statements.queue);
+        let mut places: Vec<(i16, i64)> =
+            receipt.leases.iter().map(|lease| (lease.shard.cast_signed(), i64::MIN)).collect();
         let mut messages: Vec<Message> = Vec::new();
-        while messages.len() < max && !shards.is_empty() {
-            let share = ((max - messages.len()) / shards.len()).max(1);
-            let limit = i64::try_from(share).unwrap_or(i64::MAX);
-            let rows = session
-                .bounded(session.client.query(statement, &[&receipt.topic, &shards, &after, &limit, &now]))
+        while messages.len() < max && !places.is_empty() {
+            let share = ((max - messages.len()) / places.len()).max(1);
+            let asked = Asked { messages: share, packs: (share / self.inner.pack_size()).max(1) };
+            let (shards, after): (Vec<i16>, Vec<i64>) = places.iter().copied().unzip();
+            let [rows, packs] = [asked.messages, asked.packs].map(|n| i64::try_from(n).unwrap_or(i64::MAX));
+            let (rows, packs) = session
+                .bounded(try_join(
+                    client.query(&statements.visible, &[&topic, &shards, &after, &rows, &now]),
+                    client.query(&statements.pack.next, &[&topic, &shards, &after, &packs]),
+                ))
                 .await?;
-            let batch: Vec<Message> = rows.iter().map(read_message).collect::<Result<_>>()?;
-            // Rows come shard by shard: a shard that gave its full share may have more, from its last id on.
-            let full = batch.chunk_by(|a, b| a.position.shard == b.position.shard);
-            let full = full.filter(|chunk| chunk.len() >= share).filter_map(<[_]>::last);
-            (shards, after) = full.map(|last| (last.position.shard.cast_signed(), last.position.id)).unzip();
-            messages.extend(batch);
+            let rows = rows.iter().map(read_message).collect::<Result<Vec<_>>>()?;
+            let mut packs = packs.iter().map(Pack::read).collect::<Result<Vec<_>>>()?;
+            self.inner.learn_pack_size(&packs);
+            pack::leave_out_held_back(&session, topic, &mut packs, now).await?;
+            places = asked.merge(&places, rows, packs, &mut messages);
         }
         session.keep();
         messages.truncate(max);
@@ -368,6 +404,16 @@ impl Columns {
             columns.dead.3.push(reason.replace('\0', "\u{fffd}"));
         }
         columns
+    }
+
+    fn is_empty(&self) -> bool {
+        self.done.0.is_empty() && self.retry.0.is_empty() && self.dead.0.is_empty()
+    }
+
+    /// Leaves out what was done otherwise.
+    fn forget_done(&mut self, is_gone: impl Fn(i16, i64) -> bool) {
+        let (shards, ids) = std::mem::take(&mut self.done);
+        self.done = shards.into_iter().zip(ids).filter(|(shard, id)| !is_gone(*shard, *id)).unzip();
     }
 }
 

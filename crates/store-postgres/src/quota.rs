@@ -20,7 +20,7 @@ use weir_store::quota::{
 use weir_store::{Error, Result, shard};
 
 use crate::pool::Session;
-use crate::queue::SHARDS;
+use crate::queue::{SHARDS, pack};
 use crate::{ENGINE, Postgres, time};
 
 const FIND: &str = "
@@ -308,9 +308,8 @@ async fn save(session: &Session, changed: &[(&UserId, Quota)], accepted: &[Accep
     let counts: Vec<i32> = changed.iter().map(|(_, row)| int(row.current_count)).collect();
     let refreshes: Vec<SystemTime> =
         changed.iter().map(|(_, row)| time::to_system(row.last_refresh)).collect();
-    let keys: Vec<&str> = accepted.iter().map(|message| message.user.as_str()).collect();
-    let shards: Vec<i16> = keys.iter().map(|key| shard::of(key, SHARDS).cast_signed()).collect();
-    let payloads: Vec<Vec<u8>> = accepted.iter().map(sms::encode).collect();
+    let messages: Vec<(&str, Vec<u8>)> =
+        accepted.iter().map(|message| (message.user.as_str(), sms::encode(message))).collect();
     let count = i64::try_from(accepted.len()).unwrap_or(i64::MAX);
     let (client, statements) = (&session.client, &session.statements.quota);
     let save_rows = async {
@@ -320,10 +319,16 @@ async fn save(session: &Session, changed: &[(&UserId, Quota)], accepted: &[Accep
         client.execute(&statements.save, &[&users, &counts, &refreshes]).await
     };
     let enqueue = async {
-        if accepted.is_empty() {
-            return Ok(0);
+        match messages.as_slice() {
+            [] => Ok(()),
+            // One alone stands where a person can read it.
+            [(key, payload)] => {
+                let (shards, keys) = (vec![shard::of(key, SHARDS).cast_signed()], vec![*key]);
+                let payloads = vec![payload.as_slice()];
+                client.execute(&statements.enqueue, &[&TOPIC, &shards, &keys, &payloads]).await.map(drop)
+            }
+            several => pack::enqueue(session, TOPIC, several).await,
         }
-        client.execute(&statements.enqueue, &[&TOPIC, &shards, &keys, &payloads]).await
     };
     let count_accepted = async {
         if accepted.is_empty() {

@@ -110,7 +110,7 @@ pub(crate) struct Statements {
 
 impl Statements {
     async fn prepare(client: &Client) -> Result<Self, tokio_postgres::Error> {
-        let texts = ["SELECT clock_timestamp()"].into_iter().chain(quota::SQL).chain(queue::SQL);
+        let texts = ["SELECT clock_timestamp()"].into_iter().chain(quota::SQL).chain(queue::sql());
         let mut prepared = prepare_all(client, texts).await?.into_iter();
         let mut next = || prepared.next().expect("as many statements come back as were sent");
         Ok(Self {

@@ -84,7 +84,8 @@ pub(crate) fn enqueue<'a>(
     let messages: Vec<(i64, (&str, Vec<u8>))> = (last - count + 1..).zip(messages).collect();
     let mut rest = messages.as_slice();
     while !rest.is_empty() {
-        let (part, after) = rest.split_at(pack::fitting(rest.iter().map(|(_, (_, payload))| payload.len())));
+        let lengths = rest.iter().map(|(_, (_, payload))| payload.len());
+        let (part, after) = rest.split_at(weir_queue::pack::fitting(lengths, pack::BYTES_MAX));
         rest = after;
         let texts = part.iter().map(|(id, (key, payload))| (*id, (*key, payload.as_slice())));
         if part.len() < PACKED_FROM {

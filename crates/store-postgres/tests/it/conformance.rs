@@ -11,13 +11,17 @@ use weir_store_conformance::{Harness, PATIENCE, START, given};
 use weir_store_postgres::Postgres;
 use weir_testkit::postgres::{Database, Server};
 
-struct OnPostgres {
+pub(crate) struct OnPostgres {
     database: Arc<Database>,
     clock: ManualClock,
     engine: Postgres,
 }
 
 impl OnPostgres {
+    pub(crate) fn database(&self) -> &Database {
+        &self.database
+    }
+
     async fn on(database: Arc<Database>, clock: ManualClock) -> Self {
         let target: weir_store_postgres::Target = database.url().parse().expect("a Postgres URL");
         let manual: Arc<dyn Clock> = Arc::new(clock.clone());

@@ -1,6 +1,7 @@
 //! The conformance suites on Postgres.
 
 mod conformance;
+mod pack;
 mod request;
 mod sale;
 mod slot;

@@ -7,31 +7,19 @@
 use std::ops::Range;
 
 use rusqlite::{Connection, params};
+use weir_queue::pack;
+use weir_queue::pack::MESSAGES_MAX;
 
 use crate::error::fault;
 
-/// The largest pack. A settlement looks for packs that begin so far before its first message.
-const MESSAGES_MAX: usize = 1_024;
 /// A pack is read and written as a whole, so long messages make short packs.
-const BYTES_MAX: usize = 256 * 1_024;
-
-const LENGTH_BYTES: usize = size_of::<u32>();
+pub(super) const BYTES_MAX: usize = 256 * 1_024;
 
 const INSERT: &str = "INSERT INTO queue_pack (topic, first_id, count, messages) VALUES (?1, ?2, ?3, ?4)";
 const DELETE: &str = "DELETE FROM queue_pack WHERE topic = ?1 AND first_id = ?2";
 const BETWEEN: &str = "
     SELECT first_id, count FROM queue_pack WHERE topic = ?1 AND first_id BETWEEN ?2 AND ?3 ORDER BY first_id";
 const MESSAGES: &str = "SELECT messages FROM queue_pack WHERE topic = ?1 AND first_id = ?2";
-
-/// How many of the messages with these lengths go into the next pack: one at least.
-pub(super) fn fitting(lengths: impl Iterator<Item = usize>) -> usize {
-    let mut bytes = 0_usize;
-    let fits = |length: &usize| {
-        bytes = bytes.saturating_add(*length);
-        bytes <= BYTES_MAX
-    };
-    lengths.take(MESSAGES_MAX).take_while(fits).count().max(1)
-}
 
 /// Puts messages with consecutive ids into one row.
 pub(super) fn insert<'a>(
@@ -40,29 +28,15 @@ pub(super) fn insert<'a>(
     first_id: i64,
     messages: impl IntoIterator<Item = (&'a str, &'a [u8])> + Clone,
 ) -> rusqlite::Result<()> {
-    let length = |(key, payload): (&str, &[u8])| 2 * LENGTH_BYTES + key.len() + payload.len();
-    let (mut text, mut count) = (Vec::with_capacity(messages.clone().into_iter().map(length).sum()), 0_i64);
-    for (key, payload) in messages {
-        write(&mut text, key.as_bytes());
-        write(&mut text, payload);
-        count += 1;
-    }
+    let count = messages.clone().into_iter().count();
+    let text = pack::write(messages);
     connection.prepare_cached(INSERT)?.execute(params![topic, first_id, count, text])?;
     Ok(())
 }
 
 /// The messages of a pack, in order.
 pub(super) fn read(messages: &[u8]) -> impl Iterator<Item = rusqlite::Result<(&str, &[u8])>> {
-    let mut rest = messages;
-    std::iter::from_fn(move || {
-        if rest.is_empty() {
-            return None;
-        }
-        let message = (|| Some((str::from_utf8(take(&mut rest)?).ok()?, take(&mut rest)?)))();
-        // Nothing can be said of what comes after a fault.
-        message.is_none().then(|| rest = &[]);
-        Some(message.ok_or_else(|| fault("queue_pack holds a row that is cut off")))
-    })
+    pack::read(messages).map(|message| message.map_err(fault))
 }
 
 /// What a settlement does to packs.
@@ -122,21 +96,6 @@ fn within<'a>(ids: &'a [i64], range: &Range<i64>) -> &'a [i64] {
     let from = ids.partition_point(|id| *id < range.start);
     let to = ids.partition_point(|id| *id < range.end);
     &ids[from..to]
-}
-
-/// A length of [`LENGTH_BYTES`], little-endian, and so many bytes.
-fn write(text: &mut Vec<u8>, part: &[u8]) {
-    let length = u32::try_from(part.len()).expect("a message is short");
-    text.extend_from_slice(&length.to_le_bytes());
-    text.extend_from_slice(part);
-}
-
-/// What [`write`] wrote; none when it is cut off.
-fn take<'a>(rest: &mut &'a [u8]) -> Option<&'a [u8]> {
-    let (length, after) = rest.split_first_chunk()?;
-    let (part, after) = after.split_at_checked(usize::try_from(u32::from_le_bytes(*length)).ok()?)?;
-    *rest = after;
-    Some(part)
 }
 
 #[cfg(test)]
@@ -216,28 +175,5 @@ mod tests {
         assert_eq!(Touched { done: &[6], apart: &[] }.settle(&connection, TOPIC).unwrap(), 1);
         assert_eq!(Touched { done: &[], apart: &[7] }.settle(&connection, TOPIC).unwrap(), 0);
         assert_eq!(packs(&connection), [(1, "x".to_owned()), (1, "abcde".to_owned())]);
-    }
-
-    #[test]
-    fn a_pack_is_bounded_by_messages_and_by_bytes() {
-        assert_eq!(fitting([1; 3].into_iter()), 3);
-        assert_eq!(fitting(std::iter::repeat(1)), MESSAGES_MAX);
-        assert_eq!(fitting([BYTES_MAX - 1, 1, 1].into_iter()), 2);
-        assert_eq!(fitting([BYTES_MAX + 1, 1].into_iter()), 1);
-    }
-
-    #[test]
-    fn a_cut_off_pack_is_a_fault_and_not_a_wrong_message() {
-        for cut in [
-            &b"\x01"[..],
-            b"\x01\0\0\0",
-            b"\x01\0\0\0a",
-            b"\x01\0\0\0a\x02\0\0\0b",
-            b"\x01\0\0\0\xff\0\0\0\0",
-        ] {
-            let found: Vec<_> = read(cut).collect();
-            assert!(matches!(found[..], [Err(_)]), "{cut:?}");
-        }
-        assert_eq!(read(b"").count(), 0);
     }
 }

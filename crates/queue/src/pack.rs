@@ -1,0 +1,97 @@
+//! Packs: messages that were enqueued together, as the one text that a table keeps of them. Which ids they have, and what
+//! becomes of a pack of which some are done, is the table's business.
+
+/// The largest pack.
+pub const MESSAGES_MAX: usize = 1_024;
+
+const LENGTH_BYTES: usize = size_of::<u32>();
+
+/// A text that no pack was written as.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("queue_pack holds a row that is cut off")]
+pub struct CutOff;
+
+/// How many of the messages with these lengths go into the next pack, which is to be no longer than `bytes_max`: one at least.
+pub fn fitting(lengths: impl Iterator<Item = usize>, bytes_max: usize) -> usize {
+    let mut bytes = 0_usize;
+    let fits = |length: &usize| {
+        bytes = bytes.saturating_add(*length);
+        bytes <= bytes_max
+    };
+    lengths.take(MESSAGES_MAX).take_while(fits).count().max(1)
+}
+
+/// Writes messages, each a key and a payload, in order.
+pub fn write<'a>(messages: impl IntoIterator<Item = (&'a str, &'a [u8])> + Clone) -> Vec<u8> {
+    let length = |(key, payload): (&str, &[u8])| 2 * LENGTH_BYTES + key.len() + payload.len();
+    let mut text = Vec::with_capacity(messages.clone().into_iter().map(length).sum());
+    for (key, payload) in messages {
+        put(&mut text, key.as_bytes());
+        put(&mut text, payload);
+    }
+    text
+}
+
+/// The messages of a pack, in order.
+pub fn read(pack: &[u8]) -> impl Iterator<Item = Result<(&str, &[u8]), CutOff>> {
+    let mut rest = pack;
+    std::iter::from_fn(move || {
+        if rest.is_empty() {
+            return None;
+        }
+        let message = (|| Some((str::from_utf8(take(&mut rest)?).ok()?, take(&mut rest)?)))();
+        // Nothing can be said of what comes after a fault.
+        message.is_none().then(|| rest = &[]);
+        Some(message.ok_or(CutOff))
+    })
+}
+
+/// A length of [`LENGTH_BYTES`], little-endian, and so many bytes.
+fn put(text: &mut Vec<u8>, part: &[u8]) {
+    let length = u32::try_from(part.len()).expect("a message is short");
+    text.extend_from_slice(&length.to_le_bytes());
+    text.extend_from_slice(part);
+}
+
+/// What [`put`] wrote; none when it is cut off.
+fn take<'a>(rest: &mut &'a [u8]) -> Option<&'a [u8]> {
+    let (length, after) = rest.split_first_chunk()?;
+    let (part, after) = after.split_at_checked(usize::try_from(u32::from_le_bytes(*length)).ok()?)?;
+    *rest = after;
+    Some(part)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_read_back_as_they_were_written() {
+        let messages = [("a", &b"1"[..]), ("", b""), ("ä", b"\0\xff")];
+        let pack = write(messages);
+        assert_eq!(read(&pack).collect::<Result<Vec<_>, _>>().unwrap(), messages);
+    }
+
+    #[test]
+    fn a_pack_is_bounded_by_messages_and_by_bytes() {
+        assert_eq!(fitting([1; 3].into_iter(), 10), 3);
+        assert_eq!(fitting(std::iter::repeat(0), 10), MESSAGES_MAX);
+        assert_eq!(fitting([9, 1, 1].into_iter(), 10), 2);
+        assert_eq!(fitting([11, 1].into_iter(), 10), 1);
+    }
+
+    #[test]
+    fn a_cut_off_pack_is_a_fault_and_not_a_wrong_message() {
+        for cut in [
+            &b"\x01"[..],
+            b"\x01\0\0\0",
+            b"\x01\0\0\0a",
+            b"\x01\0\0\0a\x02\0\0\0b",
+            b"\x01\0\0\0\xff\0\0\0\0",
+        ] {
+            let found: Vec<_> = read(cut).collect();
+            assert_eq!(found, [Err(CutOff)], "{cut:?}");
+        }
+        assert_eq!(read(b"").count(), 0);
+    }
+}

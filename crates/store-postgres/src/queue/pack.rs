@@ -1,0 +1,291 @@
+//! Messages that were enqueued together are one row for each shard: a batch costs a few inserts, and as many deletes when all
+//! of it is done.
+//!
+//! Each pack has an id of `queue_message`'s sequence, which counts in steps as large as the largest pack, and its messages the
+//! ids from there on. When only some of them are done, are to be tried again, or are dead, all that is left become rows of
+//! `queue_message`, under the ids that they had. A position is in a pack or in a row, never in both.
+
+use std::collections::{HashMap, HashSet};
+use std::ops::Range;
+use std::time::SystemTime;
+
+use futures_util::future::try_join;
+use tokio_postgres::{Row, Statement};
+use weir_queue::{Message, Position, pack};
+use weir_store::{Error, Result, shard};
+
+use super::{Columns, SHARDS};
+use crate::ENGINE;
+use crate::pool::Session;
+use crate::quota::column;
+
+/// A pack stays on one page with its row's other columns.
+const BYTES_MAX: usize = 7_000;
+/// How much a message takes beside its key and its payload.
+const MESSAGE_BYTES: usize = 8;
+
+const ENQUEUE: &str = "
+    INSERT INTO queue_pack (topic, shard, first_id, count, messages)
+    SELECT $1, new.shard, nextval('queue_message_id_seq'), new.count, new.messages
+    FROM (SELECT * FROM unnest($2::smallint[], $3::integer[], $4::bytea[]) WITH ORDINALITY
+              AS new (shard, count, messages, place)
+          ORDER BY place) AS new";
+/// The next packs of each shard, and whether anybody in it may have to wait for an earlier message.
+const NEXT: &str = "
+    SELECT pack.shard, pack.first_id, pack.count, pack.messages, leased.has_delayed
+    FROM (SELECT asked.shard, asked.after, EXISTS (
+              SELECT FROM queue_message AS delayed
+              WHERE delayed.topic = $1 AND delayed.shard = asked.shard AND delayed.delayed_until IS NOT NULL) AS has_delayed
+          FROM unnest($2::smallint[], $3::bigint[]) AS asked (shard, after) OFFSET 0) AS leased
+    CROSS JOIN LATERAL (
+        SELECT * FROM queue_pack AS candidate
+        WHERE candidate.topic = $1 AND candidate.shard = leased.shard AND candidate.first_id > leased.after
+        ORDER BY candidate.first_id LIMIT $4
+    ) AS pack
+    ORDER BY pack.shard, pack.first_id";
+/// Of messages that are in packs, those behind a delayed one of their key.
+const HELD_BACK: &str = "
+    SELECT asked.shard, asked.id
+    FROM unnest($2::smallint[], $3::bigint[], $4::text[]) AS asked (shard, id, key)
+    WHERE EXISTS (
+        SELECT FROM queue_message AS before
+        WHERE before.topic = $1 AND before.shard = asked.shard AND before.key = asked.key AND before.id < asked.id
+          AND before.delayed_until > coalesce($5, clock_timestamp()))";
+/// Packs of which every message is done: a run of as many ids from the first on.
+const FINISH: &str = "
+    DELETE FROM queue_pack WHERE ctid = ANY(ARRAY(
+        SELECT place FROM unnest($2::smallint[], $3::bigint[], $4::integer[]) AS done (shard, first_id, count)
+        CROSS JOIN LATERAL (
+            SELECT ctid AS place FROM queue_pack
+            WHERE topic = $1 AND shard = done.shard AND first_id = done.first_id AND count = done.count OFFSET 0) AS found))
+    RETURNING shard, first_id, count";
+/// The packs that begin in these places.
+const BETWEEN: &str = "
+    SELECT pack.shard, pack.first_id, pack.count, pack.messages
+    FROM unnest($2::smallint[], $3::bigint[], $4::bigint[]) AS named (shard, first, last)
+    CROSS JOIN LATERAL (
+        SELECT * FROM queue_pack AS candidate
+        WHERE candidate.topic = $1 AND candidate.shard = named.shard
+          AND candidate.first_id BETWEEN named.first AND named.last OFFSET 0) AS pack";
+const REMOVE: &str = "
+    DELETE FROM queue_pack WHERE ctid = ANY(ARRAY(
+        SELECT place FROM unnest($2::smallint[], $3::bigint[]) AS gone (shard, first_id)
+        CROSS JOIN LATERAL (
+            SELECT ctid AS place FROM queue_pack
+            WHERE topic = $1 AND shard = gone.shard AND first_id = gone.first_id OFFSET 0) AS found))";
+const UNPACK: &str = "
+    INSERT INTO queue_message (topic, shard, id, key, payload)
+    SELECT $1, new.* FROM unnest($2::smallint[], $3::bigint[], $4::text[], $5::bytea[]) AS new (shard, id, key, payload)";
+
+/// In the order of [`Statements::from_prepared`].
+pub(super) const SQL: [&str; 7] = [ENQUEUE, NEXT, HELD_BACK, FINISH, BETWEEN, REMOVE, UNPACK];
+
+#[derive(Debug)]
+pub(crate) struct Statements {
+    enqueue: Statement,
+    pub(super) next: Statement,
+    held_back: Statement,
+    finish: Statement,
+    between: Statement,
+    remove: Statement,
+    unpack: Statement,
+}
+
+impl Statements {
+    pub(super) fn from_prepared(next: &mut impl FnMut() -> Statement) -> Self {
+        Self {
+            enqueue: next(),
+            next: next(),
+            held_back: next(),
+            finish: next(),
+            between: next(),
+            remove: next(),
+            unpack: next(),
+        }
+    }
+}
+
+/// Enqueues messages in the transaction under way, in order for each key.
+pub(crate) async fn enqueue(
+    session: &Session,
+    topic: &str,
+    messages: &[(&str, Vec<u8>)],
+) -> Result<(), tokio_postgres::Error> {
+    let mut by_shard: HashMap<u16, Vec<(&str, &[u8])>> = HashMap::new();
+    for (key, payload) in messages {
+        by_shard.entry(shard::of(key, SHARDS)).or_default().push((key, payload));
+    }
+    let (mut shards, mut counts, mut packs) = (Vec::new(), Vec::new(), Vec::new());
+    for (shard, messages) in &by_shard {
+        let mut rest = messages.as_slice();
+        while !rest.is_empty() {
+            let lengths = rest.iter().map(|(key, payload)| MESSAGE_BYTES + key.len() + payload.len());
+            let (part, after) = rest.split_at(pack::fitting(lengths, BYTES_MAX));
+            rest = after;
+            shards.push(shard.cast_signed());
+            counts.push(i32::try_from(part.len()).unwrap_or(i32::MAX));
+            packs.push(pack::write(part.iter().copied()));
+        }
+    }
+    let statement = &session.statements.queue.pack.enqueue;
+    session.client.execute(statement, &[&topic, &shards, &counts, &packs]).await.map(drop)
+}
+
+/// A row of `queue_pack`.
+pub(super) struct Pack {
+    pub(super) shard: i16,
+    pub(super) ids: Range<i64>,
+    pub(super) messages: Vec<Message>,
+    /// Whether there are delayed messages in its shard.
+    pub(super) has_delayed: bool,
+}
+
+impl Pack {
+    pub(super) fn read(row: &Row) -> Result<Self> {
+        let (shard, first, count): (i16, i64, i32) = (column(row, 0)?, column(row, 1)?, column(row, 2)?);
+        let ids = first..first.saturating_add(i64::from(count));
+        let messages = ids.clone().zip(pack::read(column(row, 3)?)).map(|(id, message)| {
+            let (key, payload) = message.map_err(|cut| Error::failed(ENGINE, cut))?;
+            let position = Position { shard: shard.cast_unsigned(), id };
+            Ok(Message { position, key: key.to_owned(), payload: payload.to_vec(), attempts: 0 })
+        });
+        let has_delayed = row.len() > 4 && column(row, 4)?;
+        Ok(Self { shard, ids, messages: messages.collect::<Result<_>>()?, has_delayed })
+    }
+}
+
+/// Leaves out what has to wait for an earlier message of its key.
+pub(super) async fn leave_out_held_back(
+    session: &Session,
+    topic: &str,
+    packs: &mut [Pack],
+    now: Option<SystemTime>,
+) -> Result<()> {
+    let asked = || packs.iter().filter(|pack| pack.has_delayed).flat_map(|pack| &pack.messages);
+    let (shards, ids): (Vec<i16>, Vec<i64>) =
+        asked().map(|message| (message.position.shard.cast_signed(), message.position.id)).unzip();
+    if shards.is_empty() {
+        return Ok(());
+    }
+    let keys: Vec<&str> = asked().map(|message| message.key.as_str()).collect();
+    let statement = &session.statements.queue.pack.held_back;
+    let rows =
+        session.bounded(session.client.query(statement, &[&topic, &shards, &ids, &keys, &now])).await?;
+    let held_back = rows.iter().map(|row| Ok((column(row, 0)?, column(row, 1)?)));
+    let held_back = held_back.collect::<Result<HashSet<(i16, i64)>>>()?;
+    for pack in packs {
+        let shard = pack.shard;
+        pack.messages.retain(|message| !held_back.contains(&(shard, message.position.id)));
+    }
+    Ok(())
+}
+
+/// Takes what is done out of packs, as far as whole ones are, and makes rows of all other packs that the settlement names
+/// messages of. Says how many messages were done; `columns` keeps what is in rows now.
+pub(super) async fn settle(session: &Session, topic: &str, columns: &mut Columns) -> Result<i64> {
+    let (client, statements) = (&session.client, &session.statements.queue.pack);
+    let runs = runs(&columns.done);
+    let (shards, firsts): (Vec<i16>, Vec<i64>) = runs.iter().map(|(shard, run)| (*shard, run.start)).unzip();
+    let counts: Vec<i32> =
+        runs.iter().map(|(_, run)| i32::try_from(run.end - run.start).unwrap_or(i32::MAX)).collect();
+    let named = named(columns);
+    let (in_shards, from, to) = named_ranges(&named);
+    let (gone, left) = session
+        .bounded(try_join(
+            client.query(&statements.finish, &[&topic, &shards, &firsts, &counts]),
+            // After the one before: sees only what that has left.
+            client.query(&statements.between, &[&topic, &in_shards, &from, &to]),
+        ))
+        .await?;
+    let mut whole: HashMap<i16, Vec<Range<i64>>> = HashMap::new();
+    let mut done = 0_i64;
+    for row in &gone {
+        let (first, count) = (column::<i64>(row, 1)?, i64::from(column::<i32>(row, 2)?));
+        whole.entry(column(row, 0)?).or_default().push(first..first + count);
+        done += count;
+    }
+    columns.forget_done(|shard, id| {
+        whole.get(&shard).is_some_and(|packs| packs.iter().any(|pack| pack.contains(&id)))
+    });
+    let left = left.iter().map(Pack::read).collect::<Result<Vec<_>>>()?;
+    let is_named = |pack: &&Pack| {
+        let ids = named.get(&pack.shard).map(Vec::as_slice).unwrap_or_default();
+        let from = ids.partition_point(|id| *id < pack.ids.start);
+        ids.get(from).is_some_and(|id| pack.ids.contains(id))
+    };
+    let touched: Vec<&Pack> = left.iter().filter(is_named).collect();
+    if !touched.is_empty() {
+        unpack(session, topic, &touched).await?;
+    }
+    Ok(done)
+}
+
+async fn unpack(session: &Session, topic: &str, packs: &[&Pack]) -> Result<()> {
+    let (client, statements) = (&session.client, &session.statements.queue.pack);
+    let (in_shards, firsts): (Vec<i16>, Vec<i64>) =
+        packs.iter().map(|pack| (pack.shard, pack.ids.start)).unzip();
+    let messages = || packs.iter().flat_map(|pack| &pack.messages);
+    let (shards, ids): (Vec<i16>, Vec<i64>) =
+        messages().map(|message| (message.position.shard.cast_signed(), message.position.id)).unzip();
+    let (keys, payloads): (Vec<&str>, Vec<&[u8]>) =
+        messages().map(|message| (message.key.as_str(), message.payload.as_slice())).unzip();
+    session
+        .bounded(try_join(
+            client.execute(&statements.remove, &[&topic, &in_shards, &firsts]),
+            client.execute(&statements.unpack, &[&topic, &shards, &ids, &keys, &payloads]),
+        ))
+        .await
+        .map(drop)
+}
+
+/// Consecutive ids of one shard. No two packs touch, so one that is done is one run.
+fn runs((shards, ids): &(Vec<i16>, Vec<i64>)) -> Vec<(i16, Range<i64>)> {
+    let mut places: Vec<(i16, i64)> = shards.iter().copied().zip(ids.iter().copied()).collect();
+    places.sort_unstable();
+    places.dedup();
+    let follows = |a: &(i16, i64), b: &(i16, i64)| a.0 == b.0 && a.1.checked_add(1) == Some(b.1);
+    let ends = |run: &[(i16, i64)]| {
+        let ((shard, first), (_, last)) = (*run.first()?, *run.last()?);
+        Some((shard, first..last.checked_add(1)?))
+    };
+    places.chunk_by(follows).filter_map(ends).collect()
+}
+
+/// All ids that a settlement names, by shard, sorted.
+fn named(columns: &Columns) -> HashMap<i16, Vec<i64>> {
+    let Columns { done, retry, dead } = columns;
+    let mut named: HashMap<i16, Vec<i64>> = HashMap::new();
+    let pairs = [(&done.0, &done.1), (&retry.0, &retry.1), (&dead.0, &dead.1)];
+    for (shard, id) in pairs.into_iter().flat_map(|(shards, ids)| shards.iter().zip(ids)) {
+        named.entry(*shard).or_default().push(*id);
+    }
+    named.values_mut().for_each(|ids| ids.sort_unstable());
+    named
+}
+
+/// Where packs begin that may hold one of these.
+fn named_ranges(named: &HashMap<i16, Vec<i64>>) -> (Vec<i16>, Vec<i64>, Vec<i64>) {
+    let before = i64::try_from(pack::MESSAGES_MAX).unwrap_or(i64::MAX);
+    let mut ranges = (Vec::new(), Vec::new(), Vec::new());
+    for (shard, ids) in named {
+        if let (Some(first), Some(last)) = (ids.first(), ids.last()) {
+            ranges.0.push(*shard);
+            ranges.1.push(first.saturating_sub(before));
+            ranges.2.push(*last);
+        }
+    }
+    ranges
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_run_is_of_one_shard_and_without_a_gap() {
+        let done = (vec![1, 0, 0, 0, 0, 1], vec![8, 7, 5, 6, 6, 10]);
+        assert_eq!(runs(&done), [(0, 5..8), (1, 8..9), (1, 10..11)]);
+        assert!(runs(&(vec![0], vec![i64::MAX])).is_empty(), "no pack ends there");
+        assert!(runs(&(Vec::new(), Vec::new())).is_empty());
+    }
+}

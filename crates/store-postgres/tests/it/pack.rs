@@ -1,0 +1,117 @@
+//! Packs: what stands in `queue_pack` and what in `queue_message`. What claims and settlements answer is the conformance
+//! suite's business.
+
+use std::time::Duration;
+
+use weir_queue::{Claim, Settlement, pack};
+use weir_store::quota::SendMessage;
+use weir_store_conformance::{Harness, given};
+
+use crate::conformance::OnPostgres;
+
+/// The packs by their counts, in order of id, and the rows by their keys.
+async fn tables(h: &OnPostgres) -> (Vec<String>, Vec<String>) {
+    let texts = async |sql: &str| {
+        let rows = h.database().query_strings(sql).await;
+        rows.into_iter().map(|row| row[0].clone().unwrap_or_default()).collect::<Vec<_>>()
+    };
+    let packs = texts("SELECT count FROM queue_pack ORDER BY first_id").await;
+    (packs, texts("SELECT key FROM queue_message ORDER BY id").await)
+}
+
+async fn opened() -> OnPostgres {
+    let h = OnPostgres::open().await;
+    for user in ["alice", "bob"] {
+        given::configured(&h, user, 1_000_000, 60).await;
+    }
+    h
+}
+
+/// The texts of a claim, as `alice 1`.
+fn texts(claim: &Claim) -> Vec<String> {
+    claim.messages.iter().map(given::text).collect()
+}
+
+async fn send(h: &OnPostgres, user: &str, texts: &[&str]) {
+    let batch: Vec<SendMessage> = texts.iter().map(|text| given::send(user, text)).collect();
+    given::accepted(h, batch).await;
+}
+
+#[tokio::test]
+async fn messages_that_come_together_are_one_row_and_one_alone_can_be_read() {
+    if OnPostgres::skipped() {
+        return;
+    }
+    let h = opened().await;
+    send(&h, "alice", &["1"]).await;
+    send(&h, "alice", &["2", "3", "4"]).await;
+    send(&h, "alice", &["5"]).await;
+    let (packs, rows) = tables(&h).await;
+    assert_eq!((packs, rows), (vec!["3".to_owned()], vec!["alice".to_owned(); 2]));
+    assert_eq!(texts(&given::claim(&h, 100).await), ["1", "2", "3", "4", "5"], "in the order they came");
+}
+
+#[tokio::test]
+async fn a_pack_that_is_done_is_gone_and_one_that_is_not_becomes_rows() {
+    if OnPostgres::skipped() {
+        return;
+    }
+    let h = opened().await;
+    send(&h, "alice", &["1", "2"]).await;
+    send(&h, "alice", &["3", "4", "5"]).await;
+    let claim = given::claim(&h, 4).await;
+    assert_eq!(texts(&claim), ["1", "2", "3", "4"]);
+    let done = claim.messages.iter().map(|message| message.position).collect();
+    h.queue().settle(&claim.receipt, Settlement { done, ..Settlement::default() }).await.expect("it settles");
+    assert_eq!(tables(&h).await, (Vec::new(), vec!["alice".to_owned()]));
+    let books = given::books(&h).await;
+    assert_eq!((books.accepted, books.done, books.in_flight), (5, 4, 1));
+    assert_eq!(texts(&given::claim(&h, 4).await), ["5"]);
+}
+
+#[tokio::test]
+async fn whoever_is_in_a_pack_waits_for_a_delayed_message_of_its_key_and_nobody_else_does() {
+    if OnPostgres::skipped() {
+        return;
+    }
+    let h = opened().await;
+    let [alice, other] = same_shard(&h).await;
+    send(&h, &alice, &["1", "2"]).await;
+    let claim = given::claim(&h, 1).await;
+    let retry = vec![(claim.messages[0].position, Duration::from_secs(60))];
+    let settlement = Settlement { retry, ..Settlement::default() };
+    h.queue().settle(&claim.receipt, settlement).await.expect("it settles");
+    let batch = vec![given::send(&alice, "3"), given::send(&other, "4"), given::send(&alice, "5")];
+    given::accepted(&h, batch).await;
+    assert_eq!(tables(&h).await, (vec!["3".to_owned()], vec![alice.clone(); 2]));
+    let claim = given::claim(&h, 100).await;
+    assert_eq!(texts(&claim), ["4"]);
+    let done = vec![claim.messages[0].position];
+    h.queue().settle(&claim.receipt, Settlement { done, ..Settlement::default() }).await.expect("it settles");
+    h.clock().advance(Duration::from_secs(61));
+    assert_eq!(texts(&given::claim(&h, 100).await), ["1", "2", "3", "5"]);
+}
+
+#[tokio::test]
+async fn no_pack_leaves_its_page_and_none_has_ids_of_another() {
+    if OnPostgres::skipped() {
+        return;
+    }
+    let h = opened().await;
+    let text = "x".repeat(500);
+    send(&h, "alice", &vec![text.as_str(); 100]).await;
+    let longest = "SELECT max(octet_length(messages)) <= 7000 AND count(*) > 5 FROM queue_pack";
+    assert_eq!(h.database().query_strings(longest).await, [[Some("t".to_owned())]]);
+    let step = "SELECT seqincrement FROM pg_sequence WHERE seqrelid = 'queue_message_id_seq'::regclass";
+    assert_eq!(h.database().query_strings(step).await, [[Some(pack::MESSAGES_MAX.to_string())]]);
+    assert_eq!(given::claim(&h, 1_000).await.messages.len(), 100);
+}
+
+/// Two users whose messages stand in one shard.
+async fn same_shard(h: &OnPostgres) -> [String; 2] {
+    let shard = |user: &str| weir_store::shard::of(user, 16);
+    let mut others = (0..).map(|n| format!("user-{n}")).filter(|user| shard(user) == shard("alice"));
+    let other = others.next().expect("there are many");
+    given::configured(h, &other, 1_000_000, 60).await;
+    ["alice".to_owned(), other]
+}
