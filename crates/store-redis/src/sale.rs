@@ -170,8 +170,8 @@ impl Parts {
         let read: HashMap<Sku, Product> =
             products.into_iter().map(|product| (product.sku.clone(), product)).collect();
         let mut catalogue = self.catalogue.write().unwrap_or_else(PoisonError::into_inner);
-        // What was made or removed here meanwhile may be newer than what was read.
-        if catalogue.is_none() || self.changes.load(Ordering::SeqCst) == before {
+        // What was made or removed here meanwhile may be newer than what was read: then the next one to ask reads again.
+        if self.changes.load(Ordering::SeqCst) == before {
             *catalogue = Some(read.clone());
         }
         Ok(read)

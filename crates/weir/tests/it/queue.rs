@@ -248,7 +248,7 @@ async fn two_servers_publish_to_kafka_in_order_and_a_broker_that_comes_back_gets
     // which they were assigned.
     let mut seen = BTreeSet::new();
     ids.retain(|id| seen.insert(id.clone()));
-    assert_eq!(ids, [before, during].concat());
+    assert_eq!(ids, [before, during].concat(), "of {events:?}");
 }
 
 async fn published(weirs: &[&Weir]) -> u64 {
