@@ -218,10 +218,3 @@ export async function buyAs(page: Page, userId: string): Promise<void> {
   await nameField(page).fill(userId);
   await page.getByRole('button', { name: 'Buy one' }).click();
 }
-
-/** As a patient shopper: when throttled, waits for the button and presses it again. */
-export async function buyPatiently(page: Page, userId: string): Promise<void> {
-  await buyAs(page, userId);
-  await page.locator('[data-outcome], [data-notice="throttled"]').first().waitFor();
-  if (await notice(page, 'throttled').isVisible()) await page.getByRole('button', { name: 'Buy one' }).click();
-}
