@@ -5,7 +5,7 @@ CREATE TABLE queue_pack (
     topic    text COLLATE "C" NOT NULL,
     shard    smallint NOT NULL,
     first_id bigint   NOT NULL, -- the others follow without a gap
-    count    integer  NOT NULL,
+    count    integer  NOT NULL CHECK (count BETWEEN 1 AND 1024),
     messages bytea    NOT NULL,
     PRIMARY KEY (topic, shard, first_id)
 ) WITH (toast_tuple_target = 8160,

@@ -54,12 +54,12 @@ const VISIBLE: &str = "
     CROSS JOIN LATERAL (
         SELECT * FROM queue_message AS candidate
         WHERE candidate.topic = $1 AND candidate.shard = leased.shard AND candidate.id > leased.after
-          AND (candidate.delayed_until IS NULL OR candidate.delayed_until <= coalesce($5, clock_timestamp()))
+          AND (candidate.delayed_until IS NULL OR candidate.delayed_until <= coalesce($5, now()))
           AND NOT EXISTS (
               SELECT FROM queue_message AS before
               WHERE before.topic = candidate.topic AND before.shard = candidate.shard
                 AND before.key = candidate.key AND before.id < candidate.id
-                AND before.delayed_until > coalesce($5, clock_timestamp()))
+                AND before.delayed_until > coalesce($5, now()))
         ORDER BY candidate.id LIMIT $4
     ) AS message
     ORDER BY message.shard, message.id";
@@ -332,8 +332,10 @@ impl Postgres {
         Ok(Receipt { topic, leases: used })
     }
 
-    /// Reads the messages of shards that are leased already: by statements of their own, so that they see everything
-    /// the last holder has settled. Every shard gives its share; those that have more then fill what is left.
+    /// Reads the messages of shards that are leased already: in a transaction of its own, so that it sees everything the
+    /// last holder has settled, and as of one moment and one time. Were rows read a moment before packs, a message in a row
+    /// could be missed and the next of its key found in a pack. Every shard gives its share; those that have more then fill
+    /// what is left.
     async fn visible(&self, receipt: &Receipt, max: usize) -> Result<Vec<Message>> {
         let session = self.inner.pool.session().await?;
         let (topic, now) = (receipt.topic.as_str(), self.clock_override());
@@ -341,6 +343,7 @@ impl Postgres {
         let mut places: Vec<(i16, i64)> =
             receipt.leases.iter().map(|lease| (lease.shard.cast_signed(), i64::MIN)).collect();
         let mut messages: Vec<Message> = Vec::new();
+        session.bounded(client.batch_execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")).await?;
         while messages.len() < max && !places.is_empty() {
             let share = ((max - messages.len()) / places.len()).max(1);
             let asked = Asked { messages: share, packs: (share / self.inner.pack_size()).max(1) };
@@ -358,6 +361,7 @@ impl Postgres {
             pack::leave_out_held_back(&session, topic, &mut packs, now).await?;
             places = asked.merge(&places, rows, packs, &mut messages);
         }
+        session.bounded(client.batch_execute("COMMIT")).await?;
         session.keep();
         messages.truncate(max);
         Ok(messages)

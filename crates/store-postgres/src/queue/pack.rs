@@ -50,7 +50,7 @@ const HELD_BACK: &str = "
     WHERE EXISTS (
         SELECT FROM queue_message AS before
         WHERE before.topic = $1 AND before.shard = asked.shard AND before.key = asked.key AND before.id < asked.id
-          AND before.delayed_until > coalesce($5, clock_timestamp()))";
+          AND before.delayed_until > coalesce($5, now()))";
 /// Packs of which every message is done: a run of as many ids from the first on.
 const FINISH: &str = "
     DELETE FROM queue_pack WHERE ctid = ANY(ARRAY(
@@ -150,7 +150,11 @@ impl Pack {
             Ok(Message { position, key: key.to_owned(), payload: payload.to_vec(), attempts: 0 })
         });
         let has_delayed = row.len() > 4 && column(row, 4)?;
-        Ok(Self { shard, ids, messages: messages.collect::<Result<_>>()?, has_delayed })
+        let messages = messages.collect::<Result<Vec<_>>>()?;
+        if i32::try_from(messages.len()) != Ok(count) {
+            return Err(Error::failed(ENGINE, pack::CutOff));
+        }
+        Ok(Self { shard, ids, messages, has_delayed })
     }
 }
 

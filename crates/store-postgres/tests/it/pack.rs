@@ -92,6 +92,42 @@ async fn whoever_is_in_a_pack_waits_for_a_delayed_message_of_its_key_and_nobody_
     assert_eq!(texts(&given::claim(&h, 100).await), ["1", "2", "3", "5"]);
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn rows_and_packs_are_read_as_of_one_moment() {
+    if OnPostgres::skipped() {
+        return;
+    }
+    let h = opened().await;
+    // What makes reading rows slow: then many a message is sent between reading rows and packs.
+    let slow = format!(
+        "INSERT INTO queue_message (topic, shard, key, payload, delayed_until)
+         SELECT 'sms-outbound', {}, 'late-' || n, '', 'infinity' FROM generate_series(1, 20000) AS n",
+        weir_store::shard::of("alice", 16)
+    );
+    h.database().execute(&slow).await;
+    let texts_sent: Vec<String> = (0..300).map(|n| n.to_string()).collect();
+    let sending = async {
+        // One alone, then two together, and so on.
+        for three in texts_sent.chunks(3) {
+            send(&h, "alice", &[&three[0]]).await;
+            send(&h, "alice", &[&three[1], &three[2]]).await;
+        }
+    };
+    let claiming = async {
+        let mut came = Vec::new();
+        while came.len() < texts_sent.len() {
+            let claim = given::claim(&h, 100).await;
+            came.extend(texts(&claim));
+            let done = claim.messages.iter().map(|message| message.position).collect();
+            let settlement = Settlement { done, ..Settlement::default() };
+            h.queue().settle(&claim.receipt, settlement).await.expect("it settles");
+        }
+        came
+    };
+    let ((), came) = tokio::join!(sending, claiming);
+    assert_eq!(came, texts_sent);
+}
+
 #[tokio::test]
 async fn no_pack_leaves_its_page_and_none_has_ids_of_another() {
     if OnPostgres::skipped() {

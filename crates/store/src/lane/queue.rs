@@ -126,7 +126,7 @@ impl<C, R> Queue<C, R> {
 
     /// Makes the batch of this number, without those whose callers have gone.
     fn take_from(&self, state: &mut State<C, R>, number: u64) -> Vec<C> {
-        state.promised.take_if(|promised| *promised == number);
+        state.promised = None;
         let size = self.settings.batch_max.max(1).min(state.waiting.len());
         let oldest = state.waiting.front().map(|entry| entry.queued_at.elapsed());
         let (commands, replies): (Vec<_>, Replies<R>) = state
@@ -166,6 +166,10 @@ impl<C, R> Queue<C, R> {
 impl<C: Send, R: Send> Waiting<C> for Queue<C, R> {
     fn take(&self, number: u64) -> Vec<C> {
         let mut state = self.state();
+        if state.promised != Some(number) {
+            // It was given up meanwhile: whoever waits now is promised to another.
+            return Vec::new();
+        }
         let commands = self.take_from(&mut state, number);
         let is_more = !state.waiting.is_empty();
         drop(state);

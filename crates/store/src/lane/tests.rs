@@ -313,13 +313,13 @@ async fn a_batch_that_waits_at_the_engine_grows_until_it_is_taken() {
 async fn a_batch_that_is_never_taken_fails_whoever_would_be_in_it() {
     let (engine, lanes) = Late::lanes(two_at_once());
     let (one, two) = (call(&lanes, 1).await, call(&lanes, 2).await);
-    let (batch, done) = engine.next().await;
-    drop(batch);
+    let (given_up, done) = engine.next().await;
     done.send(Err(Error::unavailable("engine", "down"))).unwrap();
     for failed in [one, two] {
         assert!(failed.await.unwrap().unwrap_err().is_transient());
     }
     let next = call(&lanes, 3).await;
+    assert!(given_up.take().is_empty(), "and gets nobody else when it is taken after all");
     let (batch, done) = engine.next().await;
     assert_eq!(batch.take(), [3]);
     done.send(Ok(vec![3])).unwrap();
