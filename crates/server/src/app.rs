@@ -8,7 +8,7 @@ use tokio_util::sync::CancellationToken;
 use crate::auth::Auth;
 use crate::config::Settings;
 use crate::engine::Engines;
-use crate::proxy::Proxy;
+use crate::gateway::Gateway;
 use crate::seal::Keyring;
 use crate::service::edge::Edge;
 use crate::service::health::Health;
@@ -17,6 +17,7 @@ use crate::service::request::RequestService;
 use crate::service::sale::SaleService;
 use crate::service::slot::SlotService;
 use crate::service::tier::TierService;
+use crate::shutdown::Shutdown;
 use crate::telemetry::metrics::Metrics;
 
 /// What every handler shares.
@@ -38,7 +39,7 @@ pub struct App {
     /// Request.
     pub requests: RequestService,
     /// Where AI calls go.
-    pub ai: Proxy,
+    pub gateway: Gateway,
     /// Sale.
     pub sale: SaleService,
     /// What one address may do.
@@ -51,6 +52,8 @@ pub struct App {
     pub started: Instant,
     /// Set when it begins to stop.
     pub closing: CancellationToken,
+    /// The steps of a stop.
+    pub shutdown: Shutdown,
 }
 
 impl App {
@@ -63,8 +66,8 @@ impl App {
         let slot = SlotService::start(&engines, &settings, &metrics);
         let tier = TierService::start(&engines, &settings, &metrics);
         let requests = RequestService::start(&engines, &settings, Arc::clone(&keys), &metrics);
-        let closing = CancellationToken::new();
-        let ai = Proxy::start(&settings, &metrics, closing.clone());
+        let shutdown = Shutdown::default();
+        let gateway = Gateway::start(&settings, &metrics, &shutdown);
         let sale = SaleService::start(&engines, &settings, &metrics);
         let edge = Edge::new(&settings.edge, metrics.sale.address_limited.clone());
         Arc::new(Self {
@@ -73,7 +76,7 @@ impl App {
             slot,
             tier,
             requests,
-            ai,
+            gateway,
             sale,
             edge,
             keys,
@@ -82,7 +85,8 @@ impl App {
             auth,
             settings,
             started: Instant::now(),
-            closing,
+            closing: shutdown.closing().clone(),
+            shutdown,
         })
     }
 }

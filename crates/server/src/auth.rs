@@ -1,10 +1,9 @@
 //! Who is calling: the operator's key and callers' tokens.
 
 pub mod admin;
-pub mod checker;
+pub mod credentials;
 pub mod jwt;
 pub mod secrets;
-pub mod tenant;
 pub mod webhook;
 
 use std::path::Path;

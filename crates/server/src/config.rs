@@ -4,9 +4,9 @@
 //! environment; the few that have a flag are listed in [`source::FLAGS`]. Flags win, then the environment, then the
 //! file. A setting that is wrong stops the start with a sentence that says what is allowed.
 
-pub mod ai;
 pub mod auth;
 pub mod edge;
+pub mod gateway;
 pub mod http;
 pub mod lane;
 pub mod log;
@@ -42,7 +42,7 @@ pub struct Settings {
     /// How slots are assigned and dispatched.
     pub slot: slot::SlotSettings,
     /// Where AI calls are passed on to.
-    pub ai: ai::AiSettings,
+    pub gateway: gateway::GatewaySettings,
     /// What the tiers allow, and the policies of the file.
     pub tier: tier::TierSettings,
     /// How sales are guarded.
@@ -71,7 +71,7 @@ impl Settings {
             sender: sender::SenderSettings::read(&mut reader)?,
             request: request::RequestSettings::read(&mut reader)?,
             slot: slot::SlotSettings::read(&mut reader)?,
-            ai: ai::AiSettings::read(&mut reader)?,
+            gateway: gateway::GatewaySettings::read(&mut reader)?,
             tier: tier::TierSettings::read(&mut reader)?,
             sale: sale::SaleSettings::read(&mut reader)?,
             edge: edge::EdgeSettings::read(&mut reader)?,

@@ -1,5 +1,6 @@
 //! The engines chosen by the settings, opened, behind the seams the services use.
 
+pub(crate) mod broker_jobs;
 mod kafka;
 
 use std::sync::Arc;
@@ -22,11 +23,11 @@ use weir_store_postgres::{Postgres, Target};
 use weir_store_redis::{Redis, RedisLimits, RedisQuota, RedisRequests, RedisSales};
 use weir_store_sqlite::Sqlite;
 
-pub use self::kafka::Kafka;
+use self::broker_jobs::{Broker as RequestBroker, TOPIC as REQUEST_TOPIC};
+pub(crate) use self::kafka::Kafka;
 use crate::config::Settings;
 use crate::config::slot::SlotSettings;
 use crate::config::store::{BrokerChoice, CacheChoice, EngineChoice};
-use crate::worker::request::broker::{Broker as RequestBroker, TOPIC as REQUEST_TOPIC};
 
 /// How long a start waits for a database that is not there yet.
 const START_PATIENCE: Duration = Duration::from_secs(30);

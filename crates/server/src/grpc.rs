@@ -17,10 +17,9 @@ use tonic_health::ServingStatus;
 
 use self::service::RateLimitServer;
 use crate::app::App;
+use crate::auth::credentials::LIMITS_CHECK;
 use crate::auth::{admin, jwt};
 
-/// The scope that lets a token ask.
-const SCOPE: &str = "limits:check";
 /// Questions of one connection under way at once.
 const STREAMS_MAX: u32 = 1_024;
 /// How often a silent connection is asked whether it is still there, and how long it may take to say so.
@@ -87,7 +86,7 @@ impl Gate {
         }
         match jwt::bearer(&headers).and_then(|token| self.app.auth.tokens.verify(token)) {
             None => Err(Status::unauthenticated("invalid or expired bearer token")),
-            Some(claims) if claims.allows(SCOPE) => Ok(()),
+            Some(claims) if claims.allows(LIMITS_CHECK) => Ok(()),
             Some(_) => Err(Status::permission_denied("the token lacks the scope limits:check")),
         }
     }

@@ -1,19 +1,21 @@
 //! The server: settings, credentials, engines, services, HTTP and workers, put together and taken apart in order.
 
-pub mod app;
+mod app;
 pub mod auth;
 pub mod config;
-pub mod engine;
+mod engine;
+mod gateway;
 pub mod grpc;
 pub mod http;
-pub mod outbound;
-pub mod proxy;
+mod outbound;
+mod peer;
 mod random;
-pub mod redact;
-pub mod seal;
-pub mod service;
+mod redact;
+mod seal;
+mod service;
+mod shutdown;
 pub mod telemetry;
-pub mod worker;
+mod worker;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -28,6 +30,9 @@ use crate::auth::Auth;
 use crate::config::Settings;
 use crate::config::source::SettingError;
 use crate::engine::{Engine, Engines};
+use crate::http::router::Router;
+use crate::http::routes::routes;
+use crate::http::serve::HttpServer;
 use crate::seal::Keyring;
 
 /// Why a server did not start.
@@ -56,7 +61,7 @@ pub struct Server {
     address: SocketAddr,
     /// Where gRPC is served, and by whom; only with the role api.
     grpc: Option<(SocketAddr, JoinHandle<()>)>,
-    http: JoinHandle<()>,
+    http: HttpServer,
     workers: TaskTracker,
 }
 
@@ -74,7 +79,9 @@ impl Server {
         let keys = Keyring::load(&settings.request, data)?;
         let engines = Engines::open(&settings, clock).await?;
         let process = &settings.process;
-        let (listener, address) = listen(process.listen, "--listen, WEIR_LISTEN").await?;
+        let (listeners, address) = http::serve::bind(process.listen)
+            .await
+            .map_err(|source| cannot_listen(process.listen, "--listen, WEIR_LISTEN", source))?;
         let grpc = if process.roles.api {
             Some(listen(process.grpc_listen, "--grpc-listen, WEIR_GRPC_LISTEN").await?)
         } else {
@@ -86,13 +93,9 @@ impl Server {
         }
         let grpc =
             grpc.map(|(listener, address)| (address, tokio::spawn(grpc::serve(listener, Arc::clone(&app)))));
-        let http = tokio::spawn(http::serve::serve(
-            listener,
-            http::router::Routes::new(&app),
-            app.settings.http,
-            Arc::clone(&app.metrics),
-            app.closing.clone(),
-        ));
+        let router = Router::new(routes(), &app);
+        let http = HttpServer::start(listeners, router, app.settings.http, &app.metrics, &app.shutdown)
+            .map_err(|source| StartError::System { what: "start the threads of HTTP".to_owned(), source })?;
         let workers = worker::start::start(&app)?;
         Ok(Self { app, address, grpc, http, workers })
     }
@@ -140,31 +143,39 @@ impl Server {
 
     /// Finishes what was accepted, within the settings' deadline. False when that was not enough.
     pub async fn stop(self) -> bool {
-        self.app.closing.cancel();
-        let deadline = self.app.settings.http.shutdown_timeout;
-        tokio::time::timeout(deadline, self.finish()).await.is_ok()
+        let timeout = self.app.settings.http.shutdown_timeout;
+        let shutdown = self.app.shutdown.clone();
+        let steps = tokio::spawn(async move { shutdown.run(timeout).await });
+        let is_finished = tokio::time::timeout(timeout, self.finish()).await.is_ok();
+        steps.abort();
+        is_finished
     }
 
     /// Requests first, since they feed the lanes; then the lanes; then whoever works on what they enqueued.
     async fn finish(self) {
-        let _ = self.http.await;
+        self.http.ended().await;
         if let Some((_, grpc)) = self.grpc {
             let _ = grpc.await;
         }
-        self.app.ai.drain().await;
+        self.app.gateway.drain().await;
         self.app.quota.drain().await;
         self.app.slot.drain().await;
         self.app.requests.drain().await;
         self.app.tier.drain().await;
         self.app.sale.drain().await;
         self.workers.wait().await;
+        self.http.release();
     }
 }
 
 /// Binds an address that a setting names.
 async fn listen(address: SocketAddr, setting: &str) -> Result<(TcpListener, SocketAddr), StartError> {
-    let refused = |source| StartError::System { what: format!("listen on {address} ({setting})"), source };
-    let listener = http::serve::bind(address).await.map_err(refused)?;
+    let refused = |source| cannot_listen(address, setting, source);
+    let listener = http::serve::bind_one(address).await.map_err(refused)?;
     let bound = listener.local_addr().map_err(refused)?;
     Ok((listener, bound))
+}
+
+fn cannot_listen(address: SocketAddr, setting: &str, source: std::io::Error) -> StartError {
+    StartError::System { what: format!("listen on {address} ({setting})"), source }
 }

@@ -3,7 +3,7 @@
 //! A call is one POST on HTTP/1.1. It is bounded in time and in what it reads, follows no redirect and knows no proxy:
 //! what is named is what is called. Where a caller named it, [`Reach::Public`] keeps the call out of private networks.
 
-pub mod address;
+pub(crate) mod address;
 pub(crate) mod connect;
 mod retry_after;
 
@@ -23,7 +23,7 @@ use hyper_util::client::legacy::connect::capture_connection;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
 use url::Url;
 
-pub use self::connect::Reach;
+pub(crate) use self::connect::Reach;
 use self::connect::{Connector, Forbidden};
 
 /// How much of an answer that nobody wants is read, so that its connection can be used again.
@@ -35,7 +35,7 @@ const HEAD_BYTES_MAX: usize = 64 * 1024;
 
 /// What a client may spend on its calls.
 #[derive(Clone, Copy, Debug)]
-pub struct Bounds {
+pub(crate) struct Bounds {
     /// How long it may take to get a connection, names and TLS included.
     pub connect_timeout: Duration,
     /// How long the whole answer may take from then on.
@@ -48,14 +48,14 @@ pub struct Bounds {
 
 /// Makes calls.
 #[derive(Clone, Debug)]
-pub struct Outbound {
+pub(crate) struct Outbound {
     client: Client<Connector, Full<Bytes>>,
     bounds: Bounds,
 }
 
 /// Whom to call.
 #[derive(Clone, Debug)]
-pub struct Target {
+pub(crate) struct Target {
     uri: Uri,
     /// What a user and a password in the URL come to.
     authorization: Option<HeaderValue>,
@@ -63,7 +63,7 @@ pub struct Target {
 
 /// What was answered.
 #[derive(Clone, Debug)]
-pub struct Answer {
+pub(crate) struct Answer {
     /// The status.
     pub status: StatusCode,
     /// How long the other side asks to be left alone.
@@ -74,7 +74,7 @@ pub struct Answer {
 
 /// Why there is no answer.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Problem {
+pub(crate) enum Problem {
     /// No connection, or no whole answer, in time.
     #[error("there was no answer in time")]
     TimedOut,
@@ -95,7 +95,7 @@ pub enum Problem {
 impl Target {
     /// Reads a URL; none when it cannot be called.
     #[must_use]
-    pub fn new(url: &Url) -> Option<Self> {
+    pub(crate) fn new(url: &Url) -> Option<Self> {
         let is_http = matches!(url.scheme(), "http" | "https") && url.has_host();
         let mut bare = url.clone();
         bare.set_fragment(None);
@@ -107,13 +107,13 @@ impl Target {
 
     /// Where it is.
     #[must_use]
-    pub const fn uri(&self) -> &Uri {
+    pub(crate) const fn uri(&self) -> &Uri {
         &self.uri
     }
 
     /// What it is shown as credentials, if its URL says so.
     #[must_use]
-    pub const fn authorization(&self) -> Option<&HeaderValue> {
+    pub(crate) const fn authorization(&self) -> Option<&HeaderValue> {
         self.authorization.as_ref()
     }
 }
@@ -132,13 +132,13 @@ fn credentials(url: &Url) -> Option<HeaderValue> {
 impl Outbound {
     /// A client that reaches what `reach` allows.
     #[must_use]
-    pub fn new(reach: Reach, bounds: Bounds) -> Self {
+    pub(crate) fn new(reach: Reach, bounds: Bounds) -> Self {
         Self::with(Connector::new(reach, bounds.connect_timeout), bounds)
     }
 
     /// The same that trusts the authorities in a file instead of the system's, if there is one.
     #[must_use]
-    pub fn trusting(file: Option<PathBuf>, reach: Reach, bounds: Bounds) -> Self {
+    pub(crate) fn trusting(file: Option<PathBuf>, reach: Reach, bounds: Bounds) -> Self {
         Self::with(Connector::new(reach, bounds.connect_timeout).trusting(file), bounds)
     }
 
@@ -156,7 +156,12 @@ impl Outbound {
     ///
     /// # Errors
     /// When there is none.
-    pub async fn post(&self, target: &Target, headers: HeaderMap, body: Bytes) -> Result<Answer, Problem> {
+    pub(crate) async fn post(
+        &self,
+        target: &Target,
+        headers: HeaderMap,
+        body: Bytes,
+    ) -> Result<Answer, Problem> {
         let mut request = Request::post(target.uri.clone())
             .body(Full::new(body))
             .map_err(|error| Problem::Unreachable(error.to_string()))?;

@@ -10,7 +10,7 @@ const REDACTED: &str = "[REDACTED]";
 /// A payload as text, the values of these fields replaced wherever they stand. Names count in either case. Numbers are
 /// not touched; fields may change their order. What is no JSON is shown only where nothing is sensitive.
 #[must_use]
-pub fn redact(payload: &[u8], fields: &[String]) -> String {
+pub(crate) fn redact(payload: &[u8], fields: &[String]) -> String {
     if fields.is_empty() {
         return String::from_utf8_lossy(payload).into_owned();
     }

@@ -35,7 +35,7 @@ pub trait KeyProvider: Send + Sync {
 
 /// Keys written as text, `name:base64`, separated by commas or lines.
 #[derive(Clone)]
-pub struct TextKeys {
+pub(crate) struct TextKeys {
     /// Where the text came from, for errors.
     pub setting: &'static str,
     /// The text.
@@ -58,7 +58,7 @@ impl KeyProvider for TextKeys {
 
 /// The same in a file.
 #[derive(Clone, Debug)]
-pub struct FileKeys(pub PathBuf);
+pub(crate) struct FileKeys(pub PathBuf);
 
 impl KeyProvider for FileKeys {
     fn keys(&self) -> Result<Vec<(String, Vec<u8>)>, SettingError> {

@@ -1,13 +1,13 @@
 //! What the server does, apart from how it is asked: HTTP and gRPC call the same functions.
 
-pub mod audit;
-pub mod edge;
-pub mod health;
-pub mod quota;
-pub mod request;
-pub mod sale;
-pub mod slot;
-pub mod tier;
+pub(crate) mod audit;
+pub(crate) mod edge;
+pub(crate) mod health;
+pub(crate) mod quota;
+pub(crate) mod request;
+pub(crate) mod sale;
+pub(crate) mod slot;
+pub(crate) mod tier;
 
 use std::time::Duration;
 

@@ -1,8 +1,8 @@
 //! What the process tells about itself: logs and metrics.
 
 pub mod accept;
-pub mod ai;
 pub mod delivery;
+pub mod gateway;
 pub mod logs;
 pub mod metrics;
 pub mod quiet;

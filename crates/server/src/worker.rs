@@ -1,7 +1,7 @@
 //! What the process does besides answering.
 
-pub mod dispatcher;
-pub mod purchases;
-pub mod request;
-pub mod sender;
-pub mod start;
+pub(crate) mod dispatcher;
+pub(crate) mod purchases;
+pub(crate) mod request;
+pub(crate) mod sender;
+pub(crate) mod start;

@@ -1,14 +1,7 @@
 //! The operator's key, in the header `X-Admin-Key`.
 
-use std::sync::Arc;
-
-use axum::extract::FromRequestParts;
 use http::HeaderMap;
-use http::request::Parts;
 use subtle::ConstantTimeEq;
-
-use crate::app::App;
-use crate::http::error::ApiError;
 
 /// The header it travels in.
 pub const HEADER: &str = "x-admin-key";
@@ -33,24 +26,6 @@ impl AdminKey {
 impl std::fmt::Debug for AdminKey {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("AdminKey(…)")
-    }
-}
-
-/// Proof that the operator is calling: a handler that takes it is closed to everybody else.
-#[derive(Clone, Copy, Debug)]
-pub struct Operator;
-
-impl FromRequestParts<Arc<App>> for Operator {
-    type Rejection = ApiError;
-
-    async fn from_request_parts(parts: &mut Parts, app: &Arc<App>) -> Result<Self, ApiError> {
-        if app.auth.admin.matches(&parts.headers) {
-            Ok(Self)
-        } else {
-            let message = "Missing or invalid X-Admin-Key header; unless WEIR_ADMIN_KEY is set, the key is in the file \
-                           admin.key of the server's data directory";
-            Err(ApiError::unauthenticated(message))
-        }
     }
 }
 

@@ -5,16 +5,12 @@ mod remembered;
 use std::path::Path;
 use std::sync::Arc;
 
-use axum::extract::FromRequestParts;
-use http::request::Parts;
 use jsonwebtoken::jwk::{AlgorithmParameters, EllipticCurve, Jwk, JwkSet};
 use jsonwebtoken::{Algorithm, DecodingKey, EncodingKey, Header, Validation, decode, decode_header, encode};
 use serde::{Deserialize, Serialize};
 
 use self::remembered::Remembered;
-use crate::app::App;
 use crate::config::source::SettingError;
-use crate::http::error::ApiError;
 
 /// What a token says.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -175,25 +171,6 @@ impl std::fmt::Debug for Verifier {
 pub fn bearer(headers: &http::HeaderMap) -> Option<&str> {
     let (scheme, token) = headers.get(http::header::AUTHORIZATION)?.to_str().ok()?.split_once(' ')?;
     scheme.eq_ignore_ascii_case("bearer").then(|| token.trim())
-}
-
-/// What the token of a request says, if it brings one that is good.
-///
-/// # Errors
-/// 401.
-pub fn authenticate(headers: &http::HeaderMap, app: &App) -> Result<Arc<Claims>, ApiError> {
-    let message = "Missing, invalid or expired bearer token; `weir token` makes one, where the server's own secret signs them";
-    bearer(headers)
-        .and_then(|token| app.auth.tokens.verify(token))
-        .ok_or_else(|| ApiError::unauthenticated(message))
-}
-
-impl FromRequestParts<Arc<App>> for Claims {
-    type Rejection = ApiError;
-
-    async fn from_request_parts(parts: &mut Parts, app: &Arc<App>) -> Result<Self, ApiError> {
-        authenticate(&parts.headers, app).map(Arc::unwrap_or_clone)
-    }
 }
 
 #[cfg(test)]

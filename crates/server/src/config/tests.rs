@@ -67,7 +67,7 @@ fn known_settings(reader: &mut Reader) -> Vec<&'static str> {
     sender::SenderSettings::read(reader).unwrap();
     request::RequestSettings::read(reader).unwrap();
     slot::SlotSettings::read(reader).unwrap();
-    ai::AiSettings::read(reader).unwrap();
+    gateway::GatewaySettings::read(reader).unwrap();
     tier::TierSettings::read(reader).unwrap();
     sale::SaleSettings::read(reader).unwrap();
     edge::EdgeSettings::read(reader).unwrap();

@@ -8,7 +8,6 @@ use serde::Serialize;
 use super::body::Json;
 use super::error::ApiError;
 use crate::app::App;
-use crate::auth::admin::Operator;
 use crate::service::audit::Books;
 
 #[derive(Debug, Serialize)]
@@ -133,10 +132,7 @@ impl From<weir_store::sale::Books> for SaleBooks {
 }
 
 /// `GET /admin/audit`
-pub(crate) async fn audit_books(
-    _operator: Operator,
-    State(app): State<Arc<App>>,
-) -> Result<Json<AuditResponse>, ApiError> {
+pub(crate) async fn audit_books(State(app): State<Arc<App>>) -> Result<Json<AuditResponse>, ApiError> {
     let books = Books::read(&app.engines, &app.settings).await?;
     let ok = books.balance();
     let Books {

@@ -19,7 +19,7 @@ use crate::app::App;
 
 /// A JSON body, in and out.
 #[derive(Clone, Copy, Debug)]
-pub struct Json<T>(pub T);
+pub(crate) struct Json<T>(pub T);
 
 impl<T: DeserializeOwned> FromRequest<Arc<App>> for Json<T> {
     type Rejection = ApiError;
@@ -35,7 +35,7 @@ impl<T: DeserializeOwned> FromRequest<Arc<App>> for Json<T> {
 
 /// A body as it came, whatever it is.
 #[derive(Clone, Debug)]
-pub struct Raw(pub Bytes);
+pub(crate) struct Raw(pub Bytes);
 
 impl FromRequest<Arc<App>> for Raw {
     type Rejection = ApiError;
@@ -63,7 +63,7 @@ impl FromRequest<Arc<App>> for Raw {
 ///
 /// # Errors
 /// Names the field that is wrong.
-pub fn parse_json<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
+pub(crate) fn parse_json<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
     // serde would also fill a struct from a list, by position; no caller means that.
     match body.iter().find(|byte| !byte.is_ascii_whitespace()) {
         None => Err(ApiError::invalid("The request body is empty; it must be a JSON object")),

@@ -3,8 +3,9 @@
 
 use std::sync::Arc;
 
-use axum::extract::rejection::{PathRejection, QueryRejection};
-use axum::extract::{Path, Query, State};
+use super::path_params::PathParam;
+use axum::extract::rejection::QueryRejection;
+use axum::extract::{Query, State};
 use http::StatusCode;
 use serde::{Deserialize, Serialize};
 use weir_core::RequestId;
@@ -14,9 +15,8 @@ use weir_store::request::{DeadRequest, Request};
 
 use super::body::Json;
 use super::error::ApiError;
-use super::page::{Page, parse_limit};
+use super::pagination::{Page, parse_limit};
 use crate::app::App;
-use crate::auth::admin::Operator;
 use crate::service::within;
 
 /// What stands for a topic where the dead letter is a request.
@@ -62,7 +62,6 @@ pub(crate) struct ReplayResponse {
 
 /// `GET /admin/dlq`
 pub(crate) async fn list_dead_letters(
-    _operator: Operator,
     State(app): State<Arc<App>>,
     query: Result<Query<ListQuery>, QueryRejection>,
 ) -> Result<Json<Page<DeadLetterResponse>>, ApiError> {
@@ -79,9 +78,8 @@ pub(crate) async fn list_dead_letters(
 
 /// `GET /admin/dlq/{id}`
 pub(crate) async fn get_dead_letter(
-    _operator: Operator,
     State(app): State<Arc<App>>,
-    id: Result<Path<String>, PathRejection>,
+    id: PathParam,
 ) -> Result<Json<DeadLetterResponse>, ApiError> {
     let id = parse_id(id)?;
     let request_id = RequestId::parse(&id).ok_or_else(|| unknown(&id))?;
@@ -97,9 +95,8 @@ pub(crate) async fn get_dead_letter(
 
 /// `POST /admin/dlq/{id}/replay`
 pub(crate) async fn replay_dead_letter(
-    _operator: Operator,
     State(app): State<Arc<App>>,
-    id: Result<Path<String>, PathRejection>,
+    id: PathParam,
 ) -> Result<Json<ReplayResponse>, ApiError> {
     let id = parse_id(id)?;
     let is_request = match RequestId::parse(&id) {
@@ -115,7 +112,6 @@ pub(crate) async fn replay_dead_letter(
 
 /// `POST /admin/dlq/replay`
 pub(crate) async fn replay_all_dead_letters(
-    _operator: Operator,
     State(app): State<Arc<App>>,
 ) -> Result<Json<ReplayResponse>, ApiError> {
     let messages = within(app.settings.http.timeout, app.engines.store.queue().replay_all()).await?;
@@ -125,9 +121,8 @@ pub(crate) async fn replay_all_dead_letters(
 
 /// `DELETE /admin/dlq/{id}`
 pub(crate) async fn discard_dead_letter(
-    _operator: Operator,
     State(app): State<Arc<App>>,
-    id: Result<Path<String>, PathRejection>,
+    id: PathParam,
 ) -> Result<StatusCode, ApiError> {
     let id = parse_id(id)?;
     let is_request = match RequestId::parse(&id) {
@@ -158,11 +153,11 @@ async fn requests(app: &App, after: Option<&str>, limit: usize) -> Result<Vec<De
 }
 
 /// No id has anything but letters, digits and dashes; whatever has is unknown without asking a store.
-fn parse_id(id: Result<Path<String>, PathRejection>) -> Result<String, ApiError> {
-    let Path(id) = id.map_err(|_not_utf8| ApiError::invalid_field("id", "must be valid UTF-8"))?;
+fn parse_id(id: PathParam) -> Result<String, ApiError> {
+    let id = id.0.map_err(|_not_utf8| ApiError::invalid_field("id", "must be valid UTF-8"))?;
     let plain = id.len() <= 64 && id.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-');
     if plain {
-        Ok(id)
+        Ok(id.into())
     } else {
         Err(ApiError::not_found("No dead letter has such an id; GET /admin/dlq lists those there are"))
     }

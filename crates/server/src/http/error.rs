@@ -6,11 +6,12 @@ use http::header::{CONTENT_TYPE, RETRY_AFTER};
 use http::{HeaderMap, HeaderValue, StatusCode};
 use serde::Serialize;
 
+use crate::auth::credentials::AuthError;
 use crate::telemetry::quiet::Quiet;
 
 /// What a caller is told when the answer is not what it asked for.
 #[derive(Clone, Debug)]
-pub struct ApiError(Box<Parts>);
+pub(crate) struct ApiError(Box<Parts>);
 
 #[derive(Clone, Debug)]
 struct Parts {
@@ -44,12 +45,12 @@ impl ApiError {
     }
 
     /// 400: the request has to be changed.
-    pub fn invalid(message: impl Into<String>) -> Self {
+    pub(crate) fn invalid(message: impl Into<String>) -> Self {
         Self::new(StatusCode::BAD_REQUEST, "INVALID_REQUEST", message)
     }
 
     /// 400 about one field: "userId must not be empty".
-    pub fn invalid_field(field: &str, problem: impl std::fmt::Display) -> Self {
+    pub(crate) fn invalid_field(field: &str, problem: impl std::fmt::Display) -> Self {
         let problem = problem.to_string();
         let mut error = Self::invalid(format!("{field} {problem}"));
         error.0.field = Some((field.to_owned(), problem));
@@ -57,101 +58,101 @@ impl ApiError {
     }
 
     /// 401: no credentials, or wrong ones.
-    pub fn unauthenticated(message: impl Into<String>) -> Self {
+    pub(crate) fn unauthenticated(message: impl Into<String>) -> Self {
         Self::new(StatusCode::UNAUTHORIZED, "UNAUTHENTICATED", message)
     }
 
     /// 403: the token does not allow this.
-    pub fn forbidden(message: impl Into<String>) -> Self {
+    pub(crate) fn forbidden(message: impl Into<String>) -> Self {
         Self::new(StatusCode::FORBIDDEN, "UNAUTHORIZED_SCOPE", message)
     }
 
     /// 404.
-    pub fn not_found(message: impl Into<String>) -> Self {
+    pub(crate) fn not_found(message: impl Into<String>) -> Self {
         Self::new(StatusCode::NOT_FOUND, "NOT_FOUND", message)
     }
 
     /// 408: the caller took too long to send its request.
-    pub fn too_slow() -> Self {
+    pub(crate) fn too_slow() -> Self {
         let message = "The request body did not arrive in time; send it again, faster or smaller";
         Self::new(StatusCode::REQUEST_TIMEOUT, "REQUEST_TIMEOUT", message)
     }
 
     /// 409: what the caller goes by is no longer so.
-    pub fn conflict(code: &'static str, message: impl Into<String>) -> Self {
+    pub(crate) fn conflict(code: &'static str, message: impl Into<String>) -> Self {
         Self::new(StatusCode::CONFLICT, code, message)
     }
 
     /// 410: it was there, and it is too late.
-    pub fn gone(code: &'static str, message: impl Into<String>) -> Self {
+    pub(crate) fn gone(code: &'static str, message: impl Into<String>) -> Self {
         Self::new(StatusCode::GONE, code, message)
     }
 
     /// 413.
-    pub fn too_large(limit: usize) -> Self {
+    pub(crate) fn too_large(limit: usize) -> Self {
         let message = format!("The request body is larger than the {limit} bytes allowed");
         Self::new(StatusCode::PAYLOAD_TOO_LARGE, "PAYLOAD_TOO_LARGE", message)
     }
 
     /// 415.
-    pub fn unsupported_media_type(message: &str) -> Self {
+    pub(crate) fn unsupported_media_type(message: &str) -> Self {
         Self::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "UNSUPPORTED_MEDIA_TYPE", message)
     }
 
     /// 429: come back in that many seconds.
-    pub fn rate_limited(message: impl Into<String>, retry_after_seconds: u64) -> Self {
+    pub(crate) fn rate_limited(message: impl Into<String>, retry_after_seconds: u64) -> Self {
         Self::new(StatusCode::TOO_MANY_REQUESTS, "RATE_LIMITED", message).retry_after(retry_after_seconds)
     }
 
     /// 500: a fault in Weir. Nothing a caller sends leads here.
-    pub fn internal() -> Self {
+    pub(crate) fn internal() -> Self {
         let message =
             "An internal error occurred; the server's log says more under this response's X-Request-Id";
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, "INTERNAL_ERROR", message)
     }
 
     /// 502: whoever a call was passed on to gave no answer that could be used.
-    pub fn bad_gateway(message: impl Into<String>) -> Self {
+    pub(crate) fn bad_gateway(message: impl Into<String>) -> Self {
         Self::new(StatusCode::BAD_GATEWAY, "BAD_GATEWAY", message)
     }
 
     /// 504: whoever a call was passed on to did not answer in time.
-    pub fn gateway_timeout(message: impl Into<String>) -> Self {
+    pub(crate) fn gateway_timeout(message: impl Into<String>) -> Self {
         Self::new(StatusCode::GATEWAY_TIMEOUT, "GATEWAY_TIMEOUT", message)
     }
 
     /// 503: something Weir depends on does not answer.
-    pub fn unavailable(message: impl Into<String>) -> Self {
+    pub(crate) fn unavailable(message: impl Into<String>) -> Self {
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "DEPENDENCY_UNAVAILABLE", message).retry_after(1)
     }
 
     /// The code callers tell errors apart by.
     #[must_use]
-    pub fn code(&self) -> &'static str {
+    pub(crate) fn code(&self) -> &'static str {
         self.0.code
     }
 
     /// The status.
     #[must_use]
-    pub fn status(&self) -> StatusCode {
+    pub(crate) fn status(&self) -> StatusCode {
         self.0.status
     }
 
     /// The field that is wrong, and how.
     #[must_use]
-    pub fn field(&self) -> Option<(&str, &str)> {
+    pub(crate) fn field(&self) -> Option<(&str, &str)> {
         self.0.field.as_ref().map(|(field, problem)| (field.as_str(), problem.as_str()))
     }
 
     /// What the caller is told.
     #[must_use]
-    pub fn message(&self) -> &str {
+    pub(crate) fn message(&self) -> &str {
         &self.0.message
     }
 
     /// The same under another code.
     #[must_use]
-    pub fn with_code(mut self, code: &'static str) -> Self {
+    pub(crate) fn with_code(mut self, code: &'static str) -> Self {
         self.0.code = code;
         self
     }
@@ -162,14 +163,14 @@ impl ApiError {
 
     /// Adds a header to the answer.
     #[must_use]
-    pub fn with_header(mut self, name: http::HeaderName, value: HeaderValue) -> Self {
+    pub(crate) fn with_header(mut self, name: http::HeaderName, value: HeaderValue) -> Self {
         self.0.headers.insert(name, value);
         self
     }
 
     /// Adds headers to the answer.
     #[must_use]
-    pub fn with_headers(mut self, mut headers: HeaderMap) -> Self {
+    pub(crate) fn with_headers(mut self, mut headers: HeaderMap) -> Self {
         // Into the map that has room for all of them.
         headers.extend(std::mem::take(&mut self.0.headers));
         self.0.headers = headers;
@@ -204,6 +205,13 @@ fn now() -> jiff::Timestamp {
     jiff::Timestamp::from_microsecond(now.as_microsecond()).unwrap_or(now)
 }
 
+impl From<AuthError> for ApiError {
+    fn from(error: AuthError) -> Self {
+        let message = error.to_string();
+        if error.is_forbidden() { Self::forbidden(message) } else { Self::unauthenticated(message) }
+    }
+}
+
 impl From<weir_store::Error> for ApiError {
     /// An outage is an answer: what passes by itself is 503, and only a fault is 500. During an outage every call
     /// fails alike, so it is logged once a second.
@@ -228,12 +236,12 @@ impl From<weir_store::Error> for ApiError {
 }
 
 /// The answer to a path that is no route.
-pub async fn not_found() -> ApiError {
+pub(crate) fn not_found() -> ApiError {
     ApiError::not_found("There is nothing at this path; GET /docs lists what there is")
 }
 
 /// The answer to a method that a path does not take. The router adds `Allow`.
-pub async fn method_not_allowed() -> ApiError {
+pub(crate) fn method_not_allowed() -> ApiError {
     let message = "This path does not take this method; the Allow header lists those it takes";
     ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "METHOD_NOT_ALLOWED", message)
 }

@@ -12,10 +12,9 @@ use serde_json::Value;
 use weir_queue::{Claim, Lease, Message, Position, Receipt, Settlement, Source};
 
 use super::body::Json;
-use super::caller::{Caller, gone};
 use super::error::ApiError;
 use crate::app::App;
-use crate::auth::admin::Operator;
+use crate::peer::{Peer, disconnected};
 use crate::service::within;
 
 const MESSAGES_MAX: u32 = 1_000;
@@ -82,9 +81,8 @@ pub(crate) struct SettleResponse {
 
 /// `POST /admin/queue/claim`
 pub(crate) async fn claim_messages(
-    _operator: Operator,
     State(app): State<Arc<App>>,
-    caller: Option<Extension<Caller>>,
+    peer: Option<Extension<Peer>>,
     Json(request): Json<ClaimRequest>,
 ) -> Result<Json<ClaimResponse>, ApiError> {
     let queue = queue(&app, &request.topic)?;
@@ -94,7 +92,7 @@ pub(crate) async fn claim_messages(
     let wait = bounded("waitSeconds", request.wait_seconds.unwrap_or(0), 0, WAIT_MAX)?;
     let (max, visibility) = (max as usize, Duration::from_secs(visibility.into()));
     let give_up_at = tokio::time::Instant::now() + Duration::from_secs(wait.into());
-    let mut gone = pin!(gone(caller.as_deref()));
+    let mut disconnected = pin!(disconnected(peer.as_deref()));
     loop {
         let claim = queue.claim(&request.topic, max, visibility);
         let claim = within(app.settings.http.timeout, claim).await?;
@@ -106,14 +104,13 @@ pub(crate) async fn claim_messages(
             () = queue.wait(&request.topic, left.min(app.settings.sender.poll)) => {}
             () = app.closing.cancelled() => {}
             // Nobody would take what is claimed from now on.
-            () = &mut gone => return Ok(Json(describe(claim))),
+            () = &mut disconnected => return Ok(Json(describe(claim))),
         }
     }
 }
 
 /// `POST /admin/queue/settle`
 pub(crate) async fn settle_messages(
-    _operator: Operator,
     State(app): State<Arc<App>>,
     Json(request): Json<SettleRequest>,
 ) -> Result<Json<SettleResponse>, ApiError> {

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use axum::extract::rejection::PathRejection;
-use axum::extract::{Path, State};
+use super::path_params::PathParam;
+use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use http::{HeaderMap, StatusCode};
 use serde::{Deserialize, Deserializer, Serialize};
@@ -14,7 +14,7 @@ use weir_store::quota::{Queued, SendMessage, SendOutcome};
 
 use super::body::Json;
 use super::error::ApiError;
-use super::limits::{Standing, seconds_up};
+use super::rate_limit_headers::{RateLimitHeaders, seconds_up};
 use crate::app::App;
 
 /// The name of the limit in rate-limit headers.
@@ -86,10 +86,7 @@ pub(crate) async fn configure_quota(
 }
 
 /// `GET /api/config/{userId}`
-pub(crate) async fn get_quota(
-    State(app): State<Arc<App>>,
-    user: Result<Path<Box<str>>, PathRejection>,
-) -> Result<Response, ApiError> {
+pub(crate) async fn get_quota(State(app): State<Arc<App>>, user: PathParam) -> Result<Response, ApiError> {
     let user = parse_path(user)?;
     let quota = app.quota.find(&user).await?.ok_or_else(|| not_configured(&user))?;
     Ok(describe(&user, &quota).into_response())
@@ -98,7 +95,7 @@ pub(crate) async fn get_quota(
 /// `DELETE /api/config/{userId}`
 pub(crate) async fn delete_quota(
     State(app): State<Arc<App>>,
-    user: Result<Path<Box<str>>, PathRejection>,
+    user: PathParam,
 ) -> Result<StatusCode, ApiError> {
     let user = parse_path(user)?;
     if app.quota.remove(&user).await? { Ok(StatusCode::NO_CONTENT) } else { Err(not_configured(&user)) }
@@ -151,8 +148,8 @@ pub(crate) async fn send_message(
     }
 }
 
-fn standing(limits: Limits, remaining: u32, reset_at: Timestamp, at: Timestamp) -> Standing {
-    Standing {
+fn standing(limits: Limits, remaining: u32, reset_at: Timestamp, at: Timestamp) -> RateLimitHeaders {
+    RateLimitHeaders {
         policy: POLICY,
         limit: limits.rate_limit(),
         window: limits.window(),
@@ -175,8 +172,8 @@ fn parse_user(text: Box<str>) -> Result<UserId, ApiError> {
     UserId::parse(text).map_err(|problem| ApiError::invalid_field("userId", problem))
 }
 
-fn parse_path(path: Result<Path<Box<str>>, PathRejection>) -> Result<UserId, ApiError> {
-    let Path(text) = path.map_err(|_not_utf8| ApiError::invalid_field("userId", "must be valid UTF-8"))?;
+fn parse_path(path: PathParam) -> Result<UserId, ApiError> {
+    let text = path.0.map_err(|_not_utf8| ApiError::invalid_field("userId", "must be valid UTF-8"))?;
     parse_user(text)
 }
 

@@ -9,8 +9,9 @@ pub(crate) mod submit;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::extract::rejection::{PathRejection, QueryRejection};
-use axum::extract::{Extension, Path, Query, State};
+use super::path_params::PathParam;
+use axum::extract::rejection::QueryRejection;
+use axum::extract::{Extension, Query, State};
 use serde::{Deserialize, Serialize};
 use serde_json::value::{RawValue, to_raw_value};
 use weir_core::request::state::Status;
@@ -19,12 +20,12 @@ use weir_queue::sms::rfc3339;
 use weir_store::request::{Listed, Request};
 
 use super::body::Json;
-use super::caller::{Caller, gone};
 use super::error::ApiError;
-use super::page::{Page, parse_limit};
+use super::identity::Tenant;
+use super::pagination::{Page, parse_limit};
 use crate::app::App;
-use crate::auth::tenant::Viewer;
 use crate::config::parse::duration;
+use crate::peer::{Peer, disconnected};
 use crate::service::request::RequestService;
 use crate::service::request::hub::Subscription;
 
@@ -67,10 +68,10 @@ pub(crate) struct ListQuery {
 
 /// `GET /v1/requests/{requestId}`
 pub(crate) async fn get_request(
-    Viewer(tenant): Viewer,
+    Tenant(tenant): Tenant,
     State(app): State<Arc<App>>,
-    caller: Option<Extension<Caller>>,
-    id: Result<Path<Box<str>>, PathRejection>,
+    peer: Option<Extension<Peer>>,
+    id: PathParam,
     query: Result<Query<GetQuery>, QueryRejection>,
 ) -> Result<Json<StatusResponse>, ApiError> {
     let id = parse_id(id)?;
@@ -79,14 +80,14 @@ pub(crate) async fn get_request(
     let request = if wait.is_zero() {
         find(&app, &tenant, id).await?
     } else {
-        find_changed(&app, &tenant, id, wait, caller.as_deref()).await?
+        find_changed(&app, &tenant, id, wait, peer.as_deref()).await?
     };
     Ok(Json(describe(&app.requests, request)?))
 }
 
 /// `GET /v1/requests`
 pub(crate) async fn list_requests(
-    Viewer(tenant): Viewer,
+    Tenant(tenant): Tenant,
     State(app): State<Arc<App>>,
     query: Result<Query<ListQuery>, QueryRejection>,
 ) -> Result<Json<Page<SummaryResponse>>, ApiError> {
@@ -111,7 +112,7 @@ async fn find_changed(
     tenant: &TenantId,
     id: RequestId,
     wait: Duration,
-    caller: Option<&Caller>,
+    peer: Option<&Peer>,
 ) -> Result<Request, ApiError> {
     let until = tokio::time::Instant::now() + wait;
     let mut waiting = subscribe(app, id)?;
@@ -121,7 +122,7 @@ async fn find_changed(
     }
     let changed = tokio::select! {
         changed = app.requests.next_change(&mut waiting, request.status, until, &app.closing) => changed?,
-        () = gone(caller) => None,
+        () = disconnected(peer) => None,
     };
     Ok(changed.unwrap_or(request))
 }
@@ -184,8 +185,8 @@ fn parse_cursor(text: &str) -> Result<RequestId, ApiError> {
 }
 
 /// Whatever is no id names no request.
-fn parse_id(path: Result<Path<Box<str>>, PathRejection>) -> Result<RequestId, ApiError> {
-    let id = path.ok().and_then(|Path(text)| RequestId::parse(&text));
+fn parse_id(path: PathParam) -> Result<RequestId, ApiError> {
+    let id = path.0.ok().and_then(|text| RequestId::parse(&text));
     id.ok_or_else(|| ApiError::not_found("No request has such an id; GET /v1/requests lists yours"))
 }
 

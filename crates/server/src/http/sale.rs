@@ -2,9 +2,9 @@
 //! `{"success":true,"data":{…}}`, or `{"success":false,"error":{"code","message",…}}`. That a buyer gets no unit is such an
 //! answer, with status 200: nothing was wrong with the request.
 
+pub(crate) mod assets;
 pub(crate) mod error;
 pub(crate) mod events;
-pub(crate) mod page;
 pub(crate) mod products;
 pub(crate) mod purchases;
 pub(crate) mod visitor;
@@ -14,7 +14,6 @@ use std::sync::Arc;
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Query, State};
 use axum::response::{IntoResponse, Response};
-use axum::routing::MethodRouter;
 use http::header::CACHE_CONTROL;
 use jiff::fmt::temporal::DateTimePrinter;
 use serde::{Deserialize, Serialize};
@@ -24,17 +23,8 @@ use weir_queue::sms::rfc3339;
 use weir_store::sale::Product;
 
 use self::error::SaleError;
-use self::visitor::Visitor;
 use super::body::Json;
 use crate::app::App;
-
-/// The beginnings of its paths: handlers there want to know who calls.
-pub(crate) const PREFIXES: [&str; 4] = ["/api/v1/sales", "/api/v1/purchases", "/api/v1/products", "/sale"];
-
-/// A route of sale: methods that it does not take are refused in the envelope, too.
-pub(crate) fn in_envelope(methods: MethodRouter<Arc<App>>) -> MethodRouter<Arc<App>> {
-    methods.fallback(error::method_not_allowed)
-}
 
 /// A success in its envelope.
 #[derive(Debug, Serialize)]
@@ -66,7 +56,6 @@ struct SaleResponse {
 
 /// `GET /api/v1/sales`
 pub(crate) async fn get_sale(
-    _visitor: Visitor,
     State(app): State<Arc<App>>,
     query: Result<Query<SaleQuery>, QueryRejection>,
 ) -> Result<Response, SaleError> {

@@ -1,42 +1,116 @@
-//! The listener: accepts connections up to a number, bounds how slowly a request may come, and closes them in order.
+//! The listeners: connections are accepted up to a number, served by hyper, and closed in order.
+//!
+//! Each core has a thread with a listener and a single-threaded runtime of its own, so that a request is read, answered and
+//! written without a switch between threads. Stores and workers run on the process's other runtime.
 
 use std::net::SocketAddr;
 use std::pin::pin;
 use std::sync::Arc;
+use std::thread::JoinHandle;
 use std::time::Duration;
 
-use axum::BoxError;
-use http::Request;
 use hyper::server::conn::http1::Builder;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
-use tokio::net::TcpListener;
-use tokio::sync::{Semaphore, watch};
+use tokio::net::{TcpListener, TcpSocket};
+use tokio::runtime::Runtime;
+use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
 
-use super::caller::{Bytes, Caller};
-use super::endless::leave;
-use super::envelope::answer;
-use super::router::Routes;
-use super::short::{End, Way};
-use super::{ai, sale};
+use super::event_stream::detach;
+use super::request_scope::answer;
+use super::router::Router;
 use crate::config::http::HttpSettings;
+use crate::peer::Peer;
+use crate::shutdown::Shutdown;
 use crate::telemetry::metrics::Metrics;
 
 /// The pause after the system could give no connection (no file descriptors left, say).
 const PAUSE_AFTER_ERROR: Duration = Duration::from_millis(50);
+/// Connections that may come in a burst before they are accepted.
+const BACKLOG: u32 = 4_096;
 
-/// The routes where callers wait for something to happen.
-const WAITING: [&str; 2] = ["/v1/requests/", "/admin/queue/claim"];
+/// The threads that serve HTTP.
+pub(crate) struct HttpServer {
+    threads: Vec<JoinHandle<()>>,
+    /// Counts the threads that still have connections.
+    serving: TaskTracker,
+    /// Set when the threads may end. Tunnels and what handlers have started live on them until then.
+    released: CancellationToken,
+}
 
-/// Serves until told to stop, then until every request under way is answered.
-pub async fn serve(
-    listener: TcpListener,
-    routes: Routes,
-    settings: HttpSettings,
+/// What the connections of a thread are served with.
+struct Acceptor {
+    router: Arc<Router>,
     metrics: Arc<Metrics>,
-    closing: CancellationToken,
-) {
+    builder: Builder,
+    permits: Arc<Semaphore>,
+    shutdown: Shutdown,
+    connections: TaskTracker,
+}
+
+impl HttpServer {
+    /// Starts a thread for each listener.
+    ///
+    /// # Errors
+    /// When the system gives no thread or runtime.
+    pub(crate) fn start(
+        listeners: Vec<std::net::TcpListener>,
+        router: Router,
+        settings: HttpSettings,
+        metrics: &Arc<Metrics>,
+        shutdown: &Shutdown,
+    ) -> std::io::Result<Self> {
+        let (router, permits) = (Arc::new(router), Arc::new(Semaphore::new(settings.max_connections)));
+        let (serving, released) = (TaskTracker::new(), CancellationToken::new());
+        let mut threads = Vec::new();
+        for (n, listener) in listeners.into_iter().enumerate() {
+            let acceptor = Acceptor {
+                router: Arc::clone(&router),
+                metrics: Arc::clone(metrics),
+                builder: connection_builder(settings),
+                permits: Arc::clone(&permits),
+                shutdown: shutdown.clone(),
+                connections: TaskTracker::new(),
+            };
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+            let (token, released) = (serving.token(), released.clone());
+            let thread = std::thread::Builder::new().name(format!("weir-http-{n}"));
+            threads.push(thread.spawn(move || {
+                runtime.block_on(async {
+                    acceptor.serve(listener).await;
+                    drop(token);
+                    released.cancelled().await;
+                });
+                end(runtime);
+            })?);
+        }
+        serving.close();
+        Ok(Self { threads, serving, released })
+    }
+
+    /// Returns when every connection is closed: some time after a stop has begun.
+    pub(crate) async fn ended(&self) {
+        self.serving.wait().await;
+    }
+
+    /// Lets the threads end.
+    pub(crate) fn release(self) {
+        self.released.cancel();
+        for thread in self.threads {
+            // One that panicked has said so.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Ends a runtime without waiting for whatever blocks one of its threads.
+fn end(runtime: Runtime) {
+    runtime.shutdown_background();
+}
+
+fn connection_builder(settings: HttpSettings) -> Builder {
     let mut builder = Builder::new();
     builder
         .timer(TokioTimer::new())
@@ -46,127 +120,113 @@ pub async fn serve(
         .half_close(true)
         // Answers are small: copying head and body together costs less than having the kernel gather them.
         .writev(false);
-    // hyper-util's own does not know connections that may become tunnels.
-    let (stopping, stopped) = watch::channel(());
-    let permits = Arc::new(Semaphore::new(settings.max_connections));
-    loop {
-        let caller = tokio::select! {
-            accepted = accept(&listener, &permits, &metrics) => accepted,
-            () = closing.cancelled() => break,
-        };
-        let connection = Connection {
-            caller,
-            routes: routes.clone(),
-            metrics: Arc::clone(&metrics),
-            builder: builder.clone(),
-            read_timeout: settings.read_timeout,
-        };
-        let stop = stopped.clone();
-        tokio::spawn(async move {
-            if let Err(error) = connection.serve(&stop).await {
-                tracing::debug!(%error, "a connection ended badly");
-            }
-            // Held until here: this is what the end of serving waits for.
-            drop(stop);
-        });
-    }
-    drop((listener, stopped));
-    let _ = stopping.send(());
-    stopping.closed().await;
+    builder
 }
 
-/// A connection, and what its requests are answered with.
-struct Connection {
-    caller: Caller,
-    routes: Routes,
-    metrics: Arc<Metrics>,
-    builder: Builder,
-    read_timeout: Duration,
-}
-
-impl Connection {
-    /// Serves it to its end.
-    async fn serve(self, stop: &watch::Receiver<()>) -> Result<(), BoxError> {
-        let mut bytes = self.caller.bytes();
-        let (routes, metrics) = (&self.routes, &self.metrics);
-        let way = Way { caller: &self.caller, routes, metrics, read_timeout: self.read_timeout };
-        match way.serve(&mut bytes, stop).await? {
-            End::Over => Ok(()),
-            End::Handed(read) => {
-                bytes.unread(read);
-                // In memory of its own, and only for those who need it.
-                Box::pin(self.hand_over(bytes, stop.clone())).await
-            }
-        }
-    }
-
-    /// Has hyper serve the rest of it.
-    async fn hand_over(self, bytes: Bytes, mut stop: watch::Receiver<()>) -> Result<(), BoxError> {
-        let Self { caller, routes, metrics, builder, .. } = self;
-        let service = service_fn({
-            let stop = Arc::new(stop.clone());
-            move |mut request| {
-                let (routes, metrics, caller) = (routes.clone(), Arc::clone(&metrics), caller.clone());
-                let (method, stop) = (request.method().clone(), Arc::clone(&stop));
-                introduce(&caller, &mut request);
-                async move { leave(answer(routes, &metrics, request).await, &method, &caller, &stop) }
-            }
-        });
-        let mut connection = pin!(builder.serve_connection(TokioIo::new(bytes), service).with_upgrades());
-        tokio::select! {
-            biased;
-            ended = connection.as_mut() => ended?,
-            _ = stop.changed() => {
-                connection.as_mut().graceful_shutdown();
-                connection.await?;
-            }
-        }
-        Ok(())
-    }
-}
-
-/// Tells the handler who calls, where it wants to know: everywhere else that would be memory for nothing.
-pub(super) fn introduce<B>(caller: &Caller, request: &mut Request<B>) {
-    let path = request.uri().path();
-    let mut prefixes = sale::PREFIXES.iter().chain(&WAITING);
-    if path.starts_with(ai::PREFIX) || prefixes.any(|prefix| path.starts_with(prefix)) {
-        request.extensions_mut().insert(caller.clone());
-    }
-}
-
-/// The next connection, once there is room for it.
-async fn accept(listener: &TcpListener, permits: &Arc<Semaphore>, metrics: &Arc<Metrics>) -> Caller {
-    if permits.available_permits() == 0 {
-        metrics.connections_held.inc();
-    }
-    loop {
-        let Ok(permit) = Arc::clone(permits).acquire_owned().await else {
-            // The semaphore is never closed.
-            std::future::pending::<()>().await;
-            continue;
-        };
-        match listener.accept().await {
-            Ok((stream, address)) => {
-                // Answers are written whole; waiting to fill a packet only delays them.
-                let _ = stream.set_nodelay(true);
-                return Caller::new(stream, address, permit, Arc::clone(metrics));
-            }
+impl Acceptor {
+    /// Serves until told to stop, then until every request under way is answered or cut off.
+    async fn serve(self, listener: std::net::TcpListener) {
+        let listener = match TcpListener::from_std(listener) {
+            Ok(listener) => listener,
             Err(error) => {
-                tracing::warn!(%error, "cannot accept a connection");
-                tokio::time::sleep(PAUSE_AFTER_ERROR).await;
+                tracing::error!(%error, "cannot listen for connections");
+                return;
             }
+        };
+        let this = Arc::new(self);
+        let closing = this.shutdown.closing().clone();
+        while let Some(Some(peer)) = closing.run_until_cancelled(this.accept(&listener)).await {
+            this.connections.spawn(Arc::clone(&this).serve_connection(peer));
+        }
+        drop(listener);
+        this.connections.close();
+        this.connections.wait().await;
+    }
+
+    /// The next connection, once there is room for it.
+    async fn accept(&self, listener: &TcpListener) -> Option<Peer> {
+        loop {
+            match listener.accept().await {
+                Ok((stream, address)) => {
+                    if self.permits.available_permits() == 0 {
+                        self.metrics.connections_held.inc();
+                    }
+                    let permit = Arc::clone(&self.permits).acquire_owned().await.ok()?;
+                    // Answers are written whole; waiting to fill a packet only delays them.
+                    let _ = stream.set_nodelay(true);
+                    return Some(Peer::new(stream, address, permit, Arc::clone(&self.metrics)));
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "cannot accept a connection");
+                    tokio::time::sleep(PAUSE_AFTER_ERROR).await;
+                }
+            }
+        }
+    }
+
+    /// Has hyper serve a connection to its end, or until the stop cuts it.
+    async fn serve_connection(self: Arc<Self>, peer: Peer) {
+        let service = service_fn(|request| {
+            let method = request.method().clone();
+            let (this, peer) = (&self, &peer);
+            async move {
+                let response = answer(&this.router, &this.metrics, peer, request).await;
+                detach(response, &method, peer, &this.connections, &this.shutdown)
+            }
+        });
+        let io = TokioIo::new(peer.stream());
+        let mut connection = pin!(self.builder.serve_connection(io, service).with_upgrades());
+        let ended = tokio::select! {
+            biased;
+            ended = connection.as_mut() => ended,
+            () = self.shutdown.closing().cancelled() => {
+                connection.as_mut().graceful_shutdown();
+                tokio::select! {
+                    biased;
+                    ended = connection.as_mut() => ended,
+                    () = self.shutdown.cutting().cancelled() => Ok(()),
+                }
+            }
+        };
+        if let Err(error) = ended {
+            tracing::debug!(%error, "a connection ended badly");
         }
     }
 }
 
-/// Binds the address, with a backlog for the connections that come in a burst.
+/// Binds the address, with a listener for each core. The system spreads connections over them.
 ///
 /// # Errors
 /// When the address is in use or not this machine's.
-pub async fn bind(address: SocketAddr) -> std::io::Result<TcpListener> {
-    let socket =
-        if address.is_ipv4() { tokio::net::TcpSocket::new_v4()? } else { tokio::net::TcpSocket::new_v6()? };
-    socket.set_reuseaddr(true)?;
+pub(crate) async fn bind(address: SocketAddr) -> std::io::Result<(Vec<std::net::TcpListener>, SocketAddr)> {
+    let count = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    // Listeners that share an address do so with those of other processes, too. One that does not share finds them out.
+    let probe = socket(address)?;
+    probe.bind(address)?;
+    let address = probe.local_addr()?;
+    drop(probe);
+    let mut listeners = Vec::with_capacity(count);
+    for _ in 0..count {
+        let socket = socket(address)?;
+        socket.set_reuseport(true)?;
+        socket.bind(address)?;
+        listeners.push(socket.listen(BACKLOG)?.into_std()?);
+    }
+    Ok((listeners, address))
+}
+
+/// Binds an address with one listener.
+///
+/// # Errors
+/// When the address is in use or not this machine's.
+pub(crate) async fn bind_one(address: SocketAddr) -> std::io::Result<TcpListener> {
+    let socket = socket(address)?;
     socket.bind(address)?;
-    socket.listen(4_096)
+    socket.listen(BACKLOG)
+}
+
+fn socket(address: SocketAddr) -> std::io::Result<TcpSocket> {
+    let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
+    socket.set_reuseaddr(true)?;
+    Ok(socket)
 }

@@ -5,8 +5,9 @@ pub(crate) mod config;
 
 use std::sync::Arc;
 
-use axum::extract::rejection::{PathRejection, QueryRejection};
-use axum::extract::{Path, Query, State};
+use super::path_params::PathParam;
+use axum::extract::rejection::QueryRejection;
+use axum::extract::{Query, State};
 use axum::response::{IntoResponse, Response};
 use http::StatusCode;
 use serde::{Deserialize, Serialize};
@@ -17,7 +18,7 @@ use weir_store::slot::{Assign, AssignOutcome, Slot};
 
 use super::body::Json;
 use super::error::ApiError;
-use super::page::{Page, parse_limit};
+use super::pagination::{Page, parse_limit};
 use crate::app::App;
 
 #[derive(Debug, Deserialize)]
@@ -142,7 +143,7 @@ pub(crate) async fn forecast_slots(
 /// `GET /api/v1/slots/{eventId}`
 pub(crate) async fn get_slot(
     State(app): State<Arc<App>>,
-    event: Result<Path<Box<str>>, PathRejection>,
+    event: PathParam,
 ) -> Result<Json<SlotResponse>, ApiError> {
     let event = parse_event(event)?;
     let slot = app.slot.find(&event).await?.ok_or_else(|| unknown_event(&event))?;
@@ -152,7 +153,7 @@ pub(crate) async fn get_slot(
 /// `DELETE /api/v1/slots/{eventId}`
 pub(crate) async fn give_slot_back(
     State(app): State<Arc<App>>,
-    event: Result<Path<Box<str>>, PathRejection>,
+    event: PathParam,
 ) -> Result<StatusCode, ApiError> {
     let event = parse_event(event)?;
     app.slot.give_back(&event).await?.ok_or_else(|| unknown_event(&event))?;
@@ -214,8 +215,8 @@ pub(super) fn parse_config_name(text: &str) -> Result<ConfigName, ApiError> {
     ConfigName::parse(text).map_err(|problem| ApiError::invalid_field("configName", problem))
 }
 
-fn parse_event(path: Result<Path<Box<str>>, PathRejection>) -> Result<EventId, ApiError> {
-    let Path(text) = path.map_err(|_not_utf8| ApiError::invalid_field("eventId", "must be valid UTF-8"))?;
+fn parse_event(path: PathParam) -> Result<EventId, ApiError> {
+    let text = path.0.map_err(|_not_utf8| ApiError::invalid_field("eventId", "must be valid UTF-8"))?;
     EventId::parse(text).map_err(|problem| ApiError::invalid_field("eventId", problem))
 }
 

@@ -8,8 +8,8 @@ pub(crate) mod policy;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::extract::rejection::PathRejection;
-use axum::extract::{Path, State};
+use super::path_params::PathParam;
+use axum::extract::State;
 use http::StatusCode;
 use serde::{Deserialize, Serialize};
 use weir_core::UserId;
@@ -19,10 +19,9 @@ use weir_store::tier::Subscription;
 
 use super::body::Json;
 use super::error::ApiError;
-use super::page::Page;
+use super::identity::User;
+use super::pagination::Page;
 use crate::app::App;
-use crate::auth::admin::Operator;
-use crate::auth::jwt::Claims;
 
 #[derive(Debug, Deserialize)]
 pub(crate) struct SubscriptionRequest {
@@ -80,9 +79,8 @@ struct LimitResponse {
 
 /// `PUT /admin/subscriptions/{user}`
 pub(crate) async fn put_subscription(
-    _operator: Operator,
     State(app): State<Arc<App>>,
-    user: Result<Path<Box<str>>, PathRejection>,
+    user: PathParam,
     Json(request): Json<SubscriptionRequest>,
 ) -> Result<Json<SubscriptionResponse>, ApiError> {
     let user = parse_user(user)?;
@@ -94,9 +92,8 @@ pub(crate) async fn put_subscription(
 
 /// `GET /admin/subscriptions/{user}`
 pub(crate) async fn get_subscription(
-    _operator: Operator,
     State(app): State<Arc<App>>,
-    user: Result<Path<Box<str>>, PathRejection>,
+    user: PathParam,
 ) -> Result<Json<SubscriptionResponse>, ApiError> {
     let user = parse_user(user)?;
     let found = app.tier.subscription(&user).await?.ok_or_else(|| no_subscription(&user))?;
@@ -105,9 +102,8 @@ pub(crate) async fn get_subscription(
 
 /// `DELETE /admin/subscriptions/{user}`
 pub(crate) async fn delete_subscription(
-    _operator: Operator,
     State(app): State<Arc<App>>,
-    user: Result<Path<Box<str>>, PathRejection>,
+    user: PathParam,
 ) -> Result<StatusCode, ApiError> {
     let user = parse_user(user)?;
     if !app.tier.delete_subscription(&user).await? {
@@ -118,7 +114,7 @@ pub(crate) async fn delete_subscription(
 }
 
 /// `GET /admin/tiers`
-pub(crate) async fn list_tiers(_operator: Operator, State(app): State<Arc<App>>) -> Json<Page<TierResponse>> {
+pub(crate) async fn list_tiers(State(app): State<Arc<App>>) -> Json<Page<TierResponse>> {
     let tiers = app.tier.tiers();
     let items = Tier::ALL.map(|tier| describe_tier(tier, tiers.get(tier)));
     Json(Page::cut(items.into(), Tier::ALL.len(), |tier| tier.tier.to_owned()))
@@ -126,9 +122,8 @@ pub(crate) async fn list_tiers(_operator: Operator, State(app): State<Arc<App>>)
 
 /// `GET /admin/tiers/{tier}`
 pub(crate) async fn get_tier(
-    _operator: Operator,
     State(app): State<Arc<App>>,
-    tier: Result<Path<Box<str>>, PathRejection>,
+    tier: PathParam,
 ) -> Result<Json<TierResponse>, ApiError> {
     let tier = parse_tier(tier)?;
     Ok(Json(describe_tier(tier, app.tier.tiers().get(tier))))
@@ -136,9 +131,8 @@ pub(crate) async fn get_tier(
 
 /// `PUT /admin/tiers/{tier}`
 pub(crate) async fn put_tier(
-    _operator: Operator,
     State(app): State<Arc<App>>,
-    tier: Result<Path<Box<str>>, PathRejection>,
+    tier: PathParam,
     Json(request): Json<TierRequest>,
 ) -> Result<Json<TierResponse>, ApiError> {
     let tier = parse_tier(tier)?;
@@ -156,7 +150,7 @@ pub(crate) async fn put_tier(
 
 /// `GET /api/v1/limits/me`
 pub(crate) async fn get_my_limits(
-    claims: Claims,
+    User(claims): User,
     State(app): State<Arc<App>>,
 ) -> Result<Json<LimitsResponse>, ApiError> {
     let standing = app.tier.limits_me(&claims.sub).await?;
@@ -168,7 +162,7 @@ pub(crate) async fn get_my_limits(
     };
     let (limits, is_limited) = (standing.limits, standing.enabled);
     Ok(Json(LimitsResponse {
-        user: claims.sub,
+        user: claims.sub.clone(),
         plan: standing.plan.as_str(),
         tier: standing.plan.tier().as_str(),
         enabled: is_limited,
@@ -182,13 +176,13 @@ pub(super) fn millis_up(span: Duration) -> u64 {
     u64::try_from(span.as_micros().div_ceil(1_000)).unwrap_or(u64::MAX)
 }
 
-fn parse_user(path: Result<Path<Box<str>>, PathRejection>) -> Result<UserId, ApiError> {
-    let Path(text) = path.map_err(|_not_utf8| ApiError::invalid_field("user", "must be valid UTF-8"))?;
+fn parse_user(path: PathParam) -> Result<UserId, ApiError> {
+    let text = path.0.map_err(|_not_utf8| ApiError::invalid_field("user", "must be valid UTF-8"))?;
     UserId::parse(text).map_err(|problem| ApiError::invalid_field("user", problem))
 }
 
-fn parse_tier(path: Result<Path<Box<str>>, PathRejection>) -> Result<Tier, ApiError> {
-    let known = path.ok().and_then(|Path(text)| text.parse().ok());
+fn parse_tier(path: PathParam) -> Result<Tier, ApiError> {
+    let known = path.0.ok().and_then(|text| text.parse().ok());
     known.ok_or_else(|| ApiError::not_found("There is no such tier; there are free, starter, pro, business"))
 }
 

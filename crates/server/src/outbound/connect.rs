@@ -27,7 +27,7 @@ use super::address::is_public;
 
 /// Where a client may connect to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Reach {
+pub(crate) enum Reach {
     /// Anywhere: the operator has named the target.
     Anywhere,
     /// Public addresses only: a caller has.
@@ -37,7 +37,7 @@ pub enum Reach {
 impl Reach {
     /// Whether an address may be connected to.
     #[must_use]
-    pub fn allows(self, address: std::net::IpAddr) -> bool {
+    pub(crate) fn allows(self, address: std::net::IpAddr) -> bool {
         self == Self::Anywhere || is_public(address)
     }
 }

@@ -8,7 +8,7 @@ use crate::engine::Engines;
 
 /// The books of every capability.
 #[derive(Clone, Debug)]
-pub struct Books {
+pub(crate) struct Books {
     /// Quota rows.
     pub quota: quota::Books,
     /// The messages quota accepted.
@@ -34,7 +34,7 @@ impl Books {
     ///
     /// # Errors
     /// When the store cannot say.
-    pub async fn read(engines: &Engines, settings: &Settings) -> Result<Self> {
+    pub(crate) async fn read(engines: &Engines, settings: &Settings) -> Result<Self> {
         let (quota_store, queue) = (engines.quota(), engines.store.queue());
         let timeout = settings.http.timeout;
         let dispatched = settings.slot.dispatch_topic.as_deref().filter(|_| engines.kafka.is_none());
@@ -57,7 +57,7 @@ impl Books {
 
     /// Whether they balance.
     #[must_use]
-    pub fn balance(&self) -> bool {
+    pub(crate) fn balance(&self) -> bool {
         let slots_are_counted = self.slot.slots == self.slot.counted && self.slot.different.is_empty();
         let requests_are_there =
             self.request.difference() == 0 && self.request.jobs == self.request.in_flight;

@@ -18,7 +18,7 @@ pub struct Health {
 }
 
 /// Every engine's answer: first the store's, which nothing goes without.
-pub type Checks = Vec<Check>;
+pub(crate) type Checks = Vec<Check>;
 
 /// One engine's answer.
 #[derive(Clone, Copy, Debug)]

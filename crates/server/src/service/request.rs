@@ -1,9 +1,9 @@
 //! Request: submissions go through lanes, the rest straight to the store. What callers entrust to it is sealed here,
 //! before it goes to the store, and opened here, for those who may see it.
 
-pub mod dead;
-pub mod hub;
-pub mod rollout;
+pub(crate) mod dead;
+pub(crate) mod hub;
+pub(crate) mod rollout;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

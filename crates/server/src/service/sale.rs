@@ -1,9 +1,9 @@
 //! Sale: products, purchases through lanes, and what this server knows of sales.
 
-pub mod board;
-pub mod challenge;
-pub mod events;
-pub mod recent;
+pub(crate) mod board;
+pub(crate) mod challenge;
+pub(crate) mod events;
+pub(crate) mod recent;
 
 use std::collections::HashMap;
 use std::sync::Arc;

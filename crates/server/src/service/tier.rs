@@ -4,7 +4,6 @@
 //! with the engine of limits. That one handles its own outages, so a decision never waits long.
 
 mod definitions;
-pub mod form;
 mod hold;
 mod limits;
 mod news;
@@ -23,9 +22,8 @@ use weir_store_memory::Local;
 use weir_store_redis::RedisLimits;
 
 use self::definitions::Definitions;
-pub use self::hold::{HoldOutcome, SettleOutcome};
-pub use self::limits::{Answer, Check, CheckOutcome, Decided};
-pub use self::news::HOLD_KEPT;
+pub(crate) use self::hold::{HoldOutcome, SettleOutcome};
+pub(crate) use self::limits::{Answer, Check, CheckOutcome};
 use self::subscriptions::Subscriptions;
 use super::within;
 use crate::config::Settings;

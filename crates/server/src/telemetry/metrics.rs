@@ -20,7 +20,7 @@ use weir_store::sale::FollowMetrics;
 pub use self::sale::SaleMetrics;
 pub use self::work::{DownstreamLabels, WorkMetrics};
 use super::accept::AcceptMetrics;
-use super::ai::AiMetrics;
+use super::gateway::GatewayMetrics;
 use super::tier::TierMetrics;
 
 /// Every metric, and the registry that prints them.
@@ -48,7 +48,7 @@ pub struct Metrics {
     /// Requests accepted and refused.
     pub accept: AcceptMetrics,
     /// AI calls passed on.
-    pub ai: AiMetrics,
+    pub gateway: GatewayMetrics,
     /// Decisions of limits.
     pub tier: TierMetrics,
     /// How sales go.
@@ -150,7 +150,7 @@ impl Metrics {
             slot_dispatched: Counter::default(),
             work: WorkMetrics { dlq_depth: accept.dlq_depth.clone(), ..WorkMetrics::default() },
             accept,
-            ai: AiMetrics::default(),
+            gateway: GatewayMetrics::default(),
             tier: TierMetrics::default(),
             quota_cache,
             sale: SaleMetrics { follow, ..SaleMetrics::default() },
@@ -188,7 +188,7 @@ impl Metrics {
         let dispatched = "Slots published when their time came";
         r.register("slot_dispatched", dispatched, self.slot_dispatched.clone());
         self.accept.register(r);
-        self.ai.register(r);
+        self.gateway.register(r);
         self.tier.register(r);
         r.register("engine_up", "Whether an engine answers: 1 or 0", self.engine_up.clone());
         r.register("quota_sends", "Sends by outcome", self.quota_sends.clone());

@@ -26,7 +26,7 @@ const LINGER: Duration = Duration::from_millis(20);
 const PAUSE_AFTER_ERROR: Duration = Duration::from_millis(500);
 
 /// What the dispatcher works with.
-pub struct Dispatcher {
+pub(crate) struct Dispatcher {
     store: Arc<dyn DueStore>,
     publisher: Option<Arc<dyn Publisher>>,
     topic: String,
@@ -36,7 +36,7 @@ pub struct Dispatcher {
 impl Dispatcher {
     /// A dispatcher to a topic: of the publisher if there is one, else of the store's own queue.
     #[must_use]
-    pub fn new(
+    pub(crate) fn new(
         store: Arc<dyn DueStore>,
         publisher: Option<Arc<dyn Publisher>>,
         topic: &str,
@@ -46,7 +46,7 @@ impl Dispatcher {
     }
 
     /// Dispatches until told to stop, then finishes what it holds.
-    pub async fn run(self, closing: CancellationToken) {
+    pub(crate) async fn run(self, closing: CancellationToken) {
         let mut noted = Noted::default();
         let mut reachable = true;
         while !closing.is_cancelled() {

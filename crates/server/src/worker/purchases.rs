@@ -22,7 +22,7 @@ const RETRIES: [Duration; 3] = [Duration::from_secs(1), Duration::from_secs(5), 
 const PAUSE_AFTER_ERROR: Duration = Duration::from_secs(1);
 
 /// Writes them down.
-pub struct Purchases {
+pub(crate) struct Purchases {
     source: Arc<dyn Source>,
     ledger: Arc<dyn SaleLedger>,
 }
@@ -47,12 +47,12 @@ enum Fate {
 impl Purchases {
     /// Whoever takes them from here and writes them down there.
     #[must_use]
-    pub fn new(source: Arc<dyn Source>, ledger: Arc<dyn SaleLedger>) -> Self {
+    pub(crate) fn new(source: Arc<dyn Source>, ledger: Arc<dyn SaleLedger>) -> Self {
         Self { source, ledger }
     }
 
     /// Writes down what is replayed, until told to stop.
-    pub async fn run(self, closing: CancellationToken) {
+    pub(crate) async fn run(self, closing: CancellationToken) {
         let mut reachable = true;
         while !closing.is_cancelled() {
             let outcome = self.write_some().await;

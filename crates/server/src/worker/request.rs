@@ -6,13 +6,12 @@
 //! to a worker, its requests are claimed again when their leases end.
 
 mod breakers;
-pub mod broker;
 mod call;
 mod downstream;
 mod reports;
 mod slots;
-pub mod upkeep;
-pub mod webhooks;
+pub(crate) mod upkeep;
+pub(crate) mod webhooks;
 mod worker;
 
 use std::sync::Arc;
@@ -28,17 +27,17 @@ use crate::config::request::RequestSettings;
 use crate::seal::Keyring;
 use crate::telemetry::metrics::WorkMetrics;
 
-pub use self::worker::Worker;
+pub(crate) use self::worker::Worker;
 
 /// Is told of every change of a request that the work brings about, after it is on disk. It must not block.
-pub type OnChange = Arc<dyn Fn(RequestId, Status) + Send + Sync>;
+pub(crate) type OnChange = Arc<dyn Fn(RequestId, Status) + Send + Sync>;
 
 /// Says whether something is switched on at present.
-pub type Switch = Arc<dyn Fn() -> BoxFuture<'static, bool> + Send + Sync>;
+pub(crate) type Switch = Arc<dyn Fn() -> BoxFuture<'static, bool> + Send + Sync>;
 
 /// What a [`Worker`] works with.
 #[derive(Clone)]
-pub struct Parts {
+pub(crate) struct Parts {
     /// Where requests live.
     pub store: Arc<dyn RequestStore>,
     /// Where a broker says which of them to do; none when the store alone does.

@@ -29,7 +29,7 @@ const SHOWN_BYTES: usize = 256;
 
 /// What the sender works with.
 #[derive(Clone)]
-pub struct Sender {
+pub(crate) struct Sender {
     source: Arc<dyn Source>,
     settings: SenderSettings,
     format: LogFormat,
@@ -42,7 +42,7 @@ pub struct Sender {
 impl Sender {
     /// A sender of what comes from here.
     #[must_use]
-    pub fn new(source: Arc<dyn Source>, settings: &Settings, metrics: &Metrics) -> Self {
+    pub(crate) fn new(source: Arc<dyn Source>, settings: &Settings, metrics: &Metrics) -> Self {
         let counter = |outcome| metrics.quota_deliveries.get_or_create_owned(&OutcomeLabels { outcome });
         Self {
             source,
@@ -55,7 +55,7 @@ impl Sender {
     }
 
     /// Delivers until told to stop, then finishes what it holds.
-    pub async fn run(self, closing: CancellationToken) {
+    pub(crate) async fn run(self, closing: CancellationToken) {
         let mut reachable = true;
         while !closing.is_cancelled() {
             let outcome = self.deliver_some().await;

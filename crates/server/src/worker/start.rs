@@ -22,7 +22,7 @@ const SPARE: Duration = Duration::from_secs(2);
 ///
 /// # Errors
 /// When a consumer cannot be made.
-pub fn start(app: &Arc<App>) -> Result<TaskTracker> {
+pub(crate) fn start(app: &Arc<App>) -> Result<TaskTracker> {
     let (workers, roles) = (TaskTracker::new(), app.settings.process.roles);
     if roles.api {
         app.sale.run(&workers, &app.closing);

@@ -21,7 +21,6 @@ mod request;
 mod sale;
 mod sender;
 mod settings;
-mod short_way;
 mod shutdown;
 mod slot;
 mod stdout;

@@ -6,7 +6,7 @@ use weir_core::PolicyName;
 use weir_store::tier::{Match, PolicySpec};
 
 use super::super::source::SettingError;
-use crate::service::tier::form::{Fields, FormError};
+use crate::config::tier::policy_input::{Fields, FormError};
 
 type Tables = BTreeMap<String, BTreeMap<String, String>>;
 

@@ -4,8 +4,8 @@
 
 use std::sync::Arc;
 
-use axum::extract::rejection::PathRejection;
-use axum::extract::{Path, State};
+use super::super::path_params::PathParam;
+use axum::extract::State;
 use bytes::Bytes;
 use http::HeaderMap;
 use serde::{Deserialize, Serialize};
@@ -49,7 +49,7 @@ pub(crate) struct CallbackResponse {
 /// `POST /v1/requests/{requestId}/callback`
 pub(crate) async fn call_back(
     State(app): State<Arc<App>>,
-    id: Result<Path<Box<str>>, PathRejection>,
+    id: PathParam,
     headers: HeaderMap,
     Raw(body): Raw,
 ) -> Result<Json<CallbackResponse>, ApiError> {

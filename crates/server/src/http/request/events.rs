@@ -7,8 +7,8 @@ use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::extract::rejection::PathRejection;
-use axum::extract::{Path, State};
+use super::super::path_params::PathParam;
+use axum::extract::State;
 use axum::response::sse::{Event, KeepAlive, Sse};
 use futures_util::Stream;
 use tokio::time::Instant;
@@ -16,9 +16,9 @@ use weir_core::request::state::Status;
 use weir_store::request::Request;
 
 use super::super::error::ApiError;
+use super::super::identity::Tenant;
 use super::{StatusResponse, describe, find, parse_id, subscribe};
 use crate::app::App;
-use crate::auth::tenant::Viewer;
 use crate::service::request::hub::Subscription;
 
 /// How often a silent stream shows that it is alive.
@@ -30,9 +30,9 @@ const PAUSE_AFTER_ERROR: Duration = Duration::from_millis(500);
 
 /// `GET /v1/requests/{requestId}/events`
 pub(crate) async fn watch_request(
-    Viewer(tenant): Viewer,
+    Tenant(tenant): Tenant,
     State(app): State<Arc<App>>,
-    id: Result<Path<Box<str>>, PathRejection>,
+    id: PathParam,
 ) -> Result<Sse<impl Stream<Item = Result<Event, Infallible>>>, ApiError> {
     let id = parse_id(id)?;
     let waiting = subscribe(&app, id)?;

@@ -10,7 +10,6 @@ use weir_store::request::{Rollout, RolloutChange};
 use super::super::body::Json;
 use super::super::error::ApiError;
 use crate::app::App;
-use crate::auth::admin::Operator;
 
 /// What is left out stays as it is.
 #[derive(Debug, Deserialize)]
@@ -30,16 +29,12 @@ pub(crate) struct RolloutResponse {
 }
 
 /// `GET /admin/request/rollout`
-pub(crate) async fn get_rollout(
-    _operator: Operator,
-    State(app): State<Arc<App>>,
-) -> Result<Json<RolloutResponse>, ApiError> {
+pub(crate) async fn get_rollout(State(app): State<Arc<App>>) -> Result<Json<RolloutResponse>, ApiError> {
     Ok(Json(describe(app.requests.switches().get().await?)))
 }
 
 /// `PUT /admin/request/rollout`
 pub(crate) async fn put_rollout(
-    _operator: Operator,
     State(app): State<Arc<App>>,
     Json(request): Json<RolloutRequest>,
 ) -> Result<Json<RolloutResponse>, ApiError> {

@@ -20,11 +20,11 @@ use weir_queue::sms::rfc3339;
 use weir_store::request::{Receipt, SubmitOutcome};
 
 use super::super::body::Json;
-use super::super::envelope::REQUEST_ID;
 use super::super::error::ApiError;
-use super::super::limits::{Standing, seconds_up};
+use super::super::identity::Tenant;
+use super::super::rate_limit_headers::{RateLimitHeaders, seconds_up};
+use super::super::request_scope::REQUEST_ID;
 use crate::app::App;
-use crate::auth::tenant::Submitter;
 use crate::service::request::{Submission, SubmitError};
 
 /// Tells that an answer is of a request that was accepted before.
@@ -68,7 +68,7 @@ impl FromRequestParts<Arc<App>> for Headers {
 
 /// `POST /v1/requests`
 pub(crate) async fn create_request(
-    Submitter(tenant): Submitter,
+    Tenant(tenant): Tenant,
     State(app): State<Arc<App>>,
     Headers { key, trace }: Headers,
     Json(request): Json<CreateRequest>,
@@ -148,7 +148,7 @@ fn conflict(key: &IdempotencyKey) -> ApiError {
 
 fn limited(tenant: &TenantId, limits: Limits, retry_after: Duration) -> ApiError {
     let (limit, window) = (limits.rate_limit(), limits.window());
-    let standing = Standing { policy: POLICY, limit, window, remaining: 0, reset_after: retry_after };
+    let standing = RateLimitHeaders { policy: POLICY, limit, window, remaining: 0, reset_after: retry_after };
     // Room for these and for what the envelope and the server add.
     let mut headers = HeaderMap::with_capacity(12);
     standing.write(&mut headers);

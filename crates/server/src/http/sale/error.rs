@@ -10,7 +10,7 @@ use http::{HeaderMap, HeaderValue, StatusCode};
 use serde::Serialize;
 
 use super::super::error::ApiError;
-use super::super::limits::seconds_up;
+use super::super::rate_limit_headers::seconds_up;
 use crate::service::edge::TooMany;
 
 const VALIDATION_ERROR: &str = "VALIDATION_ERROR";
@@ -95,6 +95,12 @@ impl SaleError {
         error
     }
 
+    /// 405. The router adds `Allow`.
+    pub(crate) fn method_not_allowed() -> Self {
+        let message = "This path does not take this method; the Allow header lists those it takes.";
+        Self::new(StatusCode::METHOD_NOT_ALLOWED, "METHOD_NOT_ALLOWED", message)
+    }
+
     fn unavailable() -> Self {
         let message = "Service temporarily unavailable. Please try again.";
         let mut error = Self::new(StatusCode::SERVICE_UNAVAILABLE, "SERVICE_UNAVAILABLE", message);
@@ -147,10 +153,4 @@ impl IntoResponse for SaleError {
         response.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
         response
     }
-}
-
-/// The answer to a method that a route of sale does not take. The router adds `Allow`.
-pub(crate) async fn method_not_allowed() -> SaleError {
-    let message = "This path does not take this method; the Allow header lists those it takes.";
-    SaleError::new(StatusCode::METHOD_NOT_ALLOWED, "METHOD_NOT_ALLOWED", message)
 }

@@ -18,7 +18,7 @@ use serde::Serialize;
 use tokio_util::sync::CancellationToken;
 use weir_store::sale::Product;
 
-use super::super::endless::Endless;
+use super::super::event_stream::EventStream;
 use super::error::SaleError;
 use super::visitor::Visitor;
 use super::{SaleQuery, parse_query, time_text, unknown_sale};
@@ -62,7 +62,7 @@ pub(crate) async fn watch_sales(
         Some((bytes, stream))
     });
     let mut response = Response::new(Body::empty());
-    response.extensions_mut().insert(Endless::new(events.boxed()));
+    response.extensions_mut().insert(EventStream::new(events.boxed()));
     let headers = response.headers_mut();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));

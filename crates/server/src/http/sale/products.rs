@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 
-use axum::extract::rejection::{PathRejection, QueryRejection};
-use axum::extract::{Path, Query, State};
+use super::super::path_params::PathParam;
+use axum::extract::rejection::QueryRejection;
+use axum::extract::{Query, State};
 use axum::response::{IntoResponse, Response};
 use http::StatusCode;
 use serde::{Deserialize, Serialize};
@@ -14,9 +15,8 @@ use weir_store::sale::{ChangeOutcome, CreateOutcome, Product};
 
 use super::super::body::Json;
 use super::super::error::ApiError;
-use super::super::page::{Page, parse_limit};
+use super::super::pagination::{Page, parse_limit};
 use super::error::SaleError;
-use super::visitor::{Admin, Visitor};
 use super::{success, time_text};
 use crate::app::App;
 
@@ -49,8 +49,6 @@ pub(crate) struct ListQuery {
 
 /// `POST /api/v1/products`
 pub(crate) async fn create_product(
-    _visitor: Visitor,
-    _admin: Admin,
     State(app): State<Arc<App>>,
     body: Result<Json<Map<String, Value>>, ApiError>,
 ) -> Result<Response, SaleError> {
@@ -69,8 +67,6 @@ pub(crate) async fn create_product(
 
 /// `GET /api/v1/products`
 pub(crate) async fn list_products(
-    _visitor: Visitor,
-    _admin: Admin,
     State(app): State<Arc<App>>,
     query: Result<Query<ListQuery>, QueryRejection>,
 ) -> Result<Response, SaleError> {
@@ -84,12 +80,7 @@ pub(crate) async fn list_products(
 }
 
 /// `GET /api/v1/products/{sku}`
-pub(crate) async fn get_product(
-    _visitor: Visitor,
-    _admin: Admin,
-    State(app): State<Arc<App>>,
-    sku: Result<Path<Box<str>>, PathRejection>,
-) -> Result<Response, SaleError> {
+pub(crate) async fn get_product(State(app): State<Arc<App>>, sku: PathParam) -> Result<Response, SaleError> {
     let sku = parse_path(sku)?;
     let product = app.sale.product(&sku).await?.ok_or_else(unknown_product)?;
     Ok(success(describe_whole(product)).into_response())
@@ -97,10 +88,8 @@ pub(crate) async fn get_product(
 
 /// `PUT /api/v1/products/{sku}`
 pub(crate) async fn change_product(
-    _visitor: Visitor,
-    _admin: Admin,
     State(app): State<Arc<App>>,
-    sku: Result<Path<Box<str>>, PathRejection>,
+    sku: PathParam,
     body: Result<Json<Map<String, Value>>, ApiError>,
 ) -> Result<Response, SaleError> {
     let sku = parse_path(sku)?;
@@ -121,10 +110,8 @@ pub(crate) async fn change_product(
 
 /// `DELETE /api/v1/products/{sku}`
 pub(crate) async fn delete_product(
-    _visitor: Visitor,
-    _admin: Admin,
     State(app): State<Arc<App>>,
-    sku: Result<Path<Box<str>>, PathRejection>,
+    sku: PathParam,
 ) -> Result<Response, SaleError> {
     let sku = parse_path(sku)?;
     if !app.sale.delete(&sku).await? {
@@ -235,8 +222,8 @@ fn wrong_terms(problem: TermsError) -> SaleError {
 }
 
 /// What cannot be a sku is that of no product.
-fn parse_path(path: Result<Path<Box<str>>, PathRejection>) -> Result<Sku, SaleError> {
-    path.ok().and_then(|Path(text)| Sku::parse(text).ok()).ok_or_else(unknown_product)
+fn parse_path(path: PathParam) -> Result<Sku, SaleError> {
+    path.0.ok().and_then(|text| Sku::parse(text).ok()).ok_or_else(unknown_product)
 }
 
 fn unknown_product() -> SaleError {

@@ -16,7 +16,7 @@ use weir_store::sale::{Buy, BuyOutcome};
 
 use super::super::body::Json;
 use super::super::error::ApiError;
-use super::super::limits;
+use super::super::rate_limit_headers::RateLimitHeaders;
 use super::error::SaleError;
 use super::visitor::{Visitor, parse_buyer};
 use super::{SaleQuery, parse_query, success, time_text, unknown_sale};
@@ -68,7 +68,6 @@ pub(crate) async fn create_purchase(
 
 /// `GET /api/v1/purchases`
 pub(crate) async fn get_purchase(
-    _visitor: Visitor,
     State(app): State<Arc<App>>,
     headers: HeaderMap,
     query: Result<Query<SaleQuery>, QueryRejection>,
@@ -97,9 +96,9 @@ fn parse(request: &PurchaseRequest) -> Result<Sku, SaleError> {
 }
 
 /// Counts the attempt, and refuses one too many.
-fn throttle(app: &App, buyer: &UserId) -> Result<Option<limits::Standing>, SaleError> {
+fn throttle(app: &App, buyer: &UserId) -> Result<Option<RateLimitHeaders>, SaleError> {
     let Some(standing) = app.sale.attempt(buyer) else { return Ok(None) };
-    let shown = limits::Standing {
+    let shown = RateLimitHeaders {
         policy: "purchase",
         limit: app.settings.sale.user_per_second,
         window: Duration::from_secs(1),

@@ -1,17 +1,16 @@
-//! Who calls: anybody within the limits of their address, a buyer by name, or the operator.
+//! Who calls: anybody within the limits of their address, or a buyer by name.
 
 use std::net::IpAddr;
-use std::sync::Arc;
 
 use axum::extract::FromRequestParts;
 use http::HeaderMap;
 use http::request::Parts;
 use weir_core::UserId;
 
-use super::super::caller::Caller;
 use super::super::error::ApiError;
 use super::error::SaleError;
 use crate::app::App;
+use crate::peer::Peer;
 
 const BUYER: &str = "X-User-Id";
 
@@ -22,27 +21,24 @@ pub(crate) struct Visitor {
     pub(crate) address: IpAddr,
 }
 
-impl FromRequestParts<Arc<App>> for Visitor {
-    type Rejection = SaleError;
-
-    async fn from_request_parts(parts: &mut Parts, app: &Arc<App>) -> Result<Self, SaleError> {
-        // Every request to these routes comes with it.
-        let caller = parts.extensions.remove::<Caller>().ok_or_else(ApiError::internal)?;
-        let address = app.edge.address(caller.address().ip(), &parts.headers);
+impl Visitor {
+    /// Counts a request of the address it comes from.
+    ///
+    /// # Errors
+    /// When the address asks too often.
+    pub(crate) fn admit(app: &App, peer: &Peer, headers: &HeaderMap) -> Result<Self, SaleError> {
+        let address = app.edge.address(peer.address().ip(), headers);
         app.edge.request(address)?;
         Ok(Self { address })
     }
 }
 
-/// The operator, in sale's envelope.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Admin;
-
-impl FromRequestParts<Arc<App>> for Admin {
+impl<S: Sync> FromRequestParts<S> for Visitor {
     type Rejection = SaleError;
 
-    async fn from_request_parts(parts: &mut Parts, app: &Arc<App>) -> Result<Self, SaleError> {
-        if app.auth.admin.matches(&parts.headers) { Ok(Self) } else { Err(SaleError::unauthorized()) }
+    async fn from_request_parts(parts: &mut Parts, _state: &S) -> Result<Self, SaleError> {
+        // The router puts it there on every route of sale.
+        parts.extensions.remove().ok_or_else(|| ApiError::internal().into())
     }
 }
 

@@ -3,8 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::extract::rejection::{PathRejection, QueryRejection};
-use axum::extract::{Path, Query, State};
+use super::super::path_params::PathParam;
+use axum::extract::rejection::QueryRejection;
+use axum::extract::{Query, State};
 use http::StatusCode;
 use serde::{Deserialize, Serialize};
 use weir_core::slot::Pace;
@@ -13,10 +14,9 @@ use weir_store::slot::{Config, window_text};
 
 use super::super::body::Json;
 use super::super::error::ApiError;
-use super::super::page::{Page, parse_limit};
+use super::super::pagination::{Page, parse_limit};
 use super::{parse_config_name, unknown_config};
 use crate::app::App;
-use crate::auth::admin::Operator;
 
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -45,7 +45,6 @@ pub(crate) struct ListQuery {
 
 /// `POST /admin/rate-limit/config`
 pub(crate) async fn put_config(
-    _operator: Operator,
     State(app): State<Arc<App>>,
     Json(request): Json<ConfigRequest>,
 ) -> Result<Json<ConfigResponse>, ApiError> {
@@ -65,7 +64,6 @@ pub(crate) async fn put_config(
 
 /// `GET /admin/rate-limit/config`
 pub(crate) async fn list_configs(
-    _operator: Operator,
     State(app): State<Arc<App>>,
     query: Result<Query<ListQuery>, QueryRejection>,
 ) -> Result<Json<Page<ConfigResponse>>, ApiError> {
@@ -80,9 +78,8 @@ pub(crate) async fn list_configs(
 
 /// `GET /admin/rate-limit/config/{name}`
 pub(crate) async fn get_config(
-    _operator: Operator,
     State(app): State<Arc<App>>,
-    name: Result<Path<Box<str>>, PathRejection>,
+    name: PathParam,
 ) -> Result<Json<ConfigResponse>, ApiError> {
     let name = parse_path(name)?;
     let config = app.slot.config(&name).await?.ok_or_else(|| unknown_config(&name))?;
@@ -91,23 +88,21 @@ pub(crate) async fn get_config(
 
 /// `DELETE /admin/rate-limit/config/{name}`
 pub(crate) async fn deactivate_config(
-    _operator: Operator,
     State(app): State<Arc<App>>,
-    name: Result<Path<Box<str>>, PathRejection>,
+    name: PathParam,
 ) -> Result<StatusCode, ApiError> {
     let name = parse_path(name)?;
     if app.slot.deactivate(&name).await? { Ok(StatusCode::NO_CONTENT) } else { Err(unknown_config(&name)) }
 }
 
 /// `POST /admin/rate-limit/cache/flush`
-pub(crate) async fn flush_cache(_operator: Operator, State(app): State<Arc<App>>) -> StatusCode {
+pub(crate) async fn flush_cache(State(app): State<Arc<App>>) -> StatusCode {
     app.slot.flush_cache();
     StatusCode::NO_CONTENT
 }
 
-fn parse_path(path: Result<Path<Box<str>>, PathRejection>) -> Result<weir_core::ConfigName, ApiError> {
-    let Path(text) =
-        path.map_err(|_not_utf8| ApiError::invalid_field("configName", "must be valid UTF-8"))?;
+fn parse_path(path: PathParam) -> Result<weir_core::ConfigName, ApiError> {
+    let text = path.0.map_err(|_not_utf8| ApiError::invalid_field("configName", "must be valid UTF-8"))?;
     parse_config_name(&text)
 }
 

@@ -15,7 +15,6 @@ use super::super::error::ApiError;
 use super::millis_up;
 use super::policy::unknown_policy;
 use crate::app::App;
-use crate::auth::checker::Checker;
 use crate::service::tier::{Answer, Check, CheckOutcome};
 
 /// The most keys of one decision: all of them are held while it is made.
@@ -84,7 +83,6 @@ pub(crate) struct RefundResponse {
 
 /// `POST /v1/check`
 pub(crate) async fn check_limits(
-    _checker: Checker,
     State(app): State<Arc<App>>,
     Json(request): Json<CheckRequest>,
 ) -> Result<Json<CheckResponse>, ApiError> {
@@ -112,7 +110,6 @@ pub(crate) async fn check_limits(
 
 /// `POST /v1/refund`
 pub(crate) async fn refund_limit(
-    _checker: Checker,
     State(app): State<Arc<App>>,
     Json(RefundRequest { policy, key, cost }): Json<RefundRequest>,
 ) -> Result<Json<RefundResponse>, ApiError> {

@@ -14,8 +14,7 @@ use super::check::{Cost, parse_key};
 use super::millis_up;
 use super::policy::unknown_policy;
 use crate::app::App;
-use crate::auth::checker::Checker;
-use crate::service::tier::form::parse_span;
+use crate::config::tier::policy_input::parse_span;
 use crate::service::tier::{HoldOutcome, SettleOutcome};
 
 /// How long a hold can be settled when the caller does not say, and at most.
@@ -61,7 +60,6 @@ pub(crate) struct SettleResponse {
 
 /// `POST /v1/hold`
 pub(crate) async fn hold_limit(
-    _checker: Checker,
     State(app): State<Arc<App>>,
     Json(request): Json<HoldRequest>,
 ) -> Result<Json<HoldResponse>, ApiError> {
@@ -92,7 +90,6 @@ pub(crate) async fn hold_limit(
 
 /// `POST /v1/settle`
 pub(crate) async fn settle_hold(
-    _checker: Checker,
     State(app): State<Arc<App>>,
     Json(SettleRequest { hold_id, cost }): Json<SettleRequest>,
 ) -> Result<Json<SettleResponse>, ApiError> {

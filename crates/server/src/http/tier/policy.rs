@@ -3,8 +3,9 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use axum::extract::rejection::{PathRejection, QueryRejection};
-use axum::extract::{Path, Query, State};
+use super::super::path_params::{PathParam, TwoPathParams};
+use axum::extract::rejection::QueryRejection;
+use axum::extract::{Query, State};
 use http::StatusCode;
 use serde::{Deserialize, Serialize};
 use weir_core::PolicyName;
@@ -14,11 +15,10 @@ use weir_store::tier::{Match, POLICIES_MAX, Policy};
 
 use super::super::body::Json;
 use super::super::error::ApiError;
-use super::super::page::{Page, parse_limit};
+use super::super::pagination::{Page, parse_limit};
 use super::check::parse_key;
 use crate::app::App;
-use crate::auth::admin::Operator;
-use crate::service::tier::form::Fields;
+use crate::config::tier::policy_input::Fields;
 
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -61,9 +61,6 @@ enum LimitResponse {
     TokenBucket { capacity: u32, refill: u32, period: String },
 }
 
-/// A policy and one of its keys, in a path.
-type PolicyKey = (Box<str>, Box<str>);
-
 #[derive(Debug, Deserialize)]
 pub(crate) struct ListQuery {
     limit: Option<String>,
@@ -72,9 +69,8 @@ pub(crate) struct ListQuery {
 
 /// `PUT /admin/policies/{name}`
 pub(crate) async fn put_policy(
-    _operator: Operator,
     State(app): State<Arc<App>>,
-    name: Result<Path<Box<str>>, PathRejection>,
+    name: PathParam,
     Json(request): Json<PolicyRequest>,
 ) -> Result<Json<PolicyResponse>, ApiError> {
     let name = parse_name(name)?;
@@ -90,9 +86,8 @@ pub(crate) async fn put_policy(
 
 /// `GET /admin/policies/{name}`
 pub(crate) async fn get_policy(
-    _operator: Operator,
     State(app): State<Arc<App>>,
-    name: Result<Path<Box<str>>, PathRejection>,
+    name: PathParam,
 ) -> Result<Json<PolicyResponse>, ApiError> {
     let name = parse_name(name)?;
     let policy = app.tier.policy(name.as_str()).ok_or_else(|| unknown_policy(name.as_str()))?;
@@ -101,7 +96,6 @@ pub(crate) async fn get_policy(
 
 /// `GET /admin/policies`
 pub(crate) async fn list_policies(
-    _operator: Operator,
     State(app): State<Arc<App>>,
     query: Result<Query<ListQuery>, QueryRejection>,
 ) -> Result<Json<Page<PolicyResponse>>, ApiError> {
@@ -115,9 +109,8 @@ pub(crate) async fn list_policies(
 
 /// `DELETE /admin/policies/{name}`
 pub(crate) async fn delete_policy(
-    _operator: Operator,
     State(app): State<Arc<App>>,
-    name: Result<Path<Box<str>>, PathRejection>,
+    name: PathParam,
 ) -> Result<StatusCode, ApiError> {
     let name = parse_name(name)?;
     if !app.tier.delete_policy(&name).await? {
@@ -129,13 +122,11 @@ pub(crate) async fn delete_policy(
 
 /// `DELETE /admin/policies/{name}/keys/{key}`
 pub(crate) async fn reset_key(
-    _operator: Operator,
     State(app): State<Arc<App>>,
-    path: Result<Path<PolicyKey>, PathRejection>,
+    path: TwoPathParams,
 ) -> Result<StatusCode, ApiError> {
-    let Path((name, key)) =
-        path.map_err(|_not_utf8| ApiError::invalid_field("key", "must be valid UTF-8"))?;
-    let name = parse_name(Ok(Path(name)))?;
+    let [name, key] = path.0.map_err(|_not_utf8| ApiError::invalid_field("key", "must be valid UTF-8"))?;
+    let name = parse_name(PathParam(Ok(name)))?;
     parse_key("key", &key)?;
     if app.tier.reset_key(name.as_str(), &key).await? {
         Ok(StatusCode::NO_CONTENT)
@@ -150,8 +141,8 @@ pub(super) fn unknown_policy(name: &str) -> ApiError {
     ApiError::not_found(format!("There is no policy {name}; PUT /admin/policies/{{name}} makes one"))
 }
 
-fn parse_name(path: Result<Path<Box<str>>, PathRejection>) -> Result<PolicyName, ApiError> {
-    let Path(text) = path.map_err(|_not_utf8| ApiError::invalid_field("name", "must be valid UTF-8"))?;
+fn parse_name(path: PathParam) -> Result<PolicyName, ApiError> {
+    let text = path.0.map_err(|_not_utf8| ApiError::invalid_field("name", "must be valid UTF-8"))?;
     PolicyName::parse(text).map_err(|problem| ApiError::invalid_field("name", problem))
 }
 

@@ -32,7 +32,7 @@ const LEARNED_FOR: Duration = Duration::from_secs(5);
 const ATTEMPTS: u32 = 3;
 
 /// What this server knows of sales.
-pub struct Board {
+pub(crate) struct Board {
     store: Arc<dyn SaleStore>,
     /// The store's clock, where this process can read it.
     clock: Option<Arc<dyn Clock>>,
@@ -53,7 +53,7 @@ pub struct Board {
 
 /// What the board says of a sku.
 #[derive(Debug)]
-pub enum Seen {
+pub(crate) enum Seen {
     /// The product, in its present state.
     Here(Product),
     /// There is none.
@@ -65,7 +65,7 @@ pub enum Seen {
 impl Board {
     /// A board of this store. `clock` is the store's, where it can be read here.
     #[must_use]
-    pub fn new(
+    pub(crate) fn new(
         store: Arc<dyn SaleStore>,
         clock: Option<Arc<dyn Clock>>,
         is_shared: bool,
@@ -89,7 +89,7 @@ impl Board {
     ///
     /// # Errors
     /// When the store cannot say.
-    pub async fn find(&self, sku: &Sku) -> Result<Seen> {
+    pub(crate) async fn find(&self, sku: &Sku) -> Result<Seen> {
         self.freshen().await?;
         let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
         Ok(match known.products.get(sku) {
@@ -103,7 +103,7 @@ impl Board {
     ///
     /// # Errors
     /// When the store cannot say.
-    pub async fn current(&self) -> Result<Option<Product>> {
+    pub(crate) async fn current(&self) -> Result<Option<Product>> {
         self.freshen().await?;
         let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
         let products = known.products.values().map(|product| self.present(&known, product));
@@ -123,7 +123,7 @@ impl Board {
     ///
     /// # Errors
     /// What the change said.
-    pub async fn changing<T>(&self, change: impl Future<Output = Result<T>>) -> Result<T> {
+    pub(crate) async fn changing<T>(&self, change: impl Future<Output = Result<T>>) -> Result<T> {
         self.membership.fetch_add(1, Ordering::SeqCst);
         let outcome = change.await;
         self.membership.fetch_add(1, Ordering::SeqCst);
@@ -134,14 +134,14 @@ impl Board {
     }
 
     /// Takes note that nobody knows what became of something: the store is read before anything is answered.
-    pub fn doubt(&self) {
+    pub(crate) fn doubt(&self) {
         let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
         known.read = None;
         known.doubts += 1;
     }
 
     /// Takes note of how a product stands.
-    pub fn learn(&self, product: Product) {
+    pub(crate) fn learn(&self, product: Product) {
         let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
         known.learned.insert(product.sku.clone(), Instant::now());
         self.merge(&mut known, product);
@@ -150,7 +150,7 @@ impl Board {
     }
 
     /// Takes note that a product is gone.
-    pub fn forget(&self, sku: &Sku) {
+    pub(crate) fn forget(&self, sku: &Sku) {
         let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
         known.learned.remove(sku);
         if known.products.remove(sku).is_some() {
@@ -159,7 +159,7 @@ impl Board {
     }
 
     /// Takes note of units sold: so many are left, or fewer.
-    pub fn sold(&self, sku: &Sku, id: ProductId, stock: u32) {
+    pub(crate) fn sold(&self, sku: &Sku, id: ProductId, stock: u32) {
         let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
         let Some(product) = known.products.get_mut(sku).filter(|product| product.id == id) else { return };
         let mut news = product.clone();
@@ -174,7 +174,7 @@ impl Board {
     ///
     /// # Errors
     /// When the store cannot say.
-    pub async fn freshen(&self) -> Result<()> {
+    pub(crate) async fn freshen(&self) -> Result<()> {
         if self.is_fresh() {
             return Ok(());
         }

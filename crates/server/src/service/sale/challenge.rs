@@ -21,7 +21,7 @@ use crate::outbound::{Bounds, Outbound, Reach, Target};
 use crate::telemetry::metrics::{Metrics, OutcomeLabels};
 
 /// The longest token that is shown to the verifier; theirs have at most 2,048 characters.
-pub const TOKEN_MAX: usize = 4_096;
+pub(crate) const TOKEN_MAX: usize = 4_096;
 
 const BOUNDS: Bounds = Bounds {
     connect_timeout: Duration::from_millis(500),

@@ -29,7 +29,7 @@ const PACE: Duration = Duration::from_millis(50);
 
 /// What happened, ready to be sent.
 #[derive(Clone, Debug)]
-pub struct Event {
+pub(crate) struct Event {
     id: u64,
     sku: Sku,
     frame: Bytes,
@@ -238,7 +238,7 @@ impl Flow {
 }
 
 /// One event as it is sent: `data` is one line of JSON.
-pub fn frame(id: u64, event: &str, data: &impl Serialize) -> Bytes {
+pub(crate) fn frame(id: u64, event: &str, data: &impl Serialize) -> Bytes {
     // Strings and numbers always become JSON.
     let data = serde_json::to_string(data).unwrap_or_default();
     Bytes::from(format!("event: {event}\nid: {id}\ndata: {data}\n\n"))

@@ -59,7 +59,7 @@ const SECOND: Duration = Duration::from_secs(1);
 
 /// A sliding window: so many attempts in any second. Refused attempts do not count.
 #[derive(Debug)]
-pub struct Throttle {
+pub(crate) struct Throttle {
     per_second: usize,
     attempts: Recent<Box<str>, Vec<Instant>>,
 }
@@ -78,12 +78,12 @@ pub struct Standing {
 impl Throttle {
     /// A throttle at so many attempts a second.
     #[must_use]
-    pub fn new(per_second: u32) -> Self {
+    pub(crate) fn new(per_second: u32) -> Self {
         Self { per_second: usize::try_from(per_second).unwrap_or(usize::MAX), attempts: Recent::new(SECOND) }
     }
 
     /// Counts one attempt of a user, if it may be made.
-    pub fn attempt(&self, user: &str, now: Instant) -> Standing {
+    pub(crate) fn attempt(&self, user: &str, now: Instant) -> Standing {
         self.attempts.with(user.into(), now, |made| {
             made.retain(|at| now.saturating_duration_since(*at) < SECOND);
             let is_allowed = made.len() < self.per_second;
@@ -100,7 +100,7 @@ impl Throttle {
 
 /// Token buckets: so many requests a second of each caller, and a few more at once.
 #[derive(Debug)]
-pub struct Buckets<K> {
+pub(crate) struct Buckets<K> {
     /// What one request costs.
     cost: Duration,
     /// How far ahead of time a caller may be.
@@ -112,7 +112,7 @@ pub struct Buckets<K> {
 impl<K: Hash + Eq> Buckets<K> {
     /// Buckets of `burst` and one more, filled at `per_second`, which is not 0.
     #[must_use]
-    pub fn new(per_second: u32, burst: u32) -> Self {
+    pub(crate) fn new(per_second: u32, burst: u32) -> Self {
         let cost = SECOND / per_second.max(1);
         let ahead = cost.saturating_mul(burst.saturating_add(1));
         Self { cost, ahead, full_at: Recent::new(ahead.max(SECOND)) }
@@ -122,7 +122,7 @@ impl<K: Hash + Eq> Buckets<K> {
     ///
     /// # Errors
     /// How long to wait.
-    pub fn take(&self, key: K, now: Instant) -> Result<(), Duration> {
+    pub(crate) fn take(&self, key: K, now: Instant) -> Result<(), Duration> {
         self.full_at.with(key, now, |full_at| {
             let then = full_at.unwrap_or(now).max(now) + self.cost;
             let ahead = then.saturating_duration_since(now);

@@ -15,7 +15,7 @@ const ASK_EVERY: Duration = Duration::from_secs(1);
 const PURGE_EVERY: Duration = Duration::from_secs(60);
 const PURGED: usize = 1_000;
 /// How long a hold is remembered after it has expired: as long can its settlement be asked for again.
-pub const HOLD_KEPT: Duration = Duration::from_secs(24 * 3_600);
+pub(crate) const HOLD_KEPT: Duration = Duration::from_secs(24 * 3_600);
 
 /// Runs for as long as the service does.
 pub(super) async fn run(shared: Arc<Shared>, since: i64) {

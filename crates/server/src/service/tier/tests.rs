@@ -7,9 +7,10 @@ use weir_core::tier::{Headers, Plan, Spent, Tier, TierLimits};
 use weir_core::{ManualClock, PolicyName, Timestamp, UserId};
 use weir_store::tier::PolicySpec;
 
-use super::form::Fields;
+use super::limits::Decided;
 use super::*;
 use crate::config::source::{Sources, flatten_toml};
+use crate::config::tier::policy_input::Fields;
 
 const START: Timestamp = Timestamp::from_seconds(1_700_000_000);
 

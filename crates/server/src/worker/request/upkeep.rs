@@ -10,7 +10,7 @@ use weir_store::Result;
 use weir_store::request::RequestStore;
 
 use super::Switch;
-use super::broker::Broker;
+use crate::engine::broker_jobs::Broker;
 use crate::telemetry::metrics::WorkMetrics;
 
 /// How many rows of a kind are purged at once: few enough that nobody waits for it.
@@ -26,7 +26,7 @@ const LOOK: Duration = Duration::from_secs(5);
 
 /// What upkeep works with.
 #[derive(Clone)]
-pub struct Upkeep {
+pub(crate) struct Upkeep {
     /// Where requests live.
     pub store: Arc<dyn RequestStore>,
     /// Who gets stranded jobs; none where the store alone hands out jobs.
@@ -43,7 +43,7 @@ pub struct Upkeep {
 
 impl Upkeep {
     /// Goes on until told to stop. One thing is done after the other, on one connection.
-    pub async fn run(self, closing: CancellationToken) {
+    pub(crate) async fn run(self, closing: CancellationToken) {
         let mut works = true;
         let mut clean_until = Instant::now();
         // A server that starts has more urgent things to do.

@@ -48,7 +48,7 @@ const SIGNATURE: HeaderName = HeaderName::from_static("webhook-signature");
 
 /// Sends webhooks.
 #[derive(Clone)]
-pub struct Webhooks {
+pub(crate) struct Webhooks {
     parts: Parts,
     client: Outbound,
     timeout: Duration,
@@ -65,7 +65,7 @@ enum Fate {
 
 /// What webhooks are sent with, besides the settings.
 #[derive(Clone)]
-pub struct Parts {
+pub(crate) struct Parts {
     /// Where they wait.
     pub source: Arc<dyn Source>,
     /// Where requests live.
@@ -83,7 +83,7 @@ pub struct Parts {
 impl Webhooks {
     /// Whoever sends from here.
     #[must_use]
-    pub fn new(parts: Parts, settings: &RequestSettings) -> Self {
+    pub(crate) fn new(parts: Parts, settings: &RequestSettings) -> Self {
         let timeout = settings.webhook_timeout;
         let reach = if settings.allow_private { Reach::Anywhere } else { Reach::Public };
         let bounds = Bounds { connect_timeout: timeout, read_timeout: timeout, body_max: 0, idle_max: 0 };
@@ -91,7 +91,7 @@ impl Webhooks {
     }
 
     /// Sends until told to stop, then finishes what it holds.
-    pub async fn run(self, closing: CancellationToken) {
+    pub(crate) async fn run(self, closing: CancellationToken) {
         let mut reachable = true;
         let mut outcome = Ok(0);
         while !closing.is_cancelled() {

@@ -16,11 +16,11 @@ use weir_store::Result;
 use weir_store::request::{Claimed, Job};
 
 use super::Parts;
-use super::broker::Told;
 use super::call::{Caller, Done};
 use super::downstream::Downstreams;
 use super::reports::Reporter;
 use super::slots::Slots;
+use crate::engine::broker_jobs::BrokerJobs;
 
 /// How soon jobs that other servers accepted are seen.
 const POLL: Duration = Duration::from_millis(100);
@@ -36,7 +36,7 @@ const OTHERS_MAX: usize = 1_000;
 const PAUSE_AFTER_ERROR: Duration = Duration::from_millis(500);
 
 /// Works on requests.
-pub struct Worker {
+pub(crate) struct Worker {
     parts: Parts,
     downstreams: Downstreams,
     slots: Arc<Slots>,
@@ -68,14 +68,14 @@ enum Next {
 impl Worker {
     /// A worker on these parts. Nothing is claimed before it runs.
     #[must_use]
-    pub fn new(parts: Parts) -> Self {
+    pub(crate) fn new(parts: Parts) -> Self {
         let downstreams = Downstreams::new(&parts.settings, &parts.clock, &parts.metrics);
         let slots = Slots::new(parts.settings.concurrency);
         Self { parts, downstreams, slots }
     }
 
     /// Works until told to stop, then finishes what is under way, or puts it back.
-    pub async fn run(self, closing: CancellationToken) {
+    pub(crate) async fn run(self, closing: CancellationToken) {
         let (reports, inbox) = mpsc::channel(self.parts.settings.concurrency);
         let reporter = Reporter::new(&self.parts);
         let caller = Arc::new(Caller {
@@ -96,7 +96,7 @@ impl Worker {
     }
 
     async fn work(&self, mut work: Work, closing: CancellationToken) {
-        let mut told = self.parts.source.clone().map(Told::new);
+        let mut told = self.parts.source.clone().map(BrokerJobs::new);
         let mut reachable = true;
         while !closing.is_cancelled() {
             let outcome = self.step(&mut work, told.as_mut()).await;
@@ -121,7 +121,7 @@ impl Worker {
     }
 
     /// Claims once. The claim is never given up half-way: what was claimed would wait for its lease to end.
-    async fn step(&self, work: &mut Work, told: Option<&mut Told>) -> Result<Next> {
+    async fn step(&self, work: &mut Work, told: Option<&mut BrokerJobs>) -> Result<Next> {
         if !(self.parts.is_enabled)().await {
             return Ok(Next::After(POLL));
         }
@@ -191,7 +191,7 @@ impl Worker {
         (self.parts.on_change)(job.id, Status::InProgress);
     }
 
-    async fn pause(&self, next: Next, told: Option<&Told>) {
+    async fn pause(&self, next: Next, told: Option<&BrokerJobs>) {
         match (next, told) {
             (Next::AtOnce, _) => self.slots.gather(LINGER).await,
             (Next::WhenFree, _) => {

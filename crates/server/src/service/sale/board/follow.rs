@@ -17,7 +17,7 @@ const SLEEP_MAX: Duration = Duration::from_secs(600);
 
 impl Board {
     /// Keeps the board current as long as somebody listens, where others may change the store.
-    pub async fn follow(self: Arc<Self>, closing: CancellationToken) {
+    pub(crate) async fn follow(self: Arc<Self>, closing: CancellationToken) {
         if !self.is_shared {
             return;
         }
@@ -66,7 +66,7 @@ impl Board {
     }
 
     /// Tells states when they turn, until the server stops.
-    pub async fn keep_time(self: Arc<Self>, closing: CancellationToken) {
+    pub(crate) async fn keep_time(self: Arc<Self>, closing: CancellationToken) {
         loop {
             let (is_turned, next) = self.turn();
             if is_turned && let Err(error) = self.store.turn_sales().await {

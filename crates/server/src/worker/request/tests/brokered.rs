@@ -14,9 +14,9 @@ use weir_queue::{Claim, Message, Position, Receipt, Settlement, Source};
 use weir_store::request::{RequestStore, SubmitOutcome};
 use weir_store::{Error, Result};
 
-use super::super::broker::{Broker, TOPIC};
 use super::super::upkeep::Upkeep;
 use super::given::{Given, Running, until};
+use crate::engine::broker_jobs::{Broker, TOPIC};
 
 const START: Timestamp = Timestamp::from_seconds(1_767_225_600);
 

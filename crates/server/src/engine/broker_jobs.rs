@@ -1,0 +1,190 @@
+//! A broker between those who accept requests and those who work on them: it carries the ids of requests whose jobs are
+//! in the store already.
+//!
+//! A request is `PENDING_ENQUEUE` from its commit until the broker has confirmed its id. What a crash or an outage leaves
+//! so is published again by the reconciler; an id that comes twice, or late, is claimed once. A message is done with as
+//! soon as its request is claimed: from then on the lease in the store sees to it that the work is not lost.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use weir_core::RequestId;
+use weir_core::request::retry::Policy;
+use weir_core::request::state::Status;
+use weir_queue::publish::{Event, Fate, Publisher};
+use weir_queue::{Message, Settlement, Source};
+use weir_store::request::{Claimed, Receipt, RequestStore, SubmitOutcome};
+use weir_store::{Error, Result};
+
+/// The topic: key and payload of a message are the id of a request.
+pub(crate) const TOPIC: &str = "request-processing";
+
+/// How long messages are a worker's own before it has claimed their requests.
+const VISIBILITY: Duration = Duration::from_secs(30);
+/// How long a request waits for the one who accepted it to publish it, before the reconciler does.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// How long those who submit wait for the broker.
+const PUBLISH_TIMEOUT: Duration = Duration::from_secs(1);
+/// How many are published again at once.
+const BATCH: usize = 500;
+
+/// Gives jobs to the broker.
+#[derive(Clone)]
+pub struct Broker {
+    publisher: Arc<dyn Publisher>,
+    store: Arc<dyn RequestStore>,
+}
+
+impl Broker {
+    /// A broker behind this publisher.
+    #[must_use]
+    pub fn new(publisher: Arc<dyn Publisher>, store: Arc<dyn RequestStore>) -> Self {
+        Self { publisher, store }
+    }
+
+    /// Publishes what was just accepted, and brings up to date what submitters are told. What the broker does not confirm
+    /// in time stays `PENDING_ENQUEUE` and is left to the reconciler.
+    pub async fn publish_accepted(&self, outcomes: &mut [SubmitOutcome]) {
+        let accepted: Vec<RequestId> =
+            outcomes.iter().filter_map(accepted).map(|receipt| receipt.id).collect();
+        if accepted.is_empty() {
+            return;
+        }
+        let published = match tokio::time::timeout(PUBLISH_TIMEOUT, self.publish(&accepted)).await {
+            Ok(Ok(published)) => published,
+            Ok(Err(error)) => {
+                tracing::debug!(error = %error.with_causes(), "jobs that the broker has could not be noted");
+                return;
+            }
+            Err(_elapsed) => return,
+        };
+        let published: HashSet<RequestId> = published.into_iter().collect();
+        for outcome in outcomes {
+            if let SubmitOutcome::Accepted(receipt) = outcome
+                && published.contains(&receipt.id)
+            {
+                receipt.status = Status::Accepted;
+            }
+        }
+    }
+
+    /// Publishes requests that were accepted, and says which of them the broker has confirmed. The others, and all of
+    /// them when the store does not take note, stay `PENDING_ENQUEUE` and are published again.
+    ///
+    /// # Errors
+    /// When the store does not take note.
+    pub async fn publish(&self, ids: &[RequestId]) -> Result<Vec<RequestId>> {
+        let events = ids.iter().map(|id| Event::new(id.to_string(), id.to_string().into_bytes())).collect();
+        let fates = self.publisher.publish(TOPIC, events).await;
+        let confirmed: Vec<RequestId> =
+            ids.iter().zip(&fates).filter(|(_, fate)| fate.is_confirmed()).map(|(id, _)| *id).collect();
+        if let Some(Fate::Failed(error) | Fate::Unknown(error)) =
+            fates.iter().find(|fate| !fate.is_confirmed())
+        {
+            let (confirmed, of) = (confirmed.len(), ids.len());
+            tracing::debug!(error = %error.with_causes(), confirmed, of, "the broker has not confirmed every job");
+        }
+        if !confirmed.is_empty() {
+            self.store.mark_enqueued(&confirmed).await?;
+        }
+        Ok(confirmed)
+    }
+
+    /// Publishes what has waited too long, and says whether there may be more of it.
+    ///
+    /// # Errors
+    /// When the store cannot be asked, or the broker confirms nothing.
+    pub(crate) async fn reconcile(&self) -> Result<bool> {
+        let pending = self.store.pending_requests(PATIENCE, BATCH).await?;
+        let ids: Vec<RequestId> = pending.iter().map(|pending| pending.id).collect();
+        if ids.is_empty() {
+            return Ok(false);
+        }
+        let published = self.publish(&ids).await?.len();
+        if published < ids.len() {
+            return Err(Error::unavailable("kafka", "some stranded requests were not confirmed"));
+        }
+        tracing::info!(published, "stranded requests were given to the broker");
+        Ok(ids.len() == BATCH)
+    }
+}
+
+const fn accepted(outcome: &SubmitOutcome) -> Option<&Receipt> {
+    match outcome {
+        SubmitOutcome::Accepted(receipt) => Some(receipt),
+        _ => None,
+    }
+}
+
+/// The requests that a broker hands to a worker.
+pub(crate) struct BrokerJobs {
+    source: Arc<dyn Source>,
+    looked: Option<Instant>,
+}
+
+impl BrokerJobs {
+    pub(crate) fn new(source: Arc<dyn Source>) -> Self {
+        Self { source, looked: None }
+    }
+
+    /// Claims the requests of up to `max` messages.
+    pub(crate) async fn claim(
+        &mut self,
+        store: &dyn RequestStore,
+        policy: &Policy,
+        max: usize,
+    ) -> Result<Claimed> {
+        // A broker that cannot be reached keeps nobody from what the store has.
+        let Ok(claim) = self.source.claim(TOPIC, max, VISIBILITY).await else {
+            return Ok(Claimed::default());
+        };
+        if claim.messages.is_empty() {
+            return Ok(Claimed::default());
+        }
+        let ids: Vec<RequestId> = claim.messages.iter().filter_map(id_of).collect();
+        let claimed = match store.claim_named(&ids, policy).await {
+            Ok(claimed) => claimed,
+            Err(error) => {
+                // They stay where they are, for whoever comes next.
+                let _ = self.source.settle(&claim.receipt, Settlement::default()).await;
+                return Err(error);
+            }
+        };
+        // If this is not noted the ids come again, and find their requests claimed.
+        let _ = self.source.settle(&claim.receipt, settlement(&claim.messages)).await;
+        Ok(claimed)
+    }
+
+    /// Whether it is time to look for what the broker does not know of; if so, the time is taken anew.
+    pub(crate) fn is_time_to_look(&mut self, every: Duration) -> bool {
+        let is_time = self.looked.is_none_or(|looked| looked.elapsed() >= every);
+        if is_time {
+            self.looked = Some(Instant::now());
+        }
+        is_time
+    }
+
+    pub(crate) async fn wait(&self, at_most: Duration) {
+        self.source.wait(TOPIC, at_most).await;
+    }
+
+    pub(crate) async fn close(self) {
+        self.source.close().await;
+    }
+}
+
+fn id_of(message: &Message) -> Option<RequestId> {
+    RequestId::parse(std::str::from_utf8(&message.payload).ok()?)
+}
+
+fn settlement(messages: &[Message]) -> Settlement {
+    let mut settlement = Settlement::default();
+    for message in messages {
+        match id_of(message) {
+            Some(_) => settlement.done.push(message.position),
+            None => settlement.dead.push((message.position, "not the id of a request".to_owned())),
+        }
+    }
+    settlement
+}

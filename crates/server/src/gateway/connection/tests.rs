@@ -1,0 +1,96 @@
+use axum::body::Body;
+use http_body_util::BodyExt;
+use std::time::Duration;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpSocket, TcpStream};
+
+use super::*;
+
+/// More than two small sockets hold, and than hyper has written while nobody reads.
+const LONG: usize = 1 << 20;
+
+/// Both ends of a connection that holds little.
+async fn connected() -> (Stream, TcpStream) {
+    let small = || {
+        let socket = TcpSocket::new_v4().unwrap();
+        socket.set_send_buffer_size(4_096).unwrap();
+        socket.set_recv_buffer_size(4_096).unwrap();
+        socket
+    };
+    let listening = small();
+    listening.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let listener = listening.listen(1).unwrap();
+    let ours = small().connect(listener.local_addr().unwrap()).await.unwrap();
+    (Stream::Plain(ours), listener.accept().await.unwrap().0)
+}
+
+fn post(length: usize) -> Request<RequestBody> {
+    let (upload, _progress) =
+        RequestBody::new(Body::from(vec![b'x'; length]), length, Duration::from_secs(60));
+    let request = Request::post("/").header("host", "a").header("content-length", length);
+    request.body(upload).unwrap()
+}
+
+/// Reads until a head has come.
+async fn hear_head(theirs: &mut TcpStream) -> usize {
+    let mut heard = Vec::new();
+    while !heard.windows(4).any(|end| end == b"\r\n\r\n") {
+        theirs.read_buf(&mut heard).await.unwrap();
+    }
+    heard.len()
+}
+
+const OK: &[u8] = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok";
+
+#[tokio::test]
+async fn a_connection_over_which_not_all_was_sent_carries_no_other_call() {
+    let (stream, mut theirs) = connected().await;
+    let mut connection = UpstreamConnection::new(stream).await.unwrap();
+    let (answer, ()) = tokio::join!(connection.send(post(LONG)), async {
+        hear_head(&mut theirs).await;
+        theirs.write_all(OK).await.unwrap();
+    });
+    let body = answer.ok().unwrap().into_body().collect();
+    let mut body = pin!(body);
+    let text = poll_fn(|context| {
+        connection.drive(context);
+        body.as_mut().poll(context)
+    });
+    assert_eq!(text.await.unwrap().to_bytes(), "ok");
+    assert!(!connection.is_finished(), "the upstream still waits for the rest");
+}
+
+#[tokio::test]
+async fn a_connection_over_which_all_was_sent_carries_another_call() {
+    let (stream, mut theirs) = connected().await;
+    let mut connection = UpstreamConnection::new(stream).await.unwrap();
+    let (answer, ()) = tokio::join!(connection.send(post(LONG)), async {
+        let mut heard = 0;
+        let mut room = vec![0; 1 << 16];
+        while heard < LONG {
+            heard += theirs.read(&mut room).await.unwrap();
+        }
+        theirs.write_all(OK).await.unwrap();
+    });
+    let mut body = pin!(answer.ok().unwrap().into_body().collect());
+    let text = poll_fn(|context| {
+        connection.drive(context);
+        body.as_mut().poll(context)
+    });
+    assert_eq!(text.await.unwrap().to_bytes(), "ok");
+    assert!(connection.is_finished());
+}
+
+#[tokio::test]
+async fn an_upstream_that_only_announces_its_answer_is_not_listened_to_for_ever() {
+    let (stream, mut theirs) = connected().await;
+    let mut connection = UpstreamConnection::new(stream).await.unwrap();
+    let announcing = async {
+        hear_head(&mut theirs).await;
+        while theirs.write_all(b"HTTP/1.1 103 Early Hints\r\n\r\n").await.is_ok() {}
+    };
+    tokio::select! {
+        answer = connection.send(post(1)) => assert!(answer.is_err()),
+        () = announcing => panic!("the connection is still held"),
+    }
+}

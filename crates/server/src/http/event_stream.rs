@@ -1,0 +1,187 @@
+//! Event streams, which stay open for hours and say little. They leave hyper with their first byte: hyper keeps two buffers of
+//! 8 KiB for each connection, and ten thousand streams are to cost less than 10 kB each. (MEASURED)
+//!
+//! The handler puts an [`EventStream`] into its response. Once the response has its headers, `serve.rs` starts a task that
+//! writes them and the events, and ends hyper's connection, which has written nothing and leaves the socket alone. The
+//! response has no length and no chunks: it ends with its connection.
+
+use std::fmt::Write;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::SystemTime;
+
+use axum::response::Response;
+use bytes::Bytes;
+use futures_util::StreamExt;
+use futures_util::future::poll_fn;
+use futures_util::stream::BoxStream;
+use http::Method;
+use tokio::io::AsyncWriteExt;
+use tokio_util::task::TaskTracker;
+
+use crate::peer::Peer;
+use crate::shutdown::Shutdown;
+
+/// The events of a response.
+#[derive(Clone)]
+pub(crate) struct EventStream(Arc<Mutex<Option<BoxStream<'static, Bytes>>>>);
+
+impl EventStream {
+    pub(crate) fn new(events: BoxStream<'static, Bytes>) -> Self {
+        Self(Arc::new(Mutex::new(Some(events))))
+    }
+}
+
+/// Why hyper has nothing to answer.
+#[derive(Clone, Copy, Debug, thiserror::Error)]
+#[error("the response is written by a task of its own")]
+pub(super) struct Detached;
+
+/// Hands a response back to hyper, or starts a task that writes it if it is a stream of events.
+pub(super) fn detach(
+    mut response: Response,
+    method: &Method,
+    peer: &Peer,
+    connections: &TaskTracker,
+    shutdown: &Shutdown,
+) -> Result<Response, Detached> {
+    let Some(EventStream(events)) = response.extensions_mut().remove() else { return Ok(response) };
+    let events = events.lock().unwrap_or_else(PoisonError::into_inner).take();
+    match events {
+        // Whoever asks for the head alone gets it from hyper.
+        Some(events) if method != Method::HEAD => {
+            connections.spawn(write_stream(write_head(&response), events, peer.clone(), shutdown.clone()));
+            Err(Detached)
+        }
+        _ => Ok(response),
+    }
+}
+
+/// The head of a response that ends with its connection.
+fn write_head(response: &Response) -> Bytes {
+    let status = response.status();
+    let mut head =
+        format!("HTTP/1.1 {} {}\r\n", status.as_str(), status.canonical_reason().unwrap_or_default());
+    for (name, value) in response.headers() {
+        // Every header of these responses is set by Weir, or is a request id that was found to be plain text.
+        if let Ok(value) = value.to_str() {
+            // Writing to memory cannot fail.
+            let _ = write!(head, "{name}: {value}\r\n");
+        }
+    }
+    let date = httpdate::fmt_http_date(SystemTime::now());
+    let _ = write!(head, "connection: close\r\ndate: {date}\r\n\r\n");
+    head.into()
+}
+
+/// Writes events until there are no more, or the peer goes or takes nothing for a minute.
+async fn write_stream(
+    mut next: Bytes,
+    mut events: BoxStream<'static, Bytes>,
+    peer: Peer,
+    shutdown: Shutdown,
+) {
+    let mut socket = peer.stream();
+    loop {
+        let written = tokio::select! {
+            written = socket.write_all(&next) => written,
+            // What is not taken now will not be: a stop waits for nobody who listens.
+            () = shutdown.closing().cancelled() => return,
+        };
+        if written.is_err() {
+            return;
+        }
+        let more = tokio::select! {
+            more = events.next() => more,
+            () = poll_fn(|context| peer.poll_disconnected(context)) => return,
+        };
+        let Some(more) = more else { break };
+        next = more;
+    }
+    let _ = socket.shutdown().await;
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use futures_util::stream;
+    use http::header;
+    use tokio::io::AsyncReadExt;
+    use tokio::net::{TcpListener, TcpStream};
+    use tokio::sync::Semaphore;
+    use tokio::time::Instant;
+
+    use super::*;
+    use crate::telemetry::metrics::Metrics;
+
+    /// Both ends of a connection.
+    async fn connect() -> (TcpStream, Peer) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        let (stream, address) = listener.accept().await.unwrap();
+        let permit = Arc::new(Semaphore::new(1)).acquire_owned().await.unwrap();
+        (client, Peer::new(stream, address, permit, Arc::new(Metrics::default())))
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_peer_that_takes_nothing_for_a_minute_is_dropped() {
+        let (client, peer) = connect().await;
+        // More than any buffer on the way holds.
+        let events = stream::repeat(Bytes::from(vec![b'x'; 1 << 20])).boxed();
+        let start = Instant::now();
+        let writing = write_stream(Bytes::from_static(b"head"), events, peer, Shutdown::default());
+        tokio::time::timeout(Duration::from_secs(3_600), writing).await.expect("it ends");
+        assert!(start.elapsed() >= Duration::from_secs(60));
+        drop(client);
+    }
+
+    #[tokio::test]
+    async fn a_peer_that_disconnects_ends_the_stream() {
+        let (mut client, peer) = connect().await;
+        let events = stream::once(async { Bytes::from_static(b" and more") }).chain(stream::pending());
+        let writing = write_stream(Bytes::from_static(b"head"), events.boxed(), peer, Shutdown::default());
+        let writing = tokio::spawn(writing);
+        let mut received = [0; 13];
+        client.read_exact(&mut received).await.unwrap();
+        assert_eq!(&received, b"head and more");
+        drop(client);
+        tokio::time::timeout(Duration::from_secs(60), writing).await.expect("it ends").unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_stop_does_not_wait_for_a_peer_that_takes_nothing() {
+        let (client, peer) = connect().await;
+        let shutdown = Shutdown::default();
+        let events = stream::repeat(Bytes::from(vec![b'x'; 1 << 20])).boxed();
+        let writing = tokio::spawn(write_stream(Bytes::from_static(b"head"), events, peer, shutdown.clone()));
+        shutdown.closing().cancel();
+        // Less than the minute after which it would be dropped anyway.
+        tokio::time::timeout(Duration::from_secs(50), writing).await.expect("it ends").unwrap();
+        drop(client);
+    }
+
+    #[tokio::test]
+    async fn only_event_streams_are_detached_and_their_heads_are_whole() {
+        let (mut client, peer) = connect().await;
+        let (connections, shutdown) = (TaskTracker::new(), Shutdown::default());
+        let detach = |response, method| detach(response, &method, &peer, &connections, &shutdown);
+        let event_stream = || {
+            let mut response = Response::new(axum::body::Body::empty());
+            response.headers_mut().insert(header::CONTENT_TYPE, "text/event-stream".parse().unwrap());
+            let events = stream::once(async { Bytes::from_static(b"event") }).boxed();
+            response.extensions_mut().insert(EventStream::new(events));
+            response
+        };
+        let plain = Response::new(axum::body::Body::empty());
+        assert!(detach(plain, Method::GET).is_ok());
+        assert!(detach(event_stream(), Method::HEAD).is_ok());
+        assert!(detach(event_stream(), Method::GET).is_err());
+        drop(peer);
+        let mut received = String::new();
+        client.read_to_string(&mut received).await.unwrap();
+        let (head, events) = received.split_once("\r\n\r\n").expect("a head");
+        assert!(head.starts_with("HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n"), "{head}");
+        assert!(head.contains("\r\nconnection: close\r\ndate: ") && head.ends_with(" GMT"), "{head}");
+        assert_eq!(events, "event");
+    }
+}

@@ -1,0 +1,84 @@
+//! AI calls: `ANY /api/v1/ai/**`, limited by the user's plan, and passed on (`gateway.rs`).
+
+use std::sync::Arc;
+
+use axum::extract::{Extension, Request, State};
+use axum::response::{IntoResponse, Response};
+use http::{Method, StatusCode};
+
+use super::error::{ApiError, method_not_allowed};
+use super::identity::User;
+use super::rate_limit_headers::write_tier;
+use crate::app::App;
+use crate::gateway::{CallerIdentity, GatewayError};
+use crate::peer::Peer;
+use crate::service::tier::Admission;
+use crate::telemetry::quiet::Quiet;
+
+/// What nginx answers those with who have gone; nobody reads it but the metrics.
+const CLIENT_CLOSED_REQUEST: u16 = 499;
+
+/// `ANY /api/v1/ai/**`
+pub(crate) async fn forward_call(
+    State(app): State<Arc<App>>,
+    User(claims): User,
+    peer: Option<Extension<Peer>>,
+    request: Request,
+) -> Result<Response, ApiError> {
+    if request.method() == Method::CONNECT {
+        return Err(method_not_allowed());
+    }
+    if claims.sub.is_empty() {
+        return Err(ApiError::unauthenticated("The token names nobody; get one whose sub is a user"));
+    }
+    let admission = app.tier.admit(&claims.sub).await?;
+    let mut response = match &admission {
+        Admission::Denied { headers, message } => {
+            ApiError::rate_limited(message, headers.retry_after_s.unwrap_or(1)).into_response()
+        }
+        Admission::Allowed(_) | Admission::Disabled(_) => {
+            let identity = CallerIdentity { peer: peer.as_deref(), user: &claims.sub };
+            let answered = app.gateway.forward(identity, request).await;
+            answered.unwrap_or_else(|error| explain(&app, &error))
+        }
+    };
+    write_tier(admission.headers(), response.headers_mut());
+    Ok(response)
+}
+
+/// What a caller is told when its call came to nothing. During an outage every call fails alike, so it is logged once a
+/// second.
+fn explain(app: &App, error: &GatewayError) -> Response {
+    static OUTAGE: Quiet = Quiet::new();
+    let is_ours =
+        matches!(error, GatewayError::Unreachable(_) | GatewayError::TimedOut | GatewayError::Unreadable(_));
+    if is_ours && let Some(held_back) = OUTAGE.speak() {
+        tracing::warn!(%error, also = held_back, "AI call failed");
+    }
+    match error {
+        GatewayError::Path => ApiError::invalid(
+            "The path must not contain . or .. as a segment, nor control characters, however they are encoded",
+        ),
+        GatewayError::TooLarge => ApiError::too_large(app.settings.gateway.max_body),
+        GatewayError::TooSlow => ApiError::too_slow(),
+        GatewayError::BodyCutOff => ApiError::invalid("The request body ended before it was complete"),
+        GatewayError::Unreachable(_) => {
+            ApiError::bad_gateway("The AI service cannot be reached; nothing was done, try again")
+        }
+        GatewayError::Unreadable(_) => {
+            ApiError::bad_gateway("The AI service gave no answer that could be read; the outcome is unknown")
+        }
+        GatewayError::TimedOut => {
+            ApiError::gateway_timeout("The AI service did not answer in time; the outcome is unknown")
+        }
+        GatewayError::Stopping => {
+            ApiError::unavailable("The server is shutting down; the outcome is unknown, try again")
+        }
+        GatewayError::CallerGone => {
+            return StatusCode::from_u16(CLIENT_CLOSED_REQUEST)
+                .unwrap_or(StatusCode::BAD_REQUEST)
+                .into_response();
+        }
+    }
+    .into_response()
+}

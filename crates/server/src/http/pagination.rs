@@ -1,0 +1,67 @@
+//! Lists, read page by page: `{"items":[…],"nextCursor":…|null}`.
+
+use serde::Serialize;
+
+use super::error::ApiError;
+
+const LIMIT_DEFAULT: usize = 100;
+const LIMIT_MAX: usize = 1_000;
+
+/// One page of a list.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Page<T> {
+    items: Vec<T>,
+    next_cursor: Option<String>,
+}
+
+impl<T> Page<T> {
+    /// The first `limit` of `items`. One more than that tells that there is a next page, which begins after the last
+    /// item shown.
+    pub(crate) fn cut(mut items: Vec<T>, limit: usize, cursor: impl Fn(&T) -> String) -> Self {
+        let more = items.len() > limit;
+        items.truncate(limit);
+        let next_cursor = items.last().filter(|_| more).map(cursor);
+        Self { items, next_cursor }
+    }
+
+    /// The same with a next page that begins here, if it is the last one so far.
+    #[must_use]
+    pub(crate) fn or_from(mut self, cursor: Option<String>) -> Self {
+        self.next_cursor = self.next_cursor.or(cursor);
+        self
+    }
+}
+
+/// The `limit` of a query.
+///
+/// # Errors
+/// When it is none.
+pub(crate) fn parse_limit(text: Option<&str>) -> Result<usize, ApiError> {
+    let Some(text) = text else {
+        return Ok(LIMIT_DEFAULT);
+    };
+    let limit = text.parse().ok().filter(|limit| (1..=LIMIT_MAX).contains(limit));
+    limit.ok_or_else(|| ApiError::invalid_field("limit", format!("must be an integer from 1 to {LIMIT_MAX}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_page_names_its_last_item_when_there_are_more() {
+        let cursor = |item: &u32| item.to_string();
+        assert_eq!(Page::cut(vec![1, 2, 3], 2, cursor).next_cursor.as_deref(), Some("2"));
+        assert_eq!(Page::cut(vec![1, 2], 2, cursor).next_cursor, None);
+        assert_eq!(Page::cut(Vec::new(), 2, cursor).next_cursor, None);
+    }
+
+    #[test]
+    fn limits_have_bounds() {
+        assert_eq!(parse_limit(None).ok(), Some(100));
+        for bad in ["0", "1001", "x", "-1", ""] {
+            assert!(parse_limit(Some(bad)).is_err(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,162 @@
+//! The headers of limited responses, allowed or denied: the customary three and the IETF pair.
+
+use std::fmt::Write;
+use std::time::Duration;
+
+use bytes::BytesMut;
+use http::{HeaderMap, HeaderName, HeaderValue};
+use weir_core::tier::NamedLimit;
+
+const LIMIT: HeaderName = HeaderName::from_static("x-ratelimit-limit");
+const REMAINING: HeaderName = HeaderName::from_static("x-ratelimit-remaining");
+const RESET: HeaderName = HeaderName::from_static("x-ratelimit-reset");
+const IETF_POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
+const IETF_STATE: HeaderName = HeaderName::from_static("ratelimit");
+
+/// Where one caller stands with one limit.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RateLimitHeaders {
+    /// The limit's name.
+    pub policy: &'static str,
+    /// How many in a window.
+    pub limit: u32,
+    /// How long a window is.
+    pub window: Duration,
+    /// How many are left.
+    pub remaining: u32,
+    /// How long until the window ends.
+    pub reset_after: Duration,
+}
+
+impl RateLimitHeaders {
+    /// Writes the headers.
+    pub(crate) fn write(&self, headers: &mut HeaderMap) {
+        let Self { policy, limit, remaining, .. } = *self;
+        let reset = seconds_up(self.reset_after);
+        headers.insert(LIMIT, HeaderValue::from(limit));
+        headers.insert(REMAINING, HeaderValue::from(remaining));
+        headers.insert(RESET, HeaderValue::from(reset));
+        let window = self.window.as_secs();
+        headers.insert(IETF_POLICY, value(format_args!("\"{policy}\";q={limit};w={window}")));
+        headers.insert(IETF_STATE, value(format_args!("\"{policy}\";r={remaining};t={reset}")));
+    }
+}
+
+/// Writes what an AI call is told of its limits, in place of anything that is there: an upstream may have limits of its own,
+/// which callers must not take for ours.
+pub(crate) fn write_tier(tier: &weir_core::tier::Headers, headers: &mut HeaderMap) {
+    let mut values = Values::default();
+    values.add(format_args!("{}", tier.limit));
+    values.add(format_args!("{}", tier.remaining));
+    values.add(format_args!("{}", tier.reset_s));
+    if let Some(NamedLimit { name, quota, window_s, remaining }) = tier.named {
+        values.add(format_args!("\"{name}\";q={quota};w={window_s}"));
+        values.add(format_args!("\"{name}\";r={remaining};t={}", tier.reset_s));
+    } else {
+        headers.remove(IETF_POLICY);
+        headers.remove(IETF_STATE);
+    }
+    for (name, value) in [LIMIT, REMAINING, RESET, IETF_POLICY, IETF_STATE].into_iter().zip(values.take()) {
+        headers.insert(name, value);
+    }
+}
+
+/// Values of our own making, written one after the other into the same memory: every AI call has five of them.
+struct Values {
+    text: BytesMut,
+    ends: [usize; 5],
+    count: usize,
+}
+
+impl Default for Values {
+    fn default() -> Self {
+        Self { text: BytesMut::with_capacity(128), ends: [0; 5], count: 0 }
+    }
+}
+
+impl Values {
+    fn add(&mut self, text: std::fmt::Arguments<'_>) {
+        // Writing to memory cannot fail.
+        let _ = self.text.write_fmt(text);
+        if let Some(end) = self.ends.get_mut(self.count) {
+            *end = self.text.len();
+            self.count += 1;
+        }
+    }
+
+    fn take(self) -> impl Iterator<Item = HeaderValue> {
+        let mut rest = self.text.freeze();
+        let mut start = 0;
+        self.ends.into_iter().take(self.count).map(move |end| {
+            let text = rest.split_to(end - start);
+            start = end;
+            HeaderValue::from_maybe_shared(text).unwrap_or(HeaderValue::from_static(""))
+        })
+    }
+}
+
+/// A value of our own making: digits, quotes, a name. Written once, into room that is enough for any of them.
+fn value(text: std::fmt::Arguments<'_>) -> HeaderValue {
+    let mut bytes = BytesMut::with_capacity(64);
+    // Writing to memory cannot fail.
+    let _ = bytes.write_fmt(text);
+    HeaderValue::from_maybe_shared(bytes.freeze()).unwrap_or(HeaderValue::from_static(""))
+}
+
+/// Whole seconds, rounded up: whoever waits that long has waited long enough.
+#[must_use]
+pub(crate) fn seconds_up(span: Duration) -> u64 {
+    span.as_secs() + u64::from(span.subsec_nanos() > 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use weir_core::Timestamp;
+    use weir_core::tier::{Headers, Rule, Tier};
+
+    use super::*;
+
+    #[test]
+    fn a_wait_is_never_told_shorter_than_it_is() {
+        assert_eq!(seconds_up(Duration::from_millis(1)), 1);
+        assert_eq!(seconds_up(Duration::from_secs(2)), 2);
+        assert_eq!(seconds_up(Duration::new(2, 1)), 3);
+    }
+
+    #[test]
+    fn what_an_ai_call_is_told_is_what_the_rules_say() {
+        let limits = Tier::Pro.defaults();
+        let rule = limits.rule();
+        let (mut spent, now) = (rule.unspent(), Timestamp::from_seconds(1_700_000_000));
+        let decision = rule.take(&mut spent, 3, now);
+        let mut headers = HeaderMap::new();
+        for tier in [Headers::after(&limits, &spent, &decision, now), Headers::unlimited(&limits)] {
+            write_tier(&tier, &mut headers);
+            let written: BTreeSet<_> = headers
+                .iter()
+                .map(|(name, value)| (name.as_str(), value.to_str().unwrap().to_owned()))
+                .collect();
+            assert_eq!(written, tier.iter().collect());
+        }
+    }
+
+    #[test]
+    fn all_five_headers_are_there() {
+        let mut headers = HeaderMap::new();
+        let standing = RateLimitHeaders {
+            policy: "minute",
+            limit: 30,
+            window: Duration::from_secs(60),
+            remaining: 28,
+            reset_after: Duration::from_millis(1_200),
+        };
+        standing.write(&mut headers);
+        assert_eq!(headers["x-ratelimit-limit"], "30");
+        assert_eq!(headers["x-ratelimit-remaining"], "28");
+        assert_eq!(headers["x-ratelimit-reset"], "2");
+        assert_eq!(headers["ratelimit-policy"], "\"minute\";q=30;w=60");
+        assert_eq!(headers["ratelimit"], "\"minute\";r=28;t=2");
+    }
+}

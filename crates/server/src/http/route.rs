@@ -1,0 +1,119 @@
+//! What the table of routes says of each route.
+
+use std::sync::Arc;
+
+use axum::extract::Request;
+use axum::response::{IntoResponse, Response};
+use futures_util::future::BoxFuture;
+use http::Method;
+
+use super::error::ApiError;
+use super::sale::error::SaleError;
+use crate::app::App;
+use crate::auth::credentials::{AuthError, Credentials};
+
+/// Answers the requests of a route.
+pub(super) type Endpoint = fn(Request, Arc<App>) -> BoxFuture<'static, Response>;
+
+/// One method of one path.
+#[derive(Clone)]
+pub struct Route {
+    /// None where the handler takes every method.
+    pub method: Option<Method>,
+    /// The path, with its parameters in braces. It is also the route's label in metrics.
+    pub path: &'static str,
+    /// What callers must show. Checked before the handler runs.
+    pub credentials: Credentials,
+    /// The form of refusals.
+    pub errors: ErrorFormat,
+    /// What the handler wants to know of the other end of the connection.
+    pub peer: PeerUse,
+    /// Which processes answer it.
+    pub role: RouteRole,
+    pub(super) endpoint: Endpoint,
+}
+
+/// The form of refusals.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ErrorFormat {
+    /// The flat body of most routes.
+    Flat,
+    /// The envelope of sale.
+    Sale,
+}
+
+impl ErrorFormat {
+    /// The answer to a caller who may not call.
+    pub(super) fn refuse(self, error: AuthError) -> Response {
+        let error = ApiError::from(error);
+        match self {
+            Self::Flat => error.into_response(),
+            Self::Sale => SaleError::from(error).into_response(),
+        }
+    }
+}
+
+/// What a handler wants to know of the other end of its connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PeerUse {
+    /// Nothing.
+    None,
+    /// Whether it is still there, because the answer may take long.
+    Disconnects,
+    /// Its address, which may only ask so often (`service/edge.rs`).
+    Address,
+}
+
+/// Which processes answer a route.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RouteRole {
+    /// Those with the role `api`.
+    Api,
+    /// Every process, whatever its roles.
+    Any,
+}
+
+impl Route {
+    pub(super) fn new(
+        method: Option<Method>,
+        path: &'static str,
+        credentials: Credentials,
+        endpoint: Endpoint,
+    ) -> Self {
+        let (errors, peer, role) = (ErrorFormat::Flat, PeerUse::None, RouteRole::Api);
+        Self { method, path, credentials, errors, peer, role, endpoint }
+    }
+
+    /// The handler waits, and looks for the end of the connection meanwhile.
+    pub(super) const fn watching_peer(mut self) -> Self {
+        self.peer = PeerUse::Disconnects;
+        self
+    }
+
+    /// A route of sale: its address limits and its envelope.
+    pub(super) const fn of_sale(mut self) -> Self {
+        self.errors = ErrorFormat::Sale;
+        self.peer = PeerUse::Address;
+        self
+    }
+
+    /// Answered whatever the roles of the process.
+    pub(super) const fn of_any_role(mut self) -> Self {
+        self.role = RouteRole::Any;
+        self
+    }
+
+    /// Whether it answers requests with this method.
+    pub(super) fn takes(&self, method: &Method) -> bool {
+        // Whoever asks for the head of an answer gets that of GET; hyper leaves out the body.
+        let wanted = if method == Method::HEAD { &Method::GET } else { method };
+        self.method.as_ref().is_none_or(|own| own == wanted)
+    }
+}
+
+impl std::fmt::Debug for Route {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let method = self.method.as_ref().map_or("ANY", Method::as_str);
+        write!(f, "{method} {} ({:?})", self.path, self.credentials)
+    }
+}
