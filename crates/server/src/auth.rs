@@ -4,7 +4,7 @@ pub mod admin;
 pub mod credentials;
 pub mod jwt;
 pub mod secrets;
-pub mod webhook;
+pub(crate) mod webhook;
 
 use std::path::Path;
 

@@ -4,21 +4,21 @@
 //! environment; the few that have a flag are listed in [`source::FLAGS`]. Flags win, then the environment, then the
 //! file. A setting that is wrong stops the start with a sentence that says what is allowed.
 
-pub mod auth;
-pub mod edge;
-pub mod gateway;
-pub mod http;
-pub mod lane;
+pub(crate) mod auth;
+pub(crate) mod edge;
+pub(crate) mod gateway;
+pub(crate) mod http;
+pub(crate) mod lane;
 pub mod log;
-pub mod parse;
-pub mod process;
-pub mod request;
-pub mod sale;
-pub mod sender;
-pub mod slot;
+pub(crate) mod parse;
+pub(crate) mod process;
+pub(crate) mod request;
+pub(crate) mod sale;
+pub(crate) mod sender;
+pub(crate) mod slot;
 pub mod source;
 pub mod store;
-pub mod tier;
+pub(crate) mod tier;
 
 use self::source::{Reader, SettingError, Sources};
 

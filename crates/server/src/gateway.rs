@@ -122,7 +122,8 @@ impl Gateway {
     #[must_use]
     pub fn start(settings: &Settings, metrics: &Metrics, shutdown: &Shutdown) -> Self {
         let own = settings.gateway.clone();
-        let upstream = own.upstream.as_ref().and_then(|url| Upstream::new(url, &own));
+        let upstream =
+            own.upstream.as_ref().and_then(|url| Upstream::new(url, &own, settings.http.threads()));
         if let Some(upstream) = &upstream {
             tokio::spawn(sweep(upstream.pool.clone(), shutdown.closing().clone()));
         }

@@ -51,7 +51,8 @@ pub async fn serve(listener: TcpListener, app: Arc<App>) {
         .serve_with_incoming_shutdown(incoming, stop);
     let end = async {
         closing.cancelled().await;
-        tokio::time::sleep(GRACE).await;
+        // Whichever comes first: a stop may have less time than that.
+        let _ = tokio::time::timeout(GRACE, app.shutdown.ending().cancelled()).await;
     };
     tokio::select! {
         served = server => if let Err(error) = served {

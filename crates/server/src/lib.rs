@@ -79,7 +79,7 @@ impl Server {
         let keys = Keyring::load(&settings.request, data)?;
         let engines = Engines::open(&settings, clock).await?;
         let process = &settings.process;
-        let (listeners, address) = http::serve::bind(process.listen)
+        let (listeners, address) = http::serve::bind(process.listen, settings.http.threads())
             .await
             .map_err(|source| cannot_listen(process.listen, "--listen, WEIR_LISTEN", source))?;
         let grpc = if process.roles.api {

@@ -1,10 +1,10 @@
 //! What the process tells about itself: logs and metrics.
 
-pub mod accept;
-pub mod delivery;
-pub mod gateway;
+pub(crate) mod accept;
+pub(crate) mod delivery;
+pub(crate) mod gateway;
 pub mod logs;
-pub mod metrics;
-pub mod quiet;
-pub mod tier;
+pub(crate) mod metrics;
+pub(crate) mod quiet;
+pub(crate) mod tier;
 pub mod writer;

@@ -30,6 +30,7 @@ use futures_util::{FutureExt, StreamExt};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
+use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -127,7 +128,7 @@ impl<C: Send + 'static, R: Send + 'static> Lanes<C, R> {
         let count = u16::try_from(self.lanes.len()).unwrap_or(u16::MAX);
         let lane = &self.lanes[usize::from(shard::of(key, count))];
         let (reply, answer) = oneshot::channel();
-        lane.add(Entry { command, reply, queued_at: Instant::now() })?;
+        lane.add(Entry { command, reply, runtime: Handle::current(), queued_at: Instant::now() })?;
         // Every entry that is taken is answered; a dropped one means that the runtime itself is going down.
         answer.await.unwrap_or(Err(Error::ShuttingDown))
     }

@@ -16,6 +16,8 @@ pub struct HttpSettings {
     pub max_body: usize,
     /// `http.max_connections`: connections served at once; further ones wait to be accepted.
     pub max_connections: usize,
+    /// `http.threads`: threads that serve HTTP; 0 is one for each core.
+    threads: usize,
     /// `http.shutdown_timeout`: how long a stop waits for what was accepted.
     pub shutdown_timeout: Duration,
 }
@@ -39,7 +41,18 @@ impl HttpSettings {
                 count(1_000_000),
                 "a number from 1 to 1000000",
             )?,
+            threads: reader.get("http.threads", 0, threads, "a number from 0 to 1024")?,
             shutdown_timeout: reader.get("http.shutdown_timeout", Duration::from_secs(15), duration, span)?,
         })
     }
+
+    /// The threads that serve HTTP.
+    pub(crate) fn threads(&self) -> usize {
+        let cores = || std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        if self.threads == 0 { cores() } else { self.threads }
+    }
+}
+
+fn threads(text: &str) -> Option<usize> {
+    text.trim().parse().ok().filter(|threads| *threads <= 1_024)
 }

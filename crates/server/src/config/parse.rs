@@ -4,7 +4,7 @@ use std::time::Duration;
 
 /// A duration from 1 ms to a day: `500ms`, `2s`, `1m 30s`.
 #[must_use]
-pub fn duration(text: &str) -> Option<Duration> {
+pub(crate) fn duration(text: &str) -> Option<Duration> {
     let span: jiff::SignedDuration = text.trim().parse().ok()?;
     let span = Duration::try_from(span).ok()?;
     (Duration::from_millis(1)..=Duration::from_secs(86_400)).contains(&span).then_some(span)
@@ -12,7 +12,7 @@ pub fn duration(text: &str) -> Option<Duration> {
 
 /// A size in bytes: `65536`, `64KiB`, `1MiB`.
 #[must_use]
-pub fn bytes(text: &str) -> Option<usize> {
+pub(crate) fn bytes(text: &str) -> Option<usize> {
     let text = text.trim();
     let (digits, unit) = text.split_at(text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len()));
     let factor: usize = match unit.trim() {
@@ -26,13 +26,13 @@ pub fn bytes(text: &str) -> Option<usize> {
 }
 
 /// A count from 1 to `max`.
-pub fn count(max: usize) -> impl Fn(&str) -> Option<usize> {
+pub(crate) fn count(max: usize) -> impl Fn(&str) -> Option<usize> {
     move |text| text.trim().parse().ok().filter(|count| (1..=max).contains(count))
 }
 
 /// `true` or `false`.
 #[must_use]
-pub fn boolean(text: &str) -> Option<bool> {
+pub(crate) fn boolean(text: &str) -> Option<bool> {
     match text.trim() {
         "true" | "1" => Some(true),
         "false" | "0" => Some(false),

@@ -178,13 +178,13 @@ impl RequestSettings {
 }
 
 /// What a webhook secret may be.
-pub const WEBHOOK_SECRET: &str = "whsec_ and 24 to 64 bytes in base64; up to three older ones that are still good may \
+pub(crate) const WEBHOOK_SECRET: &str = "whsec_ and 24 to 64 bytes in base64; up to three older ones that are still good may \
                                   follow, with spaces between them";
 const WEBHOOK_SECRETS_MAX: usize = 4;
 
 /// Whether a text is a webhook secret, or several.
 #[must_use]
-pub fn is_webhook_secret(text: &str) -> bool {
+pub(crate) fn is_webhook_secret(text: &str) -> bool {
     let secrets = text.split_whitespace();
     let count = secrets.clone().count();
     (1..=WEBHOOK_SECRETS_MAX).contains(&count)

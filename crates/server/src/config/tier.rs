@@ -1,7 +1,7 @@
 //! What the tiers allow, and the policies that a file brings along.
 
 mod policy;
-pub mod policy_input;
+pub(crate) mod policy_input;
 
 use std::collections::BTreeMap;
 

@@ -28,8 +28,7 @@ pub(super) struct Pool {
 }
 
 impl Pool {
-    pub(super) fn new(max: usize) -> Self {
-        let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    pub(super) fn new(max: usize, threads: usize) -> Self {
         Self { threads: (0..threads).map(|_| Mutex::default()).collect(), max: max.div_ceil(threads) }
     }
 

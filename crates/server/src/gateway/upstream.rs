@@ -25,7 +25,7 @@ pub(super) struct Upstream {
 }
 
 impl Upstream {
-    pub(super) fn new(url: &url::Url, settings: &GatewaySettings) -> Option<Self> {
+    pub(super) fn new(url: &url::Url, settings: &GatewaySettings, threads: usize) -> Option<Self> {
         let target = Target::new(url)?;
         let own = settings.authorization.as_ref().and_then(|secret| {
             let mut value = HeaderValue::from_str(&secret.0).ok()?;
@@ -37,7 +37,7 @@ impl Upstream {
             authorization: own.or_else(|| target.authorization().cloned()),
             target,
             connector: Connector::new(Reach::Anywhere, settings.connect_timeout),
-            pool: Pool::new(settings.max_idle),
+            pool: Pool::new(settings.max_idle, threads),
         })
     }
 

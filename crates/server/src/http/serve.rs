@@ -194,24 +194,33 @@ impl Acceptor {
     }
 }
 
-/// Binds the address, with a listener for each core. The system spreads connections over them.
+/// Binds the address, with a listener for each thread. Linux spreads connections over them by their addresses and ports;
+/// elsewhere the threads share one.
 ///
 /// # Errors
 /// When the address is in use or not this machine's.
-pub(crate) async fn bind(address: SocketAddr) -> std::io::Result<(Vec<std::net::TcpListener>, SocketAddr)> {
-    let count = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-    // Listeners that share an address do so with those of other processes, too. One that does not share finds them out.
-    let probe = socket(address)?;
-    probe.bind(address)?;
-    let address = probe.local_addr()?;
-    drop(probe);
-    let mut listeners = Vec::with_capacity(count);
-    for _ in 0..count {
-        let socket = socket(address)?;
-        socket.set_reuseport(true)?;
-        socket.bind(address)?;
-        listeners.push(socket.listen(BACKLOG)?.into_std()?);
+pub(crate) async fn bind(
+    address: SocketAddr,
+    threads: usize,
+) -> std::io::Result<(Vec<std::net::TcpListener>, SocketAddr)> {
+    let is_shared = cfg!(target_os = "linux") && threads > 1;
+    if is_shared && address.port() != 0 {
+        // Listeners that share an address do so with those of other processes, too. One that does not share finds them out.
+        socket(address)?.bind(address)?;
     }
+    let listen = |address| {
+        let socket = socket(address)?;
+        socket.set_reuseport(is_shared)?;
+        socket.bind(address)?;
+        socket.listen(BACKLOG)?.into_std()
+    };
+    let first = listen(address)?;
+    let address = first.local_addr()?;
+    let mut listeners = Vec::with_capacity(threads);
+    for _ in 1..threads {
+        listeners.push(if is_shared { listen(address)? } else { first.try_clone()? });
+    }
+    listeners.push(first);
     Ok((listeners, address))
 }
 

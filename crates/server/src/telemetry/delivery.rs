@@ -12,11 +12,11 @@ use crate::config::log::LogFormat;
 use crate::telemetry::logs::is_human;
 
 /// The target under which deliveries stand in the log. They are written whatever the level: the line is the delivery.
-pub const TARGET: &str = "weir::sender";
+pub(crate) const TARGET: &str = "weir::sender";
 
 /// Lines waiting to be written together.
 #[derive(Debug)]
-pub struct Lines {
+pub(crate) struct Lines {
     human: bool,
     /// All lines of one batch are written at one moment and bear its time.
     now: jiff::Timestamp,
@@ -37,13 +37,13 @@ struct Line<'a> {
 impl Lines {
     /// An empty batch, in the log's form. `torn` says that the last one broke off, maybe within a line.
     #[must_use]
-    pub fn begin(format: LogFormat, torn: bool) -> Self {
+    pub(crate) fn begin(format: LogFormat, torn: bool) -> Self {
         let human = is_human(format);
         Self { human, now: jiff::Timestamp::now(), text: if torn { vec![b'\n'] } else { Vec::new() } }
     }
 
     /// Adds the line of one message.
-    pub fn add(&mut self, event: &SmsEvent<'_>) {
+    pub(crate) fn add(&mut self, event: &SmsEvent<'_>) {
         let SmsEvent { message_id, user_id, message, .. } = event;
         // Writing to memory cannot fail.
         let _ = if self.human {
@@ -65,7 +65,7 @@ impl Lines {
     ///
     /// # Errors
     /// When standard output takes no more.
-    pub fn write(self) -> std::io::Result<()> {
+    pub(crate) fn write(self) -> std::io::Result<()> {
         let mut stdout = std::io::stdout().lock();
         stdout.write_all(&self.text)?;
         stdout.flush()

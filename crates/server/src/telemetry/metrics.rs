@@ -17,8 +17,8 @@ use weir_store::LaneMetrics;
 use weir_store::quota::CacheMetrics;
 use weir_store::sale::FollowMetrics;
 
-pub use self::sale::SaleMetrics;
-pub use self::work::{DownstreamLabels, WorkMetrics};
+pub(crate) use self::sale::SaleMetrics;
+pub(crate) use self::work::{DownstreamLabels, WorkMetrics};
 use super::accept::AcceptMetrics;
 use super::gateway::GatewayMetrics;
 use super::tier::TierMetrics;

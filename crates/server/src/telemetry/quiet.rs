@@ -6,7 +6,7 @@ use std::time::Instant;
 
 /// Lets one event a second through and counts the others.
 #[derive(Debug, Default)]
-pub struct Quiet {
+pub(crate) struct Quiet {
     started: OnceLock<Instant>,
     next_second: AtomicU64,
     held_back: AtomicU64,
@@ -15,12 +15,12 @@ pub struct Quiet {
 impl Quiet {
     /// A gate that lets the first event through.
     #[must_use]
-    pub const fn new() -> Self {
+    pub(crate) const fn new() -> Self {
         Self { started: OnceLock::new(), next_second: AtomicU64::new(0), held_back: AtomicU64::new(0) }
     }
 
     /// Whether to speak now, and how many events were held back since the last time.
-    pub fn speak(&self) -> Option<u64> {
+    pub(crate) fn speak(&self) -> Option<u64> {
         self.speak_at(self.started.get_or_init(Instant::now).elapsed().as_secs())
     }
 

@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
+use tokio::runtime::Handle;
 use tokio::sync::{Notify, oneshot};
 
 use super::batch::Waiting;
@@ -14,6 +15,8 @@ use crate::{Error, Result};
 pub(super) struct Entry<C, R> {
     pub(super) command: C,
     pub(super) reply: oneshot::Sender<Result<R>>,
+    /// The runtime of the caller.
+    pub(super) runtime: Handle,
     pub(super) queued_at: Instant,
 }
 
@@ -43,10 +46,11 @@ type Replies<R> = Vec<Option<Reply<R>>>;
 #[derive(Debug)]
 struct Reply<R> {
     to: oneshot::Sender<Result<R>>,
+    runtime: Handle,
     queued_at: Instant,
 }
 
-impl<C, R> Queue<C, R> {
+impl<C, R: Send + 'static> Queue<C, R> {
     pub(super) fn new(name: &'static str, settings: LaneSettings, metrics: LaneMetrics) -> Self {
         let state =
             State { waiting: VecDeque::new(), promised: None, under_way: Vec::new(), is_closed: false };
@@ -113,8 +117,7 @@ impl<C, R> Queue<C, R> {
         let outcomes = outcomes.unwrap_or_else(|| Err(Error::failed(self.name, "a batch panicked")));
         match outcomes {
             Ok(outcomes) if outcomes.len() == replies.len() => {
-                let answers = replies.into_iter().zip(outcomes);
-                answers.for_each(|(reply, outcome)| answer(reply, Ok(outcome)));
+                answer_all(replies.into_iter().zip(outcomes.into_iter().map(Ok)));
             }
             Ok(outcomes) => {
                 let counts = format!("{} outcomes for a batch of {}", outcomes.len(), replies.len());
@@ -133,7 +136,12 @@ impl<C, R> Queue<C, R> {
             .waiting
             .drain(..size)
             .filter(|entry| !entry.reply.is_closed())
-            .map(|entry| (entry.command, Some(Reply { to: entry.reply, queued_at: entry.queued_at })))
+            .map(|entry| {
+                (
+                    entry.command,
+                    Some(Reply { to: entry.reply, runtime: entry.runtime, queued_at: entry.queued_at }),
+                )
+            })
             .unzip();
         self.metrics.abandoned.inc_by((size - replies.len()) as u64);
         self.metrics.depth.set(i64::try_from(state.waiting.len()).unwrap_or(i64::MAX));
@@ -163,7 +171,7 @@ impl<C, R> Queue<C, R> {
     }
 }
 
-impl<C: Send, R: Send> Waiting<C> for Queue<C, R> {
+impl<C: Send, R: Send + 'static> Waiting<C> for Queue<C, R> {
     fn take(&self, number: u64) -> Vec<C> {
         let mut state = self.state();
         if state.promised != Some(number) {
@@ -180,8 +188,34 @@ impl<C: Send, R: Send> Waiting<C> for Queue<C, R> {
     }
 }
 
-fn fail<R>(replies: Replies<R>, error: &Error) {
-    replies.into_iter().for_each(|reply| answer(reply, Err(error.clone())));
+fn fail<R: Send + 'static>(replies: Replies<R>, error: &Error) {
+    answer_all(replies.into_iter().map(|reply| (reply, Err(error.clone()))));
+}
+
+/// Answers the callers of a batch. Waking a task of another runtime costs a system call; so callers elsewhere are answered by
+/// a task on their own runtime, one for all of them.
+fn answer_all<R: Send + 'static>(answers: impl Iterator<Item = (Option<Reply<R>>, Result<R>)>) {
+    let here = Handle::current().id();
+    let mut elsewhere: Vec<(Handle, Vec<(Reply<R>, Result<R>)>)> = Vec::new();
+    for (reply, outcome) in answers {
+        let Some(reply) = reply else { continue };
+        if reply.runtime.id() == here {
+            let _ = reply.to.send(outcome);
+            continue;
+        }
+        let group = elsewhere.iter().position(|(runtime, _)| runtime.id() == reply.runtime.id());
+        match group.and_then(|place| elsewhere.get_mut(place)) {
+            Some((_, group)) => group.push((reply, outcome)),
+            None => elsewhere.push((reply.runtime.clone(), vec![(reply, outcome)])),
+        }
+    }
+    for (runtime, group) in elsewhere {
+        runtime.spawn(async move {
+            for (reply, outcome) in group {
+                let _ = reply.to.send(outcome);
+            }
+        });
+    }
 }
 
 /// A caller that has gone, or was told already, needs no answer.

@@ -1,22 +1,70 @@
-//! The crate graph is the one ARCHITECTURE.md draws, and core stays pure.
+//! The graphs of crates and of the server's modules are those ARCHITECTURE.md draws, and core stays pure.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use serde_json::Value;
 
 const PAGE: &str = include_str!("../../../../ARCHITECTURE.md");
 
-/// The rows of the page's table of crates: | `name` | what | `dep`, `dep` |
-fn graph_on_the_page() -> BTreeMap<String, BTreeSet<String>> {
+/// The rows of one of the page's tables, in order: | `name` | what | `dependency`, `dependency` |
+fn table_on_the_page(header: &str) -> Vec<(String, BTreeSet<String>)> {
     let names = |cell: &str| cell.split('`').skip(1).step_by(2).map(str::to_owned).collect::<BTreeSet<_>>();
-    let rows = PAGE.lines().filter(|line| line.starts_with("| `weir"));
+    let table = PAGE.lines().skip_while(|line| !line.starts_with(header));
+    let rows = table.skip(2).take_while(|line| line.starts_with('|'));
     rows.map(|row| {
         let cells: Vec<_> = row.trim_matches('|').split('|').collect();
         let name = names(cells[0]).into_iter().next().expect("a name");
         (name, names(cells[2]))
     })
     .collect()
+}
+
+/// Every Rust file below a directory.
+fn rust_files(directory: &Path, files: &mut Vec<PathBuf>) {
+    for entry in std::fs::read_dir(directory).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            rust_files(&path, files);
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            files.push(path);
+        }
+    }
+}
+
+/// The modules at the top of `weir-server`, and which others the files of each name as `crate::module`.
+fn modules_of_the_server() -> BTreeMap<String, BTreeSet<String>> {
+    let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("../server/src");
+    let mut files = Vec::new();
+    rust_files(&sources, &mut files);
+    let mut modules: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    for file in files {
+        let first = file.strip_prefix(&sources).unwrap().components().next().unwrap();
+        let module = Path::new(first.as_os_str()).file_stem().unwrap().to_str().unwrap().to_owned();
+        if module == "lib" {
+            continue;
+        }
+        let text = std::fs::read_to_string(&file).unwrap();
+        let is_name = |c: char| c.is_ascii_alphanumeric() || c == '_';
+        let named = text.split("crate::").skip(1).map(|rest| rest.split(|c| !is_name(c)).next().unwrap());
+        modules.entry(module).or_default().extend(named.map(str::to_owned));
+    }
+    for (module, dependencies) in &mut modules {
+        dependencies.remove(module);
+    }
+    modules
+}
+
+#[test]
+fn modules_of_the_server_depend_on_each_other_as_the_page_says_and_never_in_a_circle() {
+    let table = table_on_the_page("| module of `weir-server` ");
+    let mut above = BTreeSet::new();
+    for (module, dependencies) in &table {
+        assert!(dependencies.is_subset(&above), "{module} depends on modules that stand below it");
+        above.insert(module.clone());
+    }
+    assert_eq!(table.into_iter().collect::<BTreeMap<_, _>>(), modules_of_the_server());
 }
 
 fn metadata() -> Value {
@@ -52,7 +100,7 @@ fn crates_depend_on_each_other_as_the_page_says() {
             (name, dependencies.intersection(&names).cloned().collect::<BTreeSet<_>>())
         })
         .collect();
-    assert_eq!(graph_on_the_page(), graph);
+    assert_eq!(table_on_the_page("| crate ").into_iter().collect::<BTreeMap<_, _>>(), graph);
 }
 
 #[test]

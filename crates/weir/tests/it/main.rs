@@ -2,12 +2,12 @@
 //! name of the file that serves them.
 #![expect(clippy::unwrap_used, reason = "a test that finds nothing where something must be fails")]
 
-mod ai;
 mod architecture;
 mod bad_input;
 mod crash;
 mod dead_letters;
 mod deploy;
+mod gateway;
 mod given;
 mod grpc;
 mod hot_keys;

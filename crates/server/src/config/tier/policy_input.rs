@@ -7,7 +7,7 @@ use weir_store::tier::{Match, OnOutage, PolicySpec};
 
 /// The fields of a policy, as they were given.
 #[derive(Debug, Default)]
-pub struct Fields {
+pub(crate) struct Fields {
     /// `kind`
     pub kind: Option<String>,
     /// `limit`, of windows.
@@ -30,7 +30,7 @@ pub struct Fields {
 
 /// Which field is wrong and how. The problem finishes the sentence "limit …".
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct FormError {
+pub(crate) struct FormError {
     /// The field.
     pub field: &'static str,
     /// What it must be.
@@ -47,7 +47,7 @@ impl Fields {
     ///
     /// # Errors
     /// Names the field that is wrong.
-    pub fn into_spec(self) -> Result<PolicySpec, FormError> {
+    pub(crate) fn into_spec(self) -> Result<PolicySpec, FormError> {
         let limit = self.limit()?;
         let on_outage = match self.on_outage.as_deref() {
             None => OnOutage::default(),
@@ -120,7 +120,7 @@ fn span(field: &'static str, given: Option<&str>) -> Result<Duration, FormError>
 
 /// ISO 8601 of fixed length: weeks and days are 7 times 24 hours; months and years have none.
 #[must_use]
-pub fn parse_span(text: &str) -> Option<Duration> {
+pub(crate) fn parse_span(text: &str) -> Option<Duration> {
     if !text.starts_with(['P', 'p']) {
         return None;
     }

@@ -16,6 +16,7 @@ use http::header::{CONTENT_ENCODING, CONTENT_TYPE};
 use http::{HeaderMap, HeaderValue};
 use serde::Serialize;
 use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
 use weir_store::slot::{Assign, AssignOutcome};
 
 use super::super::error::ApiError;
@@ -65,7 +66,7 @@ pub(crate) async fn assign_slots(
     let (lines, parsed) = mpsc::channel(AHEAD);
     let (answers, mut sent) = mpsc::channel::<Bytes>(AHEAD);
     let idle = app.settings.http.read_timeout;
-    tokio::spawn(read_lines(request.into_body(), lines, idle));
+    tokio::spawn(read_lines(request.into_body(), lines, idle, app.shutdown.ending().clone()));
     tokio::spawn(async move { answer_lines(&app.slot, parsed, answers).await });
     let stream = futures_util::stream::poll_fn(move |context| sent.poll_recv(context));
     let body = Body::from_stream(stream.map(Ok::<_, std::convert::Infallible>));
@@ -83,14 +84,19 @@ fn is_ndjson(headers: &HeaderMap) -> bool {
     )
 }
 
-/// Cuts the upload into lines and lines into batches, until it ends or nobody wants the answers.
-async fn read_lines(body: Body, batches: mpsc::Sender<Vec<Line>>, idle: Duration) {
+/// Cuts the upload into lines and lines into batches, until it ends, nobody wants the answers, or the server must end.
+async fn read_lines(body: Body, batches: mpsc::Sender<Vec<Line>>, idle: Duration, ending: CancellationToken) {
     let mut chunks = body.into_data_stream();
     let mut reader = LineReader::default();
     let mut batch = Vec::new();
     loop {
         let patience = if batch.is_empty() { idle } else { LINGER };
-        match tokio::time::timeout(patience, chunks.next()).await {
+        let next = ending.run_until_cancelled(tokio::time::timeout(patience, chunks.next()));
+        let Some(next) = next.await else {
+            let message = "The server is shutting down; send this line and those after it again";
+            break batch.push(Line::Wrong(reader.number + 1, None, ApiError::unavailable(message)));
+        };
+        match next {
             Ok(Some(Ok(chunk))) => {
                 reader.take(&chunk, &mut batch);
                 while batch.len() >= BATCH {
