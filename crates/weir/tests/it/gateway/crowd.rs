@@ -70,7 +70,7 @@ async fn answer(stream: &mut TcpStream, body: &str, kind: usize) -> std::io::Res
 async fn everybody_gets_their_own_answer() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
-    let gate = Gate::before(Listener::start().await, &url, &[]).await;
+    let gate = Gate::before(Listener::start().await, &url, &[("WEIR_HTTP_THREADS", "2")]).await;
     tokio::spawn(async move {
         while let Ok((stream, _)) = listener.accept().await {
             tokio::spawn(repeat(stream));
