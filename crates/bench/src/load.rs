@@ -57,6 +57,8 @@ pub struct LoadOptions {
     pub timeout: Duration,
     /// Requests per second over all connections (open loop); without it each answer starts the next request.
     pub rate_per_s: Option<NonZeroU32>,
+    /// Requests after which a connection is closed and another opened; without it connections last.
+    pub requests_per_connection: Option<NonZeroU32>,
     /// How many keys the requests are spread over, uniformly.
     pub keys: u64,
     /// The answers it is made for. All are counted; the report tells these from the others.
@@ -72,6 +74,7 @@ impl Default for LoadOptions {
             duration: Duration::from_secs(10),
             timeout: Duration::from_secs(10),
             rate_per_s: None,
+            requests_per_connection: None,
             keys: 1,
             expect: Expect::Success,
         }

@@ -46,10 +46,12 @@ struct Connection<'a> {
 impl Connection<'_> {
     async fn drive(&mut self, mut pace: Pace) {
         let mut link = None;
+        let mut answered = 0;
         let mut now = Instant::now();
         while !self.run.is_over(now) {
             let Some(open) = link.as_mut() else {
                 link = self.connect().await;
+                answered = 0;
                 now = Instant::now();
                 continue;
             };
@@ -61,7 +63,10 @@ impl Connection<'_> {
             }
             let outcome = self.patience.bound(turn.sent, open.exchange(self.request.bytes())).await;
             now = Instant::now();
-            if !self.count(outcome, turn, now) {
+            answered += 1;
+            let is_worn_out =
+                self.run.load.requests_per_connection.is_some_and(|requests| answered >= requests.get());
+            if !self.count(outcome, turn, now) || is_worn_out {
                 link = None;
             }
         }

@@ -4,9 +4,9 @@
 //! is the mean of a run before and a run after, so that a machine that speeds up or slows down bends a ratio little.
 //! How a number is taken is left to the modules; docs/performance.md says what it means.
 
-mod ai;
 mod audit;
 mod empty;
+mod gateway;
 mod kafka;
 mod nginx;
 mod pgbench;
@@ -19,6 +19,7 @@ mod sale;
 mod slot;
 mod startup;
 mod table;
+mod throttlecrab;
 mod weir;
 
 use std::io::Write as _;
@@ -49,7 +50,7 @@ const SPREAD: u64 = 10_000;
 const CONNECTIONS: usize = 128;
 const CROWD: usize = 512;
 
-const EMBEDDED_TARGETS: [(u64, f64); 2] = [(HOT, 0.6), (SPREAD, 0.45)];
+const EMBEDDED_TARGETS: [(u64, f64); 2] = [(HOT, 0.68), (SPREAD, 0.58)];
 const POSTGRES_TARGETS: [(u64, f64); 2] = [(HOT, 15.0), (SPREAD, 2.5)];
 const REDIS_TARGETS: [(u64, f64); 2] = [(HOT, 0.6), (SPREAD, 0.4)];
 const REFUSALS_TARGET: f64 = 0.8;
@@ -65,9 +66,12 @@ const REQUEST_AT_RATE_P99_TARGET_MS: f64 = 25.0;
 const REQUEST_WHOLE_TARGET_PER_S: f64 = 5_000.0;
 const REQUEST_WAKE_P50_TARGET_MS: f64 = 10.0;
 const REQUEST_JOBS_TARGET: f64 = 1.5;
-const AI_TARGET: f64 = 0.8;
-const CHECK_TARGET: f64 = 0.8;
-const SALE_ATTEMPTS_TARGET: f64 = 0.6;
+const CONNECTIONS_TARGET: f64 = 0.6;
+const GATEWAY_TARGET: f64 = 0.66;
+const GATEWAY_ADDED_P99_TARGET_MS: f64 = 0.3;
+const CHECK_TARGET: f64 = 0.75;
+const THROTTLECRAB_TARGET: f64 = 1.0;
+const SALE_ATTEMPTS_TARGET: f64 = 0.65;
 const SALE_REDIS_TARGET: f64 = 0.35;
 const SALE_STATUS_TARGET: f64 = 0.9;
 const SALE_TOLD_TARGET_MS: f64 = 1_000.0;
@@ -91,6 +95,9 @@ struct Arguments {
     /// Run these parts alone
     #[arg(long, value_enum, value_delimiter = ',', default_values_t = Part::value_variants().to_vec())]
     only: Vec<Part>,
+    /// Measure this binary too, by turns with the one that was just built
+    #[arg(long, value_name = "FILE")]
+    before: Option<PathBuf>,
     /// Jobs of request after which a claim is timed again [default: 200000]
     #[arg(long, value_name = "COUNT")]
     jobs: Option<u64>,
@@ -110,8 +117,10 @@ enum Part {
     Redis,
     Kafka,
     Slot,
+    Connections,
     Request,
-    Ai,
+    Gateway,
+    Check,
     Sale,
     Process,
 }
@@ -119,8 +128,10 @@ enum Part {
 /// What every measurement is given.
 #[derive(Clone)]
 struct Bench {
-    /// Holds the data directories and the servers' logs, and goes with the last clone.
-    scratch: Arc<TempDir>,
+    /// Goes with the last clone.
+    _scratch: Arc<TempDir>,
+    /// Holds the data directories and the servers' logs.
+    directory: PathBuf,
     warmup: Duration,
     duration: Duration,
     connections: usize,
@@ -135,8 +146,10 @@ impl Bench {
         let (warmup, duration, events) = if quick { (1, 2, 50_000) } else { (2, 8, 500_000) };
         let jobs = jobs.unwrap_or(if quick { 50_000 } else { 200_000 });
         let scratch = tempfile::Builder::new().prefix("suite-").tempdir_in(env!("CARGO_TARGET_TMPDIR"));
+        let scratch = Arc::new(scratch.context("create a directory under target/")?);
         Ok(Self {
-            scratch: Arc::new(scratch.context("create a directory under target/")?),
+            directory: scratch.path().to_owned(),
+            _scratch: scratch,
             warmup: Duration::from_secs(warmup),
             duration: Duration::from_secs(duration),
             connections: CONNECTIONS,
@@ -146,7 +159,14 @@ impl Bench {
     }
 
     fn path(&self) -> &Path {
-        self.scratch.path()
+        &self.directory
+    }
+
+    /// The same with a directory of its own.
+    fn in_directory(&self, name: &str) -> Result<Self> {
+        let directory = self.directory.join(name);
+        std::fs::create_dir_all(&directory).with_context(|| format!("create {}", directory.display()))?;
+        Ok(Self { directory, ..self.clone() })
     }
 
     /// The same for a crowd.
@@ -180,13 +200,17 @@ fn main() -> ExitCode {
 
 fn run(arguments: &Arguments) -> Result<ExitCode> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    let results = runtime.block_on(unless_interrupted(measure_all(arguments)))?;
-    write!(std::io::stdout().lock(), "{}", table::render(&results)).context("write to stdout")?;
+    let all = runtime.block_on(unless_interrupted(measure_all(arguments)))?;
+    for results in &all {
+        write!(std::io::stdout().lock(), "{}", table::render(results)).context("write to stdout")?;
+    }
     if let Some(path) = &arguments.json {
-        let json = serde_json::to_string_pretty(&results).context("write the results as JSON")?;
+        let json = serde_json::to_string_pretty(&all).context("write the results as JSON")?;
         std::fs::write(path, json).with_context(|| format!("write {}", path.display()))?;
     }
-    let failed = !results.failures.is_empty() || (arguments.strict && !results.meets_targets());
+    // The binary from before owes nothing.
+    let failed =
+        all.first().is_some_and(|now| !now.failures.is_empty() || arguments.strict && !now.meets_targets());
     Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
@@ -200,37 +224,57 @@ async fn unless_interrupted<T>(work: impl Future<Output = Result<T>>) -> Result<
     }
 }
 
-async fn measure_all(arguments: &Arguments) -> Result<Results> {
+/// Measures every part with each binary, one after the other, so that a machine that speeds up or slows down treats them alike.
+async fn measure_all(arguments: &Arguments) -> Result<Vec<Results>> {
     let bench = Bench::new(arguments.quick, arguments.jobs)?;
-    let mut results = Results::new(&bench);
-    if arguments.quick {
-        results.notes.push("a quick run: too short to quote".to_owned());
-    }
     let without_kafka = arguments.without_kafka;
-    if without_kafka {
-        let left_out =
-            "left out because of --without-kafka: Weir on Postgres + Kafka, with and without Redis";
-        results.notes.push(left_out.to_owned());
-    }
-    for part in &arguments.only {
-        match part {
-            Part::Embedded => {
-                measure_embedded(&bench, &mut results).await?;
-                measure_embedded(&bench.crowded(), &mut results).await?;
-            }
-            Part::Refusals => measure_refusals(&bench, &mut results).await?,
-            Part::Postgres => measure_postgres(&bench, &mut results).await?,
-            Part::Redis => measure_redis(&bench, without_kafka, &mut results).await?,
-            Part::Kafka if without_kafka => {}
-            Part::Kafka => measure_kafka(&bench, &mut results).await?,
-            Part::Slot => measure_slot(&bench, &mut results).await?,
-            Part::Request => measure_request(&bench, &mut results).await?,
-            Part::Ai => measure_ai(&bench, &mut results).await?,
-            Part::Sale => measure_sale(&bench, &mut results).await?,
-            Part::Process => measure_process(&bench, &mut results).await?,
+    let servers: Vec<_> = std::iter::once(None).chain(arguments.before.clone().map(Some)).collect();
+    let mut all: Vec<Results> = servers.iter().map(|_| Results::new(&bench)).collect();
+    for (results, server) in all.iter_mut().zip(&servers) {
+        if let Some(path) = server {
+            results.notes.push(format!("the binary {}", path.display()));
+        }
+        if arguments.quick {
+            results.notes.push("a quick run: too short to quote".to_owned());
+        }
+        if without_kafka {
+            let left_out =
+                "left out because of --without-kafka: Weir on Postgres + Kafka, with and without Redis";
+            results.notes.push(left_out.to_owned());
         }
     }
-    Ok(results)
+    for part in &arguments.only {
+        for (results, server) in all.iter_mut().zip(&servers) {
+            process::measure_server(server.as_deref());
+            let bench = bench
+                .in_directory(&format!("{part:?} {}", if server.is_some() { "before" } else { "now" }))?;
+            part.measure(&bench, without_kafka, results).await?;
+        }
+    }
+    Ok(all)
+}
+
+impl Part {
+    async fn measure(self, bench: &Bench, without_kafka: bool, results: &mut Results) -> Result<()> {
+        match self {
+            Self::Embedded => {
+                measure_embedded(bench, results).await?;
+                measure_embedded(&bench.crowded(), results).await
+            }
+            Self::Refusals => measure_refusals(bench, results).await,
+            Self::Connections => measure_connections(bench, results).await,
+            Self::Postgres => measure_postgres(bench, results).await,
+            Self::Redis => measure_redis(bench, without_kafka, results).await,
+            Self::Kafka if without_kafka => Ok(()),
+            Self::Kafka => measure_kafka(bench, results).await,
+            Self::Slot => measure_slot(bench, results).await,
+            Self::Request => measure_request(bench, results).await,
+            Self::Gateway => measure_gateway(bench, results).await,
+            Self::Check => measure_check(bench, results).await,
+            Self::Sale => measure_sale(bench, results).await,
+            Self::Process => measure_process(bench, results).await,
+        }
+    }
 }
 
 async fn measure_embedded(bench: &Bench, results: &mut Results) -> Result<()> {
@@ -412,22 +456,46 @@ fn on(database: &Database) -> Engines<'_> {
     Engines { postgres: Some(database.url()), ..Engines::EMBEDDED }
 }
 
-/// The gateway next to nginx in front of the same upstream, and checks next to an empty handler.
-async fn measure_ai(bench: &Bench, results: &mut Results) -> Result<()> {
-    let upstream = ai::Upstream::start(bench).await?;
+/// Connections that are closed after ten requests, next to those that last.
+async fn measure_connections(bench: &Bench, results: &mut Results) -> Result<()> {
+    let weir::Connections { lasting, short } = weir::measure_connections(bench).await?;
+    let name = format!("{} / {}", short.name, lasting.name);
+    let ratio = short.requests_per_s / lasting.requests_per_s;
+    results.target(&name, ratio, Bound::AtLeast(CONNECTIONS_TARGET), "×");
+    results.rows.extend([lasting, short]);
+    Ok(())
+}
+
+/// The gateway next to nginx in front of the same upstream, and what it adds to a call.
+async fn measure_gateway(bench: &Bench, results: &mut Results) -> Result<()> {
+    let upstream = gateway::Upstream::start(bench).await?;
     let before = upstream.measure_nginx(bench).await?;
     results.rows.push(before.clone());
     let run = upstream.measure_weir(bench).await?;
     let after = upstream.measure_nginx(bench).await?;
-    results.compare(run, [&before, &after], AI_TARGET);
+    results.compare(run, [&before, &after], GATEWAY_TARGET);
     results.rows.push(after);
-    upstream.stop().await?;
+    let gateway::Added { direct, through, p99_ms } = upstream.measure_added(bench).await?;
+    let name = format!("added p99: {} over {}", through.name, direct.name);
+    results.target(&name, p99_ms, Bound::Below(GATEWAY_ADDED_P99_TARGET_MS), "ms");
+    results.rows.extend([direct, through]);
+    upstream.stop().await
+}
+
+/// Checks of a policy next to an empty handler, and to a server that does nothing else.
+async fn measure_check(bench: &Bench, results: &mut Results) -> Result<()> {
     let before = empty::measure(bench).await?;
     results.rows.push(before.clone());
-    let run = ai::measure_check(bench).await?;
+    let run = gateway::measure_check(bench).await?;
     let after = empty::measure(bench).await?;
+    let row = run.row.clone();
     results.compare(run, [&before, &after], CHECK_TARGET);
     results.rows.push(after);
+    let other = throttlecrab::measure(bench).await?;
+    let ratio = row.requests_per_s / other.requests_per_s;
+    let name = format!("{} / {}", row.name, other.name);
+    results.target(&name, ratio, Bound::AtLeast(THROTTLECRAB_TARGET), "×");
+    results.rows.push(other);
     Ok(())
 }
 

@@ -6,6 +6,7 @@ use std::fs::{self, File};
 use std::io::{Read as _, Seek as _, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
@@ -125,9 +126,27 @@ impl Drop for Process {
     }
 }
 
-/// The `weir` under test, without any setting of the person who runs the suite.
+/// The binary that serves, where it is not the one that was just built.
+static SERVER: Mutex<Option<PathBuf>> = Mutex::new(None);
+
+/// Has this binary serve from now on; without one, the one that was just built.
+pub(crate) fn measure_server(path: Option<&Path>) {
+    *SERVER.lock().unwrap_or_else(PoisonError::into_inner) = path.map(Path::to_owned);
+}
+
+/// The server under test.
+pub(crate) fn server() -> Command {
+    let server = SERVER.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    server.map_or_else(weir, |path| without_settings(Command::new(path)))
+}
+
+/// The `weir` that was just built: it also is the empty handler, and signs tokens.
 pub(crate) fn weir() -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_weir"));
+    without_settings(Command::new(env!("CARGO_BIN_EXE_weir")))
+}
+
+/// Leaves out every setting of the person who runs the suite.
+fn without_settings(mut command: Command) -> Command {
     for (name, _) in std::env::vars_os().filter(|(name, _)| name.as_encoded_bytes().starts_with(b"WEIR_")) {
         command.env_remove(name);
     }

@@ -1,6 +1,7 @@
 //! One run of `weir serve` under load, with every role on, and the checks after it.
 
 use std::fs;
+use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -80,7 +81,7 @@ impl Load {
 
 /// `weir serve` on a data directory, every setting at its default but the engines.
 pub(crate) fn serve(data: &Path, engines: Engines<'_>) -> Command {
-    let mut command = process::weir();
+    let mut command = process::server();
     command.arg("serve").env("WEIR_DATA", data);
     let settings =
         [("WEIR_STORE", engines.postgres), ("WEIR_CACHE", engines.redis), ("WEIR_BROKER", engines.kafka)];
@@ -113,6 +114,34 @@ pub(crate) async fn measure(bench: &Bench, engines: Engines<'_>, load: Load) -> 
     Ok(Run { row: Row { sender: audit.sender, ..Row::from_report(&report) }, failures })
 }
 
+/// The same load over connections that last, and over some that do not.
+pub(crate) struct Connections {
+    pub(crate) lasting: Row,
+    pub(crate) short: Row,
+}
+
+/// Loads a server with refusals over connections that last, and over connections of ten requests.
+pub(crate) async fn measure_connections(bench: &Bench) -> Result<Connections> {
+    let directory = bench.path().join("connections");
+    let mut server = Process::spawn(serve(&directory.join("data"), Engines::EMBEDDED), &directory)?;
+    let url = server.ready_url().await.context("start weir")?;
+    prepare(&url, Load::Refused).await?;
+    let mut rows = Vec::new();
+    for (name, requests_per_connection) in [
+        ("weir embedded, refusals, keep-alive", None),
+        ("weir embedded, refusals, 10 requests a connection", NonZeroU32::new(10)),
+    ] {
+        eprintln!("measuring: {name}");
+        let target = target(name, &url, "/api/send", SEND).await?;
+        let options = LoadOptions { requests_per_connection, ..options(bench, Load::Refused) };
+        let report = weir_bench::measure(&target, &options).await.with_context(|| format!("load {name}"))?;
+        rows.push(Row::from_report(&report));
+    }
+    server.stop().await.context("stop weir")?;
+    let [lasting, short] = <[Row; 2]>::try_from(rows).ok().context("two rows")?;
+    Ok(Connections { lasting, short })
+}
+
 /// Creates the users and, where they are to be refused, takes them to their limits.
 async fn prepare(url: &str, load: Load) -> Result<()> {
     let limits = format!(r#"","rateLimit":{},"timeWindow":1440}}"#, load.limit());
@@ -128,15 +157,18 @@ async fn prepare(url: &str, load: Load) -> Result<()> {
 /// The load of every HTTP run: a closed loop.
 pub(crate) async fn drive(bench: &Bench, name: &str, url: &str, load: Load) -> Result<Report> {
     let target = target(name, url, "/api/send", SEND).await?;
-    let options = LoadOptions {
+    weir_bench::measure(&target, &options(bench, load)).await.with_context(|| format!("load {name}"))
+}
+
+fn options(bench: &Bench, load: Load) -> LoadOptions {
+    LoadOptions {
         connections: bench.connections,
         warmup: bench.warmup,
         duration: bench.duration,
         keys: load.keys(),
         expect: load.expect(),
         ..LoadOptions::default()
-    };
-    weir_bench::measure(&target, &options).await.with_context(|| format!("load {name}"))
+    }
 }
 
 async fn target(name: &str, url: &str, path: &str, after_user: &str) -> Result<Target> {

@@ -1,6 +1,9 @@
-//! AI calls through the gateway, next to the same calls through nginx; and checks of a policy.
+//! AI calls through the gateway, next to the same calls through nginx and to no gateway at all; and checks of a policy.
 
 use std::fs;
+use std::num::NonZeroU32;
+use std::path::Path;
+use std::process::Command;
 
 use anyhow::{Context as _, Result, ensure};
 use serde_json::json;
@@ -19,6 +22,17 @@ const UNREACHABLE: &str = "2147483647";
 const POLICY: &str = "bench";
 /// Of tokens that are there before the server is.
 const SECRET: (&str, &str) = ("WEIR_JWT_SECRET", "a secret that is good enough for a measurement");
+
+/// Calls a second, and the connections they come by, where latency is what is measured.
+const RATE: u32 = 500;
+const RATE_CONNECTIONS: usize = 16;
+
+/// What the gateway adds to a call.
+pub(crate) struct Added {
+    pub(crate) direct: Row,
+    pub(crate) through: Row,
+    pub(crate) p99_ms: f64,
+}
 
 /// The upstream of both: a handler that does nothing, and a caller's token.
 pub(crate) struct Upstream {
@@ -55,12 +69,7 @@ impl Upstream {
         let name = "weir embedded, AI calls";
         eprintln!("measuring: {name}");
         let directory = bench.path().join("ai weir");
-        let mut command = serve(&directory.join("data"), Engines::EMBEDDED);
-        command.env("WEIR_AI_UPSTREAM", &self.url).env(SECRET.0, SECRET.1);
-        for setting in ["REQUESTS_PER_MINUTE", "BURST_CAPACITY", "DAILY_LIMIT"] {
-            command.env(format!("WEIR_RATE_LIMIT_TIERS_FREE_{setting}"), UNREACHABLE);
-        }
-        let mut server = Process::spawn(command, &directory)?;
+        let mut server = Process::spawn(self.serve(&directory.join("data")), &directory)?;
         let url = server.ready_url().await.context("start weir")?;
         let report = self.load(bench, name, &url).await?;
         let mut failures = passed_on(&url, &report).await?;
@@ -70,13 +79,54 @@ impl Upstream {
         Ok(Run { row: Row::from_report(&report), failures })
     }
 
+    /// A server in front of it, whose limits no run reaches.
+    fn serve(&self, data: &Path) -> Command {
+        let mut command = serve(data, Engines::EMBEDDED);
+        command.env("WEIR_AI_UPSTREAM", &self.url).env(SECRET.0, SECRET.1);
+        for setting in ["REQUESTS_PER_MINUTE", "BURST_CAPACITY", "DAILY_LIMIT"] {
+            command.env(format!("WEIR_RATE_LIMIT_TIERS_FREE_{setting}"), UNREACHABLE);
+        }
+        command
+    }
+
     async fn load(&self, bench: &Bench, name: &str, url: &str) -> Result<Report> {
+        drive(name, url, self.template(), &options(bench, 1)).await
+    }
+
+    fn template(&self) -> Template {
         let body = Body {
             before: r#"{"model":"small","user":"u"#.to_owned(),
             after: r#"","messages":[{"role":"user","content":"hello"}]}"#.to_owned(),
         };
         let headers = [("Authorization", self.authorization.as_str())];
-        drive(bench, name, url, Template::post_json_with(HOST, PATH, &headers, &body), 1).await
+        Template::post_json_with(HOST, PATH, &headers, &body)
+    }
+
+    /// What the gateway adds to a call, at a rate that leaves everybody time.
+    pub(crate) async fn measure_added(&self, bench: &Bench) -> Result<Added> {
+        let direct =
+            self.load_at_rate(bench, &format!("AI calls without a gateway, {RATE}/s"), &self.url).await?;
+        let directory = bench.path().join("ai weir at a rate");
+        let mut server = Process::spawn(self.serve(&directory.join("data")), &directory)?;
+        let url = server.ready_url().await.context("start weir")?;
+        let through = self.load_at_rate(bench, &format!("weir embedded, AI calls, {RATE}/s"), &url).await?;
+        server.stop().await.context("stop weir")?;
+        let p99 = |row: &Row| row.p99_ms.unwrap_or(f64::NAN);
+        let p99_ms = p99(&through) - p99(&direct);
+        Ok(Added { direct, through, p99_ms })
+    }
+
+    async fn load_at_rate(&self, bench: &Bench, name: &str, url: &str) -> Result<Row> {
+        eprintln!("measuring: {name}");
+        let options = LoadOptions {
+            connections: RATE_CONNECTIONS,
+            rate_per_s: NonZeroU32::new(RATE),
+            ..options(bench, 1)
+        };
+        let report = drive(name, url, self.template(), &options).await?;
+        let row = Row::from_report(&report);
+        ensure!(row.failed == 0, "{name}: {} calls were answered otherwise", row.failed);
+        Ok(row)
     }
 
     pub(crate) async fn stop(self) -> Result<()> {
@@ -118,17 +168,26 @@ pub(crate) async fn measure_check(bench: &Bench) -> Result<Run> {
     let authorization = token("limits:check")?;
     let headers = [("Authorization", authorization.as_str())];
     let template = Template::post_json_with(HOST, "/v1/check", &headers, &body);
-    let report = drive(bench, name, &url, template, SPREAD).await?;
+    let report = drive(name, &url, template, &options(bench, SPREAD)).await?;
     let failures = server.stop().await.err().map(|error| format!("{name}: {error:#}"));
     Ok(Run { row: Row::from_report(&report), failures: failures.into_iter().collect() })
 }
 
-async fn drive(bench: &Bench, name: &str, url: &str, template: Template, keys: u64) -> Result<Report> {
+/// A closed loop over this many keys.
+pub(crate) fn options(bench: &Bench, keys: u64) -> LoadOptions {
+    let Bench { connections, warmup, duration, .. } = *bench;
+    LoadOptions { connections, warmup, duration, keys, ..LoadOptions::default() }
+}
+
+pub(crate) async fn drive(
+    name: &str,
+    url: &str,
+    template: Template,
+    options: &LoadOptions,
+) -> Result<Report> {
     let (address, _) = resolve(url, false).await?;
     let target = Target { name: name.to_owned(), address, template };
-    let Bench { connections, warmup, duration, .. } = *bench;
-    let options = LoadOptions { connections, warmup, duration, keys, ..LoadOptions::default() };
-    weir_bench::measure(&target, &options).await.with_context(|| format!("load {name}"))
+    weir_bench::measure(&target, options).await.with_context(|| format!("load {name}"))
 }
 
 fn token(scope: &str) -> Result<String> {
