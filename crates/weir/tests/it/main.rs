@@ -9,6 +9,7 @@ mod dead_letters;
 mod deploy;
 mod gateway;
 mod given;
+mod graceful_stop;
 mod grpc;
 mod hot_keys;
 mod kafka;
