@@ -9,6 +9,7 @@ mod heads;
 mod leaving;
 mod limits;
 mod paths;
+mod smuggling;
 mod tls;
 mod trouble;
 mod tunnels;
