@@ -139,6 +139,14 @@ impl Talk {
         Head(String::from_utf8(head).expect("text").trim_end().to_owned())
     }
 
+    /// The next head; none, when the connection ends before one begins.
+    pub async fn next_head(&mut self) -> Option<Head> {
+        if self.ahead.is_empty() && self.more().await == 0 {
+            return None;
+        }
+        Some(self.head().await)
+    }
+
     /// The next bytes, exactly so many.
     pub async fn bytes(&mut self, count: usize) -> Vec<u8> {
         while self.ahead.len() < count {
