@@ -4,6 +4,7 @@
 
 mod architecture;
 mod bad_input;
+mod connections;
 mod crash;
 mod dead_letters;
 mod deploy;

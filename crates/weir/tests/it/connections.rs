@@ -1,0 +1,269 @@
+//! Connections of callers: calls that come together, in pieces, slowly or only by half, that are too large, or that could be
+//! read in two ways. What is in a call is tested with its route.
+
+use std::net::SocketAddr;
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+use crate::given::{PATIENCE, Running, Store, configure};
+
+const GET: &str = "GET /livez HTTP/1.1\r\nhost: a\r\n\r\n";
+/// Ends an exchange.
+const LAST: &str = "GET /livez HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n";
+
+fn post(path: &str, headers: &str, body: &str) -> String {
+    let length = body.len();
+    let json = "content-type: application/json";
+    format!("POST {path} HTTP/1.1\r\nhost: a\r\n{json}\r\n{headers}content-length: {length}\r\n\r\n{body}")
+}
+
+fn send(user: &str) -> String {
+    post("/api/send", "", &format!(r#"{{"userId":"{user}","message":"m"}}"#))
+}
+
+/// What a server answers to these bytes before it closes the connection.
+async fn exchange(address: SocketAddr, parts: &[&str]) -> Vec<Answer> {
+    let mut stream = TcpStream::connect(address).await.unwrap();
+    stream.set_nodelay(true).unwrap();
+    for part in parts {
+        // A server that has heard enough answers and closes.
+        if stream.write_all(part.as_bytes()).await.is_err() {
+            break;
+        }
+        // Lets it go out alone. Should two come together, the answer is the same.
+        tokio::task::yield_now().await;
+    }
+    let mut text = Vec::new();
+    let reading = async { while let Ok(1..) = stream.read_buf(&mut text).await {} };
+    tokio::time::timeout(PATIENCE, reading).await.expect("the server closes the connection");
+    Answer::all(&String::from_utf8(text).unwrap())
+}
+
+#[derive(Debug, PartialEq, Eq)]
+struct Answer {
+    status: u16,
+    headers: Vec<String>,
+    body: String,
+}
+
+impl Answer {
+    fn all(mut text: &str) -> Vec<Self> {
+        let mut answers = Vec::new();
+        while let Some((head, rest)) = text.split_once("\r\n\r\n") {
+            let mut lines = head.lines();
+            let status = lines.next().unwrap()[9..12].parse().unwrap();
+            let headers: Vec<String> = lines.map(str::to_owned).collect();
+            let length = headers.iter().find_map(|line| line.strip_prefix("content-length: "));
+            let (body, rest) = rest.split_at(length.map_or(0, |length| length.parse().unwrap()));
+            answers.push(Self { status, headers, body: body.to_owned() });
+            text = rest;
+        }
+        assert_eq!(text, "", "what is left of the answers");
+        answers
+    }
+
+    fn count(&self, name: &str) -> usize {
+        self.headers.iter().filter(|line| line.starts_with(&format!("{name}: "))).count()
+    }
+}
+
+fn statuses(answers: &[Answer]) -> Vec<u16> {
+    answers.iter().map(|answer| answer.status).collect()
+}
+
+/// A server with two users: `many` may send a lot, and `one` has sent all it may.
+async fn started() -> Running {
+    let server = Running::start(Store::Embedded).await;
+    let client = server.client();
+    configure(&client, "many", 1_000_000, 60).await;
+    configure(&client, "one", 1, 60).await;
+    assert_eq!(statuses(&exchange(server.weir.addr(), &[&send("one"), LAST]).await), [200, 200]);
+    server
+}
+
+#[tokio::test]
+async fn a_refused_call_leaves_its_connection_to_the_next() {
+    let server = started().await;
+    let address = server.weir.addr();
+    let get = |path: &str| format!("GET {path} HTTP/1.1\r\nhost: a\r\n\r\n");
+    let purchase = r#"{"sku":"a","qty":2}"#;
+    for (status, call) in [
+        (429, send("one")),
+        (404, send("nobody")),
+        (400, post("/api/send", "", "{")),
+        (400, post("/api/send", "", "")),
+        (415, post("/api/send", "content-encoding: gzip\r\n", "{}")),
+        (415, post("/api/send", "", "{}").replace("application/json", "text/plain")),
+        (400, post("/api/v1/slots", "", "{}")),
+        (401, post("/v1/requests", "", "{}")),
+        (401, post("/v1/requests", "authorization: Bearer a.b.c\r\n", "{}")),
+        (401, post("/v1/check", "", r#"{"checks":[]}"#)),
+        (401, post("/v1/refund", "x-admin-key: wrong\r\n", "{}")),
+        (401, post("/v1/settle", "", "[]")),
+        (401, post("/api/v1/ai/chat", "", "{}")),
+        (400, post("/api/v1/purchases", "", r#"{"sku":"a","qty":1}"#)),
+        (400, post("/api/v1/purchases", "x-user-id: u@example.com\r\n", purchase)),
+        (400, get("/api/v1/purchases?sku=a")),
+        (404, get("/api/v1/sales")),
+        (400, get("/api/v1/sales?sku=%zz&sku=b")),
+        (404, get("/nowhere")),
+        (405, get("/api/send")),
+    ] {
+        let answers = exchange(address, &[GET, &call, LAST]).await;
+        assert_eq!(statuses(&answers), [200, status, 200], "{call}");
+        let refused = &answers[1];
+        assert!(!refused.body.is_empty(), "{call}");
+        for name in ["date", "x-request-id", "content-length"] {
+            assert_eq!(refused.count(name), 1, "{name} of {refused:?}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn calls_that_come_together_or_in_pieces_are_answered_in_order() {
+    let server = started().await;
+    let address = server.weir.addr();
+    let (one, many) = (send("one"), send("many"));
+    let together = [&many, &one, &many, GET, &one, &many, LAST].concat();
+    let expected = [200, 429, 200, 200, 429, 200, 200];
+    assert_eq!(statuses(&exchange(address, &[&together]).await), expected);
+    for size in [1, 7, 40, 150] {
+        let parts: Vec<&str> =
+            together.as_bytes().chunks(size).map(|part| str::from_utf8(part).unwrap()).collect();
+        assert_eq!(statuses(&exchange(address, &parts).await), expected, "in pieces of {size}");
+    }
+    let (head, body) = many.split_once("\r\n\r\n").unwrap();
+    let in_two = [&format!("{head}\r\n\r\n")[..], body, &one, LAST];
+    assert_eq!(statuses(&exchange(address, &in_two).await), [200, 429, 200]);
+}
+
+#[tokio::test]
+async fn hundreds_of_calls_that_come_together_are_all_answered() {
+    let server = started().await;
+    let calls = [&send("many").repeat(300), LAST].concat();
+    let answers = exchange(server.weir.addr(), &[&calls]).await;
+    assert_eq!(statuses(&answers), [200; 301]);
+}
+
+#[tokio::test]
+async fn a_length_that_could_be_read_in_two_ways_ends_the_connection() {
+    let server = started().await;
+    let address = server.weir.addr();
+    let hidden = send("many");
+    for lines in [
+        "content-length: 2\r\ncontent-length: 300",
+        "content-length: 2, 300",
+        "content-length: +2",
+        "content-length: 0x2",
+        "content-length: ",
+        "content-length: 18446744073709551618",
+        "content-length : 2",
+        "content-length: 2\r\ntransfer-encoding: chunked",
+        "transfer-encoding: identity\r\ncontent-length: 2",
+        "transfer-encoding: chunked, identity",
+        "content-length: 2\r\n 1",
+    ] {
+        let head = format!(
+            "POST /api/send HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\n{lines}\r\n\r\n"
+        );
+        let answers = exchange(address, &[&format!("{head}{{}}{hidden}")]).await;
+        assert_eq!(statuses(&answers), [400], "{lines}");
+    }
+}
+
+#[tokio::test]
+async fn a_connection_is_closed_when_a_caller_asks_for_that_and_only_then() {
+    let server = started().await;
+    let address = server.weir.addr();
+    let closing = send("many").replace("host: a", "host: a\r\nconnection: close");
+    let answers = exchange(address, &[&send("many"), &closing]).await;
+    assert_eq!(statuses(&answers), [200, 200], "it closes after the second");
+    assert!(answers[1].headers.contains(&"connection: close".to_owned()), "{:?}", answers[1]);
+    let after = exchange(address, &[&closing, &send("many")]).await;
+    assert_eq!(statuses(&after), [200], "what follows is not answered");
+    let old = send("many").replace("HTTP/1.1", "HTTP/1.0");
+    assert_eq!(statuses(&exchange(address, &[&old]).await), [200], "HTTP/1.0 closes");
+    let old_and_kept = old.replace("host: a", "host: a\r\nconnection: keep-alive");
+    assert_eq!(statuses(&exchange(address, &[&old_and_kept, LAST]).await), [200, 200]);
+    let kept = send("many").replace("host: a", "host: a\r\nconnection: keep-alive");
+    assert_eq!(statuses(&exchange(address, &[&kept, &kept, LAST]).await), [200, 200, 200]);
+}
+
+#[tokio::test]
+async fn bodies_of_every_kind_are_read() {
+    let server = started().await;
+    let address = server.weir.addr();
+    let expecting = send("many").replace("host: a", "host: a\r\nexpect: 100-continue");
+    let answers = exchange(address, &[&expecting, LAST]).await;
+    let final_ones: Vec<u16> = statuses(&answers).into_iter().filter(|status| *status != 100).collect();
+    assert_eq!(final_ones, [200, 200], "{answers:?}");
+    let chunked = "POST /api/send HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\n\
+                   transfer-encoding: chunked\r\n\r\n1d\r\n{\"userId\":\"many\",\"message\":1}\r\n0\r\n\r\n";
+    let answers = exchange(address, &[&send("many"), chunked, LAST]).await;
+    assert_eq!(statuses(&answers), [200, 400, 200]);
+    assert!(answers[1].body.contains("message must be a string"), "{:?}", answers[1]);
+    let body = r#"{"userId":"many","message":"m"}"#;
+    let bytes: String = body.chars().map(|byte| format!("1\r\n{byte}\r\n")).collect();
+    let head = chunked.split_once("1d\r\n").unwrap().0;
+    let answers = exchange(address, &[&format!("{head}{bytes}0\r\n\r\n"), LAST]).await;
+    assert_eq!(statuses(&answers), [200, 200], "a chunk a byte");
+    for length in [10_000, 100_000, 1_000_000] {
+        let large = format!(r#"{{"userId":"many","message":"{}"}}"#, "x".repeat(length));
+        let answers = exchange(address, &[&post("/api/send", "", &large), &send("many"), LAST]).await;
+        assert_eq!(statuses(&answers), [200, 200, 200], "{length}");
+    }
+}
+
+#[tokio::test]
+async fn a_caller_that_waits_to_be_asked_for_its_body_is_asked_for_it() {
+    let server = started().await;
+    let call = send("many").replace("host: a", "host: a\r\nexpect: 100-continue");
+    let (head, body) = call.split_once("\r\n\r\n").unwrap();
+    let mut stream = TcpStream::connect(server.weir.addr()).await.unwrap();
+    stream.write_all(format!("{head}\r\n\r\n").as_bytes()).await.unwrap();
+    let mut asked = [0; 25];
+    tokio::time::timeout(PATIENCE, stream.read_exact(&mut asked)).await.expect("it is asked").unwrap();
+    assert_eq!(&asked, b"HTTP/1.1 100 Continue\r\n\r\n");
+    stream.write_all(body.as_bytes()).await.unwrap();
+    let mut status = [0; 15];
+    tokio::time::timeout(PATIENCE, stream.read_exact(&mut status)).await.expect("an answer").unwrap();
+    assert_eq!(&status, b"HTTP/1.1 200 OK");
+}
+
+#[tokio::test]
+async fn a_caller_that_sends_half_a_call_is_not_waited_for() {
+    let settings = [("WEIR_HTTP_READ_TIMEOUT", "200ms")];
+    let server = Running::start_with(Store::Embedded, &settings).await;
+    let address = server.weir.addr();
+    let call = send("many");
+    for half in ["", "POST /api/send HT", "POST /api/send HTTP/1.1\r\nhost: a\r\n"] {
+        let answers = exchange(address, &[half]).await;
+        assert!(statuses(&answers).is_empty() || statuses(&answers) == [408], "{half}: {answers:?}");
+    }
+    let chunked = "POST /api/send HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\n\
+                   transfer-encoding: chunked\r\n\r\n1d\r\n{";
+    for half in [&call[..call.len() - 3], chunked] {
+        assert_eq!(statuses(&exchange(address, &[half]).await), [408], "{half}");
+        assert_eq!(statuses(&exchange(address, &[GET, half]).await), [200, 408], "{half}");
+    }
+}
+
+#[tokio::test]
+async fn a_head_that_is_too_large_is_refused_and_ends_the_connection() {
+    let server = started().await;
+    let address = server.weir.addr();
+    let line = |length: usize| format!("GET /livez HTTP/1.1\r\nhost: a\r\nx: {}\r\n\r\n", "x".repeat(length));
+    assert_eq!(statuses(&exchange(address, &[&line(30_000), LAST]).await), [200, 200]);
+    let too_large = [
+        line(1_000_000),
+        format!("GET /livez HTTP/1.1\r\nhost: a\r\n{}\r\n", "x: 1\r\n".repeat(1_000)),
+        format!("GET /{} HTTP/1.1\r\nhost: a\r\n\r\n", "x".repeat(100_000)),
+        "x".repeat(1_000_000),
+    ];
+    for call in too_large {
+        let answers = exchange(address, &[&call, LAST]).await;
+        assert!(matches!(statuses(&answers)[..], [400 | 414 | 431]), "{call:.40}: {answers:?}");
+    }
+    assert_eq!(statuses(&exchange(address, &[LAST]).await), [200]);
+}
