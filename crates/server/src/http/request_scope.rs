@@ -7,7 +7,8 @@ use axum::body::{Body, HttpBody};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use futures_util::FutureExt;
-use http::{HeaderName, HeaderValue, Request};
+use http::header::{CONNECTION, TRANSFER_ENCODING};
+use http::{HeaderMap, HeaderName, HeaderValue, Request};
 
 use super::error::ApiError;
 use super::router::Router;
@@ -39,7 +40,10 @@ where
         request.headers_mut().insert(REQUEST_ID, id.clone());
     }
     let (found, route) = router.find(&method, request.uri().path());
-    let answered = router.answer(found, peer, request.map(Body::new));
+    let is_plain = is_plainly_framed(request.headers());
+    let answered = async {
+        if is_plain { router.answer(found, peer, request.map(Body::new)).await } else { refuse_framing() }
+    };
     let mut response = match AssertUnwindSafe(answered).catch_unwind().await {
         Ok(response) => response,
         Err(_panic) => {
@@ -52,6 +56,22 @@ where
     headers.insert(http::header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
     metrics.record_request(&method, route, response.status(), started.elapsed());
     response
+}
+
+/// Whether a body comes as it is or in chunks. hyper takes the chunks apart and leaves other codings in place, which nobody after
+/// it would know of.
+fn is_plainly_framed(headers: &HeaderMap) -> bool {
+    let mut codings = headers.get_all(TRANSFER_ENCODING).iter();
+    match (codings.next(), codings.next()) {
+        (None, _) => true,
+        (Some(coding), None) => coding.as_bytes().eq_ignore_ascii_case(b"chunked"),
+        (Some(_), Some(_)) => false,
+    }
+}
+
+fn refuse_framing() -> Response {
+    let message = "Transfer-Encoding must be chunked, once, or not be there at all";
+    ApiError::invalid(message).with_header(CONNECTION, HeaderValue::from_static("close")).into_response()
 }
 
 /// The caller's id, if it is short and plain enough to be put into logs and headers as it is; otherwise a new one.

@@ -82,7 +82,7 @@ impl Router {
         match found {
             Found::Route(route, params) => match self.prepare(route, params, peer, &mut request) {
                 Ok(()) => (route.endpoint)(request, Arc::clone(&self.app)).await,
-                Err(refusal) => refusal,
+                Err(refusal) => *refusal,
             },
             Found::OtherMethods(allow, errors) => {
                 let mut response = match errors {
@@ -104,14 +104,14 @@ impl Router {
         params: PathParams,
         peer: &Peer,
         request: &mut Request<Body>,
-    ) -> Result<(), Response> {
+    ) -> Result<(), Box<Response>> {
         if route.peer == PeerUse::Address {
-            let visitor =
-                Visitor::admit(&self.app, peer, request.headers()).map_err(IntoResponse::into_response)?;
+            let visitor = Visitor::admit(&self.app, peer, request.headers());
+            let visitor = visitor.map_err(|error| Box::new(error.into_response()))?;
             request.extensions_mut().insert(visitor);
         }
         let identity = self.app.auth.authorize(route.credentials, request.headers());
-        let identity = identity.map_err(|error| route.errors.refuse(error))?;
+        let identity = identity.map_err(|error| Box::new(route.errors.refuse(error)))?;
         let extensions = request.extensions_mut();
         if !matches!(identity, Identity::None) {
             extensions.insert(identity);

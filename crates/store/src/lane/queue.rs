@@ -192,26 +192,33 @@ fn fail<R: Send + 'static>(replies: Replies<R>, error: &Error) {
     answer_all(replies.into_iter().map(|reply| (reply, Err(error.clone()))));
 }
 
+/// Answers to callers of one runtime.
+struct Answers<R> {
+    runtime: Handle,
+    answers: Vec<(Reply<R>, Result<R>)>,
+}
+
 /// Answers the callers of a batch. Waking a task of another runtime costs a system call; so callers elsewhere are answered by
 /// a task on their own runtime, one for all of them.
 fn answer_all<R: Send + 'static>(answers: impl Iterator<Item = (Option<Reply<R>>, Result<R>)>) {
     let here = Handle::current().id();
-    let mut elsewhere: Vec<(Handle, Vec<(Reply<R>, Result<R>)>)> = Vec::new();
+    let mut elsewhere: Vec<Answers<R>> = Vec::new();
     for (reply, outcome) in answers {
         let Some(reply) = reply else { continue };
         if reply.runtime.id() == here {
             let _ = reply.to.send(outcome);
-            continue;
-        }
-        let group = elsewhere.iter().position(|(runtime, _)| runtime.id() == reply.runtime.id());
-        match group.and_then(|place| elsewhere.get_mut(place)) {
-            Some((_, group)) => group.push((reply, outcome)),
-            None => elsewhere.push((reply.runtime.clone(), vec![(reply, outcome)])),
+        } else if let Some(group) =
+            elsewhere.iter_mut().find(|group| group.runtime.id() == reply.runtime.id())
+        {
+            group.answers.push((reply, outcome));
+        } else {
+            let runtime = reply.runtime.clone();
+            elsewhere.push(Answers { runtime, answers: vec![(reply, outcome)] });
         }
     }
-    for (runtime, group) in elsewhere {
+    for Answers { runtime, answers } in elsewhere {
         runtime.spawn(async move {
-            for (reply, outcome) in group {
+            for (reply, outcome) in answers {
                 let _ = reply.to.send(outcome);
             }
         });

@@ -16,6 +16,7 @@ use http::header::{CONTENT_ENCODING, CONTENT_TYPE};
 use http::{HeaderMap, HeaderValue};
 use serde::Serialize;
 use tokio::sync::mpsc;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use weir_store::slot::{Assign, AssignOutcome};
 
@@ -89,9 +90,15 @@ async fn read_lines(body: Body, batches: mpsc::Sender<Vec<Line>>, idle: Duration
     let mut chunks = body.into_data_stream();
     let mut reader = LineReader::default();
     let mut batch = Vec::new();
+    // When the first event of the batch must go on its way.
+    let mut due = None;
     loop {
-        let patience = if batch.is_empty() { idle } else { LINGER };
-        let next = ending.run_until_cancelled(tokio::time::timeout(patience, chunks.next()));
+        let until = if batch.is_empty() {
+            Instant::now() + idle
+        } else {
+            *due.get_or_insert_with(|| Instant::now() + LINGER)
+        };
+        let next = ending.run_until_cancelled(tokio::time::timeout_at(until, chunks.next()));
         let Some(next) = next.await else {
             let message = "The server is shutting down; send this line and those after it again";
             break batch.push(Line::Wrong(reader.number + 1, None, ApiError::unavailable(message)));
@@ -101,6 +108,7 @@ async fn read_lines(body: Body, batches: mpsc::Sender<Vec<Line>>, idle: Duration
                 reader.take(&chunk, &mut batch);
                 while batch.len() >= BATCH {
                     let rest = batch.split_off(BATCH);
+                    due = None;
                     if batches.send(std::mem::replace(&mut batch, rest)).await.is_err() {
                         return;
                     }
@@ -115,6 +123,7 @@ async fn read_lines(body: Body, batches: mpsc::Sender<Vec<Line>>, idle: Duration
                 break batch.push(Line::Wrong(reader.number + 1, None, ApiError::too_slow()));
             }
             Err(_elapsed) => {
+                due = None;
                 if batches.send(std::mem::take(&mut batch)).await.is_err() {
                     return;
                 }
@@ -288,5 +297,21 @@ mod tests {
             reader.end(&mut batch);
             assert_eq!(numbers(&batch), [(1, true), (3, true), (4, false), (5, false), (6, true)], "{size}");
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_event_is_not_kept_waiting_by_an_upload_that_goes_on_byte_by_byte() {
+        let event = r#"{"eventId":"e","configName":"c","requestedTime":"2026-01-01T00:00:00Z"}"#;
+        let bytes = format!("{event}\n").into_bytes().into_iter().chain(std::iter::repeat(b' '));
+        let trickle = futures_util::stream::iter(bytes).then(async |byte| {
+            tokio::time::sleep(LINGER / 2).await;
+            Ok::<_, std::convert::Infallible>(Bytes::from(vec![byte]))
+        });
+        let (lines, mut batches) = mpsc::channel(AHEAD);
+        let body = Body::from_stream(trickle);
+        tokio::spawn(read_lines(body, lines, Duration::from_secs(10), CancellationToken::new()));
+        // Longer than the event takes to come; without a limit the next line would have to be too long first.
+        let first = tokio::time::timeout(Duration::from_secs(2), batches.recv()).await.expect("a batch");
+        assert_eq!(numbers(&first.expect("it goes on")), [(1, true)]);
     }
 }
