@@ -164,7 +164,7 @@ impl Server {
         self.app.tier.drain().await;
         self.app.sale.drain().await;
         self.workers.wait().await;
-        self.http.release();
+        self.http.release().await;
     }
 }
 

@@ -30,9 +30,8 @@ type Sent = Result<Response<Incoming>, TrySendError<Request<RequestBody>>>;
 /// A connection to an upstream.
 pub(super) struct UpstreamConnection {
     sender: SendRequest<RequestBody>,
-    connection: Connection<TokioIo<UpstreamStream>, RequestBody>,
+    driver: Driver,
     stream: UpstreamStream,
-    has_ended: bool,
     /// Whether it has carried a call before.
     pub(super) is_used: bool,
     /// Whether its answer could be read in another way as well, so that nobody knows what comes after it.
@@ -47,19 +46,13 @@ impl UpstreamConnection {
         // Calls are small: copying head and body together costs less than having the kernel gather them.
         builder.max_buf_size(HEAD_BYTES_MAX).writev(false);
         let (sender, connection) = builder.handshake(TokioIo::new(stream.clone())).await?;
-        Ok(Self { sender, connection, stream, has_ended: false, is_used: false, is_ambiguous: false })
+        let driver = Driver { connection, has_ended: false };
+        Ok(Self { sender, driver, stream, is_used: false, is_ambiguous: false })
     }
 
     /// Reads and writes what there is.
     pub(super) fn drive(&mut self, context: &mut Context<'_>) {
-        if !self.has_ended
-            && let Poll::Ready(ended) = self.connection.poll_without_shutdown(context)
-        {
-            if let Err(error) = ended {
-                tracing::debug!(%error, "a connection to the upstream failed");
-            }
-            self.has_ended = true;
-        }
+        self.driver.drive(context);
     }
 
     /// Sends a request and waits for the head of the answer.
@@ -67,14 +60,7 @@ impl UpstreamConnection {
         self.stream.lock().read_budget = Some(BYTES_BEFORE_ANSWER_MAX);
         let mut answer = pin!(self.sender.try_send_request(request));
         let sent = poll_fn(|context| {
-            if !self.has_ended
-                && let Poll::Ready(ended) = self.connection.poll_without_shutdown(context)
-            {
-                if let Err(error) = ended {
-                    tracing::debug!(%error, "a connection to the upstream failed");
-                }
-                self.has_ended = true;
-            }
+            self.driver.drive(context);
             answer.as_mut().poll(context)
         })
         .await;
@@ -86,7 +72,10 @@ impl UpstreamConnection {
     /// may be part of a request that the upstream has answered early.
     pub(super) fn is_finished(&mut self) -> bool {
         self.drive(&mut Context::from_waker(Waker::noop()));
-        !self.has_ended && !self.is_ambiguous && self.sender.is_ready() && self.stream.lock().is_flushed
+        !self.driver.has_ended
+            && !self.is_ambiguous
+            && self.sender.is_ready()
+            && self.stream.lock().is_flushed
     }
 
     /// Whether a call can be made over it after it has waited: it has not ended, and the upstream has said nothing that nobody
@@ -96,17 +85,36 @@ impl UpstreamConnection {
             // Encrypted, there may be something to read that is no answer. It is taken here.
             self.drive(&mut Context::from_waker(Waker::noop()));
         }
-        !self.has_ended && self.stream.lock().stream.is_quiet()
+        !self.driver.has_ended && self.stream.lock().stream.is_quiet()
     }
 
     /// The stream beneath a call that became something else than HTTP, with what was read of that already.
     pub(super) async fn into_tunnel(mut self) -> (UpstreamStream, Bytes) {
         poll_fn(|context| {
             self.drive(context);
-            if self.has_ended { Poll::Ready(()) } else { Poll::Pending }
+            if self.driver.has_ended { Poll::Ready(()) } else { Poll::Pending }
         })
         .await;
-        (self.stream, self.connection.into_parts().read_buf)
+        (self.stream, self.driver.connection.into_parts().read_buf)
+    }
+}
+
+/// Moves hyper's connection on.
+struct Driver {
+    connection: Connection<TokioIo<UpstreamStream>, RequestBody>,
+    has_ended: bool,
+}
+
+impl Driver {
+    fn drive(&mut self, context: &mut Context<'_>) {
+        if !self.has_ended
+            && let Poll::Ready(ended) = self.connection.poll_without_shutdown(context)
+        {
+            if let Err(error) = ended {
+                tracing::debug!(%error, "a connection to the upstream failed");
+            }
+            self.has_ended = true;
+        }
     }
 }
 

@@ -13,7 +13,6 @@ use hyper::server::conn::http1::Builder;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::{TcpListener, TcpSocket};
-use tokio::runtime::Runtime;
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -83,7 +82,8 @@ impl HttpServer {
                     drop(token);
                     released.cancelled().await;
                 });
-                end(runtime);
+                // Not kept by whatever blocks one of its threads.
+                runtime.shutdown_background();
             })?);
         }
         serving.close();
@@ -95,19 +95,17 @@ impl HttpServer {
         self.serving.wait().await;
     }
 
-    /// Lets the threads end.
-    pub(crate) fn release(self) {
+    /// Lets the threads end, and waits for them.
+    pub(crate) async fn release(self) {
         self.released.cancel();
-        for thread in self.threads {
-            // One that panicked has said so.
-            let _ = thread.join();
-        }
+        let join = move || {
+            for thread in self.threads {
+                // One that panicked has said so.
+                let _ = thread.join();
+            }
+        };
+        let _ = tokio::task::spawn_blocking(join).await;
     }
-}
-
-/// Ends a runtime without waiting for whatever blocks one of its threads.
-fn end(runtime: Runtime) {
-    runtime.shutdown_background();
 }
 
 fn connection_builder(settings: HttpSettings) -> Builder {

@@ -247,7 +247,7 @@ async fn measure_all(arguments: &Arguments) -> Result<Vec<Results>> {
         for (results, server) in all.iter_mut().zip(&servers) {
             process::measure_server(server.as_deref());
             let bench = bench
-                .in_directory(&format!("{part:?} {}", if server.is_some() { "before" } else { "now" }))?;
+                .in_directory(&format!("{part:?}-{}", if server.is_some() { "before" } else { "now" }))?;
             part.measure(&bench, without_kafka, results).await?;
         }
     }
