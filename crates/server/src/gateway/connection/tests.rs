@@ -1,9 +1,13 @@
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use axum::body::Body;
 use http_body_util::BodyExt;
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpSocket, TcpStream};
 
+use super::super::pool::Pool;
+use super::super::response_body::ResponseBody;
 use super::*;
 
 /// More than two small sockets hold, and than hyper has written while nobody reads.
@@ -93,4 +97,44 @@ async fn an_upstream_that_only_announces_its_answer_is_not_listened_to_for_ever(
         answer = connection.send(post(1)) => assert!(answer.is_err()),
         () = announcing => panic!("the connection is still held"),
     }
+}
+
+#[tokio::test]
+async fn a_large_answer_is_not_read_ahead_of_whoever_takes_it() {
+    const PIECE: usize = 1 << 10;
+    const LENGTH: usize = 10 << 20;
+    // What two small sockets and hyper hold, and much less than the answer.
+    const AHEAD_MAX: usize = 512 << 10;
+    let (stream, mut theirs) = connected().await;
+    let mut connection = UpstreamConnection::new(stream).await.unwrap();
+    let sent = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&sent);
+    let upstream = tokio::spawn(async move {
+        hear_head(&mut theirs).await;
+        let head = format!("HTTP/1.1 200 OK\r\nContent-Length: {LENGTH}\r\n\r\n");
+        theirs.write_all(head.as_bytes()).await.unwrap();
+        for _ in 0..LENGTH / PIECE {
+            theirs.write_all(&[b'x'; PIECE]).await.unwrap();
+            count.fetch_add(PIECE, Ordering::SeqCst);
+        }
+        theirs
+    });
+    let answer = connection.send(post(1)).await.ok().unwrap();
+    let (_body, progress) = RequestBody::new(Body::empty(), 0, Duration::from_secs(60));
+    let pool = Pool::new(1, 1);
+    let (body, connection) = (answer.into_body(), Box::new(connection));
+    let mut body = ResponseBody::new(body, connection, pool.clone(), None, progress, Duration::from_secs(60));
+    let mut taken = 0;
+    while let Some(frame) = body.frame().await {
+        taken += frame.unwrap().into_data().unwrap().len();
+        // Whoever would read ahead has the time for it now.
+        for _ in 0..20 {
+            tokio::task::yield_now().await;
+        }
+        assert!(sent.load(Ordering::SeqCst) <= taken + AHEAD_MAX, "after {taken}");
+    }
+    assert_eq!(taken, LENGTH);
+    let _theirs = upstream.await.unwrap();
+    drop(body);
+    assert!(pool.take().is_some(), "the connection carries another call");
 }
