@@ -7,6 +7,7 @@ mod error;
 mod event_stream;
 mod gateway;
 mod identity;
+pub mod openapi;
 mod operations;
 mod pagination;
 mod path_params;

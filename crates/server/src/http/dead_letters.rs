@@ -7,7 +7,8 @@ use super::path_params::PathParam;
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Query, State};
 use http::StatusCode;
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
+use utoipa::ToSchema;
 use weir_core::RequestId;
 use weir_queue::DeadLetter;
 use weir_queue::sms::rfc3339;
@@ -15,55 +16,93 @@ use weir_store::request::{DeadRequest, Request};
 
 use super::body::Json;
 use super::error::ApiError;
-use super::pagination::{Page, parse_limit};
+use super::pagination::{Page, PageQuery, parse_limit};
 use crate::app::App;
 use crate::service::within;
 
 /// What stands for a topic where the dead letter is a request.
 const REQUESTS: &str = "requests";
 
-#[derive(Debug, Deserialize)]
-pub(crate) struct ListQuery {
-    limit: Option<String>,
-    cursor: Option<String>,
-}
-
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
+#[schema(as = DeadLetter)]
 pub(crate) struct DeadLetterResponse {
+    /// Its name for replay and discard.
+    #[schema(examples("01a1e10e-307b-72ec-b643-93a845acbee2"))]
     id: String,
+    /// The topic it was on, such as `sms-outbound`; `requests` for a request.
+    #[schema(examples("sms-outbound"))]
     topic: String,
-    /// Whose it is: of a request, the tenant.
+    /// Whose it is: on `sms-outbound` the userId, of a request the tenant.
+    #[schema(examples("alice"))]
     key: String,
-    /// As text; bytes that are no text are replaced, and sensitive fields of requests.
+    /// As text, as it was on the topic; bytes that are no text are replaced. Sensitive fields of requests are redacted.
+    #[schema(examples("{\"userId\":\"alice\"}"))]
     payload: String,
+    /// Why it could not be delivered.
+    #[schema(examples("missing field `messageId` at line 1 column 18"))]
     reason: String,
+    /// How often it was tried.
+    #[schema(examples(1))]
     attempts: u32,
+    /// Since when it is here.
     died_at: jiff::Timestamp,
     #[serde(flatten)]
+    #[schema(value_type = RequestDetails)]
     request: Option<RequestDetails>,
 }
 
-/// What else there is to know of a request.
-#[derive(Debug, Serialize)]
+/// What else a dead letter has if it is a request.
+#[derive(Debug, Serialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
+#[schema(as = DeadRequestDetails)]
 struct RequestDetails {
+    /// Of requests only.
+    #[schema(required = false)]
     tenant_id: String,
+    /// Of requests only.
+    #[schema(required = false)]
     request_type: String,
+    /// Of requests only: why the last attempt failed.
     failure_code: Option<String>,
+    /// Of requests only.
+    #[schema(required = false)]
     accepted_at: jiff::Timestamp,
+    /// Of requests only.
     callback_url: Option<String>,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct ReplayResponse {
+    /// How many were put back.
+    #[schema(examples(1))]
     replayed: u64,
 }
 
-/// `GET /admin/dlq`
+/// List dead letters.
+///
+/// What could not be delivered, and requests whose attempts all failed, in order of `id`. Start with `reason`: a
+/// malformed event stays malformed, while a fault that has since been repaired is worth a replay.
+///
+/// The list is read page by page: pass `nextCursor` as `cursor` until it is null.
+///
+/// With Kafka, malformed events go to the topic `sms-outbound.dlq` instead and are not listed here.
+#[utoipa::path(
+    get,
+    path = "/admin/dlq",
+    tag = "dead letters",
+    params(PageQuery),
+    responses(
+        (
+            status = 200,
+            description = "One page. No items and a null `nextCursor` is good news: nothing is dead.",
+            body = Page<DeadLetterResponse>,
+        ),
+    ),
+)]
 pub(crate) async fn list_dead_letters(
     State(app): State<Arc<App>>,
-    query: Result<Query<ListQuery>, QueryRejection>,
+    query: Result<Query<PageQuery>, QueryRejection>,
 ) -> Result<Json<Page<DeadLetterResponse>>, ApiError> {
     let Query(query) = query.map_err(|problem| ApiError::invalid(problem.body_text()))?;
     let limit = parse_limit(query.limit.as_deref())?;
@@ -76,7 +115,30 @@ pub(crate) async fn list_dead_letters(
     Ok(Json(Page::cut(letters, limit, |letter| letter.id.clone())))
 }
 
-/// `GET /admin/dlq/{id}`
+/// Show one dead letter.
+///
+/// The same as in the list. Sensitive fields of a request's payload (`request.sensitive_fields`) are shown as
+/// `[REDACTED]`.
+#[utoipa::path(
+    get,
+    path = "/admin/dlq/{id}",
+    tag = "dead letters",
+    params(
+        (
+            "id" = String, Path,
+            description = "The `id` of the dead letter, as listed.",
+            example = "01a1e10e-307b-72ec-b643-93a845acbee2",
+        ),
+    ),
+    responses(
+        (status = 200, description = "The dead letter.", body = DeadLetterResponse),
+        (
+            status = 404,
+            description = "There is no dead letter with that id: it was replayed or discarded already, perhaps by \
+                somebody else. List them again.",
+        ),
+    ),
+)]
 pub(crate) async fn get_dead_letter(
     State(app): State<Arc<App>>,
     id: PathParam,
@@ -93,7 +155,30 @@ pub(crate) async fn get_dead_letter(
     letter.map(Json).ok_or_else(|| unknown(&id))
 }
 
-/// `POST /admin/dlq/{id}/replay`
+/// Replay one dead letter.
+///
+/// Puts one dead letter back where it was, attempts counted from 0. The response comes before delivery; if it dies
+/// again it is back in the list with the new reason.
+#[utoipa::path(
+    post,
+    path = "/admin/dlq/{id}/replay",
+    tag = "dead letters",
+    params(
+        (
+            "id" = String, Path,
+            description = "The `id` of the dead letter, as listed.",
+            example = "01a1e10e-307b-72ec-b643-93a845acbee2",
+        ),
+    ),
+    responses(
+        (status = 200, description = "Put back.", body = ReplayResponse),
+        (
+            status = 404,
+            description = "There is no dead letter with that id: it was replayed or discarded already, perhaps by \
+                somebody else. List them again.",
+        ),
+    ),
+)]
 pub(crate) async fn replay_dead_letter(
     State(app): State<Arc<App>>,
     id: PathParam,
@@ -110,7 +195,18 @@ pub(crate) async fn replay_dead_letter(
     }
 }
 
-/// `POST /admin/dlq/replay`
+/// Replay all dead letters.
+///
+/// Puts every dead letter back on its topic and restarts every dead request, attempts counted from 0. The response
+/// comes before delivery: list the dead letters again a moment later to see which came back.
+///
+/// Repair the cause first. What died of a cause that persists dies again.
+#[utoipa::path(
+    post,
+    path = "/admin/dlq/replay",
+    tag = "dead letters",
+    responses((status = 200, description = "How many were put back; 0 when there were none.", body = ReplayResponse)),
+)]
 pub(crate) async fn replay_all_dead_letters(
     State(app): State<Arc<App>>,
 ) -> Result<Json<ReplayResponse>, ApiError> {
@@ -119,7 +215,30 @@ pub(crate) async fn replay_all_dead_letters(
     Ok(Json(ReplayResponse { replayed: messages + requests }))
 }
 
-/// `DELETE /admin/dlq/{id}`
+/// Discard one dead letter.
+///
+/// Throws one dead letter away. **This cannot be undone.** The audit counts it as `discarded`, so the books still
+/// balance; a request stays failed and can still be read.
+#[utoipa::path(
+    delete,
+    path = "/admin/dlq/{id}",
+    tag = "dead letters",
+    params(
+        (
+            "id" = String, Path,
+            description = "The `id` of the dead letter, as listed.",
+            example = "01a1e10e-307b-72ec-b643-93a845acbee2",
+        ),
+    ),
+    responses(
+        (status = 204, description = "Discarded."),
+        (
+            status = 404,
+            description = "There is no dead letter with that id: it was replayed or discarded already, perhaps by \
+                somebody else. List them again.",
+        ),
+    ),
+)]
 pub(crate) async fn discard_dead_letter(
     State(app): State<Arc<App>>,
     id: PathParam,

@@ -5,6 +5,7 @@ use axum::response::{IntoResponse, Response};
 use http::header::{CONTENT_TYPE, RETRY_AFTER};
 use http::{HeaderMap, HeaderValue, StatusCode};
 use serde::Serialize;
+use utoipa::ToSchema;
 
 use crate::auth::credentials::AuthError;
 use crate::telemetry::quiet::Quiet;
@@ -23,13 +24,24 @@ struct Parts {
     headers: HeaderMap,
 }
 
-/// The flat body of every error.
-#[derive(Serialize)]
-struct ErrorResponse<'a> {
+/// What went wrong, in the same form on every route but those of sale.
+#[derive(Serialize, ToSchema)]
+#[schema(as = Error)]
+pub(crate) struct ErrorResponse<'a> {
+    /// The HTTP status.
+    #[schema(minimum = 400, maximum = 599, examples(400))]
     status: u16,
+    /// The HTTP status in words.
+    #[schema(examples("Bad Request"))]
     error: &'static str,
+    /// What to branch on, such as `INVALID_REQUEST`, `UNAUTHENTICATED`, `UNAUTHORIZED_SCOPE`, `NOT_FOUND`,
+    /// `PAYLOAD_TOO_LARGE`, `RATE_LIMITED`, `DEPENDENCY_UNAVAILABLE`. More may come.
+    #[schema(pattern = "^[A-Z][A-Z_]*$", examples("INVALID_REQUEST"))]
     code: &'static str,
+    /// For people: what is wrong. The wording may change.
+    #[schema(examples("timeWindow is required"))]
     message: &'a str,
+    /// When it was answered.
     timestamp: jiff::Timestamp,
 }
 

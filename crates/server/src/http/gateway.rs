@@ -18,7 +18,57 @@ use crate::telemetry::quiet::Quiet;
 /// What nginx answers those with who have gone; nobody reads it but the metrics.
 const CLIENT_CLOSED_REQUEST: u16 = 499;
 
-/// `ANY /api/v1/ai/**`
+/// Call the AI service.
+///
+/// Any method, any path under `/api/v1/ai`. The call is authenticated, costs one of the user's plan, and is forwarded
+/// to the upstream with path, query and body as they are; the response is streamed back as it comes. A WebSocket costs
+/// one as well, when it is opened.
+///
+/// The upstream does not see the token. It learns who calls from `X-Weir-User`.
+#[utoipa::path(
+    method(get, post, put, patch, delete),
+    path = "/api/v1/ai/{path}",
+    tag = "tier",
+    params(
+        (
+            "path" = String, Path,
+            description = "What is asked of the AI service, slashes included. It may be empty.",
+            example = "extract",
+        ),
+    ),
+    request_body(content(("*/*"))),
+    responses(
+        (
+            status = 200,
+            description = "The upstream's response, whatever its status.",
+            content(("*/*")), headers(("RateLimit")),
+        ),
+        (
+            status = 400,
+            description = "The path could be read as one outside of `/api/v1/ai`, or the body broke off. Nothing was \
+                forwarded.",
+            headers(("RateLimit")),
+        ),
+        (status = 408, description = "The body stopped coming.", headers(("RateLimit"))),
+        (status = 413, description = "The body is larger than `ai.max_body`.", headers(("RateLimit"))),
+        (
+            status = 429,
+            description = "The minute or the day is used up; the message says which. Nothing was spent and nothing was \
+                forwarded.",
+            headers(("RateLimit")),
+        ),
+        (
+            status = 502,
+            description = "The upstream cannot be reached, or its response is not HTTP.",
+            headers(("RateLimit")),
+        ),
+        (
+            status = 504,
+            description = "The upstream accepted no connection, or did not begin its response, in time.",
+            headers(("RateLimit")),
+        ),
+    ),
+)]
 pub(crate) async fn forward_call(
     State(app): State<Arc<App>>,
     User(claims): User,

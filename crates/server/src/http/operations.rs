@@ -8,12 +8,13 @@ use axum::response::{IntoResponse, Response};
 use http::header::{CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE};
 use http::{HeaderName, StatusCode};
 use serde::Serialize;
+use utoipa::ToSchema;
 
 use super::body::Json;
+use super::openapi::{self, schema};
 use crate::app::App;
 use crate::service::health::Check;
 
-const OPENAPI: &str = include_str!("../../assets/openapi.json");
 const DOCS: &str = include_str!("../../assets/docs.html");
 const INDEX: &str = include_str!("../../assets/index.html");
 
@@ -21,28 +22,55 @@ const INDEX: &str = include_str!("../../assets/index.html");
 const PAGE_POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; \
     connect-src 'self'; img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, ToSchema)]
 struct HealthResponse {
+    /// Whether the check itself was carried out. Look at `data.status` for the result.
+    #[schema(examples(true))]
     success: bool,
     data: HealthData,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, ToSchema)]
 struct HealthData {
+    #[schema(value_type = schema::HealthStatus)]
     status: &'static str,
-    /// In seconds.
+    /// Seconds since this process started.
+    #[schema(examples(3600))]
     uptime: u64,
+    /// One entry for each engine in use, by its name, such as `sqlite` or `postgresql`.
+    #[schema(value_type = BTreeMap<String, CheckResponse>, examples(json!({"sqlite": {"status": "up", "latencyMs": 1}})))]
     checks: BTreeMap<&'static str, CheckResponse>,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
+#[schema(as = HealthCheck)]
 struct CheckResponse {
+    #[schema(value_type = schema::EngineStatus)]
     status: &'static str,
+    /// How long it took, in milliseconds.
+    #[schema(value_type = u64, examples(1))]
     latency_ms: u128,
 }
 
-/// `GET /health`
+/// Check the engines.
+///
+/// Asks every engine in use and says how long each took to answer. For people and dashboards; probes should use
+/// `/livez` and `/readyz`.
+#[utoipa::path(
+    get,
+    path = "/health",
+    tag = "operations",
+    responses(
+        (status = 200, description = "Healthy: every engine answered.", body = HealthResponse),
+        (
+            status = 503,
+            description = "Degraded: the check that is `down` names the engine to look at. What needs that engine \
+                answers 503 until it is back; nothing has to be restarted here.",
+            body = HealthResponse,
+        ),
+    ),
+)]
 pub(crate) async fn get_health(State(app): State<Arc<App>>) -> Response {
     let checks = app.health.check().await;
     let (status, word) = if checks.iter().all(|check| check.up) {
@@ -65,12 +93,36 @@ pub(crate) async fn get_health(State(app): State<Arc<App>>) -> Response {
     (status, Json(body)).into_response()
 }
 
-/// `GET /livez`: the process runs.
+/// Probe liveness.
+///
+/// Whether this process runs. Asks no engine: an outage elsewhere is no reason to restart Weir.
+#[utoipa::path(
+    get,
+    path = "/livez",
+    tag = "operations",
+    responses((status = 200, description = "Alive: `ok`.", body = String, content_type = "text/plain")),
+)]
 pub(crate) async fn get_livez() -> &'static str {
     "ok"
 }
 
-/// `GET /readyz`: it can do work. No longer once it begins to stop, so that no new work is sent here.
+/// Probe readiness.
+///
+/// Whether this process should be given traffic now. No longer once it begins to stop.
+#[utoipa::path(
+    get,
+    path = "/readyz",
+    tag = "operations",
+    responses(
+        (status = 200, description = "Ready: `ok`.", body = String, content_type = "text/plain"),
+        (
+            status = 503,
+            description = "Not now: an engine does not answer, or the server is shutting down. Send traffic elsewhere; \
+                `/health` says why. Do not restart for this.",
+            body = String, content_type = "text/plain",
+        ),
+    ),
+)]
 pub(crate) async fn get_readyz(State(app): State<Arc<App>>) -> (StatusCode, &'static str) {
     if app.closing.is_cancelled() {
         (StatusCode::SERVICE_UNAVAILABLE, "shutting down")
@@ -81,7 +133,21 @@ pub(crate) async fn get_readyz(State(app): State<Arc<App>>) -> (StatusCode, &'st
     }
 }
 
-/// `GET /metrics`
+/// Read the metrics.
+///
+/// Counters, gauges and histograms of this process, for Prometheus to scrape. Several servers are scraped one by one.
+#[utoipa::path(
+    get,
+    path = "/metrics",
+    tag = "operations",
+    responses(
+        (
+            status = 200,
+            description = "The metrics in the OpenMetrics text format.",
+            body = String, content_type = "application/openmetrics-text",
+        ),
+    ),
+)]
 pub(crate) async fn get_metrics(State(app): State<Arc<App>>) -> ([(HeaderName, &'static str); 1], String) {
     for check in app.health.check().await {
         app.metrics.record_engine(check.engine, check.up);
@@ -91,17 +157,48 @@ pub(crate) async fn get_metrics(State(app): State<Arc<App>>) -> ([(HeaderName, &
     ([(CONTENT_TYPE, "application/openmetrics-text; version=1.0.0; charset=utf-8")], app.metrics.encode())
 }
 
-/// `GET /openapi.json`
+/// Get this description.
+///
+/// This document: OpenAPI 3.1, for client generators and tools.
+#[utoipa::path(
+    get,
+    path = "/openapi.json",
+    tag = "operations",
+    responses(
+        (
+            status = 200,
+            description = "The description of the routes of this server.",
+            body = Object, content_type = "application/json",
+        ),
+    ),
+)]
 pub(crate) async fn get_openapi() -> ([(HeaderName, &'static str); 2], &'static str) {
-    ([(CONTENT_TYPE, "application/json"), (CACHE_CONTROL, "no-cache")], OPENAPI)
+    ([(CONTENT_TYPE, "application/json"), (CACHE_CONTROL, "no-cache")], openapi::document())
 }
 
-/// `GET /docs`
+/// Open the API reference.
+///
+/// This description as a page, with a form to try each call. It loads nothing from elsewhere, so it works without
+/// internet access.
+#[utoipa::path(
+    get,
+    path = "/docs",
+    tag = "operations",
+    responses((status = 200, description = "The page.", body = String, content_type = "text/html")),
+)]
 pub(crate) async fn get_docs() -> impl IntoResponse {
     page(DOCS)
 }
 
-/// `GET /`
+/// Open the start page.
+///
+/// The status of this server at a glance, a first call to copy, and where to go next.
+#[utoipa::path(
+    get,
+    path = "/",
+    tag = "operations",
+    responses((status = 200, description = "The page.", body = String, content_type = "text/html")),
+)]
 pub(crate) async fn get_index() -> impl IntoResponse {
     page(INDEX)
 }

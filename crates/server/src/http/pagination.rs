@@ -1,17 +1,32 @@
 //! Lists, read page by page: `{"items":[…],"nextCursor":…|null}`.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
+use utoipa::{IntoParams, ToSchema};
 
 use super::error::ApiError;
 
 const LIMIT_DEFAULT: usize = 100;
 const LIMIT_MAX: usize = 1_000;
 
+/// What a call for a page says.
+#[derive(Debug, Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
+pub(crate) struct PageQuery {
+    /// How many items to answer with at most.
+    #[param(value_type = u32, required = false, minimum = 1, maximum = 1000, default = 100)]
+    pub(crate) limit: Option<String>,
+    /// The `nextCursor` of the page before. Leave it out for the first page.
+    #[param(value_type = String, required = false)]
+    pub(crate) cursor: Option<String>,
+}
+
 /// One page of a list.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Page<T> {
     items: Vec<T>,
+    /// Pass it as `cursor` for the next page; null on the last page.
+    #[schema(required = true)]
     next_cursor: Option<String>,
 }
 

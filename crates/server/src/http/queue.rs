@@ -9,6 +9,7 @@ use std::time::Duration;
 use axum::extract::{Extension, State};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use utoipa::ToSchema;
 use weir_queue::{Claim, Lease, Message, Position, Receipt, Settlement, Source};
 
 use super::body::Json;
@@ -23,35 +24,53 @@ const WAIT_MAX: u32 = 20;
 const DELAY_MAX: u32 = 86_400;
 const REASON_MAX: usize = 1_000;
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
+#[schema(examples(json!({"topic": "payments-due", "max": 100, "waitSeconds": 20})))]
 pub(crate) struct ClaimRequest {
+    /// The value of `slot.dispatch.topic`.
+    #[schema(value_type = String)]
     topic: Box<str>,
+    #[schema(minimum = 1, maximum = 1000, default = 100)]
     max: Option<u32>,
+    #[schema(minimum = 1, maximum = 3600, default = 30)]
     visibility_seconds: Option<u32>,
+    /// How long to wait when nothing is due.
+    #[schema(maximum = 20, default = 0)]
     wait_seconds: Option<u32>,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct ClaimResponse {
     messages: Vec<MessageResponse>,
-    /// What a settlement needs; empty with nothing claimed.
+    /// What a settlement needs; empty when nothing is due.
+    #[schema(examples("3-5"))]
     receipt: String,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = ClaimedMessage)]
 struct MessageResponse {
+    #[schema(examples("3-17"))]
     id: String,
+    /// The config's name.
+    #[schema(examples("default"))]
     key: String,
+    /// How often it was put back.
     attempts: u32,
+    /// The slot, as it was assigned.
     payload: Value,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
+#[schema(as = SettleClaimRequest, examples(json!({"topic": "payments-due", "receipt": "3-5", "done": ["3-17"]})))]
 pub(crate) struct SettleRequest {
+    #[schema(value_type = String)]
     topic: Box<str>,
+    /// The one that the claim gave.
+    #[schema(value_type = String)]
     receipt: Box<str>,
     #[serde(default)]
     done: Vec<String>,
@@ -61,25 +80,52 @@ pub(crate) struct SettleRequest {
     dead: Vec<DeadRequest>,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
+#[schema(as = RetriedMessage)]
 struct RetryRequest {
     id: String,
+    #[schema(maximum = 86_400)]
     delay_seconds: u32,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, ToSchema)]
+#[schema(as = DeadMessage)]
 struct DeadRequest {
     id: String,
+    /// At most 1,000 bytes.
+    #[schema(max_length = 1000)]
     reason: String,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = SettleClaimResponse)]
 pub(crate) struct SettleResponse {
+    #[schema(examples(1))]
     settled: usize,
 }
 
-/// `POST /admin/queue/claim`
+/// Take slots that are due.
+///
+/// Hands out events of `slot.dispatch.topic`, in order of time for each config, for `visibilitySeconds`. While some of
+/// a config are out, nobody else gets any of that config. Report what became of them with `/admin/queue/settle`; what
+/// is not settled in time is handed out again.
+///
+/// With Kafka as the broker the events are on Kafka, and there is nothing here.
+#[utoipa::path(
+    post,
+    path = "/admin/queue/claim",
+    tag = "slot",
+    request_body = ClaimRequest,
+    responses(
+        (
+            status = 200,
+            description = "What was handed out; nothing, with an empty `receipt`, when nothing is due.",
+            body = ClaimResponse,
+        ),
+        (status = 404, description = "Nothing is dispatched, or not on this topic, or on Kafka."),
+    ),
+)]
 pub(crate) async fn claim_messages(
     State(app): State<Arc<App>>,
     peer: Option<Extension<Peer>>,
@@ -109,7 +155,26 @@ pub(crate) async fn claim_messages(
     }
 }
 
-/// `POST /admin/queue/settle`
+/// Report what became of claimed slots.
+///
+/// Settles a claim and gives it up, in one commit. What is `done` is removed, what is in `retry` is handed out again
+/// after its delay with the later ones of its config behind it, what is `dead` becomes a dead letter. What is not named
+/// is handed out again at once.
+#[utoipa::path(
+    post,
+    path = "/admin/queue/settle",
+    tag = "slot",
+    request_body = SettleRequest,
+    responses(
+        (status = 200, description = "How many were settled.", body = SettleResponse),
+        (status = 404, description = "Nothing is dispatched, or not on this topic, or on Kafka."),
+        (
+            status = 409,
+            description = "`LEASE_EXPIRED`: the claim has run out. Nothing was settled; its messages are handed out \
+                again.",
+        ),
+    ),
+)]
 pub(crate) async fn settle_messages(
     State(app): State<Arc<App>>,
     Json(request): Json<SettleRequest>,

@@ -14,6 +14,7 @@ use axum::extract::rejection::QueryRejection;
 use axum::extract::{Extension, Query, State};
 use serde::{Deserialize, Serialize};
 use serde_json::value::{RawValue, to_raw_value};
+use utoipa::{IntoParams, ToSchema};
 use weir_core::request::state::Status;
 use weir_core::{RequestId, TenantId};
 use weir_queue::sms::rfc3339;
@@ -22,6 +23,7 @@ use weir_store::request::{Listed, Request};
 use super::body::Json;
 use super::error::ApiError;
 use super::identity::Tenant;
+use super::openapi::schema;
 use super::pagination::{Page, parse_limit};
 use crate::app::App;
 use crate::config::parse::duration;
@@ -32,41 +34,80 @@ use crate::service::request::hub::Subscription;
 /// The longest that a call may wait for a change.
 const WAIT_MAX: Duration = Duration::from_secs(30);
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct StatusResponse {
     #[serde(flatten)]
     summary: SummaryResponse,
-    /// What the downstream answered: its JSON, or its text as a JSON string.
+    /// What the downstream answered: its JSON, or its text as a JSON string. null until the status is `COMPLETED`.
+    #[schema(required = true, value_type = Value)]
     result: Option<Box<RawValue>>,
 }
 
 /// What lists show: everything but results, which may be large.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
+#[schema(as = RequestSummary)]
 pub(crate) struct SummaryResponse {
     request_id: uuid::Uuid,
+    #[schema(value_type = schema::RequestStatus)]
     status: &'static str,
+    /// Why it failed, or why its last attempt did, for programs: such as `DOWNSTREAM_REJECTED` or `DOWNSTREAM_TIMEOUT`.
+    #[schema(required = true)]
     failure_code: Option<String>,
+    /// The same for people.
+    #[schema(required = true)]
     failure_message: Option<String>,
+    /// Calls to the downstream that were begun.
+    #[schema(examples(1))]
     attempts: u32,
     accepted_at: jiff::Timestamp,
+    /// When it last changed.
     updated_at: jiff::Timestamp,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
 pub(crate) struct GetQuery {
+    /// How long to wait for a change, such as `500ms` or `10s`. At most 30 seconds are waited.
+    #[param(value_type = String, required = false, example = "10s")]
     wait: Option<String>,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
 pub(crate) struct ListQuery {
+    /// Only requests with this status.
+    #[param(value_type = schema::RequestStatus, required = false)]
     status: Option<String>,
+    /// How many items to answer with at most.
+    #[param(value_type = u32, required = false, minimum = 1, maximum = 1000, default = 100)]
     limit: Option<String>,
+    /// The `nextCursor` of the page before. Leave it out for the first page.
+    #[param(value_type = uuid::Uuid, required = false)]
     cursor: Option<String>,
 }
 
-/// `GET /v1/requests/{requestId}`
+/// Read a request.
+///
+/// The status of a request. With `wait` the response comes when its status changes, at once when it is final, and at
+/// the latest after that time. So a caller can follow a request without polling in vain: ask with `wait`, again and
+/// again, until `status` is final.
+///
+/// Needs the scope `requests:read` and a token with `tenant_id`.
+#[utoipa::path(
+    get,
+    path = "/v1/requests/{requestId}",
+    tag = "request",
+    params(("requestId" = uuid::Uuid, Path, description = "Which request: the `requestId` of its 202."), GetQuery),
+    responses(
+        (status = 200, description = "The request.", body = StatusResponse),
+        (
+            status = 404,
+            description = "The tenant has no such request: the id is wrong, another tenant's, or was purged.",
+        ),
+    ),
+)]
 pub(crate) async fn get_request(
     Tenant(tenant): Tenant,
     State(app): State<Arc<App>>,
@@ -85,7 +126,19 @@ pub(crate) async fn get_request(
     Ok(Json(describe(&app.requests, request)?))
 }
 
-/// `GET /v1/requests`
+/// List the tenant's requests.
+///
+/// The requests of the token's tenant, the newest first, without their results. Pass `nextCursor` as `cursor` until it
+/// is null.
+///
+/// Needs the scope `requests:read` and a token with `tenant_id`.
+#[utoipa::path(
+    get,
+    path = "/v1/requests",
+    tag = "request",
+    params(ListQuery),
+    responses((status = 200, description = "One page.", body = Page<SummaryResponse>)),
+)]
 pub(crate) async fn list_requests(
     Tenant(tenant): Tenant,
     State(app): State<Arc<App>>,

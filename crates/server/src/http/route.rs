@@ -8,6 +8,7 @@ use futures_util::future::BoxFuture;
 use http::Method;
 
 use super::error::ApiError;
+use super::openapi::Description;
 use super::sale::error::SaleError;
 use crate::app::App;
 use crate::auth::credentials::{AuthError, Credentials};
@@ -30,7 +31,13 @@ pub struct Route {
     pub peer: PeerUse,
     /// Which processes answer it.
     pub role: RouteRole,
+    /// Whether the answer needs a store, and is 503 without one.
+    pub needs_store: bool,
+    /// Whether it is a page or one of its files, whose handlers refuse without a body.
+    pub is_page: bool,
     pub(super) endpoint: Endpoint,
+    /// What the handler's annotation says about it, for `/openapi.json`.
+    pub(super) describe: fn() -> Description,
 }
 
 /// The form of refusals.
@@ -79,9 +86,21 @@ impl Route {
         path: &'static str,
         credentials: Credentials,
         endpoint: Endpoint,
+        describe: fn() -> Description,
     ) -> Self {
         let (errors, peer, role) = (ErrorFormat::Flat, PeerUse::None, RouteRole::Api);
-        Self { method, path, credentials, errors, peer, role, endpoint }
+        Self {
+            method,
+            path,
+            credentials,
+            errors,
+            peer,
+            role,
+            needs_store: true,
+            is_page: false,
+            endpoint,
+            describe,
+        }
     }
 
     /// The handler waits, and looks for the end of the connection meanwhile.
@@ -101,6 +120,18 @@ impl Route {
     pub(super) const fn of_any_role(mut self) -> Self {
         self.role = RouteRole::Any;
         self
+    }
+
+    /// Answered from memory, with or without a store.
+    pub(super) const fn without_store(mut self) -> Self {
+        self.needs_store = false;
+        self
+    }
+
+    /// A page or one of its files.
+    pub(super) const fn of_page(mut self) -> Self {
+        self.is_page = true;
+        self.without_store()
     }
 
     /// Whether it answers requests with this method.

@@ -1,9 +1,10 @@
-//! The table of routes: the only place that lists them. The router, the labels of metrics and the checks of credentials are
-//! derived from it.
+//! The table of routes: the only place that lists them. The router, the labels of metrics, the checks of credentials and
+//! `/openapi.json` are derived from it.
 
 use axum::handler::Handler;
 use http::Method;
 
+use super::openapi::describe;
 use super::route::Route;
 use super::{audit, dead_letters, gateway, operations, queue, quota, request, sale, slot, tier};
 use crate::auth::credentials::Credentials::{
@@ -12,13 +13,23 @@ use crate::auth::credentials::Credentials::{
 use crate::auth::credentials::LIMITS_CHECK;
 use weir_core::request::Scope;
 
-/// `route!(POST "/api/send", Open, quota::send_message)`
+/// `route!(POST "/api/send", Open, quota::send_message)`: the handler, and what its `#[utoipa::path]` says about it.
+/// That attribute leaves a type beside the handler, whose name begins with `__path_`.
 macro_rules! route {
-    (ANY $path:literal, $credentials:expr, $handler:path) => {
-        Route::new(None, $path, $credentials, |request, app| $handler.call(request, app))
+    (@description [$($module:ident ::)*] $handler:ident) => { pastey::paste! { $($module ::)* [<__path_ $handler>] } };
+    (@description [$($module:ident ::)*] $next:ident :: $($rest:tt)+) => {
+        route!(@description [$($module ::)* $next ::] $($rest)+)
     };
-    ($method:ident $path:literal, $credentials:expr, $handler:path) => {
-        Route::new(Some(Method::$method), $path, $credentials, |request, app| $handler.call(request, app))
+    (@method ANY) => { None };
+    (@method $method:ident) => { Some(Method::$method) };
+    ($method:ident $path:literal, $credentials:expr, $($handler:tt)+) => {
+        Route::new(
+            route!(@method $method),
+            $path,
+            $credentials,
+            |request, app| $($handler)+.call(request, app),
+            describe::<route!(@description [] $($handler)+)>,
+        )
     };
 }
 
@@ -44,7 +55,7 @@ fn quota() -> Vec<Route> {
 fn slot() -> Vec<Route> {
     vec![
         route!(POST "/api/v1/slots", Open, slot::assign_slot),
-        route!(POST "/api/v1/slots/bulk", Open, slot::bulk::assign_slots),
+        route!(POST "/api/v1/slots/bulk", Open, slot::bulk::assign_slots).without_store(),
         route!(POST "/api/v1/slots/forecast", Open, slot::forecast_slots),
         route!(GET "/api/v1/slots/windows", Open, slot::list_windows),
         route!(GET "/api/v1/slots/{eventId}", Open, slot::get_slot),
@@ -53,7 +64,7 @@ fn slot() -> Vec<Route> {
         route!(GET "/admin/rate-limit/config", Operator, slot::config::list_configs),
         route!(GET "/admin/rate-limit/config/{name}", Operator, slot::config::get_config),
         route!(DELETE "/admin/rate-limit/config/{name}", Operator, slot::config::deactivate_config),
-        route!(POST "/admin/rate-limit/cache/flush", Operator, slot::config::flush_cache),
+        route!(POST "/admin/rate-limit/cache/flush", Operator, slot::config::flush_cache).without_store(),
     ]
 }
 
@@ -78,8 +89,8 @@ fn tier() -> Vec<Route> {
         route!(GET "/admin/subscriptions/{user}", Operator, tier::get_subscription),
         route!(PUT "/admin/subscriptions/{user}", Operator, tier::put_subscription),
         route!(DELETE "/admin/subscriptions/{user}", Operator, tier::delete_subscription),
-        route!(GET "/admin/tiers", Operator, tier::list_tiers),
-        route!(GET "/admin/tiers/{tier}", Operator, tier::get_tier),
+        route!(GET "/admin/tiers", Operator, tier::list_tiers).without_store(),
+        route!(GET "/admin/tiers/{tier}", Operator, tier::get_tier).without_store(),
         route!(PUT "/admin/tiers/{tier}", Operator, tier::put_tier),
     ]
 }
@@ -87,8 +98,8 @@ fn tier() -> Vec<Route> {
 /// Limits for anyone.
 fn policies() -> Vec<Route> {
     vec![
-        route!(GET "/admin/policies", Operator, tier::policy::list_policies),
-        route!(GET "/admin/policies/{name}", Operator, tier::policy::get_policy),
+        route!(GET "/admin/policies", Operator, tier::policy::list_policies).without_store(),
+        route!(GET "/admin/policies/{name}", Operator, tier::policy::get_policy).without_store(),
         route!(PUT "/admin/policies/{name}", Operator, tier::policy::put_policy),
         route!(DELETE "/admin/policies/{name}", Operator, tier::policy::delete_policy),
         route!(DELETE "/admin/policies/{name}/keys/{key}", Operator, tier::policy::reset_key),
@@ -110,12 +121,18 @@ fn sale() -> Vec<Route> {
         route!(GET "/api/v1/products/{sku}", Operator, sale::products::get_product),
         route!(PUT "/api/v1/products/{sku}", Operator, sale::products::change_product),
         route!(DELETE "/api/v1/products/{sku}", Operator, sale::products::delete_product),
+    ];
+    routes.into_iter().chain(sale_page()).map(Route::of_sale).collect()
+}
+
+fn sale_page() -> impl Iterator<Item = Route> {
+    let routes = [
         route!(GET "/sale", Open, sale::assets::redirect_to_page),
         route!(GET "/sale/", Open, sale::assets::get_page),
         route!(GET "/sale/{file}", Open, sale::assets::get_page_file),
         route!(GET "/sale/assets/{file}", Open, sale::assets::get_page_asset),
     ];
-    routes.into_iter().map(Route::of_sale).collect()
+    routes.into_iter().map(Route::of_page)
 }
 
 /// What operators ask of all capabilities, and of the queues between them.
@@ -142,5 +159,5 @@ fn operations() -> Vec<Route> {
         route!(GET "/docs", Open, operations::get_docs),
         route!(GET "/", Open, operations::get_index),
     ];
-    routes.into_iter().map(Route::of_any_role).collect()
+    routes.into_iter().map(Route::of_any_role).map(Route::without_store).collect()
 }

@@ -17,6 +17,8 @@ use axum::response::{IntoResponse, Response};
 use http::header::CACHE_CONTROL;
 use jiff::fmt::temporal::DateTimePrinter;
 use serde::{Deserialize, Serialize};
+use utoipa::openapi::schema::{Object, ObjectBuilder, Type};
+use utoipa::{IntoParams, ToSchema};
 use weir_core::Timestamp;
 use weir_core::sale::Sku;
 use weir_queue::sms::rfc3339;
@@ -24,37 +26,85 @@ use weir_store::sale::Product;
 
 use self::error::SaleError;
 use super::body::Json;
+use super::openapi::schema;
 use crate::app::App;
 
 /// A success in its envelope.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, ToSchema)]
 struct Success<T> {
+    #[schema(schema_with = always_true)]
     success: bool,
     data: T,
+}
+
+/// A success, or what the rules refuse: look at `success`.
+#[derive(Debug, Serialize, ToSchema)]
+#[serde(untagged)]
+#[expect(dead_code, reason = "handlers answer with one of the two; only the document has both")]
+enum Outcome<T> {
+    Success(Success<T>),
+    Refused(error::ErrorResponse),
+}
+
+fn always_true() -> Object {
+    ObjectBuilder::new().schema_type(Type::Boolean).enum_values(Some([true])).build()
 }
 
 fn success<T: Serialize>(data: T) -> Json<Success<T>> {
     Json(Success { success: true, data })
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
 pub(crate) struct SaleQuery {
+    /// Which sale.
+    #[param(value_type = schema::Sku, required = false)]
     sku: Option<String>,
 }
 
-#[derive(Debug, Serialize)]
+/// A sale, at most 100 ms old.
+#[derive(Debug, Serialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
+#[schema(as = SaleStatus)]
 struct SaleResponse {
+    #[schema(value_type = schema::Sku)]
     sku: String,
+    #[schema(value_type = schema::SaleState)]
     state: &'static str,
+    /// Units left.
+    #[schema(examples(87))]
     stock: u32,
+    /// Units at first.
+    #[schema(minimum = 1, examples(100))]
     initial_stock: u32,
+    #[schema(value_type = schema::ProductName)]
     product_name: String,
+    /// From when on it sells.
+    #[schema(format = DateTime)]
     start_time: String,
+    /// Until when.
+    #[schema(format = DateTime)]
     end_time: String,
 }
 
-/// `GET /api/v1/sales`
+/// Read a sale.
+///
+/// The state and the stock of a sale, from memory and at most 100 ms old. Without `sku`: the sale that runs, else the
+/// next, else the last that ended. Caches may keep it for a second.
+#[utoipa::path(
+    get,
+    path = "/api/v1/sales",
+    tag = "sale",
+    params(SaleQuery),
+    responses(
+        (
+            status = 200,
+            description = "The sale.",
+            body = Success<SaleResponse>, headers(("Cache-Control" = String, description = "`public, max-age=1`")),
+        ),
+        (status = 404, description = "There is no such sale."),
+    ),
+)]
 pub(crate) async fn get_sale(
     State(app): State<Arc<App>>,
     query: Result<Query<SaleQuery>, QueryRejection>,

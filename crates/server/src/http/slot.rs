@@ -11,6 +11,7 @@ use axum::extract::{Query, State};
 use axum::response::{IntoResponse, Response};
 use http::StatusCode;
 use serde::{Deserialize, Serialize};
+use utoipa::{IntoParams, ToSchema};
 use weir_core::slot::WindowStatus;
 use weir_core::{ConfigName, EventId, Timestamp};
 use weir_queue::sms::rfc3339;
@@ -18,25 +19,41 @@ use weir_store::slot::{Assign, AssignOutcome, Slot};
 
 use super::body::Json;
 use super::error::ApiError;
+use super::openapi::schema;
 use super::pagination::{Page, parse_limit};
 use crate::app::App;
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
+#[schema(
+    as = AssignSlotRequest,
+    examples(json!({"eventId": "payment-000001", "configName": "default", "requestedTime": "2026-06-01T12:00:00Z"}))
+)]
 pub(crate) struct AssignRequest {
+    #[schema(value_type = schema::EventId)]
     event_id: Box<str>,
+    #[schema(value_type = schema::ConfigName)]
     config_name: Box<str>,
+    /// When the event wants to run.
+    #[schema(value_type = schema::Time)]
     requested_time: Box<str>,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
+#[schema(title = "A slot")]
 pub(crate) struct SlotResponse {
+    #[schema(value_type = schema::EventId)]
     event_id: EventIdText,
+    #[schema(value_type = schema::ConfigName)]
     config_name: ConfigNameText,
+    /// When the event wanted to run, as of the call that assigned its slot.
     requested_time: jiff::Timestamp,
+    /// The start of its window, by the config as it was when the slot was assigned.
     window_start: jiff::Timestamp,
+    /// When it is to run: a whole millisecond inside its window, not before `requestedTime`.
     scheduled_time: jiff::Timestamp,
+    #[schema(value_type = schema::SlotStatus)]
     status: &'static str,
 }
 
@@ -59,49 +76,130 @@ impl Serialize for ConfigNameText {
     }
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, IntoParams)]
 #[serde(rename_all = "camelCase")]
+#[into_params(parameter_in = Query)]
 pub(crate) struct WindowsQuery {
+    /// Whose windows. The config must be active.
+    #[param(value_type = schema::ConfigName, required = true)]
     config_name: Option<String>,
+    /// Only windows that begin at this time or later. A window that began before it is left out, even if it is still
+    /// going on.
+    #[param(value_type = schema::Time, required = false)]
     from: Option<String>,
+    /// Only windows that begin before this time.
+    #[param(value_type = schema::Time, required = false)]
     to: Option<String>,
+    /// How many items to answer with at most.
+    #[param(value_type = u32, required = false, minimum = 1, maximum = 1000, default = 100)]
     limit: Option<String>,
+    /// The `nextCursor` of the page before. Leave it out for the first page.
+    #[param(value_type = schema::Time, required = false)]
     cursor: Option<String>,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
+#[schema(as = SlotWindow)]
 pub(crate) struct WindowResponse {
+    /// When it begins.
     window_start: jiff::Timestamp,
+    /// Slots scheduled inside it.
+    #[schema(minimum = 1, maximum = 2_147_483_647, examples(17))]
     slot_count: u32,
+    /// What the active version of the config allows.
+    #[schema(minimum = 1, maximum = 2_147_483_647, examples(100))]
     max_per_window: u32,
+    #[schema(value_type = schema::WindowStatus)]
     status: &'static str,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
+#[schema(
+    as = ForecastSlotsRequest,
+    examples(json!({"configName": "default", "requestedTime": "2026-06-01T12:00:00Z", "events": 500_000}))
+)]
 pub(crate) struct ForecastRequest {
+    #[schema(value_type = schema::ConfigName)]
     config_name: Box<str>,
+    /// When all of them want to run.
+    #[schema(value_type = schema::Time)]
     requested_time: Box<str>,
+    /// How many they are.
+    #[schema(value_type = u32, minimum = 1, maximum = 1_000_000_000)]
     events: serde_json::Value,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
+#[schema(as = ForecastSlotsResponse)]
 pub(crate) struct ForecastResponse {
+    #[schema(value_type = schema::ConfigName)]
     config_name: ConfigNameText,
+    /// As asked.
     requested_time: jiff::Timestamp,
+    /// As asked.
+    #[schema(minimum = 1, maximum = 1_000_000_000, examples(500_000))]
     events: u64,
+    /// How many windows the load would use.
+    #[schema(minimum = 1, examples(5000))]
     windows: u64,
+    /// The start of the window of its first event.
     first_window: jiff::Timestamp,
+    /// The start of the window of its last event.
     last_window: jiff::Timestamp,
+    /// The end of that window: by then every event has run.
     finishes_by: jiff::Timestamp,
 }
 
 /// The largest load that can be asked about.
 const FORECAST_MAX: u64 = 1_000_000_000;
 
-/// `POST /api/v1/slots`
+/// Assign a slot.
+///
+/// Gives an event a time to run. The event goes into the window of `requestedTime` if that has room, otherwise into the
+/// first later window with room, at a random millisecond inside it. `scheduledTime` is never before `requestedTime`.
+///
+/// A window that has begun at `requestedTime` offers only the share of its places that the rest of its time is worth.
+/// The server's clock plays no part: a time in the past is taken as it is.
+///
+/// **Event ids are global and idempotent.** An event that has a slot keeps it, whatever time or config comes with it
+/// later, so sending the same call again is always safe.
+///
+/// The slot and its window's counter are written in one commit before the response: a 201 survives a crash.
+#[utoipa::path(
+    post,
+    path = "/api/v1/slots",
+    tag = "slot",
+    request_body = AssignRequest,
+    responses(
+        (
+            status = 201,
+            description = "The event has a slot now. It is durable: a restart keeps it.",
+            body = SlotResponse,
+        ),
+        (
+            status = 200,
+            description = "The event had a slot already. This is that slot, with the time and config it was assigned \
+                by, even when this call names others. Nothing was changed.",
+            body = SlotResponse,
+        ),
+        (
+            status = 404,
+            description = "No active config has that name: nobody configured it, or it was deactivated. Configure it \
+                (`POST /admin/rate-limit/config`), or look for a typing error in the name.",
+        ),
+        (
+            status = 503,
+            description = "No slot could be assigned. Wait `Retry-After` seconds and send the same event again: if the \
+                first call went through after all, the response is the slot it got. `SLOTS_EXHAUSTED` means \
+                that every window within the headroom was full or held by other servers at that moment; \
+                `DEPENDENCY_UNAVAILABLE` that the store did not answer in time, too many calls are waiting, \
+                or the server is shutting down. `/health` says which engine is down.",
+        ),
+    ),
+)]
 pub(crate) async fn assign_slot(
     State(app): State<Arc<App>>,
     Json(request): Json<AssignRequest>,
@@ -116,7 +214,24 @@ pub(crate) async fn assign_slot(
     }
 }
 
-/// `POST /api/v1/slots/forecast`
+/// Forecast a load.
+///
+/// Says which windows a load of `events` events for one time would use, were it assigned now by nobody else. Nothing is
+/// assigned or held: what others take in the meantime moves the end.
+#[utoipa::path(
+    post,
+    path = "/api/v1/slots/forecast",
+    tag = "slot",
+    request_body = ForecastRequest,
+    responses(
+        (status = 200, description = "Where the load would go.", body = ForecastResponse),
+        (
+            status = 404,
+            description = "No active config has that name: nobody configured it, or it was deactivated. Configure it \
+                (`POST /admin/rate-limit/config`), or look for a typing error in the name.",
+        ),
+    ),
+)]
 pub(crate) async fn forecast_slots(
     State(app): State<Arc<App>>,
     Json(request): Json<ForecastRequest>,
@@ -140,7 +255,38 @@ pub(crate) async fn forecast_slots(
     }))
 }
 
-/// `GET /api/v1/slots/{eventId}`
+/// Read an event's slot.
+///
+/// The slot as it was assigned. `status` is always `EXISTING` here. It is found whether or not its config is still
+/// active.
+///
+/// `windowStart` is the window of the config as it was then: a later change of the window size does not move what is
+/// scheduled.
+#[utoipa::path(
+    get,
+    path = "/api/v1/slots/{eventId}",
+    tag = "slot",
+    params(
+        (
+            "eventId" = schema::EventId, Path,
+            description = "Which event. Percent-encode it: an id may contain `/`, spaces and any other character that \
+                is not a control character. The ids `bulk`, `forecast` and `windows` are paths of their own; \
+                write one of their letters encoded, such as `%62ulk`.",
+        ),
+    ),
+    responses(
+        (status = 200, description = "The slot.", body = SlotResponse),
+        (
+            status = 400,
+            description = "The eventId in the path is too long or contains a control character. Nothing was changed.",
+        ),
+        (
+            status = 404,
+            description = "The event has no slot: it was never assigned one, or gave it back. Assign one (`POST \
+                /api/v1/slots`), or look for a typing error in the eventId.",
+        ),
+    ),
+)]
 pub(crate) async fn get_slot(
     State(app): State<Arc<App>>,
     event: PathParam,
@@ -150,7 +296,35 @@ pub(crate) async fn get_slot(
     Ok(Json(describe(slot, "EXISTING")))
 }
 
-/// `DELETE /api/v1/slots/{eventId}`
+/// Give a slot back.
+///
+/// Frees the event's place in its window for another event. The event is forgotten: assigned again it counts as new and
+/// may get another time.
+#[utoipa::path(
+    delete,
+    path = "/api/v1/slots/{eventId}",
+    tag = "slot",
+    params(
+        (
+            "eventId" = schema::EventId, Path,
+            description = "Which event. Percent-encode it: an id may contain `/`, spaces and any other character that \
+                is not a control character. The ids `bulk`, `forecast` and `windows` are paths of their own; \
+                write one of their letters encoded, such as `%62ulk`.",
+        ),
+    ),
+    responses(
+        (status = 204, description = "Given back."),
+        (
+            status = 400,
+            description = "The eventId in the path is too long or contains a control character. Nothing was changed.",
+        ),
+        (
+            status = 404,
+            description = "The event has no slot: it was never assigned one, or gave it back. Assign one (`POST \
+                /api/v1/slots`), or look for a typing error in the eventId.",
+        ),
+    ),
+)]
 pub(crate) async fn give_slot_back(
     State(app): State<Arc<App>>,
     event: PathParam,
@@ -160,7 +334,28 @@ pub(crate) async fn give_slot_back(
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// `GET /api/v1/slots/windows`
+/// List windows.
+///
+/// How full the windows of a config are, in order of time. Windows without slots are left out.
+///
+/// After a new window size these are the windows of that size, each with what is scheduled inside it, whatever version
+/// put it there. After a lowered maximum a window may have more slots than `maxPerWindow`; it takes no more.
+///
+/// The list is read page by page: pass `nextCursor` as `cursor` until it is null.
+#[utoipa::path(
+    get,
+    path = "/api/v1/slots/windows",
+    tag = "slot",
+    params(WindowsQuery),
+    responses(
+        (status = 200, description = "One page.", body = Page<WindowResponse>),
+        (
+            status = 404,
+            description = "No active config has that name: nobody configured it, or it was deactivated. Configure it \
+                (`POST /admin/rate-limit/config`), or look for a typing error in the name.",
+        ),
+    ),
+)]
 pub(crate) async fn list_windows(
     State(app): State<Arc<App>>,
     query: Result<Query<WindowsQuery>, QueryRejection>,

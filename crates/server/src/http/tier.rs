@@ -12,6 +12,7 @@ use super::path_params::PathParam;
 use axum::extract::State;
 use http::StatusCode;
 use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 use weir_core::UserId;
 use weir_core::tier::{Limit, LimitError, Plan, Standing, Tier, TierLimits};
 use weir_queue::sms::rfc3339;
@@ -20,64 +21,113 @@ use weir_store::tier::Subscription;
 use super::body::Json;
 use super::error::ApiError;
 use super::identity::User;
+use super::openapi::schema;
 use super::pagination::Page;
 use crate::app::App;
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, ToSchema)]
+#[schema(examples(json!({"plan": "PRO_MONTHLY"})))]
 pub(crate) struct SubscriptionRequest {
+    #[schema(value_type = schema::PlanName)]
     plan: Box<str>,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct SubscriptionResponse {
+    #[schema(value_type = schema::UserId)]
     user: String,
+    #[schema(value_type = schema::PlanName)]
     plan: &'static str,
+    #[schema(value_type = schema::TierName)]
     tier: &'static str,
     updated_at: jiff::Timestamp,
 }
 
 /// What is left out stays as it is.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
+#[schema(examples(json!({"dailyLimit": 1000})))]
 pub(crate) struct TierRequest {
+    /// How many calls are refilled in a minute.
+    #[schema(value_type = Option<u32>, minimum = 1, maximum = 2_147_483_647)]
     requests_per_minute: Option<serde_json::Value>,
+    /// How many calls can be made at once.
+    #[schema(value_type = Option<u32>, minimum = 1, maximum = 2_147_483_647)]
     burst_capacity: Option<serde_json::Value>,
+    /// How many calls are refilled in a day.
+    #[schema(value_type = Option<u32>, minimum = 1, maximum = 2_147_483_647)]
     daily_limit: Option<serde_json::Value>,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct TierResponse {
+    #[schema(value_type = schema::TierName)]
     tier: &'static str,
+    /// How many calls are refilled in a minute.
+    #[schema(minimum = 1, examples(30))]
     requests_per_minute: u32,
+    /// How many calls can be made at once.
+    #[schema(minimum = 1, examples(40))]
     burst_capacity: u32,
+    /// How many calls are refilled in a day.
+    #[schema(minimum = 1, examples(500))]
     daily_limit: u32,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct LimitsResponse {
+    /// The `sub` of the token.
+    #[schema(examples("user@example.com"))]
     user: String,
+    #[schema(value_type = schema::PlanName)]
     plan: &'static str,
+    #[schema(value_type = schema::TierName)]
     tier: &'static str,
+    /// Whether limits are switched on at all.
+    #[schema(examples(true))]
     enabled: bool,
     minute: LimitResponse,
     daily: LimitResponse,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
+#[schema(as = RemainingLimit)]
 struct LimitResponse {
-    /// What comes back in a minute, or in a day.
+    /// How much is refilled in a minute, or in a day.
+    #[schema(minimum = 1, examples(30))]
     limit: u32,
     /// The most that can be left.
+    #[schema(minimum = 1, examples(40))]
     capacity: u32,
+    /// What is left; 9223372036854775807 while limits are switched off.
+    #[schema(examples(39))]
     remaining: u64,
+    /// Until everything is refilled.
+    #[schema(examples(2000))]
     reset_after_ms: u64,
 }
 
-/// `PUT /admin/subscriptions/{user}`
+/// Subscribe a user to a plan.
+///
+/// Applies to the user's next call on this server, and within 5 seconds on the others. What was spent stays spent.
+#[utoipa::path(
+    put,
+    path = "/admin/subscriptions/{user}",
+    tag = "tier",
+    params(
+        (
+            "user" = schema::UserId, Path,
+            description = "The `sub` of the user's tokens, percent-encoded.",
+            example = "user@example.com",
+        ),
+    ),
+    request_body = SubscriptionRequest,
+    responses((status = 200, description = "The subscription as it is now.", body = SubscriptionResponse)),
+)]
 pub(crate) async fn put_subscription(
     State(app): State<Arc<App>>,
     user: PathParam,
@@ -90,7 +140,26 @@ pub(crate) async fn put_subscription(
     Ok(Json(describe_subscription(&subscription)))
 }
 
-/// `GET /admin/subscriptions/{user}`
+/// Read a subscription.
+///
+/// What a user has subscribed to.
+#[utoipa::path(
+    get,
+    path = "/admin/subscriptions/{user}",
+    tag = "tier",
+    params(
+        (
+            "user" = schema::UserId, Path,
+            description = "The `sub` of the user's tokens, percent-encoded.",
+            example = "user@example.com",
+        ),
+    ),
+    responses(
+        (status = 200, description = "The subscription.", body = SubscriptionResponse),
+        (status = 400, description = "The user in the path is too long or contains a control character."),
+        (status = 404, description = "The user has no subscription, and is on the free tier."),
+    ),
+)]
 pub(crate) async fn get_subscription(
     State(app): State<Arc<App>>,
     user: PathParam,
@@ -100,7 +169,26 @@ pub(crate) async fn get_subscription(
     Ok(Json(describe_subscription(&found)))
 }
 
-/// `DELETE /admin/subscriptions/{user}`
+/// End a subscription.
+///
+/// From then on the user is on the free tier.
+#[utoipa::path(
+    delete,
+    path = "/admin/subscriptions/{user}",
+    tag = "tier",
+    params(
+        (
+            "user" = schema::UserId, Path,
+            description = "The `sub` of the user's tokens, percent-encoded.",
+            example = "user@example.com",
+        ),
+    ),
+    responses(
+        (status = 204, description = "Ended."),
+        (status = 400, description = "The user in the path is too long or contains a control character."),
+        (status = 404, description = "The user has no subscription, and is on the free tier."),
+    ),
+)]
 pub(crate) async fn delete_subscription(
     State(app): State<Arc<App>>,
     user: PathParam,
@@ -113,14 +201,34 @@ pub(crate) async fn delete_subscription(
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// `GET /admin/tiers`
+/// List what tiers allow.
+///
+/// All four tiers, as they are now.
+#[utoipa::path(
+    get,
+    path = "/admin/tiers",
+    tag = "tier",
+    responses((status = 200, description = "The tiers.", body = Page<TierResponse>)),
+)]
 pub(crate) async fn list_tiers(State(app): State<Arc<App>>) -> Json<Page<TierResponse>> {
     let tiers = app.tier.tiers();
     let items = Tier::ALL.map(|tier| describe_tier(tier, tiers.get(tier)));
     Json(Page::cut(items.into(), Tier::ALL.len(), |tier| tier.tier.to_owned()))
 }
 
-/// `GET /admin/tiers/{tier}`
+/// Read what a tier allows.
+///
+/// As it is now.
+#[utoipa::path(
+    get,
+    path = "/admin/tiers/{tier}",
+    tag = "tier",
+    params(("tier" = schema::TierName, Path, description = "Which tier.")),
+    responses(
+        (status = 200, description = "The tier.", body = TierResponse),
+        (status = 404, description = "There is no tier of that name."),
+    ),
+)]
 pub(crate) async fn get_tier(
     State(app): State<Arc<App>>,
     tier: PathParam,
@@ -129,7 +237,21 @@ pub(crate) async fn get_tier(
     Ok(Json(describe_tier(tier, app.tier.tiers().get(tier))))
 }
 
-/// `PUT /admin/tiers/{tier}`
+/// Change what a tier allows.
+///
+/// Applies to the next call on this server, within 5 seconds on the others, and from then on instead of the settings. A
+/// field that is left out stays as it is. What was spent stays spent.
+#[utoipa::path(
+    put,
+    path = "/admin/tiers/{tier}",
+    tag = "tier",
+    params(("tier" = schema::TierName, Path, description = "Which tier.")),
+    request_body = TierRequest,
+    responses(
+        (status = 200, description = "The tier as it is now.", body = TierResponse),
+        (status = 404, description = "There is no tier of that name."),
+    ),
+)]
 pub(crate) async fn put_tier(
     State(app): State<Arc<App>>,
     tier: PathParam,
@@ -148,7 +270,15 @@ pub(crate) async fn put_tier(
     Ok(Json(describe_tier(tier, &limits)))
 }
 
-/// `GET /api/v1/limits/me`
+/// See what is left.
+///
+/// What is left of the caller's minute and day. Asking spends nothing.
+#[utoipa::path(
+    get,
+    path = "/api/v1/limits/me",
+    tag = "tier",
+    responses((status = 200, description = "What is left.", body = LimitsResponse)),
+)]
 pub(crate) async fn get_my_limits(
     User(claims): User,
     State(app): State<Arc<App>>,

@@ -10,6 +10,7 @@ use bytes::Bytes;
 use http::HeaderMap;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
+use utoipa::ToSchema;
 use weir_core::RequestId;
 use weir_core::request::state::{Callback, Refused, Status};
 use weir_core::webhook::Received;
@@ -17,6 +18,7 @@ use weir_store::request::{CallbackOutcome, Failure};
 
 use super::super::body::{Json, Raw, parse_json};
 use super::super::error::ApiError;
+use super::super::openapi::schema;
 use super::parse_id;
 use crate::app::App;
 use crate::service::request::CalledBack;
@@ -28,25 +30,78 @@ const MESSAGE_MAX: usize = 1_000;
 const CODE_DEFAULT: &str = "DOWNSTREAM_FAILED";
 const MESSAGE_DEFAULT: &str = "the downstream called back that it failed";
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
+#[schema(examples(json!({"status": "COMPLETED", "result": {"paid": true}})))]
 struct CallbackRequest {
-    /// Which request it is about; then its signature is good for no other.
+    /// The request that the path names; then the signature is valid for no other.
+    #[schema(value_type = Option<uuid::Uuid>)]
     request_id: Option<Box<str>>,
+    #[schema(value_type = schema::CallbackStatus)]
     status: Box<str>,
+    /// With `COMPLETED`: what callers get as `result`, any JSON value.
+    #[schema(value_type = Value, required = false)]
     result: Option<Box<RawValue>>,
+    /// With `FAILED`: why, for programs; cut off after 64 characters. `DOWNSTREAM_FAILED` when it is left out.
+    #[schema(value_type = Option<String>)]
     failure_code: Option<Box<str>>,
+    /// With `FAILED`: why, for people; cut off after 1,000 characters.
+    #[schema(value_type = Option<String>)]
     failure_message: Option<Box<str>>,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct CallbackResponse {
     request_id: uuid::Uuid,
+    #[schema(value_type = schema::RequestStatus)]
     status: &'static str,
 }
 
-/// `POST /v1/requests/{requestId}/callback`
+/// Call back, as a downstream.
+///
+/// A downstream that answered 202 reports here that it is done. The call is signed as Standard Webhooks
+/// (standardwebhooks.com) defines it, with `WEIR_WEBHOOK_SECRET`: HMAC-SHA-256 over `webhook-id`, `webhook-timestamp`
+/// and the exact bytes of the body. A signature is valid for five minutes.
+///
+/// Sent again, or after the request has become final, it is answered with the request's status and changes nothing.
+#[utoipa::path(
+    post,
+    path = "/v1/requests/{requestId}/callback",
+    tag = "request",
+    params(
+        ("requestId" = uuid::Uuid, Path, description = "Which request: the `requestId` of its 202."),
+        (
+            "webhook-id" = String, Header,
+            description = "A name for this message, without a full stop.",
+            example = "msg_27UH4WbU6Z5A5EzD8u03UvzRbpk",
+        ),
+        (
+            "webhook-timestamp" = String, Header,
+            description = "When it is sent, in whole seconds since 1970.",
+            example = "1773457200",
+        ),
+        (
+            "webhook-signature" = String, Header,
+            description = "One or more signatures, separated by spaces; one of them must be valid.",
+            example = "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE=",
+        ),
+    ),
+    request_body = CallbackRequest,
+    responses(
+        (
+            status = 200,
+            description = "The request's status now: after this call, or since an earlier one.",
+            body = CallbackResponse,
+        ),
+        (status = 404, description = "There is no such request; only callers who can sign learn that."),
+        (
+            status = 409,
+            description = "`REQUEST_NOT_STARTED`: the request was not sent to a downstream yet, so none can be done \
+                with it.",
+        ),
+    ),
+)]
 pub(crate) async fn call_back(
     State(app): State<Arc<App>>,
     id: PathParam,

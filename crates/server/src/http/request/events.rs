@@ -28,7 +28,30 @@ const STREAM_MAX: Duration = Duration::from_secs(3_600);
 /// The pause after the store could not say.
 const PAUSE_AFTER_ERROR: Duration = Duration::from_millis(500);
 
-/// `GET /v1/requests/{requestId}/events`
+/// Watch a request.
+///
+/// A stream of server-sent events, each `event: status` with the same JSON as `GET /v1/requests/{requestId}`: first the
+/// present status, then one for every change. It ends after a final one. A comment every 15 seconds shows that it is
+/// alive; after an hour, and when the server stops, it ends early: connect again.
+///
+/// Needs the scope `requests:read` and a token with `tenant_id`.
+#[utoipa::path(
+    get,
+    path = "/v1/requests/{requestId}/events",
+    tag = "request",
+    params(("requestId" = uuid::Uuid, Path, description = "Which request: the `requestId` of its 202.")),
+    responses(
+        (
+            status = 200,
+            description = "The stream.",
+            body = String, content_type = "text/event-stream", item_schema = StatusResponse,
+        ),
+        (
+            status = 404,
+            description = "The tenant has no such request: the id is wrong, another tenant's, or was purged.",
+        ),
+    ),
+)]
 pub(crate) async fn watch_request(
     Tenant(tenant): Tenant,
     State(app): State<Arc<App>>,

@@ -13,6 +13,7 @@ use http::request::Parts;
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
+use utoipa::ToSchema;
 use weir_core::quota::Limits;
 use weir_core::request::canonical::{Canonical, Fingerprint};
 use weir_core::{IdempotencyKey, RequestType, TenantId};
@@ -22,6 +23,7 @@ use weir_store::request::{Receipt, SubmitOutcome};
 use super::super::body::Json;
 use super::super::error::ApiError;
 use super::super::identity::Tenant;
+use super::super::openapi::schema;
 use super::super::rate_limit_headers::{RateLimitHeaders, seconds_up};
 use super::super::request_scope::REQUEST_ID;
 use crate::app::App;
@@ -33,21 +35,35 @@ const REPLAYED: HeaderName = HeaderName::from_static("idempotent-replayed");
 /// The name of the limit in rate-limit headers.
 const POLICY: &str = "request";
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
+#[schema(examples(
+    json!({"idempotencyKey": "order-4711", "requestType": "payment", "payload": {"amount": 12.5, "currency": "EUR"}})
+))]
 pub(crate) struct CreateRequest {
+    /// Your name for this submission. Required, here or in the header `Idempotency-Key`.
+    #[schema(value_type = Option<schema::IdempotencyKey>)]
     idempotency_key: Option<Box<str>>,
+    #[schema(value_type = schema::RequestType)]
     request_type: Box<str>,
-    /// Any JSON value, `null` too, as it was spelled.
+    /// What is asked for: any JSON value, `null` too, nested at most 100 levels deep. It is kept encrypted and passed
+    /// on as it was sent.
+    #[schema(value_type = Value)]
     payload: Box<RawValue>,
+    /// Who is told, with a signed webhook, when the request is final. `http` or `https`, without credentials, and not
+    /// to a private or loopback address. It is not part of what makes two submissions equal.
+    #[schema(value_type = Option<String>, format = "uri", max_length = 2048, pattern = "^[Hh][Tt][Tt][Pp][Ss]?:")]
     callback_url: Option<Box<str>>,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 struct CreateResponse {
+    /// The name of the request.
     request_id: uuid::Uuid,
+    #[schema(value_type = schema::RequestStatus)]
     status: &'static str,
+    /// When it was accepted.
     accepted_at: jiff::Timestamp,
 }
 
@@ -66,7 +82,67 @@ impl FromRequestParts<Arc<App>> for Headers {
     }
 }
 
-/// `POST /v1/requests`
+/// Submit a request.
+///
+/// Accepts a request for work that is done later, once per key and tenant. A 202 is durable: the request will become
+/// final, even if every server is killed right after.
+///
+/// Sent again within 24 hours with the same `idempotencyKey`, the same `requestType` and an equal `payload`, it is
+/// answered with the same request and its current status, and `Idempotent-Replayed: true`. Payloads are equal when they
+/// are equal JSON values: the order of fields, spacing and the spelling of numbers (1 and 1.0) do not matter. Another
+/// payload or type under the same key is 409.
+///
+/// The key may stand in the header `Idempotency-Key` instead, bare or in double quotes; if both are there they must
+/// agree. After any response that leaves doubt, send the same call again.
+///
+/// Needs the scope `requests:create` and a token with `tenant_id`.
+#[utoipa::path(
+    post,
+    path = "/v1/requests",
+    tag = "request",
+    params(
+        (
+            "Idempotency-Key" = Option<String>, Header, nullable = false,
+            description = "Stands in for the field `idempotencyKey`, bare or in double quotes.",
+            example = "order-4711",
+        ),
+    ),
+    request_body = CreateRequest,
+    responses(
+        (
+            status = 202,
+            description = "Accepted, now or before. Keep `requestId`.",
+            body = CreateResponse,
+            headers(
+                ("Idempotent-Replayed" = bool, description = "`true` if it was accepted before; absent otherwise."),
+            ),
+        ),
+        (
+            status = 400,
+            description = "A field is missing or wrong, the two keys differ, or the payload is nested more than 100 \
+                levels deep, names a field twice or is otherwise not the same to every reader. The message \
+                names the field. Nothing was accepted.",
+        ),
+        (
+            status = 409,
+            description = "`IDEMPOTENCY_PAYLOAD_CONFLICT`: the key was used for another payload or type within 24 \
+                hours. Nothing was accepted; use a new key for a new request.",
+        ),
+        (
+            status = 429,
+            description = "The tenant has submitted as many new requests in this minute as it may \
+                (`request.tenant_limit`). Nothing was accepted. Requests that were accepted before are still \
+                answered.",
+            headers(("RateLimit")),
+        ),
+        (
+            status = 503,
+            description = "The store did not answer in time, too many calls are waiting, an operator has switched \
+                requests off, or the rollout has not reached this tenant; the message says which. Wait \
+                `Retry-After` seconds and send the same call again: the key makes that safe.",
+        ),
+    ),
+)]
 pub(crate) async fn create_request(
     Tenant(tenant): Tenant,
     State(app): State<Arc<App>>,

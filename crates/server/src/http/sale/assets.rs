@@ -20,23 +20,74 @@ const REVALIDATE: &str = "no-cache";
 /// For files whose names change with their contents.
 const FOR_EVER: &str = "public, max-age=31536000, immutable";
 
-/// `GET /sale`
+/// Be redirected to the sale page.
+///
+/// Leads to `/sale/`.
+#[utoipa::path(
+    get,
+    path = "/sale",
+    tag = "sale",
+    responses(
+        (
+            status = 308,
+            description = "To `/sale/`, with the same query.",
+            headers(("Location" = String, description = "Where the page is.")),
+        ),
+    ),
+)]
 pub(crate) async fn redirect_to_page(RawQuery(query): RawQuery) -> Response {
     let query = query.map(|query| format!("?{query}")).unwrap_or_default();
     (StatusCode::PERMANENT_REDIRECT, [(LOCATION, format!("/sale/{query}"))]).into_response()
 }
 
-/// `GET /sale/`
+/// Open the sale page.
+///
+/// What a shopper sees of a sale: `?sku=` follows one, else the current one. `/sale/admin.html` is for the operator. A
+/// binary that was built without the page says how to get it.
+#[utoipa::path(
+    get,
+    path = "/sale/",
+    tag = "sale",
+    responses((status = 200, description = "The page.", body = String, content_type = "text/html")),
+)]
 pub(crate) async fn get_page() -> Response {
     file("index.html").unwrap_or_else(|| answer("index.html", REVALIDATE, MISSING.as_bytes()))
 }
 
-/// `GET /sale/{file}`
+/// Get a file of the sale page.
+///
+/// Such as `admin.html`.
+#[utoipa::path(
+    get,
+    path = "/sale/{file}",
+    tag = "sale",
+    params(("file" = String, Path, description = "A file's name.", example = "admin.html")),
+    responses(
+        (status = 200, description = "The file.", content((String = "text/html"), (String = "image/svg+xml"))),
+        (status = 404, description = "There is no such file."),
+    ),
+)]
 pub(crate) async fn get_page_file(PathParam(name): PathParam) -> Response {
     name.ok().and_then(|name| file(&name)).unwrap_or_else(|| StatusCode::NOT_FOUND.into_response())
 }
 
-/// `GET /sale/assets/{file}`
+/// Get an asset of the sale page.
+///
+/// Scripts, styles and pictures. Their names change with their contents, so they may be cached for ever.
+#[utoipa::path(
+    get,
+    path = "/sale/assets/{file}",
+    tag = "sale",
+    params(("file" = String, Path, description = "A file's name.", example = "index.js")),
+    responses(
+        (
+            status = 200,
+            description = "The file.",
+            content((String = "text/javascript"), (String = "text/css"), (String = "image/svg+xml")),
+        ),
+        (status = 404, description = "There is no such file."),
+    ),
+)]
 pub(crate) async fn get_page_asset(PathParam(name): PathParam) -> Response {
     name.ok()
         .and_then(|name| file(&format!("assets/{name}")))

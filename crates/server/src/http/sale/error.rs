@@ -8,6 +8,8 @@ use axum::response::{IntoResponse, Response};
 use http::header::{CACHE_CONTROL, CONTENT_TYPE, RETRY_AFTER};
 use http::{HeaderMap, HeaderValue, StatusCode};
 use serde::Serialize;
+use utoipa::ToSchema;
+use utoipa::openapi::schema::{Object, ObjectBuilder, Type};
 
 use super::super::error::ApiError;
 use super::super::rate_limit_headers::seconds_up;
@@ -26,22 +28,37 @@ struct Parts {
     body: ErrorBody,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
+#[schema(as = SaleErrorDetails)]
 struct ErrorBody {
+    /// `SOLD_OUT`, `SALE_NOT_ACTIVE`, `ALREADY_PURCHASED`, `CHALLENGE_REQUIRED` and `SALE_NOT_MODIFIABLE` come with
+    /// status 200; `VALIDATION_ERROR`, `UNAUTHORIZED`, `NOT_FOUND`, `RATE_LIMITED`, `SERVICE_UNAVAILABLE` with theirs.
+    #[schema(pattern = "^[A-Z][A-Z_]*$", examples("SOLD_OUT"))]
     code: &'static str,
+    #[schema(examples("Sorry, all items have been sold."))]
     message: String,
+    /// What is wrong with which field; with `VALIDATION_ERROR`.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     fields: BTreeMap<String, String>,
-    /// In seconds.
+    /// In seconds; with `RATE_LIMITED`.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false, minimum = 1)]
     retry_after: Option<u64>,
 }
 
-#[derive(Serialize)]
-struct ErrorResponse {
+/// What the sale API answers when it refuses.
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = SaleError)]
+pub(crate) struct ErrorResponse {
+    #[schema(schema_with = always_false)]
     success: bool,
+    #[schema(inline)]
     error: ErrorBody,
+}
+
+fn always_false() -> Object {
+    ObjectBuilder::new().schema_type(Type::Boolean).enum_values(Some([false])).build()
 }
 
 impl SaleError {

@@ -42,7 +42,32 @@ struct InitialData<'a> {
     end_time: String,
 }
 
-/// `GET /api/v1/sales/events`
+/// Watch sales.
+///
+/// A stream of server-sent events: `initial` first (the sale as it is), then `stock-update` and `state-change` as they
+/// happen. Without `sku` it tells of all sales. In a flood of purchases only the newest stock is told, a few times a
+/// second; the last one and changes of state always are.
+///
+/// A caller that comes back with `Last-Event-ID` gets what it missed after `initial`, as far as it is remembered (1,024
+/// events). A comment every 30 seconds shows that the stream is alive. Readers that are too slow are dropped.
+#[utoipa::path(
+    get,
+    path = "/api/v1/sales/events",
+    tag = "sale",
+    params(
+        SaleQuery,
+        (
+            "Last-Event-ID" = Option<String>,
+            Header,
+            nullable = false,
+            description = "The id of the last event that was received.",
+        ),
+    ),
+    responses(
+        (status = 200, description = "The stream.", body = String, content_type = "text/event-stream"),
+        (status = 404, description = "There is no such sale."),
+    ),
+)]
 pub(crate) async fn watch_sales(
     visitor: Visitor,
     State(app): State<Arc<App>>,

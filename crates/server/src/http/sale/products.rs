@@ -7,47 +7,119 @@ use axum::extract::rejection::QueryRejection;
 use axum::extract::{Query, State};
 use axum::response::{IntoResponse, Response};
 use http::StatusCode;
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 use serde_json::{Map, Value};
+use utoipa::ToSchema;
 use weir_core::Timestamp;
 use weir_core::sale::{Change, ChangeError, Sku, Stock, Terms, TermsError};
 use weir_store::sale::{ChangeOutcome, CreateOutcome, Product};
 
 use super::super::body::Json;
 use super::super::error::ApiError;
-use super::super::pagination::{Page, parse_limit};
+use super::super::openapi::schema;
+use super::super::pagination::{Page, PageQuery, parse_limit};
 use super::error::SaleError;
-use super::{success, time_text};
+use super::{Outcome, Success, success, time_text};
 use crate::app::App;
 
-#[derive(Debug, Serialize)]
-#[serde(rename_all = "camelCase")]
-struct ProductResponse {
+/// A new product and its sale. Bodies are read field by field, so that all that is wrong is told at once; this is what
+/// they must be.
+#[derive(ToSchema)]
+#[schema(
+    rename_all = "camelCase",
+    examples(json!({
+        "sku": "WIDGET-001",
+        "productName": "Limited Edition Widget",
+        "initialStock": 100,
+        "startTime": "2030-02-15T10:00:00.000Z",
+        "endTime": "2030-02-15T10:30:00.000Z"
+    }))
+)]
+#[expect(dead_code, reason = "only the document uses it")]
+struct ProductRequest {
+    #[schema(value_type = schema::Sku)]
     sku: String,
+    #[schema(value_type = schema::ProductName)]
     product_name: String,
+    #[schema(minimum = 1, maximum = 2_147_483_647)]
     initial_stock: u32,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    current_stock: Option<u32>,
+    /// In the future.
+    #[schema(value_type = schema::Time)]
     start_time: String,
+    /// After `startTime`.
+    #[schema(value_type = schema::Time)]
     end_time: String,
-    state: &'static str,
+}
+
+/// What is to change; what is not named stays.
+#[derive(ToSchema)]
+#[schema(rename_all = "camelCase", examples(json!({"initialStock": 200})))]
+#[expect(dead_code, reason = "only the document uses it")]
+struct ProductChange {
+    #[schema(
+        required = false,
+        min_length = 1,
+        max_length = 255,
+        pattern = r"^[^\u0000-\u001F\u007F-\u009F]+$"
+    )]
+    product_name: String,
+    #[schema(required = false, minimum = 1, maximum = 2_147_483_647)]
+    initial_stock: u32,
+    /// In the future.
+    #[schema(required = false, value_type = schema::Time)]
+    start_time: String,
+    /// After `startTime`.
+    #[schema(required = false, value_type = schema::Time)]
+    end_time: String,
+}
+
+/// A product and its sale.
+#[derive(Debug, Serialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+#[schema(as = Product)]
+struct ProductResponse {
+    #[schema(value_type = schema::Sku)]
+    sku: String,
+    #[schema(value_type = schema::ProductName)]
+    product_name: String,
+    #[schema(minimum = 1, maximum = 2_147_483_647, examples(100))]
+    initial_stock: u32,
+    /// Units left; not in responses to POST and PUT.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false, examples(87))]
+    current_stock: Option<u32>,
+    #[schema(format = DateTime)]
+    start_time: String,
+    #[schema(format = DateTime)]
+    end_time: String,
+    #[schema(value_type = schema::SaleState)]
+    state: &'static str,
+    /// Units sold; not in responses to POST and PUT.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false, examples(13))]
     total_purchases: Option<u32>,
+    /// When it was created.
+    #[schema(format = DateTime)]
     created_at: String,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = ProductReset)]
 struct Message {
+    #[schema(examples("Product WIDGET-001 and all associated sale data have been reset."))]
     message: String,
 }
 
-#[derive(Debug, Deserialize)]
-pub(crate) struct ListQuery {
-    limit: Option<String>,
-    cursor: Option<String>,
-}
-
-/// `POST /api/v1/products`
+/// Create a product.
+///
+/// Creates a product and its sale, which must begin in the future.
+#[utoipa::path(
+    post,
+    path = "/api/v1/products",
+    tag = "sale",
+    request_body = ProductRequest,
+    responses((status = 201, description = "The product.", body = Success<ProductResponse>)),
+)]
 pub(crate) async fn create_product(
     State(app): State<Arc<App>>,
     body: Result<Json<Map<String, Value>>, ApiError>,
@@ -65,10 +137,19 @@ pub(crate) async fn create_product(
     }
 }
 
-/// `GET /api/v1/products`
+/// List products.
+///
+/// All products in order of sku.
+#[utoipa::path(
+    get,
+    path = "/api/v1/products",
+    tag = "sale",
+    params(PageQuery),
+    responses((status = 200, description = "A page of products.", body = Success<Page<ProductResponse>>)),
+)]
 pub(crate) async fn list_products(
     State(app): State<Arc<App>>,
-    query: Result<Query<ListQuery>, QueryRejection>,
+    query: Result<Query<PageQuery>, QueryRejection>,
 ) -> Result<Response, SaleError> {
     let Query(query) = query.map_err(|problem| SaleError::invalid(problem.body_text()))?;
     let limit = parse_limit(query.limit.as_deref())?;
@@ -79,14 +160,43 @@ pub(crate) async fn list_products(
     Ok(success(Page::cut(items, limit, |product| product.sku.clone())).into_response())
 }
 
-/// `GET /api/v1/products/{sku}`
+/// Read a product.
+///
+/// A product, its stock and how many were sold.
+#[utoipa::path(
+    get,
+    path = "/api/v1/products/{sku}",
+    tag = "sale",
+    params(("sku" = schema::Sku, Path, description = "Which product.")),
+    responses(
+        (status = 200, description = "The product.", body = Success<ProductResponse>),
+        (status = 404, description = "There is no such product."),
+    ),
+)]
 pub(crate) async fn get_product(State(app): State<Arc<App>>, sku: PathParam) -> Result<Response, SaleError> {
     let sku = parse_path(sku)?;
     let product = app.sale.product(&sku).await?.ok_or_else(unknown_product)?;
     Ok(success(describe_whole(product)).into_response())
 }
 
-/// `PUT /api/v1/products/{sku}`
+/// Change a product.
+///
+/// Changes what is named, as long as the sale has not begun.
+#[utoipa::path(
+    put,
+    path = "/api/v1/products/{sku}",
+    tag = "sale",
+    params(("sku" = schema::Sku, Path, description = "Which product.")),
+    request_body = ProductChange,
+    responses(
+        (
+            status = 200,
+            description = "The product as it is now, or `SALE_NOT_MODIFIABLE` when its sale has begun or is over.",
+            body = Outcome<ProductResponse>,
+        ),
+        (status = 404, description = "There is no such product."),
+    ),
+)]
 pub(crate) async fn change_product(
     State(app): State<Arc<App>>,
     sku: PathParam,
@@ -108,7 +218,19 @@ pub(crate) async fn change_product(
     }
 }
 
-/// `DELETE /api/v1/products/{sku}`
+/// Reset a product.
+///
+/// Removes a product with all its purchases. The sku can be used again. Meant for development and tests.
+#[utoipa::path(
+    delete,
+    path = "/api/v1/products/{sku}",
+    tag = "sale",
+    params(("sku" = schema::Sku, Path, description = "Which product.")),
+    responses(
+        (status = 200, description = "Removed.", body = Success<Message>),
+        (status = 404, description = "There is no such product."),
+    ),
+)]
 pub(crate) async fn delete_product(
     State(app): State<Arc<App>>,
     sku: PathParam,

@@ -10,37 +10,86 @@ use http::header::CACHE_CONTROL;
 use http::{HeaderMap, HeaderValue};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use utoipa::ToSchema;
 use weir_core::UserId;
 use weir_core::sale::{Receipt, Refusal, Sku};
 use weir_store::sale::{Buy, BuyOutcome};
 
 use super::super::body::Json;
 use super::super::error::ApiError;
+use super::super::openapi::schema;
 use super::super::rate_limit_headers::RateLimitHeaders;
 use super::error::SaleError;
-use super::visitor::{Visitor, parse_buyer};
-use super::{SaleQuery, parse_query, success, time_text, unknown_sale};
+use super::visitor::{BuyerHeader, Visitor, parse_buyer};
+use super::{Outcome, SaleQuery, Success, parse_query, success, time_text, unknown_sale};
 use crate::app::App;
 use crate::service::sale::challenge::Judgement;
 
 const TOKEN: &str = "x-challenge-token";
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
+#[schema(examples(json!({"sku": "WIDGET-001", "qty": 1})))]
 pub(crate) struct PurchaseRequest {
+    #[schema(value_type = schema::Sku)]
     sku: Option<Value>,
+    /// Always 1: one unit per buyer.
+    #[schema(value_type = u32, minimum = 1, maximum = 1)]
     qty: Option<Value>,
+    /// Where `sale.challenge` is set: the verifier's token. The header `X-Challenge-Token` may carry it instead.
     challenge_token: Option<String>,
 }
 
-#[derive(Debug, Serialize)]
+/// A unit and its buyer.
+#[derive(Debug, Serialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
+#[schema(as = Purchase)]
 struct PurchaseResponse {
+    /// `PUR-`, the day in UTC, and the place among the sale's purchases in four digits or more.
+    #[schema(examples("PUR-20260215-0001"))]
     purchase_no: String,
+    /// When it was bought.
+    #[schema(format = DateTime)]
     purchased_at: String,
 }
 
-/// `POST /api/v1/purchases`
+/// Buy one unit.
+///
+/// Gives the buyer one unit, if the sale runs, has stock, and has not given this buyer one. Exact under any
+/// concurrency: never more than the stock, never two for one buyer. A buyer who has a unit always gets
+/// `ALREADY_PURCHASED`, so a call whose response was lost can be sent again.
+///
+/// The purchase is on disk before the response.
+#[utoipa::path(
+    post,
+    path = "/api/v1/purchases",
+    tag = "sale",
+    params(
+        BuyerHeader,
+        (
+            "X-Challenge-Token" = Option<String>,
+            Header,
+            nullable = false,
+            description = "Where `sale.challenge` is set: the verifier's token, instead of `challengeToken`.",
+        ),
+    ),
+    request_body = PurchaseRequest,
+    responses(
+        (
+            status = 200,
+            description = "Look at `success`: either the buyer has a unit, or the rules refuse, and `error.code` says \
+                why: `SALE_NOT_ACTIVE`, `SOLD_OUT`, `ALREADY_PURCHASED`, or `CHALLENGE_REQUIRED`.",
+            body = Outcome<PurchaseResponse>,
+        ),
+        (status = 404, description = "There is no such sale."),
+        (
+            status = 503,
+            description = "The engine that decides sales did not answer in time, or the server is shutting down. The \
+                outcome of a purchase is unknown: ask `GET /api/v1/purchases`, or send it again, which never \
+                buys twice.",
+        ),
+    ),
+)]
 pub(crate) async fn create_purchase(
     visitor: Visitor,
     State(app): State<Arc<App>>,
@@ -66,7 +115,19 @@ pub(crate) async fn create_purchase(
     Ok(response)
 }
 
-/// `GET /api/v1/purchases`
+/// Look up a purchase.
+///
+/// The buyer's purchase of one product, or the latest of any. A purchase can be read here as soon as it was answered.
+#[utoipa::path(
+    get,
+    path = "/api/v1/purchases",
+    tag = "sale",
+    params(BuyerHeader, SaleQuery),
+    responses(
+        (status = 200, description = "The purchase.", body = Success<PurchaseResponse>),
+        (status = 404, description = "The buyer has no such purchase, or there is no such sale."),
+    ),
+)]
 pub(crate) async fn get_purchase(
     State(app): State<Arc<App>>,
     headers: HeaderMap,

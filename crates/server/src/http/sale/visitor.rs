@@ -5,14 +5,26 @@ use std::net::IpAddr;
 use axum::extract::FromRequestParts;
 use http::HeaderMap;
 use http::request::Parts;
+use utoipa::IntoParams;
 use weir_core::UserId;
 
 use super::super::error::ApiError;
+use super::super::openapi::schema;
 use super::error::SaleError;
 use crate::app::App;
 use crate::peer::Peer;
 
 const BUYER: &str = "X-User-Id";
+
+/// The header that names a buyer, as the document shows it.
+#[derive(IntoParams)]
+#[into_params(parameter_in = Header)]
+#[expect(dead_code, reason = "parse_buyer reads it")]
+pub(super) struct BuyerHeader {
+    /// Who buys, or has bought. Blanks around it are removed.
+    #[param(rename = "X-User-Id", value_type = schema::UserId, example = "user@example.com")]
+    user: String,
+}
 
 /// Somebody whose address does not ask too much.
 #[derive(Clone, Debug)]

@@ -18,10 +18,11 @@ use serde::Serialize;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
+use utoipa::ToSchema;
 use weir_store::slot::{Assign, AssignOutcome};
 
 use super::super::error::ApiError;
-use super::{AssignRequest, describe, exhausted, parse, unknown_config};
+use super::{AssignRequest, SlotResponse, describe, exhausted, parse, unknown_config};
 use crate::app::App;
 use crate::service::slot::SlotService;
 
@@ -36,23 +37,90 @@ const LINGER: Duration = Duration::from_millis(5);
 
 const NDJSON: &str = "application/x-ndjson";
 
+/// What the document shows of an upload.
+const EXAMPLE: &str = concat!(
+    r#"{"eventId":"payment-000001","configName":"default","requestedTime":"2026-06-01T12:00:00Z"}"#,
+    "\n",
+    r#"{"eventId":"payment-000002","configName":"default"}"#,
+    "\n",
+);
+
 /// A line, understood or not.
 enum Line {
     Event(u64, Assign),
     Wrong(u64, Option<String>, ApiError),
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
+#[schema(as = SlotLineError, title = "An error, in the place of a slot")]
 struct LineError<'a> {
+    /// Which line of the upload, counted from 1, empty ones included.
+    #[schema(minimum = 1)]
     line: u64,
+    /// The event, if that much of the line could be read.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
     event_id: Option<&'a str>,
+    /// What to branch on: `INVALID_REQUEST` and `NOT_FOUND` fail again until the line or the config is corrected;
+    /// `SLOTS_EXHAUSTED`, `DEPENDENCY_UNAVAILABLE` and `REQUEST_TIMEOUT` are worth sending again. More may come.
+    #[schema(pattern = "^[A-Z][A-Z_]*$")]
     code: &'a str,
+    /// For people: what is wrong. The wording may change.
     message: &'a str,
 }
 
-/// `POST /api/v1/slots/bulk`
+/// One line of the response.
+#[derive(Serialize, ToSchema)]
+#[serde(untagged)]
+#[schema(as = SlotLine)]
+#[expect(dead_code, reason = "lines are written one kind at a time; only the document has both")]
+enum LineResponse<'a> {
+    Slot(#[schema(inline)] SlotResponse),
+    Error(#[schema(inline)] LineError<'a>),
+}
+
+/// Assign slots to many events.
+///
+/// One event a line, one answer a line, in the same order. Answers are streamed while the upload goes on, and there is
+/// no limit on the whole. A caller who does not read the answers stops the upload.
+///
+/// From a file: `curl -N -X POST -T events.ndjson -H 'Content-Type: application/x-ndjson' …/api/v1/slots/bulk`.
+///
+/// **The status is 200 whatever becomes of the lines.** A line that is wrong, or that the store could not answer, gets
+/// its error in its place, and the others go on. A line is an error when it has `code`. Empty lines are skipped but
+/// counted. A line may have up to 64 KiB; the last may do without its line break.
+///
+/// Sending the whole load again is always safe: events that have a slot keep it and are answered with `EXISTING`. Do so
+/// after a broken connection, and for lines with `DEPENDENCY_UNAVAILABLE` or `SLOTS_EXHAUSTED`.
+///
+/// Up to 2,000 events are written in one commit, before they are answered. `application/ndjson`, `application/jsonl`
+/// and `application/x-jsonlines` are accepted as well.
+#[utoipa::path(
+    post,
+    path = "/api/v1/slots/bulk",
+    tag = "slot",
+    request_body(
+        content = String,
+        content_type = "application/x-ndjson",
+        description = "JSON objects, one a line, each as in a single call (`AssignSlotRequest`).",
+        example = json!(EXAMPLE),
+    ),
+    responses(
+        (
+            status = 200,
+            description = "An answer for each line that is not empty, in order. Read every line: some may be errors. If \
+                the last one is an error without `eventId` for a line past your last, the upload was cut off \
+                or stood still for longer than `http.read_timeout` (10 s); send the load again.",
+            body = String, content_type = "application/x-ndjson", item_schema = inline(LineResponse),
+        ),
+        (
+            status = 415,
+            description = "The body is not declared as NDJSON, or it is compressed. Send `Content-Type: \
+                application/x-ndjson` and no `Content-Encoding`. Nothing was assigned.",
+        ),
+    ),
+)]
 pub(crate) async fn assign_slots(
     State(app): State<Arc<App>>,
     request: Request,

@@ -8,42 +8,79 @@ use axum::extract::rejection::QueryRejection;
 use axum::extract::{Query, State};
 use http::StatusCode;
 use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 use weir_core::slot::Pace;
 use weir_queue::sms::rfc3339;
 use weir_store::slot::{Config, window_text};
 
 use super::super::body::Json;
 use super::super::error::ApiError;
-use super::super::pagination::{Page, parse_limit};
+use super::super::openapi::schema;
+use super::super::pagination::{Page, PageQuery, parse_limit};
 use super::{parse_config_name, unknown_config};
 use crate::app::App;
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
+#[schema(as = PutConfigRequest, examples(json!({"configName": "default", "maxPerWindow": 100, "windowSize": "PT4S"})))]
 pub(crate) struct ConfigRequest {
+    #[schema(value_type = schema::ConfigName)]
     config_name: Box<str>,
+    /// Events allowed in a window.
+    #[schema(value_type = u32, minimum = 1, maximum = 2_147_483_647)]
     max_per_window: serde_json::Value,
+    /// Length of a window.
+    #[schema(value_type = schema::FixedDuration)]
     window_size: Box<str>,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct ConfigResponse {
+    #[schema(value_type = schema::ConfigName)]
     config_name: String,
+    /// Counts up with every change, from 1.
+    #[schema(minimum = 1, examples(3))]
     version: u32,
+    /// Events allowed in a window.
+    #[schema(minimum = 1, maximum = 2_147_483_647, examples(100))]
     max_per_window: u32,
+    /// Length of a window in ISO 8601, in hours and smaller: `P1D` reads as `PT24H`.
+    #[schema(examples("PT4S"))]
     window_size: String,
+    /// In service. Only active versions are shown, so it is always true.
+    #[schema(examples(true))]
     active: bool,
+    /// Since when this version is active.
     created_at: jiff::Timestamp,
 }
 
-#[derive(Debug, Deserialize)]
-pub(crate) struct ListQuery {
-    limit: Option<String>,
-    cursor: Option<String>,
-}
-
-/// `POST /admin/rate-limit/config`
+/// Configure a pace.
+///
+/// Makes a new version of a config the active one: how many events may run in a window, and how long a window is. Every
+/// call makes a version, even one that changes nothing, and puts a deactivated config back into service.
+///
+/// Slots that were assigned stay where they are, and counters follow the new version:
+///
+/// - A raised maximum reopens windows that were full.
+/// - A lowered maximum closes windows that have as many slots or more. Nothing is taken out of them.
+/// - A new window size counts what is already scheduled inside each of its windows.
+///
+/// Events assigned from then on follow the new version, on every server. `GET` of a config and the list of windows may
+/// show the old one for up to 5 s on the others, unless their cache is flushed.
+#[utoipa::path(
+    post,
+    path = "/admin/rate-limit/config",
+    tag = "slot",
+    request_body = ConfigRequest,
+    responses(
+        (
+            status = 200,
+            description = "The version that is active now. It is durable: a restart keeps it.",
+            body = ConfigResponse,
+        ),
+    ),
+)]
 pub(crate) async fn put_config(
     State(app): State<Arc<App>>,
     Json(request): Json<ConfigRequest>,
@@ -62,10 +99,21 @@ pub(crate) async fn put_config(
     Ok(Json(describe(app.slot.put_config(&name, pace).await?)))
 }
 
-/// `GET /admin/rate-limit/config`
+/// List paces.
+///
+/// The active configs, in order of name.
+///
+/// The list is read page by page: pass `nextCursor` as `cursor` until it is null.
+#[utoipa::path(
+    get,
+    path = "/admin/rate-limit/config",
+    tag = "slot",
+    params(PageQuery),
+    responses((status = 200, description = "One page.", body = Page<ConfigResponse>)),
+)]
 pub(crate) async fn list_configs(
     State(app): State<Arc<App>>,
-    query: Result<Query<ListQuery>, QueryRejection>,
+    query: Result<Query<PageQuery>, QueryRejection>,
 ) -> Result<Json<Page<ConfigResponse>>, ApiError> {
     let Query(query) = query.map_err(|problem| ApiError::invalid(problem.body_text()))?;
     let limit = parse_limit(query.limit.as_deref())?;
@@ -76,7 +124,34 @@ pub(crate) async fn list_configs(
     })))
 }
 
-/// `GET /admin/rate-limit/config/{name}`
+/// Read a pace.
+///
+/// The active version. This server caches what it has read for 5 s, so a change that another server took may show that
+/// much later; flushing the cache shows it at once.
+#[utoipa::path(
+    get,
+    path = "/admin/rate-limit/config/{name}",
+    tag = "slot",
+    params(
+        (
+            "name" = schema::ConfigName, Path,
+            description = "Which config. Percent-encode it: a name may contain `/`, spaces and any other character that \
+                is not a control character.",
+        ),
+    ),
+    responses(
+        (status = 200, description = "The active version.", body = ConfigResponse),
+        (
+            status = 400,
+            description = "The name in the path is too long or contains a control character. Nothing was changed.",
+        ),
+        (
+            status = 404,
+            description = "No active config has that name: nobody configured it, or it was deactivated. Configure it \
+                (`POST /admin/rate-limit/config`), or look for a typing error in the name.",
+        ),
+    ),
+)]
 pub(crate) async fn get_config(
     State(app): State<Arc<App>>,
     name: PathParam,
@@ -86,7 +161,34 @@ pub(crate) async fn get_config(
     Ok(Json(describe(config)))
 }
 
-/// `DELETE /admin/rate-limit/config/{name}`
+/// Deactivate a pace.
+///
+/// Takes a config out of service. New events that name it get 404; slots that were assigned stay, and can be read and
+/// given back. Configuring it again puts it back into service as the next version, with its counters as they are.
+#[utoipa::path(
+    delete,
+    path = "/admin/rate-limit/config/{name}",
+    tag = "slot",
+    params(
+        (
+            "name" = schema::ConfigName, Path,
+            description = "Which config. Percent-encode it: a name may contain `/`, spaces and any other character that \
+                is not a control character.",
+        ),
+    ),
+    responses(
+        (status = 204, description = "Out of service."),
+        (
+            status = 400,
+            description = "The name in the path is too long or contains a control character. Nothing was changed.",
+        ),
+        (
+            status = 404,
+            description = "No active config has that name: nobody configured it, or it was deactivated. Configure it \
+                (`POST /admin/rate-limit/config`), or look for a typing error in the name.",
+        ),
+    ),
+)]
 pub(crate) async fn deactivate_config(
     State(app): State<Arc<App>>,
     name: PathParam,
@@ -95,7 +197,17 @@ pub(crate) async fn deactivate_config(
     if app.slot.deactivate(&name).await? { Ok(StatusCode::NO_CONTENT) } else { Err(unknown_config(&name)) }
 }
 
-/// `POST /admin/rate-limit/cache/flush`
+/// Flush the cache of paces.
+///
+/// Makes this server, and no other, forget what it has read of configs. Assigning needs no flush: it always follows the
+/// version that is active in the store. Reading a config and listing windows do, for a change that another server took
+/// less than 5 s ago.
+#[utoipa::path(
+    post,
+    path = "/admin/rate-limit/cache/flush",
+    tag = "slot",
+    responses((status = 204, description = "Flushed.")),
+)]
 pub(crate) async fn flush_cache(State(app): State<Arc<App>>) -> StatusCode {
     app.slot.flush_cache();
     StatusCode::NO_CONTENT

@@ -6,12 +6,14 @@ use std::sync::Arc;
 use axum::extract::State;
 use serde::de::{Error as _, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
+use utoipa::ToSchema;
 use weir_core::NameError;
 use weir_core::id::check_name;
 use weir_core::tier::Limit;
 
 use super::super::body::Json;
 use super::super::error::ApiError;
+use super::super::openapi::schema;
 use super::millis_up;
 use super::policy::unknown_policy;
 use crate::app::App;
@@ -20,23 +22,30 @@ use crate::service::tier::{Answer, Check, CheckOutcome};
 /// The most keys of one decision: all of them are held while it is made.
 const CHECKS_MAX: usize = 64;
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, ToSchema)]
+#[schema(examples(json!({"checks": [{"policy": "login", "key": "10.0.0.1", "cost": 1}]})))]
 pub(crate) struct CheckRequest {
+    #[schema(min_items = 1, max_items = 64)]
     checks: Vec<CheckItem>,
+    /// Whether to decide without spending.
     #[serde(default)]
     peek: bool,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, ToSchema)]
 struct CheckItem {
+    #[schema(value_type = schema::PolicyName)]
     policy: Box<str>,
+    #[schema(value_type = schema::LimitKey)]
     key: Box<str>,
+    /// 1 when it is left out; 0 only looks.
     #[serde(default)]
     cost: Cost,
 }
 
-/// What something costs: an integer from 0 to [`Limit::MAX`].
-#[derive(Clone, Copy, Debug)]
+/// What something costs.
+#[derive(Clone, Copy, Debug, ToSchema)]
+#[schema(maximum = 2_147_483_647, examples(1))]
 pub(crate) struct Cost(pub(super) u32);
 
 impl Default for Cost {
@@ -45,43 +54,78 @@ impl Default for Cost {
     }
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct CheckResponse {
+    /// Whether all of it may go on.
+    #[schema(examples(true))]
     allowed: bool,
     checks: Vec<CheckAnswer>,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 struct CheckAnswer {
+    #[schema(value_type = schema::PolicyName)]
     policy: Box<str>,
+    #[schema(value_type = schema::LimitKey)]
     key: Box<str>,
+    /// Whether this item alone had room.
+    #[schema(examples(true))]
     allowed: bool,
+    #[schema(examples(5))]
     limit: u32,
+    #[schema(examples(4))]
     remaining: u32,
+    /// When it would fit; null when it never does, because the cost is above the limit.
+    #[schema(required = true, examples(0))]
     retry_after_ms: Option<u64>,
+    /// Until everything is refilled.
+    #[schema(examples(60_000))]
     reset_after_ms: u64,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, ToSchema)]
+#[schema(examples(json!({"policy": "login", "key": "10.0.0.1", "cost": 1})))]
 pub(crate) struct RefundRequest {
+    #[schema(value_type = schema::PolicyName)]
     policy: Box<str>,
+    #[schema(value_type = schema::LimitKey)]
     key: Box<str>,
+    /// 1 when it is left out.
     #[serde(default)]
     cost: Cost,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct RefundResponse {
+    #[schema(value_type = schema::PolicyName)]
     policy: Box<str>,
+    #[schema(value_type = schema::LimitKey)]
     key: Box<str>,
+    #[schema(examples(5))]
     limit: u32,
+    #[schema(examples(5))]
     remaining: u32,
+    /// Until everything is refilled.
     reset_after_ms: u64,
 }
 
-/// `POST /v1/check`
+/// Check limits.
+///
+/// One decision about up to 64 keys: all are spent or none. The same key twice adds up; a cost of 0 only looks; `peek`
+/// spends nothing in any case. A denial is 200 with `allowed: false`; each item says whether it alone would have had
+/// room. A cost above the limit never fits: `retryAfterMs` is null.
+#[utoipa::path(
+    post,
+    path = "/v1/check",
+    tag = "limits",
+    request_body = CheckRequest,
+    responses(
+        (status = 200, description = "The decision.", body = CheckResponse),
+        (status = 404, description = "There is no policy of that name. Nothing was spent."),
+    ),
+)]
 pub(crate) async fn check_limits(
     State(app): State<Arc<App>>,
     Json(request): Json<CheckRequest>,
@@ -108,7 +152,19 @@ pub(crate) async fn check_limits(
     Ok(Json(CheckResponse { allowed: decided.allowed, checks: answers.collect() }))
 }
 
-/// `POST /v1/refund`
+/// Give back.
+///
+/// Gives back what was spent, never past full.
+#[utoipa::path(
+    post,
+    path = "/v1/refund",
+    tag = "limits",
+    request_body = RefundRequest,
+    responses(
+        (status = 200, description = "What the key has left now.", body = RefundResponse),
+        (status = 404, description = "There is no policy of that name. Nothing was spent."),
+    ),
+)]
 pub(crate) async fn refund_limit(
     State(app): State<Arc<App>>,
     Json(RefundRequest { policy, key, cost }): Json<RefundRequest>,

@@ -8,6 +8,9 @@ use axum::extract::rejection::QueryRejection;
 use axum::extract::{Query, State};
 use http::StatusCode;
 use serde::{Deserialize, Serialize};
+use utoipa::openapi::RefOr;
+use utoipa::openapi::schema::{Object, ObjectBuilder};
+use utoipa::{PartialSchema, ToSchema};
 use weir_core::PolicyName;
 use weir_core::tier::Limit;
 use weir_store::slot::span_text;
@@ -15,7 +18,8 @@ use weir_store::tier::{Match, POLICIES_MAX, Policy};
 
 use super::super::body::Json;
 use super::super::error::ApiError;
-use super::super::pagination::{Page, parse_limit};
+use super::super::openapi::schema;
+use super::super::pagination::{Page, PageQuery, parse_limit};
 use super::check::parse_key;
 use crate::app::App;
 use crate::config::tier::policy_input::Fields;
@@ -35,39 +39,114 @@ pub(crate) struct PolicyRequest {
     matches: Option<MatchForm>,
 }
 
-#[derive(Debug, Serialize, Deserialize)]
+/// The descriptors of a proxy that the policy answers over gRPC.
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
+#[schema(as = PolicyMatch)]
 struct MatchForm {
+    #[schema(
+        min_length = 1,
+        max_length = 255,
+        pattern = r"^[^\u0000-\u001F\u007F-\u009F]+$",
+        examples("edge")
+    )]
     domain: String,
+    #[schema(schema_with = entries_schema)]
     entries: BTreeMap<String, String>,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct PolicyResponse {
+    #[schema(value_type = schema::PolicyName)]
     name: String,
     #[serde(flatten)]
     limit: LimitResponse,
+    /// Whether it observes and never denies.
     shadow: bool,
+    #[schema(value_type = schema::OnOutage)]
     on_outage: &'static str,
     #[serde(rename = "match", skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
     matches: Option<MatchForm>,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, ToSchema)]
 #[serde(tag = "kind", rename_all = "snake_case")]
+#[schema(as = PolicyLimit)]
 enum LimitResponse {
-    FixedWindow { limit: u32, window: String },
-    SlidingWindow { limit: u32, window: String },
-    TokenBucket { capacity: u32, refill: u32, period: String },
+    /// At most `limit` in every window.
+    FixedWindow {
+        #[schema(minimum = 1, maximum = 2_147_483_647, examples(5))]
+        limit: u32,
+        #[schema(value_type = schema::FixedDuration)]
+        window: String,
+    },
+    /// At most `limit` in any span as long as the window.
+    SlidingWindow {
+        #[schema(minimum = 1, maximum = 2_147_483_647, examples(5))]
+        limit: u32,
+        #[schema(value_type = schema::FixedDuration)]
+        window: String,
+    },
+    /// At most `capacity` at once; `refill` come back in every period.
+    TokenBucket {
+        #[schema(minimum = 1, maximum = 2_147_483_647, examples(5))]
+        capacity: u32,
+        #[schema(minimum = 1, maximum = 2_147_483_647, examples(5))]
+        refill: u32,
+        #[schema(value_type = schema::FixedDuration)]
+        period: String,
+    },
 }
 
-#[derive(Debug, Deserialize)]
-pub(crate) struct ListQuery {
-    limit: Option<String>,
-    cursor: Option<String>,
+/// The fields of its kind, and of no other kind.
+#[derive(Serialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+#[schema(as = PolicyRequest, examples(json!({"kind": "sliding_window", "limit": 5, "window": "PT1M"})))]
+struct PolicyRequestSchema {
+    #[serde(flatten)]
+    limit: LimitResponse,
+    /// Whether to observe and never deny.
+    shadow: Option<bool>,
+    /// `local` when it is left out.
+    #[schema(value_type = Option<schema::OnOutage>)]
+    on_outage: Option<String>,
+    #[serde(rename = "match")]
+    matches: Option<MatchForm>,
 }
 
-/// `PUT /admin/policies/{name}`
+fn entries_schema() -> Object {
+    let RefOr::T(text) = schema::DescriptorText::schema() else { return Object::default() };
+    ObjectBuilder::new()
+        .property_names(Some(text.clone()))
+        .additional_properties(Some(text))
+        .min_properties(Some(1))
+        .max_properties(Some(16))
+        .description(Some("1 to 16 keys of descriptors and their values; `*` stands for any value."))
+        .examples([serde_json::json!({"remote_address": "*"})])
+        .build()
+}
+
+/// Make or change a policy.
+///
+/// A `fixed_window` or `sliding_window` has `limit` and `window`, a `token_bucket` has `capacity`, `refill` and
+/// `period`; lengths are ISO 8601 of fixed length, whole milliseconds from 1 ms to 366 days. `shadow` observes and
+/// never denies. `onOutage` says what becomes of checks while Redis cannot be reached: `local` (each server counts for
+/// itself), `open` or `closed`. `match` makes the policy answer a proxy's descriptors over gRPC.
+///
+/// Applies at once on this server, within 5 seconds on the others. What was spent stays spent, also under a policy of
+/// another kind.
+#[utoipa::path(
+    put,
+    path = "/admin/policies/{name}",
+    tag = "limits",
+    params(("name" = schema::PolicyName, Path, description = "Which policy, percent-encoded.")),
+    request_body = PolicyRequestSchema,
+    responses(
+        (status = 200, description = "The policy as it is now.", body = PolicyResponse),
+        (status = 409, description = "`TOO_MANY_POLICIES`: there are as many policies as there may be."),
+    ),
+)]
 pub(crate) async fn put_policy(
     State(app): State<Arc<App>>,
     name: PathParam,
@@ -84,7 +163,20 @@ pub(crate) async fn put_policy(
     Ok(Json(describe(&policy)))
 }
 
-/// `GET /admin/policies/{name}`
+/// Read a policy.
+///
+/// As it is now.
+#[utoipa::path(
+    get,
+    path = "/admin/policies/{name}",
+    tag = "limits",
+    params(("name" = schema::PolicyName, Path, description = "Which policy, percent-encoded.")),
+    responses(
+        (status = 200, description = "The policy.", body = PolicyResponse),
+        (status = 400, description = "The name in the path is too long or contains a control character."),
+        (status = 404, description = "There is no policy of that name. Nothing was spent."),
+    ),
+)]
 pub(crate) async fn get_policy(
     State(app): State<Arc<App>>,
     name: PathParam,
@@ -94,10 +186,19 @@ pub(crate) async fn get_policy(
     Ok(Json(describe(&policy)))
 }
 
-/// `GET /admin/policies`
+/// List policies.
+///
+/// In order of name.
+#[utoipa::path(
+    get,
+    path = "/admin/policies",
+    tag = "limits",
+    params(PageQuery),
+    responses((status = 200, description = "A page of policies.", body = Page<PolicyResponse>)),
+)]
 pub(crate) async fn list_policies(
     State(app): State<Arc<App>>,
-    query: Result<Query<ListQuery>, QueryRejection>,
+    query: Result<Query<PageQuery>, QueryRejection>,
 ) -> Result<Json<Page<PolicyResponse>>, ApiError> {
     let Query(query) = query.map_err(|problem| ApiError::invalid(problem.body_text()))?;
     let limit = parse_limit(query.limit.as_deref())?;
@@ -107,7 +208,20 @@ pub(crate) async fn list_policies(
     Ok(Json(Page::cut(items, limit, |policy: &PolicyResponse| policy.name.clone())))
 }
 
-/// `DELETE /admin/policies/{name}`
+/// Delete a policy.
+///
+/// What was spent of it is forgotten. Checks that name it are 404.
+#[utoipa::path(
+    delete,
+    path = "/admin/policies/{name}",
+    tag = "limits",
+    params(("name" = schema::PolicyName, Path, description = "Which policy, percent-encoded.")),
+    responses(
+        (status = 204, description = "Deleted."),
+        (status = 400, description = "The name in the path is too long or contains a control character."),
+        (status = 404, description = "There is no policy of that name. Nothing was spent."),
+    ),
+)]
 pub(crate) async fn delete_policy(
     State(app): State<Arc<App>>,
     name: PathParam,
@@ -120,7 +234,26 @@ pub(crate) async fn delete_policy(
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// `DELETE /admin/policies/{name}/keys/{key}`
+/// Reset a key.
+///
+/// From then on the key counts as one that was never seen.
+#[utoipa::path(
+    delete,
+    path = "/admin/policies/{name}/keys/{key}",
+    tag = "limits",
+    params(
+        (
+            "name" = schema::PolicyName, Path,
+            description = "Which policy, percent-encoded.",
+            ), ("key" = schema::LimitKey, Path, description = "The key, percent-encoded.",
+        ),
+    ),
+    responses(
+        (status = 204, description = "Reset."),
+        (status = 400, description = "The name or the key in the path is too long or contains a control character."),
+        (status = 404, description = "There is no policy of that name. Nothing was spent."),
+    ),
+)]
 pub(crate) async fn reset_key(
     State(app): State<Arc<App>>,
     path: TwoPathParams,

@@ -1,0 +1,180 @@
+//! `/openapi.json`: the table of routes and the handlers' annotations as one OpenAPI document.
+//!
+//! A handler's `#[utoipa::path]` names its parameters, bodies and the refusals that are its own. What follows from its line
+//! in the table (credentials, error format, limits, outages) is added here, once for all routes: see `responses.rs`.
+
+mod responses;
+pub(super) mod schema;
+
+use std::collections::BTreeMap;
+use std::sync::OnceLock;
+
+use utoipa::openapi::path::{Operation, PathItem, Paths};
+use utoipa::openapi::schema::{Components, Schema};
+use utoipa::openapi::security::{ApiKey, ApiKeyValue, HttpAuthScheme, HttpBuilder, SecurityScheme};
+use utoipa::openapi::tag::TagBuilder;
+use utoipa::openapi::{
+    HttpMethod, InfoBuilder, LicenseBuilder, OpenApi, OpenApiBuilder, RefOr, ServerBuilder,
+};
+
+use super::route::Route;
+use super::routes::routes;
+
+const INTRODUCTION: &str = include_str!("../../assets/openapi.md");
+
+/// Tags and what they are about, in the order of the document.
+const TAGS: [(&str, &str); 8] = [
+    (
+        "quota",
+        "Messages per user and window. A window has a fixed length; the first send after its end starts the next one.",
+    ),
+    (
+        "slot",
+        "Events per time window. Time is cut into windows of one length; every event gets a time in the window it asks for, or \
+         in the first later one with room, and keeps it.",
+    ),
+    (
+        "request",
+        "Work for a downstream, once per idempotency key. It is accepted at once, and called, retried and finished later.",
+    ),
+    (
+        "tier",
+        "AI calls per plan, minute and day. The day is checked first, then the minute, all or nothing; a denied call spends \
+         nothing.",
+    ),
+    (
+        "sale",
+        "Units of stock, one per buyer, between two times. Responses have an envelope of their own: \
+         `{\"success\":true,\"data\":…}` or `{\"success\":false,\"error\":…}`.",
+    ),
+    ("limits", "Limits for anyone: policies that operators define, and decisions about any key under them."),
+    (
+        "dead letters",
+        "Messages that could not be delivered, and requests whose attempts all failed. They stay here until someone replays or \
+         discards them.",
+    ),
+    ("operations", "Is it up, is it right, how busy is it, and what can it do."),
+];
+
+/// What a handler's annotation says about it.
+pub(super) struct Description {
+    /// The path it was written for, which a test compares with the table.
+    #[cfg_attr(not(test), expect(dead_code, reason = "the table says where a route is"))]
+    path: String,
+    methods: Vec<HttpMethod>,
+    operation: Operation,
+    schemas: Vec<(String, RefOr<Schema>)>,
+}
+
+/// Reads the annotation of a handler. `__dev` is what `utoipa`'s own `routes!` uses for the same.
+pub(super) fn describe<P>() -> Description
+where
+    P: utoipa::Path + utoipa::__dev::SchemaReferences + utoipa::__dev::Tags<'static>,
+{
+    let mut schemas = Vec::new();
+    P::schemas(&mut schemas);
+    let mut operation = P::operation();
+    operation.tags = Some(P::tags().into_iter().map(str::to_owned).collect());
+    Description { path: P::path(), methods: P::methods(), operation, schemas }
+}
+
+/// The document as JSON. Built when it is first asked for; only the text is kept.
+#[must_use]
+pub fn document() -> &'static str {
+    static DOCUMENT: OnceLock<Box<str>> = OnceLock::new();
+    DOCUMENT.get_or_init(|| {
+        build().to_json().map(String::into_boxed_str).unwrap_or_else(|error| {
+            tracing::error!(%error, "the OpenAPI document could not be written as JSON");
+            "{}".into()
+        })
+    })
+}
+
+fn build() -> OpenApi {
+    let mut paths = Paths::new();
+    let mut components = components();
+    for route in routes().iter().filter(|route| is_described(route)) {
+        let Description { methods, operation, schemas, .. } = (route.describe)();
+        components.schemas.extend(schemas);
+        for method in &methods {
+            let operation = complete(route, method, &methods, operation.clone());
+            let item = PathItem::new(method.clone(), operation);
+            paths.paths.entry(path_of(route)).or_default().merge_operations(item);
+        }
+    }
+    let license = LicenseBuilder::new().name("Apache-2.0").identifier(Some("Apache-2.0")).build();
+    let info = InfoBuilder::new()
+        .title("Weir")
+        .version(env!("CARGO_PKG_VERSION"))
+        .description(Some(INTRODUCTION.trim_end()))
+        .license(Some(license));
+    let tag = |(name, about)| TagBuilder::new().name(name).description(Some(about)).build();
+    OpenApiBuilder::new()
+        .info(info.build())
+        .servers(Some([ServerBuilder::new().url("/").description(Some("This server")).build()]))
+        .tags(Some(TAGS.map(tag)))
+        .paths(paths)
+        .components(Some(components))
+        .build()
+}
+
+/// Of the lines that share a handler for every method, the one with a path behind it stands for all.
+fn is_described(route: &Route) -> bool {
+    route.method.is_some() || route.path.contains("{*")
+}
+
+/// The path as OpenAPI writes it, which knows no parameters of several segments.
+fn path_of(route: &Route) -> String {
+    route.path.replace("{*", "{")
+}
+
+/// The operation, and what its line in the table says about it.
+fn complete(
+    route: &Route,
+    method: &HttpMethod,
+    methods: &[HttpMethod],
+    mut operation: Operation,
+) -> Operation {
+    if methods.len() > 1 {
+        let id = operation.operation_id.take().unwrap_or_default();
+        operation.operation_id = Some(format!("{id}_{}", method_name(method)));
+    }
+    if matches!(method, HttpMethod::Get | HttpMethod::Delete) {
+        operation.request_body = None;
+    }
+    operation.summary = operation.summary.map(|summary| summary.trim_end_matches('.').to_owned());
+    operation.security = Some(responses::security(route.credentials));
+    responses::complete(route, &mut operation);
+    operation
+}
+
+const fn method_name(method: &HttpMethod) -> &'static str {
+    match method {
+        HttpMethod::Get => "get",
+        HttpMethod::Post => "post",
+        HttpMethod::Put => "put",
+        HttpMethod::Delete => "delete",
+        HttpMethod::Patch => "patch",
+        _ => "other",
+    }
+}
+
+fn components() -> Components {
+    let mut components = Components::new();
+    components.schemas = schema::shared().collect::<BTreeMap<_, _>>();
+    components.responses = responses::shared();
+    components.headers = responses::headers();
+    let about_key =
+        "The operator's key: `WEIR_ADMIN_KEY`, or the one generated into the data directory at first start.";
+    let key = ApiKey::Header(ApiKeyValue::with_description("X-Admin-Key", about_key));
+    components.add_security_scheme(responses::ADMIN_KEY, SecurityScheme::ApiKey(key));
+    let about_token = "A JWT with `sub` and `exp`; `weir token --sub a@b.c` prints one. The request API also needs `tenant_id` \
+                       and a `scope`: `--tenant acme --scope requests:create,requests:read`.";
+    let token =
+        HttpBuilder::new().scheme(HttpAuthScheme::Bearer).bearer_format("JWT").description(Some(about_token));
+    components.add_security_scheme(responses::BEARER, SecurityScheme::Http(token.build()));
+    components
+}
+
+#[cfg(test)]
+mod tests;

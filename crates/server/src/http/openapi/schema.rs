@@ -1,0 +1,150 @@
+//! Schemas of values that several wire types have in common. The types exist for the document alone: fields refer to them
+//! with `value_type`.
+
+use utoipa::openapi::RefOr;
+use utoipa::openapi::schema::{KnownFormat, ObjectBuilder, Schema, SchemaFormat, Type};
+use utoipa::{PartialSchema, ToSchema};
+use weir_core::request::state::Status;
+use weir_core::tier::{Plan, Tier};
+
+/// No control characters (`weir_core::id::check_name`).
+const NAME: &str = r"^[^\u0000-\u001F\u007F-\u009F]+$";
+
+/// Makes a type that stands for a kind of text.
+macro_rules! text {
+    ($(#[doc = $about:literal])+ $name:ident, $example:literal, $($keyword:ident($value:expr)),*) => {
+        $(#[doc = $about])+
+        pub(crate) enum $name {}
+
+        impl PartialSchema for $name {
+            fn schema() -> RefOr<Schema> {
+                let about = [$($about.trim()),+].join(" ");
+                let schema = ObjectBuilder::new().schema_type(Type::String).description(Some(about)).examples([$example]);
+                schema$(.$keyword(Some($value)))*.into()
+            }
+        }
+
+        impl ToSchema for $name {}
+    };
+}
+
+text!(
+    /// A user: 1 to 255 characters, none of them a control character.
+    UserId, "alice", min_length(1), max_length(255), pattern(NAME)
+);
+text!(
+    /// An event. Ids are global: the same id is the same event, whatever time or config comes with it. 1 to 255
+    /// characters, none of them a control character.
+    EventId, "payment-000001", min_length(1), max_length(255), pattern(NAME)
+);
+text!(
+    /// The config that says how many events run in a window: 1 to 255 characters, none of them a control character.
+    ConfigName, "default", min_length(1), max_length(255), pattern(NAME)
+);
+text!(
+    /// The name of a policy: 1 to 255 characters, none of them a control character.
+    PolicyName, "login", min_length(1), max_length(255), pattern(NAME)
+);
+text!(
+    /// Whose limit it is, such as a user, an address or an API key: 1 to 255 characters, none of them a control
+    /// character.
+    LimitKey, "10.0.0.1", min_length(1), max_length(255), pattern(NAME)
+);
+text!(
+    /// A caller's name for one submission: 1 to 255 characters, none of them a control character.
+    IdempotencyKey, "order-4711", min_length(1), max_length(255), pattern(NAME)
+);
+text!(
+    /// What kind of work a request is; it decides which downstream does it. 1 to 255 characters, none of them a control
+    /// character.
+    RequestType, "payment", min_length(1), max_length(255), pattern(NAME)
+);
+text!(
+    /// What a product is called: 1 to 255 characters, none of them a control character.
+    ProductName, "Limited Edition Widget", min_length(1), max_length(255), pattern(NAME)
+);
+text!(
+    /// A descriptor's domain, key or value: 1 to 255 characters, none of them a control character.
+    DescriptorText, "edge", min_length(1), max_length(255), pattern(NAME)
+);
+text!(
+    /// A product, and its sale.
+    Sku, "WIDGET-001", pattern("^[A-Za-z0-9-]{1,64}$")
+);
+text!(
+    /// A time with `Z` or an offset, in the years 1 to 9998. What is finer than a microsecond is dropped.
+    Time, "2026-06-01T12:00:00Z", format(SchemaFormat::KnownFormat(KnownFormat::DateTime)), pattern("^(?!0000|9999)")
+);
+text!(
+    /// An ISO 8601 duration of fixed length, such as `PT4S`, `PT0.25S` or `P1D`: whole milliseconds from 1 ms to 366
+    /// days. A day is 24 hours and a week 7 days; months and years have no fixed length and are refused.
+    FixedDuration, "PT1M", pattern("^[Pp]([0-9]+[Ww])?([0-9]+[Dd])?([Tt]([0-9]+[Hh])?([0-9]+[Mm])?([0-9]+([.,][0-9]+)?[Ss])?)?$")
+);
+text!(
+    /// `ACCEPTED`: on disk, its job is queued. `PENDING_ENQUEUE`: on disk, the broker does not have its job yet.
+    /// `IN_PROGRESS`: being called, waiting for its next attempt, or for the downstream's callback. Final: `COMPLETED`,
+    /// `FAILED_PERMANENT` (the downstream refused it), `FAILED_RETRY_EXHAUSTED` (a dead letter; an operator may replay
+    /// it).
+    RequestStatus, "COMPLETED", enum_values(Status::ALL.map(Status::as_str))
+);
+text!(
+    /// What a user subscribes to.
+    PlanName, "PRO_MONTHLY", enum_values(Plan::ALL.map(Plan::as_str))
+);
+text!(
+    /// What a plan gives.
+    TierName, "pro", enum_values(Tier::ALL.map(Tier::as_str))
+);
+text!(
+    /// `UPCOMING` until `startTime`, then `ACTIVE` until `endTime` or until the last unit is sold, then `ENDED`.
+    SaleState, "ACTIVE", enum_values(["UPCOMING", "ACTIVE", "ENDED"])
+);
+
+text!(
+    /// Counted and enqueued.
+    SendStatus, "QUEUED", enum_values(["QUEUED"])
+);
+text!(
+    /// Whether this call assigned the slot or found it.
+    SlotStatus, "NEW", enum_values(["NEW", "EXISTING"])
+);
+text!(
+    /// Whether a window takes more events. One that is `OPEN` may still refuse events that want to run late in it.
+    WindowStatus, "OPEN", enum_values(["OPEN", "CLOSED"])
+);
+text!(
+    /// What a downstream reports.
+    CallbackStatus, "COMPLETED", enum_values(["COMPLETED", "FAILED"])
+);
+text!(
+    /// What becomes of checks while Redis cannot be reached: each server counts for itself, or all are allowed or
+    /// denied.
+    OnOutage, "local", enum_values(["local", "open", "closed"])
+);
+text!(
+    /// `degraded` when any check is down.
+    HealthStatus, "healthy", enum_values(["healthy", "degraded"])
+);
+text!(
+    /// Whether the engine answered.
+    EngineStatus, "up", enum_values(["up", "down"])
+);
+
+/// Those that parameters refer to. Those of bodies are found by themselves.
+pub(super) fn shared() -> impl Iterator<Item = (String, RefOr<Schema>)> {
+    fn named<T: ToSchema>() -> (String, RefOr<Schema>) {
+        (T::name().into_owned(), T::schema())
+    }
+    let texts = [
+        named::<UserId>(),
+        named::<EventId>(),
+        named::<ConfigName>(),
+        named::<PolicyName>(),
+        named::<LimitKey>(),
+        named::<Sku>(),
+        named::<Time>(),
+        named::<RequestStatus>(),
+        named::<TierName>(),
+    ];
+    texts.into_iter().chain(super::responses::schemas())
+}
