@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "a test that finds nothing where something must be fails")]
 
 mod architecture;
+mod authorization;
 mod bad_input;
 mod connections;
 mod crash;
