@@ -3,6 +3,7 @@
 //! It judges no status: a 503 is an answer. Only a request without an answer is an error.
 
 use std::net::SocketAddr;
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use ::http::header::CONTENT_TYPE;
@@ -31,11 +32,22 @@ pub enum Error {
     TimedOut,
 }
 
+/// Looks at a response to a request with this method and path, and panics if it is not as it should be.
+pub type ResponseCheck = fn(&Method, &str, &Response);
+
+static CHECK: OnceLock<ResponseCheck> = OnceLock::new();
+
+/// From now on every client of this process has its responses checked. The first check stays.
+pub fn check_every_response(check: ResponseCheck) {
+    let _ = CHECK.set(check);
+}
+
 /// Sends requests to one server; clones share its connections.
 #[derive(Debug, Clone)]
 pub struct Client {
     base_url: String,
     headers: HeaderMap,
+    is_checked: bool,
     connections: legacy::Client<HttpConnector, Full<Bytes>>,
 }
 
@@ -46,13 +58,20 @@ impl Client {
         connector.set_nodelay(true);
         let connections = legacy::Client::builder(TokioExecutor::new()).build(connector);
         let base_url = base_url.into().trim_end_matches('/').to_owned();
-        Self { base_url, headers: HeaderMap::new(), connections }
+        Self { base_url, headers: HeaderMap::new(), is_checked: true, connections }
     }
 
     /// The same client, sending this header, e.g. credentials, with every request.
     #[must_use]
     pub fn with_header(mut self, name: &str, value: &str) -> Self {
         insert(&mut self.headers, name, value);
+        self
+    }
+
+    /// The same client, whose responses may be anything: something else than Weir answers it.
+    #[must_use]
+    pub fn unchecked(mut self) -> Self {
+        self.is_checked = false;
         self
     }
 
@@ -86,14 +105,18 @@ impl Client {
         body: impl Into<Bytes>,
     ) -> Result<Response, Error> {
         let url = format!("{}{path}", self.base_url);
-        let request = Request::builder().method(method).uri(&url).body(Full::new(body.into()));
+        let request = Request::builder().method(method.clone()).uri(&url).body(Full::new(body.into()));
         let mut request = request.unwrap_or_else(|error| panic!("{url} is no URL ({error}): use http::raw"));
         *request.headers_mut() = self.headers.clone();
         for (name, value) in headers {
             insert(request.headers_mut(), name, value);
         }
         let answer = tokio::time::timeout(ANSWERED_WITHIN, self.exchange(request)).await;
-        answer.unwrap_or(Err(Error::TimedOut))
+        let response = answer.unwrap_or(Err(Error::TimedOut))?;
+        if let Some(check) = CHECK.get().filter(|_| self.is_checked) {
+            check(&method, path, &response);
+        }
+        Ok(response)
     }
 
     async fn exchange(&self, request: Request<Full<Bytes>>) -> Result<Response, Error> {

@@ -22,6 +22,8 @@ use weir_testkit::postgres::{self, Database};
 use weir_testkit::process::{Builder, Weir};
 use weir_testkit::wait;
 
+use crate::contract;
+
 /// How long a condition is waited for.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -59,6 +61,7 @@ pub(crate) use on_each_engine;
 
 /// The binary under test.
 pub(crate) fn weir() -> Builder {
+    contract::enforce();
     Weir::builder(env!("CARGO_BIN_EXE_weir"))
 }
 
@@ -142,6 +145,7 @@ impl InProcess {
         settings: &[(&str, &str)],
         file: Option<&Path>,
     ) -> Self {
+        contract::enforce();
         let data = tempfile::tempdir().expect("a directory");
         let file = file.map(|path| {
             let text = std::fs::read_to_string(path).expect("a file");

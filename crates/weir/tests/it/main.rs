@@ -6,6 +6,7 @@ mod architecture;
 mod authorization;
 mod bad_input;
 mod connections;
+mod contract;
 mod crash;
 mod dead_letters;
 mod deploy;

@@ -44,7 +44,7 @@ const PAUSE_AFTER_ERROR: Duration = Duration::from_millis(500);
         (
             status = 200,
             description = "The stream.",
-            body = String, content_type = "text/event-stream", item_schema = StatusResponse,
+            content(("text/event-stream")),
         ),
         (
             status = 404,

@@ -64,7 +64,7 @@ struct InitialData<'a> {
         ),
     ),
     responses(
-        (status = 200, description = "The stream.", body = String, content_type = "text/event-stream"),
+        (status = 200, description = "The stream.", content(("text/event-stream"))),
         (status = 404, description = "There is no such sale."),
     ),
 )]
