@@ -12,7 +12,7 @@ PAGE_SOURCES := $(wildcard web/*.html web/*.json web/*.ts) $(shell find web/src 
 HAS_NODE := command -v npm >/dev/null 2>&1 && \
   node -e 'const [a, b] = process.versions.node.split(".").map(Number); process.exit(a > 20 || (a === 20 && b >= 19) ? 0 : 1)'
 
-.PHONY: help run page build test fmt lint compile unit web chromium bench deps
+.PHONY: help run page build test fmt lint compile unit web schemathesis chromium bench deps
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -37,7 +37,7 @@ build:
 
 # The page first: the server that is tested has it. Then everything is compiled, and every test run.
 test: fmt page deps compile chromium
-	.ci/tests web
+	.ci/tests web schemathesis
 
 fmt:
 	@rustup component add rustfmt clippy >/dev/null 2>&1 || true
@@ -62,6 +62,10 @@ web: page
 	@if $(HAS_NODE); then $(MAKE) --no-print-directory chromium && cd web && \
 	 { test -d node_modules || npm ci --no-audit --no-fund --loglevel=error; } && npm run --silent test:ci; \
 	 else echo 'Node 20.19 or later is not installed: the sale page is not tested'; fi
+
+# Every operation of /openapi.json, on the server that `compile` has built: made-up calls, and answers as the document says.
+schemathesis:
+	.ci/schemathesis/run
 
 # Without a window a page costs half as much. Where that Chromium is not to be had, the whole one will do.
 chromium:
