@@ -39,7 +39,7 @@ pub(crate) struct FormError {
 
 /// The most entries of a descriptor that a policy can be about.
 const ENTRIES_MAX: usize = 16;
-/// The longest text of an entry.
+/// The longest text of an entry, in characters.
 const ENTRY_MAX: usize = 255;
 
 impl Fields {
@@ -133,7 +133,7 @@ pub(crate) fn parse_span(text: &str) -> Option<Duration> {
 }
 
 fn check_match(matches: &Match) -> Result<(), FormError> {
-    let is_plain = |text: &str| text.len() <= ENTRY_MAX && !text.chars().any(char::is_control);
+    let is_plain = |text: &str| text.chars().count() <= ENTRY_MAX && !text.chars().any(char::is_control);
     if matches.domain.is_empty() || !is_plain(&matches.domain) {
         let problem = "must have a domain of 1 to 255 characters, none of them a control character";
         return Err(FormError::new("match", problem));
@@ -203,6 +203,8 @@ mod tests {
             Fields { matches, ..bucket() }.into_spec()
         };
         assert!(with("edge", &[("remote_address", "*")]).is_ok());
+        assert!(with(&"ü".repeat(255), &[("a", "*")]).is_ok());
+        assert!(with(&"ü".repeat(256), &[("a", "*")]).is_err());
         for (domain, entries) in
             [("", &[("a", "*")][..]), ("edge", &[]), ("edge", &[("a", "")]), ("e\n", &[("a", "b")])]
         {
