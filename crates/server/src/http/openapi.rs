@@ -26,21 +26,23 @@ const INTRODUCTION: &str = include_str!("../../assets/openapi.md");
 const TAGS: [(&str, &str); 8] = [
     (
         "quota",
-        "Messages per user and window. A window has a fixed length; the first send after its end starts the next one.",
+        "Messages per user and window. A window has a fixed length; the first send after its end starts the \
+         next one.",
     ),
     (
         "slot",
-        "Events per time window. Time is cut into windows of one length; every event gets a time in the window it asks for, or \
-         in the first later one with room, and keeps it.",
+        "Events per time window. Time is cut into windows of one length; every event gets a time in the window \
+         it asks for, or in the first later one with room, and keeps it.",
     ),
     (
         "request",
-        "Work for a downstream, once per idempotency key. It is accepted at once, and called, retried and finished later.",
+        "Work for a downstream, once per idempotency key. It is accepted at once, and called, retried and \
+         finished later.",
     ),
     (
         "tier",
-        "AI calls per plan, minute and day. The day is checked first, then the minute, all or nothing; a denied call spends \
-         nothing.",
+        "AI calls per plan, minute and day. The day is checked first, then the minute, all or nothing; a \
+         denied call spends nothing.",
     ),
     (
         "sale",
@@ -50,8 +52,8 @@ const TAGS: [(&str, &str); 8] = [
     ("limits", "Limits for anyone: policies that operators define, and decisions about any key under them."),
     (
         "dead letters",
-        "Messages that could not be delivered, and requests whose attempts all failed. They stay here until someone replays or \
-         discards them.",
+        "Messages that could not be delivered, and requests whose attempts all failed. They stay here until \
+         someone replays or discards them.",
     ),
     ("operations", "Is it up, is it right, how busy is it, and what can it do."),
 ];
@@ -168,8 +170,8 @@ fn components() -> Components {
         "The operator's key: `WEIR_ADMIN_KEY`, or the one generated into the data directory at first start.";
     let key = ApiKey::Header(ApiKeyValue::with_description("X-Admin-Key", about_key));
     components.add_security_scheme(responses::ADMIN_KEY, SecurityScheme::ApiKey(key));
-    let about_token = "A JWT with `sub` and `exp`; `weir token --sub a@b.c` prints one. The request API also needs `tenant_id` \
-                       and a `scope`: `--tenant acme --scope requests:create,requests:read`.";
+    let about_token = "A JWT with `sub` and `exp`; `weir token --sub a@b.c` prints one. The request API also \
+                       needs `tenant_id` and a `scope`: `--tenant acme --scope requests:create,requests:read`.";
     let token =
         HttpBuilder::new().scheme(HttpAuthScheme::Bearer).bearer_format("JWT").description(Some(about_token));
     components.add_security_scheme(responses::BEARER, SecurityScheme::Http(token.build()));

@@ -35,18 +35,20 @@ struct Refusal {
 const INVALID: Refusal = Refusal {
     name: "InvalidRequest",
     status: "400",
-    about: "A parameter or a field is missing, has the wrong type or is out of range, or the body is not JSON. The message names \
-            the field. Nothing was changed; the same call will fail again.",
+    about: "A parameter or a field is missing, has the wrong type or is out of range, or the body is not JSON. \
+            The message names the field. Nothing was changed; the same call will fail again.",
 };
 const NO_ADMIN_KEY: Refusal = Refusal {
     name: "NoAdminKey",
     status: "401",
-    about: "`X-Admin-Key` is missing or wrong. Nothing was done. Unless `WEIR_ADMIN_KEY` is set, the key is in the data directory.",
+    about: "`X-Admin-Key` is missing or wrong. Nothing was done. Unless `WEIR_ADMIN_KEY` is set, the key is in \
+            the data directory.",
 };
 const NO_TOKEN: Refusal = Refusal {
     name: "NoToken",
     status: "401",
-    about: "The bearer token is missing, has a wrong signature, has expired or is not valid yet. `weir token` prints one.",
+    about: "The bearer token is missing, has a wrong signature, has expired or is not valid yet. `weir token` \
+            prints one.",
 };
 const NO_CREDENTIALS: Refusal = Refusal {
     name: "NoCredentials",
@@ -76,21 +78,23 @@ const TOO_LARGE: Refusal = Refusal {
 const NOT_JSON: Refusal = Refusal {
     name: "UnsupportedMediaType",
     status: "415",
-    about: "The body is not declared as JSON, or it is compressed. Send `Content-Type: application/json` and no \
-            `Content-Encoding`.",
+    about: "The body is not declared as JSON, or it is compressed. Send `Content-Type: application/json` and \
+            no `Content-Encoding`.",
 };
 const TOO_MANY: Refusal = Refusal {
     name: "TooManyRequests",
     status: "429",
-    about: "Too many calls or streams of this address (`edge.per_ip_per_second`, `edge.sse_per_ip`), or too many attempts of \
-            this user to buy (`sale.user_per_second`). Nothing was done; wait `retryAfter` seconds.",
+    about: "Too many calls or streams of this address (`edge.per_ip_per_second`, `edge.sse_per_ip`), or too \
+            many attempts of this user to buy (`sale.user_per_second`). Nothing was done; wait `retryAfter` \
+            seconds.",
 };
 const UNAVAILABLE: Refusal = Refusal {
     name: "DependencyUnavailable",
     status: "503",
-    about: "The store did not answer in time, too many calls are waiting, or the server is shutting down. Wait `Retry-After` \
-            seconds and try again. That is safe even if the first call was carried out after all; a delete, discard or replay \
-            that was done already then answers 404. `/health` says which engine is down.",
+    about: "The store did not answer in time, too many calls are waiting, or the server is shutting down. Wait \
+            `Retry-After` seconds and try again. That is safe even if the first call was carried out after \
+            all; a delete, discard or replay that was done already then answers 404. `/health` says which \
+            engine is down.",
 };
 const ALL: [&Refusal; 11] = [
     &INVALID,
@@ -233,9 +237,10 @@ pub(super) fn headers() -> BTreeMap<String, RefOr<Header>> {
     };
     let id = "Names this call in the logs: the caller's own id if it is plain enough, otherwise a new one.";
     let wait = "Whole seconds to wait before the next attempt, at least 1.";
-    let policy = "The limit that decided, as an IETF structured field: `q` in `w` seconds. Absent while limits are switched off.";
-    let state = "What is left of it, as an IETF structured field: `r` remain, `t` seconds until more. Absent while limits are \
-                 switched off.";
+    let policy = "The limit that decided, as an IETF structured field: `q` in `w` seconds. Absent while limits \
+                  are switched off.";
+    let state = "What is left of it, as an IETF structured field: `r` remain, `t` seconds until more. Absent \
+                 while limits are switched off.";
     let remaining = "How many are left after this call; 9223372036854775807 while limits are switched off.";
     BTreeMap::from([
         header("X-Request-Id", id, true, text().min_length(Some(1)).max_length(Some(128))),
