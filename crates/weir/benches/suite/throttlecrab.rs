@@ -65,7 +65,7 @@ fn install() -> Result<PathBuf> {
             .stdout(Stdio::null())
             .status()
             .context("run cargo install")?;
-        ensure!(status.success(), "throttlecrab-server {VERSION} could not be installed");
+        ensure!(status.success(), "it could not be compiled (it needs protoc: Debian's protobuf-compiler)");
     }
     Ok(program)
 }
