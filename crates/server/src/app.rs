@@ -3,8 +3,6 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use tokio_util::sync::CancellationToken;
-
 use crate::auth::Auth;
 use crate::config::Settings;
 use crate::engine::Engines;
@@ -50,8 +48,6 @@ pub struct App {
     pub health: Health,
     /// When it started.
     pub started: Instant,
-    /// Set when it begins to stop.
-    pub closing: CancellationToken,
     /// The steps of a stop.
     pub shutdown: Shutdown,
 }
@@ -85,7 +81,6 @@ impl App {
             auth,
             settings,
             started: Instant::now(),
-            closing: shutdown.closing().clone(),
             shutdown,
         })
     }

@@ -6,6 +6,7 @@ mod kafka;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use tokio::runtime::Handle;
 use weir_core::Clock;
 use weir_queue::due::DueStore;
 use weir_queue::kafka::KafkaPublisher;
@@ -58,6 +59,9 @@ pub struct Engines {
     pub follow_metrics: FollowMetrics,
     /// How the cache of quota tells about itself.
     pub cache_metrics: CacheMetrics,
+    /// Where lanes run: on the threads that serve HTTP, so that a call reaches its lane, and an answer its caller, without
+    /// a switch between threads. None means where they are started.
+    pub lane_runtimes: Vec<Handle>,
 }
 
 impl Engines {
@@ -118,6 +122,7 @@ impl Engines {
             redis_sales,
             follow_metrics,
             cache_metrics,
+            lane_runtimes: Vec::new(),
         })
     }
 

@@ -82,7 +82,7 @@ pub enum GatewayError {
     /// The upstream took too long to accept a connection or to begin its answer.
     #[error("the upstream did not answer in time")]
     TimedOut,
-    /// What the upstream answered is no answer.
+    /// The upstream's response is not valid HTTP.
     #[error("the upstream's answer could not be read: {0}")]
     Unreadable(String),
     /// The server stops.
@@ -146,7 +146,7 @@ impl Gateway {
     /// Passes a call on, and answers with what comes back.
     ///
     /// # Errors
-    /// When nothing does.
+    /// When there is no response; the error says why.
     pub async fn forward(
         &self,
         identity: CallerIdentity<'_>,
@@ -175,7 +175,9 @@ impl Gateway {
             let (body, _progress) = RequestBody::new(body, self.settings.max_body, self.read_timeout);
             return Ok(echo::answer(&request, body));
         };
-        let upgrade = headers::wants_websocket(request.headers()).then(|| hyper::upgrade::on(&mut request));
+        // A WebSocket begins without a body: one would still be on its way when the protocol changes.
+        let is_upgrade = headers::wants_websocket(request.headers()) && request.body().is_end_stream();
+        let upgrade = is_upgrade.then(|| hyper::upgrade::on(&mut request));
         let (parts, body) = request.into_parts();
         let (body, progress) = RequestBody::new(body, self.settings.max_body, self.read_timeout);
         let request = self.upstream_request(upstream, identity, parts, body, upgrade.is_some());

@@ -17,8 +17,8 @@ use tonic_health::ServingStatus;
 
 use self::service::RateLimitServer;
 use crate::app::App;
-use crate::auth::credentials::LIMITS_CHECK;
-use crate::auth::{admin, jwt};
+use crate::auth::admin;
+use crate::auth::credentials::{Credentials, LIMITS_CHECK};
 
 /// Questions of one connection under way at once.
 const STREAMS_MAX: u32 = 1_024;
@@ -35,7 +35,7 @@ pub async fn serve(listener: TcpListener, app: Arc<App>) {
     let is_local = listener.local_addr().is_ok_and(|address| is_loopback(address.ip()));
     let gate = Gate { is_open: is_local || app.settings.auth.allow_anonymous, app: Arc::clone(&app) };
     let incoming = accept::connections(listener, app.settings.http.max_connections);
-    let closing = app.closing.clone();
+    let closing = app.shutdown.closing().clone();
     let stop = async {
         closing.cancelled().await;
         for name in ["", RateLimitServer::NAME] {
@@ -77,18 +77,10 @@ impl Gate {
             return Ok(());
         }
         let headers = metadata.clone().into_headers();
-        if headers.contains_key(admin::HEADER) {
-            let is_operator = self.app.auth.admin.matches(&headers);
-            return is_operator.then_some(()).ok_or_else(|| Status::unauthenticated("invalid x-admin-key"));
-        }
-        if !headers.contains_key(http::header::AUTHORIZATION) {
-            let message = "x-admin-key, or a bearer token with the scope limits:check, is required";
-            return Err(Status::unauthenticated(message));
-        }
-        match jwt::bearer(&headers).and_then(|token| self.app.auth.tokens.verify(token)) {
-            None => Err(Status::unauthenticated("invalid or expired bearer token")),
-            Some(claims) if claims.allows(LIMITS_CHECK) => Ok(()),
-            Some(_) => Err(Status::permission_denied("the token lacks the scope limits:check")),
+        match self.app.auth.authorize(Credentials::OperatorOrScope(LIMITS_CHECK), &headers) {
+            Ok(_) => Ok(()),
+            Err(error) if error.is_forbidden() => Err(Status::permission_denied(error.to_string())),
+            Err(error) => Err(Status::unauthenticated(error.to_string())),
         }
     }
 }

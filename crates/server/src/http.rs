@@ -1,4 +1,5 @@
-//! The HTTP face: routes, wire types, errors. It authenticates, parses, calls one service function and answers.
+//! The HTTP face: routes, wire types, errors. The router checks credentials; a handler parses, calls one service function and
+//! answers.
 
 mod audit;
 mod body;

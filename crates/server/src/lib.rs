@@ -77,7 +77,10 @@ impl Server {
         })?;
         let auth = Auth::load(&settings)?;
         let keys = Keyring::load(&settings.request, data)?;
-        let engines = Engines::open(&settings, clock).await?;
+        let http = HttpServer::start(settings.http.threads())
+            .map_err(|source| StartError::System { what: "start the HTTP threads".to_owned(), source })?;
+        let mut engines = Engines::open(&settings, clock).await?;
+        engines.lane_runtimes = http.runtimes();
         let process = &settings.process;
         let (listeners, address) = http::serve::bind(process.listen, settings.http.threads())
             .await
@@ -93,10 +96,8 @@ impl Server {
         }
         let grpc =
             grpc.map(|(listener, address)| (address, tokio::spawn(grpc::serve(listener, Arc::clone(&app)))));
-        let router = Router::new(routes(), &app);
-        let http = HttpServer::start(listeners, router, app.settings.http, &app.metrics, &app.shutdown)
-            .map_err(|source| StartError::System { what: "start the threads of HTTP".to_owned(), source })?;
         let workers = worker::start::start(&app)?;
+        http.serve(listeners, Router::new(routes(), &app), app.settings.http, &app.metrics, &app.shutdown);
         Ok(Self { app, address, grpc, http, workers })
     }
 

@@ -230,7 +230,8 @@ fn chain<'a>(error: &'a (dyn StdError + 'static)) -> impl Iterator<Item = &'a (d
     std::iter::successors(Some(error), |&cause| cause.source())
 }
 
-fn causes(error: &(dyn StdError + 'static)) -> String {
+/// What went wrong, and why, and why that.
+pub(crate) fn causes(error: &(dyn StdError + 'static)) -> String {
     chain(error).map(ToString::to_string).collect::<Vec<_>>().join(": ")
 }
 

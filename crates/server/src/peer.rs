@@ -1,8 +1,8 @@
 //! The connection a request came by: who is at the other end, and whether it still is.
 //!
 //! hyper does not look for the end of a connection while an answer is under way (see `http/serve.rs`). Where an answer may take
-//! minutes and costs somebody else's work, the handler looks for itself, through the half of the connection kept here. The
-//! handler runs in the task of its connection, so the two share one waker and do not take it from each other.
+//! minutes and costs somebody else's work, the handler looks for itself, at the socket that it shares with hyper. It runs in the
+//! task of its connection, so the two share one waker and do not take it from each other.
 
 use std::io;
 use std::net::SocketAddr;
@@ -93,7 +93,7 @@ impl std::fmt::Debug for Peer {
 /// How long a peer may take nothing of what is written to it.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// The bytes of a connection. They are read and written by one task, so the lock is always free.
+/// The bytes of a connection. One task at a time reads and writes them, all on one thread, so the lock is always free.
 pub(crate) struct PeerStream {
     connection: Arc<Connection>,
     /// Set while the peer takes nothing of what is written.

@@ -83,13 +83,20 @@ pub struct Lanes<C, R> {
 }
 
 impl<C: Send + 'static, R: Send + 'static> Lanes<C, R> {
-    /// Starts the lanes; `run` carries out one batch and answers with one outcome per command, in order.
-    pub fn start<F, Fut>(name: &'static str, settings: LaneSettings, metrics: LaneMetrics, run: F) -> Self
+    /// Starts the lanes, spread over `runtimes`; `run` carries out one batch and answers with one outcome per command, in
+    /// order.
+    pub fn start<F, Fut>(
+        name: &'static str,
+        settings: LaneSettings,
+        metrics: LaneMetrics,
+        runtimes: &[Handle],
+        run: F,
+    ) -> Self
     where
         F: Fn(Vec<C>) -> Fut + Clone + Send + Sync + 'static,
         Fut: Future<Output = Result<Vec<R>>> + Send + 'static,
     {
-        Self::start_late(name, settings, metrics, move |batch: Batch<C>| {
+        Self::start_late(name, settings, metrics, runtimes, move |batch: Batch<C>| {
             let (run, commands) = (run.clone(), batch.take());
             async move { if commands.is_empty() { Ok(Vec::new()) } else { run(commands).await } }
         })
@@ -100,6 +107,7 @@ impl<C: Send + 'static, R: Send + 'static> Lanes<C, R> {
         name: &'static str,
         settings: LaneSettings,
         metrics: LaneMetrics,
+        runtimes: &[Handle],
         run: F,
     ) -> Self
     where
@@ -108,11 +116,14 @@ impl<C: Send + 'static, R: Send + 'static> Lanes<C, R> {
     {
         let closing = CancellationToken::new();
         let workers = TaskTracker::new();
+        let here = [Handle::current()];
+        let runtimes = if runtimes.is_empty() { &here } else { runtimes };
         let lanes = (0..settings.lanes.max(1))
-            .map(|_| {
+            .zip(runtimes.iter().cycle())
+            .map(|(_, runtime)| {
                 let queue = Arc::new(Queue::new(name, settings, metrics.clone()));
                 let worker = Worker { queue: Arc::clone(&queue), settings, run: run.clone() };
-                workers.spawn(worker.work(closing.clone()));
+                workers.spawn_on(worker.work(closing.clone()), runtime);
                 queue
             })
             .collect();

@@ -28,7 +28,7 @@ pub struct GatewaySettings {
     pub first_byte_timeout: Duration,
     /// `ai.idle_timeout`: how long it may be silent within its answer, and a tunnel both ways.
     pub idle_timeout: Duration,
-    /// `ai.max_idle`: connections that wait for another call.
+    /// `ai.max_idle`: idle connections to the upstream, an equal part of them for each HTTP thread.
     pub max_idle: usize,
 }
 

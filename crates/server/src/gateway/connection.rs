@@ -25,7 +25,7 @@ const HEAD_BYTES_MAX: usize = 64 * 1024;
 /// What may be read before there is the head of an answer: the head, those that announce it (1xx), and what comes with it.
 const BYTES_BEFORE_ANSWER_MAX: usize = 2 * HEAD_BYTES_MAX;
 
-type Sent = Result<Response<Incoming>, TrySendError<Request<RequestBody>>>;
+type SendResult = Result<Response<Incoming>, TrySendError<Request<RequestBody>>>;
 
 /// A connection to an upstream.
 pub(super) struct UpstreamConnection {
@@ -56,7 +56,7 @@ impl UpstreamConnection {
     }
 
     /// Sends a request and waits for the head of the answer.
-    pub(super) async fn send(&mut self, request: Request<RequestBody>) -> Sent {
+    pub(super) async fn send(&mut self, request: Request<RequestBody>) -> SendResult {
         self.stream.lock().read_budget = Some(BYTES_BEFORE_ANSWER_MAX);
         let mut answer = pin!(self.sender.try_send_request(request));
         let sent = poll_fn(|context| {

@@ -16,14 +16,14 @@ const IDLE_TIMEOUT: Duration = Duration::from_secs(4);
 /// How often the pool is swept.
 pub(super) const SWEEP_EVERY: Duration = IDLE_TIMEOUT;
 
-/// Idle connections of one thread, and since when they are; the last one last.
+/// Idle connections of one thread with the time each became idle, oldest first.
 type Idle = VecDeque<(Instant, Box<UpstreamConnection>)>;
 
 /// Connections that wait for another call.
 #[derive(Clone)]
 pub(super) struct Pool {
     threads: Arc<[Mutex<Idle>]>,
-    /// The most that wait, for each thread.
+    /// The most that each thread keeps.
     max: usize,
 }
 

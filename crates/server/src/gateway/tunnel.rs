@@ -56,18 +56,23 @@ impl Tunnel {
     }
 
     async fn run(self) {
-        let (inbound, (outbound, before)) = tokio::join!(self.inbound, self.connection.into_tunnel());
-        let Ok(inbound) = inbound else { return };
+        let Self { connection, inbound, open, idle_timeout, stop } = self;
+        let opened = tokio::select! {
+            opened = async { tokio::join!(inbound, connection.into_tunnel()) } => opened,
+            () = tokio::time::sleep(idle_timeout) => return,
+            () = stop.cancelled() => return,
+        };
+        let (Ok(inbound), (outbound, before)) = opened else { return };
         let activity = Activity::default();
         let mut inbound = Watched::new(TokioIo::new(inbound), Bytes::new(), &activity);
         let mut outbound = Watched::new(outbound, before, &activity);
-        self.open.inc();
+        open.inc();
         let copied = tokio::select! {
             copied = copy_bidirectional(&mut inbound, &mut outbound) => copied.err(),
-            () = activity.silence(self.idle_timeout) => None,
-            () = self.stop.cancelled() => None,
+            () = activity.silence(idle_timeout) => None,
+            () = stop.cancelled() => None,
         };
-        self.open.dec();
+        open.dec();
         if let Some(error) = copied {
             tracing::debug!(%error, "a tunnel ended badly");
         }

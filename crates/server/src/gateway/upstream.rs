@@ -1,6 +1,5 @@
 //! The upstream: where it is, what it is shown, and connections to it.
 
-use std::error::Error as StdError;
 use std::io;
 
 use http::HeaderValue;
@@ -11,8 +10,8 @@ use super::connection::UpstreamConnection;
 use super::pool::Pool;
 use super::request_body::RequestBody;
 use crate::config::gateway::GatewaySettings;
-use crate::outbound::Target;
 use crate::outbound::connect::{Connector, Reach};
+use crate::outbound::{Target, causes};
 
 /// Who answers.
 #[derive(Debug)]
@@ -75,10 +74,4 @@ impl Upstream {
         let connection = UpstreamConnection::new(stream.into_inner()).await;
         connection.map_err(|error| GatewayError::Unreadable(causes(&error)))
     }
-}
-
-/// What went wrong, and why, and why that.
-fn causes(error: &(dyn StdError + 'static)) -> String {
-    let chain = std::iter::successors(Some(error), |&cause| cause.source());
-    chain.map(ToString::to_string).collect::<Vec<_>>().join(": ")
 }

@@ -83,8 +83,9 @@ async fn write_stream(
     let mut socket = peer.stream();
     loop {
         let written = tokio::select! {
+            biased;
+            // Written if the peer takes it at once. A stop does not wait for one that does not.
             written = socket.write_all(&next) => written,
-            // What is not taken now will not be: a stop waits for nobody who listens.
             () = shutdown.closing().cancelled() => return,
         };
         if written.is_err() {

@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use axum::extract::{Extension, Request, State};
 use axum::response::{IntoResponse, Response};
-use http::{Method, StatusCode};
+use http::header::ALLOW;
+use http::{HeaderValue, Method, StatusCode};
 
 use super::error::{ApiError, method_not_allowed};
 use super::identity::User;
@@ -14,6 +15,9 @@ use crate::gateway::{CallerIdentity, GatewayError};
 use crate::peer::Peer;
 use crate::service::tier::Admission;
 use crate::telemetry::quiet::Quiet;
+
+/// What the header `Allow` lists: every method but CONNECT, which asks for a tunnel to anywhere.
+const METHODS: &str = "GET,HEAD,POST,PUT,PATCH,DELETE,OPTIONS";
 
 /// What nginx answers those with who have gone; nobody reads it but the metrics.
 const CLIENT_CLOSED_REQUEST: u16 = 499;
@@ -76,7 +80,7 @@ pub(crate) async fn forward_call(
     request: Request,
 ) -> Result<Response, ApiError> {
     if request.method() == Method::CONNECT {
-        return Err(method_not_allowed());
+        return Err(method_not_allowed().with_header(ALLOW, HeaderValue::from_static(METHODS)));
     }
     if claims.sub.is_empty() {
         return Err(ApiError::unauthenticated("The token names nobody; get one whose sub is a user"));
@@ -100,9 +104,9 @@ pub(crate) async fn forward_call(
 /// second.
 fn explain(app: &App, error: &GatewayError) -> Response {
     static OUTAGE: Quiet = Quiet::new();
-    let is_ours =
+    let is_upstream_failure =
         matches!(error, GatewayError::Unreachable(_) | GatewayError::TimedOut | GatewayError::Unreadable(_));
-    if is_ours && let Some(held_back) = OUTAGE.speak() {
+    if is_upstream_failure && let Some(held_back) = OUTAGE.speak() {
         tracing::warn!(%error, also = held_back, "AI call failed");
     }
     match error {

@@ -124,7 +124,7 @@ pub(crate) async fn get_livez() -> &'static str {
     ),
 )]
 pub(crate) async fn get_readyz(State(app): State<Arc<App>>) -> (StatusCode, &'static str) {
-    if app.closing.is_cancelled() {
+    if app.shutdown.closing().is_cancelled() {
         (StatusCode::SERVICE_UNAVAILABLE, "shutting down")
     } else if app.health.check().await.first().is_some_and(|store| store.up) {
         (StatusCode::OK, "ok")

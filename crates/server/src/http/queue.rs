@@ -143,12 +143,12 @@ pub(crate) async fn claim_messages(
         let claim = queue.claim(&request.topic, max, visibility);
         let claim = within(app.settings.http.timeout, claim).await?;
         let left = give_up_at.saturating_duration_since(tokio::time::Instant::now());
-        if !claim.messages.is_empty() || left.is_zero() || app.closing.is_cancelled() {
+        if !claim.messages.is_empty() || left.is_zero() || app.shutdown.closing().is_cancelled() {
             return Ok(Json(describe(claim)));
         }
         tokio::select! {
             () = queue.wait(&request.topic, left.min(app.settings.sender.poll)) => {}
-            () = app.closing.cancelled() => {}
+            () = app.shutdown.closing().cancelled() => {}
             // Nobody would take what is claimed from now on.
             () = &mut disconnected => return Ok(Json(describe(claim))),
         }

@@ -174,7 +174,7 @@ async fn find_changed(
         return Ok(request);
     }
     let changed = tokio::select! {
-        changed = app.requests.next_change(&mut waiting, request.status, until, &app.closing) => changed?,
+        changed = app.requests.next_change(&mut waiting, request.status, until, app.shutdown.closing()) => changed?,
         () = disconnected(peer) => None,
     };
     Ok(changed.unwrap_or(request))

@@ -4,13 +4,14 @@ use std::panic::AssertUnwindSafe;
 use std::time::Instant;
 
 use axum::body::{Body, HttpBody};
-use axum::response::{IntoResponse, Response};
+use axum::response::Response;
 use bytes::Bytes;
 use futures_util::FutureExt;
 use http::header::{CONNECTION, TRANSFER_ENCODING};
 use http::{HeaderMap, HeaderName, HeaderValue, Request};
 
 use super::error::ApiError;
+use super::route::ErrorFormat;
 use super::router::Router;
 use crate::peer::Peer;
 use crate::telemetry::metrics::Metrics;
@@ -39,16 +40,21 @@ where
         // For the logs of handlers, which tell of a call under the id that its answer carries.
         request.headers_mut().insert(REQUEST_ID, id.clone());
     }
-    let (found, route) = router.find(&method, request.uri().path());
+    let (matched, route) = router.find(&method, request.uri().path());
+    let errors = matched.errors();
     let is_plain = is_plainly_framed(request.headers());
     let answered = async {
-        if is_plain { router.answer(found, peer, request.map(Body::new)).await } else { refuse_framing() }
+        if is_plain {
+            router.answer(matched, peer, request.map(Body::new)).await
+        } else {
+            refuse_framing(errors)
+        }
     };
     let mut response = match AssertUnwindSafe(answered).catch_unwind().await {
         Ok(response) => response,
         Err(_panic) => {
             tracing::error!(request_id = ?id, route, "a handler panicked");
-            ApiError::internal().into_response()
+            errors.refuse(ApiError::internal())
         }
     };
     let headers = response.headers_mut();
@@ -69,9 +75,11 @@ fn is_plainly_framed(headers: &HeaderMap) -> bool {
     }
 }
 
-fn refuse_framing() -> Response {
+fn refuse_framing(errors: ErrorFormat) -> Response {
     let message = "Transfer-Encoding must be chunked, once, or not be there at all";
-    ApiError::invalid(message).with_header(CONNECTION, HeaderValue::from_static("close")).into_response()
+    let mut response = errors.refuse(ApiError::invalid(message));
+    response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+    response
 }
 
 /// The caller's id, if it is short and plain enough to be put into logs and headers as it is; otherwise a new one.

@@ -11,7 +11,7 @@ use super::error::ApiError;
 use super::openapi::Description;
 use super::sale::error::SaleError;
 use crate::app::App;
-use crate::auth::credentials::{AuthError, Credentials};
+use crate::auth::credentials::Credentials;
 
 /// Answers the requests of a route.
 pub(super) type Endpoint = fn(Request, Arc<App>) -> BoxFuture<'static, Response>;
@@ -31,8 +31,8 @@ pub struct Route {
     pub peer: PeerUse,
     /// Which processes answer it.
     pub role: RouteRole,
-    /// Whether the answer needs a store, and is 503 without one.
-    pub needs_store: bool,
+    /// Whether it answers 503 when the store is away.
+    pub can_be_unavailable: bool,
     /// Whether it is a page or one of its files, whose handlers refuse without a body.
     pub is_page: bool,
     pub(super) endpoint: Endpoint,
@@ -50,9 +50,9 @@ pub enum ErrorFormat {
 }
 
 impl ErrorFormat {
-    /// The answer to a caller who may not call.
-    pub(super) fn refuse(self, error: AuthError) -> Response {
-        let error = ApiError::from(error);
+    /// A refusal in this format.
+    pub(super) fn refuse(self, error: impl Into<ApiError>) -> Response {
+        let error = error.into();
         match self {
             Self::Flat => error.into_response(),
             Self::Sale => SaleError::from(error).into_response(),
@@ -65,10 +65,10 @@ impl ErrorFormat {
 pub enum PeerUse {
     /// Nothing.
     None,
-    /// Whether it is still there, because the answer may take long.
-    Disconnects,
-    /// Its address, which may only ask so often (`service/edge.rs`).
-    Address,
+    /// The connection: its address, and whether the caller is still there, because the answer may take long.
+    Connection,
+    /// Its address, whose requests are limited (`service/edge.rs`).
+    AddressLimit,
 }
 
 /// Which processes answer a route.
@@ -96,7 +96,7 @@ impl Route {
             errors,
             peer,
             role,
-            needs_store: true,
+            can_be_unavailable: true,
             is_page: false,
             endpoint,
             describe,
@@ -105,14 +105,14 @@ impl Route {
 
     /// The handler waits, and looks for the end of the connection meanwhile.
     pub(super) const fn watching_peer(mut self) -> Self {
-        self.peer = PeerUse::Disconnects;
+        self.peer = PeerUse::Connection;
         self
     }
 
     /// A route of sale: its address limits and its envelope.
     pub(super) const fn of_sale(mut self) -> Self {
         self.errors = ErrorFormat::Sale;
-        self.peer = PeerUse::Address;
+        self.peer = PeerUse::AddressLimit;
         self
     }
 
@@ -122,16 +122,16 @@ impl Route {
         self
     }
 
-    /// Answered from memory, with or without a store.
-    pub(super) const fn without_store(mut self) -> Self {
-        self.needs_store = false;
+    /// Never answers 503 for want of a store: it answers from memory, or reports outages inside of its body.
+    pub(super) const fn never_unavailable(mut self) -> Self {
+        self.can_be_unavailable = false;
         self
     }
 
     /// A page or one of its files.
     pub(super) const fn of_page(mut self) -> Self {
         self.is_page = true;
-        self.without_store()
+        self.never_unavailable()
     }
 
     /// Whether it answers requests with this method.

@@ -35,11 +35,22 @@ struct PathRoutes {
 }
 
 /// What the table says of a request.
-pub(super) enum Found<'a> {
+pub(super) enum RouteMatch<'a> {
     Route(&'a Route, PathParams),
     /// The path is there, and takes other methods.
-    OtherMethods(&'a HeaderValue, ErrorFormat),
-    Nothing,
+    MethodNotAllowed(&'a HeaderValue, ErrorFormat),
+    NotFound,
+}
+
+impl RouteMatch<'_> {
+    /// The form of refusals there.
+    pub(super) const fn errors(&self) -> ErrorFormat {
+        match self {
+            Self::Route(route, _) => route.errors,
+            Self::MethodNotAllowed(_, errors) => *errors,
+            Self::NotFound => ErrorFormat::Flat,
+        }
+    }
 }
 
 impl Router {
@@ -65,26 +76,32 @@ impl Router {
     }
 
     /// The route of a request, and the label that metrics know it by: one of a few, whatever callers ask for.
-    pub(super) fn find(&self, method: &Method, path: &str) -> (Found<'_>, &'static str) {
-        let Ok(matched) = self.paths.at(path) else { return (Found::Nothing, UNMATCHED) };
+    pub(super) fn find(&self, method: &Method, path: &str) -> (RouteMatch<'_>, &'static str) {
+        let Ok(matched) = self.paths.at(path) else { return (RouteMatch::NotFound, UNMATCHED) };
         let PathRoutes { path, routes, allow } = matched.value;
         let found = match routes.iter().find(|route| route.takes(method)) {
-            Some(route) => Found::Route(route, PathParams::decode(&matched.params)),
-            None => {
-                Found::OtherMethods(allow, routes.first().map_or(ErrorFormat::Flat, |route| route.errors))
-            }
+            Some(route) => RouteMatch::Route(route, PathParams::decode(&matched.params)),
+            None => RouteMatch::MethodNotAllowed(
+                allow,
+                routes.first().map_or(ErrorFormat::Flat, |route| route.errors),
+            ),
         };
         (found, path)
     }
 
     /// Answers a request by what was found for it.
-    pub(super) async fn answer(&self, found: Found<'_>, peer: &Peer, mut request: Request<Body>) -> Response {
-        match found {
-            Found::Route(route, params) => match self.prepare(route, params, peer, &mut request) {
+    pub(super) async fn answer(
+        &self,
+        matched: RouteMatch<'_>,
+        peer: &Peer,
+        mut request: Request<Body>,
+    ) -> Response {
+        match matched {
+            RouteMatch::Route(route, params) => match self.prepare(route, params, peer, &mut request) {
                 Ok(()) => (route.endpoint)(request, Arc::clone(&self.app)).await,
                 Err(refusal) => *refusal,
             },
-            Found::OtherMethods(allow, errors) => {
+            RouteMatch::MethodNotAllowed(allow, errors) => {
                 let mut response = match errors {
                     ErrorFormat::Flat => method_not_allowed().into_response(),
                     ErrorFormat::Sale => SaleError::method_not_allowed().into_response(),
@@ -92,7 +109,7 @@ impl Router {
                 response.headers_mut().insert(ALLOW, allow.clone());
                 response
             }
-            Found::Nothing => not_found().into_response(),
+            RouteMatch::NotFound => not_found().into_response(),
         }
     }
 
@@ -105,7 +122,7 @@ impl Router {
         peer: &Peer,
         request: &mut Request<Body>,
     ) -> Result<(), Box<Response>> {
-        if route.peer == PeerUse::Address {
+        if route.peer == PeerUse::AddressLimit {
             let visitor = Visitor::admit(&self.app, peer, request.headers());
             let visitor = visitor.map_err(|error| Box::new(error.into_response()))?;
             request.extensions_mut().insert(visitor);
@@ -119,7 +136,7 @@ impl Router {
         if !params.is_empty() {
             extensions.insert(params);
         }
-        if route.peer == PeerUse::Disconnects {
+        if route.peer == PeerUse::Connection {
             extensions.insert(peer.clone());
         }
         Ok(())
@@ -155,6 +172,17 @@ mod tests {
             if !seen.iter().any(|(path, method)| *path == route.path && *method != route.method) {
                 paths.insert(route.path, ()).unwrap_or_else(|problem| panic!("{route:?}: {problem}"));
             }
+        }
+    }
+
+    #[test]
+    fn a_path_that_takes_every_method_has_one_route() {
+        let mut methods: BTreeMap<&str, Vec<Option<Method>>> = BTreeMap::new();
+        for route in routes() {
+            methods.entry(route.path).or_default().push(route.method);
+        }
+        for (path, methods) in methods {
+            assert!(methods.len() == 1 || methods.iter().all(Option::is_some), "{path}: {methods:?}");
         }
     }
 

@@ -55,7 +55,7 @@ fn quota() -> Vec<Route> {
 fn slot() -> Vec<Route> {
     vec![
         route!(POST "/api/v1/slots", Open, slot::assign_slot),
-        route!(POST "/api/v1/slots/bulk", Open, slot::bulk::assign_slots).without_store(),
+        route!(POST "/api/v1/slots/bulk", Open, slot::bulk::assign_slots).never_unavailable(),
         route!(POST "/api/v1/slots/forecast", Open, slot::forecast_slots),
         route!(GET "/api/v1/slots/windows", Open, slot::list_windows),
         route!(GET "/api/v1/slots/{eventId}", Open, slot::get_slot),
@@ -64,7 +64,7 @@ fn slot() -> Vec<Route> {
         route!(GET "/admin/rate-limit/config", Operator, slot::config::list_configs),
         route!(GET "/admin/rate-limit/config/{name}", Operator, slot::config::get_config),
         route!(DELETE "/admin/rate-limit/config/{name}", Operator, slot::config::deactivate_config),
-        route!(POST "/admin/rate-limit/cache/flush", Operator, slot::config::flush_cache).without_store(),
+        route!(POST "/admin/rate-limit/cache/flush", Operator, slot::config::flush_cache).never_unavailable(),
     ]
 }
 
@@ -89,8 +89,8 @@ fn tier() -> Vec<Route> {
         route!(GET "/admin/subscriptions/{user}", Operator, tier::get_subscription),
         route!(PUT "/admin/subscriptions/{user}", Operator, tier::put_subscription),
         route!(DELETE "/admin/subscriptions/{user}", Operator, tier::delete_subscription),
-        route!(GET "/admin/tiers", Operator, tier::list_tiers).without_store(),
-        route!(GET "/admin/tiers/{tier}", Operator, tier::get_tier).without_store(),
+        route!(GET "/admin/tiers", Operator, tier::list_tiers).never_unavailable(),
+        route!(GET "/admin/tiers/{tier}", Operator, tier::get_tier).never_unavailable(),
         route!(PUT "/admin/tiers/{tier}", Operator, tier::put_tier),
     ]
 }
@@ -98,8 +98,8 @@ fn tier() -> Vec<Route> {
 /// Limits for anyone.
 fn policies() -> Vec<Route> {
     vec![
-        route!(GET "/admin/policies", Operator, tier::policy::list_policies).without_store(),
-        route!(GET "/admin/policies/{name}", Operator, tier::policy::get_policy).without_store(),
+        route!(GET "/admin/policies", Operator, tier::policy::list_policies).never_unavailable(),
+        route!(GET "/admin/policies/{name}", Operator, tier::policy::get_policy).never_unavailable(),
         route!(PUT "/admin/policies/{name}", Operator, tier::policy::put_policy),
         route!(DELETE "/admin/policies/{name}", Operator, tier::policy::delete_policy),
         route!(DELETE "/admin/policies/{name}/keys/{key}", Operator, tier::policy::reset_key),
@@ -159,5 +159,5 @@ fn operations() -> Vec<Route> {
         route!(GET "/docs", Open, operations::get_docs),
         route!(GET "/", Open, operations::get_index),
     ];
-    routes.into_iter().map(Route::of_any_role).map(Route::without_store).collect()
+    routes.into_iter().map(Route::of_any_role).map(Route::never_unavailable).collect()
 }

@@ -1,8 +1,9 @@
 //! The listeners: connections are accepted up to a number, served by hyper, and closed in order.
 //!
 //! Each core has a thread with a listener and a single-threaded runtime of its own, so that a request is read, answered and
-//! written without a switch between threads. Stores and workers run on the process's other runtime.
+//! written without a switch between threads. Lanes run there, too; stores and workers on the process's other runtime.
 
+use std::error::Error;
 use std::net::SocketAddr;
 use std::pin::pin;
 use std::sync::Arc;
@@ -13,11 +14,12 @@ use hyper::server::conn::http1::Builder;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::{TcpListener, TcpSocket};
+use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use super::event_stream::detach;
+use super::event_stream::{Detached, detach};
 use super::request_scope::answer;
 use super::router::Router;
 use crate::config::http::HttpSettings;
@@ -32,11 +34,16 @@ const BACKLOG: u32 = 4_096;
 
 /// The threads that serve HTTP.
 pub(crate) struct HttpServer {
-    threads: Vec<JoinHandle<()>>,
-    /// Counts the threads that still have connections.
+    threads: Vec<HttpThread>,
+    /// Counts the threads that have connections.
     serving: TaskTracker,
-    /// Set when the threads may end. Tunnels and what handlers have started live on them until then.
+    /// Set when the threads may end. Lanes, tunnels and what handlers have started live on them until then.
     released: CancellationToken,
+}
+
+struct HttpThread {
+    thread: JoinHandle<()>,
+    runtime: Handle,
 }
 
 /// What the connections of a thread are served with.
@@ -50,21 +57,42 @@ struct Acceptor {
 }
 
 impl HttpServer {
-    /// Starts a thread for each listener.
+    /// Starts the threads, which serve nothing yet.
     ///
     /// # Errors
     /// When the system gives no thread or runtime.
-    pub(crate) fn start(
+    pub(crate) fn start(threads: usize) -> std::io::Result<Self> {
+        let (serving, released) = (TaskTracker::new(), CancellationToken::new());
+        let mut server = Self { threads: Vec::new(), serving, released };
+        for n in 0..threads {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+            let (handle, released) = (runtime.handle().clone(), server.released.clone());
+            let thread = std::thread::Builder::new().name(format!("weir-http-{n}")).spawn(move || {
+                runtime.block_on(released.cancelled());
+                // Not kept by whatever blocks one of its threads.
+                runtime.shutdown_background();
+            })?;
+            server.threads.push(HttpThread { thread, runtime: handle });
+        }
+        Ok(server)
+    }
+
+    /// The runtimes of the threads.
+    pub(crate) fn runtimes(&self) -> Vec<Handle> {
+        self.threads.iter().map(|thread| thread.runtime.clone()).collect()
+    }
+
+    /// Serves what comes by the listeners, one for each thread, until the stop has cut the last connection.
+    pub(crate) fn serve(
+        &self,
         listeners: Vec<std::net::TcpListener>,
         router: Router,
         settings: HttpSettings,
         metrics: &Arc<Metrics>,
         shutdown: &Shutdown,
-    ) -> std::io::Result<Self> {
+    ) {
         let (router, permits) = (Arc::new(router), Arc::new(Semaphore::new(settings.max_connections)));
-        let (serving, released) = (TaskTracker::new(), CancellationToken::new());
-        let mut threads = Vec::new();
-        for (n, listener) in listeners.into_iter().enumerate() {
+        for (listener, thread) in listeners.into_iter().zip(&self.threads) {
             let acceptor = Acceptor {
                 router: Arc::clone(&router),
                 metrics: Arc::clone(metrics),
@@ -73,21 +101,9 @@ impl HttpServer {
                 shutdown: shutdown.clone(),
                 connections: TaskTracker::new(),
             };
-            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-            let (token, released) = (serving.token(), released.clone());
-            let thread = std::thread::Builder::new().name(format!("weir-http-{n}"));
-            threads.push(thread.spawn(move || {
-                runtime.block_on(async {
-                    acceptor.serve(listener).await;
-                    drop(token);
-                    released.cancelled().await;
-                });
-                // Not kept by whatever blocks one of its threads.
-                runtime.shutdown_background();
-            })?);
+            self.serving.spawn_on(acceptor.serve(listener), &thread.runtime);
         }
-        serving.close();
-        Ok(Self { threads, serving, released })
+        self.serving.close();
     }
 
     /// Returns when every connection is closed: some time after a stop has begun.
@@ -96,15 +112,22 @@ impl HttpServer {
     }
 
     /// Lets the threads end, and waits for them.
-    pub(crate) async fn release(self) {
+    pub(crate) async fn release(mut self) {
         self.released.cancel();
+        let threads = std::mem::take(&mut self.threads);
         let join = move || {
-            for thread in self.threads {
+            for HttpThread { thread, .. } in threads {
                 // One that panicked has said so.
                 let _ = thread.join();
             }
         };
         let _ = tokio::task::spawn_blocking(join).await;
+    }
+}
+
+impl Drop for HttpServer {
+    fn drop(&mut self) {
+        self.released.cancel();
     }
 }
 
@@ -186,8 +209,10 @@ impl Acceptor {
                 }
             }
         };
-        if let Err(error) = ended {
-            tracing::debug!(%error, "a connection ended badly");
+        if let Err(error) = ended
+            && !error.source().is_some_and(|cause| cause.is::<Detached>())
+        {
+            tracing::debug!(peer = %peer.address(), %error, "the connection to a caller failed");
         }
     }
 }

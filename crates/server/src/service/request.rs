@@ -108,20 +108,21 @@ impl RequestService {
             in_flight: engines.store.in_flight(),
             timeout,
         };
-        let lanes = Lanes::start_late("request", lane_settings, metrics.lane("request"), {
-            let (store, limits) = (Arc::clone(&store), settings.request.tenant_limit);
-            let broker = engines.request_broker();
-            move |batch| {
-                let (store, broker) = (Arc::clone(&store), broker.clone());
-                async move {
-                    let mut outcomes = store.submit_late(batch, limits).await?;
-                    if let Some(broker) = broker {
-                        broker.publish_accepted(&mut outcomes).await;
+        let lanes =
+            Lanes::start_late("request", lane_settings, metrics.lane("request"), &engines.lane_runtimes, {
+                let (store, limits) = (Arc::clone(&store), settings.request.tenant_limit);
+                let broker = engines.request_broker();
+                move |batch| {
+                    let (store, broker) = (Arc::clone(&store), broker.clone());
+                    async move {
+                        let mut outcomes = store.submit_late(batch, limits).await?;
+                        if let Some(broker) = broker {
+                            broker.publish_accepted(&mut outcomes).await;
+                        }
+                        Ok(outcomes)
                     }
-                    Ok(outcomes)
                 }
-            }
-        });
+            });
         let switches = Arc::new(Switches::new(Arc::clone(&store), settings.request.rollout, timeout));
         tokio::spawn({
             // So that the first submission finds them read.

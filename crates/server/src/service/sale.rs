@@ -68,7 +68,7 @@ impl SaleService {
             in_flight: engines.store.in_flight(),
             timeout: settings.http.timeout,
         };
-        let lanes = Lanes::start("sale", lane_settings, metrics.lane("sale"), {
+        let lanes = Lanes::start("sale", lane_settings, metrics.lane("sale"), &engines.lane_runtimes, {
             let (store, board) = (Arc::clone(&store), Arc::clone(&board));
             move |batch: Vec<Buy>| {
                 let (store, board) = (Arc::clone(&store), Arc::clone(&board));

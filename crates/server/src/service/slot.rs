@@ -53,7 +53,7 @@ impl SlotService {
             in_flight: engines.store.in_flight(),
             timeout: settings.http.timeout,
         };
-        let lanes = Lanes::start_late("slot", lane_settings, metrics.lane("slot"), {
+        let lanes = Lanes::start_late("slot", lane_settings, metrics.lane("slot"), &engines.lane_runtimes, {
             let store = Arc::clone(&store);
             move |batch| {
                 let store = Arc::clone(&store);

@@ -25,16 +25,16 @@ const SPARE: Duration = Duration::from_secs(2);
 pub(crate) fn start(app: &Arc<App>) -> Result<TaskTracker> {
     let (workers, roles) = (TaskTracker::new(), app.settings.process.roles);
     if roles.api {
-        app.sale.run(&workers, &app.closing);
+        app.sale.run(&workers, app.shutdown.closing());
     }
     if let Some(sales) = &app.engines.redis_sales {
         if roles.worker {
-            workers.spawn(sales.clone().follow(app.closing.clone()));
+            workers.spawn(sales.clone().follow(app.shutdown.closing().clone()));
             let (queue, ledger) = (app.engines.store.queue(), app.engines.store.sale_ledger());
-            workers.spawn(Purchases::new(queue, ledger).run(app.closing.clone()));
+            workers.spawn(Purchases::new(queue, ledger).run(app.shutdown.closing().clone()));
         }
         if roles.reconciler {
-            workers.spawn(sales.clone().reconcile(app.closing.clone()));
+            workers.spawn(sales.clone().reconcile(app.shutdown.closing().clone()));
         }
     }
     if roles.sender {
@@ -52,11 +52,11 @@ pub(crate) fn start(app: &Arc<App>) -> Result<TaskTracker> {
 
 fn start_sender(app: &App, workers: &TaskTracker) -> Result<()> {
     let sender = Sender::new(app.engines.source()?, &app.settings, &app.metrics);
-    workers.spawn(sender.run(app.closing.clone()));
+    workers.spawn(sender.run(app.shutdown.closing().clone()));
     if let Some(topic) = &app.settings.slot.dispatch_topic {
         let (due, publisher) = (app.engines.store.due(), app.engines.publisher());
         let dispatcher = Dispatcher::new(due, publisher, topic, app.metrics.slot_dispatched.clone());
-        workers.spawn(dispatcher.run(app.closing.clone()));
+        workers.spawn(dispatcher.run(app.shutdown.closing().clone()));
     }
     Ok(())
 }
@@ -74,7 +74,7 @@ fn start_request_worker(app: &App, workers: &TaskTracker) -> Result<()> {
         on_change: Arc::new(move |id, status| hub.changed(id, status)),
         grace: app.settings.http.shutdown_timeout.saturating_sub(SPARE),
     };
-    workers.spawn(Worker::new(parts).run(app.closing.clone()));
+    workers.spawn(Worker::new(parts).run(app.shutdown.closing().clone()));
     let parts = webhooks::Parts {
         source: app.engines.store.queue(),
         // Past Redis: what is told to others must be how a request stands now.
@@ -84,7 +84,7 @@ fn start_request_worker(app: &App, workers: &TaskTracker) -> Result<()> {
         clock: app.engines.store.wall_clock(),
         metrics: app.metrics.work.clone(),
     };
-    workers.spawn(Webhooks::new(parts, &app.settings.request).run(app.closing.clone()));
+    workers.spawn(Webhooks::new(parts, &app.settings.request).run(app.shutdown.closing().clone()));
     Ok(())
 }
 
@@ -97,7 +97,7 @@ fn start_upkeep(app: &App, workers: &TaskTracker) {
         clock: app.engines.store.wall_clock(),
         metrics: app.metrics.work.clone(),
     };
-    workers.spawn(upkeep.run(app.closing.clone()));
+    workers.spawn(upkeep.run(app.shutdown.closing().clone()));
 }
 
 /// One of the switches. While the store cannot say how it stands it is off: nothing could be done anyway.

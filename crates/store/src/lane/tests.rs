@@ -33,7 +33,7 @@ impl Bench {
 
     fn lanes(self: &Arc<Self>, settings: LaneSettings) -> Arc<Lanes<u32, u32>> {
         let bench = Arc::clone(self);
-        Arc::new(Lanes::start("test", settings, metrics(), move |batch: Vec<u32>| {
+        Arc::new(Lanes::start("test", settings, metrics(), &[], move |batch: Vec<u32>| {
             let bench = Arc::clone(&bench);
             async move {
                 bench.batches.lock().unwrap().push(batch.clone());
@@ -145,7 +145,7 @@ async fn draining_answers_everything_accepted_and_refuses_what_comes_after() {
 #[tokio::test]
 async fn a_failed_batch_fails_its_callers_alone() {
     let calls = Arc::new(AtomicUsize::new(0));
-    let lanes = Lanes::start("test", settings(1, 16, 16), metrics(), {
+    let lanes = Lanes::start("test", settings(1, 16, 16), metrics(), &[], {
         let calls = Arc::clone(&calls);
         move |batch: Vec<u32>| {
             let nth = calls.fetch_add(1, Ordering::SeqCst);
@@ -168,7 +168,7 @@ async fn a_failed_batch_fails_its_callers_alone() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn each_key_keeps_its_order_and_each_call_its_own_answer() {
     let seen: Arc<Mutex<Vec<(u32, u32)>>> = Arc::default();
-    let lanes = Arc::new(Lanes::start("test", settings(4, 1_024, 7), metrics(), {
+    let lanes = Arc::new(Lanes::start("test", settings(4, 1_024, 7), metrics(), &[], {
         let seen = Arc::clone(&seen);
         move |batch: Vec<(u32, u32)>| {
             seen.lock().unwrap().extend(&batch);
@@ -253,7 +253,7 @@ struct Late {
 impl Late {
     fn lanes(settings: LaneSettings) -> (Arc<Self>, Arc<Lanes<u32, u32>>) {
         let late = Arc::new(Self { handed: Mutex::default(), came: Notify::new() });
-        let lanes = Lanes::start_late("test", settings, metrics(), {
+        let lanes = Lanes::start_late("test", settings, metrics(), &[], {
             let late = Arc::clone(&late);
             move |batch| {
                 let (done, outcomes) = oneshot::channel();

@@ -159,8 +159,8 @@ fn refusals(route: &Route, operation: &Operation) -> Vec<&'static Refusal> {
     };
     refusals.extend((has_json || has_query).then_some(&INVALID));
     refusals.extend([&TOO_SLOW, &TOO_LARGE, &NOT_JSON].into_iter().filter(|_| has_json));
-    refusals.extend((route.peer == PeerUse::Address).then_some(&TOO_MANY));
-    refusals.extend(route.needs_store.then_some(&UNAVAILABLE));
+    refusals.extend((route.peer == PeerUse::AddressLimit).then_some(&TOO_MANY));
+    refusals.extend(route.can_be_unavailable.then_some(&UNAVAILABLE));
     refusals
 }
 

@@ -106,7 +106,7 @@ impl Watch {
     async fn changed(&mut self, seen: Status) -> Option<Request> {
         let Self { app, waiting, until, .. } = self;
         loop {
-            match app.requests.next_change(waiting, seen, *until, &app.closing).await {
+            match app.requests.next_change(waiting, seen, *until, app.shutdown.closing()).await {
                 Ok(changed) => return changed,
                 Err(_) => tokio::time::sleep(PAUSE_AFTER_ERROR).await,
             }

@@ -80,8 +80,12 @@ pub(crate) async fn watch_sales(
     // Before the present is read: what happens in between is told twice rather than never.
     let (id, listener) = app.sale.events().listen(sku.clone(), last);
     let product = app.sale.status(sku.as_ref()).await?.ok_or_else(unknown_sale)?;
-    let stream =
-        Stream { first: Some(initial(id, &product)), listener, closing: app.closing.clone(), _place: place };
+    let stream = Stream {
+        first: Some(initial(id, &product)),
+        listener,
+        closing: app.shutdown.closing().clone(),
+        _place: place,
+    };
     let events = futures_util::stream::unfold(stream, |mut stream| async move {
         let bytes = stream.next().await?;
         Some((bytes, stream))
