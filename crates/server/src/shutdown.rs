@@ -23,7 +23,7 @@ impl Shutdown {
         self.cutting.cancel();
     }
 
-    /// The stop has begun: no new work is taken, and what is under way may finish.
+    /// The stop has begun: no new work is taken, long polls and event streams end, and the rest may finish.
     #[must_use]
     pub const fn closing(&self) -> &CancellationToken {
         &self.closing

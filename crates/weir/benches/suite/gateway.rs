@@ -28,7 +28,7 @@ const RATE: u32 = 500;
 const RATE_CONNECTIONS: usize = 16;
 
 /// What the gateway adds to a call.
-pub(crate) struct Added {
+pub(crate) struct AddedLatency {
     pub(crate) direct: Row,
     pub(crate) through: Row,
     pub(crate) p99_ms: f64,
@@ -103,7 +103,7 @@ impl Upstream {
     }
 
     /// What the gateway adds to a call, at a rate that leaves everybody time.
-    pub(crate) async fn measure_added(&self, bench: &Bench) -> Result<Added> {
+    pub(crate) async fn measure_added(&self, bench: &Bench) -> Result<AddedLatency> {
         let direct =
             self.load_at_rate(bench, &format!("AI calls without a gateway, {RATE}/s"), &self.url).await?;
         let directory = bench.path().join("ai weir at a rate");
@@ -113,7 +113,7 @@ impl Upstream {
         server.stop().await.context("stop weir")?;
         let p99 = |row: &Row| row.p99_ms.unwrap_or(f64::NAN);
         let p99_ms = p99(&through) - p99(&direct);
-        Ok(Added { direct, through, p99_ms })
+        Ok(AddedLatency { direct, through, p99_ms })
     }
 
     async fn load_at_rate(&self, bench: &Bench, name: &str, url: &str) -> Result<Row> {

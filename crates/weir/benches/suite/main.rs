@@ -1,8 +1,9 @@
 //! `cargo bench -p weir --bench suite`: Weir next to what it is compared with, in one run on one machine.
 //!
-//! This file has the order of the runs and the targets. Each ratio's two sides are adjacent in time and the baseline
-//! is the mean of a run before and a run after, so that a machine that speeds up or slows down bends a ratio little.
-//! How a number is taken is left to the modules; docs/performance.md says what it means.
+//! This file has the order of the runs and the targets. Each ratio's two sides are adjacent in time, and a baseline that is
+//! another server is the mean of a run before and a run after, so that a machine that speeds up or slows down bends a ratio
+//! little; throttlecrab, connections and added latency have one run. How a number is taken is left to the modules;
+//! docs/performance.md says what it means.
 
 mod audit;
 mod empty;
@@ -245,7 +246,7 @@ async fn measure_all(arguments: &Arguments) -> Result<Vec<Results>> {
     }
     for part in &arguments.only {
         for (results, server) in all.iter_mut().zip(&servers) {
-            process::measure_server(server.as_deref());
+            process::set_server(server.as_deref());
             let bench = bench
                 .in_directory(&format!("{part:?}-{}", if server.is_some() { "before" } else { "now" }))?;
             part.measure(&bench, without_kafka, results).await?;
@@ -475,7 +476,7 @@ async fn measure_gateway(bench: &Bench, results: &mut Results) -> Result<()> {
     let after = upstream.measure_nginx(bench).await?;
     results.compare(run, [&before, &after], GATEWAY_TARGET);
     results.rows.push(after);
-    let gateway::Added { direct, through, p99_ms } = upstream.measure_added(bench).await?;
+    let gateway::AddedLatency { direct, through, p99_ms } = upstream.measure_added(bench).await?;
     let name = format!("added p99: {} over {}", through.name, direct.name);
     results.target(&name, p99_ms, Bound::Below(GATEWAY_ADDED_P99_TARGET_MS), "ms");
     results.rows.extend([direct, through]);
@@ -491,13 +492,14 @@ async fn measure_check(bench: &Bench, results: &mut Results) -> Result<()> {
     let row = run.row.clone();
     results.compare(run, [&before, &after], CHECK_TARGET);
     results.rows.push(after);
-    let other = match throttlecrab::measure(bench).await {
-        Ok(other) => other,
+    let program = match throttlecrab::install() {
+        Ok(program) => program,
         Err(error) => {
             results.notes.push(format!("left out: throttlecrab, {error:#}"));
             return Ok(());
         }
     };
+    let other = throttlecrab::measure(bench, &program).await?;
     let ratio = row.requests_per_s / other.requests_per_s;
     let name = format!("{} / {}", row.name, other.name);
     results.target(&name, ratio, Bound::AtLeast(THROTTLECRAB_TARGET), "×");

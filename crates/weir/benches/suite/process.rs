@@ -130,7 +130,7 @@ impl Drop for Process {
 static SERVER: Mutex<Option<PathBuf>> = Mutex::new(None);
 
 /// Has this binary serve from now on; without one, the one that was just built.
-pub(crate) fn measure_server(path: Option<&Path>) {
+pub(crate) fn set_server(path: Option<&Path>) {
     *SERVER.lock().unwrap_or_else(PoisonError::into_inner) = path.map(Path::to_owned);
 }
 

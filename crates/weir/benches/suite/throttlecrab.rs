@@ -19,8 +19,7 @@ const VERSION: &str = "0.4.40";
 const NAME: &str = "throttlecrab over HTTP";
 
 /// Loads it with one bucket a call, spread over as many keys as checks of Weir are.
-pub(crate) async fn measure(bench: &Bench) -> Result<Row> {
-    let program = install()?;
+pub(crate) async fn measure(bench: &Bench, program: &Path) -> Result<Row> {
     eprintln!("measuring: {NAME}");
     let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
     let mut command = Command::new(program);
@@ -54,7 +53,7 @@ pub(crate) async fn measure(bench: &Bench) -> Result<Row> {
 }
 
 /// The program, compiled once and kept under target/.
-fn install() -> Result<PathBuf> {
+pub(crate) fn install() -> Result<PathBuf> {
     let root = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("throttlecrab-{VERSION}"));
     let program = root.join("bin/throttlecrab-server");
     if !program.exists() {

@@ -1,8 +1,8 @@
 //! Holds every response that a test's [`Client`](weir_testkit::http::Client) gets against the OpenAPI document: the route, the
 //! status, the content type, the headers that must be there, and the body by its schema.
 //!
-//! Left out are responses of upstreams behind the gateway, which may be anything, and bytes that tests read from sockets
-//! themselves.
+//! Left out: everything under `/api/v1/ai`, whose upstreams may answer anything; the contents of bodies that are not JSON; clients
+//! that are `unchecked`; and bytes that tests read from sockets themselves.
 
 use std::collections::HashMap;
 use std::sync::{Arc, LazyLock, Mutex};

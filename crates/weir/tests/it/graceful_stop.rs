@@ -593,6 +593,22 @@ async fn an_idle_websocket_does_not_hold_up_a_stop() {
 }
 
 #[tokio::test]
+async fn a_websocket_that_begins_with_a_body_is_none_and_does_not_hold_up_a_stop() {
+    stop_while(async |stage| {
+        let headers = [&UPGRADE[..], &["Content-Length: 10000000"]].concat();
+        let mut caller = stage.request("GET /api/v1/ai/socket", &headers).await;
+        caller.write_all(&[b'x'; 1_000]).await.unwrap();
+        let mut upstream = stage.upstream().await;
+        // It reads no more of the body, which would still be on its way when the protocol changes.
+        upstream.write_all(SWITCHING.as_bytes()).await.unwrap();
+        let head = read_head(&mut caller).await;
+        assert!(head.starts_with("HTTP/1.1 502 "), "{head}");
+        (caller, upstream)
+    })
+    .await;
+}
+
+#[tokio::test]
 async fn a_websocket_whose_messages_nobody_reads_does_not_hold_up_a_stop() {
     stop_while(async |stage| {
         let (caller, upstream) = stage.websocket().await;
