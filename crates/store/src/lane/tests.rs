@@ -359,3 +359,62 @@ async fn draining_waits_for_a_batch_that_is_not_taken_yet() {
     draining.await.unwrap();
     assert_eq!(waiting.await.unwrap().unwrap(), 1);
 }
+
+/// A thread with a runtime of its own, as those that serve HTTP.
+struct OtherThread {
+    runtime: Handle,
+    end: CancellationToken,
+    thread: Option<std::thread::JoinHandle<()>>,
+}
+
+impl OtherThread {
+    fn start() -> Self {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let (handle, end) = (runtime.handle().clone(), CancellationToken::new());
+        let ended = end.clone();
+        let thread = std::thread::spawn(move || runtime.block_on(ended.cancelled()));
+        Self { runtime: handle, end, thread: Some(thread) }
+    }
+}
+
+impl Drop for OtherThread {
+    fn drop(&mut self) {
+        self.end.cancel();
+        self.thread.take().unwrap().join().unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn callers_and_lanes_may_be_on_different_runtimes() {
+    let threads = [OtherThread::start(), OtherThread::start()];
+    let runtimes: Vec<Handle> = threads.iter().map(|thread| thread.runtime.clone()).collect();
+    let double = |batch: Vec<u32>| async move { Ok(batch.into_iter().map(|n| n * 2).collect()) };
+    let lanes = Arc::new(Lanes::start("test", settings(3, 1_024, 7), metrics(), &runtimes, double));
+    let homes = [runtimes[0].clone(), runtimes[1].clone(), Handle::current()];
+    let callers: Vec<_> = (0..300_u32)
+        .map(|n| {
+            let lanes = Arc::clone(&lanes);
+            let call = async move { lanes.submit(&(n % 10).to_string(), n).await.unwrap() };
+            homes[n as usize % homes.len()].spawn(call)
+        })
+        .collect();
+    for (n, caller) in (0..).zip(callers) {
+        assert_eq!(caller.await.unwrap(), n * 2);
+    }
+    lanes.drain().await;
+}
+
+#[tokio::test]
+async fn callers_whose_runtime_has_ended_keep_no_one_else_waiting() {
+    let bench = Bench::new();
+    let lanes = bench.lanes(settings(1, 16, 16));
+    let gone = OtherThread::start();
+    let theirs = Arc::clone(&lanes);
+    let abandoned = gone.runtime.spawn(async move { theirs.submit("key", 1).await });
+    bench.started.notified().await;
+    drop(gone);
+    assert!(abandoned.await.unwrap_err().is_cancelled());
+    let mine = call(&lanes, 2).await;
+    bench.gate.add_permits(2);
+    assert_eq!(mine.await.unwrap().unwrap(), 20);
+}
