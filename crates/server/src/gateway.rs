@@ -23,7 +23,7 @@ use axum::response::Response;
 use http::header::{CONNECTION, CONTENT_LENGTH, TE, TRANSFER_ENCODING, UPGRADE};
 use http::request::Parts;
 use http::uri::PathAndQuery;
-use http::{HeaderMap, HeaderValue, Request, StatusCode, Uri, Version};
+use http::{HeaderMap, HeaderValue, Method, Request, StatusCode, Uri, Version};
 use hyper::body::Incoming;
 use hyper::upgrade::OnUpgrade;
 use tokio::time::sleep_until;
@@ -178,6 +178,7 @@ impl Gateway {
         // A WebSocket begins without a body: one would still be on its way when the protocol changes.
         let is_upgrade = headers::wants_websocket(request.headers()) && request.body().is_end_stream();
         let upgrade = is_upgrade.then(|| hyper::upgrade::on(&mut request));
+        let is_head = request.method() == Method::HEAD;
         let (parts, body) = request.into_parts();
         let (body, progress) = RequestBody::new(body, self.settings.max_body, self.read_timeout);
         let request = self.upstream_request(upstream, identity, parts, body, upgrade.is_some());
@@ -191,7 +192,7 @@ impl Gateway {
             let pool = upstream.pool.clone();
             ResponseBody::new(body, connection, pool, peer, progress, self.settings.idle_timeout)
         };
-        Ok(respond(response, connection, body))
+        Ok(respond(is_head, response, connection, body))
     }
 
     /// The call as the upstream gets it.
@@ -279,6 +280,7 @@ impl Gateway {
 
 /// The answer as the caller gets it.
 fn respond(
+    is_head: bool,
     response: http::Response<Incoming>,
     mut connection: Box<UpstreamConnection>,
     into_body: impl FnOnce(Incoming, Box<UpstreamConnection>) -> ResponseBody,
@@ -286,7 +288,8 @@ fn respond(
     let (mut parts, body) = response.into_parts();
     let is_encoded = parts.headers.contains_key(TRANSFER_ENCODING);
     let lengths = parts.headers.get_all(CONTENT_LENGTH).iter().map(|length| length != "0");
-    connection.is_ambiguous = headers::is_ambiguous(parts.status, is_encoded, lengths.reduce(|a, b| a || b));
+    connection.is_ambiguous =
+        headers::is_ambiguous(is_head, parts.status, is_encoded, lengths.reduce(|a, b| a || b));
     if is_encoded {
         parts.headers.remove(CONTENT_LENGTH);
     }

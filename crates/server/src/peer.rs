@@ -63,6 +63,21 @@ impl Peer {
     }
 }
 
+impl Peer {
+    /// Ready when it has closed its side or is lost. What it still sends is thrown away: nobody will read it.
+    pub(crate) fn poll_closed(&self, context: &mut Context<'_>) -> Poll<()> {
+        let mut ignored = [0; 512];
+        loop {
+            let mut buffer = ReadBuf::new(&mut ignored);
+            match Pin::new(&mut *self.0.lock()).poll_read(context, &mut buffer) {
+                Poll::Ready(Ok(())) if !buffer.filled().is_empty() => {}
+                Poll::Ready(_) => return Poll::Ready(()),
+                Poll::Pending => return Poll::Pending,
+            }
+        }
+    }
+}
+
 /// Returns when the peer has gone; never, where the handler does not know its peer. As [`Peer::poll_disconnected`].
 pub(crate) async fn disconnected(peer: Option<&Peer>) {
     match peer {

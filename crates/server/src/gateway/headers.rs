@@ -59,10 +59,16 @@ pub(super) fn strip(headers: &mut HeaderMap) {
 }
 
 /// Whether an answer says in two ways how long it is, or has no body and says that it has one. Whoever made it may think
-/// of its end in the other way. `is_long` is whether the length that it tells, if it does, is more than none.
-pub(super) fn is_ambiguous(status: StatusCode, is_encoded: bool, is_long: Option<bool>) -> bool {
-    is_encoded && is_long.is_some()
-        || status == StatusCode::NO_CONTENT && (is_encoded || is_long == Some(true))
+/// of its end in the other way. `is_long` is whether the length that it tells, if it does, is more than none. Answers to HEAD
+/// and 304 rightly say how long another answer would be; an upstream that sends that body all the same is found out too late.
+pub(super) fn is_ambiguous(
+    is_head: bool,
+    status: StatusCode,
+    is_encoded: bool,
+    is_long: Option<bool>,
+) -> bool {
+    let is_bodiless = is_head || status == StatusCode::NO_CONTENT || status == StatusCode::NOT_MODIFIED;
+    is_encoded && is_long.is_some() || is_bodiless && (is_encoded || is_long == Some(true))
 }
 
 /// Leaves nothing among trailers that is not believed in a head either.
@@ -253,13 +259,20 @@ mod tests {
 
     #[test]
     fn an_answer_whose_end_is_told_in_two_ways_is_ambiguous() {
-        let ambiguous = |status: u16, is_encoded, is_long| {
-            is_ambiguous(StatusCode::from_u16(status).unwrap(), is_encoded, is_long)
+        let answer = |is_head, status: u16, is_encoded, is_long| {
+            is_ambiguous(is_head, StatusCode::from_u16(status).unwrap(), is_encoded, is_long)
         };
+        let ambiguous = |status, is_encoded, is_long| answer(false, status, is_encoded, is_long);
         let (long, none) = (Some(true), Some(false));
         assert!(ambiguous(200, true, long) && ambiguous(204, false, long) && ambiguous(204, true, None));
         assert!(!ambiguous(200, false, long) && !ambiguous(200, true, None) && !ambiguous(204, false, none));
-        assert!(!ambiguous(304, false, long) && !ambiguous(204, false, None));
+        assert!(ambiguous(304, false, long) && ambiguous(304, true, None) && !ambiguous(304, false, none));
+        assert!(answer(true, 200, false, long) && answer(true, 200, true, None));
+        assert!(
+            !answer(true, 200, false, none)
+                && !answer(true, 200, false, None)
+                && !ambiguous(204, false, None)
+        );
     }
 
     #[test]

@@ -93,7 +93,7 @@ async fn write_stream(
         }
         let more = tokio::select! {
             more = events.next() => more,
-            () = poll_fn(|context| peer.poll_disconnected(context)) => return,
+            () = poll_fn(|context| peer.poll_closed(context)) => return,
         };
         let Some(more) = more else { break };
         next = more;
@@ -147,6 +147,22 @@ mod tests {
         assert_eq!(&received, b"head and more");
         drop(client);
         tokio::time::timeout(Duration::from_secs(60), writing).await.expect("it ends").unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_peer_that_says_something_and_disconnects_ends_the_stream() {
+        let (mut client, peer) = connect().await;
+        let writing = tokio::spawn(write_stream(
+            Bytes::from_static(b"head"),
+            stream::pending().boxed(),
+            peer,
+            Shutdown::default(),
+        ));
+        client.read_exact(&mut [0; 4]).await.unwrap();
+        client.write_all(b"GET /next HTTP/1.1\r\n\r\n").await.unwrap();
+        drop(client);
+        // Less than the half minute after which something is written to it.
+        tokio::time::timeout(Duration::from_secs(20), writing).await.expect("it ends").unwrap();
     }
 
     #[tokio::test]

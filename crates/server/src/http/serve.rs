@@ -13,6 +13,7 @@ use std::time::Duration;
 use hyper::server::conn::http1::Builder;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
+use rustix::net::sockopt::set_socket_reuseport;
 use tokio::net::{TcpListener, TcpSocket};
 use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
@@ -227,21 +228,20 @@ pub(crate) async fn bind(
     threads: usize,
 ) -> std::io::Result<(Vec<std::net::TcpListener>, SocketAddr)> {
     let is_shared = cfg!(target_os = "linux") && threads > 1;
-    if is_shared && address.port() != 0 {
-        // Listeners that share an address do so with those of other processes, too. One that does not share finds them out.
-        socket(address)?.bind(address)?;
-    }
-    let listen = |address| {
+    let listen = |address, reuse_port| {
         let socket = socket(address)?;
-        socket.set_reuseport(is_shared)?;
+        socket.set_reuseport(reuse_port)?;
         socket.bind(address)?;
         socket.listen(BACKLOG)?.into_std()
     };
-    let first = listen(address)?;
+    // The first one listens alone, which fails where another process listens already. Only then is the address shared, with
+    // listeners that ask for that from the start; the first one of another server never does.
+    let first = listen(address, false)?;
     let address = first.local_addr()?;
+    set_socket_reuseport(&first, is_shared)?;
     let mut listeners = Vec::with_capacity(threads);
     for _ in 1..threads {
-        listeners.push(if is_shared { listen(address)? } else { first.try_clone()? });
+        listeners.push(if is_shared { listen(address, true)? } else { first.try_clone()? });
     }
     listeners.push(first);
     Ok((listeners, address))

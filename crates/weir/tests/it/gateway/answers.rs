@@ -192,7 +192,7 @@ const ANSWERS: &[(&str, Outcome<'static>, u16, Connection)] = &[
     ("HTTP/1.1 204 No Content\r\nContent-Length: 0\r\n\r\n", Whole(204, ""), 204, Reused),
     ("HTTP/1.1 204 No Content\r\nContent-Length: 5\r\n\r\n", Whole(204, ""), 204, Dropped),
     ("HTTP/1.1 204 No Content\r\nTransfer-Encoding: chunked\r\n\r\n", Whole(204, ""), 204, Dropped),
-    ("HTTP/1.1 304 Not Modified\r\nETag: \"x\"\r\nContent-Length: 5\r\n\r\n", Whole(304, ""), 304, Reused),
+    ("HTTP/1.1 304 Not Modified\r\nETag: \"x\"\r\nContent-Length: 5\r\n\r\n", Whole(304, ""), 304, Dropped),
     // Announcements.
     (
         "HTTP/1.1 100 Continue\r\nX-A: 1\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok",

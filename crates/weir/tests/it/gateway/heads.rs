@@ -122,13 +122,14 @@ async fn every_method_is_passed_on() {
         assert_eq!(head.line(), format!("{method} /api/v1/ai/x HTTP/1.1"));
         let body = if method == "HEAD" { "" } else { "body" };
         line.say(format!("HTTP/1.1 200 OK\r\nContent-Length: 4\r\nAllow: X\r\n\r\n{body}")).await;
-        upstream = Some(line);
+        // An upstream that sends the body of a HEAD all the same is found out too late, so that connection is not used again.
+        upstream = (method != "HEAD").then_some(line);
         let head = caller.head().await;
         assert_eq!(head.line(), "HTTP/1.1 200 OK");
         assert_eq!((head.get("content-length"), head.get("allow")), (Some("4"), Some("X")), "{method}");
         assert_eq!(caller.rest().await, body.as_bytes(), "{method}");
     }
-    assert_eq!(gate.upstream.accepted(), 1, "one connection carries call after call");
+    assert_eq!(gate.upstream.accepted(), 2, "one connection carries call after call, but for HEAD");
 }
 
 #[tokio::test]
