@@ -4,7 +4,7 @@
 //! A batch whose time is up takes back what has not been sent (certainly not there) and calls unknown what has. When
 //! brokers may be gone, the caretaker asks them; while they do not answer, callers are refused at once.
 
-use std::sync::{Arc, OnceLock, PoisonError, RwLock};
+use std::sync::{Arc, OnceLock, PoisonError, RwLock, TryLockError};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -52,13 +52,17 @@ impl PublisherSettings {
         let timeout_ms = self.timeout.as_millis().clamp(1, 900_000).to_string();
         // A broker that keeps silent for so long has lost its connection.
         let socket_timeout_ms = self.timeout.as_millis().clamp(1_000, 300_000).to_string();
+        // A batch is given up as a whole, when its own time is up. Were librdkafka to give up its events one by one, the first,
+        // which are the oldest, would be missing, and those behind them sent. So its timeout, which bounds how long it tries
+        // again what may have been sent, is the longer one.
+        let message_timeout_ms = (2 * self.timeout.as_millis()).clamp(2, 1_800_000).to_string();
         let mut config = client_config(brokers);
         config
             .set("enable.idempotence", "true")
             .set("acks", "all")
             .set("linger.ms", LINGER_MS)
-            .set("message.timeout.ms", &timeout_ms)
-            .set("request.timeout.ms", &timeout_ms)
+            .set("message.timeout.ms", message_timeout_ms)
+            .set("request.timeout.ms", timeout_ms)
             .set("socket.timeout.ms", socket_timeout_ms)
             .set("retry.backoff.ms", "20")
             .set("queue.buffering.max.messages", self.events_max.clamp(1, 10_000_000).to_string())
@@ -182,7 +186,8 @@ impl Publisher for KafkaPublisher {
         shared.hand_over(topic, events, &batch);
         if tokio::time::timeout(shared.settings.timeout, batch.complete()).await.is_err() {
             shared.watch.suspect();
-            shared.take_back();
+            let purging = Arc::clone(shared);
+            tokio::task::spawn_blocking(move || purging.take_back());
             // Running out of grace too leaves the rest unknown.
             let _ = tokio::time::timeout(GRACE, batch.complete()).await;
         }
@@ -208,14 +213,27 @@ fn too_late() -> Error {
 }
 
 impl Shared {
-    /// Puts a batch into librdkafka's queue. What has no place there is refused on the spot.
+    /// Puts a batch into librdkafka's queue. When that is full, the rest of the batch is refused on the spot; while it is
+    /// emptied or the producer replaced, all of it.
     fn hand_over(&self, topic: &str, events: Vec<Event>, batch: &Arc<Batch>) {
         if self.topic.get().is_none() {
             // Losing the race is fine: one of them is enough.
             let _ = self.topic.set(topic.to_owned());
         }
-        let producer = self.producer.read().unwrap_or_else(PoisonError::into_inner);
+        let producer = match self.producer.try_read() {
+            Ok(producer) => producer,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => {
+                (0..events.len()).for_each(|index| batch.report(index, Fate::Failed(no_answer())));
+                return;
+            }
+        };
+        let mut full = None;
         for (index, event) in events.iter().enumerate() {
+            if let Some(refusal) = &full {
+                batch.report(index, Fate::Failed(Error::clone(refusal)));
+                continue;
+            }
             let ticket = Box::new(Ticket { batch: Arc::clone(batch), index });
             let mut record = BaseRecord::with_opaque_to(topic, ticket).payload(event.payload.as_slice());
             if !event.key.is_empty() {
@@ -225,19 +243,25 @@ impl Shared {
                 record = record.headers(headers(event));
             }
             if let Err((cause, record)) = producer.send(record) {
-                if cause.rdkafka_error_code() == Some(RDKafkaErrorCode::Fatal) {
+                let code = cause.rdkafka_error_code();
+                if code == Some(RDKafkaErrorCode::Fatal) {
                     self.watch.fatal();
                 }
-                record.delivery_opaque.batch.report(index, Fate::Failed(error(cause)));
+                let refusal = error(cause);
+                if code == Some(RDKafkaErrorCode::QueueFull) {
+                    full = Some(refusal.clone());
+                }
+                record.delivery_opaque.batch.report(index, Fate::Failed(refusal));
             }
         }
     }
 
     /// Takes everything back that is still queued: reported with what is known of it. Others' events that wait there
-    /// at this moment fail with it; they are certainly not there either, and the brokers are in trouble.
+    /// at this moment fail with it; they are certainly not there either, and the brokers are in trouble. Nothing is handed over
+    /// meanwhile: the beginning of a batch would be taken back, and its end sent. Waits for librdkafka's threads.
     fn take_back(&self) {
-        let producer = self.producer.read().unwrap_or_else(PoisonError::into_inner);
-        producer.purge(PurgeConfig::default().queue().non_blocking());
+        let producer = self.producer.write().unwrap_or_else(PoisonError::into_inner);
+        producer.purge(PurgeConfig::default().queue());
     }
 
     /// Asks the brokers something small.

@@ -149,6 +149,30 @@ async fn brokers_that_are_gone_fail_publishing_in_time_then_at_once_and_come_bac
     assert!(stored.iter().all(|message| message.key != "lost"), "failed is certainly not there: {stored:?}");
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_published_of_a_batch_is_its_beginning() {
+    // Each has librdkafka ask again, half a second later, for what it needs to send anything.
+    let not_yet = [RDKafkaRespErr::RD_KAFKA_RESP_ERR_COORDINATOR_LOAD_IN_PROGRESS; 3];
+    let mut clusters = Vec::new();
+    let mut rounds = tokio::task::JoinSet::new();
+    // In one of the rounds the brokers are ready when the time of the batch is just up.
+    for round in 0..12 {
+        let cluster = Cluster::start(&[(TOPIC, 1)]);
+        cluster.0.request_errors(RDKafkaApiKey::InitProducerId, &not_yet);
+        let settings = PublisherSettings { timeout: TIMEOUT, ..PublisherSettings::default() };
+        let publisher = KafkaPublisher::open(&cluster.brokers(), settings).unwrap();
+        clusters.push(cluster);
+        rounds.spawn(async move {
+            tokio::time::sleep(Duration::from_millis(50 * round)).await;
+            // Enough that handing them over takes a while: the first are older than the last by that.
+            let fates = publisher.publish(TOPIC, events("alice", 0..20_000)).await;
+            let confirmed = fates.iter().take_while(|fate| fate.is_confirmed()).count();
+            assert!(fates[confirmed..].iter().all(|fate| !fate.is_confirmed()), "{confirmed}, a gap, more");
+        });
+    }
+    rounds.join_all().await;
+}
+
 #[tokio::test]
 async fn brokers_that_were_never_there_fail_publishing_in_time() {
     let cluster = Cluster::start(&[(TOPIC, 2)]);

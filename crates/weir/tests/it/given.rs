@@ -1,5 +1,6 @@
 //! What tests start with: a running server on the engine they name, and callers for it.
 
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
@@ -263,14 +264,15 @@ pub(crate) async fn produce(broker: &Broker, topic: &str, key: &str, payload: &s
     .await;
 }
 
-/// The first events of a topic, as (key, payload).
+/// The first events of a topic, as (key, payload), until so many different ones have come.
 pub(crate) async fn consume(broker: &Broker, topic: &str, count: usize) -> Vec<(String, String)> {
     let graves = KafkaPublisher::open(&brokers(broker), PublisherSettings::default()).expect("a publisher");
     let settings = SourceSettings { group: "reader".to_owned(), ..SourceSettings::default() };
     let source = KafkaSource::open(&brokers(broker), topic, &settings, Arc::new(graves)).expect("a source");
     let mut events = Vec::new();
     let deadline = Instant::now() + PATIENCE;
-    while events.len() < count && Instant::now() < deadline {
+    let is_complete = |events: &[(String, String)]| events.iter().collect::<BTreeSet<_>>().len() >= count;
+    while !is_complete(&events) && Instant::now() < deadline {
         source.wait(topic, Duration::from_millis(100)).await;
         let claim = source.claim(topic, 100, PATIENCE).await.expect("a claim");
         let done = claim.messages.iter().map(|message| message.position).collect();

@@ -1,9 +1,11 @@
 //! Servers that work on what they accept, and lose nothing whatever becomes of them.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::join_all;
 use serde_json::json;
+use tokio::sync::Notify;
 use weir_server::auth::jwt::{self, Claims};
 use weir_testkit::http::Client;
 use weir_testkit::kafka::Broker;
@@ -66,16 +68,20 @@ async fn after_kill_9_everything_that_was_accepted_comes_to_its_end(store: Store
     let mut api = working(store).await;
     let caller = api.caller("acme");
     let keys: Vec<String> = (0..200).map(|n| format!("k{n}")).collect();
+    let first_answer = Arc::new(Notify::new());
     let submits = keys.iter().map(|key| {
         let (caller, body) = (caller.clone(), body(key, "pay", json!(key)));
+        let first_answer = first_answer.clone();
         async move {
             let answer = caller.post("/v1/requests", &body).await.ok()?;
+            first_answer.notify_one();
             (answer.status == 202).then(|| answer.json()["requestId"].as_str().unwrap().to_owned())
         }
     });
     let all = tokio::spawn(join_all(submits.collect::<Vec<_>>()));
-    // In the middle of it.
+    // In the middle of it: a worker may complete a request before its caller has the 202.
     api.wait_for_log("IN_PROGRESS -> COMPLETED").await;
+    first_answer.notified().await;
     api.running.weir.kill_9();
     let accepted: Vec<String> = all.await.unwrap().into_iter().flatten().collect();
     assert!(!accepted.is_empty());
