@@ -59,8 +59,8 @@ pub struct Engines {
     pub follow_metrics: FollowMetrics,
     /// How the cache of quota tells about itself.
     pub cache_metrics: CacheMetrics,
-    /// Where lanes run: on the threads that serve HTTP, so that a call reaches its lane, and an answer its caller, without
-    /// a switch between threads. None means where they are started.
+    /// Where lanes run. The threads that serve HTTP let a call reach its lane, and an answer its caller, without a switch between
+    /// threads. None means where they are started.
     pub lane_runtimes: Vec<Handle>,
 }
 

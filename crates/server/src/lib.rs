@@ -80,7 +80,11 @@ impl Server {
         let http = HttpServer::start(settings.http.threads())
             .map_err(|source| StartError::System { what: "start the HTTP threads".to_owned(), source })?;
         let mut engines = Engines::open(&settings, clock).await?;
-        engines.lane_runtimes = http.runtimes();
+        // Postgres answers a batch in several round trips, and after each a lane would wait behind the connections of its thread;
+        // SQLite has a thread of its own, and the lane nothing to do but to hand over and to answer.
+        if matches!(engines.store, Engine::Sqlite(_)) {
+            engines.lane_runtimes = http.runtimes();
+        }
         let process = &settings.process;
         let (listeners, address) = http::serve::bind(process.listen, settings.http.threads())
             .await

@@ -1,7 +1,8 @@
 //! The listeners: connections are accepted up to a number, served by hyper, and closed in order.
 //!
 //! Each core has a thread with a listener and a single-threaded runtime of its own, so that a request is read, answered and
-//! written without a switch between threads. Lanes run there, too; stores and workers on the process's other runtime.
+//! written without a switch between threads. The lanes of the embedded engine run there, too; stores and workers on the process's
+//! other runtime.
 
 use std::error::Error;
 use std::net::SocketAddr;
@@ -261,4 +262,37 @@ fn socket(address: SocketAddr) -> std::io::Result<TcpSocket> {
     let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
     socket.set_reuseaddr(true)?;
     Ok(socket)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Barrier;
+
+    use super::*;
+
+    #[test]
+    fn of_servers_that_start_together_on_an_address_one_gets_it() {
+        const SERVERS: usize = 6;
+        let bind = |address| {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            runtime.block_on(bind(address, 2))
+        };
+        for round in 0..200 {
+            // A port that was free a moment ago.
+            let (listeners, address) = bind(SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
+            drop(listeners);
+            let together = Barrier::new(SERVERS);
+            let bound: Vec<_> = std::thread::scope(|scope| {
+                let start = || {
+                    together.wait();
+                    bind(address)
+                };
+                let servers: Vec<_> = (0..SERVERS).map(|_| scope.spawn(start)).collect();
+                servers.into_iter().map(|server| server.join().unwrap()).collect()
+            });
+            let errors: Vec<_> = bound.iter().filter_map(|bound| bound.as_ref().err()).collect();
+            assert_eq!(errors.len(), SERVERS - 1, "round {round}");
+            assert!(errors.iter().all(|error| error.kind() == std::io::ErrorKind::AddrInUse), "{errors:?}");
+        }
+    }
 }
