@@ -89,8 +89,21 @@ impl Quota {
         Self { limits, current_count: 0, last_refresh: now }
     }
 
-    /// Decides one send at `now` and takes its place in the window. A denial changes nothing.
+    /// Moves a window that begins after `now` to begin now, with what it has counted, and says whether it did. The store's
+    /// clock has stepped back since the window began: nobody waits longer than one window for that, and nobody is given a
+    /// new one. The row must be saved even if nothing else changes, or the window would begin anew with every look at it.
+    pub fn bring_back(&mut self, now: Timestamp) -> bool {
+        let is_ahead = self.last_refresh > now;
+        if is_ahead {
+            self.last_refresh = now;
+        }
+        is_ahead
+    }
+
+    /// Decides one send at `now` and takes its place in the window. A denial changes nothing but what [`Quota::bring_back`]
+    /// does.
     pub fn send(&mut self, now: Timestamp) -> Verdict<Grant> {
+        self.bring_back(now);
         if self.window_has_passed(now) {
             self.current_count = 0;
             self.last_refresh = now;
@@ -107,6 +120,7 @@ impl Quota {
 
     /// Takes up to `units` places of the window at once, ahead of the sends they are for, and says how many it got.
     pub fn take(&mut self, now: Timestamp, units: u32) -> u32 {
+        self.bring_back(now);
         if self.window_has_passed(now) && units > 0 {
             self.current_count = 0;
             self.last_refresh = now;
@@ -127,6 +141,7 @@ impl Quota {
     /// The row as it counts at `now`: a window that has passed reads as nothing spent.
     #[must_use]
     pub fn as_of(mut self, now: Timestamp) -> Self {
+        self.bring_back(now);
         if self.window_has_passed(now) {
             self.current_count = 0;
         }
@@ -205,7 +220,17 @@ mod tests {
         let mut quota = quota(1, 1);
         assert!(quota.send(at(30)).is_allowed());
         assert!(!quota.send(Timestamp::EPOCH).is_allowed());
-        assert_eq!(quota.last_refresh, START);
+        assert_eq!((quota.last_refresh, quota.current_count), (Timestamp::EPOCH, 1));
+    }
+
+    #[test]
+    fn a_clock_that_steps_back_keeps_nobody_out_for_longer_than_a_window() {
+        let mut quota = quota(1, 1);
+        assert!(quota.send(at(7_200)).is_allowed(), "a window that began two hours ahead");
+        let denied = Denial { reason: Reason::QuotaExceeded, retry_after: Duration::from_secs(60) };
+        assert_eq!(quota.send(at(0)), Verdict::Denied(denied));
+        assert!(!quota.send(at(59)).is_allowed());
+        assert!(quota.send(at(60)).is_allowed());
     }
 
     #[test]

@@ -38,6 +38,13 @@ impl Timestamp {
         if micros <= 0 { Duration::ZERO } else { Duration::from_micros(micros.unsigned_abs()) }
     }
 
+    /// The point `span` earlier, held at the beginning of time rather than wrapping round.
+    #[must_use]
+    pub fn minus(self, span: Duration) -> Self {
+        let micros = i64::try_from(span.as_micros()).unwrap_or(i64::MAX);
+        Self(self.0.saturating_sub(micros))
+    }
+
     /// The point `span` later, held at the end of time rather than wrapping round.
     #[must_use]
     pub fn plus(self, span: Duration) -> Self {
@@ -48,7 +55,8 @@ impl Timestamp {
 
 /// Where `now` comes from. Each engine has one: the clock of whatever holds the state.
 pub trait Clock: std::fmt::Debug + Send + Sync + 'static {
-    /// The present, never earlier than an answer given before.
+    /// The present. It may be earlier than an answer given before only when the clock was set back, which is rare. Rules treat
+    /// state that is further ahead than they could have put it as if it had been written now.
     fn now(&self) -> Timestamp;
 }
 
@@ -67,6 +75,12 @@ impl ManualClock {
     pub fn advance(&self, span: Duration) {
         let step = i64::try_from(span.as_micros()).unwrap_or(i64::MAX);
         self.0.fetch_add(step, Ordering::SeqCst);
+    }
+
+    /// Sets the clock back, as an operator or a time server may.
+    pub fn set_back(&self, span: Duration) {
+        let step = i64::try_from(span.as_micros()).unwrap_or(i64::MAX);
+        self.0.fetch_sub(step, Ordering::SeqCst);
     }
 }
 

@@ -8,6 +8,7 @@ use crate::config::Settings;
 use crate::engine::Engines;
 use crate::gateway::Gateway;
 use crate::seal::Keyring;
+use crate::service::clocks::Clocks;
 use crate::service::edge::Edge;
 use crate::service::health::Health;
 use crate::service::quota::QuotaService;
@@ -46,6 +47,8 @@ pub struct App {
     pub keys: Arc<Keyring>,
     /// Whether the engines answer.
     pub health: Health,
+    /// The clocks that decide.
+    pub(crate) clocks: Arc<Clocks>,
     /// When it started.
     pub started: Instant,
     /// The steps of a stop.
@@ -68,6 +71,7 @@ impl App {
         let edge = Edge::new(&settings.edge, metrics.sale.address_limited.clone());
         Arc::new(Self {
             health: Health::new(engines.clone()),
+            clocks: Clocks::new(&engines, quota.denials(), metrics.clock_steps.clone()),
             quota,
             slot,
             tier,

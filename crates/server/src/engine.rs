@@ -18,7 +18,7 @@ use weir_store::request::RequestStore;
 use weir_store::sale::{FollowMetrics, SaleLedger, SaleStore};
 use weir_store::slot::SlotStore;
 use weir_store::tier::{LimitStore, TierStore};
-use weir_store::{Result, SteadyClock, SystemClock};
+use weir_store::{Result, SteadyClock, StoreClock, SystemClock};
 use weir_store_memory::Local;
 use weir_store_postgres::{Postgres, Target};
 use weir_store_redis::{Redis, RedisLimits, RedisQuota, RedisRequests, RedisSales};
@@ -101,7 +101,7 @@ impl Engines {
         let local = patiently(|| open_limits(&store, redis.is_some(), settings)).await?;
         let shared_limits = redis
             .as_ref()
-            .map(|redis| RedisLimits::new(redis.clone(), local.clone(), store.wall_clock(), clock.clone()));
+            .map(|redis| RedisLimits::new(redis.clone(), local.clone(), store.steady_clock(), clock.clone()));
         let follow_metrics = FollowMetrics::default();
         let redis_sales = match &settings.store.cache {
             CacheChoice::None => None,
@@ -208,7 +208,7 @@ impl Engines {
 
 /// Limits that Redis has are kept there. Processes that answer no calls decide nothing, and keep nothing.
 async fn open_limits(store: &Engine, is_in_redis: bool, settings: &Settings) -> Result<Local> {
-    let (clock, keys_max) = (store.wall_clock(), settings.tier.keys_max);
+    let (clock, keys_max) = (store.steady_clock(), settings.tier.keys_max);
     if settings.process.roles.api && !is_in_redis {
         Local::open(store.tiers(), clock, keys_max).await
     } else {
@@ -376,13 +376,22 @@ impl Engine {
         }
     }
 
-    /// The clock by which this process tells how much of a window is left: the engine's own when it is in this
-    /// process, else any that only moves forward.
+    /// The clock by which this process tells how long something takes. It never steps.
     #[must_use]
-    pub fn clock(&self) -> Arc<dyn Clock> {
+    pub fn steady_clock(&self) -> Arc<dyn Clock> {
+        let test_clock = match self {
+            Self::Sqlite(engine) => engine.test_clock(),
+            Self::Postgres(engine) => engine.test_clock(),
+        };
+        test_clock.unwrap_or_else(|| Arc::new(SteadyClock))
+    }
+
+    /// The clock that decides, and what is done when it was set back.
+    #[must_use]
+    pub fn store_clock(&self) -> Arc<dyn StoreClock> {
         match self {
-            Self::Sqlite(engine) => engine.clock(),
-            Self::Postgres(engine) => engine.test_clock().unwrap_or_else(|| Arc::new(SteadyClock::default())),
+            Self::Sqlite(engine) => Arc::new(engine.clone()),
+            Self::Postgres(engine) => Arc::new(engine.clone()),
         }
     }
 

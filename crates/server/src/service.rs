@@ -1,6 +1,7 @@
 //! What the server does, apart from how it is asked: HTTP and gRPC call the same functions.
 
 pub(crate) mod audit;
+pub(crate) mod clocks;
 pub(crate) mod edge;
 pub(crate) mod health;
 pub(crate) mod quota;

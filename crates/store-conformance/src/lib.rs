@@ -46,6 +46,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use weir_core::{ManualClock, Timestamp};
 use weir_queue::Queue;
+use weir_store::StoreClock;
 use weir_store::quota::QuotaStore;
 
 /// What every harness's clock shows at first: 2026-01-01T00:00:00Z.
@@ -79,6 +80,11 @@ pub trait Harness: Send + Sync + Sized + 'static {
 
     /// The same engine as a queue.
     fn queue(&self) -> Arc<dyn Queue>;
+
+    /// The clock it decides by, as the store sees it; `None` for the naive model, whose clock is never set back.
+    fn store_clock(&self) -> Option<Arc<dyn StoreClock>> {
+        None
+    }
 
     /// A restart: closes the engine and opens it again on the same data and the same clock. No case keeps a handle
     /// from [`Harness::quota`] or [`Harness::queue`] over it.
@@ -131,6 +137,8 @@ macro_rules! suite {
                 a_passed_window_reads_as_0_without_moving,
                 a_window_of_one_user_turns_alone,
                 a_denied_send_does_not_lengthen_the_window,
+                a_clock_that_is_set_back_keeps_nobody_out_for_longer_than_a_window,
+                a_clock_that_goes_ahead_and_back_gives_one_window_more_at_most,
             ],
             quota_concurrent: [
                 parallel_batches_never_pass_the_limit,
@@ -165,6 +173,7 @@ macro_rules! suite {
                 a_stale_receipt_settles_nothing_and_the_new_holder_settles_all,
                 a_settled_receipt_settles_nothing_more,
                 an_old_receipt_does_not_end_a_newer_lease,
+                a_lease_ends_when_the_clock_is_set_back_behind_its_beginning,
             ],
             queue_settle: [
                 done_messages_are_gone_for_good,
@@ -183,6 +192,7 @@ macro_rules! suite {
                 each_retry_counts_one_attempt,
                 later_retries_of_a_key_wait_for_earlier_ones,
                 an_earlier_retry_does_not_wait_for_a_later_one,
+                a_message_put_off_before_the_clock_was_set_back_waits_no_longer_than_it_was_to,
             ],
             queue_wait: [
                 wait_returns_when_something_was_sent_before,

@@ -140,3 +140,19 @@ pub async fn an_old_receipt_does_not_end_a_newer_lease<H: Harness>() {
     nothing_comes(&h, "the newer lease still holds").await;
     holder.settled(&h, |_| Fate::Done).await;
 }
+
+pub async fn a_lease_ends_when_the_clock_is_set_back_behind_its_beginning<H: Harness>() {
+    let h = H::open().await;
+    if h.store_clock().is_none() {
+        return;
+    }
+    let ahead = Duration::from_secs(7_200);
+    queued(&h, "alice", 1).await;
+    h.clock().advance(ahead);
+    let lost = Held::claim(&h, 1).await;
+    h.clock().set_back(ahead);
+    let again = Held::claim(&h, 1).await;
+    assert_eq!(again.texts(), lost.texts(), "nobody waits until the clock has caught up");
+    again.settled(&h, |_| Fate::Done).await;
+    assert_eq!(books(&h).await.done, 1);
+}

@@ -103,3 +103,18 @@ pub async fn an_earlier_retry_does_not_wait_for_a_later_one<H: Harness>() {
         "the second at its own, with what waits behind it"
     );
 }
+
+pub async fn a_message_put_off_before_the_clock_was_set_back_waits_no_longer_than_it_was_to<H: Harness>() {
+    let h = H::open().await;
+    let Some(clock) = h.store_clock() else { return };
+    let ahead = SECOND * 7_200;
+    queued(&h, "alice", 1).await;
+    h.clock().advance(ahead);
+    Held::claim(&h, 1).await.settled(&h, |_| Fate::Retry(SECOND * 9)).await;
+    h.clock().set_back(ahead);
+    assert_eq!(clock.bring_back_waiting().await.expect("an answer"), 1);
+    assert_eq!(clock.bring_back_waiting().await.expect("an answer"), 0, "once is enough");
+    nothing_comes(&h, "it has to wait as long as before").await;
+    h.clock().advance(SECOND * 9);
+    assert_eq!(Held::claim(&h, 1).await.texts(), numbered("alice", 1..=1), "and no longer");
+}

@@ -112,3 +112,32 @@ pub async fn a_denied_send_does_not_lengthen_the_window<H: Harness>() {
     }
     assert!(is_accepted(&decided_one(&h, "alice").await), "the window ended when it was to end");
 }
+
+/// How far clocks go wrong in these cases.
+const AHEAD: Duration = Duration::from_secs(7_200);
+
+pub async fn a_clock_that_is_set_back_keeps_nobody_out_for_longer_than_a_window<H: Harness>() {
+    let h = H::open().await;
+    configured(&h, "alice", 2, 1).await;
+    h.clock().advance(AHEAD);
+    accepted(&h, sends("alice", 2)).await;
+    h.clock().set_back(AHEAD);
+    assert_eq!(letters(&decided(&h, sends("alice", 1)).await), "D", "what was spent stays spent");
+    h.clock().advance(MINUTE - TICK);
+    assert_eq!(denial(&h, "alice").await.retry_after, TICK, "the window began when the clock was set back");
+    h.clock().advance(TICK);
+    assert_eq!(letters(&decided(&h, sends("alice", 3)).await), "AAD", "and lasts for as long as any");
+}
+
+pub async fn a_clock_that_goes_ahead_and_back_gives_one_window_more_at_most<H: Harness>() {
+    let h = H::open().await;
+    configured(&h, "alice", 3, 1).await;
+    accepted(&h, sends("alice", 3)).await;
+    h.clock().advance(AHEAD);
+    accepted(&h, sends("alice", 1)).await;
+    h.clock().set_back(AHEAD);
+    let sent = decided(&h, sends("alice", 9)).await;
+    assert_eq!(letters(&sent), "AADDDDDDD", "the rest of the window that began ahead, and no other");
+    let row = found(&h, "alice").await.expect("alice is configured");
+    assert_eq!(row.current_count, 3);
+}

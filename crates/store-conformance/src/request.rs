@@ -22,6 +22,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use weir_core::ManualClock;
 use weir_queue::Queue;
+use weir_store::StoreClock;
 use weir_store::request::RequestStore;
 
 /// An engine under test, as a store of requests.
@@ -43,6 +44,11 @@ pub trait RequestHarness: Send + Sync + Sized + 'static {
 
     /// The same engine as a queue.
     fn queue(&self) -> Arc<dyn Queue>;
+
+    /// The clock it decides by, as the store sees it; `None` for the naive model, whose clock is never set back.
+    fn store_clock(&self) -> Option<Arc<dyn StoreClock>> {
+        None
+    }
 
     /// A restart: closes the engine and opens it again on the same data and the same clock.
     async fn reopen(self) -> Self;
@@ -118,6 +124,7 @@ macro_rules! request_suite {
                 a_worker_of_a_request_given_up_is_told_so,
                 a_callback_that_never_comes_costs_an_attempt_and_then_the_request,
                 the_lease_is_that_of_the_policy_claimed_with,
+                a_clock_that_is_set_back_holds_up_no_request,
             ],
             report: [
                 a_completed_request_has_its_result_and_no_job,

@@ -102,6 +102,7 @@ macro_rules! tier_suite {
                 what_was_forgotten_stays_so_after_a_restart,
                 definitions_and_holds_are_there_after_a_restart,
                 what_was_spent_before_it_was_kept_is_in_the_store,
+                a_clock_that_is_set_back_keeps_nobody_out_for_longer_than_the_limit_says,
             ],
             history: [
                 random_histories_are_those_of_the_naive_model,

@@ -158,15 +158,18 @@ impl Keeper {
     }
 
     fn take_changes(&self) -> Vec<SpentRow> {
+        let saved_at = Some(self.memories.clock.now());
         let limits = self.memories.limits.changes().map(|change| SpentRow {
             scope: change.policy.scope,
             key: String::from(&*change.id),
             kept: Kept::of_limit(&change.policy.rule, change.spent),
+            saved_at,
         });
         let tiers = self.memories.tiers.changes().map(|change| SpentRow {
             scope: change.policy.scope,
             key: String::from(&*change.id),
             kept: Kept::of_tier(&change.policy.rule, change.spent),
+            saved_at,
         });
         limits.chain(tiers).collect()
     }
@@ -242,7 +245,12 @@ async fn restore(store: &dyn TierStore, memories: &Memories) -> Result<()> {
         let is_last = page.len() < PAGE;
         after = page.last().map(|row| (row.scope, row.key.clone()));
         let now = memories.clock.now();
-        for SpentRow { scope, key, kept } in page {
+        for SpentRow { scope, key, kept, saved_at } in page {
+            let kept = kept.map(|kept| match saved_at {
+                // The clock has stepped back since it was written.
+                Some(saved_at) if saved_at > now => kept.moved_earlier(saved_at.since(now)),
+                _ => kept,
+            });
             let restored = match kept {
                 Some(Kept::Limit(limit, spent)) => {
                     let rule = rules.limits.entry((scope, limit));

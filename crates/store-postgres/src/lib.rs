@@ -3,6 +3,7 @@
 //! Several servers may share one database; row locks keep them exact, and the database's clock is the only one.
 //! Every call is bounded: in waiting for a connection, in making one, and in what the server does with it.
 
+mod clock;
 mod error;
 mod migrate;
 #[cfg(test)]
@@ -25,11 +26,12 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
 use std::time::SystemTime;
 
 use tokio::task::AbortHandle;
-use weir_core::{Clock, Timestamp};
+use weir_core::Clock;
 use weir_queue::publish::Publisher;
 use weir_queue::wake::Bells;
-use weir_store::Result;
+use weir_store::clock::StepDetector;
 use weir_store::feed::Feed;
+use weir_store::{Result, StoreClock};
 
 use crate::pool::Pool;
 pub use crate::target::{Target, TargetError};
@@ -74,6 +76,8 @@ struct Inner {
     pool: Pool,
     /// A clock other than the database's, for tests.
     clock: Option<Arc<dyn Clock>>,
+    /// Notices when the database's clock steps.
+    clock_steps: StepDetector,
     bells: Bells,
     feed: Arc<Feed>,
     watch: AbortHandle,
@@ -115,6 +119,7 @@ impl Postgres {
         let inner = Inner {
             pool: Pool::new(target, connections),
             clock,
+            clock_steps: StepDetector::default(),
             bells: Bells::default(),
             feed,
             watch,
@@ -159,24 +164,13 @@ impl Postgres {
     /// # Errors
     /// When it does not.
     pub async fn ping(&self) -> Result<()> {
-        let session = self.inner.pool.session().await?;
-        session.bounded(session.client.query_one(&session.statements.clock, &[])).await?;
-        session.keep();
-        Ok(())
+        self.time().await.map(drop)
     }
 
     /// The clock other than the database's, for tests.
     #[must_use]
     pub fn test_clock(&self) -> Option<Arc<dyn Clock>> {
         self.inner.clock.clone()
-    }
-
-    /// The time, given the row of a statement that asked the database for it.
-    fn now(&self, clock: &tokio_postgres::Row) -> Result<Timestamp> {
-        match &self.inner.clock {
-            Some(clock) => Ok(clock.now()),
-            None => Ok(time::from_system(quota::column(clock, 0)?)),
-        }
     }
 
     /// The test clock's time for statements that would otherwise ask the database's: `coalesce($n, clock_timestamp())`.

@@ -41,6 +41,11 @@ impl Pool {
         Self { inner: Arc::new(inner) }
     }
 
+    /// How long a call may take.
+    pub(crate) fn call_timeout(&self) -> Duration {
+        self.inner.target.call_timeout
+    }
+
     /// A connection of one's own, an idle one or a new one.
     pub(crate) async fn session(&self) -> Result<Session> {
         let acquire = Arc::clone(&self.inner.permits).acquire_owned();

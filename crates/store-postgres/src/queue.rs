@@ -34,7 +34,9 @@ const MAKE_SHARDS: &str = "
 const LEASE: &str = "
     WITH free AS (
         SELECT topic, shard FROM queue_shard AS candidate
-        WHERE topic = $1 AND leased_until <= coalesce($3, clock_timestamp())
+        WHERE topic = $1
+          AND (leased_until <= coalesce($3, clock_timestamp())
+            OR leased_at > coalesce($3, clock_timestamp()) + interval '1 second') -- the clock was set back since
           AND (EXISTS (
               SELECT FROM queue_pack AS pack WHERE pack.topic = candidate.topic AND pack.shard = candidate.shard)
             OR EXISTS (
@@ -45,7 +47,8 @@ const LEASE: &str = "
         FOR UPDATE SKIP LOCKED
     )
     UPDATE queue_shard AS held
-    SET token = held.token + 1, leased_until = coalesce($3, clock_timestamp()) + $2::bigint * interval '1 microsecond'
+    SET token = held.token + 1, leased_at = coalesce($3, clock_timestamp()),
+        leased_until = coalesce($3, clock_timestamp()) + $2::bigint * interval '1 microsecond'
     FROM free WHERE held.topic = $1 AND held.shard = ANY(ARRAY[free.shard])
     RETURNING held.shard, held.token";
 const VISIBLE: &str = "
@@ -74,7 +77,7 @@ const LOCK_LEASES: &str = "
 /// Messages are looked up one by one (see `plans.rs`), and are nobody else's while their shard is leased.
 const DELAY: &str = "
     UPDATE queue_message AS message
-    SET attempts = message.attempts + 1,
+    SET attempts = message.attempts + 1, delayed_at = coalesce($5, clock_timestamp()),
         delayed_until = coalesce($5, clock_timestamp()) + retry.delay * interval '1 microsecond'
     FROM unnest($2::smallint[], $3::bigint[], $4::bigint[]) AS retry (shard, id, delay)
     CROSS JOIN LATERAL (

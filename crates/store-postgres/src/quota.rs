@@ -152,7 +152,7 @@ impl QuotaStore for Postgres {
             plan = plan.confirmed(&mut before, &queued);
         }
         let Plan { outcomes, changed, accepted, .. } = plan;
-        if accepted.is_empty() {
+        if accepted.is_empty() && changed.is_empty() {
             session.bounded(session.client.batch_execute("COMMIT")).await?;
         } else {
             let saved = save(&session, &changed, self.for_table(&accepted)).await;

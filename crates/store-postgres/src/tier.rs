@@ -50,17 +50,18 @@ const SET_TIER: &str = "
         burst_capacity = excluded.burst_capacity, daily_limit = excluded.daily_limit";
 /// In the order of keys, so that two servers do not wait for each other in a circle.
 const KEEP: &str = "
-    INSERT INTO tier_spent (scope, key, spent)
-    SELECT scope, key, spent FROM unnest($1::integer[], $2::text[], $3::text[]) AS given (scope, key, spent)
+    INSERT INTO tier_spent (scope, key, spent, saved_at)
+    SELECT scope, key, spent, saved_at
+    FROM unnest($1::integer[], $2::text[], $3::text[], $4::timestamptz[]) AS given (scope, key, spent, saved_at)
     ORDER BY scope, key COLLATE \"C\"
-    ON CONFLICT (scope, key) DO UPDATE SET spent = excluded.spent";
+    ON CONFLICT (scope, key) DO UPDATE SET spent = excluded.spent, saved_at = excluded.saved_at";
 const UNKEEP: &str = "
     DELETE FROM tier_spent WHERE ctid = ANY(ARRAY(
         SELECT place FROM unnest($1::integer[], $2::text[]) AS gone (scope, key)
         CROSS JOIN LATERAL (
             SELECT ctid AS place FROM tier_spent WHERE scope = gone.scope AND key = gone.key OFFSET 0) AS found))";
 const KEPT: &str = "
-    SELECT scope, key, spent FROM tier_spent WHERE (scope, key) > ($1, $2) ORDER BY scope, key LIMIT $3";
+    SELECT scope, key, spent, saved_at FROM tier_spent WHERE (scope, key) > ($1, $2) ORDER BY scope, key LIMIT $3";
 const VERSION: &str = "SELECT version FROM tier_version WHERE id = 1";
 const CHANGES: &str = "
     SELECT version, user_id FROM tier_change WHERE version > $1 ORDER BY version LIMIT $2";
@@ -141,7 +142,9 @@ impl TierStore for Postgres {
         let keys = |rows: &[&SpentRow]| rows.iter().map(|row| row.key.clone()).collect::<Vec<String>>();
         if !kept.is_empty() {
             let texts: Vec<String> = kept.iter().filter_map(|row| Some(row.kept?.to_text())).collect();
-            self.execute(KEEP, &[&scopes(&kept), &keys(&kept), &texts]).await?;
+            let times: Vec<Option<SystemTime>> =
+                kept.iter().map(|row| row.saved_at.map(time::to_system)).collect();
+            self.execute(KEEP, &[&scopes(&kept), &keys(&kept), &texts, &times]).await?;
         }
         if !gone.is_empty() {
             self.execute(UNKEEP, &[&scopes(&gone), &keys(&gone)]).await?;
@@ -209,7 +212,13 @@ fn read_tier(row: &Row) -> Result<(Tier, TierLimits)> {
 
 fn read_spent(row: &Row) -> Result<SpentRow> {
     let kept = Kept::parse(column::<&str>(row, 2)?).map_err(fault)?;
-    Ok(SpentRow { scope: unsigned(column(row, 0)?), key: column(row, 1)?, kept: Some(kept) })
+    let saved_at: Option<SystemTime> = column(row, 3)?;
+    Ok(SpentRow {
+        scope: unsigned(column(row, 0)?),
+        key: column(row, 1)?,
+        kept: Some(kept),
+        saved_at: saved_at.map(time::from_system),
+    })
 }
 
 fn read_change(row: &Row) -> Result<Changed> {

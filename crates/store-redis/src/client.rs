@@ -11,6 +11,8 @@ use futures_util::future::join_all;
 use redis::{ErrorKind, RedisError, ServerErrorKind, Value};
 use tokio::sync::Notify;
 use tokio_util::sync::{CancellationToken, DropGuard};
+use weir_core::Timestamp;
+use weir_store::clock::uptime;
 
 use crate::cluster::{self, SLOTS};
 use crate::node::{Link, Node};
@@ -126,6 +128,20 @@ impl Redis {
             link.call(&redis::cmd("PING")).await.inspect_err(|error| node.lose(&link, error)).is_ok()
         });
         join_all(answers).await.into_iter().all(|answered| answered)
+    }
+
+    /// What the clock of each server that answers shows, by its address, and when it was asked and answered by this machine's
+    /// uptime.
+    pub async fn times(&self) -> Vec<(String, Timestamp, [Duration; 2])> {
+        let topology = self.inner.topology();
+        let answers = topology.nodes.iter().map(|node| async move {
+            let (link, asked) = (node.link()?, uptime());
+            let answer = link.call(&redis::cmd("TIME")).await.inspect_err(|error| node.lose(&link, error));
+            let (seconds, micros): (i64, i64) = redis::from_redis_value(answer.ok()?).ok()?;
+            let shown = Timestamp::from_micros(seconds.saturating_mul(1_000_000).saturating_add(micros));
+            Some((node.address.to_string(), shown, [asked, uptime()]))
+        });
+        join_all(answers).await.into_iter().flatten().collect()
     }
 
     /// How to reach one of the servers, each time another one, and how long an answer may take.

@@ -22,6 +22,7 @@ use weir_core::tier::{
 };
 use weir_core::{Clock, Timestamp};
 use weir_store::Result;
+use weir_store::clock::STEP_MIN;
 use weir_store::tier::{Ask, LimitStore, Policy, Taken, TierTaken};
 use weir_store_memory::Local;
 
@@ -219,7 +220,7 @@ impl RedisLimits {
         let part = self.part(key_of(policy, key), policy.spec.limit, known, cost);
         let told = self.ask(mode, &mut [Part { taken_at, ..part }]).await?;
         let (_, spent) = told.each.first().copied().ok_or(Unanswered)?;
-        self.inner.local.learn(policy, key, spent, self.inner.clock.now());
+        self.inner.learn(policy, key, spent, told.now);
         Ok((spent, told.now))
     }
 
@@ -238,7 +239,9 @@ impl RedisLimits {
         let told = self.ask(Mode::Take, &mut parts).await?;
         let level = |at: usize| told.each.get(at).map(|(_, spent)| Level::from(*spent)).ok_or(Unanswered);
         let spent = [level(DAILY)?, level(MINUTE)?];
-        self.inner.local.learn_tier(user, rule, spent, self.inner.clock.now());
+        let (now, mut known) = (self.inner.clock.now(), spent);
+        rule.rule.move_earlier(&mut known, ahead_of(now, told.now));
+        self.inner.local.learn_tier(user, rule, known, now);
         let decision = if told.allowed {
             Decision::Allowed
         } else {
@@ -262,7 +265,21 @@ fn distinct(groups: &[usize]) -> Vec<usize> {
     seen
 }
 
+/// How far Redis's clock is ahead of this server's, where that is more than clocks differ by. What Redis told is moved back by as
+/// much: while Redis is away, keys must not be kept out until this server's clock has caught up.
+fn ahead_of(own: Timestamp, told: Timestamp) -> Duration {
+    let ahead = told.since(own);
+    if ahead > STEP_MIN { ahead } else { Duration::ZERO }
+}
+
 impl Inner {
+    /// Remembers what Redis told of a key.
+    fn learn(&self, policy: &Arc<Policy>, key: &str, mut spent: Spent, told_at: Timestamp) {
+        let now = self.clock.now();
+        policy.spec.limit.move_earlier(&mut spent, ahead_of(now, told_at));
+        self.local.learn(policy, key, spent, now);
+    }
+
     fn is_untold(&self, name: &Arc<str>) -> bool {
         self.untold_count.load(Ordering::Acquire) > 0 && self.untold().contains(name)
     }
@@ -379,9 +396,8 @@ impl LimitStore for RedisLimits {
         let Ok(told) = self.ask_all(mode, &mut parts).await else {
             return self.take_alone(asks, peek).await;
         };
-        let now = self.inner.clock.now();
         for (ask, at) in asks.iter().zip(&part_of) {
-            self.inner.local.learn(ask.policy, ask.key, told.each[*at].1, now);
+            self.inner.learn(ask.policy, ask.key, told.each[*at].1, told.now);
         }
         Ok(answer(asks, &parts, &part_of, &told, peek))
     }

@@ -3,6 +3,7 @@
 //! One process owns the data directory. That is what lets queue leases live in memory: after a crash every message
 //! that was handed out is simply there again.
 
+mod clock;
 mod counts;
 mod error;
 mod migrate;
@@ -66,6 +67,8 @@ struct Inner {
     writer: Writer,
     readers: Readers,
     clock: Arc<dyn Clock>,
+    /// The clock other than the system's, for tests.
+    test_clock: Option<Arc<dyn Clock>>,
     bells: Bells,
     leases: Mutex<Leases>,
     /// Whether the last batch that was published could not be counted.
@@ -80,7 +83,7 @@ impl Sqlite {
     /// # Errors
     /// When the directory is in use by another process, or the file cannot be opened or migrated.
     pub fn open(directory: &Path) -> Result<Self> {
-        Self::open_with_clock(directory, Arc::new(SystemClock::default()))
+        Self::open_by(directory, None)
     }
 
     /// The same on another clock, for tests.
@@ -88,6 +91,10 @@ impl Sqlite {
     /// # Errors
     /// As [`Sqlite::open`].
     pub fn open_with_clock(directory: &Path, clock: Arc<dyn Clock>) -> Result<Self> {
+        Self::open_by(directory, Some(clock))
+    }
+
+    fn open_by(directory: &Path, test_clock: Option<Arc<dyn Clock>>) -> Result<Self> {
         let lock = lock_directory(directory)?;
         let file = directory.join(DATABASE_FILE);
         drop(open_private(&file)?);
@@ -103,7 +110,8 @@ impl Sqlite {
             inner: Arc::new(Inner {
                 writer,
                 readers,
-                clock,
+                clock: test_clock.clone().unwrap_or_else(|| Arc::new(SystemClock::default())),
+                test_clock,
                 bells: Bells::default(),
                 leases: Mutex::default(),
                 is_uncommitted: AtomicBool::new(false),
@@ -133,6 +141,12 @@ impl Sqlite {
     #[must_use]
     pub fn clock(&self) -> Arc<dyn Clock> {
         Arc::clone(&self.inner.clock)
+    }
+
+    /// The clock other than the system's, for tests.
+    #[must_use]
+    pub fn test_clock(&self) -> Option<Arc<dyn Clock>> {
+        self.inner.test_clock.clone()
     }
 
     /// Makes sure that the writer answers and the disk takes what it writes.

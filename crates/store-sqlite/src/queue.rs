@@ -34,7 +34,8 @@ const PACKS: &str = "SELECT first_id, messages FROM queue_pack WHERE topic = ?1 
 const DELETE: &str = "DELETE FROM queue_message WHERE topic = ?1 AND id BETWEEN ?2 AND ?3";
 const COUNT_DONE: &str = "UPDATE queue_ledger SET done = done + ?2 WHERE topic = ?1";
 const DELAY: &str = "
-    UPDATE queue_message SET attempts = attempts + 1, delayed_until = ?3 WHERE topic = ?1 AND id = ?2";
+    UPDATE queue_message SET attempts = attempts + 1, delayed_until = ?3, delayed_at = ?4
+    WHERE topic = ?1 AND id = ?2";
 const BURY: &str = "
     INSERT INTO dead_letter (id, topic, message_id, key, payload, reason, attempts, died_at)
     SELECT ?3, topic, id, key, payload, ?4, attempts + 1, ?5 FROM queue_message WHERE topic = ?1 AND id = ?2";
@@ -66,6 +67,8 @@ pub(crate) type Leases = HashMap<String, Held>;
 #[derive(Debug)]
 pub(crate) struct Held {
     token: i64,
+    /// When it was given. A time that is still to come says that the clock has stepped back since: the lease is over then.
+    since: Timestamp,
     until: Timestamp,
 }
 
@@ -239,12 +242,13 @@ impl Sqlite {
     pub(crate) fn lease(&self, topic: &str, now: Timestamp, visibility: Duration) -> Option<Lease> {
         let mut leases = self.leases();
         // Not from the beginning: receipts of an earlier run of the process must not pass for those of this one.
-        let first = || Held { token: fastrand::i64(0..i64::MAX / 2), until: now };
+        let first = || Held { token: fastrand::i64(0..i64::MAX / 2), since: now, until: now };
         let held = leases.entry(topic.to_owned()).or_insert_with(first);
-        if held.until > now {
+        if held.until > now && held.since <= now {
             return None;
         }
         held.token += 1;
+        held.since = now;
         held.until = now.plus(visibility);
         Some(Lease { shard: SHARD, token: held.token })
     }
@@ -342,7 +346,7 @@ fn settle(
     connection.prepare_cached(COUNT_DONE)?.execute(params![topic, done])?;
     let mut delay = connection.prepare_cached(DELAY)?;
     for (position, after) in &settlement.retry {
-        delay.execute(params![topic, ours(position), now.plus(*after).as_micros()])?;
+        delay.execute(params![topic, ours(position), now.plus(*after).as_micros(), now.as_micros()])?;
     }
     let mut bury = connection.prepare_cached(BURY)?;
     for (position, reason) in &settlement.dead {

@@ -27,10 +27,10 @@ const TIERS: &str = "SELECT tier, requests_per_minute, burst_capacity, daily_lim
 const SET_TIER: &str = "
     INSERT OR REPLACE INTO tier_setting (tier, requests_per_minute, burst_capacity, daily_limit)
     VALUES (?1, ?2, ?3, ?4)";
-const KEEP: &str = "INSERT OR REPLACE INTO tier_spent (scope, key, spent) VALUES (?1, ?2, ?3)";
+const KEEP: &str = "INSERT OR REPLACE INTO tier_spent (scope, key, spent, saved_at) VALUES (?1, ?2, ?3, ?4)";
 const UNKEEP: &str = "DELETE FROM tier_spent WHERE scope = ?1 AND key = ?2";
 const KEPT: &str = "
-    SELECT scope, key, spent FROM tier_spent WHERE (scope, key) > (?1, ?2) ORDER BY scope, key LIMIT ?3";
+    SELECT scope, key, spent, saved_at FROM tier_spent WHERE (scope, key) > (?1, ?2) ORDER BY scope, key LIMIT ?3";
 
 #[async_trait]
 impl TierStore for Sqlite {
@@ -145,9 +145,10 @@ impl TierStore for Sqlite {
 
 fn save(connection: &Connection, rows: &[SpentRow]) -> rusqlite::Result<()> {
     let (mut keep, mut unkeep) = (connection.prepare_cached(KEEP)?, connection.prepare_cached(UNKEEP)?);
-    for SpentRow { scope, key, kept } in rows {
+    for SpentRow { scope, key, kept, saved_at } in rows {
+        let saved_at = saved_at.map(Timestamp::as_micros);
         match kept {
-            Some(kept) => keep.execute(params![scope, key, kept.to_text()])?,
+            Some(kept) => keep.execute(params![scope, key, kept.to_text(), saved_at])?,
             None => unkeep.execute(params![scope, key])?,
         };
     }
@@ -170,5 +171,11 @@ fn read_tier(row: &Row<'_>) -> rusqlite::Result<(Tier, TierLimits)> {
 
 fn read_spent(row: &Row<'_>) -> rusqlite::Result<SpentRow> {
     let kept = Kept::parse(row.get_ref(2)?.as_str()?).map_err(fault)?;
-    Ok(SpentRow { scope: row.get(0)?, key: row.get(1)?, kept: Some(kept) })
+    let saved_at: Option<i64> = row.get(3)?;
+    Ok(SpentRow {
+        scope: row.get(0)?,
+        key: row.get(1)?,
+        kept: Some(kept),
+        saved_at: saved_at.map(Timestamp::from_micros),
+    })
 }

@@ -16,7 +16,7 @@ pub mod shard;
 pub mod slot;
 pub mod tier;
 
-pub use clock::{SteadyClock, SystemClock};
+pub use clock::{SteadyClock, StoreClock, SystemClock};
 pub use error::Error;
 pub use lane::{Batch, LaneMetrics, LaneSettings, Lanes};
 

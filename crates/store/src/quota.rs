@@ -207,6 +207,9 @@ pub fn plan<'a>(
             continue;
         };
         let limits = row.limits;
+        if row.bring_back(now) {
+            touched.insert(user.as_str(), user);
+        }
         outcomes.push(match row.send(now) {
             Verdict::Allowed(grant) => {
                 let message_id = MessageId::new(now, random());
@@ -257,7 +260,10 @@ impl Plan<'_> {
         };
         let outcomes = outcomes.into_iter().zip(users.iter().copied()).map(recount).collect();
         for (user, row) in &mut changed {
-            if let Some(recounted) = before.get(user.as_str()) {
+            if let Some(recounted) = before.get_mut(user.as_str()) {
+                if recounted.last_refresh > row.last_refresh {
+                    recounted.bring_back(row.last_refresh);
+                }
                 *row = *recounted;
             }
         }
@@ -297,6 +303,18 @@ mod tests {
     }
 
     #[test]
+    fn a_window_ahead_of_the_clock_is_saved_where_it_was_brought_back_to_even_by_a_denial() {
+        let now = Timestamp::from_seconds(60);
+        let limits = Limits::new(1, 1).unwrap();
+        let ahead = Quota { limits, current_count: 1, last_refresh: Timestamp::from_seconds(7_200) };
+        let mut rows = HashMap::from([("a", ahead)]);
+        let batch = [send("a")];
+        let plan = plan(&batch, &mut rows, now, || [7; 10]);
+        assert!(matches!(plan.outcomes[..], [SendOutcome::Denied { .. }]));
+        assert_eq!(plan.changed[0].1, Quota { limits, current_count: 1, last_refresh: now });
+    }
+
+    #[test]
     fn what_the_broker_did_not_take_does_not_count() {
         let now = Timestamp::from_seconds(60);
         let row = Quota::configured(Limits::new(2, 1).unwrap(), now);
@@ -322,6 +340,24 @@ mod tests {
         changed.sort_unstable();
         assert_eq!(changed, [("a", 1), ("b", 1)]);
         assert_eq!(plan.accepted.len(), 2);
+    }
+
+    #[test]
+    fn a_window_ahead_of_the_clock_is_brought_back_also_where_the_broker_took_nothing() {
+        let now = Timestamp::from_seconds(60);
+        let limits = Limits::new(2, 1).unwrap();
+        let ahead = Quota { limits, current_count: 1, last_refresh: Timestamp::from_seconds(7_200) };
+        let mut rows = HashMap::from([("a", ahead), ("b", Quota { current_count: 2, ..ahead })]);
+        let mut before = rows.clone();
+        let batch = [send("a"), send("b")];
+        let plan = plan(&batch, &mut rows, now, || [7; 10]).confirmed(&mut before, &[Queued::No]);
+        let mut changed = plan.changed.clone();
+        changed.sort_unstable_by_key(|(user, _)| user.as_str());
+        let brought_back = |current_count| Quota { limits, current_count, last_refresh: now };
+        assert_eq!(
+            changed.iter().map(|(_, row)| *row).collect::<Vec<_>>(),
+            [brought_back(1), brought_back(2)]
+        );
     }
 
     #[test]

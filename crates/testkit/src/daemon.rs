@@ -21,6 +21,7 @@ pub(crate) struct Daemon {
     name: &'static str,
     program: PathBuf,
     arguments: Vec<OsString>,
+    environment: Vec<(OsString, OsString)>,
     directory: PathBuf,
     process: Option<Child>,
     watchdog: Watchdog,
@@ -38,7 +39,8 @@ impl Daemon {
             ["KILL".as_ref(), directory.as_os_str()],
         );
         let program = program.to_owned();
-        let daemon = Self { name, program, arguments: Vec::new(), directory, process: None, watchdog };
+        let (arguments, environment) = (Vec::new(), Vec::new());
+        let daemon = Self { name, program, arguments, environment, directory, process: None, watchdog };
         daemon.make_data();
         daemon
     }
@@ -46,6 +48,11 @@ impl Daemon {
     /// What the program is given at each launch.
     pub(crate) fn set_arguments<A: Into<OsString>>(&mut self, arguments: impl IntoIterator<Item = A>) {
         self.arguments = arguments.into_iter().map(Into::into).collect();
+    }
+
+    /// What it has in its environment besides.
+    pub(crate) fn set_environment(&mut self, environment: Vec<(OsString, OsString)>) {
+        self.environment = environment;
     }
 
     pub(crate) fn directory(&self) -> &Path {
@@ -70,6 +77,7 @@ impl Daemon {
         let mut command = Command::new(&self.program);
         // A group of its own keeps Ctrl-C for the tests.
         command.current_dir(&self.directory).process_group(0).stdin(Stdio::null()).env("LC_ALL", "C");
+        command.envs(self.environment.iter().map(|(name, value)| (name, value)));
         command
     }
 

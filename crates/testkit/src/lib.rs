@@ -4,6 +4,7 @@
 //! Everything here panics with what to do next, because its only reader is a person looking at a failed test.
 //! Nothing started here outlives the test process, even one that is killed (see `watchdog`).
 
+pub mod clock;
 pub mod history;
 pub mod http;
 pub mod https;

@@ -4,12 +4,14 @@
 //! or pauses PostgreSQL takes a [`Server::private`] one. Where the server comes from is decided in `find`;
 //! `cluster` runs local binaries and `docker` a container.
 
+use std::ffi::OsString;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock};
 
 use url::Url;
 
+use crate::clock::FakeClock;
 use crate::instance::{Handle, Instance, on_an_unused_port};
 use crate::source::Source;
 
@@ -33,6 +35,8 @@ pub struct Options {
     pub tls: bool,
     /// Keep its files in memory, where there is enough of it.
     pub in_memory: bool,
+    /// Variables of its environment, where it is started from local binaries.
+    pub environment: Vec<(OsString, OsString)>,
 }
 
 impl Default for Options {
@@ -46,7 +50,7 @@ impl Default for Options {
             ("deadlock_timeout", "100ms"),
         ];
         let settings = settings.map(|(name, value)| (name.to_owned(), value.to_owned())).to_vec();
-        Self { settings, tls: false, in_memory: false }
+        Self { settings, tls: false, in_memory: false, environment: Vec::new() }
     }
 }
 
@@ -94,6 +98,12 @@ impl Server {
     /// [`private`](Self::private), but it accepts only TLS; its certificate is signed by [`ca_file`](Self::ca_file).
     pub fn private_with_tls() -> Self {
         Self::with_options(&Options { tls: true, ..Options::default() })
+    }
+
+    /// [`private`](Self::private), but it goes by a clock that can be set.
+    pub fn private_by(clock: &FakeClock) -> Self {
+        let environment = clock.environment().map(|(name, value)| (name.into(), value.into())).to_vec();
+        Self::with_options(&Options { environment, ..Options::default() })
     }
 
     /// A server of one's own with chosen settings. Blocks until it is ready.

@@ -4,6 +4,7 @@
 //! its own. A test that stops, crashes, pauses or empties Redis takes a [`Server::private`] one. Where the server
 //! comes from is decided in `find`; `config` says how it is run and `connection` speaks to it.
 
+use std::ffi::OsString;
 use std::net::{Ipv4Addr, SocketAddr, ToSocketAddrs};
 use std::path::Path;
 use std::sync::OnceLock;
@@ -34,11 +35,13 @@ pub struct Options {
     pub appendonly: bool,
     /// `redis.conf` lines as name and the rest, after all others.
     pub settings: Vec<(String, String)>,
+    /// Variables of its environment, where it is started from local binaries.
+    pub environment: Vec<(OsString, OsString)>,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { password: None, tls: false, appendonly: true, settings: Vec::new() }
+        Self { password: None, tls: false, appendonly: true, settings: Vec::new(), environment: Vec::new() }
     }
 }
 

@@ -215,6 +215,11 @@ impl Rule for TokenBucket {
             missing.saturating_mul(u128::from(self.period_us)).div_ceil(u128::from(old.period_us.max(1)));
         Level::at(self.ticks(now).saturating_add_unsigned(here))
     }
+
+    fn move_earlier(&self, level: &mut Level, by: Duration) {
+        let micros = i64::try_from(by.as_micros()).unwrap_or(i64::MAX);
+        *level = Level::at(level.ticks().saturating_sub(product(micros, u64::from(self.refill))));
+    }
 }
 
 #[cfg(test)]

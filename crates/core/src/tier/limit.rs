@@ -128,6 +128,14 @@ impl Rule for Limit {
             }
         }
     }
+
+    fn move_earlier(&self, spent: &mut Spent, by: Duration) {
+        of_any_kind!(self, rule => {
+            let mut own = (*spent).into();
+            rule.move_earlier(&mut own, by);
+            *spent = own.into();
+        });
+    }
 }
 
 impl From<Level> for Spent {

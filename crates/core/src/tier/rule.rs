@@ -37,6 +37,10 @@ pub trait Rule: PartialEq {
     /// are rounded up.
     fn adopt(&self, old: &Self, spent: Self::Spent, now: Timestamp) -> Self::Spent;
 
+    /// Moves what was spent to an earlier time, because the clock has stepped back by so much since it was written: it then
+    /// counts at `now` as it counted when it was written.
+    fn move_earlier(&self, spent: &mut Self::Spent, by: Duration);
+
     /// Spends `cost` if it fits. A refusal changes nothing.
     fn take(&self, spent: &mut Self::Spent, cost: u32, now: Timestamp) -> Decision {
         if !self.has_room(spent, cost, now) {
@@ -146,6 +150,12 @@ impl<R: Rule, const N: usize> Rule for [R; N] {
             *spent = rule.adopt(old, *spent, now);
         }
         spent
+    }
+
+    fn move_earlier(&self, spent: &mut Self::Spent, by: Duration) {
+        for (rule, spent) in self.iter().zip(spent) {
+            rule.move_earlier(spent, by);
+        }
     }
 }
 

@@ -78,10 +78,15 @@ impl SlidingWindow {
         u32::try_from(spent).unwrap_or(u32::MAX)
     }
 
+    /// The beginning of the window that a moment is in.
+    fn cut(&self, at: Timestamp) -> Timestamp {
+        let into = at.as_micros().checked_rem_euclid(self.window_us.cast_signed()).unwrap_or(0);
+        Timestamp::from_micros(at.as_micros().saturating_sub(into))
+    }
+
     /// The counts as of `now`. A clock that steps back stays in the window it was in.
     fn turned(&self, counts: Counts, now: Timestamp) -> Counts {
-        let into = now.as_micros().checked_rem_euclid(self.window_us.cast_signed()).unwrap_or(0);
-        let start = Timestamp::from_micros(now.as_micros().saturating_sub(into));
+        let start = self.cut(now);
         if start <= counts.start {
             return counts;
         }
@@ -186,6 +191,11 @@ impl Rule for SlidingWindow {
         let mut adopted = self.unspent();
         self.charge(&mut adopted, old.spent_units(&counts, now), now);
         adopted
+    }
+
+    /// Windows stay cut where they are, so what was spent may move by up to one window more.
+    fn move_earlier(&self, counts: &mut Counts, by: Duration) {
+        counts.start = self.cut(counts.start.minus(by));
     }
 }
 

@@ -107,6 +107,10 @@ impl Rule for FixedWindow {
     fn adopt(&self, old: &Self, count: Count, now: Timestamp) -> Count {
         if old.has_passed(&count, now) { self.unspent() } else { count }
     }
+
+    fn move_earlier(&self, count: &mut Count, by: Duration) {
+        count.start = count.start.minus(by);
+    }
 }
 
 #[cfg(test)]

@@ -9,10 +9,12 @@ use http::header::{CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE};
 use http::{HeaderName, StatusCode};
 use serde::Serialize;
 use utoipa::ToSchema;
+use weir_queue::sms::rfc3339;
 
 use super::body::Json;
 use super::openapi::{self, schema};
 use crate::app::App;
+use crate::service::clocks::ClockState;
 use crate::service::health::Check;
 
 const DOCS: &str = include_str!("../../assets/docs.html");
@@ -40,6 +42,42 @@ struct HealthData {
     /// One entry for each engine in use, by its name, such as `sqlite` or `postgresql`.
     #[schema(value_type = BTreeMap<String, CheckResponse>, examples(json!({"sqlite": {"status": "up", "latencyMs": 1}})))]
     checks: BTreeMap<&'static str, CheckResponse>,
+    /// One entry for each clock that decides: `system`, and those of the engines on other machines.
+    #[schema(value_type = BTreeMap<String, ClockResponse>, examples(json!({"system": {"status": "steady"}})))]
+    clocks: BTreeMap<&'static str, ClockResponse>,
+}
+
+/// How a clock goes. One that has stepped is told of for ten minutes. Nobody is kept out for longer than their own window for
+/// it, but its time synchronization should be looked at.
+#[derive(Debug, Serialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+#[schema(as = HealthClock)]
+struct ClockResponse {
+    #[schema(value_type = schema::ClockStatus)]
+    status: &'static str,
+    /// By how many seconds it last stepped; negative when it was set back.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(examples(7200.1))]
+    step_seconds: Option<f64>,
+    /// When that was noticed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<schema::Time>)]
+    stepped_at: Option<jiff::Timestamp>,
+}
+
+impl From<ClockState> for ClockResponse {
+    fn from(state: ClockState) -> Self {
+        let (status, step) = match state {
+            ClockState::Unknown => ("unknown", None),
+            ClockState::Steady => ("steady", None),
+            ClockState::Stepped(step) => ("stepped", Some(step)),
+        };
+        Self {
+            status,
+            step_seconds: step.map(|step| step.seconds),
+            stepped_at: step.map(|step| rfc3339(step.at)),
+        }
+    }
 }
 
 #[derive(Debug, Serialize, ToSchema)]
@@ -88,6 +126,7 @@ pub(crate) async fn get_health(State(app): State<Arc<App>>) -> Response {
             status: word,
             uptime: app.started.elapsed().as_secs(),
             checks: checks.iter().map(describe).collect(),
+            clocks: app.clocks.report().into_iter().map(|(clock, state)| (clock, state.into())).collect(),
         },
     };
     (status, Json(body)).into_response()

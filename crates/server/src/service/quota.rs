@@ -64,8 +64,13 @@ impl QuotaService {
             not_configured: counter("not_configured"),
             failed: counter("failed"),
         };
-        let denials = Denials::new(engine.feed(), engine.clock());
+        let denials = Denials::new(engine.feed(), engine.steady_clock());
         Self { store, lanes, denials, timeout: settings.http.timeout, counters }
+    }
+
+    /// Users that are known to be over their limit.
+    pub(crate) fn denials(&self) -> Arc<Denials> {
+        Arc::clone(&self.denials)
     }
 
     /// Creates or replaces a user's limits.

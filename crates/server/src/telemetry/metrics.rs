@@ -54,6 +54,8 @@ pub struct Metrics {
     /// How sales go.
     pub sale: SaleMetrics,
     engine_up: Family<EngineLabels, Gauge>,
+    /// Steps of the clocks that decide.
+    pub(crate) clock_steps: ClockSteps,
     /// Connections open now.
     pub connections: Gauge,
     /// Connections that had to wait because the most allowed were open.
@@ -80,6 +82,16 @@ struct LaneLabels {
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct EngineLabels {
     engine: &'static str,
+}
+
+/// Steps of clocks.
+pub(crate) type ClockSteps = Family<ClockLabels, Counter>;
+
+/// Whose clock it is.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub(crate) struct ClockLabels {
+    /// `system`, or the name of an engine.
+    pub(crate) clock: &'static str,
 }
 
 /// What became of something.
@@ -155,6 +167,7 @@ impl Metrics {
             quota_cache,
             sale: SaleMetrics { follow, ..SaleMetrics::default() },
             engine_up: Family::default(),
+            clock_steps: ClockSteps::default(),
             connections: Gauge::default(),
             connections_held: Counter::default(),
             registry: Registry::default(),
@@ -191,6 +204,11 @@ impl Metrics {
         self.gateway.register(r);
         self.tier.register(r);
         r.register("engine_up", "Whether an engine answers: 1 or 0", self.engine_up.clone());
+        r.register(
+            "clock_steps",
+            "Steps of more than a second of the clocks that decide: system, postgresql, redis",
+            self.clock_steps.clone(),
+        );
         r.register("quota_sends", "Sends by outcome", self.quota_sends.clone());
         let forgotten =
             "Users whose limits have changed, on any server, and whom the cache has forgotten since";

@@ -24,6 +24,7 @@ const SPARE: Duration = Duration::from_secs(2);
 /// When a consumer cannot be made.
 pub(crate) fn start(app: &Arc<App>) -> Result<TaskTracker> {
     let (workers, roles) = (TaskTracker::new(), app.settings.process.roles);
+    workers.spawn(Arc::clone(&app.clocks).watch(app.shutdown.closing().clone()));
     if roles.api {
         app.sale.run(&workers, app.shutdown.closing());
     }
@@ -68,6 +69,7 @@ fn start_request_worker(app: &App, workers: &TaskTracker) -> Result<()> {
         source: app.engines.request_source()?,
         keyring: Arc::clone(&app.keys),
         clock: app.engines.store.wall_clock(),
+        steady_clock: app.engines.store.steady_clock(),
         settings: app.settings.request.clone(),
         metrics: app.metrics.work.clone(),
         is_enabled: switch(app, |rollout| rollout.processing_enabled),

@@ -40,7 +40,17 @@ impl User {
         window
     }
 
+    /// A clock that was set back takes the last window with it: what was sent in it was sent now.
+    fn bring_back(&mut self, now: Timestamp) {
+        let last = self.last_window();
+        if last.start > now {
+            self.since = now;
+            self.sends = vec![now; last.count as usize];
+        }
+    }
+
     fn send(&mut self, now: Timestamp) -> std::result::Result<Grant, Denial> {
+        self.bring_back(now);
         let last = self.last_window();
         let open = if now >= self.ends(&last) { Window { start: now, count: 0 } } else { last };
         let reset_at = self.ends(&open);

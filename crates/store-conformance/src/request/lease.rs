@@ -147,3 +147,21 @@ pub async fn the_lease_is_that_of_the_policy_claimed_with<H: RequestHarness>() {
     h.clock().advance(TICK);
     assert_eq!(claim_one(&h).await.id, id);
 }
+
+pub async fn a_clock_that_is_set_back_holds_up_no_request<H: RequestHarness>() {
+    let h = H::open().await;
+    let Some(clock) = h.store_clock() else { return };
+    let ahead = Duration::from_secs(7_200);
+    let waiting = accepted_one(&h, wish(&h, "before")).await;
+    h.clock().advance(ahead);
+    let leased = claim_one(&h).await;
+    assert_eq!(leased.id, waiting);
+    let fresh = accepted_one(&h, wish(&h, "ahead")).await;
+    h.clock().set_back(ahead);
+    assert_eq!(clock.bring_back_waiting().await.expect("an answer"), 2);
+    assert_eq!(clock.bring_back_waiting().await.expect("an answer"), 0, "once is enough");
+    assert_eq!(claim_one(&h).await.id, fresh, "what was accepted ahead is due now");
+    nothing_due(&h, "the lease lasts for as long as it was to").await;
+    h.clock().advance(policy().lease);
+    assert!(claimed(&h, 9).await.jobs.iter().any(|job| job.id == leased.id), "and no longer");
+}

@@ -81,7 +81,12 @@ pub async fn what_was_kept_is_read_in_order_and_by_pages<H: TierHarness>() {
         limit.charge(&mut spent, cost, h.clock().now());
         Kept::of_limit(&limit, spent)
     };
-    let row = |scope: u32, key: &str, cost: u32| SpentRow { scope, key: key.to_owned(), kept: kept(cost) };
+    let row = |scope: u32, key: &str, cost: u32| SpentRow {
+        scope,
+        key: key.to_owned(),
+        kept: kept(cost),
+        saved_at: Some(h.clock().now()),
+    };
     let rows = [row(0, "ü", 1), row(7, "A", 1), row(7, "a", 2), row(7, "ä", 3), row(8, "a", 4)];
     let mixed = [4, 2, 0, 3, 1].map(|at: usize| rows[at].clone());
     store.save_spent(mixed.to_vec()).await.expect("an answer");

@@ -87,3 +87,28 @@ pub async fn what_was_spent_before_it_was_kept_is_in_the_store<H: TierHarness>()
         task.await.expect("it is there");
     }
 }
+
+pub async fn a_clock_that_is_set_back_keeps_nobody_out_for_longer_than_the_limit_says<H: TierHarness>() {
+    let h = H::open().await;
+    let ahead = Duration::from_secs(7_200);
+    let policies = [policy(bucket(5, 5)), policy(fixed(5)), policy(sliding(5))];
+    h.clock().advance(ahead);
+    for policy in &policies {
+        assert!(take(&h, policy, "k", 5).await.is_allowed());
+    }
+    // A debt is no sign of a clock that went ahead.
+    h.limits().charge(&policies[0], "k", 5).await.expect("an answer");
+    h.limits().keep().await;
+    h.clock().set_back(ahead);
+    let h = h.reopen().await;
+    for policy in &policies {
+        assert!(!take(&h, policy, "k", 1).await.is_allowed(), "what was spent stays spent: {policy:?}");
+    }
+    h.clock().advance(MINUTE);
+    assert_eq!(remaining(&h, &policies[0], "k").await, 0, "the debt is paid, and no more");
+    assert_eq!(remaining(&h, &policies[1], "k").await, 5, "the window began when the clock was set back");
+    h.clock().advance(MINUTE);
+    for policy in &policies {
+        assert!(take(&h, policy, "k", 5).await.is_allowed(), "{policy:?}");
+    }
+}

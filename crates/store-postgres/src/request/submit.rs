@@ -118,6 +118,8 @@ struct Begun<'a> {
     /// What keys stand for that outlived their requests.
     gone: Vec<Uuid>,
     tenants: Option<HashMap<String, Quota>>,
+    /// Whether a window had to be brought back because the clock has stepped back: it is saved whatever is decided.
+    has_moved_windows: bool,
     now: Timestamp,
 }
 
@@ -165,7 +167,10 @@ async fn submit_any(
         outcomes.push(outcome);
     }
     if accepted.is_empty() {
-        session.bounded(session.client.batch_execute("COMMIT")).await?;
+        let windows = begun.tenants.as_ref().filter(|_| begun.has_moved_windows);
+        session
+            .bounded(try_join(save_windows(session, windows), session.client.batch_execute("COMMIT")))
+            .await?;
     } else {
         let saved = save(session, &accepted, &begun).await?;
         if saved.len() < accepted.len() {
@@ -240,14 +245,18 @@ async fn begin<'a>(
         ))
         .await?;
     let now = engine.now(&clock)?;
-    let tenants = match limits {
+    let mut tenants = match limits {
         None => None,
         Some(limits) => {
             Some(locked.iter().map(|row| read_window(row, limits, now)).collect::<Result<HashMap<_, _>>>()?)
         }
     };
+    let mut has_moved_windows = false;
+    for window in tenants.iter_mut().flat_map(HashMap::values_mut) {
+        has_moved_windows |= window.bring_back(now);
+    }
     let (keys, gone) = read_keys(batch, &kept)?;
-    Ok(Begun { keys, gone, tenants, now })
+    Ok(Begun { keys, gone, tenants, has_moved_windows, now })
 }
 
 async fn kept_rows(session: &Session, batch: &[&Submit]) -> Result<Vec<Row>, tokio_postgres::Error> {

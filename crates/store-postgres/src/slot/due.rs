@@ -35,10 +35,13 @@ const FIRST: &str = "
     SELECT (extract(epoch FROM scheduled_time - coalesce($1, clock_timestamp())) * 1000000)::bigint
     FROM rate_limit_event_due ORDER BY scheduled_time, event_id LIMIT 1";
 const SIT: &str = "
-    INSERT INTO queue_shard AS seat (topic, shard, token, leased_until)
-    VALUES ($1, 0, 1, coalesce($3, clock_timestamp()) + $2::bigint * interval '1 microsecond')
-    ON CONFLICT (topic, shard) DO UPDATE SET token = seat.token + 1, leased_until = excluded.leased_until
+    INSERT INTO queue_shard AS seat (topic, shard, token, leased_at, leased_until)
+    VALUES ($1, 0, 1, coalesce($3, clock_timestamp()),
+            coalesce($3, clock_timestamp()) + $2::bigint * interval '1 microsecond')
+    ON CONFLICT (topic, shard) DO UPDATE
+    SET token = seat.token + 1, leased_at = excluded.leased_at, leased_until = excluded.leased_until
     WHERE seat.leased_until <= coalesce($3, clock_timestamp())
+       OR seat.leased_at > coalesce($3, clock_timestamp()) + interval '1 second' -- the clock was set back since
     RETURNING token";
 const TAKE: &str = "
     SELECT due.scheduled_time, due.event_id, slot.config_name, slot.requested_time, slot.window_start

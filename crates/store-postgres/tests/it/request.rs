@@ -50,6 +50,10 @@ impl RequestHarness for OnPostgres {
         Arc::new(self.engine.clone())
     }
 
+    fn store_clock(&self) -> Option<Arc<dyn weir_store::StoreClock>> {
+        Some(Arc::new(self.engine.clone()))
+    }
+
     async fn reopen(self) -> Self {
         let Self { database, clock, engine } = self;
         drop(engine);

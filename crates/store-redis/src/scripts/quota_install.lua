@@ -10,6 +10,8 @@
 -- that were reserved under the old ones find nothing and are refused.
 local run = ARGV[1] .. string.match(redis.call('INFO', 'replication'), 'master_replid:(%x+)')
 local epoch = ARGV[2]
+local time = redis.call('TIME')
+local ms = time[1] * 1000 + math.floor(time[2] / 1000)
 local replies = {}
 for i, key in ipairs(KEYS) do
   local at = 2 + (i - 1) * 8
@@ -37,7 +39,7 @@ for i, key in ipairs(KEYS) do
     local taken = math.min(wanted, reserved - count)
     count = count + taken
     redis.call('HSET', key, 'rateLimit', limit, 'currentCount', count, 'reserved', reserved, 'timeWindow', minutes,
-      'window', window, 'run', run, 'epoch', epoch)
+      'window', window, 'run', run, 'epoch', epoch, 'at', ms)
     redis.call('PEXPIREAT', key, expire_at)
     local left = math.max(0, redis.call('PTTL', key))
     replies[i] = {1, taken, count, reserved, limit, minutes, window, left, 0}

@@ -14,13 +14,17 @@ local replies = {}
 for i, key in ipairs(KEYS) do
   -- What is no hash is somebody's mistake, and deleted below.
   local hash = redis.pcall('HMGET', key, 'run', 'epoch', 'loading', 'currentCount', 'reserved', 'rateLimit',
-    'timeWindow', 'window')
+    'timeWindow', 'window', 'at')
   if hash.err then
     hash = {}
   end
   local window = hash[8]
   local left = window and redis.call('PTTL', key) or 0
   if window and now ~= '' and tonumber(window) + hash[7] * 60000000 <= tonumber(now) then
+    left = 0
+  end
+  -- Written at a time that is still to come: the clock here was set back since, and the TTL no longer tells when the window ends.
+  if (tonumber(hash[9]) or 0) > ms + 1000 then
     left = 0
   end
   if hash[1] == run and (tonumber(hash[2]) or 0) > epoch then

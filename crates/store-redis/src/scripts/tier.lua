@@ -1,5 +1,5 @@
 -- Decides about keys of limits: all that bind are spent, or none.
--- KEYS    WeirLimit:<scope>:<policy>:{<key>} ..., each a text "<rule> <a> <b> <c>":
+-- KEYS    WeirLimit:<scope>:<policy>:{<key>} ..., each a text "<rule> <a> <b> <c> <w>", written at w:
 --         B:<refill>:<period>   a bucket; full again at c times 2^52 and a microseconds, and b parts of refill
 --         F:<window>            a fixed window; began at a, b were spent in it
 --         S:<window>            a sliding one; cut at a, b spent since, c in the window before
@@ -109,9 +109,24 @@ local function left(p)
 end
 
 local function read(p, state)
-  local a, b, c = string.match(state, '(%S+) (%S+) (%S+)')
-  p.a, p.b, p.c = tonumber(a), tonumber(b), tonumber(c)
+  local a, b, c, w = string.match(state, '(%S+) (%S+) (%S+) ?(%S*)')
+  p.a, p.b, p.c, p.w = tonumber(a), tonumber(b), tonumber(c), tonumber(w)
   if p.kind == 'B' and p.a >= STEP then p.a, p.c = p.a - STEP, p.c + 1 end
+end
+
+-- What was written at a time that is still to come was written before the clock was set back. It is moved back by as much, and
+-- saved whatever is decided: otherwise it would count as just written again and again until the clock has caught up.
+local function bring_back(p)
+  local ahead = (p.w or now) - now
+  if ahead <= 0 then return end
+  p.is_new = true
+  p.a = p.a - ahead
+  if p.kind == 'B' then
+    if p.a < 0 then p.a, p.c = p.a + STEP, p.c - 1 end
+    if p.c < 0 then p.a, p.b, p.c = now, 0, 0 end
+  elseif p.kind == 'S' then
+    p.a = p.a - p.a % p.span
+  end
 end
 
 -- Whichever of two states has more spent.
@@ -133,7 +148,8 @@ local function keep(p, before)
   local ms = math.max(left(p), before) + 1000
   -- A clock of a test has nothing to do with time here.
   if is_test then ms = 86400000 end
-  redis.call('SET', p.key, p.rule .. ' ' .. text(p.a) .. ' ' .. text(p.b) .. ' ' .. text(p.c), 'PX', text(math.min(ms, 100000000000)))
+  redis.call('SET', p.key, p.rule .. ' ' .. text(p.a) .. ' ' .. text(p.b) .. ' ' .. text(p.c) .. ' ' .. text(now),
+    'PX', text(math.min(ms, 100000000000)))
 end
 
 local parts, here, differs = {}, {}, false
@@ -160,7 +176,12 @@ for i, key in ipairs(KEYS) do
     p.is_new = true
   else
     local rule, state = string.match(stored, '^(%S+) (.+)$')
-    if rule ~= p.rule then differs = true else read(p, state) end
+    if rule ~= p.rule then
+      differs = true
+    else
+      read(p, state)
+      bring_back(p)
+    end
   end
   if counts and known ~= '' and not differs then join(p, known) end
   parts[i] = p
@@ -188,7 +209,8 @@ for i, p in ipairs(parts) do
   elseif mode == 'forget' then
     p.a, p.b, p.c = 0, 0, 0
   end
-  -- What was spent under another rule is from now on under this one, also when there is no room.
+  -- What was spent under another rule is from now on under this one, and what was ahead of the clock is not, also when there is
+  -- no room.
   if (p.is_new and mode ~= 'peek') or mode == 'charge' or mode == 'give' or mode == 'forget' or (taken == 1 and p.cost > 0) then
     keep(p, p.before)
   end

@@ -109,9 +109,14 @@ impl Part {
     pub(super) fn adopt(&self, stored: &str, now: Timestamp) -> Option<Spent> {
         let (rule, numbers) = stored.split_once(' ')?;
         let mut numbers = numbers.split(' ').map(|number| number.parse().ok());
-        let numbers = [numbers.next()??, numbers.next()??, numbers.next()??];
+        let spent = [numbers.next()??, numbers.next()??, numbers.next()??];
         let old = Self { limit: parse_rule(rule)?, ..self.clone() };
-        Some(self.limit.adopt(&old.limit, old.spent(numbers), now))
+        let mut spent = old.spent(spent);
+        // Written at a time that is still to come: the clock there was set back since.
+        if let Some(Some(written_at)) = numbers.next() {
+            old.limit.move_earlier(&mut spent, Timestamp::from_micros(written_at).since(now));
+        }
+        Some(self.limit.adopt(&old.limit, spent, now))
     }
 }
 

@@ -183,6 +183,10 @@ impl Harness for OnRedis {
         Arc::new(self.node.store.clone())
     }
 
+    fn store_clock(&self) -> Option<Arc<dyn weir_store::StoreClock>> {
+        Some(Arc::new(self.node.store.clone()))
+    }
+
     async fn reopen(self) -> Self {
         let Self { data, clock, node } = self;
         node.quota.close().await;

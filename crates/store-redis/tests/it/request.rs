@@ -62,6 +62,10 @@ impl RequestHarness for BehindRedis {
         Arc::new(self.engine.clone())
     }
 
+    fn store_clock(&self) -> Option<Arc<dyn weir_store::StoreClock>> {
+        Some(Arc::new(self.engine.clone()))
+    }
+
     async fn reopen(self) -> Self {
         let Self { database, clock, engine, redis } = self;
         drop((engine, redis));

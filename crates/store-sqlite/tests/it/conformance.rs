@@ -40,6 +40,10 @@ impl Harness for Embedded {
         Arc::new(self.engine.clone())
     }
 
+    fn store_clock(&self) -> Option<Arc<dyn weir_store::StoreClock>> {
+        Some(Arc::new(self.engine.clone()))
+    }
+
     async fn reopen(self) -> Self {
         let Self { directory, clock, engine } = self;
         drop(engine);

@@ -42,6 +42,10 @@ impl RequestHarness for Embedded {
         Arc::new(self.engine.clone())
     }
 
+    fn store_clock(&self) -> Option<Arc<dyn weir_store::StoreClock>> {
+        Some(Arc::new(self.engine.clone()))
+    }
+
     async fn reopen(self) -> Self {
         let Self { directory, clock, engine } = self;
         drop(engine);

@@ -1,7 +1,9 @@
 //! What keys have spent, as a table keeps it: one line of numbers, which says by itself under which rule they were spent.
 
 use std::fmt::Write;
+use std::time::Duration;
 
+use weir_core::Timestamp;
 use weir_core::tier::{DAILY, Level, Limit, MINUTE, Rule, Spent, TierLimits, TierRule};
 
 use super::policy::PolicySpec;
@@ -15,6 +17,8 @@ pub struct SpentRow {
     pub key: String,
     /// What it has spent; none when it is as good as new, and need not be kept.
     pub kept: Option<Kept>,
+    /// When it was written, by the clock of whoever wrote it. None in rows of earlier versions.
+    pub saved_at: Option<Timestamp>,
 }
 
 /// What was spent, and under which rule.
@@ -44,6 +48,16 @@ impl Kept {
         let (daily, minute) = (&rule[DAILY], &rule[MINUTE]);
         let limits = TierLimits::new(minute.refill(), minute.capacity(), daily.capacity()).ok()?;
         (spent != rule.unspent()).then_some(Self::Tier(limits, spent))
+    }
+
+    /// The same, moved to an earlier time by as much as the clock has stepped back since it was written.
+    #[must_use]
+    pub fn moved_earlier(mut self, by: Duration) -> Self {
+        match &mut self {
+            Self::Limit(limit, spent) => limit.move_earlier(spent, by),
+            Self::Tier(limits, spent) => limits.rule().move_earlier(spent, by),
+        }
+        self
     }
 
     /// As a table keeps it.
@@ -92,9 +106,6 @@ impl Kept {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
-    use weir_core::Timestamp;
     use weir_core::tier::{FixedWindow, SlidingWindow, Tier, TokenBucket};
 
     use super::*;

@@ -1,5 +1,6 @@
 //! A cluster run from local binaries in a temporary directory.
 
+use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::os::unix::process::CommandExt;
@@ -34,6 +35,7 @@ pub(super) struct Cluster {
     directory: PathBuf,
     owner: Option<Owner>,
     settings: Vec<(String, String)>,
+    environment: Vec<(OsString, OsString)>,
     postmaster: Option<Child>,
     watchdog: Watchdog,
 }
@@ -54,6 +56,7 @@ impl Cluster {
         let cluster = Self {
             bin_dir: bin_dir.to_owned(),
             settings: settings(port, options, &directory),
+            environment: options.environment.clone(),
             directory,
             owner,
             postmaster: None,
@@ -168,6 +171,7 @@ impl Instance for Cluster {
         let errors = log.try_clone().expect("a second descriptor for the log");
         let mut command = self.command("postgres");
         command.arg("-D").arg(self.data()).stdout(log).stderr(errors);
+        command.envs(self.environment.iter().map(|(name, value)| (name, value)));
         for (name, value) in &self.settings {
             command.arg("-c").arg(format!("{name}={value}"));
         }

@@ -122,7 +122,7 @@ async fn own_settings_replace_those_for_tests() {
         return;
     }
     let options =
-        Options { settings: vec![("synchronous_commit".into(), "off".into())], tls: false, in_memory: false };
+        Options { settings: vec![("synchronous_commit".into(), "off".into())], ..Options::default() };
     let server = Server::with_options(&options);
     let database = server.database("options").await;
     assert_eq!(value(&database, "SHOW synchronous_commit").await, "off");

@@ -56,6 +56,7 @@ fn daemon(
     let mut daemon = Daemon::create(NAME, &program);
     let config = daemon.write("redis.conf", &config("127.0.0.1", port, options, bus_port));
     daemon.set_arguments([config]);
+    daemon.set_environment(options.environment.clone());
     let ca_file = certificates.map(|certificates| {
         daemon.write("server.pem", &certificates.server);
         daemon.write("server.key", &certificates.server_key);

@@ -24,7 +24,7 @@ impl Postgres {
     pub(crate) async fn start() -> Result<Self> {
         eprintln!("starting PostgreSQL");
         let settings = SETTINGS.map(|(name, value)| (name.to_owned(), value.to_owned())).to_vec();
-        let options = Options { settings, tls: false, in_memory: false };
+        let options = Options { settings, ..Options::default() };
         let server = tokio::task::spawn_blocking(move || Server::with_options(&options)).await?;
         let database = server.database("baseline").await;
         Ok(Self { server, database })

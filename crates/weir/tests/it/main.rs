@@ -5,6 +5,7 @@
 mod architecture;
 mod authorization;
 mod bad_input;
+mod clock;
 mod connections;
 mod contract;
 mod crash;

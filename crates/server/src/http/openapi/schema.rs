@@ -129,6 +129,10 @@ text!(
     /// Whether the engine answered.
     EngineStatus, "up", enum_values(["up", "down"])
 );
+text!(
+    /// Whether the clock has stepped by more than a second lately; `unknown` until it has been seen.
+    ClockStatus, "steady", enum_values(["steady", "stepped", "unknown"])
+);
 
 /// Those that parameters refer to. Those of bodies are found by themselves.
 pub(super) fn shared() -> impl Iterator<Item = (String, RefOr<Schema>)> {
