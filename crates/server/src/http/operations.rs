@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
-use http::header::{CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE};
-use http::{HeaderName, StatusCode};
+use http::header::{ACCEPT, CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, VARY};
+use http::{HeaderMap, HeaderName, StatusCode};
 use serde::Serialize;
 use utoipa::ToSchema;
 use weir_queue::sms::rfc3339;
@@ -16,6 +16,7 @@ use super::openapi::{self, schema};
 use crate::app::App;
 use crate::service::clocks::ClockState;
 use crate::service::health::Check;
+use crate::telemetry::metrics::MetricsFormat;
 
 const DOCS: &str = include_str!("../../assets/docs.html");
 const INDEX: &str = include_str!("../../assets/index.html");
@@ -175,6 +176,8 @@ pub(crate) async fn get_readyz(State(app): State<Arc<App>>) -> (StatusCode, &'st
 /// Read the metrics.
 ///
 /// Counters, gauges and histograms of this process, for Prometheus to scrape. Several servers are scraped one by one.
+///
+/// In the `OpenMetrics` text format where `Accept` asks for it, as Prometheus does; otherwise in Prometheus's text format 0.0.4.
 #[utoipa::path(
     get,
     path = "/metrics",
@@ -182,18 +185,26 @@ pub(crate) async fn get_readyz(State(app): State<Arc<App>>) -> (StatusCode, &'st
     responses(
         (
             status = 200,
-            description = "The metrics in the OpenMetrics text format.",
-            body = String, content_type = "application/openmetrics-text",
+            description = "The metrics.",
+            content(
+                (String = "text/plain"),
+                (String = "application/openmetrics-text"),
+            ),
         ),
     ),
 )]
-pub(crate) async fn get_metrics(State(app): State<Arc<App>>) -> ([(HeaderName, &'static str); 1], String) {
+pub(crate) async fn get_metrics(
+    State(app): State<Arc<App>>,
+    headers: HeaderMap,
+) -> ([(HeaderName, &'static str); 2], String) {
+    let accept = headers.get_all(ACCEPT).iter().filter_map(|value| value.to_str().ok());
+    let format = MetricsFormat::of_accept(&accept.collect::<Vec<_>>().join(","));
     for check in app.health.check().await {
         app.metrics.record_engine(check.engine, check.up);
     }
     app.requests.measure_dead_letters().await;
     app.tier.measure();
-    ([(CONTENT_TYPE, "application/openmetrics-text; version=1.0.0; charset=utf-8")], app.metrics.encode())
+    ([(CONTENT_TYPE, format.content_type()), (VARY, "accept")], app.metrics.encode(format))
 }
 
 /// Get this description.

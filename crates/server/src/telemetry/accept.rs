@@ -14,7 +14,7 @@ use super::metrics::OutcomeLabels;
 #[derive(Clone, Debug)]
 pub struct AcceptMetrics {
     accepts: Family<OutcomeLabels, Counter>,
-    latency_ms: Histogram,
+    latency_seconds: Histogram,
     conflicts: Counter,
     /// Dead letters of request there are now.
     pub dlq_depth: Gauge,
@@ -25,7 +25,7 @@ impl Default for AcceptMetrics {
         Self {
             accepts: Family::default(),
             // From 0.25 ms to 8 s, doubling.
-            latency_ms: Histogram::new(exponential_buckets(0.25, 2.0, 16)),
+            latency_seconds: Histogram::new(exponential_buckets(0.000_25, 2.0, 16)),
             conflicts: Counter::default(),
             dlq_depth: Gauge::default(),
         }
@@ -35,8 +35,8 @@ impl Default for AcceptMetrics {
 impl AcceptMetrics {
     pub(super) fn register(&self, r: &mut Registry) {
         r.register("request_accept", "Submissions by outcome", self.accepts.clone());
-        let latency = "Time from a submission to its answer, in milliseconds";
-        r.register("request_accept_latency_ms", latency, self.latency_ms.clone());
+        let latency = "Time from a submission to its answer, in seconds";
+        r.register("request_accept_latency_seconds", latency, self.latency_seconds.clone());
         let conflicts = "Submissions under a key that was used for another payload";
         r.register("idempotency_conflict", conflicts, self.conflicts.clone());
         r.register("dlq_depth", "Requests that are dead letters now", self.dlq_depth.clone());
@@ -45,7 +45,7 @@ impl AcceptMetrics {
     /// Counts one submission. `outcome` is one of a few fixed words.
     pub fn record(&self, outcome: &'static str, took: Duration) {
         self.accepts.get_or_create(&OutcomeLabels { outcome }).inc();
-        self.latency_ms.observe(took.as_secs_f64() * 1_000.0);
+        self.latency_seconds.observe(took.as_secs_f64());
         if outcome == "conflict" {
             self.conflicts.inc();
         }

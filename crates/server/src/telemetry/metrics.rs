@@ -1,5 +1,6 @@
 //! Metrics for Prometheus. Labels come from fixed sets (routes, methods, outcomes), never from callers.
 
+mod exposition;
 mod sale;
 mod work;
 
@@ -17,6 +18,7 @@ use weir_store::LaneMetrics;
 use weir_store::quota::CacheMetrics;
 use weir_store::sale::FollowMetrics;
 
+pub(crate) use self::exposition::MetricsFormat;
 pub(crate) use self::sale::SaleMetrics;
 pub(crate) use self::work::{DownstreamLabels, WorkMetrics};
 use super::accept::AcceptMetrics;
@@ -243,11 +245,14 @@ impl Metrics {
 
     /// Everything, as text.
     #[must_use]
-    pub fn encode(&self) -> String {
+    pub fn encode(&self, format: MetricsFormat) -> String {
         let mut text = String::new();
         // Writing to a string cannot fail; an encoder that does has left what it could.
         let _ = text::encode(&mut text, &self.registry);
-        text
+        match format {
+            MetricsFormat::OpenMetrics => text,
+            MetricsFormat::PrometheusText => exposition::to_prometheus_text(&text),
+        }
     }
 }
 
@@ -264,7 +269,7 @@ mod tests {
         let _ = metrics.lane("request");
         let labels = DownstreamLabels { downstream: "default".to_owned() };
         metrics.work.breaker_state.get_or_create(&labels).set(0);
-        let shown = metrics.encode();
+        let shown = metrics.encode(MetricsFormat::OpenMetrics);
         let words = ALERTS.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_'));
         let names: Vec<&str> = words.filter(|word| word.starts_with("weir_")).collect();
         assert!(names.len() >= 6);
@@ -276,8 +281,8 @@ mod tests {
 
     #[test]
     fn the_work_on_requests_has_the_names_of_its_design() {
-        let shown = Metrics::default().encode();
-        for name in ["worker_processing_latency_ms", "worker_retry_count", "dlq_depth"] {
+        let shown = Metrics::default().encode(MetricsFormat::OpenMetrics);
+        for name in ["worker_processing_latency_seconds", "worker_retry_count", "dlq_depth"] {
             assert!(shown.contains(&format!("# TYPE weir_{name} ")), "{name}");
         }
         assert_eq!(shown.matches("# TYPE weir_dlq_depth ").count(), 1);

@@ -28,7 +28,8 @@ async fn metrics_tell_of_requests_lanes_and_outcomes(store: Store) {
     send_in_parallel(&[server.client()], "u", 30).await;
     client.post("/api/send", &message("nobody", "x")).await.unwrap();
     client.get("/api/config/some-user-of-ours").await.unwrap();
-    let metrics = client.get("/metrics").await.unwrap();
+    let accept = [("accept", "application/openmetrics-text;version=1.0.0")];
+    let metrics = client.request(http::Method::GET, "/metrics", &accept, "").await.unwrap();
     assert!(metrics.header("content-type").unwrap().starts_with("application/openmetrics-text"));
     let text = String::from_utf8(metrics.body.to_vec()).unwrap();
     let count = |outcome: &str| -> u32 {
@@ -56,6 +57,67 @@ on_each_engine!(
     health_names_the_engine_and_readiness_follows_it,
     metrics_tell_of_requests_lanes_and_outcomes,
 );
+
+/// The metrics of a server that has done something of everything, as Prometheus asks for them and as everybody else does.
+async fn shown_metrics() -> (String, String) {
+    let server = Running::start(Store::Embedded).await;
+    let client = server.client();
+    configure(&client, "u", 10, 60).await;
+    send_in_parallel(&[server.client()], "u", 30).await;
+    client.get("/api/v1/sales").await.unwrap();
+    client.post("/v1/check", &json!({})).await.unwrap();
+    let text = client.get("/metrics").await.unwrap();
+    assert_eq!(text.header("content-type"), Some("text/plain; version=0.0.4; charset=utf-8"));
+    let accept =
+        [("accept", "application/openmetrics-text;version=1.0.0;q=0.8,text/plain;version=0.0.4;q=0.3")];
+    let open_metrics = client.request(http::Method::GET, "/metrics", &accept, "").await.unwrap();
+    let open_type = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+    assert_eq!(open_metrics.header("content-type"), Some(open_type));
+    let as_text = |response: weir_testkit::http::Response| String::from_utf8(response.body.to_vec()).unwrap();
+    (as_text(text), as_text(open_metrics))
+}
+
+/// What `promtool` says about what it reads from standard input.
+fn promtool(arguments: &[&str], input: &str) -> Result<(), String> {
+    use std::io::Write;
+    use std::process::{Command, Stdio};
+    let promtool = weir_testkit::promtool().unwrap_or_else(|why| {
+        panic!("no promtool: {why}. Install Debian's package prometheus, or set WEIR_TEST_SKIP=prometheus")
+    });
+    let mut child = Command::new(promtool)
+        .args(arguments)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    child.stdin.take().unwrap().write_all(input.as_bytes()).unwrap();
+    let output = child.wait_with_output().unwrap();
+    let said = [output.stdout, output.stderr].concat();
+    if output.status.success() { Ok(()) } else { Err(String::from_utf8_lossy(&said).into_owned()) }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn prometheus_finds_nothing_wrong_with_metrics_in_either_format() {
+    if weir_testkit::skip("prometheus") {
+        return;
+    }
+    let (text, open_metrics) = shown_metrics().await;
+    assert_eq!(promtool(&["check", "metrics"], &text), Ok(()));
+    // Nothing in promtool lints OpenMetrics. Its own parser reads them when blocks are made of them, which takes a time
+    // behind every sample.
+    assert!(open_metrics.ends_with("\n# EOF\n"));
+    let stamped = open_metrics
+        .lines()
+        .map(|line| if line.starts_with('#') { format!("{line}\n") } else { format!("{line} 1700000000\n") });
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("metrics.om");
+    std::fs::write(&file, stamped.collect::<String>()).unwrap();
+    let blocks = directory.path().join("blocks");
+    let arguments =
+        ["tsdb", "create-blocks-from", "openmetrics", file.to_str().unwrap(), blocks.to_str().unwrap()];
+    assert_eq!(promtool(&arguments, ""), Ok(()));
+}
 
 #[tokio::test]
 async fn the_document_is_served_as_it_is_derived_from_the_table() {

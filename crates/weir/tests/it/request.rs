@@ -238,7 +238,7 @@ async fn metrics_and_logs_tell_of_submissions_and_not_of_payloads(store: Store) 
         "weir_request_accept_total{outcome=\"accepted\"} 1",
         "weir_request_accept_total{outcome=\"replayed\"} 1",
         "weir_request_accept_total{outcome=\"conflict\"} 1",
-        "weir_request_accept_latency_ms_count 3",
+        "weir_request_accept_latency_seconds_count 3",
         "weir_idempotency_conflict_total 1",
         "weir_dlq_depth 0",
         "weir_lane_batch_size_sum{lane=\"request\"} 3",

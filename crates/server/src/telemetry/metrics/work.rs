@@ -13,7 +13,7 @@ use super::OutcomeLabels;
 #[derive(Clone, Debug)]
 pub struct WorkMetrics {
     /// From the claim of a request until its report is on disk, one attempt.
-    pub processing_latency_ms: Histogram,
+    pub processing_latency_seconds: Histogram,
     /// Attempts that have to be made again.
     pub retries: Counter,
     /// Requests that are dead letters; the same gauge as [`AcceptMetrics`](super::super::accept::AcceptMetrics) has.
@@ -39,7 +39,7 @@ impl Default for WorkMetrics {
     fn default() -> Self {
         Self {
             // From 1 ms to half a minute, doubling.
-            processing_latency_ms: Histogram::new(exponential_buckets(1.0, 2.0, 16)),
+            processing_latency_seconds: Histogram::new(exponential_buckets(0.001, 2.0, 16)),
             retries: Counter::default(),
             dlq_depth: Gauge::default(),
             breaker_state: Family::default(),
@@ -52,8 +52,8 @@ impl Default for WorkMetrics {
 
 impl WorkMetrics {
     pub(super) fn register(&self, r: &mut Registry) {
-        let latency = "From the claim of a request to its report on disk, one attempt, in milliseconds";
-        r.register("worker_processing_latency_ms", latency, self.processing_latency_ms.clone());
+        let latency = "From the claim of a request to its report on disk, one attempt, in seconds";
+        r.register("worker_processing_latency_seconds", latency, self.processing_latency_seconds.clone());
         r.register("worker_retry_count", "Attempts that have to be made again", self.retries.clone());
         let breaker = "What a downstream's breaker lets through: 0 all, 1 probes, 2 nothing";
         r.register("request_breaker_state", breaker, self.breaker_state.clone());

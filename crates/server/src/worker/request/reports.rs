@@ -98,7 +98,7 @@ impl Reporter {
     }
 
     fn tell(&self, done: &Done, outcome: std::result::Result<Status, Refused>) {
-        self.metrics.processing_latency_ms.observe(done.claimed.elapsed().as_secs_f64() * 1_000.0);
+        self.metrics.processing_latency_seconds.observe(done.claimed.elapsed().as_secs_f64());
         let (id, tenant) = (done.report.id, done.tenant.as_str());
         let status = match outcome {
             Ok(status) => status,
