@@ -12,6 +12,12 @@ use super::jwt::{Claims, bearer};
 /// The scope of tokens that may spend from policies.
 pub const LIMITS_CHECK: &str = "limits:check";
 
+/// What `WWW-Authenticate` says where a bearer token is taken.
+pub(crate) const BEARER_CHALLENGE: &str = r#"Bearer realm="weir""#;
+/// The same for the operator's key. No registered scheme is that of a key in a header of its own, so this names it.
+const ADMIN_KEY_CHALLENGE: &str = r#"AdminKey realm="weir", header="X-Admin-Key""#;
+const EITHER_CHALLENGE: &str = r#"Bearer realm="weir", AdminKey realm="weir", header="X-Admin-Key""#;
+
 /// What a caller must show. Every route of the table names one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Credentials {
@@ -70,6 +76,16 @@ impl AuthError {
     #[must_use]
     pub const fn is_forbidden(self) -> bool {
         matches!(self, Self::Scope(_) | Self::Tenant)
+    }
+
+    /// Which credentials would do, as `WWW-Authenticate` says it; none where the caller is known but not allowed.
+    pub(crate) const fn challenge(self) -> Option<&'static str> {
+        match self {
+            Self::AdminKey => Some(ADMIN_KEY_CHALLENGE),
+            Self::Token => Some(BEARER_CHALLENGE),
+            Self::AdminKeyOrToken => Some(EITHER_CHALLENGE),
+            Self::Scope(_) | Self::Tenant => None,
+        }
     }
 }
 

@@ -2,7 +2,7 @@
 
 use axum::body::Body;
 use axum::response::{IntoResponse, Response};
-use http::header::{CONTENT_TYPE, RETRY_AFTER};
+use http::header::{CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE};
 use http::{HeaderMap, HeaderValue, StatusCode};
 use serde::Serialize;
 use utoipa::ToSchema;
@@ -69,9 +69,10 @@ impl ApiError {
         error
     }
 
-    /// 401: no credentials, or wrong ones.
-    pub(crate) fn unauthenticated(message: impl Into<String>) -> Self {
-        Self::new(StatusCode::UNAUTHORIZED, "UNAUTHENTICATED", message)
+    /// 401: no credentials, or wrong ones. `challenge` says in `WWW-Authenticate` which ones it takes.
+    pub(crate) fn unauthenticated(message: impl Into<String>, challenge: &'static str) -> Self {
+        let error = Self::new(StatusCode::UNAUTHORIZED, "UNAUTHENTICATED", message);
+        error.with_header(WWW_AUTHENTICATE, HeaderValue::from_static(challenge))
     }
 
     /// 403: the token does not allow this.
@@ -156,6 +157,11 @@ impl ApiError {
         self.0.field.as_ref().map(|(field, problem)| (field.as_str(), problem.as_str()))
     }
 
+    /// The headers of the answer.
+    pub(crate) const fn headers(&self) -> &HeaderMap {
+        &self.0.headers
+    }
+
     /// What the caller is told.
     #[must_use]
     pub(crate) fn message(&self) -> &str {
@@ -220,7 +226,10 @@ fn now() -> jiff::Timestamp {
 impl From<AuthError> for ApiError {
     fn from(error: AuthError) -> Self {
         let message = error.to_string();
-        if error.is_forbidden() { Self::forbidden(message) } else { Self::unauthenticated(message) }
+        match error.challenge() {
+            Some(challenge) => Self::unauthenticated(message, challenge),
+            None => Self::forbidden(message),
+        }
     }
 }
 

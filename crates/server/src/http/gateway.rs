@@ -11,6 +11,7 @@ use super::error::{ApiError, method_not_allowed};
 use super::identity::User;
 use super::rate_limit_headers::write_tier;
 use crate::app::App;
+use crate::auth::credentials::BEARER_CHALLENGE;
 use crate::gateway::{CallerIdentity, GatewayError};
 use crate::peer::Peer;
 use crate::service::tier::Admission;
@@ -83,7 +84,8 @@ pub(crate) async fn forward_call(
         return Err(method_not_allowed().with_header(ALLOW, HeaderValue::from_static(METHODS)));
     }
     if claims.sub.is_empty() {
-        return Err(ApiError::unauthenticated("The token names nobody; get one whose sub is a user"));
+        let message = "The token names nobody; get one whose sub is a user";
+        return Err(ApiError::unauthenticated(message, BEARER_CHALLENGE));
     }
     let admission = app.tier.admit(&claims.sub).await?;
     let mut response = match &admission {

@@ -225,6 +225,17 @@ fn check_refusal(route: &Route, response: &Response, at: &str) {
             "UNAUTHORIZED"
         }
     };
+    if response.status == 401 {
+        let challenge = response.header("www-authenticate").unwrap_or_else(|| panic!("{at}: no challenge"));
+        let (takes_token, takes_key) = match route.credentials {
+            Credentials::Operator => (false, true),
+            Credentials::OperatorOrScope(_) => (true, true),
+            Credentials::Token | Credentials::Tenant(_) => (true, false),
+            Credentials::Open | Credentials::Signature => (false, false),
+        };
+        assert_eq!(challenge.contains("Bearer"), takes_token, "{at}: {challenge}");
+        assert_eq!(challenge.contains("X-Admin-Key"), takes_key, "{at}: {challenge}");
+    }
     let told = if route.errors == ErrorFormat::Flat { &body["code"] } else { &body["error"]["code"] };
     assert_eq!(told, code, "{at}");
 }

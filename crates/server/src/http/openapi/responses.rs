@@ -174,6 +174,9 @@ fn complete_response(errors: ErrorFormat, has_no_body: bool, status: &str, respo
     if status == "429" || (status == "503" && !is_own) {
         add_header(response, "Retry-After");
     }
+    if status == "401" {
+        add_header(response, "WWW-Authenticate");
+    }
     if response.headers.contains_key("RateLimit") {
         RATE_LIMIT_HEADERS.into_iter().for_each(|name| add_header(response, name));
     }
@@ -236,6 +239,7 @@ pub(super) fn headers() -> BTreeMap<String, RefOr<Header>> {
         (name.to_owned(), RefOr::T(header))
     };
     let id = "Names this call in the logs: the caller's own id if it is plain enough, otherwise a new one.";
+    let challenge = "Which credentials the route takes: `Bearer` is a token, `AdminKey` the operator's key in `X-Admin-Key`.";
     let wait = "Whole seconds to wait before the next attempt, at least 1.";
     let policy = "The limit that decided, as an IETF structured field: `q` in `w` seconds. Absent while limits \
                   are switched off.";
@@ -245,6 +249,7 @@ pub(super) fn headers() -> BTreeMap<String, RefOr<Header>> {
     BTreeMap::from([
         header("X-Request-Id", id, true, text().min_length(Some(1)).max_length(Some(128))),
         header("Retry-After", wait, true, count(1)),
+        header("WWW-Authenticate", challenge, true, text().min_length(Some(1))),
         header("X-RateLimit-Limit", "How many are allowed in a window.", true, count(1)),
         header("X-RateLimit-Remaining", remaining, true, count(0)),
         header(

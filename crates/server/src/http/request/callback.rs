@@ -30,6 +30,9 @@ const MESSAGE_MAX: usize = 1_000;
 const CODE_DEFAULT: &str = "DOWNSTREAM_FAILED";
 const MESSAGE_DEFAULT: &str = "the downstream called back that it failed";
 
+/// What `WWW-Authenticate` says: Standard Webhooks has no registered scheme, so this names its header.
+const CHALLENGE: &str = r#"WebhookSignature realm="weir", header="webhook-signature""#;
+
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 #[schema(examples(json!({"status": "COMPLETED", "result": {"paid": true}})))]
@@ -138,12 +141,13 @@ fn check_signature(app: &App, headers: &HeaderMap, body: &Bytes) -> Result<(), A
     else {
         let message = "A callback must be signed: the headers webhook-id, webhook-timestamp and webhook-signature \
                        must be there, as Standard Webhooks has them";
-        return Err(ApiError::unauthenticated(message));
+        return Err(ApiError::unauthenticated(message, CHALLENGE));
     };
     let message = Received { id, timestamp, signatures, body };
     app.auth.webhook.verify(message, app.requests.now()).map_err(|problem| {
         let advice = "sign the very bytes of the body with WEIR_WEBHOOK_SECRET, within five minutes";
-        ApiError::unauthenticated(format!("The callback is not to be believed: {problem}; {advice}"))
+        let message = format!("The callback is not to be believed: {problem}; {advice}");
+        ApiError::unauthenticated(message, CHALLENGE)
     })
 }
 

@@ -133,7 +133,7 @@ impl SaleError {
 
 impl From<ApiError> for SaleError {
     fn from(error: ApiError) -> Self {
-        match error.status() {
+        let mut same = match error.status() {
             StatusCode::SERVICE_UNAVAILABLE => Self::unavailable(),
             StatusCode::UNAUTHORIZED => Self::unauthorized(),
             StatusCode::BAD_REQUEST => match error.field() {
@@ -141,7 +141,10 @@ impl From<ApiError> for SaleError {
                 None => Self::invalid(error.message()),
             },
             status => Self::new(status, error.code(), error.message()),
-        }
+        };
+        let headers = error.headers().iter().map(|(name, value)| (name.clone(), value.clone()));
+        same.0.headers.extend(headers);
+        same
     }
 }
 
