@@ -7,6 +7,7 @@ mod dead_letters;
 mod error;
 mod event_stream;
 mod gateway;
+mod host;
 mod identity;
 pub mod openapi;
 mod operations;

@@ -17,6 +17,8 @@ pub struct ProcessSettings {
     pub data: PathBuf,
     /// `roles`: what this process does.
     pub roles: Roles,
+    /// `http.allowed_hosts`: further names that callers may know it by while it listens on a loopback address.
+    pub allowed_hosts: Vec<String>,
 }
 
 /// What a process does. Any subset, so that each can run as its own process.
@@ -69,7 +71,19 @@ impl ProcessSettings {
                 Roles::parse,
                 "a list of api, worker, sender, reconciler",
             )?,
+            allowed_hosts: reader.get(
+                "http.allowed_hosts",
+                Vec::new(),
+                parse_hosts,
+                "a list of host names without ports such as weir.example.com, or *",
+            )?,
         })
+    }
+
+    /// Whether only this machine can reach the HTTP API.
+    #[must_use]
+    pub fn is_on_loopback(&self) -> bool {
+        is_loopback(self.listen.ip())
     }
 
     /// Some endpoints take no credentials; anybody on the network reaches them unless only this machine can.
@@ -82,6 +96,13 @@ impl ProcessSettings {
                        credentials; set WEIR_ALLOW_ANONYMOUS=true if everybody who reaches it may use them";
         Err(SettingError::new("listen", self.listen, allowed))
     }
+}
+
+/// Names without ports, in lower case; `*` is any name.
+fn parse_hosts(text: &str) -> Option<Vec<String>> {
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._".contains(&byte);
+    let names = text.split(',').map(str::trim).filter(|name| !name.is_empty());
+    names.map(|name| (name == "*" || name.bytes().all(is_plain)).then(|| name.to_ascii_lowercase())).collect()
 }
 
 /// A host name is allowed where it names one of this machine's addresses.

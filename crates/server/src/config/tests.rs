@@ -111,6 +111,7 @@ fn a_wrong_setting_is_one_sentence_with_name_value_and_what_is_allowed() {
         ("WEIR_GRPC_LISTEN", "x", "127.0.0.1:8080"),
         ("WEIR_LOG_FORMAT", "xml", "json"),
         ("WEIR_ALLOW_ANONYMOUS", "maybe", "true or false"),
+        ("WEIR_HTTP_ALLOWED_HOSTS", "weir.example.com:80", "without ports"),
     ] {
         let sentence = Settings::read(environment(&[(name, value)])).unwrap_err().to_string();
         for part in [name, value, allowed] {

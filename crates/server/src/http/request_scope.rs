@@ -11,7 +11,6 @@ use http::header::{CONNECTION, TRANSFER_ENCODING};
 use http::{HeaderMap, HeaderName, HeaderValue, Request};
 
 use super::error::ApiError;
-use super::route::ErrorFormat;
 use super::router::Router;
 use crate::peer::Peer;
 use crate::telemetry::metrics::Metrics;
@@ -42,12 +41,11 @@ where
     }
     let (matched, route) = router.find(&method, request.uri().path());
     let errors = matched.errors();
-    let is_plain = is_plainly_framed(request.headers());
+    let admitted = admit(router, &request);
     let answered = async {
-        if is_plain {
-            router.answer(matched, peer, request.map(Body::new)).await
-        } else {
-            refuse_framing(errors)
+        match admitted {
+            Ok(()) => router.answer(matched, peer, request.map(Body::new)).await,
+            Err(refusal) => errors.refuse(refusal),
         }
     };
     let mut response = match AssertUnwindSafe(answered).catch_unwind().await {
@@ -64,6 +62,15 @@ where
     response
 }
 
+/// What is asked of every request, whatever its route.
+fn admit<B>(router: &Router, request: &Request<B>) -> Result<(), ApiError> {
+    if !is_plainly_framed(request.headers()) {
+        let refusal = ApiError::invalid("Transfer-Encoding must be chunked, once, or not be there at all");
+        return Err(refusal.with_header(CONNECTION, HeaderValue::from_static("close")));
+    }
+    router.hosts().check(request)
+}
+
 /// Whether a body comes as it is or in chunks. hyper takes the chunks apart and leaves other codings in place, which nobody after
 /// it would know of.
 fn is_plainly_framed(headers: &HeaderMap) -> bool {
@@ -73,13 +80,6 @@ fn is_plainly_framed(headers: &HeaderMap) -> bool {
         (Some(coding), None) => coding.as_bytes().eq_ignore_ascii_case(b"chunked"),
         (Some(_), Some(_)) => false,
     }
-}
-
-fn refuse_framing(errors: ErrorFormat) -> Response {
-    let message = "Transfer-Encoding must be chunked, once, or not be there at all";
-    let mut response = errors.refuse(ApiError::invalid(message));
-    response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
-    response
 }
 
 /// The caller's id, if it is short and plain enough to be put into logs and headers as it is; otherwise a new one.

@@ -9,6 +9,7 @@ use http::header::ALLOW;
 use http::{HeaderValue, Method, Request};
 
 use super::error::{method_not_allowed, not_found};
+use super::host::HostCheck;
 use super::path_params::PathParams;
 use super::route::{ErrorFormat, PeerUse, Route, RouteRole};
 use super::sale::error::SaleError;
@@ -23,6 +24,7 @@ const UNMATCHED: &str = "unmatched";
 /// The routes that this process answers.
 pub(crate) struct Router {
     paths: matchit::Router<PathRoutes>,
+    hosts: HostCheck,
     app: Arc<App>,
 }
 
@@ -72,7 +74,12 @@ impl Router {
                 .insert(path, PathRoutes { path, routes, allow })
                 .expect("no two paths of the table match the same request");
         }
-        Self { paths, app: Arc::clone(app) }
+        Self { paths, hosts: HostCheck::new(&app.settings.process), app: Arc::clone(app) }
+    }
+
+    /// What callers may call this server.
+    pub(super) const fn hosts(&self) -> &HostCheck {
+        &self.hosts
     }
 
     /// The route of a request, and the label that metrics know it by: one of a few, whatever callers ask for.

@@ -149,7 +149,7 @@ async fn a_body_over_1_mib_is_413_whether_announced_or_not() {
     expect_error(&response, 413, "PAYLOAD_TOO_LARGE", "1048576");
 
     let chunk = format!("100000\r\n{}\r\n", "x".repeat(0x10_0000));
-    let head = "POST /api/send HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n";
+    let head = "POST /api/send HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n";
     let answer = http::raw(server.weir.addr(), format!("{head}{chunk}{chunk}0\r\n\r\n").as_bytes()).await;
     assert!(answer.starts_with(b"HTTP/1.1 413"), "{}", String::from_utf8_lossy(&answer));
 }
@@ -178,8 +178,8 @@ async fn broken_http_neither_hangs_nor_kills_the_server() {
     for garbage in [
         &b"\x00\x01\x02\x03\r\n\r\n"[..],
         b"GET\r\n\r\n",
-        b"POST /api/send HTTP/1.1\r\nHost: x\r\nContent-Length: nonsense\r\n\r\n",
-        b"POST /api/send HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\nhello",
+        b"POST /api/send HTTP/1.1\r\nHost: localhost\r\nContent-Length: nonsense\r\n\r\n",
+        b"POST /api/send HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\nhello",
         b"GET /livez HTTP/9.9\r\n\r\n",
     ] {
         let answer = http::raw(server.weir.addr(), garbage).await;
@@ -198,8 +198,8 @@ async fn a_caller_that_does_not_go_on_is_cut_off() {
     for start in [
         &b""[..],
         b"GET /li",
-        b"POST /api/send HTTP/1.1\r\nHost: x\r\n",
-        b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"POST /api/send HTTP/1.1\r\nHost: localhost\r\n",
+        b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n",
     ] {
         // Returns when the server closes; a connection left open would be given up after five seconds of silence.
         let started = std::time::Instant::now();
@@ -211,7 +211,7 @@ async fn a_caller_that_does_not_go_on_is_cut_off() {
         );
     }
     let head =
-        b"POST /api/send HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n{";
+        b"POST /api/send HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n{";
     let answer = http::raw(weir.addr(), head).await;
     assert!(answer.starts_with(b"HTTP/1.1 408"), "{}", String::from_utf8_lossy(&answer));
 }

@@ -6,16 +6,18 @@ use std::net::SocketAddr;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use crate::given::{PATIENCE, Running, Store, configure};
+use crate::given::{InProcess, PATIENCE, Running, Store, configure};
 
-const GET: &str = "GET /livez HTTP/1.1\r\nhost: a\r\n\r\n";
+const GET: &str = "GET /livez HTTP/1.1\r\nhost: localhost\r\n\r\n";
 /// Ends an exchange.
-const LAST: &str = "GET /livez HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n";
+const LAST: &str = "GET /livez HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n";
 
 fn post(path: &str, headers: &str, body: &str) -> String {
     let length = body.len();
     let json = "content-type: application/json";
-    format!("POST {path} HTTP/1.1\r\nhost: a\r\n{json}\r\n{headers}content-length: {length}\r\n\r\n{body}")
+    format!(
+        "POST {path} HTTP/1.1\r\nhost: localhost\r\n{json}\r\n{headers}content-length: {length}\r\n\r\n{body}"
+    )
 }
 
 fn send(user: &str) -> String {
@@ -86,7 +88,7 @@ async fn started() -> Running {
 async fn a_refused_call_leaves_its_connection_to_the_next() {
     let server = started().await;
     let address = server.weir.addr();
-    let get = |path: &str| format!("GET {path} HTTP/1.1\r\nhost: a\r\n\r\n");
+    let get = |path: &str| format!("GET {path} HTTP/1.1\r\nhost: localhost\r\n\r\n");
     let purchase = r#"{"sku":"a","qty":2}"#;
     for (status, call) in [
         (429, send("one")),
@@ -165,7 +167,7 @@ async fn a_length_that_could_be_read_in_two_ways_ends_the_connection() {
         "content-length: 2\r\n 1",
     ] {
         let head = format!(
-            "POST /api/send HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\n{lines}\r\n\r\n"
+            "POST /api/send HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n{lines}\r\n\r\n"
         );
         let answers = exchange(address, &[&format!("{head}{{}}{hidden}")]).await;
         assert_eq!(statuses(&answers), [400], "{lines}");
@@ -176,7 +178,7 @@ async fn a_length_that_could_be_read_in_two_ways_ends_the_connection() {
 async fn a_connection_is_closed_when_a_caller_asks_for_that_and_only_then() {
     let server = started().await;
     let address = server.weir.addr();
-    let closing = send("many").replace("host: a", "host: a\r\nconnection: close");
+    let closing = send("many").replace("host: localhost", "host: localhost\r\nconnection: close");
     let answers = exchange(address, &[&send("many"), &closing]).await;
     assert_eq!(statuses(&answers), [200, 200], "it closes after the second");
     assert!(answers[1].headers.contains(&"connection: close".to_owned()), "{:?}", answers[1]);
@@ -184,9 +186,9 @@ async fn a_connection_is_closed_when_a_caller_asks_for_that_and_only_then() {
     assert_eq!(statuses(&after), [200], "what follows is not answered");
     let old = send("many").replace("HTTP/1.1", "HTTP/1.0");
     assert_eq!(statuses(&exchange(address, &[&old]).await), [200], "HTTP/1.0 closes");
-    let old_and_kept = old.replace("host: a", "host: a\r\nconnection: keep-alive");
+    let old_and_kept = old.replace("host: localhost", "host: localhost\r\nconnection: keep-alive");
     assert_eq!(statuses(&exchange(address, &[&old_and_kept, LAST]).await), [200, 200]);
-    let kept = send("many").replace("host: a", "host: a\r\nconnection: keep-alive");
+    let kept = send("many").replace("host: localhost", "host: localhost\r\nconnection: keep-alive");
     assert_eq!(statuses(&exchange(address, &[&kept, &kept, LAST]).await), [200, 200, 200]);
 }
 
@@ -194,11 +196,11 @@ async fn a_connection_is_closed_when_a_caller_asks_for_that_and_only_then() {
 async fn bodies_of_every_kind_are_read() {
     let server = started().await;
     let address = server.weir.addr();
-    let expecting = send("many").replace("host: a", "host: a\r\nexpect: 100-continue");
+    let expecting = send("many").replace("host: localhost", "host: localhost\r\nexpect: 100-continue");
     let answers = exchange(address, &[&expecting, LAST]).await;
     let final_ones: Vec<u16> = statuses(&answers).into_iter().filter(|status| *status != 100).collect();
     assert_eq!(final_ones, [200, 200], "{answers:?}");
-    let chunked = "POST /api/send HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\n\
+    let chunked = "POST /api/send HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n\
                    transfer-encoding: chunked\r\n\r\n1d\r\n{\"userId\":\"many\",\"message\":1}\r\n0\r\n\r\n";
     let answers = exchange(address, &[&send("many"), chunked, LAST]).await;
     assert_eq!(statuses(&answers), [200, 400, 200]);
@@ -218,7 +220,7 @@ async fn bodies_of_every_kind_are_read() {
 #[tokio::test]
 async fn a_caller_that_waits_to_be_asked_for_its_body_is_asked_for_it() {
     let server = started().await;
-    let call = send("many").replace("host: a", "host: a\r\nexpect: 100-continue");
+    let call = send("many").replace("host: localhost", "host: localhost\r\nexpect: 100-continue");
     let (head, body) = call.split_once("\r\n\r\n").unwrap();
     let mut stream = TcpStream::connect(server.weir.addr()).await.unwrap();
     stream.write_all(format!("{head}\r\n\r\n").as_bytes()).await.unwrap();
@@ -237,11 +239,11 @@ async fn a_caller_that_sends_half_a_call_is_not_waited_for() {
     let server = Running::start_with(Store::Embedded, &settings).await;
     let address = server.weir.addr();
     let call = send("many");
-    for half in ["", "POST /api/send HT", "POST /api/send HTTP/1.1\r\nhost: a\r\n"] {
+    for half in ["", "POST /api/send HT", "POST /api/send HTTP/1.1\r\nhost: localhost\r\n"] {
         let answers = exchange(address, &[half]).await;
         assert!(statuses(&answers).is_empty() || statuses(&answers) == [408], "{half}: {answers:?}");
     }
-    let chunked = "POST /api/send HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\n\
+    let chunked = "POST /api/send HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n\
                    transfer-encoding: chunked\r\n\r\n1d\r\n{";
     for half in [&call[..call.len() - 3], chunked] {
         assert_eq!(statuses(&exchange(address, &[half]).await), [408], "{half}");
@@ -253,12 +255,14 @@ async fn a_caller_that_sends_half_a_call_is_not_waited_for() {
 async fn a_head_that_is_too_large_is_refused_and_ends_the_connection() {
     let server = started().await;
     let address = server.weir.addr();
-    let line = |length: usize| format!("GET /livez HTTP/1.1\r\nhost: a\r\nx: {}\r\n\r\n", "x".repeat(length));
+    let line = |length: usize| {
+        format!("GET /livez HTTP/1.1\r\nhost: localhost\r\nx: {}\r\n\r\n", "x".repeat(length))
+    };
     assert_eq!(statuses(&exchange(address, &[&line(30_000), LAST]).await), [200, 200]);
     let too_large = [
         line(1_000_000),
-        format!("GET /livez HTTP/1.1\r\nhost: a\r\n{}\r\n", "x: 1\r\n".repeat(1_000)),
-        format!("GET /{} HTTP/1.1\r\nhost: a\r\n\r\n", "x".repeat(100_000)),
+        format!("GET /livez HTTP/1.1\r\nhost: localhost\r\n{}\r\n", "x: 1\r\n".repeat(1_000)),
+        format!("GET /{} HTTP/1.1\r\nhost: localhost\r\n\r\n", "x".repeat(100_000)),
         "x".repeat(1_000_000),
     ];
     for call in too_large {
@@ -266,4 +270,52 @@ async fn a_head_that_is_too_large_is_refused_and_ends_the_connection() {
         assert!(matches!(statuses(&answers)[..], [400 | 414 | 431]), "{call:.40}: {answers:?}");
     }
     assert_eq!(statuses(&exchange(address, &[LAST]).await), [200]);
+}
+
+#[tokio::test]
+async fn a_call_says_once_whom_it_is_for() {
+    let server = started().await;
+    let address = server.weir.addr();
+    let get = |version: &str, hosts: &str| {
+        format!("GET /api/v1/sales {version}\r\n{hosts}connection: close\r\n\r\n")
+    };
+    for (version, hosts, status) in [
+        ("HTTP/1.1", "host: localhost\r\n", 404),
+        ("HTTP/1.1", "", 400),
+        ("HTTP/1.1", "host: localhost\r\nhost: localhost\r\n", 400),
+        ("HTTP/1.0", "", 404),
+        ("HTTP/1.0", "host: localhost\r\nhost: localhost\r\n", 400),
+    ] {
+        let answers = exchange(address, &[&get(version, hosts)]).await;
+        assert_eq!(statuses(&answers), [status], "{version} {hosts}");
+        let is_named =
+            answers[0].body.contains(r#""code":"VALIDATION_ERROR""#) && answers[0].body.contains("Host");
+        assert_eq!(is_named, status == 400, "{answers:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_server_on_this_machine_is_called_by_no_name_of_others() {
+    let server = started().await;
+    let call = |host: &str| LAST.replace("host: localhost", &format!("host: {host}"));
+    let asked = async |server: &Running, host: &str| exchange(server.weir.addr(), &[&call(host)]).await;
+    for host in ["localhost", "LOCALHOST:8080", "weir.localhost", "127.0.0.1", "127.1.2.3:1", "[::1]:8080"] {
+        assert_eq!(statuses(&asked(&server, host).await), [200], "{host}");
+    }
+    for host in ["evil.example", "evil.example:8080", "localhost.evil.example", "10.0.0.1", "[::2]", ""] {
+        let answers = asked(&server, host).await;
+        assert_eq!(statuses(&answers), [400], "{host}");
+        assert!(answers[0].body.contains("http.allowed_hosts"), "{answers:?}");
+    }
+    let absolute = LAST.replace("GET /livez", "GET http://evil.example/livez");
+    assert_eq!(statuses(&exchange(server.weir.addr(), &[&absolute]).await), [400]);
+    let named = [("WEIR_HTTP_ALLOWED_HOSTS", "weir.example, shop.example")];
+    let named = Running::start_with(Store::Embedded, &named).await;
+    assert_eq!(statuses(&asked(&named, "Shop.Example:443").await), [200]);
+    assert_eq!(statuses(&asked(&named, "evil.example").await), [400]);
+    let everywhere = [("WEIR_LISTEN", "0.0.0.0:0"), ("WEIR_ALLOW_ANONYMOUS", "true")];
+    let everywhere = InProcess::start_with(Store::Embedded, &everywhere).await;
+    let headers = [("host", "whoever.example")];
+    let answer = everywhere.client.request(http::Method::GET, "/livez", &headers, "").await.unwrap();
+    assert_eq!(answer.status, 200, "the network may call it as it likes");
 }

@@ -91,8 +91,10 @@ impl Stage {
     async fn request(&self, line: &str, headers: &[&str]) -> TcpStream {
         let lines: String = headers.iter().map(|header| format!("{header}\r\n")).collect();
         let token = self.token();
-        self.caller(&format!("{line} HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer {token}\r\n{lines}\r\n"))
-            .await
+        self.caller(&format!(
+            "{line} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {token}\r\n{lines}\r\n"
+        ))
+        .await
     }
 
     /// The upstream's side of the next AI call, whose head has come.
@@ -135,7 +137,7 @@ impl Stage {
         });
         let answer = self.server.operator().post("/api/v1/products", &sale).await.unwrap();
         assert_eq!(answer.status, 201, "{:?}", answer.body);
-        self.caller("GET /api/v1/sales/events HTTP/1.1\r\nHost: a\r\n\r\n").await
+        self.caller("GET /api/v1/sales/events HTTP/1.1\r\nHost: localhost\r\n\r\n").await
     }
 
     /// A bulk upload of which only the head was sent.
@@ -479,7 +481,7 @@ fn send(user: &str) -> String {
     let body = message(user, "m").to_string();
     let length = body.len();
     format!(
-        "POST /api/send HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: {length}\r\n\r\n{body}"
+        "POST /api/send HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {length}\r\n\r\n{body}"
     )
 }
 
@@ -507,7 +509,7 @@ async fn a_caller_that_floods_sends_and_never_reads_does_not_hold_up_a_stop() {
 
 #[tokio::test]
 async fn a_caller_that_floods_calls_with_large_answers_and_never_reads_does_not_hold_up_a_stop() {
-    let get = "GET /openapi.json HTTP/1.1\r\nHost: a\r\n\r\n".repeat(100);
+    let get = "GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n".repeat(100);
     stop_while(async |stage| flood(stage.caller("").await, get.into_bytes()).await).await;
 }
 
@@ -621,13 +623,13 @@ async fn a_websocket_whose_messages_nobody_reads_does_not_hold_up_a_stop() {
 #[tokio::test]
 async fn a_half_sent_head_does_not_hold_up_a_stop() {
     stop_while(async |stage| {
-        let callers = ["GET /livez HT", "GET /livez HTTP/1.1\r\nHost: a\r\nX-Half: ", "POST /api/se"];
+        let callers = ["GET /livez HT", "GET /livez HTTP/1.1\r\nHost: localhost\r\nX-Half: ", "POST /api/se"];
         let mut open = Vec::new();
         for half in callers {
             open.push(stage.caller(half).await);
         }
         // And one that was answered before.
-        let mut second = stage.caller("GET /livez HTTP/1.1\r\nHost: a\r\n\r\nGET /livez HT").await;
+        let mut second = stage.caller("GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\nGET /livez HT").await;
         read_head(&mut second).await;
         open.push(second);
         stage.accepts(open.len()).await;
@@ -645,7 +647,7 @@ async fn a_half_sent_body_does_not_hold_up_a_stop() {
             ("/api/send", "Content-Type: application/json\r\nTransfer-Encoding: chunked"),
             ("/api/v1/slots/bulk", "Content-Type: application/x-ndjson\r\nContent-Length: 9"),
         ] {
-            let half = format!("POST {path} HTTP/1.1\r\nHost: a\r\n{headers}\r\n\r\n1");
+            let half = format!("POST {path} HTTP/1.1\r\nHost: localhost\r\n{headers}\r\n\r\n1");
             open.push(stage.caller(&half).await);
         }
         stage.accepts(open.len()).await;
@@ -657,7 +659,7 @@ async fn a_half_sent_body_does_not_hold_up_a_stop() {
 #[tokio::test]
 async fn a_body_that_trickles_for_ever_does_not_hold_up_a_stop() {
     stop_while(async |stage| {
-        let head = "POST /api/send HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: 100000\r\n\r\n";
+        let head = "POST /api/send HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 100000\r\n\r\n";
         let caller = stage.caller(head).await;
         trickle(caller, Duration::from_millis(20), std::iter::repeat_with(|| b" ".to_vec()));
         stage.accepts(1).await;

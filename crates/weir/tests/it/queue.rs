@@ -150,7 +150,7 @@ async fn a_caller_that_has_gone_claims_nothing(store: Store) {
     configure(&operator, "a").await;
     let body = format!(r#"{{"topic":"{TOPIC}","visibilitySeconds":3600,"waitSeconds":20}}"#);
     let request = format!(
-        "POST /admin/queue/claim HTTP/1.1\r\nhost: weir\r\nx-admin-key: {}\r\ncontent-type: application/json\r\n\
+        "POST /admin/queue/claim HTTP/1.1\r\nhost: localhost\r\nx-admin-key: {}\r\ncontent-type: application/json\r\n\
          content-length: {}\r\n\r\n{body}",
         running.weir.admin_key(),
         body.len(),

@@ -35,7 +35,12 @@ impl Gate {
     /// A server whose upstream is the test's own, reached by another URL.
     pub(super) async fn before(upstream: Listener, url: &str, settings: &[(&str, &str)]) -> Self {
         // One thread, so that every caller's call goes over the same idle connections.
-        let fixed = [("WEIR_AI_UPSTREAM", url), ("WEIR_ROLES", "api"), ("WEIR_HTTP_THREADS", "1")];
+        let fixed = [
+            ("WEIR_AI_UPSTREAM", url),
+            ("WEIR_ROLES", "api"),
+            ("WEIR_HTTP_THREADS", "1"),
+            ("WEIR_HTTP_ALLOWED_HOSTS", "*"),
+        ];
         let settings: Vec<_> = fixed.into_iter().chain(PLENTY).chain(settings.iter().copied()).collect();
         let running = Running::start_with(Store::Embedded, &settings).await;
         Self { running, upstream }

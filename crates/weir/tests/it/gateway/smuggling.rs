@@ -300,7 +300,7 @@ impl SecondCall {
     fn new(stage: &Stage, number: usize) -> Self {
         let path = format!("/api/v1/ai/mine-{number}");
         let token = token(&stage.gate.running, "second@b.c");
-        let headers = format!("Host: a\r\nAuthorization: Bearer {token}\r\nConnection: close");
+        let headers = format!("Host: gate.example\r\nAuthorization: Bearer {token}\r\nConnection: close");
         Self { request: format!("GET {path} HTTP/1.1\r\n{headers}\r\n\r\n"), path }
     }
 

@@ -139,7 +139,7 @@ impl Listener {
         let stream = TcpStream::connect(address).await.expect("a connection");
         let (reader, mut writer) = stream.into_split();
         let last = last.map(|id| format!("Last-Event-ID: {id}\r\n")).unwrap_or_default();
-        let request = format!("GET /api/v1/sales/events{query} HTTP/1.0\r\nHost: x\r\n{last}\r\n");
+        let request = format!("GET /api/v1/sales/events{query} HTTP/1.0\r\nHost: localhost\r\n{last}\r\n");
         writer.write_all(request.as_bytes()).await.expect("it is sent");
         let mut lines = BufReader::new(reader).lines();
         let mut head = Vec::new();

@@ -32,7 +32,7 @@ async fn read_until(stream: &mut TcpStream, word: &str) {
 async fn listen(address: SocketAddr) -> TcpStream {
     let connecting = tokio::time::timeout(LIMIT, TcpStream::connect(address)).await;
     let mut stream = connecting.expect("in time").expect("a connection");
-    let request = "GET /api/v1/sales/events HTTP/1.1\r\nHost: x\r\nAccept: text/event-stream\r\n\r\n";
+    let request = "GET /api/v1/sales/events HTTP/1.1\r\nHost: localhost\r\nAccept: text/event-stream\r\n\r\n";
     stream.write_all(request.as_bytes()).await.expect("it is sent");
     read_until(&mut stream, "event: initial").await;
     stream

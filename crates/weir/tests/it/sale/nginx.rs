@@ -172,3 +172,18 @@ async fn nf_5_a_flood_from_one_address_is_refused_in_the_sales_own_words_and_pas
     })
     .await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_name_that_nginx_passes_on_has_to_be_allowed() {
+    if skip("nginx") {
+        return;
+    }
+    let settings = [TRUSTED, ("WEIR_HTTP_ALLOWED_HOSTS", "shop.example.com")];
+    let running = Running::start_with(Store::Embedded, &settings).await;
+    let nginx = Nginx::before(&running.weir).await;
+    for (host, status) in [("shop.example.com", 200), ("evil.example", 400)] {
+        let headers = [("host", host)];
+        let answer = nginx.client().request(http::Method::GET, "/livez", &headers, "").await.unwrap();
+        assert_eq!(answer.status, status, "{host}: {:?}", answer.body);
+    }
+}
