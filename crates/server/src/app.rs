@@ -4,12 +4,13 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use crate::auth::Auth;
+use crate::buffer_budget::BufferBudget;
 use crate::config::Settings;
 use crate::engine::Engines;
 use crate::gateway::Gateway;
 use crate::seal::Keyring;
 use crate::service::clocks::Clocks;
-use crate::service::edge::Edge;
+use crate::service::edge::{Edge, EdgeCounters};
 use crate::service::health::Health;
 use crate::service::quota::QuotaService;
 use crate::service::request::RequestService;
@@ -17,7 +18,7 @@ use crate::service::sale::SaleService;
 use crate::service::slot::SlotService;
 use crate::service::tier::TierService;
 use crate::shutdown::Shutdown;
-use crate::telemetry::metrics::Metrics;
+use crate::telemetry::metrics::{Metrics, Shortage};
 
 /// What every handler shares.
 pub struct App {
@@ -43,6 +44,8 @@ pub struct App {
     pub sale: SaleService,
     /// What one address may do.
     pub edge: Edge,
+    /// What unfinished requests may hold in memory.
+    pub buffers: BufferBudget,
     /// What callers entrust to request is sealed with these.
     pub keys: Arc<Keyring>,
     /// Whether the engines answer.
@@ -68,7 +71,12 @@ impl App {
         let shutdown = Shutdown::default();
         let gateway = Gateway::start(&settings, &metrics, &shutdown);
         let sale = SaleService::start(&engines, &settings, &metrics);
-        let edge = Edge::new(&settings.edge, metrics.sale.address_limited.clone());
+        let counters = EdgeCounters {
+            limited: metrics.sale.address_limited.clone(),
+            streams_full: metrics.shortage(Shortage::Streams),
+        };
+        let edge = Edge::new(&settings.edge, settings.http.max_streams, counters);
+        let buffers = BufferBudget::new(settings.http.max_buffered);
         Arc::new(Self {
             health: Health::new(engines.clone()),
             clocks: Clocks::new(&engines, quota.denials(), metrics.clock_steps.clone()),
@@ -79,6 +87,7 @@ impl App {
             gateway,
             sale,
             edge,
+            buffers,
             keys,
             metrics,
             engines,

@@ -81,6 +81,7 @@ impl Settings {
         settings.unknown_variables = reader.unknown_variables();
         reader.finish()?;
         settings.process.refuse_strangers(&settings.auth)?;
+        settings.http.check()?;
         Ok(settings)
     }
 }

@@ -2,6 +2,7 @@
 
 mod app;
 pub mod auth;
+mod buffer_budget;
 pub mod config;
 mod engine;
 mod gateway;
@@ -101,7 +102,7 @@ impl Server {
         let grpc =
             grpc.map(|(listener, address)| (address, tokio::spawn(grpc::serve(listener, Arc::clone(&app)))));
         let workers = worker::start::start(&app)?;
-        http.serve(listeners, Router::new(routes(), &app), app.settings.http, &app.metrics, &app.shutdown);
+        http.serve(listeners, Router::new(routes(), &app), &app);
         Ok(Self { app, address, grpc, http, workers })
     }
 

@@ -7,16 +7,27 @@
 use std::io;
 use std::net::SocketAddr;
 use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
-use tokio::sync::OwnedSemaphorePermit;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Sleep;
 
+use crate::buffer_budget::{BufferBudget, BufferCharge};
 use crate::telemetry::metrics::Metrics;
+
+/// What hyper takes for every connection anyway; only heads that are larger are charged to the budget.
+const HEAD_FREE: usize = 8 * 1024;
+/// In the place of a number of bytes: a body is being read, and whoever reads it accounts for it.
+const IN_BODY: usize = usize::MAX;
+/// In the place of a number of bytes: the connection no longer speaks HTTP.
+const IN_TUNNEL: usize = usize::MAX - 1;
+/// How much is thrown away at a time.
+const DISCARD: usize = 16 * 1024;
 
 /// The other end of a connection. Clones are the same one.
 #[derive(Clone)]
@@ -26,24 +37,106 @@ struct Connection {
     stream: Mutex<TcpStream>,
     address: SocketAddr,
     metrics: Arc<Metrics>,
+    budget: BufferBudget,
     /// Its place among the connections that may be open, also when it has become a tunnel.
+    place: Mutex<Place>,
+    is_in_reserve: AtomicBool,
+    /// The bytes read since the last head was complete: those of a head that has only begun.
+    head_bytes: AtomicUsize,
+    /// Whether the last request was answered before its body was read.
+    has_unread_body: AtomicBool,
+}
+
+/// A place among the connections that may be open.
+#[derive(Debug)]
+pub(crate) struct Place {
     _permit: OwnedSemaphorePermit,
+    /// The ordinary places, if this is one of the reserve.
+    ordinary: Option<Arc<Semaphore>>,
+}
+
+impl Place {
+    pub(crate) const fn ordinary(permit: OwnedSemaphorePermit) -> Self {
+        Self { _permit: permit, ordinary: None }
+    }
+
+    /// One of the few places for operations that are left when all ordinary ones are taken.
+    pub(crate) const fn in_reserve(permit: OwnedSemaphorePermit, ordinary: Arc<Semaphore>) -> Self {
+        Self { _permit: permit, ordinary: Some(ordinary) }
+    }
 }
 
 impl Peer {
     pub(crate) fn new(
         stream: TcpStream,
         address: SocketAddr,
-        permit: OwnedSemaphorePermit,
+        place: Place,
+        budget: BufferBudget,
         metrics: Arc<Metrics>,
     ) -> Self {
         metrics.connections.inc();
-        Self(Arc::new(Connection { stream: Mutex::new(stream), address, metrics, _permit: permit }))
+        Self(Arc::new(Connection {
+            stream: Mutex::new(stream),
+            address,
+            metrics,
+            budget,
+            is_in_reserve: AtomicBool::new(place.ordinary.is_some()),
+            place: Mutex::new(place),
+            head_bytes: AtomicUsize::new(0),
+            has_unread_body: AtomicBool::new(false),
+        }))
     }
 
     /// What is read from and written to the connection.
     pub(crate) fn stream(&self) -> PeerStream {
-        PeerStream { connection: Arc::clone(&self.0), stalled: None }
+        PeerStream { connection: Arc::clone(&self.0), stalled: None, head_charge: None }
+    }
+
+    /// Whether it has one of the places that are left for operations.
+    pub(crate) fn is_in_reserve(&self) -> bool {
+        self.0.is_in_reserve.load(Ordering::Relaxed)
+    }
+
+    /// Gives it an ordinary place, if it has none and one has become free.
+    pub(crate) fn leave_reserve(&self) -> bool {
+        let mut place = self.0.place.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(ordinary) = &place.ordinary else { return true };
+        let Ok(permit) = Arc::clone(ordinary).try_acquire_owned() else { return false };
+        *place = Place::ordinary(permit);
+        self.0.is_in_reserve.store(false, Ordering::Relaxed);
+        true
+    }
+
+    /// Takes note of a request whose head is complete. `head_length` is asked only of large ones: what was read and is
+    /// not of this head is of the next one.
+    pub(crate) fn begin_request(&self, has_body: bool, head_length: impl FnOnce() -> usize) {
+        self.0.has_unread_body.store(false, Ordering::Relaxed);
+        let read = self.0.head_bytes.load(Ordering::Relaxed);
+        let of_the_next = match read {
+            _ if has_body => IN_BODY,
+            0..=HEAD_FREE | IN_BODY => 0,
+            _ => read.saturating_sub(head_length()),
+        };
+        self.0.head_bytes.store(of_the_next, Ordering::Relaxed);
+    }
+
+    /// Takes note that nobody reads on in the body of the request.
+    pub(crate) fn end_body(&self, is_unread: bool) {
+        if self.0.head_bytes.load(Ordering::Relaxed) == IN_BODY {
+            self.0.head_bytes.store(0, Ordering::Relaxed);
+            self.0.has_unread_body.store(is_unread, Ordering::Relaxed);
+        }
+    }
+
+    /// Takes note that what follows is not HTTP.
+    pub(crate) fn become_tunnel(&self) {
+        self.0.head_bytes.store(IN_TUNNEL, Ordering::Relaxed);
+        self.0.has_unread_body.store(false, Ordering::Relaxed);
+    }
+
+    /// Whether the last request was answered before its body was read.
+    pub(crate) fn has_unread_body(&self) -> bool {
+        self.0.has_unread_body.load(Ordering::Relaxed)
     }
 
     /// Its address.
@@ -75,6 +168,16 @@ impl Peer {
                 Poll::Pending => return Poll::Pending,
             }
         }
+    }
+}
+
+impl Peer {
+    /// Reads some of what the peer sends and throws it away. Says how much it was; nothing at the end.
+    pub(crate) fn poll_discard(&self, context: &mut Context<'_>) -> Poll<usize> {
+        let mut ignored = [std::mem::MaybeUninit::uninit(); DISCARD];
+        let mut buffer = ReadBuf::uninit(&mut ignored);
+        let read = Pin::new(&mut *self.0.lock()).poll_read(context, &mut buffer);
+        read.map(|read| if read.is_ok() { buffer.filled().len() } else { 0 })
     }
 }
 
@@ -113,6 +216,27 @@ pub(crate) struct PeerStream {
     connection: Arc<Connection>,
     /// Set while the peer takes nothing of what is written.
     stalled: Option<Pin<Box<Sleep>>>,
+    /// What a large head has of the budget. It is kept until the next head begins: hyper keeps the buffer as long.
+    head_charge: Option<BufferCharge>,
+}
+
+impl PeerStream {
+    /// Counts what came of a head, and charges a large one to the budget.
+    fn count_head(&mut self, read: usize) -> io::Result<()> {
+        let connection = &self.connection;
+        let before = connection.head_bytes.load(Ordering::Relaxed);
+        if matches!(before, IN_BODY | IN_TUNNEL) {
+            return Ok(());
+        }
+        let head = before + read;
+        connection.head_bytes.store(head, Ordering::Relaxed);
+        if head <= HEAD_FREE {
+            self.head_charge = None;
+            return Ok(());
+        }
+        let charge = self.head_charge.get_or_insert_with(|| connection.budget.charge());
+        charge.try_resize(head - HEAD_FREE).map_err(io::Error::other)
+    }
 }
 
 impl AsyncRead for PeerStream {
@@ -121,7 +245,13 @@ impl AsyncRead for PeerStream {
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        Pin::new(&mut *self.connection.lock()).poll_read(context, buffer)
+        let this = self.get_mut();
+        let filled = buffer.filled().len();
+        let read = Pin::new(&mut *this.connection.lock()).poll_read(context, buffer);
+        if let Poll::Ready(Ok(())) = read {
+            this.count_head(buffer.filled().len() - filled)?;
+        }
+        read
     }
 }
 

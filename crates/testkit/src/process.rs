@@ -103,6 +103,24 @@ impl Weir {
         self.running().id()
     }
 
+    /// The memory that is resident now, in bytes.
+    pub fn memory(&self) -> u64 {
+        self.status_bytes("VmRSS:")
+    }
+
+    /// The most memory that was resident so far, in bytes.
+    pub fn peak_memory(&self) -> u64 {
+        self.status_bytes("VmHWM:")
+    }
+
+    fn status_bytes(&self, name: &str) -> u64 {
+        let file = format!("/proc/{}/status", self.pid());
+        let status = fs::read_to_string(&file).unwrap_or_else(|error| panic!("{file}: {error}"));
+        let line = status.lines().find_map(|line| line.strip_prefix(name));
+        let kib = line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok());
+        kib.unwrap_or_else(|| panic!("no {name} in {file}")) * 1_024
+    }
+
     pub fn data_dir(&self) -> &Path {
         &self.data_dir
     }

@@ -25,7 +25,7 @@ impl EdgeSettings {
         Ok(Self {
             per_ip_per_second: reader.get("edge.per_ip_per_second", 0, up_to(1_000_000), limit)?,
             per_ip_burst: reader.get("edge.per_ip_burst", 50, up_to(1_000_000), number)?,
-            sse_per_ip: reader.get("edge.sse_per_ip", 0, up_to(1_000_000), limit)?,
+            sse_per_ip: reader.get("edge.sse_per_ip", 1_000, up_to(1_000_000), limit)?,
             trusted_proxies: reader.get(
                 "edge.trusted_proxies",
                 Vec::new(),

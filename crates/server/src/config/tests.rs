@@ -177,3 +177,16 @@ fn variables_that_mean_nothing_are_remembered_and_change_nothing() {
     let settings = Settings::read(environment(&[("WEIR_LISTNE", "x"), ("WEIR_TEST_SKIP", "y")])).unwrap();
     assert_eq!(settings.unknown_variables, ["WEIR_LISTNE"]);
 }
+
+#[test]
+fn bounds_of_http_that_contradict_each_other_are_refused() {
+    for (text, name) in [
+        ("[http]\nmax_body = \"2MiB\"\nmax_buffered = \"1MiB\"", "http.max_buffered"),
+        ("[http]\nmax_connections = 10\nmax_streams = 11", "http.max_streams"),
+    ] {
+        let sentence = Settings::read(file(text)).unwrap_err().to_string();
+        assert!(sentence.starts_with(name), "{sentence}");
+    }
+    let settings = Settings::read(file("[http]\nmax_connections = 100\nmax_body = \"100MiB\"")).unwrap();
+    assert_eq!((settings.http.max_streams, settings.http.max_buffered), (75, 400 << 20));
+}

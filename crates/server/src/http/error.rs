@@ -8,6 +8,7 @@ use serde::Serialize;
 use utoipa::ToSchema;
 
 use crate::auth::credentials::AuthError;
+use crate::service::edge::TooManyStreams;
 use crate::telemetry::quiet::Quiet;
 
 /// What a caller is told when the answer is not what it asked for.
@@ -139,6 +140,13 @@ impl ApiError {
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "DEPENDENCY_UNAVAILABLE", message).retry_after(1)
     }
 
+    /// 503: unfinished requests hold as much memory as they may.
+    pub(crate) fn out_of_memory() -> Self {
+        let message =
+            "Unfinished requests hold as much memory as the server allows; nothing was done, try again";
+        Self::unavailable(message)
+    }
+
     /// The code callers tell errors apart by.
     #[must_use]
     pub(crate) fn code(&self) -> &'static str {
@@ -230,6 +238,13 @@ impl From<AuthError> for ApiError {
             Some(challenge) => Self::unauthenticated(message, challenge),
             None => Self::forbidden(message),
         }
+    }
+}
+
+impl From<TooManyStreams> for ApiError {
+    fn from(TooManyStreams: TooManyStreams) -> Self {
+        let message = "The server has as many event streams and waiting calls as it may; ask without waiting, or try again";
+        Self::unavailable(message)
     }
 }
 

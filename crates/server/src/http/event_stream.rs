@@ -57,7 +57,7 @@ pub(super) fn detach(
 }
 
 /// The head of a response that ends with its connection.
-fn write_head(response: &Response) -> Bytes {
+pub(super) fn write_head(response: &Response) -> Bytes {
     let status = response.status();
     let mut head =
         format!("HTTP/1.1 {} {}\r\n", status.as_str(), status.canonical_reason().unwrap_or_default());
@@ -113,6 +113,8 @@ mod tests {
     use tokio::time::Instant;
 
     use super::*;
+    use crate::buffer_budget::BufferBudget;
+    use crate::peer::Place;
     use crate::telemetry::metrics::Metrics;
 
     /// Both ends of a connection.
@@ -121,7 +123,8 @@ mod tests {
         let client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
         let (stream, address) = listener.accept().await.unwrap();
         let permit = Arc::new(Semaphore::new(1)).acquire_owned().await.unwrap();
-        (client, Peer::new(stream, address, permit, Arc::new(Metrics::default())))
+        let (place, metrics) = (Place::ordinary(permit), Arc::new(Metrics::default()));
+        (client, Peer::new(stream, address, place, BufferBudget::new(0), metrics))
     }
 
     #[tokio::test(start_paused = true)]

@@ -11,9 +11,9 @@ use http::header::{CONNECTION, TRANSFER_ENCODING};
 use http::{HeaderMap, HeaderName, HeaderValue, Request};
 
 use super::error::ApiError;
-use super::router::Router;
+use super::router::{RouteMatch, Router};
 use crate::peer::Peer;
-use crate::telemetry::metrics::Metrics;
+use crate::telemetry::metrics::{Metrics, Shortage};
 
 /// The header an id travels in, both ways.
 pub(crate) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -41,7 +41,7 @@ where
     }
     let (matched, route) = router.find(&method, request.uri().path());
     let errors = matched.errors();
-    let admitted = admit(router, &request);
+    let admitted = admit(router, metrics, peer, &matched, &request);
     let answered = async {
         match admitted {
             Ok(()) => router.answer(matched, peer, request.map(Body::new)).await,
@@ -63,12 +63,23 @@ where
 }
 
 /// What is asked of every request, whatever its route.
-fn admit<B>(router: &Router, request: &Request<B>) -> Result<(), ApiError> {
+fn admit<B>(
+    router: &Router,
+    metrics: &Metrics,
+    peer: &Peer,
+    matched: &RouteMatch<'_>,
+    request: &Request<B>,
+) -> Result<(), ApiError> {
     if !is_plainly_framed(request.headers()) {
         let refusal = ApiError::invalid("Transfer-Encoding must be chunked, once, or not be there at all");
         return Err(refusal.with_header(CONNECTION, HeaderValue::from_static("close")));
     }
-    router.hosts().check(request)
+    router.hosts().check(request)?;
+    if peer.is_in_reserve() && !matched.is_in_reserve() && !peer.leave_reserve() {
+        metrics.record_shortage(Shortage::Connections);
+        return Err(ApiError::unavailable("The server has as many connections as it may; try again"));
+    }
+    Ok(())
 }
 
 /// Whether a body comes as it is or in chunks. hyper takes the chunks apart and leaves other codings in place, which nobody after
@@ -92,7 +103,7 @@ fn request_id(given: Option<&HeaderValue>) -> HeaderValue {
     given.filter(is_sane).cloned().unwrap_or_else(new_request_id)
 }
 
-fn new_request_id() -> HeaderValue {
+pub(super) fn new_request_id() -> HeaderValue {
     let id = uuid::Builder::from_random_bytes(fastrand::u128(..).to_ne_bytes()).into_uuid();
     let mut text = uuid::Uuid::encode_buffer();
     HeaderValue::from_str(id.hyphenated().encode_lower(&mut text)).unwrap_or(HeaderValue::from_static("-"))

@@ -35,6 +35,8 @@ pub struct Route {
     pub can_be_unavailable: bool,
     /// Whether it is a page or one of its files, whose handlers refuse without a body.
     pub is_page: bool,
+    /// Whether it is answered also when all connections are taken.
+    pub is_in_reserve: bool,
     pub(super) endpoint: Endpoint,
     /// What the handler's annotation says about it, for `/openapi.json`.
     pub(super) describe: fn() -> Description,
@@ -98,6 +100,7 @@ impl Route {
             role,
             can_be_unavailable: true,
             is_page: false,
+            is_in_reserve: false,
             endpoint,
             describe,
         }
@@ -125,6 +128,12 @@ impl Route {
     /// Never answers 503 for want of a store: it answers from memory, or reports outages inside of its body.
     pub(super) const fn never_unavailable(mut self) -> Self {
         self.can_be_unavailable = false;
+        self
+    }
+
+    /// Answered also when all connections are taken (`serve.rs`).
+    pub(super) const fn in_reserve(mut self) -> Self {
+        self.is_in_reserve = true;
         self
     }
 

@@ -53,6 +53,11 @@ impl RouteMatch<'_> {
             Self::NotFound => ErrorFormat::Flat,
         }
     }
+
+    /// Whether it is answered also when all connections are taken.
+    pub(super) const fn is_in_reserve(&self) -> bool {
+        matches!(self, Self::Route(Route { is_in_reserve: true, .. }, _))
+    }
 }
 
 impl Router {

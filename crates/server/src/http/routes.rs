@@ -151,10 +151,10 @@ fn admin() -> Vec<Route> {
 
 fn operations() -> Vec<Route> {
     let routes = vec![
-        route!(GET "/health", Open, operations::get_health),
-        route!(GET "/livez", Open, operations::get_livez),
-        route!(GET "/readyz", Open, operations::get_readyz),
-        route!(GET "/metrics", Open, operations::get_metrics),
+        route!(GET "/health", Open, operations::get_health).in_reserve(),
+        route!(GET "/livez", Open, operations::get_livez).in_reserve(),
+        route!(GET "/readyz", Open, operations::get_readyz).in_reserve(),
+        route!(GET "/metrics", Open, operations::get_metrics).in_reserve(),
         route!(GET "/openapi.json", Open, operations::get_openapi),
         route!(GET "/docs", Open, operations::get_docs),
         route!(GET "/", Open, operations::get_index),

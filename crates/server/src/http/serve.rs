@@ -1,38 +1,62 @@
 //! The listeners: connections are accepted up to a number, served by hyper, and closed in order.
 //!
+//! When all of them are taken, a few more are accepted, each for one request to an operations route: whoever watches the
+//! server must be able to ask what is wrong. What a connection asks for is only known once it is read, so everybody else
+//! who gets one of these places is told to come back, unless an ordinary place has become free.
+//!
 //! Each core has a thread with a listener and a single-threaded runtime of its own, so that a request is read, answered and
 //! written without a switch between threads. The lanes of the embedded engine run there, too; stores and workers on the process's
 //! other runtime.
 
 use std::error::Error;
+use std::io;
 use std::net::SocketAddr;
 use std::pin::pin;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use axum::response::{IntoResponse, Response};
+use http::header::CONTENT_LENGTH;
+use http::{Request, StatusCode};
+use http_body_util::BodyExt;
+use hyper::body::{Body, Incoming};
 use hyper::server::conn::http1::Builder;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use rustix::net::sockopt::set_socket_reuseport;
+use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpListener, TcpSocket};
 use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use super::event_stream::{Detached, detach};
-use super::request_scope::answer;
+use super::error::ApiError;
+use super::event_stream::{Detached, detach, write_head};
+use super::lingering_close::linger;
+use super::request_scope::{REQUEST_ID, answer, new_request_id};
 use super::router::Router;
+use super::tracked_body::TrackedBody;
+use crate::app::App;
+use crate::buffer_budget::{BudgetSpent, BufferBudget};
 use crate::config::http::HttpSettings;
-use crate::peer::Peer;
+use crate::peer::{Peer, Place};
 use crate::shutdown::Shutdown;
-use crate::telemetry::metrics::Metrics;
+use crate::telemetry::metrics::{Metrics, Shortage};
 
 /// The pause after the system could give no connection (no file descriptors left, say).
 const PAUSE_AFTER_ERROR: Duration = Duration::from_millis(50);
 /// Connections that may come in a burst before they are accepted.
 const BACKLOG: u32 = 4_096;
+/// Connections beyond `http.max_connections`, for operations.
+const RESERVE: usize = 64;
+/// How long a connection of the reserve may take to say what it wants.
+const RESERVE_READ_TIMEOUT: Duration = Duration::from_secs(1);
+/// The largest head of a request.
+const HEAD_MAX: usize = 32 * 1024;
+/// The most that hyper holds of a request, and of an answer, at a time.
+const BUFFER_MAX: usize = 64 * 1024;
 
 /// The threads that serve HTTP.
 pub(crate) struct HttpServer {
@@ -53,7 +77,10 @@ struct Acceptor {
     router: Arc<Router>,
     metrics: Arc<Metrics>,
     builder: Builder,
-    permits: Arc<Semaphore>,
+    reserve_builder: Builder,
+    places: Arc<Semaphore>,
+    reserve: Arc<Semaphore>,
+    budget: BufferBudget,
     shutdown: Shutdown,
     connections: TaskTracker,
 }
@@ -85,22 +112,20 @@ impl HttpServer {
     }
 
     /// Serves what comes by the listeners, one for each thread, until the stop has cut the last connection.
-    pub(crate) fn serve(
-        &self,
-        listeners: Vec<std::net::TcpListener>,
-        router: Router,
-        settings: HttpSettings,
-        metrics: &Arc<Metrics>,
-        shutdown: &Shutdown,
-    ) {
-        let (router, permits) = (Arc::new(router), Arc::new(Semaphore::new(settings.max_connections)));
+    pub(crate) fn serve(&self, listeners: Vec<std::net::TcpListener>, router: Router, app: &App) {
+        let settings = app.settings.http;
+        let places = Arc::new(Semaphore::new(settings.max_connections));
+        let (router, reserve) = (Arc::new(router), Arc::new(Semaphore::new(RESERVE)));
         for (listener, thread) in listeners.into_iter().zip(&self.threads) {
             let acceptor = Acceptor {
                 router: Arc::clone(&router),
-                metrics: Arc::clone(metrics),
+                metrics: Arc::clone(&app.metrics),
                 builder: connection_builder(settings),
-                permits: Arc::clone(&permits),
-                shutdown: shutdown.clone(),
+                reserve_builder: reserve_builder(settings),
+                places: Arc::clone(&places),
+                reserve: Arc::clone(&reserve),
+                budget: app.buffers.clone(),
+                shutdown: app.shutdown.clone(),
                 connections: TaskTracker::new(),
             };
             self.serving.spawn_on(acceptor.serve(listener), &thread.runtime);
@@ -142,7 +167,16 @@ fn connection_builder(settings: HttpSettings) -> Builder {
         // system call a request, while an answer is under way.
         .half_close(true)
         // Answers are small: copying head and body together costs less than having the kernel gather them.
-        .writev(false);
+        .writev(false)
+        .max_header_size(HEAD_MAX)
+        .max_buf_size(BUFFER_MAX);
+    builder
+}
+
+/// Serves one request, which has to come at once.
+fn reserve_builder(settings: HttpSettings) -> Builder {
+    let mut builder = connection_builder(settings);
+    builder.keep_alive(false).header_read_timeout(settings.read_timeout.min(RESERVE_READ_TIMEOUT));
     builder
 }
 
@@ -171,13 +205,11 @@ impl Acceptor {
         loop {
             match listener.accept().await {
                 Ok((stream, address)) => {
-                    if self.permits.available_permits() == 0 {
-                        self.metrics.connections_held.inc();
-                    }
-                    let permit = Arc::clone(&self.permits).acquire_owned().await.ok()?;
+                    let place = self.place().await?;
                     // Answers are written whole; waiting to fill a packet only delays them.
                     let _ = stream.set_nodelay(true);
-                    return Some(Peer::new(stream, address, permit, Arc::clone(&self.metrics)));
+                    let (budget, metrics) = (self.budget.clone(), Arc::clone(&self.metrics));
+                    return Some(Peer::new(stream, address, place, budget, metrics));
                 }
                 Err(error) => {
                     tracing::warn!(%error, "cannot accept a connection");
@@ -187,19 +219,53 @@ impl Acceptor {
         }
     }
 
-    /// Has hyper serve a connection to its end, or until the stop cuts it.
-    async fn serve_connection(self: Arc<Self>, peer: Peer) {
-        let service = service_fn(|request| {
-            let method = request.method().clone();
-            let (this, peer) = (&self, &peer);
-            async move {
-                let response = answer(&this.router, &this.metrics, peer, request).await;
-                detach(response, &method, peer, &this.connections, &this.shutdown)
+    /// An ordinary place for a connection; when there is none, one of the reserve; when there is none either, whichever
+    /// becomes free first.
+    async fn place(&self) -> Option<Place> {
+        let places = || Arc::clone(&self.places);
+        if let Ok(permit) = places().try_acquire_owned() {
+            return Some(Place::ordinary(permit));
+        }
+        self.metrics.connections_held.inc();
+        tokio::select! {
+            biased;
+            permit = places().acquire_owned() => permit.ok().map(Place::ordinary),
+            permit = Arc::clone(&self.reserve).acquire_owned() => {
+                permit.ok().map(|permit| Place::in_reserve(permit, places()))
             }
-        });
+        }
+    }
+
+    /// Serves a connection to its end, or until the stop cuts it, and sees to it that the caller can read its last answer.
+    async fn serve_connection(self: Arc<Self>, peer: Peer) {
+        match self.serve_requests(&peer).await {
+            Ok(()) if peer.has_unread_body() => {}
+            Ok(()) => return,
+            Err(error) if has_cause::<Detached>(&error) => return,
+            Err(error) if is_over_budget(&error) => {
+                self.metrics.record_shortage(Shortage::Memory);
+                if refuse_head(&peer).await.is_err() {
+                    return;
+                }
+            }
+            Err(error) => {
+                tracing::debug!(peer = %peer.address(), %error, "the connection to a caller failed");
+                // A head that is no HTTP, or too large, was answered before all of it was read.
+                if !error.is_parse() && !peer.has_unread_body() {
+                    return;
+                }
+            }
+        }
+        linger(&peer, &self.shutdown).await;
+    }
+
+    /// Has hyper serve a connection to its end, or until the stop cuts it.
+    async fn serve_requests(&self, peer: &Peer) -> hyper::Result<()> {
+        let service = service_fn(|request| self.answer(peer, request));
+        let builder = if peer.is_in_reserve() { &self.reserve_builder } else { &self.builder };
         let io = TokioIo::new(peer.stream());
-        let mut connection = pin!(self.builder.serve_connection(io, service).with_upgrades());
-        let ended = tokio::select! {
+        let mut connection = pin!(builder.serve_connection(io, service).with_upgrades());
+        tokio::select! {
             biased;
             ended = connection.as_mut() => ended,
             () = self.shutdown.closing().cancelled() => {
@@ -210,13 +276,48 @@ impl Acceptor {
                     () = self.shutdown.cutting().cancelled() => Ok(()),
                 }
             }
-        };
-        if let Err(error) = ended
-            && !error.source().is_some_and(|cause| cause.is::<Detached>())
-        {
-            tracing::debug!(peer = %peer.address(), %error, "the connection to a caller failed");
         }
     }
+
+    async fn answer(&self, peer: &Peer, request: Request<Incoming>) -> Result<Response, Detached> {
+        let method = request.method().clone();
+        peer.begin_request(!request.body().is_end_stream(), || head_length(&request));
+        let request = request.map(|body| TrackedBody::new(body, peer));
+        let response = answer(&self.router, &self.metrics, peer, request).await;
+        if response.status() == StatusCode::SWITCHING_PROTOCOLS {
+            peer.become_tunnel();
+        }
+        detach(response, &method, peer, &self.connections, &self.shutdown)
+    }
+}
+
+/// About how long the head of a request was.
+fn head_length<B>(request: &Request<B>) -> usize {
+    let line = request.method().as_str().len() + request.uri().to_string().len() + " HTTP/1.1\r\n\r\n".len();
+    let lines =
+        request.headers().iter().map(|(name, value)| name.as_str().len() + value.len() + ": \r\n".len());
+    line + lines.sum::<usize>()
+}
+
+fn has_cause<E: Error + 'static>(error: &hyper::Error) -> bool {
+    error.source().is_some_and(|cause| cause.is::<E>())
+}
+
+fn is_over_budget(error: &hyper::Error) -> bool {
+    let cause = error.source().and_then(|cause| cause.downcast_ref::<io::Error>());
+    cause.and_then(io::Error::get_ref).is_some_and(|cause| cause.is::<BudgetSpent>())
+}
+
+/// Answers a head that hyper has given up on, because there was no memory left for it.
+async fn refuse_head(peer: &Peer) -> io::Result<()> {
+    let mut response = ApiError::out_of_memory().into_response();
+    let body = std::mem::take(response.body_mut()).collect().await.map_err(io::Error::other)?.to_bytes();
+    response.headers_mut().insert(REQUEST_ID, new_request_id());
+    response.headers_mut().insert(CONTENT_LENGTH, body.len().into());
+    let mut socket = peer.stream();
+    socket.write_all(&write_head(&response)).await?;
+    socket.write_all(&body).await?;
+    socket.shutdown().await
 }
 
 /// Binds the address, with a listener for each thread. Linux spreads connections over them by their addresses and ports;

@@ -12,6 +12,7 @@ use axum::response::{IntoResponse, Response};
 use http::StatusCode;
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
+use weir_core::id::{NAME_MAX_CHARS, NameError};
 use weir_core::slot::WindowStatus;
 use weir_core::{ConfigName, EventId, Timestamp};
 use weir_queue::sms::rfc3339;
@@ -30,13 +31,40 @@ use crate::app::App;
     examples(json!({"eventId": "payment-000001", "configName": "default", "requestedTime": "2026-06-01T12:00:00Z"}))
 )]
 pub(crate) struct AssignRequest {
+    #[serde(deserialize_with = "short_name")]
     #[schema(value_type = schema::EventId)]
     event_id: Box<str>,
+    #[serde(deserialize_with = "short_name")]
     #[schema(value_type = schema::ConfigName)]
     config_name: Box<str>,
     /// When the event wants to run.
     #[schema(value_type = schema::Time)]
     requested_time: Box<str>,
+}
+
+/// A text that may be a name, by its length. One that is too long is refused before it is copied: lines of uploads are parsed
+/// by the thousand.
+fn short_name<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Box<str>, D::Error> {
+    struct ShortName;
+
+    impl serde::de::Visitor<'_> for ShortName {
+        type Value = Box<str>;
+
+        fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            f.write_str("a string")
+        }
+
+        fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<Box<str>, E> {
+            if is_short(text) { Ok(text.into()) } else { Err(E::custom(NameError::TooLong)) }
+        }
+    }
+
+    deserializer.deserialize_str(ShortName)
+}
+
+/// Whether a text is no longer than a name may be.
+fn is_short(text: &str) -> bool {
+    text.len() <= NAME_MAX_CHARS || text.chars().nth(NAME_MAX_CHARS).is_none()
 }
 
 #[derive(Debug, Serialize, ToSchema)]

@@ -1,4 +1,5 @@
-//! What one address may do: so many requests a second, so many event streams at a time.
+//! What one address may do: so many requests a second, so many event streams at a time. And how many event streams and long
+//! polls there may be in all: they stay for long, and must leave connections to everybody else.
 //!
 //! An address is the connection's, or, behind a proxy that is trusted, the one the proxy names. Of IPv6 it is the /64: whoever
 //! has one address there has all of them.
@@ -10,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use http::HeaderMap;
 use prometheus_client::metrics::counter::Counter;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::sale::recent::Buckets;
 use crate::config::edge::{EdgeSettings, Network};
@@ -21,8 +23,20 @@ const FORWARDED_FOR: &str = "x-forwarded-for";
 pub struct Edge {
     buckets: Option<Buckets<IpAddr>>,
     streams: Option<Streams>,
+    /// Places for event streams and long polls of all addresses.
+    long_lived: Arc<Semaphore>,
+    max_streams: usize,
     trusted: Vec<Network>,
-    limited: Counter,
+    counters: EdgeCounters,
+}
+
+/// What the edge counts.
+#[derive(Debug, Default)]
+pub struct EdgeCounters {
+    /// Calls and streams refused because their address makes too many.
+    pub limited: Counter,
+    /// Streams and long polls refused because there are too many in all.
+    pub streams_full: Counter,
 }
 
 #[derive(Debug)]
@@ -31,27 +45,53 @@ struct Streams {
     open: Arc<Mutex<HashMap<IpAddr, u32>>>,
 }
 
-/// A stream's place; dropped with the stream.
+/// The place of an event stream; dropped with the stream.
 #[derive(Debug)]
-pub struct Place {
+pub struct StreamPlace {
+    _of_address: Option<AddressPlace>,
+    _of_server: LongLivedPlace,
+}
+
+/// The place of a stream among those of its address.
+#[derive(Debug)]
+struct AddressPlace {
     address: IpAddr,
     open: Arc<Mutex<HashMap<IpAddr, u32>>>,
 }
+
+/// The place of a stream or a long poll among those of all addresses.
+#[derive(Debug)]
+pub struct LongLivedPlace(#[expect(dead_code, reason = "held, not read")] OwnedSemaphorePermit);
 
 /// Too many of its kind: how long to wait for the next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TooMany(pub Duration);
 
+/// There are as many event streams and long polls as the server may have (`http.max_streams`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TooManyStreams;
+
+/// Why there is no place for an event stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StreamRefusal {
+    /// Its address has too many.
+    OfAddress(TooMany),
+    /// The server has too many.
+    OfServer(TooManyStreams),
+}
+
 impl Edge {
     /// What the settings allow.
     #[must_use]
-    pub fn new(settings: &EdgeSettings, limited: Counter) -> Self {
+    pub fn new(settings: &EdgeSettings, max_streams: usize, counters: EdgeCounters) -> Self {
         let EdgeSettings { per_ip_per_second, per_ip_burst, sse_per_ip, trusted_proxies } = settings;
         Self {
             buckets: (*per_ip_per_second > 0).then(|| Buckets::new(*per_ip_per_second, *per_ip_burst)),
             streams: (*sse_per_ip > 0).then(|| Streams { max: *sse_per_ip, open: Arc::default() }),
+            long_lived: Arc::new(Semaphore::new(max_streams)),
+            max_streams,
             trusted: trusted_proxies.clone(),
-            limited,
+            counters,
         }
     }
 
@@ -84,30 +124,58 @@ impl Edge {
     pub fn request(&self, address: IpAddr) -> Result<(), TooMany> {
         let Some(buckets) = &self.buckets else { return Ok(()) };
         buckets.take(caller(address), Instant::now()).map_err(|wait| {
-            self.limited.inc();
+            self.counters.limited.inc();
             TooMany(wait)
         })
     }
 
-    /// A place for an event stream, where they are limited.
+    /// A place for an event stream.
     ///
     /// # Errors
-    /// When the address has too many open.
-    pub fn stream(&self, address: IpAddr) -> Result<Option<Place>, TooMany> {
-        let Some(Streams { max, open }) = &self.streams else { return Ok(None) };
-        let address = caller(address);
-        let mut counts = open.lock().unwrap_or_else(PoisonError::into_inner);
-        let count = counts.entry(address).or_insert(0);
-        if *count >= *max {
-            self.limited.inc();
-            return Err(TooMany(Duration::from_secs(1)));
-        }
-        *count += 1;
-        Ok(Some(Place { address, open: Arc::clone(open) }))
+    /// When the address, or the server, has too many open.
+    pub fn stream(&self, address: IpAddr) -> Result<StreamPlace, StreamRefusal> {
+        let of_address = self.streams.as_ref().map(|streams| streams.place(caller(address))).transpose();
+        let of_address = of_address.map_err(|refusal| {
+            self.counters.limited.inc();
+            StreamRefusal::OfAddress(refusal)
+        })?;
+        let of_server = self.long_lived().map_err(StreamRefusal::OfServer)?;
+        Ok(StreamPlace { _of_address: of_address, _of_server: of_server })
+    }
+
+    /// A place for a stream whose address does not matter, or for a long poll.
+    ///
+    /// # Errors
+    /// When the server has too many.
+    pub fn long_lived(&self) -> Result<LongLivedPlace, TooManyStreams> {
+        Arc::clone(&self.long_lived).try_acquire_owned().map(LongLivedPlace).map_err(|_none_left| {
+            self.counters.streams_full.inc();
+            TooManyStreams
+        })
     }
 }
 
-impl Drop for Place {
+impl Edge {
+    /// Event streams and long polls of all addresses now.
+    #[must_use]
+    pub fn long_lived_count(&self) -> usize {
+        self.max_streams.saturating_sub(self.long_lived.available_permits())
+    }
+}
+
+impl Streams {
+    fn place(&self, address: IpAddr) -> Result<AddressPlace, TooMany> {
+        let mut counts = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        let count = counts.entry(address).or_insert(0);
+        if *count >= self.max {
+            return Err(TooMany(Duration::from_secs(1)));
+        }
+        *count += 1;
+        Ok(AddressPlace { address, open: Arc::clone(&self.open) })
+    }
+}
+
+impl Drop for AddressPlace {
     fn drop(&mut self) {
         let mut counts = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(count) = counts.get_mut(&self.address) {
@@ -145,7 +213,7 @@ mod tests {
             sse_per_ip: streams,
             trusted_proxies: trusted.iter().map(|text| Network::parse(text).unwrap()).collect(),
         };
-        Edge::new(&settings, Counter::default())
+        Edge::new(&settings, 100, EdgeCounters::default())
     }
 
     fn ip(text: &str) -> IpAddr {
@@ -180,7 +248,8 @@ mod tests {
         assert_eq!(edge.request(ip("2001:db8::1")), Ok(()));
         assert!(edge.request(ip("2001:db8::2")).is_err());
         assert_eq!(edge.request(ip("2001:db8:0:1::1")), Ok(()));
-        assert!(edge.stream(ip("1.1.1.1")).unwrap().is_none(), "streams are not limited");
+        let streams: Vec<_> = (0..50).map(|_| edge.stream(ip("1.1.1.1"))).collect();
+        assert!(streams.iter().all(Result::is_ok), "streams are not limited");
     }
 
     #[test]
@@ -192,5 +261,20 @@ mod tests {
         drop(one);
         assert!(edge.stream(ip("1.1.1.1")).is_ok());
         assert!((0..100).all(|_| edge.request(ip("1.1.1.1")).is_ok()), "requests are not limited");
+    }
+
+    #[test]
+    fn streams_and_long_polls_of_all_addresses_share_so_many_places() {
+        let edge = Edge { long_lived: Arc::new(Semaphore::new(2)), max_streams: 2, ..edge(0, 2, &[]) };
+        let (one, poll) = (edge.stream(ip("1.1.1.1")).unwrap(), edge.long_lived().unwrap());
+        let refused = StreamRefusal::OfServer(TooManyStreams);
+        assert_eq!(edge.stream(ip("1.1.1.2")).unwrap_err(), refused);
+        assert_eq!(edge.long_lived().unwrap_err(), TooManyStreams);
+        assert_eq!(edge.long_lived_count(), 2);
+        drop(poll);
+        let two = edge.stream(ip("1.1.1.1")).unwrap();
+        drop((one, two));
+        let again = (edge.stream(ip("1.1.1.1")), edge.stream(ip("1.1.1.1")));
+        assert!(again.0.is_ok() && again.1.is_ok(), "a refused stream takes no place of its address");
     }
 }

@@ -60,8 +60,29 @@ pub struct Metrics {
     pub(crate) clock_steps: ClockSteps,
     /// Connections open now.
     pub connections: Gauge,
-    /// Connections that had to wait because the most allowed were open.
+    /// Connections that came while the most allowed were open.
     pub connections_held: Counter,
+    /// Bytes that unfinished requests hold now.
+    pub buffered_bytes: Gauge,
+    /// Event streams and long polls now.
+    pub long_lived: Gauge,
+    shortages: Family<ShortageLabels, Counter>,
+}
+
+/// What there was too little of for a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Shortage {
+    /// Memory for unfinished requests (`http.max_buffered`).
+    Memory,
+    /// Connections (`http.max_connections`).
+    Connections,
+    /// Places for event streams and long polls (`http.max_streams`).
+    Streams,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ShortageLabels {
+    of: &'static str,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -172,6 +193,9 @@ impl Metrics {
             clock_steps: ClockSteps::default(),
             connections: Gauge::default(),
             connections_held: Counter::default(),
+            buffered_bytes: Gauge::default(),
+            long_lived: Gauge::default(),
+            shortages: Family::default(),
             registry: Registry::default(),
         };
         metrics.register(&mut registry);
@@ -186,8 +210,14 @@ impl Metrics {
         r.register("http_requests", "Requests answered", self.requests.clone());
         r.register("http_request_seconds", "Time to answer, in seconds", self.request_seconds.clone());
         r.register("http_connections", "Connections open now", self.connections.clone());
-        let held = "Connections that had to wait because the most allowed were open";
+        let held = "Connections that came while the most allowed were open";
         r.register("http_connections_held", held, self.connections_held.clone());
+        let buffered = "Memory that unfinished requests hold now, in bytes";
+        r.register("http_buffered_bytes", buffered, self.buffered_bytes.clone());
+        let long_lived = "Event streams and calls that wait for a change, open now";
+        r.register("http_long_lived", long_lived, self.long_lived.clone());
+        let shortages = "Requests refused because there was too little of something";
+        r.register("http_shortages", shortages, self.shortages.clone());
         r.register("lane_batch_size", "Commands in each batch", self.lane_batch_size.clone());
         let wait = "How long the oldest command of each batch waited, in seconds";
         r.register("lane_wait_seconds", wait, self.lane_wait_seconds.clone());
@@ -236,6 +266,22 @@ impl Metrics {
         let labels = RequestLabels { method: MethodLabel::of(method), route, status: status.as_u16() };
         self.requests.get_or_create(&labels).inc();
         self.request_seconds.get_or_create(&RouteLabels { route }).observe(took.as_secs_f64());
+    }
+
+    /// Counts one request that was refused for want of something.
+    pub fn record_shortage(&self, shortage: Shortage) {
+        self.shortage(shortage).inc();
+    }
+
+    /// The counter of requests that were refused for want of something.
+    #[must_use]
+    pub fn shortage(&self, shortage: Shortage) -> Counter {
+        let of = match shortage {
+            Shortage::Memory => "memory",
+            Shortage::Connections => "connections",
+            Shortage::Streams => "streams",
+        };
+        self.shortages.get_or_create_owned(&ShortageLabels { of })
     }
 
     /// Takes note of whether an engine answers.

@@ -81,6 +81,8 @@ impl Server {
         let data = directory.join("data");
         let mut command = serve(&data, engines);
         command.env("WEIR_HTTP_MAX_CONNECTIONS", "20000").env("WEIR_SALE_USER_PER_SECOND", ATTEMPTS_PER_S);
+        // Everybody who listens has the same address here.
+        command.env("WEIR_EDGE_SSE_PER_IP", "0");
         let mut process = Process::spawn(command, &directory)?;
         let url = process.ready_url().await.context("start weir")?;
         let admin_key = fs::read_to_string(data.join("admin.key")).context("read the admin key")?;

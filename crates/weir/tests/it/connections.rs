@@ -319,3 +319,79 @@ async fn a_server_on_this_machine_is_called_by_no_name_of_others() {
     let answer = everywhere.client.request(http::Method::GET, "/livez", &headers, "").await.unwrap();
     assert_eq!(answer.status, 200, "the network may call it as it likes");
 }
+
+/// Sends a call whole before it reads anything, as many clients do, and returns what it reads until the end.
+fn send_all_then_read(address: SocketAddr, call: &[u8]) -> std::io::Result<Vec<u8>> {
+    use std::io::{Read, Write};
+    let mut stream = std::net::TcpStream::connect(address)?;
+    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.write_all(call)?;
+    let mut answer = Vec::new();
+    stream.read_to_end(&mut answer)?;
+    Ok(answer)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn whoever_sends_a_large_body_reads_why_it_is_refused() {
+    let server = started().await;
+    let address = server.weir.addr();
+    let body = "x".repeat(8 << 20);
+    let chunked = |body: &str| {
+        let head = "POST /api/send HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n";
+        format!("{head}transfer-encoding: chunked\r\n\r\n{:x}\r\n{body}\r\n0\r\n\r\n", body.len())
+    };
+    for (status, call) in [
+        ("401", post("/v1/requests", "", &body)),
+        ("401", post("/api/v1/ai/chat", "", &body)),
+        ("404", post("/nowhere", "", &body)),
+        ("413", post("/api/send", "", &body)),
+        ("413", chunked(&body)),
+        ("431", format!("GET /livez HTTP/1.1\r\nhost: localhost\r\nx: {body}\r\n\r\n")),
+    ] {
+        for round in 0..10 {
+            let call = call.clone();
+            let answer = tokio::task::spawn_blocking(move || send_all_then_read(address, call.as_bytes()));
+            let answer =
+                answer.await.unwrap().unwrap_or_else(|error| panic!("{status}, round {round}: {error}"));
+            let line = format!("HTTP/1.1 {status}");
+            assert!(answer.starts_with(line.as_bytes()), "{status}: {}", String::from_utf8_lossy(&answer));
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn clients_that_people_use_read_why_a_large_body_is_refused() {
+    if weir_testkit::skip("python") {
+        return;
+    }
+    let server = started().await;
+    let script = "import http.client, sys\n\
+                  for _ in range(10):\n    \
+                      connection = http.client.HTTPConnection(sys.argv[1], timeout=30)\n    \
+                      connection.request('POST', '/v1/requests', b'x' * (16 << 20))\n    \
+                      print(connection.getresponse().status)\n    \
+                      connection.close()\n";
+    let mut python = std::process::Command::new("python3");
+    python.args(["-c", script, &server.weir.addr().to_string()]);
+    let output = tokio::task::spawn_blocking(move || python.output().expect("python3")).await.unwrap();
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert_eq!(said, "401\n".repeat(10), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+#[tokio::test]
+async fn a_caller_that_sends_on_and_on_after_its_answer_is_cut_off() {
+    let server = started().await;
+    let mut stream = TcpStream::connect(server.weir.addr()).await.unwrap();
+    let length = 1_u64 << 40;
+    let head = format!("POST /v1/requests HTTP/1.1\r\nhost: localhost\r\ncontent-length: {length}\r\n\r\n");
+    stream.write_all(head.as_bytes()).await.unwrap();
+    let piece = vec![b'x'; 1 << 20];
+    let mut sent = 0_u64;
+    let sending = async {
+        while stream.write_all(&piece).await.is_ok() {
+            sent += piece.len() as u64;
+            assert!(sent < 1 << 30, "more than anybody has to listen to");
+        }
+    };
+    tokio::time::timeout(PATIENCE, sending).await.expect("the server closes the connection");
+}

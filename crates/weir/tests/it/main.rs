@@ -19,6 +19,7 @@ mod hot_keys;
 mod kafka;
 mod operations;
 mod outage;
+mod overload;
 mod queue;
 mod quota;
 mod redis;

@@ -5,7 +5,7 @@ mod crowd;
 mod dead;
 mod demo;
 mod edge;
-mod given;
+pub(crate) mod given;
 mod many;
 mod news;
 mod nginx;

@@ -13,7 +13,7 @@ use utoipa::openapi::schema::{Object, ObjectBuilder, Type};
 
 use super::super::error::ApiError;
 use super::super::rate_limit_headers::seconds_up;
-use crate::service::edge::TooMany;
+use crate::service::edge::{StreamRefusal, TooMany};
 
 const VALIDATION_ERROR: &str = "VALIDATION_ERROR";
 
@@ -158,6 +158,15 @@ impl From<weir_store::Error> for SaleError {
 impl From<TooMany> for SaleError {
     fn from(TooMany(wait): TooMany) -> Self {
         Self::rate_limited(wait)
+    }
+}
+
+impl From<StreamRefusal> for SaleError {
+    fn from(refusal: StreamRefusal) -> Self {
+        match refusal {
+            StreamRefusal::OfAddress(too_many) => too_many.into(),
+            StreamRefusal::OfServer(too_many) => ApiError::from(too_many).into(),
+        }
     }
 }
 

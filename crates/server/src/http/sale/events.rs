@@ -23,7 +23,7 @@ use super::error::SaleError;
 use super::visitor::Visitor;
 use super::{SaleQuery, parse_query, time_text, unknown_sale};
 use crate::app::App;
-use crate::service::edge::Place;
+use crate::service::edge::StreamPlace;
 use crate::service::sale::events::{Listener, frame};
 
 const HEARTBEAT: Duration = Duration::from_secs(30);
@@ -84,7 +84,7 @@ pub(crate) async fn watch_sales(
         first: Some(initial(id, &product)),
         listener,
         closing: app.shutdown.closing().clone(),
-        _place: place,
+        _place: Some(place),
     };
     let events = futures_util::stream::unfold(stream, |mut stream| async move {
         let bytes = stream.next().await?;
@@ -115,7 +115,7 @@ struct Stream {
     first: Option<Bytes>,
     listener: Listener,
     closing: CancellationToken,
-    _place: Option<Place>,
+    _place: Option<StreamPlace>,
 }
 
 impl Stream {

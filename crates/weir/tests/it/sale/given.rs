@@ -76,7 +76,7 @@ pub(super) async fn soon(operator: &Client, sku: &str, stock: u32, lasts_ms: i64
 }
 
 /// A sale that runs, for a long time.
-pub(super) async fn active(operator: &Client, sku: &str, stock: u32) {
+pub(crate) async fn active(operator: &Client, sku: &str, stock: u32) {
     soon(operator, sku, stock, 3_600_000).await;
     becomes(operator, sku, "ACTIVE").await;
 }

@@ -45,24 +45,18 @@ async fn listeners(client: &Client) -> String {
     line.expect("the metric is there").to_owned()
 }
 
-/// Resident memory of a process, in bytes.
-fn resident(process: u32) -> u64 {
-    let status = std::fs::read_to_string(format!("/proc/{process}/status")).expect("it runs");
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("it has memory");
-    line.split_whitespace().next().and_then(|kib| kib.parse::<u64>().ok()).expect("a number") * 1_024
-}
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn ten_thousand_streams_are_open_at_once_cheap_and_all_told() {
     let _turn = many_connections().await;
-    let running = Running::start(Store::Embedded).await;
+    // All of them come from one address here.
+    let running = Running::start_with(Store::Embedded, &[("WEIR_EDGE_SSE_PER_IP", "0")]).await;
     active(&running.operator(), "W", 1).await;
-    let before = resident(running.weir.pid());
+    let before = running.weir.memory();
     let address = running.weir.addr();
     let streams: Vec<TcpStream> =
         stream::iter((0..COUNT).map(|_| listen(address))).buffer_unordered(AT_ONCE).collect().await;
     assert_eq!(listeners(&running.client()).await, COUNT.to_string());
-    let each = resident(running.weir.pid()).saturating_sub(before) / COUNT as u64;
+    let each = running.weir.memory().saturating_sub(before) / COUNT as u64;
     assert!(each <= 10_000, "a stream costs {each} bytes");
     buy(&running.client(), "W", "the-one").await.expect("there is one");
     let heard = stream::iter(streams).map(|mut stream| async move {

@@ -1,0 +1,385 @@
+//! The first stage of a bulk load: the upload is cut into lines, and lines into batches.
+//!
+//! A batch is bounded in lines and in bytes, and its bytes are charged to the budget of unfinished requests. An upload waits
+//! for the budget; after a while it ends, and says from which line on it has to be sent again.
+
+use std::borrow::Cow;
+use std::time::Duration;
+
+use axum::body::Body;
+use bytes::Bytes;
+use futures_util::{Stream, StreamExt};
+use serde::Deserialize;
+use tokio::sync::mpsc;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+use weir_store::slot::Assign;
+
+use super::super::super::body::parse_json;
+use super::super::super::error::ApiError;
+use super::super::{AssignRequest, is_short, parse};
+use crate::buffer_budget::{BufferBudget, BufferCharge};
+
+/// The longest line.
+const LINE_MAX: usize = 64 * 1024;
+/// Events in one commit.
+const BATCH: usize = 2_000;
+/// What the lines of a batch may take in memory: enough for as many events with names of usual length.
+const BATCH_BYTES: usize = 512 * 1024;
+/// What a line takes besides its texts; an error has a map of headers.
+const EVENT_BYTES: usize = 128;
+const WRONG_BYTES: usize = 384;
+/// An event that has come is not kept waiting for more for longer than this.
+const LINGER: Duration = Duration::from_millis(5);
+
+/// A line, understood or not.
+pub(super) enum Line {
+    Event(u64, Assign),
+    Wrong(u64, Option<String>, ApiError),
+}
+
+/// Lines on their way through the stages.
+pub(super) struct Batch {
+    pub(super) lines: Vec<Line>,
+    /// About what they take in memory.
+    bytes: usize,
+    pub(super) charge: BufferCharge,
+}
+
+impl Batch {
+    fn new(budget: &BufferBudget) -> Self {
+        Self { lines: Vec::new(), bytes: 0, charge: budget.charge() }
+    }
+
+    fn push(&mut self, line: Line) {
+        self.bytes += match &line {
+            Line::Event(_, assign) => {
+                EVENT_BYTES + assign.event.as_str().len() + assign.config.as_str().len()
+            }
+            Line::Wrong(_, event, problem) => {
+                WRONG_BYTES + event.as_ref().map_or(0, String::len) + problem.message().len()
+            }
+        };
+        self.lines.push(line);
+    }
+}
+
+/// Why an upload is not read on.
+enum Stop {
+    /// Nobody wants its answers.
+    Gone,
+    /// The caller is told so in the place of the next line.
+    Problem(ApiError),
+}
+
+/// An upload as it is read: cut into lines, and lines into batches.
+pub(super) struct Upload {
+    batches: mpsc::Sender<Batch>,
+    batch: Batch,
+    /// The most that a batch may take.
+    batch_bytes: usize,
+    reader: LineReader,
+    budget: BufferBudget,
+    /// What came of a line so far is charged, too.
+    partial_charge: BufferCharge,
+    idle: Duration,
+    ending: CancellationToken,
+}
+
+impl Upload {
+    pub(super) fn new(
+        batches: mpsc::Sender<Batch>,
+        budget: &BufferBudget,
+        idle: Duration,
+        ending: &CancellationToken,
+    ) -> Self {
+        Self {
+            batches,
+            batch: Batch::new(budget),
+            batch_bytes: BATCH_BYTES.min(budget.total() / 4),
+            reader: LineReader::default(),
+            budget: budget.clone(),
+            partial_charge: budget.charge(),
+            idle,
+            ending: ending.clone(),
+        }
+    }
+
+    /// Reads until the upload ends, nobody wants the answers, or the server must end.
+    pub(super) async fn read(mut self, body: Body) {
+        match self.read_chunks(body.into_data_stream()).await {
+            Ok(()) => self.reader.end().into_iter().for_each(|line| self.batch.push(line)),
+            Err(Stop::Gone) => return,
+            Err(Stop::Problem(problem)) => {
+                self.batch.push(Line::Wrong(self.reader.number + 1, None, problem));
+            }
+        }
+        if !self.batch.lines.is_empty() {
+            let _ = self.send().await;
+        }
+    }
+
+    async fn read_chunks<E>(
+        &mut self,
+        mut chunks: impl Stream<Item = Result<Bytes, E>> + Unpin,
+    ) -> Result<(), Stop> {
+        // When the first event of the batch must go on its way.
+        let mut due = None;
+        loop {
+            let until = if self.batch.lines.is_empty() {
+                due = None;
+                Instant::now() + self.idle
+            } else {
+                *due.get_or_insert_with(|| Instant::now() + LINGER)
+            };
+            let next = self.ending.run_until_cancelled(tokio::time::timeout_at(until, chunks.next()));
+            match next.await.ok_or_else(shutting_down)? {
+                Ok(Some(Ok(chunk))) => {
+                    if self.take(&chunk).await? {
+                        due = None;
+                    }
+                }
+                Ok(None) => return Ok(()),
+                Ok(Some(Err(_cut_off))) => {
+                    return Err(Stop::Problem(ApiError::invalid("The upload ended before it was complete")));
+                }
+                Err(_elapsed) if self.batch.lines.is_empty() => {
+                    return Err(Stop::Problem(ApiError::too_slow()));
+                }
+                Err(_elapsed) => self.send().await?,
+            }
+        }
+    }
+
+    /// Takes the lines that end in a chunk, and sends every batch that is full. Says whether one was.
+    async fn take(&mut self, mut chunk: &[u8]) -> Result<bool, Stop> {
+        let mut has_sent = false;
+        loop {
+            if self.batch.charge.bytes() == 0 {
+                self.reserve().await?;
+            }
+            let Some(line) = self.reader.next(&mut chunk) else { break };
+            self.batch.push(line);
+            if self.batch.lines.len() >= BATCH || self.batch.bytes >= self.batch_bytes {
+                self.send().await?;
+                has_sent = true;
+            }
+        }
+        if self.batch.lines.is_empty() {
+            // Others may have it while this upload stands still.
+            self.batch = Batch::new(&self.budget);
+        }
+        let partial = self.partial_charge.try_resize(self.reader.partial.capacity());
+        partial.map_err(|_spent| out_of_memory())?;
+        Ok(has_sent)
+    }
+
+    /// Waits until the budget has room for another batch.
+    async fn reserve(&mut self) -> Result<(), Stop> {
+        let grow = tokio::time::timeout(self.idle, self.batch.charge.grow(self.batch_bytes));
+        match self.ending.run_until_cancelled(grow).await.ok_or_else(shutting_down)? {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(_)) | Err(_) => Err(out_of_memory()),
+        }
+    }
+
+    async fn send(&mut self) -> Result<(), Stop> {
+        let mut batch = std::mem::replace(&mut self.batch, Batch::new(&self.budget));
+        // What it turned out not to need.
+        let _ = batch.charge.try_resize(batch.bytes.min(batch.charge.bytes()));
+        self.batches.send(batch).await.map_err(|_gone| Stop::Gone)
+    }
+}
+
+fn shutting_down() -> Stop {
+    let message = "The server is shutting down; send this line and those after it again";
+    Stop::Problem(ApiError::unavailable(message))
+}
+
+fn out_of_memory() -> Stop {
+    let message = "Unfinished requests hold as much memory as the server allows; send this line and those after it again";
+    Stop::Problem(ApiError::unavailable(message))
+}
+
+/// Lines out of chunks that know nothing of them.
+#[derive(Default)]
+struct LineReader {
+    /// What came of a line so far.
+    partial: Vec<u8>,
+    /// Whether the line is longer than allowed: the rest of it is thrown away.
+    is_too_long: bool,
+    /// Of the last whole line.
+    number: u64,
+}
+
+impl LineReader {
+    /// The next line that ends in a chunk and is not empty. Takes it off the chunk; when there is none, takes the rest of
+    /// the chunk for the beginning of a line.
+    fn next(&mut self, chunk: &mut &[u8]) -> Option<Line> {
+        while let Some(end) = chunk.iter().position(|byte| *byte == b'\n') {
+            let (line, rest) = (&chunk[..end], &chunk[end + 1..]);
+            *chunk = rest;
+            let line = if self.partial.is_empty() && !self.is_too_long && line.len() <= LINE_MAX {
+                self.number += 1;
+                understand(self.number, line)
+            } else {
+                self.keep(line);
+                self.finish()
+            };
+            if line.is_some() {
+                return line;
+            }
+        }
+        self.keep(chunk);
+        *chunk = &[];
+        None
+    }
+
+    fn keep(&mut self, part: &[u8]) {
+        self.is_too_long |= self.partial.len() + part.len() > LINE_MAX;
+        if self.is_too_long {
+            self.partial = Vec::new();
+        } else {
+            self.partial.extend_from_slice(part);
+        }
+    }
+
+    fn finish(&mut self) -> Option<Line> {
+        self.number += 1;
+        if std::mem::take(&mut self.is_too_long) {
+            let problem = ApiError::invalid(format!("The line is longer than the {LINE_MAX} bytes allowed"));
+            Some(Line::Wrong(self.number, None, problem))
+        } else {
+            understand(self.number, &std::mem::take(&mut self.partial))
+        }
+    }
+
+    /// The last line may do without its line break.
+    fn end(&mut self) -> Option<Line> {
+        if self.is_too_long || !self.partial.is_empty() { self.finish() } else { None }
+    }
+}
+
+/// Nothing for an empty line.
+fn understand(number: u64, line: &[u8]) -> Option<Line> {
+    let line = line.trim_ascii();
+    if line.is_empty() {
+        return None;
+    }
+    let request: AssignRequest = match parse_json(line) {
+        Ok(request) => request,
+        Err(problem) => return Some(Line::Wrong(number, event_id(line), problem)),
+    };
+    Some(match parse(request) {
+        Ok(assign) => Line::Event(number, assign),
+        Err(problem) => Line::Wrong(number, event_id(line), problem),
+    })
+}
+
+/// The event's id, if that at least can be read, and is not longer than an id may be.
+fn event_id(line: &[u8]) -> Option<String> {
+    #[derive(Deserialize)]
+    #[serde(rename_all = "camelCase")]
+    struct IdAlone<'a> {
+        #[serde(borrow)]
+        event_id: Cow<'a, str>,
+    }
+    let IdAlone { event_id } = serde_json::from_slice(line).ok()?;
+    is_short(&event_id).then(|| event_id.into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::convert::Infallible;
+
+    use super::*;
+
+    const EVENT: &str = r#"{"eventId":"e","configName":"c","requestedTime":"2026-01-01T00:00:00Z"}"#;
+
+    fn numbers(batch: &[Line]) -> Vec<(u64, bool)> {
+        let number = |line: &Line| match line {
+            Line::Event(number, _) => (*number, true),
+            Line::Wrong(number, ..) => (*number, false),
+        };
+        batch.iter().map(number).collect()
+    }
+
+    /// Reads an upload, and whatever comes of it, one batch after the other.
+    fn read(
+        chunks: impl Stream<Item = Bytes> + Send + 'static,
+        budget: &BufferBudget,
+    ) -> mpsc::Receiver<Batch> {
+        let (lines, batches) = mpsc::channel(2);
+        let upload = Upload::new(lines, budget, Duration::from_secs(10), &CancellationToken::new());
+        tokio::spawn(upload.read(Body::from_stream(chunks.map(Ok::<_, Infallible>))));
+        batches
+    }
+
+    #[test]
+    fn lines_are_found_however_the_upload_is_cut() {
+        let upload = format!("{EVENT}\n\r\n{EVENT}\r\nnonsense\n{}\n{EVENT}", "x".repeat(LINE_MAX + 1));
+        for size in [1, 7, 100, 70_000, 1_000_000] {
+            let (mut reader, mut lines) = (LineReader::default(), Vec::new());
+            for mut chunk in upload.as_bytes().chunks(size) {
+                while let Some(line) = reader.next(&mut chunk) {
+                    lines.push(line);
+                }
+            }
+            lines.extend(reader.end());
+            assert_eq!(numbers(&lines), [(1, true), (3, true), (4, false), (5, false), (6, true)], "{size}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_event_is_not_kept_waiting_by_an_upload_that_goes_on_byte_by_byte() {
+        let bytes = format!("{EVENT}\n").into_bytes().into_iter().chain(std::iter::repeat(b' '));
+        let trickle = futures_util::stream::iter(bytes).then(async |byte| {
+            tokio::time::sleep(LINGER / 2).await;
+            Bytes::from(vec![byte])
+        });
+        let mut batches = read(trickle, &BufferBudget::new(64 << 20));
+        // Longer than the event takes to come; without a limit the next line would have to be too long first.
+        let first = tokio::time::timeout(Duration::from_secs(2), batches.recv()).await.expect("a batch");
+        assert_eq!(numbers(&first.expect("it goes on").lines), [(1, true)]);
+    }
+
+    #[tokio::test]
+    async fn a_batch_is_bounded_in_lines_and_in_bytes() {
+        let name = "n".repeat(255);
+        let long = EVENT.replace("\"e\"", &format!("\"{name}\"")).replace("\"c\"", &format!("\"{name}\""));
+        for (line, in_a_batch) in
+            [(EVENT, BATCH), (&long, BATCH_BYTES / (EVENT_BYTES + 510) + 1), ("x", BATCH_BYTES / WRONG_BYTES)]
+        {
+            let upload = Bytes::from(format!("{line}\n").repeat(5_000));
+            let mut batches = read(futures_util::stream::iter([upload]), &BufferBudget::new(64 << 20));
+            let first = batches.recv().await.expect("a batch");
+            assert!(first.lines.len() <= in_a_batch, "{} of {line:.20}", first.lines.len());
+            assert!(first.bytes <= BATCH_BYTES + WRONG_BYTES + 1_000, "{}", first.bytes);
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_upload_waits_for_the_budget_and_says_in_the_end_that_there_is_none() {
+        let budget = BufferBudget::new(4 * BATCH_BYTES);
+        let (mut others, upload) = (budget.charge(), Bytes::from(format!("{EVENT}\n{EVENT}\n")));
+        others.try_resize(4 * BATCH_BYTES).unwrap();
+        let mut batches = read(futures_util::stream::iter([upload.clone()]), &budget);
+        let last = batches.recv().await.expect("a batch");
+        let [Line::Wrong(1, None, problem)] = &last.lines[..] else { panic!("{:?}", numbers(&last.lines)) };
+        assert_eq!(problem.code(), "DEPENDENCY_UNAVAILABLE");
+        let mut batches = read(futures_util::stream::iter([upload]), &budget);
+        drop(others);
+        assert_eq!(numbers(&batches.recv().await.expect("a batch").lines), [(1, true), (2, true)]);
+        drop((batches, last));
+        assert_eq!(budget.used(), 0);
+    }
+
+    #[test]
+    fn an_id_that_is_too_long_is_refused_and_not_repeated() {
+        let line = EVENT.replace("\"e\"", &format!("\"{}\"", "é".repeat(256)));
+        let Some(Line::Wrong(1, None, problem)) = understand(1, line.as_bytes()) else { panic!("refused") };
+        assert_eq!(problem.message(), "eventId must have at most 255 characters");
+        let line = EVENT.replace("\"e\"", &format!("\"{}\"", "é".repeat(255)));
+        assert!(matches!(understand(1, line.as_bytes()), Some(Line::Event(..))));
+    }
+}
