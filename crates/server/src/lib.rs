@@ -80,7 +80,8 @@ impl Server {
         let keys = Keyring::load(&settings.request, data)?;
         let http = HttpServer::start(settings.http.threads())
             .map_err(|source| StartError::System { what: "start the HTTP threads".to_owned(), source })?;
-        let mut engines = Engines::open(&settings, clock).await?;
+        let mut engines =
+            Engines::open(&settings, clock).await.map_err(|error| cannot_open(&settings, error))?;
         // Postgres answers a batch in several round trips, and after each a lane would wait behind the connections of its thread;
         // SQLite has a thread of its own, and the lane nothing to do but to hand over and to answer.
         if matches!(engines.store, Engine::Sqlite(_)) {
@@ -171,6 +172,17 @@ impl Server {
         self.app.sale.drain().await;
         self.workers.wait().await;
         self.http.release().await;
+    }
+}
+
+/// A database that must not be used is a setting to be mended, like a wrong one.
+fn cannot_open(settings: &Settings, error: weir_store::Error) -> StartError {
+    match (weir_store_postgres::unsuitable(&error), &settings.store.engine) {
+        (Some(reason), config::store::EngineChoice::Postgres(target)) => {
+            let server = format!("Postgres at {}", target.address());
+            SettingError::unusable("store", server, reason).into()
+        }
+        _ => error.into(),
     }
 }
 

@@ -12,6 +12,7 @@ mod pool;
 mod queue;
 mod quota;
 mod request;
+mod requirements;
 mod sale;
 mod session;
 mod slot;
@@ -34,6 +35,7 @@ use weir_store::feed::Feed;
 use weir_store::{Result, StoreClock};
 
 use crate::pool::Pool;
+pub use crate::requirements::{Unsuitable, unsuitable};
 pub use crate::target::{Target, TargetError};
 
 /// The name in errors, health checks and metrics.
@@ -99,7 +101,8 @@ impl Postgres {
     /// Connects, and migrates the schema as needed. Several servers may do so at once.
     ///
     /// # Errors
-    /// When the server cannot be reached, refuses the credentials, or holds a newer schema.
+    /// When the server cannot be reached, refuses the credentials, or holds a newer schema; when its database must not be
+    /// used ([`unsuitable`]).
     pub async fn open(target: Target, connections: usize) -> Result<Self> {
         Self::open_with_clock(target, connections, None).await
     }

@@ -5,6 +5,7 @@ use weir_store::{Error, Result};
 
 use crate::ENGINE;
 use crate::error::classify;
+use crate::requirements;
 use crate::session::connect;
 use crate::target::Target;
 
@@ -35,6 +36,7 @@ const RECORD: &str = "INSERT INTO weir_schema (version) VALUES ($1)";
 /// All missing steps in one transaction: a server that dies half-way leaves nothing behind.
 pub(crate) async fn run(target: &Target) -> Result<()> {
     let (mut client, _driver) = connect(target).await?;
+    requirements::check(&client, target).await?;
     let transaction = client.transaction().await.map_err(classify)?;
     let done = version(&transaction).await.map_err(classify)?;
     let known = i32::try_from(STEPS.len()).unwrap_or(i32::MAX);

@@ -9,7 +9,7 @@ use weir_store::{Error, Result};
 
 use crate::error::classify;
 use crate::target::Target;
-use crate::{ENGINE, queue, quota, request, sale, slot, tls};
+use crate::{ENGINE, queue, quota, request, requirements, sale, slot, tls};
 
 /// How much sooner than a call ends a statement does, and the wait for a lock; and how much later a transaction that
 /// nobody goes on with.
@@ -50,7 +50,8 @@ impl Connection {
 
     async fn open_unbounded(target: &Target) -> Result<Self> {
         let (client, driver) = connect(target).await?;
-        let settings = format!("{}{SESSION_SETTINGS}", timeouts(target.call_timeout));
+        let settings =
+            format!("{}{}{SESSION_SETTINGS}", timeouts(target.call_timeout), requirements::SESSION_SETTINGS);
         client.batch_execute(&settings).await.map_err(classify)?;
         let statements = Statements::prepare(&client).await.map_err(classify)?;
         let ledger_slot = fastrand::i16(0..LEDGER_SLOTS);

@@ -20,6 +20,8 @@ pub struct Target {
     /// How long a call to the database may take, however many statements it has; also how long it may wait for a
     /// connection to be free, and a connection to be ready.
     pub(crate) call_timeout: Duration,
+    /// Whether a server is used that may lose what it has committed.
+    pub(crate) allow_unsafe_durability: bool,
 }
 
 /// How far the server's certificate is checked.
@@ -76,7 +78,7 @@ impl FromStr for Target {
         if config.get_application_name().is_none() {
             config.application_name("weir");
         }
-        Ok(Self { config, trust, call_timeout: CALL_TIMEOUT })
+        Ok(Self { config, trust, call_timeout: CALL_TIMEOUT, allow_unsafe_durability: false })
     }
 }
 
@@ -87,6 +89,13 @@ impl Target {
     pub fn with_patience(mut self, call_timeout: Duration) -> Self {
         self.config.connect_timeout(call_timeout);
         self.call_timeout = call_timeout;
+        self
+    }
+
+    /// The same, used or refused when its server may lose what it has committed (`fsync = off`).
+    #[must_use]
+    pub fn allowing_unsafe_durability(mut self, is_allowed: bool) -> Self {
+        self.allow_unsafe_durability = is_allowed;
         self
     }
 

@@ -55,13 +55,10 @@ impl Default for Options {
 }
 
 impl Options {
-    /// The shared server's: nothing it holds has to outlive a power cut, and tables are made by the ten thousand, each of
-    /// them some files, for which a disk's file system looks longer than PostgreSQL for all the rest.
+    /// The shared server's. Tables are made by the ten thousand, each of them some files, for which a disk's file system looks
+    /// longer than PostgreSQL for all the rest; in memory a sync costs nothing, so it is as durable as Weir asks for.
     fn fast() -> Self {
         let mut options = Self { in_memory: true, ..Self::default() };
-        options.settings.retain(|(name, _)| name != "fsync");
-        let off = ["fsync", "full_page_writes", "synchronous_commit"];
-        options.settings.extend(off.map(|name| (name.to_owned(), "off".to_owned())));
         let small = [("max_wal_size", "128MB"), ("min_wal_size", "32MB")];
         options.settings.extend(small.map(|(name, value)| (name.to_owned(), value.to_owned())));
         options

@@ -254,6 +254,11 @@ impl SettingError {
         ))
     }
 
+    /// A value that is allowed, of something that turned out to be of no use.
+    pub fn unusable(name: impl fmt::Display, value: impl fmt::Display, reason: impl fmt::Display) -> Self {
+        Self(format!("{name} is \"{value}\", which cannot be used: {reason}"))
+    }
+
     fn unknown(key: &str, path: &Path) -> Self {
         Self(format!("{key} in {} is no setting: weir.default.toml lists those that exist", path.display()))
     }

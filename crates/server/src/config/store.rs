@@ -5,7 +5,7 @@ use std::time::Duration;
 use weir_queue::kafka::Brokers;
 use weir_store_postgres::Target;
 
-use super::parse::{count, duration};
+use super::parse::{boolean, count, duration};
 use super::source::{Reader, SettingError};
 
 /// What is left of the API's timeout after it is enough for the rows to be locked and saved.
@@ -52,6 +52,14 @@ impl PartialEq for EngineChoice {
 impl Eq for EngineChoice {}
 
 impl EngineChoice {
+    /// The same, with `postgres.allow_unsafe_durability`.
+    fn allowing_unsafe_durability(self, is_allowed: bool) -> Self {
+        match self {
+            Self::Embedded => Self::Embedded,
+            Self::Postgres(target) => Self::Postgres(Box::new(target.allowing_unsafe_durability(is_allowed))),
+        }
+    }
+
     fn parse(text: &str) -> Option<Self> {
         match text {
             "embedded" => Some(Self::Embedded),
@@ -114,6 +122,8 @@ impl StoreSettings {
                       require, verify-ca, verify-full";
         let caches = "none, redis://[user:password@]host[:port][/database], rediss://… for TLS (with \
                       ?sslrootcert=FILE to trust other authorities than the system's), or redis+cluster://a,b,c";
+        let engine = reader.get("store", EngineChoice::Embedded, EngineChoice::parse, stores)?;
+        let allow_unsafe = reader.get("postgres.allow_unsafe_durability", false, boolean, "true or false")?;
         Ok(Self {
             broker: reader.get(
                 "broker",
@@ -140,7 +150,7 @@ impl StoreSettings {
                 "a number of partitions from 1 to 10000",
             )?,
             cache: reader.get("cache", CacheChoice::None, CacheChoice::parse, caches)?,
-            engine: reader.get("store", EngineChoice::Embedded, EngineChoice::parse, stores)?,
+            engine: engine.allowing_unsafe_durability(allow_unsafe),
             postgres_connections: reader.get(
                 "postgres.connections",
                 10,

@@ -27,7 +27,7 @@ async fn a_shared_server_gives_each_test_a_database_of_its_own() {
     assert_eq!(value(&two, "SELECT count(*) FROM pg_tables WHERE tablename = 't'").await, "0");
     // A server given by WEIR_TEST_POSTGRES has its own settings.
     if Server::shared().instance.is_some() {
-        assert_eq!(value(&one, "SHOW fsync").await, "off");
+        assert_eq!(value(&one, "SHOW fsync").await, "on");
         assert_eq!(value(&one, "SHOW max_connections").await, "300");
     }
 }

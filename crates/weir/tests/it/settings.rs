@@ -5,12 +5,14 @@ use std::process::{Command, Output};
 
 use weir_server::auth::jwt::Verifier;
 use weir_testkit::http::Client;
+use weir_testkit::postgres;
 
-use crate::given::{Running, Store, weir};
+use crate::given::{PATIENCE, Running, Store, weir};
 
-/// Runs the binary to its end, with these variables alone.
+/// Runs the binary to its end, with these variables alone. A server that should not have started is ended after a minute.
 fn run(arguments: &[&str], environment: &[(&str, &str)]) -> Output {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_weir"));
+    let mut command = Command::new("timeout");
+    command.args(["--kill-after=10", "60", env!("CARGO_BIN_EXE_weir")]);
     for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("WEIR_")) {
         command.env_remove(name);
     }
@@ -90,7 +92,7 @@ async fn a_postgres_that_refuses_us_is_not_waited_for() {
     if weir_testkit::skip("postgres") {
         return;
     }
-    let database = weir_testkit::postgres::Server::shared().database("refused").await;
+    let database = postgres::Server::shared().database("refused").await;
     let name = database.url().rsplit('/').next().unwrap();
     let missing = database.url().replace(name, "no_such_database");
     let output = run(&["serve", "--listen", "127.0.0.1:0", "--store", &missing], &[]);
@@ -98,6 +100,44 @@ async fn a_postgres_that_refuses_us_is_not_waited_for() {
     assert_eq!(output.status.code(), Some(1));
     assert!(said.contains("no_such_database") && said.contains("does not exist"), "{said}");
     assert!(!String::from_utf8_lossy(&output.stdout).contains("waiting"), "it waited");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_database_that_is_not_in_utf_8_stops_the_start() {
+    if weir_testkit::skip("postgres") {
+        return;
+    }
+    let database = postgres::Server::shared().database("encoding").await;
+    let name = database.url().rsplit('/').next().unwrap();
+    let latin = format!("{name}_latin1");
+    let create = format!("CREATE DATABASE {latin} TEMPLATE template0 LOCALE 'C' ENCODING 'LATIN1'");
+    database.execute(&create).await;
+    let store = database.url().replace(name, &latin);
+    let output = run(&["serve", "--listen", "127.0.0.1:0", "--store", &store], &[]);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{said}");
+    for part in ["store", &latin, "LATIN1", "must be UTF8"] {
+        assert!(said.contains(part), "{said:?} lacks {part:?}");
+    }
+    database.execute(&format!("DROP DATABASE {latin} WITH (FORCE)")).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_database_that_may_lose_commits_is_used_only_when_told_to() {
+    if weir_testkit::skip("postgres") {
+        return;
+    }
+    let settings = vec![("fsync".to_owned(), "off".to_owned())];
+    let server = postgres::Server::with_options(&postgres::Options { settings, ..Default::default() });
+    let database = server.database("unsafe").await;
+    let output = run(&["serve", "--listen", "127.0.0.1:0", "--store", database.url()], &[]);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{said}");
+    assert!(said.contains("fsync is off") && said.contains("postgres.allow_unsafe_durability"), "{said}");
+    let told = weir().env("WEIR_STORE", database.url()).env("WEIR_POSTGRES_ALLOW_UNSAFE_DURABILITY", "true");
+    let weir = told.spawn().await;
+    let is_warning = |line: &str| line.contains("WARN") && line.contains("fsync is off");
+    weir.wait_for_log(is_warning, PATIENCE).await;
 }
 
 #[tokio::test]
