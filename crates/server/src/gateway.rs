@@ -7,6 +7,7 @@ mod headers;
 mod path;
 mod pool;
 mod request_body;
+mod reserved_headers;
 mod response_body;
 mod tunnel;
 mod upstream;

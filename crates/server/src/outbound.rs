@@ -21,6 +21,7 @@ use hyper::body::{Body as _, Incoming};
 use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::capture_connection;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
+use percent_encoding::percent_decode_str;
 use url::Url;
 
 pub(crate) use self::connect::Reach;
@@ -118,13 +119,15 @@ impl Target {
     }
 }
 
+/// The user and the password of a URL, where some characters have to be written `%XX`, as they are meant.
 fn credentials(url: &Url) -> Option<HeaderValue> {
-    let (user, password) = (url.username(), url.password().unwrap_or_default());
+    let decode = |text: &str| percent_decode_str(text).collect::<Vec<u8>>();
+    let (user, password) = (decode(url.username()), decode(url.password().unwrap_or_default()));
     if user.is_empty() && password.is_empty() {
         return None;
     }
-    let mut value: HeaderValue =
-        format!("Basic {}", STANDARD.encode(format!("{user}:{password}"))).parse().ok()?;
+    let pair = STANDARD.encode([&user[..], b":", &password].concat());
+    let mut value: HeaderValue = format!("Basic {pair}").parse().ok()?;
     value.set_sensitive(true);
     Some(value)
 }

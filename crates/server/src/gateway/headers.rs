@@ -3,17 +3,13 @@
 use std::io::Write;
 
 use bytes::Bytes;
-use http::header::{
-    AUTHORIZATION, CONNECTION, CONTENT_LENGTH, EXPECT, FORWARDED, HOST, PROXY_AUTHENTICATE,
-    PROXY_AUTHORIZATION, TE, TRANSFER_ENCODING, UPGRADE, VIA,
-};
+use http::header::{AUTHORIZATION, CONNECTION, CONTENT_LENGTH, EXPECT, HOST, TE, UPGRADE, VIA};
 use http::uri::Authority;
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode, Uri};
 
+use super::reserved_headers::{HOP_BY_HOP, remove_reserved};
 use crate::peer::Peer;
 
-const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
-const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
 const ADMIN_KEY: HeaderName = HeaderName::from_static("x-admin-key");
 const USER: HeaderName = HeaderName::from_static("x-weir-user");
 const FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
@@ -22,33 +18,6 @@ const FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto")
 
 /// How Weir names itself among those that passed a message on.
 const PSEUDONYM: &str = "1.1 weir";
-
-/// What is said before a body, and by nobody but Weir, or not at all.
-static NO_TRAILERS: [HeaderName; 11] = [
-    ADMIN_KEY,
-    AUTHORIZATION,
-    CONTENT_LENGTH,
-    EXPECT,
-    FORWARDED,
-    FORWARDED_FOR,
-    FORWARDED_HOST,
-    FORWARDED_PROTO,
-    HOST,
-    USER,
-    VIA,
-];
-
-/// What belongs to one connection and is never passed on. `Trailer` is: trailers are.
-static HOP_BY_HOP: [HeaderName; 8] = [
-    CONNECTION,
-    KEEP_ALIVE,
-    PROXY_CONNECTION,
-    PROXY_AUTHENTICATE,
-    PROXY_AUTHORIZATION,
-    TE,
-    TRANSFER_ENCODING,
-    UPGRADE,
-];
 
 /// Takes out what belongs to the connection it came by, including whatever `Connection` names.
 pub(super) fn strip(headers: &mut HeaderMap) {
@@ -69,13 +38,6 @@ pub(super) fn is_ambiguous(
 ) -> bool {
     let is_bodiless = is_head || status == StatusCode::NO_CONTENT || status == StatusCode::NOT_MODIFIED;
     is_encoded && is_long.is_some() || is_bodiless && (is_encoded || is_long == Some(true))
-}
-
-/// Leaves nothing among trailers that is not believed in a head either.
-pub(super) fn strip_trailers(trailers: &mut HeaderMap) {
-    for name in HOP_BY_HOP.iter().chain(&NO_TRAILERS) {
-        trailers.remove(name);
-    }
 }
 
 /// Has a length that is told more than once told once; not at all, if it is not the same each time. Nobody after us shall
@@ -149,6 +111,7 @@ pub(super) struct Addition<'a> {
 impl Addition<'_> {
     /// Makes a caller's headers, already stripped, into those of the call to the upstream.
     pub(super) fn apply(&self, headers: &mut HeaderMap, target: &Uri) {
+        remove_reserved(headers, self.trust_forwarded);
         for name in [ADMIN_KEY, EXPECT, CONTENT_LENGTH] {
             headers.remove(name);
         }
@@ -160,11 +123,6 @@ impl Addition<'_> {
             headers.insert(AUTHORIZATION, authorization.clone());
         } else if !self.forward_authorization {
             headers.remove(AUTHORIZATION);
-        }
-        if !self.trust_forwarded {
-            for name in [FORWARDED, FORWARDED_FOR, FORWARDED_HOST, FORWARDED_PROTO] {
-                headers.remove(name);
-            }
         }
         if let Some(peer) = self.peer {
             append(headers, &FORWARDED_FOR, &peer.address().ip().to_canonical().to_string());
@@ -276,17 +234,6 @@ mod tests {
     }
 
     #[test]
-    fn trailers_say_nothing_that_only_heads_may() {
-        let mut trailers = HeaderMap::new();
-        for name in HOP_BY_HOP.iter().chain(&NO_TRAILERS) {
-            trailers.insert(name.clone(), HeaderValue::from_static("x"));
-        }
-        trailers.insert("x-sum", HeaderValue::from_static("1"));
-        strip_trailers(&mut trailers);
-        assert_eq!(trailers.keys().map(HeaderName::as_str).collect::<Vec<_>>(), ["x-sum"]);
-    }
-
-    #[test]
     fn an_authority_is_told_without_credentials() {
         for (authority, expected) in [("u:p@a.b:80", "a.b:80"), ("a.b", "a.b"), ("u@[::1]:8", "[::1]:8")] {
             assert_eq!(place(&authority.parse().unwrap()), expected);
@@ -336,6 +283,9 @@ mod tests {
             ("x-forwarded-for", "1.2.3.4"),
             ("x-forwarded-host", "evil.example"),
             ("forwarded", "for=1.2.3.4"),
+            ("x_weir_user", "somebody else"),
+            ("x-real-ip", "1.2.3.4"),
+            ("x-original-url", "/admin"),
             ("via", "1.0 before"),
             ("via", "1.1 between"),
             ("cookie", "kept"),

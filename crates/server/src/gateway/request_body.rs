@@ -11,7 +11,7 @@ use bytes::Bytes;
 use hyper::body::{Frame, SizeHint};
 use tokio::time::Sleep;
 
-use super::headers;
+use super::reserved_headers::remove_reserved_trailers;
 
 /// A request body.
 pub(super) struct RequestBody {
@@ -86,7 +86,7 @@ impl RequestBody {
 
     fn take(&mut self, mut frame: Frame<Bytes>) -> Result<Frame<Bytes>, Fault> {
         if let Some(trailers) = frame.trailers_mut() {
-            headers::strip_trailers(trailers);
+            remove_reserved_trailers(trailers);
         }
         self.silence = None;
         let length = frame.data_ref().map_or(0, Bytes::len) as u64;

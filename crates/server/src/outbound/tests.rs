@@ -91,6 +91,21 @@ async fn a_password_in_a_url_goes_into_a_header_and_not_into_the_request_line() 
     assert!(Target::new(&"ftp://example.com".parse().unwrap()).is_none());
 }
 
+#[test]
+fn credentials_in_a_url_are_shown_as_they_are_meant() {
+    for (url, expected) in [
+        ("http://user:p%40ss@h/", "user:p@ss"),
+        ("http://a%2Fb:%25%3a%20@h/", "a/b:%: "),
+        ("http://user:p@ss@h/", "user:p@ss"),
+        ("http://%C3%BC:x@h/", "ü:x"),
+        ("http://key@h/", "key:"),
+    ] {
+        let expected = format!("Basic {}", STANDARD.encode(expected));
+        assert_eq!(target(url).authorization().unwrap(), expected.as_str(), "{url}");
+    }
+    assert!(target("http://h/").authorization().is_none());
+}
+
 #[tokio::test]
 async fn a_retry_after_is_told() {
     let busy = answering(b"HTTP/1.1 503 X\r\nretry-after: 7\r\ncontent-length: 0\r\n\r\n").await;

@@ -1,7 +1,7 @@
 //! What is passed on of heads, both ways.
 
 use http::Method;
-use weir_testkit::talk::Head;
+use weir_testkit::talk::{Head, Listener};
 
 use super::given::{Gate, answer, error};
 use crate::given::{Running, Store};
@@ -66,6 +66,39 @@ async fn an_upstream_is_told_who_calls_and_is_shown_no_token_of_ours() {
 }
 
 #[tokio::test]
+async fn an_upstream_sees_no_header_that_it_could_take_for_our_word_or_for_another_path() {
+    for (trust, passes) in [("false", false), ("true", true)] {
+        let mut gate = Gate::start_with(&[("WEIR_AI_TRUST_FORWARDED", trust)]).await;
+        let headers = [
+            "X_Weir_User: root",
+            "X_Forwarded_For: 9.9.9.9",
+            "X.Admin.Key: key",
+            "Content_Length: 5",
+            "X-Weir-Plan: pro",
+            "X-Original-URL: /admin",
+            "X-Rewrite-URL: /admin",
+            "Proxy: http://9.9.9.9/",
+            "X-Real-IP: 9.9.9.9",
+            "Forwarded: for=9.9.9.9",
+            "X-Forwarded-Port: 443",
+            "X_Own: kept",
+        ];
+        let _caller = gate.asking("GET /api/v1/ai/x", &headers).await;
+        let head = gate.upstream.next().await.head().await;
+        for name in ["x_weir_user", "x_forwarded_for", "x.admin.key", "content_length"] {
+            assert_eq!(head.get(name), None, "{head:?}");
+        }
+        for name in ["x-weir-plan", "x-original-url", "x-rewrite-url", "proxy"] {
+            assert_eq!(head.get(name), None, "{head:?}");
+        }
+        for name in ["x-real-ip", "forwarded", "x-forwarded-port"] {
+            assert_eq!(head.get(name).is_some(), passes, "{name} of {head:?}");
+        }
+        assert_eq!((head.get("x-weir-user"), head.get("x_own")), (Some("a@b.c"), Some("kept")));
+    }
+}
+
+#[tokio::test]
 async fn settings_say_what_an_upstream_is_shown_instead() {
     let settings = [("WEIR_AI_AUTHORIZATION", "Bearer sk-1"), ("WEIR_AI_TRUST_FORWARDED", "true")];
     let mut gate = Gate::start_with(&settings).await;
@@ -80,6 +113,16 @@ async fn settings_say_what_an_upstream_is_shown_instead() {
     let _caller = gate.asking("GET /api/v1/ai/x", &[]).await;
     let head = gate.upstream.next().await.head().await;
     assert_eq!(head.get("authorization"), Some(format!("Bearer {}", gate.token()).as_str()));
+}
+
+#[tokio::test]
+async fn credentials_in_the_url_of_an_upstream_are_decoded() {
+    let upstream = Listener::start().await;
+    let url = upstream.url().replace("http://", "http://user:p%40ss@");
+    let mut gate = Gate::before(upstream, &url, &[]).await;
+    let _caller = gate.asking("GET /api/v1/ai/x", &[]).await;
+    let head = gate.upstream.next().await.head().await;
+    assert_eq!(head.get("authorization"), Some("Basic dXNlcjpwQHNz"), "user:p@ss");
 }
 
 #[tokio::test]

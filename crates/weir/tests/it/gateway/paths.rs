@@ -16,6 +16,11 @@ async fn no_path_leads_out_of_the_prefix_or_around_the_limit() {
         "/api/v1/ai/..%5cadmin",
         "/api/v1/ai/..;/admin",
         "/api/v1/ai/x%00",
+        "/api/v1/ai/%c0%ae%c0%ae/admin",
+        "/api/v1/ai/%e0%80%ae./admin",
+        "/api/v1/ai/x%c0%af..%c0%afadmin",
+        "/api/v1/ai/%u002e%u002e/admin",
+        "/api/v1/ai/..%u005cadmin",
         "http://elsewhere.example/api/v1/ai/../x",
     ];
     for path in refused {
