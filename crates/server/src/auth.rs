@@ -2,6 +2,7 @@
 
 pub mod admin;
 pub mod credentials;
+pub(crate) mod file_modes;
 pub mod jwt;
 pub mod secrets;
 pub(crate) mod webhook;
@@ -9,7 +10,7 @@ pub(crate) mod webhook;
 use std::path::Path;
 
 use crate::config::Settings;
-use crate::config::auth::AuthSettings;
+use crate::config::auth::{ADMIN_KEY, AuthSettings, admin_key};
 use crate::config::source::SettingError;
 
 /// What credentials are checked against.
@@ -34,14 +35,24 @@ impl Auth {
         let settings = &settings.auth;
         let admin = match &settings.admin_key {
             Some(key) => key.clone(),
-            None => secrets::load_or_create(data, secrets::ADMIN_KEY)?,
+            None => load_admin_key(data)?,
         };
         let tokens = match &settings.jwks_file {
             Some(file) => jwt::Verifier::from_jwks_file(file)?,
             None => jwt::Verifier::from_secret(&jwt_secret(settings, data)?),
         };
+        let tokens = tokens.expecting(settings.issuer.as_deref(), settings.audience.as_deref());
         Ok(Self { admin: admin::AdminKey::new(&admin), tokens, webhook })
     }
+}
+
+/// The operator's key of the data directory, which somebody may have written there.
+fn load_admin_key(data: &Path) -> Result<String, SettingError> {
+    let text = secrets::load_or_create(data, secrets::ADMIN_KEY)?;
+    admin_key(&text).ok_or_else(|| {
+        let file = data.join(secrets::ADMIN_KEY.file);
+        SettingError::secret(format!("the key in {}", file.display()), ADMIN_KEY)
+    })
 }
 
 /// The secret that tokens are signed with: the given one, or the data directory's.

@@ -20,6 +20,8 @@ pub mod source;
 pub mod store;
 pub(crate) mod tier;
 
+use std::path::PathBuf;
+
 use self::source::{Reader, SettingError, Sources};
 
 /// Everything that can be set.
@@ -51,6 +53,8 @@ pub struct Settings {
     pub edge: edge::EdgeSettings,
     /// What is logged and how.
     pub log: log::LogSettings,
+    /// The file of settings, if it holds a secret: a URL with a password.
+    pub file_with_secrets: Option<PathBuf>,
     /// `WEIR_…` variables that mean nothing to this version.
     pub unknown_variables: Vec<String>,
 }
@@ -76,6 +80,7 @@ impl Settings {
             sale: sale::SaleSettings::read(&mut reader)?,
             edge: edge::EdgeSettings::read(&mut reader)?,
             log: log::LogSettings::read(&mut reader)?,
+            file_with_secrets: reader.file_with_secrets(),
             unknown_variables: Vec::new(),
         };
         settings.unknown_variables = reader.unknown_variables();

@@ -82,6 +82,7 @@ impl Server {
             .map_err(|source| StartError::System { what: "start the HTTP threads".to_owned(), source })?;
         let mut engines =
             Engines::open(&settings, clock).await.map_err(|error| cannot_open(&settings, error))?;
+        auth::file_modes::warn_about_exposed_files(&settings);
         // Postgres answers a batch in several round trips, and after each a lane would wait behind the connections of its thread;
         // SQLite has a thread of its own, and the lane nothing to do but to hand over and to answer.
         if matches!(engines.store, Engine::Sqlite(_)) {

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use clap::Args;
-use weir_server::auth::jwt::{Claims, sign};
+use weir_server::auth::jwt::{Claims, sign_for};
 use weir_server::auth::jwt_secret;
 use weir_server::auth::secrets::JWT_SECRET;
 use weir_server::config::Settings;
@@ -63,7 +63,9 @@ pub(crate) fn run(arguments: &TokenArgs) -> anyhow::Result<ExitCode> {
         tenant_id: arguments.tenant.clone(),
         scope: (!scopes.is_empty()).then(|| scopes.join(" ")),
     };
-    let token = sign(&secret, &claims).context("cannot sign the token")?;
+    let auth = &settings.auth;
+    let token = sign_for(&secret, &claims, auth.issuer.as_deref(), auth.audience.as_deref())
+        .context("cannot sign the token")?;
     writeln!(std::io::stdout(), "{token}")?;
     Ok(ExitCode::SUCCESS)
 }

@@ -1,11 +1,12 @@
 //! Callers' tokens: signed JWTs, with HS256 by the server's own secret or RS256/ES256 by keys in a JWKS file.
 
+mod key_set;
 mod remembered;
 
 use std::path::Path;
 use std::sync::Arc;
 
-use jsonwebtoken::jwk::{AlgorithmParameters, EllipticCurve, Jwk, JwkSet};
+use jsonwebtoken::jwk::JwkSet;
 use jsonwebtoken::{Algorithm, DecodingKey, EncodingKey, Header, Validation, decode, decode_header, encode};
 use serde::{Deserialize, Serialize};
 
@@ -35,16 +36,16 @@ impl Claims {
     }
 }
 
-/// A token's body, before it is believed.
+/// A token's body, before it is believed. Times are seconds since 1970, perhaps with a fraction.
 #[derive(Deserialize)]
 struct Signed {
     sub: String,
-    exp: u64,
+    exp: f64,
     #[serde(default)]
     tenant_id: Option<String>,
     #[serde(default)]
     scope: Option<String>,
-    /// When it was signed, in seconds since 1970, perhaps with a fraction.
+    /// When it was signed.
     #[serde(default)]
     iat: Option<f64>,
 }
@@ -54,8 +55,18 @@ impl Signed {
     fn of_the_past(self, now_seconds: i64) -> Option<Claims> {
         let Self { sub, exp, tenant_id, scope, iat } = self;
         let is_past = iat.is_none_or(|iat| iat <= now_seconds as f64 + LEEWAY_SECONDS as f64);
-        is_past.then_some(Claims { sub, exp, tenant_id, scope })
+        is_past.then(|| Claims { sub, exp: whole_seconds(exp), tenant_id, scope })
     }
+}
+
+/// A time without its fraction. One that is out of range becomes the nearest that is not, as all conversions of floats do.
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "the fraction is to go, and out of range the nearest number is right"
+)]
+const fn whole_seconds(seconds: f64) -> u64 {
+    seconds as u64
 }
 
 /// How far the clocks of issuers may be off.
@@ -78,8 +89,25 @@ impl Verifier {
     #[must_use]
     pub fn from_secret(secret: &str) -> Self {
         let key = DecodingKey::from_secret(secret.as_bytes());
-        let keys = vec![Key { id: None, key, validation: validation(Algorithm::HS256) }];
+        let keys = vec![Key::new(None, key, Algorithm::HS256)];
         Self { keys, remembered: Remembered::default() }
+    }
+
+    /// The same, but tokens have to name this issuer (`iss`), or this audience among theirs (`aud`), where one is given.
+    #[must_use]
+    pub fn expecting(mut self, issuer: Option<&str>, audience: Option<&str>) -> Self {
+        for Key { validation, .. } in &mut self.keys {
+            if let Some(issuer) = issuer {
+                validation.set_issuer(&[issuer]);
+                validation.required_spec_claims.insert("iss".to_owned());
+            }
+            if let Some(audience) = audience {
+                validation.validate_aud = true;
+                validation.set_audience(&[audience]);
+                validation.required_spec_claims.insert("aud".to_owned());
+            }
+        }
+        self
     }
 
     /// Tokens signed with one of the keys in a file.
@@ -88,12 +116,13 @@ impl Verifier {
     /// When the file cannot be read or has no key that can be used.
     pub fn from_jwks_file(path: &Path) -> Result<Self, SettingError> {
         let refuse = |problem: String| {
-            let allowed = format!("a JWKS file with RS256 or ES256 keys ({problem})");
+            let allowed =
+                format!("a JWKS file with keys for RS256 (2,048 bits or more) or ES256 ({problem})");
             SettingError::new("WEIR_JWKS_FILE", path.display(), allowed)
         };
         let text = std::fs::read(path).map_err(|error| refuse(error.to_string()))?;
         let set: JwkSet = serde_json::from_slice(&text).map_err(|error| refuse(error.to_string()))?;
-        let keys: Vec<Key> = set.keys.iter().filter_map(Key::from_jwk).collect();
+        let keys = key_set::usable(&set);
         if keys.is_empty() {
             return Err(refuse("it has none".to_owned()));
         }
@@ -115,6 +144,10 @@ impl Verifier {
 
     fn judge(&self, token: &str, now_seconds: i64) -> Option<Claims> {
         let header = decode_header(token).ok()?;
+        // It names what a reader must understand besides the standard, and Weir understands none of that.
+        if header.crit.is_some() {
+            return None;
+        }
         let candidates = self.keys.iter().filter(|key| match (&header.kid, &key.id) {
             (Some(wanted), Some(id)) => wanted == id,
             _ => true,
@@ -127,17 +160,8 @@ impl Verifier {
 }
 
 impl Key {
-    /// Keys of other kinds (encryption, symmetric, other curves) are passed over.
-    fn from_jwk(jwk: &Jwk) -> Option<Self> {
-        let algorithm = match &jwk.algorithm {
-            AlgorithmParameters::RSA(_) => Algorithm::RS256,
-            AlgorithmParameters::EllipticCurve(curve) if curve.curve == EllipticCurve::P256 => {
-                Algorithm::ES256
-            }
-            _ => return None,
-        };
-        let key = DecodingKey::from_jwk(jwk).ok()?;
-        Some(Self { id: jwk.common.key_id.clone(), key, validation: validation(algorithm) })
+    fn new(id: Option<String>, key: DecodingKey, algorithm: Algorithm) -> Self {
+        Self { id, key, validation: validation(algorithm) }
     }
 }
 
@@ -147,7 +171,7 @@ fn validation(algorithm: Algorithm) -> Validation {
     validation.set_required_spec_claims(&["exp", "sub"]);
     validation.leeway = LEEWAY_SECONDS;
     validation.validate_nbf = true;
-    // Tokens of other issuers name audiences we know nothing of.
+    // Unless a setting says whom tokens are for, they may name anybody.
     validation.validate_aud = false;
     validation
 }
@@ -157,7 +181,30 @@ fn validation(algorithm: Algorithm) -> Validation {
 /// # Errors
 /// When the claims cannot be encoded.
 pub fn sign(secret: &str, claims: &Claims) -> Result<String, jsonwebtoken::errors::Error> {
-    encode(&Header::new(Algorithm::HS256), claims, &EncodingKey::from_secret(secret.as_bytes()))
+    sign_for(secret, claims, None, None)
+}
+
+/// The same for a server that expects an issuer or an audience.
+///
+/// # Errors
+/// When the claims cannot be encoded.
+pub fn sign_for(
+    secret: &str,
+    claims: &Claims,
+    issuer: Option<&str>,
+    audience: Option<&str>,
+) -> Result<String, jsonwebtoken::errors::Error> {
+    #[derive(Serialize)]
+    struct Body<'a> {
+        #[serde(flatten)]
+        claims: &'a Claims,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        iss: Option<&'a str>,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        aud: Option<&'a str>,
+    }
+    let body = Body { claims, iss: issuer, aud: audience };
+    encode(&Header::new(Algorithm::HS256), &body, &EncodingKey::from_secret(secret.as_bytes()))
 }
 
 impl std::fmt::Debug for Verifier {

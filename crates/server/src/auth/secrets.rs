@@ -8,6 +8,7 @@ use std::path::Path;
 use base64::Engine;
 use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
 
+use crate::config::auth::ADMIN_KEY_MIN;
 use crate::config::source::SettingError;
 
 /// A secret that lives in a file of the data directory.
@@ -20,7 +21,7 @@ pub struct Secret {
 }
 
 /// The operator's key.
-pub const ADMIN_KEY: Secret = Secret { file: "admin.key", bytes_min: 16 };
+pub const ADMIN_KEY: Secret = Secret { file: "admin.key", bytes_min: ADMIN_KEY_MIN };
 /// The key tokens are signed with.
 pub const JWT_SECRET: Secret = Secret { file: "jwt.secret", bytes_min: 32 };
 

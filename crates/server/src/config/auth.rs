@@ -6,8 +6,11 @@ use super::parse::boolean;
 use super::source::{Reader, SettingError};
 
 /// The shortest secrets accepted, in bytes.
-const ADMIN_KEY_MIN: usize = 16;
+pub(crate) const ADMIN_KEY_MIN: usize = 16;
 const JWT_SECRET_MIN: usize = 32;
+
+/// What the operator's key may be.
+pub(crate) const ADMIN_KEY: &str = "at least 16 bytes long, without white space or control characters in it";
 
 /// Who may call.
 #[derive(Clone, PartialEq, Eq)]
@@ -18,6 +21,10 @@ pub struct AuthSettings {
     pub jwt_secret: Option<String>,
     /// `WEIR_JWKS_FILE`: public keys for RS256 and ES256; HS256 is then refused.
     pub jwks_file: Option<PathBuf>,
+    /// `auth.issuer`: whom tokens must come from (`iss`).
+    pub issuer: Option<String>,
+    /// `auth.audience`: whom tokens must be for (`aud`).
+    pub audience: Option<String>,
     /// `WEIR_ALLOW_ANONYMOUS`: whether endpoints without credentials may listen on more than loopback.
     pub allow_anonymous: bool,
 }
@@ -26,17 +33,28 @@ impl AuthSettings {
     pub(super) fn read(reader: &mut Reader) -> Result<Self, SettingError> {
         let at_least = |bytes: usize| move |text: &str| (text.len() >= bytes).then(|| text.to_owned());
         let path = |text: &str| (!text.is_empty()).then(|| PathBuf::from(text));
+        let name = |text: &str| Some((!text.is_empty()).then(|| text.to_owned()));
         Ok(Self {
-            admin_key: reader.get_optional("admin_key", at_least(ADMIN_KEY_MIN), "at least 16 bytes long")?,
+            admin_key: reader.get_optional("admin_key", admin_key, ADMIN_KEY)?,
             jwt_secret: reader.get_optional(
                 "jwt_secret",
                 at_least(JWT_SECRET_MIN),
                 "at least 32 bytes long",
             )?,
             jwks_file: reader.get_optional("jwks_file", path, "the path of a JWKS file")?,
+            issuer: reader.get("auth.issuer", None, name, "the iss of tokens")?,
+            audience: reader.get("auth.audience", None, name, "the aud of tokens")?,
             allow_anonymous: reader.get("allow_anonymous", false, boolean, "true or false")?,
         })
     }
+}
+
+/// The operator's key as it is given, often with the end of a line behind it. It has to fit into a header as it is.
+#[must_use]
+pub(crate) fn admin_key(text: &str) -> Option<String> {
+    let key = text.trim();
+    let is_plain = !key.chars().any(|c| c.is_whitespace() || c.is_control());
+    (key.len() >= ADMIN_KEY_MIN && is_plain).then(|| key.to_owned())
 }
 
 impl std::fmt::Debug for AuthSettings {
@@ -46,6 +64,8 @@ impl std::fmt::Debug for AuthSettings {
             .field("admin_key", &self.admin_key.as_ref().map(|_| "…"))
             .field("jwt_secret", &self.jwt_secret.as_ref().map(|_| "…"))
             .field("jwks_file", &self.jwks_file)
+            .field("issuer", &self.issuer)
+            .field("audience", &self.audience)
             .field("allow_anonymous", &self.allow_anonymous)
             .finish()
     }

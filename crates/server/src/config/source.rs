@@ -200,6 +200,13 @@ impl Reader {
         tables
     }
 
+    /// The file, if it holds a secret. Secrets proper are refused there; URLs with a password are not.
+    #[must_use]
+    pub fn file_with_secrets(&self) -> Option<PathBuf> {
+        let (path, values) = self.sources.file.as_ref()?;
+        values.values().any(|value| has_password(value)).then(|| path.clone())
+    }
+
     /// The names of all settings read so far.
     pub fn known(&self) -> impl Iterator<Item = &'static str> {
         self.known.iter().copied()
@@ -230,6 +237,15 @@ impl Reader {
             None => Ok(()),
         }
     }
+}
+
+/// Whether a text is a URL with a password: before the host, or among the parameters as Postgres takes it.
+fn has_password(text: &str) -> bool {
+    let Some((_scheme, rest)) = text.split_once("://") else { return false };
+    let authority = rest.split(['/', '?', '#']).next().unwrap_or_default();
+    let credentials = authority.rsplit_once('@').map(|(credentials, _host)| credentials);
+    let password = credentials.and_then(|credentials| credentials.split_once(':'));
+    password.is_some_and(|(_user, password)| !password.is_empty()) || rest.contains("password=")
 }
 
 /// A setting's name in the environment.

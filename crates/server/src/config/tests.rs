@@ -146,6 +146,45 @@ fn secrets_are_never_repeated() {
 }
 
 #[test]
+fn an_admin_key_is_trimmed_and_fits_into_a_header() {
+    let read = |key: &str| Settings::read(environment(&[("WEIR_ADMIN_KEY", key)]));
+    for given in ["0123456789abcdef", "0123456789abcdef\n", "\t 0123456789abcdef \r\n"] {
+        assert_eq!(read(given).unwrap().auth.admin_key.as_deref(), Some("0123456789abcdef"));
+    }
+    for wrong in [
+        "",
+        "0123456789abcde",
+        "          0123456789abcde          ",
+        "0123456789 abcdef",
+        "0123456789\tabcdef",
+        "0123456789\nabcdef",
+        "0123456789\u{7f}abcdef",
+        "0123456789\u{a0}abcdef",
+    ] {
+        let sentence = read(wrong).unwrap_err().to_string();
+        assert!(sentence.contains("WEIR_ADMIN_KEY") && sentence.contains("at least 16 bytes"), "{sentence}");
+        assert!(!sentence.contains("0123456789"), "{sentence}");
+    }
+}
+
+#[test]
+fn a_file_with_a_password_in_a_url_holds_a_secret() {
+    let holds = |text: &str| Settings::read(file(text)).unwrap().file_with_secrets.is_some();
+    for secret in [
+        "store = \"postgres://u:secret@h/d\"",
+        "store = \"postgres://u@h/d?password=secret\"",
+        "cache = \"redis://:secret@h\"",
+        "downstream = \"https://u:secret@h/\"",
+        "[request.downstreams.x]\nurl = \"https://u:secret@h/\"",
+    ] {
+        assert!(holds(secret), "{secret}");
+    }
+    for plain in ["store = \"postgres://u@h/d\"", "downstream = \"http://h:1/a:b@c\"", "roles = \"api\""] {
+        assert!(!holds(plain), "{plain}");
+    }
+}
+
+#[test]
 fn a_name_that_is_no_setting_is_refused() {
     let sentence = Settings::read(file("[http]\ntimeot = \"2s\"")).unwrap_err().to_string();
     assert!(sentence.contains("http.timeot") && sentence.contains("weir.default.toml"), "{sentence}");

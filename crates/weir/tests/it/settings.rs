@@ -61,20 +61,44 @@ async fn generated_secrets_are_the_owners_alone_and_stay() {
         let mode = data.join(name).metadata().unwrap().permissions().mode() & 0o777;
         assert_eq!(mode, 0o600, "{name}");
     }
+    let is_warning = |line: &str| line.contains("other users of this machine");
+    assert!(!server.weir.log_lines().iter().any(|line| is_warning(line)), "there is nothing to warn of");
     let key = server.weir.admin_key();
     server.weir.kill_9();
+    std::fs::set_permissions(data.join("admin.key"), PermissionsExt::from_mode(0o644)).unwrap();
     server.weir.restart().await;
     assert_eq!(server.weir.admin_key(), key);
+    let advice = format!("chmod go-rwx {}", data.join("admin.key").display());
+    server.weir.wait_for_log(|line| is_warning(line) && line.contains(&advice), PATIENCE).await;
     assert!(server.weir.log_lines().iter().all(|line| !line.contains(&key)), "a secret was logged");
 }
 
 #[tokio::test]
 async fn a_given_admin_key_is_the_one_that_counts() {
-    let weir = weir().env("WEIR_ADMIN_KEY", "a key of more than 16 bytes").spawn().await;
+    // With the end of its line, as `$(cat file)` has none and a mounted secret has one.
+    let weir = weir().env("WEIR_ADMIN_KEY", "a-key-of-more-than-16-bytes\n").spawn().await;
     let with = |key: &str| Client::new(weir.base_url()).with_header("x-admin-key", key);
-    assert_eq!(with("a key of more than 16 bytes").get("/admin/audit").await.unwrap().status, 200);
-    assert_eq!(with("a key of more than 16 byte").get("/admin/audit").await.unwrap().status, 401);
+    assert_eq!(with("a-key-of-more-than-16-bytes").get("/admin/audit").await.unwrap().status, 200);
+    assert_eq!(with("a-key-of-more-than-16-byte").get("/admin/audit").await.unwrap().status, 401);
     assert!(!weir.data_dir().join("admin.key").exists(), "none is made when one is given");
+}
+
+#[tokio::test]
+async fn an_admin_key_that_no_header_can_carry_stops_the_start() {
+    let data = tempfile::tempdir().unwrap();
+    std::fs::write(data.path().join("admin.key"), "a key with spaces in it\n").unwrap();
+    let path = data.path().to_str().unwrap();
+    let from_file = run(&["serve", "--listen", "127.0.0.1:0", "--data", path], &[]);
+    let given = run(&["serve"], &[("WEIR_ADMIN_KEY", "a key with spaces in it")]);
+    for (output, name) in [(from_file, "admin.key"), (given, "WEIR_ADMIN_KEY")] {
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(2), "{said}");
+        assert!(said.contains(name) && said.contains("white space") && !said.contains("spaces in"), "{said}");
+    }
+    std::fs::write(data.path().join("admin.key"), "a-key-that-somebody-wrote\n").unwrap();
+    let weir = weir().data_dir(data.path()).spawn().await;
+    let operator = Client::new(weir.base_url()).with_header("x-admin-key", "a-key-that-somebody-wrote");
+    assert_eq!(operator.get("/admin/audit").await.unwrap().status, 200);
 }
 
 #[tokio::test]
@@ -167,6 +191,42 @@ async fn a_token_is_signed_with_the_servers_own_secret() {
     assert!(claims.allows("requests:create") && claims.allows("requests:read"));
     let left = claims.exp - u64::try_from(jiff::Timestamp::now().as_second()).unwrap();
     assert!((7_000..=7_200).contains(&left), "{left}");
+}
+
+#[tokio::test]
+async fn tokens_of_the_command_name_the_issuer_and_the_audience_that_the_server_expects() {
+    let expected = [("WEIR_AUTH_ISSUER", "https://login.example"), ("WEIR_AUTH_AUDIENCE", "weir")];
+    let server = Running::start_with(Store::Embedded, &expected).await;
+    let data = server.weir.data_dir().to_str().unwrap();
+    let token = |environment: &[(&str, &str)]| {
+        let output = run(&["token", "--sub", "a@b.c", "--data", data], environment);
+        String::from_utf8(output.stdout).unwrap().trim().to_owned()
+    };
+    for (token, status) in [(token(&expected), 200), (token(&expected[..1]), 401), (token(&[]), 401)] {
+        let caller = server.client().with_header("authorization", &format!("Bearer {token}"));
+        assert_eq!(caller.get("/api/v1/limits/me").await.unwrap().status, status);
+    }
+}
+
+#[tokio::test]
+async fn a_key_of_a_jwks_that_is_not_used_is_named_in_the_log() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("jwks.json");
+    let good = include_str!("../../../server/src/auth/jwt/testdata/jwks.json");
+    let mut set: serde_json::Value = serde_json::from_str(good).unwrap();
+    let keys = set["keys"].as_array_mut().unwrap();
+    let modulus = format!("{}A", "u".repeat(170));
+    keys.push(serde_json::json!({"kty": "RSA", "kid": "short-1", "n": modulus, "e": "AQAB"}));
+    let mut encrypting = keys[2].clone();
+    encrypting["kid"] = "enc-1".into();
+    encrypting["use"] = "enc".into();
+    keys.push(encrypting);
+    std::fs::write(&file, set.to_string()).unwrap();
+    let weir = weir().env("WEIR_JWKS_FILE", &file).spawn().await;
+    for (kid, reason) in [("short-1", "1024 bits"), ("enc-1", "verify signatures")] {
+        weir.wait_for_log(|line| line.contains(kid) && line.contains(reason), PATIENCE).await;
+    }
+    assert!(weir.log_lines().iter().all(|line| !line.contains("rsa-1")), "that one is used");
 }
 
 #[tokio::test]

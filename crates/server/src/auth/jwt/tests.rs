@@ -67,6 +67,70 @@ fn a_token_that_is_not_yet_good_or_lacks_exp_or_sub_is_nobody() {
     assert!(verifier.verify(&signed(serde_json::json!({"exp": FAR}))).is_none());
 }
 
+fn signed(header: &Header, json: &serde_json::Value) -> String {
+    encode(header, json, &EncodingKey::from_secret(SECRET.as_bytes())).unwrap()
+}
+
+#[test]
+fn times_may_have_a_fraction() {
+    let verifier = Verifier::from_secret(SECRET);
+    let header = Header::new(Algorithm::HS256);
+    let now = jiff::Timestamp::now().as_second() as f64;
+    let verify = |exp: serde_json::Value, nbf: f64| {
+        let body = serde_json::json!({"sub": "a", "exp": exp, "nbf": nbf, "iat": now - 1.5});
+        verifier.verify(&signed(&header, &body))
+    };
+    assert_eq!(verify(4_000_000_000.75.into(), now - 10.5).unwrap().exp, FAR);
+    assert!(verify((now + 60.5).into(), now - 10.5).is_some());
+    assert!(verify((now - 60.5).into(), now - 100.5).is_none(), "expired");
+    assert!(verify((now + 600.5).into(), now + 60.5).is_none(), "not yet good");
+    for odd in [serde_json::json!("4000000000"), serde_json::json!(-0.5), serde_json::json!(1e300)] {
+        assert!(verify(odd.clone(), now - 10.0).is_none(), "{odd}");
+    }
+}
+
+#[test]
+fn what_a_token_calls_critical_is_not_ignored() {
+    let verifier = Verifier::from_secret(SECRET);
+    let body = serde_json::json!({"sub": "a", "exp": FAR});
+    let with = |crit: Option<Vec<String>>| Header { crit, ..Header::new(Algorithm::HS256) };
+    assert!(verifier.verify(&signed(&with(None), &body)).is_some());
+    for crit in [vec!["b64".to_owned()], vec!["exp".to_owned()], vec![]] {
+        assert!(verifier.verify(&signed(&with(Some(crit.clone())), &body)).is_none(), "{crit:?}");
+    }
+}
+
+#[test]
+fn an_issuer_and_an_audience_that_are_expected_have_to_be_named() {
+    let verifier = |issuer, audience| Verifier::from_secret(SECRET).expecting(issuer, audience);
+    let token = |more: serde_json::Value| {
+        let mut body = serde_json::json!({"sub": "a", "exp": FAR});
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        signed(&Header::new(Algorithm::HS256), &body)
+    };
+    let both = verifier(Some("https://login.example"), Some("weir"));
+    for (claims, is_good) in [
+        (serde_json::json!({"iss": "https://login.example", "aud": "weir"}), true),
+        (serde_json::json!({"iss": "https://login.example", "aud": ["other", "weir"]}), true),
+        (serde_json::json!({"iss": "https://login.example", "aud": ["other"]}), false),
+        (serde_json::json!({"iss": "https://login.example", "aud": "other"}), false),
+        (serde_json::json!({"iss": "https://login.example", "aud": []}), false),
+        (serde_json::json!({"iss": "https://login.example", "aud": 7}), false),
+        (serde_json::json!({"iss": "https://login.example"}), false),
+        (serde_json::json!({"iss": "https://login.example/", "aud": "weir"}), false),
+        (serde_json::json!({"aud": "weir"}), false),
+        (serde_json::json!({}), false),
+    ] {
+        assert_eq!(both.verify(&token(claims.clone())).is_some(), is_good, "{claims}");
+    }
+    let anybody = serde_json::json!({"iss": "x", "aud": ["y"]});
+    assert!(verifier(None, None).verify(&token(anybody.clone())).is_some());
+    assert!(verifier(Some("x"), None).verify(&token(anybody.clone())).is_some());
+    assert!(verifier(None, Some("y")).verify(&token(anybody)).is_some());
+    let own = sign_for(SECRET, &claims(FAR), Some("https://login.example"), Some("weir")).unwrap();
+    assert_eq!(both.verify(&own).as_deref(), Some(&claims(FAR)));
+}
+
 #[test]
 fn keys_of_a_file_verify_their_own_algorithm_and_no_other() {
     let verifier = jwks_verifier();
