@@ -25,6 +25,8 @@ const STREAMS_MAX: u32 = 1_024;
 /// How often a silent connection is asked whether it is still there, and how long it may take to say so.
 const PING_EVERY: Duration = Duration::from_secs(30);
 const PONG_WITHIN: Duration = Duration::from_secs(20);
+/// The longest question about health: the name of a service.
+const HEALTH_BYTES_MAX: usize = 1_024;
 /// How long a stop waits for answers: they take milliseconds, but whoever watches health never ends.
 const GRACE: Duration = Duration::from_secs(2);
 
@@ -46,7 +48,8 @@ pub async fn serve(listener: TcpListener, app: Arc<App>) {
         .max_concurrent_streams(STREAMS_MAX)
         .http2_keepalive_interval(Some(PING_EVERY))
         .http2_keepalive_timeout(Some(PONG_WITHIN))
-        .add_service(health)
+        // Nobody needs credentials for it, and it is answered from memory: whoever checks learns nothing else and costs nothing.
+        .add_service(health.max_decoding_message_size(HEALTH_BYTES_MAX))
         .add_service(RateLimitServer::new(gate))
         .serve_with_incoming_shutdown(incoming, stop);
     let end = async {

@@ -19,6 +19,8 @@ use crate::service::tier::{Answer, TierService};
 
 /// The most descriptors in a question, and entries in a descriptor.
 const MAX: usize = 64;
+/// The most that a descriptor spends: the bound in Envoy's own protocol files.
+const HITS_MAX: u64 = 1_000_000_000;
 /// The number under which limits are kept that proxies bring along: policies count up from 1 and do not get there.
 const OVERRIDE_SCOPE: u32 = i32::MAX.unsigned_abs();
 const OVERRIDE_NAME: &str = "override";
@@ -39,10 +41,7 @@ pub(super) async fn should_rate_limit(
     tier: &TierService,
     request: &RateLimitRequest,
 ) -> Result<RateLimitResponse, Status> {
-    let is_large = |descriptor: &RateLimitDescriptor| descriptor.entries.len() > MAX;
-    if request.descriptors.len() > MAX || request.descriptors.iter().any(is_large) {
-        return Err(Status::invalid_argument(format!("at most {MAX} descriptors of {MAX} entries each")));
-    }
+    check(request).map_err(Status::invalid_argument)?;
     let mut parts = Vec::new();
     for (place, descriptor) in request.descriptors.iter().enumerate() {
         parts.extend(find(tier, request, place, descriptor)?);
@@ -53,6 +52,39 @@ pub(super) async fn should_rate_limit(
     Ok(respond(request.descriptors.len(), &parts, &answers))
 }
 
+/// Whether a question can be answered; if not, a sentence says why. These are the rules of Envoy's protocol files, and bounds
+/// of ours.
+fn check(request: &RateLimitRequest) -> Result<(), String> {
+    if request.domain.is_empty() {
+        return Err("domain is missing: policies name the domain they are about".to_owned());
+    }
+    if !(1..=MAX).contains(&request.descriptors.len()) {
+        let count = request.descriptors.len();
+        return Err(format!("there are {count} descriptors and must be 1 to {MAX}"));
+    }
+    if u64::from(request.hits_addend) > HITS_MAX {
+        return Err(format!("hits_addend is {} and must be at most {HITS_MAX}", request.hits_addend));
+    }
+    let mut descriptors = request.descriptors.iter().enumerate();
+    descriptors.try_for_each(|(place, descriptor)| check_descriptor(place, descriptor))
+}
+
+fn check_descriptor(place: usize, descriptor: &RateLimitDescriptor) -> Result<(), String> {
+    let count = descriptor.entries.len();
+    if !(1..=MAX).contains(&count) {
+        return Err(format!("descriptors[{place}] has {count} entries and must have 1 to {MAX}"));
+    }
+    if let Some(entry) = descriptor.entries.iter().position(|entry| entry.key.is_empty()) {
+        return Err(format!("descriptors[{place}].entries[{entry}] has no key"));
+    }
+    match descriptor.hits_addend {
+        Some(hits) if hits > HITS_MAX => {
+            Err(format!("descriptors[{place}].hits_addend is {hits} and must be at most {HITS_MAX}"))
+        }
+        _ => Ok(()),
+    }
+}
+
 /// The policies about a descriptor, and what it asks of them.
 fn find(
     tier: &TierService,
@@ -61,6 +93,7 @@ fn find(
     descriptor: &RateLimitDescriptor,
 ) -> Result<Vec<Part>, Status> {
     let cost = match descriptor.hits_addend {
+        // In range: that was checked.
         Some(hits) => u32::try_from(hits).unwrap_or(u32::MAX),
         None => request.hits_addend.max(1),
     };
@@ -191,6 +224,32 @@ fn describe(part: &Part, answer: &Answer) -> DescriptorStatus {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_question_that_cannot_be_meant_is_refused_with_what_is_wrong() {
+        let entry = RateLimitDescriptor::new(&[("a", "")]);
+        let ask = |descriptors: &[RateLimitDescriptor]| RateLimitRequest {
+            domain: "edge".into(),
+            descriptors: descriptors.to_vec(),
+            hits_addend: 1_000_000_000,
+        };
+        let hits = |hits| RateLimitDescriptor { hits_addend: Some(hits), ..entry.clone() };
+        assert_eq!(check(&ask(&[entry.clone(), hits(0), hits(1_000_000_000)])), Ok(()));
+        let many = RateLimitDescriptor::new(&[("a", "b"); 65]);
+        for (question, part) in [
+            (RateLimitRequest { domain: String::new(), ..ask(&[hits(1)]) }, "domain is missing"),
+            (RateLimitRequest { hits_addend: 1_000_000_001, ..ask(&[hits(1)]) }, "hits_addend is"),
+            (ask(&[]), "0 descriptors"),
+            (ask(&vec![entry.clone(); 65]), "65 descriptors"),
+            (ask(&[entry.clone(), RateLimitDescriptor::new(&[])]), "descriptors[1] has 0 entries"),
+            (ask(&[many]), "descriptors[0] has 65 entries"),
+            (ask(&[RateLimitDescriptor::new(&[("a", "b"), ("", "b")])]), "entries[1] has no key"),
+            (ask(&[hits(1_000_000_001)]), "descriptors[0].hits_addend is"),
+        ] {
+            let sentence = check(&question).unwrap_err();
+            assert!(sentence.contains(part), "{sentence:?} lacks {part:?}");
+        }
+    }
 
     #[test]
     fn no_two_descriptors_share_a_key_by_the_way_they_are_spelled() {

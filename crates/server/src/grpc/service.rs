@@ -8,10 +8,12 @@ use axum::body::HttpBody;
 use bytes::Bytes;
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
+use prost::Message;
 use tonic::body::Body;
+use tonic::codec::{Codec, DecodeBuf, Decoder};
 use tonic::server::{Grpc, NamedService, UnaryService};
 use tonic::{Request, Response, Status};
-use tonic_prost::ProstCodec;
+use tonic_prost::ProstEncoder;
 
 use super::Gate;
 use super::decide::should_rate_limit;
@@ -60,11 +62,42 @@ where
         }
         let method = ShouldRateLimit(self.0.clone());
         async move {
-            let codec = ProstCodec::default();
-            let mut grpc = Grpc::new(codec).max_decoding_message_size(MESSAGE_BYTES_MAX);
+            let mut grpc = Grpc::new(RateLimitCodec).max_decoding_message_size(MESSAGE_BYTES_MAX);
             Ok(grpc.unary(method, request).await)
         }
         .boxed()
+    }
+}
+
+/// Reads questions and writes answers.
+struct RateLimitCodec;
+
+impl Codec for RateLimitCodec {
+    type Encode = RateLimitResponse;
+    type Decode = RateLimitRequest;
+    type Encoder = ProstEncoder<RateLimitResponse>;
+    type Decoder = QuestionDecoder;
+
+    fn encoder(&mut self) -> Self::Encoder {
+        ProstEncoder::default()
+    }
+
+    fn decoder(&mut self) -> Self::Decoder {
+        QuestionDecoder
+    }
+}
+
+/// A message that is none is the caller's fault; the decoder of `tonic-prost` calls it a fault of the server.
+struct QuestionDecoder;
+
+impl Decoder for QuestionDecoder {
+    type Item = RateLimitRequest;
+    type Error = Status;
+
+    fn decode(&mut self, buffer: &mut DecodeBuf<'_>) -> Result<Option<RateLimitRequest>, Status> {
+        let malformed =
+            |error| Status::invalid_argument(format!("the message is not a RateLimitRequest: {error}"));
+        RateLimitRequest::decode(buffer).map(Some).map_err(malformed)
     }
 }
 
