@@ -22,7 +22,7 @@ fn table_on_the_page(header: &str) -> Vec<(String, BTreeSet<String>)> {
 }
 
 /// Every Rust file below a directory.
-fn rust_files(directory: &Path, files: &mut Vec<PathBuf>) {
+pub(crate) fn rust_files(directory: &Path, files: &mut Vec<PathBuf>) {
     for entry in std::fs::read_dir(directory).unwrap() {
         let path = entry.unwrap().path();
         if path.is_dir() {

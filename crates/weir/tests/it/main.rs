@@ -25,6 +25,7 @@ mod quota;
 mod redis;
 mod request;
 mod sale;
+mod security;
 mod sender;
 mod settings;
 mod shutdown;
