@@ -400,7 +400,7 @@ impl Engine {
     pub fn wall_clock(&self) -> Arc<dyn Clock> {
         match self {
             Self::Sqlite(engine) => engine.clock(),
-            Self::Postgres(engine) => engine.test_clock().unwrap_or_else(|| Arc::new(SystemClock::default())),
+            Self::Postgres(engine) => engine.test_clock().unwrap_or_else(|| SystemClock::shared()),
         }
     }
 

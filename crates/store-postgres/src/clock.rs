@@ -10,22 +10,30 @@ use weir_store::{Result, StoreClock};
 
 use crate::Postgres;
 
+/// Rows that are brought back in one transaction.
+const PAGE: i64 = 500;
+
+/// Whoever has a shard leased has its messages to itself. Locked like this, nobody settles any meanwhile.
+const LOCK_SHARDS: &str = "SELECT FROM queue_shard ORDER BY topic, shard FOR UPDATE";
 /// Messages that were put off while the clock was ahead.
 const BRING_BACK_MESSAGES: &str = "
-    WITH clock AS MATERIALIZED (SELECT coalesce($1, clock_timestamp()) AS now)
+    WITH clock AS MATERIALIZED (SELECT coalesce($1, clock_timestamp()) AS now),
+    ahead AS MATERIALIZED (
+        SELECT message.ctid AS place, clock.now FROM clock CROSS JOIN queue_message AS message
+        WHERE message.delayed_until IS NOT NULL AND message.delayed_at > clock.now + interval '1 second' LIMIT $2)
     UPDATE queue_message AS message
-    SET delayed_until = greatest(message.delayed_until - (message.delayed_at - clock.now), clock.now),
-        delayed_at = clock.now
-    FROM clock
-    WHERE message.delayed_until IS NOT NULL AND message.delayed_at > clock.now + interval '1 second'";
-/// Requests that were accepted, leased or put off then. Jobs are locked in the order in which workers lock them.
+    SET delayed_until = greatest(message.delayed_until - (message.delayed_at - ahead.now), ahead.now),
+        delayed_at = ahead.now
+    FROM ahead WHERE message.ctid = ahead.place";
+/// Requests that were accepted, leased or put off then. Jobs are locked in the order in which workers lock them, and records
+/// with them: a report that was faster has changed both.
 const BRING_BACK_REQUESTS: &str = "
     WITH clock AS MATERIALIZED (SELECT coalesce($1, clock_timestamp()) AS now),
     ahead AS MATERIALIZED (
         SELECT job.request_id, record.updated_at - clock.now AS span, clock.now
         FROM clock CROSS JOIN request_job AS job JOIN request_record AS record USING (request_id)
         WHERE job.claimable_at > clock.now AND record.updated_at > clock.now + interval '1 second'
-        ORDER BY job.request_id FOR UPDATE OF job),
+        ORDER BY job.request_id LIMIT $2 FOR UPDATE OF job, record),
     brought_back AS (
         UPDATE request_job AS job SET claimable_at = greatest(job.claimable_at - ahead.span, ahead.now)
         FROM ahead WHERE job.request_id = ahead.request_id)
@@ -43,18 +51,17 @@ impl StoreClock for Postgres {
     }
 
     async fn bring_back_waiting(&self) -> Result<u64> {
-        let session = self.inner.pool.session().await?;
-        let (client, now) = (&session.client, self.clock_override());
-        let (_, messages, requests, ()) = session
-            .bounded(try_join4(
-                client.batch_execute("BEGIN"),
-                client.execute(BRING_BACK_MESSAGES, &[&now]),
-                client.execute(BRING_BACK_REQUESTS, &[&now]),
-                client.batch_execute("COMMIT"),
-            ))
-            .await?;
-        session.keep();
-        Ok(messages.saturating_add(requests))
+        let mut all = 0;
+        for statement in [BRING_BACK_MESSAGES, BRING_BACK_REQUESTS] {
+            loop {
+                let page = self.bring_back_page(statement).await?;
+                all += page;
+                if page < PAGE.unsigned_abs() {
+                    break;
+                }
+            }
+        }
+        Ok(all)
     }
 
     fn steps(&self) -> Option<&StepDetector> {
@@ -63,6 +70,21 @@ impl StoreClock for Postgres {
 }
 
 impl Postgres {
+    async fn bring_back_page(&self, statement: &str) -> Result<u64> {
+        let session = self.inner.pool.session().await?;
+        let (client, now) = (&session.client, self.clock_override());
+        let (_, _, count, ()) = session
+            .bounded(try_join4(
+                client.batch_execute("BEGIN"),
+                client.batch_execute(LOCK_SHARDS),
+                client.execute(statement, &[&now, &PAGE]),
+                client.batch_execute("COMMIT"),
+            ))
+            .await?;
+        session.keep();
+        Ok(count)
+    }
+
     /// The time, given the row of a statement that asked the database for it after `asked`.
     fn read_time(&self, row: &tokio_postgres::Row, asked: Duration) -> Result<Timestamp> {
         if let Some(clock) = &self.inner.clock {

@@ -128,8 +128,8 @@ impl RedisLimits {
     }
 
     fn part(&self, name: Arc<str>, limit: Limit, known: Spent, cost: u32) -> Part {
-        let counts = self.inner.is_untold(&name);
-        Part { name, limit, cost, taken_at: None, binds: true, known, counts, adopted: None }
+        let (counts, known_at) = (self.inner.is_untold(&name), self.inner.clock.now());
+        Part { name, limit, cost, taken_at: None, binds: true, known, known_at, counts, adopted: None }
     }
 
     /// One call for parts that are together.

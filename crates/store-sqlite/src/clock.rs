@@ -8,14 +8,19 @@ use weir_store::{Result, StoreClock};
 
 use crate::Sqlite;
 
-/// Messages that were put off while the clock was ahead of `?1`.
-const BRING_BACK_MESSAGES: &str = "
-    UPDATE queue_message SET delayed_until = max(delayed_until - (delayed_at - ?1), ?1), delayed_at = ?1
-    WHERE delayed_at > ?1";
+/// Rows that are brought back by one job of the writer.
+const PAGE: usize = 200;
+
+/// Messages that were put off while the clock was ahead of `?1`. There are few that were ever put off.
+const MESSAGES_AHEAD: &str = "SELECT topic, id FROM queue_message WHERE delayed_at > ?1";
+const BRING_BACK_MESSAGE: &str = "
+    UPDATE queue_message SET delayed_until = max(delayed_until - (delayed_at - ?3), ?3), delayed_at = ?3
+    WHERE topic = ?1 AND id = ?2 AND delayed_at > ?3";
 /// Requests that were accepted, leased or put off then.
-const BRING_BACK_REQUESTS: &str = "
-    UPDATE request_record SET claimable_at = max(claimable_at - (updated_at - ?1), ?1), updated_at = ?1
-    WHERE claimable_at > ?1 AND updated_at > ?1";
+const REQUESTS_AHEAD: &str = "SELECT id FROM request_record WHERE claimable_at > ?1 AND updated_at > ?1";
+const BRING_BACK_REQUEST: &str = "
+    UPDATE request_record SET claimable_at = max(claimable_at - (updated_at - ?2), ?2), updated_at = ?2
+    WHERE id = ?1 AND claimable_at > ?2 AND updated_at > ?2";
 
 #[async_trait]
 impl StoreClock for Sqlite {
@@ -23,15 +28,38 @@ impl StoreClock for Sqlite {
         Ok(self.inner.clock.now())
     }
 
+    /// What is ahead is looked for beside the writer, and brought back a few rows at a time: whoever changes one of them
+    /// meanwhile has written it by the clock as it is now.
     async fn bring_back_waiting(&self) -> Result<u64> {
-        let clock = self.clock();
-        let bring_back = move |connection: &Connection| {
-            let now = clock.now().as_micros();
-            let messages = connection.execute(BRING_BACK_MESSAGES, params![now])?;
-            let requests = connection.execute(BRING_BACK_REQUESTS, params![now])?;
-            Ok(messages.saturating_add(requests) as u64)
-        };
-        self.inner.writer.run(bring_back).await
+        let now = self.inner.clock.now().as_micros();
+        let messages: Vec<(String, i64)> = self
+            .read(move |connection| {
+                let mut ahead = connection.prepare(MESSAGES_AHEAD)?;
+                ahead.query_map([now], |row| Ok((row.get(0)?, row.get(1)?)))?.collect()
+            })
+            .await?;
+        let requests: Vec<i64> = self
+            .read(move |connection| {
+                let mut ahead = connection.prepare(REQUESTS_AHEAD)?;
+                ahead.query_map([now], |row| row.get(0))?.collect()
+            })
+            .await?;
+        let mut count = 0;
+        for page in messages.chunks(PAGE).map(<[_]>::to_vec) {
+            let bring_back = move |connection: &Connection| {
+                let mut statement = connection.prepare_cached(BRING_BACK_MESSAGE)?;
+                page.iter().map(|(topic, id)| statement.execute(params![topic, id, now])).sum()
+            };
+            count += self.inner.writer.run::<usize>(bring_back).await?;
+        }
+        for page in requests.chunks(PAGE).map(<[_]>::to_vec) {
+            let bring_back = move |connection: &Connection| {
+                let mut statement = connection.prepare_cached(BRING_BACK_REQUEST)?;
+                page.iter().map(|id| statement.execute(params![id, now])).sum()
+            };
+            count += self.inner.writer.run::<usize>(bring_back).await?;
+        }
+        Ok(count as u64)
     }
 
     fn steps(&self) -> Option<&StepDetector> {

@@ -110,7 +110,7 @@ impl Sqlite {
             inner: Arc::new(Inner {
                 writer,
                 readers,
-                clock: test_clock.clone().unwrap_or_else(|| Arc::new(SystemClock::default())),
+                clock: test_clock.clone().unwrap_or_else(|| SystemClock::shared()),
                 test_clock,
                 bells: Bells::default(),
                 leases: Mutex::default(),

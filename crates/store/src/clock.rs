@@ -6,8 +6,8 @@
 //! The clocks of other machines are theirs. [`StepDetector`] notices when one of them jumps, and [`StoreClock`] is what an
 //! engine then does for state that was written while its clock was ahead.
 
-use std::sync::atomic::{AtomicI64, Ordering};
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use async_trait::async_trait;
@@ -27,6 +27,10 @@ const STEP_MIN_US: i64 = 1_000_000;
 const JITTER_US: i64 = 200;
 /// A small difference is made up for at this fraction of passing time, so that time never stands still or runs back.
 const SLEW_DIVISOR: i64 = 20;
+/// The most time that is made up for at once.
+const SLEWED_US_MAX: i64 = 100_000;
+/// Two readings of uptime around one of the system clock may be so far apart.
+const READING_US_MAX: i64 = 1_000;
 
 /// The time of day, by the machine's uptime and slewed to the system clock.
 ///
@@ -38,6 +42,8 @@ pub struct SystemClock {
     offset_us: AtomicI64,
     /// The latest answer: two threads may read their clocks in one order and answer in the other.
     latest_us: AtomicI64,
+    /// Whether a step waits to be confirmed: the follower is asked even where the clocks agree again.
+    has_pending_step: AtomicBool,
     follower: Mutex<Follower>,
 }
 
@@ -47,34 +53,40 @@ impl Default for SystemClock {
         Self {
             offset_us: AtomicI64::new(follower.offset_us),
             latest_us: AtomicI64::new(i64::MIN),
+            has_pending_step: AtomicBool::new(false),
             follower: Mutex::new(follower),
         }
     }
 }
 
 impl SystemClock {
-    /// How far the system clock is ahead of this one; negative when it is behind. More than a second while a step waits to be
-    /// confirmed.
+    /// The clock of this process. It is read often enough to notice a step in time, whoever else reads it.
     #[must_use]
-    pub fn behind_us(&self) -> i64 {
-        let uptime = uptime_us();
-        wall_us().saturating_sub(uptime).saturating_sub(self.offset_us.load(Ordering::Relaxed))
+    pub fn shared() -> Arc<Self> {
+        static SHARED: OnceLock<Arc<SystemClock>> = OnceLock::new();
+        Arc::clone(SHARED.get_or_init(Arc::default))
+    }
+
+    /// Lets the follower see both clocks, unless another thread does so just now.
+    fn follow(&self) {
+        let Ok(mut follower) = self.follower.try_lock() else { return };
+        let (before, wall, after) = (uptime_us(), wall_us(), uptime_us());
+        // A thread that was held up between the readings has seen two different moments.
+        if after.saturating_sub(before) <= READING_US_MAX {
+            self.offset_us.store(follower.follow(after, wall), Ordering::Relaxed);
+            self.has_pending_step.store(follower.step.is_some(), Ordering::Relaxed);
+        }
     }
 }
 
 impl Clock for SystemClock {
     fn now(&self) -> Timestamp {
-        let (uptime, wall) = (uptime_us(), wall_us());
-        let mut offset = self.offset_us.load(Ordering::Relaxed);
-        let difference = wall.saturating_sub(uptime).saturating_sub(offset);
-        // One thread at a time follows; the others go on with what was there.
-        if difference.abs() > JITTER_US
-            && let Ok(mut follower) = self.follower.try_lock()
-        {
-            offset = follower.follow(uptime, wall);
-            self.offset_us.store(offset, Ordering::Relaxed);
+        let difference =
+            wall_us().saturating_sub(uptime_us()).saturating_sub(self.offset_us.load(Ordering::Relaxed));
+        if difference.abs() > JITTER_US || self.has_pending_step.load(Ordering::Relaxed) {
+            self.follow();
         }
-        let now = uptime.saturating_add(offset);
+        let now = uptime_us().saturating_add(self.offset_us.load(Ordering::Relaxed));
         let latest = self.latest_us.fetch_max(now, Ordering::Relaxed);
         if latest.saturating_sub(now) > STEP_MIN_US {
             // A step back was followed since that answer.
@@ -107,8 +119,9 @@ impl Follower {
         let difference = seen.saturating_sub(self.offset_us);
         if difference.abs() <= STEP_MIN_US {
             self.step = None;
-            let elapsed = uptime.saturating_sub(self.slewed_at_us).max(0);
-            let most = (elapsed / SLEW_DIVISOR).min(STEP_MIN_US);
+            // Nobody asks while the clocks agree, so what has passed since the last time says little.
+            let elapsed = uptime.saturating_sub(self.slewed_at_us).clamp(0, SLEWED_US_MAX);
+            let most = elapsed / SLEW_DIVISOR;
             self.offset_us = self.offset_us.saturating_add(difference.clamp(-most, most));
         } else {
             match self.step {
@@ -284,6 +297,26 @@ mod tests {
             assert_eq!(told.pass(4_000_000, jump), 0);
             assert_eq!(told.pass(10 * SECOND, 0), 0);
             assert_eq!(told.follower.step, None);
+        }
+    }
+
+    #[test]
+    fn a_difference_after_a_long_time_is_made_up_for_as_gradually() {
+        let mut follower = Follower::new(0, 0);
+        assert_eq!(follower.follow(99 * SECOND, 99 * SECOND + 900_000), 5_000);
+    }
+
+    #[test]
+    fn a_clock_that_blinks_twice_is_not_followed() {
+        let clock = SystemClock::default();
+        let offset = clock.offset_us.load(Ordering::Relaxed);
+        for _ in 0..2 {
+            // As if the follower had seen a jump long ago.
+            let long_ago = uptime_us() - HOUR;
+            clock.follower.lock().unwrap().step = Some((offset + 2 * HOUR, long_ago));
+            clock.has_pending_step.store(true, Ordering::Relaxed);
+            clock.now();
+            assert_eq!(clock.follower.lock().unwrap().step, None, "the clocks agree, so there is no step");
         }
     }
 

@@ -8,7 +8,7 @@ use http::{Request, Response};
 use pin_project_lite::pin_project;
 use weir_core::Clock;
 use weir_core::tier::{Decision, Limit, Scoped};
-use weir_store::clock::SystemClock;
+use weir_store::clock::SteadyClock;
 use weir_store_memory::{Memory, Options};
 
 use crate::answer::{self, Told};
@@ -36,7 +36,7 @@ impl<K> LimitLayer<K> {
     /// A layer that counts each caller for itself, as `key` tells them apart.
     #[must_use]
     pub fn new(policy: Policy, key: K) -> Self {
-        Self::build(policy, key, KEYS_MAX, Arc::new(SystemClock::default()))
+        Self::build(policy, key, KEYS_MAX, Arc::new(SteadyClock))
     }
 
     /// The same, with room for so many callers that have spent something lately: about 100 bytes each. When there is no

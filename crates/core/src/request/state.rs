@@ -4,6 +4,8 @@
 //! claim; from then on the first one's token is an old one, and whatever it reports changes nothing. Attempts are counted
 //! when they begin, so that a request which kills its workers comes to an end too.
 
+use std::time::Duration;
+
 use crate::Timestamp;
 
 use super::retry::{Cause, Judgement, Policy};
@@ -142,8 +144,8 @@ pub enum Report {
     Called(Judgement),
     /// The call was not made, because the breaker is open or the server stops: no attempt is lost.
     NotCalled {
-        /// When to try again.
-        until: Timestamp,
+        /// How long to wait before the next attempt. Not a time of day: the worker's clock is not the store's.
+        after: Duration,
     },
 }
 
@@ -252,9 +254,9 @@ impl Progress {
                 let wait = policy.backoff.wait(self.attempts, retry_after, chance);
                 self.put_off(now.plus(wait))?;
             }
-            Report::NotCalled { until } => {
+            Report::NotCalled { after } => {
                 self.attempts = self.attempts.saturating_sub(1);
-                self.put_off(until)?;
+                self.put_off(now.plus(after))?;
             }
         }
         Ok(self.status)

@@ -9,11 +9,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
-use weir_core::Timestamp;
-use weir_store::StoreClock;
+use weir_core::{Clock, Timestamp};
 use weir_store::clock::{STEP_CONFIRMED_AFTER, StepDetector, system_time, uptime};
 use weir_store::denials::Denials;
 use weir_store::feed::Change;
+use weir_store::{StoreClock, SystemClock};
 use weir_store_redis::Redis;
 
 use crate::engine::Engines;
@@ -127,9 +127,11 @@ impl Clocks {
         }
     }
 
+    /// Notices a step of the system clock, and lets this process's own clock follow it.
     fn look_at_system(&self) {
         let asked = uptime();
         self.system.observe(system_time(), asked, uptime());
+        let _ = SystemClock::shared().now();
     }
 
     async fn ask_others(&self) {

@@ -44,10 +44,8 @@ pub(crate) struct Parts {
     pub source: Option<Arc<dyn Source>>,
     /// What payloads are opened and results are sealed with.
     pub keyring: Arc<Keyring>,
-    /// What time it is, for the store.
+    /// By which breakers tell how long they have been open. It must not step.
     pub clock: Arc<dyn Clock>,
-    /// By which breakers tell how long they have been open.
-    pub steady_clock: Arc<dyn Clock>,
     /// How requests are worked on.
     pub settings: RequestSettings,
     /// How the work goes.

@@ -82,7 +82,7 @@ pub async fn jobs_come_in_the_order_in_which_they_became_due<H: RequestHarness>(
     // The first has its turn, and is due again after the others.
     let first = claim(&h, 1).await;
     assert_eq!(ids(&first), expected[..1]);
-    assert_eq!(reported_one(&h, put_back(&first[0], now(&h))).await, Ok(Status::InProgress));
+    assert_eq!(reported_one(&h, put_back(&first[0], Duration::ZERO)).await, Ok(Status::InProgress));
     h.clock().advance(Duration::from_secs(1));
     expected.rotate_left(1);
     assert_eq!(ids(&claim(&h, 4).await), expected[..4]);
@@ -93,7 +93,7 @@ pub async fn jobs_come_in_the_order_in_which_they_became_due<H: RequestHarness>(
 pub async fn a_job_that_is_put_off_comes_before_those_due_later<H: RequestHarness>() {
     let h = H::open().await;
     let early = begun(&h, wish(&h, "early")).await;
-    reported_one(&h, put_back(&early, now(&h).plus(Duration::from_secs(2)))).await.expect("it is taken");
+    reported_one(&h, put_back(&early, Duration::from_secs(2))).await.expect("it is taken");
     h.clock().advance(Duration::from_secs(3));
     let late = accepted_one(&h, wish(&h, "late")).await;
     assert_eq!(ids(&claim(&h, 2).await), [early.id, late], "the longest due first");
@@ -131,12 +131,12 @@ pub async fn a_claim_in_vain_says_how_long_to_wait<H: RequestHarness>() {
     assert_eq!(waits(&[room("a", 1), room("b", 1)]).await, None, "there is no job");
     let job = begun(&h, to("a", wish(&h, "1"))).await;
     assert_eq!(waits(&[room("a", 1)]).await, Some(policy().lease), "the job may come back");
-    let until = now(&h).plus(Duration::from_micros(3_000_001));
-    reported_one(&h, put_back(&job, until)).await.expect("it is taken");
+    let after = Duration::from_micros(3_000_001);
+    reported_one(&h, put_back(&job, after)).await.expect("it is taken");
     h.clock().advance(Duration::from_secs(1));
     assert_eq!(waits(&[room("a", 1)]).await, Some(Duration::from_micros(2_000_001)));
     let other = begun(&h, to("b", wish(&h, "2"))).await;
-    reported_one(&h, put_back(&other, now(&h).plus(Duration::from_secs(1)))).await.expect("it is taken");
+    reported_one(&h, put_back(&other, Duration::from_secs(1))).await.expect("it is taken");
     let both = [room("a", 1), room("b", 1)];
     assert_eq!(waits(&both).await, Some(Duration::from_secs(1)), "the first of all");
     assert_eq!(waits(&[room("a", 1), room("b", 0)]).await, Some(Duration::from_micros(2_000_001)));
@@ -198,8 +198,8 @@ pub async fn a_named_request_that_cannot_be_claimed_is_left_out<H: RequestHarnes
     let taken = begun(&h, wish(&h, "taken")).await;
     let later = begun(&h, wish(&h, "later")).await;
     let finished = begun(&h, wish(&h, "finished")).await;
-    let until = now(&h).plus(Duration::from_secs(1));
-    reported(&h, vec![put_back(&later, until), done(&finished)]).await;
+    let after = Duration::from_secs(1);
+    reported(&h, vec![put_back(&later, after), done(&finished)]).await;
     let dead = died(&h, vec![wish(&h, "dead")]).await.remove(0);
     let free = accepted_one(&h, wish(&h, "free")).await;
     let named = [taken.id, later.id, finished.id, dead.id, next_id(&h), free, free];

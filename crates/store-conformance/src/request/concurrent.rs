@@ -13,7 +13,7 @@ use weir_store::request::{CallbackOutcome, Job, JobReport, RequestStore, Room, S
 use super::RequestHarness;
 use super::given::{
     DOWNSTREAM, TENANT, URL, accepted, again, begun, books, broken, calls_back, claim, claimed_named,
-    dead_ids, died, done, found, hasty, letters, now, policy, put_back, room, status, webhooks, wish,
+    dead_ids, died, done, found, hasty, letters, policy, put_back, room, status, webhooks, wish,
     wish_for, wishes,
 };
 use crate::given::{at_once, limits};
@@ -201,7 +201,7 @@ impl InHand {
 }
 
 /// Claims and reports until there is nothing more to do; every third job is put back the first time.
-async fn work(store: Arc<dyn RequestStore>, in_hand: InHand, room: Room, now: weir_core::Timestamp) -> usize {
+async fn work(store: Arc<dyn RequestStore>, in_hand: InHand, room: Room) -> usize {
     let (mut completed, mut n) = (0, 0);
     loop {
         let claimed = store.claim_jobs(std::slice::from_ref(&room), &policy()).await;
@@ -216,7 +216,7 @@ async fn work(store: Arc<dyn RequestStore>, in_hand: InHand, room: Room, now: we
         in_hand.give_back(&claimed.jobs);
         let answer = |job| {
             n += 1;
-            if n % 3 == 0 { put_back(job, now) } else { done(job) }
+            if n % 3 == 0 { put_back(job, Duration::ZERO) } else { done(job) }
         };
         let reports: Vec<JobReport> = claimed.jobs.iter().map(answer).collect();
         for outcome in store.report_batch(reports, &policy()).await.expect("report_batch must succeed") {
@@ -232,7 +232,7 @@ pub async fn parallel_workers_have_each_job_alone_and_complete_it_once<H: Reques
     let told: Vec<_> = batch.map(|wish| Submit { callback_url: Some(URL.to_owned()), ..wish }).collect();
     accepted(h, told.clone()).await;
     let in_hand = InHand::default();
-    let workers = (0..8).map(|n| work(servers.store(n), in_hand.clone(), room(DOWNSTREAM, 7), now(h)));
+    let workers = (0..8).map(|n| work(servers.store(n), in_hand.clone(), room(DOWNSTREAM, 7)));
     let completed: usize = at_once(workers).await.into_iter().sum();
     assert_eq!(completed, 300, "every request was completed by one worker");
     assert_eq!(books(h).await.completed, 300);
@@ -402,7 +402,7 @@ pub async fn everything_at_once_keeps_the_books<H: RequestHarness>() {
     assert!(counted.completed > 0 && counted.failed > 0 && counted.purged > 0, "{counted:?}");
     h.clock().advance(super::given::DAY);
     let in_hand = InHand::default();
-    let left = work(servers.store(1), in_hand, room(DOWNSTREAM, 50), now(h)).await;
+    let left = work(servers.store(1), in_hand, room(DOWNSTREAM, 50)).await;
     assert_eq!(left as u64, counted.in_flight, "what is left can be worked off");
     assert_eq!(books(h).await.in_flight, 0);
 }

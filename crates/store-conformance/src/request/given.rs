@@ -242,8 +242,8 @@ pub fn taken_over(job: &Job) -> JobReport {
 }
 
 /// The downstream was not called.
-pub fn put_back(job: &Job, until: Timestamp) -> JobReport {
-    says(job, Report::NotCalled { until })
+pub fn put_back(job: &Job, after: Duration) -> JobReport {
+    says(job, Report::NotCalled { after })
 }
 
 /// Reports a batch.

@@ -145,8 +145,8 @@ impl<H: RequestHarness> Pair<'_, H> {
             3..6 => (Report::Called(Judgement::Retry { cause: Cause::TimedOut, retry_after }), None),
             6 => (Report::Called(Judgement::AwaitCallback), None),
             _ => {
-                let until = now(self.h).plus(Duration::from_millis(rng.u64(0..5_000)));
-                (Report::NotCalled { until }, None)
+                let after = Duration::from_millis(rng.u64(0..5_000));
+                (Report::NotCalled { after }, None)
             }
         };
         let detail = rng.bool().then(|| "detail".to_owned());

@@ -219,7 +219,7 @@ pub async fn the_books_follow_every_step<H: RequestHarness>() {
     assert_eq!(books(&h).await, expected, "submissions");
     let jobs = claim(&h, 7).await;
     assert_eq!(books(&h).await, expected, "a claim");
-    reported(&h, vec![taken_over(&jobs[0]), broken(&jobs[1]), put_back(&jobs[2], now(&h))]).await;
+    reported(&h, vec![taken_over(&jobs[0]), broken(&jobs[1]), put_back(&jobs[2], Duration::ZERO)]).await;
     assert_eq!(books(&h).await, expected, "reports that put off");
     reported(&h, vec![done(&jobs[3]), rejected(&jobs[4]), done(&jobs[3])]).await;
     (expected.completed, expected.failed, expected.in_flight, expected.jobs) = (1, 1, 6, 6);

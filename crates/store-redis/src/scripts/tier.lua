@@ -6,7 +6,7 @@
 -- ARGV    1 run id of this Redis (not used: what a server knows stands beside each key), 2 now in microseconds ('' = TIME),
 --         3 take, peek, charge, give or forget; then for each key
 --         rule, cost, limit (windows), cost and what others may have spent of a bucket (microseconds and parts each; '' = never
---         fits), taken at ('' = unknown), whether it binds, what the caller knows ("a b c", '' = nothing) and whether that counts
+--         fits), taken at ('' = unknown), whether it binds, what the caller knows ("a b c w" by its own clock, '' = nothing) and whether that counts
 --         beside what is here, what is expected here and what takes its place ('' = nothing), and how many times 2^52
 --         microseconds the cost and the others come to besides
 -- Reply   {now, 1 | 0, {taken, a, b, c} ...}, or {now, -1, {what is here} ...} when a key was spent under another rule
@@ -133,6 +133,7 @@ end
 local function join(p, state)
   local a, b, c = p.a, p.b, p.c
   read(p, state)
+  bring_back(p)
   if p.kind == 'B' then
     local is_more = a > p.a or (a == p.a and b > p.b)
     if c ~= p.c then is_more = c > p.c end
@@ -170,7 +171,10 @@ for i, key in ipairs(KEYS) do
   local stored = redis.call('GET', key)
   here[i] = stored or ''
   if not stored then
-    if known ~= '' then read(p, known) end
+    if known ~= '' then
+      read(p, known)
+      bring_back(p)
+    end
   elseif expected ~= '' and stored == expected then
     read(p, instead)
     p.is_new = true

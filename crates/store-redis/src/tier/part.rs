@@ -25,8 +25,9 @@ pub(super) struct Part {
     pub(super) taken_at: Option<Timestamp>,
     /// Whether it can deny.
     pub(super) binds: bool,
-    /// What this server knows of it.
+    /// What this server knows of it, and what its clock shows.
     pub(super) known: Spent,
+    pub(super) known_at: Timestamp,
     /// Whether that counts also where Redis knows something else.
     pub(super) counts: bool,
     /// What stands there under another rule, and what takes its place.
@@ -80,7 +81,9 @@ impl Part {
         }
         arguments.push(self.taken_at.map_or_else(String::new, |at| at.as_micros().to_string()));
         arguments.push(u8::from(self.binds).to_string());
-        arguments.push(state(&self.limit, &self.known).unwrap_or_default());
+        let known = state(&self.limit, &self.known);
+        arguments
+            .push(known.map_or_else(String::new, |known| format!("{known} {}", self.known_at.as_micros())));
         arguments.push(u8::from(self.counts).to_string());
         let (old, new) = match &self.adopted {
             // Nothing spent is a bucket that was full long ago, a window that is long past.

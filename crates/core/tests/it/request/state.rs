@@ -95,7 +95,9 @@ fn a_late_worker_changes_nothing_once_another_has_taken_over() {
     let late = claim(&mut progress, START);
     let present = claim(&mut progress, at(30));
     let before = progress;
-    for word in [Report::Called(Judgement::Complete), retry_later(), Report::NotCalled { until: at(31) }] {
+    for word in
+        [Report::Called(Judgement::Complete), retry_later(), Report::NotCalled { after: Duration::ZERO }]
+    {
         assert_eq!(report(&mut progress, late, word, at(31)), Err(Refused::LeaseLost));
     }
     assert_eq!(progress, before);
@@ -148,9 +150,9 @@ fn a_call_that_was_not_made_is_no_attempt() {
     let mut progress = Progress::accepted(START);
     for n in 0..20 {
         let token = claim(&mut progress, at(n * 10));
-        let until = at(n * 10 + 10);
+        let (until, after) = (at(n * 10 + 10), Duration::from_secs(10));
         assert_eq!(
-            report(&mut progress, token, Report::NotCalled { until }, at(n * 10)),
+            report(&mut progress, token, Report::NotCalled { after }, at(n * 10)),
             Ok(Status::InProgress)
         );
         assert_eq!(progress.attempts, 0);
@@ -223,7 +225,7 @@ fn step() -> impl Strategy<Value = Step> {
     ];
     let word = prop_oneof![
         4 => judgement.prop_map(Report::Called),
-        1 => (0_u64..40).prop_map(|s| Report::NotCalled { until: at(s) }),
+        1 => (0_u64..40).prop_map(|s| Report::NotCalled { after: Duration::from_secs(s) }),
     ];
     prop_oneof![
         4 => prop_oneof![Just(0), Just(1), Just(29), Just(30), Just(31), Just(86_400)].prop_map(Step::Wait),

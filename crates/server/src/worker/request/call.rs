@@ -7,7 +7,7 @@ use tokio_util::sync::CancellationToken;
 use weir_core::request::breaker::{Admission, Health, Permit};
 use weir_core::request::retry::{Cause, Judgement, Outcome, judge};
 use weir_core::request::state::Report;
-use weir_core::{Clock, RequestId, TenantId, Timestamp};
+use weir_core::{Clock, RequestId, TenantId};
 use weir_store::request::{Job, JobReport, Sealed};
 
 use super::downstream::{Called, Downstream};
@@ -59,15 +59,16 @@ impl Caller {
     ) -> Done {
         let permit = match admission {
             Admission::Pass(permit) => permit,
-            Admission::Park { until } => return done(&job, claimed, Made::not_called(until)),
+            Admission::Park { until } => {
+                return done(&job, claimed, Made::not_called(until.since(self.clock.now())));
+            }
         };
         let payload = match self.keyring.open(job.id, Part::Payload, &job.payload) {
             Ok(payload) => payload,
             Err(error) => {
                 downstream.breaker.report(permit, Health::Unknown);
                 tell_unopened(job.id, &error);
-                let until = self.clock.now().plus(PARKED_UNOPENED);
-                return done(&job, claimed, Made::not_called(until).because(error.to_string()));
+                return done(&job, claimed, Made::not_called(PARKED_UNOPENED).because(error.to_string()));
             }
         };
         let made = tokio::select! {
@@ -75,7 +76,7 @@ impl Caller {
             called = downstream.call(&job, payload) => self.judged(job.id, called, downstream, permit),
             () = self.cut.cancelled() => {
                 downstream.breaker.report(permit, Health::Unknown);
-                Made::not_called(self.clock.now()).because("the server stopped during the call".to_owned())
+                Made::not_called(Duration::ZERO).because("the server stopped during the call".to_owned())
             }
         };
         done(&job, claimed, made)
@@ -107,8 +108,8 @@ struct Made {
 }
 
 impl Made {
-    const fn not_called(until: Timestamp) -> Self {
-        Self { report: Report::NotCalled { until }, result: None, problem: None }
+    const fn not_called(after: Duration) -> Self {
+        Self { report: Report::NotCalled { after }, result: None, problem: None }
     }
 
     fn because(self, problem: String) -> Self {

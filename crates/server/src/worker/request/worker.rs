@@ -69,7 +69,7 @@ impl Worker {
     /// A worker on these parts. Nothing is claimed before it runs.
     #[must_use]
     pub(crate) fn new(parts: Parts) -> Self {
-        let downstreams = Downstreams::new(&parts.settings, &parts.steady_clock, &parts.metrics);
+        let downstreams = Downstreams::new(&parts.settings, &parts.clock, &parts.metrics);
         let slots = Slots::new(parts.settings.concurrency);
         Self { parts, downstreams, slots }
     }

@@ -84,7 +84,6 @@ impl Given {
             source: None,
             keyring: Arc::clone(&self.keyring),
             clock: self.engine.clock(),
-            steady_clock: self.engine.clock(),
             settings: self.settings.clone(),
             metrics: self.metrics.clone(),
             is_enabled: Arc::new(|| Box::pin(std::future::ready(true))),
