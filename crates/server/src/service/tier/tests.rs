@@ -263,6 +263,22 @@ async fn a_refund_never_fills_past_full_and_a_reset_key_is_as_good_as_new() {
     assert_eq!(given.service.refund("none", "k", 1).await.unwrap(), None);
 }
 
+/// Whoever knows the id of a hold may settle it, so nothing that a caller can see or guess may lead to one.
+#[tokio::test]
+async fn ids_of_holds_do_not_come_from_a_generator_that_can_be_seeded() {
+    let data = tempfile::tempdir().unwrap();
+    let given = given(data.path()).await;
+    given.put("tokens", bucket(100, 100)).await;
+    let mut ids = Vec::new();
+    for _ in 0..2 {
+        fastrand::seed(7);
+        let held = given.service.hold("tokens", "k", 1, Duration::from_secs(60)).await.unwrap();
+        let HoldOutcome::Held { id, .. } = held else { panic!("{held:?}") };
+        ids.push(id);
+    }
+    assert_ne!(ids[0], ids[1], "the clock stands still, so the ids differ in their random part alone");
+}
+
 #[tokio::test]
 async fn policies_of_the_file_are_made_and_those_of_operators_left_alone() {
     let data = tempfile::tempdir().unwrap();
