@@ -141,8 +141,18 @@ pub trait Source: Send + Sync + 'static {
 /// A queue of topics that keeps its dead letters and its books, for operators.
 #[async_trait]
 pub trait Queue: Source {
-    /// Dead letters of all topics in order of id, after the one named `after`.
-    async fn dead_letters(&self, after: Option<&str>, limit: usize) -> Result<Vec<DeadLetter>>;
+    /// Dead letters of all topics in order of id, after the one named `after`, each with no more than the first
+    /// `payload_max` bytes of its payload and as many characters of its reason: payloads may be large, and a list of them
+    /// larger than memory.
+    async fn dead_letters(
+        &self,
+        after: Option<&str>,
+        limit: usize,
+        payload_max: usize,
+    ) -> Result<Vec<DeadLetter>>;
+    /// Settles messages that were put off, whoever holds their shards now. One that was handed out again meanwhile is settled
+    /// all the same, and one that is not there any more is passed over.
+    async fn settle_put_off(&self, topic: &str, settlement: Settlement) -> Result<()>;
     /// Puts a dead letter back where it stood, its attempts forgotten; false when there is none of that id.
     async fn replay(&self, id: &str) -> Result<bool>;
     /// Puts every dead letter back and says how many.

@@ -18,6 +18,9 @@ use crate::config::source::SettingError;
 use crate::random;
 
 const KEY_BYTES: usize = 32;
+
+/// How many bytes longer something is when it is sealed: the nonce and the tag.
+pub(crate) const SEALING_BYTES: usize = NONCE_LEN + 16;
 const NAME_MAX: usize = 64;
 
 /// The key made when none is given.
@@ -208,6 +211,7 @@ mod tests {
         let ring = ring(A);
         let sealed = ring.seal(id(1), Part::Payload, b"card 4111").unwrap();
         assert!(!sealed.bytes.windows(4).any(|window| window == b"4111"));
+        assert_eq!(sealed.bytes.len(), b"card 4111".len() + SEALING_BYTES);
         assert_eq!(ring.open(id(1), Part::Payload, &sealed).unwrap(), b"card 4111");
         assert_ne!(ring.seal(id(1), Part::Payload, b"card 4111").unwrap(), sealed, "never the same nonce");
         let empty = ring.seal(id(1), Part::Payload, b"").unwrap();

@@ -205,6 +205,7 @@ macro_rules! suite {
             ],
             queue_dead: [
                 a_dead_message_is_kept_with_all_that_is_known_of_it,
+                a_list_shows_no_more_of_a_letter_than_was_asked_for,
                 later_messages_flow_past_a_dead_one,
                 a_dead_letter_says_how_often_it_was_tried,
                 dead_letters_are_read_page_by_page,

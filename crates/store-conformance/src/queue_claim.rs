@@ -113,7 +113,8 @@ pub async fn a_claim_may_ask_for_any_number<H: Harness>() {
     queued(&h, "alice", 3).await;
     let claim = claim(&h, usize::MAX).await;
     assert!(!claim.messages.is_empty(), "a claim may ask for more than there is");
-    let letters = h.queue().dead_letters(None, usize::MAX).await.expect("dead_letters must succeed");
+    let letters =
+        h.queue().dead_letters(None, usize::MAX, usize::MAX).await.expect("dead_letters must succeed");
     assert!(letters.is_empty(), "nothing has died");
 }
 

@@ -12,7 +12,7 @@ use crate::held::{Fate, Held};
 
 /// A page of dead letters.
 pub(crate) async fn letters<H: Harness>(h: &H, after: Option<&str>, limit: usize) -> Vec<DeadLetter> {
-    let letters = h.queue().dead_letters(after, limit).await.expect("dead_letters must succeed");
+    let letters = h.queue().dead_letters(after, limit, usize::MAX).await.expect("dead_letters must succeed");
     assert!(letters.len() <= limit, "a page must not be longer than was asked for");
     letters
 }
@@ -30,6 +30,20 @@ async fn died<H: Harness>(h: &H, users: usize, each: usize) {
         queued(h, &format!("user-{n}"), each).await;
     }
     Held::claim(h, users * each).await.settled(h, |_| Fate::Dead("given up")).await;
+}
+
+pub async fn a_list_shows_no_more_of_a_letter_than_was_asked_for<H: Harness>() {
+    let h = H::open().await;
+    queued(&h, "alice", 1).await;
+    Held::claim(&h, 1).await.settled(&h, |_| Fate::Dead("zürich")).await;
+    let whole = only_letter(&h).await;
+    assert!(whole.payload.len() > 3, "{whole:?}");
+    for max in [0, 1, 3, whole.payload.len() - 1, whole.payload.len(), usize::MAX] {
+        let letters = h.queue().dead_letters(None, 10, max).await.expect("dead_letters must succeed");
+        let cut = whole.payload.iter().copied().take(max).collect();
+        let reason = whole.reason.chars().take(max).collect();
+        assert_eq!(letters, [DeadLetter { payload: cut, reason, ..whole.clone() }], "{max} bytes");
+    }
 }
 
 async fn discarded<H: Harness>(h: &H, id: &str) -> bool {
@@ -182,7 +196,7 @@ pub async fn unknown_ids_are_an_answer_not_an_error<H: Harness>() {
         let replayed = h.queue().replay(id).await;
         assert!(!replayed.expect("replay of an unknown id must not fail"), "{id:?} names no letter");
         assert!(!discarded(&h, id).await, "{id:?} names no letter");
-        h.queue().dead_letters(Some(id), 10).await.expect("reading after an unknown id must not fail");
+        h.queue().dead_letters(Some(id), 10, 10).await.expect("reading after an unknown id must not fail");
     }
     assert_eq!(books(&h).await.dead, 1, "the letter was not touched");
 }

@@ -163,6 +163,7 @@ macro_rules! request_suite {
             ],
             dead: [
                 a_dead_letter_is_the_request_and_when_it_died,
+                a_payload_that_is_too_long_for_a_list_is_left_out,
                 dead_letters_are_read_page_by_page,
                 a_replayed_letter_starts_again_with_all_its_attempts,
                 a_worker_from_before_a_replay_stays_late,

@@ -110,7 +110,7 @@ const FINISH: &str = "
     INSERT INTO queue_ledger (topic, slot, done) SELECT $1, $2, count(*) + $5::bigint FROM gone
     ON CONFLICT (topic, slot) DO UPDATE SET done = queue_ledger.done + excluded.done";
 const DEAD_LETTERS: &str = "
-    SELECT id, topic, key, payload, reason, attempts, died_at
+    SELECT id, topic, key, substr(payload, 1, $3), substr(reason, 1, $3), attempts, died_at
     FROM dead_letter WHERE id > $1 ORDER BY id LIMIT $2";
 const REPLAY: &str = "
     WITH back AS (
@@ -243,12 +243,19 @@ impl Source for Postgres {
 
 #[async_trait]
 impl Queue for Postgres {
-    async fn dead_letters(&self, after: Option<&str>, limit: usize) -> Result<Vec<DeadLetter>> {
+    async fn dead_letters(
+        &self,
+        after: Option<&str>,
+        limit: usize,
+        payload_max: usize,
+    ) -> Result<Vec<DeadLetter>> {
         let session = self.inner.pool.session().await?;
         let after = storable(after.unwrap_or_default());
         let limit = i64::try_from(limit).unwrap_or(i64::MAX);
+        // No value of Postgres is longer.
+        let payload_max = i32::try_from(payload_max).unwrap_or(i32::MAX - 1);
         let statement = &session.statements.queue.dead_letters;
-        let rows = session.bounded(session.client.query(statement, &[&after, &limit])).await?;
+        let rows = session.bounded(session.client.query(statement, &[&after, &limit, &payload_max])).await?;
         session.keep();
         rows.iter().map(read_dead_letter).collect()
     }

@@ -27,13 +27,7 @@ use crate::{ENGINE, Postgres, time};
 /// What whoever waits for jobs is woken by. No topic has a space in its name.
 const JOBS: &str = "request jobs";
 
-/// As [`read_request`] reads them.
-const COLUMNS: &str = "
-    record.request_id, record.tenant_id, record.request_type, record.status, record.attempts, record.payload,
-    record.payload_key_id, record.result, record.result_key_id, record.failure_code, record.failure_message,
-    record.callback_url, record.created_at, record.updated_at";
-
-/// The same without what a list does not show, and what may be large.
+/// As [`read_request`] reads them, without what a list does not show, and what may be large.
 const SUMMARY: &str = "
     record.request_id, record.tenant_id, record.request_type, record.status, record.attempts, ''::bytea,
     record.payload_key_id, NULL::bytea, NULL::text, record.failure_code, record.failure_message,
@@ -173,8 +167,13 @@ impl RequestStore for Postgres {
         Ok(())
     }
 
-    async fn dead_requests(&self, after: Option<RequestId>, limit: usize) -> Result<Vec<DeadRequest>> {
-        upkeep::list(self, after, limit).await
+    async fn dead_requests(
+        &self,
+        after: Option<RequestId>,
+        limit: usize,
+        payload_max: usize,
+    ) -> Result<Vec<DeadRequest>> {
+        upkeep::list(self, after, limit, payload_max).await
     }
 
     async fn replay_request(&self, id: RequestId) -> Result<bool> {

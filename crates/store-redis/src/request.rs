@@ -153,8 +153,13 @@ impl RequestStore for RedisRequests {
         marked
     }
 
-    async fn dead_requests(&self, after: Option<RequestId>, limit: usize) -> Result<Vec<DeadRequest>> {
-        self.store.dead_requests(after, limit).await
+    async fn dead_requests(
+        &self,
+        after: Option<RequestId>,
+        limit: usize,
+        payload_max: usize,
+    ) -> Result<Vec<DeadRequest>> {
+        self.store.dead_requests(after, limit, payload_max).await
     }
 
     async fn replay_request(&self, id: RequestId) -> Result<bool> {

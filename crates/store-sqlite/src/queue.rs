@@ -45,7 +45,8 @@ const TAKE_IN: &str = "
     INSERT INTO dead_letter (id, topic, message_id, key, payload, reason, attempts, died_at)
     VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)";
 const DEAD_LETTERS: &str = "
-    SELECT id, topic, key, CAST(payload AS BLOB), reason, attempts, died_at FROM dead_letter WHERE id > ?1 ORDER BY id LIMIT ?2";
+    SELECT id, topic, key, substr(CAST(payload AS BLOB), 1, ?3), substr(reason, 1, ?3), attempts, died_at
+    FROM dead_letter WHERE id > ?1 ORDER BY id LIMIT ?2";
 const REVIVE: &str = "
     INSERT INTO queue_message (topic, id, key, payload)
     SELECT topic, message_id, key, payload FROM dead_letter WHERE id = ?1";
@@ -171,13 +172,17 @@ impl Source for Sqlite {
 
 #[async_trait]
 impl Queue for Sqlite {
-    async fn dead_letters(&self, after: Option<&str>, limit: usize) -> Result<Vec<DeadLetter>> {
+    async fn dead_letters(
+        &self,
+        after: Option<&str>,
+        limit: usize,
+        payload_max: usize,
+    ) -> Result<Vec<DeadLetter>> {
         let after = after.unwrap_or_default().to_owned();
+        let [limit, payload_max] = [limit, payload_max].map(|n| i64::try_from(n).unwrap_or(i64::MAX));
         let list = move |connection: &Connection| {
             let mut statement = connection.prepare_cached(DEAD_LETTERS)?;
-            statement
-                .query_map(params![after, i64::try_from(limit).unwrap_or(i64::MAX)], read_dead_letter)?
-                .collect()
+            statement.query_map(params![after, limit, payload_max], read_dead_letter)?.collect()
         };
         self.read(list).await
     }

@@ -147,8 +147,13 @@ impl RequestStore for Sqlite {
         Ok(())
     }
 
-    async fn dead_requests(&self, after: Option<RequestId>, limit: usize) -> Result<Vec<DeadRequest>> {
-        self.read(move |connection| upkeep::list(connection, after, limit)).await
+    async fn dead_requests(
+        &self,
+        after: Option<RequestId>,
+        limit: usize,
+        payload_max: usize,
+    ) -> Result<Vec<DeadRequest>> {
+        self.read(move |connection| upkeep::list(connection, after, limit, payload_max)).await
     }
 
     async fn replay_request(&self, id: RequestId) -> Result<bool> {

@@ -353,8 +353,14 @@ pub trait RequestStore: Send + Sync + 'static {
     /// The broker has these jobs: those that were `PENDING_ENQUEUE` are `ACCEPTED`.
     async fn mark_enqueued(&self, ids: &[RequestId]) -> Result<()>;
 
-    /// Dead letters in order of id, after the one named `after`.
-    async fn dead_requests(&self, after: Option<RequestId>, limit: usize) -> Result<Vec<DeadRequest>>;
+    /// Dead letters in order of id, after the one named `after`. A payload that takes more than `payload_max` bytes comes
+    /// as none: a part of what was sealed does not open, and a list of all of it might be larger than memory.
+    async fn dead_requests(
+        &self,
+        after: Option<RequestId>,
+        limit: usize,
+        payload_max: usize,
+    ) -> Result<Vec<DeadRequest>>;
     /// Lets a dead letter start again; false when it is none.
     async fn replay_request(&self, id: RequestId) -> Result<bool>;
     /// Lets up to `limit` dead letters start again, and says which.

@@ -17,9 +17,9 @@ const PAGE: usize = 1_000;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum DlqCommand {
-    /// List dead letters, the oldest first
+    /// List dead letters, the oldest first; with --json each with the first 1,024 characters of its payload
     List(ListArgs),
-    /// Show one dead letter with its payload
+    /// Show one dead letter with its whole payload
     Show(OneArgs),
     /// Let one dead letter start again, or all of them
     Replay(ReplayArgs),

@@ -23,6 +23,11 @@ use crate::service::within;
 /// What stands for a topic where the dead letter is a request.
 const REQUESTS: &str = "requests";
 
+/// How much a list shows of a payload.
+const LISTED_CHARACTERS: usize = 1_024;
+/// So many bytes are always enough for it, and one more tells that there are more.
+const LISTED_BYTES: usize = LISTED_CHARACTERS * 4 + 1;
+
 #[derive(Debug, Serialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 #[schema(as = DeadLetter)]
@@ -37,9 +42,13 @@ pub(crate) struct DeadLetterResponse {
     #[schema(examples("alice"))]
     key: String,
     /// As text, as it was on the topic; bytes that are no text are replaced. Sensitive fields of requests are redacted.
+    /// A list shows 1,024 characters of each at most, and nothing of a request whose payload has more than 4,096 bytes.
     #[schema(examples("{\"userId\":\"alice\"}"))]
     payload: String,
-    /// Why it could not be delivered.
+    /// Whether `payload` is not all of it. `GET /admin/dlq/{id}` shows it whole.
+    #[schema(examples(false))]
+    truncated: bool,
+    /// Why it could not be delivered. A list shows the beginning of a long one.
     #[schema(examples("missing field `messageId` at line 1 column 18"))]
     reason: String,
     /// How often it was tried.
@@ -84,7 +93,8 @@ pub(crate) struct ReplayResponse {
 /// What could not be delivered, and requests whose attempts all failed, in order of `id`. Start with `reason`: a
 /// malformed event stays malformed, while a fault that has since been repaired is worth a replay.
 ///
-/// The list is read page by page: pass `nextCursor` as `cursor` until it is null.
+/// The list is read page by page: pass `nextCursor` as `cursor` until it is null. Long payloads are cut off, which
+/// `truncated` says; `GET /admin/dlq/{id}` shows one whole.
 ///
 /// With Kafka, malformed events go to the topic `sms-outbound.dlq` instead and are not listed here.
 #[utoipa::path(
@@ -107,17 +117,18 @@ pub(crate) async fn list_dead_letters(
     let Query(query) = query.map_err(|problem| ApiError::invalid(problem.body_text()))?;
     let limit = parse_limit(query.limit.as_deref())?;
     // One more than asked for, of each kind, tells whether there is a next page.
-    let messages = messages(&app, query.cursor.as_deref(), limit + 1);
+    let messages = messages(&app, query.cursor.as_deref(), limit + 1, LISTED_BYTES);
     let requests = requests(&app, query.cursor.as_deref(), limit + 1);
     let (mut letters, requests) = tokio::try_join!(messages, requests)?;
     letters.extend(requests);
     letters.sort_by(|one, other| one.id.cmp(&other.id));
+    letters.iter_mut().for_each(DeadLetterResponse::cut_payload);
     Ok(Json(Page::cut(letters, limit, |letter| letter.id.clone())))
 }
 
 /// Show one dead letter.
 ///
-/// The same as in the list. Sensitive fields of a request's payload (`request.sensitive_fields`) are shown as
+/// The same as in the list, with the whole payload. Sensitive fields of a request's payload (`request.sensitive_fields`) are shown as
 /// `[REDACTED]`.
 #[utoipa::path(
     get,
@@ -150,7 +161,7 @@ pub(crate) async fn get_dead_letter(
     }
     // The first one after the id before it, if that is it.
     let before = request_id.as_uuid().as_u128().checked_sub(1).map(uuid::Uuid::from_u128);
-    let found = messages(&app, before.map(|id| id.to_string()).as_deref(), 1).await?;
+    let found = messages(&app, before.map(|id| id.to_string()).as_deref(), 1, usize::MAX).await?;
     let letter = found.into_iter().find(|letter| letter.id == request_id.to_string());
     letter.map(Json).ok_or_else(|| unknown(&id))
 }
@@ -255,9 +266,24 @@ pub(crate) async fn discard_dead_letter(
     }
 }
 
-async fn messages(app: &App, after: Option<&str>, limit: usize) -> Result<Vec<DeadLetterResponse>, ApiError> {
+impl DeadLetterResponse {
+    /// Leaves no more of the payload than a list shows.
+    fn cut_payload(&mut self) {
+        if let Some((end, _)) = self.payload.char_indices().nth(LISTED_CHARACTERS) {
+            self.payload.truncate(end);
+            self.truncated = true;
+        }
+    }
+}
+
+async fn messages(
+    app: &App,
+    after: Option<&str>,
+    limit: usize,
+    payload_max: usize,
+) -> Result<Vec<DeadLetterResponse>, ApiError> {
     let queue = app.engines.store.queue();
-    let letters = within(app.settings.http.timeout, queue.dead_letters(after, limit)).await?;
+    let letters = within(app.settings.http.timeout, queue.dead_letters(after, limit, payload_max)).await?;
     Ok(letters.into_iter().map(describe).collect())
 }
 
@@ -267,7 +293,7 @@ async fn requests(app: &App, after: Option<&str>, limit: usize) -> Result<Vec<De
         Some(None) => return Ok(Vec::new()),
         after => after.flatten(),
     };
-    let dead = app.requests.dead_letters(after, limit).await?;
+    let dead = app.requests.dead_letters(after, limit, LISTED_CHARACTERS * 4).await?;
     Ok(dead.into_iter().map(|dead| describe_request(app, dead)).collect())
 }
 
@@ -292,6 +318,7 @@ fn describe(letter: DeadLetter) -> DeadLetterResponse {
         topic: letter.topic,
         key: letter.key,
         payload: String::from_utf8_lossy(&letter.payload).into_owned(),
+        truncated: false,
         reason: letter.reason,
         attempts: letter.attempts,
         died_at: rfc3339(letter.died_at),
@@ -307,7 +334,8 @@ fn describe_request(app: &App, dead: DeadRequest) -> DeadLetterResponse {
         id: id.to_string(),
         topic: REQUESTS.to_owned(),
         key: tenant.to_string(),
-        payload,
+        truncated: payload.is_none(),
+        payload: payload.unwrap_or_default(),
         reason: reason.unwrap_or_default(),
         attempts,
         died_at: rfc3339(dead.died_at),

@@ -152,11 +152,29 @@ impl Source for Model {
 
 #[async_trait]
 impl Queue for Model {
-    async fn dead_letters(&self, after: Option<&str>, limit: usize) -> Result<Vec<DeadLetter>> {
+    async fn dead_letters(
+        &self,
+        after: Option<&str>,
+        limit: usize,
+        payload_max: usize,
+    ) -> Result<Vec<DeadLetter>> {
         let state = self.state();
         let letters = (0..).zip(&state.entries).filter_map(|(id, entry)| letter(id, entry));
         let later = letters.filter(|letter| after.is_none_or(|after| letter.id.as_str() > after));
-        Ok(later.take(limit).collect())
+        let cut = later.take(limit).map(|mut letter| {
+            letter.payload.truncate(payload_max);
+            letter.reason = letter.reason.chars().take(payload_max).collect();
+            letter
+        });
+        Ok(cut.collect())
+    }
+
+    async fn settle_put_off(&self, topic: &str, settlement: Settlement) -> Result<()> {
+        let mut state = self.state();
+        let shards = state.entries.iter().map(|entry| entry.shard).filter(|_| topic == TOPIC).collect();
+        let now = self.now();
+        state.settle(&shards, settlement, now);
+        Ok(())
     }
 
     async fn replay(&self, id: &str) -> Result<bool> {

@@ -369,7 +369,7 @@ async fn busy(store: &dyn RequestStore, batch: Vec<Submit>, n: usize) {
     match n % 4 {
         0 => store.replay_requests(3).await.map(drop).expect("replay_requests must succeed"),
         1 => {
-            let letters = store.dead_requests(None, 1).await.expect("dead_requests must succeed");
+            let letters = store.dead_requests(None, 1, usize::MAX).await.expect("dead_requests must succeed");
             for letter in letters {
                 store.discard_request(letter.request.id).await.expect("discard_request must succeed");
             }

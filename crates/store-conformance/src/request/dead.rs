@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use weir_core::RequestId;
 use weir_core::request::state::{Refused, Status};
+use weir_store::request::{Request, Sealed};
 
 use super::RequestHarness;
 use super::given::{
@@ -49,6 +50,19 @@ pub async fn a_dead_letter_is_the_request_and_when_it_died<H: RequestHarness>() 
     assert_eq!(letter.died_at, died_at);
     assert_eq!(letter.request, found(&h, job.id).await);
     assert_eq!(count(&h).await, 1);
+}
+
+pub async fn a_payload_that_is_too_long_for_a_list_is_left_out<H: RequestHarness>() {
+    let h = H::open().await;
+    let job = died(&h, vec![wish(&h, "0123456789")]).await.remove(0);
+    for (max, is_shown) in [(0, false), (9, false), (10, true), (usize::MAX, true)] {
+        let letter =
+            h.requests().dead_requests(None, 10, max).await.expect("dead_requests must succeed").remove(0);
+        let whole = found(&h, job.id).await;
+        let bytes = if is_shown { whole.payload.bytes.clone() } else { Vec::new() };
+        let payload = Sealed { bytes, ..whole.payload.clone() };
+        assert_eq!(letter.request, Request { payload, ..whole }, "{max} bytes");
+    }
 }
 
 pub async fn dead_letters_are_read_page_by_page<H: RequestHarness>() {

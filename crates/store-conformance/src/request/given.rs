@@ -290,7 +290,7 @@ pub async fn died<H: RequestHarness>(h: &H, batch: Vec<Submit>) -> Vec<Job> {
 
 /// A page of dead letters.
 pub async fn dead<H: RequestHarness>(h: &H, after: Option<RequestId>, limit: usize) -> Vec<DeadRequest> {
-    h.requests().dead_requests(after, limit).await.expect("dead_requests must succeed")
+    h.requests().dead_requests(after, limit, usize::MAX).await.expect("dead_requests must succeed")
 }
 
 /// The ids of all dead letters.

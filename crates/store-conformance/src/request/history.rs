@@ -269,7 +269,11 @@ impl<H: RequestHarness> Pair<'_, H> {
             self.same(&engine.len(), &model.len(), "the number of requests");
             engine.iter().zip(&model).for_each(|(engine, model)| self.same(engine, model, "all requests"));
         }
-        let engine = self.engine.dead_requests(None, usize::MAX).await.expect("dead_requests must succeed");
+        let engine = self
+            .engine
+            .dead_requests(None, usize::MAX, usize::MAX)
+            .await
+            .expect("dead_requests must succeed");
         self.same(&engine, &self.model.dead(), "all dead letters");
         let count = self.engine.count_dead_requests().await.expect("count_dead_requests must succeed");
         self.same(&count, &(engine.len() as u64), "the number of dead letters");

@@ -10,7 +10,7 @@ use weir_core::{RequestId, Timestamp};
 use weir_store::Result;
 use weir_store::request::{Books, DeadRequest, Pending, Rollout, RolloutChange};
 
-use super::{COLUMNS, JOBS, fault, limited, read_id, read_request};
+use super::{JOBS, fault, limited, read_id, read_request};
 use crate::quota::{column, int};
 use crate::{Postgres, time};
 
@@ -33,6 +33,13 @@ const MARK_ENQUEUED: &str = "
         WHERE job.request_id = ANY(ARRAY[locked.request_id]) AND locked.is_pending)
     UPDATE request_record AS record SET status = 'ACCEPTED', updated_at = coalesce($2, clock_timestamp())
     FROM locked WHERE record.request_id = ANY(ARRAY[locked.request_id]) AND record.status = 'PENDING_ENQUEUE'";
+/// The columns of [`read_request`], the payload only where it is not too long. There is no result of a dead letter.
+const DEAD: &str = "
+    SELECT record.request_id, tenant_id, request_type, status, attempts,
+           CASE WHEN octet_length(payload) <= $3::bigint THEN payload ELSE ''::bytea END, payload_key_id,
+           NULL::bytea, NULL::text, failure_code, failure_message, callback_url, created_at, updated_at, dead.died_at
+    FROM request_dead AS dead JOIN request_record AS record USING (request_id)
+    WHERE dead.request_id > $1 ORDER BY dead.request_id LIMIT $2";
 const LETTERS: &str = "
     DELETE FROM request_dead WHERE request_id = ANY(ARRAY(
         SELECT request_id FROM request_dead WHERE $1::uuid IS NULL OR request_id = $1
@@ -120,15 +127,13 @@ pub(super) async fn list(
     engine: &Postgres,
     after: Option<RequestId>,
     limit: usize,
+    payload_max: usize,
 ) -> Result<Vec<DeadRequest>> {
-    let sql = format!(
-        "SELECT {COLUMNS}, dead.died_at
-         FROM request_dead AS dead JOIN request_record AS record USING (request_id)
-         WHERE dead.request_id > $1 ORDER BY dead.request_id LIMIT $2"
-    );
     let session = engine.inner.pool.request_session().await?;
     let after = after.map_or(Uuid::nil(), |id| *id.as_uuid());
-    let rows = session.bounded(session.client.query(&sql, &[&after, &limited(limit)])).await?;
+    let values: [&(dyn tokio_postgres::types::ToSql + Sync); 3] =
+        [&after, &limited(limit), &limited(payload_max)];
+    let rows = session.bounded(session.client.query(DEAD, &values)).await?;
     session.keep();
     rows.iter()
         .map(|row| {

@@ -9,7 +9,7 @@ use weir_core::request::state::{Progress, Status};
 use weir_core::{RequestId, Timestamp};
 use weir_store::request::{Books, DeadRequest, Pending, Rollout, RolloutChange};
 
-use super::{COLUMNS, limited, read_id, read_request};
+use super::{limited, read_id, read_request};
 use crate::error::fault;
 
 const PENDING: &str = "
@@ -18,6 +18,13 @@ const PENDING: &str = "
 const MARK_ENQUEUED: &str = "
     UPDATE request_record SET status = 'ACCEPTED', updated_at = ?2
     WHERE request_id = ?1 AND status = 'PENDING_ENQUEUE'";
+/// The columns of [`read_request`], the payload only where it is not too long. There is no result of a dead letter.
+const DEAD: &str = "
+    SELECT request_id, tenant_id, request_type, status, attempts,
+           CASE WHEN length(payload) <= ?3 THEN payload ELSE x'' END, payload_key_id, NULL, NULL,
+           failure_code, failure_message, callback_url, created_at, updated_at, died_at
+    FROM request_dead JOIN request_record USING (request_id)
+    WHERE request_id > ?1 ORDER BY request_id LIMIT ?2";
 const LETTER: &str = "DELETE FROM request_dead WHERE request_id = ?1 RETURNING downstream, token";
 const DEAD_IDS: &str = "SELECT request_id FROM request_dead ORDER BY request_id LIMIT ?1";
 const RESTART: &str = "
@@ -87,15 +94,12 @@ pub(super) fn list(
     connection: &Connection,
     after: Option<RequestId>,
     limit: usize,
+    payload_max: usize,
 ) -> rusqlite::Result<Vec<DeadRequest>> {
-    let sql = format!(
-        "SELECT {COLUMNS}, died_at FROM request_dead JOIN request_record USING (request_id)
-         WHERE request_id > ?1 ORDER BY request_id LIMIT ?2"
-    );
     let after = after.map(|id| id.to_string()).unwrap_or_default();
-    let mut statement = connection.prepare_cached(&sql)?;
+    let mut statement = connection.prepare_cached(DEAD)?;
     statement
-        .query_map(params![after, limited(limit)], |row| {
+        .query_map(params![after, limited(limit), limited(payload_max)], |row| {
             Ok(DeadRequest {
                 request: read_request(row)?,
                 died_at: Timestamp::from_micros(row.get("died_at")?),

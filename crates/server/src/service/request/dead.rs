@@ -10,7 +10,7 @@ use weir_store::request::{DeadRequest, Request};
 use super::super::within;
 use super::RequestService;
 use crate::redact::redact;
-use crate::seal::Part;
+use crate::seal::{Part, SEALING_BYTES};
 
 /// Dead letters replayed in one commit.
 const REPLAY_BATCH: usize = 500;
@@ -24,12 +24,18 @@ const COUNT_PATIENCE: Duration = Duration::from_millis(500);
 const UNREADABLE: &str = "(sealed with a key that this server does not have)";
 
 impl RequestService {
-    /// Dead letters in order of id, after the one named `after`.
+    /// Dead letters in order of id, after the one named `after`. Payloads of more than `payload_max` bytes are left out.
     ///
     /// # Errors
     /// When the store cannot say.
-    pub async fn dead_letters(&self, after: Option<RequestId>, limit: usize) -> Result<Vec<DeadRequest>> {
-        within(self.timeout, self.store.dead_requests(after, limit)).await
+    pub async fn dead_letters(
+        &self,
+        after: Option<RequestId>,
+        limit: usize,
+        payload_max: usize,
+    ) -> Result<Vec<DeadRequest>> {
+        let sealed_max = payload_max.saturating_add(SEALING_BYTES);
+        within(self.timeout, self.store.dead_requests(after, limit, sealed_max)).await
     }
 
     /// One dead letter.
@@ -39,7 +45,7 @@ impl RequestService {
     pub async fn dead_letter(&self, id: RequestId) -> Result<Option<DeadRequest>> {
         // The first one after the id before it, if that is it.
         let before = id.as_uuid().as_u128().checked_sub(1).map(uuid::Uuid::from_u128);
-        let found = self.dead_letters(before.map(RequestId::from_uuid), 1).await?;
+        let found = self.dead_letters(before.map(RequestId::from_uuid), 1, usize::MAX).await?;
         Ok(found.into_iter().find(|dead| dead.request.id == id))
     }
 
@@ -83,16 +89,20 @@ impl RequestService {
         within(self.timeout, self.store.discard_request(id)).await
     }
 
-    /// What a request asks for, without the fields that are sensitive.
+    /// What a request asks for, without the fields that are sensitive; none if the payload was left out.
     #[must_use]
-    pub fn shown_payload(&self, request: &Request) -> String {
-        match self.keys.open(request.id, Part::Payload, &request.payload) {
+    pub fn shown_payload(&self, request: &Request) -> Option<String> {
+        // What is sealed has a nonce and a tag at least.
+        if request.payload.bytes.is_empty() {
+            return None;
+        }
+        Some(match self.keys.open(request.id, Part::Payload, &request.payload) {
             Ok(payload) => redact(&payload, &self.settings.sensitive_fields),
             Err(error) => {
                 tracing::warn!(requestId = %request.id, %error, "a payload does not open");
                 UNREADABLE.to_owned()
             }
-        }
+        })
     }
 
     /// Brings the gauge of dead letters up to date, if it is not. A store that does not answer leaves it as it is.

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::given::{Api, get};
+use super::given::{Api, body, get, submit};
 use crate::given::{Store, audit, on_each_engine};
 
 async fn dead_requests_are_listed_shown_replayed_and_discarded(store: Store) {
@@ -87,6 +87,42 @@ async fn messages_and_requests_are_one_list(store: Store) {
     assert_eq!(operator.get("/admin/dlq").await.unwrap().json()["items"], json!([]));
 }
 
+async fn a_list_shows_the_beginning_of_payloads_and_one_is_shown_whole(store: Store) {
+    let api = Api::start_with(store, &[("WEIR_REQUEST_SENSITIVE_FIELDS", "card")]).await;
+    let (caller, operator) = (api.caller("acme"), api.operator());
+    let message = "00000000-0000-7000-8000-000000000001";
+    let text = "ü".repeat(100_000);
+    api.bury_message_saying(message, &text).await;
+    let large = json!({"card": "4111", "text": "x".repeat(900_000)});
+    let medium = json!({"card": "4111", "text": "x".repeat(3_000)});
+    let mut ids = vec![message.to_owned()];
+    for payload in [&large, &medium] {
+        let answer = submit(&caller, &body(&format!("k{}", ids.len()), "pay", payload.clone())).await;
+        let id = answer.json()["requestId"].as_str().unwrap().to_owned();
+        api.bury(&id).await;
+        ids.push(id);
+    }
+    let list = operator.get("/admin/dlq").await.unwrap();
+    assert!(list.body.len() < 10_000, "{} bytes", list.body.len());
+    assert!(!String::from_utf8_lossy(&list.body).contains("4111"));
+    let items = list.json()["items"].clone();
+    let beginnings =
+        ["ü".repeat(1_024), String::new(), format!(r#"{{"card":"[REDACTED]","text":"{}"#, "x".repeat(995))];
+    for (n, beginning) in beginnings.iter().enumerate() {
+        let item = items.as_array().unwrap().iter().find(|item| item["id"] == ids[n]).unwrap();
+        assert_eq!((&item["truncated"], &item["payload"]), (&json!(true), &json!(beginning)), "{n}");
+    }
+    let redacted = |payload: &Value| format!(r#"{{"card":"[REDACTED]","text":{}}}"#, payload["text"]);
+    for (id, whole) in ids.iter().zip([text, redacted(&large), redacted(&medium)]) {
+        let one = operator.get(&format!("/admin/dlq/{id}")).await.unwrap().json();
+        assert_eq!((&one["truncated"], &one["payload"]), (&json!(false), &json!(whole)), "{id}");
+    }
+    let listed: Value = serde_json::from_str(&dlq(&api, &["list", "--json"]).1).unwrap();
+    assert_eq!(listed["items"], items);
+    let (_, shown, _) = dlq(&api, &["show", &ids[1]]);
+    assert!(shown.len() > 900_000, "{} bytes", shown.len());
+}
+
 /// Runs `weir dlq` against the server and returns what it printed.
 fn dlq(api: &Api, arguments: &[&str]) -> (bool, String, String) {
     let data = api.running.weir.data_dir().to_str().unwrap().to_owned();
@@ -130,4 +166,8 @@ async fn the_command_line_does_the_same() {
     assert!(String::from_utf8_lossy(&elsewhere.stderr).contains("--data"), "{elsewhere:?}");
 }
 
-on_each_engine!(dead_requests_are_listed_shown_replayed_and_discarded, messages_and_requests_are_one_list);
+on_each_engine!(
+    dead_requests_are_listed_shown_replayed_and_discarded,
+    messages_and_requests_are_one_list,
+    a_list_shows_the_beginning_of_payloads_and_one_is_shown_whole,
+);

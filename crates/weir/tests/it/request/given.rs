@@ -106,6 +106,11 @@ impl Api {
 
     /// A message that the sender could not deliver.
     pub(super) async fn bury_message(&self, id: &str) {
+        self.bury_message_saying(id, "{}").await;
+    }
+
+    /// The same with another payload, which has no quotation mark.
+    pub(super) async fn bury_message_saying(&self, id: &str, payload: &str) {
         let (shard, now) = match self.running.database {
             Some(_) => ("shard, ", "now()"),
             None => ("", "1767225600000000"),
@@ -113,7 +118,7 @@ impl Api {
         let zero = if shard.is_empty() { "" } else { "0, " };
         self.change(&[format!(
             "INSERT INTO dead_letter (id, topic, {shard}message_id, key, payload, reason, attempts, died_at)
-             VALUES ('{id}', 'sms-outbound', {zero}1, 'alice', '{{}}', 'malformed', 1, {now})"
+             VALUES ('{id}', 'sms-outbound', {zero}1, 'alice', '{payload}', 'malformed', 1, {now})"
         )])
         .await;
     }

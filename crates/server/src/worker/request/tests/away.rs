@@ -83,7 +83,7 @@ impl RequestStore for Away {
     async fn mark_enqueued(&self, _: &[RequestId]) -> Result<()> {
         unreachable!()
     }
-    async fn dead_requests(&self, _: Option<RequestId>, _: usize) -> Result<Vec<DeadRequest>> {
+    async fn dead_requests(&self, _: Option<RequestId>, _: usize, _: usize) -> Result<Vec<DeadRequest>> {
         unreachable!()
     }
     async fn replay_request(&self, _: RequestId) -> Result<bool> {

@@ -45,7 +45,7 @@ async fn complete(given: &Given, callback_url: &str) -> (weir_core::RequestId, C
 async fn dead_reason(given: &Given) -> String {
     let is_dead = || async { given.engine.audit(WEBHOOKS).await.unwrap().dead == 1 };
     until("the webhook is a dead letter", is_dead).await;
-    given.engine.dead_letters(None, 1).await.unwrap()[0].reason.clone()
+    given.engine.dead_letters(None, 1, usize::MAX).await.unwrap()[0].reason.clone()
 }
 
 #[tokio::test]
