@@ -35,6 +35,7 @@ use crate::http::router::Router;
 use crate::http::routes::routes;
 use crate::http::serve::HttpServer;
 use crate::seal::Keyring;
+use crate::service::request::key_check;
 
 /// Why a server did not start.
 #[derive(Debug, thiserror::Error)]
@@ -87,6 +88,9 @@ impl Server {
         // SQLite has a thread of its own, and the lane nothing to do but to hand over and to answer.
         if matches!(engines.store, Engine::Sqlite(_)) {
             engines.lane_runtimes = http.runtimes();
+        }
+        if settings.process.roles.api || settings.process.roles.worker {
+            check_keys(&engines, &keys, &settings).await?;
         }
         let process = &settings.process;
         let (listeners, address) = http::serve::bind(process.listen, settings.http.threads())
@@ -184,6 +188,16 @@ fn cannot_open(settings: &Settings, error: weir_store::Error) -> StartError {
             SettingError::unusable("store", server, reason).into()
         }
         _ => error.into(),
+    }
+}
+
+/// Makes sure that this server can open what others have sealed in the store.
+async fn check_keys(engines: &Engines, keys: &Keyring, settings: &Settings) -> Result<(), StartError> {
+    let (store, now) = (engines.store.requests(), engines.store.wall_clock().now());
+    let check = || key_check::missing_key(&*store, keys, now, settings.request.retention);
+    match engine::patiently(check).await? {
+        Some(missing) => Err(missing.into()),
+        None => Ok(()),
     }
 }
 

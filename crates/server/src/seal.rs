@@ -9,8 +9,9 @@ use std::path::PathBuf;
 use base64::Engine as _;
 use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
 use ring::aead::{AES_256_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, UnboundKey};
+use ring::digest::{Context, SHA256};
 use weir_core::RequestId;
-use weir_store::request::Sealed;
+use weir_store::request::{Sealed, SealingKey};
 
 use crate::auth::secrets;
 use crate::config::request::RequestSettings;
@@ -26,6 +27,14 @@ const NAME_MAX: usize = 64;
 /// The key made when none is given.
 const GENERATED: secrets::Secret = secrets::Secret { file: "request.key", bytes_min: 43 };
 const GENERATED_NAME: &str = "generated";
+
+/// What a key seals to be known by.
+const CHECK: &[u8] = b"weir request key";
+/// How many bytes of a key's digest are enough to tell it from any other.
+const DIGEST_BYTES: usize = 16;
+
+/// In place of a request, for what belongs to none.
+const NO_REQUEST: RequestId = RequestId::from_uuid(uuid::Uuid::nil());
 
 /// Where keys come from.
 pub trait KeyProvider: Send + Sync {
@@ -87,6 +96,8 @@ pub enum Part {
     Payload,
     /// What the downstream answered.
     Result,
+    /// Nothing of a request: a known value that tells which key is which.
+    Check,
 }
 
 /// Why something does not open.
@@ -102,12 +113,35 @@ pub enum OpenError {
 
 /// The keys.
 pub struct Keyring {
-    keys: Vec<(String, LessSafeKey)>,
+    keys: Vec<Key>,
+    /// Where they came from, for whoever has to put one right.
+    source: String,
+}
+
+struct Key {
+    name: String,
+    /// Says nothing about the key but whether it is the same as another one.
+    digest: String,
+    key: LessSafeKey,
+}
+
+impl Key {
+    fn new(name: String, bytes: &[u8]) -> Option<Self> {
+        let digest = digest(bytes);
+        Some(Self { name, digest, key: LessSafeKey::new(UnboundKey::new(&AES_256_GCM, bytes).ok()?) })
+    }
+}
+
+fn digest(key: &[u8]) -> String {
+    let mut context = Context::new(&SHA256);
+    context.update(CHECK);
+    context.update(key);
+    context.finish().as_ref().iter().take(DIGEST_BYTES).map(|byte| format!("{byte:02x}")).collect()
 }
 
 impl std::fmt::Debug for Keyring {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_list().entries(self.keys.iter().map(|(name, _)| name)).finish()
+        f.debug_list().entries(self.keys.iter().map(|key| &key.name)).finish()
     }
 }
 
@@ -121,11 +155,13 @@ impl Keyring {
             return Self::from_provider(&TextKeys { setting: "WEIR_REQUEST_KEYS", text: keys.0.clone() });
         }
         if let Some(path) = &settings.keys_file {
-            return Self::from_provider(&FileKeys(path.clone()));
+            let keys = Self::from_provider(&FileKeys(path.clone()))?;
+            return Ok(Self { source: format!("request.keys_file ({})", path.display()), ..keys });
         }
         let key = secrets::load_or_create(data, GENERATED)?;
         let text = format!("{GENERATED_NAME}:{key}");
-        Self::from_provider(&TextKeys { setting: "request.key in the data directory", text })
+        let keys = Self::from_provider(&TextKeys { setting: "request.key in the data directory", text })?;
+        Ok(Self { source: data.join(GENERATED.file).display().to_string(), ..keys })
     }
 
     /// Takes the keys of a provider.
@@ -133,11 +169,41 @@ impl Keyring {
     /// # Errors
     /// When they cannot be had.
     pub fn from_provider(provider: &dyn KeyProvider) -> Result<Self, SettingError> {
-        let keys = provider.keys()?.into_iter().filter_map(|(name, key)| {
-            // Of the right length: the provider has looked.
-            Some((name, LessSafeKey::new(UnboundKey::new(&AES_256_GCM, &key).ok()?)))
-        });
-        Ok(Self { keys: keys.collect() })
+        // Of the right length: the provider has looked.
+        let keys = provider.keys()?.into_iter().filter_map(|(name, key)| Key::new(name, &key));
+        Ok(Self { keys: keys.collect(), source: "WEIR_REQUEST_KEYS".to_owned() })
+    }
+
+    /// Where the keys came from: a setting, or a file.
+    #[must_use]
+    pub fn source(&self) -> &str {
+        &self.source
+    }
+
+    /// The digest of the key of this name, if there is one.
+    #[must_use]
+    pub fn digest(&self, name: &str) -> Option<&str> {
+        self.keys.iter().find(|key| key.name == name).map(|key| key.digest.as_str())
+    }
+
+    /// The key that seals, as others on the same store may know it.
+    ///
+    /// # Errors
+    /// When the system gives no random bytes.
+    pub fn sealing_key(&self) -> std::io::Result<SealingKey> {
+        let key = self.first()?;
+        let check = self.seal(NO_REQUEST, Part::Check, CHECK)?;
+        Ok(SealingKey { name: key.name.clone(), digest: key.digest.clone(), check })
+    }
+
+    /// Whether what was sealed with a key can be opened: it is on the ring, under the same name.
+    #[must_use]
+    pub fn has(&self, key: &SealingKey) -> bool {
+        self.open(NO_REQUEST, Part::Check, &key.check).is_ok_and(|value| value == CHECK)
+    }
+
+    fn first(&self) -> std::io::Result<&Key> {
+        self.keys.first().ok_or_else(|| std::io::Error::other("no key"))
     }
 
     /// Seals a part of a request with the first key.
@@ -145,7 +211,7 @@ impl Keyring {
     /// # Errors
     /// When the system gives no random bytes.
     pub fn seal(&self, id: RequestId, part: Part, plain: &[u8]) -> std::io::Result<Sealed> {
-        let (name, key) = self.keys.first().ok_or_else(|| std::io::Error::other("no key"))?;
+        let Key { name, key, .. } = self.first()?;
         let nonce: [u8; NONCE_LEN] = random::bytes()?;
         let mut bytes = Vec::with_capacity(NONCE_LEN + plain.len() + AES_256_GCM.tag_len());
         bytes.extend_from_slice(&nonce);
@@ -166,8 +232,8 @@ impl Keyring {
     /// # Errors
     /// When its key is not there, or it is not what was sealed.
     pub fn open(&self, id: RequestId, part: Part, sealed: &Sealed) -> Result<Vec<u8>, OpenError> {
-        let key = self.keys.iter().find(|(name, _)| *name == sealed.key_id);
-        let (_, key) = key.ok_or_else(|| OpenError::UnknownKey(sealed.key_id.clone()))?;
+        let key = self.keys.iter().find(|key| key.name == sealed.key_id);
+        let Key { key, .. } = key.ok_or_else(|| OpenError::UnknownKey(sealed.key_id.clone()))?;
         let (nonce, rest) = sealed.bytes.split_first_chunk::<NONCE_LEN>().ok_or(OpenError::Broken)?;
         let mut bytes = rest.to_vec();
         let nonce = Nonce::assume_unique_for_key(*nonce);
@@ -184,6 +250,7 @@ fn purpose(id: RequestId, part: Part) -> [u8; 17] {
     let mut purpose = [match part {
         Part::Payload => b'p',
         Part::Result => b'r',
+        Part::Check => b'c',
     }; 17];
     purpose[1..].copy_from_slice(id.as_uuid().as_bytes());
     purpose
@@ -242,6 +309,18 @@ mod tests {
         assert_eq!(rotated.open(id(1), Part::Result, &old).unwrap(), b"x");
         assert_eq!(rotated.seal(id(1), Part::Result, b"x").unwrap().key_id, "b");
         assert_eq!(ring(B).open(id(1), Part::Result, &old), Err(OpenError::UnknownKey("a".to_owned())));
+    }
+
+    #[test]
+    fn a_key_is_known_by_what_it_sealed_and_not_by_its_name() {
+        let registered = ring(A).sealing_key().unwrap();
+        assert_eq!(registered.name, "a");
+        let same_name = ring(&B.replace("b:", "a:"));
+        assert!(ring(A).has(&registered) && ring(&format!("{B},{A}")).has(&registered));
+        assert!(!ring(B).has(&registered) && !same_name.has(&registered));
+        assert_ne!(same_name.sealing_key().unwrap().digest, registered.digest);
+        assert_eq!(ring(A).digest("a"), Some(registered.digest.as_str()), "it stays the same");
+        assert_eq!(ring(A).open(NO_REQUEST, Part::Payload, &registered.check), Err(OpenError::Broken));
     }
 
     #[test]

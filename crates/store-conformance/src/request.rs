@@ -12,6 +12,7 @@ pub mod model;
 pub mod reads;
 pub mod report;
 pub mod restart;
+pub mod sealing;
 pub mod submit;
 pub mod upkeep;
 pub mod wait;
@@ -184,6 +185,12 @@ macro_rules! request_suite {
                 a_key_that_outlives_its_request_is_free,
                 a_replayed_letter_is_not_purged_however_old,
                 the_books_follow_every_step,
+            ],
+            sealing: [
+                keys_are_registered_by_name_and_forgotten_by_digest,
+                requests_sealed_with_a_key_are_found_part_by_part,
+                a_result_sealed_with_a_key_is_found_too,
+                the_newest_request_is_the_one_accepted_last,
             ],
             wait: [
                 wait_returns_when_something_was_accepted_before,

@@ -1,6 +1,7 @@
 //! Request in Postgres. Whoever changes a request locks its job first; claims pass over jobs that others hold. Submissions,
 //! claims and reports are batches of two round trips each.
 
+mod sealing;
 mod submit;
 mod upkeep;
 mod work;
@@ -13,11 +14,12 @@ use uuid::Uuid;
 use weir_core::quota::Limits;
 use weir_core::request::retry::Policy;
 use weir_core::request::state::{Refused, Status};
-use weir_core::{RequestId, RequestType, TenantId};
+use weir_core::{RequestId, RequestType, TenantId, Timestamp};
 use weir_queue::Source;
 use weir_store::request::{
     Books, CallbackOutcome, CallbackReport, Claimed, DeadRequest, Failure, JobReport, LOOKED_AT_MAX, Listed,
-    Pending, Request, RequestStore, Rollout, RolloutChange, Room, Sealed, Submit, SubmitOutcome, WEBHOOKS,
+    Pending, Request, RequestStore, Rollout, RolloutChange, Room, Sealed, SealedSearch, SealingKey, Submit,
+    SubmitOutcome, WEBHOOKS,
 };
 use weir_store::{Error, Result};
 
@@ -207,6 +209,31 @@ impl RequestStore for Postgres {
 
     async fn audit_requests(&self) -> Result<Books> {
         upkeep::books(self).await
+    }
+
+    async fn sealing_keys(&self) -> Result<Vec<(SealingKey, Timestamp)>> {
+        sealing::keys(self).await
+    }
+
+    async fn register_sealing_key(&self, key: &SealingKey) -> Result<()> {
+        sealing::register(self, key).await
+    }
+
+    async fn forget_sealing_key(&self, name: &str, digest: &str) -> Result<()> {
+        sealing::forget(self, name, digest).await
+    }
+
+    async fn find_sealed_with(
+        &self,
+        name: &str,
+        after: Option<RequestId>,
+        limit: usize,
+    ) -> Result<SealedSearch> {
+        sealing::find_sealed_with(self, name, after, limit).await
+    }
+
+    async fn newest_request(&self) -> Result<Option<Request>> {
+        sealing::newest(self).await
     }
 }
 

@@ -15,11 +15,11 @@ use redis::Value;
 use weir_core::quota::Limits;
 use weir_core::request::retry::Policy;
 use weir_core::request::state::{Refused, Status};
-use weir_core::{RequestId, TenantId};
+use weir_core::{RequestId, TenantId, Timestamp};
 use weir_store::Result;
 use weir_store::request::{
     Books, CallbackOutcome, CallbackReport, Claimed, DeadRequest, JobReport, Listed, Pending, Request,
-    RequestStore, Rollout, RolloutChange, Room, Submit, SubmitOutcome,
+    RequestStore, Rollout, RolloutChange, Room, SealedSearch, SealingKey, Submit, SubmitOutcome,
 };
 
 use crate::Redis;
@@ -196,6 +196,31 @@ impl RequestStore for RedisRequests {
 
     async fn audit_requests(&self) -> Result<Books> {
         self.store.audit_requests().await
+    }
+
+    async fn sealing_keys(&self) -> Result<Vec<(SealingKey, Timestamp)>> {
+        self.store.sealing_keys().await
+    }
+
+    async fn register_sealing_key(&self, key: &SealingKey) -> Result<()> {
+        self.store.register_sealing_key(key).await
+    }
+
+    async fn forget_sealing_key(&self, name: &str, digest: &str) -> Result<()> {
+        self.store.forget_sealing_key(name, digest).await
+    }
+
+    async fn find_sealed_with(
+        &self,
+        name: &str,
+        after: Option<RequestId>,
+        limit: usize,
+    ) -> Result<SealedSearch> {
+        self.store.find_sealed_with(name, after, limit).await
+    }
+
+    async fn newest_request(&self) -> Result<Option<Request>> {
+        self.store.newest_request().await
     }
 }
 

@@ -1,6 +1,7 @@
 //! Request in SQLite. One writer does everything that changes something, so nothing is locked and nobody meets.
 
 pub(crate) mod keys;
+mod sealing;
 mod submit;
 mod upkeep;
 mod work;
@@ -16,7 +17,8 @@ use weir_core::{RequestId, RequestType, TenantId, Timestamp};
 use weir_queue::Source;
 use weir_store::request::{
     Books, CallbackOutcome, CallbackReport, Claimed, DeadRequest, Failure, JobReport, LOOKED_AT_MAX, Listed,
-    Pending, Request, RequestStore, Rollout, RolloutChange, Room, Sealed, Submit, SubmitOutcome, WEBHOOKS,
+    Pending, Request, RequestStore, Rollout, RolloutChange, Room, Sealed, SealedSearch, SealingKey, Submit,
+    SubmitOutcome, WEBHOOKS,
 };
 use weir_store::{Batch, Result};
 
@@ -194,6 +196,34 @@ impl RequestStore for Sqlite {
 
     async fn audit_requests(&self) -> Result<Books> {
         self.read(upkeep::books).await
+    }
+
+    async fn sealing_keys(&self) -> Result<Vec<(SealingKey, Timestamp)>> {
+        self.read(sealing::keys).await
+    }
+
+    async fn register_sealing_key(&self, key: &SealingKey) -> Result<()> {
+        let (key, now) = (key.clone(), self.inner.clock.now());
+        self.inner.writer.run(move |connection| sealing::register(connection, &key, now)).await
+    }
+
+    async fn forget_sealing_key(&self, name: &str, digest: &str) -> Result<()> {
+        let (name, digest) = (name.to_owned(), digest.to_owned());
+        self.inner.writer.run(move |connection| sealing::forget(connection, &name, &digest)).await
+    }
+
+    async fn find_sealed_with(
+        &self,
+        name: &str,
+        after: Option<RequestId>,
+        limit: usize,
+    ) -> Result<SealedSearch> {
+        let name = name.to_owned();
+        self.read(move |connection| sealing::find_sealed_with(connection, &name, after, limit)).await
+    }
+
+    async fn newest_request(&self) -> Result<Option<Request>> {
+        self.read(sealing::newest).await
     }
 }
 

@@ -31,6 +31,28 @@ pub struct Sealed {
     pub bytes: Vec<u8>,
 }
 
+/// A key that a server seals with, as it has registered it. The key itself is not in it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SealingKey {
+    /// Its name, which stands beside what it sealed.
+    pub name: String,
+    /// Tells it from others of the same name, for people.
+    pub digest: String,
+    /// A known value, sealed: whoever can open it has the key.
+    pub check: Sealed,
+}
+
+/// What a look at some requests for those sealed with a key has found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SealedSearch {
+    /// One of them is sealed with it.
+    Found(RequestId),
+    /// None up to this one; there may be more.
+    NoneUpTo(RequestId),
+    /// None, and there are no more.
+    None,
+}
+
 /// One submission.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Submit {
@@ -379,4 +401,21 @@ pub trait RequestStore: Send + Sync + 'static {
     async fn change_rollout(&self, change: RolloutChange, default: Rollout) -> Result<Rollout>;
     /// Reads the books.
     async fn audit_requests(&self) -> Result<Books>;
+
+    /// The keys that servers have registered, by name, each with when that was.
+    async fn sealing_keys(&self) -> Result<Vec<(SealingKey, Timestamp)>>;
+    /// Registers a key, in place of one of the same name.
+    async fn register_sealing_key(&self, key: &SealingKey) -> Result<()>;
+    /// Forgets a key of this name and digest.
+    async fn forget_sealing_key(&self, name: &str, digest: &str) -> Result<()>;
+    /// Looks through up to `limit` requests, the oldest first, those after the one named `after`, for one whose payload or
+    /// result is sealed with the key of this name. No index has the names of keys, so this is for whoever has time.
+    async fn find_sealed_with(
+        &self,
+        name: &str,
+        after: Option<RequestId>,
+        limit: usize,
+    ) -> Result<SealedSearch>;
+    /// The request that was accepted last, of whatever tenant.
+    async fn newest_request(&self) -> Result<Option<Request>>;
 }

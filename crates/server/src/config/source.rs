@@ -275,6 +275,11 @@ impl SettingError {
         Self(format!("{name} is \"{value}\", which cannot be used: {reason}"))
     }
 
+    /// A setting that is allowed and does not go with what is there already; `problem` is the whole sentence.
+    pub fn conflict(problem: String) -> Self {
+        Self(problem)
+    }
+
     fn unknown(key: &str, path: &Path) -> Self {
         Self(format!("{key} in {} is no setting: weir.default.toml lists those that exist", path.display()))
     }

@@ -31,6 +31,10 @@ use crate::peer::{Peer, disconnected};
 use crate::service::request::RequestService;
 use crate::service::request::hub::Subscription;
 
+/// What callers are told of a result that does not open.
+const RESULT_ERROR: &str =
+    "The result is sealed with a key that this server does not have; its operator can put the key back";
+
 /// The longest that a call may wait for a change.
 const WAIT_MAX: Duration = Duration::from_secs(30);
 
@@ -42,6 +46,9 @@ pub(crate) struct StatusResponse {
     /// What the downstream answered: its JSON, or its text as a JSON string. null until the status is `COMPLETED`.
     #[schema(required = true, value_type = Value)]
     result: Option<Box<RawValue>>,
+    /// Only when there is a result that the server cannot open: why `result` is null all the same.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    result_error: Option<&'static str>,
 }
 
 /// What lists show: everything but results, which may be large.
@@ -188,9 +195,17 @@ fn subscribe(app: &App, id: RequestId) -> Result<Subscription, ApiError> {
     })
 }
 
+/// A result that does not open leaves the rest to be told.
 fn describe(service: &RequestService, request: Request) -> Result<StatusResponse, ApiError> {
-    let result = service.result(&request)?.map(as_json).transpose()?;
-    Ok(StatusResponse { summary: summarize(request), result })
+    let (result, result_error) = match service.result(&request) {
+        Ok(result) => (result.map(as_json).transpose()?, None),
+        Err(error) => {
+            let advice = "look at WEIR_REQUEST_KEYS";
+            tracing::warn!(target: "weir::request", requestId = %request.id, %error, advice, "a result does not open");
+            (None, Some(RESULT_ERROR))
+        }
+    };
+    Ok(StatusResponse { summary: summarize(request), result, result_error })
 }
 
 /// JSON is passed on as it is; anything else becomes a JSON string.

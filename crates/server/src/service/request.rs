@@ -3,6 +3,7 @@
 
 pub(crate) mod dead;
 pub(crate) mod hub;
+pub(crate) mod key_check;
 pub(crate) mod rollout;
 
 use std::sync::Arc;
@@ -26,7 +27,7 @@ use crate::config::Settings;
 use crate::config::request::RequestSettings;
 use crate::engine::Engines;
 use crate::random;
-use crate::seal::{Keyring, Part};
+use crate::seal::{Keyring, OpenError, Part};
 use crate::telemetry::accept::AcceptMetrics;
 use crate::telemetry::metrics::Metrics;
 
@@ -246,9 +247,9 @@ impl RequestService {
     ///
     /// # Errors
     /// When it does not open: its key was taken away, or somebody changed the row.
-    pub fn result(&self, request: &Request) -> Result<Option<Vec<u8>>> {
+    pub fn result(&self, request: &Request) -> Result<Option<Vec<u8>>, OpenError> {
         let open = |sealed| self.keys.open(request.id, Part::Result, sealed);
-        request.result.as_ref().map(open).transpose().map_err(|error| Error::failed("seal", error))
+        request.result.as_ref().map(open).transpose()
     }
 
     /// The request once its status is another than `seen`. None when it is the same until then, or the server stops.

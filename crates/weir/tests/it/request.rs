@@ -7,6 +7,7 @@ mod crash;
 mod dead;
 mod given;
 mod https;
+mod keys;
 mod watch;
 mod work;
 

@@ -15,6 +15,9 @@ use crate::given::{PATIENCE, Running, Store};
 pub(super) const FAR: u64 = 4_000_000_000;
 pub(super) const BOTH: &str = "requests:create requests:read";
 
+/// Keys for servers that share a store.
+pub(super) const KEYS: (&str, &str) = ("WEIR_REQUEST_KEYS", "a:AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=");
+
 pub(super) struct Api {
     pub(super) running: Running,
 }
@@ -121,6 +124,12 @@ impl Api {
              VALUES ('{id}', 'sms-outbound', {zero}1, 'alice', '{payload}', 'malformed', 1, {now})"
         )])
         .await;
+    }
+
+    /// As if a result had been sealed with a key that nobody has any more.
+    pub(super) async fn lose_key_of_result(&self, id: &str) {
+        let lose = format!("UPDATE request_record SET result_key_id = 'lost' WHERE request_id = '{id}'");
+        self.change(&[lose]).await;
     }
 
     async fn change(&self, statements: &[String]) {

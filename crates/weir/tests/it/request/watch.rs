@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use weir_testkit::http::Client;
 use weir_testkit::skip;
 
-use super::given::{Api, get, now};
+use super::given::{Api, KEYS, get, now};
 use crate::given::{PATIENCE, Store, on_each_engine};
 
 /// The status of a request after its next change, and how long that took.
@@ -131,13 +131,13 @@ async fn a_callback_to_another_server_is_heard_here() {
     }
     let secret = ("WEIR_JWT_SECRET", "0123456789abcdef0123456789abcdef");
     let webhook = ("WEIR_WEBHOOK_SECRET", "whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oD");
-    let api = Api::start_with(Store::Postgres, &[secret, webhook]).await;
+    let api = Api::start_with(Store::Postgres, &[secret, webhook, KEYS]).await;
     let database = api.running.database.as_ref().unwrap();
     let second = crate::given::weir()
         .env("WEIR_STORE", database.url())
         .env("WEIR_ROLES", "api")
         .env(secret.0, secret.1)
-        .env("WEIR_REQUEST_KEYS", "a:AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=")
+        .env(KEYS.0, KEYS.1)
         .spawn()
         .await;
     let claims = weir_server::auth::jwt::Claims {

@@ -8,10 +8,10 @@ use async_trait::async_trait;
 use weir_core::quota::Limits;
 use weir_core::request::retry::Policy;
 use weir_core::request::state::{Refused, Status};
-use weir_core::{RequestId, TenantId};
+use weir_core::{RequestId, TenantId, Timestamp};
 use weir_store::request::{
     Books, CallbackOutcome, CallbackReport, Claimed, DeadRequest, JobReport, Listed, Pending, Request,
-    RequestStore, Rollout, RolloutChange, Room, Submit, SubmitOutcome,
+    RequestStore, Rollout, RolloutChange, Room, SealedSearch, SealingKey, Submit, SubmitOutcome,
 };
 use weir_store::{Error, Result};
 use weir_store_sqlite::Sqlite;
@@ -108,6 +108,21 @@ impl RequestStore for Away {
         unreachable!()
     }
     async fn audit_requests(&self) -> Result<Books> {
+        unreachable!()
+    }
+    async fn sealing_keys(&self) -> Result<Vec<(SealingKey, Timestamp)>> {
+        unreachable!()
+    }
+    async fn register_sealing_key(&self, _: &SealingKey) -> Result<()> {
+        unreachable!()
+    }
+    async fn forget_sealing_key(&self, _: &str, _: &str) -> Result<()> {
+        unreachable!()
+    }
+    async fn find_sealed_with(&self, _: &str, _: Option<RequestId>, _: usize) -> Result<SealedSearch> {
+        unreachable!()
+    }
+    async fn newest_request(&self) -> Result<Option<Request>> {
         unreachable!()
     }
 }

@@ -1,0 +1,94 @@
+//! The keys that requests are sealed with: what servers register of them, and which requests need them.
+
+use std::time::Duration;
+
+use weir_core::{RequestId, Timestamp};
+use weir_store::request::{Sealed, SealedSearch, SealingKey, Submit};
+
+use super::RequestHarness;
+use super::given::{accepted_one, begun, done, found, next_id, now, reported_one, sealed, wish};
+
+fn key(name: &str, digest: &str) -> SealingKey {
+    let check = Sealed { key_id: name.to_owned(), bytes: vec![0, 255, 7] };
+    SealingKey { name: name.to_owned(), digest: digest.to_owned(), check }
+}
+
+async fn register<H: RequestHarness>(h: &H, key: &SealingKey) {
+    h.requests().register_sealing_key(key).await.expect("register_sealing_key must succeed");
+}
+
+async fn registered<H: RequestHarness>(h: &H) -> Vec<(SealingKey, Timestamp)> {
+    h.requests().sealing_keys().await.expect("sealing_keys must succeed")
+}
+
+async fn search<H: RequestHarness>(
+    h: &H,
+    name: &str,
+    after: Option<RequestId>,
+    limit: usize,
+) -> SealedSearch {
+    h.requests().find_sealed_with(name, after, limit).await.expect("find_sealed_with must succeed")
+}
+
+/// A request whose payload is sealed with the key of this name.
+fn sealed_with<H: RequestHarness>(h: &H, name: &str) -> Submit {
+    let payload = Sealed { key_id: name.to_owned(), ..sealed("payload") };
+    Submit { payload, ..wish(h, &next_id(h).to_string()) }
+}
+
+pub async fn keys_are_registered_by_name_and_forgotten_by_digest<H: RequestHarness>() {
+    let h = H::open().await;
+    assert_eq!(registered(&h).await, []);
+    let (first, other, same_name) = (key("ü b", "1"), key("a", "2"), key("ü b", "3"));
+    let start = now(&h);
+    register(&h, &first).await;
+    register(&h, &other).await;
+    assert_eq!(registered(&h).await, [(other.clone(), start), (first.clone(), start)]);
+    h.clock().advance(Duration::from_secs(1));
+    register(&h, &same_name).await;
+    assert_eq!(registered(&h).await, [(other.clone(), start), (same_name.clone(), now(&h))]);
+    for (name, digest) in [("ü b", "1"), ("a", "3"), ("c", "2")] {
+        h.requests().forget_sealing_key(name, digest).await.expect("forget_sealing_key must succeed");
+    }
+    assert_eq!(registered(&h).await.len(), 2, "another digest is another key");
+    h.requests().forget_sealing_key("a", "2").await.expect("forget_sealing_key must succeed");
+    let h = h.reopen().await;
+    assert_eq!(registered(&h).await, [(same_name, now(&h))]);
+}
+
+pub async fn requests_sealed_with_a_key_are_found_part_by_part<H: RequestHarness>() {
+    let h = H::open().await;
+    assert_eq!(search(&h, "old", None, 10).await, SealedSearch::None);
+    let mut ids = Vec::new();
+    for name in ["new", "old", "new", "new"] {
+        ids.push(accepted_one(&h, sealed_with(&h, name)).await);
+    }
+    assert_eq!(search(&h, "old", None, 10).await, SealedSearch::Found(ids[1]));
+    assert_eq!(search(&h, "old", None, 1).await, SealedSearch::NoneUpTo(ids[0]));
+    assert_eq!(search(&h, "old", Some(ids[0]), 1).await, SealedSearch::Found(ids[1]));
+    assert_eq!(search(&h, "old", Some(ids[1]), 10).await, SealedSearch::NoneUpTo(ids[3]));
+    assert_eq!(search(&h, "old", Some(ids[3]), 10).await, SealedSearch::None);
+    assert_eq!(search(&h, "o%", None, 10).await, SealedSearch::NoneUpTo(ids[3]), "names are names");
+}
+
+pub async fn a_result_sealed_with_a_key_is_found_too<H: RequestHarness>() {
+    let h = H::open().await;
+    let job = begun(&h, sealed_with(&h, "old")).await;
+    assert_eq!(search(&h, "new", None, 10).await, SealedSearch::NoneUpTo(job.id));
+    let mut report = done(&job);
+    report.result = Some(Sealed { key_id: "new".to_owned(), ..sealed("result") });
+    reported_one(&h, report).await.expect("it is taken");
+    assert_eq!(search(&h, "new", None, 10).await, SealedSearch::Found(job.id));
+    assert_eq!(search(&h, "old", None, 10).await, SealedSearch::Found(job.id));
+}
+
+pub async fn the_newest_request_is_the_one_accepted_last<H: RequestHarness>() {
+    let h = H::open().await;
+    let newest = async |h: &H| h.requests().newest_request().await.expect("newest_request must succeed");
+    assert_eq!(newest(&h).await, None);
+    for key in ["a", "b"] {
+        h.clock().advance(Duration::from_secs(1));
+        let id = accepted_one(&h, wish(&h, key)).await;
+        assert_eq!(newest(&h).await, Some(found(&h, id).await));
+    }
+}

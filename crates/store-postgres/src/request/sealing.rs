@@ -1,0 +1,83 @@
+//! Which keys requests are sealed with, as far as a store can know. Asked when a server starts, so nothing is prepared ahead.
+
+use uuid::Uuid;
+use weir_core::{RequestId, Timestamp};
+use weir_store::Result;
+use weir_store::request::{Request, Sealed, SealedSearch, SealingKey};
+
+use super::{limited, read_id, read_request};
+use crate::quota::column;
+use crate::{Postgres, time};
+
+const KEYS: &str = "SELECT name, digest, check_value, registered_at FROM request_key ORDER BY name";
+const REGISTER: &str = "
+    INSERT INTO request_key (name, digest, check_value, registered_at)
+    VALUES ($1, $2, $3, coalesce($4, clock_timestamp()))
+    ON CONFLICT (name) DO UPDATE
+    SET digest = excluded.digest, check_value = excluded.check_value, registered_at = excluded.registered_at";
+const FORGET: &str = "DELETE FROM request_key WHERE name = $1 AND digest = $2";
+const SEALED_WITH: &str = "
+    SELECT request_id, payload_key_id = $2 OR coalesce(result_key_id = $2, false) FROM request_record
+    WHERE request_id > $1 ORDER BY request_id LIMIT $3";
+const NEWEST: &str = "
+    SELECT request_id, tenant_id, request_type, status, attempts, payload, payload_key_id, result, result_key_id,
+           failure_code, failure_message, callback_url, created_at, updated_at
+    FROM request_record ORDER BY request_id DESC LIMIT 1";
+
+pub(super) async fn keys(engine: &Postgres) -> Result<Vec<(SealingKey, Timestamp)>> {
+    let session = engine.inner.pool.request_session().await?;
+    let rows = session.bounded(session.client.query(KEYS, &[])).await?;
+    session.keep();
+    rows.iter()
+        .map(|row| {
+            let name: String = column(row, 0)?;
+            let check = Sealed { key_id: name.clone(), bytes: column(row, 2)? };
+            let registered_at = time::from_system(column(row, 3)?);
+            Ok((SealingKey { name, digest: column(row, 1)?, check }, registered_at))
+        })
+        .collect()
+}
+
+pub(super) async fn register(engine: &Postgres, key: &SealingKey) -> Result<()> {
+    let session = engine.inner.pool.request_session().await?;
+    let values: [&(dyn tokio_postgres::types::ToSql + Sync); 4] =
+        [&key.name, &key.digest, &key.check.bytes, &engine.clock_override()];
+    session.bounded(session.client.execute(REGISTER, &values)).await?;
+    session.keep();
+    Ok(())
+}
+
+pub(super) async fn forget(engine: &Postgres, name: &str, digest: &str) -> Result<()> {
+    let session = engine.inner.pool.request_session().await?;
+    session.bounded(session.client.execute(FORGET, &[&name, &digest])).await?;
+    session.keep();
+    Ok(())
+}
+
+pub(super) async fn find_sealed_with(
+    engine: &Postgres,
+    name: &str,
+    after: Option<RequestId>,
+    limit: usize,
+) -> Result<SealedSearch> {
+    let session = engine.inner.pool.request_session().await?;
+    let after = after.map_or(Uuid::nil(), |id| *id.as_uuid());
+    let rows = session.bounded(session.client.query(SEALED_WITH, &[&after, &name, &limited(limit)])).await?;
+    session.keep();
+    let mut outcome = SealedSearch::None;
+    for row in &rows {
+        let id = read_id(row, 0)?;
+        if column(row, 1)? {
+            return Ok(SealedSearch::Found(id));
+        }
+        outcome = SealedSearch::NoneUpTo(id);
+    }
+    Ok(outcome)
+}
+
+pub(super) async fn newest(engine: &Postgres) -> Result<Option<Request>> {
+    let session = engine.inner.pool.request_session().await?;
+    let row = session.bounded(session.client.query_opt(NEWEST, &[])).await?;
+    session.keep();
+    row.as_ref().map(read_request).transpose()
+}
