@@ -70,12 +70,33 @@ impl Secret {
     /// # Errors
     /// Says what is wrong with the text, without repeating it.
     pub fn parse(text: &str) -> Result<Self, SecretError> {
+        Self::from_key(&Self::decode(text)?)
+    }
+
+    /// The bytes behind `whsec_` and base64, for whoever derives other secrets from them. Their number is not checked.
+    ///
+    /// # Errors
+    /// Says what is wrong with the text, without repeating it.
+    pub fn decode(text: &str) -> Result<Vec<u8>, SecretError> {
         let encoded = text.strip_prefix(SECRET_PREFIX).ok_or(SecretError::Prefix)?;
-        let key = BASE64.decode(encoded).map_err(|_invalid| SecretError::Base64)?;
+        BASE64.decode(encoded).map_err(|_invalid| SecretError::Base64)
+    }
+
+    /// Bytes as the text that [`Secret::parse`] reads.
+    #[must_use]
+    pub fn encode(key: &[u8]) -> String {
+        format!("{SECRET_PREFIX}{}", BASE64.encode(key))
+    }
+
+    /// Takes the bytes of a secret.
+    ///
+    /// # Errors
+    /// When they are too few or too many.
+    pub fn from_key(key: &[u8]) -> Result<Self, SecretError> {
         if !(Self::MIN_BYTES..=Self::MAX_BYTES).contains(&key.len()) {
             return Err(SecretError::Length);
         }
-        Hmac::new_from_slice(&key).map(Self).map_err(|_length| SecretError::Length)
+        Hmac::new_from_slice(key).map(Self).map_err(|_length| SecretError::Length)
     }
 
     fn mac(&self, id: &str, timestamp: &str, body: &[u8]) -> Hmac<Sha256> {
@@ -235,5 +256,6 @@ mod tests {
         );
         assert_eq!(Secret::parse(&SECRET[6..]).err(), Some(SecretError::Prefix));
         assert_eq!(Secret::parse("whsec_?").err(), Some(SecretError::Base64));
+        assert_eq!(Secret::decode(&Secret::encode(&[7; 32])), Ok(vec![7; 32]));
     }
 }

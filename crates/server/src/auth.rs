@@ -20,7 +20,7 @@ pub struct Auth {
     pub admin: admin::AdminKey,
     /// Callers' tokens.
     pub tokens: jwt::Verifier,
-    /// What callbacks and webhooks are signed with.
+    /// What callbacks are signed with, and what the secrets of tenants' webhooks are derived from.
     pub webhook: webhook::WebhookSecret,
 }
 

@@ -25,7 +25,7 @@ pub const ADMIN_KEY: Secret = Secret { file: "admin.key", bytes_min: ADMIN_KEY_M
 /// The key tokens are signed with.
 pub const JWT_SECRET: Secret = Secret { file: "jwt.secret", bytes_min: 32 };
 
-/// What callbacks and webhooks are signed with.
+/// What callbacks are signed with, and what the secrets of tenants' webhooks are derived from.
 pub const WEBHOOK_SECRET: Secret = Secret { file: "webhook.secret", bytes_min: 38 };
 
 /// The secret of that name, made if it is not there. Processes that start at once agree on one.

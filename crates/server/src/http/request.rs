@@ -1,10 +1,12 @@
 //! Request over HTTP: `/v1/requests`. Submissions stand in `request/submit.rs`, changes as they happen in
-//! `request/events.rs`, downstreams' callbacks in `request/callback.rs`, the switches in `request/rollout.rs`.
+//! `request/events.rs`, downstreams' callbacks in `request/callback.rs`, the secret of a
+//! tenant's webhooks in `request/webhook_secret.rs`, the switches in `request/rollout.rs`.
 
 pub(crate) mod callback;
 pub(crate) mod events;
 pub(crate) mod rollout;
 pub(crate) mod submit;
+pub(crate) mod webhook_secret;
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -75,6 +75,8 @@ fn request() -> Vec<Route> {
         route!(GET "/v1/requests/{requestId}", READ, request::get_request).watching_peer(),
         route!(GET "/v1/requests/{requestId}/events", READ, request::events::watch_request),
         route!(POST "/v1/requests/{requestId}/callback", Signature, request::callback::call_back),
+        route!(GET "/v1/webhook-secret", READ, request::webhook_secret::get_webhook_secret)
+            .never_unavailable(),
         route!(GET "/admin/request/rollout", Operator, request::rollout::get_rollout),
         route!(PUT "/admin/request/rollout", Operator, request::rollout::put_rollout),
     ]

@@ -317,6 +317,12 @@ async fn what_belongs_to_a_tenant_does_not_exist_for_another() {
             (&Method::POST, "/v1/requests") => {
                 assert_ne!(submit(&bearing(&other), &submission).await, id, "keys are the tenant's own");
             }
+            (&Method::GET, "/v1/webhook-secret") => {
+                let owner = own(scope);
+                let theirs = gate.call(&method, route.path, header, &json!({})).await.json();
+                let header = Some(("authorization", owner.as_str()));
+                assert_ne!(gate.call(&method, route.path, header, &json!({})).await.json(), theirs);
+            }
             _ => panic!("{route:?}: say here how it keeps other tenants out"),
         }
     }

@@ -1,6 +1,12 @@
 //! What a downstream that answered 202 says when it is done: `POST /v1/requests/{requestId}/callback`.
 //!
-//! The signature is looked at before anything else: without a good one nobody learns which requests there are.
+//! The signature is looked at before anything else: without a good one nobody learns which requests there are. A callback
+//! also has to name its request, by `webhook-id` or in its body, both of which are signed: one that does not could be sent
+//! again to another request within the five minutes that its signature is good for.
+//!
+//! Ids of callbacks are not remembered here, because the request itself remembers: the one that was taken has made it final,
+//! which nothing undoes (only requests whose attempts were all in vain can be replayed), and the store decides that for all servers
+//! at once. So the same message again, wherever and however often, changes nothing.
 
 use std::sync::Arc;
 
@@ -35,9 +41,11 @@ const CHALLENGE: &str = r#"WebhookSignature realm="weir", header="webhook-signat
 
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
-#[schema(examples(json!({"status": "COMPLETED", "result": {"paid": true}})))]
+#[schema(examples(json!({
+    "requestId": "019ceaa0-0d7b-7c3e-9a41-5f2d8c6b7e10", "status": "COMPLETED", "result": {"paid": true}
+})))]
 struct CallbackRequest {
-    /// The request that the path names; then the signature is valid for no other.
+    /// The request that the path names. It may be left out when `webhook-id` names it.
     #[schema(value_type = Option<uuid::Uuid>)]
     request_id: Option<Box<str>>,
     #[schema(value_type = schema::CallbackStatus)]
@@ -65,7 +73,8 @@ pub(crate) struct CallbackResponse {
 ///
 /// A downstream that answered 202 reports here that it is done. The call is signed as Standard Webhooks
 /// (standardwebhooks.com) defines it, with `WEIR_WEBHOOK_SECRET`: HMAC-SHA-256 over `webhook-id`, `webhook-timestamp`
-/// and the exact bytes of the body. A signature is valid for five minutes.
+/// and the exact bytes of the body. A signature is valid for five minutes, and for one request: `webhook-id` is its id, or
+/// the body names it as `requestId`. Otherwise the answer is 401.
 ///
 /// Sent again, or after the request has become final, it is answered with the request's status and changes nothing.
 #[utoipa::path(
@@ -76,8 +85,8 @@ pub(crate) struct CallbackResponse {
         ("requestId" = uuid::Uuid, Path, description = "Which request: the `requestId` of its 202."),
         (
             "webhook-id" = String, Header,
-            description = "A name for this message, without a full stop.",
-            example = "msg_27UH4WbU6Z5A5EzD8u03UvzRbpk",
+            description = "The id of the request; or, if the body names the request, any name without a full stop.",
+            example = "019ceaa0-0d7b-7c3e-9a41-5f2d8c6b7e10",
         ),
         (
             "webhook-timestamp" = String, Header,
@@ -111,14 +120,11 @@ pub(crate) async fn call_back(
     headers: HeaderMap,
     Raw(body): Raw,
 ) -> Result<Json<CallbackResponse>, ApiError> {
-    check_signature(&app, &headers, &body)?;
-    let mut request: CallbackRequest = parse_json(&body)?;
-    let named = request.request_id.take();
-    let said = parse(request)?;
+    let webhook_id = check_signature(&app, &headers, &body)?;
+    let request: CallbackRequest = parse_json(&body)?;
     let id = parse_id(id)?;
-    if named.is_some_and(|named| RequestId::parse(&named) != Some(id)) {
-        return Err(ApiError::invalid_field("requestId", "must be the request that the path names"));
-    }
+    check_request(id, webhook_id, request.request_id.as_deref())?;
+    let said = parse(request)?;
     let status = match app.requests.call_back(id, said).await? {
         CallbackOutcome::Taken(status) => {
             tell_of(id, status);
@@ -134,7 +140,8 @@ pub(crate) async fn call_back(
     Ok(Json(CallbackResponse { request_id: *id.as_uuid(), status: status.as_str() }))
 }
 
-fn check_signature(app: &App, headers: &HeaderMap, body: &Bytes) -> Result<(), ApiError> {
+/// The message's id, if somebody who has the secret signed it just now.
+fn check_signature<'a>(app: &App, headers: &'a HeaderMap, body: &Bytes) -> Result<&'a str, ApiError> {
     let header = |name| headers.get(name).and_then(|value| value.to_str().ok());
     let (Some(id), Some(timestamp), Some(signatures)) =
         (header("webhook-id"), header("webhook-timestamp"), header("webhook-signature"))
@@ -144,11 +151,22 @@ fn check_signature(app: &App, headers: &HeaderMap, body: &Bytes) -> Result<(), A
         return Err(ApiError::unauthenticated(message, CHALLENGE));
     };
     let message = Received { id, timestamp, signatures, body };
-    app.auth.webhook.verify(message, app.requests.now()).map_err(|problem| {
+    app.auth.webhook.verify_callback(message, app.requests.now()).map_err(|problem| {
         let advice = "sign the very bytes of the body with WEIR_WEBHOOK_SECRET, within five minutes";
         let message = format!("The callback is not to be believed: {problem}; {advice}");
         ApiError::unauthenticated(message, CHALLENGE)
-    })
+    })?;
+    Ok(id)
+}
+
+/// Makes sure that a callback was signed for this request: what the body names decides, else the message's id.
+fn check_request(id: RequestId, webhook_id: &str, in_body: Option<&str>) -> Result<(), ApiError> {
+    if RequestId::parse(in_body.unwrap_or(webhook_id)) == Some(id) {
+        return Ok(());
+    }
+    let advice = "put the id of the request into webhook-id, or into the body as requestId, and sign that";
+    let message = format!("The callback was not signed for the request {id}; {advice}");
+    Err(ApiError::unauthenticated(message, CHALLENGE))
 }
 
 fn parse(request: CallbackRequest) -> Result<CalledBack, ApiError> {
@@ -195,6 +213,21 @@ fn not_begun(id: RequestId) -> ApiError {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_callback_names_its_request_in_its_body_or_by_its_id() {
+        let (own, other) = ("019ceaa0-0d7b-7c3e-9a41-5f2d8c6b7e10", "019ceaa0-0d7b-7c3e-9a41-5f2d8c6b7e11");
+        let id = RequestId::parse(own).unwrap();
+        for (webhook_id, in_body) in [(own, None), ("msg_1", Some(own)), (own, Some(own)), (other, Some(own))]
+        {
+            assert!(check_request(id, webhook_id, in_body).is_ok(), "{webhook_id} {in_body:?}");
+        }
+        for (webhook_id, in_body) in
+            [("msg_1", None), (other, None), ("msg_1", Some(other)), (own, Some(other))]
+        {
+            assert!(check_request(id, webhook_id, in_body).is_err(), "{webhook_id} {in_body:?}");
+        }
+    }
 
     #[test]
     fn what_a_downstream_says_is_cut_rather_than_refused() {

@@ -16,7 +16,7 @@ use futures_util::future::join_all;
 use http::header::{CONTENT_TYPE, USER_AGENT};
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use tokio_util::sync::CancellationToken;
-use weir_core::{Clock, RequestId, webhook};
+use weir_core::{Clock, RequestId, TenantId, webhook};
 use weir_queue::{Claim, Message, Settlement, Source};
 use weir_store::Result;
 use weir_store::request::{Request, RequestStore, WEBHOOKS};
@@ -185,7 +185,7 @@ impl Webhooks {
             }
         };
         let name = format!("{id}-{}", message.position.id);
-        let headers = self.headers(&name, &body);
+        let headers = self.headers(tenant, &name, &body);
         let sent = tokio::time::timeout(self.timeout, self.client.post(&target, headers, body)).await;
         let sent = sent.unwrap_or(Err(Problem::TimedOut));
         match &sent {
@@ -201,9 +201,9 @@ impl Webhooks {
         Ok(message::encode(request, result.as_deref()))
     }
 
-    fn headers(&self, name: &str, body: &Bytes) -> HeaderMap {
+    fn headers(&self, tenant: &TenantId, name: &str, body: &Bytes) -> HeaderMap {
         let now = self.parts.clock.now();
-        let signature = self.parts.secret.sign(name, now, body);
+        let signature = self.parts.secret.sign_for(tenant, name, now, body);
         let mut headers = HeaderMap::with_capacity(5);
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
         headers.insert(USER_AGENT, AGENT);

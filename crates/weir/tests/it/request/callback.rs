@@ -1,10 +1,12 @@
 //! `/v1/requests/{requestId}/callback`.
 
+use futures_util::future::join_all;
 use serde_json::json;
 use weir_core::Timestamp;
 use weir_core::webhook::{Secret, sign};
+use weir_testkit::http::Client;
 
-use super::given::{Api, get, now};
+use super::given::{Api, KEYS, get, now, post_callback};
 use crate::given::{Store, audit, on_each_engine};
 
 async fn a_signed_callback_ends_a_request_once(store: Store) {
@@ -54,11 +56,11 @@ async fn what_is_not_signed_or_not_of_the_present_is_401(store: Store) {
     let own = Secret::parse(api.secret("webhook.secret").trim()).ok().unwrap();
     let other = Secret::parse("whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oD").ok().unwrap();
     let at = |offset: i64| Timestamp::from_micros(now().as_micros() + offset * 1_000_000);
-    let good = |sent, body: &str| sign(&own, "msg_1", sent, body.as_bytes());
+    let good = |sent, body: &str| sign(&own, &id, sent, body.as_bytes());
     for (sent, signature) in [
         (now(), String::new()),
         (now(), "v1,AAAA".to_owned()),
-        (now(), sign(&other, "msg_1", now(), body.as_bytes())),
+        (now(), sign(&other, &id, now(), body.as_bytes())),
         (now(), sign(&own, "msg_2", now(), body.as_bytes())),
         (now(), good(now(), "{\"status\":\"FAILED\"}")),
         (at(-310), good(at(-310), &body)),
@@ -110,7 +112,7 @@ async fn a_given_secret_is_used_and_none_is_made(store: Store) {
     let id = api.accepted(&api.caller("acme"), "k").await;
     api.begin(&id).await;
     let (body, sent) = (json!({"status": "COMPLETED"}).to_string(), now());
-    let signature = sign(&Secret::parse(secret).ok().unwrap(), "msg_1", sent, body.as_bytes());
+    let signature = sign(&Secret::parse(secret).ok().unwrap(), &id, sent, body.as_bytes());
     assert_eq!(api.call_back_signed(&id, &body, sent, &signature).await.status, 200);
 }
 
@@ -121,27 +123,88 @@ async fn a_secret_that_is_replaced_is_good_until_it_is_taken_away(store: Store) 
         let id = api.accepted(&api.caller("acme"), key).await;
         api.begin(&id).await;
         let (body, sent) = (json!({"status": "COMPLETED"}).to_string(), now());
-        let signature = sign(&Secret::parse(secret).ok().unwrap(), "msg_1", sent, body.as_bytes());
+        let signature = sign(&Secret::parse(secret).ok().unwrap(), &id, sent, body.as_bytes());
         assert_eq!(api.call_back_signed(&id, &body, sent, &signature).await.status, 200);
     }
 }
 
-async fn a_callback_that_names_its_request_is_good_for_no_other(store: Store) {
+async fn a_callback_is_good_for_the_request_it_names_and_for_no_other(store: Store) {
     let api = Api::start(store).await;
     let caller = api.caller("acme");
-    let (one, other) = (api.accepted(&caller, "k1").await, api.accepted(&caller, "k2").await);
-    api.begin(&one).await;
-    api.begin(&other).await;
-    let body = json!({"requestId": one, "status": "COMPLETED"});
-    let refused = api.call_back(&other, &body, now()).await;
-    assert_eq!((refused.status, &refused.json()["code"]), (400, &json!("INVALID_REQUEST")));
-    assert!(refused.json()["message"].as_str().unwrap().contains("requestId"));
-    assert_eq!(api.call_back(&one, &body, now()).await.json()["status"], "COMPLETED");
-    assert_eq!(
-        api.call_back(&other, &json!({"status": "FAILED"}), now()).await.status,
-        200,
-        "it was still open"
-    );
+    let mut ids = Vec::new();
+    for key in ["k1", "k2", "k3"] {
+        let id = api.accepted(&caller, key).await;
+        api.begin(&id).await;
+        ids.push(id);
+    }
+    let [one, other, third] = &ids[..] else { panic!("{ids:?}") };
+    let (named, bare) = (json!({"requestId": one, "status": "COMPLETED"}), json!({"status": "COMPLETED"}));
+    for (webhook_id, body) in
+        [("msg_1", &bare), (one.as_str(), &bare), ("msg_1", &named), (one.as_str(), &named), (other, &named)]
+    {
+        let refused = api.call_back_as(other, webhook_id, body, now()).await;
+        let (status, code) = (refused.status, refused.json()["code"].clone());
+        assert_eq!((status, code), (401, json!("UNAUTHENTICATED")), "{webhook_id}: {body}");
+    }
+    assert_eq!(get(&caller, other).await["status"], "IN_PROGRESS", "it is still open");
+    assert_eq!(api.call_back_as(one, "msg_1", &named, now()).await.json()["status"], "COMPLETED");
+    assert_eq!(api.call_back_as(other, other, &bare, now()).await.json()["status"], "COMPLETED");
+    let upper = json!({"requestId": third.to_uppercase(), "status": "FAILED"});
+    assert_eq!(api.call_back_as(third, "msg_1", &upper, now()).await.json()["status"], "FAILED_PERMANENT");
+}
+
+async fn the_secret_of_a_tenants_webhooks_is_its_own_and_signs_no_callback(store: Store) {
+    let api = Api::start(store).await;
+    let secret = async |tenant: &str| {
+        let answer = api.caller(tenant).get("/v1/webhook-secret").await.unwrap();
+        assert_eq!((answer.status, answer.header("cache-control")), (200, Some("no-store")));
+        answer.json()["secret"].as_str().unwrap().to_owned()
+    };
+    let (own, rivals) = (secret("acme").await, secret("rival").await);
+    assert_ne!(own, rivals);
+    assert_ne!(own, api.secret("webhook.secret").trim(), "the master is shown to nobody");
+    assert_eq!(own, secret("acme").await);
+    let id = api.accepted(&api.caller("acme"), "k").await;
+    api.begin(&id).await;
+    let (body, sent) = (json!({"status": "COMPLETED"}).to_string(), now());
+    let forged = sign(&Secret::parse(&own).ok().unwrap(), &id, sent, body.as_bytes());
+    assert_eq!(api.call_back_signed(&id, &body, sent, &forged).await.status, 401);
+}
+
+/// The request itself remembers what was said of it, on every server, so no server keeps the ids of callbacks.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_same_signed_callback_at_two_servers_is_taken_once() {
+    if weir_testkit::skip("postgres") {
+        return;
+    }
+    let secret = "whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oD";
+    let settings = [("WEIR_WEBHOOK_SECRET", secret), ("WEIR_ROLES", "api"), KEYS];
+    let api = Api::start_with(Store::Postgres, &settings).await;
+    let second = api.running.second_with(&settings).await;
+    let caller = api.caller("acme");
+    let id = api.accepted(&caller, "k").await;
+    api.begin(&id).await;
+    let (secret, sent) = (Secret::parse(secret).ok().unwrap(), now());
+    let signed = |body: &str| (body.to_owned(), sign(&secret, &id, sent, body.as_bytes()));
+    let messages = [signed(r#"{"status":"COMPLETED","result":1}"#), signed(r#"{"status":"FAILED"}"#)];
+    let clients = [api.running.client(), Client::new(second.base_url())];
+    let calls = clients.iter().flat_map(|client| messages.iter().map(move |message| (client, message)));
+    let calls = calls
+        .cycle()
+        .take(40)
+        .map(|(client, (body, signature))| post_callback(client, &id, &id, body, sent, signature));
+    let answers = join_all(calls).await;
+    let first = get(&caller, &id).await;
+    assert!(["COMPLETED", "FAILED_PERMANENT"].contains(&first["status"].as_str().unwrap()), "{first}");
+    for answer in &answers {
+        assert_eq!(
+            (answer.status, &answer.json()["status"]),
+            (200, &first["status"]),
+            "one of them was taken"
+        );
+    }
+    let books = audit(&api.operator()).await;
+    assert_eq!(books["ok"], true, "{books}");
 }
 
 on_each_engine!(
@@ -151,5 +214,6 @@ on_each_engine!(
     a_signed_callback_that_says_nothing_is_400,
     a_given_secret_is_used_and_none_is_made,
     a_secret_that_is_replaced_is_good_until_it_is_taken_away,
-    a_callback_that_names_its_request_is_good_for_no_other,
+    a_callback_is_good_for_the_request_it_names_and_for_no_other,
+    the_secret_of_a_tenants_webhooks_is_its_own_and_signs_no_callback,
 );

@@ -178,11 +178,23 @@ impl Api {
         self.running.weir.log_lines()
     }
 
-    /// A downstream's callback, signed with the server's own secret at this time.
+    /// A downstream's callback, signed with the server's own secret at this time; its `webhook-id` names the request.
     pub(super) async fn call_back(&self, id: &str, body: &Value, sent: Timestamp) -> Response {
+        self.call_back_as(id, id, body, sent).await
+    }
+
+    /// The same with another `webhook-id`.
+    pub(super) async fn call_back_as(
+        &self,
+        id: &str,
+        webhook_id: &str,
+        body: &Value,
+        sent: Timestamp,
+    ) -> Response {
         let secret = Secret::parse(self.secret("webhook.secret").trim()).ok().unwrap();
-        let signature = sign(&secret, "msg_1", sent, body.to_string().as_bytes());
-        self.call_back_signed(id, &body.to_string(), sent, &signature).await
+        let signature = sign(&secret, webhook_id, sent, body.to_string().as_bytes());
+        let client = self.running.client();
+        post_callback(&client, id, webhook_id, &body.to_string(), sent, &signature).await
     }
 
     pub(super) async fn call_back_signed(
@@ -192,16 +204,28 @@ impl Api {
         sent: Timestamp,
         signature: &str,
     ) -> Response {
-        let seconds = weir_core::webhook::timestamp(sent);
-        let headers = [
-            ("content-type", "application/json"),
-            ("webhook-id", "msg_1"),
-            ("webhook-timestamp", seconds.as_str()),
-            ("webhook-signature", signature),
-        ];
-        let path = format!("/v1/requests/{id}/callback");
-        self.running.client().request(Method::POST, &path, &headers, body.to_owned()).await.unwrap()
+        post_callback(&self.running.client(), id, id, body, sent, signature).await
     }
+}
+
+/// Sends a callback as it is to a server.
+pub(super) async fn post_callback(
+    client: &Client,
+    id: &str,
+    webhook_id: &str,
+    body: &str,
+    sent: Timestamp,
+    signature: &str,
+) -> Response {
+    let seconds = weir_core::webhook::timestamp(sent);
+    let headers = [
+        ("content-type", "application/json"),
+        ("webhook-id", webhook_id),
+        ("webhook-timestamp", seconds.as_str()),
+        ("webhook-signature", signature),
+    ];
+    let path = format!("/v1/requests/{id}/callback");
+    client.request(Method::POST, &path, &headers, body.to_owned()).await.unwrap()
 }
 
 pub(super) fn now() -> Timestamp {

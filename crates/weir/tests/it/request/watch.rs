@@ -156,7 +156,7 @@ async fn a_callback_to_another_server_is_heard_here() {
         tokio::time::sleep(Duration::from_millis(300)).await;
         let sent = now();
         let key = weir_core::webhook::Secret::parse(webhook.1).ok().unwrap();
-        let signature = weir_core::webhook::sign(&key, "msg_1", sent, body.as_bytes());
+        let signature = weir_core::webhook::sign(&key, &id, sent, body.as_bytes());
         api.call_back_signed(&id, &body, sent, &signature).await
     });
     assert_eq!((answer.status, &waited.0), (200, &json!("FAILED_PERMANENT")));

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
+use weir_core::TenantId;
 use weir_core::webhook::{self, Received, Secret};
 use weir_queue::Queue;
 use weir_store::request::WEBHOOKS;
@@ -16,14 +17,18 @@ use super::given::{Given, Server, answer, until};
 
 const SECRET: &str = "whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oD";
 
-fn start(given: &Given) -> CancellationToken {
+fn secret(given: &Given) -> WebhookSecret {
     let mut settings = given.settings.clone();
     settings.webhook_secret = Some(config::Secret(SECRET.to_owned()));
+    WebhookSecret::load(&settings, std::path::Path::new("")).unwrap()
+}
+
+fn start(given: &Given) -> CancellationToken {
     let parts = Parts {
         source: Arc::new(given.engine.clone()),
         store: Arc::new(given.engine.clone()),
         keyring: Arc::clone(&given.keyring),
-        secret: WebhookSecret::load(&settings, std::path::Path::new("")).unwrap(),
+        secret: secret(given),
         clock: given.engine.clock(),
         metrics: given.metrics.clone(),
     };
@@ -65,8 +70,12 @@ async fn a_signed_webhook_tells_of_the_end() {
         signatures: header("webhook-signature"),
         body: &body,
     };
-    let secrets = [Secret::parse(SECRET).unwrap()];
-    webhook::verify(&secrets, message, given.engine.clock().now()).unwrap();
+    let verify = |secret: &str| {
+        webhook::verify(&[Secret::parse(secret).unwrap()], message, given.engine.clock().now())
+    };
+    let of_tenant = |name: &str| secret(&given).tenant_secret(&TenantId::parse(name).unwrap());
+    assert_eq!(verify(&of_tenant("acme")), Ok(()));
+    assert!(verify(&of_tenant("rival")).is_err() && verify(SECRET).is_err(), "nobody else could sign it");
     assert!(message.id.starts_with(&id.to_string()));
     let body: serde_json::Value = serde_json::from_slice(&body).unwrap();
     assert_eq!(body["type"], "request.completed");
