@@ -77,6 +77,9 @@ pub struct Settlement {
     pub retry: Vec<(Position, Duration)>,
     /// Never to be handed out again, and why.
     pub dead: Vec<(Position, String)>,
+    /// To be handed out again after a while, which costs no attempt; later messages of the same key wait behind it. Whoever
+    /// keeps such a message to work on has it alone until then, without a lease; see [`Queue::settle_put_off`].
+    pub put_off: Vec<(Position, Duration)>,
 }
 
 /// A message that could not be delivered.

@@ -20,6 +20,8 @@ pub enum Fate {
     Retry(Duration),
     /// A dead letter, and why.
     Dead(&'static str),
+    /// Put back for a while without losing an attempt.
+    PutOff(Duration),
     /// Not named in the settlement.
     Unnamed,
 }
@@ -130,6 +132,7 @@ fn settlement(messages: &[Message], fate: impl Fn(&Message) -> Fate) -> Settleme
             Fate::Done => settlement.done.push(message.position),
             Fate::Retry(after) => settlement.retry.push((message.position, after)),
             Fate::Dead(reason) => settlement.dead.push((message.position, reason.to_owned())),
+            Fate::PutOff(after) => settlement.put_off.push((message.position, after)),
             Fate::Unnamed => {}
         }
     }

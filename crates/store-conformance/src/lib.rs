@@ -184,6 +184,8 @@ macro_rules! suite {
                 a_position_that_is_not_there_counts_nothing,
                 what_is_done_or_dead_cannot_be_settled_again,
                 an_empty_claim_may_be_settled,
+                a_message_that_is_put_off_comes_again_and_loses_no_attempt,
+                what_was_put_off_is_settled_one_by_one_without_a_lease,
             ],
             queue_retry: [
                 a_retried_message_is_hidden_until_its_very_time,

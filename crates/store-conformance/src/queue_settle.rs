@@ -3,9 +3,12 @@
 use std::time::Duration;
 
 use weir_queue::{Books, Position, Settlement};
+use weir_store::quota::TOPIC;
 
 use crate::Harness;
-use crate::given::{TICK, books, claim, nothing_comes, numbered, queued, text, texts, texts_by_key};
+use crate::given::{
+    TICK, VISIBILITY, books, claim, nothing_comes, numbered, queued, text, texts, texts_by_key,
+};
 use crate::held::{Fate, Held};
 use crate::queue_dead::letters;
 
@@ -93,6 +96,7 @@ pub async fn a_position_named_twice_counts_once<H: Harness>() {
                 (places[2], "one".into()),
                 (places[2], "two".into()),
             ],
+            put_off: vec![(places[1], Duration::from_secs(1))],
         };
         h.queue().settle(receipt, settlement).await.expect("settle must succeed");
     }
@@ -121,6 +125,7 @@ pub async fn a_position_that_is_not_there_counts_nothing<H: Harness>() {
             done: [nowhere.as_slice(), &elsewhere].concat(),
             retry: nowhere.iter().map(|&position| (position, TICK)).collect(),
             dead: nowhere.iter().map(|&position| (position, "nothing there".into())).collect(),
+            put_off: nowhere.iter().map(|&position| (position, TICK)).collect(),
         };
         assert!(h.queue().settle(receipt, settlement).await.expect("settle must succeed"), "the lease holds");
     }
@@ -147,6 +152,7 @@ pub async fn what_is_done_or_dead_cannot_be_settled_again<H: Harness>() {
             done: vec![done, dead],
             retry: vec![(done, Duration::ZERO), (dead, Duration::ZERO)],
             dead: vec![(done, "done before".into()), (dead, "dead before".into())],
+            put_off: vec![(done, Duration::ZERO), (dead, Duration::ZERO)],
         };
         assert!(h.queue().settle(receipt, settlement).await.expect("settle must succeed"), "the lease holds");
     }
@@ -168,4 +174,62 @@ pub async fn an_empty_claim_may_be_settled<H: Harness>() {
         .await
         .expect("settling an empty claim must not fail");
     assert_eq!(texts(&Held::drain(&h).await), ["alice 1"], "and it changes nothing");
+}
+
+pub async fn a_message_that_is_put_off_comes_again_and_loses_no_attempt<H: Harness>() {
+    let h = H::open().await;
+    queued(&h, "alice", 6).await;
+    queued(&h, "bob", 1).await;
+    let wait = Duration::from_secs(5);
+    let held = Held::claim(&h, 7).await;
+    held.settled(&h, |message| match text(message).as_str() {
+        "alice 1" => Fate::PutOff(wait),
+        "bob 1" => Fate::PutOff(Duration::ZERO),
+        _ => Fate::Unnamed,
+    })
+    .await;
+    assert_eq!(texts(&Held::drain(&h).await), ["bob 1"], "the rest of its key waits behind it");
+    h.clock().advance(wait - TICK);
+    nothing_comes(&h, "it is put off to the last microsecond").await;
+    h.clock().advance(TICK);
+    let held = Held::claim(&h, 6).await;
+    assert_eq!(held.texts(), numbered("alice", 1..=6));
+    assert!(held.messages().all(|message| message.attempts == 0), "{held:?}");
+    held.settled(&h, |_| Fate::Done).await;
+    assert_eq!(books(&h).await, Books { accepted: 7, done: 7, ..Books::default() });
+}
+
+pub async fn what_was_put_off_is_settled_one_by_one_without_a_lease<H: Harness>() {
+    let h = H::open().await;
+    for user in ["a", "b", "c", "d", "e"] {
+        queued(&h, user, 1).await;
+    }
+    let held = Held::claim(&h, 5).await;
+    let kept: Vec<_> = held.messages().cloned().collect();
+    let place = |user: &str| kept.iter().find(|message| message.key == user).expect("it is kept").position;
+    held.settled(&h, |message| match message.key.as_str() {
+        "e" => Fate::Unnamed,
+        _ => Fate::PutOff(VISIBILITY),
+    })
+    .await;
+    let other = Held::claim(&h, 1).await;
+    assert_eq!(other.texts(), ["e 1"], "the others are kept");
+    let settle = async |settlement| {
+        h.queue().settle_put_off(TOPIC, settlement).await.expect("settle_put_off must succeed");
+    };
+    settle(Settlement { done: vec![place("a")], ..Settlement::default() }).await;
+    settle(Settlement { dead: vec![(place("b"), "bad".into())], ..Settlement::default() }).await;
+    settle(Settlement { retry: vec![(place("c"), TICK)], ..Settlement::default() }).await;
+    settle(Settlement { put_off: vec![(place("d"), Duration::ZERO)], ..Settlement::default() }).await;
+    // Again, and of what is not there: changes nothing.
+    let gone = vec![place("a"), place("b"), Position { shard: 0, id: 1 << 40 }];
+    settle(Settlement { done: gone, ..Settlement::default() }).await;
+    let expected = Books { accepted: 5, done: 1, dead: 1, in_flight: 3, ..Books::default() };
+    assert_eq!(books(&h).await, expected);
+    other.settled(&h, |_| Fate::Done).await;
+    h.clock().advance(TICK);
+    let mut rest: Vec<_> = Held::drain(&h).await.into_iter().map(|m| (m.key, m.attempts)).collect();
+    rest.sort();
+    assert_eq!(rest, [("c".to_owned(), 1), ("d".to_owned(), 0)]);
+    assert_eq!(letters(&h, None, 10).await[0].attempts, 1);
 }

@@ -94,6 +94,7 @@ macro_rules! request_suite {
                 an_unknown_request_is_none,
                 requests_are_listed_the_newest_first,
                 what_is_listed_is_what_is_found,
+                summaries_are_found_by_id_without_what_may_be_large,
                 lists_are_read_page_by_page,
                 lists_may_be_of_one_status,
                 a_list_of_a_rare_status_ends_and_says_where_to_go_on,

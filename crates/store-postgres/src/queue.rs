@@ -15,6 +15,7 @@ use weir_queue::{Books, Claim, DeadLetter, Lease, Message, Position, Queue, Rece
 use weir_store::quota::chance;
 use weir_store::{Error, Result};
 
+use crate::pool::Session;
 use crate::quota::{column, unsigned};
 use crate::{ENGINE, Inner, Postgres, time};
 use order::Asked;
@@ -77,9 +78,9 @@ const LOCK_LEASES: &str = "
 /// Messages are looked up one by one (see `plans.rs`), and are nobody else's while their shard is leased.
 const DELAY: &str = "
     UPDATE queue_message AS message
-    SET attempts = message.attempts + 1, delayed_at = coalesce($5, clock_timestamp()),
-        delayed_until = coalesce($5, clock_timestamp()) + retry.delay * interval '1 microsecond'
-    FROM unnest($2::smallint[], $3::bigint[], $4::bigint[]) AS retry (shard, id, delay)
+    SET attempts = message.attempts + retry.attempts, delayed_at = coalesce($6, clock_timestamp()),
+        delayed_until = coalesce($6, clock_timestamp()) + retry.delay * interval '1 microsecond'
+    FROM unnest($2::smallint[], $3::bigint[], $4::bigint[], $5::integer[]) AS retry (shard, id, delay, attempts)
     CROSS JOIN LATERAL (
         SELECT ctid AS place FROM queue_message WHERE topic = $1 AND shard = retry.shard AND id = retry.id OFFSET 0) AS found
     WHERE message.ctid = found.place";
@@ -216,22 +217,10 @@ impl Source for Postgres {
             ))
             .await?;
         let held: Vec<i16> = locked.iter().map(|row| column(row, 0)).collect::<Result<_>>()?;
-        let mut columns = Columns::of(settlement, &held, || {
-            MessageId::new(time::from_system(now.unwrap_or_else(SystemTime::now)), chance())
-        });
+        let is_ours = |position: Position| held.contains(&position.shard.cast_signed());
+        let mut columns = Columns::of(settlement, is_ours, || letter_id(now));
         let packed = if columns.is_empty() { 0 } else { pack::settle(&session, topic, &mut columns).await? };
-        let Columns { done, retry, dead } = columns;
-        session
-            .bounded(try_join5(
-                client.execute(&statements.delay, &[&topic, &retry.0, &retry.1, &retry.2, &now]),
-                client.execute(&statements.bury, &[&topic, &dead.0, &dead.1, &dead.2, &dead.3, &now]),
-                client.execute(&statements.release, &[&topic, &held, &now]),
-                // The ledger last, as everywhere: see `quota::save`.
-                client
-                    .execute(&statements.finish, &[&topic, &session.ledger_slot, &done.0, &done.1, &packed]),
-                client.batch_execute("COMMIT"),
-            ))
-            .await?;
+        save(&session, topic, &columns, packed, &held, now).await?;
         session.keep();
         Ok(held.len() == receipt.leases.len())
     }
@@ -258,6 +247,17 @@ impl Queue for Postgres {
         let rows = session.bounded(session.client.query(statement, &[&after, &limit, &payload_max])).await?;
         session.keep();
         rows.iter().map(read_dead_letter).collect()
+    }
+
+    async fn settle_put_off(&self, topic: &str, settlement: Settlement) -> Result<()> {
+        let session = self.inner.pool.session().await?;
+        let now = self.clock_override();
+        let columns = Columns::of(settlement, |_| true, || letter_id(now));
+        session.bounded(session.client.batch_execute("BEGIN")).await?;
+        // Whatever was put off is a row of its own, so there are no packs to look at.
+        save(&session, topic, &columns, 0, &[], now).await?;
+        session.keep();
+        Ok(())
     }
 
     async fn replay(&self, id: &str) -> Result<bool> {
@@ -389,27 +389,58 @@ impl Postgres {
     }
 }
 
+/// Carries out a settlement and commits it; gives up these shards.
+async fn save(
+    session: &Session,
+    topic: &str,
+    columns: &Columns,
+    packed: i64,
+    held: &[i16],
+    now: Option<SystemTime>,
+) -> Result<()> {
+    let (client, statements) = (&session.client, &session.statements.queue);
+    let Columns { done, retry, dead } = columns;
+    session
+        .bounded(try_join5(
+            client.execute(&statements.delay, &[&topic, &retry.0, &retry.1, &retry.2, &retry.3, &now]),
+            client.execute(&statements.bury, &[&topic, &dead.0, &dead.1, &dead.2, &dead.3, &now]),
+            client.execute(&statements.release, &[&topic, &held, &now]),
+            // The ledger last, as everywhere: see `quota::save`.
+            client.execute(&statements.finish, &[&topic, &session.ledger_slot, &done.0, &done.1, &packed]),
+            client.batch_execute("COMMIT"),
+        ))
+        .await
+        .map(drop)
+}
+
+fn letter_id(now: Option<SystemTime>) -> MessageId {
+    MessageId::new(time::from_system(now.unwrap_or_else(SystemTime::now)), chance())
+}
+
 /// A settlement as the arrays of the statements that carry it out.
 #[derive(Default)]
 struct Columns {
     done: (Vec<i16>, Vec<i64>),
-    retry: (Vec<i16>, Vec<i64>, Vec<i64>),
+    /// Shards, ids, delays in microseconds, and the attempts that it costs.
+    retry: (Vec<i16>, Vec<i64>, Vec<i64>, Vec<i32>),
     dead: (Vec<i16>, Vec<i64>, Vec<String>, Vec<String>),
 }
 
 impl Columns {
-    /// Only what stands in shards that are still held.
-    fn of(settlement: Settlement, held: &[i16], letter: impl Fn() -> MessageId) -> Self {
+    /// Only what is `ours`: what stands in shards that are still held.
+    fn of(settlement: Settlement, ours: impl Fn(Position) -> bool, letter: impl Fn() -> MessageId) -> Self {
         let mut columns = Self::default();
-        let ours = |position: Position| held.contains(&position.shard.cast_signed());
         for position in settlement.done.into_iter().filter(|position| ours(*position)) {
             columns.done.0.push(position.shard.cast_signed());
             columns.done.1.push(position.id);
         }
-        for (position, delay) in settlement.retry.into_iter().filter(|(position, _)| ours(*position)) {
+        let retries = settlement.retry.into_iter().map(|(position, delay)| (position, delay, 1));
+        let put_off = settlement.put_off.into_iter().map(|(position, delay)| (position, delay, 0));
+        for (position, delay, attempts) in retries.chain(put_off).filter(|(position, ..)| ours(*position)) {
             columns.retry.0.push(position.shard.cast_signed());
             columns.retry.1.push(position.id);
             columns.retry.2.push(micros(delay));
+            columns.retry.3.push(attempts);
         }
         for (position, reason) in settlement.dead.into_iter().filter(|(position, _)| ours(*position)) {
             columns.dead.0.push(position.shard.cast_signed());

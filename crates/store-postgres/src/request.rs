@@ -88,6 +88,15 @@ impl RequestStore for Postgres {
         row.as_ref().map(read_request).transpose()
     }
 
+    async fn find_summaries(&self, ids: &[RequestId]) -> Result<Vec<Request>> {
+        let sql = format!("SELECT {SUMMARY} FROM request_record AS record WHERE request_id = ANY($1)");
+        let ids: Vec<Uuid> = ids.iter().map(|id| *id.as_uuid()).collect();
+        let session = self.inner.pool.request_session().await?;
+        let rows = session.bounded(session.client.query(&sql, &[&ids])).await?;
+        session.keep();
+        rows.iter().map(read_request).collect()
+    }
+
     async fn list_requests(
         &self,
         tenant: &TenantId,

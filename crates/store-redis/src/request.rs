@@ -95,6 +95,10 @@ impl RequestStore for RedisRequests {
         Ok(found)
     }
 
+    async fn find_summaries(&self, ids: &[RequestId]) -> Result<Vec<Request>> {
+        self.store.find_summaries(ids).await
+    }
+
     async fn list_requests(
         &self,
         tenant: &TenantId,

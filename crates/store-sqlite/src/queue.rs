@@ -35,7 +35,7 @@ const PACKS: &str = "SELECT first_id, messages FROM queue_pack WHERE topic = ?1 
 const DELETE: &str = "DELETE FROM queue_message WHERE topic = ?1 AND id BETWEEN ?2 AND ?3";
 const COUNT_DONE: &str = "UPDATE queue_ledger SET done = done + ?2 WHERE topic = ?1";
 const DELAY: &str = "
-    UPDATE queue_message SET attempts = attempts + 1, delayed_until = ?3, delayed_at = ?4
+    UPDATE queue_message SET attempts = attempts + ?4, delayed_until = ?3, delayed_at = ?5
     WHERE topic = ?1 AND id = ?2";
 const BURY: &str = "
     INSERT INTO dead_letter (id, topic, message_id, key, payload, reason, attempts, died_at)
@@ -185,6 +185,13 @@ impl Queue for Sqlite {
             statement.query_map(params![after, limit, payload_max], read_dead_letter)?.collect()
         };
         self.read(list).await
+    }
+
+    async fn settle_put_off(&self, topic: &str, settlement: Settlement) -> Result<()> {
+        let (engine, topic) = (self.clone(), topic.to_owned());
+        let settle =
+            move |connection: &Connection| settle(connection, &topic, &settlement, engine.inner.clock.now());
+        self.inner.writer.run(settle).await
     }
 
     async fn replay(&self, id: &str) -> Result<bool> {
@@ -346,15 +353,18 @@ fn settle(
 ) -> rusqlite::Result<()> {
     // There is one shard; a position in another is no message of ours.
     let ours = |position: &Position| (position.shard == SHARD).then_some(position.id);
-    let (retry, dead) = (settlement.retry.iter().map(|(p, _)| p), settlement.dead.iter().map(|(p, _)| p));
+    let attempts = settlement.retry.iter().map(|(position, after)| (position, after, 1));
+    let delays = attempts.chain(settlement.put_off.iter().map(|(position, after)| (position, after, 0)));
+    let dead = settlement.dead.iter().map(|(position, _)| position);
     let ids = sorted(settlement.done.iter().filter_map(ours));
-    let apart = sorted(retry.chain(dead).filter_map(ours));
+    let apart = sorted(delays.clone().map(|(position, ..)| position).chain(dead).filter_map(ours));
     let packed = pack::Touched { done: &ids, apart: &apart }.settle(connection, topic)?;
     let done = if packed == ids.len() { packed } else { packed + delete(connection, topic, &ids)? };
     connection.prepare_cached(COUNT_DONE)?.execute(params![topic, done])?;
     let mut delay = connection.prepare_cached(DELAY)?;
-    for (position, after) in &settlement.retry {
-        delay.execute(params![topic, ours(position), now.plus(*after).as_micros(), now.as_micros()])?;
+    for (position, after, attempts) in delays {
+        let until = now.plus(*after).as_micros();
+        delay.execute(params![topic, ours(position), until, attempts, now.as_micros()])?;
     }
     let mut bury = connection.prepare_cached(BURY)?;
     for (position, reason) in &settlement.dead {

@@ -69,6 +69,11 @@ impl RequestStore for Sqlite {
         self.read(move |connection| find(connection, id)).await
     }
 
+    async fn find_summaries(&self, ids: &[RequestId]) -> Result<Vec<Request>> {
+        let ids = ids.to_vec();
+        self.read(move |connection| summaries(connection, &ids)).await
+    }
+
     async fn list_requests(
         &self,
         tenant: &TenantId,
@@ -239,6 +244,13 @@ impl Sqlite {
 fn find(connection: &Connection, id: RequestId) -> rusqlite::Result<Option<Request>> {
     let sql = format!("SELECT {COLUMNS} FROM request_record WHERE request_id = ?1");
     connection.prepare_cached(&sql)?.query_row([id.to_string()], read_request).optional()
+}
+
+fn summaries(connection: &Connection, ids: &[RequestId]) -> rusqlite::Result<Vec<Request>> {
+    let sql = format!("SELECT {SUMMARY} FROM request_record WHERE request_id = ?1");
+    let mut statement = connection.prepare_cached(&sql)?;
+    let found = ids.iter().map(|id| statement.query_row([id.to_string()], read_request).optional());
+    found.filter_map(rusqlite::Result::transpose).collect()
 }
 
 fn list(

@@ -340,6 +340,8 @@ pub trait RequestStore: Send + Sync + 'static {
     }
     /// A request of whatever tenant.
     async fn find_request(&self, id: RequestId) -> Result<Option<Request>>;
+    /// Those of these requests that are there, in any order and of whatever tenants, without payloads and results.
+    async fn find_summaries(&self, ids: &[RequestId]) -> Result<Vec<Request>>;
     /// A tenant's requests, the newest first, those older than `before`; of one status if that is given. They come
     /// without payloads and results, which may be large. Those of one status are looked for among [`LOOKED_AT_MAX`].
     async fn list_requests(

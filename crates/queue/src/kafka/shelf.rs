@@ -307,7 +307,10 @@ impl<'a> Verdicts<'a> {
         let dead = settlement.dead.iter().map(|(position, reason)| (*position, Verdict::Dead(reason)));
         let retry =
             settlement.retry.iter().map(|(position, pause)| (*position, Verdict::Again(Some(*pause))));
-        Self(done.chain(dead).chain(retry).collect())
+        // A partition has no place for one message to wait in, so it waits as for a retry.
+        let put_off =
+            settlement.put_off.iter().map(|(position, pause)| (*position, Verdict::Again(Some(*pause))));
+        Self(done.chain(dead).chain(retry).chain(put_off).collect())
     }
 
     fn of_entry(&self, entry: &Entry) -> Verdict<'a> {

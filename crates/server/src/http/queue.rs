@@ -190,6 +190,7 @@ pub(crate) async fn settle_messages(
         done: request.done.iter().map(|id| parse_position(id)).collect::<Result<_, _>>()?,
         retry: request.retry.iter().map(parse_retry).collect::<Result<_, _>>()?,
         dead: request.dead.into_iter().map(parse_dead).collect::<Result<_, _>>()?,
+        ..Settlement::default()
     };
     let settled = settlement.done.len() + settlement.retry.len() + settlement.dead.len();
     match within(app.settings.http.timeout, queue.settle(&receipt, settlement)).await? {

@@ -77,7 +77,7 @@ fn start_request_worker(app: &App, workers: &TaskTracker) -> Result<()> {
     };
     workers.spawn(Worker::new(parts).run(app.shutdown.closing().clone()));
     let parts = webhooks::Parts {
-        source: app.engines.store.queue(),
+        queue: app.engines.store.queue(),
         // Past Redis: what is told to others must be how a request stands now.
         store: app.engines.store.requests(),
         keyring: Arc::clone(&app.keys),

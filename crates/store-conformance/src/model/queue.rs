@@ -88,6 +88,11 @@ impl State {
                 entry.hidden_until = now.plus(after);
             }
         }
+        for (position, after) in settlement.put_off {
+            if let Some(entry) = self.waiting(position, shards) {
+                entry.hidden_until = now.plus(after);
+            }
+        }
     }
 
     fn dead(&mut self, name: &str) -> Option<&mut Entry> {

@@ -4,12 +4,12 @@ use std::time::Duration;
 
 use weir_core::RequestId;
 use weir_core::request::state::Status;
-use weir_store::request::{LOOKED_AT_MAX, Listed, Request, Sealed};
+use weir_store::request::{LOOKED_AT_MAX, Listed, Request, Sealed, Submit};
 
 use super::RequestHarness;
 use super::given::{
-    TENANT, accepted, accepted_one, begun, died, done, found, next_id, rejected, reported, tenant, wish,
-    wish_for, wishes,
+    TENANT, URL, accepted, accepted_one, begun, died, done, found, next_id, rejected, reported, reported_one,
+    tenant, wish, wish_for, wishes,
 };
 
 /// The ids of a page of [`TENANT`]'s requests.
@@ -62,6 +62,28 @@ pub async fn what_is_listed_is_what_is_found<H: RequestHarness>() {
         let payload = Sealed { bytes: Vec::new(), ..found.payload.clone() };
         assert_eq!(Request { payload, result: None, ..found }, request, "but for what may be large");
     }
+}
+
+pub async fn summaries_are_found_by_id_without_what_may_be_large<H: RequestHarness>() {
+    let h = H::open().await;
+    let summaries = async |ids: &[RequestId]| {
+        let mut found = h.requests().find_summaries(ids).await.expect("find_summaries must succeed");
+        found.sort_by_key(|request| request.id);
+        found
+    };
+    assert_eq!(summaries(&[]).await, []);
+    let job = begun(&h, Submit { callback_url: Some(URL.to_owned()), ..wish(&h, "a") }).await;
+    reported_one(&h, done(&job)).await.expect("it is taken");
+    let other = accepted_one(&h, wish_for(&h, "rival", "b", "b")).await;
+    let expected = async |id| {
+        let request = found(&h, id).await;
+        let payload = Sealed { bytes: Vec::new(), ..request.payload.clone() };
+        Request { payload, result: None, ..request }
+    };
+    assert_eq!(
+        summaries(&[other, next_id(&h), job.id]).await,
+        [expected(job.id).await, expected(other).await]
+    );
 }
 
 pub async fn lists_are_read_page_by_page<H: RequestHarness>() {

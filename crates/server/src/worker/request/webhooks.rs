@@ -1,50 +1,56 @@
 //! Outgoing webhooks: whoever gave a callback URL with a request is told when it is final.
 //!
-//! A webhook is queued in the commit that ends the request, signed as Standard Webhooks has it, and sent at least once.
-//! Its id is the same each time it is sent. What the receiver refuses for good becomes a dead letter at once, anything
-//! else after twelve attempts. Webhooks go out in no order, many at a time; a batch is settled when the slowest of them
-//! has been answered or given up, and receivers that did not answer are left alone for a while (`slow`).
+//! A webhook is queued in the commit that ends the request, signed with the secret of its tenant as Standard Webhooks has it,
+//! and sent at least once. Its id is the same each time it is sent. What the receiver refuses for good becomes a dead
+//! letter at once, anything else after twelve attempts.
+//!
+//! Webhooks go out in no order, many at a time. Each is taken from the store by itself: it is put off there for as long as it
+//! may wait and be called here, and settled when its call has ended, whatever the others do. Which one is called next, so
+//! that nobody's receivers hold up those of others, `fair_queue` decides; receivers that did not answer are left alone for a
+//! while (`slow`).
 
+mod call;
+mod fair_queue;
 mod message;
 mod slow;
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use bytes::Bytes;
-use futures_util::future::join_all;
-use http::header::{CONTENT_TYPE, USER_AGENT};
-use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
+use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
-use weir_core::{Clock, RequestId, TenantId, webhook};
-use weir_queue::{Claim, Message, Settlement, Source};
+use weir_core::{Clock, RequestId, TenantId};
+use weir_queue::{Claim, Message, Position, Queue, Settlement};
 use weir_store::Result;
 use weir_store::request::{Request, RequestStore, WEBHOOKS};
 
+use self::call::{Fate, receiver_of, wait};
+use self::fair_queue::{FairQueue, Limits, Turn};
 use self::slow::Slow;
-use super::downstream::AGENT;
 use crate::auth::webhook::WebhookSecret;
 use crate::config::request::RequestSettings;
-use crate::outbound::{Answer, Bounds, Outbound, Problem, Reach, Target};
-use crate::seal::{Keyring, Part};
+use crate::outbound::{Bounds, Outbound, Reach};
+use crate::seal::Keyring;
 use crate::telemetry::metrics::{OutcomeLabels, WorkMetrics};
 
-/// Webhooks under way at once.
-const BATCH: usize = 64;
+/// Webhooks under way, and those that were taken from the store and wait for that.
+const LIMITS: Limits = Limits { places: 64, waiting: 1_024 };
+/// Webhooks that are looked at together.
+const CLAIM: usize = 128;
 /// How often one is tried.
 const ATTEMPTS_MAX: u32 = 12;
-/// The wait between attempts, doubling from the first to the longest.
-const WAITS: (Duration, Duration) = (Duration::from_secs(5), Duration::from_secs(3_600));
 /// How soon webhooks that other servers queued are seen.
 const POLL: Duration = Duration::from_millis(500);
-/// How long a batch is this server's own beyond the time its calls may take.
-const SPARE: Duration = Duration::from_secs(30);
-/// The pause after the store could not be reached.
+/// How long those that find no room may be in the way of those behind them in the store.
+const IN_THE_WAY: Duration = Duration::from_millis(100);
+/// How long a claim is this server's own: until it is known whose the webhooks are.
+const CLAIMED_FOR: Duration = Duration::from_secs(10);
+/// How long a webhook may wait here for its turn, besides the time that a call may take.
+const WAIT_MAX: Duration = Duration::from_secs(20);
+/// How long the store may take to hear of a call's end.
+const SPARE: Duration = Duration::from_secs(10);
+/// The pause after the store could not be reached, and before what it could not say is asked again.
 const PAUSE_AFTER_ERROR: Duration = Duration::from_millis(500);
-
-const ID: HeaderName = HeaderName::from_static("webhook-id");
-const TIMESTAMP: HeaderName = HeaderName::from_static("webhook-timestamp");
-const SIGNATURE: HeaderName = HeaderName::from_static("webhook-signature");
 
 /// Sends webhooks.
 #[derive(Clone)]
@@ -55,29 +61,77 @@ pub(crate) struct Webhooks {
     slow: Arc<Slow>,
 }
 
-/// What is to be done about a webhook.
-#[derive(Debug, PartialEq, Eq)]
-enum Fate {
-    Done,
-    Retry { asked: Option<Duration>, why: String },
-    Dead(String),
-}
-
 /// What webhooks are sent with, besides the settings.
 #[derive(Clone)]
 pub(crate) struct Parts {
     /// Where they wait.
-    pub source: Arc<dyn Source>,
+    pub queue: Arc<dyn Queue>,
     /// Where requests live.
     pub store: Arc<dyn RequestStore>,
     /// What results are opened with.
     pub keyring: Arc<Keyring>,
-    /// What webhooks are signed with.
+    /// What tenants' secrets are derived from.
     pub secret: WebhookSecret,
     /// When they are signed.
     pub clock: Arc<dyn Clock>,
     /// How it goes.
     pub metrics: WorkMetrics,
+}
+
+/// A webhook that was taken from the store.
+#[derive(Debug)]
+struct Taken {
+    message: Message,
+    id: RequestId,
+    /// Which claim brought it.
+    claim: u64,
+}
+
+/// A call that has ended. An error is the store's: the webhook was not sent.
+struct Ended {
+    turn: Turn<Taken>,
+    fate: Result<Fate>,
+    took: Duration,
+}
+
+/// What is to be done about a webhook that was just claimed.
+enum Plan {
+    Settle(Fate),
+    Call { tenant: TenantId, receiver: String, id: RequestId },
+}
+
+/// The state of whoever sends.
+struct Sending {
+    webhooks: Webhooks,
+    waiting: FairQueue<Taken>,
+    calls: JoinSet<Ended>,
+    claims: u64,
+    look: Look,
+    /// Since when there is nothing to be seen in the store but what finds no room here.
+    blocked_since: Option<Instant>,
+    /// When the first of those that were put off for that is handed out again.
+    put_off_until: Option<Instant>,
+    is_reachable: bool,
+}
+
+/// What a look into the store came to.
+enum Looked {
+    /// There was nothing.
+    Empty,
+    /// Something was taken, settled, or put out of the way.
+    Moved,
+    /// Nothing of it finds room here, and there may be more behind it.
+    Full,
+    /// Nothing of it finds room here, and that is all there is.
+    Short,
+}
+
+/// When to look into the store again.
+#[derive(Clone, Copy)]
+struct Look {
+    at: Instant,
+    /// Or as soon as this process has queued something.
+    or_woken: bool,
 }
 
 impl Webhooks {
@@ -92,53 +146,31 @@ impl Webhooks {
 
     /// Sends until told to stop, then finishes what it holds.
     pub(crate) async fn run(self, closing: CancellationToken) {
-        let mut reachable = true;
-        let mut outcome = Ok(0);
-        while !closing.is_cancelled() {
-            let pause = async {
-                match outcome {
-                    Ok(0) => self.parts.source.wait(WEBHOOKS, POLL).await,
-                    Ok(_) => {}
-                    Err(_) => tokio::time::sleep(PAUSE_AFTER_ERROR).await,
-                }
-            };
-            tokio::select! {
-                () = pause => {}
-                () = closing.cancelled() => return,
-            }
-            outcome = self.send_some().await;
-            if let Err(error) = &outcome
-                && std::mem::replace(&mut reachable, false)
-            {
-                tracing::warn!(error = %error.with_causes(), "webhooks cannot be sent and are tried again");
-            }
-            reachable = outcome.is_ok();
+        let waiting = FairQueue::new(LIMITS);
+        let sending = Sending {
+            webhooks: self,
+            waiting,
+            calls: JoinSet::new(),
+            claims: 0,
+            look: Look { at: Instant::now(), or_woken: true },
+            blocked_since: None,
+            put_off_until: None,
+            is_reachable: true,
+        };
+        sending.run(closing).await;
+    }
+
+    /// Waits until the store is to be looked into again.
+    async fn wait_for(&self, look: Look) {
+        let pause = look.at.saturating_duration_since(Instant::now());
+        if look.or_woken {
+            self.parts.queue.wait(WEBHOOKS, pause).await;
+        } else {
+            tokio::time::sleep(pause).await;
         }
     }
 
-    /// Takes and sends one batch, and says how many it took.
-    async fn send_some(&self) -> Result<usize> {
-        let source = &self.parts.source;
-        let Claim { messages, receipt } = source.claim(WEBHOOKS, BATCH, self.timeout + SPARE).await?;
-        let taken = messages.len();
-        if taken == 0 {
-            return Ok(0);
-        }
-        let fates = join_all(messages.iter().map(|message| self.send(message))).await;
-        let (mut settlement, mut broken) = (Settlement::default(), None);
-        for (message, fate) in messages.iter().zip(fates) {
-            match fate {
-                Ok(fate) => self.settle(&mut settlement, message, fate),
-                // It stays where it is: nothing was sent.
-                Err(error) => broken = Some(error),
-            }
-        }
-        if !source.settle(&receipt, settlement).await? {
-            tracing::warn!("some webhooks were sent too late to be settled and will be sent again");
-        }
-        broken.map_or(Ok(taken), Err)
-    }
-
+    /// Adds what became of a webhook to a settlement.
     fn settle(&self, settlement: &mut Settlement, message: &Message, fate: Fate) {
         let (position, id) = (message.position, &message.key);
         let outcome = match fate {
@@ -160,91 +192,205 @@ impl Webhooks {
         self.parts.metrics.webhooks.get_or_create(&OutcomeLabels { outcome }).inc();
     }
 
-    /// Sends one. An error is the store's: the webhook was not sent.
-    async fn send(&self, message: &Message) -> Result<Fate> {
-        let id = std::str::from_utf8(&message.payload).ok().and_then(RequestId::parse);
-        let Some(id) = id else {
-            return Ok(Fate::Dead("not the id of a request".to_owned()));
-        };
-        // Purged since, or replayed: then it is told of its next end.
-        let found = self.parts.store.find_request(id).await?.filter(|request| request.status.is_final());
-        let Some(request) = found else { return Ok(Fate::Done) };
-        let url: Option<url::Url> = request.callback_url.as_deref().and_then(|url| url.parse().ok());
-        let Some((target, url)) = url.and_then(|url| Some((Target::new(&url)?, url))) else {
-            return Ok(Fate::Dead("the callback URL is none".to_owned()));
-        };
-        let (tenant, receiver, now) = (&request.tenant, url.authority(), self.parts.clock.now());
-        if self.slow.has(tenant, receiver, now) {
-            let why = "the receiver did not answer a moment ago".to_owned();
-            return Ok(Fate::Retry { asked: None, why });
-        }
-        let body = match self.body(&request) {
-            Ok(body) => body,
-            Err(error) => {
-                return Ok(Fate::Retry { asked: None, why: format!("the result does not open: {error}") });
+    /// Finds out whose webhooks these are.
+    async fn plan(&self, messages: &[Message]) -> Result<Vec<Plan>> {
+        let id_of = |message: &Message| RequestId::parse(std::str::from_utf8(&message.payload).ok()?);
+        let ids: Vec<Option<RequestId>> = messages.iter().map(id_of).collect();
+        let known: Vec<RequestId> = ids.iter().flatten().copied().collect();
+        let requests = self.parts.store.find_summaries(&known).await?;
+        let request = |id| requests.iter().find(|request: &&Request| request.id == id);
+        let plan = |id: &Option<RequestId>| {
+            let Some(id) = *id else { return Plan::Settle(Fate::Dead("not the id of a request".to_owned())) };
+            // Purged since, or replayed: then it is told of its next end.
+            let Some(request) = request(id).filter(|request| request.status.is_final()) else {
+                return Plan::Settle(Fate::Done);
+            };
+            match receiver_of(request) {
+                Ok((_, url)) => {
+                    let (tenant, receiver) = (request.tenant.clone(), url.authority().to_owned());
+                    Plan::Call { tenant, receiver, id }
+                }
+                Err(fate) => Plan::Settle(fate),
             }
         };
-        let name = format!("{id}-{}", message.position.id);
-        let headers = self.headers(tenant, &name, &body);
-        let sent = tokio::time::timeout(self.timeout, self.client.post(&target, headers, body)).await;
-        let sent = sent.unwrap_or(Err(Problem::TimedOut));
-        match &sent {
-            Err(Problem::TimedOut) => self.slow.add(tenant, receiver, now),
-            _ => self.slow.remove(tenant, receiver),
-        }
-        Ok(judge(sent))
-    }
-
-    fn body(&self, request: &Request) -> std::result::Result<Bytes, crate::seal::OpenError> {
-        let open = |sealed| self.parts.keyring.open(request.id, Part::Result, sealed);
-        let result = request.result.as_ref().map(open).transpose()?;
-        Ok(message::encode(request, result.as_deref()))
-    }
-
-    fn headers(&self, tenant: &TenantId, name: &str, body: &Bytes) -> HeaderMap {
-        let now = self.parts.clock.now();
-        let signature = self.parts.secret.sign_for(tenant, name, now, body);
-        let mut headers = HeaderMap::with_capacity(5);
-        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-        headers.insert(USER_AGENT, AGENT);
-        for (header, value) in [(ID, name), (TIMESTAMP, &webhook::timestamp(now)), (SIGNATURE, &signature)] {
-            // Digits, hyphens and base64 are always a header's value.
-            if let Ok(value) = HeaderValue::try_from(value) {
-                headers.insert(header, value);
-            }
-        }
-        headers
+        Ok(ids.iter().map(plan).collect())
     }
 }
 
-/// What an answer means: taken, refused for good, or worth another attempt.
-fn judge(answer: std::result::Result<Answer, Problem>) -> Fate {
-    match answer {
-        Ok(Answer { status, .. }) if status.is_success() => Fate::Done,
-        Ok(Answer { status, retry_after, .. }) => {
-            let why = format!("the receiver answered {}", status.as_u16());
-            let is_passing = matches!(
-                status,
-                StatusCode::REQUEST_TIMEOUT | StatusCode::TOO_EARLY | StatusCode::TOO_MANY_REQUESTS
-            );
-            if status.is_client_error() && !is_passing {
-                Fate::Dead(why)
-            } else {
-                Fate::Retry { asked: retry_after, why }
+impl Sending {
+    async fn run(mut self, closing: CancellationToken) {
+        while !closing.is_cancelled() {
+            self.start_calls();
+            let webhooks = self.webhooks.clone();
+            tokio::select! {
+                () = closing.cancelled() => break,
+                Some(ended) = self.calls.join_next() => self.settle_ended(returned(ended)).await,
+                () = webhooks.wait_for(self.look), if self.waiting.has_room() => self.look().await,
             }
         }
-        Err(Problem::Forbidden) => Fate::Dead(Problem::Forbidden.to_string()),
-        Err(problem) => Fate::Retry { asked: None, why: problem.to_string() },
+        self.stop().await;
+    }
+
+    /// Calls as many as there are places for.
+    fn start_calls(&mut self) {
+        while let Some(turn) = self.waiting.next(Instant::now()) {
+            let webhooks = self.webhooks.clone();
+            self.calls.spawn(async move {
+                let started = Instant::now();
+                let fate = webhooks.send(&turn).await;
+                Ended { turn, fate, took: started.elapsed() }
+            });
+        }
+    }
+
+    /// Takes webhooks from the store, and decides when to do so again.
+    async fn look(&mut self) {
+        let now = Instant::now();
+        // What was not started in time is handed out again by the store.
+        self.waiting.retain(|_, start_before| start_before > now);
+        self.claims += 1;
+        let looked = self.take_some().await;
+        let now = Instant::now();
+        let at = match &looked {
+            Ok(Looked::Empty) => self.put_off_until.take().map_or(now + POLL, |until| until.min(now + POLL)),
+            Ok(Looked::Moved) => now,
+            Ok(Looked::Full) => now + IN_THE_WAY,
+            Ok(Looked::Short) => now + POLL,
+            Err(_) => now + PAUSE_AFTER_ERROR,
+        };
+        self.look = Look { at, or_woken: looked.is_ok() };
+        if looked.is_err() {
+            self.forget_claim();
+        }
+        self.tell_of(looked.map(drop));
+    }
+
+    /// Claims some webhooks, and keeps those that find room until their turns come.
+    async fn take_some(&mut self) -> Result<Looked> {
+        let queue = Arc::clone(&self.webhooks.parts.queue);
+        let Claim { messages, receipt } = queue.claim(WEBHOOKS, CLAIM, CLAIMED_FOR).await?;
+        let is_full = messages.len() >= CLAIM;
+        if messages.is_empty() {
+            self.blocked_since = None;
+            return Ok(Looked::Empty);
+        }
+        let plans = self.webhooks.plan(&messages).await?;
+        let (now, timeout) = (Instant::now(), self.webhooks.timeout);
+        let (mut settlement, mut without_room) = (Settlement::default(), Vec::new());
+        let mut has_moved = false;
+        for (message, plan) in messages.into_iter().zip(plans) {
+            let position = message.position;
+            match plan {
+                Plan::Settle(fate) => {
+                    self.webhooks.settle(&mut settlement, &message, fate);
+                    has_moved = true;
+                }
+                Plan::Call { tenant, receiver, id } => {
+                    let taken = Taken { message, id, claim: self.claims };
+                    if self.waiting.push(&tenant, &receiver, taken, now + timeout + WAIT_MAX) {
+                        settlement.put_off.push((position, timeout * 2 + WAIT_MAX + SPARE));
+                        has_moved = true;
+                    } else {
+                        without_room.push((position, tenant));
+                    }
+                }
+            }
+        }
+        let looked = self.judge_look(has_moved, is_full, &without_room, &mut settlement, now);
+        if !queue.settle(&receipt, settlement).await? {
+            self.forget_claim();
+            tracing::warn!("some webhooks were looked at for too long and are looked at again");
+        }
+        Ok(looked)
+    }
+
+    /// Puts what finds no room out of the way of others, if it has been there for a while. Whoever is quick makes room before that.
+    fn judge_look(
+        &mut self,
+        has_moved: bool,
+        is_full: bool,
+        without_room: &[(Position, TenantId)],
+        settlement: &mut Settlement,
+        now: Instant,
+    ) -> Looked {
+        if has_moved {
+            self.blocked_since = None;
+            return Looked::Moved;
+        }
+        let since = *self.blocked_since.get_or_insert(now);
+        if !is_full {
+            return Looked::Short;
+        }
+        if now.duration_since(since) < IN_THE_WAY {
+            return Looked::Full;
+        }
+        for (position, tenant) in without_room {
+            let put_off = self.waiting.put_off(tenant, now);
+            settlement.put_off.push((*position, put_off));
+            let until = now + put_off;
+            self.put_off_until = Some(self.put_off_until.map_or(until, |first| first.min(until)));
+        }
+        Looked::Moved
+    }
+
+    /// Lets go of what the last claim brought: it is not ours.
+    fn forget_claim(&mut self) {
+        let claim = self.claims;
+        self.waiting.retain(|taken, _| taken.claim != claim);
+    }
+
+    /// Gives places back and settles what has ended: this one, and others that have meanwhile.
+    async fn settle_ended(&mut self, first: Ended) {
+        let mut settlement = Settlement::default();
+        let mut next = Some(first);
+        let mut problem = Ok(());
+        while let Some(Ended { turn, fate, took }) = next {
+            self.waiting.ended(&turn.tenant, &turn.receiver, took);
+            match fate {
+                Ok(fate) => self.webhooks.settle(&mut settlement, &turn.item.message, fate),
+                Err(error) => {
+                    settlement.put_off.push((turn.item.message.position, PAUSE_AFTER_ERROR));
+                    problem = Err(error);
+                }
+            }
+            next = self.calls.try_join_next().map(returned);
+        }
+        // What the store does not hear of is sent again when it is not put off any more.
+        let settled = self.webhooks.parts.queue.settle_put_off(WEBHOOKS, settlement).await;
+        self.tell_of(problem.and(settled));
+        if self.blocked_since.is_some() {
+            self.look.at = Instant::now();
+        }
+    }
+
+    /// Says once that the store is away.
+    fn tell_of(&mut self, outcome: Result<()>) {
+        let was_reachable = std::mem::replace(&mut self.is_reachable, outcome.is_ok());
+        if let Err(error) = outcome
+            && was_reachable
+        {
+            tracing::warn!(error = %error.with_causes(), "webhooks cannot be sent and are tried again");
+        }
+    }
+
+    /// Lets others have what waits, and finishes what is under way.
+    async fn stop(mut self) {
+        let waiting = self.waiting.drain();
+        if !waiting.is_empty() {
+            let put_off = waiting.iter().map(|taken| (taken.message.position, Duration::ZERO)).collect();
+            let settlement = Settlement { put_off, ..Settlement::default() };
+            let put_back = self.webhooks.parts.queue.settle_put_off(WEBHOOKS, settlement).await;
+            self.tell_of(put_back);
+        }
+        while let Some(ended) = self.calls.join_next().await {
+            self.settle_ended(returned(ended)).await;
+        }
     }
 }
 
-/// How long to wait after so many attempts before this one: at least as long as the receiver asks for, within the longest
-/// wait, and a tenth more or less by chance.
-fn wait(attempts_before: u32, asked: Option<Duration>) -> Duration {
-    let (first, longest) = WAITS;
-    let doubled = first.saturating_mul(1_u32.checked_shl(attempts_before).unwrap_or(u32::MAX));
-    let wait = doubled.max(asked.unwrap_or_default()).min(longest);
-    wait.mul_f64(0.9 + fastrand::f64() / 5.0)
+/// What a call has come to. Nobody cancels one, so all that is left is a panic, which is passed on.
+fn returned(ended: std::result::Result<Ended, tokio::task::JoinError>) -> Ended {
+    ended.unwrap_or_else(|error| std::panic::resume_unwind(error.into_panic()))
 }
 
 #[cfg(test)]

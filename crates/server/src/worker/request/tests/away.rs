@@ -110,6 +110,9 @@ impl RequestStore for Away {
     async fn audit_requests(&self) -> Result<Books> {
         unreachable!()
     }
+    async fn find_summaries(&self, _: &[RequestId]) -> Result<Vec<Request>> {
+        unreachable!()
+    }
     async fn sealing_keys(&self) -> Result<Vec<(SealingKey, Timestamp)>> {
         unreachable!()
     }

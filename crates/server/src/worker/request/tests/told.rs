@@ -25,7 +25,7 @@ fn secret(given: &Given) -> WebhookSecret {
 
 fn start(given: &Given) -> CancellationToken {
     let parts = Parts {
-        source: Arc::new(given.engine.clone()),
+        queue: Arc::new(given.engine.clone()),
         store: Arc::new(given.engine.clone()),
         keyring: Arc::clone(&given.keyring),
         secret: secret(given),
@@ -35,6 +35,27 @@ fn start(given: &Given) -> CancellationToken {
     let closing = CancellationToken::new();
     tokio::spawn(Webhooks::new(parts, &given.settings).run(closing.clone()));
     closing
+}
+
+/// Completes requests of a tenant with this callback URL.
+async fn complete_some(given: &Given, tenant: &str, callback_url: &str, count: usize) {
+    let worker = given.start();
+    let mut ids = Vec::new();
+    for _ in 0..count {
+        let change = |submit: &mut weir_store::request::Submit| {
+            submit.tenant = TenantId::parse(tenant).unwrap();
+            submit.callback_url = Some(callback_url.to_owned());
+        };
+        ids.push(given.submit_with("1", change).await);
+    }
+    for id in ids {
+        given.end_of(id).await;
+    }
+    worker.stop().await;
+}
+
+async fn done(given: &Given) -> u64 {
+    given.engine.audit(WEBHOOKS).await.unwrap().done
 }
 
 /// Completes a request with this callback URL, and starts to send webhooks.
@@ -126,4 +147,79 @@ async fn a_callback_url_into_this_network_is_never_called() {
     assert_eq!(dead_reason(&given).await, "the address is private or reserved");
     assert_eq!(receiver.calls(), 0);
     closing.cancel();
+}
+
+/// Settings under which no call ends by itself while a test runs.
+fn patient() -> Given {
+    let mut given = Given::new(None);
+    given.settings.allow_private = true;
+    given.settings.webhook_timeout = Duration::from_secs(600);
+    given
+}
+
+#[tokio::test]
+async fn a_receiver_that_does_not_answer_holds_up_nobody_elses_webhooks() {
+    let stuck = Server::start(|_| std::future::pending()).await;
+    let quick = Server::always(204, "").await;
+    let given = patient();
+    complete_some(&given, "slow", &stuck.url, 300).await;
+    let closing = start(&given);
+    until("its webhooks are sent", || async { stuck.calls() > 0 }).await;
+    complete_some(&given, "other", &quick.url, 1).await;
+    until("another tenant's webhook is settled", || async { done(&given).await == 1 }).await;
+    assert_eq!(quick.calls(), 1);
+    complete_some(&given, "slow", &quick.url, 1).await;
+    until("and one to another receiver of the same tenant", || async { done(&given).await == 2 }).await;
+    assert!(stuck.calls() < 64, "it has {} of 64 places", stuck.calls());
+    closing.cancel();
+}
+
+#[tokio::test]
+async fn more_webhooks_than_are_looked_at_together_hold_up_nobody_either() {
+    let stuck = Server::start(|_| std::future::pending()).await;
+    let quick = Server::always(204, "").await;
+    let given = patient();
+    complete_some(&given, "slow", &stuck.url, 1_200).await;
+    complete_some(&given, "other", &quick.url, 1).await;
+    let closing = start(&given);
+    until("another tenant's webhook is settled", || async { done(&given).await == 1 }).await;
+    let books = given.engine.audit(WEBHOOKS).await.unwrap();
+    assert_eq!((books.in_flight, books.dead), (1_200, 0), "and none is lost");
+    closing.cancel();
+}
+
+#[tokio::test]
+async fn a_webhook_is_settled_when_its_own_call_has_ended() {
+    let receiver =
+        Server::start(|n| async move { if n == 0 { std::future::pending().await } else { answer(204, "") } })
+            .await;
+    let given = patient();
+    complete_some(&given, "acme", &receiver.url, 200).await;
+    let closing = start(&given);
+    until("all others are settled while one is under way", || async { done(&given).await == 199 }).await;
+    assert_eq!(receiver.calls(), 200);
+    closing.cancel();
+}
+
+#[tokio::test]
+async fn a_stop_lets_others_have_what_waits() {
+    let (open, opened) = tokio::sync::watch::channel(false);
+    let receiver = Server::start(move |_| {
+        let mut opened = opened.clone();
+        async move {
+            opened.wait_for(|is_open| *is_open).await.unwrap();
+            answer(204, "")
+        }
+    })
+    .await;
+    let given = patient();
+    complete_some(&given, "acme", &receiver.url, 100).await;
+    let closing = start(&given);
+    until("some are under way", || async { receiver.calls() > 0 }).await;
+    closing.cancel();
+    let next = start(&given);
+    open.send(true).unwrap();
+    until("all are settled, once each", || async { done(&given).await == 100 }).await;
+    assert_eq!(receiver.calls(), 100);
+    next.cancel();
 }

@@ -1,7 +1,7 @@
 //! Receivers that did not answer a moment ago.
 //!
-//! A batch of webhooks takes as long as its slowest receiver. So that nobody's receivers hold up those of others more than
-//! once in a while, one that did not answer is not called for some time; its webhooks wait for their next attempts.
+//! One that did not answer is not called for some time, so that it takes no places from others meanwhile; its webhooks wait
+//! for their next attempts.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};

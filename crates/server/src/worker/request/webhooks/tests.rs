@@ -1,4 +1,11 @@
-use super::*;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::StatusCode;
+
+use super::call::{Fate, judge, wait};
+use super::message;
+use crate::outbound::{Answer, Problem};
 
 fn answered(status: u16) -> Fate {
     let status = StatusCode::from_u16(status).unwrap();

@@ -1,0 +1,418 @@
+//! Who goes next: webhooks wait here until one of the places for calls is theirs.
+//!
+//! Tenants take turns, and so do the receivers of a tenant. A tenant gets a place only while it has fewer than are free, and one
+//! of its receivers while it has fewer than half of those. So whoever is alone gets half of the places and no more, several
+//! share, and somebody new finds a place, whatever the others' receivers do. The room to wait here is shared in the same way, in
+//! smaller parts. What finds no room stays in the store; should it be in the way of others there, it is put off for about as long
+//! as its tenant needs to come to it.
+
+use std::collections::{HashMap, VecDeque};
+use std::time::{Duration, Instant};
+
+use weir_core::TenantId;
+
+/// What is put off waits at least so long, and at most so long.
+const PUT_OFF: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(30));
+/// How long calls of a tenant take, until one has ended.
+const CALL_TIME: Duration = Duration::from_millis(200);
+
+/// Webhooks that wait, and the places that are taken.
+#[derive(Debug)]
+pub(super) struct FairQueue<T> {
+    tenants: HashMap<TenantId, Tenant<T>>,
+    /// Those with something that waits, in the order of their turns.
+    turns: VecDeque<TenantId>,
+    running: usize,
+    waiting: usize,
+    limits: Limits,
+}
+
+/// How many may run and wait at once.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Limits {
+    /// Calls under way.
+    pub(super) places: usize,
+    /// Those that wait for a place.
+    pub(super) waiting: usize,
+}
+
+/// A webhook whose turn has come.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Turn<T> {
+    pub(super) tenant: TenantId,
+    pub(super) receiver: String,
+    pub(super) item: T,
+}
+
+#[derive(Debug)]
+struct Tenant<T> {
+    receivers: HashMap<String, Receiver<T>>,
+    turns: VecDeque<String>,
+    running: usize,
+    waiting: usize,
+    /// How long its calls take, the last ones counting most.
+    call_time: Duration,
+    /// Until when its calls are spoken for, with what was put off.
+    booked_until: Option<Instant>,
+}
+
+#[derive(Debug)]
+struct Receiver<T> {
+    waiting: VecDeque<Waiting<T>>,
+    running: usize,
+}
+
+#[derive(Debug)]
+struct Waiting<T> {
+    /// After this it is no longer ours to start.
+    start_before: Instant,
+    item: T,
+}
+
+impl<T> FairQueue<T> {
+    pub(super) fn new(limits: Limits) -> Self {
+        Self { tenants: HashMap::new(), turns: VecDeque::new(), running: 0, waiting: 0, limits }
+    }
+
+    /// Whether anybody at all could wait here.
+    pub(super) const fn has_room(&self) -> bool {
+        self.waiting < self.limits.waiting
+    }
+
+    /// Lets a webhook wait for its turn, which has to come before a certain time. False when its tenant or its receiver has
+    /// no room left.
+    pub(super) fn push(&mut self, tenant: &TenantId, receiver: &str, item: T, start_before: Instant) -> bool {
+        let room = self.limits.waiting.saturating_sub(self.waiting);
+        let known = self.tenants.get(tenant);
+        let of_receiver = known.and_then(|known| known.receivers.get(receiver));
+        if known.map_or(0, |known| known.waiting) >= part(room, 4)
+            || of_receiver.map_or(0, |known| known.waiting.len()) >= part(room, 8)
+        {
+            return false;
+        }
+        let tenant = match self.tenants.get_mut(tenant) {
+            Some(known) => {
+                if known.waiting == 0 {
+                    self.turns.push_back(tenant.clone());
+                }
+                known
+            }
+            None => {
+                self.turns.push_back(tenant.clone());
+                self.tenants.entry(tenant.clone()).or_default()
+            }
+        };
+        tenant.push(receiver, Waiting { start_before, item });
+        self.waiting += 1;
+        true
+    }
+
+    /// How long a webhook that found no room should be out of the way: until its tenant may have come to it.
+    pub(super) fn put_off(&mut self, tenant: &TenantId, now: Instant) -> Duration {
+        self.tenants.get_mut(tenant).map_or(PUT_OFF.0, |known| known.put_off(now))
+    }
+
+    /// Takes the next webhook that may start, and a place for it.
+    pub(super) fn next(&mut self, now: Instant) -> Option<Turn<T>> {
+        let free = self.limits.places.saturating_sub(self.running);
+        for at in 0..self.turns.len() {
+            let Some(tenant) = self.turns.get(at).and_then(|id| self.tenants.get_mut(id)) else { continue };
+            let before = tenant.waiting;
+            let found = if tenant.running < free { tenant.next(free, now) } else { None };
+            let left = tenant.waiting;
+            self.waiting -= before - left;
+            if let Some((receiver, item)) = found {
+                self.running += 1;
+                // Whose turn it was goes to the end.
+                let tenant = self.turns.remove(at)?;
+                if left > 0 {
+                    self.turns.push_back(tenant.clone());
+                }
+                return Some(Turn { tenant, receiver, item });
+            }
+        }
+        self.forget_idle();
+        None
+    }
+
+    /// Gives a place back, after a call that took so long.
+    pub(super) fn ended(&mut self, tenant: &TenantId, receiver: &str, took: Duration) {
+        self.running = self.running.saturating_sub(1);
+        let Some(known) = self.tenants.get_mut(tenant) else { return };
+        known.ended(receiver, took);
+        if known.is_idle() {
+            self.tenants.remove(tenant);
+        }
+    }
+
+    /// Lets go of those that wait and are not wanted here any more.
+    pub(super) fn retain(&mut self, keep: impl Fn(&T, Instant) -> bool) {
+        for tenant in self.tenants.values_mut() {
+            for receiver in tenant.receivers.values_mut() {
+                let before = receiver.waiting.len();
+                receiver.waiting.retain(|waiting| keep(&waiting.item, waiting.start_before));
+                let gone = before - receiver.waiting.len();
+                tenant.waiting -= gone;
+                self.waiting -= gone;
+            }
+        }
+        self.forget_idle();
+    }
+
+    /// Takes out everything that waits.
+    pub(super) fn drain(&mut self) -> Vec<T> {
+        let receivers = self.tenants.values_mut().flat_map(|tenant| {
+            tenant.waiting = 0;
+            tenant.receivers.values_mut()
+        });
+        let items = receivers.flat_map(|receiver| receiver.waiting.drain(..)).map(|waiting| waiting.item);
+        let items = items.collect();
+        self.waiting = 0;
+        self.forget_idle();
+        items
+    }
+
+    fn forget_idle(&mut self) {
+        for tenant in self.tenants.values_mut() {
+            tenant.receivers.retain(|_, receiver| !receiver.is_idle());
+            let Tenant { receivers, turns, .. } = tenant;
+            turns.retain(|id| receivers.get(id).is_some_and(|receiver| !receiver.waiting.is_empty()));
+        }
+        self.tenants.retain(|_, tenant| !tenant.is_idle());
+        let tenants = &self.tenants;
+        self.turns.retain(|id| tenants.get(id).is_some_and(|tenant| tenant.waiting > 0));
+    }
+}
+
+/// One of so many parts of what is free, and not nothing while something is.
+const fn part(free: usize, parts: usize) -> usize {
+    free.div_ceil(parts)
+}
+
+impl<T> Default for Tenant<T> {
+    fn default() -> Self {
+        Self {
+            receivers: HashMap::new(),
+            turns: VecDeque::new(),
+            running: 0,
+            waiting: 0,
+            call_time: CALL_TIME,
+            booked_until: None,
+        }
+    }
+}
+
+impl<T> Tenant<T> {
+    fn push(&mut self, receiver: &str, waiting: Waiting<T>) {
+        let new = || Receiver { waiting: VecDeque::new(), running: 0 };
+        let known = self.receivers.entry(receiver.to_owned()).or_insert_with(new);
+        if known.waiting.is_empty() {
+            self.turns.push_back(receiver.to_owned());
+        }
+        known.waiting.push_back(waiting);
+        self.waiting += 1;
+    }
+
+    fn next(&mut self, free: usize, now: Instant) -> Option<(String, T)> {
+        for at in 0..self.turns.len() {
+            let Some(known) = self.turns.get(at).and_then(|id| self.receivers.get_mut(id)) else { continue };
+            if known.running >= part(free, 2) {
+                continue;
+            }
+            let mut found = None;
+            while found.is_none()
+                && let Some(waiting) = known.waiting.pop_front()
+            {
+                self.waiting -= 1;
+                found = (waiting.start_before > now).then_some(waiting.item);
+            }
+            let Some(item) = found else { continue };
+            known.running += 1;
+            self.running += 1;
+            let has_more = !known.waiting.is_empty();
+            let receiver = self.turns.remove(at)?;
+            if has_more {
+                self.turns.push_back(receiver.clone());
+            }
+            return Some((receiver, item));
+        }
+        None
+    }
+
+    fn ended(&mut self, receiver: &str, took: Duration) {
+        self.running = self.running.saturating_sub(1);
+        self.call_time = (self.call_time * 7 + took) / 8;
+        if let Some(known) = self.receivers.get_mut(receiver) {
+            known.running = known.running.saturating_sub(1);
+            if known.is_idle() {
+                self.receivers.remove(receiver);
+            }
+        }
+    }
+
+    /// How long one more has to wait in the store: until all that waits here and was put off before it has been called.
+    fn put_off(&mut self, now: Instant) -> Duration {
+        let (shortest, longest) = PUT_OFF;
+        let at_once = u32::try_from(self.running.max(1)).unwrap_or(u32::MAX);
+        let waiting = u32::try_from(self.waiting).unwrap_or(u32::MAX);
+        let each = self.call_time / at_once;
+        let here = now + each.saturating_mul(waiting).min(longest);
+        let booked = self.booked_until.map_or(here, |booked| booked.max(here)) + each;
+        let booked = booked.clamp(now + shortest, now + longest);
+        self.booked_until = Some(booked);
+        booked - now
+    }
+
+    const fn is_idle(&self) -> bool {
+        self.running == 0 && self.waiting == 0
+    }
+}
+
+impl<T> Receiver<T> {
+    fn is_idle(&self) -> bool {
+        self.running == 0 && self.waiting.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIMITS: Limits = Limits { places: 64, waiting: 1_024 };
+
+    fn tenant(name: &str) -> TenantId {
+        TenantId::parse(name).unwrap()
+    }
+
+    struct Given {
+        queue: FairQueue<u32>,
+        now: Instant,
+    }
+
+    impl Given {
+        fn new() -> Self {
+            Self { queue: FairQueue::new(LIMITS), now: Instant::now() }
+        }
+
+        /// Returns for how long those that found no room should be put off.
+        fn push(&mut self, tenant_name: &str, receiver: &str, count: u32) -> Vec<Duration> {
+            let (tenant, until) = (tenant(tenant_name), self.now + Duration::from_secs(60));
+            let push = |n| {
+                let is_kept = self.queue.push(&tenant, receiver, n, until);
+                (!is_kept).then(|| self.queue.put_off(&tenant, self.now))
+            };
+            (0..count).filter_map(push).collect()
+        }
+
+        /// Starts all that may start, as tenant and receiver.
+        fn start(&mut self) -> Vec<(String, String)> {
+            let now = self.now;
+            std::iter::from_fn(|| self.queue.next(now))
+                .map(|turn| (turn.tenant.to_string(), turn.receiver))
+                .collect()
+        }
+
+        fn end(&mut self, tenant_name: &str, receiver: &str) {
+            self.queue.ended(&tenant(tenant_name), receiver, Duration::from_millis(200));
+        }
+    }
+
+    #[test]
+    fn whoever_is_alone_leaves_places_for_somebody_new() {
+        let mut given = Given::new();
+        given.push("a", "slow", 100);
+        assert_eq!(given.start().len(), 22, "half of what is free, for one receiver");
+        given.push("a", "other", 100);
+        assert_eq!(given.start().len(), 10, "and as many as are free, for its tenant");
+        given.push("b", "quick", 1);
+        assert_eq!(given.start(), [("b".to_owned(), "quick".to_owned())]);
+        for n in 0..100 {
+            given.push(&format!("t{n}"), "slow", 2);
+        }
+        given.start();
+        assert_eq!(given.queue.running, LIMITS.places, "with more tenants than places all are taken");
+    }
+
+    #[test]
+    fn room_to_wait_is_left_for_somebody_new() {
+        let mut given = Given::new();
+        for n in 0..20 {
+            given.push(&format!("t{n}"), "slow", 1_000);
+            assert!(given.push(&format!("new{n}"), "quick", 1).is_empty(), "{n}");
+        }
+        assert!(given.queue.waiting <= LIMITS.waiting);
+    }
+
+    #[test]
+    fn tenants_and_their_receivers_take_turns() {
+        let mut given = Given::new();
+        given.push("a", "x", 3);
+        given.push("a", "y", 3);
+        given.push("b", "z", 2);
+        let order: Vec<_> =
+            given.start().into_iter().map(|(tenant, receiver)| format!("{tenant}{receiver}")).collect();
+        assert_eq!(order, ["ax", "bz", "ay", "bz", "ax", "ay", "ax", "ay"]);
+    }
+
+    #[test]
+    fn a_place_given_back_is_taken_by_the_next() {
+        let mut given = Given::new();
+        given.push("a", "slow", 30);
+        assert_eq!(given.start().len(), 22);
+        assert_eq!(given.start().len(), 0);
+        given.end("a", "slow");
+        assert_eq!(given.start().len(), 1);
+    }
+
+    #[test]
+    fn what_finds_no_room_is_put_off_for_longer_and_longer_and_others_find_room() {
+        let mut given = Given::new();
+        assert!(given.push("a", "slow", 100).is_empty());
+        given.start();
+        let put_off = given.push("a", "slow", 5_000);
+        assert!(put_off.len() > 4_000, "{}", put_off.len());
+        assert!(put_off.is_sorted() && put_off.first() < put_off.last(), "{put_off:?}");
+        assert!(put_off.iter().all(|wait| (PUT_OFF.0..=PUT_OFF.1).contains(wait)));
+        assert!(given.queue.has_room());
+        assert!(given.push("b", "quick", 1).is_empty());
+        let (quick, slow) = (Duration::from_millis(1), Duration::from_secs(5));
+        let mut waits = Vec::new();
+        for took in [quick, slow] {
+            let mut given = Given::new();
+            given.push("a", "r", 10);
+            given.start();
+            for _ in 0..9 {
+                given.queue.ended(&tenant("a"), "r", took);
+            }
+            waits.push(given.push("a", "r", 400).last().copied());
+        }
+        assert!(waits[0] < waits[1], "whose calls are quick is put off for less long: {waits:?}");
+    }
+
+    #[test]
+    fn what_was_not_started_in_time_is_let_go() {
+        let mut given = Given::new();
+        given.push("a", "r", 2);
+        given.now += Duration::from_secs(60);
+        given.push("a", "r", 1);
+        assert_eq!(given.start().len(), 1, "the third");
+        assert_eq!((given.queue.waiting, given.queue.running), (0, 1));
+    }
+
+    #[test]
+    fn nothing_is_left_of_those_that_are_done() {
+        let mut given = Given::new();
+        for n in 0..20 {
+            given.push(&format!("t{n}"), "r", 2);
+        }
+        let started = given.start();
+        for (tenant, receiver) in &started {
+            given.end(tenant, receiver);
+        }
+        given.push("a", "r", 3);
+        given.queue.retain(|item, _| *item == 1);
+        assert_eq!(given.queue.drain(), [1]);
+        let FairQueue { tenants, turns, running, waiting, .. } = &given.queue;
+        assert!(tenants.is_empty() && turns.is_empty() && (*running, *waiting) == (0, 0), "{tenants:?}");
+    }
+}
