@@ -83,6 +83,7 @@ fn start_request_worker(app: &App, workers: &TaskTracker) -> Result<()> {
         keyring: Arc::clone(&app.keys),
         secret: app.auth.webhook.clone(),
         clock: app.engines.store.wall_clock(),
+        steady_clock: app.engines.store.steady_clock(),
         metrics: app.metrics.work.clone(),
     };
     workers.spawn(Webhooks::new(parts, &app.settings.request).run(app.shutdown.closing().clone()));

@@ -74,6 +74,8 @@ pub(crate) struct Parts {
     pub secret: WebhookSecret,
     /// When they are signed.
     pub clock: Arc<dyn Clock>,
+    /// By which receivers that do not answer are left alone. It must not step.
+    pub steady_clock: Arc<dyn Clock>,
     /// How it goes.
     pub metrics: WorkMetrics,
 }

@@ -30,6 +30,7 @@ fn start(given: &Given) -> CancellationToken {
         keyring: Arc::clone(&given.keyring),
         secret: secret(given),
         clock: given.engine.clock(),
+        steady_clock: given.engine.clock(),
         metrics: given.metrics.clone(),
     };
     let closing = CancellationToken::new();

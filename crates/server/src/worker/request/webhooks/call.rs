@@ -41,7 +41,7 @@ impl Webhooks {
     /// Sends one. An error is the store's: the webhook was not sent.
     pub(super) async fn send(&self, turn: &Turn<Taken>) -> Result<Fate> {
         let Turn { tenant, receiver, item } = turn;
-        let now = self.parts.clock.now();
+        let now = self.parts.steady_clock.now();
         if self.slow.has(tenant, receiver, now) {
             let why = "the receiver did not answer a moment ago".to_owned();
             return Ok(Fate::Retry { asked: None, why });
