@@ -25,6 +25,7 @@ pub(crate) struct Memories {
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) limits: Memory<Limit>,
     pub(crate) tiers: Memory<TierRule>,
+    keys_max: usize,
 }
 
 impl Local {
@@ -110,7 +111,11 @@ impl Memories {
 
     fn new(clock: Arc<dyn Clock>, keys_max: usize, tracks_changes: bool) -> Self {
         let options = Options { keys_max, tracks_changes, ..Options::default() };
-        Self { clock, limits: Memory::new(options), tiers: Memory::new(options) }
+        Self { clock, limits: Memory::new(options), tiers: Memory::new(options), keys_max }
+    }
+
+    fn full(&self, _full: Full) -> Error {
+        Error::KeysExhausted { max: self.keys_max }
     }
 
     /// One key, which is what most decisions are about.
@@ -121,7 +126,7 @@ impl Memories {
             let mut after = spent;
             return Ok((rule.rule.take(&mut after, ask.cost, now), spent));
         }
-        let taken = self.limits.take(rule, ask.key, ask.cost, now).map_err(full)?;
+        let taken = self.limits.take(rule, ask.key, ask.cost, now).map_err(|full| self.full(full))?;
         Ok((taken.decision, taken.spent))
     }
 
@@ -135,7 +140,7 @@ impl Memories {
         let together = if peek {
             self.limits.look_together(&wants, now)
         } else {
-            self.limits.take_together(&wants, now).map_err(full)?
+            self.limits.take_together(&wants, now).map_err(|full| self.full(full))?
         };
         let each = together.each.into_iter().map(|taken| (taken.decision, taken.spent)).collect();
         Ok(Taken { decision: together.decision, each, now })
@@ -186,10 +191,6 @@ fn is_same_key(a: &Ask<'_>, b: &Ask<'_>) -> bool {
     (a.policy.scope(), a.key) == (b.policy.scope(), b.key)
 }
 
-fn full(_full: Full) -> Error {
-    Error::Overloaded { lane: "tier memory" }
-}
-
 #[async_trait]
 impl LimitStore for Local {
     async fn take(&self, asks: &[Ask<'_>], peek: bool) -> Result<Taken> {
@@ -203,7 +204,8 @@ impl LimitStore for Local {
 
     async fn charge(&self, policy: &Arc<Policy>, key: &str, cost: u32) -> Result<(Spent, Timestamp)> {
         let now = self.memories.clock.now();
-        let spent = self.memories.limits.charge(&policy.scoped, key, cost, now).map_err(full)?;
+        let charged = self.memories.limits.charge(&policy.scoped, key, cost, now);
+        let spent = charged.map_err(|full| self.memories.full(full))?;
         Ok((spent, now))
     }
 
@@ -229,7 +231,8 @@ impl LimitStore for Local {
             now = self.memories.clock.now();
             now
         };
-        let taken = self.memories.tiers.take_by(rule, user, cost, clock).map_err(full)?;
+        let taken = self.memories.tiers.take_by(rule, user, cost, clock);
+        let taken = taken.map_err(|full| self.memories.full(full))?;
         Ok(TierTaken { decision: taken.decision, spent: taken.spent, now })
     }
 

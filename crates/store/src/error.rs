@@ -22,6 +22,12 @@ pub enum Error {
         /// Which lane.
         lane: &'static str,
     },
+    /// As many keys have spent something as the memory of limits may hold, and this one is new; nothing was done.
+    #[error("{max} keys have spent something, the most that rate_limit.keys_max allows")]
+    KeysExhausted {
+        /// How many there may be.
+        max: usize,
+    },
     /// The server is stopping and takes no new work; nothing was done.
     #[error("the server is shutting down")]
     ShuttingDown,
@@ -53,7 +59,7 @@ impl Error {
         match self {
             // Through the pointer: what it points to is what can be asked for its type.
             Self::Unavailable { source, .. } | Self::Failed { source, .. } => Some(&**source),
-            Self::Overloaded { .. } | Self::ShuttingDown => None,
+            Self::Overloaded { .. } | Self::KeysExhausted { .. } | Self::ShuttingDown => None,
         }
     }
 
@@ -67,7 +73,10 @@ impl Error {
     #[must_use]
     pub const fn is_transient(&self) -> bool {
         match self {
-            Self::Unavailable { .. } | Self::Overloaded { .. } | Self::ShuttingDown => true,
+            Self::Unavailable { .. }
+            | Self::Overloaded { .. }
+            | Self::KeysExhausted { .. }
+            | Self::ShuttingDown => true,
             Self::Failed { .. } => false,
         }
     }

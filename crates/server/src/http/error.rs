@@ -261,6 +261,12 @@ impl From<weir_store::Error> for ApiError {
             tracing::warn!(error = %error.with_causes(), also = held_back, "answered 503");
         }
         use weir_store::Error;
+        if let Error::KeysExhausted { max } = error {
+            return Self::unavailable(format!(
+                "The server tracks {max} keys, its maximum, and this one is new; nothing was done. Try again when others \
+                 have their limit back, or have the operator raise rate_limit.keys_max"
+            ));
+        }
         Self::unavailable(match error {
             Error::Overloaded { .. } => {
                 "More calls are waiting than the server allows; nothing was done, try again"

@@ -151,3 +151,17 @@ mod refill {
 
     on_each_engine!(each_kind_refills_to_the_millisecond);
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_key_too_many_is_told_which_setting_allows_more() {
+    let server = Running::start_with(Store::Embedded, &[("WEIR_RATE_LIMIT_KEYS_MAX", "1")]).await;
+    let operator = server.operator();
+    put_policy(&operator, "p", slow_bucket(3)).await;
+    check_one(&operator, "p", "first", 1).await;
+    let second = json!({"checks": [{"policy": "p", "key": "second"}]});
+    let refused = operator.post("/v1/check", &second).await.unwrap();
+    expect_error(&refused, 503, "DEPENDENCY_UNAVAILABLE", "rate_limit.keys_max");
+    expect_error(&refused, 503, "DEPENDENCY_UNAVAILABLE", "tracks 1 keys");
+    assert!(refused.header("retry-after").is_some());
+    check_one(&operator, "p", "first", 1).await;
+}
