@@ -62,7 +62,11 @@ impl App {
     /// Puts the parts together.
     #[must_use]
     pub fn new(settings: Settings, auth: Auth, keys: Keyring, engines: Engines) -> Arc<Self> {
-        let metrics = Metrics::of(engines.follow_metrics.clone(), engines.cache_metrics.clone());
+        let metrics = Metrics::of(
+            engines.follow_metrics.clone(),
+            engines.cache_metrics.clone(),
+            engines.store.writer_metrics(),
+        );
         let (metrics, keys) = (Arc::new(metrics), Arc::new(keys));
         let quota = QuotaService::start(&engines, &settings, &metrics);
         let slot = SlotService::start(&engines, &settings, &metrics);

@@ -2,6 +2,7 @@
 
 pub(crate) mod broker_jobs;
 mod kafka;
+pub(crate) mod lost_database;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -18,6 +19,7 @@ use weir_store::request::RequestStore;
 use weir_store::sale::{FollowMetrics, SaleLedger, SaleStore};
 use weir_store::slot::SlotStore;
 use weir_store::tier::{LimitStore, TierStore};
+use weir_store::writer_metrics::WriterMetrics;
 use weir_store::{Result, SteadyClock, StoreClock, SystemClock};
 use weir_store_memory::Local;
 use weir_store_postgres::{Postgres, Target};
@@ -410,6 +412,24 @@ impl Engine {
         match self {
             Self::Sqlite(engine) => Arc::new(engine.clone()),
             Self::Postgres(engine) => Arc::new(engine.clone()),
+        }
+    }
+
+    /// Why it takes no writes, where this process knows without asking; `None` while it does.
+    #[must_use]
+    pub fn storage_problem(&self) -> Option<&'static str> {
+        match self {
+            Self::Sqlite(engine) => engine.storage_problem(),
+            Self::Postgres(_) => None,
+        }
+    }
+
+    /// How the writer of an engine in this process tells about itself.
+    #[must_use]
+    pub fn writer_metrics(&self) -> WriterMetrics {
+        match self {
+            Self::Sqlite(engine) => engine.writer_metrics(),
+            Self::Postgres(_) => WriterMetrics::default(),
         }
     }
 

@@ -77,6 +77,8 @@ impl Server {
         auth::secrets::create_directory(data).map_err(|error| {
             SettingError::new("data", data.display(), format!("a directory that can be made ({error})"))
         })?;
+        engine::lost_database::check(&settings, &auth::secrets::MADE_BY_SERVERS)?;
+        engine::lost_database::create_first(&settings)?;
         let auth = Auth::load(&settings)?;
         let keys = Keyring::load(&settings.request, data)?;
         let http = HttpServer::start(settings.http.threads())

@@ -8,7 +8,7 @@
 //! Only the writer thread reads and writes here, in the order of its transactions. When one of them is undone, what
 //! is remembered is forgotten and read again.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::time::{Duration, Instant};
 
 use rusqlite::{Connection, OptionalExtension, Row, params};
@@ -23,8 +23,8 @@ const FIND: &str = "
 const SAVE: &str = "
     UPDATE rate_limit_store SET current_count = ?2, last_refresh_time = ?3 WHERE user_id = ?1";
 const APPEND: &str = "INSERT INTO quota_journal (entries) VALUES (?1)";
-const JOURNAL: &str = "SELECT entries FROM quota_journal ORDER BY id";
-const CLEAR: &str = "DELETE FROM quota_journal";
+const JOURNAL: &str = "SELECT id, entries FROM quota_journal ORDER BY id";
+const CLEAR: &str = "DELETE FROM quota_journal WHERE id <= ?1";
 /// Changes when another connection, such as a person's shell, has written.
 const DATA_VERSION: &str = "PRAGMA data_version";
 
@@ -32,18 +32,27 @@ const DATA_VERSION: &str = "PRAGMA data_version";
 const IN_PLACE_MAX: usize = 8;
 /// How long counts stay in the journal under load.
 const FOLD_AFTER: Duration = Duration::from_secs(1);
-/// How many users' counts may stay there.
-const PENDING_MAX: usize = 16_384;
-/// How many rows are remembered.
-const ROWS_MAX: usize = 32_768;
+/// How many users' counts may stay there before they are folded.
+pub(crate) const PENDING_MAX: usize = 16_384;
+/// How many are folded for every one that is saved: more than one, so that it comes to an end.
+const FOLDED_PER_ROW: usize = 2;
+/// How many are folded at least, so that small batches bring it to an end too.
+const FOLDED_MIN: usize = 64;
+/// How many rows are remembered. When there are more, all are forgotten: the table has them.
+pub(crate) const ROWS_MAX: usize = 32_768;
 
 /// What the writer thread knows of quota rows.
 #[derive(Debug, Default)]
 pub(crate) struct Counts {
     rows: HashMap<UserId, Quota>,
-    /// The counts that only the journal has.
+    /// The counts of the last batches, which only the journal has.
     pending: HashMap<UserId, Count>,
     pending_since: Option<Instant>,
+    /// Those that are on their way into the table, in its order; older than all that are pending.
+    folding: BTreeMap<UserId, Count>,
+    /// The last rows of the journal with counts that are pending, and with counts that are on their way.
+    pending_until: i64,
+    folding_until: i64,
     /// What the rows were read under; none before the first look.
     data_version: Option<i64>,
     /// Whether `pending` is what the journal says.
@@ -66,7 +75,8 @@ impl Counts {
         let mut journal = connection.prepare_cached(JOURNAL)?;
         let mut batches = journal.query([])?;
         while let Some(batch) = batches.next()? {
-            let entries = batch.get_ref(0)?.as_blob()?;
+            self.pending_until = batch.get(0)?;
+            let entries = batch.get_ref(1)?.as_blob()?;
             self.pending
                 .extend(decode(entries).ok_or_else(|| fault("quota_journal holds a row that is cut off"))?);
         }
@@ -88,12 +98,12 @@ impl Counts {
             return Ok(Some(*row));
         }
         let found = connection.prepare_cached(FIND)?.query_row([user.as_str()], read_row).optional()?;
-        let found = found.map(|row| match self.pending.get(user) {
+        let found = found.map(|row| match self.pending.get(user).or_else(|| self.folding.get(user)) {
             Some(&(current_count, last_refresh)) => Quota { current_count, last_refresh, ..row },
             None => row,
         });
         if let Some(row) = found {
-            self.rows.insert(user.clone(), row);
+            self.remember(user, row);
         }
         Ok(found)
     }
@@ -105,8 +115,11 @@ impl Counts {
         user: &UserId,
         row: Quota,
     ) -> rusqlite::Result<()> {
-        self.rows.insert(user.clone(), row);
-        if self.pending.contains_key(user) { self.append(connection, &[(user, row)]) } else { Ok(()) }
+        self.remember(user, row);
+        // A count under the old limits must not be folded any more, since it may be above the new ones. One that was folded
+        // is in the journal until all beside it are.
+        self.folding.remove(user);
+        if self.is_behind() { self.append(connection, &[(user, row)]) } else { Ok(()) }
     }
 
     /// Takes note of a row that was just deleted. What the journal still says of it changes nothing.
@@ -123,10 +136,10 @@ impl Counts {
         for (user, row) in changed {
             match self.rows.get_mut(*user) {
                 Some(known) => *known = *row,
-                None => drop(self.rows.insert((*user).clone(), *row)),
+                None => self.remember(user, *row),
             }
         }
-        if changed.len() > IN_PLACE_MAX || !self.pending.is_empty() {
+        if changed.len() > IN_PLACE_MAX || self.is_behind() {
             self.append(connection, changed)?;
         } else {
             let mut save = connection.prepare_cached(SAVE)?;
@@ -135,30 +148,45 @@ impl Counts {
             }
         }
         let is_old = self.pending_since.is_some_and(|since| since.elapsed() >= FOLD_AFTER);
-        if is_old || self.pending.len() > PENDING_MAX { self.fold(connection) } else { Ok(()) }
+        if !self.folding.is_empty() || is_old || self.pending.len() > PENDING_MAX {
+            self.fold(connection, (changed.len() * FOLDED_PER_ROW).max(FOLDED_MIN))?;
+        }
+        Ok(())
     }
 
-    /// Brings the table up to date, in the transaction under way.
-    pub(crate) fn fold(&mut self, connection: &Connection) -> rusqlite::Result<()> {
+    /// Brings the table up to date by so many rows, in the transaction under way.
+    pub(crate) fn fold(&mut self, connection: &Connection, most: usize) -> rusqlite::Result<()> {
+        if self.folding.is_empty() {
+            self.folding = std::mem::take(&mut self.pending).into_iter().collect();
+            self.folding_until = self.pending_until;
+            self.pending_since = None;
+        }
         let mut save = connection.prepare_cached(SAVE)?;
-        for (user, (count, last_refresh)) in self.pending.drain() {
+        for _ in 0..most {
+            let Some((user, (count, last_refresh))) = self.folding.pop_first() else { break };
             save.execute(params![user.as_str(), count, last_refresh.as_micros()])?;
         }
-        self.pending_since = None;
-        if self.rows.len() > ROWS_MAX {
-            self.rows.clear();
+        if self.folding.is_empty() {
+            connection.prepare_cached(CLEAR)?.execute([self.folding_until])?;
         }
-        connection.prepare_cached(CLEAR)?.execute([])?;
         Ok(())
     }
 
     /// Whether the table is behind.
     pub(crate) fn is_behind(&self) -> bool {
-        !self.is_loaded || !self.pending.is_empty()
+        !self.is_loaded || !self.pending.is_empty() || !self.folding.is_empty()
+    }
+
+    fn remember(&mut self, user: &UserId, row: Quota) {
+        if self.rows.len() >= ROWS_MAX && !self.rows.contains_key(user) {
+            self.rows.clear();
+        }
+        self.rows.insert(user.clone(), row);
     }
 
     fn append(&mut self, connection: &Connection, changed: &[(&UserId, Quota)]) -> rusqlite::Result<()> {
         connection.prepare_cached(APPEND)?.execute([encode(changed)])?;
+        self.pending_until = connection.last_insert_rowid();
         let counts =
             changed.iter().map(|(user, row)| ((*user).clone(), (row.current_count, row.last_refresh)));
         self.pending.extend(counts);
@@ -261,7 +289,7 @@ mod tests {
         count(&mut counts, &connection, &users(1));
         assert_eq!(in_table(&connection, "user-0"), 0);
         assert_eq!(counts.find(&connection, &users(1)[0]).unwrap().unwrap().current_count, 2);
-        counts.fold(&connection).unwrap();
+        counts.fold(&connection, usize::MAX).unwrap();
         assert_eq!((in_table(&connection, "user-0"), in_table(&connection, "user-19")), (2, 1));
         assert!(!counts.is_behind());
     }
@@ -274,7 +302,7 @@ mod tests {
         counts.forget();
         counts.refresh(&connection).unwrap();
         assert_eq!(counts.find(&connection, &users(3)[2]).unwrap().unwrap().current_count, 1);
-        counts.fold(&connection).unwrap();
+        counts.fold(&connection, usize::MAX).unwrap();
         assert_eq!(in_table(&connection, "user-19"), 1);
     }
 
@@ -292,8 +320,76 @@ mod tests {
             .unwrap();
         counts.replace(&connection, &users(1)[0], fresh).unwrap();
         let mut restarted = loaded(&connection);
-        restarted.fold(&connection).unwrap();
+        restarted.fold(&connection, usize::MAX).unwrap();
         assert_eq!(in_table(&connection, "user-0"), 0);
+    }
+
+    #[test]
+    fn a_fold_in_parts_loses_nothing_that_comes_between_them() {
+        let connection = database();
+        let mut counts = loaded(&connection);
+        count(&mut counts, &connection, &users(20));
+        counts.fold(&connection, 5).unwrap();
+        // One that is in the table already, and one that is not.
+        let first = UserId::parse("user-0").unwrap();
+        let last = UserId::parse("user-9").unwrap();
+        assert_eq!((in_table(&connection, "user-0"), in_table(&connection, "user-9")), (1, 0));
+        count(&mut counts, &connection, &[first.clone(), last.clone()]);
+        for mut counts in [counts, loaded(&connection)] {
+            assert_eq!(counts.find(&connection, &first).unwrap().unwrap().current_count, 2);
+            assert_eq!(counts.find(&connection, &last).unwrap().unwrap().current_count, 2);
+            assert_eq!(counts.find(&connection, &users(19)[18]).unwrap().unwrap().current_count, 1);
+        }
+    }
+
+    #[test]
+    fn new_limits_in_the_middle_of_a_fold_are_not_undone_by_it() {
+        let fresh = Quota::configured(Limits::new(5, 1).unwrap(), Timestamp::from_seconds(9));
+        // Those that are in the table already, and those that are not.
+        for user in ["user-0", "user-9"] {
+            let connection = database();
+            let mut counts = loaded(&connection);
+            (0..9).for_each(|_| count(&mut counts, &connection, &users(20)));
+            counts.fold(&connection, 5).unwrap();
+            let configure =
+                "UPDATE rate_limit_store SET rate_limit = 5, current_count = 0 WHERE user_id = ?1";
+            connection.execute(configure, [user]).unwrap();
+            counts.replace(&connection, &UserId::parse(user).unwrap(), fresh).unwrap();
+            let mut restarted = loaded(&connection);
+            while restarted.is_behind() {
+                restarted.fold(&connection, 3).unwrap();
+            }
+            assert_eq!(in_table(&connection, user), 0);
+            while counts.is_behind() {
+                counts.fold(&connection, 3).unwrap();
+            }
+            assert_eq!((in_table(&connection, user), in_table(&connection, "user-19")), (0, 9));
+        }
+    }
+
+    #[test]
+    fn no_more_rows_are_remembered_than_the_bound() {
+        let connection = database();
+        let mut counts = loaded(&connection);
+        let row = Quota::configured(Limits::new(5, 1).unwrap(), Timestamp::from_seconds(9));
+        // As new limits do, which no fold follows.
+        for user in users(ROWS_MAX + 10) {
+            counts.replace(&connection, &user, row).unwrap();
+            assert!(counts.rows.len() <= ROWS_MAX);
+        }
+    }
+
+    #[test]
+    fn no_more_counts_wait_for_the_table_than_the_bound() {
+        let connection = database();
+        let mut counts = loaded(&connection);
+        let row = Quota::configured(Limits::new(5, 1).unwrap(), Timestamp::from_seconds(9));
+        let users = users(PENDING_MAX * 4);
+        for batch in users.chunks(512) {
+            let changed: Vec<_> = batch.iter().map(|user| (user, row)).collect();
+            counts.save(&connection, &changed).unwrap();
+            assert!(counts.pending.len() <= PENDING_MAX + 512 && counts.folding.len() <= PENDING_MAX + 512);
+        }
     }
 
     #[test]

@@ -7,6 +7,8 @@ mod clock;
 mod counts;
 mod error;
 mod migrate;
+#[cfg(test)]
+mod query_plan_tests;
 mod queue;
 mod quota;
 mod readers;
@@ -28,6 +30,7 @@ use rusqlite::Connection;
 use weir_core::Clock;
 use weir_queue::publish::Publisher;
 use weir_queue::wake::Bells;
+use weir_store::writer_metrics::WriterMetrics;
 use weir_store::{Error, Result, SystemClock};
 
 use crate::error::classify;
@@ -39,9 +42,16 @@ use crate::writer::Writer;
 pub const ENGINE: &str = "sqlite";
 
 const DATABASE_FILE: &str = "weir.db";
+/// The log that belongs to the database, in the same directory.
+pub const WAL_FILE: &str = "weir.db-wal";
 const LOCK_FILE: &str = "weir.lock";
 
 const HEARTBEAT: &str = "INSERT OR REPLACE INTO heartbeat (id, at) VALUES (1, ?1)";
+
+/// Takes the place of the heartbeat, whose next beat gives the space back.
+const PROBE: &str = "INSERT OR REPLACE INTO heartbeat (id, at) VALUES (1, zeroblob(?1))";
+/// More than the largest body.
+const PROBE_BYTES: usize = 2 << 20;
 
 /// Kept page cache per connection, in KiB (negative is SQLite's way to say KiB).
 const CACHE_KIB: i64 = -8_192;
@@ -137,6 +147,25 @@ impl Sqlite {
         self
     }
 
+    /// The same engine with turns of this length for jobs of the writer, for tests: a short one makes long jobs of all.
+    #[must_use]
+    pub fn with_turns_of(self, turn: Duration) -> Self {
+        self.inner.writer.set_turn(turn);
+        self
+    }
+
+    /// How the writer tells about itself.
+    #[must_use]
+    pub fn writer_metrics(&self) -> WriterMetrics {
+        self.inner.writer.metrics().clone()
+    }
+
+    /// Why the disk does not take what is written; `None` while it does.
+    #[must_use]
+    pub fn storage_problem(&self) -> Option<&'static str> {
+        self.inner.writer.storage().problem()
+    }
+
     /// The engine's clock.
     #[must_use]
     pub fn clock(&self) -> Arc<dyn Clock> {
@@ -156,8 +185,19 @@ impl Sqlite {
     pub async fn ping(&self) -> Result<()> {
         let now = self.inner.clock.now().as_micros();
         let beat = move |connection: &Connection| connection.prepare_cached(HEARTBEAT)?.execute([now]);
+        if self.storage_problem().is_some() {
+            // A disk without space may still take a few bytes. It is well again when it takes as much as a large write.
+            let probe = |connection: &Connection| connection.prepare_cached(PROBE)?.execute([PROBE_BYTES]);
+            self.inner.writer.run(probe).await?;
+        }
         self.inner.writer.run(beat).await.map(|_| ())
     }
+}
+
+/// Whether a directory has a database with something in it.
+#[must_use]
+pub fn has_database(directory: &Path) -> bool {
+    directory.join(DATABASE_FILE).metadata().is_ok_and(|metadata| metadata.len() > 0)
 }
 
 fn connect(file: &Path) -> rusqlite::Result<Connection> {

@@ -3,7 +3,8 @@
 
 mod pack;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::ops::ControlFlow;
 use std::sync::{MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -16,12 +17,18 @@ use weir_store::clock::STEP_MIN;
 use weir_store::quota::chance;
 
 use crate::Sqlite;
+use crate::writer::{Order, Turn};
 
 /// One shard a topic: with one process there is one claim at a time.
 const SHARD: u16 = 0;
 
 /// So many messages that come together are worth a pack; fewer stand where a person can read them.
 const PACKED_FROM: usize = 4;
+
+/// Messages that are settled between two looks at how long it takes.
+const SETTLED_AT_ONCE: usize = 512;
+/// Dead letters that are replayed between two such looks. Each may be large.
+const REPLAYED_AT_ONCE: usize = 16;
 
 const TAKE_IDS: &str = "
     INSERT INTO queue_ledger (topic, accepted) VALUES (?1, ?2)
@@ -50,10 +57,9 @@ const DEAD_LETTERS: &str = "
 const REVIVE: &str = "
     INSERT INTO queue_message (topic, id, key, payload)
     SELECT topic, message_id, key, payload FROM dead_letter WHERE id = ?1";
-const REVIVE_ALL: &str = "
-    INSERT INTO queue_message (topic, id, key, payload) SELECT topic, message_id, key, payload FROM dead_letter";
+const LAST_DEAD: &str = "SELECT max(id) FROM dead_letter";
+const DEAD_IDS: &str = "SELECT id FROM dead_letter WHERE id <= ?1 ORDER BY id LIMIT ?2";
 const FORGET: &str = "DELETE FROM dead_letter WHERE id = ?1 RETURNING topic";
-const FORGET_ALL: &str = "DELETE FROM dead_letter RETURNING topic";
 const COUNT_DISCARDED: &str = "UPDATE queue_ledger SET discarded = discarded + 1 WHERE topic = ?1";
 const BOOKS: &str = "
     SELECT coalesce(sum(accepted), 0), coalesce(sum(done), 0), coalesce(sum(discarded), 0),
@@ -61,6 +67,10 @@ const BOOKS: &str = "
            (SELECT count(*) FROM queue_message WHERE topic = ?1)
                + (SELECT coalesce(sum(count), 0) FROM queue_pack WHERE topic = ?1)
     FROM queue_ledger WHERE topic = ?1";
+
+/// Topics of which leases are remembered. Operators may claim topics of any name; leases that have run out make room for
+/// others, and while none has, further topics are not handed out.
+const LEASES_MAX: usize = 1_024;
 
 /// Who holds which topic.
 pub(crate) type Leases = HashMap<String, Held>;
@@ -150,15 +160,19 @@ impl Source for Sqlite {
 
     async fn settle(&self, receipt: &Receipt, settlement: Settlement) -> Result<bool> {
         let (engine, held) = (self.clone(), receipt.clone());
-        let settle = move |connection: &Connection| {
+        let mut parts = parts(settlement);
+        let settle = self.inner.writer.in_turns(Order::Any, move |connection, _, turn| {
             // Asked on the writer thread, after everything that was settled before.
             if !engine.holds(&held, engine.inner.clock.now()) {
-                return Ok(false);
+                return Ok(ControlFlow::Break(false));
             }
-            settle(connection, &held.topic, &settlement, engine.inner.clock.now())?;
-            Ok(true)
-        };
-        let settled = self.inner.writer.run(settle).await?;
+            while turn.goes_on() {
+                let Some(part) = parts.pop_front() else { return Ok(ControlFlow::Break(true)) };
+                settle(connection, &held.topic, &part, engine.inner.clock.now())?;
+            }
+            Ok(ControlFlow::Continue(()))
+        });
+        let settled = settle.await?;
         if settled {
             self.give_up(receipt);
         }
@@ -196,24 +210,19 @@ impl Queue for Sqlite {
 
     async fn replay(&self, id: &str) -> Result<bool> {
         let id = id.to_owned();
-        let replay = move |connection: &Connection| {
-            connection.prepare_cached(REVIVE)?.execute([&id])?;
-            connection.prepare_cached(FORGET)?.query_row([&id], |row| row.get::<_, String>(0)).optional()
-        };
-        let topic = self.inner.writer.run(replay).await?;
+        let topic = self.inner.writer.run(move |connection| replay(connection, &id)).await?;
         topic.iter().for_each(|topic| self.inner.bells.ring(topic));
         Ok(topic.is_some())
     }
 
     async fn replay_all(&self) -> Result<u64> {
-        let replay = |connection: &Connection| {
-            connection.prepare_cached(REVIVE_ALL)?.execute([])?;
-            let mut forget = connection.prepare_cached(FORGET_ALL)?;
-            forget.query_map([], |row| row.get(0))?.collect::<rusqlite::Result<Vec<String>>>()
-        };
-        let topics = self.inner.writer.run(replay).await?;
-        let replayed = topics.len() as u64;
-        topics.into_iter().collect::<HashSet<_>>().iter().for_each(|topic| self.inner.bells.ring(topic));
+        let mut all = ReplayAll::default();
+        let replay = self.inner.writer.in_turns(Order::Any, move |connection, _, turn| {
+            let progress = all.go_on(connection, turn)?;
+            Ok(progress.map_break(|()| std::mem::take(&mut all)))
+        });
+        let ReplayAll { topics, replayed, .. } = replay.await?;
+        topics.iter().for_each(|topic| self.inner.bells.ring(topic));
         Ok(replayed)
     }
 
@@ -255,6 +264,12 @@ impl Sqlite {
     /// Takes the topic, unless somebody else still has it.
     pub(crate) fn lease(&self, topic: &str, now: Timestamp, visibility: Duration) -> Option<Lease> {
         let mut leases = self.leases();
+        if leases.len() >= LEASES_MAX && !leases.contains_key(topic) {
+            leases.retain(|_, held| held.until > now);
+            if leases.len() >= LEASES_MAX {
+                return None;
+            }
+        }
         // Not from the beginning: receipts of an earlier run of the process must not pass for those of this one.
         let first = || Held { token: fastrand::i64(0..i64::MAX / 2), since: now, until: now };
         let held = leases.entry(topic.to_owned()).or_insert_with(first);
@@ -281,6 +296,44 @@ impl Sqlite {
         {
             held.until = Timestamp::from_micros(i64::MIN);
         }
+    }
+}
+
+/// Makes a dead letter a message again; says of which topic, or `None` when it is none.
+fn replay(connection: &Connection, id: &str) -> rusqlite::Result<Option<String>> {
+    connection.prepare_cached(REVIVE)?.execute([id])?;
+    connection.prepare_cached(FORGET)?.query_row([id], |row| row.get(0)).optional()
+}
+
+/// A replay of all dead letters. Those that die meanwhile are left alone, or it might never end.
+#[derive(Debug, Default)]
+struct ReplayAll {
+    /// The last of those that were there when it began.
+    last: Option<String>,
+    topics: HashSet<String>,
+    replayed: u64,
+}
+
+impl ReplayAll {
+    fn go_on(&mut self, connection: &Connection, turn: &Turn) -> rusqlite::Result<ControlFlow<()>> {
+        if self.last.is_none() {
+            self.last = connection.prepare_cached(LAST_DEAD)?.query_row([], |row| row.get(0))?;
+        }
+        let Some(last) = &self.last else { return Ok(ControlFlow::Break(())) };
+        while turn.goes_on() {
+            let ids: Vec<String> = connection
+                .prepare_cached(DEAD_IDS)?
+                .query_map(params![last, REPLAYED_AT_ONCE], |row| row.get(0))?
+                .collect::<rusqlite::Result<_>>()?;
+            for id in &ids {
+                self.topics.extend(replay(connection, id)?);
+                self.replayed += 1;
+            }
+            if ids.len() < REPLAYED_AT_ONCE {
+                return Ok(ControlFlow::Break(()));
+            }
+        }
+        Ok(ControlFlow::Continue(()))
     }
 }
 
@@ -345,6 +398,22 @@ impl View {
     }
 }
 
+/// A settlement in parts that are short work: first what is done, then what is tried again, then what is dead.
+fn parts(settlement: Settlement) -> VecDeque<Settlement> {
+    if settlement.done.len() + settlement.retry.len() + settlement.dead.len() <= SETTLED_AT_ONCE {
+        return VecDeque::from([settlement]);
+    }
+    let Settlement { done, retry, dead } = settlement;
+    let done =
+        done.chunks(SETTLED_AT_ONCE).map(|done| Settlement { done: done.to_vec(), ..Settlement::default() });
+    let retry = retry
+        .chunks(SETTLED_AT_ONCE)
+        .map(|retry| Settlement { retry: retry.to_vec(), ..Settlement::default() });
+    let dead =
+        dead.chunks(SETTLED_AT_ONCE).map(|dead| Settlement { dead: dead.to_vec(), ..Settlement::default() });
+    done.chain(retry).chain(dead).collect()
+}
+
 fn settle(
     connection: &Connection,
     topic: &str,
@@ -406,4 +475,24 @@ fn read_dead_letter(row: &Row<'_>) -> rusqlite::Result<DeadLetter> {
         attempts: row.get(5)?,
         died_at: Timestamp::from_micros(row.get(6)?),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_more_leases_are_remembered_than_the_bound() {
+        let directory = tempfile::tempdir().unwrap();
+        let engine = Sqlite::open(directory.path()).unwrap();
+        let (now, minute) = (Timestamp::from_seconds(1), Duration::from_secs(60));
+        for n in 0..LEASES_MAX {
+            assert!(engine.lease(&format!("topic {n}"), now, minute).is_some());
+        }
+        assert!(engine.lease("one more", now, minute).is_none());
+        assert!(engine.lease("topic 0", now, minute).is_none(), "somebody has it");
+        let later = now.plus(minute);
+        assert!(engine.lease("one more", later, minute).is_some());
+        assert_eq!(engine.leases().len(), 1, "those that have run out make room");
+    }
 }

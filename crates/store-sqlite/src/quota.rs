@@ -1,6 +1,7 @@
 //! Quota in SQLite.
 
 use std::collections::HashMap;
+use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -15,7 +16,13 @@ use weir_store::quota::{Books, Plan, QuotaStore, SendMessage, SendOutcome, TOPIC
 use weir_store::{Batch, Result};
 
 use crate::counts::Counts;
+use crate::writer::{BatchInTurns, Order};
 use crate::{Sqlite, queue};
+
+/// Sends that are decided together, the most between two looks at how long that takes.
+const DECIDED_AT_ONCE: usize = 512;
+/// Counts that an audit folds between two such looks.
+const FOLDED_AT_ONCE: usize = 256;
 
 const CONFIGURE: &str = "
     INSERT INTO rate_limit_store (user_id, rate_limit, time_window, current_count, last_refresh_time)
@@ -78,28 +85,47 @@ impl QuotaStore for Sqlite {
             self.ping().await?;
         }
         let broker = self.publisher.clone().map(|publisher| (publisher, Handle::current()));
-        let send = move |connection: &Connection, counts: &mut Counts| {
-            send_batch(connection, counts, &batch.take(), clock.now(), broker)
-        };
-        let outcomes = self.inner.writer.count(send).await;
+        let mut batch = BatchInTurns::new(batch);
+        let send = self.inner.writer.in_turns(Order::Arrival, move |connection, unflushed, turn| {
+            loop {
+                let commands = batch.next_chunk(DECIDED_AT_ONCE, turn);
+                if commands.is_empty() {
+                    return Ok(batch.finish());
+                }
+                let broker = broker.as_ref();
+                let outcomes = send_batch(connection, &mut unflushed.counts, &commands, clock.now(), broker)?;
+                batch.outcomes.extend(outcomes);
+            }
+        });
+        let outcomes = send.await;
         self.inner.is_uncommitted.store(self.publisher.is_some() && outcomes.is_err(), Ordering::Relaxed);
-        let outcomes = outcomes?;
-        if outcomes.iter().any(|outcome| matches!(outcome, SendOutcome::Accepted { .. })) {
+        let is_accepted = |outcome: &SendOutcome| matches!(outcome, SendOutcome::Accepted { .. });
+        // Of a batch that failed, the turns before may have left messages.
+        if outcomes.as_ref().map_or(true, |outcomes| outcomes.iter().any(is_accepted)) {
             self.inner.bells.ring(TOPIC);
         }
-        Ok(outcomes)
+        outcomes
     }
 
     async fn audit(&self) -> Result<Books> {
-        let audit = |connection: &Connection, counts: &mut Counts| {
+        let fold = self.inner.writer.in_turns(Order::Any, |connection, unflushed, turn| {
+            let counts = &mut unflushed.counts;
             counts.refresh(connection)?;
-            counts.fold(connection)?;
+            while counts.is_behind() && turn.goes_on() {
+                counts.fold(connection, FOLDED_AT_ONCE)?;
+            }
+            Ok(if counts.is_behind() { ControlFlow::Continue(()) } else { ControlFlow::Break(()) })
+        });
+        fold.await?;
+        let audit = |connection: &Connection| {
+            let moment = connection.unchecked_transaction()?;
+            let connection = &*moment;
             let users = connection.query_row(COUNT, [], |row| row.get(0))?;
             let mut over_limit = connection.prepare(OVER_LIMIT)?;
             let over_limit = over_limit.query_map([], |row| row.get(0))?.collect::<Result<_, _>>()?;
             Ok(Books { users, over_limit })
         };
-        self.inner.writer.count(audit).await
+        self.read(audit).await
     }
 }
 
@@ -108,11 +134,8 @@ fn send_batch(
     counts: &mut Counts,
     batch: &[SendMessage],
     now: Timestamp,
-    broker: Option<(Arc<dyn Publisher>, Handle)>,
+    broker: Option<&(Arc<dyn Publisher>, Handle)>,
 ) -> rusqlite::Result<Vec<SendOutcome>> {
-    if batch.is_empty() {
-        return Ok(Vec::new());
-    }
     counts.refresh(connection)?;
     let mut rows: HashMap<&str, Quota> = HashMap::with_capacity(batch.len());
     for SendMessage { user, .. } in batch {
@@ -127,7 +150,7 @@ fn send_batch(
     let mut plan = plan(batch, &mut rows, now, chance);
     if let (Some((publisher, runtime)), Some(mut before)) = (broker, before) {
         if !plan.accepted.is_empty() {
-            let queued = runtime.block_on(publish_accepted(&*publisher, &plan.accepted));
+            let queued = runtime.block_on(publish_accepted(&**publisher, &plan.accepted));
             plan = plan.confirmed(&mut before, &queued);
         }
         counts.save(connection, &plan.changed)?;

@@ -2,7 +2,7 @@
 
 pub(crate) mod keys;
 mod sealing;
-mod submit;
+pub(crate) mod submit;
 mod upkeep;
 mod work;
 
@@ -24,7 +24,7 @@ use weir_store::{Batch, Result};
 
 use crate::Sqlite;
 use crate::error::fault;
-use crate::request::keys::Keys;
+use crate::writer::{BatchInTurns, Order};
 
 /// What whoever waits for jobs is woken by. No topic has a space in its name.
 const JOBS: &str = "request jobs";
@@ -51,18 +51,18 @@ impl RequestStore for Sqlite {
 
     async fn submit_late(&self, batch: Batch<Submit>, limits: Option<Limits>) -> Result<Vec<SubmitOutcome>> {
         let clock = self.inner.clock.clone();
-        let submit = move |connection: &Connection, keys: &mut Keys| {
-            let batch = batch.take();
-            if batch.is_empty() {
-                return Ok(Vec::new());
-            }
-            submit::submit(connection, keys, batch, limits, clock.now())
-        };
-        let outcomes = self.inner.writer.keep(submit).await?;
-        if outcomes.iter().any(|outcome| matches!(outcome, SubmitOutcome::Accepted(_))) {
+        let mut batch = BatchInTurns::new(batch);
+        let submit = self.inner.writer.in_turns(Order::Any, move |connection, unflushed, turn| {
+            submit::submit(connection, &mut unflushed.keys, &mut batch, limits, clock.now(), turn)?;
+            Ok(batch.finish())
+        });
+        let outcomes = submit.await;
+        let is_accepted = |outcome: &SubmitOutcome| matches!(outcome, SubmitOutcome::Accepted(_));
+        // Of a batch that failed, the turns before may have left jobs.
+        if outcomes.as_ref().map_or(true, |outcomes| outcomes.iter().any(is_accepted)) {
             self.inner.bells.ring(JOBS);
         }
-        Ok(outcomes)
+        outcomes
     }
 
     async fn find_request(&self, id: RequestId) -> Result<Option<Request>> {
@@ -96,16 +96,25 @@ impl RequestStore for Sqlite {
             Some(next) if next <= now => {}
             next => return Ok(Claimed { next: next.map(|next| next.since(now)), ..Claimed::default() }),
         }
-        let claim = move |connection: &Connection| work::claim_due(connection, &room, &policy, now);
-        let claimed = self.inner.writer.run(claim).await?;
+        let mut claim = work::ClaimDue::new(room, policy, now);
+        let claim =
+            self.inner.writer.in_turns(Order::Any, move |connection, _, turn| claim.go_on(connection, turn));
+        let claimed = claim.await?;
         self.tell_of(&claimed);
         Ok(claimed)
     }
 
     async fn claim_named(&self, ids: &[RequestId], policy: &Policy) -> Result<Claimed> {
         let (ids, policy, now) = (ids.to_vec(), *policy, self.inner.clock.now());
-        let claim = move |connection: &Connection| work::claim_named(connection, &ids, &policy, now);
-        let claimed = self.inner.writer.run(claim).await?;
+        let mut batch = BatchInTurns::<_, ()>::new(ids);
+        let mut claimed = Claimed::default();
+        let claim = self.inner.writer.in_turns(Order::Any, move |connection, _, turn| {
+            while let Some(id) = batch.next(turn) {
+                work::claim_named(connection, id, &policy, now, &mut claimed)?;
+            }
+            Ok(batch.finish().map_break(|_| std::mem::take(&mut claimed)))
+        });
+        let claimed = claim.await?;
         self.tell_of(&claimed);
         Ok(claimed)
     }
@@ -120,12 +129,22 @@ impl RequestStore for Sqlite {
         policy: &Policy,
     ) -> Result<Vec<Result<Status, Refused>>> {
         let (policy, now) = (*policy, self.inner.clock.now());
-        let report = move |connection: &Connection| work::report(connection, batch, &policy, now);
-        let (outcomes, has_webhooks) = self.inner.writer.run(report).await?;
-        if has_webhooks {
+        let mut batch = BatchInTurns::new(batch);
+        let mut has_webhooks = false;
+        let report = self.inner.writer.in_turns(Order::Any, move |connection, _, turn| {
+            while let Some(report) = batch.next(turn) {
+                let (outcome, is_told) = work::report(connection, report, &policy, now)?;
+                batch.outcomes.push(outcome);
+                has_webhooks |= is_told;
+            }
+            Ok(batch.finish().map_break(|outcomes| (outcomes, has_webhooks)))
+        });
+        let reported = report.await;
+        // Of a batch that failed, the turns before may have left webhooks.
+        if reported.as_ref().map_or(true, |(_, has_webhooks)| *has_webhooks) {
             self.inner.bells.ring(WEBHOOKS);
         }
-        Ok(outcomes)
+        reported.map(|(outcomes, _)| outcomes)
     }
 
     async fn call_back(&self, id: RequestId, report: CallbackReport) -> Result<CallbackOutcome> {
@@ -149,7 +168,14 @@ impl RequestStore for Sqlite {
 
     async fn mark_enqueued(&self, ids: &[RequestId]) -> Result<()> {
         let (ids, now) = (ids.to_vec(), self.inner.clock.now());
-        self.inner.writer.run(move |connection| upkeep::mark_enqueued(connection, &ids, now)).await?;
+        let mut batch = BatchInTurns::<_, ()>::new(ids);
+        let mark = self.inner.writer.in_turns(Order::Any, move |connection, _, turn| {
+            while let Some(id) = batch.next(turn) {
+                upkeep::mark_enqueued(connection, id, now)?;
+            }
+            Ok(batch.finish())
+        });
+        mark.await?;
         self.inner.bells.ring(JOBS);
         Ok(())
     }
@@ -172,8 +198,10 @@ impl RequestStore for Sqlite {
 
     async fn replay_requests(&self, limit: usize) -> Result<Vec<RequestId>> {
         let now = self.inner.clock.now();
-        let replayed =
-            self.inner.writer.run(move |connection| upkeep::replay_some(connection, limit, now)).await?;
+        let mut replay = upkeep::ReplaySome::new(limit, now);
+        let replay =
+            self.inner.writer.in_turns(Order::Any, move |connection, _, turn| replay.go_on(connection, turn));
+        let replayed = replay.await?;
         self.inner.bells.ring(JOBS);
         Ok(replayed)
     }
@@ -187,8 +215,8 @@ impl RequestStore for Sqlite {
     }
 
     async fn purge_requests(&self, keep: Duration, limit: usize) -> Result<u64> {
-        let now = self.inner.clock.now();
-        self.inner.writer.run(move |connection| upkeep::purge(connection, keep, limit, now)).await
+        let mut purge = upkeep::Purge::new(keep, limit, self.inner.clock.now());
+        self.inner.writer.in_turns(Order::Any, move |connection, _, turn| purge.go_on(connection, turn)).await
     }
 
     async fn rollout(&self) -> Result<Option<Rollout>> {
@@ -241,9 +269,29 @@ impl Sqlite {
     }
 }
 
+/// The statements that are put together when they are used, each by its file and a name.
+#[cfg(test)]
+pub(crate) fn composed_sql() -> Vec<(&'static str, &'static str, String)> {
+    let mut all = vec![("request.rs", "find", find_sql()), ("request.rs", "list", list_sql())];
+    all.push(("request/upkeep.rs", "list", upkeep::list_sql()));
+    all.extend(work::composed_sql().map(|(name, sql)| ("request/work.rs", name, sql)));
+    all
+}
+
+fn find_sql() -> String {
+    format!("SELECT {COLUMNS} FROM request_record WHERE request_id = ?1")
+}
+
+fn list_sql() -> String {
+    format!(
+        "SELECT {SUMMARY} FROM request_record
+         WHERE tenant_id = ?1 AND request_id < ?2 AND request_id >= ?3 AND (?4 IS NULL OR status = ?4)
+         ORDER BY request_id DESC LIMIT ?5"
+    )
+}
+
 fn find(connection: &Connection, id: RequestId) -> rusqlite::Result<Option<Request>> {
-    let sql = format!("SELECT {COLUMNS} FROM request_record WHERE request_id = ?1");
-    connection.prepare_cached(&sql)?.query_row([id.to_string()], read_request).optional()
+    connection.prepare_cached(&find_sql())?.query_row([id.to_string()], read_request).optional()
 }
 
 fn summaries(connection: &Connection, ids: &[RequestId]) -> rusqlite::Result<Vec<Request>> {
@@ -260,11 +308,6 @@ fn list(
     before: Option<RequestId>,
     limit: usize,
 ) -> rusqlite::Result<Listed> {
-    let sql = format!(
-        "SELECT {SUMMARY} FROM request_record
-         WHERE tenant_id = ?1 AND request_id < ?2 AND request_id >= ?3 AND (?4 IS NULL OR status = ?4)
-         ORDER BY request_id DESC LIMIT ?5"
-    );
     // No id is greater than this one.
     let before = before.map_or_else(|| "g".to_owned(), |id| id.to_string());
     let last = match status {
@@ -272,7 +315,7 @@ fn list(
         None => None,
     };
     let down_to = last.map(|id| id.to_string()).unwrap_or_default();
-    let mut statement = connection.prepare_cached(&sql)?;
+    let mut statement = connection.prepare_cached(&list_sql())?;
     let values = params![tenant.as_str(), before, down_to, status.map(Status::as_str), limited(limit)];
     let requests: Vec<Request> =
         statement.query_map(values, read_request)?.collect::<rusqlite::Result<_>>()?;

@@ -1,6 +1,7 @@
 //! Sale in SQLite. One writer decides, so nothing is locked: a batch reads the products it is about, decides and saves.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
+use std::ops::ControlFlow;
 
 use async_trait::async_trait;
 use rusqlite::{Connection, OptionalExtension, Row, params};
@@ -15,7 +16,13 @@ use weir_store::sale::{
 };
 
 use crate::error::fault;
+use crate::writer::{BatchInTurns, Order, Turn};
 use crate::{Sqlite, queue};
+
+/// Purchases that are decided together, the most between two looks at how long that takes.
+const DECIDED_AT_ONCE: usize = 128;
+/// Purchases that are deleted between two such looks.
+const DELETED_AT_ONCE: usize = 128;
 
 const CREATE: &str = "
     INSERT INTO products
@@ -36,9 +43,13 @@ const ENDED: &str = "
 const CHANGE: &str = "
     UPDATE products SET product_name = ?2, initial_stock = ?3, start_time = ?4, end_time = ?5, updated_at = ?6,
         updated_by = 'admin' WHERE id = ?1";
-const FORGET_PURCHASES: &str =
-    "DELETE FROM purchases WHERE product_id = (SELECT id FROM products WHERE sku = ?1)";
-const DELETE: &str = "DELETE FROM products WHERE sku = ?1";
+/// Whoever wants to buy finds that the sale has ended. That it was by time is as near as the table knows.
+const END: &str =
+    "UPDATE products SET state = 'ENDED', end_reason = coalesce(end_reason, 'TIME_EXPIRED') WHERE id = ?1";
+const FORGET_PURCHASES: &str = "
+    DELETE FROM purchases WHERE id IN (SELECT id FROM purchases WHERE product_id = ?1 LIMIT ?2)";
+const UNCOUNT: &str = "UPDATE products SET sold = max(sold - ?2, 0) WHERE id = ?1";
+const DELETE: &str = "DELETE FROM products WHERE id = ?1";
 const HAS_ONE: &str = "SELECT 1 FROM purchases WHERE product_id = ?1 AND user_id = ?2";
 const INSERT: &str = "
     INSERT INTO purchases (product_id, user_id, number, purchased_at, created_at, created_by)
@@ -81,19 +92,21 @@ const PURCHASES: &str = "
 impl SaleLedger for Sqlite {
     async fn record_purchases(&self, product: ProductId, purchases: Vec<Purchase>) -> Result<Option<u64>> {
         let now = self.inner.clock.now().as_micros();
-        let record = move |connection: &Connection| {
+        let (mut batch, mut recorded) = (BatchInTurns::<_, ()>::new(purchases), 0);
+        let record = self.inner.writer.in_turns(Order::Any, move |connection, _, turn| {
             if !connection.prepare_cached(EXISTS)?.exists([product.0])? {
-                return Ok(None);
+                return Ok(ControlFlow::Break(None));
             }
             let (mut insert, mut new) = (connection.prepare_cached(RECORD)?, 0);
-            for Purchase { buyer, receipt, .. } in purchases {
+            while let Some(Purchase { buyer, receipt, .. }) = batch.next(turn) {
                 let at = receipt.at.as_micros();
                 new += insert.execute(params![product.0, buyer.as_str(), receipt.number, at, now])? as u64;
             }
             connection.prepare_cached(COUNT_RECORDED)?.execute(params![product.0, new])?;
-            Ok(Some(new))
-        };
-        self.inner.writer.run(record).await
+            recorded += new;
+            Ok(batch.finish().map_break(|_| Some(recorded)))
+        });
+        record.await
     }
 
     async fn bury_purchases(&self, dead: Vec<DeadPurchase>) -> Result<()> {
@@ -108,10 +121,14 @@ impl SaleLedger for Sqlite {
             died_at: now,
         });
         let letters: Vec<DeadLetter> = letters.collect();
-        let bury = move |connection: &Connection| {
-            letters.iter().try_for_each(|letter| queue::take_in(connection, letter))
-        };
-        self.inner.writer.run(bury).await
+        let mut batch = BatchInTurns::<_, ()>::new(letters);
+        let bury = self.inner.writer.in_turns(Order::Any, move |connection, _, turn| {
+            while let Some(letter) = batch.next(turn) {
+                queue::take_in(connection, &letter)?;
+            }
+            Ok(batch.finish())
+        });
+        bury.await.map(drop)
     }
 
     async fn purchases(
@@ -168,17 +185,26 @@ impl SaleStore for Sqlite {
 
     async fn delete_product(&self, sku: &Sku) -> Result<bool> {
         let sku = sku.clone();
-        let delete = move |connection: &Connection| {
-            connection.prepare_cached(FORGET_PURCHASES)?.execute([sku.as_str()])?;
-            Ok(connection.prepare_cached(DELETE)?.execute([sku.as_str()])? > 0)
-        };
-        self.inner.writer.run(delete).await
+        let delete = self.inner.writer.in_turns(Order::Any, move |connection, unflushed, turn| {
+            delete(connection, &mut unflushed.deleting, &sku, turn)
+        });
+        delete.await
     }
 
     async fn buy_batch(&self, batch: Vec<Buy>) -> Result<Vec<BuyOutcome>> {
         // Read behind whatever else waits for the writer: a sale that ends meanwhile has ended.
         let clock = self.clock();
-        self.inner.writer.run(move |connection| buy(connection, &batch, clock.now())).await
+        let mut batch = BatchInTurns::new(batch);
+        let buy = self.inner.writer.in_turns(Order::Arrival, move |connection, unflushed, turn| {
+            loop {
+                let commands = batch.next_chunk(DECIDED_AT_ONCE, turn);
+                if commands.is_empty() {
+                    return Ok(batch.finish());
+                }
+                batch.outcomes.extend(buy(connection, &unflushed.deleting, &commands, clock.now())?);
+            }
+        });
+        buy.await
     }
 
     async fn find_purchase(&self, buyer: &UserId, sku: Option<&Sku>) -> Result<Option<Receipt>> {
@@ -286,11 +312,41 @@ fn change(
     Ok(ChangeOutcome::Changed(product))
 }
 
-fn buy(connection: &Connection, batch: &[Buy], now: Timestamp) -> rusqlite::Result<Vec<BuyOutcome>> {
+/// Deletes for one turn. Whoever wants to buy is told from the first turn on that there is no such product. In the table the
+/// sale ends first, and what is left of it is counted with every turn, so that the books balance
+/// also when the process ends in between.
+fn delete(
+    connection: &Connection,
+    deleting: &mut HashSet<ProductId>,
+    sku: &Sku,
+    turn: &Turn,
+) -> rusqlite::Result<ControlFlow<bool>> {
+    let Some(Product { id, .. }) = find(connection, sku)? else { return Ok(ControlFlow::Break(false)) };
+    deleting.insert(id);
+    connection.prepare_cached(END)?.execute([id.0])?;
+    let mut forget = connection.prepare_cached(FORGET_PURCHASES)?;
+    while turn.goes_on() {
+        let gone = forget.execute(params![id.0, DELETED_AT_ONCE])?;
+        if gone < DELETED_AT_ONCE {
+            deleting.remove(&id);
+            return Ok(ControlFlow::Break(connection.prepare_cached(DELETE)?.execute([id.0])? > 0));
+        }
+        connection.prepare_cached(UNCOUNT)?.execute(params![id.0, gone])?;
+    }
+    Ok(ControlFlow::Continue(()))
+}
+
+fn buy(
+    connection: &Connection,
+    deleting: &HashSet<ProductId>,
+    batch: &[Buy],
+    now: Timestamp,
+) -> rusqlite::Result<Vec<BuyOutcome>> {
     let mut products: HashMap<String, Product> = HashMap::new();
     for Buy { sku, .. } in batch {
         if !products.contains_key(sku.as_str())
             && let Some(product) = find(connection, sku)?
+            && !deleting.contains(&product.id)
         {
             products.insert(sku.as_str().to_owned(), product);
         }

@@ -14,6 +14,7 @@ use weir_store::{Batch, Result};
 
 use crate::Sqlite;
 use crate::error::fault;
+use crate::writer::{BatchInTurns, Order};
 
 const FIND: &str = "
     SELECT event_id, config_name, requested_time, window_start, scheduled_time
@@ -73,15 +74,16 @@ impl SlotStore for Sqlite {
 
     async fn assign_late(&self, batch: Batch<Assign>) -> Result<Vec<AssignOutcome>> {
         let is_dispatching = self.is_dispatching;
-        let assign = move |connection: &Connection| match batch.take() {
-            batch if batch.is_empty() => Ok(Vec::new()),
-            batch => assign::assign(connection, batch, is_dispatching),
-        };
-        let outcomes = self.inner.writer.run(assign).await?;
+        let mut batch = BatchInTurns::new(batch);
+        let assign = self.inner.writer.in_turns(Order::Any, move |connection, _, turn| {
+            assign::assign(connection, &mut batch, is_dispatching, turn)?;
+            Ok(batch.finish())
+        });
+        let outcomes = assign.await;
         if is_dispatching {
             self.inner.bells.ring(SEAT);
         }
-        Ok(outcomes)
+        outcomes
     }
 
     async fn find_slot(&self, event: &EventId) -> Result<Option<Slot>> {

@@ -3,6 +3,7 @@
 mod hold;
 mod policy;
 
+use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,6 +18,7 @@ use weir_store::tier::{
 
 use crate::Sqlite;
 use crate::error::fault;
+use crate::writer::{BatchInTurns, Order};
 
 const SUBSCRIPTION: &str = "SELECT user_id, plan, updated_at FROM tier_subscription WHERE user_id = ?1";
 const SUBSCRIBE: &str = "
@@ -98,7 +100,10 @@ impl TierStore for Sqlite {
 
     async fn delete_policy(&self, name: &PolicyName) -> Result<bool> {
         let name = name.clone();
-        self.inner.writer.run(move |connection| policy::delete(connection, &name)).await
+        self.inner
+            .writer
+            .in_turns(Order::Any, move |connection, _, turn| policy::delete(connection, &name, turn))
+            .await
     }
 
     async fn put_hold(&self, hold: NewHold) -> Result<Timestamp> {
@@ -117,7 +122,17 @@ impl TierStore for Sqlite {
         let now = self.inner.clock.now();
         let keep = i64::try_from(keep.as_micros()).unwrap_or(i64::MAX);
         let before = Timestamp::from_micros(now.as_micros().saturating_sub(keep));
-        self.inner.writer.run(move |connection| hold::purge(connection, before, limit)).await
+        let (mut left, mut purged) = (limit, 0);
+        let purge = self.inner.writer.in_turns(Order::Any, move |connection, _, turn| {
+            while left > 0 && turn.goes_on() {
+                let most = left.min(hold::PURGED_AT_ONCE);
+                let gone = hold::purge(connection, before, most)?;
+                purged += gone as u64;
+                left = if gone < most { 0 } else { left - gone };
+            }
+            Ok(if left == 0 { ControlFlow::Break(purged) } else { ControlFlow::Continue(()) })
+        });
+        purge.await
     }
 
     async fn audit_holds(&self) -> Result<Books> {
@@ -126,7 +141,14 @@ impl TierStore for Sqlite {
     }
 
     async fn save_spent(&self, rows: Vec<SpentRow>) -> Result<()> {
-        self.inner.writer.run(move |connection| save(connection, &rows)).await
+        let mut batch = BatchInTurns::<_, ()>::new(rows);
+        let save = self.inner.writer.in_turns(Order::Any, move |connection, _, turn| {
+            while let Some(row) = batch.next(turn) {
+                save(connection, &row)?;
+            }
+            Ok(batch.finish())
+        });
+        save.await.map(drop)
     }
 
     async fn load_spent(&self, after: Option<(u32, String)>, limit: usize) -> Result<Vec<SpentRow>> {
@@ -143,15 +165,13 @@ impl TierStore for Sqlite {
     }
 }
 
-fn save(connection: &Connection, rows: &[SpentRow]) -> rusqlite::Result<()> {
-    let (mut keep, mut unkeep) = (connection.prepare_cached(KEEP)?, connection.prepare_cached(UNKEEP)?);
-    for SpentRow { scope, key, kept, saved_at } in rows {
-        let saved_at = saved_at.map(Timestamp::as_micros);
-        match kept {
-            Some(kept) => keep.execute(params![scope, key, kept.to_text(), saved_at])?,
-            None => unkeep.execute(params![scope, key])?,
-        };
-    }
+fn save(connection: &Connection, row: &SpentRow) -> rusqlite::Result<()> {
+    let SpentRow { scope, key, kept, saved_at } = row;
+    let saved_at = saved_at.map(Timestamp::as_micros);
+    match kept {
+        Some(kept) => connection.prepare_cached(KEEP)?.execute(params![scope, key, kept.to_text(), saved_at])?,
+        None => connection.prepare_cached(UNKEEP)?.execute(params![scope, key])?,
+    };
     Ok(())
 }
 

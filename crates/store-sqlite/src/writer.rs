@@ -3,53 +3,119 @@
 //! Every write is a job. The thread takes whatever jobs are waiting, runs them in one transaction, commits with one
 //! fsync, and only then answers them. A job that fails takes nobody with it: all but the first stand on savepoints of
 //! their own, and when the first fails there is nothing else to lose.
+//!
+//! No job keeps the writer for long: those that may have much to do are done in turns ([`Writer::in_turns`]), with the jobs
+//! of others between them.
 
+mod job;
+mod storage;
+#[cfg(test)]
+mod tests;
+
+use std::collections::{HashSet, VecDeque};
+use std::ops::ControlFlow;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError, TrySendError};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rusqlite::Connection;
 use tokio::sync::oneshot;
+use weir_store::sale::ProductId;
+use weir_store::writer_metrics::WriterMetrics;
 use weir_store::{Error, Result};
 
+pub(crate) use self::job::{BatchInTurns, Order, Turn};
+use self::job::{Job, Write};
+use self::storage::Storage;
 use crate::ENGINE;
 use crate::counts::Counts;
 use crate::error::classify;
-use crate::request::keys::{self, Keys};
+use crate::request::keys::Keys;
 
 /// Jobs that may wait. Hot operations come as one job a batch, so this many is a server far behind its disk.
-const WAITING_MAX: usize = 512;
+pub(crate) const WAITING_MAX: usize = 512;
 /// Jobs in one commit.
 const GROUP_MAX: usize = 128;
 /// With nothing to do for so long the writer is idle.
 const IDLE_AFTER: Duration = Duration::from_millis(20);
+/// The turn of a job. With the step that is under way when it is over, and a slow disk, that stays below the 50 ms that
+/// nobody may keep the writer for.
+const TURN: Duration = Duration::from_millis(15);
+/// Rows of each journal that an idle writer folds at a time.
+const IDLE_FOLD: usize = 256;
 
 #[derive(Debug)]
 pub(crate) struct Writer {
     /// Taken away on drop, which is what tells the thread to finish.
     jobs: Option<mpsc::SyncSender<Box<dyn Job>>>,
     thread: Mutex<Option<JoinHandle<()>>>,
+    shared: Arc<Shared>,
+}
+
+/// What the thread shares with those who give it jobs.
+#[derive(Debug)]
+struct Shared {
+    turn_micros: AtomicU64,
+    storage: Storage,
+    metrics: WriterMetrics,
+}
+
+impl Shared {
+    fn begin_turn(&self) -> Turn {
+        Turn::begin(Duration::from_micros(self.turn_micros.load(Ordering::Relaxed)))
+    }
 }
 
 impl Writer {
     pub(crate) fn start(connection: Connection) -> Result<Self> {
         let (jobs, waiting) = mpsc::sync_channel(WAITING_MAX);
+        let shared = Arc::new(Shared {
+            turn_micros: AtomicU64::new(0),
+            storage: Storage::default(),
+            metrics: WriterMetrics::default(),
+        });
+        let thread = WriterThread {
+            connection,
+            unflushed: Unflushed::default(),
+            ordered: VecDeque::new(),
+            unfinished: VecDeque::new(),
+            changes_before: 0,
+            shared: Arc::clone(&shared),
+        };
         let thread = std::thread::Builder::new()
             .name("weir-sqlite-writer".into())
-            .spawn(move || Desk { connection, known: Known::default() }.write_until_closed(&waiting))
+            .spawn(move || thread.write_until_closed(&waiting))
             .map_err(|source| Error::failed(ENGINE, source))?;
-        Ok(Self { jobs: Some(jobs), thread: Mutex::new(Some(thread)) })
+        let writer = Self { jobs: Some(jobs), thread: Mutex::new(Some(thread)), shared };
+        writer.set_turn(TURN);
+        Ok(writer)
+    }
+
+    /// How long a job may work before others have their turn. Tests make it short, so that every job has many.
+    pub(crate) fn set_turn(&self, turn: Duration) {
+        let micros = u64::try_from(turn.as_micros()).unwrap_or(u64::MAX);
+        self.shared.turn_micros.store(micros, Ordering::Relaxed);
+    }
+
+    pub(crate) fn metrics(&self) -> &WriterMetrics {
+        &self.shared.metrics
+    }
+
+    pub(crate) fn storage(&self) -> &Storage {
+        &self.shared.storage
     }
 
     /// Runs `work` in the next commit; answers when it is on disk. A caller that goes away changes nothing: the
-    /// work is done all the same.
+    /// work is done all the same. Only for work that is short whatever the tables hold.
     pub(crate) async fn run<T: Send + 'static>(
         &self,
         work: impl FnOnce(&Connection) -> rusqlite::Result<T> + Send + 'static,
     ) -> Result<T> {
-        self.apply(move |connection: &Connection, _: &mut Known| work(connection)).await
+        let mut work = Some(work);
+        self.in_turns(Order::Any, move |connection, _, _| once(&mut work, |work| work(connection))).await
     }
 
     /// The same for work on quota rows.
@@ -57,24 +123,22 @@ impl Writer {
         &self,
         work: impl FnOnce(&Connection, &mut Counts) -> rusqlite::Result<T> + Send + 'static,
     ) -> Result<T> {
-        self.apply(move |connection: &Connection, known: &mut Known| work(connection, &mut known.counts))
-            .await
+        let mut work = Some(work);
+        let apply = move |connection: &Connection, unflushed: &mut Unflushed, _: &Turn| {
+            once(&mut work, |work| work(connection, &mut unflushed.counts))
+        };
+        self.in_turns(Order::Any, apply).await
     }
 
-    /// The same for work with keys of submissions.
-    pub(crate) async fn keep<T: Send + 'static>(
+    /// Runs `work` again and again until it breaks off with an answer, a turn each time, with the jobs of others between
+    /// the turns. Each turn is committed; an error ends the job and leaves the turns before it as they are.
+    pub(crate) async fn in_turns<T: Send + 'static>(
         &self,
-        work: impl FnOnce(&Connection, &mut Keys) -> rusqlite::Result<T> + Send + 'static,
-    ) -> Result<T> {
-        self.apply(move |connection: &Connection, known: &mut Known| work(connection, &mut known.keys)).await
-    }
-
-    async fn apply<T: Send + 'static>(
-        &self,
-        work: impl FnOnce(&Connection, &mut Known) -> rusqlite::Result<T> + Send + 'static,
+        order: Order,
+        work: impl FnMut(&Connection, &mut Unflushed, &Turn) -> rusqlite::Result<ControlFlow<T>> + Send + 'static,
     ) -> Result<T> {
         let (reply, answer) = oneshot::channel();
-        let job = Box::new(Write { work: Some(work), value: None, reply });
+        let job = Box::new(Write { order, work, value: None, reply });
         match self.jobs.as_ref().map(|jobs| jobs.try_send(job)) {
             Some(Ok(())) => {}
             Some(Err(TrySendError::Full(_))) => {
@@ -86,6 +150,14 @@ impl Writer {
         }
         answer.await.unwrap_or_else(|gone| Err(Error::failed(ENGINE, gone)))
     }
+}
+
+/// Work that has one turn.
+fn once<F, T>(
+    work: &mut Option<F>,
+    apply: impl FnOnce(F) -> rusqlite::Result<T>,
+) -> rusqlite::Result<ControlFlow<T>> {
+    work.take().map_or(Ok(ControlFlow::Continue(())), |work| apply(work).map(ControlFlow::Break))
 }
 
 impl Drop for Writer {
@@ -100,51 +172,29 @@ impl Drop for Writer {
     }
 }
 
-/// A unit of work that is applied, and answered once its group is committed.
-trait Job: Send {
-    fn apply(&mut self, connection: &Connection, known: &mut Known) -> rusqlite::Result<()>;
-    fn answer(self: Box<Self>, committed: Result<()>);
-}
-
-struct Write<F, T> {
-    work: Option<F>,
-    value: Option<T>,
-    reply: oneshot::Sender<Result<T>>,
-}
-
-impl<F, T> Job for Write<F, T>
-where
-    F: FnOnce(&Connection, &mut Known) -> rusqlite::Result<T> + Send,
-    T: Send,
-{
-    fn apply(&mut self, connection: &Connection, known: &mut Known) -> rusqlite::Result<()> {
-        if let Some(work) = self.work.take() {
-            self.value = Some(work(connection, known)?);
-        }
-        Ok(())
-    }
-
-    fn answer(self: Box<Self>, committed: Result<()>) {
-        let Self { value, reply, .. } = *self;
-        let unfinished = || Error::failed(ENGINE, "a job was answered before it was applied");
-        let _ = reply.send(committed.and_then(|()| value.ok_or_else(unfinished)));
-    }
-}
-
-/// What the thread works with.
-struct Desk {
+/// The thread, and the jobs that it has begun or put off.
+struct WriterThread {
     connection: Connection,
-    known: Known,
+    unflushed: Unflushed,
+    /// Jobs in order of arrival: the first has more turns to come, and the others wait for it.
+    ordered: VecDeque<Box<dyn Job>>,
+    /// Other jobs with more turns to come.
+    unfinished: VecDeque<Box<dyn Job>>,
+    /// Rows changed before the transaction under way.
+    changes_before: u64,
+    shared: Arc<Shared>,
 }
 
 /// What the thread knows that the tables do not say yet.
 #[derive(Debug, Default)]
-struct Known {
-    counts: Counts,
-    keys: Keys,
+pub(crate) struct Unflushed {
+    pub(crate) counts: Counts,
+    pub(crate) keys: Keys,
+    /// Products that are on their way out.
+    pub(crate) deleting: HashSet<ProductId>,
 }
 
-impl Known {
+impl Unflushed {
     fn is_behind(&self) -> bool {
         self.counts.is_behind() || self.keys.is_behind()
     }
@@ -153,31 +203,63 @@ impl Known {
     fn forget(&mut self) {
         self.counts.forget();
         self.keys.forget();
+        // A deletion that goes on says so again with its next turn.
+        self.deleting.clear();
+    }
+
+    /// Brings the tables up to date, as far as one turn allows.
+    fn fold(&mut self, connection: &Connection, turn: &Turn) -> rusqlite::Result<()> {
+        self.counts.refresh(connection)?;
+        while self.is_behind() && turn.goes_on() {
+            if self.counts.is_behind() {
+                self.counts.fold(connection, IDLE_FOLD)?;
+            }
+            if self.keys.is_behind() {
+                self.keys.fold(connection, IDLE_FOLD)?;
+            }
+        }
+        Ok(())
     }
 }
 
-impl Desk {
+/// A job that was applied and waits for its commit, and whether it has more turns to come.
+struct Applied {
+    job: Box<dyn Job>,
+    is_unfinished: bool,
+}
+
+impl WriterThread {
     fn write_until_closed(mut self, waiting: &mpsc::Receiver<Box<dyn Job>>) {
         loop {
+            if self.put_off() > 0 {
+                let first = if self.put_off() < WAITING_MAX { waiting.try_recv().ok() } else { None };
+                self.write(first, waiting);
+                continue;
+            }
             let first = match waiting.recv_timeout(IDLE_AFTER) {
                 Ok(first) => Some(first),
                 Err(RecvTimeoutError::Timeout) => match self.fold_until_called(waiting) {
                     Some(first) => Some(first),
                     // An engine that holds nothing back waits for as long as it takes.
-                    None if !self.known.is_behind() => waiting.recv().ok(),
+                    None if !self.unflushed.is_behind() => waiting.recv().ok(),
                     None => continue,
                 },
                 Err(RecvTimeoutError::Disconnected) => None,
             };
             let Some(first) = first else { break };
-            self.write(first, waiting);
+            self.write(Some(first), waiting);
         }
-        while self.known.is_behind() && self.fold() {}
+        while self.unflushed.is_behind() && self.fold() {}
+    }
+
+    /// Jobs that were taken and are not done.
+    fn put_off(&self) -> usize {
+        self.ordered.len() + self.unfinished.len()
     }
 
     /// Brings the tables up to date, a part at a time, until that is done, fails, or there is a job.
     fn fold_until_called(&mut self, waiting: &mpsc::Receiver<Box<dyn Job>>) -> Option<Box<dyn Job>> {
-        while self.known.is_behind() && self.fold() {
+        while self.unflushed.is_behind() && self.fold() {
             if let Ok(job) = waiting.try_recv() {
                 return Some(job);
             }
@@ -188,67 +270,93 @@ impl Desk {
     /// Brings the tables up to date by a part. When that fails, the journals still have everything, and it is tried again.
     fn fold(&mut self) -> bool {
         let mut fold = Write {
-            work: Some(|connection: &Connection, known: &mut Known| {
-                known.counts.refresh(connection)?;
-                known.counts.fold(connection)?;
-                known.keys.fold(connection, keys::IDLE_SLICE)
-            }),
+            order: Order::Any,
+            work: |connection: &Connection, unflushed: &mut Unflushed, turn: &Turn| {
+                unflushed.fold(connection, turn).map(ControlFlow::Break)
+            },
             value: None,
             reply: oneshot::channel().0,
         };
-        let outcome = self.apply_first(&mut fold).and_then(|()| self.statement("COMMIT"));
+        let outcome = self.apply_first(&mut fold).and_then(|_| self.commit());
         self.undo_if_failed(&outcome);
         outcome.is_ok()
     }
 
-    fn write(&mut self, first: Box<dyn Job>, waiting: &mpsc::Receiver<Box<dyn Job>>) {
+    fn write(&mut self, first: Option<Box<dyn Job>>, waiting: &mpsc::Receiver<Box<dyn Job>>) {
         let mut applied = Vec::new();
         let outcome = self.write_group(first, waiting, &mut applied);
         self.undo_if_failed(&outcome);
-        for job in applied {
-            job.answer(outcome.clone());
+        for Applied { job, is_unfinished } in applied {
+            match job.order() {
+                _ if outcome.is_err() || !is_unfinished => job.answer(outcome.clone()),
+                Order::Arrival => self.ordered.push_front(job),
+                Order::Any => self.unfinished.push_back(job),
+            }
         }
     }
 
     fn undo_if_failed(&mut self, outcome: &Result<()>) {
         if outcome.is_err() {
-            self.known.forget();
+            self.unflushed.forget();
             if !self.connection.is_autocommit() {
                 let _ = self.connection.execute_batch("ROLLBACK");
             }
         }
     }
 
-    /// Applies `first` and whatever waits behind it, and commits. Jobs that failed alone are answered here; the
-    /// others are left in `applied`, to be answered with what the commit came to.
+    /// Applies `first` and whatever waits behind it, then a turn of what was begun before, and commits. Jobs that failed
+    /// alone are answered here; the others are left in `applied`, to be answered with what the commit came to.
     fn write_group(
         &mut self,
-        first: Box<dyn Job>,
+        first: Option<Box<dyn Job>>,
         waiting: &mpsc::Receiver<Box<dyn Job>>,
-        applied: &mut Vec<Box<dyn Job>>,
+        applied: &mut Vec<Applied>,
     ) -> Result<()> {
-        let mut next = Some(first);
-        while let Some(mut job) = next {
-            let outcome =
-                if applied.is_empty() { self.apply_first(&mut *job) } else { self.apply_alone(&mut *job) };
-            match outcome {
-                Ok(()) => applied.push(job),
-                Err(error) => {
-                    job.answer(Err(error.clone()));
-                    // Some errors (a full disk) end the whole transaction: then nobody's work stands.
-                    if !applied.is_empty() && self.connection.is_autocommit() {
-                        return Err(error);
-                    }
-                }
+        let group = self.shared.begin_turn();
+        let mut next = first;
+        while let Some(job) = next {
+            let is_behind = |other: &Applied| other.is_unfinished && other.job.order() == Order::Arrival;
+            if job.order() == Order::Arrival && (!self.ordered.is_empty() || applied.iter().any(is_behind)) {
+                self.ordered.push_back(job);
+            } else {
+                self.apply_in_group(job, applied)?;
             }
-            next = if applied.len() < GROUP_MAX { waiting.try_recv().ok() } else { None };
+            let has_room = applied.len() < GROUP_MAX && self.put_off() < WAITING_MAX;
+            next = if has_room && group.goes_on() { waiting.try_recv().ok() } else { None };
         }
-        if applied.is_empty() { Ok(()) } else { self.statement("COMMIT") }
+        // One that ran in this group has had its turn.
+        if !applied.iter().any(|other| other.is_unfinished && other.job.order() == Order::Arrival)
+            && let Some(job) = self.ordered.pop_front()
+        {
+            self.apply_in_group(job, applied)?;
+        }
+        if let Some(job) = self.unfinished.pop_front() {
+            self.apply_in_group(job, applied)?;
+        }
+        if applied.is_empty() { Ok(()) } else { self.commit() }
+    }
+
+    /// Applies a job to the group under way. An error is one that ends the group.
+    fn apply_in_group(&mut self, mut job: Box<dyn Job>, applied: &mut Vec<Applied>) -> Result<()> {
+        let outcome =
+            if applied.is_empty() { self.apply_first(&mut *job) } else { self.apply_alone(&mut *job) };
+        match outcome {
+            Ok(progress) => {
+                applied.push(Applied { job, is_unfinished: progress.is_continue() });
+                Ok(())
+            }
+            Err(error) => {
+                job.answer(Err(error.clone()));
+                // Some errors (a full disk) end the whole transaction: then nobody's work stands.
+                if !applied.is_empty() && self.connection.is_autocommit() { Err(error) } else { Ok(()) }
+            }
+        }
     }
 
     /// Begins the transaction with one job; when it fails or panics, the transaction is gone with it.
-    fn apply_first(&mut self, job: &mut dyn Job) -> Result<()> {
+    fn apply_first(&mut self, job: &mut dyn Job) -> Result<ControlFlow<()>> {
         self.statement("BEGIN IMMEDIATE")?;
+        self.changes_before = self.connection.total_changes();
         let outcome = self.apply(job);
         if outcome.is_err() && !self.connection.is_autocommit() {
             self.statement("ROLLBACK")?;
@@ -257,7 +365,7 @@ impl Desk {
     }
 
     /// Runs one job on its own savepoint; when it fails or panics, its part is undone and the group goes on.
-    fn apply_alone(&mut self, job: &mut dyn Job) -> Result<()> {
+    fn apply_alone(&mut self, job: &mut dyn Job) -> Result<ControlFlow<()>> {
         self.statement("SAVEPOINT job")?;
         let outcome = self.apply(job);
         if outcome.is_err() && !self.connection.is_autocommit() {
@@ -269,14 +377,31 @@ impl Desk {
         outcome
     }
 
-    fn apply(&mut self, job: &mut dyn Job) -> Result<()> {
-        let Self { connection, known } = self;
-        let outcome = match catch_unwind(AssertUnwindSafe(|| job.apply(connection, known))) {
+    fn apply(&mut self, job: &mut dyn Job) -> Result<ControlFlow<()>> {
+        let begun = Instant::now();
+        let turn = self.shared.begin_turn();
+        let Self { connection, unflushed, shared, .. } = self;
+        let outcome = match catch_unwind(AssertUnwindSafe(|| job.apply(connection, unflushed, &turn))) {
             Ok(outcome) => outcome.map_err(classify),
             Err(_panic) => Err(Error::failed(ENGINE, "a write panicked")),
         };
-        if outcome.is_err() {
-            known.forget();
+        shared.metrics.record_turn(begun.elapsed());
+        if let Err(error) = &outcome {
+            shared.storage.failed(error);
+            unflushed.forget();
+        }
+        outcome
+    }
+
+    fn commit(&self) -> Result<()> {
+        let begun = Instant::now();
+        let outcome = self.statement("COMMIT");
+        self.shared.metrics.commit_seconds.observe(begun.elapsed().as_secs_f64());
+        match &outcome {
+            // A job that only read proves nothing.
+            Ok(()) if self.connection.total_changes() == self.changes_before => {}
+            Ok(()) => self.shared.storage.succeeded(),
+            Err(error) => self.shared.storage.failed(error),
         }
         outcome
     }
@@ -285,88 +410,5 @@ impl Desk {
         let execute = |mut statement: rusqlite::CachedStatement<'_>| statement.execute([]);
         self.connection.prepare_cached(sql).and_then(execute).map_err(classify)?;
         Ok(())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn writer() -> Writer {
-        let mut connection = Connection::open_in_memory().unwrap();
-        connection.execute_batch("CREATE TABLE t (n INTEGER PRIMARY KEY)").unwrap();
-        crate::migrate::run(&mut connection).unwrap();
-        Writer::start(connection).unwrap()
-    }
-
-    async fn insert(writer: &Writer, n: i64) -> Result<usize> {
-        writer.run(move |connection| connection.execute("INSERT INTO t VALUES (?1)", [n])).await
-    }
-
-    async fn rows(writer: &Writer) -> i64 {
-        writer.run(|c| c.query_row("SELECT count(*) FROM t", [], |row| row.get(0))).await.unwrap()
-    }
-
-    #[tokio::test]
-    async fn a_job_that_fails_takes_nobody_with_it() {
-        let writer = writer();
-        let (a, twice, b) = tokio::join!(
-            insert(&writer, 1),
-            writer.run(|c| {
-                c.execute("INSERT INTO t VALUES (2)", [])?;
-                c.execute("INSERT INTO t VALUES (2)", [])
-            }),
-            insert(&writer, 3),
-        );
-        assert!(a.is_ok() && b.is_ok());
-        assert!(!twice.unwrap_err().is_transient());
-        assert_eq!(rows(&writer).await, 2, "the failed job left nothing behind");
-    }
-
-    #[tokio::test]
-    async fn a_first_job_that_fails_takes_nobody_with_it_either() {
-        let writer = writer();
-        assert!(insert(&writer, 1).await.is_ok());
-        let (again, other) = tokio::join!(insert(&writer, 1), insert(&writer, 2));
-        assert!(again.is_err() && other.is_ok());
-        assert_eq!(rows(&writer).await, 2);
-    }
-
-    #[tokio::test]
-    async fn a_job_that_panics_leaves_the_writer_standing() {
-        let writer = writer();
-        let panicked: Result<()> = writer
-            .run(|c| {
-                c.execute("INSERT INTO t VALUES (1)", [])?;
-                panic!("a fault in a job")
-            })
-            .await;
-        assert!(panicked.is_err());
-        assert_eq!(rows(&writer).await, 0);
-        assert!(insert(&writer, 1).await.is_ok());
-    }
-
-    #[tokio::test]
-    async fn a_caller_that_goes_away_still_gets_its_work_done() {
-        let writer = writer();
-        {
-            let call = insert(&writer, 1);
-            tokio::pin!(call);
-            // Polled once, the job is with the writer; then the caller is gone.
-            let _ = futures_poll_once(call.as_mut()).await;
-        }
-        assert_eq!(rows(&writer).await, 1);
-    }
-
-    async fn futures_poll_once<F: Future>(future: std::pin::Pin<&mut F>) -> Option<F::Output> {
-        let mut future = Some(future);
-        std::future::poll_fn(move |context| {
-            let polled = future.take().map(|f| f.poll(context));
-            std::task::Poll::Ready(match polled {
-                Some(std::task::Poll::Ready(value)) => Some(value),
-                _ => None,
-            })
-        })
-        .await
     }
 }

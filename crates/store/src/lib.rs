@@ -15,6 +15,7 @@ pub mod sale;
 pub mod shard;
 pub mod slot;
 pub mod tier;
+pub mod writer_metrics;
 
 pub use clock::{SteadyClock, StoreClock, SystemClock};
 pub use error::Error;

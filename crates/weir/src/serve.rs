@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Args;
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use rustix::process::{Resource, Rlimit, Signal, getrlimit, setrlimit};
 use tokio::signal::unix::{SignalKind, signal};
 use weir_server::Server;
 use weir_server::config::Settings;
@@ -105,6 +105,9 @@ async fn serve(settings: Settings) -> anyhow::Result<ExitCode> {
     // Asked for before the start, so that a stop during it is not lost.
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
+    // A limit on the size of files is an error of the write that reaches it, which /health tells of, and not the end of the
+    // process.
+    let _file_size = signal(SignalKind::from_raw(Signal::XFSZ.as_raw()))?;
     let unknown = settings.unknown_variables.clone();
     let server = tokio::select! {
         started = Server::start(settings, None) => started?,

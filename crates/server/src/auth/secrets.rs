@@ -28,6 +28,13 @@ pub const JWT_SECRET: Secret = Secret { file: "jwt.secret", bytes_min: 32 };
 /// What callbacks are signed with, and what the secrets of tenants' webhooks are derived from.
 pub const WEBHOOK_SECRET: Secret = Secret { file: "webhook.secret", bytes_min: 38 };
 
+/// What payloads of requests are sealed with.
+pub(crate) const REQUEST_KEY: Secret = Secret { file: "request.key", bytes_min: 43 };
+
+/// Files that only the start of a server makes: where one of them is, a server has run.
+pub(crate) const MADE_BY_SERVERS: [&str; 4] =
+    [ADMIN_KEY.file, JWT_SECRET.file, WEBHOOK_SECRET.file, REQUEST_KEY.file];
+
 /// The secret of that name, made if it is not there. Processes that start at once agree on one.
 ///
 /// # Errors

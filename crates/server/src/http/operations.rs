@@ -90,6 +90,10 @@ struct CheckResponse {
     /// How long it took, in milliseconds.
     #[schema(value_type = u64, examples(1))]
     latency_ms: u128,
+    /// Why it is down, where that is known, such as a full disk.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = String, required = false)]
+    reason: Option<&'static str>,
 }
 
 /// Check the engines.
@@ -119,7 +123,7 @@ pub(crate) async fn get_health(State(app): State<Arc<App>>) -> Response {
     };
     let describe = |check: &Check| {
         let status = if check.up { "up" } else { "down" };
-        (check.engine, CheckResponse { status, latency_ms: check.latency.as_millis() })
+        (check.engine, CheckResponse { status, latency_ms: check.latency.as_millis(), reason: check.reason })
     };
     let body = HealthResponse {
         success: true,

@@ -29,6 +29,8 @@ pub struct Check {
     pub up: bool,
     /// How long it took.
     pub latency: Duration,
+    /// Why it does not, where that is known and may be told to anybody.
+    pub reason: Option<&'static str>,
 }
 
 impl Health {
@@ -44,6 +46,7 @@ impl Health {
         let mut last = self.last.lock().await;
         if let Some((at, checks)) = &*last
             && at.elapsed() < FRESH_FOR
+            && !self.is_outdated(checks)
         {
             return checks.clone();
         }
@@ -57,15 +60,22 @@ impl Health {
             Some(check(weir_queue::kafka::ENGINE, async { kafka.ping().await.is_ok() }).await)
         };
         let store = check(store.name(), async { store.ping().await.is_ok() });
-        let (store, redis, kafka) = tokio::join!(store, redis, kafka);
+        let (mut store, redis, kafka) = tokio::join!(store, redis, kafka);
+        store.reason = self.engines.store.storage_problem();
+        store.up &= store.reason.is_none();
         let checks: Checks = [Some(store), redis, kafka].into_iter().flatten().collect();
         *last = Some((Instant::now(), checks.clone()));
         checks
+    }
+
+    /// Whether the store's writes have begun to fail, or to succeed again, since it was checked.
+    fn is_outdated(&self, checks: &Checks) -> bool {
+        checks.first().map(|store| store.reason) != Some(self.engines.store.storage_problem())
     }
 }
 
 async fn check(engine: &'static str, ping: impl Future<Output = bool>) -> Check {
     let started = Instant::now();
     let up = tokio::time::timeout(PATIENCE, ping).await.unwrap_or(false);
-    Check { engine, up, latency: started.elapsed() }
+    Check { engine, up, latency: started.elapsed(), reason: None }
 }

@@ -17,6 +17,7 @@ use prometheus_client::registry::Registry;
 use weir_store::LaneMetrics;
 use weir_store::quota::CacheMetrics;
 use weir_store::sale::FollowMetrics;
+use weir_store::writer_metrics::WriterMetrics;
 
 pub(crate) use self::exposition::MetricsFormat;
 pub(crate) use self::sale::SaleMetrics;
@@ -55,6 +56,7 @@ pub struct Metrics {
     pub tier: TierMetrics,
     /// How sales go.
     pub sale: SaleMetrics,
+    sqlite_writer: WriterMetrics,
     engine_up: Family<EngineLabels, Gauge>,
     /// Steps of the clocks that decide.
     pub(crate) clock_steps: ClockSteps,
@@ -161,14 +163,14 @@ fn sizes() -> Histogram {
 
 impl Default for Metrics {
     fn default() -> Self {
-        Self::of(FollowMetrics::default(), CacheMetrics::default())
+        Self::of(FollowMetrics::default(), CacheMetrics::default(), WriterMetrics::default())
     }
 }
 
 impl Metrics {
     /// All of them, with those by which engines tell about themselves.
     #[must_use]
-    pub fn of(follow: FollowMetrics, quota_cache: CacheMetrics) -> Self {
+    pub fn of(follow: FollowMetrics, quota_cache: CacheMetrics, sqlite_writer: WriterMetrics) -> Self {
         let mut registry = Registry::with_prefix("weir");
         let accept = AcceptMetrics::default();
         let metrics = Self {
@@ -189,6 +191,7 @@ impl Metrics {
             tier: TierMetrics::default(),
             quota_cache,
             sale: SaleMetrics { follow, ..SaleMetrics::default() },
+            sqlite_writer,
             engine_up: Family::default(),
             clock_steps: ClockSteps::default(),
             connections: Gauge::default(),
@@ -245,6 +248,13 @@ impl Metrics {
         let forgotten =
             "Users whose limits have changed, on any server, and whom the cache has forgotten since";
         r.register("quota_cache_forgotten", forgotten, self.quota_cache.forgotten.clone());
+        let WriterMetrics { held_seconds, held_too_long, commit_seconds } = &self.sqlite_writer;
+        let held = "How long each turn of a job held the writer of SQLite, in seconds";
+        r.register("sqlite_writer_held_seconds", held, held_seconds.clone());
+        let too_long = "Turns that held the writer of SQLite for more than 50 ms";
+        r.register("sqlite_writer_held_too_long", too_long, held_too_long.clone());
+        let commit = "How long each commit of SQLite took, in seconds";
+        r.register("sqlite_writer_commit_seconds", commit, commit_seconds.clone());
         r.register("quota_deliveries", "Messages the sender took, by outcome", self.quota_deliveries.clone());
     }
 

@@ -24,7 +24,7 @@ use crate::rows::Insert;
 
 const FIND: &str = "
     SELECT request_id, payload_hash, expires_at FROM idempotency_record WHERE tenant_id = ?1 AND idempotency_key = ?2";
-static INSERT: LazyLock<Insert> = LazyLock::new(|| {
+pub(crate) static INSERT: LazyLock<Insert> = LazyLock::new(|| {
     let into = "INSERT OR FAIL INTO idempotency_record (tenant_id, idempotency_key, payload_hash, request_id, expires_at)";
     Insert::new(into, 5)
 });
@@ -39,13 +39,11 @@ const CLEAR: &str = "DELETE FROM idempotency_journal WHERE id <= ?1";
 /// The keys of so few submissions are saved in place.
 const IN_PLACE_MAX: usize = 8;
 /// How many keys the journal has before they are folded: the more, the more of them share a page.
-const FOLD_AT: usize = 65_536;
+pub(crate) const FOLD_AT: usize = 65_536;
 /// How long they stay there under little load.
 const FOLD_AFTER: Duration = Duration::from_secs(5);
 /// How many are folded for every new one: more than one, so that it comes to an end.
 const FOLDED_PER_KEY: usize = 2;
-/// How many are folded at once by a writer that has nothing else to do.
-pub(crate) const IDLE_SLICE: usize = 2_048;
 
 /// What the writer thread knows of keys that are not in the table.
 #[derive(Debug, Default)]

@@ -14,9 +14,10 @@ use super::keys::Keys;
 use super::read_status;
 use crate::error::fault;
 use crate::rows::{Insert, Inserting};
+use crate::writer::{BatchInTurns, Turn};
 
 const STANDING: &str = "SELECT status, created_at FROM request_record WHERE request_id = ?1";
-static INSERT: LazyLock<Insert> = LazyLock::new(|| {
+pub(crate) static INSERT: LazyLock<Insert> = LazyLock::new(|| {
     let into = "INSERT OR FAIL INTO request_record
         (request_id, tenant_id, request_type, status, payload, payload_key_id, callback_url, created_at, updated_at,
          downstream, claimable_at)";
@@ -25,27 +26,30 @@ static INSERT: LazyLock<Insert> = LazyLock::new(|| {
 const WINDOW: &str = "SELECT current_count, last_refresh_time FROM request_tenant WHERE tenant_id = ?1";
 const SAVE_WINDOW: &str = "
     INSERT OR REPLACE INTO request_tenant (tenant_id, current_count, last_refresh_time) VALUES (?1, ?2, ?3)";
-const COUNT: &str = "UPDATE request_ledger SET accepted = accepted + ?1";
+const COUNT: &str = "UPDATE request_ledger SET accepted = accepted + ?1 WHERE id = 1";
 
 pub(super) fn submit(
     connection: &Connection,
     keys: &mut Keys,
-    batch: Vec<Submit>,
+    batch: &mut BatchInTurns<Submit, SubmitOutcome>,
     limits: Option<Limits>,
     now: Timestamp,
-) -> rusqlite::Result<Vec<SubmitOutcome>> {
+    turn: &Turn,
+) -> rusqlite::Result<()> {
+    if batch.is_done() {
+        return Ok(());
+    }
     let mut accepted = 0_i64;
     let mut tenants = Tenants::new(limits);
-    let mut outcomes = Vec::with_capacity(batch.len());
-    let mut keys = keys.batch(connection, batch.len())?;
+    let mut keys = keys.batch(connection, batch.left())?;
     let mut desk = Desk::prepare(connection)?;
-    for submit in batch {
+    while let Some(submit) = batch.next(turn) {
         let kept = match keys.find(&submit.tenant, &submit.key)? {
             Some(record) => desk.receipt(record.request_id, now)?.map(|receipt| (record, receipt)),
             None => None,
         };
         let submission = decide(kept.as_ref().map(|(record, _)| record), &submit.fingerprint, now);
-        outcomes.push(match (submission, kept) {
+        batch.outcomes.push(match (submission, kept) {
             (Submission::Replay(_), Some((_, receipt))) => SubmitOutcome::Replayed(receipt),
             (Submission::Conflict, _) => SubmitOutcome::Conflict,
             _ => match tenants.admit(connection, &submit.tenant, now)? {
@@ -64,8 +68,7 @@ pub(super) fn submit(
     if accepted > 0 {
         connection.prepare_cached(COUNT)?.execute([accepted])?;
     }
-    tenants.save(connection)?;
-    Ok(outcomes)
+    tenants.save(connection)
 }
 
 /// The windows of tenants, as far as a batch has needed them.

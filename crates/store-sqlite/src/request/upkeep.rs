@@ -1,6 +1,7 @@
 //! What is kept of requests that workers have no more to do with: dead letters, jobs a broker does not have, old records,
 //! and the books.
 
+use std::ops::ControlFlow;
 use std::time::Duration;
 
 use rusqlite::{Connection, OptionalExtension, params};
@@ -11,6 +12,12 @@ use weir_store::request::{Books, DeadRequest, Pending, Rollout, RolloutChange};
 
 use super::{limited, read_id, read_request};
 use crate::error::fault;
+use crate::writer::Turn;
+
+/// Requests that are purged or replayed between two looks at how long that takes. Their payloads may be large.
+const REQUESTS_AT_ONCE: usize = 16;
+/// Keys that are deleted between two such looks.
+const KEYS_AT_ONCE: usize = 128;
 
 const PENDING: &str = "
     SELECT request_id, updated_at FROM request_record
@@ -40,11 +47,12 @@ const OLD: &str = "
     WHERE request_id < ?1 AND status IN ('COMPLETED', 'FAILED_PERMANENT', 'FAILED_RETRY_EXHAUSTED')
     ORDER BY request_id LIMIT ?2";
 const DELETE: &str = "DELETE FROM request_record WHERE request_id = ?1";
-const COUNT_PURGED: &str = "UPDATE request_ledger SET purged = purged + ?1";
+const COUNT_PURGED: &str = "UPDATE request_ledger SET purged = purged + ?1 WHERE id = 1";
 const FORGET_KEYS: &str = "
     DELETE FROM idempotency_record WHERE id IN (
         SELECT id FROM (SELECT id, expires_at FROM idempotency_record ORDER BY id LIMIT ?2) WHERE expires_at <= ?1)";
-const ROLLOUT: &str = "SELECT processing_enabled, reconciler_enabled, canary_percent FROM request_rollout";
+const ROLLOUT: &str =
+    "SELECT processing_enabled, reconciler_enabled, canary_percent FROM request_rollout WHERE id = 1";
 const BEGIN_ROLLOUT: &str = "
     INSERT INTO request_rollout (id, processing_enabled, reconciler_enabled, canary_percent) VALUES (1, ?1, ?2, ?3)
     ON CONFLICT (id) DO NOTHING";
@@ -52,9 +60,10 @@ const CHANGE_ROLLOUT: &str = "
     UPDATE request_rollout
     SET processing_enabled = coalesce(?1, processing_enabled),
         reconciler_enabled = coalesce(?2, reconciler_enabled), canary_percent = coalesce(?3, canary_percent)
+    WHERE id = 1
     RETURNING processing_enabled, reconciler_enabled, canary_percent";
 const BOOKS: &str = "
-    SELECT (SELECT accepted FROM request_ledger), (SELECT purged FROM request_ledger),
+    SELECT (SELECT accepted FROM request_ledger WHERE id = 1), (SELECT purged FROM request_ledger WHERE id = 1),
            count(*) FILTER (WHERE status = 'COMPLETED'), count(*) FILTER (WHERE status = 'FAILED_PERMANENT'),
            count(*) FILTER (WHERE status = 'FAILED_RETRY_EXHAUSTED'),
            count(*) FILTER (WHERE status IN ('ACCEPTED', 'PENDING_ENQUEUE', 'IN_PROGRESS')),
@@ -78,16 +87,15 @@ pub(super) fn pending(
         .collect()
 }
 
-pub(super) fn mark_enqueued(
-    connection: &Connection,
-    ids: &[RequestId],
-    now: Timestamp,
-) -> rusqlite::Result<()> {
-    let mut mark = connection.prepare_cached(MARK_ENQUEUED)?;
-    for id in ids {
-        mark.execute(params![id.to_string(), now.as_micros()])?;
-    }
-    Ok(())
+pub(super) fn mark_enqueued(connection: &Connection, id: RequestId, now: Timestamp) -> rusqlite::Result<()> {
+    connection.prepare_cached(MARK_ENQUEUED)?.execute(params![id.to_string(), now.as_micros()]).map(drop)
+}
+
+pub(super) fn list_sql() -> String {
+    format!(
+        "SELECT {COLUMNS}, died_at FROM request_dead JOIN request_record USING (request_id)
+         WHERE request_id > ?1 ORDER BY request_id LIMIT ?2"
+    )
 }
 
 pub(super) fn list(
@@ -134,19 +142,41 @@ pub(super) fn replay(connection: &Connection, id: RequestId, now: Timestamp) -> 
     Ok(true)
 }
 
-pub(super) fn replay_some(
-    connection: &Connection,
-    limit: usize,
+/// A replay of dead letters, up to a limit.
+pub(super) struct ReplaySome {
+    left: usize,
     now: Timestamp,
-) -> rusqlite::Result<Vec<RequestId>> {
-    let ids: Vec<RequestId> = connection
-        .prepare_cached(DEAD_IDS)?
-        .query_map([limited(limit)], |row| read_id(row, 0))?
-        .collect::<rusqlite::Result<_>>()?;
-    for id in &ids {
-        replay(connection, *id, now)?;
+    replayed: Vec<RequestId>,
+}
+
+impl ReplaySome {
+    pub(super) fn new(limit: usize, now: Timestamp) -> Self {
+        Self { left: limit, now, replayed: Vec::new() }
     }
-    Ok(ids)
+
+    /// Replays for one turn; says which once all of them are.
+    pub(super) fn go_on(
+        &mut self,
+        connection: &Connection,
+        turn: &Turn,
+    ) -> rusqlite::Result<ControlFlow<Vec<RequestId>>> {
+        while self.left > 0 && turn.goes_on() {
+            let most = self.left.min(REQUESTS_AT_ONCE);
+            let ids: Vec<RequestId> = connection
+                .prepare_cached(DEAD_IDS)?
+                .query_map([limited(most)], |row| read_id(row, 0))?
+                .collect::<rusqlite::Result<_>>()?;
+            for id in &ids {
+                replay(connection, *id, self.now)?;
+            }
+            self.left = if ids.len() < most { 0 } else { self.left - ids.len() };
+            self.replayed.extend(ids);
+        }
+        Ok(match self.left {
+            0 => ControlFlow::Break(std::mem::take(&mut self.replayed)),
+            _ => ControlFlow::Continue(()),
+        })
+    }
 }
 
 pub(super) fn discard(connection: &Connection, id: RequestId) -> rusqlite::Result<bool> {
@@ -157,28 +187,64 @@ pub(super) fn count(connection: &Connection) -> rusqlite::Result<u64> {
     connection.prepare_cached(COUNT)?.query_row([], |row| row.get(0))
 }
 
-pub(super) fn purge(
-    connection: &Connection,
-    keep: Duration,
-    limit: usize,
+/// A purge: first requests, then keys, up to a limit of each.
+pub(super) struct Purge {
+    /// Requests with smaller ids were accepted too long ago.
+    oldest: RequestId,
     now: Timestamp,
-) -> rusqlite::Result<u64> {
-    let span = i64::try_from(keep.as_micros()).unwrap_or(i64::MAX);
-    let oldest = RequestId::new(Timestamp::from_micros(now.as_micros().saturating_sub(span)), [0; 10]);
+    requests_left: usize,
+    keys_left: usize,
+    purged: u64,
+}
+
+impl Purge {
+    pub(super) fn new(keep: Duration, limit: usize, now: Timestamp) -> Self {
+        let span = i64::try_from(keep.as_micros()).unwrap_or(i64::MAX);
+        let oldest = RequestId::new(Timestamp::from_micros(now.as_micros().saturating_sub(span)), [0; 10]);
+        Self { oldest, now, requests_left: limit, keys_left: limit, purged: 0 }
+    }
+
+    /// Purges for one turn; says how many rows went once all of them have.
+    pub(super) fn go_on(
+        &mut self,
+        connection: &Connection,
+        turn: &Turn,
+    ) -> rusqlite::Result<ControlFlow<u64>> {
+        while self.requests_left > 0 && turn.goes_on() {
+            let most = self.requests_left.min(REQUESTS_AT_ONCE);
+            let gone = purge_requests(connection, self.oldest, most)?;
+            self.purged += gone as u64;
+            self.requests_left = if gone < most { 0 } else { self.requests_left - gone };
+        }
+        while self.requests_left == 0 && self.keys_left > 0 && turn.goes_on() {
+            let most = self.keys_left.min(KEYS_AT_ONCE);
+            let values = params![self.now.as_micros(), limited(most)];
+            let gone = connection.prepare_cached(FORGET_KEYS)?.execute(values)?;
+            self.purged += gone as u64;
+            self.keys_left = if gone < most { 0 } else { self.keys_left - gone };
+        }
+        Ok(if self.requests_left + self.keys_left == 0 {
+            ControlFlow::Break(self.purged)
+        } else {
+            ControlFlow::Continue(())
+        })
+    }
+}
+
+fn purge_requests(connection: &Connection, oldest: RequestId, most: usize) -> rusqlite::Result<usize> {
     let old: Vec<RequestId> = connection
         .prepare_cached(OLD)?
-        .query_map(params![oldest.to_string(), limited(limit)], |row| read_id(row, 0))?
+        .query_map(params![oldest.to_string(), limited(most)], |row| read_id(row, 0))?
         .collect::<rusqlite::Result<_>>()?;
-    let mut purged = 0;
+    let mut delete = connection.prepare_cached(DELETE)?;
     for id in &old {
         discard(connection, *id)?;
-        purged += connection.prepare_cached(DELETE)?.execute([id.to_string()])?;
+        delete.execute([id.to_string()])?;
     }
-    if purged > 0 {
-        connection.prepare_cached(COUNT_PURGED)?.execute([purged])?;
+    if !old.is_empty() {
+        connection.prepare_cached(COUNT_PURGED)?.execute([old.len()])?;
     }
-    let keys = connection.prepare_cached(FORGET_KEYS)?.execute(params![now.as_micros(), limited(limit)])?;
-    Ok((purged + keys) as u64)
+    Ok(old.len())
 }
 
 pub(super) fn books(connection: &Connection) -> rusqlite::Result<Books> {

@@ -1,5 +1,7 @@
 //! Claiming jobs, and taking what workers and downstreams report. Every change of a request goes through the rule.
 
+use std::ops::ControlFlow;
+
 use rusqlite::types::ValueRef;
 use rusqlite::{Connection, OptionalExtension, Row, params};
 use weir_core::request::retry::Policy;
@@ -12,6 +14,10 @@ use weir_store::request::{
 use super::{read_id, read_status};
 use crate::error::fault;
 use crate::queue::enqueue;
+use crate::writer::Turn;
+
+/// Jobs that are read together: those that are left when a turn is over are read again.
+const READ_AT_ONCE: usize = 64;
 
 const FIRST: &str = "
     SELECT min(claimable_at) FROM request_record WHERE downstream = ?1 AND claimable_at IS NOT NULL";
@@ -48,6 +54,12 @@ const BURY: &str = "
     INSERT INTO request_dead (request_id, downstream, token, died_at) VALUES (?1, ?2, ?3, ?4)";
 const STATUS: &str = "SELECT status FROM request_record WHERE request_id = ?1";
 
+/// The statements that are put together when they are used.
+#[cfg(test)]
+pub(super) fn composed_sql() -> impl Iterator<Item = (&'static str, String)> {
+    [("DUE", DUE), ("NAMED", NAMED)].into_iter().map(|(name, part)| (name, format!("{TASK} {part}")))
+}
+
 /// A request that is in the queue, as far as the rule needs it.
 struct Entry {
     row: i64,
@@ -78,43 +90,68 @@ pub(super) fn next(connection: &Connection, room: &[Room]) -> rusqlite::Result<O
     Ok(next.map(Timestamp::from_micros))
 }
 
-pub(super) fn claim_due(
-    connection: &Connection,
-    room: &[Room],
-    policy: &Policy,
+/// A claim of jobs that are due: how much room is left for them, and what it has brought so far.
+pub(super) struct ClaimDue {
+    room: Vec<Room>,
+    /// How many downstreams of them have been looked through.
+    looked_through: usize,
+    policy: Policy,
     now: Timestamp,
-) -> rusqlite::Result<Claimed> {
-    let mut claimed = Claimed::default();
-    let mut bytes = 0;
-    for Room { downstream, jobs } in room {
-        let limit = i64::try_from(*jobs).unwrap_or(i64::MAX);
-        for (entry, task) in due(connection, downstream, limit, now, &mut bytes)? {
-            claim(connection, entry, task, policy, now, &mut claimed)?;
+    bytes: usize,
+    claimed: Claimed,
+}
+
+impl ClaimDue {
+    pub(super) fn new(room: Vec<Room>, policy: Policy, now: Timestamp) -> Self {
+        Self { room, looked_through: 0, policy, now, bytes: 0, claimed: Claimed::default() }
+    }
+
+    /// Claims for one turn; says what it has brought once it has come to its end.
+    pub(super) fn go_on(
+        &mut self,
+        connection: &Connection,
+        turn: &Turn,
+    ) -> rusqlite::Result<ControlFlow<Claimed>> {
+        let Self { room, looked_through, policy, now, bytes, claimed } = self;
+        while let Some(Room { downstream, jobs }) = room.get_mut(*looked_through) {
+            let most = (*jobs).min(READ_AT_ONCE);
+            let due = due(connection, downstream, most, *now, *bytes)?;
+            let is_last = due.len() < READ_AT_ONCE;
+            for (entry, task) in due {
+                if !turn.goes_on() {
+                    return Ok(ControlFlow::Continue(()));
+                }
+                *bytes += task.payload.bytes.len();
+                *jobs -= 1;
+                claim(connection, entry, task, policy, *now, claimed)?;
+            }
+            *looked_through += usize::from(is_last);
         }
+        if claimed.jobs.is_empty() && claimed.exhausted.is_empty() {
+            // Others were faster.
+            claimed.next = next(connection, room)?.map(|next| next.since(*now));
+        }
+        Ok(ControlFlow::Break(std::mem::take(claimed)))
     }
-    if claimed.jobs.is_empty() && claimed.exhausted.is_empty() {
-        // Others were faster.
-        claimed.next = next(connection, room)?.map(|next| next.since(now));
-    }
-    Ok(claimed)
 }
 
 /// Jobs that are due, no further one once their payloads are [`CLAIM_BYTES_MAX`].
 fn due(
     connection: &Connection,
     downstream: &str,
-    limit: i64,
+    limit: usize,
     now: Timestamp,
-    bytes: &mut usize,
+    mut bytes: usize,
 ) -> rusqlite::Result<Vec<(Entry, Task)>> {
+    let limit = i64::try_from(limit).unwrap_or(i64::MAX);
     let mut statement = connection.prepare_cached(&format!("{TASK} {DUE}"))?;
     let mut rows = statement.query(params![downstream, now.as_micros(), limit])?;
     let mut due = Vec::new();
-    while *bytes < CLAIM_BYTES_MAX
+    while bytes < CLAIM_BYTES_MAX
         && let Some(row) = rows.next()?
     {
         let task = read_task(row)?;
-        *bytes += task.payload.bytes.len();
+        bytes += task.payload.bytes.len();
         due.push((read_entry(row)?, task));
     }
     Ok(due)
@@ -122,19 +159,17 @@ fn due(
 
 pub(super) fn claim_named(
     connection: &Connection,
-    ids: &[RequestId],
+    id: RequestId,
     policy: &Policy,
     now: Timestamp,
-) -> rusqlite::Result<Claimed> {
-    let mut claimed = Claimed::default();
+    claimed: &mut Claimed,
+) -> rusqlite::Result<()> {
     let mut statement = connection.prepare_cached(&format!("{TASK} {NAMED}"))?;
-    for id in ids {
-        let read = |row: &Row<'_>| Ok((read_entry(row)?, read_task(row)?));
-        if let Some((entry, task)) = statement.query_row([id.to_string()], read).optional()? {
-            claim(connection, entry, task, policy, now, &mut claimed)?;
-        }
+    let read = |row: &Row<'_>| Ok((read_entry(row)?, read_task(row)?));
+    match statement.query_row([id.to_string()], read).optional()? {
+        Some((entry, task)) => claim(connection, entry, task, policy, now, claimed),
+        None => Ok(()),
     }
-    Ok(claimed)
 }
 
 pub(super) fn downstreams(connection: &Connection) -> rusqlite::Result<Vec<String>> {
@@ -176,36 +211,27 @@ fn claim(
     Ok(())
 }
 
-/// The outcomes, and whether somebody is to be told of one.
+/// The outcome, and whether somebody is to be told of it.
 pub(super) fn report(
     connection: &Connection,
-    batch: Vec<JobReport>,
+    report: JobReport,
     policy: &Policy,
     now: Timestamp,
-) -> rusqlite::Result<(Vec<Result<Status, Refused>>, bool)> {
-    let (mut outcomes, mut has_webhooks) = (Vec::with_capacity(batch.len()), false);
-    for report in batch {
-        let Some(mut entry) = entry(connection, report.id)? else {
-            // A request without a job is final, or was never there.
-            outcomes.push(Err(match status(connection, report.id)? {
-                Some(status) => Refused::Final(status),
-                None => Refused::LeaseLost,
-            }));
-            continue;
-        };
-        let JobReport { token, report: said, result, detail, chance, .. } = report;
-        let outcome = entry.progress.report(token, said, policy, now, chance);
-        if let Ok(status) = outcome {
-            let told = match said {
-                Report::Called(judgement) => Some(Told { result, ..Told::failed(judgement.cause(), detail) }),
-                Report::NotCalled { .. } => None,
-            };
-            save(connection, &entry, told, now)?;
-            has_webhooks |= status.is_final() && entry.has_callback;
-        }
-        outcomes.push(outcome);
-    }
-    Ok((outcomes, has_webhooks))
+) -> rusqlite::Result<(Result<Status, Refused>, bool)> {
+    let Some(mut entry) = entry(connection, report.id)? else {
+        // A request without a job is final, or was never there.
+        let refused = status(connection, report.id)?.map_or(Refused::LeaseLost, Refused::Final);
+        return Ok((Err(refused), false));
+    };
+    let JobReport { token, report: said, result, detail, chance, .. } = report;
+    let outcome = entry.progress.report(token, said, policy, now, chance);
+    let Ok(status) = outcome else { return Ok((outcome, false)) };
+    let told = match said {
+        Report::Called(judgement) => Some(Told { result, ..Told::failed(judgement.cause(), detail) }),
+        Report::NotCalled { .. } => None,
+    };
+    save(connection, &entry, told, now)?;
+    Ok((outcome, status.is_final() && entry.has_callback))
 }
 
 pub(super) fn call_back(
@@ -300,30 +326,4 @@ fn read_task(row: &Row<'_>) -> rusqlite::Result<Task> {
         payload: Sealed { bytes: row.get(11)?, key_id: row.get(12)? },
         accepted_at: Timestamp::from_micros(row.get(13)?),
     })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn jobs_are_found_through_their_index() {
-        let mut connection = Connection::open_in_memory().unwrap();
-        crate::migrate::run(&mut connection).unwrap();
-        for sql in [FIRST.to_owned(), format!("{TASK} {DUE}"), DOWNSTREAMS.to_owned()] {
-            let mut statement = connection.prepare(&format!("EXPLAIN QUERY PLAN {sql}")).unwrap();
-            let count = statement.parameter_count();
-            let values = rusqlite::params_from_iter((0..count).map(|_| rusqlite::types::Null));
-            let plan: Vec<String> = statement
-                .query_map(values, |row| row.get(3))
-                .unwrap()
-                .collect::<rusqlite::Result<_>>()
-                .unwrap();
-            let reads = plan.iter().filter(|line| line.contains("request_record"));
-            for read in reads {
-                assert!(read.contains("request_record_claimable"), "{sql}: {plan:?}");
-            }
-            assert!(!plan.iter().any(|line| line.contains("TEMP B-TREE")), "{sql}: {plan:?}");
-        }
-    }
 }

@@ -1,4 +1,4 @@
-//! Assigning a batch. Windows are read as they are needed and remembered for the batch; one that fills up is written at
+//! Assigning a batch. Windows are read as they are needed and remembered for one turn of it; one that fills up is written at
 //! once, with the counter behind it, so that the index always finds the end of a run of full windows.
 
 use std::collections::HashMap;
@@ -9,11 +9,13 @@ use weir_core::{ConfigName, Timestamp};
 use weir_store::slot::{Assign, AssignOutcome, Slot};
 
 use super::{config, due, find, status_text};
+use crate::writer::{BatchInTurns, Turn};
 
 const COUNTER: &str = "
     SELECT slot_count, status FROM rate_limit_window_counter WHERE config_name = ?1 AND window_start = ?2";
+/// The index is named because SQLite prefers the primary key, and with it walks every window that is closed.
 const NEXT_OPEN: &str = "
-    SELECT window_start, slot_count FROM rate_limit_window_counter
+    SELECT window_start, slot_count FROM rate_limit_window_counter INDEXED BY rate_limit_window_counter_status
     WHERE config_name = ?1 AND status = 'OPEN' AND window_start > ?2 ORDER BY window_start LIMIT 1";
 const SAVE_COUNTER: &str = "
     INSERT INTO rate_limit_window_counter (config_name, window_start, slot_count, status) VALUES (?1, ?2, ?3, ?4)
@@ -30,26 +32,26 @@ const HEADROOM: u32 = 0;
 
 pub(super) fn assign(
     connection: &Connection,
-    batch: Vec<Assign>,
+    batch: &mut BatchInTurns<Assign, AssignOutcome>,
     is_dispatching: bool,
-) -> rusqlite::Result<Vec<AssignOutcome>> {
+    turn: &Turn,
+) -> rusqlite::Result<()> {
     let mut views: HashMap<ConfigName, Option<View>> = HashMap::new();
     let mut insert = connection.prepare_cached(INSERT)?;
-    let mut outcomes = Vec::with_capacity(batch.len());
-    for Assign { event, config, requested } in batch {
+    while let Some(Assign { event, config, requested }) = batch.next(turn) {
         if let Some(slot) = find(connection, &event)? {
-            outcomes.push(AssignOutcome::Existing(slot));
+            batch.outcomes.push(AssignOutcome::Existing(slot));
             continue;
         }
         if !views.contains_key(&config) {
             views.insert(config.clone(), View::open(connection, &config)?);
         }
         let Some(Some(view)) = views.get_mut(&config) else {
-            outcomes.push(AssignOutcome::UnknownConfig);
+            batch.outcomes.push(AssignOutcome::UnknownConfig);
             continue;
         };
         let Some(Place { window_start, scheduled }) = view.place(connection, requested)? else {
-            outcomes.push(AssignOutcome::Exhausted);
+            batch.outcomes.push(AssignOutcome::Exhausted);
             continue;
         };
         insert.execute(params![
@@ -62,12 +64,12 @@ pub(super) fn assign(
         if is_dispatching {
             connection.prepare_cached(due::NOTE)?.execute(params![scheduled.as_micros(), event.as_str()])?;
         }
-        outcomes.push(AssignOutcome::New(Slot { event, config, requested, window_start, scheduled }));
+        batch.outcomes.push(AssignOutcome::New(Slot { event, config, requested, window_start, scheduled }));
     }
     for view in views.into_values().flatten() {
         view.save(connection)?;
     }
-    Ok(outcomes)
+    Ok(())
 }
 
 /// The windows of one config, as far as a batch has needed them.

@@ -15,7 +15,7 @@ use crate::error::fault;
 use crate::queue::enqueue;
 
 /// Slots looked at in one commit of [`DueStore::note_due`].
-const PAGE: i64 = 5_000;
+const PAGE: i64 = 1_000;
 
 pub(super) const NOTE: &str = "INSERT INTO rate_limit_event_due (scheduled_time, event_id) VALUES (?1, ?2)";
 pub(super) const FORGET: &str =

@@ -7,6 +7,9 @@ use weir_store::tier::{Books, NewHold, Settled};
 
 use crate::error::fault;
 
+/// Holds that are purged between two looks at how long it takes.
+pub(super) const PURGED_AT_ONCE: usize = 128;
+
 const PUT: &str = "
     INSERT INTO tier_hold (hold_id, scope, policy, key, cost, taken_at, expires_at)
     VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)";
@@ -51,10 +54,9 @@ pub(super) fn settle(
     Ok(Some(Settled { policy, scope, key, hold, settlement }))
 }
 
-pub(super) fn purge(connection: &Connection, before: Timestamp, limit: usize) -> rusqlite::Result<u64> {
+pub(super) fn purge(connection: &Connection, before: Timestamp, limit: usize) -> rusqlite::Result<usize> {
     let limit = i64::try_from(limit).unwrap_or(i64::MAX);
-    let gone = connection.prepare_cached(PURGE)?.execute(params![before.as_micros(), limit])?;
-    Ok(gone as u64)
+    connection.prepare_cached(PURGE)?.execute(params![before.as_micros(), limit])
 }
 
 pub(super) fn audit(connection: &Connection, now: Timestamp) -> rusqlite::Result<Books> {

@@ -1,10 +1,16 @@
 //! Policies in SQLite.
 
+use std::ops::ControlFlow;
+
 use rusqlite::{Connection, OptionalExtension, Row, params};
 use weir_core::PolicyName;
 use weir_store::tier::{Match, OnOutage, Origin, POLICIES_MAX, Policy, PolicySpec};
 
 use crate::error::fault;
+use crate::writer::Turn;
+
+/// Keys that are forgotten between two looks at how long it takes.
+const FORGOTTEN_AT_ONCE: usize = 128;
 
 const ALL: &str = "
     SELECT scope, name, kind, amount, refill, period_ms, shadow, on_outage, match_domain, match_entries
@@ -22,8 +28,10 @@ const PUT: &str = "
         shadow = excluded.shadow, on_outage = excluded.on_outage, match_domain = excluded.match_domain,
         match_entries = excluded.match_entries, origin = excluded.origin
     WHERE excluded.origin = 'operator' OR tier_policy.origin = 'file'";
-const DELETE: &str = "DELETE FROM tier_policy WHERE name = ?1 RETURNING scope";
-const FORGET: &str = "DELETE FROM tier_spent WHERE scope = ?1";
+const SCOPE: &str = "SELECT scope FROM tier_policy WHERE name = ?1";
+const DELETE: &str = "DELETE FROM tier_policy WHERE name = ?1";
+const FORGET: &str = "
+    DELETE FROM tier_spent WHERE scope = ?1 AND key IN (SELECT key FROM tier_spent WHERE scope = ?1 LIMIT ?2)";
 
 pub(super) fn all(connection: &Connection) -> rusqlite::Result<Vec<Policy>> {
     connection.prepare_cached(ALL)?.query_map([], read)?.collect()
@@ -63,12 +71,24 @@ pub(super) fn put(
     connection.prepare_cached(ONE)?.query_row([name.as_str()], read).optional()
 }
 
-pub(super) fn delete(connection: &Connection, name: &PolicyName) -> rusqlite::Result<bool> {
-    let scope: Option<u32> =
-        connection.prepare_cached(DELETE)?.query_row([name.as_str()], |row| row.get(0)).optional()?;
-    let Some(scope) = scope else { return Ok(false) };
-    connection.prepare_cached(FORGET)?.execute([scope])?;
-    Ok(true)
+/// Deletes for one turn. The policy goes last, in one commit with the last of what its keys have spent: until then it can be
+/// found, and deleted again should the process end in between.
+pub(super) fn delete(
+    connection: &Connection,
+    name: &PolicyName,
+    turn: &Turn,
+) -> rusqlite::Result<ControlFlow<bool>> {
+    let find = |row: &Row<'_>| row.get::<_, u32>(0);
+    let scope = connection.prepare_cached(SCOPE)?.query_row([name.as_str()], find).optional()?;
+    let Some(scope) = scope else { return Ok(ControlFlow::Break(false)) };
+    let mut forget = connection.prepare_cached(FORGET)?;
+    while turn.goes_on() {
+        if forget.execute(params![scope, FORGOTTEN_AT_ONCE])? < FORGOTTEN_AT_ONCE {
+            connection.prepare_cached(DELETE)?.execute([name.as_str()])?;
+            return Ok(ControlFlow::Break(true));
+        }
+    }
+    Ok(ControlFlow::Continue(()))
 }
 
 fn read(row: &Row<'_>) -> rusqlite::Result<Policy> {
@@ -83,4 +103,25 @@ fn read(row: &Row<'_>) -> rusqlite::Result<Policy> {
     };
     let name = PolicyName::parse(row.get_ref(1)?.as_str()?).map_err(fault)?;
     Ok(Policy::new(name, row.get(0)?, spec))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn there_are_no_more_policies_than_the_bound() {
+        let mut connection = Connection::open_in_memory().unwrap();
+        crate::migrate::run(&mut connection).unwrap();
+        let fill = "
+            WITH RECURSIVE n (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM n WHERE n < ?1)
+            INSERT INTO tier_policy (name, kind, amount, refill, period_ms, shadow, on_outage, origin)
+            SELECT 'policy-' || n, 'token_bucket', 5, 5, 60000, 0, 'local', 'operator' FROM n";
+        connection.execute(fill, [POLICIES_MAX]).unwrap();
+        let known = PolicyName::parse("policy-1").unwrap();
+        let spec = connection.query_row(ONE, [known.as_str()], read).unwrap().spec;
+        let new = PolicyName::parse("new").unwrap();
+        assert!(put(&connection, &new, &spec, Origin::Operator).unwrap().is_none());
+        assert!(put(&connection, &known, &spec, Origin::Operator).unwrap().is_some());
+    }
 }

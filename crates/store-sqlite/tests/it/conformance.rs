@@ -9,21 +9,22 @@ use weir_store::quota::QuotaStore;
 use weir_store_conformance::{Harness, START};
 use weir_store_sqlite::Sqlite;
 
-struct Embedded {
+/// With `IN_TURNS` every job of the writer is done in as many turns as it can be.
+struct Embedded<const IN_TURNS: bool> {
     directory: TempDir,
     clock: ManualClock,
     engine: Sqlite,
 }
 
-impl Embedded {
+impl<const IN_TURNS: bool> Embedded<IN_TURNS> {
     fn on(directory: TempDir, clock: ManualClock) -> Self {
-        let engine = Sqlite::open_with_clock(directory.path(), Arc::new(clock.clone())).expect("it opens");
+        let engine = crate::open::<IN_TURNS>(directory.path(), Arc::new(clock.clone()));
         Self { directory, clock, engine }
     }
 }
 
 #[async_trait::async_trait]
-impl Harness for Embedded {
+impl<const IN_TURNS: bool> Harness for Embedded<IN_TURNS> {
     async fn open() -> Self {
         Self::on(tempfile::tempdir().expect("a directory"), ManualClock::at(START))
     }
@@ -51,4 +52,8 @@ impl Harness for Embedded {
     }
 }
 
-weir_store_conformance::suite!(Embedded);
+weir_store_conformance::suite!(Embedded<false>);
+
+mod in_turns {
+    weir_store_conformance::suite!(super::Embedded<true>);
+}

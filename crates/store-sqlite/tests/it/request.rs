@@ -11,22 +11,23 @@ use weir_store_conformance::START;
 use weir_store_conformance::request::RequestHarness;
 use weir_store_sqlite::Sqlite;
 
-struct Embedded {
+/// With `IN_TURNS` every job of the writer is done in as many turns as it can be.
+struct Embedded<const IN_TURNS: bool> {
     directory: TempDir,
     clock: Arc<ManualClock>,
     engine: Sqlite,
 }
 
-fn open(directory: &Path, clock: &Arc<ManualClock>) -> Sqlite {
-    Sqlite::open_with_clock(directory, Arc::<ManualClock>::clone(clock)).expect("it opens")
+fn open<const IN_TURNS: bool>(directory: &Path, clock: &Arc<ManualClock>) -> Sqlite {
+    crate::open::<IN_TURNS>(directory, Arc::<ManualClock>::clone(clock))
 }
 
 #[async_trait::async_trait]
-impl RequestHarness for Embedded {
+impl<const IN_TURNS: bool> RequestHarness for Embedded<IN_TURNS> {
     async fn open() -> Self {
         let directory = tempfile::tempdir().expect("a directory");
         let clock = Arc::new(ManualClock::at(START));
-        let engine = open(directory.path(), &clock);
+        let engine = open::<IN_TURNS>(directory.path(), &clock);
         Self { directory, clock, engine }
     }
 
@@ -49,9 +50,13 @@ impl RequestHarness for Embedded {
     async fn reopen(self) -> Self {
         let Self { directory, clock, engine } = self;
         drop(engine);
-        let engine = open(directory.path(), &clock);
+        let engine = open::<IN_TURNS>(directory.path(), &clock);
         Self { directory, clock, engine }
     }
 }
 
-weir_store_conformance::request_suite!(Embedded);
+weir_store_conformance::request_suite!(Embedded<false>);
+
+mod in_turns {
+    weir_store_conformance::request_suite!(super::Embedded<true>);
+}

@@ -11,26 +11,27 @@ use weir_store_conformance::tier::TierHarness;
 use weir_store_memory::Local;
 use weir_store_sqlite::Sqlite;
 
-struct Embedded {
+/// With `IN_TURNS` every job of the writer is done in as many turns as it can be.
+struct Embedded<const IN_TURNS: bool> {
     directory: TempDir,
     clock: Arc<ManualClock>,
     engine: Sqlite,
     limits: Local,
 }
 
-async fn open(directory: &Path, clock: &Arc<ManualClock>) -> (Sqlite, Local) {
-    let engine = Sqlite::open_with_clock(directory, Arc::<ManualClock>::clone(clock)).expect("it opens");
+async fn open<const IN_TURNS: bool>(directory: &Path, clock: &Arc<ManualClock>) -> (Sqlite, Local) {
+    let engine = crate::open::<IN_TURNS>(directory, Arc::<ManualClock>::clone(clock));
     let store = Arc::new(engine.clone());
     let limits = Local::open(store, Arc::<ManualClock>::clone(clock), 100_000).await.expect("it opens");
     (engine, limits)
 }
 
 #[async_trait::async_trait]
-impl TierHarness for Embedded {
+impl<const IN_TURNS: bool> TierHarness for Embedded<IN_TURNS> {
     async fn open() -> Self {
         let directory = tempfile::tempdir().expect("a directory");
         let clock = Arc::new(ManualClock::at(START));
-        let (engine, limits) = open(directory.path(), &clock).await;
+        let (engine, limits) = open::<IN_TURNS>(directory.path(), &clock).await;
         Self { directory, clock, engine, limits }
     }
 
@@ -50,9 +51,13 @@ impl TierHarness for Embedded {
         let Self { directory, clock, engine, limits } = self;
         limits.drain().await;
         drop((engine, limits));
-        let (engine, limits) = open(directory.path(), &clock).await;
+        let (engine, limits) = open::<IN_TURNS>(directory.path(), &clock).await;
         Self { directory, clock, engine, limits }
     }
 }
 
-weir_store_conformance::tier_suite!(Embedded);
+weir_store_conformance::tier_suite!(Embedded<false>);
+
+mod in_turns {
+    weir_store_conformance::tier_suite!(super::Embedded<true>);
+}

@@ -1,5 +1,6 @@
 //! Health, metrics, documentation.
 
+use rustix::process::{Pid, Resource, Rlimit, prlimit};
 use serde_json::json;
 use weir_server::http::openapi;
 
@@ -155,4 +156,30 @@ async fn the_health_command_says_whether_a_server_is_ready() {
     let gone = ask(address);
     assert_eq!(gone.status.code(), Some(1));
     assert!(String::from_utf8_lossy(&gone.stderr).contains("no server answers"));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_disk_that_takes_no_more_shows_in_health_until_it_does() {
+    let server = Running::start(Store::Embedded).await;
+    let client = server.client();
+    configure(&client, "u", 1_000, 60).await;
+    let send = async || client.post("/api/send", &message("u", "x")).await.unwrap().status;
+    let health = async || {
+        let health = client.get("/health").await.unwrap();
+        (health.status, health.json()["data"]["checks"]["sqlite"].clone())
+    };
+    assert_eq!((send().await, health().await.0), (200, 200));
+    let pid = Pid::from_raw(i32::try_from(server.weir.pid()).unwrap());
+    let limit = |current| prlimit(pid, Resource::Fsize, Rlimit { current, maximum: None }).unwrap();
+    // Whatever is appended to the log is too much for it.
+    limit(Some(1));
+    assert_eq!(send().await, 503);
+    let (status, check) = health().await;
+    assert_eq!((status, &check["status"]), (503, &json!("down")), "{check}");
+    assert!(check["reason"].as_str().unwrap().contains("takes no writes"), "{check}");
+    assert_eq!(client.get("/readyz").await.unwrap().status, 503);
+    limit(None);
+    assert_eq!(send().await, 200);
+    let (status, check) = health().await;
+    assert_eq!((status, &check["status"], check.get("reason")), (200, &json!("up"), None), "{check}");
 }

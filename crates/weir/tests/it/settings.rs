@@ -7,7 +7,7 @@ use weir_server::auth::jwt::Verifier;
 use weir_testkit::http::Client;
 use weir_testkit::postgres;
 
-use crate::given::{PATIENCE, Running, Store, weir};
+use crate::given::{PATIENCE, Running, Store, configure, weir};
 
 /// Runs the binary to its end, with these variables alone. A server that should not have started is ended after a minute.
 fn run(arguments: &[&str], environment: &[(&str, &str)]) -> Output {
@@ -250,4 +250,57 @@ async fn the_environment_wins_over_the_file_and_the_flag_over_both() {
         .await;
     let flag_says = message(&flag).await;
     assert!(flag_says.contains("No configuration"), "{flag_says}");
+}
+
+/// Breaks what a server has left in its directory, and expects the next start to refuse it.
+async fn refused_after(break_it: impl Fn(&std::path::Path), trace: &str) {
+    let mut server = Running::start(Store::Embedded).await;
+    let data = server.weir.data_dir().to_owned();
+    configure(&server.client(), "u", 10, 60).await;
+    server.weir.kill_9();
+    break_it(&data);
+    let output = run(&["serve", "--listen", "127.0.0.1:0", "--data", data.to_str().unwrap()], &[]);
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(2), "{said}");
+    for part in ["data", "weir.db", trace, "backup", "--data"] {
+        assert!(said.contains(part), "{said:?} lacks {part:?}");
+    }
+    let length = data.join("weir.db").metadata().map_or(0, |metadata| metadata.len());
+    assert_eq!(length, 0, "nothing new is made in its place");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_emptied_database_beside_its_log_is_not_taken_for_a_new_one() {
+    let empty = |data: &std::path::Path| {
+        std::fs::write(data.join("weir.db"), "").unwrap();
+        for secret in ["admin.key", "jwt.secret", "webhook.secret", "request.key"] {
+            std::fs::remove_file(data.join(secret)).unwrap();
+        }
+        assert!(data.join("weir.db-wal").metadata().unwrap().len() > 0);
+    };
+    refused_after(empty, "weir.db-wal").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_missing_database_beside_secrets_is_not_taken_for_a_new_one() {
+    let remove = |data: &std::path::Path| {
+        for file in ["weir.db", "weir.db-wal", "weir.db-shm"] {
+            std::fs::remove_file(data.join(file)).unwrap();
+        }
+    };
+    refused_after(remove, "admin.key").await;
+}
+
+#[test]
+fn a_first_start_that_failed_does_not_stand_in_the_way_of_the_next() {
+    let data = tempfile::tempdir().unwrap();
+    let path = data.path().to_str().unwrap();
+    let start = |keys: &str| {
+        run(&["serve", "--listen", "127.0.0.1:0", "--data", path], &[("WEIR_REQUEST_KEYS", keys)])
+    };
+    for _ in 0..2 {
+        let output = start("no key");
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert!(said.contains("WEIR_REQUEST_KEYS") && output.status.code() == Some(2), "{said}");
+    }
 }

@@ -1,0 +1,55 @@
+//! A data directory that has lost its database. The embedded engine would make a new one and serve it as if nothing had
+//! been accepted before, so the start is refused instead.
+
+use std::path::Path;
+
+use weir_store::Result;
+use weir_store_sqlite::Sqlite;
+
+use crate::config::Settings;
+use crate::config::source::SettingError;
+use crate::config::store::EngineChoice;
+
+/// Refuses a directory without a database that shows that it had one: a log that belongs to it, or secrets that an earlier
+/// start made.
+///
+/// # Errors
+/// When the database is lost.
+pub(crate) fn check(settings: &Settings, secrets: &[&str]) -> Result<(), SettingError> {
+    let data = &settings.process.data;
+    if !needs_database(settings) {
+        return Ok(());
+    }
+    let files = std::iter::once(weir_store_sqlite::WAL_FILE).chain(secrets.iter().copied());
+    let traces: Vec<&str> = files.filter(|file| holds_something(&data.join(file))).collect();
+    if traces.is_empty() {
+        return Ok(());
+    }
+    let traces = traces.join(", ");
+    let allowed = format!(
+        "a directory that still has its database: weir.db is missing or empty although {traces} is there; restore weir.db \
+         from a backup, or choose another --data, or, to begin with an empty database, move {traces} away"
+    );
+    Err(SettingError::new("data", data.display(), allowed))
+}
+
+/// Makes the database of a new directory before secrets are made there: should the start fail in between, the next one finds
+/// nothing amiss.
+///
+/// # Errors
+/// When it cannot be made.
+pub(crate) fn create_first(settings: &Settings) -> Result<()> {
+    if needs_database(settings) {
+        drop(Sqlite::open(&settings.process.data)?);
+    }
+    Ok(())
+}
+
+fn needs_database(settings: &Settings) -> bool {
+    settings.store.engine == EngineChoice::Embedded
+        && !weir_store_sqlite::has_database(&settings.process.data)
+}
+
+fn holds_something(path: &Path) -> bool {
+    path.metadata().is_ok_and(|metadata| metadata.len() > 0)
+}

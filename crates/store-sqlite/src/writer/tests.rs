@@ -1,0 +1,195 @@
+//! Groups, turns, and what becomes of jobs that fail.
+
+use super::*;
+
+fn writer() -> Writer {
+    let mut connection = Connection::open_in_memory().unwrap();
+    connection.execute_batch("CREATE TABLE t (n INTEGER PRIMARY KEY)").unwrap();
+    crate::migrate::run(&mut connection).unwrap();
+    Writer::start(connection).unwrap()
+}
+
+async fn insert(writer: &Writer, n: i64) -> Result<usize> {
+    writer.run(move |connection| connection.execute("INSERT INTO t VALUES (?1)", [n])).await
+}
+
+async fn rows(writer: &Writer) -> i64 {
+    writer.run(|c| c.query_row("SELECT count(*) FROM t", [], |row| row.get(0))).await.unwrap()
+}
+
+#[tokio::test]
+async fn a_job_that_fails_takes_nobody_with_it() {
+    let writer = writer();
+    let (a, twice, b) = tokio::join!(
+        insert(&writer, 1),
+        writer.run(|c| {
+            c.execute("INSERT INTO t VALUES (2)", [])?;
+            c.execute("INSERT INTO t VALUES (2)", [])
+        }),
+        insert(&writer, 3),
+    );
+    assert!(a.is_ok() && b.is_ok());
+    assert!(!twice.unwrap_err().is_transient());
+    assert_eq!(rows(&writer).await, 2, "the failed job left nothing behind");
+}
+
+#[tokio::test]
+async fn a_first_job_that_fails_takes_nobody_with_it_either() {
+    let writer = writer();
+    assert!(insert(&writer, 1).await.is_ok());
+    let (again, other) = tokio::join!(insert(&writer, 1), insert(&writer, 2));
+    assert!(again.is_err() && other.is_ok());
+    assert_eq!(rows(&writer).await, 2);
+}
+
+#[tokio::test]
+async fn a_job_that_panics_leaves_the_writer_standing() {
+    let writer = writer();
+    let panicked: Result<()> = writer
+        .run(|c| {
+            c.execute("INSERT INTO t VALUES (1)", [])?;
+            panic!("a fault in a job")
+        })
+        .await;
+    assert!(panicked.is_err());
+    assert_eq!(rows(&writer).await, 0);
+    assert!(insert(&writer, 1).await.is_ok());
+}
+
+#[tokio::test]
+async fn a_caller_that_goes_away_still_gets_its_work_done() {
+    let writer = writer();
+    {
+        let call = insert(&writer, 1);
+        tokio::pin!(call);
+        // Polled once, the job is with the writer; then the caller is gone.
+        let _ = futures_poll_once(call.as_mut()).await;
+    }
+    assert_eq!(rows(&writer).await, 1);
+}
+
+#[tokio::test]
+async fn others_have_the_writer_between_the_turns_of_a_long_job() {
+    let writer = writer();
+    writer.set_turn(Duration::ZERO);
+    let rows_of_job = |connection: &Connection| -> rusqlite::Result<i64> {
+        connection.query_row("SELECT count(*) FROM t WHERE n < 0", [], |row| row.get(0))
+    };
+    let mut n = 0;
+    let (begun, mut has_begun) = (std::sync::Arc::new(tokio::sync::Notify::new()), 0);
+    let told = std::sync::Arc::clone(&begun);
+    // It goes on until somebody else has had the writer.
+    let long = writer.in_turns(Order::Any, move |connection, _, turn| {
+        assert!(turn.goes_on());
+        told.notify_one();
+        n -= 1;
+        connection.execute("INSERT INTO t VALUES (?1)", [n])?;
+        let is_other_done = connection.prepare("SELECT 1 FROM t WHERE n = 100")?.exists([])?;
+        has_begun += 1;
+        Ok(if is_other_done { ControlFlow::Break(has_begun) } else { ControlFlow::Continue(()) })
+    });
+    let other = async {
+        begun.notified().await;
+        insert(&writer, 100).await
+    };
+    let (turns, other) = tokio::join!(long, other);
+    assert!(turns.unwrap() > 1 && other.is_ok());
+    assert!(writer.run(rows_of_job).await.unwrap() > 1);
+}
+
+#[tokio::test]
+async fn jobs_in_order_of_arrival_do_not_overtake_a_long_one() {
+    let writer = writer();
+    writer.set_turn(Duration::ZERO);
+    let insert_all = |numbers: std::ops::Range<i64>| {
+        let mut numbers = numbers.into_iter();
+        writer.in_turns(Order::Arrival, move |connection, _, _| {
+            let Some(n) = numbers.next() else { return Ok(ControlFlow::Break(())) };
+            connection.execute("INSERT INTO t VALUES (?1 + 100 * (SELECT count(*) FROM t))", [n])?;
+            Ok(ControlFlow::Continue(()))
+        })
+    };
+    let (one, two, other) = tokio::join!(insert_all(0..5), insert_all(5..10), insert(&writer, 9_999));
+    assert!(one.is_ok() && two.is_ok() && other.is_ok());
+    let read = "SELECT n % 100 FROM t WHERE n < 9999 ORDER BY n";
+    let read = move |connection: &Connection| {
+        connection.prepare(read)?.query_map([], |row| row.get(0))?.collect::<rusqlite::Result<Vec<i64>>>()
+    };
+    assert_eq!(writer.run(read).await.unwrap(), (0..10).collect::<Vec<_>>());
+}
+
+#[tokio::test]
+async fn an_error_in_a_later_turn_leaves_the_turns_before_it() {
+    let writer = writer();
+    let mut n = 0;
+    let fails = writer.in_turns(Order::Any, move |connection, _, _| {
+        n = (n + 1).min(3);
+        connection.execute("INSERT INTO t VALUES (?1)", [n])?;
+        Ok(ControlFlow::<()>::Continue(()))
+    });
+    assert!(fails.await.is_err());
+    assert_eq!(rows(&writer).await, 3);
+}
+
+#[tokio::test]
+async fn a_disk_without_space_is_known_until_a_write_succeeds() {
+    let writer = writer();
+    assert_eq!(writer.storage().problem(), None);
+    let limit = |pages: i64| {
+        let set = format!("PRAGMA max_page_count = {pages}");
+        writer.run(move |connection| connection.query_row(&set, [], |row| row.get::<_, i64>(0)))
+    };
+    limit(1).await.unwrap();
+    let large = || {
+        let insert = "INSERT OR REPLACE INTO heartbeat (id, at) VALUES (1, zeroblob(1000000))";
+        writer.run(move |connection| connection.execute(insert, []))
+    };
+    assert!(large().await.unwrap_err().is_transient());
+    assert!(writer.storage().problem().is_some_and(|problem| problem.contains("full")));
+    assert_eq!(rows(&writer).await, 0);
+    assert!(writer.storage().problem().is_some(), "reading proves nothing");
+    limit(1_000_000).await.unwrap();
+    large().await.unwrap();
+    assert_eq!(writer.storage().problem(), None);
+}
+
+#[tokio::test]
+async fn no_more_jobs_wait_than_the_bound() {
+    let writer = std::sync::Arc::new(writer());
+    writer.set_turn(Duration::ZERO);
+    let is_over = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
+    let mut waiting = Vec::new();
+    // Each is put off again and again, until it may end.
+    let refused = loop {
+        let (writer, is_over) = (std::sync::Arc::clone(&writer), std::sync::Arc::clone(&is_over));
+        let mut job = Box::pin(async move {
+            let work = move |_: &Connection, _: &mut Unflushed, _: &Turn| {
+                let is_over = is_over.load(Ordering::Relaxed);
+                Ok(if is_over { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
+            };
+            writer.in_turns(Order::Any, work).await
+        });
+        match futures_poll_once(job.as_mut()).await {
+            Some(refused) => break refused,
+            None => waiting.push(job),
+        }
+        assert!(waiting.len() <= 2 * WAITING_MAX, "those in the queue, and those that were begun");
+    };
+    assert!(matches!(refused, Err(Error::Overloaded { .. })));
+    is_over.store(true, Ordering::Relaxed);
+    for job in waiting {
+        job.await.unwrap();
+    }
+}
+
+async fn futures_poll_once<F: Future>(future: std::pin::Pin<&mut F>) -> Option<F::Output> {
+    let mut future = Some(future);
+    std::future::poll_fn(move |context| {
+        let polled = future.take().map(|f| f.poll(context));
+        std::task::Poll::Ready(match polled {
+            Some(std::task::Poll::Ready(value)) => Some(value),
+            _ => None,
+        })
+    })
+    .await
+}

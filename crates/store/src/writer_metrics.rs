@@ -1,0 +1,58 @@
+//! What the one writer of an embedded engine tells about itself.
+
+use std::time::Duration;
+
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::histogram::Histogram;
+
+/// The longest that a job should hold the writer.
+pub const HELD_MAX: Duration = Duration::from_millis(50);
+
+/// In seconds. [`HELD_MAX`] is one of them.
+const BUCKETS: [f64; 15] =
+    [0.000_1, 0.000_2, 0.000_5, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0];
+
+/// What the one writer of an embedded engine tells about itself. Clones share it.
+#[derive(Clone, Debug)]
+pub struct WriterMetrics {
+    /// How long each turn of a job held the writer, in seconds.
+    pub held_seconds: Histogram,
+    /// Turns that held it longer than [`HELD_MAX`].
+    pub held_too_long: Counter,
+    /// How long each commit took, in seconds.
+    pub commit_seconds: Histogram,
+}
+
+impl Default for WriterMetrics {
+    fn default() -> Self {
+        Self {
+            held_seconds: Histogram::new(BUCKETS),
+            held_too_long: Counter::default(),
+            commit_seconds: Histogram::new(BUCKETS),
+        }
+    }
+}
+
+impl WriterMetrics {
+    /// Takes note of one turn of a job.
+    pub fn record_turn(&self, held: Duration) {
+        self.held_seconds.observe(held.as_secs_f64());
+        if held > HELD_MAX {
+            self.held_too_long.inc();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn turns_above_the_most_are_counted() {
+        let metrics = WriterMetrics::default();
+        metrics.record_turn(HELD_MAX);
+        assert_eq!(metrics.held_too_long.get(), 0);
+        metrics.record_turn(HELD_MAX + Duration::from_micros(1));
+        assert_eq!(metrics.held_too_long.get(), 1);
+    }
+}
