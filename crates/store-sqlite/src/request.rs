@@ -273,13 +273,17 @@ impl Sqlite {
 #[cfg(test)]
 pub(crate) fn composed_sql() -> Vec<(&'static str, &'static str, String)> {
     let mut all = vec![("request.rs", "find", find_sql()), ("request.rs", "list", list_sql())];
-    all.push(("request/upkeep.rs", "list", upkeep::list_sql()));
+    all.push(("request.rs", "summary", summary_sql()));
     all.extend(work::composed_sql().map(|(name, sql)| ("request/work.rs", name, sql)));
     all
 }
 
 fn find_sql() -> String {
     format!("SELECT {COLUMNS} FROM request_record WHERE request_id = ?1")
+}
+
+fn summary_sql() -> String {
+    format!("SELECT {SUMMARY} FROM request_record WHERE request_id = ?1")
 }
 
 fn list_sql() -> String {
@@ -295,8 +299,7 @@ fn find(connection: &Connection, id: RequestId) -> rusqlite::Result<Option<Reque
 }
 
 fn summaries(connection: &Connection, ids: &[RequestId]) -> rusqlite::Result<Vec<Request>> {
-    let sql = format!("SELECT {SUMMARY} FROM request_record WHERE request_id = ?1");
-    let mut statement = connection.prepare_cached(&sql)?;
+    let mut statement = connection.prepare_cached(&summary_sql())?;
     let found = ids.iter().map(|id| statement.query_row([id.to_string()], read_request).optional());
     found.filter_map(rusqlite::Result::transpose).collect()
 }

@@ -91,23 +91,32 @@ impl Broker {
         Ok(confirmed)
     }
 
-    /// Publishes what has waited too long, and says whether there may be more of it.
+    /// Publishes what has waited too long.
     ///
     /// # Errors
     /// When the store cannot be asked, or the broker confirms nothing.
-    pub(crate) async fn reconcile(&self) -> Result<bool> {
+    pub(crate) async fn reconcile(&self) -> Result<Reconciled> {
         let pending = self.store.pending_requests(PATIENCE, BATCH).await?;
         let ids: Vec<RequestId> = pending.iter().map(|pending| pending.id).collect();
         if ids.is_empty() {
-            return Ok(false);
+            return Ok(Reconciled::default());
         }
-        let published = self.publish(&ids).await?.len();
-        if published < ids.len() {
+        let published = self.publish(&ids).await?;
+        if published.len() < ids.len() {
             return Err(Error::unavailable("kafka", "some stranded requests were not confirmed"));
         }
-        tracing::info!(published, "stranded requests were given to the broker");
-        Ok(ids.len() == BATCH)
+        tracing::info!(published = published.len(), "stranded requests were given to the broker");
+        Ok(Reconciled { may_be_more: ids.len() == BATCH, published })
     }
+}
+
+/// What a look for stranded requests came to.
+#[derive(Debug, Default)]
+pub(crate) struct Reconciled {
+    /// Those that were given to the broker and are `ACCEPTED` now, unless a worker was faster.
+    pub(crate) published: Vec<RequestId>,
+    /// Whether there may be more of them.
+    pub(crate) may_be_more: bool,
 }
 
 const fn accepted(outcome: &SubmitOutcome) -> Option<&Receipt> {

@@ -91,6 +91,7 @@ fn start_request_worker(app: &App, workers: &TaskTracker) -> Result<()> {
 }
 
 fn start_upkeep(app: &App, workers: &TaskTracker) {
+    let hub = Arc::clone(app.requests.hub());
     let upkeep = Upkeep {
         store: app.engines.store.requests(),
         broker: app.engines.request_broker(),
@@ -98,6 +99,7 @@ fn start_upkeep(app: &App, workers: &TaskTracker) {
         is_reconciling: switch(app, |rollout| rollout.reconciler_enabled),
         clock: app.engines.store.wall_clock(),
         metrics: app.metrics.work.clone(),
+        on_change: Arc::new(move |id, status| hub.changed(id, status)),
     };
     workers.spawn(upkeep.run(app.shutdown.closing().clone()));
 }

@@ -1,7 +1,7 @@
 //! What is kept of requests that workers have no more to do with: dead letters, jobs a broker does not have, old records,
 //! and the books. None of it is on a hot path, so its statements are not prepared ahead.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use uuid::Uuid;
 use weir_core::request::canary::Percent;
@@ -11,6 +11,7 @@ use weir_store::Result;
 use weir_store::request::{Books, DeadRequest, Pending, Rollout, RolloutChange};
 
 use super::{JOBS, fault, limited, read_id, read_request};
+use crate::pool::Session;
 use crate::quota::{column, int};
 use crate::{Postgres, time};
 
@@ -188,26 +189,67 @@ pub(super) async fn count(engine: &Postgres) -> Result<u64> {
     Ok(column::<i64>(&row, 0)?.unsigned_abs())
 }
 
+/// How many rows one statement of a purge deletes: as many as it can without holding them locked for long.
+#[derive(Debug, PartialEq, Eq)]
+struct Chunk(usize);
+
+impl Chunk {
+    const FIRST: Self = Self(100);
+    const MIN: usize = 10;
+    const MAX: usize = 1_000;
+    const QUICK: Duration = Duration::from_millis(10);
+    const SLOW: Duration = Duration::from_millis(30);
+
+    /// The next one, after one that took so long.
+    fn after(&self, took: Duration) -> Self {
+        Self(match self.0 {
+            rows if took < Self::QUICK => (rows * 2).min(Self::MAX),
+            rows if took > Self::SLOW => (rows / 2).max(Self::MIN),
+            rows => rows,
+        })
+    }
+}
+
 pub(super) async fn purge(engine: &Postgres, keep: Duration, limit: usize) -> Result<u64> {
     let session = engine.inner.pool.request_session().await?;
-    let client = &session.client;
-    let clock = session.bounded(client.query_one(&session.statements.clock, &[])).await?;
+    let clock = session.bounded(session.client.query_one(&session.statements.clock, &[])).await?;
     let before = engine.now(&clock)?.as_micros().saturating_sub(crate::queue::micros(keep));
     let oldest = RequestId::new(Timestamp::from_micros(before), [0; 10]);
-    let old = session.bounded(client.query(OLD, &[oldest.as_uuid(), &limited(limit)])).await?;
-    let old: Vec<Uuid> = old.iter().map(|row| column(row, 0)).collect::<Result<_>>()?;
     let mut purged = 0;
-    if !old.is_empty() {
-        session.bounded(client.batch_execute("BEGIN")).await?;
-        session.bounded(client.execute(FORGET_DEAD, &[&old])).await?;
-        let gone = session.bounded(client.query_one(DELETE, &[&old, &session.ledger_slot])).await?;
-        session.bounded(client.batch_execute("COMMIT")).await?;
-        purged = column::<i64>(&gone, 0)?.unsigned_abs();
+    let (mut left, mut chunk) = (limit, Chunk::FIRST);
+    while left > 0 {
+        let (begun, rows) = (Instant::now(), chunk.0.min(left));
+        let (found, gone) = purge_requests(&session, oldest, rows).await?;
+        purged += gone;
+        left = if found < rows { 0 } else { left - rows };
+        chunk = chunk.after(begun.elapsed());
     }
-    let (test_clock, limit) = (engine.clock_override(), limited(limit));
-    let keys = session.bounded(client.execute(FORGET_KEYS, &[&test_clock, &limit])).await?;
+    let (mut left, mut chunk) = (limit, Chunk::FIRST);
+    while left > 0 {
+        let (begun, rows) = (Instant::now(), chunk.0.min(left));
+        let (test_clock, most) = (engine.clock_override(), limited(rows));
+        let gone = session.bounded(session.client.execute(FORGET_KEYS, &[&test_clock, &most])).await?;
+        purged += gone;
+        left = if gone < rows as u64 { 0 } else { left - rows };
+        chunk = chunk.after(begun.elapsed());
+    }
     session.keep();
-    Ok(purged + keys)
+    Ok(purged)
+}
+
+/// Purges up to so many requests; says how many were found, and how many of them went.
+async fn purge_requests(session: &Session, oldest: RequestId, most: usize) -> Result<(usize, u64)> {
+    let client = &session.client;
+    let old = session.bounded(client.query(OLD, &[oldest.as_uuid(), &limited(most)])).await?;
+    let old: Vec<Uuid> = old.iter().map(|row| column(row, 0)).collect::<Result<_>>()?;
+    if old.is_empty() {
+        return Ok((0, 0));
+    }
+    session.bounded(client.batch_execute("BEGIN")).await?;
+    session.bounded(client.execute(FORGET_DEAD, &[&old])).await?;
+    let gone = session.bounded(client.query_one(DELETE, &[&old, &session.ledger_slot])).await?;
+    session.bounded(client.batch_execute("COMMIT")).await?;
+    Ok((old.len(), column::<i64>(&gone, 0)?.unsigned_abs()))
 }
 
 pub(super) async fn rollout(engine: &Postgres) -> Result<Option<Rollout>> {
@@ -261,4 +303,18 @@ pub(super) async fn books(engine: &Postgres) -> Result<Books> {
         in_flight: count(5)?,
         jobs: count(6)?,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_purge_deletes_no_more_at_once_than_it_can_in_a_short_time() {
+        let quick = (0..10).fold(Chunk::FIRST, |chunk, _| chunk.after(Duration::from_millis(1)));
+        assert_eq!(quick, Chunk(Chunk::MAX));
+        let slow = (0..10).fold(quick, |chunk, _| chunk.after(Duration::from_millis(500)));
+        assert_eq!(slow, Chunk(Chunk::MIN));
+        assert_eq!(Chunk::FIRST.after(Duration::from_millis(20)), Chunk::FIRST);
+    }
 }

@@ -91,13 +91,6 @@ pub(super) fn mark_enqueued(connection: &Connection, id: RequestId, now: Timesta
     connection.prepare_cached(MARK_ENQUEUED)?.execute(params![id.to_string(), now.as_micros()]).map(drop)
 }
 
-pub(super) fn list_sql() -> String {
-    format!(
-        "SELECT {COLUMNS}, died_at FROM request_dead JOIN request_record USING (request_id)
-         WHERE request_id > ?1 ORDER BY request_id LIMIT ?2"
-    )
-}
-
 pub(super) fn list(
     connection: &Connection,
     after: Option<RequestId>,

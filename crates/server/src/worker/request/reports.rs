@@ -107,6 +107,10 @@ impl Reporter {
                     target: "weir::request",
                     requestId = %id, tenantId = tenant, %refused, "a late report has changed nothing"
                 );
+                // It may be an earlier try of this report that has changed it, and failed before it could say so.
+                if let Refused::Final(status) = refused {
+                    (self.on_change)(id, status);
+                }
                 return;
             }
         };

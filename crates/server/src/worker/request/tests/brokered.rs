@@ -143,6 +143,7 @@ async fn stranded_requests_are_published_when_the_broker_is_back() {
     assert_eq!(given.find(id).await.status, Status::PendingEnqueue);
     memory.is_away.store(false, Ordering::SeqCst);
     clock.advance(Duration::from_secs(7));
+    let changes = Arc::clone(&given.changes);
     let upkeep = Upkeep {
         store: Arc::new(given.engine.clone()),
         broker: Some(broker),
@@ -150,6 +151,7 @@ async fn stranded_requests_are_published_when_the_broker_is_back() {
         is_reconciling: Arc::new(|| Box::pin(std::future::ready(true))),
         clock: given.engine.clock(),
         metrics: given.metrics.clone(),
+        on_change: Arc::new(move |id, status| changes.lock().unwrap().push((id, status))),
     };
     let closing = CancellationToken::new();
     let running = tokio::spawn(upkeep.run(closing.clone()));
@@ -159,6 +161,7 @@ async fn stranded_requests_are_published_when_the_broker_is_back() {
     running.await.unwrap();
     assert_eq!(memory.messages.lock().unwrap().len(), 1);
     assert_eq!(given.metrics.reconciler_heartbeat_seconds.get(), 1_767_225_607);
+    assert_eq!(*given.changes.lock().unwrap(), [(id, Status::Accepted)], "whoever waits for it is told");
 }
 
 #[tokio::test]
@@ -178,6 +181,7 @@ async fn upkeep_counts_dead_letters_tells_how_old_the_backlog_is_and_purges_what
         is_reconciling: Arc::new(|| Box::pin(std::future::ready(true))),
         clock: given.engine.clock(),
         metrics: given.metrics.clone(),
+        on_change: Arc::new(|_, _| {}),
     };
     let closing = CancellationToken::new();
     let running = tokio::spawn(upkeep.run(closing.clone()));
