@@ -177,7 +177,7 @@ async fn find_changed(
     peer: Option<&Peer>,
 ) -> Result<Request, ApiError> {
     let until = tokio::time::Instant::now() + wait;
-    let mut waiting = subscribe(app, id)?;
+    let mut waiting = subscribe(app, tenant, id)?;
     let request = find(app, tenant, id).await?;
     if request.status.is_final() {
         return Ok(request);
@@ -191,10 +191,9 @@ async fn find_changed(
 }
 
 /// Listens to a request before it is read, so that no change is missed in between.
-fn subscribe(app: &App, id: RequestId) -> Result<Subscription, ApiError> {
-    app.requests.hub().subscribe(id).ok_or_else(|| {
-        ApiError::unavailable("More callers wait for changes than the server allows; ask without waiting")
-    })
+fn subscribe(app: &App, tenant: &TenantId, id: RequestId) -> Result<Subscription, ApiError> {
+    let subscription = app.requests.hub().subscribe(id, tenant);
+    subscription.map_err(|no_place| ApiError::unavailable(no_place.to_string()))
 }
 
 /// A result that does not open leaves the rest to be told.

@@ -5,6 +5,8 @@ pub(crate) mod dead;
 pub(crate) mod hub;
 pub(crate) mod key_check;
 pub(crate) mod rollout;
+#[cfg(test)]
+mod watch_tests;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -31,7 +33,7 @@ use crate::seal::{Keyring, OpenError, Part};
 use crate::telemetry::accept::AcceptMetrics;
 use crate::telemetry::metrics::Metrics;
 
-/// How often whoever waits for a change asks the store, which is how changes on other servers are seen.
+/// How often whoever waits for a change asks a store that other servers change too: nobody else tells of what they do.
 const POLL: Duration = Duration::from_millis(250);
 /// How many of those who wait ask at the same time.
 const POLLS_AT_ONCE: usize = 16;
@@ -51,6 +53,8 @@ pub struct RequestService {
     metrics: AcceptMetrics,
     settings: RequestSettings,
     needs_broker: bool,
+    /// Whether other processes may change requests.
+    is_shared: bool,
     timeout: Duration,
     dead_counted: tokio::sync::Mutex<Option<Instant>>,
 }
@@ -142,6 +146,7 @@ impl RequestService {
             metrics: metrics.accept.clone(),
             settings: settings.request.clone(),
             needs_broker: engines.kafka.is_some(),
+            is_shared: engines.store.is_shared(),
             timeout,
             dead_counted: tokio::sync::Mutex::default(),
         }
@@ -266,8 +271,8 @@ impl RequestService {
         loop {
             tokio::select! {
                 told = waiting.changed() => if told == seen { continue },
-                () = tokio::time::sleep(POLL) => {}
-                () = tokio::time::sleep_until(until) => return Ok(None),
+                () = tokio::time::sleep(POLL), if self.is_shared => {}
+                () = tokio::time::sleep_until(until) => return self.changed_by_now(waiting.id(), seen).await,
                 () = closing.cancelled() => return Ok(None),
             }
             // Never closed.
@@ -279,6 +284,12 @@ impl RequestService {
         }
     }
 
+    /// The last look of one who has waited in vain. What nobody was told of is seen here at the latest.
+    async fn changed_by_now(&self, id: RequestId, seen: Status) -> Result<Option<Request>> {
+        let request = within(self.timeout, self.store.find_request(id)).await?;
+        Ok(request.filter(|request| request.status != seen))
+    }
+
     /// Takes a downstream's callback.
     ///
     /// # Errors
@@ -287,11 +298,26 @@ impl RequestService {
         let CalledBack { callback, result, failure } = said;
         let result = result.map(|result| self.seal(id, Part::Result, &result)).transpose()?;
         let report = CallbackReport { callback, result, failure };
-        let outcome = within(self.timeout, self.store.call_back(id, report)).await?;
-        if let CallbackOutcome::Taken(status) = outcome {
-            self.hub.changed(id, status);
-        }
-        Ok(outcome)
+        let (store, hub) = (Arc::clone(&self.store), Arc::clone(&self.hub));
+        let call_back = async move {
+            let outcome = store.call_back(id, report).await?;
+            if let CallbackOutcome::Taken(status) = outcome {
+                hub.changed(id, status);
+            }
+            Ok(outcome)
+        };
+        self.change(call_back).await
+    }
+
+    /// Changes a request within the time that a call may take. When it takes longer it goes on, so that those who wait for the
+    /// request are told in any case.
+    async fn change<T: Send + 'static>(
+        &self,
+        change: impl Future<Output = Result<T>> + Send + 'static,
+    ) -> Result<T> {
+        let change = tokio::spawn(change);
+        let change = async { change.await.unwrap_or_else(|panic| Err(Error::failed("request", panic))) };
+        within(self.timeout, change).await
     }
 
     /// Takes no new submissions and waits for those under way.

@@ -59,7 +59,7 @@ pub(crate) async fn watch_request(
     id: PathParam,
 ) -> Result<Sse<impl Stream<Item = Result<Event, Infallible>>>, ApiError> {
     let id = parse_id(id)?;
-    let waiting = subscribe(&app, id)?;
+    let waiting = subscribe(&app, &tenant, id)?;
     let first = find(&app, &tenant, id).await?;
     let place = app.edge.long_lived()?;
     let until = Instant::now() + STREAM_MAX;

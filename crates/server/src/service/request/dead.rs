@@ -1,5 +1,6 @@
 //! Requests whose attempts were all in vain, for the operator.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use weir_core::RequestId;
@@ -9,6 +10,7 @@ use weir_store::request::{DeadRequest, Request};
 
 use super::super::within;
 use super::RequestService;
+use super::hub::StatusHub;
 use crate::redact::redact;
 use crate::seal::{Part, SEALING_BYTES};
 
@@ -54,11 +56,15 @@ impl RequestService {
     /// # Errors
     /// When the store cannot say.
     pub async fn replay(&self, id: RequestId) -> Result<bool> {
-        let replayed = within(self.timeout, self.store.replay_request(id)).await?;
-        if replayed {
-            self.restarted(id);
-        }
-        Ok(replayed)
+        let (store, hub) = (Arc::clone(&self.store), Arc::clone(&self.hub));
+        let replay = async move {
+            let replayed = store.replay_request(id).await?;
+            if replayed {
+                restarted(&hub, id);
+            }
+            Ok(replayed)
+        };
+        self.change(replay).await
     }
 
     /// Lets every dead letter start again that is there now, and says how many did.
@@ -71,12 +77,17 @@ impl RequestService {
         // Those that die again meanwhile are left alone, or this might never end.
         while replayed < there {
             let batch = REPLAY_BATCH.min(usize::try_from(there - replayed).unwrap_or(REPLAY_BATCH));
-            let ids = within(self.timeout, self.store.replay_requests(batch)).await?;
-            if ids.is_empty() {
+            let (store, hub) = (Arc::clone(&self.store), Arc::clone(&self.hub));
+            let replay = async move {
+                let ids = store.replay_requests(batch).await?;
+                ids.iter().for_each(|id| restarted(&hub, *id));
+                Ok(ids.len())
+            };
+            let count = self.change(replay).await?;
+            if count == 0 {
                 break;
             }
-            replayed += ids.len() as u64;
-            ids.into_iter().for_each(|id| self.restarted(id));
+            replayed += count as u64;
         }
         Ok(replayed)
     }
@@ -116,9 +127,9 @@ impl RequestService {
         }
         *counted = Some(Instant::now());
     }
+}
 
-    fn restarted(&self, id: RequestId) {
-        tracing::info!(requestId = %id, statusTransition = "FAILED_RETRY_EXHAUSTED->ACCEPTED", "request replayed");
-        self.hub.changed(id, Status::Accepted);
-    }
+fn restarted(hub: &StatusHub, id: RequestId) {
+    tracing::info!(requestId = %id, statusTransition = "FAILED_RETRY_EXHAUSTED->ACCEPTED", "request replayed");
+    hub.changed(id, Status::Accepted);
 }
