@@ -398,20 +398,23 @@ impl View {
     }
 }
 
-/// A settlement in parts that are short work: first what is done, then what is tried again, then what is dead.
+/// A settlement in parts that are short work: first what is done, then what is tried again or put off, then what is dead.
 fn parts(settlement: Settlement) -> VecDeque<Settlement> {
-    if settlement.done.len() + settlement.retry.len() + settlement.dead.len() <= SETTLED_AT_ONCE {
+    let Settlement { done, retry, put_off, dead } = &settlement;
+    if done.len() + retry.len() + put_off.len() + dead.len() <= SETTLED_AT_ONCE {
         return VecDeque::from([settlement]);
     }
-    let Settlement { done, retry, dead } = settlement;
     let done =
         done.chunks(SETTLED_AT_ONCE).map(|done| Settlement { done: done.to_vec(), ..Settlement::default() });
     let retry = retry
         .chunks(SETTLED_AT_ONCE)
         .map(|retry| Settlement { retry: retry.to_vec(), ..Settlement::default() });
+    let put_off = put_off
+        .chunks(SETTLED_AT_ONCE)
+        .map(|put_off| Settlement { put_off: put_off.to_vec(), ..Settlement::default() });
     let dead =
         dead.chunks(SETTLED_AT_ONCE).map(|dead| Settlement { dead: dead.to_vec(), ..Settlement::default() });
-    done.chain(retry).chain(dead).collect()
+    done.chain(retry).chain(put_off).chain(dead).collect()
 }
 
 fn settle(

@@ -169,7 +169,9 @@ fn save(connection: &Connection, row: &SpentRow) -> rusqlite::Result<()> {
     let SpentRow { scope, key, kept, saved_at } = row;
     let saved_at = saved_at.map(Timestamp::as_micros);
     match kept {
-        Some(kept) => connection.prepare_cached(KEEP)?.execute(params![scope, key, kept.to_text(), saved_at])?,
+        Some(kept) => {
+            connection.prepare_cached(KEEP)?.execute(params![scope, key, kept.to_text(), saved_at])?
+        }
         None => connection.prepare_cached(UNKEEP)?.execute(params![scope, key])?,
     };
     Ok(())

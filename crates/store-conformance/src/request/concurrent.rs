@@ -13,8 +13,8 @@ use weir_store::request::{CallbackOutcome, Job, JobReport, RequestStore, Room, S
 use super::RequestHarness;
 use super::given::{
     DOWNSTREAM, TENANT, URL, accepted, again, begun, books, broken, calls_back, claim, claimed_named,
-    dead_ids, died, done, found, hasty, letters, policy, put_back, room, status, webhooks, wish,
-    wish_for, wishes,
+    dead_ids, died, done, found, hasty, letters, policy, put_back, room, status, webhooks, wish, wish_for,
+    wishes,
 };
 use crate::given::{at_once, limits};
 
