@@ -6,6 +6,10 @@ use std::time::Duration;
 
 use tokio::sync::Notify;
 
+/// Topics that have a bell. Operators may ask for topics of any name; when there are more, bells that nobody waits for are
+/// taken down, and whoever comes later looks for work when its time is over.
+pub const BELLS_MAX: usize = 1_024;
+
 /// One bell per topic. A ring that nobody waits for is kept for the next one who does.
 #[derive(Debug, Default)]
 pub struct Bells(Mutex<HashMap<String, Arc<Notify>>>);
@@ -27,6 +31,13 @@ impl Bells {
         if let Some(bell) = bells.get(topic) {
             return Arc::clone(bell);
         }
+        if bells.len() >= BELLS_MAX {
+            // Whoever waits holds the bell too.
+            bells.retain(|_, bell| Arc::strong_count(bell) > 1);
+        }
+        if bells.len() >= BELLS_MAX {
+            return Arc::default();
+        }
         Arc::clone(bells.entry(topic.to_owned()).or_default())
     }
 }
@@ -41,6 +52,19 @@ mod tests {
         bells.ring("a");
         // Would hang, not fail, if the ring were lost; the test runner's own limit ends it.
         bells.wait("a", Duration::MAX).await;
+    }
+
+    #[tokio::test]
+    async fn there_are_no_more_bells_than_the_bound_and_those_in_use_stay() {
+        let bells = Bells::default();
+        // As one who waits does.
+        let in_use = bells.bell("in use");
+        for n in 0..BELLS_MAX * 2 {
+            bells.ring(&format!("topic {n}"));
+            assert!(bells.0.lock().unwrap().len() <= BELLS_MAX);
+        }
+        bells.ring("in use");
+        in_use.notified().await;
     }
 
     #[tokio::test(start_paused = true)]

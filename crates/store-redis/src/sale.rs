@@ -42,6 +42,9 @@ const CATALOGUE_PATIENCE: Duration = Duration::from_millis(500);
 /// Purchases that are remembered until they are written down; further ones are only in the stream.
 const UNSETTLED_MAX: usize = 200_000;
 
+/// Purchases by product and buyer.
+type Unsettled = BTreeMap<ProductId, HashMap<UserId, Receipt>>;
+
 /// Sale on Redis. Clones share it.
 #[derive(Clone)]
 pub struct RedisSales {
@@ -69,7 +72,7 @@ struct Parts {
     /// Counts what was made and removed here.
     changes: AtomicU64,
     /// Sold by this process, and not known to be written down.
-    unsettled: Mutex<BTreeMap<ProductId, HashMap<UserId, Receipt>>>,
+    unsettled: Mutex<Unsettled>,
     rebuilding: tokio::sync::Mutex<()>,
     metrics: FollowMetrics,
 }
@@ -116,7 +119,7 @@ impl Parts {
         self.clock.as_ref().map(|clock| clock.now().as_micros().to_string()).unwrap_or_default()
     }
 
-    fn unsettled(&self) -> MutexGuard<'_, BTreeMap<ProductId, HashMap<UserId, Receipt>>> {
+    fn unsettled(&self) -> MutexGuard<'_, Unsettled> {
         self.unsettled.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -189,10 +192,7 @@ impl Parts {
     fn remember(&self, buy: &Buy, outcome: &BuyOutcome) {
         let BuyOutcome::Bought { product, receipt, .. } = outcome else { return };
         self.sold.notify_one();
-        let mut unsettled = self.unsettled();
-        if unsettled.values().map(HashMap::len).sum::<usize>() < UNSETTLED_MAX {
-            unsettled.entry(*product).or_default().insert(buy.buyer.clone(), *receipt);
-        }
+        note_unsettled(&mut self.unsettled(), *product, &buy.buyer, *receipt);
     }
 
     /// Asks for each sale of a batch once; its buyers' outcomes, or none for a sale that has to be rebuilt.
@@ -390,4 +390,28 @@ fn unanswered() -> Error {
 
 fn unreadable() -> Error {
     Error::failed(ENGINE, "a script of sale gave an answer that there is not")
+}
+
+fn note_unsettled(unsettled: &mut Unsettled, product: ProductId, buyer: &UserId, receipt: Receipt) {
+    if unsettled.values().map(HashMap::len).sum::<usize>() < UNSETTLED_MAX {
+        unsettled.entry(product).or_default().insert(buyer.clone(), receipt);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use weir_core::Timestamp;
+
+    use super::*;
+
+    #[test]
+    fn no_more_purchases_are_unsettled_than_the_bound() {
+        let mut unsettled = Unsettled::new();
+        let receipt = Receipt { number: 1, at: Timestamp::EPOCH };
+        for n in 0..UNSETTLED_MAX + 10 {
+            let product = ProductId(i64::try_from(n % 2).unwrap());
+            note_unsettled(&mut unsettled, product, &UserId::parse(n.to_string()).unwrap(), receipt);
+        }
+        assert_eq!(unsettled.values().map(HashMap::len).sum::<usize>(), UNSETTLED_MAX);
+    }
 }

@@ -287,9 +287,7 @@ impl Inner {
     /// Takes note of a key that was spent without Redis.
     fn remember_untold(&self, name: Arc<str>) {
         let mut untold = self.untold();
-        if untold.len() < UNTOLD_MAX {
-            untold.insert(name);
-        }
+        note_untold(&mut untold, name);
         self.untold_count.store(untold.len(), Ordering::Release);
     }
 
@@ -445,5 +443,23 @@ impl LimitStore for RedisLimits {
 
     async fn drain(&self) {
         self.inner.local.drain().await;
+    }
+}
+
+fn note_untold(untold: &mut HashSet<Arc<str>>, name: Arc<str>) {
+    if untold.len() < UNTOLD_MAX {
+        untold.insert(name);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_more_keys_are_untold_than_the_bound() {
+        let mut untold = HashSet::new();
+        (0..UNTOLD_MAX + 10).for_each(|n| note_untold(&mut untold, n.to_string().into()));
+        assert_eq!(untold.len(), UNTOLD_MAX);
     }
 }

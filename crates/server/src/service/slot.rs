@@ -27,10 +27,13 @@ const FORECAST_PAGE: usize = 10_000;
 pub struct SlotService {
     store: Arc<dyn SlotStore>,
     lanes: Lanes<Assign, AssignOutcome>,
-    cache: Mutex<HashMap<ConfigName, (Instant, Option<Config>)>>,
+    cache: Mutex<Cache>,
     timeout: Duration,
     counters: Counters,
 }
+
+/// Configs by name, with the time each was read; `None` for a name that has none.
+type Cache = HashMap<ConfigName, (Instant, Option<Config>)>;
 
 #[derive(Debug)]
 struct Counters {
@@ -95,11 +98,7 @@ impl SlotService {
             return Ok(config.clone());
         }
         let config = within(self.timeout, self.store.config(name)).await?;
-        let mut cache = self.cache();
-        if cache.len() >= CACHE_MAX {
-            cache.clear();
-        }
-        cache.insert(name.clone(), (Instant::now(), config.clone()));
+        remember(&mut self.cache(), name, config.clone());
         Ok(config)
     }
 
@@ -229,7 +228,29 @@ impl SlotService {
         };
     }
 
-    fn cache(&self) -> MutexGuard<'_, HashMap<ConfigName, (Instant, Option<Config>)>> {
+    fn cache(&self) -> MutexGuard<'_, Cache> {
         self.cache.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn remember(cache: &mut Cache, name: &ConfigName, config: Option<Config>) {
+    if cache.len() >= CACHE_MAX {
+        cache.clear();
+    }
+    cache.insert(name.clone(), (Instant::now(), config));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_more_configs_are_remembered_than_the_bound() {
+        let mut cache = Cache::new();
+        for n in 0..CACHE_MAX * 2 + 1 {
+            // Names that no config has are asked for by anybody.
+            remember(&mut cache, &ConfigName::parse(format!("config-{n}")).unwrap(), None);
+            assert!(cache.len() <= CACHE_MAX);
+        }
     }
 }

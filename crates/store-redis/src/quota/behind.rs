@@ -29,6 +29,9 @@ const LOOK: Duration = Duration::from_millis(500);
 const BATCH: usize = 500;
 /// Users whose reservations are known. When there are more, none is waited for.
 const TRACKED_MAX: usize = 100_000;
+/// Users that are known while those before them are given back, which may take long. Places of further ones stay counted until
+/// their windows end: that is the safe side.
+const KNOWN_MAX: usize = 2 * TRACKED_MAX;
 
 #[derive(Debug)]
 pub(crate) struct Behind {
@@ -66,12 +69,7 @@ impl Behind {
     pub(crate) fn track<'a>(&self, users: impl Iterator<Item = &'a UserId>) {
         let now = Instant::now();
         let mut tracked = self.inner.tracked();
-        for user in users {
-            match tracked.get_mut(user) {
-                Some(at) => *at = now,
-                None => drop(tracked.insert(user.clone(), now)),
-            }
-        }
+        users.for_each(|user| note(&mut tracked, user, now));
     }
 
     /// Gives everything back.
@@ -126,6 +124,14 @@ impl Inner {
     }
 }
 
+fn note(tracked: &mut HashMap<UserId, Instant>, user: &UserId, now: Instant) {
+    if let Some(at) = tracked.get_mut(user) {
+        *at = now;
+    } else if tracked.len() < KNOWN_MAX {
+        tracked.insert(user.clone(), now);
+    }
+}
+
 fn idle_after(users: usize) -> Duration {
     let steps = u32::try_from(users / USERS_PER_STEP).unwrap_or(u32::MAX).saturating_add(1);
     IDLE_AFTER.saturating_mul(steps).min(IDLE_AFTER_MAX)
@@ -134,6 +140,15 @@ fn idle_after(users: usize) -> Duration {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn no_more_users_are_known_than_the_bound() {
+        let (mut tracked, now) = (HashMap::new(), Instant::now());
+        for n in 0..KNOWN_MAX + 10 {
+            note(&mut tracked, &UserId::parse(n.to_string()).unwrap(), now);
+        }
+        assert_eq!(tracked.len(), KNOWN_MAX);
+    }
 
     #[test]
     fn the_more_users_send_the_longer_a_reservation_is_kept() {

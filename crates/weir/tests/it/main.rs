@@ -6,6 +6,7 @@ mod architecture;
 mod authorization;
 mod bad_input;
 mod clock;
+mod bounds;
 mod connections;
 mod contract;
 mod crash;

@@ -143,6 +143,7 @@ impl Board {
     /// Takes note of how a product stands.
     pub(crate) fn learn(&self, product: Product) {
         let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
+        known.learned.retain(|_, at| at.elapsed() < LEARNED_FOR);
         known.learned.insert(product.sku.clone(), Instant::now());
         self.merge(&mut known, product);
         drop(known);

@@ -1,7 +1,8 @@
 //! What callers did a moment ago: the throttle of one user's attempts, and the bucket of one address.
 //!
 //! Entries that are old enough mean nothing. So there are two maps: the present one, and the one before, which is thrown away
-//! whole when it has grown too old. That bounds them to those who called within two spans, without a walk over any of them.
+//! whole when it has grown too old, or the present one too large. That bounds them without a walk over any of them: in a flood
+//! of names the oldest are forgotten early.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, Hash, RandomState};
@@ -10,6 +11,8 @@ use std::time::{Duration, Instant};
 
 /// Callers are spread over so many locks.
 const SHARDS: usize = 16;
+/// Callers in one map.
+const CALLERS_MAX: usize = 16_384;
 
 /// What is remembered of each caller for at least a span of time.
 #[derive(Debug)]
@@ -38,6 +41,10 @@ impl<K: Hash + Eq, V: Default> Recent<K, V> {
         let shard = &self.shards[place];
         let mut shard = shard.lock().unwrap_or_else(PoisonError::into_inner);
         shard.age(now, self.span);
+        if shard.present.len() >= CALLERS_MAX && !shard.present.contains_key(&key) {
+            shard.before = std::mem::take(&mut shard.present);
+            shard.since = Some(now);
+        }
         let known = shard.before.remove(&key);
         let Shard { present, .. } = &mut *shard;
         look(present.entry(key).or_insert_with(|| known.unwrap_or_default()))
@@ -163,6 +170,18 @@ mod tests {
         assert!(at(1_000).is_allowed);
         assert!(!at(1_499).is_allowed);
         assert!(at(1_500).is_allowed);
+    }
+
+    #[test]
+    fn no_more_callers_are_remembered_than_the_bound() {
+        let (recent, now) = (Recent::<usize, ()>::new(SECOND), Instant::now());
+        for caller in 0..SHARDS * CALLERS_MAX * 3 {
+            recent.with(caller, now, |()| {});
+        }
+        for shard in &recent.shards {
+            let shard = shard.lock().unwrap();
+            assert!(shard.present.len() <= CALLERS_MAX && shard.before.len() <= CALLERS_MAX);
+        }
     }
 
     #[test]

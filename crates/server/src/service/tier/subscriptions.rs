@@ -123,3 +123,21 @@ impl Subscriptions {
         self.shards[at].lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn no_more_plans_are_remembered_than_the_bound() {
+        let data = tempfile::tempdir().unwrap();
+        let store = weir_store_sqlite::Sqlite::open(data.path()).unwrap();
+        let subscriptions = Subscriptions::new(Arc::new(store));
+        for n in 0..SHARDS * SHARD_MAX + SHARD_MAX {
+            subscriptions.remember(&n.to_string(), Plan::Free, 0);
+        }
+        for shard in &subscriptions.shards {
+            assert!(shard.lock().unwrap().plans.len() <= SHARD_MAX);
+        }
+    }
+}
