@@ -5,8 +5,8 @@
 mod architecture;
 mod authorization;
 mod bad_input;
-mod clock;
 mod bounds;
+mod clock;
 mod connections;
 mod contract;
 mod crash;
