@@ -78,6 +78,10 @@ impl Clocks {
             steps,
         };
         clocks.look_at_system();
+        // From 0 on: Prometheus takes a counter that begins with 1 for one that has not moved.
+        for clock in clocks.report().into_keys() {
+            drop(clocks.steps.get_or_create(&ClockLabels { clock }));
+        }
         Arc::new(clocks)
     }
 

@@ -323,6 +323,7 @@ mod tests {
         let metrics = Metrics::default();
         metrics.record_request(&Method::GET, "/", StatusCode::OK, Duration::ZERO);
         let _ = metrics.lane("request");
+        drop(metrics.clock_steps.get_or_create(&ClockLabels { clock: "system" }));
         let labels = DownstreamLabels { downstream: "default".to_owned() };
         metrics.work.breaker_state.get_or_create(&labels).set(0);
         let shown = metrics.encode(MetricsFormat::OpenMetrics);
