@@ -36,6 +36,11 @@ pub trait TierHarness: Send + Sync + Sized + 'static {
     /// Where definitions are; none where there is only something that decides.
     fn definitions(&self) -> Option<Arc<dyn TierStore>>;
 
+    /// Whether its clock may be set back; not that of the naive model, which is asked for what was spent by any time.
+    fn may_be_set_back() -> bool {
+        true
+    }
+
     /// A clean restart: closes everything and opens it again on the same data and the same clock.
     async fn reopen(self) -> Self;
 

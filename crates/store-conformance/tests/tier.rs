@@ -20,6 +20,10 @@ impl TierHarness for Naive {
         Self { limits: Arc::new(NaiveLimits::new(clock.clone())), clock }
     }
 
+    fn may_be_set_back() -> bool {
+        false
+    }
+
     fn clock(&self) -> &ManualClock {
         &self.clock
     }

@@ -44,7 +44,8 @@ pub const ENGINE: &str = "sqlite";
 const DATABASE_FILE: &str = "weir.db";
 /// The log that belongs to the database, in the same directory.
 pub const WAL_FILE: &str = "weir.db-wal";
-const LOCK_FILE: &str = "weir.lock";
+/// Locked by the process that owns the directory. It stays when that has ended.
+pub const LOCK_FILE: &str = "weir.lock";
 
 const HEARTBEAT: &str = "INSERT OR REPLACE INTO heartbeat (id, at) VALUES (1, ?1)";
 

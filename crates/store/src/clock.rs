@@ -264,12 +264,12 @@ mod tests {
     const HOUR: i64 = 3_600 * SECOND;
 
     /// A follower whose two clocks agreed at 0, and the time it tells after each step of `every` while the system clock is `off`.
-    struct Told {
+    struct Simulation {
         follower: Follower,
         uptime: i64,
     }
 
-    impl Told {
+    impl Simulation {
         fn new() -> Self {
             Self { follower: Follower::new(0, 0), uptime: 0 }
         }
@@ -292,11 +292,11 @@ mod tests {
     #[test]
     fn a_clock_that_jumps_and_returns_is_not_followed() {
         for jump in [2 * HOUR, -2 * HOUR] {
-            let mut told = Told::new();
-            assert_eq!(told.pass(300_000, jump), 0);
-            assert_eq!(told.pass(4_000_000, jump), 0);
-            assert_eq!(told.pass(10 * SECOND, 0), 0);
-            assert_eq!(told.follower.step, None);
+            let mut simulation = Simulation::new();
+            assert_eq!(simulation.pass(300_000, jump), 0);
+            assert_eq!(simulation.pass(4_000_000, jump), 0);
+            assert_eq!(simulation.pass(10 * SECOND, 0), 0);
+            assert_eq!(simulation.follower.step, None);
         }
     }
 
@@ -323,29 +323,29 @@ mod tests {
     #[test]
     fn a_step_that_lasts_is_followed_forward_and_back() {
         for jump in [2 * HOUR, -2 * HOUR] {
-            let mut told = Told::new();
-            assert_eq!(told.pass(5 * SECOND, jump), 0, "not before it is confirmed");
-            assert_eq!(told.pass(SECOND, jump), jump);
-            assert_eq!(told.pass(6 * SECOND, 0), 0, "and back");
+            let mut simulation = Simulation::new();
+            assert_eq!(simulation.pass(5 * SECOND, jump), 0, "not before it is confirmed");
+            assert_eq!(simulation.pass(SECOND, jump), jump);
+            assert_eq!(simulation.pass(6 * SECOND, 0), 0, "and back");
         }
     }
 
     #[test]
     fn a_clock_that_jumps_about_is_not_followed_until_it_rests() {
-        let mut told = Told::new();
+        let mut simulation = Simulation::new();
         for n in 1..20 {
-            assert_eq!(told.pass(2 * SECOND, n * HOUR), 0);
+            assert_eq!(simulation.pass(2 * SECOND, n * HOUR), 0);
         }
-        assert_eq!(told.pass(6 * SECOND, HOUR), HOUR);
+        assert_eq!(simulation.pass(6 * SECOND, HOUR), HOUR);
     }
 
     #[test]
     fn small_differences_are_made_up_for_gradually_and_time_never_runs_back() {
-        let mut told = Told::new();
-        assert_eq!(told.pass(2 * SECOND, 900_000), 100_000);
-        assert_eq!(told.pass(20 * SECOND, 900_000), 900_000);
-        assert_eq!(told.pass(2 * SECOND, 0), 800_000);
-        assert_eq!(told.pass(20 * SECOND, 0), 0);
+        let mut simulation = Simulation::new();
+        assert_eq!(simulation.pass(2 * SECOND, 900_000), 100_000);
+        assert_eq!(simulation.pass(20 * SECOND, 900_000), 900_000);
+        assert_eq!(simulation.pass(2 * SECOND, 0), 800_000);
+        assert_eq!(simulation.pass(20 * SECOND, 0), 0);
     }
 
     #[test]

@@ -10,8 +10,8 @@ use crate::config::Settings;
 use crate::config::source::SettingError;
 use crate::config::store::EngineChoice;
 
-/// Refuses a directory without a database that shows that it had one: a log that belongs to it, or secrets that an earlier
-/// start made.
+/// Refuses a directory without a database that shows that it had one: a log that belongs to it, or secrets beside the lock file
+/// of the engine. Secrets alone may have been put there for a first start, or by servers on Postgres.
 ///
 /// # Errors
 /// When the database is lost.
@@ -20,7 +20,9 @@ pub(crate) fn check(settings: &Settings, secrets: &[&str]) -> Result<(), Setting
     if !needs_database(settings) {
         return Ok(());
     }
-    let files = std::iter::once(weir_store_sqlite::WAL_FILE).chain(secrets.iter().copied());
+    let has_run_here = data.join(weir_store_sqlite::LOCK_FILE).exists();
+    let secrets = secrets.iter().copied().filter(|_| has_run_here);
+    let files = std::iter::once(weir_store_sqlite::WAL_FILE).chain(secrets);
     let traces: Vec<&str> = files.filter(|file| holds_something(&data.join(file))).collect();
     if traces.is_empty() {
         return Ok(());

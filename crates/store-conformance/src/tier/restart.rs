@@ -89,6 +89,9 @@ pub async fn what_was_spent_before_it_was_kept_is_in_the_store<H: TierHarness>()
 }
 
 pub async fn a_clock_that_is_set_back_keeps_nobody_out_for_longer_than_the_limit_says<H: TierHarness>() {
+    if !H::may_be_set_back() {
+        return;
+    }
     let h = H::open().await;
     let ahead = Duration::from_secs(7_200);
     let policies = [policy(bucket(5, 5)), policy(fixed(5)), policy(sliding(5))];

@@ -1,7 +1,9 @@
 //! Every collection that outlives a call is listed in docs/bounds.md, and the tests that are named there exist.
 
 use std::collections::BTreeSet;
-use std::path::{Path, PathBuf};
+use std::path::Path;
+
+use crate::architecture::rust_files;
 
 const PAGE: &str = include_str!("../../../../docs/bounds.md");
 const CRATES: [&str; 9] = [
@@ -17,18 +19,6 @@ const CRATES: [&str; 9] = [
 ];
 const COLLECTIONS: [&str; 5] = ["HashMap<", "BTreeMap<", "HashSet<", "BTreeSet<", "VecDeque<"];
 const CHANNELS: [&str; 3] = ["mpsc::channel", "sync_channel", "broadcast::channel"];
-
-/// Every Rust file below a directory.
-fn rust_files(directory: &Path, files: &mut Vec<PathBuf>) {
-    for entry in std::fs::read_dir(directory).unwrap() {
-        let path = entry.unwrap().path();
-        if path.is_dir() {
-            rust_files(&path, files);
-        } else if path.extension().is_some_and(|extension| extension == "rs") {
-            files.push(path);
-        }
-    }
-}
 
 /// The sources of the process, each by its path below `crates/`.
 fn sources() -> Vec<(String, String)> {

@@ -291,6 +291,16 @@ async fn a_missing_database_beside_secrets_is_not_taken_for_a_new_one() {
     refused_after(remove, "admin.key").await;
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn secrets_that_were_put_there_for_a_first_start_are_used() {
+    let data = tempfile::tempdir().unwrap();
+    for secret in ["admin.key", "jwt.secret"] {
+        std::fs::write(data.path().join(secret), "0123456789abcdef0123456789abcdef\n").unwrap();
+    }
+    let weir = weir().data_dir(data.path()).spawn().await;
+    assert_eq!(weir.admin_key().trim(), "0123456789abcdef0123456789abcdef");
+}
+
 #[test]
 fn a_first_start_that_failed_does_not_stand_in_the_way_of_the_next() {
     let data = tempfile::tempdir().unwrap();
