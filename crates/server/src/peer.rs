@@ -43,6 +43,8 @@ struct Connection {
     is_in_reserve: AtomicBool,
     /// The bytes read since the last head was complete: those of a head that has only begun.
     head_bytes: AtomicUsize,
+    /// How much came with the last read. A head was not complete before it, so no more than this is of the next one.
+    last_read: AtomicUsize,
     /// Whether the last request was answered before its body was read.
     has_unread_body: AtomicBool,
 }
@@ -83,6 +85,7 @@ impl Peer {
             is_in_reserve: AtomicBool::new(place.ordinary.is_some()),
             place: Mutex::new(place),
             head_bytes: AtomicUsize::new(0),
+            last_read: AtomicUsize::new(0),
             has_unread_body: AtomicBool::new(false),
         }))
     }
@@ -115,7 +118,8 @@ impl Peer {
         let of_the_next = match read {
             _ if has_body => IN_BODY,
             0..=HEAD_FREE | IN_BODY => 0,
-            _ => read.saturating_sub(head_length()),
+            // The length is about right: white space around values is not counted, so that it alone would add up.
+            _ => read.saturating_sub(head_length()).min(self.0.last_read.load(Ordering::Relaxed)),
         };
         self.0.head_bytes.store(of_the_next, Ordering::Relaxed);
     }
@@ -225,10 +229,16 @@ impl PeerStream {
     fn count_head(&mut self, read: usize) -> io::Result<()> {
         let connection = &self.connection;
         let before = connection.head_bytes.load(Ordering::Relaxed);
-        if matches!(before, IN_BODY | IN_TUNNEL) {
-            return Ok(());
+        match before {
+            IN_BODY => return Ok(()),
+            IN_TUNNEL => {
+                self.head_charge = None;
+                return Ok(());
+            }
+            _ => {}
         }
         let head = before + read;
+        connection.last_read.store(read, Ordering::Relaxed);
         connection.head_bytes.store(head, Ordering::Relaxed);
         if head <= HEAD_FREE {
             self.head_charge = None;

@@ -118,8 +118,10 @@ impl Counts {
         self.remember(user, row);
         // A count under the old limits must not be folded any more, since it may be above the new ones. One that was folded
         // is in the journal until all beside it are.
+        let is_behind = self.is_behind();
         self.folding.remove(user);
-        if self.is_behind() { self.append(connection, &[(user, row)]) } else { Ok(()) }
+        // Asked before: with the last count gone the journal still says what it did, and would be read again.
+        if is_behind { self.append(connection, &[(user, row)]) } else { Ok(()) }
     }
 
     /// Takes note of a row that was just deleted. What the journal still says of it changes nothing.
@@ -365,6 +367,26 @@ mod tests {
             }
             assert_eq!((in_table(&connection, user), in_table(&connection, "user-19")), (0, 9));
         }
+    }
+
+    #[test]
+    fn new_limits_of_the_last_user_of_a_fold_do_not_bring_old_counts_back() {
+        let connection = database();
+        let mut counts = loaded(&connection);
+        (0..9).for_each(|_| count(&mut counts, &connection, &users(20)));
+        counts.fold(&connection, 19).unwrap();
+        let last: Vec<UserId> = counts.folding.keys().cloned().collect();
+        let [last] = last.as_slice() else { panic!("one is left: {last:?}") };
+        let fresh = Quota::configured(Limits::new(5, 1).unwrap(), Timestamp::from_seconds(9));
+        counts.replace(&connection, last, fresh).unwrap();
+        // Saved after it, by another.
+        let other = users(20).into_iter().find(|user| user != last).unwrap();
+        count(&mut counts, &connection, std::slice::from_ref(&other));
+        let mut restarted = loaded(&connection);
+        while restarted.is_behind() {
+            restarted.fold(&connection, 3).unwrap();
+        }
+        assert_eq!(in_table(&connection, other.as_str()), 10, "what was counted last is not forgotten");
     }
 
     #[test]

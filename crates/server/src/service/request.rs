@@ -270,16 +270,22 @@ impl RequestService {
     ) -> Result<Option<Request>> {
         loop {
             tokio::select! {
-                told = waiting.changed() => if told == seen { continue },
+                // Whatever is told is looked up: two changes may be told in another order than they were made in.
+                _told = waiting.changed() => {}
                 () = tokio::time::sleep(POLL), if self.is_shared => {}
                 () = tokio::time::sleep_until(until) => return self.changed_by_now(waiting.id(), seen).await,
                 () = closing.cancelled() => return Ok(None),
             }
             // Never closed.
             let _turn = self.polls.acquire().await;
-            match within(self.timeout, self.store.find_request(waiting.id())).await? {
-                Some(request) if request.status == seen => {}
-                changed => return Ok(changed),
+            match within(self.timeout, self.store.find_request(waiting.id())).await {
+                Ok(Some(request)) if request.status == seen => {}
+                Ok(changed) => return Ok(changed),
+                Err(error) => {
+                    // What was told is still to be looked up by whoever goes on waiting.
+                    waiting.tell_again();
+                    return Err(error);
+                }
             }
         }
     }

@@ -13,7 +13,7 @@ use weir_server::auth::jwt::{self, Claims};
 use weir_testkit::http::Client;
 use weir_testkit::wait;
 
-use crate::given::{PATIENCE, Running, Store, configure, message};
+use crate::given::{PATIENCE, Running, Store, configure, message, weir};
 
 const MIB: u64 = 1 << 20;
 
@@ -256,4 +256,25 @@ async fn event_streams_and_long_polls_leave_connections_to_everybody_else() {
         read_answer(&mut stream).await.0.starts_with("HTTP/1.1 200 ")
     })
     .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn heads_with_much_white_space_take_no_more_of_the_budget_than_one_of_them() {
+    let weir = weir().spawn().await;
+    let mut caller = TcpStream::connect(weir.addr()).await.unwrap();
+    let head = format!("GET /livez HTTP/1.1\r\nHost: localhost\r\nA:{}b\r\n\r\n", " ".repeat(20_000));
+    for _ in 0..50 {
+        caller.write_all(head.as_bytes()).await.unwrap();
+        let mut answer = Vec::new();
+        while !answer.ends_with(b"ok") {
+            let mut part = [0; 1_024];
+            let read = caller.read(&mut part).await.unwrap();
+            assert!(read > 0, "{}", String::from_utf8_lossy(&answer));
+            answer.extend_from_slice(&part[..read]);
+        }
+    }
+    let metrics = Client::new(weir.base_url()).get("/metrics").await.unwrap().body;
+    let metrics = String::from_utf8(metrics.to_vec()).unwrap();
+    let used = metrics.lines().find_map(|line| line.strip_prefix("weir_http_buffered_bytes ")).unwrap();
+    assert!(used.parse::<f64>().unwrap() < 65_536.0, "{used} bytes are taken");
 }

@@ -118,6 +118,11 @@ impl Subscription {
             }
         }
     }
+
+    /// Lets [`Subscription::changed`] return once more with what was told last: it could not be looked up.
+    pub fn tell_again(&mut self) {
+        self.receiver.mark_changed();
+    }
 }
 
 impl Drop for Subscription {
@@ -164,6 +169,8 @@ mod tests {
         assert_eq!(one.changed().await, Status::Completed);
         assert_eq!(other.changed().await, Status::Completed);
         assert!(one.changed().now_or_never().is_none(), "told once");
+        one.tell_again();
+        assert_eq!(one.changed().await, Status::Completed, "and again when that is asked for");
     }
 
     #[test]

@@ -88,3 +88,16 @@ async fn whoever_waits_is_told_of_a_change_at_once() {
     let told = tokio::join!(given.wait(), async { hub.changed(given.id, Status::InProgress) });
     assert_eq!(told.0, (Some(Status::InProgress), Duration::ZERO));
 }
+
+#[tokio::test]
+async fn a_change_is_seen_although_an_earlier_one_is_told_after_it() {
+    let given = given().await;
+    given.begin().await;
+    let hub = Arc::clone(given.service.hub());
+    // Somebody who was slower tells how the request stood before.
+    let told = tokio::join!(given.wait(), async {
+        hub.changed(given.id, Status::InProgress);
+        hub.changed(given.id, Status::Accepted);
+    });
+    assert_eq!(told.0, (Some(Status::InProgress), Duration::ZERO));
+}
