@@ -188,7 +188,7 @@ macro_rules! request_suite {
                 the_books_follow_every_step,
             ],
             sealing: [
-                keys_are_registered_by_name_and_forgotten_by_digest,
+                keys_are_registered_and_forgotten_by_name_and_digest,
                 requests_sealed_with_a_key_are_found_part_by_part,
                 a_result_sealed_with_a_key_is_found_too,
                 the_newest_request_is_the_one_accepted_last,

@@ -22,6 +22,7 @@ const STEPS: &[&str] = &[
     include_str!("../migrations/0009_queue_pack.sql"),
     include_str!("../migrations/0010_clock.sql"),
     include_str!("../migrations/0011_request_key.sql"),
+    include_str!("../migrations/0012_sealing_key.sql"),
 ];
 
 /// An arbitrary number that no other program is likely to lock ("weir" in ASCII).

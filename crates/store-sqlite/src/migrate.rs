@@ -22,6 +22,7 @@ const STEPS: &[&str] = &[
     include_str!("../migrations/0012_request_journal.sql"),
     include_str!("../migrations/0013_clock.sql"),
     include_str!("../migrations/0014_request_key.sql"),
+    include_str!("../migrations/0015_sealing_key.sql"),
 ];
 
 pub(crate) fn run(connection: &mut Connection) -> Result<()> {

@@ -404,9 +404,9 @@ pub trait RequestStore: Send + Sync + 'static {
     /// Reads the books.
     async fn audit_requests(&self) -> Result<Books>;
 
-    /// The keys that servers have registered, by name, each with when that was.
+    /// The keys that servers have registered, by name and digest, each with when that was.
     async fn sealing_keys(&self) -> Result<Vec<(SealingKey, Timestamp)>>;
-    /// Registers a key, in place of one of the same name.
+    /// Registers a key. One of the same name and digest is registered again, with the present time.
     async fn register_sealing_key(&self, key: &SealingKey) -> Result<()>;
     /// Forgets a key of this name and digest.
     async fn forget_sealing_key(&self, name: &str, digest: &str) -> Result<()>;

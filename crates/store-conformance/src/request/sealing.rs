@@ -36,7 +36,7 @@ fn sealed_with<H: RequestHarness>(h: &H, name: &str) -> Submit {
     Submit { payload, ..wish(h, &next_id(h).to_string()) }
 }
 
-pub async fn keys_are_registered_by_name_and_forgotten_by_digest<H: RequestHarness>() {
+pub async fn keys_are_registered_and_forgotten_by_name_and_digest<H: RequestHarness>() {
     let h = H::open().await;
     assert_eq!(registered(&h).await, []);
     let (first, other, same_name) = (key("ü b", "1"), key("a", "2"), key("ü b", "3"));
@@ -45,15 +45,21 @@ pub async fn keys_are_registered_by_name_and_forgotten_by_digest<H: RequestHarne
     register(&h, &other).await;
     assert_eq!(registered(&h).await, [(other.clone(), start), (first.clone(), start)]);
     h.clock().advance(Duration::from_secs(1));
+    let later = now(&h);
     register(&h, &same_name).await;
-    assert_eq!(registered(&h).await, [(other.clone(), start), (same_name.clone(), now(&h))]);
-    for (name, digest) in [("ü b", "1"), ("a", "3"), ("c", "2")] {
+    let both = [(other.clone(), start), (first.clone(), start), (same_name.clone(), later)];
+    assert_eq!(registered(&h).await, both, "another digest is another key");
+    register(&h, &first).await;
+    assert_eq!(registered(&h).await, [(other.clone(), start), (first.clone(), later), (same_name, later)]);
+    for (name, digest) in [("ü b", "2"), ("a", "3"), ("c", "2")] {
         h.requests().forget_sealing_key(name, digest).await.expect("forget_sealing_key must succeed");
     }
-    assert_eq!(registered(&h).await.len(), 2, "another digest is another key");
-    h.requests().forget_sealing_key("a", "2").await.expect("forget_sealing_key must succeed");
+    assert_eq!(registered(&h).await.len(), 3, "another digest is another key");
+    for (name, digest) in [("a", "2"), ("ü b", "3")] {
+        h.requests().forget_sealing_key(name, digest).await.expect("forget_sealing_key must succeed");
+    }
     let h = h.reopen().await;
-    assert_eq!(registered(&h).await, [(same_name, now(&h))]);
+    assert_eq!(registered(&h).await, [(first, later)]);
 }
 
 pub async fn requests_sealed_with_a_key_are_found_part_by_part<H: RequestHarness>() {

@@ -9,13 +9,13 @@ use super::{limited, read_id, read_request};
 use crate::quota::column;
 use crate::{Postgres, time};
 
-const KEYS: &str = "SELECT name, digest, check_value, registered_at FROM request_key ORDER BY name";
+const KEYS: &str = "SELECT name, digest, check_value, registered_at FROM sealing_key ORDER BY name, digest";
 const REGISTER: &str = "
-    INSERT INTO request_key (name, digest, check_value, registered_at)
+    INSERT INTO sealing_key (name, digest, check_value, registered_at)
     VALUES ($1, $2, $3, coalesce($4, clock_timestamp()))
-    ON CONFLICT (name) DO UPDATE
-    SET digest = excluded.digest, check_value = excluded.check_value, registered_at = excluded.registered_at";
-const FORGET: &str = "DELETE FROM request_key WHERE name = $1 AND digest = $2";
+    ON CONFLICT (name, digest) DO UPDATE
+    SET check_value = excluded.check_value, registered_at = excluded.registered_at";
+const FORGET: &str = "DELETE FROM sealing_key WHERE name = $1 AND digest = $2";
 const SEALED_WITH: &str = "
     SELECT request_id, payload_key_id = $2 OR coalesce(result_key_id = $2, false) FROM request_record
     WHERE request_id > $1 ORDER BY request_id LIMIT $3";

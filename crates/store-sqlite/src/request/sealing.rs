@@ -6,12 +6,12 @@ use weir_store::request::{Request, Sealed, SealedSearch, SealingKey};
 
 use super::{COLUMNS, limited, read_id, read_request};
 
-const KEYS: &str = "SELECT name, digest, check_value, registered_at FROM request_key ORDER BY name";
+const KEYS: &str = "SELECT name, digest, check_value, registered_at FROM sealing_key ORDER BY name, digest";
 const REGISTER: &str = "
-    INSERT INTO request_key (name, digest, check_value, registered_at) VALUES (?1, ?2, ?3, ?4)
-    ON CONFLICT (name) DO UPDATE
-    SET digest = excluded.digest, check_value = excluded.check_value, registered_at = excluded.registered_at";
-const FORGET: &str = "DELETE FROM request_key WHERE name = ?1 AND digest = ?2";
+    INSERT INTO sealing_key (name, digest, check_value, registered_at) VALUES (?1, ?2, ?3, ?4)
+    ON CONFLICT (name, digest) DO UPDATE
+    SET check_value = excluded.check_value, registered_at = excluded.registered_at";
+const FORGET: &str = "DELETE FROM sealing_key WHERE name = ?1 AND digest = ?2";
 const SEALED_WITH: &str = "
     SELECT request_id, payload_key_id = ?2 OR ifnull(result_key_id = ?2, 0) FROM request_record
     WHERE request_id > ?1 ORDER BY request_id LIMIT ?3";

@@ -2,23 +2,25 @@
 //!
 //! Every server registers the key that it seals with: its name, a digest, and a known value that is sealed with it. A server
 //! that cannot open such a value has lost the key, or has another one under the same name. That matters only while a request is
-//! sealed with it: a key that was retired long ago must not keep anybody from starting. Which keys are in use no index
-//! tells, so requests are looked through, and only in that case.
-//!
-//! Two servers with different keys that start while nothing is sealed yet both start. The next start after the first
-//! request finds out.
+//! sealed with it: a key that was retired long ago must not keep a server from starting. No index tells which keys are in
+//! use, so requests are searched, and only in that case. A request names its key but not the key's digest, so the ones found
+//! are opened: two different keys may have been registered under one name while nothing was sealed, and the server that has
+//! the key in use must start.
 
 use std::time::Duration;
 
 use weir_core::{RequestId, Timestamp};
-use weir_store::request::{RequestStore, SealedSearch};
+use weir_store::request::{Request, RequestStore, Sealed, SealedSearch};
 use weir_store::{Error, Result};
 
 use crate::config::source::SettingError;
 use crate::seal::{Keyring, Part};
 
-/// Requests that are looked through at a time.
+/// Requests searched at a time.
 const SEARCHED_AT_ONCE: usize = 5_000;
+/// Requests opened for one registered key, the oldest first, so that a start does not open every request in the store.
+/// One that is not reached and cannot be opened says so when it is read.
+const OPENED_MAX: usize = 1_000;
 
 /// Says which key is missing, if one is; registers the one that seals, if none is.
 ///
@@ -39,7 +41,7 @@ pub(crate) async fn missing_key(
         return Ok(Some(sentence(keys, &request.payload.key_id, None, request.id)));
     }
     for (key, registered_at) in registered.iter().filter(|(key, _)| !keys.has(key)) {
-        if let Some(request) = sealed_with(store, &key.name).await? {
+        if let Some(request) = unopenable_request(store, keys, &key.name).await? {
             return Ok(Some(sentence(keys, &key.name, Some(&key.digest), request)));
         }
         // A server that still seals with it has registered it again at its start, and requests are kept no longer than this.
@@ -52,16 +54,35 @@ pub(crate) async fn missing_key(
     Ok(None)
 }
 
-/// A request that is sealed with the key of this name.
-async fn sealed_with(store: &dyn RequestStore, name: &str) -> Result<Option<RequestId>> {
-    let mut after = None;
-    loop {
+/// A request that is sealed with a key of this name and that `keys` cannot open.
+async fn unopenable_request(
+    store: &dyn RequestStore,
+    keys: &Keyring,
+    name: &str,
+) -> Result<Option<RequestId>> {
+    let (mut after, mut opened) = (None, 0);
+    while opened < OPENED_MAX {
         match store.find_sealed_with(name, after, SEARCHED_AT_ONCE).await? {
-            SealedSearch::Found(id) => return Ok(Some(id)),
+            SealedSearch::Found(id) => {
+                let request = store.find_request(id).await?;
+                if request.is_some_and(|request| !opens(keys, &request, name)) {
+                    return Ok(Some(id));
+                }
+                opened += 1;
+                after = Some(id);
+            }
             SealedSearch::NoneUpTo(id) => after = Some(id),
             SealedSearch::None => return Ok(None),
         }
     }
+    Ok(None)
+}
+
+/// Whether `keys` open whatever of a request is sealed with a key of this name.
+fn opens(keys: &Keyring, request: &Request, name: &str) -> bool {
+    let opens = |part, sealed: &Sealed| sealed.key_id != name || keys.open(request.id, part, sealed).is_ok();
+    opens(Part::Payload, &request.payload)
+        && request.result.as_ref().is_none_or(|result| opens(Part::Result, result))
 }
 
 fn sentence(keys: &Keyring, name: &str, digest: Option<&str>, request: RequestId) -> SettingError {
@@ -155,6 +176,24 @@ mod tests {
         }
         assert_eq!(given.start(A).await, None);
         assert_eq!(given.start(&format!("{B},{A}")).await, None, "rotated");
+    }
+
+    #[tokio::test]
+    async fn of_two_keys_with_one_name_the_one_in_use_starts() {
+        for last in [A, OTHER_A] {
+            let given = Given::new();
+            for keys in [A, OTHER_A, last] {
+                assert_eq!(given.start(keys).await, None, "nothing is sealed yet");
+            }
+            given.accept(A).await;
+            assert_eq!(given.start(A).await, None, "registered last: {last}");
+            assert!(given.start(OTHER_A).await.is_some(), "registered last: {last}");
+            // The other server was never restarted and seals, too.
+            given.accept(OTHER_A).await;
+            for keys in [A, OTHER_A] {
+                assert!(given.start(keys).await.is_some(), "each needs the other's key");
+            }
+        }
     }
 
     #[tokio::test]

@@ -1,0 +1,11 @@
+-- Registered keys by name and digest: two servers may have different keys of one name, and neither registration may hide the
+-- other. `request_key` stays for servers of the version before, which register there.
+CREATE TABLE sealing_key (
+    name          TEXT    NOT NULL,
+    digest        TEXT    NOT NULL,
+    check_value   BLOB    NOT NULL,
+    registered_at INTEGER NOT NULL,
+    PRIMARY KEY (name, digest)
+) WITHOUT ROWID;
+INSERT INTO sealing_key (name, digest, check_value, registered_at)
+SELECT name, digest, check_value, registered_at FROM request_key;
