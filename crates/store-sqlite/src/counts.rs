@@ -121,7 +121,10 @@ impl Counts {
         let is_behind = self.is_behind();
         self.folding.remove(user);
         // Asked before: with the last count gone the journal still says what it did, and would be read again.
-        if is_behind { self.append(connection, &[(user, row)]) } else { Ok(()) }
+        if is_behind {
+            self.append(connection, &[(user, row)])?;
+        }
+        self.fold_if_due(connection, 1)
     }
 
     /// Takes note of a row that was just deleted. What the journal still says of it changes nothing.
@@ -149,9 +152,15 @@ impl Counts {
                 save.execute(params![user.as_str(), row.current_count, row.last_refresh.as_micros()])?;
             }
         }
+        self.fold_if_due(connection, changed.len())
+    }
+
+    /// Folds a part when a fold is under way, or counts have waited for long, or there are many. More are folded than were
+    /// changed, so that every fold ends, and what waits stays within its bound.
+    fn fold_if_due(&mut self, connection: &Connection, changed: usize) -> rusqlite::Result<()> {
         let is_old = self.pending_since.is_some_and(|since| since.elapsed() >= FOLD_AFTER);
         if !self.folding.is_empty() || is_old || self.pending.len() > PENDING_MAX {
-            self.fold(connection, (changed.len() * FOLDED_PER_ROW).max(FOLDED_MIN))?;
+            self.fold(connection, (changed * FOLDED_PER_ROW).max(FOLDED_MIN))?;
         }
         Ok(())
     }
@@ -411,6 +420,18 @@ mod tests {
             let changed: Vec<_> = batch.iter().map(|user| (user, row)).collect();
             counts.save(&connection, &changed).unwrap();
             assert!(counts.pending.len() <= PENDING_MAX + 512 && counts.folding.len() <= PENDING_MAX + 512);
+        }
+    }
+
+    #[test]
+    fn no_more_counts_wait_for_the_table_than_the_bound_when_limits_are_new() {
+        let connection = database();
+        let mut counts = loaded(&connection);
+        count(&mut counts, &connection, &users(20));
+        let row = Quota::configured(Limits::new(5, 1).unwrap(), Timestamp::from_seconds(9));
+        for user in users(PENDING_MAX * 2) {
+            counts.replace(&connection, &user, row).unwrap();
+            assert!(counts.pending.len() <= PENDING_MAX + 1);
         }
     }
 

@@ -228,6 +228,11 @@ struct Applied {
     is_unfinished: bool,
 }
 
+/// Whether an ordered job of this group has more turns to come. It has had its turn, and those behind it wait.
+fn has_unfinished_ordered(applied: &[Applied]) -> bool {
+    applied.iter().any(|other| other.is_unfinished && other.job.order() == Order::Arrival)
+}
+
 impl WriterThread {
     fn write_until_closed(mut self, waiting: &mpsc::Receiver<Box<dyn Job>>) {
         loop {
@@ -304,8 +309,9 @@ impl WriterThread {
         }
     }
 
-    /// Applies `first` and whatever waits behind it, then a turn of what was begun before, and commits. Jobs that failed
-    /// alone are answered here; the others are left in `applied`, to be answered with what the commit came to.
+    /// Applies `first` and whatever waits behind it, by turns with the ordered jobs that were put off, then a turn of what
+    /// was begun before, and commits. Jobs that failed alone are answered here; the others are left in `applied`, to be
+    /// answered with the outcome of the commit.
     fn write_group(
         &mut self,
         first: Option<Box<dyn Job>>,
@@ -314,21 +320,26 @@ impl WriterThread {
     ) -> Result<()> {
         let group = self.shared.begin_turn();
         let mut next = first;
-        while let Some(job) = next {
-            let is_behind = |other: &Applied| other.is_unfinished && other.job.order() == Order::Arrival;
-            if job.order() == Order::Arrival && (!self.ordered.is_empty() || applied.iter().any(is_behind)) {
-                self.ordered.push_back(job);
-            } else {
+        loop {
+            let ordered = if has_unfinished_ordered(applied) { None } else { self.ordered.pop_front() };
+            if next.is_none() && ordered.is_none() {
+                break;
+            }
+            if let Some(job) = ordered {
                 self.apply_in_group(job, applied)?;
             }
-            let has_room = applied.len() < GROUP_MAX && self.put_off() < WAITING_MAX;
-            next = if has_room && group.goes_on() { waiting.try_recv().ok() } else { None };
-        }
-        // One that ran in this group has had its turn.
-        if !applied.iter().any(|other| other.is_unfinished && other.job.order() == Order::Arrival)
-            && let Some(job) = self.ordered.pop_front()
-        {
-            self.apply_in_group(job, applied)?;
+            if let Some(job) = next {
+                let must_wait = !self.ordered.is_empty() || has_unfinished_ordered(applied);
+                if job.order() == Order::Arrival && must_wait {
+                    self.ordered.push_back(job);
+                } else {
+                    self.apply_in_group(job, applied)?;
+                }
+            }
+            if applied.len() >= GROUP_MAX || !group.goes_on() {
+                break;
+            }
+            next = if self.put_off() < WAITING_MAX { waiting.try_recv().ok() } else { None };
         }
         if let Some(job) = self.unfinished.pop_front() {
             self.apply_in_group(job, applied)?;

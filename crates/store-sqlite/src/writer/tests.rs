@@ -119,6 +119,50 @@ async fn jobs_in_order_of_arrival_do_not_overtake_a_long_one() {
 }
 
 #[tokio::test]
+async fn jobs_that_waited_for_a_long_one_share_a_commit() {
+    const JOBS: i64 = 50;
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("file.db");
+    let mut connection = Connection::open(&path).unwrap();
+    connection.execute_batch("CREATE TABLE t (n INTEGER PRIMARY KEY)").unwrap();
+    crate::migrate::run(&mut connection).unwrap();
+    // SQLite counts the transactions that changed a file in bytes 24 to 27 of its header.
+    let commits = || {
+        let header = std::fs::read(&path).unwrap();
+        u32::from_be_bytes(header[24..28].try_into().unwrap())
+    };
+    let before = commits();
+    let writer = Writer::start(connection).unwrap();
+    writer.set_turn(Duration::from_secs(600));
+    let (release, released) = mpsc::channel::<()>();
+    let mut turns = 0;
+    let mut long = Box::pin(writer.in_turns(Order::Arrival, move |connection, _, _| {
+        turns += 1;
+        connection.execute("INSERT INTO t VALUES (?1)", [-turns])?;
+        if turns == 1 {
+            released.recv().unwrap();
+        }
+        Ok(if turns == 1 { ControlFlow::Continue(()) } else { ControlFlow::Break(()) })
+    }));
+    assert!(futures_poll_once(long.as_mut()).await.is_none());
+    let mut jobs = Vec::new();
+    for n in 0..JOBS {
+        let mut job = Box::pin(writer.in_turns(Order::Arrival, move |connection, _, _| {
+            connection.execute("INSERT INTO t VALUES (?1)", [n]).map(ControlFlow::Break)
+        }));
+        assert!(futures_poll_once(job.as_mut()).await.is_none());
+        jobs.push(job);
+    }
+    release.send(()).unwrap();
+    long.await.unwrap();
+    for job in jobs {
+        job.await.unwrap();
+    }
+    let commits = commits() - before;
+    assert!(commits < 5, "{commits} commits for {JOBS} jobs");
+}
+
+#[tokio::test]
 async fn an_error_in_a_later_turn_leaves_the_turns_before_it() {
     let writer = writer();
     let mut n = 0;
