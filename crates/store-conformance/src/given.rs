@@ -63,7 +63,7 @@ pub async fn found<H: Harness>(h: &H, user_id: &str) -> Option<Quota> {
 /// What became of a batch; there must be one outcome per command.
 pub async fn decided<H: Harness>(h: &H, batch: Vec<SendMessage>) -> Vec<SendOutcome> {
     let expected = batch.len();
-    let outcomes = h.quota().send_batch(batch).await.expect("send_batch must succeed");
+    let outcomes = h.quota().send_batch(batch.into()).await.expect("send_batch must succeed");
     assert_eq!(outcomes.len(), expected, "there must be one outcome per command");
     outcomes
 }

@@ -109,7 +109,7 @@ pub async fn messages_sent_while_workers_run_are_delivered_once_and_in_order<H: 
         let quota = h.quota();
         async move {
             for batch in sends(&key(k), 30).chunks(3) {
-                quota.send_batch(batch.to_vec()).await.expect("send_batch must succeed");
+                quota.send_batch(batch.to_vec().into()).await.expect("send_batch must succeed");
             }
         }
     }));

@@ -17,7 +17,7 @@ use crate::held::Held;
 async fn decided_at_once<H: Harness>(h: &H, batches: Vec<Vec<SendMessage>>) -> Vec<Vec<SendOutcome>> {
     let answers = at_once(batches.into_iter().map(|batch| {
         let quota = h.quota();
-        async move { quota.send_batch(batch).await }
+        async move { quota.send_batch(batch.into()).await }
     }));
     answers.await.into_iter().collect::<Result<_>>().expect("parallel batches must all succeed")
 }
@@ -92,7 +92,7 @@ pub async fn configuring_and_removing_while_sending_keeps_the_books<H: Harness>(
             match n % 3 {
                 0 => quota.configure(&user(&name), limits(3, 1)).await.map(|_| Vec::new()),
                 1 if n % 5 == 0 => quota.remove(&user(&name)).await.map(|_| Vec::new()),
-                _ => quota.send_batch(sends(&name, 5)).await,
+                _ => quota.send_batch(sends(&name, 5).into()).await,
             }
         }
     }));

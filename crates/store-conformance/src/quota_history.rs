@@ -116,7 +116,7 @@ impl<H: Harness> Pair<'_, H> {
         let batch: Vec<SendMessage> = (0..count).map(|_| command()).collect();
         self.both(format!("send {batch:?}"), |store| {
             let batch = batch.clone();
-            async move { Ok(store.send_batch(batch).await?.into_iter().map(unnamed).collect::<Vec<_>>()) }
+            async move { Ok(store.send_batch(batch.into()).await?.into_iter().map(unnamed).collect::<Vec<_>>()) }
         })
         .await;
     }

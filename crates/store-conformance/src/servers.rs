@@ -15,7 +15,7 @@ pub async fn servers_share_one_limit<H: Harness>() {
     let Some(other) = h.another().await else { return };
     let answers = at_once((0..40).map(|n| {
         let quota = if n % 2 == 0 { h.quota() } else { other.quota() };
-        async move { quota.send_batch(sends("alice", 5)).await.expect("send_batch must succeed") }
+        async move { quota.send_batch(sends("alice", 5).into()).await.expect("send_batch must succeed") }
     }));
     let accepted = answers.await.iter().flatten().filter(|outcome| is_accepted(outcome)).count();
     assert_eq!(accepted, 50, "exactly the limit is accepted by all servers together");

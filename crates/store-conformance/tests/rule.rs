@@ -36,7 +36,7 @@ async fn agree_over_a_history(rng: &mut fastrand::Rng, seed: u64) {
             "seed {seed}, step {step}"
         );
         let command = SendMessage { user: user.clone(), message: "hello".into() };
-        let outcome = model.send_batch(vec![command]).await.expect("the model answers").remove(0);
+        let outcome = model.send_batch(vec![command].into()).await.expect("the model answers").remove(0);
         let verdict = match outcome {
             SendOutcome::Accepted { grant, .. } => Verdict::Allowed(grant),
             SendOutcome::Denied { denial, .. } => Verdict::Denied(denial),

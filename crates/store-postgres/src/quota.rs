@@ -17,7 +17,7 @@ use weir_store::quota::{
     Accepted, Backing, Books, Feed, Plan, Queued, QuotaStore, Reserved, SendMessage, SendOutcome, TOPIC,
     Unused, Want, chance, plan,
 };
-use weir_store::{Error, Result, shard};
+use weir_store::{Batch, Error, Result, shard};
 
 use crate::pool::Session;
 use crate::queue::{SHARDS, pack};
@@ -137,8 +137,13 @@ impl QuotaStore for Postgres {
         Ok(removed.is_some())
     }
 
-    async fn send_batch(&self, batch: Vec<SendMessage>) -> Result<Vec<SendOutcome>> {
+    async fn send_batch(&self, batch: Batch<SendMessage>) -> Result<Vec<SendOutcome>> {
         let session = self.inner.pool.session().await?;
+        let batch = batch.take();
+        if batch.is_empty() {
+            session.keep();
+            return Ok(Vec::new());
+        }
         let users = batch.iter().map(|send| send.user.as_str()).collect();
         let (mut rows, now) = self.lock_rows(&session, users).await?;
         let before = self.publisher.is_some().then(|| rows.clone());

@@ -21,7 +21,7 @@ use weir_store::request::{
     Pending, Request, RequestStore, Rollout, RolloutChange, Room, Sealed, SealedSearch, SealingKey, Submit,
     SubmitOutcome, WEBHOOKS,
 };
-use weir_store::{Error, Result};
+use weir_store::{Batch, Error, Result};
 
 use crate::quota::{column, unsigned};
 use crate::{ENGINE, Postgres, time};
@@ -72,8 +72,8 @@ impl Statements {
 
 #[async_trait]
 impl RequestStore for Postgres {
-    async fn submit_batch(&self, batch: Vec<Submit>, limits: Option<Limits>) -> Result<Vec<SubmitOutcome>> {
-        let outcomes = submit::submit(self, &batch, limits).await?;
+    async fn submit_batch(&self, batch: Batch<Submit>, limits: Option<Limits>) -> Result<Vec<SubmitOutcome>> {
+        let outcomes = submit::submit(self, batch, limits).await?;
         if outcomes.iter().any(|outcome| matches!(outcome, SubmitOutcome::Accepted(_))) {
             self.inner.bells.ring(JOBS);
         }

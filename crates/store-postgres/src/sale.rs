@@ -18,7 +18,7 @@ use weir_store::sale::{
     BOARD_ENDED_MAX, BOARD_OPEN_MAX, BOOKS_ITEMS_MAX, Board, Books, Buy, BuyOutcome, ChangeOutcome,
     CreateOutcome, DeadPurchase, Product, ProductBooks, ProductId, Purchase, SaleLedger, SaleStore,
 };
-use weir_store::{Error, Result};
+use weir_store::{Batch, Error, Result};
 
 use crate::pool::Session;
 use crate::quota::{column, int, unsigned};
@@ -241,8 +241,8 @@ impl SaleStore for Postgres {
         Ok(product.is_some())
     }
 
-    async fn buy_batch(&self, batch: Vec<Buy>) -> Result<Vec<BuyOutcome>> {
-        buy::buy(self, &batch).await
+    async fn buy_batch(&self, batch: Batch<Buy>) -> Result<Vec<BuyOutcome>> {
+        buy::buy(self, batch).await
     }
 
     async fn find_purchase(&self, buyer: &UserId, sku: Option<&Sku>) -> Result<Option<Receipt>> {

@@ -13,7 +13,7 @@ use weir_core::slot::{Pace, WindowStatus};
 use weir_core::{ConfigName, EventId, NameError, Timestamp};
 use weir_queue::due::SEAT;
 use weir_store::slot::{Assign, AssignOutcome, Books, Config, Slot, SlotStore, WindowCount};
-use weir_store::{Error, Result};
+use weir_store::{Batch, Error, Result};
 
 use crate::quota::{column, unsigned};
 use crate::{ENGINE, Postgres, time};
@@ -107,7 +107,7 @@ impl SlotStore for Postgres {
         config::deactivate(self, name).await
     }
 
-    async fn assign_batch(&self, batch: Vec<Assign>) -> Result<Vec<AssignOutcome>> {
+    async fn assign_batch(&self, batch: Batch<Assign>) -> Result<Vec<AssignOutcome>> {
         let outcomes = assign::assign(self, batch).await?;
         if self.slots.is_dispatching {
             self.inner.bells.ring(SEAT);

@@ -19,7 +19,7 @@ use weir_core::quota::{Limits, Quota};
 use weir_core::{Clock, UserId};
 use weir_store::feed::{Change, Feed};
 use weir_store::quota::{Backing, Books, CacheMetrics, QuotaStore, SendMessage, SendOutcome, Unused};
-use weir_store::{Error, Result};
+use weir_store::{Batch, Error, Result};
 
 use crate::client::{Item, Redis, Unanswered};
 use crate::quota::behind::Behind;
@@ -150,12 +150,12 @@ impl QuotaStore for RedisQuota {
         .await
     }
 
-    async fn send_batch(&self, batch: Vec<SendMessage>) -> Result<Vec<SendOutcome>> {
+    async fn send_batch(&self, batch: Batch<SendMessage>) -> Result<Vec<SendOutcome>> {
         // New limits that went unheard may have left a hash behind; the store always knows them.
         if !self.parts.feed.is_current() {
             return self.parts.store.send_batch(batch).await;
         }
-        spend::send_batch(&self.parts, &self.behind, batch).await
+        spend::send_batch(&self.parts, &self.behind, batch.take()).await
     }
 
     async fn audit(&self) -> Result<Books> {

@@ -16,11 +16,11 @@ use weir_core::quota::Limits;
 use weir_core::request::retry::Policy;
 use weir_core::request::state::{Refused, Status};
 use weir_core::{RequestId, TenantId, Timestamp};
-use weir_store::Result;
 use weir_store::request::{
     Books, CallbackOutcome, CallbackReport, Claimed, DeadRequest, JobReport, Listed, Pending, Request,
     RequestStore, Rollout, RolloutChange, Room, SealedSearch, SealingKey, Submit, SubmitOutcome,
 };
+use weir_store::{Batch, Result};
 
 use crate::Redis;
 use crate::client::Item;
@@ -80,7 +80,7 @@ fn key(id: RequestId) -> String {
 
 #[async_trait]
 impl RequestStore for RedisRequests {
-    async fn submit_batch(&self, batch: Vec<Submit>, limits: Option<Limits>) -> Result<Vec<SubmitOutcome>> {
+    async fn submit_batch(&self, batch: Batch<Submit>, limits: Option<Limits>) -> Result<Vec<SubmitOutcome>> {
         self.store.submit_batch(batch, limits).await
     }
 

@@ -28,7 +28,7 @@ use weir_store::sale::{
     Board, Books, Buy, BuyOutcome, ChangeOutcome, CreateOutcome, FollowMetrics, News, Product, ProductId,
     SaleLedger, SaleStore,
 };
-use weir_store::{Error, Result};
+use weir_store::{Batch, Error, Result};
 
 use self::reply::{Bought, Peeked};
 use crate::ENGINE;
@@ -314,8 +314,8 @@ impl SaleStore for RedisSales {
         self.parts.delete(sku).await
     }
 
-    async fn buy_batch(&self, batch: Vec<Buy>) -> Result<Vec<BuyOutcome>> {
-        self.parts.buy(&batch).await
+    async fn buy_batch(&self, batch: Batch<Buy>) -> Result<Vec<BuyOutcome>> {
+        self.parts.buy(&batch.take()).await
     }
 
     async fn find_purchase(&self, buyer: &UserId, sku: Option<&Sku>) -> Result<Option<Receipt>> {

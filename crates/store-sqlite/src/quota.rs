@@ -74,11 +74,7 @@ impl QuotaStore for Sqlite {
         self.inner.writer.count(remove).await
     }
 
-    async fn send_batch(&self, batch: Vec<SendMessage>) -> Result<Vec<SendOutcome>> {
-        self.send_late(batch.into()).await
-    }
-
-    async fn send_late(&self, batch: Batch<SendMessage>) -> Result<Vec<SendOutcome>> {
+    async fn send_batch(&self, batch: Batch<SendMessage>) -> Result<Vec<SendOutcome>> {
         let clock = self.inner.clock.clone();
         if self.publisher.is_some() && self.inner.is_uncommitted.load(Ordering::Relaxed) {
             // A disk that takes no writes must not let messages through uncounted.

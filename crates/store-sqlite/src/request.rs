@@ -45,11 +45,7 @@ const LAST_LOOKED_AT: &str = "
 
 #[async_trait]
 impl RequestStore for Sqlite {
-    async fn submit_batch(&self, batch: Vec<Submit>, limits: Option<Limits>) -> Result<Vec<SubmitOutcome>> {
-        self.submit_late(batch.into(), limits).await
-    }
-
-    async fn submit_late(&self, batch: Batch<Submit>, limits: Option<Limits>) -> Result<Vec<SubmitOutcome>> {
+    async fn submit_batch(&self, batch: Batch<Submit>, limits: Option<Limits>) -> Result<Vec<SubmitOutcome>> {
         let clock = self.inner.clock.clone();
         let mut batch = BatchInTurns::new(batch);
         let submit = self.inner.writer.in_turns(Order::Any, move |connection, unflushed, turn| {

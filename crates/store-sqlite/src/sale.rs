@@ -8,12 +8,12 @@ use rusqlite::{Connection, OptionalExtension, Row, params};
 use weir_core::sale::{Change, EndReason, Receipt, Sale, Sku, State, Terms};
 use weir_core::{Timestamp, UserId};
 use weir_queue::DeadLetter;
-use weir_store::Result;
 use weir_store::sale::{
     BOARD_ENDED_MAX, BOARD_OPEN_MAX, BOOKS_ITEMS_MAX, Board, Books, Buy, BuyOutcome, ChangeOutcome,
     CreateOutcome, DeadPurchase, PURCHASES as TOPIC, Plan, Product, ProductBooks, ProductId, Purchase,
     SaleLedger, SaleStore, plan,
 };
+use weir_store::{Batch, Result};
 
 use crate::error::fault;
 use crate::writer::{BatchInTurns, Order, Turn};
@@ -191,7 +191,7 @@ impl SaleStore for Sqlite {
         delete.await
     }
 
-    async fn buy_batch(&self, batch: Vec<Buy>) -> Result<Vec<BuyOutcome>> {
+    async fn buy_batch(&self, batch: Batch<Buy>) -> Result<Vec<BuyOutcome>> {
         // Read behind whatever else waits for the writer: a sale that ends meanwhile has ended.
         let clock = self.clock();
         let mut batch = BatchInTurns::new(batch);

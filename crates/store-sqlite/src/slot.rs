@@ -68,11 +68,7 @@ impl SlotStore for Sqlite {
         self.inner.writer.run(move |connection| config::deactivate(connection, &name)).await
     }
 
-    async fn assign_batch(&self, batch: Vec<Assign>) -> Result<Vec<AssignOutcome>> {
-        self.assign_late(batch.into()).await
-    }
-
-    async fn assign_late(&self, batch: Batch<Assign>) -> Result<Vec<AssignOutcome>> {
+    async fn assign_batch(&self, batch: Batch<Assign>) -> Result<Vec<AssignOutcome>> {
         let is_dispatching = self.is_dispatching;
         let mut batch = BatchInTurns::new(batch);
         let assign = self.inner.writer.in_turns(Order::Any, move |connection, _, turn| {

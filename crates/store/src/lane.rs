@@ -83,27 +83,9 @@ pub struct Lanes<C, R> {
 }
 
 impl<C: Send + 'static, R: Send + 'static> Lanes<C, R> {
-    /// Starts the lanes, spread over `runtimes`; `run` carries out one batch and answers with one outcome per command, in
-    /// order.
+    /// Starts the lanes, spread over `runtimes`. `run` carries out one batch and answers with one outcome per command, in
+    /// order. The batch grows until it is taken, and may be empty by then: its callers may have gone.
     pub fn start<F, Fut>(
-        name: &'static str,
-        settings: LaneSettings,
-        metrics: LaneMetrics,
-        runtimes: &[Handle],
-        run: F,
-    ) -> Self
-    where
-        F: Fn(Vec<C>) -> Fut + Clone + Send + Sync + 'static,
-        Fut: Future<Output = Result<Vec<R>>> + Send + 'static,
-    {
-        Self::start_late(name, settings, metrics, runtimes, move |batch: Batch<C>| {
-            let (run, commands) = (run.clone(), batch.take());
-            async move { if commands.is_empty() { Ok(Vec::new()) } else { run(commands).await } }
-        })
-    }
-
-    /// The same for an engine that takes each batch when it comes to it. By then it may be empty.
-    pub fn start_late<F, Fut>(
         name: &'static str,
         settings: LaneSettings,
         metrics: LaneMetrics,

@@ -80,13 +80,8 @@ pub trait QuotaStore: Send + Sync + 'static {
     /// Removes the row; false when there was none.
     async fn remove(&self, user: &UserId) -> Result<bool>;
     /// Decides a batch in order, one commit for all: outcomes stand in the order of the commands, and each accepted
-    /// message is enqueued on [`TOPIC`] in the same commit.
-    async fn send_batch(&self, batch: Vec<SendMessage>) -> Result<Vec<SendOutcome>>;
-    /// The same for a batch that goes on growing until the engine comes to it.
-    async fn send_late(&self, batch: Batch<SendMessage>) -> Result<Vec<SendOutcome>> {
-        let batch = batch.take();
-        if batch.is_empty() { Ok(Vec::new()) } else { self.send_batch(batch).await }
-    }
+    /// message is enqueued on [`TOPIC`] in the same commit. The batch grows until the engine takes it.
+    async fn send_batch(&self, batch: Batch<SendMessage>) -> Result<Vec<SendOutcome>>;
     /// Reads the books.
     async fn audit(&self) -> Result<Books>;
     /// Brings everything to where it is kept, before the server stops.

@@ -331,13 +331,8 @@ pub struct Listed {
 #[async_trait]
 pub trait RequestStore: Send + Sync + 'static {
     /// Takes submissions, in order, one commit for all. New ones count against the limits of their tenant, if there are
-    /// any; replays do not.
-    async fn submit_batch(&self, batch: Vec<Submit>, limits: Option<Limits>) -> Result<Vec<SubmitOutcome>>;
-    /// The same for a batch that goes on growing until the engine comes to it.
-    async fn submit_late(&self, batch: Batch<Submit>, limits: Option<Limits>) -> Result<Vec<SubmitOutcome>> {
-        let batch = batch.take();
-        if batch.is_empty() { Ok(Vec::new()) } else { self.submit_batch(batch, limits).await }
-    }
+    /// any; replays do not. The batch grows until the engine takes it.
+    async fn submit_batch(&self, batch: Batch<Submit>, limits: Option<Limits>) -> Result<Vec<SubmitOutcome>>;
     /// A request of whatever tenant.
     async fn find_request(&self, id: RequestId) -> Result<Option<Request>>;
     /// Those of these requests that are there, in any order and of whatever tenants, without payloads and results.

@@ -11,7 +11,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use weir_core::sale::{Change, ChangeError, Receipt, Refusal, Sale, Sku, State, Terms, TermsError};
 use weir_core::{Timestamp, UserId};
 
-use crate::Result;
+use crate::{Batch, Result};
 
 /// Sales that are not over and that [`SaleStore::board`] shows at most, the running ones first.
 pub const BOARD_OPEN_MAX: usize = 1_000;
@@ -200,7 +200,7 @@ pub trait SaleStore: Send + Sync + 'static {
     /// Removes a product with all its purchases; false when there is none.
     async fn delete_product(&self, sku: &Sku) -> Result<bool>;
     /// Gives each buyer a unit or says why not, in order, one commit for all.
-    async fn buy_batch(&self, batch: Vec<Buy>) -> Result<Vec<BuyOutcome>>;
+    async fn buy_batch(&self, batch: Batch<Buy>) -> Result<Vec<BuyOutcome>>;
     /// A buyer's purchase: of one product, or the latest of any.
     async fn find_purchase(&self, buyer: &UserId, sku: Option<&Sku>) -> Result<Option<Receipt>>;
     /// The sales that matter now.

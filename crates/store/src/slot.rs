@@ -115,13 +115,9 @@ pub trait SlotStore: Send + Sync + 'static {
     async fn configs(&self, after: Option<&ConfigName>, limit: usize) -> Result<Vec<Config>>;
     /// Takes a config out of service; false when it is not in service.
     async fn deactivate(&self, name: &ConfigName) -> Result<bool>;
-    /// Gives each event a slot, in order, one commit for all. An event that has one keeps it.
-    async fn assign_batch(&self, batch: Vec<Assign>) -> Result<Vec<AssignOutcome>>;
-    /// The same for a batch that goes on growing until the engine comes to it.
-    async fn assign_late(&self, batch: Batch<Assign>) -> Result<Vec<AssignOutcome>> {
-        let batch = batch.take();
-        if batch.is_empty() { Ok(Vec::new()) } else { self.assign_batch(batch).await }
-    }
+    /// Gives each event a slot, in order, one commit for all. An event that has one keeps it. The batch grows until the
+    /// engine takes it.
+    async fn assign_batch(&self, batch: Batch<Assign>) -> Result<Vec<AssignOutcome>>;
     /// An event's slot.
     async fn find_slot(&self, event: &EventId) -> Result<Option<Slot>>;
     /// Gives an event's place back, and says what it was.

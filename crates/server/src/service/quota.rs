@@ -48,14 +48,13 @@ impl QuotaService {
             in_flight: engine.in_flight(),
             timeout: settings.http.timeout,
         };
-        let lanes =
-            Lanes::start_late("quota", lane_settings, metrics.lane("quota"), &engines.lane_runtimes, {
+        let lanes = Lanes::start("quota", lane_settings, metrics.lane("quota"), &engines.lane_runtimes, {
+            let store = Arc::clone(&store);
+            move |batch| {
                 let store = Arc::clone(&store);
-                move |batch| {
-                    let store = Arc::clone(&store);
-                    async move { store.send_late(batch).await }
-                }
-            });
+                async move { store.send_batch(batch).await }
+            }
+        });
         let counter = |outcome| metrics.quota_sends.get_or_create_owned(&OutcomeLabels { outcome });
         let counters = Counters {
             accepted: counter("accepted"),

@@ -114,13 +114,13 @@ impl RequestService {
             timeout,
         };
         let lanes =
-            Lanes::start_late("request", lane_settings, metrics.lane("request"), &engines.lane_runtimes, {
+            Lanes::start("request", lane_settings, metrics.lane("request"), &engines.lane_runtimes, {
                 let (store, limits) = (Arc::clone(&store), settings.request.tenant_limit);
                 let broker = engines.request_broker();
                 move |batch| {
                     let (store, broker) = (Arc::clone(&store), broker.clone());
                     async move {
-                        let mut outcomes = store.submit_late(batch, limits).await?;
+                        let mut outcomes = store.submit_batch(batch, limits).await?;
                         if let Some(broker) = broker {
                             broker.publish_accepted(&mut outcomes).await;
                         }

@@ -15,7 +15,7 @@ use tokio_util::task::TaskTracker;
 use weir_core::UserId;
 use weir_core::sale::{Change, Receipt, Refusal, Sku, Terms};
 use weir_store::sale::{Buy, BuyOutcome, ChangeOutcome, CreateOutcome, Product, ProductId, SaleStore};
-use weir_store::{Error, LaneSettings, Lanes, Result};
+use weir_store::{Batch, Error, LaneSettings, Lanes, Result};
 
 use self::board::{Board, Seen};
 use self::challenge::Challenge;
@@ -70,13 +70,12 @@ impl SaleService {
         };
         let lanes = Lanes::start("sale", lane_settings, metrics.lane("sale"), &engines.lane_runtimes, {
             let (store, board) = (Arc::clone(&store), Arc::clone(&board));
-            move |batch: Vec<Buy>| {
+            move |batch: Batch<Buy>| {
                 let (store, board) = (Arc::clone(&store), Arc::clone(&board));
                 async move {
-                    let skus: Vec<Sku> = batch.iter().map(|buy| buy.sku.clone()).collect();
                     let outcomes = store.buy_batch(batch).await;
                     match &outcomes {
-                        Ok(outcomes) => show(&board, &skus, outcomes),
+                        Ok(outcomes) => show(&board, outcomes),
                         Err(_) => board.doubt(),
                     }
                     outcomes
@@ -254,14 +253,14 @@ impl SaleService {
 }
 
 /// Shows what a batch has sold, once for each product.
-fn show(board: &Board, skus: &[Sku], outcomes: &[BuyOutcome]) {
-    let mut left: HashMap<(&Sku, ProductId), u32> = HashMap::new();
-    for (sku, outcome) in skus.iter().zip(outcomes) {
+fn show(board: &Board, outcomes: &[BuyOutcome]) {
+    let mut left: HashMap<ProductId, u32> = HashMap::new();
+    for outcome in outcomes {
         if let BuyOutcome::Bought { product, stock, .. } = outcome {
-            left.entry((sku, *product)).and_modify(|least| *least = (*least).min(*stock)).or_insert(*stock);
+            left.entry(*product).and_modify(|least| *least = (*least).min(*stock)).or_insert(*stock);
         }
     }
-    for ((sku, product), stock) in left {
-        board.sold(sku, product, stock);
+    for (product, stock) in left {
+        board.sold(product, stock);
     }
 }

@@ -56,11 +56,11 @@ impl SlotService {
             in_flight: engines.store.in_flight(),
             timeout: settings.http.timeout,
         };
-        let lanes = Lanes::start_late("slot", lane_settings, metrics.lane("slot"), &engines.lane_runtimes, {
+        let lanes = Lanes::start("slot", lane_settings, metrics.lane("slot"), &engines.lane_runtimes, {
             let store = Arc::clone(&store);
             move |batch| {
                 let store = Arc::clone(&store);
-                async move { store.assign_late(batch).await }
+                async move { store.assign_batch(batch).await }
             }
         });
         let counter = |outcome| metrics.slot_assignments.get_or_create_owned(&OutcomeLabels { outcome });
@@ -145,7 +145,7 @@ impl SlotService {
     /// # Errors
     /// When the store cannot say; resending is safe.
     pub async fn assign_batch(&self, batch: Vec<Assign>) -> Result<Vec<AssignOutcome>> {
-        let outcomes = self.store.assign_batch(batch).await;
+        let outcomes = self.store.assign_batch(batch.into()).await;
         match &outcomes {
             Ok(outcomes) => outcomes.iter().for_each(|outcome| self.count(outcome)),
             Err(_) => self.count_failed(),

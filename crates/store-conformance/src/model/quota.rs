@@ -7,9 +7,9 @@ use weir_core::quota::{Grant, Limits, Quota};
 use weir_core::verdict::Reason;
 use weir_core::{Denial, MessageId, Timestamp, UserId};
 use weir_queue::sms;
-use weir_store::Result;
 use weir_store::quota::{Accepted, Books, QuotaStore, SendMessage, SendOutcome};
 use weir_store::shard;
+use weir_store::{Batch, Result};
 
 use super::{Entry, Model, Place, State, User};
 
@@ -121,10 +121,10 @@ impl QuotaStore for Model {
         Ok(self.state().users.remove(user.as_str()).is_some())
     }
 
-    async fn send_batch(&self, batch: Vec<SendMessage>) -> Result<Vec<SendOutcome>> {
+    async fn send_batch(&self, batch: Batch<SendMessage>) -> Result<Vec<SendOutcome>> {
         let mut state = self.state();
         let now = self.now();
-        let outcomes = batch.iter().map(|command| state.send(command, now, self.shards)).collect();
+        let outcomes = batch.take().iter().map(|command| state.send(command, now, self.shards)).collect();
         self.sent.notify_one();
         Ok(outcomes)
     }

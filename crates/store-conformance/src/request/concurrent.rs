@@ -69,7 +69,7 @@ async fn submitted_at_once(
 ) -> Vec<Vec<SubmitOutcome>> {
     let calls = batches.into_iter().enumerate().map(|(n, batch)| {
         let store = Arc::clone(&stores[n % stores.len()]);
-        async move { store.submit_batch(batch, limits).await.expect("submit_batch must succeed") }
+        async move { store.submit_batch(batch.into(), limits).await.expect("submit_batch must succeed") }
     });
     at_once(calls).await
 }
@@ -356,7 +356,7 @@ pub async fn a_job_claimed_while_the_broker_takes_it_stays_claimed<H: RequestHar
 
 /// One step of somebody who does a bit of everything.
 async fn busy(store: &dyn RequestStore, batch: Vec<Submit>, n: usize) {
-    store.submit_batch(batch, None).await.expect("submit_batch must succeed");
+    store.submit_batch(batch.into(), None).await.expect("submit_batch must succeed");
     let claimed = store.claim_jobs(&[room(DOWNSTREAM, 6)], &policy()).await;
     let jobs = claimed.expect("claim_jobs must succeed").jobs;
     let reports = jobs.iter().enumerate().map(|(m, job)| match (n + m) % 4 {

@@ -118,7 +118,8 @@ pub async fn submitted<H: RequestHarness>(
     limits: impl Into<Option<Limits>>,
 ) -> Vec<SubmitOutcome> {
     let count = batch.len();
-    let outcomes = h.requests().submit_batch(batch, limits.into()).await.expect("submit_batch must succeed");
+    let outcomes =
+        h.requests().submit_batch(batch.into(), limits.into()).await.expect("submit_batch must succeed");
     assert_eq!(outcomes.len(), count, "one outcome for each submission");
     outcomes
 }

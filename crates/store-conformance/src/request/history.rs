@@ -110,7 +110,7 @@ impl<H: RequestHarness> Pair<'_, H> {
         let batch: Vec<Submit> = (0..self.rng.usize(0..8)).map(|_| self.wish()).collect();
         let limits = self.rng.bool().then(|| limits(self.rng.u32(1..20), 1));
         let engine =
-            self.engine.submit_batch(batch.clone(), limits).await.expect("submit_batch must succeed");
+            self.engine.submit_batch(batch.clone().into(), limits).await.expect("submit_batch must succeed");
         let now = self.now();
         let model: Vec<_> = batch.iter().map(|submit| self.model.submit(submit, limits, now)).collect();
         self.same(&engine.len(), &model.len(), "the number of outcomes");

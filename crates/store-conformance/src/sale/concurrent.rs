@@ -36,7 +36,7 @@ where
 async fn bought_at_once(stores: &[Arc<dyn SaleStore>], batches: Vec<Vec<Buy>>) -> Vec<BuyOutcome> {
     let calls = batches.into_iter().enumerate().map(|(n, batch)| {
         let store = Arc::clone(&stores[n % stores.len()]);
-        async move { store.buy_batch(batch).await.expect("buy_batch must succeed") }
+        async move { store.buy_batch(batch.into()).await.expect("buy_batch must succeed") }
     });
     a_few_at_once(calls).await.into_iter().flatten().collect()
 }
@@ -115,7 +115,7 @@ pub async fn a_reset_under_load_leaves_nothing_behind<H: SaleHarness>() {
                 assert!(store.delete_product(&sku("W")).await.expect("delete_product must succeed"));
                 return Vec::new();
             }
-            store.buy_batch(wishes("W", &format!("c{n}"), 5)).await.expect("buy_batch must succeed")
+            store.buy_batch(wishes("W", &format!("c{n}"), 5).into()).await.expect("buy_batch must succeed")
         }
     });
     let outcomes: Vec<BuyOutcome> = a_few_at_once(calls).await.into_iter().flatten().collect();
@@ -135,7 +135,7 @@ pub async fn the_end_of_a_sale_under_load_is_the_end<H: SaleHarness>() {
                 clock.advance(LASTS);
                 store.turn_sales().await.expect("turn_sales must succeed");
             }
-            store.buy_batch(wishes("W", &format!("c{n}"), 3)).await.expect("buy_batch must succeed")
+            store.buy_batch(wishes("W", &format!("c{n}"), 3).into()).await.expect("buy_batch must succeed")
         }
     });
     let outcomes: Vec<BuyOutcome> = a_few_at_once(calls).await.into_iter().flatten().collect();

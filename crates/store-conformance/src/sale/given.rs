@@ -74,7 +74,7 @@ pub async fn stand<H: SaleHarness>(h: &H, name: &str) -> (State, u32) {
 /// What became of a batch; there must be one outcome for each wish.
 pub async fn decided<H: SaleHarness>(h: &H, batch: Vec<Buy>) -> Vec<BuyOutcome> {
     let count = batch.len();
-    let outcomes = h.sales().buy_batch(batch).await.expect("buy_batch must succeed");
+    let outcomes = h.sales().buy_batch(batch.into()).await.expect("buy_batch must succeed");
     assert_eq!(outcomes.len(), count, "one outcome for each wish");
     outcomes
 }

@@ -14,7 +14,7 @@ use crate::given::at_once;
 async fn assigned_at_once(stores: Vec<Arc<dyn SlotStore>>, batches: Vec<Vec<Assign>>) -> Vec<AssignOutcome> {
     let calls = batches.into_iter().enumerate().map(|(n, batch)| {
         let store = Arc::clone(&stores[n % stores.len()]);
-        async move { store.assign_batch(batch).await.expect("assign_batch must succeed") }
+        async move { store.assign_batch(batch.into()).await.expect("assign_batch must succeed") }
     });
     at_once(calls).await.into_iter().flatten().collect()
 }
@@ -81,7 +81,7 @@ pub async fn giving_back_while_assigning_keeps_the_books<H: SlotHarness>() {
                 store.give_slot_back(&gone).await.expect("an answer").expect("it has a slot");
             } else {
                 store
-                    .assign_batch(vec![wish(&format!("b-{n}"), at(0))])
+                    .assign_batch(vec![wish(&format!("b-{n}"), at(0))].into())
                     .await
                     .expect("assign_batch must succeed");
             }
@@ -116,7 +116,7 @@ pub async fn a_pace_that_changes_under_load_keeps_the_books<H: SlotHarness>() {
                 store.put_config(&name, pace(max, size)).await.map(drop).expect("put_config must succeed");
             } else {
                 let batch = wishes(&format!("c{n}"), 10, at(0));
-                store.assign_batch(batch).await.map(drop).expect("assign_batch must succeed");
+                store.assign_batch(batch.into()).await.map(drop).expect("assign_batch must succeed");
             }
         }
     });

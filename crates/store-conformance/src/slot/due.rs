@@ -15,7 +15,8 @@ const LEASE: Duration = Duration::from_secs(10);
 /// Assigns on a store that notes slots, one window a slot, so that times are in order of ids.
 async fn assign_noted<H: SlotHarness>(h: &H, prefix: &str, count: usize) -> Vec<Slot> {
     put(h, pace(1, 1_000)).await;
-    let outcomes = h.dispatching().assign_batch(wishes(prefix, count, at(0))).await.expect("it must succeed");
+    let outcomes =
+        h.dispatching().assign_batch(wishes(prefix, count, at(0)).into()).await.expect("it must succeed");
     assert_eq!(outcomes.len(), count);
     let mut slots = Vec::new();
     for n in 0..count {
@@ -128,7 +129,7 @@ pub async fn a_slot_given_back_is_not_dispatched<H: SlotHarness>() {
     h.slots().give_slot_back(&slots[0].event).await.expect("an answer").expect("a slot");
     let moved = h.slots().give_slot_back(&slots[1].event).await.expect("an answer").expect("a slot");
     let later = wish(moved.event.as_str(), at(60_000));
-    h.dispatching().assign_batch(vec![later]).await.expect("it must succeed");
+    h.dispatching().assign_batch(vec![later].into()).await.expect("it must succeed");
     set_clock(&h, &slots[2]);
     let due = take(&h, 10).await;
     assert_eq!(due.slots, slots[2..], "neither the one given back nor the one that has another time now");
@@ -140,7 +141,7 @@ pub async fn a_slot_given_back_is_not_dispatched<H: SlotHarness>() {
 pub async fn slots_from_before_are_noted_if_they_are_still_to_come<H: SlotHarness>() {
     let h = H::open().await;
     put(&h, pace(1, 1_000)).await;
-    h.slots().assign_batch(wishes("old", 4, at(0))).await.expect("it must succeed");
+    h.slots().assign_batch(wishes("old", 4, at(0)).into()).await.expect("it must succeed");
     let mut slots = Vec::new();
     for n in 0..4 {
         slots.extend(h.slots().find_slot(&event(&format!("old-{n}"))).await.expect("an answer"));
@@ -176,7 +177,7 @@ pub async fn what_is_noted_survives_a_restart<H: SlotHarness>() {
 pub async fn nothing_is_noted_unless_asked<H: SlotHarness>() {
     let h = H::open().await;
     put(&h, pace(1, 1_000)).await;
-    h.slots().assign_batch(vec![wish("e", at(0))]).await.expect("it must succeed");
+    h.slots().assign_batch(vec![wish("e", at(0))].into()).await.expect("it must succeed");
     let slot = h.slots().find_slot(&event("e")).await.expect("an answer").expect("a slot");
     set_clock(&h, &slot);
     let due = take(&h, 10).await;

@@ -50,7 +50,7 @@ pub async fn put<H: SlotHarness>(h: &H, pace: Pace) -> Config {
 /// Assigns a batch.
 pub async fn assign<H: SlotHarness>(h: &H, batch: Vec<Assign>) -> Vec<AssignOutcome> {
     let count = batch.len();
-    let outcomes = h.slots().assign_batch(batch).await.expect("assign_batch must succeed");
+    let outcomes = h.slots().assign_batch(batch.into()).await.expect("assign_batch must succeed");
     assert_eq!(outcomes.len(), count, "one outcome for each event");
     outcomes
 }

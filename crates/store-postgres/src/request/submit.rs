@@ -18,7 +18,7 @@ use weir_core::request::idempotency::{Record, Submission, decide};
 use weir_core::request::state::{Progress, Status};
 use weir_core::{RequestId, Timestamp, Verdict};
 use weir_store::request::{Receipt, Submit, SubmitOutcome};
-use weir_store::{Error, Result};
+use weir_store::{Batch, Error, Result};
 
 use self::columns::Columns;
 use super::{read_status, unreadable};
@@ -125,10 +125,15 @@ struct Begun<'a> {
 
 pub(super) async fn submit(
     engine: &Postgres,
-    batch: &[Submit],
+    batch: Batch<Submit>,
     limits: Option<Limits>,
 ) -> Result<Vec<SubmitOutcome>> {
     let session = engine.inner.pool.request_session().await?;
+    let batch = batch.take();
+    if batch.is_empty() {
+        session.keep();
+        return Ok(Vec::new());
+    }
     let batch: Vec<&Submit> = batch.iter().collect();
     let outcomes = match limits {
         Some(_) => submit_any(engine, &session, &batch, limits).await?,

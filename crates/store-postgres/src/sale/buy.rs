@@ -9,8 +9,8 @@ use futures_util::future::{try_join, try_join4};
 use tokio_postgres::Statement;
 use tokio_postgres::types::ToSql;
 use weir_core::sale::EndReason;
-use weir_store::Result;
 use weir_store::sale::{Buy, BuyOutcome, Plan, Product, ProductId, plan};
+use weir_store::{Batch, Result};
 
 use super::read;
 use crate::pool::Session;
@@ -54,8 +54,13 @@ impl Statements {
     }
 }
 
-pub(super) async fn buy(engine: &Postgres, batch: &[Buy]) -> Result<Vec<BuyOutcome>> {
+pub(super) async fn buy(engine: &Postgres, batch: Batch<Buy>) -> Result<Vec<BuyOutcome>> {
     let session = engine.inner.pool.sale_session().await?;
+    let batch = batch.take();
+    if batch.is_empty() {
+        session.keep();
+        return Ok(Vec::new());
+    }
     let (client, statements) = (&session.client, &session.statements);
     let skus: Vec<&str> = batch.iter().map(|buy| buy.sku.as_str()).collect();
     let buyers: Vec<&str> = batch.iter().map(|buy| buy.buyer.as_str()).collect();
@@ -78,7 +83,7 @@ pub(super) async fn buy(engine: &Postgres, batch: &[Buy]) -> Result<Vec<BuyOutco
     let has_one = |product: &Product, buyer: &weir_core::UserId| -> Result<bool, Infallible> {
         Ok(bought.contains(&(product.id, buyer.as_str())))
     };
-    let Ok(plan) = plan(batch, &mut products, engine.now(&clock)?, has_one);
+    let Ok(plan) = plan(&batch, &mut products, engine.now(&clock)?, has_one);
     save(&session, &plan).await?;
     session.keep();
     Ok(plan.outcomes)

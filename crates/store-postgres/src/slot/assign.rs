@@ -18,8 +18,8 @@ use tokio_postgres::Statement;
 use tokio_postgres::types::ToSql;
 use weir_core::slot::{Pace, WindowStatus, Windows};
 use weir_core::{ConfigName, EventId, Timestamp};
-use weir_store::Result;
 use weir_store::slot::{Assign, AssignOutcome, Slot};
+use weir_store::{Batch, Result};
 
 use super::{config, read_slot, read_status};
 use crate::pool::Session;
@@ -137,8 +137,13 @@ impl Statements {
     }
 }
 
-pub(super) async fn assign(engine: &Postgres, batch: Vec<Assign>) -> Result<Vec<AssignOutcome>> {
+pub(super) async fn assign(engine: &Postgres, batch: Batch<Assign>) -> Result<Vec<AssignOutcome>> {
     let session = engine.inner.pool.slot_session().await?;
+    let batch = batch.take();
+    if batch.is_empty() {
+        session.keep();
+        return Ok(Vec::new());
+    }
     let (existing, paces) = begin(&session, &batch).await?;
     let mut work = Work::new(&batch, existing, &paces, engine.slots.headroom);
     for round in 0..ROUNDS {

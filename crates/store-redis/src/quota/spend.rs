@@ -127,16 +127,16 @@ pub(super) async fn send_batch(
     behind.track(demands.iter().filter(|demand| !demand.grants.is_empty()).map(|demand| demand.user));
     if demands.iter().all(|demand| demand.grants.is_empty() && matches!(demand.rest, Rest::Elsewhere)) {
         drop(demands);
-        return parts.store.send_batch(batch).await;
+        return parts.store.send_batch(batch.into()).await;
     }
     let mut outcomes = vec![None; batch.len()];
     enqueue(parts, &batch, &demands, &mut outcomes).await?;
     let elsewhere = refuse(&demands, &mut outcomes);
     if !elsewhere.is_empty() {
-        let rest = elsewhere.iter().map(|&command| batch[command].clone()).collect();
+        let rest: Vec<SendMessage> = elsewhere.iter().map(|&command| batch[command].clone()).collect();
         // Others of the batch have their answers: a store that does not answer fails only its own.
         let unknown = || vec![SendOutcome::NotQueued(Queued::Unknown); elsewhere.len()];
-        let decided = parts.store.send_batch(rest).await.unwrap_or_else(|error| {
+        let decided = parts.store.send_batch(rest.into()).await.unwrap_or_else(|error| {
             tracing::warn!(error = %error.with_causes(), "neither Redis nor the store can decide a send");
             unknown()
         });

@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 use weir_core::quota::{Limits, Quota};
 use weir_core::{Clock, ManualClock, UserId};
 use weir_queue::Queue;
-use weir_store::Result;
 use weir_store::feed::{Change, Feed};
 use weir_store::quota::{Backing, Books, CacheMetrics, QuotaStore, SendMessage, SendOutcome};
+use weir_store::{Batch, Result};
 use weir_store_conformance::{Harness, PATIENCE, START};
 use weir_store_postgres::Postgres;
 use weir_store_redis::{Redis, RedisQuota, Target};
@@ -73,7 +73,7 @@ impl QuotaStore for Settled {
         Ok(was_there)
     }
 
-    async fn send_batch(&self, batch: Vec<SendMessage>) -> Result<Vec<SendOutcome>> {
+    async fn send_batch(&self, batch: Batch<SendMessage>) -> Result<Vec<SendOutcome>> {
         self.quota.send_batch(batch).await
     }
 

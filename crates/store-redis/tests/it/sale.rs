@@ -186,11 +186,13 @@ async fn while_redis_is_away_nothing_is_sold_and_nothing_is_lost() {
     h.settled().await;
     let server = Arc::get_mut(&mut h.server).expect("nobody else has it");
     server.stop().await;
-    let refused = h.engine.buy_batch(wishes("W", "x", 3)).await;
+    let refused = h.engine.buy_batch(wishes("W", "x", 3).into()).await;
     assert!(refused.is_err_and(|error| error.is_transient()));
     server.start_empty().await;
-    wait::until("it sells again", PATIENCE, async || h.engine.buy_batch(wishes("W", "a", 1)).await.is_ok())
-        .await;
+    wait::until("it sells again", PATIENCE, async || {
+        h.engine.buy_batch(wishes("W", "a", 1).into()).await.is_ok()
+    })
+    .await;
     assert_eq!(bought(&h, "W", &["a", "b", "c"]).await, "AAB");
     expect_books(&h, 4).await;
 }

@@ -119,7 +119,7 @@ async fn sales_on_every_node_sell_exactly_their_stock_on_two_servers() {
     open(&h, &names, 20).await;
     let servers = [&h, &other];
     let rushes = servers.iter().enumerate().flat_map(|(n, server)| {
-        names.iter().map(move |name| server.engine.buy_batch(wishes(name, &format!("s{n}-"), 30)))
+        names.iter().map(move |name| server.engine.buy_batch(wishes(name, &format!("s{n}-"), 30).into()))
     });
     let outcomes = futures_util::future::join_all(rushes).await;
     let is_bought = |outcome: &&BuyOutcome| matches!(outcome, BuyOutcome::Bought { .. });
@@ -181,8 +181,10 @@ async fn a_sale_that_moves_to_another_node_is_rebuilt_there_and_sells_no_unit_tw
     let slot = h.cluster.slot_of("sale:{W}:config").await;
     let to = (h.node_of("W").await + 1) % 3;
     h.cluster.move_slot(slot, to).await;
-    wait::until("it sells again", PATIENCE, async || h.engine.buy_batch(wishes("W", "a", 1)).await.is_ok())
-        .await;
+    wait::until("it sells again", PATIENCE, async || {
+        h.engine.buy_batch(wishes("W", "a", 1).into()).await.is_ok()
+    })
+    .await;
     assert_eq!(bought(&h, "W", &["a", "b", "c", "d", "e"]).await, "AAABS");
     expect_books(&h, 5).await;
 }

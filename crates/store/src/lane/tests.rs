@@ -33,8 +33,8 @@ impl Bench {
 
     fn lanes(self: &Arc<Self>, settings: LaneSettings) -> Arc<Lanes<u32, u32>> {
         let bench = Arc::clone(self);
-        Arc::new(Lanes::start("test", settings, metrics(), &[], move |batch: Vec<u32>| {
-            let bench = Arc::clone(&bench);
+        Arc::new(Lanes::start("test", settings, metrics(), &[], move |batch: Batch<u32>| {
+            let (bench, batch) = (Arc::clone(&bench), batch.take());
             async move {
                 bench.batches.lock().unwrap().push(batch.clone());
                 bench.started.notify_one();
@@ -147,7 +147,8 @@ async fn a_failed_batch_fails_its_callers_alone() {
     let calls = Arc::new(AtomicUsize::new(0));
     let lanes = Lanes::start("test", settings(1, 16, 16), metrics(), &[], {
         let calls = Arc::clone(&calls);
-        move |batch: Vec<u32>| {
+        move |batch: Batch<u32>| {
+            let batch = batch.take();
             let nth = calls.fetch_add(1, Ordering::SeqCst);
             async move {
                 match nth {
@@ -170,7 +171,8 @@ async fn each_key_keeps_its_order_and_each_call_its_own_answer() {
     let seen: Arc<Mutex<Vec<(u32, u32)>>> = Arc::default();
     let lanes = Arc::new(Lanes::start("test", settings(4, 1_024, 7), metrics(), &[], {
         let seen = Arc::clone(&seen);
-        move |batch: Vec<(u32, u32)>| {
+        move |batch: Batch<(u32, u32)>| {
+            let batch = batch.take();
             seen.lock().unwrap().extend(&batch);
             async move {
                 tokio::task::yield_now().await;
@@ -253,7 +255,7 @@ struct Late {
 impl Late {
     fn lanes(settings: LaneSettings) -> (Arc<Self>, Arc<Lanes<u32, u32>>) {
         let late = Arc::new(Self { handed: Mutex::default(), came: Notify::new() });
-        let lanes = Lanes::start_late("test", settings, metrics(), &[], {
+        let lanes = Lanes::start("test", settings, metrics(), &[], {
             let late = Arc::clone(&late);
             move |batch| {
                 let (done, outcomes) = oneshot::channel();
@@ -388,7 +390,7 @@ impl Drop for OtherThread {
 async fn callers_and_lanes_may_be_on_different_runtimes() {
     let threads = [OtherThread::start(), OtherThread::start()];
     let runtimes: Vec<Handle> = threads.iter().map(|thread| thread.runtime.clone()).collect();
-    let double = |batch: Vec<u32>| async move { Ok(batch.into_iter().map(|n| n * 2).collect()) };
+    let double = |batch: Batch<u32>| async move { Ok(batch.take().into_iter().map(|n| n * 2).collect()) };
     let lanes = Arc::new(Lanes::start("test", settings(3, 1_024, 7), metrics(), &runtimes, double));
     let homes = [runtimes[0].clone(), runtimes[1].clone(), Handle::current()];
     let callers: Vec<_> = (0..300_u32)

@@ -148,7 +148,7 @@ mod tests {
                 callback_url: None,
                 needs_broker: false,
             };
-            self.engine.submit_batch(vec![submit], None).await.unwrap();
+            self.engine.submit_batch(vec![submit].into(), None).await.unwrap();
             id
         }
 

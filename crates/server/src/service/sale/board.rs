@@ -160,9 +160,9 @@ impl Board {
     }
 
     /// Takes note of units sold: so many are left, or fewer.
-    pub(crate) fn sold(&self, sku: &Sku, id: ProductId, stock: u32) {
+    pub(crate) fn sold(&self, id: ProductId, stock: u32) {
         let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
-        let Some(product) = known.products.get_mut(sku).filter(|product| product.id == id) else { return };
+        let Some(product) = known.products.values().find(|product| product.id == id) else { return };
         let mut news = product.clone();
         news.sale.sold = news.sale.terms.initial_stock.get().saturating_sub(stock);
         // The last unit ends the sale whatever the time, and any unit shows that it has begun.

@@ -57,7 +57,7 @@ pub(crate) async fn measure(postgres: &Postgres, jobs: u64) -> Result<Found> {
 async fn round(store: &dyn RequestStore, batch: u64) -> Result<Duration> {
     let policy = Policy::default();
     let submits: Result<Vec<Submit>> = (0..BATCH as u64).map(|n| submit(batch * BATCH as u64 + n)).collect();
-    store.submit_batch(submits?, None).await?;
+    store.submit_batch(submits?.into(), None).await?;
     let room = [Room { downstream: "default".to_owned(), jobs: BATCH }];
     let began = Instant::now();
     let claimed = store.claim_jobs(&room, &policy).await?;

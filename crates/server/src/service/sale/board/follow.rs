@@ -51,7 +51,7 @@ impl Board {
     /// Takes note of what the store tells by itself.
     fn hear(&self, news: News) {
         match news {
-            News::Sold { sku, product, stock } => self.sold(&sku, product, stock),
+            News::Sold { product, stock, .. } => self.sold(product, stock),
             News::Turned { sku, product, state } => self.turned(&sku, product, state),
             News::Begun | News::Changed { .. } => {
                 self.is_told.store(true, Ordering::SeqCst);

@@ -10,6 +10,7 @@ use tokio::sync::mpsc;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use weir_core::UserId;
 use weir_core::sale::{Change, Receipt, Sale, Terms};
+use weir_store::Batch;
 use weir_store::sale::{Books, Buy, BuyOutcome, ChangeOutcome, CreateOutcome, News};
 
 use super::*;
@@ -48,7 +49,7 @@ impl SaleStore for Told {
     async fn delete_product(&self, _: &Sku) -> Result<bool> {
         refused()
     }
-    async fn buy_batch(&self, _: Vec<Buy>) -> Result<Vec<BuyOutcome>> {
+    async fn buy_batch(&self, _: Batch<Buy>) -> Result<Vec<BuyOutcome>> {
         refused()
     }
     async fn find_purchase(&self, _: &UserId, _: Option<&Sku>) -> Result<Option<Receipt>> {

@@ -13,7 +13,7 @@ use weir_store::request::{
     Books, CallbackOutcome, CallbackReport, Claimed, DeadRequest, JobReport, Listed, Pending, Request,
     RequestStore, Rollout, RolloutChange, Room, SealedSearch, SealingKey, Submit, SubmitOutcome,
 };
-use weir_store::{Error, Result};
+use weir_store::{Batch, Error, Result};
 use weir_store_sqlite::Sqlite;
 
 use super::given::{Given, Running, Server};
@@ -56,7 +56,7 @@ impl RequestStore for Away {
     async fn wait_for_jobs(&self, at_most: Duration) {
         self.engine.wait_for_jobs(at_most).await;
     }
-    async fn submit_batch(&self, _: Vec<Submit>, _: Option<Limits>) -> Result<Vec<SubmitOutcome>> {
+    async fn submit_batch(&self, _: Batch<Submit>, _: Option<Limits>) -> Result<Vec<SubmitOutcome>> {
         unreachable!()
     }
     async fn find_request(&self, _: RequestId) -> Result<Option<Request>> {

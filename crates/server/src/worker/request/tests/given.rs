@@ -115,7 +115,7 @@ impl Given {
             needs_broker: false,
         };
         change(&mut submit);
-        let outcomes = self.engine.submit_batch(vec![submit], None).await.unwrap();
+        let outcomes = self.engine.submit_batch(vec![submit].into(), None).await.unwrap();
         assert!(matches!(outcomes[..], [SubmitOutcome::Accepted(_)]));
         id
     }
