@@ -1,11 +1,28 @@
-//! Puts the sale page into the binary, if it was built: `web/dist`. It never builds the page itself, so that a machine without
-//! Node can build Weir; the server then says how to get the page.
+//! Generates the gRPC messages and service from `proto/`, without protoc, and puts the sale page into the binary, if it was
+//! built: `web/dist`. It never builds the page itself, so that a machine without Node can build Weir; the server then says how to
+//! get the page.
 
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 use std::{env, fs, io};
 
 fn main() -> io::Result<()> {
+    generate_grpc()?;
+    embed_page()
+}
+
+fn generate_grpc() -> io::Result<()> {
+    println!("cargo::rerun-if-changed=proto");
+    let files =
+        protox::compile(["envoy/service/ratelimit/v3/rls.proto"], ["proto"]).map_err(io::Error::other)?;
+    tonic_prost_build::configure()
+        .build_client(false)
+        .build_transport(false)
+        .codec_path("crate::grpc::codec::ServerCodec")
+        .compile_fds(files)
+}
+
+fn embed_page() -> io::Result<()> {
     let web = PathBuf::from(env::var("CARGO_MANIFEST_DIR").unwrap_or_default()).join("../../web");
     let dist = web.join("dist");
     // A path that is not there counts as changed every time; building the page touches this file instead.

@@ -1,6 +1,7 @@
 //! The gRPC face: Envoy's rate limit service and health checks, on an address of their own.
 
 mod accept;
+mod codec;
 mod decide;
 pub mod message;
 mod service;
@@ -15,7 +16,8 @@ use tonic::metadata::MetadataMap;
 use tonic::transport::Server;
 use tonic_health::ServingStatus;
 
-use self::service::RateLimitServer;
+use self::message::SERVICE_NAME;
+use self::service::rate_limit_server;
 use crate::app::App;
 use crate::auth::admin;
 use crate::auth::credentials::{Credentials, LIMITS_CHECK};
@@ -33,14 +35,14 @@ const GRACE: Duration = Duration::from_secs(2);
 /// Serves until told to stop, then until every question under way is answered.
 pub async fn serve(listener: TcpListener, app: Arc<App>) {
     let (reporter, health) = tonic_health::server::health_reporter();
-    reporter.set_service_status(RateLimitServer::NAME, ServingStatus::Serving).await;
+    reporter.set_service_status(SERVICE_NAME, ServingStatus::Serving).await;
     let is_local = listener.local_addr().is_ok_and(|address| is_loopback(address.ip()));
     let gate = Gate { is_open: is_local || app.settings.auth.allow_anonymous, app: Arc::clone(&app) };
     let incoming = accept::connections(listener, app.settings.http.max_connections);
     let closing = app.shutdown.closing().clone();
     let stop = async {
         closing.cancelled().await;
-        for name in ["", RateLimitServer::NAME] {
+        for name in ["", SERVICE_NAME] {
             reporter.set_service_status(name, ServingStatus::NotServing).await;
         }
     };
@@ -50,7 +52,7 @@ pub async fn serve(listener: TcpListener, app: Arc<App>) {
         .http2_keepalive_timeout(Some(PONG_WITHIN))
         // Nobody needs credentials for it, and it is answered from memory: whoever checks learns nothing else and costs nothing.
         .add_service(health.max_decoding_message_size(HEALTH_BYTES_MAX))
-        .add_service(RateLimitServer::new(gate))
+        .add_service(rate_limit_server(gate))
         .serve_with_incoming_shutdown(incoming, stop);
     let end = async {
         closing.cancelled().await;

@@ -1,35 +1,55 @@
-//! The messages of Envoy's rate limit service, as far as Weir reads or writes them. `proto/` says the same to others.
+//! The messages and the service of Envoy's rate limit service, as `build.rs` generates them from `proto/`.
 
 use std::time::Duration;
 
-use prost::{Enumeration, Message};
+pub use self::envoy::config::core::v3::HeaderValue;
+pub use self::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
+pub use self::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::{Entry, RateLimitOverride};
+pub use self::envoy::service::ratelimit::v3::rate_limit_response::{Code, DescriptorStatus, RateLimit};
+pub(super) use self::envoy::service::ratelimit::v3::rate_limit_service_server::{
+    RateLimitService, RateLimitServiceServer, SERVICE_NAME,
+};
+pub use self::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
+pub use self::envoy::r#type::v3::RateLimitUnit;
 
-/// What a proxy asks.
-#[derive(Clone, PartialEq, Message)]
-pub struct RateLimitRequest {
-    /// Policies name the domain they are about.
-    #[prost(string, tag = "1")]
-    pub domain: String,
-    /// What is to be limited.
-    #[prost(message, repeated, tag = "2")]
-    pub descriptors: Vec<RateLimitDescriptor>,
-    /// What each descriptor spends that does not say so itself. Not set, or 0, is 1.
-    #[prost(uint32, tag = "3")]
-    pub hits_addend: u32,
-}
-
-/// Something to be limited.
-#[derive(Clone, PartialEq, Message)]
-pub struct RateLimitDescriptor {
-    /// What it is about.
-    #[prost(message, repeated, tag = "1")]
-    pub entries: Vec<Entry>,
-    /// A limit in place of the policy's.
-    #[prost(message, optional, tag = "2")]
-    pub limit: Option<RateLimitOverride>,
-    /// What it spends. Set to 0, it only looks.
-    #[prost(message, optional, tag = "3")]
-    pub hits_addend: Option<u64>,
+/// One module for each package: generated code finds the others by that.
+#[allow(
+    clippy::all,
+    clippy::allow_attributes_without_reason,
+    clippy::doc_markdown,
+    clippy::use_self,
+    unreachable_pub,
+    reason = "generated, and written for others"
+)]
+mod envoy {
+    pub mod config {
+        pub mod core {
+            pub mod v3 {
+                tonic::include_proto!("envoy.config.core.v3");
+            }
+        }
+    }
+    pub mod extensions {
+        pub mod common {
+            pub mod ratelimit {
+                pub mod v3 {
+                    tonic::include_proto!("envoy.extensions.common.ratelimit.v3");
+                }
+            }
+        }
+    }
+    pub mod service {
+        pub mod ratelimit {
+            pub mod v3 {
+                tonic::include_proto!("envoy.service.ratelimit.v3");
+            }
+        }
+    }
+    pub mod r#type {
+        pub mod v3 {
+            tonic::include_proto!("envoy.r#type.v3");
+        }
+    }
 }
 
 impl RateLimitDescriptor {
@@ -42,51 +62,8 @@ impl RateLimitDescriptor {
     }
 }
 
-/// A name and a value.
-#[derive(Clone, PartialEq, Eq, Message)]
-pub struct Entry {
-    /// The name.
-    #[prost(string, tag = "1")]
-    pub key: String,
-    /// The value.
-    #[prost(string, tag = "2")]
-    pub value: String,
-}
-
-/// So many in a unit of time.
-#[derive(Clone, Copy, PartialEq, Eq, Message)]
-pub struct RateLimitOverride {
-    /// How many; 0 allows nothing.
-    #[prost(uint32, tag = "1")]
-    pub requests_per_unit: u32,
-    /// In which time.
-    #[prost(enumeration = "Unit", tag = "2")]
-    pub unit: i32,
-}
-
-/// A unit of time.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Enumeration)]
-#[repr(i32)]
-pub enum Unit {
-    /// None of the others.
-    Unknown = 0,
-    /// A second.
-    Second = 1,
-    /// A minute.
-    Minute = 2,
-    /// An hour.
-    Hour = 3,
-    /// 24 hours.
-    Day = 4,
-    /// 30 days.
-    Month = 5,
-    /// 365 days.
-    Year = 6,
-    /// 7 days.
-    Week = 7,
-}
-
-impl Unit {
+/// Limits in requests and in responses have a type of unit each; the numbers are the same.
+impl RateLimitUnit {
     const LENGTHS_S: [(Self, u64); 7] = [
         (Self::Second, 1),
         (Self::Minute, 60),
@@ -112,90 +89,32 @@ impl Unit {
     }
 }
 
-/// What a proxy is told.
-#[derive(Clone, PartialEq, Message)]
-pub struct RateLimitResponse {
-    /// Of all descriptors.
-    #[prost(enumeration = "Code", tag = "1")]
-    pub overall_code: i32,
-    /// Of each descriptor.
-    #[prost(message, repeated, tag = "2")]
-    pub statuses: Vec<DescriptorStatus>,
-    /// What is added to the response that the proxy's caller gets.
-    #[prost(message, repeated, tag = "3")]
-    pub response_headers_to_add: Vec<HeaderValue>,
-}
+#[cfg(test)]
+mod tests {
+    use super::envoy::service::ratelimit::v3::rate_limit_response::rate_limit::Unit;
+    use super::*;
 
-/// Whether there is room.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Enumeration)]
-#[repr(i32)]
-pub enum Code {
-    /// Never said.
-    Unknown = 0,
-    /// There is.
-    Ok = 1,
-    /// There is not.
-    OverLimit = 2,
-}
+    #[test]
+    fn units_are_found_by_their_lengths() {
+        for (unit, seconds) in [
+            (RateLimitUnit::Second, 1),
+            (RateLimitUnit::Minute, 60),
+            (RateLimitUnit::Day, 86_400),
+            (RateLimitUnit::Unknown, 90),
+        ] {
+            assert_eq!(RateLimitUnit::of(Duration::from_secs(seconds)), unit);
+        }
+        assert_eq!(RateLimitUnit::Unknown.length(), None);
+    }
 
-/// Where one descriptor stands.
-#[derive(Clone, PartialEq, Eq, Message)]
-pub struct DescriptorStatus {
-    /// Whether there is room.
-    #[prost(enumeration = "Code", tag = "1")]
-    pub code: i32,
-    /// The limit; absent where no policy is about the descriptor.
-    #[prost(message, optional, tag = "2")]
-    pub current_limit: Option<RateLimit>,
-    /// What is left.
-    #[prost(uint32, tag = "3")]
-    pub limit_remaining: u32,
-    /// Over the limit: until the same would be allowed. Otherwise: until nothing that was spent counts.
-    #[prost(message, optional, tag = "4")]
-    pub duration_until_reset: Option<Span>,
-}
-
-/// A limit.
-#[derive(Clone, PartialEq, Eq, Message)]
-pub struct RateLimit {
-    /// How many.
-    #[prost(uint32, tag = "1")]
-    pub requests_per_unit: u32,
-    /// In which time.
-    #[prost(enumeration = "Unit", tag = "2")]
-    pub unit: i32,
-    /// The name of the policy.
-    #[prost(string, tag = "3")]
-    pub name: String,
-}
-
-/// A duration, `google.protobuf.Duration`.
-#[derive(Clone, Copy, PartialEq, Eq, Message)]
-pub struct Span {
-    /// Whole seconds.
-    #[prost(int64, tag = "1")]
-    pub seconds: i64,
-    /// The rest.
-    #[prost(int32, tag = "2")]
-    pub nanos: i32,
-}
-
-impl From<Duration> for Span {
-    fn from(duration: Duration) -> Self {
-        Self {
-            seconds: i64::try_from(duration.as_secs()).unwrap_or(i64::MAX),
-            nanos: i32::try_from(duration.subsec_nanos()).unwrap_or(0),
+    #[test]
+    fn units_have_the_same_numbers_in_requests_and_responses() {
+        for number in 0..=8 {
+            let (asked, answered) = (RateLimitUnit::try_from(number), Unit::try_from(number));
+            assert_eq!(
+                asked.map(|unit| unit.as_str_name()).ok(),
+                answered.map(|unit| unit.as_str_name()).ok()
+            );
         }
     }
-}
-
-/// A header.
-#[derive(Clone, PartialEq, Eq, Message)]
-pub struct HeaderValue {
-    /// Its name.
-    #[prost(string, tag = "1")]
-    pub key: String,
-    /// Its value.
-    #[prost(string, tag = "2")]
-    pub value: String,
 }

@@ -16,7 +16,8 @@ use tonic_health::pb::health_client::HealthClient;
 use tonic_prost::ProstCodec;
 use weir_server::auth::jwt::{self, Claims};
 use weir_server::grpc::message::{
-    Code, DescriptorStatus, RateLimitDescriptor, RateLimitOverride, RateLimitRequest, RateLimitResponse, Unit,
+    Code, DescriptorStatus, RateLimitDescriptor, RateLimitOverride, RateLimitRequest, RateLimitResponse,
+    RateLimitUnit,
 };
 
 use crate::given::{InProcess, PATIENCE, Running, Store, weir};
@@ -94,7 +95,7 @@ fn address(value: &str) -> RateLimitDescriptor {
 }
 
 /// What is told of a descriptor: code, limit, unit, what is left.
-fn told(status: &DescriptorStatus) -> (Code, u32, Unit, u32) {
+fn told(status: &DescriptorStatus) -> (Code, u32, RateLimitUnit, u32) {
     let limit = status.current_limit.as_ref().expect("a limit");
     (status.code(), limit.requests_per_unit, limit.unit(), status.limit_remaining)
 }
@@ -113,14 +114,14 @@ async fn statuses_say_what_is_true() {
     for left in (0..5).rev() {
         let answer = proxy.ask(&[address("10.0.0.1")]).await;
         assert_eq!(answer.overall_code(), Code::Ok);
-        assert_eq!(told(&answer.statuses[0]), (Code::Ok, 5, Unit::Minute, left));
+        assert_eq!(told(&answer.statuses[0]), (Code::Ok, 5, RateLimitUnit::Minute, left));
         assert_eq!(answer.statuses[0].current_limit.as_ref().unwrap().name, "per_address");
         assert!(answer.response_headers_to_add.is_empty());
     }
     server.clock.advance(Duration::from_millis(20_500));
     let answer = proxy.ask(&[address("10.0.0.1")]).await;
     assert_eq!(answer.overall_code(), Code::OverLimit);
-    assert_eq!(told(&answer.statuses[0]), (Code::OverLimit, 5, Unit::Minute, 0));
+    assert_eq!(told(&answer.statuses[0]), (Code::OverLimit, 5, RateLimitUnit::Minute, 0));
     let reset = answer.statuses[0].duration_until_reset.unwrap();
     assert_eq!((reset.seconds, reset.nanos), (39, 500_000_000));
     let [header] = &answer.response_headers_to_add[..] else { panic!("{answer:?}") };
@@ -141,12 +142,20 @@ async fn all_descriptors_are_spent_or_none() {
     }
     let answer = proxy.ask(&both).await;
     assert_eq!(answer.overall_code(), Code::OverLimit);
-    assert_eq!(told(&answer.statuses[0]), (Code::Ok, 5, Unit::Minute, 2), "it has room, and keeps it");
-    assert_eq!(told(&answer.statuses[1]), (Code::OverLimit, 2, Unit::Hour, 0), "what it gains in an hour");
+    assert_eq!(
+        told(&answer.statuses[0]),
+        (Code::Ok, 5, RateLimitUnit::Minute, 2),
+        "it has room, and keeps it"
+    );
+    assert_eq!(
+        told(&answer.statuses[1]),
+        (Code::OverLimit, 2, RateLimitUnit::Hour, 0),
+        "what it gains in an hour"
+    );
     let elsewhere = RateLimitDescriptor::new(&[("remote_address", "10.0.0.1"), ("path", "/")]);
     let answer = proxy.ask(&[elsewhere, address("10.0.0.1")]).await;
     assert_eq!(answer.statuses[0], DescriptorStatus { code: Code::Ok as i32, ..DescriptorStatus::default() });
-    assert_eq!(told(&answer.statuses[1]), (Code::Ok, 5, Unit::Minute, 1));
+    assert_eq!(told(&answer.statuses[1]), (Code::Ok, 5, RateLimitUnit::Minute, 1));
     server.stop().await;
 }
 
@@ -155,27 +164,34 @@ async fn hits_say_what_is_spent_and_0_only_looks() {
     let (server, proxy) = start().await;
     let hits = |hits| RateLimitDescriptor { hits_addend: Some(hits), ..address("10.0.0.1") };
     for _ in 0..3 {
-        assert_eq!(told(&proxy.ask(&[hits(0)]).await.statuses[0]), (Code::Ok, 5, Unit::Minute, 5));
+        assert_eq!(told(&proxy.ask(&[hits(0)]).await.statuses[0]), (Code::Ok, 5, RateLimitUnit::Minute, 5));
     }
-    assert_eq!(told(&proxy.ask(&[hits(3)]).await.statuses[0]), (Code::Ok, 5, Unit::Minute, 2));
-    assert_eq!(told(&proxy.ask(&[hits(3)]).await.statuses[0]), (Code::OverLimit, 5, Unit::Minute, 2));
+    assert_eq!(told(&proxy.ask(&[hits(3)]).await.statuses[0]), (Code::Ok, 5, RateLimitUnit::Minute, 2));
+    assert_eq!(
+        told(&proxy.ask(&[hits(3)]).await.statuses[0]),
+        (Code::OverLimit, 5, RateLimitUnit::Minute, 2)
+    );
     let most = proxy.ask(&[hits(1_000_000_000)]).await;
-    assert_eq!(told(&most.statuses[0]), (Code::OverLimit, 5, Unit::Minute, 2));
+    assert_eq!(told(&most.statuses[0]), (Code::OverLimit, 5, RateLimitUnit::Minute, 2));
     let two = RateLimitRequest { hits_addend: 2, ..question(&[address("10.0.0.1")]) };
     let answer = proxy.send(Request::new(two)).await.unwrap();
     assert_eq!(
         told(&answer.statuses[0]),
-        (Code::Ok, 5, Unit::Minute, 0),
+        (Code::Ok, 5, RateLimitUnit::Minute, 0),
         "for all that do not say themselves"
     );
     let answer = proxy.ask(&[hits(0)]).await;
-    assert_eq!(told(&answer.statuses[0]), (Code::OverLimit, 5, Unit::Minute, 0), "nothing would fit");
+    assert_eq!(
+        told(&answer.statuses[0]),
+        (Code::OverLimit, 5, RateLimitUnit::Minute, 0),
+        "nothing would fit"
+    );
     let mixed = proxy.ask(&[hits(0), address("10.0.0.9")]).await;
     assert_eq!(mixed.overall_code(), Code::OverLimit);
-    assert_eq!(told(&mixed.statuses[1]), (Code::Ok, 5, Unit::Minute, 5), "nothing is spent then");
+    assert_eq!(told(&mixed.statuses[1]), (Code::Ok, 5, RateLimitUnit::Minute, 5), "nothing is spent then");
     let look = RateLimitDescriptor { hits_addend: Some(0), ..address("10.0.0.8") };
     let mixed = proxy.ask(&[look, address("10.0.0.9")]).await;
-    assert_eq!(told(&mixed.statuses[1]), (Code::Ok, 5, Unit::Minute, 4));
+    assert_eq!(told(&mixed.statuses[1]), (Code::Ok, 5, RateLimitUnit::Minute, 4));
     server.stop().await;
 }
 
@@ -187,19 +203,23 @@ async fn a_descriptor_may_bring_a_limit_along() {
         ..address(value)
     };
     for left in [1, 0] {
-        let answer = proxy.ask(&[with(2, Unit::Hour, "10.0.0.1")]).await;
-        assert_eq!(told(&answer.statuses[0]), (Code::Ok, 2, Unit::Hour, left));
+        let answer = proxy.ask(&[with(2, RateLimitUnit::Hour, "10.0.0.1")]).await;
+        assert_eq!(told(&answer.statuses[0]), (Code::Ok, 2, RateLimitUnit::Hour, left));
     }
-    let over = proxy.ask(&[with(2, Unit::Hour, "10.0.0.1")]).await;
-    assert_eq!(told(&over.statuses[0]), (Code::OverLimit, 2, Unit::Hour, 0));
-    assert_eq!(told(&proxy.ask(&[address("10.0.0.1")]).await.statuses[0]), (Code::Ok, 5, Unit::Minute, 4));
-    let more = proxy.ask(&[with(4, Unit::Hour, "10.0.0.1")]).await;
-    assert_eq!(told(&more.statuses[0]), (Code::Ok, 4, Unit::Hour, 1), "what was spent stays spent");
-    let nothing = proxy.ask(&[with(0, Unit::Hour, "10.0.0.2"), address("10.0.0.2")]).await;
+    let over = proxy.ask(&[with(2, RateLimitUnit::Hour, "10.0.0.1")]).await;
+    assert_eq!(told(&over.statuses[0]), (Code::OverLimit, 2, RateLimitUnit::Hour, 0));
+    assert_eq!(
+        told(&proxy.ask(&[address("10.0.0.1")]).await.statuses[0]),
+        (Code::Ok, 5, RateLimitUnit::Minute, 4)
+    );
+    let more = proxy.ask(&[with(4, RateLimitUnit::Hour, "10.0.0.1")]).await;
+    assert_eq!(told(&more.statuses[0]), (Code::Ok, 4, RateLimitUnit::Hour, 1), "what was spent stays spent");
+    let nothing = proxy.ask(&[with(0, RateLimitUnit::Hour, "10.0.0.2"), address("10.0.0.2")]).await;
     assert_eq!(nothing.overall_code(), Code::OverLimit);
-    assert_eq!(told(&nothing.statuses[0]), (Code::OverLimit, 0, Unit::Hour, 0));
-    assert_eq!(told(&nothing.statuses[1]), (Code::Ok, 5, Unit::Minute, 5));
-    let elsewhere = RateLimitRequest { domain: "unheard of".into(), ..question(&[with(1, Unit::Day, "x")]) };
+    assert_eq!(told(&nothing.statuses[0]), (Code::OverLimit, 0, RateLimitUnit::Hour, 0));
+    assert_eq!(told(&nothing.statuses[1]), (Code::Ok, 5, RateLimitUnit::Minute, 5));
+    let elsewhere =
+        RateLimitRequest { domain: "unheard of".into(), ..question(&[with(1, RateLimitUnit::Day, "x")]) };
     for code in [Code::Ok, Code::OverLimit] {
         assert_eq!(
             proxy.send(Request::new(elsewhere.clone())).await.unwrap().overall_code(),
@@ -207,7 +227,8 @@ async fn a_descriptor_may_bring_a_limit_along() {
             "no policy is needed"
         );
     }
-    let timeless = proxy.send(Request::new(question(&[with(1, Unit::Unknown, "x")]))).await.unwrap_err();
+    let timeless =
+        proxy.send(Request::new(question(&[with(1, RateLimitUnit::Unknown, "x")]))).await.unwrap_err();
     assert_eq!(timeless.code(), Fault::InvalidArgument);
     server.stop().await;
 }
@@ -227,7 +248,7 @@ async fn what_no_policy_is_about_is_allowed_and_shadows_never_deny() {
         let answer = proxy.ask(&[RateLimitDescriptor::new(&[("watched", "w")])]).await;
         assert_eq!(answer.overall_code(), Code::Ok);
         let (_, limit, unit, left) = told(&answer.statuses[0]);
-        assert_eq!((limit, unit, left), (1, Unit::Unknown, 0), "90 s is no unit of Envoy's");
+        assert_eq!((limit, unit, left), (1, RateLimitUnit::Unknown, 0), "90 s is no unit of Envoy's");
     }
     let long = "x".repeat(100_000);
     assert_eq!(told(&proxy.ask(&[address(&long)]).await.statuses[0]).3, 4);
@@ -295,7 +316,7 @@ async fn a_bad_message_is_an_invalid_argument_and_spends_nothing() {
     // The first field is the domain, and this one is not UTF-8.
     let refused = send_first_field(&proxy, b"\xff\xfe").await;
     assert_eq!(refused.code(), Fault::InvalidArgument, "{refused:?}");
-    assert_eq!(told(&proxy.ask(&[good]).await.statuses[0]), (Code::Ok, 5, Unit::Minute, 4));
+    assert_eq!(told(&proxy.ask(&[good]).await.statuses[0]), (Code::Ok, 5, RateLimitUnit::Minute, 4));
     server.stop().await;
 }
 
