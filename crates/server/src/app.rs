@@ -44,8 +44,11 @@ pub struct App {
     pub sale: SaleService,
     /// What one address may do.
     pub edge: Edge,
-    /// What unfinished requests may hold in memory.
+    /// The memory for unfinished heads and bodies: half of `http.max_buffered`.
     pub buffers: BufferBudget,
+    /// The memory for bulk uploads and their answers: the other half, so that uploads that wait for memory, or for callers
+    /// that do not read, leave ordinary requests theirs.
+    pub upload_buffers: BufferBudget,
     /// What callers entrust to request is sealed with these.
     pub keys: Arc<Keyring>,
     /// Whether the engines answer.
@@ -80,7 +83,8 @@ impl App {
             streams_full: metrics.shortage(Shortage::Streams),
         };
         let edge = Edge::new(&settings.edge, settings.http.max_streams, counters);
-        let buffers = BufferBudget::new(settings.http.max_buffered);
+        let upload_buffers = BufferBudget::new(settings.http.max_buffered / 2);
+        let buffers = BufferBudget::new(settings.http.max_buffered - upload_buffers.total());
         Arc::new(Self {
             health: Health::new(engines.clone()),
             clocks: Clocks::new(&engines, quota.denials(), metrics.clock_steps.clone()),
@@ -92,6 +96,7 @@ impl App {
             sale,
             edge,
             buffers,
+            upload_buffers,
             keys,
             metrics,
             engines,

@@ -1,8 +1,9 @@
-//! One budget for the memory of requests that have begun to come and cannot be answered yet, over the whole process: large
-//! heads, bodies that are read in pieces, batches of uploads. Without it, callers that send half a request each could take
-//! all the memory there is.
+//! A budget for the memory of unfinished requests, over the whole process. Without it, callers that send half a request each
+//! could take all the memory there is.
 //!
-//! A request that comes in one piece, as nearly all do, never asks for any of it.
+//! Large heads and bodies that come in pieces share one budget, bulk uploads another (see `app.rs`): uploads may wait for
+//! theirs, and what waits must not take memory from requests that are refused at once. A request that comes in one piece, as
+//! nearly all do, takes nothing from either.
 
 use std::sync::Arc;
 
@@ -16,7 +17,7 @@ pub struct BufferBudget {
     total: usize,
 }
 
-/// The bytes that one buffer has of the budget; given back when it is dropped.
+/// The part of the budget that one buffer uses; released on drop.
 #[derive(Debug)]
 pub struct BufferCharge {
     free: Arc<Semaphore>,
@@ -29,26 +30,26 @@ pub struct BufferCharge {
 pub struct BudgetSpent;
 
 impl BufferBudget {
-    /// A budget of so many bytes.
+    /// Creates a budget of `bytes`.
     #[must_use]
     pub fn new(bytes: usize) -> Self {
         let total = bytes.min(Semaphore::MAX_PERMITS);
         Self { free: Arc::new(Semaphore::new(total)), total }
     }
 
-    /// The charge of a buffer that is empty.
+    /// Returns the charge of an empty buffer.
     #[must_use]
     pub fn charge(&self) -> BufferCharge {
         BufferCharge { free: Arc::clone(&self.free), bytes: 0 }
     }
 
-    /// All of it.
+    /// The size of the budget in bytes.
     #[must_use]
     pub const fn total(&self) -> usize {
         self.total
     }
 
-    /// The bytes that buffers have of it now.
+    /// The bytes in use.
     #[must_use]
     pub fn used(&self) -> usize {
         self.total.saturating_sub(self.free.available_permits())
@@ -56,16 +57,16 @@ impl BufferBudget {
 }
 
 impl BufferCharge {
-    /// The bytes it stands for.
+    /// The bytes charged.
     #[must_use]
     pub const fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// Makes it stand for so many bytes, if there are that many.
+    /// Changes the charge to `bytes`. Shrinking never fails.
     ///
     /// # Errors
-    /// When the budget is spent. The charge is then what it was.
+    /// When the budget is spent. The charge is then unchanged.
     pub fn try_resize(&mut self, bytes: usize) -> Result<(), BudgetSpent> {
         if let Some(more) = bytes.checked_sub(self.bytes).filter(|more| *more > 0) {
             let more = u32::try_from(more).map_err(|_too_many| BudgetSpent)?;
@@ -77,16 +78,25 @@ impl BufferCharge {
         Ok(())
     }
 
-    /// Waits until there are that many bytes more.
+    /// Grows the charge by `more` bytes, and waits for them. Waiters are served in order; the first one takes everything that
+    /// is released until it has enough, so only budgets whose users all wait, with a timeout, should be waited for.
     ///
     /// # Errors
-    /// When there never will be.
+    /// When `more` is larger than any budget.
     pub async fn grow(&mut self, more: usize) -> Result<(), BudgetSpent> {
         let permits = u32::try_from(more).map_err(|_too_many| BudgetSpent)?;
         // The budget is never closed.
         self.free.acquire_many(permits).await.map_err(|_closed| BudgetSpent)?.forget();
         self.bytes += more;
         Ok(())
+    }
+
+    /// Moves up to `bytes` of this charge into a new one.
+    #[must_use]
+    pub fn split(&mut self, bytes: usize) -> Self {
+        let bytes = bytes.min(self.bytes);
+        self.bytes -= bytes;
+        Self { free: Arc::clone(&self.free), bytes }
     }
 }
 
@@ -103,7 +113,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_one_buffer_has_another_cannot_have() {
+    fn a_byte_is_charged_to_one_buffer_only() {
         let budget = BufferBudget::new(100);
         let (mut one, mut other) = (budget.charge(), budget.charge());
         assert_eq!(one.try_resize(80), Ok(()));
@@ -118,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_can_wait_gets_what_others_give_back() {
+    fn a_waiter_gets_what_others_release() {
         let budget = BufferBudget::new(100);
         let (mut one, mut other) = (budget.charge(), budget.charge());
         one.try_resize(60).unwrap();
@@ -127,5 +137,17 @@ mod tests {
         drop(one);
         assert_eq!(waiting.now_or_never(), Some(Ok(())));
         assert_eq!(budget.used(), 50);
+    }
+    #[test]
+    fn a_split_charge_is_as_large_as_before_and_released_in_parts() {
+        let budget = BufferBudget::new(100);
+        let mut one = budget.charge();
+        one.try_resize(60).unwrap();
+        let other = one.split(40);
+        assert_eq!((one.bytes(), other.bytes(), budget.used()), (20, 40, 60));
+        assert_eq!(one.split(100).bytes(), 20, "no more than there is");
+        assert_eq!(budget.used(), 40);
+        drop((one, other));
+        assert_eq!(budget.used(), 0);
     }
 }

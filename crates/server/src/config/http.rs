@@ -14,7 +14,8 @@ pub struct HttpSettings {
     pub read_timeout: Duration,
     /// `http.max_body`: the largest request body, in bytes.
     pub max_body: usize,
-    /// `http.max_buffered`: the bytes of unfinished requests held at once, over all connections.
+    /// `http.max_buffered`: the bytes of unfinished requests held at once, over all connections. Half of it is for bulk
+    /// uploads.
     pub max_buffered: usize,
     /// `http.max_connections`: connections served at once; further ones are told to come back.
     pub max_connections: usize,
@@ -51,8 +52,9 @@ impl HttpSettings {
 
     /// Refuses bounds that contradict each other.
     pub(super) fn check(&self) -> Result<(), SettingError> {
-        if self.max_buffered < self.max_body {
-            let allowed = format!("at least http.max_body, {} bytes", self.max_body);
+        let least_buffered = self.max_body.saturating_mul(2);
+        if self.max_buffered < least_buffered {
+            let allowed = format!("at least twice http.max_body, {least_buffered} bytes");
             return Err(SettingError::new("http.max_buffered", self.max_buffered, allowed));
         }
         if self.max_streams > self.max_connections {

@@ -4,7 +4,7 @@
 //! answers are sent. A caller who does not read its answers stops the upload. A line that is wrong, or that the store
 //! cannot answer, gets its error in its place; sending the whole load again is always safe.
 //!
-//! What is between the stages is charged to the budget of unfinished requests until its answers have been sent.
+//! What is between the stages is charged to the budget of uploads until its answers have been written.
 
 mod upload;
 
@@ -126,7 +126,8 @@ pub(crate) async fn assign_slots(
     }
     let (lines, parsed) = mpsc::channel(AHEAD);
     let (answers, mut sent) = mpsc::channel::<Bytes>(AHEAD);
-    let upload = Upload::new(lines, &app.buffers, app.settings.http.read_timeout, app.shutdown.ending());
+    let upload =
+        Upload::new(lines, &app.upload_buffers, app.settings.http.read_timeout, app.shutdown.ending());
     tokio::spawn(upload.read(request.into_body()));
     tokio::spawn(async move { answer_lines(&app.slot, parsed, answers).await });
     let stream = futures_util::stream::poll_fn(move |context| sent.poll_recv(context));
@@ -146,7 +147,7 @@ fn is_ndjson(headers: &HeaderMap) -> bool {
 }
 
 async fn answer_lines(slots: &SlotService, mut batches: mpsc::Receiver<Batch>, answers: mpsc::Sender<Bytes>) {
-    while let Some(Batch { lines, mut charge, .. }) = batches.recv().await {
+    while let Some(Batch { lines, mut charge }) = batches.recv().await {
         let wanted: Vec<Assign> = lines
             .iter()
             .filter_map(|line| match line {

@@ -1,7 +1,9 @@
 //! The first stage of a bulk load: the upload is cut into lines, and lines into batches.
 //!
-//! A batch is bounded in lines and in bytes, and its bytes are charged to the budget of unfinished requests. An upload waits
-//! for the budget; after a while it ends, and says from which line on it has to be sent again.
+//! A batch is bounded in lines and in bytes, and its bytes are charged to the budget of uploads. An upload reserves room for
+//! a batch before it parses one, and waits for it up to `http.read_timeout`; then it ends with an error for the next line.
+//! While it waits it keeps the room of a line that has begun and of batches that are on their way to the caller. Those need
+//! no more room to get there, so uploads cannot block each other for longer than that.
 
 use std::borrow::Cow;
 use std::time::Duration;
@@ -24,33 +26,35 @@ use crate::buffer_budget::{BufferBudget, BufferCharge};
 const LINE_MAX: usize = 64 * 1024;
 /// Events in one commit.
 const BATCH: usize = 2_000;
-/// What the lines of a batch may take in memory: enough for as many events with names of usual length.
+/// The most that the lines of a batch take in memory: enough for as many events with names of usual length.
 const BATCH_BYTES: usize = 512 * 1024;
 /// What a line takes besides its texts; an error has a map of headers.
 const EVENT_BYTES: usize = 128;
 const WRONG_BYTES: usize = 384;
-/// An event that has come is not kept waiting for more for longer than this.
+/// How long an event waits for more of its batch.
 const LINGER: Duration = Duration::from_millis(5);
 
-/// A line, understood or not.
+/// A parsed line, or why it was refused.
 pub(super) enum Line {
     Event(u64, Assign),
     Wrong(u64, Option<String>, ApiError),
 }
 
-/// Lines on their way through the stages.
+/// A batch on its way through the stages.
 pub(super) struct Batch {
     pub(super) lines: Vec<Line>,
-    /// About what they take in memory.
-    bytes: usize,
     pub(super) charge: BufferCharge,
 }
 
-impl Batch {
-    fn new(budget: &BufferBudget) -> Self {
-        Self { lines: Vec::new(), bytes: 0, charge: budget.charge() }
-    }
+/// The batch that is being read.
+#[derive(Default)]
+struct PendingBatch {
+    lines: Vec<Line>,
+    /// About what the lines take in memory.
+    bytes: usize,
+}
 
+impl PendingBatch {
     fn push(&mut self, line: Line) {
         self.bytes += match &line {
             Line::Event(_, assign) => {
@@ -64,24 +68,26 @@ impl Batch {
     }
 }
 
-/// Why an upload is not read on.
+/// Why reading an upload stops.
 enum Stop {
-    /// Nobody wants its answers.
+    /// The caller has disconnected.
     Gone,
-    /// The caller is told so in the place of the next line.
+    /// The caller gets the error in the place of the next line.
     Problem(ApiError),
 }
 
 /// An upload as it is read: cut into lines, and lines into batches.
 pub(super) struct Upload {
     batches: mpsc::Sender<Batch>,
-    batch: Batch,
+    batch: PendingBatch,
     /// The most that a batch may take.
     batch_bytes: usize,
     reader: LineReader,
-    budget: BufferBudget,
-    /// What came of a line so far is charged, too.
-    partial_charge: BufferCharge,
+    /// The room for the batch that is being read and the line that has begun.
+    charge: BufferCharge,
+    /// What is reserved before lines are parsed: a batch and a line.
+    reservation: usize,
+    /// How long the upload may stand still, and wait for the budget.
     idle: Duration,
     ending: CancellationToken,
 }
@@ -95,17 +101,17 @@ impl Upload {
     ) -> Self {
         Self {
             batches,
-            batch: Batch::new(budget),
+            batch: PendingBatch::default(),
             batch_bytes: BATCH_BYTES.min(budget.total() / 4),
             reader: LineReader::default(),
-            budget: budget.clone(),
-            partial_charge: budget.charge(),
+            charge: budget.charge(),
+            reservation: (BATCH_BYTES + LINE_MAX).min(budget.total() / 2),
             idle,
             ending: ending.clone(),
         }
     }
 
-    /// Reads until the upload ends, nobody wants the answers, or the server must end.
+    /// Reads until the upload ends, the caller disconnects, or the server stops.
     pub(super) async fn read(mut self, body: Body) {
         match self.read_chunks(body.into_data_stream()).await {
             Ok(()) => self.reader.end().into_iter().for_each(|line| self.batch.push(line)),
@@ -123,7 +129,7 @@ impl Upload {
         &mut self,
         mut chunks: impl Stream<Item = Result<Bytes, E>> + Unpin,
     ) -> Result<(), Stop> {
-        // When the first event of the batch must go on its way.
+        // When the batch must be sent, full or not.
         let mut due = None;
         loop {
             let until = if self.batch.lines.is_empty() {
@@ -151,13 +157,11 @@ impl Upload {
         }
     }
 
-    /// Takes the lines that end in a chunk, and sends every batch that is full. Says whether one was.
+    /// Takes the lines that end in a chunk, and sends every full batch. Returns whether one was sent.
     async fn take(&mut self, mut chunk: &[u8]) -> Result<bool, Stop> {
         let mut has_sent = false;
-        loop {
-            if self.batch.charge.bytes() == 0 {
-                self.reserve().await?;
-            }
+        while !chunk.is_empty() {
+            self.reserve().await?;
             let Some(line) = self.reader.next(&mut chunk) else { break };
             self.batch.push(line);
             if self.batch.lines.len() >= BATCH || self.batch.bytes >= self.batch_bytes {
@@ -166,28 +170,35 @@ impl Upload {
             }
         }
         if self.batch.lines.is_empty() {
-            // Others may have it while this upload stands still.
-            self.batch = Batch::new(&self.budget);
+            self.release()?;
         }
-        let partial = self.partial_charge.try_resize(self.reader.partial.capacity());
-        partial.map_err(|_spent| out_of_memory())?;
         Ok(has_sent)
     }
 
-    /// Waits until the budget has room for another batch.
+    /// Waits until the budget has room for a batch and a line.
     async fn reserve(&mut self) -> Result<(), Stop> {
-        let grow = tokio::time::timeout(self.idle, self.batch.charge.grow(self.batch_bytes));
+        let missing = self.reservation.saturating_sub(self.charge.bytes());
+        if missing == 0 {
+            return Ok(());
+        }
+        let grow = tokio::time::timeout(self.idle, self.charge.grow(missing));
         match self.ending.run_until_cancelled(grow).await.ok_or_else(shutting_down)? {
             Ok(Ok(())) => Ok(()),
             Ok(Err(_)) | Err(_) => Err(out_of_memory()),
         }
     }
 
+    /// Releases all but the room of a line that has begun. Another upload may use it while this one waits for its caller.
+    fn release(&mut self) -> Result<(), Stop> {
+        // It grows only where a budget is too small for the longest line.
+        self.charge.try_resize(self.reader.partial.capacity()).map_err(|_spent| out_of_memory())
+    }
+
     async fn send(&mut self) -> Result<(), Stop> {
-        let mut batch = std::mem::replace(&mut self.batch, Batch::new(&self.budget));
-        // What it turned out not to need.
-        let _ = batch.charge.try_resize(batch.bytes.min(batch.charge.bytes()));
-        self.batches.send(batch).await.map_err(|_gone| Stop::Gone)
+        let PendingBatch { lines, bytes } = std::mem::take(&mut self.batch);
+        let batch = Batch { lines, charge: self.charge.split(bytes) };
+        self.release()?;
+        self.batches.send(batch).await.map_err(|_closed| Stop::Gone)
     }
 }
 
@@ -197,51 +208,56 @@ fn shutting_down() -> Stop {
 }
 
 fn out_of_memory() -> Stop {
-    let message = "Unfinished requests hold as much memory as the server allows; send this line and those after it again";
+    let message = "Uploads hold as much memory as the server allows; send this line and those after it again";
     Stop::Problem(ApiError::unavailable(message))
 }
 
-/// Lines out of chunks that know nothing of them.
+/// Cuts chunks into lines.
 #[derive(Default)]
 struct LineReader {
-    /// What came of a line so far.
+    /// The beginning of a line whose end has not come yet. Its capacity is at most `LINE_MAX`.
     partial: Vec<u8>,
     /// Whether the line is longer than allowed: the rest of it is thrown away.
     is_too_long: bool,
-    /// Of the last whole line.
+    /// The number of the last whole line.
     number: u64,
 }
 
 impl LineReader {
-    /// The next line that ends in a chunk and is not empty. Takes it off the chunk; when there is none, takes the rest of
-    /// the chunk for the beginning of a line.
+    /// Takes the next line that is not empty off the chunk. When no line ends in it, the rest of the chunk is the beginning
+    /// of one.
     fn next(&mut self, chunk: &mut &[u8]) -> Option<Line> {
         while let Some(end) = chunk.iter().position(|byte| *byte == b'\n') {
             let (line, rest) = (&chunk[..end], &chunk[end + 1..]);
             *chunk = rest;
             let line = if self.partial.is_empty() && !self.is_too_long && line.len() <= LINE_MAX {
                 self.number += 1;
-                understand(self.number, line)
+                parse_line(self.number, line)
             } else {
-                self.keep(line);
+                self.append(line);
                 self.finish()
             };
             if line.is_some() {
                 return line;
             }
         }
-        self.keep(chunk);
+        self.append(chunk);
         *chunk = &[];
         None
     }
 
-    fn keep(&mut self, part: &[u8]) {
-        self.is_too_long |= self.partial.len() + part.len() > LINE_MAX;
+    fn append(&mut self, part: &[u8]) {
+        let length = self.partial.len() + part.len();
+        self.is_too_long |= length > LINE_MAX;
         if self.is_too_long {
             self.partial = Vec::new();
-        } else {
-            self.partial.extend_from_slice(part);
+            return;
         }
+        if length > self.partial.capacity() {
+            let capacity = length.next_power_of_two().min(LINE_MAX);
+            self.partial.reserve_exact(capacity - self.partial.len());
+        }
+        self.partial.extend_from_slice(part);
     }
 
     fn finish(&mut self) -> Option<Line> {
@@ -250,7 +266,7 @@ impl LineReader {
             let problem = ApiError::invalid(format!("The line is longer than the {LINE_MAX} bytes allowed"));
             Some(Line::Wrong(self.number, None, problem))
         } else {
-            understand(self.number, &std::mem::take(&mut self.partial))
+            parse_line(self.number, &std::mem::take(&mut self.partial))
         }
     }
 
@@ -260,8 +276,8 @@ impl LineReader {
     }
 }
 
-/// Nothing for an empty line.
-fn understand(number: u64, line: &[u8]) -> Option<Line> {
+/// Parses a line; `None` for an empty one.
+fn parse_line(number: u64, line: &[u8]) -> Option<Line> {
     let line = line.trim_ascii();
     if line.is_empty() {
         return None;
@@ -276,7 +292,7 @@ fn understand(number: u64, line: &[u8]) -> Option<Line> {
     })
 }
 
-/// The event's id, if that at least can be read, and is not longer than an id may be.
+/// The event's id, if the line has one of a valid length.
 fn event_id(line: &[u8]) -> Option<String> {
     #[derive(Deserialize)]
     #[serde(rename_all = "camelCase")]
@@ -354,12 +370,13 @@ mod tests {
             let mut batches = read(futures_util::stream::iter([upload]), &BufferBudget::new(64 << 20));
             let first = batches.recv().await.expect("a batch");
             assert!(first.lines.len() <= in_a_batch, "{} of {line:.20}", first.lines.len());
-            assert!(first.bytes <= BATCH_BYTES + WRONG_BYTES + 1_000, "{}", first.bytes);
+            let bytes = first.charge.bytes();
+            assert!(bytes <= BATCH_BYTES + WRONG_BYTES + 1_000, "{bytes}");
         }
     }
 
     #[tokio::test(start_paused = true)]
-    async fn an_upload_waits_for_the_budget_and_says_in_the_end_that_there_is_none() {
+    async fn an_upload_waits_for_the_budget_and_ends_with_an_error_in_time() {
         let budget = BufferBudget::new(4 * BATCH_BYTES);
         let (mut others, upload) = (budget.charge(), Bytes::from(format!("{EVENT}\n{EVENT}\n")));
         others.try_resize(4 * BATCH_BYTES).unwrap();
@@ -374,12 +391,39 @@ mod tests {
         assert_eq!(budget.used(), 0);
     }
 
+    #[tokio::test(start_paused = true)]
+    async fn uploads_that_share_a_small_budget_wait_for_each_other_and_all_get_through() {
+        const LINES: usize = 5_000;
+        let budget = BufferBudget::new(4 * BATCH_BYTES);
+        let upload = || {
+            let bytes = Bytes::from(format!("{EVENT}\n").repeat(LINES));
+            let parts =
+                (0..bytes.len()).step_by(1_000).map(move |at| bytes.slice(at..bytes.len().min(at + 1_000)));
+            // The others go on after each part.
+            futures_util::stream::iter(parts).then(async |part| {
+                tokio::task::yield_now().await;
+                part
+            })
+        };
+        let uploads = (0..16).map(|_| read(upload(), &budget)).map(async |mut batches| {
+            let mut events = 0;
+            while let Some(batch) = batches.recv().await {
+                events += batch.lines.iter().filter(|line| matches!(line, Line::Event(..))).count();
+                // Whoever reads the answers takes a while.
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+            events
+        });
+        assert_eq!(futures_util::future::join_all(uploads).await, [LINES; 16]);
+        assert_eq!(budget.used(), 0);
+    }
+
     #[test]
     fn an_id_that_is_too_long_is_refused_and_not_repeated() {
         let line = EVENT.replace("\"e\"", &format!("\"{}\"", "é".repeat(256)));
-        let Some(Line::Wrong(1, None, problem)) = understand(1, line.as_bytes()) else { panic!("refused") };
+        let Some(Line::Wrong(1, None, problem)) = parse_line(1, line.as_bytes()) else { panic!("refused") };
         assert_eq!(problem.message(), "eventId must have at most 255 characters");
         let line = EVENT.replace("\"e\"", &format!("\"{}\"", "é".repeat(255)));
-        assert!(matches!(understand(1, line.as_bytes()), Some(Line::Event(..))));
+        assert!(matches!(parse_line(1, line.as_bytes()), Some(Line::Event(..))));
     }
 }
