@@ -1,13 +1,16 @@
-//! The connection a request came by: who is at the other end, and whether it still is.
+//! The connection of a request: the address of the peer, whether it is still connected, and how much of the next head has come.
 //!
-//! hyper does not look for the end of a connection while an answer is under way (see `http/serve.rs`). Where an answer may take
+//! hyper does not look for the end of a connection while a response is under way (see `http/serve.rs`). Where a response may take
 //! minutes and costs somebody else's work, the handler looks for itself, at the socket that it shares with hyper. It runs in the
 //! task of its connection, so the two share one waker and do not take it from each other.
+//!
+//! hyper buffers heads, and does not say how much of one it has. So the bytes are counted as they are read, and large heads are
+//! charged to the budget of unfinished requests.
 
 use std::io;
 use std::net::SocketAddr;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -20,13 +23,15 @@ use tokio::time::Sleep;
 use crate::buffer_budget::{BufferBudget, BufferCharge};
 use crate::telemetry::metrics::Metrics;
 
-/// What hyper takes for every connection anyway; only heads that are larger are charged to the budget.
+/// The buffer that hyper has for every connection; only larger heads are charged to the budget.
 const HEAD_FREE: usize = 8 * 1024;
-/// In the place of a number of bytes: a body is being read, and whoever reads it accounts for it.
-const IN_BODY: usize = usize::MAX;
-/// In the place of a number of bytes: the connection no longer speaks HTTP.
-const IN_TUNNEL: usize = usize::MAX - 1;
-/// How much is thrown away at a time.
+/// Phase of a connection: the next bytes belong to a head.
+const IN_HEAD: u8 = 0;
+/// Phase of a connection: the next bytes belong to a body. Its reader charges them to a budget.
+const IN_BODY: u8 = 1;
+/// Phase of a connection: it no longer speaks HTTP.
+const IN_TUNNEL: u8 = 2;
+/// How much is discarded at a time.
 const DISCARD: usize = 16 * 1024;
 
 /// The other end of a connection. Clones are the same one.
@@ -41,9 +46,12 @@ struct Connection {
     /// Its place among the connections that may be open, also when it has become a tunnel.
     place: Mutex<Place>,
     is_in_reserve: AtomicBool,
-    /// The bytes read since the last head was complete: those of a head that has only begun.
-    head_bytes: AtomicUsize,
-    /// How much came with the last read. A head was not complete before it, so no more than this is of the next one.
+    /// `IN_HEAD`, `IN_BODY` or `IN_TUNNEL`.
+    phase: AtomicU8,
+    /// The bytes that were read and belong to no request yet: those of a head that has begun. In a body, also those that its
+    /// reader has not taken.
+    unparsed: AtomicUsize,
+    /// The size of the last read. A head was not complete before it, so at most this much belongs to what follows the head.
     last_read: AtomicUsize,
     /// Whether the last request was answered before its body was read.
     has_unread_body: AtomicBool,
@@ -62,7 +70,7 @@ impl Place {
         Self { _permit: permit, ordinary: None }
     }
 
-    /// One of the few places for operations that are left when all ordinary ones are taken.
+    /// One of the few places for operations when all ordinary ones are taken.
     pub(crate) const fn in_reserve(permit: OwnedSemaphorePermit, ordinary: Arc<Semaphore>) -> Self {
         Self { _permit: permit, ordinary: Some(ordinary) }
     }
@@ -84,18 +92,25 @@ impl Peer {
             budget,
             is_in_reserve: AtomicBool::new(place.ordinary.is_some()),
             place: Mutex::new(place),
-            head_bytes: AtomicUsize::new(0),
+            phase: AtomicU8::new(IN_HEAD),
+            unparsed: AtomicUsize::new(0),
             last_read: AtomicUsize::new(0),
             has_unread_body: AtomicBool::new(false),
         }))
     }
 
-    /// What is read from and written to the connection.
+    /// The bytes of the connection.
     pub(crate) fn stream(&self) -> PeerStream {
-        PeerStream { connection: Arc::clone(&self.0), stalled: None, head_charge: None }
+        PeerStream {
+            connection: Arc::clone(&self.0),
+            stalled: None,
+            is_write_pending: false,
+            is_read_deferred: false,
+            head_charge: None,
+        }
     }
 
-    /// Whether it has one of the places that are left for operations.
+    /// Whether it has one of the places for operations.
     pub(crate) fn is_in_reserve(&self) -> bool {
         self.0.is_in_reserve.load(Ordering::Relaxed)
     }
@@ -110,31 +125,37 @@ impl Peer {
         true
     }
 
-    /// Takes note of a request whose head is complete. `head_length` is asked only of large ones: what was read and is
-    /// not of this head is of the next one.
+    /// Called when the head of a request is complete. `head_length` is called only for large ones: what was read and is not
+    /// part of this head belongs to its body or to the next one.
     pub(crate) fn begin_request(&self, has_body: bool, head_length: impl FnOnce() -> usize) {
         self.0.has_unread_body.store(false, Ordering::Relaxed);
-        let read = self.0.head_bytes.load(Ordering::Relaxed);
-        let of_the_next = match read {
-            _ if has_body => IN_BODY,
-            0..=HEAD_FREE | IN_BODY => 0,
-            // The length is about right: white space around values is not counted, so that it alone would add up.
-            _ => read.saturating_sub(head_length()).min(self.0.last_read.load(Ordering::Relaxed)),
+        let rest = match self.0.unparsed.load(Ordering::Relaxed) {
+            0..=HEAD_FREE => 0,
+            // The length is approximate: white space around values is not counted, so that it alone would add up.
+            read => read.saturating_sub(head_length()).min(self.0.last_read.load(Ordering::Relaxed)),
         };
-        self.0.head_bytes.store(of_the_next, Ordering::Relaxed);
+        self.0.unparsed.store(rest, Ordering::Relaxed);
+        self.0.phase.store(if has_body { IN_BODY } else { IN_HEAD }, Ordering::Relaxed);
     }
 
-    /// Takes note that nobody reads on in the body of the request.
+    /// Called for every part of a body that its reader has taken, with its framing.
+    pub(crate) fn take_body(&self, bytes: usize) {
+        let rest = self.0.unparsed.load(Ordering::Relaxed).saturating_sub(bytes);
+        self.0.unparsed.store(rest, Ordering::Relaxed);
+    }
+
+    /// Called when the body of a request is complete, or its reader has dropped it. What was read beyond it belongs to the
+    /// next head.
     pub(crate) fn end_body(&self, is_unread: bool) {
-        if self.0.head_bytes.load(Ordering::Relaxed) == IN_BODY {
-            self.0.head_bytes.store(0, Ordering::Relaxed);
+        if self.0.phase.load(Ordering::Relaxed) == IN_BODY {
+            self.0.phase.store(IN_HEAD, Ordering::Relaxed);
             self.0.has_unread_body.store(is_unread, Ordering::Relaxed);
         }
     }
 
-    /// Takes note that what follows is not HTTP.
+    /// Called when what follows is not HTTP.
     pub(crate) fn become_tunnel(&self) {
-        self.0.head_bytes.store(IN_TUNNEL, Ordering::Relaxed);
+        self.0.phase.store(IN_TUNNEL, Ordering::Relaxed);
         self.0.has_unread_body.store(false, Ordering::Relaxed);
     }
 
@@ -161,7 +182,7 @@ impl Peer {
 }
 
 impl Peer {
-    /// Ready when it has closed its side or is lost. What it still sends is thrown away: nobody will read it.
+    /// Ready when it has closed its side or is lost. What it still sends is discarded.
     pub(crate) fn poll_closed(&self, context: &mut Context<'_>) -> Poll<()> {
         let mut ignored = [0; 512];
         loop {
@@ -176,7 +197,7 @@ impl Peer {
 }
 
 impl Peer {
-    /// Reads some of what the peer sends and throws it away. Says how much it was; nothing at the end.
+    /// Reads some of what the peer sends and discards it. Returns how many bytes it was; 0 at the end.
     pub(crate) fn poll_discard(&self, context: &mut Context<'_>) -> Poll<usize> {
         let mut ignored = [std::mem::MaybeUninit::uninit(); DISCARD];
         let mut buffer = ReadBuf::uninit(&mut ignored);
@@ -212,40 +233,48 @@ impl std::fmt::Debug for Peer {
     }
 }
 
-/// How long a peer may take nothing of what is written to it.
+/// How long a peer may read nothing of what is written to it.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The bytes of a connection. One task at a time reads and writes them, all on one thread, so the lock is always free.
 pub(crate) struct PeerStream {
     connection: Arc<Connection>,
-    /// Set while the peer takes nothing of what is written.
+    /// Set while the peer reads nothing of what is written.
     stalled: Option<Pin<Box<Sleep>>>,
-    /// What a large head has of the budget. It is kept until the next head begins: hyper keeps the buffer as long.
+    /// Whether the socket has not taken all of the last write.
+    is_write_pending: bool,
+    /// Whether a read waits for that write.
+    is_read_deferred: bool,
+    /// The charge of a large head. It lasts until the next head begins, because hyper's buffer does.
     head_charge: Option<BufferCharge>,
 }
 
 impl PeerStream {
-    /// Counts what came of a head, and charges a large one to the budget.
-    fn count_head(&mut self, read: usize) -> io::Result<()> {
-        let connection = &self.connection;
-        let before = connection.head_bytes.load(Ordering::Relaxed);
-        match before {
-            IN_BODY => return Ok(()),
-            IN_TUNNEL => {
-                self.head_charge = None;
-                return Ok(());
-            }
-            _ => {}
-        }
-        let head = before + read;
-        connection.last_read.store(read, Ordering::Relaxed);
-        connection.head_bytes.store(head, Ordering::Relaxed);
+    fn phase(&self) -> u8 {
+        self.connection.phase.load(Ordering::Relaxed)
+    }
+
+    /// Charges what has come of a head to the budget, if it is large.
+    fn charge_head(&mut self) -> io::Result<()> {
+        let head = self.connection.unparsed.load(Ordering::Relaxed);
         if head <= HEAD_FREE {
             self.head_charge = None;
             return Ok(());
         }
-        let charge = self.head_charge.get_or_insert_with(|| connection.budget.charge());
+        let charge = self.head_charge.get_or_insert_with(|| self.connection.budget.charge());
         charge.try_resize(head - HEAD_FREE).map_err(io::Error::other)
+    }
+
+    fn count_read(&mut self, read: usize) -> io::Result<()> {
+        let phase = self.phase();
+        if phase == IN_TUNNEL {
+            self.head_charge = None;
+            return Ok(());
+        }
+        let unparsed = self.connection.unparsed.load(Ordering::Relaxed);
+        self.connection.unparsed.store(unparsed + read, Ordering::Relaxed);
+        self.connection.last_read.store(read, Ordering::Relaxed);
+        if phase == IN_HEAD { self.charge_head() } else { Ok(()) }
     }
 }
 
@@ -256,10 +285,22 @@ impl AsyncRead for PeerStream {
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         let this = self.get_mut();
+        if this.phase() == IN_HEAD {
+            // A head may be refused for want of memory, and the refusal must not come into the middle of a response. So it is
+            // not read before the response is written.
+            if this.is_write_pending {
+                this.is_read_deferred = true;
+                return Poll::Pending;
+            }
+            // It may have begun with the end of a body, which was not charged.
+            if this.connection.unparsed.load(Ordering::Relaxed) > HEAD_FREE {
+                this.charge_head()?;
+            }
+        }
         let filled = buffer.filled().len();
         let read = Pin::new(&mut *this.connection.lock()).poll_read(context, buffer);
         if let Poll::Ready(Ok(())) = read {
-            this.count_head(buffer.filled().len() - filled)?;
+            this.count_read(buffer.filled().len() - filled)?;
         }
         read
     }
@@ -270,8 +311,14 @@ impl AsyncWrite for PeerStream {
         let this = self.get_mut();
         if let Poll::Ready(written) = Pin::new(&mut *this.connection.lock()).poll_write(context, bytes) {
             this.stalled = None;
+            this.is_write_pending = matches!(written, Ok(written) if written < bytes.len());
+            if !this.is_write_pending && std::mem::take(&mut this.is_read_deferred) {
+                // Nothing else wakes the task for what has come in the meantime.
+                context.waker().wake_by_ref();
+            }
             return Poll::Ready(written);
         }
+        this.is_write_pending = true;
         let stalled = this.stalled.get_or_insert_with(|| Box::pin(tokio::time::sleep(WRITE_TIMEOUT)));
         stalled.as_mut().poll(context).map(|()| Err(io::ErrorKind::TimedOut.into()))
     }
@@ -282,5 +329,120 @@ impl AsyncWrite for PeerStream {
 
     fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut *self.connection.lock()).poll_shutdown(context)
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod fixtures {
+    use tokio::net::TcpListener;
+
+    use super::*;
+
+    /// Both ends of a connection.
+    pub(crate) async fn connect(place: Place, budget: BufferBudget) -> (TcpStream, Peer) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        let (stream, address) = listener.accept().await.unwrap();
+        (client, Peer::new(stream, address, place, budget, Arc::new(Metrics::default())))
+    }
+
+    pub(crate) fn ordinary_place() -> Place {
+        Place::ordinary(Arc::new(Semaphore::new(1)).try_acquire_owned().unwrap())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::poll_fn;
+
+    use futures_util::FutureExt;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+    use super::fixtures::{connect, ordinary_place};
+    use super::*;
+
+    const PATIENCE: Duration = Duration::from_secs(60);
+    /// A part of a head that is charged to the budget.
+    const LARGE_HEAD: usize = 20_000;
+
+    async fn read_exactly(stream: &mut PeerStream, bytes: usize) {
+        stream.read_exact(&mut vec![0; bytes]).await.unwrap();
+    }
+
+    /// Writes until the socket takes no more. Returns how much it took.
+    fn fill(stream: &mut PeerStream, context: &mut Context<'_>) -> usize {
+        let (block, mut written) = (vec![b'r'; 1 << 20], 0);
+        while let Poll::Ready(taken) = Pin::new(&mut *stream).poll_write(context, &block) {
+            written += taken.unwrap();
+        }
+        written
+    }
+
+    #[tokio::test]
+    async fn a_head_is_not_read_and_so_not_refused_before_the_response_is_written() {
+        let (client, peer) = connect(ordinary_place(), BufferBudget::new(0)).await;
+        let (mut response, mut request) = client.into_split();
+        let mut stream = peer.stream();
+        let written = poll_fn(|context| Poll::Ready(fill(&mut stream, context))).await;
+        request.write_all(&[b'h'; LARGE_HEAD]).await.unwrap();
+        poll_fn(|context| peer.0.lock().poll_read_ready(context)).await.unwrap();
+        assert!(stream.read(&mut [0; LARGE_HEAD]).now_or_never().is_none(), "the response is under way");
+        let reading = tokio::spawn(async move {
+            response.read_exact(&mut vec![0; written + 3]).await.unwrap();
+            response
+        });
+        // As hyper does it: what can be read first, then what can be written, and nothing else until it is woken.
+        let mut rest = &b"end"[..];
+        let serving = poll_fn(|context| {
+            let mut head = [0; LARGE_HEAD];
+            if let Poll::Ready(read) = Pin::new(&mut stream).poll_read(context, &mut ReadBuf::new(&mut head))
+            {
+                return Poll::Ready(read);
+            }
+            while !rest.is_empty()
+                && let Poll::Ready(taken) = Pin::new(&mut stream).poll_write(context, rest)
+            {
+                rest = &rest[taken.unwrap()..];
+            }
+            Poll::Pending
+        });
+        let refused = tokio::time::timeout(PATIENCE, serving).await.expect("it is woken").unwrap_err();
+        assert!(refused.get_ref().is_some_and(|cause| cause.is::<crate::buffer_budget::BudgetSpent>()));
+        tokio::time::timeout(PATIENCE, reading).await.expect("the response is whole").unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_head_that_begins_in_the_last_read_of_a_body_is_charged() {
+        let budget = BufferBudget::new(LARGE_HEAD);
+        let (mut client, peer) = connect(ordinary_place(), budget.clone()).await;
+        let mut stream = peer.stream();
+        client.write_all(&[b'h'; 100]).await.unwrap();
+        read_exactly(&mut stream, 100).await;
+        peer.begin_request(true, || 100);
+        client.write_all(&[b'b'; 50]).await.unwrap();
+        client.write_all(&[b'h'; LARGE_HEAD]).await.unwrap();
+        read_exactly(&mut stream, 50 + LARGE_HEAD).await;
+        peer.take_body(50);
+        peer.end_body(false);
+        assert!(stream.read(&mut [0; 100]).now_or_never().is_none(), "nothing more has come");
+        assert_eq!(budget.used(), LARGE_HEAD - HEAD_FREE);
+        let mut others = budget.charge();
+        others.try_resize(budget.total() - budget.used()).unwrap();
+        client.write_all(b"h").await.unwrap();
+        let more = tokio::time::timeout(PATIENCE, stream.read(&mut [0; 100])).await.expect("it is read");
+        assert!(more.is_err(), "there is no room for it");
+        drop(stream);
+        assert_eq!(budget.used(), others.bytes());
+    }
+
+    #[tokio::test]
+    async fn a_tunnel_is_read_while_it_is_written() {
+        let (mut client, peer) = connect(ordinary_place(), BufferBudget::new(0)).await;
+        let mut stream = peer.stream();
+        peer.become_tunnel();
+        poll_fn(|context| Poll::Ready(fill(&mut stream, context))).await;
+        client.write_all(&[b't'; LARGE_HEAD]).await.unwrap();
+        let reading = read_exactly(&mut stream, LARGE_HEAD);
+        tokio::time::timeout(PATIENCE, reading).await.expect("it is read");
     }
 }

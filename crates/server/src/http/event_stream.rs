@@ -108,23 +108,15 @@ mod tests {
     use futures_util::stream;
     use http::header;
     use tokio::io::AsyncReadExt;
-    use tokio::net::{TcpListener, TcpStream};
-    use tokio::sync::Semaphore;
+    use tokio::net::TcpStream;
     use tokio::time::Instant;
 
     use super::*;
     use crate::buffer_budget::BufferBudget;
-    use crate::peer::Place;
-    use crate::telemetry::metrics::Metrics;
+    use crate::peer::fixtures;
 
-    /// Both ends of a connection.
     async fn connect() -> (TcpStream, Peer) {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
-        let (stream, address) = listener.accept().await.unwrap();
-        let permit = Arc::new(Semaphore::new(1)).acquire_owned().await.unwrap();
-        let (place, metrics) = (Place::ordinary(permit), Arc::new(Metrics::default()));
-        (client, Peer::new(stream, address, place, BufferBudget::new(0), metrics))
+        fixtures::connect(fixtures::ordinary_place(), BufferBudget::new(0)).await
     }
 
     #[tokio::test(start_paused = true)]

@@ -1,5 +1,6 @@
-//! A request's body as hyper reads it, which tells its connection whether it was read to the end. Where it was not, the
-//! connection is closed in a way that lets the caller read its answer (`lingering_close.rs`).
+//! A request's body as hyper reads it. It reports to its connection how much of it was read, and whether all of it was. What
+//! came beyond its end belongs to the next head (`peer.rs`); where it was not read to the end, the connection is closed in a
+//! way that lets the caller read its response (`lingering_close.rs`).
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -9,17 +10,27 @@ use hyper::body::{Body, Frame, Incoming, SizeHint};
 
 use crate::peer::Peer;
 
-/// A request's body, on behalf of its connection.
+/// A request's body.
 pub(super) struct TrackedBody {
     body: Incoming,
-    /// None where there is nothing to track: most requests have no body, or have all of it with their head.
+    is_chunked: bool,
+    /// `None` without a body, or once it is complete.
     peer: Option<Peer>,
 }
 
 impl TrackedBody {
     pub(super) fn new(body: Incoming, peer: &Peer) -> Self {
         let peer = (!body.is_end_stream()).then(|| peer.clone());
-        Self { body, peer }
+        Self { is_chunked: body.size_hint().exact().is_none(), body, peer }
+    }
+
+    /// What a part of the body took on the wire: with its size and two line breaks, if it came as a chunk. hyper may have cut
+    /// a chunk into several parts, so this may be a few bytes too many.
+    fn wire_bytes(&self, part: usize) -> usize {
+        match part.checked_ilog2() {
+            Some(log) if self.is_chunked => part + log as usize / 4 + 1 + "\r\n\r\n".len(),
+            _ => part,
+        }
     }
 }
 
@@ -32,10 +43,15 @@ impl Body for TrackedBody {
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
         let frame = std::task::ready!(Pin::new(&mut self.body).poll_frame(context));
-        if frame.is_none()
-            && let Some(peer) = self.peer.take()
-        {
-            peer.end_body(false);
+        if let Some(peer) = &self.peer {
+            if let Some(Ok(frame)) = &frame {
+                peer.take_body(self.wire_bytes(frame.data_ref().map_or(0, Bytes::len)));
+            }
+            // Also for readers that hold on to a body after its last part.
+            if frame.is_none() || self.body.is_end_stream() {
+                peer.end_body(false);
+                self.peer = None;
+            }
         }
         Poll::Ready(frame)
     }
@@ -54,5 +70,73 @@ impl Drop for TrackedBody {
         if let Some(peer) = &self.peer {
             peer.end_body(!self.body.is_end_stream());
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::convert::Infallible;
+    use std::time::Duration;
+
+    use http::{Request, Response};
+    use http_body_util::{BodyExt, Empty};
+    use hyper::server::conn::http1::Builder;
+    use hyper::service::service_fn;
+    use hyper_util::rt::TokioIo;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::sync::mpsc;
+
+    use super::*;
+    use crate::buffer_budget::BufferBudget;
+    use crate::peer::fixtures::{connect, ordinary_place};
+
+    const PATIENCE: Duration = Duration::from_secs(60);
+    const FREE: usize = 8 * 1024;
+
+    /// Has hyper read a request whose body is followed by the beginning of a head. Returns how much is charged once it is
+    /// answered.
+    async fn charged_after(framing: &'static str, body: Vec<u8>, head: usize) -> usize {
+        let budget = BufferBudget::new(1 << 20);
+        let (mut client, peer) = connect(ordinary_place(), budget.clone()).await;
+        let (begun, mut requests) = mpsc::channel(1);
+        let stream = TokioIo::new(peer.stream());
+        let server = tokio::spawn(async move {
+            let service = service_fn(async |request: Request<Incoming>| {
+                peer.begin_request(true, || 0);
+                begun.send(()).await.unwrap();
+                let whole = TrackedBody::new(request.into_body(), &peer).collect().await;
+                assert!(whole.is_ok());
+                Ok::<_, Infallible>(Response::new(Empty::<Bytes>::new()))
+            });
+            Builder::new().half_close(true).serve_connection(stream, service).await
+        });
+        client.write_all(format!("POST / HTTP/1.1\r\n{framing}\r\n\r\n").as_bytes()).await.unwrap();
+        tokio::time::timeout(PATIENCE, requests.recv()).await.expect("a request");
+        client.write_all(&[body, vec![b'h'; head]].concat()).await.unwrap();
+        let mut response = Vec::new();
+        while !response.ends_with(b"\r\n\r\n") {
+            assert!(client.read_buf(&mut response).await.unwrap() > 0);
+        }
+        // All of it was there before the response was written, or is read now.
+        let mut rest = Box::pin(tokio::time::timeout(PATIENCE, async {
+            while budget.used() + FREE < head {
+                tokio::task::yield_now().await;
+            }
+        }));
+        rest.as_mut().await.expect("it is charged");
+        server.abort();
+        budget.used()
+    }
+
+    #[tokio::test]
+    async fn what_follows_a_body_in_the_same_read_is_charged_as_a_head() {
+        let head = 30_000;
+        let plain = charged_after("content-length: 100000", vec![b'b'; 100_000], head).await;
+        assert_eq!(plain, head - FREE);
+        let chunks = b"3e8\r\n".iter().copied().chain([b'b'; 1_000]).chain(*b"\r\n");
+        let chunks: Vec<u8> = chunks.collect::<Vec<u8>>().repeat(1_000);
+        let chunked = [chunks, b"0\r\n\r\n".to_vec()].concat();
+        let charged = charged_after("transfer-encoding: chunked", chunked, head).await;
+        assert!((head - FREE..head - FREE + 1_000).contains(&charged), "{charged}");
     }
 }
