@@ -1,7 +1,7 @@
-//! Closing a connection whose caller is still sending: what comes is read and thrown away for a while, after the answer.
+//! Closing a connection whose caller is still sending: after the response, what comes is read and discarded for a while.
 //!
-//! The system answers bytes that nobody has read with a reset, and a caller that gets one throws its answer away and reports
-//! a broken connection. So a caller whose large body was refused by its head would never learn why.
+//! The system answers unread bytes with a reset, and a caller that gets one discards its response and reports a broken
+//! connection. So a caller whose large body was refused by its head would never learn why.
 
 use std::future::poll_fn;
 use std::time::Duration;
@@ -12,12 +12,12 @@ use crate::shutdown::Shutdown;
 /// The most that is read, and how long that may take in all.
 const BYTES_MAX: usize = 64 << 20;
 const TIME_MAX: Duration = Duration::from_secs(30);
-/// A caller that sends nothing for so long has read its answer, or never will.
+/// A caller that sends nothing for so long has read its response, or never will.
 const SILENCE_MAX: Duration = Duration::from_secs(2);
 /// In the reserve, where places are few.
 const TIME_MAX_IN_RESERVE: Duration = Duration::from_secs(1);
 
-/// Reads what the peer still sends until it ends, falls silent or has sent too much. The answer has been written and this
+/// Reads what the peer still sends until it ends, falls silent or has sent too much. The response has been written and this
 /// side of the connection closed.
 pub(super) async fn linger(peer: &Peer, shutdown: &Shutdown) {
     let time_max = if peer.is_in_reserve() { TIME_MAX_IN_RESERVE } else { TIME_MAX };

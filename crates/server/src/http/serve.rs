@@ -1,8 +1,9 @@
 //! The listeners: connections are accepted up to a number, served by hyper, and closed in order.
 //!
-//! When all of them are taken, a few more are accepted, each for one request to an operations route: whoever watches the
-//! server must be able to ask what is wrong. What a connection asks for is only known once it is read, so everybody else
-//! who gets one of these places is told to come back, unless an ordinary place has become free.
+//! When all of them are taken, a few more are accepted, each for one request to an operations route, so that monitoring still
+//! sees the server. What a connection asks for is only known once its head is read, so requests to other routes that get one
+//! of these places are answered with 503, unless an ordinary place has become free. The reserve serves all its connections at
+//! once and each for a few seconds only: callers that send or read slowly cannot hold its places.
 //!
 //! Each core has a thread with a listener and a single-threaded runtime of its own, so that a request is read, answered and
 //! written without a switch between threads. The lanes of the embedded engine run there, too; stores and workers on the process's
@@ -51,11 +52,13 @@ const PAUSE_AFTER_ERROR: Duration = Duration::from_millis(50);
 const BACKLOG: u32 = 4_096;
 /// Connections beyond `http.max_connections`, for operations.
 const RESERVE: usize = 64;
-/// How long a connection of the reserve may take to say what it wants.
+/// How long a connection of the reserve may take to send its head.
 const RESERVE_READ_TIMEOUT: Duration = Duration::from_secs(1);
+/// How long a connection of the reserve may take in all, until its response is written.
+const RESERVE_TIMEOUT: Duration = Duration::from_secs(5);
 /// The largest head of a request.
 const HEAD_MAX: usize = 32 * 1024;
-/// The most that hyper holds of a request, and of an answer, at a time.
+/// The most that hyper buffers of a request, and of a response.
 const BUFFER_MAX: usize = 64 * 1024;
 
 /// The threads that serve HTTP.
@@ -181,7 +184,7 @@ fn reserve_builder(settings: HttpSettings) -> Builder {
 }
 
 impl Acceptor {
-    /// Serves until told to stop, then until every request under way is answered or cut off.
+    /// Accepts connections until the server stops, then waits until every request under way is answered or cut off.
     async fn serve(self, listener: std::net::TcpListener) {
         let listener = match TcpListener::from_std(listener) {
             Ok(listener) => listener,
@@ -236,30 +239,34 @@ impl Acceptor {
         }
     }
 
-    /// Serves a connection to its end, or until the stop cuts it, and sees to it that the caller can read its last answer.
+    /// Serves a connection, and closes it in a way that lets the caller read its last response.
     async fn serve_connection(self: Arc<Self>, peer: Peer) {
-        match self.serve_requests(&peer).await {
-            Ok(()) if peer.has_unread_body() => {}
-            Ok(()) => return,
-            Err(error) if has_cause::<Detached>(&error) => return,
+        match limit_in_reserve(&peer, self.serve_to_end(&peer)).await {
+            Some(true) => linger(&peer, &self.shutdown).await,
+            Some(false) => {}
+            None => tracing::debug!(peer = %peer.address(), "a connection of the reserve timed out"),
+        }
+    }
+
+    /// Serves a connection to its end. Returns whether the caller may still be sending after its last response.
+    async fn serve_to_end(&self, peer: &Peer) -> bool {
+        match self.serve_requests(peer).await {
+            Ok(()) => peer.has_unread_body(),
+            Err(error) if has_cause::<Detached>(&error) => false,
             Err(error) if is_over_budget(&error) => {
                 self.metrics.record_shortage(Shortage::Memory);
-                if refuse_head(&peer).await.is_err() {
-                    return;
-                }
+                // Between two responses: a head is only read when the one before it is written (`peer.rs`).
+                refuse_head(peer).await.is_ok()
             }
             Err(error) => {
                 tracing::debug!(peer = %peer.address(), %error, "the connection to a caller failed");
-                // A head that is no HTTP, or too large, was answered before all of it was read.
-                if !error.is_parse() && !peer.has_unread_body() {
-                    return;
-                }
+                // A head that is not HTTP, or too large, was answered before all of it was read.
+                error.is_parse() || peer.has_unread_body()
             }
         }
-        linger(&peer, &self.shutdown).await;
     }
 
-    /// Has hyper serve a connection to its end, or until the stop cuts it.
+    /// Has hyper serve a connection to its end, or until the server's stop cuts it.
     async fn serve_requests(&self, peer: &Peer) -> hyper::Result<()> {
         let service = service_fn(|request| self.answer(peer, request));
         let builder = if peer.is_in_reserve() { &self.reserve_builder } else { &self.builder };
@@ -291,7 +298,25 @@ impl Acceptor {
     }
 }
 
-/// About how long the head of a request was.
+/// Serves a connection; for as long as it is in the reserve, no longer than [`RESERVE_TIMEOUT`].
+async fn limit_in_reserve<T>(peer: &Peer, serving: impl Future<Output = T>) -> Option<T> {
+    let timeout = async {
+        if peer.is_in_reserve() {
+            tokio::time::sleep(RESERVE_TIMEOUT).await;
+            if peer.is_in_reserve() {
+                return;
+            }
+        }
+        std::future::pending().await
+    };
+    tokio::select! {
+        biased;
+        served = serving => Some(served),
+        () = timeout => None,
+    }
+}
+
+/// The approximate length of a request's head.
 fn head_length<B>(request: &Request<B>) -> usize {
     let line = request.method().as_str().len() + request.uri().to_string().len() + " HTTP/1.1\r\n\r\n".len();
     let lines =
@@ -308,7 +333,7 @@ fn is_over_budget(error: &hyper::Error) -> bool {
     cause.and_then(io::Error::get_ref).is_some_and(|cause| cause.is::<BudgetSpent>())
 }
 
-/// Answers a head that hyper has given up on, because there was no memory left for it.
+/// Answers a head for which there was no memory left; hyper has given up on it.
 async fn refuse_head(peer: &Peer) -> io::Result<()> {
     let mut response = ApiError::out_of_memory().into_response();
     let body = std::mem::take(response.body_mut()).collect().await.map_err(io::Error::other)?.to_bytes();
@@ -370,6 +395,28 @@ mod tests {
     use std::sync::Barrier;
 
     use super::*;
+    use crate::peer::fixtures::{connect, ordinary_place};
+
+    #[tokio::test(start_paused = true)]
+    async fn a_place_of_the_reserve_is_held_for_seconds_and_an_ordinary_one_as_long_as_it_takes() {
+        let places = Arc::new(Semaphore::new(1));
+        let in_reserve = || {
+            let permit = Arc::new(Semaphore::new(1)).try_acquire_owned().unwrap();
+            Place::in_reserve(permit, Arc::clone(&places))
+        };
+        let budget = BufferBudget::new(0);
+        let an_hour = || tokio::time::sleep(Duration::from_secs(3_600));
+        let (_client, peer) = connect(ordinary_place(), budget.clone()).await;
+        assert_eq!(limit_in_reserve(&peer, an_hour()).await, Some(()));
+        let (_client, peer) = connect(in_reserve(), budget.clone()).await;
+        assert_eq!(limit_in_reserve(&peer, an_hour()).await, None);
+        assert_eq!(limit_in_reserve(&peer, tokio::time::sleep(RESERVE_READ_TIMEOUT)).await, Some(()));
+        let leaving = async {
+            assert!(peer.leave_reserve());
+            an_hour().await;
+        };
+        assert_eq!(limit_in_reserve(&peer, leaving).await, Some(()), "it has an ordinary place now");
+    }
 
     #[test]
     fn of_servers_that_start_together_on_an_address_one_gets_it() {
