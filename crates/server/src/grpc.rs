@@ -1,6 +1,10 @@
-//! The gRPC face: Envoy's rate limit service and health checks, on an address of their own.
+//! The gRPC API: Envoy's rate limit service and health checks, on an address of their own.
+//!
+//! Memory is bounded: unfinished requests share a budget (`body.rs`), and a connection has fixed limits on what HTTP/2 buffers
+//! for it. docs/bounds.md has the sum.
 
 mod accept;
+mod body;
 mod codec;
 mod decide;
 pub mod message;
@@ -12,33 +16,49 @@ use std::time::Duration;
 
 use tokio::net::TcpListener;
 use tonic::Status;
+use tonic::body::Body;
 use tonic::metadata::MetadataMap;
+use tonic::service::LayerExt;
 use tonic::transport::Server;
 use tonic_health::ServingStatus;
+use tower::util::MapRequestLayer;
 
+use self::body::BodyLimits;
 use self::message::SERVICE_NAME;
 use self::service::rate_limit_server;
 use crate::app::App;
 use crate::auth::admin;
 use crate::auth::credentials::{Credentials, LIMITS_CHECK};
+use crate::buffer_budget::BufferBudget;
 
-/// Questions of one connection under way at once.
-const STREAMS_MAX: u32 = 1_024;
-/// How often a silent connection is asked whether it is still there, and how long it may take to say so.
+/// Connections at once, if `http.max_connections` does not allow fewer. A proxy has one for each of its threads.
+const CONNECTIONS_MAX: usize = 4_096;
+/// Requests of one connection under way at once. Proxies open another connection for more.
+const STREAMS_MAX: u32 = 256;
+/// The largest head of a request.
+const HEAD_BYTES_MAX: u32 = 16 * 1024;
+/// What a connection may send before it is read: HTTP/2's own default. Messages have a few hundred bytes.
+const WINDOW_BYTES: u32 = 65_535;
+/// The memory for unfinished requests of all connections.
+const BUFFERED_MAX: usize = 32 << 20;
+/// How often an idle connection is pinged, and how long the peer may take to answer.
 const PING_EVERY: Duration = Duration::from_secs(30);
 const PONG_WITHIN: Duration = Duration::from_secs(20);
-/// The longest question about health: the name of a service.
+/// The largest request of a health check: the name of a service.
 const HEALTH_BYTES_MAX: usize = 1_024;
-/// How long a stop waits for answers: they take milliseconds, but whoever watches health never ends.
+/// How long a stop waits for responses. They take milliseconds, but a client that watches health never ends.
 const GRACE: Duration = Duration::from_secs(2);
 
-/// Serves until told to stop, then until every question under way is answered.
+/// Serves until the server stops, then until every request under way is answered.
 pub async fn serve(listener: TcpListener, app: Arc<App>) {
     let (reporter, health) = tonic_health::server::health_reporter();
     reporter.set_service_status(SERVICE_NAME, ServingStatus::Serving).await;
     let is_local = listener.local_addr().is_ok_and(|address| is_loopback(address.ip()));
     let gate = Gate { is_open: is_local || app.settings.auth.allow_anonymous, app: Arc::clone(&app) };
-    let incoming = accept::connections(listener, app.settings.http.max_connections);
+    let settings = app.settings.http;
+    let limits = BodyLimits { budget: BufferBudget::new(BUFFERED_MAX), timeout: settings.read_timeout };
+    let incoming = accept::connections(listener, settings.max_connections.min(CONNECTIONS_MAX));
+    let limit_bodies = MapRequestLayer::new(move |request| limits.apply(request).map(Body::new));
     let closing = app.shutdown.closing().clone();
     let stop = async {
         closing.cancelled().await;
@@ -48,11 +68,14 @@ pub async fn serve(listener: TcpListener, app: Arc<App>) {
     };
     let server = Server::builder()
         .max_concurrent_streams(STREAMS_MAX)
+        .http2_max_header_list_size(HEAD_BYTES_MAX)
+        .initial_stream_window_size(WINDOW_BYTES)
+        .initial_connection_window_size(WINDOW_BYTES)
         .http2_keepalive_interval(Some(PING_EVERY))
         .http2_keepalive_timeout(Some(PONG_WITHIN))
-        // Nobody needs credentials for it, and it is answered from memory: whoever checks learns nothing else and costs nothing.
-        .add_service(health.max_decoding_message_size(HEALTH_BYTES_MAX))
-        .add_service(rate_limit_server(gate))
+        // Health needs no credentials: it is answered from memory and reveals nothing else.
+        .add_service(limit_bodies.named_layer(health.max_decoding_message_size(HEALTH_BYTES_MAX)))
+        .add_service(limit_bodies.named_layer(rate_limit_server(gate)))
         .serve_with_incoming_shutdown(incoming, stop);
     let end = async {
         closing.cancelled().await;
@@ -67,11 +90,11 @@ pub async fn serve(listener: TcpListener, app: Arc<App>) {
     }
 }
 
-/// Who may ask.
+/// Checks credentials.
 #[derive(Clone)]
 struct Gate {
     app: Arc<App>,
-    /// Whether those may who bring no credentials: on this machine alone, unless the settings say otherwise.
+    /// Whether requests without credentials are admitted: on a loopback address only, unless the settings allow it.
     is_open: bool,
 }
 

@@ -1,4 +1,4 @@
-//! Connections of proxies, up to a number.
+//! Connections of proxies, up to a maximum. One that does not begin to speak HTTP/2 is dropped.
 
 use std::io;
 use std::pin::Pin;
@@ -10,13 +10,18 @@ use futures_util::Stream;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::Sleep;
 use tonic::transport::server::{Connected, TcpConnectInfo};
 
 /// The pause after the system could give no connection (no file descriptors left, say).
 const PAUSE_AFTER_ERROR: Duration = Duration::from_millis(50);
 
-/// Connections as they come; further ones than `max` wait until one of those there are has ended.
-pub(super) fn connections(listener: TcpListener, max: usize) -> impl Stream<Item = io::Result<Bounded>> {
+/// How long a connection may take to send the preface of HTTP/2. After it, pings tell whether the peer is still there.
+const PREFACE_TIMEOUT: Duration = Duration::from_secs(5);
+const PREFACE_BYTES: usize = 24;
+
+/// Accepts connections. Beyond `max` they wait until another one has ended.
+pub(super) fn connections(listener: TcpListener, max: usize) -> impl Stream<Item = io::Result<Connection>> {
     let permits = Arc::new(Semaphore::new(max));
     futures_util::stream::unfold((listener, permits), |(listener, permits)| async move {
         let permit = Arc::clone(&permits).acquire_owned().await.ok()?;
@@ -24,7 +29,7 @@ pub(super) fn connections(listener: TcpListener, max: usize) -> impl Stream<Item
             match listener.accept().await {
                 Ok((stream, _peer)) => {
                     let _ = stream.set_nodelay(true);
-                    return Some((Ok(Bounded { stream, _permit: permit }), (listener, permits)));
+                    return Some((Ok(Connection::new(stream, permit)), (listener, permits)));
                 }
                 Err(error) => {
                     tracing::warn!(%error, "cannot accept a gRPC connection");
@@ -35,13 +40,24 @@ pub(super) fn connections(listener: TcpListener, max: usize) -> impl Stream<Item
     })
 }
 
-/// A connection that has its place among those that may be open.
-pub(super) struct Bounded {
+/// A connection, and its permit among those that may be open.
+pub(super) struct Connection {
     stream: TcpStream,
     _permit: OwnedSemaphorePermit,
+    /// What is missing of the preface.
+    preface: usize,
+    /// Set until the preface has come.
+    preface_timer: Option<Pin<Box<Sleep>>>,
 }
 
-impl Connected for Bounded {
+impl Connection {
+    fn new(stream: TcpStream, permit: OwnedSemaphorePermit) -> Self {
+        let preface_timer = Some(Box::pin(tokio::time::sleep(PREFACE_TIMEOUT)));
+        Self { stream, _permit: permit, preface: PREFACE_BYTES, preface_timer }
+    }
+}
+
+impl Connected for Connection {
     type ConnectInfo = TcpConnectInfo;
 
     fn connect_info(&self) -> TcpConnectInfo {
@@ -49,17 +65,27 @@ impl Connected for Bounded {
     }
 }
 
-impl AsyncRead for Bounded {
+impl AsyncRead for Connection {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_read(context, buffer)
+        let before = buffer.filled().len();
+        let read = Pin::new(&mut self.stream).poll_read(context, buffer);
+        let Some(timer) = &mut self.preface_timer else { return read };
+        if read.is_pending() {
+            return timer.as_mut().poll(context).map(|()| Err(io::ErrorKind::TimedOut.into()));
+        }
+        self.preface = self.preface.saturating_sub(buffer.filled().len() - before);
+        if self.preface == 0 {
+            self.preface_timer = None;
+        }
+        read
     }
 }
 
-impl AsyncWrite for Bounded {
+impl AsyncWrite for Connection {
     fn poll_write(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -74,5 +100,48 @@ impl AsyncWrite for Bounded {
 
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.stream).poll_shutdown(context)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::pin::pin;
+
+    use futures_util::{FutureExt, StreamExt};
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn connections_beyond_the_bound_wait_and_silent_ones_are_dropped() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let mut accepted = pin!(connections(listener, 1));
+        let mut first = TcpStream::connect(address).await.unwrap();
+        let _second = TcpStream::connect(address).await.unwrap();
+        let mut connection = accepted.next().await.unwrap().unwrap();
+        assert!(accepted.next().now_or_never().is_none(), "there may be one");
+        first.write_all(&[0; PREFACE_BYTES - 1]).await.unwrap();
+        let mut preface = Vec::new();
+        let error = connection.read_to_end(&mut preface).await.unwrap_err();
+        assert_eq!((error.kind(), preface.len()), (io::ErrorKind::TimedOut, PREFACE_BYTES - 1));
+        drop(connection);
+        let mut connection = accepted.next().await.unwrap().unwrap();
+        drop(first);
+        let mut idle = pin!(connection.read_u8());
+        assert_eq!(idle.as_mut().await.unwrap_err().kind(), io::ErrorKind::TimedOut);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_connection_that_speaks_http2_may_be_idle() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let mut accepted = pin!(connections(listener, 1));
+        let mut client = TcpStream::connect(address).await.unwrap();
+        let mut connection = accepted.next().await.unwrap().unwrap();
+        client.write_all(&[0; PREFACE_BYTES]).await.unwrap();
+        connection.read_exact(&mut [0; PREFACE_BYTES]).await.unwrap();
+        let idle = tokio::time::timeout(10 * PREFACE_TIMEOUT, connection.read_u8()).await;
+        assert!(idle.is_err(), "it is not ended: {idle:?}");
     }
 }

@@ -287,6 +287,26 @@ async fn what_is_too_large_or_unknown_is_refused_and_the_next_question_answered(
     server.stop().await;
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_grpc_request_that_does_not_end_is_refused_in_time() {
+    let settings = [("WEIR_HTTP_READ_TIMEOUT", "500ms")];
+    let running = Running::start_with(Store::Embedded, &settings).await;
+    let proxy = Proxy::connect(running.weir.grpc_addr());
+    for method in [METHOD, "/grpc.health.v1.Health/Check"] {
+        let mut grpc = Grpc::new(proxy.0.clone());
+        grpc.ready().await.unwrap();
+        let codec = ProstCodec::<RateLimitRequest, RateLimitResponse>::default();
+        let silent = Request::new(futures_util::stream::pending());
+        let answer = grpc.client_streaming(silent, method.parse().unwrap(), codec);
+        let answer = tokio::time::timeout(PATIENCE / 2, answer).await.expect("an answer in time");
+        assert_eq!(answer.unwrap_err().code(), Fault::DeadlineExceeded, "{method}");
+    }
+    let mut request = Request::new(question(&[address("x")]));
+    request.metadata_mut().insert("x", "x".repeat(20_000).parse().unwrap());
+    assert!(proxy.send(request).await.is_err(), "the head is too large");
+    assert_eq!(proxy.ask(&[address("x")]).await.overall_code(), Code::Ok);
+}
+
 /// Sends a message whose first field has these bytes, whether or not they are a text.
 async fn send_first_field(proxy: &Proxy, bytes: &[u8]) -> Status {
     let mut grpc = Grpc::new(proxy.0.clone());
