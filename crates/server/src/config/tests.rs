@@ -220,7 +220,7 @@ fn variables_that_mean_nothing_are_remembered_and_change_nothing() {
 #[test]
 fn bounds_of_http_that_contradict_each_other_are_refused() {
     for (text, name) in [
-        ("[http]\nmax_body = \"2MiB\"\nmax_buffered = \"1MiB\"", "http.max_buffered"),
+        ("[http]\nmax_body = \"2MiB\"\nmax_buffered = \"3MiB\"", "http.max_buffered"),
         ("[http]\nmax_connections = 10\nmax_streams = 11", "http.max_streams"),
     ] {
         let sentence = Settings::read(file(text)).unwrap_err().to_string();
