@@ -97,7 +97,12 @@ fn address(value: &str) -> RateLimitDescriptor {
 /// What is told of a descriptor: code, limit, unit, what is left.
 fn told(status: &DescriptorStatus) -> (Code, u32, RateLimitUnit, u32) {
     let limit = status.current_limit.as_ref().expect("a limit");
-    (status.code(), limit.requests_per_unit, limit.unit(), status.limit_remaining)
+    (
+        status.code(),
+        limit.requests_per_unit,
+        RateLimitUnit::try_from(limit.unit).unwrap(),
+        status.limit_remaining,
+    )
 }
 
 /// A server on a clock of the test's own, with the policies.
@@ -198,7 +203,7 @@ async fn hits_say_what_is_spent_and_0_only_looks() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_descriptor_may_bring_a_limit_along() {
     let (server, proxy) = start().await;
-    let with = |amount, unit: Unit, value| RateLimitDescriptor {
+    let with = |amount, unit: RateLimitUnit, value| RateLimitDescriptor {
         limit: Some(RateLimitOverride { requests_per_unit: amount, unit: unit as i32 }),
         ..address(value)
     };
