@@ -37,8 +37,11 @@ const CONNECTIONS_MAX: usize = 4_096;
 const STREAMS_MAX: u32 = 256;
 /// The largest head of a request.
 const HEAD_BYTES_MAX: u32 = 16 * 1024;
-/// What a connection may send before it is read: HTTP/2's own default. Messages have a few hundred bytes.
-const WINDOW_BYTES: u32 = 65_535;
+/// What a request may send before it is read: HTTP/2's own default. Messages have a few hundred bytes.
+const STREAM_WINDOW_BYTES: u32 = 65_535;
+/// The same for a connection. h2 closes a connection whose unread small frames have more overhead than half of this; the frames of
+/// as many requests as may be under way have a quarter.
+const CONNECTION_WINDOW_BYTES: u32 = 4 * 256 * STREAMS_MAX;
 /// The memory for unfinished requests of all connections.
 const BUFFERED_MAX: usize = 32 << 20;
 /// How often an idle connection is pinged, and how long the peer may take to answer.
@@ -69,8 +72,8 @@ pub async fn serve(listener: TcpListener, app: Arc<App>) {
     let server = Server::builder()
         .max_concurrent_streams(STREAMS_MAX)
         .http2_max_header_list_size(HEAD_BYTES_MAX)
-        .initial_stream_window_size(WINDOW_BYTES)
-        .initial_connection_window_size(WINDOW_BYTES)
+        .initial_stream_window_size(STREAM_WINDOW_BYTES)
+        .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
         .http2_keepalive_interval(Some(PING_EVERY))
         .http2_keepalive_timeout(Some(PONG_WITHIN))
         // Health needs no credentials: it is answered from memory and reveals nothing else.

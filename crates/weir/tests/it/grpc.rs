@@ -264,7 +264,8 @@ async fn what_no_policy_is_about_is_allowed_and_shadows_never_deny() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn questions_at_once_never_pass_a_limit() {
     let (server, proxy) = start().await;
-    let asks = (0..200).map(|_| {
+    // More than a connection has at a time.
+    let asks = (0..1_000).map(|_| {
         let proxy = proxy.clone();
         async move { proxy.ask(&[address("10.0.0.1")]).await.overall_code() }
     });
