@@ -1,43 +1,27 @@
-//! Quota rows as the writer thread knows them, and the journal that makes saving many of them cheap.
-//!
-//! A batch of sends to many users would change a page of `rate_limit_store` for almost every send, and a commit
-//! writes whole pages. So the counts of such a batch are appended together, as one row of `quota_journal`, in the same
-//! commit as its messages, and folded into the table later: a second later under load, at once when the writer is
-//! idle. Small batches are saved in place. A crash loses nothing: opening the engine folds what the journal holds.
+//! Quota rows as the writer thread knows them. The counts of a batch of sends to many users go through `quota_journal`
+//! (see `journal.rs`), in the same commit as its messages.
 //!
 //! Only the writer thread reads and writes here, in the order of its transactions. When one of them is undone, what
 //! is remembered is forgotten and read again.
 
-use std::collections::{BTreeMap, HashMap};
-use std::time::{Duration, Instant};
+use std::collections::HashMap;
+use std::time::Duration;
 
 use rusqlite::{Connection, OptionalExtension, Row, params};
 use weir_core::quota::{Limits, Quota};
 use weir_core::{Timestamp, UserId};
 
 use crate::error::fault;
+use crate::journal::{IN_PLACE_MAX, Journal, JournaledTable, put_text, take_bytes, take_text};
 
 const FIND: &str = "
     SELECT rate_limit, time_window, current_count, last_refresh_time
     FROM rate_limit_store WHERE user_id = ?1";
 const SAVE: &str = "
     UPDATE rate_limit_store SET current_count = ?2, last_refresh_time = ?3 WHERE user_id = ?1";
-const APPEND: &str = "INSERT INTO quota_journal (entries) VALUES (?1)";
-const JOURNAL: &str = "SELECT id, entries FROM quota_journal ORDER BY id";
-const CLEAR: &str = "DELETE FROM quota_journal WHERE id <= ?1";
 /// Changes when another connection, such as a person's shell, has written.
 const DATA_VERSION: &str = "PRAGMA data_version";
 
-/// So few changed rows are saved in place.
-const IN_PLACE_MAX: usize = 8;
-/// How long counts stay in the journal under load.
-const FOLD_AFTER: Duration = Duration::from_secs(1);
-/// How many users' counts may stay there before they are folded.
-pub(crate) const PENDING_MAX: usize = 16_384;
-/// How many are folded for every one that is saved: more than one, so that it comes to an end.
-const FOLDED_PER_ROW: usize = 2;
-/// How many are folded at least, so that small batches bring it to an end too.
-const FOLDED_MIN: usize = 64;
 /// How many rows are remembered. When there are more, all are forgotten: the table has them.
 pub(crate) const ROWS_MAX: usize = 32_768;
 
@@ -45,46 +29,58 @@ pub(crate) const ROWS_MAX: usize = 32_768;
 #[derive(Debug, Default)]
 pub(crate) struct Counts {
     rows: HashMap<UserId, Quota>,
-    /// The counts of the last batches, which only the journal has.
-    pending: HashMap<UserId, Count>,
-    pending_since: Option<Instant>,
-    /// Those that are on their way into the table, in its order; older than all that are pending.
-    folding: BTreeMap<UserId, Count>,
-    /// The last rows of the journal with counts that are pending, and with counts that are on their way.
-    pending_until: i64,
-    folding_until: i64,
+    journal: Journal<QuotaCounts>,
     /// What the rows were read under; none before the first look.
     data_version: Option<i64>,
-    /// Whether `pending` is what the journal says.
-    is_loaded: bool,
 }
 
-/// What changes in a row.
+/// The counts in `rate_limit_store`. What the journal says of a user that was deleted changes nothing.
+#[derive(Debug)]
+struct QuotaCounts;
+
+/// What a send changes in a row: the count and the last refresh.
 type Count = (u32, Timestamp);
 
+impl JournaledTable for QuotaCounts {
+    type Key = UserId;
+    type Value = Count;
+
+    const NAME: &'static str = "quota_journal";
+    const APPEND: &'static str = "INSERT INTO quota_journal (entries) VALUES (?1)";
+    const READ: &'static str = "SELECT id, entries FROM quota_journal ORDER BY id";
+    const CLEAR: &'static str = "DELETE FROM quota_journal WHERE id <= ?1";
+    const FOLD_AT: usize = 16_384;
+    const FOLD_AFTER: Duration = Duration::from_secs(1);
+
+    fn encode(user: &UserId, (count, last_refresh): &Count, entries: &mut Vec<u8>) {
+        put_text(entries, user.as_str());
+        entries.extend_from_slice(&count.to_le_bytes());
+        entries.extend_from_slice(&last_refresh.as_micros().to_le_bytes());
+    }
+
+    fn decode(entries: &mut &[u8]) -> Option<(UserId, Count)> {
+        let user = UserId::parse(take_text(entries)?).ok()?;
+        let count = u32::from_le_bytes(take_bytes(entries)?);
+        let last_refresh = Timestamp::from_micros(i64::from_le_bytes(take_bytes(entries)?));
+        Some((user, (count, last_refresh)))
+    }
+
+    fn save(connection: &Connection, rows: &[(UserId, Count)]) -> rusqlite::Result<()> {
+        let mut save = connection.prepare_cached(SAVE)?;
+        rows.iter().try_for_each(|(user, (count, last_refresh))| {
+            save.execute(params![user.as_str(), count, last_refresh.as_micros()]).map(drop)
+        })
+    }
+}
+
 impl Counts {
-    /// Reads what the journal says, unless it is known, and forgets rows that somebody else may have changed.
+    /// Reads the journal, unless it is known, and forgets rows that somebody else may have changed.
     pub(crate) fn refresh(&mut self, connection: &Connection) -> rusqlite::Result<()> {
         let version = connection.prepare_cached(DATA_VERSION)?.query_row([], |row| row.get(0))?;
         if self.data_version.replace(version) != Some(version) {
             self.rows.clear();
         }
-        if self.is_loaded {
-            return Ok(());
-        }
-        let mut journal = connection.prepare_cached(JOURNAL)?;
-        let mut batches = journal.query([])?;
-        while let Some(batch) = batches.next()? {
-            self.pending_until = batch.get(0)?;
-            let entries = batch.get_ref(1)?.as_blob()?;
-            self.pending
-                .extend(decode(entries).ok_or_else(|| fault("quota_journal holds a row that is cut off"))?);
-        }
-        if !self.pending.is_empty() {
-            self.pending_since = Some(Instant::now());
-        }
-        self.is_loaded = true;
-        Ok(())
+        self.journal.load(connection)
     }
 
     /// Forgets everything: a transaction that told of it was undone.
@@ -98,7 +94,7 @@ impl Counts {
             return Ok(Some(*row));
         }
         let found = connection.prepare_cached(FIND)?.query_row([user.as_str()], read_row).optional()?;
-        let found = found.map(|row| match self.pending.get(user).or_else(|| self.folding.get(user)) {
+        let found = found.map(|row| match self.journal.get(user) {
             Some(&(current_count, last_refresh)) => Quota { current_count, last_refresh, ..row },
             None => row,
         });
@@ -116,18 +112,17 @@ impl Counts {
         row: Quota,
     ) -> rusqlite::Result<()> {
         self.remember(user, row);
-        // A count under the old limits must not be folded any more, since it may be above the new ones. One that was folded
-        // is in the journal until all beside it are.
-        let is_behind = self.is_behind();
-        self.folding.remove(user);
         // Asked before: with the last count gone the journal still says what it did, and would be read again.
+        let is_behind = self.journal.is_behind();
+        // A count under the old limits must not be folded any more, since it may be above the new ones.
+        self.journal.drop_folding(user);
         if is_behind {
             self.append(connection, &[(user, row)])?;
         }
-        self.fold_if_due(connection, 1)
+        self.journal.fold_if_due(connection, 1)
     }
 
-    /// Takes note of a row that was just deleted. What the journal still says of it changes nothing.
+    /// Takes note of a row that was just deleted.
     pub(crate) fn remove(&mut self, user: &UserId) {
         self.rows.remove(user);
     }
@@ -144,7 +139,7 @@ impl Counts {
                 None => self.remember(user, *row),
             }
         }
-        if changed.len() > IN_PLACE_MAX || self.is_behind() {
+        if changed.len() > IN_PLACE_MAX || self.journal.is_behind() {
             self.append(connection, changed)?;
         } else {
             let mut save = connection.prepare_cached(SAVE)?;
@@ -152,40 +147,17 @@ impl Counts {
                 save.execute(params![user.as_str(), row.current_count, row.last_refresh.as_micros()])?;
             }
         }
-        self.fold_if_due(connection, changed.len())
-    }
-
-    /// Folds a part when a fold is under way, or counts have waited for long, or there are many. More are folded than were
-    /// changed, so that every fold ends, and what waits stays within its bound.
-    fn fold_if_due(&mut self, connection: &Connection, changed: usize) -> rusqlite::Result<()> {
-        let is_old = self.pending_since.is_some_and(|since| since.elapsed() >= FOLD_AFTER);
-        if !self.folding.is_empty() || is_old || self.pending.len() > PENDING_MAX {
-            self.fold(connection, (changed * FOLDED_PER_ROW).max(FOLDED_MIN))?;
-        }
-        Ok(())
+        self.journal.fold_if_due(connection, changed.len())
     }
 
     /// Brings the table up to date by so many rows, in the transaction under way.
     pub(crate) fn fold(&mut self, connection: &Connection, most: usize) -> rusqlite::Result<()> {
-        if self.folding.is_empty() {
-            self.folding = std::mem::take(&mut self.pending).into_iter().collect();
-            self.folding_until = self.pending_until;
-            self.pending_since = None;
-        }
-        let mut save = connection.prepare_cached(SAVE)?;
-        for _ in 0..most {
-            let Some((user, (count, last_refresh))) = self.folding.pop_first() else { break };
-            save.execute(params![user.as_str(), count, last_refresh.as_micros()])?;
-        }
-        if self.folding.is_empty() {
-            connection.prepare_cached(CLEAR)?.execute([self.folding_until])?;
-        }
-        Ok(())
+        self.journal.fold(connection, most)
     }
 
     /// Whether the table is behind.
     pub(crate) fn is_behind(&self) -> bool {
-        !self.is_loaded || !self.pending.is_empty() || !self.folding.is_empty()
+        self.journal.is_behind()
     }
 
     fn remember(&mut self, user: &UserId, row: Quota) {
@@ -196,45 +168,12 @@ impl Counts {
     }
 
     fn append(&mut self, connection: &Connection, changed: &[(&UserId, Quota)]) -> rusqlite::Result<()> {
-        connection.prepare_cached(APPEND)?.execute([encode(changed)])?;
-        self.pending_until = connection.last_insert_rowid();
-        let counts =
-            changed.iter().map(|(user, row)| ((*user).clone(), (row.current_count, row.last_refresh)));
-        self.pending.extend(counts);
-        self.pending_since.get_or_insert_with(Instant::now);
-        Ok(())
+        let mut entries = Vec::with_capacity(changed.len() * 32);
+        for (user, row) in changed {
+            self.journal.add((*user).clone(), (row.current_count, row.last_refresh), &mut entries);
+        }
+        self.journal.append(connection, &entries)
     }
-}
-
-/// For each row: the length of the user's id (2 bytes), the id, the count (4) and the last refresh (8), little-endian.
-fn encode(changed: &[(&UserId, Quota)]) -> Vec<u8> {
-    let mut entries = Vec::with_capacity(changed.len() * 32);
-    for (user, row) in changed {
-        let user = user.as_str().as_bytes();
-        // 255 characters are at most 1,020 bytes.
-        let length = u16::try_from(user.len()).expect("the id of a user is short");
-        entries.extend_from_slice(&length.to_le_bytes());
-        entries.extend_from_slice(user);
-        entries.extend_from_slice(&row.current_count.to_le_bytes());
-        entries.extend_from_slice(&row.last_refresh.as_micros().to_le_bytes());
-    }
-    entries
-}
-
-/// None when the bytes are not what [`encode`] writes.
-fn decode(mut entries: &[u8]) -> Option<Vec<(UserId, Count)>> {
-    let mut counts = Vec::new();
-    while !entries.is_empty() {
-        let (length, rest) = entries.split_first_chunk()?;
-        let (user, rest) = rest.split_at_checked(usize::from(u16::from_le_bytes(*length)))?;
-        let (count, rest) = rest.split_first_chunk()?;
-        let (last_refresh, rest) = rest.split_first_chunk()?;
-        let user = UserId::parse(str::from_utf8(user).ok()?).ok()?;
-        let last_refresh = Timestamp::from_micros(i64::from_le_bytes(*last_refresh));
-        counts.push((user, (u32::from_le_bytes(*count), last_refresh)));
-        entries = rest;
-    }
-    Some(counts)
 }
 
 fn read_row(row: &Row<'_>) -> rusqlite::Result<Quota> {
@@ -245,6 +184,8 @@ fn read_row(row: &Row<'_>) -> rusqlite::Result<Quota> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const PENDING_MAX: usize = QuotaCounts::FOLD_AT;
 
     fn database() -> Connection {
         let mut connection = Connection::open_in_memory().unwrap();
@@ -384,7 +325,7 @@ mod tests {
         let mut counts = loaded(&connection);
         (0..9).for_each(|_| count(&mut counts, &connection, &users(20)));
         counts.fold(&connection, 19).unwrap();
-        let last: Vec<UserId> = counts.folding.keys().cloned().collect();
+        let last = counts.journal.folding_keys();
         let [last] = last.as_slice() else { panic!("one is left: {last:?}") };
         let fresh = Quota::configured(Limits::new(5, 1).unwrap(), Timestamp::from_seconds(9));
         counts.replace(&connection, last, fresh).unwrap();
@@ -419,7 +360,8 @@ mod tests {
         for batch in users.chunks(512) {
             let changed: Vec<_> = batch.iter().map(|user| (user, row)).collect();
             counts.save(&connection, &changed).unwrap();
-            assert!(counts.pending.len() <= PENDING_MAX + 512 && counts.folding.len() <= PENDING_MAX + 512);
+            let (pending, folding) = counts.journal.sizes();
+            assert!(pending <= PENDING_MAX + 512 && folding <= PENDING_MAX + 512);
         }
     }
 
@@ -431,7 +373,7 @@ mod tests {
         let row = Quota::configured(Limits::new(5, 1).unwrap(), Timestamp::from_seconds(9));
         for user in users(PENDING_MAX * 2) {
             counts.replace(&connection, &user, row).unwrap();
-            assert!(counts.pending.len() <= PENDING_MAX + 1);
+            assert!(counts.journal.sizes().0 <= PENDING_MAX + 1);
         }
     }
 

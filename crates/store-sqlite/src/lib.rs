@@ -6,6 +6,7 @@
 mod clock;
 mod counts;
 mod error;
+mod journal;
 mod migrate;
 #[cfg(test)]
 mod query_plan_tests;

@@ -23,6 +23,7 @@ const STEPS: &[&str] = &[
     include_str!("../migrations/0013_clock.sql"),
     include_str!("../migrations/0014_request_key.sql"),
     include_str!("../migrations/0015_sealing_key.sql"),
+    include_str!("../migrations/0016_tier_spent_journal.sql"),
 ];
 
 pub(crate) fn run(connection: &mut Connection) -> Result<()> {

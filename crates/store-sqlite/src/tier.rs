@@ -2,6 +2,7 @@
 
 mod hold;
 mod policy;
+mod spent;
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -13,9 +14,10 @@ use weir_core::tier::{Plan, Tier, TierLimits};
 use weir_core::{HoldId, PolicyName, Timestamp, UserId};
 use weir_store::Result;
 use weir_store::tier::{
-    Books, Kept, NewHold, News, Origin, Policy, PolicySpec, Settled, SpentRow, Subscription, TierStore,
+    Books, NewHold, News, Origin, Policy, PolicySpec, Settled, SpentRow, Subscription, TierStore,
 };
 
+pub(crate) use self::spent::Spent;
 use crate::Sqlite;
 use crate::error::fault;
 use crate::writer::{BatchInTurns, Order};
@@ -29,10 +31,8 @@ const TIERS: &str = "SELECT tier, requests_per_minute, burst_capacity, daily_lim
 const SET_TIER: &str = "
     INSERT OR REPLACE INTO tier_setting (tier, requests_per_minute, burst_capacity, daily_limit)
     VALUES (?1, ?2, ?3, ?4)";
-const KEEP: &str = "INSERT OR REPLACE INTO tier_spent (scope, key, spent, saved_at) VALUES (?1, ?2, ?3, ?4)";
-const UNKEEP: &str = "DELETE FROM tier_spent WHERE scope = ?1 AND key = ?2";
-const KEPT: &str = "
-    SELECT scope, key, spent, saved_at FROM tier_spent WHERE (scope, key) > (?1, ?2) ORDER BY scope, key LIMIT ?3";
+/// Rows that are saved together.
+const SAVED_AT_ONCE: usize = 2_048;
 
 #[async_trait]
 impl TierStore for Sqlite {
@@ -102,7 +102,13 @@ impl TierStore for Sqlite {
         let name = name.clone();
         self.inner
             .writer
-            .in_turns(Order::Any, move |connection, _, turn| policy::delete(connection, &name, turn))
+            .in_turns(Order::Any, move |connection, unflushed, turn| {
+                // What the journal holds of the policy's keys would come back.
+                match spent::fold_for_a_turn(&mut unflushed.spent, connection, turn)? {
+                    ControlFlow::Continue(()) => Ok(ControlFlow::Continue(())),
+                    ControlFlow::Break(()) => policy::delete(connection, &name, turn),
+                }
+            })
             .await
     }
 
@@ -142,39 +148,29 @@ impl TierStore for Sqlite {
 
     async fn save_spent(&self, rows: Vec<SpentRow>) -> Result<()> {
         let mut batch = BatchInTurns::<_, ()>::new(rows);
-        let save = self.inner.writer.in_turns(Order::Any, move |connection, _, turn| {
-            while let Some(row) = batch.next(turn) {
-                save(connection, &row)?;
+        let save = self.inner.writer.in_turns(Order::Any, move |connection, unflushed, turn| {
+            loop {
+                let rows = batch.next_chunk(SAVED_AT_ONCE, turn);
+                if rows.is_empty() {
+                    return Ok(batch.finish());
+                }
+                unflushed.spent.save(connection, rows)?;
             }
-            Ok(batch.finish())
         });
         save.await.map(drop)
     }
 
     async fn load_spent(&self, after: Option<(u32, String)>, limit: usize) -> Result<Vec<SpentRow>> {
-        self.read(move |connection| {
-            let (scope, key) = after.map_or((-1, String::new()), |(scope, key)| (i64::from(scope), key));
-            let limit = i64::try_from(limit).unwrap_or(i64::MAX);
-            connection.prepare_cached(KEPT)?.query_map(params![scope, key, limit], read_spent)?.collect()
-        })
-        .await
+        let fold = self.inner.writer.in_turns(Order::Any, |connection, unflushed, turn| {
+            spent::fold_for_a_turn(&mut unflushed.spent, connection, turn)
+        });
+        fold.await?;
+        self.read(move |connection| spent::load(connection, after, limit)).await
     }
 
     async fn news(&self, _since: Option<i64>) -> Result<News> {
         Ok(News { version: 0, changed: Some(Vec::new()) })
     }
-}
-
-fn save(connection: &Connection, row: &SpentRow) -> rusqlite::Result<()> {
-    let SpentRow { scope, key, kept, saved_at } = row;
-    let saved_at = saved_at.map(Timestamp::as_micros);
-    match kept {
-        Some(kept) => {
-            connection.prepare_cached(KEEP)?.execute(params![scope, key, kept.to_text(), saved_at])?
-        }
-        None => connection.prepare_cached(UNKEEP)?.execute(params![scope, key])?,
-    };
-    Ok(())
 }
 
 fn read_subscription(row: &Row<'_>) -> rusqlite::Result<Subscription> {
@@ -189,15 +185,4 @@ fn read_tier(row: &Row<'_>) -> rusqlite::Result<(Tier, TierLimits)> {
     let tier = row.get_ref(0)?.as_str()?.parse().map_err(fault)?;
     let limits = TierLimits::new(row.get(1)?, row.get(2)?, row.get(3)?).map_err(fault)?;
     Ok((tier, limits))
-}
-
-fn read_spent(row: &Row<'_>) -> rusqlite::Result<SpentRow> {
-    let kept = Kept::parse(row.get_ref(2)?.as_str()?).map_err(fault)?;
-    let saved_at: Option<i64> = row.get(3)?;
-    Ok(SpentRow {
-        scope: row.get(0)?,
-        key: row.get(1)?,
-        kept: Some(kept),
-        saved_at: saved_at.map(Timestamp::from_micros),
-    })
 }

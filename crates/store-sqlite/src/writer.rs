@@ -34,6 +34,7 @@ use crate::ENGINE;
 use crate::counts::Counts;
 use crate::error::classify;
 use crate::request::keys::Keys;
+use crate::tier::Spent;
 
 /// Jobs that may wait. Hot operations come as one job a batch, so this many is a server far behind its disk.
 pub(crate) const WAITING_MAX: usize = 512;
@@ -190,19 +191,26 @@ struct WriterThread {
 pub(crate) struct Unflushed {
     pub(crate) counts: Counts,
     pub(crate) keys: Keys,
+    pub(crate) spent: Spent,
     /// Products that are on their way out.
     pub(crate) deleting: HashSet<ProductId>,
 }
 
 impl Unflushed {
     fn is_behind(&self) -> bool {
-        self.counts.is_behind() || self.keys.is_behind()
+        self.counts.is_behind() || self.keys.is_behind() || self.spent.is_behind()
+    }
+
+    /// Whether there is something to fold for an idle writer.
+    fn is_due(&self) -> bool {
+        self.counts.is_behind() || self.keys.is_behind() || self.spent.is_due()
     }
 
     /// A transaction was undone, and with it what it told of.
     fn forget(&mut self) {
         self.counts.forget();
         self.keys.forget();
+        self.spent.forget();
         // A deletion that goes on says so again with its next turn.
         self.deleting.clear();
     }
@@ -210,12 +218,15 @@ impl Unflushed {
     /// Brings the tables up to date, as far as one turn allows.
     fn fold(&mut self, connection: &Connection, turn: &Turn) -> rusqlite::Result<()> {
         self.counts.refresh(connection)?;
-        while self.is_behind() && turn.goes_on() {
+        while self.is_due() && turn.goes_on() {
             if self.counts.is_behind() {
                 self.counts.fold(connection, IDLE_FOLD)?;
             }
             if self.keys.is_behind() {
                 self.keys.fold(connection, IDLE_FOLD)?;
+            }
+            if self.spent.is_due() {
+                self.spent.fold(connection, IDLE_FOLD)?;
             }
         }
         Ok(())
@@ -254,7 +265,7 @@ impl WriterThread {
             let Some(first) = first else { break };
             self.write(Some(first), waiting);
         }
-        while self.unflushed.is_behind() && self.fold() {}
+        while self.unflushed.is_due() && self.fold() {}
     }
 
     /// Jobs that were taken and are not done.
@@ -264,7 +275,7 @@ impl WriterThread {
 
     /// Brings the tables up to date, a part at a time, until that is done, fails, or there is a job.
     fn fold_until_called(&mut self, waiting: &mpsc::Receiver<Box<dyn Job>>) -> Option<Box<dyn Job>> {
-        while self.unflushed.is_behind() && self.fold() {
+        while self.unflushed.is_due() && self.fold() {
             if let Ok(job) = waiting.try_recv() {
                 return Some(job);
             }

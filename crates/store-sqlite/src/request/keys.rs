@@ -1,17 +1,8 @@
-//! What keys stand for, as the writer thread knows them, and the journal that makes remembering many of them cheap.
-//!
-//! Callers draw keys at random, so the index of `idempotency_record` would change a page for almost every submission, and
-//! a commit writes whole pages. So the keys of a large batch are appended together, as one row of `idempotency_journal`, in
-//! the same commit as its requests, and folded into the table later: in the order of keys, so that one page takes several,
-//! and a few with each batch, so that nobody waits for many. Small batches are saved in place. A crash loses nothing: what
-//! the journal holds is read before the next submission.
-//!
-//! Only the writer thread reads and writes here, in the order of its transactions. When one of them is undone, what is
-//! remembered is forgotten and read again.
+//! What keys stand for, as the writer thread knows them. Callers draw keys at random, so the keys of a large batch go through
+//! `idempotency_journal` (see `journal.rs`), in the same commit as its requests.
 
-use std::collections::BTreeMap;
 use std::sync::LazyLock;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rusqlite::{CachedStatement, Connection, ErrorCode, OptionalExtension, ToSql, params};
 use weir_core::request::canonical::Fingerprint;
@@ -19,7 +10,7 @@ use weir_core::request::idempotency::{Record, TenantKey};
 use weir_core::{IdempotencyKey, RequestId, TenantId, Timestamp};
 
 use super::read_id;
-use crate::error::fault;
+use crate::journal::{IN_PLACE_MAX, Journal, JournaledTable, put_text, take_bytes, take_text};
 use crate::rows::Insert;
 
 const FIND: &str = "
@@ -32,76 +23,53 @@ pub(crate) static INSERT: LazyLock<Insert> = LazyLock::new(|| {
 const REPLACE: &str = "
     INSERT OR REPLACE INTO idempotency_record (tenant_id, idempotency_key, payload_hash, request_id, expires_at)
     VALUES (?1, ?2, ?3, ?4, ?5)";
-const APPEND: &str = "INSERT INTO idempotency_journal (entries) VALUES (?1)";
-const JOURNAL: &str = "SELECT id, entries FROM idempotency_journal ORDER BY id";
-const CLEAR: &str = "DELETE FROM idempotency_journal WHERE id <= ?1";
-
-/// The keys of so few submissions are saved in place.
-const IN_PLACE_MAX: usize = 8;
-/// How many keys the journal has before they are folded: the more, the more of them share a page.
-pub(crate) const FOLD_AT: usize = 65_536;
-/// How long they stay there under little load.
-const FOLD_AFTER: Duration = Duration::from_secs(5);
-/// How many are folded for every new one: more than one, so that it comes to an end.
-const FOLDED_PER_KEY: usize = 2;
 
 /// What the writer thread knows of keys that are not in the table.
 #[derive(Debug, Default)]
-pub(crate) struct Keys {
-    /// Those of the last batches.
-    pending: InOrder,
-    pending_since: Option<Instant>,
-    /// Those that are on their way into the table; older than all that are pending.
-    folding: InOrder,
-    /// The last rows of the journal with keys that are pending, and with keys that are on their way.
-    pending_until: i64,
-    folding_until: i64,
-    /// Whether this is what the journal says.
-    is_loaded: bool,
-}
+pub(crate) struct Keys(Journal<IdempotencyRecords>);
 
-/// Keys in the order of the table's index.
-#[derive(Debug, Default)]
-struct InOrder {
-    /// By tenant first, so that two keys are told apart by one comparison.
-    tenants: BTreeMap<TenantId, BTreeMap<IdempotencyKey, Record>>,
-    count: usize,
-}
+/// The table `idempotency_record`.
+#[derive(Debug)]
+struct IdempotencyRecords;
 
-impl InOrder {
-    fn get(&self, tenant: &TenantId, key: &IdempotencyKey) -> Option<&Record> {
-        self.tenants.get(tenant)?.get(key)
+impl JournaledTable for IdempotencyRecords {
+    type Key = TenantKey;
+    type Value = Record;
+
+    const NAME: &'static str = "idempotency_journal";
+    const APPEND: &'static str = "INSERT INTO idempotency_journal (entries) VALUES (?1)";
+    const READ: &'static str = "SELECT id, entries FROM idempotency_journal ORDER BY id";
+    const CLEAR: &'static str = "DELETE FROM idempotency_journal WHERE id <= ?1";
+    const FOLD_AT: usize = 65_536;
+    const FOLD_AFTER: Duration = Duration::from_secs(5);
+
+    fn encode(TenantKey { tenant, key }: &TenantKey, record: &Record, entries: &mut Vec<u8>) {
+        put_text(entries, tenant.as_str());
+        put_text(entries, key.as_str());
+        entries.extend_from_slice(record.fingerprint.as_bytes());
+        entries.extend_from_slice(record.request_id.as_uuid().as_bytes());
+        entries.extend_from_slice(&record.expires.as_micros().to_le_bytes());
     }
 
-    fn insert(&mut self, tenant: &TenantId, key: IdempotencyKey, record: Record) {
-        if !self.tenants.contains_key(tenant) {
-            self.tenants.insert(tenant.clone(), BTreeMap::new());
-        }
-        let replaced = self.tenants.get_mut(tenant).and_then(|keys| keys.insert(key, record));
-        self.count += usize::from(replaced.is_none());
+    fn decode(entries: &mut &[u8]) -> Option<(TenantKey, Record)> {
+        let tenant = TenantId::parse(take_text(entries)?).ok()?;
+        let key = IdempotencyKey::parse(take_text(entries)?).ok()?;
+        let record = Record {
+            fingerprint: Fingerprint::from_bytes(take_bytes(entries)?),
+            request_id: RequestId::from_uuid(uuid::Uuid::from_bytes(take_bytes(entries)?)),
+            expires: Timestamp::from_micros(i64::from_le_bytes(take_bytes(entries)?)),
+        };
+        Some((TenantKey { tenant, key }, record))
     }
 
-    /// Takes the first ones away.
-    fn take(&mut self, most: usize) -> Vec<(TenantKey, Record)> {
-        let mut taken = Vec::with_capacity(most.min(self.count));
-        while taken.len() < most
-            && let Some(mut tenant) = self.tenants.first_entry()
-        {
-            match tenant.get_mut().pop_first() {
-                Some((key, record)) => {
-                    taken.push((TenantKey { tenant: tenant.key().clone(), key }, record));
-                    self.count -= 1;
-                }
-                None => drop(tenant.remove()),
-            }
-        }
-        taken
+    fn save(connection: &Connection, rows: &[(TenantKey, Record)]) -> rusqlite::Result<()> {
+        save(connection, rows)
     }
 }
 
 /// The keys of one batch.
-pub(crate) struct Desk<'a> {
-    keys: &'a mut Keys,
+pub(crate) struct KeyBatch<'a> {
+    journal: &'a mut Journal<IdempotencyRecords>,
     find: CachedStatement<'a>,
     replace: CachedStatement<'a>,
     /// What the journal is told, unless they are saved in place.
@@ -110,78 +78,51 @@ pub(crate) struct Desk<'a> {
 }
 
 impl Keys {
-    /// Reads what the journal says, unless it is known, and begins a batch of so many submissions.
+    /// Reads the journal, unless it is known, and begins a batch of so many submissions.
     pub(super) fn batch<'a>(
         &'a mut self,
         connection: &'a Connection,
         submissions: usize,
-    ) -> rusqlite::Result<Desk<'a>> {
-        self.load(connection)?;
+    ) -> rusqlite::Result<KeyBatch<'a>> {
+        self.0.load(connection)?;
         let is_small = submissions <= IN_PLACE_MAX && !self.is_behind();
-        Ok(Desk {
+        Ok(KeyBatch {
             find: connection.prepare_cached(FIND)?,
             replace: connection.prepare_cached(REPLACE)?,
             entries: (!is_small).then(Vec::new),
             count: 0,
-            keys: self,
+            journal: &mut self.0,
         })
     }
 
     /// Forgets everything: a transaction that told of it was undone.
     pub(crate) fn forget(&mut self) {
-        *self = Self::default();
+        self.0.forget();
     }
 
     /// Whether the table is behind.
     pub(crate) fn is_behind(&self) -> bool {
-        !self.is_loaded || self.pending.count + self.folding.count > 0
+        self.0.is_behind()
     }
 
     /// Brings the table up to date by so many keys, in the transaction under way.
     pub(crate) fn fold(&mut self, connection: &Connection, most: usize) -> rusqlite::Result<()> {
-        self.load(connection)?;
-        if self.folding.count == 0 {
-            self.folding = std::mem::take(&mut self.pending);
-            self.folding_until = self.pending_until;
-            self.pending_since = None;
-        }
-        save(connection, &self.folding.take(most))?;
-        if self.folding.count == 0 {
-            connection.prepare_cached(CLEAR)?.execute([self.folding_until])?;
-        }
-        Ok(())
-    }
-
-    fn load(&mut self, connection: &Connection) -> rusqlite::Result<()> {
-        if self.is_loaded {
-            return Ok(());
-        }
-        let mut journal = connection.prepare_cached(JOURNAL)?;
-        let mut batches = journal.query([])?;
-        while let Some(batch) = batches.next()? {
-            self.pending_until = batch.get(0)?;
-            let entries = decode(batch.get_ref(1)?.as_blob()?);
-            let entries = entries.ok_or_else(|| fault("idempotency_journal holds a row that is cut off"))?;
-            for (TenantKey { tenant, key }, record) in entries {
-                self.pending.insert(&tenant, key, record);
-            }
-        }
-        self.pending_since = (self.pending.count > 0).then(Instant::now);
-        self.is_loaded = true;
-        Ok(())
+        self.0.fold(connection, most)
     }
 }
 
-impl Desk<'_> {
+impl KeyBatch<'_> {
     /// What a key stands for.
     pub(super) fn find(
         &mut self,
         tenant: &TenantId,
         key: &IdempotencyKey,
     ) -> rusqlite::Result<Option<Record>> {
-        let Keys { pending, folding, .. } = &*self.keys;
-        if let Some(record) = pending.get(tenant, key).or_else(|| folding.get(tenant, key)) {
-            return Ok(Some(*record));
+        if self.entries.is_some() {
+            let tenant_key = TenantKey { tenant: tenant.clone(), key: key.clone() };
+            if let Some(record) = self.journal.get(&tenant_key) {
+                return Ok(Some(*record));
+            }
         }
         let read = |row: &rusqlite::Row<'_>| {
             Ok(Record {
@@ -204,8 +145,8 @@ impl Desk<'_> {
         match &mut self.entries {
             None => replace(&mut self.replace, tenant, key, &record),
             Some(entries) => {
-                encode(entries, tenant, key, &record);
-                self.keys.pending.insert(tenant, key.clone(), record);
+                let tenant_key = TenantKey { tenant: tenant.clone(), key: key.clone() };
+                self.journal.add(tenant_key, record, entries);
                 Ok(())
             }
         }
@@ -213,17 +154,9 @@ impl Desk<'_> {
 
     /// Ends the batch, in the transaction under way.
     pub(super) fn finish(self, connection: &Connection) -> rusqlite::Result<()> {
-        let Self { keys, entries, count, .. } = self;
-        if let Some(entries) = entries.filter(|entries| !entries.is_empty()) {
-            connection.prepare_cached(APPEND)?.execute([entries])?;
-            keys.pending_until = connection.last_insert_rowid();
-            keys.pending_since.get_or_insert_with(Instant::now);
-        }
-        let is_old = keys.pending_since.is_some_and(|since| since.elapsed() >= FOLD_AFTER);
-        if keys.folding.count > 0 || is_old || keys.pending.count >= FOLD_AT {
-            keys.fold(connection, count.max(1) * FOLDED_PER_KEY)?;
-        }
-        Ok(())
+        let Self { journal, entries, count, .. } = self;
+        journal.append(connection, &entries.unwrap_or_default())?;
+        journal.fold_if_due(connection, count)
     }
 }
 
@@ -270,49 +203,11 @@ fn with_values(
     ])
 }
 
-/// The tenant and its key, each after its length (2 bytes), what was asked for (32), the request's id (16) and when the key
-/// is free again (8); numbers are little-endian.
-fn encode(entries: &mut Vec<u8>, tenant: &TenantId, key: &IdempotencyKey, record: &Record) {
-    for name in [tenant.as_str(), key.as_str()] {
-        // 255 characters are at most 1,020 bytes.
-        let length = u16::try_from(name.len()).expect("names are short");
-        entries.extend_from_slice(&length.to_le_bytes());
-        entries.extend_from_slice(name.as_bytes());
-    }
-    entries.extend_from_slice(record.fingerprint.as_bytes());
-    entries.extend_from_slice(record.request_id.as_uuid().as_bytes());
-    entries.extend_from_slice(&record.expires.as_micros().to_le_bytes());
-}
-
-/// None when the bytes are not what [`encode`] writes.
-fn decode(mut entries: &[u8]) -> Option<Vec<(TenantKey, Record)>> {
-    fn name<'e>(entries: &mut &'e [u8]) -> Option<&'e str> {
-        let (length, rest) = entries.split_first_chunk()?;
-        let (name, rest) = rest.split_at_checked(usize::from(u16::from_le_bytes(*length)))?;
-        *entries = rest;
-        str::from_utf8(name).ok()
-    }
-    let mut keys = Vec::new();
-    while !entries.is_empty() {
-        let tenant = TenantId::parse(name(&mut entries)?).ok()?;
-        let key = IdempotencyKey::parse(name(&mut entries)?).ok()?;
-        let (fingerprint, rest) = entries.split_first_chunk()?;
-        let (request_id, rest) = rest.split_first_chunk()?;
-        let (expires, rest) = rest.split_first_chunk()?;
-        let record = Record {
-            fingerprint: Fingerprint::from_bytes(*fingerprint),
-            request_id: RequestId::from_uuid(uuid::Uuid::from_bytes(*request_id)),
-            expires: Timestamp::from_micros(i64::from_le_bytes(*expires)),
-        };
-        keys.push((TenantKey { tenant, key }, record));
-        entries = rest;
-    }
-    Some(keys)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const FOLD_AT: usize = IdempotencyRecords::FOLD_AT;
 
     fn database() -> Connection {
         let mut connection = Connection::open_in_memory().unwrap();
@@ -329,8 +224,8 @@ mod tests {
         IdempotencyKey::parse(format!("k{:06}", n * 7_919 % 1_000_003)).unwrap()
     }
 
-    fn find(desk: &mut Desk<'_>, n: usize) -> Option<Record> {
-        desk.find(&tenant(), &key(n)).unwrap()
+    fn find(batch: &mut KeyBatch<'_>, n: usize) -> Option<Record> {
+        batch.find(&tenant(), &key(n)).unwrap()
     }
 
     fn record(n: usize) -> Record {
@@ -340,19 +235,19 @@ mod tests {
 
     /// One batch of new keys.
     fn remember(keys: &mut Keys, connection: &Connection, numbers: std::ops::Range<usize>) {
-        let mut desk = keys.batch(connection, numbers.len()).unwrap();
+        let mut batch = keys.batch(connection, numbers.len()).unwrap();
         for n in numbers {
-            assert_eq!(find(&mut desk, n), None, "{n}");
-            desk.remember(&tenant(), &key(n), record(n)).unwrap();
-            assert_eq!(find(&mut desk, n), Some(record(n)), "{n}");
+            assert_eq!(find(&mut batch, n), None, "{n}");
+            batch.remember(&tenant(), &key(n), record(n)).unwrap();
+            assert_eq!(find(&mut batch, n), Some(record(n)), "{n}");
         }
-        desk.finish(connection).unwrap();
+        batch.finish(connection).unwrap();
     }
 
     fn all_are_known(keys: &mut Keys, connection: &Connection, count: usize) {
-        let mut desk = keys.batch(connection, 1).unwrap();
+        let mut batch = keys.batch(connection, 1).unwrap();
         for n in 0..count {
-            assert_eq!(find(&mut desk, n), Some(record(n)), "{n}");
+            assert_eq!(find(&mut batch, n), Some(record(n)), "{n}");
         }
     }
 
@@ -415,15 +310,16 @@ mod tests {
         let (connection, mut keys) = (database(), Keys::default());
         connection.execute_batch("BEGIN").unwrap();
         let count = FOLD_AT * 2;
-        for batch in (0..count).step_by(1_024) {
-            let mut desk = keys.batch(&connection, 1_024).unwrap();
-            for n in batch..batch + 1_024 {
-                desk.remember(&tenant(), &key(n), record(n)).unwrap();
+        for first in (0..count).step_by(1_024) {
+            let mut batch = keys.batch(&connection, 1_024).unwrap();
+            for n in first..first + 1_024 {
+                batch.remember(&tenant(), &key(n), record(n)).unwrap();
             }
-            desk.finish(&connection).unwrap();
+            batch.finish(&connection).unwrap();
         }
-        assert!(keys.pending.count < FOLD_AT && rows(&connection, "idempotency_record") >= FOLD_AT);
-        assert!(keys.pending.count + keys.folding.count <= FOLD_AT, "no more than can be held");
+        let (pending, folding) = keys.0.sizes();
+        assert!(pending < FOLD_AT && rows(&connection, "idempotency_record") >= FOLD_AT);
+        assert!(pending + folding <= FOLD_AT, "no more than can be held");
     }
 
     #[test]
@@ -445,15 +341,15 @@ mod tests {
         let (connection, mut keys) = (database(), Keys::default());
         remember(&mut keys, &connection, 0..20);
         keys.fold(&connection, 0).unwrap();
-        let mut desk = keys.batch(&connection, 1).unwrap();
-        desk.remember(&tenant(), &key(3), record(100)).unwrap();
-        assert_eq!(find(&mut desk, 3), Some(record(100)));
-        desk.finish(&connection).unwrap();
+        let mut batch = keys.batch(&connection, 1).unwrap();
+        batch.remember(&tenant(), &key(3), record(100)).unwrap();
+        assert_eq!(find(&mut batch, 3), Some(record(100)));
+        batch.finish(&connection).unwrap();
         for mut keys in [keys, Keys::default()] {
             while keys.is_behind() {
                 keys.fold(&connection, 6).unwrap();
-                let mut desk = keys.batch(&connection, 1).unwrap();
-                assert_eq!(find(&mut desk, 3), Some(record(100)));
+                let mut batch = keys.batch(&connection, 1).unwrap();
+                assert_eq!(find(&mut batch, 3), Some(record(100)));
             }
             assert_eq!(rows(&connection, "idempotency_record"), 20);
         }
@@ -463,18 +359,18 @@ mod tests {
     fn tenants_do_not_meet_each_others_keys() {
         let (connection, mut keys) = (database(), Keys::default());
         let tenants = ["a", "b"].map(|name| TenantId::parse(name).unwrap());
-        let mut desk = keys.batch(&connection, 20).unwrap();
+        let mut batch = keys.batch(&connection, 20).unwrap();
         for n in 0..10 {
-            desk.remember(&tenants[n % 2], &key(n / 2), record(n)).unwrap();
+            batch.remember(&tenants[n % 2], &key(n / 2), record(n)).unwrap();
         }
-        desk.finish(&connection).unwrap();
+        batch.finish(&connection).unwrap();
         for most in [0, 3, 5, 2] {
             keys.fold(&connection, most).unwrap();
-            let mut desk = keys.batch(&connection, 1).unwrap();
+            let mut batch = keys.batch(&connection, 1).unwrap();
             for n in 0..10 {
-                assert_eq!(desk.find(&tenants[n % 2], &key(n / 2)).unwrap(), Some(record(n)));
+                assert_eq!(batch.find(&tenants[n % 2], &key(n / 2)).unwrap(), Some(record(n)));
             }
-            assert_eq!(desk.find(&tenant(), &key(0)).unwrap(), None);
+            assert_eq!(batch.find(&tenant(), &key(0)).unwrap(), None);
         }
         assert!(!keys.is_behind());
     }

@@ -1,0 +1,225 @@
+//! What keys have spent, as the writer thread knows it. Every key that was used is written twenty times a second, so batches of many
+//! go through `tier_spent_journal` (see `journal.rs`).
+
+use std::ops::ControlFlow;
+use std::time::Duration;
+
+use rusqlite::{Connection, Row, params};
+use weir_core::Timestamp;
+use weir_store::tier::{Kept, SpentRow};
+
+use crate::error::fault;
+use crate::journal::{IN_PLACE_MAX, Journal, JournaledTable, put_text, take_bytes, take_text};
+use crate::writer::Turn;
+
+const KEEP: &str = "INSERT OR REPLACE INTO tier_spent (scope, key, spent, saved_at) VALUES (?1, ?2, ?3, ?4)";
+const REMOVE: &str = "DELETE FROM tier_spent WHERE scope = ?1 AND key = ?2";
+const LOAD: &str = "
+    SELECT scope, key, spent, saved_at FROM tier_spent WHERE (scope, key) > (?1, ?2) ORDER BY scope, key LIMIT ?3";
+
+/// Rows that are folded at a time.
+const FOLDED_AT_ONCE: usize = 256;
+/// In the place of a time: it is not known.
+const NO_TIME: i64 = i64::MIN;
+
+/// What the writer thread knows of rows that are not in `tier_spent`.
+#[derive(Debug, Default)]
+pub(crate) struct Spent(Journal<SpentTable>);
+
+/// The table `tier_spent`.
+#[derive(Debug)]
+struct SpentTable;
+
+/// What a key has spent as text, empty when it need not be kept, and when it was written.
+type Saved = (String, i64);
+
+impl JournaledTable for SpentTable {
+    /// Scope and key.
+    type Key = (u32, String);
+    type Value = Saved;
+
+    const NAME: &'static str = "tier_spent_journal";
+    const APPEND: &'static str = "INSERT INTO tier_spent_journal (entries) VALUES (?1)";
+    const READ: &'static str = "SELECT id, entries FROM tier_spent_journal ORDER BY id";
+    const CLEAR: &'static str = "DELETE FROM tier_spent_journal WHERE id <= ?1";
+    const FOLD_AT: usize = 65_536;
+    const FOLD_AFTER: Duration = Duration::from_secs(5);
+
+    fn encode((scope, key): &(u32, String), (spent, saved_at): &Saved, entries: &mut Vec<u8>) {
+        entries.extend_from_slice(&scope.to_le_bytes());
+        put_text(entries, key);
+        put_text(entries, spent);
+        entries.extend_from_slice(&saved_at.to_le_bytes());
+    }
+
+    fn decode(entries: &mut &[u8]) -> Option<((u32, String), Saved)> {
+        let scope = u32::from_le_bytes(take_bytes(entries)?);
+        let (key, spent) = (take_text(entries)?.to_owned(), take_text(entries)?.to_owned());
+        Some(((scope, key), (spent, i64::from_le_bytes(take_bytes(entries)?))))
+    }
+
+    fn save(connection: &Connection, rows: &[((u32, String), Saved)]) -> rusqlite::Result<()> {
+        let (mut keep, mut remove) = (connection.prepare_cached(KEEP)?, connection.prepare_cached(REMOVE)?);
+        for ((scope, key), (spent, saved_at)) in rows {
+            if spent.is_empty() {
+                remove.execute(params![scope, key])?;
+            } else {
+                let saved_at = Some(*saved_at).filter(|at| *at != NO_TIME);
+                keep.execute(params![scope, key, spent, saved_at])?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Spent {
+    /// Saves rows in the transaction under way.
+    pub(super) fn save(&mut self, connection: &Connection, rows: Vec<SpentRow>) -> rusqlite::Result<()> {
+        self.0.load(connection)?;
+        let count = rows.len();
+        let rows = rows.into_iter().map(|SpentRow { scope, key, kept, saved_at }| {
+            let saved_at = saved_at.map_or(NO_TIME, Timestamp::as_micros);
+            ((scope, key), (kept.map(|kept| kept.to_text()).unwrap_or_default(), saved_at))
+        });
+        if count > IN_PLACE_MAX || self.is_behind() {
+            let mut entries = Vec::with_capacity(count * 96);
+            rows.for_each(|(key, saved)| self.0.add(key, saved, &mut entries));
+            self.0.append(connection, &entries)?;
+        } else {
+            SpentTable::save(connection, &rows.collect::<Vec<_>>())?;
+        }
+        self.0.fold_if_due(connection, count)
+    }
+
+    /// Forgets everything: a transaction that told of it was undone.
+    pub(crate) fn forget(&mut self) {
+        self.0.forget();
+    }
+
+    /// Whether the table is behind.
+    pub(crate) fn is_behind(&self) -> bool {
+        self.0.is_behind()
+    }
+
+    /// Whether an idle writer should fold it. Nobody reads the table while the server runs, so it may be behind, and what is
+    /// written twenty times a second is folded once in a while.
+    pub(crate) fn is_due(&self) -> bool {
+        self.0.is_due()
+    }
+
+    /// Brings the table up to date by so many rows, in the transaction under way.
+    pub(crate) fn fold(&mut self, connection: &Connection, most: usize) -> rusqlite::Result<()> {
+        self.0.fold(connection, most)
+    }
+}
+
+/// Brings the table up to date for one turn; breaks off when it is.
+pub(super) fn fold_for_a_turn(
+    spent: &mut Spent,
+    connection: &Connection,
+    turn: &Turn,
+) -> rusqlite::Result<ControlFlow<()>> {
+    while spent.is_behind() {
+        if !turn.goes_on() {
+            return Ok(ControlFlow::Continue(()));
+        }
+        spent.fold(connection, FOLDED_AT_ONCE)?;
+    }
+    Ok(ControlFlow::Break(()))
+}
+
+/// Rows of the table, which must not be behind, after the one named.
+pub(super) fn load(
+    connection: &Connection,
+    after: Option<(u32, String)>,
+    limit: usize,
+) -> rusqlite::Result<Vec<SpentRow>> {
+    let (scope, key) = after.map_or((-1, String::new()), |(scope, key)| (i64::from(scope), key));
+    let limit = i64::try_from(limit).unwrap_or(i64::MAX);
+    connection.prepare_cached(LOAD)?.query_map(params![scope, key, limit], read)?.collect()
+}
+
+fn read(row: &Row<'_>) -> rusqlite::Result<SpentRow> {
+    let kept = Kept::parse(row.get_ref(2)?.as_str()?).map_err(fault)?;
+    let saved_at: Option<i64> = row.get(3)?;
+    Ok(SpentRow {
+        scope: row.get(0)?,
+        key: row.get(1)?,
+        kept: Some(kept),
+        saved_at: saved_at.map(Timestamp::from_micros),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use weir_core::tier::{FixedWindow, Limit, Spent as SpentOfLimit};
+
+    use super::*;
+
+    fn database() -> Connection {
+        let mut connection = Connection::open_in_memory().unwrap();
+        crate::migrate::run(&mut connection).unwrap();
+        connection
+    }
+
+    fn row(n: usize, amount: i64) -> SpentRow {
+        let limit = Limit::FixedWindow(FixedWindow::new(1_000, Duration::from_secs(60)).unwrap());
+        SpentRow {
+            scope: 7,
+            key: format!("key-{n:06}"),
+            kept: Kept::of_limit(&limit, SpentOfLimit(amount, 1, 0)),
+            saved_at: n.is_multiple_of(2).then(|| Timestamp::from_seconds(9)),
+        }
+    }
+
+    fn rows(numbers: std::ops::Range<usize>, amount: i64) -> Vec<SpentRow> {
+        numbers.map(|n| row(n, amount)).collect()
+    }
+
+    fn fold_all(spent: &mut Spent, connection: &Connection) {
+        while spent.is_behind() {
+            spent.fold(connection, 7).unwrap();
+        }
+    }
+
+    #[test]
+    fn a_small_batch_is_in_the_table_at_once() {
+        let (connection, mut spent) = (database(), Spent::default());
+        spent.save(&connection, rows(0..IN_PLACE_MAX, 5)).unwrap();
+        assert_eq!(load(&connection, None, 100).unwrap(), rows(0..IN_PLACE_MAX, 5));
+        assert!(!spent.is_behind());
+    }
+
+    #[test]
+    fn what_is_written_again_and_again_is_folded_once_and_survives_a_restart() {
+        let (connection, mut spent) = (database(), Spent::default());
+        for amount in 1..=5 {
+            spent.save(&connection, rows(0..20, amount)).unwrap();
+        }
+        // One that has nothing to keep any more, behind the others.
+        spent.save(&connection, vec![SpentRow { kept: None, ..row(3, 0) }]).unwrap();
+        assert_eq!(load(&connection, None, 100).unwrap(), [], "only the journal has them");
+        assert!(!spent.is_due(), "and they may stay there");
+        spent.fold(&connection, 5).unwrap();
+        spent.save(&connection, vec![row(0, 9)]).unwrap();
+        let mut expected = rows(0..20, 5);
+        expected[0] = row(0, 9);
+        expected.remove(3);
+        for mut spent in [Spent::default(), spent] {
+            fold_all(&mut spent, &connection);
+            assert_eq!(load(&connection, None, 100).unwrap(), expected);
+        }
+    }
+
+    #[test]
+    fn no_more_rows_wait_for_the_table_than_the_bound() {
+        let (connection, mut spent) = (database(), Spent::default());
+        connection.execute_batch("BEGIN").unwrap();
+        for first in (0..SpentTable::FOLD_AT * 2).step_by(1_024) {
+            spent.save(&connection, rows(first..first + 1_024, 5)).unwrap();
+            let (pending, folding) = spent.0.sizes();
+            assert!(pending <= SpentTable::FOLD_AT + 1_024 && folding <= SpentTable::FOLD_AT + 1_024);
+        }
+        assert!(load(&connection, None, usize::MAX).unwrap().len() >= SpentTable::FOLD_AT / 2);
+    }
+}
