@@ -77,9 +77,17 @@ pub struct Settlement {
     pub retry: Vec<(Position, Duration)>,
     /// Never to be handed out again, and why.
     pub dead: Vec<(Position, String)>,
-    /// To be handed out again after a while, which costs no attempt; later messages of the same key wait behind it. Whoever
-    /// keeps such a message to work on has it alone until then, without a lease; see [`Queue::settle_put_off`].
+    /// To be handed out again after a while, which costs no attempt; later messages of the same key wait behind it. A worker
+    /// that goes on with such a message has it alone until then, without a lease; see [`Queue::settle_put_off`].
     pub put_off: Vec<(Position, Duration)>,
+}
+
+impl Settlement {
+    /// All messages that it names.
+    pub fn positions(&self) -> impl Iterator<Item = Position> {
+        let delayed = self.retry.iter().chain(&self.put_off).map(|(position, _)| *position);
+        self.done.iter().copied().chain(delayed).chain(self.dead.iter().map(|(position, _)| *position))
+    }
 }
 
 /// A message that could not be delivered.
@@ -153,8 +161,8 @@ pub trait Queue: Source {
         limit: usize,
         payload_max: usize,
     ) -> Result<Vec<DeadLetter>>;
-    /// Settles messages that were put off, whoever holds their shards now. One that was handed out again meanwhile is settled
-    /// all the same, and one that is not there any more is passed over.
+    /// Settles messages that were put off. It needs no lease of their shards. One that was handed out again meanwhile is
+    /// settled all the same; one that is not there any more, or that another call of this is settling, is passed over.
     async fn settle_put_off(&self, topic: &str, settlement: Settlement) -> Result<()>;
     /// Puts a dead letter back where it stood, its attempts forgotten; false when there is none of that id.
     async fn replay(&self, id: &str) -> Result<bool>;

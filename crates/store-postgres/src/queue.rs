@@ -1,14 +1,16 @@
 //! The table queue in Postgres. A claim leases whole shards, so that handing out a message writes nothing to its row
 //! and no two holders ever have messages of one key. Messages that come together stand together ([`pack`]).
 
+mod columns;
 mod order;
 pub(crate) mod pack;
 
+use std::collections::HashSet;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, SystemTime};
 
 use async_trait::async_trait;
-use futures_util::future::{try_join, try_join5};
+use futures_util::future::{try_join, try_join3, try_join5};
 use tokio_postgres::{Row, Statement};
 use weir_core::MessageId;
 use weir_queue::{Books, Claim, DeadLetter, Lease, Message, Position, Queue, Receipt, Settlement, Source};
@@ -18,6 +20,7 @@ use weir_store::{Error, Result};
 use crate::pool::Session;
 use crate::quota::{column, unsigned};
 use crate::{ENGINE, Inner, Postgres, time};
+use columns::Columns;
 use order::Asked;
 use pack::Pack;
 
@@ -32,6 +35,7 @@ const MAKE_SHARDS: &str = "
     WHERE NOT EXISTS (SELECT FROM queue_shard WHERE topic = $1)
       AND (EXISTS (SELECT FROM queue_message WHERE topic = $1) OR EXISTS (SELECT FROM queue_pack WHERE topic = $1))
     ON CONFLICT DO NOTHING";
+/// The lock is weaker than that of a settlement, so that [`LOCK_SHARDS`] does not hide shards from a claim.
 const LEASE: &str = "
     WITH free AS (
         SELECT topic, shard FROM queue_shard AS candidate
@@ -45,7 +49,7 @@ const LEASE: &str = "
               WHERE message.topic = candidate.topic AND message.shard = candidate.shard
                 AND (message.delayed_until IS NULL OR message.delayed_until <= coalesce($3, clock_timestamp()))))
         ORDER BY leased_until, shard LIMIT $4
-        FOR UPDATE SKIP LOCKED
+        FOR NO KEY UPDATE SKIP LOCKED
     )
     UPDATE queue_shard AS held
     SET token = held.token + 1, leased_at = coalesce($3, clock_timestamp()),
@@ -75,7 +79,20 @@ const LOCK_LEASES: &str = "
         WHERE topic = $1 AND shard = mine.shard AND token = mine.token
           AND leased_until > coalesce($4, clock_timestamp())
         FOR UPDATE) AS held";
-/// Messages are looked up one by one (see `plans.rs`), and are nobody else's while their shard is leased.
+/// Keeps settlements by lease out of these shards until the commit. In order, as [`LOCK_LEASES`] does.
+const LOCK_SHARDS: &str = "
+    SELECT held.shard
+    FROM (SELECT DISTINCT shard FROM unnest($2::smallint[]) AS named (shard) ORDER BY shard OFFSET 0) AS named
+    CROSS JOIN LATERAL (
+        SELECT shard FROM queue_shard WHERE topic = $1 AND shard = named.shard FOR KEY SHARE) AS held";
+const LOCK_MESSAGES: &str = "
+    SELECT message.shard, message.id
+    FROM unnest($2::smallint[], $3::bigint[]) AS named (shard, id)
+    CROSS JOIN LATERAL (
+        SELECT shard, id FROM queue_message WHERE topic = $1 AND shard = named.shard AND id = named.id
+        FOR UPDATE SKIP LOCKED) AS message";
+/// Messages are looked up one by one (see `plans.rs`): nobody else may change them meanwhile. The locks of their shards, or
+/// their own, see to that.
 const DELAY: &str = "
     UPDATE queue_message AS message
     SET attempts = message.attempts + retry.attempts, delayed_at = coalesce($6, clock_timestamp()),
@@ -137,6 +154,8 @@ pub(crate) fn sql() -> impl Iterator<Item = &'static str> {
         LEASE,
         VISIBLE,
         LOCK_LEASES,
+        LOCK_SHARDS,
+        LOCK_MESSAGES,
         DELAY,
         BURY,
         RELEASE,
@@ -155,6 +174,8 @@ pub(crate) struct Statements {
     lease: Statement,
     visible: Statement,
     pub(crate) lock_leases: Statement,
+    lock_shards: Statement,
+    lock_messages: Statement,
     delay: Statement,
     bury: Statement,
     pub(crate) release: Statement,
@@ -173,6 +194,8 @@ impl Statements {
             lease: next(),
             visible: next(),
             lock_leases: next(),
+            lock_shards: next(),
+            lock_messages: next(),
             delay: next(),
             bury: next(),
             release: next(),
@@ -249,12 +272,27 @@ impl Queue for Postgres {
         rows.iter().map(read_dead_letter).collect()
     }
 
+    /// The caller has no lease, so three others may be at the same messages. A server that claimed them because they were put
+    /// off for too short a time settles them by its lease: the shards' locks let one of the two go first. A server that was
+    /// late, too, settles them like this: the messages' locks let one of the two have each message, and neither waits for
+    /// the other, which could be waiting for it. A claim only reads messages, and its locks go with these.
     async fn settle_put_off(&self, topic: &str, settlement: Settlement) -> Result<()> {
         let session = self.inner.pool.session().await?;
-        let now = self.clock_override();
-        let columns = Columns::of(settlement, |_| true, || letter_id(now));
-        session.bounded(session.client.batch_execute("BEGIN")).await?;
-        // Whatever was put off is a row of its own, so there are no packs to look at.
+        let (client, statements, now) = (&session.client, &session.statements.queue, self.clock_override());
+        let (shards, ids): (Vec<i16>, Vec<i64>) =
+            settlement.positions().map(|position| (position.shard.cast_signed(), position.id)).unzip();
+        let (_, _, locked) = session
+            .bounded(try_join3(
+                client.batch_execute("BEGIN"),
+                client.query(&statements.lock_shards, &[&topic, &shards]),
+                client.query(&statements.lock_messages, &[&topic, &shards, &ids]),
+            ))
+            .await?;
+        let locked = locked.iter().map(|row| Ok((column(row, 0)?, column(row, 1)?)));
+        let locked = locked.collect::<Result<HashSet<(i16, i64)>>>()?;
+        let is_ours = |position: Position| locked.contains(&(position.shard.cast_signed(), position.id));
+        let columns = Columns::of(settlement, is_ours, || letter_id(now));
+        // What was put off is a row of its own, so there are no packs to look at.
         save(&session, topic, &columns, 0, &[], now).await?;
         session.keep();
         Ok(())
@@ -415,51 +453,6 @@ async fn save(
 
 fn letter_id(now: Option<SystemTime>) -> MessageId {
     MessageId::new(time::from_system(now.unwrap_or_else(SystemTime::now)), chance())
-}
-
-/// A settlement as the arrays of the statements that carry it out.
-#[derive(Default)]
-struct Columns {
-    done: (Vec<i16>, Vec<i64>),
-    /// Shards, ids, delays in microseconds, and the attempts that it costs.
-    retry: (Vec<i16>, Vec<i64>, Vec<i64>, Vec<i32>),
-    dead: (Vec<i16>, Vec<i64>, Vec<String>, Vec<String>),
-}
-
-impl Columns {
-    /// Only what is `ours`: what stands in shards that are still held.
-    fn of(settlement: Settlement, ours: impl Fn(Position) -> bool, letter: impl Fn() -> MessageId) -> Self {
-        let mut columns = Self::default();
-        for position in settlement.done.into_iter().filter(|position| ours(*position)) {
-            columns.done.0.push(position.shard.cast_signed());
-            columns.done.1.push(position.id);
-        }
-        let retries = settlement.retry.into_iter().map(|(position, delay)| (position, delay, 1));
-        let put_off = settlement.put_off.into_iter().map(|(position, delay)| (position, delay, 0));
-        for (position, delay, attempts) in retries.chain(put_off).filter(|(position, ..)| ours(*position)) {
-            columns.retry.0.push(position.shard.cast_signed());
-            columns.retry.1.push(position.id);
-            columns.retry.2.push(micros(delay));
-            columns.retry.3.push(attempts);
-        }
-        for (position, reason) in settlement.dead.into_iter().filter(|(position, _)| ours(*position)) {
-            columns.dead.0.push(position.shard.cast_signed());
-            columns.dead.1.push(position.id);
-            columns.dead.2.push(letter().to_string());
-            columns.dead.3.push(reason.replace('\0', "\u{fffd}"));
-        }
-        columns
-    }
-
-    fn is_empty(&self) -> bool {
-        self.done.0.is_empty() && self.retry.0.is_empty() && self.dead.0.is_empty()
-    }
-
-    /// Leaves out what was done otherwise.
-    fn forget_done(&mut self, is_gone: impl Fn(i16, i64) -> bool) {
-        let (shards, ids) = std::mem::take(&mut self.done);
-        self.done = shards.into_iter().zip(ids).filter(|(shard, id)| !is_gone(*shard, *id)).unzip();
-    }
 }
 
 /// The part of a text that Postgres can hold: up to a NUL. No id of ours has one, so a text cut short matches nothing.

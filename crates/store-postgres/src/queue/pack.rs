@@ -14,7 +14,8 @@ use tokio_postgres::{Row, Statement};
 use weir_queue::{Message, Position, pack};
 use weir_store::{Error, Result, shard};
 
-use super::{Columns, SHARDS};
+use super::SHARDS;
+use super::columns::Columns;
 use crate::ENGINE;
 use crate::pool::Session;
 use crate::quota::column;

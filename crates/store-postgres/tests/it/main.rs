@@ -2,6 +2,7 @@
 
 mod conformance;
 mod pack;
+mod put_off;
 mod request;
 mod sale;
 mod slot;

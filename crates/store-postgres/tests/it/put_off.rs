@@ -1,0 +1,107 @@
+//! Messages that were put off, settled while others are at them.
+
+use std::time::Duration;
+
+use weir_queue::{Books, Message, Position, Settlement};
+use weir_store::quota::TOPIC;
+use weir_store_conformance::held::{Fate, Held};
+use weir_store_conformance::{Harness, given};
+
+use crate::conformance::OnPostgres;
+
+const LONG: Duration = Duration::from_secs(3_600);
+
+/// An engine with one message of each user, all of them put off.
+async fn put_off(users: &[&str]) -> (OnPostgres, Vec<Message>) {
+    let h = OnPostgres::open().await;
+    for user in users {
+        given::queued(&h, user, 1).await;
+    }
+    let held = Held::claim(&h, users.len()).await;
+    let messages: Vec<Message> = held.messages().cloned().collect();
+    held.settled(&h, |_| Fate::PutOff(LONG)).await;
+    (h, messages)
+}
+
+fn row(position: Position) -> String {
+    format!("topic = '{TOPIC}' AND shard = {} AND id = {}", position.shard, position.id)
+}
+
+async fn settle(h: &OnPostgres, settlement: Settlement) {
+    let queue = h.queue();
+    let settled = queue.settle_put_off(TOPIC, settlement);
+    let settled = tokio::time::timeout(Duration::from_secs(20), settled).await;
+    settled.expect("it waits for nobody").expect("settle_put_off must succeed");
+}
+
+#[tokio::test]
+async fn two_servers_that_settle_the_same_messages_do_not_wait_for_each_other() {
+    if OnPostgres::skipped() {
+        return;
+    }
+    let (h, messages) = put_off(&["alice", "bob"]).await;
+    let [first, second] = [0, 1].map(|n| messages[n].position);
+    let other = h.database().connect().await.unwrap();
+    other.batch_execute("BEGIN").await.unwrap();
+    other.batch_execute(&format!("SELECT FROM queue_message WHERE {} FOR UPDATE", row(first))).await.unwrap();
+    // In either order, whatever becomes of them.
+    let retry = vec![(second, LONG), (first, LONG)];
+    settle(&h, Settlement { retry, ..Settlement::default() }).await;
+    settle(&h, Settlement { done: vec![first, second], ..Settlement::default() }).await;
+    other.batch_execute("COMMIT").await.unwrap();
+    assert_eq!(given::books(&h).await, Books { accepted: 2, done: 1, in_flight: 1, ..Books::default() });
+    h.clock().advance(LONG);
+    let left = Held::drain(&h).await;
+    assert_eq!(
+        left.iter().map(|message| (message.position, message.attempts)).collect::<Vec<_>>(),
+        [(first, 0)]
+    );
+}
+
+#[tokio::test]
+async fn a_message_whose_shard_is_being_settled_is_settled_afterwards() {
+    if OnPostgres::skipped() {
+        return;
+    }
+    let (h, messages) = put_off(&["alice"]).await;
+    let position = messages[0].position;
+    let holder = h.database().connect().await.unwrap();
+    let shard = format!("topic = '{TOPIC}' AND shard = {}", position.shard);
+    // What a settlement by lease does before its commit.
+    let delay = format!(
+        "BEGIN;
+         SELECT FROM queue_shard WHERE {shard} FOR UPDATE;
+         UPDATE queue_message SET delayed_until = delayed_until + interval '1 hour' WHERE {}",
+        row(position)
+    );
+    holder.batch_execute(&delay).await.unwrap();
+    let queue = h.queue();
+    let done = Settlement { done: vec![position], ..Settlement::default() };
+    let late = tokio::spawn(async move { queue.settle_put_off(TOPIC, done).await });
+    let waiting = "SELECT count(*) FROM pg_stat_activity
+                   WHERE datname = current_database() AND wait_event_type = 'Lock'";
+    while h.database().query_strings(waiting).await[0][0].as_deref() != Some("1") {
+        assert!(!late.is_finished(), "it waits for the other settlement");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    holder.batch_execute("COMMIT").await.unwrap();
+    late.await.unwrap().expect("settle_put_off must succeed");
+    assert_eq!(given::books(&h).await, Books { accepted: 1, done: 1, ..Books::default() }, "it is not lost");
+}
+
+#[tokio::test]
+async fn shards_are_claimed_while_what_was_put_off_is_settled() {
+    if OnPostgres::skipped() {
+        return;
+    }
+    let (h, messages) = put_off(&["alice"]).await;
+    let other = h.database().connect().await.unwrap();
+    let lock = format!(
+        "BEGIN; SELECT FROM queue_shard FOR KEY SHARE; SELECT FROM queue_message WHERE {} FOR UPDATE",
+        row(messages[0].position)
+    );
+    other.batch_execute(&lock).await.unwrap();
+    given::queued(&h, "bob", 1).await;
+    assert_eq!(Held::claim(&h, 1).await.texts(), ["bob 1"]);
+    other.batch_execute("COMMIT").await.unwrap();
+}
