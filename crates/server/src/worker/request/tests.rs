@@ -1,9 +1,9 @@
 //! Workers on the embedded engine, against downstreams that do what downstreams do.
 
-mod away;
 mod breaker;
 mod brokered;
 mod given;
 mod lost;
 mod outcomes;
+mod store_outage;
 mod told;

@@ -1,8 +1,8 @@
-//! Upkeep: old requests and keys are purged as fast as they come, stranded ones are given to the broker again, and gauges
-//! say how much is waiting.
+//! Upkeep: old requests and keys are purged as fast as they come, stranded requests are given to the broker again, and gauges
+//! show how much is waiting. Purging goes on beside the rest, which must not wait for it.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
 use weir_core::Clock;
@@ -30,11 +30,11 @@ pub(crate) struct Upkeep {
     pub retention: Duration,
     /// Whether stranded ones are looked for: `request.reconciler.enabled`, as it is now.
     pub is_reconciling: Switch,
-    /// By which the heart beats.
+    /// What the heartbeat shows.
     pub clock: Arc<dyn Clock>,
-    /// What is shown.
+    /// The gauges.
     pub metrics: WorkMetrics,
-    /// Who is told of changes.
+    /// Called with every change.
     pub on_change: OnChange,
 }
 
@@ -67,55 +67,67 @@ impl PurgePace {
     }
 }
 
-/// When to do what.
-struct Plan {
-    look_at: Instant,
-    purge_at: Instant,
-    pace: PurgePace,
+/// Logs the first of several failures in a row.
+#[derive(Default)]
+struct FailureLog {
+    has_failed: bool,
+}
+
+impl FailureLog {
+    fn note<T>(&mut self, outcome: &Result<T>, message: &'static str) {
+        let had_failed = std::mem::replace(&mut self.has_failed, outcome.is_err());
+        if let Err(error) = outcome
+            && !had_failed
+        {
+            tracing::warn!(error = %error.with_causes(), "{message}");
+        }
+    }
 }
 
 impl Upkeep {
-    /// Goes on until told to stop. One thing is done after the other, on one connection.
+    /// Runs until `closing` is cancelled. It takes two connections to the store at most.
     pub(crate) async fn run(self, closing: CancellationToken) {
-        let mut works = true;
-        // A server that starts has more urgent things to do.
+        tokio::join!(closing.run_until_cancelled(self.purge()), self.reconcile_until(&closing));
+    }
+
+    /// Purges at its own pace. On a slow store one call may take minutes, so a stop drops it: what it has deleted stays so, and
+    /// the next purge goes on from there.
+    async fn purge(&self) {
+        let (mut pace, mut log) = (PurgePace::START, FailureLog::default());
         let mut pause = PAUSE_AT_START;
-        let mut plan = Plan { look_at: Instant::now(), purge_at: Instant::now(), pace: PurgePace::START };
         loop {
-            tokio::select! {
-                () = tokio::time::sleep(pause) => {}
-                () = closing.cancelled() => return,
-            }
-            let outcome = self.keep_up(&mut plan).await;
-            if let Err(error) = &outcome
-                && std::mem::replace(&mut works, false)
-            {
-                tracing::warn!(error = %error.with_causes(), "the upkeep of requests fails and is tried again");
-            }
-            works = outcome.is_ok();
+            tokio::time::sleep(pause).await;
+            let outcome = self.store.purge_requests(self.retention, pace.rows).await;
+            log.note(&outcome, "old requests cannot be purged; trying again");
             pause = match outcome {
-                Ok(()) => plan.purge_at.min(plan.look_at).saturating_duration_since(Instant::now()),
+                Ok(purged) => {
+                    if purged > 0 {
+                        tracing::debug!(purged, "old requests and keys were purged");
+                    }
+                    pace = pace.after(purged);
+                    pace.pause
+                }
                 Err(_) => LOOK,
             };
         }
     }
 
-    /// Does what is due. The broker is last: it may be away when the store is not.
-    async fn keep_up(&self, plan: &mut Plan) -> Result<()> {
-        if Instant::now() >= plan.purge_at {
-            let purged = self.store.purge_requests(self.retention, plan.pace.rows).await?;
-            if purged > 0 {
-                tracing::debug!(purged, "old requests and keys were purged");
-            }
-            plan.pace = plan.pace.after(purged);
-            plan.purge_at = Instant::now() + plan.pace.pause;
+    /// Sets the gauges and reconciles, and finishes what it has begun when it is to stop.
+    async fn reconcile_until(&self, closing: &CancellationToken) {
+        // A server that starts has more urgent things to do.
+        let (mut pause, mut log) = (PAUSE_AT_START, FailureLog::default());
+        while closing.run_until_cancelled(tokio::time::sleep(pause)).await.is_some() {
+            let outcome = self.look().await;
+            log.note(&outcome, "stranded requests cannot be looked for; trying again");
+            let may_be_more = outcome.unwrap_or(false);
+            pause = if may_be_more { Duration::ZERO } else { LOOK };
         }
-        if Instant::now() >= plan.look_at {
-            self.gauge().await?;
-            let may_be_more = self.reconcile().await?;
-            plan.look_at = Instant::now() + if may_be_more { Duration::ZERO } else { LOOK };
-        }
-        Ok(())
+    }
+
+    /// The broker is last: it may be away when the store is not. Returns whether there may be more for it.
+    async fn look(&self) -> Result<bool> {
+        self.gauge().await?;
+        self.reconcile().await
     }
 
     async fn gauge(&self) -> Result<()> {
@@ -127,7 +139,7 @@ impl Upkeep {
         Ok(())
     }
 
-    /// The heart beats as long as stranded requests are looked for, whether there is a broker or not.
+    /// The heartbeat moves as long as stranded requests are looked for, whether there is a broker or not.
     async fn reconcile(&self) -> Result<bool> {
         if !(self.is_reconciling)().await {
             return Ok(false);

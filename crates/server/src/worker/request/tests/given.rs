@@ -29,7 +29,7 @@ use crate::seal::{Keyring, Part, TextKeys};
 use crate::telemetry::metrics::WorkMetrics;
 
 /// How long a test waits for what must happen.
-const PATIENCE: Duration = Duration::from_secs(20);
+pub(super) const PATIENCE: Duration = Duration::from_secs(20);
 
 pub(super) struct Given {
     pub(super) engine: Sqlite,

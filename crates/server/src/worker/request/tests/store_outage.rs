@@ -1,10 +1,11 @@
-//! A store that is away for a while.
+//! A store that cannot be reached for a while, or takes long.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use tokio_util::sync::CancellationToken;
 use weir_core::quota::Limits;
 use weir_core::request::retry::Policy;
 use weir_core::request::state::{Refused, Status};
@@ -16,20 +17,34 @@ use weir_store::request::{
 use weir_store::{Batch, Error, Result};
 use weir_store_sqlite::Sqlite;
 
-use super::given::{Given, Running, Server};
+use super::super::upkeep::Upkeep;
+use super::given::{Given, PATIENCE, Running, Server, until};
 
-/// A store whose first reports fail. Only what workers ask of it is there.
-struct Away {
+/// A store whose first reports fail and whose purges never end. It has only what workers and upkeep call.
+struct Outage {
     engine: Sqlite,
     /// How many reports still fail.
     failing: AtomicUsize,
     is_transient: bool,
     /// The sizes of the batches that were tried.
     tried: std::sync::Mutex<Vec<usize>>,
+    is_purging: AtomicBool,
+}
+
+impl Outage {
+    fn new(given: &Given, failing: usize, is_transient: bool) -> Arc<Self> {
+        Arc::new(Self {
+            engine: given.engine.clone(),
+            failing: AtomicUsize::new(failing),
+            is_transient,
+            tried: std::sync::Mutex::default(),
+            is_purging: AtomicBool::new(false),
+        })
+    }
 }
 
 #[async_trait]
-impl RequestStore for Away {
+impl RequestStore for Outage {
     async fn claim_jobs(&self, room: &[Room], policy: &Policy) -> Result<Claimed> {
         self.engine.claim_jobs(room, policy).await
     }
@@ -77,8 +92,8 @@ impl RequestStore for Away {
     async fn call_back(&self, _: RequestId, _: CallbackReport) -> Result<CallbackOutcome> {
         unreachable!()
     }
-    async fn pending_requests(&self, _: Duration, _: usize) -> Result<Vec<Pending>> {
-        unreachable!()
+    async fn pending_requests(&self, older_than: Duration, limit: usize) -> Result<Vec<Pending>> {
+        self.engine.pending_requests(older_than, limit).await
     }
     async fn mark_enqueued(&self, _: &[RequestId]) -> Result<()> {
         unreachable!()
@@ -96,10 +111,11 @@ impl RequestStore for Away {
         unreachable!()
     }
     async fn count_dead_requests(&self) -> Result<u64> {
-        unreachable!()
+        self.engine.count_dead_requests().await
     }
     async fn purge_requests(&self, _: Duration, _: usize) -> Result<u64> {
-        unreachable!()
+        self.is_purging.store(true, Ordering::SeqCst);
+        std::future::pending().await
     }
     async fn rollout(&self) -> Result<Option<Rollout>> {
         unreachable!()
@@ -130,17 +146,12 @@ impl RequestStore for Away {
     }
 }
 
-async fn work_through(is_transient: bool) -> Arc<Away> {
+async fn work_through(is_transient: bool) -> Arc<Outage> {
     let server = Server::always(200, "done").await;
     let given = Given::new(Some(&server.url));
-    let store = Arc::new(Away {
-        engine: given.engine.clone(),
-        failing: AtomicUsize::new(3),
-        is_transient,
-        tried: std::sync::Mutex::default(),
-    });
+    let store = Outage::new(&given, 3, is_transient);
     let mut parts = given.parts();
-    parts.store = Arc::<Away>::clone(&store);
+    parts.store = Arc::<Outage>::clone(&store);
     let worker = Running::new(parts);
     let mut ids = Vec::new();
     for _ in 0..20 {
@@ -164,4 +175,26 @@ async fn reports_are_kept_until_the_store_is_back() {
 async fn one_report_that_the_store_cannot_bear_does_not_hold_up_the_others() {
     let store = work_through(false).await;
     assert!(store.tried.lock().unwrap().contains(&1), "they are tried one by one");
+}
+
+#[tokio::test]
+async fn a_purge_that_takes_long_holds_up_neither_the_reconciler_nor_a_stop() {
+    let given = Given::new(None);
+    let store = Outage::new(&given, 0, true);
+    let upkeep = Upkeep {
+        store: Arc::<Outage>::clone(&store),
+        broker: None,
+        retention: given.settings.retention,
+        is_reconciling: Arc::new(|| Box::pin(std::future::ready(true))),
+        clock: given.engine.clock(),
+        metrics: given.metrics.clone(),
+        on_change: Arc::new(|_, _| ()),
+    };
+    let closing = CancellationToken::new();
+    let running = tokio::spawn(upkeep.run(closing.clone()));
+    let is_purging = || async { store.is_purging.load(Ordering::SeqCst) };
+    until("a purge is under way", is_purging).await;
+    until("the reconciler looks", || async { given.metrics.reconciler_heartbeat_seconds.get() > 0 }).await;
+    closing.cancel();
+    tokio::time::timeout(PATIENCE, running).await.expect("a stop does not wait for the purge").unwrap();
 }
