@@ -6,4 +6,4 @@ mod given;
 mod lost;
 mod outcomes;
 mod store_outage;
-mod told;
+mod webhooks;

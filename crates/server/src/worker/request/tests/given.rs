@@ -102,8 +102,18 @@ impl Given {
     }
 
     pub(super) async fn submit_with(&self, payload: &str, change: impl FnOnce(&mut Submit)) -> RequestId {
+        let mut submit = self.submission(payload);
+        change(&mut submit);
+        let id = submit.id;
+        let outcomes = self.engine.submit_batch(vec![submit].into(), None).await.unwrap();
+        assert!(matches!(outcomes[..], [SubmitOutcome::Accepted(_)]));
+        id
+    }
+
+    /// A request of type `t` for the default downstream, not yet submitted.
+    pub(super) fn submission(&self, payload: &str) -> Submit {
         let id = RequestId::new(self.engine.clock().now(), std::array::from_fn(|_| fastrand::u8(..)));
-        let mut submit = Submit {
+        Submit {
             id,
             tenant: TenantId::parse("acme").unwrap(),
             key: IdempotencyKey::parse(id.to_string()).unwrap(),
@@ -113,11 +123,7 @@ impl Given {
             downstream: RequestSettings::DEFAULT_DOWNSTREAM.to_owned(),
             callback_url: None,
             needs_broker: false,
-        };
-        change(&mut submit);
-        let outcomes = self.engine.submit_batch(vec![submit].into(), None).await.unwrap();
-        assert!(matches!(outcomes[..], [SubmitOutcome::Accepted(_)]));
-        id
+        }
     }
 
     pub(super) async fn find(&self, id: RequestId) -> Request {

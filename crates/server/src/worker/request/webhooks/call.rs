@@ -1,4 +1,4 @@
-//! One webhook: what is sent, to whom, and what comes of it.
+//! One webhook: what is sent, to which receiver, and what its answer means.
 
 use std::time::Duration;
 
@@ -18,45 +18,55 @@ use crate::seal::{OpenError, Part};
 /// The wait between attempts, doubling from the first to the longest.
 const WAITS: (Duration, Duration) = (Duration::from_secs(5), Duration::from_secs(3_600));
 
+/// A webhook to a receiver that is left alone costs no attempt until its request has been final for so long. After that it
+/// does, so that no webhook is put off for ever.
+const FREE_WAITS_FOR: Duration = Duration::from_secs(24 * 3_600);
+
 const ID: HeaderName = HeaderName::from_static("webhook-id");
 const TIMESTAMP: HeaderName = HeaderName::from_static("webhook-timestamp");
 const SIGNATURE: HeaderName = HeaderName::from_static("webhook-signature");
 
 /// What is to be done about a webhook.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Fate {
+pub(super) enum Outcome {
     Done,
-    Retry { asked: Option<Duration>, why: String },
+    /// To be sent again, which costs an attempt.
+    Retry {
+        retry_after: Option<Duration>,
+        reason: String,
+    },
+    /// Not to be called before this time has passed, which costs no attempt.
+    PutOff(Duration),
     Dead(String),
 }
 
 /// Where the webhook of a request goes.
-pub(super) fn receiver_of(request: &Request) -> std::result::Result<(Target, url::Url), Fate> {
+pub(super) fn receiver_of(request: &Request) -> std::result::Result<(Target, url::Url), Outcome> {
     let url: Option<url::Url> = request.callback_url.as_deref().and_then(|url| url.parse().ok());
     let target = url.and_then(|url| Some((Target::new(&url)?, url)));
-    target.ok_or_else(|| Fate::Dead("the callback URL is missing or cannot be called".to_owned()))
+    target.ok_or_else(|| Outcome::Dead("the callback URL is missing or cannot be called".to_owned()))
 }
 
 impl Webhooks {
     /// Sends one. An error is the store's: the webhook was not sent.
-    pub(super) async fn send(&self, turn: &Turn<Taken>) -> Result<Fate> {
+    pub(super) async fn send(&self, turn: &Turn<Taken>) -> Result<Outcome> {
         let Turn { tenant, receiver, item } = turn;
         let now = self.parts.steady_clock.now();
-        if self.slow.has(tenant, receiver, now) {
-            let why = "the receiver did not answer a moment ago".to_owned();
-            return Ok(Fate::Retry { asked: None, why });
+        if let Some(time_left) = self.slow.time_left(tenant, receiver, now) {
+            return Ok(self.leave_alone(item, time_left));
         }
-        // Purged since, or replayed: then it is told of its next end.
+        // If it was purged there is nothing to say; if it was replayed, its next end has a webhook of its own.
         let found = self.parts.store.find_request(item.id).await?.filter(|request| request.status.is_final());
-        let Some(request) = found else { return Ok(Fate::Done) };
+        let Some(request) = found else { return Ok(Outcome::Done) };
         let target = match receiver_of(&request) {
             Ok((target, _)) => target,
-            Err(fate) => return Ok(fate),
+            Err(outcome) => return Ok(outcome),
         };
         let body = match self.body(&request) {
             Ok(body) => body,
             Err(error) => {
-                return Ok(Fate::Retry { asked: None, why: format!("the result does not open: {error}") });
+                let reason = format!("the result does not open: {error}");
+                return Ok(Outcome::Retry { retry_after: None, reason });
             }
         };
         let name = format!("{}-{}", item.id, item.message.position.id);
@@ -68,6 +78,14 @@ impl Webhooks {
             _ => self.slow.remove(tenant, receiver),
         }
         Ok(judge(sent))
+    }
+
+    /// Puts a webhook off whose receiver is left alone for so much longer.
+    fn leave_alone(&self, webhook: &Taken, time_left: Duration) -> Outcome {
+        if self.parts.clock.now().since(webhook.final_since) < FREE_WAITS_FOR {
+            return Outcome::PutOff(time_left);
+        }
+        Outcome::Retry { retry_after: None, reason: "the receiver did not answer a moment ago".to_owned() }
     }
 
     fn body(&self, request: &Request) -> std::result::Result<Bytes, OpenError> {
@@ -93,31 +111,31 @@ impl Webhooks {
 }
 
 /// What an answer means: taken, refused for good, or worth another attempt.
-pub(super) fn judge(answer: std::result::Result<Answer, Problem>) -> Fate {
+pub(super) fn judge(answer: std::result::Result<Answer, Problem>) -> Outcome {
     match answer {
-        Ok(Answer { status, .. }) if status.is_success() => Fate::Done,
+        Ok(Answer { status, .. }) if status.is_success() => Outcome::Done,
         Ok(Answer { status, retry_after, .. }) => {
-            let why = format!("the receiver answered {}", status.as_u16());
+            let reason = format!("the receiver answered {}", status.as_u16());
             let is_passing = matches!(
                 status,
                 StatusCode::REQUEST_TIMEOUT | StatusCode::TOO_EARLY | StatusCode::TOO_MANY_REQUESTS
             );
             if status.is_client_error() && !is_passing {
-                Fate::Dead(why)
+                Outcome::Dead(reason)
             } else {
-                Fate::Retry { asked: retry_after, why }
+                Outcome::Retry { retry_after, reason }
             }
         }
-        Err(Problem::Forbidden) => Fate::Dead(Problem::Forbidden.to_string()),
-        Err(problem) => Fate::Retry { asked: None, why: problem.to_string() },
+        Err(Problem::Forbidden) => Outcome::Dead(Problem::Forbidden.to_string()),
+        Err(problem) => Outcome::Retry { retry_after: None, reason: problem.to_string() },
     }
 }
 
 /// How long to wait after so many attempts before this one: at least as long as the receiver asks for, within the longest
 /// wait, and a tenth more or less by chance.
-pub(super) fn wait(attempts_before: u32, asked: Option<Duration>) -> Duration {
+pub(super) fn wait(attempts_before: u32, retry_after: Option<Duration>) -> Duration {
     let (first, longest) = WAITS;
     let doubled = first.saturating_mul(1_u32.checked_shl(attempts_before).unwrap_or(u32::MAX));
-    let wait = doubled.max(asked.unwrap_or_default()).min(longest);
+    let wait = doubled.max(retry_after.unwrap_or_default()).min(longest);
     wait.mul_f64(0.9 + fastrand::f64() / 5.0)
 }

@@ -1,20 +1,20 @@
-//! Who goes next: webhooks wait here until one of the places for calls is theirs.
+//! Which webhook is called next: webhooks wait here for one of the places for calls.
 //!
 //! Tenants take turns, and so do the receivers of a tenant. A tenant gets a place only while it has fewer than are free, and one
-//! of its receivers while it has fewer than half of those. So whoever is alone gets half of the places and no more, several
-//! share, and somebody new finds a place, whatever the others' receivers do. The room to wait here is shared in the same way, in
-//! smaller parts. What finds no room stays in the store; should it be in the way of others there, it is put off for about as long
-//! as its tenant needs to come to it.
+//! of its receivers while it has fewer than half of those. So a tenant that is alone gets half of the places and no more, several
+//! share, and a new one finds a place, whatever the others' receivers do. The room to wait here is shared in the same way, in
+//! smaller parts. A webhook that finds no room stays in the store. If it is in the way of others there, it is put off for about
+//! as long as its tenant needs to get to it, judged by how often the tenant's calls end.
 
 use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, Instant};
 
 use weir_core::TenantId;
 
-/// What is put off waits at least so long, and at most so long.
+/// The shortest and the longest time for which a webhook is put off.
 const PUT_OFF: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(30));
-/// How long calls of a tenant take, until one has ended.
-const CALL_TIME: Duration = Duration::from_millis(200);
+/// After so many calls the older half counts no more for a tenant's pace.
+const PACE_CALLS: u32 = 128;
 
 /// Webhooks that wait, and the places that are taken.
 #[derive(Debug)]
@@ -50,9 +50,11 @@ struct Tenant<T> {
     turns: VecDeque<String>,
     running: usize,
     waiting: usize,
-    /// How long its calls take, the last ones counting most.
-    call_time: Duration,
-    /// Until when its calls are spoken for, with what was put off.
+    /// Since when something waits here without a break, but no longer ago than `ended` calls.
+    busy_since: Instant,
+    /// How many calls have ended since then.
+    ended: u32,
+    /// When the last webhook that was put off may be called.
     booked_until: Option<Instant>,
 }
 
@@ -64,7 +66,7 @@ struct Receiver<T> {
 
 #[derive(Debug)]
 struct Waiting<T> {
-    /// After this it is no longer ours to start.
+    /// After this it may not be started any more: the store hands it out again soon.
     start_before: Instant,
     item: T,
 }
@@ -74,14 +76,21 @@ impl<T> FairQueue<T> {
         Self { tenants: HashMap::new(), turns: VecDeque::new(), running: 0, waiting: 0, limits }
     }
 
-    /// Whether anybody at all could wait here.
+    /// Whether any webhook at all could wait here.
     pub(super) const fn has_room(&self) -> bool {
         self.waiting < self.limits.waiting
     }
 
     /// Lets a webhook wait for its turn, which has to come before a certain time. False when its tenant or its receiver has
     /// no room left.
-    pub(super) fn push(&mut self, tenant: &TenantId, receiver: &str, item: T, start_before: Instant) -> bool {
+    pub(super) fn push(
+        &mut self,
+        tenant: &TenantId,
+        receiver: &str,
+        item: T,
+        start_before: Instant,
+        now: Instant,
+    ) -> bool {
         let room = self.limits.waiting.saturating_sub(self.waiting);
         let known = self.tenants.get(tenant);
         let of_receiver = known.and_then(|known| known.receivers.get(receiver));
@@ -99,15 +108,15 @@ impl<T> FairQueue<T> {
             }
             None => {
                 self.turns.push_back(tenant.clone());
-                self.tenants.entry(tenant.clone()).or_default()
+                self.tenants.entry(tenant.clone()).or_insert_with(|| Tenant::new(now))
             }
         };
-        tenant.push(receiver, Waiting { start_before, item });
+        tenant.push(receiver, Waiting { start_before, item }, now);
         self.waiting += 1;
         true
     }
 
-    /// How long a webhook that found no room should be out of the way: until its tenant may have come to it.
+    /// How long a webhook that found no room should be out of the way: until its tenant may have got to it.
     pub(super) fn put_off(&mut self, tenant: &TenantId, now: Instant) -> Duration {
         self.tenants.get_mut(tenant).map_or(PUT_OFF.0, |known| known.put_off(now))
     }
@@ -123,7 +132,7 @@ impl<T> FairQueue<T> {
             self.waiting -= before - left;
             if let Some((receiver, item)) = found {
                 self.running += 1;
-                // Whose turn it was goes to the end.
+                // The tenant goes to the end of the line.
                 let tenant = self.turns.remove(at)?;
                 if left > 0 {
                     self.turns.push_back(tenant.clone());
@@ -135,17 +144,17 @@ impl<T> FairQueue<T> {
         None
     }
 
-    /// Gives a place back, after a call that took so long.
-    pub(super) fn ended(&mut self, tenant: &TenantId, receiver: &str, took: Duration) {
+    /// Gives the place of a call back that has ended.
+    pub(super) fn ended(&mut self, tenant: &TenantId, receiver: &str, now: Instant) {
         self.running = self.running.saturating_sub(1);
         let Some(known) = self.tenants.get_mut(tenant) else { return };
-        known.ended(receiver, took);
+        known.ended(receiver, now);
         if known.is_idle() {
             self.tenants.remove(tenant);
         }
     }
 
-    /// Lets go of those that wait and are not wanted here any more.
+    /// Drops those that wait and that `keep` does not want.
     pub(super) fn retain(&mut self, keep: impl Fn(&T, Instant) -> bool) {
         for tenant in self.tenants.values_mut() {
             for receiver in tenant.receivers.values_mut() {
@@ -159,14 +168,15 @@ impl<T> FairQueue<T> {
         self.forget_idle();
     }
 
-    /// Takes out everything that waits.
-    pub(super) fn drain(&mut self) -> Vec<T> {
+    /// Empties the line. Returns what may still be started: another server may have the rest by now.
+    pub(super) fn drain(&mut self, now: Instant) -> Vec<T> {
         let receivers = self.tenants.values_mut().flat_map(|tenant| {
             tenant.waiting = 0;
             tenant.receivers.values_mut()
         });
-        let items = receivers.flat_map(|receiver| receiver.waiting.drain(..)).map(|waiting| waiting.item);
-        let items = items.collect();
+        let waiting = receivers.flat_map(|receiver| receiver.waiting.drain(..));
+        let items =
+            waiting.filter(|waiting| waiting.start_before > now).map(|waiting| waiting.item).collect();
         self.waiting = 0;
         self.forget_idle();
         items
@@ -189,21 +199,23 @@ const fn part(free: usize, parts: usize) -> usize {
     free.div_ceil(parts)
 }
 
-impl<T> Default for Tenant<T> {
-    fn default() -> Self {
+impl<T> Tenant<T> {
+    fn new(now: Instant) -> Self {
         Self {
             receivers: HashMap::new(),
             turns: VecDeque::new(),
             running: 0,
             waiting: 0,
-            call_time: CALL_TIME,
+            busy_since: now,
+            ended: 0,
             booked_until: None,
         }
     }
-}
 
-impl<T> Tenant<T> {
-    fn push(&mut self, receiver: &str, waiting: Waiting<T>) {
+    fn push(&mut self, receiver: &str, waiting: Waiting<T>, now: Instant) {
+        if self.waiting == 0 {
+            (self.busy_since, self.ended) = (now, 0);
+        }
         let new = || Receiver { waiting: VecDeque::new(), running: 0 };
         let known = self.receivers.entry(receiver.to_owned()).or_insert_with(new);
         if known.waiting.is_empty() {
@@ -239,9 +251,13 @@ impl<T> Tenant<T> {
         None
     }
 
-    fn ended(&mut self, receiver: &str, took: Duration) {
+    fn ended(&mut self, receiver: &str, now: Instant) {
         self.running = self.running.saturating_sub(1);
-        self.call_time = (self.call_time * 7 + took) / 8;
+        self.ended += 1;
+        if self.ended >= PACE_CALLS {
+            self.ended /= 2;
+            self.busy_since += now.saturating_duration_since(self.busy_since) / 2;
+        }
         if let Some(known) = self.receivers.get_mut(receiver) {
             known.running = known.running.saturating_sub(1);
             if known.is_idle() {
@@ -250,12 +266,14 @@ impl<T> Tenant<T> {
         }
     }
 
-    /// How long one more has to wait in the store: until all that waits here and was put off before it has been called.
+    /// How long one more has to wait in the store: until all that wait here and were put off before it have been called.
     fn put_off(&mut self, now: Instant) -> Duration {
         let (shortest, longest) = PUT_OFF;
-        let at_once = u32::try_from(self.running.max(1)).unwrap_or(u32::MAX);
-        let waiting = u32::try_from(self.waiting).unwrap_or(u32::MAX);
-        let each = self.call_time / at_once;
+        let [running, waiting] = [self.running, self.waiting].map(|n| u32::try_from(n).unwrap_or(u32::MAX));
+        // Those that are under way count as if they ended now: otherwise the first calls would look endless.
+        let calls = self.ended.saturating_add(running).max(1);
+        // Half of what it was: what comes back too early is put off again, what comes back too late leaves places empty.
+        let each = now.saturating_duration_since(self.busy_since) / calls / 2;
         let here = now + each.saturating_mul(waiting).min(longest);
         let booked = self.booked_until.map_or(here, |booked| booked.max(here)) + each;
         let booked = booked.clamp(now + shortest, now + longest);
@@ -298,7 +316,7 @@ mod tests {
         fn push(&mut self, tenant_name: &str, receiver: &str, count: u32) -> Vec<Duration> {
             let (tenant, until) = (tenant(tenant_name), self.now + Duration::from_secs(60));
             let push = |n| {
-                let is_kept = self.queue.push(&tenant, receiver, n, until);
+                let is_kept = self.queue.push(&tenant, receiver, n, until, self.now);
                 (!is_kept).then(|| self.queue.put_off(&tenant, self.now))
             };
             (0..count).filter_map(push).collect()
@@ -313,12 +331,12 @@ mod tests {
         }
 
         fn end(&mut self, tenant_name: &str, receiver: &str) {
-            self.queue.ended(&tenant(tenant_name), receiver, Duration::from_millis(200));
+            self.queue.ended(&tenant(tenant_name), receiver, self.now);
         }
     }
 
     #[test]
-    fn whoever_is_alone_leaves_places_for_somebody_new() {
+    fn a_tenant_that_is_alone_leaves_places_for_a_new_one() {
         let mut given = Given::new();
         given.push("a", "slow", 100);
         assert_eq!(given.start().len(), 22, "half of what is free, for one receiver");
@@ -369,24 +387,48 @@ mod tests {
         let mut given = Given::new();
         assert!(given.push("a", "slow", 100).is_empty());
         given.start();
+        given.now += Duration::from_secs(1);
         let put_off = given.push("a", "slow", 5_000);
         assert!(put_off.len() > 4_000, "{}", put_off.len());
         assert!(put_off.is_sorted() && put_off.first() < put_off.last(), "{put_off:?}");
         assert!(put_off.iter().all(|wait| (PUT_OFF.0..=PUT_OFF.1).contains(wait)));
         assert!(given.queue.has_room());
         assert!(given.push("b", "quick", 1).is_empty());
-        let (quick, slow) = (Duration::from_millis(1), Duration::from_secs(5));
-        let mut waits = Vec::new();
-        for took in [quick, slow] {
+    }
+
+    #[test]
+    fn a_tenant_whose_calls_end_more_often_is_put_off_for_a_shorter_time() {
+        let last_put_off = |interval: Duration| {
             let mut given = Given::new();
-            given.push("a", "r", 10);
+            given.push("a", "r", 100);
             given.start();
-            for _ in 0..9 {
-                given.queue.ended(&tenant("a"), "r", took);
+            for _ in 0..1_000 {
+                given.now += interval;
+                given.end("a", "r");
+                given.push("a", "r", 1);
+                given.start();
             }
-            waits.push(given.push("a", "r", 400).last().copied());
+            given.push("a", "r", 1_000).last().copied().unwrap()
+        };
+        let quick = last_put_off(Duration::from_millis(5));
+        let expected = Duration::from_secs(2)..Duration::from_secs(3);
+        assert!(expected.contains(&quick), "half of a thousand calls, one every 5 ms: {quick:?}");
+        assert_eq!(last_put_off(Duration::from_secs(1)), PUT_OFF.1);
+    }
+
+    #[test]
+    fn a_tenant_whose_calls_never_end_is_put_off_for_longer_and_longer() {
+        let mut given = Given::new();
+        given.push("a", "stuck", 200);
+        given.start();
+        given.push("a", "stuck", 200);
+        let mut last = Duration::ZERO;
+        for _ in 0..5 {
+            given.now += Duration::from_secs(1);
+            let put_off = given.push("a", "stuck", 1).pop().unwrap();
+            assert!(put_off > last, "{put_off:?} after {last:?}");
+            last = put_off;
         }
-        assert!(waits[0] < waits[1], "whose calls are quick is put off for less long: {waits:?}");
     }
 
     #[test]
@@ -397,6 +439,17 @@ mod tests {
         given.push("a", "r", 1);
         assert_eq!(given.start().len(), 1, "the third");
         assert_eq!((given.queue.waiting, given.queue.running), (0, 1));
+    }
+
+    #[test]
+    fn what_was_not_started_in_time_is_not_given_back() {
+        let mut given = Given::new();
+        given.push("a", "r", 2);
+        given.now += Duration::from_secs(30);
+        given.push("b", "r", 1);
+        given.now += Duration::from_secs(30);
+        assert_eq!(given.queue.drain(given.now), [0], "only the one of the second tenant");
+        assert_eq!(given.queue.waiting, 0);
     }
 
     #[test]
@@ -411,7 +464,7 @@ mod tests {
         }
         given.push("a", "r", 3);
         given.queue.retain(|item, _| *item == 1);
-        assert_eq!(given.queue.drain(), [1]);
+        assert_eq!(given.queue.drain(given.now), [1]);
         let FairQueue { tenants, turns, running, waiting, .. } = &given.queue;
         assert!(tenants.is_empty() && turns.is_empty() && (*running, *waiting) == (0, 0), "{tenants:?}");
     }

@@ -1,7 +1,7 @@
 //! Receivers that did not answer a moment ago.
 //!
-//! One that did not answer is not called for some time, so that it takes no places from others meanwhile; its webhooks wait
-//! for their next attempts.
+//! A receiver that did not answer is not called for some time, so that it takes no places from others meanwhile. Its webhooks
+//! are put off until then, which costs them no attempt.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -23,16 +23,19 @@ pub(super) struct Slow(Mutex<HashMap<TenantId, Receivers>>);
 type Receivers = HashMap<String, Timestamp>;
 
 impl Slow {
-    /// Whether a tenant's receiver is not to be called now.
-    pub(super) fn has(&self, tenant: &TenantId, receiver: &str, now: Timestamp) -> bool {
+    /// How much longer a tenant's receiver is left alone; `None` if it may be called.
+    pub(super) fn time_left(&self, tenant: &TenantId, receiver: &str, now: Timestamp) -> Option<Duration> {
         let tenants = self.lock();
-        let Some(receivers) = tenants.get(tenant) else { return false };
+        let receivers = tenants.get(tenant)?;
         let is_alone = |until: &Timestamp| *until > now;
-        receivers.get(receiver).is_some_and(is_alone)
-            || receivers.values().filter(|until| is_alone(until)).count() >= RECEIVERS_MAX
+        let own = receivers.get(receiver).copied().filter(is_alone);
+        let all: Vec<Timestamp> = receivers.values().copied().filter(is_alone).collect();
+        // The whole tenant is left alone until the first of them may be called again.
+        let of_tenant = if all.len() >= RECEIVERS_MAX { all.into_iter().min() } else { None };
+        own.max(of_tenant).map(|until| until.since(now))
     }
 
-    /// A receiver did not answer.
+    /// Leaves a receiver alone that did not answer.
     pub(super) fn add(&self, tenant: &TenantId, receiver: &str, now: Timestamp) {
         let mut tenants = self.lock();
         if tenants.len() >= TENANTS_MAX && !tenants.contains_key(tenant) {
@@ -48,7 +51,7 @@ impl Slow {
         }
     }
 
-    /// A receiver answered.
+    /// Forgets a receiver that answered.
     pub(super) fn remove(&self, tenant: &TenantId, receiver: &str) {
         let mut tenants = self.lock();
         let Some(receivers) = tenants.get_mut(tenant) else { return };
@@ -75,12 +78,13 @@ mod tests {
     fn a_receiver_that_did_not_answer_is_left_alone_for_a_while() {
         let (slow, now, acme) = (Slow::default(), Timestamp::EPOCH, tenant("acme"));
         slow.add(&acme, "a:443", now);
-        assert!(slow.has(&acme, "a:443", now));
-        assert!(!slow.has(&acme, "b:443", now), "its others are called");
-        assert!(!slow.has(&tenant("other"), "a:443", now), "and those of others");
-        assert!(!slow.has(&acme, "a:443", now.plus(ALONE_FOR)));
+        let second = Duration::from_secs(1);
+        assert_eq!(slow.time_left(&acme, "a:443", now.plus(second)), Some(ALONE_FOR - second));
+        assert_eq!(slow.time_left(&acme, "b:443", now), None, "its others are called");
+        assert_eq!(slow.time_left(&tenant("other"), "a:443", now), None, "and those of others");
+        assert_eq!(slow.time_left(&acme, "a:443", now.plus(ALONE_FOR)), None);
         slow.remove(&acme, "a:443");
-        assert!(!slow.has(&acme, "a:443", now));
+        assert_eq!(slow.time_left(&acme, "a:443", now), None);
         assert!(slow.lock().is_empty());
     }
 
@@ -88,9 +92,10 @@ mod tests {
     fn a_tenant_with_many_such_receivers_is_left_alone() {
         let (slow, now, acme) = (Slow::default(), Timestamp::EPOCH, tenant("acme"));
         for n in 0..RECEIVERS_MAX + 10 {
-            assert_eq!(slow.has(&acme, "new:443", now), n >= RECEIVERS_MAX);
-            slow.add(&acme, &format!("{n}:443"), now);
+            assert_eq!(slow.time_left(&acme, "new:443", now).is_some(), n >= RECEIVERS_MAX);
+            slow.add(&acme, &format!("{n}:443"), now.plus(Duration::from_secs(n as u64)));
         }
+        assert_eq!(slow.time_left(&acme, "new:443", now), Some(ALONE_FOR), "until the first may be called");
         assert_eq!(
             slow.lock().get(&acme).map(HashMap::len),
             Some(RECEIVERS_MAX),

@@ -3,11 +3,11 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::StatusCode;
 
-use super::call::{Fate, judge, wait};
+use super::call::{Outcome, judge, wait};
 use super::message;
 use crate::outbound::{Answer, Problem};
 
-fn answered(status: u16) -> Fate {
+fn answered(status: u16) -> Outcome {
     let status = StatusCode::from_u16(status).unwrap();
     judge(Ok(Answer { status, retry_after: None, body: Bytes::new() }))
 }
@@ -15,16 +15,16 @@ fn answered(status: u16) -> Fate {
 #[test]
 fn a_receiver_that_refuses_is_not_asked_again() {
     for status in [200, 201, 202, 204] {
-        assert_eq!(answered(status), Fate::Done, "{status}");
+        assert_eq!(answered(status), Outcome::Done, "{status}");
     }
     for status in [400, 401, 404, 410, 422] {
-        assert!(matches!(answered(status), Fate::Dead(_)), "{status}");
+        assert!(matches!(answered(status), Outcome::Dead(_)), "{status}");
     }
     for status in [302, 307, 408, 425, 429, 500, 503] {
-        assert!(matches!(answered(status), Fate::Retry { .. }), "{status}");
+        assert!(matches!(answered(status), Outcome::Retry { .. }), "{status}");
     }
-    assert!(matches!(judge(Err(Problem::Forbidden)), Fate::Dead(_)));
-    assert!(matches!(judge(Err(Problem::TimedOut)), Fate::Retry { .. }));
+    assert!(matches!(judge(Err(Problem::Forbidden)), Outcome::Dead(_)));
+    assert!(matches!(judge(Err(Problem::TimedOut)), Outcome::Retry { .. }));
 }
 
 #[test]

@@ -1,16 +1,18 @@
-//! Whoever gave a callback URL is told.
+//! Callback URLs are called when their requests are final.
 
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
-use weir_core::TenantId;
 use weir_core::webhook::{self, Received, Secret};
-use weir_queue::Queue;
-use weir_store::request::WEBHOOKS;
+use weir_core::{ManualClock, TenantId, Timestamp};
+use weir_queue::{Queue, Source};
+use weir_store::request::{RequestStore, Submit, WEBHOOKS};
 
 use crate::auth::webhook::WebhookSecret;
 use crate::config::request as config;
+use crate::telemetry::metrics::OutcomeLabels;
 
 use super::super::webhooks::{Parts, Webhooks};
 use super::given::{Given, Server, answer, until};
@@ -24,6 +26,11 @@ fn secret(given: &Given) -> WebhookSecret {
 }
 
 fn start(given: &Given) -> CancellationToken {
+    start_task(given).0
+}
+
+/// Starts to send; the task ends some time after the token is cancelled.
+fn start_task(given: &Given) -> (CancellationToken, JoinHandle<()>) {
     let parts = Parts {
         queue: Arc::new(given.engine.clone()),
         store: Arc::new(given.engine.clone()),
@@ -34,24 +41,22 @@ fn start(given: &Given) -> CancellationToken {
         metrics: given.metrics.clone(),
     };
     let closing = CancellationToken::new();
-    tokio::spawn(Webhooks::new(parts, &given.settings).run(closing.clone()));
-    closing
+    let task = tokio::spawn(Webhooks::new(parts, &given.settings).run(closing.clone()));
+    (closing, task)
 }
 
 /// Completes requests of a tenant with this callback URL.
 async fn complete_some(given: &Given, tenant: &str, callback_url: &str, count: usize) {
+    let submission = || {
+        let tenant = TenantId::parse(tenant).unwrap();
+        Submit { tenant, callback_url: Some(callback_url.to_owned()), ..given.submission("1") }
+    };
+    let queued = || async { given.engine.audit(WEBHOOKS).await.unwrap().accepted };
+    let expected = queued().await + count as u64;
     let worker = given.start();
-    let mut ids = Vec::new();
-    for _ in 0..count {
-        let change = |submit: &mut weir_store::request::Submit| {
-            submit.tenant = TenantId::parse(tenant).unwrap();
-            submit.callback_url = Some(callback_url.to_owned());
-        };
-        ids.push(given.submit_with("1", change).await);
-    }
-    for id in ids {
-        given.end_of(id).await;
-    }
+    let batch = std::iter::repeat_with(submission).take(count).collect();
+    given.engine.submit_batch(batch.into(), None).await.unwrap();
+    until("their webhooks are queued", || async { queued().await == expected }).await;
     worker.stop().await;
 }
 
@@ -123,7 +128,7 @@ async fn a_receiver_that_is_gone_makes_a_dead_letter() {
 #[tokio::test]
 async fn a_receiver_that_fails_gets_the_same_webhook_again() {
     let receiver = Server::start(|n| async move { answer(if n == 0 { 503 } else { 200 }, "") }).await;
-    let clock = weir_core::ManualClock::at(weir_core::Timestamp::from_seconds(1_767_225_600));
+    let clock = ManualClock::at(Timestamp::from_seconds(1_767_225_600));
     let mut given = Given::with_clock(None, clock.clone());
     given.settings.allow_private = true;
     let (_, closing) = complete(&given, &receiver.url).await;
@@ -223,4 +228,74 @@ async fn a_stop_lets_others_have_what_waits() {
     until("all are settled, once each", || async { done(&given).await == 100 }).await;
     assert_eq!(receiver.calls(), 100);
     next.cancel();
+}
+
+#[tokio::test]
+async fn a_busy_tenant_with_quick_receivers_holds_up_nobody_else() {
+    const QUEUED: usize = 4_000;
+    let answers = Arc::new(tokio::sync::Semaphore::new(0));
+    let permits = Arc::clone(&answers);
+    let busy = Server::start(move |_| {
+        let permits = Arc::clone(&permits);
+        async move {
+            permits.acquire().await.unwrap().forget();
+            answer(204, "")
+        }
+    })
+    .await;
+    let other = Server::always(204, "").await;
+    let given = patient();
+    complete_some(&given, "busy", &busy.url, QUEUED).await;
+    complete_some(&given, "other", &other.url, 1).await;
+    let closing = start(&given);
+    until("the busy tenant's are called", || async { busy.calls() > 0 }).await;
+    // Its calls end one after the other, each as soon as the one before has made room for the next.
+    while other.calls() == 0 {
+        let before = busy.calls();
+        assert!(before < QUEUED / 4, "the other tenant waits behind {before} calls");
+        answers.add_permits(1);
+        until("the next is called", || async { busy.calls() > before || other.calls() > 0 }).await;
+    }
+    closing.cancel();
+}
+
+fn count(given: &Given, outcome: &'static str) -> u64 {
+    given.metrics.webhooks.get_or_create(&OutcomeLabels { outcome }).get()
+}
+
+/// Sends webhooks to a receiver that never answers, beginning so long after their requests have ended, until each was either
+/// called or put off. Returns how many were called, and how many lost an attempt.
+async fn send_to_a_stuck_receiver(begin_after: Duration) -> (usize, usize) {
+    const QUEUED: usize = 60;
+    let stuck = Server::start(|_| std::future::pending()).await;
+    let clock = ManualClock::at(Timestamp::from_seconds(1_767_225_600));
+    let mut given = Given::with_clock(None, clock.clone());
+    given.settings.allow_private = true;
+    given.settings.webhook_timeout = Duration::from_secs(3);
+    complete_some(&given, "acme", &stuck.url, QUEUED).await;
+    clock.advance(begin_after);
+    let (closing, sending) = start_task(&given);
+    let settled = || async { count(&given, "retried") + count(&given, "put_off") >= QUEUED as u64 };
+    until("all are settled", settled).await;
+    closing.cancel();
+    sending.await.unwrap();
+    // Past all waits.
+    clock.advance(Duration::from_secs(3_600));
+    let messages = given.engine.claim(WEBHOOKS, QUEUED, Duration::from_secs(60)).await.unwrap().messages;
+    assert_eq!(messages.len(), QUEUED);
+    (stuck.calls(), messages.iter().filter(|message| message.attempts == 1).count())
+}
+
+#[tokio::test]
+async fn a_webhook_to_a_receiver_that_is_left_alone_loses_no_attempt() {
+    let (calls, attempts) = send_to_a_stuck_receiver(Duration::ZERO).await;
+    assert!(calls > 0 && calls < 60, "{calls} of 60 were called before it was left alone");
+    assert_eq!(attempts, calls);
+}
+
+#[tokio::test]
+async fn a_webhook_that_is_a_day_old_loses_an_attempt_also_when_its_receiver_is_left_alone() {
+    let (calls, attempts) = send_to_a_stuck_receiver(Duration::from_secs(24 * 3_600)).await;
+    assert!(calls < 60, "{calls} of 60 were called");
+    assert_eq!(attempts, 60, "so that it dies in the end");
 }
