@@ -54,7 +54,7 @@ async fn complete_some(given: &Given, tenant: &str, callback_url: &str, count: u
     let queued = || async { given.engine.audit(WEBHOOKS).await.unwrap().accepted };
     let expected = queued().await + count as u64;
     let worker = given.start();
-    let batch = std::iter::repeat_with(submission).take(count).collect();
+    let batch: Vec<_> = std::iter::repeat_with(submission).take(count).collect();
     given.engine.submit_batch(batch.into(), None).await.unwrap();
     until("their webhooks are queued", || async { queued().await == expected }).await;
     worker.stop().await;
