@@ -82,4 +82,4 @@ deps:
 
 bench:
 	cargo bench --locked -p weir --bench suite
-	cargo bench --locked -p weir-store-memory --bench decide
+	cargo bench --locked -p weir-limiter --bench decide

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use tokio::runtime::Handle;
 use weir_core::Clock;
+use weir_limiter::LocalLimiter;
 use weir_queue::due::DueStore;
 use weir_queue::kafka::KafkaPublisher;
 use weir_queue::publish::Publisher;
@@ -21,7 +22,6 @@ use weir_store::slot::SlotStore;
 use weir_store::tier::{LimitStore, TierStore};
 use weir_store::writer_metrics::WriterMetrics;
 use weir_store::{Result, SteadyClock, StoreClock, SystemClock};
-use weir_store_memory::Local;
 use weir_store_postgres::{Postgres, Target};
 use weir_store_redis::{Redis, RedisLimits, RedisQuota, RedisRequests, RedisSales};
 use weir_store_sqlite::Sqlite;
@@ -52,7 +52,7 @@ pub struct Engines {
     pub kafka: Option<Kafka>,
     quota: Arc<dyn QuotaStore>,
     /// What limits have spent, as far as this process knows.
-    pub local: Local,
+    pub local: LocalLimiter,
     /// What they have spent on all servers together, if there is a Redis.
     pub shared_limits: Option<RedisLimits>,
     /// Sales on Redis, where there is one.
@@ -209,12 +209,12 @@ impl Engines {
 }
 
 /// Limits that Redis has are kept there. Processes that answer no calls decide nothing, and keep nothing.
-async fn open_limits(store: &Engine, is_in_redis: bool, settings: &Settings) -> Result<Local> {
+async fn open_limits(store: &Engine, is_in_redis: bool, settings: &Settings) -> Result<LocalLimiter> {
     let (clock, keys_max) = (store.steady_clock(), settings.tier.keys_max);
     if settings.process.roles.api && !is_in_redis {
-        Local::open(store.tiers(), clock, keys_max).await
+        LocalLimiter::open(store.tiers(), clock, keys_max).await
     } else {
-        Ok(Local::forgetful(clock, keys_max))
+        Ok(LocalLimiter::ephemeral(clock, keys_max))
     }
 }
 

@@ -21,10 +21,10 @@ use weir_core::tier::{
     Claim, DAILY, Decision, Level, Limit, MINUTE, Refusal, Rule, Scoped, Spent, TierRule, take_all,
 };
 use weir_core::{Clock, Timestamp};
+use weir_limiter::LocalLimiter;
 use weir_store::Result;
 use weir_store::clock::STEP_MIN;
 use weir_store::tier::{Ask, LimitStore, Policy, Taken, TierTaken};
-use weir_store_memory::Local;
 
 use self::part::{Part, name};
 use crate::client::{Redis, Unanswered};
@@ -46,7 +46,7 @@ pub struct RedisLimits {
 struct Inner {
     redis: Redis,
     /// What is known of keys, and what decides without Redis.
-    local: Local,
+    local: LocalLimiter,
     /// A clock other than Redis's, for tests.
     test_clock: Option<Arc<dyn Clock>>,
     /// This server's, for what it remembers.
@@ -93,7 +93,7 @@ impl RedisLimits {
     #[must_use]
     pub fn new(
         redis: Redis,
-        local: Local,
+        local: LocalLimiter,
         clock: Arc<dyn Clock>,
         test_clock: Option<Arc<dyn Clock>>,
     ) -> Self {

@@ -8,8 +8,8 @@ use http::{Request, Response};
 use pin_project_lite::pin_project;
 use weir_core::Clock;
 use weir_core::tier::{Decision, Limit, Scoped};
+use weir_limiter::{Memory, Options};
 use weir_store::clock::SteadyClock;
-use weir_store_memory::{Memory, Options};
 
 use crate::answer::{self, Told};
 use crate::key::Key;

@@ -16,9 +16,9 @@ use std::time::Duration;
 use tokio::task::JoinHandle;
 use weir_core::tier::{DAILY, Decision, Headers, Plan, Standing, Tier, TierLimits, Tiers};
 use weir_core::{PolicyName, UserId};
+use weir_limiter::LocalLimiter;
 use weir_store::Result;
 use weir_store::tier::{LimitStore, Origin, Policy, PolicySpec, Subscription, TierStore};
-use weir_store_memory::Local;
 use weir_store_redis::RedisLimits;
 
 use self::definitions::Definitions;
@@ -77,7 +77,7 @@ pub struct UserStanding {
 pub struct TierService {
     shared: Arc<Shared>,
     limits: Arc<dyn LimitStore>,
-    local: Local,
+    local: LocalLimiter,
     shared_limits: Option<RedisLimits>,
     settings: TierSettings,
     metrics: TierMetrics,

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use weir_core::ManualClock;
+use weir_limiter::LocalLimiter;
 use weir_store::tier::{LimitStore, TierStore};
 use weir_store_conformance::START;
 use weir_store_conformance::tier::TierHarness;
-use weir_store_memory::Local;
 use weir_store_postgres::Postgres;
 use weir_testkit::postgres::{self, Database};
 
@@ -14,7 +14,7 @@ struct OnPostgres {
     database: Arc<Database>,
     clock: Arc<ManualClock>,
     engine: Postgres,
-    limits: Local,
+    limits: LocalLimiter,
 }
 
 impl OnPostgres {
@@ -23,7 +23,7 @@ impl OnPostgres {
         let time = Arc::<ManualClock>::clone(&clock);
         let engine = Postgres::open_with_clock(target, 8, Some(time)).await.expect("it opens");
         let (store, time) = (Arc::new(engine.clone()), Arc::<ManualClock>::clone(&clock));
-        let limits = Local::open(store, time, 100_000).await.expect("it opens");
+        let limits = LocalLimiter::open(store, time, 100_000).await.expect("it opens");
         Self { database, clock, engine, limits }
     }
 }

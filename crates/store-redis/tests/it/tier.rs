@@ -5,11 +5,11 @@ use std::time::Duration;
 
 use weir_core::tier::{FixedWindow, Limit, Tier};
 use weir_core::{ManualClock, PolicyName};
+use weir_limiter::LocalLimiter;
 use weir_store::tier::{Ask, LimitStore, OnOutage, Policy, PolicySpec, TierStore};
 use weir_store_conformance::START;
 use weir_store_conformance::tier::TierHarness;
 use weir_store_conformance::tier::given::{call, policy, remaining, rule_of, somebody, take};
-use weir_store_memory::Local;
 use weir_store_redis::{Redis, RedisLimits, Target};
 use weir_testkit::redis::{Options, Server};
 use weir_testkit::wait;
@@ -38,7 +38,7 @@ impl InRedis {
         // What Redis does not answer in time is decided without it, which on a busy machine is not what cases are about.
         let redis = Redis::start(target.with_patience(PATIENCE));
         redis.connected().await;
-        let local = Local::forgetful(Arc::<ManualClock>::clone(&clock), 100_000);
+        let local = LocalLimiter::ephemeral(Arc::<ManualClock>::clone(&clock), 100_000);
         let time = Arc::<ManualClock>::clone(&clock);
         let limits = RedisLimits::new(redis.clone(), local, Arc::<ManualClock>::clone(&clock), Some(time));
         Self { url: url.to_owned(), clock, redis, limits }

@@ -5,10 +5,10 @@ use std::sync::Arc;
 
 use tempfile::TempDir;
 use weir_core::ManualClock;
+use weir_limiter::LocalLimiter;
 use weir_store::tier::{LimitStore, TierStore};
 use weir_store_conformance::START;
 use weir_store_conformance::tier::TierHarness;
-use weir_store_memory::Local;
 use weir_store_sqlite::Sqlite;
 
 /// With `IN_TURNS` every job of the writer is done in as many turns as it can be.
@@ -16,13 +16,14 @@ struct Embedded<const IN_TURNS: bool> {
     directory: TempDir,
     clock: Arc<ManualClock>,
     engine: Sqlite,
-    limits: Local,
+    limits: LocalLimiter,
 }
 
-async fn open<const IN_TURNS: bool>(directory: &Path, clock: &Arc<ManualClock>) -> (Sqlite, Local) {
+async fn open<const IN_TURNS: bool>(directory: &Path, clock: &Arc<ManualClock>) -> (Sqlite, LocalLimiter) {
     let engine = crate::open::<IN_TURNS>(directory, Arc::<ManualClock>::clone(clock));
     let store = Arc::new(engine.clone());
-    let limits = Local::open(store, Arc::<ManualClock>::clone(clock), 100_000).await.expect("it opens");
+    let limits =
+        LocalLimiter::open(store, Arc::<ManualClock>::clone(clock), 100_000).await.expect("it opens");
     (engine, limits)
 }
 

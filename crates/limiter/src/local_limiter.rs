@@ -10,11 +10,11 @@ use weir_store::{Error, Result};
 
 use crate::journal::Journal;
 use crate::memory::{Full, Memory, Options};
-use crate::together::Want;
+use crate::multi_key::Want;
 
 /// The limits of one process. Clones share them.
 #[derive(Clone, Debug)]
-pub struct Local {
+pub struct LocalLimiter {
     pub(crate) memories: Arc<Memories>,
     journal: Option<Arc<Journal>>,
 }
@@ -28,10 +28,10 @@ pub(crate) struct Memories {
     keys_max: usize,
 }
 
-impl Local {
+impl LocalLimiter {
     /// Limits that end with the process.
     #[must_use]
-    pub fn forgetful(clock: Arc<dyn Clock>, keys_max: usize) -> Self {
+    pub fn ephemeral(clock: Arc<dyn Clock>, keys_max: usize) -> Self {
         Self { memories: Arc::new(Memories::new(clock, keys_max, false)), journal: None }
     }
 
@@ -137,13 +137,13 @@ impl Memories {
         }
         let wants: Vec<Want<'_, Limit>> =
             asks.iter().map(|ask| Want { policy: &ask.policy.scoped, id: ask.key, cost: ask.cost }).collect();
-        let together = if peek {
-            self.limits.look_together(&wants, now)
+        let taken = if peek {
+            self.limits.peek_all(&wants, now)
         } else {
-            self.limits.take_together(&wants, now).map_err(|full| self.full(full))?
+            self.limits.take_all(&wants, now).map_err(|full| self.full(full))?
         };
-        let each = together.each.into_iter().map(|taken| (taken.decision, taken.spent)).collect();
-        Ok(Taken { decision: together.decision, each, now })
+        let each = taken.each.into_iter().map(|taken| (taken.decision, taken.spent)).collect();
+        Ok(Taken { decision: taken.decision, each, now })
     }
 
     /// Those that bind first; if they have room, each that only observes takes what fits.
@@ -192,7 +192,7 @@ fn is_same_key(a: &Ask<'_>, b: &Ask<'_>) -> bool {
 }
 
 #[async_trait]
-impl LimitStore for Local {
+impl LimitStore for LocalLimiter {
     async fn take(&self, asks: &[Ask<'_>], peek: bool) -> Result<Taken> {
         let now = self.memories.clock.now();
         if asks.iter().any(|ask| ask.policy.spec.shadow) {

@@ -9,7 +9,7 @@ use governor::state::keyed::DashMapStateStore;
 use governor::{Quota, RateLimiter};
 use weir_core::Timestamp;
 use weir_core::tier::{TierRule, TokenBucket};
-use weir_store_memory::{Memory, Options, Policy};
+use weir_limiter::{Memory, Options, Policy};
 
 const START: Timestamp = Timestamp::from_seconds(1_700_000_000);
 const DAY: Duration = Duration::from_secs(86_400);

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use stats_alloc::{INSTRUMENTED_SYSTEM, StatsAlloc};
 use weir_core::Timestamp;
 use weir_core::tier::Plan;
-use weir_store_memory::{Memory, Options, Policy};
+use weir_limiter::{Memory, Options, Policy};
 
 #[global_allocator]
 static HEAP: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;

@@ -17,7 +17,7 @@ use weir_core::tier::{Limit, Rule, Scoped, TierLimits, TierRule};
 use weir_store::tier::{Kept, SpentRow, TIER_SCOPE, TierStore};
 use weir_store::{Error, Result};
 
-use crate::local::Memories;
+use crate::local_limiter::Memories;
 
 /// How long what was spent waits before it is written.
 pub const FLUSH_EVERY: Duration = Duration::from_millis(50);

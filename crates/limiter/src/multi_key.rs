@@ -22,7 +22,7 @@ pub struct Want<'a, R: Rule> {
 
 /// A decision about several keys.
 #[derive(Clone, Debug, PartialEq)]
-pub struct TakenTogether<S> {
+pub struct TakenAll<S> {
     /// The decision for all of them. Its `denied_by` counts in the order they were given.
     pub decision: Decision,
     /// What each of them alone would have been told, and what it has spent now: as before, if any was denied.
@@ -49,11 +49,7 @@ impl<R: Rule> Memory<R> {
     ///
     /// # Errors
     /// When a key is new and there is no room for it in memory. Nothing is spent then.
-    pub fn take_together(
-        &self,
-        wants: &[Want<'_, R>],
-        now: Timestamp,
-    ) -> Result<TakenTogether<R::Spent>, Full> {
+    pub fn take_all(&self, wants: &[Want<'_, R>], now: Timestamp) -> Result<TakenAll<R::Spent>, Full> {
         let (mut parts, part_of) = self.parts(wants);
         let mut locks = self.lock_all(&mut parts);
         self.make_room_for(&mut locks, &parts, now)?;
@@ -64,17 +60,17 @@ impl<R: Rule> Memory<R> {
         parts.iter().filter(|part| part.at.is_some()).for_each(|part| part.save(&mut locks));
         parts.iter().filter(|part| part.at.is_none()).for_each(|part| part.save(&mut locks));
         let taken = |at: usize| Taken { decision: alone[at], spent: parts[at].spent };
-        Ok(TakenTogether { decision, each: part_of.into_iter().map(taken).collect() })
+        Ok(TakenAll { decision, each: part_of.into_iter().map(taken).collect() })
     }
 
-    /// What [`Memory::take_together`] would answer. Nothing is spent.
+    /// What [`Memory::take_all`] would answer. Nothing is spent.
     #[must_use]
-    pub fn look_together(&self, wants: &[Want<'_, R>], now: Timestamp) -> TakenTogether<R::Spent> {
+    pub fn peek_all(&self, wants: &[Want<'_, R>], now: Timestamp) -> TakenAll<R::Spent> {
         let (mut parts, part_of) = self.parts(wants);
         load(&self.lock_all(&mut parts), &mut parts, now);
         let taken = |at: usize| Taken { decision: parts[at].alone(now), spent: parts[at].spent };
         let each = part_of.into_iter().map(taken).collect();
-        TakenTogether { decision: decide(&mut parts, now), each }
+        TakenAll { decision: decide(&mut parts, now), each }
     }
 
     /// The wants with those of the same key as one, and which of the parts each want belongs to.

@@ -13,7 +13,7 @@ use weir_core::tier::{
     TokenBucket,
 };
 use weir_core::{Clock, ManualClock, Timestamp};
-use weir_store_memory::{Full, Memory, Options, Policy, Want};
+use weir_limiter::{Full, Memory, Options, Policy, Want};
 
 const NOW: Timestamp = Timestamp::from_seconds(1_700_000_000);
 const MINUTE_LONG: Duration = Duration::from_secs(60);
@@ -95,7 +95,7 @@ fn threads_that_want_several_keys_at_once_never_block_each_other_or_pass_a_limit
                 for _ in 0..500 {
                     let picks = [(); 3].map(|()| random.usize(..ids.len()));
                     let wants = picks.map(|pick| Want { policy, id: ids[pick], cost: 1 });
-                    if memory.take_together(&wants, NOW).unwrap().decision.is_allowed() {
+                    if memory.take_all(&wants, NOW).unwrap().decision.is_allowed() {
                         for pick in picks {
                             passed[pick].fetch_add(1, Ordering::SeqCst);
                         }
@@ -160,11 +160,11 @@ fn all_keys_of_a_decision_are_spent_or_none() {
         // The same key twice adds up; the same text under another policy is another key.
         [want(&per_user, "x"), want(&per_address, "x"), want(&per_user, "x")]
     };
-    let first = memory.take_together(&wants(1), NOW).unwrap();
+    let first = memory.take_all(&wants(1), NOW).unwrap();
     assert!(first.decision.is_allowed());
     assert_eq!(first.each[0], first.each[2]);
-    let second = memory.take_together(&wants(1), NOW).unwrap();
-    assert_eq!(memory.look_together(&wants(1), NOW), second, "looking tells the same");
+    let second = memory.take_all(&wants(1), NOW).unwrap();
+    assert_eq!(memory.peek_all(&wants(1), NOW), second, "looking tells the same");
     let Decision::Denied(refusal) = second.decision else { panic!("three have one left, not two") };
     assert_eq!((refusal.denied_by, refusal.retry_after), (0, Some(MINUTE_LONG)));
     assert_eq!(
@@ -172,9 +172,9 @@ fn all_keys_of_a_decision_are_spent_or_none() {
         [false, true, false]
     );
     assert_eq!(per_address.rule.spent_units(&second.each[1].spent, NOW), 1, "nothing was spent");
-    let never = memory.take_together(&wants(2), NOW).unwrap();
+    let never = memory.take_all(&wants(2), NOW).unwrap();
     assert!(matches!(never.decision, Decision::Denied(refusal) if refusal.retry_after.is_none()));
-    assert!(memory.take_together(&[], NOW).unwrap().decision.is_allowed());
+    assert!(memory.take_all(&[], NOW).unwrap().decision.is_allowed());
 }
 
 #[test]
@@ -195,7 +195,7 @@ fn a_full_memory_says_so_until_something_is_idle() {
     }
     assert_eq!(memory.take(&policy, "one more", 1, NOW).map(|_| ()), Err(Full));
     let wants = ["0", "one more"].map(|id| Want { policy: &policy, id, cost: 1 });
-    assert_eq!(memory.take_together(&wants, NOW).map(|_| ()), Err(Full));
+    assert_eq!(memory.take_all(&wants, NOW).map(|_| ()), Err(Full));
     assert_eq!(policy.rule.spent_units(&memory.peek(&policy, "0", NOW), NOW), 1, "nothing was spent");
     assert!(memory.take(&policy, "0", 1, NOW).unwrap().decision.is_allowed(), "known keys go on");
     let later = NOW.plus(MINUTE_LONG);
@@ -301,8 +301,8 @@ proptest! {
                 }
                 Step::Together(picks) => {
                     let wants = picks.map(|at| Want { policy: &keys[at].0, id: &keys[at].1, cost: 1 });
-                    let looked = memory.look_together(&wants, now).decision;
-                    let taken = memory.take_together(&wants, now).unwrap();
+                    let looked = memory.peek_all(&wants, now).decision;
+                    let taken = memory.take_all(&wants, now).unwrap();
                     prop_assert_eq!(looked, taken.decision);
                     let mut after = model.clone();
                     let fits = picks.iter().all(|at| {

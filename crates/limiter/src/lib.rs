@@ -4,7 +4,7 @@
 //! of 64 bytes, asks the rule, and writes the entry back. A key that has spent nothing needs no entry, so entries that
 //! have become as good as new are dropped, a few at a time. Time comes from the caller.
 //!
-//! [`Memory::changes`] hands out what changed since it was last asked, and [`Memory::restore`] takes it back in. [`Local`]
+//! [`Memory::changes`] hands out what changed since it was last asked, and [`Memory::restore`] takes it back in. [`LocalLimiter`]
 //! does both: it puts the memory behind the seam that services use, and has a store keep what changes.
 
 mod ahead;
@@ -12,14 +12,14 @@ mod changes;
 mod hash;
 mod id;
 mod journal;
-mod local;
+mod local_limiter;
 mod memory;
+mod multi_key;
 mod shard;
-mod together;
 
 pub use changes::{Change, Changes};
 pub use id::Id;
 pub use journal::FLUSH_EVERY;
-pub use local::Local;
+pub use local_limiter::LocalLimiter;
 pub use memory::{Full, Memory, Options, Policy, Taken};
-pub use together::{TakenTogether, Want};
+pub use multi_key::{TakenAll, Want};
