@@ -7,7 +7,6 @@
 //! [`Memory::changes`] hands out what changed since it was last asked, and [`Memory::restore`] takes it back in. [`LocalLimiter`]
 //! does both: it puts the memory behind the seam that services use, and has a store keep what changes.
 
-mod ahead;
 mod changes;
 mod hash;
 mod id;

@@ -226,12 +226,8 @@ impl LimitStore for LocalLimiter {
     }
 
     async fn take_tier(&self, user: &str, rule: &Arc<Scoped<TierRule>>, cost: u32) -> Result<TierTaken> {
-        let mut now = Timestamp::default();
-        let clock = || {
-            now = self.memories.clock.now();
-            now
-        };
-        let taken = self.memories.tiers.take_by(rule, user, cost, clock);
+        let now = self.memories.clock.now();
+        let taken = self.memories.tiers.take(rule, user, cost, now);
         let taken = taken.map_err(|full| self.memories.full(full))?;
         Ok(TierTaken { decision: taken.decision, spent: taken.spent, now })
     }

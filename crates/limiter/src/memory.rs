@@ -1,12 +1,10 @@
 //! The memory: shards of keys, each behind a lock of its own.
 
-use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use weir_core::Timestamp;
 use weir_core::tier::{Decision, Rule};
 
-use crate::ahead::{Hint, Moved};
 use crate::hash::{Hash, Seeds};
 use crate::shard::{Entry, Shard};
 
@@ -48,7 +46,6 @@ pub struct Taken<S> {
 pub struct Memory<R: Rule> {
     seeds: Seeds,
     shards: Box<[Padded<Mutex<Shard<R>>>]>,
-    hints: Box<[Hint]>,
     keys_max_per_shard: usize,
 }
 
@@ -72,8 +69,7 @@ impl<R: Rule> Memory<R> {
         let count = options.shards.min(worthwhile).clamp(1, 1 << 16).next_power_of_two();
         let shards = (0..count).map(|_| Padded(Mutex::new(Shard::new(options.tracks_changes)))).collect();
         let keys_max_per_shard = options.keys_max.div_ceil(count).min(1 << 30);
-        let hints = (0..count).map(|_| Hint::new()).collect();
-        Self { seeds: Seeds::random(), shards, hints, keys_max_per_shard }
+        Self { seeds: Seeds::random(), shards, keys_max_per_shard }
     }
 
     /// Spends `cost` for a key if it fits. A refusal changes nothing; a cost of 0 only looks.
@@ -89,23 +85,7 @@ impl<R: Rule> Memory<R> {
         cost: u32,
         now: Timestamp,
     ) -> Result<Taken<R::Spent>, Full> {
-        self.take_by(policy, id, cost, || now)
-    }
-
-    /// The same at the time that `clock` tells. It is asked while memory fetches what is known of the key, so it costs
-    /// nothing where memory is slower.
-    ///
-    /// # Errors
-    /// When the key is new and there is no room for it. Nothing is spent then.
-    pub fn take_by(
-        &self,
-        policy: &Arc<Policy<R>>,
-        id: &str,
-        cost: u32,
-        clock: impl FnOnce() -> Timestamp,
-    ) -> Result<Taken<R::Spent>, Full> {
         let hash = self.hash(policy, id);
-        let now = clock();
         let (decision, spent) =
             self.update(hash, policy, id, now, |spent| policy.rule.take(spent, cost, now))?;
         Ok(Taken { decision, spent })
@@ -244,11 +224,9 @@ impl<R: Rule> Memory<R> {
         if has_room(shard) { Ok(()) } else { Err(Full) }
     }
 
-    /// Where a key belongs. Memory begins to fetch what stands there.
+    /// Where a key belongs.
     pub(crate) fn hash(&self, policy: &Policy<R>, id: &str) -> Hash {
-        let hash = self.seeds.hash(policy.scope, id, self.shards.len());
-        self.hints[hash.shard].fetch::<Option<Entry<R>>>(hash.place);
-        hash
+        self.seeds.hash(policy.scope, id, self.shards.len())
     }
 
     pub(crate) const fn shards(&self) -> usize {
@@ -256,37 +234,8 @@ impl<R: Rule> Memory<R> {
     }
 
     /// Locks a shard. A thread that panicked in the middle of one cannot have left half an entry.
-    pub(crate) fn lock(&self, index: usize) -> Locked<'_, R> {
-        let shard = self.shards[index].0.lock().unwrap_or_else(PoisonError::into_inner);
-        Locked { shard, hint: &self.hints[index], moved: None }
-    }
-}
-
-/// A shard under its lock. Where its row lies is noted with the end of it.
-pub(crate) struct Locked<'a, R: Rule> {
-    shard: MutexGuard<'a, Shard<R>>,
-    hint: &'a Hint,
-    /// Ends behind the lock: nobody has to wait for it.
-    moved: Option<Moved>,
-}
-
-impl<R: Rule> Deref for Locked<'_, R> {
-    type Target = Shard<R>;
-
-    fn deref(&self) -> &Shard<R> {
-        &self.shard
-    }
-}
-
-impl<R: Rule> DerefMut for Locked<'_, R> {
-    fn deref_mut(&mut self) -> &mut Shard<R> {
-        &mut self.shard
-    }
-}
-
-impl<R: Rule> Drop for Locked<'_, R> {
-    fn drop(&mut self) {
-        self.moved = self.shard.note_in(self.hint);
+    pub(crate) fn lock(&self, index: usize) -> MutexGuard<'_, Shard<R>> {
+        self.shards[index].0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -1,12 +1,12 @@
 //! Several keys in one decision: all of them are spent or none.
 
-use std::sync::Arc;
+use std::sync::{Arc, MutexGuard};
 
 use weir_core::Timestamp;
 use weir_core::tier::{Claim, Decision, Refusal, Rule, take_all};
 
 use crate::hash::Hash;
-use crate::memory::{Full, Locked, Memory, Policy, Taken};
+use crate::memory::{Full, Memory, Policy, Taken};
 use crate::shard::{Entry, Shard};
 
 /// What one key asks for.
@@ -42,7 +42,7 @@ struct Part<'w, R: Rule> {
     spent: R::Spent,
 }
 
-type Locks<'m, R> = Vec<Locked<'m, R>>;
+type Locks<'m, R> = Vec<MutexGuard<'m, Shard<R>>>;
 
 impl<R: Rule> Memory<R> {
     /// Spends for all keys, or for none if any has no room. Meant for a handful of keys: all their shards are locked.

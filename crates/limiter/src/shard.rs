@@ -11,7 +11,6 @@ use std::sync::Arc;
 use weir_core::Timestamp;
 use weir_core::tier::Rule;
 
-use crate::ahead::{self, Hint, Moved};
 use crate::id::Id;
 use crate::memory::Policy;
 
@@ -224,12 +223,7 @@ impl<R: Rule> Shard<R> {
 
     /// The place that a hash asks for.
     fn home(&self, hash: u32) -> usize {
-        ahead::home(hash, self.places)
-    }
-
-    /// Notes where the row lies, for [`Hint::fetch`].
-    pub(crate) fn note_in(&self, hint: &Hint) -> Option<Moved> {
-        hint.note(&self.row, self.places)
+        ((u64::from(hash) * u64::from(self.places)) >> 32) as usize
     }
 
     /// Copies the row to one with so many of a hundred places taken, keeping the order.

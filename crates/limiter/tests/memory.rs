@@ -69,20 +69,6 @@ fn rows_of_several_huge_pages_keep_every_key_while_they_move() {
 }
 
 #[test]
-fn a_decision_asks_the_clock_once_and_holds_what_it_says() {
-    let (memory, policy) = (Memory::new(Options::default()), policy(0, bucket(1)));
-    let mut asked = 0;
-    let mut at = |now| {
-        asked += 1;
-        now
-    };
-    let mut take = |now| memory.take_by(&policy, "a", 1, || at(now)).unwrap().decision.is_allowed();
-    let minute_later = NOW.plus(MINUTE_LONG);
-    assert_eq!([NOW, NOW, minute_later, minute_later].map(&mut take), [true, false, true, false]);
-    assert_eq!(asked, 4);
-}
-
-#[test]
 fn threads_that_want_several_keys_at_once_never_block_each_other_or_pass_a_limit() {
     let (memory, policy) = (Memory::new(Options { shards: 4, ..Options::default() }), policy(0, bucket(300)));
     let ids = ["a", "b", "c", "d", "e", "f"];

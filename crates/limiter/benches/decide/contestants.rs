@@ -70,8 +70,8 @@ impl Contestant for Tier {
     }
 
     fn decide(&self, id: &String) -> bool {
-        let clock = || self.started.map_or(START, |started| START.plus(started.elapsed()));
-        let taken = self.memory.take_by(&self.policy, id, 1, clock);
+        let now = self.started.map_or(START, |started| START.plus(started.elapsed()));
+        let taken = self.memory.take(&self.policy, id, 1, now);
         taken.is_ok_and(|taken| taken.decision.is_allowed())
     }
 }
