@@ -9,8 +9,8 @@ use crate::config::Settings;
 use crate::engine::Engines;
 use crate::gateway::Gateway;
 use crate::seal::Keyring;
+use crate::service::address_limits::{AddressCounters, AddressLimits};
 use crate::service::clocks::Clocks;
-use crate::service::edge::{Edge, EdgeCounters};
 use crate::service::health::Health;
 use crate::service::quota::QuotaService;
 use crate::service::request::RequestService;
@@ -43,7 +43,7 @@ pub struct App {
     /// Sale.
     pub sale: SaleService,
     /// What one address may do.
-    pub edge: Edge,
+    pub address_limits: AddressLimits,
     /// The memory for unfinished heads and bodies: half of `http.max_buffered`.
     pub buffers: BufferBudget,
     /// The memory for bulk uploads and their answers: the other half, so that uploads that wait for memory, or for callers
@@ -78,11 +78,14 @@ impl App {
         let shutdown = Shutdown::default();
         let gateway = Gateway::start(&settings, &metrics, &shutdown);
         let sale = SaleService::start(&engines, &settings, &metrics);
-        let counters = EdgeCounters {
+        let counters = AddressCounters {
             limited: metrics.sale.address_limited.clone(),
             streams_full: metrics.shortage(Shortage::Streams),
         };
-        let edge = Edge::new(&settings.edge, settings.http.max_streams, counters);
+        let burst = settings.edge.per_ip_burst.saturating_add(1);
+        let throttle = engines.throttle(settings.edge.per_ip_per_second, burst);
+        let address_limits =
+            AddressLimits::new(&settings.edge, throttle, settings.http.max_streams, counters);
         let upload_buffers = BufferBudget::new(settings.http.max_buffered / 2);
         let buffers = BufferBudget::new(settings.http.max_buffered - upload_buffers.total());
         Arc::new(Self {
@@ -94,7 +97,7 @@ impl App {
             requests,
             gateway,
             sale,
-            edge,
+            address_limits,
             buffers,
             upload_buffers,
             keys,

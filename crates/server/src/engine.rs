@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 
 use tokio::runtime::Handle;
 use weir_core::Clock;
-use weir_limiter::LocalLimiter;
+use weir_core::tier::TokenBucket;
+use weir_limiter::{KeyThrottle, LocalLimiter};
 use weir_queue::due::DueStore;
 use weir_queue::kafka::KafkaPublisher;
 use weir_queue::publish::Publisher;
@@ -19,6 +20,7 @@ use weir_store::quota::{Backing, CacheMetrics, QuotaStore};
 use weir_store::request::RequestStore;
 use weir_store::sale::{FollowMetrics, SaleLedger, SaleStore};
 use weir_store::slot::SlotStore;
+use weir_store::throttle::Throttle;
 use weir_store::tier::{LimitStore, TierStore};
 use weir_store::writer_metrics::WriterMetrics;
 use weir_store::{Result, SteadyClock, StoreClock, SystemClock};
@@ -40,6 +42,8 @@ const PAUSE: Duration = Duration::from_millis(500);
 const CACHE_PATIENCE: Duration = Duration::from_secs(2);
 /// How long Redis may take to decide a sale: less than a call may.
 const SALE_PATIENCE: Duration = Duration::from_millis(1_500);
+/// Callers that a throttle counts at the same time: about 50 MB when all of them have called within a second.
+const THROTTLED_MAX: usize = 524_288;
 
 /// The engines the settings name, put together.
 #[derive(Clone)]
@@ -178,6 +182,14 @@ impl Engines {
             Some(shared) => Arc::new(shared.clone()),
             None => Arc::new(self.local.clone()),
         }
+    }
+
+    /// A throttle at `per_second` calls of one key, of which `at_once` may come together; `None` at 0, which is no limit.
+    #[must_use]
+    pub fn throttle(&self, per_second: u32, at_once: u32) -> Option<Arc<dyn Throttle>> {
+        // No other number is out of range: settings end at 1,000,000.
+        let bucket = TokenBucket::new(at_once, per_second, Duration::from_secs(1)).ok()?;
+        Some(Arc::new(KeyThrottle::new(bucket, THROTTLED_MAX, self.store.steady_clock())))
     }
 
     /// Where sales are decided.

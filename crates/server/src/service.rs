@@ -1,8 +1,8 @@
 //! What the server does, apart from how it is asked: HTTP and gRPC call the same functions.
 
+pub(crate) mod address_limits;
 pub(crate) mod audit;
 pub(crate) mod clocks;
-pub(crate) mod edge;
 pub(crate) mod health;
 pub(crate) mod quota;
 pub(crate) mod request;

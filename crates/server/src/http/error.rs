@@ -8,7 +8,7 @@ use serde::Serialize;
 use utoipa::ToSchema;
 
 use crate::auth::credentials::AuthError;
-use crate::service::edge::TooManyStreams;
+use crate::service::address_limits::TooManyStreams;
 use crate::telemetry::quiet::Quiet;
 
 /// What a caller is told when the answer is not what it asked for.

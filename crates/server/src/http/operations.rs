@@ -210,7 +210,7 @@ pub(crate) async fn get_metrics(
     app.tier.measure();
     let buffered = app.buffers.used() + app.upload_buffers.used();
     app.metrics.buffered_bytes.set(i64::try_from(buffered).unwrap_or(i64::MAX));
-    app.metrics.long_lived.set(i64::try_from(app.edge.long_lived_count()).unwrap_or(i64::MAX));
+    app.metrics.long_lived.set(i64::try_from(app.address_limits.long_lived_count()).unwrap_or(i64::MAX));
     ([(CONTENT_TYPE, format.content_type()), (VARY, "accept")], app.metrics.encode(format))
 }
 

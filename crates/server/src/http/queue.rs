@@ -148,7 +148,7 @@ pub(crate) async fn claim_messages(
             return Ok(Json(describe(claim)));
         }
         if place.is_none() {
-            place = Some(app.edge.long_lived()?);
+            place = Some(app.address_limits.long_lived()?);
         }
         tokio::select! {
             () = queue.wait(&request.topic, left.min(app.settings.sender.poll)) => {}

@@ -182,7 +182,7 @@ async fn find_changed(
     if request.status.is_final() {
         return Ok(request);
     }
-    let _place = app.edge.long_lived()?;
+    let _place = app.address_limits.long_lived()?;
     let changed = tokio::select! {
         changed = app.requests.next_change(&mut waiting, request.status, until, app.shutdown.closing()) => changed?,
         () = disconnected(peer) => None,

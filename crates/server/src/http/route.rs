@@ -69,7 +69,7 @@ pub enum PeerUse {
     None,
     /// The connection: its address, and whether the caller is still there, because the answer may take long.
     Connection,
-    /// Its address, whose requests are limited (`service/edge.rs`).
+    /// Its address, whose requests are limited (`service/address_limits.rs`).
     AddressLimit,
 }
 

@@ -3,11 +3,10 @@
 pub(crate) mod board;
 pub(crate) mod challenge;
 pub(crate) mod events;
-pub(crate) mod recent;
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use prometheus_client::metrics::counter::Counter;
 use tokio_util::sync::CancellationToken;
@@ -15,12 +14,12 @@ use tokio_util::task::TaskTracker;
 use weir_core::UserId;
 use weir_core::sale::{Change, Receipt, Refusal, Sku, Terms};
 use weir_store::sale::{Buy, BuyOutcome, ChangeOutcome, CreateOutcome, Product, ProductId, SaleStore};
+use weir_store::throttle::{Throttle, Throttled};
 use weir_store::{Batch, Error, LaneSettings, Lanes, Result};
 
 use self::board::{Board, Seen};
 use self::challenge::Challenge;
 use self::events::Events;
-use self::recent::{Standing, Throttle};
 use super::within;
 use crate::config::Settings;
 use crate::engine::Engines;
@@ -32,7 +31,7 @@ pub struct SaleService {
     lanes: Lanes<Buy, BuyOutcome>,
     board: Arc<Board>,
     events: Arc<Events>,
-    throttle: Option<Throttle>,
+    throttle: Option<Arc<dyn Throttle>>,
     challenge: Option<Challenge>,
     timeout: Duration,
     counters: Counters,
@@ -92,7 +91,8 @@ impl SaleService {
             throttled: counter("throttled"),
             failed: counter("failed"),
         };
-        let throttle = Some(settings.sale.user_per_second).filter(|limit| *limit > 0).map(Throttle::new);
+        let per_second = settings.sale.user_per_second;
+        let throttle = engines.throttle(per_second, per_second);
         let challenge = Challenge::new(&settings.sale, metrics);
         Self { store, lanes, board, events, throttle, challenge, timeout: settings.http.timeout, counters }
     }
@@ -134,13 +134,13 @@ impl SaleService {
         self.challenge.as_ref()
     }
 
-    /// Counts an attempt of a user to buy, if there is a limit, and says how it stands.
-    pub fn attempt(&self, buyer: &UserId) -> Option<Standing> {
-        let standing = self.throttle.as_ref()?.attempt(buyer.as_str(), Instant::now());
-        if !standing.is_allowed {
+    /// Counts an attempt of a user to buy, if there is a limit.
+    pub fn attempt(&self, buyer: &UserId) -> Option<Throttled> {
+        let throttled = self.throttle.as_ref()?.take(buyer.as_str());
+        if !throttled.is_allowed {
             self.counters.throttled.inc();
         }
-        Some(standing)
+        Some(throttled)
     }
 
     /// Buys one unit.

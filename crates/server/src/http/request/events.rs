@@ -19,7 +19,7 @@ use super::super::error::ApiError;
 use super::super::identity::Tenant;
 use super::{StatusResponse, describe, find, parse_id, subscribe};
 use crate::app::App;
-use crate::service::edge::LongLivedPlace;
+use crate::service::address_limits::LongLivedPlace;
 use crate::service::request::hub::Subscription;
 
 /// How often a silent stream shows that it is alive.
@@ -61,7 +61,7 @@ pub(crate) async fn watch_request(
     let id = parse_id(id)?;
     let waiting = subscribe(&app, &tenant, id)?;
     let first = find(&app, &tenant, id).await?;
-    let place = app.edge.long_lived()?;
+    let place = app.address_limits.long_lived()?;
     let until = Instant::now() + STREAM_MAX;
     let watch = Watch { app, waiting, next: Next::Tell(Box::new(first)), until, _place: place };
     let events = futures_util::stream::unfold(watch, |mut watch| async move {

@@ -13,7 +13,7 @@ use utoipa::openapi::schema::{Object, ObjectBuilder, Type};
 
 use super::super::error::ApiError;
 use super::super::rate_limit_headers::seconds_up;
-use crate::service::edge::{StreamRefusal, TooMany};
+use crate::service::address_limits::{StreamRefusal, TooMany};
 
 const VALIDATION_ERROR: &str = "VALIDATION_ERROR";
 

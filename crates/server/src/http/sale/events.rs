@@ -23,7 +23,7 @@ use super::error::SaleError;
 use super::visitor::Visitor;
 use super::{SaleQuery, parse_query, time_text, unknown_sale};
 use crate::app::App;
-use crate::service::edge::StreamPlace;
+use crate::service::address_limits::StreamPlace;
 use crate::service::sale::events::{Listener, frame};
 
 const HEARTBEAT: Duration = Duration::from_secs(30);
@@ -75,7 +75,7 @@ pub(crate) async fn watch_sales(
     query: Result<Query<SaleQuery>, QueryRejection>,
 ) -> Result<Response, SaleError> {
     let sku = parse_query(query)?;
-    let place = app.edge.stream(visitor.address)?;
+    let place = app.address_limits.stream(visitor.address)?;
     let last = headers.get(LAST_EVENT_ID).and_then(|value| value.to_str().ok()?.trim().parse().ok());
     // Before the present is read: what happens in between is told twice rather than never.
     let (id, listener) = app.sale.events().listen(sku.clone(), last);

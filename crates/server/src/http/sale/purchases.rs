@@ -14,6 +14,7 @@ use utoipa::ToSchema;
 use weir_core::UserId;
 use weir_core::sale::{Receipt, Refusal, Sku};
 use weir_store::sale::{Buy, BuyOutcome};
+use weir_store::throttle::Throttled;
 
 use super::super::body::Json;
 use super::super::error::ApiError;
@@ -158,18 +159,18 @@ fn parse(request: &PurchaseRequest) -> Result<Sku, SaleError> {
 
 /// Counts the attempt, and refuses one too many.
 fn throttle(app: &App, buyer: &UserId) -> Result<Option<RateLimitHeaders>, SaleError> {
-    let Some(standing) = app.sale.attempt(buyer) else { return Ok(None) };
+    let Some(Throttled { is_allowed, standing }) = app.sale.attempt(buyer) else { return Ok(None) };
     let shown = RateLimitHeaders {
         policy: "purchase",
-        limit: app.settings.sale.user_per_second,
+        limit: standing.limit,
         window: Duration::from_secs(1),
         remaining: standing.remaining,
-        reset_after: standing.after,
+        reset_after: if is_allowed { standing.reset_after } else { standing.next_after },
     };
-    if standing.is_allowed {
+    if is_allowed {
         return Ok(Some(shown));
     }
-    let mut refused = SaleError::rate_limited(standing.after);
+    let mut refused = SaleError::rate_limited(standing.next_after);
     shown.write(refused.headers_mut());
     Err(refused)
 }

@@ -39,8 +39,8 @@ impl Visitor {
     /// # Errors
     /// When the address asks too often.
     pub(crate) fn admit(app: &App, peer: &Peer, headers: &HeaderMap) -> Result<Self, SaleError> {
-        let address = app.edge.address(peer.address().ip(), headers);
-        app.edge.request(address)?;
+        let address = app.address_limits.address(peer.address().ip(), headers);
+        app.address_limits.request(address)?;
         Ok(Self { address })
     }
 }

@@ -1,5 +1,5 @@
 //! What one address may do: so many requests a second, so many event streams at a time. And how many event streams and long
-//! polls there may be in all: they stay for long, and must leave connections to everybody else.
+//! polls there may be in all: they last long, and must leave connections to everybody else.
 //!
 //! An address is the connection's, or, behind a proxy that is trusted, the one the proxy names. Of IPv6 it is the /64: whoever
 //! has one address there has all of them.
@@ -7,32 +7,32 @@
 use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use http::HeaderMap;
 use prometheus_client::metrics::counter::Counter;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use weir_store::throttle::Throttle;
 
-use super::sale::recent::Buckets;
 use crate::config::edge::{EdgeSettings, Network};
 
 const FORWARDED_FOR: &str = "x-forwarded-for";
 
 /// What one address may do.
 #[derive(Debug)]
-pub struct Edge {
-    buckets: Option<Buckets<IpAddr>>,
+pub struct AddressLimits {
+    requests: Option<Arc<dyn Throttle>>,
     streams: Option<Streams>,
     /// Places for event streams and long polls of all addresses.
     long_lived: Arc<Semaphore>,
     max_streams: usize,
     trusted: Vec<Network>,
-    counters: EdgeCounters,
+    counters: AddressCounters,
 }
 
-/// What the edge counts.
+/// What is counted here.
 #[derive(Debug, Default)]
-pub struct EdgeCounters {
+pub struct AddressCounters {
     /// Calls and streams refused because their address makes too many.
     pub limited: Counter,
     /// Streams and long polls refused because there are too many in all.
@@ -80,13 +80,18 @@ pub enum StreamRefusal {
     OfServer(TooManyStreams),
 }
 
-impl Edge {
-    /// What the settings allow.
+impl AddressLimits {
+    /// What the settings allow. `requests` limits requests, if anything does.
     #[must_use]
-    pub fn new(settings: &EdgeSettings, max_streams: usize, counters: EdgeCounters) -> Self {
-        let EdgeSettings { per_ip_per_second, per_ip_burst, sse_per_ip, trusted_proxies } = settings;
+    pub fn new(
+        settings: &EdgeSettings,
+        requests: Option<Arc<dyn Throttle>>,
+        max_streams: usize,
+        counters: AddressCounters,
+    ) -> Self {
+        let EdgeSettings { sse_per_ip, trusted_proxies, .. } = settings;
         Self {
-            buckets: (*per_ip_per_second > 0).then(|| Buckets::new(*per_ip_per_second, *per_ip_burst)),
+            requests,
             streams: (*sse_per_ip > 0).then(|| Streams { max: *sse_per_ip, open: Arc::default() }),
             long_lived: Arc::new(Semaphore::new(max_streams)),
             max_streams,
@@ -122,11 +127,13 @@ impl Edge {
     /// # Errors
     /// When it makes too many.
     pub fn request(&self, address: IpAddr) -> Result<(), TooMany> {
-        let Some(buckets) = &self.buckets else { return Ok(()) };
-        buckets.take(caller(address), Instant::now()).map_err(|wait| {
-            self.counters.limited.inc();
-            TooMany(wait)
-        })
+        let Some(requests) = &self.requests else { return Ok(()) };
+        let throttled = requests.take(&key(address));
+        if throttled.is_allowed {
+            return Ok(());
+        }
+        self.counters.limited.inc();
+        Err(TooMany(throttled.standing.next_after))
     }
 
     /// A place for an event stream.
@@ -153,9 +160,7 @@ impl Edge {
             TooManyStreams
         })
     }
-}
 
-impl Edge {
     /// Event streams and long polls of all addresses now.
     #[must_use]
     pub fn long_lived_count(&self) -> usize {
@@ -202,79 +207,100 @@ fn caller(address: IpAddr) -> IpAddr {
     }
 }
 
+/// The same as text, without the half of an IPv6 address that does not matter: short enough to be stored in place.
+fn key(address: IpAddr) -> String {
+    match caller(address) {
+        IpAddr::V6(address) => format!("{:016x}", address.to_bits() >> 64),
+        IpAddr::V4(address) => address.to_string(),
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use weir_core::ManualClock;
+    use weir_core::tier::TokenBucket;
+    use weir_limiter::KeyThrottle;
+
     use super::*;
 
-    fn edge(per_second: u32, streams: u32, trusted: &[&str]) -> Edge {
+    fn limits(per_second: u32, streams: u32, trusted: &[&str]) -> AddressLimits {
+        let clock = Arc::new(ManualClock::at(weir_core::Timestamp::EPOCH));
+        let bucket = TokenBucket::new(1, per_second, Duration::from_secs(1)).ok();
+        let requests =
+            bucket.map(|bucket| Arc::new(KeyThrottle::new(bucket, 100, clock)) as Arc<dyn Throttle>);
         let settings = EdgeSettings {
             per_ip_per_second: per_second,
             per_ip_burst: 0,
             sse_per_ip: streams,
             trusted_proxies: trusted.iter().map(|text| Network::parse(text).unwrap()).collect(),
         };
-        Edge::new(&settings, 100, EdgeCounters::default())
+        AddressLimits::new(&settings, requests, 100, AddressCounters::default())
     }
 
     fn ip(text: &str) -> IpAddr {
         text.parse().unwrap()
     }
 
-    fn seen(edge: &Edge, peer: &str, forwarded: &[&str]) -> String {
+    fn seen(limits: &AddressLimits, peer: &str, forwarded: &[&str]) -> String {
         let value = |text: &&str| (FORWARDED_FOR.parse().unwrap(), text.parse().unwrap());
         let headers: HeaderMap = forwarded.iter().map(value).collect();
-        edge.address(ip(peer), &headers).to_string()
+        limits.address(ip(peer), &headers).to_string()
     }
 
     #[test]
     fn only_trusted_proxies_say_for_whom_they_ask() {
-        let edge = edge(1, 1, &["10.0.0.0/8"]);
-        assert_eq!(seen(&edge, "1.2.3.4", &["5.6.7.8"]), "1.2.3.4", "anybody can write a header");
-        assert_eq!(seen(&edge, "10.0.0.1", &["5.6.7.8"]), "5.6.7.8");
-        assert_eq!(seen(&edge, "10.0.0.1", &["9.9.9.9, 5.6.7.8, 10.0.0.2"]), "5.6.7.8", "the last untrusted");
-        assert_eq!(seen(&edge, "10.0.0.1", &["9.9.9.9", "5.6.7.8:1234"]), "5.6.7.8", "the last header");
-        assert_eq!(seen(&edge, "10.0.0.1", &["5.6.7.8, nonsense"]), "10.0.0.1");
-        assert_eq!(seen(&edge, "10.0.0.1", &[]), "10.0.0.1");
-        assert_eq!(seen(&edge, "::ffff:10.0.0.1", &["[2001:db8::1]:80"]), "2001:db8::1");
+        let limits = limits(1, 1, &["10.0.0.0/8"]);
+        assert_eq!(seen(&limits, "1.2.3.4", &["5.6.7.8"]), "1.2.3.4", "anybody can write a header");
+        assert_eq!(seen(&limits, "10.0.0.1", &["5.6.7.8"]), "5.6.7.8");
+        assert_eq!(
+            seen(&limits, "10.0.0.1", &["9.9.9.9, 5.6.7.8, 10.0.0.2"]),
+            "5.6.7.8",
+            "the last untrusted"
+        );
+        assert_eq!(seen(&limits, "10.0.0.1", &["9.9.9.9", "5.6.7.8:1234"]), "5.6.7.8", "the last header");
+        assert_eq!(seen(&limits, "10.0.0.1", &["5.6.7.8, nonsense"]), "10.0.0.1");
+        assert_eq!(seen(&limits, "10.0.0.1", &[]), "10.0.0.1");
+        assert_eq!(seen(&limits, "::ffff:10.0.0.1", &["[2001:db8::1]:80"]), "2001:db8::1");
     }
 
     #[test]
     fn an_address_has_its_own_bucket_and_a_whole_64_shares_one() {
-        let edge = edge(1, 0, &[]);
-        assert_eq!(edge.request(ip("1.1.1.1")), Ok(()));
-        assert!(edge.request(ip("1.1.1.1")).is_err());
-        assert!(edge.request(ip("::ffff:1.1.1.1")).is_err(), "the same address");
-        assert_eq!(edge.request(ip("1.1.1.2")), Ok(()));
-        assert_eq!(edge.request(ip("2001:db8::1")), Ok(()));
-        assert!(edge.request(ip("2001:db8::2")).is_err());
-        assert_eq!(edge.request(ip("2001:db8:0:1::1")), Ok(()));
-        let streams: Vec<_> = (0..50).map(|_| edge.stream(ip("1.1.1.1"))).collect();
+        let limits = limits(1, 0, &[]);
+        assert_eq!(limits.request(ip("1.1.1.1")), Ok(()));
+        assert!(limits.request(ip("1.1.1.1")).is_err());
+        assert!(limits.request(ip("::ffff:1.1.1.1")).is_err(), "the same address");
+        assert_eq!(limits.request(ip("1.1.1.2")), Ok(()));
+        assert_eq!(limits.request(ip("2001:db8::1")), Ok(()));
+        assert!(limits.request(ip("2001:db8::2")).is_err());
+        assert_eq!(limits.request(ip("2001:db8:0:1::1")), Ok(()));
+        let streams: Vec<_> = (0..50).map(|_| limits.stream(ip("1.1.1.1"))).collect();
         assert!(streams.iter().all(Result::is_ok), "streams are not limited");
     }
 
     #[test]
     fn a_place_is_free_again_when_its_stream_ends() {
-        let edge = edge(0, 2, &[]);
-        let (one, _two) = (edge.stream(ip("1.1.1.1")).unwrap(), edge.stream(ip("1.1.1.1")).unwrap());
-        assert!(edge.stream(ip("1.1.1.1")).is_err());
-        assert!(edge.stream(ip("1.1.1.2")).is_ok());
+        let limits = limits(0, 2, &[]);
+        let (one, _two) = (limits.stream(ip("1.1.1.1")).unwrap(), limits.stream(ip("1.1.1.1")).unwrap());
+        assert!(limits.stream(ip("1.1.1.1")).is_err());
+        assert!(limits.stream(ip("1.1.1.2")).is_ok());
         drop(one);
-        assert!(edge.stream(ip("1.1.1.1")).is_ok());
-        assert!((0..100).all(|_| edge.request(ip("1.1.1.1")).is_ok()), "requests are not limited");
+        assert!(limits.stream(ip("1.1.1.1")).is_ok());
+        assert!((0..100).all(|_| limits.request(ip("1.1.1.1")).is_ok()), "requests are not limited");
     }
 
     #[test]
     fn streams_and_long_polls_of_all_addresses_share_so_many_places() {
-        let edge = Edge { long_lived: Arc::new(Semaphore::new(2)), max_streams: 2, ..edge(0, 2, &[]) };
-        let (one, poll) = (edge.stream(ip("1.1.1.1")).unwrap(), edge.long_lived().unwrap());
+        let limits =
+            AddressLimits { long_lived: Arc::new(Semaphore::new(2)), max_streams: 2, ..limits(0, 2, &[]) };
+        let (one, poll) = (limits.stream(ip("1.1.1.1")).unwrap(), limits.long_lived().unwrap());
         let refused = StreamRefusal::OfServer(TooManyStreams);
-        assert_eq!(edge.stream(ip("1.1.1.2")).unwrap_err(), refused);
-        assert_eq!(edge.long_lived().unwrap_err(), TooManyStreams);
-        assert_eq!(edge.long_lived_count(), 2);
+        assert_eq!(limits.stream(ip("1.1.1.2")).unwrap_err(), refused);
+        assert_eq!(limits.long_lived().unwrap_err(), TooManyStreams);
+        assert_eq!(limits.long_lived_count(), 2);
         drop(poll);
-        let two = edge.stream(ip("1.1.1.1")).unwrap();
+        let two = limits.stream(ip("1.1.1.1")).unwrap();
         drop((one, two));
-        let again = (edge.stream(ip("1.1.1.1")), edge.stream(ip("1.1.1.1")));
+        let again = (limits.stream(ip("1.1.1.1")), limits.stream(ip("1.1.1.1")));
         assert!(again.0.is_ok() && again.1.is_ok(), "a refused stream takes no place of its address");
     }
 }

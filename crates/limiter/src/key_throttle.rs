@@ -1,0 +1,163 @@
+//! A token bucket for every caller, in the memory of this process: nothing is stored, and nothing waits.
+
+use std::sync::Arc;
+
+use weir_core::Clock;
+use weir_core::tier::{Rule, TokenBucket};
+use weir_store::throttle::{Throttle, Throttled};
+
+use crate::memory::{Full, Memory, Options, Policy};
+
+/// Limits how often each key may do something.
+///
+/// Keys whose buckets are full again are dropped, so there is room for `keys_max` keys that have called lately. When there is
+/// none, a new key is allowed without being counted: a flood of invented names must not keep everybody else out. Keys
+/// that are counted already stay so.
+#[derive(Debug)]
+pub struct KeyThrottle {
+    memory: Memory<TokenBucket>,
+    policy: Arc<Policy<TokenBucket>>,
+    clock: Arc<dyn Clock>,
+}
+
+impl KeyThrottle {
+    /// A throttle that gives every key such a bucket.
+    #[must_use]
+    pub fn new(bucket: TokenBucket, keys_max: usize, clock: Arc<dyn Clock>) -> Self {
+        let memory = Memory::new(Options { keys_max, ..Options::default() });
+        Self { memory, policy: Arc::new(Policy { scope: 0, rule: bucket }), clock }
+    }
+}
+
+impl Throttle for KeyThrottle {
+    fn take(&self, key: &str) -> Throttled {
+        let (bucket, now) = (&self.policy.rule, self.clock.now());
+        let (is_allowed, level) = match self.memory.take(&self.policy, key, 1, now) {
+            Ok(taken) => (taken.decision.is_allowed(), taken.spent),
+            Err(Full) => (true, bucket.unspent()),
+        };
+        Throttled { is_allowed, standing: bucket.standing(&level, now) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use proptest::prelude::*;
+    use weir_core::{ManualClock, Timestamp};
+
+    use super::*;
+
+    const MS: Duration = Duration::from_millis(1);
+    const SECOND: Duration = Duration::from_secs(1);
+
+    /// A throttle of `capacity` calls at once and `per_second` in the long run, on a clock that stands still.
+    fn throttle(capacity: u32, per_second: u32, keys_max: usize) -> (KeyThrottle, ManualClock) {
+        let clock = ManualClock::at(Timestamp::from_seconds(1_700_000_000));
+        let bucket = TokenBucket::new(capacity, per_second, SECOND).unwrap();
+        (KeyThrottle::new(bucket, keys_max, Arc::new(clock.clone())), clock)
+    }
+
+    fn allowed(throttle: &KeyThrottle, key: &str, calls: usize) -> usize {
+        (0..calls).filter(|_| throttle.take(key).is_allowed).count()
+    }
+
+    /// The wait that a refused call is given.
+    fn wait(throttle: &KeyThrottle, key: &str) -> Duration {
+        let throttled = throttle.take(key);
+        assert!(!throttled.is_allowed && throttled.standing.remaining == 0, "{throttled:?}");
+        throttled.standing.next_after
+    }
+
+    #[test]
+    fn one_call_a_second_is_one_in_any_second() {
+        let (throttle, clock) = throttle(1, 1, 1_000);
+        let first = throttle.take("u");
+        assert!(first.is_allowed);
+        assert_eq!((first.standing.remaining, first.standing.reset_after), (0, SECOND));
+        clock.advance(MS * 400);
+        assert_eq!(wait(&throttle, "u"), MS * 600);
+        assert!(throttle.take("v").is_allowed, "keys have buckets of their own");
+        clock.advance(MS * 599);
+        assert_eq!(wait(&throttle, "u"), MS);
+        clock.advance(MS);
+        assert!(throttle.take("u").is_allowed, "refused calls do not count");
+        clock.advance(MS * 999);
+        assert!(!throttle.take("u").is_allowed, "the second begins with the call, not with the clock's");
+        clock.advance(MS);
+        assert!(throttle.take("u").is_allowed);
+    }
+
+    #[test]
+    fn no_second_burst_follows_at_the_edge_of_a_second() {
+        let (throttle, clock) = throttle(3, 3, 1_000);
+        clock.advance(MS * 999);
+        assert_eq!(allowed(&throttle, "u", 10), 3);
+        clock.advance(MS);
+        assert_eq!(allowed(&throttle, "u", 10), 0);
+        clock.advance(MS * 333);
+        assert_eq!(allowed(&throttle, "u", 10), 1, "a third of a second is worth one");
+        clock.advance(SECOND);
+        assert_eq!(allowed(&throttle, "u", 10), 3);
+    }
+
+    #[test]
+    fn a_bucket_holds_a_burst_and_fills_again() {
+        let (throttle, clock) = throttle(51, 100, 1_000);
+        assert_eq!(allowed(&throttle, "a", 51), 51);
+        assert_eq!(wait(&throttle, "a"), MS * 10);
+        assert!(throttle.take("b").is_allowed);
+        clock.advance(MS * 9);
+        assert_eq!(wait(&throttle, "a"), MS);
+        clock.advance(MS);
+        assert_eq!(allowed(&throttle, "a", 5), 1);
+        clock.advance(SECOND * 10);
+        assert_eq!(allowed(&throttle, "a", 200), 51);
+    }
+
+    proptest! {
+        // What docs/sale.md promises of `sale.user_per_second`.
+        #[test]
+        fn any_second_has_at_most_twice_the_limit_less_one(
+            limit in 1_u32..6,
+            pauses in prop::collection::vec(0_u32..400, 1..200),
+        ) {
+            let (throttle, clock) = throttle(limit, limit, 1_000);
+            let mut calls = Vec::new();
+            for pause in pauses {
+                clock.advance(MS * pause);
+                if throttle.take("u").is_allowed {
+                    calls.push(clock.now());
+                }
+            }
+            let most = calls.iter().map(|first| {
+                calls.iter().filter(|call| **call >= *first && call.since(*first) < SECOND).count()
+            });
+            prop_assert!(most.max().unwrap_or(0) < 2 * limit as usize);
+        }
+    }
+
+    #[test]
+    fn a_full_throttle_still_counts_those_it_counted_and_lets_new_ones_pass() {
+        const KEYS_MAX: usize = 1_000;
+        let (throttle, clock) = throttle(1, 1, KEYS_MAX);
+        let name = |n: usize| format!("user-{n}");
+        assert!((0..KEYS_MAX * 3).all(|n| throttle.take(&name(n)).is_allowed));
+        assert_eq!(throttle.memory.len(), KEYS_MAX);
+        assert!((0..KEYS_MAX).all(|n| !throttle.take(&name(n)).is_allowed), "nobody was forgotten");
+        assert_eq!(allowed(&throttle, "new", 5), 5);
+        clock.advance(SECOND);
+        assert_eq!(allowed(&throttle, "new", 5), 1, "those who called a second ago make room");
+    }
+
+    #[test]
+    fn callers_of_long_ago_are_dropped() {
+        let (throttle, clock) = throttle(1, 1, 100_000);
+        for n in 0..10_000 {
+            clock.advance(MS * 2);
+            assert!(throttle.take(&n.to_string()).is_allowed);
+        }
+        assert!(throttle.memory.len() <= 2_000, "500 have called within a second; {}", throttle.memory.len());
+    }
+}
