@@ -5,7 +5,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use weir_core::tier::{Decision, Limit, Rule, Scoped, Spent, TierRule};
 use weir_core::{Clock, Timestamp};
-use weir_store::tier::{Ask, LimitStore, Policy, Taken, TierStore, TierTaken};
+use weir_store::tier::{Ask, LimitStatus, LimitStore, Policy, Taken, TierStore, TierTaken};
 use weir_store::{Error, Result};
 
 use crate::journal::Journal;
@@ -44,24 +44,6 @@ impl LocalLimiter {
         let memories = Arc::new(Memories::new(clock, keys_max, true));
         let journal = Journal::open(store, Arc::clone(&memories)).await?;
         Ok(Self { memories, journal: Some(Arc::new(journal)) })
-    }
-
-    /// How many keys have spent something, as far as is known here.
-    #[must_use]
-    pub fn keys(&self) -> usize {
-        self.memories.limits.len() + self.memories.tiers.len()
-    }
-
-    /// How many keys have changed and wait to be kept.
-    #[must_use]
-    pub fn unsaved(&self) -> usize {
-        self.journal.as_ref().map_or(0, |journal| journal.unsaved())
-    }
-
-    /// For how long nothing could be kept; none when all is well.
-    #[must_use]
-    pub fn unsaved_for(&self) -> Option<std::time::Duration> {
-        self.journal.as_ref().and_then(|journal| journal.unsaved_for())
     }
 
     /// Takes over what is known of a key from elsewhere, in place of what was known.
@@ -241,6 +223,16 @@ impl LimitStore for LocalLimiter {
     async fn drain(&self) {
         if let Some(journal) = &self.journal {
             journal.close().await;
+        }
+    }
+
+    fn status(&self) -> LimitStatus {
+        let journal = self.journal.as_ref();
+        LimitStatus {
+            keys: self.memories.limits.len() + self.memories.tiers.len(),
+            unsaved: journal.map_or(0, |journal| journal.unsaved()),
+            unsaved_for: journal.and_then(|journal| journal.unsaved_for()),
+            decided_alone: 0,
         }
     }
 }

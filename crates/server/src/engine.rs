@@ -55,10 +55,7 @@ pub struct Engines {
     /// What carries messages instead of it.
     pub kafka: Option<Kafka>,
     quota: Arc<dyn QuotaStore>,
-    /// What limits have spent, as far as this process knows.
-    pub local: LocalLimiter,
-    /// What they have spent on all servers together, if there is a Redis.
-    pub shared_limits: Option<RedisLimits>,
+    limits: Arc<dyn LimitStore>,
     /// Sales on Redis, where there is one.
     pub redis_sales: Option<RedisSales>,
     /// What following Redis tells about itself.
@@ -105,9 +102,12 @@ impl Engines {
             )),
         };
         let local = patiently(|| open_limits(&store, redis.is_some(), settings)).await?;
-        let shared_limits = redis
-            .as_ref()
-            .map(|redis| RedisLimits::new(redis.clone(), local.clone(), store.steady_clock(), clock.clone()));
+        let limits: Arc<dyn LimitStore> = match &redis {
+            None => Arc::new(local),
+            Some(redis) => {
+                Arc::new(RedisLimits::new(redis.clone(), local, store.steady_clock(), clock.clone()))
+            }
+        };
         let follow_metrics = FollowMetrics::default();
         let redis_sales = match &settings.store.cache {
             CacheChoice::None => None,
@@ -123,8 +123,7 @@ impl Engines {
             redis,
             kafka,
             quota,
-            local,
-            shared_limits,
+            limits,
             redis_sales,
             follow_metrics,
             cache_metrics,
@@ -178,10 +177,7 @@ impl Engines {
     /// Where limits are decided.
     #[must_use]
     pub fn limits(&self) -> Arc<dyn LimitStore> {
-        match &self.shared_limits {
-            Some(shared) => Arc::new(shared.clone()),
-            None => Arc::new(self.local.clone()),
-        }
+        Arc::clone(&self.limits)
     }
 
     /// A throttle at `per_second` calls of one key, of which `at_once` may come together; `None` at 0, which is no limit.

@@ -24,7 +24,7 @@ use weir_core::{Clock, Timestamp};
 use weir_limiter::LocalLimiter;
 use weir_store::Result;
 use weir_store::clock::STEP_MIN;
-use weir_store::tier::{Ask, LimitStore, Policy, Taken, TierTaken};
+use weir_store::tier::{Ask, LimitStatus, LimitStore, Policy, Taken, TierTaken};
 
 use self::part::{Part, name};
 use crate::client::{Redis, Unanswered};
@@ -99,12 +99,6 @@ impl RedisLimits {
     ) -> Self {
         let (untold, untold_count, alone) = (Mutex::default(), AtomicUsize::new(0), AtomicU64::new(0));
         Self { inner: Arc::new(Inner { redis, local, test_clock, clock, untold, untold_count, alone }) }
-    }
-
-    /// How many decisions were made without Redis since the start.
-    #[must_use]
-    pub fn decided_alone(&self) -> u64 {
-        self.inner.alone.load(Ordering::Relaxed)
     }
 
     /// The parts of a decision, each key once, and which of them each ask belongs to.
@@ -443,6 +437,11 @@ impl LimitStore for RedisLimits {
 
     async fn drain(&self) {
         self.inner.local.drain().await;
+    }
+
+    fn status(&self) -> LimitStatus {
+        let decided_alone = self.inner.alone.load(Ordering::Relaxed);
+        LimitStatus { decided_alone, ..self.inner.local.status() }
     }
 }
 

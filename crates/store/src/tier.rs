@@ -185,6 +185,19 @@ pub struct TierTaken {
     pub now: Timestamp,
 }
 
+/// What a [`LimitStore`] tells about itself.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LimitStatus {
+    /// Keys that have spent something, as far as this process knows.
+    pub keys: usize,
+    /// Those of them whose last change is not stored yet.
+    pub unsaved: usize,
+    /// For how long changes could not be stored; `None` while they can be.
+    pub unsaved_for: Option<Duration>,
+    /// Decisions that this process made alone since its start, because the store it shares did not answer.
+    pub decided_alone: u64,
+}
+
 /// Whoever knows what keys have spent.
 ///
 /// A policy that is not shadowed is spent or denied; a shadowed one never denies. Whether it would have, `each` tells.
@@ -210,4 +223,6 @@ pub trait LimitStore: Send + Sync + 'static {
     async fn keep(&self);
     /// Has everything that was spent up to now kept, for a clean stop. Afterwards nothing more is.
     async fn drain(&self);
+    /// How it is doing, for metrics and books.
+    fn status(&self) -> LimitStatus;
 }

@@ -42,6 +42,7 @@ impl Books {
             Some(topic) => Some(within(timeout, queue.audit(topic)).await?),
             None => None,
         };
+        let limits = engines.limits().status();
         Ok(Self {
             quota: within(timeout, quota_store.audit()).await?,
             quota_messages: within(timeout, queue.audit(quota::TOPIC)).await?,
@@ -50,7 +51,7 @@ impl Books {
             request: within(timeout, engines.store.requests().audit_requests()).await?,
             request_webhooks: within(timeout, queue.audit(request::WEBHOOKS)).await?,
             tier: within(timeout, engines.store.tiers().audit_holds()).await?,
-            tier_keys: [engines.local.keys(), engines.local.unsaved()],
+            tier_keys: [limits.keys, limits.unsaved],
             sale: within(timeout, engines.sales().audit_sales()).await?,
         })
     }

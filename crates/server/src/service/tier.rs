@@ -16,10 +16,8 @@ use std::time::Duration;
 use tokio::task::JoinHandle;
 use weir_core::tier::{DAILY, Decision, Headers, Plan, Standing, Tier, TierLimits, Tiers};
 use weir_core::{PolicyName, UserId};
-use weir_limiter::LocalLimiter;
 use weir_store::Result;
-use weir_store::tier::{LimitStore, Origin, Policy, PolicySpec, Subscription, TierStore};
-use weir_store_redis::RedisLimits;
+use weir_store::tier::{LimitStatus, LimitStore, Origin, Policy, PolicySpec, Subscription, TierStore};
 
 use self::definitions::Definitions;
 pub(crate) use self::hold::{HoldOutcome, SettleOutcome};
@@ -77,8 +75,6 @@ pub struct UserStanding {
 pub struct TierService {
     shared: Arc<Shared>,
     limits: Arc<dyn LimitStore>,
-    local: LocalLimiter,
-    shared_limits: Option<RedisLimits>,
     settings: TierSettings,
     metrics: TierMetrics,
     task: Mutex<Option<JoinHandle<()>>>,
@@ -114,8 +110,6 @@ impl TierService {
         Self {
             shared: Arc::new(shared),
             limits: engines.limits(),
-            local: engines.local.clone(),
-            shared_limits: engines.shared_limits.clone(),
             settings: settings.tier.clone(),
             metrics: metrics.tier.clone(),
             task: Mutex::default(),
@@ -269,11 +263,11 @@ impl TierService {
 
     /// Tells metrics how much of what was spent is not kept yet, and since when that cannot be helped.
     pub fn measure(&self) {
-        self.metrics.unsaved.set(i64::try_from(self.local.unsaved()).unwrap_or(i64::MAX));
-        let alone = self.shared_limits.as_ref().map_or(0, RedisLimits::decided_alone);
-        self.metrics.count_alone(alone);
-        let unsaved = self.local.unsaved_for().unwrap_or_default();
-        self.metrics.unsaved_seconds.set(i64::try_from(unsaved.as_secs()).unwrap_or(i64::MAX));
+        let LimitStatus { unsaved, unsaved_for, decided_alone, .. } = self.limits.status();
+        self.metrics.unsaved.set(i64::try_from(unsaved).unwrap_or(i64::MAX));
+        self.metrics.count_alone(decided_alone);
+        let unsaved_seconds = unsaved_for.unwrap_or_default().as_secs();
+        self.metrics.unsaved_seconds.set(i64::try_from(unsaved_seconds).unwrap_or(i64::MAX));
     }
 
     /// Has what was spent kept, for a clean stop. What is spent afterwards ends with the process.

@@ -7,7 +7,7 @@ use async_trait::async_trait;
 use weir_core::tier::{Claim, Decision, Level, Limit, Refusal, Rule, Scoped, Spent, TierRule, take_all};
 use weir_core::{Clock, ManualClock, Timestamp};
 use weir_store::Result;
-use weir_store::tier::{Ask, LimitStore, Policy, Taken, TierTaken};
+use weir_store::tier::{Ask, LimitStatus, LimitStore, Policy, Taken, TierTaken};
 
 /// The naive engine of limits.
 #[derive(Debug)]
@@ -143,4 +143,8 @@ impl LimitStore for NaiveLimits {
     async fn keep(&self) {}
 
     async fn drain(&self) {}
+
+    fn status(&self) -> LimitStatus {
+        LimitStatus { keys: self.spent().len(), ..LimitStatus::default() }
+    }
 }

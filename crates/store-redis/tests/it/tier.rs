@@ -168,7 +168,7 @@ async fn without_redis_each_server_goes_on_from_what_it_knew() {
         }
         assert!(!call(h, &user, &free).await.decision.is_allowed());
     }
-    assert!(a.limits.decided_alone() > 0);
+    assert!(a.limits.status().decided_alone > 0);
     // Back and empty: it is told what the servers know, and gives nobody a fresh start.
     server.start_empty().await;
     for h in [&a, &b] {
@@ -194,7 +194,7 @@ async fn a_redis_that_forgot_everything_is_told_what_was_spent() {
     server.command(&["SCRIPT", "FLUSH"]).await;
     assert_eq!(remaining(&h, &shared, "k").await, 1);
     assert!(!call(&h, &user, &free).await.decision.is_allowed());
-    assert_eq!(h.limits.decided_alone(), 0, "scripts are loaded again, and Redis decides");
+    assert_eq!(h.limits.status().decided_alone, 0, "scripts are loaded again, and Redis decides");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
