@@ -4,30 +4,23 @@
 //! the server that takes them, and on the others as soon as the [`Feed`] tells; while that is not current, nothing is
 //! refused from memory. A denial that was decided before a change and arrives after it is not remembered.
 
-use std::collections::HashMap;
-use std::hash::{BuildHasher, RandomState};
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use weir_core::quota::Limits;
 use weir_core::{Clock, Denial, Timestamp, UserId};
 
+use crate::bounded_cache::{BoundedCache, Version};
 use crate::feed::{Change, Feed};
 use crate::quota::SendOutcome;
 
 const SHARDS: usize = 16;
-/// Users remembered in one shard. When there are more, those whose windows have ended are forgotten, or else all.
+/// Users in one shard.
 const SHARD_MAX: usize = 8_192;
 
 /// Users known to be over their limit.
 #[derive(Debug)]
 pub struct Denials {
-    shards: [Mutex<HashMap<UserId, Known>>; SHARDS],
-    hasher: RandomState,
-    /// How many are remembered: nobody is looked up while this is 0.
-    count: AtomicUsize,
-    /// Changes so far.
-    changes: AtomicU64,
+    cache: BoundedCache<UserId, Known>,
     feed: Arc<Feed>,
     clock: Arc<dyn Clock>,
 }
@@ -45,7 +38,7 @@ struct Known {
 /// The state of the world when a question was asked.
 #[derive(Clone, Copy, Debug)]
 pub struct Asked {
-    changes: u64,
+    version: Version,
     at: Timestamp,
 }
 
@@ -53,14 +46,8 @@ impl Denials {
     /// Remembers nothing yet. Time is told by `clock`, which need not agree with the store's.
     #[must_use]
     pub fn new(feed: Arc<Feed>, clock: Arc<dyn Clock>) -> Arc<Self> {
-        let denials = Arc::new(Self {
-            shards: std::array::from_fn(|_| Mutex::default()),
-            hasher: RandomState::new(),
-            count: AtomicUsize::new(0),
-            changes: AtomicU64::new(0),
-            feed: Arc::clone(&feed),
-            clock,
-        });
+        let denials =
+            Arc::new(Self { cache: BoundedCache::new(SHARDS, SHARD_MAX), feed: Arc::clone(&feed), clock });
         let listener = Arc::downgrade(&denials);
         feed.listen(move |change| {
             if let Some(denials) = listener.upgrade() {
@@ -72,83 +59,41 @@ impl Denials {
 
     /// The answer to a send of a user who is over the limit for certain.
     pub fn of(&self, user: &UserId) -> Option<SendOutcome> {
-        if self.count.load(Ordering::Relaxed) == 0 || !self.feed.is_current() {
+        if self.cache.is_empty() || !self.feed.is_current() {
             return None;
         }
-        let mut shard = self.shard(user);
-        let Known { limits, denial, asked_at, at } = *shard.get(user)?;
-        let passed = self.clock.now().since(asked_at);
-        match denial.retry_after.checked_sub(passed).filter(|left| !left.is_zero()) {
-            Some(left) => {
-                let denial = Denial { retry_after: left, ..denial };
-                Some(SendOutcome::Denied { limits, denial, at: at.plus(passed) })
-            }
-            None => {
-                shard.remove(user);
-                self.count.fetch_sub(1, Ordering::Relaxed);
-                None
-            }
-        }
+        let now = self.clock.now();
+        let Known { limits, denial, asked_at, at } = self.cache.get(user, |known| known.is_current(now))?;
+        let passed = now.since(asked_at);
+        let denial = Denial { retry_after: denial.retry_after.saturating_sub(passed), ..denial };
+        Some(SendOutcome::Denied { limits, denial, at: at.plus(passed) })
     }
 
     /// To be called before the store is asked.
     pub fn asking(&self) -> Asked {
-        Asked { changes: self.changes.load(Ordering::Acquire), at: self.clock.now() }
+        Asked { version: self.cache.version(), at: self.clock.now() }
     }
 
     /// Remembers what the store said, when it was a denial.
     pub fn learn(&self, asked: Asked, user: &UserId, outcome: &SendOutcome) {
         let SendOutcome::Denied { limits, denial, at } = *outcome else { return };
-        let mut shard = self.shard(user);
-        // Under the shard's lock: a change after this look waits for the lock, and then forgets what is put in here.
-        if self.changes.load(Ordering::Acquire) != asked.changes {
-            return;
-        }
-        if shard.len() >= SHARD_MAX {
-            self.make_room(&mut shard);
-        }
-        if shard.insert(user.clone(), Known { limits, denial, asked_at: asked.at, at }).is_none() {
-            self.count.fetch_add(1, Ordering::Relaxed);
-        }
+        let (known, now) = (Known { limits, denial, asked_at: asked.at, at }, self.clock.now());
+        self.cache.insert(user.clone(), known, asked.version, |known| known.is_current(now));
     }
 
     /// Forgets what a change makes doubtful.
     pub fn forget(&self, change: &Change) {
-        self.changes.fetch_add(1, Ordering::AcqRel);
         match change {
-            Change::User(user) => {
-                if self.shard(user).remove(user).is_some() {
-                    self.count.fetch_sub(1, Ordering::Relaxed);
-                }
-            }
-            Change::Anybody => {
-                for shard in &self.shards {
-                    let mut shard = lock(shard);
-                    self.count.fetch_sub(shard.len(), Ordering::Relaxed);
-                    shard.clear();
-                }
-            }
+            Change::User(user) => self.cache.invalidate(user),
+            Change::Anybody => self.cache.invalidate_all(),
         }
-    }
-
-    fn make_room(&self, shard: &mut HashMap<UserId, Known>) {
-        let (before, now) = (shard.len(), self.clock.now());
-        shard.retain(|_, known| now.since(known.asked_at) < known.denial.retry_after);
-        if shard.len() >= SHARD_MAX {
-            shard.clear();
-        }
-        self.count.fetch_sub(before - shard.len(), Ordering::Relaxed);
-    }
-
-    fn shard(&self, user: &UserId) -> MutexGuard<'_, HashMap<UserId, Known>> {
-        // The top bits: the map inside uses the low ones.
-        let hash = self.hasher.hash_one(user) >> 48;
-        lock(&self.shards[usize::try_from(hash).unwrap_or(0) % SHARDS])
     }
 }
 
-fn lock(shard: &Mutex<HashMap<UserId, Known>>) -> MutexGuard<'_, HashMap<UserId, Known>> {
-    shard.lock().unwrap_or_else(PoisonError::into_inner)
+impl Known {
+    fn is_current(&self, now: Timestamp) -> bool {
+        now.since(self.asked_at) < self.denial.retry_after
+    }
 }
 
 #[cfg(test)]
@@ -193,7 +138,7 @@ mod tests {
         assert!(denials.of(&user("b")).is_none());
         clock.advance(Duration::from_secs(50));
         assert!(denials.of(&user("a")).is_none(), "the window has ended");
-        assert_eq!(denials.count.load(Ordering::Relaxed), 0);
+        assert!(denials.cache.is_empty());
     }
 
     #[test]
@@ -230,8 +175,6 @@ mod tests {
         for n in 0..SHARDS * SHARD_MAX * 2 {
             denials.learn(denials.asking(), &user(&n.to_string()), &denied(MINUTE));
         }
-        assert!(denials.count.load(Ordering::Relaxed) <= SHARDS * SHARD_MAX);
-        let held: usize = denials.shards.iter().map(|shard| lock(shard).len()).sum();
-        assert_eq!(held, denials.count.load(Ordering::Relaxed));
+        assert!(denials.cache.len() <= SHARDS * SHARD_MAX);
     }
 }

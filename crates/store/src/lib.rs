@@ -4,6 +4,7 @@
 //! a batch, and [`Lanes`] turn concurrent single calls into batches. How rows are loaded, locked and saved is left to
 //! the engines; what is decided about them is left to `weir-core`.
 
+pub mod bounded_cache;
 pub mod clock;
 pub mod denials;
 pub mod error;
@@ -18,6 +19,7 @@ pub mod throttle;
 pub mod tier;
 pub mod writer_metrics;
 
+pub use bounded_cache::BoundedCache;
 pub use clock::{SteadyClock, StoreClock, SystemClock};
 pub use error::Error;
 pub use lane::{Batch, LaneMetrics, LaneSettings, Lanes};

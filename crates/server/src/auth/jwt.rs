@@ -1,7 +1,7 @@
 //! Callers' tokens: signed JWTs, with HS256 by the server's own secret or RS256/ES256 by keys in a JWKS file.
 
 mod key_set;
-mod remembered;
+mod verified_tokens;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use jsonwebtoken::jwk::JwkSet;
 use jsonwebtoken::{Algorithm, DecodingKey, EncodingKey, Header, Validation, decode, decode_header, encode};
 use serde::{Deserialize, Serialize};
 
-use self::remembered::Remembered;
+use self::verified_tokens::VerifiedTokens;
 use crate::config::source::SettingError;
 
 /// What a token says.
@@ -75,7 +75,7 @@ const LEEWAY_SECONDS: u64 = 5;
 /// Checks tokens. Only the algorithms of the keys it has are accepted, whatever a token claims to be signed with.
 pub struct Verifier {
     keys: Vec<Key>,
-    remembered: Remembered,
+    verified: VerifiedTokens,
 }
 
 struct Key {
@@ -90,7 +90,7 @@ impl Verifier {
     pub fn from_secret(secret: &str) -> Self {
         let key = DecodingKey::from_secret(secret.as_bytes());
         let keys = vec![Key::new(None, key, Algorithm::HS256)];
-        Self { keys, remembered: Remembered::default() }
+        Self { keys, verified: VerifiedTokens::default() }
     }
 
     /// The same, but tokens have to name this issuer (`iss`), or this audience among theirs (`aud`), where one is given.
@@ -126,7 +126,7 @@ impl Verifier {
         if keys.is_empty() {
             return Err(refuse("it has none".to_owned()));
         }
-        Ok(Self { keys, remembered: Remembered::default() })
+        Ok(Self { keys, verified: VerifiedTokens::default() })
     }
 
     /// What a token says, if it is genuine and not past its time.
@@ -134,11 +134,11 @@ impl Verifier {
     pub fn verify(&self, token: &str) -> Option<Arc<Claims>> {
         let now = jiff::Timestamp::now().as_second();
         let now_seconds = u64::try_from(now).unwrap_or(0);
-        if let Some(claims) = self.remembered.find(token, now_seconds) {
+        if let Some(claims) = self.verified.get(token, now_seconds) {
             return Some(claims);
         }
         let claims = Arc::new(self.judge(token, now)?);
-        self.remembered.keep(token, &claims, now_seconds);
+        self.verified.insert(token, &claims, now_seconds);
         Some(claims)
     }
 

@@ -1,14 +1,13 @@
 //! Slot: single events go through lanes, bulk loads come as batches already, the rest straight to the store.
 
-use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use prometheus_client::metrics::counter::Counter;
 use weir_core::slot::{Forecast, Forecaster, Pace};
 use weir_core::{ConfigName, EventId, Timestamp};
 use weir_store::slot::{Assign, AssignOutcome, Config, Slot, SlotStore, WindowCount};
-use weir_store::{LaneSettings, Lanes, Result};
+use weir_store::{BoundedCache, LaneSettings, Lanes, Result};
 
 use super::within;
 use crate::config::Settings;
@@ -17,7 +16,7 @@ use crate::telemetry::metrics::{Metrics, OutcomeLabels};
 
 /// How long a config that was read is good for. Assigning never uses one: the store reads it with the windows.
 const CACHE_FOR: Duration = Duration::from_secs(5);
-/// Configs remembered; when there are more, all are forgotten.
+/// Configs in the cache.
 const CACHE_MAX: usize = 10_000;
 
 /// Counters read at a time for a forecast.
@@ -27,13 +26,11 @@ const FORECAST_PAGE: usize = 10_000;
 pub struct SlotService {
     store: Arc<dyn SlotStore>,
     lanes: Lanes<Assign, AssignOutcome>,
-    cache: Mutex<Cache>,
+    /// Configs by name, with the time each was asked for; `None` for a name that has none.
+    cache: BoundedCache<ConfigName, (Instant, Option<Config>)>,
     timeout: Duration,
     counters: Counters,
 }
-
-/// Configs by name, with the time each was read; `None` for a name that has none.
-type Cache = HashMap<ConfigName, (Instant, Option<Config>)>;
 
 #[derive(Debug)]
 struct Counters {
@@ -71,7 +68,13 @@ impl SlotService {
             exhausted: counter("exhausted"),
             failed: counter("failed"),
         };
-        Self { store, lanes, cache: Mutex::default(), timeout: settings.http.timeout, counters }
+        Self {
+            store,
+            lanes,
+            cache: BoundedCache::new(1, CACHE_MAX),
+            timeout: settings.http.timeout,
+            counters,
+        }
     }
 
     /// Makes a new version of a config the active one. When that takes longer than a call may, it goes on.
@@ -83,7 +86,7 @@ impl SlotService {
         let put = tokio::spawn(async move { store.put_config(&wanted, pace).await });
         let put = async { put.await.unwrap_or_else(|panic| Err(weir_store::Error::failed("slot", panic))) };
         let config = within(self.timeout, put).await;
-        self.cache().remove(name);
+        self.cache.invalidate(name);
         config
     }
 
@@ -92,13 +95,12 @@ impl SlotService {
     /// # Errors
     /// When the store cannot say.
     pub async fn config(&self, name: &ConfigName) -> Result<Option<Config>> {
-        if let Some((at, config)) = self.cache().get(name)
-            && at.elapsed() < CACHE_FOR
-        {
-            return Ok(config.clone());
+        if let Some((_, config)) = self.cache.get(name, is_fresh) {
+            return Ok(config);
         }
+        let (version, asked_at) = (self.cache.version(), Instant::now());
         let config = within(self.timeout, self.store.config(name)).await?;
-        remember(&mut self.cache(), name, config.clone());
+        self.cache.insert(name.clone(), (asked_at, config.clone()), version, is_fresh);
         Ok(config)
     }
 
@@ -116,13 +118,13 @@ impl SlotService {
     /// When the store cannot say.
     pub async fn deactivate(&self, name: &ConfigName) -> Result<bool> {
         let gone = within(self.timeout, self.store.deactivate(name)).await;
-        self.cache().remove(name);
+        self.cache.invalidate(name);
         gone
     }
 
     /// Forgets what was read of configs.
     pub fn flush_cache(&self) {
-        self.cache().clear();
+        self.cache.invalidate_all();
     }
 
     /// Gives one event a slot.
@@ -227,30 +229,9 @@ impl SlotService {
             AssignOutcome::Exhausted => self.counters.exhausted.inc(),
         };
     }
-
-    fn cache(&self) -> MutexGuard<'_, Cache> {
-        self.cache.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
-fn remember(cache: &mut Cache, name: &ConfigName, config: Option<Config>) {
-    if cache.len() >= CACHE_MAX {
-        cache.clear();
-    }
-    cache.insert(name.clone(), (Instant::now(), config));
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn no_more_configs_are_remembered_than_the_bound() {
-        let mut cache = Cache::new();
-        for n in 0..CACHE_MAX * 2 + 1 {
-            // Names that no config has are asked for by anybody.
-            remember(&mut cache, &ConfigName::parse(format!("config-{n}")).unwrap(), None);
-            assert!(cache.len() <= CACHE_MAX);
-        }
-    }
+/// Whether a config, or that there is none, was read so lately that it may be told again.
+fn is_fresh((asked_at, _): &(Instant, Option<Config>)) -> bool {
+    asked_at.elapsed() < CACHE_FOR
 }

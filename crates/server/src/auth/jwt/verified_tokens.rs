@@ -1,0 +1,80 @@
+//! Tokens whose signature was verified: callers bring the same one again and again, and verifying it takes longer than most
+//! answers do.
+//!
+//! The key is the whole token, signature included, so no other token passes for it. Its claims do not change, and the keys
+//! it was signed with are read once; only whether it has expired is checked each time.
+
+use std::sync::Arc;
+
+use weir_store::BoundedCache;
+
+use super::{Claims, LEEWAY_SECONDS};
+
+const SHARDS: usize = 16;
+/// Tokens in one shard.
+const SHARD_MAX: usize = 1_024;
+/// Longer tokens are verified each time.
+const BYTES_MAX: usize = 4_096;
+
+/// Tokens whose signature was verified.
+pub(super) struct VerifiedTokens {
+    /// Only tokens that we or an issuer signed are keys, so nobody can choose them to collide: a fast hash will do.
+    cache: BoundedCache<Box<str>, Arc<Claims>, foldhash::fast::RandomState>,
+}
+
+impl Default for VerifiedTokens {
+    fn default() -> Self {
+        Self { cache: BoundedCache::new(SHARDS, SHARD_MAX) }
+    }
+}
+
+impl VerifiedTokens {
+    /// The claims of a token that was verified before and has not expired.
+    pub(super) fn get(&self, token: &str, now_seconds: u64) -> Option<Arc<Claims>> {
+        self.cache.get(token, |claims| !is_expired(claims, now_seconds))
+    }
+
+    /// Remembers a token that was verified.
+    pub(super) fn insert(&self, token: &str, claims: &Arc<Claims>, now_seconds: u64) {
+        if token.len() <= BYTES_MAX {
+            let (claims, version) = (Arc::clone(claims), self.cache.version());
+            self.cache.insert(token.into(), claims, version, |claims| !is_expired(claims, now_seconds));
+        }
+    }
+}
+
+/// The same rule as when the signature is verified.
+const fn is_expired(claims: &Claims, now_seconds: u64) -> bool {
+    claims.exp.saturating_add(LEEWAY_SECONDS) < now_seconds
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn claims(exp: u64) -> Arc<Claims> {
+        Arc::new(Claims { sub: "a@b.c".into(), exp, tenant_id: None, scope: Some("x".into()) })
+    }
+
+    #[test]
+    fn a_token_is_known_until_it_expires() {
+        let tokens = VerifiedTokens::default();
+        tokens.insert("a.b.c", &claims(100), 50);
+        assert_eq!(tokens.get("a.b.c", 100 + LEEWAY_SECONDS), Some(claims(100)));
+        assert_eq!(tokens.get("a.b.d", 50), None, "another signature is another token");
+        assert_eq!(tokens.get("a.b.c", 101 + LEEWAY_SECONDS), None);
+        assert_eq!(tokens.get("a.b.c", 50), None, "it was dropped");
+    }
+
+    #[test]
+    fn no_more_tokens_are_cached_than_the_bound() {
+        let tokens = VerifiedTokens::default();
+        for n in 0..50_000 {
+            tokens.insert(&format!("{n}"), &claims(100), 50);
+            assert!(tokens.get(&format!("{n}"), 50).is_some());
+        }
+        assert!(tokens.cache.len() <= SHARDS * SHARD_MAX);
+        tokens.insert(&"x".repeat(BYTES_MAX + 1), &claims(100), 50);
+        assert!(tokens.get(&"x".repeat(BYTES_MAX + 1), 50).is_none());
+    }
+}

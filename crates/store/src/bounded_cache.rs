@@ -1,0 +1,192 @@
+//! A cache of bounded size, spread over several locks.
+//!
+//! A value that was read before an invalidation and arrives after it is not stored: whoever fills the cache takes its
+//! [`Version`] before asking the source, and an insertion under an older version does nothing.
+
+use std::borrow::Borrow;
+use std::collections::HashMap;
+use std::hash::{BuildHasher, Hash, RandomState};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// Values by key. A shard that is full drops its outdated values; if there are none, all of them.
+#[derive(Debug)]
+pub struct BoundedCache<K, V, S = RandomState> {
+    shards: Box<[Mutex<HashMap<K, V, S>>]>,
+    shard_max: usize,
+    hasher: S,
+    len: AtomicUsize,
+    version: AtomicU64,
+}
+
+/// How often a cache had been invalidated at some moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Version(u64);
+
+impl<K: Hash + Eq, V: Clone, S: BuildHasher + Default> BoundedCache<K, V, S> {
+    /// An empty cache of so many shards, at least one, with room for `shard_max` values each.
+    #[must_use]
+    pub fn new(shards: usize, shard_max: usize) -> Self {
+        let shards = (0..shards.max(1)).map(|_| Mutex::default()).collect();
+        let (len, version) = (AtomicUsize::new(0), AtomicU64::new(0));
+        Self { shards, shard_max, hasher: S::default(), len, version }
+    }
+
+    /// How many values there are. Takes no lock.
+    pub fn len(&self) -> usize {
+        self.len.load(Ordering::Relaxed)
+    }
+
+    /// Whether there are none. Takes no lock.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// To be taken before the source of a value is asked.
+    pub fn version(&self) -> Version {
+        Version(self.version.load(Ordering::Acquire))
+    }
+
+    /// The value of a key. One that is not current is dropped.
+    pub fn get<Q>(&self, key: &Q, is_current: impl FnOnce(&V) -> bool) -> Option<V>
+    where
+        K: Borrow<Q>,
+        Q: Hash + Eq + ?Sized,
+    {
+        let mut shard = self.shard(key);
+        let value = shard.get(key)?;
+        if is_current(value) {
+            return Some(value.clone());
+        }
+        shard.remove(key);
+        self.len.fetch_sub(1, Ordering::Relaxed);
+        None
+    }
+
+    /// Stores a value, unless something was invalidated since `version`. When there is no room, values that are not current make
+    /// some.
+    pub fn insert(&self, key: K, value: V, version: Version, is_current: impl Fn(&V) -> bool) {
+        let mut shard = self.shard(&key);
+        // Under the lock: an invalidation after this look waits for the lock, and then drops what is stored here.
+        if self.version() != version {
+            return;
+        }
+        let before = shard.len();
+        if before >= self.shard_max && !shard.contains_key(&key) {
+            shard.retain(|_, value| is_current(value));
+            if shard.len() >= self.shard_max {
+                shard.clear();
+            }
+        }
+        shard.insert(key, value);
+        self.len.fetch_add(shard.len(), Ordering::Relaxed);
+        self.len.fetch_sub(before, Ordering::Relaxed);
+    }
+
+    /// Drops the value of a key, and whatever is on its way into the cache.
+    pub fn invalidate<Q>(&self, key: &Q)
+    where
+        K: Borrow<Q>,
+        Q: Hash + Eq + ?Sized,
+    {
+        self.version.fetch_add(1, Ordering::AcqRel);
+        if self.shard(key).remove(key).is_some() {
+            self.len.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Drops all values, and whatever is on its way into the cache.
+    pub fn invalidate_all(&self) {
+        self.version.fetch_add(1, Ordering::AcqRel);
+        for shard in &self.shards {
+            let mut shard = lock(shard);
+            self.len.fetch_sub(shard.len(), Ordering::Relaxed);
+            shard.clear();
+        }
+    }
+
+    fn shard<Q: Hash + ?Sized>(&self, key: &Q) -> MutexGuard<'_, HashMap<K, V, S>> {
+        // The top bits: the map inside uses the low ones.
+        let hash = usize::try_from(self.hasher.hash_one(key) >> 48).unwrap_or(0);
+        lock(&self.shards[hash % self.shards.len()])
+    }
+}
+
+fn lock<T>(shard: &Mutex<T>) -> MutexGuard<'_, T> {
+    shard.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn cache() -> BoundedCache<u32, u32> {
+        BoundedCache::new(4, 100)
+    }
+
+    fn put(cache: &BoundedCache<u32, u32>, key: u32, value: u32) {
+        cache.insert(key, value, cache.version(), |_| true);
+    }
+
+    fn held(cache: &BoundedCache<u32, u32>) -> usize {
+        cache.shards.iter().map(|shard| lock(shard).len()).sum()
+    }
+
+    #[test]
+    fn a_value_is_returned_while_it_is_current_and_dropped_then() {
+        let cache = cache();
+        put(&cache, 1, 10);
+        put(&cache, 1, 11);
+        assert_eq!((cache.get(&1, |_| true), cache.get(&2, |_| true)), (Some(11), None));
+        assert_eq!(cache.get(&1, |value| *value > 11), None);
+        assert!(cache.is_empty());
+        assert_eq!(cache.get(&1, |_| true), None, "it was dropped");
+    }
+
+    #[test]
+    fn what_was_read_before_an_invalidation_is_not_stored_after_it() {
+        let cache = cache();
+        let before = cache.version();
+        put(&cache, 1, 10);
+        cache.invalidate(&1);
+        assert_eq!(cache.get(&1, |_| true), None);
+        cache.insert(1, 11, before, |_| true);
+        assert_eq!(cache.get(&1, |_| true), None);
+        let before = cache.version();
+        cache.invalidate_all();
+        cache.insert(2, 20, before, |_| true);
+        assert!(cache.is_empty());
+        put(&cache, 2, 21);
+        assert_eq!(cache.get(&2, |_| true), Some(21));
+    }
+
+    #[test]
+    fn there_are_no_more_values_than_the_bound() {
+        let cache = cache();
+        for key in 0..4_000 {
+            put(&cache, key, 0);
+            assert_eq!(cache.get(&key, |_| true), Some(0), "the newest is always there");
+            assert!(cache.shards.iter().all(|shard| lock(shard).len() <= 100));
+        }
+        assert_eq!(cache.len(), held(&cache));
+        cache.invalidate_all();
+        assert_eq!((cache.len(), held(&cache)), (0, 0));
+    }
+
+    #[test]
+    fn a_full_shard_drops_outdated_values_first_and_none_for_a_key_it_has() {
+        let cache: BoundedCache<u32, u32> = BoundedCache::new(1, 4);
+        let insert = |key, value| cache.insert(key, value, cache.version(), |value| *value > 0);
+        for (key, value) in [(1, 0), (2, 1), (3, 0), (4, 1), (4, 2)] {
+            insert(key, value);
+        }
+        assert_eq!(cache.len(), 4);
+        insert(5, 1);
+        let is_there = |key: &u32| cache.get(key, |_| true).is_some();
+        assert_eq!([1, 2, 3, 4, 5].map(|key| is_there(&key)), [false, true, false, true, true]);
+        insert(6, 1);
+        insert(7, 1);
+        assert_eq!([2, 4, 5, 6, 7].map(|key| is_there(&key)), [false, false, false, false, true]);
+        assert_eq!(cache.len(), held(&cache));
+    }
+}
