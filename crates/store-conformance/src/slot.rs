@@ -71,6 +71,7 @@ macro_rules! slot_suite {
                 far_events_do_not_disturb_near_ones,
                 gaps_between_full_windows_are_found,
                 a_gap_before_a_long_run_of_full_windows_does_not_end_the_search,
+                room_scattered_between_long_runs_of_full_windows_is_all_found,
                 a_place_given_back_is_taken_again,
                 windows_are_listed_in_order,
                 slots_survive_a_restart,
@@ -93,6 +94,8 @@ macro_rules! slot_suite {
                 the_same_events_in_parallel_get_one_slot_each,
                 giving_back_while_assigning_keeps_the_books,
                 two_servers_overfill_no_window_and_give_each_event_one_slot,
+                bulks_and_single_calls_at_once_all_get_slots,
+                bulks_and_single_calls_on_two_servers_all_get_slots,
                 a_pace_that_changes_under_load_keeps_the_books,
             ],
         }

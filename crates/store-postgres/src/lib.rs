@@ -81,6 +81,7 @@ struct Inner {
     /// Notices when the database's clock steps.
     clock_steps: StepDetector,
     bells: Bells,
+    slot_gate: slot::Gate,
     feed: Arc<Feed>,
     watch: AbortHandle,
     /// Whether the last batch that was published could not be counted.
@@ -124,6 +125,7 @@ impl Postgres {
             clock,
             clock_steps: StepDetector::default(),
             bells: Bells::default(),
+            slot_gate: slot::Gate::default(),
             feed,
             watch,
             is_uncommitted: AtomicBool::new(false),

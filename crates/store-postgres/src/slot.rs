@@ -1,11 +1,12 @@
 //! Slot in Postgres: what is read and configured. How a batch is assigned stands in `slot/assign.rs`.
 //!
-//! Whoever assigns holds a shared lock on each config of the batch, whoever changes one an exclusive lock: a pace never
-//! changes in the middle of a batch, and batches do not wait for each other.
+//! A batch holds a shared lock on each of its configs, so batches work side by side. A change of a config holds it
+//! exclusively, so that a pace never changes in the middle of a batch; so does a batch that finds all windows held by others.
 
 mod assign;
 mod config;
 mod due;
+mod gate;
 
 use async_trait::async_trait;
 use tokio_postgres::{Row, Statement};
@@ -15,6 +16,7 @@ use weir_queue::due::SEAT;
 use weir_store::slot::{Assign, AssignOutcome, Books, Config, Slot, SlotStore, WindowCount};
 use weir_store::{Batch, Error, Result};
 
+pub(crate) use self::gate::Gate;
 use crate::quota::{column, unsigned};
 use crate::{ENGINE, Postgres, time};
 

@@ -75,7 +75,7 @@ pub enum AssignOutcome {
     Existing(Slot),
     /// Nobody configured that pace, or it was taken out of service.
     UnknownConfig,
-    /// No window within the headroom had room.
+    /// No window within the headroom has room, and none is held by others.
     Exhausted,
 }
 

@@ -9,7 +9,7 @@ const RESERVED: [&str; 3] = ["sms-outbound", "request-processing", weir_store::r
 /// How slots are assigned and dispatched.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SlotSettings {
-    /// `slot.headroom`: windows searched past the first one with room while other servers hold them.
+    /// `slot.headroom`: windows searched past the first one with room while others hold them, before an event waits.
     pub headroom: u32,
     /// `slot.dispatch.topic`: where each slot is published when its time comes.
     pub dispatch_topic: Option<String>,

@@ -222,9 +222,9 @@ const FORECAST_MAX: u64 = 1_000_000_000;
             status = 503,
             description = "No slot could be assigned. Wait `Retry-After` seconds and send the same event again: if the \
                 first call went through after all, the response is the slot it got. `SLOTS_EXHAUSTED` means \
-                that every window within the headroom was full or held by other servers at that moment; \
-                `DEPENDENCY_UNAVAILABLE` that the store did not answer in time, too many calls are waiting, \
-                or the server is shutting down. `/health` says which engine is down.",
+                that every window within the headroom is full; `DEPENDENCY_UNAVAILABLE` that the store did \
+                not answer in time, others held the windows for too long, too many calls are waiting, or \
+                the server is shutting down. `/health` says which engine is down.",
         ),
     ),
 )]
@@ -460,7 +460,7 @@ pub(super) fn unknown_config(name: &ConfigName) -> ApiError {
 }
 
 pub(super) fn exhausted() -> ApiError {
-    let message = "Every window that was searched is full or held by others; nothing was assigned, try again";
+    let message = "Every window within the headroom is full; nothing was assigned";
     ApiError::unavailable(message).with_code("SLOTS_EXHAUSTED")
 }
 

@@ -113,6 +113,25 @@ pub async fn gaps_between_full_windows_are_found<H: SlotHarness>() {
     expect_books(&h, 9).await;
 }
 
+/// The runs are longer than any headroom, and there are more of them than a search should need turns.
+pub async fn room_scattered_between_long_runs_of_full_windows_is_all_found<H: SlotHarness>() {
+    let h = H::open().await;
+    put(&h, pace(1, 1_000)).await;
+    assign_new(&h, wishes("a", 1_800, at(0))).await;
+    let gaps: Vec<i64> = (1..=12).map(|n| n * 140).collect();
+    for gap in &gaps {
+        h.slots()
+            .give_slot_back(&event(&format!("a-{gap}")))
+            .await
+            .expect("an answer")
+            .expect("it had a slot");
+    }
+    let slots = assign_new(&h, wishes("b", 14, at(0))).await;
+    let expected: Vec<i64> = gaps.into_iter().chain([1_800, 1_801]).map(|window| window * 1_000).collect();
+    assert_eq!(starts(&slots), expected);
+    expect_books(&h, 1_802).await;
+}
+
 pub async fn a_place_given_back_is_taken_again<H: SlotHarness>() {
     let h = H::open().await;
     put(&h, pace(2, 1_000)).await;

@@ -7,10 +7,12 @@ use weir_core::Timestamp;
 use weir_store::slot::{Assign, AssignOutcome, Slot, SlotStore};
 
 use super::SlotHarness;
-use super::given::{at, check_times, counters, event, expect_books, pace, put, wish, wishes};
+use super::given::{
+    assign_new, at, check_times, counters, event, expect_books, pace, put, starts, wish, wishes,
+};
 use crate::given::at_once;
 
-/// Assigns batches at once, spread over stores; a batch that others held up is tried again.
+/// Assigns batches at once, spread over stores.
 async fn assigned_at_once(stores: Vec<Arc<dyn SlotStore>>, batches: Vec<Vec<Assign>>) -> Vec<AssignOutcome> {
     let calls = batches.into_iter().enumerate().map(|(n, batch)| {
         let store = Arc::clone(&stores[n % stores.len()]);
@@ -102,6 +104,36 @@ pub async fn two_servers_overfill_no_window_and_give_each_event_one_slot<H: Slot
     assert_eq!(new_slots(&outcomes).len(), 500, "each event is new once");
     assert!(!outcomes.iter().any(|outcome| matches!(outcome, AssignOutcome::Exhausted)));
     expect_fair(&h, 10, 500).await;
+}
+
+pub async fn bulks_and_single_calls_at_once_all_get_slots<H: SlotHarness>() {
+    let h = H::open().await;
+    expect_all_placed(&h, vec![h.slots()]).await;
+}
+
+pub async fn bulks_and_single_calls_on_two_servers_all_get_slots<H: SlotHarness>() {
+    let h = H::open().await;
+    let Some(other) = h.another().await else { return };
+    expect_all_placed(&h, vec![h.slots(), other.slots()]).await;
+}
+
+/// Four bulks of 1,000 events and 400 single ones for one time, each bulk needing more windows than the headroom has.
+async fn expect_all_placed<H: SlotHarness>(h: &H, stores: Vec<Arc<dyn SlotStore>>) {
+    let pace = pace(9, 1_000);
+    put(h, pace).await;
+    let bulks = (0..4).map(|n| wishes(&format!("bulk-{n}"), 1_000, at(0)));
+    let batches = bulks.chain((0..400).map(|n| vec![wish(&format!("single-{n}"), at(0))])).collect();
+    let outcomes = assigned_at_once(stores, batches).await;
+    let slots = new_slots(&outcomes);
+    assert_eq!(slots.len(), 4_400, "every event gets a slot");
+    check_times(&slots, pace);
+    expect_fair(h, 9, 4_400).await;
+    // Whatever room was passed over is found by those who come later.
+    let last = counters(h).await.into_keys().next_back().expect("there are windows");
+    let room = usize::try_from(last / 1_000 + 1).expect("a number of windows") * 9 - 4_400;
+    let late = assign_new(h, wishes("late", room, at(0))).await;
+    assert!(starts(&late).is_sorted(), "the first window with room is used first");
+    assert!(counters(h).await.into_values().all(|(count, _)| count == 9), "no gap is left");
 }
 
 pub async fn a_pace_that_changes_under_load_keeps_the_books<H: SlotHarness>() {

@@ -3,31 +3,39 @@
 //!
 //! 1. which events have slots already, and the paces, each under a shared lock;
 //! 2. where the first open window after each wanted one is;
-//! 3. the counters from there on, made where they are missing, and locked. What another server holds is passed over,
-//!    never waited for: rows by `SKIP LOCKED`, rows about to be made by a lock that is only tried;
+//! 3. the counters from there on, made where they are missing, and locked. What another server holds is passed over, as
+//!    far as the headroom: rows by `SKIP LOCKED`, rows about to be made by a lock that is only tried;
 //! 4. slots and counters, written together.
 //!
-//! Steps 2 and 3 are done again, further on, when others held too much. Events are inserted in order of id, so two
+//! Steps 2 and 3 are done again when a search found some of the room, and further on when others held too much. When
+//! others hold all that the headroom has, the transaction is given up and begun again with the configs locked for it
+//! alone: Postgres grants that in the order of asking, once the batches under way have ended. Events are inserted in order of id, so two
 //! servers given the same events cannot wait for each other in a circle.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::time::SystemTime;
 
+use futures_util::FutureExt;
 use futures_util::future::{try_join3, try_join4};
+use tokio::time::Instant;
 use tokio_postgres::Statement;
 use tokio_postgres::types::ToSql;
 use weir_core::slot::{Pace, WindowStatus, Windows};
 use weir_core::{ConfigName, EventId, Timestamp};
 use weir_store::slot::{Assign, AssignOutcome, Slot};
-use weir_store::{Batch, Result};
+use weir_store::{Batch, Error, Result};
 
+use super::gate::{Access, Pass};
 use super::{config, read_slot, read_status};
 use crate::pool::Session;
 use crate::quota::{column, unsigned};
-use crate::{Postgres, time};
+use crate::{ENGINE, Postgres, time};
 
 const SHARE_CONFIGS: &str = "
     SELECT pg_advisory_xact_lock_shared(hashtextextended('weir slot ' || name, 0))
+    FROM unnest($1::text[]) AS wanted (name) ORDER BY name";
+const LOCK_CONFIGS: &str = "
+    SELECT pg_advisory_xact_lock(hashtextextended('weir slot ' || name, 0))
     FROM unnest($1::text[]) AS wanted (name) ORDER BY name";
 const CONFIGS: &str = "
     SELECT config_name, version, max_per_window, window_size_ms, created_at FROM rate_limit_config
@@ -78,6 +86,14 @@ const LOCK: &str = "
         SELECT * FROM rate_limit_window_counter
         WHERE config_name = w.config_name AND window_start = w.start AND status = 'OPEN' FOR UPDATE SKIP LOCKED) AS c
     LIMIT $3";
+/// The same for a batch that is alone with its configs. Nobody of ours holds a row then; an operator may.
+const LOCK_ALONE: &str = "
+    SELECT c.config_name, c.window_start, c.slot_count
+    FROM (SELECT * FROM unnest($1::text[], $2::timestamptz[]) AS w (config_name, start) ORDER BY config_name, start OFFSET 0) AS w
+    CROSS JOIN LATERAL (
+        SELECT * FROM rate_limit_window_counter
+        WHERE config_name = w.config_name AND window_start = w.start AND status = 'OPEN' FOR UPDATE) AS c
+    LIMIT $3";
 /// A slot that another server has just given to the same event is left alone, and not counted. `IS TRUE` keeps the test of
 /// `inserted` from becoming a join, which without a hash would compare every event with every other.
 const SAVE: &str = "
@@ -107,19 +123,19 @@ const SAVE: &str = "
     SELECT count(*) FROM inserted";
 
 /// In the order of [`Statements::from_prepared`].
-pub(super) const SQL: [&str; 7] = [SHARE_CONFIGS, CONFIGS, FIRST_OPEN, MAKE, STATES, LOCK, SAVE];
-
-/// How often a search begins anew, further out each time, when others held what it found.
-const ROUNDS: u32 = 8;
+pub(super) const SQL: [&str; 9] =
+    [SHARE_CONFIGS, LOCK_CONFIGS, CONFIGS, FIRST_OPEN, MAKE, STATES, LOCK, LOCK_ALONE, SAVE];
 
 #[derive(Debug)]
 pub(super) struct Statements {
     share_configs: Statement,
+    lock_configs: Statement,
     configs: Statement,
     first_open: Statement,
     make: Statement,
     states: Statement,
     lock: Statement,
+    lock_alone: Statement,
     save: Statement,
 }
 
@@ -127,16 +143,20 @@ impl Statements {
     pub(super) fn from_prepared(next: &mut impl FnMut() -> Statement) -> Self {
         Self {
             share_configs: next(),
+            lock_configs: next(),
             configs: next(),
             first_open: next(),
             make: next(),
             states: next(),
             lock: next(),
+            lock_alone: next(),
             save: next(),
         }
     }
 }
 
+/// Beside other batches first. When they hold the windows that are left, the batch gives up what it has locked, waits for
+/// them and begins again with its configs to itself; nobody waits with a window locked.
 pub(super) async fn assign(engine: &Postgres, batch: Batch<Assign>) -> Result<Vec<AssignOutcome>> {
     let session = engine.inner.pool.slot_session().await?;
     let batch = batch.take();
@@ -144,20 +164,35 @@ pub(super) async fn assign(engine: &Postgres, batch: Batch<Assign>) -> Result<Ve
         session.keep();
         return Ok(Vec::new());
     }
-    let (existing, paces) = begin(&session, &batch).await?;
-    let mut work = Work::new(&batch, existing, &paces, engine.slots.headroom);
-    for round in 0..ROUNDS {
-        if !work.search(&session, round).await? {
-            break;
-        }
+    let deadline = Instant::now() + engine.inner.pool.call_timeout();
+    let beside_others = attempt(engine, &batch, Access::Shared, Some(session), deadline).await?;
+    match beside_others {
+        Some(outcomes) => Ok(outcomes),
+        None => attempt(engine, &batch, Access::Alone, None, deadline).await.map(Option::unwrap_or_default),
     }
-    if work.placed.is_empty() {
-        session.bounded(session.client.batch_execute("COMMIT")).await?;
+}
+
+/// None when others hold windows that the batch needs; nothing was assigned then.
+async fn attempt(
+    engine: &Postgres,
+    batch: &[Assign],
+    access: Access,
+    session: Option<Session>,
+    deadline: Instant,
+) -> Result<Option<Vec<AssignOutcome>>> {
+    let begun = tokio::time::timeout_at(deadline, begin(engine, batch, access, session)).await;
+    let Begun { session, existing, paces, _passes } =
+        begun.map_err(|elapsed| Error::unavailable(ENGINE, elapsed))??;
+    let mut work = Work::new(batch, existing, &paces, access, engine.slots.headroom);
+    work.search(&session).await?;
+    let is_held_up = access == Access::Shared && !work.open.is_empty();
+    if work.placed.is_empty() || is_held_up {
+        session.bounded(session.client.batch_execute("ROLLBACK")).await?;
     } else {
         work.save(&session, &paces, engine.slots.is_dispatching).await?;
     }
     session.keep();
-    Ok(work.outcomes())
+    Ok((!is_held_up).then(|| work.outcomes()))
 }
 
 /// Keeps the paces of these configs from changing until the transaction ends.
@@ -166,33 +201,68 @@ pub(super) async fn share(session: &Session, names: &[&str]) -> Result<()> {
     session.bounded(session.client.query(statement, &[&names])).await.map(drop)
 }
 
+/// A transaction that has its configs.
+struct Begun<'a> {
+    session: Session,
+    existing: HashMap<EventId, Slot>,
+    paces: HashMap<ConfigName, Pace>,
+    _passes: Vec<Pass<'a>>,
+}
+
+/// Passes the gate and has a connection. One that is at hand is given to others when the batch has to wait.
+async fn enter<'a>(
+    engine: &'a Postgres,
+    configs: &[&ConfigName],
+    access: Access,
+    session: Option<Session>,
+) -> Result<(Vec<Pass<'a>>, Session)> {
+    let gate = &engine.inner.slot_gate;
+    match (gate.pass(configs, access).now_or_never(), session) {
+        (Some(passes), Some(session)) => return Ok((passes, session)),
+        (_, Some(session)) => session.keep(),
+        (_, None) => {}
+    }
+    Ok((gate.pass(configs, access).await, engine.inner.pool.slot_session().await?))
+}
+
 /// Step 1.
-async fn begin(
-    session: &Session,
+async fn begin<'a>(
+    engine: &'a Postgres,
     batch: &[Assign],
-) -> Result<(HashMap<EventId, Slot>, HashMap<ConfigName, Pace>)> {
+    access: Access,
+    session: Option<Session>,
+) -> Result<Begun<'a>> {
     let events: Vec<&str> = batch.iter().map(|assign| assign.event.as_str()).collect();
-    let mut names: Vec<&str> = batch.iter().map(|assign| assign.config.as_str()).collect();
-    names.sort_unstable();
-    names.dedup();
+    let mut configs: Vec<&ConfigName> = batch.iter().map(|assign| &assign.config).collect();
+    configs.sort_unstable();
+    configs.dedup();
+    let (passes, session) = enter(engine, &configs, access, session).await?;
+    let names: Vec<&str> = configs.into_iter().map(ConfigName::as_str).collect();
     let (client, statements) = (&session.client, &session.statements.slot);
-    let (_, existing, _, configs) = session
+    let lock = match access {
+        Access::Shared => &statements.assign.share_configs,
+        Access::Alone => &statements.assign.lock_configs,
+    };
+    let (_, _, existing, configs) = session
         .bounded(try_join4(
             client.batch_execute("BEGIN"),
+            client.query(lock, &[&names]),
             client.query(&statements.find, &[&events]),
-            client.query(&statements.assign.share_configs, &[&names]),
             client.query(&statements.assign.configs, &[&names]),
         ))
         .await?;
     let existing = existing.iter().map(read_slot).map(|slot| slot.map(|slot| (slot.event.clone(), slot)));
+    let existing = existing.collect::<Result<_>>()?;
     let paces =
         configs.iter().map(config::read).map(|config| config.map(|config| (config.name, config.pace)));
-    Ok((existing.collect::<Result<_>>()?, paces.collect::<Result<_>>()?))
+    let paces = paces.collect::<Result<_>>()?;
+    Ok(Begun { session, existing, paces, _passes: passes })
 }
 
 /// A batch on its way.
 struct Work<'a> {
     batch: &'a [Assign],
+    access: Access,
     existing: HashMap<EventId, Slot>,
     /// How many windows past the first one with room are searched.
     headroom: u32,
@@ -209,6 +279,7 @@ impl<'a> Work<'a> {
         batch: &'a [Assign],
         existing: HashMap<EventId, Slot>,
         paces: &HashMap<ConfigName, Pace>,
+        access: Access,
         headroom: u32,
     ) -> Self {
         let mut views = HashMap::new();
@@ -223,14 +294,27 @@ impl<'a> Work<'a> {
                 open.push(place);
             }
         }
-        Self { batch, existing, headroom, views, open, placed: BTreeMap::new(), ours: HashSet::new() }
+        Self { batch, access, existing, headroom, views, open, placed: BTreeMap::new(), ours: HashSet::new() }
     }
 
-    /// Steps 2 and 3, and the placing. True when it is worth going on.
-    async fn search(&mut self, session: &Session, round: u32) -> Result<bool> {
-        if self.open.is_empty() {
-            return Ok(false);
+    /// Steps 2 and 3, and the placing, for as long as they get on: first as near as can be, then as far as the headroom.
+    async fn search(&mut self, session: &Session) -> Result<()> {
+        let mut further = 0;
+        while !self.open.is_empty() {
+            let before = (self.open.len(), self.ours.len());
+            self.look(session, further).await?;
+            if (self.open.len(), self.ours.len()) == before {
+                if further == self.headroom {
+                    break;
+                }
+                further = self.headroom;
+            }
         }
+        Ok(())
+    }
+
+    /// One search, so many windows further than the batch needs.
+    async fn look(&mut self, session: &Session, further: u32) -> Result<()> {
         let wanted = self.wanted();
         let next = |(name, first): &(&'a ConfigName, Timestamp)| {
             (*name, self.views.get(name).map_or(*first, |view| view.pace().later(*first, 1)))
@@ -242,7 +326,6 @@ impl<'a> Work<'a> {
             let Some(view) = self.views.get(name) else { continue };
             let pace = *view.pace();
             let needed = u64::from(*demand).div_ceil(u64::from(pace.max_per_window())) + 1;
-            let further = self.headroom.min(round.saturating_mul(self.headroom.div_ceil(4)));
             let span = needed + u64::from(further);
             candidates.push((*name, *first));
             candidates.extend((0..span).map(|n| (*name, pace.later(start, n))));
@@ -254,7 +337,7 @@ impl<'a> Work<'a> {
         candidates.dedup();
         self.lock(session, &candidates, i64::try_from(enough).unwrap_or(i64::MAX)).await?;
         self.place();
-        Ok(!self.open.is_empty())
+        Ok(())
     }
 
     /// How many events want which window.
@@ -279,11 +362,15 @@ impl<'a> Work<'a> {
         let starts: Vec<SystemTime> = candidates.iter().map(|(_, start)| time::to_system(*start)).collect();
         let (client, statements) = (&session.client, &session.statements.slot.assign);
         let values: [&(dyn ToSql + Sync); 3] = [&names, &starts, &enough];
+        let lock = match self.access {
+            Access::Shared => &statements.lock,
+            Access::Alone => &statements.lock_alone,
+        };
         let (_, states, locked) = session
             .bounded(try_join3(
                 client.execute(&statements.make, &values),
                 client.query(&statements.states, &values[..2]),
-                client.query(&statements.lock, &values),
+                client.query(lock, &values),
             ))
             .await?;
         self.views.values_mut().for_each(Windows::forget_held);

@@ -1,5 +1,7 @@
 //! The cases of slot on Postgres, each in a database of its own.
 
+mod held;
+
 use std::sync::Arc;
 
 use weir_core::ManualClock;

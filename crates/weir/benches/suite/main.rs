@@ -59,6 +59,8 @@ const KAFKA_TARGET: f64 = 10.0;
 const SLOT_EMBEDDED_TARGET_PER_S: f64 = 60_000.0;
 const SLOT_POSTGRES_TARGET_PER_S: f64 = 30_000.0;
 const SLOT_BASELINE_TARGET: f64 = 20.0;
+const SLOT_BULKS_AT_ONCE: u64 = 4;
+const SLOT_BULKS_AT_ONCE_TARGET: f64 = 0.8;
 const SLOT_SINGLE_TARGET_PER_S: f64 = 5_000.0;
 const SLOT_FULL_WINDOWS_TARGET: f64 = 1.5;
 const REQUEST_EMBEDDED_TARGET_PER_S: f64 = 25_000.0;
@@ -373,7 +375,7 @@ async fn measure_kafka(bench: &Bench, results: &mut Results) -> Result<()> {
 }
 
 async fn measure_slot(bench: &Bench, results: &mut Results) -> Result<()> {
-    let run = slot::bulk::measure(bench, Engines::EMBEDDED).await?;
+    let run = slot::bulk::measure(bench, Engines::EMBEDDED, 1).await?;
     results.rate_target(&run.row, SLOT_EMBEDDED_TARGET_PER_S);
     results.take(run);
     let postgres = Postgres::start().await?;
@@ -382,13 +384,19 @@ async fn measure_slot(bench: &Bench, results: &mut Results) -> Result<()> {
     results.note([Pgbench::conditions()]);
     let before = baseline.measure(bench).await?;
     results.rows.push(before.clone());
-    let run = slot::bulk::measure_on_postgres(bench, &postgres).await?;
+    let run = slot::bulk::measure_on_postgres(bench, &postgres, 1).await?;
+    let one_bulk = (run.row.name.clone(), run.row.requests_per_s);
     let after = baseline.measure(bench).await?;
     results.rate_target(&run.row, SLOT_POSTGRES_TARGET_PER_S);
     let name = format!("{} / {}", run.row.name, before.name);
     let ratio = results.relate(run, [&before, &after]);
     results.target(&name, ratio, Bound::AtLeast(SLOT_BASELINE_TARGET), "×");
     results.rows.push(after);
+    let run = slot::bulk::measure_on_postgres(bench, &postgres, SLOT_BULKS_AT_ONCE).await?;
+    let name = format!("{} / {}", run.row.name, one_bulk.0);
+    let ratio = run.row.requests_per_s / one_bulk.1;
+    results.take(run);
+    results.target(&name, ratio, Bound::AtLeast(SLOT_BULKS_AT_ONCE_TARGET), "×");
     let run = slot::single::measure(bench, &postgres).await?;
     results.rate_target(&run.row, SLOT_SINGLE_TARGET_PER_S);
     results.take(run);

@@ -259,11 +259,53 @@ on_each_engine!(
     a_forecast_says_where_a_load_will_end_and_assigns_nothing,
     an_event_gets_a_slot_once,
     a_hundred_clients_for_one_time_overfill_no_window,
+    bulks_and_single_calls_at_once_all_get_slots,
     a_bulk_load_is_answered_in_order_with_errors_in_place,
     a_server_killed_in_a_bulk_load_has_every_event_once_after_a_resend,
     configs_have_versions_and_admin_routes_a_key,
     what_is_no_event_is_refused_with_the_name_of_the_field,
 );
+
+/// Four bulks of 1,000 lines and 400 single calls for one time at once, spread over the servers. Nine fit into a window, so
+/// each bulk wants more windows than the headroom has.
+async fn bulks_and_single_calls_all_get_slots(running: &Running, servers: &[Client]) {
+    put_config(&running.operator(), "default", 9, "PT4S").await;
+    let bulks = (0..4).map(|n| {
+        let (client, load) = (servers[n % servers.len()].clone(), lines(&format!("bulk-{n}"), 1_000));
+        async move { bulk(&client, &load).await }
+    });
+    let calls = (0..400).map(|n| {
+        let client = servers[n % servers.len()].clone();
+        async move {
+            let response = assign(&client, &format!("single-{n}"), AT).await;
+            assert_eq!(response.status, 201, "{:?}", response.body);
+            response.json()
+        }
+    });
+    let (loads, singles) = tokio::join!(join_all(bulks), join_all(calls));
+    let answers: Vec<Value> = loads.into_iter().flatten().chain(singles).collect();
+    assert!(answers.iter().all(|answer| answer["status"] == "NEW"), "every line and call gets a new slot");
+    let windows = by_window(&answers);
+    assert!(windows.values().all(|count| *count <= 9), "{windows:?}");
+    let books = audit(&running.operator()).await;
+    assert_eq!((&books["ok"], &books["slot"]["slots"]), (&json!(true), &json!(4_400)), "{books}");
+}
+
+async fn bulks_and_single_calls_at_once_all_get_slots(store: Store) {
+    let running = Running::start(store).await;
+    bulks_and_single_calls_all_get_slots(&running, &[running.client()]).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn bulks_and_single_calls_on_two_servers_all_get_slots() {
+    if skip("postgres") {
+        return;
+    }
+    let running = Running::start(Store::Postgres).await;
+    let other = running.second().await;
+    let servers = [running.client(), Client::new(other.base_url())];
+    bulks_and_single_calls_all_get_slots(&running, &servers).await;
+}
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn two_servers_given_the_same_load_give_each_event_one_slot() {

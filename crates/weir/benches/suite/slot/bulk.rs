@@ -1,10 +1,11 @@
-//! A bulk load: one connection, on which events go out while answers come in, and every answer is looked at.
+//! Bulk loads: each has one connection, on which events go out while answers come in, and every answer is looked at.
 
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use bytes::Bytes;
+use futures_util::future::try_join_all;
 use futures_util::{StreamExt as _, stream};
 use http::Request;
 use http::header::CONTENT_TYPE;
@@ -28,6 +29,8 @@ const LIMIT: Duration = Duration::from_secs(300);
 /// What came back.
 #[derive(Debug, Default)]
 pub(super) struct Answers {
+    /// The number of the first event.
+    first: u64,
     /// Lines so far.
     lines: u64,
     /// Of these, new slots of the events they answer.
@@ -47,38 +50,43 @@ struct Answer<'a> {
     status: &'a str,
 }
 
-/// Loads a fresh server, then holds its books against the answers it gave.
-pub(crate) async fn measure(bench: &Bench, engines: Engines<'_>) -> Result<Run> {
-    let events = bench.events;
-    let name = format!("weir {}, {} events in bulk", engines.name(), grouped(events as f64));
+/// Loads a fresh server with so many uploads at once, then holds its books against the answers it gave.
+pub(crate) async fn measure(bench: &Bench, engines: Engines<'_>, uploads: u64) -> Result<Run> {
+    let (each, events) = (bench.events / uploads, bench.events / uploads * uploads);
+    let at_once = if uploads == 1 { String::new() } else { format!(", {uploads} uploads at once") };
+    let name = format!("weir {}, {} events in bulk{at_once}", engines.name(), grouped(events as f64));
     eprintln!("measuring: {name}");
     let server = Server::start(bench, &name, engines).await?;
-    let answers = send(&server.url, events).await.with_context(|| format!("load {name}"))?;
-    let mut failures = Vec::new();
-    failures.extend(answers.problem(events).map(|problem| format!("{name}: {problem}")));
+    let parts = (0..uploads).map(|upload| send(&server.url, upload * each..(upload + 1) * each));
+    let answers = try_join_all(parts).await.with_context(|| format!("load {name}"))?;
+    let problems = answers.iter().filter_map(|answers| answers.problem(each));
+    let mut failures: Vec<_> = problems.map(|problem| format!("{name}: {problem}")).collect();
     failures.extend(server.hold_to_account(events..=events).await);
-    let rate = answers.new as f64 / answers.took.as_secs_f64();
-    Ok(Run { row: Row::without_latency(name, rate, events.saturating_sub(answers.new)), failures })
+    let new: u64 = answers.iter().map(|answers| answers.new).sum();
+    let took = answers.iter().map(|answers| answers.took).max().unwrap_or_default();
+    let rate = new as f64 / took.as_secs_f64();
+    Ok(Run { row: Row::without_latency(name, rate, events.saturating_sub(new)), failures })
 }
 
 /// On an empty database, which is gone afterwards.
-pub(crate) async fn measure_on_postgres(bench: &Bench, postgres: &Postgres) -> Result<Run> {
+pub(crate) async fn measure_on_postgres(bench: &Bench, postgres: &Postgres, uploads: u64) -> Result<Run> {
     let database = postgres.database().await;
     let engines = Engines { postgres: Some(database.url()), ..Engines::EMBEDDED };
-    let run = measure(bench, engines).await?;
+    let run = measure(bench, engines, uploads).await?;
     postgres.drop_database(database).await?;
     Ok(run)
 }
 
-/// Sends this many events and reads what is answered.
-pub(super) async fn send(url: &str, events: u64) -> Result<Answers> {
+/// Sends these events and reads what is answered.
+pub(super) async fn send(url: &str, events: Range<u64>) -> Result<Answers> {
     timeout(LIMIT, exchange(url, events)).await.context("the load took too long")?
 }
 
-async fn exchange(url: &str, events: u64) -> Result<Answers> {
+async fn exchange(url: &str, events: Range<u64>) -> Result<Answers> {
     let began = Instant::now();
-    let firsts = (0..events).step_by(usize::try_from(LINES_PER_CHUNK)?);
-    let chunks = firsts.map(move |first| lines(first..events.min(first + LINES_PER_CHUNK)));
+    let Range { start: first, end } = events;
+    let firsts = events.step_by(usize::try_from(LINES_PER_CHUNK)?);
+    let chunks = firsts.map(move |first| lines(first..end.min(first + LINES_PER_CHUNK)));
     let upload = stream::iter(chunks).flat_map(|chunk| BodyStream::new(Full::new(chunk)));
     let request = Request::post(format!("{url}/api/v1/slots/bulk"))
         .header(CONTENT_TYPE, "application/x-ndjson")
@@ -87,7 +95,7 @@ async fn exchange(url: &str, events: u64) -> Result<Answers> {
     let response = client.request(request).await.context("send a bulk load")?;
     ensure!(response.status() == 200, "a bulk load was answered {}", response.status());
     let mut body = response.into_body();
-    let mut answers = Answers::default();
+    let mut answers = Answers { first, ..Answers::default() };
     while let Some(frame) = body.frame().await {
         let frame = frame.context("the answers broke off")?;
         answers.take(frame.data_ref().map_or(&[], |data| data));
@@ -121,7 +129,7 @@ impl Answers {
     }
 
     fn count(&mut self, line: &[u8]) {
-        if is_new_slot(line, self.lines) {
+        if is_new_slot(line, self.first + self.lines) {
             self.new += 1;
         } else if self.wrong.is_none() {
             self.wrong = Some(String::from_utf8_lossy(line).into_owned());

@@ -65,7 +65,7 @@ impl Side {
 
     async fn fill(&mut self, events: u64, windows: u64) -> Result<()> {
         eprintln!("filling {} windows", grouped(windows as f64));
-        let answers = bulk::send(&self.server.url, events).await.context("fill windows")?;
+        let answers = bulk::send(&self.server.url, 0..events).await.context("fill windows")?;
         ensure!(answers.new == events, "of {events} events {} got a slot", answers.new);
         let rows = self.database.query_strings(FULL).await;
         let full = rows.iter().flatten().flatten().next().context("a count is a row")?;
