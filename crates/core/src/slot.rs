@@ -139,8 +139,8 @@ impl WindowStatus {
     }
 }
 
-/// The windows that a batch of events may be put into: those its engine has locked, and those it has passed over
-/// because somebody else holds them. What is in neither is full.
+/// What is known of a config's windows: which have room, which others hold, which are full. Of the rest nothing is known
+/// until an engine has looked.
 #[derive(Clone, Debug)]
 pub struct Windows {
     pace: Pace,
@@ -149,15 +149,35 @@ pub struct Windows {
     /// Windows with room, and how many events each has.
     open: BTreeMap<Timestamp, u32>,
     held: BTreeSet<Timestamp>,
+    /// Runs of full windows: where each begins, and the first window behind it. No two touch.
+    full: BTreeMap<Timestamp, Timestamp>,
     /// Windows that events were put into, and how many each has now.
     changed: BTreeMap<Timestamp, u32>,
 }
 
+/// Why no window was found for an event.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Blocked {
+    /// The window that begins here has to be looked at first.
+    Unknown(Timestamp),
+    /// Others hold the windows of the headroom.
+    Held,
+    /// All windows up to the end of time are full.
+    Full,
+}
+
 impl Windows {
-    /// No window yet.
+    /// Nothing is known yet.
     #[must_use]
     pub const fn new(pace: Pace, headroom: u32) -> Self {
-        Self { pace, headroom, open: BTreeMap::new(), held: BTreeSet::new(), changed: BTreeMap::new() }
+        Self {
+            pace,
+            headroom,
+            open: BTreeMap::new(),
+            held: BTreeSet::new(),
+            full: BTreeMap::new(),
+            changed: BTreeMap::new(),
+        }
     }
 
     /// The pace they follow.
@@ -166,43 +186,73 @@ impl Windows {
         &self.pace
     }
 
-    /// Adds a window that may be used. One that is full is left out.
+    /// Adds a window that may be used and has so many events. What was done here is newer than what is read later.
     pub fn add(&mut self, start: Timestamp, count: u32) {
-        if WindowStatus::of(count, &self.pace) == WindowStatus::Open {
-            self.open.insert(start, count);
+        if self.is_settled(start) {
+            return;
+        }
+        self.held.remove(&start);
+        match WindowStatus::of(count, &self.pace) {
+            WindowStatus::Open => {
+                self.open.insert(start, count);
+            }
+            WindowStatus::Closed => self.add_full(start, self.pace.later(start, 1)),
         }
     }
 
-    /// Adds a window that has room and that somebody else holds.
-    pub fn pass_over(&mut self, start: Timestamp) {
-        self.held.insert(start);
+    /// Adds a window that has room and that others hold.
+    pub fn add_held(&mut self, start: Timestamp) {
+        if !self.is_settled(start) {
+            self.held.insert(start);
+        }
     }
 
-    /// Forgets what somebody else held: a search that begins anew finds out again.
-    pub fn forget_held(&mut self) {
-        self.held.clear();
+    /// Adds a run of full windows, from the one that begins at `start` up to the one that begins at `end`.
+    pub fn add_full(&mut self, start: Timestamp, end: Timestamp) {
+        let (mut start, mut end) = (start, end);
+        if end <= start {
+            return;
+        }
+        while let Some((&other, &others_end)) = self.full.range(..=end).next_back()
+            && others_end >= start
+        {
+            self.full.remove(&other);
+            (start, end) = (start.min(other), end.max(others_end));
+        }
+        self.full.insert(start, end);
     }
 
-    /// How many events an open window has; none when it is not known to be open.
-    #[must_use]
-    pub fn count(&self, start: Timestamp) -> Option<u32> {
-        self.open.get(&start).copied()
+    /// The window for an event: that of the time it asks for, while it has a share left, or else the first later one
+    /// with room.
+    ///
+    /// # Errors
+    /// When there is none, or more has to be known to say which.
+    pub fn find(&self, requested: Timestamp) -> Result<Timestamp, Blocked> {
+        let (first, share) = (self.pace.window_of(requested), self.pace.share(requested));
+        match self.open.get(&first) {
+            Some(count) if *count < share => return Ok(first),
+            None if share > 0 && !self.is_settled(first) && !self.held.contains(&first) => {
+                return Err(Blocked::Unknown(first));
+            }
+            _ => {}
+        }
+        self.search(first)
     }
 
-    /// Whether the window of `requested` has a share left.
-    #[must_use]
-    pub fn offers(&self, requested: Timestamp) -> bool {
-        let count = self.count(self.pace.window_of(requested));
-        count.is_some_and(|count| count < self.pace.share(requested))
-    }
-
-    /// Puts one event into the window of the time it asks for, while that has a share left, or else into the first
-    /// later one with room. None when there is none within the headroom.
-    pub fn place(&mut self, requested: Timestamp, chance: u64) -> Option<Place> {
-        let first = self.pace.window_of(requested);
-        let window_start = if self.offers(requested) { first } else { self.search(first)? };
+    /// Puts an event into a window that was found for it; `chance` decides on its time.
+    pub fn put(&mut self, window_start: Timestamp, requested: Timestamp, chance: u64) -> Option<Place> {
+        let count = self.open.get(&window_start)?.saturating_add(1);
         let scheduled = self.pace.jitter(window_start, requested, chance)?;
-        self.take(window_start);
+        self.changed.insert(window_start, count);
+        match WindowStatus::of(count, &self.pace) {
+            WindowStatus::Open => {
+                self.open.insert(window_start, count);
+            }
+            WindowStatus::Closed => {
+                self.open.remove(&window_start);
+                self.add_full(window_start, self.pace.later(window_start, 1));
+            }
+        }
         Some(Place { window_start, scheduled })
     }
 
@@ -211,21 +261,48 @@ impl Windows {
         self.changed.iter().map(|(start, count)| (*start, *count, WindowStatus::of(*count, &self.pace)))
     }
 
-    /// The first window after `first` that may be used, no further than the headroom from the first with room.
-    fn search(&self, first: Timestamp) -> Option<Timestamp> {
-        let after = (std::ops::Bound::Excluded(first), std::ops::Bound::Unbounded);
-        let usable = self.open.range(after).next().map(|(start, _)| *start)?;
-        let target = self.held.range(after).next().map_or(usable, |held| usable.min(*held));
-        (usable <= self.pace.later(target, u64::from(self.headroom))).then_some(usable)
+    /// The window behind another; none at the end of time.
+    #[must_use]
+    pub fn behind(&self, start: Timestamp) -> Option<Timestamp> {
+        let next = self.pace.later(start, 1);
+        (next > start && self.pace.window_of(next) == next).then_some(next)
     }
 
-    fn take(&mut self, start: Timestamp) {
-        let count = self.open.get(&start).map_or(1, |count| count.saturating_add(1));
-        self.changed.insert(start, count);
-        match WindowStatus::of(count, &self.pace) {
-            WindowStatus::Open => self.open.insert(start, count),
-            WindowStatus::Closed => self.open.remove(&start),
-        };
+    /// The first window after `first` that may be used, no further than the headroom from the first that others hold.
+    fn search(&self, first: Timestamp) -> Result<Timestamp, Blocked> {
+        let mut limit = None;
+        let end_of_time =
+            |limit: Option<Timestamp>| if limit.is_some() { Blocked::Held } else { Blocked::Full };
+        let mut at = self.behind(first).ok_or_else(|| end_of_time(limit))?;
+        loop {
+            if let Some(end) = self.end_of_run(at) {
+                at = end;
+                if self.pace.window_of(at) != at {
+                    return Err(end_of_time(limit));
+                }
+            }
+            if limit.is_some_and(|limit| at > limit) {
+                return Err(Blocked::Held);
+            }
+            if self.open.contains_key(&at) {
+                return Ok(at);
+            }
+            if !self.held.contains(&at) {
+                return Err(Blocked::Unknown(at));
+            }
+            limit = limit.or_else(|| Some(self.pace.later(at, u64::from(self.headroom))));
+            at = self.behind(at).ok_or(Blocked::Held)?;
+        }
+    }
+
+    /// Whether a window is known to be open or full.
+    fn is_settled(&self, start: Timestamp) -> bool {
+        self.open.contains_key(&start) || self.end_of_run(start).is_some()
+    }
+
+    /// The first window behind the run of full ones that a window is in.
+    fn end_of_run(&self, at: Timestamp) -> Option<Timestamp> {
+        self.full.range(..=at).next_back().map(|(_, end)| *end).filter(|end| *end > at)
     }
 }
 
@@ -352,36 +429,72 @@ mod tests {
         assert_eq!(pace.jitter(at(4_000), at(1_000), 5_001), Some(at(5_001)));
     }
 
+    fn place(windows: &mut Windows, requested: Timestamp) -> Result<Timestamp, Blocked> {
+        let start = windows.find(requested)?;
+        assert_eq!(windows.put(start, requested, 3).map(|place| place.window_start), Some(start));
+        Ok(start)
+    }
+
     #[test]
     fn events_go_to_their_window_then_to_the_first_with_room() {
         let mut windows = Windows::new(pace(2, 1_000), 100);
+        assert_eq!(windows.find(at(500)), Err(Blocked::Unknown(at(0))));
         for start in 0..4 {
             windows.add(at(start * 1_000), 0);
         }
-        let starts: Vec<_> =
-            (0..8).map(|_| windows.place(at(500), 3).map(|place| place.window_start)).collect();
+        let starts: Vec<_> = (0..8).map(|_| place(&mut windows, at(500))).collect();
         // Half a window is one place of two.
-        let expected = [0, 1_000, 1_000, 2_000, 2_000, 3_000, 3_000].map(|ms| Some(at(ms)));
+        let expected = [0, 1_000, 1_000, 2_000, 2_000, 3_000, 3_000].map(|ms| Ok(at(ms)));
         assert_eq!(starts[..7], expected);
-        assert_eq!(starts[7], None, "nothing else may be used");
+        assert_eq!(starts[7], Err(Blocked::Unknown(at(4_000))), "nothing else is known");
         let changed: Vec<_> = windows.changed().collect();
         assert_eq!(changed[0], (at(0), 1, WindowStatus::Open));
         assert_eq!(changed[1], (at(1_000), 2, WindowStatus::Closed));
-        assert!(
-            windows.place(at(0), 0).is_some_and(|place| place.window_start == at(0)),
-            "a whole window offers more"
-        );
+        assert_eq!(place(&mut windows, at(0)), Ok(at(0)), "a whole window offers more");
+    }
+
+    #[test]
+    fn a_window_that_nothing_is_known_of_is_not_passed_over() {
+        let mut windows = Windows::new(pace(1, 1_000), 100);
+        windows.add(at(0), 1);
+        windows.add(at(5_000), 0);
+        assert_eq!(windows.find(at(0)), Err(Blocked::Unknown(at(1_000))));
+        windows.add_full(at(1_000), at(5_000));
+        assert_eq!(place(&mut windows, at(0)), Ok(at(5_000)));
+        windows.add(at(5_000), 0);
+        assert_eq!(windows.find(at(0)), Err(Blocked::Unknown(at(6_000))), "it was filled since it was read");
     }
 
     #[test]
     fn what_others_hold_is_passed_over_as_far_as_the_headroom() {
         let mut windows = Windows::new(pace(1, 1_000), 2);
-        windows.pass_over(at(1_000));
+        windows.add_full(at(0), at(1_000));
+        windows.add_held(at(1_000));
+        windows.add_held(at(2_000));
         windows.add(at(3_000), 0);
         windows.add(at(4_000), 0);
-        assert_eq!(windows.place(at(0), 0).map(|place| place.window_start), Some(at(3_000)));
-        assert_eq!(windows.place(at(0), 0), None, "three windows past the first with room is too far");
-        assert!(windows.place(at(1_500), 0).is_some(), "for later events it is not");
+        assert_eq!(place(&mut windows, at(0)), Ok(at(3_000)));
+        assert_eq!(
+            windows.find(at(0)),
+            Err(Blocked::Held),
+            "three windows past the first with room is too far"
+        );
+        assert_eq!(place(&mut windows, at(2_500)), Ok(at(4_000)), "for later events it is not");
+        windows.add(at(2_000), 0);
+        assert_eq!(place(&mut windows, at(0)), Ok(at(2_000)), "whoever held it is done");
+    }
+
+    #[test]
+    fn time_ends() {
+        let last = pace(1, 1_000).window_of(Timestamp::from_micros(i64::MAX));
+        for full_to in [Timestamp::from_micros(i64::MAX), last] {
+            let mut windows = Windows::new(pace(1, 1_000), 100);
+            windows.add_full(at(0), full_to);
+            windows.add(last, 0);
+            let outcomes = [place(&mut windows, at(0)), place(&mut windows, at(0))];
+            let expected = if full_to == last { Ok(last) } else { Err(Blocked::Full) };
+            assert_eq!(outcomes, [expected, Err(Blocked::Full)]);
+        }
     }
 
     #[test]

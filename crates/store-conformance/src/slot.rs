@@ -76,6 +76,7 @@ macro_rules! slot_suite {
                 windows_are_listed_in_order,
                 slots_survive_a_restart,
                 times_before_1970_are_times,
+                behind_the_last_window_of_all_is_no_room,
                 random_histories_are_placed_as_by_the_naive_walk,
             ],
             due: [

@@ -4,10 +4,13 @@
 //! without a counter are empty. Behind every closed window stands a counter for the next one, so the first open counter
 //! after a window is the end of the run of full ones: nobody walks them one by one, and nothing is left out.
 
+mod plan;
+
 use async_trait::async_trait;
 use weir_core::slot::{Pace, WindowStatus};
 use weir_core::{ConfigName, EventId, Timestamp};
 
+pub use self::plan::{Counter, Need, Plan, Step};
 use crate::{Batch, Result};
 
 /// A named pace, as it is now.

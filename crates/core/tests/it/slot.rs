@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 use weir_core::Timestamp;
-use weir_core::slot::{Forecaster, Pace, Windows};
+use weir_core::slot::{Forecaster, Pace, Place, Windows};
 
 const START_MS: i64 = 1_700_000_000_000;
 
@@ -35,6 +35,11 @@ impl Model {
         }
         (1..).map(|n| first + n * window_us).find(|start| self.count(*start) < max).unwrap()
     }
+}
+
+fn place(windows: &mut Windows, requested: Timestamp, chance: u64) -> Place {
+    let start = windows.find(requested).unwrap();
+    windows.put(start, requested, chance).unwrap()
 }
 
 fn history() -> impl Strategy<Value = (u32, u64, Vec<(i64, u64)>)> {
@@ -67,7 +72,7 @@ proptest! {
         for (offset, chance) in events {
             let requested = base + offset;
             let expected = model.expected(requested, i64::from(max), window_us);
-            let place = windows.place(Timestamp::from_micros(requested), chance).unwrap();
+            let place = place(&mut windows, Timestamp::from_micros(requested), chance);
             let (start, scheduled) = (place.window_start.as_micros(), place.scheduled.as_micros());
             prop_assert_eq!(start, expected);
             prop_assert!(scheduled >= requested, "not before its time");
@@ -94,7 +99,7 @@ proptest! {
             windows.add(Timestamp::from_micros(base + n * window_us), 0);
         }
         for (offset, chance) in before {
-            windows.place(Timestamp::from_micros(base + offset), chance).unwrap();
+            place(&mut windows, Timestamp::from_micros(base + offset), chance);
         }
         let requested = Timestamp::from_micros(base + (into % (window_ms * 1_000)).cast_signed());
         let mut forecaster = Forecaster::new(pace, requested, load);
@@ -105,7 +110,7 @@ proptest! {
         }
         let forecast = forecaster.finish().unwrap();
         let starts: Vec<_> =
-            (0..load).map(|chance| windows.place(requested, chance).unwrap().window_start).collect();
+            (0..load).map(|chance| place(&mut windows, requested, chance).window_start).collect();
         let mut distinct = starts.clone();
         distinct.dedup();
         prop_assert_eq!(forecast.first_window, starts[0]);

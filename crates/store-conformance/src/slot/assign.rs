@@ -192,6 +192,27 @@ pub async fn times_before_1970_are_times<H: SlotHarness>() {
     expect_books(&h, 3).await;
 }
 
+/// No window is held, and none has room: only there are events refused.
+pub async fn behind_the_last_window_of_all_is_no_room<H: SlotHarness>() {
+    let h = H::open().await;
+    let pace = pace(2, 1_000);
+    put(&h, pace).await;
+    let last = pace.window_of(Timestamp::from_micros(i64::MAX));
+    let outcomes =
+        assign(&h, wishes("a", 4, pace.window_of(Timestamp::from_micros(last.as_micros() - 1)))).await;
+    let found = outcomes.iter().map(|outcome| match outcome {
+        AssignOutcome::New(slot) => Some(slot.window_start),
+        AssignOutcome::Exhausted => None,
+        other => panic!("new or exhausted, not {other:?}"),
+    });
+    let before = Timestamp::from_micros(last.as_micros() - 1_000_000);
+    assert_eq!(found.collect::<Vec<_>>(), [Some(before), Some(before), Some(last), Some(last)]);
+    for requested in [before, last] {
+        assert_eq!(assign(&h, wishes("b", 1, requested)).await, [AssignOutcome::Exhausted]);
+    }
+    expect_books(&h, 4).await;
+}
+
 /// Where the naive walk puts an event, window by window; every event ever placed is counted anew.
 fn walk(placed: &[Timestamp], pace: &Pace, requested: Timestamp) -> Timestamp {
     let count = |start: Timestamp| placed.iter().filter(|other| **other == start).count() as u64;

@@ -1,28 +1,28 @@
-//! Assigning a batch: one transaction in a fixed number of round trips, however many events it has and however many full
-//! windows lie before them.
+//! Carrying out the plan of a batch: one transaction in a fixed number of round trips, however many events it has and however
+//! many full windows lie before them.
 //!
 //! 1. which events have slots already, and the paces, each under a shared lock;
-//! 2. where the first open window after each wanted one is;
+//! 2. where the first open window from each wanted one on is;
 //! 3. the counters from there on, made where they are missing, and locked. What another server holds is passed over, as
 //!    far as the headroom: rows by `SKIP LOCKED`, rows about to be made by a lock that is only tried;
 //! 4. slots and counters, written together.
 //!
-//! Steps 2 and 3 are done again when a search found some of the room, and further on when others held too much. When
-//! others hold all that the headroom has, the transaction is given up and begun again with the configs locked for it
-//! alone: Postgres grants that in the order of asking, once the batches under way have ended. Events are inserted in order of id, so two
-//! servers given the same events cannot wait for each other in a circle.
+//! Steps 2 and 3 are done again when the plan needs to know of more windows. When others hold all that the headroom has, the
+//! transaction is given up and begun again with the configs locked for it alone: Postgres grants that in the order of asking,
+//! once the batches under way have ended. Events are inserted in order of id, so two servers given the same events cannot
+//! wait for each other in a circle.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{HashMap, HashSet};
 use std::time::SystemTime;
 
 use futures_util::FutureExt;
 use futures_util::future::{try_join3, try_join4};
 use tokio::time::Instant;
-use tokio_postgres::Statement;
 use tokio_postgres::types::ToSql;
-use weir_core::slot::{Pace, WindowStatus, Windows};
-use weir_core::{ConfigName, EventId, Timestamp};
-use weir_store::slot::{Assign, AssignOutcome, Slot};
+use tokio_postgres::{Row, Statement};
+use weir_core::slot::{Pace, WindowStatus};
+use weir_core::{ConfigName, Timestamp};
+use weir_store::slot::{Assign, AssignOutcome, Need, Plan, Slot, Step};
 use weir_store::{Batch, Error, Result};
 
 use super::gate::{Access, Pass};
@@ -40,9 +40,8 @@ const LOCK_CONFIGS: &str = "
 const CONFIGS: &str = "
     SELECT config_name, version, max_per_window, window_size_ms, created_at FROM rate_limit_config
     WHERE config_name = ANY($1) AND is_active";
-/// The next window when it has no counter, else the first open one that this batch does not hold already; past everything
-/// when there is none. Not `NOT EXISTS`:
-/// that may become a hash of the whole table, made anew for every batch.
+/// The window itself when it has no counter, else the first open one from there on; the last one of all when there is none.
+/// Not `NOT EXISTS`: that may become a hash of the whole table, made anew for every batch.
 const FIRST_OPEN: &str = "
     SELECT CASE
         WHEN (SELECT true FROM rate_limit_window_counter c
@@ -50,7 +49,6 @@ const FIRST_OPEN: &str = "
         ELSE coalesce(
             (SELECT c.window_start FROM rate_limit_window_counter c
              WHERE c.config_name = w.config_name AND c.status = 'OPEN' AND c.window_start >= w.from_start
-               AND (c.config_name, c.window_start) NOT IN (SELECT * FROM unnest($3::text[], $4::timestamptz[]))
              ORDER BY c.window_start LIMIT 1),
             (SELECT c.window_start FROM rate_limit_window_counter c WHERE c.config_name = w.config_name
              ORDER BY c.window_start DESC LIMIT 1))
@@ -94,7 +92,7 @@ const LOCK_ALONE: &str = "
         SELECT * FROM rate_limit_window_counter
         WHERE config_name = w.config_name AND window_start = w.start AND status = 'OPEN' FOR UPDATE) AS c
     LIMIT $3";
-/// A slot that another server has just given to the same event is left alone, and not counted. `IS TRUE` keeps the test of
+/// A slot that another server has just given to the same event is left alone, not counted, and returned. `IS TRUE` keeps the test of
 /// `inserted` from becoming a join, which without a hash would compare every event with every other.
 const SAVE: &str = "
     WITH new AS (
@@ -120,7 +118,7 @@ const SAVE: &str = "
             SELECT ctid AS place FROM rate_limit_window_counter
             WHERE config_name = counted.config_name AND window_start = counted.start OFFSET 0) AS found
         WHERE c.ctid = found.place)
-    SELECT count(*) FROM inserted";
+    SELECT ARRAY(SELECT event_id FROM new WHERE (event_id IN (SELECT event_id FROM inserted)) IS NOT TRUE)";
 
 /// In the order of [`Statements::from_prepared`].
 pub(super) const SQL: [&str; 9] =
@@ -168,7 +166,9 @@ pub(super) async fn assign(engine: &Postgres, batch: Batch<Assign>) -> Result<Ve
     let beside_others = attempt(engine, &batch, Access::Shared, Some(session), deadline).await?;
     match beside_others {
         Some(outcomes) => Ok(outcomes),
-        None => attempt(engine, &batch, Access::Alone, None, deadline).await.map(Option::unwrap_or_default),
+        None => attempt(engine, &batch, Access::Alone, None, deadline).await?.ok_or_else(|| {
+            Error::unavailable(ENGINE, "another session holds rows of rate_limit_window_counter")
+        }),
     }
 }
 
@@ -183,16 +183,31 @@ async fn attempt(
     let begun = tokio::time::timeout_at(deadline, begin(engine, batch, access, session)).await;
     let Begun { session, existing, paces, _passes } =
         begun.map_err(|elapsed| Error::unavailable(ENGINE, elapsed))??;
-    let mut work = Work::new(batch, existing, &paces, access, engine.slots.headroom);
-    work.search(&session).await?;
-    let is_held_up = access == Access::Shared && !work.open.is_empty();
-    if work.placed.is_empty() || is_held_up {
+    let mut plan = Plan::new(batch, existing, &paces, engine.slots.headroom);
+    // How many windows further than needed are looked at.
+    let mut further = 0;
+    loop {
+        match plan.place(|| fastrand::u64(..)) {
+            Step::Load(needs) => {
+                if load(&session, &mut plan, &needs, access, further).await? {
+                    further = engine.slots.headroom;
+                }
+            }
+            Step::Held => {
+                session.bounded(session.client.batch_execute("ROLLBACK")).await?;
+                session.keep();
+                return Ok(None);
+            }
+            Step::Done => break,
+        }
+    }
+    if plan.slots().len() == 0 {
         session.bounded(session.client.batch_execute("ROLLBACK")).await?;
     } else {
-        work.save(&session, &paces, engine.slots.is_dispatching).await?;
+        save(&session, &mut plan, &paces, engine.slots.is_dispatching).await?;
     }
     session.keep();
-    Ok((!is_held_up).then(|| work.outcomes()))
+    Ok(Some(plan.outcomes()))
 }
 
 /// Keeps the paces of these configs from changing until the transaction ends.
@@ -204,7 +219,7 @@ pub(super) async fn share(session: &Session, names: &[&str]) -> Result<()> {
 /// A transaction that has its configs.
 struct Begun<'a> {
     session: Session,
-    existing: HashMap<EventId, Slot>,
+    existing: Vec<Slot>,
     paces: HashMap<ConfigName, Pace>,
     _passes: Vec<Pass<'a>>,
 }
@@ -251,269 +266,171 @@ async fn begin<'a>(
             client.query(&statements.assign.configs, &[&names]),
         ))
         .await?;
-    let existing = existing.iter().map(read_slot).map(|slot| slot.map(|slot| (slot.event.clone(), slot)));
-    let existing = existing.collect::<Result<_>>()?;
+    let existing = existing.iter().map(read_slot).collect::<Result<_>>()?;
     let paces =
         configs.iter().map(config::read).map(|config| config.map(|config| (config.name, config.pace)));
     let paces = paces.collect::<Result<_>>()?;
     Ok(Begun { session, existing, paces, _passes: passes })
 }
 
-/// A batch on its way.
-struct Work<'a> {
-    batch: &'a [Assign],
-    access: Access,
-    existing: HashMap<EventId, Slot>,
-    /// How many windows past the first one with room are searched.
-    headroom: u32,
-    views: HashMap<&'a ConfigName, Windows>,
-    /// Places in the batch that still need a slot.
-    open: Vec<usize>,
-    placed: BTreeMap<usize, Slot>,
-    /// Windows locked so far.
-    ours: HashSet<(String, Timestamp)>,
-}
+/// Windows of some configs, in order.
+type WindowList<'a> = Vec<(&'a ConfigName, Timestamp)>;
 
-impl<'a> Work<'a> {
-    fn new(
-        batch: &'a [Assign],
-        existing: HashMap<EventId, Slot>,
-        paces: &HashMap<ConfigName, Pace>,
-        access: Access,
-        headroom: u32,
-    ) -> Self {
-        let mut views = HashMap::new();
-        let mut seen = HashSet::new();
-        let mut open = Vec::new();
-        for (place, assign) in batch.iter().enumerate() {
-            if let Some(pace) = paces.get(&assign.config)
-                && !existing.contains_key(&assign.event)
-                && seen.insert(&assign.event)
-            {
-                views.entry(&assign.config).or_insert_with(|| Windows::new(*pace, headroom));
-                open.push(place);
-            }
-        }
-        Self { batch, access, existing, headroom, views, open, placed: BTreeMap::new(), ours: HashSet::new() }
-    }
-
-    /// Steps 2 and 3, and the placing, for as long as they get on: first as near as can be, then as far as the headroom.
-    async fn search(&mut self, session: &Session) -> Result<()> {
-        let mut further = 0;
-        while !self.open.is_empty() {
-            let before = (self.open.len(), self.ours.len());
-            self.look(session, further).await?;
-            if (self.open.len(), self.ours.len()) == before {
-                if further == self.headroom {
-                    break;
-                }
-                further = self.headroom;
-            }
-        }
-        Ok(())
-    }
-
-    /// One search, so many windows further than the batch needs.
-    async fn look(&mut self, session: &Session, further: u32) -> Result<()> {
-        let wanted = self.wanted();
-        let next = |(name, first): &(&'a ConfigName, Timestamp)| {
-            (*name, self.views.get(name).map_or(*first, |view| view.pace().later(*first, 1)))
-        };
-        let from: Vec<_> = wanted.keys().map(next).collect();
-        let starts = first_open(session, &from, &self.ours).await?;
-        let (mut candidates, mut enough) = (Vec::new(), 0);
-        for (((name, first), demand), start) in wanted.iter().zip(starts) {
-            let Some(view) = self.views.get(name) else { continue };
-            let pace = *view.pace();
-            let needed = u64::from(*demand).div_ceil(u64::from(pace.max_per_window())) + 1;
-            let span = needed + u64::from(further);
-            candidates.push((*name, *first));
-            candidates.extend((0..span).map(|n| (*name, pace.later(start, n))));
-            // No more is locked than is needed: others want some, too.
-            enough += needed + 1;
-        }
-        candidates.retain(|(name, start)| !self.ours.contains(&(name.to_string(), *start)));
-        candidates.sort_unstable();
-        candidates.dedup();
-        self.lock(session, &candidates, i64::try_from(enough).unwrap_or(i64::MAX)).await?;
-        self.place();
-        Ok(())
-    }
-
-    /// How many events want which window.
-    fn wanted(&self) -> BTreeMap<(&'a ConfigName, Timestamp), u32> {
-        let mut wanted = BTreeMap::new();
-        for &place in &self.open {
-            let Assign { config, requested, .. } = &self.batch[place];
-            if let Some(view) = self.views.get(config) {
-                *wanted.entry((config, view.pace().window_of(*requested))).or_default() += 1;
-            }
-        }
-        wanted
-    }
-
-    async fn lock(
-        &mut self,
-        session: &Session,
-        candidates: &[(&'a ConfigName, Timestamp)],
-        enough: i64,
-    ) -> Result<()> {
-        let names: Vec<&str> = candidates.iter().map(|(name, _)| name.as_str()).collect();
-        let starts: Vec<SystemTime> = candidates.iter().map(|(_, start)| time::to_system(*start)).collect();
-        let (client, statements) = (&session.client, &session.statements.slot.assign);
-        let values: [&(dyn ToSql + Sync); 3] = [&names, &starts, &enough];
-        let lock = match self.access {
-            Access::Shared => &statements.lock,
-            Access::Alone => &statements.lock_alone,
-        };
-        let (_, states, locked) = session
-            .bounded(try_join3(
-                client.execute(&statements.make, &values),
-                client.query(&statements.states, &values[..2]),
-                client.query(lock, &values),
-            ))
-            .await?;
-        self.views.values_mut().for_each(Windows::forget_held);
-        for row in &locked {
-            let (name, start): (&str, _) = (column(row, 0)?, time::from_system(column(row, 1)?));
-            self.ours.insert((name.to_owned(), start));
-            if let Some(view) = self.view(name) {
-                view.add(start, unsigned(column(row, 2)?));
-            }
-        }
-        let mut known: HashSet<(&str, SystemTime)> = HashSet::new();
-        for row in &states {
-            let (name, start): (&str, SystemTime) = (column(row, 0)?, column(row, 1)?);
-            known.insert((name, start));
-            let is_open = read_status(column(row, 2)?) == WindowStatus::Open;
-            if is_open && let Some(view) = self.view(name) {
-                let start = time::from_system(start);
-                if view.count(start).is_none() {
-                    view.pass_over(start);
-                }
-            }
-        }
-        // What is not there although it was to be made is being made by somebody else.
-        for (name, start) in candidates {
-            if !known.contains(&(name.as_str(), time::to_system(*start)))
-                && let Some(view) = self.views.get_mut(name)
-            {
-                view.pass_over(*start);
-            }
-        }
-        Ok(())
-    }
-
-    fn view(&mut self, name: &str) -> Option<&mut Windows> {
-        self.views.iter_mut().find(|(known, _)| known.as_str() == name).map(|(_, view)| view)
-    }
-
-    fn place(&mut self) {
-        let open = std::mem::take(&mut self.open);
-        for place in open {
-            let Assign { event, config, requested } = &self.batch[place];
-            let found = self.views.get_mut(config).and_then(|view| view.place(*requested, fastrand::u64(..)));
-            match found {
-                Some(found) => {
-                    let slot = Slot {
-                        event: event.clone(),
-                        config: config.clone(),
-                        requested: *requested,
-                        window_start: found.window_start,
-                        scheduled: found.scheduled,
-                    };
-                    self.placed.insert(place, slot);
-                }
-                None => self.open.push(place),
-            }
-        }
-    }
-
-    /// Step 4. When another server was faster with some of the events, theirs are the slots.
-    async fn save(
-        &mut self,
-        session: &Session,
-        paces: &HashMap<ConfigName, Pace>,
-        is_dispatching: bool,
-    ) -> Result<()> {
-        let slots: Vec<&Slot> = self.placed.values().collect();
-        let events: Vec<&str> = slots.iter().map(|slot| slot.event.as_str()).collect();
-        let configs: Vec<&str> = slots.iter().map(|slot| slot.config.as_str()).collect();
-        let times = |of: fn(&Slot) -> Timestamp| -> Vec<SystemTime> {
-            slots.iter().map(|slot| time::to_system(of(slot))).collect()
-        };
-        let requested = times(|slot| slot.requested);
-        let starts = times(|slot| slot.window_start);
-        let scheduled = times(|slot| slot.scheduled);
-        let max = |slot: &&Slot| paces.get(&slot.config).map_or(u32::MAX, Pace::max_per_window);
-        let maxima: Vec<i32> =
-            slots.iter().map(|slot| i32::try_from(max(slot)).unwrap_or(i32::MAX)).collect();
-        let (follow_names, follow_starts) = self.follow_ups();
-        let (client, statements) = (&session.client, &session.statements.slot);
-        let values: [&(dyn ToSql + Sync); 7] =
-            [&events, &configs, &requested, &starts, &scheduled, &maxima, &is_dispatching];
-        let (saved, _, ()) = session
-            .bounded(try_join3(
-                client.query_one(&statements.assign.save, &values),
-                client.execute(&statements.assign.make, &[&follow_names, &follow_starts, &i64::MAX]),
-                client.batch_execute("COMMIT"),
-            ))
-            .await?;
-        if column::<i64>(&saved, 0)?.unsigned_abs() == slots.len() as u64 {
-            return Ok(());
-        }
-        let found = session.bounded(client.query(&statements.find, &[&events])).await?;
-        for slot in found.iter().map(read_slot) {
-            let slot = slot?;
-            self.existing.insert(slot.event.clone(), slot);
-        }
-        let existing = &self.existing;
-        self.placed.retain(|_, slot| existing.get(&slot.event) == Some(slot));
-        Ok(())
-    }
-
-    /// The windows behind those that are full now.
-    fn follow_ups(&self) -> (Vec<&'a str>, Vec<SystemTime>) {
-        let full = self.views.iter().flat_map(|(name, view)| {
-            let full = view.changed().filter(|(_, _, status)| *status == WindowStatus::Closed);
-            full.map(|(start, _, _)| (name.as_str(), time::to_system(view.pace().later(start, 1))))
-        });
-        full.unzip()
-    }
-
-    fn outcomes(self) -> Vec<AssignOutcome> {
-        let Self { batch, existing, views, mut placed, .. } = self;
-        let mut given: HashMap<&EventId, Slot> = HashMap::new();
-        let mut outcomes = Vec::with_capacity(batch.len());
-        for (place, assign) in batch.iter().enumerate() {
-            outcomes.push(match placed.remove(&place) {
-                Some(slot) => {
-                    given.insert(&assign.event, slot.clone());
-                    AssignOutcome::New(slot)
-                }
-                None => match existing.get(&assign.event).or_else(|| given.get(&assign.event)) {
-                    Some(slot) => AssignOutcome::Existing(slot.clone()),
-                    None if views.contains_key(&assign.config) => AssignOutcome::Exhausted,
-                    None => AssignOutcome::UnknownConfig,
-                },
-            });
-        }
-        outcomes
-    }
-}
-
-/// Step 2.
-async fn first_open(
+/// Steps 2 and 3. True when others hold some of the windows.
+async fn load(
     session: &Session,
-    from: &[(&ConfigName, Timestamp)],
-    ours: &HashSet<(String, Timestamp)>,
-) -> Result<Vec<Timestamp>> {
+    plan: &mut Plan<'_>,
+    needs: &[Need<'_>],
+    access: Access,
+    further: u32,
+) -> Result<bool> {
+    let (candidates, enough) = look_ahead(session, plan, needs, further).await?;
+    let names: Vec<&str> = candidates.iter().map(|(name, _)| name.as_str()).collect();
+    let starts: Vec<SystemTime> = candidates.iter().map(|(_, start)| time::to_system(*start)).collect();
+    let limit = i64::try_from(enough).unwrap_or(i64::MAX);
+    let (client, statements) = (&session.client, &session.statements.slot.assign);
+    let values: [&(dyn ToSql + Sync); 3] = [&names, &starts, &limit];
+    let lock = match access {
+        Access::Shared => &statements.lock,
+        Access::Alone => &statements.lock_alone,
+    };
+    let (_, states, locked) = session
+        .bounded(try_join3(
+            client.execute(&statements.make, &values),
+            client.query(&statements.states, &values[..2]),
+            client.query(lock, &values),
+        ))
+        .await?;
+    let locked = Locked::read(&locked, enough)?;
+    let mut full = HashSet::new();
+    for row in &states {
+        if read_status(column(row, 2)?) == WindowStatus::Closed {
+            full.insert((column::<&str>(row, 0)?, time::from_system(column(row, 1)?)));
+        }
+    }
+    let mut is_held = false;
+    for (name, start) in candidates {
+        let Some(windows) = plan.windows(name) else { continue };
+        if let Some(count) = locked.counts.get(&(name.as_str(), start)) {
+            windows.add(start, *count);
+        } else if full.contains(&(name.as_str(), start)) {
+            windows.add_full(start, windows.pace().later(start, 1));
+        } else if locked.has_tried(name, start) {
+            // What is not there although it was to be made is being made by somebody else.
+            windows.add_held(start);
+            is_held = true;
+        }
+    }
+    Ok(is_held)
+}
+
+/// The windows that were locked.
+struct Locked<'a> {
+    counts: HashMap<(&'a str, Timestamp), u32>,
+    /// When there were enough of them: the last one of each config. What comes behind it was not tried.
+    last: Option<HashMap<&'a str, Timestamp>>,
+}
+
+impl<'a> Locked<'a> {
+    fn read(rows: &'a [Row], enough: u64) -> Result<Self> {
+        let (mut counts, mut last) = (HashMap::new(), HashMap::new());
+        for row in rows {
+            let (name, start): (&str, _) = (column(row, 0)?, time::from_system(column(row, 1)?));
+            counts.insert((name, start), unsigned(column(row, 2)?));
+            last.insert(name, start);
+        }
+        let is_limited = counts.len() as u64 >= enough;
+        Ok(Self { counts, last: is_limited.then_some(last) })
+    }
+
+    fn has_tried(&self, name: &ConfigName, start: Timestamp) -> bool {
+        self.last.as_ref().is_none_or(|last| last.get(name.as_str()).is_some_and(|last| start < *last))
+    }
+}
+
+/// Step 2: the windows that may be used, and how many of them are enough. No more are locked: others want some, too.
+async fn look_ahead<'a>(
+    session: &Session,
+    plan: &mut Plan<'_>,
+    needs: &[Need<'a>],
+    further: u32,
+) -> Result<(WindowList<'a>, u64)> {
+    // The first window may be one that is open and yet offers an event no place, so the one behind it is asked for, too.
+    let mut from = Vec::with_capacity(2 * needs.len());
+    for need in needs {
+        let behind = plan.windows(need.config).and_then(|windows| windows.behind(need.from));
+        from.push((need.config, need.from));
+        from.push((need.config, behind.unwrap_or(need.from)));
+    }
+    let starts = first_open(session, &from).await?;
+    let (mut candidates, mut enough) = (Vec::new(), 0);
+    for ((need, from), starts) in needs.iter().zip(from.chunks_exact(2)).zip(starts.chunks_exact(2)) {
+        let (Some(windows), &[(_, first), (_, second)], &[first_open, second_open]) =
+            (plan.windows(need.config), from, starts)
+        else {
+            continue;
+        };
+        windows.add_full(first, first_open);
+        windows.add_full(second, second_open);
+        if first_open == first {
+            candidates.push((need.config, first));
+        }
+        let needed = need.events.div_ceil(windows.pace().max_per_window()).saturating_add(1);
+        let following = std::iter::successors(Some(second_open), |start| windows.behind(*start));
+        let span = needed.saturating_add(further) as usize;
+        candidates.extend(following.take(span).map(|start| (need.config, start)));
+        enough += u64::from(needed) + 1;
+    }
+    candidates.sort_unstable();
+    candidates.dedup();
+    Ok((candidates, enough))
+}
+
+async fn first_open(session: &Session, from: &[(&ConfigName, Timestamp)]) -> Result<Vec<Timestamp>> {
     let names: Vec<&str> = from.iter().map(|(name, _)| name.as_str()).collect();
     let starts: Vec<SystemTime> = from.iter().map(|(_, start)| time::to_system(*start)).collect();
     let statement = &session.statements.slot.assign.first_open;
-    let (our_names, our_starts): (Vec<&str>, Vec<SystemTime>) =
-        ours.iter().map(|(name, start)| (name.as_str(), time::to_system(*start))).unzip();
-    let values: [&(dyn ToSql + Sync); 4] = [&names, &starts, &our_names, &our_starts];
-    let rows = session.bounded(session.client.query(statement, &values)).await?;
+    let rows = session.bounded(session.client.query(statement, &[&names, &starts])).await?;
     rows.iter().map(|row| Ok(time::from_system(column(row, 0)?))).collect()
+}
+
+/// Step 4. When another server was faster with some of the events, theirs are the slots.
+async fn save(
+    session: &Session,
+    plan: &mut Plan<'_>,
+    paces: &HashMap<ConfigName, Pace>,
+    is_dispatching: bool,
+) -> Result<()> {
+    let events: Vec<&str> = plan.slots().map(|slot| slot.event.as_str()).collect();
+    let configs: Vec<&str> = plan.slots().map(|slot| slot.config.as_str()).collect();
+    let times = |of: fn(&Slot) -> Timestamp| -> Vec<SystemTime> {
+        plan.slots().map(|slot| time::to_system(of(slot))).collect()
+    };
+    let requested = times(|slot| slot.requested);
+    let starts = times(|slot| slot.window_start);
+    let scheduled = times(|slot| slot.scheduled);
+    let max = |slot: &Slot| paces.get(&slot.config).map_or(u32::MAX, Pace::max_per_window);
+    let maxima: Vec<i32> = plan.slots().map(|slot| i32::try_from(max(slot)).unwrap_or(i32::MAX)).collect();
+    let (follow_names, follow_starts): (Vec<&str>, Vec<SystemTime>) =
+        plan.follow_ups().map(|(name, start)| (name.as_str(), time::to_system(start))).unzip();
+    let (client, statements) = (&session.client, &session.statements.slot);
+    let values: [&(dyn ToSql + Sync); 7] =
+        [&events, &configs, &requested, &starts, &scheduled, &maxima, &is_dispatching];
+    let (saved, _, ()) = session
+        .bounded(try_join3(
+            client.query_one(&statements.assign.save, &values),
+            client.execute(&statements.assign.make, &[&follow_names, &follow_starts, &i64::MAX]),
+            client.batch_execute("COMMIT"),
+        ))
+        .await?;
+    let lost: Vec<&str> = column(&saved, 0)?;
+    if lost.is_empty() {
+        return Ok(());
+    }
+    let found = session.bounded(client.query(&statements.find, &[&lost])).await?;
+    if found.len() < lost.len() {
+        return Err(Error::unavailable(ENGINE, "an event was assigned and given back by others meanwhile"));
+    }
+    plan.concede(found.iter().map(read_slot).collect::<Result<Vec<_>>>()?);
+    Ok(())
 }
