@@ -83,6 +83,7 @@ struct Inner {
     test_clock: Option<Arc<dyn Clock>>,
     bells: Bells,
     leases: Mutex<Leases>,
+    recounts: Arc<slot::Recounts>,
     /// Whether the last batch that was published could not be counted.
     is_uncommitted: AtomicBool,
     /// Held as long as the engine lives: a second process on the same directory is refused.
@@ -116,6 +117,7 @@ impl Sqlite {
             .execute_batch("PRAGMA synchronous = FULL; PRAGMA wal_autocheckpoint = 16000;")
             .map_err(classify)?;
         migrate::run(&mut connection)?;
+        slot::remove_unused(&mut connection).map_err(classify)?;
         let readers = Readers::open(|| connect(&file)).map_err(classify)?;
         let writer = Writer::start(connection)?;
         Ok(Self {
@@ -126,6 +128,7 @@ impl Sqlite {
                 test_clock,
                 bells: Bells::default(),
                 leases: Mutex::default(),
+                recounts: Arc::default(),
                 is_uncommitted: AtomicBool::new(false),
                 _lock: lock,
             }),

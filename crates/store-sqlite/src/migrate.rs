@@ -24,6 +24,7 @@ const STEPS: &[&str] = &[
     include_str!("../migrations/0014_request_key.sql"),
     include_str!("../migrations/0015_sealing_key.sql"),
     include_str!("../migrations/0016_tier_spent_journal.sql"),
+    include_str!("../migrations/0017_slot_generation.sql"),
 ];
 
 pub(crate) fn run(connection: &mut Connection) -> Result<()> {
@@ -60,6 +61,21 @@ mod tests {
         run(&mut connection).unwrap();
         connection.pragma_update(None, "user_version", 999).unwrap();
         assert!(!run(&mut connection).unwrap_err().is_transient());
+    }
+
+    #[test]
+    fn counters_of_an_older_file_are_in_use() {
+        let mut connection = Connection::open_in_memory().unwrap();
+        for (step, sql) in STEPS.iter().enumerate().take(15) {
+            apply(&mut connection, step + 1, sql).unwrap();
+        }
+        let given = "
+            INSERT INTO rate_limit_config VALUES ('c', 1, 2, 'PT4S', 4000, 1, 0);
+            INSERT INTO rate_limit_window_counter VALUES ('c', 0, 2, 'CLOSED'), ('c', 4000000, 0, 'OPEN');";
+        connection.execute_batch(given).unwrap();
+        run(&mut connection).unwrap();
+        let in_use = "SELECT count(*) FROM rate_limit_config JOIN rate_limit_window_counter USING (config_name, generation)";
+        assert_eq!(connection.query_row(in_use, [], |row| row.get(0)), Ok(2));
     }
 
     #[test]

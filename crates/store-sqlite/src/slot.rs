@@ -3,6 +3,10 @@
 mod assign;
 mod config;
 mod due;
+mod recount;
+
+use std::ops::ControlFlow;
+use std::sync::Arc;
 
 use async_trait::async_trait;
 use rusqlite::{Connection, OptionalExtension, Row, params};
@@ -12,9 +16,12 @@ use weir_queue::due::SEAT;
 use weir_store::slot::{Assign, AssignOutcome, Books, Config, Slot, SlotStore, WindowCount};
 use weir_store::{Batch, Result};
 
+use self::assign::Assignment;
+use self::recount::NewVersion;
+pub(crate) use self::recount::{Recounts, remove_unused};
 use crate::Sqlite;
 use crate::error::fault;
-use crate::writer::{BatchInTurns, Order};
+use crate::writer::{Order, Turn, Unflushed};
 
 const FIND: &str = "
     SELECT event_id, config_name, requested_time, window_start, scheduled_time
@@ -25,37 +32,43 @@ const DELETE: &str = "
 const GIVE_BACK: &str = "
     UPDATE rate_limit_window_counter
     SET slot_count = slot_count - 1, status = iif(slot_count - 1 < ?3, 'OPEN', 'CLOSED')
-    WHERE config_name = ?1 AND window_start = ?2";
+    WHERE config_name = ?1 AND generation = ?4 AND window_start = ?2";
 const WINDOWS: &str = "
     SELECT window_start, slot_count, status FROM rate_limit_window_counter
     WHERE config_name = ?1 AND window_start >= ?2 AND window_start < ?3 AND slot_count > 0
+      AND generation = (SELECT generation FROM rate_limit_config WHERE config_name = ?1 ORDER BY version DESC LIMIT 1)
     ORDER BY window_start LIMIT ?4";
 const TOTALS: &str = "
     SELECT (SELECT count(*) FROM rate_limit_event_slot),
-           (SELECT coalesce(sum(slot_count), 0) FROM rate_limit_window_counter),
-           (SELECT count(*) FROM rate_limit_window_counter c
-            WHERE slot_count > (SELECT max_per_window FROM rate_limit_config k WHERE k.config_name = c.config_name
-                                ORDER BY version DESC LIMIT 1))";
+           coalesce(sum(slot_count), 0), count(*) FILTER (WHERE slot_count > max_per_window)
+    FROM rate_limit_config k JOIN rate_limit_window_counter c USING (config_name, generation)
+    WHERE version = (SELECT max(version) FROM rate_limit_config n WHERE n.config_name = k.config_name)";
 const DIFFERENT: &str = "
-    SELECT c.config_name || ' ' || c.window_start FROM rate_limit_window_counter c
-    WHERE slot_count <> (
+    SELECT c.config_name || ' ' || c.window_start
+    FROM rate_limit_config k JOIN rate_limit_window_counter c USING (config_name, generation)
+    WHERE version = (SELECT max(version) FROM rate_limit_config n WHERE n.config_name = k.config_name)
+      AND slot_count <> (
         SELECT count(*) FROM rate_limit_event_slot s
         WHERE s.config_name = c.config_name AND s.scheduled_time >= c.window_start
-          AND s.scheduled_time < c.window_start + 1000 *
-              (SELECT window_size_ms FROM rate_limit_config k WHERE k.config_name = c.config_name
-               ORDER BY version DESC LIMIT 1))
+          AND s.scheduled_time < c.window_start + 1000 * k.window_size_ms)
     LIMIT 10";
 
 #[async_trait]
 impl SlotStore for Sqlite {
     async fn put_config(&self, name: &ConfigName, pace: Pace) -> Result<Config> {
-        let (name, now) = (name.clone(), self.inner.clock.now());
-        self.inner.writer.run(move |connection| config::put(connection, &name, pace, now)).await
+        let recounts = Arc::clone(&self.inner.recounts);
+        let mut version = NewVersion::new(name.clone(), pace, self.inner.clock.now(), recounts);
+        let work =
+            move |connection: &Connection, _: &mut Unflushed, turn: &Turn| version.work(connection, turn);
+        self.inner.writer.in_turns(Order::Any, work).await
     }
 
     async fn config(&self, name: &ConfigName) -> Result<Option<Config>> {
         let name = name.clone();
-        self.read(move |connection| config::active(connection, &name)).await
+        let find = move |connection: &Connection| {
+            Ok(config::active(connection, &name)?.map(|version| version.config))
+        };
+        self.read(find).await
     }
 
     async fn configs(&self, after: Option<&ConfigName>, limit: usize) -> Result<Vec<Config>> {
@@ -70,11 +83,9 @@ impl SlotStore for Sqlite {
 
     async fn assign_batch(&self, batch: Batch<Assign>) -> Result<Vec<AssignOutcome>> {
         let is_dispatching = self.is_dispatching;
-        let mut batch = BatchInTurns::new(batch);
-        let assign = self.inner.writer.in_turns(Order::Any, move |connection, _, turn| {
-            assign::assign(connection, &mut batch, is_dispatching, turn)?;
-            Ok(batch.finish())
-        });
+        let mut work = Assignment::new(batch, Arc::clone(&self.inner.recounts), is_dispatching);
+        let assign =
+            self.inner.writer.in_turns(Order::Any, move |connection, _, turn| work.work(connection, turn));
         let outcomes = assign.await;
         if is_dispatching {
             self.inner.bells.ring(SEAT);
@@ -88,8 +99,13 @@ impl SlotStore for Sqlite {
     }
 
     async fn give_slot_back(&self, event: &EventId) -> Result<Option<Slot>> {
-        let event = event.clone();
-        self.inner.writer.run(move |connection| give_back(connection, &event)).await
+        let (event, recounts) = (event.clone(), Arc::clone(&self.inner.recounts));
+        let work = move |connection: &Connection, _: &mut Unflushed, _: &Turn| match find(connection, &event)?
+        {
+            Some(slot) if recounts.contains(&slot.config) => Ok(ControlFlow::Continue(())),
+            _ => give_back(connection, &event).map(ControlFlow::Break),
+        };
+        self.inner.writer.in_turns(Order::Any, work).await
     }
 
     async fn windows(
@@ -134,11 +150,11 @@ fn give_back(connection: &Connection, event: &EventId) -> rusqlite::Result<Optio
         connection.prepare_cached(due::FORGET)?.execute(noted)?;
     }
     if let Some(slot) = &slot
-        && let Some(config) = config::latest(connection, &slot.config)?
+        && let Some(config::Version { config, generation }) = config::latest(connection, &slot.config)?
     {
         let window = config.pace.window_of(slot.scheduled).as_micros();
-        let max = config.pace.max_per_window();
-        connection.prepare_cached(GIVE_BACK)?.execute(params![slot.config.as_str(), window, max])?;
+        let values = params![slot.config.as_str(), window, config.pace.max_per_window(), generation];
+        connection.prepare_cached(GIVE_BACK)?.execute(values)?;
     }
     Ok(slot)
 }

@@ -1,26 +1,34 @@
 //! Carrying out the plan of a batch. One that is long is planned and written in parts.
 
 use std::collections::HashMap;
+use std::ops::ControlFlow;
+use std::sync::Arc;
 
 use rusqlite::{Connection, OptionalExtension, params};
 use weir_core::slot::WindowStatus;
 use weir_core::{ConfigName, Timestamp};
+use weir_store::Batch;
 use weir_store::slot::{Assign, AssignOutcome, Counter, Need, Plan, Slot, Step};
 
+use super::config::Version;
+use super::recount::Recounts;
 use super::{config, due, find, status_text};
 use crate::writer::{BatchInTurns, Turn};
 
 const COUNTER: &str = "
-    SELECT slot_count, status FROM rate_limit_window_counter WHERE config_name = ?1 AND window_start = ?2";
+    SELECT slot_count, status FROM rate_limit_window_counter 
+    WHERE config_name = ?1 AND generation = ?2 AND window_start = ?3";
 /// The index is named because SQLite prefers the primary key, and with it walks every window that is closed.
 const NEXT_OPEN: &str = "
     SELECT window_start, slot_count FROM rate_limit_window_counter INDEXED BY rate_limit_window_counter_status
-    WHERE config_name = ?1 AND status = 'OPEN' AND window_start > ?2 ORDER BY window_start LIMIT 1";
+    WHERE config_name = ?1 AND generation = ?2 AND status = 'OPEN' AND window_start > ?3 ORDER BY window_start LIMIT 1";
 const SAVE_COUNTER: &str = "
-    INSERT INTO rate_limit_window_counter (config_name, window_start, slot_count, status) VALUES (?1, ?2, ?3, ?4)
-    ON CONFLICT (config_name, window_start) DO UPDATE SET slot_count = excluded.slot_count, status = excluded.status";
+    INSERT INTO rate_limit_window_counter (config_name, generation, window_start, slot_count, status)
+    VALUES (?1, ?2, ?3, ?4, ?5)
+    ON CONFLICT (config_name, generation, window_start) DO UPDATE SET slot_count = excluded.slot_count, status = excluded.status";
 const FOLLOW_UP: &str = "
-    INSERT INTO rate_limit_window_counter (config_name, window_start, slot_count, status) VALUES (?1, ?2, 0, 'OPEN')
+    INSERT INTO rate_limit_window_counter (config_name, generation, window_start, slot_count, status)
+    VALUES (?1, ?2, ?3, 0, 'OPEN')
     ON CONFLICT DO NOTHING";
 const INSERT: &str = "
     INSERT INTO rate_limit_event_slot (event_id, config_name, requested_time, window_start, scheduled_time)
@@ -31,18 +39,40 @@ const PART: usize = 64;
 /// With one writer nothing is held by others, so the first window with room is always usable.
 const HEADROOM: u32 = 0;
 
-pub(super) fn assign(
-    connection: &Connection,
-    batch: &mut BatchInTurns<Assign, AssignOutcome>,
+/// The job that assigns a batch.
+pub(super) struct Assignment {
+    batch: BatchInTurns<Assign, AssignOutcome>,
+    /// What is next of it.
+    part: Vec<Assign>,
+    recounts: Arc<Recounts>,
     is_dispatching: bool,
-    turn: &Turn,
-) -> rusqlite::Result<()> {
-    loop {
-        let part = batch.next_chunk(PART, turn);
-        if part.is_empty() {
-            return Ok(());
+}
+
+impl Assignment {
+    pub(super) fn new(batch: Batch<Assign>, recounts: Arc<Recounts>, is_dispatching: bool) -> Self {
+        Self { batch: BatchInTurns::new(batch), part: Vec::new(), recounts, is_dispatching }
+    }
+
+    /// Works for one turn, up to an event whose config is being counted anew.
+    pub(super) fn work(
+        &mut self,
+        connection: &Connection,
+        turn: &Turn,
+    ) -> rusqlite::Result<ControlFlow<Vec<AssignOutcome>>> {
+        loop {
+            if self.part.is_empty() {
+                self.part = self.batch.next_chunk(PART, turn);
+            }
+            if self.part.is_empty() {
+                return Ok(self.batch.finish());
+            }
+            if self.part.iter().any(|assign| self.recounts.contains(&assign.config)) {
+                return Ok(ControlFlow::Continue(()));
+            }
+            let outcomes = assign_part(connection, &self.part, self.is_dispatching)?;
+            self.batch.outcomes.extend(outcomes);
+            self.part.clear();
         }
-        batch.outcomes.extend(assign_part(connection, &part, is_dispatching)?);
     }
 }
 
@@ -51,36 +81,43 @@ fn assign_part(
     part: &[Assign],
     is_dispatching: bool,
 ) -> rusqlite::Result<Vec<AssignOutcome>> {
-    let (mut existing, mut paces) = (Vec::new(), HashMap::new());
+    let (mut existing, mut paces, mut generations) = (Vec::new(), HashMap::new(), HashMap::new());
     for Assign { event, config, .. } in part {
         existing.extend(find(connection, event)?);
         if !paces.contains_key(config)
-            && let Some(active) = config::active(connection, config)?
+            && let Some(Version { config: active, generation }) = config::active(connection, config)?
         {
             paces.insert(active.name, active.pace);
+            generations.insert(config, generation);
         }
     }
     let mut plan = Plan::new(part, existing, &paces, HEADROOM);
     while let Step::Load(needs) = plan.place(|| fastrand::u64(..)) {
         for need in needs {
-            load(connection, &mut plan, need)?;
+            let Some(generation) = generations.get(need.config) else { continue };
+            load(connection, &mut plan, need, *generation)?;
         }
     }
-    save(connection, &plan, is_dispatching)?;
+    save(connection, &plan, &generations, is_dispatching)?;
     Ok(plan.outcomes())
 }
 
 /// Reads windows until they have room for as many events as need it.
-fn load(connection: &Connection, plan: &mut Plan<'_>, need: Need<'_>) -> rusqlite::Result<()> {
+fn load(
+    connection: &Connection,
+    plan: &mut Plan<'_>,
+    need: Need<'_>,
+    generation: i64,
+) -> rusqlite::Result<()> {
     let Some(windows) = plan.windows(need.config) else { return Ok(()) };
     let (mut next, mut room) = (Some(need.from), 0_u32);
     while let Some(start) = next.filter(|_| room < need.events) {
-        let (open, count) = match counter(connection, need.config, start)? {
+        let (open, count) = match counter(connection, need.config, generation, start)? {
             None => (start, 0),
             Some((count, WindowStatus::Open)) => (start, count),
             Some((_, WindowStatus::Closed)) => {
                 let end_of_time = (Timestamp::from_micros(i64::MAX), windows.pace().max_per_window());
-                next_open(connection, need.config, start)?.unwrap_or(end_of_time)
+                next_open(connection, need.config, generation, start)?.unwrap_or(end_of_time)
             }
         };
         windows.add_full(start, open);
@@ -94,27 +131,34 @@ fn load(connection: &Connection, plan: &mut Plan<'_>, need: Need<'_>) -> rusqlit
 fn counter(
     connection: &Connection,
     config: &ConfigName,
+    generation: i64,
     start: Timestamp,
 ) -> rusqlite::Result<Option<(u32, WindowStatus)>> {
     let read = |row: &rusqlite::Row<'_>| {
         let is_open = row.get_ref(1)?.as_str()? == "OPEN";
         Ok((row.get(0)?, if is_open { WindowStatus::Open } else { WindowStatus::Closed }))
     };
-    let values = params![config.as_str(), start.as_micros()];
+    let values = params![config.as_str(), generation, start.as_micros()];
     connection.prepare_cached(COUNTER)?.query_row(values, read).optional()
 }
 
 fn next_open(
     connection: &Connection,
     config: &ConfigName,
+    generation: i64,
     after: Timestamp,
 ) -> rusqlite::Result<Option<(Timestamp, u32)>> {
     let read = |row: &rusqlite::Row<'_>| Ok((Timestamp::from_micros(row.get(0)?), row.get(1)?));
-    let values = params![config.as_str(), after.as_micros()];
+    let values = params![config.as_str(), generation, after.as_micros()];
     connection.prepare_cached(NEXT_OPEN)?.query_row(values, read).optional()
 }
 
-fn save(connection: &Connection, plan: &Plan<'_>, is_dispatching: bool) -> rusqlite::Result<()> {
+fn save(
+    connection: &Connection,
+    plan: &Plan<'_>,
+    generations: &HashMap<&ConfigName, i64>,
+    is_dispatching: bool,
+) -> rusqlite::Result<()> {
     let mut insert = connection.prepare_cached(INSERT)?;
     let mut note = connection.prepare_cached(due::NOTE)?;
     for Slot { event, config, requested, window_start, scheduled } in plan.slots() {
@@ -131,11 +175,13 @@ fn save(connection: &Connection, plan: &Plan<'_>, is_dispatching: bool) -> rusql
     }
     let mut save_counter = connection.prepare_cached(SAVE_COUNTER)?;
     for Counter { config, start, count, status } in plan.counters() {
-        save_counter.execute(params![config.as_str(), start.as_micros(), count, status_text(status)])?;
+        let values =
+            params![config.as_str(), generations.get(config), start.as_micros(), count, status_text(status)];
+        save_counter.execute(values)?;
     }
     let mut follow_up = connection.prepare_cached(FOLLOW_UP)?;
     for (config, start) in plan.follow_ups() {
-        follow_up.execute(params![config.as_str(), start.as_micros()])?;
+        follow_up.execute(params![config.as_str(), generations.get(config), start.as_micros()])?;
     }
     Ok(())
 }

@@ -22,7 +22,7 @@ pub(crate) struct Turn {
 }
 
 impl Turn {
-    pub(super) fn begin(length: Duration) -> Self {
+    pub(crate) fn begin(length: Duration) -> Self {
         Self { ends: Instant::now() + length, has_begun: Cell::new(false) }
     }
 
