@@ -1,14 +1,14 @@
 //! A channel of Redis that is listened to: subscribed again after every loss, and asked once a second whether anything would
 //! still be heard, since a connection that is lost without a word is silent, too.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use futures_util::StreamExt;
 use redis::aio::{PubSubSink, PubSubStream};
 use redis::{ErrorKind, RedisError, RedisResult, Value};
 
 use crate::client::Redis;
-use crate::node::{PAUSE_MAX, PAUSE_MIN, STEADY_AFTER};
+use crate::node::Backoff;
 
 const ASK_EVERY: Duration = Duration::from_secs(1);
 
@@ -27,31 +27,28 @@ impl Redis {
     /// Listens to a channel for as long as this is waited for. On a cluster any server hears what is said on all of them, so
     /// one is taken, and another one after a loss.
     pub(crate) async fn listen(&self, channel: &str, mut hear: impl FnMut(Heard<'_>) + Send) {
-        let (mut pause, mut is_told) = (PAUSE_MIN, false);
+        let (mut backoff, mut is_told) = (Backoff::default(), false);
         for round in 0_usize.. {
-            let mut begun_at = None;
-            let begun = |heard: Heard<'_>| {
-                if heard == Heard::Begun {
-                    begun_at = Some(Instant::now());
-                    if std::mem::take(&mut is_told) {
-                        tracing::info!(channel, "Redis is listened to again");
+            backoff.pause().await;
+            let mut is_begun = false;
+            let Err(error) = self
+                .listen_once(channel, round, |heard| {
+                    if heard == Heard::Begun {
+                        is_begun = true;
+                        backoff.succeeded();
+                        if std::mem::take(&mut is_told) {
+                            tracing::info!(channel, "Redis is listened to again");
+                        }
                     }
-                }
-                hear(heard);
-            };
-            let Err(error) = self.listen_once(channel, round, begun).await;
-            if begun_at.is_some() {
+                    hear(heard);
+                })
+                .await;
+            if is_begun {
                 hear(Heard::Lost);
-            }
-            if begun_at.is_some_and(|at| at.elapsed() >= STEADY_AFTER) {
-                pause = PAUSE_MIN;
             }
             if !std::mem::replace(&mut is_told, true) {
                 tracing::warn!(channel, %error, "Redis is not listened to; trying again");
             }
-            // Less up to half of it, so that servers do not come back in step.
-            tokio::time::sleep(pause.mul_f64(1.0 - fastrand::f64() / 2.0)).await;
-            pause = (pause * 2).min(PAUSE_MAX);
         }
     }
 

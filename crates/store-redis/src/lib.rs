@@ -5,7 +5,6 @@
 
 mod channel;
 mod client;
-mod cluster;
 mod node;
 mod quota;
 mod request;

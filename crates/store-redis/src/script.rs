@@ -1,6 +1,6 @@
-//! The scripts, loaded into a server when it is connected to.
+//! The scripts. redis-rs knows their hashes and loads those that a server does not have.
 
-use redis::aio::MultiplexedConnection;
+use std::sync::LazyLock;
 
 /// The scripts of quota, request, tier and sale.
 #[derive(Clone, Copy, Debug)]
@@ -24,40 +24,38 @@ pub(crate) enum Script {
     SaleBuyers,
 }
 
-const TEXTS: [&str; 17] = [
-    include_str!("scripts/quota_spend.lua"),
-    include_str!("scripts/quota_install.lua"),
-    include_str!("scripts/quota_release.lua"),
-    include_str!("scripts/quota_peek.lua"),
-    include_str!("scripts/quota_forget.lua"),
-    include_str!("scripts/request_read.lua"),
-    include_str!("scripts/request_keep.lua"),
-    include_str!("scripts/request_changed.lua"),
-    include_str!("scripts/tier.lua"),
-    include_str!("scripts/sale_buy.lua"),
-    include_str!("scripts/sale_open.lua"),
-    include_str!("scripts/sale_peek.lua"),
-    include_str!("scripts/sale_find.lua"),
-    include_str!("scripts/sale_drop.lua"),
-    include_str!("scripts/sale_take.lua"),
-    include_str!("scripts/sale_done.lua"),
-    include_str!("scripts/sale_buyers.lua"),
-];
+/// A script that trusts only what was written under the same `run`, which `trust.lua` reads.
+macro_rules! trusting {
+    ($file:literal) => {
+        concat!(include_str!("scripts/trust.lua"), include_str!(concat!("scripts/", $file)))
+    };
+}
 
-/// The names under which a server knows the scripts.
-#[derive(Clone, Debug)]
-pub(crate) struct Names([String; TEXTS.len()]);
+static SCRIPTS: LazyLock<[redis::Script; 17]> = LazyLock::new(|| {
+    [
+        trusting!("quota_spend.lua"),
+        trusting!("quota_install.lua"),
+        trusting!("quota_release.lua"),
+        trusting!("quota_peek.lua"),
+        trusting!("quota_forget.lua"),
+        include_str!("scripts/request_read.lua"),
+        include_str!("scripts/request_keep.lua"),
+        include_str!("scripts/request_changed.lua"),
+        include_str!("scripts/tier.lua"),
+        trusting!("sale_buy.lua"),
+        trusting!("sale_open.lua"),
+        trusting!("sale_peek.lua"),
+        trusting!("sale_find.lua"),
+        include_str!("scripts/sale_drop.lua"),
+        include_str!("scripts/sale_take.lua"),
+        include_str!("scripts/sale_done.lua"),
+        trusting!("sale_buyers.lua"),
+    ]
+    .map(redis::Script::new)
+});
 
-impl Names {
-    pub(crate) async fn load(connection: &mut MultiplexedConnection) -> redis::RedisResult<Self> {
-        let mut load = redis::pipe();
-        for text in TEXTS {
-            load.cmd("SCRIPT").arg("LOAD").arg(text);
-        }
-        load.query_async(connection).await.map(Self)
-    }
-
-    pub(crate) const fn of(&self, script: Script) -> &str {
-        self.0[script as usize].as_str()
+impl Script {
+    pub(crate) fn text(self) -> &'static redis::Script {
+        &SCRIPTS[self as usize]
     }
 }

@@ -154,15 +154,13 @@ impl RedisLimits {
     /// The same for parts that may be on several servers of a cluster: one group after the other, and what was taken is
     /// given back when a later one denies.
     async fn ask_all(&self, mode: Mode, parts: &mut [Part]) -> Result<Told, Unanswered> {
-        let names: Vec<Arc<str>> = parts.iter().map(|part| Arc::clone(&part.name)).collect();
-        let groups = self.inner.redis.groups(&names.iter().map(|name| &**name).collect::<Vec<_>>());
-        if groups.iter().all(|group| *group == groups[0]) {
+        let groups = self.inner.redis.group(parts.iter().map(|part| &*part.name));
+        if groups.len() == 1 {
             return self.ask(mode, parts).await;
         }
         let mut each = vec![(false, Spent(0, 0, 0)); parts.len()];
         let (mut is_open, mut latest, mut done) = (true, Timestamp::from_micros(i64::MIN), Vec::new());
-        for group in distinct(&groups) {
-            let at: Vec<usize> = (0..parts.len()).filter(|at| groups[*at] == group).collect();
+        for at in groups {
             let mut some: Vec<Part> = at.iter().map(|at| parts[*at].clone()).collect();
             if !is_open {
                 // Denied already: what is left is only looked at.
@@ -247,16 +245,6 @@ impl RedisLimits {
 
 fn key_of(policy: &Policy, key: &str) -> Arc<str> {
     name(policy.scope(), policy.name.as_str(), key)
-}
-
-fn distinct(groups: &[usize]) -> Vec<usize> {
-    let mut seen = Vec::new();
-    for group in groups {
-        if !seen.contains(group) {
-            seen.push(*group);
-        }
-    }
-    seen
 }
 
 /// How far Redis's clock is ahead of this server's, where that is more than clocks differ by. What Redis told is moved back by as

@@ -1,8 +1,6 @@
 -- Deletes each user's hash because the user has new limits, or none.
 -- KEYS    RateLimiterCache:<userId> ...
--- ARGV    1 run id of this Redis (its replication id is added here: it changes with every promotion)
 -- Reply   for each key {window, unused places}, or {} when there are none
-local run = ARGV[1] .. string.match(redis.call('INFO', 'replication'), 'master_replid:(%x+)')
 local replies = {}
 for i, key in ipairs(KEYS) do
   local hash = redis.pcall('HMGET', key, 'run', 'window', 'currentCount', 'reserved')

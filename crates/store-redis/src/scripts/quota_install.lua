@@ -1,6 +1,6 @@
 -- Adds places that were reserved in the store to each user's hash, and takes some of them.
 -- KEYS    RateLimiterCache:<userId> ...
--- ARGV    1 run id of this Redis (its replication id is added here: it changes with every promotion), 2 epoch of the cache, then for each key
+-- ARGV    1 epoch of the cache, then for each key
 --         nonce, window, places, the store's count with them, limit, minutes, when to expire (Redis time in
 --         milliseconds), places to take
 -- Reply   for each key
@@ -8,13 +8,12 @@
 --         {1, taken, count, reserved, limit, minutes, window, milliseconds left, 0}
 -- A hash that is not there is made only under the nonce that was left in its place: after a DEL by new limits, places
 -- that were reserved under the old ones find nothing and are refused.
-local run = ARGV[1] .. string.match(redis.call('INFO', 'replication'), 'master_replid:(%x+)')
-local epoch = ARGV[2]
+local epoch = ARGV[1]
 local time = redis.call('TIME')
 local ms = time[1] * 1000 + math.floor(time[2] / 1000)
 local replies = {}
 for i, key in ipairs(KEYS) do
-  local at = 2 + (i - 1) * 8
+  local at = 1 + (i - 1) * 8
   local nonce, window, places = ARGV[at + 1], ARGV[at + 2], tonumber(ARGV[at + 3])
   local stored, limit, minutes = tonumber(ARGV[at + 4]), ARGV[at + 5], ARGV[at + 6]
   local expire_at, wanted = ARGV[at + 7], tonumber(ARGV[at + 8])

@@ -1,13 +1,12 @@
 -- Takes back the unused places of each user's hash, for the store.
 -- KEYS    RateLimiterCache:<userId> ...
--- ARGV    1 run id of this Redis (its replication id is added here: it changes with every promotion), 2 epoch of the cache
+-- ARGV    1 epoch of the cache
 -- Reply   for each key {window, places}, or {} when there are none
-local run = ARGV[1] .. string.match(redis.call('INFO', 'replication'), 'master_replid:(%x+)')
 local replies = {}
 for i, key in ipairs(KEYS) do
   local hash = redis.call('HMGET', key, 'run', 'epoch', 'window', 'currentCount', 'reserved')
   replies[i] = {}
-  if hash[1] == run and hash[2] == ARGV[2] and hash[3] then
+  if hash[1] == run and hash[2] == ARGV[1] and hash[3] then
     local unused = tonumber(hash[5]) - tonumber(hash[4])
     if unused > 0 then
       redis.call('HSET', key, 'reserved', hash[4])

@@ -1,13 +1,11 @@
 -- Takes places that are reserved in each user's hash.
 -- KEYS    RateLimiterCache:<userId> ...
--- ARGV    1 run id of this Redis (its replication id is added here: it changes with every promotion), 2 epoch of the cache, 3 now in microseconds ('' = the TTL tells), 4 a nonce,
---         then for each key the number of places
+-- ARGV    1 epoch of the cache, 2 now in microseconds ('' = the TTL tells), 3 a nonce, then for each key the number of places
 -- Reply   for each key
 --         {0, nonce, ms}   nothing to take from: reserve in the store, then install under this nonce; ms is the time here
 --         {1, taken, count, reserved, limit, minutes, window, milliseconds left, ms}
 --         {2}              written under a later epoch: the caller is behind
-local run = ARGV[1] .. string.match(redis.call('INFO', 'replication'), 'master_replid:(%x+)')
-local epoch, now, nonce = tonumber(ARGV[2]), ARGV[3], ARGV[4]
+local epoch, now, nonce = tonumber(ARGV[1]), ARGV[2], ARGV[3]
 local time = redis.call('TIME')
 local ms = time[1] * 1000 + math.floor(time[2] / 1000)
 local replies = {}
@@ -32,14 +30,14 @@ for i, key in ipairs(KEYS) do
   elseif hash[1] ~= run or (tonumber(hash[2]) or 0) < epoch or (window and left <= 0) or not (window or hash[3]) then
     -- What another run or epoch wrote, or a window that has ended. Whoever loads it has two seconds.
     redis.call('DEL', key)
-    redis.call('HSET', key, 'run', run, 'epoch', ARGV[2], 'loading', nonce)
+    redis.call('HSET', key, 'run', run, 'epoch', ARGV[1], 'loading', nonce)
     redis.call('PEXPIRE', key, 2000)
     replies[i] = {0, nonce, ms}
   elseif not window then
     replies[i] = {0, hash[3], ms}
   else
     local count, reserved = tonumber(hash[4]), tonumber(hash[5])
-    local taken = math.min(tonumber(ARGV[4 + i]), reserved - count)
+    local taken = math.min(tonumber(ARGV[3 + i]), reserved - count)
     if taken > 0 then
       count = redis.call('HINCRBY', key, 'currentCount', taken)
     end

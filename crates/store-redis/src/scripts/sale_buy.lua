@@ -1,20 +1,18 @@
 -- Sells one unit to each buyer, or says why not. The rule is that of weir_core::sale.
 -- KEYS    sale:{<sku>} ..., the beginning of the names of all keys of a sale; their hash tag puts them in one slot:
 --         :config, :state, :end_reason, :stock, :seq, :buyers (user -> number:time), :stream
--- ARGV    1 run id of this Redis (its replication id is added here: it changes with every promotion), 2 now in microseconds
---         ('' = the time here), then for each key the number of buyers and the buyers
+-- ARGV    1 now in microseconds ('' = the time here), then for each key the number of buyers and the buyers
 -- Tells   sale:events of what was sold and of states: {event, product, data}, data as in the API's events
 -- Reply   for each key
 --         {0}                             nothing that may be trusted: rebuild it from the store, then ask again
 --         {1, product, now, stock, a, ...}  for each buyer a: its number, or 0 has one, -1 sold out, -2 not active
-local run = ARGV[1] .. string.match(redis.call('INFO', 'replication'), 'master_replid:(%x+)')
-local now = tonumber(ARGV[2])
+local now = tonumber(ARGV[1])
 if not now then
   local time = redis.call('TIME')
   now = time[1] * 1000000 + time[2]
 end
 local stamp = string.format('%.0f', now)
-local replies, place = {}, 3
+local replies, place = {}, 2
 for i, key in ipairs(KEYS) do
   local count = tonumber(ARGV[place])
   local config = redis.call('HMGET', key .. ':config', 'run', 'id', 'startTime', 'endTime', 'sku')

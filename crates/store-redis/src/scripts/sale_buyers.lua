@@ -1,16 +1,15 @@
 -- A part of the purchases of each sale.
 -- KEYS    sale:{<sku>} ..., see sale_buy.lua
--- ARGV    1 run id of this Redis, then for each key where to go on (0 = from the beginning)
+-- ARGV    for each key where to go on (0 = from the beginning)
 -- Reply   for each key {0} when there is nothing that may be trusted, or
 --         {1, where to go on (0 = that was all), product, user, number:time, ...}
-local run = ARGV[1] .. string.match(redis.call('INFO', 'replication'), 'master_replid:(%x+)')
 local replies = {}
 for i, key in ipairs(KEYS) do
   local config = redis.call('HMGET', key .. ':config', 'run', 'id')
   if config[1] ~= run then
     replies[i] = {0}
   else
-    local scan = redis.call('HSCAN', key .. ':buyers', ARGV[1 + i], 'COUNT', 500)
+    local scan = redis.call('HSCAN', key .. ':buyers', ARGV[i], 'COUNT', 500)
     local reply = {1, scan[1], config[2]}
     for _, value in ipairs(scan[2]) do
       reply[#reply + 1] = value

@@ -1,8 +1,8 @@
 -- Takes purchases that are written down out of the stream.
 -- KEYS    sale:{<sku>} ..., see sale_buy.lua
--- ARGV    1 run id of this Redis (not looked at), then for each key the number of entries, and the entries
+-- ARGV    for each key the number of entries, and the entries
 -- Reply   for each key how many there were
-local replies, place = {}, 2
+local replies, place = {}, 1
 for i, key in ipairs(KEYS) do
   local count = tonumber(ARGV[place])
   replies[i] = 0

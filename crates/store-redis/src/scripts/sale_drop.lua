@@ -1,17 +1,16 @@
 -- Forgets sales, and tells sale:events of it: {event = 'product-change', data = {sku}}.
 -- KEYS    sale:{<sku>} ..., see sale_buy.lua
--- ARGV    1 run id of this Redis (not looked at), then for each key the newest product that is to be forgotten, and
---         the sku
+-- ARGV    for each key the newest product that is to be forgotten, and the sku
 -- Reply   for each key 1 when something was there, else 0
 local replies = {}
 for i, key in ipairs(KEYS) do
   local id = redis.call('HGET', key .. ':config', 'id')
   replies[i] = 0
-  if id and tonumber(id) <= tonumber(ARGV[2 * i]) then
+  if id and tonumber(id) <= tonumber(ARGV[2 * i - 1]) then
     redis.call('DEL', key .. ':config', key .. ':state', key .. ':end_reason', key .. ':stock', key .. ':seq', key .. ':buyers',
       key .. ':stream')
     replies[i] = 1
   end
-  redis.call('PUBLISH', 'sale:events', cjson.encode({event = 'product-change', data = {sku = ARGV[2 * i + 1]}}))
+  redis.call('PUBLISH', 'sale:events', cjson.encode({event = 'product-change', data = {sku = ARGV[2 * i]}}))
 end
 return replies

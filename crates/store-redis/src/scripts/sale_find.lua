@@ -1,14 +1,13 @@
 -- A buyer's purchase of each sale.
 -- KEYS    sale:{<sku>} ..., see sale_buy.lua
--- ARGV    1 run id of this Redis, 2 the buyer
+-- ARGV    1 the buyer
 -- Reply   for each key {0} when there is nothing that may be trusted, {1} for no purchase, or {2, number:time}
-local run = ARGV[1] .. string.match(redis.call('INFO', 'replication'), 'master_replid:(%x+)')
 local replies = {}
 for i, key in ipairs(KEYS) do
   if redis.call('HGET', key .. ':config', 'run') ~= run then
     replies[i] = {0}
   else
-    local purchase = redis.call('HGET', key .. ':buyers', ARGV[2])
+    local purchase = redis.call('HGET', key .. ':buyers', ARGV[1])
     replies[i] = purchase and {2, purchase} or {1}
   end
 end

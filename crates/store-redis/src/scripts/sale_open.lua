@@ -1,12 +1,11 @@
 -- Brings a sale into Redis, or up to what the store knows of it. Purchases that are there already stay as they are; whoever
 -- brings the last of them opens the sale, and tells sale:events of it: {event = 'product-change', data = {sku}}.
 -- KEYS    sale:{<sku>} ..., see sale_buy.lua
--- ARGV    1 run id of this Redis, then for each key: product, sku, name, units, start, end, created, state, end reason, 1 to
+-- ARGV    for each key product, sku, name, units, start, end, created, state, end reason, 1 to
 --         open (0 = more is to come), the number of purchases, and for each of these user, number, time
 -- Reply   for each key 1, or 0 for a product that was made before the one that is there
-local run = ARGV[1] .. string.match(redis.call('INFO', 'replication'), 'master_replid:(%x+)')
 local rank = {UPCOMING = 1, ACTIVE = 2, ENDED = 3}
-local replies, place = {}, 1
+local replies, place = {}, 0
 for i, key in ipairs(KEYS) do
   local function arg(n) return ARGV[place + n] end
   local count = tonumber(arg(11))

@@ -1,10 +1,9 @@
 -- How sales stand. States that are due by now are written down, and told as in sale_buy.lua.
 -- KEYS    sale:{<sku>} ..., see sale_buy.lua
--- ARGV    1 run id of this Redis, 2 now in microseconds ('' = the time here)
+-- ARGV    1 now in microseconds ('' = the time here)
 -- Reply   for each key {0, now} when there is nothing that may be trusted, or
 --         {1, now, product, name, units, start, end, created, sold, state, end reason, purchases in the stream}
-local run = ARGV[1] .. string.match(redis.call('INFO', 'replication'), 'master_replid:(%x+)')
-local now = ARGV[2]
+local now = ARGV[1]
 if now == '' then
   local time = redis.call('TIME')
   now = string.format('%.0f', time[1] * 1000000 + time[2])

@@ -3,8 +3,7 @@
 --         B:<refill>:<period>   a bucket; full again at c times 2^52 and a microseconds, and b parts of refill
 --         F:<window>            a fixed window; began at a, b were spent in it
 --         S:<window>            a sliding one; cut at a, b spent since, c in the window before
--- ARGV    1 run id of this Redis (not used: what a server knows stands beside each key), 2 now in microseconds ('' = TIME),
---         3 take, peek, charge, give or forget; then for each key
+-- ARGV    1 now in microseconds ('' = TIME), 2 take, peek, charge, give or forget; then for each key
 --         rule, cost, limit (windows), cost and what others may have spent of a bucket (microseconds and parts each; '' = never
 --         fits), taken at ('' = unknown), whether it binds, what the caller knows ("a b c w" by its own clock, '' = nothing) and whether that counts
 --         beside what is here, what is expected here and what takes its place ('' = nothing), and how many times 2^52
@@ -13,10 +12,10 @@
 -- Every number is whole and below 2^53, so nothing is rounded.
 local FIELDS = 15
 local STEP, MOST = 4503599627370496, 4294967295
-local is_test, mode = ARGV[2] ~= '', ARGV[3]
+local is_test, mode = ARGV[1] ~= '', ARGV[2]
 local now
 if is_test then
-  now = tonumber(ARGV[2])
+  now = tonumber(ARGV[1])
 else
   local time = redis.call('TIME')
   now = time[1] * 1000000 + time[2]
@@ -155,7 +154,7 @@ end
 
 local parts, here, differs = {}, {}, false
 for i, key in ipairs(KEYS) do
-  local at = 3 + (i - 1) * FIELDS
+  local at = 2 + (i - 1) * FIELDS
   local p = { key = key, rule = ARGV[at + 1], cost = tonumber(ARGV[at + 2]), limit = tonumber(ARGV[at + 3]),
     whole = tonumber(ARGV[at + 4]), parts = tonumber(ARGV[at + 5]), others = tonumber(ARGV[at + 6]),
     other_parts = tonumber(ARGV[at + 7]), steps = tonumber(ARGV[at + 14]), other_steps = tonumber(ARGV[at + 15]),

@@ -13,13 +13,24 @@ use crate::process::Process;
 use crate::results::Row;
 use crate::table::spread;
 
-const SPEND: &str = include_str!("../../../store-redis/src/scripts/quota_spend.lua");
-const INSTALL: &str = include_str!("../../../store-redis/src/scripts/quota_install.lua");
+/// A script of Weir with what Weir puts before it.
+macro_rules! script {
+    ($file:literal) => {
+        concat!(
+            include_str!("../../../store-redis/src/scripts/trust.lua"),
+            include_str!(concat!("../../../store-redis/src/scripts/", $file))
+        )
+    };
+}
+
+const SPEND: &str = script!("quota_spend.lua");
+const INSTALL: &str = script!("quota_install.lua");
+pub(crate) const BUY: &str = script!("sale_buy.lua");
+pub(crate) const OPEN: &str = script!("sale_open.lua");
 /// As long as Weir's keys here, with redis-benchmark's twelve digits.
 const KEY: &str = "RateLimiterCache:key-";
 pub(crate) const RANDOM_DIGITS: &str = "__rand_int__";
-/// As long as the id of a Redis's run, the epoch of a new database, and a nonce.
-pub(crate) const RUN: &str = "0123456789abcdef0123456789abcdef01234567";
+/// As long as the epoch of a new database, and a nonce.
 const EPOCH: &str = "0";
 const NONCE: &str = "0123456789abcdef";
 /// More than any run takes.
@@ -94,8 +105,8 @@ impl Redis {
         for first in (0..keys).step_by(usize::try_from(KEYS_PER_CALL)?) {
             let names: Vec<String> = (first..keys.min(first + KEYS_PER_CALL)).map(key).collect();
             let names: Vec<&str> = names.iter().map(String::as_str).collect();
-            self.call(SPEND, &names, &[RUN, EPOCH, "", NONCE], &["1"]).await;
-            self.call(INSTALL, &names, &[RUN, EPOCH], &places).await;
+            self.call(SPEND, &names, &[EPOCH, "", NONCE], &["1"]).await;
+            self.call(INSTALL, &names, &[EPOCH], &places).await;
         }
         Ok(())
     }
@@ -108,9 +119,9 @@ impl Redis {
         self.server.command(&words).await;
     }
 
-    fn spend(&self, keys: u64) -> [String; 9] {
+    fn spend(&self, keys: u64) -> [String; 8] {
         let key = if keys == 1 { key(0) } else { format!("{KEY}{RANDOM_DIGITS}") };
-        ["EVALSHA", &self.sha, "1", &key, RUN, EPOCH, "", NONCE, "1"].map(str::to_owned)
+        ["EVALSHA", &self.sha, "1", &key, EPOCH, "", NONCE, "1"].map(str::to_owned)
     }
 
     /// Runs a command again and again, the random number in it below `random`: first for as long as it takes to warm up and to

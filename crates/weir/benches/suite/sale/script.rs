@@ -7,12 +7,10 @@ use anyhow::{Context as _, Result, ensure};
 use super::{BUYERS, FEW, Load, SKU};
 use crate::Bench;
 use crate::postgres::Postgres;
-use crate::redis::{RANDOM_DIGITS, RUN, Redis};
+use crate::redis::{BUY, OPEN, RANDOM_DIGITS, Redis};
 use crate::results::{Results, Row};
 use crate::weir::Engines;
 
-const BUY: &str = include_str!("../../../../store-redis/src/scripts/sale_buy.lua");
-const OPEN: &str = include_str!("../../../../store-redis/src/scripts/sale_open.lua");
 const OPEN_FOR: Duration = Duration::from_secs(3_600);
 
 /// Attempts through HTTP between two runs of the bare script, all on one Redis.
@@ -47,10 +45,10 @@ async fn measure(bench: &Bench, redis: &Redis) -> Result<Row> {
     let (start, end) = (now.as_micros().to_string(), (now + OPEN_FOR).as_micros().to_string());
     let units = FEW.to_string();
     let sale = ["1", SKU, "Bench", &units, &start, &end, &start, "UPCOMING", "", "1", "0"];
-    server.command(&[&["EVAL", OPEN, "1", &key, RUN][..], &sale].concat()).await;
+    server.command(&[&["EVAL", OPEN, "1", &key][..], &sale].concat()).await;
     let sha = server.command(&["SCRIPT", "LOAD", BUY]).await.text();
     let buyer = format!("buyer-{RANDOM_DIGITS}");
-    let words = ["EVALSHA", &sha, "1", &key, RUN, "", "1", &buyer].map(str::to_owned);
+    let words = ["EVALSHA", &sha, "1", &key, "", "1", &buyer].map(str::to_owned);
     let (row, _calls) = redis.run(bench, BUYERS, &words).await?;
     let sold = server.command(&["HLEN", &format!("{key}:buyers")]).await.integer();
     ensure!(sold == i64::from(FEW), "{sold} of {FEW} units were sold");
