@@ -23,7 +23,7 @@ use weir_store::slot::SlotStore;
 use weir_store::throttle::Throttle;
 use weir_store::tier::{LimitStore, TierStore};
 use weir_store::writer_metrics::WriterMetrics;
-use weir_store::{Result, SteadyClock, StoreClock, SystemClock};
+use weir_store::{LaneMetrics, Result, SteadyClock, StoreClock, SystemClock};
 use weir_store_postgres::{Postgres, Target};
 use weir_store_redis::{Redis, RedisLimits, RedisQuota, RedisRequests, RedisSales};
 use weir_store_sqlite::Sqlite;
@@ -55,13 +55,16 @@ pub struct Engines {
     /// What carries messages instead of it.
     pub kafka: Option<Kafka>,
     quota: Arc<dyn QuotaStore>,
-    limits: Arc<dyn LimitStore>,
+    /// What limits have spent, as far as this process knows.
+    local: LocalLimiter,
     /// Sales on Redis, where there is one.
     pub redis_sales: Option<RedisSales>,
     /// What following Redis tells about itself.
     pub follow_metrics: FollowMetrics,
     /// How the cache of quota tells about itself.
     pub cache_metrics: CacheMetrics,
+    /// Replaces the clocks that decide, for tests.
+    test_clock: Option<Arc<dyn Clock>>,
     /// Where lanes run. The threads that serve HTTP let a call reach its lane, and an answer its caller, without a switch between
     /// threads. None means where they are started.
     pub lane_runtimes: Vec<Handle>,
@@ -102,12 +105,6 @@ impl Engines {
             )),
         };
         let local = patiently(|| open_limits(&store, redis.is_some(), settings)).await?;
-        let limits: Arc<dyn LimitStore> = match &redis {
-            None => Arc::new(local),
-            Some(redis) => {
-                Arc::new(RedisLimits::new(redis.clone(), local, store.steady_clock(), clock.clone()))
-            }
-        };
         let follow_metrics = FollowMetrics::default();
         let redis_sales = match &settings.store.cache {
             CacheChoice::None => None,
@@ -115,7 +112,7 @@ impl Engines {
                 // A connection of its own: nothing else can answer here, so more time is given than to a cache.
                 let redis = Redis::start((**target).clone().for_sales(SALE_PATIENCE));
                 let _ = tokio::time::timeout(CACHE_PATIENCE, redis.connected()).await;
-                Some(RedisSales::new(redis, store.sale_ledger(), clock, follow_metrics.clone()))
+                Some(RedisSales::new(redis, store.sale_ledger(), clock.clone(), follow_metrics.clone()))
             }
         };
         Ok(Self {
@@ -123,10 +120,11 @@ impl Engines {
             redis,
             kafka,
             quota,
-            limits,
+            local,
             redis_sales,
             follow_metrics,
             cache_metrics,
+            test_clock: clock,
             lane_runtimes: Vec::new(),
         })
     }
@@ -174,10 +172,14 @@ impl Engines {
         }
     }
 
-    /// Where limits are decided.
+    /// Where limits are decided: in Redis if there is one, else in this process. To be made once.
     #[must_use]
-    pub fn limits(&self) -> Arc<dyn LimitStore> {
-        Arc::clone(&self.limits)
+    pub fn limits(&self, settings: &Settings, metrics: LaneMetrics) -> Arc<dyn LimitStore> {
+        let local = self.local.clone();
+        let Some(redis) = self.redis.clone() else { return Arc::new(local) };
+        let (clock, test_clock) = (self.store.steady_clock(), self.test_clock.clone());
+        let capacity = settings.lane.capacity;
+        Arc::new(RedisLimits::start(redis, local, clock, test_clock, capacity, metrics))
     }
 
     /// A throttle at `per_second` calls of one key, of which `at_once` may come together; `None` at 0, which is no limit.

@@ -6,6 +6,7 @@
 mod cluster;
 mod topology;
 
+use std::fmt::Display;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -95,7 +96,7 @@ impl Redis {
         let nodes = &self.inner.topology().nodes;
         let node = nodes.get(round % nodes.len().max(1));
         let node = node.ok_or((ErrorKind::InvalidClientConfig, "no server is known"))?;
-        Ok((self.inner.target.client(&node.address)?, self.inner.target.call_timeout))
+        Ok((self.inner.target.client(&node.address)?, self.call_timeout()))
     }
 
     /// Calls a script for many keys; one answer for each. Its arguments are `common` and then each key's own.
@@ -123,14 +124,28 @@ impl Redis {
         answers
     }
 
+    pub(crate) fn is_cluster(&self) -> bool {
+        self.inner.target.is_cluster
+    }
+
+    /// How long a call may take.
+    pub(crate) fn call_timeout(&self) -> Duration {
+        self.inner.target.call_timeout
+    }
+
     /// Which of these keys one call can be about: on a cluster those of one hash slot, else all, but not too many at once.
     pub(crate) fn group<'a>(&self, keys: impl Iterator<Item = &'a str>) -> Vec<Vec<usize>> {
-        let mut groups = topology::group(keys, self.inner.target.is_cluster);
+        let mut groups = topology::group(keys, self.is_cluster());
         if groups.iter().any(|group| group.len() > KEYS_PER_CALL) {
             groups =
                 groups.iter().flat_map(|group| group.chunks(KEYS_PER_CALL)).map(<[usize]>::to_vec).collect();
         }
         groups
+    }
+
+    /// Says in the log that a script could not do a part of what it was asked.
+    pub(crate) fn warn_of_refusal(&self, error: &dyn Display) {
+        self.inner.warn_of_refusal(&self.inner.target.address(), error);
     }
 
     /// Calls a script once, for keys that are together.
@@ -187,7 +202,7 @@ impl Inner {
             ) => {}
             // A script that failed, or memory that is full: the connection is well, and so are other keys.
             ErrorKind::Server(ServerErrorKind::ResponseError | ServerErrorKind::ExecAbort)
-            | ErrorKind::Extension => self.warn_of_refusal(node, error),
+            | ErrorKind::Extension => self.warn_of_refusal(&node.address, error),
             _ => {
                 node.lose(link, error);
                 if self.target.is_cluster {
@@ -199,11 +214,11 @@ impl Inner {
     }
 
     /// Once a second at most: every call may fail alike.
-    fn warn_of_refusal(&self, node: &Node, error: &RedisError) {
+    fn warn_of_refusal(&self, address: &dyn Display, error: &dyn Display) {
         let mut warned_at = self.warned_at.lock().unwrap_or_else(PoisonError::into_inner);
         if warned_at.is_none_or(|at| at.elapsed() >= WARN_EVERY) {
             *warned_at = Some(Instant::now());
-            tracing::warn!(address = %node.address, %error, "Redis refused a call; Postgres answers it");
+            tracing::warn!(%address, %error, "Redis refused a call; Postgres answers it");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Limits in Redis, shared by all servers: a decision is one script and one round trip, by Redis's own clock.
+//! Limits in Redis, shared by all servers: decisions that wait together are one call of a script, by Redis's own clock.
 //!
 //! Each server also remembers what Redis told it of a key. While Redis does not answer, it goes on from there with buckets of
 //! its own, as each policy wants; and when Redis has forgotten a key, it is told what the server knew. So an outage gives
@@ -7,6 +7,7 @@
 //! On a cluster, keys of the same text are together. A decision about others takes one call after the other and gives back
 //! what it took when a later one denies: until then others may be denied for its sake, and nobody gets past a limit.
 
+mod batch;
 mod outage;
 mod part;
 
@@ -22,13 +23,13 @@ use weir_core::tier::{
 };
 use weir_core::{Clock, Timestamp};
 use weir_limiter::LocalLimiter;
-use weir_store::Result;
 use weir_store::clock::STEP_MIN;
 use weir_store::tier::{Ask, LimitStatus, LimitStore, Policy, Taken, TierTaken};
+use weir_store::{LaneMetrics, Result};
 
+use self::batch::{Question, Questions, Reply};
 use self::part::{Part, name};
-use crate::client::{Redis, Unanswered};
-use crate::script::Script;
+use crate::client::Redis;
 
 /// Keys spent in an outage that Redis is to be told of; further ones go on from what Redis knew.
 const UNTOLD_MAX: usize = 100_000;
@@ -45,10 +46,9 @@ pub struct RedisLimits {
 
 struct Inner {
     redis: Redis,
+    questions: Questions,
     /// What is known of keys, and what decides without Redis.
     local: LocalLimiter,
-    /// A clock other than Redis's, for tests.
-    test_clock: Option<Arc<dyn Clock>>,
     /// This server's, for what it remembers.
     clock: Arc<dyn Clock>,
     /// The keys that were spent without Redis.
@@ -89,16 +89,20 @@ struct Told {
 }
 
 impl RedisLimits {
-    /// Limits in Redis, with `local` for when it does not answer. `test_clock` replaces Redis's own.
+    /// Limits in Redis, with `local` for when it does not answer. `test_clock` replaces Redis's own. Of decisions that wait for
+    /// Redis there are at most `capacity` (on a cluster in each of several lanes); further ones are refused.
     #[must_use]
-    pub fn new(
+    pub fn start(
         redis: Redis,
         local: LocalLimiter,
         clock: Arc<dyn Clock>,
         test_clock: Option<Arc<dyn Clock>>,
+        capacity: usize,
+        metrics: LaneMetrics,
     ) -> Self {
+        let questions = Questions::start(redis.clone(), test_clock, capacity, metrics);
         let (untold, untold_count, alone) = (Mutex::default(), AtomicUsize::new(0), AtomicU64::new(0));
-        Self { inner: Arc::new(Inner { redis, local, test_clock, clock, untold, untold_count, alone }) }
+        Self { inner: Arc::new(Inner { redis, questions, local, clock, untold, untold_count, alone }) }
     }
 
     /// The parts of a decision, each key once, and which of them each ask belongs to.
@@ -126,20 +130,19 @@ impl RedisLimits {
         Part { name, limit, cost, taken_at: None, binds: true, known, known_at, counts, adopted: None }
     }
 
-    /// One call for parts that are together.
-    async fn ask(&self, mode: Mode, parts: &mut [Part]) -> Result<Told, Unanswered> {
+    /// Asks about parts that are together; none when Redis does not answer.
+    async fn ask(&self, mode: Mode, parts: &mut [Part]) -> Result<Option<Told>> {
         for _ in 0..TURNS_MAX {
-            let now = self.inner.test_clock.as_ref().map(|clock| clock.now().as_micros().to_string());
-            let mut arguments = vec![now.unwrap_or_default(), mode.as_str().to_owned()];
-            arguments.extend(parts.iter().flat_map(Part::arguments));
-            let keys: Vec<&str> = parts.iter().map(|part| &*part.name).collect();
-            let reply = self.inner.redis.call_together(Script::Tier, &keys, &arguments).await?;
-            match Reply::read(reply, parts).ok_or(Unanswered)? {
-                Reply::Told(told) => {
+            let Some(reply) = self.inner.questions.ask(Question::new(mode, parts)).await? else {
+                return Ok(None);
+            };
+            match Outcome::read(reply, parts) {
+                None => return Ok(None),
+                Some(Outcome::Told(told)) => {
                     self.inner.tell(parts);
-                    return Ok(told);
+                    return Ok(Some(told));
                 }
-                Reply::Differs(now, stored) => {
+                Some(Outcome::Differs(now, stored)) => {
                     for (part, stored) in parts.iter_mut().zip(stored) {
                         // What nobody wrote is as good as nothing.
                         let adopted = part.adopt(&stored, now).unwrap_or_else(|| part.limit.unspent());
@@ -148,12 +151,12 @@ impl RedisLimits {
                 }
             }
         }
-        Err(Unanswered)
+        Ok(None)
     }
 
     /// The same for parts that may be on several servers of a cluster: one group after the other, and what was taken is
     /// given back when a later one denies.
-    async fn ask_all(&self, mode: Mode, parts: &mut [Part]) -> Result<Told, Unanswered> {
+    async fn ask_all(&self, mode: Mode, parts: &mut [Part]) -> Result<Option<Told>> {
         let groups = self.inner.redis.group(parts.iter().map(|part| &*part.name));
         if groups.len() == 1 {
             return self.ask(mode, parts).await;
@@ -167,9 +170,9 @@ impl RedisLimits {
                 some.iter_mut().for_each(|part| part.cost = 0);
             }
             let told = self.ask(mode, &mut some).await;
-            let Ok(told) = told else {
+            let Ok(Some(told)) = told else {
                 self.undo(&done).await;
-                return Err(Unanswered);
+                return told;
             };
             latest = latest.max(told.now);
             for ((at, told), part) in at.iter().zip(&told.each).zip(some) {
@@ -185,21 +188,21 @@ impl RedisLimits {
                 each[at] = (false, spent);
             }
         }
-        Ok(Told { now: latest, allowed: is_open, each })
+        Ok(Some(Told { now: latest, allowed: is_open, each }))
     }
 
     /// Gives back what was taken. What Redis does not answer for stays spent, which is the safe side.
     async fn undo(&self, done: &[(usize, Part)]) -> Vec<(usize, Spent)> {
         let mut after = Vec::with_capacity(done.len());
         for (at, part) in done {
-            if let Ok(told) = self.ask(Mode::Give, &mut [part.clone()]).await {
+            if let Ok(Some(told)) = self.ask(Mode::Give, &mut [part.clone()]).await {
                 after.extend(told.each.first().map(|(_, spent)| (*at, *spent)));
             }
         }
         after
     }
 
-    /// One key, whatever there is room for.
+    /// One key, whatever there is room for; none when Redis does not answer.
     async fn change(
         &self,
         mode: Mode,
@@ -207,13 +210,13 @@ impl RedisLimits {
         key: &str,
         cost: u32,
         taken_at: Option<Timestamp>,
-    ) -> Result<(Spent, Timestamp), Unanswered> {
+    ) -> Result<Option<(Spent, Timestamp)>> {
         let known = self.inner.local.known(policy, key, self.inner.clock.now());
         let part = self.part(key_of(policy, key), policy.spec.limit, known, cost);
-        let told = self.ask(mode, &mut [Part { taken_at, ..part }]).await?;
-        let (_, spent) = told.each.first().copied().ok_or(Unanswered)?;
+        let Some(told) = self.ask(mode, &mut [Part { taken_at, ..part }]).await? else { return Ok(None) };
+        let Some((_, spent)) = told.each.first().copied() else { return Ok(None) };
         self.inner.learn(policy, key, spent, told.now);
-        Ok((spent, told.now))
+        Ok(Some((spent, told.now)))
     }
 
     async fn take_tier_there(
@@ -221,16 +224,16 @@ impl RedisLimits {
         user: &str,
         rule: &Arc<Scoped<TierRule>>,
         cost: u32,
-    ) -> Result<TierTaken, Unanswered> {
+    ) -> Result<Option<TierTaken>> {
         let known = self.inner.local.known_tier(user, rule, self.inner.clock.now());
         let part = |which: usize, word: &str| {
             let limit = Limit::TokenBucket(rule.rule[which]);
             self.part(name(rule.scope, word, user), limit, known[which].into(), cost)
         };
         let mut parts = [part(DAILY, "daily"), part(MINUTE, "minute")];
-        let told = self.ask(Mode::Take, &mut parts).await?;
-        let level = |at: usize| told.each.get(at).map(|(_, spent)| Level::from(*spent)).ok_or(Unanswered);
-        let spent = [level(DAILY)?, level(MINUTE)?];
+        let Some(told) = self.ask(Mode::Take, &mut parts).await? else { return Ok(None) };
+        // One for each part: `Outcome::read` has looked.
+        let spent = [DAILY, MINUTE].map(|which| Level::from(told.each[which].1));
         let (now, mut known) = (self.inner.clock.now(), spent);
         rule.rule.move_earlier(&mut known, ahead_of(now, told.now));
         self.inner.local.learn_tier(user, rule, known, now);
@@ -239,7 +242,7 @@ impl RedisLimits {
         } else {
             Decision::Denied(rule.rule.refusal(&spent, cost, told.now))
         };
-        Ok(TierTaken { decision, spent, now: told.now })
+        Ok(Some(TierTaken { decision, spent, now: told.now }))
     }
 }
 
@@ -289,43 +292,37 @@ impl Inner {
     }
 }
 
-enum Reply {
+/// What a reply of the script says.
+enum Outcome {
     Told(Told),
     /// Something was spent under another rule: what stands there now.
     Differs(Timestamp, Vec<String>),
 }
 
-impl Reply {
-    fn read(value: Value, parts: &[Part]) -> Option<Self> {
-        let Value::Array(mut fields) = value else { return None };
-        let (Some(Value::Array(each)), Some(Value::Int(allowed))) = (fields.pop(), fields.pop()) else {
-            return None;
-        };
-        let now = Timestamp::from_micros(text(fields.pop()?)?.parse().ok()?);
-        if each.len() != parts.len() {
+impl Outcome {
+    /// None for a reply that no script of ours gives, and for a decision that failed there.
+    fn read(Reply { now, fields }: Reply, parts: &[Part]) -> Option<Self> {
+        let (Value::Int(allowed), fields) = fields.split_first()? else { return None };
+        if *allowed < 0 {
+            let stored = fields.iter().map(text).collect::<Option<Vec<_>>>()?;
+            return (stored.len() == parts.len()).then_some(Self::Differs(now, stored));
+        }
+        let (each, rest) = fields.as_chunks::<4>();
+        if each.len() != parts.len() || !rest.is_empty() {
             return None;
         }
-        if allowed < 0 {
-            return Some(Self::Differs(now, each.into_iter().map(text).collect::<Option<_>>()?));
-        }
-        let each = each.into_iter().zip(parts).map(|(value, part)| read_part(value, part));
-        Some(Self::Told(Told { now, allowed: allowed == 1, each: each.collect::<Option<_>>()? }))
+        let each = each.iter().zip(parts).map(|(fields, part)| {
+            let [Value::Int(taken), Value::Int(a), Value::Int(b), Value::Int(c)] = fields else {
+                return None;
+            };
+            Some((*taken == 1, part.spent([*a, *b, *c])))
+        });
+        Some(Self::Told(Told { now, allowed: *allowed == 1, each: each.collect::<Option<_>>()? }))
     }
 }
 
-fn read_part(value: Value, part: &Part) -> Option<(bool, Spent)> {
-    let Value::Array(fields) = value else { return None };
-    let [Value::Int(taken), a, b, c] = <[Value; 4]>::try_from(fields).ok()? else { return None };
-    let number = |value: Value| text(value)?.parse::<i64>().ok();
-    Some((taken == 1, part.spent([number(a)?, number(b)?, number(c)?])))
-}
-
-fn text(value: Value) -> Option<String> {
-    match value {
-        Value::BulkString(bytes) => String::from_utf8(bytes).ok(),
-        Value::SimpleString(text) => Some(text),
-        _ => None,
-    }
+fn text(value: &Value) -> Option<String> {
+    if let Value::BulkString(bytes) = value { String::from_utf8(bytes.clone()).ok() } else { None }
 }
 
 /// What each ask is told, from what became of its part.
@@ -373,7 +370,7 @@ impl LimitStore for RedisLimits {
     async fn take(&self, asks: &[Ask<'_>], peek: bool) -> Result<Taken> {
         let (mut parts, part_of) = self.parts(asks);
         let mode = if peek { Mode::Peek } else { Mode::Take };
-        let Ok(told) = self.ask_all(mode, &mut parts).await else {
+        let Some(told) = self.ask_all(mode, &mut parts).await? else {
             return self.take_alone(asks, peek).await;
         };
         for (ask, at) in asks.iter().zip(&part_of) {
@@ -383,9 +380,9 @@ impl LimitStore for RedisLimits {
     }
 
     async fn charge(&self, policy: &Arc<Policy>, key: &str, cost: u32) -> Result<(Spent, Timestamp)> {
-        match self.change(Mode::Charge, policy, key, cost, None).await {
-            Ok(changed) => Ok(changed),
-            Err(Unanswered) => self.charge_alone(policy, key, cost).await,
+        match self.change(Mode::Charge, policy, key, cost, None).await? {
+            Some(changed) => Ok(changed),
+            None => self.charge_alone(policy, key, cost).await,
         }
     }
 
@@ -396,27 +393,27 @@ impl LimitStore for RedisLimits {
         cost: u32,
         taken_at: Option<Timestamp>,
     ) -> Result<(Spent, Timestamp)> {
-        match self.change(Mode::Give, policy, key, cost, taken_at).await {
-            Ok((spent, now)) => {
+        match self.change(Mode::Give, policy, key, cost, taken_at).await? {
+            Some((spent, now)) => {
                 self.inner.learn_less(policy, key, spent);
                 Ok((spent, now))
             }
-            Err(Unanswered) => self.give_back_alone(policy, key, cost, taken_at).await,
+            None => self.give_back_alone(policy, key, cost, taken_at).await,
         }
     }
 
     async fn forget(&self, policy: &Arc<Policy>, key: &str) -> Result<()> {
         let forgotten = self.change(Mode::Forget, policy, key, 0, None).await;
         self.inner.local.forget(policy, key).await?;
-        forgotten.map(|_| ()).map_err(|Unanswered| {
+        forgotten?.map(|_| ()).ok_or_else(|| {
             weir_store::Error::unavailable(crate::ENGINE, "did not answer; the key is as it was")
         })
     }
 
     async fn take_tier(&self, user: &str, rule: &Arc<Scoped<TierRule>>, cost: u32) -> Result<TierTaken> {
-        match self.take_tier_there(user, rule, cost).await {
-            Ok(taken) => Ok(taken),
-            Err(Unanswered) => self.take_tier_alone(user, rule, cost).await,
+        match self.take_tier_there(user, rule, cost).await? {
+            Some(taken) => Ok(taken),
+            None => self.take_tier_alone(user, rule, cost).await,
         }
     }
 

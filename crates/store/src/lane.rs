@@ -74,6 +74,19 @@ pub struct LaneMetrics {
     pub abandoned: Counter,
 }
 
+/// Handles that nobody reads.
+impl Default for LaneMetrics {
+    fn default() -> Self {
+        Self {
+            batch_size: Histogram::new([]),
+            wait_seconds: Histogram::new([]),
+            depth: Gauge::default(),
+            rejected: Counter::default(),
+            abandoned: Counter::default(),
+        }
+    }
+}
+
 /// A set of lanes for one kind of command.
 #[derive(Debug)]
 pub struct Lanes<C, R> {

@@ -202,7 +202,7 @@ impl From<weir_store::sale::Books> for SaleBooks {
     ),
 )]
 pub(crate) async fn audit_books(State(app): State<Arc<App>>) -> Result<Json<AuditResponse>, ApiError> {
-    let books = Books::read(&app.engines, &app.settings).await?;
+    let books = Books::read(&app.engines, &app.settings, app.tier.limit_status()).await?;
     let ok = books.balance();
     let Books {
         quota,

@@ -34,7 +34,7 @@ impl Books {
     ///
     /// # Errors
     /// When the store cannot say.
-    pub(crate) async fn read(engines: &Engines, settings: &Settings) -> Result<Self> {
+    pub(crate) async fn read(engines: &Engines, settings: &Settings, limits: LimitStatus) -> Result<Self> {
         let (quota_store, queue) = (engines.quota(), engines.store.queue());
         let timeout = settings.http.timeout;
         let dispatched = settings.slot.dispatch_topic.as_deref().filter(|_| engines.kafka.is_none());
@@ -42,7 +42,6 @@ impl Books {
             Some(topic) => Some(within(timeout, queue.audit(topic)).await?),
             None => None,
         };
-        let limits = engines.limits().status();
         Ok(Self {
             quota: within(timeout, quota_store.audit()).await?,
             quota_messages: within(timeout, queue.audit(quota::TOPIC)).await?,

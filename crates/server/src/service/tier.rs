@@ -109,7 +109,7 @@ impl TierService {
         };
         Self {
             shared: Arc::new(shared),
-            limits: engines.limits(),
+            limits: engines.limits(settings, metrics.lane("tier")),
             settings: settings.tier.clone(),
             metrics: metrics.tier.clone(),
             task: Mutex::default(),
@@ -259,6 +259,12 @@ impl TierService {
     #[must_use]
     pub fn matching(&self, domain: &str, entries: &[(&str, &str)]) -> Vec<(Arc<Policy>, String)> {
         self.shared.definitions.get().matching(domain, entries)
+    }
+
+    /// How many keys are known, and how much of what they have spent is not kept yet.
+    #[must_use]
+    pub fn limit_status(&self) -> LimitStatus {
+        self.limits.status()
     }
 
     /// Tells metrics how much of what was spent is not kept yet, and since when that cannot be helped.

@@ -1,28 +1,26 @@
--- Decides about keys of limits: all that bind are spent, or none.
+-- Makes decisions about keys of limits, one after the other: of each, all that bind are spent, or none.
 -- KEYS    WeirLimit:<scope>:<policy>:{<key>} ..., each a text "<rule> <a> <b> <c> <w>", written at w:
 --         B:<refill>:<period>   a bucket; full again at c times 2^52 and a microseconds, and b parts of refill
 --         F:<window>            a fixed window; began at a, b were spent in it
 --         S:<window>            a sliding one; cut at a, b spent since, c in the window before
--- ARGV    1 now in microseconds ('' = TIME), 2 take, peek, charge, give or forget; then for each key
+-- ARGV    1 now in microseconds ('' = TIME), then for each decision take, peek, charge, give or forget, the number of its keys, and for
+--         each of these
 --         rule, cost, limit (windows), cost and what others may have spent of a bucket (microseconds and parts each; '' = never
 --         fits), taken at ('' = unknown), whether it binds, what the caller knows ("a b c w" by its own clock, '' = nothing) and whether that counts
 --         beside what is here, what is expected here and what takes its place ('' = nothing), and how many times 2^52
 --         microseconds the cost and the others come to besides
--- Reply   {now, 1 | 0, {taken, a, b, c} ...}, or {now, -1, {what is here} ...} when a key was spent under another rule
+-- Reply   {now, d ...} with d for each decision {1 | 0, taken, a, b, c, ...}, or {-1, what is here, ...} when a key was spent under
+--         another rule, or {why} when it failed
 -- Every number is whole and below 2^53, so nothing is rounded.
 local FIELDS = 15
 local STEP, MOST = 4503599627370496, 4294967295
-local is_test, mode = ARGV[1] ~= '', ARGV[2]
+local is_test = ARGV[1] ~= ''
 local now
 if is_test then
   now = tonumber(ARGV[1])
 else
   local time = redis.call('TIME')
   now = time[1] * 1000000 + time[2]
-end
-
-local function text(number)
-  return string.format('%.0f', number)
 end
 
 -- A product of numbers below 2^32 and 2^45, in three parts that compare one after the other.
@@ -144,17 +142,17 @@ local function join(p, state)
   end
 end
 
-local function keep(p, before)
-  local ms = math.max(left(p), before) + 1000
+local function keep(p)
+  local ms = math.min(math.max(left(p), p.before) + 1000, 100000000000)
   -- A clock of a test has nothing to do with time here.
   if is_test then ms = 86400000 end
-  redis.call('SET', p.key, p.rule .. ' ' .. text(p.a) .. ' ' .. text(p.b) .. ' ' .. text(p.c) .. ' ' .. text(now),
-    'PX', text(math.min(ms, 100000000000)))
+  local state = string.format('%s %.0f %.0f %.0f %.0f', p.rule, p.a, p.b, p.c, now)
+  redis.call('SET', p.key, state, 'PX', string.format('%.0f', ms))
 end
 
-local parts, here, differs = {}, {}, false
-for i, key in ipairs(KEYS) do
-  local at = 2 + (i - 1) * FIELDS
+-- What a key has spent and is asked for, from the arguments after `at`. Its state here comes along, and whether it was written
+-- under another rule.
+local function load(key, at)
   local p = { key = key, rule = ARGV[at + 1], cost = tonumber(ARGV[at + 2]), limit = tonumber(ARGV[at + 3]),
     whole = tonumber(ARGV[at + 4]), parts = tonumber(ARGV[at + 5]), others = tonumber(ARGV[at + 6]),
     other_parts = tonumber(ARGV[at + 7]), steps = tonumber(ARGV[at + 14]), other_steps = tonumber(ARGV[at + 15]),
@@ -167,8 +165,7 @@ for i, key in ipairs(KEYS) do
   else
     p.span = tonumber(string.sub(p.rule, 3))
   end
-  local stored = redis.call('GET', key)
-  here[i] = stored or ''
+  local stored, differs = redis.call('GET', key), false
   if not stored then
     if known ~= '' then
       read(p, known)
@@ -179,44 +176,60 @@ for i, key in ipairs(KEYS) do
     p.is_new = true
   else
     local rule, state = string.match(stored, '^(%S+) (.+)$')
-    if rule ~= p.rule then
-      differs = true
-    else
+    differs = rule ~= p.rule
+    if not differs then
       read(p, state)
       bring_back(p)
     end
   end
   if counts and known ~= '' and not differs then join(p, known) end
-  parts[i] = p
-end
-if differs then
-  return { text(now), -1, here }
+  return p, stored or '', differs
 end
 
-local allowed = true
-for _, p in ipairs(parts) do
-  p.before = left(p)
-  turn(p)
-  if mode == 'take' and p.binds and not has_room(p) then allowed = false end
-end
-local reply = {}
-for i, p in ipairs(parts) do
-  local taken = 0
-  if mode == 'take' and allowed and has_room(p) then
-    charge(p)
-    taken = 1
-  elseif mode == 'charge' then
-    charge(p)
-  elseif mode == 'give' then
-    give(p)
-  elseif mode == 'forget' then
-    p.a, p.b, p.c = 0, 0, 0
+-- One decision about `count` keys from the one at `first` on.
+local function decide(mode, count, first, at)
+  local parts, here, differs = {}, { -1 }, false
+  for i = 1, count do
+    local p, stored, is_other = load(KEYS[first + i - 1], at + (i - 1) * FIELDS)
+    parts[i], here[i + 1], differs = p, stored, differs or is_other
   end
-  -- What was spent under another rule is from now on under this one, and what was ahead of the clock is not, also when there is
-  -- no room.
-  if (p.is_new and mode ~= 'peek') or mode == 'charge' or mode == 'give' or mode == 'forget' or (taken == 1 and p.cost > 0) then
-    keep(p, p.before)
+  if differs then return here end
+  local allowed = true
+  for _, p in ipairs(parts) do
+    p.before = left(p)
+    turn(p)
+    if mode == 'take' and p.binds and not has_room(p) then allowed = false end
   end
-  reply[i] = { taken, text(p.a), text(p.b), text(p.c) }
+  local reply = { allowed and 1 or 0 }
+  for _, p in ipairs(parts) do
+    local taken = 0
+    if mode == 'take' and allowed and has_room(p) then
+      charge(p)
+      taken = 1
+    elseif mode == 'charge' then
+      charge(p)
+    elseif mode == 'give' then
+      give(p)
+    elseif mode == 'forget' then
+      p.a, p.b, p.c = 0, 0, 0
+    end
+    -- What was spent under another rule is from now on under this one, and what was ahead of the clock is not, also when there
+    -- is no room.
+    if (p.is_new and mode ~= 'peek') or mode == 'charge' or mode == 'give' or mode == 'forget' or (taken == 1 and p.cost > 0) then
+      keep(p)
+    end
+    local n = #reply
+    reply[n + 1], reply[n + 2], reply[n + 3], reply[n + 4] = taken, p.a, p.b, p.c
+  end
+  return reply
 end
-return { text(now), allowed and 1 or 0, reply }
+
+local replies, first, at = { now }, 1, 1
+while first <= #KEYS do
+  local mode, count = ARGV[at + 1], tonumber(ARGV[at + 2])
+  -- One that fails, because a key is no text, must not take the others with it.
+  local is_done, reply = pcall(decide, mode, count, first, at + 2)
+  replies[#replies + 1] = is_done and reply or {tostring(type(reply) == 'table' and reply.err or reply)}
+  first, at = first + count, at + 2 + count * FIELDS
+end
+return replies

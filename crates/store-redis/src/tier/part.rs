@@ -56,8 +56,7 @@ pub(super) fn name(scope: u32, policy: &str, key: &str) -> Arc<str> {
 
 impl Part {
     /// What the script is told of it.
-    pub(super) fn arguments(&self) -> Vec<String> {
-        let mut arguments = Vec::with_capacity(15);
+    pub(super) fn add_arguments(&self, arguments: &mut Vec<String>) {
         let mut steps = [0; 2];
         arguments.extend([rule(&self.limit), self.cost.to_string()]);
         match &self.limit {
@@ -76,8 +75,8 @@ impl Part {
                     }
                 }
             }
-            Limit::FixedWindow(window) => windowed(&mut arguments, window.limit()),
-            Limit::SlidingWindow(window) => windowed(&mut arguments, window.limit()),
+            Limit::FixedWindow(window) => windowed(arguments, window.limit()),
+            Limit::SlidingWindow(window) => windowed(arguments, window.limit()),
         }
         arguments.push(self.taken_at.map_or_else(String::new, |at| at.as_micros().to_string()));
         arguments.push(u8::from(self.binds).to_string());
@@ -92,7 +91,6 @@ impl Part {
         };
         arguments.extend([old, new]);
         arguments.extend(steps.map(|steps| steps.to_string()));
-        arguments
     }
 
     /// What a key has spent, from the script's three numbers.

@@ -6,6 +6,7 @@ use std::time::Duration;
 use weir_core::tier::{FixedWindow, Limit, Tier};
 use weir_core::{ManualClock, PolicyName};
 use weir_limiter::LocalLimiter;
+use weir_store::LaneMetrics;
 use weir_store::tier::{Ask, LimitStore, OnOutage, Policy, PolicySpec, TierStore};
 use weir_store_conformance::START;
 use weir_store_conformance::tier::TierHarness;
@@ -15,6 +16,7 @@ use weir_testkit::redis::{Options, Server};
 use weir_testkit::wait;
 
 const PATIENCE: Duration = Duration::from_secs(60);
+const CAPACITY: usize = 10_000;
 
 struct InRedis {
     url: String,
@@ -40,7 +42,8 @@ impl InRedis {
         redis.connected().await;
         let local = LocalLimiter::ephemeral(Arc::<ManualClock>::clone(&clock), 100_000);
         let time = Arc::<ManualClock>::clone(&clock);
-        let limits = RedisLimits::new(redis.clone(), local, Arc::<ManualClock>::clone(&clock), Some(time));
+        let (own, metrics) = (Arc::<ManualClock>::clone(&clock), LaneMetrics::default());
+        let limits = RedisLimits::start(redis.clone(), local, own, Some(time), CAPACITY, metrics);
         Self { url: url.to_owned(), clock, redis, limits }
     }
 

@@ -5,16 +5,6 @@ use tokio::sync::{Notify, Semaphore};
 
 use super::*;
 
-fn metrics() -> LaneMetrics {
-    LaneMetrics {
-        batch_size: Histogram::new([1.0, 2.0, 4.0]),
-        wait_seconds: Histogram::new([0.1]),
-        depth: Gauge::default(),
-        rejected: Counter::default(),
-        abandoned: Counter::default(),
-    }
-}
-
 fn settings(lanes: u16, capacity: usize, batch_max: usize) -> LaneSettings {
     LaneSettings { lanes, capacity, batch_max, in_flight: 1, timeout: Duration::from_secs(2) }
 }
@@ -33,7 +23,7 @@ impl Bench {
 
     fn lanes(self: &Arc<Self>, settings: LaneSettings) -> Arc<Lanes<u32, u32>> {
         let bench = Arc::clone(self);
-        Arc::new(Lanes::start("test", settings, metrics(), &[], move |batch: Batch<u32>| {
+        Arc::new(Lanes::start("test", settings, LaneMetrics::default(), &[], move |batch: Batch<u32>| {
             let (bench, batch) = (Arc::clone(&bench), batch.take());
             async move {
                 bench.batches.lock().unwrap().push(batch.clone());
@@ -145,7 +135,7 @@ async fn draining_answers_everything_accepted_and_refuses_what_comes_after() {
 #[tokio::test]
 async fn a_failed_batch_fails_its_callers_alone() {
     let calls = Arc::new(AtomicUsize::new(0));
-    let lanes = Lanes::start("test", settings(1, 16, 16), metrics(), &[], {
+    let lanes = Lanes::start("test", settings(1, 16, 16), LaneMetrics::default(), &[], {
         let calls = Arc::clone(&calls);
         move |batch: Batch<u32>| {
             let batch = batch.take();
@@ -169,7 +159,7 @@ async fn a_failed_batch_fails_its_callers_alone() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn each_key_keeps_its_order_and_each_call_its_own_answer() {
     let seen: Arc<Mutex<Vec<(u32, u32)>>> = Arc::default();
-    let lanes = Arc::new(Lanes::start("test", settings(4, 1_024, 7), metrics(), &[], {
+    let lanes = Arc::new(Lanes::start("test", settings(4, 1_024, 7), LaneMetrics::default(), &[], {
         let seen = Arc::clone(&seen);
         move |batch: Batch<(u32, u32)>| {
             let batch = batch.take();
@@ -255,7 +245,7 @@ struct Late {
 impl Late {
     fn lanes(settings: LaneSettings) -> (Arc<Self>, Arc<Lanes<u32, u32>>) {
         let late = Arc::new(Self { handed: Mutex::default(), came: Notify::new() });
-        let lanes = Lanes::start("test", settings, metrics(), &[], {
+        let lanes = Lanes::start("test", settings, LaneMetrics::default(), &[], {
             let late = Arc::clone(&late);
             move |batch| {
                 let (done, outcomes) = oneshot::channel();
@@ -391,7 +381,7 @@ async fn callers_and_lanes_may_be_on_different_runtimes() {
     let threads = [OtherThread::start(), OtherThread::start()];
     let runtimes: Vec<Handle> = threads.iter().map(|thread| thread.runtime.clone()).collect();
     let double = |batch: Batch<u32>| async move { Ok(batch.take().into_iter().map(|n| n * 2).collect()) };
-    let lanes = Arc::new(Lanes::start("test", settings(3, 1_024, 7), metrics(), &runtimes, double));
+    let lanes = Arc::new(Lanes::start("test", settings(3, 1_024, 7), LaneMetrics::default(), &runtimes, double));
     let homes = [runtimes[0].clone(), runtimes[1].clone(), Handle::current()];
     let callers: Vec<_> = (0..300_u32)
         .map(|n| {
