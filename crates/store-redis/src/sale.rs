@@ -43,7 +43,15 @@ const CATALOGUE_PATIENCE: Duration = Duration::from_millis(500);
 const UNSETTLED_MAX: usize = 200_000;
 
 /// Purchases by product and buyer.
-type Unsettled = BTreeMap<ProductId, HashMap<UserId, Receipt>>;
+type Unsettled = BTreeMap<(ProductId, Sku), HashMap<UserId, Sold>>;
+
+/// A purchase that is not known to be written down.
+#[derive(Clone, Debug)]
+struct Sold {
+    receipt: Receipt,
+    /// Its entry in the stream.
+    entry: String,
+}
 
 /// Sale on Redis. Clones share it.
 #[derive(Clone)]
@@ -188,11 +196,20 @@ impl Parts {
         }
     }
 
-    /// Remembers what was sold until it is written down.
-    fn remember(&self, buy: &Buy, outcome: &BuyOutcome) {
-        let BuyOutcome::Bought { product, receipt, .. } = outcome else { return };
+    /// Remembers what was sold of one sale until it is written down.
+    fn remember<'a>(&self, bought: impl Iterator<Item = (&'a Buy, &'a BuyOutcome)>, entries: Vec<String>) {
+        if entries.is_empty() {
+            return;
+        }
         self.sold.notify_one();
-        note_unsettled(&mut self.unsettled(), *product, &buy.buyer, *receipt);
+        let mut unsettled = self.unsettled();
+        let sold = bought.filter_map(|(buy, outcome)| match outcome {
+            BuyOutcome::Bought { product, receipt, .. } => Some((buy, *product, *receipt)),
+            _ => None,
+        });
+        for ((buy, product, receipt), entry) in sold.zip(entries) {
+            note_unsettled(&mut unsettled, (product, &buy.sku), &buy.buyer, Sold { receipt, entry });
+        }
     }
 
     /// Asks for each sale of a batch once; its buyers' outcomes, or none for a sale that has to be rebuilt.
@@ -217,10 +234,10 @@ impl Parts {
                 Err(_unanswered) => Err(unanswered()),
             };
             match bought {
-                Ok(Bought::Decided(outcomes)) => {
+                Ok(Bought::Decided(outcomes, entries)) => {
                     // Also when another sale of the batch was not answered: this one has sold.
                     let wishes = places.iter().map(|place| &batch[*place]);
-                    wishes.zip(&outcomes).for_each(|(buy, outcome)| self.remember(buy, outcome));
+                    self.remember(wishes.zip(&outcomes), entries);
                     decided.push(Some(outcomes));
                 }
                 Ok(Bought::Untrusted) => decided.push(None),
@@ -392,9 +409,9 @@ fn unreadable() -> Error {
     Error::failed(ENGINE, "a script of sale gave an answer that there is not")
 }
 
-fn note_unsettled(unsettled: &mut Unsettled, product: ProductId, buyer: &UserId, receipt: Receipt) {
+fn note_unsettled(unsettled: &mut Unsettled, (product, sku): (ProductId, &Sku), buyer: &UserId, sold: Sold) {
     if unsettled.values().map(HashMap::len).sum::<usize>() < UNSETTLED_MAX {
-        unsettled.entry(product).or_default().insert(buyer.clone(), receipt);
+        unsettled.entry((product, sku.clone())).or_default().insert(buyer.clone(), sold);
     }
 }
 
@@ -408,9 +425,10 @@ mod tests {
     fn no_more_purchases_are_unsettled_than_the_bound() {
         let mut unsettled = Unsettled::new();
         let receipt = Receipt { number: 1, at: Timestamp::EPOCH };
+        let (sold, sku) = (Sold { receipt, entry: "1-1".to_owned() }, Sku::parse("W").unwrap());
         for n in 0..UNSETTLED_MAX + 10 {
-            let product = ProductId(i64::try_from(n % 2).unwrap());
-            note_unsettled(&mut unsettled, product, &UserId::parse(n.to_string()).unwrap(), receipt);
+            let product = (ProductId(i64::try_from(n % 2).unwrap()), &sku);
+            note_unsettled(&mut unsettled, product, &UserId::parse(n.to_string()).unwrap(), sold.clone());
         }
         assert_eq!(unsettled.values().map(HashMap::len).sum::<usize>(), UNSETTLED_MAX);
     }

@@ -1,33 +1,38 @@
-//! Moving what Redis has sold to the store. A worker empties the streams; every server also writes down what it has sold itself,
-//! within a moment, so that it is safe from a Redis that forgets. Writing something down twice changes nothing. What the store refuses
-//! is tried again after each of the pauses, then kept as a dead letter (`dead.rs`).
+//! Moving what Redis has sold to the store. Every server writes down what it has sold itself, within a moment, so that it is safe
+//! from a Redis that forgets, and takes it out of the stream. A worker moves what is left there: what a server that is gone has
+//! sold, or could not write down. Writing something down twice changes nothing. What the store refuses is tried again after each of
+//! the pauses, then kept as a dead letter (`dead.rs`).
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Weak;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tokio_util::sync::CancellationToken;
 use weir_core::UserId;
-use weir_core::sale::{Receipt, Sku};
+use weir_core::sale::Sku;
 use weir_store::sale::{ProductId, Purchase};
 use weir_store::{Error, Result};
 
 use super::dead::{self, Refusals};
 use super::reply::Entry;
-use super::{Parts, RedisSales, item, reply, unreadable};
+use super::{Parts, RedisSales, Sold, item, reply, unreadable};
 use crate::client::Item;
 use crate::script::Script;
 
-/// How often a server writes down what it has sold, and a worker looks for more.
+/// How often a server writes down what it has sold, while it sells.
+const RECORD_PACE: Duration = Duration::from_millis(50);
+/// How often it looks while it does not, and a worker looks for more.
 const PACE: Duration = Duration::from_millis(250);
-/// How often names and terms are read again, in rounds: seldom while changes are told.
-const CATALOGUE_EVERY: u32 = 4;
-const CATALOGUE_TOLD_EVERY: u32 = 40;
+/// How long the server that has sold something may take to write it down: younger entries are left to it.
+const LEFT_FOR: Duration = Duration::from_secs(1);
+/// How often names and terms are read again: seldom while changes are told.
+const CATALOGUE_EVERY: Duration = Duration::from_secs(1);
+const CATALOGUE_TOLD_EVERY: Duration = Duration::from_secs(10);
 /// How often a worker looks for more while it is told what is sold.
 const PACE_TOLD: Duration = Duration::from_secs(2);
 /// Purchases in one commit.
-const PAGE: usize = 500;
+const PAGE: usize = 1_000;
 /// Pauses after failures; of the store as a whole the last one again and again: nothing that was sold is given up while it is
 /// down.
 pub(super) const RETRIES: [Duration; 3] =
@@ -35,47 +40,51 @@ pub(super) const RETRIES: [Duration; 3] =
 
 /// Writes down what this process has sold, as long as it sells.
 pub(super) async fn keep_recording(parts: Weak<Parts>) {
-    let mut round: u32 = 0;
+    let mut read_at = Instant::now();
     while let Some(parts) = parts.upgrade() {
-        if let Err(error) = record_unsettled(&parts).await {
+        let recorded = record_unsettled(&parts).await.unwrap_or_else(|error| {
             tracing::debug!(error = %error.with_causes(), "purchases are written down later");
-        }
-        round = round.wrapping_add(1);
+            0
+        });
         let is_told = parts.is_told.load(Ordering::SeqCst);
-        let is_late = parts.is_catalogue_late.swap(false, Ordering::SeqCst);
+        let is_late = parts.is_catalogue_late.load(Ordering::SeqCst);
         let every = if is_told && !is_late { CATALOGUE_TOLD_EVERY } else { CATALOGUE_EVERY };
-        if round.is_multiple_of(every) {
+        if read_at.elapsed() >= every {
+            parts.is_catalogue_late.store(false, Ordering::SeqCst);
             // While the store is down, what it said last holds.
             let read = parts.read_catalogue().await;
             parts.is_catalogue_late.fetch_or(read.is_err(), Ordering::SeqCst);
-        } else {
-            parts.is_catalogue_late.fetch_or(is_late, Ordering::SeqCst);
+            read_at = Instant::now();
         }
         drop(parts);
-        tokio::time::sleep(PACE).await;
+        tokio::time::sleep(if recorded > 0 { RECORD_PACE } else { PACE }).await;
     }
 }
 
-pub(super) async fn record_unsettled(parts: &Parts) -> Result<()> {
-    let sold: BTreeMap<ProductId, HashMap<UserId, Receipt>> = parts.unsettled().clone();
-    for (product, purchases) in sold {
-        let purchases: Vec<Purchase> =
-            purchases.into_iter().map(|(buyer, receipt)| Purchase { product, buyer, receipt }).collect();
+/// Writes down what this process has sold, and takes it out of the streams. How much that was.
+pub(super) async fn record_unsettled(parts: &Parts) -> Result<usize> {
+    let mut recorded = 0;
+    let sold = parts.unsettled().clone();
+    for ((product, sku), purchases) in sold {
+        let purchases: Vec<(UserId, Sold)> = purchases.into_iter().collect();
         for page in purchases.chunks(PAGE) {
-            // What the store refuses is in the stream, too, and left to the worker, which tries again and keeps it.
-            parts.record_each(product, page).await?;
-            let mut unsettled = parts.unsettled();
-            if let Some(left) = unsettled.get_mut(&product) {
-                for purchase in page {
-                    left.remove(&purchase.buyer);
-                }
-                if left.is_empty() {
-                    unsettled.remove(&product);
-                }
-            }
+            let purchase = |(buyer, sold): &(UserId, Sold)| Purchase {
+                product,
+                buyer: buyer.clone(),
+                receipt: sold.receipt,
+            };
+            let written: Vec<Purchase> = page.iter().map(purchase).collect();
+            // What the store refuses stays in the stream, for the worker, which tries again and keeps it.
+            let refused = parts.record_each(product, &written).await?;
+            parts.settle(product, &sku, page);
+            let is_written = |(buyer, _): &&(UserId, Sold)| !refused.contains_key(buyer);
+            let entries = page.iter().filter(is_written).map(|(_, sold)| sold.entry.clone()).collect();
+            // A Redis that does not answer leaves it to the worker.
+            let _ = parts.take_out(&sku, entries).await;
+            recorded += page.len();
         }
     }
-    Ok(())
+    Ok(recorded)
 }
 
 impl RedisSales {
@@ -84,12 +93,12 @@ impl RedisSales {
         let (mut failures, mut refusals) = (0, Refusals::default());
         loop {
             let pause = match self.parts.move_purchases(&mut refusals).await {
-                Ok(moved) => {
+                Ok((moved, left)) => {
                     failures = 0;
-                    match (moved, refusals.is_empty()) {
+                    match (moved, left) {
                         (1.., _) => Some(Duration::ZERO),
-                        (0, false) => Some(PACE),
-                        (0, true) => None,
+                        (0, 1..) => Some(PACE),
+                        (0, 0) => None,
                     }
                 }
                 Err(error) => {
@@ -116,21 +125,34 @@ impl Parts {
         }
     }
 
-    /// Moves what waits, one page of each sale. How much that was.
-    async fn move_purchases(&self, refusals: &mut Refusals) -> Result<usize> {
+    /// Forgets purchases that are written down, or that only the worker can do something about.
+    fn settle(&self, product: ProductId, sku: &Sku, page: &[(UserId, Sold)]) {
+        let (mut unsettled, key) = (self.unsettled(), (product, sku.clone()));
+        if let Some(left) = unsettled.get_mut(&key) {
+            page.iter().for_each(|(buyer, _)| drop(left.remove(buyer)));
+            if left.is_empty() {
+                unsettled.remove(&key);
+            }
+        }
+    }
+
+    /// Moves what waits, one page of each sale. How much that was, and how much is left.
+    async fn move_purchases(&self, refusals: &mut Refusals) -> Result<(usize, usize)> {
         let skus: Vec<Sku> = self.catalogue().await?.into_keys().collect();
         refusals.keep_sales(&skus);
         let items: Vec<Item> = skus.iter().map(|sku| item(sku, Vec::new())).collect();
-        let answers = self.ask(Script::SaleTake, &[&PAGE.to_string()], &items).await?;
+        let bounds = [&*PAGE.to_string(), &LEFT_FOR.as_millis().to_string()];
+        let answers = self.ask(Script::SaleTake, &bounds, &items).await?;
         let mut moved = 0;
         let mut waiting = 0;
         for (sku, answer) in skus.iter().zip(answers) {
-            let entries = reply::entries(&answer).ok_or_else(unreadable)?;
-            waiting += entries.len();
+            let (there, entries) = reply::entries(&answer).ok_or_else(unreadable)?;
+            waiting += there;
             moved += self.write_down(sku, entries, refusals).await?;
         }
-        self.metrics.depth.set(i64::try_from(waiting.saturating_sub(moved)).unwrap_or(i64::MAX));
-        Ok(moved)
+        let left = waiting.saturating_sub(moved);
+        self.metrics.depth.set(i64::try_from(left).unwrap_or(i64::MAX));
+        Ok((moved, left))
     }
 
     /// Writes purchases down and takes them out of the stream. What the store refuses stays there until it has been tried often

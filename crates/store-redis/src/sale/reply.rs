@@ -10,8 +10,8 @@ use weir_store::sale::{BuyOutcome, Product, ProductId, Purchase};
 pub(super) enum Bought {
     /// Nothing that may be trusted.
     Untrusted,
-    /// One outcome for each buyer.
-    Decided(Vec<BuyOutcome>),
+    /// One outcome for each buyer, and for each unit that was sold its entry in the stream.
+    Decided(Vec<BuyOutcome>, Vec<String>),
 }
 
 /// How a sale stands in Redis.
@@ -41,7 +41,8 @@ pub(super) fn bought(value: &Value, count: usize) -> Option<Bought> {
     if integer(items.first()?)? == 0 {
         return Some(Bought::Untrusted);
     }
-    let [_, product, now, stock, answers @ ..] = items else { return None };
+    let [_, product, now, stock, entries, answers @ ..] = items else { return None };
+    let entries: Vec<String> = array(entries)?.iter().map(text).collect::<Option<_>>()?;
     let (product, at) = (ProductId(integer(product)?), time(now)?);
     let stock = u32::try_from(integer(stock)?).unwrap_or(0);
     let outcome = |answer: &Value| {
@@ -67,7 +68,7 @@ pub(super) fn bought(value: &Value, count: usize) -> Option<Bought> {
         other => other,
     });
     let outcomes: Vec<BuyOutcome> = outcomes.collect();
-    (outcomes.len() == count).then_some(Bought::Decided(outcomes))
+    (outcomes.len() == count && entries.len() == sold).then_some(Bought::Decided(outcomes, entries))
 }
 
 pub(super) fn peeked(value: &Value, sku: &Sku) -> Option<Peeked> {
@@ -100,7 +101,8 @@ pub(super) fn found(value: &Value) -> Option<Option<Receipt>> {
     }
 }
 
-pub(super) fn entries(value: &Value) -> Option<Vec<Entry>> {
+/// How much is in a stream, and its oldest entries.
+pub(super) fn entries(value: &Value) -> Option<(usize, Vec<Entry>)> {
     let entry = |fields: &[Value]| {
         let [name, product, user, number, at, all] = fields else { return None };
         let purchase = || {
@@ -110,7 +112,9 @@ pub(super) fn entries(value: &Value) -> Option<Vec<Entry>> {
         };
         Some(Entry { name: text(name)?, purchase: purchase(), text: shown(all)? })
     };
-    array(value)?.chunks(6).map(entry).collect()
+    let (waiting, entries) = array(value)?.split_first()?;
+    let waiting = usize::try_from(integer(waiting)?).ok()?;
+    Some((waiting, entries.chunks(6).map(entry).collect::<Option<_>>()?))
 }
 
 /// A part of a sale's purchases: the product, where to go on, and the purchases.
@@ -172,8 +176,17 @@ mod tests {
 
     #[test]
     fn stock_counts_down_within_a_batch() {
-        let answer = list(&["1", "7", "1000", "3", "5", "0", "6", "-2"]);
-        let Some(Bought::Decided(outcomes)) = bought(&answer, 4) else { panic!("an answer") };
+        let answer = |entries: &[&str]| {
+            let Value::Array(mut items) = list(&["1", "7", "1000", "3", "5", "0", "6", "-2"]) else {
+                panic!("a list")
+            };
+            items.insert(4, list(entries));
+            Value::Array(items)
+        };
+        assert_eq!(bought(&answer(&["1-1"]), 4), None, "one entry for each unit");
+        let answer = answer(&["1-1", "1-2"]);
+        let Some(Bought::Decided(outcomes, entries)) = bought(&answer, 4) else { panic!("an answer") };
+        assert_eq!(entries, ["1-1", "1-2"]);
         let stocks = outcomes.iter().map(|outcome| match outcome {
             BuyOutcome::Bought { stock, .. } => Some(*stock),
             _ => None,
@@ -186,8 +199,9 @@ mod tests {
     #[test]
     fn an_entry_that_cannot_be_read_keeps_its_name() {
         let entries =
-            entries(&list(&["1-1", "7", "u", "3", "9", "{}", "1-2", "", "", "", "", "{\"a\":\"b\"}"]));
-        let entries = entries.expect("a list of entries");
+            entries(&list(&["5", "1-1", "7", "u", "3", "9", "{}", "1-2", "", "", "", "", "{\"a\":\"b\"}"]));
+        let (waiting, entries) = entries.expect("a list of entries");
+        assert_eq!(waiting, 5);
         assert!(entries[0].purchase.is_some());
         let bad = Entry { name: "1-2".to_owned(), purchase: None, text: "{\"a\":\"b\"}".to_owned() };
         assert_eq!(entries[1], bad);

@@ -5,7 +5,8 @@
 -- Tells   sale:events of what was sold and of states: {event, product, data}, data as in the API's events
 -- Reply   for each key
 --         {0}                             nothing that may be trusted: rebuild it from the store, then ask again
---         {1, product, now, stock, a, ...}  for each buyer a: its number, or 0 has one, -1 sold out, -2 not active
+--         {1, product, now, stock, {e, ...}, a, ...}  for each buyer a: its number, or 0 has one, -1 sold out, -2 not active;
+--                                         e for each number: the purchase in the stream
 local now = tonumber(ARGV[1])
 if not now then
   local time = redis.call('TIME')
@@ -21,7 +22,8 @@ for i, key in ipairs(KEYS) do
   else
     local state, reason = redis.call('GET', key .. ':state'), redis.call('GET', key .. ':end_reason')
     local stock = tonumber(redis.call('GET', key .. ':stock'))
-    local before, sold = state, false
+    local number = tonumber(redis.call('GET', key .. ':seq') or 0)
+    local before, last = state, number
     local function turn()
       if state == 'ENDED' then
         return
@@ -34,26 +36,37 @@ for i, key in ipairs(KEYS) do
       end
     end
     turn()
-    local reply = {1, config[2], stamp, 0}
-    for n = 1, count do
-      local buyer = ARGV[place + n]
-      if redis.call('HEXISTS', key .. ':buyers', buyer) == 1 then
-        reply[4 + n] = 0
-      elseif state == 'ENDED' and reason == 'SOLD_OUT' then
-        reply[4 + n] = -1
-      elseif state ~= 'ACTIVE' then
-        reply[4 + n] = -2
-      else
-        stock, sold = redis.call('DECR', key .. ':stock'), true
-        local number = redis.call('INCR', key .. ':seq')
-        redis.call('HSET', key .. ':buyers', buyer, number .. ':' .. stamp)
-        redis.call('XADD', key .. ':stream', '*', 'product', config[2], 'user', buyer, 'number', number, 'at', stamp)
-        reply[4 + n] = number
+    local reply, entries = {1, config[2], stamp, 0, {}}, {}
+    local function sell(n, buyer)
+      if state == 'ACTIVE' then
+        if redis.call('HSETNX', key .. ':buyers', buyer, (number + 1) .. ':' .. stamp) == 0 then
+          reply[5 + n] = 0
+          return
+        end
+        number, stock = number + 1, stock - 1
+        reply[5 + n] = number
         turn()
+        entries[#entries + 1] = redis.call('XADD', key .. ':stream', '*', 'product', config[2], 'user', buyer, 'number', number,
+          'at', stamp)
+      elseif redis.call('HEXISTS', key .. ':buyers', buyer) == 1 then
+        reply[5 + n] = 0
+      else
+        reply[5 + n] = state == 'ENDED' and reason == 'SOLD_OUT' and -1 or -2
       end
     end
-    reply[4] = stock
-    if sold then
+    local is_done, problem = true, nil
+    for n = 1, count do
+      is_done, problem = pcall(sell, n, ARGV[place + n])
+      if not is_done then break end
+    end
+    -- Also when something failed: whatever was sold is counted.
+    if number > last then
+      redis.call('SET', key .. ':stock', stock)
+      redis.call('SET', key .. ':seq', number)
+    end
+    if not is_done then error(problem) end
+    reply[4], reply[5] = stock, entries
+    if number > last then
       redis.call('PUBLISH', 'sale:events', cjson.encode({event = 'stock-update', product = config[2],
         data = {sku = config[5], stock = stock}}))
     end
