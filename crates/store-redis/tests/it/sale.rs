@@ -263,3 +263,51 @@ async fn a_subscription_that_is_silently_lost_is_noticed() {
     assert_eq!(bought(&h, "W", &["a"]).await, "B");
     hears(&mut told, &News::Sold { sku: sku("W"), product, stock: 1 }).await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_server_has_sold_leaves_the_stream_without_a_worker() {
+    if OnRedis::skipped() {
+        return;
+    }
+    let mut h = OnRedis::open().await;
+    h._worker = CancellationToken::new().drop_guard();
+    active(&h, "W", 5).await;
+    assert_eq!(bought(&h, "W", &["a", "b", "c"]).await, "BBB");
+    wait::until("the stream is empty", PATIENCE, async || h.count("sale:{W}:stream").await.contains('0'))
+        .await;
+    expect_books(&h, 3).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_worker_moves_what_was_sold_before_the_clock_was_set_back() {
+    if OnRedis::skipped() {
+        return;
+    }
+    let h = OnRedis::open().await;
+    active(&h, "W", 5).await;
+    let id = found(&h, "W").await.expect("it is there").id.0.to_string();
+    let entry = ["product", &id, "user", "u", "number", "1", "at", "7"];
+    h.server.command(&[&["XADD", "sale:{W}:stream", "9999999999999-0"][..], &entry].concat()).await;
+    h.server.command(&["HSET", "sale:{W}:buyers", "u", "1:7"]).await;
+    wait::until("the stream is empty", PATIENCE, async || h.count("sale:{W}:stream").await.contains('0'))
+        .await;
+    expect_books(&h, 1).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_was_sold_before_a_script_failed_is_counted() {
+    if OnRedis::skipped() {
+        return;
+    }
+    let h = OnRedis::open().await;
+    active(&h, "W", 10).await;
+    // The unit is sold when it turns out that it cannot be put into the stream.
+    h.server.command(&["SET", "sale:{W}:stream", "no stream"]).await;
+    assert!(h.engine.buy_batch(wishes("W", "x", 3)).await.is_err());
+    for (name, left) in [("stock", "9"), ("seq", "1")] {
+        assert_eq!(h.server.command(&["GET", &format!("sale:{{W}}:{name}")]).await.text(), left, "{name}");
+    }
+    h.server.command(&["DEL", "sale:{W}:stream"]).await;
+    assert_eq!(bought(&h, "W", &["x-0", "x-1"]).await, "AB");
+    assert_eq!(purchase(&h, "W", "x-1").await.map(|receipt| receipt.number), Some(2));
+}

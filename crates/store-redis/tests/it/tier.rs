@@ -226,3 +226,44 @@ async fn without_redis_each_policy_has_its_way() {
         );
     }
 }
+
+/// How often a script was called.
+async fn calls(server: &Server) -> u64 {
+    let stats = server.command(&["INFO", "commandstats"]).await.text();
+    let calls = stats.lines().find_map(|line| line.strip_prefix("cmdstat_evalsha:calls="));
+    calls.map_or(0, |line| line.split(',').next().expect("a number").parse().expect("a number"))
+}
+
+#[tokio::test]
+async fn decisions_that_wait_together_are_one_call_and_exact() {
+    if InRedis::skipped() {
+        return;
+    }
+    let server = private();
+    let h = InRedis::on(server.url(), Arc::new(ManualClock::at(START))).await;
+    let shared = policy(fixed(100));
+    let taken = futures_util::future::join_all((0..300).map(|_| take(&h, &shared, "k", 1))).await;
+    assert_eq!(taken.iter().filter(|decision| decision.is_allowed()).count(), 100);
+    let calls = calls(&server).await;
+    assert!(calls < 30, "300 decisions took {calls} calls");
+    assert_eq!(h.limits.decided_alone(), 0);
+}
+
+#[tokio::test]
+async fn a_decision_that_fails_in_redis_takes_no_other_with_it() {
+    if InRedis::skipped() {
+        return;
+    }
+    let server = private();
+    let h = InRedis::on(server.url(), Arc::new(ManualClock::at(START))).await;
+    let shared = policy(fixed(100));
+    assert!(take(&h, &shared, "bad", 1).await.is_allowed());
+    let names = server.command(&["KEYS", "*{bad}"]).await.texts();
+    server.command(&["DEL", &names[0]]).await;
+    server.command(&["HSET", &names[0], "no", "text"]).await;
+    let keys = std::iter::repeat_n("good", 20).chain(["bad"]).chain(std::iter::repeat_n("good", 20));
+    let taken = futures_util::future::join_all(keys.map(|key| take(&h, &shared, key, 1))).await;
+    assert!(taken.iter().all(weir_core::tier::Decision::is_allowed));
+    assert_eq!(h.limits.decided_alone(), 1, "only the one without a count in Redis");
+    assert_eq!(remaining(&h, &shared, "good").await, 60);
+}
