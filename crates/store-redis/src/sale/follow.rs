@@ -31,7 +31,10 @@ const CATALOGUE_EVERY: Duration = Duration::from_secs(1);
 const CATALOGUE_TOLD_EVERY: Duration = Duration::from_secs(10);
 /// How often a worker looks for more while it is told what is sold.
 const PACE_TOLD: Duration = Duration::from_secs(2);
-/// Purchases in one commit.
+/// Purchases in one commit of the server that sold them. A commit takes as long for many as for few, and behind it wait those that
+/// are sold meanwhile.
+const RECORD_PAGE: usize = 4_000;
+/// Purchases that a worker moves at once, and that one call takes out of a stream.
 const PAGE: usize = 1_000;
 /// Pauses after failures; of the store as a whole the last one again and again: nothing that was sold is given up while it is
 /// down.
@@ -66,8 +69,9 @@ pub(super) async fn record_unsettled(parts: &Parts) -> Result<usize> {
     let mut recorded = 0;
     let sold = parts.unsettled().clone();
     for ((product, sku), purchases) in sold {
-        let purchases: Vec<(UserId, Sold)> = purchases.into_iter().collect();
-        for page in purchases.chunks(PAGE) {
+        let mut purchases: Vec<(UserId, Sold)> = purchases.into_iter().collect();
+        purchases.sort_unstable_by_key(|(_, sold)| sold.receipt.number);
+        for page in purchases.chunks(RECORD_PAGE) {
             let purchase = |(buyer, sold): &(UserId, Sold)| Purchase {
                 product,
                 buyer: buyer.clone(),
@@ -78,9 +82,12 @@ pub(super) async fn record_unsettled(parts: &Parts) -> Result<usize> {
             let refused = parts.record_each(product, &written).await?;
             parts.settle(product, &sku, page);
             let is_written = |(buyer, _): &&(UserId, Sold)| !refused.contains_key(buyer);
-            let entries = page.iter().filter(is_written).map(|(_, sold)| sold.entry.clone()).collect();
-            // A Redis that does not answer leaves it to the worker.
-            let _ = parts.take_out(&sku, entries).await;
+            let entries: Vec<String> =
+                page.iter().filter(is_written).map(|(_, sold)| sold.entry.clone()).collect();
+            for entries in entries.chunks(PAGE) {
+                // A Redis that does not answer leaves it to the worker.
+                let _ = parts.take_out(&sku, entries.to_vec()).await;
+            }
             recorded += page.len();
         }
     }
@@ -125,6 +132,12 @@ impl Parts {
         }
     }
 
+    /// Whether this process has sold it and is about to write it down.
+    fn is_unsettled(&self, sku: &Sku, purchase: &Purchase) -> bool {
+        let key = (purchase.product, sku.clone());
+        self.unsettled().get(&key).is_some_and(|sold| sold.contains_key(&purchase.buyer))
+    }
+
     /// Forgets purchases that are written down, or that only the worker can do something about.
     fn settle(&self, product: ProductId, sku: &Sku, page: &[(UserId, Sold)]) {
         let (mut unsettled, key) = (self.unsettled(), (product, sku.clone()));
@@ -165,6 +178,8 @@ impl Parts {
             match entry.purchase.take() {
                 None => dead.push(dead::letter(sku, &entry, "it is no purchase".to_owned(), 1)),
                 Some(_) if refusals.is_waiting(sku, &entry.name) => continue,
+                // Late, but on its way: writing it down twice would only make it later.
+                Some(purchase) if self.is_unsettled(sku, &purchase) => continue,
                 Some(purchase) => {
                     by_product.entry(purchase.product).or_default().push((entry, purchase));
                     continue;
@@ -202,7 +217,7 @@ impl Parts {
         }
     }
 
-    /// Writes down purchases of one product, one by one if the store refuses them together. Whose were refused, and why.
+    /// Writes down purchases of one product, in smaller parts if the store refuses them together. Whose were refused, and why.
     ///
     /// # Errors
     /// When the store cannot say.
@@ -211,32 +226,19 @@ impl Parts {
         product: ProductId,
         purchases: &[Purchase],
     ) -> Result<HashMap<UserId, Error>> {
-        let count = purchases.len();
-        let refused = match self.ledger.record_purchases(product, purchases.to_vec()).await {
-            Ok(recorded) => {
-                if recorded.is_none() && count > 0 {
-                    tracing::info!(
-                        product = product.0,
-                        count,
-                        "purchases of a product that was removed are left out"
-                    );
+        let (mut refused, mut open) = (HashMap::new(), vec![purchases]);
+        while let Some(part) = open.pop() {
+            match (self.ledger.record_purchases(product, part.to_vec()).await, part) {
+                (Ok(None), [_, ..]) => {
+                    let (product, count) = (product.0, part.len());
+                    tracing::info!(product, count, "purchases of a product that was removed are left out");
                 }
-                return Ok(HashMap::new());
-            }
-            Err(error) if error.is_transient() => return Err(error),
-            Err(error) => error,
-        };
-        if let [purchase] = purchases {
-            return Ok(HashMap::from([(purchase.buyer.clone(), refused)]));
-        }
-        let mut all = HashMap::new();
-        for purchase in purchases {
-            match self.ledger.record_purchases(product, vec![purchase.clone()]).await {
-                Ok(_) => {}
-                Err(error) if error.is_transient() => return Err(error),
-                Err(error) => drop(all.insert(purchase.buyer.clone(), error)),
+                (Ok(_), _) => {}
+                (Err(error), _) if error.is_transient() || part.is_empty() => return Err(error),
+                (Err(error), [purchase]) => drop(refused.insert(purchase.buyer.clone(), error)),
+                (Err(_), _) => open.extend(<[_; 2]>::from(part.split_at(part.len() / 2))),
             }
         }
-        Ok(all)
+        Ok(refused)
     }
 }

@@ -24,41 +24,39 @@ for i, key in ipairs(KEYS) do
     local stock = tonumber(redis.call('GET', key .. ':stock'))
     local number = tonumber(redis.call('GET', key .. ':seq') or 0)
     local before, last = state, number
+    local starts_at, ends_at = tonumber(config[3]), tonumber(config[4])
     local function turn()
       if state == 'ENDED' then
         return
       elseif stock <= 0 then
         state, reason = 'ENDED', 'SOLD_OUT'
-      elseif now >= tonumber(config[4]) then
+      elseif now >= ends_at then
         state, reason = 'ENDED', 'TIME_EXPIRED'
-      elseif now >= tonumber(config[3]) then
+      elseif now >= starts_at then
         state = 'ACTIVE'
       end
     end
     turn()
     local reply, entries = {1, config[2], stamp, 0, {}}, {}
-    local function sell(n, buyer)
-      if state == 'ACTIVE' then
-        if redis.call('HSETNX', key .. ':buyers', buyer, (number + 1) .. ':' .. stamp) == 0 then
-          reply[5 + n] = 0
-          return
+    local buyers, stream = key .. ':buyers', key .. ':stream'
+    local is_done, problem = pcall(function()
+      for n = 1, count do
+        local buyer, answer = ARGV[place + n], 0
+        if state == 'ACTIVE' then
+          local next_number = string.format('%d', number + 1)
+          if redis.call('HSETNX', buyers, buyer, next_number .. ':' .. stamp) == 1 then
+            number, stock = number + 1, stock - 1
+            answer = number
+            turn()
+            entries[#entries + 1] = redis.call('XADD', stream, '*', 'product', config[2], 'user', buyer, 'number', next_number,
+              'at', stamp)
+          end
+        elseif redis.call('HEXISTS', buyers, buyer) == 0 then
+          answer = state == 'ENDED' and reason == 'SOLD_OUT' and -1 or -2
         end
-        number, stock = number + 1, stock - 1
-        reply[5 + n] = number
-        turn()
-        entries[#entries + 1] = redis.call('XADD', key .. ':stream', '*', 'product', config[2], 'user', buyer, 'number', number,
-          'at', stamp)
-      elseif redis.call('HEXISTS', key .. ':buyers', buyer) == 1 then
-        reply[5 + n] = 0
-      else
-        reply[5 + n] = state == 'ENDED' and reason == 'SOLD_OUT' and -1 or -2
+        reply[5 + n] = answer
       end
-    end
-    local is_done, problem = true, nil
-    for n = 1, count do
-      is_done, problem = pcall(sell, n, ARGV[place + n])
-      if not is_done then break end
-    end
+    end)
     -- Also when something failed: whatever was sold is counted.
     if number > last then
       redis.call('SET', key .. ':stock', stock)

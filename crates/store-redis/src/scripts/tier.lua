@@ -5,14 +5,14 @@
 --         S:<window>            a sliding one; cut at a, b spent since, c in the window before
 -- ARGV    1 now in microseconds ('' = TIME), then for each decision take, peek, charge, give or forget, the number of its keys, and for
 --         each of these
---         rule, cost, limit (windows), cost and what others may have spent of a bucket (microseconds and parts each; '' = never
---         fits), taken at ('' = unknown), whether it binds, what the caller knows ("a b c w" by its own clock, '' = nothing) and whether that counts
---         beside what is here, what is expected here and what takes its place ('' = nothing), and how many times 2^52
---         microseconds the cost and the others come to besides
+--         the ask, in words ('-' = none): rule, cost, limit (windows), what the cost and what others may have spent of a bucket come
+--         to (microseconds and parts each; '-' = never fits), and how many times 2^52 microseconds besides, taken at, whether it
+--         binds, whether what the caller knows counts beside what is here, and whether two more arguments follow;
+--         what the caller knows ("a b c w" by its own clock, '' = nothing);
+--         what is expected here, and what takes its place
 -- Reply   {now, d ...} with d for each decision {1 | 0, taken, a, b, c, ...}, or {-1, what is here, ...} when a key was spent under
 --         another rule, or {why} when it failed
 -- Every number is whole and below 2^53, so nothing is rounded.
-local FIELDS = 15
 local STEP, MOST = 4503599627370496, 4294967295
 local is_test = ARGV[1] ~= ''
 local now
@@ -41,74 +41,82 @@ end
 
 -- What counts at this moment: a bucket that is full is full now, a window that has passed is empty.
 local function turn(p)
-  if p.kind == 'B' then
+  local span = p.ask.span
+  if p.ask.kind == 'B' then
     if p.c == 0 and p.a < now then p.a, p.b = now, 0 end
-  elseif p.kind == 'F' then
-    if now - p.a >= p.span or p.b == 0 then p.a, p.b = now, 0 end
+  elseif p.ask.kind == 'F' then
+    if now - p.a >= span or p.b == 0 then p.a, p.b = now, 0 end
   else
-    local start = now - now % p.span
+    local start = now - now % span
     if start > p.a then
-      p.c = start == p.a + p.span and p.b or 0
+      p.c = start == p.a + span and p.b or 0
       p.a, p.b = start, 0
     end
   end
 end
 
 local function has_room(p)
-  if p.cost == 0 then return true end
-  if p.kind == 'B' then
-    if not p.others then return false end
+  local ask = p.ask
+  if ask.cost == 0 then return true end
+  if ask.kind == 'B' then
+    if not ask.others then return false end
     local missing, steps = p.a - now, p.c
     if missing < 0 then missing, steps = missing + STEP, steps - 1 end
-    if steps ~= p.other_steps then return steps < p.other_steps end
-    return missing < p.others or (missing == p.others and p.b <= p.other_parts)
-  elseif p.kind == 'F' then
-    return p.cost <= p.limit - p.b
+    if steps ~= ask.other_steps then return steps < ask.other_steps end
+    return missing < ask.others or (missing == ask.others and p.b <= ask.other_parts)
+  elseif ask.kind == 'F' then
+    return ask.cost <= ask.limit - p.b
   end
-  local rest = p.limit - p.b - p.cost
-  local into = math.min(math.max(now - p.a, 0), p.span)
-  return rest >= 0 and is_up_to(p.c, p.span - into, rest, p.span)
+  local rest = ask.limit - p.b - ask.cost
+  local into = math.min(math.max(now - p.a, 0), ask.span)
+  return rest >= 0 and is_up_to(p.c, ask.span - into, rest, ask.span)
 end
 
 local function charge(p)
-  if p.cost == 0 then return end
-  if p.kind == 'B' then
-    p.a, p.b, p.c = p.a + p.whole, p.b + p.parts, math.min(p.c + p.steps, MOST)
-    if p.b >= p.refill then p.a, p.b = p.a + 1, p.b - p.refill end
+  local ask = p.ask
+  if ask.cost == 0 then return end
+  if ask.kind == 'B' then
+    p.a, p.b, p.c = p.a + ask.whole, p.b + ask.parts, math.min(p.c + ask.steps, MOST)
+    if p.b >= ask.refill then p.a, p.b = p.a + 1, p.b - ask.refill end
     if p.a >= STEP then p.a, p.c = p.a - STEP, p.c + 1 end
   else
-    p.b = math.min(p.b + p.cost, MOST)
+    p.b = math.min(p.b + ask.cost, MOST)
   end
 end
 
 local function give(p)
-  if p.kind == 'B' then
-    p.a, p.b, p.c = p.a - p.whole, p.b - p.parts, p.c - p.steps
-    if p.b < 0 then p.a, p.b = p.a - 1, p.b + p.refill end
+  local ask = p.ask
+  local taken_at, span = ask.taken_at, ask.span
+  if ask.kind == 'B' then
+    p.a, p.b, p.c = p.a - ask.whole, p.b - ask.parts, p.c - ask.steps
+    if p.b < 0 then p.a, p.b = p.a - 1, p.b + ask.refill end
     if p.a < 0 then p.a, p.c = p.a + STEP, p.c - 1 end
     if p.c < 0 or (p.c == 0 and p.a < now) then p.a, p.b, p.c = now, 0, 0 end
-  elseif p.kind == 'F' then
-    if not p.taken_at or p.taken_at >= p.a then p.b = math.max(p.b - p.cost, 0) end
+  elseif ask.kind == 'F' then
+    if not taken_at or taken_at >= p.a then p.b = math.max(p.b - ask.cost, 0) end
   else
-    local current = math.min(p.cost, p.b)
-    if p.taken_at and p.taken_at < p.a then current = 0 end
-    local previous = p.cost - current
-    if p.taken_at and (p.taken_at >= p.a or p.taken_at + p.span < p.a) then previous = 0 end
+    local current = math.min(ask.cost, p.b)
+    if taken_at and taken_at < p.a then current = 0 end
+    local previous = ask.cost - current
+    if taken_at and (taken_at >= p.a or taken_at + span < p.a) then previous = 0 end
     p.b, p.c = p.b - current, math.max(p.c - previous, 0)
   end
 end
 
 -- Milliseconds until it is as good as new.
 local function left(p)
-  local last = p.a
-  if p.kind == 'B' then last = p.a + p.c * STEP elseif p.kind == 'F' then last = p.a + p.span elseif p.kind == 'S' then last = p.a + 2 * p.span end
+  local last, ask = p.a, p.ask
+  if ask.kind == 'B' then last = p.a + p.c * STEP elseif ask.kind == 'F' then last = p.a + ask.span else last = p.a + 2 * ask.span end
   return math.max(math.ceil((last - now) / 1000), 0)
 end
 
-local function read(p, state)
-  local a, b, c, w = string.match(state, '(%S+) (%S+) (%S+) ?(%S*)')
+local function set(p, a, b, c, w)
   p.a, p.b, p.c, p.w = tonumber(a), tonumber(b), tonumber(c), tonumber(w)
-  if p.kind == 'B' and p.a >= STEP then p.a, p.c = p.a - STEP, p.c + 1 end
+  if p.ask.kind == 'B' and p.a >= STEP then p.a, p.c = p.a - STEP, p.c + 1 end
+end
+
+local function read(p, state)
+  set(p, string.match(state, '(%S+) (%S+) (%S+) ?(%S*)'))
 end
 
 -- What was written at a time that is still to come was written before the clock was set back. It is moved back by as much, and
@@ -118,11 +126,11 @@ local function bring_back(p)
   if ahead <= 0 then return end
   p.is_new = true
   p.a = p.a - ahead
-  if p.kind == 'B' then
+  if p.ask.kind == 'B' then
     if p.a < 0 then p.a, p.c = p.a + STEP, p.c - 1 end
     if p.c < 0 then p.a, p.b, p.c = now, 0, 0 end
-  elseif p.kind == 'S' then
-    p.a = p.a - p.a % p.span
+  elseif p.ask.kind == 'S' then
+    p.a = p.a - p.a % p.ask.span
   end
 end
 
@@ -131,7 +139,7 @@ local function join(p, state)
   local a, b, c = p.a, p.b, p.c
   read(p, state)
   bring_back(p)
-  if p.kind == 'B' then
+  if p.ask.kind == 'B' then
     local is_more = a > p.a or (a == p.a and b > p.b)
     if c ~= p.c then is_more = c > p.c end
     if is_more then p.a, p.b, p.c = a, b, c end
@@ -146,59 +154,70 @@ local function keep(p)
   local ms = math.min(math.max(left(p), p.before) + 1000, 100000000000)
   -- A clock of a test has nothing to do with time here.
   if is_test then ms = 86400000 end
-  local state = string.format('%s %.0f %.0f %.0f %.0f', p.rule, p.a, p.b, p.c, now)
-  redis.call('SET', p.key, state, 'PX', string.format('%.0f', ms))
+  redis.call('SET', p.key, string.format('%s %d %d %d %d', p.ask.rule, p.a, p.b, p.c, now), 'PX', string.format('%d', ms))
+end
+
+-- Decisions of one batch often ask the same of different keys: each ask is taken apart once.
+local asks = {}
+local function ask_of(text)
+  local ask = asks[text]
+  if not ask then
+    local words = {}
+    for word in string.gmatch(text, '%S+') do words[#words + 1] = word end
+    ask = { rule = words[1], kind = string.sub(words[1], 1, 1), cost = tonumber(words[2]), limit = tonumber(words[3]),
+      whole = tonumber(words[4]), parts = tonumber(words[5]), others = tonumber(words[6]), other_parts = tonumber(words[7]),
+      steps = tonumber(words[8]), other_steps = tonumber(words[9]), taken_at = tonumber(words[10]), binds = words[11] == '1',
+      counts = words[12] == '1', adopts = words[13] == '1' }
+    if ask.kind == 'B' then
+      ask.refill = tonumber(string.match(ask.rule, '^B:(%d+)'))
+    else
+      ask.span = tonumber(string.sub(ask.rule, 3))
+    end
+    asks[text] = ask
+  end
+  return ask
 end
 
 -- What a key has spent and is asked for, from the arguments after `at`. Its state here comes along, and whether it was written
 -- under another rule.
 local function load(key, at)
-  local p = { key = key, rule = ARGV[at + 1], cost = tonumber(ARGV[at + 2]), limit = tonumber(ARGV[at + 3]),
-    whole = tonumber(ARGV[at + 4]), parts = tonumber(ARGV[at + 5]), others = tonumber(ARGV[at + 6]),
-    other_parts = tonumber(ARGV[at + 7]), steps = tonumber(ARGV[at + 14]), other_steps = tonumber(ARGV[at + 15]),
-    taken_at = tonumber(ARGV[at + 8]), binds = ARGV[at + 9] == '1',
-    a = 0, b = 0, c = 0 }
-  local known, counts, expected, instead = ARGV[at + 10], ARGV[at + 11] == '1', ARGV[at + 12], ARGV[at + 13]
-  p.kind = string.sub(p.rule, 1, 1)
-  if p.kind == 'B' then
-    p.refill = tonumber(string.match(p.rule, '^B:(%d+)'))
-  else
-    p.span = tonumber(string.sub(p.rule, 3))
-  end
+  local ask, known = ask_of(ARGV[at + 1]), ARGV[at + 2]
+  local p = { key = key, ask = ask, a = 0, b = 0, c = 0 }
   local stored, differs = redis.call('GET', key), false
   if not stored then
     if known ~= '' then
       read(p, known)
       bring_back(p)
     end
-  elseif expected ~= '' and stored == expected then
-    read(p, instead)
+  elseif ask.adopts and stored == ARGV[at + 3] then
+    read(p, ARGV[at + 4])
     p.is_new = true
   else
-    local rule, state = string.match(stored, '^(%S+) (.+)$')
-    differs = rule ~= p.rule
+    local rule, a, b, c, w = string.match(stored, '^(%S+) (%S+) (%S+) (%S+) ?(%S*)')
+    differs = rule ~= ask.rule
     if not differs then
-      read(p, state)
+      set(p, a, b, c, w)
       bring_back(p)
     end
   end
-  if counts and known ~= '' and not differs then join(p, known) end
+  if ask.counts and known ~= '' and not differs then join(p, known) end
   return p, stored or '', differs
 end
 
--- One decision about `count` keys from the one at `first` on.
+-- One decision about `count` keys from the one at `first` on, from the arguments after `at`.
 local function decide(mode, count, first, at)
   local parts, here, differs = {}, { -1 }, false
   for i = 1, count do
-    local p, stored, is_other = load(KEYS[first + i - 1], at + (i - 1) * FIELDS)
+    local p, stored, is_other = load(KEYS[first + i - 1], at)
     parts[i], here[i + 1], differs = p, stored, differs or is_other
+    at = at + (p.ask.adopts and 4 or 2)
   end
   if differs then return here end
   local allowed = true
   for _, p in ipairs(parts) do
     p.before = left(p)
     turn(p)
-    if mode == 'take' and p.binds and not has_room(p) then allowed = false end
+    if mode == 'take' and p.ask.binds and not has_room(p) then allowed = false end
   end
   local reply = { allowed and 1 or 0 }
   for _, p in ipairs(parts) do
@@ -215,7 +234,7 @@ local function decide(mode, count, first, at)
     end
     -- What was spent under another rule is from now on under this one, and what was ahead of the clock is not, also when there
     -- is no room.
-    if (p.is_new and mode ~= 'peek') or mode == 'charge' or mode == 'give' or mode == 'forget' or (taken == 1 and p.cost > 0) then
+    if (p.is_new and mode ~= 'peek') or mode == 'charge' or mode == 'give' or mode == 'forget' or (taken == 1 and p.ask.cost > 0) then
       keep(p)
     end
     local n = #reply
@@ -230,6 +249,7 @@ while first <= #KEYS do
   -- One that fails, because a key is no text, must not take the others with it.
   local is_done, reply = pcall(decide, mode, count, first, at + 2)
   replies[#replies + 1] = is_done and reply or {tostring(type(reply) == 'table' and reply.err or reply)}
-  first, at = first + count, at + 2 + count * FIELDS
+  first, at = first + count, at + 2
+  for _ = 1, count do at = at + (ask_of(ARGV[at + 1]).adopts and 4 or 2) end
 end
 return replies

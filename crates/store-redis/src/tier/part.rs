@@ -4,6 +4,7 @@
 //! left, as many to the microsecond as the bucket gains tokens in a period; what a cost comes to is divided up here. A bucket
 //! that takes longer than a century to fill has microseconds that Lua could not hold either: they are counted in steps.
 
+use std::fmt::Write as _;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -57,40 +58,45 @@ pub(super) fn name(scope: u32, policy: &str, key: &str) -> Arc<str> {
 impl Part {
     /// What the script is told of it.
     pub(super) fn add_arguments(&self, arguments: &mut Vec<String>) {
-        let mut steps = [0; 2];
-        arguments.extend([rule(&self.limit), self.cost.to_string()]);
-        match &self.limit {
+        let (limit, [steps, whole, parts], others) = match &self.limit {
             Limit::TokenBucket(bucket) => {
-                let [own, whole, parts] = divided(bucket, self.cost);
-                arguments.extend([String::new(), whole.to_string(), parts.to_string()]);
-                match bucket.capacity().checked_sub(self.cost) {
-                    Some(others) => {
-                        let [others, whole, parts] = divided(bucket, others);
-                        steps = [own, others];
-                        arguments.extend([whole.to_string(), parts.to_string()]);
-                    }
-                    None => {
-                        steps = [own, 0];
-                        arguments.extend([String::new(), String::new()]);
-                    }
-                }
+                let others = bucket.capacity().checked_sub(self.cost).map(|others| divided(bucket, others));
+                (None, divided(bucket, self.cost), others)
             }
-            Limit::FixedWindow(window) => windowed(arguments, window.limit()),
-            Limit::SlidingWindow(window) => windowed(arguments, window.limit()),
+            Limit::FixedWindow(window) => (Some(window.limit()), [0; 3], Some([0; 3])),
+            Limit::SlidingWindow(window) => (Some(window.limit()), [0; 3], Some([0; 3])),
+        };
+        let words: [Option<u128>; 12] = [
+            Some(self.cost.into()),
+            limit.map(u128::from),
+            Some(whole),
+            Some(parts),
+            others.map(|[_, whole, _]| whole),
+            others.map(|[_, _, parts]| parts),
+            Some(steps),
+            others.map(|[steps, ..]| steps),
+            self.taken_at.and_then(|at| u128::try_from(at.as_micros()).ok()),
+            Some(self.binds.into()),
+            Some(self.counts.into()),
+            Some(self.adopted.is_some().into()),
+        ];
+        let mut ask = rule(&self.limit);
+        for word in words {
+            match word {
+                // Writing to a string cannot fail.
+                Some(number) => drop(write!(ask, " {number}")),
+                None => ask.push_str(" -"),
+            }
         }
-        arguments.push(self.taken_at.map_or_else(String::new, |at| at.as_micros().to_string()));
-        arguments.push(u8::from(self.binds).to_string());
+        arguments.push(ask);
         let known = state(&self.limit, &self.known);
         arguments
             .push(known.map_or_else(String::new, |known| format!("{known} {}", self.known_at.as_micros())));
-        arguments.push(u8::from(self.counts).to_string());
-        let (old, new) = match &self.adopted {
+        if let Some((old, new)) = &self.adopted {
             // Nothing spent is a bucket that was full long ago, a window that is long past.
-            Some((old, new)) => (old.clone(), state(&self.limit, new).unwrap_or_else(|| "0 0 0".to_owned())),
-            None => (String::new(), String::new()),
-        };
-        arguments.extend([old, new]);
-        arguments.extend(steps.map(|steps| steps.to_string()));
+            let new = state(&self.limit, new).unwrap_or_else(|| "0 0 0".to_owned());
+            arguments.extend([old.clone(), new]);
+        }
     }
 
     /// What a key has spent, from the script's three numbers.
@@ -119,11 +125,6 @@ impl Part {
         }
         Some(self.limit.adopt(&old.limit, spent, now))
     }
-}
-
-fn windowed(arguments: &mut Vec<String>, limit: u32) {
-    let nothing = || "0".to_owned();
-    arguments.extend([limit.to_string(), nothing(), nothing(), nothing(), nothing()]);
 }
 
 /// So many tokens in steps, microseconds and parts of one, as the bucket regains them.
