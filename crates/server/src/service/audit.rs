@@ -34,7 +34,11 @@ impl Books {
     ///
     /// # Errors
     /// When the store cannot say.
-    pub(crate) async fn read(engines: &Engines, settings: &Settings, limits: tier::LimitStatus) -> Result<Self> {
+    pub(crate) async fn read(
+        engines: &Engines,
+        settings: &Settings,
+        limits: tier::LimitStatus,
+    ) -> Result<Self> {
         let (quota_store, queue) = (engines.quota(), engines.store.queue());
         let timeout = settings.http.timeout;
         let dispatched = settings.slot.dispatch_topic.as_deref().filter(|_| engines.kafka.is_none());

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use futures_util::future::join_all;
 use redis::Value;
 use weir_core::{Clock, Timestamp};
-use weir_store::{Error, LaneMetrics, LaneSettings, Lanes, Result};
+use weir_store::{Batch, Error, LaneMetrics, LaneSettings, Lanes, Result};
 
 use super::Mode;
 use super::part::Part;
@@ -62,8 +62,8 @@ impl Questions {
             in_flight: IN_FLIGHT,
             timeout: redis.call_timeout(),
         };
-        let lanes = Lanes::start("tier", settings, metrics, &[], move |batch: Vec<Question>| {
-            let (redis, test_clock) = (redis.clone(), test_clock.clone());
+        let lanes = Lanes::start("tier", settings, metrics, &[], move |batch: Batch<Question>| {
+            let (redis, test_clock, batch) = (redis.clone(), test_clock.clone(), batch.take());
             async move {
                 let now = test_clock.map(|clock| clock.now().as_micros().to_string()).unwrap_or_default();
                 Ok(decide(&redis, &now, &batch).await)

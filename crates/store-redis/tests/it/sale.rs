@@ -303,7 +303,7 @@ async fn what_was_sold_before_a_script_failed_is_counted() {
     active(&h, "W", 10).await;
     // The unit is sold when it turns out that it cannot be put into the stream.
     h.server.command(&["SET", "sale:{W}:stream", "no stream"]).await;
-    assert!(h.engine.buy_batch(wishes("W", "x", 3)).await.is_err());
+    assert!(h.engine.buy_batch(wishes("W", "x", 3).into()).await.is_err());
     for (name, left) in [("stock", "9"), ("seq", "1")] {
         assert_eq!(h.server.command(&["GET", &format!("sale:{{W}}:{name}")]).await.text(), left, "{name}");
     }

@@ -246,7 +246,7 @@ async fn decisions_that_wait_together_are_one_call_and_exact() {
     assert_eq!(taken.iter().filter(|decision| decision.is_allowed()).count(), 100);
     let calls = calls(&server).await;
     assert!(calls < 30, "300 decisions took {calls} calls");
-    assert_eq!(h.limits.decided_alone(), 0);
+    assert_eq!(h.limits.status().decided_alone, 0);
 }
 
 #[tokio::test]
@@ -264,6 +264,6 @@ async fn a_decision_that_fails_in_redis_takes_no_other_with_it() {
     let keys = std::iter::repeat_n("good", 20).chain(["bad"]).chain(std::iter::repeat_n("good", 20));
     let taken = futures_util::future::join_all(keys.map(|key| take(&h, &shared, key, 1))).await;
     assert!(taken.iter().all(weir_core::tier::Decision::is_allowed));
-    assert_eq!(h.limits.decided_alone(), 1, "only the one without a count in Redis");
+    assert_eq!(h.limits.status().decided_alone, 1, "only the one without a count in Redis");
     assert_eq!(remaining(&h, &shared, "good").await, 60);
 }

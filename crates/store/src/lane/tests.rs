@@ -381,7 +381,8 @@ async fn callers_and_lanes_may_be_on_different_runtimes() {
     let threads = [OtherThread::start(), OtherThread::start()];
     let runtimes: Vec<Handle> = threads.iter().map(|thread| thread.runtime.clone()).collect();
     let double = |batch: Batch<u32>| async move { Ok(batch.take().into_iter().map(|n| n * 2).collect()) };
-    let lanes = Arc::new(Lanes::start("test", settings(3, 1_024, 7), LaneMetrics::default(), &runtimes, double));
+    let lanes =
+        Arc::new(Lanes::start("test", settings(3, 1_024, 7), LaneMetrics::default(), &runtimes, double));
     let homes = [runtimes[0].clone(), runtimes[1].clone(), Handle::current()];
     let callers: Vec<_> = (0..300_u32)
         .map(|n| {
