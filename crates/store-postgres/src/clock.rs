@@ -9,6 +9,10 @@ use weir_store::clock::{StepDetector, uptime};
 use weir_store::{Result, StoreClock};
 
 use crate::Postgres;
+use crate::row::timestamp;
+
+/// What time it is. In a pipeline behind a lock it says when the lock was had.
+pub(crate) const CLOCK: &str = "SELECT clock_timestamp()";
 
 /// Rows that are brought back in one transaction.
 const PAGE: i64 = 500;
@@ -36,15 +40,16 @@ const BRING_BACK_REQUESTS: &str = "
         ORDER BY job.request_id LIMIT $2 FOR UPDATE OF job, record),
     brought_back AS (
         UPDATE request_job AS job SET claimable_at = greatest(job.claimable_at - ahead.span, ahead.now)
-        FROM ahead WHERE job.request_id = ahead.request_id)
-    UPDATE request_record AS record SET updated_at = ahead.now FROM ahead WHERE record.request_id = ahead.request_id";
+        FROM ahead WHERE job.request_id = ANY(ARRAY[ahead.request_id]))
+    UPDATE request_record AS record SET updated_at = ahead.now
+    FROM ahead WHERE record.request_id = ANY(ARRAY[ahead.request_id])";
 
 #[async_trait]
 impl StoreClock for Postgres {
     async fn time(&self) -> Result<Timestamp> {
         let session = self.inner.pool.session().await?;
         let asked = uptime();
-        let row = session.bounded(session.client.query_one(&session.statements.clock, &[])).await?;
+        let row = session.query_one(CLOCK, &[]).await?;
         let now = self.read_time(&row, asked)?;
         session.keep();
         Ok(now)
@@ -70,15 +75,15 @@ impl StoreClock for Postgres {
 }
 
 impl Postgres {
-    async fn bring_back_page(&self, statement: &str) -> Result<u64> {
+    async fn bring_back_page(&self, statement: &'static str) -> Result<u64> {
         let session = self.inner.pool.session().await?;
-        let (client, now) = (&session.client, self.clock_override());
+        let [lock_shards, bring_back] = session.prepare([LOCK_SHARDS, statement]).await?;
         let (_, _, count, ()) = session
             .bounded(try_join4(
-                client.batch_execute("BEGIN"),
-                client.batch_execute(LOCK_SHARDS),
-                client.execute(statement, &[&now, &PAGE]),
-                client.batch_execute("COMMIT"),
+                session.batch_execute("BEGIN"),
+                lock_shards.execute(&[]),
+                bring_back.execute(&[&self.clock_override(), &PAGE]),
+                session.batch_execute("COMMIT"),
             ))
             .await?;
         session.keep();
@@ -90,7 +95,7 @@ impl Postgres {
         if let Some(clock) = &self.inner.clock {
             return Ok(clock.now());
         }
-        let now = crate::time::from_system(crate::quota::column(row, 0)?);
+        let now = timestamp(row, 0)?;
         self.inner.clock_steps.observe(now, asked, uptime());
         Ok(now)
     }
@@ -98,5 +103,53 @@ impl Postgres {
     /// The same where it is not known when it was asked: within the time that a call may take.
     pub(crate) fn now(&self, row: &tokio_postgres::Row) -> Result<Timestamp> {
         self.read_time(row, uptime().saturating_sub(self.inner.pool.call_timeout()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio_postgres::error::SqlState;
+    use weir_testkit::postgres::Server;
+
+    use super::*;
+    use crate::session::connect;
+    use crate::target::Target;
+
+    const WAITING: &str = "
+        SELECT count(*) FROM pg_stat_activity
+        WHERE datname = current_database() AND wait_event_type = 'Lock' AND query LIKE '%ahead.now%'";
+
+    #[tokio::test]
+    async fn shards_stay_locked_until_their_messages_are_brought_back() {
+        if weir_testkit::skip("postgres") {
+            return;
+        }
+        let database = Server::shared().database("clock").await;
+        let target: Target = database.url().parse().expect("a Postgres URL");
+        let engine = Postgres::open(target.clone(), 1).await.expect("it opens");
+        database.execute("INSERT INTO queue_shard (topic, shard) VALUES ('sms', 0)").await;
+        database
+            .execute(
+                "INSERT INTO queue_message (topic, shard, key, payload, delayed_at, delayed_until)
+                 VALUES ('sms', 0, 'anna', '', now() + interval '1 hour', now() + interval '2 hours')",
+            )
+            .await;
+        let (holder, _driver) = connect(&target).await.expect("a connection");
+        holder.batch_execute("BEGIN; SELECT FROM queue_message FOR UPDATE").await.expect("a lock");
+        let bring_back = tokio::spawn(async move { engine.bring_back_waiting().await });
+        let (other, _driver) = connect(&target).await.expect("a connection");
+        loop {
+            let waiting: i64 = other.query_one(WAITING, &[]).await.expect("a count").get(0);
+            if waiting > 0 {
+                break;
+            }
+            assert!(!bring_back.is_finished(), "it waits for the message");
+            tokio::task::yield_now().await;
+        }
+        let taken = other.batch_execute("SELECT FROM queue_shard FOR UPDATE NOWAIT").await;
+        let code = taken.expect_err("the shard is locked").code().cloned();
+        assert_eq!(code, Some(SqlState::LOCK_NOT_AVAILABLE));
+        holder.batch_execute("COMMIT").await.expect("it ends");
+        assert_eq!(bring_back.await.expect("it ran").expect("it succeeds"), 1);
     }
 }

@@ -6,13 +6,14 @@
 mod clock;
 mod error;
 mod migrate;
-#[cfg(test)]
-mod plans;
 mod pool;
+#[cfg(test)]
+mod query_plan_tests;
 mod queue;
 mod quota;
 mod request;
 mod requirements;
+mod row;
 mod sale;
 mod session;
 mod slot;

@@ -1,14 +1,20 @@
 //! A bounded set of connections. A session is taken, used, and given back only when all went well: after any error
 //! or a caller that went away, its state is unknown and it is closed, which rolls back whatever it had begun.
+//!
+//! Not `deadpool-postgres`: it gives every connection back when it is dropped, also from the middle of a transaction that a
+//! caller left, and checks only whether the connection is open. Here the way back is [`Session::keep`], and every other way
+//! out closes the connection. Nor does it back off while the server is away, or drop the idle connections when one falls
+//! silent.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio_postgres::Row;
 use weir_store::{Error, Result};
 
 use crate::ENGINE;
-use crate::session::Connection;
+use crate::session::{Connection, Prepared, Values};
 use crate::target::Target;
 
 const BACKOFF_MIN: Duration = Duration::from_millis(50);
@@ -60,41 +66,43 @@ impl Pool {
         Ok(Session { connection, pool: Arc::clone(&self.inner), _permit: permit })
     }
 
-    /// The same, ready for slot.
-    pub(crate) async fn slot_session(&self) -> Result<Session> {
-        let mut session = self.session().await?;
-        within(self.inner.target.call_timeout, session.connection.prepare_slot()).await?;
-        Ok(session)
+    /// Runs one statement on a connection of its own.
+    pub(crate) async fn query(&self, sql: &'static str, values: Values<'_>) -> Result<Vec<Row>> {
+        let session = self.session().await?;
+        let rows = session.query(sql, values).await?;
+        session.keep();
+        Ok(rows)
     }
 
-    /// The same, ready for request.
-    pub(crate) async fn request_session(&self) -> Result<Session> {
-        let mut session = self.session().await?;
-        within(self.inner.target.call_timeout, session.connection.prepare_request()).await?;
-        Ok(session)
+    /// The same for a statement that returns exactly one row.
+    pub(crate) async fn query_one(&self, sql: &'static str, values: Values<'_>) -> Result<Row> {
+        let session = self.session().await?;
+        let row = session.query_one(sql, values).await?;
+        session.keep();
+        Ok(row)
     }
 
-    /// The same, ready for sale.
-    pub(crate) async fn sale_session(&self) -> Result<Session> {
-        let mut session = self.session().await?;
-        within(self.inner.target.call_timeout, session.connection.prepare_sale()).await?;
-        Ok(session)
+    /// The same for a statement that returns one row at most.
+    pub(crate) async fn query_opt(&self, sql: &'static str, values: Values<'_>) -> Result<Option<Row>> {
+        let session = self.session().await?;
+        let row = session.query_opt(sql, values).await?;
+        session.keep();
+        Ok(row)
     }
-}
 
-async fn within<T>(
-    limit: Duration,
-    call: impl Future<Output = Result<T, tokio_postgres::Error>>,
-) -> Result<T> {
-    let outcome =
-        tokio::time::timeout(limit, call).await.map_err(|elapsed| Error::unavailable(ENGINE, elapsed))?;
-    outcome.map_err(crate::error::classify)
+    /// The same for a statement of which only the number of rows that it changed is of interest.
+    pub(crate) async fn execute(&self, sql: &'static str, values: Values<'_>) -> Result<u64> {
+        let session = self.session().await?;
+        let changed = session.execute(sql, values).await?;
+        session.keep();
+        Ok(changed)
+    }
 }
 
 impl Inner {
     fn take_idle(&self) -> Option<Connection> {
         let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
-        idle.retain(|connection| !connection.client.is_closed());
+        idle.retain(|connection| !connection.is_closed());
         idle.pop()
     }
 
@@ -166,6 +174,39 @@ impl Session {
                 Err(Error::unavailable(ENGINE, elapsed))
             }
         }
+    }
+
+    /// Statements for a pipeline, prepared before the first of them is sent (see [`crate::session`]).
+    pub(crate) async fn prepare<const N: usize>(
+        &self,
+        texts: [&'static str; N],
+    ) -> Result<[Prepared<'_>; N]> {
+        self.bounded(self.connection.prepare(texts)).await
+    }
+
+    pub(crate) async fn query(&self, sql: &'static str, values: Values<'_>) -> Result<Vec<Row>> {
+        let [statement] = self.prepare([sql]).await?;
+        self.bounded(statement.query(values)).await
+    }
+
+    pub(crate) async fn query_one(&self, sql: &'static str, values: Values<'_>) -> Result<Row> {
+        let [statement] = self.prepare([sql]).await?;
+        self.bounded(statement.query_one(values)).await
+    }
+
+    pub(crate) async fn query_opt(&self, sql: &'static str, values: Values<'_>) -> Result<Option<Row>> {
+        let [statement] = self.prepare([sql]).await?;
+        self.bounded(statement.query_opt(values)).await
+    }
+
+    pub(crate) async fn execute(&self, sql: &'static str, values: Values<'_>) -> Result<u64> {
+        let [statement] = self.prepare([sql]).await?;
+        self.bounded(statement.execute(values)).await
+    }
+
+    /// Runs what is not prepared, such as `COMMIT`, and waits for it.
+    pub(crate) async fn run(&self, sql: &str) -> Result<()> {
+        self.bounded(self.connection.batch_execute(sql)).await
     }
 
     /// Gives the connection back: all went well and no transaction is open.

@@ -11,15 +11,16 @@ use std::time::{Duration, SystemTime};
 
 use async_trait::async_trait;
 use futures_util::future::{try_join, try_join3, try_join5};
-use tokio_postgres::{Row, Statement};
+use tokio_postgres::Row;
 use weir_core::MessageId;
 use weir_queue::{Books, Claim, DeadLetter, Lease, Message, Position, Queue, Receipt, Settlement, Source};
+use weir_store::Result;
 use weir_store::quota::chance;
-use weir_store::{Error, Result};
 
 use crate::pool::Session;
-use crate::quota::{column, unsigned};
-use crate::{ENGINE, Inner, Postgres, time};
+use crate::row::{self, column, timestamp, unsigned};
+use crate::session::Values;
+use crate::{Inner, Postgres, time};
 use columns::Columns;
 use order::Asked;
 use pack::Pack;
@@ -71,7 +72,7 @@ const VISIBLE: &str = "
         ORDER BY candidate.id LIMIT $4
     ) AS message
     ORDER BY message.shard, message.id";
-const LOCK_LEASES: &str = "
+pub(crate) const LOCK_LEASES: &str = "
     SELECT held.shard
     FROM (SELECT * FROM unnest($2::smallint[], $3::bigint[]) AS mine (shard, token) ORDER BY shard OFFSET 0) AS mine
     CROSS JOIN LATERAL (
@@ -91,7 +92,7 @@ const LOCK_MESSAGES: &str = "
     CROSS JOIN LATERAL (
         SELECT shard, id FROM queue_message WHERE topic = $1 AND shard = named.shard AND id = named.id
         FOR UPDATE SKIP LOCKED) AS message";
-/// Messages are looked up one by one (see `plans.rs`): nobody else may change them meanwhile. The locks of their shards, or
+/// Messages are looked up one by one (see `query_plan_tests.rs`): nobody else may change them meanwhile. The locks of their shards, or
 /// their own, see to that.
 const DELAY: &str = "
     UPDATE queue_message AS message
@@ -113,7 +114,7 @@ const BURY: &str = "
     )
     INSERT INTO dead_letter (id, topic, shard, message_id, key, payload, reason, attempts, died_at)
     SELECT gone.*, coalesce($6, clock_timestamp()) FROM gone";
-const RELEASE: &str = "
+pub(crate) const RELEASE: &str = "
     UPDATE queue_shard SET leased_until = coalesce($3, clock_timestamp())
     WHERE topic = $1 AND shard = ANY($2)";
 const FINISH: &str = "
@@ -147,68 +148,6 @@ const BOOKS: &str = "
                + (SELECT coalesce(sum(count), 0)::bigint FROM queue_pack WHERE topic = $1)
     FROM queue_ledger WHERE topic = $1";
 
-/// In the order of [`Statements::from_prepared`].
-pub(crate) fn sql() -> impl Iterator<Item = &'static str> {
-    let rows = [
-        MAKE_SHARDS,
-        LEASE,
-        VISIBLE,
-        LOCK_LEASES,
-        LOCK_SHARDS,
-        LOCK_MESSAGES,
-        DELAY,
-        BURY,
-        RELEASE,
-        FINISH,
-        DEAD_LETTERS,
-        REPLAY,
-        DISCARD,
-        BOOKS,
-    ];
-    rows.into_iter().chain(pack::SQL)
-}
-
-#[derive(Debug)]
-pub(crate) struct Statements {
-    make_shards: Statement,
-    lease: Statement,
-    visible: Statement,
-    pub(crate) lock_leases: Statement,
-    lock_shards: Statement,
-    lock_messages: Statement,
-    delay: Statement,
-    bury: Statement,
-    pub(crate) release: Statement,
-    finish: Statement,
-    dead_letters: Statement,
-    replay: Statement,
-    discard: Statement,
-    books: Statement,
-    pub(crate) pack: pack::Statements,
-}
-
-impl Statements {
-    pub(crate) fn from_prepared(next: &mut impl FnMut() -> Statement) -> Self {
-        Self {
-            make_shards: next(),
-            lease: next(),
-            visible: next(),
-            lock_leases: next(),
-            lock_shards: next(),
-            lock_messages: next(),
-            delay: next(),
-            bury: next(),
-            release: next(),
-            finish: next(),
-            dead_letters: next(),
-            replay: next(),
-            discard: next(),
-            books: next(),
-            pack: pack::Statements::from_prepared(next),
-        }
-    }
-}
-
 #[async_trait]
 impl Source for Postgres {
     async fn claim(&self, topic: &str, max: usize, visibility: Duration) -> Result<Claim> {
@@ -230,14 +169,11 @@ impl Source for Postgres {
     async fn settle(&self, receipt: &Receipt, settlement: Settlement) -> Result<bool> {
         let session = self.inner.pool.session().await?;
         let (topic, now) = (receipt.topic.as_str(), self.clock_override());
-        let (client, statements) = (&session.client, &session.statements.queue);
         let (shards, tokens): (Vec<i16>, Vec<i64>) =
             receipt.leases.iter().map(|lease| (lease.shard.cast_signed(), lease.token)).unzip();
+        let [lock] = session.prepare([LOCK_LEASES]).await?;
         let (_, locked) = session
-            .bounded(try_join(
-                client.batch_execute("BEGIN"),
-                client.query(&statements.lock_leases, &[&topic, &shards, &tokens, &now]),
-            ))
+            .bounded(try_join(session.batch_execute("BEGIN"), lock.query(&[&topic, &shards, &tokens, &now])))
             .await?;
         let held: Vec<i16> = locked.iter().map(|row| column(row, 0)).collect::<Result<_>>()?;
         let is_ours = |position: Position| held.contains(&position.shard.cast_signed());
@@ -261,14 +197,11 @@ impl Queue for Postgres {
         limit: usize,
         payload_max: usize,
     ) -> Result<Vec<DeadLetter>> {
-        let session = self.inner.pool.session().await?;
         let after = storable(after.unwrap_or_default());
-        let limit = i64::try_from(limit).unwrap_or(i64::MAX);
         // No value of Postgres is longer.
         let payload_max = i32::try_from(payload_max).unwrap_or(i32::MAX - 1);
-        let statement = &session.statements.queue.dead_letters;
-        let rows = session.bounded(session.client.query(statement, &[&after, &limit, &payload_max])).await?;
-        session.keep();
+        let values: Values<'_> = &[&after, &row::limit(limit), &payload_max];
+        let rows = self.inner.pool.query(DEAD_LETTERS, values).await?;
         rows.iter().map(read_dead_letter).collect()
     }
 
@@ -278,14 +211,15 @@ impl Queue for Postgres {
     /// the other, which could be waiting for it. A claim only reads messages, and its locks go with these.
     async fn settle_put_off(&self, topic: &str, settlement: Settlement) -> Result<()> {
         let session = self.inner.pool.session().await?;
-        let (client, statements, now) = (&session.client, &session.statements.queue, self.clock_override());
+        let now = self.clock_override();
+        let [lock_shards, lock_messages] = session.prepare([LOCK_SHARDS, LOCK_MESSAGES]).await?;
         let (shards, ids): (Vec<i16>, Vec<i64>) =
             settlement.positions().map(|position| (position.shard.cast_signed(), position.id)).unzip();
         let (_, _, locked) = session
             .bounded(try_join3(
-                client.batch_execute("BEGIN"),
-                client.query(&statements.lock_shards, &[&topic, &shards]),
-                client.query(&statements.lock_messages, &[&topic, &shards, &ids]),
+                session.batch_execute("BEGIN"),
+                lock_shards.query(&[&topic, &shards]),
+                lock_messages.query(&[&topic, &shards, &ids]),
             ))
             .await?;
         let locked = locked.iter().map(|row| Ok((column(row, 0)?, column(row, 1)?)));
@@ -308,20 +242,14 @@ impl Queue for Postgres {
 
     async fn discard(&self, id: &str) -> Result<bool> {
         let session = self.inner.pool.session().await?;
-        let statement = &session.statements.queue.discard;
-        let discarded = session
-            .bounded(session.client.execute(statement, &[&storable(id), &session.ledger_slot]))
-            .await?;
+        let discarded = session.execute(DISCARD, &[&storable(id), &session.ledger_slot]).await?;
         session.keep();
         Ok(discarded > 0)
     }
 
     async fn audit(&self, topic: &str) -> Result<Books> {
-        let session = self.inner.pool.session().await?;
-        let statement = &session.statements.queue.books;
-        let row = session.bounded(session.client.query_one(statement, &[&topic])).await?;
-        session.keep();
-        let count = |index| column::<i64>(&row, index).map(i64::unsigned_abs);
+        let row = self.inner.pool.query_one(BOOKS, &[&topic]).await?;
+        let count = |index| row::count(&row, index);
         Ok(Books {
             accepted: count(0)?,
             done: count(1)?,
@@ -350,14 +278,11 @@ impl Postgres {
     /// Takes some shards that nobody holds and that have something to hand out.
     async fn lease(&self, topic: &str, max: usize, visibility: Duration) -> Result<Vec<Lease>> {
         let session = self.inner.pool.session().await?;
-        let (client, statements) = (&session.client, &session.statements.queue);
-        let (now, micros) = (self.clock_override(), micros(visibility));
-        let shards = i64::try_from(max).unwrap_or(i64::MAX).min(SHARDS_PER_CLAIM);
+        let [make_shards, lease] = session.prepare([MAKE_SHARDS, LEASE]).await?;
+        let (now, micros) = (self.clock_override(), time::micros(visibility));
+        let shards = row::limit(max).min(SHARDS_PER_CLAIM);
         let (_, rows) = session
-            .bounded(try_join(
-                client.execute(&statements.make_shards, &[&topic]),
-                client.query(&statements.lease, &[&topic, &micros, &now, &shards]),
-            ))
+            .bounded(try_join(make_shards.execute(&[&topic]), lease.query(&[&topic, &micros, &now, &shards])))
             .await?;
         session.keep();
         rows.iter()
@@ -387,20 +312,20 @@ impl Postgres {
     async fn visible(&self, receipt: &Receipt, max: usize) -> Result<Vec<Message>> {
         let session = self.inner.pool.session().await?;
         let (topic, now) = (receipt.topic.as_str(), self.clock_override());
-        let (client, statements) = (&session.client, &session.statements.queue);
+        let [visible, next] = session.prepare([VISIBLE, pack::NEXT]).await?;
         let mut places: Vec<(i16, i64)> =
             receipt.leases.iter().map(|lease| (lease.shard.cast_signed(), i64::MIN)).collect();
         let mut messages: Vec<Message> = Vec::new();
-        session.bounded(client.batch_execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")).await?;
+        session.run("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY").await?;
         while messages.len() < max && !places.is_empty() {
             let share = ((max - messages.len()) / places.len()).max(1);
             let asked = Asked { messages: share, packs: (share / self.inner.pack_size()).max(1) };
             let (shards, after): (Vec<i16>, Vec<i64>) = places.iter().copied().unzip();
-            let [rows, packs] = [asked.messages, asked.packs].map(|n| i64::try_from(n).unwrap_or(i64::MAX));
+            let [rows, packs] = [asked.messages, asked.packs].map(row::limit);
             let (rows, packs) = session
                 .bounded(try_join(
-                    client.query(&statements.visible, &[&topic, &shards, &after, &rows, &now]),
-                    client.query(&statements.pack.next, &[&topic, &shards, &after, &packs]),
+                    visible.query(&[&topic, &shards, &after, &rows, &now]),
+                    next.query(&[&topic, &shards, &after, &packs]),
                 ))
                 .await?;
             let rows = rows.iter().map(read_message).collect::<Result<Vec<_>>>()?;
@@ -409,17 +334,14 @@ impl Postgres {
             pack::leave_out_held_back(&session, topic, &mut packs, now).await?;
             places = asked.merge(&places, rows, packs, &mut messages);
         }
-        session.bounded(client.batch_execute("COMMIT")).await?;
+        session.run("COMMIT").await?;
         session.keep();
         messages.truncate(max);
         Ok(messages)
     }
 
     async fn replay_some(&self, id: Option<&str>) -> Result<u64> {
-        let session = self.inner.pool.session().await?;
-        let statement = &session.statements.queue.replay;
-        let rows = session.bounded(session.client.query(statement, &[&id])).await?;
-        session.keep();
+        let rows = self.inner.pool.query(REPLAY, &[&id]).await?;
         for row in &rows {
             self.inner.bells.ring(column(row, 0)?);
         }
@@ -436,16 +358,16 @@ async fn save(
     held: &[i16],
     now: Option<SystemTime>,
 ) -> Result<()> {
-    let (client, statements) = (&session.client, &session.statements.queue);
+    let [delay, bury, release, finish] = session.prepare([DELAY, BURY, RELEASE, FINISH]).await?;
     let Columns { done, retry, dead } = columns;
     session
         .bounded(try_join5(
-            client.execute(&statements.delay, &[&topic, &retry.0, &retry.1, &retry.2, &retry.3, &now]),
-            client.execute(&statements.bury, &[&topic, &dead.0, &dead.1, &dead.2, &dead.3, &now]),
-            client.execute(&statements.release, &[&topic, &held, &now]),
+            delay.execute(&[&topic, &retry.0, &retry.1, &retry.2, &retry.3, &now]),
+            bury.execute(&[&topic, &dead.0, &dead.1, &dead.2, &dead.3, &now]),
+            release.execute(&[&topic, &held, &now]),
             // The ledger last, as everywhere: see `quota::save`.
-            client.execute(&statements.finish, &[&topic, &session.ledger_slot, &done.0, &done.1, &packed]),
-            client.batch_execute("COMMIT"),
+            finish.execute(&[&topic, &session.ledger_slot, &done.0, &done.1, &packed]),
+            session.batch_execute("COMMIT"),
         ))
         .await
         .map(drop)
@@ -460,10 +382,6 @@ fn storable(text: &str) -> &str {
     text.split('\0').next().unwrap_or_default()
 }
 
-pub(crate) fn micros(span: Duration) -> i64 {
-    i64::try_from(span.as_micros()).unwrap_or(i64::MAX)
-}
-
 fn read_message(row: &Row) -> Result<Message> {
     let shard: i16 = column(row, 0)?;
     Ok(Message {
@@ -475,7 +393,6 @@ fn read_message(row: &Row) -> Result<Message> {
 }
 
 fn read_dead_letter(row: &Row) -> Result<DeadLetter> {
-    let died_at = row.try_get(6).map_err(|error| Error::failed(ENGINE, error))?;
     Ok(DeadLetter {
         id: column(row, 0)?,
         topic: column(row, 1)?,
@@ -483,6 +400,6 @@ fn read_dead_letter(row: &Row) -> Result<DeadLetter> {
         payload: column(row, 3)?,
         reason: column(row, 4)?,
         attempts: unsigned(column(row, 5)?),
-        died_at: time::from_system(died_at),
+        died_at: timestamp(row, 6)?,
     })
 }

@@ -8,7 +8,7 @@ use std::time::{Instant, SystemTime};
 
 use async_trait::async_trait;
 use futures_util::future::{try_join, try_join3, try_join4};
-use tokio_postgres::{Row, Statement};
+use tokio_postgres::Row;
 use weir_core::quota::{Limits, Quota};
 use weir_core::{Timestamp, UserId};
 use weir_queue::publish::publish_accepted;
@@ -17,11 +17,14 @@ use weir_store::quota::{
     Accepted, Backing, Books, Feed, Plan, Queued, QuotaStore, Reserved, SendMessage, SendOutcome, TOPIC,
     Unused, Want, chance, plan,
 };
-use weir_store::{Batch, Error, Result, shard};
+use weir_store::{Batch, Result, shard};
 
+use crate::clock::CLOCK;
 use crate::pool::Session;
 use crate::queue::{SHARDS, pack};
-use crate::{ENGINE, Postgres, time};
+use crate::row::{column, count, int, limit, timestamp, unreadable, unsigned};
+use crate::session::Values;
+use crate::{Postgres, time};
 
 const FIND: &str = "
     SELECT user_id, rate_limit, time_window, current_count, last_refresh_time,
@@ -46,6 +49,8 @@ const REMOVE: &str = "
     SELECT pg_notify('weir_quota', gone.user_id) FROM gone";
 const FORGOT: &str = "DELETE FROM quota_cache_forget WHERE user_id = ANY($1)";
 const DISTRUST: &str = "UPDATE quota_cache SET epoch = epoch + 1 RETURNING epoch";
+/// Changes nothing, but is committed.
+const PROBE: &str = "UPDATE quota_cache SET epoch = epoch";
 const LOCK: &str = "
     SELECT user_id, rate_limit, time_window, current_count, last_refresh_time
     FROM rate_limit_store WHERE user_id = ANY($1) ORDER BY user_id FOR UPDATE";
@@ -53,87 +58,36 @@ const SAVE: &str = "
     UPDATE rate_limit_store AS row
     SET current_count = new.current_count, last_refresh_time = new.last_refresh_time
     FROM unnest($1::text[], $2::integer[], $3::timestamptz[]) AS new (user_id, current_count, last_refresh_time)
-    WHERE row.user_id = ANY(ARRAY[new.user_id])"; // see `plans.rs`
-const ENQUEUE: &str = "
+    WHERE row.user_id = ANY(ARRAY[new.user_id])"; // see `query_plan_tests.rs`
+pub(crate) const ENQUEUE: &str = "
     INSERT INTO queue_message (topic, shard, key, payload)
     SELECT $1, new.shard, new.key, new.payload
     FROM unnest($2::smallint[], $3::text[], $4::bytea[]) WITH ORDINALITY AS new (shard, key, payload, place)
     ORDER BY new.place";
-const COUNT_ACCEPTED: &str = "
+pub(crate) const COUNT_ACCEPTED: &str = "
     INSERT INTO queue_ledger (topic, slot, accepted) VALUES ($1, $2, $3)
     ON CONFLICT (topic, slot) DO UPDATE SET accepted = queue_ledger.accepted + excluded.accepted";
 const AUDIT: &str = "
     SELECT (SELECT count(*) FROM rate_limit_store),
            ARRAY(SELECT user_id FROM rate_limit_store WHERE current_count > rate_limit LIMIT 10)";
 
-/// In the order of [`Statements::from_prepared`].
-pub(crate) const SQL: [&str; 10] =
-    [FIND, CONFIGURE, REMOVE, LOCK, SAVE, ENQUEUE, COUNT_ACCEPTED, AUDIT, DISTRUST, FORGOT];
-
-#[derive(Debug)]
-pub(crate) struct Statements {
-    find: Statement,
-    configure: Statement,
-    remove: Statement,
-    lock: Statement,
-    save: Statement,
-    pub(crate) enqueue: Statement,
-    pub(crate) count_accepted: Statement,
-    audit: Statement,
-    distrust: Statement,
-    forgot: Statement,
-}
-
-impl Statements {
-    pub(crate) fn from_prepared(next: &mut impl FnMut() -> Statement) -> Self {
-        Self {
-            find: next(),
-            configure: next(),
-            remove: next(),
-            lock: next(),
-            save: next(),
-            enqueue: next(),
-            count_accepted: next(),
-            audit: next(),
-            distrust: next(),
-            forgot: next(),
-        }
-    }
-}
-
 #[async_trait]
 impl QuotaStore for Postgres {
     async fn configure(&self, user: &UserId, limits: Limits) -> Result<Quota> {
-        let session = self.inner.pool.session().await?;
         let (limit, window) = (int(limits.rate_limit()), int(limits.time_window_minutes()));
         let now = self.clock_override();
-        let statement = &session.statements.quota.configure;
-        let row = session
-            .bounded(
-                session
-                    .client
-                    .query_one(statement, &[&user.as_str(), &limit, &window, &now, &self.has_cache]),
-            )
-            .await?;
-        session.keep();
-        read_row(&row)
+        let values: Values<'_> = &[&user.as_str(), &limit, &window, &now, &self.has_cache];
+        read_row(&self.inner.pool.query_one(CONFIGURE, values).await?)
     }
 
     async fn find(&self, user: &UserId) -> Result<Option<Quota>> {
-        let session = self.inner.pool.session().await?;
-        let now = self.clock_override();
-        let statement = &session.statements.quota.find;
-        let row = session.bounded(session.client.query_opt(statement, &[&user.as_str(), &now])).await?;
-        session.keep();
-        row.map(|row| Ok(read_row(&row)?.as_of(time::from_system(column(&row, 5)?)))).transpose()
+        let values: Values<'_> = &[&user.as_str(), &self.clock_override()];
+        let row = self.inner.pool.query_opt(FIND, values).await?;
+        row.map(|row| Ok(read_row(&row)?.as_of(timestamp(&row, 5)?))).transpose()
     }
 
     async fn remove(&self, user: &UserId) -> Result<bool> {
-        let session = self.inner.pool.session().await?;
-        let statement = &session.statements.quota.remove;
-        let removed =
-            session.bounded(session.client.query_opt(statement, &[&user.as_str(), &self.has_cache])).await?;
-        session.keep();
+        let removed = self.inner.pool.query_opt(REMOVE, &[&user.as_str(), &self.has_cache]).await?;
         Ok(removed.is_some())
     }
 
@@ -158,7 +112,7 @@ impl QuotaStore for Postgres {
         }
         let Plan { outcomes, changed, accepted, .. } = plan;
         if accepted.is_empty() && changed.is_empty() {
-            session.bounded(session.client.batch_execute("COMMIT")).await?;
+            session.run("COMMIT").await?;
         } else {
             let saved = save(&session, &changed, self.for_table(&accepted)).await;
             self.inner.is_uncommitted.store(self.publisher.is_some() && saved.is_err(), Ordering::Relaxed);
@@ -170,12 +124,8 @@ impl QuotaStore for Postgres {
     }
 
     async fn audit(&self) -> Result<Books> {
-        let session = self.inner.pool.session().await?;
-        let statement = &session.statements.quota.audit;
-        let row = session.bounded(session.client.query_one(statement, &[])).await?;
-        session.keep();
-        let users: i64 = column(&row, 0)?;
-        Ok(Books { users: users.unsigned_abs(), over_limit: column(&row, 1)? })
+        let row = self.inner.pool.query_one(AUDIT, &[]).await?;
+        Ok(Books { users: count(&row, 0)?, over_limit: column(&row, 1)? })
     }
 }
 
@@ -184,10 +134,7 @@ impl Postgres {
     /// committed: a database that takes no writes must not let messages through.
     async fn refuse_uncommitted(&self) -> Result<()> {
         if self.inner.is_uncommitted.load(Ordering::Relaxed) {
-            let probe = self.inner.pool.session().await?;
-            let statement = "UPDATE quota_cache SET epoch = epoch";
-            probe.bounded(probe.client.batch_execute(statement)).await?;
-            probe.keep();
+            self.inner.pool.execute(PROBE, &[]).await?;
             self.inner.is_uncommitted.store(false, Ordering::Relaxed);
         }
         Ok(())
@@ -207,13 +154,9 @@ impl Postgres {
     ) -> Result<(HashMap<&'a str, Quota>, Timestamp)> {
         users.sort_unstable();
         users.dedup();
-        let (client, statements) = (&session.client, &session.statements);
+        let [lock, clock] = session.prepare([LOCK, CLOCK]).await?;
         let (_, locked, clock) = session
-            .bounded(try_join3(
-                client.batch_execute("BEGIN"),
-                client.query(&statements.quota.lock, &[&users]),
-                client.query_one(&statements.clock, &[]),
-            ))
+            .bounded(try_join3(session.batch_execute("BEGIN"), lock.query(&[&users]), clock.query_one(&[])))
             .await?;
         let now = self.now(&clock)?;
         // Rows come in the order of `users`, without those that do not exist.
@@ -273,7 +216,7 @@ impl Backing for Postgres {
         if !accepted.is_empty() {
             let session = self.inner.pool.session().await?;
             // Sent before what follows it, and answered with it.
-            let begin = session.bounded(session.client.batch_execute("BEGIN"));
+            let begin = session.bounded(session.batch_execute("BEGIN"));
             try_join(begin, save(&session, &[], accepted)).await?;
             session.keep();
             self.inner.bells.ring(TOPIC);
@@ -284,21 +227,15 @@ impl Backing for Postgres {
     async fn distrust_cache(&self) -> Result<()> {
         let session = self.inner.pool.session().await?;
         let asked_at = Instant::now();
-        let statement = &session.statements.quota.distrust;
-        let row = session.bounded(session.client.query_one(statement, &[])).await?;
-        let epoch: i64 = column(&row, 0)?;
+        let row = session.query_one(DISTRUST, &[]).await?;
         session.keep();
-        self.inner.feed.heard(asked_at, epoch.unsigned_abs());
+        self.inner.feed.heard(asked_at, count(&row, 0)?);
         Ok(())
     }
 
     async fn cache_forgot(&self, users: &[UserId]) -> Result<()> {
-        let session = self.inner.pool.session().await?;
         let users: Vec<&str> = users.iter().map(UserId::as_str).collect();
-        let statement = &session.statements.quota.forgot;
-        session.bounded(session.client.execute(statement, &[&users])).await?;
-        session.keep();
-        Ok(())
+        self.inner.pool.execute(FORGOT, &[&users]).await.map(drop)
     }
 
     fn feed(&self) -> Arc<Feed> {
@@ -315,13 +252,13 @@ async fn save(session: &Session, changed: &[(&UserId, Quota)], accepted: &[Accep
         changed.iter().map(|(_, row)| time::to_system(row.last_refresh)).collect();
     let messages: Vec<(&str, Vec<u8>)> =
         accepted.iter().map(|message| (message.user.as_str(), sms::encode(message))).collect();
-    let count = i64::try_from(accepted.len()).unwrap_or(i64::MAX);
-    let (client, statements) = (&session.client, &session.statements.quota);
+    let [save, enqueue_one, enqueue_packs, count_accepted] =
+        session.prepare([SAVE, ENQUEUE, pack::ENQUEUE, COUNT_ACCEPTED]).await?;
     let save_rows = async {
         if changed.is_empty() {
             return Ok(0);
         }
-        client.execute(&statements.save, &[&users, &counts, &refreshes]).await
+        save.execute(&[&users, &counts, &refreshes]).await
     };
     let enqueue = async {
         match messages.as_slice() {
@@ -330,37 +267,22 @@ async fn save(session: &Session, changed: &[(&UserId, Quota)], accepted: &[Accep
             [(key, payload)] => {
                 let (shards, keys) = (vec![shard::of(key, SHARDS).cast_signed()], vec![*key]);
                 let payloads = vec![payload.as_slice()];
-                client.execute(&statements.enqueue, &[&TOPIC, &shards, &keys, &payloads]).await.map(drop)
+                enqueue_one.execute(&[&TOPIC, &shards, &keys, &payloads]).await.map(drop)
             }
-            several => pack::enqueue(session, TOPIC, several).await,
+            several => pack::enqueue(&enqueue_packs, TOPIC, several).await,
         }
     };
-    let count_accepted = async {
+    let count = async {
         if accepted.is_empty() {
             return Ok(0);
         }
-        client.execute(&statements.count_accepted, &[&TOPIC, &session.ledger_slot, &count]).await
+        count_accepted.execute(&[&TOPIC, &session.ledger_slot, &limit(accepted.len())]).await
     };
-    session.bounded(try_join4(save_rows, enqueue, count_accepted, client.batch_execute("COMMIT"))).await?;
-    Ok(())
+    session.bounded(try_join4(save_rows, enqueue, count, session.batch_execute("COMMIT"))).await.map(drop)
 }
 
 fn read_row(row: &Row) -> Result<Quota> {
     let (limit, window, count): (i32, i32, i32) = (column(row, 1)?, column(row, 2)?, column(row, 3)?);
-    let limits = Limits::new(unsigned(limit), unsigned(window)).map_err(|out| Error::failed(ENGINE, out))?;
-    Ok(Quota { limits, current_count: unsigned(count), last_refresh: time::from_system(column(row, 4)?) })
-}
-
-pub(crate) fn column<'a, T: tokio_postgres::types::FromSql<'a>>(row: &'a Row, index: usize) -> Result<T> {
-    row.try_get(index).map_err(|error| Error::failed(ENGINE, error))
-}
-
-/// Limits and counts are never above what an `integer` holds.
-pub(crate) fn int(number: u32) -> i32 {
-    i32::try_from(number).unwrap_or(i32::MAX)
-}
-
-/// A negative number in a row is somebody's edit, and counts as 0.
-pub(crate) fn unsigned(number: i32) -> u32 {
-    u32::try_from(number).unwrap_or(0)
+    let limits = Limits::new(unsigned(limit), unsigned(window)).map_err(unreadable)?;
+    Ok(Quota { limits, current_count: unsigned(count), last_refresh: timestamp(row, 4)? })
 }

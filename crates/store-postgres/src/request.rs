@@ -9,7 +9,7 @@ mod work;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use tokio_postgres::{Row, Statement};
+use tokio_postgres::Row;
 use uuid::Uuid;
 use weir_core::quota::Limits;
 use weir_core::request::retry::Policy;
@@ -21,54 +21,36 @@ use weir_store::request::{
     Pending, Request, RequestStore, Rollout, RolloutChange, Room, Sealed, SealedSearch, SealingKey, Submit,
     SubmitOutcome, WEBHOOKS,
 };
-use weir_store::{Batch, Error, Result};
+use weir_store::{Batch, Result};
 
-use crate::quota::{column, unsigned};
-use crate::{ENGINE, Postgres, time};
+use crate::Postgres;
+use crate::row::{self, column, timestamp, unreadable, unsigned};
+use crate::session::Values;
 
 /// What whoever waits for jobs is woken by. No topic has a space in its name.
 const JOBS: &str = "request jobs";
-
-/// As [`read_request`] reads them, without what a list does not show, and what may be large.
-const SUMMARY: &str = "
-    record.request_id, record.tenant_id, record.request_type, record.status, record.attempts, ''::bytea,
-    record.payload_key_id, NULL::bytea, NULL::text, record.failure_code, record.failure_message,
-    record.callback_url, record.created_at, record.updated_at";
 
 const FIND: &str = "
     SELECT request_id, tenant_id, request_type, status, attempts, payload, payload_key_id, result, result_key_id,
            failure_code, failure_message, callback_url, created_at, updated_at
     FROM request_record WHERE request_id = $1";
 
+/// What a list shows: without the payload and the result, which may be large.
+const SUMMARIES: &str = "
+    SELECT request_id, tenant_id, request_type, status, attempts, ''::bytea, payload_key_id, NULL::bytea, NULL::text,
+           failure_code, failure_message, callback_url, created_at, updated_at
+    FROM request_record WHERE request_id = ANY($1)";
+const LIST: &str = "
+    SELECT request_id, tenant_id, request_type, status, attempts, ''::bytea, payload_key_id, NULL::bytea, NULL::text,
+           failure_code, failure_message, callback_url, created_at, updated_at
+    FROM request_record
+    WHERE tenant_id = $1 AND request_id < $2 AND request_id >= $3 AND ($4::text IS NULL OR status = $4)
+    ORDER BY request_id DESC LIMIT $5";
+
 /// The last of those that are looked through; none when there are not so many.
 const LAST_LOOKED_AT: &str = "
     SELECT request_id FROM request_record WHERE tenant_id = $1 AND request_id < $2
     ORDER BY request_id DESC LIMIT 1 OFFSET $3";
-
-/// In the order of [`Statements::from_prepared`].
-pub(crate) fn sql() -> impl Iterator<Item = &'static str> {
-    [FIND].into_iter().chain(submit::SQL).chain(work::SQL)
-}
-
-#[cfg(test)]
-pub(crate) use upkeep::BATCHES as UPKEEP;
-
-#[derive(Debug)]
-pub(crate) struct Statements {
-    find: Statement,
-    submit: submit::Statements,
-    work: work::Statements,
-}
-
-impl Statements {
-    pub(crate) fn from_prepared(next: &mut impl FnMut() -> Statement) -> Self {
-        Self {
-            find: next(),
-            submit: submit::Statements::from_prepared(next),
-            work: work::Statements::from_prepared(next),
-        }
-    }
-}
 
 #[async_trait]
 impl RequestStore for Postgres {
@@ -81,19 +63,12 @@ impl RequestStore for Postgres {
     }
 
     async fn find_request(&self, id: RequestId) -> Result<Option<Request>> {
-        let session = self.inner.pool.request_session().await?;
-        let statement = &session.statements.request.find;
-        let row = session.bounded(session.client.query_opt(statement, &[id.as_uuid()])).await?;
-        session.keep();
+        let row = self.inner.pool.query_opt(FIND, &[id.as_uuid()]).await?;
         row.as_ref().map(read_request).transpose()
     }
 
     async fn find_summaries(&self, ids: &[RequestId]) -> Result<Vec<Request>> {
-        let sql = format!("SELECT {SUMMARY} FROM request_record AS record WHERE request_id = ANY($1)");
-        let ids: Vec<Uuid> = ids.iter().map(|id| *id.as_uuid()).collect();
-        let session = self.inner.pool.request_session().await?;
-        let rows = session.bounded(session.client.query(&sql, &[&ids])).await?;
-        session.keep();
+        let rows = self.inner.pool.query(SUMMARIES, &[&uuids(ids)]).await?;
         rows.iter().map(read_request).collect()
     }
 
@@ -104,24 +79,18 @@ impl RequestStore for Postgres {
         before: Option<RequestId>,
         limit: usize,
     ) -> Result<Listed> {
-        let sql = format!(
-            "SELECT {SUMMARY} FROM request_record AS record
-             WHERE tenant_id = $1 AND request_id < $2 AND request_id >= $3 AND ($4::text IS NULL OR status = $4)
-             ORDER BY request_id DESC LIMIT $5"
-        );
-        let session = self.inner.pool.request_session().await?;
+        let session = self.inner.pool.session().await?;
         let (tenant, before) = (tenant.as_str(), before.map_or(Uuid::max(), |id| *id.as_uuid()));
         let mut last: Option<Uuid> = None;
         if status.is_some() {
-            let place = limited(LOOKED_AT_MAX - 1);
-            let values: [&(dyn tokio_postgres::types::ToSql + Sync); 3] = [&tenant, &before, &place];
-            let row = session.bounded(session.client.query_opt(LAST_LOOKED_AT, &values)).await?;
+            let place = row::limit(LOOKED_AT_MAX - 1);
+            let row = session.query_opt(LAST_LOOKED_AT, &[&tenant, &before, &place]).await?;
             last = row.map(|row| column(&row, 0)).transpose()?;
         }
         let down_to = last.unwrap_or_default();
-        let values: [&(dyn tokio_postgres::types::ToSql + Sync); 5] =
-            [&tenant, &before, &down_to, &status.map(Status::as_str), &limited(limit)];
-        let rows = session.bounded(session.client.query(&sql, &values)).await?;
+        let values: Values<'_> =
+            &[&tenant, &before, &down_to, &status.map(Status::as_str), &row::limit(limit)];
+        let rows = session.query(LIST, values).await?;
         session.keep();
         let requests = rows.iter().map(read_request).collect::<Result<Vec<_>>>()?;
         let rest_before = last.filter(|_| requests.len() < limit).map(RequestId::from_uuid);
@@ -260,16 +229,16 @@ fn read_request(row: &Row) -> Result<Request> {
     let (code, message): (Option<String>, Option<String>) = (column(row, 9)?, column(row, 10)?);
     Ok(Request {
         id: read_id(row, 0)?,
-        tenant: TenantId::parse(column::<&str>(row, 1)?).map_err(fault)?,
-        request_type: RequestType::parse(column::<&str>(row, 2)?).map_err(fault)?,
+        tenant: TenantId::parse(column::<&str>(row, 1)?).map_err(unreadable)?,
+        request_type: RequestType::parse(column::<&str>(row, 2)?).map_err(unreadable)?,
         status: read_status(column(row, 3)?)?,
         attempts: unsigned(column(row, 4)?),
         payload: Sealed { bytes: column(row, 5)?, key_id: column(row, 6)? },
         result: result.map(|bytes| Sealed { bytes, key_id: result_key.unwrap_or_default() }),
         failure: code.map(|code| Failure { code, message: message.unwrap_or_default() }),
         callback_url: column(row, 11)?,
-        accepted_at: time::from_system(column(row, 12)?),
-        updated_at: time::from_system(column(row, 13)?),
+        accepted_at: timestamp(row, 12)?,
+        updated_at: timestamp(row, 13)?,
     })
 }
 
@@ -278,18 +247,9 @@ fn read_id(row: &Row, index: usize) -> Result<RequestId> {
 }
 
 fn read_status(text: &str) -> Result<Status> {
-    Status::parse(text).ok_or_else(unreadable)
+    Status::parse(text).ok_or_else(|| unreadable(format!("unknown request status {text:?} in the database")))
 }
 
-fn limited(limit: usize) -> i64 {
-    i64::try_from(limit).unwrap_or(i64::MAX)
-}
-
-/// A row that only somebody's edit can hold.
-fn unreadable() -> Error {
-    fault("a request's row holds what no request has")
-}
-
-fn fault(cause: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Error {
-    Error::failed(ENGINE, cause)
+fn uuids(ids: &[RequestId]) -> Vec<Uuid> {
+    ids.iter().map(|id| *id.as_uuid()).collect()
 }

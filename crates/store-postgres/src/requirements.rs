@@ -116,7 +116,7 @@ mod tests {
 
     async fn setting(database: &Database, name: &str) -> String {
         let connection = Connection::open(&target(database)).await.expect("a session");
-        let row = connection.client.query_one("SELECT current_setting($1)", &[&name]).await.expect("a row");
+        let row = connection.client().query_one("SELECT current_setting($1)", &[&name]).await.expect("a row");
         row.get(0)
     }
 

@@ -10,47 +10,44 @@ use std::time::SystemTime;
 
 use async_trait::async_trait;
 use futures_util::future::{try_join, try_join3};
-use tokio_postgres::types::ToSql;
-use tokio_postgres::{Row, Statement};
+use tokio_postgres::Row;
 use weir_core::sale::{Change, Receipt, Sale, Sku, State, Terms};
 use weir_core::{Timestamp, UserId};
 use weir_store::sale::{
     BOARD_ENDED_MAX, BOARD_OPEN_MAX, BOOKS_ITEMS_MAX, Board, Books, Buy, BuyOutcome, ChangeOutcome,
     CreateOutcome, DeadPurchase, Product, ProductBooks, ProductId, Purchase, SaleLedger, SaleStore,
 };
-use weir_store::{Batch, Error, Result};
+use weir_store::{Batch, Result};
 
+use crate::clock::CLOCK;
 use crate::pool::Session;
-use crate::quota::{column, int, unsigned};
-use crate::{ENGINE, Postgres, time};
+use crate::row::{self, column, int, timestamp, unreadable, unsigned};
+use crate::session::Values;
+use crate::{Postgres, time};
 
-macro_rules! columns {
-    () => {
-        "id, sku, product_name, initial_stock, start_time, end_time, state, end_reason, sold, created_at"
-    };
-}
-
-const CREATE: &str = concat!(
-    "INSERT INTO products (sku, product_name, initial_stock, start_time, end_time, created_at, created_by)
-     VALUES ($1, $2, $3, $4, $5, $6, 'admin') ON CONFLICT (sku) DO NOTHING
-     RETURNING ",
-    columns!()
-);
-const FIND: &str = concat!("SELECT ", columns!(), " FROM products WHERE sku = $1");
-const LOCK: &str = concat!("SELECT ", columns!(), " FROM products WHERE sku = $1 FOR UPDATE");
-const LIST: &str = concat!("SELECT ", columns!(), " FROM products WHERE sku > $1 ORDER BY sku LIMIT $2");
-/// Two branches, so that each is a walk along its index.
-const BOARD: &str = concat!(
-    "(SELECT ",
-    columns!(),
-    " FROM products WHERE state = 'ACTIVE' ORDER BY start_time LIMIT $1)
-    UNION ALL (SELECT ",
-    columns!(),
-    " FROM products WHERE state = 'UPCOMING' ORDER BY start_time LIMIT $1)
-    UNION ALL (SELECT ",
-    columns!(),
-    " FROM products WHERE state = 'ENDED' ORDER BY end_time DESC LIMIT $2)"
-);
+const CREATE: &str = "
+    INSERT INTO products (sku, product_name, initial_stock, start_time, end_time, created_at, created_by)
+    VALUES ($1, $2, $3, $4, $5, $6, 'admin') ON CONFLICT (sku) DO NOTHING
+    RETURNING id, sku, product_name, initial_stock, start_time, end_time, state, end_reason, sold, created_at";
+const FIND: &str = "
+    SELECT id, sku, product_name, initial_stock, start_time, end_time, state, end_reason, sold, created_at
+    FROM products WHERE sku = $1";
+const LOCK: &str = "
+    SELECT id, sku, product_name, initial_stock, start_time, end_time, state, end_reason, sold, created_at
+    FROM products WHERE sku = $1 FOR UPDATE";
+const LIST: &str = "
+    SELECT id, sku, product_name, initial_stock, start_time, end_time, state, end_reason, sold, created_at
+    FROM products WHERE sku > $1 ORDER BY sku LIMIT $2";
+/// A branch for each state, so that each is a walk along its index.
+const BOARD: &str = "
+    (SELECT id, sku, product_name, initial_stock, start_time, end_time, state, end_reason, sold, created_at
+     FROM products WHERE state = 'ACTIVE' ORDER BY start_time LIMIT $1)
+    UNION ALL
+    (SELECT id, sku, product_name, initial_stock, start_time, end_time, state, end_reason, sold, created_at
+     FROM products WHERE state = 'UPCOMING' ORDER BY start_time LIMIT $1)
+    UNION ALL
+    (SELECT id, sku, product_name, initial_stock, start_time, end_time, state, end_reason, sold, created_at
+     FROM products WHERE state = 'ENDED' ORDER BY end_time DESC LIMIT $2)";
 const CHANGE: &str = "
     UPDATE products SET product_name = $2, initial_stock = $3, start_time = $4, end_time = $5, updated_at = $6,
         updated_by = 'admin' WHERE id = $1";
@@ -84,69 +81,6 @@ const ITEMS: &str = "
     SELECT sku, initial_stock, sold, (SELECT count(*) FROM purchases u WHERE u.product_id = p.id)
     FROM products p ORDER BY id DESC LIMIT $1";
 
-/// In the order of [`Statements::from_prepared`].
-pub(crate) fn sql() -> impl Iterator<Item = &'static str> {
-    [
-        CREATE,
-        FIND,
-        LOCK,
-        LIST,
-        BOARD,
-        CHANGE,
-        FORGET_PURCHASES,
-        DELETE,
-        FIND_PURCHASE,
-        LAST_PURCHASE,
-        TURN,
-        AUDIT,
-        ITEMS,
-    ]
-    .into_iter()
-    .chain(buy::SQL)
-    .chain(record::SQL)
-}
-
-#[derive(Debug)]
-pub(crate) struct Statements {
-    create: Statement,
-    find: Statement,
-    lock: Statement,
-    list: Statement,
-    board: Statement,
-    change: Statement,
-    forget_purchases: Statement,
-    delete: Statement,
-    find_purchase: Statement,
-    last_purchase: Statement,
-    turn: Statement,
-    audit: Statement,
-    items: Statement,
-    buy: buy::Statements,
-    record: record::Statements,
-}
-
-impl Statements {
-    pub(crate) fn from_prepared(next: &mut impl FnMut() -> Statement) -> Self {
-        Self {
-            create: next(),
-            find: next(),
-            lock: next(),
-            list: next(),
-            board: next(),
-            change: next(),
-            forget_purchases: next(),
-            delete: next(),
-            find_purchase: next(),
-            last_purchase: next(),
-            turn: next(),
-            audit: next(),
-            items: next(),
-            buy: buy::Statements::from_prepared(next),
-            record: record::Statements::from_prepared(next),
-        }
-    }
-}
-
 #[async_trait]
 impl SaleLedger for Postgres {
     async fn record_purchases(&self, product: ProductId, purchases: Vec<Purchase>) -> Result<Option<u64>> {
@@ -170,18 +104,16 @@ impl SaleLedger for Postgres {
 #[async_trait]
 impl SaleStore for Postgres {
     async fn create_product(&self, sku: &Sku, terms: Terms) -> Result<CreateOutcome> {
-        let session = self.inner.pool.sale_session().await?;
-        let (client, statements) = (&session.client, &session.statements);
-        let now = self.now(&session.bounded(client.query_one(&statements.clock, &[])).await?)?;
+        let session = self.inner.pool.session().await?;
+        let now = self.now(&session.query_one(CLOCK, &[]).await?)?;
         if let Err(problem) = terms.must_begin_after(now) {
             session.keep();
             return Ok(CreateOutcome::Refused(problem));
         }
         let (start, end) = (time::to_system(terms.start), time::to_system(terms.end));
         let (stock, at) = (int(terms.initial_stock.get()), time::to_system(now));
-        let values: [&(dyn ToSql + Sync); 6] =
-            [&sku.as_str(), &&*terms.product_name, &stock, &start, &end, &at];
-        let row = session.bounded(client.query_opt(&statements.sale.create, &values)).await?;
+        let values: Values<'_> = &[&sku.as_str(), &&*terms.product_name, &stock, &start, &end, &at];
+        let row = session.query_opt(CREATE, values).await?;
         session.keep();
         Ok(match row {
             Some(row) => CreateOutcome::Created(read(&row)?),
@@ -190,27 +122,23 @@ impl SaleStore for Postgres {
     }
 
     async fn product(&self, sku: &Sku) -> Result<Option<Product>> {
-        let session = self.inner.pool.sale_session().await?;
-        let (client, statements) = (&session.client, &session.statements);
-        let (clock, row) = session
-            .bounded(try_join(
-                client.query_one(&statements.clock, &[]),
-                client.query_opt(&statements.sale.find, &[&sku.as_str()]),
-            ))
-            .await?;
+        let session = self.inner.pool.session().await?;
+        let [clock, find] = session.prepare([CLOCK, FIND]).await?;
+        let (clock, row) =
+            session.bounded(try_join(clock.query_one(&[]), find.query_opt(&[&sku.as_str()]))).await?;
         session.keep();
         let now = self.now(&clock)?;
         row.map(|row| Ok(as_of(read(&row)?, now))).transpose()
     }
 
     async fn products(&self, after: Option<&Sku>, limit: usize) -> Result<Vec<Product>> {
-        let (after, limit) = (after.map_or("", Sku::as_str), i64::try_from(limit).unwrap_or(i64::MAX));
-        let board = self.list(|statements| &statements.list, &[&after, &limit]).await?;
+        let after = after.map_or("", Sku::as_str);
+        let board = self.list(LIST, &[&after, &row::limit(limit)]).await?;
         Ok(board.products)
     }
 
     async fn change_product(&self, sku: &Sku, change: Change) -> Result<ChangeOutcome> {
-        let session = self.inner.pool.sale_session().await?;
+        let session = self.inner.pool.session().await?;
         let (clock, product) = lock(&session, sku).await?;
         let now = self.now(&clock)?;
         let mut outcome = ChangeOutcome::UnknownSku;
@@ -223,20 +151,19 @@ impl SaleStore for Postgres {
                 Err(problem) => ChangeOutcome::Refused(problem),
             };
         }
-        session.bounded(session.client.batch_execute("COMMIT")).await?;
+        session.run("COMMIT").await?;
         session.keep();
         Ok(outcome)
     }
 
     async fn delete_product(&self, sku: &Sku) -> Result<bool> {
-        let session = self.inner.pool.sale_session().await?;
+        let session = self.inner.pool.session().await?;
         let (_, product) = lock(&session, sku).await?;
-        let (client, statements) = (&session.client, &session.statements.sale);
         if let Some(Product { id, .. }) = &product {
-            session.bounded(client.execute(&statements.forget_purchases, &[&id.0])).await?;
-            session.bounded(client.execute(&statements.delete, &[&id.0])).await?;
+            session.execute(FORGET_PURCHASES, &[&id.0]).await?;
+            session.execute(DELETE, &[&id.0]).await?;
         }
-        session.bounded(client.batch_execute("COMMIT")).await?;
+        session.run("COMMIT").await?;
         session.keep();
         Ok(product.is_some())
     }
@@ -246,51 +173,36 @@ impl SaleStore for Postgres {
     }
 
     async fn find_purchase(&self, buyer: &UserId, sku: Option<&Sku>) -> Result<Option<Receipt>> {
-        let session = self.inner.pool.sale_session().await?;
-        let (client, statements) = (&session.client, &session.statements.sale);
         let row = match sku {
-            Some(sku) => {
-                let values: [&(dyn ToSql + Sync); 2] = [&sku.as_str(), &buyer.as_str()];
-                session.bounded(client.query_opt(&statements.find_purchase, &values)).await?
-            }
-            None => session.bounded(client.query_opt(&statements.last_purchase, &[&buyer.as_str()])).await?,
+            Some(sku) => self.inner.pool.query_opt(FIND_PURCHASE, &[&sku.as_str(), &buyer.as_str()]).await?,
+            None => self.inner.pool.query_opt(LAST_PURCHASE, &[&buyer.as_str()]).await?,
         };
-        session.keep();
-        row.map(|row| {
-            Ok(Receipt { number: unsigned(column(&row, 0)?), at: time::from_system(column(&row, 1)?) })
-        })
-        .transpose()
+        row.map(|row| Ok(Receipt { number: unsigned(column(&row, 0)?), at: timestamp(&row, 1)? })).transpose()
     }
 
     async fn board(&self) -> Result<Board> {
         let (open, ended) = (BOARD_OPEN_MAX as i64, BOARD_ENDED_MAX as i64);
-        self.list(|statements| &statements.board, &[&open, &ended]).await
+        self.list(BOARD, &[&open, &ended]).await
     }
 
     async fn turn_sales(&self) -> Result<()> {
-        let session = self.inner.pool.sale_session().await?;
-        let now = self.clock_override();
-        let statement = &session.statements.sale.turn;
-        session.bounded(session.client.execute(statement, &[&now])).await?;
-        session.keep();
-        Ok(())
+        self.inner.pool.execute(TURN, &[&self.clock_override()]).await.map(drop)
     }
 
     async fn audit_sales(&self) -> Result<Books> {
-        let session = self.inner.pool.sale_session().await?;
-        let (client, statements) = (&session.client, &session.statements.sale);
-        let limit = BOOKS_ITEMS_MAX as i64;
+        let session = self.inner.pool.session().await?;
+        let [audit, items] = session.prepare([AUDIT, ITEMS]).await?;
         // One moment for both: what is sold in between must not look like a difference.
         let (_, row, items) = session
             .bounded(try_join3(
-                client.batch_execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"),
-                client.query_one(&statements.audit, &[]),
-                client.query(&statements.items, &[&limit]),
+                session.batch_execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"),
+                audit.query_one(&[]),
+                items.query(&[&row::limit(BOOKS_ITEMS_MAX)]),
             ))
             .await?;
-        session.bounded(client.batch_execute("COMMIT")).await?;
+        session.run("COMMIT").await?;
         session.keep();
-        let count = |index| column::<i64>(&row, index).map(i64::unsigned_abs);
+        let count = |index| row::count(&row, index);
         Ok(Books {
             products: count(0)?,
             sold: count(1)?,
@@ -303,19 +215,10 @@ impl SaleStore for Postgres {
 
 impl Postgres {
     /// Products as they stand, and the time.
-    async fn list(
-        &self,
-        statement: fn(&Statements) -> &Statement,
-        values: &[&(dyn ToSql + Sync)],
-    ) -> Result<Board> {
-        let session = self.inner.pool.sale_session().await?;
-        let (client, statements) = (&session.client, &session.statements);
-        let (clock, rows) = session
-            .bounded(try_join(
-                client.query_one(&statements.clock, &[]),
-                client.query(statement(&statements.sale), values),
-            ))
-            .await?;
+    async fn list(&self, sql: &'static str, values: Values<'_>) -> Result<Board> {
+        let session = self.inner.pool.session().await?;
+        let [clock, list] = session.prepare([CLOCK, sql]).await?;
+        let (clock, rows) = session.bounded(try_join(clock.query_one(&[]), list.query(values))).await?;
         session.keep();
         let now = self.now(&clock)?;
         let products = rows.iter().map(|row| Ok(as_of(read(row)?, now))).collect::<Result<_>>()?;
@@ -325,13 +228,12 @@ impl Postgres {
 
 /// Begins a transaction in which a product's row is ours. The clock is read behind the lock.
 async fn lock(session: &Session, sku: &Sku) -> Result<(Row, Option<Product>)> {
-    let (client, statements) = (&session.client, &session.statements);
-    let values: [&(dyn ToSql + Sync); 1] = [&sku.as_str()];
+    let [lock, clock] = session.prepare([LOCK, CLOCK]).await?;
     let (_, row, clock) = session
         .bounded(try_join3(
-            client.batch_execute("BEGIN"),
-            client.query_opt(&statements.sale.lock, &values),
-            client.query_one(&statements.clock, &[]),
+            session.batch_execute("BEGIN"),
+            lock.query_opt(&[&sku.as_str()]),
+            clock.query_one(&[]),
         ))
         .await?;
     Ok((clock, row.as_ref().map(read).transpose()?))
@@ -341,9 +243,8 @@ async fn write_terms(session: &Session, product: &Product, now: SystemTime) -> R
     let terms = &product.sale.terms;
     let (start, end) = (time::to_system(terms.start), time::to_system(terms.end));
     let stock = int(terms.initial_stock.get());
-    let values: [&(dyn ToSql + Sync); 6] = [&product.id.0, &&*terms.product_name, &stock, &start, &end, &now];
-    let statement = &session.statements.sale.change;
-    session.bounded(session.client.execute(statement, &values)).await.map(drop)
+    let values: Values<'_> = &[&product.id.0, &&*terms.product_name, &stock, &start, &end, &now];
+    session.execute(CHANGE, values).await.map(drop)
 }
 
 fn as_of(mut product: Product, now: Timestamp) -> Product {
@@ -352,7 +253,7 @@ fn as_of(mut product: Product, now: Timestamp) -> Product {
 }
 
 fn read(row: &Row) -> Result<Product> {
-    let time = |index| column(row, index).map(time::from_system);
+    let time = |index| timestamp(row, index);
     let stock = unsigned(column(row, 3)?);
     let terms = Terms::new(column(row, 2)?, stock, time(4)?, time(5)?).map_err(unreadable)?;
     let state = State::parse(column(row, 6)?, column(row, 7)?)
@@ -371,11 +272,6 @@ fn read_books(row: &Row) -> Result<ProductBooks> {
         sku: column(row, 0)?,
         initial_stock: units(1)?,
         sold: units(2)?,
-        persisted: column::<i64>(row, 3)?.unsigned_abs(),
+        persisted: row::count(row, 3)?,
     })
-}
-
-/// A row that only somebody's edit can hold.
-fn unreadable(cause: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Error {
-    Error::failed(ENGINE, cause)
 }

@@ -1,15 +1,23 @@
-//! One connection: its settings, its prepared statements, and the task that drives it.
+//! One connection: its settings, the statements it has prepared, and the task that drives it.
+//!
+//! A statement is prepared at its first use on a connection and cached under its text. Statements that are pipelined, such as
+//! those of a transaction, must reach the server in the order of the calls. One that had to be prepared first would arrive
+//! behind the others, even behind their `COMMIT`. So all of them are prepared before the first is sent:
+//! [`Connection::prepare`] is the only way to a statement that can run.
 
+use std::collections::HashMap;
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use futures_util::future::try_join_all;
 use tokio::task::AbortHandle;
-use tokio_postgres::{Client, Statement};
+use tokio_postgres::types::ToSql;
+use tokio_postgres::{Client, Row, Statement};
 use weir_store::{Error, Result};
 
 use crate::error::classify;
 use crate::target::Target;
-use crate::{ENGINE, queue, quota, request, requirements, sale, slot, tls};
+use crate::{ENGINE, requirements, tls};
 
 /// How much sooner than a call ends a statement does, and the wait for a lock; and how much later a transaction that
 /// nobody goes on with.
@@ -32,10 +40,15 @@ const SESSION_SETTINGS: &str = "
 /// Ledger counts are spread over this many rows a topic.
 const LEDGER_SLOTS: i16 = 64;
 
+/// The values of a statement's parameters.
+pub(crate) type Values<'a> = &'a [&'a (dyn ToSql + Sync)];
+
 #[derive(Debug)]
 pub(crate) struct Connection {
-    pub(crate) client: Client,
-    pub(crate) statements: Statements,
+    client: Client,
+    /// By their texts, which are constants of this crate. Never locked across an `await`: two tasks that need the same new
+    /// statement both prepare it, and the second one stays.
+    statements: Mutex<HashMap<&'static str, Statement>>,
     /// Which of the ledger's rows this connection counts on.
     pub(crate) ledger_slot: i16,
     _driver: Driver,
@@ -53,9 +66,70 @@ impl Connection {
         let settings =
             format!("{}{}{SESSION_SETTINGS}", timeouts(target.call_timeout), requirements::SESSION_SETTINGS);
         client.batch_execute(&settings).await.map_err(classify)?;
-        let statements = Statements::prepare(&client).await.map_err(classify)?;
         let ledger_slot = fastrand::i16(0..LEDGER_SLOTS);
-        Ok(Self { client, statements, ledger_slot, _driver: driver })
+        Ok(Self { client, statements: Mutex::default(), ledger_slot, _driver: driver })
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        self.client.is_closed()
+    }
+
+    /// Statements that are ready to be sent. Those that this connection has not used yet cost one round trip together.
+    pub(crate) async fn prepare<const N: usize>(
+        &self,
+        texts: [&'static str; N],
+    ) -> Result<[Prepared<'_>; N], tokio_postgres::Error> {
+        let mut prepared = try_join_all(texts.map(|sql| self.prepare_one(sql))).await?.into_iter();
+        Ok(texts.map(|_| prepared.next().expect("there are as many as texts")))
+    }
+
+    async fn prepare_one(&self, sql: &'static str) -> Result<Prepared<'_>, tokio_postgres::Error> {
+        let cached = self.statements.lock().unwrap_or_else(PoisonError::into_inner).get(sql).cloned();
+        let statement = match cached {
+            Some(statement) => statement,
+            None => {
+                let statement = self.client.prepare(sql).await?;
+                let mut statements = self.statements.lock().unwrap_or_else(PoisonError::into_inner);
+                statements.insert(sql, statement.clone());
+                statement
+            }
+        };
+        Ok(Prepared { client: &self.client, statement })
+    }
+
+    /// Runs what has no values and no rows, without preparing it, such as `BEGIN`.
+    pub(crate) async fn batch_execute(&self, sql: &str) -> Result<(), tokio_postgres::Error> {
+        self.client.batch_execute(sql).await
+    }
+
+    #[cfg(test)]
+    pub(crate) fn client(&self) -> &Client {
+        &self.client
+    }
+}
+
+/// A statement that its connection has prepared: each call sends it as soon as it is polled.
+#[derive(Debug)]
+pub(crate) struct Prepared<'a> {
+    client: &'a Client,
+    statement: Statement,
+}
+
+impl Prepared<'_> {
+    pub(crate) async fn query(&self, values: Values<'_>) -> Result<Vec<Row>, tokio_postgres::Error> {
+        self.client.query(&self.statement, values).await
+    }
+
+    pub(crate) async fn query_one(&self, values: Values<'_>) -> Result<Row, tokio_postgres::Error> {
+        self.client.query_one(&self.statement, values).await
+    }
+
+    pub(crate) async fn query_opt(&self, values: Values<'_>) -> Result<Option<Row>, tokio_postgres::Error> {
+        self.client.query_opt(&self.statement, values).await
+    }
+
+    pub(crate) async fn execute(&self, values: Values<'_>) -> Result<u64, tokio_postgres::Error> {
+        self.client.execute(&self.statement, values).await
     }
 }
 
@@ -97,79 +171,52 @@ impl Drop for Driver {
     }
 }
 
-/// The statements of the hot paths, parsed once a connection: those of quota and the queue when it is made, those of other
-/// capabilities when it is first used for them. A connection is ready sooner, and most are used for one thing.
-#[derive(Debug)]
-pub(crate) struct Statements {
-    pub(crate) clock: Statement,
-    pub(crate) quota: quota::Statements,
-    pub(crate) queue: queue::Statements,
-    pub(crate) slot: Later<slot::Statements>,
-    pub(crate) request: Later<request::Statements>,
-    pub(crate) sale: Later<sale::Statements>,
-}
+#[cfg(test)]
+mod tests {
+    use futures_util::future::try_join;
+    use weir_testkit::postgres::Server;
 
-impl Statements {
-    async fn prepare(client: &Client) -> Result<Self, tokio_postgres::Error> {
-        let texts = ["SELECT clock_timestamp()"].into_iter().chain(quota::SQL).chain(queue::sql());
-        let mut prepared = prepare_all(client, texts).await?.into_iter();
-        let mut next = || prepared.next().expect("as many statements come back as were sent");
-        Ok(Self {
-            clock: next(),
-            quota: quota::Statements::from_prepared(&mut next),
-            queue: queue::Statements::from_prepared(&mut next),
-            slot: Later(None),
-            request: Later(None),
-            sale: Later(None),
-        })
+    use super::*;
+
+    const ONE: &str = "SELECT 1";
+    const TWO: &str = "SELECT 2";
+    const PREPARED: &str = "SELECT count(*) FROM pg_prepared_statements WHERE statement = ANY($1)";
+
+    async fn connection() -> Connection {
+        let database = Server::shared().database("session").await;
+        Connection::open(&database.url().parse().expect("a Postgres URL")).await.expect("a connection")
     }
-}
 
-/// All in one round trip.
-async fn prepare_all(
-    client: &Client,
-    texts: impl Iterator<Item = &'static str>,
-) -> Result<Vec<Statement>, tokio_postgres::Error> {
-    try_join_all(texts.map(|sql| client.prepare(sql))).await
-}
+    async fn count_prepared(connection: &Connection) -> i64 {
+        let texts = [ONE, TWO].as_slice();
+        connection.client.query_one(PREPARED, &[&texts]).await.expect("a count").get(0)
+    }
 
-impl Connection {
-    pub(crate) async fn prepare_slot(&mut self) -> Result<(), tokio_postgres::Error> {
-        if self.statements.slot.0.is_none() {
-            let mut prepared = prepare_all(&self.client, slot::sql()).await?.into_iter();
-            let mut next = || prepared.next().expect("as many statements come back as were sent");
-            self.statements.slot = Later(Some(slot::Statements::from_prepared(&mut next)));
+    #[tokio::test]
+    async fn a_statement_is_prepared_once_on_a_connection() {
+        if weir_testkit::skip("postgres") {
+            return;
         }
-        Ok(())
-    }
-
-    pub(crate) async fn prepare_request(&mut self) -> Result<(), tokio_postgres::Error> {
-        if self.statements.request.0.is_none() {
-            let mut prepared = prepare_all(&self.client, request::sql()).await?.into_iter();
-            let mut next = || prepared.next().expect("as many statements come back as were sent");
-            self.statements.request = Later(Some(request::Statements::from_prepared(&mut next)));
+        let connection = connection().await;
+        for _ in 0..3 {
+            let [one, two] = connection.prepare([ONE, TWO]).await.expect("statements");
+            let (one, two) = try_join(one.query_one(&[]), two.query_one(&[])).await.expect("rows");
+            assert_eq!((one.get::<_, i32>(0), two.get::<_, i32>(0)), (1, 2));
         }
-        Ok(())
+        assert_eq!(count_prepared(&connection).await, 2);
     }
 
-    pub(crate) async fn prepare_sale(&mut self) -> Result<(), tokio_postgres::Error> {
-        if self.statements.sale.0.is_none() {
-            let mut prepared = prepare_all(&self.client, sale::sql()).await?.into_iter();
-            let mut next = || prepared.next().expect("as many statements come back as were sent");
-            self.statements.sale = Later(Some(sale::Statements::from_prepared(&mut next)));
+    #[tokio::test]
+    async fn two_tasks_that_prepare_the_same_statement_at_once_leave_one() {
+        if weir_testkit::skip("postgres") {
+            return;
         }
-        Ok(())
-    }
-}
-
-/// Statements that are there once a session was taken for what they are for.
-#[derive(Debug)]
-pub(crate) struct Later<T>(Option<T>);
-
-impl<T> std::ops::Deref for Later<T> {
-    type Target = T;
-
-    fn deref(&self) -> &T {
-        self.0.as_ref().expect("a session is taken by the method of Pool that prepares these")
+        let connection = connection().await;
+        let ([first], [second]) =
+            try_join(connection.prepare([ONE]), connection.prepare([ONE])).await.expect("statements");
+        for statement in [first, second] {
+            assert_eq!(statement.query_one(&[]).await.expect("a row").get::<_, i32>(0), 1);
+        }
+        assert_eq!(count_prepared(&connection).await, 1);
     }
 }

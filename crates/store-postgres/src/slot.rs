@@ -9,16 +9,17 @@ mod due;
 mod gate;
 
 use async_trait::async_trait;
-use tokio_postgres::{Row, Statement};
+use tokio_postgres::Row;
 use weir_core::slot::{Pace, WindowStatus};
-use weir_core::{ConfigName, EventId, NameError, Timestamp};
+use weir_core::{ConfigName, EventId, Timestamp};
 use weir_queue::due::SEAT;
 use weir_store::slot::{Assign, AssignOutcome, Books, Config, Slot, SlotStore, WindowCount};
-use weir_store::{Batch, Error, Result};
+use weir_store::{Batch, Result};
 
 pub(crate) use self::gate::Gate;
-use crate::quota::{column, unsigned};
-use crate::{ENGINE, Postgres, time};
+use crate::row::{self, column, int, timestamp, unreadable, unsigned};
+use crate::session::Values;
+use crate::{Postgres, time};
 
 const FIND: &str = "
     SELECT event_id, config_name, requested_time, window_start, scheduled_time
@@ -55,42 +56,6 @@ const AUDIT: &str = "
                        AND s.scheduled_time < c.window_start + pace.size)
                  LIMIT 10)";
 
-/// In the order of [`Statements::from_prepared`].
-pub(crate) fn sql() -> impl Iterator<Item = &'static str> {
-    [FIND, DELETE, GIVE_BACK, WINDOWS, AUDIT]
-        .into_iter()
-        .chain(config::SQL)
-        .chain(assign::SQL)
-        .chain(due::SQL)
-}
-
-#[derive(Debug)]
-pub(crate) struct Statements {
-    find: Statement,
-    delete: Statement,
-    give_back: Statement,
-    windows: Statement,
-    audit: Statement,
-    config: config::Statements,
-    assign: assign::Statements,
-    due: due::Statements,
-}
-
-impl Statements {
-    pub(crate) fn from_prepared(next: &mut impl FnMut() -> Statement) -> Self {
-        Self {
-            find: next(),
-            delete: next(),
-            give_back: next(),
-            windows: next(),
-            audit: next(),
-            config: config::Statements::from_prepared(next),
-            assign: assign::Statements::from_prepared(next),
-            due: due::Statements::from_prepared(next),
-        }
-    }
-}
-
 #[async_trait]
 impl SlotStore for Postgres {
     async fn put_config(&self, name: &ConfigName, pace: Pace) -> Result<Config> {
@@ -118,40 +83,30 @@ impl SlotStore for Postgres {
     }
 
     async fn find_slot(&self, event: &EventId) -> Result<Option<Slot>> {
-        let session = self.inner.pool.slot_session().await?;
-        let statement = &session.statements.slot.find;
-        let row =
-            session.bounded(session.client.query_opt(statement, &[&[event.as_str()].as_slice()])).await?;
-        session.keep();
+        let row = self.inner.pool.query_opt(FIND, &[&[event.as_str()].as_slice()]).await?;
         row.as_ref().map(read_slot).transpose()
     }
 
     async fn give_slot_back(&self, event: &EventId) -> Result<Option<Slot>> {
-        let session = self.inner.pool.slot_session().await?;
-        let statements = &session.statements.slot;
-        let events = [event.as_str()];
-        let found =
-            session.bounded(session.client.query_opt(&statements.find, &[&events.as_slice()])).await?;
+        let session = self.inner.pool.session().await?;
+        let found = session.query_opt(FIND, &[&[event.as_str()].as_slice()]).await?;
         let Some(found) = found.as_ref().map(read_slot).transpose()? else {
             session.keep();
             return Ok(None);
         };
-        session.bounded(session.client.batch_execute("BEGIN")).await?;
+        session.run("BEGIN").await?;
         // As when assigning: the pace must not change before the counter has.
         assign::share(&session, &[found.config.as_str()]).await?;
-        let deleted =
-            session.bounded(session.client.query_opt(&statements.delete, &[&event.as_str()])).await?;
+        let deleted = session.query_opt(DELETE, &[&event.as_str()]).await?;
         let slot = deleted.as_ref().map(read_slot).transpose()?;
         if let Some(slot) = &slot
             && let Some(config) = config::latest(&session, &slot.config).await?
         {
             let window = time::to_system(config.pace.window_of(slot.scheduled));
-            let max = i32::try_from(config.pace.max_per_window()).unwrap_or(i32::MAX);
-            let values: [&(dyn tokio_postgres::types::ToSql + Sync); 3] =
-                [&slot.config.as_str(), &window, &max];
-            session.bounded(session.client.execute(&statements.give_back, &values)).await?;
+            let max = int(config.pace.max_per_window());
+            session.execute(GIVE_BACK, &[&slot.config.as_str(), &window, &max]).await?;
         }
-        session.bounded(session.client.batch_execute("COMMIT")).await?;
+        session.run("COMMIT").await?;
         session.keep();
         Ok(slot)
     }
@@ -163,22 +118,15 @@ impl SlotStore for Postgres {
         to: Timestamp,
         limit: usize,
     ) -> Result<Vec<WindowCount>> {
-        let session = self.inner.pool.slot_session().await?;
         let (from, to) = (time::to_system(from), time::to_system(to));
-        let limit = i64::try_from(limit).unwrap_or(i64::MAX);
-        let statement = &session.statements.slot.windows;
-        let values: [&(dyn tokio_postgres::types::ToSql + Sync); 4] = [&config.as_str(), &from, &to, &limit];
-        let rows = session.bounded(session.client.query(statement, &values)).await?;
-        session.keep();
+        let values: Values<'_> = &[&config.as_str(), &from, &to, &row::limit(limit)];
+        let rows = self.inner.pool.query(WINDOWS, values).await?;
         rows.iter().map(read_window).collect()
     }
 
     async fn audit_slots(&self) -> Result<Books> {
-        let session = self.inner.pool.slot_session().await?;
-        let statement = &session.statements.slot.audit;
-        let row = session.bounded(session.client.query_one(statement, &[])).await?;
-        session.keep();
-        let count = |index| column::<i64>(&row, index).map(i64::unsigned_abs);
+        let row = self.inner.pool.query_one(AUDIT, &[]).await?;
+        let count = |index| row::count(&row, index);
         Ok(Books {
             slots: count(0)?,
             counted: count(1)?,
@@ -192,22 +140,17 @@ fn read_slot(row: &Row) -> Result<Slot> {
     Ok(Slot {
         event: EventId::parse(column::<&str>(row, 0)?).map_err(unreadable)?,
         config: ConfigName::parse(column::<&str>(row, 1)?).map_err(unreadable)?,
-        requested: time::from_system(column(row, 2)?),
-        window_start: time::from_system(column(row, 3)?),
-        scheduled: time::from_system(column(row, 4)?),
+        requested: timestamp(row, 2)?,
+        window_start: timestamp(row, 3)?,
+        scheduled: timestamp(row, 4)?,
     })
 }
 
 fn read_window(row: &Row) -> Result<WindowCount> {
     let status = read_status(column(row, 2)?);
-    Ok(WindowCount { start: time::from_system(column(row, 0)?), count: unsigned(column(row, 1)?), status })
+    Ok(WindowCount { start: timestamp(row, 0)?, count: unsigned(column(row, 1)?), status })
 }
 
 fn read_status(text: &str) -> WindowStatus {
     if text == "OPEN" { WindowStatus::Open } else { WindowStatus::Closed }
-}
-
-/// A row that only somebody's edit can hold.
-fn unreadable(name: NameError) -> Error {
-    Error::failed(ENGINE, name)
 }

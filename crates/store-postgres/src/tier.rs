@@ -1,5 +1,4 @@
-//! Tier in Postgres: definitions, holds, and what memories of limits want to find again. None of it is on a hot path, so its
-//! statements are not prepared ahead.
+//! Tier in Postgres: definitions, holds, and what memories of limits want to find again.
 //!
 //! Every change has a version. Whoever makes one holds the row of the version until its commit, so versions are committed
 //! in order, and a server that has heard of one has heard of all before it.
@@ -11,17 +10,17 @@ use std::time::{Duration, SystemTime};
 
 use async_trait::async_trait;
 use tokio_postgres::Row;
-use tokio_postgres::types::ToSql;
 use weir_core::tier::{Plan, Tier, TierLimits};
 use weir_core::{HoldId, PolicyName, Timestamp, UserId};
+use weir_store::Result;
 use weir_store::tier::{
     Books, Changed, Kept, NewHold, News, Origin, Policy, PolicySpec, Settled, SpentRow, Subscription,
     TierStore,
 };
-use weir_store::{Error, Result};
 
-use crate::quota::{column, int, unsigned};
-use crate::{ENGINE, Postgres, time};
+use crate::row::{self, column, int, timestamp, unreadable, unsigned};
+use crate::session::Values;
+use crate::{Postgres, time};
 
 /// How many changes are remembered; a server that has missed more reads everything anew.
 const CHANGES_KEPT: i64 = 10_000;
@@ -66,9 +65,6 @@ const VERSION: &str = "SELECT version FROM tier_version WHERE id = 1";
 const CHANGES: &str = "
     SELECT version, user_id FROM tier_change WHERE version > $1 ORDER BY version LIMIT $2";
 
-#[cfg(test)]
-pub(crate) const BATCHES: [&str; 2] = [KEEP, UNKEEP];
-
 #[async_trait]
 impl TierStore for Postgres {
     fn is_shared(&self) -> bool {
@@ -76,31 +72,28 @@ impl TierStore for Postgres {
     }
 
     async fn subscription(&self, user: &UserId) -> Result<Option<Subscription>> {
-        let rows = self.rows(SUBSCRIPTION, &[&user.as_str()]).await?;
-        rows.first().map(read_subscription).transpose()
+        let row = self.inner.pool.query_opt(SUBSCRIPTION, &[&user.as_str()]).await?;
+        row.as_ref().map(read_subscription).transpose()
     }
 
     async fn put_subscription(&self, user: &UserId, plan: Plan) -> Result<Subscription> {
         let now = self.clock_override();
-        let values: [&(dyn ToSql + Sync); 4] = [&user.as_str(), &plan.as_str(), &now, &CHANGES_KEPT];
-        let rows = self.rows(SUBSCRIBE, &values).await?;
-        let row = rows.first().ok_or_else(|| Error::failed(ENGINE, "an upsert returned nothing"))?;
-        read_subscription(row)
+        let values: Values<'_> = &[&user.as_str(), &plan.as_str(), &now, &CHANGES_KEPT];
+        read_subscription(&self.inner.pool.query_one(SUBSCRIBE, values).await?)
     }
 
     async fn delete_subscription(&self, user: &UserId) -> Result<bool> {
-        Ok(self.execute(UNSUBSCRIBE, &[&user.as_str(), &CHANGES_KEPT]).await? > 0)
+        Ok(self.inner.pool.execute(UNSUBSCRIBE, &[&user.as_str(), &CHANGES_KEPT]).await? > 0)
     }
 
     async fn tiers(&self) -> Result<Vec<(Tier, TierLimits)>> {
-        self.rows(TIERS, &[]).await?.iter().map(read_tier).collect()
+        self.inner.pool.query(TIERS, &[]).await?.iter().map(read_tier).collect()
     }
 
     async fn put_tier(&self, tier: Tier, limits: TierLimits) -> Result<()> {
         let (rpm, burst, daily) =
             (int(limits.requests_per_minute()), int(limits.burst_capacity()), int(limits.daily_limit()));
-        let values: [&(dyn ToSql + Sync); 4] = [&tier.as_str(), &rpm, &burst, &daily];
-        self.execute(SET_TIER, &values).await.map(|_| ())
+        self.inner.pool.execute(SET_TIER, &[&tier.as_str(), &rpm, &burst, &daily]).await.map(drop)
     }
 
     async fn policies(&self) -> Result<Vec<Policy>> {
@@ -144,27 +137,27 @@ impl TierStore for Postgres {
             let texts: Vec<String> = kept.iter().filter_map(|row| Some(row.kept?.to_text())).collect();
             let times: Vec<Option<SystemTime>> =
                 kept.iter().map(|row| row.saved_at.map(time::to_system)).collect();
-            self.execute(KEEP, &[&scopes(&kept), &keys(&kept), &texts, &times]).await?;
+            self.inner.pool.execute(KEEP, &[&scopes(&kept), &keys(&kept), &texts, &times]).await?;
         }
         if !gone.is_empty() {
-            self.execute(UNKEEP, &[&scopes(&gone), &keys(&gone)]).await?;
+            self.inner.pool.execute(UNKEEP, &[&scopes(&gone), &keys(&gone)]).await?;
         }
         Ok(())
     }
 
     async fn load_spent(&self, after: Option<(u32, String)>, limit: usize) -> Result<Vec<SpentRow>> {
         let (scope, key) = after.map_or((-1, String::new()), |(scope, key)| (int(scope), key));
-        let limit = i64::try_from(limit).unwrap_or(i64::MAX);
-        self.rows(KEPT, &[&scope, &key, &limit]).await?.iter().map(read_spent).collect()
+        let rows = self.inner.pool.query(KEPT, &[&scope, &key, &row::limit(limit)]).await?;
+        rows.iter().map(read_spent).collect()
     }
 
     async fn news(&self, since: Option<i64>) -> Result<News> {
         let Some(since) = since else {
-            let rows = self.rows(VERSION, &[]).await?;
-            let version = rows.first().map_or(Ok(0), |row| column(row, 0))?;
+            let row = self.inner.pool.query_opt(VERSION, &[]).await?;
+            let version = row.map_or(Ok(0), |row| column(&row, 0))?;
             return Ok(News { version, changed: None });
         };
-        let rows = self.rows(CHANGES, &[&since, &CHANGES_TOLD]).await?;
+        let rows = self.inner.pool.query(CHANGES, &[&since, &CHANGES_TOLD]).await?;
         let versions = rows.iter().map(|row| column(row, 0)).collect::<Result<Vec<i64>>>()?;
         let version = versions.last().copied().unwrap_or(since);
         // The first one after ours is missing: so much was changed that it is no longer known what.
@@ -176,42 +169,22 @@ impl TierStore for Postgres {
     }
 }
 
-impl Postgres {
-    async fn rows(&self, sql: &str, values: &[&(dyn ToSql + Sync)]) -> Result<Vec<Row>> {
-        let session = self.inner.pool.session().await?;
-        let rows = session.bounded(session.client.query(sql, values)).await?;
-        session.keep();
-        Ok(rows)
-    }
-
-    async fn execute(&self, sql: &str, values: &[&(dyn ToSql + Sync)]) -> Result<u64> {
-        let session = self.inner.pool.session().await?;
-        let changed = session.bounded(session.client.execute(sql, values)).await?;
-        session.keep();
-        Ok(changed)
-    }
-}
-
-fn fault(cause: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Error {
-    Error::failed(ENGINE, cause)
-}
-
 fn read_subscription(row: &Row) -> Result<Subscription> {
     Ok(Subscription {
-        user: UserId::parse(column::<&str>(row, 0)?).map_err(fault)?,
-        plan: column::<&str>(row, 1)?.parse().map_err(fault)?,
-        updated_at: time::from_system(column::<SystemTime>(row, 2)?),
+        user: UserId::parse(column::<&str>(row, 0)?).map_err(unreadable)?,
+        plan: column::<&str>(row, 1)?.parse().map_err(unreadable)?,
+        updated_at: timestamp(row, 2)?,
     })
 }
 
 fn read_tier(row: &Row) -> Result<(Tier, TierLimits)> {
     let number = |index| column::<i32>(row, index).map(unsigned);
-    let limits = TierLimits::new(number(1)?, number(2)?, number(3)?).map_err(fault)?;
-    Ok((column::<&str>(row, 0)?.parse().map_err(fault)?, limits))
+    let limits = TierLimits::new(number(1)?, number(2)?, number(3)?).map_err(unreadable)?;
+    Ok((column::<&str>(row, 0)?.parse().map_err(unreadable)?, limits))
 }
 
 fn read_spent(row: &Row) -> Result<SpentRow> {
-    let kept = Kept::parse(column::<&str>(row, 2)?).map_err(fault)?;
+    let kept = Kept::parse(column::<&str>(row, 2)?).map_err(unreadable)?;
     let saved_at: Option<SystemTime> = column(row, 3)?;
     Ok(SpentRow {
         scope: unsigned(column(row, 0)?),
@@ -224,6 +197,6 @@ fn read_spent(row: &Row) -> Result<SpentRow> {
 fn read_change(row: &Row) -> Result<Changed> {
     let user: Option<&str> = column(row, 1)?;
     user.map_or(Ok(Changed::Definitions), |user| {
-        UserId::parse(user).map(Changed::Subscription).map_err(fault)
+        UserId::parse(user).map(Changed::Subscription).map_err(unreadable)
     })
 }

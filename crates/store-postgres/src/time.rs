@@ -10,11 +10,15 @@ pub(crate) fn to_system(at: Timestamp) -> SystemTime {
 }
 
 pub(crate) fn from_system(at: SystemTime) -> Timestamp {
-    let micros = |span: Duration| i64::try_from(span.as_micros()).unwrap_or(i64::MAX);
     match at.duration_since(UNIX_EPOCH) {
         Ok(after) => Timestamp::from_micros(micros(after)),
         Err(before) => Timestamp::from_micros(-micros(before.duration())),
     }
+}
+
+/// As the statements take a span. Longer ones than Postgres counts are as long as it can.
+pub(crate) fn micros(span: Duration) -> i64 {
+    i64::try_from(span.as_micros()).unwrap_or(i64::MAX)
 }
 
 #[cfg(test)]

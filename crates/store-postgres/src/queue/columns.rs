@@ -3,7 +3,7 @@
 use weir_core::MessageId;
 use weir_queue::{Position, Settlement};
 
-use super::micros;
+use crate::time;
 
 /// A settlement as the arrays of the statements that carry it out.
 #[derive(Default)]
@@ -31,7 +31,7 @@ impl Columns {
         for (position, delay, attempts) in retries.chain(put_off).filter(|(position, ..)| ours(*position)) {
             columns.retry.0.push(position.shard.cast_signed());
             columns.retry.1.push(position.id);
-            columns.retry.2.push(micros(delay));
+            columns.retry.2.push(time::micros(delay));
             columns.retry.3.push(attempts);
         }
         for (position, reason) in settlement.dead.into_iter().filter(|(position, _)| ours(*position)) {

@@ -10,7 +10,7 @@ use std::ops::Range;
 use std::time::SystemTime;
 
 use futures_util::future::try_join;
-use tokio_postgres::{Row, Statement};
+use tokio_postgres::Row;
 use weir_queue::{Message, Position, pack};
 use weir_store::{Error, Result, shard};
 
@@ -18,21 +18,22 @@ use super::SHARDS;
 use super::columns::Columns;
 use crate::ENGINE;
 use crate::pool::Session;
-use crate::quota::column;
+use crate::row::column;
+use crate::session::Prepared;
 
 /// A pack stays on one page with its row's other columns.
 const BYTES_MAX: usize = 7_000;
 /// How much a message takes beside its key and its payload.
 const MESSAGE_BYTES: usize = 8;
 
-const ENQUEUE: &str = "
+pub(crate) const ENQUEUE: &str = "
     INSERT INTO queue_pack (topic, shard, first_id, count, messages)
     SELECT $1, new.shard, nextval('queue_message_id_seq'), new.count, new.messages
     FROM (SELECT * FROM unnest($2::smallint[], $3::integer[], $4::bytea[]) WITH ORDINALITY
               AS new (shard, count, messages, place)
           ORDER BY place) AS new";
 /// The next packs of each shard, and whether anybody in it may have to wait for an earlier message.
-const NEXT: &str = "
+pub(super) const NEXT: &str = "
     SELECT pack.shard, pack.first_id, pack.count, pack.messages, leased.has_delayed
     FROM (SELECT asked.shard, asked.after, EXISTS (
               SELECT FROM queue_message AS delayed
@@ -78,37 +79,9 @@ const UNPACK: &str = "
     INSERT INTO queue_message (topic, shard, id, key, payload)
     SELECT $1, new.* FROM unnest($2::smallint[], $3::bigint[], $4::text[], $5::bytea[]) AS new (shard, id, key, payload)";
 
-/// In the order of [`Statements::from_prepared`].
-pub(super) const SQL: [&str; 7] = [ENQUEUE, NEXT, HELD_BACK, FINISH, BETWEEN, REMOVE, UNPACK];
-
-#[derive(Debug)]
-pub(crate) struct Statements {
-    enqueue: Statement,
-    pub(super) next: Statement,
-    held_back: Statement,
-    finish: Statement,
-    between: Statement,
-    remove: Statement,
-    unpack: Statement,
-}
-
-impl Statements {
-    pub(super) fn from_prepared(next: &mut impl FnMut() -> Statement) -> Self {
-        Self {
-            enqueue: next(),
-            next: next(),
-            held_back: next(),
-            finish: next(),
-            between: next(),
-            remove: next(),
-            unpack: next(),
-        }
-    }
-}
-
-/// Enqueues messages in the transaction under way, in order for each key.
+/// Enqueues messages in the transaction under way, in order for each key. The statement is [`ENQUEUE`].
 pub(crate) async fn enqueue(
-    session: &Session,
+    statement: &Prepared<'_>,
     topic: &str,
     messages: &[(&str, Vec<u8>)],
 ) -> Result<(), tokio_postgres::Error> {
@@ -128,8 +101,7 @@ pub(crate) async fn enqueue(
             packs.push(pack::write(part.iter().copied()));
         }
     }
-    let statement = &session.statements.queue.pack.enqueue;
-    session.client.execute(statement, &[&topic, &shards, &counts, &packs]).await.map(drop)
+    statement.execute(&[&topic, &shards, &counts, &packs]).await.map(drop)
 }
 
 /// A row of `queue_pack`.
@@ -173,9 +145,7 @@ pub(super) async fn leave_out_held_back(
         return Ok(());
     }
     let keys: Vec<&str> = asked().map(|message| message.key.as_str()).collect();
-    let statement = &session.statements.queue.pack.held_back;
-    let rows =
-        session.bounded(session.client.query(statement, &[&topic, &shards, &ids, &keys, &now])).await?;
+    let rows = session.query(HELD_BACK, &[&topic, &shards, &ids, &keys, &now]).await?;
     let held_back = rows.iter().map(|row| Ok((column(row, 0)?, column(row, 1)?)));
     let held_back = held_back.collect::<Result<HashSet<(i16, i64)>>>()?;
     for pack in packs {
@@ -188,7 +158,7 @@ pub(super) async fn leave_out_held_back(
 /// Takes what is done out of packs, as far as whole ones are, and makes rows of all other packs that the settlement names
 /// messages of. Says how many messages were done; `columns` keeps what is in rows now.
 pub(super) async fn settle(session: &Session, topic: &str, columns: &mut Columns) -> Result<i64> {
-    let (client, statements) = (&session.client, &session.statements.queue.pack);
+    let [finish, between] = session.prepare([FINISH, BETWEEN]).await?;
     let runs = runs(&columns.done);
     let (shards, firsts): (Vec<i16>, Vec<i64>) = runs.iter().map(|(shard, run)| (*shard, run.start)).unzip();
     let counts: Vec<i32> =
@@ -197,9 +167,9 @@ pub(super) async fn settle(session: &Session, topic: &str, columns: &mut Columns
     let (in_shards, from, to) = named_ranges(&named);
     let (gone, left) = session
         .bounded(try_join(
-            client.query(&statements.finish, &[&topic, &shards, &firsts, &counts]),
+            finish.query(&[&topic, &shards, &firsts, &counts]),
             // After the one before: sees only what that has left.
-            client.query(&statements.between, &[&topic, &in_shards, &from, &to]),
+            between.query(&[&topic, &in_shards, &from, &to]),
         ))
         .await?;
     let mut whole: HashMap<i16, Vec<Range<i64>>> = HashMap::new();
@@ -226,7 +196,7 @@ pub(super) async fn settle(session: &Session, topic: &str, columns: &mut Columns
 }
 
 async fn unpack(session: &Session, topic: &str, packs: &[&Pack]) -> Result<()> {
-    let (client, statements) = (&session.client, &session.statements.queue.pack);
+    let [remove, unpack] = session.prepare([REMOVE, UNPACK]).await?;
     let (in_shards, firsts): (Vec<i16>, Vec<i64>) =
         packs.iter().map(|pack| (pack.shard, pack.ids.start)).unzip();
     let messages = || packs.iter().flat_map(|pack| &pack.messages);
@@ -236,8 +206,8 @@ async fn unpack(session: &Session, topic: &str, packs: &[&Pack]) -> Result<()> {
         messages().map(|message| (message.key.as_str(), message.payload.as_slice())).unzip();
     session
         .bounded(try_join(
-            client.execute(&statements.remove, &[&topic, &in_shards, &firsts]),
-            client.execute(&statements.unpack, &[&topic, &shards, &ids, &keys, &payloads]),
+            remove.execute(&[&topic, &in_shards, &firsts]),
+            unpack.execute(&[&topic, &shards, &ids, &keys, &payloads]),
         ))
         .await
         .map(drop)

@@ -1,13 +1,14 @@
-//! Which keys requests are sealed with, as far as a store can know. Asked when a server starts, so nothing is prepared ahead.
+//! Which keys requests are sealed with, as far as a store can know. Asked when a server starts.
 
 use uuid::Uuid;
 use weir_core::{RequestId, Timestamp};
 use weir_store::Result;
 use weir_store::request::{Request, Sealed, SealedSearch, SealingKey};
 
-use super::{limited, read_id, read_request};
-use crate::quota::column;
-use crate::{Postgres, time};
+use super::{read_id, read_request};
+use crate::Postgres;
+use crate::row::{self, column, timestamp};
+use crate::session::Values;
 
 const KEYS: &str = "SELECT name, digest, check_value, registered_at FROM sealing_key ORDER BY name, digest";
 const REGISTER: &str = "
@@ -25,33 +26,23 @@ const NEWEST: &str = "
     FROM request_record ORDER BY request_id DESC LIMIT 1";
 
 pub(super) async fn keys(engine: &Postgres) -> Result<Vec<(SealingKey, Timestamp)>> {
-    let session = engine.inner.pool.request_session().await?;
-    let rows = session.bounded(session.client.query(KEYS, &[])).await?;
-    session.keep();
+    let rows = engine.inner.pool.query(KEYS, &[]).await?;
     rows.iter()
         .map(|row| {
             let name: String = column(row, 0)?;
             let check = Sealed { key_id: name.clone(), bytes: column(row, 2)? };
-            let registered_at = time::from_system(column(row, 3)?);
-            Ok((SealingKey { name, digest: column(row, 1)?, check }, registered_at))
+            Ok((SealingKey { name, digest: column(row, 1)?, check }, timestamp(row, 3)?))
         })
         .collect()
 }
 
 pub(super) async fn register(engine: &Postgres, key: &SealingKey) -> Result<()> {
-    let session = engine.inner.pool.request_session().await?;
-    let values: [&(dyn tokio_postgres::types::ToSql + Sync); 4] =
-        [&key.name, &key.digest, &key.check.bytes, &engine.clock_override()];
-    session.bounded(session.client.execute(REGISTER, &values)).await?;
-    session.keep();
-    Ok(())
+    let values: Values<'_> = &[&key.name, &key.digest, &key.check.bytes, &engine.clock_override()];
+    engine.inner.pool.execute(REGISTER, values).await.map(drop)
 }
 
 pub(super) async fn forget(engine: &Postgres, name: &str, digest: &str) -> Result<()> {
-    let session = engine.inner.pool.request_session().await?;
-    session.bounded(session.client.execute(FORGET, &[&name, &digest])).await?;
-    session.keep();
-    Ok(())
+    engine.inner.pool.execute(FORGET, &[&name, &digest]).await.map(drop)
 }
 
 pub(super) async fn find_sealed_with(
@@ -60,10 +51,8 @@ pub(super) async fn find_sealed_with(
     after: Option<RequestId>,
     limit: usize,
 ) -> Result<SealedSearch> {
-    let session = engine.inner.pool.request_session().await?;
     let after = after.map_or(Uuid::nil(), |id| *id.as_uuid());
-    let rows = session.bounded(session.client.query(SEALED_WITH, &[&after, &name, &limited(limit)])).await?;
-    session.keep();
+    let rows = engine.inner.pool.query(SEALED_WITH, &[&after, &name, &row::limit(limit)]).await?;
     let mut outcome = SealedSearch::None;
     for row in &rows {
         let id = read_id(row, 0)?;
@@ -76,8 +65,6 @@ pub(super) async fn find_sealed_with(
 }
 
 pub(super) async fn newest(engine: &Postgres) -> Result<Option<Request>> {
-    let session = engine.inner.pool.request_session().await?;
-    let row = session.bounded(session.client.query_opt(NEWEST, &[])).await?;
-    session.keep();
+    let row = engine.inner.pool.query_opt(NEWEST, &[]).await?;
     row.as_ref().map(read_request).transpose()
 }

@@ -10,7 +10,7 @@ use std::collections::{HashMap, HashSet};
 use std::time::SystemTime;
 
 use futures_util::future::{try_join, try_join3, try_join4};
-use tokio_postgres::{Row, Statement};
+use tokio_postgres::Row;
 use uuid::Uuid;
 use weir_core::quota::{Limits, Quota};
 use weir_core::request::canonical::Fingerprint;
@@ -21,9 +21,11 @@ use weir_store::request::{Receipt, Submit, SubmitOutcome};
 use weir_store::{Batch, Error, Result};
 
 use self::columns::Columns;
-use super::{read_status, unreadable};
+use super::read_status;
+use crate::clock::CLOCK;
 use crate::pool::Session;
-use crate::quota::{column, int, unsigned};
+use crate::row::{column, int, timestamp, unreadable, unsigned};
+use crate::session::{Prepared, Values};
 use crate::{ENGINE, Postgres, time};
 
 /// A key whose request was purged stands for nothing; it has no status here.
@@ -77,32 +79,6 @@ const INSERT: &str = "
         ON CONFLICT (slot) DO UPDATE SET accepted = request_ledger.accepted + excluded.accepted)
     SELECT request_id FROM kept";
 
-/// In the order of [`Statements::from_prepared`].
-pub(super) const SQL: [&str; 6] = [KEPT, MAKE_TENANTS, LOCK_TENANTS, SAVE_TENANTS, INSERT, fresh::INSERT];
-
-#[derive(Debug)]
-pub(super) struct Statements {
-    kept: Statement,
-    make_tenants: Statement,
-    lock_tenants: Statement,
-    save_tenants: Statement,
-    insert: Statement,
-    insert_fresh: Statement,
-}
-
-impl Statements {
-    pub(super) fn from_prepared(next: &mut impl FnMut() -> Statement) -> Self {
-        Self {
-            kept: next(),
-            make_tenants: next(),
-            lock_tenants: next(),
-            save_tenants: next(),
-            insert: next(),
-            insert_fresh: next(),
-        }
-    }
-}
-
 /// What is remembered under a key: the record, and how its request stands.
 #[derive(Clone, Copy)]
 struct Kept {
@@ -128,7 +104,7 @@ pub(super) async fn submit(
     batch: Batch<Submit>,
     limits: Option<Limits>,
 ) -> Result<Vec<SubmitOutcome>> {
-    let session = engine.inner.pool.request_session().await?;
+    let session = engine.inner.pool.session().await?;
     let batch = batch.take();
     if batch.is_empty() {
         session.keep();
@@ -151,7 +127,12 @@ async fn submit_fresh(engine: &Postgres, session: &Session, batch: &[&Submit]) -
     if !left.is_empty() {
         decided = submit_any(engine, session, &left, None).await?.into_iter();
     }
-    outcomes.into_iter().map(|outcome| outcome.or_else(|| decided.next()).ok_or_else(unreadable)).collect()
+    outcomes
+        .into_iter()
+        .map(|outcome| {
+            outcome.or_else(|| decided.next()).ok_or_else(|| unreadable("a submission has no outcome"))
+        })
+        .collect()
 }
 
 /// Whatever their keys stand for.
@@ -173,8 +154,9 @@ async fn submit_any(
     }
     if accepted.is_empty() {
         let windows = begun.tenants.as_ref().filter(|_| begun.has_moved_windows);
+        let [save_tenants] = session.prepare([SAVE_TENANTS]).await?;
         session
-            .bounded(try_join(save_windows(session, windows), session.client.batch_execute("COMMIT")))
+            .bounded(try_join(save_windows(&save_tenants, windows), session.batch_execute("COMMIT")))
             .await?;
     } else {
         let saved = save(session, &accepted, &begun).await?;
@@ -191,9 +173,9 @@ fn decide_one<'a>(submit: &'a Submit, begun: &mut Begun<'a>) -> Result<SubmitOut
     let name = (submit.tenant.as_str(), submit.key.as_str());
     let kept = keys.get(&name);
     match decide(kept.map(|kept| &kept.record), &submit.fingerprint, now) {
-        Submission::Replay(_) => {
-            kept.map(|kept| SubmitOutcome::Replayed(kept.receipt)).ok_or_else(unreadable)
-        }
+        Submission::Replay(_) => kept
+            .map(|kept| SubmitOutcome::Replayed(kept.receipt))
+            .ok_or_else(|| unreadable("a replay has no record")),
         Submission::Conflict => Ok(SubmitOutcome::Conflict),
         Submission::New => {
             if let Some(window) = tenants.as_mut().and_then(|tenants| tenants.get_mut(submit.tenant.as_str()))
@@ -225,7 +207,8 @@ async fn begin<'a>(
     batch: &[&'a Submit],
     limits: Option<Limits>,
 ) -> Result<Begun<'a>> {
-    let (client, statements) = (&session.client, &session.statements);
+    let [make_tenants, lock_tenants, clock, kept] =
+        session.prepare([MAKE_TENANTS, LOCK_TENANTS, CLOCK, KEPT]).await?;
     let mut tenants: Vec<&str> = match limits {
         Some(_) => batch.iter().map(|submit| submit.tenant.as_str()).collect(),
         None => Vec::new(),
@@ -236,17 +219,16 @@ async fn begin<'a>(
         if tenants.is_empty() {
             return Ok(Vec::new());
         }
-        let own = &statements.request.submit;
-        let values: [&(dyn tokio_postgres::types::ToSql + Sync); 1] = [&tenants];
-        let made = client.execute(&own.make_tenants, &values);
-        try_join(made, client.query(&own.lock_tenants, &values)).await.map(|(_, locked)| locked)
+        let values: Values<'_> = &[&tenants];
+        let (_, locked) = try_join(make_tenants.execute(values), lock_tenants.query(values)).await?;
+        Ok(locked)
     };
     let (_, locked, clock, kept) = session
         .bounded(try_join4(
-            client.batch_execute("BEGIN"),
+            session.batch_execute("BEGIN"),
             lock,
-            client.query_one(&statements.clock, &[]),
-            kept_rows(session, batch),
+            clock.query_one(&[]),
+            kept_rows(&kept, batch),
         ))
         .await?;
     let now = engine.now(&clock)?;
@@ -264,10 +246,10 @@ async fn begin<'a>(
     Ok(Begun { keys, gone, tenants, has_moved_windows, now })
 }
 
-async fn kept_rows(session: &Session, batch: &[&Submit]) -> Result<Vec<Row>, tokio_postgres::Error> {
+async fn kept_rows(kept: &Prepared<'_>, batch: &[&Submit]) -> Result<Vec<Row>, tokio_postgres::Error> {
     let tenants: Vec<&str> = batch.iter().map(|submit| submit.tenant.as_str()).collect();
     let keys: Vec<&str> = batch.iter().map(|submit| submit.key.as_str()).collect();
-    session.client.query(&session.statements.request.submit.kept, &[&tenants, &keys]).await
+    kept.query(&[&tenants, &keys]).await
 }
 
 /// What keys stand for, and the ids of those that stand for nothing any more.
@@ -292,15 +274,11 @@ fn read_keys<'a>(batch: &[&'a Submit], rows: &[Row]) -> Result<(Keys<'a>, Vec<Uu
 
 fn read_kept(row: &Row, status: &str) -> Result<Kept> {
     let hash: &[u8] = column(row, 2)?;
-    let hash: [u8; 32] = hash.try_into().map_err(|error| Error::failed(ENGINE, error))?;
+    let hash: [u8; 32] = hash.try_into().map_err(unreadable)?;
     let id = RequestId::from_uuid(column::<Uuid>(row, 3)?);
-    let record = Record {
-        fingerprint: Fingerprint::from_bytes(hash),
-        request_id: id,
-        expires: time::from_system(column(row, 4)?),
-    };
-    let accepted_at = time::from_system(column(row, 6)?);
-    let receipt = Receipt { id, status: read_status(status)?, accepted_at };
+    let record =
+        Record { fingerprint: Fingerprint::from_bytes(hash), request_id: id, expires: timestamp(row, 4)? };
+    let receipt = Receipt { id, status: read_status(status)?, accepted_at: timestamp(row, 6)? };
     Ok(Kept { record, receipt })
 }
 
@@ -320,20 +298,20 @@ async fn save(session: &Session, accepted: &[&Submit], begun: &Begun<'_>) -> Res
     let columns = Columns::of(accepted)?;
     let expires = time::to_system(Record::new(accepted[0].fingerprint, accepted[0].id, begun.now).expires);
     let now = time::to_system(begun.now);
-    let (client, statements) = (&session.client, &session.statements.request.submit);
+    let [insert, save_tenants] = session.prepare([INSERT, SAVE_TENANTS]).await?;
     let values = columns.and([&now, &expires, &session.ledger_slot, &begun.gone]);
     let (inserted, _, ()) = session
         .bounded(try_join3(
-            client.query(&statements.insert, &values),
-            save_windows(session, begun.tenants.as_ref()),
-            client.batch_execute("COMMIT"),
+            insert.query(&values),
+            save_windows(&save_tenants, begun.tenants.as_ref()),
+            session.batch_execute("COMMIT"),
         ))
         .await?;
     inserted.iter().map(|row| Ok(RequestId::from_uuid(column(row, 0)?))).collect()
 }
 
 async fn save_windows(
-    session: &Session,
+    statement: &Prepared<'_>,
     tenants: Option<&HashMap<String, Quota>>,
 ) -> Result<u64, tokio_postgres::Error> {
     let Some(tenants) = tenants else { return Ok(0) };
@@ -341,8 +319,7 @@ async fn save_windows(
     let counts: Vec<i32> = tenants.values().map(|window| int(window.current_count)).collect();
     let times: Vec<SystemTime> =
         tenants.values().map(|window| time::to_system(window.last_refresh)).collect();
-    let statement = &session.statements.request.submit.save_tenants;
-    session.client.execute(statement, &[&names, &counts, &times]).await
+    statement.execute(&[&names, &counts, &times]).await
 }
 
 /// Another server was faster with some of the keys: what it accepted is the answer.
@@ -353,7 +330,8 @@ async fn resolve(
     outcomes: &mut [SubmitOutcome],
     now: Timestamp,
 ) -> Result<()> {
-    let rows = session.bounded(kept_rows(session, batch)).await?;
+    let [kept] = session.prepare([KEPT]).await?;
+    let rows = session.bounded(kept_rows(&kept, batch)).await?;
     let (keys, _) = read_keys(batch, &rows)?;
     for (submit, outcome) in batch.iter().zip(outcomes) {
         let lost = match outcome {

@@ -1,8 +1,9 @@
 //! What is kept of requests that workers have no more to do with: dead letters, jobs a broker does not have, old records,
-//! and the books. None of it is on a hot path, so its statements are not prepared ahead.
+//! and the books.
 
 use std::time::{Duration, Instant};
 
+use futures_util::future::try_join3;
 use uuid::Uuid;
 use weir_core::request::canary::Percent;
 use weir_core::request::state::{Progress, Status};
@@ -10,9 +11,11 @@ use weir_core::{RequestId, Timestamp};
 use weir_store::Result;
 use weir_store::request::{Books, DeadRequest, Pending, Rollout, RolloutChange};
 
-use super::{JOBS, fault, limited, read_id, read_request};
+use super::{JOBS, read_id, read_request, uuids};
+use crate::clock::CLOCK;
 use crate::pool::Session;
-use crate::quota::{column, int};
+use crate::row::{self, column, int, timestamp, unreadable};
+use crate::session::Values;
 use crate::{Postgres, time};
 
 const PENDING: &str = "
@@ -39,8 +42,9 @@ const DEAD: &str = "
     SELECT record.request_id, tenant_id, request_type, status, attempts,
            CASE WHEN octet_length(payload) <= $3::bigint THEN payload ELSE ''::bytea END, payload_key_id,
            NULL::bytea, NULL::text, failure_code, failure_message, callback_url, created_at, updated_at, dead.died_at
-    FROM request_dead AS dead JOIN request_record AS record USING (request_id)
-    WHERE dead.request_id > $1 ORDER BY dead.request_id LIMIT $2";
+    FROM (SELECT * FROM request_dead WHERE request_id > $1 ORDER BY request_id LIMIT $2) AS dead
+    CROSS JOIN LATERAL (SELECT * FROM request_record WHERE request_id = dead.request_id OFFSET 0) AS record
+    ORDER BY dead.request_id";
 const LETTERS: &str = "
     DELETE FROM request_dead WHERE request_id = ANY(ARRAY(
         SELECT request_id FROM request_dead WHERE $1::uuid IS NULL OR request_id = $1
@@ -96,17 +100,10 @@ const BOOKS: &str = "
            (SELECT count(*) FROM request_job)
     FROM request_record";
 
-/// Those that take batches.
-#[cfg(test)]
-pub(crate) const BATCHES: [&str; 6] = [PENDING, MARK_ENQUEUED, LETTERS, RESTART, DELETE, FORGET_KEYS];
-
 pub(super) async fn pending(engine: &Postgres, older_than: Duration, limit: usize) -> Result<Vec<Pending>> {
-    let session = engine.inner.pool.request_session().await?;
-    let span = crate::queue::micros(older_than.min(AGE_MAX));
-    let values: [&(dyn tokio_postgres::types::ToSql + Sync); 3] =
-        [&span, &limited(limit), &engine.clock_override()];
-    let rows = session.bounded(session.client.query(PENDING, &values)).await?;
-    session.keep();
+    let span = time::micros(older_than.min(AGE_MAX));
+    let values: Values<'_> = &[&span, &row::limit(limit), &engine.clock_override()];
+    let rows = engine.inner.pool.query(PENDING, values).await?;
     rows.iter()
         .map(|row| {
             let age = Duration::from_micros(column::<i64>(row, 1)?.max(0).unsigned_abs());
@@ -116,12 +113,8 @@ pub(super) async fn pending(engine: &Postgres, older_than: Duration, limit: usiz
 }
 
 pub(super) async fn mark_enqueued(engine: &Postgres, ids: &[RequestId]) -> Result<()> {
-    let ids: Vec<Uuid> = ids.iter().map(|id| *id.as_uuid()).collect();
-    let session = engine.inner.pool.request_session().await?;
-    let values: [&(dyn tokio_postgres::types::ToSql + Sync); 2] = [&ids, &engine.clock_override()];
-    session.bounded(session.client.execute(MARK_ENQUEUED, &values)).await?;
-    session.keep();
-    Ok(())
+    let values: Values<'_> = &[&uuids(ids), &engine.clock_override()];
+    engine.inner.pool.execute(MARK_ENQUEUED, values).await.map(drop)
 }
 
 pub(super) async fn list(
@@ -130,26 +123,24 @@ pub(super) async fn list(
     limit: usize,
     payload_max: usize,
 ) -> Result<Vec<DeadRequest>> {
-    let session = engine.inner.pool.request_session().await?;
     let after = after.map_or(Uuid::nil(), |id| *id.as_uuid());
-    let values: [&(dyn tokio_postgres::types::ToSql + Sync); 3] =
-        [&after, &limited(limit), &limited(payload_max)];
-    let rows = session.bounded(session.client.query(DEAD, &values)).await?;
-    session.keep();
-    rows.iter()
-        .map(|row| {
-            Ok(DeadRequest { request: read_request(row)?, died_at: time::from_system(column(row, 14)?) })
-        })
-        .collect()
+    let values: Values<'_> = &[&after, &row::limit(limit), &row::limit(payload_max)];
+    let rows = engine.inner.pool.query(DEAD, values).await?;
+    let read = |row| Ok(DeadRequest { request: read_request(row)?, died_at: timestamp(row, 14)? });
+    rows.iter().map(read).collect()
 }
 
 /// Replays one dead letter, or as many as asked for.
 pub(super) async fn replay(engine: &Postgres, id: Option<RequestId>, limit: usize) -> Result<Vec<RequestId>> {
-    let session = engine.inner.pool.request_session().await?;
-    let (client, id) = (&session.client, id.map(|id| *id.as_uuid()));
-    session.bounded(client.batch_execute("BEGIN")).await?;
-    let letters = session.bounded(client.query(LETTERS, &[&id, &limited(limit)])).await?;
-    let clock = session.bounded(client.query_one(&session.statements.clock, &[])).await?;
+    let session = engine.inner.pool.session().await?;
+    let [letters, clock] = session.prepare([LETTERS, CLOCK]).await?;
+    let (_, letters, clock) = session
+        .bounded(try_join3(
+            session.batch_execute("BEGIN"),
+            letters.query(&[&id.map(|id| *id.as_uuid()), &row::limit(limit)]),
+            clock.query_one(&[]),
+        ))
+        .await?;
     let now = engine.now(&clock)?;
     let progress = restarted(now)?;
     let (mut ids, mut downstreams, mut tokens) = (Vec::<Uuid>::new(), Vec::<String>::new(), Vec::new());
@@ -159,10 +150,9 @@ pub(super) async fn replay(engine: &Postgres, id: Option<RequestId>, limit: usiz
         tokens.push(column::<i64>(row, 2)?);
     }
     let (status, attempts) = (progress.status.as_str(), int(progress.attempts));
-    let values: [&(dyn tokio_postgres::types::ToSql + Sync); 6] =
-        [&ids, &downstreams, &tokens, &status, &attempts, &time::to_system(now)];
-    session.bounded(client.execute(RESTART, &values)).await?;
-    session.bounded(client.batch_execute("COMMIT")).await?;
+    let values: Values<'_> = &[&ids, &downstreams, &tokens, &status, &attempts, &time::to_system(now)];
+    session.execute(RESTART, values).await?;
+    session.run("COMMIT").await?;
     session.keep();
     engine.inner.bells.ring(JOBS);
     Ok(ids.into_iter().map(RequestId::from_uuid).collect())
@@ -171,22 +161,16 @@ pub(super) async fn replay(engine: &Postgres, id: Option<RequestId>, limit: usiz
 /// What the rule makes of a dead letter; its token is kept beside it.
 fn restarted(now: Timestamp) -> Result<Progress> {
     let mut progress = Progress { status: Status::FailedRetryExhausted, ..Progress::accepted(now) };
-    progress.replay(now).map_err(fault)?;
+    progress.replay(now).map_err(unreadable)?;
     Ok(progress)
 }
 
 pub(super) async fn discard(engine: &Postgres, id: RequestId) -> Result<bool> {
-    let session = engine.inner.pool.request_session().await?;
-    let gone = session.bounded(session.client.execute(DISCARD, &[id.as_uuid()])).await?;
-    session.keep();
-    Ok(gone > 0)
+    Ok(engine.inner.pool.execute(DISCARD, &[id.as_uuid()]).await? > 0)
 }
 
 pub(super) async fn count(engine: &Postgres) -> Result<u64> {
-    let session = engine.inner.pool.request_session().await?;
-    let row = session.bounded(session.client.query_one(COUNT, &[])).await?;
-    session.keep();
-    Ok(column::<i64>(&row, 0)?.unsigned_abs())
+    row::count(&engine.inner.pool.query_one(COUNT, &[]).await?, 0)
 }
 
 /// How many rows one statement of a purge deletes: as many as it can without holding them locked for long.
@@ -211,9 +195,9 @@ impl Chunk {
 }
 
 pub(super) async fn purge(engine: &Postgres, keep: Duration, limit: usize) -> Result<u64> {
-    let session = engine.inner.pool.request_session().await?;
-    let clock = session.bounded(session.client.query_one(&session.statements.clock, &[])).await?;
-    let before = engine.now(&clock)?.as_micros().saturating_sub(crate::queue::micros(keep));
+    let session = engine.inner.pool.session().await?;
+    let clock = session.query_one(CLOCK, &[]).await?;
+    let before = engine.now(&clock)?.as_micros().saturating_sub(time::micros(keep));
     let oldest = RequestId::new(Timestamp::from_micros(before), [0; 10]);
     let mut purged = 0;
     let (mut left, mut chunk) = (limit, Chunk::FIRST);
@@ -227,8 +211,8 @@ pub(super) async fn purge(engine: &Postgres, keep: Duration, limit: usize) -> Re
     let (mut left, mut chunk) = (limit, Chunk::FIRST);
     while left > 0 {
         let (begun, rows) = (Instant::now(), chunk.0.min(left));
-        let (test_clock, most) = (engine.clock_override(), limited(rows));
-        let gone = session.bounded(session.client.execute(FORGET_KEYS, &[&test_clock, &most])).await?;
+        let values: Values<'_> = &[&engine.clock_override(), &row::limit(rows)];
+        let gone = session.execute(FORGET_KEYS, values).await?;
         purged += gone;
         left = if gone < rows as u64 { 0 } else { left - rows };
         chunk = chunk.after(begun.elapsed());
@@ -239,23 +223,20 @@ pub(super) async fn purge(engine: &Postgres, keep: Duration, limit: usize) -> Re
 
 /// Purges up to so many requests; says how many were found, and how many of them went.
 async fn purge_requests(session: &Session, oldest: RequestId, most: usize) -> Result<(usize, u64)> {
-    let client = &session.client;
-    let old = session.bounded(client.query(OLD, &[oldest.as_uuid(), &limited(most)])).await?;
+    let old = session.query(OLD, &[oldest.as_uuid(), &row::limit(most)]).await?;
     let old: Vec<Uuid> = old.iter().map(|row| column(row, 0)).collect::<Result<_>>()?;
     if old.is_empty() {
         return Ok((0, 0));
     }
-    session.bounded(client.batch_execute("BEGIN")).await?;
-    session.bounded(client.execute(FORGET_DEAD, &[&old])).await?;
-    let gone = session.bounded(client.query_one(DELETE, &[&old, &session.ledger_slot])).await?;
-    session.bounded(client.batch_execute("COMMIT")).await?;
-    Ok((old.len(), column::<i64>(&gone, 0)?.unsigned_abs()))
+    session.run("BEGIN").await?;
+    session.execute(FORGET_DEAD, &[&old]).await?;
+    let gone = session.query_one(DELETE, &[&old, &session.ledger_slot]).await?;
+    session.run("COMMIT").await?;
+    Ok((old.len(), row::count(&gone, 0)?))
 }
 
 pub(super) async fn rollout(engine: &Postgres) -> Result<Option<Rollout>> {
-    let session = engine.inner.pool.request_session().await?;
-    let row = session.bounded(session.client.query_opt(ROLLOUT, &[])).await?;
-    session.keep();
+    let row = engine.inner.pool.query_opt(ROLLOUT, &[]).await?;
     row.as_ref().map(read_rollout).transpose()
 }
 
@@ -266,8 +247,7 @@ pub(super) async fn change_rollout(
 ) -> Result<Rollout> {
     let percent = |canary: Percent| i16::from(canary.get());
     let (canary, default_canary) = (change.canary.map(percent), percent(default.canary));
-    let session = engine.inner.pool.request_session().await?;
-    let values: [&(dyn tokio_postgres::types::ToSql + Sync); 6] = [
+    let values: Values<'_> = &[
         &change.processing_enabled,
         &change.reconciler_enabled,
         &canary,
@@ -275,25 +255,21 @@ pub(super) async fn change_rollout(
         &default.reconciler_enabled,
         &default_canary,
     ];
-    let row = session.bounded(session.client.query_one(CHANGE_ROLLOUT, &values)).await?;
-    session.keep();
-    read_rollout(&row)
+    read_rollout(&engine.inner.pool.query_one(CHANGE_ROLLOUT, values).await?)
 }
 
 fn read_rollout(row: &tokio_postgres::Row) -> Result<Rollout> {
-    let percent = u8::try_from(column::<i16>(row, 2)?).map_err(fault)?;
+    let percent = u8::try_from(column::<i16>(row, 2)?).map_err(unreadable)?;
     Ok(Rollout {
         processing_enabled: column(row, 0)?,
         reconciler_enabled: column(row, 1)?,
-        canary: Percent::new(percent).map_err(fault)?,
+        canary: Percent::new(percent).map_err(unreadable)?,
     })
 }
 
 pub(super) async fn books(engine: &Postgres) -> Result<Books> {
-    let session = engine.inner.pool.request_session().await?;
-    let row = session.bounded(session.client.query_one(BOOKS, &[])).await?;
-    session.keep();
-    let count = |index| column::<i64>(&row, index).map(i64::unsigned_abs);
+    let row = engine.inner.pool.query_one(BOOKS, &[]).await?;
+    let count = |index| row::count(&row, index);
     Ok(Books {
         accepted: count(0)?,
         purged: count(1)?,

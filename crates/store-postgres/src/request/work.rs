@@ -6,9 +6,8 @@ use std::collections::HashMap;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, SystemTime};
 
-use futures_util::future::{try_join, try_join3, try_join4};
-use tokio_postgres::types::ToSql;
-use tokio_postgres::{Row, Statement};
+use futures_util::future::{try_join, try_join3, try_join5};
+use tokio_postgres::Row;
 use uuid::Uuid;
 use weir_core::request::retry::Policy;
 use weir_core::request::state::{Claim, Lease, Progress, Refused, Report, Status};
@@ -18,11 +17,13 @@ use weir_store::request::{
 };
 use weir_store::{Error, Result, shard};
 
-use super::{fault, read_id, read_status};
+use super::{read_id, read_status, uuids};
+use crate::clock::CLOCK;
 use crate::pool::Session;
 use crate::queue::SHARDS;
-use crate::quota::{column, int, unsigned};
-use crate::{Postgres, time};
+use crate::row::{self, column, int, timestamp, unreadable, unsigned};
+use crate::session::{Prepared, Values};
+use crate::{Postgres, quota, time};
 
 /// Microseconds until the first job of these downstreams may be claimed: negative when it is late.
 const FIRST: &str = "
@@ -32,7 +33,7 @@ const FIRST: &str = "
         SELECT claimable_at FROM request_job WHERE downstream = room.downstream
         ORDER BY claimable_at LIMIT 1) AS job";
 /// What a worker needs, and the rule: as [`read_entry`] and [`read_job`] read them. `OFFSET 0` keeps the look-up of records
-/// what it is, here and below (see `plans.rs`).
+/// what it is, here and below (see `query_plan_tests.rs`).
 const CLAIM: &str = "
     SELECT request_id, status, attempts, claimable_at, is_leased, token, downstream, has_callback, tenant_id,
            request_type, payload, payload_key_id, created_at
@@ -63,7 +64,7 @@ const LOCK: &str = "
     CROSS JOIN LATERAL (SELECT * FROM request_record WHERE request_id = job.request_id OFFSET 0) AS record";
 const STATUS: &str = "SELECT request_id, status FROM request_record WHERE request_id = ANY($1)";
 /// Without an attempt that came to something, what the last one came to still stands. `ANY(ARRAY[…])` is an equality that
-/// cannot be turned round: see `plans.rs`.
+/// cannot be turned round: see `query_plan_tests.rs`.
 const SAVE_RECORDS: &str = "
     UPDATE request_record AS record
     SET status = new.status, attempts = new.attempts, updated_at = $9,
@@ -87,47 +88,17 @@ const END_JOBS: &str = "
     SELECT gone.request_id, downstream, gone.token, $3 FROM gone WHERE gone.request_id = ANY($2)";
 const DOWNSTREAMS: &str = "
     WITH RECURSIVE name (downstream) AS (
-        SELECT min(downstream) FROM request_job
+        (SELECT downstream FROM request_job ORDER BY downstream LIMIT 1)
         UNION ALL
-        SELECT (SELECT min(downstream) FROM request_job WHERE downstream > name.downstream) FROM name
-        WHERE name.downstream IS NOT NULL)
+        SELECT (SELECT job.downstream FROM request_job AS job WHERE job.downstream > name.downstream
+                ORDER BY job.downstream LIMIT 1)
+        FROM name WHERE name.downstream IS NOT NULL)
     SELECT downstream FROM name WHERE downstream IS NOT NULL";
 
 /// A claim reads the index from its front, where the jobs that have ended are until they are cleared away. Autovacuum
 /// comes once a minute: by then a claim may have to pass over hundreds of thousands of them.
 const TIDY: &str = "VACUUM (SKIP_LOCKED, INDEX_CLEANUP ON, TRUNCATE OFF) request_job";
 const TIDY_EVERY: u64 = 10_000;
-
-/// In the order of [`Statements::from_prepared`].
-pub(super) const SQL: [&str; 8] =
-    [FIRST, CLAIM, CLAIM_NAMED, LOCK, STATUS, SAVE_RECORDS, SAVE_JOBS, END_JOBS];
-
-#[derive(Debug)]
-pub(super) struct Statements {
-    first: Statement,
-    claim: Statement,
-    claim_named: Statement,
-    lock: Statement,
-    status: Statement,
-    save_records: Statement,
-    save_jobs: Statement,
-    end_jobs: Statement,
-}
-
-impl Statements {
-    pub(super) fn from_prepared(next: &mut impl FnMut() -> Statement) -> Self {
-        Self {
-            first: next(),
-            claim: next(),
-            claim_named: next(),
-            lock: next(),
-            status: next(),
-            save_records: next(),
-            save_jobs: next(),
-            end_jobs: next(),
-        }
-    }
-}
 
 /// A request that is in the queue, as far as the rule needs it, and what came of the last attempt if that is news.
 struct Entry {
@@ -142,12 +113,11 @@ struct Entry {
 pub(super) async fn claim_due(engine: &Postgres, room: &[Room], policy: &Policy) -> Result<Claimed> {
     let room = room.iter().filter(|room| room.jobs > 0);
     let (names, counts): (Vec<&str>, Vec<i64>) =
-        room.map(|room| (room.downstream.as_str(), super::limited(room.jobs))).unzip();
-    let session = engine.inner.pool.request_session().await?;
-    let (client, statements, test_clock) =
-        (&session.client, &session.statements.request.work, engine.clock_override());
+        room.map(|room| (room.downstream.as_str(), row::limit(room.jobs))).unzip();
+    let session = engine.inner.pool.session().await?;
+    let test_clock = engine.clock_override();
     let first = async || -> Result<Option<Duration>> {
-        let row = session.bounded(client.query_one(&statements.first, &[&names, &test_clock])).await?;
+        let row = session.query_one(FIRST, &[&names, &test_clock]).await?;
         let micros: Option<i64> = column(&row, 0)?;
         Ok(micros.map(|micros| Duration::from_micros(micros.max(0).unsigned_abs())))
     };
@@ -157,12 +127,12 @@ pub(super) async fn claim_due(engine: &Postgres, room: &[Room], policy: &Policy)
         session.keep();
         return Ok(Claimed { next, ..Claimed::default() });
     }
-    let bytes_max = super::limited(CLAIM_BYTES_MAX);
+    let [claim_due, clock] = session.prepare([CLAIM, CLOCK]).await?;
     let (_, rows, clock) = session
         .bounded(try_join3(
-            client.batch_execute("BEGIN"),
-            client.query(&statements.claim, &[&names, &counts, &test_clock, &bytes_max]),
-            client.query_one(&session.statements.clock, &[]),
+            session.batch_execute("BEGIN"),
+            claim_due.query(&[&names, &counts, &test_clock, &row::limit(CLAIM_BYTES_MAX)]),
+            clock.query_one(&[]),
         ))
         .await?;
     let now = engine.now(&clock)?;
@@ -176,14 +146,13 @@ pub(super) async fn claim_due(engine: &Postgres, room: &[Room], policy: &Policy)
 }
 
 pub(super) async fn claim_named(engine: &Postgres, ids: &[RequestId], policy: &Policy) -> Result<Claimed> {
-    let ids: Vec<Uuid> = ids.iter().map(|id| *id.as_uuid()).collect();
-    let session = engine.inner.pool.request_session().await?;
-    let statements = &session.statements;
+    let session = engine.inner.pool.session().await?;
+    let [claim_named, clock] = session.prepare([CLAIM_NAMED, CLOCK]).await?;
     let (_, rows, clock) = session
         .bounded(try_join3(
-            session.client.batch_execute("BEGIN"),
-            session.client.query(&statements.request.work.claim_named, &[&ids]),
-            session.client.query_one(&statements.clock, &[]),
+            session.batch_execute("BEGIN"),
+            claim_named.query(&[&uuids(ids)]),
+            clock.query_one(&[]),
         ))
         .await?;
     let now = engine.now(&clock)?;
@@ -193,9 +162,7 @@ pub(super) async fn claim_named(engine: &Postgres, ids: &[RequestId], policy: &P
 }
 
 pub(super) async fn downstreams(engine: &Postgres) -> Result<Vec<String>> {
-    let session = engine.inner.pool.request_session().await?;
-    let rows = session.bounded(session.client.query(DOWNSTREAMS, &[])).await?;
-    session.keep();
+    let rows = engine.inner.pool.query(DOWNSTREAMS, &[]).await?;
     rows.iter().map(|row| column(row, 0)).collect()
 }
 
@@ -225,7 +192,7 @@ pub(super) async fn report(
     batch: Vec<JobReport>,
     policy: &Policy,
 ) -> Result<Vec<Result<Status, Refused>>> {
-    let session = engine.inner.pool.request_session().await?;
+    let session = engine.inner.pool.session().await?;
     let ids: Vec<RequestId> = batch.iter().map(|report| report.id).collect();
     let (mut entries, finals, now) = lock(engine, &session, &ids).await?;
     let mut outcomes = Vec::with_capacity(batch.len());
@@ -264,7 +231,7 @@ fn tidy(engine: &Postgres, ended: usize) {
     tokio::spawn(async move {
         let tidied = async {
             let session = engine.inner.pool.session().await?;
-            session.bounded(session.client.batch_execute(TIDY)).await?;
+            session.run(TIDY).await?;
             session.keep();
             Ok(())
         };
@@ -279,7 +246,7 @@ pub(super) async fn call_back(
     id: RequestId,
     report: CallbackReport,
 ) -> Result<CallbackOutcome> {
-    let session = engine.inner.pool.request_session().await?;
+    let session = engine.inner.pool.session().await?;
     let (mut entries, finals, now) = lock(engine, &session, &[id]).await?;
     let outcome = match entries.get_mut(&id) {
         None => match finals.get(&id) {
@@ -308,14 +275,10 @@ async fn lock(
     session: &Session,
     ids: &[RequestId],
 ) -> Result<(HashMap<RequestId, Entry>, HashMap<RequestId, Status>, Timestamp)> {
-    let ids: Vec<Uuid> = ids.iter().map(|id| *id.as_uuid()).collect();
-    let (client, statements) = (&session.client, &session.statements.request.work);
+    let ids = uuids(ids);
+    let [lock, clock] = session.prepare([LOCK, CLOCK]).await?;
     let (_, locked, clock) = session
-        .bounded(try_join3(
-            client.batch_execute("BEGIN"),
-            client.query(&statements.lock, &[&ids]),
-            client.query_one(&session.statements.clock, &[]),
-        ))
+        .bounded(try_join3(session.batch_execute("BEGIN"), lock.query(&[&ids]), clock.query_one(&[])))
         .await?;
     let entries = locked.iter().map(|row| read_entry(row).map(|entry| (entry.id, entry)));
     let entries: HashMap<RequestId, Entry> = entries.collect::<Result<_>>()?;
@@ -323,7 +286,7 @@ async fn lock(
     others.retain(|id| !entries.contains_key(&RequestId::from_uuid(*id)));
     let mut found = Vec::new();
     if !others.is_empty() {
-        found = session.bounded(client.query(&statements.status, &[&others])).await?;
+        found = session.query(STATUS, &[&others]).await?;
     }
     let found = found.iter().map(|row| Ok((read_id(row, 0)?, read_status(column(row, 1)?)?)));
     Ok((entries, found.collect::<Result<_>>()?, engine.now(&clock)?))
@@ -331,24 +294,26 @@ async fn lock(
 
 /// The second round trip: what the rule has made of requests whose jobs are locked. Ends the transaction.
 async fn save(session: &Session, changed: &[Entry], now: Timestamp) -> Result<()> {
-    let client = &session.client;
     if changed.is_empty() {
-        return session.bounded(client.batch_execute("COMMIT")).await;
+        return session.run("COMMIT").await;
     }
+    let [records, jobs, ends, webhooks, count_accepted] =
+        session.prepare([SAVE_RECORDS, SAVE_JOBS, END_JOBS, quota::ENQUEUE, quota::COUNT_ACCEPTED]).await?;
     session
-        .bounded(try_join4(
-            save_records(session, changed, now),
-            save_jobs(session, changed),
-            end_jobs(session, changed, now),
+        .bounded(try_join5(
+            save_records(&records, changed, now),
+            save_jobs(&jobs, changed),
+            end_jobs(&ends, changed, now),
             // The ledger last, as everywhere: see `quota::save`.
-            async { try_join(tell(session, changed), client.batch_execute("COMMIT")).await },
+            tell(&webhooks, &count_accepted, session.ledger_slot, changed),
+            session.batch_execute("COMMIT"),
         ))
         .await
         .map(drop)
 }
 
 async fn save_records(
-    session: &Session,
+    statement: &Prepared<'_>,
     changed: &[Entry],
     now: Timestamp,
 ) -> Result<u64, tokio_postgres::Error> {
@@ -363,9 +328,8 @@ async fn save_records(
     let bytes: Vec<Option<&[u8]>> = results.clone().map(|r| r.map(|r| r.bytes.as_slice())).collect();
     let keys: Vec<Option<&str>> = results.map(|r| r.map(|r| r.key_id.as_str())).collect();
     let now = time::to_system(now);
-    let values: [&(dyn ToSql + Sync); 9] =
-        [&ids, &statuses, &attempts, &told, &codes, &messages, &bytes, &keys, &now];
-    session.client.execute(&session.statements.request.work.save_records, &values).await
+    let values: Values<'_> = &[&ids, &statuses, &attempts, &told, &codes, &messages, &bytes, &keys, &now];
+    statement.execute(values).await
 }
 
 /// A downstream's words as a text can hold them: without NUL. One that did not fit would fail the whole batch, and again.
@@ -373,7 +337,7 @@ fn storable(text: &str) -> Cow<'_, str> {
     if text.contains('\0') { text.replace('\0', "\u{fffd}").into() } else { text.into() }
 }
 
-async fn save_jobs(session: &Session, changed: &[Entry]) -> Result<u64, tokio_postgres::Error> {
+async fn save_jobs(statement: &Prepared<'_>, changed: &[Entry]) -> Result<u64, tokio_postgres::Error> {
     let kept = changed.iter().filter(|entry| !entry.progress.status.is_final());
     let (mut ids, mut times, mut leased) = (Vec::new(), Vec::<SystemTime>::new(), Vec::new());
     let (mut tokens, mut attempts) = (Vec::new(), Vec::new());
@@ -391,12 +355,11 @@ async fn save_jobs(session: &Session, changed: &[Entry]) -> Result<u64, tokio_po
     if ids.is_empty() {
         return Ok(0);
     }
-    let values: [&(dyn ToSql + Sync); 5] = [&ids, &times, &leased, &tokens, &attempts];
-    session.client.execute(&session.statements.request.work.save_jobs, &values).await
+    statement.execute(&[&ids, &times, &leased, &tokens, &attempts]).await
 }
 
 async fn end_jobs(
-    session: &Session,
+    statement: &Prepared<'_>,
     changed: &[Entry],
     now: Timestamp,
 ) -> Result<u64, tokio_postgres::Error> {
@@ -408,12 +371,16 @@ async fn end_jobs(
     if ended.is_empty() {
         return Ok(0);
     }
-    let values: [&(dyn ToSql + Sync); 3] = [&ended, &dead, &time::to_system(now)];
-    session.client.execute(&session.statements.request.work.end_jobs, &values).await
+    statement.execute(&[&ended, &dead, &time::to_system(now)]).await
 }
 
 /// Puts those that have ended and want to be told of on the queue of webhooks.
-async fn tell(session: &Session, changed: &[Entry]) -> Result<(), tokio_postgres::Error> {
+async fn tell(
+    enqueue: &Prepared<'_>,
+    count_accepted: &Prepared<'_>,
+    ledger_slot: i16,
+    changed: &[Entry],
+) -> Result<(), tokio_postgres::Error> {
     let ended = changed.iter().filter(|entry| entry.has_callback && entry.progress.status.is_final());
     let keys: Vec<String> = ended.map(|entry| entry.id.to_string()).collect();
     if keys.is_empty() {
@@ -421,18 +388,17 @@ async fn tell(session: &Session, changed: &[Entry]) -> Result<(), tokio_postgres
     }
     let shards: Vec<i16> = keys.iter().map(|key| shard::of(key, SHARDS).cast_signed()).collect();
     let payloads: Vec<&[u8]> = keys.iter().map(String::as_bytes).collect();
-    let count = super::limited(keys.len());
-    let (client, statements) = (&session.client, &session.statements.quota);
+    let count = row::limit(keys.len());
     try_join(
-        client.execute(&statements.enqueue, &[&WEBHOOKS, &shards, &keys, &payloads]),
-        client.execute(&statements.count_accepted, &[&WEBHOOKS, &session.ledger_slot, &count]),
+        enqueue.execute(&[&WEBHOOKS, &shards, &keys, &payloads]),
+        count_accepted.execute(&[&WEBHOOKS, &ledger_slot, &count]),
     )
     .await
     .map(drop)
 }
 
 fn read_entry(row: &Row) -> Result<Entry> {
-    let claimable = time::from_system(column(row, 3)?);
+    let claimable = timestamp(row, 3)?;
     let last_token = column::<i64>(row, 5)?.cast_unsigned();
     let progress = Progress {
         status: read_status(column(row, 1)?)?,
@@ -454,12 +420,12 @@ fn read_entry(row: &Row) -> Result<Entry> {
 fn read_job(row: &Row, entry: &Entry, lease: Lease) -> Result<Job> {
     Ok(Job {
         id: entry.id,
-        tenant: TenantId::parse(column::<&str>(row, 8)?).map_err(fault)?,
-        request_type: RequestType::parse(column::<&str>(row, 9)?).map_err(fault)?,
+        tenant: TenantId::parse(column::<&str>(row, 8)?).map_err(unreadable)?,
+        request_type: RequestType::parse(column::<&str>(row, 9)?).map_err(unreadable)?,
         downstream: entry.downstream.clone(),
         payload: Sealed { bytes: column(row, 10)?, key_id: column(row, 11)? },
         token: lease.token,
         attempt: entry.progress.attempts,
-        accepted_at: time::from_system(column(row, 12)?),
+        accepted_at: timestamp(row, 12)?,
     })
 }

@@ -6,15 +6,15 @@ use std::convert::Infallible;
 use std::time::SystemTime;
 
 use futures_util::future::{try_join, try_join4};
-use tokio_postgres::Statement;
-use tokio_postgres::types::ToSql;
 use weir_core::sale::EndReason;
 use weir_store::sale::{Buy, BuyOutcome, Plan, Product, ProductId, plan};
 use weir_store::{Batch, Result};
 
 use super::read;
+use crate::clock::CLOCK;
 use crate::pool::Session;
-use crate::quota::{column, int};
+use crate::row::{column, int};
+use crate::session::Values;
 use crate::{Postgres, time};
 
 /// `NO KEY`, so that purchases recorded by others need not wait for it: they only refer to the product.
@@ -38,40 +38,23 @@ const SAVE: &str = "
     FROM unnest($5::bigint[], $6::integer[], $7::text[], $8::text[]) AS c (id, sold, state, end_reason)
     WHERE p.id = ANY(ARRAY[c.id])";
 
-/// In the order of [`Statements::from_prepared`].
-pub(super) const SQL: [&str; 3] = [LOCK, BOUGHT, SAVE];
-
-#[derive(Debug)]
-pub(super) struct Statements {
-    lock: Statement,
-    bought: Statement,
-    save: Statement,
-}
-
-impl Statements {
-    pub(super) fn from_prepared(next: &mut impl FnMut() -> Statement) -> Self {
-        Self { lock: next(), bought: next(), save: next() }
-    }
-}
-
 pub(super) async fn buy(engine: &Postgres, batch: Batch<Buy>) -> Result<Vec<BuyOutcome>> {
-    let session = engine.inner.pool.sale_session().await?;
+    let session = engine.inner.pool.session().await?;
     let batch = batch.take();
     if batch.is_empty() {
         session.keep();
         return Ok(Vec::new());
     }
-    let (client, statements) = (&session.client, &session.statements);
     let skus: Vec<&str> = batch.iter().map(|buy| buy.sku.as_str()).collect();
     let buyers: Vec<&str> = batch.iter().map(|buy| buy.buyer.as_str()).collect();
     let distinct: Vec<&str> = skus.iter().copied().collect::<HashSet<_>>().into_iter().collect();
-    let (one, two): ([&(dyn ToSql + Sync); 1], [&(dyn ToSql + Sync); 2]) = ([&distinct], [&skus, &buyers]);
+    let [lock, clock, bought] = session.prepare([LOCK, CLOCK, BOUGHT]).await?;
     let (_, products, clock, bought) = session
         .bounded(try_join4(
-            client.batch_execute("BEGIN"),
-            client.query(&statements.sale.buy.lock, &one),
-            client.query_one(&statements.clock, &[]),
-            client.query(&statements.sale.buy.bought, &two),
+            session.batch_execute("BEGIN"),
+            lock.query(&[&distinct]),
+            clock.query_one(&[]),
+            bought.query(&[&skus, &buyers]),
         ))
         .await?;
     let mut products: HashMap<String, Product> = products
@@ -90,9 +73,8 @@ pub(super) async fn buy(engine: &Postgres, batch: Batch<Buy>) -> Result<Vec<BuyO
 }
 
 async fn save(session: &Session, plan: &Plan) -> Result<()> {
-    let client = &session.client;
     if plan.changed.is_empty() {
-        return session.bounded(client.batch_execute("COMMIT")).await;
+        return session.run("COMMIT").await;
     }
     let products: Vec<i64> = plan.purchases.iter().map(|purchase| purchase.product.0).collect();
     let buyers: Vec<&str> = plan.purchases.iter().map(|purchase| purchase.buyer.as_str()).collect();
@@ -104,11 +86,7 @@ async fn save(session: &Session, plan: &Plan) -> Result<()> {
     let states: Vec<&str> = plan.changed.iter().map(|(.., state)| state.as_str()).collect();
     let reasons: Vec<Option<&str>> =
         plan.changed.iter().map(|(.., state)| state.end_reason().map(EndReason::as_str)).collect();
-    let values: [&(dyn ToSql + Sync); 8] =
-        [&products, &buyers, &numbers, &times, &ids, &sold, &states, &reasons];
-    let statement = &session.statements.sale.buy.save;
-    session
-        .bounded(try_join(client.execute(statement, &values), client.batch_execute("COMMIT")))
-        .await
-        .map(drop)
+    let values: Values<'_> = &[&products, &buyers, &numbers, &times, &ids, &sold, &states, &reasons];
+    let [save] = session.prepare([SAVE]).await?;
+    session.bounded(try_join(save.execute(values), session.batch_execute("COMMIT"))).await.map(drop)
 }

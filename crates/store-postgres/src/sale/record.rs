@@ -3,16 +3,14 @@
 use std::time::SystemTime;
 
 use futures_util::future::try_join;
-use tokio_postgres::Statement;
-use tokio_postgres::types::ToSql;
 use weir_core::UserId;
 use weir_core::sale::Receipt;
 use weir_store::sale::{DeadPurchase, PURCHASES, ProductId, Purchase};
 use weir_store::{Result, shard};
 
-use super::unreadable;
 use crate::queue::SHARDS;
-use crate::quota::{column, int, unsigned};
+use crate::row::{self, column, int, timestamp, unreadable, unsigned};
+use crate::session::Values;
 use crate::{Postgres, time};
 
 const LOCK: &str = "SELECT id FROM products WHERE id = $1 FOR NO KEY UPDATE";
@@ -49,51 +47,31 @@ const LIST: &str = "
     SELECT user_id, number, purchased_at FROM purchases
     WHERE product_id = $1 AND user_id > $2 ORDER BY user_id LIMIT $3";
 
-/// In the order of [`Statements::from_prepared`].
-pub(super) const SQL: [&str; 4] = [LOCK, RECORD, BURY, LIST];
-
-#[derive(Debug)]
-pub(super) struct Statements {
-    lock: Statement,
-    record: Statement,
-    bury: Statement,
-    list: Statement,
-}
-
-impl Statements {
-    pub(super) fn from_prepared(next: &mut impl FnMut() -> Statement) -> Self {
-        Self { lock: next(), record: next(), bury: next(), list: next() }
-    }
-}
-
 pub(super) async fn record(
     engine: &Postgres,
     product: ProductId,
     purchases: &[Purchase],
 ) -> Result<Option<u64>> {
-    let session = engine.inner.pool.sale_session().await?;
-    let (client, statements) = (&session.client, &session.statements.sale.record);
-    let id: [&(dyn ToSql + Sync); 1] = [&product.0];
-    let (_, found) = session
-        .bounded(try_join(client.batch_execute("BEGIN"), client.query_opt(&statements.lock, &id)))
-        .await?;
+    let session = engine.inner.pool.session().await?;
+    let [lock] = session.prepare([LOCK]).await?;
+    let (_, found) =
+        session.bounded(try_join(session.batch_execute("BEGIN"), lock.query_opt(&[&product.0]))).await?;
     let mut new = None;
     if found.is_some() {
         let buyers: Vec<&str> = purchases.iter().map(|purchase| purchase.buyer.as_str()).collect();
         let numbers: Vec<i32> = purchases.iter().map(|purchase| int(purchase.receipt.number)).collect();
         let times: Vec<SystemTime> =
             purchases.iter().map(|purchase| time::to_system(purchase.receipt.at)).collect();
-        let values: [&(dyn ToSql + Sync); 4] = [&product.0, &buyers, &numbers, &times];
-        let row = session.bounded(client.query_one(&statements.record, &values)).await?;
-        new = Some(column::<i64>(&row, 0)?.unsigned_abs());
+        let row = session.query_one(RECORD, &[&product.0, &buyers, &numbers, &times]).await?;
+        new = Some(row::count(&row, 0)?);
     }
-    session.bounded(client.batch_execute("COMMIT")).await?;
+    session.run("COMMIT").await?;
     session.keep();
     Ok(new)
 }
 
 pub(super) async fn bury(engine: &Postgres, dead: &[DeadPurchase]) -> Result<()> {
-    let session = engine.inner.pool.sale_session().await?;
+    let session = engine.inner.pool.session().await?;
     // What Postgres cannot hold in a text is shown as such.
     let text = |text: &str| text.replace('\0', "\u{fffd}");
     let ids: Vec<&str> = dead.iter().map(|dead| dead.id.as_str()).collect();
@@ -102,10 +80,10 @@ pub(super) async fn bury(engine: &Postgres, dead: &[DeadPurchase]) -> Result<()>
     let payloads: Vec<&[u8]> = dead.iter().map(|dead| dead.payload.as_bytes()).collect();
     let reasons: Vec<String> = dead.iter().map(|dead| text(&dead.reason)).collect();
     let attempts: Vec<i32> = dead.iter().map(|dead| int(dead.attempts)).collect();
-    let (statement, now) = (&session.statements.sale.record.bury, engine.clock_override());
-    let values: [&(dyn ToSql + Sync); 9] =
-        [&PURCHASES, &ids, &shards, &keys, &payloads, &reasons, &attempts, &now, &session.ledger_slot];
-    session.bounded(session.client.execute(statement, &values)).await?;
+    let now = engine.clock_override();
+    let values: Values<'_> =
+        &[&PURCHASES, &ids, &shards, &keys, &payloads, &reasons, &attempts, &now, &session.ledger_slot];
+    session.execute(BURY, values).await?;
     session.keep();
     Ok(())
 }
@@ -116,16 +94,12 @@ pub(super) async fn list(
     after: Option<&UserId>,
     limit: usize,
 ) -> Result<Vec<Purchase>> {
-    let session = engine.inner.pool.sale_session().await?;
-    let (after, limit) = (after.map_or("", UserId::as_str), i64::try_from(limit).unwrap_or(i64::MAX));
-    let statement = &session.statements.sale.record.list;
-    let rows = session.bounded(session.client.query(statement, &[&product.0, &after, &limit])).await?;
-    session.keep();
+    let values: Values<'_> = &[&product.0, &after.map_or("", UserId::as_str), &row::limit(limit)];
+    let rows = engine.inner.pool.query(LIST, values).await?;
     rows.iter()
         .map(|row| {
             let buyer = UserId::parse(column::<&str>(row, 0)?).map_err(unreadable)?;
-            let receipt =
-                Receipt { number: unsigned(column(row, 1)?), at: time::from_system(column(row, 2)?) };
+            let receipt = Receipt { number: unsigned(column(row, 1)?), at: timestamp(row, 2)? };
             Ok(Purchase { product, buyer, receipt })
         })
         .collect()

@@ -18,17 +18,17 @@ use std::time::SystemTime;
 use futures_util::FutureExt;
 use futures_util::future::{try_join3, try_join4};
 use tokio::time::Instant;
+use tokio_postgres::Row;
 use tokio_postgres::types::ToSql;
-use tokio_postgres::{Row, Statement};
 use weir_core::slot::{Pace, WindowStatus};
 use weir_core::{ConfigName, Timestamp};
 use weir_store::slot::{Assign, AssignOutcome, Need, Plan, Slot, Step};
 use weir_store::{Batch, Error, Result};
 
 use super::gate::{Access, Pass};
-use super::{config, read_slot, read_status};
+use super::{FIND, config, read_slot, read_status};
 use crate::pool::Session;
-use crate::quota::{column, unsigned};
+use crate::row::{column, unsigned};
 use crate::{ENGINE, Postgres, time};
 
 const SHARE_CONFIGS: &str = "
@@ -120,43 +120,10 @@ const SAVE: &str = "
         WHERE c.ctid = found.place)
     SELECT ARRAY(SELECT event_id FROM new WHERE (event_id IN (SELECT event_id FROM inserted)) IS NOT TRUE)";
 
-/// In the order of [`Statements::from_prepared`].
-pub(super) const SQL: [&str; 9] =
-    [SHARE_CONFIGS, LOCK_CONFIGS, CONFIGS, FIRST_OPEN, MAKE, STATES, LOCK, LOCK_ALONE, SAVE];
-
-#[derive(Debug)]
-pub(super) struct Statements {
-    share_configs: Statement,
-    lock_configs: Statement,
-    configs: Statement,
-    first_open: Statement,
-    make: Statement,
-    states: Statement,
-    lock: Statement,
-    lock_alone: Statement,
-    save: Statement,
-}
-
-impl Statements {
-    pub(super) fn from_prepared(next: &mut impl FnMut() -> Statement) -> Self {
-        Self {
-            share_configs: next(),
-            lock_configs: next(),
-            configs: next(),
-            first_open: next(),
-            make: next(),
-            states: next(),
-            lock: next(),
-            lock_alone: next(),
-            save: next(),
-        }
-    }
-}
-
 /// Beside other batches first. When they hold the windows that are left, the batch gives up what it has locked, waits for
 /// them and begins again with its configs to itself; nobody waits with a window locked.
 pub(super) async fn assign(engine: &Postgres, batch: Batch<Assign>) -> Result<Vec<AssignOutcome>> {
-    let session = engine.inner.pool.slot_session().await?;
+    let session = engine.inner.pool.session().await?;
     let batch = batch.take();
     if batch.is_empty() {
         session.keep();
@@ -194,7 +161,7 @@ async fn attempt(
                 }
             }
             Step::Held => {
-                session.bounded(session.client.batch_execute("ROLLBACK")).await?;
+                session.run("ROLLBACK").await?;
                 session.keep();
                 return Ok(None);
             }
@@ -202,7 +169,7 @@ async fn attempt(
         }
     }
     if plan.slots().len() == 0 {
-        session.bounded(session.client.batch_execute("ROLLBACK")).await?;
+        session.run("ROLLBACK").await?;
     } else {
         save(&session, &mut plan, &paces, engine.slots.is_dispatching).await?;
     }
@@ -212,8 +179,7 @@ async fn attempt(
 
 /// Keeps the paces of these configs from changing until the transaction ends.
 pub(super) async fn share(session: &Session, names: &[&str]) -> Result<()> {
-    let statement = &session.statements.slot.assign.share_configs;
-    session.bounded(session.client.query(statement, &[&names])).await.map(drop)
+    session.query(SHARE_CONFIGS, &[&names]).await.map(drop)
 }
 
 /// A transaction that has its configs.
@@ -237,7 +203,7 @@ async fn enter<'a>(
         (_, Some(session)) => session.keep(),
         (_, None) => {}
     }
-    Ok((gate.pass(configs, access).await, engine.inner.pool.slot_session().await?))
+    Ok((gate.pass(configs, access).await, engine.inner.pool.session().await?))
 }
 
 /// Step 1.
@@ -253,17 +219,17 @@ async fn begin<'a>(
     configs.dedup();
     let (passes, session) = enter(engine, &configs, access, session).await?;
     let names: Vec<&str> = configs.into_iter().map(ConfigName::as_str).collect();
-    let (client, statements) = (&session.client, &session.statements.slot);
     let lock = match access {
-        Access::Shared => &statements.assign.share_configs,
-        Access::Alone => &statements.assign.lock_configs,
+        Access::Shared => SHARE_CONFIGS,
+        Access::Alone => LOCK_CONFIGS,
     };
+    let [lock, find, active] = session.prepare([lock, FIND, CONFIGS]).await?;
     let (_, _, existing, configs) = session
         .bounded(try_join4(
-            client.batch_execute("BEGIN"),
-            client.query(lock, &[&names]),
-            client.query(&statements.find, &[&events]),
-            client.query(&statements.assign.configs, &[&names]),
+            session.batch_execute("BEGIN"),
+            lock.query(&[&names]),
+            find.query(&[&events]),
+            active.query(&[&names]),
         ))
         .await?;
     let existing = existing.iter().map(read_slot).collect::<Result<_>>()?;
@@ -288,18 +254,14 @@ async fn load(
     let names: Vec<&str> = candidates.iter().map(|(name, _)| name.as_str()).collect();
     let starts: Vec<SystemTime> = candidates.iter().map(|(_, start)| time::to_system(*start)).collect();
     let limit = i64::try_from(enough).unwrap_or(i64::MAX);
-    let (client, statements) = (&session.client, &session.statements.slot.assign);
     let values: [&(dyn ToSql + Sync); 3] = [&names, &starts, &limit];
     let lock = match access {
-        Access::Shared => &statements.lock,
-        Access::Alone => &statements.lock_alone,
+        Access::Shared => LOCK,
+        Access::Alone => LOCK_ALONE,
     };
+    let [make, states, lock] = session.prepare([MAKE, STATES, lock]).await?;
     let (_, states, locked) = session
-        .bounded(try_join3(
-            client.execute(&statements.make, &values),
-            client.query(&statements.states, &values[..2]),
-            client.query(lock, &values),
-        ))
+        .bounded(try_join3(make.execute(&values), states.query(&values[..2]), lock.query(&values)))
         .await?;
     let locked = Locked::read(&locked, enough)?;
     let mut full = HashSet::new();
@@ -389,8 +351,7 @@ async fn look_ahead<'a>(
 async fn first_open(session: &Session, from: &[(&ConfigName, Timestamp)]) -> Result<Vec<Timestamp>> {
     let names: Vec<&str> = from.iter().map(|(name, _)| name.as_str()).collect();
     let starts: Vec<SystemTime> = from.iter().map(|(_, start)| time::to_system(*start)).collect();
-    let statement = &session.statements.slot.assign.first_open;
-    let rows = session.bounded(session.client.query(statement, &[&names, &starts])).await?;
+    let rows = session.query(FIRST_OPEN, &[&names, &starts]).await?;
     rows.iter().map(|row| Ok(time::from_system(column(row, 0)?))).collect()
 }
 
@@ -413,21 +374,21 @@ async fn save(
     let maxima: Vec<i32> = plan.slots().map(|slot| i32::try_from(max(slot)).unwrap_or(i32::MAX)).collect();
     let (follow_names, follow_starts): (Vec<&str>, Vec<SystemTime>) =
         plan.follow_ups().map(|(name, start)| (name.as_str(), time::to_system(start))).unzip();
-    let (client, statements) = (&session.client, &session.statements.slot);
+    let [save, make] = session.prepare([SAVE, MAKE]).await?;
     let values: [&(dyn ToSql + Sync); 7] =
         [&events, &configs, &requested, &starts, &scheduled, &maxima, &is_dispatching];
     let (saved, _, ()) = session
         .bounded(try_join3(
-            client.query_one(&statements.assign.save, &values),
-            client.execute(&statements.assign.make, &[&follow_names, &follow_starts, &i64::MAX]),
-            client.batch_execute("COMMIT"),
+            save.query_one(&values),
+            make.execute(&[&follow_names, &follow_starts, &i64::MAX]),
+            session.batch_execute("COMMIT"),
         ))
         .await?;
     let lost: Vec<&str> = column(&saved, 0)?;
     if lost.is_empty() {
         return Ok(());
     }
-    let found = session.bounded(client.query(&statements.find, &[&lost])).await?;
+    let found = session.query(FIND, &[&lost]).await?;
     if found.len() < lost.len() {
         return Err(Error::unavailable(ENGINE, "an event was assigned and given back by others meanwhile"));
     }

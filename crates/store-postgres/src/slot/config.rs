@@ -2,15 +2,14 @@
 
 use std::time::{Duration, SystemTime};
 
-use tokio_postgres::{Row, Statement};
+use tokio_postgres::Row;
 use weir_core::ConfigName;
 use weir_core::slot::Pace;
 use weir_store::slot::{Config, window_text};
 use weir_store::{Error, Result};
 
-use super::unreadable;
 use crate::pool::Session;
-use crate::quota::{column, unsigned};
+use crate::row::{column, unreadable, unsigned};
 use crate::{ENGINE, Postgres, time};
 
 const LOCK: &str = "SELECT pg_advisory_xact_lock(hashtextextended('weir slot ' || $1, 0))";
@@ -44,107 +43,67 @@ const FOLLOW_UP: &str = "
     WHERE config_name = $1 AND status = 'CLOSED'
     ON CONFLICT DO NOTHING";
 
-/// In the order of [`Statements::from_prepared`].
-pub(super) const SQL: [&str; 10] =
-    [LOCK, LATEST, ACTIVE, LIST, DEACTIVATE, INSERT, DROP_COUNTERS, RECOUNT, RESTATE, FOLLOW_UP];
-
-#[derive(Debug)]
-pub(super) struct Statements {
-    lock: Statement,
-    latest: Statement,
-    active: Statement,
-    list: Statement,
-    deactivate: Statement,
-    insert: Statement,
-    drop_counters: Statement,
-    recount: Statement,
-    restate: Statement,
-    follow_up: Statement,
-}
-
-impl Statements {
-    pub(super) fn from_prepared(next: &mut impl FnMut() -> Statement) -> Self {
-        Self {
-            lock: next(),
-            latest: next(),
-            active: next(),
-            list: next(),
-            deactivate: next(),
-            insert: next(),
-            drop_counters: next(),
-            recount: next(),
-            restate: next(),
-            follow_up: next(),
-        }
-    }
-}
-
 pub(super) async fn put(engine: &Postgres, name: &ConfigName, pace: Pace) -> Result<Config> {
-    let session = engine.inner.pool.slot_session().await?;
-    let (client, statements) = (&session.client, &session.statements.slot.config);
-    session.bounded(client.batch_execute("BEGIN")).await?;
-    session.bounded(client.query_one(&statements.lock, &[&name.as_str()])).await?;
+    let session = engine.inner.pool.session().await?;
+    session.run("BEGIN").await?;
+    session.query_one(LOCK, &[&name.as_str()]).await?;
     let before = latest(&session, name).await?;
     let version = before.as_ref().map_or(1, |config| config.version.saturating_add(1));
-    session.bounded(client.execute(&statements.deactivate, &[&name.as_str()])).await?;
+    session.execute(DEACTIVATE, &[&name.as_str()]).await?;
     let max = i32::try_from(pace.max_per_window()).unwrap_or(i32::MAX);
     let (number, size, now) =
         (i32::try_from(version).unwrap_or(i32::MAX), window_ms(&pace), engine.clock_override());
     let values: [&(dyn tokio_postgres::types::ToSql + Sync); 6] =
         [&name.as_str(), &number, &max, &window_text(&pace), &size, &now];
-    let row = session.bounded(client.query_one(&statements.insert, &values)).await?;
+    let row = session.query_one(INSERT, &values).await?;
     let created_at = time::from_system(column::<SystemTime>(&row, 0)?);
     let follows = match before {
         Some(before) if before.pace.window() != pace.window() => {
-            session.bounded(client.execute(&statements.drop_counters, &[&name.as_str()])).await?;
+            session.execute(DROP_COUNTERS, &[&name.as_str()]).await?;
             let (size, max) = (window_ms(&pace) as f64, i64::from(max));
             let values: [&(dyn tokio_postgres::types::ToSql + Sync); 3] = [&name.as_str(), &size, &max];
-            session.bounded(client.execute(&statements.recount, &values)).await?;
+            session.execute(RECOUNT, &values).await?;
             true
         }
         Some(before) if before.pace != pace => {
-            session.bounded(client.execute(&statements.restate, &[&name.as_str(), &max])).await?;
+            session.execute(RESTATE, &[&name.as_str(), &max]).await?;
             true
         }
         _ => false,
     };
     if follows {
         let size = window_ms(&pace) as f64;
-        session.bounded(client.execute(&statements.follow_up, &[&name.as_str(), &size])).await?;
+        session.execute(FOLLOW_UP, &[&name.as_str(), &size]).await?;
     }
-    session.bounded(client.batch_execute("COMMIT")).await?;
+    session.run("COMMIT").await?;
     session.keep();
     Ok(Config { name: name.clone(), version, pace, created_at })
 }
 
 /// The newest version, in service or not: what counters follow.
 pub(super) async fn latest(session: &Session, name: &ConfigName) -> Result<Option<Config>> {
-    let statement = &session.statements.slot.config.latest;
-    let row = session.bounded(session.client.query_opt(statement, &[&name.as_str()])).await?;
+    let row = session.query_opt(LATEST, &[&name.as_str()]).await?;
     row.as_ref().map(read).transpose()
 }
 
 pub(super) async fn active(engine: &Postgres, name: &ConfigName) -> Result<Option<Config>> {
-    let session = engine.inner.pool.slot_session().await?;
-    let statement = &session.statements.slot.config.active;
-    let row = session.bounded(session.client.query_opt(statement, &[&name.as_str()])).await?;
+    let session = engine.inner.pool.session().await?;
+    let row = session.query_opt(ACTIVE, &[&name.as_str()]).await?;
     session.keep();
     row.as_ref().map(read).transpose()
 }
 
 pub(super) async fn list(engine: &Postgres, after: Option<&ConfigName>, limit: usize) -> Result<Vec<Config>> {
-    let session = engine.inner.pool.slot_session().await?;
+    let session = engine.inner.pool.session().await?;
     let (after, limit) = (after.map_or("", ConfigName::as_str), i64::try_from(limit).unwrap_or(i64::MAX));
-    let statement = &session.statements.slot.config.list;
-    let rows = session.bounded(session.client.query(statement, &[&after, &limit])).await?;
+    let rows = session.query(LIST, &[&after, &limit]).await?;
     session.keep();
     rows.iter().map(read).collect()
 }
 
 pub(super) async fn deactivate(engine: &Postgres, name: &ConfigName) -> Result<bool> {
-    let session = engine.inner.pool.slot_session().await?;
-    let statement = &session.statements.slot.config.deactivate;
-    let changed = session.bounded(session.client.execute(statement, &[&name.as_str()])).await?;
+    let session = engine.inner.pool.session().await?;
+    let changed = session.execute(DEACTIVATE, &[&name.as_str()]).await?;
     session.keep();
     Ok(changed > 0)
 }

@@ -5,18 +5,17 @@ use std::time::{Duration, SystemTime};
 
 use async_trait::async_trait;
 use futures_util::future::try_join;
-use tokio_postgres::{Row, Statement};
+use tokio_postgres::Row;
 use weir_core::{ConfigName, EventId, Timestamp};
 use weir_queue::due::{Dispatched, Due, DueStore, SEAT, encode};
 use weir_queue::{Lease, Receipt, Source};
 use weir_store::Result;
 use weir_store::slot::Slot;
 
-use super::unreadable;
 use crate::pool::Session;
-use crate::queue::{SHARDS, micros};
-use crate::quota::column;
-use crate::{Postgres, time};
+use crate::queue::{LOCK_LEASES, RELEASE, SHARDS};
+use crate::row::{self, column, timestamp, unreadable};
+use crate::{Postgres, quota, time};
 
 /// Slots looked at in one commit of [`DueStore::note_due`].
 const PAGE: i64 = 5_000;
@@ -58,41 +57,19 @@ const FORGET: &str = "
             SELECT ctid AS place FROM rate_limit_event_due
             WHERE scheduled_time = gone.at AND event_id = gone.event_id OFFSET 0) AS found))";
 
-/// In the order of [`Statements::from_prepared`].
-pub(super) const SQL: [&str; 5] = [NOTE_PAGE, FIRST, SIT, TAKE, FORGET];
-
-#[derive(Debug)]
-pub(super) struct Statements {
-    note_page: Statement,
-    first: Statement,
-    sit: Statement,
-    take: Statement,
-    forget: Statement,
-}
-
-impl Statements {
-    pub(super) fn from_prepared(next: &mut impl FnMut() -> Statement) -> Self {
-        Self { note_page: next(), first: next(), sit: next(), take: next(), forget: next() }
-    }
-}
-
 #[async_trait]
 impl DueStore for Postgres {
     async fn note_due(&self, after: Option<&EventId>) -> Result<Option<EventId>> {
-        let session = self.inner.pool.slot_session().await?;
         let (after, now) = (after.map_or("", EventId::as_str), self.clock_override());
-        let statement = &session.statements.slot.due.note_page;
-        let row = session.bounded(session.client.query_one(statement, &[&after, &PAGE, &now])).await?;
-        session.keep();
+        let row = self.inner.pool.query_one(NOTE_PAGE, &[&after, &PAGE, &now]).await?;
         let last: Option<&str> = column(&row, 0)?;
         last.map(|last| EventId::parse(last).map_err(unreadable)).transpose()
     }
 
     async fn take_due(&self, max: usize, lease: Duration) -> Result<Due> {
-        let session = self.inner.pool.slot_session().await?;
-        let (client, statements) = (&session.client, &session.statements.slot.due);
+        let session = self.inner.pool.session().await?;
         let now = self.clock_override();
-        let first = session.bounded(client.query_opt(&statements.first, &[&now])).await?;
+        let first = session.query_opt(FIRST, &[&now]).await?;
         let first: Option<i64> = first.as_ref().map(|row| column(row, 0)).transpose()?;
         // Nothing is written as long as nothing is due.
         if first.is_none_or(|micros| micros > 0) {
@@ -100,14 +77,13 @@ impl DueStore for Postgres {
             let next = first.map(|micros| Duration::from_micros(micros.unsigned_abs()));
             return Ok(Due { next, ..Due::default() });
         }
-        let seat = session.bounded(client.query_opt(&statements.sit, &[&SEAT, &micros(lease), &now])).await?;
+        let seat = session.query_opt(SIT, &[&SEAT, &time::micros(lease), &now]).await?;
         let Some(seat) = seat else {
             session.keep();
             return Ok(Due::default());
         };
         let leases = vec![Lease { shard: 0, token: column(&seat, 0)? }];
-        let limit = i64::try_from(max).unwrap_or(i64::MAX);
-        let rows = session.bounded(client.query(&statements.take, &[&limit, &now])).await?;
+        let rows = session.query(TAKE, &[&row::limit(max), &now]).await?;
         session.keep();
         let mut due = Due { receipt: Receipt { topic: SEAT.to_owned(), leases }, ..Due::default() };
         for row in &rows {
@@ -121,14 +97,14 @@ impl DueStore for Postgres {
     }
 
     async fn settle_due(&self, due: &Due, dispatched: Dispatched<'_>) -> Result<bool> {
-        let session = self.inner.pool.slot_session().await?;
-        let (client, now) = (&session.client, self.clock_override());
-        let statements = &session.statements.queue;
+        let session = self.inner.pool.session().await?;
+        let now = self.clock_override();
+        let [lock] = session.prepare([LOCK_LEASES]).await?;
         let tokens: Vec<i64> = due.receipt.leases.iter().map(|lease| lease.token).collect();
         let (_, held) = session
             .bounded(try_join(
-                client.batch_execute("BEGIN"),
-                client.query(&statements.lock_leases, &[&SEAT, &vec![0_i16; tokens.len()], &tokens, &now]),
+                session.batch_execute("BEGIN"),
+                lock.query(&[&SEAT, &vec![0_i16; tokens.len()], &tokens, &now]),
             ))
             .await?;
         let is_held = !held.is_empty();
@@ -138,12 +114,12 @@ impl DueStore for Postgres {
                 Dispatched::Enqueue(topic) => (&due.slots[..], Some(topic)),
             };
             forget(&session, slots, &due.void).await?;
-            session.bounded(client.execute(&statements.release, &[&SEAT, &[0_i16].as_slice(), &now])).await?;
+            session.execute(RELEASE, &[&SEAT, &[0_i16].as_slice(), &now]).await?;
             if let Some(topic) = topic {
                 enqueue(&session, topic, slots).await?;
             }
         }
-        session.bounded(client.batch_execute("COMMIT")).await?;
+        session.run("COMMIT").await?;
         session.keep();
         if let (true, Dispatched::Enqueue(topic)) = (is_held, dispatched) {
             self.inner.bells.ring(topic);
@@ -157,15 +133,15 @@ impl DueStore for Postgres {
 }
 
 fn read_due(row: &Row, due: &mut Due) -> Result<()> {
-    let scheduled = time::from_system(column(row, 0)?);
+    let scheduled = timestamp(row, 0)?;
     let event = EventId::parse(column::<&str>(row, 1)?).map_err(unreadable)?;
     match column::<Option<&str>>(row, 2)? {
         None => due.void.push((scheduled, event)),
         Some(config) => due.slots.push(Slot {
             event,
             config: ConfigName::parse(config).map_err(unreadable)?,
-            requested: time::from_system(column(row, 3)?),
-            window_start: time::from_system(column(row, 4)?),
+            requested: timestamp(row, 3)?,
+            window_start: timestamp(row, 4)?,
             scheduled,
         }),
     }
@@ -177,8 +153,7 @@ async fn forget(session: &Session, slots: &[Slot], void: &[(Timestamp, EventId)]
     let noted = noted.chain(void.iter().map(|(at, event)| (*at, event)));
     let (times, events): (Vec<SystemTime>, Vec<&str>) =
         noted.map(|(at, event)| (time::to_system(at), event.as_str())).unzip();
-    let statement = &session.statements.slot.due.forget;
-    session.bounded(session.client.execute(statement, &[&times, &events])).await.map(drop)
+    session.execute(FORGET, &[&times, &events]).await.map(drop)
 }
 
 /// The ledger last, as everywhere: see `quota::save`.
@@ -187,12 +162,11 @@ async fn enqueue(session: &Session, topic: &str, slots: &[Slot]) -> Result<()> {
         slots.iter().map(|slot| weir_store::shard::of(slot.config.as_str(), SHARDS).cast_signed()).collect();
     let keys: Vec<&str> = slots.iter().map(|slot| slot.config.as_str()).collect();
     let payloads: Vec<Vec<u8>> = slots.iter().map(encode).collect();
-    let count = i64::try_from(slots.len()).unwrap_or(i64::MAX);
-    let (client, statements) = (&session.client, &session.statements.quota);
+    let [enqueue, count_accepted] = session.prepare([quota::ENQUEUE, quota::COUNT_ACCEPTED]).await?;
     session
         .bounded(try_join(
-            client.execute(&statements.enqueue, &[&topic, &shards, &keys, &payloads]),
-            client.execute(&statements.count_accepted, &[&topic, &session.ledger_slot, &count]),
+            enqueue.execute(&[&topic, &shards, &keys, &payloads]),
+            count_accepted.execute(&[&topic, &session.ledger_slot, &row::limit(slots.len())]),
         ))
         .await
         .map(drop)

@@ -1,17 +1,18 @@
 //! Holds in Postgres.
 
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
+use futures_util::future::try_join3;
 use tokio_postgres::Row;
-use tokio_postgres::types::ToSql;
 use uuid::Uuid;
 use weir_core::tier::{Hold, Settlement};
 use weir_core::{HoldId, PolicyName, Timestamp};
 use weir_store::Result;
 use weir_store::tier::{Books, NewHold, Settled};
 
-use super::fault;
-use crate::quota::{column, int, unsigned};
+use crate::clock::CLOCK;
+use crate::row::{self, column, int, timestamp, unreadable, unsigned};
+use crate::session::Values;
 use crate::{Postgres, time};
 
 const PUT: &str = "
@@ -23,10 +24,10 @@ const FIND: &str = "
     SELECT scope, policy, key, cost, taken_at, expires_at, settled FROM tier_hold WHERE hold_id = $1 FOR UPDATE";
 const SETTLE: &str = "UPDATE tier_hold SET settled = $2 WHERE hold_id = $1";
 const PURGE: &str = "
-    DELETE FROM tier_hold WHERE hold_id IN (
+    DELETE FROM tier_hold WHERE hold_id = ANY(ARRAY(
         SELECT hold_id FROM tier_hold
         WHERE expires_at < coalesce($1, clock_timestamp()) - $2::bigint * interval '1 microsecond'
-        ORDER BY expires_at LIMIT $3 FOR UPDATE SKIP LOCKED)";
+        ORDER BY expires_at LIMIT $3 FOR UPDATE SKIP LOCKED))";
 const AUDIT: &str = "
     WITH moment AS (SELECT coalesce($1, clock_timestamp()) AS now)
     SELECT count(*), count(*) FILTER (WHERE settled IS NULL AND expires_at > now),
@@ -37,56 +38,53 @@ const AUDIT: &str = "
 pub(super) async fn put(engine: &Postgres, hold: &NewHold) -> Result<Timestamp> {
     let (scope, cost) = (int(hold.scope), i64::from(hold.cost));
     let (taken_at, now) = (time::to_system(hold.taken_at), engine.clock_override());
-    let ttl = i64::try_from(hold.ttl.as_micros()).unwrap_or(i64::MAX);
-    let values: [&(dyn ToSql + Sync); 8] =
-        [hold.id.as_uuid(), &scope, &hold.policy.as_str(), &hold.key, &cost, &taken_at, &now, &ttl];
-    let rows = engine.rows(PUT, &values).await?;
-    let row = rows.first().ok_or_else(|| fault("an insert returned nothing"))?;
-    Ok(time::from_system(column::<SystemTime>(row, 0)?))
+    let ttl = time::micros(hold.ttl);
+    let values: Values<'_> =
+        &[hold.id.as_uuid(), &scope, &hold.policy.as_str(), &hold.key, &cost, &taken_at, &now, &ttl];
+    timestamp(&engine.inner.pool.query_one(PUT, values).await?, 0)
 }
 
 pub(super) async fn settle(engine: &Postgres, id: HoldId, cost: u32) -> Result<Option<Settled>> {
     let session = engine.inner.pool.session().await?;
-    let (client, id): (_, &Uuid) = (&session.client, id.as_uuid());
-    session.bounded(client.batch_execute("BEGIN")).await?;
-    let found = session.bounded(client.query_opt(FIND, &[id])).await?;
-    let clock = session.bounded(client.query_one(&session.statements.clock, &[])).await?;
+    let id: &Uuid = id.as_uuid();
+    let [find, clock] = session.prepare([FIND, CLOCK]).await?;
+    let (_, found, clock) = session
+        .bounded(try_join3(session.batch_execute("BEGIN"), find.query_opt(&[id]), clock.query_one(&[])))
+        .await?;
     let now = engine.now(&clock)?;
     let mut settled = found.as_ref().map(read).transpose()?;
     if let Some(settled) = &mut settled {
         settled.settlement = settled.hold.settle(cost, now);
         if matches!(settled.settlement, Settlement::Settled(_)) {
-            session.bounded(client.execute(SETTLE, &[id, &i64::from(cost)])).await?;
+            session.execute(SETTLE, &[id, &i64::from(cost)]).await?;
         }
     }
-    session.bounded(client.batch_execute("COMMIT")).await?;
+    session.run("COMMIT").await?;
     session.keep();
     Ok(settled)
 }
 
 pub(super) async fn purge(engine: &Postgres, keep: Duration, limit: usize) -> Result<u64> {
-    let (keep, limit) =
-        (i64::try_from(keep.as_micros()).unwrap_or(i64::MAX), i64::try_from(limit).unwrap_or(i64::MAX));
-    engine.execute(PURGE, &[&engine.clock_override(), &keep, &limit]).await
+    let values: Values<'_> = &[&engine.clock_override(), &time::micros(keep), &row::limit(limit)];
+    engine.inner.pool.execute(PURGE, values).await
 }
 
 pub(super) async fn audit(engine: &Postgres) -> Result<Books> {
-    let rows = engine.rows(AUDIT, &[&engine.clock_override()]).await?;
-    let row = rows.first().ok_or_else(|| fault("a count returned nothing"))?;
-    let count = |at| Ok::<_, weir_store::Error>(u64::try_from(column::<i64>(row, at)?).unwrap_or(0));
+    let row = engine.inner.pool.query_one(AUDIT, &[&engine.clock_override()]).await?;
+    let count = |index| row::count(&row, index);
     Ok(Books { holds: count(0)?, open: count(1)?, held: count(2)?, settled: count(3)?, expired: count(4)? })
 }
 
 fn read(row: &Row) -> Result<Settled> {
-    let amount = |number: i64| u32::try_from(number).map_err(fault);
+    let amount = |number: i64| u32::try_from(number).map_err(unreadable);
     let hold = Hold {
         cost: amount(column(row, 3)?)?,
-        taken_at: time::from_system(column::<SystemTime>(row, 4)?),
-        expires_at: time::from_system(column::<SystemTime>(row, 5)?),
+        taken_at: timestamp(row, 4)?,
+        expires_at: timestamp(row, 5)?,
         settled: column::<Option<i64>>(row, 6)?.map(amount).transpose()?,
     };
     Ok(Settled {
-        policy: PolicyName::parse(column::<&str>(row, 1)?).map_err(fault)?,
+        policy: PolicyName::parse(column::<&str>(row, 1)?).map_err(unreadable)?,
         scope: unsigned(column(row, 0)?),
         key: column(row, 2)?,
         hold,

@@ -1,14 +1,13 @@
 //! Policies in Postgres.
 
 use tokio_postgres::Row;
-use tokio_postgres::types::ToSql;
 use weir_core::PolicyName;
 use weir_store::Result;
 use weir_store::tier::{Match, OnOutage, Origin, POLICIES_MAX, Policy, PolicySpec};
 
-use super::fault;
 use crate::Postgres;
-use crate::quota::{column, int, unsigned};
+use crate::row::{self, column, int, unreadable, unsigned};
+use crate::session::Values;
 
 const ALL: &str = "
     SELECT scope, name, kind, amount, refill, period_ms, shadow, on_outage, match_domain, match_entries
@@ -34,11 +33,11 @@ const DELETE: &str = "
     WITH next AS (UPDATE tier_version SET version = version + 1 WHERE id = 1 RETURNING version),
     told AS (INSERT INTO tier_change (version) SELECT version FROM next),
     gone AS (DELETE FROM tier_policy WHERE name = $1 RETURNING scope),
-    forgotten AS (DELETE FROM tier_spent WHERE scope IN (SELECT scope FROM gone))
+    forgotten AS (DELETE FROM tier_spent WHERE scope = ANY(ARRAY(SELECT scope FROM gone)))
     SELECT scope FROM gone";
 
 pub(super) async fn all(engine: &Postgres) -> Result<Vec<Policy>> {
-    engine.rows(ALL, &[]).await?.iter().map(read).collect()
+    engine.inner.pool.query(ALL, &[]).await?.iter().map(read).collect()
 }
 
 pub(super) async fn put(
@@ -55,8 +54,7 @@ pub(super) async fn put(
     };
     let (domain, entries) =
         (spec.matches.as_ref().map(|m| m.domain.as_str()), spec.matches.as_ref().map(Match::entries_text));
-    let most = i64::try_from(POLICIES_MAX).unwrap_or(i64::MAX);
-    let values: [&(dyn ToSql + Sync); 11] = [
+    let values: Values<'_> = &[
         &name.as_str(),
         &kind,
         &amount,
@@ -67,14 +65,15 @@ pub(super) async fn put(
         &domain,
         &entries,
         &origin,
-        &most,
+        &row::limit(POLICIES_MAX),
     ];
-    engine.execute(PUT, &values).await?;
-    engine.rows(ONE, &[&name.as_str()]).await?.first().map(read).transpose()
+    engine.inner.pool.execute(PUT, values).await?;
+    let row = engine.inner.pool.query_opt(ONE, &[&name.as_str()]).await?;
+    row.as_ref().map(read).transpose()
 }
 
 pub(super) async fn delete(engine: &Postgres, name: &PolicyName) -> Result<bool> {
-    Ok(!engine.rows(DELETE, &[&name.as_str()]).await?.is_empty())
+    Ok(engine.inner.pool.query_opt(DELETE, &[&name.as_str()]).await?.is_some())
 }
 
 fn read(row: &Row) -> Result<Policy> {
@@ -83,11 +82,11 @@ fn read(row: &Row) -> Result<Policy> {
     let on_outage = OnOutage::parse(column::<&str>(row, 7)?);
     let (domain, entries): (Option<&str>, Option<&str>) = (column(row, 8)?, column(row, 9)?);
     let spec = PolicySpec {
-        limit: limit.map_err(fault)?,
+        limit: limit.map_err(unreadable)?,
         shadow: column(row, 6)?,
-        on_outage: on_outage.ok_or_else(|| fault("a policy has an unknown on_outage"))?,
+        on_outage: on_outage.ok_or_else(|| unreadable("a policy has an unknown on_outage"))?,
         matches: domain.map(|domain| Match::parse(domain, entries.unwrap_or_default())),
     };
-    let name = PolicyName::parse(column::<&str>(row, 1)?).map_err(fault)?;
+    let name = PolicyName::parse(column::<&str>(row, 1)?).map_err(unreadable)?;
     Ok(Policy::new(name, number(0)?, spec))
 }

@@ -12,11 +12,11 @@ use weir_store::request::{Receipt, Submit, SubmitOutcome};
 use super::columns::Columns;
 use super::first_status;
 use crate::pool::Session;
-use crate::quota::column;
-use crate::{Postgres, queue, time};
+use crate::row::{column, timestamp};
+use crate::{Postgres, time};
 
 /// Writes nothing when no key is new. See [`INSERT`](super::INSERT) for `IS TRUE`.
-pub(super) const INSERT: &str = "
+const INSERT: &str = "
     WITH clock AS MATERIALIZED (SELECT coalesce($11, clock_timestamp()) AS now),
     new AS (
         SELECT * FROM unnest($1::uuid[], $2::text[], $3::text[], $4::bytea[], $5::text[], $6::text[], $7::bytea[],
@@ -54,15 +54,14 @@ pub(super) async fn insert(
     let mut tried = batch.to_vec();
     tried.retain(|submit| keys.insert((submit.tenant.as_str(), submit.key.as_str())));
     let columns = Columns::of(&tried)?;
-    let (clock, kept_for) = (engine.clock_override(), queue::micros(KEPT_FOR));
+    let (clock, kept_for) = (engine.clock_override(), time::micros(KEPT_FOR));
     let values = columns.and([&clock, &kept_for, &session.ledger_slot]);
-    let statement = &session.statements.request.submit.insert_fresh;
-    let rows = session.bounded(session.client.query(statement, &values)).await?;
+    let rows = session.query(INSERT, &values).await?;
     let mut inserted = HashSet::with_capacity(rows.len());
     for row in &rows {
         inserted.insert(RequestId::from_uuid(column(row, 0)?));
     }
-    let now = rows.first().map(|row| column(row, 1)).transpose()?.map_or(Timestamp::EPOCH, time::from_system);
+    let now = rows.first().map_or(Ok(Timestamp::EPOCH), |row| timestamp(row, 1))?;
     let outcome = |submit: &&Submit| {
         let receipt = Receipt { id: submit.id, status: first_status(submit)?, accepted_at: now };
         Ok(inserted.contains(&submit.id).then_some(SubmitOutcome::Accepted(receipt)))

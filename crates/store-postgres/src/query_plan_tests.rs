@@ -1,0 +1,212 @@
+//! Holds the plans of all statements to one rule: what they cost must not hang on what Postgres believes of a table. A
+//! connection keeps its plans, and a table that was empty when one was made may hold a million rows when it runs.
+//!
+//! A join of an array with a table that seems empty reads the table, and the whole array again for each of its rows. Three
+//! forms have only one plan, a look-up for each element:
+//!
+//! - `CROSS JOIN LATERAL (SELECT … FROM t WHERE t.key = new.key OFFSET 0)`, where nothing is changed;
+//! - `WHERE t.key = ANY(ARRAY[new.key])` in an update: a sorted reading of `t` is no use for it, as it would be for `=`, so
+//!   all that is left besides the look-up is a sequential scan, which sessions have switched off;
+//! - `t.ctid = …` of what such a `LATERAL` has found, for keys of several columns. Only for rows that nobody else may be
+//!   changing: a version that is newer than the statement is not found.
+
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+use weir_testkit::postgres::Server;
+
+use crate::Postgres;
+
+/// What runs on connections of its own, before or beside those of the pool.
+const NOT_CACHED: [&str; 4] = ["migrate.rs", "query_plan_tests.rs", "requirements.rs", "watch.rs"];
+
+/// Tables as they are at the start, as a vacuum leaves them when nothing is to be done, and with rows that Postgres knows of.
+const STATES: [(&str, &str); 3] =
+    [("never vacuumed", ""), ("vacuumed while empty", "VACUUM ANALYZE"), ("filled", FILL)];
+const FILL: &str = "
+    INSERT INTO request_record (request_id, tenant_id, request_type, status, payload, payload_key_id, created_at, updated_at)
+    SELECT gen_random_uuid(), n % 10, 'payment', 'ACCEPTED', '', 'key', now(), now() FROM generate_series(1, 2000) AS n;
+    INSERT INTO request_job (request_id, downstream, claimable_at) SELECT request_id, 'default', now() FROM request_record;
+    INSERT INTO idempotency_record (tenant_id, idempotency_key, payload_hash, request_id, expires_at)
+    SELECT tenant_id, request_id, '', request_id, now() FROM request_record;
+    INSERT INTO rate_limit_store SELECT n, 1, 1, 0, now() FROM generate_series(1, 2000) AS n;
+    ANALYZE";
+
+/// Statements that may read a table whole, and why.
+const EXCEPT: &[(&str, &str, &str)] = &[
+    ("quota.rs", "AUDIT", BOOKS),
+    ("queue.rs", "BOOKS", BOOKS),
+    ("slot.rs", "AUDIT", BOOKS),
+    ("request/upkeep.rs", "BOOKS", BOOKS),
+    ("sale.rs", "AUDIT", BOOKS),
+    ("tier/hold.rs", "AUDIT", BOOKS),
+    ("request/upkeep.rs", "COUNT", "dead letters are counted every five seconds at most"),
+    // Tables that are small whatever callers do.
+    ("quota.rs", "DISTRUST", ONE_ROW),
+    ("quota.rs", "PROBE", ONE_ROW),
+    ("request/upkeep.rs", "ROLLOUT", ONE_ROW),
+    ("request/sealing.rs", "KEYS", "there is a row for each key that anything is sealed with"),
+    ("tier.rs", "TIERS", "there are four tiers"),
+    ("tier/policy.rs", "ALL", "there are POLICIES_MAX policies at most"),
+    ("tier/policy.rs", "PUT", "there are POLICIES_MAX policies at most"),
+    ("clock.rs", "LOCK_SHARDS", "a topic has sixteen shards"),
+    ("queue.rs", "LEASE", "a topic has sixteen shards"),
+    ("sale/record.rs", "RECORD", "what is read again is a count, for one product"),
+    ("queue.rs", "REPLAY", "an operator replays one dead letter, or all"),
+    ("clock.rs", "BRING_BACK_MESSAGES", CLOCK_STEP),
+    ("clock.rs", "BRING_BACK_REQUESTS", CLOCK_STEP),
+];
+const BOOKS: &str = "books are read whole";
+const ONE_ROW: &str = "the table has one row";
+const CLOCK_STEP: &str = "read a page at a time, at the start and when the clock was set back";
+
+/// One statement, by the file and the name it has there.
+struct Statement {
+    file: String,
+    name: String,
+    sql: String,
+}
+
+impl Statement {
+    fn is_excepted(&self) -> bool {
+        EXCEPT.iter().any(|(file, name, _)| self.file == *file && self.name == *name)
+    }
+}
+
+#[tokio::test]
+async fn no_plan_depends_on_how_full_a_table_seems() {
+    if weir_testkit::skip("postgres") {
+        return;
+    }
+    let database = Server::shared().database("plans").await;
+    let engine = Postgres::open(database.url().parse().expect("a Postgres URL"), 1).await.expect("it opens");
+    let statements = statements();
+    let (mut faults, mut excepted) = (Vec::new(), Vec::new());
+    for (state, prepare) in STATES {
+        database.execute(prepare).await;
+        for statement in &statements {
+            let Statement { file, name, sql } = statement;
+            let plan = explain(&engine, sql).await;
+            let Err(fault) = examine(&plan, false) else { continue };
+            if statement.is_excepted() {
+                excepted.push((file.as_str(), name.as_str()));
+            } else {
+                faults.push(format!("{state}: {file} {name}: {fault}\n{plan:#}\n"));
+            }
+        }
+    }
+    assert!(faults.is_empty(), "{} plans:\n{}", faults.len(), faults.concat());
+    for (file, name, reason) in EXCEPT {
+        let is_needed = excepted.contains(&(*file, *name));
+        assert!(is_needed && !reason.is_empty(), "{file} {name} needs no exception");
+    }
+}
+
+/// All statements of this crate: every text in its sources that begins like one. Each has to be a constant.
+fn statements() -> Vec<Statement> {
+    let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let mut files = Vec::new();
+    rust_files(&sources, &mut files);
+    let mut statements = Vec::new();
+    for path in files {
+        let file = path.strip_prefix(&sources).expect("it is in there").to_str().expect("UTF-8").to_owned();
+        if NOT_CACHED.contains(&file.as_str()) {
+            continue;
+        }
+        let text = std::fs::read_to_string(&path).expect("a source");
+        let product = text.split("#[cfg(test)]\nmod ").next().unwrap_or_default();
+        for (before, sql) in texts(product).filter(|(_, sql)| is_statement(sql)) {
+            let declared = before.trim_end().strip_suffix(": &str =").and_then(|it| it.rsplit_once("const "));
+            let (_, name) =
+                declared.unwrap_or_else(|| panic!("{file} has a statement without a name: {sql}"));
+            statements.push(Statement { file: file.clone(), name: name.to_owned(), sql });
+        }
+    }
+    assert!(statements.len() > 100, "{} were found", statements.len());
+    statements
+}
+
+/// The string literals of a source, each with all that stands before it. Comments have no quotation marks but in pairs.
+fn texts(source: &str) -> impl Iterator<Item = (&str, String)> {
+    let mut from = 0;
+    std::iter::from_fn(move || {
+        let start = from + source[from..].find('"')? + 1;
+        let mut end = start;
+        while !source[end..].starts_with('"') {
+            let escaped = source[end..].starts_with('\\');
+            end += source[end..].chars().take(1 + usize::from(escaped)).map(char::len_utf8).sum::<usize>();
+        }
+        from = end + 1;
+        Some((&source[..start - 1], source[start..end].replace("\\\"", "\"")))
+    })
+}
+
+fn is_statement(sql: &str) -> bool {
+    let verbs = ["SELECT ", "(SELECT ", "INSERT ", "UPDATE ", "DELETE ", "WITH "];
+    verbs.iter().any(|verb| sql.trim_start().starts_with(verb))
+}
+
+fn rust_files(directory: &Path, files: &mut Vec<PathBuf>) {
+    for entry in std::fs::read_dir(directory).expect("a directory") {
+        let path = entry.expect("an entry").path();
+        if path.is_dir() {
+            rust_files(&path, files);
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            files.push(path);
+        }
+    }
+}
+
+/// The plan that a session makes once and keeps, by a session with the settings of all.
+async fn explain(engine: &Postgres, sql: &str) -> Value {
+    let session = engine.inner.pool.session().await.expect("a session");
+    let count = session.client().prepare(sql).await.expect("it can be prepared").params().len();
+    let values = vec!["NULL"; count].join(", ");
+    let values = if count == 0 { values } else { format!("({values})") };
+    session.client().batch_execute(&format!("PREPARE examined AS {sql}")).await.expect("it can be prepared");
+    let text =
+        session.client().simple_query(&format!("EXPLAIN (FORMAT JSON) EXECUTE examined{values}")).await;
+    let text = text.expect("it can be explained");
+    let plan = text.iter().find_map(|message| match message {
+        tokio_postgres::SimpleQueryMessage::Row(row) => row.get(0),
+        _ => None,
+    });
+    let plan: Value = serde_json::from_str(plan.expect("a plan")).expect("JSON");
+    session.client().batch_execute("DEALLOCATE examined").await.expect("it can be forgotten");
+    session.keep();
+    plan[0]["Plan"].clone()
+}
+
+/// Nothing may be read whole but behind a limit, and nothing again for every row of something else unless through an index.
+fn examine(plan: &Value, is_limited: bool) -> Result<(), String> {
+    let is_limited = is_limited || plan["Node Type"] == "Limit";
+    if reads_whole(plan) && !is_limited {
+        return Err(format!("all of {} is read", plan["Relation Name"]));
+    }
+    let children = plan["Plans"].as_array().map(Vec::as_slice).unwrap_or_default();
+    if plan["Node Type"] == "Nested Loop" {
+        let again = first_read(&children[1]);
+        if !is_lookup(again) {
+            return Err(format!("{} is read again for every row", again["Node Type"]));
+        }
+    }
+    children.iter().try_for_each(|child| examine(child, is_limited))
+}
+
+/// What a node begins by reading.
+fn first_read(plan: &Value) -> &Value {
+    match plan["Plans"].as_array().and_then(|children| children.first()) {
+        Some(child) => first_read(child),
+        None => plan,
+    }
+}
+
+fn reads_whole(plan: &Value) -> bool {
+    plan["Relation Name"].is_string()
+        && plan["Node Type"].as_str().is_some_and(|node| node.ends_with("Scan"))
+        && !is_lookup(plan)
+}
+
+fn is_lookup(plan: &Value) -> bool {
+    plan["Index Cond"].is_string() || plan["TID Cond"].is_string()
+}

@@ -1,0 +1,41 @@
+//! Reading columns, and numbers as Postgres holds them.
+
+use tokio_postgres::Row;
+use tokio_postgres::types::FromSql;
+use weir_core::Timestamp;
+use weir_store::{Error, Result};
+
+use crate::{ENGINE, time};
+
+pub(crate) fn column<'a, T: FromSql<'a>>(row: &'a Row, index: usize) -> Result<T> {
+    row.try_get(index).map_err(unreadable)
+}
+
+pub(crate) fn timestamp(row: &Row, index: usize) -> Result<Timestamp> {
+    column(row, index).map(time::from_system)
+}
+
+/// A `bigint` that counts something.
+pub(crate) fn count(row: &Row, index: usize) -> Result<u64> {
+    column::<i64>(row, index).map(i64::unsigned_abs)
+}
+
+/// The error for a row that only somebody's edit can hold.
+pub(crate) fn unreadable(cause: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Error {
+    Error::failed(ENGINE, cause)
+}
+
+/// Limits and counts are never above what an `integer` holds.
+pub(crate) fn int(number: u32) -> i32 {
+    i32::try_from(number).unwrap_or(i32::MAX)
+}
+
+/// A negative number in a row is somebody's edit, and counts as 0.
+pub(crate) fn unsigned(number: i32) -> u32 {
+    u32::try_from(number).unwrap_or(0)
+}
+
+/// How many rows a statement returns or changes at most.
+pub(crate) fn limit(rows: usize) -> i64 {
+    i64::try_from(rows).unwrap_or(i64::MAX)
+}
