@@ -200,7 +200,7 @@ impl Queue for Postgres {
         let after = storable(after.unwrap_or_default());
         // No value of Postgres is longer.
         let payload_max = i32::try_from(payload_max).unwrap_or(i32::MAX - 1);
-        let values: Values<'_> = &[&after, &row::limit(limit), &payload_max];
+        let values: Values<'_> = &[&after, &row::bigint(limit), &payload_max];
         let rows = self.inner.pool.query(DEAD_LETTERS, values).await?;
         rows.iter().map(read_dead_letter).collect()
     }
@@ -280,7 +280,7 @@ impl Postgres {
         let session = self.inner.pool.session().await?;
         let [make_shards, lease] = session.prepare([MAKE_SHARDS, LEASE]).await?;
         let (now, micros) = (self.clock_override(), time::micros(visibility));
-        let shards = row::limit(max).min(SHARDS_PER_CLAIM);
+        let shards = row::bigint(max).min(SHARDS_PER_CLAIM);
         let (_, rows) = session
             .bounded(try_join(make_shards.execute(&[&topic]), lease.query(&[&topic, &micros, &now, &shards])))
             .await?;
@@ -321,7 +321,7 @@ impl Postgres {
             let share = ((max - messages.len()) / places.len()).max(1);
             let asked = Asked { messages: share, packs: (share / self.inner.pack_size()).max(1) };
             let (shards, after): (Vec<i16>, Vec<i64>) = places.iter().copied().unzip();
-            let [rows, packs] = [asked.messages, asked.packs].map(row::limit);
+            let [rows, packs] = [asked.messages, asked.packs].map(row::bigint);
             let (rows, packs) = session
                 .bounded(try_join(
                     visible.query(&[&topic, &shards, &after, &rows, &now]),

@@ -22,7 +22,7 @@ use weir_store::{Batch, Result, shard};
 use crate::clock::CLOCK;
 use crate::pool::Session;
 use crate::queue::{SHARDS, pack};
-use crate::row::{column, count, int, limit, timestamp, unreadable, unsigned};
+use crate::row::{bigint, column, count, int, timestamp, unreadable, unsigned};
 use crate::session::Values;
 use crate::{Postgres, time};
 
@@ -276,7 +276,7 @@ async fn save(session: &Session, changed: &[(&UserId, Quota)], accepted: &[Accep
         if accepted.is_empty() {
             return Ok(0);
         }
-        count_accepted.execute(&[&TOPIC, &session.ledger_slot, &limit(accepted.len())]).await
+        count_accepted.execute(&[&TOPIC, &session.ledger_slot, &bigint(accepted.len())]).await
     };
     session.bounded(try_join4(save_rows, enqueue, count, session.batch_execute("COMMIT"))).await.map(drop)
 }

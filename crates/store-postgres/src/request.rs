@@ -83,13 +83,13 @@ impl RequestStore for Postgres {
         let (tenant, before) = (tenant.as_str(), before.map_or(Uuid::max(), |id| *id.as_uuid()));
         let mut last: Option<Uuid> = None;
         if status.is_some() {
-            let place = row::limit(LOOKED_AT_MAX - 1);
+            let place = row::bigint(LOOKED_AT_MAX - 1);
             let row = session.query_opt(LAST_LOOKED_AT, &[&tenant, &before, &place]).await?;
             last = row.map(|row| column(&row, 0)).transpose()?;
         }
         let down_to = last.unwrap_or_default();
         let values: Values<'_> =
-            &[&tenant, &before, &down_to, &status.map(Status::as_str), &row::limit(limit)];
+            &[&tenant, &before, &down_to, &status.map(Status::as_str), &row::bigint(limit)];
         let rows = session.query(LIST, values).await?;
         session.keep();
         let requests = rows.iter().map(read_request).collect::<Result<Vec<_>>>()?;
@@ -118,8 +118,8 @@ impl RequestStore for Postgres {
         batch: Vec<JobReport>,
         policy: &Policy,
     ) -> Result<Vec<Result<Status, Refused>>> {
-        let outcomes = work::report(self, batch, policy).await?;
-        if outcomes.iter().flatten().any(|status| status.is_final()) {
+        let (outcomes, has_webhooks) = work::report(self, batch, policy).await?;
+        if has_webhooks {
             self.inner.bells.ring(WEBHOOKS);
         }
         Ok(outcomes)

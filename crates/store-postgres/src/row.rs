@@ -35,7 +35,7 @@ pub(crate) fn unsigned(number: i32) -> u32 {
     u32::try_from(number).unwrap_or(0)
 }
 
-/// How many rows a statement returns or changes at most.
-pub(crate) fn limit(rows: usize) -> i64 {
-    i64::try_from(rows).unwrap_or(i64::MAX)
+/// A length or a limit.
+pub(crate) fn bigint(number: usize) -> i64 {
+    i64::try_from(number).unwrap_or(i64::MAX)
 }

@@ -133,7 +133,7 @@ impl SaleStore for Postgres {
 
     async fn products(&self, after: Option<&Sku>, limit: usize) -> Result<Vec<Product>> {
         let after = after.map_or("", Sku::as_str);
-        let board = self.list(LIST, &[&after, &row::limit(limit)]).await?;
+        let board = self.list(LIST, &[&after, &row::bigint(limit)]).await?;
         Ok(board.products)
     }
 
@@ -197,7 +197,7 @@ impl SaleStore for Postgres {
             .bounded(try_join3(
                 session.batch_execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"),
                 audit.query_one(&[]),
-                items.query(&[&row::limit(BOOKS_ITEMS_MAX)]),
+                items.query(&[&row::bigint(BOOKS_ITEMS_MAX)]),
             ))
             .await?;
         session.run("COMMIT").await?;

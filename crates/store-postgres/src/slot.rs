@@ -119,7 +119,7 @@ impl SlotStore for Postgres {
         limit: usize,
     ) -> Result<Vec<WindowCount>> {
         let (from, to) = (time::to_system(from), time::to_system(to));
-        let values: Values<'_> = &[&config.as_str(), &from, &to, &row::limit(limit)];
+        let values: Values<'_> = &[&config.as_str(), &from, &to, &row::bigint(limit)];
         let rows = self.inner.pool.query(WINDOWS, values).await?;
         rows.iter().map(read_window).collect()
     }

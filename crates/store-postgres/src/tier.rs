@@ -147,7 +147,7 @@ impl TierStore for Postgres {
 
     async fn load_spent(&self, after: Option<(u32, String)>, limit: usize) -> Result<Vec<SpentRow>> {
         let (scope, key) = after.map_or((-1, String::new()), |(scope, key)| (int(scope), key));
-        let rows = self.inner.pool.query(KEPT, &[&scope, &key, &row::limit(limit)]).await?;
+        let rows = self.inner.pool.query(KEPT, &[&scope, &key, &row::bigint(limit)]).await?;
         rows.iter().map(read_spent).collect()
     }
 

@@ -6,6 +6,21 @@
 //! for ninety days, the other holds only what is still to be done.
 //!
 //! Payloads and results come sealed and are opaque here.
+//!
+//! Engines load rows, lock them and save them; what becomes of a batch is decided by its plan: [`plan_submit`],
+//! [`plan_claim`], [`plan_report`], [`plan_callback`] and [`plan_replay`].
+
+mod job;
+mod plan_callback;
+mod plan_claim;
+mod plan_report;
+mod plan_submit;
+
+pub use self::job::{AttemptOutcome, JobChange, JobRow, RequestRow, plan_replay, stored_progress};
+pub use self::plan_callback::plan_callback;
+pub use self::plan_claim::{ClaimPlan, ClaimRow, plan_claim};
+pub use self::plan_report::{ReportPlan, plan_report};
+pub use self::plan_submit::{KnownKey, KnownKeys, NewRequest, SubmitPlan, plan_submit};
 
 use std::time::Duration;
 
@@ -13,7 +28,7 @@ use async_trait::async_trait;
 use weir_core::quota::Limits;
 use weir_core::request::canary::Percent;
 use weir_core::request::canonical::Fingerprint;
-use weir_core::request::retry::{Cause, Policy};
+use weir_core::request::retry::Policy;
 use weir_core::request::state::{Callback, Refused, Report, Status};
 use weir_core::{IdempotencyKey, RequestId, RequestType, TenantId, Timestamp};
 
@@ -139,27 +154,6 @@ pub struct Failure {
     pub code: String,
     /// For people.
     pub message: String,
-}
-
-/// What came of an attempt, for callers to read.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Told {
-    /// What the downstream answered.
-    pub result: Option<Sealed>,
-    /// What went wrong.
-    pub failure: Option<Failure>,
-}
-
-impl Told {
-    /// Of an attempt without a result: what went wrong, if anything did, in more words than the cause has if there are.
-    #[must_use]
-    pub fn failed(cause: Option<Cause>, detail: Option<String>) -> Self {
-        let failure = cause.map(|cause| Failure {
-            code: cause.code().to_owned(),
-            message: detail.unwrap_or_else(|| cause.to_string()),
-        });
-        Self { result: None, failure }
-    }
 }
 
 /// A request that a worker has claimed.

@@ -52,7 +52,7 @@ pub(super) async fn find_sealed_with(
     limit: usize,
 ) -> Result<SealedSearch> {
     let after = after.map_or(Uuid::nil(), |id| *id.as_uuid());
-    let rows = engine.inner.pool.query(SEALED_WITH, &[&after, &name, &row::limit(limit)]).await?;
+    let rows = engine.inner.pool.query(SEALED_WITH, &[&after, &name, &row::bigint(limit)]).await?;
     let mut outcome = SealedSearch::None;
     for row in &rows {
         let id = read_id(row, 0)?;

@@ -14,10 +14,9 @@ use tokio_postgres::Row;
 use uuid::Uuid;
 use weir_core::quota::{Limits, Quota};
 use weir_core::request::canonical::Fingerprint;
-use weir_core::request::idempotency::{Record, Submission, decide};
-use weir_core::request::state::{Progress, Status};
-use weir_core::{RequestId, Timestamp, Verdict};
-use weir_store::request::{Receipt, Submit, SubmitOutcome};
+use weir_core::request::idempotency::Record;
+use weir_core::{RequestId, Timestamp};
+use weir_store::request::{KnownKey, KnownKeys, Receipt, Submit, SubmitOutcome, SubmitPlan, plan_submit};
 use weir_store::{Batch, Error, Result};
 
 use self::columns::Columns;
@@ -79,23 +78,13 @@ const INSERT: &str = "
         ON CONFLICT (slot) DO UPDATE SET accepted = request_ledger.accepted + excluded.accepted)
     SELECT request_id FROM kept";
 
-/// What is remembered under a key: the record, and how its request stands.
-#[derive(Clone, Copy)]
-struct Kept {
-    record: Record,
-    receipt: Receipt,
-}
-
-type Keys<'a> = HashMap<(&'a str, &'a str), Kept>;
-
 /// What the first round trip reads.
-struct Begun<'a> {
-    keys: Keys<'a>,
+struct Loaded<'a> {
+    keys: KnownKeys<'a>,
     /// What keys stand for that outlived their requests.
     gone: Vec<Uuid>,
-    tenants: Option<HashMap<String, Quota>>,
-    /// Whether a window had to be brought back because the clock has stepped back: it is saved whatever is decided.
-    has_moved_windows: bool,
+    /// Where tenants have a limit.
+    windows: Option<HashMap<&'a str, Quota>>,
     now: Timestamp,
 }
 
@@ -142,71 +131,24 @@ async fn submit_any(
     batch: &[&Submit],
     limits: Option<Limits>,
 ) -> Result<Vec<SubmitOutcome>> {
-    let mut begun = begin(engine, session, batch, limits).await?;
-    let mut outcomes = Vec::with_capacity(batch.len());
-    let mut accepted = Vec::new();
-    for &submit in batch {
-        let outcome = decide_one(submit, &mut begun)?;
-        if matches!(outcome, SubmitOutcome::Accepted(_)) {
-            accepted.push(submit);
-        }
-        outcomes.push(outcome);
-    }
-    if accepted.is_empty() {
-        let windows = begun.tenants.as_ref().filter(|_| begun.has_moved_windows);
-        let [save_tenants] = session.prepare([SAVE_TENANTS]).await?;
-        session
-            .bounded(try_join(save_windows(&save_tenants, windows), session.batch_execute("COMMIT")))
-            .await?;
-    } else {
-        let saved = save(session, &accepted, &begun).await?;
-        if saved.len() < accepted.len() {
-            resolve(session, batch, &saved, &mut outcomes, begun.now).await?;
-        }
+    let Loaded { mut keys, gone, mut windows, now } = load(engine, session, batch, limits).await?;
+    let plan = plan_submit(batch.iter().copied(), &mut keys, windows.as_mut(), now);
+    let saved = save(session, &plan, &gone, now).await?;
+    let mut outcomes = plan.outcomes;
+    if saved.len() < plan.accepted.len() {
+        resolve(session, batch, &saved, &mut outcomes, now).await?;
     }
     Ok(outcomes)
 }
 
-fn decide_one<'a>(submit: &'a Submit, begun: &mut Begun<'a>) -> Result<SubmitOutcome> {
-    let Begun { keys, tenants, now, .. } = begun;
-    let now = *now;
-    let name = (submit.tenant.as_str(), submit.key.as_str());
-    let kept = keys.get(&name);
-    match decide(kept.map(|kept| &kept.record), &submit.fingerprint, now) {
-        Submission::Replay(_) => kept
-            .map(|kept| SubmitOutcome::Replayed(kept.receipt))
-            .ok_or_else(|| unreadable("a replay has no record")),
-        Submission::Conflict => Ok(SubmitOutcome::Conflict),
-        Submission::New => {
-            if let Some(window) = tenants.as_mut().and_then(|tenants| tenants.get_mut(submit.tenant.as_str()))
-                && let Verdict::Denied(denial) = window.send(now)
-            {
-                return Ok(SubmitOutcome::Limited { limits: window.limits, retry_after: denial.retry_after });
-            }
-            let receipt = Receipt { id: submit.id, status: first_status(submit)?, accepted_at: now };
-            let record = Record::new(submit.fingerprint, submit.id, now);
-            keys.insert(name, Kept { record, receipt });
-            Ok(SubmitOutcome::Accepted(receipt))
-        }
-    }
-}
-
-fn first_status(submit: &Submit) -> Result<Status> {
-    let mut progress = Progress::accepted(Timestamp::EPOCH);
-    if submit.needs_broker {
-        progress.enqueue_pending().map_err(|refused| Error::failed(ENGINE, refused))?;
-    }
-    Ok(progress.status)
-}
-
 /// The first round trip. Windows are locked before keys are read: with a limit, servers take a tenant's keys one after
 /// another.
-async fn begin<'a>(
+async fn load<'a>(
     engine: &Postgres,
     session: &Session,
     batch: &[&'a Submit],
     limits: Option<Limits>,
-) -> Result<Begun<'a>> {
+) -> Result<Loaded<'a>> {
     let [make_tenants, lock_tenants, clock, kept] =
         session.prepare([MAKE_TENANTS, LOCK_TENANTS, CLOCK, KEPT]).await?;
     let mut tenants: Vec<&str> = match limits {
@@ -232,18 +174,12 @@ async fn begin<'a>(
         ))
         .await?;
     let now = engine.now(&clock)?;
-    let mut tenants = match limits {
+    let windows = match limits {
         None => None,
-        Some(limits) => {
-            Some(locked.iter().map(|row| read_window(row, limits, now)).collect::<Result<HashMap<_, _>>>()?)
-        }
+        Some(limits) => Some(read_windows(&tenants, &locked, limits, now)?),
     };
-    let mut has_moved_windows = false;
-    for window in tenants.iter_mut().flat_map(HashMap::values_mut) {
-        has_moved_windows |= window.bring_back(now);
-    }
     let (keys, gone) = read_keys(batch, &kept)?;
-    Ok(Begun { keys, gone, tenants, has_moved_windows, now })
+    Ok(Loaded { keys, gone, windows, now })
 }
 
 async fn kept_rows(kept: &Prepared<'_>, batch: &[&Submit]) -> Result<Vec<Row>, tokio_postgres::Error> {
@@ -253,7 +189,7 @@ async fn kept_rows(kept: &Prepared<'_>, batch: &[&Submit]) -> Result<Vec<Row>, t
 }
 
 /// What keys stand for, and the ids of those that stand for nothing any more.
-fn read_keys<'a>(batch: &[&'a Submit], rows: &[Row]) -> Result<(Keys<'a>, Vec<Uuid>)> {
+fn read_keys<'a>(batch: &[&'a Submit], rows: &[Row]) -> Result<(KnownKeys<'a>, Vec<Uuid>)> {
     let mut names: HashMap<(&str, &str), (&'a str, &'a str)> = HashMap::with_capacity(batch.len());
     for submit in batch {
         let name = (submit.tenant.as_str(), submit.key.as_str());
@@ -264,7 +200,7 @@ fn read_keys<'a>(batch: &[&'a Submit], rows: &[Row]) -> Result<(Keys<'a>, Vec<Uu
         let name: (&str, &str) = (column(row, 0)?, column(row, 1)?);
         match (names.get(&name), column(row, 5)?) {
             (Some(name), Some(status)) => {
-                keys.insert(*name, read_kept(row, status)?);
+                keys.insert(*name, read_key(row, status)?);
             }
             _ => gone.push(column(row, 3)?),
         }
@@ -272,38 +208,59 @@ fn read_keys<'a>(batch: &[&'a Submit], rows: &[Row]) -> Result<(Keys<'a>, Vec<Uu
     Ok((keys, gone))
 }
 
-fn read_kept(row: &Row, status: &str) -> Result<Kept> {
+fn read_key(row: &Row, status: &str) -> Result<KnownKey> {
     let hash: &[u8] = column(row, 2)?;
     let hash: [u8; 32] = hash.try_into().map_err(unreadable)?;
     let id = RequestId::from_uuid(column::<Uuid>(row, 3)?);
     let record =
         Record { fingerprint: Fingerprint::from_bytes(hash), request_id: id, expires: timestamp(row, 4)? };
     let receipt = Receipt { id, status: read_status(status)?, accepted_at: timestamp(row, 6)? };
-    Ok(Kept { record, receipt })
+    Ok(KnownKey { record, receipt })
 }
 
-fn read_window(row: &Row, limits: Limits, now: Timestamp) -> Result<(String, Quota)> {
-    let refreshed: Option<SystemTime> = column(row, 2)?;
-    let window = match refreshed {
-        None => Quota::configured(limits, now),
-        Some(at) => {
-            Quota { limits, current_count: unsigned(column(row, 1)?), last_refresh: time::from_system(at) }
-        }
-    };
-    Ok((column(row, 0)?, window))
+/// The windows of these tenants, which are sorted.
+fn read_windows<'a>(
+    tenants: &[&'a str],
+    rows: &[Row],
+    limits: Limits,
+    now: Timestamp,
+) -> Result<HashMap<&'a str, Quota>> {
+    let mut windows = HashMap::with_capacity(rows.len());
+    for row in rows {
+        let Ok(place) = tenants.binary_search(&column(row, 0)?) else { continue };
+        let refreshed: Option<SystemTime> = column(row, 2)?;
+        let window = match refreshed.map(time::from_system) {
+            None => Quota::configured(limits, now),
+            Some(last_refresh) => Quota { limits, current_count: unsigned(column(row, 1)?), last_refresh },
+        };
+        windows.insert(tenants[place], window);
+    }
+    Ok(windows)
 }
 
-/// The second round trip; says which were inserted.
-async fn save(session: &Session, accepted: &[&Submit], begun: &Begun<'_>) -> Result<HashSet<RequestId>> {
-    let columns = Columns::of(accepted)?;
-    let expires = time::to_system(Record::new(accepted[0].fingerprint, accepted[0].id, begun.now).expires);
-    let now = time::to_system(begun.now);
+/// The second round trip; returns which were inserted.
+async fn save(
+    session: &Session,
+    plan: &SubmitPlan<'_>,
+    gone: &[Uuid],
+    now: Timestamp,
+) -> Result<HashSet<RequestId>> {
     let [insert, save_tenants] = session.prepare([INSERT, SAVE_TENANTS]).await?;
-    let values = columns.and([&now, &expires, &session.ledger_slot, &begun.gone]);
+    let columns = Columns::of(&plan.accepted);
+    // All keys of a batch expire at once.
+    let expires = plan.accepted.first().map_or(now, |new| new.record.expires);
+    let (now, expires) = (time::to_system(now), time::to_system(expires));
+    let values = columns.and([&now, &expires, &session.ledger_slot, &gone]);
+    let insert = async {
+        if plan.accepted.is_empty() {
+            return Ok(Vec::new());
+        }
+        insert.query(&values).await
+    };
     let (inserted, _, ()) = session
         .bounded(try_join3(
-            insert.query(&values),
-            save_windows(&save_tenants, begun.tenants.as_ref()),
+            insert,
+            save_windows(&save_tenants, &plan.windows),
             session.batch_execute("COMMIT"),
         ))
         .await?;
@@ -312,13 +269,15 @@ async fn save(session: &Session, accepted: &[&Submit], begun: &Begun<'_>) -> Res
 
 async fn save_windows(
     statement: &Prepared<'_>,
-    tenants: Option<&HashMap<String, Quota>>,
+    windows: &[(&str, Quota)],
 ) -> Result<u64, tokio_postgres::Error> {
-    let Some(tenants) = tenants else { return Ok(0) };
-    let names: Vec<&str> = tenants.keys().map(String::as_str).collect();
-    let counts: Vec<i32> = tenants.values().map(|window| int(window.current_count)).collect();
+    if windows.is_empty() {
+        return Ok(0);
+    }
+    let names: Vec<&str> = windows.iter().map(|(tenant, _)| *tenant).collect();
+    let counts: Vec<i32> = windows.iter().map(|(_, window)| int(window.current_count)).collect();
     let times: Vec<SystemTime> =
-        tenants.values().map(|window| time::to_system(window.last_refresh)).collect();
+        windows.iter().map(|(_, window)| time::to_system(window.last_refresh)).collect();
     statement.execute(&[&names, &counts, &times]).await
 }
 
@@ -344,10 +303,7 @@ async fn resolve(
         if lost {
             let kept = keys.get(&(submit.tenant.as_str(), submit.key.as_str()));
             let kept = kept.ok_or_else(|| Error::unavailable(ENGINE, "a key was taken and is gone again"))?;
-            *outcome = match decide(Some(&kept.record), &submit.fingerprint, now) {
-                Submission::Replay(_) => SubmitOutcome::Replayed(kept.receipt),
-                _ => SubmitOutcome::Conflict,
-            };
+            *outcome = kept.answer(submit, now).unwrap_or(SubmitOutcome::Conflict);
         }
     }
     Ok(())

@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 use futures_util::future::try_join3;
 use uuid::Uuid;
 use weir_core::request::canary::Percent;
-use weir_core::request::state::{Progress, Status};
+use weir_core::request::state::Progress;
 use weir_core::{RequestId, Timestamp};
 use weir_store::Result;
-use weir_store::request::{Books, DeadRequest, Pending, Rollout, RolloutChange};
+use weir_store::request::{Books, DeadRequest, Pending, Rollout, RolloutChange, plan_replay};
 
 use super::{JOBS, read_id, read_request, uuids};
 use crate::clock::CLOCK;
@@ -102,7 +102,7 @@ const BOOKS: &str = "
 
 pub(super) async fn pending(engine: &Postgres, older_than: Duration, limit: usize) -> Result<Vec<Pending>> {
     let span = time::micros(older_than.min(AGE_MAX));
-    let values: Values<'_> = &[&span, &row::limit(limit), &engine.clock_override()];
+    let values: Values<'_> = &[&span, &row::bigint(limit), &engine.clock_override()];
     let rows = engine.inner.pool.query(PENDING, values).await?;
     rows.iter()
         .map(|row| {
@@ -124,7 +124,7 @@ pub(super) async fn list(
     payload_max: usize,
 ) -> Result<Vec<DeadRequest>> {
     let after = after.map_or(Uuid::nil(), |id| *id.as_uuid());
-    let values: Values<'_> = &[&after, &row::limit(limit), &row::limit(payload_max)];
+    let values: Values<'_> = &[&after, &row::bigint(limit), &row::bigint(payload_max)];
     let rows = engine.inner.pool.query(DEAD, values).await?;
     let read = |row| Ok(DeadRequest { request: read_request(row)?, died_at: timestamp(row, 14)? });
     rows.iter().map(read).collect()
@@ -137,32 +137,26 @@ pub(super) async fn replay(engine: &Postgres, id: Option<RequestId>, limit: usiz
     let (_, letters, clock) = session
         .bounded(try_join3(
             session.batch_execute("BEGIN"),
-            letters.query(&[&id.map(|id| *id.as_uuid()), &row::limit(limit)]),
+            letters.query(&[&id.map(|id| *id.as_uuid()), &row::bigint(limit)]),
             clock.query_one(&[]),
         ))
         .await?;
     let now = engine.now(&clock)?;
-    let progress = restarted(now)?;
     let (mut ids, mut downstreams, mut tokens) = (Vec::<Uuid>::new(), Vec::<String>::new(), Vec::new());
     for row in &letters {
         ids.push(column(row, 0)?);
         downstreams.push(column(row, 1)?);
         tokens.push(column::<i64>(row, 2)?);
     }
-    let (status, attempts) = (progress.status.as_str(), int(progress.attempts));
-    let values: Values<'_> = &[&ids, &downstreams, &tokens, &status, &attempts, &time::to_system(now)];
+    // The token stays as it is in the row.
+    let Progress { status, attempts, due, .. } = plan_replay(0, now);
+    let (status, attempts) = (status.as_str(), int(attempts));
+    let values: Values<'_> = &[&ids, &downstreams, &tokens, &status, &attempts, &time::to_system(due)];
     session.execute(RESTART, values).await?;
     session.run("COMMIT").await?;
     session.keep();
     engine.inner.bells.ring(JOBS);
     Ok(ids.into_iter().map(RequestId::from_uuid).collect())
-}
-
-/// What the rule makes of a dead letter; its token is kept beside it.
-fn restarted(now: Timestamp) -> Result<Progress> {
-    let mut progress = Progress { status: Status::FailedRetryExhausted, ..Progress::accepted(now) };
-    progress.replay(now).map_err(unreadable)?;
-    Ok(progress)
 }
 
 pub(super) async fn discard(engine: &Postgres, id: RequestId) -> Result<bool> {
@@ -211,7 +205,7 @@ pub(super) async fn purge(engine: &Postgres, keep: Duration, limit: usize) -> Re
     let (mut left, mut chunk) = (limit, Chunk::FIRST);
     while left > 0 {
         let (begun, rows) = (Instant::now(), chunk.0.min(left));
-        let values: Values<'_> = &[&engine.clock_override(), &row::limit(rows)];
+        let values: Values<'_> = &[&engine.clock_override(), &row::bigint(rows)];
         let gone = session.execute(FORGET_KEYS, values).await?;
         purged += gone;
         left = if gone < rows as u64 { 0 } else { left - rows };
@@ -223,7 +217,7 @@ pub(super) async fn purge(engine: &Postgres, keep: Duration, limit: usize) -> Re
 
 /// Purges up to so many requests; says how many were found, and how many of them went.
 async fn purge_requests(session: &Session, oldest: RequestId, most: usize) -> Result<(usize, u64)> {
-    let old = session.query(OLD, &[oldest.as_uuid(), &row::limit(most)]).await?;
+    let old = session.query(OLD, &[oldest.as_uuid(), &row::bigint(most)]).await?;
     let old: Vec<Uuid> = old.iter().map(|row| column(row, 0)).collect::<Result<_>>()?;
     if old.is_empty() {
         return Ok((0, 0));

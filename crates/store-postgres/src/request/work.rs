@@ -1,5 +1,5 @@
-//! Claiming jobs, and taking what workers and downstreams report. Jobs are locked and read in the first round trip, what the
-//! rule has made of them is written in the second.
+//! Claiming jobs, and taking what workers and downstreams report. Jobs are locked and read in the first round trip, what
+//! their plan has made of them is written in the second.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -10,10 +10,11 @@ use futures_util::future::{try_join, try_join3, try_join5};
 use tokio_postgres::Row;
 use uuid::Uuid;
 use weir_core::request::retry::Policy;
-use weir_core::request::state::{Claim, Lease, Progress, Refused, Report, Status};
+use weir_core::request::state::{Refused, Status};
 use weir_core::{RequestId, RequestType, TenantId, Timestamp};
 use weir_store::request::{
-    CLAIM_BYTES_MAX, CallbackOutcome, CallbackReport, Claimed, Job, JobReport, Room, Sealed, Told, WEBHOOKS,
+    CLAIM_BYTES_MAX, CallbackOutcome, CallbackReport, ClaimRow, Claimed, JobChange, JobReport, JobRow,
+    RequestRow, Room, Sealed, WEBHOOKS, plan_callback, plan_claim, plan_report, stored_progress,
 };
 use weir_store::{Error, Result, shard};
 
@@ -32,7 +33,7 @@ const FIRST: &str = "
     CROSS JOIN LATERAL (
         SELECT claimable_at FROM request_job WHERE downstream = room.downstream
         ORDER BY claimable_at LIMIT 1) AS job";
-/// What a worker needs, and the rule: as [`read_entry`] and [`read_job`] read them. `OFFSET 0` keeps the look-up of records
+/// What a worker needs, and the rule: as [`read_claim`] reads them. `OFFSET 0` keeps the look-up of records
 /// what it is, here and below (see `query_plan_tests.rs`).
 const CLAIM: &str = "
     SELECT request_id, status, attempts, claimable_at, is_leased, token, downstream, has_callback, tenant_id,
@@ -100,20 +101,10 @@ const DOWNSTREAMS: &str = "
 const TIDY: &str = "VACUUM (SKIP_LOCKED, INDEX_CLEANUP ON, TRUNCATE OFF) request_job";
 const TIDY_EVERY: u64 = 10_000;
 
-/// A request that is in the queue, as far as the rule needs it, and what came of the last attempt if that is news.
-struct Entry {
-    id: RequestId,
-    downstream: String,
-    has_callback: bool,
-    progress: Progress,
-    told: Option<Told>,
-    is_changed: bool,
-}
-
 pub(super) async fn claim_due(engine: &Postgres, room: &[Room], policy: &Policy) -> Result<Claimed> {
     let room = room.iter().filter(|room| room.jobs > 0);
     let (names, counts): (Vec<&str>, Vec<i64>) =
-        room.map(|room| (room.downstream.as_str(), row::limit(room.jobs))).unzip();
+        room.map(|room| (room.downstream.as_str(), row::bigint(room.jobs))).unzip();
     let session = engine.inner.pool.session().await?;
     let test_clock = engine.clock_override();
     let first = async || -> Result<Option<Duration>> {
@@ -131,7 +122,7 @@ pub(super) async fn claim_due(engine: &Postgres, room: &[Room], policy: &Policy)
     let (_, rows, clock) = session
         .bounded(try_join3(
             session.batch_execute("BEGIN"),
-            claim_due.query(&[&names, &counts, &test_clock, &row::limit(CLAIM_BYTES_MAX)]),
+            claim_due.query(&[&names, &counts, &test_clock, &row::bigint(CLAIM_BYTES_MAX)]),
             clock.query_one(&[]),
         ))
         .await?;
@@ -168,56 +159,26 @@ pub(super) async fn downstreams(engine: &Postgres) -> Result<Vec<String>> {
 
 /// The second round trip of a claim.
 async fn claim(session: &Session, rows: &[Row], policy: &Policy, now: Timestamp) -> Result<Claimed> {
-    let mut claimed = Claimed::default();
-    let mut changed = Vec::with_capacity(rows.len());
-    for row in rows {
-        let mut entry = read_entry(row)?;
-        match entry.progress.claim(policy, now) {
-            Ok(Claim::Granted(lease)) => claimed.jobs.push(read_job(row, &entry, lease)?),
-            Ok(Claim::Exhausted(cause)) => {
-                entry.told = Some(Told::failed(Some(cause), None));
-                claimed.exhausted.push(entry.id);
-            }
-            // Another claim has it, or it is not due: nothing to do about it now.
-            Err(_refused) => continue,
-        }
-        changed.push(entry);
-    }
-    save(session, &changed, now).await?;
-    Ok(claimed)
+    let rows = rows.iter().map(read_claim).collect::<Result<Vec<_>>>()?;
+    let plan = plan_claim(rows, policy, now);
+    save(session, &plan.changed, now).await?;
+    Ok(plan.claimed)
 }
 
+/// The outcomes, and whether there are webhooks to be sent.
 pub(super) async fn report(
     engine: &Postgres,
     batch: Vec<JobReport>,
     policy: &Policy,
-) -> Result<Vec<Result<Status, Refused>>> {
+) -> Result<(Vec<Result<Status, Refused>>, bool)> {
     let session = engine.inner.pool.session().await?;
     let ids: Vec<RequestId> = batch.iter().map(|report| report.id).collect();
-    let (mut entries, finals, now) = lock(engine, &session, &ids).await?;
-    let mut outcomes = Vec::with_capacity(batch.len());
-    for report in batch {
-        let Some(entry) = entries.get_mut(&report.id) else {
-            // A request without a job is final, or was never there.
-            let status = finals.get(&report.id);
-            outcomes.push(Err(status.map_or(Refused::LeaseLost, |status| Refused::Final(*status))));
-            continue;
-        };
-        let JobReport { token, report: said, result, detail, chance, .. } = report;
-        let outcome = entry.progress.report(token, said, policy, now, chance);
-        if outcome.is_ok() {
-            entry.is_changed = true;
-            if let Report::Called(judgement) = said {
-                entry.told = Some(Told { result, ..Told::failed(judgement.cause(), detail) });
-            }
-        }
-        outcomes.push(outcome);
-    }
-    let changed: Vec<Entry> = entries.into_values().filter(|entry| entry.is_changed).collect();
-    save(&session, &changed, now).await?;
+    let (mut rows, now) = lock(engine, &session, &ids).await?;
+    let plan = plan_report(batch, &mut rows, policy, now);
+    save(&session, &plan.changed, now).await?;
     session.keep();
-    tidy(engine, changed.iter().filter(|entry| entry.progress.status.is_final()).count());
-    Ok(outcomes)
+    tidy(engine, plan.changed.iter().filter(|change| change.status().is_final()).count());
+    Ok((plan.outcomes, plan.changed.iter().any(JobChange::needs_webhook)))
 }
 
 /// Clears away what jobs leave behind, each time so many more have ended.
@@ -247,23 +208,9 @@ pub(super) async fn call_back(
     report: CallbackReport,
 ) -> Result<CallbackOutcome> {
     let session = engine.inner.pool.session().await?;
-    let (mut entries, finals, now) = lock(engine, &session, &[id]).await?;
-    let outcome = match entries.get_mut(&id) {
-        None => match finals.get(&id) {
-            Some(status) => CallbackOutcome::Refused(Refused::Final(*status)),
-            None => CallbackOutcome::Unknown,
-        },
-        Some(entry) => match entry.progress.call_back(report.callback) {
-            Ok(status) => {
-                entry.is_changed = true;
-                entry.told = Some(Told { result: report.result, failure: report.failure });
-                CallbackOutcome::Taken(status)
-            }
-            Err(refused) => CallbackOutcome::Refused(refused),
-        },
-    };
-    let changed: Vec<Entry> = entries.into_values().filter(|entry| entry.is_changed).collect();
-    save(&session, &changed, now).await?;
+    let (mut rows, now) = lock(engine, &session, &[id]).await?;
+    let (outcome, changed) = plan_callback(report, rows.remove(&id));
+    save(&session, changed.as_slice(), now).await?;
     session.keep();
     Ok(outcome)
 }
@@ -274,26 +221,26 @@ async fn lock(
     engine: &Postgres,
     session: &Session,
     ids: &[RequestId],
-) -> Result<(HashMap<RequestId, Entry>, HashMap<RequestId, Status>, Timestamp)> {
+) -> Result<(HashMap<RequestId, RequestRow>, Timestamp)> {
     let ids = uuids(ids);
     let [lock, clock] = session.prepare([LOCK, CLOCK]).await?;
     let (_, locked, clock) = session
         .bounded(try_join3(session.batch_execute("BEGIN"), lock.query(&[&ids]), clock.query_one(&[])))
         .await?;
-    let entries = locked.iter().map(|row| read_entry(row).map(|entry| (entry.id, entry)));
-    let entries: HashMap<RequestId, Entry> = entries.collect::<Result<_>>()?;
+    let jobs = locked.iter().map(|row| read_job(row).map(|job| (job.id, RequestRow::Job(job))));
+    let mut rows: HashMap<RequestId, RequestRow> = jobs.collect::<Result<_>>()?;
     let mut others = ids;
-    others.retain(|id| !entries.contains_key(&RequestId::from_uuid(*id)));
-    let mut found = Vec::new();
+    others.retain(|id| !rows.contains_key(&RequestId::from_uuid(*id)));
     if !others.is_empty() {
-        found = session.query(STATUS, &[&others]).await?;
+        for row in session.query(STATUS, &[&others]).await? {
+            rows.insert(read_id(&row, 0)?, RequestRow::Final(read_status(column(&row, 1)?)?));
+        }
     }
-    let found = found.iter().map(|row| Ok((read_id(row, 0)?, read_status(column(row, 1)?)?)));
-    Ok((entries, found.collect::<Result<_>>()?, engine.now(&clock)?))
+    Ok((rows, engine.now(&clock)?))
 }
 
-/// The second round trip: what the rule has made of requests whose jobs are locked. Ends the transaction.
-async fn save(session: &Session, changed: &[Entry], now: Timestamp) -> Result<()> {
+/// The second round trip: saves what the plan has changed of requests whose jobs are locked. Ends the transaction.
+async fn save(session: &Session, changed: &[JobChange], now: Timestamp) -> Result<()> {
     if changed.is_empty() {
         return session.run("COMMIT").await;
     }
@@ -305,7 +252,7 @@ async fn save(session: &Session, changed: &[Entry], now: Timestamp) -> Result<()
             save_jobs(&jobs, changed),
             end_jobs(&ends, changed, now),
             // The ledger last, as everywhere: see `quota::save`.
-            tell(&webhooks, &count_accepted, session.ledger_slot, changed),
+            enqueue_webhooks(&webhooks, &count_accepted, session.ledger_slot, changed),
             session.batch_execute("COMMIT"),
         ))
         .await
@@ -314,17 +261,17 @@ async fn save(session: &Session, changed: &[Entry], now: Timestamp) -> Result<()
 
 async fn save_records(
     statement: &Prepared<'_>,
-    changed: &[Entry],
+    changed: &[JobChange],
     now: Timestamp,
 ) -> Result<u64, tokio_postgres::Error> {
-    let ids: Vec<Uuid> = changed.iter().map(|entry| *entry.id.as_uuid()).collect();
-    let statuses: Vec<&str> = changed.iter().map(|entry| entry.progress.status.as_str()).collect();
-    let attempts: Vec<i32> = changed.iter().map(|entry| int(entry.progress.attempts)).collect();
-    let told: Vec<bool> = changed.iter().map(|entry| entry.told.is_some()).collect();
-    let failures = changed.iter().map(|entry| entry.told.as_ref()?.failure.as_ref());
+    let ids: Vec<Uuid> = changed.iter().map(|change| *change.row.id.as_uuid()).collect();
+    let statuses: Vec<&str> = changed.iter().map(|change| change.status().as_str()).collect();
+    let attempts: Vec<i32> = changed.iter().map(|change| int(change.row.progress.attempts)).collect();
+    let told: Vec<bool> = changed.iter().map(|change| change.outcome.is_some()).collect();
+    let failures = changed.iter().map(|change| change.outcome.as_ref()?.failure.as_ref());
     let codes: Vec<Option<Cow<'_, str>>> = failures.clone().map(|f| f.map(|f| storable(&f.code))).collect();
     let messages: Vec<Option<Cow<'_, str>>> = failures.map(|f| f.map(|f| storable(&f.message))).collect();
-    let results = changed.iter().map(|entry| entry.told.as_ref()?.result.as_ref());
+    let results = changed.iter().map(|change| change.outcome.as_ref()?.result.as_ref());
     let bytes: Vec<Option<&[u8]>> = results.clone().map(|r| r.map(|r| r.bytes.as_slice())).collect();
     let keys: Vec<Option<&str>> = results.map(|r| r.map(|r| r.key_id.as_str())).collect();
     let now = time::to_system(now);
@@ -337,18 +284,15 @@ fn storable(text: &str) -> Cow<'_, str> {
     if text.contains('\0') { text.replace('\0', "\u{fffd}").into() } else { text.into() }
 }
 
-async fn save_jobs(statement: &Prepared<'_>, changed: &[Entry]) -> Result<u64, tokio_postgres::Error> {
-    let kept = changed.iter().filter(|entry| !entry.progress.status.is_final());
+async fn save_jobs(statement: &Prepared<'_>, changed: &[JobChange]) -> Result<u64, tokio_postgres::Error> {
     let (mut ids, mut times, mut leased) = (Vec::new(), Vec::<SystemTime>::new(), Vec::new());
     let (mut tokens, mut attempts) = (Vec::new(), Vec::new());
-    for Entry { id, progress, .. } in kept {
-        let claimable = match progress.lease {
-            Some(lease) => lease.until,
-            None => progress.due,
-        };
+    for change in changed {
+        let Some(claimable_at) = change.claimable_at() else { continue };
+        let JobRow { id, progress, .. } = &change.row;
         ids.push(*id.as_uuid());
-        times.push(time::to_system(claimable));
-        leased.push(progress.lease.is_some());
+        times.push(time::to_system(claimable_at));
+        leased.push(change.is_leased());
         tokens.push(progress.last_token.cast_signed());
         attempts.push(int(progress.attempts));
     }
@@ -360,35 +304,35 @@ async fn save_jobs(statement: &Prepared<'_>, changed: &[Entry]) -> Result<u64, t
 
 async fn end_jobs(
     statement: &Prepared<'_>,
-    changed: &[Entry],
+    changed: &[JobChange],
     now: Timestamp,
 ) -> Result<u64, tokio_postgres::Error> {
-    let ids = |wanted: fn(Status) -> bool| -> Vec<Uuid> {
-        let entries = changed.iter().filter(|entry| wanted(entry.progress.status));
-        entries.map(|entry| *entry.id.as_uuid()).collect()
+    let ids = |wanted: fn(&JobChange) -> bool| -> Vec<Uuid> {
+        let wanted = changed.iter().filter(|change| wanted(change));
+        wanted.map(|change| *change.row.id.as_uuid()).collect()
     };
-    let (ended, dead) = (ids(Status::is_final), ids(|status| status == Status::FailedRetryExhausted));
+    let (ended, dead) = (ids(|change| change.status().is_final()), ids(JobChange::is_dead));
     if ended.is_empty() {
         return Ok(0);
     }
     statement.execute(&[&ended, &dead, &time::to_system(now)]).await
 }
 
-/// Puts those that have ended and want to be told of on the queue of webhooks.
-async fn tell(
+/// Puts the webhooks of requests that are final on their queue.
+async fn enqueue_webhooks(
     enqueue: &Prepared<'_>,
     count_accepted: &Prepared<'_>,
     ledger_slot: i16,
-    changed: &[Entry],
+    changed: &[JobChange],
 ) -> Result<(), tokio_postgres::Error> {
-    let ended = changed.iter().filter(|entry| entry.has_callback && entry.progress.status.is_final());
-    let keys: Vec<String> = ended.map(|entry| entry.id.to_string()).collect();
+    let ended = changed.iter().filter(|change| change.needs_webhook());
+    let keys: Vec<String> = ended.map(|change| change.row.id.to_string()).collect();
     if keys.is_empty() {
         return Ok(());
     }
     let shards: Vec<i16> = keys.iter().map(|key| shard::of(key, SHARDS).cast_signed()).collect();
     let payloads: Vec<&[u8]> = keys.iter().map(String::as_bytes).collect();
-    let count = row::limit(keys.len());
+    let count = row::bigint(keys.len());
     try_join(
         enqueue.execute(&[&WEBHOOKS, &shards, &keys, &payloads]),
         count_accepted.execute(&[&WEBHOOKS, &ledger_slot, &count]),
@@ -397,35 +341,23 @@ async fn tell(
     .map(drop)
 }
 
-fn read_entry(row: &Row) -> Result<Entry> {
-    let claimable = timestamp(row, 3)?;
+fn read_job(row: &Row) -> Result<JobRow> {
+    let (status, attempts) = (read_status(column(row, 1)?)?, unsigned(column(row, 2)?));
     let last_token = column::<i64>(row, 5)?.cast_unsigned();
-    let progress = Progress {
-        status: read_status(column(row, 1)?)?,
-        attempts: unsigned(column(row, 2)?),
-        due: claimable,
-        lease: column::<bool>(row, 4)?.then_some(Lease { token: last_token, until: claimable }),
-        last_token,
-    };
-    Ok(Entry {
+    Ok(JobRow {
         id: read_id(row, 0)?,
         downstream: column(row, 6)?,
         has_callback: column(row, 7)?,
-        progress,
-        told: None,
-        is_changed: false,
+        progress: stored_progress(status, attempts, timestamp(row, 3)?, column(row, 4)?, last_token),
     })
 }
 
-fn read_job(row: &Row, entry: &Entry, lease: Lease) -> Result<Job> {
-    Ok(Job {
-        id: entry.id,
+fn read_claim(row: &Row) -> Result<ClaimRow> {
+    Ok(ClaimRow {
+        job: read_job(row)?,
         tenant: TenantId::parse(column::<&str>(row, 8)?).map_err(unreadable)?,
         request_type: RequestType::parse(column::<&str>(row, 9)?).map_err(unreadable)?,
-        downstream: entry.downstream.clone(),
         payload: Sealed { bytes: column(row, 10)?, key_id: column(row, 11)? },
-        token: lease.token,
-        attempt: entry.progress.attempts,
         accepted_at: timestamp(row, 12)?,
     })
 }

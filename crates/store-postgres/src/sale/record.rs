@@ -94,7 +94,7 @@ pub(super) async fn list(
     after: Option<&UserId>,
     limit: usize,
 ) -> Result<Vec<Purchase>> {
-    let values: Values<'_> = &[&product.0, &after.map_or("", UserId::as_str), &row::limit(limit)];
+    let values: Values<'_> = &[&product.0, &after.map_or("", UserId::as_str), &row::bigint(limit)];
     let rows = engine.inner.pool.query(LIST, values).await?;
     rows.iter()
         .map(|row| {

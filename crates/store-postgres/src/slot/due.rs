@@ -83,7 +83,7 @@ impl DueStore for Postgres {
             return Ok(Due::default());
         };
         let leases = vec![Lease { shard: 0, token: column(&seat, 0)? }];
-        let rows = session.query(TAKE, &[&row::limit(max), &now]).await?;
+        let rows = session.query(TAKE, &[&row::bigint(max), &now]).await?;
         session.keep();
         let mut due = Due { receipt: Receipt { topic: SEAT.to_owned(), leases }, ..Due::default() };
         for row in &rows {
@@ -166,7 +166,7 @@ async fn enqueue(session: &Session, topic: &str, slots: &[Slot]) -> Result<()> {
     session
         .bounded(try_join(
             enqueue.execute(&[&topic, &shards, &keys, &payloads]),
-            count_accepted.execute(&[&topic, &session.ledger_slot, &row::limit(slots.len())]),
+            count_accepted.execute(&[&topic, &session.ledger_slot, &row::bigint(slots.len())]),
         ))
         .await
         .map(drop)

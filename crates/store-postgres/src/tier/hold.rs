@@ -65,7 +65,7 @@ pub(super) async fn settle(engine: &Postgres, id: HoldId, cost: u32) -> Result<O
 }
 
 pub(super) async fn purge(engine: &Postgres, keep: Duration, limit: usize) -> Result<u64> {
-    let values: Values<'_> = &[&engine.clock_override(), &time::micros(keep), &row::limit(limit)];
+    let values: Values<'_> = &[&engine.clock_override(), &time::micros(keep), &row::bigint(limit)];
     engine.inner.pool.execute(PURGE, values).await
 }
 

@@ -65,7 +65,7 @@ pub(super) async fn put(
         &domain,
         &entries,
         &origin,
-        &row::limit(POLICIES_MAX),
+        &row::bigint(POLICIES_MAX),
     ];
     engine.inner.pool.execute(PUT, values).await?;
     let row = engine.inner.pool.query_opt(ONE, &[&name.as_str()]).await?;

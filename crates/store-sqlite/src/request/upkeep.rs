@@ -6,9 +6,8 @@ use std::time::Duration;
 
 use rusqlite::{Connection, OptionalExtension, params};
 use weir_core::request::canary::Percent;
-use weir_core::request::state::{Progress, Status};
 use weir_core::{RequestId, Timestamp};
-use weir_store::request::{Books, DeadRequest, Pending, Rollout, RolloutChange};
+use weir_store::request::{Books, DeadRequest, Pending, Rollout, RolloutChange, plan_replay};
 
 use super::{limited, read_id, read_request};
 use crate::error::fault;
@@ -115,14 +114,7 @@ pub(super) fn replay(connection: &Connection, id: RequestId, now: Timestamp) -> 
     let mut rows = statement.query([&text])?;
     let Some(row) = rows.next()? else { return Ok(false) };
     let (downstream, token): (String, i64) = (row.get(0)?, row.get(1)?);
-    let mut progress = Progress {
-        status: Status::FailedRetryExhausted,
-        attempts: 0,
-        due: now,
-        lease: None,
-        last_token: token.cast_unsigned(),
-    };
-    progress.replay(now).map_err(fault)?;
+    let progress = plan_replay(token.cast_unsigned(), now);
     connection.prepare_cached(RESTART)?.execute(params![
         text,
         progress.status.as_str(),

@@ -1,14 +1,17 @@
-//! Claiming jobs, and taking what workers and downstreams report. Every change of a request goes through the rule.
+//! Claiming jobs, and taking what workers and downstreams report. What becomes of a request is decided by its plan.
 
+use std::collections::HashMap;
 use std::ops::ControlFlow;
 
 use rusqlite::types::ValueRef;
 use rusqlite::{Connection, OptionalExtension, Row, params};
 use weir_core::request::retry::Policy;
-use weir_core::request::state::{Claim, Lease, Progress, Refused, Report, Status};
+use weir_core::request::state::{Progress, Refused, Status};
 use weir_core::{RequestId, RequestType, TenantId, Timestamp};
 use weir_store::request::{
-    CLAIM_BYTES_MAX, CallbackOutcome, CallbackReport, Claimed, Job, JobReport, Room, Sealed, Told, WEBHOOKS,
+    AttemptOutcome, CLAIM_BYTES_MAX, CallbackOutcome, CallbackReport, ClaimRow, Claimed, JobChange,
+    JobReport, JobRow, ReportPlan, RequestRow, Room, Sealed, WEBHOOKS, plan_callback, plan_claim,
+    plan_report, stored_progress,
 };
 
 use super::{read_id, read_status};
@@ -21,11 +24,11 @@ const READ_AT_ONCE: usize = 64;
 
 const FIRST: &str = "
     SELECT min(claimable_at) FROM request_record WHERE downstream = ?1 AND claimable_at IS NOT NULL";
-/// As [`read_entry`] reads them.
-const ENTRY: &str = "
+/// As [`read_job`] reads them.
+const JOB: &str = "
     SELECT id, request_id, status, attempts, claimable_at, is_leased, token, downstream, callback_url FROM request_record
     WHERE request_id = ?1 AND claimable_at IS NOT NULL";
-/// The same, and as [`read_task`] reads them.
+/// As [`read_claim`] reads them.
 const TASK: &str = "
     SELECT id, request_id, status, attempts, claimable_at, is_leased, token, downstream, callback_url,
            tenant_id, request_type, payload, payload_key_id, created_at
@@ -60,22 +63,8 @@ pub(super) fn composed_sql() -> impl Iterator<Item = (&'static str, String)> {
     [("DUE", DUE), ("NAMED", NAMED)].into_iter().map(|(name, part)| (name, format!("{TASK} {part}")))
 }
 
-/// A request that is in the queue, as far as the rule needs it.
-struct Entry {
-    row: i64,
-    id: RequestId,
-    downstream: String,
-    has_callback: bool,
-    progress: Progress,
-}
-
-/// What a worker needs besides.
-struct Task {
-    tenant: TenantId,
-    request_type: RequestType,
-    payload: Sealed,
-    accepted_at: Timestamp,
-}
+/// A row of the table, by its number.
+type Numbered<T> = (i64, T);
 
 /// When the first job of these downstreams may be claimed.
 pub(super) fn next(connection: &Connection, room: &[Room]) -> rusqlite::Result<Option<Timestamp>> {
@@ -117,13 +106,13 @@ impl ClaimDue {
             let most = (*jobs).min(READ_AT_ONCE);
             let due = due(connection, downstream, most, *now, *bytes)?;
             let is_last = due.len() < READ_AT_ONCE;
-            for (entry, task) in due {
+            for row in due {
                 if !turn.goes_on() {
                     return Ok(ControlFlow::Continue(()));
                 }
-                *bytes += task.payload.bytes.len();
+                *bytes += row.1.payload.bytes.len();
                 *jobs -= 1;
-                claim(connection, entry, task, policy, *now, claimed)?;
+                claim(connection, row, policy, *now, claimed)?;
             }
             *looked_through += usize::from(is_last);
         }
@@ -142,7 +131,7 @@ fn due(
     limit: usize,
     now: Timestamp,
     mut bytes: usize,
-) -> rusqlite::Result<Vec<(Entry, Task)>> {
+) -> rusqlite::Result<Vec<Numbered<ClaimRow>>> {
     let limit = i64::try_from(limit).unwrap_or(i64::MAX);
     let mut statement = connection.prepare_cached(&format!("{TASK} {DUE}"))?;
     let mut rows = statement.query(params![downstream, now.as_micros(), limit])?;
@@ -150,9 +139,9 @@ fn due(
     while bytes < CLAIM_BYTES_MAX
         && let Some(row) = rows.next()?
     {
-        let task = read_task(row)?;
-        bytes += task.payload.bytes.len();
-        due.push((read_entry(row)?, task));
+        let row = read_claim(row)?;
+        bytes += row.1.payload.bytes.len();
+        due.push(row);
     }
     Ok(due)
 }
@@ -165,9 +154,8 @@ pub(super) fn claim_named(
     claimed: &mut Claimed,
 ) -> rusqlite::Result<()> {
     let mut statement = connection.prepare_cached(&format!("{TASK} {NAMED}"))?;
-    let read = |row: &Row<'_>| Ok((read_entry(row)?, read_task(row)?));
-    match statement.query_row([id.to_string()], read).optional()? {
-        Some((entry, task)) => claim(connection, entry, task, policy, now, claimed),
+    match statement.query_row([id.to_string()], read_claim).optional()? {
+        Some(row) => claim(connection, row, policy, now, claimed),
         None => Ok(()),
     }
 }
@@ -178,60 +166,36 @@ pub(super) fn downstreams(connection: &Connection) -> rusqlite::Result<Vec<Strin
 
 fn claim(
     connection: &Connection,
-    mut entry: Entry,
-    task: Task,
+    (number, row): Numbered<ClaimRow>,
     policy: &Policy,
     now: Timestamp,
     claimed: &mut Claimed,
 ) -> rusqlite::Result<()> {
-    match entry.progress.claim(policy, now) {
-        Ok(Claim::Granted(lease)) => {
-            save(connection, &entry, None, now)?;
-            let Task { tenant, request_type, payload, accepted_at } = task;
-            let (id, attempt, downstream) = (entry.id, entry.progress.attempts, entry.downstream);
-            let token = lease.token;
-            claimed.jobs.push(Job {
-                id,
-                tenant,
-                request_type,
-                downstream,
-                payload,
-                token,
-                attempt,
-                accepted_at,
-            });
-        }
-        Ok(Claim::Exhausted(cause)) => {
-            save(connection, &entry, Some(Told::failed(Some(cause), None)), now)?;
-            claimed.exhausted.push(entry.id);
-        }
-        // Another claim has it, or it is not due: nothing to do about it now.
-        Err(_refused) => {}
+    let plan = plan_claim([row], policy, now);
+    for change in &plan.changed {
+        save(connection, number, change, now)?;
     }
+    claimed.jobs.extend(plan.claimed.jobs);
+    claimed.exhausted.extend(plan.claimed.exhausted);
     Ok(())
 }
 
-/// The outcome, and whether somebody is to be told of it.
+/// The outcome, and whether a webhook is to be sent.
 pub(super) fn report(
     connection: &Connection,
     report: JobReport,
     policy: &Policy,
     now: Timestamp,
 ) -> rusqlite::Result<(Result<Status, Refused>, bool)> {
-    let Some(mut entry) = entry(connection, report.id)? else {
-        // A request without a job is final, or was never there.
-        let refused = status(connection, report.id)?.map_or(Refused::LeaseLost, Refused::Final);
-        return Ok((Err(refused), false));
-    };
-    let JobReport { token, report: said, result, detail, chance, .. } = report;
-    let outcome = entry.progress.report(token, said, policy, now, chance);
-    let Ok(status) = outcome else { return Ok((outcome, false)) };
-    let told = match said {
-        Report::Called(judgement) => Some(Told { result, ..Told::failed(judgement.cause(), detail) }),
-        Report::NotCalled { .. } => None,
-    };
-    save(connection, &entry, told, now)?;
-    Ok((outcome, status.is_final() && entry.has_callback))
+    let id = report.id;
+    let (number, row) = find(connection, id)?;
+    let mut rows: HashMap<_, _> = row.into_iter().map(|row| (id, row)).collect();
+    let ReportPlan { mut outcomes, changed } = plan_report(vec![report], &mut rows, policy, now);
+    for change in &changed {
+        save(connection, number, change, now)?;
+    }
+    let outcome = outcomes.pop().unwrap_or(Err(Refused::LeaseLost));
+    Ok((outcome, changed.iter().any(JobChange::needs_webhook)))
 }
 
 pub(super) fn call_back(
@@ -240,35 +204,23 @@ pub(super) fn call_back(
     report: CallbackReport,
     now: Timestamp,
 ) -> rusqlite::Result<CallbackOutcome> {
-    let Some(mut entry) = entry(connection, id)? else {
-        return Ok(match status(connection, id)? {
-            Some(status) => CallbackOutcome::Refused(Refused::Final(status)),
-            None => CallbackOutcome::Unknown,
-        });
-    };
-    match entry.progress.call_back(report.callback) {
-        Ok(status) => {
-            let told = Told { result: report.result, failure: report.failure };
-            save(connection, &entry, Some(told), now)?;
-            Ok(CallbackOutcome::Taken(status))
-        }
-        Err(refused) => Ok(CallbackOutcome::Refused(refused)),
+    let (number, row) = find(connection, id)?;
+    let (outcome, changed) = plan_callback(report, row);
+    if let Some(change) = changed {
+        save(connection, number, &change, now)?;
     }
+    Ok(outcome)
 }
 
-/// Writes what the rule has made of a request: its row, and whoever is to be told of its end.
-fn save(connection: &Connection, entry: &Entry, told: Option<Told>, now: Timestamp) -> rusqlite::Result<()> {
-    let progress = &entry.progress;
-    let (status, attempts, at) = (progress.status.as_str(), progress.attempts, now.as_micros());
-    let (claimable, is_leased) = match progress.lease {
-        _ if progress.status.is_final() => (None, false),
-        Some(lease) => (Some(lease.until.as_micros()), true),
-        None => (Some(progress.due.as_micros()), false),
-    };
-    let token = progress.last_token.cast_signed();
-    if let Some(Told { result, failure }) = told {
+/// Writes what a plan has changed of a request: its row, its dead letter, its webhook.
+fn save(connection: &Connection, number: i64, change: &JobChange, now: Timestamp) -> rusqlite::Result<()> {
+    let Progress { attempts, last_token, .. } = change.row.progress;
+    let (status, at) = (change.status().as_str(), now.as_micros());
+    let (claimable, is_leased) = (change.claimable_at().map(Timestamp::as_micros), change.is_leased());
+    let (id, token) = (change.row.id.to_string(), last_token.cast_signed());
+    if let Some(AttemptOutcome { result, failure }) = &change.outcome {
         connection.prepare_cached(SAVE_OUTCOME)?.execute(params![
-            entry.row,
+            number,
             status,
             attempts,
             at,
@@ -281,49 +233,50 @@ fn save(connection: &Connection, entry: &Entry, told: Option<Told>, now: Timesta
             result.as_ref().map(|sealed| &sealed.key_id),
         ])?;
     } else {
-        let values = params![entry.row, status, attempts, at, claimable, is_leased, token];
+        let values = params![number, status, attempts, at, claimable, is_leased, token];
         connection.prepare_cached(SAVE)?.execute(values)?;
     }
-    if progress.status == Status::FailedRetryExhausted {
-        let values = params![entry.id.to_string(), entry.downstream, token, now.as_micros()];
-        connection.prepare_cached(BURY)?.execute(values)?;
+    if change.is_dead() {
+        connection.prepare_cached(BURY)?.execute(params![id, change.row.downstream, token, at])?;
     }
-    if progress.status.is_final() && entry.has_callback {
-        let id = entry.id.to_string();
+    if change.needs_webhook() {
         enqueue(connection, WEBHOOKS, std::iter::once((id.as_str(), id.clone().into_bytes())))?;
     }
     Ok(())
 }
 
-fn entry(connection: &Connection, id: RequestId) -> rusqlite::Result<Option<Entry>> {
-    connection.prepare_cached(ENTRY)?.query_row([id.to_string()], read_entry).optional()
-}
-
-fn status(connection: &Connection, id: RequestId) -> rusqlite::Result<Option<Status>> {
+/// A request that somebody names, and the number of its row, which is 0 where there is nothing to save.
+fn find(connection: &Connection, id: RequestId) -> rusqlite::Result<(i64, Option<RequestRow>)> {
+    let mut job = connection.prepare_cached(JOB)?;
+    if let Some((number, job)) = job.query_row([id.to_string()], read_job).optional()? {
+        return Ok((number, Some(RequestRow::Job(job))));
+    }
     let mut statement = connection.prepare_cached(STATUS)?;
-    statement.query_row([id.to_string()], |row| read_status(row, 0)).optional()
+    let status = statement.query_row([id.to_string()], |row| read_status(row, 0)).optional()?;
+    Ok((0, status.map(RequestRow::Final)))
 }
 
-fn read_entry(row: &Row<'_>) -> rusqlite::Result<Entry> {
-    let (claimable_at, is_leased) = (Timestamp::from_micros(row.get(4)?), row.get(5)?);
+fn read_job(row: &Row<'_>) -> rusqlite::Result<Numbered<JobRow>> {
+    let (status, attempts, claimable_at) =
+        (read_status(row, 2)?, row.get(3)?, Timestamp::from_micros(row.get(4)?));
     let last_token = row.get::<_, i64>(6)?.cast_unsigned();
-    let lease = Lease { token: last_token, until: claimable_at };
-    let progress = Progress {
-        status: read_status(row, 2)?,
-        attempts: row.get(3)?,
-        due: claimable_at,
-        lease: Some(lease).filter(|_| is_leased),
-        last_token,
+    let job = JobRow {
+        id: read_id(row, 1)?,
+        downstream: row.get(7)?,
+        has_callback: row.get_ref(8)? != ValueRef::Null,
+        progress: stored_progress(status, attempts, claimable_at, row.get(5)?, last_token),
     };
-    let has_callback = row.get_ref(8)? != ValueRef::Null;
-    Ok(Entry { row: row.get(0)?, id: read_id(row, 1)?, downstream: row.get(7)?, has_callback, progress })
+    Ok((row.get(0)?, job))
 }
 
-fn read_task(row: &Row<'_>) -> rusqlite::Result<Task> {
-    Ok(Task {
+fn read_claim(row: &Row<'_>) -> rusqlite::Result<Numbered<ClaimRow>> {
+    let (number, job) = read_job(row)?;
+    let claim = ClaimRow {
+        job,
         tenant: TenantId::parse(row.get_ref(9)?.as_str()?).map_err(fault)?,
         request_type: RequestType::parse(row.get_ref(10)?.as_str()?).map_err(fault)?,
         payload: Sealed { bytes: row.get(11)?, key_id: row.get(12)? },
         accepted_at: Timestamp::from_micros(row.get(13)?),
-    })
+    };
+    Ok((number, claim))
 }

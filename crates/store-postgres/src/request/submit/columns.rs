@@ -2,11 +2,7 @@
 
 use tokio_postgres::types::ToSql;
 use uuid::Uuid;
-use weir_core::request::state::Status;
-use weir_store::Result;
-use weir_store::request::Submit;
-
-use super::first_status;
+use weir_store::request::NewRequest;
 
 /// In the order of `unnest` in the statements that insert.
 pub(super) struct Columns<'a> {
@@ -23,20 +19,20 @@ pub(super) struct Columns<'a> {
 }
 
 impl<'a> Columns<'a> {
-    pub(super) fn of(batch: &[&'a Submit]) -> Result<Self> {
-        let statuses = batch.iter().map(|submit| first_status(submit).map(Status::as_str));
-        Ok(Self {
-            ids: batch.iter().map(|submit| *submit.id.as_uuid()).collect(),
-            tenants: batch.iter().map(|submit| submit.tenant.as_str()).collect(),
-            keys: batch.iter().map(|submit| submit.key.as_str()).collect(),
-            hashes: batch.iter().map(|submit| submit.fingerprint.as_bytes().as_slice()).collect(),
-            types: batch.iter().map(|submit| submit.request_type.as_str()).collect(),
-            statuses: statuses.collect::<Result<_>>()?,
-            payloads: batch.iter().map(|submit| submit.payload.bytes.as_slice()).collect(),
-            key_ids: batch.iter().map(|submit| submit.payload.key_id.as_str()).collect(),
-            callbacks: batch.iter().map(|submit| submit.callback_url.as_deref()).collect(),
-            downstreams: batch.iter().map(|submit| submit.downstream.as_str()).collect(),
-        })
+    pub(super) fn of(accepted: &[NewRequest<'a>]) -> Self {
+        let batch = || accepted.iter().map(|new| new.submit);
+        Self {
+            ids: batch().map(|submit| *submit.id.as_uuid()).collect(),
+            tenants: batch().map(|submit| submit.tenant.as_str()).collect(),
+            keys: batch().map(|submit| submit.key.as_str()).collect(),
+            hashes: batch().map(|submit| submit.fingerprint.as_bytes().as_slice()).collect(),
+            types: batch().map(|submit| submit.request_type.as_str()).collect(),
+            statuses: accepted.iter().map(|new| new.progress.status.as_str()).collect(),
+            payloads: batch().map(|submit| submit.payload.bytes.as_slice()).collect(),
+            key_ids: batch().map(|submit| submit.payload.key_id.as_str()).collect(),
+            callbacks: batch().map(|submit| submit.callback_url.as_deref()).collect(),
+            downstreams: batch().map(|submit| submit.downstream.as_str()).collect(),
+        }
     }
 
     /// These, and what follows them.

@@ -7,10 +7,9 @@ use std::collections::HashSet;
 use weir_core::request::idempotency::KEPT_FOR;
 use weir_core::{RequestId, Timestamp};
 use weir_store::Result;
-use weir_store::request::{Receipt, Submit, SubmitOutcome};
+use weir_store::request::{NewRequest, Submit, SubmitOutcome};
 
 use super::columns::Columns;
-use super::first_status;
 use crate::pool::Session;
 use crate::row::{column, timestamp};
 use crate::{Postgres, time};
@@ -53,7 +52,9 @@ pub(super) async fn insert(
     let mut keys = HashSet::with_capacity(batch.len());
     let mut tried = batch.to_vec();
     tried.retain(|submit| keys.insert((submit.tenant.as_str(), submit.key.as_str())));
-    let columns = Columns::of(&tried)?;
+    let accepted: Vec<NewRequest<'_>> =
+        tried.iter().map(|submit| NewRequest::accept(submit, Timestamp::EPOCH)).collect();
+    let columns = Columns::of(&accepted);
     let (clock, kept_for) = (engine.clock_override(), time::micros(KEPT_FOR));
     let values = columns.and([&clock, &kept_for, &session.ledger_slot]);
     let rows = session.query(INSERT, &values).await?;
@@ -63,8 +64,8 @@ pub(super) async fn insert(
     }
     let now = rows.first().map_or(Ok(Timestamp::EPOCH), |row| timestamp(row, 1))?;
     let outcome = |submit: &&Submit| {
-        let receipt = Receipt { id: submit.id, status: first_status(submit)?, accepted_at: now };
-        Ok(inserted.contains(&submit.id).then_some(SubmitOutcome::Accepted(receipt)))
+        let is_inserted = inserted.contains(&submit.id);
+        is_inserted.then(|| SubmitOutcome::Accepted(NewRequest::accept(submit, now).receipt()))
     };
-    batch.iter().map(outcome).collect()
+    Ok(batch.iter().map(outcome).collect())
 }

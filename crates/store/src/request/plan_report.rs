@@ -1,0 +1,55 @@
+//! What becomes of requests that workers report on.
+
+use std::collections::HashMap;
+
+use weir_core::request::retry::Policy;
+use weir_core::request::state::{Refused, Report, Status};
+use weir_core::{RequestId, Timestamp};
+
+use super::{AttemptOutcome, JobChange, JobReport, RequestRow};
+
+/// What a batch of reports comes to.
+#[derive(Debug, Default)]
+pub struct ReportPlan {
+    /// In the order of the reports: where the request stands now, or why the report changes nothing.
+    pub outcomes: Vec<Result<Status, Refused>>,
+    /// What is to be saved. A request is in it once: its first report that counts ends the lease.
+    pub changed: Vec<JobChange>,
+}
+
+/// Takes reports in order, given the rows of the requests they are about. One that is not there was never accepted, or was
+/// purged.
+#[must_use]
+pub fn plan_report(
+    batch: Vec<JobReport>,
+    rows: &mut HashMap<RequestId, RequestRow>,
+    policy: &Policy,
+    now: Timestamp,
+) -> ReportPlan {
+    let mut plan = ReportPlan::default();
+    for JobReport { id, token, report, result, detail, chance } in batch {
+        let job = match rows.get_mut(&id) {
+            Some(RequestRow::Job(job)) => job,
+            Some(RequestRow::Final(status)) => {
+                plan.outcomes.push(Err(Refused::Final(*status)));
+                continue;
+            }
+            None => {
+                plan.outcomes.push(Err(Refused::LeaseLost));
+                continue;
+            }
+        };
+        let reported = job.progress.report(token, report, policy, now, chance);
+        if reported.is_ok() {
+            let outcome = match report {
+                Report::Called(judgement) => {
+                    Some(AttemptOutcome { result, ..AttemptOutcome::failed(judgement.cause(), detail) })
+                }
+                Report::NotCalled { .. } => None,
+            };
+            plan.changed.push(JobChange { row: job.clone(), outcome });
+        }
+        plan.outcomes.push(reported);
+    }
+    plan
+}
