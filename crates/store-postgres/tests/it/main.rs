@@ -4,6 +4,7 @@ mod conformance;
 mod pack;
 mod put_off;
 mod request;
+mod round_trips;
 mod sale;
 mod slot;
 mod tier;
