@@ -336,8 +336,14 @@ impl WriterThread {
             if next.is_none() && ordered.is_none() {
                 break;
             }
-            if let Some(job) = ordered {
-                self.apply_in_group(job, applied)?;
+            if let Some(job) = ordered
+                && let Err(error) = self.apply_in_group(job, applied)
+            {
+                // The group has ended, and with it the job that was to be next.
+                if let Some(job) = next {
+                    job.answer(Err(error.clone()));
+                }
+                return Err(error);
             }
             if let Some(job) = next {
                 let must_wait = !self.ordered.is_empty() || has_unfinished_ordered(applied);

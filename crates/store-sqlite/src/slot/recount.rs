@@ -1,7 +1,7 @@
 //! A new version of a config. Where its pace differs from the one before, its counters are made beside those in use, a part
 //! with every turn of the writer, and take their place in one commit with the version: until then readers see the old one.
 //!
-//! Meanwhile the slots of that config must not change, so its assignments and give-backs wait; all others go on. After a
+//! Meanwhile the slots of that config must not change, so its assignments and give-backs wait, and batches with one of them. After a
 //! crash the old version is in service, or the new one, and the counters of the other are removed when the engine opens.
 
 use std::collections::HashSet;

@@ -101,8 +101,8 @@ impl Spent {
         self.0.is_behind()
     }
 
-    /// Whether an idle writer should fold it. Nobody reads the table while the server runs, so it may be behind, and what is
-    /// written twenty times a second is folded once in a while.
+    /// Whether an idle writer should fold it. While the server runs only the sweep of limits reads the table, once a second, and
+    /// folds first; so the table may be behind, and what is written twenty times a second is folded once.
     pub(crate) fn is_due(&self) -> bool {
         self.0.is_due()
     }
