@@ -104,7 +104,7 @@ impl<T: JournaledTable> Journal<T> {
         *self = Self::default();
     }
 
-    /// Whether the table is behind, or may be.
+    /// Whether the journal has rows that the table does not have. True as long as it was not read.
     pub(crate) fn is_behind(&self) -> bool {
         !self.is_loaded || !self.pending.is_empty() || !self.folding.is_empty()
     }
@@ -131,8 +131,8 @@ impl<T: JournaledTable> Journal<T> {
         Ok(())
     }
 
-    /// Keeps a row from being folded. One that was folded is in the journal until all beside it are, so a later one has to
-    /// be appended.
+    /// Drops a row that is on its way into the table, because a newer one is there. The journal still has the old row until the
+    /// fold ends, so the caller has to append the newer one, or a crash would bring the old one back.
     pub(crate) fn drop_folding(&mut self, key: &T::Key) {
         self.folding.remove(key);
     }
@@ -167,7 +167,7 @@ impl<T: JournaledTable> Journal<T> {
         }
     }
 
-    /// Whether a fold is under way, or rows have waited for long, or there are many, or it is not known.
+    /// Whether to fold now: the journal was not read yet, a fold is under way, rows have waited for long, or there are many.
     pub(crate) fn is_due(&self) -> bool {
         let is_old = self.pending_since.is_some_and(|since| since.elapsed() >= T::FOLD_AFTER);
         !self.is_loaded || !self.folding.is_empty() || is_old || self.pending.len() >= T::FOLD_AT

@@ -339,7 +339,7 @@ impl WriterThread {
             if let Some(job) = ordered
                 && let Err(error) = self.apply_in_group(job, applied)
             {
-                // The group has ended, and with it the job that was to be next.
+                // The transaction is gone. The job just received would be dropped unanswered.
                 if let Some(job) = next {
                     job.answer(Err(error.clone()));
                 }

@@ -163,6 +163,39 @@ async fn jobs_that_waited_for_a_long_one_share_a_commit() {
 }
 
 #[tokio::test]
+async fn a_job_that_came_when_another_ended_the_transaction_hears_why() {
+    let writer = writer();
+    writer.set_turn(Duration::from_secs(600));
+    let (release, released) = mpsc::channel::<()>();
+    let (begin, begun) = mpsc::channel::<()>();
+    let mut turns = 0;
+    let mut long = Box::pin(writer.in_turns(Order::Arrival, move |connection, _, _| {
+        turns += 1;
+        connection.execute("INSERT INTO t VALUES (?1)", [-turns])?;
+        begin.send(()).unwrap();
+        released.recv().unwrap();
+        Ok(if turns == 1 { ControlFlow::Continue(()) } else { ControlFlow::Break(()) })
+    }));
+    assert!(futures_poll_once(long.as_mut()).await.is_none());
+    begun.recv().unwrap();
+    // Behind the long job, in order, and like a full disk: the transaction of the whole group is gone.
+    let mut ends = Box::pin(writer.in_turns(Order::Arrival, |connection, _, _| {
+        connection.execute_batch("ROLLBACK")?;
+        connection.execute("INSERT INTO missing VALUES (1)", []).map(ControlFlow::Break)
+    }));
+    assert!(futures_poll_once(ends.as_mut()).await.is_none());
+    release.send(()).unwrap();
+    begun.recv().unwrap();
+    // Received after the second turn of the long job, when the other is next in order.
+    let mut late = Box::pin(insert(&writer, 1));
+    assert!(futures_poll_once(late.as_mut()).await.is_none());
+    release.send(()).unwrap();
+    assert!(long.await.is_err() && ends.await.is_err());
+    let error = late.await.unwrap_err().with_causes().to_string();
+    assert!(error.contains("missing"), "{error}");
+}
+
+#[tokio::test]
 async fn an_error_in_a_later_turn_leaves_the_turns_before_it() {
     let writer = writer();
     let mut n = 0;
