@@ -6,10 +6,11 @@
 //! cannot bear to forget what was spent waits for [`Journal::keep`], which does not wait for the next [`FLUSH_EVERY`].
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use tokio::sync::{Mutex as AsyncMutex, Notify, watch};
 use tokio::task::JoinHandle;
 use weir_core::Timestamp;
@@ -87,7 +88,7 @@ impl Journal {
 
     /// Writes everything that was spent up to now and ends. When the store does not take it, it is lost with the process.
     pub(crate) async fn close(&self) {
-        let task = self.task.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let task = self.task.lock().take();
         if let Some(task) = task {
             task.abort();
             // What it was writing is still on the desk.
@@ -123,7 +124,7 @@ impl Journal {
 
 impl Drop for Journal {
     fn drop(&mut self) {
-        if let Some(task) = self.task.get_mut().unwrap_or_else(PoisonError::into_inner).take() {
+        if let Some(task) = self.task.get_mut().take() {
             task.abort();
         }
     }
@@ -204,7 +205,7 @@ impl Keeper {
 
     /// Tells of a failure once, and of its end. Answers whether it goes on.
     fn note(&self, outcome: &Result<()>) -> bool {
-        let mut failing = self.failing_since.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut failing = self.failing_since.lock();
         match (outcome, *failing) {
             (Err(error), None) => {
                 *failing = Some(Instant::now());
@@ -220,7 +221,7 @@ impl Keeper {
     }
 
     fn failing_since(&self) -> Option<Instant> {
-        *self.failing_since.lock().unwrap_or_else(PoisonError::into_inner)
+        *self.failing_since.lock()
     }
 }
 

@@ -1,7 +1,8 @@
 //! The memory: shards of keys, each behind a lock of its own.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::{Mutex, MutexGuard};
 use weir_core::Timestamp;
 use weir_core::tier::{Decision, Rule};
 
@@ -235,7 +236,7 @@ impl<R: Rule> Memory<R> {
 
     /// Locks a shard. A thread that panicked in the middle of one cannot have left half an entry.
     pub(crate) fn lock(&self, index: usize) -> MutexGuard<'_, Shard<R>> {
-        self.shards[index].0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.shards[index].0.lock()
     }
 }
 

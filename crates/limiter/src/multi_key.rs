@@ -1,7 +1,8 @@
 //! Several keys in one decision: all of them are spent or none.
 
-use std::sync::{Arc, MutexGuard};
+use std::sync::Arc;
 
+use parking_lot::MutexGuard;
 use weir_core::Timestamp;
 use weir_core::tier::{Claim, Decision, Refusal, Rule, take_all};
 

@@ -347,7 +347,7 @@ mod tests {
     fn an_entry_is_a_cache_line_and_so_is_a_shard_with_its_lock() {
         assert_eq!(size_of::<Option<Entry<TierRule>>>(), 64);
         assert_eq!(size_of::<Option<Entry<Limit>>>(), 64);
-        assert_eq!(size_of::<std::sync::Mutex<Shard<TierRule>>>(), 56);
+        assert_eq!(size_of::<parking_lot::Mutex<Shard<TierRule>>>(), 56);
         assert_eq!(size_of_val(&Tier::Free.defaults().rule().unspent()), 24);
     }
 }

@@ -1,9 +1,10 @@
 //! Waking whoever waits for a topic, within one process. What other processes enqueue is found by asking again.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 /// Topics that have a bell. Operators may ask for topics of any name; when there are more, bells that nobody waits for are
@@ -27,7 +28,7 @@ impl Bells {
     }
 
     fn bell(&self, topic: &str) -> Arc<Notify> {
-        let mut bells = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut bells = self.0.lock();
         if let Some(bell) = bells.get(topic) {
             return Arc::clone(bell);
         }
@@ -61,7 +62,7 @@ mod tests {
         let in_use = bells.bell("in use");
         for n in 0..BELLS_MAX * 2 {
             bells.ring(&format!("topic {n}"));
-            assert!(bells.0.lock().unwrap().len() <= BELLS_MAX);
+            assert!(bells.0.lock().len() <= BELLS_MAX);
         }
         bells.ring("in use");
         in_use.notified().await;

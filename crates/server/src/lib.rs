@@ -10,7 +10,6 @@ pub mod grpc;
 pub mod http;
 mod outbound;
 mod peer;
-mod random;
 mod redact;
 mod seal;
 mod service;

@@ -10,11 +10,12 @@
 use std::io;
 use std::net::SocketAddr;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -117,7 +118,7 @@ impl Peer {
 
     /// Gives it an ordinary place, if it has none and one has become free.
     pub(crate) fn leave_reserve(&self) -> bool {
-        let mut place = self.0.place.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut place = self.0.place.lock();
         let Some(ordinary) = &place.ordinary else { return true };
         let Ok(permit) = Arc::clone(ordinary).try_acquire_owned() else { return false };
         *place = Place::ordinary(permit);
@@ -174,7 +175,7 @@ impl Peer {
     /// request has come: what comes after that is left unread, and hides the end behind it.
     pub fn poll_disconnected(&self, context: &mut Context<'_>) -> Poll<()> {
         let mut byte = [std::mem::MaybeUninit::uninit()];
-        match self.0.lock().poll_peek(context, &mut ReadBuf::uninit(&mut byte)) {
+        match self.0.stream.lock().poll_peek(context, &mut ReadBuf::uninit(&mut byte)) {
             Poll::Ready(Ok(0) | Err(_)) => Poll::Ready(()),
             Poll::Ready(Ok(_)) | Poll::Pending => Poll::Pending,
         }
@@ -187,7 +188,7 @@ impl Peer {
         let mut ignored = [0; 512];
         loop {
             let mut buffer = ReadBuf::new(&mut ignored);
-            match Pin::new(&mut *self.0.lock()).poll_read(context, &mut buffer) {
+            match Pin::new(&mut *self.0.stream.lock()).poll_read(context, &mut buffer) {
                 Poll::Ready(Ok(())) if !buffer.filled().is_empty() => {}
                 Poll::Ready(_) => return Poll::Ready(()),
                 Poll::Pending => return Poll::Pending,
@@ -201,7 +202,7 @@ impl Peer {
     pub(crate) fn poll_discard(&self, context: &mut Context<'_>) -> Poll<usize> {
         let mut ignored = [std::mem::MaybeUninit::uninit(); DISCARD];
         let mut buffer = ReadBuf::uninit(&mut ignored);
-        let read = Pin::new(&mut *self.0.lock()).poll_read(context, &mut buffer);
+        let read = Pin::new(&mut *self.0.stream.lock()).poll_read(context, &mut buffer);
         read.map(|read| if read.is_ok() { buffer.filled().len() } else { 0 })
     }
 }
@@ -214,12 +215,7 @@ pub(crate) async fn disconnected(peer: Option<&Peer>) {
     }
 }
 
-impl Connection {
-    /// A thread that panicked while it had the lock was between two system calls.
-    fn lock(&self) -> MutexGuard<'_, TcpStream> {
-        self.stream.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
+impl Connection {}
 
 impl Drop for Connection {
     fn drop(&mut self) {
@@ -298,7 +294,7 @@ impl AsyncRead for PeerStream {
             }
         }
         let filled = buffer.filled().len();
-        let read = Pin::new(&mut *this.connection.lock()).poll_read(context, buffer);
+        let read = Pin::new(&mut *this.connection.stream.lock()).poll_read(context, buffer);
         if let Poll::Ready(Ok(())) = read {
             this.count_read(buffer.filled().len() - filled)?;
         }
@@ -309,7 +305,8 @@ impl AsyncRead for PeerStream {
 impl AsyncWrite for PeerStream {
     fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let this = self.get_mut();
-        if let Poll::Ready(written) = Pin::new(&mut *this.connection.lock()).poll_write(context, bytes) {
+        if let Poll::Ready(written) = Pin::new(&mut *this.connection.stream.lock()).poll_write(context, bytes)
+        {
             this.stalled = None;
             this.is_write_pending = matches!(written, Ok(written) if written < bytes.len());
             if !this.is_write_pending && std::mem::take(&mut this.is_read_deferred) {
@@ -324,11 +321,11 @@ impl AsyncWrite for PeerStream {
     }
 
     fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut *self.connection.lock()).poll_flush(context)
+        Pin::new(&mut *self.connection.stream.lock()).poll_flush(context)
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut *self.connection.lock()).poll_shutdown(context)
+        Pin::new(&mut *self.connection.stream.lock()).poll_shutdown(context)
     }
 }
 
@@ -385,7 +382,7 @@ mod tests {
         let mut stream = peer.stream();
         let written = poll_fn(|context| Poll::Ready(fill(&mut stream, context))).await;
         request.write_all(&[b'h'; LARGE_HEAD]).await.unwrap();
-        poll_fn(|context| peer.0.lock().poll_read_ready(context)).await.unwrap();
+        poll_fn(|context| peer.0.stream.lock().poll_read_ready(context)).await.unwrap();
         assert!(stream.read(&mut [0; LARGE_HEAD]).now_or_never().is_none(), "the response is under way");
         let reading = tokio::spawn(async move {
             response.read_exact(&mut vec![0; written + 3]).await.unwrap();

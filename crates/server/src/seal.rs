@@ -16,7 +16,6 @@ use weir_store::request::{Sealed, SealingKey};
 use crate::auth::secrets;
 use crate::config::request::RequestSettings;
 use crate::config::source::SettingError;
-use crate::random;
 
 const KEY_BYTES: usize = 32;
 
@@ -209,10 +208,10 @@ impl Keyring {
     /// Seals a part of a request with the first key.
     ///
     /// # Errors
-    /// When the system gives no random bytes.
+    /// When there is no key, or the text is too long for the cipher.
     pub fn seal(&self, id: RequestId, part: Part, plain: &[u8]) -> std::io::Result<Sealed> {
         let Key { name, key, .. } = self.first()?;
-        let nonce: [u8; NONCE_LEN] = random::bytes()?;
+        let nonce: [u8; NONCE_LEN] = rand::random();
         let mut bytes = Vec::with_capacity(NONCE_LEN + plain.len() + AES_256_GCM.tag_len());
         bytes.extend_from_slice(&nonce);
         bytes.extend_from_slice(plain);

@@ -5,8 +5,8 @@ mod queue;
 mod quota;
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard};
 
+use parking_lot::Mutex;
 use tokio::sync::Notify;
 use weir_core::quota::Limits;
 use weir_core::{Clock, ManualClock, Timestamp};
@@ -71,9 +71,5 @@ impl Model {
 
     fn now(&self) -> Timestamp {
         self.clock.now()
-    }
-
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().expect("nothing panics while it holds the model")
     }
 }

@@ -1,9 +1,10 @@
 //! Workers at once: each message is delivered once, and each key's in order.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use weir_queue::{Message, Queue, Settlement};
 use weir_store::quota::TOPIC;
 
@@ -27,7 +28,7 @@ struct Ledger {
 
 impl Delivered {
     fn take(&self, messages: &[Message]) {
-        let mut ledger = self.0.lock().expect("no worker panics while it writes");
+        let mut ledger = self.0.lock();
         for key in messages.iter().map(|message| &message.key).collect::<BTreeSet<_>>() {
             assert!(ledger.out.insert(key.clone()), "{key} is out with another worker");
         }
@@ -38,19 +39,19 @@ impl Delivered {
     }
 
     fn give_up(&self, messages: &[Message]) {
-        let mut ledger = self.0.lock().expect("no worker panics while it writes");
+        let mut ledger = self.0.lock();
         for message in messages {
             ledger.out.remove(&message.key);
         }
     }
 
     fn total(&self) -> usize {
-        self.0.lock().expect("no worker panics while it writes").total
+        self.0.lock().total
     }
 
     /// Each key must have got `alice 1` … `alice n`, each once and in order.
     pub(crate) fn must_be_complete(&self, keys: usize, per_key: usize) {
-        let ledger = self.0.lock().expect("no worker panics while it writes");
+        let ledger = self.0.lock();
         assert_eq!(ledger.by_key.len(), keys, "every key has its messages");
         for (key, texts) in &ledger.by_key {
             assert_eq!(*texts, numbered(key, 1..=per_key), "{key}'s messages come once and in order");

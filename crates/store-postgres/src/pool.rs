@@ -6,9 +6,10 @@
 //! out closes the connection. Nor does it back off while the server is away, or drop the idle connections when one falls
 //! silent.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_postgres::Row;
 use weir_store::{Error, Result};
@@ -101,7 +102,7 @@ impl Pool {
 
 impl Inner {
     fn take_idle(&self) -> Option<Connection> {
-        let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut idle = self.idle.lock();
         idle.retain(|connection| !connection.is_closed());
         idle.pop()
     }
@@ -114,7 +115,7 @@ impl Inner {
             ));
         }
         let outcome = Connection::open(&self.target).await;
-        let mut backoff = self.backoff.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut backoff = self.backoff.lock();
         match &outcome {
             Ok(_) => {
                 if backoff.failures > 0 {
@@ -133,13 +134,13 @@ impl Inner {
     }
 
     fn backing_off(&self) -> bool {
-        let backoff = self.backoff.lock().unwrap_or_else(PoisonError::into_inner);
+        let backoff = self.backoff.lock();
         backoff.retry_at.is_some_and(|retry_at| Instant::now() < retry_at)
     }
 
     /// A connection that went silent says the others have gone silent too: the next calls make new ones.
     fn forget_idle(&self) {
-        self.idle.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        self.idle.lock().clear();
     }
 }
 
@@ -211,7 +212,7 @@ impl Session {
 
     /// Gives the connection back: all went well and no transaction is open.
     pub(crate) fn keep(self) {
-        self.pool.idle.lock().unwrap_or_else(PoisonError::into_inner).push(self.connection);
+        self.pool.idle.lock().push(self.connection);
     }
 }
 

@@ -6,10 +6,10 @@
 //! [`Connection::prepare`] is the only way to a statement that can run.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use futures_util::future::try_join_all;
+use parking_lot::Mutex;
 use tokio::task::AbortHandle;
 use tokio_postgres::types::ToSql;
 use tokio_postgres::{Client, Row, Statement};
@@ -84,12 +84,12 @@ impl Connection {
     }
 
     async fn prepare_one(&self, sql: &'static str) -> Result<Prepared<'_>, tokio_postgres::Error> {
-        let cached = self.statements.lock().unwrap_or_else(PoisonError::into_inner).get(sql).cloned();
+        let cached = self.statements.lock().get(sql).cloned();
         let statement = match cached {
             Some(statement) => statement,
             None => {
                 let statement = self.client.prepare(sql).await?;
-                let mut statements = self.statements.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut statements = self.statements.lock();
                 statements.insert(sql, statement.clone());
                 statement
             }

@@ -7,10 +7,11 @@ mod cluster;
 mod topology;
 
 use std::fmt::Display;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
+use parking_lot::Mutex;
 use redis::{ErrorKind, RedisError, RedisResult, ServerErrorKind, ToRedisArgs, Value};
 use tokio::sync::{Notify, watch};
 use weir_core::Timestamp;
@@ -215,7 +216,7 @@ impl Inner {
 
     /// Once a second at most: every call may fail alike.
     fn warn_of_refusal(&self, address: &dyn Display, error: &dyn Display) {
-        let mut warned_at = self.warned_at.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut warned_at = self.warned_at.lock();
         if warned_at.is_none_or(|at| at.elapsed() >= WARN_EVERY) {
             *warned_at = Some(Instant::now());
             tracing::warn!(%address, %error, "Redis refused a call; Postgres answers it");

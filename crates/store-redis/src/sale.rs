@@ -14,11 +14,12 @@ mod reconcile;
 mod reply;
 
 use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use parking_lot::{Mutex, RwLock};
 use redis::Value;
 use tokio::sync::Notify;
 use tokio_util::sync::{CancellationToken, DropGuard};
@@ -118,17 +119,13 @@ impl RedisSales {
     /// Whether everything that this process has sold is written down.
     #[must_use]
     pub fn is_settled(&self) -> bool {
-        self.parts.unsettled().is_empty()
+        self.parts.unsettled.lock().is_empty()
     }
 }
 
 impl Parts {
     fn now(&self) -> String {
         self.clock.as_ref().map(|clock| clock.now().as_micros().to_string()).unwrap_or_default()
-    }
-
-    fn unsettled(&self) -> MutexGuard<'_, Unsettled> {
-        self.unsettled.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Calls a script that must answer for every sale.
@@ -160,7 +157,7 @@ impl Parts {
 
     /// The products the store has told of, if it ever has.
     async fn catalogue(&self) -> Result<HashMap<Sku, Product>> {
-        let known = self.catalogue.read().unwrap_or_else(PoisonError::into_inner).clone();
+        let known = self.catalogue.read().clone();
         let Some(known) = known else { return self.read_catalogue().await };
         let told = self.products_told.load(Ordering::SeqCst);
         if self.products_read.load(Ordering::SeqCst) >= told {
@@ -180,7 +177,7 @@ impl Parts {
         let products = self.ledger.board().await?.products;
         let read: HashMap<Sku, Product> =
             products.into_iter().map(|product| (product.sku.clone(), product)).collect();
-        let mut catalogue = self.catalogue.write().unwrap_or_else(PoisonError::into_inner);
+        let mut catalogue = self.catalogue.write();
         // What was made or removed here meanwhile may be newer than what was read: then the next one to ask reads again.
         if self.changes.load(Ordering::SeqCst) == before {
             *catalogue = Some(read.clone());
@@ -190,7 +187,7 @@ impl Parts {
 
     fn note(&self, product: &Product) {
         self.changes.fetch_add(1, Ordering::SeqCst);
-        let mut catalogue = self.catalogue.write().unwrap_or_else(PoisonError::into_inner);
+        let mut catalogue = self.catalogue.write();
         if let Some(catalogue) = &mut *catalogue {
             catalogue.insert(product.sku.clone(), product.clone());
         }
@@ -202,7 +199,7 @@ impl Parts {
             return;
         }
         self.sold.notify_one();
-        let mut unsettled = self.unsettled();
+        let mut unsettled = self.unsettled.lock();
         let sold = bought.filter_map(|(buy, outcome)| match outcome {
             BuyOutcome::Bought { product, receipt, .. } => Some((buy, *product, *receipt)),
             _ => None,

@@ -12,11 +12,12 @@ mod outage;
 mod part;
 
 use std::collections::HashSet;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use parking_lot::Mutex;
 use redis::Value;
 use weir_core::tier::{
     Claim, DAILY, Decision, Level, Limit, MINUTE, Refusal, Rule, Scoped, Spent, TierRule, take_all,
@@ -266,12 +267,12 @@ impl Inner {
     }
 
     fn is_untold(&self, name: &Arc<str>) -> bool {
-        self.untold_count.load(Ordering::Acquire) > 0 && self.untold().contains(name)
+        self.untold_count.load(Ordering::Acquire) > 0 && self.untold.lock().contains(name)
     }
 
     /// Takes note of a key that was spent without Redis.
     fn remember_untold(&self, name: Arc<str>) {
-        let mut untold = self.untold();
+        let mut untold = self.untold.lock();
         note_untold(&mut untold, name);
         self.untold_count.store(untold.len(), Ordering::Release);
     }
@@ -279,16 +280,12 @@ impl Inner {
     /// Redis knows now what was spent without it.
     fn tell(&self, parts: &[Part]) {
         if parts.iter().any(|part| part.counts) {
-            let mut untold = self.untold();
+            let mut untold = self.untold.lock();
             for part in parts.iter().filter(|part| part.counts) {
                 untold.remove(&part.name);
             }
             self.untold_count.store(untold.len(), Ordering::Release);
         }
-    }
-
-    fn untold(&self) -> MutexGuard<'_, HashSet<Arc<str>>> {
-        self.untold.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

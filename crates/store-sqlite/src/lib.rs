@@ -23,10 +23,11 @@ mod writer;
 use std::fs::File;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use rusqlite::Connection;
 use weir_core::Clock;
 use weir_queue::publish::Publisher;

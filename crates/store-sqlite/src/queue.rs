@@ -5,7 +5,6 @@ mod pack;
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::ops::ControlFlow;
-use std::sync::{MutexGuard, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -257,13 +256,9 @@ impl Queue for Sqlite {
 }
 
 impl Sqlite {
-    fn leases(&self) -> MutexGuard<'_, Leases> {
-        self.inner.leases.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Takes the topic, unless somebody else still has it.
     pub(crate) fn lease(&self, topic: &str, now: Timestamp, visibility: Duration) -> Option<Lease> {
-        let mut leases = self.leases();
+        let mut leases = self.inner.leases.lock();
         if leases.len() >= LEASES_MAX && !leases.contains_key(topic) {
             leases.retain(|_, held| held.until > now);
             if leases.len() >= LEASES_MAX {
@@ -285,13 +280,13 @@ impl Sqlite {
 
     /// Whether a lease is the topic's present one and has not run out.
     pub(crate) fn holds(&self, receipt: &Receipt, now: Timestamp) -> bool {
-        let leases = self.leases();
+        let leases = self.inner.leases.lock();
         let held = leases.get(&receipt.topic).filter(|held| held.until > now);
         held.is_some_and(|held| receipt.leases.iter().any(|lease| lease.token == held.token))
     }
 
     pub(crate) fn give_up(&self, receipt: &Receipt) {
-        if let Some(held) = self.leases().get_mut(&receipt.topic)
+        if let Some(held) = self.inner.leases.lock().get_mut(&receipt.topic)
             && receipt.leases.iter().any(|lease| lease.token == held.token)
         {
             held.until = Timestamp::from_micros(i64::MIN);
@@ -496,6 +491,6 @@ mod tests {
         assert!(engine.lease("topic 0", now, minute).is_none(), "somebody has it");
         let later = now.plus(minute);
         assert!(engine.lease("one more", later, minute).is_some());
-        assert_eq!(engine.leases().len(), 1, "those that have run out make room");
+        assert_eq!(engine.inner.leases.lock().len(), 1, "those that have run out make room");
     }
 }

@@ -1,7 +1,8 @@
 //! Connections that only read. WAL lets them go on while the writer writes.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use rusqlite::Connection;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use weir_store::{Error, Result};
@@ -38,7 +39,7 @@ impl Readers {
         _permit: OwnedSemaphorePermit,
         read: impl FnOnce(&Connection) -> rusqlite::Result<T>,
     ) -> Result<T> {
-        let taken = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let taken = self.idle.lock().pop();
         let lent = Lent { readers: self, connection: taken };
         let connection =
             lent.connection.as_ref().ok_or_else(|| Error::failed(ENGINE, "no reader is left"))?;
@@ -54,7 +55,7 @@ struct Lent<'a> {
 
 impl Drop for Lent<'_> {
     fn drop(&mut self) {
-        let mut idle = self.readers.idle.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut idle = self.readers.idle.lock();
         idle.extend(self.connection.take());
     }
 }

@@ -15,12 +15,13 @@ mod tests;
 use std::collections::{HashSet, VecDeque};
 use std::ops::ControlFlow;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError, TrySendError};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use rusqlite::Connection;
 use tokio::sync::oneshot;
 use weir_store::sale::ProductId;
@@ -165,7 +166,7 @@ impl Drop for Writer {
     /// Waits for the jobs already taken, so that a closed engine can be opened again at once.
     fn drop(&mut self) {
         self.jobs = None;
-        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let thread = self.thread.lock().take();
         // The last clone may be dropped by a job on the writer thread itself, which cannot wait for itself.
         if let Some(thread) = thread.filter(|thread| thread.thread().id() != std::thread::current().id()) {
             let _ = thread.join();

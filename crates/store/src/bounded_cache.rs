@@ -7,7 +7,8 @@ use std::borrow::Borrow;
 use std::collections::HashMap;
 use std::hash::{BuildHasher, Hash, RandomState};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use parking_lot::{Mutex, MutexGuard};
 
 /// Values by key. A shard that is full drops its outdated values; if there are none, all of them.
 #[derive(Debug)]
@@ -99,7 +100,7 @@ impl<K: Hash + Eq, V: Clone, S: BuildHasher + Default> BoundedCache<K, V, S> {
     pub fn invalidate_all(&self) {
         self.version.fetch_add(1, Ordering::AcqRel);
         for shard in &self.shards {
-            let mut shard = lock(shard);
+            let mut shard = shard.lock();
             self.len.fetch_sub(shard.len(), Ordering::Relaxed);
             shard.clear();
         }
@@ -108,12 +109,8 @@ impl<K: Hash + Eq, V: Clone, S: BuildHasher + Default> BoundedCache<K, V, S> {
     fn shard<Q: Hash + ?Sized>(&self, key: &Q) -> MutexGuard<'_, HashMap<K, V, S>> {
         // The top bits: the map inside uses the low ones.
         let hash = usize::try_from(self.hasher.hash_one(key) >> 48).unwrap_or(0);
-        lock(&self.shards[hash % self.shards.len()])
+        self.shards[hash % self.shards.len()].lock()
     }
-}
-
-fn lock<T>(shard: &Mutex<T>) -> MutexGuard<'_, T> {
-    shard.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]
@@ -129,7 +126,7 @@ mod tests {
     }
 
     fn held(cache: &BoundedCache<u32, u32>) -> usize {
-        cache.shards.iter().map(|shard| lock(shard).len()).sum()
+        cache.shards.iter().map(|shard| shard.lock().len()).sum()
     }
 
     #[test]
@@ -166,7 +163,7 @@ mod tests {
         for key in 0..4_000 {
             put(&cache, key, 0);
             assert_eq!(cache.get(&key, |_| true), Some(0), "the newest is always there");
-            assert!(cache.shards.iter().all(|shard| lock(shard).len() <= 100));
+            assert!(cache.shards.iter().all(|shard| shard.lock().len() <= 100));
         }
         assert_eq!(cache.len(), held(&cache));
         cache.invalidate_all();

@@ -7,10 +7,11 @@
 //! engine then does for state that was written while its clock was ahead.
 
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use async_trait::async_trait;
+use parking_lot::Mutex;
 use rustix::time::{ClockId, clock_gettime};
 use weir_core::{Clock, Timestamp};
 
@@ -69,7 +70,7 @@ impl SystemClock {
 
     /// Lets the follower see both clocks, unless another thread does so just now.
     fn follow(&self) {
-        let Ok(mut follower) = self.follower.try_lock() else { return };
+        let Some(mut follower) = self.follower.try_lock() else { return };
         let (before, wall, after) = (uptime_us(), wall_us(), uptime_us());
         // A thread that was held up between the readings has seen two different moments.
         if after.saturating_sub(before) <= READING_US_MAX {
@@ -193,7 +194,7 @@ impl StepDetector {
             shown.as_micros().saturating_sub(micros(answered)),
             shown.as_micros().saturating_sub(micros(asked)),
         );
-        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut seen = self.seen.lock();
         let step = match seen.offset {
             Some((_, most)) if offset.0.saturating_sub(most) > STEP_MIN_US => offset.0.saturating_sub(most),
             Some((least, _)) if least.saturating_sub(offset.1) > STEP_MIN_US => {
@@ -215,12 +216,12 @@ impl StepDetector {
 
     /// Whether the clock has been seen at all.
     pub fn has_seen(&self) -> bool {
-        self.seen.lock().unwrap_or_else(PoisonError::into_inner).offset.is_some()
+        self.seen.lock().offset.is_some()
     }
 
     /// The steps since the last call, in microseconds.
     pub fn take_steps(&self) -> Vec<i64> {
-        std::mem::take(&mut self.seen.lock().unwrap_or_else(PoisonError::into_inner).steps)
+        std::mem::take(&mut self.seen.lock().steps)
     }
 }
 
@@ -313,10 +314,10 @@ mod tests {
         for _ in 0..2 {
             // As if the follower had seen a jump long ago.
             let long_ago = uptime_us() - HOUR;
-            clock.follower.lock().unwrap().step = Some((offset + 2 * HOUR, long_ago));
+            clock.follower.lock().step = Some((offset + 2 * HOUR, long_ago));
             clock.has_pending_step.store(true, Ordering::Relaxed);
             clock.now();
-            assert_eq!(clock.follower.lock().unwrap().step, None, "the clocks agree, so there is no step");
+            assert_eq!(clock.follower.lock().step, None, "the clocks agree, so there is no step");
         }
     }
 

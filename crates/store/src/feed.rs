@@ -5,9 +5,9 @@
 
 use std::fmt;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
-use std::sync::{PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
+use parking_lot::RwLock;
 use weir_core::UserId;
 
 /// A feed that was silent for longer is not current. New limits hold on every server within this time.
@@ -74,7 +74,7 @@ impl Feed {
 
     /// Calls `listener` for every change from now on. It must not block.
     pub fn listen(&self, listener: impl Fn(&Change) + Send + Sync + 'static) {
-        self.listeners.write().unwrap_or_else(PoisonError::into_inner).push(Box::new(listener));
+        self.listeners.write().push(Box::new(listener));
     }
 
     /// Whether every change up to [`CURRENT_FOR`] ago has been heard.
@@ -105,7 +105,7 @@ impl Feed {
 
     /// Tells the listeners.
     pub fn tell(&self, change: &Change) {
-        for listener in &*self.listeners.read().unwrap_or_else(PoisonError::into_inner) {
+        for listener in &*self.listeners.read() {
             listener(change);
         }
     }

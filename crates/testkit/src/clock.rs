@@ -4,9 +4,10 @@ use std::fs::{self, File, OpenOptions, Permissions};
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::{Mutex, OnceLock};
+use std::sync::OnceLock;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tempfile::TempDir;
 
 const SOURCE: &str = include_str!("clock/preload.c");
@@ -56,7 +57,7 @@ impl FakeClock {
 
     /// Both numbers in one write, so that no process sees one without the other.
     fn change(&self, change: impl FnOnce(&mut (i64, i64))) {
-        let mut shown = self.shown.lock().expect("nobody panics with it");
+        let mut shown = self.shown.lock();
         change(&mut shown);
         let (set, slept) = *shown;
         let nanos = [set + slept, slept].map(|seconds| (seconds * 1_000_000_000).to_ne_bytes());

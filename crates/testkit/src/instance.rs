@@ -1,7 +1,9 @@
 //! What all engines have in common once they run: being watched until they are ready, and being commanded.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
+
+use parking_lot::{Mutex, MutexGuard};
 
 pub(crate) const READY_WITHIN: Duration = Duration::from_secs(60);
 pub(crate) const STOPS_WITHIN: Duration = Duration::from_secs(30);
@@ -46,7 +48,7 @@ impl<I: Instance + ?Sized> Handle<I> {
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, I> {
-        self.instance.lock().unwrap_or_else(PoisonError::into_inner)
+        self.instance.lock()
     }
 
     pub(crate) async fn stop(&self) {

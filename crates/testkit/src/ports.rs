@@ -2,7 +2,8 @@
 
 use std::net::{Ipv4Addr, TcpListener, UdpSocket};
 use std::ops::Range;
-use std::sync::{Mutex, PoisonError};
+
+use parking_lot::Mutex;
 
 // Below Linux's ephemeral range (32768 and up). A port from `bind(0)` could be handed to another socket while its
 // server is down, or a client that retries against it could even connect to itself.
@@ -21,7 +22,7 @@ struct Mine {
 /// A port on 127.0.0.1 that nobody listens on, and that no test is given again while this process runs.
 pub fn unused() -> u16 {
     static MINE: Mutex<Mine> = Mutex::new(Mine { guards: Vec::new(), rest: 0..0 });
-    let mut mine = MINE.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut mine = MINE.lock();
     loop {
         if let Some(port) = mine.rest.find(|port| TcpListener::bind((Ipv4Addr::LOCALHOST, *port)).is_ok()) {
             return port;

@@ -1,7 +1,8 @@
 //! A batch on its way: one slot for each event's fate, and one wake-up when the last is known.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use tokio::sync::Notify;
 use weir_store::Error;
 
@@ -33,13 +34,9 @@ impl Batch {
         Arc::new(Self { progress: Mutex::new(progress), complete: Notify::new() })
     }
 
-    fn progress(&self) -> MutexGuard<'_, Progress> {
-        self.progress.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Notes a fate. What comes after the batch was closed is too late and forgotten.
     pub(super) fn report(&self, index: usize, fate: Fate) {
-        let mut progress = self.progress();
+        let mut progress = self.progress.lock();
         if let Some(slot @ None) = progress.fates.get_mut(index) {
             *slot = Some(fate);
             progress.unknown -= 1;
@@ -51,14 +48,14 @@ impl Batch {
 
     /// Returns when every fate is known.
     pub(super) async fn complete(&self) {
-        if self.progress().unknown > 0 {
+        if self.progress.lock().unknown > 0 {
             self.complete.notified().await;
         }
     }
 
     /// Takes the fates; an event not heard of may be anywhere.
     pub(super) fn close(&self, unheard_of: impl Fn() -> Error) -> Vec<Fate> {
-        let fates = std::mem::take(&mut self.progress().fates);
+        let fates = std::mem::take(&mut self.progress.lock().fates);
         fates.into_iter().map(|fate| fate.unwrap_or_else(|| Fate::Unknown(unheard_of()))).collect()
     }
 }

@@ -4,10 +4,11 @@
 //! A batch whose time is up takes back what has not been sent (certainly not there) and calls unknown what has. When
 //! brokers may be gone, the caretaker asks them; while they do not answer, callers are refused at once.
 
-use std::sync::{Arc, OnceLock, PoisonError, RwLock, TryLockError};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use parking_lot::RwLock;
 use rdkafka::ClientContext;
 use rdkafka::config::{ClientConfig, FromClientConfigAndContext, RDKafkaLogLevel};
 use rdkafka::error::{KafkaError, KafkaResult, RDKafkaErrorCode};
@@ -220,13 +221,9 @@ impl Shared {
             // Losing the race is fine: one of them is enough.
             let _ = self.topic.set(topic.to_owned());
         }
-        let producer = match self.producer.try_read() {
-            Ok(producer) => producer,
-            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            Err(TryLockError::WouldBlock) => {
-                (0..events.len()).for_each(|index| batch.report(index, Fate::Failed(no_answer())));
-                return;
-            }
+        let Some(producer) = self.producer.try_read() else {
+            (0..events.len()).for_each(|index| batch.report(index, Fate::Failed(no_answer())));
+            return;
         };
         let mut full = None;
         for (index, event) in events.iter().enumerate() {
@@ -260,13 +257,13 @@ impl Shared {
     /// at this moment fail with it; they are certainly not there either, and the brokers are in trouble. Nothing is handed over
     /// meanwhile: the beginning of a batch would be taken back, and its end sent. Waits for librdkafka's threads.
     fn take_back(&self) {
-        let producer = self.producer.write().unwrap_or_else(PoisonError::into_inner);
+        let producer = self.producer.write();
         producer.purge(PurgeConfig::default().queue());
     }
 
     /// Asks the brokers something small.
     fn ask(&self) -> KafkaResult<()> {
-        let producer = self.producer.read().unwrap_or_else(PoisonError::into_inner).clone();
+        let producer = self.producer.read().clone();
         let topic = self.topic.get().map(String::as_str);
         producer.client().fetch_metadata(topic, self.settings.patience()).map(drop)
     }
@@ -302,7 +299,7 @@ impl Shared {
     /// way is reported when the old one ends.
     fn rebuild(&self) {
         let old = {
-            let mut current = self.producer.write().unwrap_or_else(PoisonError::into_inner);
+            let mut current = self.producer.write();
             let Some((code, reason)) = current.client().fatal_error() else {
                 // The one that failed is gone already.
                 return;

@@ -14,10 +14,11 @@ mod poll;
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
+use parking_lot::{Condvar, Mutex};
 use rdkafka::config::{ClientConfig, FromClientConfigAndContext};
 use rdkafka::consumer::{BaseConsumer, CommitMode, Consumer as _};
 use rdkafka::error::{KafkaError, KafkaResult, RDKafkaErrorCode};
@@ -142,7 +143,7 @@ impl KafkaSource {
         let made = BaseConsumer::from_config_and_context(&settings.config(brokers), context)
             .and_then(|consumer: Consumer| consumer.subscribe(&[topic]).map(|()| Arc::new(consumer)));
         let consumer = made.map_err(|cause| Error::failed(ENGINE, cause))?;
-        shared.state().consumer = Some(Arc::downgrade(&consumer));
+        shared.state.lock().consumer = Some(Arc::downgrade(&consumer));
         let polled = Arc::clone(&shared);
         std::thread::Builder::new()
             .name("kafka-source".to_owned())
@@ -167,13 +168,13 @@ impl Source for KafkaSource {
         }
         let now = Instant::now();
         let until = now.checked_add(visibility).unwrap_or(now + Duration::from_secs(86_400));
-        Ok(self.shared.state().shelf.claim(max, now, until))
+        Ok(self.shared.state.lock().shelf.claim(max, now, until))
     }
 
     /// What is not settled, and everything of its partition behind it, is handed out again: a log has one place to
     /// go on from. That is what becomes of `retry`, too, after its pause.
     async fn settle(&self, receipt: &Receipt, settlement: Settlement) -> Result<bool> {
-        let Some(burials) = self.shared.state().shelf.burials(receipt, &settlement) else {
+        let Some(burials) = self.shared.state.lock().shelf.burials(receipt, &settlement) else {
             return Ok(false);
         };
         let (buried, failure) = self.bury(burials).await;
@@ -193,7 +194,7 @@ impl Source for KafkaSource {
     async fn wait(&self, topic: &str, at_most: Duration) {
         let now = Instant::now();
         let ready_at = match topic == self.shared.topic {
-            true => self.shared.state().shelf.ready_at(now),
+            true => self.shared.state.lock().shelf.ready_at(now),
             false => None,
         };
         let at_most = ready_at.map_or(at_most, |ready| at_most.min(ready.saturating_duration_since(now)));
@@ -252,10 +253,6 @@ impl State {
 }
 
 impl Shared {
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn end(&self) {
         self.stop.store(true, Ordering::Relaxed);
         self.changed.notify_all();
@@ -273,7 +270,7 @@ impl Shared {
         buried: &BTreeSet<Position>,
     ) -> (bool, Result<Option<Commit>>) {
         let now = Instant::now();
-        let mut state = self.state();
+        let mut state = self.state.lock();
         let all_held = state.shelf.settle(receipt, settlement, buried, now);
         let commit = state.begin_commit();
         let more = state.shelf.ready_at(now).is_some();
@@ -311,7 +308,7 @@ impl Shared {
     }
 
     fn after_commit(&self, committed: Option<&Vec<(u16, i64)>>) {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         state.committing = false;
         if let Some(offsets) = committed {
             state.shelf.committed(offsets);

@@ -1,8 +1,9 @@
 //! What is known of the brokers' health, and the bell for the thread that looks after it.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
+
+use parking_lot::{Condvar, Mutex};
 
 /// Who cares for the producer waits here for something to do.
 #[derive(Debug, Default)]
@@ -58,41 +59,37 @@ impl Watch {
 
     /// The brokers may be gone.
     pub(super) fn suspect(&self) {
-        self.alarms().suspect = true;
+        self.alarms.lock().suspect = true;
         self.bell.notify_all();
     }
 
     /// The producer is beyond use.
     pub(super) fn fatal(&self) {
-        self.alarms().fatal = true;
+        self.alarms.lock().fatal = true;
         self.bell.notify_all();
     }
 
     /// Nobody publishes any more.
     pub(super) fn stop(&self) {
-        self.alarms().stop = true;
+        self.alarms.lock().stop = true;
         self.bell.notify_all();
     }
 
     /// Waits for something to do.
     pub(super) fn next(&self) -> Task {
-        let mut alarms = self.alarms();
+        let mut alarms = self.alarms.lock();
         loop {
             if let Some(task) = alarms.next() {
                 return task;
             }
-            alarms = self.bell.wait(alarms).unwrap_or_else(PoisonError::into_inner);
+            self.bell.wait(&mut alarms);
         }
     }
 
     /// Waits, unless there is something more urgent than a probe.
     pub(super) fn pause(&self, at_most: Duration) {
         let calm = |alarms: &mut Alarms| !alarms.stop && !alarms.fatal;
-        drop(self.bell.wait_timeout_while(self.alarms(), at_most, calm));
-    }
-
-    fn alarms(&self) -> MutexGuard<'_, Alarms> {
-        self.alarms.lock().unwrap_or_else(PoisonError::into_inner)
+        self.bell.wait_while_for(&mut self.alarms.lock(), calm, at_most);
     }
 }
 

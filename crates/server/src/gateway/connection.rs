@@ -6,7 +6,7 @@
 use std::future::poll_fn;
 use std::io;
 use std::pin::{Pin, pin};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
 use bytes::Bytes;
@@ -15,6 +15,7 @@ use hyper::body::Incoming;
 use hyper::client::conn::TrySendError;
 use hyper::client::conn::http1::{Builder, Connection, SendRequest};
 use hyper_util::rt::TokioIo;
+use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use super::request_body::RequestBody;
@@ -57,14 +58,14 @@ impl UpstreamConnection {
 
     /// Sends a request and waits for the head of the answer.
     pub(super) async fn send(&mut self, request: Request<RequestBody>) -> SendResult {
-        self.stream.lock().read_budget = Some(BYTES_BEFORE_ANSWER_MAX);
+        self.stream.0.lock().read_budget = Some(BYTES_BEFORE_ANSWER_MAX);
         let mut answer = pin!(self.sender.try_send_request(request));
         let sent = poll_fn(|context| {
             self.driver.drive(context);
             answer.as_mut().poll(context)
         })
         .await;
-        self.stream.lock().read_budget = None;
+        self.stream.0.lock().read_budget = None;
         sent
     }
 
@@ -75,17 +76,17 @@ impl UpstreamConnection {
         !self.driver.has_ended
             && !self.is_ambiguous
             && self.sender.is_ready()
-            && self.stream.lock().is_flushed
+            && self.stream.0.lock().is_flushed
     }
 
     /// Whether a call can be made over it after it has waited: it has not ended, and the upstream has said nothing that nobody
     /// asked for. The system is asked, which knows at once; the runtime hears of it only when it next polls its sockets.
     pub(super) fn is_reusable(&mut self) -> bool {
-        if !self.stream.lock().stream.is_plain() {
+        if !self.stream.0.lock().stream.is_plain() {
             // Encrypted, there may be something to read that is no answer. It is taken here.
             self.drive(&mut Context::from_waker(Waker::noop()));
         }
-        !self.driver.has_ended && self.stream.lock().stream.is_quiet()
+        !self.driver.has_ended && self.stream.0.lock().stream.is_quiet()
     }
 
     /// The stream beneath a call that became something else than HTTP, with what was read of that already.
@@ -134,11 +135,6 @@ impl UpstreamStream {
     fn new(stream: Stream) -> Self {
         Self(Arc::new(Mutex::new(StreamState { stream, is_flushed: true, read_budget: None })))
     }
-
-    /// A thread that panicked while it had the lock was between two system calls.
-    fn lock(&self) -> MutexGuard<'_, StreamState> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 impl AsyncRead for UpstreamStream {
@@ -147,7 +143,7 @@ impl AsyncRead for UpstreamStream {
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        let mut state = self.lock();
+        let mut state = self.0.lock();
         let before = buffer.filled().len();
         let read = Pin::new(&mut state.stream).poll_read(context, buffer);
         if let Some(budget) = &mut state.read_budget {
@@ -162,21 +158,21 @@ impl AsyncRead for UpstreamStream {
 
 impl AsyncWrite for UpstreamStream {
     fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        let mut state = self.lock();
+        let mut state = self.0.lock();
         state.is_flushed = false;
         Pin::new(&mut state.stream).poll_write(context, bytes)
     }
 
     /// hyper flushes when it has written all it has.
     fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let mut state = self.lock();
+        let mut state = self.0.lock();
         let flushed = Pin::new(&mut state.stream).poll_flush(context);
         state.is_flushed = matches!(flushed, Poll::Ready(Ok(())));
         flushed
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.lock().stream).poll_shutdown(context)
+        Pin::new(&mut self.0.lock().stream).poll_shutdown(context)
     }
 }
 

@@ -4,9 +4,11 @@
 //! because a connection belongs to the runtime that opened it.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
+
+use parking_lot::{Mutex, MutexGuard};
 
 use super::connection::UpstreamConnection;
 
@@ -59,7 +61,7 @@ impl Pool {
     pub(super) fn sweep(&self) {
         for thread in &*self.threads {
             let mut expired = Vec::new();
-            let mut idle = lock(thread);
+            let mut idle = thread.lock();
             while idle.front().is_some_and(|(since, _)| since.elapsed() >= IDLE_TIMEOUT) {
                 expired.extend(idle.pop_front());
             }
@@ -75,13 +77,8 @@ impl Pool {
             static NUMBER: usize = NEXT.fetch_add(1, Ordering::Relaxed);
         }
         let number = NUMBER.with(|number| *number);
-        lock(&self.threads[number % self.threads.len()])
+        self.threads[number % self.threads.len()].lock()
     }
-}
-
-/// A thread that panicked while it had the lock has left whole connections.
-fn lock(idle: &Mutex<Idle>) -> MutexGuard<'_, Idle> {
-    idle.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl std::fmt::Debug for Pool {

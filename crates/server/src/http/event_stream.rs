@@ -6,7 +6,7 @@
 //! response has no length and no chunks: it ends with its connection.
 
 use std::fmt::Write;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::SystemTime;
 
 use axum::response::Response;
@@ -15,6 +15,7 @@ use futures_util::StreamExt;
 use futures_util::future::poll_fn;
 use futures_util::stream::BoxStream;
 use http::Method;
+use parking_lot::Mutex;
 use tokio::io::AsyncWriteExt;
 use tokio_util::task::TaskTracker;
 
@@ -45,7 +46,7 @@ pub(super) fn detach(
     shutdown: &Shutdown,
 ) -> Result<Response, Detached> {
     let Some(EventStream(events)) = response.extensions_mut().remove() else { return Ok(response) };
-    let events = events.lock().unwrap_or_else(PoisonError::into_inner).take();
+    let events = events.lock().take();
     match events {
         // Whoever asks for the head alone gets it from hyper.
         Some(events) if method != Method::HEAD => {

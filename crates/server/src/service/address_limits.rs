@@ -6,10 +6,11 @@
 
 use std::collections::HashMap;
 use std::net::IpAddr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use http::HeaderMap;
+use parking_lot::Mutex;
 use prometheus_client::metrics::counter::Counter;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use weir_store::throttle::Throttle;
@@ -170,7 +171,7 @@ impl AddressLimits {
 
 impl Streams {
     fn place(&self, address: IpAddr) -> Result<AddressPlace, TooMany> {
-        let mut counts = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut counts = self.open.lock();
         let count = counts.entry(address).or_insert(0);
         if *count >= self.max {
             return Err(TooMany(Duration::from_secs(1)));
@@ -182,7 +183,7 @@ impl Streams {
 
 impl Drop for AddressPlace {
     fn drop(&mut self) {
-        let mut counts = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut counts = self.open.lock();
         if let Some(count) = counts.get_mut(&self.address) {
             *count -= 1;
             if *count == 0 {

@@ -5,9 +5,10 @@
 //! further away than it should be.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 use weir_core::{Clock, Timestamp};
 use weir_store::clock::{STEP_CONFIRMED_AFTER, StepDetector, system_time, uptime};
@@ -87,7 +88,7 @@ impl Clocks {
 
     /// How every clock goes that decides.
     pub(crate) fn report(&self) -> BTreeMap<&'static str, ClockState> {
-        let last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        let last = self.last.lock();
         let state = |name: &'static str, is_seen: bool| {
             let lately = last.get(name).filter(|step| uptime().saturating_sub(step.uptime) < TOLD_FOR);
             let state = match (lately, is_seen) {
@@ -99,7 +100,7 @@ impl Clocks {
         };
         let store = self.store.steps().map(|steps| state(self.store_name, steps.has_seen()));
         let redis =
-            self.redis.as_ref().map(|_| state(weir_store_redis::ENGINE, !self.redis_steps().is_empty()));
+            self.redis.as_ref().map(|_| state(weir_store_redis::ENGINE, !self.redis_steps.lock().is_empty()));
         [Some(state(SYSTEM, true)), store, redis].into_iter().flatten().collect()
     }
 
@@ -145,7 +146,7 @@ impl Clocks {
         }
         let Some(redis) = &self.redis else { return };
         let times = redis.times().await;
-        let mut detectors = self.redis_steps();
+        let mut detectors = self.redis_steps.lock();
         detectors.retain(|address, _| times.is_empty() || times.iter().any(|(known, ..)| known == address));
         for (address, shown, [asked, answered]) in times {
             detectors.entry(address).or_default().observe(shown, asked, answered);
@@ -168,7 +169,8 @@ impl Clocks {
 
     /// Tells of the steps since the last look, and says whether there were any.
     fn tell_of_steps(&self) -> bool {
-        let of_redis: Vec<i64> = self.redis_steps().values().flat_map(StepDetector::take_steps).collect();
+        let of_redis: Vec<i64> =
+            self.redis_steps.lock().values().flat_map(StepDetector::take_steps).collect();
         let of_store = self.store.steps().map(StepDetector::take_steps).unwrap_or_default();
         let all = [
             (SYSTEM, self.system.take_steps()),
@@ -195,10 +197,6 @@ impl Clocks {
         );
         self.steps.get_or_create(&ClockLabels { clock }).inc();
         let step = ClockStep { seconds, at: system_time(), uptime: uptime() };
-        self.last.lock().unwrap_or_else(PoisonError::into_inner).insert(clock, step);
-    }
-
-    fn redis_steps(&self) -> MutexGuard<'_, HashMap<String, StepDetector>> {
-        self.redis_steps.lock().unwrap_or_else(PoisonError::into_inner)
+        self.last.lock().insert(clock, step);
     }
 }

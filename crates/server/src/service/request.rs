@@ -28,7 +28,6 @@ use super::within;
 use crate::config::Settings;
 use crate::config::request::RequestSettings;
 use crate::engine::Engines;
-use crate::random;
 use crate::seal::{Keyring, OpenError, Part};
 use crate::telemetry::accept::AcceptMetrics;
 use crate::telemetry::metrics::Metrics;
@@ -207,8 +206,7 @@ impl RequestService {
 
     fn prepare(&self, submission: Submission) -> Result<Submit> {
         let Submission { tenant, key, request_type, payload, fingerprint, callback_url } = submission;
-        let random = random::bytes().map_err(|error| Error::failed("random", error))?;
-        let id = RequestId::new(self.clock.now(), random);
+        let id = RequestId::new(self.clock.now(), rand::random());
         let payload = self.seal(id, Part::Payload, &payload)?;
         let downstream = self.settings.downstream_name(&request_type).to_owned();
         let needs_broker = self.needs_broker;

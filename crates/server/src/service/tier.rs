@@ -10,9 +10,10 @@ mod news;
 mod subscriptions;
 
 use std::borrow::Cow;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::task::JoinHandle;
 use weir_core::tier::{DAILY, Decision, Headers, Plan, Standing, Tier, TierLimits, Tiers};
 use weir_core::{PolicyName, UserId};
@@ -90,7 +91,7 @@ struct Shared {
 
 impl Drop for TierService {
     fn drop(&mut self) {
-        if let Some(task) = self.task.get_mut().unwrap_or_else(PoisonError::into_inner).take() {
+        if let Some(task) = self.task.get_mut().take() {
             task.abort();
         }
     }
@@ -130,7 +131,7 @@ impl TierService {
         let since = self.shared.store.news(None).await?.version;
         self.shared.definitions.load(self.shared.timeout).await?;
         let task = tokio::spawn(news::run(Arc::clone(&self.shared), since));
-        *self.task.lock().unwrap_or_else(PoisonError::into_inner) = Some(task);
+        *self.task.lock() = Some(task);
         Ok(())
     }
 
@@ -278,7 +279,7 @@ impl TierService {
 
     /// Has what was spent kept, for a clean stop. What is spent afterwards ends with the process.
     pub async fn drain(&self) {
-        let task = self.task.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let task = self.task.lock().take();
         if let Some(task) = task {
             task.abort();
             let _ = task.await;

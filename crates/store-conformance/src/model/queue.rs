@@ -130,7 +130,7 @@ impl Source for Model {
         if topic != TOPIC {
             return Ok(Claim::default());
         }
-        let mut state = self.state();
+        let mut state = self.state.lock();
         let now = self.now();
         let messages = state.claimable(max, now);
         let shards: BTreeSet<u16> = messages.iter().map(|message| message.position.shard).collect();
@@ -139,7 +139,7 @@ impl Source for Model {
     }
 
     async fn settle(&self, receipt: &Receipt, settlement: Settlement) -> Result<bool> {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         let now = self.now();
         let held: Vec<Lease> =
             receipt.leases.iter().filter(|lease| state.holds(lease, now)).copied().collect();
@@ -163,7 +163,7 @@ impl Queue for Model {
         limit: usize,
         payload_max: usize,
     ) -> Result<Vec<DeadLetter>> {
-        let state = self.state();
+        let state = self.state.lock();
         let letters = (0..).zip(&state.entries).filter_map(|(id, entry)| letter(id, entry));
         let later = letters.filter(|letter| after.is_none_or(|after| letter.id.as_str() > after));
         let cut = later.take(limit).map(|mut letter| {
@@ -175,7 +175,7 @@ impl Queue for Model {
     }
 
     async fn settle_put_off(&self, topic: &str, settlement: Settlement) -> Result<()> {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         let shards = state.entries.iter().map(|entry| entry.shard).filter(|_| topic == TOPIC).collect();
         let now = self.now();
         state.settle(&shards, settlement, now);
@@ -184,25 +184,25 @@ impl Queue for Model {
 
     async fn replay(&self, id: &str) -> Result<bool> {
         let now = self.now();
-        Ok(self.state().dead(id).map(|entry| entry.put_back(now)).is_some())
+        Ok(self.state.lock().dead(id).map(|entry| entry.put_back(now)).is_some())
     }
 
     async fn replay_all(&self) -> Result<u64> {
         let now = self.now();
-        let mut state = self.state();
+        let mut state = self.state.lock();
         let dead = state.entries.iter_mut().filter(|entry| entry.is_dead());
         Ok(dead.map(|entry| entry.put_back(now)).count() as u64)
     }
 
     async fn discard(&self, id: &str) -> Result<bool> {
-        Ok(self.state().dead(id).map(|entry| entry.place = Place::Discarded).is_some())
+        Ok(self.state.lock().dead(id).map(|entry| entry.place = Place::Discarded).is_some())
     }
 
     async fn audit(&self, topic: &str) -> Result<Books> {
         if topic != TOPIC {
             return Ok(Books::default());
         }
-        let state = self.state();
+        let state = self.state.lock();
         Ok(Books {
             accepted: state.entries.len() as u64,
             done: state.count(|place| matches!(place, Place::Done)),

@@ -109,20 +109,20 @@ impl QuotaStore for Model {
         let now = self.now();
         let configured = User { limits, since: now, sends: Vec::new() };
         let row = configured.row(now);
-        self.state().users.insert(user.as_str().to_owned(), configured);
+        self.state.lock().users.insert(user.as_str().to_owned(), configured);
         Ok(row)
     }
 
     async fn find(&self, user: &UserId) -> Result<Option<Quota>> {
-        Ok(self.state().users.get(user.as_str()).map(|found| found.row(self.now())))
+        Ok(self.state.lock().users.get(user.as_str()).map(|found| found.row(self.now())))
     }
 
     async fn remove(&self, user: &UserId) -> Result<bool> {
-        Ok(self.state().users.remove(user.as_str()).is_some())
+        Ok(self.state.lock().users.remove(user.as_str()).is_some())
     }
 
     async fn send_batch(&self, batch: Batch<SendMessage>) -> Result<Vec<SendOutcome>> {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         let now = self.now();
         let outcomes = batch.take().iter().map(|command| state.send(command, now, self.shards)).collect();
         self.sent.notify_one();
@@ -130,7 +130,7 @@ impl QuotaStore for Model {
     }
 
     async fn audit(&self) -> Result<Books> {
-        let state = self.state();
+        let state = self.state.lock();
         let over = |user: &User| user.last_window().count > user.limits.rate_limit();
         let over_limit =
             state.users.iter().filter(|(_, user)| over(user)).map(|(name, _)| name.clone()).collect();

@@ -3,9 +3,10 @@
 //! A case runs on two servers where the engine has several, and on one otherwise.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use weir_core::RequestId;
 use weir_core::request::state::{Callback, Refused, Status};
 use weir_store::request::{CallbackOutcome, Job, JobReport, RequestStore, Room, Submit, SubmitOutcome};
@@ -184,7 +185,7 @@ struct InHand(Arc<Mutex<BTreeMap<RequestId, (u64, bool)>>>);
 
 impl InHand {
     fn take(&self, jobs: &[Job]) {
-        let mut hands = self.0.lock().expect("nobody panicked");
+        let mut hands = self.0.lock();
         for job in jobs {
             let (token, is_held) = hands.insert(job.id, (job.token, true)).unwrap_or_default();
             assert!(!is_held, "{} is in two hands", job.id);
@@ -193,7 +194,7 @@ impl InHand {
     }
 
     fn give_back(&self, jobs: &[Job]) {
-        let mut hands = self.0.lock().expect("nobody panicked");
+        let mut hands = self.0.lock();
         for job in jobs {
             hands.insert(job.id, (job.token, false));
         }

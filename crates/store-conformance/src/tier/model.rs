@@ -1,9 +1,10 @@
 //! The naive engine of limits: a map behind one lock, and the rules of core.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use async_trait::async_trait;
+use parking_lot::Mutex;
 use weir_core::tier::{Claim, Decision, Level, Limit, Refusal, Rule, Scoped, Spent, TierRule, take_all};
 use weir_core::{Clock, ManualClock, Timestamp};
 use weir_store::Result;
@@ -24,10 +25,6 @@ impl NaiveLimits {
         Self { clock, spent: Mutex::default(), tiers: Mutex::default() }
     }
 
-    fn spent(&self) -> MutexGuard<'_, HashMap<(u32, String), (Limit, Spent)>> {
-        self.spent.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn change(
         &self,
         policy: &Policy,
@@ -35,7 +32,7 @@ impl NaiveLimits {
         change: impl FnOnce(&Limit, &mut Spent, Timestamp),
     ) -> (Spent, Timestamp) {
         let now = self.clock.now();
-        let (mut all, limit) = (self.spent(), &policy.spec.limit);
+        let (mut all, limit) = (self.spent.lock(), &policy.spec.limit);
         let mut spent = seen(&all, policy, key, now);
         change(limit, &mut spent, now);
         all.insert((policy.scope(), key.to_owned()), (*limit, spent));
@@ -55,7 +52,7 @@ fn seen(all: &HashMap<(u32, String), (Limit, Spent)>, policy: &Policy, key: &str
 #[async_trait]
 impl LimitStore for NaiveLimits {
     async fn take(&self, asks: &[Ask<'_>], peek: bool) -> Result<Taken> {
-        let (now, mut all) = (self.clock.now(), self.spent());
+        let (now, mut all) = (self.clock.now(), self.spent.lock());
         let is_same = |a: &Ask<'_>, b: &Ask<'_>| a.policy.scope() == b.policy.scope() && a.key == b.key;
         let cost =
             |ask: &Ask<'_>| asks.iter().filter(|other| is_same(ask, other)).map(|other| other.cost).sum();
@@ -124,13 +121,13 @@ impl LimitStore for NaiveLimits {
     }
 
     async fn forget(&self, policy: &Arc<Policy>, key: &str) -> Result<()> {
-        self.spent().remove(&(policy.scope(), key.to_owned()));
+        self.spent.lock().remove(&(policy.scope(), key.to_owned()));
         Ok(())
     }
 
     async fn take_tier(&self, user: &str, rule: &Arc<Scoped<TierRule>>, cost: u32) -> Result<TierTaken> {
         let now = self.clock.now();
-        let mut tiers = self.tiers.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut tiers = self.tiers.lock();
         let mut spent = match tiers.get(user) {
             None => rule.rule.unspent(),
             Some((old, spent)) => rule.rule.adopt(old, *spent, now),
@@ -145,6 +142,6 @@ impl LimitStore for NaiveLimits {
     async fn drain(&self) {}
 
     fn status(&self) -> LimitStatus {
-        LimitStatus { keys: self.spent().len(), ..LimitStatus::default() }
+        LimitStatus { keys: self.spent.lock().len(), ..LimitStatus::default() }
     }
 }

@@ -5,9 +5,10 @@
 //! Redis lets go of the places first, then the store gets them; what happens in between can only lose them.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use weir_core::UserId;
@@ -68,7 +69,7 @@ impl Behind {
     /// Takes note that places of these users were taken.
     pub(crate) fn track<'a>(&self, users: impl Iterator<Item = &'a UserId>) {
         let now = Instant::now();
-        let mut tracked = self.inner.tracked();
+        let mut tracked = self.inner.tracked.lock();
         users.for_each(|user| note(&mut tracked, user, now));
     }
 
@@ -76,7 +77,7 @@ impl Behind {
     pub(crate) async fn close(&self) {
         self.closing.cancel();
         self.tasks.wait().await;
-        let all = self.inner.tracked().drain().map(|(user, _)| user).collect();
+        let all = self.inner.tracked.lock().drain().map(|(user, _)| user).collect();
         self.inner.settle(all).await;
     }
 }
@@ -88,12 +89,8 @@ impl Drop for Behind {
 }
 
 impl Inner {
-    fn tracked(&self) -> MutexGuard<'_, HashMap<UserId, Instant>> {
-        self.tracked.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn idle(&self) -> Vec<UserId> {
-        let mut tracked = self.tracked();
+        let mut tracked = self.tracked.lock();
         let is_full = tracked.len() > TRACKED_MAX;
         let after = idle_after(tracked.len());
         let idle = tracked.extract_if(|_, at| is_full || at.elapsed() >= after);

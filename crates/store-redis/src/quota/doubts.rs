@@ -4,8 +4,8 @@
 //! whatever became of that server. Until that is done the store decides.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use parking_lot::Mutex;
 use tokio::sync::Notify;
 use weir_core::UserId;
 
@@ -29,12 +29,12 @@ struct State {
 impl Doubts {
     /// Whether a user's hash must not be used.
     pub(crate) fn has(&self, user: &UserId) -> bool {
-        let state = self.state();
+        let state = self.state.lock();
         state.is_everybody || (!state.users.is_empty() && state.users.contains_key(user))
     }
 
     pub(crate) fn add(&self, user: &UserId) {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         state.changes += 1;
         let number = state.changes;
         if state.users.len() < MAX || state.users.contains_key(user) {
@@ -51,7 +51,7 @@ impl Doubts {
         loop {
             let added = self.added.notified();
             let users: Vec<_> =
-                self.state().users.iter().map(|(user, number)| (user.clone(), *number)).collect();
+                self.state.lock().users.iter().map(|(user, number)| (user.clone(), *number)).collect();
             if !users.is_empty() {
                 return users;
             }
@@ -61,7 +61,7 @@ impl Doubts {
 
     /// The hash of a user is gone, after the change of this number.
     pub(crate) fn settle(&self, user: &UserId, number: u64) {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         if state.users.get(user) == Some(&number) {
             state.users.remove(user);
         }
@@ -69,22 +69,18 @@ impl Doubts {
 
     /// Whether nobody is in doubt.
     pub(crate) fn is_empty(&self) -> bool {
-        let state = self.state();
+        let state = self.state.lock();
         !state.is_everybody && state.users.is_empty()
     }
 
     /// Whether more changed than could be remembered.
     pub(crate) fn is_everybody(&self) -> bool {
-        self.state().is_everybody
+        self.state.lock().is_everybody
     }
 
     /// Every hash is distrusted from now on.
     pub(crate) fn settle_everybody(&self) {
-        self.state().is_everybody = false;
-    }
-
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().is_everybody = false;
     }
 }
 

@@ -67,7 +67,7 @@ pub(super) async fn keep_recording(parts: Weak<Parts>) {
 /// Writes down what this process has sold, and takes it out of the streams. How much that was.
 pub(super) async fn record_unsettled(parts: &Parts) -> Result<usize> {
     let mut recorded = 0;
-    let sold = parts.unsettled().clone();
+    let sold = parts.unsettled.lock().clone();
     for ((product, sku), purchases) in sold {
         let mut purchases: Vec<(UserId, Sold)> = purchases.into_iter().collect();
         purchases.sort_unstable_by_key(|(_, sold)| sold.receipt.number);
@@ -135,12 +135,12 @@ impl Parts {
     /// Whether this process has sold it and is about to write it down.
     fn is_unsettled(&self, sku: &Sku, purchase: &Purchase) -> bool {
         let key = (purchase.product, sku.clone());
-        self.unsettled().get(&key).is_some_and(|sold| sold.contains_key(&purchase.buyer))
+        self.unsettled.lock().get(&key).is_some_and(|sold| sold.contains_key(&purchase.buyer))
     }
 
     /// Forgets purchases that are written down, or that only the worker can do something about.
     fn settle(&self, product: ProductId, sku: &Sku, page: &[(UserId, Sold)]) {
-        let (mut unsettled, key) = (self.unsettled(), (product, sku.clone()));
+        let (mut unsettled, key) = (self.unsettled.lock(), (product, sku.clone()));
         if let Some(left) = unsettled.get_mut(&key) {
             page.iter().for_each(|(buyer, _)| drop(left.remove(buyer)));
             if left.is_empty() {

@@ -91,7 +91,7 @@ impl Parts {
         let was_there = self.ledger.delete_product(sku).await?;
         let was_here = self.forget(sku, id).await?;
         self.changes.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
-        let mut catalogue = self.catalogue.write().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let mut catalogue = self.catalogue.write();
         if let Some(catalogue) = &mut *catalogue {
             catalogue.remove(sku);
         }

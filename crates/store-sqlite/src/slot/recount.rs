@@ -6,8 +6,9 @@
 
 use std::collections::HashSet;
 use std::ops::ControlFlow;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use rusqlite::{Connection, params};
 use weir_core::slot::{Pace, WindowStatus};
 use weir_core::{ConfigName, Timestamp};
@@ -50,11 +51,11 @@ pub(crate) struct Recounts {
 impl Recounts {
     /// Whether whoever wants to change slots of this config has to wait.
     pub(super) fn contains(&self, name: &ConfigName) -> bool {
-        self.names.lock().unwrap_or_else(PoisonError::into_inner).contains(name)
+        self.names.lock().contains(name)
     }
 
     fn mark(recounts: &Arc<Self>, name: &ConfigName) -> Mark {
-        recounts.names.lock().unwrap_or_else(PoisonError::into_inner).insert(name.clone());
+        recounts.names.lock().insert(name.clone());
         Mark { recounts: Arc::clone(recounts), name: name.clone() }
     }
 }
@@ -67,7 +68,7 @@ struct Mark {
 
 impl Drop for Mark {
     fn drop(&mut self) {
-        self.recounts.names.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.name);
+        self.recounts.names.lock().remove(&self.name);
     }
 }
 

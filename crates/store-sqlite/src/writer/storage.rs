@@ -1,8 +1,7 @@
 //! Whether the disk takes what is written. The writer notes it with every commit, so that health checks tell of a write
 //! that failed at once and not when they happen to fail themselves.
 
-use std::sync::{Mutex, PoisonError};
-
+use parking_lot::Mutex;
 use rusqlite::ErrorCode;
 use weir_store::Error;
 
@@ -13,19 +12,19 @@ pub(crate) struct Storage(Mutex<Option<&'static str>>);
 impl Storage {
     /// What is wrong; `None` while writes succeed.
     pub(crate) fn problem(&self) -> Option<&'static str> {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        *self.0.lock()
     }
 
     /// Takes note of a write that failed. Errors that are not the disk's change nothing.
     pub(super) fn failed(&self, error: &Error) {
         if let Some(problem) = problem_of(error) {
-            *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(problem);
+            *self.0.lock() = Some(problem);
         }
     }
 
     /// Takes note of a write that is on disk.
     pub(super) fn succeeded(&self) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        *self.0.lock() = None;
     }
 }
 

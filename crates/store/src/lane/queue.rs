@@ -1,9 +1,9 @@
 //! What waits in a lane, and whom to tell what came of what was taken.
 
 use std::collections::VecDeque;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
+use parking_lot::Mutex;
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, oneshot};
 
@@ -57,13 +57,9 @@ impl<C, R: Send + 'static> Queue<C, R> {
         Self { name, settings, metrics, state: Mutex::new(state), arrived: Notify::new() }
     }
 
-    fn state(&self) -> MutexGuard<'_, State<C, R>> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Lets a call wait for the next batch.
     pub(super) fn add(&self, entry: Entry<C, R>) -> Result<()> {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         if state.is_closed {
             return Err(Error::ShuttingDown);
         }
@@ -87,7 +83,7 @@ impl<C, R: Send + 'static> Queue<C, R> {
 
     /// Whether there is to be a batch of this number: there is somebody to be in it, and no other that they will be in.
     pub(super) fn promise(&self, number: u64) -> bool {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         while state.waiting.front().is_some_and(|entry| entry.reply.is_closed()) {
             state.waiting.pop_front();
             self.metrics.abandoned.inc();
@@ -101,13 +97,13 @@ impl<C, R: Send + 'static> Queue<C, R> {
 
     /// Takes no new calls; those that wait are still carried out.
     pub(super) fn close(&self) {
-        self.state().is_closed = true;
+        self.state.lock().is_closed = true;
     }
 
     /// Answers those who were in a batch. One that was never taken came to nothing for all that would be in it; no outcomes
     /// at all mean that it panicked.
     pub(super) fn finish(&self, number: u64, outcomes: Option<Result<Vec<R>>>) {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         if state.promised == Some(number) {
             self.take_from(&mut state, number);
         }
@@ -158,7 +154,7 @@ impl<C, R: Send + 'static> Queue<C, R> {
         let timeout = self.settings.timeout;
         let is_late = |queued_at: Instant| queued_at.elapsed() >= timeout - timeout / TICKS_PER_TIMEOUT;
         let late = || Error::unavailable(self.name, "no answer in time");
-        let mut state = self.state();
+        let mut state = self.state.lock();
         for reply in state.under_way.iter_mut().flat_map(|(_, replies)| replies) {
             let reply = reply.take_if(|reply| is_late(reply.queued_at));
             answer(reply, Err(late()));
@@ -173,7 +169,7 @@ impl<C, R: Send + 'static> Queue<C, R> {
 
 impl<C: Send, R: Send + 'static> Waiting<C> for Queue<C, R> {
     fn take(&self, number: u64) -> Vec<C> {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         if state.promised != Some(number) {
             // It was given up meanwhile: whoever waits now is promised to another.
             return Vec::new();

@@ -1,6 +1,7 @@
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
 
+use parking_lot::Mutex;
 use tokio::sync::{Notify, Semaphore};
 
 use super::*;
@@ -26,7 +27,7 @@ impl Bench {
         Arc::new(Lanes::start("test", settings, LaneMetrics::default(), &[], move |batch: Batch<u32>| {
             let (bench, batch) = (Arc::clone(&bench), batch.take());
             async move {
-                bench.batches.lock().unwrap().push(batch.clone());
+                bench.batches.lock().push(batch.clone());
                 bench.started.notify_one();
                 bench.gate.acquire().await.expect("the gate is never closed").forget();
                 Ok(batch.into_iter().map(|n| n * 10).collect())
@@ -35,7 +36,7 @@ impl Bench {
     }
 
     fn batches(&self) -> Vec<Vec<u32>> {
-        self.batches.lock().unwrap().clone()
+        self.batches.lock().clone()
     }
 }
 
@@ -163,7 +164,7 @@ async fn each_key_keeps_its_order_and_each_call_its_own_answer() {
         let seen = Arc::clone(&seen);
         move |batch: Batch<(u32, u32)>| {
             let batch = batch.take();
-            seen.lock().unwrap().extend(&batch);
+            seen.lock().extend(&batch);
             async move {
                 tokio::task::yield_now().await;
                 Ok(batch)
@@ -184,8 +185,7 @@ async fn each_key_keeps_its_order_and_each_call_its_own_answer() {
         caller.await.unwrap();
     }
     for key in 0..20 {
-        let of_key: Vec<_> =
-            seen.lock().unwrap().iter().filter(|(k, _)| *k == key).map(|(_, n)| *n).collect();
+        let of_key: Vec<_> = seen.lock().iter().filter(|(k, _)| *k == key).map(|(_, n)| *n).collect();
         assert_eq!(of_key, (0..200).collect::<Vec<_>>());
     }
 }
@@ -249,7 +249,7 @@ impl Late {
             let late = Arc::clone(&late);
             move |batch| {
                 let (done, outcomes) = oneshot::channel();
-                late.handed.lock().unwrap().push((batch, done));
+                late.handed.lock().push((batch, done));
                 late.came.notify_one();
                 async move { outcomes.await.expect("the test answers") }
             }
@@ -268,7 +268,7 @@ impl Late {
     }
 
     fn take_first(&self) -> Option<Handed> {
-        let mut handed = self.handed.lock().unwrap();
+        let mut handed = self.handed.lock();
         (!handed.is_empty()).then(|| handed.remove(0))
     }
 }
@@ -288,7 +288,7 @@ async fn a_batch_that_waits_at_the_engine_grows_until_it_is_taken() {
     for n in 2..7 {
         calls.push(call(&lanes, n).await);
     }
-    assert!(engine.handed.lock().unwrap().is_empty(), "whoever comes now is in the one that waits");
+    assert!(engine.handed.lock().is_empty(), "whoever comes now is in the one that waits");
     first_done.send(Ok(vec![0])).unwrap();
     assert_eq!(calls.remove(0).await.unwrap().unwrap(), 0);
     assert_eq!(second.take(), [1, 2, 3, 4], "and no more than allowed");

@@ -3,7 +3,9 @@
 use std::ffi::OsString;
 use std::fs;
 use std::path::Path;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
+
+use parking_lot::Mutex;
 
 use super::{NAME, Proxied, archive, find};
 use crate::daemon::Daemon;

@@ -3,9 +3,10 @@
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use tokio_postgres::{Client, Error, SimpleQueryMessage};
 use url::Url;
 
@@ -110,7 +111,7 @@ impl Drop for Database {
         match &self.after {
             After::Nothing => {}
             After::Spare(spare) => {
-                let mut spare = spare.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut spare = spare.lock();
                 spare.push_back((name.to_owned(), Instant::now()));
             }
             After::Drop { server } => {
@@ -126,7 +127,7 @@ impl Drop for Database {
 
 /// The database that has rested for longest, if that is long enough.
 fn rested(spare: &Spare) -> Option<String> {
-    let mut spare = spare.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut spare = spare.lock();
     let is_rested = spare.front().is_some_and(|(_, since)| since.elapsed() >= REST);
     is_rested.then(|| spare.pop_front()).flatten().map(|(name, _)| name)
 }
@@ -157,7 +158,7 @@ mod tests {
         let (url, session) = (first.url().to_owned(), first.connect().await.unwrap());
         drop(first);
         assert_ne!(create(&spare).await.url(), url, "it has not rested yet");
-        spare.lock().unwrap()[0].1 -= REST;
+        spare.lock()[0].1 -= REST;
         let again = create(&spare).await;
         assert_eq!(again.url(), url);
         let left = "SELECT relname FROM pg_class WHERE relnamespace = 'public'::regnamespace";

@@ -2,9 +2,11 @@
 
 use std::io::{BufRead, BufReader, Read};
 use std::process::Child;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
+
+use parking_lot::Mutex;
 
 use crate::wait::holds_within;
 
@@ -27,7 +29,7 @@ pub(super) struct Log {
 impl Log {
     /// Collects the piped outputs of a process just started.
     pub(super) fn follow(&mut self, child: &mut Child) {
-        let start = self.lock().len();
+        let start = self.lines.lock().len();
         self.start = start;
         let stdout = child.stdout.take().expect("stdout was piped");
         let stderr = child.stderr.take().expect("stderr was piped");
@@ -40,7 +42,7 @@ impl Log {
             // Split as bytes: output that is not UTF-8 must not stop the reading, or the child would block.
             for line in BufReader::new(from).split(b'\n').map_while(Result::ok) {
                 let line = String::from_utf8_lossy(&line).into_owned();
-                lock(&lines).push((stream, line));
+                lines.lock().push((stream, line));
             }
         })
     }
@@ -55,7 +57,7 @@ impl Log {
     }
 
     pub(super) fn lines(&self) -> Vec<String> {
-        self.lock().iter().map(|(_, line)| line.clone()).collect()
+        self.lines.lock().iter().map(|(_, line)| line.clone()).collect()
     }
 
     pub(super) fn text(&self) -> String {
@@ -64,18 +66,10 @@ impl Log {
 
     /// The current process's first line on standard output with `text` in it.
     pub(super) fn find_on_stdout(&self, text: &str) -> Option<String> {
-        let lines = self.lock();
+        let lines = self.lines.lock();
         let mut current = lines.iter().skip(self.start);
         current
             .find(|(stream, line)| *stream == Stream::Stdout && line.contains(text))
             .map(|(_, line)| line.clone())
     }
-
-    fn lock(&self) -> MutexGuard<'_, Lines> {
-        lock(&self.lines)
-    }
-}
-
-fn lock(lines: &Mutex<Lines>) -> MutexGuard<'_, Lines> {
-    lines.lock().unwrap_or_else(PoisonError::into_inner)
 }

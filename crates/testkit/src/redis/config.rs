@@ -2,7 +2,9 @@
 
 use std::fmt::Write;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
+
+use parking_lot::Mutex;
 
 use super::{NAME, Options};
 use crate::certificates::Certificates;

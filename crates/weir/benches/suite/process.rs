@@ -6,10 +6,10 @@ use std::fs::{self, File};
 use std::io::{Read as _, Seek as _, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
+use parking_lot::Mutex;
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::time::sleep;
 
@@ -131,12 +131,12 @@ static SERVER: Mutex<Option<PathBuf>> = Mutex::new(None);
 
 /// Has this binary serve from now on; without one, the one that was just built.
 pub(crate) fn set_server(path: Option<&Path>) {
-    *SERVER.lock().unwrap_or_else(PoisonError::into_inner) = path.map(Path::to_owned);
+    *SERVER.lock() = path.map(Path::to_owned);
 }
 
 /// The server under test.
 pub(crate) fn server() -> Command {
-    let server = SERVER.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    let server = SERVER.lock().clone();
     server.map_or_else(weir, |path| without_settings(Command::new(path)))
 }
 

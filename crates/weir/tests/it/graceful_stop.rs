@@ -5,10 +5,11 @@
 //! [`Stage::stop`].
 
 use std::net::Ipv4Addr;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -289,14 +290,14 @@ impl Reader {
         let task = tokio::spawn(async move {
             let mut part = vec![0; 64 << 10];
             while let Ok(count @ 1..) = reader.read(&mut part).await {
-                all.lock().unwrap().extend_from_slice(&part[..count]);
+                all.lock().extend_from_slice(&part[..count]);
             }
         });
         Self { bytes, task }
     }
 
     fn text(&self) -> String {
-        String::from_utf8_lossy(&self.bytes.lock().unwrap()).into_owned()
+        String::from_utf8_lossy(&self.bytes.lock()).into_owned()
     }
 
     async fn until(&self, part: &str) {
@@ -307,7 +308,7 @@ impl Reader {
     async fn rest(self) -> String {
         let Self { bytes, task } = self;
         tokio::time::timeout(PATIENCE, task).await.expect("the connection ends").unwrap();
-        let bytes = std::mem::take(&mut *bytes.lock().unwrap());
+        let bytes = std::mem::take(&mut *bytes.lock());
         String::from_utf8_lossy(&bytes).into_owned()
     }
 }

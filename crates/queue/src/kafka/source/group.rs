@@ -1,6 +1,6 @@
 //! What librdkafka calls back, on the thread that polls: partitions come and go, commits are confirmed.
 
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rdkafka::ClientContext;
@@ -37,7 +37,7 @@ impl ConsumerContext for Context {
             Rebalance::Assign(list) => {
                 let partitions = partitions(list);
                 tracing::debug!(target: "weir::kafka", topic = self.shared.topic, ?partitions, "assigned");
-                self.shared.state().shelf.assign(partitions);
+                self.shared.state.lock().shelf.assign(partitions);
             }
             Rebalance::Revoke(list) => {
                 let (partitions, lost) = (partitions(list), consumer.assignment_lost());
@@ -45,7 +45,7 @@ impl ConsumerContext for Context {
                 if !lost {
                     self.finish(&partitions, consumer);
                 }
-                self.shared.state().shelf.revoke(partitions);
+                self.shared.state.lock().shelf.revoke(partitions);
             }
             Rebalance::Error(error) => {
                 tracing::warn!(target: "weir::kafka", topic = self.shared.topic, %error, "a rebalance failed");
@@ -65,7 +65,7 @@ impl ConsumerContext for Context {
                 Some((u16::try_from(element.partition()).ok()?, element.offset().to_raw()?))
             })
             .collect();
-        self.shared.state().shelf.committed(&committed);
+        self.shared.state.lock().shelf.committed(&committed);
     }
 }
 
@@ -76,8 +76,8 @@ impl Context {
             let out = state.committing || state.shelf.is_out(partitions, Instant::now());
             out && !self.shared.is_ending()
         };
-        let waited = self.shared.changed.wait_timeout_while(self.shared.state(), REVOKE_PATIENCE, busy);
-        let (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.shared.state.lock();
+        self.shared.changed.wait_while_for(&mut state, busy, REVOKE_PATIENCE);
         let mut offsets = state.shelf.uncommitted();
         let stuck = state.committing;
         drop(state);

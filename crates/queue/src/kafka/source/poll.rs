@@ -1,6 +1,6 @@
 //! The thread that polls: fetches ahead onto the shelf, and makes up for commits that failed.
 
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rdkafka::Message as _;
@@ -37,7 +37,7 @@ impl Shared {
                 self.commit_again(&consumer);
             }
         }
-        self.state().consumer = None;
+        self.state.lock().consumer = None;
         // A commit may still hold it, for as long as librdkafka lets it.
         let mut last = consumer;
         let consumer = loop {
@@ -45,8 +45,7 @@ impl Shared {
                 Ok(consumer) => break consumer,
                 Err(shared) => last = shared,
             }
-            let state = self.state();
-            drop(self.changed.wait_timeout(state, POLL));
+            self.changed.wait_for(&mut self.state.lock(), POLL);
         };
         drop(consumer);
         // For whoever waits already, and for whoever is about to.
@@ -56,8 +55,9 @@ impl Shared {
     /// Waits until the shelf has room; true when it is still full.
     fn wait_for_room(&self, at_most: Duration) -> bool {
         let full = |state: &mut State| state.shelf.is_full() && !self.is_ending();
-        let waited = self.changed.wait_timeout_while(self.state(), at_most, full);
-        waited.unwrap_or_else(PoisonError::into_inner).0.shelf.is_full()
+        let mut state = self.state.lock();
+        self.changed.wait_while_for(&mut state, full, at_most);
+        state.shelf.is_full()
     }
 
     /// Takes what is there, and puts it onto the shelf.
@@ -77,7 +77,7 @@ impl Shared {
         if fetched.is_empty() {
             return;
         }
-        let mut state = self.state();
+        let mut state = self.state.lock();
         if !std::mem::replace(&mut state.reachable, true) {
             tracing::info!(target: "weir::kafka", topic = self.topic, "messages come in again");
         }
@@ -90,7 +90,7 @@ impl Shared {
     fn tell(&self, cause: &KafkaError) {
         // One broker of several: when it was the last, another error says so.
         let minor = cause.rdkafka_error_code() == Some(RDKafkaErrorCode::BrokerTransportFailure);
-        if !minor && std::mem::replace(&mut self.state().reachable, false) {
+        if !minor && std::mem::replace(&mut self.state.lock().reachable, false) {
             tracing::warn!(target: "weir::kafka", topic = self.topic, error = %cause, "no messages can be read for now");
         } else {
             tracing::debug!(target: "weir::kafka", topic = self.topic, error = %cause, "still no messages can be read");
@@ -100,7 +100,7 @@ impl Shared {
     /// Commits what an earlier commit failed to, without waiting for it.
     fn commit_again(&self, consumer: &Consumer) {
         let offsets = {
-            let state = self.state();
+            let state = self.state.lock();
             if state.committing { Vec::new() } else { state.shelf.uncommitted() }
         };
         if !offsets.is_empty()

@@ -8,9 +8,10 @@
 //! however many one takes, the next finds some.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use parking_lot::Mutex;
 use tokio::sync::watch;
 use weir_core::request::state::Status;
 use weir_core::{RequestId, TenantId};
@@ -67,7 +68,7 @@ impl StatusHub {
     /// # Errors
     /// When too many wait already, of all tenants or of this one.
     pub fn subscribe(self: &Arc<Self>, id: RequestId, tenant: &TenantId) -> Result<Subscription, NoPlace> {
-        let mut waiting = self.waiting();
+        let mut waiting = self.waiting.lock();
         let left = SUBSCRIPTIONS_MAX.saturating_sub(self.subscriptions.load(Ordering::Relaxed));
         if left == 0 {
             return Err(NoPlace::AllTaken);
@@ -89,13 +90,9 @@ impl StatusHub {
         if self.subscriptions.load(Ordering::Relaxed) == 0 {
             return;
         }
-        if let Some(sender) = self.waiting().requests.get(&id) {
+        if let Some(sender) = self.waiting.lock().requests.get(&id) {
             sender.send_replace(Some(status));
         }
-    }
-
-    fn waiting(&self) -> MutexGuard<'_, Waiting> {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -127,7 +124,7 @@ impl Subscription {
 
 impl Drop for Subscription {
     fn drop(&mut self) {
-        let mut waiting = self.hub.waiting();
+        let mut waiting = self.hub.waiting.lock();
         self.hub.subscriptions.fetch_sub(1, Ordering::Relaxed);
         // This one's own receiver is still counted.
         if waiting.requests.get(&self.id).is_some_and(|sender| sender.receiver_count() <= 1) {
@@ -177,11 +174,11 @@ mod tests {
     fn nothing_is_left_of_those_who_have_gone() {
         let hub = Arc::new(StatusHub::default());
         hub.changed(id(1), Status::Completed);
-        assert!(hub.waiting().requests.is_empty(), "nobody waits");
+        assert!(hub.waiting.lock().requests.is_empty(), "nobody waits");
         let (one, other) = (hub.subscribe(id(1), &tenant(1)), hub.subscribe(id(1), &tenant(1)));
         drop(one);
         let sizes = || {
-            let waiting = hub.waiting();
+            let waiting = hub.waiting.lock();
             (waiting.requests.len(), waiting.tenants.len())
         };
         assert_eq!(sizes(), (1, 1));

@@ -1,8 +1,9 @@
 //! What is switched on, remembered for a moment: every submission asks, and operators rarely change it.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use weir_store::Result;
 use weir_store::request::{RequestStore, Rollout, RolloutChange};
 
@@ -64,27 +65,23 @@ impl Switches {
         match &changed {
             Ok(rollout) => self.remember(Instant::now(), Ok(*rollout)),
             // It may have been changed all the same.
-            Err(_) => *self.last() = None,
+            Err(_) => *self.last.lock() = None,
         }
         changed
     }
 
     fn fresh(&self) -> Option<Result<Rollout>> {
-        let last = self.last();
+        let last = self.last.lock();
         let (at, answer) = last.as_ref()?;
         let good_for = if answer.is_ok() { FRESH_FOR } else { FAILED_FOR };
         (at.elapsed() < good_for).then(|| answer.clone())
     }
 
     fn known(&self) -> Option<Rollout> {
-        self.last().as_ref().and_then(|(_, answer)| answer.as_ref().ok().copied())
+        self.last.lock().as_ref().and_then(|(_, answer)| answer.as_ref().ok().copied())
     }
 
     fn remember(&self, at: Instant, answer: Result<Rollout>) {
-        *self.last() = Some((at, answer));
-    }
-
-    fn last(&self) -> MutexGuard<'_, Option<(Instant, Result<Rollout>)>> {
-        self.last.lock().unwrap_or_else(PoisonError::into_inner)
+        *self.last.lock() = Some((at, answer));
     }
 }

@@ -10,10 +10,11 @@ mod follow;
 mod known;
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
+use parking_lot::RwLock;
 use tokio::sync::{Mutex, Notify};
 use tokio::time::Instant;
 use weir_core::sale::{Sku, State};
@@ -91,7 +92,7 @@ impl Board {
     /// When the store cannot say.
     pub(crate) async fn find(&self, sku: &Sku) -> Result<Seen> {
         self.freshen().await?;
-        let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
+        let known = self.known.read();
         Ok(match known.products.get(sku) {
             Some(product) => Seen::Here(self.present(&known, product)),
             None if known.is_whole => Seen::Nowhere,
@@ -105,7 +106,7 @@ impl Board {
     /// When the store cannot say.
     pub(crate) async fn current(&self) -> Result<Option<Product>> {
         self.freshen().await?;
-        let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
+        let known = self.known.read();
         let products = known.products.values().map(|product| self.present(&known, product));
         let rank = |product: &Product| {
             let terms = &product.sale.terms;
@@ -135,14 +136,14 @@ impl Board {
 
     /// Takes note that nobody knows what became of something: the store is read before anything is answered.
     pub(crate) fn doubt(&self) {
-        let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
+        let mut known = self.known.write();
         known.read = None;
         known.doubts += 1;
     }
 
     /// Takes note of how a product stands.
     pub(crate) fn learn(&self, product: Product) {
-        let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
+        let mut known = self.known.write();
         known.learned.retain(|_, at| at.elapsed() < LEARNED_FOR);
         known.learned.insert(product.sku.clone(), Instant::now());
         self.merge(&mut known, product);
@@ -152,7 +153,7 @@ impl Board {
 
     /// Takes note that a product is gone.
     pub(crate) fn forget(&self, sku: &Sku) {
-        let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
+        let mut known = self.known.write();
         known.learned.remove(sku);
         if known.products.remove(sku).is_some() {
             self.events.forget(sku);
@@ -161,7 +162,7 @@ impl Board {
 
     /// Takes note of units sold: so many are left, or fewer.
     pub(crate) fn sold(&self, id: ProductId, stock: u32) {
-        let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
+        let mut known = self.known.write();
         let Some(product) = known.products.values().find(|product| product.id == id) else { return };
         let mut news = product.clone();
         news.sale.sold = news.sale.terms.initial_stock.get().saturating_sub(stock);
@@ -198,11 +199,11 @@ impl Board {
     }
 
     fn doubts(&self) -> u64 {
-        self.known.read().unwrap_or_else(PoisonError::into_inner).doubts
+        self.known.read().doubts
     }
 
     fn is_fresh(&self) -> bool {
-        let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
+        let known = self.known.read();
         known.read.is_some_and(|at| !self.is_shared || at.elapsed() < FRESH_FOR)
     }
 
@@ -212,7 +213,7 @@ impl Board {
         let ended = |product: &&Product| product.sale.state.end_reason().is_some();
         let ended = snapshot.products.iter().filter(ended).count();
         let open = snapshot.products.len() - ended;
-        let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
+        let mut known = self.known.write();
         known.is_whole =
             is_certain && snapshot.is_current && open < BOARD_OPEN_MAX && ended < BOARD_ENDED_MAX;
         if is_certain {

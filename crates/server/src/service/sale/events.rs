@@ -9,10 +9,11 @@
 //! never taken for one of ours, and whoever comes with one is told the present and no past.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use bytes::{Bytes, BytesMut};
+use parking_lot::{Mutex, RwLock};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::gauge::Gauge;
 use serde::Serialize;
@@ -98,7 +99,7 @@ impl Events {
 
     /// Tells how many units are left, now or, in a flood, soon.
     pub fn tell_stock(&self, sku: &Sku, stock: u32) {
-        let mut flows = self.flows();
+        let mut flows = self.flows.lock();
         let flow = flows.entry(sku.clone()).or_insert_with(|| Flow::new(Instant::now()));
         if flow.may_speak(Instant::now()) {
             self.push_stock(sku, stock);
@@ -109,7 +110,7 @@ impl Events {
 
     /// Tells a new state, at once.
     pub fn tell_state(&self, sku: &Sku, state: State) {
-        let mut flows = self.flows();
+        let mut flows = self.flows.lock();
         if let Some(stock) = flows.get_mut(sku).and_then(|flow| flow.held.take()) {
             self.push_stock(sku, stock);
         }
@@ -122,8 +123,8 @@ impl Events {
 
     /// Forgets what was told of a sale that is gone: the next of that name is another.
     pub fn forget(&self, sku: &Sku) {
-        self.flows().remove(sku);
-        self.ring.write().unwrap_or_else(PoisonError::into_inner).events.retain(|event| event.sku != *sku);
+        self.flows.lock().remove(sku);
+        self.ring.write().events.retain(|event| event.sku != *sku);
     }
 
     /// Tells what is held back, a few times a second, until the server stops.
@@ -134,7 +135,7 @@ impl Events {
                 () = closing.cancelled() => return,
             }
             tokio::time::sleep(PACE).await;
-            for (sku, flow) in self.flows().iter_mut() {
+            for (sku, flow) in self.flows.lock().iter_mut() {
                 if let Some(stock) = flow.held.take() {
                     self.push_stock(sku, stock);
                 }
@@ -147,7 +148,7 @@ impl Events {
     #[must_use]
     pub fn listen(self: &Arc<Self>, sku: Option<Sku>, last: Option<u64>) -> (u64, Listener) {
         let changes = self.latest.subscribe();
-        let ring = self.ring.read().unwrap_or_else(PoisonError::into_inner);
+        let ring = self.ring.read();
         let latest = *self.latest.borrow();
         let seen = last.filter(|last| (ring.lost..=latest).contains(last)).unwrap_or(latest);
         drop(ring);
@@ -178,7 +179,7 @@ impl Events {
     }
 
     fn push(&self, sku: &Sku, event: &str, data: &impl Serialize) {
-        let mut ring = self.ring.write().unwrap_or_else(PoisonError::into_inner);
+        let mut ring = self.ring.write();
         let id = *self.latest.borrow() + 1;
         if ring.events.len() >= HISTORY_MAX
             && let Some(oldest) = ring.events.pop_front()
@@ -192,7 +193,7 @@ impl Events {
 
     /// What a listener has not heard yet, and up to where; none when it has fallen behind.
     fn after(&self, seen: u64, sku: Option<&Sku>) -> Option<(u64, Bytes)> {
-        let ring = self.ring.read().unwrap_or_else(PoisonError::into_inner);
+        let ring = self.ring.read();
         let latest = *self.latest.borrow();
         if seen < ring.lost {
             return None;
@@ -209,10 +210,6 @@ impl Events {
         let mut together = BytesMut::from(&first[..]);
         rest.for_each(|frame| together.extend_from_slice(frame));
         Some((latest, together.freeze()))
-    }
-
-    fn flows(&self) -> MutexGuard<'_, HashMap<Sku, Flow>> {
-        self.flows.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

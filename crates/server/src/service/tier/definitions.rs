@@ -1,9 +1,10 @@
 //! What tiers allow and which policies there are, kept in memory and read anew when they change.
 
 use std::collections::HashMap;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::RwLock;
 use weir_core::tier::{Scoped, Tier, TierLimits, TierRule, Tiers};
 use weir_store::Result;
 use weir_store::tier::{Policy, TIER_SCOPE, TierStore};
@@ -81,7 +82,7 @@ impl Definitions {
     }
 
     pub(super) fn get(&self) -> Arc<Snapshot> {
-        Arc::clone(&self.present.read().unwrap_or_else(PoisonError::into_inner))
+        Arc::clone(&self.present.read())
     }
 
     /// Reads everything anew.
@@ -93,8 +94,7 @@ impl Definitions {
         for (tier, limits) in set {
             tiers.set(tier, limits);
         }
-        *self.present.write().unwrap_or_else(PoisonError::into_inner) =
-            Arc::new(Snapshot::new(tiers, policies));
+        *self.present.write() = Arc::new(Snapshot::new(tiers, policies));
         Ok(())
     }
 

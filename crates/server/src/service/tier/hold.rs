@@ -15,7 +15,6 @@ use weir_store::tier::{NewHold, Policy, Settled};
 
 use super::super::within;
 use super::TierService;
-use crate::random;
 
 /// What came of asking for a hold.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -67,8 +66,6 @@ impl TierService {
     /// When the engine of limits or the store cannot say; then nothing stays spent, as far as can be told.
     pub async fn hold(&self, policy: &str, key: &str, cost: u32, ttl: Duration) -> Result<HoldOutcome> {
         let Some(policy) = self.policy(policy) else { return Ok(HoldOutcome::UnknownPolicy) };
-        // Before anything is spent: without it there is no hold.
-        let random = random::bytes().map_err(|error| weir_store::Error::failed("random", error))?;
         let (alone, answer, now) = self.take_one(&policy, key, cost).await?;
         let mut standing = answer.standing;
         if !answer.allowed {
@@ -79,7 +76,7 @@ impl TierService {
             let (spent, now) = self.limits.charge(&policy, key, cost).await?;
             standing = policy.spec.limit.standing(&spent, now);
         }
-        let id = HoldId::new(now, random);
+        let id = HoldId::new(now, rand::random());
         let hold = NewHold {
             id,
             policy: policy.name.clone(),

@@ -1,7 +1,8 @@
 //! The breaker of one downstream, shared by all calls of this process.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use prometheus_client::metrics::gauge::Gauge;
 use weir_core::Clock;
 use weir_core::request::breaker::{Admission, Breaker, Health, Permit, Rules, State};
@@ -23,7 +24,7 @@ impl SharedBreaker {
 
     /// How many calls it would let through now.
     pub(super) fn room(&self) -> usize {
-        usize::try_from(self.lock().room(self.clock.now())).unwrap_or(usize::MAX)
+        usize::try_from(self.breaker.lock().room(self.clock.now())).unwrap_or(usize::MAX)
     }
 
     /// Asks to make a call.
@@ -37,7 +38,7 @@ impl SharedBreaker {
     }
 
     fn change<T>(&self, change: impl FnOnce(&mut Breaker) -> T) -> T {
-        let mut breaker = self.lock();
+        let mut breaker = self.breaker.lock();
         let before = shown(breaker.state());
         let changed = change(&mut breaker);
         let (number, state) = shown(breaker.state());
@@ -46,10 +47,6 @@ impl SharedBreaker {
             tracing::warn!(target: "weir::request", downstream = self.name, state, "the breaker has changed");
         }
         changed
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Breaker> {
-        self.breaker.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

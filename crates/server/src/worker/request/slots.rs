@@ -2,9 +2,10 @@
 //! sure of a few, whatever the others do: one that answers slowly cannot take them all.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::sync::Notify;
 use weir_store::request::Room;
 
@@ -36,13 +37,13 @@ impl Slots {
 
     /// How many slots nobody has.
     pub(super) fn free(&self) -> usize {
-        self.total.saturating_sub(self.lock().all)
+        self.total.saturating_sub(self.used.lock().all)
     }
 
     /// Takes a slot. Jobs are claimed only where [`Slots::room`] has one for them; a broker may name more of one
     /// downstream than its share.
     pub(super) fn take(self: &Arc<Self>, downstream: &str) -> Slot {
-        let mut used = self.lock();
+        let mut used = self.used.lock();
         used.all += 1;
         *used.by_downstream.entry(downstream.to_owned()).or_default() += 1;
         Slot { slots: Arc::clone(self), downstream: downstream.to_owned() }
@@ -66,7 +67,7 @@ impl Slots {
     /// Room for more, shared fairly by downstreams that let so many calls through. `turn` says who is first: it differs
     /// from one claim to the next.
     pub(super) fn room(&self, downstreams: &[(&str, usize)], turn: usize) -> Vec<Room> {
-        let used = self.lock();
+        let used = self.used.lock();
         let mut free = self.total.saturating_sub(used.all);
         let most = most_of_one(self.total, downstreams.len());
         let first = turn % downstreams.len().max(1);
@@ -83,10 +84,6 @@ impl Slots {
         }
         room
     }
-
-    fn lock(&self) -> MutexGuard<'_, Used> {
-        self.used.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 /// How many slots one downstream may have, so that each of the others is sure of its part of a half.
@@ -98,7 +95,7 @@ fn most_of_one(total: usize, downstreams: usize) -> usize {
 
 impl Drop for Slot {
     fn drop(&mut self) {
-        let mut used = self.slots.lock();
+        let mut used = self.slots.used.lock();
         used.all = used.all.saturating_sub(1);
         if let Some(count) = used.by_downstream.get_mut(&self.downstream) {
             *count = count.saturating_sub(1);

@@ -72,7 +72,7 @@ async fn others_go_on_while_a_config_is_counted_and_its_own_events_wait() {
         let (go, block) = block_writer(&engine);
         let (go_on, pause) = block_writer(&engine);
         let done = Mutex::new(Vec::new());
-        let finish = |what| done.lock().unwrap().push(what);
+        let finish = |what| done.lock().push(what);
         let put = async {
             engine.put_config(&name("a"), new).await.unwrap();
             finish("put");
@@ -103,7 +103,7 @@ async fn others_go_on_while_a_config_is_counted_and_its_own_events_wait() {
             go_on.send(()).unwrap();
         };
         tokio::join!(block, put, pause, own, give_back, other, begin);
-        assert_eq!(*done.lock().unwrap(), ["other", "put"]);
+        assert_eq!(*done.lock(), ["other", "put"]);
         assert_eq!(engine.config(&name("a")).await.unwrap().unwrap().version, 2);
         expect_books(&engine, EVENTS as u64 + 2 - 6).await;
     }

@@ -1,7 +1,7 @@
 //! Keeping the board: what the store tells by itself, what is read for those who listen, and states that turn by a timer.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
@@ -83,7 +83,7 @@ impl Board {
 
     /// Takes note of a state.
     fn turned(&self, sku: &Sku, id: ProductId, state: State) {
-        let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
+        let mut known = self.known.write();
         let Some(product) = known.products.get(sku).filter(|product| product.id == id) else { return };
         let mut news = product.clone();
         news.sale.state = state;
@@ -92,7 +92,7 @@ impl Board {
 
     /// Tells the states that are due. Whether there were any, and how long until the next.
     fn turn(&self) -> (bool, Option<Duration>) {
-        let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
+        let mut known = self.known.write();
         let Some(now) = self.now(&known) else { return (false, None) };
         let (mut is_turned, mut next) = (false, None);
         for product in known.products.values_mut() {
@@ -107,6 +107,6 @@ impl Board {
     }
 
     fn is_read(&self) -> bool {
-        self.known.read().unwrap_or_else(PoisonError::into_inner).read.is_some()
+        self.known.read().read.is_some()
     }
 }

@@ -1,9 +1,9 @@
 //! The board on a store that says what it is told to, in time that stands still until everybody waits.
 
-use std::sync::Mutex as StdMutex;
 use std::sync::atomic::AtomicUsize;
 
 use async_trait::async_trait;
+use parking_lot::Mutex as StdMutex;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::gauge::Gauge;
 use tokio::sync::mpsc;
@@ -57,7 +57,7 @@ impl SaleStore for Told {
     }
     async fn board(&self) -> Result<Snapshot> {
         self.reads.fetch_add(1, Ordering::SeqCst);
-        let products = self.products.lock().unwrap().clone();
+        let products = self.products.lock().clone();
         Ok(Snapshot { now: START.plus(self.since.elapsed()), products, is_current: true })
     }
     async fn turn_sales(&self) -> Result<()> {
@@ -158,7 +158,7 @@ async fn an_earlier_sale_that_is_heard_of_later_is_told_at_its_time() {
     tokio::time::sleep(minute).await;
     let begins = minute * 2 + Duration::from_millis(503);
     given.board.learn(product("EARLY", begins, minute * 5));
-    given.store.products.lock().unwrap().push(product("EARLY", begins, minute * 5));
+    given.store.products.lock().push(product("EARLY", begins, minute * 5));
     let (told, at) = given.hears().await;
     assert!(told.contains("\"EARLY\"") && told.contains("\"ACTIVE\""), "{told}");
     expect_at(at, begins);
@@ -173,7 +173,7 @@ async fn a_sale_that_is_heard_of_only_after_it_began_is_told_then() {
     };
     let mut given = Given::start(vec![begun("OLD")], false).await;
     tokio::time::sleep(Duration::from_secs(60)).await;
-    given.store.products.lock().unwrap().push(begun("NEW"));
+    given.store.products.lock().push(begun("NEW"));
     let (told, at) = given.hears().await;
     assert!(told.contains("\"NEW\"") && told.contains("\"ACTIVE\""), "and nothing of the old one: {told}");
     assert!(at <= Duration::from_secs(60) + FRESH_FOR * 2, "{at:?}");
@@ -214,7 +214,7 @@ async fn whatever_was_not_heard_is_read_when_the_store_begins_to_tell_again() {
     tokio::time::sleep(Duration::from_secs(1)).await;
     let reads = given.reads();
     // Sold while nobody was told.
-    given.store.products.lock().unwrap()[0].sale.sold = 9;
+    given.store.products.lock()[0].sale.sold = 9;
     given.say.send(News::Begun).unwrap();
     let before = Instant::now();
     assert!(given.hears().await.0.contains("\"stock\":1}"));

@@ -43,9 +43,8 @@ async fn a_breaker_parks_work_without_burning_attempts_and_lets_it_go_on_when_th
         ids.push(given.submit("{}").await);
     }
     until("the breaker is open", || async { breaker(&given) == 2 }).await;
-    let all_reported = || async {
-        given.changes.lock().unwrap().len().is_multiple_of(2) && given.metrics.retries.get() >= 10
-    };
+    let all_reported =
+        || async { given.changes.lock().len().is_multiple_of(2) && given.metrics.retries.get() >= 10 };
     until("what was under way is reported", all_reported).await;
     let calls = server.calls();
     assert!((10..10 + 4).contains(&calls), "{calls} calls: ten failures, and those that were under way");

@@ -1,11 +1,12 @@
 //! A broker between those who accept and those who work.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 use weir_core::request::state::Status;
 use weir_core::{ManualClock, RequestId, Timestamp};
@@ -38,7 +39,7 @@ impl Publisher for Memory {
                 return Fate::Failed(Error::unavailable("memory", "away"));
             }
             assert_eq!(event.key, event.payload);
-            self.messages.lock().unwrap().push_back(event.payload);
+            self.messages.lock().push_back(event.payload);
             Fate::Confirmed
         };
         events.into_iter().map(publish).collect()
@@ -55,7 +56,7 @@ impl Source for Memory {
         if self.is_away.load(Ordering::SeqCst) {
             return Err(Error::unavailable("memory", "away"));
         }
-        let mut waiting = self.messages.lock().unwrap();
+        let mut waiting = self.messages.lock();
         let count = waiting.len().min(max);
         let position = Position { shard: 0, id: 0 };
         let message = |payload| Message { position, key: String::new(), payload, attempts: 0 };
@@ -113,12 +114,12 @@ async fn an_id_that_comes_twice_is_worked_on_once_and_what_is_no_id_is_buried() 
     for _ in 0..3 {
         broker.publish(&[id]).await.unwrap();
     }
-    memory.messages.lock().unwrap().push_back(b"nonsense".to_vec());
+    memory.messages.lock().push_back(b"nonsense".to_vec());
     let worker = start_told(&given, &memory);
     until("everything is taken", || async { memory.buried.load(Ordering::SeqCst) == 1 }).await;
     assert_eq!(given.end_of(id).await.attempts, 1);
     worker.stop().await;
-    let changes = given.changes.lock().unwrap();
+    let changes = given.changes.lock();
     assert_eq!(*changes, [(id, Status::InProgress), (id, Status::Completed)]);
 }
 
@@ -151,7 +152,7 @@ async fn stranded_requests_are_published_when_the_broker_is_back() {
         is_reconciling: Arc::new(|| Box::pin(std::future::ready(true))),
         clock: given.engine.clock(),
         metrics: given.metrics.clone(),
-        on_change: Arc::new(move |id, status| changes.lock().unwrap().push((id, status))),
+        on_change: Arc::new(move |id, status| changes.lock().push((id, status))),
     };
     let closing = CancellationToken::new();
     let running = tokio::spawn(upkeep.run(closing.clone()));
@@ -159,9 +160,9 @@ async fn stranded_requests_are_published_when_the_broker_is_back() {
     until("it is published", is_mended).await;
     closing.cancel();
     running.await.unwrap();
-    assert_eq!(memory.messages.lock().unwrap().len(), 1);
+    assert_eq!(memory.messages.lock().len(), 1);
     assert_eq!(given.metrics.reconciler_heartbeat_seconds.get(), 1_767_225_607);
-    assert_eq!(*given.changes.lock().unwrap(), [(id, Status::Accepted)], "whoever waits for it is told");
+    assert_eq!(*given.changes.lock(), [(id, Status::Accepted)], "whoever waits for it is told");
 }
 
 #[tokio::test]

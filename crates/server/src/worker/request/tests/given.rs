@@ -2,8 +2,8 @@
 
 use std::future::Future;
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use axum::Router;
@@ -12,6 +12,7 @@ use axum::extract::Request as HttpRequest;
 use axum::response::Response;
 use http::HeaderMap;
 use http_body_util::BodyExt;
+use parking_lot::Mutex;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use weir_core::request::canonical::Fingerprint;
@@ -87,7 +88,7 @@ impl Given {
             settings: self.settings.clone(),
             metrics: self.metrics.clone(),
             is_enabled: Arc::new(|| Box::pin(std::future::ready(true))),
-            on_change: Arc::new(move |id, status| changes.lock().unwrap().push((id, status))),
+            on_change: Arc::new(move |id, status| changes.lock().push((id, status))),
             grace: Duration::from_secs(10),
         }
     }
@@ -194,7 +195,7 @@ impl Server {
             let n = count.fetch_add(1, Ordering::SeqCst);
             let (head, body) = request.into_parts();
             let body = body.collect().await.unwrap().to_bytes().to_vec();
-            saw.lock().unwrap().push((head.headers, body));
+            saw.lock().push((head.headers, body));
             answer(n).await
         };
         let router = Router::new().fallback(handle);
@@ -213,7 +214,7 @@ impl Server {
 
     /// The n-th call.
     pub(super) fn seen(&self, n: usize) -> Seen {
-        self.seen.lock().unwrap()[n].clone()
+        self.seen.lock()[n].clone()
     }
 }
 

@@ -82,7 +82,7 @@ async fn two_workers_share_the_work_and_complete_each_request_once() {
         worker.stop().await;
     }
     assert_eq!(server.calls(), 400);
-    let changes = given.changes.lock().unwrap();
+    let changes = given.changes.lock();
     assert_eq!(changes.iter().filter(|(_, status)| *status == Status::Completed).count(), 400);
 }
 
@@ -135,7 +135,7 @@ async fn a_payload_whose_key_is_gone_waits_and_loses_no_attempt() {
     let id = given.submit_with("1", |submit| submit.payload.key_id = "gone".to_owned()).await;
     let worker = given.start();
     let put_back = || async {
-        let told = given.changes.lock().unwrap().len();
+        let told = given.changes.lock().len();
         told == 2
     };
     until("it is put back", put_back).await;

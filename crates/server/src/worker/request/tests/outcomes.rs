@@ -56,7 +56,7 @@ async fn a_downstream_is_called_once_with_what_was_asked_for_and_its_answer_is_t
     assert_eq!(headers["content-type"], "application/json");
     let expected = format!(r#"{{"requestId":"{id}","requestType":"t","payload":{{"n": 1.0}}}}"#);
     assert_eq!(body, expected.as_bytes());
-    let changes = given.changes.lock().unwrap().clone();
+    let changes = given.changes.lock().clone();
     assert_eq!(changes, [(id, Status::InProgress), (id, Status::Completed)]);
 }
 
@@ -170,7 +170,7 @@ async fn a_downstream_that_will_call_back_is_waited_for() {
     let given = Given::new(Some(&server.url));
     let worker = given.start();
     let id = given.submit("{}").await;
-    let waits = || async { given.changes.lock().unwrap().len() == 2 };
+    let waits = || async { given.changes.lock().len() == 2 };
     until("the 202 is reported", waits).await;
     let request = given.find(id).await;
     assert_eq!((request.status, request.attempts, request.result), (Status::InProgress, 1, None));

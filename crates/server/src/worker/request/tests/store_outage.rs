@@ -27,7 +27,7 @@ struct Outage {
     failing: AtomicUsize,
     is_transient: bool,
     /// The sizes of the batches that were tried.
-    tried: std::sync::Mutex<Vec<usize>>,
+    tried: parking_lot::Mutex<Vec<usize>>,
     is_purging: AtomicBool,
 }
 
@@ -37,7 +37,7 @@ impl Outage {
             engine: given.engine.clone(),
             failing: AtomicUsize::new(failing),
             is_transient,
-            tried: std::sync::Mutex::default(),
+            tried: parking_lot::Mutex::default(),
             is_purging: AtomicBool::new(false),
         })
     }
@@ -56,7 +56,7 @@ impl RequestStore for Outage {
         batch: Vec<JobReport>,
         policy: &Policy,
     ) -> Result<Vec<std::result::Result<Status, Refused>>> {
-        self.tried.lock().unwrap().push(batch.len());
+        self.tried.lock().push(batch.len());
         let fail = |left: usize| left.checked_sub(1);
         if self.failing.fetch_update(Ordering::SeqCst, Ordering::SeqCst, fail).is_ok() {
             let (engine, why) = ("test", "as the test wants it");
@@ -174,7 +174,7 @@ async fn reports_are_kept_until_the_store_is_back() {
 #[tokio::test]
 async fn one_report_that_the_store_cannot_bear_does_not_hold_up_the_others() {
     let store = work_through(false).await;
-    assert!(store.tried.lock().unwrap().contains(&1), "they are tried one by one");
+    assert!(store.tried.lock().contains(&1), "they are tried one by one");
 }
 
 #[tokio::test]

@@ -4,9 +4,9 @@
 //! are put off until then, which costs them no attempt.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use weir_core::{TenantId, Timestamp};
 
 /// How long a receiver is left alone.
@@ -25,7 +25,7 @@ type Receivers = HashMap<String, Timestamp>;
 impl Slow {
     /// How much longer a tenant's receiver is left alone; `None` if it may be called.
     pub(super) fn time_left(&self, tenant: &TenantId, receiver: &str, now: Timestamp) -> Option<Duration> {
-        let tenants = self.lock();
+        let tenants = self.0.lock();
         let receivers = tenants.get(tenant)?;
         let is_alone = |until: &Timestamp| *until > now;
         let own = receivers.get(receiver).copied().filter(is_alone);
@@ -37,7 +37,7 @@ impl Slow {
 
     /// Leaves a receiver alone that did not answer.
     pub(super) fn add(&self, tenant: &TenantId, receiver: &str, now: Timestamp) {
-        let mut tenants = self.lock();
+        let mut tenants = self.0.lock();
         if tenants.len() >= TENANTS_MAX && !tenants.contains_key(tenant) {
             tenants.retain(|_, receivers| receivers.values().any(|until| *until > now));
             if tenants.len() >= TENANTS_MAX {
@@ -53,16 +53,12 @@ impl Slow {
 
     /// Forgets a receiver that answered.
     pub(super) fn remove(&self, tenant: &TenantId, receiver: &str) {
-        let mut tenants = self.lock();
+        let mut tenants = self.0.lock();
         let Some(receivers) = tenants.get_mut(tenant) else { return };
         receivers.remove(receiver);
         if receivers.is_empty() {
             tenants.remove(tenant);
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, HashMap<TenantId, Receivers>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -85,7 +81,7 @@ mod tests {
         assert_eq!(slow.time_left(&acme, "a:443", now.plus(ALONE_FOR)), None);
         slow.remove(&acme, "a:443");
         assert_eq!(slow.time_left(&acme, "a:443", now), None);
-        assert!(slow.lock().is_empty());
+        assert!(slow.0.lock().is_empty());
     }
 
     #[test]
@@ -97,7 +93,7 @@ mod tests {
         }
         assert_eq!(slow.time_left(&acme, "new:443", now), Some(ALONE_FOR), "until the first may be called");
         assert_eq!(
-            slow.lock().get(&acme).map(HashMap::len),
+            slow.0.lock().get(&acme).map(HashMap::len),
             Some(RECEIVERS_MAX),
             "and no more are remembered"
         );
@@ -109,8 +105,8 @@ mod tests {
         for n in 0..TENANTS_MAX + 5 {
             slow.add(&tenant(&format!("t{n}")), "a:443", now);
         }
-        assert_eq!(slow.lock().len(), TENANTS_MAX);
+        assert_eq!(slow.0.lock().len(), TENANTS_MAX);
         slow.add(&tenant("late"), "a:443", now.plus(ALONE_FOR));
-        assert_eq!(slow.lock().len(), 1, "those that are over make room");
+        assert_eq!(slow.0.lock().len(), 1, "those that are over make room");
     }
 }

@@ -2,8 +2,9 @@
 //! of answers that is as strict.
 
 use std::net::{Ipv4Addr, SocketAddr};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
@@ -153,7 +154,7 @@ impl Recorder {
         let task = tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
                 let number = {
-                    let mut all = all.lock().unwrap();
+                    let mut all = all.lock();
                     all.push(Recording::default());
                     all.len() - 1
                 };
@@ -169,21 +170,21 @@ impl Recorder {
 
     /// Every whole request for this path.
     pub(super) fn requests_of(&self, path: &str) -> Vec<Message> {
-        let recordings = self.recordings.lock().unwrap();
+        let recordings = self.recordings.lock();
         let requests = recordings.iter().flat_map(|recording| &recording.requests);
         requests.filter(|request| request.target() == path).cloned().collect()
     }
 
     /// The path of every whole request.
     pub(super) fn paths(&self) -> Vec<String> {
-        let recordings = self.recordings.lock().unwrap();
+        let recordings = self.recordings.lock();
         let requests = recordings.iter().flat_map(|recording| &recording.requests);
         requests.map(|request| request.target().to_owned()).collect()
     }
 
     /// What could be read in more than one way.
     pub(super) fn problems(&self) -> Vec<String> {
-        let recordings = self.recordings.lock().unwrap();
+        let recordings = self.recordings.lock();
         recordings.iter().filter_map(|recording| recording.problem.clone()).collect()
     }
 }
@@ -208,14 +209,14 @@ async fn record(
                 Ok(Some((request, length))) => {
                     bytes.drain(..length);
                     let answer = answer(&request);
-                    recordings.lock().unwrap()[number].requests.push(request);
+                    recordings.lock()[number].requests.push(request);
                     if stream.write_all(&answer).await.is_err() {
                         return;
                     }
                 }
                 Err(problem) => {
                     let text = String::from_utf8_lossy(&bytes).into_owned();
-                    recordings.lock().unwrap()[number].problem = Some(format!("{problem} in {text:?}"));
+                    recordings.lock()[number].problem = Some(format!("{problem} in {text:?}"));
                     return;
                 }
             }
