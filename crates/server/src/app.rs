@@ -6,7 +6,7 @@ use std::time::Instant;
 use crate::auth::Auth;
 use crate::buffer_budget::BufferBudget;
 use crate::config::Settings;
-use crate::engine::Engines;
+use crate::engines::Engines;
 use crate::gateway::Gateway;
 use crate::seal::Keyring;
 use crate::service::address_limits::{AddressCounters, AddressLimits};
@@ -68,7 +68,7 @@ impl App {
         let metrics = Metrics::of(
             engines.follow_metrics.clone(),
             engines.cache_metrics.clone(),
-            engines.store.writer_metrics(),
+            engines.store.writer_metrics.clone(),
         );
         let (metrics, keys) = (Arc::new(metrics), Arc::new(keys));
         let quota = QuotaService::start(&engines, &settings, &metrics);

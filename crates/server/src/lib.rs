@@ -4,7 +4,7 @@ mod app;
 pub mod auth;
 mod buffer_budget;
 pub mod config;
-mod engine;
+mod engines;
 mod gateway;
 pub mod grpc;
 pub mod http;
@@ -29,7 +29,7 @@ use crate::app::App;
 use crate::auth::Auth;
 use crate::config::Settings;
 use crate::config::source::SettingError;
-use crate::engine::{Engine, Engines};
+use crate::engines::Engines;
 use crate::http::router::Router;
 use crate::http::routes::routes;
 use crate::http::serve::HttpServer;
@@ -76,8 +76,8 @@ impl Server {
         auth::secrets::create_directory(data).map_err(|error| {
             SettingError::new("data", data.display(), format!("a directory that can be made ({error})"))
         })?;
-        engine::lost_database::check(&settings, &auth::secrets::MADE_BY_SERVERS)?;
-        engine::lost_database::create_first(&settings)?;
+        engines::lost_database::check(&settings, &auth::secrets::MADE_BY_SERVERS)?;
+        engines::lost_database::create_first(&settings)?;
         let auth = Auth::load(&settings)?;
         let keys = Keyring::load(&settings.request, data)?;
         let http = HttpServer::start(settings.http.threads())
@@ -87,7 +87,7 @@ impl Server {
         auth::file_modes::warn_about_exposed_files(&settings);
         // Postgres answers a batch in several round trips, and after each a lane would wait behind the connections of its thread;
         // SQLite has a thread of its own, and the lane nothing to do but to hand over and to answer.
-        if matches!(engines.store, Engine::Sqlite(_)) {
+        if !engines.store.is_shared {
             engines.lane_runtimes = http.runtimes();
         }
         if settings.process.roles.api || settings.process.roles.worker {
@@ -104,7 +104,7 @@ impl Server {
         };
         let app = App::new(settings, auth, keys, engines);
         if app.settings.process.roles.api {
-            engine::patiently(|| app.tier.load()).await?;
+            engines::patiently(|| app.tier.load()).await?;
         }
         let grpc =
             grpc.map(|(listener, address)| (address, tokio::spawn(grpc::serve(listener, Arc::clone(&app)))));
@@ -129,12 +129,9 @@ impl Server {
     #[must_use]
     pub fn ready_line(&self) -> String {
         let data = &self.app.settings.process.data;
-        let engine = match &self.app.engines.store {
-            Engine::Sqlite(_) => format!("embedded SQLite in {}", data.display()),
-            Engine::Postgres(_) => match &self.app.settings.store.engine {
-                config::store::EngineChoice::Postgres(target) => format!("Postgres at {}", target.address()),
-                config::store::EngineChoice::Embedded => "Postgres".to_owned(),
-            },
+        let engine = match &self.app.settings.store.engine {
+            config::store::EngineChoice::Embedded => format!("embedded SQLite in {}", data.display()),
+            config::store::EngineChoice::Postgres(target) => format!("Postgres at {}", target.address()),
         };
         let grpc = self.grpc_address().map_or_else(String::new, |address| format!(", gRPC on {address}"));
         let cache = match &self.app.settings.store.cache {
@@ -194,9 +191,9 @@ fn cannot_open(settings: &Settings, error: weir_store::Error) -> StartError {
 
 /// Makes sure that this server can open what others have sealed in the store.
 async fn check_keys(engines: &Engines, keys: &Keyring, settings: &Settings) -> Result<(), StartError> {
-    let (store, now) = (engines.store.requests(), engines.store.wall_clock().now());
+    let (store, now) = (Arc::clone(&engines.store.requests), engines.store.wall_clock.now());
     let check = || key_check::missing_key(&*store, keys, now, settings.request.retention);
-    match engine::patiently(check).await? {
+    match engines::patiently(check).await? {
         Some(missing) => Err(missing.into()),
         None => Ok(()),
     }

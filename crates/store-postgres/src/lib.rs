@@ -27,13 +27,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
 use std::time::SystemTime;
 
+use async_trait::async_trait;
 use tokio::task::AbortHandle;
 use weir_core::Clock;
 use weir_queue::publish::Publisher;
 use weir_queue::wake::Bells;
 use weir_store::clock::StepDetector;
 use weir_store::feed::Feed;
-use weir_store::{Result, StoreClock};
+use weir_store::{Result, StoreClock, StoreHealth};
 
 use crate::pool::Pool;
 pub use crate::requirements::{Unsuitable, unsuitable};
@@ -165,14 +166,6 @@ impl Postgres {
         self
     }
 
-    /// Makes sure that the server answers.
-    ///
-    /// # Errors
-    /// When it does not.
-    pub async fn ping(&self) -> Result<()> {
-        self.time().await.map(drop)
-    }
-
     /// The clock other than the database's, for tests.
     #[must_use]
     pub fn test_clock(&self) -> Option<Arc<dyn Clock>> {
@@ -182,6 +175,13 @@ impl Postgres {
     /// The test clock's time for statements that would otherwise ask the database's: `coalesce($n, clock_timestamp())`.
     fn clock_override(&self) -> Option<SystemTime> {
         self.inner.clock.as_ref().map(|clock| time::to_system(clock.now()))
+    }
+}
+
+#[async_trait]
+impl StoreHealth for Postgres {
+    async fn ping(&self) -> Result<()> {
+        self.time().await.map(drop)
     }
 }
 

@@ -27,13 +27,14 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
+use async_trait::async_trait;
 use parking_lot::Mutex;
 use rusqlite::Connection;
 use weir_core::Clock;
 use weir_queue::publish::Publisher;
 use weir_queue::wake::Bells;
 use weir_store::writer_metrics::WriterMetrics;
-use weir_store::{Error, Result, SystemClock};
+use weir_store::{Error, Result, StoreHealth, SystemClock};
 
 use crate::error::classify;
 use crate::queue::Leases;
@@ -166,12 +167,6 @@ impl Sqlite {
         self.inner.writer.metrics().clone()
     }
 
-    /// Why the disk does not take what is written; `None` while it does.
-    #[must_use]
-    pub fn storage_problem(&self) -> Option<&'static str> {
-        self.inner.writer.storage().problem()
-    }
-
     /// The engine's clock.
     #[must_use]
     pub fn clock(&self) -> Arc<dyn Clock> {
@@ -183,12 +178,12 @@ impl Sqlite {
     pub fn test_clock(&self) -> Option<Arc<dyn Clock>> {
         self.inner.test_clock.clone()
     }
+}
 
+#[async_trait]
+impl StoreHealth for Sqlite {
     /// Makes sure that the writer answers and the disk takes what it writes.
-    ///
-    /// # Errors
-    /// When they do not.
-    pub async fn ping(&self) -> Result<()> {
+    async fn ping(&self) -> Result<()> {
         let now = self.inner.clock.now().as_micros();
         let beat = move |connection: &Connection| connection.prepare_cached(HEARTBEAT)?.execute([now]);
         if self.storage_problem().is_some() {
@@ -197,6 +192,10 @@ impl Sqlite {
             self.inner.writer.run(probe).await?;
         }
         self.inner.writer.run(beat).await.map(|_| ())
+    }
+
+    fn storage_problem(&self) -> Option<&'static str> {
+        self.inner.writer.storage().problem()
     }
 }
 

@@ -13,7 +13,7 @@ use weir_core::{Timestamp, UserId};
 use weir_queue::publish::{Publisher, publish_accepted};
 use weir_queue::sms;
 use weir_store::quota::{Books, Plan, QuotaStore, SendMessage, SendOutcome, TOPIC, chance, plan};
-use weir_store::{Batch, Result};
+use weir_store::{Batch, Result, StoreHealth};
 
 use crate::counts::Counts;
 use crate::writer::{BatchInTurns, Order};

@@ -9,6 +9,7 @@ pub mod clock;
 pub mod denials;
 pub mod error;
 pub mod feed;
+pub mod health;
 pub mod lane;
 pub mod quota;
 pub mod request;
@@ -22,6 +23,7 @@ pub mod writer_metrics;
 pub use bounded_cache::BoundedCache;
 pub use clock::{SteadyClock, StoreClock, SystemClock};
 pub use error::Error;
+pub use health::StoreHealth;
 pub use lane::{Batch, LaneMetrics, LaneSettings, Lanes};
 
 /// What every store operation returns: `Err` means that something broke, never that something was refused.

@@ -199,7 +199,7 @@ pub(crate) async fn replay_dead_letter(
         Some(id) => app.requests.replay(id).await?,
         None => false,
     };
-    if is_request || within(app.settings.http.timeout, app.engines.store.queue().replay(&id)).await? {
+    if is_request || within(app.settings.http.timeout, app.engines.store.queue.replay(&id)).await? {
         Ok(Json(ReplayResponse { replayed: 1 }))
     } else {
         Err(unknown(&id))
@@ -221,7 +221,7 @@ pub(crate) async fn replay_dead_letter(
 pub(crate) async fn replay_all_dead_letters(
     State(app): State<Arc<App>>,
 ) -> Result<Json<ReplayResponse>, ApiError> {
-    let messages = within(app.settings.http.timeout, app.engines.store.queue().replay_all()).await?;
+    let messages = within(app.settings.http.timeout, app.engines.store.queue.replay_all()).await?;
     let requests = app.requests.replay_all().await?;
     Ok(Json(ReplayResponse { replayed: messages + requests }))
 }
@@ -259,7 +259,7 @@ pub(crate) async fn discard_dead_letter(
         Some(id) => app.requests.discard(id).await?,
         None => false,
     };
-    if is_request || within(app.settings.http.timeout, app.engines.store.queue().discard(&id)).await? {
+    if is_request || within(app.settings.http.timeout, app.engines.store.queue.discard(&id)).await? {
         Ok(StatusCode::NO_CONTENT)
     } else {
         Err(unknown(&id))
@@ -282,7 +282,7 @@ async fn messages(
     limit: usize,
     payload_max: usize,
 ) -> Result<Vec<DeadLetterResponse>, ApiError> {
-    let queue = app.engines.store.queue();
+    let queue = Arc::clone(&app.engines.store.queue);
     let letters = within(app.settings.http.timeout, queue.dead_letters(after, limit, payload_max)).await?;
     Ok(letters.into_iter().map(describe).collect())
 }

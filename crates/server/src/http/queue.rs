@@ -10,7 +10,7 @@ use axum::extract::{Extension, State};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use utoipa::ToSchema;
-use weir_queue::{Claim, Lease, Message, Position, Receipt, Settlement, Source};
+use weir_queue::{Claim, Lease, Message, Position, Queue, Receipt, Settlement, Source};
 
 use super::body::Json;
 use super::error::ApiError;
@@ -209,7 +209,7 @@ fn queue(app: &App, topic: &str) -> Result<Arc<dyn Source>, ApiError> {
         Some(_) if app.engines.kafka.is_some() => {
             Err(ApiError::not_found("Due slots are on Kafka here; take them from their topic there"))
         }
-        Some(known) if known == topic => Ok(app.engines.store.queue()),
+        Some(known) if known == topic => Ok(Arc::<dyn Queue>::clone(&app.engines.store.queue)),
         Some(known) => {
             Err(ApiError::not_found(format!("There is no such topic here; due slots are on {known}")))
         }

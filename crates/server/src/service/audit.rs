@@ -4,7 +4,7 @@ use weir_store::{Result, quota, request, sale, slot, tier};
 
 use super::within;
 use crate::config::Settings;
-use crate::engine::Engines;
+use crate::engines::Engines;
 
 /// The books of every capability.
 #[derive(Clone, Debug)]
@@ -39,7 +39,7 @@ impl Books {
         settings: &Settings,
         limits: tier::LimitStatus,
     ) -> Result<Self> {
-        let (quota_store, queue) = (engines.quota(), engines.store.queue());
+        let (quota_store, queue) = (&engines.store.quota, &engines.store.queue);
         let timeout = settings.http.timeout;
         let dispatched = settings.slot.dispatch_topic.as_deref().filter(|_| engines.kafka.is_none());
         let slot_messages = match dispatched {
@@ -49,11 +49,11 @@ impl Books {
         Ok(Self {
             quota: within(timeout, quota_store.audit()).await?,
             quota_messages: within(timeout, queue.audit(quota::TOPIC)).await?,
-            slot: within(timeout, engines.store.slots().audit_slots()).await?,
+            slot: within(timeout, engines.store.slots.audit_slots()).await?,
             slot_messages,
-            request: within(timeout, engines.store.requests().audit_requests()).await?,
+            request: within(timeout, engines.store.requests.audit_requests()).await?,
             request_webhooks: within(timeout, queue.audit(request::WEBHOOKS)).await?,
-            tier: within(timeout, engines.store.tiers().audit_holds()).await?,
+            tier: within(timeout, engines.store.tiers.audit_holds()).await?,
             tier_keys: [limits.keys, limits.unsaved],
             sale: within(timeout, engines.sales().audit_sales()).await?,
         })

@@ -17,7 +17,7 @@ use weir_store::feed::Change;
 use weir_store::{StoreClock, SystemClock};
 use weir_store_redis::Redis;
 
-use crate::engine::Engines;
+use crate::engines::Engines;
 use crate::telemetry::metrics::{ClockLabels, ClockSteps};
 
 /// How often the system clock is looked at: a jump that lasts for less may go unnoticed, and is not followed either.
@@ -69,8 +69,8 @@ pub(crate) struct Clocks {
 impl Clocks {
     pub(crate) fn new(engines: &Engines, denials: Arc<Denials>, steps: ClockSteps) -> Arc<Self> {
         let clocks = Self {
-            store: engines.store.store_clock(),
-            store_name: engines.store.name(),
+            store: Arc::clone(&engines.store.clock),
+            store_name: engines.store.name,
             redis: engines.redis.clone(),
             denials,
             system: StepDetector::default(),

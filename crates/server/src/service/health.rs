@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::Mutex;
 
-use crate::engine::Engines;
+use crate::engines::Engines;
 
 /// How long an answer is good for.
 const FRESH_FOR: Duration = Duration::from_millis(500);
@@ -59,9 +59,9 @@ impl Health {
             let kafka = kafka.as_ref()?;
             Some(check(weir_queue::kafka::ENGINE, async { kafka.ping().await.is_ok() }).await)
         };
-        let store = check(store.name(), async { store.ping().await.is_ok() });
+        let store = check(store.name, async { store.health.ping().await.is_ok() });
         let (mut store, redis, kafka) = tokio::join!(store, redis, kafka);
-        store.reason = self.engines.store.storage_problem();
+        store.reason = self.engines.store.health.storage_problem();
         store.up &= store.reason.is_none();
         let checks: Checks = [Some(store), redis, kafka].into_iter().flatten().collect();
         *last = Some((Instant::now(), checks.clone()));
@@ -70,7 +70,7 @@ impl Health {
 
     /// Whether the store's writes have begun to fail, or to succeed again, since it was checked.
     fn is_outdated(&self, checks: &Checks) -> bool {
-        checks.first().map(|store| store.reason) != Some(self.engines.store.storage_problem())
+        checks.first().map(|store| store.reason) != Some(self.engines.store.health.storage_problem())
     }
 }
 

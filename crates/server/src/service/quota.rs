@@ -10,11 +10,11 @@ use weir_core::quota::{Limits, Quota};
 use weir_store::denials::Denials;
 use weir_store::feed::Change;
 use weir_store::quota::{QuotaStore, SendMessage, SendOutcome};
-use weir_store::{LaneSettings, Lanes, Result};
+use weir_store::{Lanes, Result};
 
 use super::within;
 use crate::config::Settings;
-use crate::engine::Engines;
+use crate::engines::Engines;
 use crate::telemetry::metrics::{Metrics, OutcomeLabels};
 
 /// Quota.
@@ -40,15 +40,8 @@ impl QuotaService {
     /// Starts the lanes.
     #[must_use]
     pub fn start(engines: &Engines, settings: &Settings, metrics: &Metrics) -> Self {
-        let (engine, store) = (&engines.store, engines.quota());
-        let lane_settings = LaneSettings {
-            lanes: engine.lanes(settings),
-            capacity: settings.lane.capacity,
-            batch_max: settings.lane.batch_max,
-            in_flight: engine.in_flight(),
-            timeout: settings.http.timeout,
-        };
-        let lanes = Lanes::start("quota", lane_settings, metrics.lane("quota"), &engines.lane_runtimes, {
+        let store = Arc::clone(&engines.store.quota);
+        let lanes = engines.start_lanes("quota", metrics.lane("quota"), {
             let store = Arc::clone(&store);
             move |batch| {
                 let store = Arc::clone(&store);
@@ -63,7 +56,8 @@ impl QuotaService {
             not_configured: counter("not_configured"),
             failed: counter("failed"),
         };
-        let denials = Denials::new(engine.feed(), engine.steady_clock());
+        let denials =
+            Denials::new(Arc::clone(&engines.store.limit_changes), Arc::clone(&engines.store.steady_clock));
         Self { store, lanes, denials, timeout: settings.http.timeout, counters }
     }
 

@@ -20,14 +20,14 @@ use weir_core::{Clock, IdempotencyKey, RequestId, RequestType, TenantId, Timesta
 use weir_store::request::{
     CallbackOutcome, CallbackReport, Failure, Listed, Request, RequestStore, Sealed, Submit, SubmitOutcome,
 };
-use weir_store::{Error, LaneSettings, Lanes, Result};
+use weir_store::{Error, Lanes, Result};
 
 use self::hub::{StatusHub, Subscription};
 use self::rollout::Switches;
 use super::within;
 use crate::config::Settings;
 use crate::config::request::RequestSettings;
-use crate::engine::Engines;
+use crate::engines::Engines;
 use crate::seal::{Keyring, OpenError, Part};
 use crate::telemetry::accept::AcceptMetrics;
 use crate::telemetry::metrics::Metrics;
@@ -105,28 +105,20 @@ impl RequestService {
     #[must_use]
     pub fn start(engines: &Engines, settings: &Settings, keys: Arc<Keyring>, metrics: &Metrics) -> Self {
         let (store, timeout) = (engines.requests(), settings.http.timeout);
-        let lane_settings = LaneSettings {
-            lanes: engines.store.lanes(settings),
-            capacity: settings.lane.capacity,
-            batch_max: settings.lane.batch_max,
-            in_flight: engines.store.in_flight(),
-            timeout,
-        };
-        let lanes =
-            Lanes::start("request", lane_settings, metrics.lane("request"), &engines.lane_runtimes, {
-                let (store, limits) = (Arc::clone(&store), settings.request.tenant_limit);
-                let broker = engines.request_broker();
-                move |batch| {
-                    let (store, broker) = (Arc::clone(&store), broker.clone());
-                    async move {
-                        let mut outcomes = store.submit_batch(batch, limits).await?;
-                        if let Some(broker) = broker {
-                            broker.publish_accepted(&mut outcomes).await;
-                        }
-                        Ok(outcomes)
+        let lanes = engines.start_lanes("request", metrics.lane("request"), {
+            let (store, limits) = (Arc::clone(&store), settings.request.tenant_limit);
+            let broker = engines.request_broker();
+            move |batch| {
+                let (store, broker) = (Arc::clone(&store), broker.clone());
+                async move {
+                    let mut outcomes = store.submit_batch(batch, limits).await?;
+                    if let Some(broker) = broker {
+                        broker.publish_accepted(&mut outcomes).await;
                     }
+                    Ok(outcomes)
                 }
-            });
+            }
+        });
         let switches = Arc::new(Switches::new(Arc::clone(&store), settings.request.rollout, timeout));
         tokio::spawn({
             // So that the first submission finds them read.
@@ -137,7 +129,7 @@ impl RequestService {
             store,
             lanes,
             keys,
-            clock: engines.store.wall_clock(),
+            clock: Arc::clone(&engines.store.wall_clock),
             hub: Arc::default(),
             switches,
             polls: Semaphore::new(POLLS_AT_ONCE),
@@ -145,7 +137,7 @@ impl RequestService {
             metrics: metrics.accept.clone(),
             settings: settings.request.clone(),
             needs_broker: engines.kafka.is_some(),
-            is_shared: engines.store.is_shared(),
+            is_shared: engines.store.is_shared,
             timeout,
             dead_counted: tokio::sync::Mutex::default(),
         }

@@ -15,14 +15,14 @@ use weir_core::UserId;
 use weir_core::sale::{Change, Receipt, Refusal, Sku, Terms};
 use weir_store::sale::{Buy, BuyOutcome, ChangeOutcome, CreateOutcome, Product, ProductId, SaleStore};
 use weir_store::throttle::{Throttle, Throttled};
-use weir_store::{Batch, Error, LaneSettings, Lanes, Result};
+use weir_store::{Batch, Error, Lanes, Result};
 
 use self::board::{Board, Seen};
 use self::challenge::Challenge;
 use self::events::Events;
 use super::within;
 use crate::config::Settings;
-use crate::engine::Engines;
+use crate::engines::Engines;
 use crate::telemetry::metrics::{Metrics, OutcomeLabels};
 
 /// Sale.
@@ -60,14 +60,7 @@ impl SaleService {
             engines.sales_are_shared(),
             Arc::clone(&events),
         ));
-        let lane_settings = LaneSettings {
-            lanes: engines.store.lanes(settings),
-            capacity: settings.lane.capacity,
-            batch_max: settings.lane.batch_max,
-            in_flight: engines.store.in_flight(),
-            timeout: settings.http.timeout,
-        };
-        let lanes = Lanes::start("sale", lane_settings, metrics.lane("sale"), &engines.lane_runtimes, {
+        let lanes = engines.start_lanes("sale", metrics.lane("sale"), {
             let (store, board) = (Arc::clone(&store), Arc::clone(&board));
             move |batch: Batch<Buy>| {
                 let (store, board) = (Arc::clone(&store), Arc::clone(&board));

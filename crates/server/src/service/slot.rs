@@ -7,11 +7,11 @@ use prometheus_client::metrics::counter::Counter;
 use weir_core::slot::{Forecast, Forecaster, Pace};
 use weir_core::{ConfigName, EventId, Timestamp};
 use weir_store::slot::{Assign, AssignOutcome, Config, Slot, SlotStore, WindowCount};
-use weir_store::{BoundedCache, LaneSettings, Lanes, Result};
+use weir_store::{BoundedCache, Lanes, Result};
 
 use super::within;
 use crate::config::Settings;
-use crate::engine::Engines;
+use crate::engines::Engines;
 use crate::telemetry::metrics::{Metrics, OutcomeLabels};
 
 /// How long a config that was read is good for. Assigning never uses one: the store reads it with the windows.
@@ -45,15 +45,8 @@ impl SlotService {
     /// Starts the lanes. A config is always in the same lane, so its events do not pass each other over.
     #[must_use]
     pub fn start(engines: &Engines, settings: &Settings, metrics: &Metrics) -> Self {
-        let store = engines.store.slots();
-        let lane_settings = LaneSettings {
-            lanes: engines.store.lanes(settings),
-            capacity: settings.lane.capacity,
-            batch_max: settings.lane.batch_max,
-            in_flight: engines.store.in_flight(),
-            timeout: settings.http.timeout,
-        };
-        let lanes = Lanes::start("slot", lane_settings, metrics.lane("slot"), &engines.lane_runtimes, {
+        let store = Arc::clone(&engines.store.slots);
+        let lanes = engines.start_lanes("slot", metrics.lane("slot"), {
             let store = Arc::clone(&store);
             move |batch| {
                 let store = Arc::clone(&store);

@@ -27,7 +27,7 @@ use self::subscriptions::Subscriptions;
 use super::within;
 use crate::config::Settings;
 use crate::config::tier::TierSettings;
-use crate::engine::Engines;
+use crate::engines::Engines;
 use crate::telemetry::metrics::Metrics;
 use crate::telemetry::tier::TierMetrics;
 
@@ -101,7 +101,7 @@ impl TierService {
     /// Puts it together. Until [`TierService::load`], there are no policies, and tiers are as the settings say.
     #[must_use]
     pub fn start(engines: &Engines, settings: &Settings, metrics: &Metrics) -> Self {
-        let store = engines.store.tiers();
+        let store = Arc::clone(&engines.store.tiers);
         let shared = Shared {
             definitions: Definitions::new(Arc::clone(&store), settings.tier.tiers),
             subscriptions: Subscriptions::new(Arc::clone(&store)),

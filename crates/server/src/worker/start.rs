@@ -31,7 +31,8 @@ pub(crate) fn start(app: &Arc<App>) -> Result<TaskTracker> {
     if let Some(sales) = &app.engines.redis_sales {
         if roles.worker {
             workers.spawn(sales.clone().follow(app.shutdown.closing().clone()));
-            let (queue, ledger) = (app.engines.store.queue(), app.engines.store.sale_ledger());
+            let (queue, ledger) =
+                (Arc::clone(&app.engines.store.queue), Arc::clone(&app.engines.store.sale_ledger));
             workers.spawn(Purchases::new(queue, ledger).run(app.shutdown.closing().clone()));
         }
         if roles.reconciler {
@@ -55,7 +56,7 @@ fn start_sender(app: &App, workers: &TaskTracker) -> Result<()> {
     let sender = Sender::new(app.engines.source()?, &app.settings, &app.metrics);
     workers.spawn(sender.run(app.shutdown.closing().clone()));
     if let Some(topic) = &app.settings.slot.dispatch_topic {
-        let (due, publisher) = (app.engines.store.due(), app.engines.publisher());
+        let (due, publisher) = (Arc::clone(&app.engines.store.due), app.engines.publisher());
         let dispatcher = Dispatcher::new(due, publisher, topic, app.metrics.slot_dispatched.clone());
         workers.spawn(dispatcher.run(app.shutdown.closing().clone()));
     }
@@ -68,7 +69,7 @@ fn start_request_worker(app: &App, workers: &TaskTracker) -> Result<()> {
         store: app.engines.requests(),
         source: app.engines.request_source()?,
         keyring: Arc::clone(&app.keys),
-        clock: app.engines.store.steady_clock(),
+        clock: Arc::clone(&app.engines.store.steady_clock),
         settings: app.settings.request.clone(),
         metrics: app.metrics.work.clone(),
         is_enabled: switch(app, |rollout| rollout.processing_enabled),
@@ -77,13 +78,13 @@ fn start_request_worker(app: &App, workers: &TaskTracker) -> Result<()> {
     };
     workers.spawn(Worker::new(parts).run(app.shutdown.closing().clone()));
     let parts = webhooks::Parts {
-        queue: app.engines.store.queue(),
+        queue: Arc::clone(&app.engines.store.queue),
         // Past Redis: what is told to others must be how a request stands now.
-        store: app.engines.store.requests(),
+        store: Arc::clone(&app.engines.store.requests),
         keyring: Arc::clone(&app.keys),
         secret: app.auth.webhook.clone(),
-        clock: app.engines.store.wall_clock(),
-        steady_clock: app.engines.store.steady_clock(),
+        clock: Arc::clone(&app.engines.store.wall_clock),
+        steady_clock: Arc::clone(&app.engines.store.steady_clock),
         metrics: app.metrics.work.clone(),
     };
     workers.spawn(Webhooks::new(parts, &app.settings.request).run(app.shutdown.closing().clone()));
@@ -93,11 +94,11 @@ fn start_request_worker(app: &App, workers: &TaskTracker) -> Result<()> {
 fn start_upkeep(app: &App, workers: &TaskTracker) {
     let hub = Arc::clone(app.requests.hub());
     let upkeep = Upkeep {
-        store: app.engines.store.requests(),
+        store: Arc::clone(&app.engines.store.requests),
         broker: app.engines.request_broker(),
         retention: app.settings.request.retention,
         is_reconciling: switch(app, |rollout| rollout.reconciler_enabled),
-        clock: app.engines.store.wall_clock(),
+        clock: Arc::clone(&app.engines.store.wall_clock),
         metrics: app.metrics.work.clone(),
         on_change: Arc::new(move |id, status| hub.changed(id, status)),
     };

@@ -11,7 +11,7 @@ use weir_store::Result;
 use weir_store::request::RequestStore;
 
 use super::{OnChange, Switch};
-use crate::engine::broker_jobs::{Broker, Reconciled};
+use crate::engines::broker_jobs::{Broker, Reconciled};
 use crate::telemetry::metrics::WorkMetrics;
 
 /// The pause before the first look.

@@ -20,7 +20,7 @@ use super::call::{Caller, Done};
 use super::downstream::Downstreams;
 use super::reports::Reporter;
 use super::slots::Slots;
-use crate::engine::broker_jobs::BrokerJobs;
+use crate::engines::broker_jobs::BrokerJobs;
 
 /// How soon jobs that other servers accepted are seen.
 const POLL: Duration = Duration::from_millis(100);

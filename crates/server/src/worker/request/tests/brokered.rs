@@ -17,7 +17,7 @@ use weir_store::{Error, Result};
 
 use super::super::upkeep::Upkeep;
 use super::given::{Given, Running, until};
-use crate::engine::broker_jobs::{Broker, TOPIC};
+use crate::engines::broker_jobs::{Broker, TOPIC};
 
 const START: Timestamp = Timestamp::from_seconds(1_767_225_600);
 

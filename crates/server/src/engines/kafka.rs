@@ -23,7 +23,7 @@ const BROKER_PATIENCE: Duration = Duration::from_secs(5);
 pub struct Kafka {
     brokers: Brokers,
     pub(super) group: String,
-    pub(super) publisher: Arc<KafkaPublisher>,
+    publisher: Arc<KafkaPublisher>,
 }
 
 impl Kafka {
@@ -43,14 +43,18 @@ impl Kafka {
         Ok(Self { brokers: brokers.clone(), group: settings.kafka_group.clone(), publisher })
     }
 
+    /// What publishes to it.
+    pub(super) fn publisher(&self) -> Arc<dyn Publisher> {
+        Arc::<KafkaPublisher>::clone(&self.publisher)
+    }
+
     pub(super) fn source(&self) -> Result<Arc<dyn Source>> {
         self.source_of(TOPIC, &self.group)
     }
 
     pub(super) fn source_of(&self, topic: &str, group: &str) -> Result<Arc<dyn Source>> {
         let settings = SourceSettings { group: group.to_owned(), ..SourceSettings::default() };
-        let graves: Arc<dyn Publisher> = Arc::<KafkaPublisher>::clone(&self.publisher);
-        Ok(Arc::new(KafkaSource::open(&self.brokers, topic, &settings, graves)?))
+        Ok(Arc::new(KafkaSource::open(&self.brokers, topic, &settings, self.publisher())?))
     }
 
     /// Whether brokers answer.
