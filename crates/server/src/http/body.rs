@@ -209,8 +209,10 @@ fn explain<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
 
 impl<T: Serialize> IntoResponse for Json<T> {
     fn into_response(self) -> Response {
-        match serde_json::to_vec(&self.0) {
-            Ok(json) => {
+        // Most answers fit, so that their text is not moved while it grows.
+        let mut json = Vec::with_capacity(256);
+        match serde_json::to_writer(&mut json, &self.0) {
+            Ok(()) => {
                 let mut response = Response::new(Body::from(json));
                 response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
                 response

@@ -1,6 +1,5 @@
 //! The headers of limited responses, allowed or denied: the customary three and the IETF pair.
 
-use std::fmt::Write;
 use std::time::Duration;
 
 use bytes::BytesMut;
@@ -31,37 +30,44 @@ pub(crate) struct RateLimitHeaders {
 impl RateLimitHeaders {
     /// Writes the headers.
     pub(crate) fn write(&self, headers: &mut HeaderMap) {
-        let Self { policy, limit, remaining, .. } = *self;
-        let reset = seconds_up(self.reset_after);
-        headers.insert(LIMIT, HeaderValue::from(limit));
-        headers.insert(REMAINING, HeaderValue::from(remaining));
-        headers.insert(RESET, HeaderValue::from(reset));
-        let window = self.window.as_secs();
-        headers.insert(IETF_POLICY, value(format_args!("\"{policy}\";q={limit};w={window}")));
-        headers.insert(IETF_STATE, value(format_args!("\"{policy}\";r={remaining};t={reset}")));
+        let reset_s = seconds_up(self.reset_after);
+        let named = NamedLimit {
+            name: self.policy,
+            quota: self.limit,
+            window_s: self.window.as_secs(),
+            remaining: self.remaining,
+        };
+        insert([u64::from(self.limit), u64::from(self.remaining), reset_s], Some(named), headers);
     }
 }
 
 /// Writes what an AI call is told of its limits, in place of anything that is there: an upstream may have limits of its own,
 /// which callers must not take for ours.
 pub(crate) fn write_tier(tier: &weir_core::tier::Headers, headers: &mut HeaderMap) {
-    let mut values = Values::default();
-    values.add(format_args!("{}", tier.limit));
-    values.add(format_args!("{}", tier.remaining));
-    values.add(format_args!("{}", tier.reset_s));
-    if let Some(NamedLimit { name, quota, window_s, remaining }) = tier.named {
-        values.add(format_args!("\"{name}\";q={quota};w={window_s}"));
-        values.add(format_args!("\"{name}\";r={remaining};t={}", tier.reset_s));
-    } else {
+    if tier.named.is_none() {
         headers.remove(IETF_POLICY);
         headers.remove(IETF_STATE);
+    }
+    insert([u64::from(tier.limit), tier.remaining, tier.reset_s], tier.named, headers);
+}
+
+/// Inserts limit, remaining and reset, and the IETF pair of a limit that has a name.
+fn insert(numbers: [u64; 3], named: Option<NamedLimit>, headers: &mut HeaderMap) {
+    let [_, _, reset_s] = numbers;
+    let mut values = Values::default();
+    for number in numbers {
+        values.add_number(number);
+    }
+    if let Some(NamedLimit { name, quota, window_s, remaining }) = named {
+        values.add_parameters(name, [(";q=", u64::from(quota)), (";w=", window_s)]);
+        values.add_parameters(name, [(";r=", u64::from(remaining)), (";t=", reset_s)]);
     }
     for (name, value) in [LIMIT, REMAINING, RESET, IETF_POLICY, IETF_STATE].into_iter().zip(values.take()) {
         headers.insert(name, value);
     }
 }
 
-/// Values of our own making, written one after the other into the same memory: every AI call has five of them.
+/// Header values, written one after the other into the same memory: nearly every response has five of them.
 struct Values {
     text: BytesMut,
     ends: [usize; 5],
@@ -75,13 +81,30 @@ impl Default for Values {
 }
 
 impl Values {
-    fn add(&mut self, text: std::fmt::Arguments<'_>) {
-        // Writing to memory cannot fail.
-        let _ = self.text.write_fmt(text);
-        if let Some(end) = self.ends.get_mut(self.count) {
-            *end = self.text.len();
-            self.count += 1;
+    fn add_number(&mut self, number: u64) {
+        self.push(number);
+        self.end();
+    }
+
+    /// A quoted name with two parameters: `"minute";q=30;w=60`.
+    fn add_parameters(&mut self, name: &str, parameters: [(&str, u64); 2]) {
+        for part in ["\"", name, "\""] {
+            self.text.extend_from_slice(part.as_bytes());
         }
+        for (key, number) in parameters {
+            self.text.extend_from_slice(key.as_bytes());
+            self.push(number);
+        }
+        self.end();
+    }
+
+    fn push(&mut self, number: u64) {
+        self.text.extend_from_slice(itoa::Buffer::new().format(number).as_bytes());
+    }
+
+    fn end(&mut self) {
+        self.ends[self.count] = self.text.len();
+        self.count += 1;
     }
 
     fn take(self) -> impl Iterator<Item = HeaderValue> {
@@ -93,14 +116,6 @@ impl Values {
             HeaderValue::from_maybe_shared(text).unwrap_or(HeaderValue::from_static(""))
         })
     }
-}
-
-/// A value of our own making: digits, quotes, a name. Written once, into room that is enough for any of them.
-fn value(text: std::fmt::Arguments<'_>) -> HeaderValue {
-    let mut bytes = BytesMut::with_capacity(64);
-    // Writing to memory cannot fail.
-    let _ = bytes.write_fmt(text);
-    HeaderValue::from_maybe_shared(bytes.freeze()).unwrap_or(HeaderValue::from_static(""))
 }
 
 /// Whole seconds, rounded up: whoever waits that long has waited long enough.
