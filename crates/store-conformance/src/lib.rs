@@ -1,43 +1,28 @@
 //! One conformance suite for every engine: its answers are held to the rule in `weir-core` and to what the seam in
 //! `weir-store` and `weir-queue` promises.
 //!
-//! There is no engine here but [`model`], the naive one that proves the suite itself. An engine implements
-//! [`Harness`] in a test file and names it to [`suite!`]; each case then shows by name in the test output:
+//! There is no engine here but the naive ones that prove the suite itself. An engine has one fixture in its tests: a type
+//! that implements [`EngineFixture`] and a trait for each capability that it has. [`suites!`], or the macro of one
+//! capability, then makes a test of each case, which shows by name in the test output:
 //!
 //! ```ignore
 //! struct Sqlite { /* the engine, its directory, its clock */ }
 //!
-//! #[async_trait::async_trait]
-//! impl weir_store_conformance::Harness for Sqlite { /* … */ }
+//! impl weir_store_conformance::EngineFixture for Sqlite { /* … */ }
+//! impl weir_store_conformance::HasSales for Sqlite { /* … */ }
 //!
-//! weir_store_conformance::suite!(Sqlite);
+//! weir_store_conformance::sale_suite!(crate::Sqlite);
 //! ```
 //!
-//! A module is a group of behaviours, a public function in it one case. [`suite!`] is the only list of cases, and
-//! `tests/listing.rs` holds it complete.
+//! A module of a capability is a group of behaviours, a public function in it one case. The capability's macro is the
+//! only list of its cases, and `tests/listing.rs` holds it complete.
 
-pub mod audit;
-pub mod given;
-pub mod held;
+pub mod claims;
+pub mod fixtures;
 pub mod model;
-pub mod queue_claim;
-pub mod queue_dead;
-pub mod queue_history;
-pub mod queue_lease;
-pub mod queue_replay;
-pub mod queue_retry;
-pub mod queue_settle;
-pub mod queue_wait;
-pub mod queue_workers;
-pub mod quota_concurrent;
-pub mod quota_configure;
-pub mod quota_history;
-pub mod quota_send;
-pub mod quota_window;
+pub mod quota;
 pub mod request;
-pub mod restart;
 pub mod sale;
-pub mod servers;
 pub mod slot;
 pub mod tier;
 
@@ -46,18 +31,23 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use weir_core::{ManualClock, Timestamp};
 use weir_queue::Queue;
+use weir_queue::due::DueStore;
 use weir_store::StoreClock;
 use weir_store::quota::QuotaStore;
+use weir_store::request::RequestStore;
+use weir_store::sale::SaleStore;
+use weir_store::slot::SlotStore;
+use weir_store::tier::{LimitStore, TierStore};
 
-/// What every harness's clock shows at first: 2026-01-01T00:00:00Z.
+/// What every fixture's clock shows at first: 2026-01-01T00:00:00Z.
 pub const START: Timestamp = Timestamp::from_seconds(1_767_225_600);
 
 /// How long an engine in a suite may wait for what it stands on, so that a busy machine fails no case.
 pub const PATIENCE: std::time::Duration = std::time::Duration::from_secs(60);
 
-/// An engine under test.
+/// An engine under test: how it is opened, closed and opened again, and by which clock it goes.
 #[async_trait]
-pub trait Harness: Send + Sync + Sized + 'static {
+pub trait EngineFixture: Send + Sync + Sized + 'static {
     /// A fresh, empty engine whose clock stands at [`START`].
     async fn open() -> Self;
 
@@ -66,209 +56,127 @@ pub trait Harness: Send + Sync + Sized + 'static {
         false
     }
 
-    /// Whether a send is counted and queued in one step. Where it is not, sends that run at once may be queued in
-    /// another order than they were counted in.
-    fn counts_and_queues_at_once() -> bool {
-        true
-    }
-
     /// The clock the engine decides by.
     fn clock(&self) -> &ManualClock;
 
-    /// The engine as a store of quotas.
-    fn quota(&self) -> Arc<dyn QuotaStore>;
-
-    /// The same engine as a queue.
-    fn queue(&self) -> Arc<dyn Queue>;
-
-    /// The clock it decides by, as the store sees it; `None` for the naive model, whose clock is never set back.
+    /// The same clock as the store sees it; `None` for the naive models, whose clock is never set back.
     fn store_clock(&self) -> Option<Arc<dyn StoreClock>> {
         None
     }
 
-    /// A restart: closes the engine and opens it again on the same data and the same clock. No case keeps a handle
-    /// from [`Harness::quota`] or [`Harness::queue`] over it.
+    /// A clean restart: closes the engine and opens it again on the same data and the same clock. No case keeps a
+    /// store over it.
     async fn reopen(self) -> Self;
 
     /// Another server on the same data and the same clock; `None` when the engine belongs to one process, and then
-    /// the cases of [`servers`] have nothing to show. Each may be reopened or dropped while the
-    /// other stays.
+    /// cases of several servers have nothing to show. Each may be reopened or dropped while the other stays.
     async fn another(&self) -> Option<Self> {
         None
     }
 }
 
-/// One test per case, against the harness named.
-///
-/// The crate that calls it needs `tokio` with `macros`, `rt-multi-thread` and `time`.
+/// An engine that is a queue.
+pub trait HasQueue: EngineFixture {
+    /// The queue.
+    fn queue(&self) -> Arc<dyn Queue>;
+}
+
+/// An engine that stores quotas, and queues what they let through.
+pub trait HasQuota: HasQueue {
+    /// The store of quotas.
+    fn quota(&self) -> Arc<dyn QuotaStore>;
+
+    /// Whether a send is counted and queued in one step. Where it is not, sends that run at once may be queued in
+    /// another order than they were counted in.
+    fn counts_and_queues_at_once() -> bool {
+        true
+    }
+}
+
+/// An engine that stores requests, and queues webhooks.
+pub trait HasRequests: HasQueue {
+    /// The store of requests.
+    fn requests(&self) -> Arc<dyn RequestStore>;
+}
+
+/// An engine that stores slots, and queues those that are due.
+pub trait HasSlots: HasQueue {
+    /// The store of slots.
+    fn slots(&self) -> Arc<dyn SlotStore>;
+
+    /// The same store with every slot noted, to be dispatched when its time comes.
+    fn dispatching(&self) -> Arc<dyn SlotStore>;
+
+    /// Where slots that are due are taken.
+    fn due(&self) -> Arc<dyn DueStore>;
+}
+
+/// An engine that decides by limits.
+pub trait HasLimits: EngineFixture {
+    /// What decides.
+    fn limits(&self) -> Arc<dyn LimitStore>;
+
+    /// Where tiers and policies are defined; `None` where there is only something that decides.
+    fn definitions(&self) -> Option<Arc<dyn TierStore>> {
+        None
+    }
+
+    /// Whether servers on the same data count together, not each for itself.
+    fn servers_count_together() -> bool {
+        true
+    }
+}
+
+/// An engine that stores sales.
+#[async_trait]
+pub trait HasSales: EngineFixture {
+    /// The store of sales.
+    fn sales(&self) -> Arc<dyn SaleStore>;
+
+    /// Waits until everything sold is written down, where that comes later.
+    async fn settled(&self) {}
+}
+
+/// The suites of all five capabilities, each in a module of its own, against the fixture named: a path from `crate`.
 #[macro_export]
-macro_rules! suite {
-    ($harness:ty) => {
-        $crate::tests_of! { $harness;
-            quota_configure: [
-                a_new_engine_is_empty_and_stands_at_the_start,
-                configure_creates_a_row_with_nothing_spent,
-                configure_again_replaces_the_limits_and_starts_the_count_again,
-                configure_again_lets_a_denied_user_send_at_once,
-                configure_touches_no_other_user,
-                find_of_an_unknown_user_is_none,
-                find_reads_what_the_present_window_has_spent,
-                remove_says_whether_there_was_a_row,
-                a_removed_user_is_not_configured,
-                a_user_configured_after_removal_starts_afresh,
-                awkward_user_ids_are_users_of_their_own,
-                the_largest_limits_hold,
-            ],
-            quota_send: [
-                an_unknown_user_is_not_configured_and_nothing_is_enqueued,
-                an_empty_batch_answers_empty,
-                exactly_the_limit_is_accepted_in_order,
-                a_denial_changes_nothing,
-                counts_carry_over_from_batch_to_batch,
-                a_mixed_batch_answers_in_the_order_of_its_commands,
-                a_large_batch_is_decided_whole,
-                outcomes_carry_the_limits_and_the_stores_time,
-                message_ids_are_unique_within_and_across_batches,
-            ],
-            quota_window: [
-                retry_after_is_exact_to_the_microsecond,
-                a_window_turns_at_its_very_end_and_counts_1_from_there,
-                a_late_send_begins_the_window_at_its_own_time,
-                a_passed_window_reads_as_0_without_moving,
-                a_window_of_one_user_turns_alone,
-                a_denied_send_does_not_lengthen_the_window,
-                a_clock_that_is_set_back_keeps_nobody_out_for_longer_than_a_window,
-                a_clock_that_goes_ahead_and_back_gives_one_window_more_at_most,
-            ],
-            quota_concurrent: [
-                parallel_batches_never_pass_the_limit,
-                parallel_sends_at_the_turn_of_a_window_never_pass_the_limit,
-                parallel_batches_naming_users_in_any_order_all_succeed,
-                parallel_first_configurations_leave_one_row,
-                configuring_and_removing_while_sending_keeps_the_books,
-                the_queue_keeps_the_order_in_which_parallel_sends_were_accepted,
-            ],
-            quota_history: [
-                random_histories_give_the_models_answers,
-            ],
-            queue_claim: [
-                every_accepted_message_is_claimable_as_its_event,
-                awkward_messages_arrive_unchanged,
-                awkward_user_ids_arrive_as_keys,
-                claims_keep_the_order_of_each_key,
-                a_claim_hands_out_at_most_max,
-                a_claim_of_0_hands_out_and_holds_nothing,
-                a_claim_may_ask_for_any_number,
-                an_empty_claim_holds_nothing_back,
-                an_unknown_topic_has_nothing_to_claim,
-                messages_of_a_removed_user_are_still_delivered,
-                a_large_claim_is_settled_whole,
-            ],
-            queue_lease: [
-                no_key_is_in_two_claims_at_once,
-                a_message_sent_while_its_key_is_out_waits_for_the_settlement,
-                unsettled_messages_come_again_in_order_once_visibility_has_passed,
-                a_lease_lasts_to_its_last_microsecond,
-                a_lease_that_ran_out_settles_nothing,
-                a_stale_receipt_settles_nothing_and_the_new_holder_settles_all,
-                a_settled_receipt_settles_nothing_more,
-                an_old_receipt_does_not_end_a_newer_lease,
-                a_lease_ends_when_the_clock_is_set_back_behind_its_beginning,
-            ],
-            queue_settle: [
-                done_messages_are_gone_for_good,
-                messages_not_named_are_claimable_again_at_once,
-                a_settlement_may_do_everything_at_once,
-                a_settlement_touches_no_shard_it_does_not_hold,
-                a_position_named_twice_counts_once,
-                a_position_that_is_not_there_counts_nothing,
-                what_is_done_or_dead_cannot_be_settled_again,
-                an_empty_claim_may_be_settled,
-                a_message_that_is_put_off_comes_again_and_loses_no_attempt,
-                what_was_put_off_is_settled_one_by_one_without_a_lease,
-            ],
-            queue_retry: [
-                a_retried_message_is_hidden_until_its_very_time,
-                a_retried_message_holds_back_its_key_and_no_other,
-                a_retry_after_no_time_comes_at_once,
-                each_retry_counts_one_attempt,
-                later_retries_of_a_key_wait_for_earlier_ones,
-                an_earlier_retry_does_not_wait_for_a_later_one,
-                a_message_put_off_before_the_clock_was_set_back_waits_no_longer_than_it_was_to,
-            ],
-            queue_wait: [
-                wait_returns_when_something_was_sent_before,
-                wait_returns_when_something_is_sent_meanwhile,
-                wait_returns_by_itself,
-            ],
-            queue_workers: [
-                eight_workers_deliver_each_message_once_and_in_order,
-                messages_sent_while_workers_run_are_delivered_once_and_in_order,
-            ],
-            queue_dead: [
-                a_dead_message_is_kept_with_all_that_is_known_of_it,
-                a_list_shows_no_more_of_a_letter_than_was_asked_for,
-                later_messages_flow_past_a_dead_one,
-                a_dead_letter_says_how_often_it_was_tried,
-                dead_letters_are_read_page_by_page,
-                reading_goes_on_past_a_letter_that_is_gone,
-                a_discarded_letter_is_gone,
-                awkward_reasons_are_kept,
-                unknown_ids_are_an_answer_not_an_error,
-            ],
-            queue_replay: [
-                a_replayed_letter_stands_where_it_stood_with_no_attempts,
-                a_replayed_letter_keeps_its_place_before_messages_sent_since,
-                a_replayed_letter_does_not_wait_for_a_later_retry,
-                a_replayed_letter_waits_while_its_key_is_out,
-                a_replayed_letter_can_die_again,
-                replay_all_puts_back_every_letter_in_order,
-            ],
-            queue_history: [
-                random_histories_deliver_in_order_and_lose_nothing,
-            ],
-            audit: [
-                the_quota_books_count_users_and_nobody_is_over_the_limit,
-                the_queue_books_follow_every_step,
-                denied_and_unknown_sends_are_not_in_the_books,
-                the_books_of_an_unknown_topic_are_empty,
-            ],
-            restart: [
-                counts_and_windows_survive,
-                a_removed_user_stays_removed,
-                queued_messages_survive_in_order,
-                retries_survive_with_their_time_and_attempts,
-                dead_letters_survive,
-                the_books_survive,
-                claimed_messages_come_again_after_a_restart,
-                a_receipt_from_before_a_restart_settles_nothing,
-                messages_sent_after_a_restart_stand_behind_older_ones,
-            ],
-            servers: [
-                servers_share_one_limit,
-                no_key_is_out_on_two_servers,
-                workers_on_two_servers_deliver_each_message_once_and_in_order,
-                a_restart_of_one_server_leaves_the_leases_of_the_other,
-            ],
+macro_rules! suites {
+    ($fixture:ty) => {
+        mod quota {
+            $crate::quota_suite!($fixture);
+        }
+        mod request {
+            $crate::request_suite!($fixture);
+        }
+        mod sale {
+            $crate::sale_suite!($fixture);
+        }
+        mod slot {
+            $crate::slot_suite!($fixture);
+        }
+        mod tier {
+            $crate::tier_suite!($fixture);
         }
     };
 }
 
-/// What [`suite!`] turns its list into.
+/// What the macro of a capability turns its list into.
+///
+/// The crate that calls it needs `tokio` with `macros`, `rt-multi-thread` and `time`.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! tests_of {
-    ($harness:ty; $($group:ident: [$($case:ident),* $(,)?]),* $(,)?) => {
-        type ConformingEngine = $harness;
+    ($fixture:ty, $capability:ident; $($group:ident: [$($case:ident),* $(,)?]),* $(,)?) => {
+        type Fixture = $fixture;
         $(
             mod $group {
                 $(
                     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
                     async fn $case() {
-                        if <super::ConformingEngine as $crate::Harness>::skipped() {
+                        if <super::Fixture as $crate::EngineFixture>::skipped() {
                             return;
                         }
-                        $crate::given::in_time($crate::$group::$case::<super::ConformingEngine>()).await;
+                        let case = $crate::$capability::$group::$case::<super::Fixture>();
+                        $crate::fixtures::in_time(case).await;
                     }
                 )*
             }

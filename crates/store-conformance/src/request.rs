@@ -1,10 +1,10 @@
-//! The cases of request, for engines that implement [`RequestHarness`].
+//! The cases of request, for engines that implement [`HasRequests`](crate::HasRequests).
 
 pub mod callback;
 pub mod claim;
 pub mod concurrent;
 pub mod dead;
-pub mod given;
+pub mod fixtures;
 pub mod history;
 pub mod lease;
 pub mod limits;
@@ -18,53 +18,11 @@ pub mod upkeep;
 pub mod wait;
 pub mod webhooks;
 
-use std::sync::Arc;
-
-use async_trait::async_trait;
-use weir_core::ManualClock;
-use weir_queue::Queue;
-use weir_store::StoreClock;
-use weir_store::request::RequestStore;
-
-/// An engine under test, as a store of requests.
-#[async_trait]
-pub trait RequestHarness: Send + Sync + Sized + 'static {
-    /// A fresh, empty engine whose clock stands at [`START`](crate::START).
-    async fn open() -> Self;
-
-    /// Whether somebody asked for this engine to be left out; its cases then pass without running.
-    fn skipped() -> bool {
-        false
-    }
-
-    /// The clock the engine goes by.
-    fn clock(&self) -> &ManualClock;
-
-    /// The engine.
-    fn requests(&self) -> Arc<dyn RequestStore>;
-
-    /// The same engine as a queue.
-    fn queue(&self) -> Arc<dyn Queue>;
-
-    /// The clock it decides by, as the store sees it; `None` for the naive model, whose clock is never set back.
-    fn store_clock(&self) -> Option<Arc<dyn StoreClock>> {
-        None
-    }
-
-    /// A restart: closes the engine and opens it again on the same data and the same clock.
-    async fn reopen(self) -> Self;
-
-    /// Another server on the same data; `None` when the engine belongs to one process.
-    async fn another(&self) -> Option<Self> {
-        None
-    }
-}
-
-/// One test per case of request, against the harness named.
+/// One test per case of request, against the fixture named.
 #[macro_export]
 macro_rules! request_suite {
-    ($harness:ty) => {
-        $crate::request_tests_of! { $harness;
+    ($fixture:ty) => {
+        $crate::tests_of! { $fixture, request;
             submit: [
                 a_new_engine_is_empty_and_stands_at_the_start,
                 a_new_submission_is_accepted_and_read_back_as_it_was_sent,
@@ -225,28 +183,5 @@ macro_rules! request_suite {
                 random_histories_give_the_models_answers,
             ],
         }
-    };
-}
-
-/// What [`request_suite!`] turns its list into.
-#[doc(hidden)]
-#[macro_export]
-macro_rules! request_tests_of {
-    ($harness:ty; $($group:ident: [$($case:ident),* $(,)?]),* $(,)?) => {
-        type ConformingRequests = $harness;
-        $(
-            mod $group {
-                $(
-                    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-                    async fn $case() {
-                        if <super::ConformingRequests as $crate::request::RequestHarness>::skipped() {
-                            return;
-                        }
-                        let case = $crate::request::$group::$case::<super::ConformingRequests>();
-                        $crate::given::in_time(case).await;
-                    }
-                )*
-            }
-        )*
     };
 }

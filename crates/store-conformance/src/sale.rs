@@ -1,54 +1,19 @@
-//! The cases of sale, for engines that implement [`SaleHarness`].
+//! The cases of sale, for engines that implement [`HasSales`](crate::HasSales).
 
 pub mod buy;
 pub mod concurrent;
 pub mod dead;
-pub mod given;
+pub mod fixtures;
 pub mod history;
 pub mod product;
 pub mod restart;
 pub mod turn;
 
-use std::sync::Arc;
-
-use async_trait::async_trait;
-use weir_core::ManualClock;
-use weir_store::sale::SaleStore;
-
-/// An engine under test, as a store of sales.
-#[async_trait]
-pub trait SaleHarness: Send + Sync + Sized + 'static {
-    /// A fresh, empty engine whose clock stands at [`START`](crate::START).
-    async fn open() -> Self;
-
-    /// Whether somebody asked for this engine to be left out; its cases then pass without running.
-    fn skipped() -> bool {
-        false
-    }
-
-    /// The clock the engine goes by.
-    fn clock(&self) -> &ManualClock;
-
-    /// The engine.
-    fn sales(&self) -> Arc<dyn SaleStore>;
-
-    /// Waits until everything sold is written down, where that comes later.
-    async fn settled(&self) {}
-
-    /// A restart: closes the engine and opens it again on the same data and the same clock.
-    async fn reopen(self) -> Self;
-
-    /// Another server on the same data; `None` when the engine belongs to one process.
-    async fn another(&self) -> Option<Self> {
-        None
-    }
-}
-
-/// One test per case of sale, against the harness named.
+/// One test per case of sale, against the fixture named.
 #[macro_export]
 macro_rules! sale_suite {
-    ($harness:ty) => {
-        $crate::sale_tests_of! { $harness;
+    ($fixture:ty) => {
+        $crate::tests_of! { $fixture, sale;
             product: [
                 a_new_product_is_upcoming_with_all_its_stock,
                 a_sku_is_taken_once,
@@ -91,28 +56,5 @@ macro_rules! sale_suite {
                 random_histories_are_those_of_the_naive_model,
             ],
         }
-    };
-}
-
-/// What [`sale_suite!`] turns its list into.
-#[doc(hidden)]
-#[macro_export]
-macro_rules! sale_tests_of {
-    ($harness:ty; $($group:ident: [$($case:ident),* $(,)?]),* $(,)?) => {
-        type ConformingSales = $harness;
-        $(
-            mod $group {
-                $(
-                    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-                    async fn $case() {
-                        if <super::ConformingSales as $crate::sale::SaleHarness>::skipped() {
-                            return;
-                        }
-                        let case = $crate::sale::$group::$case::<super::ConformingSales>();
-                        $crate::given::in_time(case).await;
-                    }
-                )*
-            }
-        )*
     };
 }

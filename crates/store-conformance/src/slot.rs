@@ -1,59 +1,16 @@
-//! The cases of slot, for engines that implement [`SlotHarness`].
+//! The cases of slot, for engines that implement [`HasSlots`](crate::HasSlots).
 
 pub mod assign;
 pub mod concurrent;
 pub mod config;
 pub mod due;
-pub mod given;
+pub mod fixtures;
 
-use std::sync::Arc;
-
-use async_trait::async_trait;
-use weir_core::ManualClock;
-use weir_queue::Queue;
-use weir_queue::due::DueStore;
-use weir_store::slot::SlotStore;
-
-/// An engine under test, as a store of slots.
-#[async_trait]
-pub trait SlotHarness: Send + Sync + Sized + 'static {
-    /// A fresh, empty engine whose clock stands at [`START`](crate::START).
-    async fn open() -> Self;
-
-    /// Whether somebody asked for this engine to be left out; its cases then pass without running.
-    fn skipped() -> bool {
-        false
-    }
-
-    /// The clock the engine goes by.
-    fn clock(&self) -> &ManualClock;
-
-    /// The engine.
-    fn slots(&self) -> Arc<dyn SlotStore>;
-
-    /// The same engine with every slot noted, to be dispatched when its time comes.
-    fn dispatching(&self) -> Arc<dyn SlotStore>;
-
-    /// Where slots that are due are taken.
-    fn due(&self) -> Arc<dyn DueStore>;
-
-    /// The same engine as a queue.
-    fn queue(&self) -> Arc<dyn Queue>;
-
-    /// A restart: closes the engine and opens it again on the same data and the same clock.
-    async fn reopen(self) -> Self;
-
-    /// Another server on the same data; `None` when the engine belongs to one process.
-    async fn another(&self) -> Option<Self> {
-        None
-    }
-}
-
-/// One test per case of slot, against the harness named.
+/// One test per case of slot, against the fixture named.
 #[macro_export]
 macro_rules! slot_suite {
-    ($harness:ty) => {
-        $crate::slot_tests_of! { $harness;
+    ($fixture:ty) => {
+        $crate::tests_of! { $fixture, slot;
             config: [
                 a_config_has_versions_and_the_last_one_is_active,
                 a_config_out_of_service_is_unknown_until_it_is_put_again,
@@ -100,28 +57,5 @@ macro_rules! slot_suite {
                 a_pace_that_changes_under_load_keeps_the_books,
             ],
         }
-    };
-}
-
-/// What [`slot_suite!`] turns its list into.
-#[doc(hidden)]
-#[macro_export]
-macro_rules! slot_tests_of {
-    ($harness:ty; $($group:ident: [$($case:ident),* $(,)?]),* $(,)?) => {
-        type ConformingSlots = $harness;
-        $(
-            mod $group {
-                $(
-                    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-                    async fn $case() {
-                        if <super::ConformingSlots as $crate::slot::SlotHarness>::skipped() {
-                            return;
-                        }
-                        let case = $crate::slot::$group::$case::<super::ConformingSlots>();
-                        $crate::given::in_time(case).await;
-                    }
-                )*
-            }
-        )*
     };
 }

@@ -1,8 +1,8 @@
-//! The cases of tier: what limits decide, and what is defined of them. An engine implements [`TierHarness`] and names itself
-//! to [`tier_suite!`](crate::tier_suite).
+//! The cases of tier, for engines that implement [`HasLimits`](crate::HasLimits): what limits decide, and what is defined
+//! of them.
 
 pub mod definitions;
-pub mod given;
+pub mod fixtures;
 pub mod history;
 pub mod holds;
 pub mod model;
@@ -10,51 +10,11 @@ pub mod plans;
 pub mod restart;
 pub mod spend;
 
-use std::sync::Arc;
-
-use async_trait::async_trait;
-use weir_core::ManualClock;
-use weir_store::tier::{LimitStore, TierStore};
-
-/// An engine of limits, with a store of definitions.
-#[async_trait]
-pub trait TierHarness: Send + Sync + Sized + 'static {
-    /// A fresh, empty engine whose clock stands at [`START`](crate::START).
-    async fn open() -> Self;
-
-    /// Whether somebody asked for this engine to be left out; its cases then pass without running.
-    fn skipped() -> bool {
-        false
-    }
-
-    /// The clock the engine goes by.
-    fn clock(&self) -> &ManualClock;
-
-    /// What decides.
-    fn limits(&self) -> Arc<dyn LimitStore>;
-
-    /// Where definitions are; none where there is only something that decides.
-    fn definitions(&self) -> Option<Arc<dyn TierStore>>;
-
-    /// Whether its clock may be set back; not that of the naive model, which is asked for what was spent by any time.
-    fn may_be_set_back() -> bool {
-        true
-    }
-
-    /// A clean restart: closes everything and opens it again on the same data and the same clock.
-    async fn reopen(self) -> Self;
-
-    /// Another server that counts together with this one; `None` when each counts for itself.
-    async fn another(&self) -> Option<Self> {
-        None
-    }
-}
-
-/// One test per case of tier, against the harness named.
+/// One test per case of tier, against the fixture named.
 #[macro_export]
 macro_rules! tier_suite {
-    ($harness:ty) => {
-        $crate::tier_tests_of! { $harness;
+    ($fixture:ty) => {
+        $crate::tests_of! { $fixture, tier;
             spend: [
                 a_key_may_spend_its_limit_and_no_more,
                 a_bucket_refills_to_the_microsecond,
@@ -113,28 +73,5 @@ macro_rules! tier_suite {
                 random_histories_are_those_of_the_naive_model,
             ],
         }
-    };
-}
-
-/// What [`tier_suite!`](crate::tier_suite) turns its list into.
-#[doc(hidden)]
-#[macro_export]
-macro_rules! tier_tests_of {
-    ($harness:ty; $($group:ident: [$($case:ident),* $(,)?]),* $(,)?) => {
-        type ConformingLimits = $harness;
-        $(
-            mod $group {
-                $(
-                    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-                    async fn $case() {
-                        if <super::ConformingLimits as $crate::tier::TierHarness>::skipped() {
-                            return;
-                        }
-                        let case = $crate::tier::$group::$case::<super::ConformingLimits>();
-                        $crate::given::in_time(case).await;
-                    }
-                )*
-            }
-        )*
     };
 }

@@ -17,8 +17,8 @@ use weir_store::request::{
     plan_replay, plan_report, plan_submit, stored_progress,
 };
 use weir_store_conformance::START;
-use weir_store_conformance::given::limits;
-use weir_store_conformance::request::given::{URL, calls_back, fingerprint, policy, room, sealed, tenant};
+use weir_store_conformance::fixtures::limits;
+use weir_store_conformance::request::fixtures::{URL, calls_back, fingerprint, policy, room, sealed, tenant};
 use weir_store_conformance::request::model::Model;
 
 /// A request as a table holds it.

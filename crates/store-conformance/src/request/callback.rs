@@ -5,13 +5,13 @@ use std::time::Duration;
 use weir_core::request::state::{Callback, Refused, Status};
 use weir_store::request::{CallbackOutcome, CallbackReport, Failure, Sealed, Submit};
 
-use super::RequestHarness;
-use super::given::{
+use super::fixtures::{
     accepted_one, begun, books, broken, called_back, calls_back, claim_one, dead_ids, died, done, found,
     next_id, nothing_due, now, policy, reported_one, sealed, taken_over, wish,
 };
+use crate::HasRequests;
 
-pub async fn a_callback_ends_the_wait<H: RequestHarness>() {
+pub async fn a_callback_ends_the_wait<H: HasRequests>() {
     let h = H::open().await;
     let job = begun(&h, wish(&h, "k")).await;
     reported_one(&h, taken_over(&job)).await.expect("it is taken");
@@ -27,7 +27,7 @@ pub async fn a_callback_ends_the_wait<H: RequestHarness>() {
     assert_eq!(books(&h).await.completed, 1);
 }
 
-pub async fn a_callback_may_say_that_it_failed_and_why<H: RequestHarness>() {
+pub async fn a_callback_may_say_that_it_failed_and_why<H: HasRequests>() {
     let h = H::open().await;
     let job = begun(&h, wish(&h, "k")).await;
     reported_one(&h, taken_over(&job)).await.expect("it is taken");
@@ -40,7 +40,7 @@ pub async fn a_callback_may_say_that_it_failed_and_why<H: RequestHarness>() {
     assert_eq!(books(&h).await.failed, 1);
 }
 
-pub async fn a_callback_may_come_before_the_workers_report<H: RequestHarness>() {
+pub async fn a_callback_may_come_before_the_workers_report<H: HasRequests>() {
     let h = H::open().await;
     let job = begun(&h, wish(&h, "k")).await;
     let outcome = called_back(&h, job.id, calls_back(Callback::Completed)).await;
@@ -53,7 +53,7 @@ pub async fn a_callback_may_come_before_the_workers_report<H: RequestHarness>() 
     books(&h).await;
 }
 
-pub async fn a_callback_may_come_between_attempts<H: RequestHarness>() {
+pub async fn a_callback_may_come_between_attempts<H: HasRequests>() {
     let h = H::open().await;
     let job = begun(&h, wish(&h, "k")).await;
     reported_one(&h, broken(&job)).await.expect("it is taken");
@@ -65,7 +65,7 @@ pub async fn a_callback_may_come_between_attempts<H: RequestHarness>() {
     nothing_due(&h, "it is done").await;
 }
 
-pub async fn a_repeated_callback_is_refused_and_changes_nothing<H: RequestHarness>() {
+pub async fn a_repeated_callback_is_refused_and_changes_nothing<H: HasRequests>() {
     let h = H::open().await;
     let job = begun(&h, wish(&h, "k")).await;
     called_back(&h, job.id, calls_back(Callback::Completed)).await;
@@ -78,14 +78,14 @@ pub async fn a_repeated_callback_is_refused_and_changes_nothing<H: RequestHarnes
     assert_eq!(found(&h, job.id).await, before);
 }
 
-pub async fn a_callback_for_an_unknown_request_is_an_answer<H: RequestHarness>() {
+pub async fn a_callback_for_an_unknown_request_is_an_answer<H: HasRequests>() {
     let h = H::open().await;
     accepted_one(&h, wish(&h, "k")).await;
     let outcome = called_back(&h, next_id(&h), calls_back(Callback::Completed)).await;
     assert_eq!(outcome, CallbackOutcome::Unknown);
 }
 
-pub async fn a_callback_before_anybody_called_is_refused<H: RequestHarness>() {
+pub async fn a_callback_before_anybody_called_is_refused<H: HasRequests>() {
     let h = H::open().await;
     let accepted = accepted_one(&h, wish(&h, "a")).await;
     let pending = accepted_one(&h, Submit { needs_broker: true, ..wish(&h, "b") }).await;
@@ -97,7 +97,7 @@ pub async fn a_callback_before_anybody_called_is_refused<H: RequestHarness>() {
     assert_eq!(books(&h).await.in_flight, 2);
 }
 
-pub async fn a_callback_for_a_dead_letter_is_refused_until_it_is_called_again<H: RequestHarness>() {
+pub async fn a_callback_for_a_dead_letter_is_refused_until_it_is_called_again<H: HasRequests>() {
     let h = H::open().await;
     let id = died(&h, vec![wish(&h, "k")]).await.remove(0).id;
     let outcome = called_back(&h, id, calls_back(Callback::Completed)).await;
@@ -112,7 +112,7 @@ pub async fn a_callback_for_a_dead_letter_is_refused_until_it_is_called_again<H:
     books(&h).await;
 }
 
-pub async fn what_a_callback_says_is_kept_unchanged<H: RequestHarness>() {
+pub async fn what_a_callback_says_is_kept_unchanged<H: HasRequests>() {
     let h = H::open().await;
     let job = begun(&h, wish(&h, "a")).await;
     let result = Sealed { key_id: "key-2".to_owned(), bytes: (0..=255).cycle().take(1 << 20).collect() };

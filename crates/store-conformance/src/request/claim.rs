@@ -7,22 +7,22 @@ use weir_core::RequestId;
 use weir_core::request::state::Status;
 use weir_store::request::{CLAIM_BYTES_MAX, Claimed, Job, Room, Sealed, Submit};
 
-use super::RequestHarness;
-use super::given::{
+use super::fixtures::{
     DOWNSTREAM, accepted, accepted_one, begun, broken, claim, claim_one, claimed, claimed_named, died, done,
     found, next_id, nothing_due, now, policy, put_back, reported, reported_one, room, wish, wishes,
 };
-use crate::given::awkward_user_ids;
+use crate::HasRequests;
+use crate::fixtures::awkward_user_ids;
 
 fn ids<'a>(jobs: impl IntoIterator<Item = &'a Job>) -> Vec<RequestId> {
     jobs.into_iter().map(|job| job.id).collect()
 }
 
-async fn claim_of<H: RequestHarness>(h: &H, room: &[Room]) -> Claimed {
+async fn claim_of<H: HasRequests>(h: &H, room: &[Room]) -> Claimed {
     h.requests().claim_jobs(room, &policy()).await.expect("claim_jobs must succeed")
 }
 
-async fn downstreams<H: RequestHarness>(h: &H) -> Vec<String> {
+async fn downstreams<H: HasRequests>(h: &H) -> Vec<String> {
     let mut names = h.requests().job_downstreams().await.expect("job_downstreams must succeed");
     names.sort_unstable();
     names
@@ -32,7 +32,7 @@ fn to(downstream: &str, submit: Submit) -> Submit {
     Submit { downstream: downstream.to_owned(), ..submit }
 }
 
-pub async fn a_claim_brings_no_more_bytes_than_it_may<H: RequestHarness>() {
+pub async fn a_claim_brings_no_more_bytes_than_it_may<H: HasRequests>() {
     let h = H::open().await;
     let large = |key| {
         let wish = wish(&h, key);
@@ -49,7 +49,7 @@ pub async fn a_claim_brings_no_more_bytes_than_it_may<H: RequestHarness>() {
     assert_eq!(ids(&claim(&h, 10).await), [huge.id], "one comes however large");
 }
 
-pub async fn a_job_is_the_request_as_it_was_sent<H: RequestHarness>() {
+pub async fn a_job_is_the_request_as_it_was_sent<H: HasRequests>() {
     let h = H::open().await;
     let sent = wish(&h, "k");
     accepted_one(&h, sent.clone()).await;
@@ -72,7 +72,7 @@ pub async fn a_job_is_the_request_as_it_was_sent<H: RequestHarness>() {
     assert_eq!((request.accepted_at, request.updated_at), (accepted_at, now(&h)));
 }
 
-pub async fn jobs_come_in_the_order_in_which_they_became_due<H: RequestHarness>() {
+pub async fn jobs_come_in_the_order_in_which_they_became_due<H: HasRequests>() {
     let h = H::open().await;
     let mut expected = Vec::new();
     for n in 0..6 {
@@ -90,7 +90,7 @@ pub async fn jobs_come_in_the_order_in_which_they_became_due<H: RequestHarness>(
     nothing_due(&h, "all are out").await;
 }
 
-pub async fn a_job_that_is_put_off_comes_before_those_due_later<H: RequestHarness>() {
+pub async fn a_job_that_is_put_off_comes_before_those_due_later<H: HasRequests>() {
     let h = H::open().await;
     let early = begun(&h, wish(&h, "early")).await;
     reported_one(&h, put_back(&early, Duration::from_secs(2))).await.expect("it is taken");
@@ -99,7 +99,7 @@ pub async fn a_job_that_is_put_off_comes_before_those_due_later<H: RequestHarnes
     assert_eq!(ids(&claim(&h, 2).await), [early.id, late], "the longest due first");
 }
 
-pub async fn each_downstream_has_its_own_room<H: RequestHarness>() {
+pub async fn each_downstream_has_its_own_room<H: HasRequests>() {
     let h = H::open().await;
     for (downstream, count) in [("a", 5), ("b", 3), ("c", 2)] {
         accepted(&h, wishes(&h, downstream, count).into_iter().map(|wish| to(downstream, wish)).collect())
@@ -114,7 +114,7 @@ pub async fn each_downstream_has_its_own_room<H: RequestHarness>() {
     assert_eq!((count(&claimed, "a"), count(&claimed, "c")), (2, 1), "any room may be named");
 }
 
-pub async fn without_room_nothing_is_claimed_or_held<H: RequestHarness>() {
+pub async fn without_room_nothing_is_claimed_or_held<H: HasRequests>() {
     let h = H::open().await;
     accepted(&h, wishes(&h, "k", 2)).await;
     for room in [vec![], vec![room(DOWNSTREAM, 0)], vec![room("other", 5)], vec![room("Echo", 5)]] {
@@ -125,7 +125,7 @@ pub async fn without_room_nothing_is_claimed_or_held<H: RequestHarness>() {
     assert_eq!(claim(&h, 5).await.len(), 2);
 }
 
-pub async fn a_claim_in_vain_says_how_long_to_wait<H: RequestHarness>() {
+pub async fn a_claim_in_vain_says_how_long_to_wait<H: HasRequests>() {
     let h = H::open().await;
     let waits = async |room: &[Room]| claim_of(&h, room).await.next;
     assert_eq!(waits(&[room("a", 1), room("b", 1)]).await, None, "there is no job");
@@ -144,7 +144,7 @@ pub async fn a_claim_in_vain_says_how_long_to_wait<H: RequestHarness>() {
     assert_eq!(ids(&claim_of(&h, &both).await.jobs), [other.id], "after it there is one");
 }
 
-pub async fn what_a_broker_does_not_have_may_be_claimed_all_the_same<H: RequestHarness>() {
+pub async fn what_a_broker_does_not_have_may_be_claimed_all_the_same<H: HasRequests>() {
     let h = H::open().await;
     let pending = Submit { needs_broker: true, ..wish(&h, "k") };
     let id = accepted_one(&h, pending).await;
@@ -152,7 +152,7 @@ pub async fn what_a_broker_does_not_have_may_be_claimed_all_the_same<H: RequestH
     assert_eq!(found(&h, id).await.status, Status::InProgress);
 }
 
-pub async fn downstreams_are_listed_once_while_jobs_wait_for_them<H: RequestHarness>() {
+pub async fn downstreams_are_listed_once_while_jobs_wait_for_them<H: HasRequests>() {
     let h = H::open().await;
     assert_eq!(downstreams(&h).await, [""; 0]);
     let names = ["a", "b", "a", "c", "b", "a"];
@@ -167,7 +167,7 @@ pub async fn downstreams_are_listed_once_while_jobs_wait_for_them<H: RequestHarn
     assert_eq!(downstreams(&h).await, ["b"], "those between two attempts wait too");
 }
 
-pub async fn awkward_names_of_downstreams_are_kept_apart<H: RequestHarness>() {
+pub async fn awkward_names_of_downstreams_are_kept_apart<H: HasRequests>() {
     let h = H::open().await;
     let names = awkward_user_ids();
     let batch: Vec<_> = names.iter().map(|name| to(name, wish(&h, name))).collect();
@@ -180,7 +180,7 @@ pub async fn awkward_names_of_downstreams_are_kept_apart<H: RequestHarness>() {
     }
 }
 
-pub async fn named_requests_are_claimed_and_no_others<H: RequestHarness>() {
+pub async fn named_requests_are_claimed_and_no_others<H: HasRequests>() {
     let h = H::open().await;
     let receipts = accepted(&h, wishes(&h, "k", 5)).await;
     let named = [receipts[3].id, receipts[1].id];
@@ -193,7 +193,7 @@ pub async fn named_requests_are_claimed_and_no_others<H: RequestHarness>() {
     assert_eq!(rest, [receipts[0].id, receipts[2].id, receipts[4].id].into());
 }
 
-pub async fn a_named_request_that_cannot_be_claimed_is_left_out<H: RequestHarness>() {
+pub async fn a_named_request_that_cannot_be_claimed_is_left_out<H: HasRequests>() {
     let h = H::open().await;
     let taken = begun(&h, wish(&h, "taken")).await;
     let later = begun(&h, wish(&h, "later")).await;
@@ -211,7 +211,7 @@ pub async fn a_named_request_that_cannot_be_claimed_is_left_out<H: RequestHarnes
     assert_eq!(ids(&claimed_named(&h, &named).await.jobs), [later.id], "when its time has come");
 }
 
-pub async fn a_large_claim_is_worked_off_whole<H: RequestHarness>() {
+pub async fn a_large_claim_is_worked_off_whole<H: HasRequests>() {
     let h = H::open().await;
     accepted(&h, wishes(&h, "k", 1_500)).await;
     let jobs = claimed(&h, 1_000).await.jobs;
@@ -219,5 +219,5 @@ pub async fn a_large_claim_is_worked_off_whole<H: RequestHarness>() {
     let outcomes = reported(&h, jobs.iter().map(done).collect()).await;
     assert!(outcomes.iter().all(|outcome| *outcome == Ok(Status::Completed)));
     assert_eq!(claim(&h, 1_000).await.len(), 500);
-    assert_eq!(super::given::books(&h).await.completed, 1_000);
+    assert_eq!(super::fixtures::books(&h).await.completed, 1_000);
 }

@@ -11,13 +11,13 @@ use weir_core::RequestId;
 use weir_core::request::state::{Callback, Refused, Status};
 use weir_store::request::{CallbackOutcome, Job, JobReport, RequestStore, Room, Submit, SubmitOutcome};
 
-use super::RequestHarness;
-use super::given::{
+use super::fixtures::{
     DOWNSTREAM, TENANT, URL, accepted, again, begun, books, broken, calls_back, claim, claimed_named,
     dead_ids, died, done, found, hasty, letters, policy, put_back, room, status, webhooks, wish, wish_for,
     wishes,
 };
-use crate::given::{at_once, limits};
+use crate::HasRequests;
+use crate::fixtures::{at_once, limits};
 
 type Stores = Vec<Arc<dyn RequestStore>>;
 
@@ -27,7 +27,7 @@ struct Servers<H> {
     other: Option<H>,
 }
 
-impl<H: RequestHarness> Servers<H> {
+impl<H: HasRequests> Servers<H> {
     async fn open() -> Self {
         let h = H::open().await;
         let other = h.another().await;
@@ -87,7 +87,7 @@ fn count(outcomes: &[SubmitOutcome], letter: char) -> usize {
 }
 
 /// A hundred callers send the same at once: it is one request, whoever they ask.
-async fn one_request<H: RequestHarness>(h: &H, stores: &Stores) {
+async fn one_request<H: HasRequests>(h: &H, stores: &Stores) {
     let sent = wish(h, "k");
     let batches = (0..100).map(|_| vec![again(h, &sent)]).collect();
     let outcomes = submitted_at_once(stores, batches, None).await.concat();
@@ -98,23 +98,23 @@ async fn one_request<H: RequestHarness>(h: &H, stores: &Stores) {
     assert_eq!(books(h).await.accepted, 1);
 }
 
-pub async fn a_hundred_identical_submissions_make_one_request<H: RequestHarness>() {
+pub async fn a_hundred_identical_submissions_make_one_request<H: HasRequests>() {
     let h = H::open().await;
     warm(&h.requests()).await;
     one_request(&h, &vec![h.requests()]).await;
 }
 
-pub async fn a_hundred_identical_submissions_to_two_servers_make_one_request<H: RequestHarness>() {
+pub async fn a_hundred_identical_submissions_to_two_servers_make_one_request<H: HasRequests>() {
     let servers = Servers::<H>::open().await;
     one_request(&servers.h, &servers.stores()).await;
 }
 
-pub async fn an_expired_key_is_taken_once<H: RequestHarness>() {
+pub async fn an_expired_key_is_taken_once<H: HasRequests>() {
     let servers = Servers::<H>::open().await;
     let h = &servers.h;
     let sent = wish(h, "k");
     accepted(h, vec![sent.clone()]).await;
-    h.clock().advance(super::given::DAY);
+    h.clock().advance(super::fixtures::DAY);
     let batches = (0..40).map(|_| vec![again(h, &sent)]).collect();
     let outcomes = submitted_at_once(&servers.stores(), batches, None).await.concat();
     assert_eq!((count(&outcomes, 'A'), count(&outcomes, 'R')), (1, 39));
@@ -122,7 +122,7 @@ pub async fn an_expired_key_is_taken_once<H: RequestHarness>() {
     assert_eq!(books(h).await.accepted, 2);
 }
 
-pub async fn different_payloads_under_one_key_leave_one_request<H: RequestHarness>() {
+pub async fn different_payloads_under_one_key_leave_one_request<H: HasRequests>() {
     let servers = Servers::<H>::open().await;
     let h = &servers.h;
     let batches = (0..40).map(|n| vec![wish_for(h, TENANT, "k", &format!("what {}", n / 2))]).collect();
@@ -132,7 +132,7 @@ pub async fn different_payloads_under_one_key_leave_one_request<H: RequestHarnes
     assert_eq!(books(h).await.accepted, 1);
 }
 
-pub async fn batches_naming_keys_in_any_order_all_succeed<H: RequestHarness>() {
+pub async fn batches_naming_keys_in_any_order_all_succeed<H: HasRequests>() {
     let servers = Servers::<H>::open().await;
     let h = &servers.h;
     let sent = wishes(h, "k", 20);
@@ -155,7 +155,7 @@ pub async fn batches_naming_keys_in_any_order_all_succeed<H: RequestHarness>() {
     assert_eq!(books(h).await.in_flight, 20);
 }
 
-pub async fn a_tenants_limit_holds_for_all_servers_together<H: RequestHarness>() {
+pub async fn a_tenants_limit_holds_for_all_servers_together<H: HasRequests>() {
     let servers = Servers::<H>::open().await;
     let h = &servers.h;
     let batches = (0..24)
@@ -226,7 +226,7 @@ async fn work(store: Arc<dyn RequestStore>, in_hand: InHand, room: Room) -> usiz
     }
 }
 
-pub async fn parallel_workers_have_each_job_alone_and_complete_it_once<H: RequestHarness>() {
+pub async fn parallel_workers_have_each_job_alone_and_complete_it_once<H: HasRequests>() {
     let servers = Servers::<H>::open().await;
     let h = &servers.h;
     let batch = wishes(h, "k", 300).into_iter();
@@ -241,7 +241,7 @@ pub async fn parallel_workers_have_each_job_alone_and_complete_it_once<H: Reques
     assert_eq!(webhooks(h).await, ids, "and told once");
 }
 
-pub async fn parallel_claims_by_name_have_one_winner<H: RequestHarness>() {
+pub async fn parallel_claims_by_name_have_one_winner<H: HasRequests>() {
     let servers = Servers::<H>::open().await;
     let h = &servers.h;
     let ids: Vec<_> = accepted(h, wishes(h, "k", 30)).await.iter().map(|receipt| receipt.id).collect();
@@ -268,7 +268,7 @@ pub async fn parallel_claims_by_name_have_one_winner<H: RequestHarness>() {
     assert!(jobs.iter().all(|job| (job.attempt, job.token) == (1, 1)));
 }
 
-pub async fn a_worker_and_a_callback_end_a_request_once<H: RequestHarness>() {
+pub async fn a_worker_and_a_callback_end_a_request_once<H: HasRequests>() {
     let servers = Servers::<H>::open().await;
     let h = &servers.h;
     for n in 0..5 {
@@ -300,7 +300,7 @@ pub async fn a_worker_and_a_callback_end_a_request_once<H: RequestHarness>() {
     books(h).await;
 }
 
-pub async fn a_dead_letter_is_replayed_or_discarded_by_one<H: RequestHarness>() {
+pub async fn a_dead_letter_is_replayed_or_discarded_by_one<H: HasRequests>() {
     let servers = Servers::<H>::open().await;
     let h = &servers.h;
     let ids: Vec<_> = died(h, wishes(h, "k", 20)).await.iter().map(|job| job.id).collect();
@@ -330,7 +330,7 @@ pub async fn a_dead_letter_is_replayed_or_discarded_by_one<H: RequestHarness>() 
     assert_eq!((books.accepted, books.in_flight + books.dead), (20, 20));
 }
 
-pub async fn a_job_claimed_while_the_broker_takes_it_stays_claimed<H: RequestHarness>() {
+pub async fn a_job_claimed_while_the_broker_takes_it_stays_claimed<H: HasRequests>() {
     let servers = Servers::<H>::open().await;
     let h = &servers.h;
     let batch = wishes(h, "k", 40).into_iter().map(|wish| Submit { needs_broker: true, ..wish }).collect();
@@ -362,7 +362,7 @@ async fn busy(store: &dyn RequestStore, batch: Vec<Submit>, n: usize) {
     let jobs = claimed.expect("claim_jobs must succeed").jobs;
     let reports = jobs.iter().enumerate().map(|(m, job)| match (n + m) % 4 {
         0 | 1 => done(job),
-        2 => super::given::rejected(job),
+        2 => super::fixtures::rejected(job),
         _ => broken(job),
     });
     let outcomes = store.report_batch(reports.collect(), &hasty()).await.expect("report_batch must succeed");
@@ -383,7 +383,7 @@ async fn busy(store: &dyn RequestStore, batch: Vec<Submit>, n: usize) {
     }
 }
 
-pub async fn everything_at_once_keeps_the_books<H: RequestHarness>() {
+pub async fn everything_at_once_keeps_the_books<H: HasRequests>() {
     let servers = Servers::<H>::open().await;
     let h = &servers.h;
     let clock = h.clock().clone();
@@ -401,7 +401,7 @@ pub async fn everything_at_once_keeps_the_books<H: RequestHarness>() {
     let counted = books(h).await;
     assert_eq!(counted.accepted, 400);
     assert!(counted.completed > 0 && counted.failed > 0 && counted.purged > 0, "{counted:?}");
-    h.clock().advance(super::given::DAY);
+    h.clock().advance(super::fixtures::DAY);
     let in_hand = InHand::default();
     let left = work(servers.store(1), in_hand, room(DOWNSTREAM, 50)).await;
     assert_eq!(left as u64, counted.in_flight, "what is left can be worked off");

@@ -7,38 +7,38 @@ use weir_core::RequestId;
 use weir_core::request::state::{Refused, Status};
 use weir_store::request::{Request, Sealed};
 
-use super::RequestHarness;
-use super::given::{
+use super::fixtures::{
     accepted_one, again, begun, books, broken, claim, claim_one, dead, dead_ids, died, done, found, hasty,
     letters, next_id, nothing_due, now, policy, rejected, reported, reported_one, status, submitted, wish,
     wishes,
 };
+use crate::HasRequests;
 
-async fn replay<H: RequestHarness>(h: &H, id: RequestId) -> bool {
+async fn replay<H: HasRequests>(h: &H, id: RequestId) -> bool {
     h.requests().replay_request(id).await.expect("replay_request must succeed")
 }
 
-async fn replay_some<H: RequestHarness>(h: &H, limit: usize) -> Vec<RequestId> {
+async fn replay_some<H: HasRequests>(h: &H, limit: usize) -> Vec<RequestId> {
     h.requests().replay_requests(limit).await.expect("replay_requests must succeed")
 }
 
-async fn discard<H: RequestHarness>(h: &H, id: RequestId) -> bool {
+async fn discard<H: HasRequests>(h: &H, id: RequestId) -> bool {
     h.requests().discard_request(id).await.expect("discard_request must succeed")
 }
 
-async fn count<H: RequestHarness>(h: &H) -> u64 {
+async fn count<H: HasRequests>(h: &H) -> u64 {
     h.requests().count_dead_requests().await.expect("count_dead_requests must succeed")
 }
 
 /// As many dead letters, in order of id.
-async fn letters_of<H: RequestHarness>(h: &H, count: usize) -> Vec<RequestId> {
+async fn letters_of<H: HasRequests>(h: &H, count: usize) -> Vec<RequestId> {
     died(h, wishes(h, "dead", count)).await;
     let ids = dead_ids(h).await;
     assert_eq!(ids.len(), count);
     ids
 }
 
-pub async fn a_dead_letter_is_the_request_and_when_it_died<H: RequestHarness>() {
+pub async fn a_dead_letter_is_the_request_and_when_it_died<H: HasRequests>() {
     let h = H::open().await;
     let job = begun(&h, wish(&h, "k")).await;
     h.clock().advance(Duration::from_secs(3));
@@ -52,7 +52,7 @@ pub async fn a_dead_letter_is_the_request_and_when_it_died<H: RequestHarness>() 
     assert_eq!(count(&h).await, 1);
 }
 
-pub async fn a_payload_that_is_too_long_for_a_list_is_left_out<H: RequestHarness>() {
+pub async fn a_payload_that_is_too_long_for_a_list_is_left_out<H: HasRequests>() {
     let h = H::open().await;
     let job = died(&h, vec![wish(&h, "0123456789")]).await.remove(0);
     for (max, is_shown) in [(0, false), (9, false), (10, true), (usize::MAX, true)] {
@@ -65,7 +65,7 @@ pub async fn a_payload_that_is_too_long_for_a_list_is_left_out<H: RequestHarness
     }
 }
 
-pub async fn dead_letters_are_read_page_by_page<H: RequestHarness>() {
+pub async fn dead_letters_are_read_page_by_page<H: HasRequests>() {
     let h = H::open().await;
     assert_eq!((dead_ids(&h).await, count(&h).await), (vec![], 0));
     died(&h, wishes(&h, "a", 4)).await;
@@ -87,7 +87,7 @@ pub async fn dead_letters_are_read_page_by_page<H: RequestHarness>() {
     assert!(dead(&h, None, 0).await.is_empty());
 }
 
-pub async fn a_replayed_letter_starts_again_with_all_its_attempts<H: RequestHarness>() {
+pub async fn a_replayed_letter_starts_again_with_all_its_attempts<H: HasRequests>() {
     let h = H::open().await;
     let dead = died(&h, vec![wish(&h, "k")]).await.remove(0);
     h.clock().advance(Duration::from_secs(60));
@@ -111,7 +111,7 @@ pub async fn a_replayed_letter_starts_again_with_all_its_attempts<H: RequestHarn
     assert_eq!(books(&h).await.completed, 1);
 }
 
-pub async fn a_worker_from_before_a_replay_stays_late<H: RequestHarness>() {
+pub async fn a_worker_from_before_a_replay_stays_late<H: HasRequests>() {
     let h = H::open().await;
     let mut late = died(&h, vec![wish(&h, "k")]).await;
     for _ in 0..3 {
@@ -132,7 +132,7 @@ pub async fn a_worker_from_before_a_replay_stays_late<H: RequestHarness>() {
     books(&h).await;
 }
 
-pub async fn only_dead_letters_are_replayed_or_discarded<H: RequestHarness>() {
+pub async fn only_dead_letters_are_replayed_or_discarded<H: HasRequests>() {
     let h = H::open().await;
     let waiting = accepted_one(&h, wish(&h, "a")).await;
     let begun_one = begun(&h, wish(&h, "b")).await.id;
@@ -149,7 +149,7 @@ pub async fn only_dead_letters_are_replayed_or_discarded<H: RequestHarness>() {
     books(&h).await;
 }
 
-pub async fn a_letter_is_replayed_once<H: RequestHarness>() {
+pub async fn a_letter_is_replayed_once<H: HasRequests>() {
     let h = H::open().await;
     let id = letters_of(&h, 1).await[0];
     assert!(replay(&h, id).await);
@@ -158,7 +158,7 @@ pub async fn a_letter_is_replayed_once<H: RequestHarness>() {
     assert_eq!(claim(&h, 10).await.len(), 1, "it has one job");
 }
 
-pub async fn some_letters_are_replayed_at_once<H: RequestHarness>() {
+pub async fn some_letters_are_replayed_at_once<H: HasRequests>() {
     let h = H::open().await;
     let ids: BTreeSet<_> = letters_of(&h, 7).await.into_iter().collect();
     assert_eq!(replay_some(&h, 0).await, []);
@@ -174,7 +174,7 @@ pub async fn some_letters_are_replayed_at_once<H: RequestHarness>() {
     books(&h).await;
 }
 
-pub async fn a_discarded_letter_is_off_the_list_and_stays_failed<H: RequestHarness>() {
+pub async fn a_discarded_letter_is_off_the_list_and_stays_failed<H: HasRequests>() {
     let h = H::open().await;
     let sent = wish(&h, "k");
     died(&h, vec![sent.clone(), wish(&h, "l")]).await;

@@ -11,18 +11,18 @@ use weir_core::request::state::{Callback, Report, Status};
 use weir_core::{RequestId, Timestamp};
 use weir_store::request::{JobReport, RequestStore, Room, Submit};
 
-use super::RequestHarness;
-use super::given::{
+use super::fixtures::{
     DAY, URL, books, calls_back, next_id, now, policy, room, sealed, tenant, webhooks, wish_for,
 };
 use super::model::Model;
-use crate::given::{TICK, limits};
-use crate::quota_history::seed;
+use crate::HasRequests;
+use crate::fixtures::{TICK, limits};
+use crate::quota::history::seed;
 
 const HISTORIES: usize = 12;
 const STEPS: usize = 60;
 
-pub async fn random_histories_give_the_models_answers<H: RequestHarness>() {
+pub async fn random_histories_give_the_models_answers<H: HasRequests>() {
     let h = H::open().await;
     let seed = Seed(seed());
     let rng = Rng::with_seed(seed.0);
@@ -57,7 +57,7 @@ struct Pair<'h, H> {
     history: usize,
 }
 
-impl<H: RequestHarness> Pair<'_, H> {
+impl<H: HasRequests> Pair<'_, H> {
     async fn step(&mut self) {
         match self.rng.u8(0..40) {
             0..8 => self.submit().await,

@@ -5,14 +5,14 @@ use std::time::Duration;
 use weir_core::request::retry::Cause;
 use weir_core::request::state::{Refused, Status};
 
-use super::RequestHarness;
-use super::given::{
+use super::fixtures::{
     accepted_one, begun, books, broken, claim_one, claimed, claimed_named, dead_ids, done, found,
     nothing_due, now, policy, put_back, reported_one, status, taken_over, wish,
 };
-use crate::given::TICK;
+use crate::HasRequests;
+use crate::fixtures::TICK;
 
-pub async fn a_lease_lasts_to_its_last_microsecond<H: RequestHarness>() {
+pub async fn a_lease_lasts_to_its_last_microsecond<H: HasRequests>() {
     let h = H::open().await;
     let job = begun(&h, wish(&h, "k")).await;
     nothing_due(&h, "a worker has it").await;
@@ -23,7 +23,7 @@ pub async fn a_lease_lasts_to_its_last_microsecond<H: RequestHarness>() {
     assert_eq!(claim_one(&h).await.id, job.id, "but not any longer");
 }
 
-pub async fn a_named_claim_takes_over_at_the_very_end_of_a_lease_too<H: RequestHarness>() {
+pub async fn a_named_claim_takes_over_at_the_very_end_of_a_lease_too<H: HasRequests>() {
     let h = H::open().await;
     let job = begun(&h, wish(&h, "k")).await;
     h.clock().advance(policy().lease);
@@ -31,7 +31,7 @@ pub async fn a_named_claim_takes_over_at_the_very_end_of_a_lease_too<H: RequestH
     assert_eq!((again.id, again.attempt), (job.id, 2));
 }
 
-pub async fn a_job_claimed_again_has_a_higher_token_and_counts_an_attempt<H: RequestHarness>() {
+pub async fn a_job_claimed_again_has_a_higher_token_and_counts_an_attempt<H: HasRequests>() {
     let h = H::open().await;
     let first = begun(&h, wish(&h, "k")).await;
     h.clock().advance(policy().lease);
@@ -44,7 +44,7 @@ pub async fn a_job_claimed_again_has_a_higher_token_and_counts_an_attempt<H: Req
     nothing_due(&h, "as long as the first one's").await;
 }
 
-pub async fn a_late_worker_changes_nothing<H: RequestHarness>() {
+pub async fn a_late_worker_changes_nothing<H: HasRequests>() {
     let h = H::open().await;
     let late = begun(&h, wish(&h, "k")).await;
     h.clock().advance(policy().lease);
@@ -60,7 +60,7 @@ pub async fn a_late_worker_changes_nothing<H: RequestHarness>() {
     assert_eq!(reported_one(&h, done(&holder)).await, Ok(Status::Completed));
 }
 
-pub async fn a_report_after_the_lease_counts_while_nobody_else_has_claimed<H: RequestHarness>() {
+pub async fn a_report_after_the_lease_counts_while_nobody_else_has_claimed<H: HasRequests>() {
     let h = H::open().await;
     let job = begun(&h, wish(&h, "k")).await;
     h.clock().advance(policy().lease * 10);
@@ -69,7 +69,7 @@ pub async fn a_report_after_the_lease_counts_while_nobody_else_has_claimed<H: Re
     assert_eq!(books(&h).await.completed, 1);
 }
 
-pub async fn a_request_that_kills_its_workers_becomes_a_dead_letter<H: RequestHarness>() {
+pub async fn a_request_that_kills_its_workers_becomes_a_dead_letter<H: HasRequests>() {
     let h = H::open().await;
     let id = accepted_one(&h, wish(&h, "k")).await;
     for attempt in 1..=policy().max_attempts.get() {
@@ -90,7 +90,7 @@ pub async fn a_request_that_kills_its_workers_becomes_a_dead_letter<H: RequestHa
     assert_eq!(books(&h).await.dead, 1);
 }
 
-pub async fn a_named_claim_gives_up_what_has_no_attempt_left<H: RequestHarness>() {
+pub async fn a_named_claim_gives_up_what_has_no_attempt_left<H: HasRequests>() {
     let h = H::open().await;
     let id = accepted_one(&h, wish(&h, "k")).await;
     for _ in 0..policy().max_attempts.get() {
@@ -104,7 +104,7 @@ pub async fn a_named_claim_gives_up_what_has_no_attempt_left<H: RequestHarness>(
     books(&h).await;
 }
 
-pub async fn a_worker_of_a_request_given_up_is_told_so<H: RequestHarness>() {
+pub async fn a_worker_of_a_request_given_up_is_told_so<H: HasRequests>() {
     let h = H::open().await;
     accepted_one(&h, wish(&h, "k")).await;
     let mut last = None;
@@ -119,7 +119,7 @@ pub async fn a_worker_of_a_request_given_up_is_told_so<H: RequestHarness>() {
     assert_eq!(status(&h, last.id).await, Status::FailedRetryExhausted);
 }
 
-pub async fn a_callback_that_never_comes_costs_an_attempt_and_then_the_request<H: RequestHarness>() {
+pub async fn a_callback_that_never_comes_costs_an_attempt_and_then_the_request<H: HasRequests>() {
     let h = H::open().await;
     let id = accepted_one(&h, wish(&h, "k")).await;
     for attempt in 1..=policy().max_attempts.get() {
@@ -136,7 +136,7 @@ pub async fn a_callback_that_never_comes_costs_an_attempt_and_then_the_request<H
     assert_eq!(dead_ids(&h).await, [id]);
 }
 
-pub async fn the_lease_is_that_of_the_policy_claimed_with<H: RequestHarness>() {
+pub async fn the_lease_is_that_of_the_policy_claimed_with<H: HasRequests>() {
     let h = H::open().await;
     let long = weir_core::request::retry::Policy { lease: Duration::from_secs(100), ..policy() };
     let id = accepted_one(&h, wish(&h, "k")).await;
@@ -148,7 +148,7 @@ pub async fn the_lease_is_that_of_the_policy_claimed_with<H: RequestHarness>() {
     assert_eq!(claim_one(&h).await.id, id);
 }
 
-pub async fn a_clock_that_is_set_back_holds_up_no_request<H: RequestHarness>() {
+pub async fn a_clock_that_is_set_back_holds_up_no_request<H: HasRequests>() {
     let h = H::open().await;
     let Some(clock) = h.store_clock() else { return };
     let ahead = Duration::from_secs(7_200);

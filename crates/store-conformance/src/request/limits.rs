@@ -4,13 +4,13 @@ use std::time::Duration;
 
 use weir_store::request::SubmitOutcome;
 
-use super::RequestHarness;
-use super::given::{accepted, again, books, letters, submitted, wish, wish_for, wishes};
-use crate::given::{TICK, limits};
+use super::fixtures::{accepted, again, books, letters, submitted, wish, wish_for, wishes};
+use crate::HasRequests;
+use crate::fixtures::{TICK, limits};
 
 const MINUTE: Duration = Duration::from_secs(60);
 
-pub async fn exactly_the_limit_is_accepted<H: RequestHarness>() {
+pub async fn exactly_the_limit_is_accepted<H: HasRequests>() {
     let h = H::open().await;
     let outcomes = submitted(&h, wishes(&h, "a", 5), limits(3, 1)).await;
     assert_eq!(letters(&outcomes), "AAALL");
@@ -19,7 +19,7 @@ pub async fn exactly_the_limit_is_accepted<H: RequestHarness>() {
     assert_eq!(books(&h).await.accepted, 3, "what is refused is nowhere");
 }
 
-pub async fn counts_carry_over_from_batch_to_batch<H: RequestHarness>() {
+pub async fn counts_carry_over_from_batch_to_batch<H: HasRequests>() {
     let h = H::open().await;
     for (n, expected) in ["AA", "AA", "AL", "LL"].into_iter().enumerate() {
         assert_eq!(letters(&submitted(&h, wishes(&h, &format!("k{n}"), 2), limits(5, 1)).await), expected);
@@ -27,7 +27,7 @@ pub async fn counts_carry_over_from_batch_to_batch<H: RequestHarness>() {
     assert_eq!(books(&h).await.accepted, 5);
 }
 
-pub async fn a_window_turns_at_its_very_end_and_says_when<H: RequestHarness>() {
+pub async fn a_window_turns_at_its_very_end_and_says_when<H: HasRequests>() {
     let h = H::open().await;
     accepted_within(&h, 2).await;
     for waited in [Duration::ZERO, Duration::from_micros(12_345_678), MINUTE - TICK] {
@@ -46,12 +46,12 @@ pub async fn a_window_turns_at_its_very_end_and_says_when<H: RequestHarness>() {
     );
 }
 
-async fn accepted_within<H: RequestHarness>(h: &H, count: usize) {
+async fn accepted_within<H: HasRequests>(h: &H, count: usize) {
     let outcomes = submitted(h, wishes(h, "first", count), limits(2, 1)).await;
     assert_eq!(letters(&outcomes), "A".repeat(count));
 }
 
-pub async fn replays_and_conflicts_do_not_count<H: RequestHarness>() {
+pub async fn replays_and_conflicts_do_not_count<H: HasRequests>() {
     let h = H::open().await;
     let sent = wish(&h, "k");
     let mut batch = vec![sent.clone()];
@@ -64,7 +64,7 @@ pub async fn replays_and_conflicts_do_not_count<H: RequestHarness>() {
     assert_eq!(letters(&submitted(&h, vec![again(&h, &sent), wish(&h, "m")], limits(2, 1)).await), "RL");
 }
 
-pub async fn each_tenant_has_its_own_window<H: RequestHarness>() {
+pub async fn each_tenant_has_its_own_window<H: HasRequests>() {
     let h = H::open().await;
     let of = |tenant: &str, n: usize| wish_for(&h, tenant, &format!("k{n}"), "what");
     let batch = vec![of("a", 0), of("b", 0), of("a", 1), of("b", 1), of("c", 0)];
@@ -76,7 +76,7 @@ pub async fn each_tenant_has_its_own_window<H: RequestHarness>() {
     assert_eq!(letters(&submitted(&h, batch, limits(1, 1)).await), "LAA", "windows turn one by one");
 }
 
-pub async fn without_limits_nothing_is_limited_nor_counted<H: RequestHarness>() {
+pub async fn without_limits_nothing_is_limited_nor_counted<H: HasRequests>() {
     let h = H::open().await;
     accepted(&h, wishes(&h, "a", 20)).await;
     assert_eq!(letters(&submitted(&h, wishes(&h, "b", 3), limits(2, 1)).await), "AAL");
@@ -84,7 +84,7 @@ pub async fn without_limits_nothing_is_limited_nor_counted<H: RequestHarness>() 
     assert_eq!(books(&h).await.accepted, 42);
 }
 
-pub async fn other_limits_hold_from_the_next_batch_on<H: RequestHarness>() {
+pub async fn other_limits_hold_from_the_next_batch_on<H: HasRequests>() {
     let h = H::open().await;
     assert_eq!(letters(&submitted(&h, wishes(&h, "a", 3), limits(2, 1)).await), "AAL");
     assert_eq!(letters(&submitted(&h, wishes(&h, "b", 3), limits(4, 1)).await), "AAL");

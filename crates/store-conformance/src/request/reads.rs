@@ -6,14 +6,14 @@ use weir_core::RequestId;
 use weir_core::request::state::Status;
 use weir_store::request::{LOOKED_AT_MAX, Listed, Request, Sealed, Submit};
 
-use super::RequestHarness;
-use super::given::{
+use super::fixtures::{
     TENANT, URL, accepted, accepted_one, begun, died, done, found, next_id, rejected, reported, reported_one,
     tenant, wish, wish_for, wishes,
 };
+use crate::HasRequests;
 
 /// The ids of a page of [`TENANT`]'s requests.
-async fn page<H: RequestHarness>(
+async fn page<H: HasRequests>(
     h: &H,
     status: Option<Status>,
     before: Option<RequestId>,
@@ -26,7 +26,7 @@ async fn page<H: RequestHarness>(
 }
 
 /// Accepts requests a second apart, and their ids, the newest first.
-async fn some<H: RequestHarness>(h: &H, count: usize) -> Vec<RequestId> {
+async fn some<H: HasRequests>(h: &H, count: usize) -> Vec<RequestId> {
     let mut ids = Vec::new();
     for n in 0..count {
         ids.insert(0, accepted_one(h, wish(h, &format!("k{n}"))).await);
@@ -35,13 +35,13 @@ async fn some<H: RequestHarness>(h: &H, count: usize) -> Vec<RequestId> {
     ids
 }
 
-pub async fn an_unknown_request_is_none<H: RequestHarness>() {
+pub async fn an_unknown_request_is_none<H: HasRequests>() {
     let h = H::open().await;
     accepted_one(&h, wish(&h, "k")).await;
     assert_eq!(h.requests().find_request(next_id(&h)).await.expect("an answer"), None);
 }
 
-pub async fn requests_are_listed_the_newest_first<H: RequestHarness>() {
+pub async fn requests_are_listed_the_newest_first<H: HasRequests>() {
     let h = H::open().await;
     let ids = some(&h, 4).await;
     assert_eq!(page(&h, None, None, 10).await, ids);
@@ -50,7 +50,7 @@ pub async fn requests_are_listed_the_newest_first<H: RequestHarness>() {
     assert_eq!(page(&h, None, None, 3).await, batch, "also those of one batch");
 }
 
-pub async fn what_is_listed_is_what_is_found<H: RequestHarness>() {
+pub async fn what_is_listed_is_what_is_found<H: HasRequests>() {
     let h = H::open().await;
     let job = begun(&h, wish(&h, "k")).await;
     reported(&h, vec![done(&job)]).await;
@@ -64,7 +64,7 @@ pub async fn what_is_listed_is_what_is_found<H: RequestHarness>() {
     }
 }
 
-pub async fn summaries_are_found_by_id_without_what_may_be_large<H: RequestHarness>() {
+pub async fn summaries_are_found_by_id_without_what_may_be_large<H: HasRequests>() {
     let h = H::open().await;
     let summaries = async |ids: &[RequestId]| {
         let mut found = h.requests().find_summaries(ids).await.expect("find_summaries must succeed");
@@ -86,7 +86,7 @@ pub async fn summaries_are_found_by_id_without_what_may_be_large<H: RequestHarne
     );
 }
 
-pub async fn lists_are_read_page_by_page<H: RequestHarness>() {
+pub async fn lists_are_read_page_by_page<H: HasRequests>() {
     let h = H::open().await;
     let ids = some(&h, 7).await;
     let (mut read, mut before) = (Vec::new(), None);
@@ -104,7 +104,7 @@ pub async fn lists_are_read_page_by_page<H: RequestHarness>() {
     assert_eq!(page(&h, None, None, usize::MAX).await.len(), 10, "any number may be asked for");
 }
 
-pub async fn lists_may_be_of_one_status<H: RequestHarness>() {
+pub async fn lists_may_be_of_one_status<H: HasRequests>() {
     let h = H::open().await;
     let waiting = accepted_one(&h, wish(&h, "a")).await;
     let pending = weir_store::request::Submit { needs_broker: true, ..wish(&h, "b") };
@@ -126,7 +126,7 @@ pub async fn lists_may_be_of_one_status<H: RequestHarness>() {
     assert_eq!(rest, [completed[0].id], "and page by page too");
 }
 
-pub async fn a_list_of_a_rare_status_ends_and_says_where_to_go_on<H: RequestHarness>() {
+pub async fn a_list_of_a_rare_status_ends_and_says_where_to_go_on<H: HasRequests>() {
     let h = H::open().await;
     let rare = begun(&h, wish(&h, "rare")).await;
     reported(&h, vec![done(&rare)]).await;
@@ -150,7 +150,7 @@ pub async fn a_list_of_a_rare_status_ends_and_says_where_to_go_on<H: RequestHarn
     assert_eq!(list(Status::Accepted, None).await, (newest, None), "as many as were asked for");
 }
 
-pub async fn tenants_see_their_own_requests_only<H: RequestHarness>() {
+pub async fn tenants_see_their_own_requests_only<H: HasRequests>() {
     let h = H::open().await;
     let of = |tenant: &str, key: &str| wish_for(&h, tenant, key, key);
     let batch =

@@ -6,13 +6,13 @@ use weir_core::request::retry::{Cause, Judgement};
 use weir_core::request::state::{Refused, Report, Status};
 use weir_store::request::{Failure, Job, JobReport};
 
-use super::RequestHarness;
-use super::given::{
+use super::fixtures::{
     accepted, begun, books, broken, broken_for, claim, claim_one, dead_ids, died, done, found, next_id,
     nothing_due, now, policy, put_back, rejected, reported, reported_one, says, sealed, taken_over, wish,
     wishes,
 };
-use crate::given::{TICK, awkward_messages};
+use crate::HasRequests;
+use crate::fixtures::{TICK, awkward_messages};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -20,7 +20,7 @@ fn failure(cause: Cause) -> Option<Failure> {
     Some(Failure { code: cause.code().to_owned(), message: cause.to_string() })
 }
 
-pub async fn a_completed_request_has_its_result_and_no_job<H: RequestHarness>() {
+pub async fn a_completed_request_has_its_result_and_no_job<H: HasRequests>() {
     let h = H::open().await;
     let job = begun(&h, wish(&h, "k")).await;
     h.clock().advance(SECOND);
@@ -34,7 +34,7 @@ pub async fn a_completed_request_has_its_result_and_no_job<H: RequestHarness>() 
     assert_eq!(books(&h).await.completed, 1);
 }
 
-pub async fn a_completed_request_may_have_no_result<H: RequestHarness>() {
+pub async fn a_completed_request_may_have_no_result<H: HasRequests>() {
     let h = H::open().await;
     let job = begun(&h, wish(&h, "k")).await;
     let report = JobReport { result: None, ..done(&job) };
@@ -42,7 +42,7 @@ pub async fn a_completed_request_may_have_no_result<H: RequestHarness>() {
     assert_eq!(found(&h, job.id).await.result, None);
 }
 
-pub async fn a_rejected_request_says_why_and_is_no_dead_letter<H: RequestHarness>() {
+pub async fn a_rejected_request_says_why_and_is_no_dead_letter<H: HasRequests>() {
     let h = H::open().await;
     let job = begun(&h, wish(&h, "k")).await;
     h.clock().advance(SECOND);
@@ -56,7 +56,7 @@ pub async fn a_rejected_request_says_why_and_is_no_dead_letter<H: RequestHarness
     assert_eq!(books(&h).await.failed, 1);
 }
 
-pub async fn a_retry_waits_as_long_as_chance_decides<H: RequestHarness>() {
+pub async fn a_retry_waits_as_long_as_chance_decides<H: HasRequests>() {
     let h = H::open().await;
     // After one attempt the wait is from 1 s to 2 s, after two to 4 s; see the policy.
     for (chance, waits) in [(0, [1, 1]), (u64::MAX, [2, 4])] {
@@ -74,7 +74,7 @@ pub async fn a_retry_waits_as_long_as_chance_decides<H: RequestHarness>() {
     }
 }
 
-pub async fn a_retry_waits_as_long_as_the_downstream_asks_within_bounds<H: RequestHarness>() {
+pub async fn a_retry_waits_as_long_as_the_downstream_asks_within_bounds<H: HasRequests>() {
     let h = H::open().await;
     for (asked, wait) in [(Duration::ZERO, 1), (3 * SECOND, 3), (Duration::MAX, 5)] {
         let job = begun(&h, wish(&h, &format!("{asked:?}"))).await;
@@ -86,7 +86,7 @@ pub async fn a_retry_waits_as_long_as_the_downstream_asks_within_bounds<H: Reque
     }
 }
 
-pub async fn the_last_retry_in_vain_makes_a_dead_letter<H: RequestHarness>() {
+pub async fn the_last_retry_in_vain_makes_a_dead_letter<H: HasRequests>() {
     let h = H::open().await;
     let mut job = begun(&h, wish(&h, "k")).await;
     for attempt in 1..=2 {
@@ -104,7 +104,7 @@ pub async fn the_last_retry_in_vain_makes_a_dead_letter<H: RequestHarness>() {
     assert_eq!(books(&h).await.dead, 1);
 }
 
-pub async fn a_failed_attempt_shows_until_one_succeeds<H: RequestHarness>() {
+pub async fn a_failed_attempt_shows_until_one_succeeds<H: HasRequests>() {
     let h = H::open().await;
     let job = begun(&h, wish(&h, "k")).await;
     assert_eq!(found(&h, job.id).await.failure, None);
@@ -124,7 +124,7 @@ pub async fn a_failed_attempt_shows_until_one_succeeds<H: RequestHarness>() {
     assert_eq!(found(&h, job.id).await.failure, None);
 }
 
-pub async fn a_request_taken_over_waits_for_its_callback<H: RequestHarness>() {
+pub async fn a_request_taken_over_waits_for_its_callback<H: HasRequests>() {
     let h = H::open().await;
     let job = begun(&h, wish(&h, "k")).await;
     h.clock().advance(SECOND);
@@ -137,7 +137,7 @@ pub async fn a_request_taken_over_waits_for_its_callback<H: RequestHarness>() {
     assert_eq!(reported_one(&h, done(&job)).await, Err(Refused::LeaseLost), "the worker has spoken");
 }
 
-pub async fn a_call_that_was_not_made_costs_no_attempt<H: RequestHarness>() {
+pub async fn a_call_that_was_not_made_costs_no_attempt<H: HasRequests>() {
     let h = H::open().await;
     let first = begun(&h, wish(&h, "k")).await;
     reported_one(&h, put_back(&first, Duration::ZERO)).await.expect("it is taken");
@@ -160,7 +160,7 @@ pub async fn a_call_that_was_not_made_costs_no_attempt<H: RequestHarness>() {
     assert_eq!(found(&h, job.id).await.attempts, 1);
 }
 
-pub async fn what_is_final_takes_no_report<H: RequestHarness>() {
+pub async fn what_is_final_takes_no_report<H: HasRequests>() {
     let h = H::open().await;
     let completed = begun(&h, wish(&h, "a")).await;
     let failed = begun(&h, wish(&h, "b")).await;
@@ -184,7 +184,7 @@ pub async fn what_is_final_takes_no_report<H: RequestHarness>() {
     books(&h).await;
 }
 
-pub async fn what_was_not_claimed_takes_no_report<H: RequestHarness>() {
+pub async fn what_was_not_claimed_takes_no_report<H: HasRequests>() {
     let h = H::open().await;
     let known = begun(&h, wish(&h, "k")).await;
     let unknown = Job { id: next_id(&h), ..known.clone() };
@@ -202,7 +202,7 @@ pub async fn what_was_not_claimed_takes_no_report<H: RequestHarness>() {
     assert_eq!(reported_one(&h, done(&known)).await, Ok(Status::Completed));
 }
 
-pub async fn a_mixed_batch_of_reports_is_answered_in_its_order<H: RequestHarness>() {
+pub async fn a_mixed_batch_of_reports_is_answered_in_its_order<H: HasRequests>() {
     let h = H::open().await;
     accepted(&h, wishes(&h, "k", 6)).await;
     let jobs = claim(&h, 6).await;
@@ -237,12 +237,12 @@ pub async fn a_mixed_batch_of_reports_is_answered_in_its_order<H: RequestHarness
     assert_eq!((books.completed, books.failed, books.in_flight), (1, 1, 4));
 }
 
-pub async fn an_empty_batch_of_reports_answers_empty<H: RequestHarness>() {
+pub async fn an_empty_batch_of_reports_answers_empty<H: HasRequests>() {
     let h = H::open().await;
     assert_eq!(reported(&h, Vec::new()).await, []);
 }
 
-pub async fn awkward_details_are_kept<H: RequestHarness>() {
+pub async fn awkward_details_are_kept<H: HasRequests>() {
     let h = H::open().await;
     for (n, detail) in awkward_messages().into_iter().enumerate() {
         let job = begun(&h, wish(&h, &format!("k{n}"))).await;

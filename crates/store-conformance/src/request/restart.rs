@@ -6,15 +6,15 @@ use weir_core::request::canary::Percent;
 use weir_core::request::state::{Refused, Status};
 use weir_store::request::{Rollout, Submit};
 
-use super::RequestHarness;
-use super::given::{
+use super::fixtures::{
     TENANT, URL, accepted, again, begun, books, broken, claim_one, claimed, dead, died, done, found, letters,
     nothing_due, policy, rejected, reported, reported_one, rollout_change, submitted, switched, taken_over,
     tenant, webhooks, wish, wish_for,
 };
-use crate::given::{TICK, limits};
+use crate::HasRequests;
+use crate::fixtures::{TICK, limits};
 
-pub async fn everything_stands_as_before<H: RequestHarness>() {
+pub async fn everything_stands_as_before<H: HasRequests>() {
     let h = H::open().await;
     let jobs =
         [begun(&h, wish(&h, "a")).await, begun(&h, wish(&h, "b")).await, begun(&h, wish(&h, "c")).await];
@@ -47,7 +47,7 @@ pub async fn everything_stands_as_before<H: RequestHarness>() {
     assert_eq!(read(&h).await, before);
 }
 
-pub async fn keys_and_windows_survive<H: RequestHarness>() {
+pub async fn keys_and_windows_survive<H: HasRequests>() {
     let h = H::open().await;
     let sent = wish(&h, "k");
     assert_eq!(letters(&submitted(&h, vec![sent.clone(), wish(&h, "l")], limits(3, 1)).await), "AA");
@@ -56,7 +56,7 @@ pub async fn keys_and_windows_survive<H: RequestHarness>() {
     assert_eq!(letters(&submitted(&h, batch, limits(3, 1)).await), "RCAL", "what was spent stays spent");
 }
 
-pub async fn leases_survive_and_so_do_their_holders<H: RequestHarness>() {
+pub async fn leases_survive_and_so_do_their_holders<H: HasRequests>() {
     let h = H::open().await;
     let [held, lost] = [begun(&h, wish(&h, "a")).await, begun(&h, wish(&h, "b")).await];
     let h = h.reopen().await;
@@ -73,7 +73,7 @@ pub async fn leases_survive_and_so_do_their_holders<H: RequestHarness>() {
     assert_eq!(reported_one(&h, done(&holder)).await, Ok(Status::Completed));
 }
 
-pub async fn waits_survive_with_their_time<H: RequestHarness>() {
+pub async fn waits_survive_with_their_time<H: HasRequests>() {
     let h = H::open().await;
     let [retried, waiting] = [begun(&h, wish(&h, "a")).await, begun(&h, wish(&h, "b")).await];
     reported(&h, vec![broken(&retried), taken_over(&waiting)]).await;
@@ -88,7 +88,7 @@ pub async fn waits_survive_with_their_time<H: RequestHarness>() {
     assert_eq!(claimed(&h, 1).await.next, Some(left));
 }
 
-pub async fn tokens_grow_over_restarts_and_replays<H: RequestHarness>() {
+pub async fn tokens_grow_over_restarts_and_replays<H: HasRequests>() {
     let h = H::open().await;
     let late = died(&h, vec![wish(&h, "k")]).await.remove(0);
     let h = h.reopen().await;
@@ -101,7 +101,7 @@ pub async fn tokens_grow_over_restarts_and_replays<H: RequestHarness>() {
     assert_eq!(found(&h, job.id).await.attempts, 1);
 }
 
-pub async fn webhooks_survive<H: RequestHarness>() {
+pub async fn webhooks_survive<H: HasRequests>() {
     let h = H::open().await;
     let job = begun(&h, Submit { callback_url: Some(URL.to_owned()), ..wish(&h, "k") }).await;
     reported_one(&h, done(&job)).await.expect("it is taken");

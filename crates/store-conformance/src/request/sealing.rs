@@ -5,38 +5,33 @@ use std::time::Duration;
 use weir_core::{RequestId, Timestamp};
 use weir_store::request::{Sealed, SealedSearch, SealingKey, Submit};
 
-use super::RequestHarness;
-use super::given::{accepted_one, begun, done, found, next_id, now, reported_one, sealed, wish};
+use super::fixtures::{accepted_one, begun, done, found, next_id, now, reported_one, sealed, wish};
+use crate::HasRequests;
 
 fn key(name: &str, digest: &str) -> SealingKey {
     let check = Sealed { key_id: name.to_owned(), bytes: vec![0, 255, 7] };
     SealingKey { name: name.to_owned(), digest: digest.to_owned(), check }
 }
 
-async fn register<H: RequestHarness>(h: &H, key: &SealingKey) {
+async fn register<H: HasRequests>(h: &H, key: &SealingKey) {
     h.requests().register_sealing_key(key).await.expect("register_sealing_key must succeed");
 }
 
-async fn registered<H: RequestHarness>(h: &H) -> Vec<(SealingKey, Timestamp)> {
+async fn registered<H: HasRequests>(h: &H) -> Vec<(SealingKey, Timestamp)> {
     h.requests().sealing_keys().await.expect("sealing_keys must succeed")
 }
 
-async fn search<H: RequestHarness>(
-    h: &H,
-    name: &str,
-    after: Option<RequestId>,
-    limit: usize,
-) -> SealedSearch {
+async fn search<H: HasRequests>(h: &H, name: &str, after: Option<RequestId>, limit: usize) -> SealedSearch {
     h.requests().find_sealed_with(name, after, limit).await.expect("find_sealed_with must succeed")
 }
 
 /// A request whose payload is sealed with the key of this name.
-fn sealed_with<H: RequestHarness>(h: &H, name: &str) -> Submit {
+fn sealed_with<H: HasRequests>(h: &H, name: &str) -> Submit {
     let payload = Sealed { key_id: name.to_owned(), ..sealed("payload") };
     Submit { payload, ..wish(h, &next_id(h).to_string()) }
 }
 
-pub async fn keys_are_registered_and_forgotten_by_name_and_digest<H: RequestHarness>() {
+pub async fn keys_are_registered_and_forgotten_by_name_and_digest<H: HasRequests>() {
     let h = H::open().await;
     assert_eq!(registered(&h).await, []);
     let (first, other, same_name) = (key("ü b", "1"), key("a", "2"), key("ü b", "3"));
@@ -62,7 +57,7 @@ pub async fn keys_are_registered_and_forgotten_by_name_and_digest<H: RequestHarn
     assert_eq!(registered(&h).await, [(first, later)]);
 }
 
-pub async fn requests_sealed_with_a_key_are_found_part_by_part<H: RequestHarness>() {
+pub async fn requests_sealed_with_a_key_are_found_part_by_part<H: HasRequests>() {
     let h = H::open().await;
     assert_eq!(search(&h, "old", None, 10).await, SealedSearch::None);
     let mut ids = Vec::new();
@@ -77,7 +72,7 @@ pub async fn requests_sealed_with_a_key_are_found_part_by_part<H: RequestHarness
     assert_eq!(search(&h, "o%", None, 10).await, SealedSearch::NoneUpTo(ids[3]), "names are names");
 }
 
-pub async fn a_result_sealed_with_a_key_is_found_too<H: RequestHarness>() {
+pub async fn a_result_sealed_with_a_key_is_found_too<H: HasRequests>() {
     let h = H::open().await;
     let job = begun(&h, sealed_with(&h, "old")).await;
     assert_eq!(search(&h, "new", None, 10).await, SealedSearch::NoneUpTo(job.id));
@@ -88,7 +83,7 @@ pub async fn a_result_sealed_with_a_key_is_found_too<H: RequestHarness>() {
     assert_eq!(search(&h, "old", None, 10).await, SealedSearch::Found(job.id));
 }
 
-pub async fn the_newest_request_is_the_one_accepted_last<H: RequestHarness>() {
+pub async fn the_newest_request_is_the_one_accepted_last<H: HasRequests>() {
     let h = H::open().await;
     let newest = async |h: &H| h.requests().newest_request().await.expect("newest_request must succeed");
     assert_eq!(newest(&h).await, None);

@@ -7,15 +7,15 @@ use weir_core::request::state::Status;
 use weir_core::{IdempotencyKey, RequestType};
 use weir_store::request::{Receipt, Request, Sealed, Submit, SubmitOutcome};
 
-use super::RequestHarness;
-use super::given::{
+use super::fixtures::{
     DAY, TENANT, URL, accepted, accepted_one, again, begun, books, claim, claim_one, done, found, letters,
     now, reported_one, sealed, submitted, submitted_one, tenant, wish, wish_for, wishes,
 };
+use crate::HasRequests;
 use crate::START;
-use crate::given::{TICK, awkward_user_ids};
+use crate::fixtures::{TICK, awkward_user_ids};
 
-pub async fn a_new_engine_is_empty_and_stands_at_the_start<H: RequestHarness>() {
+pub async fn a_new_engine_is_empty_and_stands_at_the_start<H: HasRequests>() {
     let h = H::open().await;
     assert_eq!(now(&h), START);
     assert_eq!(books(&h).await.accepted, 0);
@@ -23,7 +23,7 @@ pub async fn a_new_engine_is_empty_and_stands_at_the_start<H: RequestHarness>() 
     assert_eq!(listed.requests, []);
 }
 
-pub async fn a_new_submission_is_accepted_and_read_back_as_it_was_sent<H: RequestHarness>() {
+pub async fn a_new_submission_is_accepted_and_read_back_as_it_was_sent<H: HasRequests>() {
     let h = H::open().await;
     h.clock().advance(Duration::from_micros(1_234_567));
     let sent = Submit { callback_url: Some(URL.to_owned()), ..wish(&h, "k") };
@@ -47,7 +47,7 @@ pub async fn a_new_submission_is_accepted_and_read_back_as_it_was_sent<H: Reques
     assert_eq!(books(&h).await.in_flight, 1);
 }
 
-pub async fn the_same_submission_is_replayed_with_the_status_it_has_by_now<H: RequestHarness>() {
+pub async fn the_same_submission_is_replayed_with_the_status_it_has_by_now<H: HasRequests>() {
     let h = H::open().await;
     let sent = wish(&h, "k");
     let first = accepted(&h, vec![sent.clone()]).await[0];
@@ -62,7 +62,7 @@ pub async fn the_same_submission_is_replayed_with_the_status_it_has_by_now<H: Re
     assert_eq!(books(&h).await.accepted, 1, "it is one request all along");
 }
 
-pub async fn another_payload_under_a_used_key_is_a_conflict_and_changes_nothing<H: RequestHarness>() {
+pub async fn another_payload_under_a_used_key_is_a_conflict_and_changes_nothing<H: HasRequests>() {
     let h = H::open().await;
     let sent = wish(&h, "k");
     accepted_one(&h, sent.clone()).await;
@@ -80,7 +80,7 @@ pub async fn another_payload_under_a_used_key_is_a_conflict_and_changes_nothing<
     assert_eq!(books(&h).await.accepted, 1);
 }
 
-pub async fn fingerprints_are_compared_to_their_last_bit<H: RequestHarness>() {
+pub async fn fingerprints_are_compared_to_their_last_bit<H: HasRequests>() {
     let h = H::open().await;
     for (n, bytes) in [[0; 32], [0xff; 32], [b'\''; 32]].into_iter().enumerate() {
         let sent = Submit { fingerprint: Fingerprint::from_bytes(bytes), ..wish(&h, &format!("k{n}")) };
@@ -94,7 +94,7 @@ pub async fn fingerprints_are_compared_to_their_last_bit<H: RequestHarness>() {
     }
 }
 
-pub async fn tenants_may_use_the_same_keys<H: RequestHarness>() {
+pub async fn tenants_may_use_the_same_keys<H: HasRequests>() {
     let h = H::open().await;
     let batch = || ["acme", "globex", "ACME", "acme "].map(|of| wish_for(&h, of, "k", of)).to_vec();
     let receipts = accepted(&h, batch()).await;
@@ -104,7 +104,7 @@ pub async fn tenants_may_use_the_same_keys<H: RequestHarness>() {
     assert_eq!(books(&h).await.accepted, 4);
 }
 
-pub async fn a_key_is_free_again_after_a_day_to_the_microsecond<H: RequestHarness>() {
+pub async fn a_key_is_free_again_after_a_day_to_the_microsecond<H: HasRequests>() {
     let h = H::open().await;
     let sent = wish(&h, "k");
     accepted_one(&h, sent.clone()).await;
@@ -124,7 +124,7 @@ pub async fn a_key_is_free_again_after_a_day_to_the_microsecond<H: RequestHarnes
     assert_eq!(books(&h).await.accepted, 2);
 }
 
-pub async fn a_submission_twice_in_a_batch_is_accepted_once<H: RequestHarness>() {
+pub async fn a_submission_twice_in_a_batch_is_accepted_once<H: HasRequests>() {
     let h = H::open().await;
     let sent = wish(&h, "k");
     let batch = vec![sent.clone(), again(&h, &sent), wish_for(&h, TENANT, "k", "else"), again(&h, &sent)];
@@ -136,7 +136,7 @@ pub async fn a_submission_twice_in_a_batch_is_accepted_once<H: RequestHarness>()
     assert_eq!(claim(&h, 10).await.len(), 1, "and has one job");
 }
 
-pub async fn a_mixed_batch_is_answered_in_its_order<H: RequestHarness>() {
+pub async fn a_mixed_batch_is_answered_in_its_order<H: HasRequests>() {
     let h = H::open().await;
     let old = wishes(&h, "old", 3);
     let receipts = accepted(&h, old.clone()).await;
@@ -162,14 +162,14 @@ pub async fn a_mixed_batch_is_answered_in_its_order<H: RequestHarness>() {
     assert_eq!(books(&h).await.accepted, 5);
 }
 
-pub async fn an_empty_batch_answers_empty<H: RequestHarness>() {
+pub async fn an_empty_batch_answers_empty<H: HasRequests>() {
     let h = H::open().await;
     assert_eq!(submitted(&h, Vec::new(), None).await, []);
-    assert_eq!(submitted(&h, Vec::new(), crate::given::limits(1, 1)).await, []);
+    assert_eq!(submitted(&h, Vec::new(), crate::fixtures::limits(1, 1)).await, []);
     assert_eq!(books(&h).await.accepted, 0);
 }
 
-pub async fn a_large_batch_is_taken_whole<H: RequestHarness>() {
+pub async fn a_large_batch_is_taken_whole<H: HasRequests>() {
     let h = H::open().await;
     let batch = wishes(&h, "k", 2_000);
     let receipts = accepted(&h, batch.clone()).await;
@@ -179,7 +179,7 @@ pub async fn a_large_batch_is_taken_whole<H: RequestHarness>() {
     assert_eq!(books(&h).await.in_flight, 2_000);
 }
 
-pub async fn awkward_keys_tenants_and_types_are_kept_apart_and_unchanged<H: RequestHarness>() {
+pub async fn awkward_keys_tenants_and_types_are_kept_apart_and_unchanged<H: HasRequests>() {
     let h = H::open().await;
     let names = awkward_user_ids();
     let mut batch = Vec::new();
@@ -201,7 +201,7 @@ pub async fn awkward_keys_tenants_and_types_are_kept_apart_and_unchanged<H: Requ
     }
 }
 
-pub async fn payloads_are_bytes_of_any_value_and_length<H: RequestHarness>() {
+pub async fn payloads_are_bytes_of_any_value_and_length<H: HasRequests>() {
     let h = H::open().await;
     let all: Vec<u8> = (0..=255).collect();
     let large = all.iter().copied().cycle().take(1 << 20).collect();
@@ -216,7 +216,7 @@ pub async fn payloads_are_bytes_of_any_value_and_length<H: RequestHarness>() {
     }
 }
 
-pub async fn what_a_broker_has_to_take_is_pending_enqueue<H: RequestHarness>() {
+pub async fn what_a_broker_has_to_take_is_pending_enqueue<H: HasRequests>() {
     let h = H::open().await;
     let sent = Submit { needs_broker: true, ..wish(&h, "k") };
     let receipt = Receipt { id: sent.id, status: Status::PendingEnqueue, accepted_at: now(&h) };

@@ -7,42 +7,42 @@ use weir_core::request::canary::Percent;
 use weir_core::request::state::{Callback, Status};
 use weir_store::request::{Books, Pending, Rollout, RolloutChange, Submit};
 
-use super::RequestHarness;
-use super::given::{
+use super::fixtures::{
     DAY, SWITCHES, TENANT, accepted, accepted_one, again, begun, books, broken, called_back, calls_back,
     claim, claim_one, claimed, dead_ids, died, done, found, hasty, letters, next_id, now, policy, put_back,
     rejected, reported, reported_one, rollout_change, submitted, switched, taken_over, tenant, wish,
     wish_for, wishes,
 };
-use crate::given::{TICK, at_once};
+use crate::HasRequests;
+use crate::fixtures::{TICK, at_once};
 
 const SECOND: Duration = Duration::from_secs(1);
 /// The finest step in which requests are known to be old.
 const MILLI: Duration = Duration::from_millis(1);
 
-fn for_broker<H: RequestHarness>(h: &H, key: &str) -> Submit {
+fn for_broker<H: HasRequests>(h: &H, key: &str) -> Submit {
     Submit { needs_broker: true, ..wish(h, key) }
 }
 
-async fn pending<H: RequestHarness>(h: &H, older_than: Duration, limit: usize) -> Vec<Pending> {
+async fn pending<H: HasRequests>(h: &H, older_than: Duration, limit: usize) -> Vec<Pending> {
     h.requests().pending_requests(older_than, limit).await.expect("pending_requests must succeed")
 }
 
-async fn mark<H: RequestHarness>(h: &H, ids: &[RequestId]) {
+async fn mark<H: HasRequests>(h: &H, ids: &[RequestId]) {
     h.requests().mark_enqueued(ids).await.expect("mark_enqueued must succeed");
 }
 
-async fn purge<H: RequestHarness>(h: &H, keep: Duration, limit: usize) -> u64 {
+async fn purge<H: HasRequests>(h: &H, keep: Duration, limit: usize) -> u64 {
     h.requests().purge_requests(keep, limit).await.expect("purge_requests must succeed")
 }
 
 /// The ids of [`TENANT`]'s requests, the newest first.
-async fn kept<H: RequestHarness>(h: &H) -> Vec<RequestId> {
+async fn kept<H: HasRequests>(h: &H) -> Vec<RequestId> {
     let listed = h.requests().list_requests(&tenant(TENANT), None, None, usize::MAX).await;
     listed.expect("list_requests must succeed").requests.iter().map(|request| request.id).collect()
 }
 
-pub async fn stranded_requests_are_listed_by_age<H: RequestHarness>() {
+pub async fn stranded_requests_are_listed_by_age<H: HasRequests>() {
     let h = H::open().await;
     assert_eq!(pending(&h, Duration::ZERO, 10).await, []);
     let mut ids = Vec::new();
@@ -61,7 +61,7 @@ pub async fn stranded_requests_are_listed_by_age<H: RequestHarness>() {
     assert_eq!(pending(&h, Duration::ZERO, usize::MAX).await.len(), 4);
 }
 
-pub async fn what_the_broker_has_is_accepted<H: RequestHarness>() {
+pub async fn what_the_broker_has_is_accepted<H: HasRequests>() {
     let h = H::open().await;
     let ids = [accepted_one(&h, for_broker(&h, "a")).await, accepted_one(&h, for_broker(&h, "b")).await];
     h.clock().advance(SECOND);
@@ -74,7 +74,7 @@ pub async fn what_the_broker_has_is_accepted<H: RequestHarness>() {
     assert_eq!(claim(&h, 10).await.len(), 2, "either may be worked on");
 }
 
-pub async fn a_job_enqueued_late_goes_on_where_it_stands<H: RequestHarness>() {
+pub async fn a_job_enqueued_late_goes_on_where_it_stands<H: HasRequests>() {
     let h = H::open().await;
     let begun_one = begun(&h, for_broker(&h, "a")).await;
     let ended = begun(&h, for_broker(&h, "b")).await;
@@ -91,7 +91,7 @@ pub async fn a_job_enqueued_late_goes_on_where_it_stands<H: RequestHarness>() {
     books(&h).await;
 }
 
-pub async fn nothing_is_switched_until_somebody_does<H: RequestHarness>() {
+pub async fn nothing_is_switched_until_somebody_does<H: HasRequests>() {
     let h = H::open().await;
     let read = async || h.requests().rollout().await.expect("rollout must succeed");
     assert_eq!(read().await, None);
@@ -105,7 +105,7 @@ pub async fn nothing_is_switched_until_somebody_does<H: RequestHarness>() {
     }
 }
 
-pub async fn switches_that_nobody_names_stay_as_they_are<H: RequestHarness>() {
+pub async fn switches_that_nobody_names_stay_as_they_are<H: HasRequests>() {
     let h = H::open().await;
     let reconciler_off = RolloutChange { reconciler_enabled: Some(false), ..RolloutChange::default() };
     let mut expected = Rollout { reconciler_enabled: false, ..SWITCHES };
@@ -125,7 +125,7 @@ pub async fn switches_that_nobody_names_stay_as_they_are<H: RequestHarness>() {
     assert_eq!(h.requests().rollout().await.expect("rollout must succeed"), Some(expected));
 }
 
-pub async fn old_requests_are_purged_when_they_are_final<H: RequestHarness>() {
+pub async fn old_requests_are_purged_when_they_are_final<H: HasRequests>() {
     let h = H::open().await;
     let jobs = [begun(&h, wish(&h, "a")).await, begun(&h, wish(&h, "b")).await];
     let dead = died(&h, vec![wish(&h, "c")]).await.remove(0);
@@ -149,7 +149,7 @@ pub async fn old_requests_are_purged_when_they_are_final<H: RequestHarness>() {
     assert_eq!(claim(&h, 10).await.len(), 3, "what is left is worked on");
 }
 
-pub async fn a_purge_takes_so_many_and_no_more<H: RequestHarness>() {
+pub async fn a_purge_takes_so_many_and_no_more<H: HasRequests>() {
     let h = H::open().await;
     accepted(&h, wishes(&h, "k", 7)).await;
     reported(&h, claim(&h, 7).await.iter().map(done).collect()).await;
@@ -164,7 +164,7 @@ pub async fn a_purge_takes_so_many_and_no_more<H: RequestHarness>() {
     assert_eq!(purge(&h, Duration::MAX, usize::MAX).await, 0);
 }
 
-pub async fn expired_keys_go_at_their_very_time_and_their_requests_stay<H: RequestHarness>() {
+pub async fn expired_keys_go_at_their_very_time_and_their_requests_stay<H: HasRequests>() {
     let h = H::open().await;
     let sent = wishes(&h, "k", 2);
     accepted(&h, sent.clone()).await;
@@ -180,7 +180,7 @@ pub async fn expired_keys_go_at_their_very_time_and_their_requests_stay<H: Reque
     assert_eq!(books(&h).await.in_flight, 4);
 }
 
-pub async fn a_key_that_outlives_its_request_is_free<H: RequestHarness>() {
+pub async fn a_key_that_outlives_its_request_is_free<H: HasRequests>() {
     let h = H::open().await;
     let sent = wishes(&h, "k", 2);
     let jobs: Vec<_> = {
@@ -198,7 +198,7 @@ pub async fn a_key_that_outlives_its_request_is_free<H: RequestHarness>() {
     assert_eq!(books(&h).await.accepted, 4);
 }
 
-pub async fn a_replayed_letter_is_not_purged_however_old<H: RequestHarness>() {
+pub async fn a_replayed_letter_is_not_purged_however_old<H: HasRequests>() {
     let h = H::open().await;
     let id = died(&h, vec![wish(&h, "k")]).await.remove(0).id;
     h.clock().advance(90 * DAY + MILLI);
@@ -209,7 +209,7 @@ pub async fn a_replayed_letter_is_not_purged_however_old<H: RequestHarness>() {
     assert_eq!(h.requests().find_request(id).await.expect("an answer"), None);
 }
 
-pub async fn the_books_follow_every_step<H: RequestHarness>() {
+pub async fn the_books_follow_every_step<H: HasRequests>() {
     let h = H::open().await;
     let mut expected = Books::default();
     assert_eq!(books(&h).await, expected);

@@ -3,8 +3,8 @@
 use std::future::Future;
 use std::time::Duration;
 
-use super::RequestHarness;
-use super::given::{accepted_one, claim, claim_one, died, wish};
+use super::fixtures::{accepted_one, claim, claim_one, died, wish};
+use crate::HasRequests;
 
 const LONG: Duration = Duration::from_secs(60);
 
@@ -13,7 +13,7 @@ async fn soon(waiting: impl Future<Output = ()>, why: &str) {
     assert!(waited.is_ok(), "wait_for_jobs must return soon: {why}");
 }
 
-pub async fn wait_returns_when_something_was_accepted_before<H: RequestHarness>() {
+pub async fn wait_returns_when_something_was_accepted_before<H: HasRequests>() {
     let h = H::open().await;
     let store = h.requests();
     for key in ["a", "b"] {
@@ -23,7 +23,7 @@ pub async fn wait_returns_when_something_was_accepted_before<H: RequestHarness>(
     }
 }
 
-pub async fn wait_returns_when_something_is_accepted_meanwhile<H: RequestHarness>() {
+pub async fn wait_returns_when_something_is_accepted_meanwhile<H: HasRequests>() {
     let h = H::open().await;
     for n in 0..5 {
         let store = h.requests();
@@ -35,7 +35,7 @@ pub async fn wait_returns_when_something_is_accepted_meanwhile<H: RequestHarness
     }
 }
 
-pub async fn wait_returns_when_a_letter_is_replayed<H: RequestHarness>() {
+pub async fn wait_returns_when_a_letter_is_replayed<H: HasRequests>() {
     let h = H::open().await;
     let store = h.requests();
     let jobs = died(&h, vec![wish(&h, "a"), wish(&h, "b")]).await;
@@ -47,7 +47,7 @@ pub async fn wait_returns_when_a_letter_is_replayed<H: RequestHarness>() {
     assert_eq!(claim(&h, 10).await.len(), 2);
 }
 
-pub async fn wait_returns_by_itself<H: RequestHarness>() {
+pub async fn wait_returns_by_itself<H: HasRequests>() {
     let h = H::open().await;
     let store = h.requests();
     for _ in 0..3 {

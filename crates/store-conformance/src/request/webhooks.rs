@@ -6,20 +6,20 @@ use std::time::Duration;
 use weir_core::request::state::{Callback, Status};
 use weir_store::request::{CallbackOutcome, Submit, WEBHOOKS};
 
-use super::RequestHarness;
-use super::given::{
+use super::fixtures::{
     URL, accepted_one, again, begun, broken, called_back, calls_back, claim_one, claimed, claimed_named,
     died, done, policy, put_back, rejected, reported, reported_one, submitted_one, taken_over, webhooks,
     wish,
 };
+use crate::HasRequests;
 
 /// A submission whose end somebody wants to hear of.
-fn told<H: RequestHarness>(h: &H, key: &str) -> Submit {
+fn told<H: HasRequests>(h: &H, key: &str) -> Submit {
     Submit { callback_url: Some(URL.to_owned()), ..wish(h, key) }
 }
 
 /// The worker of every attempt vanishes; the next claim will give the request up.
-async fn abandoned<H: RequestHarness>(h: &H, submit: Submit) -> weir_core::RequestId {
+async fn abandoned<H: HasRequests>(h: &H, submit: Submit) -> weir_core::RequestId {
     let id = accepted_one(h, submit).await;
     for _ in 0..policy().max_attempts.get() {
         assert_eq!(claimed_named(h, &[id]).await.jobs.len(), 1);
@@ -33,7 +33,7 @@ async fn soon(waiting: impl Future<Output = ()>, why: &str) {
     assert!(waited.is_ok(), "wait must return soon: {why}");
 }
 
-pub async fn every_end_is_put_on_the_topic_once<H: RequestHarness>() {
+pub async fn every_end_is_put_on_the_topic_once<H: HasRequests>() {
     let h = H::open().await;
     let jobs = [begun(&h, told(&h, "a")).await, begun(&h, told(&h, "b")).await];
     let waiting = begun(&h, told(&h, "c")).await;
@@ -51,7 +51,7 @@ pub async fn every_end_is_put_on_the_topic_once<H: RequestHarness>() {
     assert_eq!((books.accepted, books.done, books.difference()), (5, 5, 0));
 }
 
-pub async fn without_an_address_nobody_is_told<H: RequestHarness>() {
+pub async fn without_an_address_nobody_is_told<H: HasRequests>() {
     let h = H::open().await;
     let jobs = [begun(&h, wish(&h, "a")).await, begun(&h, wish(&h, "b")).await];
     let waiting = begun(&h, wish(&h, "c")).await;
@@ -64,7 +64,7 @@ pub async fn without_an_address_nobody_is_told<H: RequestHarness>() {
     assert_eq!(h.queue().audit(WEBHOOKS).await.expect("audit must succeed").accepted, 0);
 }
 
-pub async fn nobody_is_told_before_the_end<H: RequestHarness>() {
+pub async fn nobody_is_told_before_the_end<H: HasRequests>() {
     let h = H::open().await;
     let sent = told(&h, "k");
     let job = begun(&h, sent.clone()).await;
@@ -78,7 +78,7 @@ pub async fn nobody_is_told_before_the_end<H: RequestHarness>() {
     assert_eq!(webhooks(&h).await, []);
 }
 
-pub async fn what_is_refused_tells_nobody<H: RequestHarness>() {
+pub async fn what_is_refused_tells_nobody<H: HasRequests>() {
     let h = H::open().await;
     let late = begun(&h, told(&h, "k")).await;
     h.clock().advance(policy().lease);
@@ -90,7 +90,7 @@ pub async fn what_is_refused_tells_nobody<H: RequestHarness>() {
     assert_eq!(webhooks(&h).await, [late.id], "it ended once");
 }
 
-pub async fn a_dead_letter_that_ends_again_is_told_again<H: RequestHarness>() {
+pub async fn a_dead_letter_that_ends_again_is_told_again<H: HasRequests>() {
     let h = H::open().await;
     let id = died(&h, vec![told(&h, "k")]).await.remove(0).id;
     assert_eq!(webhooks(&h).await, [id]);
@@ -101,7 +101,7 @@ pub async fn a_dead_letter_that_ends_again_is_told_again<H: RequestHarness>() {
     assert_eq!(webhooks(&h).await, [id]);
 }
 
-pub async fn whoever_waits_for_the_topic_is_woken_by_every_end<H: RequestHarness>() {
+pub async fn whoever_waits_for_the_topic_is_woken_by_every_end<H: HasRequests>() {
     let h = H::open().await;
     let queue = h.queue();
     let long = Duration::from_secs(60);

@@ -6,16 +6,16 @@ use weir_core::sale::{EndReason, Receipt, State};
 use weir_core::{Clock, UserId};
 use weir_store::sale::{Buy, BuyOutcome};
 
-use super::SaleHarness;
-use super::given::{
+use super::fixtures::{
     LASTS, LEAD, active, bought, decided, expect_books, letters, purchase, receipts, stand, terms, upcoming,
     wish, wishes,
 };
-use crate::given::TICK;
+use crate::HasSales;
+use crate::fixtures::TICK;
 
 const SECOND: Duration = Duration::from_secs(1);
 
-pub async fn each_buyer_gets_one_unit_and_a_number<H: SaleHarness>() {
+pub async fn each_buyer_gets_one_unit_and_a_number<H: HasSales>() {
     let h = H::open().await;
     let product = active(&h, "W", 5).await;
     let now = h.clock().now();
@@ -35,7 +35,7 @@ pub async fn each_buyer_gets_one_unit_and_a_number<H: SaleHarness>() {
     expect_books(&h, 3).await;
 }
 
-pub async fn a_buyer_gets_one_unit_in_a_batch<H: SaleHarness>() {
+pub async fn a_buyer_gets_one_unit_in_a_batch<H: HasSales>() {
     let h = H::open().await;
     active(&h, "W", 5).await;
     let batch = ["a", "a", "b", "a", "b"].map(|buyer| wish("W", buyer)).to_vec();
@@ -45,7 +45,7 @@ pub async fn a_buyer_gets_one_unit_in_a_batch<H: SaleHarness>() {
     expect_books(&h, 2).await;
 }
 
-pub async fn a_buyer_is_told_of_the_purchase_whatever_the_state<H: SaleHarness>() {
+pub async fn a_buyer_is_told_of_the_purchase_whatever_the_state<H: HasSales>() {
     let h = H::open().await;
     active(&h, "W", 2).await;
     assert_eq!(bought(&h, "W", &["a", "a", "b", "a", "b", "c"]).await, "BABAAS", "active, then sold out");
@@ -58,7 +58,7 @@ pub async fn a_buyer_is_told_of_the_purchase_whatever_the_state<H: SaleHarness>(
     expect_books(&h, 3).await;
 }
 
-pub async fn nothing_is_sold_before_the_start_or_from_the_end_on<H: SaleHarness>() {
+pub async fn nothing_is_sold_before_the_start_or_from_the_end_on<H: HasSales>() {
     let h = H::open().await;
     upcoming(&h, "W", terms(5)).await;
     assert_eq!(bought(&h, "W", &["a"]).await, "N");
@@ -74,7 +74,7 @@ pub async fn nothing_is_sold_before_the_start_or_from_the_end_on<H: SaleHarness>
     expect_books(&h, 2).await;
 }
 
-pub async fn the_last_unit_ends_the_sale<H: SaleHarness>() {
+pub async fn the_last_unit_ends_the_sale<H: HasSales>() {
     let h = H::open().await;
     active(&h, "W", 3).await;
     let outcomes = decided(&h, wishes("W", "a", 5)).await;
@@ -85,7 +85,7 @@ pub async fn the_last_unit_ends_the_sale<H: SaleHarness>() {
     expect_books(&h, 3).await;
 }
 
-pub async fn an_unknown_sku_is_an_answer<H: SaleHarness>() {
+pub async fn an_unknown_sku_is_an_answer<H: HasSales>() {
     let h = H::open().await;
     active(&h, "W", 3).await;
     let batch = vec![wish("X", "a"), wish("W", "a"), wish("w", "a")];
@@ -93,11 +93,11 @@ pub async fn an_unknown_sku_is_an_answer<H: SaleHarness>() {
     assert_eq!(purchase(&h, "X", "a").await, None);
 }
 
-pub async fn sales_in_one_batch_do_not_disturb_each_other<H: SaleHarness>() {
+pub async fn sales_in_one_batch_do_not_disturb_each_other<H: HasSales>() {
     let h = H::open().await;
     active(&h, "A", 1).await;
     active(&h, "B", 2).await;
-    upcoming(&h, "C", super::given::terms_at(9, h.clock().now().plus(LEAD), h.clock().now().plus(LASTS)))
+    upcoming(&h, "C", super::fixtures::terms_at(9, h.clock().now().plus(LEAD), h.clock().now().plus(LASTS)))
         .await;
     let batch = [("A", "x"), ("B", "x"), ("C", "x"), ("A", "y"), ("B", "y"), ("B", "z"), ("A", "x")];
     let batch = batch.map(|(name, buyer)| wish(name, buyer)).to_vec();
@@ -108,7 +108,7 @@ pub async fn sales_in_one_batch_do_not_disturb_each_other<H: SaleHarness>() {
     expect_books(&h, 3).await;
 }
 
-pub async fn a_purchase_is_found_at_once_by_its_sku_or_as_the_latest<H: SaleHarness>() {
+pub async fn a_purchase_is_found_at_once_by_its_sku_or_as_the_latest<H: HasSales>() {
     let h = H::open().await;
     active(&h, "A", 5).await;
     let first = receipts(&decided(&h, wishes("A", "x", 2)).await);
@@ -130,7 +130,7 @@ pub async fn a_purchase_is_found_at_once_by_its_sku_or_as_the_latest<H: SaleHarn
     assert_eq!(purchase(&h, "A", "x-1").await, Some(first[1]));
 }
 
-pub async fn buyers_are_told_apart_by_every_character<H: SaleHarness>() {
+pub async fn buyers_are_told_apart_by_every_character<H: HasSales>() {
     let h = H::open().await;
     active(&h, "W", 100).await;
     let long = "ü".repeat(255);

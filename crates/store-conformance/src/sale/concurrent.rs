@@ -9,9 +9,9 @@ use tokio::sync::Semaphore;
 use weir_core::sale::{EndReason, State};
 use weir_store::sale::{Buy, BuyOutcome, SaleStore};
 
-use super::SaleHarness;
-use super::given::{LASTS, active, expect_books, found, letters, receipts, sku, stand, wish, wishes};
-use crate::given::at_once;
+use super::fixtures::{LASTS, active, expect_books, found, letters, receipts, sku, stand, wish, wishes};
+use crate::HasSales;
+use crate::fixtures::at_once;
 
 /// So many calls are under way at once: engines bound how long a call may wait for others, and machines may be slow.
 const AT_ONCE: usize = 6;
@@ -48,7 +48,7 @@ fn expect_numbers(outcomes: &[BuyOutcome], count: u32) {
     assert_eq!(numbers.into_iter().collect::<BTreeSet<_>>(), (1..=count).collect::<BTreeSet<_>>());
 }
 
-pub async fn many_buyers_get_exactly_the_stock<H: SaleHarness>() {
+pub async fn many_buyers_get_exactly_the_stock<H: HasSales>() {
     let h = H::open().await;
     active(&h, "W", 37).await;
     let batches = (0..100).map(|n| wishes("W", &format!("c{n}"), 5)).collect();
@@ -59,7 +59,7 @@ pub async fn many_buyers_get_exactly_the_stock<H: SaleHarness>() {
     expect_books(&h, 37).await;
 }
 
-pub async fn one_buyer_at_once_gets_one_unit<H: SaleHarness>() {
+pub async fn one_buyer_at_once_gets_one_unit<H: HasSales>() {
     let h = H::open().await;
     active(&h, "W", 50).await;
     let batches = (0..60).map(|_| vec![wish("W", "a"), wish("W", "a")]).collect();
@@ -70,7 +70,7 @@ pub async fn one_buyer_at_once_gets_one_unit<H: SaleHarness>() {
     expect_books(&h, 1).await;
 }
 
-pub async fn two_servers_sell_exactly_the_stock<H: SaleHarness>() {
+pub async fn two_servers_sell_exactly_the_stock<H: HasSales>() {
     let h = H::open().await;
     let Some(other) = h.another().await else { return };
     active(&h, "W", 40).await;
@@ -84,7 +84,7 @@ pub async fn two_servers_sell_exactly_the_stock<H: SaleHarness>() {
     expect_books(&h, 40).await;
 }
 
-pub async fn batches_over_many_sales_do_not_wait_for_each_other_in_a_circle<H: SaleHarness>() {
+pub async fn batches_over_many_sales_do_not_wait_for_each_other_in_a_circle<H: HasSales>() {
     let h = H::open().await;
     let names = ["A", "B", "C", "D", "E"];
     for name in names {
@@ -105,7 +105,7 @@ pub async fn batches_over_many_sales_do_not_wait_for_each_other_in_a_circle<H: S
     expect_books(&h, 300).await;
 }
 
-pub async fn a_reset_under_load_leaves_nothing_behind<H: SaleHarness>() {
+pub async fn a_reset_under_load_leaves_nothing_behind<H: HasSales>() {
     let h = H::open().await;
     active(&h, "W", 1_000).await;
     let calls = (0..40).map(|n| {
@@ -125,7 +125,7 @@ pub async fn a_reset_under_load_leaves_nothing_behind<H: SaleHarness>() {
     expect_books(&h, 0).await;
 }
 
-pub async fn the_end_of_a_sale_under_load_is_the_end<H: SaleHarness>() {
+pub async fn the_end_of_a_sale_under_load_is_the_end<H: HasSales>() {
     let h = H::open().await;
     active(&h, "W", 1_000).await;
     let calls = (0..60).map(|n| {

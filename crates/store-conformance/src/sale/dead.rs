@@ -5,7 +5,7 @@ use std::time::Duration;
 use weir_queue::{Queue, Settlement};
 use weir_store::sale::{DeadPurchase, PURCHASES, SaleLedger};
 
-use super::given::sku;
+use super::fixtures::sku;
 
 /// Kept once however often it is brought, listed, handed out after a replay, and gone when it is done or discarded.
 ///

@@ -7,8 +7,8 @@ use weir_core::sale::Change;
 use weir_core::{Clock, Timestamp};
 use weir_store::sale::{Buy, ChangeOutcome, CreateOutcome};
 
-use super::SaleHarness;
-use super::given::{create, decided, expect_books, found, letters, sku, terms_at, wish};
+use super::fixtures::{create, decided, expect_books, found, letters, sku, terms_at, wish};
+use crate::HasSales;
 
 /// What the model knows of a product.
 struct Row {
@@ -38,7 +38,7 @@ impl Model {
 }
 
 /// Takes one random step on both sides.
-async fn step<H: SaleHarness>(h: &H, model: &mut Model, rng: &mut fastrand::Rng) {
+async fn step<H: HasSales>(h: &H, model: &mut Model, rng: &mut fastrand::Rng) {
     let now = h.clock().now();
     let name = ["A", "B", "C"][rng.usize(..3)];
     match rng.u32(..20) {
@@ -82,7 +82,7 @@ async fn step<H: SaleHarness>(h: &H, model: &mut Model, rng: &mut fastrand::Rng)
     }
 }
 
-pub async fn random_histories_are_those_of_the_naive_model<H: SaleHarness>() {
+pub async fn random_histories_are_those_of_the_naive_model<H: HasSales>() {
     for seed in 0..4 {
         let h = H::open().await;
         let (mut model, mut rng) = (Model::default(), fastrand::Rng::with_seed(seed));

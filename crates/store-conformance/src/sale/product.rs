@@ -5,22 +5,22 @@ use std::time::Duration;
 use weir_core::sale::{Change, ChangeError, State, TermsError};
 use weir_store::sale::{ChangeOutcome, CreateOutcome};
 
-use super::SaleHarness;
-use super::given::{
+use super::fixtures::{
     LASTS, LEAD, active, bought, create, expect_books, found, purchase, sku, stand, terms, terms_at, upcoming,
 };
+use crate::HasSales;
 use crate::START;
-use crate::given::TICK;
+use crate::fixtures::TICK;
 
-async fn change<H: SaleHarness>(h: &H, name: &str, change: Change) -> ChangeOutcome {
+async fn change<H: HasSales>(h: &H, name: &str, change: Change) -> ChangeOutcome {
     h.sales().change_product(&sku(name), change).await.expect("change_product must succeed")
 }
 
-async fn delete<H: SaleHarness>(h: &H, name: &str) -> bool {
+async fn delete<H: HasSales>(h: &H, name: &str) -> bool {
     h.sales().delete_product(&sku(name)).await.expect("delete_product must succeed")
 }
 
-pub async fn a_new_product_is_upcoming_with_all_its_stock<H: SaleHarness>() {
+pub async fn a_new_product_is_upcoming_with_all_its_stock<H: HasSales>() {
     let h = H::open().await;
     assert_eq!(found(&h, "W").await, None);
     let product = upcoming(&h, "W", terms(100)).await;
@@ -32,7 +32,7 @@ pub async fn a_new_product_is_upcoming_with_all_its_stock<H: SaleHarness>() {
     expect_books(&h, 0).await;
 }
 
-pub async fn a_sku_is_taken_once<H: SaleHarness>() {
+pub async fn a_sku_is_taken_once<H: HasSales>() {
     let h = H::open().await;
     let first = upcoming(&h, "W", terms(1)).await;
     assert_eq!(create(&h, "W", terms(2)).await, CreateOutcome::Exists);
@@ -41,7 +41,7 @@ pub async fn a_sku_is_taken_once<H: SaleHarness>() {
     assert_eq!(other.sale.stock(), 3, "case matters");
 }
 
-pub async fn a_sale_must_be_still_to_come<H: SaleHarness>() {
+pub async fn a_sale_must_be_still_to_come<H: HasSales>() {
     let h = H::open().await;
     let end = START.plus(LASTS);
     let refused = CreateOutcome::Refused(TermsError::StartTime);
@@ -51,7 +51,7 @@ pub async fn a_sale_must_be_still_to_come<H: SaleHarness>() {
     assert_eq!(product.sale.terms.start, START.plus(TICK));
 }
 
-pub async fn products_are_listed_by_sku<H: SaleHarness>() {
+pub async fn products_are_listed_by_sku<H: HasSales>() {
     let h = H::open().await;
     for name in ["b", "C", "a", "a-2", "A"] {
         upcoming(&h, name, terms(1)).await;
@@ -66,7 +66,7 @@ pub async fn products_are_listed_by_sku<H: SaleHarness>() {
     assert!(list(Some("b"), 2).await.is_empty());
 }
 
-pub async fn terms_change_until_the_start<H: SaleHarness>() {
+pub async fn terms_change_until_the_start<H: HasSales>() {
     let h = H::open().await;
     let before = upcoming(&h, "W", terms(5)).await;
     let more =
@@ -95,13 +95,13 @@ pub async fn terms_change_until_the_start<H: SaleHarness>() {
     assert_eq!(bought(&h, "W", &["b"]).await, "N");
 }
 
-pub async fn what_is_not_there_cannot_be_changed_or_deleted<H: SaleHarness>() {
+pub async fn what_is_not_there_cannot_be_changed_or_deleted<H: HasSales>() {
     let h = H::open().await;
     assert_eq!(change(&h, "W", Change::default()).await, ChangeOutcome::UnknownSku);
     assert!(!delete(&h, "W").await);
 }
 
-pub async fn a_deleted_product_is_gone_with_its_purchases<H: SaleHarness>() {
+pub async fn a_deleted_product_is_gone_with_its_purchases<H: HasSales>() {
     let h = H::open().await;
     active(&h, "W", 5).await;
     active(&h, "X", 5).await;
@@ -117,7 +117,7 @@ pub async fn a_deleted_product_is_gone_with_its_purchases<H: SaleHarness>() {
     expect_books(&h, 1).await;
 }
 
-pub async fn a_product_made_again_starts_anew<H: SaleHarness>() {
+pub async fn a_product_made_again_starts_anew<H: HasSales>() {
     let h = H::open().await;
     let first = active(&h, "W", 2).await;
     assert_eq!(bought(&h, "W", &["a", "b", "c"]).await, "BBS");

@@ -5,10 +5,12 @@ use std::time::Duration;
 use weir_core::Clock;
 use weir_core::sale::{EndReason, State};
 
-use super::SaleHarness;
-use super::given::{LASTS, LEAD, active, bought, expect_books, found, purchase, stand, terms_at, upcoming};
+use super::fixtures::{
+    LASTS, LEAD, active, bought, expect_books, found, purchase, stand, terms_at, upcoming,
+};
+use crate::HasSales;
 
-pub async fn everything_stands_as_before<H: SaleHarness>() {
+pub async fn everything_stands_as_before<H: HasSales>() {
     let h = H::open().await;
     active(&h, "EXPIRED", 5).await;
     assert_eq!(bought(&h, "EXPIRED", &["a", "b"]).await, "BB");
@@ -35,7 +37,7 @@ pub async fn everything_stands_as_before<H: SaleHarness>() {
     expect_books(&h, 6).await;
 }
 
-pub async fn a_sale_goes_on_where_it_was<H: SaleHarness>() {
+pub async fn a_sale_goes_on_where_it_was<H: HasSales>() {
     let h = H::open().await;
     active(&h, "W", 3).await;
     assert_eq!(bought(&h, "W", &["a", "b"]).await, "BB");

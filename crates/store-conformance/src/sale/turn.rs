@@ -5,15 +5,15 @@ use std::time::Duration;
 use weir_core::Clock;
 use weir_core::sale::{EndReason, State};
 
-use super::SaleHarness;
-use super::given::{LASTS, LEAD, active, bought, expect_books, found, stand, terms, terms_at, upcoming};
-use crate::given::TICK;
+use super::fixtures::{LASTS, LEAD, active, bought, expect_books, found, stand, terms, terms_at, upcoming};
+use crate::HasSales;
+use crate::fixtures::TICK;
 
-async fn turn<H: SaleHarness>(h: &H) {
+async fn turn<H: HasSales>(h: &H) {
     h.sales().turn_sales().await.expect("turn_sales must succeed");
 }
 
-pub async fn states_turn_at_their_time<H: SaleHarness>() {
+pub async fn states_turn_at_their_time<H: HasSales>() {
     for is_written_down in [false, true] {
         let h = H::open().await;
         upcoming(&h, "W", terms(5)).await;
@@ -38,7 +38,7 @@ pub async fn states_turn_at_their_time<H: SaleHarness>() {
     }
 }
 
-pub async fn turning_changes_nothing_that_is_sold<H: SaleHarness>() {
+pub async fn turning_changes_nothing_that_is_sold<H: HasSales>() {
     let h = H::open().await;
     turn(&h).await;
     active(&h, "W", 2).await;
@@ -53,7 +53,7 @@ pub async fn turning_changes_nothing_that_is_sold<H: SaleHarness>() {
     expect_books(&h, 2).await;
 }
 
-pub async fn the_board_shows_what_is_to_come_what_runs_and_what_ended<H: SaleHarness>() {
+pub async fn the_board_shows_what_is_to_come_what_runs_and_what_ended<H: HasSales>() {
     let h = H::open().await;
     active(&h, "ENDED", 1).await;
     assert_eq!(bought(&h, "ENDED", &["a"]).await, "B");

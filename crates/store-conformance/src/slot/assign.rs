@@ -6,13 +6,13 @@ use weir_core::slot::{Pace, WindowStatus};
 use weir_core::{ConfigName, Timestamp};
 use weir_store::slot::{Assign, AssignOutcome};
 
-use super::SlotHarness;
-use super::given::{
+use super::fixtures::{
     NOON, assign, assign_new, at, check_times, counters, event, expect_books, name, pace, put, starts, wish,
     wishes,
 };
+use crate::HasSlots;
 
-pub async fn events_fill_their_window_and_then_the_next_ones<H: SlotHarness>() {
+pub async fn events_fill_their_window_and_then_the_next_ones<H: HasSlots>() {
     let h = H::open().await;
     let pace = pace(3, 4_000);
     put(&h, pace).await;
@@ -27,7 +27,7 @@ pub async fn events_fill_their_window_and_then_the_next_ones<H: SlotHarness>() {
     expect_books(&h, 10).await;
 }
 
-pub async fn a_window_that_has_begun_offers_its_share<H: SlotHarness>() {
+pub async fn a_window_that_has_begun_offers_its_share<H: HasSlots>() {
     let h = H::open().await;
     let pace = pace(4, 4_000);
     put(&h, pace).await;
@@ -42,7 +42,7 @@ pub async fn a_window_that_has_begun_offers_its_share<H: SlotHarness>() {
     check_times(&[late, early, last].concat(), pace);
 }
 
-pub async fn an_event_keeps_its_slot_whatever_comes_with_it_later<H: SlotHarness>() {
+pub async fn an_event_keeps_its_slot_whatever_comes_with_it_later<H: HasSlots>() {
     let h = H::open().await;
     put(&h, pace(1, 1_000)).await;
     h.slots().put_config(&name("other"), pace(9, 60_000)).await.expect("put_config must succeed");
@@ -58,7 +58,7 @@ pub async fn an_event_keeps_its_slot_whatever_comes_with_it_later<H: SlotHarness
     expect_books(&h, 1).await;
 }
 
-pub async fn an_event_twice_in_a_batch_has_one_slot<H: SlotHarness>() {
+pub async fn an_event_twice_in_a_batch_has_one_slot<H: HasSlots>() {
     let h = H::open().await;
     put(&h, pace(1, 1_000)).await;
     let batch = vec![wish("e", at(0)), wish("f", at(0)), wish("e", at(5_000)), wish("f", at(0))];
@@ -76,7 +76,7 @@ pub async fn an_event_twice_in_a_batch_has_one_slot<H: SlotHarness>() {
     expect_books(&h, 2).await;
 }
 
-pub async fn an_unknown_config_is_an_answer<H: SlotHarness>() {
+pub async fn an_unknown_config_is_an_answer<H: HasSlots>() {
     let h = H::open().await;
     put(&h, pace(5, 1_000)).await;
     let unknown = Assign { event: event("x"), config: name("nobody's"), requested: at(0) };
@@ -89,7 +89,7 @@ pub async fn an_unknown_config_is_an_answer<H: SlotHarness>() {
     expect_books(&h, 2).await;
 }
 
-pub async fn far_events_do_not_disturb_near_ones<H: SlotHarness>() {
+pub async fn far_events_do_not_disturb_near_ones<H: HasSlots>() {
     let h = H::open().await;
     put(&h, pace(2, 1_000)).await;
     let year_ms = 365 * 86_400 * 1_000;
@@ -102,7 +102,7 @@ pub async fn far_events_do_not_disturb_near_ones<H: SlotHarness>() {
     expect_books(&h, 17).await;
 }
 
-pub async fn gaps_between_full_windows_are_found<H: SlotHarness>() {
+pub async fn gaps_between_full_windows_are_found<H: HasSlots>() {
     let h = H::open().await;
     put(&h, pace(1, 1_000)).await;
     for full in [0, 1, 3, 4, 6] {
@@ -114,7 +114,7 @@ pub async fn gaps_between_full_windows_are_found<H: SlotHarness>() {
 }
 
 /// The runs are longer than any headroom, and there are more of them than a search should need turns.
-pub async fn room_scattered_between_long_runs_of_full_windows_is_all_found<H: SlotHarness>() {
+pub async fn room_scattered_between_long_runs_of_full_windows_is_all_found<H: HasSlots>() {
     let h = H::open().await;
     put(&h, pace(1, 1_000)).await;
     assign_new(&h, wishes("a", 1_800, at(0))).await;
@@ -132,7 +132,7 @@ pub async fn room_scattered_between_long_runs_of_full_windows_is_all_found<H: Sl
     expect_books(&h, 1_802).await;
 }
 
-pub async fn a_place_given_back_is_taken_again<H: SlotHarness>() {
+pub async fn a_place_given_back_is_taken_again<H: HasSlots>() {
     let h = H::open().await;
     put(&h, pace(2, 1_000)).await;
     let slots = assign_new(&h, wishes("a", 6, at(0))).await;
@@ -149,7 +149,7 @@ pub async fn a_place_given_back_is_taken_again<H: SlotHarness>() {
     expect_books(&h, 1).await;
 }
 
-pub async fn windows_are_listed_in_order<H: SlotHarness>() {
+pub async fn windows_are_listed_in_order<H: HasSlots>() {
     let h = H::open().await;
     put(&h, pace(1, 1_000)).await;
     assign_new(&h, wishes("a", 5, at(0))).await;
@@ -165,7 +165,7 @@ pub async fn windows_are_listed_in_order<H: SlotHarness>() {
     assert_eq!(h.slots().windows(&nobody, at(0), at(9), 9).await.expect("an answer"), []);
 }
 
-pub async fn slots_survive_a_restart<H: SlotHarness>() {
+pub async fn slots_survive_a_restart<H: HasSlots>() {
     let h = H::open().await;
     put(&h, pace(2, 1_000)).await;
     let slots = assign_new(&h, wishes("a", 5, at(0))).await;
@@ -181,19 +181,19 @@ pub async fn slots_survive_a_restart<H: SlotHarness>() {
     expect_books(&h, 6).await;
 }
 
-pub async fn times_before_1970_are_times<H: SlotHarness>() {
+pub async fn times_before_1970_are_times<H: HasSlots>() {
     let h = H::open().await;
     let pace = pace(1, 7_000);
     put(&h, pace).await;
     let requested = Timestamp::from_micros(-1_234_567_000);
     let slots = assign_new(&h, wishes("old", 3, requested)).await;
     check_times(&slots, pace);
-    put(&h, super::given::pace(1, 3_000)).await;
+    put(&h, super::fixtures::pace(1, 3_000)).await;
     expect_books(&h, 3).await;
 }
 
 /// No window is held, and none has room: only there are events refused.
-pub async fn behind_the_last_window_of_all_is_no_room<H: SlotHarness>() {
+pub async fn behind_the_last_window_of_all_is_no_room<H: HasSlots>() {
     let h = H::open().await;
     let pace = pace(2, 1_000);
     put(&h, pace).await;
@@ -225,7 +225,7 @@ fn walk(placed: &[Timestamp], pace: &Pace, requested: Timestamp) -> Timestamp {
 }
 
 /// A run much longer than any headroom: only windows with room count towards it.
-pub async fn a_gap_before_a_long_run_of_full_windows_does_not_end_the_search<H: SlotHarness>() {
+pub async fn a_gap_before_a_long_run_of_full_windows_does_not_end_the_search<H: HasSlots>() {
     let h = H::open().await;
     put(&h, pace(1, 1_000)).await;
     let slots = assign_new(&h, wishes("a", 300, at(0))).await;
@@ -237,7 +237,7 @@ pub async fn a_gap_before_a_long_run_of_full_windows_does_not_end_the_search<H: 
     expect_books(&h, 302).await;
 }
 
-pub async fn random_histories_are_placed_as_by_the_naive_walk<H: SlotHarness>() {
+pub async fn random_histories_are_placed_as_by_the_naive_walk<H: HasSlots>() {
     let seed = fastrand::u64(..);
     let mut rng = fastrand::Rng::with_seed(seed);
     let h = H::open().await;

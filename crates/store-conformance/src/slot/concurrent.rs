@@ -6,11 +6,11 @@ use std::sync::Arc;
 use weir_core::Timestamp;
 use weir_store::slot::{Assign, AssignOutcome, Slot, SlotStore};
 
-use super::SlotHarness;
-use super::given::{
+use super::fixtures::{
     assign_new, at, check_times, counters, event, expect_books, pace, put, starts, wish, wishes,
 };
-use crate::given::at_once;
+use crate::HasSlots;
+use crate::fixtures::at_once;
 
 /// Assigns batches at once, spread over stores.
 async fn assigned_at_once(stores: Vec<Arc<dyn SlotStore>>, batches: Vec<Vec<Assign>>) -> Vec<AssignOutcome> {
@@ -30,13 +30,13 @@ fn new_slots(outcomes: &[AssignOutcome]) -> Vec<Slot> {
 }
 
 /// No window has more than the maximum, counters equal slots, and there are so many.
-async fn expect_fair<H: SlotHarness>(h: &H, max: u32, slots: u64) {
+async fn expect_fair<H: HasSlots>(h: &H, max: u32, slots: u64) {
     let counted = counters(h).await;
     assert!(counted.values().all(|(count, _)| *count <= max), "no window over its maximum: {counted:?}");
     expect_books(h, slots).await;
 }
 
-pub async fn parallel_batches_overfill_no_window_and_counters_equal_slots<H: SlotHarness>() {
+pub async fn parallel_batches_overfill_no_window_and_counters_equal_slots<H: HasSlots>() {
     let h = H::open().await;
     let pace = pace(7, 1_000);
     put(&h, pace).await;
@@ -48,7 +48,7 @@ pub async fn parallel_batches_overfill_no_window_and_counters_equal_slots<H: Slo
     expect_fair(&h, 7, 500).await;
 }
 
-pub async fn the_same_events_in_parallel_get_one_slot_each<H: SlotHarness>() {
+pub async fn the_same_events_in_parallel_get_one_slot_each<H: HasSlots>() {
     let h = H::open().await;
     put(&h, pace(3, 1_000)).await;
     let batches = (0..10)
@@ -71,7 +71,7 @@ pub async fn the_same_events_in_parallel_get_one_slot_each<H: SlotHarness>() {
     expect_fair(&h, 3, 20).await;
 }
 
-pub async fn giving_back_while_assigning_keeps_the_books<H: SlotHarness>() {
+pub async fn giving_back_while_assigning_keeps_the_books<H: HasSlots>() {
     let h = H::open().await;
     put(&h, pace(4, 1_000)).await;
     assigned_at_once(vec![h.slots()], vec![wishes("a", 40, at(0))]).await;
@@ -93,7 +93,7 @@ pub async fn giving_back_while_assigning_keeps_the_books<H: SlotHarness>() {
     expect_fair(&h, 4, 40).await;
 }
 
-pub async fn two_servers_overfill_no_window_and_give_each_event_one_slot<H: SlotHarness>() {
+pub async fn two_servers_overfill_no_window_and_give_each_event_one_slot<H: HasSlots>() {
     let h = H::open().await;
     put(&h, pace(10, 4_000)).await;
     let Some(other) = h.another().await else { return };
@@ -106,19 +106,19 @@ pub async fn two_servers_overfill_no_window_and_give_each_event_one_slot<H: Slot
     expect_fair(&h, 10, 500).await;
 }
 
-pub async fn bulks_and_single_calls_at_once_all_get_slots<H: SlotHarness>() {
+pub async fn bulks_and_single_calls_at_once_all_get_slots<H: HasSlots>() {
     let h = H::open().await;
     expect_all_placed(&h, vec![h.slots()]).await;
 }
 
-pub async fn bulks_and_single_calls_on_two_servers_all_get_slots<H: SlotHarness>() {
+pub async fn bulks_and_single_calls_on_two_servers_all_get_slots<H: HasSlots>() {
     let h = H::open().await;
     let Some(other) = h.another().await else { return };
     expect_all_placed(&h, vec![h.slots(), other.slots()]).await;
 }
 
 /// Four bulks of 1,000 events and 400 single ones for one time, each bulk needing more windows than the headroom has.
-async fn expect_all_placed<H: SlotHarness>(h: &H, stores: Vec<Arc<dyn SlotStore>>) {
+async fn expect_all_placed<H: HasSlots>(h: &H, stores: Vec<Arc<dyn SlotStore>>) {
     let pace = pace(9, 1_000);
     put(h, pace).await;
     let bulks = (0..4).map(|n| wishes(&format!("bulk-{n}"), 1_000, at(0)));
@@ -136,7 +136,7 @@ async fn expect_all_placed<H: SlotHarness>(h: &H, stores: Vec<Arc<dyn SlotStore>
     assert!(counters(h).await.into_values().all(|(count, _)| count == 9), "no gap is left");
 }
 
-pub async fn a_pace_that_changes_under_load_keeps_the_books<H: SlotHarness>() {
+pub async fn a_pace_that_changes_under_load_keeps_the_books<H: HasSlots>() {
     let h = H::open().await;
     put(&h, pace(5, 1_000)).await;
     let calls = (0..30).map(|n| {
@@ -144,7 +144,7 @@ pub async fn a_pace_that_changes_under_load_keeps_the_books<H: SlotHarness>() {
         async move {
             if n % 10 == 9 {
                 let (max, size) = [(5, 1_000), (8, 2_000), (3, 500)][n / 10];
-                let name = super::given::name("default");
+                let name = super::fixtures::name("default");
                 store.put_config(&name, pace(max, size)).await.map(drop).expect("put_config must succeed");
             } else {
                 let batch = wishes(&format!("c{n}"), 10, at(0));

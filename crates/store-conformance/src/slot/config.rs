@@ -2,11 +2,13 @@
 
 use weir_core::slot::WindowStatus;
 
-use super::SlotHarness;
-use super::given::{assign, assign_new, at, counters, expect_books, name, pace, put, starts, wish, wishes};
+use super::fixtures::{
+    assign, assign_new, at, counters, expect_books, name, pace, put, starts, wish, wishes,
+};
+use crate::HasSlots;
 use weir_store::slot::AssignOutcome;
 
-pub async fn a_config_has_versions_and_the_last_one_is_active<H: SlotHarness>() {
+pub async fn a_config_has_versions_and_the_last_one_is_active<H: HasSlots>() {
     let h = H::open().await;
     assert_eq!(h.slots().config(&name("default")).await.expect("an answer"), None);
     let first = put(&h, pace(100, 4_000)).await;
@@ -16,7 +18,7 @@ pub async fn a_config_has_versions_and_the_last_one_is_active<H: SlotHarness>() 
     assert_eq!((active.version, active.pace), (2, pace(50, 4_000)));
 }
 
-pub async fn a_config_out_of_service_is_unknown_until_it_is_put_again<H: SlotHarness>() {
+pub async fn a_config_out_of_service_is_unknown_until_it_is_put_again<H: HasSlots>() {
     let h = H::open().await;
     put(&h, pace(2, 1_000)).await;
     assign_new(&h, wishes("a", 1, at(0))).await;
@@ -33,7 +35,7 @@ pub async fn a_config_out_of_service_is_unknown_until_it_is_put_again<H: SlotHar
     assert_eq!(starts(&slots), [0, 1_000], "what was there before still counts");
 }
 
-pub async fn configs_are_listed_by_name<H: SlotHarness>() {
+pub async fn configs_are_listed_by_name<H: HasSlots>() {
     let h = H::open().await;
     for text in ["b", "a", "c"] {
         h.slots().put_config(&name(text), pace(1, 1_000)).await.expect("put_config must succeed");
@@ -49,7 +51,7 @@ pub async fn configs_are_listed_by_name<H: SlotHarness>() {
     assert_eq!(list(Some("a"), 10).await, ["c"]);
 }
 
-pub async fn a_raised_maximum_reopens_full_windows<H: SlotHarness>() {
+pub async fn a_raised_maximum_reopens_full_windows<H: HasSlots>() {
     let h = H::open().await;
     put(&h, pace(2, 1_000)).await;
     assign_new(&h, wishes("a", 6, at(0))).await;
@@ -61,7 +63,7 @@ pub async fn a_raised_maximum_reopens_full_windows<H: SlotHarness>() {
     expect_books(&h, 10).await;
 }
 
-pub async fn a_lowered_maximum_closes_windows_and_takes_nothing_away<H: SlotHarness>() {
+pub async fn a_lowered_maximum_closes_windows_and_takes_nothing_away<H: HasSlots>() {
     let h = H::open().await;
     put(&h, pace(4, 1_000)).await;
     assign_new(&h, wishes("a", 10, at(0))).await;
@@ -73,7 +75,7 @@ pub async fn a_lowered_maximum_closes_windows_and_takes_nothing_away<H: SlotHarn
     expect_books(&h, 13).await;
 }
 
-pub async fn a_new_size_counts_what_is_already_scheduled_in_each_window<H: SlotHarness>() {
+pub async fn a_new_size_counts_what_is_already_scheduled_in_each_window<H: HasSlots>() {
     let h = H::open().await;
     put(&h, pace(2, 1_000)).await;
     // Two in each second, four seconds.

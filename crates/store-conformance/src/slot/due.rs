@@ -5,15 +5,15 @@ use std::time::Duration;
 use weir_queue::due::{Dispatched, Due};
 use weir_store::slot::Slot;
 
-use super::SlotHarness;
-use super::given::{at, event, name, pace, put, wish, wishes};
+use super::fixtures::{at, event, name, pace, put, wish, wishes};
+use crate::HasSlots;
 use crate::START;
 
 const TOPIC: &str = "payments-due";
 const LEASE: Duration = Duration::from_secs(10);
 
 /// Assigns on a store that notes slots, one window a slot, so that times are in order of ids.
-async fn assign_noted<H: SlotHarness>(h: &H, prefix: &str, count: usize) -> Vec<Slot> {
+async fn assign_noted<H: HasSlots>(h: &H, prefix: &str, count: usize) -> Vec<Slot> {
     put(h, pace(1, 1_000)).await;
     let outcomes =
         h.dispatching().assign_batch(wishes(prefix, count, at(0)).into()).await.expect("it must succeed");
@@ -27,20 +27,20 @@ async fn assign_noted<H: SlotHarness>(h: &H, prefix: &str, count: usize) -> Vec<
     slots
 }
 
-async fn take<H: SlotHarness>(h: &H, max: usize) -> Due {
+async fn take<H: HasSlots>(h: &H, max: usize) -> Due {
     h.due().take_due(max, LEASE).await.expect("take_due must succeed")
 }
 
-async fn settle<H: SlotHarness>(h: &H, due: &Due, dispatched: Dispatched<'_>) -> bool {
+async fn settle<H: HasSlots>(h: &H, due: &Due, dispatched: Dispatched<'_>) -> bool {
     h.due().settle_due(due, dispatched).await.expect("settle_due must succeed")
 }
 
-fn set_clock<H: SlotHarness>(h: &H, slot: &Slot) {
+fn set_clock<H: HasSlots>(h: &H, slot: &Slot) {
     h.clock().advance(slot.scheduled.since(weir_core::Clock::now(h.clock())));
 }
 
 /// Everything on the topic, as event ids in order.
-async fn on_topic<H: SlotHarness>(h: &H) -> Vec<String> {
+async fn on_topic<H: HasSlots>(h: &H) -> Vec<String> {
     let mut ids = Vec::new();
     loop {
         let claim = h.queue().claim(TOPIC, 100, LEASE).await.expect("claim must succeed");
@@ -63,7 +63,7 @@ fn ids(slots: &[Slot]) -> Vec<String> {
     slots.iter().map(|slot| slot.event.as_str().to_owned()).collect()
 }
 
-pub async fn slots_come_at_their_time_and_in_its_order<H: SlotHarness>() {
+pub async fn slots_come_at_their_time_and_in_its_order<H: HasSlots>() {
     let h = H::open().await;
     let slots = assign_noted(&h, "e", 5).await;
     let early = take(&h, 10).await;
@@ -80,7 +80,7 @@ pub async fn slots_come_at_their_time_and_in_its_order<H: SlotHarness>() {
     assert!(take(&h, 10).await.is_empty());
 }
 
-pub async fn what_is_out_is_nobody_elses_until_its_lease_ends<H: SlotHarness>() {
+pub async fn what_is_out_is_nobody_elses_until_its_lease_ends<H: HasSlots>() {
     let h = H::open().await;
     let slots = assign_noted(&h, "e", 3).await;
     set_clock(&h, &slots[2]);
@@ -97,7 +97,7 @@ pub async fn what_is_out_is_nobody_elses_until_its_lease_ends<H: SlotHarness>() 
     assert_eq!(on_topic(&h).await, ids(&slots));
 }
 
-pub async fn enqueued_slots_are_on_the_topic_once_and_in_order<H: SlotHarness>() {
+pub async fn enqueued_slots_are_on_the_topic_once_and_in_order<H: HasSlots>() {
     let h = H::open().await;
     let slots = assign_noted(&h, "e", 20).await;
     set_clock(&h, &slots[19]);
@@ -111,7 +111,7 @@ pub async fn enqueued_slots_are_on_the_topic_once_and_in_order<H: SlotHarness>()
     assert_eq!((books.accepted, books.done, books.difference()), (20, 20, 0));
 }
 
-pub async fn what_was_not_published_comes_again<H: SlotHarness>() {
+pub async fn what_was_not_published_comes_again<H: HasSlots>() {
     let h = H::open().await;
     let slots = assign_noted(&h, "e", 5).await;
     set_clock(&h, &slots[4]);
@@ -123,7 +123,7 @@ pub async fn what_was_not_published_comes_again<H: SlotHarness>() {
     assert_eq!(take(&h, 5).await.slots, slots[2..]);
 }
 
-pub async fn a_slot_given_back_is_not_dispatched<H: SlotHarness>() {
+pub async fn a_slot_given_back_is_not_dispatched<H: HasSlots>() {
     let h = H::open().await;
     let slots = assign_noted(&h, "e", 3).await;
     h.slots().give_slot_back(&slots[0].event).await.expect("an answer").expect("a slot");
@@ -138,7 +138,7 @@ pub async fn a_slot_given_back_is_not_dispatched<H: SlotHarness>() {
     assert_eq!(ids(&take(&h, 10).await.slots), [moved.event.as_str()]);
 }
 
-pub async fn slots_from_before_are_noted_if_they_are_still_to_come<H: SlotHarness>() {
+pub async fn slots_from_before_are_noted_if_they_are_still_to_come<H: HasSlots>() {
     let h = H::open().await;
     put(&h, pace(1, 1_000)).await;
     h.slots().assign_batch(wishes("old", 4, at(0)).into()).await.expect("it must succeed");
@@ -163,7 +163,7 @@ pub async fn slots_from_before_are_noted_if_they_are_still_to_come<H: SlotHarnes
     assert_eq!(due.slots, slots[2..], "and what is noted twice comes once");
 }
 
-pub async fn what_is_noted_survives_a_restart<H: SlotHarness>() {
+pub async fn what_is_noted_survives_a_restart<H: HasSlots>() {
     let h = H::open().await;
     let slots = assign_noted(&h, "e", 2).await;
     set_clock(&h, &slots[1]);
@@ -174,7 +174,7 @@ pub async fn what_is_noted_survives_a_restart<H: SlotHarness>() {
     assert_eq!(take(&h, 10).await.slots, slots, "what nobody settled comes again");
 }
 
-pub async fn nothing_is_noted_unless_asked<H: SlotHarness>() {
+pub async fn nothing_is_noted_unless_asked<H: HasSlots>() {
     let h = H::open().await;
     put(&h, pace(1, 1_000)).await;
     h.slots().assign_batch(vec![wish("e", at(0))].into()).await.expect("it must succeed");
@@ -185,7 +185,7 @@ pub async fn nothing_is_noted_unless_asked<H: SlotHarness>() {
     assert_eq!(slot.config, name("default"));
 }
 
-pub async fn two_servers_dispatch_each_slot_once_and_in_order<H: SlotHarness>() {
+pub async fn two_servers_dispatch_each_slot_once_and_in_order<H: HasSlots>() {
     let h = H::open().await;
     let Some(other) = h.another().await else { return };
     let slots = assign_noted(&h, "e", 200).await;

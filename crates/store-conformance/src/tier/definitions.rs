@@ -4,15 +4,15 @@ use weir_core::Clock;
 use weir_core::tier::{Limit, Plan, Rule, Tier, TierLimits};
 use weir_store::tier::{Changed, Kept, Match, OnOutage, Origin, PolicySpec, SpentRow, TierStore};
 
-use super::TierHarness;
-use super::given::{PRO, bucket, fixed, name_of, sliding, user};
+use super::fixtures::{PRO, bucket, fixed, name_of, sliding, user};
+use crate::HasLimits;
 
 async fn put(store: &dyn TierStore, name: &str, limit: Limit, origin: Origin) -> weir_store::tier::Policy {
     let spec = PolicySpec::plain(limit);
     store.put_policy(&name_of(name), &spec, origin).await.expect("put_policy").expect("there is room")
 }
 
-pub async fn a_subscription_is_put_found_and_ended<H: TierHarness>() {
+pub async fn a_subscription_is_put_found_and_ended<H: HasLimits>() {
     let h = H::open().await;
     let Some(store) = h.definitions() else { return };
     let somebody = user("o'Brien <x@y.z>");
@@ -27,7 +27,7 @@ pub async fn a_subscription_is_put_found_and_ended<H: TierHarness>() {
     assert!(!store.delete_subscription(&somebody).await.expect("an answer"));
 }
 
-pub async fn tiers_are_set_and_set_again<H: TierHarness>() {
+pub async fn tiers_are_set_and_set_again<H: HasLimits>() {
     let h = H::open().await;
     let Some(store) = h.definitions() else { return };
     assert_eq!(store.tiers().await.expect("an answer"), []);
@@ -38,7 +38,7 @@ pub async fn tiers_are_set_and_set_again<H: TierHarness>() {
     }
 }
 
-pub async fn policies_keep_their_number_until_they_end<H: TierHarness>() {
+pub async fn policies_keep_their_number_until_they_end<H: HasLimits>() {
     let h = H::open().await;
     let Some(store) = h.definitions() else { return };
     let first = put(&*store, "p", bucket(5, 3), Origin::Operator).await;
@@ -61,7 +61,7 @@ pub async fn policies_keep_their_number_until_they_end<H: TierHarness>() {
     assert!(again.scope() > second.scope(), "its number is not given again");
 }
 
-pub async fn a_file_leaves_what_operators_made<H: TierHarness>() {
+pub async fn a_file_leaves_what_operators_made<H: HasLimits>() {
     let h = H::open().await;
     let Some(store) = h.definitions() else { return };
     put(&*store, "p", fixed(1), Origin::File).await;
@@ -72,7 +72,7 @@ pub async fn a_file_leaves_what_operators_made<H: TierHarness>() {
     assert_eq!(put(&*store, "p", fixed(5), Origin::File).await.spec.limit, fixed(5));
 }
 
-pub async fn what_was_kept_is_read_in_order_and_by_pages<H: TierHarness>() {
+pub async fn what_was_kept_is_read_in_order_and_by_pages<H: HasLimits>() {
     let h = H::open().await;
     let Some(store) = h.definitions() else { return };
     let limit = bucket(5, 5);
@@ -100,7 +100,7 @@ pub async fn what_was_kept_is_read_in_order_and_by_pages<H: TierHarness>() {
     assert_eq!(left, [row(7, "A", 1), row(7, "a", 5), row(8, "a", 4)]);
 }
 
-pub async fn changes_are_told_in_order<H: TierHarness>() {
+pub async fn changes_are_told_in_order<H: HasLimits>() {
     let h = H::open().await;
     let Some(store) = h.definitions().filter(|store| store.is_shared()) else { return };
     let start = store.news(None).await.expect("an answer").version;

@@ -7,9 +7,9 @@ use weir_core::Timestamp;
 use weir_core::tier::{FixedWindow, Limit, Rule, Scoped, SlidingWindow, Tier, TierRule, TokenBucket};
 use weir_store::tier::{Ask, LimitStore, Policy, Taken};
 
-use super::TierHarness;
-use super::given::{changed, policy, rule_of, shadow, somebody};
+use super::fixtures::{changed, policy, rule_of, shadow, somebody};
 use super::model::NaiveLimits;
+use crate::HasLimits;
 
 const STEPS: usize = 600;
 const KEYS: [&str; 3] = ["a", "b", "{c}"];
@@ -100,7 +100,7 @@ impl Twins {
     }
 }
 
-pub async fn random_histories_are_those_of_the_naive_model<H: TierHarness>() {
+pub async fn random_histories_are_those_of_the_naive_model<H: HasLimits>() {
     for seed in 0..6 {
         let h = H::open().await;
         let mut random = fastrand::Rng::with_seed(seed);

@@ -7,14 +7,14 @@ use weir_core::tier::{Correction, Settlement};
 use weir_core::{Clock, HoldId};
 use weir_store::tier::{Books, NewHold, Settled, TierStore};
 
-use super::TierHarness;
-use super::given::{MINUTE, name_of};
+use super::fixtures::{MINUTE, name_of};
+use crate::HasLimits;
 
 fn id(n: u8) -> HoldId {
     HoldId::new(crate::START, [n; 10])
 }
 
-async fn hold<H: TierHarness>(h: &H, store: &dyn TierStore, n: u8, cost: u32) -> HoldId {
+async fn hold<H: HasLimits>(h: &H, store: &dyn TierStore, n: u8, cost: u32) -> HoldId {
     let hold = NewHold {
         id: id(n),
         policy: name_of("p"),
@@ -33,7 +33,7 @@ async fn settle(store: &dyn TierStore, id: HoldId, cost: u32) -> Settled {
     store.settle_hold(id, cost).await.expect("settle_hold must succeed").expect("there is such a hold")
 }
 
-pub async fn a_hold_is_settled_once<H: TierHarness>() {
+pub async fn a_hold_is_settled_once<H: HasLimits>() {
     let h = H::open().await;
     let Some(store) = h.definitions() else { return };
     for (n, cost, correction) in [
@@ -54,7 +54,7 @@ pub async fn a_hold_is_settled_once<H: TierHarness>() {
     }
 }
 
-pub async fn a_hold_expires_at_its_very_end<H: TierHarness>() {
+pub async fn a_hold_expires_at_its_very_end<H: HasLimits>() {
     let h = H::open().await;
     let Some(store) = h.definitions() else { return };
     let (late, in_time) = (hold(&h, &*store, 1, 10).await, hold(&h, &*store, 2, 10).await);
@@ -67,13 +67,13 @@ pub async fn a_hold_expires_at_its_very_end<H: TierHarness>() {
     assert_eq!(settle(&*store, in_time, 5).await.settlement, Settlement::Again(1));
 }
 
-pub async fn an_unknown_hold_is_an_answer<H: TierHarness>() {
+pub async fn an_unknown_hold_is_an_answer<H: HasLimits>() {
     let h = H::open().await;
     let Some(store) = h.definitions() else { return };
     assert_eq!(store.settle_hold(id(9), 1).await.expect("an answer"), None);
 }
 
-pub async fn parallel_settlements_correct_once<H: TierHarness>() {
+pub async fn parallel_settlements_correct_once<H: HasLimits>() {
     let h = H::open().await;
     let Some(store) = h.definitions() else { return };
     let id = hold(&h, &*store, 1, 10).await;
@@ -90,7 +90,7 @@ pub async fn parallel_settlements_correct_once<H: TierHarness>() {
     assert_eq!(corrected, 1);
 }
 
-pub async fn every_hold_is_open_settled_or_expired<H: TierHarness>() {
+pub async fn every_hold_is_open_settled_or_expired<H: HasLimits>() {
     let h = H::open().await;
     let Some(store) = h.definitions() else { return };
     let audit = async || store.audit_holds().await.expect("an answer");
@@ -108,7 +108,7 @@ pub async fn every_hold_is_open_settled_or_expired<H: TierHarness>() {
     assert_eq!(audit().await, Books { holds: 3, open: 0, held: 0, settled: 2, expired: 1 });
 }
 
-pub async fn old_holds_are_forgotten<H: TierHarness>() {
+pub async fn old_holds_are_forgotten<H: HasLimits>() {
     let h = H::open().await;
     let Some(store) = h.definitions() else { return };
     let old = hold(&h, &*store, 1, 10).await;

@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use weir_core::tier::{DAILY, Decision, MINUTE, Refusal, Tier, TierLimits};
 
-use super::TierHarness;
-use super::given::{call, left, rule, rule_of, somebody};
+use super::fixtures::{call, left, rule, rule_of, server_that_counts_with, somebody};
+use crate::HasLimits;
 
-pub async fn a_free_user_has_8_at_once_and_5_a_minute<H: TierHarness>() {
+pub async fn a_free_user_has_8_at_once_and_5_a_minute<H: HasLimits>() {
     let h = H::open().await;
     let (user, free) = (somebody(), rule_of(Tier::Free));
     assert_eq!(left(&h, &user, &free).await, (50, 8));
@@ -25,7 +25,7 @@ pub async fn a_free_user_has_8_at_once_and_5_a_minute<H: TierHarness>() {
     assert!(call(&h, &user, &free).await.decision.is_allowed());
 }
 
-pub async fn a_day_that_is_used_up_is_told_first<H: TierHarness>() {
+pub async fn a_day_that_is_used_up_is_told_first<H: HasLimits>() {
     let h = H::open().await;
     let (user, few) = (somebody(), rule(TierLimits::new(1, 2, 2).expect("valid")));
     for _ in 0..2 {
@@ -36,7 +36,7 @@ pub async fn a_day_that_is_used_up_is_told_first<H: TierHarness>() {
     assert_eq!(refusal.retry_after, Some(Duration::from_secs(43_200)));
 }
 
-pub async fn a_denied_minute_spends_nothing_of_the_day<H: TierHarness>() {
+pub async fn a_denied_minute_spends_nothing_of_the_day<H: HasLimits>() {
     let h = H::open().await;
     let (user, few) = (somebody(), rule(TierLimits::new(1, 1, 10).expect("valid")));
     assert!(call(&h, &user, &few).await.decision.is_allowed());
@@ -46,7 +46,7 @@ pub async fn a_denied_minute_spends_nothing_of_the_day<H: TierHarness>() {
     assert_eq!(left(&h, &user, &few).await, (9, 0));
 }
 
-pub async fn a_new_plan_keeps_what_was_spent<H: TierHarness>() {
+pub async fn a_new_plan_keeps_what_was_spent<H: HasLimits>() {
     let h = H::open().await;
     let (user, free, pro) = (somebody(), rule_of(Tier::Free), rule_of(Tier::Pro));
     for _ in 0..8 {
@@ -58,7 +58,7 @@ pub async fn a_new_plan_keeps_what_was_spent<H: TierHarness>() {
     assert_eq!(left(&h, &user, &free).await, (41, 0));
 }
 
-async fn calls_in_parallel<H: TierHarness>(hs: &[Arc<H>]) -> u32 {
+async fn calls_in_parallel<H: HasLimits>(hs: &[Arc<H>]) -> u32 {
     let (user, free) = (somebody(), rule_of(Tier::Free));
     let calls: Vec<_> = (0..200)
         .map(|n| {
@@ -73,12 +73,12 @@ async fn calls_in_parallel<H: TierHarness>(hs: &[Arc<H>]) -> u32 {
     passed
 }
 
-pub async fn parallel_calls_of_a_free_user_pass_8_times<H: TierHarness>() {
+pub async fn parallel_calls_of_a_free_user_pass_8_times<H: HasLimits>() {
     assert_eq!(calls_in_parallel(&[Arc::new(H::open().await)]).await, 8);
 }
 
-pub async fn two_servers_pass_a_free_user_8_times<H: TierHarness>() {
+pub async fn two_servers_pass_a_free_user_8_times<H: HasLimits>() {
     let h = H::open().await;
-    let Some(other) = h.another().await else { return };
+    let Some(other) = server_that_counts_with(&h).await else { return };
     assert_eq!(calls_in_parallel(&[Arc::new(h), Arc::new(other)]).await, 8);
 }

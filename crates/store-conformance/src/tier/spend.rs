@@ -6,14 +6,15 @@ use std::time::Duration;
 use weir_core::tier::{Decision, FixedWindow, Limit, Refusal, SlidingWindow, TokenBucket};
 use weir_store::tier::{Ask, Policy};
 
-use super::TierHarness;
-use super::given::{
-    MINUTE, bucket, changed, fixed, policy, remaining, shadow, sliding, standing, take, take_all, wait_of,
+use super::fixtures::{
+    MINUTE, bucket, changed, fixed, policy, remaining, server_that_counts_with, shadow, sliding, standing,
+    take, take_all, wait_of,
 };
+use crate::HasLimits;
 
 const MICRO: Duration = Duration::from_micros(1);
 
-pub async fn a_key_may_spend_its_limit_and_no_more<H: TierHarness>() {
+pub async fn a_key_may_spend_its_limit_and_no_more<H: HasLimits>() {
     let h = H::open().await;
     for limit in [bucket(5, 1), fixed(5), sliding(5)] {
         let policy = policy(limit);
@@ -26,7 +27,7 @@ pub async fn a_key_may_spend_its_limit_and_no_more<H: TierHarness>() {
     }
 }
 
-pub async fn a_bucket_refills_to_the_microsecond<H: TierHarness>() {
+pub async fn a_bucket_refills_to_the_microsecond<H: HasLimits>() {
     let h = H::open().await;
     // 7 a minute: a token takes 8 571 428 and 4/7 microseconds.
     let policy = policy(bucket(7, 7));
@@ -48,7 +49,7 @@ pub async fn a_bucket_refills_to_the_microsecond<H: TierHarness>() {
     );
 }
 
-pub async fn a_fixed_window_turns_at_its_end<H: TierHarness>() {
+pub async fn a_fixed_window_turns_at_its_end<H: HasLimits>() {
     let h = H::open().await;
     let policy = policy(fixed(2));
     h.clock().advance(Duration::from_secs(7));
@@ -61,7 +62,7 @@ pub async fn a_fixed_window_turns_at_its_end<H: TierHarness>() {
     assert_eq!(standing(&h, &policy, "k").await.reset_after, MINUTE);
 }
 
-pub async fn a_sliding_window_fades_to_the_microsecond<H: TierHarness>() {
+pub async fn a_sliding_window_fades_to_the_microsecond<H: HasLimits>() {
     let h = H::open().await;
     let policy = policy(sliding(7));
     assert!(take(&h, &policy, "k", 7).await.is_allowed());
@@ -77,7 +78,7 @@ pub async fn a_sliding_window_fades_to_the_microsecond<H: TierHarness>() {
     assert_eq!(remaining(&h, &policy, "k").await, 7);
 }
 
-pub async fn a_denied_decision_spends_nothing<H: TierHarness>() {
+pub async fn a_denied_decision_spends_nothing<H: HasLimits>() {
     let h = H::open().await;
     let (few, many, window) = (policy(bucket(1, 1)), policy(sliding(10)), policy(fixed(10)));
     let asks = [(&many, "a", 4), (&few, "b", 1), (&window, "c", 4)];
@@ -89,7 +90,7 @@ pub async fn a_denied_decision_spends_nothing<H: TierHarness>() {
     assert_eq!((remaining(&h, &many, "a").await, remaining(&h, &window, "c").await), (6, 6));
 }
 
-pub async fn the_costs_of_the_same_key_add_up<H: TierHarness>() {
+pub async fn the_costs_of_the_same_key_add_up<H: HasLimits>() {
     let h = H::open().await;
     for limit in [bucket(5, 1), fixed(5), sliding(5)] {
         let policy = policy(limit);
@@ -100,7 +101,7 @@ pub async fn the_costs_of_the_same_key_add_up<H: TierHarness>() {
     }
 }
 
-pub async fn a_cost_of_nothing_only_looks<H: TierHarness>() {
+pub async fn a_cost_of_nothing_only_looks<H: HasLimits>() {
     let h = H::open().await;
     for limit in [bucket(2, 1), fixed(2), sliding(2)] {
         let policy = policy(limit);
@@ -111,7 +112,7 @@ pub async fn a_cost_of_nothing_only_looks<H: TierHarness>() {
     }
 }
 
-pub async fn a_cost_above_the_limit_never_fits<H: TierHarness>() {
+pub async fn a_cost_above_the_limit_never_fits<H: HasLimits>() {
     let h = H::open().await;
     for limit in [bucket(5, 1), fixed(5), sliding(5)] {
         let policy = policy(limit);
@@ -121,7 +122,7 @@ pub async fn a_cost_above_the_limit_never_fits<H: TierHarness>() {
     }
 }
 
-pub async fn a_peek_spends_nothing<H: TierHarness>() {
+pub async fn a_peek_spends_nothing<H: HasLimits>() {
     let h = H::open().await;
     for limit in [bucket(5, 1), fixed(5), sliding(5)] {
         let policy = policy(limit);
@@ -134,7 +135,7 @@ pub async fn a_peek_spends_nothing<H: TierHarness>() {
     }
 }
 
-pub async fn a_shadow_never_denies<H: TierHarness>() {
+pub async fn a_shadow_never_denies<H: HasLimits>() {
     let h = H::open().await;
     let (watch, bind) = (shadow(fixed(1)), policy(fixed(2)));
     for (at, fits) in [true, false].into_iter().enumerate() {
@@ -148,7 +149,7 @@ pub async fn a_shadow_never_denies<H: TierHarness>() {
     assert!(take_all(&h, &[(&watch, "k", 5)]).await.decision.is_allowed());
 }
 
-pub async fn keys_and_policies_are_told_apart<H: TierHarness>() {
+pub async fn keys_and_policies_are_told_apart<H: HasLimits>() {
     let h = H::open().await;
     let (one, other) = (policy(fixed(1)), policy(fixed(1)));
     for key in
@@ -160,7 +161,7 @@ pub async fn keys_and_policies_are_told_apart<H: TierHarness>() {
     }
 }
 
-pub async fn a_refund_never_fills_past_full<H: TierHarness>() {
+pub async fn a_refund_never_fills_past_full<H: HasLimits>() {
     let h = H::open().await;
     for limit in [bucket(5, 1), fixed(5), sliding(5)] {
         let policy = policy(limit);
@@ -177,7 +178,7 @@ pub async fn a_refund_never_fills_past_full<H: TierHarness>() {
     }
 }
 
-pub async fn a_refund_into_a_past_window_is_worth_nothing<H: TierHarness>() {
+pub async fn a_refund_into_a_past_window_is_worth_nothing<H: HasLimits>() {
     let h = H::open().await;
     let (fixed, sliding) = (policy(fixed(5)), policy(sliding(5)));
     let mut taken_at = None;
@@ -192,7 +193,7 @@ pub async fn a_refund_into_a_past_window_is_worth_nothing<H: TierHarness>() {
     }
 }
 
-pub async fn a_debt_is_paid_off_first<H: TierHarness>() {
+pub async fn a_debt_is_paid_off_first<H: HasLimits>() {
     let h = H::open().await;
     let policy = policy(bucket(5, 5));
     h.limits().charge(&policy, "k", 8).await.expect("charge must succeed");
@@ -202,7 +203,7 @@ pub async fn a_debt_is_paid_off_first<H: TierHarness>() {
     assert!(!take(&h, &policy, "k", 1).await.is_allowed());
 }
 
-pub async fn a_forgotten_key_is_as_good_as_new<H: TierHarness>() {
+pub async fn a_forgotten_key_is_as_good_as_new<H: HasLimits>() {
     let h = H::open().await;
     for limit in [bucket(5, 1), fixed(5), sliding(5)] {
         let policy = policy(limit);
@@ -216,7 +217,7 @@ pub async fn a_forgotten_key_is_as_good_as_new<H: TierHarness>() {
     }
 }
 
-pub async fn what_was_spent_stays_spent_under_another_limit<H: TierHarness>() {
+pub async fn what_was_spent_stays_spent_under_another_limit<H: HasLimits>() {
     let h = H::open().await;
     let before = policy(bucket(40, 30));
     assert!(take(&h, &before, "k", 30).await.is_allowed());
@@ -230,7 +231,7 @@ pub async fn what_was_spent_stays_spent_under_another_limit<H: TierHarness>() {
     assert_eq!(remaining(&h, &changed(&before, sliding(40)), "k").await, 5);
 }
 
-pub async fn the_largest_numbers_hold<H: TierHarness>() {
+pub async fn the_largest_numbers_hold<H: HasLimits>() {
     let h = H::open().await;
     let longest = Limit::MAX_PERIOD;
     let widest = [
@@ -253,7 +254,7 @@ pub async fn the_largest_numbers_hold<H: TierHarness>() {
 }
 
 /// Buckets that nobody lives to see filled, as people make them who want no refill: a century and many of them.
-pub async fn the_slowest_buckets_are_exact<H: TierHarness>() {
+pub async fn the_slowest_buckets_are_exact<H: HasLimits>() {
     let h = H::open().await;
     let year = Duration::from_secs(365 * 86_400);
     for capacity in [100, 140, 145, 290, 1_000, 1_000_000, Limit::MAX] {
@@ -274,7 +275,7 @@ pub async fn the_slowest_buckets_are_exact<H: TierHarness>() {
     }
 }
 
-async fn take_in_parallel<H: TierHarness>(hs: &[Arc<H>], policy: &Arc<Policy>, count: usize) -> u32 {
+async fn take_in_parallel<H: HasLimits>(hs: &[Arc<H>], policy: &Arc<Policy>, count: usize) -> u32 {
     let takes: Vec<_> = (0..count)
         .map(|n| {
             let (h, policy) = (Arc::clone(&hs[n % hs.len()]), Arc::clone(policy));
@@ -288,23 +289,23 @@ async fn take_in_parallel<H: TierHarness>(hs: &[Arc<H>], policy: &Arc<Policy>, c
     allowed
 }
 
-pub async fn parallel_takes_never_pass_the_limit<H: TierHarness>() {
+pub async fn parallel_takes_never_pass_the_limit<H: HasLimits>() {
     let h = Arc::new(H::open().await);
     for limit in [bucket(17, 1), fixed(17), sliding(17)] {
         assert_eq!(take_in_parallel(&[Arc::clone(&h)], &policy(limit), 200).await, 17);
     }
 }
 
-pub async fn servers_that_count_together_never_pass_the_limit<H: TierHarness>() {
+pub async fn servers_that_count_together_never_pass_the_limit<H: HasLimits>() {
     let h = H::open().await;
-    let Some(other) = h.another().await else { return };
+    let Some(other) = server_that_counts_with(&h).await else { return };
     let hs = [Arc::new(h), Arc::new(other)];
     for limit in [bucket(17, 1), fixed(17), sliding(17)] {
         assert_eq!(take_in_parallel(&hs, &policy(limit), 200).await, 17);
     }
 }
 
-pub async fn parallel_decisions_over_keys_in_any_order_are_all_or_nothing<H: TierHarness>() {
+pub async fn parallel_decisions_over_keys_in_any_order_are_all_or_nothing<H: HasLimits>() {
     let h = Arc::new(H::open().await);
     let (a, b) = (policy(fixed(20)), policy(bucket(20, 1)));
     let tasks: Vec<_> = (0..60)

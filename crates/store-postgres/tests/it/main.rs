@@ -1,10 +1,8 @@
-//! The conformance suites on Postgres.
+//! The conformance suites on Postgres, and what only Postgres does.
 
 mod conformance;
+mod fixtures;
+mod locked_windows;
 mod pack;
 mod put_off;
-mod request;
 mod round_trips;
-mod sale;
-mod slot;
-mod tier;

@@ -5,14 +5,14 @@ use std::time::Duration;
 
 use weir_queue::{Claim, Settlement, pack};
 use weir_store::quota::SendMessage;
-use weir_store_conformance::{Harness, given};
+use weir_store_conformance::{EngineFixture, HasQueue, fixtures};
 
-use crate::conformance::OnPostgres;
+use crate::fixtures::OnPostgres;
 
 /// The packs by their counts, in order of id, and the rows by their keys.
 async fn tables(h: &OnPostgres) -> (Vec<String>, Vec<String>) {
     let texts = async |sql: &str| {
-        let rows = h.database().query_strings(sql).await;
+        let rows = h.database.query_strings(sql).await;
         rows.into_iter().map(|row| row[0].clone().unwrap_or_default()).collect::<Vec<_>>()
     };
     let packs = texts("SELECT count FROM queue_pack ORDER BY first_id").await;
@@ -22,19 +22,19 @@ async fn tables(h: &OnPostgres) -> (Vec<String>, Vec<String>) {
 async fn opened() -> OnPostgres {
     let h = OnPostgres::open().await;
     for user in ["alice", "bob"] {
-        given::configured(&h, user, 1_000_000, 60).await;
+        fixtures::configured(&h, user, 1_000_000, 60).await;
     }
     h
 }
 
 /// The texts of a claim, as `alice 1`.
 fn texts(claim: &Claim) -> Vec<String> {
-    claim.messages.iter().map(given::text).collect()
+    claim.messages.iter().map(fixtures::text).collect()
 }
 
 async fn send(h: &OnPostgres, user: &str, texts: &[&str]) {
-    let batch: Vec<SendMessage> = texts.iter().map(|text| given::send(user, text)).collect();
-    given::accepted(h, batch).await;
+    let batch: Vec<SendMessage> = texts.iter().map(|text| fixtures::send(user, text)).collect();
+    fixtures::accepted(h, batch).await;
 }
 
 #[tokio::test]
@@ -48,7 +48,7 @@ async fn messages_that_come_together_are_one_row_and_one_alone_can_be_read() {
     send(&h, "alice", &["5"]).await;
     let (packs, rows) = tables(&h).await;
     assert_eq!((packs, rows), (vec!["3".to_owned()], vec!["alice".to_owned(); 2]));
-    assert_eq!(texts(&given::claim(&h, 100).await), ["1", "2", "3", "4", "5"], "in the order they came");
+    assert_eq!(texts(&fixtures::claim(&h, 100).await), ["1", "2", "3", "4", "5"], "in the order they came");
 }
 
 #[tokio::test]
@@ -59,14 +59,14 @@ async fn a_pack_that_is_done_is_gone_and_one_that_is_not_becomes_rows() {
     let h = opened().await;
     send(&h, "alice", &["1", "2"]).await;
     send(&h, "alice", &["3", "4", "5"]).await;
-    let claim = given::claim(&h, 4).await;
+    let claim = fixtures::claim(&h, 4).await;
     assert_eq!(texts(&claim), ["1", "2", "3", "4"]);
     let done = claim.messages.iter().map(|message| message.position).collect();
     h.queue().settle(&claim.receipt, Settlement { done, ..Settlement::default() }).await.expect("it settles");
     assert_eq!(tables(&h).await, (Vec::new(), vec!["alice".to_owned()]));
-    let books = given::books(&h).await;
+    let books = fixtures::books(&h).await;
     assert_eq!((books.accepted, books.done, books.in_flight), (5, 4, 1));
-    assert_eq!(texts(&given::claim(&h, 4).await), ["5"]);
+    assert_eq!(texts(&fixtures::claim(&h, 4).await), ["5"]);
 }
 
 #[tokio::test]
@@ -77,19 +77,19 @@ async fn whoever_is_in_a_pack_waits_for_a_delayed_message_of_its_key_and_nobody_
     let h = opened().await;
     let [alice, other] = same_shard(&h).await;
     send(&h, &alice, &["1", "2"]).await;
-    let claim = given::claim(&h, 1).await;
+    let claim = fixtures::claim(&h, 1).await;
     let retry = vec![(claim.messages[0].position, Duration::from_secs(60))];
     let settlement = Settlement { retry, ..Settlement::default() };
     h.queue().settle(&claim.receipt, settlement).await.expect("it settles");
-    let batch = vec![given::send(&alice, "3"), given::send(&other, "4"), given::send(&alice, "5")];
-    given::accepted(&h, batch).await;
+    let batch = vec![fixtures::send(&alice, "3"), fixtures::send(&other, "4"), fixtures::send(&alice, "5")];
+    fixtures::accepted(&h, batch).await;
     assert_eq!(tables(&h).await, (vec!["3".to_owned()], vec![alice.clone(); 2]));
-    let claim = given::claim(&h, 100).await;
+    let claim = fixtures::claim(&h, 100).await;
     assert_eq!(texts(&claim), ["4"]);
     let done = vec![claim.messages[0].position];
     h.queue().settle(&claim.receipt, Settlement { done, ..Settlement::default() }).await.expect("it settles");
     h.clock().advance(Duration::from_secs(61));
-    assert_eq!(texts(&given::claim(&h, 100).await), ["1", "2", "3", "5"]);
+    assert_eq!(texts(&fixtures::claim(&h, 100).await), ["1", "2", "3", "5"]);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -104,7 +104,7 @@ async fn rows_and_packs_are_read_as_of_one_moment() {
          SELECT 'sms-outbound', {}, 'late-' || n, '', 'infinity' FROM generate_series(1, 20000) AS n",
         weir_store::shard::of("alice", 16)
     );
-    h.database().execute(&slow).await;
+    h.database.execute(&slow).await;
     let texts_sent: Vec<String> = (0..300).map(|n| n.to_string()).collect();
     let sending = async {
         // One alone, then two together, and so on.
@@ -116,7 +116,7 @@ async fn rows_and_packs_are_read_as_of_one_moment() {
     let claiming = async {
         let mut came = Vec::new();
         while came.len() < texts_sent.len() {
-            let claim = given::claim(&h, 100).await;
+            let claim = fixtures::claim(&h, 100).await;
             came.extend(texts(&claim));
             let done = claim.messages.iter().map(|message| message.position).collect();
             let settlement = Settlement { done, ..Settlement::default() };
@@ -137,10 +137,10 @@ async fn no_pack_leaves_its_page_and_none_has_ids_of_another() {
     let text = "x".repeat(500);
     send(&h, "alice", &vec![text.as_str(); 100]).await;
     let longest = "SELECT max(octet_length(messages)) <= 7000 AND count(*) > 5 FROM queue_pack";
-    assert_eq!(h.database().query_strings(longest).await, [[Some("t".to_owned())]]);
+    assert_eq!(h.database.query_strings(longest).await, [[Some("t".to_owned())]]);
     let step = "SELECT seqincrement FROM pg_sequence WHERE seqrelid = 'queue_message_id_seq'::regclass";
-    assert_eq!(h.database().query_strings(step).await, [[Some(pack::MESSAGES_MAX.to_string())]]);
-    assert_eq!(given::claim(&h, 1_000).await.messages.len(), 100);
+    assert_eq!(h.database.query_strings(step).await, [[Some(pack::MESSAGES_MAX.to_string())]]);
+    assert_eq!(fixtures::claim(&h, 1_000).await.messages.len(), 100);
 }
 
 /// Two users whose messages stand in one shard.
@@ -148,6 +148,6 @@ async fn same_shard(h: &OnPostgres) -> [String; 2] {
     let shard = |user: &str| weir_store::shard::of(user, 16);
     let mut others = (0..).map(|n| format!("user-{n}")).filter(|user| shard(user) == shard("alice"));
     let other = others.next().expect("there are many");
-    given::configured(h, &other, 1_000_000, 60).await;
+    fixtures::configured(h, &other, 1_000_000, 60).await;
     ["alice".to_owned(), other]
 }

@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use weir_queue::{Books, Message, Position, Settlement};
 use weir_store::quota::TOPIC;
-use weir_store_conformance::held::{Fate, Held};
-use weir_store_conformance::{Harness, given};
+use weir_store_conformance::claims::{Claims, Fate};
+use weir_store_conformance::{EngineFixture, HasQueue, fixtures};
 
-use crate::conformance::OnPostgres;
+use crate::fixtures::OnPostgres;
 
 const LONG: Duration = Duration::from_secs(3_600);
 
@@ -15,9 +15,9 @@ const LONG: Duration = Duration::from_secs(3_600);
 async fn put_off(users: &[&str]) -> (OnPostgres, Vec<Message>) {
     let h = OnPostgres::open().await;
     for user in users {
-        given::queued(&h, user, 1).await;
+        fixtures::queued(&h, user, 1).await;
     }
-    let held = Held::claim(&h, users.len()).await;
+    let held = Claims::claim(&h, users.len()).await;
     let messages: Vec<Message> = held.messages().cloned().collect();
     held.settled(&h, |_| Fate::PutOff(LONG)).await;
     (h, messages)
@@ -41,7 +41,7 @@ async fn two_servers_that_settle_the_same_messages_do_not_wait_for_each_other() 
     }
     let (h, messages) = put_off(&["alice", "bob"]).await;
     let [first, second] = [0, 1].map(|n| messages[n].position);
-    let other = h.database().connect().await.unwrap();
+    let other = h.database.connect().await.unwrap();
     other.batch_execute("BEGIN").await.unwrap();
     other.batch_execute(&format!("SELECT FROM queue_message WHERE {} FOR UPDATE", row(first))).await.unwrap();
     // In either order, whatever becomes of them.
@@ -49,9 +49,9 @@ async fn two_servers_that_settle_the_same_messages_do_not_wait_for_each_other() 
     settle(&h, Settlement { retry, ..Settlement::default() }).await;
     settle(&h, Settlement { done: vec![first, second], ..Settlement::default() }).await;
     other.batch_execute("COMMIT").await.unwrap();
-    assert_eq!(given::books(&h).await, Books { accepted: 2, done: 1, in_flight: 1, ..Books::default() });
+    assert_eq!(fixtures::books(&h).await, Books { accepted: 2, done: 1, in_flight: 1, ..Books::default() });
     h.clock().advance(LONG);
-    let left = Held::drain(&h).await;
+    let left = Claims::drain(&h).await;
     assert_eq!(
         left.iter().map(|message| (message.position, message.attempts)).collect::<Vec<_>>(),
         [(first, 0)]
@@ -65,7 +65,7 @@ async fn a_message_whose_shard_is_being_settled_is_settled_afterwards() {
     }
     let (h, messages) = put_off(&["alice"]).await;
     let position = messages[0].position;
-    let holder = h.database().connect().await.unwrap();
+    let holder = h.database.connect().await.unwrap();
     let shard = format!("topic = '{TOPIC}' AND shard = {}", position.shard);
     // What a settlement by lease does before its commit.
     let delay = format!(
@@ -80,13 +80,17 @@ async fn a_message_whose_shard_is_being_settled_is_settled_afterwards() {
     let late = tokio::spawn(async move { queue.settle_put_off(TOPIC, done).await });
     let waiting = "SELECT count(*) FROM pg_stat_activity
                    WHERE datname = current_database() AND wait_event_type = 'Lock'";
-    while h.database().query_strings(waiting).await[0][0].as_deref() != Some("1") {
+    while h.database.query_strings(waiting).await[0][0].as_deref() != Some("1") {
         assert!(!late.is_finished(), "it waits for the other settlement");
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
     holder.batch_execute("COMMIT").await.unwrap();
     late.await.unwrap().expect("settle_put_off must succeed");
-    assert_eq!(given::books(&h).await, Books { accepted: 1, done: 1, ..Books::default() }, "it is not lost");
+    assert_eq!(
+        fixtures::books(&h).await,
+        Books { accepted: 1, done: 1, ..Books::default() },
+        "it is not lost"
+    );
 }
 
 #[tokio::test]
@@ -95,13 +99,13 @@ async fn shards_are_claimed_while_what_was_put_off_is_settled() {
         return;
     }
     let (h, messages) = put_off(&["alice"]).await;
-    let other = h.database().connect().await.unwrap();
+    let other = h.database.connect().await.unwrap();
     let lock = format!(
         "BEGIN; SELECT FROM queue_shard FOR KEY SHARE; SELECT FROM queue_message WHERE {} FOR UPDATE",
         row(messages[0].position)
     );
     other.batch_execute(&lock).await.unwrap();
-    given::queued(&h, "bob", 1).await;
-    assert_eq!(Held::claim(&h, 1).await.texts(), ["bob 1"]);
+    fixtures::queued(&h, "bob", 1).await;
+    assert_eq!(Claims::claim(&h, 1).await.texts(), ["bob 1"]);
     other.batch_execute("COMMIT").await.unwrap();
 }

@@ -7,14 +7,12 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{TcpListener, TcpStream};
 use weir_core::ManualClock;
-use weir_queue::Queue;
 use weir_store::quota::QuotaStore;
-use weir_store::request::RequestStore;
-use weir_store_conformance::request::RequestHarness;
-use weir_store_conformance::request::given::{claim, done, reported, submitted, wishes};
-use weir_store_conformance::{PATIENCE, START, given};
-use weir_store_postgres::{Postgres, Target};
-use weir_testkit::postgres::{Database, Server};
+use weir_store_conformance::request::fixtures::{claim, done, reported, submitted, wishes};
+use weir_store_conformance::{START, fixtures};
+use weir_testkit::postgres::Server;
+
+use crate::fixtures::OnPostgres;
 
 /// Counts the round trips of the pool's connections: how often a client that has been answered sends something.
 #[derive(Default)]
@@ -70,26 +68,20 @@ async fn pass(
 
 /// An engine of one connection, through the relay.
 struct Relayed {
-    clock: ManualClock,
-    engine: Postgres,
+    h: OnPostgres,
     counter: Arc<Counter>,
-    _database: Database,
 }
 
 impl Relayed {
     async fn open() -> Self {
         let server = Server::shared();
-        let database = server.database("trips").await;
+        let database = Arc::new(server.database("trips").await);
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let at = listener.local_addr().expect("an address");
         let counter = Arc::new(Counter::default());
         tokio::spawn(relay(listener, server.addr(), Arc::clone(&counter)));
-        let target: Target = database.url_via(at).parse().expect("a Postgres URL");
-        let clock = ManualClock::at(START);
-        let time = Some(Arc::new(clock.clone()) as Arc<dyn weir_core::Clock>);
-        let engine =
-            Postgres::open_with_clock(target.with_patience(PATIENCE), 1, time).await.expect("it opens");
-        Self { clock, engine, counter, _database: database }
+        let url = database.url_via(at);
+        Self { h: OnPostgres::via(&url, 1, database, ManualClock::at(START)).await, counter }
     }
 
     /// How many round trips a call takes.
@@ -100,40 +92,21 @@ impl Relayed {
     }
 }
 
-#[async_trait::async_trait]
-impl RequestHarness for Relayed {
-    async fn open() -> Self {
-        Self::open().await
-    }
-
-    fn clock(&self) -> &ManualClock {
-        &self.clock
-    }
-
-    fn requests(&self) -> Arc<dyn RequestStore> {
-        Arc::new(self.engine.clone())
-    }
-
-    fn queue(&self) -> Arc<dyn Queue> {
-        Arc::new(self.engine.clone())
-    }
-
-    async fn reopen(self) -> Self {
-        self
-    }
-}
-
 #[tokio::test]
 async fn a_batch_of_sends_takes_two_round_trips_once_its_statements_are_prepared() {
     if weir_testkit::skip("postgres") {
         return;
     }
-    let h = Relayed::open().await;
-    h.engine.configure(&given::user("alice"), given::limits(1_000, 60)).await.expect("alice has limits");
+    let relayed = Relayed::open().await;
+    let h = &relayed.h;
+    h.engine
+        .configure(&fixtures::user("alice"), fixtures::limits(1_000, 60))
+        .await
+        .expect("alice has limits");
     // At first, what each of the two needs is prepared in one more.
     for (sends, expected) in [(3, 4), (3, 2), (1, 2), (2, 2)] {
-        let batch = given::sends("alice", sends);
-        let (trips, sent) = h.trips(h.engine.send_batch(batch.into())).await;
+        let batch = fixtures::sends("alice", sends);
+        let (trips, sent) = relayed.trips(h.engine.send_batch(batch.into())).await;
         assert_eq!((sent.expect("they are sent").len(), trips), (sends, expected));
     }
 }
@@ -143,16 +116,18 @@ async fn request_batches_take_no_more_round_trips_than_they_must() {
     if weir_testkit::skip("postgres") {
         return;
     }
-    let h = Relayed::open().await;
+    let relayed = Relayed::open().await;
+    let h = &relayed.h;
     for round in ["first", "second", "third"] {
         let is_prepared = round != "first";
-        let (submit, _) = h.trips(submitted(&h, wishes(&h, round, 3), None)).await;
-        let (claimed, jobs) = h.trips(claim(&h, 3)).await;
-        let (report, _) = h.trips(reported(&h, jobs.iter().map(done).collect())).await;
-        let limits = Some(given::limits(100, 1));
-        let (limited, _) = h.trips(submitted(&h, wishes(&h, &format!("{round} limited"), 2), limits)).await;
-        let (_, jobs) = h.trips(claim(&h, 9)).await;
-        h.trips(reported(&h, jobs.iter().map(done).collect())).await;
+        let (submit, _) = relayed.trips(submitted(h, wishes(h, round, 3), None)).await;
+        let (claimed, jobs) = relayed.trips(claim(h, 3)).await;
+        let (report, _) = relayed.trips(reported(h, jobs.iter().map(done).collect())).await;
+        let limits = Some(fixtures::limits(100, 1));
+        let (limited, _) =
+            relayed.trips(submitted(h, wishes(h, &format!("{round} limited"), 2), limits)).await;
+        let (_, jobs) = relayed.trips(claim(h, 9)).await;
+        relayed.trips(reported(h, jobs.iter().map(done).collect())).await;
         if is_prepared {
             // A claim looks first whether anything is due.
             assert_eq!((submit, claimed, report, limited), (1, 3, 2, 2), "{round}");

@@ -1,136 +1,23 @@
-//! The cases of tier with limits in Redis, and what becomes of them when Redis goes away or forgets.
+//! What becomes of limits in Redis when it goes away or forgets.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::Duration;
 
+use weir_core::PolicyName;
 use weir_core::tier::{FixedWindow, Limit, Tier};
-use weir_core::{ManualClock, PolicyName};
-use weir_limiter::LocalLimiter;
-use weir_store::LaneMetrics;
-use weir_store::tier::{Ask, LimitStore, OnOutage, Policy, PolicySpec, TierStore};
-use weir_store_conformance::START;
-use weir_store_conformance::tier::TierHarness;
-use weir_store_conformance::tier::given::{call, policy, remaining, rule_of, somebody, take};
-use weir_store_redis::{Redis, RedisLimits, Target};
-use weir_testkit::redis::{Options, Server};
+use weir_store::tier::{Ask, LimitStore, OnOutage, Policy, PolicySpec};
+use weir_store_conformance::tier::fixtures::{call, policy, remaining, rule_of, somebody, take};
+use weir_store_conformance::{EngineFixture, PATIENCE};
+use weir_testkit::redis::Server;
 use weir_testkit::wait;
 
-const PATIENCE: Duration = Duration::from_secs(60);
-const CAPACITY: usize = 10_000;
+use crate::fixtures::private;
 
-struct InRedis {
-    url: String,
-    clock: Arc<ManualClock>,
-    redis: Redis,
-    limits: RedisLimits,
-}
+type OnRedis = crate::fixtures::OnRedis<false>;
 
-fn shared() -> &'static Server {
-    static SERVER: OnceLock<Server> = OnceLock::new();
-    SERVER.get_or_init(private)
-}
-
-fn private() -> Server {
-    Server::private(&Options { appendonly: false, ..Options::default() })
-}
-
-impl InRedis {
-    async fn on(url: &str, clock: Arc<ManualClock>) -> Self {
-        let target: Target = url.parse().expect("a Redis URL");
-        // What Redis does not answer in time is decided without it, which on a busy machine is not what cases are about.
-        let redis = Redis::start(target.with_patience(PATIENCE));
-        redis.connected().await;
-        let local = LocalLimiter::ephemeral(Arc::<ManualClock>::clone(&clock), 100_000);
-        let time = Arc::<ManualClock>::clone(&clock);
-        let (own, metrics) = (Arc::<ManualClock>::clone(&clock), LaneMetrics::default());
-        let limits = RedisLimits::start(redis.clone(), local, own, Some(time), CAPACITY, metrics);
-        Self { url: url.to_owned(), clock, redis, limits }
-    }
-
-    /// Waits until Redis answers, or does not.
-    async fn until_redis_is(&self, up: bool) {
-        wait::until("Redis is as it should be", PATIENCE, async || self.redis.ping().await == up).await;
-    }
-}
-
-#[async_trait::async_trait]
-impl TierHarness for InRedis {
-    async fn open() -> Self {
-        Self::on(shared().url(), Arc::new(ManualClock::at(START))).await
-    }
-
-    fn skipped() -> bool {
-        weir_testkit::skip("redis")
-    }
-
-    fn clock(&self) -> &ManualClock {
-        &self.clock
-    }
-
-    fn limits(&self) -> Arc<dyn LimitStore> {
-        Arc::new(self.limits.clone())
-    }
-
-    fn definitions(&self) -> Option<Arc<dyn TierStore>> {
-        None
-    }
-
-    async fn reopen(self) -> Self {
-        Self::on(&self.url, self.clock).await
-    }
-
-    async fn another(&self) -> Option<Self> {
-        Some(Self::on(&self.url, Arc::clone(&self.clock)).await)
-    }
-}
-
-weir_store_conformance::tier_suite!(InRedis);
-
-/// The same on a cluster, where the keys of a decision may be on different servers.
-mod cluster {
-    use weir_testkit::redis::Cluster;
-
-    use super::*;
-
-    struct InCluster(InRedis);
-
-    fn cluster() -> &'static Cluster {
-        static CLUSTER: OnceLock<Cluster> = OnceLock::new();
-        CLUSTER.get_or_init(Cluster::private)
-    }
-
-    #[async_trait::async_trait]
-    impl TierHarness for InCluster {
-        async fn open() -> Self {
-            Self(InRedis::on(&cluster().url(), Arc::new(ManualClock::at(START))).await)
-        }
-
-        fn skipped() -> bool {
-            weir_testkit::skip("redis")
-        }
-
-        fn clock(&self) -> &ManualClock {
-            self.0.clock()
-        }
-
-        fn limits(&self) -> Arc<dyn LimitStore> {
-            self.0.limits()
-        }
-
-        fn definitions(&self) -> Option<Arc<dyn TierStore>> {
-            None
-        }
-
-        async fn reopen(self) -> Self {
-            Self(self.0.reopen().await)
-        }
-
-        async fn another(&self) -> Option<Self> {
-            self.0.another().await.map(Self)
-        }
-    }
-
-    weir_store_conformance::tier_suite!(InCluster);
+/// Waits until Redis answers, or does not.
+async fn until_redis_is(up: bool, h: &OnRedis) {
+    wait::until("Redis is as it should be", PATIENCE, async || h.redis.ping().await == up).await;
 }
 
 fn fixed(limit: u32) -> Limit {
@@ -144,13 +31,12 @@ fn with(policy: &Policy, on_outage: OnOutage) -> Arc<Policy> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn without_redis_each_server_goes_on_from_what_it_knew() {
-    if InRedis::skipped() {
+    if OnRedis::skipped() {
         return;
     }
     let mut server = private();
-    let clock = Arc::new(ManualClock::at(START));
-    let (a, b) =
-        (InRedis::on(server.url(), Arc::clone(&clock)).await, InRedis::on(server.url(), clock).await);
+    let a = OnRedis::at(server.url()).await;
+    let b = a.another().await.expect("another server");
     let (shared, user, free) = (policy(fixed(10)), somebody(), rule_of(Tier::Free));
     for h in [&a, &b] {
         assert!(take(h, &shared, "k", 2).await.is_allowed());
@@ -158,7 +44,7 @@ async fn without_redis_each_server_goes_on_from_what_it_knew() {
     }
     server.crash();
     for h in [&a, &b] {
-        h.until_redis_is(false).await;
+        until_redis_is(false, h).await;
     }
     // What a server was told last: 2 when A asked, 4 when B did.
     assert!(take(&a, &shared, "k", 8).await.is_allowed());
@@ -175,7 +61,7 @@ async fn without_redis_each_server_goes_on_from_what_it_knew() {
     // Back and empty: it is told what the servers know, and gives nobody a fresh start.
     server.start_empty().await;
     for h in [&a, &b] {
-        h.until_redis_is(true).await;
+        until_redis_is(true, h).await;
         assert!(!take(h, &shared, "k", 1).await.is_allowed());
         assert!(!call(h, &user, &free).await.decision.is_allowed());
     }
@@ -183,11 +69,11 @@ async fn without_redis_each_server_goes_on_from_what_it_knew() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_redis_that_forgot_everything_is_told_what_was_spent() {
-    if InRedis::skipped() {
+    if OnRedis::skipped() {
         return;
     }
     let server = private();
-    let h = InRedis::on(server.url(), Arc::new(ManualClock::at(START))).await;
+    let h = OnRedis::at(server.url()).await;
     let (shared, user, free) = (policy(fixed(10)), somebody(), rule_of(Tier::Free));
     assert!(take(&h, &shared, "k", 9).await.is_allowed());
     for _ in 0..8 {
@@ -202,16 +88,16 @@ async fn a_redis_that_forgot_everything_is_told_what_was_spent() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn without_redis_each_policy_has_its_way() {
-    if InRedis::skipped() {
+    if OnRedis::skipped() {
         return;
     }
     let mut server = private();
-    let h = InRedis::on(server.url(), Arc::new(ManualClock::at(START))).await;
+    let h = OnRedis::at(server.url()).await;
     let local = with(&policy(fixed(2)), OnOutage::Local);
     let open = with(&policy(fixed(2)), OnOutage::Open);
     let closed = with(&policy(fixed(2)), OnOutage::Closed);
     server.crash();
-    h.until_redis_is(false).await;
+    until_redis_is(false, &h).await;
     for _ in 0..5 {
         assert!(take(&h, &open, "k", 1).await.is_allowed());
     }
@@ -236,11 +122,11 @@ async fn calls(server: &Server) -> u64 {
 
 #[tokio::test]
 async fn decisions_that_wait_together_are_one_call_and_exact() {
-    if InRedis::skipped() {
+    if OnRedis::skipped() {
         return;
     }
     let server = private();
-    let h = InRedis::on(server.url(), Arc::new(ManualClock::at(START))).await;
+    let h = OnRedis::at(server.url()).await;
     let shared = policy(fixed(100));
     let taken = futures_util::future::join_all((0..300).map(|_| take(&h, &shared, "k", 1))).await;
     assert_eq!(taken.iter().filter(|decision| decision.is_allowed()).count(), 100);
@@ -251,11 +137,11 @@ async fn decisions_that_wait_together_are_one_call_and_exact() {
 
 #[tokio::test]
 async fn a_decision_that_fails_in_redis_takes_no_other_with_it() {
-    if InRedis::skipped() {
+    if OnRedis::skipped() {
         return;
     }
     let server = private();
-    let h = InRedis::on(server.url(), Arc::new(ManualClock::at(START))).await;
+    let h = OnRedis::at(server.url()).await;
     let shared = policy(fixed(100));
     assert!(take(&h, &shared, "bad", 1).await.is_allowed());
     let names = server.command(&["KEYS", "*{bad}"]).await.texts();

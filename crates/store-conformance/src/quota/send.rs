@@ -8,14 +8,14 @@ use weir_core::{Clock, Timestamp};
 use weir_queue::Books;
 use weir_store::quota::SendOutcome;
 
-use crate::given::{
+use crate::claims::Claims;
+use crate::fixtures::{
     accepted, books, configured, decided, decided_one, found, letters, limits, nothing_comes, send, sends,
     texts_by_key,
 };
-use crate::held::Held;
-use crate::{Harness, START};
+use crate::{HasQuota, START};
 
-pub async fn an_unknown_user_is_not_configured_and_nothing_is_enqueued<H: Harness>() {
+pub async fn an_unknown_user_is_not_configured_and_nothing_is_enqueued<H: HasQuota>() {
     let h = H::open().await;
     assert_eq!(decided_one(&h, "nobody").await, SendOutcome::NotConfigured, "nobody configured this user");
     assert_eq!(found(&h, "nobody").await, None, "a send creates no row");
@@ -23,14 +23,14 @@ pub async fn an_unknown_user_is_not_configured_and_nothing_is_enqueued<H: Harnes
     nothing_comes(&h, "nothing was accepted").await;
 }
 
-pub async fn an_empty_batch_answers_empty<H: Harness>() {
+pub async fn an_empty_batch_answers_empty<H: HasQuota>() {
     let h = H::open().await;
     configured(&h, "alice", 1, 1).await;
     assert_eq!(decided(&h, Vec::new()).await, [], "no commands, no outcomes");
     assert_eq!(books(&h).await, Books::default(), "nothing is enqueued");
 }
 
-pub async fn exactly_the_limit_is_accepted_in_order<H: Harness>() {
+pub async fn exactly_the_limit_is_accepted_in_order<H: HasQuota>() {
     let h = H::open().await;
     configured(&h, "alice", 4, 1).await;
     let outcomes = decided(&h, sends("alice", 7)).await;
@@ -40,7 +40,7 @@ pub async fn exactly_the_limit_is_accepted_in_order<H: Harness>() {
         let SendOutcome::Accepted { grant, .. } = outcome else { unreachable!("the letters say so") };
         assert_eq!(*grant, Grant { remaining, reset_at }, "what is left goes down one by one");
     }
-    let delivered = texts_by_key(&Held::drain(&h).await);
+    let delivered = texts_by_key(&Claims::drain(&h).await);
     assert_eq!(
         delivered["alice"],
         ["alice 1", "alice 2", "alice 3", "alice 4"],
@@ -48,7 +48,7 @@ pub async fn exactly_the_limit_is_accepted_in_order<H: Harness>() {
     );
 }
 
-pub async fn a_denial_changes_nothing<H: Harness>() {
+pub async fn a_denial_changes_nothing<H: HasQuota>() {
     let h = H::open().await;
     configured(&h, "alice", 2, 1).await;
     accepted(&h, sends("alice", 2)).await;
@@ -58,7 +58,7 @@ pub async fn a_denial_changes_nothing<H: Harness>() {
     assert_eq!((found(&h, "alice").await, books(&h).await), before, "a denial changes neither row nor queue");
 }
 
-pub async fn counts_carry_over_from_batch_to_batch<H: Harness>() {
+pub async fn counts_carry_over_from_batch_to_batch<H: HasQuota>() {
     let h = H::open().await;
     configured(&h, "alice", 5, 1).await;
     let mut answers = String::new();
@@ -69,7 +69,7 @@ pub async fn counts_carry_over_from_batch_to_batch<H: Harness>() {
     assert_eq!(answers, "AAAAADDD", "batches of one window share its limit");
 }
 
-pub async fn a_mixed_batch_answers_in_the_order_of_its_commands<H: Harness>() {
+pub async fn a_mixed_batch_answers_in_the_order_of_its_commands<H: HasQuota>() {
     let h = H::open().await;
     configured(&h, "zoe", 2, 1).await;
     configured(&h, "bob", 1, 1).await;
@@ -80,7 +80,7 @@ pub async fn a_mixed_batch_answers_in_the_order_of_its_commands<H: Harness>() {
     assert_eq!(letters(&outcomes), "ANAAADDNANDA", "each outcome answers the command at its place");
     let left: Vec<u32> = outcomes.iter().filter_map(remaining).collect();
     assert_eq!(left, [1, 0, 0, 8, 7, 6], "each user has a count of their own");
-    let delivered = texts_by_key(&Held::drain(&h).await);
+    let delivered = texts_by_key(&Claims::drain(&h).await);
     let expected = BTreeMap::from([
         ("amy".into(), vec!["5".into(), "9".into(), "12".into()]),
         ("bob".into(), vec!["3".into()]),
@@ -96,7 +96,7 @@ fn remaining(outcome: &SendOutcome) -> Option<u32> {
     }
 }
 
-pub async fn a_large_batch_is_decided_whole<H: Harness>() {
+pub async fn a_large_batch_is_decided_whole<H: HasQuota>() {
     let h = H::open().await;
     for n in 0..100 {
         configured(&h, &format!("user-{n}"), 30, 1).await;
@@ -114,7 +114,7 @@ pub async fn a_large_batch_is_decided_whole<H: Harness>() {
     assert_eq!(books(&h).await.accepted, 3_000, "each accepted message is enqueued");
 }
 
-pub async fn outcomes_carry_the_limits_and_the_stores_time<H: Harness>() {
+pub async fn outcomes_carry_the_limits_and_the_stores_time<H: HasQuota>() {
     let h = H::open().await;
     configured(&h, "alice", 1, 3).await;
     h.clock().advance(Duration::from_micros(1_234_567));
@@ -134,7 +134,7 @@ pub async fn outcomes_carry_the_limits_and_the_stores_time<H: Harness>() {
     }
 }
 
-pub async fn message_ids_are_unique_within_and_across_batches<H: Harness>() {
+pub async fn message_ids_are_unique_within_and_across_batches<H: HasQuota>() {
     let h = H::open().await;
     configured(&h, "alice", 10_000, 1).await;
     configured(&h, "bob", 10_000, 1).await;

@@ -6,15 +6,15 @@ use std::time::Duration;
 use weir_queue::{Claim, Settlement};
 use weir_store::quota::TOPIC;
 
-use crate::Harness;
-use crate::given::{
+use crate::HasQuota;
+use crate::claims::{Claims, Fate};
+use crate::fixtures::{
     TICK, VISIBILITY, accepted, books, configured, decided, found, letters as answers, nothing_comes,
     numbered, queued, send, sends, text, texts, texts_by_key, user,
 };
-use crate::held::{Fate, Held};
-use crate::queue_dead::letters;
+use crate::quota::queue_dead::letters;
 
-pub async fn counts_and_windows_survive<H: Harness>() {
+pub async fn counts_and_windows_survive<H: HasQuota>() {
     let h = H::open().await;
     configured(&h, "alice", 5, 1).await;
     configured(&h, "bob", 2, 3).await;
@@ -38,7 +38,7 @@ pub async fn counts_and_windows_survive<H: Harness>() {
     assert_eq!(answers(&decided(&h, both()).await), "AAAD", "windows end when they would have ended");
 }
 
-pub async fn a_removed_user_stays_removed<H: Harness>() {
+pub async fn a_removed_user_stays_removed<H: HasQuota>() {
     let h = H::open().await;
     configured(&h, "alice", 5, 1).await;
     h.quota().remove(&user("alice")).await.expect("remove must succeed");
@@ -46,53 +46,53 @@ pub async fn a_removed_user_stays_removed<H: Harness>() {
     assert_eq!(found(&h, "alice").await, None, "a restart brings nobody back");
 }
 
-pub async fn queued_messages_survive_in_order<H: Harness>() {
+pub async fn queued_messages_survive_in_order<H: HasQuota>() {
     let h = H::open().await;
     for name in ["alice", "bob", "carol"] {
         queued(&h, name, 5).await;
     }
-    Held::claim(&h, 4).await.settled(&h, |_| Fate::Done).await;
-    let held = Held::claim(&h, 11).await;
+    Claims::claim(&h, 4).await.settled(&h, |_| Fate::Done).await;
+    let held = Claims::claim(&h, 11).await;
     let before = texts_by_key(held.messages());
     held.settled(&h, |_| Fate::Unnamed).await;
     let h = h.reopen().await;
     assert_eq!(
-        texts_by_key(&Held::drain(&h).await),
+        texts_by_key(&Claims::drain(&h).await),
         before,
         "what was waiting is delivered, in order; what was done is not"
     );
 }
 
-pub async fn retries_survive_with_their_time_and_attempts<H: Harness>() {
+pub async fn retries_survive_with_their_time_and_attempts<H: HasQuota>() {
     let h = H::open().await;
     queued(&h, "alice", 2).await;
     let after = Duration::from_secs(20);
-    Held::claim(&h, 1).await.settled(&h, |_| Fate::Retry(after)).await;
+    Claims::claim(&h, 1).await.settled(&h, |_| Fate::Retry(after)).await;
     let h = h.reopen().await;
     h.clock().advance(after - TICK);
     nothing_comes(&h, "the retry keeps its time").await;
     h.clock().advance(TICK);
-    let held = Held::claim(&h, 2).await;
+    let held = Claims::claim(&h, 2).await;
     assert_eq!(held.texts(), numbered("alice", 1..=2), "and its place");
     let attempts: Vec<u32> = held.messages().map(|message| message.attempts).collect();
     assert_eq!(attempts, [1, 0], "and its attempts");
 }
 
-pub async fn dead_letters_survive<H: Harness>() {
+pub async fn dead_letters_survive<H: HasQuota>() {
     let h = H::open().await;
     queued(&h, "alice", 3).await;
     let fate = |message: &_| {
         if text(message) == "alice 3" { Fate::Unnamed } else { Fate::Dead("given up") }
     };
-    Held::claim(&h, 3).await.settled(&h, fate).await;
+    Claims::claim(&h, 3).await.settled(&h, fate).await;
     let before = letters(&h, None, 10).await;
     let h = h.reopen().await;
     assert_eq!(letters(&h, None, 10).await, before, "dead letters stand as before the restart");
     assert_eq!(h.queue().replay_all().await.expect("replay_all must succeed"), 2, "and can be put back");
-    assert_eq!(texts(&Held::drain(&h).await), numbered("alice", 1..=3), "where they stood");
+    assert_eq!(texts(&Claims::drain(&h).await), numbered("alice", 1..=3), "where they stood");
 }
 
-pub async fn the_books_survive<H: Harness>() {
+pub async fn the_books_survive<H: HasQuota>() {
     let h = H::open().await;
     queued(&h, "alice", 5).await;
     let fate = |message: &_| match text(message).as_str() {
@@ -100,32 +100,32 @@ pub async fn the_books_survive<H: Harness>() {
         "alice 2" | "alice 3" => Fate::Dead("given up"),
         _ => Fate::Unnamed,
     };
-    Held::claim(&h, 5).await.settled(&h, fate).await;
+    Claims::claim(&h, 5).await.settled(&h, fate).await;
     let id = letters(&h, None, 1).await.remove(0).id;
     h.queue().discard(&id).await.expect("discard must succeed");
     let before = books(&h).await;
     let h = h.reopen().await;
     assert_eq!(books(&h).await, before, "the books stand as before the restart");
-    Held::drain(&h).await;
+    Claims::drain(&h).await;
     let h = h.reopen().await;
     assert_eq!(books(&h).await.done, 3, "and go on from there");
 }
 
-pub async fn claimed_messages_come_again_after_a_restart<H: Harness>() {
+pub async fn claimed_messages_come_again_after_a_restart<H: HasQuota>() {
     let h = H::open().await;
     queued(&h, "alice", 3).await;
     queued(&h, "bob", 3).await;
-    Held::claim(&h, 6).await;
+    Claims::claim(&h, 6).await;
     let h = h.reopen().await;
     h.clock().advance(VISIBILITY);
-    let held = Held::claim(&h, 6).await;
+    let held = Claims::claim(&h, 6).await;
     assert!(held.messages().all(|message| message.attempts == 0), "a restart does not put messages back");
     for (name, texts) in texts_by_key(held.messages()) {
         assert_eq!(texts, numbered(&name, 1..=3), "what was out comes again, in order");
     }
 }
 
-pub async fn a_receipt_from_before_a_restart_settles_nothing<H: Harness>() {
+pub async fn a_receipt_from_before_a_restart_settles_nothing<H: HasQuota>() {
     let h = H::open().await;
     queued(&h, "alice", 1).await;
     let before = h.queue().claim(TOPIC, 10, VISIBILITY).await.expect("claim must succeed");
@@ -141,18 +141,18 @@ pub async fn a_receipt_from_before_a_restart_settles_nothing<H: Harness>() {
     assert!(settle(&since).await);
 }
 
-pub async fn messages_sent_after_a_restart_stand_behind_older_ones<H: Harness>() {
+pub async fn messages_sent_after_a_restart_stand_behind_older_ones<H: HasQuota>() {
     let h = H::open().await;
     queued(&h, "alice", 2).await;
-    let held = Held::claim(&h, 2).await;
+    let held = Claims::claim(&h, 2).await;
     let mut ids: HashSet<_> =
-        held.messages().map(|message| crate::given::event(message).message_id).collect();
+        held.messages().map(|message| crate::fixtures::event(message).message_id).collect();
     held.settled(&h, |_| Fate::Dead("given up")).await;
     let h = h.reopen().await;
     accepted(&h, vec![send("alice", "alice 3")]).await;
     h.queue().replay_all().await.expect("replay_all must succeed");
-    let delivered = Held::drain(&h).await;
+    let delivered = Claims::drain(&h).await;
     assert_eq!(texts(&delivered), numbered("alice", 1..=3), "places are not given anew after a restart");
-    ids.extend(delivered.iter().map(|message| crate::given::event(message).message_id));
+    ids.extend(delivered.iter().map(|message| crate::fixtures::event(message).message_id));
     assert_eq!(ids.len(), 3, "nor are names");
 }

@@ -6,21 +6,21 @@ use std::time::Duration;
 use weir_queue::{Books, sms};
 use weir_store::quota::{SendOutcome, TOPIC};
 
-use crate::Harness;
-use crate::given::{
+use crate::HasQuota;
+use crate::claims::{Claims, Fate};
+use crate::fixtures::{
     VISIBILITY, accepted, awkward_messages, awkward_user_ids, books, claim, configured, decided, event,
     nothing_comes, numbered, queued, send, sends, text, texts_by_key, user,
 };
-use crate::held::{Fate, Held};
 
-pub async fn every_accepted_message_is_claimable_as_its_event<H: Harness>() {
+pub async fn every_accepted_message_is_claimable_as_its_event<H: HasQuota>() {
     let h = H::open().await;
     configured(&h, "alice", 10, 1).await;
     for _ in 0..3 {
         h.clock().advance(Duration::from_micros(1_000_001));
         let outcome = decided(&h, vec![send("alice", "hello")]).await.remove(0);
         let SendOutcome::Accepted { message_id, at, .. } = outcome else { panic!("alice may send") };
-        let held = Held::claim(&h, 1).await;
+        let held = Claims::claim(&h, 1).await;
         let event = event(held.only());
         assert_eq!(held.only().key, "alice", "the key is the user");
         assert_eq!(held.only().attempts, 0, "it was never put back");
@@ -35,12 +35,12 @@ pub async fn every_accepted_message_is_claimable_as_its_event<H: Harness>() {
     }
 }
 
-pub async fn awkward_messages_arrive_unchanged<H: Harness>() {
+pub async fn awkward_messages_arrive_unchanged<H: HasQuota>() {
     let h = H::open().await;
     let messages = awkward_messages();
     configured(&h, "alice", 1_000, 1).await;
     accepted(&h, messages.iter().map(|message| send("alice", message)).collect()).await;
-    let delivered = Held::drain(&h).await;
+    let delivered = Claims::drain(&h).await;
     assert_eq!(delivered.len(), messages.len(), "every message arrives");
     for (sent, arrived) in messages.iter().zip(&delivered) {
         let shown: String = sent.chars().take(40).collect();
@@ -48,7 +48,7 @@ pub async fn awkward_messages_arrive_unchanged<H: Harness>() {
     }
 }
 
-pub async fn awkward_user_ids_arrive_as_keys<H: Harness>() {
+pub async fn awkward_user_ids_arrive_as_keys<H: HasQuota>() {
     let h = H::open().await;
     let names = awkward_user_ids();
     for name in &names {
@@ -56,13 +56,13 @@ pub async fn awkward_user_ids_arrive_as_keys<H: Harness>() {
     }
     let batch: Vec<_> = names.iter().map(|name| send(name, name)).collect();
     accepted(&h, [batch.clone(), batch].concat()).await;
-    let delivered = Held::drain(&h).await;
+    let delivered = Claims::drain(&h).await;
     assert!(delivered.iter().all(|message| event(message).user_id == message.key), "the key is the user");
     let expected: BTreeMap<_, _> = names.iter().map(|name| (name.clone(), vec![name.clone(); 2])).collect();
     assert_eq!(texts_by_key(&delivered), expected, "each user's messages arrive under their own key");
 }
 
-pub async fn claims_keep_the_order_of_each_key<H: Harness>() {
+pub async fn claims_keep_the_order_of_each_key<H: HasQuota>() {
     let h = H::open().await;
     let names = ["alice", "bob", "carol", "dave", "erin"];
     for name in names {
@@ -73,7 +73,7 @@ pub async fn claims_keep_the_order_of_each_key<H: Harness>() {
     }
     let mut delivered = Vec::new();
     for max in (1..=7).cycle().take(200) {
-        let held = Held::claim(&h, max.min(60 - delivered.len())).await;
+        let held = Claims::claim(&h, max.min(60 - delivered.len())).await;
         held.settled(&h, |_| Fate::Done).await;
         delivered.extend(held.messages().cloned());
         if delivered.len() == 60 {
@@ -85,7 +85,7 @@ pub async fn claims_keep_the_order_of_each_key<H: Harness>() {
     assert_eq!(texts_by_key(&delivered), expected, "each key's messages come once and in order");
 }
 
-pub async fn a_claim_hands_out_at_most_max<H: Harness>() {
+pub async fn a_claim_hands_out_at_most_max<H: HasQuota>() {
     let h = H::open().await;
     for n in 0..40 {
         queued(&h, &format!("user-{n}"), 2).await;
@@ -100,15 +100,15 @@ pub async fn a_claim_hands_out_at_most_max<H: Harness>() {
     }
 }
 
-pub async fn a_claim_of_0_hands_out_and_holds_nothing<H: Harness>() {
+pub async fn a_claim_of_0_hands_out_and_holds_nothing<H: HasQuota>() {
     let h = H::open().await;
     queued(&h, "alice", 2).await;
     assert!(claim(&h, 0).await.messages.is_empty(), "nothing was asked for");
-    let held = Held::claim(&h, 2).await;
+    let held = Claims::claim(&h, 2).await;
     assert_eq!(held.texts(), numbered("alice", 1..=2), "what was not handed out is free");
 }
 
-pub async fn a_claim_may_ask_for_any_number<H: Harness>() {
+pub async fn a_claim_may_ask_for_any_number<H: HasQuota>() {
     let h = H::open().await;
     queued(&h, "alice", 3).await;
     let claim = claim(&h, usize::MAX).await;
@@ -118,35 +118,35 @@ pub async fn a_claim_may_ask_for_any_number<H: Harness>() {
     assert!(letters.is_empty(), "nothing has died");
 }
 
-pub async fn an_empty_claim_holds_nothing_back<H: Harness>() {
+pub async fn an_empty_claim_holds_nothing_back<H: HasQuota>() {
     let h = H::open().await;
     nothing_comes(&h, "nothing was sent").await;
     queued(&h, "alice", 1).await;
-    let held = Held::claim(&h, 1).await;
+    let held = Claims::claim(&h, 1).await;
     assert_eq!(held.texts(), ["alice 1"], "a claim that got nothing must not keep others from it");
     held.settled(&h, |_| Fate::Retry(Duration::from_secs(1))).await;
     nothing_comes(&h, "the only message waits for its retry").await;
     h.clock().advance(Duration::from_secs(1));
-    assert_eq!(Held::claim(&h, 1).await.texts(), ["alice 1"], "nor when all there was had to wait");
+    assert_eq!(Claims::claim(&h, 1).await.texts(), ["alice 1"], "nor when all there was had to wait");
 }
 
-pub async fn an_unknown_topic_has_nothing_to_claim<H: Harness>() {
+pub async fn an_unknown_topic_has_nothing_to_claim<H: HasQuota>() {
     let h = H::open().await;
     queued(&h, "alice", 1).await;
     for topic in ["nothing-here", "", "SMS-OUTBOUND", "sms-outbound ", "sms%", "' OR 1=1 --"] {
         let claim = h.queue().claim(topic, 10, VISIBILITY).await.expect("claim must succeed");
         assert!(claim.messages.is_empty(), "there is nothing on {topic:?}");
     }
-    assert_eq!(Held::drain(&h).await.len(), 1, "the message stands on {TOPIC}");
+    assert_eq!(Claims::drain(&h).await.len(), 1, "the message stands on {TOPIC}");
 }
 
-pub async fn messages_of_a_removed_user_are_still_delivered<H: Harness>() {
+pub async fn messages_of_a_removed_user_are_still_delivered<H: HasQuota>() {
     let h = H::open().await;
     queued(&h, "alice", 2).await;
     h.quota().remove(&user("alice")).await.expect("remove must succeed");
     queued(&h, "alice", 0).await;
     accepted(&h, vec![send("alice", "alice 3")]).await;
-    let delivered = texts_by_key(&Held::drain(&h).await);
+    let delivered = texts_by_key(&Claims::drain(&h).await);
     assert_eq!(
         delivered["alice"],
         numbered("alice", 1..=3),
@@ -154,14 +154,14 @@ pub async fn messages_of_a_removed_user_are_still_delivered<H: Harness>() {
     );
 }
 
-pub async fn a_large_claim_is_settled_whole<H: Harness>() {
+pub async fn a_large_claim_is_settled_whole<H: HasQuota>() {
     let h = H::open().await;
     let names: Vec<String> = (0..40).map(|n| format!("user-{n}")).collect();
     for name in &names {
         configured(&h, name, 1_000, 1).await;
     }
     accepted(&h, names.iter().flat_map(|name| sends(name, 100)).collect()).await;
-    Held::claim(&h, 4_000).await.settled(&h, |_| Fate::Done).await;
+    Claims::claim(&h, 4_000).await.settled(&h, |_| Fate::Done).await;
     let expected = Books { accepted: 4_000, done: 4_000, ..Books::default() };
     assert_eq!(books(&h).await, expected, "4,000 messages can be settled at once");
 }

@@ -11,17 +11,17 @@ use weir_core::{Clock, Timestamp};
 use weir_queue::{Books, Claim, DeadLetter, Message, Settlement};
 use weir_store::quota::TOPIC;
 
-use crate::Harness;
-use crate::given::{books, configured, send, text};
-use crate::held::Held;
-use crate::queue_dead::{letter_text, letters};
-use crate::quota_history::seed;
+use crate::HasQuota;
+use crate::claims::Claims;
+use crate::fixtures::{books, configured, send, text};
+use crate::quota::history::seed;
+use crate::quota::queue_dead::{letter_text, letters};
 
 const HISTORIES: usize = 8;
 const STEPS: usize = 60;
 const KEYS: usize = 6;
 
-pub async fn random_histories_deliver_in_order_and_lose_nothing<H: Harness>() {
+pub async fn random_histories_deliver_in_order_and_lose_nothing<H: HasQuota>() {
     let h = H::open().await;
     for key in 0..KEYS {
         configured(&h, &format!("user-{key}"), 1_000_000, 1_000_000).await;
@@ -72,7 +72,7 @@ struct Run<'h, H> {
     out: Vec<Out>,
 }
 
-impl<H: Harness> Run<'_, H> {
+impl<H: HasQuota> Run<'_, H> {
     async fn step(&mut self) {
         match self.rng.u8(0..20) {
             0..5 => self.send().await,
@@ -94,7 +94,7 @@ impl<H: Harness> Run<'_, H> {
                 command
             })
             .collect();
-        crate::given::accepted(self.h, batch).await;
+        crate::fixtures::accepted(self.h, batch).await;
     }
 
     async fn claim(&mut self) {
@@ -201,7 +201,7 @@ impl<H: Harness> Run<'_, H> {
         self.out.clear();
         self.h.clock().advance(Duration::from_secs(60));
         let now = self.h.clock().now();
-        let drained = Held::drain(self.h).await;
+        let drained = Claims::drain(self.h).await;
         for key in (0..KEYS).map(|key| format!("user-{key}")) {
             let due = self.due(&key, now);
             assert_eq!(

@@ -7,7 +7,7 @@ use std::time::Duration;
 use weir_queue::{Claim, Message, Receipt, Settlement};
 use weir_store::quota::TOPIC;
 
-use crate::{Harness, given};
+use crate::{HasQuota, fixtures};
 
 const ROUNDS: usize = 64;
 
@@ -28,18 +28,18 @@ pub enum Fate {
 
 /// Claims that are out.
 #[derive(Debug, Default)]
-pub struct Held {
+pub struct Claims {
     claims: Vec<Claim>,
 }
 
-impl Held {
-    /// Claims exactly `wanted` messages for [`given::VISIBILITY`].
-    pub async fn claim<H: Harness>(h: &H, wanted: usize) -> Self {
-        Self::claim_for(h, wanted, given::VISIBILITY).await
+impl Claims {
+    /// Claims exactly `wanted` messages for [`fixtures::VISIBILITY`].
+    pub async fn claim<H: HasQuota>(h: &H, wanted: usize) -> Self {
+        Self::claim_for(h, wanted, fixtures::VISIBILITY).await
     }
 
     /// Claims exactly `wanted` messages for `visibility`.
-    pub async fn claim_for<H: Harness>(h: &H, wanted: usize, visibility: Duration) -> Self {
+    pub async fn claim_for<H: HasQuota>(h: &H, wanted: usize, visibility: Duration) -> Self {
         let mut held = Self::default();
         for _ in 0..ROUNDS {
             let missing = wanted - held.messages().count();
@@ -63,11 +63,11 @@ impl Held {
     }
 
     /// Everything that can be claimed now, settled as done at once, in the order it came.
-    pub async fn drain<H: Harness>(h: &H) -> Vec<Message> {
+    pub async fn drain<H: HasQuota>(h: &H) -> Vec<Message> {
         let mut drained = Vec::new();
         let mut empty = 0;
-        while empty < given::EMPTY_ROUNDS {
-            let claim = given::claim(h, 100).await;
+        while empty < fixtures::EMPTY_ROUNDS {
+            let claim = fixtures::claim(h, 100).await;
             if claim.messages.is_empty() {
                 empty += 1;
                 continue;
@@ -86,7 +86,7 @@ impl Held {
 
     /// Their texts.
     pub fn texts(&self) -> Vec<String> {
-        given::texts(self.messages())
+        fixtures::texts(self.messages())
     }
 
     /// The only message.
@@ -103,7 +103,7 @@ impl Held {
     }
 
     /// Settles every claim, and what each answered.
-    pub async fn settle<H: Harness>(&self, h: &H, fate: impl Fn(&Message) -> Fate) -> Vec<bool> {
+    pub async fn settle<H: HasQuota>(&self, h: &H, fate: impl Fn(&Message) -> Fate) -> Vec<bool> {
         let mut answers = Vec::new();
         for claim in &self.claims {
             let settlement = settlement(&claim.messages, &fate);
@@ -113,13 +113,13 @@ impl Held {
     }
 
     /// Settles every claim; the leases must still hold.
-    pub async fn settled<H: Harness>(&self, h: &H, fate: impl Fn(&Message) -> Fate) {
+    pub async fn settled<H: HasQuota>(&self, h: &H, fate: impl Fn(&Message) -> Fate) {
         let answers = self.settle(h, fate).await;
         assert!(answers.iter().all(|&held| held), "a lease that has not run out must settle its claim");
     }
 
     /// Settles every claim; no lease must hold any more.
-    pub async fn refused<H: Harness>(&self, h: &H, fate: impl Fn(&Message) -> Fate) {
+    pub async fn refused<H: HasQuota>(&self, h: &H, fate: impl Fn(&Message) -> Fate) {
         let answers = self.settle(h, fate).await;
         assert!(answers.iter().all(|&held| !held), "a lease that has run out must settle nothing and say so");
     }

@@ -7,13 +7,13 @@ use weir_core::{Clock, Timestamp};
 use weir_queue::Books;
 use weir_store::quota::SendOutcome;
 
-use crate::given::{
+use crate::fixtures::{
     accepted, awkward_user_ids, books, configured, decided, decided_one, found, is_accepted, letters, limits,
     send, sends, user,
 };
-use crate::{Harness, START};
+use crate::{HasQuota, START};
 
-pub async fn a_new_engine_is_empty_and_stands_at_the_start<H: Harness>() {
+pub async fn a_new_engine_is_empty_and_stands_at_the_start<H: HasQuota>() {
     let h = H::open().await;
     assert_eq!(h.clock().now(), START, "a harness opens at the suite's start");
     assert_eq!(
@@ -24,14 +24,14 @@ pub async fn a_new_engine_is_empty_and_stands_at_the_start<H: Harness>() {
     assert_eq!(books(&h).await, Books::default(), "a new engine has an empty queue");
 }
 
-pub async fn configure_creates_a_row_with_nothing_spent<H: Harness>() {
+pub async fn configure_creates_a_row_with_nothing_spent<H: HasQuota>() {
     let h = H::open().await;
     let expected = Quota { limits: limits(5, 2), current_count: 0, last_refresh: START };
     assert_eq!(configured(&h, "alice", 5, 2).await, expected, "configure answers with the row");
     assert_eq!(found(&h, "alice").await, Some(expected), "the row is there to be found");
 }
 
-pub async fn configure_again_replaces_the_limits_and_starts_the_count_again<H: Harness>() {
+pub async fn configure_again_replaces_the_limits_and_starts_the_count_again<H: HasQuota>() {
     let h = H::open().await;
     configured(&h, "alice", 5, 2).await;
     accepted(&h, sends("alice", 3)).await;
@@ -44,7 +44,7 @@ pub async fn configure_again_replaces_the_limits_and_starts_the_count_again<H: H
     assert_eq!(letters(&outcomes), "AAD", "the new limit holds from a count of 0");
 }
 
-pub async fn configure_again_lets_a_denied_user_send_at_once<H: Harness>() {
+pub async fn configure_again_lets_a_denied_user_send_at_once<H: HasQuota>() {
     let h = H::open().await;
     configured(&h, "alice", 1, 1).await;
     assert_eq!(letters(&decided(&h, sends("alice", 2)).await), "AD", "the limit is 1");
@@ -55,7 +55,7 @@ pub async fn configure_again_lets_a_denied_user_send_at_once<H: Harness>() {
     );
 }
 
-pub async fn configure_touches_no_other_user<H: Harness>() {
+pub async fn configure_touches_no_other_user<H: HasQuota>() {
     let h = H::open().await;
     configured(&h, "alice", 5, 2).await;
     configured(&h, "bob", 3, 1).await;
@@ -66,13 +66,13 @@ pub async fn configure_touches_no_other_user<H: Harness>() {
     assert_eq!(found(&h, "bob").await, bob, "another user's row stays as it was");
 }
 
-pub async fn find_of_an_unknown_user_is_none<H: Harness>() {
+pub async fn find_of_an_unknown_user_is_none<H: HasQuota>() {
     let h = H::open().await;
     configured(&h, "alice", 5, 1).await;
     assert_eq!(found(&h, "nobody").await, None, "an unknown user has no row");
 }
 
-pub async fn find_reads_what_the_present_window_has_spent<H: Harness>() {
+pub async fn find_reads_what_the_present_window_has_spent<H: HasQuota>() {
     let h = H::open().await;
     configured(&h, "alice", 5, 1).await;
     for spent in 1..=5 {
@@ -83,7 +83,7 @@ pub async fn find_reads_what_the_present_window_has_spent<H: Harness>() {
     }
 }
 
-pub async fn remove_says_whether_there_was_a_row<H: Harness>() {
+pub async fn remove_says_whether_there_was_a_row<H: HasQuota>() {
     let h = H::open().await;
     let remove = async |name: &str| h.quota().remove(&user(name)).await.expect("remove must succeed");
     configured(&h, "alice", 5, 1).await;
@@ -95,7 +95,7 @@ pub async fn remove_says_whether_there_was_a_row<H: Harness>() {
     assert!(found(&h, "bob").await.is_some(), "no other row is removed");
 }
 
-pub async fn a_removed_user_is_not_configured<H: Harness>() {
+pub async fn a_removed_user_is_not_configured<H: HasQuota>() {
     let h = H::open().await;
     configured(&h, "alice", 5, 1).await;
     accepted(&h, sends("alice", 1)).await;
@@ -104,7 +104,7 @@ pub async fn a_removed_user_is_not_configured<H: Harness>() {
     assert_eq!(books(&h).await.accepted, 1, "nothing is enqueued for a removed user");
 }
 
-pub async fn a_user_configured_after_removal_starts_afresh<H: Harness>() {
+pub async fn a_user_configured_after_removal_starts_afresh<H: HasQuota>() {
     let h = H::open().await;
     configured(&h, "alice", 2, 5).await;
     accepted(&h, sends("alice", 2)).await;
@@ -116,7 +116,7 @@ pub async fn a_user_configured_after_removal_starts_afresh<H: Harness>() {
     assert_eq!(letters(&decided(&h, sends("alice", 3)).await), "AAD", "the whole limit is there again");
 }
 
-pub async fn awkward_user_ids_are_users_of_their_own<H: Harness>() {
+pub async fn awkward_user_ids_are_users_of_their_own<H: HasQuota>() {
     let h = H::open().await;
     let names = awkward_user_ids();
     for (limit, name) in (1..).zip(&names) {
@@ -144,7 +144,7 @@ pub async fn awkward_user_ids_are_users_of_their_own<H: Harness>() {
     assert_eq!(h.quota().audit().await.expect("audit must succeed").users, 0, "each id removed its own row");
 }
 
-pub async fn the_largest_limits_hold<H: Harness>() {
+pub async fn the_largest_limits_hold<H: HasQuota>() {
     let h = H::open().await;
     let row = configured(&h, "alice", Limits::MAX, Limits::MAX).await;
     assert_eq!(row.limits, limits(2_147_483_647, 2_147_483_647), "the largest limits are kept");

@@ -4,27 +4,27 @@ use std::time::Duration;
 
 use weir_queue::{Books, Message};
 
-use crate::Harness;
-use crate::given::{accepted, books, nothing_comes, numbered, queued, send, text, texts, texts_by_key};
-use crate::held::{Fate, Held};
-use crate::queue_dead::{letters, only_letter};
+use crate::HasQuota;
+use crate::claims::{Claims, Fate};
+use crate::fixtures::{accepted, books, nothing_comes, numbered, queued, send, text, texts, texts_by_key};
+use crate::quota::queue_dead::{letters, only_letter};
 
-async fn replayed<H: Harness>(h: &H, id: &str) {
+async fn replayed<H: HasQuota>(h: &H, id: &str) {
     assert!(h.queue().replay(id).await.expect("replay must succeed"), "the letter was there");
 }
 
-pub async fn a_replayed_letter_stands_where_it_stood_with_no_attempts<H: Harness>() {
+pub async fn a_replayed_letter_stands_where_it_stood_with_no_attempts<H: HasQuota>() {
     let h = H::open().await;
     queued(&h, "alice", 4).await;
-    Held::claim(&h, 1).await.settled(&h, |_| Fate::Done).await;
-    Held::claim(&h, 1).await.settled(&h, |_| Fate::Retry(Duration::ZERO)).await;
-    let tried = Held::claim(&h, 1).await;
+    Claims::claim(&h, 1).await.settled(&h, |_| Fate::Done).await;
+    Claims::claim(&h, 1).await.settled(&h, |_| Fate::Retry(Duration::ZERO)).await;
+    let tried = Claims::claim(&h, 1).await;
     tried.settled(&h, |_| Fate::Dead("given up")).await;
     let id = only_letter(&h).await.id;
     replayed(&h, &id).await;
     assert!(letters(&h, None, 10).await.is_empty(), "a replayed letter is not dead any more");
     assert!(!h.queue().replay(&id).await.expect("replay must succeed"), "and cannot be put back twice");
-    let held = Held::claim(&h, 3).await;
+    let held = Claims::claim(&h, 3).await;
     assert_eq!(held.texts(), numbered("alice", 2..=4), "it stands before the later ones of its key");
     let expected = Message { attempts: 0, ..tried.only().clone() };
     assert_eq!(
@@ -37,14 +37,14 @@ pub async fn a_replayed_letter_stands_where_it_stood_with_no_attempts<H: Harness
     assert_eq!((books.accepted, books.done), (4, 4), "it was accepted once");
 }
 
-pub async fn a_replayed_letter_keeps_its_place_before_messages_sent_since<H: Harness>() {
+pub async fn a_replayed_letter_keeps_its_place_before_messages_sent_since<H: HasQuota>() {
     let h = H::open().await;
     queued(&h, "alice", 1).await;
-    Held::claim(&h, 1).await.settled(&h, |_| Fate::Dead("given up")).await;
+    Claims::claim(&h, 1).await.settled(&h, |_| Fate::Dead("given up")).await;
     // The queue is empty now: an engine that gives places anew would give the dead one's to the next message.
     accepted(&h, vec![send("alice", "alice 2"), send("alice", "alice 3")]).await;
     replayed(&h, &only_letter(&h).await.id).await;
-    let held = Held::claim(&h, 3).await;
+    let held = Claims::claim(&h, 3).await;
     assert_eq!(held.texts(), numbered("alice", 1..=3), "a place is given once");
     held.settled(&h, |_| Fate::Done).await;
     assert_eq!(
@@ -54,38 +54,38 @@ pub async fn a_replayed_letter_keeps_its_place_before_messages_sent_since<H: Har
     );
 }
 
-pub async fn a_replayed_letter_does_not_wait_for_a_later_retry<H: Harness>() {
+pub async fn a_replayed_letter_does_not_wait_for_a_later_retry<H: HasQuota>() {
     let h = H::open().await;
     queued(&h, "alice", 2).await;
     let after = Duration::from_secs(10);
     let fate = |message: &_| {
         if text(message) == "alice 1" { Fate::Dead("given up") } else { Fate::Retry(after) }
     };
-    Held::claim(&h, 2).await.settled(&h, fate).await;
+    Claims::claim(&h, 2).await.settled(&h, fate).await;
     replayed(&h, &only_letter(&h).await.id).await;
-    assert_eq!(texts(&Held::drain(&h).await), ["alice 1"], "only later messages wait behind a retry");
+    assert_eq!(texts(&Claims::drain(&h).await), ["alice 1"], "only later messages wait behind a retry");
     h.clock().advance(after);
-    assert_eq!(texts(&Held::drain(&h).await), ["alice 2"], "the retry comes at its own time");
+    assert_eq!(texts(&Claims::drain(&h).await), ["alice 2"], "the retry comes at its own time");
 }
 
-pub async fn a_replayed_letter_waits_while_its_key_is_out<H: Harness>() {
+pub async fn a_replayed_letter_waits_while_its_key_is_out<H: HasQuota>() {
     let h = H::open().await;
     queued(&h, "alice", 3).await;
-    Held::claim(&h, 1).await.settled(&h, |_| Fate::Dead("given up")).await;
-    let out = Held::claim(&h, 2).await;
+    Claims::claim(&h, 1).await.settled(&h, |_| Fate::Dead("given up")).await;
+    let out = Claims::claim(&h, 2).await;
     replayed(&h, &only_letter(&h).await.id).await;
     nothing_comes(&h, "alice's messages are out").await;
     out.settled(&h, |_| Fate::Unnamed).await;
-    let held = Held::claim(&h, 3).await;
+    let held = Claims::claim(&h, 3).await;
     assert_eq!(held.texts(), numbered("alice", 1..=3), "then it comes, before the others");
 }
 
-pub async fn a_replayed_letter_can_die_again<H: Harness>() {
+pub async fn a_replayed_letter_can_die_again<H: HasQuota>() {
     let h = H::open().await;
     queued(&h, "alice", 1).await;
     for round in ["first", "second", "third"] {
-        Held::claim(&h, 1).await.settled(&h, |_| Fate::Retry(Duration::ZERO)).await;
-        Held::claim(&h, 1).await.settled(&h, |_| Fate::Dead(round)).await;
+        Claims::claim(&h, 1).await.settled(&h, |_| Fate::Retry(Duration::ZERO)).await;
+        Claims::claim(&h, 1).await.settled(&h, |_| Fate::Dead(round)).await;
         let letter = only_letter(&h).await;
         assert_eq!(
             (letter.reason.as_str(), letter.attempts),
@@ -95,10 +95,10 @@ pub async fn a_replayed_letter_can_die_again<H: Harness>() {
         assert_eq!(books(&h).await, Books { accepted: 1, dead: 1, ..Books::default() }, "it is one message");
         replayed(&h, &letter.id).await;
     }
-    assert_eq!(texts(&Held::drain(&h).await), ["alice 1"], "and can be delivered in the end");
+    assert_eq!(texts(&Claims::drain(&h).await), ["alice 1"], "and can be delivered in the end");
 }
 
-pub async fn replay_all_puts_back_every_letter_in_order<H: Harness>() {
+pub async fn replay_all_puts_back_every_letter_in_order<H: HasQuota>() {
     let h = H::open().await;
     let replay_all = async || h.queue().replay_all().await.expect("replay_all must succeed");
     assert_eq!(replay_all().await, 0, "nothing has died");
@@ -108,11 +108,11 @@ pub async fn replay_all_puts_back_every_letter_in_order<H: Harness>() {
     let fate = |message: &_| {
         if text(message).ends_with(['2', '4']) { Fate::Unnamed } else { Fate::Dead("given up") }
     };
-    Held::claim(&h, 12).await.settled(&h, fate).await;
+    Claims::claim(&h, 12).await.settled(&h, fate).await;
     assert_eq!(replay_all().await, 6, "it says how many there were");
     assert_eq!(replay_all().await, 0, "and leaves none");
     assert_eq!(books(&h).await, Books { accepted: 12, in_flight: 12, ..Books::default() }, "all wait again");
-    let delivered = Held::drain(&h).await;
+    let delivered = Claims::drain(&h).await;
     assert!(delivered.iter().all(|message| message.attempts == 0), "their attempts are forgotten");
     for (name, texts) in texts_by_key(&delivered) {
         assert_eq!(texts, numbered(&name, 1..=4), "each stands where it stood");

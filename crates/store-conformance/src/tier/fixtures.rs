@@ -11,7 +11,7 @@ use weir_core::tier::{
 use weir_core::{PolicyName, UserId};
 use weir_store::tier::{Ask, Policy, PolicySpec, TIER_SCOPE, Taken, TierTaken};
 
-use super::TierHarness;
+use crate::HasLimits;
 
 pub const MINUTE: Duration = Duration::from_secs(60);
 
@@ -75,12 +75,12 @@ pub fn rule(limits: TierLimits) -> Arc<Scoped<TierRule>> {
     Arc::new(Scoped { scope: TIER_SCOPE, rule: limits.rule() })
 }
 
-pub async fn take_all<H: TierHarness>(h: &H, asks: &[(&Arc<Policy>, &str, u32)]) -> Taken {
+pub async fn take_all<H: HasLimits>(h: &H, asks: &[(&Arc<Policy>, &str, u32)]) -> Taken {
     let asks: Vec<Ask<'_>> = asks.iter().map(|&(policy, key, cost)| Ask { policy, key, cost }).collect();
     h.limits().take(&asks, false).await.expect("take must succeed")
 }
 
-pub async fn take<H: TierHarness>(h: &H, policy: &Arc<Policy>, key: &str, cost: u32) -> Decision {
+pub async fn take<H: HasLimits>(h: &H, policy: &Arc<Policy>, key: &str, cost: u32) -> Decision {
     let taken = take_all(h, &[(policy, key, cost)]).await;
     if !policy.spec.shadow {
         assert_eq!(taken.decision, taken.each[0].0, "one key decides alone");
@@ -89,13 +89,13 @@ pub async fn take<H: TierHarness>(h: &H, policy: &Arc<Policy>, key: &str, cost: 
 }
 
 /// Where a key stands, without spending.
-pub async fn standing<H: TierHarness>(h: &H, policy: &Arc<Policy>, key: &str) -> Standing {
+pub async fn standing<H: HasLimits>(h: &H, policy: &Arc<Policy>, key: &str) -> Standing {
     let ask = Ask { policy, key, cost: 0 };
     let taken = h.limits().take(&[ask], true).await.expect("take must succeed");
     policy.spec.limit.standing(&taken.each[0].1, taken.now)
 }
 
-pub async fn remaining<H: TierHarness>(h: &H, policy: &Arc<Policy>, key: &str) -> u32 {
+pub async fn remaining<H: HasLimits>(h: &H, policy: &Arc<Policy>, key: &str) -> u32 {
     standing(h, policy, key).await.remaining
 }
 
@@ -107,15 +107,20 @@ pub fn wait_of(decision: Decision) -> Option<Duration> {
     }
 }
 
-pub async fn call<H: TierHarness>(h: &H, user: &str, rule: &Arc<Scoped<TierRule>>) -> TierTaken {
+pub async fn call<H: HasLimits>(h: &H, user: &str, rule: &Arc<Scoped<TierRule>>) -> TierTaken {
     h.limits().take_tier(user, rule, 1).await.expect("take_tier must succeed")
 }
 
 /// What a user has left of its day and its minute.
-pub async fn left<H: TierHarness>(h: &H, user: &str, rule: &Arc<Scoped<TierRule>>) -> (u32, u32) {
+pub async fn left<H: HasLimits>(h: &H, user: &str, rule: &Arc<Scoped<TierRule>>) -> (u32, u32) {
     let taken = h.limits().take_tier(user, rule, 0).await.expect("take_tier must succeed");
     let ([daily, minute], [day, level]) = (&rule.rule, &taken.spent);
     (daily.standing(day, taken.now).remaining, minute.standing(level, taken.now).remaining)
+}
+
+/// Another server that counts together with this one; `None` where each counts for itself.
+pub async fn server_that_counts_with<H: HasLimits>(h: &H) -> Option<H> {
+    if H::servers_count_together() { h.another().await } else { None }
 }
 
 /// A plan that is not the free one.

@@ -5,12 +5,12 @@ use std::time::Duration;
 use weir_queue::Books;
 use weir_store::quota::{Books as QuotaBooks, TOPIC};
 
-use crate::Harness;
-use crate::given::{accepted, books, configured, decided, queued, sends, text, user};
-use crate::held::{Fate, Held};
-use crate::queue_dead::letters;
+use crate::HasQuota;
+use crate::claims::{Claims, Fate};
+use crate::fixtures::{accepted, books, configured, decided, queued, sends, text, user};
+use crate::quota::queue_dead::letters;
 
-pub async fn the_quota_books_count_users_and_nobody_is_over_the_limit<H: Harness>() {
+pub async fn the_quota_books_count_users_and_nobody_is_over_the_limit<H: HasQuota>() {
     let h = H::open().await;
     let audit = async || h.quota().audit().await.expect("audit must succeed");
     let users = |users| QuotaBooks { users, over_limit: Vec::new() };
@@ -24,7 +24,7 @@ pub async fn the_quota_books_count_users_and_nobody_is_over_the_limit<H: Harness
     assert_eq!(audit().await, users(1), "a removed user is not counted");
 }
 
-pub async fn the_queue_books_follow_every_step<H: Harness>() {
+pub async fn the_queue_books_follow_every_step<H: HasQuota>() {
     let h = H::open().await;
     let must_be = async |step: &str, [accepted, done, discarded, dead, in_flight]: [u64; 5]| {
         let expected = Books { accepted, done, discarded, dead, in_flight };
@@ -32,7 +32,7 @@ pub async fn the_queue_books_follow_every_step<H: Harness>() {
     };
     queued(&h, "alice", 6).await;
     must_be("sending", [6, 0, 0, 0, 6]).await;
-    let held = Held::claim(&h, 6).await;
+    let held = Claims::claim(&h, 6).await;
     must_be("claiming", [6, 0, 0, 0, 6]).await;
     let fate = |message: &_| match text(message).as_str() {
         "alice 1" => Fate::Done,
@@ -50,11 +50,11 @@ pub async fn the_queue_books_follow_every_step<H: Harness>() {
     accepted(&h, sends("alice", 1)).await;
     must_be("sending again", [7, 1, 1, 0, 5]).await;
     h.clock().advance(Duration::from_secs(1));
-    Held::drain(&h).await;
+    Claims::drain(&h).await;
     must_be("delivering the rest", [7, 6, 1, 0, 0]).await;
 }
 
-pub async fn denied_and_unknown_sends_are_not_in_the_books<H: Harness>() {
+pub async fn denied_and_unknown_sends_are_not_in_the_books<H: HasQuota>() {
     let h = H::open().await;
     configured(&h, "alice", 2, 1).await;
     decided(&h, [sends("alice", 5), sends("nobody", 3)].concat()).await;
@@ -65,7 +65,7 @@ pub async fn denied_and_unknown_sends_are_not_in_the_books<H: Harness>() {
     );
 }
 
-pub async fn the_books_of_an_unknown_topic_are_empty<H: Harness>() {
+pub async fn the_books_of_an_unknown_topic_are_empty<H: HasQuota>() {
     let h = H::open().await;
     queued(&h, "alice", 2).await;
     for topic in ["nothing-here", "", "SMS-OUTBOUND", "sms%"] {

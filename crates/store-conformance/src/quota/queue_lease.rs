@@ -5,14 +5,14 @@ use std::time::Duration;
 
 use weir_queue::Message;
 
-use crate::Harness;
-use crate::given::{
+use crate::HasQuota;
+use crate::claims::{Claims, Fate};
+use crate::fixtures::{
     TICK, VISIBILITY, accepted, books, claim, nothing_comes, numbered, queued, send, text, texts,
     texts_by_key,
 };
-use crate::held::{Fate, Held};
 
-pub async fn no_key_is_in_two_claims_at_once<H: Harness>() {
+pub async fn no_key_is_in_two_claims_at_once<H: HasQuota>() {
     let h = H::open().await;
     for n in 0..12 {
         queued(&h, &format!("user-{n}"), 5).await;
@@ -33,26 +33,26 @@ pub async fn no_key_is_in_two_claims_at_once<H: Harness>() {
     assert!(!held_by.is_empty(), "something is waiting and nothing was out");
 }
 
-pub async fn a_message_sent_while_its_key_is_out_waits_for_the_settlement<H: Harness>() {
+pub async fn a_message_sent_while_its_key_is_out_waits_for_the_settlement<H: HasQuota>() {
     let h = H::open().await;
     queued(&h, "alice", 1).await;
-    let held = Held::claim(&h, 1).await;
+    let held = Claims::claim(&h, 1).await;
     accepted(&h, vec![send("alice", "alice 2")]).await;
     nothing_comes(&h, "alice's messages are out, so her next one has to wait").await;
     held.settled(&h, |_| Fate::Unnamed).await;
-    assert_eq!(Held::claim(&h, 2).await.texts(), numbered("alice", 1..=2), "then both come, in order");
+    assert_eq!(Claims::claim(&h, 2).await.texts(), numbered("alice", 1..=2), "then both come, in order");
 }
 
-pub async fn unsettled_messages_come_again_in_order_once_visibility_has_passed<H: Harness>() {
+pub async fn unsettled_messages_come_again_in_order_once_visibility_has_passed<H: HasQuota>() {
     let h = H::open().await;
     for name in ["alice", "bob", "carol"] {
         queued(&h, name, 4).await;
     }
-    let first = Held::claim(&h, 12).await;
+    let first = Claims::claim(&h, 12).await;
     nothing_comes(&h, "everything is out").await;
     h.clock().advance(VISIBILITY);
-    let again = Held::claim(&h, 12).await;
-    let sorted = |held: &Held| {
+    let again = Claims::claim(&h, 12).await;
+    let sorted = |held: &Claims| {
         let mut messages: Vec<Message> = held.messages().cloned().collect();
         messages.sort_by_key(|message| message.position);
         messages
@@ -67,25 +67,25 @@ pub async fn unsettled_messages_come_again_in_order_once_visibility_has_passed<H
     assert_eq!(books(&h).await.done, 12, "whoever holds them now can settle them");
 }
 
-pub async fn a_lease_lasts_to_its_last_microsecond<H: Harness>() {
+pub async fn a_lease_lasts_to_its_last_microsecond<H: HasQuota>() {
     let h = H::open().await;
     queued(&h, "alice", 1).await;
     let visibility = Duration::from_micros(7_000_003);
-    let held = Held::claim_for(&h, 1, visibility).await;
+    let held = Claims::claim_for(&h, 1, visibility).await;
     h.clock().advance(visibility - TICK);
     nothing_comes(&h, "the lease has a microsecond left").await;
     held.settled(&h, |_| Fate::Done).await;
     assert_eq!(books(&h).await.done, 1, "a lease settles to its last microsecond");
 }
 
-pub async fn a_lease_that_ran_out_settles_nothing<H: Harness>() {
+pub async fn a_lease_that_ran_out_settles_nothing<H: HasQuota>() {
     let h = H::open().await;
     queued(&h, "alice", 3).await;
-    let late = Held::claim(&h, 3).await;
+    let late = Claims::claim(&h, 3).await;
     h.clock().advance(VISIBILITY);
     late.refused(&h, all_kinds).await;
     assert_eq!(books(&h).await.in_flight, 3, "nothing was settled, even though nobody else had claimed");
-    let again = Held::claim(&h, 3).await;
+    let again = Claims::claim(&h, 3).await;
     assert_eq!(again.texts(), numbered("alice", 1..=3), "the messages come again, in order");
     assert!(again.messages().all(|message| message.attempts == 0), "and were not put back");
 }
@@ -99,12 +99,12 @@ fn all_kinds(message: &Message) -> Fate {
     }
 }
 
-pub async fn a_stale_receipt_settles_nothing_and_the_new_holder_settles_all<H: Harness>() {
+pub async fn a_stale_receipt_settles_nothing_and_the_new_holder_settles_all<H: HasQuota>() {
     let h = H::open().await;
     queued(&h, "alice", 3).await;
-    let stale = Held::claim(&h, 3).await;
+    let stale = Claims::claim(&h, 3).await;
     h.clock().advance(VISIBILITY);
-    let holder = Held::claim(&h, 3).await;
+    let holder = Claims::claim(&h, 3).await;
     stale.refused(&h, all_kinds).await;
     assert_eq!(books(&h).await.in_flight, 3, "a stale receipt settles nothing");
     holder.settled(&h, |_| Fate::Done).await;
@@ -113,35 +113,35 @@ pub async fn a_stale_receipt_settles_nothing_and_the_new_holder_settles_all<H: H
     assert_eq!(books(&h).await.done, 3, "a stale receipt stays stale");
 }
 
-pub async fn a_settled_receipt_settles_nothing_more<H: Harness>() {
+pub async fn a_settled_receipt_settles_nothing_more<H: HasQuota>() {
     let h = H::open().await;
     queued(&h, "alice", 3).await;
-    let held = Held::claim(&h, 3).await;
+    let held = Claims::claim(&h, 3).await;
     held.settled(&h, |_| Fate::Unnamed).await;
     held.refused(&h, all_kinds).await;
     assert_eq!(books(&h).await.in_flight, 3, "settling gives up the lease");
     assert_eq!(
-        texts(&Held::drain(&h).await),
+        texts(&Claims::drain(&h).await),
         numbered("alice", 1..=3),
         "and leaves the messages to the next claim"
     );
 }
 
-pub async fn an_old_receipt_does_not_end_a_newer_lease<H: Harness>() {
+pub async fn an_old_receipt_does_not_end_a_newer_lease<H: HasQuota>() {
     let h = H::open().await;
     queued(&h, "alice", 2).await;
-    let given_up = Held::claim(&h, 2).await;
+    let given_up = Claims::claim(&h, 2).await;
     given_up.settled(&h, |_| Fate::Unnamed).await;
-    let run_out = Held::claim(&h, 2).await;
+    let run_out = Claims::claim(&h, 2).await;
     h.clock().advance(VISIBILITY);
-    let holder = Held::claim(&h, 2).await;
+    let holder = Claims::claim(&h, 2).await;
     given_up.refused(&h, |_| Fate::Unnamed).await;
     run_out.refused(&h, |_| Fate::Unnamed).await;
     nothing_comes(&h, "the newer lease still holds").await;
     holder.settled(&h, |_| Fate::Done).await;
 }
 
-pub async fn a_lease_ends_when_the_clock_is_set_back_behind_its_beginning<H: Harness>() {
+pub async fn a_lease_ends_when_the_clock_is_set_back_behind_its_beginning<H: HasQuota>() {
     let h = H::open().await;
     if h.store_clock().is_none() {
         return;
@@ -149,9 +149,9 @@ pub async fn a_lease_ends_when_the_clock_is_set_back_behind_its_beginning<H: Har
     let ahead = Duration::from_secs(7_200);
     queued(&h, "alice", 1).await;
     h.clock().advance(ahead);
-    let lost = Held::claim(&h, 1).await;
+    let lost = Claims::claim(&h, 1).await;
     h.clock().set_back(ahead);
-    let again = Held::claim(&h, 1).await;
+    let again = Claims::claim(&h, 1).await;
     assert_eq!(again.texts(), lost.texts(), "nobody waits until the clock has caught up");
     again.settled(&h, |_| Fate::Done).await;
     assert_eq!(books(&h).await.done, 1);

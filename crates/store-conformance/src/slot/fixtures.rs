@@ -7,7 +7,7 @@ use weir_core::slot::{Pace, WindowStatus};
 use weir_core::{ConfigName, EventId, Timestamp};
 use weir_store::slot::{Assign, AssignOutcome, Config, Slot};
 
-use super::SlotHarness;
+use crate::HasSlots;
 
 /// A time on the edge of windows of any size cases use, in seconds.
 pub const NOON: i64 = 1_767_268_800;
@@ -43,12 +43,12 @@ pub fn wishes(prefix: &str, count: usize, requested: Timestamp) -> Vec<Assign> {
 }
 
 /// Puts the config `default`.
-pub async fn put<H: SlotHarness>(h: &H, pace: Pace) -> Config {
+pub async fn put<H: HasSlots>(h: &H, pace: Pace) -> Config {
     h.slots().put_config(&name("default"), pace).await.expect("put_config must succeed")
 }
 
 /// Assigns a batch.
-pub async fn assign<H: SlotHarness>(h: &H, batch: Vec<Assign>) -> Vec<AssignOutcome> {
+pub async fn assign<H: HasSlots>(h: &H, batch: Vec<Assign>) -> Vec<AssignOutcome> {
     let count = batch.len();
     let outcomes = h.slots().assign_batch(batch.into()).await.expect("assign_batch must succeed");
     assert_eq!(outcomes.len(), count, "one outcome for each event");
@@ -56,7 +56,7 @@ pub async fn assign<H: SlotHarness>(h: &H, batch: Vec<Assign>) -> Vec<AssignOutc
 }
 
 /// Assigns a batch of which every event must be new.
-pub async fn assign_new<H: SlotHarness>(h: &H, batch: Vec<Assign>) -> Vec<Slot> {
+pub async fn assign_new<H: HasSlots>(h: &H, batch: Vec<Assign>) -> Vec<Slot> {
     let outcomes = assign(h, batch).await.into_iter();
     outcomes
         .map(|outcome| match outcome {
@@ -80,7 +80,7 @@ pub fn check_times(slots: &[Slot], pace: Pace) {
 }
 
 /// Counters of `default` by window, those of empty windows left out, in milliseconds after [`NOON`].
-pub async fn counters<H: SlotHarness>(h: &H) -> BTreeMap<i64, (u32, WindowStatus)> {
+pub async fn counters<H: HasSlots>(h: &H) -> BTreeMap<i64, (u32, WindowStatus)> {
     let century_ms = 100 * 365 * 86_400 * 1_000;
     let (from, to) = (at(-century_ms), at(century_ms));
     let windows =
@@ -93,7 +93,7 @@ pub async fn counters<H: SlotHarness>(h: &H) -> BTreeMap<i64, (u32, WindowStatus
 }
 
 /// The books balance, and there are so many slots.
-pub async fn expect_books<H: SlotHarness>(h: &H, slots: u64) {
+pub async fn expect_books<H: HasSlots>(h: &H, slots: u64) {
     let books = h.slots().audit_slots().await.expect("audit_slots must succeed");
     assert_eq!((books.slots, books.counted), (slots, slots), "every slot is counted once: {books:?}");
     assert!(books.different.is_empty(), "counters equal slots: {books:?}");

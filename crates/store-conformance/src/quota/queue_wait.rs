@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use weir_store::quota::TOPIC;
 
-use crate::Harness;
-use crate::given::{accepted, configured, queued, send};
-use crate::held::Held;
+use crate::HasQuota;
+use crate::claims::Claims;
+use crate::fixtures::{accepted, configured, queued, send};
 
 const LONG: Duration = Duration::from_secs(60);
 
@@ -19,18 +19,18 @@ async fn soon(waiting: impl Future<Output = ()>, why: &str) {
     );
 }
 
-pub async fn wait_returns_when_something_was_sent_before<H: Harness>() {
+pub async fn wait_returns_when_something_was_sent_before<H: HasQuota>() {
     let h = H::open().await;
     queued(&h, "alice", 1).await;
     let queue = h.queue();
     soon(queue.wait(TOPIC, LONG), "something was enqueued since the last call").await;
-    assert_eq!(Held::drain(&h).await.len(), 1, "and it can be claimed");
+    assert_eq!(Claims::drain(&h).await.len(), 1, "and it can be claimed");
     accepted(&h, vec![send("alice", "again")]).await;
     soon(queue.wait(TOPIC, LONG), "something was enqueued again").await;
-    assert_eq!(Held::drain(&h).await.len(), 1, "and it can be claimed");
+    assert_eq!(Claims::drain(&h).await.len(), 1, "and it can be claimed");
 }
 
-pub async fn wait_returns_when_something_is_sent_meanwhile<H: Harness>() {
+pub async fn wait_returns_when_something_is_sent_meanwhile<H: HasQuota>() {
     let h = H::open().await;
     configured(&h, "alice", 10, 1).await;
     for _ in 0..5 {
@@ -39,11 +39,11 @@ pub async fn wait_returns_when_something_is_sent_meanwhile<H: Harness>() {
         tokio::task::yield_now().await;
         accepted(&h, vec![send("alice", "hello")]).await;
         soon(async { waiter.await.expect("wait must not panic") }, "something was enqueued meanwhile").await;
-        assert_eq!(Held::drain(&h).await.len(), 1, "and it can be claimed");
+        assert_eq!(Claims::drain(&h).await.len(), 1, "and it can be claimed");
     }
 }
 
-pub async fn wait_returns_by_itself<H: Harness>() {
+pub async fn wait_returns_by_itself<H: HasQuota>() {
     let h = H::open().await;
     let queue = h.queue();
     for topic in [TOPIC, TOPIC, "nothing-here"] {

@@ -6,36 +6,36 @@ use weir_core::Clock;
 use weir_queue::{Books, DeadLetter};
 use weir_store::quota::TOPIC;
 
-use crate::Harness;
-use crate::given::{books, event, nothing_comes, numbered, queued, text, texts};
-use crate::held::{Fate, Held};
+use crate::HasQuota;
+use crate::claims::{Claims, Fate};
+use crate::fixtures::{books, event, nothing_comes, numbered, queued, text, texts};
 
 /// A page of dead letters.
-pub(crate) async fn letters<H: Harness>(h: &H, after: Option<&str>, limit: usize) -> Vec<DeadLetter> {
+pub(crate) async fn letters<H: HasQuota>(h: &H, after: Option<&str>, limit: usize) -> Vec<DeadLetter> {
     let letters = h.queue().dead_letters(after, limit, usize::MAX).await.expect("dead_letters must succeed");
     assert!(letters.len() <= limit, "a page must not be longer than was asked for");
     letters
 }
 
 /// The only dead letter.
-pub(crate) async fn only_letter<H: Harness>(h: &H) -> DeadLetter {
+pub(crate) async fn only_letter<H: HasQuota>(h: &H) -> DeadLetter {
     let mut letters = letters(h, None, 10).await;
     assert_eq!(letters.len(), 1, "there must be one dead letter: {letters:?}");
     letters.remove(0)
 }
 
 /// Queues messages of several users and lets all of them die.
-async fn died<H: Harness>(h: &H, users: usize, each: usize) {
+async fn died<H: HasQuota>(h: &H, users: usize, each: usize) {
     for n in 0..users {
         queued(h, &format!("user-{n}"), each).await;
     }
-    Held::claim(h, users * each).await.settled(h, |_| Fate::Dead("given up")).await;
+    Claims::claim(h, users * each).await.settled(h, |_| Fate::Dead("given up")).await;
 }
 
-pub async fn a_list_shows_no_more_of_a_letter_than_was_asked_for<H: Harness>() {
+pub async fn a_list_shows_no_more_of_a_letter_than_was_asked_for<H: HasQuota>() {
     let h = H::open().await;
     queued(&h, "alice", 1).await;
-    Held::claim(&h, 1).await.settled(&h, |_| Fate::Dead("zürich")).await;
+    Claims::claim(&h, 1).await.settled(&h, |_| Fate::Dead("zürich")).await;
     let whole = only_letter(&h).await;
     assert!(whole.payload.len() > 3, "{whole:?}");
     for max in [0, 1, 3, whole.payload.len() - 1, whole.payload.len(), usize::MAX] {
@@ -46,15 +46,15 @@ pub async fn a_list_shows_no_more_of_a_letter_than_was_asked_for<H: Harness>() {
     }
 }
 
-async fn discarded<H: Harness>(h: &H, id: &str) -> bool {
+async fn discarded<H: HasQuota>(h: &H, id: &str) -> bool {
     h.queue().discard(id).await.expect("discard must succeed")
 }
 
-pub async fn a_dead_message_is_kept_with_all_that_is_known_of_it<H: Harness>() {
+pub async fn a_dead_message_is_kept_with_all_that_is_known_of_it<H: HasQuota>() {
     let h = H::open().await;
     queued(&h, "alice", 1).await;
     h.clock().advance(Duration::from_micros(3_000_001));
-    let held = Held::claim(&h, 1).await;
+    let held = Claims::claim(&h, 1).await;
     held.settled(&h, |_| Fate::Dead("no such number")).await;
     let letter = only_letter(&h).await;
     let expected = DeadLetter {
@@ -73,28 +73,28 @@ pub async fn a_dead_message_is_kept_with_all_that_is_known_of_it<H: Harness>() {
     assert_eq!(books(&h).await, Books { accepted: 1, dead: 1, ..Books::default() }, "the books say so");
 }
 
-pub async fn later_messages_flow_past_a_dead_one<H: Harness>() {
+pub async fn later_messages_flow_past_a_dead_one<H: HasQuota>() {
     let h = H::open().await;
     queued(&h, "alice", 4).await;
-    let held = Held::claim(&h, 2).await;
+    let held = Claims::claim(&h, 2).await;
     let fate = |message: &_| {
         if text(message) == "alice 2" { Fate::Dead("given up") } else { Fate::Done }
     };
     held.settled(&h, fate).await;
-    assert_eq!(texts(&Held::drain(&h).await), numbered("alice", 3..=4), "a dead letter holds nothing back");
+    assert_eq!(texts(&Claims::drain(&h).await), numbered("alice", 3..=4), "a dead letter holds nothing back");
 }
 
-pub async fn a_dead_letter_says_how_often_it_was_tried<H: Harness>() {
+pub async fn a_dead_letter_says_how_often_it_was_tried<H: HasQuota>() {
     let h = H::open().await;
     queued(&h, "alice", 1).await;
     for _ in 0..2 {
-        Held::claim(&h, 1).await.settled(&h, |_| Fate::Retry(Duration::ZERO)).await;
+        Claims::claim(&h, 1).await.settled(&h, |_| Fate::Retry(Duration::ZERO)).await;
     }
-    Held::claim(&h, 1).await.settled(&h, |_| Fate::Dead("given up")).await;
+    Claims::claim(&h, 1).await.settled(&h, |_| Fate::Dead("given up")).await;
     assert_eq!(only_letter(&h).await.attempts, 3, "it was tried, put back and tried twice more");
 }
 
-pub async fn dead_letters_are_read_page_by_page<H: Harness>() {
+pub async fn dead_letters_are_read_page_by_page<H: HasQuota>() {
     let h = H::open().await;
     assert!(letters(&h, None, 10).await.is_empty(), "nothing has died");
     died(&h, 4, 3).await;
@@ -125,7 +125,7 @@ pub(crate) fn letter_text(letter: &DeadLetter) -> String {
     weir_queue::sms::decode(&letter.payload).expect("a payload must be an event").message.into_owned()
 }
 
-pub async fn reading_goes_on_past_a_letter_that_is_gone<H: Harness>() {
+pub async fn reading_goes_on_past_a_letter_that_is_gone<H: HasQuota>() {
     let h = H::open().await;
     died(&h, 3, 2).await;
     let all = letters(&h, None, 100).await;
@@ -140,7 +140,7 @@ pub async fn reading_goes_on_past_a_letter_that_is_gone<H: Harness>() {
     assert_eq!(letters(&h, None, 3).await, [&all[..1], &all[3..5]].concat(), "neither is shown any more");
 }
 
-pub async fn a_discarded_letter_is_gone<H: Harness>() {
+pub async fn a_discarded_letter_is_gone<H: HasQuota>() {
     let h = H::open().await;
     died(&h, 1, 2).await;
     let all = letters(&h, None, 10).await;
@@ -156,13 +156,13 @@ pub async fn a_discarded_letter_is_gone<H: Harness>() {
     nothing_comes(&h, "a discarded letter is never delivered").await;
 }
 
-pub async fn awkward_reasons_are_kept<H: Harness>() {
+pub async fn awkward_reasons_are_kept<H: HasQuota>() {
     let h = H::open().await;
     const REASONS: [&str; 6] =
         ["", "it's \"quoted\" \\ 100%", "line\nbreak", "😀 日本語", "{\"json\": true}", "'; --"];
     queued(&h, "alice", REASONS.len()).await;
     for reason in REASONS {
-        let held = Held::claim(&h, 1).await;
+        let held = Claims::claim(&h, 1).await;
         let sent = event(held.only()).message_id;
         held.settled(&h, |_| Fate::Dead(reason)).await;
         let all = letters(&h, None, 10).await;
@@ -172,7 +172,7 @@ pub async fn awkward_reasons_are_kept<H: Harness>() {
     }
 }
 
-pub async fn unknown_ids_are_an_answer_not_an_error<H: Harness>() {
+pub async fn unknown_ids_are_an_answer_not_an_error<H: HasQuota>() {
     let h = H::open().await;
     died(&h, 1, 1).await;
     let long = "9".repeat(400);

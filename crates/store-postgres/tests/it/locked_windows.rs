@@ -3,14 +3,13 @@
 use std::time::Duration;
 
 use weir_store::slot::{AssignOutcome, SlotStore};
-use weir_store_conformance::PATIENCE;
-use weir_store_conformance::slot::SlotHarness;
-use weir_store_conformance::slot::given::{at, event, expect_books, pace, put, wish, wishes};
+use weir_store_conformance::slot::fixtures::{at, event, expect_books, pace, put, wish, wishes};
+use weir_store_conformance::{EngineFixture, HasSlots, PATIENCE};
 use weir_store_postgres::Postgres;
 use weir_testkit::postgres::Database;
 use weir_testkit::wait;
 
-use super::OnPostgres;
+use crate::fixtures::OnPostgres;
 
 /// What every server locks before it touches a window of `default`.
 const SHARE_CONFIG: &str = "SELECT pg_advisory_xact_lock_shared(hashtextextended('weir slot default', 0))";

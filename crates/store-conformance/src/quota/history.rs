@@ -12,9 +12,9 @@ use weir_core::{Clock, MessageId, Timestamp, UserId};
 use weir_store::Result;
 use weir_store::quota::{QuotaStore, SendMessage, SendOutcome, TOPIC};
 
-use crate::Harness;
-use crate::given::{limits, send, texts_by_key, user};
-use crate::held::Held;
+use crate::HasQuota;
+use crate::claims::Claims;
+use crate::fixtures::{limits, send, texts_by_key, user};
 use crate::model::Model;
 
 const HISTORIES: usize = 30;
@@ -30,7 +30,7 @@ pub(crate) fn seed() -> u64 {
     )
 }
 
-pub async fn random_histories_give_the_models_answers<H: Harness>() {
+pub async fn random_histories_give_the_models_answers<H: HasQuota>() {
     let h = H::open().await;
     let model = Arc::new(Model::new(h.clock().clone(), 1));
     let seed = seed();
@@ -54,7 +54,7 @@ struct Pair<'h, H> {
     history: usize,
 }
 
-impl<H: Harness> Pair<'_, H> {
+impl<H: HasQuota> Pair<'_, H> {
     async fn step(&mut self) {
         match self.rng.u8(0..20) {
             0..3 => {
@@ -137,7 +137,7 @@ impl<H: Harness> Pair<'_, H> {
 
     /// What was accepted all along must stand in both queues, in the same order for each key.
     async fn compare_queues(&self) {
-        let engine = texts_by_key(&Held::drain(self.h).await);
+        let engine = texts_by_key(&Claims::drain(self.h).await);
         let claim = weir_queue::Source::claim(&*self.model, TOPIC, usize::MAX, Duration::from_secs(60));
         let model = texts_by_key(&claim.await.expect("the model answers").messages);
         assert_eq!(engine, model, "engine and model must hold the same messages: seed {}", self.seed);

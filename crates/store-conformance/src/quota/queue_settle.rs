@@ -5,32 +5,32 @@ use std::time::Duration;
 use weir_queue::{Books, Position, Settlement};
 use weir_store::quota::TOPIC;
 
-use crate::Harness;
-use crate::given::{
+use crate::HasQuota;
+use crate::claims::{Claims, Fate};
+use crate::fixtures::{
     TICK, VISIBILITY, books, claim, nothing_comes, numbered, queued, text, texts, texts_by_key,
 };
-use crate::held::{Fate, Held};
-use crate::queue_dead::letters;
+use crate::quota::queue_dead::letters;
 
-pub async fn done_messages_are_gone_for_good<H: Harness>() {
+pub async fn done_messages_are_gone_for_good<H: HasQuota>() {
     let h = H::open().await;
     queued(&h, "alice", 3).await;
-    Held::claim(&h, 3).await.settled(&h, |_| Fate::Done).await;
+    Claims::claim(&h, 3).await.settled(&h, |_| Fate::Done).await;
     nothing_comes(&h, "everything is done").await;
     h.clock().advance(Duration::from_secs(86_400));
     nothing_comes(&h, "what is done never comes again").await;
     assert_eq!(books(&h).await, Books { accepted: 3, done: 3, ..Books::default() }, "the books say so");
 }
 
-pub async fn messages_not_named_are_claimable_again_at_once<H: Harness>() {
+pub async fn messages_not_named_are_claimable_again_at_once<H: HasQuota>() {
     let h = H::open().await;
     queued(&h, "alice", 4).await;
-    let held = Held::claim(&h, 4).await;
+    let held = Claims::claim(&h, 4).await;
     let fate = |message: &_| {
         if text(message).ends_with(['1', '2']) { Fate::Done } else { Fate::Unnamed }
     };
     held.settled(&h, fate).await;
-    let again = Held::claim(&h, 2).await;
+    let again = Claims::claim(&h, 2).await;
     assert_eq!(
         again.texts(),
         numbered("alice", 3..=4),
@@ -39,12 +39,12 @@ pub async fn messages_not_named_are_claimable_again_at_once<H: Harness>() {
     assert!(again.messages().all(|message| message.attempts == 0), "it was not put back");
 }
 
-pub async fn a_settlement_may_do_everything_at_once<H: Harness>() {
+pub async fn a_settlement_may_do_everything_at_once<H: HasQuota>() {
     let h = H::open().await;
     queued(&h, "alice", 2).await;
     queued(&h, "bob", 2).await;
     queued(&h, "carol", 2).await;
-    let held = Held::claim(&h, 6).await;
+    let held = Claims::claim(&h, 6).await;
     let fate = |message: &_| match text(message).as_str() {
         "alice 1" | "carol 1" => Fate::Done,
         "alice 2" => Fate::Dead("no such number"),
@@ -54,17 +54,17 @@ pub async fn a_settlement_may_do_everything_at_once<H: Harness>() {
     held.settled(&h, fate).await;
     let expected = Books { accepted: 6, done: 2, dead: 1, in_flight: 3, discarded: 0 };
     assert_eq!(books(&h).await, expected, "each message is where the settlement put it");
-    assert_eq!(texts(&Held::drain(&h).await), ["carol 2"], "bob waits for his retry, alice is through");
+    assert_eq!(texts(&Claims::drain(&h).await), ["carol 2"], "bob waits for his retry, alice is through");
     h.clock().advance(Duration::from_secs(5));
-    assert_eq!(texts(&Held::drain(&h).await), numbered("bob", 1..=2), "then bob's come, in order");
+    assert_eq!(texts(&Claims::drain(&h).await), numbered("bob", 1..=2), "then bob's come, in order");
 }
 
-pub async fn a_settlement_touches_no_shard_it_does_not_hold<H: Harness>() {
+pub async fn a_settlement_touches_no_shard_it_does_not_hold<H: HasQuota>() {
     let h = H::open().await;
     for n in 0..20 {
         queued(&h, &format!("user-{n}"), 1).await;
     }
-    let all = Held::claim(&h, 20).await;
+    let all = Claims::claim(&h, 20).await;
     let everywhere: Vec<Position> = all.messages().map(|message| message.position).collect();
     all.settled(&h, |_| Fate::Unnamed).await;
     let one = claim(&h, 1).await;
@@ -79,13 +79,13 @@ pub async fn a_settlement_touches_no_shard_it_does_not_hold<H: Harness>() {
         Books { accepted: 20, in_flight: 20, ..Books::default() },
         "{left} are not its to settle"
     );
-    assert_eq!(Held::drain(&h).await.len(), 20, "all of them are still delivered");
+    assert_eq!(Claims::drain(&h).await.len(), 20, "all of them are still delivered");
 }
 
-pub async fn a_position_named_twice_counts_once<H: Harness>() {
+pub async fn a_position_named_twice_counts_once<H: HasQuota>() {
     let h = H::open().await;
     queued(&h, "alice", 3).await;
-    let held = Held::claim(&h, 3).await;
+    let held = Claims::claim(&h, 3).await;
     let places: Vec<Position> = held.messages().map(|message| message.position).collect();
     for receipt in held.receipts() {
         let settlement = Settlement {
@@ -104,7 +104,7 @@ pub async fn a_position_named_twice_counts_once<H: Harness>() {
     let letters = letters(&h, None, 10).await;
     assert_eq!(letters.len() as u64, books.dead, "a message dies once: {letters:?}");
     h.clock().advance(Duration::from_secs(1));
-    let waiting = Held::drain(&h).await;
+    let waiting = Claims::drain(&h).await;
     assert_eq!(
         waiting.len() as u64,
         books.in_flight,
@@ -113,10 +113,10 @@ pub async fn a_position_named_twice_counts_once<H: Harness>() {
     );
 }
 
-pub async fn a_position_that_is_not_there_counts_nothing<H: Harness>() {
+pub async fn a_position_that_is_not_there_counts_nothing<H: HasQuota>() {
     let h = H::open().await;
     queued(&h, "alice", 2).await;
-    let held = Held::claim(&h, 2).await;
+    let held = Claims::claim(&h, 2).await;
     let shard = held.messages().next().expect("two are held").position.shard;
     let nowhere = [i64::MAX, i64::MIN, -1, 1 << 40].map(|id| Position { shard, id });
     let elsewhere = [u16::MAX, 999].map(|shard| Position { shard, id: 1 });
@@ -136,17 +136,17 @@ pub async fn a_position_that_is_not_there_counts_nothing<H: Harness>() {
     );
 }
 
-pub async fn what_is_done_or_dead_cannot_be_settled_again<H: Harness>() {
+pub async fn what_is_done_or_dead_cannot_be_settled_again<H: HasQuota>() {
     let h = H::open().await;
     queued(&h, "alice", 3).await;
-    let held = Held::claim(&h, 2).await;
+    let held = Claims::claim(&h, 2).await;
     let [done, dead] = [0, 1].map(|n| held.messages().nth(n).expect("two are held").position);
     let fate = |message: &_| {
         if text(message) == "alice 1" { Fate::Done } else { Fate::Dead("given up") }
     };
     held.settled(&h, fate).await;
     let before = (books(&h).await, letters(&h, None, 10).await);
-    let last = Held::claim(&h, 1).await;
+    let last = Claims::claim(&h, 1).await;
     for receipt in last.receipts() {
         let settlement = Settlement {
             done: vec![done, dead],
@@ -161,10 +161,10 @@ pub async fn what_is_done_or_dead_cannot_be_settled_again<H: Harness>() {
         before,
         "what is done or dead stays where it is"
     );
-    assert_eq!(texts(&Held::drain(&h).await), ["alice 3"], "and does not come again");
+    assert_eq!(texts(&Claims::drain(&h).await), ["alice 3"], "and does not come again");
 }
 
-pub async fn an_empty_claim_may_be_settled<H: Harness>() {
+pub async fn an_empty_claim_may_be_settled<H: HasQuota>() {
     let h = H::open().await;
     let empty = claim(&h, 10).await;
     queued(&h, "alice", 1).await;
@@ -173,38 +173,38 @@ pub async fn an_empty_claim_may_be_settled<H: Harness>() {
         .settle(&empty.receipt, Settlement::default())
         .await
         .expect("settling an empty claim must not fail");
-    assert_eq!(texts(&Held::drain(&h).await), ["alice 1"], "and it changes nothing");
+    assert_eq!(texts(&Claims::drain(&h).await), ["alice 1"], "and it changes nothing");
 }
 
-pub async fn a_message_that_is_put_off_comes_again_and_loses_no_attempt<H: Harness>() {
+pub async fn a_message_that_is_put_off_comes_again_and_loses_no_attempt<H: HasQuota>() {
     let h = H::open().await;
     queued(&h, "alice", 6).await;
     queued(&h, "bob", 1).await;
     let wait = Duration::from_secs(5);
-    let held = Held::claim(&h, 7).await;
+    let held = Claims::claim(&h, 7).await;
     held.settled(&h, |message| match text(message).as_str() {
         "alice 1" => Fate::PutOff(wait),
         "bob 1" => Fate::PutOff(Duration::ZERO),
         _ => Fate::Unnamed,
     })
     .await;
-    assert_eq!(texts(&Held::drain(&h).await), ["bob 1"], "the rest of its key waits behind it");
+    assert_eq!(texts(&Claims::drain(&h).await), ["bob 1"], "the rest of its key waits behind it");
     h.clock().advance(wait - TICK);
     nothing_comes(&h, "it is put off to the last microsecond").await;
     h.clock().advance(TICK);
-    let held = Held::claim(&h, 6).await;
+    let held = Claims::claim(&h, 6).await;
     assert_eq!(held.texts(), numbered("alice", 1..=6));
     assert!(held.messages().all(|message| message.attempts == 0), "{held:?}");
     held.settled(&h, |_| Fate::Done).await;
     assert_eq!(books(&h).await, Books { accepted: 7, done: 7, ..Books::default() });
 }
 
-pub async fn what_was_put_off_is_settled_one_by_one_without_a_lease<H: Harness>() {
+pub async fn what_was_put_off_is_settled_one_by_one_without_a_lease<H: HasQuota>() {
     let h = H::open().await;
     for user in ["a", "b", "c", "d", "e"] {
         queued(&h, user, 1).await;
     }
-    let held = Held::claim(&h, 5).await;
+    let held = Claims::claim(&h, 5).await;
     let kept: Vec<_> = held.messages().cloned().collect();
     let place = |user: &str| kept.iter().find(|message| message.key == user).expect("it is kept").position;
     held.settled(&h, |message| match message.key.as_str() {
@@ -212,7 +212,7 @@ pub async fn what_was_put_off_is_settled_one_by_one_without_a_lease<H: Harness>(
         _ => Fate::PutOff(VISIBILITY),
     })
     .await;
-    let other = Held::claim(&h, 1).await;
+    let other = Claims::claim(&h, 1).await;
     assert_eq!(other.texts(), ["e 1"], "the others are kept");
     let settle = async |settlement| {
         h.queue().settle_put_off(TOPIC, settlement).await.expect("settle_put_off must succeed");
@@ -228,7 +228,7 @@ pub async fn what_was_put_off_is_settled_one_by_one_without_a_lease<H: Harness>(
     assert_eq!(books(&h).await, expected);
     other.settled(&h, |_| Fate::Done).await;
     h.clock().advance(TICK);
-    let mut rest: Vec<_> = Held::drain(&h).await.into_iter().map(|m| (m.key, m.attempts)).collect();
+    let mut rest: Vec<_> = Claims::drain(&h).await.into_iter().map(|m| (m.key, m.attempts)).collect();
     rest.sort();
     assert_eq!(rest, [("c".to_owned(), 1), ("d".to_owned(), 0)]);
     assert_eq!(letters(&h, None, 10).await[0].attempts, 1);

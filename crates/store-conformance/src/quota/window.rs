@@ -7,26 +7,26 @@ use weir_core::verdict::Reason;
 use weir_core::{Clock, Denial};
 use weir_store::quota::SendOutcome;
 
-use crate::given::{TICK, accepted, configured, decided, decided_one, found, is_accepted, letters, sends};
-use crate::{Harness, START};
+use crate::fixtures::{TICK, accepted, configured, decided, decided_one, found, is_accepted, letters, sends};
+use crate::{HasQuota, START};
 
 const MINUTE: Duration = Duration::from_secs(60);
 
-async fn denial<H: Harness>(h: &H, user: &str) -> Denial {
+async fn denial<H: HasQuota>(h: &H, user: &str) -> Denial {
     match decided_one(h, user).await {
         SendOutcome::Denied { denial, .. } => denial,
         other => panic!("{user} has used up the limit and must be denied, but the answer is {other:?}"),
     }
 }
 
-async fn grant<H: Harness>(h: &H, user: &str) -> Grant {
+async fn grant<H: HasQuota>(h: &H, user: &str) -> Grant {
     match decided_one(h, user).await {
         SendOutcome::Accepted { grant, .. } => grant,
         other => panic!("{user} is within the limit and must be accepted, but the answer is {other:?}"),
     }
 }
 
-pub async fn retry_after_is_exact_to_the_microsecond<H: Harness>() {
+pub async fn retry_after_is_exact_to_the_microsecond<H: HasQuota>() {
     let h = H::open().await;
     configured(&h, "alice", 1, 1).await;
     accepted(&h, sends("alice", 1)).await;
@@ -37,7 +37,7 @@ pub async fn retry_after_is_exact_to_the_microsecond<H: Harness>() {
     assert!(is_accepted(&decided_one(&h, "alice").await), "after exactly that wait a send succeeds");
 }
 
-pub async fn a_window_turns_at_its_very_end_and_counts_1_from_there<H: Harness>() {
+pub async fn a_window_turns_at_its_very_end_and_counts_1_from_there<H: HasQuota>() {
     let h = H::open().await;
     configured(&h, "alice", 2, 1).await;
     accepted(&h, sends("alice", 2)).await;
@@ -52,7 +52,7 @@ pub async fn a_window_turns_at_its_very_end_and_counts_1_from_there<H: Harness>(
     assert_eq!(letters(&decided(&h, sends("alice", 2)).await), "AD", "the limit holds in the new window too");
 }
 
-pub async fn a_late_send_begins_the_window_at_its_own_time<H: Harness>() {
+pub async fn a_late_send_begins_the_window_at_its_own_time<H: HasQuota>() {
     let h = H::open().await;
     configured(&h, "alice", 1, 1).await;
     accepted(&h, sends("alice", 1)).await;
@@ -64,7 +64,7 @@ pub async fn a_late_send_begins_the_window_at_its_own_time<H: Harness>() {
     assert_eq!(denial(&h, "alice").await.retry_after, TICK, "and last their whole length from there");
 }
 
-pub async fn a_passed_window_reads_as_0_without_moving<H: Harness>() {
+pub async fn a_passed_window_reads_as_0_without_moving<H: HasQuota>() {
     let h = H::open().await;
     let configured = configured(&h, "alice", 5, 1).await;
     accepted(&h, sends("alice", 3)).await;
@@ -85,7 +85,7 @@ pub async fn a_passed_window_reads_as_0_without_moving<H: Harness>() {
     assert_eq!(count().await, 0, "however long ago it passed");
 }
 
-pub async fn a_window_of_one_user_turns_alone<H: Harness>() {
+pub async fn a_window_of_one_user_turns_alone<H: HasQuota>() {
     let h = H::open().await;
     configured(&h, "alice", 1, 1).await;
     h.clock().advance(Duration::from_secs(20));
@@ -101,7 +101,7 @@ pub async fn a_window_of_one_user_turns_alone<H: Harness>() {
     assert_eq!(answers, ["AAA", "ADD", "DAD", "ADA"], "each user's window has its own beginning and length");
 }
 
-pub async fn a_denied_send_does_not_lengthen_the_window<H: Harness>() {
+pub async fn a_denied_send_does_not_lengthen_the_window<H: HasQuota>() {
     let h = H::open().await;
     configured(&h, "alice", 1, 1).await;
     accepted(&h, sends("alice", 1)).await;
@@ -116,7 +116,7 @@ pub async fn a_denied_send_does_not_lengthen_the_window<H: Harness>() {
 /// How far clocks go wrong in these cases.
 const AHEAD: Duration = Duration::from_secs(7_200);
 
-pub async fn a_clock_that_is_set_back_keeps_nobody_out_for_longer_than_a_window<H: Harness>() {
+pub async fn a_clock_that_is_set_back_keeps_nobody_out_for_longer_than_a_window<H: HasQuota>() {
     let h = H::open().await;
     configured(&h, "alice", 2, 1).await;
     h.clock().advance(AHEAD);
@@ -129,7 +129,7 @@ pub async fn a_clock_that_is_set_back_keeps_nobody_out_for_longer_than_a_window<
     assert_eq!(letters(&decided(&h, sends("alice", 3)).await), "AAD", "and lasts for as long as any");
 }
 
-pub async fn a_clock_that_goes_ahead_and_back_gives_one_window_more_at_most<H: Harness>() {
+pub async fn a_clock_that_goes_ahead_and_back_gives_one_window_more_at_most<H: HasQuota>() {
     let h = H::open().await;
     configured(&h, "alice", 3, 1).await;
     accepted(&h, sends("alice", 3)).await;

@@ -11,7 +11,7 @@ use weir_queue::sms::{self, SmsEvent};
 use weir_queue::{Books, Claim, Message};
 use weir_store::quota::{SendMessage, SendOutcome, TOPIC};
 
-use crate::Harness;
+use crate::HasQuota;
 
 /// How long claims are for when a case does not care.
 pub const VISIBILITY: Duration = Duration::from_secs(30);
@@ -50,18 +50,18 @@ pub fn sends(user_id: &str, count: usize) -> Vec<SendMessage> {
 }
 
 /// Configures a user.
-pub async fn configured<H: Harness>(h: &H, user_id: &str, rate_limit: u32, minutes: u32) -> Quota {
+pub async fn configured<H: HasQuota>(h: &H, user_id: &str, rate_limit: u32, minutes: u32) -> Quota {
     let limits = limits(rate_limit, minutes);
     h.quota().configure(&user(user_id), limits).await.expect("configure must succeed")
 }
 
 /// A user's row.
-pub async fn found<H: Harness>(h: &H, user_id: &str) -> Option<Quota> {
+pub async fn found<H: HasQuota>(h: &H, user_id: &str) -> Option<Quota> {
     h.quota().find(&user(user_id)).await.expect("find must succeed")
 }
 
 /// What became of a batch; there must be one outcome per command.
-pub async fn decided<H: Harness>(h: &H, batch: Vec<SendMessage>) -> Vec<SendOutcome> {
+pub async fn decided<H: HasQuota>(h: &H, batch: Vec<SendMessage>) -> Vec<SendOutcome> {
     let expected = batch.len();
     let outcomes = h.quota().send_batch(batch.into()).await.expect("send_batch must succeed");
     assert_eq!(outcomes.len(), expected, "there must be one outcome per command");
@@ -69,12 +69,12 @@ pub async fn decided<H: Harness>(h: &H, batch: Vec<SendMessage>) -> Vec<SendOutc
 }
 
 /// What became of one send.
-pub async fn decided_one<H: Harness>(h: &H, user_id: &str) -> SendOutcome {
+pub async fn decided_one<H: HasQuota>(h: &H, user_id: &str) -> SendOutcome {
     decided(h, vec![send(user_id, "hello")]).await.remove(0)
 }
 
 /// Sends messages that must all be accepted, and their names.
-pub async fn accepted<H: Harness>(h: &H, batch: Vec<SendMessage>) -> Vec<MessageId> {
+pub async fn accepted<H: HasQuota>(h: &H, batch: Vec<SendMessage>) -> Vec<MessageId> {
     let outcomes = decided(h, batch).await;
     outcomes
         .iter()
@@ -83,7 +83,7 @@ pub async fn accepted<H: Harness>(h: &H, batch: Vec<SendMessage>) -> Vec<Message
 }
 
 /// Configures a user with room to spare and sends `count` messages: `alice 1`, `alice 2`, …
-pub async fn queued<H: Harness>(h: &H, user_id: &str, count: usize) {
+pub async fn queued<H: HasQuota>(h: &H, user_id: &str, count: usize) {
     configured(h, user_id, 1_000_000, 60).await;
     accepted(h, sends(user_id, count)).await;
 }
@@ -113,12 +113,12 @@ pub fn letters(outcomes: &[SendOutcome]) -> String {
 }
 
 /// One claim on the topic of quota.
-pub async fn claim<H: Harness>(h: &H, max: usize) -> Claim {
+pub async fn claim<H: HasQuota>(h: &H, max: usize) -> Claim {
     h.queue().claim(TOPIC, max, VISIBILITY).await.expect("claim must succeed")
 }
 
 /// Nothing must be claimable now.
-pub async fn nothing_comes<H: Harness>(h: &H, why: &str) {
+pub async fn nothing_comes<H: HasQuota>(h: &H, why: &str) {
     for _ in 0..EMPTY_ROUNDS {
         let messages = claim(h, 100).await.messages;
         assert!(messages.is_empty(), "{why}, but these came: {:?}", texts(&messages));
@@ -155,7 +155,7 @@ pub fn numbered(user_id: &str, numbers: impl IntoIterator<Item = usize>) -> Vec<
 }
 
 /// The books of the topic of quota; they must balance.
-pub async fn books<H: Harness>(h: &H) -> Books {
+pub async fn books<H: HasQuota>(h: &H) -> Books {
     let books = h.queue().audit(TOPIC).await.expect("audit must succeed");
     assert_eq!(books.difference(), 0, "the books must balance: {books:?}");
     books

@@ -6,15 +6,15 @@ use std::time::Duration;
 use weir_store::Result;
 use weir_store::quota::{SendMessage, SendOutcome};
 
-use crate::Harness;
-use crate::given::{
+use crate::HasQuota;
+use crate::claims::Claims;
+use crate::fixtures::{
     at_once, books, configured, found, is_accepted, letters, limits, message_id, send, sends, texts_by_key,
     user,
 };
-use crate::held::Held;
 
 /// Decides batches at once, each in its own task.
-async fn decided_at_once<H: Harness>(h: &H, batches: Vec<Vec<SendMessage>>) -> Vec<Vec<SendOutcome>> {
+async fn decided_at_once<H: HasQuota>(h: &H, batches: Vec<Vec<SendMessage>>) -> Vec<Vec<SendOutcome>> {
     let answers = at_once(batches.into_iter().map(|batch| {
         let quota = h.quota();
         async move { quota.send_batch(batch.into()).await }
@@ -26,7 +26,7 @@ fn count_accepted<'a>(outcomes: impl IntoIterator<Item = &'a SendOutcome>) -> us
     outcomes.into_iter().filter(|outcome| is_accepted(outcome)).count()
 }
 
-pub async fn parallel_batches_never_pass_the_limit<H: Harness>() {
+pub async fn parallel_batches_never_pass_the_limit<H: HasQuota>() {
     let h = H::open().await;
     configured(&h, "alice", 50, 1).await;
     configured(&h, "bob", 30, 1).await;
@@ -44,7 +44,7 @@ pub async fn parallel_batches_never_pass_the_limit<H: Harness>() {
     assert_eq!(books(&h).await.accepted, 80, "the queue holds what was accepted");
 }
 
-pub async fn parallel_sends_at_the_turn_of_a_window_never_pass_the_limit<H: Harness>() {
+pub async fn parallel_sends_at_the_turn_of_a_window_never_pass_the_limit<H: HasQuota>() {
     let h = H::open().await;
     configured(&h, "alice", 7, 1).await;
     for window in 1..=3 {
@@ -55,7 +55,7 @@ pub async fn parallel_sends_at_the_turn_of_a_window_never_pass_the_limit<H: Harn
     }
 }
 
-pub async fn parallel_batches_naming_users_in_any_order_all_succeed<H: Harness>() {
+pub async fn parallel_batches_naming_users_in_any_order_all_succeed<H: HasQuota>() {
     let h = H::open().await;
     let names: Vec<String> = (0..20).map(|n| format!("user-{n}")).collect();
     for name in &names {
@@ -71,7 +71,7 @@ pub async fn parallel_batches_naming_users_in_any_order_all_succeed<H: Harness>(
     assert_eq!(count_accepted(answers.iter().flatten()), 20 * 25, "each user's limit is reached and held");
 }
 
-pub async fn parallel_first_configurations_leave_one_row<H: Harness>() {
+pub async fn parallel_first_configurations_leave_one_row<H: HasQuota>() {
     let h = H::open().await;
     let answers = at_once((1..=20).map(|n| {
         let quota = h.quota();
@@ -84,7 +84,7 @@ pub async fn parallel_first_configurations_leave_one_row<H: Harness>() {
     assert_eq!(h.quota().audit().await.expect("audit must succeed").users, 1, "there is one row");
 }
 
-pub async fn configuring_and_removing_while_sending_keeps_the_books<H: Harness>() {
+pub async fn configuring_and_removing_while_sending_keeps_the_books<H: HasQuota>() {
     let h = H::open().await;
     let answers = at_once((0..60).map(|n| {
         let (quota, name) = (h.quota(), format!("user-{}", n / 3 % 4));
@@ -108,7 +108,7 @@ pub async fn configuring_and_removing_while_sending_keeps_the_books<H: Harness>(
     assert_eq!(over_limit, [""; 0], "nobody is over the limit");
 }
 
-pub async fn the_queue_keeps_the_order_in_which_parallel_sends_were_accepted<H: Harness>() {
+pub async fn the_queue_keeps_the_order_in_which_parallel_sends_were_accepted<H: HasQuota>() {
     let h = H::open().await;
     for name in ["alice", "bob", "carol"] {
         configured(&h, name, 1_000, 1).await;
@@ -128,7 +128,7 @@ pub async fn the_queue_keeps_the_order_in_which_parallel_sends_were_accepted<H: 
         let sent = (1_000 - grant.remaining, command.message.to_string());
         expected.entry(command.user.to_string()).or_default().push(sent);
     }
-    let delivered = texts_by_key(&Held::drain(&h).await);
+    let delivered = texts_by_key(&Claims::drain(&h).await);
     for (name, mut sent) in expected {
         sent.sort();
         let mut order: Vec<String> = sent.into_iter().map(|(_, text)| text).collect();

@@ -8,8 +8,8 @@ use parking_lot::Mutex;
 use weir_queue::{Message, Queue, Settlement};
 use weir_store::quota::TOPIC;
 
-use crate::Harness;
-use crate::given::{at_once, books, configured, numbered, send, sends, text};
+use crate::HasQuota;
+use crate::fixtures::{at_once, books, configured, numbered, send, sends, text};
 
 const KEYS: usize = 50;
 const PER_KEY: usize = 40;
@@ -81,19 +81,19 @@ fn key(n: usize) -> String {
     format!("user-{n}")
 }
 
-pub(crate) async fn configured_keys<H: Harness>(h: &H, keys: usize) {
+pub(crate) async fn configured_keys<H: HasQuota>(h: &H, keys: usize) {
     for n in 0..keys {
         configured(h, &key(n), 1_000, 60).await;
     }
 }
 
-pub async fn eight_workers_deliver_each_message_once_and_in_order<H: Harness>() {
+pub async fn eight_workers_deliver_each_message_once_and_in_order<H: HasQuota>() {
     let h = H::open().await;
     configured_keys(&h, KEYS).await;
     for numbers in (1..=PER_KEY).collect::<Vec<_>>().chunks(8) {
         let batch =
             numbers.iter().flat_map(|n| (0..KEYS).map(move |k| send(&key(k), &format!("{} {n}", key(k)))));
-        crate::given::accepted(&h, batch.collect()).await;
+        crate::fixtures::accepted(&h, batch.collect()).await;
     }
     let delivered = Delivered::default();
     at_once((0..WORKERS).map(|_| work(h.queue(), delivered.clone(), KEYS * PER_KEY))).await;
@@ -101,7 +101,7 @@ pub async fn eight_workers_deliver_each_message_once_and_in_order<H: Harness>() 
     assert_eq!(books(&h).await.done, (KEYS * PER_KEY) as u64, "everything is done once");
 }
 
-pub async fn messages_sent_while_workers_run_are_delivered_once_and_in_order<H: Harness>() {
+pub async fn messages_sent_while_workers_run_are_delivered_once_and_in_order<H: HasQuota>() {
     let h = H::open().await;
     configured_keys(&h, 12).await;
     let delivered = Delivered::default();

@@ -2,14 +2,14 @@
 
 use std::collections::BTreeSet;
 
-use crate::Harness;
-use crate::given::{
+use crate::HasQuota;
+use crate::claims::{Claims, Fate};
+use crate::fixtures::{
     VISIBILITY, accepted, at_once, books, claim, configured, is_accepted, nothing_comes, queued, sends,
 };
-use crate::held::{Fate, Held};
-use crate::queue_workers::{Delivered, configured_keys, work};
+use crate::quota::queue_workers::{Delivered, configured_keys, work};
 
-pub async fn servers_share_one_limit<H: Harness>() {
+pub async fn servers_share_one_limit<H: HasQuota>() {
     let h = H::open().await;
     configured(&h, "alice", 50, 1).await;
     let Some(other) = h.another().await else { return };
@@ -22,7 +22,7 @@ pub async fn servers_share_one_limit<H: Harness>() {
     assert_eq!(books(&other).await.accepted, 50, "and enqueued once");
 }
 
-pub async fn no_key_is_out_on_two_servers<H: Harness>() {
+pub async fn no_key_is_out_on_two_servers<H: HasQuota>() {
     let h = H::open().await;
     for n in 0..12 {
         queued(&h, &format!("user-{n}"), 3).await;
@@ -39,7 +39,7 @@ pub async fn no_key_is_out_on_two_servers<H: Harness>() {
     assert!(!out.is_empty(), "something is waiting and nothing was out");
 }
 
-pub async fn workers_on_two_servers_deliver_each_message_once_and_in_order<H: Harness>() {
+pub async fn workers_on_two_servers_deliver_each_message_once_and_in_order<H: HasQuota>() {
     let h = H::open().await;
     configured_keys(&h, 10).await;
     let Some(other) = h.another().await else { return };
@@ -53,18 +53,18 @@ pub async fn workers_on_two_servers_deliver_each_message_once_and_in_order<H: Ha
     assert_eq!(books(&h).await.done, 300, "everything is done once");
 }
 
-pub async fn a_restart_of_one_server_leaves_the_leases_of_the_other<H: Harness>() {
+pub async fn a_restart_of_one_server_leaves_the_leases_of_the_other<H: HasQuota>() {
     let h = H::open().await;
     queued(&h, "alice", 2).await;
     let Some(other) = h.another().await else { return };
-    let held = Held::claim(&other, 2).await;
+    let held = Claims::claim(&other, 2).await;
     let h = h.reopen().await;
     nothing_comes(&h, "the other server still holds alice's messages").await;
     held.settled(&other, |_| Fate::Unnamed).await;
-    let stale = Held::claim(&other, 2).await;
+    let stale = Claims::claim(&other, 2).await;
     h.clock().advance(VISIBILITY);
     let h = h.reopen().await;
-    let holder = Held::claim(&h, 2).await;
+    let holder = Claims::claim(&h, 2).await;
     stale.refused(&other, |_| Fate::Done).await;
     assert_eq!(books(&other).await.in_flight, 2, "lease tokens only grow, over restarts too");
     holder.settled(&h, |_| Fate::Done).await;

@@ -6,7 +6,7 @@ use weir_core::sale::{Receipt, Refusal, Sku, State, Terms};
 use weir_core::{Clock, Timestamp, UserId};
 use weir_store::sale::{Buy, BuyOutcome, CreateOutcome, Product, SaleStore};
 
-use super::SaleHarness;
+use crate::HasSales;
 use crate::START;
 
 /// How long after the beginning of a case its sales begin.
@@ -40,12 +40,12 @@ pub fn wishes(name: &str, prefix: &str, count: usize) -> Vec<Buy> {
 }
 
 /// What became of a new product.
-pub async fn create<H: SaleHarness>(h: &H, name: &str, terms: Terms) -> CreateOutcome {
+pub async fn create<H: HasSales>(h: &H, name: &str, terms: Terms) -> CreateOutcome {
     h.sales().create_product(&sku(name), terms).await.expect("create_product must succeed")
 }
 
 /// A product whose sale is still to come.
-pub async fn upcoming<H: SaleHarness>(h: &H, name: &str, terms: Terms) -> Product {
+pub async fn upcoming<H: HasSales>(h: &H, name: &str, terms: Terms) -> Product {
     match create(h, name, terms).await {
         CreateOutcome::Created(product) => product,
         other => panic!("the product must be made, not {other:?}"),
@@ -53,7 +53,7 @@ pub async fn upcoming<H: SaleHarness>(h: &H, name: &str, terms: Terms) -> Produc
 }
 
 /// A product whose sale has just begun. The clock goes to its start.
-pub async fn active<H: SaleHarness>(h: &H, name: &str, stock: u32) -> Product {
+pub async fn active<H: HasSales>(h: &H, name: &str, stock: u32) -> Product {
     let now = h.clock().now();
     let product = upcoming(h, name, terms_at(stock, now.plus(LEAD), now.plus(LEAD + LASTS))).await;
     h.clock().advance(LEAD);
@@ -61,18 +61,18 @@ pub async fn active<H: SaleHarness>(h: &H, name: &str, stock: u32) -> Product {
 }
 
 /// A product as it stands.
-pub async fn found<H: SaleHarness>(h: &H, name: &str) -> Option<Product> {
+pub async fn found<H: HasSales>(h: &H, name: &str) -> Option<Product> {
     h.sales().product(&sku(name)).await.expect("product must succeed")
 }
 
 /// The state of a product that is there, and its stock.
-pub async fn stand<H: SaleHarness>(h: &H, name: &str) -> (State, u32) {
+pub async fn stand<H: HasSales>(h: &H, name: &str) -> (State, u32) {
     let product = found(h, name).await.expect("the product must be there");
     (product.sale.state, product.sale.stock())
 }
 
 /// What became of a batch; there must be one outcome for each wish.
-pub async fn decided<H: SaleHarness>(h: &H, batch: Vec<Buy>) -> Vec<BuyOutcome> {
+pub async fn decided<H: HasSales>(h: &H, batch: Vec<Buy>) -> Vec<BuyOutcome> {
     let count = batch.len();
     let outcomes = h.sales().buy_batch(batch.into()).await.expect("buy_batch must succeed");
     assert_eq!(outcomes.len(), count, "one outcome for each wish");
@@ -101,7 +101,7 @@ pub fn letters(outcomes: &[BuyOutcome]) -> String {
 }
 
 /// Buys one after the other, and what became of it in letters.
-pub async fn bought<H: SaleHarness>(h: &H, name: &str, buyers: &[&str]) -> String {
+pub async fn bought<H: HasSales>(h: &H, name: &str, buyers: &[&str]) -> String {
     let mut outcomes = Vec::new();
     for buyer in buyers {
         outcomes.extend(decided(h, vec![wish(name, buyer)]).await);
@@ -110,7 +110,7 @@ pub async fn bought<H: SaleHarness>(h: &H, name: &str, buyers: &[&str]) -> Strin
 }
 
 /// A buyer's purchase of a product.
-pub async fn purchase<H: SaleHarness>(h: &H, name: &str, buyer: &str) -> Option<Receipt> {
+pub async fn purchase<H: HasSales>(h: &H, name: &str, buyer: &str) -> Option<Receipt> {
     let Buy { sku, buyer } = wish(name, buyer);
     h.sales().find_purchase(&buyer, Some(&sku)).await.expect("find_purchase must succeed")
 }
@@ -129,7 +129,7 @@ pub async fn written_down(sales: &dyn SaleStore, patience: Duration) {
 }
 
 /// The books balance, and so many units are sold.
-pub async fn expect_books<H: SaleHarness>(h: &H, sold: u64) {
+pub async fn expect_books<H: HasSales>(h: &H, sold: u64) {
     h.settled().await;
     let books = h.sales().audit_sales().await.expect("audit_sales must succeed");
     assert_eq!((books.sold, books.persisted), (sold, sold), "everything sold is written down: {books:?}");

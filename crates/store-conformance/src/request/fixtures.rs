@@ -17,8 +17,8 @@ use weir_store::request::{
     Rollout, RolloutChange, Room, Sealed, Submit, SubmitOutcome, WEBHOOKS,
 };
 
-use super::RequestHarness;
-use crate::given::{EMPTY_ROUNDS, VISIBILITY};
+use crate::HasRequests;
+use crate::fixtures::{EMPTY_ROUNDS, VISIBILITY};
 
 /// The tenant, where a case does not care.
 pub const TENANT: &str = "acme";
@@ -49,7 +49,7 @@ pub fn hasty() -> Policy {
 }
 
 /// The present, on the engine's clock.
-pub fn now<H: RequestHarness>(h: &H) -> Timestamp {
+pub fn now<H: HasRequests>(h: &H) -> Timestamp {
     h.clock().now()
 }
 
@@ -59,7 +59,7 @@ pub fn tenant(text: &str) -> TenantId {
 }
 
 /// A new id. Ids grow, also within one millisecond.
-pub fn next_id<H: RequestHarness>(h: &H) -> RequestId {
+pub fn next_id<H: HasRequests>(h: &H) -> RequestId {
     static NEXT: AtomicU64 = AtomicU64::new(1);
     let mut random = [0; 10];
     random[2..].copy_from_slice(&NEXT.fetch_add(1, Ordering::Relaxed).to_be_bytes());
@@ -82,7 +82,7 @@ pub fn fingerprint(text: &str) -> Fingerprint {
 }
 
 /// A submission of `tenant` under `key` that asks for `what`.
-pub fn wish_for<H: RequestHarness>(h: &H, of: &str, key: &str, what: &str) -> Submit {
+pub fn wish_for<H: HasRequests>(h: &H, of: &str, key: &str, what: &str) -> Submit {
     Submit {
         id: next_id(h),
         tenant: tenant(of),
@@ -97,22 +97,22 @@ pub fn wish_for<H: RequestHarness>(h: &H, of: &str, key: &str, what: &str) -> Su
 }
 
 /// A submission of [`TENANT`] that asks for what its key says.
-pub fn wish<H: RequestHarness>(h: &H, key: &str) -> Submit {
+pub fn wish<H: HasRequests>(h: &H, key: &str) -> Submit {
     wish_for(h, TENANT, key, key)
 }
 
 /// `count` submissions of [`TENANT`], with keys named after `prefix`.
-pub fn wishes<H: RequestHarness>(h: &H, prefix: &str, count: usize) -> Vec<Submit> {
+pub fn wishes<H: HasRequests>(h: &H, prefix: &str, count: usize) -> Vec<Submit> {
     (0..count).map(|n| wish(h, &format!("{prefix}-{n}"))).collect()
 }
 
 /// The same submission sent again: the server has a new id at hand.
-pub fn again<H: RequestHarness>(h: &H, submit: &Submit) -> Submit {
+pub fn again<H: HasRequests>(h: &H, submit: &Submit) -> Submit {
     Submit { id: next_id(h), ..submit.clone() }
 }
 
 /// Submits a batch within limits.
-pub async fn submitted<H: RequestHarness>(
+pub async fn submitted<H: HasRequests>(
     h: &H,
     batch: Vec<Submit>,
     limits: impl Into<Option<Limits>>,
@@ -125,12 +125,12 @@ pub async fn submitted<H: RequestHarness>(
 }
 
 /// Submits one, without limits.
-pub async fn submitted_one<H: RequestHarness>(h: &H, submit: Submit) -> SubmitOutcome {
+pub async fn submitted_one<H: HasRequests>(h: &H, submit: Submit) -> SubmitOutcome {
     submitted(h, vec![submit], None).await.remove(0)
 }
 
 /// Submits a batch that must be accepted whole.
-pub async fn accepted<H: RequestHarness>(h: &H, batch: Vec<Submit>) -> Vec<Receipt> {
+pub async fn accepted<H: HasRequests>(h: &H, batch: Vec<Submit>) -> Vec<Receipt> {
     let outcomes = submitted(h, batch, None).await.into_iter();
     outcomes
         .map(|outcome| match outcome {
@@ -141,7 +141,7 @@ pub async fn accepted<H: RequestHarness>(h: &H, batch: Vec<Submit>) -> Vec<Recei
 }
 
 /// Submits one that must be accepted, and its id.
-pub async fn accepted_one<H: RequestHarness>(h: &H, submit: Submit) -> RequestId {
+pub async fn accepted_one<H: HasRequests>(h: &H, submit: Submit) -> RequestId {
     accepted(h, vec![submit]).await.remove(0).id
 }
 
@@ -157,12 +157,12 @@ pub fn letters(outcomes: &[SubmitOutcome]) -> String {
 }
 
 /// A request that must be there.
-pub async fn found<H: RequestHarness>(h: &H, id: RequestId) -> Request {
+pub async fn found<H: HasRequests>(h: &H, id: RequestId) -> Request {
     h.requests().find_request(id).await.expect("find_request must succeed").expect("the request is there")
 }
 
 /// Where a request stands.
-pub async fn status<H: RequestHarness>(h: &H, id: RequestId) -> Status {
+pub async fn status<H: HasRequests>(h: &H, id: RequestId) -> Status {
     found(h, id).await.status
 }
 
@@ -172,7 +172,7 @@ pub fn room(downstream: &str, jobs: usize) -> Room {
 }
 
 /// Claims what is due of [`DOWNSTREAM`], and all that the claim says.
-pub async fn claimed<H: RequestHarness>(h: &H, jobs: usize) -> Claimed {
+pub async fn claimed<H: HasRequests>(h: &H, jobs: usize) -> Claimed {
     let room = [room(DOWNSTREAM, jobs)];
     let claimed = h.requests().claim_jobs(&room, &policy()).await.expect("claim_jobs must succeed");
     assert!(claimed.jobs.len() + claimed.exhausted.len() <= jobs, "no more than there is room for");
@@ -180,26 +180,26 @@ pub async fn claimed<H: RequestHarness>(h: &H, jobs: usize) -> Claimed {
 }
 
 /// Claims jobs of [`DOWNSTREAM`].
-pub async fn claim<H: RequestHarness>(h: &H, jobs: usize) -> Vec<Job> {
+pub async fn claim<H: HasRequests>(h: &H, jobs: usize) -> Vec<Job> {
     let claimed = claimed(h, jobs).await;
     assert!(claimed.exhausted.is_empty(), "nothing is given up: {:?}", claimed.exhausted);
     claimed.jobs
 }
 
 /// Claims the one job that is due.
-pub async fn claim_one<H: RequestHarness>(h: &H) -> Job {
+pub async fn claim_one<H: HasRequests>(h: &H) -> Job {
     let mut jobs = claim(h, 10).await;
     assert_eq!(jobs.len(), 1, "exactly one job is due");
     jobs.remove(0)
 }
 
 /// Claims these, and all that the claim says.
-pub async fn claimed_named<H: RequestHarness>(h: &H, ids: &[RequestId]) -> Claimed {
+pub async fn claimed_named<H: HasRequests>(h: &H, ids: &[RequestId]) -> Claimed {
     h.requests().claim_named(ids, &policy()).await.expect("claim_named must succeed")
 }
 
 /// Submits one and claims it.
-pub async fn begun<H: RequestHarness>(h: &H, submit: Submit) -> Job {
+pub async fn begun<H: HasRequests>(h: &H, submit: Submit) -> Job {
     let id = accepted_one(h, submit).await;
     let mut claimed = claimed_named(h, &[id]).await;
     assert_eq!(claimed.jobs.len(), 1, "what was just accepted is claimable");
@@ -207,7 +207,7 @@ pub async fn begun<H: RequestHarness>(h: &H, submit: Submit) -> Job {
 }
 
 /// Nothing must be claimable now.
-pub async fn nothing_due<H: RequestHarness>(h: &H, why: &str) {
+pub async fn nothing_due<H: HasRequests>(h: &H, why: &str) {
     let claimed = claimed(h, 100).await;
     assert!(claimed.jobs.is_empty() && claimed.exhausted.is_empty(), "{why}, but this came: {claimed:?}");
 }
@@ -248,7 +248,7 @@ pub fn put_back(job: &Job, after: Duration) -> JobReport {
 }
 
 /// Reports a batch.
-pub async fn reported<H: RequestHarness>(h: &H, batch: Vec<JobReport>) -> Vec<Result<Status, Refused>> {
+pub async fn reported<H: HasRequests>(h: &H, batch: Vec<JobReport>) -> Vec<Result<Status, Refused>> {
     let count = batch.len();
     let outcomes = h.requests().report_batch(batch, &policy()).await.expect("report_batch must succeed");
     assert_eq!(outcomes.len(), count, "one outcome for each report");
@@ -256,7 +256,7 @@ pub async fn reported<H: RequestHarness>(h: &H, batch: Vec<JobReport>) -> Vec<Re
 }
 
 /// Reports one.
-pub async fn reported_one<H: RequestHarness>(h: &H, report: JobReport) -> Result<Status, Refused> {
+pub async fn reported_one<H: HasRequests>(h: &H, report: JobReport) -> Result<Status, Refused> {
     reported(h, vec![report]).await.remove(0)
 }
 
@@ -274,12 +274,12 @@ pub fn calls_back(callback: Callback) -> CallbackReport {
 }
 
 /// Calls back.
-pub async fn called_back<H: RequestHarness>(h: &H, id: RequestId, report: CallbackReport) -> CallbackOutcome {
+pub async fn called_back<H: HasRequests>(h: &H, id: RequestId, report: CallbackReport) -> CallbackOutcome {
     h.requests().call_back(id, report).await.expect("call_back must succeed")
 }
 
 /// Submits these and lets their only attempt fail: dead letters, as their last worker knew them.
-pub async fn died<H: RequestHarness>(h: &H, batch: Vec<Submit>) -> Vec<Job> {
+pub async fn died<H: HasRequests>(h: &H, batch: Vec<Submit>) -> Vec<Job> {
     let ids: Vec<RequestId> = accepted(h, batch).await.iter().map(|receipt| receipt.id).collect();
     let jobs = claimed_named(h, &ids).await.jobs;
     assert_eq!(jobs.len(), ids.len(), "what was just accepted is claimable");
@@ -290,17 +290,17 @@ pub async fn died<H: RequestHarness>(h: &H, batch: Vec<Submit>) -> Vec<Job> {
 }
 
 /// A page of dead letters.
-pub async fn dead<H: RequestHarness>(h: &H, after: Option<RequestId>, limit: usize) -> Vec<DeadRequest> {
+pub async fn dead<H: HasRequests>(h: &H, after: Option<RequestId>, limit: usize) -> Vec<DeadRequest> {
     h.requests().dead_requests(after, limit, usize::MAX).await.expect("dead_requests must succeed")
 }
 
 /// The ids of all dead letters.
-pub async fn dead_ids<H: RequestHarness>(h: &H) -> Vec<RequestId> {
+pub async fn dead_ids<H: HasRequests>(h: &H) -> Vec<RequestId> {
     dead(h, None, usize::MAX).await.iter().map(|letter| letter.request.id).collect()
 }
 
 /// The books; they must balance, and every request in flight must have its job.
-pub async fn books<H: RequestHarness>(h: &H) -> Books {
+pub async fn books<H: HasRequests>(h: &H) -> Books {
     let books = h.requests().audit_requests().await.expect("audit_requests must succeed");
     assert_eq!(books.difference(), 0, "the books must balance: {books:?}");
     assert_eq!(books.jobs, books.in_flight, "every request in flight has one job: {books:?}");
@@ -308,7 +308,7 @@ pub async fn books<H: RequestHarness>(h: &H) -> Books {
 }
 
 /// Takes everything that waits on [`WEBHOOKS`], as ids in order.
-pub async fn webhooks<H: RequestHarness>(h: &H) -> Vec<RequestId> {
+pub async fn webhooks<H: HasRequests>(h: &H) -> Vec<RequestId> {
     let (queue, mut ids, mut empty) = (h.queue(), Vec::new(), 0);
     while empty < EMPTY_ROUNDS {
         let claim = queue.claim(WEBHOOKS, 100, VISIBILITY).await.expect("claim must succeed");
@@ -342,6 +342,6 @@ pub fn rollout_change(rollout: Rollout) -> RolloutChange {
 }
 
 /// What holds after a change.
-pub async fn switched<H: RequestHarness>(h: &H, change: RolloutChange) -> Rollout {
+pub async fn switched<H: HasRequests>(h: &H, change: RolloutChange) -> Rollout {
     h.requests().change_rollout(change, SWITCHES).await.expect("change_rollout must succeed")
 }

@@ -1,0 +1,173 @@
+//! The cases of quota and of the queue behind it, for engines that implement [`HasQuota`](crate::HasQuota).
+
+pub mod audit;
+pub mod concurrent;
+pub mod configure;
+pub mod history;
+pub mod queue_claim;
+pub mod queue_dead;
+pub mod queue_history;
+pub mod queue_lease;
+pub mod queue_replay;
+pub mod queue_retry;
+pub mod queue_settle;
+pub mod queue_wait;
+pub mod queue_workers;
+pub mod restart;
+pub mod send;
+pub mod servers;
+pub mod window;
+
+/// One test per case of quota, against the fixture named.
+#[macro_export]
+macro_rules! quota_suite {
+    ($fixture:ty) => {
+        $crate::tests_of! { $fixture, quota;
+            configure: [
+                a_new_engine_is_empty_and_stands_at_the_start,
+                configure_creates_a_row_with_nothing_spent,
+                configure_again_replaces_the_limits_and_starts_the_count_again,
+                configure_again_lets_a_denied_user_send_at_once,
+                configure_touches_no_other_user,
+                find_of_an_unknown_user_is_none,
+                find_reads_what_the_present_window_has_spent,
+                remove_says_whether_there_was_a_row,
+                a_removed_user_is_not_configured,
+                a_user_configured_after_removal_starts_afresh,
+                awkward_user_ids_are_users_of_their_own,
+                the_largest_limits_hold,
+            ],
+            send: [
+                an_unknown_user_is_not_configured_and_nothing_is_enqueued,
+                an_empty_batch_answers_empty,
+                exactly_the_limit_is_accepted_in_order,
+                a_denial_changes_nothing,
+                counts_carry_over_from_batch_to_batch,
+                a_mixed_batch_answers_in_the_order_of_its_commands,
+                a_large_batch_is_decided_whole,
+                outcomes_carry_the_limits_and_the_stores_time,
+                message_ids_are_unique_within_and_across_batches,
+            ],
+            window: [
+                retry_after_is_exact_to_the_microsecond,
+                a_window_turns_at_its_very_end_and_counts_1_from_there,
+                a_late_send_begins_the_window_at_its_own_time,
+                a_passed_window_reads_as_0_without_moving,
+                a_window_of_one_user_turns_alone,
+                a_denied_send_does_not_lengthen_the_window,
+                a_clock_that_is_set_back_keeps_nobody_out_for_longer_than_a_window,
+                a_clock_that_goes_ahead_and_back_gives_one_window_more_at_most,
+            ],
+            concurrent: [
+                parallel_batches_never_pass_the_limit,
+                parallel_sends_at_the_turn_of_a_window_never_pass_the_limit,
+                parallel_batches_naming_users_in_any_order_all_succeed,
+                parallel_first_configurations_leave_one_row,
+                configuring_and_removing_while_sending_keeps_the_books,
+                the_queue_keeps_the_order_in_which_parallel_sends_were_accepted,
+            ],
+            history: [
+                random_histories_give_the_models_answers,
+            ],
+            queue_claim: [
+                every_accepted_message_is_claimable_as_its_event,
+                awkward_messages_arrive_unchanged,
+                awkward_user_ids_arrive_as_keys,
+                claims_keep_the_order_of_each_key,
+                a_claim_hands_out_at_most_max,
+                a_claim_of_0_hands_out_and_holds_nothing,
+                a_claim_may_ask_for_any_number,
+                an_empty_claim_holds_nothing_back,
+                an_unknown_topic_has_nothing_to_claim,
+                messages_of_a_removed_user_are_still_delivered,
+                a_large_claim_is_settled_whole,
+            ],
+            queue_lease: [
+                no_key_is_in_two_claims_at_once,
+                a_message_sent_while_its_key_is_out_waits_for_the_settlement,
+                unsettled_messages_come_again_in_order_once_visibility_has_passed,
+                a_lease_lasts_to_its_last_microsecond,
+                a_lease_that_ran_out_settles_nothing,
+                a_stale_receipt_settles_nothing_and_the_new_holder_settles_all,
+                a_settled_receipt_settles_nothing_more,
+                an_old_receipt_does_not_end_a_newer_lease,
+                a_lease_ends_when_the_clock_is_set_back_behind_its_beginning,
+            ],
+            queue_settle: [
+                done_messages_are_gone_for_good,
+                messages_not_named_are_claimable_again_at_once,
+                a_settlement_may_do_everything_at_once,
+                a_settlement_touches_no_shard_it_does_not_hold,
+                a_position_named_twice_counts_once,
+                a_position_that_is_not_there_counts_nothing,
+                what_is_done_or_dead_cannot_be_settled_again,
+                an_empty_claim_may_be_settled,
+                a_message_that_is_put_off_comes_again_and_loses_no_attempt,
+                what_was_put_off_is_settled_one_by_one_without_a_lease,
+            ],
+            queue_retry: [
+                a_retried_message_is_hidden_until_its_very_time,
+                a_retried_message_holds_back_its_key_and_no_other,
+                a_retry_after_no_time_comes_at_once,
+                each_retry_counts_one_attempt,
+                later_retries_of_a_key_wait_for_earlier_ones,
+                an_earlier_retry_does_not_wait_for_a_later_one,
+                a_message_put_off_before_the_clock_was_set_back_waits_no_longer_than_it_was_to,
+            ],
+            queue_wait: [
+                wait_returns_when_something_was_sent_before,
+                wait_returns_when_something_is_sent_meanwhile,
+                wait_returns_by_itself,
+            ],
+            queue_workers: [
+                eight_workers_deliver_each_message_once_and_in_order,
+                messages_sent_while_workers_run_are_delivered_once_and_in_order,
+            ],
+            queue_dead: [
+                a_dead_message_is_kept_with_all_that_is_known_of_it,
+                a_list_shows_no_more_of_a_letter_than_was_asked_for,
+                later_messages_flow_past_a_dead_one,
+                a_dead_letter_says_how_often_it_was_tried,
+                dead_letters_are_read_page_by_page,
+                reading_goes_on_past_a_letter_that_is_gone,
+                a_discarded_letter_is_gone,
+                awkward_reasons_are_kept,
+                unknown_ids_are_an_answer_not_an_error,
+            ],
+            queue_replay: [
+                a_replayed_letter_stands_where_it_stood_with_no_attempts,
+                a_replayed_letter_keeps_its_place_before_messages_sent_since,
+                a_replayed_letter_does_not_wait_for_a_later_retry,
+                a_replayed_letter_waits_while_its_key_is_out,
+                a_replayed_letter_can_die_again,
+                replay_all_puts_back_every_letter_in_order,
+            ],
+            queue_history: [
+                random_histories_deliver_in_order_and_lose_nothing,
+            ],
+            audit: [
+                the_quota_books_count_users_and_nobody_is_over_the_limit,
+                the_queue_books_follow_every_step,
+                denied_and_unknown_sends_are_not_in_the_books,
+                the_books_of_an_unknown_topic_are_empty,
+            ],
+            restart: [
+                counts_and_windows_survive,
+                a_removed_user_stays_removed,
+                queued_messages_survive_in_order,
+                retries_survive_with_their_time_and_attempts,
+                dead_letters_survive,
+                the_books_survive,
+                claimed_messages_come_again_after_a_restart,
+                a_receipt_from_before_a_restart_settles_nothing,
+                messages_sent_after_a_restart_stand_behind_older_ones,
+            ],
+            servers: [
+                servers_share_one_limit,
+                no_key_is_out_on_two_servers,
+                workers_on_two_servers_deliver_each_message_once_and_in_order,
+                a_restart_of_one_server_leaves_the_leases_of_the_other,
+            ],
+        }
+    };
+}

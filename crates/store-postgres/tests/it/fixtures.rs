@@ -1,0 +1,134 @@
+//! Postgres as the suites open it: a database of its own for each case, and limits in memory that it keeps.
+
+use std::sync::Arc;
+
+use weir_core::ManualClock;
+use weir_limiter::LocalLimiter;
+use weir_queue::Queue;
+use weir_queue::due::DueStore;
+use weir_store::StoreClock;
+use weir_store::quota::QuotaStore;
+use weir_store::request::RequestStore;
+use weir_store::sale::SaleStore;
+use weir_store::slot::SlotStore;
+use weir_store::tier::{LimitStore, TierStore};
+use weir_store_conformance::{
+    EngineFixture, HasLimits, HasQueue, HasQuota, HasRequests, HasSales, HasSlots, PATIENCE, START,
+};
+use weir_store_postgres::{Postgres, Target};
+use weir_testkit::postgres::{Database, Server};
+
+pub(crate) struct OnPostgres {
+    pub(crate) database: Arc<Database>,
+    clock: ManualClock,
+    pub(crate) engine: Postgres,
+    limits: LocalLimiter,
+}
+
+impl OnPostgres {
+    async fn on(database: Arc<Database>, clock: ManualClock) -> Self {
+        let url = database.url().to_owned();
+        Self::via(&url, 8, database, clock).await
+    }
+
+    /// An engine with so many connections to this URL of the database.
+    pub(crate) async fn via(
+        url: &str,
+        connections: usize,
+        database: Arc<Database>,
+        clock: ManualClock,
+    ) -> Self {
+        let target: Target = url.parse().expect("a Postgres URL");
+        let time = Arc::new(clock.clone());
+        let engine =
+            Postgres::open_with_clock(target.with_patience(PATIENCE), connections, Some(time.clone()))
+                .await
+                .expect("it opens");
+        let limits = LocalLimiter::open(Arc::new(engine.clone()), time, 100_000).await.expect("it opens");
+        Self { database, clock, engine, limits }
+    }
+}
+
+#[async_trait::async_trait]
+impl EngineFixture for OnPostgres {
+    async fn open() -> Self {
+        let database = Server::shared().database("conformance").await;
+        Self::on(Arc::new(database), ManualClock::at(START)).await
+    }
+
+    fn skipped() -> bool {
+        weir_testkit::skip("postgres")
+    }
+
+    fn clock(&self) -> &ManualClock {
+        &self.clock
+    }
+
+    fn store_clock(&self) -> Option<Arc<dyn StoreClock>> {
+        Some(Arc::new(self.engine.clone()))
+    }
+
+    async fn reopen(self) -> Self {
+        let Self { database, clock, engine, limits } = self;
+        limits.drain().await;
+        drop((engine, limits));
+        Self::on(database, clock).await
+    }
+
+    async fn another(&self) -> Option<Self> {
+        Some(Self::on(Arc::clone(&self.database), self.clock.clone()).await)
+    }
+}
+
+impl HasQueue for OnPostgres {
+    fn queue(&self) -> Arc<dyn Queue> {
+        Arc::new(self.engine.clone())
+    }
+}
+
+impl HasQuota for OnPostgres {
+    fn quota(&self) -> Arc<dyn QuotaStore> {
+        Arc::new(self.engine.clone())
+    }
+}
+
+impl HasRequests for OnPostgres {
+    fn requests(&self) -> Arc<dyn RequestStore> {
+        Arc::new(self.engine.clone())
+    }
+}
+
+impl HasSlots for OnPostgres {
+    fn slots(&self) -> Arc<dyn SlotStore> {
+        Arc::new(self.engine.clone())
+    }
+
+    fn dispatching(&self) -> Arc<dyn SlotStore> {
+        Arc::new(self.engine.clone().dispatching())
+    }
+
+    fn due(&self) -> Arc<dyn DueStore> {
+        Arc::new(self.engine.clone())
+    }
+}
+
+impl HasLimits for OnPostgres {
+    fn limits(&self) -> Arc<dyn LimitStore> {
+        Arc::new(self.limits.clone())
+    }
+
+    fn definitions(&self) -> Option<Arc<dyn TierStore>> {
+        Some(Arc::new(self.engine.clone()))
+    }
+
+    /// Postgres keeps what each server has counted; it does not add it up.
+    fn servers_count_together() -> bool {
+        false
+    }
+}
+
+impl HasSales for OnPostgres {
+    fn sales(&self) -> Arc<dyn SaleStore> {
+        Arc::new(self.engine.clone())
+    }
+}
