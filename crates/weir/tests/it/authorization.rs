@@ -17,7 +17,7 @@ use weir_server::http::routes::routes;
 use weir_testkit::http::{Client, Response};
 use weir_testkit::wait;
 
-use crate::given::{PATIENCE, Running, Store};
+use crate::fixtures::{PATIENCE, Running, Store};
 
 /// Far in the future, in seconds since 1970.
 const FAR: u64 = 4_000_000_000;

@@ -4,7 +4,7 @@ use ::http::Method;
 use serde_json::{Value, json};
 use weir_testkit::http::{self, Client, Response};
 
-use crate::given::{Running, Store, configure, on_each_engine};
+use crate::fixtures::{Running, Store, configure, on_each_engine};
 
 async fn post(client: &Client, path: &str, content_type: &str, body: impl Into<Vec<u8>>) -> Response {
     let headers = [("content-type", content_type)];
@@ -194,7 +194,7 @@ async fn broken_http_neither_hangs_nor_kills_the_server() {
 
 #[tokio::test]
 async fn a_caller_that_does_not_go_on_is_cut_off() {
-    let weir = crate::given::weir().env("WEIR_HTTP_READ_TIMEOUT", "300ms").spawn().await;
+    let weir = crate::fixtures::weir().env("WEIR_HTTP_READ_TIMEOUT", "300ms").spawn().await;
     for start in [
         &b""[..],
         b"GET /li",

@@ -12,7 +12,7 @@ use weir_testkit::process::{Builder, Weir};
 use weir_testkit::redis::{self, Options};
 use weir_testkit::{skip, wait};
 
-use crate::given::{PATIENCE, configure, message, operator, weir};
+use crate::fixtures::{PATIENCE, configure, message, operator, weir};
 
 const HOURS: i64 = 7_200;
 /// A window of the quotas here, and a little more.

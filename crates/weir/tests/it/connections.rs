@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use crate::given::{InProcess, PATIENCE, Running, Store, configure};
+use crate::fixtures::{InProcess, PATIENCE, Running, Store, configure};
 
 const GET: &str = "GET /livez HTTP/1.1\r\nhost: localhost\r\n\r\n";
 /// Ends an exchange.

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use weir_testkit::http::Client;
 use weir_testkit::wait;
 
-use crate::given::{
+use crate::fixtures::{
     PATIENCE, Running, Store, configure, deliveries, message, on_each_engine, wait_until_delivered,
 };
 

@@ -4,13 +4,13 @@ use http::Method;
 use serde_json::{Value, json};
 use weir_testkit::http::Client;
 
-use crate::given::{Running, Store, on_each_engine, wait_until_delivered};
+use crate::fixtures::{Running, Store, on_each_engine, wait_until_delivered};
 
 /// A server with dead letters: events that nobody can read, left by somebody's mistake.
 async fn with_dead_letters(store: Store, count: usize) -> Running {
     let mut server = Running::start(store).await;
     server.weir.terminate();
-    server.weir.wait(crate::given::PATIENCE).await;
+    server.weir.wait(crate::fixtures::PATIENCE).await;
     match &server.database {
         Some(database) => {
             let insert = format!(

@@ -4,12 +4,12 @@
 mod answers;
 mod bodies;
 mod crowd;
-mod given;
-mod heads;
-mod leaving;
+mod disconnects;
+mod failures;
+mod fixtures;
+mod headers;
 mod limits;
 mod paths;
 mod smuggling;
 mod tls;
-mod trouble;
 mod tunnels;

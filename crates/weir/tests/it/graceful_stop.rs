@@ -17,7 +17,9 @@ use tokio::task::JoinHandle;
 use weir_server::auth::jwt::{self, Claims};
 use weir_testkit::wait;
 
-use crate::given::{PATIENCE, Running, Store, audit, configure, message, on_each_engine, send_in_parallel};
+use crate::fixtures::{
+    PATIENCE, Running, Store, audit, configure, message, on_each_engine, send_in_parallel,
+};
 
 /// For callers that have to be cut off: the shutdown timeout is short, since the test waits for most of it.
 const SHORT: Duration = Duration::from_secs(4);

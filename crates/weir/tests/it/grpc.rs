@@ -20,7 +20,7 @@ use weir_server::grpc::message::{
     RateLimitUnit,
 };
 
-use crate::given::{InProcess, PATIENCE, Running, Store, weir};
+use crate::fixtures::{InProcess, PATIENCE, Running, Store, weir};
 
 const SERVICE: &str = "envoy.service.ratelimit.v3.RateLimitService";
 const METHOD: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";

@@ -7,7 +7,7 @@ use weir_testkit::postgres::Server;
 use weir_testkit::proxy::Proxy;
 use weir_testkit::{skip, wait};
 
-use crate::given::{PATIENCE, Running, Store, configure, message, on_each_engine, weir};
+use crate::fixtures::{PATIENCE, Running, Store, configure, message, on_each_engine, weir};
 
 /// How long new limits may take to hold on other servers.
 const HOLDS_WITHIN: Duration = Duration::from_secs(1);

@@ -12,7 +12,7 @@ use weir_testkit::process::{Builder, Weir};
 use weir_testkit::redis::{Options, Server};
 use weir_testkit::{skip, wait};
 
-use crate::given::{PATIENCE, configure, deliveries, message, send_in_parallel, weir};
+use crate::fixtures::{PATIENCE, configure, deliveries, message, send_in_parallel, weir};
 
 /// The contract's bound: 2 s for the API, and room for a busy machine.
 const ANSWER_WITHIN: Duration = Duration::from_secs(3);
@@ -247,7 +247,7 @@ async fn malformed_events_are_told_kept_on_the_dead_letter_topic_and_skipped() {
     let pair = Pair::start(&broker.url(), "malformed").await;
     configure(&pair.client, "malformed", 10, 60).await;
     for payload in ["nonsense", "{}", r#"{"messageId":"x"}"#] {
-        crate::given::produce(&broker, "sms-outbound", "malformed", payload).await;
+        crate::fixtures::produce(&broker, "sms-outbound", "malformed", payload).await;
     }
     send_until_queued(&pair.client, "malformed", "fine").await;
     wait::until("the sender goes on", PATIENCE, async || delivered(&pair.sender, "malformed") == ["fine"])
@@ -256,7 +256,7 @@ async fn malformed_events_are_told_kept_on_the_dead_letter_topic_and_skipped() {
     let told = || pair.sender.log_lines().into_iter().filter(|line| line.contains("malformed event")).count();
     wait::until("each is told of", PATIENCE, async || told() >= 3).await;
     assert_eq!(told(), 3);
-    let kept = crate::given::consume(&broker, "sms-outbound.dlq", 3).await;
+    let kept = crate::fixtures::consume(&broker, "sms-outbound.dlq", 3).await;
     let mut payloads: Vec<&str> = kept.iter().map(|(_, payload)| payload.as_str()).collect();
     payloads.sort_unstable();
     assert_eq!(payloads, ["nonsense", r#"{"messageId":"x"}"#, "{}"]);

@@ -4,7 +4,7 @@ use rustix::process::{Pid, Resource, Rlimit, prlimit};
 use serde_json::json;
 use weir_server::http::openapi;
 
-use crate::given::{Running, Store, configure, message, on_each_engine, send_in_parallel};
+use crate::fixtures::{Running, Store, configure, message, on_each_engine, send_in_parallel};
 
 async fn health_names_the_engine_and_readiness_follows_it(store: Store) {
     let server = Running::start(store).await;

@@ -9,7 +9,7 @@ use weir_testkit::process::{Builder, Weir};
 use weir_testkit::proxy::Proxy;
 use weir_testkit::wait;
 
-use crate::given::{PATIENCE, configure, message, weir};
+use crate::fixtures::{PATIENCE, configure, message, weir};
 
 /// The contract's bound: 2 s for the API, and room for a busy machine.
 const ANSWER_WITHIN: Duration = Duration::from_secs(3);
@@ -56,7 +56,7 @@ async fn expect_recovery(client: &Client, weir: &Weir) {
         .await;
     wait::until("health is back", PATIENCE, async || client.get("/health").await.unwrap().status == 200)
         .await;
-    let books = crate::given::wait_until_delivered(&crate::given::operator(weir)).await;
+    let books = crate::fixtures::wait_until_delivered(&crate::fixtures::operator(weir)).await;
     assert_eq!(books["ok"], true, "{books}");
 }
 

@@ -13,7 +13,7 @@ use weir_server::auth::jwt::{self, Claims};
 use weir_testkit::http::Client;
 use weir_testkit::wait;
 
-use crate::given::{PATIENCE, Running, Store, configure, message, weir};
+use crate::fixtures::{PATIENCE, Running, Store, configure, message, weir};
 
 const MIB: u64 = 1 << 20;
 
@@ -264,7 +264,7 @@ async fn event_streams_and_long_polls_leave_connections_to_everybody_else() {
     let bearer = format!("HTTP/1.1\r\nauthorization: Bearer {}\r\n", token(&running));
     let watch = get(&format!("{at}/events")).replace("HTTP/1.1\r\n", &bearer);
     let poll = get(&format!("{at}?wait=30s")).replace("HTTP/1.1\r\n", &bearer);
-    crate::sale::given::active(&running.operator(), "W", 5).await;
+    crate::sale::fixtures::active(&running.operator(), "W", 5).await;
     let mut open = Vec::new();
     for call in [&get("/api/v1/sales/events"), &watch, &get("/api/v1/sales/events"), &watch, &watch] {
         let mut stream = send(address, call.as_bytes()).await;

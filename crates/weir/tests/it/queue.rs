@@ -12,7 +12,7 @@ use weir_testkit::postgres::Server;
 use weir_testkit::process::Weir;
 use weir_testkit::{skip, wait};
 
-use crate::given::{PATIENCE, Running, Store, consume, on_each_engine, operator, weir};
+use crate::fixtures::{PATIENCE, Running, Store, consume, on_each_engine, operator, weir};
 
 const TOPIC: &str = "payments-due";
 const DISPATCH: (&str, &str) = ("WEIR_SLOT_DISPATCH_TOPIC", TOPIC);
@@ -115,7 +115,7 @@ async fn what_was_claimed_is_settled_put_back_or_buried(store: Store) {
         claimed["messages"][0]["attempts"] == 1
     })
     .await;
-    let books = crate::given::audit(&operator).await;
+    let books = crate::fixtures::audit(&operator).await;
     let dispatched = &books["slot"]["dispatched"];
     assert_eq!(
         (&books["ok"], &dispatched["accepted"], &dispatched["done"]),

@@ -6,7 +6,9 @@ use http::Method;
 use serde_json::json;
 use weir_testkit::http::Client;
 
-use crate::given::{InProcess, Running, Store, audit, configure, message, on_each_engine, send_in_parallel};
+use crate::fixtures::{
+    InProcess, Running, Store, audit, configure, message, on_each_engine, send_in_parallel,
+};
 
 async fn a_configuration_is_saved_shown_replaced_and_removed(store: Store) {
     let server = Running::start(store).await;

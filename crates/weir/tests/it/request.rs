@@ -5,7 +5,7 @@ mod auth;
 mod callback;
 mod crash;
 mod dead;
-mod given;
+mod fixtures;
 mod https;
 mod keys;
 mod watch;
@@ -15,8 +15,8 @@ use futures_util::future::join_all;
 use http::Method;
 use serde_json::{Value, json};
 
-use self::given::{Api, body, submit};
-use crate::given::{Store, audit, on_each_engine};
+use self::fixtures::{Api, body, submit};
+use crate::fixtures::{Store, audit, on_each_engine};
 
 async fn a_submission_is_accepted_once_however_its_payload_is_spelled(store: Store) {
     let api = Api::start(store).await;

@@ -7,7 +7,7 @@ use weir_server::auth::jwt::Verifier;
 use weir_testkit::http::Client;
 use weir_testkit::postgres;
 
-use crate::given::{PATIENCE, Running, Store, configure, weir};
+use crate::fixtures::{PATIENCE, Running, Store, configure, weir};
 
 /// Runs the binary to its end, with these variables alone. A server that should not have started is ended after a minute.
 fn run(arguments: &[&str], environment: &[(&str, &str)]) -> Output {

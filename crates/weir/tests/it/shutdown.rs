@@ -7,7 +7,7 @@ use std::time::Duration;
 use weir_testkit::http::Error;
 use weir_testkit::wait;
 
-use crate::given::{PATIENCE, Running, Store, audit, configure, message, on_each_engine};
+use crate::fixtures::{PATIENCE, Running, Store, audit, configure, message, on_each_engine};
 
 async fn a_stop_under_load_loses_no_answer(store: Store) {
     let mut server = Running::start(store).await;

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use weir_testkit::http::{Client, Response};
 use weir_testkit::skip;
 
-use crate::given::{Running, Store, audit, on_each_engine, operator};
+use crate::fixtures::{Running, Store, audit, on_each_engine, operator};
 
 const AT: &str = "2026-06-01T12:00:00Z";
 
@@ -146,7 +146,7 @@ async fn a_server_killed_in_a_bulk_load_has_every_event_once_after_a_resend(stor
             client.request(Method::POST, "/api/v1/slots/bulk", &headers, load).await.map(drop)
         })
     };
-    weir_testkit::wait::until("some of it is there", crate::given::PATIENCE, async || {
+    weir_testkit::wait::until("some of it is there", crate::fixtures::PATIENCE, async || {
         running.client().get("/api/v1/slots/k-1000").await.is_ok_and(|response| response.status == 200)
     })
     .await;

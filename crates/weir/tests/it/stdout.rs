@@ -6,7 +6,7 @@ use std::time::Duration;
 use weir_testkit::http::Client;
 use weir_testkit::{ports, wait};
 
-use crate::given::{PATIENCE, audit, configure, message};
+use crate::fixtures::{PATIENCE, audit, configure, message};
 
 struct Muted {
     child: Child,
@@ -89,8 +89,8 @@ async fn lines_that_cannot_be_written_leave_their_messages_in_the_queue() {
         std::fs::File::open(data.join("weir.lock")).unwrap().try_lock().is_ok()
     })
     .await;
-    let next = crate::given::weir().data_dir(&data).spawn().await;
-    let books = crate::given::wait_until_delivered(&crate::given::operator(&next)).await;
+    let next = crate::fixtures::weir().data_dir(&data).spawn().await;
+    let books = crate::fixtures::wait_until_delivered(&crate::fixtures::operator(&next)).await;
     assert_eq!(books["quota"]["done"], 3);
-    assert_eq!(crate::given::deliveries(&next).len(), 3);
+    assert_eq!(crate::fixtures::deliveries(&next).len(), 3);
 }

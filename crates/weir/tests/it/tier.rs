@@ -3,7 +3,7 @@
 mod auth;
 mod check;
 mod crash;
-mod given;
+mod fixtures;
 mod hold;
 mod plans;
 mod policy;

@@ -5,7 +5,7 @@ use std::process::Command;
 use weir_testkit::http::Client;
 use weir_testkit::postgres::Server;
 
-use crate::given::{configure, weir};
+use crate::fixtures::{configure, weir};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_servers_certificate_is_checked_as_sslmode_says() {

@@ -2,8 +2,8 @@
 
 mod breaker;
 mod brokered;
-mod given;
-mod lost;
+mod fixtures;
+mod lost_lease;
 mod outcomes;
 mod store_outage;
 mod webhooks;

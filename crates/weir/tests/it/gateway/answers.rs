@@ -5,7 +5,7 @@ use weir_testkit::talk::Talk;
 
 use self::Connection::{Dropped, Ended, Reused};
 use self::Outcome::{BadGateway, CutOff, Whole};
-use super::given::Gate;
+use super::fixtures::Gate;
 
 /// What a caller gets.
 #[derive(Debug, PartialEq, Eq)]

@@ -2,7 +2,7 @@
 
 use http::Method;
 
-use super::given::{Gate, answer, error};
+use super::fixtures::{Gate, answer, error};
 
 const MIB: usize = 1 << 20;
 

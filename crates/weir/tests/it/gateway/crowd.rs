@@ -5,7 +5,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use weir_testkit::talk::Listener;
 
-use super::given::Gate;
+use super::fixtures::Gate;
 
 const CALLERS: usize = 24;
 const CALLS: usize = 40;

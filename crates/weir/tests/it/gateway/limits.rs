@@ -9,8 +9,8 @@ use weir_server::auth::jwt::{self, Claims};
 use weir_testkit::http::{Client, Response};
 use weir_testkit::{postgres, redis, skip, wait};
 
-use super::given::{error, token};
-use crate::given::{InProcess, PATIENCE, Running, Store, weir};
+use super::fixtures::{error, token};
+use crate::fixtures::{InProcess, PATIENCE, Running, Store, weir};
 
 /// A caller of this server.
 fn caller(running: &Running, user: &str) -> Client {

@@ -1,6 +1,6 @@
 //! Paths: nothing leads around the limit, and nothing out of the prefix.
 
-use super::given::{Gate, answer};
+use super::fixtures::{Gate, answer};
 
 #[tokio::test]
 async fn no_path_leads_out_of_the_prefix_or_around_the_limit() {

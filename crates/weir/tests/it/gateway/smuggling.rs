@@ -17,8 +17,8 @@ use weir_testkit::talk::Listener;
 use self::Expected::{Answered, Closed, Either, Refused};
 use self::recorder::{Message, Recorder, read_answers};
 use self::requests::{LENGTH_AND_CHUNKS, REQUESTS};
-use super::given::{Gate, answer, token};
-use crate::given::PATIENCE;
+use super::fixtures::{Gate, answer, token};
+use crate::fixtures::PATIENCE;
 
 /// What must come of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -4,7 +4,7 @@ use http::Method;
 use weir_testkit::talk::Listener;
 use weir_testkit::tls::Terminator;
 
-use super::given::{Gate, answer, error};
+use super::fixtures::{Gate, answer, error};
 
 struct Encrypted {
     gate: Gate,

@@ -5,8 +5,8 @@ use std::time::Duration;
 use weir_testkit::talk::Talk;
 use weir_testkit::wait;
 
-use super::given::{Gate, answer};
-use crate::given::PATIENCE;
+use super::fixtures::{Gate, answer};
+use crate::fixtures::PATIENCE;
 
 const UPGRADE: [&str; 4] = [
     "Connection: keep-alive, Upgrade",

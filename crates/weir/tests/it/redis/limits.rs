@@ -5,8 +5,8 @@ use weir_testkit::http::Client;
 use weir_testkit::redis::Server;
 use weir_testkit::wait;
 
-use super::given::{DOWN, Fleet, forgetful, send, skipped};
-use crate::given::{PATIENCE, configure, operator, send_in_parallel, wait_until_delivered};
+use super::fixtures::{DOWN, Fleet, forgetful, send, skipped};
+use crate::fixtures::{PATIENCE, configure, operator, send_in_parallel, wait_until_delivered};
 
 /// What can be seen of a user while its limits are set, used and replaced.
 #[derive(Debug, PartialEq)]

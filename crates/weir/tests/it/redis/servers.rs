@@ -7,8 +7,8 @@ use weir_testkit::postgres;
 use weir_testkit::redis::{Cluster, Options, Reply, Server};
 use weir_testkit::wait;
 
-use super::given::{DOWN, Fleet, forgetful, send, skipped};
-use crate::given::{PATIENCE, configure, send_in_parallel, weir};
+use super::fixtures::{DOWN, Fleet, forgetful, send, skipped};
+use crate::fixtures::{PATIENCE, configure, send_in_parallel, weir};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_cluster_serves_every_user_and_the_loss_of_a_node_costs_nobody_an_answer() {

@@ -6,8 +6,8 @@ use serde_json::{Value, json};
 use weir_server::auth::jwt::{self, Claims};
 use weir_testkit::http::Client;
 
-use super::given::{Api, BOTH, FAR, body, submit};
-use crate::given::{Store, on_each_engine};
+use super::fixtures::{Api, BOTH, FAR, body, submit};
+use crate::fixtures::{Store, on_each_engine};
 
 fn claims(tenant: Option<&str>, scope: Option<&str>, exp: u64) -> Claims {
     Claims { sub: "a@b.c".into(), exp, tenant_id: tenant.map(str::to_owned), scope: scope.map(str::to_owned) }

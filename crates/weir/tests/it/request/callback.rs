@@ -6,8 +6,8 @@ use weir_core::Timestamp;
 use weir_core::webhook::{Secret, sign};
 use weir_testkit::http::Client;
 
-use super::given::{Api, KEYS, get, now, post_callback};
-use crate::given::{Store, audit, on_each_engine};
+use super::fixtures::{Api, KEYS, get, now, post_callback};
+use crate::fixtures::{Store, audit, on_each_engine};
 
 async fn a_signed_callback_ends_a_request_once(store: Store) {
     let api = Api::start(store).await;

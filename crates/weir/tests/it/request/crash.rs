@@ -10,8 +10,8 @@ use weir_testkit::postgres::Server;
 use weir_testkit::proxy::Proxy;
 use weir_testkit::{skip, wait};
 
-use super::given::{Api, body, submit};
-use crate::given::{PATIENCE, Running, Store, audit, on_each_engine, weir};
+use super::fixtures::{Api, body, submit};
+use crate::fixtures::{PATIENCE, Running, Store, audit, on_each_engine, weir};
 
 const CALLERS: usize = 16;
 

@@ -2,8 +2,8 @@
 
 use serde_json::{Value, json};
 
-use super::given::{Api, body, get, submit};
-use crate::given::{Store, audit, on_each_engine};
+use super::fixtures::{Api, body, get, submit};
+use crate::fixtures::{Store, audit, on_each_engine};
 
 async fn dead_requests_are_listed_shown_replayed_and_discarded(store: Store) {
     let api = Api::start_with(store, &[("WEIR_REQUEST_SENSITIVE_FIELDS", "card")]).await;

@@ -4,8 +4,8 @@ use serde_json::{Value, json};
 use weir_testkit::https::HttpsServer;
 use weir_testkit::wait;
 
-use super::given::Api;
-use crate::given::{PATIENCE, Running, Store};
+use super::fixtures::Api;
+use crate::fixtures::{PATIENCE, Running, Store};
 
 /// Submits one request to a server that works on it, gives up after one attempt, and may take its time over it; says what
 /// became of it.

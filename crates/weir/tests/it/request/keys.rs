@@ -7,8 +7,8 @@ use std::process::{Child, Command, Stdio};
 use serde_json::json;
 use weir_testkit::wait;
 
-use super::given::{Api, KEYS, get, now};
-use crate::given::{PATIENCE, Store, on_each_engine};
+use super::fixtures::{Api, KEYS, get, now};
+use crate::fixtures::{PATIENCE, Store, on_each_engine};
 
 const OTHER: (&str, &str) = ("WEIR_REQUEST_KEYS", "b:AQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQE=");
 const OTHER_OF_THE_SAME_NAME: (&str, &str) =

@@ -7,8 +7,8 @@ use serde_json::{Value, json};
 use weir_testkit::http::Client;
 use weir_testkit::skip;
 
-use super::given::{Api, KEYS, get, now};
-use crate::given::{PATIENCE, Store, on_each_engine};
+use super::fixtures::{Api, KEYS, get, now};
+use crate::fixtures::{PATIENCE, Store, on_each_engine};
 
 /// The status of a request after its next change, and how long that took.
 async fn wait(caller: &Client, id: &str, span: &str) -> (Value, Duration) {
@@ -141,7 +141,7 @@ async fn a_callback_to_another_server_is_heard_here() {
     let webhook = ("WEIR_WEBHOOK_SECRET", "whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oD");
     let api = Api::start_with(Store::Postgres, &[secret, webhook, KEYS]).await;
     let database = api.running.database.as_ref().unwrap();
-    let second = crate::given::weir()
+    let second = crate::fixtures::weir()
         .env("WEIR_STORE", database.url())
         .env("WEIR_ROLES", "api")
         .env(secret.0, secret.1)
@@ -150,9 +150,9 @@ async fn a_callback_to_another_server_is_heard_here() {
         .await;
     let claims = weir_server::auth::jwt::Claims {
         sub: "a".into(),
-        exp: super::given::FAR,
+        exp: super::fixtures::FAR,
         tenant_id: Some("acme".into()),
-        scope: Some(super::given::BOTH.into()),
+        scope: Some(super::fixtures::BOTH.into()),
     };
     let token = format!("Bearer {}", weir_server::auth::jwt::sign(secret.1, &claims).unwrap());
     let here = api.running.client().with_header("authorization", &token);

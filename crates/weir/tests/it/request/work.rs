@@ -13,8 +13,8 @@ use weir_testkit::postgres::{Database, Server};
 use weir_testkit::process::{Builder, Weir};
 use weir_testkit::{skip, wait};
 
-use super::given::{Api, BOTH, FAR, body, submit};
-use crate::given::{PATIENCE, Running, Store, audit, on_each_engine, weir};
+use super::fixtures::{Api, BOTH, FAR, body, submit};
+use crate::fixtures::{PATIENCE, Running, Store, audit, on_each_engine, weir};
 
 /// Every role, and leases that a test can wait for: a second longer than a call may take.
 const WORKING: [(&str, &str); 4] = [

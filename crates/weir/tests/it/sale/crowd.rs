@@ -8,8 +8,8 @@ use serde_json::json;
 use weir_testkit::http::Client;
 use weir_testkit::skip;
 
-use super::given::{CROWDED, UNTHROTTLED, active, attempt, many_connections, purchase, status};
-use crate::given::{Running, Store, audit, on_each_engine, operator};
+use super::fixtures::{CROWDED, UNTHROTTLED, active, attempt, many_connections, purchase, status};
+use crate::fixtures::{Running, Store, audit, on_each_engine, operator};
 
 /// Everybody buys at once, spread over servers; who got which unit, and how many heard what.
 pub(super) async fn rush(
@@ -44,7 +44,7 @@ async fn expect_books(operator: &Client, sku: &str, stock: u32, sold: u32) {
     assert_eq!(books["sale"]["items"], json!([item]), "NF-9: stock and purchases are one");
 }
 
-async fn im_4_nf_7_ten_thousand_buyers_get_exactly_a_hundred_units(store: Store) {
+async fn ten_thousand_buyers_get_exactly_a_hundred_units(store: Store) {
     let _turn = many_connections().await;
     let running = Running::start_with(store, &CROWDED).await;
     let second = if store == Store::Postgres { Some(running.second_with(&CROWDED).await) } else { None };
@@ -85,7 +85,7 @@ async fn pr_5_pr_6_one_buyer_many_times_at_once_gets_one_unit(store: Store) {
     expect_books(&running.operator(), "W", 100, 1).await;
 }
 
-async fn nf_4_nf_6_what_was_sold_survives_kill_9_and_no_unit_is_half_sold(store: Store) {
+async fn what_was_sold_survives_kill_9_and_no_unit_is_half_sold(store: Store) {
     let mut running = Running::start(store).await;
     active(&running.operator(), "W", 400).await;
     let client = running.client();
@@ -128,7 +128,7 @@ async fn nf_4_nf_6_what_was_sold_survives_kill_9_and_no_unit_is_half_sold(store:
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn nf_4_a_server_that_dies_leaves_the_sale_to_the_other() {
+async fn a_server_that_dies_leaves_the_sale_to_the_other() {
     if skip("postgres") {
         return;
     }
@@ -144,7 +144,7 @@ async fn nf_4_a_server_that_dies_leaves_the_sale_to_the_other() {
 }
 
 on_each_engine!(
-    im_4_nf_7_ten_thousand_buyers_get_exactly_a_hundred_units,
+    ten_thousand_buyers_get_exactly_a_hundred_units,
     pr_5_pr_6_one_buyer_many_times_at_once_gets_one_unit,
-    nf_4_nf_6_what_was_sold_survives_kill_9_and_no_unit_is_half_sold,
+    what_was_sold_survives_kill_9_and_no_unit_is_half_sold,
 );

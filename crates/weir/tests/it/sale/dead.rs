@@ -7,8 +7,8 @@ use weir_testkit::process::Weir;
 use weir_testkit::redis::{Options, Server};
 use weir_testkit::{skip, wait};
 
-use super::given::{active, buy};
-use crate::given::{PATIENCE, operator, weir};
+use super::fixtures::{active, buy};
+use crate::fixtures::{PATIENCE, operator, weir};
 
 async fn start() -> (Weir, Server, Database) {
     let database = postgres::Server::shared().database("sale").await;

@@ -1,6 +1,6 @@
 //! `weir sale demo`.
 
-use crate::given::{Running, Store, audit};
+use crate::fixtures::{Running, Store, audit};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_demo_sells_every_unit_once_and_says_so() {

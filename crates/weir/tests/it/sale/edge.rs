@@ -4,8 +4,8 @@ use http::Method;
 use serde_json::{Value, json};
 use weir_testkit::http::Client;
 
-use super::given::{Listener, active, attempt, purchase, status};
-use crate::given::{PATIENCE, Running, Store};
+use super::fixtures::{Listener, active, attempt, purchase, status};
+use crate::fixtures::{PATIENCE, Running, Store};
 
 fn expect_limited(response: &weir_testkit::http::Response) {
     assert_eq!(response.status, 429, "{:?}", response.body);
@@ -17,7 +17,7 @@ fn expect_limited(response: &weir_testkit::http::Response) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn nf_5_one_user_in_a_hurry_is_told_to_wait_and_nobody_else_is() {
+async fn one_user_in_a_hurry_is_told_to_wait_and_nobody_else_is() {
     // So many that a slow machine makes them within a second.
     let running = Running::start_with(Store::Embedded, &[("WEIR_SALE_USER_PER_SECOND", "3")]).await;
     let client = running.client();
@@ -37,7 +37,7 @@ async fn nf_5_one_user_in_a_hurry_is_told_to_wait_and_nobody_else_is() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn nf_5_an_address_that_asks_too_much_is_told_to_wait() {
+async fn an_address_that_asks_too_much_is_told_to_wait() {
     let settings = [
         ("WEIR_EDGE_PER_IP_PER_SECOND", "1"),
         ("WEIR_EDGE_PER_IP_BURST", "2"),

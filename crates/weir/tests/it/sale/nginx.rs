@@ -10,8 +10,8 @@ use weir_testkit::http::Client;
 use weir_testkit::process::Weir;
 use weir_testkit::{skip, wait};
 
-use super::given::{Listener, UNTHROTTLED, active, buy, status};
-use crate::given::{PATIENCE, Running, Store};
+use super::fixtures::{Listener, UNTHROTTLED, active, buy, status};
+use crate::fixtures::{PATIENCE, Running, Store};
 
 const CONFIGURATION: &str = include_str!("../../../../../deploy/nginx.conf");
 const TRUSTED: (&str, &str) = ("WEIR_EDGE_TRUSTED_PROXIES", "127.0.0.1");
@@ -145,7 +145,7 @@ async fn an_address_has_five_streams() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn nf_5_a_flood_from_one_address_is_refused_in_the_sales_own_words_and_passes() {
+async fn a_flood_from_one_address_is_refused_in_the_sales_own_words_and_passes() {
     if skip("nginx") {
         return;
     }

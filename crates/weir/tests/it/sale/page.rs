@@ -1,6 +1,6 @@
 //! The page. What is in it is tested in `web/`; here it is only served, whether it was built or not.
 
-use crate::given::{Running, Store};
+use crate::fixtures::{Running, Store};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_page_is_served_under_a_strict_policy_and_is_no_way_out_of_its_folder() {

@@ -3,8 +3,8 @@
 use http::Method;
 use serde_json::{Value, json};
 
-use super::given::{active, becomes, buy, create, in_ms, product, purchase, status};
-use crate::given::{Running, Store, audit, on_each_engine};
+use super::fixtures::{active, becomes, buy, create, in_ms, product, purchase, status};
+use crate::fixtures::{Running, Store, audit, on_each_engine};
 
 async fn a_product_is_made_read_changed_and_reset(store: Store) {
     let running = Running::start(store).await;
@@ -99,7 +99,7 @@ async fn what_is_wrong_with_a_product_is_named_all_at_once(store: Store) {
 }
 
 async fn a_sale_made_again_under_its_sku_is_another(store: Store) {
-    let running = Running::start_with(store, &[super::given::UNTHROTTLED]).await;
+    let running = Running::start_with(store, &[super::fixtures::UNTHROTTLED]).await;
     let (client, operator) = (running.client(), running.operator());
     active(&operator, "W", 1).await;
     assert!(buy(&client, "W", "a").await.is_ok());
@@ -121,14 +121,14 @@ async fn a_product_made_on_one_server_is_sold_by_the_other(store: Store) {
     active(&running.operator(), "W", 2).await;
     becomes(&other, "W", "ACTIVE").await;
     assert!(buy(&other, "W", "a").await.is_ok());
-    weir_testkit::wait::until("the first server shows it", crate::given::PATIENCE, async || {
+    weir_testkit::wait::until("the first server shows it", crate::fixtures::PATIENCE, async || {
         status(&running.client(), "W").await["stock"] == 1
     })
     .await;
     assert!(buy(&running.client(), "W", "b").await.is_ok());
     becomes(&other, "W", "ENDED").await;
     assert_eq!(running.operator().delete("/api/v1/products/W").await.unwrap().status, 200);
-    weir_testkit::wait::until("the other has heard that it is gone", crate::given::PATIENCE, async || {
+    weir_testkit::wait::until("the other has heard that it is gone", crate::fixtures::PATIENCE, async || {
         other.get("/api/v1/sales?sku=W").await.unwrap().status == 404
     })
     .await;

@@ -15,8 +15,8 @@ use weir_testkit::redis::{Options, Server};
 use weir_testkit::{skip, wait};
 
 use super::crowd::rush;
-use super::given::{CROWDED, Listener, active, attempt, becomes, buy, many_connections, purchase, status};
-use crate::given::{PATIENCE, operator, weir};
+use super::fixtures::{CROWDED, Listener, active, attempt, becomes, buy, many_connections, purchase, status};
+use crate::fixtures::{PATIENCE, operator, weir};
 
 fn skipped() -> bool {
     skip("postgres") || skip("redis")
@@ -107,7 +107,7 @@ async fn buy_at_last(client: &Client, sku: &str, buyer: &str) -> Result<String, 
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn im_4_nf_7_ten_thousand_buyers_on_two_servers_get_exactly_a_hundred_units() {
+async fn ten_thousand_buyers_on_two_servers_get_exactly_a_hundred_units() {
     if skipped() {
         return;
     }

@@ -4,8 +4,8 @@ use futures_util::future::join_all;
 use serde_json::json;
 use weir_testkit::skip;
 
-use super::given::{Listener, active, buy, create, in_ms, product, soon};
-use crate::given::{PATIENCE, Running, Store, on_each_engine};
+use super::fixtures::{Listener, active, buy, create, in_ms, product, soon};
+use crate::fixtures::{PATIENCE, Running, Store, on_each_engine};
 
 async fn a_stream_tells_the_present_every_purchase_and_the_end(store: Store) {
     let running = Running::start(store).await;

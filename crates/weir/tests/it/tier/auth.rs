@@ -3,8 +3,8 @@
 use http::Method;
 use serde_json::json;
 
-use super::given::{bearing, expect_error, put_policy, slow_bucket, user};
-use crate::given::{Running, Store};
+use super::fixtures::{bearing, expect_error, put_policy, slow_bucket, user};
+use crate::fixtures::{Running, Store};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn checks_take_the_operators_key_or_a_token_that_says_so() {

@@ -5,8 +5,8 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use serde_json::{Value, json};
 
-use super::given::{check, check_one, expect_error, put_policy, remaining, slow_bucket};
-use crate::given::{InProcess, Running, Store, on_each_engine};
+use super::fixtures::{check, check_one, expect_error, put_policy, remaining, slow_bucket};
+use crate::fixtures::{InProcess, Running, Store, on_each_engine};
 
 async fn a_decision_over_several_keys_is_all_or_nothing(store: Store) {
     let server = Running::start(store).await;

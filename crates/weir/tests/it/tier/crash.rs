@@ -4,8 +4,8 @@ use serde_json::Value;
 use weir_testkit::http::Client;
 use weir_testkit::wait;
 
-use super::given::{check_one, put_policy, remaining, slow_bucket};
-use crate::given::{PATIENCE, Running, Store, on_each_engine};
+use super::fixtures::{check_one, put_policy, remaining, slow_bucket};
+use crate::fixtures::{PATIENCE, Running, Store, on_each_engine};
 
 const LIMIT: u32 = 1_000_000;
 

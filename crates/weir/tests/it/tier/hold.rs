@@ -7,8 +7,8 @@ use serde_json::{Value, json};
 use weir_testkit::http::{Client, Response};
 use weir_testkit::wait;
 
-use super::given::{check_one, expect_error, put_policy, remaining, slow_bucket};
-use crate::given::{InProcess, PATIENCE, Running, Store, audit, on_each_engine};
+use super::fixtures::{check_one, expect_error, put_policy, remaining, slow_bucket};
+use crate::fixtures::{InProcess, PATIENCE, Running, Store, audit, on_each_engine};
 
 /// A machine that is busy is not what tests with many callers at once are about.
 const PATIENT: [(&str, &str); 1] = [("WEIR_HTTP_TIMEOUT", "60s")];

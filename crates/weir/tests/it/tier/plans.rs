@@ -4,8 +4,8 @@ use serde_json::{Value, json};
 use weir_testkit::http::Client;
 use weir_testkit::wait;
 
-use super::given::{expect_error, user};
-use crate::given::{PATIENCE, Running, Store, on_each_engine, operator};
+use super::fixtures::{expect_error, user};
+use crate::fixtures::{PATIENCE, Running, Store, on_each_engine, operator};
 
 async fn my_limits(client: &Client) -> Value {
     let response = client.get("/api/v1/limits/me").await.unwrap();
@@ -128,7 +128,7 @@ async fn what_one_server_is_told_soon_holds_on_the_others() {
     }
     subscribe(&server.operator(), "u", "PRO_MONTHLY").await;
     server.operator().put("/admin/tiers/pro", &json!({"dailyLimit": 501})).await.unwrap();
-    server.operator().put("/admin/policies/p", &super::given::slow_bucket(3)).await.unwrap();
+    server.operator().put("/admin/policies/p", &super::fixtures::slow_bucket(3)).await.unwrap();
     let (me, operator) = (user(&other, "u"), operator(&other));
     wait::until("the other server has heard of it", PATIENCE, async || {
         let limits = my_limits(&me).await;

@@ -2,8 +2,8 @@
 
 use serde_json::{Value, json};
 
-use super::given::{check_one, expect_error, put_policy, remaining, slow_bucket};
-use crate::given::{Running, Store, on_each_engine};
+use super::fixtures::{check_one, expect_error, put_policy, remaining, slow_bucket};
+use crate::fixtures::{Running, Store, on_each_engine};
 
 fn forms() -> [Value; 3] {
     [

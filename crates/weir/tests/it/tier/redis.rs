@@ -10,8 +10,8 @@ use weir_testkit::process::Weir;
 use weir_testkit::redis::{Options, Server};
 use weir_testkit::{skip, wait};
 
-use super::given::{check_one, put_policy, remaining, slow_bucket, user};
-use crate::given::{PATIENCE, operator, weir};
+use super::fixtures::{check_one, put_policy, remaining, slow_bucket, user};
+use crate::fixtures::{PATIENCE, operator, weir};
 
 /// Two servers on one database and one Redis.
 struct Pair {

@@ -8,14 +8,14 @@ use tokio::sync::Notify;
 use weir_core::request::state::Status;
 use weir_core::{ManualClock, Timestamp};
 
-use super::given::{Given, Running, Server, answer, until};
+use super::fixtures::{Fixture, Running, Server, answer, until};
 use crate::telemetry::metrics::DownstreamLabels;
 
 const START: Timestamp = Timestamp::from_seconds(1_767_225_600);
 
-fn breaker(given: &Given) -> i64 {
+fn breaker(fixture: &Fixture) -> i64 {
     let labels = DownstreamLabels { downstream: "default".to_owned() };
-    given.metrics.breaker_state.get_or_create(&labels).get()
+    fixture.metrics.breaker_state.get_or_create(&labels).get()
 }
 
 #[tokio::test]
@@ -28,11 +28,11 @@ async fn a_breaker_parks_work_without_burning_attempts_and_lets_it_go_on_when_th
     })
     .await;
     let clock = ManualClock::at(START);
-    let mut given = Given::with_clock(Some(&server.url), clock.clone());
-    given.settings.concurrency = 4;
+    let mut fixture = Fixture::with_clock(Some(&server.url), clock.clone());
+    fixture.settings.concurrency = 4;
     let looked = Arc::new(Notify::new());
     let look = Arc::clone(&looked);
-    let mut parts = given.parts();
+    let mut parts = fixture.parts();
     parts.is_enabled = Arc::new(move || {
         look.notify_one();
         Box::pin(std::future::ready(true))
@@ -40,11 +40,11 @@ async fn a_breaker_parks_work_without_burning_attempts_and_lets_it_go_on_when_th
     let worker = Running::new(parts);
     let mut ids = Vec::new();
     for _ in 0..40 {
-        ids.push(given.submit("{}").await);
+        ids.push(fixture.submit("{}").await);
     }
-    until("the breaker is open", || async { breaker(&given) == 2 }).await;
+    until("the breaker is open", || async { breaker(&fixture) == 2 }).await;
     let all_reported =
-        || async { given.changes.lock().len().is_multiple_of(2) && given.metrics.retries.get() >= 10 };
+        || async { fixture.changes.lock().len().is_multiple_of(2) && fixture.metrics.retries.get() >= 10 };
     until("what was under way is reported", all_reported).await;
     let calls = server.calls();
     assert!((10..10 + 4).contains(&calls), "{calls} calls: ten failures, and those that were under way");
@@ -56,11 +56,11 @@ async fn a_breaker_parks_work_without_burning_attempts_and_lets_it_go_on_when_th
     is_up.store(true, Ordering::SeqCst);
     clock.advance(Duration::from_secs(2));
     for id in &ids {
-        let request = given.end_of(*id).await;
+        let request = fixture.end_of(*id).await;
         assert_eq!(request.status, Status::Completed);
         assert!(request.attempts <= 2, "a parked request has lost no attempt");
     }
-    assert_eq!(breaker(&given), 0);
+    assert_eq!(breaker(&fixture), 0);
     assert_eq!(server.calls(), calls + 40, "each is done once");
     worker.stop().await;
 }
@@ -68,40 +68,40 @@ async fn a_breaker_parks_work_without_burning_attempts_and_lets_it_go_on_when_th
 #[tokio::test]
 async fn one_downstream_that_is_down_does_not_hold_up_another() {
     let down = Server::always(503, "").await;
-    let mut given = Given::with_clock(None, ManualClock::at(START));
-    let mut downstream = given.settings.downstream.clone();
+    let mut fixture = Fixture::with_clock(None, ManualClock::at(START));
+    let mut downstream = fixture.settings.downstream.clone();
     downstream.url = Some(down.url.parse().unwrap());
-    given.settings.downstreams.insert("down".to_owned(), downstream);
-    given.settings.concurrency = 4;
-    let worker = given.start();
+    fixture.settings.downstreams.insert("down".to_owned(), downstream);
+    fixture.settings.concurrency = 4;
+    let worker = fixture.start();
     for _ in 0..40 {
-        given.submit_with("1", |submit| "down".clone_into(&mut submit.downstream)).await;
+        fixture.submit_with("1", |submit| "down".clone_into(&mut submit.downstream)).await;
     }
     for _ in 0..40 {
-        let id = given.submit("1").await;
-        assert_eq!(given.end_of(id).await.status, Status::Completed);
+        let id = fixture.submit("1").await;
+        assert_eq!(fixture.end_of(id).await.status, Status::Completed);
     }
     worker.stop().await;
 }
 
 #[tokio::test]
 async fn nothing_is_claimed_while_processing_is_switched_off() {
-    let given = Given::new(None);
+    let fixture = Fixture::new(None);
     let is_on = Arc::new(AtomicBool::new(false));
     let (asked, switch) = (Arc::new(Notify::new()), Arc::clone(&is_on));
     let ask = Arc::clone(&asked);
-    let mut parts = given.parts();
+    let mut parts = fixture.parts();
     parts.is_enabled = Arc::new(move || {
         ask.notify_one();
         Box::pin(std::future::ready(switch.load(Ordering::SeqCst)))
     });
     let worker = Running::new(parts);
-    let id = given.submit("1").await;
+    let id = fixture.submit("1").await;
     for _ in 0..3 {
         asked.notified().await;
     }
-    assert_eq!(given.find(id).await.status, Status::Accepted);
+    assert_eq!(fixture.find(id).await.status, Status::Accepted);
     is_on.store(true, Ordering::SeqCst);
-    assert_eq!(given.end_of(id).await.status, Status::Completed);
+    assert_eq!(fixture.end_of(id).await.status, Status::Completed);
     worker.stop().await;
 }

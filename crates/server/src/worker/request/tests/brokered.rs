@@ -16,7 +16,7 @@ use weir_store::request::{RequestStore, SubmitOutcome};
 use weir_store::{Error, Result};
 
 use super::super::upkeep::Upkeep;
-use super::given::{Given, Running, until};
+use super::fixtures::{Fixture, Running, until};
 use crate::engines::broker_jobs::{Broker, TOPIC};
 
 const START: Timestamp = Timestamp::from_seconds(1_767_225_600);
@@ -73,124 +73,124 @@ impl Source for Memory {
     }
 }
 
-fn broker(given: &Given, memory: &Arc<Memory>) -> Broker {
-    Broker::new(Arc::<Memory>::clone(memory), Arc::new(given.engine.clone()))
+fn broker(fixture: &Fixture, memory: &Arc<Memory>) -> Broker {
+    Broker::new(Arc::<Memory>::clone(memory), Arc::new(fixture.engine.clone()))
 }
 
-fn start_told(given: &Given, memory: &Arc<Memory>) -> Running {
-    let mut parts = given.parts();
+fn start_told(fixture: &Fixture, memory: &Arc<Memory>) -> Running {
+    let mut parts = fixture.parts();
     parts.source = Some(Arc::<Memory>::clone(memory));
     Running::new(parts)
 }
 
-async fn submit(given: &Given) -> RequestId {
-    given.submit_with("1", |submit| submit.needs_broker = true).await
+async fn submit(fixture: &Fixture) -> RequestId {
+    fixture.submit_with("1", |submit| submit.needs_broker = true).await
 }
 
 #[tokio::test]
 async fn what_is_published_after_its_commit_is_accepted_and_done() {
-    let (given, memory) = (Given::new(None), Arc::new(Memory::default()));
-    let id = submit(&given).await;
-    assert_eq!(given.find(id).await.status, Status::PendingEnqueue);
+    let (fixture, memory) = (Fixture::new(None), Arc::new(Memory::default()));
+    let id = submit(&fixture).await;
+    assert_eq!(fixture.find(id).await.status, Status::PendingEnqueue);
     let receipt = weir_store::request::Receipt {
         id,
         status: Status::PendingEnqueue,
-        accepted_at: given.engine.clock().now(),
+        accepted_at: fixture.engine.clock().now(),
     };
     let mut outcomes = [SubmitOutcome::Conflict, SubmitOutcome::Accepted(receipt)];
-    broker(&given, &memory).publish_accepted(&mut outcomes).await;
+    broker(&fixture, &memory).publish_accepted(&mut outcomes).await;
     assert!(matches!(outcomes[1], SubmitOutcome::Accepted(receipt) if receipt.status == Status::Accepted));
-    assert_eq!(given.find(id).await.status, Status::Accepted);
-    let worker = start_told(&given, &memory);
-    assert_eq!(given.end_of(id).await.status, Status::Completed);
+    assert_eq!(fixture.find(id).await.status, Status::Accepted);
+    let worker = start_told(&fixture, &memory);
+    assert_eq!(fixture.end_of(id).await.status, Status::Completed);
     worker.stop().await;
 }
 
 #[tokio::test]
 async fn an_id_that_comes_twice_is_worked_on_once_and_what_is_no_id_is_buried() {
-    let (given, memory) = (Given::new(None), Arc::new(Memory::default()));
-    let id = submit(&given).await;
-    let broker = broker(&given, &memory);
+    let (fixture, memory) = (Fixture::new(None), Arc::new(Memory::default()));
+    let id = submit(&fixture).await;
+    let broker = broker(&fixture, &memory);
     for _ in 0..3 {
         broker.publish(&[id]).await.unwrap();
     }
     memory.messages.lock().push_back(b"nonsense".to_vec());
-    let worker = start_told(&given, &memory);
+    let worker = start_told(&fixture, &memory);
     until("everything is taken", || async { memory.buried.load(Ordering::SeqCst) == 1 }).await;
-    assert_eq!(given.end_of(id).await.attempts, 1);
+    assert_eq!(fixture.end_of(id).await.attempts, 1);
     worker.stop().await;
-    let changes = given.changes.lock();
+    let changes = fixture.changes.lock();
     assert_eq!(*changes, [(id, Status::InProgress), (id, Status::Completed)]);
 }
 
 #[tokio::test]
 async fn a_worker_goes_on_with_what_is_in_the_store_while_the_broker_is_away() {
-    let (given, memory) = (Given::new(None), Arc::new(Memory::default()));
+    let (fixture, memory) = (Fixture::new(None), Arc::new(Memory::default()));
     memory.is_away.store(true, Ordering::SeqCst);
-    let worker = start_told(&given, &memory);
-    let id = submit(&given).await;
-    assert_eq!(given.end_of(id).await.status, Status::Completed);
+    let worker = start_told(&fixture, &memory);
+    let id = submit(&fixture).await;
+    assert_eq!(fixture.end_of(id).await.status, Status::Completed);
     worker.stop().await;
 }
 
 #[tokio::test]
 async fn stranded_requests_are_published_when_the_broker_is_back() {
     let clock = ManualClock::at(START);
-    let (given, memory) = (Given::with_clock(None, clock.clone()), Arc::new(Memory::default()));
+    let (fixture, memory) = (Fixture::with_clock(None, clock.clone()), Arc::new(Memory::default()));
     memory.is_away.store(true, Ordering::SeqCst);
-    let id = submit(&given).await;
-    let broker = broker(&given, &memory);
+    let id = submit(&fixture).await;
+    let broker = broker(&fixture, &memory);
     assert_eq!(broker.publish(&[id]).await.unwrap(), []);
-    assert_eq!(given.find(id).await.status, Status::PendingEnqueue);
+    assert_eq!(fixture.find(id).await.status, Status::PendingEnqueue);
     memory.is_away.store(false, Ordering::SeqCst);
     clock.advance(Duration::from_secs(7));
-    let changes = Arc::clone(&given.changes);
+    let changes = Arc::clone(&fixture.changes);
     let upkeep = Upkeep {
-        store: Arc::new(given.engine.clone()),
+        store: Arc::new(fixture.engine.clone()),
         broker: Some(broker),
         retention: Duration::from_secs(86_400),
         is_reconciling: Arc::new(|| Box::pin(std::future::ready(true))),
-        clock: given.engine.clock(),
-        metrics: given.metrics.clone(),
+        clock: fixture.engine.clock(),
+        metrics: fixture.metrics.clone(),
         on_change: Arc::new(move |id, status| changes.lock().push((id, status))),
     };
     let closing = CancellationToken::new();
     let running = tokio::spawn(upkeep.run(closing.clone()));
-    let is_mended = || async { given.find(id).await.status == Status::Accepted };
+    let is_mended = || async { fixture.find(id).await.status == Status::Accepted };
     until("it is published", is_mended).await;
     closing.cancel();
     running.await.unwrap();
     assert_eq!(memory.messages.lock().len(), 1);
-    assert_eq!(given.metrics.reconciler_heartbeat_seconds.get(), 1_767_225_607);
-    assert_eq!(*given.changes.lock(), [(id, Status::Accepted)], "whoever waits for it is told");
+    assert_eq!(fixture.metrics.reconciler_heartbeat_seconds.get(), 1_767_225_607);
+    assert_eq!(*fixture.changes.lock(), [(id, Status::Accepted)], "whoever waits for it is told");
 }
 
 #[tokio::test]
 async fn upkeep_counts_dead_letters_tells_how_old_the_backlog_is_and_purges_what_is_old() {
     let clock = ManualClock::at(START);
-    let given = Given::with_clock(None, clock.clone());
-    let worker = given.start();
-    let done = given.submit("1").await;
-    given.end_of(done).await;
+    let fixture = Fixture::with_clock(None, clock.clone());
+    let worker = fixture.start();
+    let done = fixture.submit("1").await;
+    fixture.end_of(done).await;
     worker.stop().await;
-    submit(&given).await;
+    submit(&fixture).await;
     clock.advance(Duration::from_secs(86_401));
     let upkeep = Upkeep {
-        store: Arc::new(given.engine.clone()),
+        store: Arc::new(fixture.engine.clone()),
         broker: None,
         retention: Duration::from_secs(86_400),
         is_reconciling: Arc::new(|| Box::pin(std::future::ready(true))),
-        clock: given.engine.clock(),
-        metrics: given.metrics.clone(),
+        clock: fixture.engine.clock(),
+        metrics: fixture.metrics.clone(),
         on_change: Arc::new(|_, _| {}),
     };
     let closing = CancellationToken::new();
     let running = tokio::spawn(upkeep.run(closing.clone()));
-    let is_purged = || async { given.engine.find_request(done).await.unwrap().is_none() };
+    let is_purged = || async { fixture.engine.find_request(done).await.unwrap().is_none() };
     until("what is old is purged", is_purged).await;
-    let is_shown = || async { given.metrics.reconciler_backlog_age_seconds.get() == 86_401 };
+    let is_shown = || async { fixture.metrics.reconciler_backlog_age_seconds.get() == 86_401 };
     until("the backlog's age is shown", is_shown).await;
     closing.cancel();
     running.await.unwrap();
-    assert_eq!(given.metrics.dlq_depth.get(), 0);
+    assert_eq!(fixture.metrics.dlq_depth.get(), 0);
 }

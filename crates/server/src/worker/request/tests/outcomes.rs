@@ -10,15 +10,15 @@ use weir_store::request::{Request, RequestStore};
 
 use crate::config::request::RequestSettings;
 
-use super::given::{Given, Server, answer, until, url};
+use super::fixtures::{Fixture, Server, answer, until, url};
 
-async fn end_with(downstream: &str) -> (Given, Request) {
-    let given = Given::new(Some(downstream));
-    let worker = given.start();
-    let id = given.submit("{}").await;
-    let request = given.end_of(id).await;
+async fn end_with(downstream: &str) -> (Fixture, Request) {
+    let fixture = Fixture::new(Some(downstream));
+    let worker = fixture.start();
+    let id = fixture.submit("{}").await;
+    let request = fixture.end_of(id).await;
     worker.stop().await;
-    (given, request)
+    (fixture, request)
 }
 
 fn failure(request: &Request) -> &str {
@@ -42,13 +42,13 @@ async fn raw(bytes: &'static [u8]) -> String {
 #[tokio::test]
 async fn a_downstream_is_called_once_with_what_was_asked_for_and_its_answer_is_the_result() {
     let server = Server::always(200, r#"{"ok": true}"#).await;
-    let given = Given::new(Some(&server.url));
-    let worker = given.start();
-    let id = given.submit(r#"{"n": 1.0}"#).await;
-    let request = given.end_of(id).await;
+    let fixture = Fixture::new(Some(&server.url));
+    let worker = fixture.start();
+    let id = fixture.submit(r#"{"n": 1.0}"#).await;
+    let request = fixture.end_of(id).await;
     worker.stop().await;
     assert_eq!((request.status, request.attempts, request.failure.clone()), (Status::Completed, 1, None));
-    assert_eq!(given.result(&request).unwrap(), br#"{"ok": true}"#);
+    assert_eq!(fixture.result(&request).unwrap(), br#"{"ok": true}"#);
     assert_eq!(server.calls(), 1);
     let (headers, body) = server.seen(0);
     assert_eq!(headers["idempotency-key"], id.to_string());
@@ -56,24 +56,24 @@ async fn a_downstream_is_called_once_with_what_was_asked_for_and_its_answer_is_t
     assert_eq!(headers["content-type"], "application/json");
     let expected = format!(r#"{{"requestId":"{id}","requestType":"t","payload":{{"n": 1.0}}}}"#);
     assert_eq!(body, expected.as_bytes());
-    let changes = given.changes.lock().clone();
+    let changes = fixture.changes.lock().clone();
     assert_eq!(changes, [(id, Status::InProgress), (id, Status::Completed)]);
 }
 
 #[tokio::test]
 async fn without_a_downstream_requests_complete_with_their_own_payload() {
-    let given = Given::new(None);
-    let worker = given.start();
+    let fixture = Fixture::new(None);
+    let worker = fixture.start();
     let mut ids = Vec::new();
     for n in 0..300 {
-        ids.push(given.submit(&n.to_string()).await);
+        ids.push(fixture.submit(&n.to_string()).await);
     }
     for (n, id) in ids.into_iter().enumerate() {
-        let request = given.end_of(id).await;
-        assert_eq!(given.result(&request).unwrap(), n.to_string().as_bytes());
+        let request = fixture.end_of(id).await;
+        assert_eq!(fixture.result(&request).unwrap(), n.to_string().as_bytes());
     }
     worker.stop().await;
-    assert_eq!(given.engine.audit_requests().await.unwrap().completed, 300);
+    assert_eq!(fixture.engine.audit_requests().await.unwrap().completed, 300);
 }
 
 #[tokio::test]
@@ -104,18 +104,18 @@ async fn a_refusal_or_a_redirect_is_final_at_once() {
 #[tokio::test]
 async fn a_failing_downstream_is_called_again_until_it_does_the_work() {
     let server = Server::start(|n| async move { answer(if n < 2 { 503 } else { 200 }, "done") }).await;
-    let (given, request) = end_with(&server.url).await;
+    let (fixture, request) = end_with(&server.url).await;
     assert_eq!((request.status, request.attempts, server.calls()), (Status::Completed, 3, 3));
-    assert_eq!(given.metrics.retries.get(), 2);
+    assert_eq!(fixture.metrics.retries.get(), 2);
 }
 
 #[tokio::test]
 async fn after_five_attempts_a_request_is_a_dead_letter() {
     let server = Server::always(500, "").await;
-    let (given, request) = end_with(&server.url).await;
+    let (fixture, request) = end_with(&server.url).await;
     assert_eq!((request.status, failure(&request)), (Status::FailedRetryExhausted, "DOWNSTREAM_ERROR"));
     assert_eq!((request.attempts, server.calls()), (5, 5));
-    assert_eq!(given.engine.count_dead_requests().await.unwrap(), 1);
+    assert_eq!(fixture.engine.count_dead_requests().await.unwrap(), 1);
 }
 
 #[tokio::test]
@@ -153,10 +153,10 @@ async fn a_body_that_never_ends_takes_too_long_and_one_that_is_too_long_is_refus
         Response::new(axum::body::Body::from_stream(body))
     })
     .await;
-    let given = Given::new(Some(&server.url));
-    let worker = given.start();
-    let id = given.submit("{}").await;
-    let slow = || async { given.find(id).await.failure.is_some_and(|f| f.code == "DOWNSTREAM_TIMEOUT") };
+    let fixture = Fixture::new(Some(&server.url));
+    let worker = fixture.start();
+    let id = fixture.submit("{}").await;
+    let slow = || async { fixture.find(id).await.failure.is_some_and(|f| f.code == "DOWNSTREAM_TIMEOUT") };
     until("the first attempt has timed out", slow).await;
     worker.kill().await;
     let long = Server::start(|_| async { Response::new(vec![b'x'; 1024 * 1024 + 1].into()) }).await;
@@ -167,42 +167,42 @@ async fn a_body_that_never_ends_takes_too_long_and_one_that_is_too_long_is_refus
 #[tokio::test]
 async fn a_downstream_that_will_call_back_is_waited_for() {
     let server = Server::always(202, "later").await;
-    let given = Given::new(Some(&server.url));
-    let worker = given.start();
-    let id = given.submit("{}").await;
-    let waits = || async { given.changes.lock().len() == 2 };
+    let fixture = Fixture::new(Some(&server.url));
+    let worker = fixture.start();
+    let id = fixture.submit("{}").await;
+    let waits = || async { fixture.changes.lock().len() == 2 };
     until("the 202 is reported", waits).await;
-    let request = given.find(id).await;
+    let request = fixture.find(id).await;
     assert_eq!((request.status, request.attempts, request.result), (Status::InProgress, 1, None));
     worker.stop().await;
     assert_eq!(server.calls(), 1);
     let room =
         [weir_store::request::Room { downstream: RequestSettings::DEFAULT_DOWNSTREAM.to_owned(), jobs: 1 }];
-    let claimed = given.engine.claim_jobs(&room, &given.settings.policy).await.unwrap();
+    let claimed = fixture.engine.claim_jobs(&room, &fixture.settings.policy).await.unwrap();
     assert!(claimed.next.unwrap() > Duration::from_secs(3_600), "it is claimed again when a day is over");
 }
 
 #[tokio::test]
 async fn work_for_a_downstream_that_is_no_longer_there_is_done_by_the_default() {
-    let given = Given::new(None);
-    let id = given.submit_with("1", |submit| "retired".clone_into(&mut submit.downstream)).await;
-    let worker = given.start();
-    assert_eq!(given.end_of(id).await.status, Status::Completed);
+    let fixture = Fixture::new(None);
+    let id = fixture.submit_with("1", |submit| "retired".clone_into(&mut submit.downstream)).await;
+    let worker = fixture.start();
+    assert_eq!(fixture.end_of(id).await.status, Status::Completed);
     worker.stop().await;
 }
 
 #[tokio::test]
 async fn each_type_has_its_own_downstream() {
     let (mine, others) = (Server::always(200, "mine").await, Server::always(200, "others").await);
-    let mut given = Given::new(Some(&others.url));
-    let mut downstream = given.settings.downstream.clone();
+    let mut fixture = Fixture::new(Some(&others.url));
+    let mut downstream = fixture.settings.downstream.clone();
     downstream.url = Some(mine.url.parse().unwrap());
-    given.settings.downstreams.insert("pay".to_owned(), downstream);
-    let worker = given.start();
-    let id = given.submit_with("1", |submit| "pay".clone_into(&mut submit.downstream)).await;
-    let other = given.submit("1").await;
-    let (own, default) = (given.end_of(id).await, given.end_of(other).await);
-    assert_eq!(given.result(&own).unwrap(), b"mine");
-    assert_eq!(given.result(&default).unwrap(), b"others");
+    fixture.settings.downstreams.insert("pay".to_owned(), downstream);
+    let worker = fixture.start();
+    let id = fixture.submit_with("1", |submit| "pay".clone_into(&mut submit.downstream)).await;
+    let other = fixture.submit("1").await;
+    let (own, default) = (fixture.end_of(id).await, fixture.end_of(other).await);
+    assert_eq!(fixture.result(&own).unwrap(), b"mine");
+    assert_eq!(fixture.result(&default).unwrap(), b"others");
     worker.stop().await;
 }

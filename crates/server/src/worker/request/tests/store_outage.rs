@@ -18,7 +18,7 @@ use weir_store::{Batch, Error, Result};
 use weir_store_sqlite::Sqlite;
 
 use super::super::upkeep::Upkeep;
-use super::given::{Given, PATIENCE, Running, Server, until};
+use super::fixtures::{Fixture, PATIENCE, Running, Server, until};
 
 /// A store whose first reports fail and whose purges never end. It has only what workers and upkeep call.
 struct Outage {
@@ -32,9 +32,9 @@ struct Outage {
 }
 
 impl Outage {
-    fn new(given: &Given, failing: usize, is_transient: bool) -> Arc<Self> {
+    fn new(fixture: &Fixture, failing: usize, is_transient: bool) -> Arc<Self> {
         Arc::new(Self {
-            engine: given.engine.clone(),
+            engine: fixture.engine.clone(),
             failing: AtomicUsize::new(failing),
             is_transient,
             tried: parking_lot::Mutex::default(),
@@ -148,17 +148,17 @@ impl RequestStore for Outage {
 
 async fn work_through(is_transient: bool) -> Arc<Outage> {
     let server = Server::always(200, "done").await;
-    let given = Given::new(Some(&server.url));
-    let store = Outage::new(&given, 3, is_transient);
-    let mut parts = given.parts();
+    let fixture = Fixture::new(Some(&server.url));
+    let store = Outage::new(&fixture, 3, is_transient);
+    let mut parts = fixture.parts();
     parts.store = Arc::<Outage>::clone(&store);
     let worker = Running::new(parts);
     let mut ids = Vec::new();
     for _ in 0..20 {
-        ids.push(given.submit("1").await);
+        ids.push(fixture.submit("1").await);
     }
     for id in ids {
-        assert_eq!(given.end_of(id).await.status, Status::Completed);
+        assert_eq!(fixture.end_of(id).await.status, Status::Completed);
     }
     worker.stop().await;
     assert_eq!(server.calls(), 20, "no call is made again because its report was held up");
@@ -179,22 +179,22 @@ async fn one_report_that_the_store_cannot_bear_does_not_hold_up_the_others() {
 
 #[tokio::test]
 async fn a_purge_that_takes_long_holds_up_neither_the_reconciler_nor_a_stop() {
-    let given = Given::new(None);
-    let store = Outage::new(&given, 0, true);
+    let fixture = Fixture::new(None);
+    let store = Outage::new(&fixture, 0, true);
     let upkeep = Upkeep {
         store: Arc::<Outage>::clone(&store),
         broker: None,
-        retention: given.settings.retention,
+        retention: fixture.settings.retention,
         is_reconciling: Arc::new(|| Box::pin(std::future::ready(true))),
-        clock: given.engine.clock(),
-        metrics: given.metrics.clone(),
+        clock: fixture.engine.clock(),
+        metrics: fixture.metrics.clone(),
         on_change: Arc::new(|_, _| ()),
     };
     let closing = CancellationToken::new();
     let running = tokio::spawn(upkeep.run(closing.clone()));
     let is_purging = || async { store.is_purging.load(Ordering::SeqCst) };
     until("a purge is under way", is_purging).await;
-    until("the reconciler looks", || async { given.metrics.reconciler_heartbeat_seconds.get() > 0 }).await;
+    until("the reconciler looks", || async { fixture.metrics.reconciler_heartbeat_seconds.get() > 0 }).await;
     closing.cancel();
     tokio::time::timeout(PATIENCE, running).await.expect("a stop does not wait for the purge").unwrap();
 }

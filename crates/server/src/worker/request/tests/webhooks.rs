@@ -15,78 +15,78 @@ use crate::config::request as config;
 use crate::telemetry::metrics::OutcomeLabels;
 
 use super::super::webhooks::{Parts, Webhooks};
-use super::given::{Given, Server, answer, until};
+use super::fixtures::{Fixture, Server, answer, until};
 
 const SECRET: &str = "whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oD";
 
-fn secret(given: &Given) -> WebhookSecret {
-    let mut settings = given.settings.clone();
+fn secret(fixture: &Fixture) -> WebhookSecret {
+    let mut settings = fixture.settings.clone();
     settings.webhook_secret = Some(config::Secret(SECRET.to_owned()));
     WebhookSecret::load(&settings, std::path::Path::new("")).unwrap()
 }
 
-fn start(given: &Given) -> CancellationToken {
-    start_task(given).0
+fn start(fixture: &Fixture) -> CancellationToken {
+    start_task(fixture).0
 }
 
 /// Starts to send; the task ends some time after the token is cancelled.
-fn start_task(given: &Given) -> (CancellationToken, JoinHandle<()>) {
+fn start_task(fixture: &Fixture) -> (CancellationToken, JoinHandle<()>) {
     let parts = Parts {
-        queue: Arc::new(given.engine.clone()),
-        store: Arc::new(given.engine.clone()),
-        keyring: Arc::clone(&given.keyring),
-        secret: secret(given),
-        clock: given.engine.clock(),
-        steady_clock: given.engine.clock(),
-        metrics: given.metrics.clone(),
+        queue: Arc::new(fixture.engine.clone()),
+        store: Arc::new(fixture.engine.clone()),
+        keyring: Arc::clone(&fixture.keyring),
+        secret: secret(fixture),
+        clock: fixture.engine.clock(),
+        steady_clock: fixture.engine.clock(),
+        metrics: fixture.metrics.clone(),
     };
     let closing = CancellationToken::new();
-    let task = tokio::spawn(Webhooks::new(parts, &given.settings).run(closing.clone()));
+    let task = tokio::spawn(Webhooks::new(parts, &fixture.settings).run(closing.clone()));
     (closing, task)
 }
 
 /// Completes requests of a tenant with this callback URL.
-async fn complete_some(given: &Given, tenant: &str, callback_url: &str, count: usize) {
+async fn complete_some(fixture: &Fixture, tenant: &str, callback_url: &str, count: usize) {
     let submission = || {
         let tenant = TenantId::parse(tenant).unwrap();
-        Submit { tenant, callback_url: Some(callback_url.to_owned()), ..given.submission("1") }
+        Submit { tenant, callback_url: Some(callback_url.to_owned()), ..fixture.submission("1") }
     };
-    let queued = || async { given.engine.audit(WEBHOOKS).await.unwrap().accepted };
+    let queued = || async { fixture.engine.audit(WEBHOOKS).await.unwrap().accepted };
     let expected = queued().await + count as u64;
-    let worker = given.start();
+    let worker = fixture.start();
     let batch: Vec<_> = std::iter::repeat_with(submission).take(count).collect();
-    given.engine.submit_batch(batch.into(), None).await.unwrap();
+    fixture.engine.submit_batch(batch.into(), None).await.unwrap();
     until("their webhooks are queued", || async { queued().await == expected }).await;
     worker.stop().await;
 }
 
-async fn done(given: &Given) -> u64 {
-    given.engine.audit(WEBHOOKS).await.unwrap().done
+async fn done(fixture: &Fixture) -> u64 {
+    fixture.engine.audit(WEBHOOKS).await.unwrap().done
 }
 
 /// Completes a request with this callback URL, and starts to send webhooks.
-async fn complete(given: &Given, callback_url: &str) -> (weir_core::RequestId, CancellationToken) {
-    let worker = given.start();
+async fn complete(fixture: &Fixture, callback_url: &str) -> (weir_core::RequestId, CancellationToken) {
+    let worker = fixture.start();
     let url = Some(callback_url.to_owned());
-    let id = given.submit_with(r#"{"a":1}"#, |submit| submit.callback_url = url).await;
-    given.end_of(id).await;
+    let id = fixture.submit_with(r#"{"a":1}"#, |submit| submit.callback_url = url).await;
+    fixture.end_of(id).await;
     worker.stop().await;
-    (id, start(given))
+    (id, start(fixture))
 }
 
-async fn dead_reason(given: &Given) -> String {
-    let is_dead = || async { given.engine.audit(WEBHOOKS).await.unwrap().dead == 1 };
+async fn dead_reason(fixture: &Fixture) -> String {
+    let is_dead = || async { fixture.engine.audit(WEBHOOKS).await.unwrap().dead == 1 };
     until("the webhook is a dead letter", is_dead).await;
-    given.engine.dead_letters(None, 1, usize::MAX).await.unwrap()[0].reason.clone()
+    fixture.engine.dead_letters(None, 1, usize::MAX).await.unwrap()[0].reason.clone()
 }
 
 #[tokio::test]
 async fn a_signed_webhook_tells_of_the_end() {
     let receiver = Server::always(204, "").await;
-    let mut given = Given::new(None);
-    given.settings.allow_private = true;
-    let (id, closing) = complete(&given, &receiver.url).await;
-    let is_done = || async { given.engine.audit(WEBHOOKS).await.unwrap().done == 1 };
+    let mut fixture = Fixture::new(None);
+    fixture.settings.allow_private = true;
+    let (id, closing) = complete(&fixture, &receiver.url).await;
+    let is_done = || async { fixture.engine.audit(WEBHOOKS).await.unwrap().done == 1 };
     until("the webhook is done", is_done).await;
     closing.cancel();
     let (headers, body) = receiver.seen(0);
@@ -98,9 +98,9 @@ async fn a_signed_webhook_tells_of_the_end() {
         body: &body,
     };
     let verify = |secret: &str| {
-        webhook::verify(&[Secret::parse(secret).unwrap()], message, given.engine.clock().now())
+        webhook::verify(&[Secret::parse(secret).unwrap()], message, fixture.engine.clock().now())
     };
-    let of_tenant = |name: &str| secret(&given).tenant_secret(&TenantId::parse(name).unwrap());
+    let of_tenant = |name: &str| secret(&fixture).tenant_secret(&TenantId::parse(name).unwrap());
     assert_eq!(verify(&of_tenant("acme")), Ok(()));
     assert!(verify(&of_tenant("rival")).is_err() && verify(SECRET).is_err(), "nobody else could sign it");
     assert!(message.id.starts_with(&id.to_string()));
@@ -117,10 +117,10 @@ async fn a_signed_webhook_tells_of_the_end() {
 #[tokio::test]
 async fn a_receiver_that_is_gone_makes_a_dead_letter() {
     let receiver = Server::always(410, "").await;
-    let mut given = Given::new(None);
-    given.settings.allow_private = true;
-    let (_, closing) = complete(&given, &receiver.url).await;
-    assert_eq!(dead_reason(&given).await, "the receiver answered 410");
+    let mut fixture = Fixture::new(None);
+    fixture.settings.allow_private = true;
+    let (_, closing) = complete(&fixture, &receiver.url).await;
+    assert_eq!(dead_reason(&fixture).await, "the receiver answered 410");
     assert_eq!(receiver.calls(), 1);
     closing.cancel();
 }
@@ -129,13 +129,13 @@ async fn a_receiver_that_is_gone_makes_a_dead_letter() {
 async fn a_receiver_that_fails_gets_the_same_webhook_again() {
     let receiver = Server::start(|n| async move { answer(if n == 0 { 503 } else { 200 }, "") }).await;
     let clock = ManualClock::at(Timestamp::from_seconds(1_767_225_600));
-    let mut given = Given::with_clock(None, clock.clone());
-    given.settings.allow_private = true;
-    let (_, closing) = complete(&given, &receiver.url).await;
+    let mut fixture = Fixture::with_clock(None, clock.clone());
+    fixture.settings.allow_private = true;
+    let (_, closing) = complete(&fixture, &receiver.url).await;
     until("it was sent", || async { receiver.calls() == 1 }).await;
     let is_done = || async {
         clock.advance(Duration::from_secs(1));
-        given.engine.audit(WEBHOOKS).await.unwrap().done == 1
+        fixture.engine.audit(WEBHOOKS).await.unwrap().done == 1
     };
     until("it was sent again", is_done).await;
     closing.cancel();
@@ -148,34 +148,34 @@ async fn a_receiver_that_fails_gets_the_same_webhook_again() {
 #[tokio::test]
 async fn a_callback_url_into_this_network_is_never_called() {
     let receiver = Server::always(204, "").await;
-    let given = Given::new(None);
-    let (_, closing) = complete(&given, &receiver.url).await;
-    assert_eq!(dead_reason(&given).await, "the address is private or reserved");
+    let fixture = Fixture::new(None);
+    let (_, closing) = complete(&fixture, &receiver.url).await;
+    assert_eq!(dead_reason(&fixture).await, "the address is private or reserved");
     assert_eq!(receiver.calls(), 0);
     closing.cancel();
 }
 
 /// Settings under which no call ends by itself while a test runs.
-fn patient() -> Given {
-    let mut given = Given::new(None);
-    given.settings.allow_private = true;
-    given.settings.webhook_timeout = Duration::from_secs(600);
-    given
+fn patient() -> Fixture {
+    let mut fixture = Fixture::new(None);
+    fixture.settings.allow_private = true;
+    fixture.settings.webhook_timeout = Duration::from_secs(600);
+    fixture
 }
 
 #[tokio::test]
 async fn a_receiver_that_does_not_answer_holds_up_nobody_elses_webhooks() {
     let stuck = Server::start(|_| std::future::pending()).await;
     let quick = Server::always(204, "").await;
-    let given = patient();
-    complete_some(&given, "slow", &stuck.url, 300).await;
-    let closing = start(&given);
+    let fixture = patient();
+    complete_some(&fixture, "slow", &stuck.url, 300).await;
+    let closing = start(&fixture);
     until("its webhooks are sent", || async { stuck.calls() > 0 }).await;
-    complete_some(&given, "other", &quick.url, 1).await;
-    until("another tenant's webhook is settled", || async { done(&given).await == 1 }).await;
+    complete_some(&fixture, "other", &quick.url, 1).await;
+    until("another tenant's webhook is settled", || async { done(&fixture).await == 1 }).await;
     assert_eq!(quick.calls(), 1);
-    complete_some(&given, "slow", &quick.url, 1).await;
-    until("and one to another receiver of the same tenant", || async { done(&given).await == 2 }).await;
+    complete_some(&fixture, "slow", &quick.url, 1).await;
+    until("and one to another receiver of the same tenant", || async { done(&fixture).await == 2 }).await;
     assert!(stuck.calls() < 64, "it has {} of 64 places", stuck.calls());
     closing.cancel();
 }
@@ -184,12 +184,12 @@ async fn a_receiver_that_does_not_answer_holds_up_nobody_elses_webhooks() {
 async fn more_webhooks_than_are_looked_at_together_hold_up_nobody_either() {
     let stuck = Server::start(|_| std::future::pending()).await;
     let quick = Server::always(204, "").await;
-    let given = patient();
-    complete_some(&given, "slow", &stuck.url, 1_200).await;
-    complete_some(&given, "other", &quick.url, 1).await;
-    let closing = start(&given);
-    until("another tenant's webhook is settled", || async { done(&given).await == 1 }).await;
-    let books = given.engine.audit(WEBHOOKS).await.unwrap();
+    let fixture = patient();
+    complete_some(&fixture, "slow", &stuck.url, 1_200).await;
+    complete_some(&fixture, "other", &quick.url, 1).await;
+    let closing = start(&fixture);
+    until("another tenant's webhook is settled", || async { done(&fixture).await == 1 }).await;
+    let books = fixture.engine.audit(WEBHOOKS).await.unwrap();
     assert_eq!((books.in_flight, books.dead), (1_200, 0), "and none is lost");
     closing.cancel();
 }
@@ -199,10 +199,10 @@ async fn a_webhook_is_settled_when_its_own_call_has_ended() {
     let receiver =
         Server::start(|n| async move { if n == 0 { std::future::pending().await } else { answer(204, "") } })
             .await;
-    let given = patient();
-    complete_some(&given, "acme", &receiver.url, 200).await;
-    let closing = start(&given);
-    until("all others are settled while one is under way", || async { done(&given).await == 199 }).await;
+    let fixture = patient();
+    complete_some(&fixture, "acme", &receiver.url, 200).await;
+    let closing = start(&fixture);
+    until("all others are settled while one is under way", || async { done(&fixture).await == 199 }).await;
     assert_eq!(receiver.calls(), 200);
     closing.cancel();
 }
@@ -218,14 +218,14 @@ async fn a_stop_lets_others_have_what_waits() {
         }
     })
     .await;
-    let given = patient();
-    complete_some(&given, "acme", &receiver.url, 100).await;
-    let closing = start(&given);
+    let fixture = patient();
+    complete_some(&fixture, "acme", &receiver.url, 100).await;
+    let closing = start(&fixture);
     until("some are under way", || async { receiver.calls() > 0 }).await;
     closing.cancel();
-    let next = start(&given);
+    let next = start(&fixture);
     open.send(true).unwrap();
-    until("all are settled, once each", || async { done(&given).await == 100 }).await;
+    until("all are settled, once each", || async { done(&fixture).await == 100 }).await;
     assert_eq!(receiver.calls(), 100);
     next.cancel();
 }
@@ -244,10 +244,10 @@ async fn a_busy_tenant_with_quick_receivers_holds_up_nobody_else() {
     })
     .await;
     let other = Server::always(204, "").await;
-    let given = patient();
-    complete_some(&given, "busy", &busy.url, QUEUED).await;
-    complete_some(&given, "other", &other.url, 1).await;
-    let closing = start(&given);
+    let fixture = patient();
+    complete_some(&fixture, "busy", &busy.url, QUEUED).await;
+    complete_some(&fixture, "other", &other.url, 1).await;
+    let closing = start(&fixture);
     until("the busy tenant's are called", || async { busy.calls() > 0 }).await;
     // Its calls end one after the other, each as soon as the one before has made room for the next.
     while other.calls() == 0 {
@@ -259,8 +259,8 @@ async fn a_busy_tenant_with_quick_receivers_holds_up_nobody_else() {
     closing.cancel();
 }
 
-fn count(given: &Given, outcome: &'static str) -> u64 {
-    given.metrics.webhooks.get_or_create(&OutcomeLabels { outcome }).get()
+fn count(fixture: &Fixture, outcome: &'static str) -> u64 {
+    fixture.metrics.webhooks.get_or_create(&OutcomeLabels { outcome }).get()
 }
 
 /// Sends webhooks to a receiver that never answers, beginning so long after their requests have ended, until each was either
@@ -269,19 +269,19 @@ async fn send_to_a_stuck_receiver(begin_after: Duration) -> (usize, usize) {
     const QUEUED: usize = 60;
     let stuck = Server::start(|_| std::future::pending()).await;
     let clock = ManualClock::at(Timestamp::from_seconds(1_767_225_600));
-    let mut given = Given::with_clock(None, clock.clone());
-    given.settings.allow_private = true;
-    given.settings.webhook_timeout = Duration::from_secs(3);
-    complete_some(&given, "acme", &stuck.url, QUEUED).await;
+    let mut fixture = Fixture::with_clock(None, clock.clone());
+    fixture.settings.allow_private = true;
+    fixture.settings.webhook_timeout = Duration::from_secs(3);
+    complete_some(&fixture, "acme", &stuck.url, QUEUED).await;
     clock.advance(begin_after);
-    let (closing, sending) = start_task(&given);
-    let settled = || async { count(&given, "retried") + count(&given, "put_off") >= QUEUED as u64 };
+    let (closing, sending) = start_task(&fixture);
+    let settled = || async { count(&fixture, "retried") + count(&fixture, "put_off") >= QUEUED as u64 };
     until("all are settled", settled).await;
     closing.cancel();
     sending.await.unwrap();
     // Past all waits.
     clock.advance(Duration::from_secs(3_600));
-    let messages = given.engine.claim(WEBHOOKS, QUEUED, Duration::from_secs(60)).await.unwrap().messages;
+    let messages = fixture.engine.claim(WEBHOOKS, QUEUED, Duration::from_secs(60)).await.unwrap().messages;
     assert_eq!(messages.len(), QUEUED);
     (stuck.calls(), messages.iter().filter(|message| message.attempts == 1).count())
 }

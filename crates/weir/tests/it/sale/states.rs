@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use serde_json::json;
 
-use super::given::{MINUTE, active, attempt, becomes, buy, create, in_ms, product, soon, status};
-use crate::given::{InProcess, Running, Store, on_each_engine};
+use super::fixtures::{MINUTE, active, attempt, becomes, buy, create, in_ms, product, soon, status};
+use crate::fixtures::{InProcess, Running, Store, on_each_engine};
 
 /// A sale from 00:01 to 00:11 of the day at whose beginning the clock of servers in this process stands.
 async fn sale(server: &InProcess, sku: &str, stock: u32) {

@@ -4,7 +4,7 @@ use http::Method;
 use weir_testkit::http::Error;
 use weir_testkit::talk::Listener;
 
-use super::given::{Gate, answer, error};
+use super::fixtures::{Gate, answer, error};
 
 const BAD_GATEWAY: (u16, &str) = (502, "BAD_GATEWAY");
 

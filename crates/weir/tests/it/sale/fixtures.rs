@@ -12,7 +12,7 @@ use tokio::sync::{Mutex, MutexGuard};
 use weir_testkit::http::{Client, Response};
 use weir_testkit::wait;
 
-use crate::given::PATIENCE;
+use crate::fixtures::PATIENCE;
 
 /// Connections that a test of many has, and those that all other tests and servers have meanwhile.
 const CONNECTIONS: u64 = 10_000;

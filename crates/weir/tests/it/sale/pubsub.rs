@@ -9,8 +9,8 @@ use weir_testkit::proxy::Proxy;
 use weir_testkit::redis::{Options, Server};
 use weir_testkit::{skip, wait};
 
-use super::given::{Listener, active, becomes, buy, soon};
-use crate::given::{PATIENCE, operator, weir};
+use super::fixtures::{Listener, active, becomes, buy, soon};
+use crate::fixtures::{PATIENCE, operator, weir};
 
 /// Two servers on one Redis; the second one's way there is through a proxy.
 struct Pair {

@@ -10,7 +10,7 @@ use weir_store::request::RequestStore;
 
 use crate::config::request::RequestSettings;
 
-use super::given::{Given, Running, Server, answer, until};
+use super::fixtures::{Fixture, Running, Server, answer, until};
 
 const START: Timestamp = Timestamp::from_seconds(1_767_225_600);
 
@@ -24,15 +24,15 @@ async fn what_a_crashed_worker_held_is_done_by_another_when_the_lease_ends() {
     })
     .await;
     let clock = ManualClock::at(START);
-    let mut given = Given::with_clock(Some(&server.url), clock.clone());
-    given.settings.downstream.read_timeout = Duration::from_secs(60);
-    let crashing = given.start();
-    let id = given.submit("{}").await;
+    let mut fixture = Fixture::with_clock(Some(&server.url), clock.clone());
+    fixture.settings.downstream.read_timeout = Duration::from_secs(60);
+    let crashing = fixture.start();
+    let id = fixture.submit("{}").await;
     until("the call is under way", || async { server.calls() == 1 }).await;
     crashing.kill().await;
-    let worker = given.start();
-    clock.advance(given.settings.policy.lease + Duration::from_micros(1));
-    let request = given.end_of(id).await;
+    let worker = fixture.start();
+    clock.advance(fixture.settings.policy.lease + Duration::from_micros(1));
+    let request = fixture.end_of(id).await;
     assert_eq!((request.status, request.attempts, server.calls()), (Status::Completed, 2, 2));
     worker.stop().await;
 }
@@ -52,42 +52,42 @@ async fn a_worker_that_is_late_changes_nothing() {
     })
     .await;
     let clock = ManualClock::at(START);
-    let mut given = Given::with_clock(Some(&server.url), clock.clone());
-    given.settings.downstream.read_timeout = Duration::from_secs(60);
-    let (late, prompt) = (given.start(), given.start());
-    let id = given.submit("{}").await;
+    let mut fixture = Fixture::with_clock(Some(&server.url), clock.clone());
+    fixture.settings.downstream.read_timeout = Duration::from_secs(60);
+    let (late, prompt) = (fixture.start(), fixture.start());
+    let id = fixture.submit("{}").await;
     until("the first call is under way", || async { server.calls() == 1 }).await;
-    clock.advance(given.settings.policy.lease + Duration::from_micros(1));
-    let request = given.end_of(id).await;
+    clock.advance(fixture.settings.policy.lease + Duration::from_micros(1));
+    let request = fixture.end_of(id).await;
     release.notify_one();
     late.stop().await;
     prompt.stop().await;
-    assert_eq!(given.result(&request).unwrap(), b"in time");
-    assert_eq!(given.find(id).await, request, "the late report has changed nothing");
+    assert_eq!(fixture.result(&request).unwrap(), b"in time");
+    assert_eq!(fixture.find(id).await, request, "the late report has changed nothing");
 }
 
 #[tokio::test]
 async fn two_workers_share_the_work_and_complete_each_request_once() {
     let server = Server::always(200, "done").await;
-    let given = Given::new(Some(&server.url));
-    let workers = [given.start(), given.start()];
+    let fixture = Fixture::new(Some(&server.url));
+    let workers = [fixture.start(), fixture.start()];
     let mut ids = Vec::new();
     for _ in 0..400 {
-        ids.push(given.submit("{}").await);
+        ids.push(fixture.submit("{}").await);
     }
     for id in ids {
-        assert_eq!(given.end_of(id).await.status, Status::Completed);
+        assert_eq!(fixture.end_of(id).await.status, Status::Completed);
     }
     for worker in workers {
         worker.stop().await;
     }
     assert_eq!(server.calls(), 400);
-    let changes = given.changes.lock();
+    let changes = fixture.changes.lock();
     assert_eq!(changes.iter().filter(|(_, status)| *status == Status::Completed).count(), 400);
 }
 
 /// A worker that stops while a call is under way, with this much patience.
-async fn stop_during_a_call(grace: Duration) -> (Given, weir_store::request::Request) {
+async fn stop_during_a_call(grace: Duration) -> (Fixture, weir_store::request::Request) {
     let release = Arc::new(Notify::new());
     let gate = Arc::clone(&release);
     let server = Server::start(move |_| {
@@ -98,10 +98,10 @@ async fn stop_during_a_call(grace: Duration) -> (Given, weir_store::request::Req
         }
     })
     .await;
-    let mut given = Given::new(Some(&server.url));
-    given.settings.downstream.read_timeout = Duration::from_secs(60);
-    let worker = Running::new(super::super::Parts { grace, ..given.parts() });
-    let id = given.submit("{}").await;
+    let mut fixture = Fixture::new(Some(&server.url));
+    fixture.settings.downstream.read_timeout = Duration::from_secs(60);
+    let worker = Running::new(super::super::Parts { grace, ..fixture.parts() });
+    let id = fixture.submit("{}").await;
     until("the call is under way", || async { server.calls() == 1 }).await;
     let answer_soon = async {
         if !grace.is_zero() {
@@ -109,8 +109,8 @@ async fn stop_during_a_call(grace: Duration) -> (Given, weir_store::request::Req
         }
     };
     tokio::join!(worker.stop(), answer_soon);
-    let request = given.find(id).await;
-    (given, request)
+    let request = fixture.find(id).await;
+    (fixture, request)
 }
 
 #[tokio::test]
@@ -121,25 +121,25 @@ async fn a_stop_waits_for_calls_that_are_under_way() {
 
 #[tokio::test]
 async fn a_stop_puts_back_what_takes_too_long() {
-    let (given, request) = stop_during_a_call(Duration::ZERO).await;
+    let (fixture, request) = stop_during_a_call(Duration::ZERO).await;
     assert_eq!((request.status, request.attempts), (Status::InProgress, 0), "no attempt is lost");
     let room =
         [weir_store::request::Room { downstream: RequestSettings::DEFAULT_DOWNSTREAM.to_owned(), jobs: 1 }];
-    let claimed = given.engine.claim_jobs(&room, &given.settings.policy).await.unwrap();
+    let claimed = fixture.engine.claim_jobs(&room, &fixture.settings.policy).await.unwrap();
     assert_eq!(claimed.jobs.len(), 1, "another worker may have it at once");
 }
 
 #[tokio::test]
 async fn a_payload_whose_key_is_gone_waits_and_loses_no_attempt() {
-    let given = Given::new(None);
-    let id = given.submit_with("1", |submit| submit.payload.key_id = "gone".to_owned()).await;
-    let worker = given.start();
+    let fixture = Fixture::new(None);
+    let id = fixture.submit_with("1", |submit| submit.payload.key_id = "gone".to_owned()).await;
+    let worker = fixture.start();
     let put_back = || async {
-        let told = given.changes.lock().len();
+        let told = fixture.changes.lock().len();
         told == 2
     };
     until("it is put back", put_back).await;
-    let request = given.find(id).await;
+    let request = fixture.find(id).await;
     assert_eq!((request.status, request.attempts), (Status::InProgress, 0));
     worker.stop().await;
 }

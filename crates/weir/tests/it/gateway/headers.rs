@@ -3,8 +3,8 @@
 use http::Method;
 use weir_testkit::talk::{Head, Listener};
 
-use super::given::{Gate, answer, error};
-use crate::given::{Running, Store};
+use super::fixtures::{Gate, answer, error};
+use crate::fixtures::{Running, Store};
 
 #[tokio::test]
 async fn a_call_reaches_the_upstream_as_it_was_made() {
@@ -220,7 +220,7 @@ async fn limits_of_the_upstream_are_not_taken_for_ours() {
 #[tokio::test]
 async fn an_echo_answers_where_there_is_no_upstream() {
     let running = Running::start(Store::Embedded).await;
-    let token = super::given::token(&running, "a@b.c");
+    let token = super::fixtures::token(&running, "a@b.c");
     let client = running.client().with_header("authorization", &format!("Bearer {token}"));
     let answer = client.get("/api/v1/ai/extract?x=1").await.unwrap();
     assert_eq!((answer.status, answer.header("x-weir-upstream")), (200, Some("echo")));

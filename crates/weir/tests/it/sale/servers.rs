@@ -9,8 +9,8 @@ use tokio::net::TcpStream;
 use weir_testkit::http::Client;
 use weir_testkit::wait;
 
-use super::given::{active, buy, many_connections};
-use crate::given::{PATIENCE, Running, Store};
+use super::fixtures::{active, buy, many_connections};
+use crate::fixtures::{PATIENCE, Running, Store};
 
 const COUNT: usize = 10_000;
 /// Connections that are made at once, and streams that are read at once.

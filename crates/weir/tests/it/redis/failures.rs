@@ -6,8 +6,8 @@ use serde_json::json;
 use weir_testkit::proxy::Proxy;
 use weir_testkit::wait;
 
-use super::given::{DOWN, Fleet, Load, forgetful, outage, send, skipped};
-use crate::given::{PATIENCE, configure, deliveries, operator, send_in_parallel, wait_until_delivered};
+use super::fixtures::{DOWN, Fleet, Load, forgetful, outage, send, skipped};
+use crate::fixtures::{PATIENCE, configure, deliveries, operator, send_in_parallel, wait_until_delivered};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn whatever_becomes_of_redis_under_load_nobody_gets_past_the_limit() {

@@ -42,7 +42,7 @@ macro_rules! on_each_engine {
             $(
                 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
                 async fn $name() {
-                    super::$name($crate::given::Store::Embedded).await;
+                    super::$name($crate::fixtures::Store::Embedded).await;
                 }
             )*
         }
@@ -51,7 +51,7 @@ macro_rules! on_each_engine {
                 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
                 async fn $name() {
                     if !weir_testkit::skip("postgres") {
-                        super::$name($crate::given::Store::Postgres).await;
+                        super::$name($crate::fixtures::Store::Postgres).await;
                     }
                 }
             )*

@@ -5,7 +5,7 @@ use weir_server::auth::jwt::{self, Claims};
 use weir_testkit::http::{Client, Response};
 use weir_testkit::talk::{Listener, Talk};
 
-use crate::given::{Running, Store};
+use crate::fixtures::{Running, Store};
 
 /// Far in the future, in seconds since 1970.
 const FAR: u64 = 4_000_000_000;

@@ -32,7 +32,7 @@ use crate::telemetry::metrics::WorkMetrics;
 /// How long a test waits for what must happen.
 pub(super) const PATIENCE: Duration = Duration::from_secs(20);
 
-pub(super) struct Given {
+pub(super) struct Fixture {
     pub(super) engine: Sqlite,
     pub(super) keyring: Arc<Keyring>,
     pub(super) settings: RequestSettings,
@@ -47,7 +47,7 @@ pub(super) struct Running {
     closing: CancellationToken,
 }
 
-impl Given {
+impl Fixture {
     /// An engine on the system's clock, and settings with short waits.
     pub(super) fn new(downstream: Option<&str>) -> Self {
         Self::on(downstream, |directory| Sqlite::open(directory).unwrap())

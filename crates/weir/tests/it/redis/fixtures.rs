@@ -12,7 +12,7 @@ use weir_testkit::process::Weir;
 use weir_testkit::redis::{Options, Server};
 use weir_testkit::{skip, wait};
 
-use crate::given::{PATIENCE, configure, message, weir};
+use crate::fixtures::{PATIENCE, configure, message, weir};
 
 /// The contract's bound: 2 s for the API, and room for a busy machine.
 pub(super) const ANSWER_WITHIN: Duration = Duration::from_secs(3);

@@ -3,17 +3,17 @@
 use http::Method;
 use serde_json::json;
 
-use super::given::{UNTHROTTLED, active, attempt, buy, create, in_ms, product, purchase, status};
-use crate::given::{Running, Store, audit, on_each_engine};
+use super::fixtures::{UNTHROTTLED, active, attempt, buy, create, in_ms, product, purchase, status};
+use crate::fixtures::{Running, Store, audit, on_each_engine};
 
-async fn im_1_stock_starts_as_configured(store: Store) {
+async fn stock_starts_as_configured(store: Store) {
     let running = Running::start(store).await;
     create(&running.operator(), &product("W", 123, &in_ms(60_000), &in_ms(120_000))).await;
     let shown = status(&running.client(), "W").await;
     assert_eq!((&shown["stock"], &shown["initialStock"]), (&json!(123), &json!(123)));
 }
 
-async fn im_2_each_purchase_takes_one_unit(store: Store) {
+async fn each_purchase_takes_one_unit(store: Store) {
     let running = Running::start(store).await;
     let client = running.client();
     active(&running.operator(), "W", 5).await;
@@ -23,7 +23,7 @@ async fn im_2_each_purchase_takes_one_unit(store: Store) {
     }
 }
 
-async fn im_5_without_stock_everybody_hears_sold_out(store: Store) {
+async fn without_stock_everybody_hears_sold_out(store: Store) {
     let running = Running::start(store).await;
     let client = running.client();
     active(&running.operator(), "W", 1).await;
@@ -123,9 +123,9 @@ async fn an_unknown_sku_is_404_and_bad_input_400_with_its_fields(store: Store) {
 }
 
 on_each_engine!(
-    im_1_stock_starts_as_configured,
-    im_2_each_purchase_takes_one_unit,
-    im_5_without_stock_everybody_hears_sold_out,
+    stock_starts_as_configured,
+    each_purchase_takes_one_unit,
+    without_stock_everybody_hears_sold_out,
     pr_1_a_valid_purchase_succeeds_and_can_be_read_at_once,
     pr_2_a_second_purchase_is_already_purchased,
     pr_3_a_sale_that_does_not_run_is_not_active,

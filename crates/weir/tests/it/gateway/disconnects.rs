@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use super::given::{Gate, answer};
-use crate::given::PATIENCE;
+use super::fixtures::{Gate, answer};
+use crate::fixtures::PATIENCE;
 
 #[tokio::test]
 async fn a_caller_that_leaves_before_the_answer_cancels_the_call() {

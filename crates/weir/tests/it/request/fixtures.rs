@@ -9,7 +9,7 @@ use weir_core::webhook::{Secret, sign};
 use weir_server::auth::jwt::{self, Claims};
 use weir_testkit::http::{Client, Response};
 
-use crate::given::{PATIENCE, Running, Store};
+use crate::fixtures::{PATIENCE, Running, Store};
 
 /// Far in the future, in seconds since 1970.
 pub(super) const FAR: u64 = 4_000_000_000;
