@@ -3,22 +3,22 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use crate::address_limits::{AddressCounters, AddressLimits};
 use crate::auth::Auth;
 use crate::buffer_budget::BufferBudget;
-use crate::config::Settings;
 use crate::engines::Engines;
 use crate::gateway::Gateway;
-use crate::seal::Keyring;
-use crate::service::address_limits::{AddressCounters, AddressLimits};
-use crate::service::clocks::Clocks;
-use crate::service::health::Health;
-use crate::service::quota::QuotaService;
-use crate::service::request::RequestService;
-use crate::service::sale::SaleService;
-use crate::service::slot::SlotService;
-use crate::service::tier::TierService;
+use crate::operations::clocks::Clocks;
+use crate::operations::health::Health;
+use crate::quota::service::QuotaService;
+use crate::request::encryption::Keyring;
+use crate::request::service::RequestService;
+use crate::sale::service::SaleService;
+use crate::settings::Settings;
 use crate::shutdown::Shutdown;
+use crate::slot::service::SlotService;
 use crate::telemetry::metrics::{Metrics, Shortage};
+use crate::tier::service::TierService;
 
 /// What every handler shares.
 pub struct App {

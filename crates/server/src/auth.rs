@@ -9,9 +9,9 @@ pub(crate) mod webhook;
 
 use std::path::Path;
 
-use crate::config::Settings;
-use crate::config::auth::{ADMIN_KEY, AuthSettings, admin_key};
-use crate::config::source::SettingError;
+use crate::settings::Settings;
+use crate::settings::auth::{ADMIN_KEY, AuthSettings, admin_key};
+use crate::settings::source::SettingError;
 
 /// What credentials are checked against.
 #[derive(Debug)]

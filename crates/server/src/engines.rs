@@ -19,15 +19,15 @@ use weir_store::request::RequestStore;
 use weir_store::sale::{FollowMetrics, SaleStore};
 use weir_store::throttle::Throttle;
 use weir_store::tier::LimitStore;
-use weir_store::{Batch, LaneMetrics, Lanes, Result};
+use weir_store::{Batch, Error, LaneMetrics, Lanes, Result};
 use weir_store_redis::{Redis, RedisLimits, RedisRequests, RedisSales};
 
 use self::broker_jobs::{Broker as RequestBroker, TOPIC as REQUEST_TOPIC};
 pub(crate) use self::kafka::Kafka;
 pub(crate) use self::store::Store;
 use self::store::Surroundings;
-use crate::config::Settings;
-use crate::config::store::{BrokerChoice, CacheChoice};
+use crate::settings::Settings;
+use crate::settings::store::{BrokerChoice, CacheChoice};
 
 /// How long a start waits for a database that is not there yet.
 const START_TIMEOUT: Duration = Duration::from_secs(30);
@@ -237,5 +237,13 @@ pub(crate) async fn patiently<T, F: Future<Output = Result<T>>>(ask: impl Fn() -
             }
             outcome => return outcome,
         }
+    }
+}
+
+/// Waits for a call to the store no longer than the API's timeout; after that the caller gets an answer and the call goes on.
+pub(crate) async fn within<T>(timeout: Duration, call: impl Future<Output = Result<T>>) -> Result<T> {
+    match tokio::time::timeout(timeout, call).await {
+        Ok(outcome) => outcome,
+        Err(elapsed) => Err(Error::unavailable("store", elapsed)),
     }
 }

@@ -1,5 +1,5 @@
 //! The gateway behind `/api/v1/ai/**`: a call goes to the upstream as it came, and the answer comes back as it is
-//! made, piece by piece. Who may call, and how often, is decided before (`http/gateway.rs`).
+//! made, piece by piece. Who may call, and how often, is decided before (`gateway/routes.rs`).
 
 mod connection;
 mod echo;
@@ -9,6 +9,8 @@ mod pool;
 mod request_body;
 mod reserved_headers;
 mod response_body;
+pub(crate) mod routes;
+pub(crate) mod settings;
 mod tunnel;
 mod upstream;
 
@@ -36,11 +38,11 @@ use self::headers::Addition;
 use self::pool::Pool;
 use self::request_body::{Fault, Progress, RequestBody};
 use self::response_body::ResponseBody;
+use self::settings::GatewaySettings;
 use self::tunnel::Tunnel;
 use self::upstream::Upstream;
-use crate::config::Settings;
-use crate::config::gateway::GatewaySettings;
 use crate::peer::Peer;
+use crate::settings::Settings;
 use crate::shutdown::Shutdown;
 use crate::telemetry::gateway::GatewayMetrics;
 use crate::telemetry::metrics::Metrics;

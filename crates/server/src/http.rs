@@ -1,29 +1,20 @@
 //! The HTTP face: routes, wire types, errors. The router checks credentials; a handler parses, calls one service function and
 //! answers.
 
-mod audit;
-mod body;
-mod dead_letters;
-mod error;
-mod event_stream;
-mod gateway;
+pub(crate) mod body;
+pub(crate) mod error;
+pub(crate) mod event_stream;
 mod host;
-mod identity;
+pub(crate) mod identity;
 mod lingering_close;
 pub mod openapi;
-mod operations;
-mod pagination;
-mod path_params;
-mod queue;
-mod quota;
-mod rate_limit_headers;
-mod request;
-mod request_scope;
+pub(crate) mod pagination;
+pub(crate) mod path_params;
+pub(crate) mod rate_limit_headers;
+pub(crate) mod request_scope;
 pub mod route;
 pub(crate) mod router;
-pub mod routes;
-mod sale;
+pub(crate) mod sale_error;
 pub(crate) mod serve;
-mod slot;
-mod tier;
 mod tracked_body;
+pub(crate) mod visitor;

@@ -1,21 +1,27 @@
 //! The server: settings, credentials, engines, services, HTTP and workers, put together and taken apart in order.
 
+mod address_limits;
 mod app;
 pub mod auth;
 mod buffer_budget;
-pub mod config;
 mod engines;
 mod gateway;
 pub mod grpc;
 pub mod http;
+mod operations;
 mod outbound;
 mod peer;
+mod quota;
 mod redact;
-mod seal;
-mod service;
+mod request;
+pub mod routes;
+mod sale;
+pub mod settings;
 mod shutdown;
+mod slot;
 pub mod telemetry;
-mod worker;
+mod tier;
+mod workers;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -27,14 +33,14 @@ use weir_core::Clock;
 
 use crate::app::App;
 use crate::auth::Auth;
-use crate::config::Settings;
-use crate::config::source::SettingError;
 use crate::engines::Engines;
 use crate::http::router::Router;
-use crate::http::routes::routes;
 use crate::http::serve::HttpServer;
-use crate::seal::Keyring;
-use crate::service::request::key_check;
+use crate::request::encryption::Keyring;
+use crate::request::service::key_check;
+use crate::routes::routes;
+use crate::settings::Settings;
+use crate::settings::source::SettingError;
 
 /// Why a server did not start.
 #[derive(Debug, thiserror::Error)]
@@ -108,7 +114,7 @@ impl Server {
         }
         let grpc =
             grpc.map(|(listener, address)| (address, tokio::spawn(grpc::serve(listener, Arc::clone(&app)))));
-        let workers = worker::start::start(&app)?;
+        let workers = workers::start(&app)?;
         http.serve(listeners, Router::new(routes(), &app), &app);
         Ok(Self { app, address, grpc, http, workers })
     }
@@ -130,17 +136,17 @@ impl Server {
     pub fn ready_line(&self) -> String {
         let data = &self.app.settings.process.data;
         let engine = match &self.app.settings.store.engine {
-            config::store::EngineChoice::Embedded => format!("embedded SQLite in {}", data.display()),
-            config::store::EngineChoice::Postgres(target) => format!("Postgres at {}", target.address()),
+            settings::store::EngineChoice::Embedded => format!("embedded SQLite in {}", data.display()),
+            settings::store::EngineChoice::Postgres(target) => format!("Postgres at {}", target.address()),
         };
         let grpc = self.grpc_address().map_or_else(String::new, |address| format!(", gRPC on {address}"));
         let cache = match &self.app.settings.store.cache {
-            config::store::CacheChoice::None => String::new(),
-            config::store::CacheChoice::Redis(target) => format!(" · Redis at {}", target.address()),
+            settings::store::CacheChoice::None => String::new(),
+            settings::store::CacheChoice::Redis(target) => format!(" · Redis at {}", target.address()),
         };
         let broker = match &self.app.settings.store.broker {
-            config::store::BrokerChoice::Embedded => String::new(),
-            config::store::BrokerChoice::Kafka(brokers) => {
+            settings::store::BrokerChoice::Embedded => String::new(),
+            settings::store::BrokerChoice::Kafka(brokers) => {
                 format!(" · Kafka at {}", brokers.bootstrap_servers())
             }
         };
@@ -181,7 +187,7 @@ impl Server {
 /// A database that must not be used is a setting to be mended, like a wrong one.
 fn cannot_open(settings: &Settings, error: weir_store::Error) -> StartError {
     match (weir_store_postgres::unsuitable(&error), &settings.store.engine) {
-        (Some(reason), config::store::EngineChoice::Postgres(target)) => {
+        (Some(reason), settings::store::EngineChoice::Postgres(target)) => {
             let server = format!("Postgres at {}", target.address());
             SettingError::unusable("store", server, reason).into()
         }

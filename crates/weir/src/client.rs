@@ -9,8 +9,8 @@ use http_body_util::{BodyExt, Full};
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
 use weir_server::auth::secrets::ADMIN_KEY;
-use weir_server::config::Settings;
-use weir_server::config::source::Sources;
+use weir_server::settings::Settings;
+use weir_server::settings::source::Sources;
 
 use crate::health::reachable;
 

@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use anyhow::Context;
 use clap::Args;
-use weir_server::config::Settings;
-use weir_server::config::source::Sources;
+use weir_server::settings::Settings;
+use weir_server::settings::source::Sources;
 
 /// How long the server may take for each step.
 const PATIENCE: Duration = Duration::from_secs(2);

@@ -12,7 +12,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 use weir_server::StartError;
-use weir_server::config::source::SettingError;
+use weir_server::settings::source::SettingError;
 
 /// Every request allocates a little; this allocator does so at half the cost of the system's.
 #[global_allocator]

@@ -8,9 +8,9 @@ use clap::Args;
 use rustix::process::{Resource, Rlimit, Signal, getrlimit, setrlimit};
 use tokio::signal::unix::{SignalKind, signal};
 use weir_server::Server;
-use weir_server::config::Settings;
-use weir_server::config::source::{SettingError, Sources};
-use weir_server::telemetry::{logs, writer};
+use weir_server::settings::Settings;
+use weir_server::settings::source::{SettingError, Sources};
+use weir_server::telemetry::{log_writer, logs};
 
 /// How long the last log lines are waited for.
 const LAST_LINES: Duration = Duration::from_millis(500);
@@ -72,7 +72,7 @@ pub(crate) fn run(arguments: ServeArgs) -> anyhow::Result<ExitCode> {
     raise_file_limit(settings.http.max_connections);
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let outcome = runtime.block_on(serve(settings));
-    writer::flush(LAST_LINES);
+    log_writer::flush(LAST_LINES);
     // A sender stuck in writing to somebody who does not read must not keep the process.
     runtime.shutdown_background();
     outcome

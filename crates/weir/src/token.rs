@@ -10,8 +10,8 @@ use clap::Args;
 use weir_server::auth::jwt::{Claims, sign_for};
 use weir_server::auth::jwt_secret;
 use weir_server::auth::secrets::JWT_SECRET;
-use weir_server::config::Settings;
-use weir_server::config::source::Sources;
+use weir_server::settings::Settings;
+use weir_server::settings::source::Sources;
 
 #[derive(Debug, Args)]
 #[expect(clippy::doc_markdown, reason = "the comments are the help text people read")]

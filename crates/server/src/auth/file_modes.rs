@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
-use crate::config::Settings;
+use crate::settings::Settings;
 
 /// What the group and all others may do, as bits of a file's mode.
 const READ: u32 = 0o044;
@@ -70,7 +70,7 @@ fn has_private_keys(jwks: &Path) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::source::{Sources, flatten_toml};
+    use crate::settings::source::{Sources, flatten_toml};
 
     fn write(path: &Path, text: &str, mode: u32) {
         std::fs::write(path, text).unwrap();

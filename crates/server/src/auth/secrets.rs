@@ -8,8 +8,8 @@ use std::path::Path;
 use base64::Engine;
 use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
 
-use crate::config::auth::ADMIN_KEY_MIN;
-use crate::config::source::SettingError;
+use crate::settings::auth::ADMIN_KEY_MIN;
+use crate::settings::source::SettingError;
 
 /// A secret that lives in a file of the data directory.
 #[derive(Clone, Copy, Debug)]

@@ -12,8 +12,8 @@ use weir_core::webhook::{Received, Secret, SecretError, SignatureError, sign, ve
 use weir_core::{TenantId, Timestamp};
 
 use super::secrets;
-use crate::config::request::{RequestSettings, WEBHOOK_SECRET, is_webhook_secret};
-use crate::config::source::SettingError;
+use crate::request::settings::{RequestSettings, WEBHOOK_SECRET, is_webhook_secret};
+use crate::settings::source::SettingError;
 
 /// Keeps what is derived here apart from anything else that may be derived from the same master one day.
 const SALT: &[u8] = b"weir webhook secret v1";
@@ -108,7 +108,7 @@ impl std::fmt::Debug for WebhookSecret {
 
 #[cfg(test)]
 mod tests {
-    use crate::config::request as config;
+    use crate::request::settings as config;
 
     use super::*;
 
@@ -118,7 +118,7 @@ mod tests {
 
     fn load(text: &str) -> WebhookSecret {
         let mut settings =
-            crate::config::Settings::read(crate::config::source::Sources::default()).unwrap().request;
+            crate::settings::Settings::read(crate::settings::source::Sources::default()).unwrap().request;
         settings.webhook_secret = Some(config::Secret(text.to_owned()));
         WebhookSecret::load(&settings, Path::new("")).unwrap()
     }

@@ -13,7 +13,7 @@ use weir_store::Result;
 use weir_store::quota::TOPIC;
 
 use super::broker_jobs::TOPIC as REQUEST_TOPIC;
-use crate::config::Settings;
+use crate::settings::Settings;
 
 /// How long a start waits for a broker, and the pause before it is asked again.
 const BROKER_PATIENCE: Duration = Duration::from_secs(5);

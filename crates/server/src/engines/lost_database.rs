@@ -6,9 +6,9 @@ use std::path::Path;
 use weir_store::Result;
 use weir_store_sqlite::Sqlite;
 
-use crate::config::Settings;
-use crate::config::source::SettingError;
-use crate::config::store::EngineChoice;
+use crate::settings::Settings;
+use crate::settings::source::SettingError;
+use crate::settings::store::EngineChoice;
 
 /// Refuses a directory without a database that shows that it had one: a log that belongs to it, or secrets beside the lock file
 /// of the engine. Secrets alone may have been put there for a first start, or by servers on Postgres.

@@ -20,8 +20,8 @@ use weir_store_redis::{Redis, RedisQuota};
 use weir_store_sqlite::Sqlite;
 
 use super::START_TIMEOUT;
-use crate::config::Settings;
-use crate::config::store::EngineChoice;
+use crate::settings::Settings;
+use crate::settings::store::EngineChoice;
 
 /// Everything an engine does for Weir.
 trait Engine:

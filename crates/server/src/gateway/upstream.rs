@@ -9,7 +9,7 @@ use super::GatewayError;
 use super::connection::UpstreamConnection;
 use super::pool::Pool;
 use super::request_body::RequestBody;
-use crate::config::gateway::GatewaySettings;
+use super::settings::GatewaySettings;
 use crate::outbound::connect::{Connector, Reach};
 use crate::outbound::{Target, causes};
 

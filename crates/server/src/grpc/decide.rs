@@ -15,7 +15,7 @@ use super::message::{
     Code, DescriptorStatus, HeaderValue, RateLimit, RateLimitDescriptor, RateLimitOverride, RateLimitRequest,
     RateLimitResponse, RateLimitUnit,
 };
-use crate::service::tier::{Answer, TierService};
+use crate::tier::service::{Answer, TierService};
 
 /// The most descriptors in a question, and entries in a descriptor.
 const MAX: usize = 64;

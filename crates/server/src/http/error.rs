@@ -7,9 +7,9 @@ use http::{HeaderMap, HeaderValue, StatusCode};
 use serde::Serialize;
 use utoipa::ToSchema;
 
+use crate::address_limits::TooManyStreams;
 use crate::auth::credentials::AuthError;
-use crate::service::address_limits::TooManyStreams;
-use crate::telemetry::quiet::Quiet;
+use crate::telemetry::log_throttle::Quiet;
 
 /// What a caller is told when the answer is not what it asked for.
 #[derive(Clone, Debug)]

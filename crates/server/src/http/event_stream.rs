@@ -35,10 +35,10 @@ impl EventStream {
 /// Why hyper has nothing to answer.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
 #[error("the response is written by a task of its own")]
-pub(super) struct Detached;
+pub(crate) struct Detached;
 
 /// Hands a response back to hyper, or starts a task that writes it if it is a stream of events.
-pub(super) fn detach(
+pub(crate) fn detach(
     mut response: Response,
     method: &Method,
     peer: &Peer,
@@ -58,7 +58,7 @@ pub(super) fn detach(
 }
 
 /// The head of a response that ends with its connection.
-pub(super) fn write_head(response: &Response) -> Bytes {
+pub(crate) fn write_head(response: &Response) -> Bytes {
     let status = response.status();
     let mut head =
         format!("HTTP/1.1 {} {}\r\n", status.as_str(), status.canonical_reason().unwrap_or_default());

@@ -10,17 +10,17 @@ use http::header::HOST;
 use http::{Request, Version};
 
 use super::error::ApiError;
-use crate::config::process::ProcessSettings;
+use crate::settings::process::ProcessSettings;
 
 /// What callers may call the server.
 #[derive(Clone, Debug)]
-pub(super) struct HostCheck {
+pub(crate) struct HostCheck {
     /// Further names; none where any name will do.
     allowed: Option<Vec<String>>,
 }
 
 impl HostCheck {
-    pub(super) fn new(process: &ProcessSettings) -> Self {
+    pub(crate) fn new(process: &ProcessSettings) -> Self {
         let is_any_allowed =
             !process.is_on_loopback() || process.allowed_hosts.iter().any(|host| host == "*");
         Self { allowed: (!is_any_allowed).then(|| process.allowed_hosts.clone()) }
@@ -30,7 +30,7 @@ impl HostCheck {
     ///
     /// # Errors
     /// When the header is missing or doubled, or names another machine.
-    pub(super) fn check<B>(&self, request: &Request<B>) -> Result<(), ApiError> {
+    pub(crate) fn check<B>(&self, request: &Request<B>) -> Result<(), ApiError> {
         let mut hosts = request.headers().get_all(HOST).iter();
         let host = match (hosts.next(), hosts.next()) {
             (Some(host), None) => host.as_bytes(),

@@ -19,7 +19,7 @@ const TIME_MAX_IN_RESERVE: Duration = Duration::from_secs(1);
 
 /// Reads what the peer still sends until it ends, falls silent or has sent too much. The response has been written and this
 /// side of the connection closed.
-pub(super) async fn linger(peer: &Peer, shutdown: &Shutdown) {
+pub(crate) async fn linger(peer: &Peer, shutdown: &Shutdown) {
     let time_max = if peer.is_in_reserve() { TIME_MAX_IN_RESERVE } else { TIME_MAX };
     tokio::select! {
         biased;

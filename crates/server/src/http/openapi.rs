@@ -3,11 +3,10 @@
 //! A handler's `#[utoipa::path]` names its parameters, bodies and the refusals that are its own. What follows from its line
 //! in the table (credentials, error format, limits, outages) is added here, once for all routes: see `responses.rs`.
 
-mod responses;
-pub(super) mod schema;
+pub(crate) mod responses;
+pub(crate) mod schema;
 
 use std::collections::BTreeMap;
-use std::sync::OnceLock;
 
 use utoipa::openapi::path::{Operation, PathItem, Paths};
 use utoipa::openapi::schema::{Components, Schema};
@@ -18,12 +17,11 @@ use utoipa::openapi::{
 };
 
 use super::route::Route;
-use super::routes::routes;
 
 const INTRODUCTION: &str = include_str!("../../assets/openapi.md");
 
 /// Tags and what they are about, in the order of the document.
-const TAGS: [(&str, &str); 8] = [
+pub(crate) const TAGS: [(&str, &str); 8] = [
     (
         "quota",
         "Messages per user and window. A window has a fixed length; the first send after its end starts the \
@@ -59,17 +57,17 @@ const TAGS: [(&str, &str); 8] = [
 ];
 
 /// What a handler's annotation says about it.
-pub(super) struct Description {
+pub(crate) struct Description {
     /// The path it was written for, which a test compares with the table.
     #[cfg_attr(not(test), expect(dead_code, reason = "the table says where a route is"))]
-    path: String,
-    methods: Vec<HttpMethod>,
+    pub(crate) path: String,
+    pub(crate) methods: Vec<HttpMethod>,
     operation: Operation,
-    schemas: Vec<(String, RefOr<Schema>)>,
+    pub(crate) schemas: Vec<(String, RefOr<Schema>)>,
 }
 
 /// Reads the annotation of a handler. `__dev` is what `utoipa`'s own `routes!` uses for the same.
-pub(super) fn describe<P>() -> Description
+pub(crate) fn describe<P>() -> Description
 where
     P: utoipa::Path + utoipa::__dev::SchemaReferences + utoipa::__dev::Tags<'static>,
 {
@@ -80,22 +78,18 @@ where
     Description { path: P::path(), methods: P::methods(), operation, schemas }
 }
 
-/// The document as JSON. Built when it is first asked for; only the text is kept.
-#[must_use]
-pub fn document() -> &'static str {
-    static DOCUMENT: OnceLock<Box<str>> = OnceLock::new();
-    DOCUMENT.get_or_init(|| {
-        build().to_json().map(String::into_boxed_str).unwrap_or_else(|error| {
-            tracing::error!(%error, "the OpenAPI document could not be written as JSON");
-            "{}".into()
-        })
+/// The document of a table of routes, as JSON.
+pub(crate) fn document(routes: &[Route]) -> Box<str> {
+    build(routes).to_json().map(String::into_boxed_str).unwrap_or_else(|error| {
+        tracing::error!(%error, "the OpenAPI document could not be written as JSON");
+        "{}".into()
     })
 }
 
-fn build() -> OpenApi {
+fn build(routes: &[Route]) -> OpenApi {
     let mut paths = Paths::new();
     let mut components = components();
-    for route in routes().iter().filter(|route| is_described(route)) {
+    for route in routes.iter().filter(|route| is_described(route)) {
         let Description { methods, operation, schemas, .. } = (route.describe)();
         components.schemas.extend(schemas);
         for method in &methods {
@@ -121,12 +115,12 @@ fn build() -> OpenApi {
 }
 
 /// Of the lines that share a handler for every method, the one with a path behind it stands for all.
-fn is_described(route: &Route) -> bool {
+pub(crate) fn is_described(route: &Route) -> bool {
     route.method.is_some() || route.path.contains("{*")
 }
 
 /// The path as OpenAPI writes it, which knows no parameters of several segments.
-fn path_of(route: &Route) -> String {
+pub(crate) fn path_of(route: &Route) -> String {
     route.path.replace("{*", "{")
 }
 
@@ -150,7 +144,7 @@ fn complete(
     operation
 }
 
-const fn method_name(method: &HttpMethod) -> &'static str {
+pub(crate) const fn method_name(method: &HttpMethod) -> &'static str {
     match method {
         HttpMethod::Get => "get",
         HttpMethod::Post => "post",
@@ -177,6 +171,3 @@ fn components() -> Components {
     components.add_security_scheme(responses::BEARER, SecurityScheme::Http(token.build()));
     components
 }
-
-#[cfg(test)]
-mod tests;

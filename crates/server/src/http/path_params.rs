@@ -9,12 +9,12 @@ use percent_encoding::percent_decode_str;
 pub(crate) struct PathParams(Vec<Option<Box<str>>>);
 
 impl PathParams {
-    pub(super) fn decode(found: &matchit::Params<'_, '_>) -> Self {
+    pub(crate) fn decode(found: &matchit::Params<'_, '_>) -> Self {
         let decode = |text: &str| percent_decode_str(text).decode_utf8().ok().map(Box::from);
         Self(found.iter().map(|(_name, value)| decode(value)).collect())
     }
 
-    pub(super) const fn is_empty(&self) -> bool {
+    pub(crate) const fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 }

@@ -22,7 +22,7 @@ const REQUEST_ID_MAX: usize = 128;
 
 /// Answers one request. This stands outside of the router's handlers rather than as a layer of each, which would cost every
 /// request two allocations and a copy.
-pub(super) async fn answer<B>(
+pub(crate) async fn answer<B>(
     router: &Router,
     metrics: &Metrics,
     peer: &Peer,
@@ -103,7 +103,7 @@ fn request_id(given: Option<&HeaderValue>) -> HeaderValue {
     given.filter(is_sane).cloned().unwrap_or_else(new_request_id)
 }
 
-pub(super) fn new_request_id() -> HeaderValue {
+pub(crate) fn new_request_id() -> HeaderValue {
     let id = uuid::Builder::from_random_bytes(fastrand::u128(..).to_ne_bytes()).into_uuid();
     let mut text = uuid::Uuid::encode_buffer();
     HeaderValue::from_str(id.hyphenated().encode_lower(&mut text)).unwrap_or(HeaderValue::from_static("-"))

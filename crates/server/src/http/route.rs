@@ -9,12 +9,12 @@ use http::Method;
 
 use super::error::ApiError;
 use super::openapi::Description;
-use super::sale::error::SaleError;
+use super::sale_error::SaleError;
 use crate::app::App;
 use crate::auth::credentials::Credentials;
 
 /// Answers the requests of a route.
-pub(super) type Endpoint = fn(Request, Arc<App>) -> BoxFuture<'static, Response>;
+pub(crate) type Endpoint = fn(Request, Arc<App>) -> BoxFuture<'static, Response>;
 
 /// One method of one path.
 #[derive(Clone)]
@@ -37,9 +37,9 @@ pub struct Route {
     pub is_page: bool,
     /// Whether it is answered also when all connections are taken.
     pub is_in_reserve: bool,
-    pub(super) endpoint: Endpoint,
+    pub(crate) endpoint: Endpoint,
     /// What the handler's annotation says about it, for `/openapi.json`.
-    pub(super) describe: fn() -> Description,
+    pub(crate) describe: fn() -> Description,
 }
 
 /// The form of refusals.
@@ -53,7 +53,7 @@ pub enum ErrorFormat {
 
 impl ErrorFormat {
     /// A refusal in this format.
-    pub(super) fn refuse(self, error: impl Into<ApiError>) -> Response {
+    pub(crate) fn refuse(self, error: impl Into<ApiError>) -> Response {
         let error = error.into();
         match self {
             Self::Flat => error.into_response(),
@@ -69,7 +69,7 @@ pub enum PeerUse {
     None,
     /// The connection: its address, and whether the caller is still there, because the answer may take long.
     Connection,
-    /// Its address, whose requests are limited (`service/address_limits.rs`).
+    /// Its address, whose requests are limited (`address_limits.rs`).
     AddressLimit,
 }
 
@@ -83,7 +83,7 @@ pub enum RouteRole {
 }
 
 impl Route {
-    pub(super) fn new(
+    pub(crate) fn new(
         method: Option<Method>,
         path: &'static str,
         credentials: Credentials,
@@ -107,44 +107,44 @@ impl Route {
     }
 
     /// The handler waits, and looks for the end of the connection meanwhile.
-    pub(super) const fn watching_peer(mut self) -> Self {
+    pub(crate) const fn watching_peer(mut self) -> Self {
         self.peer = PeerUse::Connection;
         self
     }
 
     /// A route of sale: its address limits and its envelope.
-    pub(super) const fn of_sale(mut self) -> Self {
+    pub(crate) const fn of_sale(mut self) -> Self {
         self.errors = ErrorFormat::Sale;
         self.peer = PeerUse::AddressLimit;
         self
     }
 
     /// Answered whatever the roles of the process.
-    pub(super) const fn of_any_role(mut self) -> Self {
+    pub(crate) const fn of_any_role(mut self) -> Self {
         self.role = RouteRole::Any;
         self
     }
 
     /// Never answers 503 for want of a store: it answers from memory, or reports outages inside of its body.
-    pub(super) const fn never_unavailable(mut self) -> Self {
+    pub(crate) const fn never_unavailable(mut self) -> Self {
         self.can_be_unavailable = false;
         self
     }
 
     /// Answered also when all connections are taken (`serve.rs`).
-    pub(super) const fn in_reserve(mut self) -> Self {
+    pub(crate) const fn in_reserve(mut self) -> Self {
         self.is_in_reserve = true;
         self
     }
 
     /// A page or one of its files.
-    pub(super) const fn of_page(mut self) -> Self {
+    pub(crate) const fn of_page(mut self) -> Self {
         self.is_page = true;
         self.never_unavailable()
     }
 
     /// Whether it answers requests with this method.
-    pub(super) fn takes(&self, method: &Method) -> bool {
+    pub(crate) fn takes(&self, method: &Method) -> bool {
         // Whoever asks for the head of an answer gets that of GET; hyper leaves out the body.
         let wanted = if method == Method::HEAD { &Method::GET } else { method };
         self.method.as_ref().is_none_or(|own| own == wanted)

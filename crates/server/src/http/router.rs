@@ -12,8 +12,8 @@ use super::error::{method_not_allowed, not_found};
 use super::host::HostCheck;
 use super::path_params::PathParams;
 use super::route::{ErrorFormat, PeerUse, Route, RouteRole};
-use super::sale::error::SaleError;
-use super::sale::visitor::Visitor;
+use super::sale_error::SaleError;
+use super::visitor::Visitor;
 use crate::app::App;
 use crate::auth::credentials::Identity;
 use crate::peer::Peer;
@@ -37,7 +37,7 @@ struct PathRoutes {
 }
 
 /// What the table says of a request.
-pub(super) enum RouteMatch<'a> {
+pub(crate) enum RouteMatch<'a> {
     Route(&'a Route, PathParams),
     /// The path is there, and takes other methods.
     MethodNotAllowed(&'a HeaderValue, ErrorFormat),
@@ -46,7 +46,7 @@ pub(super) enum RouteMatch<'a> {
 
 impl RouteMatch<'_> {
     /// The form of refusals there.
-    pub(super) const fn errors(&self) -> ErrorFormat {
+    pub(crate) const fn errors(&self) -> ErrorFormat {
         match self {
             Self::Route(route, _) => route.errors,
             Self::MethodNotAllowed(_, errors) => *errors,
@@ -55,7 +55,7 @@ impl RouteMatch<'_> {
     }
 
     /// Whether it is answered also when all connections are taken.
-    pub(super) const fn is_in_reserve(&self) -> bool {
+    pub(crate) const fn is_in_reserve(&self) -> bool {
         matches!(self, Self::Route(Route { is_in_reserve: true, .. }, _))
     }
 }
@@ -83,12 +83,12 @@ impl Router {
     }
 
     /// What callers may call this server.
-    pub(super) const fn hosts(&self) -> &HostCheck {
+    pub(crate) const fn hosts(&self) -> &HostCheck {
         &self.hosts
     }
 
     /// The route of a request, and the label that metrics know it by: one of a few, whatever callers ask for.
-    pub(super) fn find(&self, method: &Method, path: &str) -> (RouteMatch<'_>, &'static str) {
+    pub(crate) fn find(&self, method: &Method, path: &str) -> (RouteMatch<'_>, &'static str) {
         let Ok(matched) = self.paths.at(path) else { return (RouteMatch::NotFound, UNMATCHED) };
         let PathRoutes { path, routes, allow } = matched.value;
         let found = match routes.iter().find(|route| route.takes(method)) {
@@ -102,7 +102,7 @@ impl Router {
     }
 
     /// Answers a request by what was found for it.
-    pub(super) async fn answer(
+    pub(crate) async fn answer(
         &self,
         matched: RouteMatch<'_>,
         peer: &Peer,
@@ -166,44 +166,4 @@ fn allow(routes: &[Route]) -> HeaderValue {
     let names: Vec<&str> =
         methods.map(|method| if method == Method::GET { "GET,HEAD" } else { method.as_str() }).collect();
     HeaderValue::from_str(&names.join(",")).unwrap_or(HeaderValue::from_static(""))
-}
-
-#[cfg(test)]
-mod tests {
-    use std::collections::HashSet;
-
-    use super::super::routes::routes;
-    use super::*;
-
-    #[test]
-    fn no_two_routes_of_the_table_match_the_same_request() {
-        let mut seen = HashSet::new();
-        let mut paths = matchit::Router::new();
-        for route in routes() {
-            assert!(seen.insert((route.path, route.method.clone())), "{route:?} is there twice");
-            if !seen.iter().any(|(path, method)| *path == route.path && *method != route.method) {
-                paths.insert(route.path, ()).unwrap_or_else(|problem| panic!("{route:?}: {problem}"));
-            }
-        }
-    }
-
-    #[test]
-    fn a_path_that_takes_every_method_has_one_route() {
-        let mut methods: BTreeMap<&str, Vec<Option<Method>>> = BTreeMap::new();
-        for route in routes() {
-            methods.entry(route.path).or_default().push(route.method);
-        }
-        for (path, methods) in methods {
-            assert!(methods.len() == 1 || methods.iter().all(Option::is_some), "{path}: {methods:?}");
-        }
-    }
-
-    #[test]
-    fn the_methods_of_a_path_have_one_error_format() {
-        let mut formats = BTreeMap::new();
-        for route in routes() {
-            let format = *formats.entry(route.path).or_insert(route.errors);
-            assert_eq!(format, route.errors, "{route:?}");
-        }
-    }
 }

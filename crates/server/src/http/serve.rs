@@ -41,8 +41,8 @@ use super::router::Router;
 use super::tracked_body::TrackedBody;
 use crate::app::App;
 use crate::buffer_budget::{BudgetSpent, BufferBudget};
-use crate::config::http::HttpSettings;
 use crate::peer::{Peer, Place};
+use crate::settings::http::HttpSettings;
 use crate::shutdown::Shutdown;
 use crate::telemetry::metrics::{Metrics, Shortage};
 

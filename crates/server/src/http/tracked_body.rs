@@ -11,7 +11,7 @@ use hyper::body::{Body, Frame, Incoming, SizeHint};
 use crate::peer::Peer;
 
 /// A request's body.
-pub(super) struct TrackedBody {
+pub(crate) struct TrackedBody {
     body: Incoming,
     is_chunked: bool,
     /// `None` without a body, or once it is complete.
@@ -19,7 +19,7 @@ pub(super) struct TrackedBody {
 }
 
 impl TrackedBody {
-    pub(super) fn new(body: Incoming, peer: &Peer) -> Self {
+    pub(crate) fn new(body: Incoming, peer: &Peer) -> Self {
         let peer = (!body.is_end_stream()).then(|| peer.clone());
         Self { is_chunked: body.size_hint().exact().is_none(), body, peer }
     }

@@ -4,8 +4,8 @@ use std::io::IsTerminal;
 
 use tracing_subscriber::EnvFilter;
 
-use crate::config::log::{LogFormat, LogSettings};
-use crate::telemetry::writer::Lines;
+use super::log_writer::Lines;
+use crate::settings::log::{LogFormat, LogSettings};
 
 /// Events of this target are shown whatever the level: the line that says the server is ready.
 pub const READY: &str = "weir::ready";

@@ -22,8 +22,8 @@ use weir_store::writer_metrics::WriterMetrics;
 pub(crate) use self::exposition::MetricsFormat;
 pub(crate) use self::sale::SaleMetrics;
 pub(crate) use self::work::{DownstreamLabels, WorkMetrics};
-use super::accept::AcceptMetrics;
 use super::gateway::GatewayMetrics;
+use super::request_intake::AcceptMetrics;
 use super::tier::TierMetrics;
 
 /// Every metric, and the registry that prints them.

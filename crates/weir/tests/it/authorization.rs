@@ -13,7 +13,7 @@ use weir_core::request::Scope;
 use weir_server::auth::credentials::Credentials;
 use weir_server::auth::jwt::{self, Claims};
 use weir_server::http::route::{ErrorFormat, Route};
-use weir_server::http::routes::routes;
+use weir_server::routes::routes;
 use weir_testkit::http::{Client, Response};
 use weir_testkit::wait;
 

@@ -11,9 +11,9 @@ use http::Method;
 use jsonschema::{Registry, Validator};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
-use weir_server::http::openapi;
 use weir_server::http::route::ErrorFormat;
-use weir_server::http::routes::routes;
+use weir_server::routes::openapi_document;
+use weir_server::routes::routes;
 use weir_testkit::http::{Response, check_every_response};
 
 /// The name of the document among schemas.
@@ -44,7 +44,7 @@ pub(crate) fn enforce() {
 
 impl Contract {
     fn read() -> Self {
-        let document: Value = serde_json::from_str(openapi::document()).expect("the document is JSON");
+        let document: Value = serde_json::from_str(openapi_document()).expect("the document is JSON");
         let schemas = Registry::new().add(DOCUMENT, document.clone()).and_then(|schemas| schemas.prepare());
         let mut paths = matchit::Router::new();
         for route in routes() {

@@ -7,10 +7,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-use weir_server::config::Settings;
-use weir_server::config::log::LogFormat;
-use weir_server::config::source::{Sources, flatten_toml};
-use weir_server::config::store::{BrokerChoice, CacheChoice, EngineChoice};
+use weir_server::settings::Settings;
+use weir_server::settings::log::LogFormat;
+use weir_server::settings::source::{Sources, flatten_toml};
+use weir_server::settings::store::{BrokerChoice, CacheChoice, EngineChoice};
 
 const COMPOSE: &str = include_str!("../../../../deploy/docker-compose.yml");
 const DOCKERFILE: &str = include_str!("../../../../deploy/Dockerfile");

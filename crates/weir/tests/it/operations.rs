@@ -2,7 +2,7 @@
 
 use rustix::process::{Pid, Resource, Rlimit, prlimit};
 use serde_json::json;
-use weir_server::http::openapi;
+use weir_server::routes::openapi_document;
 
 use crate::fixtures::{Running, Store, configure, message, on_each_engine, send_in_parallel};
 
@@ -125,7 +125,7 @@ async fn the_document_is_served_as_it_is_derived_from_the_table() {
     let server = Running::start(Store::Embedded).await;
     let served = server.client().get("/openapi.json").await.unwrap();
     assert_eq!(served.header("content-type"), Some("application/json"));
-    assert_eq!(served.body, openapi::document().as_bytes());
+    assert_eq!(served.body, openapi_document().as_bytes());
 }
 
 #[tokio::test]

@@ -1,14 +1,14 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use axum::body::Body;
 use http_body_util::BodyExt;
-use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpSocket, TcpStream};
 
-use super::super::pool::Pool;
-use super::super::response_body::ResponseBody;
 use super::*;
+use crate::gateway::pool::Pool;
+use crate::gateway::response_body::ResponseBody;
 
 /// More than two small sockets hold, and than hyper has written while nobody reads.
 const LONG: usize = 1 << 20;

@@ -12,17 +12,17 @@ use utoipa::openapi::schema::{ObjectBuilder, Schema, Type};
 use utoipa::openapi::security::SecurityRequirement;
 use utoipa::openapi::{Ref, RefOr};
 
-use super::super::error::ErrorResponse;
-use super::super::route::{ErrorFormat, PeerUse, Route};
-use super::super::sale::error::ErrorResponse as SaleErrorResponse;
 use crate::auth::credentials::Credentials;
+use crate::http::error::ErrorResponse;
+use crate::http::route::{ErrorFormat, PeerUse, Route};
+use crate::http::sale_error::ErrorResponse as SaleErrorResponse;
 
 /// The names of the security schemes.
-pub(super) const ADMIN_KEY: &str = "adminKey";
-pub(super) const BEARER: &str = "bearer";
+pub(crate) const ADMIN_KEY: &str = "adminKey";
+pub(crate) const BEARER: &str = "bearer";
 
 const JSON: &str = "application/json";
-pub(super) const RATE_LIMIT_HEADERS: [&str; 5] =
+pub(crate) const RATE_LIMIT_HEADERS: [&str; 5] =
     ["X-RateLimit-Limit", "X-RateLimit-Remaining", "X-RateLimit-Reset", "RateLimit-Policy", "RateLimit"];
 
 /// A refusal that many routes share.
@@ -111,7 +111,7 @@ const ALL: [&Refusal; 11] = [
 ];
 
 /// Which of the credentials a route takes, as OpenAPI says it. What a signature needs stands among the headers.
-pub(super) fn security(credentials: Credentials) -> Vec<SecurityRequirement> {
+pub(crate) fn security(credentials: Credentials) -> Vec<SecurityRequirement> {
     let token = |scope: Option<&str>| SecurityRequirement::new(BEARER, scope);
     let key = || SecurityRequirement::new(ADMIN_KEY, None::<&str>);
     match credentials {
@@ -124,7 +124,7 @@ pub(super) fn security(credentials: Credentials) -> Vec<SecurityRequirement> {
 }
 
 /// Adds what the line of a route says to the responses that its handler names.
-pub(super) fn complete(route: &Route, operation: &mut Operation) {
+pub(crate) fn complete(route: &Route, operation: &mut Operation) {
     let refusals = refusals(route, operation);
     let responses = &mut operation.responses.responses;
     for (status, response) in responses.iter_mut() {
@@ -212,7 +212,7 @@ fn error_content(errors: ErrorFormat) -> utoipa::openapi::Content {
 }
 
 /// The refusals that routes refer to, in both forms.
-pub(super) fn shared() -> BTreeMap<String, RefOr<Response>> {
+pub(crate) fn shared() -> BTreeMap<String, RefOr<Response>> {
     let both = |refusal: &&Refusal| {
         [ErrorFormat::Flat, ErrorFormat::Sale].map(|errors| {
             let mut response = ResponseBuilder::new().description(refusal.about).build();
@@ -224,12 +224,12 @@ pub(super) fn shared() -> BTreeMap<String, RefOr<Response>> {
 }
 
 /// The bodies of refusals.
-pub(super) fn schemas() -> [(String, RefOr<Schema>); 2] {
+pub(crate) fn schemas() -> [(String, RefOr<Schema>); 2] {
     [("Error".to_owned(), ErrorResponse::schema()), ("SaleError".to_owned(), SaleErrorResponse::schema())]
 }
 
 /// The headers that responses refer to.
-pub(super) fn headers() -> BTreeMap<String, RefOr<Header>> {
+pub(crate) fn headers() -> BTreeMap<String, RefOr<Header>> {
     let count = |minimum: u32| ObjectBuilder::new().schema_type(Type::Integer).minimum(Some(minimum));
     let text = || ObjectBuilder::new().schema_type(Type::String);
     let header = |name: &str, about: &str, is_always_there: bool, schema: ObjectBuilder| {

@@ -135,7 +135,7 @@ text!(
 );
 
 /// Those that parameters refer to. Those of bodies are found by themselves.
-pub(super) fn shared() -> impl Iterator<Item = (String, RefOr<Schema>)> {
+pub(crate) fn shared() -> impl Iterator<Item = (String, RefOr<Schema>)> {
     fn named<T: ToSchema>() -> (String, RefOr<Schema>) {
         (T::name().into_owned(), T::schema())
     }

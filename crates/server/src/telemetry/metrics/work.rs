@@ -16,7 +16,7 @@ pub struct WorkMetrics {
     pub processing_latency_seconds: Histogram,
     /// Attempts that have to be made again.
     pub retries: Counter,
-    /// Requests that are dead letters; the same gauge as [`AcceptMetrics`](super::super::accept::AcceptMetrics) has.
+    /// Requests that are dead letters; the same gauge as [`AcceptMetrics`](crate::telemetry::request_intake::AcceptMetrics) has.
     pub dlq_depth: Gauge,
     /// What the breaker of a downstream does: 0 lets all through, 1 lets probes through, 2 nothing.
     pub breaker_state: Family<DownstreamLabels, Gauge>,

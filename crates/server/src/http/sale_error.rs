@@ -1,0 +1,185 @@
+//! What a caller of sale is told when the answer is not what it asked for: `{"success":false,"error":{…}}`.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::response::{IntoResponse, Response};
+use http::header::{CACHE_CONTROL, CONTENT_TYPE, RETRY_AFTER};
+use http::{HeaderMap, HeaderValue, StatusCode};
+use serde::Serialize;
+use utoipa::ToSchema;
+use utoipa::openapi::schema::{Object, ObjectBuilder, Type};
+
+use crate::address_limits::{StreamRefusal, TooMany};
+use crate::http::error::ApiError;
+use crate::http::rate_limit_headers::seconds_up;
+
+const VALIDATION_ERROR: &str = "VALIDATION_ERROR";
+
+/// An answer that is none.
+#[derive(Debug)]
+pub(crate) struct SaleError(Box<Parts>);
+
+#[derive(Debug)]
+struct Parts {
+    status: StatusCode,
+    headers: HeaderMap,
+    body: ErrorBody,
+}
+
+#[derive(Debug, Serialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+#[schema(as = SaleErrorDetails)]
+struct ErrorBody {
+    /// `SOLD_OUT`, `SALE_NOT_ACTIVE`, `ALREADY_PURCHASED`, `CHALLENGE_REQUIRED` and `SALE_NOT_MODIFIABLE` come with
+    /// status 200; `VALIDATION_ERROR`, `UNAUTHORIZED`, `NOT_FOUND`, `RATE_LIMITED`, `SERVICE_UNAVAILABLE` with theirs.
+    #[schema(pattern = "^[A-Z][A-Z_]*$", examples("SOLD_OUT"))]
+    code: &'static str,
+    #[schema(examples("Sorry, all items have been sold."))]
+    message: String,
+    /// What is wrong with which field; with `VALIDATION_ERROR`.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    fields: BTreeMap<String, String>,
+    /// In seconds; with `RATE_LIMITED`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false, minimum = 1)]
+    retry_after: Option<u64>,
+}
+
+/// What the sale API answers when it refuses.
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = SaleError)]
+pub(crate) struct ErrorResponse {
+    #[schema(schema_with = always_false)]
+    success: bool,
+    #[schema(inline)]
+    error: ErrorBody,
+}
+
+fn always_false() -> Object {
+    ObjectBuilder::new().schema_type(Type::Boolean).enum_values(Some([false])).build()
+}
+
+impl SaleError {
+    fn new(status: StatusCode, code: &'static str, message: impl Into<String>) -> Self {
+        let message = message.into();
+        let body = ErrorBody { code, message, fields: BTreeMap::new(), retry_after: None };
+        Self(Box::new(Parts { status, headers: HeaderMap::new(), body }))
+    }
+
+    /// 200: nothing is wrong with the request, and the rules say no.
+    pub(crate) fn refusal(code: &'static str, message: &str) -> Self {
+        Self::new(StatusCode::OK, code, message)
+    }
+
+    /// 400.
+    pub(crate) fn invalid(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, VALIDATION_ERROR, message)
+    }
+
+    /// 400 about some fields, of which there is one at least. The first is the message, unless there is a better one.
+    pub(crate) fn invalid_fields(fields: Vec<(&str, String)>, message: Option<&str>) -> Self {
+        let first = fields.first().map(|(field, problem)| format!("{field}: {problem}.")).unwrap_or_default();
+        let mut error = Self::invalid(message.map_or(first, str::to_owned));
+        let sentence = |text: String| {
+            let mut letters = text.chars();
+            letters.next().map(|first| first.to_uppercase().chain(letters).collect()).unwrap_or_default()
+        };
+        error.0.body.fields =
+            fields.into_iter().map(|(field, problem)| (field.to_owned(), sentence(problem))).collect();
+        error
+    }
+
+    /// 401.
+    pub(crate) fn unauthorized() -> Self {
+        let message = "Missing or invalid X-Admin-Key header.";
+        Self::new(StatusCode::UNAUTHORIZED, "UNAUTHORIZED", message)
+    }
+
+    /// 404.
+    pub(crate) fn not_found(message: &str) -> Self {
+        Self::new(StatusCode::NOT_FOUND, "NOT_FOUND", message)
+    }
+
+    /// 429.
+    pub(crate) fn rate_limited(wait: Duration) -> Self {
+        let message = "Too many requests. Please try again shortly.";
+        let mut error = Self::new(StatusCode::TOO_MANY_REQUESTS, "RATE_LIMITED", message);
+        let seconds = seconds_up(wait).max(1);
+        error.0.body.retry_after = Some(seconds);
+        error.0.headers.insert(RETRY_AFTER, HeaderValue::from(seconds));
+        error
+    }
+
+    /// 405. The router adds `Allow`.
+    pub(crate) fn method_not_allowed() -> Self {
+        let message = "This path does not take this method; the Allow header lists those it takes.";
+        Self::new(StatusCode::METHOD_NOT_ALLOWED, "METHOD_NOT_ALLOWED", message)
+    }
+
+    fn unavailable() -> Self {
+        let message = "Service temporarily unavailable. Please try again.";
+        let mut error = Self::new(StatusCode::SERVICE_UNAVAILABLE, "SERVICE_UNAVAILABLE", message);
+        error.0.headers.insert(RETRY_AFTER, HeaderValue::from(1));
+        error
+    }
+
+    /// Where the answer's headers are.
+    pub(crate) fn headers_mut(&mut self) -> &mut HeaderMap {
+        &mut self.0.headers
+    }
+}
+
+impl From<ApiError> for SaleError {
+    fn from(error: ApiError) -> Self {
+        let mut same = match error.status() {
+            StatusCode::SERVICE_UNAVAILABLE => Self::unavailable(),
+            StatusCode::UNAUTHORIZED => Self::unauthorized(),
+            StatusCode::BAD_REQUEST => match error.field() {
+                Some((field, problem)) => Self::invalid_fields(vec![(field, problem.to_owned())], None),
+                None => Self::invalid(error.message()),
+            },
+            status => Self::new(status, error.code(), error.message()),
+        };
+        let headers = error.headers().iter().map(|(name, value)| (name.clone(), value.clone()));
+        same.0.headers.extend(headers);
+        same
+    }
+}
+
+impl From<weir_store::Error> for SaleError {
+    fn from(error: weir_store::Error) -> Self {
+        // Logged there, with its causes.
+        ApiError::from(error).into()
+    }
+}
+
+impl From<TooMany> for SaleError {
+    fn from(TooMany(wait): TooMany) -> Self {
+        Self::rate_limited(wait)
+    }
+}
+
+impl From<StreamRefusal> for SaleError {
+    fn from(refusal: StreamRefusal) -> Self {
+        match refusal {
+            StreamRefusal::OfAddress(too_many) => too_many.into(),
+            StreamRefusal::OfServer(too_many) => ApiError::from(too_many).into(),
+        }
+    }
+}
+
+impl IntoResponse for SaleError {
+    fn into_response(self) -> Response {
+        let Parts { status, headers, body } = *self.0;
+        // Strings and numbers always become JSON.
+        let json = serde_json::to_vec(&ErrorResponse { success: false, error: body }).unwrap_or_default();
+        let mut response = Response::new(Body::from(json));
+        *response.status_mut() = status;
+        *response.headers_mut() = headers;
+        response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        response.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+        response
+    }
+}

@@ -1,0 +1,255 @@
+//! What operators and machines ask: health, metrics, documentation.
+
+pub(crate) mod audit;
+pub(crate) mod dead_letters;
+pub(crate) mod queue;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use axum::extract::State;
+use axum::response::{IntoResponse, Response};
+use http::header::{ACCEPT, CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, VARY};
+use http::{HeaderMap, HeaderName, StatusCode};
+use serde::Serialize;
+use utoipa::ToSchema;
+use weir_queue::sms::rfc3339;
+
+use super::clocks::ClockState;
+use super::health::Check;
+use crate::app::App;
+use crate::http::body::Json;
+use crate::http::openapi::schema;
+use crate::telemetry::metrics::MetricsFormat;
+
+const DOCS: &str = include_str!("../../assets/docs.html");
+const INDEX: &str = include_str!("../../assets/index.html");
+
+/// Pages are one file each and talk to this server alone.
+const PAGE_POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; \
+    connect-src 'self'; img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+
+#[derive(Debug, Serialize, ToSchema)]
+struct HealthResponse {
+    /// Whether the check itself was carried out. Look at `data.status` for the result.
+    #[schema(examples(true))]
+    success: bool,
+    data: HealthData,
+}
+
+#[derive(Debug, Serialize, ToSchema)]
+struct HealthData {
+    #[schema(value_type = schema::HealthStatus)]
+    status: &'static str,
+    /// Seconds since this process started.
+    #[schema(examples(3600))]
+    uptime: u64,
+    /// One entry for each engine in use, by its name, such as `sqlite` or `postgresql`.
+    #[schema(value_type = BTreeMap<String, CheckResponse>, examples(json!({"sqlite": {"status": "up", "latencyMs": 1}})))]
+    checks: BTreeMap<&'static str, CheckResponse>,
+    /// One entry for each clock that decides: `system`, and those of the engines on other machines.
+    #[schema(value_type = BTreeMap<String, ClockResponse>, examples(json!({"system": {"status": "steady"}})))]
+    clocks: BTreeMap<&'static str, ClockResponse>,
+}
+
+/// How a clock goes. One that has stepped is told of for ten minutes. Nobody is kept out for longer than their own window for
+/// it, but its time synchronization should be looked at.
+#[derive(Debug, Serialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+#[schema(as = HealthClock)]
+struct ClockResponse {
+    #[schema(value_type = schema::ClockStatus)]
+    status: &'static str,
+    /// By how many seconds it last stepped; negative when it was set back.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(examples(7200.1))]
+    step_seconds: Option<f64>,
+    /// When that was noticed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<schema::Time>)]
+    stepped_at: Option<jiff::Timestamp>,
+}
+
+impl From<ClockState> for ClockResponse {
+    fn from(state: ClockState) -> Self {
+        let (status, step) = match state {
+            ClockState::Unknown => ("unknown", None),
+            ClockState::Steady => ("steady", None),
+            ClockState::Stepped(step) => ("stepped", Some(step)),
+        };
+        Self {
+            status,
+            step_seconds: step.map(|step| step.seconds),
+            stepped_at: step.map(|step| rfc3339(step.at)),
+        }
+    }
+}
+
+#[derive(Debug, Serialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+#[schema(as = HealthCheck)]
+struct CheckResponse {
+    #[schema(value_type = schema::EngineStatus)]
+    status: &'static str,
+    /// How long it took, in milliseconds.
+    #[schema(value_type = u64, examples(1))]
+    latency_ms: u128,
+    /// Why it is down, where that is known, such as a full disk.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = String, required = false)]
+    reason: Option<&'static str>,
+}
+
+/// Check the engines.
+///
+/// Asks every engine in use and says how long each took to answer. For people and dashboards; probes should use
+/// `/livez` and `/readyz`.
+#[utoipa::path(
+    get,
+    path = "/health",
+    tag = "operations",
+    responses(
+        (status = 200, description = "Healthy: every engine answered.", body = HealthResponse),
+        (
+            status = 503,
+            description = "Degraded: the check that is `down` names the engine to look at. What needs that engine \
+                answers 503 until it is back; nothing has to be restarted here.",
+            body = HealthResponse,
+        ),
+    ),
+)]
+pub(crate) async fn get_health(State(app): State<Arc<App>>) -> Response {
+    let checks = app.health.check().await;
+    let (status, word) = if checks.iter().all(|check| check.up) {
+        (StatusCode::OK, "healthy")
+    } else {
+        (StatusCode::SERVICE_UNAVAILABLE, "degraded")
+    };
+    let describe = |check: &Check| {
+        let status = if check.up { "up" } else { "down" };
+        (check.engine, CheckResponse { status, latency_ms: check.latency.as_millis(), reason: check.reason })
+    };
+    let body = HealthResponse {
+        success: true,
+        data: HealthData {
+            status: word,
+            uptime: app.started.elapsed().as_secs(),
+            checks: checks.iter().map(describe).collect(),
+            clocks: app.clocks.report().into_iter().map(|(clock, state)| (clock, state.into())).collect(),
+        },
+    };
+    (status, Json(body)).into_response()
+}
+
+/// Probe liveness.
+///
+/// Whether this process runs. Asks no engine: an outage elsewhere is no reason to restart Weir.
+#[utoipa::path(
+    get,
+    path = "/livez",
+    tag = "operations",
+    responses((status = 200, description = "Alive: `ok`.", body = String, content_type = "text/plain")),
+)]
+pub(crate) async fn get_livez() -> &'static str {
+    "ok"
+}
+
+/// Probe readiness.
+///
+/// Whether this process should be given traffic now. No longer once it begins to stop.
+#[utoipa::path(
+    get,
+    path = "/readyz",
+    tag = "operations",
+    responses(
+        (status = 200, description = "Ready: `ok`.", body = String, content_type = "text/plain"),
+        (
+            status = 503,
+            description = "Not now: an engine does not answer, or the server is shutting down. Send traffic elsewhere; \
+                `/health` says why. Do not restart for this.",
+            body = String, content_type = "text/plain",
+        ),
+    ),
+)]
+pub(crate) async fn get_readyz(State(app): State<Arc<App>>) -> (StatusCode, &'static str) {
+    if app.shutdown.closing().is_cancelled() {
+        (StatusCode::SERVICE_UNAVAILABLE, "shutting down")
+    } else if app.health.check().await.first().is_some_and(|store| store.up) {
+        (StatusCode::OK, "ok")
+    } else {
+        (StatusCode::SERVICE_UNAVAILABLE, "the store does not answer")
+    }
+}
+
+/// Read the metrics.
+///
+/// Counters, gauges and histograms of this process, for Prometheus to scrape. Several servers are scraped one by one.
+///
+/// In the `OpenMetrics` text format where `Accept` asks for it, as Prometheus does; otherwise in Prometheus's text format 0.0.4.
+#[utoipa::path(
+    get,
+    path = "/metrics",
+    tag = "operations",
+    responses(
+        (
+            status = 200,
+            description = "The metrics.",
+            content(
+                (String = "text/plain"),
+                (String = "application/openmetrics-text"),
+            ),
+        ),
+    ),
+)]
+pub(crate) async fn get_metrics(
+    State(app): State<Arc<App>>,
+    headers: HeaderMap,
+) -> ([(HeaderName, &'static str); 2], String) {
+    let accept = headers.get_all(ACCEPT).iter().filter_map(|value| value.to_str().ok());
+    let format = MetricsFormat::of_accept(&accept.collect::<Vec<_>>().join(","));
+    for check in app.health.check().await {
+        app.metrics.record_engine(check.engine, check.up);
+    }
+    app.requests.measure_dead_letters().await;
+    app.tier.measure();
+    let buffered = app.buffers.used() + app.upload_buffers.used();
+    app.metrics.buffered_bytes.set(i64::try_from(buffered).unwrap_or(i64::MAX));
+    app.metrics.long_lived.set(i64::try_from(app.address_limits.long_lived_count()).unwrap_or(i64::MAX));
+    ([(CONTENT_TYPE, format.content_type()), (VARY, "accept")], app.metrics.encode(format))
+}
+
+/// Open the API reference.
+///
+/// This description as a page, with a form to try each call. It loads nothing from elsewhere, so it works without
+/// internet access.
+#[utoipa::path(
+    get,
+    path = "/docs",
+    tag = "operations",
+    responses((status = 200, description = "The page.", body = String, content_type = "text/html")),
+)]
+pub(crate) async fn get_docs() -> impl IntoResponse {
+    page(DOCS)
+}
+
+/// Open the start page.
+///
+/// The status of this server at a glance, a first call to copy, and where to go next.
+#[utoipa::path(
+    get,
+    path = "/",
+    tag = "operations",
+    responses((status = 200, description = "The page.", body = String, content_type = "text/html")),
+)]
+pub(crate) async fn get_index() -> impl IntoResponse {
+    page(INDEX)
+}
+
+fn page(html: &'static str) -> ([(HeaderName, &'static str); 3], &'static str) {
+    let headers = [
+        (CONTENT_TYPE, "text/html; charset=utf-8"),
+        (CONTENT_SECURITY_POLICY, PAGE_POLICY),
+        (CACHE_CONTROL, "no-cache"),
+    ];
+    (headers, html)
+}

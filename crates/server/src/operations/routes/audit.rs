@@ -1,0 +1,259 @@
+//! The books over HTTP, for the operator: `/admin/audit`.
+
+use std::sync::Arc;
+
+use axum::extract::State;
+use serde::Serialize;
+use utoipa::ToSchema;
+
+use crate::app::App;
+use crate::http::body::Json;
+use crate::http::error::ApiError;
+use crate::operations::audit::Books;
+
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct AuditResponse {
+    /// Whether all books balance and nobody is over a limit.
+    #[schema(examples(true))]
+    ok: bool,
+    quota: QuotaBooks,
+    slot: SlotBooks,
+    request: RequestBooks,
+    tier: TierBooks,
+    sale: SaleBooks,
+}
+
+#[derive(Debug, Serialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+struct QuotaBooks {
+    /// Users with a quota.
+    users: u64,
+    /// Some of the users whose count is above their limit. Must be empty.
+    #[schema(examples(json!([])))]
+    over_limit: Vec<String>,
+    /// Messages ever accepted.
+    accepted: u64,
+    /// Messages ever delivered.
+    done: u64,
+    /// Dead letters ever discarded by an operator.
+    discarded: u64,
+    /// Dead letters now.
+    dead: u64,
+    /// Messages waiting or being delivered now.
+    in_flight: u64,
+    /// accepted − (done + discarded + dead + inFlight). Must be 0: positive means lost, negative means delivered twice.
+    difference: i128,
+}
+
+#[derive(Debug, Serialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+struct SlotBooks {
+    /// Events that have a slot.
+    slots: u64,
+    /// The sum of the counters of all windows. Must be the same number.
+    counted: u64,
+    /// Some of the windows whose counter is not the number of slots scheduled inside them, as the config's name and the
+    /// window's start. Must be empty.
+    #[schema(examples(json!([])))]
+    different: Vec<String>,
+    /// Windows that were filled under a higher maximum than the present one, or of another size. No fault: it does not
+    /// make `ok` false.
+    above_maximum: u64,
+    /// Slots that were published on the store's own queue; only where `slot.dispatch.topic` is set and Kafka does not
+    /// carry them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    dispatched: Option<MessageBooks>,
+}
+
+/// The books of a topic.
+#[derive(Debug, Serialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+struct MessageBooks {
+    /// Messages ever queued.
+    accepted: u64,
+    /// Messages ever done.
+    done: u64,
+    /// Dead letters ever discarded.
+    discarded: u64,
+    /// Dead letters now.
+    dead: u64,
+    /// Messages waiting or handed out now.
+    in_flight: u64,
+    /// accepted − (done + discarded + dead + inFlight). Must be 0.
+    difference: i128,
+}
+
+impl From<weir_queue::Books> for MessageBooks {
+    fn from(books: weir_queue::Books) -> Self {
+        Self {
+            accepted: books.accepted,
+            done: books.done,
+            discarded: books.discarded,
+            dead: books.dead,
+            in_flight: books.in_flight,
+            difference: books.difference(),
+        }
+    }
+}
+
+#[derive(Debug, Serialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+struct RequestBooks {
+    /// Requests ever accepted.
+    accepted: u64,
+    /// Requests that are completed.
+    completed: u64,
+    /// Requests that the downstream refused.
+    failed: u64,
+    /// Requests whose attempts all failed, discarded ones included.
+    dead: u64,
+    /// Requests that are still to be done.
+    in_flight: u64,
+    /// Requests that were purged after their retention.
+    purged: u64,
+    /// Jobs; as many as there are requests in flight.
+    jobs: u64,
+    /// What is missing (positive) or too much (negative); 0 when the books balance.
+    difference: i128,
+    webhooks: MessageBooks,
+}
+
+#[derive(Debug, Serialize, ToSchema)]
+struct TierBooks {
+    /// Holds that are remembered. Must be the sum of those that are open, settled and expired.
+    holds: u64,
+    /// Holds that can be settled.
+    open: u64,
+    /// What the open ones hold, together.
+    held: u64,
+    /// Holds that were settled.
+    settled: u64,
+    /// Holds that were not settled in time and are spent in full.
+    expired: u64,
+    /// Keys and users that have spent something, as this server knows them.
+    keys: usize,
+    /// Those of them whose last change is not on disk yet: what a crash would lose.
+    unsaved: usize,
+}
+
+#[derive(Debug, Serialize, ToSchema)]
+struct SaleBooks {
+    /// Products.
+    products: u64,
+    /// Units sold, of all of them.
+    sold: u64,
+    /// Purchases in the store. Must be the same number.
+    persisted: u64,
+    /// Some of the products where these differ, or exceed the stock. Must be empty.
+    #[schema(examples(json!([])))]
+    different: Vec<String>,
+    /// The newest products.
+    items: Vec<ProductBooks>,
+}
+
+#[derive(Debug, Serialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+struct ProductBooks {
+    sku: String,
+    initial_stock: u64,
+    sold: u64,
+    persisted: u64,
+}
+
+impl From<weir_store::sale::Books> for SaleBooks {
+    fn from(books: weir_store::sale::Books) -> Self {
+        let item = |item: weir_store::sale::ProductBooks| ProductBooks {
+            sku: item.sku,
+            initial_stock: item.initial_stock,
+            sold: item.sold,
+            persisted: item.persisted,
+        };
+        Self {
+            products: books.products,
+            sold: books.sold,
+            persisted: books.persisted,
+            different: books.different,
+            items: books.items.into_iter().map(item).collect(),
+        }
+    }
+}
+
+/// Audit the books.
+///
+/// Proves that nothing was over-admitted and nothing got lost. Every message ever accepted must be in exactly one
+/// place: done, discarded, dead or in flight. Every window's counter must be the number of slots scheduled inside it.
+/// Every request ever accepted must be completed, failed, dead, in flight or purged, and each one in flight has its
+/// job. Every hold must be open, settled or expired. Every unit sold must be a persisted purchase, and no more of them
+/// than the stock. Each capability is read in one snapshot, so traffic does not disturb the result.
+///
+/// If `ok` is false, keep the response, the data and the logs, and report it: that is a fault in Weir or rows edited by
+/// hand.
+#[utoipa::path(
+    get,
+    path = "/admin/audit",
+    tag = "operations",
+    responses(
+        (
+            status = 200,
+            description = "The books were read. Look at `ok`: the status is 200 whether they balance or not.",
+            body = AuditResponse,
+        ),
+    ),
+)]
+pub(crate) async fn audit_books(State(app): State<Arc<App>>) -> Result<Json<AuditResponse>, ApiError> {
+    let books = Books::read(&app.engines, &app.settings, app.tier.limit_status()).await?;
+    let ok = books.balance();
+    let Books {
+        quota,
+        quota_messages: messages,
+        slot,
+        slot_messages,
+        request,
+        request_webhooks,
+        tier,
+        tier_keys: [keys, unsaved],
+        sale,
+    } = books;
+    Ok(Json(AuditResponse {
+        ok,
+        quota: QuotaBooks {
+            users: quota.users,
+            over_limit: quota.over_limit,
+            accepted: messages.accepted,
+            done: messages.done,
+            discarded: messages.discarded,
+            dead: messages.dead,
+            in_flight: messages.in_flight,
+            difference: messages.difference(),
+        },
+        slot: SlotBooks {
+            slots: slot.slots,
+            counted: slot.counted,
+            different: slot.different,
+            above_maximum: slot.above_maximum,
+            dispatched: slot_messages.map(MessageBooks::from),
+        },
+        request: RequestBooks {
+            accepted: request.accepted,
+            completed: request.completed,
+            failed: request.failed,
+            dead: request.dead,
+            in_flight: request.in_flight,
+            purged: request.purged,
+            jobs: request.jobs,
+            difference: request.difference(),
+            webhooks: request_webhooks.into(),
+        },
+        tier: TierBooks {
+            holds: tier.holds,
+            open: tier.open,
+            held: tier.held,
+            settled: tier.settled,
+            expired: tier.expired,
+            keys,
+            unsaved,
+        },
+        sale: sale.into(),
+    }))
+}

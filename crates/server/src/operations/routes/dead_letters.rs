@@ -1,0 +1,350 @@
+//! Dead letters over HTTP, for the operator: `/admin/dlq`. There are two kinds, messages of the queue and requests; both
+//! are named by UUIDs, so they are one list in order of id.
+
+use std::sync::Arc;
+
+use axum::extract::rejection::QueryRejection;
+use axum::extract::{Query, State};
+use http::StatusCode;
+use serde::Serialize;
+use utoipa::ToSchema;
+use weir_core::RequestId;
+use weir_queue::DeadLetter;
+use weir_queue::sms::rfc3339;
+use weir_store::request::{DeadRequest, Request};
+
+use crate::app::App;
+use crate::engines::within;
+use crate::http::body::Json;
+use crate::http::error::ApiError;
+use crate::http::pagination::{Page, PageQuery, parse_limit};
+use crate::http::path_params::PathParam;
+
+/// What stands for a topic where the dead letter is a request.
+const REQUESTS: &str = "requests";
+
+/// How much a list shows of a payload.
+const LISTED_CHARACTERS: usize = 1_024;
+/// So many bytes are always enough for it, and one more tells that there are more.
+const LISTED_BYTES: usize = LISTED_CHARACTERS * 4 + 1;
+
+#[derive(Debug, Serialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+#[schema(as = DeadLetter)]
+pub(crate) struct DeadLetterResponse {
+    /// Its name for replay and discard.
+    #[schema(examples("01a1e10e-307b-72ec-b643-93a845acbee2"))]
+    id: String,
+    /// The topic it was on, such as `sms-outbound`; `requests` for a request.
+    #[schema(examples("sms-outbound"))]
+    topic: String,
+    /// Whose it is: on `sms-outbound` the userId, of a request the tenant.
+    #[schema(examples("alice"))]
+    key: String,
+    /// As text, as it was on the topic; bytes that are no text are replaced. Sensitive fields of requests are redacted.
+    /// A list shows 1,024 characters of each at most, and nothing of a request whose payload has more than 4,096 bytes.
+    #[schema(examples("{\"userId\":\"alice\"}"))]
+    payload: String,
+    /// Whether `payload` is not all of it. `GET /admin/dlq/{id}` shows it whole.
+    #[schema(examples(false))]
+    truncated: bool,
+    /// Why it could not be delivered. A list shows the beginning of a long one.
+    #[schema(examples("missing field `messageId` at line 1 column 18"))]
+    reason: String,
+    /// How often it was tried.
+    #[schema(examples(1))]
+    attempts: u32,
+    /// Since when it is here.
+    died_at: jiff::Timestamp,
+    #[serde(flatten)]
+    #[schema(value_type = RequestDetails)]
+    request: Option<RequestDetails>,
+}
+
+/// What else a dead letter has if it is a request.
+#[derive(Debug, Serialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+#[schema(as = DeadRequestDetails)]
+struct RequestDetails {
+    /// Of requests only.
+    #[schema(required = false)]
+    tenant_id: String,
+    /// Of requests only.
+    #[schema(required = false)]
+    request_type: String,
+    /// Of requests only: why the last attempt failed.
+    failure_code: Option<String>,
+    /// Of requests only.
+    #[schema(required = false)]
+    accepted_at: jiff::Timestamp,
+    /// Of requests only.
+    callback_url: Option<String>,
+}
+
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct ReplayResponse {
+    /// How many were put back.
+    #[schema(examples(1))]
+    replayed: u64,
+}
+
+/// List dead letters.
+///
+/// What could not be delivered, and requests whose attempts all failed, in order of `id`. Start with `reason`: a
+/// malformed event stays malformed, while a fault that has since been repaired is worth a replay.
+///
+/// The list is read page by page: pass `nextCursor` as `cursor` until it is null. Long payloads are cut off, which
+/// `truncated` says; `GET /admin/dlq/{id}` shows one whole.
+///
+/// With Kafka, malformed events go to the topic `sms-outbound.dlq` instead and are not listed here.
+#[utoipa::path(
+    get,
+    path = "/admin/dlq",
+    tag = "dead letters",
+    params(PageQuery),
+    responses(
+        (
+            status = 200,
+            description = "One page. No items and a null `nextCursor` is good news: nothing is dead.",
+            body = Page<DeadLetterResponse>,
+        ),
+    ),
+)]
+pub(crate) async fn list_dead_letters(
+    State(app): State<Arc<App>>,
+    query: Result<Query<PageQuery>, QueryRejection>,
+) -> Result<Json<Page<DeadLetterResponse>>, ApiError> {
+    let Query(query) = query.map_err(|problem| ApiError::invalid(problem.body_text()))?;
+    let limit = parse_limit(query.limit.as_deref())?;
+    // One more than asked for, of each kind, tells whether there is a next page.
+    let messages = messages(&app, query.cursor.as_deref(), limit + 1, LISTED_BYTES);
+    let requests = requests(&app, query.cursor.as_deref(), limit + 1);
+    let (mut letters, requests) = tokio::try_join!(messages, requests)?;
+    letters.extend(requests);
+    letters.sort_by(|one, other| one.id.cmp(&other.id));
+    letters.iter_mut().for_each(DeadLetterResponse::cut_payload);
+    Ok(Json(Page::cut(letters, limit, |letter| letter.id.clone())))
+}
+
+/// Show one dead letter.
+///
+/// The same as in the list, with the whole payload. Sensitive fields of a request's payload (`request.sensitive_fields`) are shown as
+/// `[REDACTED]`.
+#[utoipa::path(
+    get,
+    path = "/admin/dlq/{id}",
+    tag = "dead letters",
+    params(
+        (
+            "id" = String, Path,
+            description = "The `id` of the dead letter, as listed.",
+            example = "01a1e10e-307b-72ec-b643-93a845acbee2",
+        ),
+    ),
+    responses(
+        (status = 200, description = "The dead letter.", body = DeadLetterResponse),
+        (
+            status = 404,
+            description = "There is no dead letter with that id: it was replayed or discarded already, perhaps by \
+                somebody else. List them again.",
+        ),
+    ),
+)]
+pub(crate) async fn get_dead_letter(
+    State(app): State<Arc<App>>,
+    id: PathParam,
+) -> Result<Json<DeadLetterResponse>, ApiError> {
+    let id = parse_id(id)?;
+    let request_id = RequestId::parse(&id).ok_or_else(|| unknown(&id))?;
+    if let Some(dead) = app.requests.dead_letter(request_id).await? {
+        return Ok(Json(describe_request(&app, dead)));
+    }
+    // The first one after the id before it, if that is it.
+    let before = request_id.as_uuid().as_u128().checked_sub(1).map(uuid::Uuid::from_u128);
+    let found = messages(&app, before.map(|id| id.to_string()).as_deref(), 1, usize::MAX).await?;
+    let letter = found.into_iter().find(|letter| letter.id == request_id.to_string());
+    letter.map(Json).ok_or_else(|| unknown(&id))
+}
+
+/// Replay one dead letter.
+///
+/// Puts one dead letter back where it was, attempts counted from 0. The response comes before delivery; if it dies
+/// again it is back in the list with the new reason.
+#[utoipa::path(
+    post,
+    path = "/admin/dlq/{id}/replay",
+    tag = "dead letters",
+    params(
+        (
+            "id" = String, Path,
+            description = "The `id` of the dead letter, as listed.",
+            example = "01a1e10e-307b-72ec-b643-93a845acbee2",
+        ),
+    ),
+    responses(
+        (status = 200, description = "Put back.", body = ReplayResponse),
+        (
+            status = 404,
+            description = "There is no dead letter with that id: it was replayed or discarded already, perhaps by \
+                somebody else. List them again.",
+        ),
+    ),
+)]
+pub(crate) async fn replay_dead_letter(
+    State(app): State<Arc<App>>,
+    id: PathParam,
+) -> Result<Json<ReplayResponse>, ApiError> {
+    let id = parse_id(id)?;
+    let is_request = match RequestId::parse(&id) {
+        Some(id) => app.requests.replay(id).await?,
+        None => false,
+    };
+    if is_request || within(app.settings.http.timeout, app.engines.store.queue.replay(&id)).await? {
+        Ok(Json(ReplayResponse { replayed: 1 }))
+    } else {
+        Err(unknown(&id))
+    }
+}
+
+/// Replay all dead letters.
+///
+/// Puts every dead letter back on its topic and restarts every dead request, attempts counted from 0. The response
+/// comes before delivery: list the dead letters again a moment later to see which came back.
+///
+/// Repair the cause first. What died of a cause that persists dies again.
+#[utoipa::path(
+    post,
+    path = "/admin/dlq/replay",
+    tag = "dead letters",
+    responses((status = 200, description = "How many were put back; 0 when there were none.", body = ReplayResponse)),
+)]
+pub(crate) async fn replay_all_dead_letters(
+    State(app): State<Arc<App>>,
+) -> Result<Json<ReplayResponse>, ApiError> {
+    let messages = within(app.settings.http.timeout, app.engines.store.queue.replay_all()).await?;
+    let requests = app.requests.replay_all().await?;
+    Ok(Json(ReplayResponse { replayed: messages + requests }))
+}
+
+/// Discard one dead letter.
+///
+/// Throws one dead letter away. **This cannot be undone.** The audit counts it as `discarded`, so the books still
+/// balance; a request stays failed and can still be read.
+#[utoipa::path(
+    delete,
+    path = "/admin/dlq/{id}",
+    tag = "dead letters",
+    params(
+        (
+            "id" = String, Path,
+            description = "The `id` of the dead letter, as listed.",
+            example = "01a1e10e-307b-72ec-b643-93a845acbee2",
+        ),
+    ),
+    responses(
+        (status = 204, description = "Discarded."),
+        (
+            status = 404,
+            description = "There is no dead letter with that id: it was replayed or discarded already, perhaps by \
+                somebody else. List them again.",
+        ),
+    ),
+)]
+pub(crate) async fn discard_dead_letter(
+    State(app): State<Arc<App>>,
+    id: PathParam,
+) -> Result<StatusCode, ApiError> {
+    let id = parse_id(id)?;
+    let is_request = match RequestId::parse(&id) {
+        Some(id) => app.requests.discard(id).await?,
+        None => false,
+    };
+    if is_request || within(app.settings.http.timeout, app.engines.store.queue.discard(&id)).await? {
+        Ok(StatusCode::NO_CONTENT)
+    } else {
+        Err(unknown(&id))
+    }
+}
+
+impl DeadLetterResponse {
+    /// Leaves no more of the payload than a list shows.
+    fn cut_payload(&mut self) {
+        if let Some((end, _)) = self.payload.char_indices().nth(LISTED_CHARACTERS) {
+            self.payload.truncate(end);
+            self.truncated = true;
+        }
+    }
+}
+
+async fn messages(
+    app: &App,
+    after: Option<&str>,
+    limit: usize,
+    payload_max: usize,
+) -> Result<Vec<DeadLetterResponse>, ApiError> {
+    let queue = Arc::clone(&app.engines.store.queue);
+    let letters = within(app.settings.http.timeout, queue.dead_letters(after, limit, payload_max)).await?;
+    Ok(letters.into_iter().map(describe).collect())
+}
+
+async fn requests(app: &App, after: Option<&str>, limit: usize) -> Result<Vec<DeadLetterResponse>, ApiError> {
+    let after = match after.map(RequestId::parse) {
+        // A cursor that is no id is behind all of them.
+        Some(None) => return Ok(Vec::new()),
+        after => after.flatten(),
+    };
+    let dead = app.requests.dead_letters(after, limit, LISTED_CHARACTERS * 4).await?;
+    Ok(dead.into_iter().map(|dead| describe_request(app, dead)).collect())
+}
+
+/// No id has anything but letters, digits and dashes; whatever has is unknown without asking a store.
+fn parse_id(id: PathParam) -> Result<String, ApiError> {
+    let id = id.0.map_err(|_not_utf8| ApiError::invalid_field("id", "must be valid UTF-8"))?;
+    let plain = id.len() <= 64 && id.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-');
+    if plain {
+        Ok(id.into())
+    } else {
+        Err(ApiError::not_found("No dead letter has such an id; GET /admin/dlq lists those there are"))
+    }
+}
+
+fn unknown(id: &str) -> ApiError {
+    ApiError::not_found(format!("No dead letter has the id {id}; GET /admin/dlq lists those there are"))
+}
+
+fn describe(letter: DeadLetter) -> DeadLetterResponse {
+    DeadLetterResponse {
+        id: letter.id,
+        topic: letter.topic,
+        key: letter.key,
+        payload: String::from_utf8_lossy(&letter.payload).into_owned(),
+        truncated: false,
+        reason: letter.reason,
+        attempts: letter.attempts,
+        died_at: rfc3339(letter.died_at),
+        request: None,
+    }
+}
+
+fn describe_request(app: &App, dead: DeadRequest) -> DeadLetterResponse {
+    let payload = app.requests.shown_payload(&dead.request);
+    let Request { id, tenant, request_type, attempts, failure, callback_url, accepted_at, .. } = dead.request;
+    let (failure_code, reason) = failure.map(|failure| (failure.code, failure.message)).unzip();
+    DeadLetterResponse {
+        id: id.to_string(),
+        topic: REQUESTS.to_owned(),
+        key: tenant.to_string(),
+        truncated: payload.is_none(),
+        payload: payload.unwrap_or_default(),
+        reason: reason.unwrap_or_default(),
+        attempts,
+        died_at: rfc3339(dead.died_at),
+        request: Some(RequestDetails {
+            tenant_id: tenant.to_string(),
+            request_type: request_type.to_string(),
+            failure_code,
+            accepted_at: rfc3339(accepted_at),
+            callback_url,
+        }),
+    }
+}

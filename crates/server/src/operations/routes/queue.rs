@@ -1,0 +1,270 @@
+//! Due slots on the store's own queue, for whoever works on them: `/admin/queue/claim` and `/admin/queue/settle`.
+//!
+//! With Kafka as the broker they are on Kafka, and there is nothing here.
+
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::extract::{Extension, State};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use utoipa::ToSchema;
+use weir_queue::{Claim, Lease, Message, Position, Queue, Receipt, Settlement, Source};
+
+use crate::app::App;
+use crate::engines::within;
+use crate::http::body::Json;
+use crate::http::error::ApiError;
+use crate::peer::{Peer, disconnected};
+
+const MESSAGES_MAX: u32 = 1_000;
+const VISIBILITY_MAX: u32 = 3_600;
+const WAIT_MAX: u32 = 20;
+const DELAY_MAX: u32 = 86_400;
+const REASON_MAX: usize = 1_000;
+
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+#[schema(examples(json!({"topic": "payments-due", "max": 100, "waitSeconds": 20})))]
+pub(crate) struct ClaimRequest {
+    /// The value of `slot.dispatch.topic`.
+    #[schema(value_type = String)]
+    topic: Box<str>,
+    #[schema(minimum = 1, maximum = 1000, default = 100)]
+    max: Option<u32>,
+    #[schema(minimum = 1, maximum = 3600, default = 30)]
+    visibility_seconds: Option<u32>,
+    /// How long to wait when nothing is due.
+    #[schema(maximum = 20, default = 0)]
+    wait_seconds: Option<u32>,
+}
+
+#[derive(Debug, Serialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct ClaimResponse {
+    messages: Vec<MessageResponse>,
+    /// What a settlement needs; empty when nothing is due.
+    #[schema(examples("3-5"))]
+    receipt: String,
+}
+
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = ClaimedMessage)]
+struct MessageResponse {
+    #[schema(examples("3-17"))]
+    id: String,
+    /// The config's name.
+    #[schema(examples("default"))]
+    key: String,
+    /// How often it was put back.
+    attempts: u32,
+    /// The slot, as it was assigned.
+    payload: Value,
+}
+
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+#[schema(as = SettleClaimRequest, examples(json!({"topic": "payments-due", "receipt": "3-5", "done": ["3-17"]})))]
+pub(crate) struct SettleRequest {
+    #[schema(value_type = String)]
+    topic: Box<str>,
+    /// The one that the claim gave.
+    #[schema(value_type = String)]
+    receipt: Box<str>,
+    #[serde(default)]
+    done: Vec<String>,
+    #[serde(default)]
+    retry: Vec<RetryRequest>,
+    #[serde(default)]
+    dead: Vec<DeadRequest>,
+}
+
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+#[schema(as = RetriedMessage)]
+struct RetryRequest {
+    id: String,
+    #[schema(maximum = 86_400)]
+    delay_seconds: u32,
+}
+
+#[derive(Debug, Deserialize, ToSchema)]
+#[schema(as = DeadMessage)]
+struct DeadRequest {
+    id: String,
+    /// At most 1,000 bytes.
+    #[schema(max_length = 1000)]
+    reason: String,
+}
+
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = SettleClaimResponse)]
+pub(crate) struct SettleResponse {
+    #[schema(examples(1))]
+    settled: usize,
+}
+
+/// Take slots that are due.
+///
+/// Hands out events of `slot.dispatch.topic`, in order of time for each config, for `visibilitySeconds`. While some of
+/// a config are out, nobody else gets any of that config. Report what became of them with `/admin/queue/settle`; what
+/// is not settled in time is handed out again.
+///
+/// With Kafka as the broker the events are on Kafka, and there is nothing here.
+#[utoipa::path(
+    post,
+    path = "/admin/queue/claim",
+    tag = "slot",
+    request_body = ClaimRequest,
+    responses(
+        (
+            status = 200,
+            description = "What was handed out; nothing, with an empty `receipt`, when nothing is due.",
+            body = ClaimResponse,
+        ),
+        (status = 404, description = "Nothing is dispatched, or not on this topic, or on Kafka."),
+    ),
+)]
+pub(crate) async fn claim_messages(
+    State(app): State<Arc<App>>,
+    peer: Option<Extension<Peer>>,
+    Json(request): Json<ClaimRequest>,
+) -> Result<Json<ClaimResponse>, ApiError> {
+    let queue = queue(&app, &request.topic)?;
+    let max = bounded("max", request.max.unwrap_or(100), 1, MESSAGES_MAX)?;
+    let visibility =
+        bounded("visibilitySeconds", request.visibility_seconds.unwrap_or(30), 1, VISIBILITY_MAX)?;
+    let wait = bounded("waitSeconds", request.wait_seconds.unwrap_or(0), 0, WAIT_MAX)?;
+    let (max, visibility) = (max as usize, Duration::from_secs(visibility.into()));
+    let give_up_at = tokio::time::Instant::now() + Duration::from_secs(wait.into());
+    let mut disconnected = pin!(disconnected(peer.as_deref()));
+    let mut place = None;
+    loop {
+        let claim = queue.claim(&request.topic, max, visibility);
+        let claim = within(app.settings.http.timeout, claim).await?;
+        let left = give_up_at.saturating_duration_since(tokio::time::Instant::now());
+        if !claim.messages.is_empty() || left.is_zero() || app.shutdown.closing().is_cancelled() {
+            return Ok(Json(describe(claim)));
+        }
+        if place.is_none() {
+            place = Some(app.address_limits.long_lived()?);
+        }
+        tokio::select! {
+            () = queue.wait(&request.topic, left.min(app.settings.sender.poll)) => {}
+            () = app.shutdown.closing().cancelled() => {}
+            // Nobody would take what is claimed from now on.
+            () = &mut disconnected => return Ok(Json(describe(claim))),
+        }
+    }
+}
+
+/// Report what became of claimed slots.
+///
+/// Settles a claim and gives it up, in one commit. What is `done` is removed, what is in `retry` is handed out again
+/// after its delay with the later ones of its config behind it, what is `dead` becomes a dead letter. What is not named
+/// is handed out again at once.
+#[utoipa::path(
+    post,
+    path = "/admin/queue/settle",
+    tag = "slot",
+    request_body = SettleRequest,
+    responses(
+        (status = 200, description = "How many were settled.", body = SettleResponse),
+        (status = 404, description = "Nothing is dispatched, or not on this topic, or on Kafka."),
+        (
+            status = 409,
+            description = "`LEASE_EXPIRED`: the claim has run out. Nothing was settled; its messages are handed out \
+                again.",
+        ),
+    ),
+)]
+pub(crate) async fn settle_messages(
+    State(app): State<Arc<App>>,
+    Json(request): Json<SettleRequest>,
+) -> Result<Json<SettleResponse>, ApiError> {
+    let queue = queue(&app, &request.topic)?;
+    let leases = parse_leases(&request.receipt)?;
+    let receipt = Receipt { topic: request.topic.into_string(), leases };
+    let settlement = Settlement {
+        done: request.done.iter().map(|id| parse_position(id)).collect::<Result<_, _>>()?,
+        retry: request.retry.iter().map(parse_retry).collect::<Result<_, _>>()?,
+        dead: request.dead.into_iter().map(parse_dead).collect::<Result<_, _>>()?,
+        ..Settlement::default()
+    };
+    let settled = settlement.done.len() + settlement.retry.len() + settlement.dead.len();
+    match within(app.settings.http.timeout, queue.settle(&receipt, settlement)).await? {
+        true => Ok(Json(SettleResponse { settled })),
+        false => Err(ApiError::conflict(
+            "LEASE_EXPIRED",
+            "The claim has run out; its messages are handed out again, claim them anew",
+        )),
+    }
+}
+
+/// Only due slots are taken over HTTP; whatever else is queued has its own workers.
+fn queue(app: &App, topic: &str) -> Result<Arc<dyn Source>, ApiError> {
+    let known = app.settings.slot.dispatch_topic.as_deref();
+    match known {
+        Some(_) if app.engines.kafka.is_some() => {
+            Err(ApiError::not_found("Due slots are on Kafka here; take them from their topic there"))
+        }
+        Some(known) if known == topic => Ok(Arc::<dyn Queue>::clone(&app.engines.store.queue)),
+        Some(known) => {
+            Err(ApiError::not_found(format!("There is no such topic here; due slots are on {known}")))
+        }
+        None => Err(ApiError::not_found(
+            "Due slots are not dispatched here; set slot.dispatch.topic (WEIR_SLOT_DISPATCH_TOPIC)",
+        )),
+    }
+}
+
+fn bounded(field: &str, value: u32, min: u32, max: u32) -> Result<u32, ApiError> {
+    let problem = || ApiError::invalid_field(field, format!("must be from {min} to {max}"));
+    (min..=max).contains(&value).then_some(value).ok_or_else(problem)
+}
+
+fn describe(claim: Claim) -> ClaimResponse {
+    let leases = if claim.messages.is_empty() { Vec::new() } else { claim.receipt.leases };
+    let receipt: Vec<String> =
+        leases.iter().map(|lease| format!("{}-{}", lease.shard, lease.token)).collect();
+    let messages = claim.messages.into_iter().map(describe_message).collect();
+    ClaimResponse { messages, receipt: receipt.join(".") }
+}
+
+fn describe_message(message: Message) -> MessageResponse {
+    let Message { position, key, payload, attempts } = message;
+    // Written by the dispatcher alone, so it is JSON; one that somebody edited is shown as text.
+    let payload = serde_json::from_slice(&payload)
+        .unwrap_or_else(|_not_json| Value::String(String::from_utf8_lossy(&payload).into_owned()));
+    MessageResponse { id: format!("{}-{}", position.shard, position.id), key, attempts, payload }
+}
+
+fn parse_pair(text: &str) -> Option<(u16, i64)> {
+    let (shard, number) = text.split_once('-')?;
+    Some((shard.parse().ok()?, number.parse().ok()?))
+}
+
+fn parse_position(id: &str) -> Result<Position, ApiError> {
+    let (shard, id) =
+        parse_pair(id).ok_or_else(|| ApiError::invalid("An id must be one that a claim gave"))?;
+    Ok(Position { shard, id })
+}
+
+fn parse_leases(receipt: &str) -> Result<Vec<Lease>, ApiError> {
+    let wrong = || ApiError::invalid_field("receipt", "must be the one that a claim gave");
+    let lease = |text| parse_pair(text).map(|(shard, token)| Lease { shard, token });
+    receipt.split('.').map(|text| lease(text).ok_or_else(wrong)).collect()
+}
+
+fn parse_retry(retry: &RetryRequest) -> Result<(Position, Duration), ApiError> {
+    let delay = bounded("delaySeconds", retry.delay_seconds, 0, DELAY_MAX)?;
+    Ok((parse_position(&retry.id)?, Duration::from_secs(delay.into())))
+}
+
+fn parse_dead(dead: DeadRequest) -> Result<(Position, String), ApiError> {
+    if dead.reason.len() > REASON_MAX || dead.reason.contains('\0') {
+        return Err(ApiError::invalid_field("reason", format!("must be at most {REASON_MAX} bytes of text")));
+    }
+    Ok((parse_position(&dead.id)?, dead.reason))
+}

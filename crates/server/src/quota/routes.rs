@@ -1,0 +1,326 @@
+//! Quota over HTTP: `/api/config` and `/api/send`.
+
+use std::sync::Arc;
+
+use axum::extract::State;
+use axum::response::{IntoResponse, Response};
+use http::{HeaderMap, StatusCode};
+use serde::{Deserialize, Deserializer, Serialize};
+use utoipa::ToSchema;
+use weir_core::quota::{Limits, OutOfRange, Quota};
+use weir_core::{Timestamp, UserId};
+use weir_queue::sms::rfc3339;
+use weir_store::quota::{Queued, SendMessage, SendOutcome};
+
+use crate::app::App;
+use crate::http::body::Json;
+use crate::http::error::ApiError;
+use crate::http::openapi::schema;
+use crate::http::path_params::PathParam;
+use crate::http::rate_limit_headers::{RateLimitHeaders, seconds_up};
+
+/// The name of the limit in rate-limit headers.
+const POLICY: &str = "quota";
+
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+#[schema(as = ConfigureQuotaRequest, examples(json!({"userId": "alice", "rateLimit": 50, "timeWindow": 60})))]
+pub(crate) struct ConfigureRequest {
+    #[serde(alias = "user_id")]
+    #[schema(value_type = schema::UserId)]
+    user_id: Box<str>,
+    /// Messages allowed in a window.
+    #[serde(alias = "rate_limit")]
+    #[schema(value_type = u32, minimum = 1, maximum = 2_147_483_647)]
+    rate_limit: Positive,
+    /// Length of the window in minutes.
+    #[serde(alias = "time_window")]
+    #[schema(value_type = u32, minimum = 1, maximum = 2_147_483_647)]
+    time_window: Positive,
+}
+
+/// A number that limits take; anything else is refused with what is allowed rather than with serde's words.
+#[derive(Clone, Copy, Debug)]
+struct Positive(u32);
+
+impl<'de> Deserialize<'de> for Positive {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        // Any JSON value is taken up first, so that a string or a fraction gets the same advice as a number too large.
+        let value = serde_json::Value::deserialize(deserializer)?;
+        let number = value.as_u64().and_then(|number| u32::try_from(number).ok());
+        let in_range = number.filter(|number| (1..=Limits::MAX).contains(number));
+        in_range.map(Self).ok_or_else(|| serde::de::Error::custom(OutOfRange))
+    }
+}
+
+#[derive(Debug, Serialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+#[schema(as = QuotaResponse)]
+struct ConfigResponse<'a> {
+    #[schema(value_type = schema::UserId)]
+    user_id: &'a str,
+    /// Messages allowed in a window.
+    #[schema(minimum = 1, maximum = 2_147_483_647, examples(50))]
+    rate_limit: u32,
+    /// Length of the window in minutes.
+    #[schema(minimum = 1, maximum = 2_147_483_647, examples(60))]
+    time_window: u32,
+    /// Messages counted in the present window; 0 once it has passed.
+    #[schema(maximum = 2_147_483_647, examples(17))]
+    current_count: u32,
+    /// When the last window began.
+    last_refresh_time: jiff::Timestamp,
+}
+
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+#[schema(as = SendMessageRequest, examples(json!({"userId": "alice", "message": "Your code is 4711"})))]
+pub(crate) struct SendRequest {
+    #[serde(alias = "user_id")]
+    #[schema(value_type = schema::UserId)]
+    user_id: Box<str>,
+    /// What to deliver. Limited only by the size of the body, 1 MiB.
+    #[schema(value_type = String, min_length = 1)]
+    message: Box<str>,
+}
+
+#[derive(Debug, Serialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+#[schema(as = SendMessageResponse)]
+struct SendResponse<'a> {
+    #[schema(value_type = schema::SendStatus)]
+    status: &'static str,
+    /// A version 7 UUID, so ids sort by time of acceptance. The delivery log and dead letters name it.
+    message_id: uuid::Uuid,
+    #[schema(value_type = schema::UserId)]
+    user_id: &'a str,
+    /// Messages left in this window.
+    #[schema(maximum = 2_147_483_646, examples(49))]
+    remaining: u32,
+    /// When the window ends.
+    reset_at: jiff::Timestamp,
+}
+
+/// Configure a user's quota.
+///
+/// Creates the quota of a user, or replaces it. Either way the count starts again at 0 and a new window begins now, so
+/// **configuring again gives the user a full quota**.
+///
+/// The `snake_case` spellings `user_id`, `rate_limit` and `time_window` are accepted as well. Responses are always
+/// camelCase.
+///
+/// The new limits apply at once on the server that took them and within 1 s on the others.
+#[utoipa::path(
+    post,
+    path = "/api/config",
+    tag = "quota",
+    request_body = ConfigureRequest,
+    responses(
+        (
+            status = 200,
+            description = "The quota as saved. It is durable: a restart keeps it.",
+            body = ConfigResponse,
+        ),
+    ),
+)]
+pub(crate) async fn configure_quota(
+    State(app): State<Arc<App>>,
+    Json(request): Json<ConfigureRequest>,
+) -> Result<Response, ApiError> {
+    let user = parse_user(request.user_id)?;
+    let limits = Limits::new(request.rate_limit.0, request.time_window.0)
+        .map_err(|problem| ApiError::invalid_field("rateLimit and timeWindow", problem))?;
+    let quota = app.quota.configure(&user, limits).await?;
+    Ok(describe(&user, &quota).into_response())
+}
+
+/// Read a user's quota.
+///
+/// The quota as it counts now. Reading spends nothing.
+///
+/// Once the window has passed, `currentCount` is 0 while `lastRefreshTime` still shows when the old window began: the
+/// next send starts the new one.
+#[utoipa::path(
+    get,
+    path = "/api/config/{userId}",
+    tag = "quota",
+    params(
+        (
+            "userId" = schema::UserId, Path,
+            description = "Whose quota. Percent-encode it: an id may contain `/`, spaces and any other character that \
+                is not a control character.",
+        ),
+    ),
+    responses((status = 200, description = "The quota as it counts now.", body = ConfigResponse),
+        (
+            status = 400,
+            description = "The userId in the path is too long or contains a control character. Nothing was changed.",
+        ),
+        (
+            status = 404,
+            description = "Nobody configured this user. Configure the quota first (`POST /api/config`), or look for a \
+                typing error in the userId.",
+        ),
+    ),
+)]
+pub(crate) async fn get_quota(State(app): State<Arc<App>>, user: PathParam) -> Result<Response, ApiError> {
+    let user = parse_path(user)?;
+    let quota = app.quota.find(&user).await?.ok_or_else(|| not_configured(&user))?;
+    Ok(describe(&user, &quota).into_response())
+}
+
+/// Delete a user's quota.
+///
+/// From then on sends of this user are refused with 404: no quota means no sending, not unlimited sending. Messages
+/// that were already accepted are still delivered.
+#[utoipa::path(
+    delete,
+    path = "/api/config/{userId}",
+    tag = "quota",
+    params(
+        (
+            "userId" = schema::UserId, Path,
+            description = "Whose quota. Percent-encode it: an id may contain `/`, spaces and any other character that \
+                is not a control character.",
+        ),
+    ),
+    responses((status = 204, description = "Deleted."),
+        (
+            status = 400,
+            description = "The userId in the path is too long or contains a control character. Nothing was changed.",
+        ),
+        (
+            status = 404,
+            description = "Nobody configured this user. Configure the quota first (`POST /api/config`), or look for a \
+                typing error in the userId.",
+        ),
+    ),
+)]
+pub(crate) async fn delete_quota(
+    State(app): State<Arc<App>>,
+    user: PathParam,
+) -> Result<StatusCode, ApiError> {
+    let user = parse_path(user)?;
+    if app.quota.remove(&user).await? { Ok(StatusCode::NO_CONTENT) } else { Err(not_configured(&user)) }
+}
+
+/// Send a message.
+///
+/// Takes one from the user's quota and enqueues the message, both in one commit: a 200 is counted and will be
+/// delivered, even if the server is killed right after. A refused send takes nothing.
+///
+/// Messages of one user are delivered in the order in which they were accepted.
+///
+/// This call has no idempotency key. Sent twice, it counts twice and delivers twice.
+///
+/// The `snake_case` spelling `user_id` is accepted as well.
+#[utoipa::path(
+    post,
+    path = "/api/send",
+    tag = "quota",
+    request_body = SendRequest,
+    responses(
+        (
+            status = 200,
+            description = "Accepted: counted, durable and on its way. Keep `messageId`.",
+            body = SendResponse,
+            headers(("RateLimit")),
+        ),
+        (
+            status = 404,
+            description = "Nobody configured this user. Configure the quota first (`POST /api/config`), or look for a \
+                typing error in the userId.",
+        ),
+        (
+            status = 429,
+            description = "The window's limit is reached. Nothing was counted or enqueued. Send again \
+                after `Retry-After` seconds; if the limit itself is too low, configure a higher one.",
+            headers(("RateLimit")),
+        ),
+        (
+            status = 503,
+            description = "The store did not answer in time, or too many calls are waiting. Wait \
+                `Retry-After` seconds and send again. When the server was overloaded nothing was counted; when \
+                the store failed in the middle of a commit, the outcome is unknown, so a retry may deliver the \
+                message twice. `/health` says which engine is down.",
+        ),
+    ),
+)]
+pub(crate) async fn send_message(
+    State(app): State<Arc<App>>,
+    Json(request): Json<SendRequest>,
+) -> Result<Response, ApiError> {
+    let user = parse_user(request.user_id)?;
+    if request.message.is_empty() {
+        return Err(ApiError::invalid_field("message", "must not be empty"));
+    }
+    let send = SendMessage { user: user.clone(), message: request.message };
+    match app.quota.send(send).await? {
+        SendOutcome::Accepted { message_id, limits, grant, at } => {
+            let body = SendResponse {
+                status: "QUEUED",
+                message_id: *message_id.as_uuid(),
+                user_id: user.as_str(),
+                remaining: grant.remaining,
+                reset_at: rfc3339(grant.reset_at),
+            };
+            let mut response = Json(body).into_response();
+            // Room for these and for what the envelope and the server add.
+            response.headers_mut().reserve(10);
+            standing(limits, grant.remaining, grant.reset_at, at).write(response.headers_mut());
+            Ok(response)
+        }
+        SendOutcome::Denied { limits, denial, at } => {
+            // Room for these and for what the envelope and the server add.
+            let mut headers = HeaderMap::with_capacity(12);
+            standing(limits, 0, at.plus(denial.retry_after), at).write(&mut headers);
+            let wait = seconds_up(denial.retry_after).max(1);
+            let message = format!(
+                "Rate limit exceeded: {user} may send {} per {} min; try again in {wait} s",
+                limits.rate_limit(),
+                limits.time_window_minutes()
+            );
+            Err(ApiError::rate_limited(message, wait).with_headers(headers))
+        }
+        SendOutcome::NotConfigured => Err(not_configured(&user)),
+        SendOutcome::NotQueued(Queued::Unknown) => Err(ApiError::unavailable(
+            "The broker did not confirm the message in time; it may be sent all the same, try again",
+        )),
+        SendOutcome::NotQueued(_) => {
+            Err(ApiError::unavailable("The broker cannot be reached; the message was not sent, try again"))
+        }
+    }
+}
+
+fn standing(limits: Limits, remaining: u32, reset_at: Timestamp, at: Timestamp) -> RateLimitHeaders {
+    RateLimitHeaders {
+        policy: POLICY,
+        limit: limits.rate_limit(),
+        window: limits.window(),
+        remaining,
+        reset_after: reset_at.since(at),
+    }
+}
+
+fn describe<'a>(user: &'a UserId, quota: &Quota) -> Json<ConfigResponse<'a>> {
+    Json(ConfigResponse {
+        user_id: user.as_str(),
+        rate_limit: quota.limits.rate_limit(),
+        time_window: quota.limits.time_window_minutes(),
+        current_count: quota.current_count,
+        last_refresh_time: rfc3339(quota.last_refresh),
+    })
+}
+
+fn parse_user(text: Box<str>) -> Result<UserId, ApiError> {
+    UserId::parse(text).map_err(|problem| ApiError::invalid_field("userId", problem))
+}
+
+fn parse_path(path: PathParam) -> Result<UserId, ApiError> {
+    let text = path.0.map_err(|_not_utf8| ApiError::invalid_field("userId", "must be valid UTF-8"))?;
+    parse_user(text)
+}
+
+fn not_configured(user: &UserId) -> ApiError {
+    ApiError::not_found(format!("No configuration exists for user {user}; create one with POST /api/config"))
+}

@@ -1,0 +1,28 @@
+//! How the sender takes messages from the queue.
+
+use std::time::Duration;
+
+use crate::settings::parse::{count, duration};
+use crate::settings::source::{Reader, SettingError};
+
+/// How the sender takes messages from the queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SenderSettings {
+    /// `sender.batch_max`: messages taken at once.
+    pub batch_max: usize,
+    /// `sender.visibility`: how long they are its own; if it dies, others get them after that.
+    pub visibility: Duration,
+    /// `sender.poll`: how soon it sees what other processes enqueued.
+    pub poll: Duration,
+}
+
+impl SenderSettings {
+    pub(crate) fn read(reader: &mut Reader) -> Result<Self, SettingError> {
+        let span = "a duration from 1ms to 24h, such as 500ms or 2s";
+        Ok(Self {
+            batch_max: reader.get("sender.batch_max", 1_000, count(100_000), "a number from 1 to 100000")?,
+            visibility: reader.get("sender.visibility", Duration::from_secs(30), duration, span)?,
+            poll: reader.get("sender.poll", Duration::from_millis(100), duration, span)?,
+        })
+    }
+}

@@ -1,0 +1,345 @@
+//! Sealing what callers entrust to Weir: AES-256-GCM, with a key that is named beside what it sealed.
+//!
+//! The first key of the ring seals; all of them open, so a key is rotated by putting a new one before it and keeping the
+//! old one for as long as something is sealed with it. What a payload is sealed for (a request, and which part of it) is
+//! authenticated too: ciphertext moved to another row does not open. Where keys come from is behind [`KeyProvider`].
+
+use std::path::PathBuf;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
+use ring::aead::{AES_256_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, UnboundKey};
+use ring::digest::{Context, SHA256};
+use weir_core::RequestId;
+use weir_store::request::{Sealed, SealingKey};
+
+use super::settings::RequestSettings;
+use crate::auth::secrets;
+use crate::settings::source::SettingError;
+
+const KEY_BYTES: usize = 32;
+
+/// How many bytes longer something is when it is sealed: the nonce and the tag.
+pub(crate) const SEALING_BYTES: usize = NONCE_LEN + 16;
+const NAME_MAX: usize = 64;
+
+/// The key made when none is given.
+const GENERATED: secrets::Secret = secrets::REQUEST_KEY;
+const GENERATED_NAME: &str = "generated";
+
+/// What a key seals to be known by.
+const CHECK: &[u8] = b"weir request key";
+/// How many bytes of a key's digest are enough to tell it from any other.
+const DIGEST_BYTES: usize = 16;
+
+/// In place of a request, for what belongs to none.
+const NO_REQUEST: RequestId = RequestId::from_uuid(uuid::Uuid::nil());
+
+/// Where keys come from.
+pub trait KeyProvider: Send + Sync {
+    /// Every key, the one that seals first, as (name, 32 bytes).
+    ///
+    /// # Errors
+    /// When they cannot be had.
+    fn keys(&self) -> Result<Vec<(String, Vec<u8>)>, SettingError>;
+}
+
+/// Keys written as text, `name:base64`, separated by commas or lines.
+#[derive(Clone)]
+pub(crate) struct TextKeys {
+    /// Where the text came from, for errors.
+    pub setting: &'static str,
+    /// The text.
+    pub text: String,
+}
+
+impl KeyProvider for TextKeys {
+    fn keys(&self) -> Result<Vec<(String, Vec<u8>)>, SettingError> {
+        let parts = self.text.split([',', '\n']).map(str::trim);
+        let keys: Option<Vec<_>> =
+            parts.filter(|part| !part.is_empty() && !part.starts_with('#')).map(parse).collect();
+        keys.filter(|keys| !keys.is_empty()).ok_or_else(|| {
+            SettingError::secret(
+                self.setting,
+                "a list of name:base64, each key 32 bytes, the first one seals",
+            )
+        })
+    }
+}
+
+/// The same in a file.
+#[derive(Clone, Debug)]
+pub(crate) struct FileKeys(pub PathBuf);
+
+impl KeyProvider for FileKeys {
+    fn keys(&self) -> Result<Vec<(String, Vec<u8>)>, SettingError> {
+        let text = std::fs::read_to_string(&self.0).map_err(|error| {
+            let allowed = format!("a file that can be read ({error})");
+            SettingError::new("request.keys_file", self.0.display(), allowed)
+        })?;
+        TextKeys { setting: "request.keys_file", text }.keys()
+    }
+}
+
+fn parse(text: &str) -> Option<(String, Vec<u8>)> {
+    let (name, key) = text.split_once(':')?;
+    let key = STANDARD.decode(key).or_else(|_| URL_SAFE_NO_PAD.decode(key)).ok()?;
+    let is_named = (1..=NAME_MAX).contains(&name.len()) && name.bytes().all(|byte| byte.is_ascii_graphic());
+    (is_named && key.len() == KEY_BYTES).then(|| (name.to_owned(), key))
+}
+
+/// What is sealed of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part {
+    /// What it asks for.
+    Payload,
+    /// What the downstream answered.
+    Result,
+    /// Nothing of a request: a known value that tells which key is which.
+    Check,
+}
+
+/// Why something does not open.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum OpenError {
+    /// Its key is not on the ring.
+    #[error("the key {0} is not among those that are given")]
+    UnknownKey(String),
+    /// It is not what was sealed.
+    #[error("it was changed, or sealed for something else")]
+    Broken,
+}
+
+/// The keys.
+pub struct Keyring {
+    keys: Vec<Key>,
+    /// Where they came from, for whoever has to put one right.
+    source: String,
+}
+
+struct Key {
+    name: String,
+    /// Says nothing about the key but whether it is the same as another one.
+    digest: String,
+    key: LessSafeKey,
+}
+
+impl Key {
+    fn new(name: String, bytes: &[u8]) -> Option<Self> {
+        let digest = digest(bytes);
+        Some(Self { name, digest, key: LessSafeKey::new(UnboundKey::new(&AES_256_GCM, bytes).ok()?) })
+    }
+}
+
+fn digest(key: &[u8]) -> String {
+    let mut context = Context::new(&SHA256);
+    context.update(CHECK);
+    context.update(key);
+    context.finish().as_ref().iter().take(DIGEST_BYTES).map(|byte| format!("{byte:02x}")).collect()
+}
+
+impl std::fmt::Debug for Keyring {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_list().entries(self.keys.iter().map(|key| &key.name)).finish()
+    }
+}
+
+impl Keyring {
+    /// Takes the keys that are given, or makes one in the data directory.
+    ///
+    /// # Errors
+    /// When they cannot be had.
+    pub fn load(settings: &RequestSettings, data: &std::path::Path) -> Result<Self, SettingError> {
+        if let Some(keys) = &settings.keys {
+            return Self::from_provider(&TextKeys { setting: "WEIR_REQUEST_KEYS", text: keys.0.clone() });
+        }
+        if let Some(path) = &settings.keys_file {
+            let keys = Self::from_provider(&FileKeys(path.clone()))?;
+            return Ok(Self { source: format!("request.keys_file ({})", path.display()), ..keys });
+        }
+        let key = secrets::load_or_create(data, GENERATED)?;
+        let text = format!("{GENERATED_NAME}:{key}");
+        let keys = Self::from_provider(&TextKeys { setting: "request.key in the data directory", text })?;
+        Ok(Self { source: data.join(GENERATED.file).display().to_string(), ..keys })
+    }
+
+    /// Takes the keys of a provider.
+    ///
+    /// # Errors
+    /// When they cannot be had.
+    pub fn from_provider(provider: &dyn KeyProvider) -> Result<Self, SettingError> {
+        // Of the right length: the provider has looked.
+        let keys = provider.keys()?.into_iter().filter_map(|(name, key)| Key::new(name, &key));
+        Ok(Self { keys: keys.collect(), source: "WEIR_REQUEST_KEYS".to_owned() })
+    }
+
+    /// Where the keys came from: a setting, or a file.
+    #[must_use]
+    pub fn source(&self) -> &str {
+        &self.source
+    }
+
+    /// The digest of the key of this name, if there is one.
+    #[must_use]
+    pub fn digest(&self, name: &str) -> Option<&str> {
+        self.keys.iter().find(|key| key.name == name).map(|key| key.digest.as_str())
+    }
+
+    /// The key that seals, as others on the same store may know it.
+    ///
+    /// # Errors
+    /// When the system gives no random bytes.
+    pub fn sealing_key(&self) -> std::io::Result<SealingKey> {
+        let key = self.first()?;
+        let check = self.seal(NO_REQUEST, Part::Check, CHECK)?;
+        Ok(SealingKey { name: key.name.clone(), digest: key.digest.clone(), check })
+    }
+
+    /// Whether what was sealed with a key can be opened: it is on the ring, under the same name.
+    #[must_use]
+    pub fn has(&self, key: &SealingKey) -> bool {
+        self.open(NO_REQUEST, Part::Check, &key.check).is_ok_and(|value| value == CHECK)
+    }
+
+    fn first(&self) -> std::io::Result<&Key> {
+        self.keys.first().ok_or_else(|| std::io::Error::other("no key"))
+    }
+
+    /// Seals a part of a request with the first key.
+    ///
+    /// # Errors
+    /// When there is no key, or the text is too long for the cipher.
+    pub fn seal(&self, id: RequestId, part: Part, plain: &[u8]) -> std::io::Result<Sealed> {
+        let Key { name, key, .. } = self.first()?;
+        let nonce: [u8; NONCE_LEN] = rand::random();
+        let mut bytes = Vec::with_capacity(NONCE_LEN + plain.len() + AES_256_GCM.tag_len());
+        bytes.extend_from_slice(&nonce);
+        bytes.extend_from_slice(plain);
+        let tag = key
+            .seal_in_place_separate_tag(
+                Nonce::assume_unique_for_key(nonce),
+                Aad::from(purpose(id, part)),
+                &mut bytes[NONCE_LEN..],
+            )
+            .map_err(|_too_long| std::io::Error::other("it is too long to be sealed"))?;
+        bytes.extend_from_slice(tag.as_ref());
+        Ok(Sealed { key_id: name.clone(), bytes })
+    }
+
+    /// Opens what was sealed for the same part of the same request.
+    ///
+    /// # Errors
+    /// When its key is not there, or it is not what was sealed.
+    pub fn open(&self, id: RequestId, part: Part, sealed: &Sealed) -> Result<Vec<u8>, OpenError> {
+        let key = self.keys.iter().find(|key| key.name == sealed.key_id);
+        let Key { key, .. } = key.ok_or_else(|| OpenError::UnknownKey(sealed.key_id.clone()))?;
+        let (nonce, rest) = sealed.bytes.split_first_chunk::<NONCE_LEN>().ok_or(OpenError::Broken)?;
+        let mut bytes = rest.to_vec();
+        let nonce = Nonce::assume_unique_for_key(*nonce);
+        let plain = key
+            .open_in_place(nonce, Aad::from(purpose(id, part)), &mut bytes)
+            .map_err(|_unspecified| OpenError::Broken)?
+            .len();
+        bytes.truncate(plain);
+        Ok(bytes)
+    }
+}
+
+fn purpose(id: RequestId, part: Part) -> [u8; 17] {
+    let mut purpose = [match part {
+        Part::Payload => b'p',
+        Part::Result => b'r',
+        Part::Check => b'c',
+    }; 17];
+    purpose[1..].copy_from_slice(id.as_uuid().as_bytes());
+    purpose
+}
+
+#[cfg(test)]
+mod tests {
+    use weir_core::Timestamp;
+
+    use super::*;
+
+    fn ring(text: &str) -> Keyring {
+        Keyring::from_provider(&TextKeys { setting: "request.keys", text: text.to_owned() }).unwrap()
+    }
+
+    fn id(n: u8) -> RequestId {
+        RequestId::new(Timestamp::from_seconds(1), [n; 10])
+    }
+
+    const A: &str = "a:AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=";
+    const B: &str = "b:AQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQE=";
+
+    #[test]
+    fn what_is_sealed_opens_and_does_not_show_its_content() {
+        let ring = ring(A);
+        let sealed = ring.seal(id(1), Part::Payload, b"card 4111").unwrap();
+        assert!(!sealed.bytes.windows(4).any(|window| window == b"4111"));
+        assert_eq!(sealed.bytes.len(), b"card 4111".len() + SEALING_BYTES);
+        assert_eq!(ring.open(id(1), Part::Payload, &sealed).unwrap(), b"card 4111");
+        assert_ne!(ring.seal(id(1), Part::Payload, b"card 4111").unwrap(), sealed, "never the same nonce");
+        let empty = ring.seal(id(1), Part::Payload, b"").unwrap();
+        assert_eq!(ring.open(id(1), Part::Payload, &empty).unwrap(), b"");
+    }
+
+    #[test]
+    fn what_was_moved_or_changed_does_not_open() {
+        let ring = ring(A);
+        let sealed = ring.seal(id(1), Part::Payload, b"x").unwrap();
+        assert_eq!(ring.open(id(2), Part::Payload, &sealed), Err(OpenError::Broken));
+        assert_eq!(ring.open(id(1), Part::Result, &sealed), Err(OpenError::Broken));
+        for place in 0..sealed.bytes.len() {
+            let mut changed = sealed.clone();
+            changed.bytes[place] ^= 1;
+            assert_eq!(ring.open(id(1), Part::Payload, &changed), Err(OpenError::Broken), "byte {place}");
+        }
+        for length in 0..sealed.bytes.len() {
+            let cut = Sealed { bytes: sealed.bytes[..length].to_vec(), ..sealed.clone() };
+            assert_eq!(ring.open(id(1), Part::Payload, &cut), Err(OpenError::Broken));
+        }
+    }
+
+    #[test]
+    fn a_new_key_seals_and_the_old_one_still_opens() {
+        let old = ring(A).seal(id(1), Part::Result, b"x").unwrap();
+        let rotated = ring(&format!("{B}\n# the old one\n{A}"));
+        assert_eq!(rotated.open(id(1), Part::Result, &old).unwrap(), b"x");
+        assert_eq!(rotated.seal(id(1), Part::Result, b"x").unwrap().key_id, "b");
+        assert_eq!(ring(B).open(id(1), Part::Result, &old), Err(OpenError::UnknownKey("a".to_owned())));
+    }
+
+    #[test]
+    fn a_key_is_known_by_what_it_sealed_and_not_by_its_name() {
+        let registered = ring(A).sealing_key().unwrap();
+        assert_eq!(registered.name, "a");
+        let same_name = ring(&B.replace("b:", "a:"));
+        assert!(ring(A).has(&registered) && ring(&format!("{B},{A}")).has(&registered));
+        assert!(!ring(B).has(&registered) && !same_name.has(&registered));
+        assert_ne!(same_name.sealing_key().unwrap().digest, registered.digest);
+        assert_eq!(ring(A).digest("a"), Some(registered.digest.as_str()), "it stays the same");
+        assert_eq!(ring(A).open(NO_REQUEST, Part::Payload, &registered.check), Err(OpenError::Broken));
+    }
+
+    #[test]
+    fn what_is_no_key_is_refused_without_being_shown() {
+        for bad in ["", "a", "a:", "a:c2hvcnQ=", ":AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=", "a:!!"] {
+            let keys = TextKeys { setting: "WEIR_REQUEST_KEYS", text: bad.to_owned() };
+            let sentence = keys.keys().unwrap_err().to_string();
+            assert!(!sentence.contains("c2hvcnQ") && sentence.contains("WEIR_REQUEST_KEYS"), "{sentence}");
+        }
+    }
+
+    #[test]
+    fn a_key_is_made_once_when_none_is_given() {
+        let data = tempfile::tempdir().unwrap();
+        let settings =
+            crate::settings::Settings::read(crate::settings::source::Sources::default()).unwrap().request;
+        let sealed = Keyring::load(&settings, data.path()).unwrap().seal(id(1), Part::Payload, b"x").unwrap();
+        assert_eq!(
+            Keyring::load(&settings, data.path()).unwrap().open(id(1), Part::Payload, &sealed).unwrap(),
+            b"x"
+        );
+    }
+}

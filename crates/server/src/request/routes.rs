@@ -1,0 +1,265 @@
+//! Request over HTTP: `/v1/requests`. Submissions stand in `request/submit.rs`, changes as they happen in
+//! `request/events.rs`, downstreams' callbacks in `request/callback.rs`, the secret of a
+//! tenant's webhooks in `request/webhook_secret.rs`, the switches in `request/rollout.rs`.
+
+pub(crate) mod callback;
+pub(crate) mod events;
+pub(crate) mod rollout;
+pub(crate) mod submit;
+pub(crate) mod webhook_secret;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::extract::rejection::QueryRejection;
+use axum::extract::{Extension, Query, State};
+use serde::{Deserialize, Serialize};
+use serde_json::value::{RawValue, to_raw_value};
+use utoipa::{IntoParams, ToSchema};
+use weir_core::request::state::Status;
+use weir_core::{RequestId, TenantId};
+use weir_queue::sms::rfc3339;
+use weir_store::request::{Listed, Request};
+
+use super::service::RequestService;
+use super::service::hub::Subscription;
+use crate::app::App;
+use crate::http::body::Json;
+use crate::http::error::ApiError;
+use crate::http::identity::Tenant;
+use crate::http::openapi::schema;
+use crate::http::pagination::{Page, parse_limit};
+use crate::http::path_params::PathParam;
+use crate::peer::{Peer, disconnected};
+use crate::settings::parse::duration;
+
+/// What callers are told of a result that does not open.
+const RESULT_ERROR: &str =
+    "The result is sealed with a key that this server does not have; its operator can put the key back";
+
+/// The longest that a call may wait for a change.
+const WAIT_MAX: Duration = Duration::from_secs(30);
+
+#[derive(Debug, Serialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct StatusResponse {
+    #[serde(flatten)]
+    summary: SummaryResponse,
+    /// What the downstream answered: its JSON, or its text as a JSON string. null until the status is `COMPLETED`.
+    #[schema(required = true, value_type = Value)]
+    result: Option<Box<RawValue>>,
+    /// Only when there is a result that the server cannot open: why `result` is null all the same.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    result_error: Option<&'static str>,
+}
+
+/// What lists show: everything but results, which may be large.
+#[derive(Debug, Serialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+#[schema(as = RequestSummary)]
+pub(crate) struct SummaryResponse {
+    request_id: uuid::Uuid,
+    #[schema(value_type = schema::RequestStatus)]
+    status: &'static str,
+    /// Why it failed, or why its last attempt did, for programs: such as `DOWNSTREAM_REJECTED` or `DOWNSTREAM_TIMEOUT`.
+    #[schema(required = true)]
+    failure_code: Option<String>,
+    /// The same for people.
+    #[schema(required = true)]
+    failure_message: Option<String>,
+    /// Calls to the downstream that were begun.
+    #[schema(examples(1))]
+    attempts: u32,
+    accepted_at: jiff::Timestamp,
+    /// When it last changed.
+    updated_at: jiff::Timestamp,
+}
+
+#[derive(Debug, Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
+pub(crate) struct GetQuery {
+    /// How long to wait for a change, such as `500ms` or `10s`. At most 30 seconds are waited.
+    #[param(value_type = String, required = false, example = "10s")]
+    wait: Option<String>,
+}
+
+#[derive(Debug, Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
+pub(crate) struct ListQuery {
+    /// Only requests with this status.
+    #[param(value_type = schema::RequestStatus, required = false)]
+    status: Option<String>,
+    /// How many items to answer with at most.
+    #[param(value_type = u32, required = false, minimum = 1, maximum = 1000, default = 100)]
+    limit: Option<String>,
+    /// The `nextCursor` of the page before. Leave it out for the first page.
+    #[param(value_type = uuid::Uuid, required = false)]
+    cursor: Option<String>,
+}
+
+/// Read a request.
+///
+/// The status of a request. With `wait` the response comes when its status changes, at once when it is final, and at
+/// the latest after that time. So a caller can follow a request without polling in vain: ask with `wait`, again and
+/// again, until `status` is final.
+///
+/// Needs the scope `requests:read` and a token with `tenant_id`.
+#[utoipa::path(
+    get,
+    path = "/v1/requests/{requestId}",
+    tag = "request",
+    params(("requestId" = uuid::Uuid, Path, description = "Which request: the `requestId` of its 202."), GetQuery),
+    responses(
+        (status = 200, description = "The request.", body = StatusResponse),
+        (
+            status = 404,
+            description = "The tenant has no such request: the id is wrong, another tenant's, or was purged.",
+        ),
+    ),
+)]
+pub(crate) async fn get_request(
+    Tenant(tenant): Tenant,
+    State(app): State<Arc<App>>,
+    peer: Option<Extension<Peer>>,
+    id: PathParam,
+    query: Result<Query<GetQuery>, QueryRejection>,
+) -> Result<Json<StatusResponse>, ApiError> {
+    let id = parse_id(id)?;
+    let Query(query) = query.map_err(|problem| ApiError::invalid(problem.body_text()))?;
+    let wait = query.wait.as_deref().map_or(Ok(Duration::ZERO), parse_wait)?;
+    let request = if wait.is_zero() {
+        find(&app, &tenant, id).await?
+    } else {
+        find_changed(&app, &tenant, id, wait, peer.as_deref()).await?
+    };
+    Ok(Json(describe(&app.requests, request)?))
+}
+
+/// List the tenant's requests.
+///
+/// The requests of the token's tenant, the newest first, without their results. Pass `nextCursor` as `cursor` until it
+/// is null.
+///
+/// Needs the scope `requests:read` and a token with `tenant_id`.
+#[utoipa::path(
+    get,
+    path = "/v1/requests",
+    tag = "request",
+    params(ListQuery),
+    responses((status = 200, description = "One page.", body = Page<SummaryResponse>)),
+)]
+pub(crate) async fn list_requests(
+    Tenant(tenant): Tenant,
+    State(app): State<Arc<App>>,
+    query: Result<Query<ListQuery>, QueryRejection>,
+) -> Result<Json<Page<SummaryResponse>>, ApiError> {
+    let Query(query) = query.map_err(|problem| ApiError::invalid(problem.body_text()))?;
+    let status = query.status.as_deref().map(parse_status).transpose()?;
+    let limit = parse_limit(query.limit.as_deref())?;
+    let before = query.cursor.as_deref().map(parse_cursor).transpose()?;
+    // One more than asked for tells whether there is a next page.
+    let Listed { requests, rest_before } = app.requests.list(&tenant, status, before, limit + 1).await?;
+    let items = requests.into_iter().map(summarize).collect();
+    let page = Page::cut(items, limit, |item: &SummaryResponse| item.request_id.to_string());
+    Ok(Json(page.or_from(rest_before.map(|id| id.to_string()))))
+}
+
+async fn find(app: &App, tenant: &TenantId, id: RequestId) -> Result<Request, ApiError> {
+    app.requests.find(tenant, id).await?.ok_or_else(|| unknown(id))
+}
+
+/// The request after its next change, or as it is when none comes in time.
+async fn find_changed(
+    app: &App,
+    tenant: &TenantId,
+    id: RequestId,
+    wait: Duration,
+    peer: Option<&Peer>,
+) -> Result<Request, ApiError> {
+    let until = tokio::time::Instant::now() + wait;
+    let mut waiting = subscribe(app, tenant, id)?;
+    let request = find(app, tenant, id).await?;
+    if request.status.is_final() {
+        return Ok(request);
+    }
+    let _place = app.address_limits.long_lived()?;
+    let changed = tokio::select! {
+        changed = app.requests.next_change(&mut waiting, request.status, until, app.shutdown.closing()) => changed?,
+        () = disconnected(peer) => None,
+    };
+    Ok(changed.unwrap_or(request))
+}
+
+/// Listens to a request before it is read, so that no change is missed in between.
+fn subscribe(app: &App, tenant: &TenantId, id: RequestId) -> Result<Subscription, ApiError> {
+    let subscription = app.requests.hub().subscribe(id, tenant);
+    subscription.map_err(|no_place| ApiError::unavailable(no_place.to_string()))
+}
+
+/// A result that does not open leaves the rest to be told.
+fn describe(service: &RequestService, request: Request) -> Result<StatusResponse, ApiError> {
+    let (result, result_error) = match service.result(&request) {
+        Ok(result) => (result.map(as_json).transpose()?, None),
+        Err(error) => {
+            let advice = "look at WEIR_REQUEST_KEYS";
+            tracing::warn!(target: "weir::request", requestId = %request.id, %error, advice, "a result does not open");
+            (None, Some(RESULT_ERROR))
+        }
+    };
+    Ok(StatusResponse { summary: summarize(request), result, result_error })
+}
+
+/// JSON is passed on as it is; anything else becomes a JSON string.
+fn as_json(result: Vec<u8>) -> Result<Box<RawValue>, ApiError> {
+    if let Ok(json) = serde_json::from_slice::<&RawValue>(&result) {
+        return Ok(json.to_owned());
+    }
+    to_raw_value(&String::from_utf8_lossy(&result)).map_err(|error| {
+        tracing::error!(%error, "a result could not be written as JSON");
+        ApiError::internal()
+    })
+}
+
+fn summarize(request: Request) -> SummaryResponse {
+    let (failure_code, failure_message) =
+        request.failure.map(|failure| (failure.code, failure.message)).unzip();
+    SummaryResponse {
+        request_id: *request.id.as_uuid(),
+        status: request.status.as_str(),
+        failure_code,
+        failure_message,
+        attempts: request.attempts,
+        accepted_at: rfc3339(request.accepted_at),
+        updated_at: rfc3339(request.updated_at),
+    }
+}
+
+fn parse_wait(text: &str) -> Result<Duration, ApiError> {
+    let wait = if matches!(text, "0" | "0s") { Some(Duration::ZERO) } else { duration(text) };
+    wait.map(|wait| wait.min(WAIT_MAX)).ok_or_else(|| {
+        ApiError::invalid_field("wait", "must be a duration such as 500ms or 10s; at most 30s are waited")
+    })
+}
+
+fn parse_status(text: &str) -> Result<Status, ApiError> {
+    Status::parse(text).ok_or_else(|| {
+        let names = Status::ALL.map(Status::as_str).join(", ");
+        ApiError::invalid_field("status", format!("must be one of {names}"))
+    })
+}
+
+fn parse_cursor(text: &str) -> Result<RequestId, ApiError> {
+    RequestId::parse(text).ok_or_else(|| {
+        ApiError::invalid_field("cursor", "must be the nextCursor of a page; leave it out for the first")
+    })
+}
+
+/// Whatever is no id names no request.
+fn parse_id(path: PathParam) -> Result<RequestId, ApiError> {
+    let id = path.0.ok().and_then(|text| RequestId::parse(&text));
+    id.ok_or_else(|| ApiError::not_found("No request has such an id; GET /v1/requests lists yours"))
+}
+
+fn unknown(id: RequestId) -> ApiError {
+    ApiError::not_found(format!("You have no request with the id {id}; GET /v1/requests lists yours"))
+}

@@ -1,0 +1,98 @@
+//! The switches of request, for the operator: `/admin/request/rollout`.
+
+use std::sync::Arc;
+
+use axum::extract::State;
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+use weir_core::request::canary::{OutOfRange, Percent};
+use weir_store::request::{Rollout, RolloutChange};
+
+use crate::app::App;
+use crate::http::body::Json;
+use crate::http::error::ApiError;
+
+/// What is left out stays as it is.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+#[schema(examples(json!({"canaryPercent": 50})))]
+pub(crate) struct RolloutRequest {
+    processing_enabled: Option<bool>,
+    reconciler_enabled: Option<bool>,
+    #[schema(value_type = Option<u8>, maximum = 100)]
+    canary_percent: Option<serde_json::Value>,
+}
+
+#[derive(Debug, Serialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+#[schema(as = Rollout)]
+pub(crate) struct RolloutResponse {
+    /// Whether requests are accepted and worked on.
+    #[schema(examples(true))]
+    processing_enabled: bool,
+    /// Whether stranded requests are given to the broker again.
+    #[schema(examples(true))]
+    reconciler_enabled: bool,
+    /// How many of a hundred tenants may submit.
+    #[schema(maximum = 100, examples(50))]
+    canary_percent: u8,
+}
+
+/// Read the switches.
+///
+/// What is switched on: by an operator, else by the settings. At most 5 seconds old.
+#[utoipa::path(
+    get,
+    path = "/admin/request/rollout",
+    tag = "request",
+    responses((status = 200, description = "The switches.", body = RolloutResponse)),
+)]
+pub(crate) async fn get_rollout(State(app): State<Arc<App>>) -> Result<Json<RolloutResponse>, ApiError> {
+    Ok(Json(describe(app.requests.switches().get().await?)))
+}
+
+/// Change the switches.
+///
+/// Switches on or off while running, on every server: at once on the one that took it, within 5 seconds on the others.
+/// A field that is left out stays as it is. What was accepted stays accepted.
+///
+/// The tenants of a canary are picked by a fixed hash of their names: a tenant that is reached stays reached while the
+/// percentage grows.
+#[utoipa::path(
+    put,
+    path = "/admin/request/rollout",
+    tag = "request",
+    request_body = RolloutRequest,
+    responses((status = 200, description = "The switches as they are now.", body = RolloutResponse)),
+)]
+pub(crate) async fn put_rollout(
+    State(app): State<Arc<App>>,
+    Json(request): Json<RolloutRequest>,
+) -> Result<Json<RolloutResponse>, ApiError> {
+    let canary = request.canary_percent.map(parse_percent).transpose()?;
+    let RolloutRequest { processing_enabled, reconciler_enabled, .. } = request;
+    let change = RolloutChange { processing_enabled, reconciler_enabled, canary };
+    let rollout = app.requests.switches().change(change).await?;
+    let RolloutResponse { processing_enabled, reconciler_enabled, canary_percent } = describe(rollout);
+    tracing::info!(
+        processing_enabled,
+        reconciler_enabled,
+        canary_percent,
+        "the rollout of request was changed"
+    );
+    Ok(Json(describe(rollout)))
+}
+
+fn parse_percent(value: serde_json::Value) -> Result<Percent, ApiError> {
+    let percent = value.as_u64().and_then(|percent| u8::try_from(percent).ok());
+    let percent = percent.ok_or(OutOfRange).and_then(Percent::new);
+    percent.map_err(|problem| ApiError::invalid_field("canaryPercent", problem))
+}
+
+const fn describe(rollout: Rollout) -> RolloutResponse {
+    RolloutResponse {
+        processing_enabled: rollout.processing_enabled,
+        reconciler_enabled: rollout.reconciler_enabled,
+        canary_percent: rollout.canary.get(),
+    }
+}

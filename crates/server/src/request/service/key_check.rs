@@ -1,0 +1,224 @@
+//! At the start: can this server open what is sealed in the store?
+//!
+//! Every server registers the key that it seals with: its name, a digest, and a known value that is sealed with it. A server
+//! that cannot open such a value has lost the key, or has another one under the same name. That matters only while a request is
+//! sealed with it: a key that was retired long ago must not keep a server from starting. No index tells which keys are in
+//! use, so requests are searched, and only in that case. A request names its key but not the key's digest, so the ones found
+//! are opened: two different keys may have been registered under one name while nothing was sealed, and the server that has
+//! the key in use must start.
+
+use std::time::Duration;
+
+use weir_core::{RequestId, Timestamp};
+use weir_store::request::{Request, RequestStore, Sealed, SealedSearch};
+use weir_store::{Error, Result};
+
+use crate::request::encryption::{Keyring, Part};
+use crate::settings::source::SettingError;
+
+/// Requests searched at a time.
+const SEARCHED_AT_ONCE: usize = 5_000;
+/// Requests opened for one registered key, the oldest first, so that a start does not open every request in the store.
+/// One that is not reached and cannot be opened says so when it is read.
+const OPENED_MAX: usize = 1_000;
+
+/// Says which key is missing, if one is; registers the one that seals, if none is.
+///
+/// # Errors
+/// When the store cannot say.
+pub(crate) async fn missing_key(
+    store: &dyn RequestStore,
+    keys: &Keyring,
+    now: Timestamp,
+    retention: Duration,
+) -> Result<Option<SettingError>> {
+    let registered = store.sealing_keys().await?;
+    if registered.is_empty()
+        && let Some(request) = store.newest_request().await?
+        && keys.open(request.id, Part::Payload, &request.payload).is_err()
+    {
+        // From before keys were registered.
+        return Ok(Some(sentence(keys, &request.payload.key_id, None, request.id)));
+    }
+    for (key, registered_at) in registered.iter().filter(|(key, _)| !keys.has(key)) {
+        if let Some(request) = unopenable_request(store, keys, &key.name).await? {
+            return Ok(Some(sentence(keys, &key.name, Some(&key.digest), request)));
+        }
+        // A server that still seals with it has registered it again at its start, and requests are kept no longer than this.
+        if now.since(*registered_at) > retention {
+            store.forget_sealing_key(&key.name, &key.digest).await?;
+        }
+    }
+    let own = keys.sealing_key().map_err(|error| Error::failed("seal", error))?;
+    store.register_sealing_key(&own).await?;
+    Ok(None)
+}
+
+/// A request that is sealed with a key of this name and that `keys` cannot open.
+async fn unopenable_request(
+    store: &dyn RequestStore,
+    keys: &Keyring,
+    name: &str,
+) -> Result<Option<RequestId>> {
+    let (mut after, mut opened) = (None, 0);
+    while opened < OPENED_MAX {
+        match store.find_sealed_with(name, after, SEARCHED_AT_ONCE).await? {
+            SealedSearch::Found(id) => {
+                let request = store.find_request(id).await?;
+                if request.is_some_and(|request| !opens(keys, &request, name)) {
+                    return Ok(Some(id));
+                }
+                opened += 1;
+                after = Some(id);
+            }
+            SealedSearch::NoneUpTo(id) => after = Some(id),
+            SealedSearch::None => return Ok(None),
+        }
+    }
+    Ok(None)
+}
+
+/// Whether `keys` open whatever of a request is sealed with a key of this name.
+fn opens(keys: &Keyring, request: &Request, name: &str) -> bool {
+    let opens = |part, sealed: &Sealed| sealed.key_id != name || keys.open(request.id, part, sealed).is_ok();
+    opens(Part::Payload, &request.payload)
+        && request.result.as_ref().is_none_or(|result| opens(Part::Result, result))
+}
+
+fn sentence(keys: &Keyring, name: &str, digest: Option<&str>, request: RequestId) -> SettingError {
+    let known = digest.map(|digest| format!(" with the digest {digest}")).unwrap_or_default();
+    let have = match keys.digest(name) {
+        Some(own) => format!("another key of that name, with the digest {own}"),
+        None => "no key of that name".to_owned(),
+    };
+    SettingError::conflict(format!(
+        "the store has requests, such as {request}, that are sealed with the key \"{name}\"{known}, and {} has {have}: \
+         give all servers on one store the same WEIR_REQUEST_KEYS, or put the key back behind the one that seals",
+        keys.source()
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use weir_core::request::canonical::Fingerprint;
+    use weir_core::{Clock, IdempotencyKey, ManualClock, RequestType, TenantId};
+    use weir_store::request::Submit;
+    use weir_store_sqlite::Sqlite;
+
+    use super::*;
+    use crate::request::encryption::TextKeys;
+
+    const A: &str = "a:AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=";
+    const B: &str = "b:AQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQE=";
+    const OTHER_A: &str = "a:AQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQE=";
+    const DAY: Duration = Duration::from_secs(86_400);
+    const RETENTION: Duration = Duration::from_secs(90 * 86_400);
+
+    struct Given {
+        engine: Sqlite,
+        clock: ManualClock,
+        _directory: tempfile::TempDir,
+    }
+
+    impl Given {
+        fn new() -> Self {
+            let directory = tempfile::tempdir().unwrap();
+            let clock = ManualClock::at(Timestamp::from_seconds(1_767_225_600));
+            let engine =
+                Sqlite::open_with_clock(directory.path(), std::sync::Arc::new(clock.clone())).unwrap();
+            Self { engine, clock, _directory: directory }
+        }
+
+        /// What keeps a server with these keys from starting.
+        async fn start(&self, keys: &str) -> Option<String> {
+            let missing = missing_key(&self.engine, &ring(keys), self.clock.now(), RETENTION).await;
+            missing.unwrap().map(|error| error.to_string())
+        }
+
+        async fn accept(&self, keys: &str) -> RequestId {
+            let id = RequestId::new(self.clock.now(), std::array::from_fn(|_| fastrand::u8(..)));
+            let submit = Submit {
+                id,
+                tenant: TenantId::parse("acme").unwrap(),
+                key: IdempotencyKey::parse(id.to_string()).unwrap(),
+                request_type: RequestType::parse("t").unwrap(),
+                fingerprint: Fingerprint::from_bytes([0; 32]),
+                payload: ring(keys).seal(id, Part::Payload, b"1").unwrap(),
+                downstream: "echo".to_owned(),
+                callback_url: None,
+                needs_broker: false,
+            };
+            self.engine.submit_batch(vec![submit].into(), None).await.unwrap();
+            id
+        }
+
+        async fn names(&self) -> Vec<String> {
+            self.engine.sealing_keys().await.unwrap().into_iter().map(|(key, _)| key.name).collect()
+        }
+    }
+
+    fn ring(text: &str) -> Keyring {
+        Keyring::from_provider(&TextKeys { setting: "WEIR_REQUEST_KEYS", text: text.to_owned() }).unwrap()
+    }
+
+    #[tokio::test]
+    async fn a_lost_or_different_key_is_noticed_once_something_is_sealed_with_it() {
+        let given = Given::new();
+        assert_eq!(given.start(A).await, None);
+        assert_eq!((given.start(B).await, given.start(A).await), (None, None), "nothing is sealed yet");
+        let id = given.accept(A).await;
+        for (keys, part) in [(B, "no key of that name"), (OTHER_A, "another key of that name")] {
+            let sentence = given.start(keys).await.expect("it must not start");
+            for part in ["WEIR_REQUEST_KEYS", "\"a\"", part, &id.to_string()] {
+                assert!(sentence.contains(part), "{sentence:?} lacks {part:?}");
+            }
+            assert!(!sentence.contains(&keys[2..]), "{sentence}");
+        }
+        assert_eq!(given.start(A).await, None);
+        assert_eq!(given.start(&format!("{B},{A}")).await, None, "rotated");
+    }
+
+    #[tokio::test]
+    async fn of_two_keys_with_one_name_the_one_in_use_starts() {
+        for last in [A, OTHER_A] {
+            let given = Given::new();
+            for keys in [A, OTHER_A, last] {
+                assert_eq!(given.start(keys).await, None, "nothing is sealed yet");
+            }
+            given.accept(A).await;
+            assert_eq!(given.start(A).await, None, "registered last: {last}");
+            assert!(given.start(OTHER_A).await.is_some(), "registered last: {last}");
+            // The other server was never restarted and seals, too.
+            given.accept(OTHER_A).await;
+            for keys in [A, OTHER_A] {
+                assert!(given.start(keys).await.is_some(), "each needs the other's key");
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn a_retired_key_that_nothing_is_sealed_with_keeps_nobody_from_starting() {
+        let given = Given::new();
+        assert_eq!(given.start(A).await, None);
+        for _ in 0..3 {
+            given.accept(B).await;
+        }
+        assert_eq!(given.start(&format!("{B},{A}")).await, None);
+        assert_eq!(given.start(B).await, None);
+        assert_eq!(given.names().await, ["a", "b"], "somebody may still seal with it");
+        given.clock.advance(RETENTION + DAY);
+        assert_eq!(given.start(B).await, None);
+        assert_eq!(given.names().await, ["b"], "by now nobody does, and it is not looked for again");
+    }
+
+    #[tokio::test]
+    async fn a_store_from_before_keys_were_registered_is_looked_at_too() {
+        let given = Given::new();
+        given.accept(A).await;
+        assert!(given.start(B).await.is_some_and(|sentence| sentence.contains("\"a\"")));
+        assert!(given.start(OTHER_A).await.is_some());
+        assert!(given.names().await.is_empty(), "who does not start registers nothing");
+        assert_eq!(given.start(A).await, None);
+        assert_eq!(given.names().await, ["a"]);
+    }
+}

@@ -1,0 +1,270 @@
+//! How requests are accepted and worked on.
+
+use std::collections::BTreeMap;
+use std::num::NonZeroU32;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject;
+use url::Url;
+use weir_core::quota::Limits;
+use weir_core::request::canary::Percent;
+use weir_core::request::retry::{Backoff, Policy};
+use weir_core::{RequestType, webhook};
+use weir_store::request::Rollout;
+
+use crate::settings::parse::{boolean, count, duration};
+use crate::settings::source::{Reader, SettingError};
+
+/// Requests are kept at least as long as their keys.
+const RETENTION_DAYS_MAX: usize = 3_650;
+
+/// How requests are accepted and worked on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RequestSettings {
+    /// `request.processing.enabled`, `request.reconciler.enabled`, `request.canary.percent`: until an operator switches.
+    pub rollout: Rollout,
+    /// `request.tenant_limit`: new requests of a tenant in a minute; none when 0.
+    pub tenant_limit: Option<Limits>,
+    /// `request.max_attempts`, `request.backoff.first`, `request.backoff.max`, `request.lease`, `request.callback_within`.
+    pub policy: Policy,
+    /// `request.concurrency`: calls to downstreams under way at once, in one process.
+    pub concurrency: usize,
+    /// `downstream`, its timeouts and `request.sslrootcert`: who works on requests of types that have no downstream of their own.
+    pub downstream: Downstream,
+    /// `[request.downstreams.<type>]`: who works on requests of that type.
+    pub downstreams: BTreeMap<String, Downstream>,
+    /// `request.keys`: what payloads are sealed with; generated when absent.
+    pub keys: Option<Secret>,
+    /// `request.keys_file`: the same in a file.
+    pub keys_file: Option<PathBuf>,
+    /// `webhook_secret`: what callbacks are signed with; generated when absent.
+    pub webhook_secret: Option<Secret>,
+    /// `request.webhook.allow_private`: whether callback URLs may lead to private and loopback addresses.
+    pub allow_private: bool,
+    /// `request.webhook.timeout`: how long whoever is told of a result may take to answer.
+    pub webhook_timeout: Duration,
+    /// `request.sensitive_fields`: fields of payloads that are shown to nobody but the downstream.
+    pub sensitive_fields: Vec<String>,
+    /// `request.retention_days`: how long requests are kept.
+    pub retention: Duration,
+}
+
+/// Who works on requests.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Downstream {
+    /// Where; the echo that is built in when there is none.
+    pub url: Option<Url>,
+    /// How long it may take to accept a connection.
+    pub connect_timeout: Duration,
+    /// How long it may take to answer.
+    pub read_timeout: Duration,
+    /// A file of authorities that are trusted instead of the system's.
+    pub sslrootcert: Option<PathBuf>,
+}
+
+/// A secret from the environment. It is not shown.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Secret(pub String);
+
+impl std::fmt::Debug for Secret {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("…")
+    }
+}
+
+impl Downstream {
+    const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
+    const READ_TIMEOUT: Duration = Duration::from_secs(3);
+
+    fn read_table(
+        name: &str,
+        fields: &BTreeMap<String, String>,
+        default: &Self,
+    ) -> Result<Self, SettingError> {
+        let mut downstream = Self { url: None, ..default.clone() };
+        for (field, text) in fields {
+            let wrong = |allowed: &str| {
+                SettingError::new(format!("request.downstreams.{name}.{field}"), text, allowed)
+            };
+            let span = || duration(text).ok_or_else(|| wrong(SPAN));
+            match field.as_str() {
+                "url" => downstream.url = Some(http_url(text).ok_or_else(|| wrong(URL))?),
+                "connect_timeout" => downstream.connect_timeout = span()?,
+                "read_timeout" => downstream.read_timeout = span()?,
+                "sslrootcert" => {
+                    downstream.sslrootcert = root_certificates(text).ok_or_else(|| wrong(CERTIFICATES))?;
+                }
+                _ => return Err(wrong(FIELDS)),
+            }
+        }
+        if downstream.url.is_none() {
+            let name = format!("request.downstreams.{name}.url");
+            return Err(SettingError::new(name, "", URL));
+        }
+        Ok(downstream)
+    }
+}
+
+/// What is left of a lease after the longest call, for its report.
+const LEASE_MARGIN: Duration = Duration::from_secs(1);
+
+const SPAN: &str = "a duration from 1ms to 24h, such as 500ms or 2s";
+const URL: &str = "an http:// or https:// URL";
+const CERTIFICATES: &str = "a file of certificates in PEM that can be read";
+const FIELDS: &str = "left out: a downstream has url, connect_timeout, read_timeout and sslrootcert";
+
+impl RequestSettings {
+    /// The name of the downstream for everything that has none of its own. No type has the empty name.
+    pub const DEFAULT_DOWNSTREAM: &str = "";
+
+    /// The name of the downstream that works on requests of this type.
+    #[must_use]
+    pub fn downstream_name<'a>(&self, request_type: &'a RequestType) -> &'a str {
+        let name = request_type.as_str();
+        if self.downstreams.contains_key(name) { name } else { Self::DEFAULT_DOWNSTREAM }
+    }
+
+    pub(crate) fn read(reader: &mut Reader) -> Result<Self, SettingError> {
+        let path = |text: &str| Some((!text.is_empty()).then(|| PathBuf::from(text)));
+        let secret = |text: &str| (!text.is_empty()).then(|| Secret(text.to_owned()));
+        let downstream = Downstream {
+            url: reader.get("downstream", None, optional_url, URL)?,
+            connect_timeout: reader.get(
+                "request.connect_timeout",
+                Downstream::CONNECT_TIMEOUT,
+                duration,
+                SPAN,
+            )?,
+            read_timeout: reader.get("request.read_timeout", Downstream::READ_TIMEOUT, duration, SPAN)?,
+            sslrootcert: reader.get("request.sslrootcert", None, root_certificates, CERTIFICATES)?,
+        };
+        let tables = reader.tables("request.downstreams");
+        let downstreams = tables
+            .iter()
+            .map(|(name, fields)| Ok((name.clone(), Downstream::read_table(name, fields, &downstream)?)))
+            .collect::<Result<_, SettingError>>()?;
+        let policy = read_policy(reader)?;
+        check_lease(policy.lease, &downstream, &downstreams)?;
+        let days = "a number of days from 1 to 3650";
+        Ok(Self {
+            rollout: read_rollout(reader)?,
+            tenant_limit: reader.get(
+                "request.tenant_limit",
+                None,
+                per_minute,
+                "a number from 0 to 2147483647",
+            )?,
+            policy,
+            concurrency: reader.get("request.concurrency", 256, count(10_000), "a number from 1 to 10000")?,
+            downstream,
+            downstreams,
+            keys: reader.get_optional("request.keys", secret, "a list such as 2026b:BASE64,2026a:BASE64")?,
+            keys_file: reader.get("request.keys_file", None, path, "the path of a file")?,
+            webhook_secret: reader.get_optional(
+                "webhook_secret",
+                |text| is_webhook_secret(text).then(|| Secret(text.to_owned())),
+                WEBHOOK_SECRET,
+            )?,
+            allow_private: reader.get("request.webhook.allow_private", false, boolean, "true or false")?,
+            webhook_timeout: reader.get("request.webhook.timeout", Duration::from_secs(5), duration, SPAN)?,
+            sensitive_fields: reader.get("request.sensitive_fields", Vec::new(), names, "a list of names")?,
+            retention: reader
+                .get("request.retention_days", 90, count(RETENTION_DAYS_MAX), days)
+                .map(|days| Duration::from_secs(days as u64 * 86_400))?,
+        })
+    }
+}
+
+/// What a webhook secret may be.
+pub(crate) const WEBHOOK_SECRET: &str = "whsec_ and 24 to 64 bytes in base64; up to three older ones that are still good may \
+                                  follow, with spaces between them";
+const WEBHOOK_SECRETS_MAX: usize = 4;
+
+/// Whether a text is a webhook secret, or several.
+#[must_use]
+pub(crate) fn is_webhook_secret(text: &str) -> bool {
+    let secrets = text.split_whitespace();
+    let count = secrets.clone().count();
+    (1..=WEBHOOK_SECRETS_MAX).contains(&count)
+        && secrets.map(webhook::Secret::parse).all(|secret| secret.is_ok())
+}
+
+fn read_rollout(reader: &mut Reader) -> Result<Rollout, SettingError> {
+    let percent = |text: &str| text.trim().parse().ok().and_then(|percent| Percent::new(percent).ok());
+    Ok(Rollout {
+        processing_enabled: reader.get("request.processing.enabled", true, boolean, "true or false")?,
+        reconciler_enabled: reader.get("request.reconciler.enabled", true, boolean, "true or false")?,
+        canary: reader.get("request.canary.percent", Percent::ALL, percent, "a number from 0 to 100")?,
+    })
+}
+
+fn read_policy(reader: &mut Reader) -> Result<Policy, SettingError> {
+    let default = Policy::default();
+    let attempts = |text: &str| text.trim().parse::<NonZeroU32>().ok().filter(|count| count.get() <= 100);
+    let first = reader.get("request.backoff.first", Duration::from_millis(200), duration, SPAN)?;
+    let longest = reader.get("request.backoff.max", Duration::from_secs(30), duration, SPAN)?;
+    let backoff = Backoff::new(first, longest).map_err(|_not_a_range| {
+        SettingError::new("request.backoff.first", format!("{first:?}"), "at most request.backoff.max")
+    })?;
+    Ok(Policy {
+        max_attempts: reader.get(
+            "request.max_attempts",
+            default.max_attempts,
+            attempts,
+            "a number from 1 to 100",
+        )?,
+        backoff,
+        lease: reader.get("request.lease", default.lease, duration, SPAN)?,
+        callback_within: reader.get("request.callback_within", default.callback_within, duration, SPAN)?,
+    })
+}
+
+/// A call must end while its worker has the request to itself, or others would make it again meanwhile.
+fn check_lease(
+    lease: Duration,
+    default: &Downstream,
+    others: &BTreeMap<String, Downstream>,
+) -> Result<(), SettingError> {
+    for downstream in std::iter::once(default).chain(others.values()) {
+        let call = downstream.connect_timeout + downstream.read_timeout;
+        if call + LEASE_MARGIN > lease {
+            let allowed =
+                format!("at least {LEASE_MARGIN:?} longer than a call to a downstream may take ({call:?})");
+            return Err(SettingError::new("request.lease", format!("{lease:?}"), allowed));
+        }
+    }
+    Ok(())
+}
+
+/// A limit for each minute; 0 is none.
+fn per_minute(text: &str) -> Option<Option<Limits>> {
+    match text.trim().parse().ok()? {
+        0 => Some(None),
+        limit => Limits::new(limit, 1).ok().map(Some),
+    }
+}
+
+fn names(text: &str) -> Option<Vec<String>> {
+    Some(text.split(',').map(str::trim).filter(|name| !name.is_empty()).map(str::to_owned).collect())
+}
+
+/// The path of a file that has certificates in it; empty is none.
+fn root_certificates(text: &str) -> Option<Option<PathBuf>> {
+    if text.is_empty() {
+        return Some(None);
+    }
+    let mut certificates = CertificateDer::pem_file_iter(text).ok()?.peekable();
+    certificates.peek()?;
+    certificates.all(|certificate| certificate.is_ok()).then(|| Some(PathBuf::from(text)))
+}
+
+fn optional_url(text: &str) -> Option<Option<Url>> {
+    if text.is_empty() { Some(None) } else { http_url(text).map(Some) }
+}
+
+fn http_url(text: &str) -> Option<Url> {
+    let url: Url = text.trim().parse().ok()?;
+    (matches!(url.scheme(), "http" | "https") && url.has_host()).then_some(url)
+}

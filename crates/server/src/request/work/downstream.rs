@@ -1,0 +1,172 @@
+//! Downstreams: who does the work, and how it is asked for.
+//!
+//! A call carries the request's id as its idempotency key, so a downstream that is called twice does the work once. What
+//! an answer means is decided in `weir-core`. Without a URL the downstream is the echo that is built in: it completes
+//! every request with its own payload.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::{BufMut, Bytes, BytesMut};
+use http::header::{ACCEPT, CONTENT_TYPE, USER_AGENT};
+use http::{HeaderMap, HeaderName, HeaderValue};
+use weir_core::request::breaker::Rules;
+use weir_core::request::retry::Outcome;
+use weir_core::{Clock, RequestId, RequestType};
+use weir_store::request::Job;
+
+use super::breakers::SharedBreaker;
+use crate::outbound::{Answer, Bounds, Outbound, Problem, Reach, Target};
+use crate::request::settings::{Downstream as Settings, RequestSettings};
+use crate::telemetry::metrics::{DownstreamLabels, WorkMetrics};
+
+/// The longest result.
+const RESULT_BYTES_MAX: usize = 1024 * 1024;
+
+const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
+const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+const JSON: HeaderValue = HeaderValue::from_static("application/json");
+pub(super) const AGENT: HeaderValue = HeaderValue::from_static("weir");
+
+/// The default downstream in logs and metrics.
+const DEFAULT: &str = "default";
+
+/// Every downstream of the settings.
+pub(super) struct Downstreams {
+    named: BTreeMap<String, Arc<Downstream>>,
+    default: Arc<Downstream>,
+}
+
+impl Downstreams {
+    pub(super) fn new(settings: &RequestSettings, clock: &Arc<dyn Clock>, metrics: &WorkMetrics) -> Self {
+        let open = |name: &str, of: &Settings| {
+            Arc::new(Downstream::new(name, of, settings.concurrency, clock, metrics))
+        };
+        Self {
+            named: settings.downstreams.iter().map(|(name, of)| (name.clone(), open(name, of))).collect(),
+            default: open(DEFAULT, &settings.downstream),
+        }
+    }
+
+    /// The one of this name; the default does the work of those that are no longer in the settings.
+    pub(super) fn get(&self, name: &str) -> &Arc<Downstream> {
+        self.named.get(name).unwrap_or(&self.default)
+    }
+
+    /// The names in the settings.
+    pub(super) fn names(&self) -> impl Iterator<Item = &str> {
+        self.named.keys().map(String::as_str).chain([RequestSettings::DEFAULT_DOWNSTREAM])
+    }
+}
+
+/// Who does the work.
+pub(super) struct Downstream {
+    /// None for the echo.
+    client: Option<(Outbound, Target)>,
+    pub(super) breaker: SharedBreaker,
+}
+
+/// What came of a call.
+pub(super) struct Called {
+    pub(super) outcome: Outcome,
+    /// The body, if there is one and the work is done.
+    pub(super) result: Option<Bytes>,
+    /// What the client has to say, for the log.
+    pub(super) problem: Option<Problem>,
+}
+
+impl Downstream {
+    fn new(
+        name: &str,
+        settings: &Settings,
+        concurrency: usize,
+        clock: &Arc<dyn Clock>,
+        metrics: &WorkMetrics,
+    ) -> Self {
+        let Settings { url, connect_timeout, read_timeout, sslrootcert } = settings;
+        let bounds = Bounds {
+            connect_timeout: *connect_timeout,
+            read_timeout: *read_timeout,
+            body_max: RESULT_BYTES_MAX,
+            idle_max: concurrency,
+        };
+        let target = url.as_ref().and_then(Target::new);
+        let default = Rules::default();
+        let call = connect_timeout.saturating_add(*read_timeout).saturating_add(Duration::from_secs(1));
+        let rules = Rules { open_for: default.open_for.max(call), ..default };
+        let labels = DownstreamLabels { downstream: name.to_owned() };
+        let gauge = metrics.breaker_state.get_or_create_owned(&labels);
+        Self {
+            client: target
+                .map(|target| (Outbound::trusting(sslrootcert.clone(), Reach::Anywhere, bounds), target)),
+            breaker: SharedBreaker::new(name, rules, Arc::clone(clock), gauge),
+        }
+    }
+
+    /// Asks for the work to be done. `payload` is the JSON that the caller sent.
+    pub(super) async fn call(&self, job: &Job, payload: Vec<u8>) -> Called {
+        let Some((client, target)) = &self.client else {
+            let outcome = Outcome::Answered { status: 200, retry_after: None };
+            return Called { outcome, result: Some(payload.into()), problem: None };
+        };
+        let body = body(job.id, &job.request_type, &payload);
+        match client.post(target, headers(job.id), body).await {
+            Ok(Answer { status, retry_after, body }) => Called {
+                outcome: Outcome::Answered { status: status.as_u16(), retry_after },
+                result: Some(body).filter(|body| !body.is_empty()),
+                problem: None,
+            },
+            Err(problem) => Called { outcome: outcome_of(&problem), result: None, problem: Some(problem) },
+        }
+    }
+}
+
+const fn outcome_of(problem: &Problem) -> Outcome {
+    match problem {
+        Problem::TimedOut => Outcome::TimedOut,
+        Problem::Unreachable(_) | Problem::Forbidden => Outcome::Unreachable,
+        Problem::Unreadable(_) => Outcome::Unreadable,
+        Problem::TooLarge => Outcome::TooLarge,
+    }
+}
+
+fn headers(id: RequestId) -> HeaderMap {
+    let mut headers = HeaderMap::with_capacity(5);
+    headers.insert(CONTENT_TYPE, JSON);
+    headers.insert(ACCEPT, JSON);
+    headers.insert(USER_AGENT, AGENT);
+    // A UUID is always a header's value.
+    if let Ok(id) = HeaderValue::try_from(id.to_string()) {
+        headers.insert(IDEMPOTENCY_KEY, id.clone());
+        headers.insert(REQUEST_ID, id);
+    }
+    headers
+}
+
+/// The payload is put in as it came: a number of a thousand digits stays one.
+fn body(id: RequestId, request_type: &RequestType, payload: &[u8]) -> Bytes {
+    let mut body = BytesMut::with_capacity(payload.len() + 128 + request_type.as_str().len());
+    let quoted = serde_json::Value::from(request_type.as_str());
+    body.put_slice(format!(r#"{{"requestId":"{id}","requestType":{quoted},"payload":"#).as_bytes());
+    body.put_slice(payload);
+    body.put_u8(b'}');
+    body.freeze()
+}
+
+#[cfg(test)]
+mod tests {
+    use weir_core::Timestamp;
+
+    use super::*;
+
+    #[test]
+    fn a_payload_is_passed_on_byte_by_byte() {
+        let id = RequestId::new(Timestamp::EPOCH, [1; 10]);
+        let request_type = RequestType::parse("pay \"now\"").unwrap();
+        let body = body(id, &request_type, b"[1.0, 1e400 ,{}]");
+        let expected =
+            format!(r#"{{"requestId":"{id}","requestType":"pay \"now\"","payload":[1.0, 1e400 ,{{}}]}}"#);
+        assert_eq!(body, expected.as_bytes());
+    }
+}

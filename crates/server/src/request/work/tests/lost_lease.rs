@@ -1,0 +1,144 @@
+//! Workers that crash, are late, or are told to stop.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::Notify;
+use weir_core::request::state::Status;
+use weir_core::{ManualClock, Timestamp};
+use weir_store::request::RequestStore;
+
+use super::fixtures::{Fixture, Running, Server, answer, until};
+use crate::request::settings::RequestSettings;
+
+const START: Timestamp = Timestamp::from_seconds(1_767_225_600);
+
+#[tokio::test]
+async fn what_a_crashed_worker_held_is_done_by_another_when_the_lease_ends() {
+    let server = Server::start(|n| async move {
+        if n == 0 {
+            std::future::pending::<()>().await;
+        }
+        answer(200, "done")
+    })
+    .await;
+    let clock = ManualClock::at(START);
+    let mut fixture = Fixture::with_clock(Some(&server.url), clock.clone());
+    fixture.settings.downstream.read_timeout = Duration::from_secs(60);
+    let crashing = fixture.start();
+    let id = fixture.submit("{}").await;
+    until("the call is under way", || async { server.calls() == 1 }).await;
+    crashing.kill().await;
+    let worker = fixture.start();
+    clock.advance(fixture.settings.policy.lease + Duration::from_micros(1));
+    let request = fixture.end_of(id).await;
+    assert_eq!((request.status, request.attempts, server.calls()), (Status::Completed, 2, 2));
+    worker.stop().await;
+}
+
+#[tokio::test]
+async fn a_worker_that_is_late_changes_nothing() {
+    let release = Arc::new(Notify::new());
+    let gate = Arc::clone(&release);
+    let server = Server::start(move |n| {
+        let gate = Arc::clone(&gate);
+        async move {
+            if n == 0 {
+                gate.notified().await;
+            }
+            answer(200, if n == 0 { "late" } else { "in time" })
+        }
+    })
+    .await;
+    let clock = ManualClock::at(START);
+    let mut fixture = Fixture::with_clock(Some(&server.url), clock.clone());
+    fixture.settings.downstream.read_timeout = Duration::from_secs(60);
+    let (late, prompt) = (fixture.start(), fixture.start());
+    let id = fixture.submit("{}").await;
+    until("the first call is under way", || async { server.calls() == 1 }).await;
+    clock.advance(fixture.settings.policy.lease + Duration::from_micros(1));
+    let request = fixture.end_of(id).await;
+    release.notify_one();
+    late.stop().await;
+    prompt.stop().await;
+    assert_eq!(fixture.result(&request).unwrap(), b"in time");
+    assert_eq!(fixture.find(id).await, request, "the late report has changed nothing");
+}
+
+#[tokio::test]
+async fn two_workers_share_the_work_and_complete_each_request_once() {
+    let server = Server::always(200, "done").await;
+    let fixture = Fixture::new(Some(&server.url));
+    let workers = [fixture.start(), fixture.start()];
+    let mut ids = Vec::new();
+    for _ in 0..400 {
+        ids.push(fixture.submit("{}").await);
+    }
+    for id in ids {
+        assert_eq!(fixture.end_of(id).await.status, Status::Completed);
+    }
+    for worker in workers {
+        worker.stop().await;
+    }
+    assert_eq!(server.calls(), 400);
+    let changes = fixture.changes.lock();
+    assert_eq!(changes.iter().filter(|(_, status)| *status == Status::Completed).count(), 400);
+}
+
+/// A worker that stops while a call is under way, with this much patience.
+async fn stop_during_a_call(grace: Duration) -> (Fixture, weir_store::request::Request) {
+    let release = Arc::new(Notify::new());
+    let gate = Arc::clone(&release);
+    let server = Server::start(move |_| {
+        let gate = Arc::clone(&gate);
+        async move {
+            gate.notified().await;
+            answer(200, "done")
+        }
+    })
+    .await;
+    let mut fixture = Fixture::new(Some(&server.url));
+    fixture.settings.downstream.read_timeout = Duration::from_secs(60);
+    let worker = Running::new(crate::request::work::Parts { grace, ..fixture.parts() });
+    let id = fixture.submit("{}").await;
+    until("the call is under way", || async { server.calls() == 1 }).await;
+    let answer_soon = async {
+        if !grace.is_zero() {
+            release.notify_one();
+        }
+    };
+    tokio::join!(worker.stop(), answer_soon);
+    let request = fixture.find(id).await;
+    (fixture, request)
+}
+
+#[tokio::test]
+async fn a_stop_waits_for_calls_that_are_under_way() {
+    let (_, request) = stop_during_a_call(Duration::from_secs(10)).await;
+    assert_eq!((request.status, request.attempts), (Status::Completed, 1));
+}
+
+#[tokio::test]
+async fn a_stop_puts_back_what_takes_too_long() {
+    let (fixture, request) = stop_during_a_call(Duration::ZERO).await;
+    assert_eq!((request.status, request.attempts), (Status::InProgress, 0), "no attempt is lost");
+    let room =
+        [weir_store::request::Room { downstream: RequestSettings::DEFAULT_DOWNSTREAM.to_owned(), jobs: 1 }];
+    let claimed = fixture.engine.claim_jobs(&room, &fixture.settings.policy).await.unwrap();
+    assert_eq!(claimed.jobs.len(), 1, "another worker may have it at once");
+}
+
+#[tokio::test]
+async fn a_payload_whose_key_is_gone_waits_and_loses_no_attempt() {
+    let fixture = Fixture::new(None);
+    let id = fixture.submit_with("1", |submit| submit.payload.key_id = "gone".to_owned()).await;
+    let worker = fixture.start();
+    let put_back = || async {
+        let told = fixture.changes.lock().len();
+        told == 2
+    };
+    until("it is put back", put_back).await;
+    let request = fixture.find(id).await;
+    assert_eq!((request.status, request.attempts), (Status::InProgress, 0));
+    worker.stop().await;
+}

@@ -1,0 +1,200 @@
+//! A store that cannot be reached for a while, or takes long.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use tokio_util::sync::CancellationToken;
+use weir_core::quota::Limits;
+use weir_core::request::retry::Policy;
+use weir_core::request::state::{Refused, Status};
+use weir_core::{RequestId, TenantId, Timestamp};
+use weir_store::request::{
+    Books, CallbackOutcome, CallbackReport, Claimed, DeadRequest, JobReport, Listed, Pending, Request,
+    RequestStore, Rollout, RolloutChange, Room, SealedSearch, SealingKey, Submit, SubmitOutcome,
+};
+use weir_store::{Batch, Error, Result};
+use weir_store_sqlite::Sqlite;
+
+use super::fixtures::{Fixture, PATIENCE, Running, Server, until};
+use crate::request::work::upkeep::Upkeep;
+
+/// A store whose first reports fail and whose purges never end. It has only what workers and upkeep call.
+struct Outage {
+    engine: Sqlite,
+    /// How many reports still fail.
+    failing: AtomicUsize,
+    is_transient: bool,
+    /// The sizes of the batches that were tried.
+    tried: parking_lot::Mutex<Vec<usize>>,
+    is_purging: AtomicBool,
+}
+
+impl Outage {
+    fn new(fixture: &Fixture, failing: usize, is_transient: bool) -> Arc<Self> {
+        Arc::new(Self {
+            engine: fixture.engine.clone(),
+            failing: AtomicUsize::new(failing),
+            is_transient,
+            tried: parking_lot::Mutex::default(),
+            is_purging: AtomicBool::new(false),
+        })
+    }
+}
+
+#[async_trait]
+impl RequestStore for Outage {
+    async fn claim_jobs(&self, room: &[Room], policy: &Policy) -> Result<Claimed> {
+        self.engine.claim_jobs(room, policy).await
+    }
+    async fn job_downstreams(&self) -> Result<Vec<String>> {
+        self.engine.job_downstreams().await
+    }
+    async fn report_batch(
+        &self,
+        batch: Vec<JobReport>,
+        policy: &Policy,
+    ) -> Result<Vec<std::result::Result<Status, Refused>>> {
+        self.tried.lock().push(batch.len());
+        let fail = |left: usize| left.checked_sub(1);
+        if self.failing.fetch_update(Ordering::SeqCst, Ordering::SeqCst, fail).is_ok() {
+            let (engine, why) = ("test", "as the test wants it");
+            return Err(if self.is_transient {
+                Error::unavailable(engine, why)
+            } else {
+                Error::failed(engine, why)
+            });
+        }
+        self.engine.report_batch(batch, policy).await
+    }
+    async fn wait_for_jobs(&self, at_most: Duration) {
+        self.engine.wait_for_jobs(at_most).await;
+    }
+    async fn submit_batch(&self, _: Batch<Submit>, _: Option<Limits>) -> Result<Vec<SubmitOutcome>> {
+        unreachable!()
+    }
+    async fn find_request(&self, _: RequestId) -> Result<Option<Request>> {
+        unreachable!()
+    }
+    async fn list_requests(
+        &self,
+        _: &TenantId,
+        _: Option<Status>,
+        _: Option<RequestId>,
+        _: usize,
+    ) -> Result<Listed> {
+        unreachable!()
+    }
+    async fn claim_named(&self, _: &[RequestId], _: &Policy) -> Result<Claimed> {
+        unreachable!()
+    }
+    async fn call_back(&self, _: RequestId, _: CallbackReport) -> Result<CallbackOutcome> {
+        unreachable!()
+    }
+    async fn pending_requests(&self, older_than: Duration, limit: usize) -> Result<Vec<Pending>> {
+        self.engine.pending_requests(older_than, limit).await
+    }
+    async fn mark_enqueued(&self, _: &[RequestId]) -> Result<()> {
+        unreachable!()
+    }
+    async fn dead_requests(&self, _: Option<RequestId>, _: usize, _: usize) -> Result<Vec<DeadRequest>> {
+        unreachable!()
+    }
+    async fn replay_request(&self, _: RequestId) -> Result<bool> {
+        unreachable!()
+    }
+    async fn replay_requests(&self, _: usize) -> Result<Vec<RequestId>> {
+        unreachable!()
+    }
+    async fn discard_request(&self, _: RequestId) -> Result<bool> {
+        unreachable!()
+    }
+    async fn count_dead_requests(&self) -> Result<u64> {
+        self.engine.count_dead_requests().await
+    }
+    async fn purge_requests(&self, _: Duration, _: usize) -> Result<u64> {
+        self.is_purging.store(true, Ordering::SeqCst);
+        std::future::pending().await
+    }
+    async fn rollout(&self) -> Result<Option<Rollout>> {
+        unreachable!()
+    }
+    async fn change_rollout(&self, _: RolloutChange, _: Rollout) -> Result<Rollout> {
+        unreachable!()
+    }
+    async fn audit_requests(&self) -> Result<Books> {
+        unreachable!()
+    }
+    async fn find_summaries(&self, _: &[RequestId]) -> Result<Vec<Request>> {
+        unreachable!()
+    }
+    async fn sealing_keys(&self) -> Result<Vec<(SealingKey, Timestamp)>> {
+        unreachable!()
+    }
+    async fn register_sealing_key(&self, _: &SealingKey) -> Result<()> {
+        unreachable!()
+    }
+    async fn forget_sealing_key(&self, _: &str, _: &str) -> Result<()> {
+        unreachable!()
+    }
+    async fn find_sealed_with(&self, _: &str, _: Option<RequestId>, _: usize) -> Result<SealedSearch> {
+        unreachable!()
+    }
+    async fn newest_request(&self) -> Result<Option<Request>> {
+        unreachable!()
+    }
+}
+
+async fn work_through(is_transient: bool) -> Arc<Outage> {
+    let server = Server::always(200, "done").await;
+    let fixture = Fixture::new(Some(&server.url));
+    let store = Outage::new(&fixture, 3, is_transient);
+    let mut parts = fixture.parts();
+    parts.store = Arc::<Outage>::clone(&store);
+    let worker = Running::new(parts);
+    let mut ids = Vec::new();
+    for _ in 0..20 {
+        ids.push(fixture.submit("1").await);
+    }
+    for id in ids {
+        assert_eq!(fixture.end_of(id).await.status, Status::Completed);
+    }
+    worker.stop().await;
+    assert_eq!(server.calls(), 20, "no call is made again because its report was held up");
+    store
+}
+
+#[tokio::test]
+async fn reports_are_kept_until_the_store_is_back() {
+    let store = work_through(true).await;
+    assert_eq!(store.failing.load(Ordering::SeqCst), 0);
+}
+
+#[tokio::test]
+async fn one_report_that_the_store_cannot_bear_does_not_hold_up_the_others() {
+    let store = work_through(false).await;
+    assert!(store.tried.lock().contains(&1), "they are tried one by one");
+}
+
+#[tokio::test]
+async fn a_purge_that_takes_long_holds_up_neither_the_reconciler_nor_a_stop() {
+    let fixture = Fixture::new(None);
+    let store = Outage::new(&fixture, 0, true);
+    let upkeep = Upkeep {
+        store: Arc::<Outage>::clone(&store),
+        broker: None,
+        retention: fixture.settings.retention,
+        is_reconciling: Arc::new(|| Box::pin(std::future::ready(true))),
+        clock: fixture.engine.clock(),
+        metrics: fixture.metrics.clone(),
+        on_change: Arc::new(|_, _| ()),
+    };
+    let closing = CancellationToken::new();
+    let running = tokio::spawn(upkeep.run(closing.clone()));
+    let is_purging = || async { store.is_purging.load(Ordering::SeqCst) };
+    until("a purge is under way", is_purging).await;
+    until("the reconciler looks", || async { fixture.metrics.reconciler_heartbeat_seconds.get() > 0 }).await;
+    closing.cancel();
+    tokio::time::timeout(PATIENCE, running).await.expect("a stop does not wait for the purge").unwrap();
+}

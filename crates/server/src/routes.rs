@@ -1,0 +1,205 @@
+//! The table of routes: the only place that lists them. The router, the labels of metrics, the checks of credentials and
+//! `/openapi.json` are derived from it.
+
+use std::sync::OnceLock;
+
+use axum::handler::Handler;
+use http::header::{CACHE_CONTROL, CONTENT_TYPE};
+use http::{HeaderName, Method};
+use weir_core::request::Scope;
+
+use crate::auth::credentials::Credentials::{Open, Operator, OperatorOrScope, Signature, Tenant, Token};
+use crate::auth::credentials::{Credentials, LIMITS_CHECK};
+use crate::gateway::routes as gateway;
+use crate::http::openapi;
+use crate::http::openapi::describe;
+use crate::http::route::Route;
+use crate::operations::routes as operations;
+use crate::operations::routes::{audit, dead_letters, queue};
+use crate::quota::routes as quota;
+use crate::request::routes as request;
+use crate::sale::routes as sale;
+use crate::slot::routes as slot;
+use crate::tier::routes as tier;
+
+/// `route!(POST "/api/send", Open, quota::send_message)`: the handler, and what its `#[utoipa::path]` says about it.
+/// That attribute leaves a type beside the handler, whose name begins with `__path_`.
+macro_rules! route {
+    (@description [$($module:ident ::)*] $handler:ident) => { pastey::paste! { $($module ::)* [<__path_ $handler>] } };
+    (@description [$($module:ident ::)*] $next:ident :: $($rest:tt)+) => {
+        route!(@description [$($module ::)* $next ::] $($rest)+)
+    };
+    (@method ANY) => { None };
+    (@method $method:ident) => { Some(Method::$method) };
+    ($method:ident $path:literal, $credentials:expr, $($handler:tt)+) => {
+        Route::new(
+            route!(@method $method),
+            $path,
+            $credentials,
+            |request, app| $($handler)+.call(request, app),
+            describe::<route!(@description [] $($handler)+)>,
+        )
+    };
+}
+
+const CHECK: Credentials = OperatorOrScope(LIMITS_CHECK);
+const CREATE: Credentials = Tenant(Scope::Create);
+const READ: Credentials = Tenant(Scope::Read);
+
+/// Every route.
+#[must_use]
+pub fn routes() -> Vec<Route> {
+    [quota(), slot(), request(), tier(), policies(), sale(), admin(), operations()].concat()
+}
+
+fn quota() -> Vec<Route> {
+    vec![
+        route!(POST "/api/config", Open, quota::configure_quota),
+        route!(GET "/api/config/{userId}", Open, quota::get_quota),
+        route!(DELETE "/api/config/{userId}", Open, quota::delete_quota),
+        route!(POST "/api/send", Open, quota::send_message),
+    ]
+}
+
+fn slot() -> Vec<Route> {
+    vec![
+        route!(POST "/api/v1/slots", Open, slot::assign_slot),
+        route!(POST "/api/v1/slots/bulk", Open, slot::bulk::assign_slots).never_unavailable(),
+        route!(POST "/api/v1/slots/forecast", Open, slot::forecast_slots),
+        route!(GET "/api/v1/slots/windows", Open, slot::list_windows),
+        route!(GET "/api/v1/slots/{eventId}", Open, slot::get_slot),
+        route!(DELETE "/api/v1/slots/{eventId}", Open, slot::give_slot_back),
+        route!(POST "/admin/rate-limit/config", Operator, slot::config::put_config),
+        route!(GET "/admin/rate-limit/config", Operator, slot::config::list_configs),
+        route!(GET "/admin/rate-limit/config/{name}", Operator, slot::config::get_config),
+        route!(DELETE "/admin/rate-limit/config/{name}", Operator, slot::config::deactivate_config),
+        route!(POST "/admin/rate-limit/cache/flush", Operator, slot::config::flush_cache).never_unavailable(),
+    ]
+}
+
+fn request() -> Vec<Route> {
+    vec![
+        route!(POST "/v1/requests", CREATE, request::submit::create_request),
+        route!(GET "/v1/requests", READ, request::list_requests),
+        route!(GET "/v1/requests/{requestId}", READ, request::get_request).watching_peer(),
+        route!(GET "/v1/requests/{requestId}/events", READ, request::events::watch_request),
+        route!(POST "/v1/requests/{requestId}/callback", Signature, request::callback::call_back),
+        route!(GET "/v1/webhook-secret", READ, request::webhook_secret::get_webhook_secret)
+            .never_unavailable(),
+        route!(GET "/admin/request/rollout", Operator, request::rollout::get_rollout),
+        route!(PUT "/admin/request/rollout", Operator, request::rollout::put_rollout),
+    ]
+}
+
+fn tier() -> Vec<Route> {
+    vec![
+        route!(ANY "/api/v1/ai", Token, gateway::forward_call).watching_peer(),
+        route!(ANY "/api/v1/ai/", Token, gateway::forward_call).watching_peer(),
+        route!(ANY "/api/v1/ai/{*path}", Token, gateway::forward_call).watching_peer(),
+        route!(GET "/api/v1/limits/me", Token, tier::get_my_limits),
+        route!(GET "/admin/subscriptions/{user}", Operator, tier::get_subscription),
+        route!(PUT "/admin/subscriptions/{user}", Operator, tier::put_subscription),
+        route!(DELETE "/admin/subscriptions/{user}", Operator, tier::delete_subscription),
+        route!(GET "/admin/tiers", Operator, tier::list_tiers).never_unavailable(),
+        route!(GET "/admin/tiers/{tier}", Operator, tier::get_tier).never_unavailable(),
+        route!(PUT "/admin/tiers/{tier}", Operator, tier::put_tier),
+    ]
+}
+
+/// Limits for anyone.
+fn policies() -> Vec<Route> {
+    vec![
+        route!(GET "/admin/policies", Operator, tier::policy::list_policies).never_unavailable(),
+        route!(GET "/admin/policies/{name}", Operator, tier::policy::get_policy).never_unavailable(),
+        route!(PUT "/admin/policies/{name}", Operator, tier::policy::put_policy),
+        route!(DELETE "/admin/policies/{name}", Operator, tier::policy::delete_policy),
+        route!(DELETE "/admin/policies/{name}/keys/{key}", Operator, tier::policy::reset_key),
+        route!(POST "/v1/check", CHECK, tier::check::check_limits),
+        route!(POST "/v1/refund", CHECK, tier::check::refund_limit),
+        route!(POST "/v1/hold", CHECK, tier::hold::hold_limit),
+        route!(POST "/v1/settle", CHECK, tier::hold::settle_hold),
+    ]
+}
+
+fn sale() -> Vec<Route> {
+    let routes = vec![
+        route!(GET "/api/v1/sales", Open, sale::get_sale),
+        route!(GET "/api/v1/sales/events", Open, sale::events::watch_sales),
+        route!(POST "/api/v1/purchases", Open, sale::purchases::create_purchase),
+        route!(GET "/api/v1/purchases", Open, sale::purchases::get_purchase),
+        route!(POST "/api/v1/products", Operator, sale::products::create_product),
+        route!(GET "/api/v1/products", Operator, sale::products::list_products),
+        route!(GET "/api/v1/products/{sku}", Operator, sale::products::get_product),
+        route!(PUT "/api/v1/products/{sku}", Operator, sale::products::change_product),
+        route!(DELETE "/api/v1/products/{sku}", Operator, sale::products::delete_product),
+    ];
+    routes.into_iter().chain(sale_page()).map(Route::of_sale).collect()
+}
+
+fn sale_page() -> impl Iterator<Item = Route> {
+    let routes = [
+        route!(GET "/sale", Open, sale::assets::redirect_to_page),
+        route!(GET "/sale/", Open, sale::assets::get_page),
+        route!(GET "/sale/{file}", Open, sale::assets::get_page_file),
+        route!(GET "/sale/assets/{file}", Open, sale::assets::get_page_asset),
+    ];
+    routes.into_iter().map(Route::of_page)
+}
+
+/// What operators ask of all capabilities, and of the queues between them.
+fn admin() -> Vec<Route> {
+    vec![
+        route!(GET "/admin/dlq", Operator, dead_letters::list_dead_letters),
+        route!(POST "/admin/dlq/replay", Operator, dead_letters::replay_all_dead_letters),
+        route!(GET "/admin/dlq/{id}", Operator, dead_letters::get_dead_letter),
+        route!(DELETE "/admin/dlq/{id}", Operator, dead_letters::discard_dead_letter),
+        route!(POST "/admin/dlq/{id}/replay", Operator, dead_letters::replay_dead_letter),
+        route!(POST "/admin/queue/claim", Operator, queue::claim_messages).watching_peer(),
+        route!(POST "/admin/queue/settle", Operator, queue::settle_messages),
+        route!(GET "/admin/audit", Operator, audit::audit_books),
+    ]
+}
+
+fn operations() -> Vec<Route> {
+    let routes = vec![
+        route!(GET "/health", Open, operations::get_health).in_reserve(),
+        route!(GET "/livez", Open, operations::get_livez).in_reserve(),
+        route!(GET "/readyz", Open, operations::get_readyz).in_reserve(),
+        route!(GET "/metrics", Open, operations::get_metrics).in_reserve(),
+        route!(GET "/openapi.json", Open, get_openapi),
+        route!(GET "/docs", Open, operations::get_docs),
+        route!(GET "/", Open, operations::get_index),
+    ];
+    routes.into_iter().map(Route::of_any_role).map(Route::never_unavailable).collect()
+}
+
+/// The OpenAPI document of the table, as JSON. Built when it is first asked for; only the text is kept.
+#[must_use]
+pub fn openapi_document() -> &'static str {
+    static DOCUMENT: OnceLock<Box<str>> = OnceLock::new();
+    DOCUMENT.get_or_init(|| openapi::document(&routes()))
+}
+
+/// Get this description.
+///
+/// This document: OpenAPI 3.1, for client generators and tools.
+#[utoipa::path(
+    get,
+    path = "/openapi.json",
+    tag = "operations",
+    responses(
+        (
+            status = 200,
+            description = "The description of the routes of this server.",
+            body = Object, content_type = "application/json",
+        ),
+    ),
+)]
+pub(crate) async fn get_openapi() -> ([(HeaderName, &'static str); 2], &'static str) {
+    ([(CONTENT_TYPE, "application/json"), (CACHE_CONTROL, "no-cache")], openapi_document())
+}
+
+#[cfg(test)]
+mod openapi_tests;
+#[cfg(test)]
+mod tests;

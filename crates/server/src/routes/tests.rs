@@ -1,0 +1,39 @@
+//! What must hold of the table of routes.
+
+use std::collections::{BTreeMap, HashSet};
+
+use http::Method;
+
+use super::routes;
+
+#[test]
+fn no_two_routes_of_the_table_match_the_same_request() {
+    let mut seen = HashSet::new();
+    let mut paths = matchit::Router::new();
+    for route in routes() {
+        assert!(seen.insert((route.path, route.method.clone())), "{route:?} is there twice");
+        if !seen.iter().any(|(path, method)| *path == route.path && *method != route.method) {
+            paths.insert(route.path, ()).unwrap_or_else(|problem| panic!("{route:?}: {problem}"));
+        }
+    }
+}
+
+#[test]
+fn a_path_that_takes_every_method_has_one_route() {
+    let mut methods: BTreeMap<&str, Vec<Option<Method>>> = BTreeMap::new();
+    for route in routes() {
+        methods.entry(route.path).or_default().push(route.method);
+    }
+    for (path, methods) in methods {
+        assert!(methods.len() == 1 || methods.iter().all(Option::is_some), "{path}: {methods:?}");
+    }
+}
+
+#[test]
+fn the_methods_of_a_path_have_one_error_format() {
+    let mut formats = BTreeMap::new();
+    for route in routes() {
+        let format = *formats.entry(route.path).or_insert(route.errors);
+        assert_eq!(format, route.errors, "{route:?}");
+    }
+}

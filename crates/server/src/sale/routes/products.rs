@@ -1,0 +1,373 @@
+//! Products over HTTP, for the operator: `/api/v1/products`.
+
+use std::sync::Arc;
+
+use axum::extract::rejection::QueryRejection;
+use axum::extract::{Query, State};
+use axum::response::{IntoResponse, Response};
+use http::StatusCode;
+use serde::Serialize;
+use serde_json::{Map, Value};
+use utoipa::ToSchema;
+use weir_core::Timestamp;
+use weir_core::sale::{Change, ChangeError, Sku, Stock, Terms, TermsError};
+use weir_store::sale::{ChangeOutcome, CreateOutcome, Product};
+
+use super::{Outcome, Success, success, time_text};
+use crate::app::App;
+use crate::http::body::Json;
+use crate::http::error::ApiError;
+use crate::http::openapi::schema;
+use crate::http::pagination::{Page, PageQuery, parse_limit};
+use crate::http::path_params::PathParam;
+use crate::http::sale_error::SaleError;
+
+/// A new product and its sale. Bodies are read field by field, so that all that is wrong is told at once; this is what
+/// they must be.
+#[derive(ToSchema)]
+#[schema(
+    rename_all = "camelCase",
+    examples(json!({
+        "sku": "WIDGET-001",
+        "productName": "Limited Edition Widget",
+        "initialStock": 100,
+        "startTime": "2030-02-15T10:00:00.000Z",
+        "endTime": "2030-02-15T10:30:00.000Z"
+    }))
+)]
+#[expect(dead_code, reason = "only the document uses it")]
+struct ProductRequest {
+    #[schema(value_type = schema::Sku)]
+    sku: String,
+    #[schema(value_type = schema::ProductName)]
+    product_name: String,
+    #[schema(minimum = 1, maximum = 2_147_483_647)]
+    initial_stock: u32,
+    /// In the future.
+    #[schema(value_type = schema::Time)]
+    start_time: String,
+    /// After `startTime`.
+    #[schema(value_type = schema::Time)]
+    end_time: String,
+}
+
+/// What is to change; what is not named stays.
+#[derive(ToSchema)]
+#[schema(rename_all = "camelCase", examples(json!({"initialStock": 200})))]
+#[expect(dead_code, reason = "only the document uses it")]
+struct ProductChange {
+    #[schema(
+        required = false,
+        min_length = 1,
+        max_length = 255,
+        pattern = r"^[^\u0000-\u001F\u007F-\u009F]+$"
+    )]
+    product_name: String,
+    #[schema(required = false, minimum = 1, maximum = 2_147_483_647)]
+    initial_stock: u32,
+    /// In the future.
+    #[schema(required = false, value_type = schema::Time)]
+    start_time: String,
+    /// After `startTime`.
+    #[schema(required = false, value_type = schema::Time)]
+    end_time: String,
+}
+
+/// A product and its sale.
+#[derive(Debug, Serialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+#[schema(as = Product)]
+struct ProductResponse {
+    #[schema(value_type = schema::Sku)]
+    sku: String,
+    #[schema(value_type = schema::ProductName)]
+    product_name: String,
+    #[schema(minimum = 1, maximum = 2_147_483_647, examples(100))]
+    initial_stock: u32,
+    /// Units left; not in responses to POST and PUT.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false, examples(87))]
+    current_stock: Option<u32>,
+    #[schema(format = DateTime)]
+    start_time: String,
+    #[schema(format = DateTime)]
+    end_time: String,
+    #[schema(value_type = schema::SaleState)]
+    state: &'static str,
+    /// Units sold; not in responses to POST and PUT.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false, examples(13))]
+    total_purchases: Option<u32>,
+    /// When it was created.
+    #[schema(format = DateTime)]
+    created_at: String,
+}
+
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = ProductReset)]
+struct Message {
+    #[schema(examples("Product WIDGET-001 and all associated sale data have been reset."))]
+    message: String,
+}
+
+/// Create a product.
+///
+/// Creates a product and its sale, which must begin in the future.
+#[utoipa::path(
+    post,
+    path = "/api/v1/products",
+    tag = "sale",
+    request_body = ProductRequest,
+    responses((status = 201, description = "The product.", body = Success<ProductResponse>)),
+)]
+pub(crate) async fn create_product(
+    State(app): State<Arc<App>>,
+    body: Result<Json<Map<String, Value>>, ApiError>,
+) -> Result<Response, SaleError> {
+    let Json(body) = body?;
+    let (sku, terms) = parse_product(&body)?;
+    match app.sale.create(&sku, terms).await? {
+        CreateOutcome::Created(product) => {
+            Ok((StatusCode::CREATED, success(describe(product))).into_response())
+        }
+        CreateOutcome::Exists => {
+            Err(SaleError::invalid_fields(vec![("sku", "exists already".to_owned())], None))
+        }
+        CreateOutcome::Refused(problem) => Err(wrong_terms(problem)),
+    }
+}
+
+/// List products.
+///
+/// All products in order of sku.
+#[utoipa::path(
+    get,
+    path = "/api/v1/products",
+    tag = "sale",
+    params(PageQuery),
+    responses((status = 200, description = "A page of products.", body = Success<Page<ProductResponse>>)),
+)]
+pub(crate) async fn list_products(
+    State(app): State<Arc<App>>,
+    query: Result<Query<PageQuery>, QueryRejection>,
+) -> Result<Response, SaleError> {
+    let Query(query) = query.map_err(|problem| SaleError::invalid(problem.body_text()))?;
+    let limit = parse_limit(query.limit.as_deref())?;
+    let wrong = |problem| SaleError::invalid_fields(vec![("cursor", format!("{problem}"))], None);
+    let after = query.cursor.map(Sku::parse).transpose().map_err(wrong)?;
+    let products = app.sale.products(after.as_ref(), limit + 1).await?;
+    let items = products.into_iter().map(describe_whole).collect();
+    Ok(success(Page::cut(items, limit, |product| product.sku.clone())).into_response())
+}
+
+/// Read a product.
+///
+/// A product, its stock and how many were sold.
+#[utoipa::path(
+    get,
+    path = "/api/v1/products/{sku}",
+    tag = "sale",
+    params(("sku" = schema::Sku, Path, description = "Which product.")),
+    responses(
+        (status = 200, description = "The product.", body = Success<ProductResponse>),
+        (status = 404, description = "There is no such product."),
+    ),
+)]
+pub(crate) async fn get_product(State(app): State<Arc<App>>, sku: PathParam) -> Result<Response, SaleError> {
+    let sku = parse_path(sku)?;
+    let product = app.sale.product(&sku).await?.ok_or_else(unknown_product)?;
+    Ok(success(describe_whole(product)).into_response())
+}
+
+/// Change a product.
+///
+/// Changes what is named, as long as the sale has not begun.
+#[utoipa::path(
+    put,
+    path = "/api/v1/products/{sku}",
+    tag = "sale",
+    params(("sku" = schema::Sku, Path, description = "Which product.")),
+    request_body = ProductChange,
+    responses(
+        (
+            status = 200,
+            description = "The product as it is now, or `SALE_NOT_MODIFIABLE` when its sale has begun or is over.",
+            body = Outcome<ProductResponse>,
+        ),
+        (status = 404, description = "There is no such product."),
+    ),
+)]
+pub(crate) async fn change_product(
+    State(app): State<Arc<App>>,
+    sku: PathParam,
+    body: Result<Json<Map<String, Value>>, ApiError>,
+) -> Result<Response, SaleError> {
+    let sku = parse_path(sku)?;
+    let Json(body) = body?;
+    let mut fields = Fields { body: &body, wrong: Vec::new() };
+    let change = fields.change();
+    fields.must_be_right()?;
+    match app.sale.change(&sku, change).await? {
+        ChangeOutcome::Changed(product) => Ok(success(describe(product)).into_response()),
+        ChangeOutcome::Refused(ChangeError::Terms(problem)) => Err(wrong_terms(problem)),
+        ChangeOutcome::Refused(ChangeError::NotModifiable) => {
+            let message = "Cannot modify product while sale is active or ended.";
+            Err(SaleError::refusal("SALE_NOT_MODIFIABLE", message))
+        }
+        ChangeOutcome::UnknownSku => Err(unknown_product()),
+    }
+}
+
+/// Reset a product.
+///
+/// Removes a product with all its purchases. The sku can be used again. Meant for development and tests.
+#[utoipa::path(
+    delete,
+    path = "/api/v1/products/{sku}",
+    tag = "sale",
+    params(("sku" = schema::Sku, Path, description = "Which product.")),
+    responses(
+        (status = 200, description = "Removed.", body = Success<Message>),
+        (status = 404, description = "There is no such product."),
+    ),
+)]
+pub(crate) async fn delete_product(
+    State(app): State<Arc<App>>,
+    sku: PathParam,
+) -> Result<Response, SaleError> {
+    let sku = parse_path(sku)?;
+    if !app.sale.delete(&sku).await? {
+        return Err(unknown_product());
+    }
+    let message = format!("Product {sku} and all associated sale data have been reset.");
+    Ok(success(Message { message }).into_response())
+}
+
+/// A body's fields, and what is wrong with them: all of it is told at once.
+struct Fields<'a> {
+    body: &'a Map<String, Value>,
+    wrong: Vec<(&'static str, String)>,
+}
+
+impl Fields<'_> {
+    fn text(&mut self, field: &'static str) -> Option<&str> {
+        let value = self.body.get(field)?;
+        if value.as_str().is_none() {
+            self.wrong.push((field, "must be a string".to_owned()));
+        }
+        value.as_str()
+    }
+
+    fn time(&mut self, field: &'static str) -> Option<Timestamp> {
+        let value = self.body.get(field)?;
+        let time = value.as_str().and_then(|text| text.parse::<jiff::Timestamp>().ok());
+        let time = time.map(|time| Timestamp::from_micros(time.as_microsecond()));
+        let time = time.filter(|time| *time < LATEST);
+        if time.is_none() {
+            self.wrong.push((field, "must be an ISO 8601 time such as 2026-01-01T12:00:00.000Z".to_owned()));
+        }
+        time
+    }
+
+    fn stock(&mut self) -> Option<u32> {
+        let value = self.body.get("initialStock")?;
+        let units = value.as_u64().and_then(|units| u32::try_from(units).ok());
+        let units = units.filter(|units| Stock::new(*units).is_ok());
+        if units.is_none() {
+            self.wrong.push(("initialStock", TermsError::InitialStock.to_string()));
+        }
+        units
+    }
+
+    /// What the body names, as far as it can be told without the rest.
+    fn change(&mut self) -> Change {
+        let product_name = self.text("productName").map(str::to_owned);
+        if let Some(name) = &product_name
+            && Terms::new(name, 1, Timestamp::EPOCH, LATEST) == Err(TermsError::ProductName)
+        {
+            self.wrong.push(("productName", TermsError::ProductName.to_string()));
+        }
+        let initial_stock = self.stock();
+        let (start, end) = (self.time("startTime"), self.time("endTime"));
+        if let (Some(start), Some(end)) = (start, end)
+            && end <= start
+        {
+            self.wrong.push(("endTime", TermsError::EndTime.to_string()));
+        }
+        Change { product_name, initial_stock, start, end }
+    }
+
+    fn must_have(&mut self, field: &'static str) {
+        if !self.body.contains_key(field) {
+            self.wrong.push((field, "is required".to_owned()));
+        }
+    }
+
+    fn must_be_right(self) -> Result<(), SaleError> {
+        if self.wrong.is_empty() { Ok(()) } else { Err(SaleError::invalid_fields(self.wrong, None)) }
+    }
+}
+
+/// The end of the year 9998: times can still be reckoned with.
+const LATEST: Timestamp = Timestamp::from_seconds(253_370_764_800);
+
+fn parse_product(body: &Map<String, Value>) -> Result<(Sku, Terms), SaleError> {
+    let mut fields = Fields { body, wrong: Vec::new() };
+    let sku = fields.text("sku").map(Sku::parse);
+    if let Some(Err(problem)) = &sku {
+        fields.wrong.push(("sku", problem.to_string()));
+    }
+    let Change { product_name, initial_stock, start, end } = fields.change();
+    for field in ["sku", "productName", "initialStock", "startTime", "endTime"] {
+        fields.must_have(field);
+    }
+    fields.must_be_right()?;
+    let incomplete = || SaleError::invalid("The product is not complete.");
+    let sku = sku.and_then(Result::ok).ok_or_else(incomplete)?;
+    let terms = Terms::new(
+        product_name.as_deref().ok_or_else(incomplete)?,
+        initial_stock.ok_or_else(incomplete)?,
+        start.ok_or_else(incomplete)?,
+        end.ok_or_else(incomplete)?,
+    );
+    Ok((sku, terms.map_err(wrong_terms)?))
+}
+
+fn wrong_terms(problem: TermsError) -> SaleError {
+    let field = match problem {
+        TermsError::ProductName => "productName",
+        TermsError::InitialStock => "initialStock",
+        TermsError::StartTime => "startTime",
+        TermsError::EndTime => "endTime",
+    };
+    SaleError::invalid_fields(vec![(field, problem.to_string())], None)
+}
+
+/// What cannot be a sku is that of no product.
+fn parse_path(path: PathParam) -> Result<Sku, SaleError> {
+    path.0.ok().and_then(|text| Sku::parse(text).ok()).ok_or_else(unknown_product)
+}
+
+fn unknown_product() -> SaleError {
+    SaleError::not_found("There is no such product.")
+}
+
+fn describe(product: Product) -> ProductResponse {
+    let (terms, created_at) = (&product.sale.terms, time_text(product.created_at));
+    ProductResponse {
+        sku: product.sku.to_string(),
+        product_name: terms.product_name.to_string(),
+        initial_stock: terms.initial_stock.get(),
+        current_stock: None,
+        start_time: time_text(terms.start),
+        end_time: time_text(terms.end),
+        state: product.sale.state.as_str(),
+        total_purchases: None,
+        created_at,
+    }
+}
+
+fn describe_whole(product: Product) -> ProductResponse {
+    let (stock, sold) = (product.sale.stock(), product.sale.sold);
+    ProductResponse { current_stock: Some(stock), total_purchases: Some(sold), ..describe(product) }
+}

@@ -1,0 +1,215 @@
+//! Buying over HTTP: `/api/v1/purchases`.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::extract::rejection::QueryRejection;
+use axum::extract::{Query, State};
+use axum::response::{IntoResponse, Response};
+use http::header::CACHE_CONTROL;
+use http::{HeaderMap, HeaderValue};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use utoipa::ToSchema;
+use weir_core::UserId;
+use weir_core::sale::{Receipt, Refusal, Sku};
+use weir_store::sale::{Buy, BuyOutcome};
+use weir_store::throttle::Throttled;
+
+use super::buyer::{BuyerHeader, parse_buyer};
+use super::{Outcome, SaleQuery, Success, parse_query, success, time_text, unknown_sale};
+use crate::app::App;
+use crate::http::body::Json;
+use crate::http::error::ApiError;
+use crate::http::openapi::schema;
+use crate::http::rate_limit_headers::RateLimitHeaders;
+use crate::http::sale_error::SaleError;
+use crate::http::visitor::Visitor;
+use crate::sale::challenge::Judgement;
+
+const TOKEN: &str = "x-challenge-token";
+
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+#[schema(examples(json!({"sku": "WIDGET-001", "qty": 1})))]
+pub(crate) struct PurchaseRequest {
+    #[schema(value_type = schema::Sku)]
+    sku: Option<Value>,
+    /// Always 1: one unit per buyer.
+    #[schema(value_type = u32, minimum = 1, maximum = 1)]
+    qty: Option<Value>,
+    /// Where `sale.challenge` is set: the verifier's token. The header `X-Challenge-Token` may carry it instead.
+    challenge_token: Option<String>,
+}
+
+/// A unit and its buyer.
+#[derive(Debug, Serialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+#[schema(as = Purchase)]
+struct PurchaseResponse {
+    /// `PUR-`, the day in UTC, and the place among the sale's purchases in four digits or more.
+    #[schema(examples("PUR-20260215-0001"))]
+    purchase_no: String,
+    /// When it was bought.
+    #[schema(format = DateTime)]
+    purchased_at: String,
+}
+
+/// Buy one unit.
+///
+/// Gives the buyer one unit, if the sale runs, has stock, and has not given this buyer one. Exact under any
+/// concurrency: never more than the stock, never two for one buyer. A buyer who has a unit always gets
+/// `ALREADY_PURCHASED`, so a call whose response was lost can be sent again.
+///
+/// The purchase is on disk before the response.
+#[utoipa::path(
+    post,
+    path = "/api/v1/purchases",
+    tag = "sale",
+    params(
+        BuyerHeader,
+        (
+            "X-Challenge-Token" = Option<String>,
+            Header,
+            nullable = false,
+            description = "Where `sale.challenge` is set: the verifier's token, instead of `challengeToken`.",
+        ),
+    ),
+    request_body = PurchaseRequest,
+    responses(
+        (
+            status = 200,
+            description = "Look at `success`: either the buyer has a unit, or the rules refuse, and `error.code` says \
+                why: `SALE_NOT_ACTIVE`, `SOLD_OUT`, `ALREADY_PURCHASED`, or `CHALLENGE_REQUIRED`.",
+            body = Outcome<PurchaseResponse>,
+        ),
+        (status = 404, description = "There is no such sale."),
+        (
+            status = 503,
+            description = "The engine that decides sales did not answer in time, or the server is shutting down. The \
+                outcome of a purchase is unknown: ask `GET /api/v1/purchases`, or send it again, which never \
+                buys twice.",
+        ),
+    ),
+)]
+pub(crate) async fn create_purchase(
+    visitor: Visitor,
+    State(app): State<Arc<App>>,
+    headers: HeaderMap,
+    body: Result<Json<PurchaseRequest>, ApiError>,
+) -> Result<Response, SaleError> {
+    let buyer = parse_buyer(&headers)?;
+    let Json(request) = body?;
+    let sku = parse(&request)?;
+    let standing = throttle(&app, &buyer)?;
+    let header = headers.get(TOKEN).and_then(|value| value.to_str().ok());
+    challenge(&app, &visitor, &buyer, request.challenge_token.as_deref().or(header)).await?;
+    let outcome = app.sale.buy(Buy { sku, buyer }).await?;
+    let mut response = match outcome {
+        BuyOutcome::Bought { receipt, .. } => describe(receipt).into_response(),
+        BuyOutcome::Refused(refusal) => refuse(refusal).into_response(),
+        BuyOutcome::UnknownSku => unknown_sale().into_response(),
+    };
+    response.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    if let Some(standing) = standing {
+        standing.write(response.headers_mut());
+    }
+    Ok(response)
+}
+
+/// Look up a purchase.
+///
+/// The buyer's purchase of one product, or the latest of any. A purchase can be read here as soon as it was answered.
+#[utoipa::path(
+    get,
+    path = "/api/v1/purchases",
+    tag = "sale",
+    params(BuyerHeader, SaleQuery),
+    responses(
+        (status = 200, description = "The purchase.", body = Success<PurchaseResponse>),
+        (status = 404, description = "The buyer has no such purchase, or there is no such sale."),
+    ),
+)]
+pub(crate) async fn get_purchase(
+    State(app): State<Arc<App>>,
+    headers: HeaderMap,
+    query: Result<Query<SaleQuery>, QueryRejection>,
+) -> Result<Response, SaleError> {
+    let buyer = parse_buyer(&headers)?;
+    let sku = parse_query(query)?;
+    let receipt = app.sale.purchase(&buyer, sku.as_ref()).await?;
+    let receipt = receipt.ok_or_else(|| SaleError::not_found("No purchase found for this user."))?;
+    Ok(([(CACHE_CONTROL, "no-store")], describe(receipt)).into_response())
+}
+
+fn parse(request: &PurchaseRequest) -> Result<Sku, SaleError> {
+    let sku = request.sku.as_ref().and_then(Value::as_str).filter(|sku| !sku.is_empty());
+    let mut wrong = Vec::new();
+    if sku.is_none() {
+        wrong.push(("sku", "must be a non-empty string".to_owned()));
+    }
+    if request.qty.as_ref().and_then(Value::as_u64) != Some(1) {
+        wrong.push(("qty", "must be exactly 1".to_owned()));
+    }
+    match sku {
+        // What cannot be a sku is that of no product.
+        Some(sku) if wrong.is_empty() => Sku::parse(sku).map_err(|_none| unknown_sale()),
+        _ => Err(SaleError::invalid_fields(wrong, None)),
+    }
+}
+
+/// Counts the attempt, and refuses one too many.
+fn throttle(app: &App, buyer: &UserId) -> Result<Option<RateLimitHeaders>, SaleError> {
+    let Some(Throttled { is_allowed, standing }) = app.sale.attempt(buyer) else { return Ok(None) };
+    let shown = RateLimitHeaders {
+        policy: "purchase",
+        limit: standing.limit,
+        window: Duration::from_secs(1),
+        remaining: standing.remaining,
+        reset_after: if is_allowed { standing.reset_after } else { standing.next_after },
+    };
+    if is_allowed {
+        return Ok(Some(shown));
+    }
+    let mut refused = SaleError::rate_limited(standing.next_after);
+    shown.write(refused.headers_mut());
+    Err(refused)
+}
+
+/// Lets a buyer go on who has shown to be a person, where that is asked for.
+async fn challenge(
+    app: &App,
+    visitor: &Visitor,
+    buyer: &UserId,
+    token: Option<&str>,
+) -> Result<(), SaleError> {
+    let Some(challenge) = app.sale.challenge() else { return Ok(()) };
+    match challenge.judge(token, visitor.address).await? {
+        Judgement::Passed => Ok(()),
+        Judgement::Flagged => {
+            tracing::info!(user_id = %buyer, address = %visitor.address, "a buyer may not be a person");
+            Ok(())
+        }
+        Judgement::Required => {
+            let message = "Please solve the challenge and try again.";
+            Err(SaleError::refusal("CHALLENGE_REQUIRED", message))
+        }
+    }
+}
+
+fn refuse(refusal: Refusal) -> SaleError {
+    match refusal {
+        Refusal::AlreadyPurchased => {
+            SaleError::refusal("ALREADY_PURCHASED", "You have already purchased this item.")
+        }
+        Refusal::SoldOut => SaleError::refusal("SOLD_OUT", "Sorry, all items have been sold."),
+        Refusal::NotActive => SaleError::refusal("SALE_NOT_ACTIVE", "The sale is not active."),
+    }
+}
+
+fn describe(receipt: Receipt) -> impl IntoResponse {
+    success(PurchaseResponse {
+        purchase_no: receipt.purchase_no().to_string(),
+        purchased_at: time_text(receipt.at),
+    })
+}

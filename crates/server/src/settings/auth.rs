@@ -1,0 +1,72 @@
+//! Who may call.
+
+use std::path::PathBuf;
+
+use super::parse::boolean;
+use super::source::{Reader, SettingError};
+
+/// The shortest secrets accepted, in bytes.
+pub(crate) const ADMIN_KEY_MIN: usize = 16;
+const JWT_SECRET_MIN: usize = 32;
+
+/// What the operator's key may be.
+pub(crate) const ADMIN_KEY: &str = "at least 16 bytes long, without white space or control characters in it";
+
+/// Who may call.
+#[derive(Clone, PartialEq, Eq)]
+pub struct AuthSettings {
+    /// `WEIR_ADMIN_KEY`; generated when absent.
+    pub admin_key: Option<String>,
+    /// `WEIR_JWT_SECRET`, for HS256; generated when absent.
+    pub jwt_secret: Option<String>,
+    /// `WEIR_JWKS_FILE`: public keys for RS256 and ES256; HS256 is then refused.
+    pub jwks_file: Option<PathBuf>,
+    /// `auth.issuer`: whom tokens must come from (`iss`).
+    pub issuer: Option<String>,
+    /// `auth.audience`: whom tokens must be for (`aud`).
+    pub audience: Option<String>,
+    /// `WEIR_ALLOW_ANONYMOUS`: whether endpoints without credentials may listen on more than loopback.
+    pub allow_anonymous: bool,
+}
+
+impl AuthSettings {
+    pub(crate) fn read(reader: &mut Reader) -> Result<Self, SettingError> {
+        let at_least = |bytes: usize| move |text: &str| (text.len() >= bytes).then(|| text.to_owned());
+        let path = |text: &str| (!text.is_empty()).then(|| PathBuf::from(text));
+        let name = |text: &str| Some((!text.is_empty()).then(|| text.to_owned()));
+        Ok(Self {
+            admin_key: reader.get_optional("admin_key", admin_key, ADMIN_KEY)?,
+            jwt_secret: reader.get_optional(
+                "jwt_secret",
+                at_least(JWT_SECRET_MIN),
+                "at least 32 bytes long",
+            )?,
+            jwks_file: reader.get_optional("jwks_file", path, "the path of a JWKS file")?,
+            issuer: reader.get("auth.issuer", None, name, "the iss of tokens")?,
+            audience: reader.get("auth.audience", None, name, "the aud of tokens")?,
+            allow_anonymous: reader.get("allow_anonymous", false, boolean, "true or false")?,
+        })
+    }
+}
+
+/// The operator's key as it is given, often with the end of a line behind it. It has to fit into a header as it is.
+#[must_use]
+pub(crate) fn admin_key(text: &str) -> Option<String> {
+    let key = text.trim();
+    let is_plain = !key.chars().any(|c| c.is_whitespace() || c.is_control());
+    (key.len() >= ADMIN_KEY_MIN && is_plain).then(|| key.to_owned())
+}
+
+impl std::fmt::Debug for AuthSettings {
+    /// Says which secrets are given, never what they are.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("AuthSettings")
+            .field("admin_key", &self.admin_key.as_ref().map(|_| "…"))
+            .field("jwt_secret", &self.jwt_secret.as_ref().map(|_| "…"))
+            .field("jwks_file", &self.jwks_file)
+            .field("issuer", &self.issuer)
+            .field("audience", &self.audience)
+            .field("allow_anonymous", &self.allow_anonymous)
+            .finish()
+    }
+}

@@ -1,0 +1,112 @@
+//! What one address may ask of the pages that anybody can open, and whose word about addresses is taken.
+
+use std::net::IpAddr;
+
+use super::source::{Reader, SettingError};
+use crate::sale::settings::up_to;
+
+/// Bounds on what one address may do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EdgeSettings {
+    /// `edge.per_ip_per_second`: requests of one address in a second; 0 is no limit.
+    pub per_ip_per_second: u32,
+    /// `edge.per_ip_burst`: how many more may come at once.
+    pub per_ip_burst: u32,
+    /// `edge.sse_per_ip`: event streams of one address at a time; 0 is no limit.
+    pub sse_per_ip: u32,
+    /// `edge.trusted_proxies`: who may say with `X-Forwarded-For` for whom it asks.
+    pub trusted_proxies: Vec<Network>,
+}
+
+impl EdgeSettings {
+    pub(crate) fn read(reader: &mut Reader) -> Result<Self, SettingError> {
+        let number = "a number from 0 to 1000000";
+        let limit = "a number from 0 (no limit) to 1000000";
+        Ok(Self {
+            per_ip_per_second: reader.get("edge.per_ip_per_second", 0, up_to(1_000_000), limit)?,
+            per_ip_burst: reader.get("edge.per_ip_burst", 50, up_to(1_000_000), number)?,
+            sse_per_ip: reader.get("edge.sse_per_ip", 1_000, up_to(1_000_000), limit)?,
+            trusted_proxies: reader.get(
+                "edge.trusted_proxies",
+                Vec::new(),
+                networks,
+                "a list of addresses and networks such as 10.0.0.0/8, or nothing",
+            )?,
+        })
+    }
+}
+
+fn networks(text: &str) -> Option<Vec<Network>> {
+    let parts = text.split(',').map(str::trim).filter(|part| !part.is_empty());
+    parts.map(Network::parse).collect()
+}
+
+/// Addresses with a common beginning.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Network {
+    bits: u128,
+    /// How many bits the addresses share, of the 128 that they have as IPv6.
+    prefix: u32,
+}
+
+impl Network {
+    /// Reads `10.0.0.0/8`, `fd00::/8` or a single address.
+    #[must_use]
+    pub fn parse(text: &str) -> Option<Self> {
+        let (address, prefix) = match text.split_once('/') {
+            Some((address, prefix)) => (address, Some(prefix.parse::<u32>().ok()?)),
+            None => (text, None),
+        };
+        let address: IpAddr = address.parse().ok()?;
+        let (width, offset) = if address.is_ipv4() { (32, 96) } else { (128, 0) };
+        let prefix = prefix.unwrap_or(width);
+        (prefix <= width).then(|| Self { bits: bits(address), prefix: prefix + offset })
+    }
+
+    /// Whether an address is one of them.
+    #[must_use]
+    pub fn contains(&self, address: IpAddr) -> bool {
+        let shift = 128 - self.prefix;
+        self.bits.checked_shr(shift).unwrap_or(0) == bits(address).checked_shr(shift).unwrap_or(0)
+    }
+}
+
+/// IPv4 is taken as it is written inside IPv6, so that both spellings are one address.
+fn bits(address: IpAddr) -> u128 {
+    match address.to_canonical() {
+        IpAddr::V4(address) => address.to_ipv6_mapped().to_bits(),
+        IpAddr::V6(address) => address.to_bits(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn networks_contain_what_begins_like_them() {
+        let contains = |network: &str, address: &str| {
+            Network::parse(network).unwrap().contains(address.parse().unwrap())
+        };
+        assert!(contains("10.0.0.0/8", "10.200.3.4"));
+        assert!(contains("10.0.0.0/8", "::ffff:10.1.1.1"));
+        assert!(!contains("10.0.0.0/8", "11.0.0.1"));
+        assert!(contains("127.0.0.1", "127.0.0.1"));
+        assert!(!contains("127.0.0.1", "127.0.0.2"));
+        assert!(contains("fd00::/8", "fd12::1"));
+        assert!(!contains("fd00::/8", "fe80::1"));
+        assert!(contains("0.0.0.0/0", "1.2.3.4"));
+        assert!(!contains("0.0.0.0/0", "2001:db8::1"), "all of IPv4 is not all there is");
+        assert!(contains("::/0", "1.2.3.4"));
+    }
+
+    #[test]
+    fn what_is_no_network_is_refused() {
+        for bad in ["x", "10.0.0.0/33", "::/129", "10.0.0/8", "/8", "10.0.0.0/", "10.0.0.0/-1"] {
+            assert_eq!(Network::parse(bad), None, "{bad}");
+        }
+        assert_eq!(networks(""), Some(Vec::new()));
+        assert_eq!(networks("10.0.0.0/8, ::1").map(|list| list.len()), Some(2));
+        assert_eq!(networks("10.0.0.0/8,x"), None);
+    }
+}

@@ -1,0 +1,26 @@
+//! Bounds on batching.
+
+use super::parse::count;
+use super::source::{Reader, SettingError};
+
+/// Bounds on batching. How many lanes there are follows from the engine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LaneSettings {
+    /// `lane.capacity`: calls that may wait in one lane; further ones are answered with 503.
+    pub capacity: usize,
+    /// `lane.batch_max`: calls in one commit.
+    pub batch_max: usize,
+    /// `lane.postgres_lanes`: commits under way at once on Postgres.
+    pub postgres_lanes: usize,
+}
+
+impl LaneSettings {
+    pub(crate) fn read(reader: &mut Reader) -> Result<Self, SettingError> {
+        let number = "a number from 1 to 1000000";
+        Ok(Self {
+            capacity: reader.get("lane.capacity", 8_192, count(1_000_000), number)?,
+            batch_max: reader.get("lane.batch_max", 512, count(1_000_000), number)?,
+            postgres_lanes: reader.get("lane.postgres_lanes", 4, count(64), "a number from 1 to 64")?,
+        })
+    }
+}

@@ -1,0 +1,118 @@
+//! Where the process listens and keeps its files, and what it does.
+
+use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
+
+use super::auth::AuthSettings;
+use super::source::{Reader, SettingError};
+
+/// Where the process listens and keeps its files, and what it does.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ProcessSettings {
+    /// `listen`: the address of the HTTP API.
+    pub listen: SocketAddr,
+    /// `grpc_listen`: the address of the gRPC API.
+    pub grpc_listen: SocketAddr,
+    /// `data`: the directory of the embedded engine and of generated secrets.
+    pub data: PathBuf,
+    /// `roles`: what this process does.
+    pub roles: Roles,
+    /// `http.allowed_hosts`: further names that callers may know it by while it listens on a loopback address.
+    pub allowed_hosts: Vec<String>,
+}
+
+/// What a process does. Any subset, so that each can run as its own process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Roles {
+    /// Answers the API.
+    pub api: bool,
+    /// Carries out requests.
+    pub worker: bool,
+    /// Delivers messages.
+    pub sender: bool,
+    /// Mends what was left half-way.
+    pub reconciler: bool,
+}
+
+impl Roles {
+    /// Every role: one process does it all.
+    pub const ALL: Self = Self { api: true, worker: true, sender: true, reconciler: true };
+    const NONE: Self = Self { api: false, worker: false, sender: false, reconciler: false };
+
+    fn parse(text: &str) -> Option<Self> {
+        let mut roles = Self::NONE;
+        for name in text.split(',') {
+            match name.trim() {
+                "api" => roles.api = true,
+                "worker" => roles.worker = true,
+                "sender" => roles.sender = true,
+                "reconciler" => roles.reconciler = true,
+                _ => return None,
+            }
+        }
+        Some(roles)
+    }
+}
+
+impl ProcessSettings {
+    pub(crate) fn read(reader: &mut Reader) -> Result<Self, SettingError> {
+        let loopback = |port| SocketAddr::from(([127, 0, 0, 1], port));
+        let address = "an address such as 127.0.0.1:8080 or [::]:8080";
+        let path = |text: &str| (!text.is_empty()).then(|| PathBuf::from(text));
+        // Read before the rest, to find the file; known here so that it may stand among the others.
+        reader.get_optional("config", path, "the path of a file")?;
+        Ok(Self {
+            listen: reader.get("listen", loopback(8080), parse_address, address)?,
+            grpc_listen: reader.get("grpc_listen", loopback(8081), parse_address, address)?,
+            data: reader.get("data", PathBuf::from("./data"), path, "a directory")?,
+            roles: reader.get(
+                "roles",
+                Roles::ALL,
+                Roles::parse,
+                "a list of api, worker, sender, reconciler",
+            )?,
+            allowed_hosts: reader.get(
+                "http.allowed_hosts",
+                Vec::new(),
+                parse_hosts,
+                "a list of host names without ports such as weir.example.com, or *",
+            )?,
+        })
+    }
+
+    /// Whether only this machine can reach the HTTP API.
+    #[must_use]
+    pub fn is_on_loopback(&self) -> bool {
+        is_loopback(self.listen.ip())
+    }
+
+    /// Some endpoints take no credentials; anybody on the network reaches them unless only this machine can.
+    pub(crate) fn refuse_strangers(&self, auth: &AuthSettings) -> Result<(), SettingError> {
+        let open = self.roles.api && !is_loopback(self.listen.ip()) && !auth.allow_anonymous;
+        if !open {
+            return Ok(());
+        }
+        let allowed = "a loopback address such as 127.0.0.1:8080, because /api/config and /api/send take no \
+                       credentials; set WEIR_ALLOW_ANONYMOUS=true if everybody who reaches it may use them";
+        Err(SettingError::new("listen", self.listen, allowed))
+    }
+}
+
+/// Names without ports, in lower case; `*` is any name.
+fn parse_hosts(text: &str) -> Option<Vec<String>> {
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._".contains(&byte);
+    let names = text.split(',').map(str::trim).filter(|name| !name.is_empty());
+    names.map(|name| (name == "*" || name.bytes().all(is_plain)).then(|| name.to_ascii_lowercase())).collect()
+}
+
+/// A host name is allowed where it names one of this machine's addresses.
+fn parse_address(text: &str) -> Option<SocketAddr> {
+    if let Ok(address) = text.parse() {
+        return Some(address);
+    }
+    std::net::ToSocketAddrs::to_socket_addrs(text).ok()?.next()
+}
+
+fn is_loopback(ip: IpAddr) -> bool {
+    ip.to_canonical().is_loopback()
+}

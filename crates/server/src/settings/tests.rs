@@ -1,0 +1,231 @@
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use super::*;
+
+const DEFAULT_FILE: &str = include_str!("../../../../weir.default.toml");
+
+fn environment(pairs: &[(&str, &str)]) -> Sources {
+    let environment = pairs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+    Sources { environment, ..Sources::default() }
+}
+
+fn file(text: &str) -> Sources {
+    let path = PathBuf::from("weir.toml");
+    let values = source::flatten_toml(&path, text).unwrap();
+    Sources { file: Some((path, values)), ..Sources::default() }
+}
+
+/// The commented default file with its settings uncommented: lines of the form `# name = value` and `# [table]`.
+fn uncommented() -> String {
+    let is_setting = |line: &str| {
+        line.starts_with('[')
+            || line
+                .split_once(" = ")
+                .is_some_and(|(name, _)| name.chars().all(|c| c.is_ascii_lowercase() || c == '_'))
+    };
+    let lines = DEFAULT_FILE
+        .lines()
+        .map(|line| line.strip_prefix("# ").filter(|rest| is_setting(rest)).unwrap_or(line));
+    lines.collect::<Vec<_>>().join("\n")
+}
+
+#[test]
+fn the_default_file_as_shipped_sets_nothing() {
+    let values = source::flatten_toml(Path::new("weir.default.toml"), DEFAULT_FILE).unwrap();
+    assert!(values.is_empty(), "{values:?}");
+}
+
+#[test]
+fn the_default_file_states_every_setting_with_its_default() {
+    let defaults = Settings::read(Sources::default()).unwrap();
+    assert_eq!(Settings::read(file(&uncommented())).unwrap(), defaults);
+    let stated = source::flatten_toml(Path::new("weir.default.toml"), &uncommented()).unwrap();
+    let not_in_files = [
+        "config",
+        "admin_key",
+        "jwt_secret",
+        "jwks_file",
+        "webhook_secret",
+        "request.keys",
+        "ai.authorization",
+        "sale.challenge_secret",
+    ];
+    let mut reader = Reader::new(Sources::default());
+    let all = known_settings(&mut reader);
+    let missing: Vec<_> =
+        all.iter().filter(|key| !stated.contains_key(**key) && !not_in_files.contains(key)).collect();
+    assert!(missing.is_empty(), "weir.default.toml says nothing of {missing:?}");
+}
+
+fn known_settings(reader: &mut Reader) -> Vec<&'static str> {
+    process::ProcessSettings::read(reader).unwrap();
+    store::StoreSettings::read(reader).unwrap();
+    auth::AuthSettings::read(reader).unwrap();
+    http::HttpSettings::read(reader).unwrap();
+    lane::LaneSettings::read(reader).unwrap();
+    SenderSettings::read(reader).unwrap();
+    RequestSettings::read(reader).unwrap();
+    SlotSettings::read(reader).unwrap();
+    GatewaySettings::read(reader).unwrap();
+    TierSettings::read(reader).unwrap();
+    SaleSettings::read(reader).unwrap();
+    edge::EdgeSettings::read(reader).unwrap();
+    log::LogSettings::read(reader).unwrap();
+    reader.known().collect()
+}
+
+#[test]
+fn flags_win_over_the_environment_which_wins_over_the_file() {
+    let mut sources = file("listen = \"127.0.0.1:1\"");
+    let port = |sources: &Sources| Settings::read(sources.clone()).unwrap().process.listen.port();
+    assert_eq!(port(&sources), 1);
+    sources.environment.insert("WEIR_LISTEN".into(), "127.0.0.1:2".into());
+    assert_eq!(port(&sources), 2);
+    sources.flags = BTreeMap::from([("listen", "127.0.0.1:3".to_owned())]);
+    assert_eq!(port(&sources), 3);
+}
+
+#[test]
+fn a_lease_that_a_call_can_outlast_is_refused() {
+    let sentence = |text: &str| Settings::read(file(text)).unwrap_err().to_string();
+    let slow = "[request.downstreams.slow]\nurl = \"http://127.0.0.1:1/\"\nread_timeout = \"60s\"";
+    for text in ["[request]\nlease = \"4s\"", "[request]\nread_timeout = \"29s\"", slow] {
+        assert!(sentence(text).starts_with("request.lease is"), "{}", sentence(text));
+    }
+    Settings::read(file("[request]\nlease = \"5s\"")).unwrap();
+    Settings::read(file(&format!("[request]\nlease = \"62s\"\n{slow}"))).unwrap();
+}
+
+#[test]
+fn a_wrong_setting_is_one_sentence_with_name_value_and_what_is_allowed() {
+    for (name, value, allowed) in [
+        ("WEIR_LISTEN", "nowhere", "127.0.0.1:8080"),
+        ("WEIR_ROLES", "api,cook", "sender"),
+        ("WEIR_HTTP_TIMEOUT", "soon", "500ms"),
+        ("WEIR_HTTP_MAX_BODY", "1MB", "1MiB"),
+        ("WEIR_LANE_CAPACITY", "0", "1 to"),
+        ("WEIR_REQUEST_SSLROOTCERT", "/nonexistent/ca.pem", "PEM"),
+        ("WEIR_LOG_LEVEL", "verbose", "debug"),
+        ("WEIR_LOG_LEVEL", "info,", "debug"),
+        ("WEIR_GRPC_LISTEN", "x", "127.0.0.1:8080"),
+        ("WEIR_LOG_FORMAT", "xml", "json"),
+        ("WEIR_ALLOW_ANONYMOUS", "maybe", "true or false"),
+        ("WEIR_HTTP_ALLOWED_HOSTS", "weir.example.com:80", "without ports"),
+    ] {
+        let sentence = Settings::read(environment(&[(name, value)])).unwrap_err().to_string();
+        for part in [name, value, allowed] {
+            assert!(sentence.contains(part), "{sentence:?} lacks {part:?}");
+        }
+        assert!(!sentence.contains('\n'));
+    }
+}
+
+#[test]
+fn secrets_are_never_repeated() {
+    for (name, value) in [
+        ("WEIR_ADMIN_KEY", "hunter2"),
+        ("WEIR_JWT_SECRET", "hunter2"),
+        ("WEIR_CACHE", "redis://:hunter2@h/nowhere"),
+        ("WEIR_BROKER", "kafka://u:hunter2@h"),
+        ("WEIR_STORE", "mysql://u:hunter2@h/d"),
+        ("WEIR_STORE", "postgres://u:hunter2@h/d?sslmode=perhaps"),
+    ] {
+        let sentence = Settings::read(environment(&[(name, value)])).unwrap_err().to_string();
+        assert!(sentence.contains(name) && !sentence.contains("hunter2"), "{sentence}");
+    }
+    let key = "0123456789abcdef-hunter2";
+    let settings = Settings::read(environment(&[("WEIR_ADMIN_KEY", key)])).unwrap();
+    assert!(!format!("{settings:?}").contains("hunter2"));
+    assert!(
+        Settings::read(file(&format!("admin_key = \"{key}\"")))
+            .unwrap_err()
+            .to_string()
+            .contains("WEIR_ADMIN_KEY")
+    );
+}
+
+#[test]
+fn an_admin_key_is_trimmed_and_fits_into_a_header() {
+    let read = |key: &str| Settings::read(environment(&[("WEIR_ADMIN_KEY", key)]));
+    for given in ["0123456789abcdef", "0123456789abcdef\n", "\t 0123456789abcdef \r\n"] {
+        assert_eq!(read(given).unwrap().auth.admin_key.as_deref(), Some("0123456789abcdef"));
+    }
+    for wrong in [
+        "",
+        "0123456789abcde",
+        "          0123456789abcde          ",
+        "0123456789 abcdef",
+        "0123456789\tabcdef",
+        "0123456789\nabcdef",
+        "0123456789\u{7f}abcdef",
+        "0123456789\u{a0}abcdef",
+    ] {
+        let sentence = read(wrong).unwrap_err().to_string();
+        assert!(sentence.contains("WEIR_ADMIN_KEY") && sentence.contains("at least 16 bytes"), "{sentence}");
+        assert!(!sentence.contains("0123456789"), "{sentence}");
+    }
+}
+
+#[test]
+fn a_file_with_a_password_in_a_url_holds_a_secret() {
+    let holds = |text: &str| Settings::read(file(text)).unwrap().file_with_secrets.is_some();
+    for secret in [
+        "store = \"postgres://u:secret@h/d\"",
+        "store = \"postgres://u@h/d?password=secret\"",
+        "cache = \"redis://:secret@h\"",
+        "downstream = \"https://u:secret@h/\"",
+        "[request.downstreams.x]\nurl = \"https://u:secret@h/\"",
+    ] {
+        assert!(holds(secret), "{secret}");
+    }
+    for plain in ["store = \"postgres://u@h/d\"", "downstream = \"http://h:1/a:b@c\"", "roles = \"api\""] {
+        assert!(!holds(plain), "{plain}");
+    }
+}
+
+#[test]
+fn a_name_that_is_no_setting_is_refused() {
+    let sentence = Settings::read(file("[http]\ntimeot = \"2s\"")).unwrap_err().to_string();
+    assert!(sentence.contains("http.timeot") && sentence.contains("weir.default.toml"), "{sentence}");
+}
+
+#[test]
+fn open_endpoints_on_the_network_have_to_be_asked_for() {
+    let open = [("WEIR_LISTEN", "0.0.0.0:8080")];
+    let sentence = Settings::read(environment(&open)).unwrap_err().to_string();
+    assert!(sentence.contains("WEIR_ALLOW_ANONYMOUS"), "{sentence}");
+    let asked = [open[0], ("WEIR_ALLOW_ANONYMOUS", "true")];
+    assert!(Settings::read(environment(&asked)).is_ok());
+    let no_api = [open[0], ("WEIR_ROLES", "sender")];
+    assert!(Settings::read(environment(&no_api)).is_ok());
+    for loopback in ["127.0.0.1:1", "[::1]:1", "[::ffff:127.0.0.1]:1"] {
+        assert!(Settings::read(environment(&[("WEIR_LISTEN", loopback)])).is_ok(), "{loopback}");
+    }
+}
+
+#[test]
+fn lists_and_numbers_in_the_file_read_like_their_text() {
+    let settings = Settings::read(file("roles = [\"api\", \"sender\"]\n[lane]\ncapacity = 7")).unwrap();
+    assert!(settings.process.roles.sender && !settings.process.roles.worker);
+    assert_eq!(settings.lane.capacity, 7);
+}
+
+#[test]
+fn variables_that_mean_nothing_are_remembered_and_change_nothing() {
+    let settings = Settings::read(environment(&[("WEIR_LISTNE", "x"), ("WEIR_TEST_SKIP", "y")])).unwrap();
+    assert_eq!(settings.unknown_variables, ["WEIR_LISTNE"]);
+}
+
+#[test]
+fn bounds_of_http_that_contradict_each_other_are_refused() {
+    for (text, name) in [
+        ("[http]\nmax_body = \"2MiB\"\nmax_buffered = \"3MiB\"", "http.max_buffered"),
+        ("[http]\nmax_connections = 10\nmax_streams = 11", "http.max_streams"),
+    ] {
+        let sentence = Settings::read(file(text)).unwrap_err().to_string();
+        assert!(sentence.starts_with(name), "{sentence}");
+    }
+    let settings = Settings::read(file("[http]\nmax_connections = 100\nmax_body = \"100MiB\"")).unwrap();
+    assert_eq!((settings.http.max_streams, settings.http.max_buffered), (75, 400 << 20));
+}

@@ -1,0 +1,469 @@
+//! Slot over HTTP: `/api/v1/slots`. Bulk loads stand in `slot/bulk.rs`, configs in `slot/config.rs`.
+
+pub(crate) mod bulk;
+pub(crate) mod config;
+
+use std::sync::Arc;
+
+use axum::extract::rejection::QueryRejection;
+use axum::extract::{Query, State};
+use axum::response::{IntoResponse, Response};
+use http::StatusCode;
+use serde::{Deserialize, Serialize};
+use utoipa::{IntoParams, ToSchema};
+use weir_core::id::{NAME_MAX_CHARS, NameError};
+use weir_core::slot::WindowStatus;
+use weir_core::{ConfigName, EventId, Timestamp};
+use weir_queue::sms::rfc3339;
+use weir_store::slot::{Assign, AssignOutcome, Slot};
+
+use crate::app::App;
+use crate::http::body::Json;
+use crate::http::error::ApiError;
+use crate::http::openapi::schema;
+use crate::http::pagination::{Page, parse_limit};
+use crate::http::path_params::PathParam;
+
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+#[schema(
+    as = AssignSlotRequest,
+    examples(json!({"eventId": "payment-000001", "configName": "default", "requestedTime": "2026-06-01T12:00:00Z"}))
+)]
+pub(crate) struct AssignRequest {
+    #[serde(deserialize_with = "short_name")]
+    #[schema(value_type = schema::EventId)]
+    event_id: Box<str>,
+    #[serde(deserialize_with = "short_name")]
+    #[schema(value_type = schema::ConfigName)]
+    config_name: Box<str>,
+    /// When the event wants to run.
+    #[schema(value_type = schema::Time)]
+    requested_time: Box<str>,
+}
+
+/// A text that may be a name, by its length. One that is too long is refused before it is copied: lines of uploads are parsed
+/// by the thousand.
+fn short_name<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Box<str>, D::Error> {
+    struct ShortName;
+
+    impl serde::de::Visitor<'_> for ShortName {
+        type Value = Box<str>;
+
+        fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            f.write_str("a string")
+        }
+
+        fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<Box<str>, E> {
+            if is_short(text) { Ok(text.into()) } else { Err(E::custom(NameError::TooLong)) }
+        }
+    }
+
+    deserializer.deserialize_str(ShortName)
+}
+
+/// Whether a text is no longer than a name may be.
+fn is_short(text: &str) -> bool {
+    text.len() <= NAME_MAX_CHARS || text.chars().nth(NAME_MAX_CHARS).is_none()
+}
+
+#[derive(Debug, Serialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+#[schema(title = "A slot")]
+pub(crate) struct SlotResponse {
+    #[schema(value_type = schema::EventId)]
+    event_id: EventIdText,
+    #[schema(value_type = schema::ConfigName)]
+    config_name: ConfigNameText,
+    /// When the event wanted to run, as of the call that assigned its slot.
+    requested_time: jiff::Timestamp,
+    /// The start of its window, by the config as it was when the slot was assigned.
+    window_start: jiff::Timestamp,
+    /// When it is to run: a whole millisecond inside its window, not before `requestedTime`.
+    scheduled_time: jiff::Timestamp,
+    #[schema(value_type = schema::SlotStatus)]
+    status: &'static str,
+}
+
+/// Names as they are written.
+#[derive(Debug)]
+struct EventIdText(EventId);
+
+#[derive(Debug)]
+struct ConfigNameText(ConfigName);
+
+impl Serialize for EventIdText {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.0.as_str())
+    }
+}
+
+impl Serialize for ConfigNameText {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.0.as_str())
+    }
+}
+
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(rename_all = "camelCase")]
+#[into_params(parameter_in = Query)]
+pub(crate) struct WindowsQuery {
+    /// Whose windows. The config must be active.
+    #[param(value_type = schema::ConfigName, required = true)]
+    config_name: Option<String>,
+    /// Only windows that begin at this time or later. A window that began before it is left out, even if it is still
+    /// going on.
+    #[param(value_type = schema::Time, required = false)]
+    from: Option<String>,
+    /// Only windows that begin before this time.
+    #[param(value_type = schema::Time, required = false)]
+    to: Option<String>,
+    /// How many items to answer with at most.
+    #[param(value_type = u32, required = false, minimum = 1, maximum = 1000, default = 100)]
+    limit: Option<String>,
+    /// The `nextCursor` of the page before. Leave it out for the first page.
+    #[param(value_type = schema::Time, required = false)]
+    cursor: Option<String>,
+}
+
+#[derive(Debug, Serialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+#[schema(as = SlotWindow)]
+pub(crate) struct WindowResponse {
+    /// When it begins.
+    window_start: jiff::Timestamp,
+    /// Slots scheduled inside it.
+    #[schema(minimum = 1, maximum = 2_147_483_647, examples(17))]
+    slot_count: u32,
+    /// What the active version of the config allows.
+    #[schema(minimum = 1, maximum = 2_147_483_647, examples(100))]
+    max_per_window: u32,
+    #[schema(value_type = schema::WindowStatus)]
+    status: &'static str,
+}
+
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+#[schema(
+    as = ForecastSlotsRequest,
+    examples(json!({"configName": "default", "requestedTime": "2026-06-01T12:00:00Z", "events": 500_000}))
+)]
+pub(crate) struct ForecastRequest {
+    #[schema(value_type = schema::ConfigName)]
+    config_name: Box<str>,
+    /// When all of them want to run.
+    #[schema(value_type = schema::Time)]
+    requested_time: Box<str>,
+    /// How many they are.
+    #[schema(value_type = u32, minimum = 1, maximum = 1_000_000_000)]
+    events: serde_json::Value,
+}
+
+#[derive(Debug, Serialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+#[schema(as = ForecastSlotsResponse)]
+pub(crate) struct ForecastResponse {
+    #[schema(value_type = schema::ConfigName)]
+    config_name: ConfigNameText,
+    /// As asked.
+    requested_time: jiff::Timestamp,
+    /// As asked.
+    #[schema(minimum = 1, maximum = 1_000_000_000, examples(500_000))]
+    events: u64,
+    /// How many windows the load would use.
+    #[schema(minimum = 1, examples(5000))]
+    windows: u64,
+    /// The start of the window of its first event.
+    first_window: jiff::Timestamp,
+    /// The start of the window of its last event.
+    last_window: jiff::Timestamp,
+    /// The end of that window: by then every event has run.
+    finishes_by: jiff::Timestamp,
+}
+
+/// The largest load that can be asked about.
+const FORECAST_MAX: u64 = 1_000_000_000;
+
+/// Assign a slot.
+///
+/// Gives an event a time to run. The event goes into the window of `requestedTime` if that has room, otherwise into the
+/// first later window with room, at a random millisecond inside it. `scheduledTime` is never before `requestedTime`.
+///
+/// A window that has begun at `requestedTime` offers only the share of its places that the rest of its time is worth.
+/// The server's clock plays no part: a time in the past is taken as it is.
+///
+/// **Event ids are global and idempotent.** An event that has a slot keeps it, whatever time or config comes with it
+/// later, so sending the same call again is always safe.
+///
+/// The slot and its window's counter are written in one commit before the response: a 201 survives a crash.
+#[utoipa::path(
+    post,
+    path = "/api/v1/slots",
+    tag = "slot",
+    request_body = AssignRequest,
+    responses(
+        (
+            status = 201,
+            description = "The event has a slot now. It is durable: a restart keeps it.",
+            body = SlotResponse,
+        ),
+        (
+            status = 200,
+            description = "The event had a slot already. This is that slot, with the time and config it was assigned \
+                by, even when this call names others. Nothing was changed.",
+            body = SlotResponse,
+        ),
+        (
+            status = 404,
+            description = "No active config has that name: nobody configured it, or it was deactivated. Configure it \
+                (`POST /admin/rate-limit/config`), or look for a typing error in the name.",
+        ),
+        (
+            status = 503,
+            description = "No slot could be assigned. Wait `Retry-After` seconds and send the same event again: if the \
+                first call went through after all, the response is the slot it got. `SLOTS_EXHAUSTED` means \
+                that every window within the headroom is full; `DEPENDENCY_UNAVAILABLE` that the store did \
+                not answer in time, others held the windows for too long, too many calls are waiting, or \
+                the server is shutting down. `/health` says which engine is down.",
+        ),
+    ),
+)]
+pub(crate) async fn assign_slot(
+    State(app): State<Arc<App>>,
+    Json(request): Json<AssignRequest>,
+) -> Result<Response, ApiError> {
+    let assign = parse(request)?;
+    let config = assign.config.clone();
+    match app.slot.assign(assign).await? {
+        AssignOutcome::New(slot) => Ok((StatusCode::CREATED, Json(describe(slot, "NEW"))).into_response()),
+        AssignOutcome::Existing(slot) => Ok(Json(describe(slot, "EXISTING")).into_response()),
+        AssignOutcome::UnknownConfig => Err(unknown_config(&config)),
+        AssignOutcome::Exhausted => Err(exhausted()),
+    }
+}
+
+/// Forecast a load.
+///
+/// Says which windows a load of `events` events for one time would use, were it assigned now by nobody else. Nothing is
+/// assigned or held: what others take in the meantime moves the end.
+#[utoipa::path(
+    post,
+    path = "/api/v1/slots/forecast",
+    tag = "slot",
+    request_body = ForecastRequest,
+    responses(
+        (status = 200, description = "Where the load would go.", body = ForecastResponse),
+        (
+            status = 404,
+            description = "No active config has that name: nobody configured it, or it was deactivated. Configure it \
+                (`POST /admin/rate-limit/config`), or look for a typing error in the name.",
+        ),
+    ),
+)]
+pub(crate) async fn forecast_slots(
+    State(app): State<Arc<App>>,
+    Json(request): Json<ForecastRequest>,
+) -> Result<Json<ForecastResponse>, ApiError> {
+    let name = parse_config_name(&request.config_name)?;
+    let requested = parse_time("requestedTime", &request.requested_time)?;
+    let events = request.events.as_u64().filter(|events| (1..=FORECAST_MAX).contains(events));
+    let events = events.ok_or_else(|| {
+        ApiError::invalid_field("events", format!("must be an integer from 1 to {FORECAST_MAX}"))
+    })?;
+    let (config, forecast) =
+        app.slot.forecast(&name, requested, events).await?.ok_or_else(|| unknown_config(&name))?;
+    Ok(Json(ForecastResponse {
+        config_name: ConfigNameText(name),
+        requested_time: rfc3339(requested),
+        events,
+        windows: forecast.windows,
+        first_window: rfc3339(forecast.first_window),
+        last_window: rfc3339(forecast.last_window),
+        finishes_by: rfc3339(config.pace.later(forecast.last_window, 1)),
+    }))
+}
+
+/// Read an event's slot.
+///
+/// The slot as it was assigned. `status` is always `EXISTING` here. It is found whether or not its config is still
+/// active.
+///
+/// `windowStart` is the window of the config as it was then: a later change of the window size does not move what is
+/// scheduled.
+#[utoipa::path(
+    get,
+    path = "/api/v1/slots/{eventId}",
+    tag = "slot",
+    params(
+        (
+            "eventId" = schema::EventId, Path,
+            description = "Which event. Percent-encode it: an id may contain `/`, spaces and any other character that \
+                is not a control character. The ids `bulk`, `forecast` and `windows` are paths of their own; \
+                write one of their letters encoded, such as `%62ulk`.",
+        ),
+    ),
+    responses(
+        (status = 200, description = "The slot.", body = SlotResponse),
+        (
+            status = 400,
+            description = "The eventId in the path is too long or contains a control character. Nothing was changed.",
+        ),
+        (
+            status = 404,
+            description = "The event has no slot: it was never assigned one, or gave it back. Assign one (`POST \
+                /api/v1/slots`), or look for a typing error in the eventId.",
+        ),
+    ),
+)]
+pub(crate) async fn get_slot(
+    State(app): State<Arc<App>>,
+    event: PathParam,
+) -> Result<Json<SlotResponse>, ApiError> {
+    let event = parse_event(event)?;
+    let slot = app.slot.find(&event).await?.ok_or_else(|| unknown_event(&event))?;
+    Ok(Json(describe(slot, "EXISTING")))
+}
+
+/// Give a slot back.
+///
+/// Frees the event's place in its window for another event. The event is forgotten: assigned again it counts as new and
+/// may get another time.
+#[utoipa::path(
+    delete,
+    path = "/api/v1/slots/{eventId}",
+    tag = "slot",
+    params(
+        (
+            "eventId" = schema::EventId, Path,
+            description = "Which event. Percent-encode it: an id may contain `/`, spaces and any other character that \
+                is not a control character. The ids `bulk`, `forecast` and `windows` are paths of their own; \
+                write one of their letters encoded, such as `%62ulk`.",
+        ),
+    ),
+    responses(
+        (status = 204, description = "Given back."),
+        (
+            status = 400,
+            description = "The eventId in the path is too long or contains a control character. Nothing was changed.",
+        ),
+        (
+            status = 404,
+            description = "The event has no slot: it was never assigned one, or gave it back. Assign one (`POST \
+                /api/v1/slots`), or look for a typing error in the eventId.",
+        ),
+    ),
+)]
+pub(crate) async fn give_slot_back(
+    State(app): State<Arc<App>>,
+    event: PathParam,
+) -> Result<StatusCode, ApiError> {
+    let event = parse_event(event)?;
+    app.slot.give_back(&event).await?.ok_or_else(|| unknown_event(&event))?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// List windows.
+///
+/// How full the windows of a config are, in order of time. Windows without slots are left out.
+///
+/// After a new window size these are the windows of that size, each with what is scheduled inside it, whatever version
+/// put it there. After a lowered maximum a window may have more slots than `maxPerWindow`; it takes no more.
+///
+/// The list is read page by page: pass `nextCursor` as `cursor` until it is null.
+#[utoipa::path(
+    get,
+    path = "/api/v1/slots/windows",
+    tag = "slot",
+    params(WindowsQuery),
+    responses(
+        (status = 200, description = "One page.", body = Page<WindowResponse>),
+        (
+            status = 404,
+            description = "No active config has that name: nobody configured it, or it was deactivated. Configure it \
+                (`POST /admin/rate-limit/config`), or look for a typing error in the name.",
+        ),
+    ),
+)]
+pub(crate) async fn list_windows(
+    State(app): State<Arc<App>>,
+    query: Result<Query<WindowsQuery>, QueryRejection>,
+) -> Result<Json<Page<WindowResponse>>, ApiError> {
+    let Query(query) = query.map_err(|problem| ApiError::invalid(problem.body_text()))?;
+    let name = query.config_name.ok_or_else(|| ApiError::invalid_field("configName", "is required"))?;
+    let name = parse_config_name(&name)?;
+    let limit = parse_limit(query.limit.as_deref())?;
+    let from = query.from.map_or(Ok(EARLIEST), |text| parse_time("from", &text))?;
+    let to = query.to.map_or(Ok(LATEST), |text| parse_time("to", &text))?;
+    let after = query.cursor.map(|text| parse_time("cursor", &text)).transpose()?;
+    let from = after.map_or(from, |after| from.max(Timestamp::from_micros(after.as_micros() + 1)));
+    let config = app.slot.config(&name).await?.ok_or_else(|| unknown_config(&name))?;
+    // One more than asked for tells whether there is a next page.
+    let windows = app.slot.windows(&name, from, to, limit + 1).await?;
+    let max_per_window = config.pace.max_per_window();
+    let items = windows.into_iter().map(|window| WindowResponse {
+        window_start: rfc3339(window.start),
+        slot_count: window.count,
+        max_per_window,
+        status: match window.status {
+            WindowStatus::Open => "OPEN",
+            WindowStatus::Closed => "CLOSED",
+        },
+    });
+    Ok(Json(Page::cut(items.collect(), limit, |window| window.window_start.to_string())))
+}
+
+const EARLIEST: Timestamp = Timestamp::from_seconds(-62_135_596_800);
+/// The end of the year 9998: a slot may be a while later than its event asked for.
+const LATEST: Timestamp = Timestamp::from_seconds(253_370_764_800);
+
+pub(crate) fn parse(request: AssignRequest) -> Result<Assign, ApiError> {
+    let AssignRequest { event_id, config_name, requested_time } = request;
+    Ok(Assign {
+        event: EventId::parse(event_id).map_err(|problem| ApiError::invalid_field("eventId", problem))?,
+        config: parse_config_name(&config_name)?,
+        requested: parse_time("requestedTime", &requested_time)?,
+    })
+}
+
+fn parse_time(field: &str, text: &str) -> Result<Timestamp, ApiError> {
+    let time = text.parse::<jiff::Timestamp>().ok();
+    let time = time.map(|time| Timestamp::from_micros(time.as_microsecond()));
+    time.filter(|time| (EARLIEST..LATEST).contains(time)).ok_or_else(|| {
+        let allowed = "must be an RFC 3339 time in the years 1 to 9998, such as 2026-01-01T12:00:00Z";
+        ApiError::invalid_field(field, allowed)
+    })
+}
+
+pub(crate) fn parse_config_name(text: &str) -> Result<ConfigName, ApiError> {
+    ConfigName::parse(text).map_err(|problem| ApiError::invalid_field("configName", problem))
+}
+
+fn parse_event(path: PathParam) -> Result<EventId, ApiError> {
+    let text = path.0.map_err(|_not_utf8| ApiError::invalid_field("eventId", "must be valid UTF-8"))?;
+    EventId::parse(text).map_err(|problem| ApiError::invalid_field("eventId", problem))
+}
+
+pub(crate) fn describe(slot: Slot, status: &'static str) -> SlotResponse {
+    SlotResponse {
+        event_id: EventIdText(slot.event),
+        config_name: ConfigNameText(slot.config),
+        requested_time: rfc3339(slot.requested),
+        window_start: rfc3339(slot.window_start),
+        scheduled_time: rfc3339(slot.scheduled),
+        status,
+    }
+}
+
+pub(crate) fn unknown_config(name: &ConfigName) -> ApiError {
+    let advice = "create it with POST /admin/rate-limit/config";
+    ApiError::not_found(format!("No active config has the name {name}; {advice}"))
+}
+
+pub(crate) fn exhausted() -> ApiError {
+    let message = "Every window within the headroom is full; nothing was assigned";
+    ApiError::unavailable(message).with_code("SLOTS_EXHAUSTED")
+}
+
+fn unknown_event(event: &EventId) -> ApiError {
+    ApiError::not_found(format!("The event {event} has no slot; POST /api/v1/slots gives it one"))
+}

@@ -1,0 +1,261 @@
+//! Configs of slot over HTTP, for the operator: `/admin/rate-limit`.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::extract::rejection::QueryRejection;
+use axum::extract::{Query, State};
+use http::StatusCode;
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+use weir_core::slot::Pace;
+use weir_queue::sms::rfc3339;
+use weir_store::slot::{Config, window_text};
+
+use super::{parse_config_name, unknown_config};
+use crate::app::App;
+use crate::http::body::Json;
+use crate::http::error::ApiError;
+use crate::http::openapi::schema;
+use crate::http::pagination::{Page, PageQuery, parse_limit};
+use crate::http::path_params::PathParam;
+
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+#[schema(as = PutConfigRequest, examples(json!({"configName": "default", "maxPerWindow": 100, "windowSize": "PT4S"})))]
+pub(crate) struct ConfigRequest {
+    #[schema(value_type = schema::ConfigName)]
+    config_name: Box<str>,
+    /// Events allowed in a window.
+    #[schema(value_type = u32, minimum = 1, maximum = 2_147_483_647)]
+    max_per_window: serde_json::Value,
+    /// Length of a window.
+    #[schema(value_type = schema::FixedDuration)]
+    window_size: Box<str>,
+}
+
+#[derive(Debug, Serialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct ConfigResponse {
+    #[schema(value_type = schema::ConfigName)]
+    config_name: String,
+    /// Counts up with every change, from 1.
+    #[schema(minimum = 1, examples(3))]
+    version: u32,
+    /// Events allowed in a window.
+    #[schema(minimum = 1, maximum = 2_147_483_647, examples(100))]
+    max_per_window: u32,
+    /// Length of a window in ISO 8601, in hours and smaller: `P1D` reads as `PT24H`.
+    #[schema(examples("PT4S"))]
+    window_size: String,
+    /// In service. Only active versions are shown, so it is always true.
+    #[schema(examples(true))]
+    active: bool,
+    /// Since when this version is active.
+    created_at: jiff::Timestamp,
+}
+
+/// Configure a pace.
+///
+/// Makes a new version of a config the active one: how many events may run in a window, and how long a window is. Every
+/// call makes a version, even one that changes nothing, and puts a deactivated config back into service.
+///
+/// Slots that were assigned stay where they are, and counters follow the new version:
+///
+/// - A raised maximum reopens windows that were full.
+/// - A lowered maximum closes windows that have as many slots or more. Nothing is taken out of them.
+/// - A new window size counts what is already scheduled inside each of its windows.
+///
+/// Events assigned from then on follow the new version, on every server. `GET` of a config and the list of windows may
+/// show the old one for up to 5 s on the others, unless their cache is flushed.
+#[utoipa::path(
+    post,
+    path = "/admin/rate-limit/config",
+    tag = "slot",
+    request_body = ConfigRequest,
+    responses(
+        (
+            status = 200,
+            description = "The version that is active now. It is durable: a restart keeps it.",
+            body = ConfigResponse,
+        ),
+    ),
+)]
+pub(crate) async fn put_config(
+    State(app): State<Arc<App>>,
+    Json(request): Json<ConfigRequest>,
+) -> Result<Json<ConfigResponse>, ApiError> {
+    let name = parse_config_name(&request.config_name)?;
+    // Zero is out of range, and gets the same advice as anything that is no number.
+    let max = request.max_per_window.as_u64().and_then(|max| u32::try_from(max).ok()).unwrap_or(0);
+    let window = parse_duration(&request.window_size).unwrap_or(Duration::ZERO);
+    let pace = Pace::new(max, window).map_err(|problem| {
+        let field = match problem {
+            weir_core::slot::PaceError::MaxPerWindow => "maxPerWindow",
+            weir_core::slot::PaceError::WindowSize => "windowSize",
+        };
+        ApiError::invalid_field(field, problem)
+    })?;
+    Ok(Json(describe(app.slot.put_config(&name, pace).await?)))
+}
+
+/// List paces.
+///
+/// The active configs, in order of name.
+///
+/// The list is read page by page: pass `nextCursor` as `cursor` until it is null.
+#[utoipa::path(
+    get,
+    path = "/admin/rate-limit/config",
+    tag = "slot",
+    params(PageQuery),
+    responses((status = 200, description = "One page.", body = Page<ConfigResponse>)),
+)]
+pub(crate) async fn list_configs(
+    State(app): State<Arc<App>>,
+    query: Result<Query<PageQuery>, QueryRejection>,
+) -> Result<Json<Page<ConfigResponse>>, ApiError> {
+    let Query(query) = query.map_err(|problem| ApiError::invalid(problem.body_text()))?;
+    let limit = parse_limit(query.limit.as_deref())?;
+    let after = query.cursor.as_deref().map(parse_config_name).transpose()?;
+    let configs = app.slot.configs(after.as_ref(), limit + 1).await?;
+    Ok(Json(Page::cut(configs.into_iter().map(describe).collect(), limit, |config| {
+        config.config_name.clone()
+    })))
+}
+
+/// Read a pace.
+///
+/// The active version. This server caches what it has read for 5 s, so a change that another server took may show that
+/// much later; flushing the cache shows it at once.
+#[utoipa::path(
+    get,
+    path = "/admin/rate-limit/config/{name}",
+    tag = "slot",
+    params(
+        (
+            "name" = schema::ConfigName, Path,
+            description = "Which config. Percent-encode it: a name may contain `/`, spaces and any other character that \
+                is not a control character.",
+        ),
+    ),
+    responses(
+        (status = 200, description = "The active version.", body = ConfigResponse),
+        (
+            status = 400,
+            description = "The name in the path is too long or contains a control character. Nothing was changed.",
+        ),
+        (
+            status = 404,
+            description = "No active config has that name: nobody configured it, or it was deactivated. Configure it \
+                (`POST /admin/rate-limit/config`), or look for a typing error in the name.",
+        ),
+    ),
+)]
+pub(crate) async fn get_config(
+    State(app): State<Arc<App>>,
+    name: PathParam,
+) -> Result<Json<ConfigResponse>, ApiError> {
+    let name = parse_path(name)?;
+    let config = app.slot.config(&name).await?.ok_or_else(|| unknown_config(&name))?;
+    Ok(Json(describe(config)))
+}
+
+/// Deactivate a pace.
+///
+/// Takes a config out of service. New events that name it get 404; slots that were assigned stay, and can be read and
+/// given back. Configuring it again puts it back into service as the next version, with its counters as they are.
+#[utoipa::path(
+    delete,
+    path = "/admin/rate-limit/config/{name}",
+    tag = "slot",
+    params(
+        (
+            "name" = schema::ConfigName, Path,
+            description = "Which config. Percent-encode it: a name may contain `/`, spaces and any other character that \
+                is not a control character.",
+        ),
+    ),
+    responses(
+        (status = 204, description = "Out of service."),
+        (
+            status = 400,
+            description = "The name in the path is too long or contains a control character. Nothing was changed.",
+        ),
+        (
+            status = 404,
+            description = "No active config has that name: nobody configured it, or it was deactivated. Configure it \
+                (`POST /admin/rate-limit/config`), or look for a typing error in the name.",
+        ),
+    ),
+)]
+pub(crate) async fn deactivate_config(
+    State(app): State<Arc<App>>,
+    name: PathParam,
+) -> Result<StatusCode, ApiError> {
+    let name = parse_path(name)?;
+    if app.slot.deactivate(&name).await? { Ok(StatusCode::NO_CONTENT) } else { Err(unknown_config(&name)) }
+}
+
+/// Flush the cache of paces.
+///
+/// Makes this server, and no other, forget what it has read of configs. Assigning needs no flush: it always follows the
+/// version that is active in the store. Reading a config and listing windows do, for a change that another server took
+/// less than 5 s ago.
+#[utoipa::path(
+    post,
+    path = "/admin/rate-limit/cache/flush",
+    tag = "slot",
+    responses((status = 204, description = "Flushed.")),
+)]
+pub(crate) async fn flush_cache(State(app): State<Arc<App>>) -> StatusCode {
+    app.slot.flush_cache();
+    StatusCode::NO_CONTENT
+}
+
+fn parse_path(path: PathParam) -> Result<weir_core::ConfigName, ApiError> {
+    let text = path.0.map_err(|_not_utf8| ApiError::invalid_field("configName", "must be valid UTF-8"))?;
+    parse_config_name(&text)
+}
+
+/// ISO 8601 of fixed length: weeks and days are 7 times 24 hours; months and years have none.
+fn parse_duration(text: &str) -> Option<Duration> {
+    if !text.starts_with(['P', 'p']) {
+        return None;
+    }
+    let span: jiff::Span = text.parse().ok()?;
+    if span.get_years() != 0 || span.get_months() != 0 {
+        return None;
+    }
+    let fixed = span.to_duration(jiff::SpanRelativeTo::days_are_24_hours()).ok()?;
+    Duration::try_from(fixed).ok()
+}
+
+fn describe(config: Config) -> ConfigResponse {
+    ConfigResponse {
+        config_name: config.name.to_string(),
+        version: config.version,
+        max_per_window: config.pace.max_per_window(),
+        window_size: window_text(&config.pace),
+        active: true,
+        created_at: rfc3339(config.created_at),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations_of_fixed_length_are_taken() {
+        let seconds = |text| parse_duration(text).map(|duration| duration.as_secs_f64());
+        assert_eq!(seconds("PT4S"), Some(4.0));
+        assert_eq!(seconds("PT0.25S"), Some(0.25));
+        assert_eq!(seconds("PT1H30M"), Some(5_400.0));
+        assert_eq!(seconds("P1D"), Some(86_400.0));
+        assert_eq!(seconds("P1W"), Some(604_800.0));
+        for bad in ["", "4", "4s", "P1M", "P1Y", "PT", "-PT4S", "4 seconds"] {
+            assert_eq!(parse_duration(bad).filter(|duration| !duration.is_zero()), None, "{bad}");
+        }
+    }
+}

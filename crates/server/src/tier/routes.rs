@@ -1,0 +1,347 @@
+//! Tier over HTTP: subscriptions and tiers for the operator, and for users what is left. Policies stand in
+//! `tier/policy.rs`, what they decide in `tier/check.rs` and `tier/hold.rs`.
+
+pub(crate) mod check;
+pub(crate) mod hold;
+pub(crate) mod policy;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::extract::State;
+use http::StatusCode;
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+use weir_core::UserId;
+use weir_core::tier::{Limit, LimitError, Plan, Standing, Tier, TierLimits};
+use weir_queue::sms::rfc3339;
+use weir_store::tier::Subscription;
+
+use crate::app::App;
+use crate::http::body::Json;
+use crate::http::error::ApiError;
+use crate::http::identity::User;
+use crate::http::openapi::schema;
+use crate::http::pagination::Page;
+use crate::http::path_params::PathParam;
+
+#[derive(Debug, Deserialize, ToSchema)]
+#[schema(examples(json!({"plan": "PRO_MONTHLY"})))]
+pub(crate) struct SubscriptionRequest {
+    #[schema(value_type = schema::PlanName)]
+    plan: Box<str>,
+}
+
+#[derive(Debug, Serialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct SubscriptionResponse {
+    #[schema(value_type = schema::UserId)]
+    user: String,
+    #[schema(value_type = schema::PlanName)]
+    plan: &'static str,
+    #[schema(value_type = schema::TierName)]
+    tier: &'static str,
+    updated_at: jiff::Timestamp,
+}
+
+/// What is left out stays as it is.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+#[schema(examples(json!({"dailyLimit": 1000})))]
+pub(crate) struct TierRequest {
+    /// How many calls are refilled in a minute.
+    #[schema(value_type = Option<u32>, minimum = 1, maximum = 2_147_483_647)]
+    requests_per_minute: Option<serde_json::Value>,
+    /// How many calls can be made at once.
+    #[schema(value_type = Option<u32>, minimum = 1, maximum = 2_147_483_647)]
+    burst_capacity: Option<serde_json::Value>,
+    /// How many calls are refilled in a day.
+    #[schema(value_type = Option<u32>, minimum = 1, maximum = 2_147_483_647)]
+    daily_limit: Option<serde_json::Value>,
+}
+
+#[derive(Debug, Serialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct TierResponse {
+    #[schema(value_type = schema::TierName)]
+    tier: &'static str,
+    /// How many calls are refilled in a minute.
+    #[schema(minimum = 1, examples(30))]
+    requests_per_minute: u32,
+    /// How many calls can be made at once.
+    #[schema(minimum = 1, examples(40))]
+    burst_capacity: u32,
+    /// How many calls are refilled in a day.
+    #[schema(minimum = 1, examples(500))]
+    daily_limit: u32,
+}
+
+#[derive(Debug, Serialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct LimitsResponse {
+    /// The `sub` of the token.
+    #[schema(examples("user@example.com"))]
+    user: String,
+    #[schema(value_type = schema::PlanName)]
+    plan: &'static str,
+    #[schema(value_type = schema::TierName)]
+    tier: &'static str,
+    /// Whether limits are switched on at all.
+    #[schema(examples(true))]
+    enabled: bool,
+    minute: LimitResponse,
+    daily: LimitResponse,
+}
+
+#[derive(Debug, Serialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+#[schema(as = RemainingLimit)]
+struct LimitResponse {
+    /// How much is refilled in a minute, or in a day.
+    #[schema(minimum = 1, examples(30))]
+    limit: u32,
+    /// The most that can be left.
+    #[schema(minimum = 1, examples(40))]
+    capacity: u32,
+    /// What is left; 9223372036854775807 while limits are switched off.
+    #[schema(examples(39))]
+    remaining: u64,
+    /// Until everything is refilled.
+    #[schema(examples(2000))]
+    reset_after_ms: u64,
+}
+
+/// Subscribe a user to a plan.
+///
+/// Applies to the user's next call on this server, and within 5 seconds on the others. What was spent stays spent.
+#[utoipa::path(
+    put,
+    path = "/admin/subscriptions/{user}",
+    tag = "tier",
+    params(
+        (
+            "user" = schema::UserId, Path,
+            description = "The `sub` of the user's tokens, percent-encoded.",
+            example = "user@example.com",
+        ),
+    ),
+    request_body = SubscriptionRequest,
+    responses((status = 200, description = "The subscription as it is now.", body = SubscriptionResponse)),
+)]
+pub(crate) async fn put_subscription(
+    State(app): State<Arc<App>>,
+    user: PathParam,
+    Json(request): Json<SubscriptionRequest>,
+) -> Result<Json<SubscriptionResponse>, ApiError> {
+    let user = parse_user(user)?;
+    let plan: Plan = request.plan.parse().map_err(|problem| ApiError::invalid_field("plan", problem))?;
+    let subscription = app.tier.put_subscription(&user, plan).await?;
+    tracing::info!(user_id = %user, %plan, "a subscription was changed");
+    Ok(Json(describe_subscription(&subscription)))
+}
+
+/// Read a subscription.
+///
+/// What a user has subscribed to.
+#[utoipa::path(
+    get,
+    path = "/admin/subscriptions/{user}",
+    tag = "tier",
+    params(
+        (
+            "user" = schema::UserId, Path,
+            description = "The `sub` of the user's tokens, percent-encoded.",
+            example = "user@example.com",
+        ),
+    ),
+    responses(
+        (status = 200, description = "The subscription.", body = SubscriptionResponse),
+        (status = 400, description = "The user in the path is too long or contains a control character."),
+        (status = 404, description = "The user has no subscription, and is on the free tier."),
+    ),
+)]
+pub(crate) async fn get_subscription(
+    State(app): State<Arc<App>>,
+    user: PathParam,
+) -> Result<Json<SubscriptionResponse>, ApiError> {
+    let user = parse_user(user)?;
+    let found = app.tier.subscription(&user).await?.ok_or_else(|| no_subscription(&user))?;
+    Ok(Json(describe_subscription(&found)))
+}
+
+/// End a subscription.
+///
+/// From then on the user is on the free tier.
+#[utoipa::path(
+    delete,
+    path = "/admin/subscriptions/{user}",
+    tag = "tier",
+    params(
+        (
+            "user" = schema::UserId, Path,
+            description = "The `sub` of the user's tokens, percent-encoded.",
+            example = "user@example.com",
+        ),
+    ),
+    responses(
+        (status = 204, description = "Ended."),
+        (status = 400, description = "The user in the path is too long or contains a control character."),
+        (status = 404, description = "The user has no subscription, and is on the free tier."),
+    ),
+)]
+pub(crate) async fn delete_subscription(
+    State(app): State<Arc<App>>,
+    user: PathParam,
+) -> Result<StatusCode, ApiError> {
+    let user = parse_user(user)?;
+    if !app.tier.delete_subscription(&user).await? {
+        return Err(no_subscription(&user));
+    }
+    tracing::info!(user_id = %user, "a subscription was ended");
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// List what tiers allow.
+///
+/// All four tiers, as they are now.
+#[utoipa::path(
+    get,
+    path = "/admin/tiers",
+    tag = "tier",
+    responses((status = 200, description = "The tiers.", body = Page<TierResponse>)),
+)]
+pub(crate) async fn list_tiers(State(app): State<Arc<App>>) -> Json<Page<TierResponse>> {
+    let tiers = app.tier.tiers();
+    let items = Tier::ALL.map(|tier| describe_tier(tier, tiers.get(tier)));
+    Json(Page::cut(items.into(), Tier::ALL.len(), |tier| tier.tier.to_owned()))
+}
+
+/// Read what a tier allows.
+///
+/// As it is now.
+#[utoipa::path(
+    get,
+    path = "/admin/tiers/{tier}",
+    tag = "tier",
+    params(("tier" = schema::TierName, Path, description = "Which tier.")),
+    responses(
+        (status = 200, description = "The tier.", body = TierResponse),
+        (status = 404, description = "There is no tier of that name."),
+    ),
+)]
+pub(crate) async fn get_tier(
+    State(app): State<Arc<App>>,
+    tier: PathParam,
+) -> Result<Json<TierResponse>, ApiError> {
+    let tier = parse_tier(tier)?;
+    Ok(Json(describe_tier(tier, app.tier.tiers().get(tier))))
+}
+
+/// Change what a tier allows.
+///
+/// Applies to the next call on this server, within 5 seconds on the others, and from then on instead of the settings. A
+/// field that is left out stays as it is. What was spent stays spent.
+#[utoipa::path(
+    put,
+    path = "/admin/tiers/{tier}",
+    tag = "tier",
+    params(("tier" = schema::TierName, Path, description = "Which tier.")),
+    request_body = TierRequest,
+    responses(
+        (status = 200, description = "The tier as it is now.", body = TierResponse),
+        (status = 404, description = "There is no tier of that name."),
+    ),
+)]
+pub(crate) async fn put_tier(
+    State(app): State<Arc<App>>,
+    tier: PathParam,
+    Json(request): Json<TierRequest>,
+) -> Result<Json<TierResponse>, ApiError> {
+    let tier = parse_tier(tier)?;
+    let present = *app.tier.tiers().get(tier);
+    let limits = TierLimits::new(
+        parse_amount("requestsPerMinute", request.requests_per_minute, present.requests_per_minute())?,
+        parse_amount("burstCapacity", request.burst_capacity, present.burst_capacity())?,
+        parse_amount("dailyLimit", request.daily_limit, present.daily_limit())?,
+    );
+    let limits = limits.map_err(|problem| ApiError::invalid_field("tier", problem))?;
+    app.tier.put_tier(tier, limits).await?;
+    tracing::info!(%tier, ?limits, "a tier was changed");
+    Ok(Json(describe_tier(tier, &limits)))
+}
+
+/// See what is left.
+///
+/// What is left of the caller's minute and day. Asking spends nothing.
+#[utoipa::path(
+    get,
+    path = "/api/v1/limits/me",
+    tag = "tier",
+    responses((status = 200, description = "What is left.", body = LimitsResponse)),
+)]
+pub(crate) async fn get_my_limits(
+    User(claims): User,
+    State(app): State<Arc<App>>,
+) -> Result<Json<LimitsResponse>, ApiError> {
+    let standing = app.tier.limits_me(&claims.sub).await?;
+    let describe = |limit: u32, standing: &Standing, is_limited: bool| LimitResponse {
+        limit,
+        capacity: standing.limit,
+        remaining: if is_limited { u64::from(standing.remaining) } else { i64::MAX.unsigned_abs() },
+        reset_after_ms: millis_up(standing.reset_after),
+    };
+    let (limits, is_limited) = (standing.limits, standing.enabled);
+    Ok(Json(LimitsResponse {
+        user: claims.sub.clone(),
+        plan: standing.plan.as_str(),
+        tier: standing.plan.tier().as_str(),
+        enabled: is_limited,
+        minute: describe(limits.requests_per_minute(), &standing.minute, is_limited),
+        daily: describe(limits.daily_limit(), &standing.daily, is_limited),
+    }))
+}
+
+/// Whole milliseconds, rounded up: whoever waits that long has waited long enough.
+pub(crate) fn millis_up(span: Duration) -> u64 {
+    u64::try_from(span.as_micros().div_ceil(1_000)).unwrap_or(u64::MAX)
+}
+
+fn parse_user(path: PathParam) -> Result<UserId, ApiError> {
+    let text = path.0.map_err(|_not_utf8| ApiError::invalid_field("user", "must be valid UTF-8"))?;
+    UserId::parse(text).map_err(|problem| ApiError::invalid_field("user", problem))
+}
+
+fn parse_tier(path: PathParam) -> Result<Tier, ApiError> {
+    let known = path.0.ok().and_then(|text| text.parse().ok());
+    known.ok_or_else(|| ApiError::not_found("There is no such tier; there are free, starter, pro, business"))
+}
+
+fn parse_amount(field: &str, value: Option<serde_json::Value>, present: u32) -> Result<u32, ApiError> {
+    let Some(value) = value else { return Ok(present) };
+    let amount = value.as_u64().and_then(|amount| u32::try_from(amount).ok());
+    let amount = amount.filter(|amount| (1..=Limit::MAX).contains(amount));
+    amount.ok_or_else(|| ApiError::invalid_field(field, LimitError::Amount))
+}
+
+fn no_subscription(user: &UserId) -> ApiError {
+    let advice = "it is on the free tier; PUT /admin/subscriptions/{user} gives it a plan";
+    ApiError::not_found(format!("The user {user} has no subscription; {advice}"))
+}
+
+fn describe_subscription(subscription: &Subscription) -> SubscriptionResponse {
+    SubscriptionResponse {
+        user: subscription.user.to_string(),
+        plan: subscription.plan.as_str(),
+        tier: subscription.plan.tier().as_str(),
+        updated_at: rfc3339(subscription.updated_at),
+    }
+}
+
+const fn describe_tier(tier: Tier, limits: &TierLimits) -> TierResponse {
+    TierResponse {
+        tier: tier.as_str(),
+        requests_per_minute: limits.requests_per_minute(),
+        burst_capacity: limits.burst_capacity(),
+        daily_limit: limits.daily_limit(),
+    }
+}

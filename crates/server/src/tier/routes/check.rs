@@ -1,0 +1,241 @@
+//! What policies decide, over HTTP: `/v1/check` and `/v1/refund`.
+
+use std::fmt;
+use std::sync::Arc;
+
+use axum::extract::State;
+use serde::de::{Error as _, Visitor};
+use serde::{Deserialize, Deserializer, Serialize};
+use utoipa::ToSchema;
+use weir_core::NameError;
+use weir_core::id::check_name;
+use weir_core::tier::Limit;
+
+use super::millis_up;
+use super::policy::unknown_policy;
+use crate::app::App;
+use crate::http::body::Json;
+use crate::http::error::ApiError;
+use crate::http::openapi::schema;
+use crate::tier::service::{Answer, Check, CheckOutcome};
+
+/// The most keys of one decision: all of them are held while it is made.
+const CHECKS_MAX: usize = 64;
+
+#[derive(Debug, Deserialize, ToSchema)]
+#[schema(examples(json!({"checks": [{"policy": "login", "key": "10.0.0.1", "cost": 1}]})))]
+pub(crate) struct CheckRequest {
+    #[schema(min_items = 1, max_items = 64)]
+    checks: Vec<CheckItem>,
+    /// Whether to decide without spending.
+    #[serde(default)]
+    peek: bool,
+}
+
+#[derive(Debug, Deserialize, ToSchema)]
+struct CheckItem {
+    #[schema(value_type = schema::PolicyName)]
+    policy: Box<str>,
+    #[schema(value_type = schema::LimitKey)]
+    key: Box<str>,
+    /// 1 when it is left out; 0 only looks.
+    #[serde(default)]
+    cost: Cost,
+}
+
+/// What something costs.
+#[derive(Clone, Copy, Debug, ToSchema)]
+#[schema(maximum = 2_147_483_647, examples(1))]
+pub(crate) struct Cost(pub(super) u32);
+
+impl Default for Cost {
+    fn default() -> Self {
+        Self(1)
+    }
+}
+
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct CheckResponse {
+    /// Whether all of it may go on.
+    #[schema(examples(true))]
+    allowed: bool,
+    checks: Vec<CheckAnswer>,
+}
+
+#[derive(Debug, Serialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+struct CheckAnswer {
+    #[schema(value_type = schema::PolicyName)]
+    policy: Box<str>,
+    #[schema(value_type = schema::LimitKey)]
+    key: Box<str>,
+    /// Whether this item alone had room.
+    #[schema(examples(true))]
+    allowed: bool,
+    #[schema(examples(5))]
+    limit: u32,
+    #[schema(examples(4))]
+    remaining: u32,
+    /// When it would fit; null when it never does, because the cost is above the limit.
+    #[schema(required = true, examples(0))]
+    retry_after_ms: Option<u64>,
+    /// Until everything is refilled.
+    #[schema(examples(60_000))]
+    reset_after_ms: u64,
+}
+
+#[derive(Debug, Deserialize, ToSchema)]
+#[schema(examples(json!({"policy": "login", "key": "10.0.0.1", "cost": 1})))]
+pub(crate) struct RefundRequest {
+    #[schema(value_type = schema::PolicyName)]
+    policy: Box<str>,
+    #[schema(value_type = schema::LimitKey)]
+    key: Box<str>,
+    /// 1 when it is left out.
+    #[serde(default)]
+    cost: Cost,
+}
+
+#[derive(Debug, Serialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct RefundResponse {
+    #[schema(value_type = schema::PolicyName)]
+    policy: Box<str>,
+    #[schema(value_type = schema::LimitKey)]
+    key: Box<str>,
+    #[schema(examples(5))]
+    limit: u32,
+    #[schema(examples(5))]
+    remaining: u32,
+    /// Until everything is refilled.
+    reset_after_ms: u64,
+}
+
+/// Check limits.
+///
+/// One decision about up to 64 keys: all are spent or none. The same key twice adds up; a cost of 0 only looks; `peek`
+/// spends nothing in any case. A denial is 200 with `allowed: false`; each item says whether it alone would have had
+/// room. A cost above the limit never fits: `retryAfterMs` is null.
+#[utoipa::path(
+    post,
+    path = "/v1/check",
+    tag = "limits",
+    request_body = CheckRequest,
+    responses(
+        (status = 200, description = "The decision.", body = CheckResponse),
+        (status = 404, description = "There is no policy of that name. Nothing was spent."),
+    ),
+)]
+pub(crate) async fn check_limits(
+    State(app): State<Arc<App>>,
+    Json(request): Json<CheckRequest>,
+) -> Result<Json<CheckResponse>, ApiError> {
+    if !(1..=CHECKS_MAX).contains(&request.checks.len()) {
+        return Err(ApiError::invalid_field("checks", format!("must have 1 to {CHECKS_MAX} items")));
+    }
+    for (at, item) in request.checks.iter().enumerate() {
+        if let Err(problem) = check_name(&item.key) {
+            return Err(ApiError::invalid_field(&format!("checks[{at}].key"), problem));
+        }
+    }
+    let checks = request.checks.iter();
+    let checks: Vec<Check<'_>> =
+        checks.map(|item| Check { policy: &item.policy, key: &item.key, cost: item.cost.0 }).collect();
+    let decided = match app.tier.check(&checks, request.peek).await? {
+        CheckOutcome::Decided(decided) => decided,
+        CheckOutcome::UnknownPolicy(at) => {
+            return Err(unknown_policy(checks.get(at).map_or("", |c| c.policy)));
+        }
+    };
+    let answers =
+        request.checks.into_iter().zip(decided.checks).map(|(item, answer)| describe(item, &answer));
+    Ok(Json(CheckResponse { allowed: decided.allowed, checks: answers.collect() }))
+}
+
+/// Give back.
+///
+/// Gives back what was spent, never past full.
+#[utoipa::path(
+    post,
+    path = "/v1/refund",
+    tag = "limits",
+    request_body = RefundRequest,
+    responses(
+        (status = 200, description = "What the key has left now.", body = RefundResponse),
+        (status = 404, description = "There is no policy of that name. Nothing was spent."),
+    ),
+)]
+pub(crate) async fn refund_limit(
+    State(app): State<Arc<App>>,
+    Json(RefundRequest { policy, key, cost }): Json<RefundRequest>,
+) -> Result<Json<RefundResponse>, ApiError> {
+    parse_key("key", &key)?;
+    let standing = app.tier.refund(&policy, &key, cost.0).await?.ok_or_else(|| unknown_policy(&policy))?;
+    Ok(Json(RefundResponse {
+        policy,
+        key,
+        limit: standing.limit,
+        remaining: standing.remaining,
+        reset_after_ms: millis_up(standing.reset_after),
+    }))
+}
+
+pub(super) fn parse_key(field: &str, key: &str) -> Result<(), ApiError> {
+    check_name(key).map_err(|problem: NameError| ApiError::invalid_field(field, problem))
+}
+
+fn describe(item: CheckItem, answer: &Answer) -> CheckAnswer {
+    CheckAnswer {
+        policy: item.policy,
+        key: item.key,
+        allowed: answer.allowed,
+        limit: answer.standing.limit,
+        remaining: answer.standing.remaining,
+        retry_after_ms: answer.retry_after.map(millis_up),
+        reset_after_ms: millis_up(answer.standing.reset_after),
+    }
+}
+
+impl<'de> Deserialize<'de> for Cost {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Amount;
+        impl Visitor<'_> for Amount {
+            type Value = Cost;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, "an integer from 0 to {}", Limit::MAX)
+            }
+
+            fn visit_u64<E: serde::de::Error>(self, number: u64) -> Result<Cost, E> {
+                let cost = u32::try_from(number).ok().filter(|cost| *cost <= Limit::MAX);
+                cost.map(Cost)
+                    .ok_or_else(|| E::custom(format_args!("must be an integer from 0 to {}", Limit::MAX)))
+            }
+        }
+        deserializer.deserialize_any(Amount).map_err(|error| match error.to_string() {
+            text if text.starts_with("must ") => error,
+            _ => D::Error::custom(format_args!("must be an integer from 0 to {}", Limit::MAX)),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cost_is_an_integer_in_range_and_1_when_it_is_left_out() {
+        let cost = |text: &str| {
+            let body = format!(r#"{{"policy":"p","key":"k"{text}}}"#);
+            crate::http::body::parse_json::<RefundRequest>(body.as_bytes())
+        };
+        assert_eq!(cost("").unwrap().cost.0, 1);
+        assert_eq!(cost(r#","cost":0"#).unwrap().cost.0, 0);
+        assert_eq!(cost(r#","cost":2147483647"#).unwrap().cost.0, Limit::MAX);
+        for bad in ["2147483648", "-1", "1.5", "\"1\"", "null", "[]", "{}", "true", "99999999999999999999999"]
+        {
+            let error = cost(&format!(r#","cost":{bad}"#)).unwrap_err();
+            assert_eq!(error.message(), "cost must be an integer from 0 to 2147483647", "{bad}");
+        }
+    }
+}

@@ -1,0 +1,115 @@
+//! Which workers a process has, by its roles.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio_util::task::TaskTracker;
+use weir_store::Result;
+use weir_store::request::Rollout;
+
+use crate::app::App;
+use crate::quota::sender::Sender;
+use crate::request::work::upkeep::Upkeep;
+use crate::request::work::webhooks::Webhooks;
+use crate::request::work::{Parts, Switch, Worker, webhooks};
+use crate::sale::purchase_worker::Purchases;
+use crate::slot::dispatcher::Dispatcher;
+
+/// How much of the time for a stop is kept for putting back what could not be finished.
+const SPARE: Duration = Duration::from_secs(2);
+
+/// Starts the workers that the settings ask for. They stop when the app closes.
+///
+/// # Errors
+/// When a consumer cannot be made.
+pub(crate) fn start(app: &Arc<App>) -> Result<TaskTracker> {
+    let (workers, roles) = (TaskTracker::new(), app.settings.process.roles);
+    workers.spawn(Arc::clone(&app.clocks).watch(app.shutdown.closing().clone()));
+    if roles.api {
+        app.sale.run(&workers, app.shutdown.closing());
+    }
+    if let Some(sales) = &app.engines.redis_sales {
+        if roles.worker {
+            workers.spawn(sales.clone().follow(app.shutdown.closing().clone()));
+            let (queue, ledger) =
+                (Arc::clone(&app.engines.store.queue), Arc::clone(&app.engines.store.sale_ledger));
+            workers.spawn(Purchases::new(queue, ledger).run(app.shutdown.closing().clone()));
+        }
+        if roles.reconciler {
+            workers.spawn(sales.clone().reconcile(app.shutdown.closing().clone()));
+        }
+    }
+    if roles.sender {
+        start_sender(app, &workers)?;
+    }
+    if roles.worker {
+        start_request_worker(app, &workers)?;
+    }
+    if roles.reconciler {
+        start_upkeep(app, &workers);
+    }
+    workers.close();
+    Ok(workers)
+}
+
+fn start_sender(app: &App, workers: &TaskTracker) -> Result<()> {
+    let sender = Sender::new(app.engines.source()?, &app.settings, &app.metrics);
+    workers.spawn(sender.run(app.shutdown.closing().clone()));
+    if let Some(topic) = &app.settings.slot.dispatch_topic {
+        let (due, publisher) = (Arc::clone(&app.engines.store.due), app.engines.publisher());
+        let dispatcher = Dispatcher::new(due, publisher, topic, app.metrics.slot_dispatched.clone());
+        workers.spawn(dispatcher.run(app.shutdown.closing().clone()));
+    }
+    Ok(())
+}
+
+fn start_request_worker(app: &App, workers: &TaskTracker) -> Result<()> {
+    let hub = Arc::clone(app.requests.hub());
+    let parts = Parts {
+        store: app.engines.requests(),
+        source: app.engines.request_source()?,
+        keyring: Arc::clone(&app.keys),
+        clock: Arc::clone(&app.engines.store.steady_clock),
+        settings: app.settings.request.clone(),
+        metrics: app.metrics.work.clone(),
+        is_enabled: switch(app, |rollout| rollout.processing_enabled),
+        on_change: Arc::new(move |id, status| hub.changed(id, status)),
+        grace: app.settings.http.shutdown_timeout.saturating_sub(SPARE),
+    };
+    workers.spawn(Worker::new(parts).run(app.shutdown.closing().clone()));
+    let parts = webhooks::Parts {
+        queue: Arc::clone(&app.engines.store.queue),
+        // Past Redis: what is told to others must be how a request stands now.
+        store: Arc::clone(&app.engines.store.requests),
+        keyring: Arc::clone(&app.keys),
+        secret: app.auth.webhook.clone(),
+        clock: Arc::clone(&app.engines.store.wall_clock),
+        steady_clock: Arc::clone(&app.engines.store.steady_clock),
+        metrics: app.metrics.work.clone(),
+    };
+    workers.spawn(Webhooks::new(parts, &app.settings.request).run(app.shutdown.closing().clone()));
+    Ok(())
+}
+
+fn start_upkeep(app: &App, workers: &TaskTracker) {
+    let hub = Arc::clone(app.requests.hub());
+    let upkeep = Upkeep {
+        store: Arc::clone(&app.engines.store.requests),
+        broker: app.engines.request_broker(),
+        retention: app.settings.request.retention,
+        is_reconciling: switch(app, |rollout| rollout.reconciler_enabled),
+        clock: Arc::clone(&app.engines.store.wall_clock),
+        metrics: app.metrics.work.clone(),
+        on_change: Arc::new(move |id, status| hub.changed(id, status)),
+    };
+    workers.spawn(upkeep.run(app.shutdown.closing().clone()));
+}
+
+/// One of the switches. While the store cannot say how it stands it is off: nothing could be done anyway.
+fn switch(app: &App, which: fn(&Rollout) -> bool) -> Switch {
+    let switches = Arc::clone(app.requests.switches());
+    Arc::new(move || {
+        let switches = Arc::clone(&switches);
+        Box::pin(async move { switches.get().await.is_ok_and(|rollout| which(&rollout)) })
+    })
+}
