@@ -1,6 +1,6 @@
 # make run    build and start Weir on the embedded engine
 # make page   the sale page alone, for the next build
-# make test   everything CI checks: format, lints, every test (installs what the tests need)
+# make test   everything CI checks: format, prose, lints, every test (installs what the tests need)
 # make bench  the speed of this machine, side by side with baselines
 # make help   this list
 
@@ -12,7 +12,7 @@ PAGE_SOURCES := $(wildcard web/*.html web/*.json web/*.ts) $(shell find web/src 
 HAS_NODE := command -v npm >/dev/null 2>&1 && \
   node -e 'const [a, b] = process.versions.node.split(".").map(Number); process.exit(a > 20 || (a === 20 && b >= 19) ? 0 : 1)'
 
-.PHONY: help run page build test fmt lint compile unit web schemathesis chromium bench deps
+.PHONY: help run page build test fmt prose lint compile unit web schemathesis chromium bench deps
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -36,12 +36,16 @@ build:
 	cargo build --release --locked -p weir
 
 # The page first: the server that is tested has it. Then everything is compiled, and every test run.
-test: fmt page deps compile chromium
+test: fmt prose page deps compile chromium
 	.ci/tests web schemathesis
 
 fmt:
 	@rustup component add rustfmt clippy >/dev/null 2>&1 || true
 	cargo fmt --all --check
+
+# Markdown of at most 120 columns, spelling, and words that were replaced.
+prose:
+	.ci/prose
 
 lint: deps
 	cargo clippy --workspace --all-targets --locked -- -D warnings
