@@ -33,25 +33,54 @@ pub(crate) fn rust_files(directory: &Path, files: &mut Vec<PathBuf>) {
     }
 }
 
-/// The modules at the top of `weir-server`, and which others the files of each name as `crate::module`.
-fn modules_of_the_server() -> BTreeMap<String, BTreeSet<String>> {
+/// The longest of the listed modules that a path leads into.
+fn module_of<'a>(path: &str, modules: &'a BTreeSet<String>) -> Option<&'a str> {
+    let is_in = |module: &&String| path == **module || path.starts_with(&format!("{module}::"));
+    modules.iter().filter(is_in).max_by_key(|module| module.len()).map(String::as_str)
+}
+
+/// The paths behind every `crate::` and `super::` of a source file, from the crate's root.
+fn paths_named(text: &str, parent: &str) -> Vec<String> {
+    let is_path = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == ':';
+    let mut paths = Vec::new();
+    for (keyword, base) in [("crate::", ""), ("super::", parent)] {
+        for rest in text.split(keyword).skip(1) {
+            let (path, behind) = rest.split_at(rest.find(|c| !is_path(c)).unwrap_or(rest.len()));
+            let group = behind.strip_prefix('{').and_then(|group| group.split('}').next());
+            match group {
+                Some(items) => {
+                    paths.extend(items.split(',').map(|item| format!("{base}{path}{}", item.trim())));
+                }
+                // `super::*` of the tests in a file is the file itself.
+                None if path.is_empty() => {}
+                None => paths.push(format!("{base}{path}")),
+            }
+        }
+    }
+    paths
+}
+
+/// The listed modules of `weir-server`, and which others the files of each name.
+fn modules_of_the_server(listed: &BTreeSet<String>) -> BTreeMap<String, BTreeSet<String>> {
     let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("../server/src");
     let mut files = Vec::new();
     rust_files(&sources, &mut files);
     let mut modules: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
     for file in files {
-        let first = file.strip_prefix(&sources).unwrap().components().next().unwrap();
-        let module = Path::new(first.as_os_str()).file_stem().unwrap().to_str().unwrap().to_owned();
-        if module == "lib" {
+        let path = file.strip_prefix(&sources).unwrap().with_extension("");
+        let path = path.to_str().unwrap().replace('/', "::");
+        if path == "lib" {
             continue;
         }
+        let module =
+            module_of(&path, listed).unwrap_or_else(|| panic!("{path} is in no module of the table"));
+        let parent = path.rsplit_once("::").map_or_else(String::new, |(parent, _)| format!("{parent}::"));
         let text = std::fs::read_to_string(&file).unwrap();
-        let is_name = |c: char| c.is_ascii_alphanumeric() || c == '_';
-        let named = text.split("crate::").skip(1).map(|rest| rest.split(|c| !is_name(c)).next().unwrap());
-        modules.entry(module).or_default().extend(named.map(str::to_owned));
-    }
-    for (module, dependencies) in &mut modules {
-        dependencies.remove(module);
+        let code: Vec<&str> = text.lines().map(|line| line.split("//").next().unwrap()).collect();
+        let named = paths_named(&code.join("\n"), &parent);
+        let named = named.iter().filter_map(|path| module_of(path.trim_end_matches(':'), listed));
+        let others = named.filter(|other| *other != module).map(str::to_owned);
+        modules.entry(module.to_owned()).or_default().extend(others);
     }
     modules
 }
@@ -64,7 +93,44 @@ fn modules_of_the_server_depend_on_each_other_as_the_page_says_and_never_in_a_ci
         assert!(dependencies.is_subset(&above), "{module} depends on modules that stand below it");
         above.insert(module.clone());
     }
-    assert_eq!(table.into_iter().collect::<BTreeMap<_, _>>(), modules_of_the_server());
+    let graph = modules_of_the_server(&above);
+    for (module, dependencies) in &table {
+        assert_eq!(Some(dependencies), graph.get(module), "left: what the page says {module} depends on");
+    }
+    assert_eq!(graph.len(), table.len());
+}
+
+/// The steps of the page's walks: each file, with the functions named behind it.
+fn steps_of_the_walks() -> Vec<(String, Vec<String>)> {
+    let walks = PAGE.split("\n## One send").nth(1).expect("the walks are the last part of the page");
+    let mut steps: Vec<(String, Vec<String>)> = Vec::new();
+    for name in walks.split('`').skip(1).step_by(2) {
+        if name.ends_with(".rs") {
+            steps.push((name.to_owned(), Vec::new()));
+        } else if let Some((_, functions)) = steps.last_mut()
+            && name.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_')
+        {
+            functions.push(name.to_owned());
+        }
+    }
+    steps
+}
+
+#[test]
+fn the_files_and_functions_of_the_walks_exist() {
+    let crates = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let steps = steps_of_the_walks();
+    assert!(steps.len() > 20, "{steps:?}");
+    for (file, functions) in steps {
+        assert!(!functions.is_empty(), "{file} is named without a function");
+        let text =
+            std::fs::read_to_string(crates.join(&file)).unwrap_or_else(|error| panic!("{file}: {error}"));
+        for function in functions {
+            let is_there =
+                text.contains(&format!("fn {function}(")) || text.contains(&format!("fn {function}<"));
+            assert!(is_there, "{file} has no function {function}");
+        }
+    }
 }
 
 fn metadata() -> Value {
