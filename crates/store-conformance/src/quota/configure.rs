@@ -15,7 +15,7 @@ use crate::{HasQuota, START};
 
 pub async fn a_new_engine_is_empty_and_stands_at_the_start<H: HasQuota>() {
     let h = H::open().await;
-    assert_eq!(h.clock().now(), START, "a harness opens at the suite's start");
+    assert_eq!(h.clock().now(), START, "a fixture opens at the suite's start");
     assert_eq!(
         h.quota().audit().await.expect("audit must succeed"),
         Default::default(),

@@ -183,12 +183,13 @@ impl<const CLUSTER: bool> OnRedis<CLUSTER> {
 /// Waits until changes on other servers are heard.
 async fn hears(feed: &Feed) {
     // Not `wait::until`: its future cannot be sent between threads, which a fixture's must be.
-    let current = async {
-        while !feed.is_current() {
+    let since = Instant::now();
+    let heard = async {
+        while !feed.has_heard(since) {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
-    tokio::time::timeout(PATIENCE, current).await.expect("the feed is current");
+    tokio::time::timeout(PATIENCE, heard).await.expect("the feed hears");
 }
 
 #[async_trait::async_trait]
