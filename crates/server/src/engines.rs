@@ -14,6 +14,7 @@ use weir_core::tier::TokenBucket;
 use weir_limiter::{KeyThrottle, LocalLimiter};
 use weir_queue::publish::Publisher;
 use weir_queue::{Queue, Source};
+use weir_store::feed::Feed;
 use weir_store::quota::CacheMetrics;
 use weir_store::request::RequestStore;
 use weir_store::sale::{FollowMetrics, SaleStore};
@@ -35,8 +36,6 @@ const START_TIMEOUT: Duration = Duration::from_secs(30);
 const START_PAUSE: Duration = Duration::from_millis(500);
 /// How long a start waits for a cache, which it can do without.
 const CACHE_TIMEOUT: Duration = Duration::from_secs(2);
-/// How long Redis may take to decide a sale: less than a call may.
-const SALE_TIMEOUT: Duration = Duration::from_millis(1_500);
 /// Callers that a throttle counts at the same time: about 50 MB when all of them have called within a second.
 const THROTTLED_MAX: usize = 524_288;
 
@@ -88,8 +87,9 @@ impl Engines {
         };
         let store = Store::open(settings, around).await?;
         if let Some(redis) = &redis {
-            // A server that is ready has its cache, if there is one.
+            // A server that is ready has its cache, if there is one, and hears of limits that change.
             let _ = tokio::time::timeout(CACHE_TIMEOUT, redis.connected()).await;
+            let _ = tokio::time::timeout(CACHE_TIMEOUT, hears_of_changes(&store.limit_changes)).await;
         }
         let local = patiently(|| open_limits(&store, redis.is_some(), settings)).await?;
         let follow_metrics = FollowMetrics::default();
@@ -97,7 +97,7 @@ impl Engines {
             CacheChoice::None => None,
             CacheChoice::Redis(target) => {
                 // A connection of its own: nothing else can answer here, so more time is given than to a cache.
-                let redis = Redis::start((**target).clone().for_sales(SALE_TIMEOUT));
+                let redis = Redis::start((**target).clone().for_sales(settings.store.redis_sale_timeout));
                 let _ = tokio::time::timeout(CACHE_TIMEOUT, redis.connected()).await;
                 Some(RedisSales::new(
                     redis,
@@ -143,7 +143,8 @@ impl Engines {
     /// What gives accepted requests to workers; none where the store alone does.
     #[must_use]
     pub fn request_broker(&self) -> Option<RequestBroker> {
-        Some(RequestBroker::new(self.publisher()?, self.requests()))
+        let timeout = self.kafka.as_ref()?.timeout;
+        Some(RequestBroker::new(self.publisher()?, self.requests(), timeout))
     }
 
     /// Where events are published, unless they go on the store's own queue.
@@ -220,6 +221,14 @@ async fn open_limits(store: &Store, is_in_redis: bool, settings: &Settings) -> R
         LocalLimiter::open(Arc::clone(&store.tiers), clock, keys_max).await
     } else {
         Ok(LocalLimiter::ephemeral(clock, keys_max))
+    }
+}
+
+/// Waits until a server hears of limits that others change.
+async fn hears_of_changes(limit_changes: &Feed) {
+    let since = Instant::now();
+    while !limit_changes.has_heard(since) {
+        tokio::time::sleep(Duration::from_millis(5)).await;
     }
 }
 

@@ -87,6 +87,7 @@ impl Settings {
         reader.finish()?;
         settings.process.refuse_strangers(&settings.auth)?;
         settings.http.check()?;
+        settings.store.check(settings.http.timeout)?;
         Ok(settings)
     }
 }

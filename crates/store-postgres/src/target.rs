@@ -7,8 +7,6 @@ use std::time::Duration;
 use tokio_postgres::config::SslMode;
 use url::Url;
 
-/// How long making a connection may take.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 /// Well within the API's timeout.
 const CALL_TIMEOUT: Duration = Duration::from_millis(1_500);
 
@@ -73,23 +71,29 @@ impl FromStr for Target {
         }
         let mut config: tokio_postgres::Config = url.as_str().parse()?;
         let (ssl_mode, trust) = trust(mode.as_deref(), root)?;
-        config.ssl_mode(ssl_mode).connect_timeout(CONNECT_TIMEOUT);
+        config.ssl_mode(ssl_mode);
         config.tcp_user_timeout(Duration::from_secs(5)).keepalives_idle(Duration::from_secs(15));
         if config.get_application_name().is_none() {
             config.application_name("weir");
         }
-        Ok(Self { config, trust, call_timeout: CALL_TIMEOUT, allow_unsafe_durability: false })
+        let target = Self { config, trust, call_timeout: CALL_TIMEOUT, allow_unsafe_durability: false };
+        Ok(target.with_patience(CALL_TIMEOUT))
     }
 }
 
 impl Target {
-    /// The same, but waiting for so long for each call and connection. For tests of what is decided while the database
-    /// answers: a busy machine may take a while.
+    /// The same, but waiting for so long for each call, and for two thirds of it for a connection.
     #[must_use]
     pub fn with_patience(mut self, call_timeout: Duration) -> Self {
-        self.config.connect_timeout(call_timeout);
+        self.config.connect_timeout(call_timeout * 2 / 3);
         self.call_timeout = call_timeout;
         self
+    }
+
+    /// How long the connection that listens may be silent before another is made: by default as long as what it has said
+    /// is current.
+    pub(crate) fn listen_timeout(&self) -> Duration {
+        self.call_timeout * 3 / 5
     }
 
     /// The same, used or refused when its server may lose what it has committed (`fsync = off`).

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use futures_util::future::poll_fn;
 use tokio_postgres::{AsyncMessage, Client};
 use weir_core::UserId;
-use weir_store::feed::{CURRENT_FOR, Change, Feed};
+use weir_store::feed::{Change, Feed};
 use weir_store::{Error, Result};
 
 use crate::error::classify;
@@ -27,6 +27,8 @@ const EPOCH: &str = "SELECT epoch FROM quota_cache";
 const PENDING: &str = "SELECT user_id FROM quota_cache_forget";
 /// How often the connection is asked.
 const BEAT: Duration = Duration::from_millis(250);
+/// The server gives a question up before it is not waited for any more.
+const STATEMENT_SOONER: Duration = Duration::from_millis(200);
 const PAUSE_AFTER_ERROR: Duration = Duration::from_millis(250);
 
 /// Keeps the feed current until the engine is gone.
@@ -51,7 +53,8 @@ pub(crate) fn start(target: Target, feed: &Arc<Feed>) -> tokio::task::AbortHandl
 /// Listens until the connection breaks.
 async fn watch(target: &Target, feed: &Feed) -> Result<()> {
     let connect = async { target.config.connect(tls::connector(&target.trust)?).await.map_err(classify) };
-    let (client, mut connection) = bounded(connect).await?;
+    let patience = target.listen_timeout();
+    let (client, mut connection) = bounded(patience, connect).await?;
     // Drives the connection and hands on what it hears; it ends when the connection does.
     let hear = poll_fn(|context| {
         loop {
@@ -72,23 +75,24 @@ async fn watch(target: &Target, feed: &Feed) -> Result<()> {
     let mut hear = pin!(hear);
     tokio::select! {
         ended = &mut hear => ended,
-        ended = ask(&client, feed) => ended,
+        ended = ask(&client, feed, patience) => ended,
     }
 }
 
-async fn ask(client: &Client, feed: &Feed) -> Result<()> {
-    let listen = format!("SET statement_timeout = '700ms'; LISTEN {CHANNEL}");
-    bounded(async { client.batch_execute(&listen).await.map_err(classify) }).await?;
-    let epoch = bounded(async { client.prepare(EPOCH).await.map_err(classify) }).await?;
+async fn ask(client: &Client, feed: &Feed, patience: Duration) -> Result<()> {
+    let statement_ms = patience.saturating_sub(STATEMENT_SOONER).as_millis().max(1);
+    let listen = format!("SET statement_timeout = {statement_ms}; LISTEN {CHANNEL}");
+    bounded(patience, async { client.batch_execute(&listen).await.map_err(classify) }).await?;
+    let epoch = bounded(patience, async { client.prepare(EPOCH).await.map_err(classify) }).await?;
     // What changed before the connection listened was not heard.
     feed.tell(&Change::Anybody);
-    let pending = bounded(async { client.query(PENDING, &[]).await.map_err(classify) }).await?;
+    let pending = bounded(patience, async { client.query(PENDING, &[]).await.map_err(classify) }).await?;
     for row in pending {
         feed.tell(&read_change(row.try_get(0).map_err(classify)?));
     }
     loop {
         let asked_at = Instant::now();
-        let row = bounded(async { client.query_one(&epoch, &[]).await.map_err(classify) }).await?;
+        let row = bounded(patience, async { client.query_one(&epoch, &[]).await.map_err(classify) }).await?;
         let epoch: i64 = row.try_get(0).map_err(classify)?;
         feed.heard(asked_at, epoch.unsigned_abs());
         tokio::time::sleep(BEAT).await;
@@ -100,8 +104,8 @@ fn read_change(payload: &str) -> Change {
     UserId::parse(payload).map_or(Change::Anybody, Change::User)
 }
 
-async fn bounded<T>(call: impl Future<Output = Result<T>>) -> Result<T> {
-    tokio::time::timeout(CURRENT_FOR, call)
+async fn bounded<T>(patience: Duration, call: impl Future<Output = Result<T>>) -> Result<T> {
+    tokio::time::timeout(patience, call)
         .await
         .unwrap_or_else(|elapsed| Err(Error::unavailable(ENGINE, elapsed)))
 }

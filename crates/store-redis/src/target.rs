@@ -139,8 +139,7 @@ impl FromStr for Target {
 }
 
 impl Target {
-    /// The same, but waiting for so long for each answer and connection. For tests of what is decided while Redis
-    /// answers: a busy machine may take a while.
+    /// The same, but waiting for so long for each answer.
     #[must_use]
     pub const fn with_patience(mut self, call_timeout: Duration) -> Self {
         self.call_timeout = call_timeout;

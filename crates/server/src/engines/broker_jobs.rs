@@ -24,8 +24,6 @@ pub(crate) const TOPIC: &str = "request-processing";
 const VISIBILITY: Duration = Duration::from_secs(30);
 /// How long a request waits for the one who accepted it to publish it, before the reconciler does.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// How long those who submit wait for the broker.
-const PUBLISH_TIMEOUT: Duration = Duration::from_secs(1);
 /// How many are published again at once.
 const BATCH: usize = 500;
 
@@ -34,13 +32,15 @@ const BATCH: usize = 500;
 pub struct Broker {
     publisher: Arc<dyn Publisher>,
     store: Arc<dyn RequestStore>,
+    /// How long those who submit wait for the broker.
+    timeout: Duration,
 }
 
 impl Broker {
-    /// A broker behind this publisher.
+    /// A broker behind this publisher, for which those who submit wait no longer than `timeout`.
     #[must_use]
-    pub fn new(publisher: Arc<dyn Publisher>, store: Arc<dyn RequestStore>) -> Self {
-        Self { publisher, store }
+    pub fn new(publisher: Arc<dyn Publisher>, store: Arc<dyn RequestStore>, timeout: Duration) -> Self {
+        Self { publisher, store, timeout }
     }
 
     /// Publishes what was just accepted, and brings up to date what submitters are told. What the broker does not confirm
@@ -51,7 +51,7 @@ impl Broker {
         if accepted.is_empty() {
             return;
         }
-        let published = match tokio::time::timeout(PUBLISH_TIMEOUT, self.publish(&accepted)).await {
+        let published = match tokio::time::timeout(self.timeout, self.publish(&accepted)).await {
             Ok(Ok(published)) => published,
             Ok(Err(error)) => {
                 tracing::debug!(error = %error.with_causes(), "jobs that the broker has could not be noted");

@@ -24,6 +24,8 @@ pub struct Kafka {
     brokers: Brokers,
     pub(super) group: String,
     publisher: Arc<KafkaPublisher>,
+    /// How long a publish may take.
+    pub(super) timeout: Duration,
 }
 
 impl Kafka {
@@ -40,7 +42,8 @@ impl Kafka {
         let made = tokio::spawn(make_topics(brokers.clone(), topics, how));
         // A server that is ready has its topics, if there is a broker; else they are made when there is.
         let _ = tokio::time::timeout(BROKER_PATIENCE, made).await;
-        Ok(Self { brokers: brokers.clone(), group: settings.kafka_group.clone(), publisher })
+        let (group, timeout) = (settings.kafka_group.clone(), settings.kafka_timeout);
+        Ok(Self { brokers: brokers.clone(), group, publisher, timeout })
     }
 
     /// What publishes to it.

@@ -28,10 +28,13 @@ pub struct HttpSettings {
 }
 
 impl HttpSettings {
+    /// What `http.timeout` is unless it is set.
+    pub(crate) const TIMEOUT: Duration = Duration::from_secs(2);
+
     pub(crate) fn read(reader: &mut Reader) -> Result<Self, SettingError> {
         let span = "a duration from 1ms to 24h, such as 500ms or 2s";
         let size = "a size in bytes such as 65536, 64KiB or 1MiB";
-        let (two, ten) = (Duration::from_secs(2), Duration::from_secs(10));
+        let ten = Duration::from_secs(10);
         let number = "a number from 1 to 1000000";
         let max_connections = reader.get("http.max_connections", 20_000, count(1_000_000), number)?;
         // The rest is for everything that is answered at once.
@@ -39,7 +42,7 @@ impl HttpSettings {
         let max_body = reader.get("http.max_body", 1 << 20, bytes, size)?;
         let most_buffered = max_body.saturating_mul(4).max(64 << 20);
         Ok(Self {
-            timeout: reader.get("http.timeout", two, duration, span)?,
+            timeout: reader.get("http.timeout", Self::TIMEOUT, duration, span)?,
             read_timeout: reader.get("http.read_timeout", ten, duration, span)?,
             max_body,
             max_buffered: reader.get("http.max_buffered", most_buffered, bytes, size)?,

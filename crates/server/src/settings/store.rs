@@ -5,11 +5,12 @@ use std::time::Duration;
 use weir_queue::kafka::Brokers;
 use weir_store_postgres::Target;
 
+use super::http::HttpSettings;
 use super::parse::{boolean, count, duration};
 use super::source::{Reader, SettingError};
 
-/// What is left of the API's timeout after it is enough for the rows to be locked and saved.
-const KAFKA_TIMEOUT_MAX: Duration = Duration::from_millis(1_500);
+/// What a call needs besides the brokers' confirmation: its rows are locked and saved.
+const KAFKA_SOONER: Duration = Duration::from_millis(500);
 
 /// Which engines hold the state.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -22,6 +23,8 @@ pub struct StoreSettings {
     pub broker: BrokerChoice,
     /// `kafka.timeout`: how long Kafka may take to confirm a batch.
     pub kafka_timeout: Duration,
+    /// `redis.sale_timeout`: how long Redis may take to decide a sale.
+    pub redis_sale_timeout: Duration,
     /// `kafka.group`: the senders that share the messages.
     pub kafka_group: String,
     /// `kafka.partitions`: of topics that Weir makes.
@@ -52,11 +55,13 @@ impl PartialEq for EngineChoice {
 impl Eq for EngineChoice {}
 
 impl EngineChoice {
-    /// The same, with `postgres.allow_unsafe_durability`.
-    fn allowing_unsafe_durability(self, is_allowed: bool) -> Self {
+    /// The same, with what is set of Postgres: `postgres.timeout` and `postgres.allow_unsafe_durability`.
+    fn with(self, timeout: Duration, allow_unsafe_durability: bool) -> Self {
         match self {
             Self::Embedded => Self::Embedded,
-            Self::Postgres(target) => Self::Postgres(Box::new(target.allowing_unsafe_durability(is_allowed))),
+            Self::Postgres(target) => Self::Postgres(Box::new(
+                target.with_patience(timeout).allowing_unsafe_durability(allow_unsafe_durability),
+            )),
         }
     }
 
@@ -108,6 +113,14 @@ impl PartialEq for CacheChoice {
 impl Eq for CacheChoice {}
 
 impl CacheChoice {
+    /// The same, with `redis.timeout`.
+    fn with(self, timeout: Duration) -> Self {
+        match self {
+            Self::None => Self::None,
+            Self::Redis(target) => Self::Redis(Box::new(target.with_patience(timeout))),
+        }
+    }
+
     fn parse(text: &str) -> Option<Self> {
         match text {
             "none" => Some(Self::None),
@@ -123,6 +136,14 @@ impl StoreSettings {
         let caches = "none, redis://[user:password@]host[:port][/database], rediss://… for TLS (with \
                       ?sslrootcert=FILE to trust other authorities than the system's), or redis+cluster://a,b,c";
         let engine = reader.get("store", EngineChoice::Embedded, EngineChoice::parse, stores)?;
+        let cache = reader.get("cache", CacheChoice::None, CacheChoice::parse, caches)?;
+        let span = "a duration from 1ms to 24h, such as 500ms or 2s";
+        let mut timeout =
+            |name, default_ms| reader.get(name, Duration::from_millis(default_ms), duration, span);
+        let postgres_timeout = timeout("postgres.timeout", 1_500)?;
+        let redis_timeout = timeout("redis.timeout", 250)?;
+        let redis_sale_timeout = timeout("redis.sale_timeout", 1_500)?;
+        let kafka_timeout = timeout("kafka.timeout", 1_000)?;
         let allow_unsafe = reader.get("postgres.allow_unsafe_durability", false, boolean, "true or false")?;
         Ok(Self {
             broker: reader.get(
@@ -131,12 +152,8 @@ impl StoreSettings {
                 BrokerChoice::parse,
                 "embedded, or kafka://host:port[,host:port]",
             )?,
-            kafka_timeout: reader.get(
-                "kafka.timeout",
-                Duration::from_secs(1),
-                |text| duration(text).filter(|timeout| *timeout <= KAFKA_TIMEOUT_MAX),
-                "a duration from 1ms to 1500ms (a call has 2s)",
-            )?,
+            kafka_timeout,
+            redis_sale_timeout,
             kafka_group: reader.get(
                 "kafka.group",
                 "weir-sender".to_owned(),
@@ -149,8 +166,8 @@ impl StoreSettings {
                 count(10_000),
                 "a number of partitions from 1 to 10000",
             )?,
-            cache: reader.get("cache", CacheChoice::None, CacheChoice::parse, caches)?,
-            engine: engine.allowing_unsafe_durability(allow_unsafe),
+            cache: cache.with(redis_timeout),
+            engine: engine.with(postgres_timeout, allow_unsafe),
             postgres_connections: reader.get(
                 "postgres.connections",
                 10,
@@ -158,5 +175,15 @@ impl StoreSettings {
                 "a number of connections from 1 to 1000",
             )?,
         })
+    }
+
+    /// Refuses a broker that may take longer than a call: its callers would be told 503 of messages that are queued.
+    pub(super) fn check(&self, call_timeout: Duration) -> Result<(), SettingError> {
+        let most = call_timeout.max(HttpSettings::TIMEOUT) - KAFKA_SOONER;
+        if self.kafka_timeout > most {
+            let allowed = format!("at most {most:?}, which is {KAFKA_SOONER:?} less than http.timeout");
+            return Err(SettingError::new("kafka.timeout", format!("{:?}", self.kafka_timeout), allowed));
+        }
+        Ok(())
     }
 }

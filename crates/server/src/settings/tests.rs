@@ -122,6 +122,15 @@ fn a_wrong_setting_is_one_sentence_with_name_value_and_what_is_allowed() {
 }
 
 #[test]
+fn a_broker_has_less_time_than_a_call() {
+    let kafka = ("WEIR_KAFKA_TIMEOUT", "8s");
+    let sentence = Settings::read(environment(&[kafka])).unwrap_err().to_string();
+    assert!(sentence.contains("kafka.timeout") && sentence.contains("at most 1.5s"), "{sentence}");
+    let settings = Settings::read(environment(&[kafka, ("WEIR_HTTP_TIMEOUT", "10s")])).unwrap();
+    assert_eq!(settings.store.kafka_timeout, std::time::Duration::from_secs(8));
+}
+
+#[test]
 fn secrets_are_never_repeated() {
     for (name, value) in [
         ("WEIR_ADMIN_KEY", "hunter2"),

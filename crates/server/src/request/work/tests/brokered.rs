@@ -74,7 +74,7 @@ impl Source for Memory {
 }
 
 fn broker(fixture: &Fixture, memory: &Arc<Memory>) -> Broker {
-    Broker::new(Arc::<Memory>::clone(memory), Arc::new(fixture.engine.clone()))
+    Broker::new(Arc::<Memory>::clone(memory), Arc::new(fixture.engine.clone()), Duration::from_secs(1))
 }
 
 fn start_told(fixture: &Fixture, memory: &Arc<Memory>) -> Running {
