@@ -1,6 +1,5 @@
 //! What tests start with: a running server on the engine they name, and callers for it.
 
-use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
@@ -27,6 +26,15 @@ use crate::contract;
 
 /// How long a condition is waited for.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Timeouts of a server whose engines are slow because the machine is busy, which most tests are not about.
+pub(crate) const UNHURRIED: [(&str, &str); 5] = [
+    ("WEIR_HTTP_TIMEOUT", "10s"),
+    ("WEIR_POSTGRES_TIMEOUT", "9s"),
+    ("WEIR_REDIS_TIMEOUT", "9s"),
+    ("WEIR_REDIS_SALE_TIMEOUT", "9s"),
+    ("WEIR_KAFKA_TIMEOUT", "8s"),
+];
 
 /// Which engine a test runs on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,6 +72,11 @@ pub(crate) use on_each_engine;
 pub(crate) fn weir() -> Builder {
     contract::enforce();
     Weir::builder(env!("CARGO_BIN_EXE_weir"))
+}
+
+/// The same with the timeouts of [`UNHURRIED`].
+pub(crate) fn unhurried_weir() -> Builder {
+    UNHURRIED.iter().fold(weir(), |builder, (name, value)| builder.env(name, value))
 }
 
 /// A server as a process of its own, and its database if it has one.
@@ -256,22 +269,23 @@ fn brokers(broker: &Broker) -> Brokers {
 
 /// Puts an event on a topic that Weir did not write.
 pub(crate) async fn produce(broker: &Broker, topic: &str, key: &str, payload: &str) {
-    let publisher =
-        KafkaPublisher::open(&brokers(broker), PublisherSettings::default()).expect("a publisher");
-    wait::until("the event is on the topic", PATIENCE, async || {
-        publisher.publish(topic, vec![Event::new(key, payload.into())]).await[0].is_confirmed()
-    })
-    .await;
+    let settings = PublisherSettings { timeout: PATIENCE, ..PublisherSettings::default() };
+    let publisher = KafkaPublisher::open(&brokers(broker), settings).expect("a publisher");
+    let fates = publisher.publish(topic, vec![Event::new(key, payload.into())]).await;
+    assert!(fates[0].is_confirmed(), "{fates:?}");
 }
 
-/// The first events of a topic, as (key, payload), until so many different ones have come.
-pub(crate) async fn consume(broker: &Broker, topic: &str, count: usize) -> Vec<(String, String)> {
+/// The events of a topic from its beginning, as (key, payload), until they are complete.
+pub(crate) async fn consume(
+    broker: &Broker,
+    topic: &str,
+    is_complete: impl Fn(&[(String, String)]) -> bool,
+) -> Vec<(String, String)> {
     let graves = KafkaPublisher::open(&brokers(broker), PublisherSettings::default()).expect("a publisher");
     let settings = SourceSettings { group: "reader".to_owned(), ..SourceSettings::default() };
     let source = KafkaSource::open(&brokers(broker), topic, &settings, Arc::new(graves)).expect("a source");
     let mut events = Vec::new();
     let deadline = Instant::now() + PATIENCE;
-    let is_complete = |events: &[(String, String)]| events.iter().collect::<BTreeSet<_>>().len() >= count;
     while !is_complete(&events) && Instant::now() < deadline {
         source.wait(topic, Duration::from_millis(100)).await;
         let claim = source.claim(topic, 100, PATIENCE).await.expect("a claim");

@@ -1,6 +1,6 @@
 //! Quota with Kafka: what the brokers confirm counts, what they do not is 503; the sender delivers from a group.
 
-use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
@@ -12,10 +12,12 @@ use weir_testkit::process::{Builder, Weir};
 use weir_testkit::redis::{Options, Server};
 use weir_testkit::{skip, wait};
 
-use crate::fixtures::{PATIENCE, configure, deliveries, message, send_in_parallel, weir};
+use crate::fixtures::{
+    PATIENCE, configure, consume, deliveries, message, produce, send_in_parallel, unhurried_weir,
+};
 
-/// The contract's bound: 2 s for the API, and room for a busy machine.
-const ANSWER_WITHIN: Duration = Duration::from_secs(3);
+/// The time of a call (`http.timeout` of the servers here), and room for a busy machine.
+const ANSWER_WITHIN: Duration = Duration::from_secs(11);
 
 fn skipped() -> bool {
     skip("postgres") || skip("kafka")
@@ -32,12 +34,10 @@ struct Pair {
 /// A consumer group of the test's own, so that tests can share a broker. They share its topic too: each test looks at
 /// its own users alone.
 fn on(database: &Database, broker: &str, group: &str, roles: &str) -> Builder {
-    weir()
+    unhurried_weir()
         .env("WEIR_STORE", database.url())
         .env("WEIR_BROKER", broker)
         .env("WEIR_KAFKA_GROUP", group)
-        // The most there may be: a busy machine has slow brokers.
-        .env("WEIR_KAFKA_TIMEOUT", "1500ms")
         .env("WEIR_ROLES", roles)
 }
 
@@ -59,13 +59,9 @@ impl Pair {
     }
 }
 
-/// The broker is there, and awake: the first messages make the topic, and take a cold broker on a busy machine longer than
-/// callers are made to wait.
+/// Waits until the broker is reached.
 async fn is_healthy(client: &Client) {
     wait::until("health is good", PATIENCE, async || client.get("/health").await.unwrap().status == 200)
-        .await;
-    configure(client, "first", 1_000, 60).await;
-    wait::until("a message is queued", PATIENCE, async || send(client, "first", "m").await.status == 200)
         .await;
 }
 
@@ -76,22 +72,16 @@ async fn send(client: &Client, user: &str, text: &str) -> Response {
     response
 }
 
-/// Sends until it is taken: a broker on a busy machine may confirm too late, and then nobody knows whether it has the message.
-async fn send_until_queued(client: &Client, user: &str, text: &str) {
-    wait::until("a message is queued", PATIENCE, async || {
-        let response = send(client, user, text).await;
-        assert!(matches!(response.status, 200 | 503), "{:?}", response.body);
-        response.status == 200
-    })
-    .await;
+/// Sends a message that must be taken.
+async fn queue(client: &Client, user: &str, text: &str) {
+    let response = send(client, user, text).await;
+    assert_eq!(response.status, 200, "{:?}", response.body);
 }
 
-/// The messages of one user in the order in which a server delivered them; what was sent again at once is one.
+/// The messages of one user as a server delivered them, in their order. Each comes once, unless the test says why not.
 fn delivered(weir: &Weir, user: &str) -> Vec<String> {
     let mine = deliveries(weir).into_iter().filter(|(name, _)| name == user);
-    let mut texts: Vec<String> = mine.map(|(_, text)| text).collect();
-    texts.dedup();
-    texts
+    mine.map(|(_, text)| text).collect()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -106,7 +96,7 @@ async fn accepted_messages_are_delivered_in_order_and_400_parallel_sends_stop_at
     }
     for n in 0..30 {
         let text = format!("m{n}");
-        join_all(users.iter().map(|user| send_until_queued(&pair.client, user, &text))).await;
+        join_all(users.iter().map(|user| queue(&pair.client, user, &text))).await;
     }
     let expected: Vec<String> = (0..30).map(|n| format!("m{n}")).collect();
     for user in &users {
@@ -132,7 +122,8 @@ async fn a_broker_that_is_gone_is_503_counts_nothing_and_is_noticed_when_it_is_b
     let mut broker = Broker::private();
     let pair = Pair::start(&broker.url(), "gone").await;
     configure(&pair.client, "gone", 100, 60).await;
-    send_until_queued(&pair.client, "gone", "before").await;
+    queue(&pair.client, "gone", "before").await;
+    wait::until("it is delivered", PATIENCE, async || delivered(&pair.sender, "gone") == ["before"]).await;
     broker.stop().await;
     for _ in 0..5 {
         let response = send(&pair.client, "gone", "during").await;
@@ -147,18 +138,18 @@ async fn a_broker_that_is_gone_is_503_counts_nothing_and_is_noticed_when_it_is_b
     })
     .await;
     broker.start().await;
-    wait::until("service is back without a restart", PATIENCE, async || {
-        send(&pair.client, "gone", "after").await.status == 200
-    })
-    .await;
+    // Without a restart.
     is_healthy(&pair.client).await;
-    let accepted = pair.stored("gone").await;
-    send_until_queued(&pair.client, "gone", "last").await;
-    assert_eq!(pair.stored("gone").await, accepted + 1);
+    queue(&pair.client, "gone", "after").await;
+    assert_eq!(pair.stored("gone").await, 2);
     wait::until("the sender goes on too", PATIENCE, async || {
-        delivered(&pair.sender, "gone").last().is_some_and(|text| text == "last")
+        delivered(&pair.sender, "gone").last().is_some_and(|text| text == "after")
     })
     .await;
+    // The broker may have stopped before it was told that the first is done: then it hands it out again.
+    let mut texts = delivered(&pair.sender, "gone");
+    texts.dedup();
+    assert_eq!(texts, ["before", "after"], "and nothing that was answered with 503");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -170,10 +161,8 @@ async fn a_broken_network_to_kafka_is_503_in_time_and_heals() {
     let pair = Pair::start(&broker.url_via(proxy.addr()), "network").await;
     configure(&pair.client, "network", 100_000, 600).await;
     let heals = async || {
-        wait::until("service is back", PATIENCE, async || {
-            send(&pair.client, "network", "m").await.status == 200
-        })
-        .await;
+        is_healthy(&pair.client).await;
+        queue(&pair.client, "network", "m").await;
     };
     heals().await;
     proxy.black_hole();
@@ -186,6 +175,7 @@ async fn a_broken_network_to_kafka_is_503_in_time_and_heals() {
     proxy.cut();
     heals().await;
     proxy.half_open_after(200);
+    // Whether a message gets through before its connection falls silent is chance.
     for _ in 0..3 {
         assert!(matches!(send(&pair.client, "network", "m").await.status, 200 | 503));
     }
@@ -194,7 +184,7 @@ async fn a_broken_network_to_kafka_is_503_in_time_and_heals() {
     heals().await;
     proxy.delay(Duration::from_millis(20));
     for _ in 0..5 {
-        assert_eq!(send(&pair.client, "network", "m").await.status, 200);
+        queue(&pair.client, "network", "m").await;
     }
 }
 
@@ -212,28 +202,28 @@ async fn a_sender_killed_in_mid_stream_loses_nothing_and_keeps_the_order() {
     for round in 0..3 {
         for n in 0..40 {
             let text = (round * 40 + n).to_string();
-            join_all(users.iter().map(|user| send_until_queued(&pair.client, user, &text))).await;
+            join_all(users.iter().map(|user| queue(&pair.client, user, &text))).await;
         }
         // Killed while it delivers; another member of the group takes over.
         pair.sender.kill_9();
         let next = on(&pair.database, &Broker::shared().url(), "killed", "sender").spawn().await;
         others.push(std::mem::replace(&mut pair.sender, next));
     }
-    let all = async |user: &str| -> Vec<String> {
-        others.iter().chain([&pair.sender]).flat_map(|weir| delivered(weir, user)).collect()
+    let by_sender = |user: &str| -> Vec<Vec<usize>> {
+        let numbers = |weir| delivered(weir, user).iter().map(|text| text.parse().unwrap()).collect();
+        others.iter().chain([&pair.sender]).map(numbers).collect()
     };
     for user in &users {
-        wait::until("every message is delivered at least once", Duration::from_secs(60), async || {
-            let texts: BTreeMap<String, ()> = all(user).await.into_iter().map(|text| (text, ())).collect();
-            texts.len() == 120
+        wait::until("every message is delivered", Duration::from_secs(60), async || {
+            by_sender(user).into_iter().flatten().collect::<BTreeSet<_>>().len() == 120
         })
         .await;
-        // In order, apart from what is said again from where the last commit was.
-        let numbers: Vec<usize> = all(user).await.iter().map(|text| text.parse().unwrap()).collect();
+        // What a sender delivered and had not committed when it was killed is delivered again, by the next one.
         let mut furthest = 0;
-        for number in numbers {
-            assert!(number <= furthest, "{number} came before {furthest}");
-            furthest = furthest.max(number + 1);
+        for numbers in by_sender(user) {
+            assert!(numbers.is_sorted_by(|a, b| b == &(a + 1)), "one sender delivers each once: {numbers:?}");
+            assert!(numbers.first().is_none_or(|first| *first <= furthest), "{numbers:?} leaves a gap");
+            furthest = furthest.max(numbers.last().map_or(0, |last| last + 1));
         }
     }
 }
@@ -247,16 +237,16 @@ async fn malformed_events_are_told_kept_on_the_dead_letter_topic_and_skipped() {
     let pair = Pair::start(&broker.url(), "malformed").await;
     configure(&pair.client, "malformed", 10, 60).await;
     for payload in ["nonsense", "{}", r#"{"messageId":"x"}"#] {
-        crate::fixtures::produce(&broker, "sms-outbound", "malformed", payload).await;
+        produce(&broker, "sms-outbound", "malformed", payload).await;
     }
-    send_until_queued(&pair.client, "malformed", "fine").await;
+    queue(&pair.client, "malformed", "fine").await;
     wait::until("the sender goes on", PATIENCE, async || delivered(&pair.sender, "malformed") == ["fine"])
         .await;
     // The log is written behind the deliveries.
     let told = || pair.sender.log_lines().into_iter().filter(|line| line.contains("malformed event")).count();
     wait::until("each is told of", PATIENCE, async || told() >= 3).await;
     assert_eq!(told(), 3);
-    let kept = crate::fixtures::consume(&broker, "sms-outbound.dlq", 3).await;
+    let kept = consume(&broker, "sms-outbound.dlq", |events| events.len() >= 3).await;
     let mut payloads: Vec<&str> = kept.iter().map(|(_, payload)| payload.as_str()).collect();
     payloads.sort_unstable();
     assert_eq!(payloads, ["nonsense", r#"{"messageId":"x"}"#, "{}"]);
@@ -277,18 +267,15 @@ async fn behind_redis_a_failed_publish_stays_counted() {
     is_healthy(&client).await;
     configure(&client, "behind", 5, 60).await;
     for n in 0..2 {
-        assert_eq!(send(&client, "behind", &n.to_string()).await.status, 200);
+        queue(&client, "behind", &n.to_string()).await;
     }
+    wait::until("they are delivered", PATIENCE, async || delivered(&weir, "behind") == ["0", "1"]).await;
     broker.stop().await;
     assert_eq!(send(&client, "behind", "lost").await.status, 503);
     broker.start().await;
     is_healthy(&client).await;
     let count = client.get("/api/config/behind").await.unwrap().json()["currentCount"].clone();
     assert_eq!(count, json!(3), "the place is not given back");
-    wait::until("what was accepted is delivered", PATIENCE, async || {
-        delivered(&weir, "behind").starts_with(&["0".to_owned(), "1".to_owned()])
-    })
-    .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -296,8 +283,8 @@ async fn the_embedded_engine_can_publish_too() {
     if skip("kafka") {
         return;
     }
-    let weir =
-        weir().env("WEIR_BROKER", Broker::shared().url()).env("WEIR_KAFKA_GROUP", "embedded").spawn().await;
+    let weir = unhurried_weir().env("WEIR_BROKER", Broker::shared().url());
+    let weir = weir.env("WEIR_KAFKA_GROUP", "embedded").spawn().await;
     let client = Client::new(weir.base_url());
     is_healthy(&client).await;
     configure(&client, "embedded", 2, 60).await;
@@ -317,14 +304,14 @@ async fn a_sender_that_stops_hands_over_at_once() {
     }
     let mut pair = Pair::start(&Broker::shared().url(), "handover").await;
     configure(&pair.client, "handover", 1_000, 60).await;
-    send_until_queued(&pair.client, "handover", "first").await;
-    wait::until("the first sender delivers", PATIENCE, async || {
-        !delivered(&pair.sender, "handover").is_empty()
-    })
-    .await;
+    queue(&pair.client, "handover", "first").await;
+    let first = ["first"];
+    wait::until("the first sender delivers", PATIENCE, async || delivered(&pair.sender, "handover") == first)
+        .await;
     let second = on(&pair.database, &Broker::shared().url(), "handover", "sender").spawn().await;
     pair.sender.terminate();
     assert!(pair.sender.wait(PATIENCE).await.success());
-    send_until_queued(&pair.client, "handover", "second").await;
-    wait::until("the other delivers", PATIENCE, async || delivered(&second, "handover") == ["second"]).await;
+    queue(&pair.client, "handover", "second").await;
+    wait::until("the other delivers", PATIENCE, async || !delivered(&second, "handover").is_empty()).await;
+    assert_eq!(delivered(&second, "handover"), ["second"], "what the first has delivered is committed");
 }
