@@ -5,16 +5,18 @@
 //! order of its index, so that one page takes several, only the last of several changes to a row, and a few with each batch, so
 //! that nobody waits for many. A crash loses nothing: the journal is read before it is used.
 //!
-//! Only the writer thread reads and writes here, in the order of its transactions. When one of them is undone, the whole journal is
-//! forgotten and read again.
+//! Only the writer thread reads and writes here, in the order of its transactions. What a transaction changes here is written down
+//! until it is committed, so that a job that fails costs what it did and no more: the journal is read once.
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
 use rusqlite::Connection;
 
 use crate::error::fault;
+use crate::writer::Turn;
 
 /// A batch of so few rows is saved in place, unless the journal has older ones.
 pub(crate) const IN_PLACE_MAX: usize = 8;
@@ -22,6 +24,8 @@ pub(crate) const IN_PLACE_MAX: usize = 8;
 const FOLDED_PER_ROW: usize = 2;
 /// How many are folded at least, so that small batches end a fold too.
 const FOLDED_MIN: usize = 64;
+/// How many are folded between two looks at how long it takes.
+const FOLDED_AT_ONCE: usize = 256;
 
 /// A table that has a journal.
 pub(crate) trait JournaledTable {
@@ -60,8 +64,27 @@ pub(crate) struct Journal<T: JournaledTable> {
     /// The last batches with rows that are pending, and with rows that are on their way.
     pending_until: i64,
     folding_until: i64,
+    /// How many folds have come to their end.
+    folds: u64,
     /// Whether this is what the journal says.
     is_loaded: bool,
+    /// What the transaction under way has changed.
+    changes: Vec<Change<T::Key, T::Value>>,
+}
+
+/// A change of a journal, with what it takes to undo it.
+#[derive(Debug)]
+enum Change<K, V> {
+    /// A row became pending, in the place of another.
+    Added(K, Option<V>),
+    /// A batch was appended, behind this one.
+    Appended { pending_until: i64, pending_since: Option<Instant> },
+    /// All that was pending is on its way.
+    Began { folding_until: i64, pending_since: Option<Instant> },
+    /// Rows are not on their way any more.
+    Removed(Vec<(K, V)>),
+    /// A fold came to its end.
+    Ended,
 }
 
 impl<T: JournaledTable> Default for Journal<T> {
@@ -72,7 +95,9 @@ impl<T: JournaledTable> Default for Journal<T> {
             folding: BTreeMap::new(),
             pending_until: 0,
             folding_until: 0,
+            folds: 0,
             is_loaded: false,
+            changes: Vec::new(),
         }
     }
 }
@@ -83,25 +108,52 @@ impl<T: JournaledTable> Journal<T> {
         if self.is_loaded {
             return Ok(());
         }
+        let (mut pending, mut pending_until) = (BTreeMap::new(), 0);
         let mut statement = connection.prepare_cached(T::READ)?;
         let mut batches = statement.query([])?;
         while let Some(batch) = batches.next()? {
-            self.pending_until = batch.get(0)?;
+            pending_until = batch.get(0)?;
             let mut entries = batch.get_ref(1)?.as_blob()?;
             while !entries.is_empty() {
                 let cut_off = || fault(format!("{} holds a row that is cut off", T::NAME));
                 let (key, value) = T::decode(&mut entries).ok_or_else(cut_off)?;
-                self.pending.insert(key, value);
+                pending.insert(key, value);
             }
         }
-        self.pending_since = (!self.pending.is_empty()).then(Instant::now);
+        self.pending_since = (!pending.is_empty()).then(Instant::now);
+        (self.pending, self.pending_until) = (pending, pending_until);
+        // Nothing was changed before it was read, so this stands whatever becomes of the transaction.
         self.is_loaded = true;
         Ok(())
     }
 
-    /// Forgets everything: a transaction was undone. The journal is read again before it is used.
-    pub(crate) fn forget(&mut self) {
-        *self = Self::default();
+    /// The transaction under way was committed.
+    pub(crate) fn commit(&mut self) {
+        self.changes.clear();
+    }
+
+    /// How many changes the transaction under way has made, for [`Journal::undo_to`].
+    pub(crate) fn mark(&self) -> usize {
+        self.changes.len()
+    }
+
+    /// Undoes the changes since a mark, the last one first.
+    pub(crate) fn undo_to(&mut self, mark: usize) {
+        for change in self.changes.drain(mark..).rev() {
+            match change {
+                Change::Added(key, Some(before)) => drop(self.pending.insert(key, before)),
+                Change::Added(key, None) => drop(self.pending.remove(&key)),
+                Change::Appended { pending_until, pending_since } => {
+                    (self.pending_until, self.pending_since) = (pending_until, pending_since);
+                }
+                Change::Began { folding_until, pending_since } => {
+                    self.pending = std::mem::take(&mut self.folding);
+                    (self.folding_until, self.pending_since) = (folding_until, pending_since);
+                }
+                Change::Removed(rows) => self.folding.extend(rows),
+                Change::Ended => self.folds -= 1,
+            }
+        }
     }
 
     /// Whether the journal has rows that the table does not have. True as long as it was not read.
@@ -117,7 +169,8 @@ impl<T: JournaledTable> Journal<T> {
     /// Adds a row to a batch, whose entries are to be appended.
     pub(crate) fn add(&mut self, key: T::Key, value: T::Value, entries: &mut Vec<u8>) {
         T::encode(&key, &value, entries);
-        self.pending.insert(key, value);
+        let before = self.pending.insert(key.clone(), value);
+        self.changes.push(Change::Added(key, before));
     }
 
     /// Appends a batch, in the transaction under way.
@@ -126,6 +179,8 @@ impl<T: JournaledTable> Journal<T> {
             return Ok(());
         }
         connection.prepare_cached(T::APPEND)?.execute([entries])?;
+        let (pending_until, pending_since) = (self.pending_until, self.pending_since);
+        self.changes.push(Change::Appended { pending_until, pending_since });
         self.pending_until = connection.last_insert_rowid();
         self.pending_since.get_or_insert_with(Instant::now);
         Ok(())
@@ -134,16 +189,18 @@ impl<T: JournaledTable> Journal<T> {
     /// Drops a row that is on its way into the table, because a newer one is there. The journal still has the old row until the
     /// fold ends, so the caller has to append the newer one, or a crash would bring the old one back.
     pub(crate) fn drop_folding(&mut self, key: &T::Key) {
-        self.folding.remove(key);
+        let dropped = self.folding.remove_entry(key);
+        self.changes.extend(dropped.map(|row| Change::Removed(vec![row])));
     }
 
     /// Brings the table up to date by so many rows, in the transaction under way.
     pub(crate) fn fold(&mut self, connection: &Connection, most: usize) -> rusqlite::Result<()> {
         self.load(connection)?;
         if self.folding.is_empty() {
+            let (folding_until, pending_since) = (self.folding_until, self.pending_since.take());
+            self.changes.push(Change::Began { folding_until, pending_since });
             self.folding = std::mem::take(&mut self.pending);
             self.folding_until = self.pending_until;
-            self.pending_since = None;
         }
         let mut rows = Vec::with_capacity(most.min(self.folding.len()));
         while rows.len() < most
@@ -151,11 +208,37 @@ impl<T: JournaledTable> Journal<T> {
         {
             rows.push(row);
         }
-        T::save(connection, &rows)?;
+        // Written down before they are saved, so that none is lost whatever becomes of that.
+        self.changes.push(Change::Removed(rows));
+        if let Some(Change::Removed(rows)) = self.changes.last() {
+            T::save(connection, rows)?;
+        }
         if self.folding.is_empty() {
             connection.prepare_cached(T::CLEAR)?.execute([self.folding_until])?;
+            self.folds += 1;
+            self.changes.push(Change::Ended);
         }
         Ok(())
+    }
+
+    /// Brings the table up to date for one turn. Breaks off when the table has what the journal had at the first turn, which
+    /// `target` is there to remember: what comes meanwhile is not waited for, so that this ends under any load.
+    pub(crate) fn fold_for_a_turn(
+        &mut self,
+        connection: &Connection,
+        target: &mut Option<u64>,
+        turn: &Turn,
+    ) -> rusqlite::Result<ControlFlow<()>> {
+        self.load(connection)?;
+        let folds_left = u64::from(!self.pending.is_empty()) + u64::from(!self.folding.is_empty());
+        let target = *target.get_or_insert(self.folds + folds_left);
+        while self.is_behind() && self.folds < target {
+            if !turn.goes_on() {
+                return Ok(ControlFlow::Continue(()));
+            }
+            self.fold(connection, FOLDED_AT_ONCE)?;
+        }
+        Ok(ControlFlow::Break(()))
     }
 
     /// Folds a part if that is due. More are folded than were appended, so that what waits stays within its bound.
@@ -207,3 +290,6 @@ pub(crate) fn take_bytes<const N: usize>(entries: &mut &[u8]) -> Option<[u8; N]>
     *entries = rest;
     Some(*bytes)
 }
+
+#[cfg(test)]
+mod tests;

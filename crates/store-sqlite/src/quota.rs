@@ -1,7 +1,6 @@
 //! Quota in SQLite.
 
 use std::collections::HashMap;
-use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -21,8 +20,6 @@ use crate::{Sqlite, queue};
 
 /// Sends that are decided together, the most between two looks at how long that takes.
 const DECIDED_AT_ONCE: usize = 512;
-/// Counts that an audit folds between two such looks.
-const FOLDED_AT_ONCE: usize = 256;
 
 const CONFIGURE: &str = "
     INSERT INTO rate_limit_store (user_id, rate_limit, time_window, current_count, last_refresh_time)
@@ -104,13 +101,10 @@ impl QuotaStore for Sqlite {
     }
 
     async fn audit(&self) -> Result<Books> {
-        let fold = self.inner.writer.in_turns(Order::Any, |connection, unflushed, turn| {
-            let counts = &mut unflushed.counts;
-            counts.refresh(connection)?;
-            while counts.is_behind() && turn.goes_on() {
-                counts.fold(connection, FOLDED_AT_ONCE)?;
-            }
-            Ok(if counts.is_behind() { ControlFlow::Continue(()) } else { ControlFlow::Break(()) })
+        let mut target = None;
+        let fold = self.inner.writer.in_turns(Order::Any, move |connection, unflushed, turn| {
+            unflushed.counts.refresh(connection)?;
+            unflushed.counts.fold_for_a_turn(connection, &mut target, turn)
         });
         fold.await?;
         let audit = |connection: &Connection| {

@@ -99,17 +99,11 @@ impl TierStore for Sqlite {
     }
 
     async fn delete_policy(&self, name: &PolicyName) -> Result<bool> {
-        let name = name.clone();
-        self.inner
-            .writer
-            .in_turns(Order::Any, move |connection, unflushed, turn| {
-                // What the journal holds of the policy's keys would come back.
-                match spent::fold_for_a_turn(&mut unflushed.spent, connection, turn)? {
-                    ControlFlow::Continue(()) => Ok(ControlFlow::Continue(())),
-                    ControlFlow::Break(()) => policy::delete(connection, &name, turn),
-                }
-            })
-            .await
+        let mut deletion = policy::Deletion::new(name.clone());
+        let delete = self.inner.writer.in_turns(Order::Any, move |connection, unflushed, turn| {
+            deletion.work(connection, &mut unflushed.spent, turn)
+        });
+        delete.await
     }
 
     async fn put_hold(&self, hold: NewHold) -> Result<Timestamp> {
@@ -161,8 +155,9 @@ impl TierStore for Sqlite {
     }
 
     async fn load_spent(&self, after: Option<(u32, String)>, limit: usize) -> Result<Vec<SpentRow>> {
-        let fold = self.inner.writer.in_turns(Order::Any, |connection, unflushed, turn| {
-            spent::fold_for_a_turn(&mut unflushed.spent, connection, turn)
+        let mut target = None;
+        let fold = self.inner.writer.in_turns(Order::Any, move |connection, unflushed, turn| {
+            unflushed.spent.fold_for_a_turn(connection, &mut target, turn)
         });
         fold.await?;
         self.read(move |connection| spent::load(connection, after, limit)).await

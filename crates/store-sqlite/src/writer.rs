@@ -11,8 +11,9 @@ mod job;
 mod storage;
 #[cfg(test)]
 mod tests;
+mod unflushed;
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::VecDeque;
 use std::ops::ControlFlow;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -24,18 +25,17 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use rusqlite::Connection;
 use tokio::sync::oneshot;
-use weir_store::sale::ProductId;
 use weir_store::writer_metrics::WriterMetrics;
 use weir_store::{Error, Result};
 
 pub(crate) use self::job::{BatchInTurns, Order, Turn};
 use self::job::{Job, Write};
 use self::storage::Storage;
+use self::unflushed::Mark;
+pub(crate) use self::unflushed::Unflushed;
 use crate::ENGINE;
 use crate::counts::Counts;
 use crate::error::classify;
-use crate::request::keys::Keys;
-use crate::tier::Spent;
 
 /// Jobs that may wait. Hot operations come as one job a batch, so this many is a server far behind its disk.
 pub(crate) const WAITING_MAX: usize = 512;
@@ -46,8 +46,6 @@ const IDLE_AFTER: Duration = Duration::from_millis(20);
 /// The turn of a job. With the step that is under way when it is over, and a slow disk, that stays below the 50 ms that
 /// nobody may keep the writer for.
 const TURN: Duration = Duration::from_millis(15);
-/// Rows of each journal that an idle writer folds at a time.
-const IDLE_FOLD: usize = 256;
 
 #[derive(Debug)]
 pub(crate) struct Writer {
@@ -187,53 +185,6 @@ struct WriterThread {
     shared: Arc<Shared>,
 }
 
-/// What the thread knows that the tables do not say yet.
-#[derive(Debug, Default)]
-pub(crate) struct Unflushed {
-    pub(crate) counts: Counts,
-    pub(crate) keys: Keys,
-    pub(crate) spent: Spent,
-    /// Products that are on their way out.
-    pub(crate) deleting: HashSet<ProductId>,
-}
-
-impl Unflushed {
-    fn is_behind(&self) -> bool {
-        self.counts.is_behind() || self.keys.is_behind() || self.spent.is_behind()
-    }
-
-    /// Whether there is something to fold for an idle writer.
-    fn is_due(&self) -> bool {
-        self.counts.is_behind() || self.keys.is_behind() || self.spent.is_due()
-    }
-
-    /// A transaction was undone, and with it what it told of.
-    fn forget(&mut self) {
-        self.counts.forget();
-        self.keys.forget();
-        self.spent.forget();
-        // A deletion that goes on says so again with its next turn.
-        self.deleting.clear();
-    }
-
-    /// Brings the tables up to date, as far as one turn allows.
-    fn fold(&mut self, connection: &Connection, turn: &Turn) -> rusqlite::Result<()> {
-        self.counts.refresh(connection)?;
-        while self.is_due() && turn.goes_on() {
-            if self.counts.is_behind() {
-                self.counts.fold(connection, IDLE_FOLD)?;
-            }
-            if self.keys.is_behind() {
-                self.keys.fold(connection, IDLE_FOLD)?;
-            }
-            if self.spent.is_due() {
-                self.spent.fold(connection, IDLE_FOLD)?;
-            }
-        }
-        Ok(())
-    }
-}
-
 /// A job that was applied and waits for its commit, and whether it has more turns to come.
 struct Applied {
     job: Box<dyn Job>,
@@ -314,7 +265,7 @@ impl WriterThread {
 
     fn undo_if_failed(&mut self, outcome: &Result<()>) {
         if outcome.is_err() {
-            self.unflushed.forget();
+            self.unflushed.undo_to(Mark::default());
             if !self.connection.is_autocommit() {
                 let _ = self.connection.execute_batch("ROLLBACK");
             }
@@ -398,7 +349,7 @@ impl WriterThread {
         self.statement("SAVEPOINT job")?;
         let outcome = self.apply(job);
         if outcome.is_err() && !self.connection.is_autocommit() {
-            self.statement("ROLLBACK TO job")?;
+            self.statement("ROLLBACK TO job").or_else(|_| self.statement("ROLLBACK"))?;
         }
         if !self.connection.is_autocommit() {
             self.statement("RELEASE job")?;
@@ -410,6 +361,7 @@ impl WriterThread {
         let begun = Instant::now();
         let turn = self.shared.begin_turn();
         let Self { connection, unflushed, shared, .. } = self;
+        let mark = unflushed.mark();
         let outcome = match catch_unwind(AssertUnwindSafe(|| job.apply(connection, unflushed, &turn))) {
             Ok(outcome) => outcome.map_err(classify),
             Err(_panic) => Err(Error::failed(ENGINE, "a write panicked")),
@@ -417,14 +369,17 @@ impl WriterThread {
         shared.metrics.record_turn(begun.elapsed());
         if let Err(error) = &outcome {
             shared.storage.failed(error);
-            unflushed.forget();
+            unflushed.undo_to(mark);
         }
         outcome
     }
 
-    fn commit(&self) -> Result<()> {
+    fn commit(&mut self) -> Result<()> {
         let begun = Instant::now();
         let outcome = self.statement("COMMIT");
+        if outcome.is_ok() {
+            self.unflushed.commit();
+        }
         self.shared.metrics.commit_seconds.observe(begun.elapsed().as_secs_f64());
         match &outcome {
             // A job that only read proves nothing.

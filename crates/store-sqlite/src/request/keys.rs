@@ -95,9 +95,19 @@ impl Keys {
         })
     }
 
-    /// Forgets everything: a transaction that told of it was undone.
-    pub(crate) fn forget(&mut self) {
-        self.0.forget();
+    /// The transaction under way was committed.
+    pub(crate) fn commit(&mut self) {
+        self.0.commit();
+    }
+
+    /// What the transaction under way has changed so far, for [`Keys::undo_to`].
+    pub(crate) fn mark(&self) -> usize {
+        self.0.mark()
+    }
+
+    /// Undoes the changes since a mark.
+    pub(crate) fn undo_to(&mut self, mark: usize) {
+        self.0.undo_to(mark);
     }
 
     /// Whether the table is behind.
@@ -323,12 +333,19 @@ mod tests {
     }
 
     #[test]
-    fn what_is_forgotten_is_read_back_from_table_and_journal() {
+    fn keys_of_a_batch_that_is_undone_are_free_and_the_others_are_known() {
         let (connection, mut keys) = (database(), Keys::default());
         remember(&mut keys, &connection, 0..20);
         keys.fold(&connection, 5).unwrap();
-        keys.forget();
+        keys.commit();
+        connection.execute_batch("BEGIN").unwrap();
+        // It folds what is left, too.
+        remember(&mut keys, &connection, 20..40);
+        connection.execute_batch("ROLLBACK").unwrap();
+        keys.undo_to(0);
+        assert_eq!(keys.0.sizes(), (0, 15));
         all_are_known(&mut keys, &connection, 20);
+        assert_eq!(find(&mut keys.batch(&connection, 1).unwrap(), 20), None);
         keys.fold(&connection, 20).unwrap();
         assert_eq!(
             (rows(&connection, "idempotency_record"), rows(&connection, "idempotency_journal")),

@@ -6,6 +6,7 @@ use rusqlite::{Connection, OptionalExtension, Row, params};
 use weir_core::PolicyName;
 use weir_store::tier::{Match, OnOutage, Origin, POLICIES_MAX, Policy, PolicySpec};
 
+use super::Spent;
 use crate::error::fault;
 use crate::writer::Turn;
 
@@ -71,24 +72,44 @@ pub(super) fn put(
     connection.prepare_cached(ONE)?.query_row([name.as_str()], read).optional()
 }
 
-/// Deletes for one turn. The policy goes last, in one commit with the last of what its keys have spent: until then it can be
-/// found, and deleted again should the process end in between.
-pub(super) fn delete(
-    connection: &Connection,
-    name: &PolicyName,
-    turn: &Turn,
-) -> rusqlite::Result<ControlFlow<bool>> {
-    let find = |row: &Row<'_>| row.get::<_, u32>(0);
-    let scope = connection.prepare_cached(SCOPE)?.query_row([name.as_str()], find).optional()?;
-    let Some(scope) = scope else { return Ok(ControlFlow::Break(false)) };
-    let mut forget = connection.prepare_cached(FORGET)?;
-    while turn.goes_on() {
-        if forget.execute(params![scope, FORGOTTEN_AT_ONCE])? < FORGOTTEN_AT_ONCE {
-            connection.prepare_cached(DELETE)?.execute([name.as_str()])?;
-            return Ok(ControlFlow::Break(true));
-        }
+/// The job that deletes a policy.
+pub(super) struct Deletion {
+    name: PolicyName,
+    /// How far the journal has to be folded.
+    target: Option<u64>,
+}
+
+impl Deletion {
+    pub(super) const fn new(name: PolicyName) -> Self {
+        Self { name, target: None }
     }
-    Ok(ControlFlow::Continue(()))
+
+    /// Works for one turn. What the journal holds of the policy's keys would come back, so it is folded first, as far as it
+    /// was when the deletion began. The policy goes last, in one commit with the last of what its keys have spent: until then
+    /// it can be found, and deleted again should the process end in between.
+    pub(super) fn work(
+        &mut self,
+        connection: &Connection,
+        spent: &mut Spent,
+        turn: &Turn,
+    ) -> rusqlite::Result<ControlFlow<bool>> {
+        let find = |row: &Row<'_>| row.get::<_, u32>(0);
+        let scope = connection.prepare_cached(SCOPE)?.query_row([self.name.as_str()], find).optional()?;
+        let Some(scope) = scope else { return Ok(ControlFlow::Break(false)) };
+        spent.begin_deleting(scope);
+        if spent.fold_for_a_turn(connection, &mut self.target, turn)?.is_continue() {
+            return Ok(ControlFlow::Continue(()));
+        }
+        let mut forget = connection.prepare_cached(FORGET)?;
+        while turn.goes_on() {
+            if forget.execute(params![scope, FORGOTTEN_AT_ONCE])? < FORGOTTEN_AT_ONCE {
+                connection.prepare_cached(DELETE)?.execute([self.name.as_str()])?;
+                spent.end_deleting(scope);
+                return Ok(ControlFlow::Break(true));
+            }
+        }
+        Ok(ControlFlow::Continue(()))
+    }
 }
 
 fn read(row: &Row<'_>) -> rusqlite::Result<Policy> {
@@ -107,6 +128,11 @@ fn read(row: &Row<'_>) -> rusqlite::Result<Policy> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
+    use weir_core::tier::{FixedWindow, Limit, Spent as SpentOfLimit};
+    use weir_store::tier::{Kept, SpentRow};
+
     use super::*;
 
     #[test]
@@ -123,5 +149,52 @@ mod tests {
         let new = PolicyName::parse("new").unwrap();
         assert!(put(&connection, &new, &spec, Origin::Operator).unwrap().is_none());
         assert!(put(&connection, &known, &spec, Origin::Operator).unwrap().is_some());
+    }
+
+    fn rows(scope: u32, amount: i64, count: usize) -> Vec<SpentRow> {
+        let limit = Limit::FixedWindow(FixedWindow::new(1_000, Duration::from_secs(60)).unwrap());
+        let kept = Kept::of_limit(&limit, SpentOfLimit(amount, 1, 0));
+        let row = |n| SpentRow { scope, key: format!("key-{n:06}"), kept, saved_at: None };
+        (0..count).map(row).collect()
+    }
+
+    #[test]
+    fn a_deletion_ends_however_much_is_spent_meanwhile_and_leaves_nothing_of_its_policy() {
+        let mut connection = Connection::open_in_memory().unwrap();
+        crate::migrate::run(&mut connection).unwrap();
+        let policy = "
+            INSERT INTO tier_policy (scope, name, kind, amount, refill, period_ms, shadow, on_outage, origin)
+            VALUES (7, 'p', 'token_bucket', 5, 5, 60000, 0, 'local', 'operator')";
+        connection.execute(policy, []).unwrap();
+        let mut spent = Spent::default();
+        spent.save(&connection, rows(7, 1, 2_000)).unwrap();
+        let mut deletion = Deletion::new(PolicyName::parse("p").unwrap());
+        let mut turns: u16 = 0;
+        // Between two turns more keys are spent than one of them folds or deletes.
+        while deletion.work(&connection, &mut spent, &Turn::begin(Duration::ZERO)).unwrap().is_continue() {
+            turns += 1;
+            assert!(turns < 100, "it does not end");
+            spent.save(&connection, rows(7, i64::from(turns), 1_000)).unwrap();
+            spent.save(&connection, rows(8, i64::from(turns), 1_000)).unwrap();
+        }
+        while spent.is_behind() {
+            spent.fold(&connection, 1_000).unwrap();
+        }
+        let left = super::super::spent::load(&connection, None, 10_000).unwrap();
+        assert_eq!(left, rows(8, i64::from(turns), 1_000));
+        assert!(turns > 5);
+        spent.save(&connection, rows(7, 1, 1)).unwrap();
+        assert!(super::super::spent::load(&connection, None, 1).unwrap() == rows(7, 1, 1), "saved as before");
+    }
+
+    #[test]
+    fn what_is_spent_of_a_policy_counts_again_when_its_deletion_fails() {
+        let mut connection = Connection::open_in_memory().unwrap();
+        crate::migrate::run(&mut connection).unwrap();
+        let mut spent = Spent::default();
+        spent.begin_deleting(7);
+        spent.undo_to(0);
+        spent.save(&connection, rows(7, 1, 1)).unwrap();
+        assert_eq!(super::super::spent::load(&connection, None, 10).unwrap(), rows(7, 1, 1));
     }
 }

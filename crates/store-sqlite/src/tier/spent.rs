@@ -1,6 +1,7 @@
 //! What keys have spent, as the writer thread knows it. Every key that was used is written twenty times a second, so batches of many
 //! go through `tier_spent_journal` (see `journal.rs`).
 
+use std::collections::HashSet;
 use std::ops::ControlFlow;
 use std::time::Duration;
 
@@ -17,14 +18,16 @@ const REMOVE: &str = "DELETE FROM tier_spent WHERE scope = ?1 AND key = ?2";
 const LOAD: &str = "
     SELECT scope, key, spent, saved_at FROM tier_spent WHERE (scope, key) > (?1, ?2) ORDER BY scope, key LIMIT ?3";
 
-/// Rows that are folded at a time.
-const FOLDED_AT_ONCE: usize = 256;
 /// In the place of a time: it is not known.
 const NO_TIME: i64 = i64::MIN;
 
 /// What the writer thread knows of rows that are not in `tier_spent`.
 #[derive(Debug, Default)]
-pub(crate) struct Spent(Journal<SpentTable>);
+pub(crate) struct Spent {
+    journal: Journal<SpentTable>,
+    /// The scopes of policies that are being deleted.
+    deleting: HashSet<u32>,
+}
 
 /// The table `tier_spent`.
 #[derive(Debug)]
@@ -73,9 +76,10 @@ impl JournaledTable for SpentTable {
 }
 
 impl Spent {
-    /// Saves rows in the transaction under way.
-    pub(super) fn save(&mut self, connection: &Connection, rows: Vec<SpentRow>) -> rusqlite::Result<()> {
-        self.0.load(connection)?;
+    /// Saves rows in the transaction under way, other than those of a policy that is being deleted.
+    pub(super) fn save(&mut self, connection: &Connection, mut rows: Vec<SpentRow>) -> rusqlite::Result<()> {
+        self.journal.load(connection)?;
+        rows.retain(|row| !self.deleting.contains(&row.scope));
         let count = rows.len();
         let rows = rows.into_iter().map(|SpentRow { scope, key, kept, saved_at }| {
             let saved_at = saved_at.map_or(NO_TIME, Timestamp::as_micros);
@@ -83,52 +87,70 @@ impl Spent {
         });
         if count > IN_PLACE_MAX || self.is_behind() {
             let mut entries = Vec::with_capacity(count * 96);
-            rows.for_each(|(key, saved)| self.0.add(key, saved, &mut entries));
-            self.0.append(connection, &entries)?;
+            rows.for_each(|(key, saved)| self.journal.add(key, saved, &mut entries));
+            self.journal.append(connection, &entries)?;
         } else {
             SpentTable::save(connection, &rows.collect::<Vec<_>>())?;
         }
-        self.0.fold_if_due(connection, count)
+        self.journal.fold_if_due(connection, count)
     }
 
-    /// Forgets everything: a transaction that told of it was undone.
-    pub(crate) fn forget(&mut self) {
-        self.0.forget();
+    /// Takes note that a policy is being deleted, with each turn of that: from now on nothing of it is saved, so that what is
+    /// left only gets less.
+    pub(super) fn begin_deleting(&mut self, scope: u32) {
+        self.deleting.insert(scope);
+    }
+
+    /// Takes note that a policy is gone.
+    pub(super) fn end_deleting(&mut self, scope: u32) {
+        self.deleting.remove(&scope);
+    }
+
+    /// The transaction under way was committed.
+    pub(crate) fn commit(&mut self) {
+        self.journal.commit();
+    }
+
+    /// What the transaction under way has changed so far, for [`Spent::undo_to`].
+    pub(crate) fn mark(&self) -> usize {
+        self.journal.mark()
+    }
+
+    /// Undoes the changes since a mark.
+    pub(crate) fn undo_to(&mut self, mark: usize) {
+        self.journal.undo_to(mark);
+        // Of a deletion that failed, what is spent counts again. One that goes on says so again with its next turn.
+        self.deleting.clear();
     }
 
     /// Whether the table is behind.
     pub(crate) fn is_behind(&self) -> bool {
-        self.0.is_behind()
+        self.journal.is_behind()
     }
 
     /// Whether an idle writer should fold it. While the server runs only the sweep of limits reads the table, once a second, and
     /// folds first; so the table may be behind, and what is written twenty times a second is folded once.
     pub(crate) fn is_due(&self) -> bool {
-        self.0.is_due()
+        self.journal.is_due()
     }
 
     /// Brings the table up to date by so many rows, in the transaction under way.
     pub(crate) fn fold(&mut self, connection: &Connection, most: usize) -> rusqlite::Result<()> {
-        self.0.fold(connection, most)
+        self.journal.fold(connection, most)
+    }
+
+    /// Brings the table up to date for one turn, with what the journal had at the first (see [`Journal::fold_for_a_turn`]).
+    pub(super) fn fold_for_a_turn(
+        &mut self,
+        connection: &Connection,
+        target: &mut Option<u64>,
+        turn: &Turn,
+    ) -> rusqlite::Result<ControlFlow<()>> {
+        self.journal.fold_for_a_turn(connection, target, turn)
     }
 }
 
-/// Brings the table up to date for one turn; breaks off when it is.
-pub(super) fn fold_for_a_turn(
-    spent: &mut Spent,
-    connection: &Connection,
-    turn: &Turn,
-) -> rusqlite::Result<ControlFlow<()>> {
-    while spent.is_behind() {
-        if !turn.goes_on() {
-            return Ok(ControlFlow::Continue(()));
-        }
-        spent.fold(connection, FOLDED_AT_ONCE)?;
-    }
-    Ok(ControlFlow::Break(()))
-}
-
-/// Rows of the table, which must not be behind, after the one named.
+/// Rows of the table, which must have what the caller wants to find, after the one named.
 pub(super) fn load(
     connection: &Connection,
     after: Option<(u32, String)>,
@@ -217,7 +239,7 @@ mod tests {
         connection.execute_batch("BEGIN").unwrap();
         for first in (0..SpentTable::FOLD_AT * 2).step_by(1_024) {
             spent.save(&connection, rows(first..first + 1_024, 5)).unwrap();
-            let (pending, folding) = spent.0.sizes();
+            let (pending, folding) = spent.journal.sizes();
             assert!(pending <= SpentTable::FOLD_AT + 1_024 && folding <= SpentTable::FOLD_AT + 1_024);
         }
         assert!(load(&connection, None, usize::MAX).unwrap().len() >= SpentTable::FOLD_AT / 2);

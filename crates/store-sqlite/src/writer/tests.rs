@@ -1,5 +1,7 @@
 //! Groups, turns, and what becomes of jobs that fail.
 
+use weir_core::UserId;
+
 use super::*;
 
 fn writer() -> Writer {
@@ -193,6 +195,85 @@ async fn a_job_that_came_when_another_ended_the_transaction_hears_why() {
     assert!(long.await.is_err() && ends.await.is_err());
     let error = late.await.unwrap_err().with_causes().to_string();
     assert!(error.contains("missing"), "{error}");
+}
+
+/// One more for each of so many users.
+async fn count_users(writer: &Writer, users: usize) -> Result<()> {
+    let count = move |connection: &Connection, counts: &mut Counts| {
+        counts.refresh(connection)?;
+        let users: Vec<_> = (0..users).map(|n| UserId::parse(format!("user-{n}")).unwrap()).collect();
+        let mut changed = Vec::new();
+        for user in &users {
+            let mut row = counts.find(connection, user)?.unwrap();
+            row.current_count += 1;
+            changed.push((user, row));
+        }
+        counts.save(connection, &changed)
+    };
+    writer.count(count).await
+}
+
+async fn counted(writer: &Writer, user: &'static str) -> u32 {
+    let find = move |connection: &Connection, counts: &mut Counts| {
+        counts.refresh(connection)?;
+        counts.find(connection, &UserId::parse(user).unwrap())
+    };
+    writer.count(find).await.unwrap().unwrap().current_count
+}
+
+async fn add_users(writer: &Writer) {
+    let add = |connection: &Connection| {
+        let insert = "INSERT INTO rate_limit_store VALUES (?1, 100, 1, 0, 0)";
+        (0..40).try_for_each(|n| connection.execute(insert, [format!("user-{n}")]).map(drop))
+    };
+    writer.run(add).await.unwrap();
+}
+
+#[tokio::test]
+async fn journals_are_not_read_again_when_a_job_fails() {
+    let writer = writer();
+    add_users(&writer).await;
+    let (_, spoiled, failed, _) = tokio::join!(
+        count_users(&writer, 40),
+        // Whoever reads it now finds a row that is cut off.
+        writer.run(|c| c.execute("UPDATE quota_journal SET entries = x'0500616c'", [])),
+        writer.run(|c| c.execute("INSERT INTO missing VALUES (1)", [])),
+        count_users(&writer, 20),
+    );
+    assert_eq!((spoiled.unwrap(), failed.is_err()), (1, true));
+    // Alone in its group.
+    assert!(writer.run(|c| c.execute("INSERT INTO missing VALUES (1)", [])).await.is_err());
+    assert_eq!((counted(&writer, "user-0").await, counted(&writer, "user-39").await), (2, 1));
+}
+
+#[tokio::test]
+async fn what_a_job_that_failed_has_counted_is_not_counted() {
+    let writer = writer();
+    add_users(&writer).await;
+    count_users(&writer, 40).await.unwrap();
+    let fails = || {
+        writer.count(|connection, counts| {
+            let user = UserId::parse("user-0").unwrap();
+            let mut row = counts.find(connection, &user)?.unwrap();
+            row.current_count += 50;
+            counts.save(connection, &[(&user, row)])?;
+            connection.execute("INSERT INTO missing VALUES (1)", [])
+        })
+    };
+    let (before, failed, after) = tokio::join!(count_users(&writer, 1), fails(), count_users(&writer, 1));
+    assert!(before.is_ok() && failed.is_err() && after.is_ok());
+    assert_eq!(counted(&writer, "user-0").await, 3);
+    // Like a full disk: the transaction of the whole group is gone.
+    let (group_begun, ends) = tokio::join!(
+        count_users(&writer, 30),
+        writer.run(|connection| {
+            connection.execute_batch("ROLLBACK")?;
+            connection.execute("INSERT INTO missing VALUES (1)", [])
+        }),
+    );
+    assert!(ends.is_err());
+    let expected = if group_begun.is_ok() { 4 } else { 3 };
+    assert_eq!(counted(&writer, "user-0").await, expected);
 }
 
 #[tokio::test]
