@@ -17,14 +17,14 @@ use weir_store::quota::{
     Accepted, Backing, Books, Feed, Plan, Queued, QuotaStore, Reserved, SendMessage, SendOutcome, TOPIC,
     Unused, Want, chance, plan,
 };
-use weir_store::{Batch, Result, shard};
+use weir_store::{Batch, Error, Result, shard};
 
 use crate::clock::CLOCK;
 use crate::pool::Session;
 use crate::queue::{SHARDS, pack};
 use crate::row::{bigint, column, count, int, timestamp, unreadable, unsigned};
 use crate::session::Values;
-use crate::{Postgres, time};
+use crate::{ENGINE, Postgres, time};
 
 const FIND: &str = "
     SELECT user_id, rate_limit, time_window, current_count, last_refresh_time,
@@ -98,6 +98,7 @@ impl QuotaStore for Postgres {
             session.keep();
             return Ok(Vec::new());
         }
+        self.probe_if_uncommitted(&session).await?;
         let users = batch.iter().map(|send| send.user.as_str()).collect();
         let (mut rows, now) = self.lock_rows(&session, users).await?;
         let before = self.publisher.is_some().then(|| rows.clone());
@@ -105,7 +106,7 @@ impl QuotaStore for Postgres {
         if let (Some(publisher), Some(mut before)) = (&self.publisher, before)
             && !plan.accepted.is_empty()
         {
-            self.refuse_uncommitted().await?;
+            self.refuse_uncommitted()?;
             // The rows stay locked meanwhile: what is counted is what the broker has confirmed.
             let queued = publish_accepted(&**publisher, &plan.accepted).await;
             plan = plan.confirmed(&mut before, &queued);
@@ -131,11 +132,20 @@ impl QuotaStore for Postgres {
 
 impl Postgres {
     /// After a batch that was published and could not be counted, nothing is published until something else was
-    /// committed: a database that takes no writes must not let messages through.
-    async fn refuse_uncommitted(&self) -> Result<()> {
+    /// committed: a database that takes no writes must not let messages through. That goes over the connection that the
+    /// batch has already: were each to wait for a second one, all of them could be taken.
+    async fn probe_if_uncommitted(&self, session: &Session) -> Result<()> {
         if self.inner.is_uncommitted.load(Ordering::Relaxed) {
-            self.inner.pool.execute(PROBE, &[]).await?;
+            session.execute(PROBE, &[]).await?;
             self.inner.is_uncommitted.store(false, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    /// Refuses a batch when another could not be counted since it began.
+    fn refuse_uncommitted(&self) -> Result<()> {
+        if self.inner.is_uncommitted.load(Ordering::Relaxed) {
+            return Err(Error::unavailable(ENGINE, "another batch could not be saved; nothing is published"));
         }
         Ok(())
     }

@@ -6,3 +6,4 @@ mod locked_windows;
 mod pack;
 mod put_off;
 mod round_trips;
+mod uncommitted;
