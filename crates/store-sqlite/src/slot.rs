@@ -56,11 +56,16 @@ const DIFFERENT: &str = "
 #[async_trait]
 impl SlotStore for Sqlite {
     async fn put_config(&self, name: &ConfigName, pace: Pace) -> Result<Config> {
-        let recounts = Arc::clone(&self.inner.recounts);
-        let mut version = NewVersion::new(name.clone(), pace, self.inner.clock.now(), recounts);
-        let work =
-            move |connection: &Connection, _: &mut Unflushed, turn: &Turn| version.work(connection, turn);
-        self.inner.writer.in_turns(Order::Any, work).await
+        loop {
+            let recounts = Arc::clone(&self.inner.recounts);
+            let mut version = NewVersion::new(name.clone(), pace, self.inner.clock.now(), recounts);
+            let work =
+                move |connection: &Connection, _: &mut Unflushed, turn: &Turn| version.work(connection, turn);
+            match self.inner.writer.in_turns(Order::Awaited, work).await? {
+                Some(config) => return Ok(config),
+                None => self.inner.recounts.wait(name).await?,
+            }
+        }
     }
 
     async fn config(&self, name: &ConfigName) -> Result<Option<Config>> {
@@ -99,13 +104,21 @@ impl SlotStore for Sqlite {
     }
 
     async fn give_slot_back(&self, event: &EventId) -> Result<Option<Slot>> {
-        let (event, recounts) = (event.clone(), Arc::clone(&self.inner.recounts));
-        let work = move |connection: &Connection, _: &mut Unflushed, _: &Turn| match find(connection, &event)?
-        {
-            Some(slot) if recounts.contains(&slot.config) => Ok(ControlFlow::Continue(())),
-            _ => give_back(connection, &event).map(ControlFlow::Break),
-        };
-        self.inner.writer.in_turns(Order::Any, work).await
+        loop {
+            let (event, recounts) = (event.clone(), Arc::clone(&self.inner.recounts));
+            let work = move |connection: &Connection| match find(connection, &event)? {
+                Some(slot) if recounts.contains(&slot.config) => Ok(ControlFlow::Continue(slot.config)),
+                _ => give_back(connection, &event).map(ControlFlow::Break),
+            };
+            match self.inner.writer.run(work).await? {
+                ControlFlow::Break(slot) => return Ok(slot),
+                ControlFlow::Continue(config) => self.inner.recounts.wait(&config).await?,
+            }
+        }
+    }
+
+    async fn wait_for_recount(&self, config: &ConfigName) -> Result<()> {
+        self.inner.recounts.wait(config).await
     }
 
     async fn windows(

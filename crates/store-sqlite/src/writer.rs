@@ -259,8 +259,16 @@ impl WriterThread {
                 _ if outcome.is_err() || !is_unfinished => job.answer(outcome.clone()),
                 Order::Arrival => self.ordered.push_front(job),
                 Order::Any => self.unfinished.push_back(job),
+                Order::Awaited => self.put_off_awaited(job),
             }
         }
+    }
+
+    /// Puts a job behind the first of the others, so that it has every other turn and they have the rest.
+    fn put_off_awaited(&mut self, job: Box<dyn Job>) {
+        let other = self.unfinished.iter().position(|other| other.order() != Order::Awaited);
+        let place = other.map_or(self.unfinished.len(), |other| other + 1);
+        self.unfinished.insert(place, job);
     }
 
     fn undo_if_failed(&mut self, outcome: &Result<()>) {

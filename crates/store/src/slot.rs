@@ -80,6 +80,9 @@ pub enum AssignOutcome {
     UnknownConfig,
     /// No window within the headroom has room, and none is held by others.
     Exhausted,
+    /// The windows of its config are being counted anew and nothing was done. Here is the event, to be sent again after
+    /// [`SlotStore::wait_for_recount`].
+    Recounting(Assign),
 }
 
 /// A window and how full it is.
@@ -119,8 +122,13 @@ pub trait SlotStore: Send + Sync + 'static {
     /// Takes a config out of service; false when it is not in service.
     async fn deactivate(&self, name: &ConfigName) -> Result<bool>;
     /// Gives each event a slot, in order, one commit for all. An event that has one keeps it. The batch grows until the
-    /// engine takes it.
+    /// engine takes it. Events of a config that is being counted anew are handed back, so that the others need not wait.
     async fn assign_batch(&self, batch: Batch<Assign>) -> Result<Vec<AssignOutcome>>;
+    /// Waits until a config is not being counted anew, or refuses when too many wait already. An engine that never answers
+    /// [`AssignOutcome::Recounting`] has nothing to wait for.
+    async fn wait_for_recount(&self, _config: &ConfigName) -> Result<()> {
+        Ok(())
+    }
     /// An event's slot.
     async fn find_slot(&self, event: &EventId) -> Result<Option<Slot>>;
     /// Gives an event's place back, and says what it was.

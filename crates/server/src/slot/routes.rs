@@ -239,6 +239,7 @@ pub(crate) async fn assign_slot(
         AssignOutcome::Existing(slot) => Ok(Json(describe(slot, "EXISTING")).into_response()),
         AssignOutcome::UnknownConfig => Err(unknown_config(&config)),
         AssignOutcome::Exhausted => Err(exhausted()),
+        AssignOutcome::Recounting(_) => Err(recounting()),
     }
 }
 
@@ -462,6 +463,12 @@ pub(crate) fn unknown_config(name: &ConfigName) -> ApiError {
 pub(crate) fn exhausted() -> ApiError {
     let message = "Every window within the headroom is full; nothing was assigned";
     ApiError::unavailable(message).with_code("SLOTS_EXHAUSTED")
+}
+
+pub(super) fn recounting() -> ApiError {
+    ApiError::unavailable(
+        "The windows of this config are being counted for its new version; the outcome is unknown, try again",
+    )
 }
 
 fn unknown_event(event: &EventId) -> ApiError {

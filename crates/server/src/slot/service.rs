@@ -124,9 +124,14 @@ impl SlotService {
     /// # Errors
     /// When the lane is full or the store cannot say.
     pub async fn assign(&self, assign: Assign) -> Result<AssignOutcome> {
-        let config = assign.config.clone();
+        let (config, begun) = (assign.config.clone(), Instant::now());
         // The lane itself answers in time.
-        let outcome = self.lanes.submit(config.as_str(), assign).await;
+        let mut outcome = self.lanes.submit(config.as_str(), assign).await;
+        if let Ok(AssignOutcome::Recounting(assign)) = outcome {
+            let submit = |assign: Assign| self.lanes.submit(config.as_str(), assign);
+            let counted = assign_when_counted(&*self.store, assign, submit);
+            outcome = within(self.timeout.saturating_sub(begun.elapsed()), counted).await;
+        }
         match &outcome {
             Ok(outcome) => self.count(outcome),
             Err(_) => self.count_failed(),
@@ -134,12 +139,19 @@ impl SlotService {
         outcome
     }
 
-    /// Gives many events slots, in order, in one commit.
+    /// Gives many events slots, in order, in one commit. Those whose config is being counted anew wait for that, for as long
+    /// as a call may take.
     ///
     /// # Errors
     /// When the store cannot say; resending is safe.
     pub async fn assign_batch(&self, batch: Vec<Assign>) -> Result<Vec<AssignOutcome>> {
-        let outcomes = self.store.assign_batch(batch.into()).await;
+        let begun = Instant::now();
+        let mut outcomes = self.store.assign_batch(batch.into()).await;
+        if let Ok(outcomes) = &mut outcomes {
+            let rest = assign_rest_when_counted(&*self.store, outcomes);
+            // What has no slot by then stays as it is.
+            let _ = within(self.timeout.saturating_sub(begun.elapsed()), rest).await;
+        }
         match &outcomes {
             Ok(outcomes) => outcomes.iter().for_each(|outcome| self.count(outcome)),
             Err(_) => self.count_failed(),
@@ -219,7 +231,44 @@ impl SlotService {
             AssignOutcome::Existing(_) => self.counters.existing.inc(),
             AssignOutcome::UnknownConfig => self.counters.unknown_config.inc(),
             AssignOutcome::Exhausted => self.counters.exhausted.inc(),
+            AssignOutcome::Recounting(_) => self.counters.failed.inc(),
         };
+    }
+}
+
+/// Sends an event again whenever its config was counted, until it has another answer.
+async fn assign_when_counted<F>(
+    store: &dyn SlotStore,
+    mut assign: Assign,
+    submit: impl Fn(Assign) -> F,
+) -> Result<AssignOutcome>
+where
+    F: Future<Output = Result<AssignOutcome>>,
+{
+    loop {
+        store.wait_for_recount(&assign.config).await?;
+        match submit(assign).await? {
+            AssignOutcome::Recounting(again) => assign = again,
+            outcome => return Ok(outcome),
+        }
+    }
+}
+
+/// The same for the events of a batch.
+async fn assign_rest_when_counted(store: &dyn SlotStore, outcomes: &mut [AssignOutcome]) -> Result<()> {
+    loop {
+        let (mut places, mut rest) = (Vec::new(), Vec::new());
+        for (place, outcome) in outcomes.iter().enumerate() {
+            if let AssignOutcome::Recounting(assign) = outcome {
+                places.push(place);
+                rest.push(assign.clone());
+            }
+        }
+        let Some(first) = rest.first() else { return Ok(()) };
+        store.wait_for_recount(&first.config).await?;
+        for (place, outcome) in places.into_iter().zip(store.assign_batch(rest.into()).await?) {
+            outcomes[place] = outcome;
+        }
     }
 }
 
@@ -227,3 +276,6 @@ impl SlotService {
 fn is_fresh((asked_at, _): &(Instant, Option<Config>)) -> bool {
     asked_at.elapsed() < CACHE_FOR
 }
+
+#[cfg(test)]
+mod tests;

@@ -147,8 +147,16 @@ pub async fn a_pace_that_changes_under_load_keeps_the_books<H: HasSlots>() {
                 let name = super::fixtures::name("default");
                 store.put_config(&name, pace(max, size)).await.map(drop).expect("put_config must succeed");
             } else {
-                let batch = wishes(&format!("c{n}"), 10, at(0));
-                store.assign_batch(batch.into()).await.map(drop).expect("assign_batch must succeed");
+                let mut batch = wishes(&format!("c{n}"), 10, at(0));
+                while let Some(wish) = batch.first() {
+                    store.wait_for_recount(&wish.config).await.expect("few wait");
+                    let outcomes = store.assign_batch(batch.into()).await.expect("assign_batch must succeed");
+                    let left = outcomes.into_iter().filter_map(|outcome| match outcome {
+                        AssignOutcome::Recounting(wish) => Some(wish),
+                        _ => None,
+                    });
+                    batch = left.collect();
+                }
             }
         }
     });

@@ -7,7 +7,7 @@ use weir_core::ManualClock;
 use weir_queue::publish::{Event, Fate, Publisher};
 use weir_store::Result;
 use weir_store::quota::{QuotaStore, SendOutcome};
-use weir_store_conformance::{START, given};
+use weir_store_conformance::{START, fixtures};
 use weir_store_postgres::{Postgres, Target};
 use weir_testkit::postgres::Server;
 
@@ -45,19 +45,19 @@ async fn after_a_save_that_failed_a_batch_needs_no_second_connection() {
     let broker = Arc::new(Confirming::default());
     let publisher: Arc<dyn Publisher> = Arc::<Confirming>::clone(&broker);
     let engine = Postgres::open_with_clock(target, 1, clock).await.expect("it opens").publishing(publisher);
-    engine.configure(&given::user("alice"), given::limits(1_000, 60)).await.expect("alice has limits");
+    engine.configure(&fixtures::user("alice"), fixtures::limits(1_000, 60)).await.expect("alice has limits");
     let other = database.connect().await.expect("a connection");
     let published = || broker.0.load(Ordering::Relaxed);
 
     other.batch_execute(REFUSE).await.expect("a trigger");
-    engine.send_batch(given::sends("alice", 2).into()).await.expect_err("it cannot be saved");
+    engine.send_batch(fixtures::sends("alice", 2).into()).await.expect_err("it cannot be saved");
     assert_eq!(published(), 2);
     other.batch_execute(REFUSE_PROBES).await.expect("a trigger");
-    engine.send_batch(given::sends("alice", 2).into()).await.expect_err("nothing can be saved");
+    engine.send_batch(fixtures::sends("alice", 2).into()).await.expect_err("nothing can be saved");
     assert_eq!(published(), 2, "so nothing is published");
 
     other.batch_execute(ALLOW).await.expect("no triggers");
-    let sent = engine.send_batch(given::sends("alice", 3).into()).await.expect("they are sent");
+    let sent = engine.send_batch(fixtures::sends("alice", 3).into()).await.expect("they are sent");
     assert!(sent.iter().all(|outcome| matches!(outcome, SendOutcome::Accepted { .. })), "{sent:?}");
     assert_eq!(published(), 5);
 }

@@ -42,37 +42,59 @@ const HEADROOM: u32 = 0;
 /// The job that assigns a batch.
 pub(super) struct Assignment {
     batch: BatchInTurns<Assign, AssignOutcome>,
-    /// What is next of it.
-    part: Vec<Assign>,
     recounts: Arc<Recounts>,
+    /// Configs whose events are handed back. Once one is, so are those behind it, also when the recount has ended meanwhile:
+    /// the events of a config stay in order.
+    recounting: Vec<ConfigName>,
     is_dispatching: bool,
 }
 
 impl Assignment {
     pub(super) fn new(batch: Batch<Assign>, recounts: Arc<Recounts>, is_dispatching: bool) -> Self {
-        Self { batch: BatchInTurns::new(batch), part: Vec::new(), recounts, is_dispatching }
+        Self { batch: BatchInTurns::new(batch), recounts, recounting: Vec::new(), is_dispatching }
     }
 
-    /// Works for one turn, up to an event whose config is being counted anew.
+    /// Works for one turn.
     pub(super) fn work(
         &mut self,
         connection: &Connection,
         turn: &Turn,
     ) -> rusqlite::Result<ControlFlow<Vec<AssignOutcome>>> {
         loop {
-            if self.part.is_empty() {
-                self.part = self.batch.next_chunk(PART, turn);
-            }
-            if self.part.is_empty() {
+            let part = self.batch.next_chunk(PART, turn);
+            if part.is_empty() {
                 return Ok(self.batch.finish());
             }
-            if self.part.iter().any(|assign| self.recounts.contains(&assign.config)) {
-                return Ok(ControlFlow::Continue(()));
-            }
-            let outcomes = assign_part(connection, &self.part, self.is_dispatching)?;
+            let outcomes = self.assign(connection, part)?;
             self.batch.outcomes.extend(outcomes);
-            self.part.clear();
         }
+    }
+
+    /// Assigns a part, other than events whose config is being counted anew.
+    fn assign(&mut self, connection: &Connection, part: Vec<Assign>) -> rusqlite::Result<Vec<AssignOutcome>> {
+        let must_wait: Vec<bool> = part.iter().map(|assign| self.must_wait(&assign.config)).collect();
+        if !must_wait.contains(&true) {
+            return assign_part(connection, &part, self.is_dispatching);
+        }
+        let now = part.iter().zip(&must_wait).filter(|(_, must_wait)| !**must_wait);
+        let now: Vec<Assign> = now.map(|(assign, _)| assign.clone()).collect();
+        let mut outcomes = assign_part(connection, &now, self.is_dispatching)?.into_iter();
+        let merge = |(assign, must_wait)| match must_wait {
+            true => Some(AssignOutcome::Recounting(assign)),
+            false => outcomes.next(),
+        };
+        Ok(part.into_iter().zip(must_wait).filter_map(merge).collect())
+    }
+
+    fn must_wait(&mut self, config: &ConfigName) -> bool {
+        if self.recounting.contains(config) {
+            return true;
+        }
+        let is_recounting = self.recounts.contains(config);
+        if is_recounting {
+            self.recounting.push(config.clone());
+        }
+        is_recounting
     }
 }
 

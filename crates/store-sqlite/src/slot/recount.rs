@@ -1,25 +1,31 @@
 //! A new version of a config. Where its pace differs from the one before, its counters are made beside those in use, a part
 //! with every turn of the writer, and take their place in one commit with the version: until then readers see the old one.
 //!
-//! Meanwhile the slots of that config must not change, so its assignments and give-backs wait, and batches with one of them. After a
-//! crash the old version is in service, or the new one, and the counters of the other are removed when the engine opens.
+//! Meanwhile the slots of that config must not change, so its give-backs and further versions wait ([`Recounts::wait`]), outside of the
+//! writer, and its events are handed back to whoever wants to assign them. After a crash the old version is in service, or the
+//! new one, and the counters of the other are removed when the engine opens.
 
-use std::collections::HashSet;
+use std::collections::HashMap;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
 use rusqlite::{Connection, params};
+use tokio::sync::{Semaphore, watch};
 use weir_core::slot::{Pace, WindowStatus};
 use weir_core::{ConfigName, Timestamp};
 use weir_store::slot::Config;
+use weir_store::{Error, Result};
 
 use super::config::{self, Version};
 use super::status_text;
-use crate::writer::Turn;
+use crate::writer::{Turn, WAITING_MAX};
 
 /// Rows of one step.
 const PAGE: usize = 500;
+/// Calls that may wait for the end of a recount. Then all of them may come to the writer at once, and half of its places are left
+/// to others.
+const WAITERS_MAX: usize = WAITING_MAX / 2;
 
 const SLOTS: &str = "
     SELECT scheduled_time, event_id FROM rate_limit_event_slot
@@ -43,19 +49,38 @@ const UNUSED: &str = "SELECT config_name, generation FROM rate_limit_unused_gene
 const REMOVE_ALL: &str = "DELETE FROM rate_limit_window_counter WHERE config_name = ?1 AND generation = ?2";
 
 /// Configs whose slots must not change.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Recounts {
-    names: Mutex<HashSet<ConfigName>>,
+    /// A sender goes with its recount, which is how those who wait hear of its end.
+    names: Mutex<HashMap<ConfigName, watch::Sender<()>>>,
+    places: Semaphore,
+}
+
+impl Default for Recounts {
+    fn default() -> Self {
+        Self { names: Mutex::default(), places: Semaphore::new(WAITERS_MAX) }
+    }
 }
 
 impl Recounts {
     /// Whether whoever wants to change slots of this config has to wait.
     pub(super) fn contains(&self, name: &ConfigName) -> bool {
-        self.names.lock().contains(name)
+        self.names.lock().contains_key(name)
+    }
+
+    /// Waits until a config is not being counted.
+    pub(super) async fn wait(&self, name: &ConfigName) -> Result<()> {
+        let recount = self.names.lock().get(name).map(watch::Sender::subscribe);
+        let Some(mut recount) = recount else { return Ok(()) };
+        let full = |_| Error::Overloaded { lane: "slot recount" };
+        let _place = self.places.try_acquire().map_err(full)?;
+        // Nothing is sent: this ends when the sender is dropped.
+        let _ = recount.changed().await;
+        Ok(())
     }
 
     fn mark(recounts: &Arc<Self>, name: &ConfigName) -> Mark {
-        recounts.names.lock().insert(name.clone());
+        recounts.names.lock().insert(name.clone(), watch::Sender::new(()));
         Mark { recounts: Arc::clone(recounts), name: name.clone() }
     }
 }
@@ -93,20 +118,20 @@ impl NewVersion {
         Self { name, pace, now, recounts, stage: Stage::Begin }
     }
 
-    /// Works for one turn.
+    /// Works for one turn. None when there is another new version on its way, whose end has to be waited for.
     pub(super) fn work(
         &mut self,
         connection: &Connection,
         turn: &Turn,
-    ) -> rusqlite::Result<ControlFlow<Config>> {
+    ) -> rusqlite::Result<ControlFlow<Option<Config>>> {
         if matches!(self.stage, Stage::Begin) && self.recounts.contains(&self.name) {
-            return Ok(ControlFlow::Continue(()));
+            return Ok(ControlFlow::Break(None));
         }
         while turn.goes_on() {
             self.stage = match std::mem::replace(&mut self.stage, Stage::Begin) {
                 Stage::Begin => match self.begin(connection)? {
                     ControlFlow::Continue(count) => Stage::Count(count),
-                    ControlFlow::Break(config) => return Ok(ControlFlow::Break(config)),
+                    ControlFlow::Break(config) => return Ok(ControlFlow::Break(Some(config))),
                 },
                 Stage::Count(mut count) => {
                     if count.step(connection)? {
@@ -120,7 +145,7 @@ impl NewVersion {
                         connection
                             .prepare_cached(FORGET_UNUSED)?
                             .execute(params![self.name.as_str(), unused])?;
-                        return Ok(ControlFlow::Break(config));
+                        return Ok(ControlFlow::Break(Some(config)));
                     }
                     Stage::Remove(config, unused)
                 }

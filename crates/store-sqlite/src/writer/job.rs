@@ -37,6 +37,8 @@ impl Turn {
 pub(crate) enum Order {
     /// Others may be done before this one has come to its end.
     Any,
+    /// The same, for a job that others wait for: every other turn of those that were put off is for such a job.
+    Awaited,
     /// Jobs of this kind are done one after the other, as they came.
     Arrival,
 }

@@ -121,6 +121,39 @@ async fn jobs_in_order_of_arrival_do_not_overtake_a_long_one() {
 }
 
 #[tokio::test]
+async fn a_job_that_others_wait_for_has_every_other_turn() {
+    let writer = writer();
+    let turns = std::sync::Arc::new(Mutex::new(Vec::new()));
+    let (release, released) = mpsc::channel::<()>();
+    let mut block = Box::pin(writer.run(move |_| released.recv().map_err(crate::error::fault)));
+    assert!(futures_poll_once(block.as_mut()).await.is_none());
+    writer.set_turn(Duration::ZERO);
+    let mut jobs = Vec::new();
+    let others = (0..4).map(|_| (Order::Any, "other"));
+    for (order, name) in others.chain([(Order::Awaited, "awaited")]) {
+        let (turns, mut left) = (std::sync::Arc::clone(&turns), 8);
+        let mut job = Box::pin(writer.in_turns(order, move |_, _, _| {
+            left -= 1;
+            turns.lock().push(name);
+            Ok(if left > 0 { ControlFlow::Continue(()) } else { ControlFlow::Break(()) })
+        }));
+        assert!(futures_poll_once(job.as_mut()).await.is_none());
+        jobs.push(job);
+    }
+    release.send(()).unwrap();
+    block.await.unwrap();
+    for job in jobs {
+        job.await.unwrap();
+    }
+    let turns = turns.lock();
+    let places = turns.iter().enumerate().filter(|(_, name)| **name == "awaited").map(|(place, _)| place);
+    let places: Vec<usize> = places.collect();
+    // In the group that it came with, one of the others had a turn, too.
+    assert!(places.windows(2).skip(1).all(|places| places[1] - places[0] == 2), "{turns:?}");
+    assert_eq!((places.len(), turns.len()), (8, 40));
+}
+
+#[tokio::test]
 async fn jobs_that_waited_for_a_long_one_share_a_commit() {
     const JOBS: i64 = 50;
     let directory = tempfile::tempdir().unwrap();

@@ -23,7 +23,7 @@ use utoipa::ToSchema;
 use weir_store::slot::{Assign, AssignOutcome};
 
 use self::upload::{Batch, Line, Upload};
-use super::{SlotResponse, describe, exhausted, unknown_config};
+use super::{SlotResponse, describe, exhausted, recounting, unknown_config};
 use crate::app::App;
 use crate::buffer_budget::BufferCharge;
 use crate::http::error::ApiError;
@@ -195,6 +195,7 @@ fn write(batch: Vec<Line>, outcomes: weir_store::Result<Vec<AssignOutcome>>) -> 
                     }
                     Some(AssignOutcome::UnknownConfig) => unknown_config(&assign.config),
                     Some(AssignOutcome::Exhausted) => exhausted(),
+                    Some(AssignOutcome::Recounting(_)) => recounting(),
                     None => failure.clone().unwrap_or_else(ApiError::internal),
                 };
                 write_error(&mut text, number, Some(assign.event.as_str()), &problem);

@@ -5,9 +5,11 @@ use std::time::Duration;
 
 use weir_core::EventId;
 use weir_store::slot::{Assign, AssignOutcome, SlotStore};
+use weir_store::{LaneMetrics, LaneSettings, Lanes};
 
 use super::*;
 use crate::Sqlite;
+use crate::writer::{Order, Unflushed};
 
 /// More than one page of slots, and of windows.
 const EVENTS: usize = 2_400;
@@ -64,6 +66,158 @@ async fn wait_until_marked(engine: &Sqlite) {
     }
 }
 
+async fn poll_once<F: Future + Unpin>(future: &mut F) -> Option<F::Output> {
+    tokio::select! {
+        biased;
+        outcome = future => Some(outcome),
+        () = std::future::ready(()) => None,
+    }
+}
+
+#[tokio::test]
+async fn however_many_wait_for_a_recount_the_writer_is_there_for_others() {
+    let directory = tempfile::tempdir().unwrap();
+    let engine = engine(directory.path()).await;
+    let mark = Recounts::mark(&engine.inner.recounts, &name("a"));
+    let (mut waiting, mut refused) = (Vec::new(), 0);
+    // More than the writer has places for, each of which comes to it once.
+    for n in 0..2 * WAITING_MAX {
+        let event = EventId::parse(format!("first-{n}")).unwrap();
+        let engine = &engine;
+        let mut call = Box::pin(async move { engine.give_slot_back(&event).await });
+        assert!(poll_once(&mut call).await.is_none(), "it is with the writer");
+        if n % 64 == 63 {
+            // Behind it.
+            engine.ping().await.unwrap();
+        }
+        waiting.push(call);
+    }
+    let mut left = Vec::new();
+    for mut call in waiting {
+        match poll_once(&mut call).await {
+            None => left.push(call),
+            Some(outcome) => {
+                assert!(matches!(outcome, Err(Error::Overloaded { .. })), "{outcome:?}");
+                refused += 1;
+            }
+        }
+    }
+    assert_eq!((left.len(), refused), (WAITERS_MAX, 2 * WAITING_MAX - WAITERS_MAX));
+    assert_eq!(seconds(&engine.assign_batch(wishes("b", "other", 1).into()).await.unwrap()), [0]);
+    engine.put_config(&name("c"), pace(1, 1_000)).await.unwrap();
+    drop(mark);
+    for call in left {
+        assert!(call.await.unwrap().is_some());
+    }
+    let given_back = WAITERS_MAX as u64;
+    expect_books(&engine, EVENTS as u64 + 1 - given_back).await;
+}
+
+#[tokio::test]
+async fn no_more_calls_wait_for_a_recount_than_the_bound() {
+    let recounts = Arc::new(Recounts::default());
+    let mark = Recounts::mark(&recounts, &name("a"));
+    let wait = || {
+        let recounts = Arc::clone(&recounts);
+        tokio::spawn(async move { recounts.wait(&name("a")).await })
+    };
+    let waiting: Vec<_> = (0..WAITERS_MAX).map(|_| wait()).collect();
+    while recounts.places.available_permits() > 0 {
+        tokio::task::yield_now().await;
+    }
+    assert!(matches!(wait().await.unwrap(), Err(Error::Overloaded { .. })));
+    recounts.wait(&name("b")).await.unwrap();
+    drop(mark);
+    for task in waiting {
+        task.await.unwrap().unwrap();
+    }
+    recounts.wait(&name("a")).await.unwrap();
+}
+
+#[tokio::test]
+async fn events_of_a_config_that_is_counted_do_not_hold_up_single_calls_for_others() {
+    let directory = tempfile::tempdir().unwrap();
+    let engine = engine(directory.path()).await;
+    let mark = Recounts::mark(&engine.inner.recounts, &name("a"));
+    let settings = LaneSettings {
+        lanes: 1,
+        capacity: 100,
+        batch_max: 10,
+        in_flight: 2,
+        timeout: Duration::from_secs(600),
+    };
+    let lanes = Lanes::start("slot", settings, LaneMetrics::default(), &[], {
+        let engine = engine.clone();
+        move |batch| {
+            let engine = engine.clone();
+            async move { engine.assign_batch(batch).await }
+        }
+    });
+    let submit = |config: &'static str, prefix: &str| {
+        let wish = wishes(config, prefix, 1).remove(0);
+        lanes.submit(config, wish)
+    };
+    for n in 0..4 {
+        let own = submit("a", &format!("own-{n}"));
+        let (own, other) = tokio::join!(own, submit("b", &format!("other-{n}")));
+        assert!(matches!(own.unwrap(), AssignOutcome::Recounting(_)));
+        assert!(matches!(other.unwrap(), AssignOutcome::New(_)));
+    }
+    drop(mark);
+    assert!(matches!(submit("a", "own").await.unwrap(), AssignOutcome::New(_)));
+}
+
+#[tokio::test]
+async fn a_batch_with_two_configs_is_answered_in_its_order_and_what_waits_stays_in_order() {
+    let directory = tempfile::tempdir().unwrap();
+    let engine = engine(directory.path()).await;
+    let mut mark = Some(Recounts::mark(&engine.inner.recounts, &name("a")));
+    let mut batch = Vec::new();
+    for n in 0..100 {
+        batch.extend(wishes("a", &format!("own-{n}"), 1));
+        batch.extend(wishes("b", &format!("other-{n}"), 1));
+    }
+    let mut job = super::super::assign::Assignment::new(
+        batch.clone().into(),
+        Arc::clone(&engine.inner.recounts),
+        false,
+    );
+    let work = move |connection: &Connection, _: &mut Unflushed, turn: &Turn| {
+        let progress = job.work(connection, turn);
+        // The recount ends behind the first turn.
+        mark.take();
+        progress
+    };
+    let outcomes = engine.inner.writer.in_turns(Order::Any, work).await.unwrap();
+    for (wish, outcome) in batch.iter().zip(&outcomes) {
+        match outcome {
+            AssignOutcome::Recounting(again) => assert_eq!((again, wish.config.as_str()), (wish, "a")),
+            AssignOutcome::New(slot) => assert_eq!((&slot.event, slot.config.as_str()), (&wish.event, "b")),
+            other => panic!("{other:?}"),
+        }
+    }
+    assert_eq!(outcomes.len(), batch.len());
+    expect_books(&engine, EVENTS as u64 + 100).await;
+}
+
+#[tokio::test]
+async fn versions_of_a_config_that_is_counted_wait_and_are_made_one_after_the_other() {
+    let directory = tempfile::tempdir().unwrap();
+    let engine = engine(directory.path()).await;
+    let put = |max| {
+        let engine = engine.clone();
+        tokio::spawn(async move { engine.put_config(&name("a"), pace(max, 500)).await })
+    };
+    let puts: Vec<_> = (3..9).map(put).collect();
+    let mut versions = Vec::new();
+    for put in puts {
+        versions.push(put.await.unwrap().unwrap().version);
+    }
+    versions.sort_unstable();
+    assert_eq!(versions, [2, 3, 4, 5, 6, 7]);
+    expect_books(&engine, EVENTS as u64).await;
+}
+
 #[tokio::test]
 async fn others_go_on_while_a_config_is_counted_and_its_own_events_wait() {
     for (new, expected) in [(pace(3, 1_000), 0), (pace(4_000, 600_000), 0), (pace(1, 1_000), 1_200)] {
@@ -79,6 +233,9 @@ async fn others_go_on_while_a_config_is_counted_and_its_own_events_wait() {
         };
         let own = async {
             let outcomes = engine.assign_batch(wishes("a", "second", 1).into()).await.unwrap();
+            let [AssignOutcome::Recounting(wish)] = &outcomes[..] else { panic!("{outcomes:?}") };
+            engine.wait_for_recount(&wish.config).await.unwrap();
+            let outcomes = engine.assign_batch(vec![wish.clone()].into()).await.unwrap();
             assert_eq!(seconds(&outcomes), [expected], "it goes by the new pace");
         };
         let give_back = async {

@@ -147,6 +147,7 @@ proptest! {
                 AssignOutcome::Existing(slot) => Some((slot.window_start, false)),
                 AssignOutcome::UnknownConfig => None,
                 AssignOutcome::Exhausted => panic!("no window is held"),
+                AssignOutcome::Recounting(_) => panic!("no plan is about a config that is being counted"),
             };
             prop_assert_eq!(found, *expected);
         }
