@@ -4,6 +4,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use weir_core::EventId;
+use weir_store::StoreHealth;
 use weir_store::slot::{Assign, AssignOutcome, SlotStore};
 use weir_store::{LaneMetrics, LaneSettings, Lanes};
 
