@@ -15,7 +15,7 @@ use tokio::sync::{Mutex as AsyncMutex, Notify, watch};
 use tokio::task::JoinHandle;
 use weir_core::Timestamp;
 use weir_core::tier::{Limit, Rule, Scoped, TierLimits, TierRule};
-use weir_store::tier::{Kept, SpentRow, TIER_SCOPE, TierStore};
+use weir_store::tier::{SpentRecord, SpentRow, TIER_SCOPE, TierStore};
 use weir_store::{Error, Result};
 
 use crate::local_limiter::Memories;
@@ -163,13 +163,13 @@ impl Keeper {
         let limits = self.memories.limits.changes().map(|change| SpentRow {
             scope: change.policy.scope,
             key: String::from(&*change.id),
-            kept: Kept::of_limit(&change.policy.rule, change.spent),
+            kept: SpentRecord::of_limit(&change.policy.rule, change.spent),
             saved_at,
         });
         let tiers = self.memories.tiers.changes().map(|change| SpentRow {
             scope: change.policy.scope,
             key: String::from(&*change.id),
-            kept: Kept::of_tier(&change.policy.rule, change.spent),
+            kept: SpentRecord::of_tier(&change.policy.rule, change.spent),
             saved_at,
         });
         limits.chain(tiers).collect()
@@ -225,10 +225,10 @@ impl Keeper {
     }
 }
 
-fn is_over(kept: &Kept, now: Timestamp) -> bool {
+fn is_over(kept: &SpentRecord, now: Timestamp) -> bool {
     match kept {
-        Kept::Limit(limit, spent) => limit.is_unspent(spent, now),
-        Kept::Tier(limits, spent) => limits.rule().is_unspent(spent, now),
+        SpentRecord::Limit(limit, spent) => limit.is_unspent(spent, now),
+        SpentRecord::Tier(limits, spent) => limits.rule().is_unspent(spent, now),
     }
 }
 
@@ -253,12 +253,12 @@ async fn restore(store: &dyn TierStore, memories: &Memories) -> Result<()> {
                 _ => kept,
             });
             let restored = match kept {
-                Some(Kept::Limit(limit, spent)) => {
+                Some(SpentRecord::Limit(limit, spent)) => {
                     let rule = rules.limits.entry((scope, limit));
                     let rule = rule.or_insert_with(|| Arc::new(Scoped { scope, rule: limit }));
                     memories.limits.restore(rule, &key, spent, now)
                 }
-                Some(Kept::Tier(limits, spent)) => {
+                Some(SpentRecord::Tier(limits, spent)) => {
                     let rule = rules.tiers.entry(limits);
                     let rule =
                         rule.or_insert_with(|| Arc::new(Scoped { scope: TIER_SCOPE, rule: limits.rule() }));

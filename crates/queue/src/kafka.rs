@@ -8,9 +8,9 @@
 
 mod batch;
 mod brokers;
+mod in_flight;
 mod log;
 mod publisher;
-mod shelf;
 mod source;
 mod status;
 mod topics;

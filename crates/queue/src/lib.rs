@@ -8,10 +8,10 @@
 
 pub mod due;
 pub mod kafka;
+pub mod notify;
 pub mod pack;
 pub mod publish;
 pub mod sms;
-pub mod wake;
 
 use std::time::Duration;
 

@@ -14,7 +14,7 @@ use weir_core::tier::TokenBucket;
 use weir_limiter::{KeyThrottle, LocalLimiter};
 use weir_queue::publish::Publisher;
 use weir_queue::{Queue, Source};
-use weir_store::feed::Feed;
+use weir_store::limit_changes::LimitChanges;
 use weir_store::quota::CacheMetrics;
 use weir_store::request::RequestStore;
 use weir_store::sale::{FollowMetrics, SaleStore};
@@ -225,7 +225,7 @@ async fn open_limits(store: &Store, is_in_redis: bool, settings: &Settings) -> R
 }
 
 /// Waits until a server hears of limits that others change.
-async fn hears_of_changes(limit_changes: &Feed) {
+async fn hears_of_changes(limit_changes: &LimitChanges) {
     let since = Instant::now();
     while !limit_changes.has_heard(since) {
         tokio::time::sleep(Duration::from_millis(5)).await;

@@ -5,6 +5,7 @@
 
 mod clock;
 mod error;
+mod listener;
 mod migrate;
 mod pool;
 #[cfg(test)]
@@ -21,7 +22,6 @@ mod target;
 mod tier;
 mod time;
 mod tls;
-mod watch;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
@@ -30,10 +30,10 @@ use std::time::SystemTime;
 use async_trait::async_trait;
 use tokio::task::AbortHandle;
 use weir_core::Clock;
+use weir_queue::notify::TopicNotify;
 use weir_queue::publish::Publisher;
-use weir_queue::wake::Bells;
 use weir_store::clock::StepDetector;
-use weir_store::feed::Feed;
+use weir_store::limit_changes::LimitChanges;
 use weir_store::{Result, StoreClock, StoreHealth};
 
 use crate::pool::Pool;
@@ -82,9 +82,9 @@ struct Inner {
     clock: Option<Arc<dyn Clock>>,
     /// Notices when the database's clock steps.
     clock_steps: StepDetector,
-    bells: Bells,
+    topic_notify: TopicNotify,
     slot_gate: slot::Gate,
-    feed: Arc<Feed>,
+    limit_changes: Arc<LimitChanges>,
     watch: AbortHandle,
     /// Whether the last batch that was published could not be counted.
     is_uncommitted: AtomicBool,
@@ -120,15 +120,15 @@ impl Postgres {
         clock: Option<Arc<dyn Clock>>,
     ) -> Result<Self> {
         migrate::run(&target).await?;
-        let feed = Arc::new(Feed::new());
-        let watch = watch::start(target.clone(), &feed);
+        let limit_changes = Arc::new(LimitChanges::new());
+        let watch = listener::start(target.clone(), &limit_changes);
         let inner = Inner {
             pool: Pool::new(target, connections),
             clock,
             clock_steps: StepDetector::default(),
-            bells: Bells::default(),
+            topic_notify: TopicNotify::default(),
             slot_gate: slot::Gate::default(),
-            feed,
+            limit_changes,
             watch,
             is_uncommitted: AtomicBool::new(false),
             ended_jobs: AtomicU64::new(0),

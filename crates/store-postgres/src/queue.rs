@@ -2,7 +2,7 @@
 //! and no two holders ever have messages of one key. Messages that come together stand together ([`pack`]).
 
 mod columns;
-mod order;
+mod merge;
 pub(crate) mod pack;
 
 use std::collections::HashSet;
@@ -15,14 +15,14 @@ use tokio_postgres::Row;
 use weir_core::MessageId;
 use weir_queue::{Books, Claim, DeadLetter, Lease, Message, Position, Queue, Receipt, Settlement, Source};
 use weir_store::Result;
-use weir_store::quota::chance;
+use weir_store::quota::random_bytes;
 
 use crate::pool::Session;
 use crate::row::{self, column, timestamp, unsigned};
 use crate::session::Values;
 use crate::{Inner, Postgres, time};
 use columns::Columns;
-use order::Asked;
+use merge::Asked;
 use pack::Pack;
 
 /// Shards of a topic: how many claims can be out at once. Stored with every message, so it never changes.
@@ -185,7 +185,7 @@ impl Source for Postgres {
     }
 
     async fn wait(&self, topic: &str, at_most: Duration) {
-        self.inner.bells.wait(topic, at_most).await;
+        self.inner.topic_notify.wait(topic, at_most).await;
     }
 }
 
@@ -343,7 +343,7 @@ impl Postgres {
     async fn replay_some(&self, id: Option<&str>) -> Result<u64> {
         let rows = self.inner.pool.query(REPLAY, &[&id]).await?;
         for row in &rows {
-            self.inner.bells.ring(column(row, 0)?);
+            self.inner.topic_notify.notify(column(row, 0)?);
         }
         Ok(rows.len() as u64)
     }
@@ -374,7 +374,7 @@ async fn save(
 }
 
 fn letter_id(now: Option<SystemTime>) -> MessageId {
-    MessageId::new(time::from_system(now.unwrap_or_else(SystemTime::now)), chance())
+    MessageId::new(time::from_system(now.unwrap_or_else(SystemTime::now)), random_bytes())
 }
 
 /// The part of a text that Postgres can hold: up to a NUL. No id of ours has one, so a text cut short matches nothing.

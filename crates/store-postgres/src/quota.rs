@@ -14,8 +14,8 @@ use weir_core::{Timestamp, UserId};
 use weir_queue::publish::publish_accepted;
 use weir_queue::sms;
 use weir_store::quota::{
-    Accepted, Backing, Books, Feed, Plan, Queued, QuotaStore, Reserved, SendMessage, SendOutcome, TOPIC,
-    Unused, Want, chance, plan,
+    Accepted, Books, LimitChanges, Plan, Queued, QuotaStore, ReservableStore, Reservation, Reserved,
+    SendMessage, SendOutcome, TOPIC, Unused, plan, random_bytes,
 };
 use weir_store::{Batch, Error, Result, shard};
 
@@ -102,7 +102,7 @@ impl QuotaStore for Postgres {
         let users = batch.iter().map(|send| send.user.as_str()).collect();
         let (mut rows, now) = self.lock_rows(&session, users).await?;
         let before = self.publisher.is_some().then(|| rows.clone());
-        let mut plan = plan(&batch, &mut rows, now, chance);
+        let mut plan = plan(&batch, &mut rows, now, random_bytes);
         if let (Some(publisher), Some(mut before)) = (&self.publisher, before)
             && !plan.accepted.is_empty()
         {
@@ -118,7 +118,7 @@ impl QuotaStore for Postgres {
             let saved = save(&session, &changed, self.for_table(&accepted)).await;
             self.inner.is_uncommitted.store(self.publisher.is_some() && saved.is_err(), Ordering::Relaxed);
             saved?;
-            self.inner.bells.ring(TOPIC);
+            self.inner.topic_notify.notify(TOPIC);
         }
         session.keep();
         Ok(outcomes)
@@ -183,12 +183,12 @@ impl Postgres {
 }
 
 #[async_trait]
-impl Backing for Postgres {
-    async fn reserve(&self, wants: Vec<Want>) -> Result<Vec<Option<Reserved>>> {
+impl ReservableStore for Postgres {
+    async fn reserve(&self, wants: Vec<Reservation>) -> Result<Vec<Option<Reserved>>> {
         let session = self.inner.pool.session().await?;
         let users = wants.iter().map(|want| want.user.as_str()).collect();
         let (mut rows, at) = self.lock_rows(&session, users).await?;
-        let reserve = |want: &Want| {
+        let reserve = |want: &Reservation| {
             let row = rows.get_mut(want.user.as_str())?;
             let units = row.take(at, want.units.saturating_add(row.limits.ahead()));
             Some(Reserved { row: *row, units, at })
@@ -229,7 +229,7 @@ impl Backing for Postgres {
             let begin = session.bounded(session.batch_execute("BEGIN"));
             try_join(begin, save(&session, &[], accepted)).await?;
             session.keep();
-            self.inner.bells.ring(TOPIC);
+            self.inner.topic_notify.notify(TOPIC);
         }
         Ok(vec![Queued::Yes; accepted.len()])
     }
@@ -239,7 +239,7 @@ impl Backing for Postgres {
         let asked_at = Instant::now();
         let row = session.query_one(DISTRUST, &[]).await?;
         session.keep();
-        self.inner.feed.heard(asked_at, count(&row, 0)?);
+        self.inner.limit_changes.heard(asked_at, count(&row, 0)?);
         Ok(())
     }
 
@@ -248,8 +248,8 @@ impl Backing for Postgres {
         self.inner.pool.execute(FORGOT, &[&users]).await.map(drop)
     }
 
-    fn feed(&self) -> Arc<Feed> {
-        Arc::clone(&self.inner.feed)
+    fn limit_changes(&self) -> Arc<LimitChanges> {
+        Arc::clone(&self.inner.limit_changes)
     }
 }
 

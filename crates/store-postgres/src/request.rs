@@ -57,7 +57,7 @@ impl RequestStore for Postgres {
     async fn submit_batch(&self, batch: Batch<Submit>, limits: Option<Limits>) -> Result<Vec<SubmitOutcome>> {
         let outcomes = submit::submit(self, batch, limits).await?;
         if outcomes.iter().any(|outcome| matches!(outcome, SubmitOutcome::Accepted(_))) {
-            self.inner.bells.ring(JOBS);
+            self.inner.topic_notify.notify(JOBS);
         }
         Ok(outcomes)
     }
@@ -120,7 +120,7 @@ impl RequestStore for Postgres {
     ) -> Result<Vec<Result<Status, Refused>>> {
         let (outcomes, has_webhooks) = work::report(self, batch, policy).await?;
         if has_webhooks {
-            self.inner.bells.ring(WEBHOOKS);
+            self.inner.topic_notify.notify(WEBHOOKS);
         }
         Ok(outcomes)
     }
@@ -128,7 +128,7 @@ impl RequestStore for Postgres {
     async fn call_back(&self, id: RequestId, report: CallbackReport) -> Result<CallbackOutcome> {
         let outcome = work::call_back(self, id, report).await?;
         if matches!(outcome, CallbackOutcome::Taken(_)) {
-            self.inner.bells.ring(WEBHOOKS);
+            self.inner.topic_notify.notify(WEBHOOKS);
         }
         Ok(outcome)
     }
@@ -143,7 +143,7 @@ impl RequestStore for Postgres {
 
     async fn mark_enqueued(&self, ids: &[RequestId]) -> Result<()> {
         upkeep::mark_enqueued(self, ids).await?;
-        self.inner.bells.ring(JOBS);
+        self.inner.topic_notify.notify(JOBS);
         Ok(())
     }
 
@@ -219,7 +219,7 @@ impl Postgres {
     /// Wakes whoever sends webhooks: a request that a claim gave up may have one.
     fn tell_of(&self, claimed: &Claimed) {
         if !claimed.exhausted.is_empty() {
-            self.inner.bells.ring(WEBHOOKS);
+            self.inner.topic_notify.notify(WEBHOOKS);
         }
     }
 }

@@ -77,7 +77,7 @@ impl SlotStore for Postgres {
     async fn assign_batch(&self, batch: Batch<Assign>) -> Result<Vec<AssignOutcome>> {
         let outcomes = assign::assign(self, batch).await?;
         if self.slots.is_dispatching {
-            self.inner.bells.ring(SEAT);
+            self.inner.topic_notify.notify(SEAT);
         }
         Ok(outcomes)
     }

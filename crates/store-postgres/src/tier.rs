@@ -14,7 +14,7 @@ use weir_core::tier::{Plan, Tier, TierLimits};
 use weir_core::{HoldId, PolicyName, Timestamp, UserId};
 use weir_store::Result;
 use weir_store::tier::{
-    Books, Changed, Kept, NewHold, News, Origin, Policy, PolicySpec, Settled, SpentRow, Subscription,
+    Books, Changed, NewHold, News, Origin, Policy, PolicySpec, Settled, SpentRecord, SpentRow, Subscription,
     TierStore,
 };
 
@@ -184,7 +184,7 @@ fn read_tier(row: &Row) -> Result<(Tier, TierLimits)> {
 }
 
 fn read_spent(row: &Row) -> Result<SpentRow> {
-    let kept = Kept::parse(column::<&str>(row, 2)?).map_err(unreadable)?;
+    let kept = SpentRecord::parse(column::<&str>(row, 2)?).map_err(unreadable)?;
     let saved_at: Option<SystemTime> = column(row, 3)?;
     Ok(SpentRow {
         scope: unsigned(column(row, 0)?),

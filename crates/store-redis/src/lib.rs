@@ -3,9 +3,9 @@
 //! Redis is fast and may forget. What it hands out was taken in Postgres before, so nothing it loses, keeps too long
 //! or brings back from an old snapshot lets anybody past a limit. While it does not answer, Postgres does.
 
-mod channel;
 mod client;
 mod node;
+mod pubsub;
 mod quota;
 mod request;
 mod sale;

@@ -5,10 +5,10 @@
 //! its own count and nobody gets past the limit; what was reserved and not used is lost until the window ends (a tenth
 //! of the limit, a thousand at most, for each server). What nobody has used for a while is given back.
 
-mod behind;
-mod doubts;
+mod invalidation;
 mod reply;
 mod spend;
+mod write_behind;
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -17,14 +17,14 @@ use async_trait::async_trait;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use weir_core::quota::{Limits, Quota};
 use weir_core::{Clock, UserId};
-use weir_store::feed::{Change, Feed};
-use weir_store::quota::{Backing, Books, CacheMetrics, QuotaStore, SendMessage, SendOutcome, Unused};
+use weir_store::limit_changes::{Change, LimitChanges};
+use weir_store::quota::{Books, CacheMetrics, QuotaStore, ReservableStore, SendMessage, SendOutcome, Unused};
 use weir_store::{Batch, Error, Result};
 
 use crate::client::{Item, Redis, Unanswered};
-use crate::quota::behind::Behind;
-use crate::quota::doubts::Doubts;
+use crate::quota::invalidation::Invalidations;
 use crate::quota::reply::Held;
+use crate::quota::write_behind::WriteBehind;
 use crate::script::Script;
 
 /// How often a row and its hash are read again when they do not fit together.
@@ -36,24 +36,27 @@ const DOUBTS_PAUSE: Duration = Duration::from_millis(200);
 #[derive(Debug)]
 pub struct RedisQuota {
     parts: Arc<Parts>,
-    behind: Behind,
+    behind: WriteBehind,
     _clearing: DropGuard,
 }
 
 /// What every call needs.
 pub(crate) struct Parts {
     redis: Redis,
-    store: Arc<dyn Backing>,
-    feed: Arc<Feed>,
+    store: Arc<dyn ReservableStore>,
+    limit_changes: Arc<LimitChanges>,
     /// A clock other than Redis's, for tests.
     clock: Option<Arc<dyn Clock>>,
-    doubts: Doubts,
+    invalidations: Invalidations,
     metrics: CacheMetrics,
 }
 
 impl std::fmt::Debug for Parts {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Parts").field("redis", &self.redis).field("feed", &self.feed).finish_non_exhaustive()
+        f.debug_struct("Parts")
+            .field("redis", &self.redis)
+            .field("feed", &self.limit_changes)
+            .finish_non_exhaustive()
     }
 }
 
@@ -62,22 +65,29 @@ impl RedisQuota {
     #[must_use]
     pub fn new(
         redis: Redis,
-        store: Arc<dyn Backing>,
+        store: Arc<dyn ReservableStore>,
         clock: Option<Arc<dyn Clock>>,
         metrics: CacheMetrics,
     ) -> Self {
-        let feed = store.feed();
-        let parts = Arc::new(Parts { redis, store, feed, clock, doubts: Doubts::default(), metrics });
+        let limit_changes = store.limit_changes();
+        let parts = Arc::new(Parts {
+            redis,
+            store,
+            limit_changes,
+            clock,
+            invalidations: Invalidations::default(),
+            metrics,
+        });
         let listener = Arc::downgrade(&parts);
-        parts.feed.listen(move |change| {
+        parts.limit_changes.listen(move |change| {
             if let (Change::User(user), Some(parts)) = (change, listener.upgrade()) {
-                parts.doubts.add(user);
+                parts.invalidations.add(user);
             }
         });
         let closing = CancellationToken::new();
         let clear = clear_doubts(Arc::downgrade(&parts));
         tokio::spawn(closing.clone().run_until_cancelled_owned(clear));
-        let behind = Behind::start(Arc::clone(&parts));
+        let behind = WriteBehind::start(Arc::clone(&parts));
         Self { parts, behind, _clearing: closing.drop_guard() }
     }
 }
@@ -87,7 +97,7 @@ impl RedisQuota {
     /// for the users concerned, and may find places reserved that nobody will use.
     #[must_use]
     pub fn is_settled(&self) -> bool {
-        self.parts.doubts.is_empty()
+        self.parts.invalidations.is_empty()
     }
 }
 
@@ -152,7 +162,7 @@ impl QuotaStore for RedisQuota {
 
     async fn send_batch(&self, batch: Batch<SendMessage>) -> Result<Vec<SendOutcome>> {
         // New limits that went unheard may have left a hash behind; the store always knows them.
-        if !self.parts.feed.is_current() {
+        if !self.parts.limit_changes.is_current() {
             return self.parts.store.send_batch(batch).await;
         }
         spend::send_batch(&self.parts, &self.behind, batch.take()).await
@@ -171,7 +181,7 @@ impl QuotaStore for RedisQuota {
 impl Parts {
     /// The arguments every script takes after the run's id.
     fn epoch(&self) -> String {
-        self.feed.epoch().to_string()
+        self.limit_changes.epoch().to_string()
     }
 
     fn now(&self) -> String {
@@ -193,7 +203,9 @@ async fn finished<T>(task: tokio::task::JoinHandle<Result<T>>) -> Result<T> {
 async fn clear_doubts(parts: Weak<Parts>) {
     while let Some(parts) = parts.upgrade() {
         // Looked at again now and then, so that it ends with the store.
-        let Ok(users) = tokio::time::timeout(DOUBTS_PAUSE * 5, parts.doubts.next()).await else { continue };
+        let Ok(users) = tokio::time::timeout(DOUBTS_PAUSE * 5, parts.invalidations.next()).await else {
+            continue;
+        };
         let items: Vec<_> =
             users.iter().map(|(user, _)| Item { key: key(user), arguments: Vec::new() }).collect();
         let answers = parts.redis.call(Script::Forget, &[], &items).await;
@@ -204,7 +216,7 @@ async fn clear_doubts(parts: Weak<Parts>) {
             if let Some((window, units)) = reply::released(&answer).filter(|(_, units)| *units > 0) {
                 unused.push(Unused { user: user.clone(), window, units });
             }
-            parts.doubts.settle(&user, number);
+            parts.invalidations.settle(&user, number);
             settled.push(user);
         }
         parts.metrics.forgotten.inc_by(settled.len() as u64);
@@ -214,8 +226,8 @@ async fn clear_doubts(parts: Weak<Parts>) {
             tracing::warn!(error = %error.with_causes(), "unused places stay counted until their windows end");
         }
         let is_noted = settled.is_empty() || parts.store.cache_forgot(&settled).await.is_ok();
-        if parts.doubts.is_everybody() && parts.store.distrust_cache().await.is_ok() {
-            parts.doubts.settle_everybody();
+        if parts.invalidations.is_everybody() && parts.store.distrust_cache().await.is_ok() {
+            parts.invalidations.settle_everybody();
         }
         if settled.is_empty() || !is_noted {
             tokio::time::sleep(DOUBTS_PAUSE).await;

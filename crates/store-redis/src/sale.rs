@@ -7,8 +7,8 @@
 //! running sale is opened again, everybody gets the time to do that.
 
 mod dead;
+mod events;
 mod follow;
-mod news;
 mod rebuild;
 mod reconcile;
 mod reply;

@@ -4,17 +4,17 @@
 //! that was handed out is simply there again.
 
 mod clock;
-mod counts;
 mod error;
 mod journal;
 mod migrate;
+mod multi_insert;
 #[cfg(test)]
 mod query_plan_tests;
 mod queue;
 mod quota;
-mod readers;
+mod quota_journal;
+mod read_pool;
 mod request;
-mod rows;
 mod sale;
 mod slot;
 mod tier;
@@ -31,14 +31,14 @@ use async_trait::async_trait;
 use parking_lot::Mutex;
 use rusqlite::Connection;
 use weir_core::Clock;
+use weir_queue::notify::TopicNotify;
 use weir_queue::publish::Publisher;
-use weir_queue::wake::Bells;
 use weir_store::writer_metrics::WriterMetrics;
 use weir_store::{Error, Result, StoreHealth, SystemClock};
 
 use crate::error::classify;
 use crate::queue::Leases;
-use crate::readers::Readers;
+use crate::read_pool::ReadPool;
 use crate::writer::Writer;
 
 /// The name in errors, health checks and metrics.
@@ -79,11 +79,11 @@ impl std::fmt::Debug for Sqlite {
 #[derive(Debug)]
 struct Inner {
     writer: Writer,
-    readers: Readers,
+    readers: ReadPool,
     clock: Arc<dyn Clock>,
     /// The clock other than the system's, for tests.
     test_clock: Option<Arc<dyn Clock>>,
-    bells: Bells,
+    topic_notify: TopicNotify,
     leases: Mutex<Leases>,
     recounts: Arc<slot::Recounts>,
     /// Whether the last batch that was published could not be counted.
@@ -120,7 +120,7 @@ impl Sqlite {
             .map_err(classify)?;
         migrate::run(&mut connection)?;
         slot::remove_unused(&mut connection).map_err(classify)?;
-        let readers = Readers::open(|| connect(&file)).map_err(classify)?;
+        let readers = ReadPool::open(|| connect(&file)).map_err(classify)?;
         let writer = Writer::start(connection)?;
         Ok(Self {
             inner: Arc::new(Inner {
@@ -128,7 +128,7 @@ impl Sqlite {
                 readers,
                 clock: test_clock.clone().unwrap_or_else(|| SystemClock::shared()),
                 test_clock,
-                bells: Bells::default(),
+                topic_notify: TopicNotify::default(),
                 leases: Mutex::default(),
                 recounts: Arc::default(),
                 is_uncommitted: AtomicBool::new(false),

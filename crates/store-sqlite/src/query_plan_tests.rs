@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use rusqlite::{Connection, params_from_iter, types::Null};
 
-use crate::{migrate, request, rows};
+use crate::{migrate, multi_insert, request};
 
 /// Statements that may read a table whole or sort, and why.
 const EXCEPT: &[(&str, &str, &str)] = &[
@@ -166,7 +166,7 @@ fn statements() -> Vec<Statement> {
 fn composed() -> Vec<Statement> {
     let statement =
         |file: &str, name: &str, sql: String| Statement { file: file.to_owned(), name: name.to_owned(), sql };
-    let inserts = rows::all_inserts();
+    let inserts = multi_insert::all_inserts();
     let inserts = inserts.into_iter().map(|sql| statement("rows.rs", "insert", sql));
     let request = request::composed_sql().into_iter().map(|(file, name, sql)| statement(file, name, sql));
     inserts.chain(request).collect()

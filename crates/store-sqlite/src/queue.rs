@@ -13,7 +13,7 @@ use weir_core::{MessageId, Timestamp};
 use weir_queue::{Books, Claim, DeadLetter, Lease, Message, Position, Queue, Receipt, Settlement, Source};
 use weir_store::Result;
 use weir_store::clock::STEP_MIN;
-use weir_store::quota::chance;
+use weir_store::quota::random_bytes;
 
 use crate::Sqlite;
 use crate::writer::{Order, Turn};
@@ -179,7 +179,7 @@ impl Source for Sqlite {
     }
 
     async fn wait(&self, topic: &str, at_most: Duration) {
-        self.inner.bells.wait(topic, at_most).await;
+        self.inner.topic_notify.wait(topic, at_most).await;
     }
 }
 
@@ -210,7 +210,7 @@ impl Queue for Sqlite {
     async fn replay(&self, id: &str) -> Result<bool> {
         let id = id.to_owned();
         let topic = self.inner.writer.run(move |connection| replay(connection, &id)).await?;
-        topic.iter().for_each(|topic| self.inner.bells.ring(topic));
+        topic.iter().for_each(|topic| self.inner.topic_notify.notify(topic));
         Ok(topic.is_some())
     }
 
@@ -221,7 +221,7 @@ impl Queue for Sqlite {
             Ok(progress.map_break(|()| std::mem::take(&mut all)))
         });
         let ReplayAll { topics, replayed, .. } = replay.await?;
-        topics.iter().for_each(|topic| self.inner.bells.ring(topic));
+        topics.iter().for_each(|topic| self.inner.topic_notify.notify(topic));
         Ok(replayed)
     }
 
@@ -435,7 +435,7 @@ fn settle(
     }
     let mut bury = connection.prepare_cached(BURY)?;
     for (position, reason) in &settlement.dead {
-        let letter = MessageId::new(now, chance()).to_string();
+        let letter = MessageId::new(now, random_bytes()).to_string();
         bury.execute(params![topic, ours(position), letter, reason, now.as_micros()])?;
         // At once, so that a message named twice dies once.
         delete(connection, topic, ours(position).as_slice())?;

@@ -11,10 +11,10 @@ use weir_core::quota::{Limits, Quota};
 use weir_core::{Timestamp, UserId};
 use weir_queue::publish::{Publisher, publish_accepted};
 use weir_queue::sms;
-use weir_store::quota::{Books, Plan, QuotaStore, SendMessage, SendOutcome, TOPIC, chance, plan};
+use weir_store::quota::{Books, Plan, QuotaStore, SendMessage, SendOutcome, TOPIC, plan, random_bytes};
 use weir_store::{Batch, Result, StoreHealth};
 
-use crate::counts::Counts;
+use crate::quota_journal::QuotaJournal;
 use crate::writer::{BatchInTurns, Order};
 use crate::{Sqlite, queue};
 
@@ -35,7 +35,7 @@ const OVER_LIMIT: &str = "SELECT user_id FROM rate_limit_store WHERE current_cou
 impl QuotaStore for Sqlite {
     async fn configure(&self, user: &UserId, limits: Limits) -> Result<Quota> {
         let (user, clock) = (user.clone(), self.inner.clock.clone());
-        let configure = move |connection: &Connection, counts: &mut Counts| {
+        let configure = move |connection: &Connection, counts: &mut QuotaJournal| {
             counts.refresh(connection)?;
             let row = Quota::configured(limits, clock.now());
             connection.prepare_cached(CONFIGURE)?.execute(params![
@@ -54,7 +54,7 @@ impl QuotaStore for Sqlite {
         let user = user.clone();
         // The writer knows counts that are not in the table yet; like any of its answers, this one comes when what it
         // tells of is on disk.
-        let find = move |connection: &Connection, counts: &mut Counts| {
+        let find = move |connection: &Connection, counts: &mut QuotaJournal| {
             counts.refresh(connection)?;
             counts.find(connection, &user)
         };
@@ -64,7 +64,7 @@ impl QuotaStore for Sqlite {
 
     async fn remove(&self, user: &UserId) -> Result<bool> {
         let user = user.clone();
-        let remove = move |connection: &Connection, counts: &mut Counts| {
+        let remove = move |connection: &Connection, counts: &mut QuotaJournal| {
             counts.remove(&user);
             connection.prepare_cached(REMOVE)?.execute([user.as_str()]).map(|removed| removed > 0)
         };
@@ -95,7 +95,7 @@ impl QuotaStore for Sqlite {
         let is_accepted = |outcome: &SendOutcome| matches!(outcome, SendOutcome::Accepted { .. });
         // Of a batch that failed, the turns before may have left messages.
         if outcomes.as_ref().map_or(true, |outcomes| outcomes.iter().any(is_accepted)) {
-            self.inner.bells.ring(TOPIC);
+            self.inner.topic_notify.notify(TOPIC);
         }
         outcomes
     }
@@ -121,7 +121,7 @@ impl QuotaStore for Sqlite {
 
 fn send_batch(
     connection: &Connection,
-    counts: &mut Counts,
+    counts: &mut QuotaJournal,
     batch: &[SendMessage],
     now: Timestamp,
     broker: Option<&(Arc<dyn Publisher>, Handle)>,
@@ -137,7 +137,7 @@ fn send_batch(
         }
     }
     let before = broker.is_some().then(|| rows.clone());
-    let mut plan = plan(batch, &mut rows, now, chance);
+    let mut plan = plan(batch, &mut rows, now, random_bytes);
     if let (Some((publisher, runtime)), Some(mut before)) = (broker, before) {
         if !plan.accepted.is_empty() {
             let queued = runtime.block_on(publish_accepted(&**publisher, &plan.accepted));

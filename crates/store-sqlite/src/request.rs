@@ -1,6 +1,6 @@
 //! Request in SQLite. One writer does everything that changes something, so nothing is locked and nobody meets.
 
-pub(crate) mod keys;
+pub(crate) mod idempotency_journal;
 mod sealing;
 pub(crate) mod submit;
 mod upkeep;
@@ -56,7 +56,7 @@ impl RequestStore for Sqlite {
         let is_accepted = |outcome: &SubmitOutcome| matches!(outcome, SubmitOutcome::Accepted(_));
         // Of a batch that failed, the turns before may have left jobs.
         if outcomes.as_ref().map_or(true, |outcomes| outcomes.iter().any(is_accepted)) {
-            self.inner.bells.ring(JOBS);
+            self.inner.topic_notify.notify(JOBS);
         }
         outcomes
     }
@@ -138,7 +138,7 @@ impl RequestStore for Sqlite {
         let reported = report.await;
         // Of a batch that failed, the turns before may have left webhooks.
         if reported.as_ref().map_or(true, |(_, has_webhooks)| *has_webhooks) {
-            self.inner.bells.ring(WEBHOOKS);
+            self.inner.topic_notify.notify(WEBHOOKS);
         }
         reported.map(|(outcomes, _)| outcomes)
     }
@@ -148,7 +148,7 @@ impl RequestStore for Sqlite {
         let call_back = move |connection: &Connection| work::call_back(connection, id, report, now);
         let outcome = self.inner.writer.run(call_back).await?;
         if matches!(outcome, CallbackOutcome::Taken(_)) {
-            self.inner.bells.ring(WEBHOOKS);
+            self.inner.topic_notify.notify(WEBHOOKS);
         }
         Ok(outcome)
     }
@@ -172,7 +172,7 @@ impl RequestStore for Sqlite {
             Ok(batch.finish())
         });
         mark.await?;
-        self.inner.bells.ring(JOBS);
+        self.inner.topic_notify.notify(JOBS);
         Ok(())
     }
 
@@ -188,7 +188,7 @@ impl RequestStore for Sqlite {
     async fn replay_request(&self, id: RequestId) -> Result<bool> {
         let now = self.inner.clock.now();
         let replayed = self.inner.writer.run(move |connection| upkeep::replay(connection, id, now)).await?;
-        self.inner.bells.ring(JOBS);
+        self.inner.topic_notify.notify(JOBS);
         Ok(replayed)
     }
 
@@ -198,7 +198,7 @@ impl RequestStore for Sqlite {
         let replay =
             self.inner.writer.in_turns(Order::Any, move |connection, _, turn| replay.go_on(connection, turn));
         let replayed = replay.await?;
-        self.inner.bells.ring(JOBS);
+        self.inner.topic_notify.notify(JOBS);
         Ok(replayed)
     }
 
@@ -260,7 +260,7 @@ impl Sqlite {
     /// Wakes whoever sends webhooks: a request that a claim gave up may have one.
     fn tell_of(&self, claimed: &Claimed) {
         if !claimed.exhausted.is_empty() {
-            self.inner.bells.ring(WEBHOOKS);
+            self.inner.topic_notify.notify(WEBHOOKS);
         }
     }
 }

@@ -93,7 +93,7 @@ impl SlotStore for Sqlite {
             self.inner.writer.in_turns(Order::Any, move |connection, _, turn| work.work(connection, turn));
         let outcomes = assign.await;
         if is_dispatching {
-            self.inner.bells.ring(SEAT);
+            self.inner.topic_notify.notify(SEAT);
         }
         outcomes
     }

@@ -34,8 +34,8 @@ use self::storage::Storage;
 use self::unflushed::Mark;
 pub(crate) use self::unflushed::Unflushed;
 use crate::ENGINE;
-use crate::counts::Counts;
 use crate::error::classify;
+use crate::quota_journal::QuotaJournal;
 
 /// Jobs that may wait. Hot operations come as one job a batch, so this many is a server far behind its disk.
 pub(crate) const WAITING_MAX: usize = 512;
@@ -121,7 +121,7 @@ impl Writer {
     /// The same for work on quota rows.
     pub(crate) async fn count<T: Send + 'static>(
         &self,
-        work: impl FnOnce(&Connection, &mut Counts) -> rusqlite::Result<T> + Send + 'static,
+        work: impl FnOnce(&Connection, &mut QuotaJournal) -> rusqlite::Result<T> + Send + 'static,
     ) -> Result<T> {
         let mut work = Some(work);
         let apply = move |connection: &Connection, unflushed: &mut Unflushed, _: &Turn| {

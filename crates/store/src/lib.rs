@@ -6,11 +6,11 @@
 
 pub mod bounded_cache;
 pub mod clock;
-pub mod denials;
+pub mod denial_cache;
 pub mod error;
-pub mod feed;
 pub mod health;
 pub mod lane;
+pub mod limit_changes;
 pub mod quota;
 pub mod request;
 pub mod sale;

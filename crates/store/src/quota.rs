@@ -9,7 +9,7 @@ use prometheus_client::metrics::counter::Counter;
 use weir_core::quota::{Grant, Limits, Quota};
 use weir_core::{Denial, MessageId, Timestamp, UserId, Verdict};
 
-pub use crate::feed::Feed;
+pub use crate::limit_changes::LimitChanges;
 
 use crate::{Batch, Result};
 
@@ -91,9 +91,9 @@ pub trait QuotaStore: Send + Sync + 'static {
 /// A store that another one stands in front of. The one in front takes places of a window here before it hands them
 /// out, so the count here is never below what was allowed, whatever becomes of the one in front.
 #[async_trait]
-pub trait Backing: QuotaStore {
+pub trait ReservableStore: QuotaStore {
     /// Takes places for each of the wants, in one commit; nothing for users without a row.
-    async fn reserve(&self, wants: Vec<Want>) -> Result<Vec<Option<Reserved>>>;
+    async fn reserve(&self, wants: Vec<Reservation>) -> Result<Vec<Option<Reserved>>>;
     /// Gives back what was taken and not used.
     async fn give_back(&self, unused: Vec<Unused>) -> Result<()>;
     /// Enqueues messages that were allowed and counted elsewhere, and says of each whether it is on its way.
@@ -104,12 +104,12 @@ pub trait Backing: QuotaStore {
     /// starts, or has missed something, is told of them again.
     async fn cache_forgot(&self, users: &[UserId]) -> Result<()>;
     /// What this server knows of changes on others.
-    fn feed(&self) -> Arc<Feed>;
+    fn limit_changes(&self) -> Arc<LimitChanges>;
 }
 
 /// Places wanted at once; the store adds some ahead.
 #[derive(Clone, Debug)]
-pub struct Want {
+pub struct Reservation {
     /// Whose.
     pub user: UserId,
     /// How many.
@@ -151,7 +151,7 @@ pub enum Queued {
 
 /// The chance in message ids; nothing secret.
 #[must_use]
-pub fn chance() -> [u8; 10] {
+pub fn random_bytes() -> [u8; 10] {
     let mut bytes = [0; 10];
     fastrand::fill(&mut bytes);
     bytes

@@ -4,8 +4,8 @@
 //! find again after a restart. [`LimitStore`] decides: it knows what each key has spent, and spends all keys of a decision
 //! or none. Any engine of the first goes with any engine of the second.
 
-mod kept;
 mod policy;
+mod spent_record;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,8 +16,8 @@ use weir_core::{HoldId, PolicyName, Timestamp, UserId};
 
 use crate::Result;
 
-pub use self::kept::{Kept, SpentRow, UnreadableSpent};
 pub use self::policy::{Match, OnOutage, POLICIES_MAX, Policy, PolicySpec, UnreadablePolicy};
+pub use self::spent_record::{SpentRecord, SpentRow, UnreadableSpent};
 
 /// The number under which keys of the tiers are kept; policies have numbers from 1 on.
 pub const TIER_SCOPE: u32 = 0;

@@ -5,7 +5,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use crate::source::succeeds;
+use crate::discover::succeeds;
 use crate::watchdog::Watchdog;
 
 /// Debian asks this file before a package may start its service.

@@ -13,21 +13,21 @@ pub mod ports;
 pub mod postgres;
 pub mod process;
 pub mod proxy;
+pub mod raw_connection;
 pub mod redis;
-pub mod talk;
 pub mod tls;
 pub mod wait;
 
 mod apt;
 mod certificates;
 mod daemon;
+mod discover;
 mod docker;
 mod instance;
 mod nginx;
 mod promtool;
 mod python;
 mod signal;
-mod source;
 mod watchdog;
 
 pub use self::nginx::nginx;

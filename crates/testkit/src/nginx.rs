@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::apt;
-use crate::source::succeeds;
+use crate::discover::succeeds;
 
 /// Where `nginx` is: installed already, or by Debian's package manager just now. `Err` says why it is not there.
 ///

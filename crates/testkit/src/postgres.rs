@@ -13,8 +13,8 @@ use parking_lot::Mutex;
 use url::Url;
 
 use crate::clock::FakeClock;
+use crate::discover::Source;
 use crate::instance::{Handle, Instance, on_an_unused_port};
-use crate::source::Source;
 
 pub use database::Database;
 use database::{After, Spare};

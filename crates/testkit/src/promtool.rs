@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::apt;
-use crate::source::succeeds;
+use crate::discover::succeeds;
 
 const PACKAGE: &str = "prometheus";
 

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
 use crate::apt;
-use crate::source::{cache, succeeds};
+use crate::discover::{cache, succeeds};
 
 /// What is installed into it.
 const PACKAGES: [&str; 2] = ["grpcio", "grpcio-tools"];

@@ -1,7 +1,7 @@
 //! The source: one member of a consumer group, polled by a thread of its own.
 //!
-//! The thread fetches ahead onto the [`Shelf`], within bounds, and keeps polling while a delivery is slow, so the group
-//! never takes it for dead. Claims are answered from the shelf. A claim is settled by burying its dead in
+//! The thread fetches ahead onto the [`InFlight`], within bounds, and keeps polling while a delivery is slow, so the group
+//! never takes it for dead. Claims are answered from what was read ahead. A claim is settled by publishing its dead letters to
 //! `<topic>.dlq`, then committing offsets behind what is done; when the commit is not confirmed, the offsets are
 //! committed again with the next ones or a second later.
 //!
@@ -27,7 +27,7 @@ use tokio::sync::Notify;
 use weir_store::{Error, Result};
 
 use self::group::Context;
-use super::shelf::{Burial, Entry, Limits, Shelf};
+use super::in_flight::{DeadMessage, Entry, InFlight, Limits};
 use super::{Brokers, ENGINE, client_config, dead_letter_topic, error};
 use crate::publish::{Event, Fate, Publisher};
 use crate::{Claim, Position, Receipt, Settlement, Source};
@@ -80,7 +80,7 @@ impl SourceSettings {
 pub struct KafkaSource {
     shared: Arc<Shared>,
     /// Where dead letters go.
-    graves: Arc<dyn Publisher>,
+    dead_letters: Arc<dyn Publisher>,
 }
 
 type Consumer = BaseConsumer<Context>;
@@ -91,13 +91,13 @@ struct Shared {
     /// The state changed in a way that the thread waits for.
     changed: Condvar,
     /// There may be something to claim.
-    bell: Notify,
+    wake: Notify,
     stop: AtomicBool,
     closed: Notify,
 }
 
 struct State {
-    shelf: Shelf,
+    in_flight: InFlight,
     /// Whether offsets are being committed.
     committing: bool,
     /// Whether brokers answered when last heard of.
@@ -120,7 +120,7 @@ impl std::fmt::Debug for KafkaSource {
 
 impl KafkaSource {
     /// A source of this topic's messages, whether its brokers are there already or not. Dead letters are published
-    /// by `graves`.
+    /// by `dead_letters`.
     ///
     /// # Errors
     /// When the client cannot be made, which no broker has a part in.
@@ -128,14 +128,14 @@ impl KafkaSource {
         brokers: &Brokers,
         topic: &str,
         settings: &SourceSettings,
-        graves: Arc<dyn Publisher>,
+        dead_letters: Arc<dyn Publisher>,
     ) -> Result<Self> {
-        let shelf = Shelf::new(topic.to_owned(), LIMITS);
+        let in_flight = InFlight::new(topic.to_owned(), LIMITS);
         let shared = Arc::new(Shared {
             topic: topic.to_owned(),
-            state: Mutex::new(State { shelf, committing: false, reachable: true, consumer: None }),
+            state: Mutex::new(State { in_flight, committing: false, reachable: true, consumer: None }),
             changed: Condvar::new(),
-            bell: Notify::new(),
+            wake: Notify::new(),
             stop: AtomicBool::new(false),
             closed: Notify::new(),
         });
@@ -149,7 +149,7 @@ impl KafkaSource {
             .name("kafka-source".to_owned())
             .spawn(move || polled.run(consumer))
             .map_err(|cause| Error::failed(ENGINE, cause))?;
-        Ok(Self { shared, graves })
+        Ok(Self { shared, dead_letters })
     }
 }
 
@@ -168,17 +168,18 @@ impl Source for KafkaSource {
         }
         let now = Instant::now();
         let until = now.checked_add(visibility).unwrap_or(now + Duration::from_secs(86_400));
-        Ok(self.shared.state.lock().shelf.claim(max, now, until))
+        Ok(self.shared.state.lock().in_flight.claim(max, now, until))
     }
 
     /// What is not settled, and everything of its partition behind it, is handed out again: a log has one place to
     /// go on from. That is what becomes of `retry`, too, after its pause.
     async fn settle(&self, receipt: &Receipt, settlement: Settlement) -> Result<bool> {
-        let Some(burials) = self.shared.state.lock().shelf.burials(receipt, &settlement) else {
+        let Some(dead_messages) = self.shared.state.lock().in_flight.dead_messages(receipt, &settlement)
+        else {
             return Ok(false);
         };
-        let (buried, failure) = self.bury(burials).await;
-        let (all_held, commit) = self.shared.settle(receipt, &settlement, &buried);
+        let (published, failure) = self.publish_dead_letters(dead_messages).await;
+        let (all_held, commit) = self.shared.settle(receipt, &settlement, &published);
         let committed = self.shared.commit(commit).await;
         failure.map_or(Ok(()), Err)?;
         Ok(committed? && all_held)
@@ -194,39 +195,43 @@ impl Source for KafkaSource {
     async fn wait(&self, topic: &str, at_most: Duration) {
         let now = Instant::now();
         let ready_at = match topic == self.shared.topic {
-            true => self.shared.state.lock().shelf.ready_at(now),
+            true => self.shared.state.lock().in_flight.ready_at(now),
             false => None,
         };
         let at_most = ready_at.map_or(at_most, |ready| at_most.min(ready.saturating_duration_since(now)));
-        // Running out of time is as good as the bell: the caller looks for work either way.
-        let _ = tokio::time::timeout(at_most, self.shared.bell.notified()).await;
+        // The caller looks for work after a timeout as well.
+        let _ = tokio::time::timeout(at_most, self.shared.wake.notified()).await;
     }
 }
 
 impl KafkaSource {
     /// Publishes dead letters; says which are certainly there, and what went wrong with the others.
-    async fn bury(&self, burials: Vec<Burial>) -> (BTreeSet<Position>, Option<Error>) {
-        if burials.is_empty() {
+    async fn publish_dead_letters(
+        &self,
+        dead_messages: Vec<DeadMessage>,
+    ) -> (BTreeSet<Position>, Option<Error>) {
+        if dead_messages.is_empty() {
             return (BTreeSet::new(), None);
         }
         let topic = &self.shared.topic;
-        let positions: Vec<Position> = burials.iter().map(|burial| burial.entry.message.position).collect();
-        let events = burials.into_iter().map(|burial| letter(topic, burial)).collect();
-        let fates = self.graves.publish(&dead_letter_topic(topic), events).await;
-        let (mut buried, mut failure) = (BTreeSet::new(), None);
+        let positions: Vec<Position> =
+            dead_messages.iter().map(|dead_message| dead_message.entry.message.position).collect();
+        let events = dead_messages.into_iter().map(|dead_message| letter(topic, dead_message)).collect();
+        let fates = self.dead_letters.publish(&dead_letter_topic(topic), events).await;
+        let (mut published, mut failure) = (BTreeSet::new(), None);
         for (position, fate) in positions.into_iter().zip(fates) {
             match fate {
                 Fate::Confirmed => {
-                    buried.insert(position);
+                    published.insert(position);
                 }
                 Fate::Failed(error) | Fate::Unknown(error) => failure = Some(error),
             }
         }
-        (buried, failure)
+        (published, failure)
     }
 }
 
-fn letter(topic: &str, Burial { entry, reason }: Burial) -> Event {
+fn letter(topic: &str, DeadMessage { entry, reason }: DeadMessage) -> Event {
     let Position { shard, id } = entry.message.position;
     let headers = vec![
         ("reason", reason),
@@ -240,7 +245,7 @@ fn letter(topic: &str, Burial { entry, reason }: Burial) -> Event {
 impl State {
     /// What there is to commit, if anything.
     fn begin_commit(&mut self) -> Result<Option<Commit>> {
-        let offsets = self.shelf.uncommitted();
+        let offsets = self.in_flight.uncommitted();
         if offsets.is_empty() {
             return Ok(None);
         }
@@ -262,22 +267,22 @@ impl Shared {
         self.stop.load(Ordering::Relaxed)
     }
 
-    /// Settles on the shelf, and at the same moment begins a commit: partitions are not given up before it is through.
+    /// Settles a claim and begins a commit under one lock: partitions are not given up before the commit ends.
     fn settle(
         &self,
         receipt: &Receipt,
         settlement: &Settlement,
-        buried: &BTreeSet<Position>,
+        published: &BTreeSet<Position>,
     ) -> (bool, Result<Option<Commit>>) {
         let now = Instant::now();
         let mut state = self.state.lock();
-        let all_held = state.shelf.settle(receipt, settlement, buried, now);
+        let all_held = state.in_flight.settle(receipt, settlement, published, now);
         let commit = state.begin_commit();
-        let more = state.shelf.ready_at(now).is_some();
+        let more = state.in_flight.ready_at(now).is_some();
         drop(state);
         self.changed.notify_all();
         if more {
-            self.bell.notify_one();
+            self.wake.notify_one();
         }
         (all_held, commit)
     }
@@ -311,7 +316,7 @@ impl Shared {
         let mut state = self.state.lock();
         state.committing = false;
         if let Some(offsets) = committed {
-            state.shelf.committed(offsets);
+            state.in_flight.committed(offsets);
         }
         drop(state);
         self.changed.notify_all();

@@ -1,4 +1,4 @@
-//! What is known of the brokers' health, and the bell for the thread that looks after it.
+//! What is known of the brokers' health, and what wakes the thread that looks after it.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -10,7 +10,7 @@ use parking_lot::{Condvar, Mutex};
 pub(super) struct Watch {
     refusing: AtomicBool,
     alarms: Mutex<Alarms>,
-    bell: Condvar,
+    wake: Condvar,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -60,19 +60,19 @@ impl Watch {
     /// The brokers may be gone.
     pub(super) fn suspect(&self) {
         self.alarms.lock().suspect = true;
-        self.bell.notify_all();
+        self.wake.notify_all();
     }
 
     /// The producer is beyond use.
     pub(super) fn fatal(&self) {
         self.alarms.lock().fatal = true;
-        self.bell.notify_all();
+        self.wake.notify_all();
     }
 
     /// Nobody publishes any more.
     pub(super) fn stop(&self) {
         self.alarms.lock().stop = true;
-        self.bell.notify_all();
+        self.wake.notify_all();
     }
 
     /// Waits for something to do.
@@ -82,14 +82,14 @@ impl Watch {
             if let Some(task) = alarms.next() {
                 return task;
             }
-            self.bell.wait(&mut alarms);
+            self.wake.wait(&mut alarms);
         }
     }
 
     /// Waits, unless there is something more urgent than a probe.
     pub(super) fn pause(&self, at_most: Duration) {
         let calm = |alarms: &mut Alarms| !alarms.stop && !alarms.fatal;
-        self.bell.wait_while_for(&mut self.alarms.lock(), calm, at_most);
+        self.wake.wait_while_for(&mut self.alarms.lock(), calm, at_most);
     }
 }
 

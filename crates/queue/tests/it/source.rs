@@ -26,7 +26,7 @@ struct World {
     cluster: Cluster,
     publisher: KafkaPublisher,
     /// Where sources publish dead letters.
-    graves: Arc<KafkaPublisher>,
+    dead_letters: Arc<KafkaPublisher>,
 }
 
 impl World {
@@ -34,7 +34,7 @@ impl World {
         let cluster = Cluster::start(&[(TOPIC, partitions), (DLQ, 1)]);
         let settings = PublisherSettings { timeout: PATIENCE, ..PublisherSettings::default() };
         let open = || KafkaPublisher::open(&cluster.brokers(), settings.clone()).unwrap();
-        Self { publisher: open(), graves: Arc::new(open()), cluster }
+        Self { publisher: open(), dead_letters: Arc::new(open()), cluster }
     }
 
     /// A member whose group settles soon: the mock brokers wait three seconds for the first members, and a second less
@@ -44,9 +44,9 @@ impl World {
     }
 
     fn source_with_session(&self, session_timeout: Duration) -> KafkaSource {
-        let graves: Arc<dyn Publisher> = Arc::clone(&self.graves) as _;
+        let dead_letters: Arc<dyn Publisher> = Arc::clone(&self.dead_letters) as _;
         let settings = SourceSettings { session_timeout, ..SourceSettings::default() };
-        KafkaSource::open(&self.cluster.brokers(), TOPIC, &settings, graves).unwrap()
+        KafkaSource::open(&self.cluster.brokers(), TOPIC, &settings, dead_letters).unwrap()
     }
 
     async fn send(&self, key: &str, range: std::ops::Range<usize>) {
@@ -199,7 +199,7 @@ async fn the_dead_that_cannot_be_buried_come_again() {
     let again = claim(&source, 10).await;
     assert_eq!(again.messages, messages);
     // librdkafka refuses the topic until the brokers are asked about it again.
-    world.graves.ping().await.unwrap();
+    world.dead_letters.ping().await.unwrap();
     assert!(source.settle(&again.receipt, settlement).await.unwrap());
     assert_eq!(world.committed(1), [1]);
     world.cluster.read(DLQ, 1);

@@ -7,8 +7,8 @@ use weir_core::Clock;
 use weir_queue::Queue;
 use weir_queue::due::DueStore;
 use weir_queue::publish::Publisher;
-use weir_store::feed::Feed;
-use weir_store::quota::{Backing, CacheMetrics, QuotaStore};
+use weir_store::limit_changes::LimitChanges;
+use weir_store::quota::{CacheMetrics, QuotaStore, ReservableStore};
 use weir_store::request::RequestStore;
 use weir_store::sale::{SaleLedger, SaleStore};
 use weir_store::slot::SlotStore;
@@ -78,7 +78,7 @@ pub struct Store {
     /// The clock that tells the time of day, for ids, which need not be exact, and for signatures.
     pub wall_clock: Arc<dyn Clock>,
     /// New limits that other servers have set.
-    pub limit_changes: Arc<Feed>,
+    pub limit_changes: Arc<LimitChanges>,
     /// Metrics of a writer in this process.
     pub writer_metrics: WriterMetrics,
 }
@@ -91,7 +91,7 @@ struct Differences {
     in_flight: usize,
     clock: Option<Arc<dyn Clock>>,
     test_clock: Option<Arc<dyn Clock>>,
-    limit_changes: Arc<Feed>,
+    limit_changes: Arc<LimitChanges>,
     writer_metrics: WriterMetrics,
 }
 
@@ -138,7 +138,7 @@ impl Store {
             in_flight: 2,
             clock: Some(engine.clock()),
             test_clock: engine.test_clock(),
-            limit_changes: Arc::new(Feed::alone()),
+            limit_changes: Arc::new(LimitChanges::alone()),
             writer_metrics: engine.writer_metrics(),
         };
         Ok(Self::new(Arc::new(engine), differences, settings))
@@ -162,7 +162,7 @@ impl Store {
             in_flight: 1,
             clock: engine.test_clock(),
             test_clock: engine.test_clock(),
-            limit_changes: Backing::feed(&engine),
+            limit_changes: ReservableStore::limit_changes(&engine),
             writer_metrics: WriterMetrics::default(),
         };
         let mut store = Self::new(Arc::new(engine.clone()), differences, settings);

@@ -14,7 +14,7 @@ use crate::http::error::{ApiError, method_not_allowed};
 use crate::http::identity::User;
 use crate::http::rate_limit_headers::write_tier;
 use crate::peer::Peer;
-use crate::telemetry::log_throttle::Quiet;
+use crate::telemetry::log_throttle::LogThrottle;
 use crate::tier::service::Admission;
 
 /// What the header `Allow` lists: every method but CONNECT, which asks for a tunnel to anywhere.
@@ -105,10 +105,10 @@ pub(crate) async fn forward_call(
 /// What a caller is told when its call came to nothing. During an outage every call fails alike, so it is logged once a
 /// second.
 fn explain(app: &App, error: &GatewayError) -> Response {
-    static OUTAGE: Quiet = Quiet::new();
+    static OUTAGE: LogThrottle = LogThrottle::new();
     let is_upstream_failure =
         matches!(error, GatewayError::Unreachable(_) | GatewayError::TimedOut | GatewayError::Unreadable(_));
-    if is_upstream_failure && let Some(held_back) = OUTAGE.speak() {
+    if is_upstream_failure && let Some(held_back) = OUTAGE.permit() {
         tracing::warn!(%error, also = held_back, "AI call failed");
     }
     match error {

@@ -9,7 +9,7 @@ use utoipa::ToSchema;
 
 use crate::address_limits::TooManyStreams;
 use crate::auth::credentials::AuthError;
-use crate::telemetry::log_throttle::Quiet;
+use crate::telemetry::log_throttle::LogThrottle;
 
 /// What a caller is told when the answer is not what it asked for.
 #[derive(Clone, Debug)]
@@ -252,12 +252,12 @@ impl From<weir_store::Error> for ApiError {
     /// An outage is an answer: what passes by itself is 503, and only a fault is 500. During an outage every call
     /// fails alike, so it is logged once a second.
     fn from(error: weir_store::Error) -> Self {
-        static OUTAGE: Quiet = Quiet::new();
+        static OUTAGE: LogThrottle = LogThrottle::new();
         if !error.is_transient() {
             tracing::error!(error = %error.with_causes(), "a store operation failed");
             return Self::internal();
         }
-        if let Some(held_back) = OUTAGE.speak() {
+        if let Some(held_back) = OUTAGE.permit() {
             tracing::warn!(error = %error.with_causes(), also = held_back, "answered 503");
         }
         use weir_store::Error;

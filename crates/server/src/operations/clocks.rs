@@ -12,8 +12,8 @@ use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 use weir_core::{Clock, Timestamp};
 use weir_store::clock::{STEP_CONFIRMED_AFTER, StepDetector, system_time, uptime};
-use weir_store::denials::Denials;
-use weir_store::feed::Change;
+use weir_store::denial_cache::DenialCache;
+use weir_store::limit_changes::Change;
 use weir_store::{StoreClock, SystemClock};
 use weir_store_redis::Redis;
 
@@ -58,7 +58,7 @@ pub(crate) struct Clocks {
     store_name: &'static str,
     redis: Option<Redis>,
     /// What is remembered of users over their limit, until a time that a step makes doubtful.
-    denials: Arc<Denials>,
+    denials: Arc<DenialCache>,
     system: StepDetector,
     /// By the address of the server.
     redis_steps: Mutex<HashMap<String, StepDetector>>,
@@ -67,7 +67,7 @@ pub(crate) struct Clocks {
 }
 
 impl Clocks {
-    pub(crate) fn new(engines: &Engines, denials: Arc<Denials>, steps: ClockSteps) -> Arc<Self> {
+    pub(crate) fn new(engines: &Engines, denials: Arc<DenialCache>, steps: ClockSteps) -> Arc<Self> {
         let clocks = Self {
             store: Arc::clone(&engines.store.clock),
             store_name: engines.store.name,

@@ -7,8 +7,8 @@ use std::time::Duration;
 use prometheus_client::metrics::counter::Counter;
 use weir_core::UserId;
 use weir_core::quota::{Limits, Quota};
-use weir_store::denials::Denials;
-use weir_store::feed::Change;
+use weir_store::denial_cache::DenialCache;
+use weir_store::limit_changes::Change;
 use weir_store::quota::{QuotaStore, SendMessage, SendOutcome};
 use weir_store::{Lanes, Result};
 
@@ -20,7 +20,7 @@ use crate::telemetry::metrics::{Metrics, OutcomeLabels};
 pub struct QuotaService {
     store: Arc<dyn QuotaStore>,
     lanes: Lanes<SendMessage, SendOutcome>,
-    denials: Arc<Denials>,
+    denials: Arc<DenialCache>,
     timeout: Duration,
     counters: Counters,
 }
@@ -55,13 +55,15 @@ impl QuotaService {
             not_configured: counter("not_configured"),
             failed: counter("failed"),
         };
-        let denials =
-            Denials::new(Arc::clone(&engines.store.limit_changes), Arc::clone(&engines.store.steady_clock));
+        let denials = DenialCache::new(
+            Arc::clone(&engines.store.limit_changes),
+            Arc::clone(&engines.store.steady_clock),
+        );
         Self { store, lanes, denials, timeout: settings.http.timeout, counters }
     }
 
     /// Users that are known to be over their limit.
-    pub(crate) fn denials(&self) -> Arc<Denials> {
+    pub(crate) fn denials(&self) -> Arc<DenialCache> {
         Arc::clone(&self.denials)
     }
 

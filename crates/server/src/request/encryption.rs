@@ -90,7 +90,7 @@ fn parse(text: &str) -> Option<(String, Vec<u8>)> {
 
 /// What is sealed of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Part {
+pub enum SealedField {
     /// What it asks for.
     Payload,
     /// What the downstream answered.
@@ -191,14 +191,14 @@ impl Keyring {
     /// When the system gives no random bytes.
     pub fn sealing_key(&self) -> std::io::Result<SealingKey> {
         let key = self.first()?;
-        let check = self.seal(NO_REQUEST, Part::Check, CHECK)?;
+        let check = self.seal(NO_REQUEST, SealedField::Check, CHECK)?;
         Ok(SealingKey { name: key.name.clone(), digest: key.digest.clone(), check })
     }
 
     /// Whether what was sealed with a key can be opened: it is on the ring, under the same name.
     #[must_use]
     pub fn has(&self, key: &SealingKey) -> bool {
-        self.open(NO_REQUEST, Part::Check, &key.check).is_ok_and(|value| value == CHECK)
+        self.open(NO_REQUEST, SealedField::Check, &key.check).is_ok_and(|value| value == CHECK)
     }
 
     fn first(&self) -> std::io::Result<&Key> {
@@ -209,7 +209,7 @@ impl Keyring {
     ///
     /// # Errors
     /// When there is no key, or the text is too long for the cipher.
-    pub fn seal(&self, id: RequestId, part: Part, plain: &[u8]) -> std::io::Result<Sealed> {
+    pub fn seal(&self, id: RequestId, part: SealedField, plain: &[u8]) -> std::io::Result<Sealed> {
         let Key { name, key, .. } = self.first()?;
         let nonce: [u8; NONCE_LEN] = rand::random();
         let mut bytes = Vec::with_capacity(NONCE_LEN + plain.len() + AES_256_GCM.tag_len());
@@ -230,7 +230,7 @@ impl Keyring {
     ///
     /// # Errors
     /// When its key is not there, or it is not what was sealed.
-    pub fn open(&self, id: RequestId, part: Part, sealed: &Sealed) -> Result<Vec<u8>, OpenError> {
+    pub fn open(&self, id: RequestId, part: SealedField, sealed: &Sealed) -> Result<Vec<u8>, OpenError> {
         let key = self.keys.iter().find(|key| key.name == sealed.key_id);
         let Key { key, .. } = key.ok_or_else(|| OpenError::UnknownKey(sealed.key_id.clone()))?;
         let (nonce, rest) = sealed.bytes.split_first_chunk::<NONCE_LEN>().ok_or(OpenError::Broken)?;
@@ -245,11 +245,11 @@ impl Keyring {
     }
 }
 
-fn purpose(id: RequestId, part: Part) -> [u8; 17] {
+fn purpose(id: RequestId, part: SealedField) -> [u8; 17] {
     let mut purpose = [match part {
-        Part::Payload => b'p',
-        Part::Result => b'r',
-        Part::Check => b'c',
+        SealedField::Payload => b'p',
+        SealedField::Result => b'r',
+        SealedField::Check => b'c',
     }; 17];
     purpose[1..].copy_from_slice(id.as_uuid().as_bytes());
     purpose
@@ -275,39 +275,50 @@ mod tests {
     #[test]
     fn what_is_sealed_opens_and_does_not_show_its_content() {
         let ring = ring(A);
-        let sealed = ring.seal(id(1), Part::Payload, b"card 4111").unwrap();
+        let sealed = ring.seal(id(1), SealedField::Payload, b"card 4111").unwrap();
         assert!(!sealed.bytes.windows(4).any(|window| window == b"4111"));
         assert_eq!(sealed.bytes.len(), b"card 4111".len() + SEALING_BYTES);
-        assert_eq!(ring.open(id(1), Part::Payload, &sealed).unwrap(), b"card 4111");
-        assert_ne!(ring.seal(id(1), Part::Payload, b"card 4111").unwrap(), sealed, "never the same nonce");
-        let empty = ring.seal(id(1), Part::Payload, b"").unwrap();
-        assert_eq!(ring.open(id(1), Part::Payload, &empty).unwrap(), b"");
+        assert_eq!(ring.open(id(1), SealedField::Payload, &sealed).unwrap(), b"card 4111");
+        assert_ne!(
+            ring.seal(id(1), SealedField::Payload, b"card 4111").unwrap(),
+            sealed,
+            "never the same nonce"
+        );
+        let empty = ring.seal(id(1), SealedField::Payload, b"").unwrap();
+        assert_eq!(ring.open(id(1), SealedField::Payload, &empty).unwrap(), b"");
     }
 
     #[test]
     fn what_was_moved_or_changed_does_not_open() {
         let ring = ring(A);
-        let sealed = ring.seal(id(1), Part::Payload, b"x").unwrap();
-        assert_eq!(ring.open(id(2), Part::Payload, &sealed), Err(OpenError::Broken));
-        assert_eq!(ring.open(id(1), Part::Result, &sealed), Err(OpenError::Broken));
+        let sealed = ring.seal(id(1), SealedField::Payload, b"x").unwrap();
+        assert_eq!(ring.open(id(2), SealedField::Payload, &sealed), Err(OpenError::Broken));
+        assert_eq!(ring.open(id(1), SealedField::Result, &sealed), Err(OpenError::Broken));
         for place in 0..sealed.bytes.len() {
             let mut changed = sealed.clone();
             changed.bytes[place] ^= 1;
-            assert_eq!(ring.open(id(1), Part::Payload, &changed), Err(OpenError::Broken), "byte {place}");
+            assert_eq!(
+                ring.open(id(1), SealedField::Payload, &changed),
+                Err(OpenError::Broken),
+                "byte {place}"
+            );
         }
         for length in 0..sealed.bytes.len() {
             let cut = Sealed { bytes: sealed.bytes[..length].to_vec(), ..sealed.clone() };
-            assert_eq!(ring.open(id(1), Part::Payload, &cut), Err(OpenError::Broken));
+            assert_eq!(ring.open(id(1), SealedField::Payload, &cut), Err(OpenError::Broken));
         }
     }
 
     #[test]
     fn a_new_key_seals_and_the_old_one_still_opens() {
-        let old = ring(A).seal(id(1), Part::Result, b"x").unwrap();
+        let old = ring(A).seal(id(1), SealedField::Result, b"x").unwrap();
         let rotated = ring(&format!("{B}\n# the old one\n{A}"));
-        assert_eq!(rotated.open(id(1), Part::Result, &old).unwrap(), b"x");
-        assert_eq!(rotated.seal(id(1), Part::Result, b"x").unwrap().key_id, "b");
-        assert_eq!(ring(B).open(id(1), Part::Result, &old), Err(OpenError::UnknownKey("a".to_owned())));
+        assert_eq!(rotated.open(id(1), SealedField::Result, &old).unwrap(), b"x");
+        assert_eq!(rotated.seal(id(1), SealedField::Result, b"x").unwrap().key_id, "b");
+        assert_eq!(
+            ring(B).open(id(1), SealedField::Result, &old),
+            Err(OpenError::UnknownKey("a".to_owned()))
+        );
     }
 
     #[test]
@@ -319,7 +330,7 @@ mod tests {
         assert!(!ring(B).has(&registered) && !same_name.has(&registered));
         assert_ne!(same_name.sealing_key().unwrap().digest, registered.digest);
         assert_eq!(ring(A).digest("a"), Some(registered.digest.as_str()), "it stays the same");
-        assert_eq!(ring(A).open(NO_REQUEST, Part::Payload, &registered.check), Err(OpenError::Broken));
+        assert_eq!(ring(A).open(NO_REQUEST, SealedField::Payload, &registered.check), Err(OpenError::Broken));
     }
 
     #[test]
@@ -336,9 +347,13 @@ mod tests {
         let data = tempfile::tempdir().unwrap();
         let settings =
             crate::settings::Settings::read(crate::settings::source::Sources::default()).unwrap().request;
-        let sealed = Keyring::load(&settings, data.path()).unwrap().seal(id(1), Part::Payload, b"x").unwrap();
+        let sealed =
+            Keyring::load(&settings, data.path()).unwrap().seal(id(1), SealedField::Payload, b"x").unwrap();
         assert_eq!(
-            Keyring::load(&settings, data.path()).unwrap().open(id(1), Part::Payload, &sealed).unwrap(),
+            Keyring::load(&settings, data.path())
+                .unwrap()
+                .open(id(1), SealedField::Payload, &sealed)
+                .unwrap(),
             b"x"
         );
     }

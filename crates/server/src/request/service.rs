@@ -24,7 +24,7 @@ use weir_store::{Error, Lanes, Result};
 
 use self::hub::{StatusHub, Subscription};
 use self::rollout::Switches;
-use super::encryption::{Keyring, OpenError, Part};
+use super::encryption::{Keyring, OpenError, SealedField};
 use super::settings::RequestSettings;
 use crate::engines::{Engines, within};
 use crate::settings::Settings;
@@ -198,7 +198,7 @@ impl RequestService {
     fn prepare(&self, submission: Submission) -> Result<Submit> {
         let Submission { tenant, key, request_type, payload, fingerprint, callback_url } = submission;
         let id = RequestId::new(self.clock.now(), rand::random());
-        let payload = self.seal(id, Part::Payload, &payload)?;
+        let payload = self.seal(id, SealedField::Payload, &payload)?;
         let downstream = self.settings.downstream_name(&request_type).to_owned();
         let needs_broker = self.needs_broker;
         Ok(Submit {
@@ -242,7 +242,7 @@ impl RequestService {
     /// # Errors
     /// When it does not open: its key was taken away, or somebody changed the row.
     pub fn result(&self, request: &Request) -> Result<Option<Vec<u8>>, OpenError> {
-        let open = |sealed| self.keys.open(request.id, Part::Result, sealed);
+        let open = |sealed| self.keys.open(request.id, SealedField::Result, sealed);
         request.result.as_ref().map(open).transpose()
     }
 
@@ -291,7 +291,7 @@ impl RequestService {
     /// When the store cannot say.
     pub async fn call_back(&self, id: RequestId, said: CalledBack) -> Result<CallbackOutcome> {
         let CalledBack { callback, result, failure } = said;
-        let result = result.map(|result| self.seal(id, Part::Result, &result)).transpose()?;
+        let result = result.map(|result| self.seal(id, SealedField::Result, &result)).transpose()?;
         let report = CallbackReport { callback, result, failure };
         let (store, hub) = (Arc::clone(&self.store), Arc::clone(&self.hub));
         let call_back = async move {
@@ -320,7 +320,7 @@ impl RequestService {
         self.lanes.drain().await;
     }
 
-    fn seal(&self, id: RequestId, part: Part, plain: &[u8]) -> Result<Sealed> {
+    fn seal(&self, id: RequestId, part: SealedField, plain: &[u8]) -> Result<Sealed> {
         self.keys.seal(id, part, plain).map_err(|error| Error::failed("seal", error))
     }
 }

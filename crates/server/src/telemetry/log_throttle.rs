@@ -6,13 +6,13 @@ use std::time::Instant;
 
 /// Lets one event a second through and counts the others.
 #[derive(Debug, Default)]
-pub(crate) struct Quiet {
+pub(crate) struct LogThrottle {
     started: OnceLock<Instant>,
     next_second: AtomicU64,
     held_back: AtomicU64,
 }
 
-impl Quiet {
+impl LogThrottle {
     /// A gate that lets the first event through.
     #[must_use]
     pub(crate) const fn new() -> Self {
@@ -20,7 +20,7 @@ impl Quiet {
     }
 
     /// Whether to speak now, and how many events were held back since the last time.
-    pub(crate) fn speak(&self) -> Option<u64> {
+    pub(crate) fn permit(&self) -> Option<u64> {
         self.speak_at(self.started.get_or_init(Instant::now).elapsed().as_secs())
     }
 
@@ -46,7 +46,7 @@ mod tests {
 
     #[test]
     fn one_event_a_second_speaks_and_tells_of_the_others() {
-        let quiet = Quiet::new();
+        let quiet = LogThrottle::new();
         assert_eq!(quiet.speak_at(0), Some(0));
         assert_eq!(quiet.speak_at(0), None);
         assert_eq!(quiet.speak_at(0), None);

@@ -2,7 +2,7 @@
 
 use weir_core::Clock;
 use weir_core::tier::{Limit, Plan, Rule, Tier, TierLimits};
-use weir_store::tier::{Changed, Kept, Match, OnOutage, Origin, PolicySpec, SpentRow, TierStore};
+use weir_store::tier::{Changed, Match, OnOutage, Origin, PolicySpec, SpentRecord, SpentRow, TierStore};
 
 use super::fixtures::{PRO, bucket, fixed, name_of, sliding, user};
 use crate::HasLimits;
@@ -79,7 +79,7 @@ pub async fn what_was_kept_is_read_in_order_and_by_pages<H: HasLimits>() {
     let kept = |cost: u32| {
         let mut spent = limit.unspent();
         limit.charge(&mut spent, cost, h.clock().now());
-        Kept::of_limit(&limit, spent)
+        SpentRecord::of_limit(&limit, spent)
     };
     let row = |scope: u32, key: &str, cost: u32| SpentRow {
         scope,

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use weir_core::HoldId;
 use weir_core::tier::{Settlement, Tier};
-use weir_store::tier::{Ask, Kept, NewHold, Origin, PolicySpec};
+use weir_store::tier::{Ask, NewHold, Origin, PolicySpec, SpentRecord};
 
 use super::fixtures::{
     MINUTE, PRO, bucket, call, fixed, left, name_of, policy, remaining, rule_of, sliding, somebody, take,
@@ -78,7 +78,7 @@ pub async fn what_was_spent_before_it_was_kept_is_in_the_store<H: HasLimits>() {
             limits.keep().await;
             let before = Some((policy.scope(), String::new()));
             let rows = store.load_spent(before, 100).await.expect("an answer");
-            let kept = Kept::of_limit(&policy.spec.limit, taken.each[0].1);
+            let kept = SpentRecord::of_limit(&policy.spec.limit, taken.each[0].1);
             let row = rows.into_iter().find(|row| row.scope == policy.scope() && row.key == key);
             assert_eq!(row.map(|row| row.kept), Some(kept), "{key}");
         })

@@ -4,7 +4,7 @@
 //! commit, writes nothing, and reads what became of it.
 
 mod columns;
-mod fresh;
+mod first_use;
 
 use std::collections::{HashMap, HashSet};
 use std::time::SystemTime;
@@ -109,7 +109,7 @@ pub(super) async fn submit(
 }
 
 async fn submit_fresh(engine: &Postgres, session: &Session, batch: &[&Submit]) -> Result<Vec<SubmitOutcome>> {
-    let outcomes = fresh::insert(engine, session, batch).await?;
+    let outcomes = first_use::insert(engine, session, batch).await?;
     let left = outcomes.iter().zip(batch).filter(|(outcome, _)| outcome.is_none());
     let left: Vec<&Submit> = left.map(|(_, submit)| *submit).collect();
     let mut decided = Vec::new().into_iter();

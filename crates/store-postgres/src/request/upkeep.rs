@@ -155,7 +155,7 @@ pub(super) async fn replay(engine: &Postgres, id: Option<RequestId>, limit: usiz
     session.execute(RESTART, values).await?;
     session.run("COMMIT").await?;
     session.keep();
-    engine.inner.bells.ring(JOBS);
+    engine.inner.topic_notify.notify(JOBS);
     Ok(ids.into_iter().map(RequestId::from_uuid).collect())
 }
 

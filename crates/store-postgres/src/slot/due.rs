@@ -122,7 +122,7 @@ impl DueStore for Postgres {
         session.run("COMMIT").await?;
         session.keep();
         if let (true, Dispatched::Enqueue(topic)) = (is_held, dispatched) {
-            self.inner.bells.ring(topic);
+            self.inner.topic_notify.notify(topic);
         }
         Ok(is_held)
     }

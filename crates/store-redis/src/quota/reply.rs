@@ -21,7 +21,7 @@ pub(crate) enum Reply {
     /// `quota_install`: the reservation was refused.
     Refused,
     /// The hash was written under a later epoch.
-    Behind,
+    WriteBehind,
 }
 
 /// A user's hash after a spend.
@@ -79,7 +79,7 @@ pub(crate) fn spent(value: &Value) -> Option<Reply> {
                 redis_ms: int(redis_ms)?,
             }))
         }
-        (2, []) => Some(Reply::Behind),
+        (2, []) => Some(Reply::WriteBehind),
         _ => None,
     }
 }

@@ -7,10 +7,12 @@ use weir_core::quota::{Grant, Limits};
 use weir_core::verdict::Reason;
 use weir_core::{Clock, Denial, MessageId, Timestamp, UserId};
 use weir_store::Result;
-use weir_store::quota::{Accepted, Queued, Reserved, SendMessage, SendOutcome, Unused, Want, chance};
+use weir_store::quota::{
+    Accepted, Queued, Reservation, Reserved, SendMessage, SendOutcome, Unused, random_bytes,
+};
 
-use super::behind::Behind;
 use super::reply::{Reply, Standing, spent};
+use super::write_behind::WriteBehind;
 use super::{Parts, key};
 use crate::client::{Item, Unanswered};
 use crate::script::Script;
@@ -87,7 +89,7 @@ impl Demand<'_> {
                 self.stand(&standing)
             }
             Some(Reply::Refused) => Rest::Open,
-            Some(Reply::Behind) | None => Rest::Elsewhere,
+            Some(Reply::WriteBehind) | None => Rest::Elsewhere,
         };
     }
 
@@ -109,12 +111,12 @@ impl Demand<'_> {
 
 pub(super) async fn send_batch(
     parts: &Parts,
-    behind: &Behind,
+    behind: &WriteBehind,
     batch: Vec<SendMessage>,
 ) -> Result<Vec<SendOutcome>> {
     let mut demands = group(&batch);
     // Of users whose limits have just changed a hash may say what is no longer so.
-    for demand in demands.iter_mut().filter(|demand| parts.doubts.has(demand.user)) {
+    for demand in demands.iter_mut().filter(|demand| parts.invalidations.has(demand.user)) {
         demand.rest = Rest::Elsewhere;
     }
     for _round in 0..ROUNDS {
@@ -181,7 +183,7 @@ async fn reserve(parts: &Parts, demands: &mut [Demand<'_>]) -> Result<()> {
         return Ok(());
     }
     let wants =
-        short.iter().map(|demand| Want { user: demand.user.clone(), units: demand.unmet() }).collect();
+        short.iter().map(|demand| Reservation { user: demand.user.clone(), units: demand.unmet() }).collect();
     let reserved = parts.store.reserve(wants).await?;
     let mut items = Vec::with_capacity(short.len());
     for (demand, reserved) in short.iter_mut().zip(&reserved) {
@@ -264,7 +266,7 @@ async fn enqueue(
         .iter()
         .map(|&(command, Granted { at, .. })| {
             let SendMessage { user, message } = &batch[command];
-            Accepted { message_id: MessageId::new(at, chance()), user, message, at }
+            Accepted { message_id: MessageId::new(at, random_bytes()), user, message, at }
         })
         .collect();
     let queued = parts.store.enqueue(&accepted).await?;

@@ -11,8 +11,8 @@ use weir_core::quota::{Limits, Quota};
 use weir_core::{Clock, ManualClock, UserId};
 use weir_limiter::LocalLimiter;
 use weir_queue::Queue;
-use weir_store::feed::{Change, Feed};
-use weir_store::quota::{Backing, Books, CacheMetrics, QuotaStore, SendMessage, SendOutcome};
+use weir_store::limit_changes::{Change, LimitChanges};
+use weir_store::quota::{Books, CacheMetrics, QuotaStore, ReservableStore, SendMessage, SendOutcome};
 use weir_store::request::RequestStore;
 use weir_store::sale::{FollowMetrics, SaleStore};
 use weir_store::tier::LimitStore;
@@ -35,7 +35,7 @@ pub(crate) fn private() -> Server {
 /// cases count; as does what Redis or the feed does not answer in time, which is why both are patient here.
 struct Settled {
     quota: Arc<RedisQuota>,
-    feed: Arc<Feed>,
+    limit_changes: Arc<LimitChanges>,
     heard: Arc<Heard>,
 }
 
@@ -59,7 +59,7 @@ impl Settled {
     /// Waits until a change that was taken after `before` were heard is heard too, and dealt with.
     async fn after(&self, user: &UserId, before: usize) {
         let taken_at = Instant::now();
-        let is_heard = || self.heard.of(user) > before || self.feed.has_heard(taken_at);
+        let is_heard = || self.heard.of(user) > before || self.limit_changes.has_heard(taken_at);
         while !is_heard() || !self.quota.is_settled() {
             tokio::time::sleep(Duration::from_millis(2)).await;
         }
@@ -145,7 +145,7 @@ impl<const CLUSTER: bool> OnRedis<CLUSTER> {
         let store = Postgres::open_with_clock(target.with_patience(PATIENCE), 8, Some(time.clone()))
             .await
             .expect("it opens");
-        store.feed().hold_for(PATIENCE);
+        store.limit_changes().hold_for(PATIENCE);
         let target: Target = url.parse().expect("a Redis URL");
         // What Redis does not answer in time is decided without it, which on a busy machine is not what cases are about.
         let redis = Redis::start(target.with_patience(patience));
@@ -161,8 +161,8 @@ impl<const CLUSTER: bool> OnRedis<CLUSTER> {
         tokio::spawn(sales.clone().follow(closing.clone()));
         let heard = Arc::<Heard>::default();
         let listener = Arc::clone(&heard);
-        store.feed().listen(move |change| listener.add(change));
-        hears(&store.feed()).await;
+        store.limit_changes().listen(move |change| listener.add(change));
+        hears(&store.limit_changes()).await;
         Self {
             url: url.to_owned(),
             server,
@@ -181,15 +181,15 @@ impl<const CLUSTER: bool> OnRedis<CLUSTER> {
 }
 
 /// Waits until changes on other servers are heard.
-async fn hears(feed: &Feed) {
+async fn hears(limit_changes: &LimitChanges) {
     // Not `wait::until`: its future cannot be sent between threads, which a fixture's must be.
     let since = Instant::now();
     let heard = async {
-        while !feed.has_heard(since) {
+        while !limit_changes.has_heard(since) {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
-    tokio::time::timeout(PATIENCE, heard).await.expect("the feed hears");
+    tokio::time::timeout(PATIENCE, heard).await.expect("the limit_changes hears");
 }
 
 #[async_trait::async_trait]
@@ -235,7 +235,7 @@ impl<const CLUSTER: bool> HasQueue for OnRedis<CLUSTER> {
 impl<const CLUSTER: bool> HasQuota for OnRedis<CLUSTER> {
     fn quota(&self) -> Arc<dyn QuotaStore> {
         let (quota, heard) = (Arc::clone(&self.quota), Arc::clone(&self.heard));
-        Arc::new(Settled { quota, feed: self.store.feed(), heard })
+        Arc::new(Settled { quota, limit_changes: self.store.limit_changes(), heard })
     }
 
     /// Redis counts, then Postgres queues. A server's lanes keep each user's order.

@@ -8,9 +8,9 @@ use weir_core::quota::{Limits, Quota};
 use weir_core::{RequestId, Timestamp};
 use weir_store::request::{KnownKey, KnownKeys, NewRequest, Receipt, Submit, SubmitOutcome, plan_submit};
 
-use super::keys::{KeyBatch, Keys};
+use super::idempotency_journal::{IdempotencyJournal, KeyBatch};
 use super::read_status;
-use crate::rows::{Insert, Inserting};
+use crate::multi_insert::{Insert, Inserting};
 use crate::writer::{BatchInTurns, Turn};
 
 /// Submissions that are decided and written between two looks at how long that takes.
@@ -30,7 +30,7 @@ const COUNT: &str = "UPDATE request_ledger SET accepted = accepted + ?1 WHERE id
 
 pub(super) fn submit(
     connection: &Connection,
-    keys: &mut Keys,
+    keys: &mut IdempotencyJournal,
     batch: &mut BatchInTurns<Submit, SubmitOutcome>,
     limits: Option<Limits>,
     now: Timestamp,

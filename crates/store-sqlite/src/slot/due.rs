@@ -78,7 +78,7 @@ impl DueStore for Sqlite {
         let settled = self.inner.writer.run(settle).await?;
         if settled {
             self.give_up(&due.receipt);
-            topic.iter().for_each(|topic| self.inner.bells.ring(topic));
+            topic.iter().for_each(|topic| self.inner.topic_notify.notify(topic));
         }
         Ok(settled)
     }

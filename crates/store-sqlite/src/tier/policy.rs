@@ -131,7 +131,7 @@ mod tests {
     use std::time::Duration;
 
     use weir_core::tier::{FixedWindow, Limit, Spent as SpentOfLimit};
-    use weir_store::tier::{Kept, SpentRow};
+    use weir_store::tier::{SpentRecord, SpentRow};
 
     use super::*;
 
@@ -153,7 +153,7 @@ mod tests {
 
     fn rows(scope: u32, amount: i64, count: usize) -> Vec<SpentRow> {
         let limit = Limit::FixedWindow(FixedWindow::new(1_000, Duration::from_secs(60)).unwrap());
-        let kept = Kept::of_limit(&limit, SpentOfLimit(amount, 1, 0));
+        let kept = SpentRecord::of_limit(&limit, SpentOfLimit(amount, 1, 0));
         let row = |n| SpentRow { scope, key: format!("key-{n:06}"), kept, saved_at: None };
         (0..count).map(row).collect()
     }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use rusqlite::{Connection, Row, params};
 use weir_core::Timestamp;
-use weir_store::tier::{Kept, SpentRow};
+use weir_store::tier::{SpentRecord, SpentRow};
 
 use crate::error::fault;
 use crate::journal::{IN_PLACE_MAX, Journal, JournaledTable, put_text, take_bytes, take_text};
@@ -162,7 +162,7 @@ pub(super) fn load(
 }
 
 fn read(row: &Row<'_>) -> rusqlite::Result<SpentRow> {
-    let kept = Kept::parse(row.get_ref(2)?.as_str()?).map_err(fault)?;
+    let kept = SpentRecord::parse(row.get_ref(2)?.as_str()?).map_err(fault)?;
     let saved_at: Option<i64> = row.get(3)?;
     Ok(SpentRow {
         scope: row.get(0)?,
@@ -189,7 +189,7 @@ mod tests {
         SpentRow {
             scope: 7,
             key: format!("key-{n:06}"),
-            kept: Kept::of_limit(&limit, SpentOfLimit(amount, 1, 0)),
+            kept: SpentRecord::of_limit(&limit, SpentOfLimit(amount, 1, 0)),
             saved_at: n.is_multiple_of(2).then(|| Timestamp::from_seconds(9)),
         }
     }

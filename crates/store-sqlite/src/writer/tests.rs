@@ -232,7 +232,7 @@ async fn a_job_that_came_when_another_ended_the_transaction_hears_why() {
 
 /// One more for each of so many users.
 async fn count_users(writer: &Writer, users: usize) -> Result<()> {
-    let count = move |connection: &Connection, counts: &mut Counts| {
+    let count = move |connection: &Connection, counts: &mut QuotaJournal| {
         counts.refresh(connection)?;
         let users: Vec<_> = (0..users).map(|n| UserId::parse(format!("user-{n}")).unwrap()).collect();
         let mut changed = Vec::new();
@@ -247,7 +247,7 @@ async fn count_users(writer: &Writer, users: usize) -> Result<()> {
 }
 
 async fn counted(writer: &Writer, user: &'static str) -> u32 {
-    let find = move |connection: &Connection, counts: &mut Counts| {
+    let find = move |connection: &Connection, counts: &mut QuotaJournal| {
         counts.refresh(connection)?;
         counts.find(connection, &UserId::parse(user).unwrap())
     };

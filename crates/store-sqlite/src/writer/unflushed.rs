@@ -6,8 +6,8 @@ use rusqlite::Connection;
 use weir_store::sale::ProductId;
 
 use super::Turn;
-use crate::counts::{Counts, CountsMark};
-use crate::request::keys::Keys;
+use crate::quota_journal::{CountsMark, QuotaJournal};
+use crate::request::idempotency_journal::IdempotencyJournal;
 use crate::tier::Spent;
 
 /// Rows of each journal that an idle writer folds at a time.
@@ -16,8 +16,8 @@ const IDLE_FOLD: usize = 256;
 /// What the thread knows that the tables do not say yet.
 #[derive(Debug, Default)]
 pub(crate) struct Unflushed {
-    pub(crate) counts: Counts,
-    pub(crate) keys: Keys,
+    pub(crate) counts: QuotaJournal,
+    pub(crate) keys: IdempotencyJournal,
     pub(crate) spent: Spent,
     /// Products that are on their way out.
     pub(crate) deleting: HashSet<ProductId>,

@@ -9,9 +9,9 @@ use parking_lot::Mutex;
 
 use super::{NAME, Proxied, archive, find};
 use crate::daemon::Daemon;
+use crate::discover::Source;
 use crate::docker::Container;
 use crate::instance::Instance;
-use crate::source::Source;
 
 /// Any would do, as each broker is a cluster of its own.
 pub(super) const CLUSTER_ID: &str = "AAAAAAAAAAAAAAAAAAAAAQ";

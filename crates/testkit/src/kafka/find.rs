@@ -7,7 +7,7 @@ use std::sync::OnceLock;
 
 use super::{archive, config};
 use crate::apt;
-use crate::source::{self, Source};
+use crate::discover::{self, Source};
 
 pub(super) const VERSION: &str = "4.3.1";
 /// The oldest Java that this Kafka runs on.
@@ -24,7 +24,7 @@ pub(super) fn source() -> Result<&'static Source, &'static str> {
 
 /// Local is the directory that [`prepare`] makes.
 fn search() -> Result<Source, String> {
-    source::search(local, install, |maven| {
+    discover::search(local, install, |maven| {
         format!(
             "no Kafka for the tests: none in {}; {maven}; `docker info` fails. Install Java {OLDEST_JAVA} and Maven \
              or start Docker; or set WEIR_TEST_KAFKA to host:port, which serves all tests but those that stop their \
@@ -42,7 +42,7 @@ pub(super) fn local() -> Option<PathBuf> {
 /// A Java new enough.
 pub(super) fn java() -> Option<PathBuf> {
     let home = std::env::var_os("JAVA_HOME").map(|home| Path::new(&home).join("bin/java"));
-    let mut candidates = home.into_iter().filter(|java| java.is_file()).chain(source::on_path("java"));
+    let mut candidates = home.into_iter().filter(|java| java.is_file()).chain(discover::on_path("java"));
     candidates.find(|java| {
         let output = Command::new(java).arg("-version").stdin(Stdio::null()).output();
         output
@@ -59,7 +59,7 @@ fn major_version(text: &str) -> Option<u32> {
 fn install() -> Result<PathBuf, String> {
     let java = java().map_or_else(|| apt::install(&["default-jre-headless"], || {}, java), Ok);
     let java = java.map_err(|reason| format!("no Java {OLDEST_JAVA} on PATH: {reason}"))?;
-    let maven = || source::on_path("mvn");
+    let maven = || discover::on_path("mvn");
     let maven = maven().map_or_else(|| apt::install(&["maven"], || {}, maven), Ok);
     let maven = maven.map_err(|reason| format!("no mvn on PATH: {reason}"))?;
     prepare(&prepared(), &maven, &java)
@@ -67,7 +67,7 @@ fn install() -> Result<PathBuf, String> {
 
 /// Where this version is kept from run to run.
 fn prepared() -> PathBuf {
-    source::cache().join(format!("kafka-{VERSION}"))
+    discover::cache().join(format!("kafka-{VERSION}"))
 }
 
 /// Makes `directory` with the jars, and with storage that is formatted once for all brokers, whose clusters never

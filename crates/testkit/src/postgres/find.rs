@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use crate::apt;
-use crate::source::{self, Source};
+use crate::discover::{self, Source};
 
 /// Looks once per process: when nothing works, a hundred tests should not each wait for apt to find that out.
 pub(super) fn source() -> Result<&'static Source, &'static str> {
@@ -16,7 +16,7 @@ pub(super) fn source() -> Result<&'static Source, &'static str> {
 /// Local is the directory with `initdb` and `postgres`.
 fn search() -> Result<Source, String> {
     let install = || apt::install(&["postgresql"], keep_package_from_making_a_cluster, local);
-    source::search(local, install, |apt| {
+    discover::search(local, install, |apt| {
         format!(
             "no PostgreSQL for the tests: none on PATH, in /usr/lib/postgresql/*/bin or /usr/local/pgsql/bin; {apt}; \
              `docker info` fails. Install PostgreSQL or start Docker; or set WEIR_TEST_POSTGRES to a superuser URL, \
@@ -26,7 +26,7 @@ fn search() -> Result<Source, String> {
 }
 
 pub(super) fn local() -> Option<PathBuf> {
-    source::path_directories()
+    discover::path_directories()
         .into_iter()
         .chain(debian_versions(Path::new("/usr/lib/postgresql")))
         .chain([PathBuf::from("/usr/local/pgsql/bin")])

@@ -9,9 +9,9 @@ use parking_lot::Mutex;
 use super::{NAME, Options};
 use crate::certificates::Certificates;
 use crate::daemon::Daemon;
+use crate::discover::Source;
 use crate::docker::Container;
 use crate::instance::Erasable;
-use crate::source::Source;
 
 const IMAGE: &str = "redis:7";
 

@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 
 use crate::apt;
-use crate::source::{self, Source, succeeds};
+use crate::discover::{self, Source, succeeds};
 
 /// The first with everything that Weir and the testkit ask of it.
 const OLDEST: u32 = 7;
@@ -18,7 +18,7 @@ pub(super) fn source() -> Result<&'static Source, &'static str> {
 
 /// Local is the program `redis-server`.
 fn search() -> Result<Source, String> {
-    source::search(local, install, |apt| {
+    discover::search(local, install, |apt| {
         format!(
             "no Redis for the tests: no redis-server of version {OLDEST} or newer on PATH; {apt}; `docker info` \
              fails. Install Redis or start Docker; or set WEIR_TEST_REDIS to a redis:// URL, which serves all tests \
@@ -28,7 +28,7 @@ fn search() -> Result<Source, String> {
 }
 
 pub(super) fn local() -> Option<PathBuf> {
-    let program = source::on_path("redis-server")?;
+    let program = discover::on_path("redis-server")?;
     let output = Command::new(&program).arg("--version").stdin(Stdio::null()).output().ok()?;
     let new_enough = major_version(&String::from_utf8_lossy(&output.stdout)) >= Some(OLDEST);
     new_enough.then_some(program)

@@ -37,7 +37,7 @@ impl ConsumerContext for Context {
             Rebalance::Assign(list) => {
                 let partitions = partitions(list);
                 tracing::debug!(target: "weir::kafka", topic = self.shared.topic, ?partitions, "assigned");
-                self.shared.state.lock().shelf.assign(partitions);
+                self.shared.state.lock().in_flight.assign(partitions);
             }
             Rebalance::Revoke(list) => {
                 let (partitions, lost) = (partitions(list), consumer.assignment_lost());
@@ -45,7 +45,7 @@ impl ConsumerContext for Context {
                 if !lost {
                     self.finish(&partitions, consumer);
                 }
-                self.shared.state.lock().shelf.revoke(partitions);
+                self.shared.state.lock().in_flight.revoke(partitions);
             }
             Rebalance::Error(error) => {
                 tracing::warn!(target: "weir::kafka", topic = self.shared.topic, %error, "a rebalance failed");
@@ -65,7 +65,7 @@ impl ConsumerContext for Context {
                 Some((u16::try_from(element.partition()).ok()?, element.offset().to_raw()?))
             })
             .collect();
-        self.shared.state.lock().shelf.committed(&committed);
+        self.shared.state.lock().in_flight.committed(&committed);
     }
 }
 
@@ -73,12 +73,12 @@ impl Context {
     /// Waits for what is out of these partitions, and commits what is settled of them.
     fn finish(&self, partitions: &[u16], consumer: &Consumer) {
         let busy = |state: &mut State| {
-            let out = state.committing || state.shelf.is_out(partitions, Instant::now());
+            let out = state.committing || state.in_flight.is_out(partitions, Instant::now());
             out && !self.shared.is_ending()
         };
         let mut state = self.shared.state.lock();
         self.shared.changed.wait_while_for(&mut state, busy, REVOKE_PATIENCE);
-        let mut offsets = state.shelf.uncommitted();
+        let mut offsets = state.in_flight.uncommitted();
         let stuck = state.committing;
         drop(state);
         offsets.retain(|(partition, _)| partitions.contains(partition));

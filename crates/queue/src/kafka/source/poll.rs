@@ -1,4 +1,4 @@
-//! The thread that polls: fetches ahead onto the shelf, and makes up for commits that failed.
+//! The thread that polls: reads messages ahead, and repeats commits that failed.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -13,9 +13,9 @@ use crate::{Message, Position};
 
 /// How long a poll waits for messages; a stop is noticed as fast.
 const POLL: Duration = Duration::from_millis(100);
-/// How many messages are taken from librdkafka before they are put onto the shelf together.
+/// How many messages are taken from librdkafka before they are added to those in flight together.
 const POLL_MESSAGES_MAX: usize = 256;
-/// How long a full shelf is waited for before fetching is paused and the group is told that somebody is there.
+/// How long to wait for room before fetching is paused; polling goes on, so that the group sees this consumer.
 const FULL_PATIENCE: Duration = Duration::from_secs(2);
 /// The pause before offsets are committed again by themselves.
 const COMMIT_AGAIN: Duration = Duration::from_secs(1);
@@ -52,19 +52,19 @@ impl Shared {
         self.closed.notify_one();
     }
 
-    /// Waits until the shelf has room; true when it is still full.
+    /// Waits until there is room; true when there still is none.
     fn wait_for_room(&self, at_most: Duration) -> bool {
-        let full = |state: &mut State| state.shelf.is_full() && !self.is_ending();
+        let full = |state: &mut State| state.in_flight.is_full() && !self.is_ending();
         let mut state = self.state.lock();
         self.changed.wait_while_for(&mut state, full, at_most);
-        state.shelf.is_full()
+        state.in_flight.is_full()
     }
 
-    /// Takes what is there, and puts it onto the shelf.
+    /// Takes what is there, and adds it to what is in flight.
     fn fetch(&self, consumer: &Consumer, at_most: Duration) {
         let mut fetched = Vec::new();
         let mut timeout = at_most;
-        // A rebalance ends the loop, so nothing is put onto the shelf under a later assignment than it was read under.
+        // A rebalance ends the loop, so nothing is added under a later assignment than it was read under.
         while fetched.len() < POLL_MESSAGES_MAX
             && let Some(polled) = consumer.poll(timeout)
         {
@@ -81,9 +81,9 @@ impl Shared {
         if !std::mem::replace(&mut state.reachable, true) {
             tracing::info!(target: "weir::kafka", topic = self.topic, "messages come in again");
         }
-        state.shelf.put(fetched);
+        state.in_flight.put(fetched);
         drop(state);
-        self.bell.notify_one();
+        self.wake.notify_one();
     }
 
     /// Tells once that something is wrong; librdkafka tries again by itself.
@@ -101,7 +101,7 @@ impl Shared {
     fn commit_again(&self, consumer: &Consumer) {
         let offsets = {
             let state = self.state.lock();
-            if state.committing { Vec::new() } else { state.shelf.uncommitted() }
+            if state.committing { Vec::new() } else { state.in_flight.uncommitted() }
         };
         if !offsets.is_empty()
             && let Err(error) =

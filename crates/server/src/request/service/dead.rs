@@ -12,7 +12,7 @@ use super::RequestService;
 use super::hub::StatusHub;
 use crate::engines::within;
 use crate::redact::redact;
-use crate::request::encryption::{Part, SEALING_BYTES};
+use crate::request::encryption::{SEALING_BYTES, SealedField};
 
 /// Dead letters replayed in one commit.
 const REPLAY_BATCH: usize = 500;
@@ -107,7 +107,7 @@ impl RequestService {
         if request.payload.bytes.is_empty() {
             return None;
         }
-        Some(match self.keys.open(request.id, Part::Payload, &request.payload) {
+        Some(match self.keys.open(request.id, SealedField::Payload, &request.payload) {
             Ok(payload) => redact(&payload, &self.settings.sensitive_fields),
             Err(error) => {
                 tracing::warn!(requestId = %request.id, %error, "a payload does not open");

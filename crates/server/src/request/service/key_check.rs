@@ -13,7 +13,7 @@ use weir_core::{RequestId, Timestamp};
 use weir_store::request::{Request, RequestStore, Sealed, SealedSearch};
 use weir_store::{Error, Result};
 
-use crate::request::encryption::{Keyring, Part};
+use crate::request::encryption::{Keyring, SealedField};
 use crate::settings::source::SettingError;
 
 /// Requests searched at a time.
@@ -35,7 +35,7 @@ pub(crate) async fn missing_key(
     let registered = store.sealing_keys().await?;
     if registered.is_empty()
         && let Some(request) = store.newest_request().await?
-        && keys.open(request.id, Part::Payload, &request.payload).is_err()
+        && keys.open(request.id, SealedField::Payload, &request.payload).is_err()
     {
         // From before keys were registered.
         return Ok(Some(sentence(keys, &request.payload.key_id, None, request.id)));
@@ -81,8 +81,8 @@ async fn unopenable_request(
 /// Whether `keys` open whatever of a request is sealed with a key of this name.
 fn opens(keys: &Keyring, request: &Request, name: &str) -> bool {
     let opens = |part, sealed: &Sealed| sealed.key_id != name || keys.open(request.id, part, sealed).is_ok();
-    opens(Part::Payload, &request.payload)
-        && request.result.as_ref().is_none_or(|result| opens(Part::Result, result))
+    opens(SealedField::Payload, &request.payload)
+        && request.result.as_ref().is_none_or(|result| opens(SealedField::Result, result))
 }
 
 fn sentence(keys: &Keyring, name: &str, digest: Option<&str>, request: RequestId) -> SettingError {
@@ -143,7 +143,7 @@ mod tests {
                 key: IdempotencyKey::parse(id.to_string()).unwrap(),
                 request_type: RequestType::parse("t").unwrap(),
                 fingerprint: Fingerprint::from_bytes([0; 32]),
-                payload: ring(keys).seal(id, Part::Payload, b"1").unwrap(),
+                payload: ring(keys).seal(id, SealedField::Payload, b"1").unwrap(),
                 downstream: "echo".to_owned(),
                 callback_url: None,
                 needs_broker: false,

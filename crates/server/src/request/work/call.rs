@@ -11,13 +11,13 @@ use weir_core::{Clock, RequestId, TenantId};
 use weir_store::request::{Job, JobReport, Sealed};
 
 use super::downstream::{Called, Downstream};
-use crate::request::encryption::{Keyring, Part};
-use crate::telemetry::log_throttle::Quiet;
+use crate::request::encryption::{Keyring, SealedField};
+use crate::telemetry::log_throttle::LogThrottle;
 
 /// How long a request is left alone whose payload does not open: an operator has to bring its key back.
 const PARKED_UNOPENED: Duration = Duration::from_secs(60);
 
-static UNOPENED: Quiet = Quiet::new();
+static UNOPENED: LogThrottle = LogThrottle::new();
 
 /// What every call of a worker shares.
 pub(super) struct Caller {
@@ -63,7 +63,7 @@ impl Caller {
                 return done(&job, claimed, Made::not_called(until.since(self.clock.now())));
             }
         };
-        let payload = match self.keyring.open(job.id, Part::Payload, &job.payload) {
+        let payload = match self.keyring.open(job.id, SealedField::Payload, &job.payload) {
             Ok(payload) => payload,
             Err(error) => {
                 downstream.breaker.report(permit, Health::Unknown);
@@ -88,7 +88,7 @@ impl Caller {
         downstream.breaker.report(permit, judgement.health());
         let problem = problem.map(|problem| problem.to_string());
         let result = result.filter(|_| judgement == Judgement::Complete);
-        match result.map(|result| self.keyring.seal(id, Part::Result, &result)).transpose() {
+        match result.map(|result| self.keyring.seal(id, SealedField::Result, &result)).transpose() {
             Ok(result) => Made { report: Report::Called(judgement), result, problem },
             // A result that cannot be kept is as good as none: the downstream is asked for it again.
             Err(error) => Made {
@@ -140,7 +140,7 @@ impl Done {
 }
 
 fn tell_unopened(id: RequestId, error: &crate::request::encryption::OpenError) {
-    if let Some(others) = UNOPENED.speak() {
+    if let Some(others) = UNOPENED.permit() {
         tracing::error!(
             target: "weir::request",
             requestId = %id, %error, others, "a payload does not open; its request waits until it does"

@@ -11,7 +11,7 @@ use weir_store::request::Room;
 
 /// The slots of one worker.
 #[derive(Debug)]
-pub(super) struct Slots {
+pub(super) struct Permits {
     total: usize,
     used: Mutex<Used>,
     freed: Notify,
@@ -25,12 +25,12 @@ struct Used {
 
 /// A slot that is taken, until this is dropped.
 #[derive(Debug)]
-pub(super) struct Slot {
-    slots: Arc<Slots>,
+pub(super) struct Permit {
+    slots: Arc<Permits>,
     downstream: String,
 }
 
-impl Slots {
+impl Permits {
     pub(super) fn new(total: usize) -> Arc<Self> {
         Arc::new(Self { total, used: Mutex::default(), freed: Notify::new() })
     }
@@ -40,13 +40,13 @@ impl Slots {
         self.total.saturating_sub(self.used.lock().all)
     }
 
-    /// Takes a slot. Jobs are claimed only where [`Slots::room`] has one for them; a broker may name more of one
+    /// Takes a slot. Jobs are claimed only where [`Permits::room`] has one for them; a broker may name more of one
     /// downstream than its share.
-    pub(super) fn take(self: &Arc<Self>, downstream: &str) -> Slot {
+    pub(super) fn take(self: &Arc<Self>, downstream: &str) -> Permit {
         let mut used = self.used.lock();
         used.all += 1;
         *used.by_downstream.entry(downstream.to_owned()).or_default() += 1;
-        Slot { slots: Arc::clone(self), downstream: downstream.to_owned() }
+        Permit { slots: Arc::clone(self), downstream: downstream.to_owned() }
     }
 
     /// Returns when a slot was given back since the last call.
@@ -93,7 +93,7 @@ fn most_of_one(total: usize, downstreams: usize) -> usize {
     total.saturating_sub(others.saturating_mul(sure)).max(1)
 }
 
-impl Drop for Slot {
+impl Drop for Permit {
     fn drop(&mut self) {
         let mut used = self.slots.used.lock();
         used.all = used.all.saturating_sub(1);
@@ -118,7 +118,7 @@ mod tests {
 
     #[test]
     fn one_downstream_alone_may_have_every_slot() {
-        let slots = Slots::new(8);
+        let slots = Permits::new(8);
         assert_eq!(jobs(&slots.room(&[("a", usize::MAX)], 0)), [("a", 8)]);
         let taken: Vec<_> = (0..8).map(|_| slots.take("a")).collect();
         assert_eq!((slots.free(), jobs(&slots.room(&[("a", usize::MAX)], 1))), (0, vec![]));
@@ -128,7 +128,7 @@ mod tests {
 
     #[test]
     fn a_slow_downstream_leaves_room_for_the_others() {
-        let slots = Slots::new(8);
+        let slots = Permits::new(8);
         let both = [("a", usize::MAX), ("b", usize::MAX)];
         let _taken: Vec<_> = (0..6).map(|_| slots.take("a")).collect();
         assert_eq!(jobs(&slots.room(&both, 0)), [("b", 2)], "a has its most");
@@ -136,7 +136,7 @@ mod tests {
 
     #[test]
     fn room_is_never_more_than_there_are_slots_and_no_more_than_a_breaker_lets_through() {
-        let slots = Slots::new(10);
+        let slots = Permits::new(10);
         for turn in 0..3 {
             let room = slots.room(&[("a", usize::MAX), ("b", 0), ("c", 3)], turn);
             assert!(room.iter().map(|room| room.jobs).sum::<usize>() <= 10);

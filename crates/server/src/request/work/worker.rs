@@ -17,7 +17,7 @@ use weir_store::request::{Claimed, Job};
 
 use super::Parts;
 use super::call::{Caller, Done};
-use super::concurrency::Slots;
+use super::concurrency::Permits;
 use super::downstream::Downstreams;
 use super::reports::Reporter;
 use crate::engines::broker_jobs::BrokerJobs;
@@ -39,7 +39,7 @@ const PAUSE_AFTER_ERROR: Duration = Duration::from_millis(500);
 pub(crate) struct Worker {
     parts: Parts,
     downstreams: Downstreams,
-    slots: Arc<Slots>,
+    slots: Arc<Permits>,
 }
 
 /// What a worker has under way.
@@ -70,7 +70,7 @@ impl Worker {
     #[must_use]
     pub(crate) fn new(parts: Parts) -> Self {
         let downstreams = Downstreams::new(&parts.settings, &parts.clock, &parts.metrics);
-        let slots = Slots::new(parts.settings.concurrency);
+        let slots = Permits::new(parts.settings.concurrency);
         Self { parts, downstreams, slots }
     }
 

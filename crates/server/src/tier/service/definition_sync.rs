@@ -7,7 +7,7 @@ use weir_store::Result;
 use weir_store::tier::{Changed, News, TierStore};
 
 use super::Shared;
-use crate::telemetry::log_throttle::Quiet;
+use crate::telemetry::log_throttle::LogThrottle;
 
 /// How often other servers' changes are asked for: they hold here within five seconds, also when one answer is lost.
 const ASK_EVERY: Duration = Duration::from_secs(1);
@@ -68,8 +68,8 @@ async fn purge(store: &dyn TierStore) -> Result<()> {
 }
 
 fn tell(error: &weir_store::Error) {
-    static FAILED: Quiet = Quiet::new();
-    if let Some(also) = FAILED.speak() {
+    static FAILED: LogThrottle = LogThrottle::new();
+    if let Some(also) = FAILED.permit() {
         tracing::warn!(error = %error.with_causes(), also, "changes of limits on other servers cannot be read");
     }
 }

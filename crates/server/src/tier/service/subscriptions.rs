@@ -13,7 +13,7 @@ use weir_store::bounded_cache::{BoundedCache, Version};
 use weir_store::tier::{Subscription, TierStore};
 
 use crate::engines::within;
-use crate::telemetry::log_throttle::Quiet;
+use crate::telemetry::log_throttle::LogThrottle;
 
 const SHARDS: usize = 64;
 /// Users in one shard.
@@ -52,8 +52,8 @@ impl Subscriptions {
                 plan
             }
             Err(error) => {
-                static OUTAGE: Quiet = Quiet::new();
-                if let Some(also) = OUTAGE.speak() {
+                static OUTAGE: LogThrottle = LogThrottle::new();
+                if let Some(also) = OUTAGE.permit() {
                     tracing::warn!(error = %error.with_causes(), also, "a plan could not be read; FREE for now");
                 }
                 Plan::Free

@@ -1,7 +1,7 @@
 //! What becomes of an upstream's answer, good or bad: whether the caller gets it whole, gets 502, or is cut off, and whether
 //! the upstream is asked again over the same connection.
 
-use weir_testkit::talk::Talk;
+use weir_testkit::raw_connection::RawConnection;
 
 use self::Connection::{Dropped, Ended, Reused};
 use self::Outcome::{BadGateway, CutOff, Whole};
@@ -356,7 +356,7 @@ async fn an_answer_is_passed_on_whole_or_is_502_or_breaks_off() {
 const FOLLOWERS: usize = 8;
 
 /// Which connection a call goes over after this one carried another.
-async fn ask_again(gate: &mut Gate, caller: &mut Talk, used: &mut Talk) -> Connection {
+async fn ask_again(gate: &mut Gate, caller: &mut RawConnection, used: &mut RawConnection) -> Connection {
     const LAST: &str = "HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 4\r\n\r\nmine";
     caller.say(gate.head("GET /api/v1/ai/again", &["Connection: close"])).await;
     let found = tokio::select! {
@@ -376,7 +376,7 @@ async fn ask_again(gate: &mut Gate, caller: &mut Talk, used: &mut Talk) -> Conne
 }
 
 /// Reads an answer with this body; returns whether the connection stays open.
-async fn read_whole(caller: &mut Talk, outcome: &Outcome<'_>) -> bool {
+async fn read_whole(caller: &mut RawConnection, outcome: &Outcome<'_>) -> bool {
     if *outcome == CutOff {
         caller.rest().await;
         return false;

@@ -3,7 +3,7 @@
 use http::Method;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
-use weir_testkit::talk::Listener;
+use weir_testkit::raw_connection::Listener;
 
 use super::fixtures::Gate;
 

@@ -2,7 +2,7 @@
 
 use http::Method;
 use weir_testkit::http::Error;
-use weir_testkit::talk::Listener;
+use weir_testkit::raw_connection::Listener;
 
 use super::fixtures::{Gate, answer, error};
 

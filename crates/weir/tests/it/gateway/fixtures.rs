@@ -3,7 +3,7 @@
 use http::Method;
 use weir_server::auth::jwt::{self, Claims};
 use weir_testkit::http::{Client, Response};
-use weir_testkit::talk::{Listener, Talk};
+use weir_testkit::raw_connection::{Listener, RawConnection};
 
 use crate::fixtures::{Running, Store};
 
@@ -51,12 +51,12 @@ impl Gate {
     }
 
     /// A connection of a caller.
-    pub(super) async fn caller(&self) -> Talk {
-        Talk::connect(self.running.weir.addr()).await
+    pub(super) async fn caller(&self) -> RawConnection {
+        RawConnection::connect(self.running.weir.addr()).await
     }
 
     /// A caller that has sent the head of a request, with its token and these lines.
-    pub(super) async fn asking(&self, line: &str, headers: &[&str]) -> Talk {
+    pub(super) async fn asking(&self, line: &str, headers: &[&str]) -> RawConnection {
         let mut caller = self.caller().await;
         caller.say(self.head(line, headers)).await;
         caller

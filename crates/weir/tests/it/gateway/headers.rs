@@ -1,7 +1,7 @@
 //! What is passed on of heads, both ways.
 
 use http::Method;
-use weir_testkit::talk::{Head, Listener};
+use weir_testkit::raw_connection::{Head, Listener};
 
 use super::fixtures::{Gate, answer, error};
 use crate::fixtures::{Running, Store};

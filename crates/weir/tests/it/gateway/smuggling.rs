@@ -12,7 +12,7 @@ use std::net::SocketAddr;
 use futures_util::{StreamExt, stream};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
-use weir_testkit::talk::Listener;
+use weir_testkit::raw_connection::Listener;
 
 use self::Expected::{Answered, Closed, Either, Refused};
 use self::recorder::{Message, Recorder, read_answers};

@@ -1,7 +1,7 @@
 //! An upstream behind TLS: spoken to when it can be trusted, and told nothing otherwise.
 
 use http::Method;
-use weir_testkit::talk::Listener;
+use weir_testkit::raw_connection::Listener;
 use weir_testkit::tls::Terminator;
 
 use super::fixtures::{Gate, answer, error};

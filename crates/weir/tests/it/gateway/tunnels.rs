@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use weir_testkit::talk::Talk;
+use weir_testkit::raw_connection::RawConnection;
 use weir_testkit::wait;
 
 use super::fixtures::{Gate, answer};
@@ -15,7 +15,7 @@ const UPGRADE: [&str; 4] = [
     "Sec-WebSocket-Version: 13",
 ];
 
-async fn tunnel(gate: &mut Gate) -> (Talk, Talk) {
+async fn tunnel(gate: &mut Gate) -> (RawConnection, RawConnection) {
     let mut caller = gate.asking("GET /api/v1/ai/socket?x=1", &UPGRADE).await;
     let mut upstream = gate.upstream.next().await;
     let head = upstream.head().await;

@@ -22,7 +22,7 @@ use weir_core::{Clock, IdempotencyKey, RequestId, RequestType, TenantId};
 use weir_store::request::{Request, RequestStore, Submit, SubmitOutcome};
 use weir_store_sqlite::Sqlite;
 
-use crate::request::encryption::{Keyring, Part, TextKeys};
+use crate::request::encryption::{Keyring, SealedField, TextKeys};
 use crate::request::settings::RequestSettings;
 use crate::request::work::{Parts, Worker};
 use crate::settings::Settings;
@@ -120,7 +120,7 @@ impl Fixture {
             key: IdempotencyKey::parse(id.to_string()).unwrap(),
             request_type: RequestType::parse("t").unwrap(),
             fingerprint: Fingerprint::from_bytes([0; 32]),
-            payload: self.keyring.seal(id, Part::Payload, payload.as_bytes()).unwrap(),
+            payload: self.keyring.seal(id, SealedField::Payload, payload.as_bytes()).unwrap(),
             downstream: RequestSettings::DEFAULT_DOWNSTREAM.to_owned(),
             callback_url: None,
             needs_broker: false,
@@ -139,7 +139,7 @@ impl Fixture {
 
     pub(super) fn result(&self, request: &Request) -> Option<Vec<u8>> {
         let sealed = request.result.as_ref()?;
-        Some(self.keyring.open(request.id, Part::Result, sealed).unwrap())
+        Some(self.keyring.open(request.id, SealedField::Result, sealed).unwrap())
     }
 }
 

@@ -12,7 +12,7 @@ use weir_store::request::Request;
 use super::fair_queue::Turn;
 use super::{Taken, Webhooks, message};
 use crate::outbound::{Answer, Problem, Target};
-use crate::request::encryption::{OpenError, Part};
+use crate::request::encryption::{OpenError, SealedField};
 use crate::request::work::downstream::AGENT;
 
 /// The wait between attempts, doubling from the first to the longest.
@@ -89,7 +89,7 @@ impl Webhooks {
     }
 
     fn body(&self, request: &Request) -> std::result::Result<Bytes, OpenError> {
-        let open = |sealed| self.parts.keyring.open(request.id, Part::Result, sealed);
+        let open = |sealed| self.parts.keyring.open(request.id, SealedField::Result, sealed);
         let result = request.result.as_ref().map(open).transpose()?;
         Ok(message::encode(request, result.as_deref()))
     }

@@ -11,7 +11,7 @@ use crate::{Claim, Lease, Message, Position, Receipt, Settlement};
 
 /// What is held for one topic.
 #[derive(Debug)]
-pub(super) struct Shelf {
+pub(super) struct InFlight {
     topic: String,
     partitions: BTreeMap<u16, Partition>,
     /// In order for each partition.
@@ -52,9 +52,9 @@ struct Out {
     until: Instant,
 }
 
-/// A message to be buried before its offset may be committed.
+/// A message to be published before its offset may be committed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Burial {
+pub(super) struct DeadMessage {
     pub(super) entry: Entry,
     pub(super) reason: String,
 }
@@ -69,7 +69,7 @@ impl Entry {
     }
 }
 
-impl Shelf {
+impl InFlight {
     pub(super) fn new(topic: String, limits: Limits) -> Self {
         Self {
             topic,
@@ -186,13 +186,17 @@ impl Shelf {
         partition.is_some_and(|partition| partition.generation == lease.token)
     }
 
-    /// The dead among the settled beginnings: to be buried before [`Shelf::settle`]. `None` when this is not the
+    /// The dead among the settled beginnings: to be published before [`InFlight::settle`]. `None` when this is not the
     /// receipt of what is out.
-    pub(super) fn burials(&self, receipt: &Receipt, settlement: &Settlement) -> Option<Vec<Burial>> {
+    pub(super) fn dead_messages(
+        &self,
+        receipt: &Receipt,
+        settlement: &Settlement,
+    ) -> Option<Vec<DeadMessage>> {
         let out = self.out.as_ref().filter(|out| out.leases == receipt.leases)?;
         let verdicts = Verdicts::of(settlement);
         let mut ended = self.lost(receipt);
-        let mut burials = Vec::new();
+        let mut dead_messages = Vec::new();
         for entry in &out.entries {
             if ended.contains(&entry.partition()) {
                 continue;
@@ -200,22 +204,22 @@ impl Shelf {
             match verdicts.of_entry(entry) {
                 Verdict::Done => {}
                 Verdict::Dead(reason) => {
-                    burials.push(Burial { entry: entry.clone(), reason: reason.to_owned() });
+                    dead_messages.push(DeadMessage { entry: entry.clone(), reason: reason.to_owned() });
                 }
                 Verdict::Again(_) => {
                     ended.insert(entry.partition());
                 }
             }
         }
-        Some(burials)
+        Some(dead_messages)
     }
 
-    /// Settles what is out; the dead only where they were `buried`. False when a lease was lost.
+    /// Settles what is out; the dead only where they were `published`. False when a lease was lost.
     pub(super) fn settle(
         &mut self,
         receipt: &Receipt,
         settlement: &Settlement,
-        buried: &BTreeSet<Position>,
+        published: &BTreeSet<Position>,
         now: Instant,
     ) -> bool {
         let Some(out) = self.out.take_if(|out| out.leases == receipt.leases) else {
@@ -232,7 +236,7 @@ impl Shelf {
             let verdict = verdicts.of_entry(&entry);
             let settled = match verdict {
                 Verdict::Done => true,
-                Verdict::Dead(_) => buried.contains(&position),
+                Verdict::Dead(_) => published.contains(&position),
                 Verdict::Again(pause) => {
                     if let Some(pause) = pause {
                         entry.message.attempts = entry.message.attempts.saturating_add(1);
@@ -342,143 +346,144 @@ mod tests {
     }
 
     /// Two partitions with three messages each, offsets with a gap as compaction leaves them.
-    fn shelf() -> Shelf {
-        let mut shelf = Shelf::new("t".to_owned(), LIMITS);
-        shelf.assign([0, 1]);
-        shelf.put([entry(0, 5), entry(1, 0), entry(0, 6), entry(1, 1), entry(0, 9), entry(1, 2)]);
-        shelf
+    fn in_flight() -> InFlight {
+        let mut in_flight = InFlight::new("t".to_owned(), LIMITS);
+        in_flight.assign([0, 1]);
+        in_flight.put([entry(0, 5), entry(1, 0), entry(0, 6), entry(1, 1), entry(0, 9), entry(1, 2)]);
+        in_flight
     }
 
-    fn settle(shelf: &mut Shelf, claim: &Claim, settlement: &Settlement, now: Instant) -> bool {
-        let burials = shelf.burials(&claim.receipt, settlement).unwrap_or_default();
-        let buried = burials.into_iter().map(|burial| burial.entry.message.position).collect();
-        shelf.settle(&claim.receipt, settlement, &buried, now)
+    fn settle(in_flight: &mut InFlight, claim: &Claim, settlement: &Settlement, now: Instant) -> bool {
+        let dead_messages = in_flight.dead_messages(&claim.receipt, settlement).unwrap_or_default();
+        let published =
+            dead_messages.into_iter().map(|dead_message| dead_message.entry.message.position).collect();
+        in_flight.settle(&claim.receipt, settlement, &published, now)
     }
 
     #[test]
     fn one_claim_is_out_at_a_time_and_what_is_done_does_not_come_again() {
-        let (mut shelf, now) = (shelf(), Instant::now());
-        let claim = shelf.claim(4, now, now + MINUTE);
+        let (mut in_flight, now) = (in_flight(), Instant::now());
+        let claim = in_flight.claim(4, now, now + MINUTE);
         assert_eq!(positions(&claim), [(0, 5), (1, 0), (0, 6), (1, 1)]);
-        assert!(shelf.claim(4, now, now + MINUTE).messages.is_empty());
-        assert_eq!(shelf.ready_at(now), None);
+        assert!(in_flight.claim(4, now, now + MINUTE).messages.is_empty());
+        assert_eq!(in_flight.ready_at(now), None);
         let done = claim.messages.iter().map(|message| message.position).collect();
-        assert!(settle(&mut shelf, &claim, &Settlement { done, ..Settlement::default() }, now));
-        assert_eq!(shelf.uncommitted(), [(0, 7), (1, 2)]);
-        shelf.committed(&[(0, 7), (1, 1)]);
-        assert_eq!(shelf.uncommitted(), [(1, 2)], "an older commit confirms nothing newer");
-        assert_eq!(shelf.ready_at(now), Some(now));
-        assert_eq!(positions(&shelf.claim(4, now, now + MINUTE)), [(0, 9), (1, 2)]);
+        assert!(settle(&mut in_flight, &claim, &Settlement { done, ..Settlement::default() }, now));
+        assert_eq!(in_flight.uncommitted(), [(0, 7), (1, 2)]);
+        in_flight.committed(&[(0, 7), (1, 1)]);
+        assert_eq!(in_flight.uncommitted(), [(1, 2)], "an older commit confirms nothing newer");
+        assert_eq!(in_flight.ready_at(now), Some(now));
+        assert_eq!(positions(&in_flight.claim(4, now, now + MINUTE)), [(0, 9), (1, 2)]);
     }
 
     #[test]
     fn a_hole_ends_what_is_settled_of_its_partition_and_of_no_other() {
-        let (mut shelf, now) = (shelf(), Instant::now());
-        let claim = shelf.claim(6, now, now + MINUTE);
-        // 6 is missing in partition 0; 9 behind it is done, dead letters behind it are not buried.
+        let (mut in_flight, now) = (in_flight(), Instant::now());
+        let claim = in_flight.claim(6, now, now + MINUTE);
+        // 6 is missing in partition 0; 9 behind it is done, dead letters behind it are not published.
         let settlement = Settlement {
             done: vec![at(0, 5), at(1, 0), at(1, 2)],
             dead: vec![(at(1, 1), "bad".to_owned()), (at(0, 9), "bad".to_owned())],
             ..Settlement::default()
         };
-        let burials = shelf.burials(&claim.receipt, &settlement).unwrap();
-        assert_eq!(burials, [Burial { entry: entry(1, 1), reason: "bad".to_owned() }]);
-        assert!(settle(&mut shelf, &claim, &settlement, now));
-        assert_eq!(shelf.uncommitted(), [(0, 6), (1, 3)]);
-        assert_eq!(positions(&shelf.claim(6, now, now + MINUTE)), [(0, 6), (0, 9)]);
+        let dead_messages = in_flight.dead_messages(&claim.receipt, &settlement).unwrap();
+        assert_eq!(dead_messages, [DeadMessage { entry: entry(1, 1), reason: "bad".to_owned() }]);
+        assert!(settle(&mut in_flight, &claim, &settlement, now));
+        assert_eq!(in_flight.uncommitted(), [(0, 6), (1, 3)]);
+        assert_eq!(positions(&in_flight.claim(6, now, now + MINUTE)), [(0, 6), (0, 9)]);
     }
 
     #[test]
     fn a_dead_letter_that_is_not_buried_comes_again() {
-        let (mut shelf, now) = (shelf(), Instant::now());
-        let claim = shelf.claim(3, now, now + MINUTE);
+        let (mut in_flight, now) = (in_flight(), Instant::now());
+        let claim = in_flight.claim(3, now, now + MINUTE);
         let settlement = Settlement {
             done: vec![at(0, 6), at(1, 0)],
             dead: vec![(at(0, 5), "bad".to_owned())],
             ..Settlement::default()
         };
-        assert!(shelf.settle(&claim.receipt, &settlement, &BTreeSet::new(), now));
-        assert_eq!(shelf.uncommitted(), [(1, 1)]);
-        assert_eq!(positions(&shelf.claim(3, now, now + MINUTE)), [(0, 5), (0, 6), (1, 1)]);
+        assert!(in_flight.settle(&claim.receipt, &settlement, &BTreeSet::new(), now));
+        assert_eq!(in_flight.uncommitted(), [(1, 1)]);
+        assert_eq!(positions(&in_flight.claim(3, now, now + MINUTE)), [(0, 5), (0, 6), (1, 1)]);
     }
 
     #[test]
     fn a_retry_holds_its_partition_back_for_a_while_and_counts() {
-        let (mut shelf, now) = (shelf(), Instant::now());
-        let claim = shelf.claim(6, now, now + MINUTE);
+        let (mut in_flight, now) = (in_flight(), Instant::now());
+        let claim = in_flight.claim(6, now, now + MINUTE);
         let done = vec![at(1, 0), at(1, 1), at(1, 2)];
         let settlement = Settlement { done, retry: vec![(at(0, 5), MINUTE)], ..Settlement::default() };
-        assert!(settle(&mut shelf, &claim, &settlement, now));
-        assert!(shelf.claim(6, now, now + MINUTE).messages.is_empty());
+        assert!(settle(&mut in_flight, &claim, &settlement, now));
+        assert!(in_flight.claim(6, now, now + MINUTE).messages.is_empty());
         let later = now + MINUTE;
-        assert_eq!(shelf.ready_at(now), Some(later));
-        let claim = shelf.claim(6, later, later + MINUTE);
+        assert_eq!(in_flight.ready_at(now), Some(later));
+        let claim = in_flight.claim(6, later, later + MINUTE);
         assert_eq!(positions(&claim), [(0, 5), (0, 6), (0, 9)]);
         assert_eq!(claim.messages.iter().map(|message| message.attempts).collect::<Vec<_>>(), [1, 0, 0]);
     }
 
     #[test]
     fn a_partition_taken_away_settles_nothing_even_when_it_comes_back() {
-        let (mut shelf, now) = (shelf(), Instant::now());
-        let claim = shelf.claim(6, now, now + MINUTE);
-        assert!(shelf.is_out(&[0], now));
-        shelf.revoke([0]);
-        shelf.assign([0]);
-        shelf.put([entry(0, 5)]);
+        let (mut in_flight, now) = (in_flight(), Instant::now());
+        let claim = in_flight.claim(6, now, now + MINUTE);
+        assert!(in_flight.is_out(&[0], now));
+        in_flight.revoke([0]);
+        in_flight.assign([0]);
+        in_flight.put([entry(0, 5)]);
         let done = claim.messages.iter().map(|message| message.position).collect();
-        assert!(!settle(&mut shelf, &claim, &Settlement { done, ..Settlement::default() }, now));
-        assert_eq!(shelf.uncommitted(), [(1, 3)], "the other partition is settled all the same");
-        assert_eq!(positions(&shelf.claim(6, now, now + MINUTE)), [(0, 5)]);
+        assert!(!settle(&mut in_flight, &claim, &Settlement { done, ..Settlement::default() }, now));
+        assert_eq!(in_flight.uncommitted(), [(1, 3)], "the other partition is settled all the same");
+        assert_eq!(positions(&in_flight.claim(6, now, now + MINUTE)), [(0, 5)]);
     }
 
     #[test]
     fn a_claim_that_lost_all_its_partitions_is_not_waited_for() {
-        let (mut shelf, now) = (shelf(), Instant::now());
-        let late = shelf.claim(6, now, now + MINUTE);
-        shelf.revoke([0, 1]);
-        shelf.assign([1]);
-        shelf.put([entry(1, 0)]);
-        let again = shelf.claim(6, now, now + MINUTE);
+        let (mut in_flight, now) = (in_flight(), Instant::now());
+        let late = in_flight.claim(6, now, now + MINUTE);
+        in_flight.revoke([0, 1]);
+        in_flight.assign([1]);
+        in_flight.put([entry(1, 0)]);
+        let again = in_flight.claim(6, now, now + MINUTE);
         assert_eq!(positions(&again), [(1, 0)]);
         assert!(!settle(
-            &mut shelf,
+            &mut in_flight,
             &late,
             &Settlement { done: vec![at(1, 0)], ..Settlement::default() },
             now
         ));
         assert!(settle(
-            &mut shelf,
+            &mut in_flight,
             &again,
             &Settlement { done: vec![at(1, 0)], ..Settlement::default() },
             now
         ));
-        assert_eq!(shelf.uncommitted(), [(1, 1)]);
+        assert_eq!(in_flight.uncommitted(), [(1, 1)]);
     }
 
     #[test]
     fn a_claim_that_ran_out_is_handed_out_again_and_settles_nothing() {
-        let (mut shelf, now) = (shelf(), Instant::now());
-        let late = shelf.claim(2, now, now + MINUTE);
+        let (mut in_flight, now) = (in_flight(), Instant::now());
+        let late = in_flight.claim(2, now, now + MINUTE);
         let later = now + MINUTE;
-        assert!(!shelf.is_out(&[0, 1], later));
-        assert_eq!(positions(&shelf.claim(2, later, later + MINUTE)), positions(&late));
+        assert!(!in_flight.is_out(&[0, 1], later));
+        assert_eq!(positions(&in_flight.claim(2, later, later + MINUTE)), positions(&late));
         let done = late.messages.iter().map(|message| message.position).collect();
-        assert!(!settle(&mut shelf, &late, &Settlement { done, ..Settlement::default() }, later));
-        assert!(shelf.uncommitted().is_empty());
+        assert!(!settle(&mut in_flight, &late, &Settlement { done, ..Settlement::default() }, later));
+        assert!(in_flight.uncommitted().is_empty());
     }
 
     #[test]
-    fn a_full_shelf_says_so_until_something_is_settled() {
-        let (mut shelf, now) = (shelf(), Instant::now());
-        assert!(!shelf.is_full());
-        shelf.put((10..14).map(|id| entry(0, id)));
-        assert!(shelf.is_full());
-        let claim = shelf.claim(4, now, now + MINUTE);
-        assert!(shelf.is_full(), "what is out is held too");
+    fn there_is_no_room_until_something_is_settled() {
+        let (mut in_flight, now) = (in_flight(), Instant::now());
+        assert!(!in_flight.is_full());
+        in_flight.put((10..14).map(|id| entry(0, id)));
+        assert!(in_flight.is_full());
+        let claim = in_flight.claim(4, now, now + MINUTE);
+        assert!(in_flight.is_full(), "what is out is held too");
         let done = claim.messages.iter().map(|message| message.position).collect();
-        assert!(settle(&mut shelf, &claim, &Settlement { done, ..Settlement::default() }, now));
-        assert!(!shelf.is_full());
-        shelf.put([entry(7, 0)]);
-        assert_eq!(positions(&shelf.claim(9, now, now + MINUTE)).len(), 6, "not ours, not held");
+        assert!(settle(&mut in_flight, &claim, &Settlement { done, ..Settlement::default() }, now));
+        assert!(!in_flight.is_full());
+        in_flight.put([entry(7, 0)]);
+        assert_eq!(positions(&in_flight.claim(9, now, now + MINUTE)).len(), 6, "not ours, not held");
     }
 }

@@ -13,7 +13,7 @@ use weir_core::UserId;
 const MAX: usize = 10_000;
 
 #[derive(Debug, Default)]
-pub(crate) struct Doubts {
+pub(crate) struct Invalidations {
     state: Mutex<State>,
     added: Notify,
 }
@@ -26,7 +26,7 @@ struct State {
     is_everybody: bool,
 }
 
-impl Doubts {
+impl Invalidations {
     /// Whether a user's hash must not be used.
     pub(crate) fn has(&self, user: &UserId) -> bool {
         let state = self.state.lock();
@@ -90,27 +90,27 @@ mod tests {
 
     #[tokio::test]
     async fn a_user_is_in_doubt_until_the_hash_is_gone() {
-        let (doubts, user) = (Doubts::default(), UserId::parse("u").unwrap());
-        assert!(!doubts.has(&user));
-        doubts.add(&user);
-        assert!(doubts.has(&user));
-        let first = doubts.next().await;
-        doubts.add(&user);
-        doubts.settle(&first[0].0, first[0].1);
-        assert!(doubts.has(&user), "it has changed again since");
-        let second = doubts.next().await;
-        doubts.settle(&second[0].0, second[0].1);
-        assert!(!doubts.has(&user));
+        let (invalidations, user) = (Invalidations::default(), UserId::parse("u").unwrap());
+        assert!(!invalidations.has(&user));
+        invalidations.add(&user);
+        assert!(invalidations.has(&user));
+        let first = invalidations.next().await;
+        invalidations.add(&user);
+        invalidations.settle(&first[0].0, first[0].1);
+        assert!(invalidations.has(&user), "it has changed again since");
+        let second = invalidations.next().await;
+        invalidations.settle(&second[0].0, second[0].1);
+        assert!(!invalidations.has(&user));
     }
 
     #[test]
     fn when_too_many_change_everybody_is_in_doubt() {
-        let doubts = Doubts::default();
+        let invalidations = Invalidations::default();
         for n in 0..=MAX {
-            doubts.add(&UserId::parse(n.to_string()).unwrap());
+            invalidations.add(&UserId::parse(n.to_string()).unwrap());
         }
-        assert!(doubts.has(&UserId::parse("anybody").unwrap()));
-        doubts.settle_everybody();
-        assert!(!doubts.has(&UserId::parse("anybody").unwrap()));
+        assert!(invalidations.has(&UserId::parse("anybody").unwrap()));
+        invalidations.settle_everybody();
+        assert!(!invalidations.has(&UserId::parse("anybody").unwrap()));
     }
 }

@@ -25,7 +25,7 @@ pub enum Change {
 type Listener = Box<dyn Fn(&Change) + Send + Sync>;
 
 /// What a server hears of changes on others.
-pub struct Feed {
+pub struct LimitChanges {
     started: Instant,
     /// When the store last answered, in microseconds after `started`; always current when negative.
     heard_us: AtomicI64,
@@ -36,14 +36,14 @@ pub struct Feed {
     listeners: RwLock<Vec<Listener>>,
 }
 
-impl fmt::Debug for Feed {
+impl fmt::Debug for LimitChanges {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Feed").field("is_current", &self.is_current()).finish_non_exhaustive()
+        f.debug_struct("LimitChanges").field("is_current", &self.is_current()).finish_non_exhaustive()
     }
 }
 
-impl Feed {
-    /// A feed that somebody keeps current with [`Feed::heard`].
+impl LimitChanges {
+    /// A feed that somebody keeps current with [`LimitChanges::heard`].
     #[must_use]
     pub fn new() -> Self {
         Self::with(0)
@@ -125,7 +125,7 @@ impl Feed {
     }
 }
 
-impl Default for Feed {
+impl Default for LimitChanges {
     fn default() -> Self {
         Self::new()
     }
@@ -144,30 +144,30 @@ mod tests {
 
     #[test]
     fn a_feed_is_current_for_as_long_as_its_store_was_heard() {
-        let feed = Feed::new();
-        feed.heard(feed.started + Duration::from_secs(60), 3);
-        assert!(feed.is_current());
-        assert_eq!(feed.epoch(), 3);
-        feed.heard(Instant::now(), 2);
-        assert_eq!(feed.epoch(), 3, "an answer that comes late takes nothing back");
-        assert!(Feed::alone().is_current());
+        let limit_changes = LimitChanges::new();
+        limit_changes.heard(limit_changes.started + Duration::from_secs(60), 3);
+        assert!(limit_changes.is_current());
+        assert_eq!(limit_changes.epoch(), 3);
+        limit_changes.heard(Instant::now(), 2);
+        assert_eq!(limit_changes.epoch(), 3, "an answer that comes late takes nothing back");
+        assert!(LimitChanges::alone().is_current());
     }
 
     #[test]
     fn a_feed_that_was_silent_for_too_long_is_not_current() {
-        assert!(!Feed::silent_for(CURRENT_FOR).is_current());
+        assert!(!LimitChanges::silent_for(CURRENT_FOR).is_current());
     }
 
     #[test]
     fn every_listener_hears_of_a_change() {
-        let (feed, heard) = (Feed::new(), Arc::new(AtomicUsize::new(0)));
+        let (limit_changes, heard) = (LimitChanges::new(), Arc::new(AtomicUsize::new(0)));
         for _ in 0..2 {
             let heard = Arc::clone(&heard);
-            feed.listen(move |_| {
+            limit_changes.listen(move |_| {
                 heard.fetch_add(1, Ordering::Relaxed);
             });
         }
-        feed.tell(&Change::Anybody);
+        limit_changes.tell(&Change::Anybody);
         assert_eq!(heard.load(Ordering::Relaxed), 2);
     }
 }

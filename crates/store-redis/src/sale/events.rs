@@ -7,7 +7,7 @@ use weir_core::sale::{Sku, State};
 use weir_store::sale::{News, ProductId};
 
 use super::Parts;
-use crate::channel::Heard;
+use crate::pubsub::ChannelEvent;
 
 const CHANNEL: &str = "sale:events";
 
@@ -33,9 +33,9 @@ impl Parts {
         self.redis
             .listen(CHANNEL, |heard| {
                 let news = match heard {
-                    Heard::Begun => Some(News::Begun),
-                    Heard::Lost => Some(News::Ended),
-                    Heard::Said(message) => parse(message),
+                    ChannelEvent::Begun => Some(News::Begun),
+                    ChannelEvent::Lost => Some(News::Ended),
+                    ChannelEvent::Said(message) => parse(message),
                 };
                 match news {
                     Some(news) => {

@@ -17,7 +17,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 pub struct Listener {
     addr: SocketAddr,
     accepted: Arc<AtomicUsize>,
-    connections: mpsc::UnboundedReceiver<Talk>,
+    connections: mpsc::UnboundedReceiver<RawConnection>,
     task: tokio::task::JoinHandle<()>,
 }
 
@@ -35,7 +35,7 @@ impl Listener {
         let task = tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
                 count.fetch_add(1, Ordering::SeqCst);
-                if found.send(Talk::new(stream)).is_err() {
+                if found.send(RawConnection::new(stream)).is_err() {
                     return;
                 }
             }
@@ -57,7 +57,7 @@ impl Listener {
     }
 
     /// The next connection.
-    pub async fn next(&mut self) -> Talk {
+    pub async fn next(&mut self) -> RawConnection {
         let next = tokio::time::timeout(PATIENCE, self.connections.recv()).await;
         next.expect("somebody must connect").expect("the listener goes on")
     }
@@ -70,7 +70,7 @@ impl Drop for Listener {
 }
 
 /// One side of a connection.
-pub struct Talk {
+pub struct RawConnection {
     stream: TcpStream,
     /// What came and was not asked for yet.
     ahead: Vec<u8>,
@@ -102,7 +102,7 @@ impl Head {
     }
 }
 
-impl Talk {
+impl RawConnection {
     fn new(stream: TcpStream) -> Self {
         stream.set_nodelay(true).expect("a connection");
         Self { stream, ahead: Vec::new() }

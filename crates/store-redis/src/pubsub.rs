@@ -14,7 +14,7 @@ const ASK_EVERY: Duration = Duration::from_secs(1);
 
 /// What is heard of a channel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Heard<'a> {
+pub(crate) enum ChannelEvent<'a> {
     /// From now on everything; what was said before was perhaps not.
     Begun,
     /// What somebody said.
@@ -26,14 +26,14 @@ pub(crate) enum Heard<'a> {
 impl Redis {
     /// Listens to a channel for as long as this is waited for. On a cluster any server hears what is said on all of them, so
     /// one is taken, and another one after a loss.
-    pub(crate) async fn listen(&self, channel: &str, mut hear: impl FnMut(Heard<'_>) + Send) {
+    pub(crate) async fn listen(&self, channel: &str, mut hear: impl FnMut(ChannelEvent<'_>) + Send) {
         let (mut backoff, mut is_told) = (Backoff::default(), false);
         for round in 0_usize.. {
             backoff.pause().await;
             let mut is_begun = false;
             let Err(error) = self
                 .listen_once(channel, round, |heard| {
-                    if heard == Heard::Begun {
+                    if heard == ChannelEvent::Begun {
                         is_begun = true;
                         backoff.succeeded();
                         if std::mem::take(&mut is_told) {
@@ -44,7 +44,7 @@ impl Redis {
                 })
                 .await;
             if is_begun {
-                hear(Heard::Lost);
+                hear(ChannelEvent::Lost);
             }
             if !std::mem::replace(&mut is_told, true) {
                 tracing::warn!(channel, %error, "Redis is not listened to; trying again");
@@ -57,7 +57,7 @@ impl Redis {
         &self,
         channel: &str,
         round: usize,
-        mut hear: impl FnMut(Heard<'_>) + Send,
+        mut hear: impl FnMut(ChannelEvent<'_>) + Send,
     ) -> RedisResult<std::convert::Infallible> {
         let (client, patience) = self.any_client(round)?;
         let subscribed = async {
@@ -67,7 +67,7 @@ impl Redis {
         };
         let subscribed = tokio::time::timeout(patience * 2, subscribed);
         let (sink, mut said) = subscribed.await.map_err(|_late| silent())??;
-        hear(Heard::Begun);
+        hear(ChannelEvent::Begun);
         let error = tokio::select! {
             error = hear_all(&mut said, hear) => error,
             error = keep_asking(sink, patience) => error,
@@ -76,9 +76,9 @@ impl Redis {
     }
 }
 
-async fn hear_all(said: &mut PubSubStream, mut hear: impl FnMut(Heard<'_>)) -> RedisError {
+async fn hear_all(said: &mut PubSubStream, mut hear: impl FnMut(ChannelEvent<'_>)) -> RedisError {
     while let Some(message) = said.next().await {
-        hear(Heard::Said(message.get_payload_bytes()));
+        hear(ChannelEvent::Said(message.get_payload_bytes()));
     }
     RedisError::from((ErrorKind::Io, "the connection was closed"))
 }

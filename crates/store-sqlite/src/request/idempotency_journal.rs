@@ -11,7 +11,7 @@ use weir_core::{IdempotencyKey, RequestId, TenantId, Timestamp};
 
 use super::read_id;
 use crate::journal::{IN_PLACE_MAX, Journal, JournaledTable, put_text, take_bytes, take_text};
-use crate::rows::Insert;
+use crate::multi_insert::Insert;
 
 const FIND: &str = "
     SELECT request_id, payload_hash, expires_at FROM idempotency_record WHERE tenant_id = ?1 AND idempotency_key = ?2";
@@ -26,7 +26,7 @@ const REPLACE: &str = "
 
 /// What the writer thread knows of keys that are not in the table.
 #[derive(Debug, Default)]
-pub(crate) struct Keys(Journal<IdempotencyRecords>);
+pub(crate) struct IdempotencyJournal(Journal<IdempotencyRecords>);
 
 /// The table `idempotency_record`.
 #[derive(Debug)]
@@ -77,7 +77,7 @@ pub(crate) struct KeyBatch<'a> {
     count: usize,
 }
 
-impl Keys {
+impl IdempotencyJournal {
     /// Reads the journal, unless it is known, and begins a batch of so many submissions.
     pub(super) fn batch<'a>(
         &'a mut self,
@@ -100,7 +100,7 @@ impl Keys {
         self.0.commit();
     }
 
-    /// What the transaction under way has changed so far, for [`Keys::undo_to`].
+    /// What the transaction under way has changed so far, for [`IdempotencyJournal::undo_to`].
     pub(crate) fn mark(&self) -> usize {
         self.0.mark()
     }
@@ -244,7 +244,7 @@ mod tests {
     }
 
     /// One batch of new keys.
-    fn remember(keys: &mut Keys, connection: &Connection, numbers: std::ops::Range<usize>) {
+    fn remember(keys: &mut IdempotencyJournal, connection: &Connection, numbers: std::ops::Range<usize>) {
         let mut batch = keys.batch(connection, numbers.len()).unwrap();
         for n in numbers {
             assert_eq!(find(&mut batch, n), None, "{n}");
@@ -254,7 +254,7 @@ mod tests {
         batch.finish(connection).unwrap();
     }
 
-    fn all_are_known(keys: &mut Keys, connection: &Connection, count: usize) {
+    fn all_are_known(keys: &mut IdempotencyJournal, connection: &Connection, count: usize) {
         let mut batch = keys.batch(connection, 1).unwrap();
         for n in 0..count {
             assert_eq!(find(&mut batch, n), Some(record(n)), "{n}");
@@ -267,7 +267,7 @@ mod tests {
 
     #[test]
     fn a_small_batch_is_in_the_table_at_once() {
-        let (connection, mut keys) = (database(), Keys::default());
+        let (connection, mut keys) = (database(), IdempotencyJournal::default());
         remember(&mut keys, &connection, 0..IN_PLACE_MAX);
         assert_eq!((rows(&connection, "idempotency_record"), keys.is_behind()), (IN_PLACE_MAX, false));
         all_are_known(&mut keys, &connection, IN_PLACE_MAX);
@@ -275,7 +275,7 @@ mod tests {
 
     #[test]
     fn a_large_batch_is_known_at_once_and_in_the_table_after_a_fold() {
-        let (connection, mut keys) = (database(), Keys::default());
+        let (connection, mut keys) = (database(), IdempotencyJournal::default());
         remember(&mut keys, &connection, 0..20);
         // A small batch behind it goes the same way.
         remember(&mut keys, &connection, 20..22);
@@ -301,7 +301,7 @@ mod tests {
 
     #[test]
     fn what_comes_while_others_are_folded_stays_in_the_journal() {
-        let (connection, mut keys) = (database(), Keys::default());
+        let (connection, mut keys) = (database(), IdempotencyJournal::default());
         remember(&mut keys, &connection, 0..20);
         keys.fold(&connection, 5).unwrap();
         remember(&mut keys, &connection, 20..30);
@@ -311,13 +311,13 @@ mod tests {
             (20, 1)
         );
         all_are_known(&mut keys, &connection, 30);
-        let mut restarted = Keys::default();
+        let mut restarted = IdempotencyJournal::default();
         all_are_known(&mut restarted, &connection, 30);
     }
 
     #[test]
     fn many_are_folded_as_they_come() {
-        let (connection, mut keys) = (database(), Keys::default());
+        let (connection, mut keys) = (database(), IdempotencyJournal::default());
         connection.execute_batch("BEGIN").unwrap();
         let count = FOLD_AT * 2;
         for first in (0..count).step_by(1_024) {
@@ -334,7 +334,7 @@ mod tests {
 
     #[test]
     fn keys_of_a_batch_that_is_undone_are_free_and_the_others_are_known() {
-        let (connection, mut keys) = (database(), Keys::default());
+        let (connection, mut keys) = (database(), IdempotencyJournal::default());
         remember(&mut keys, &connection, 0..20);
         keys.fold(&connection, 5).unwrap();
         keys.commit();
@@ -355,14 +355,14 @@ mod tests {
 
     #[test]
     fn a_key_that_is_free_again_stands_for_the_later_request() {
-        let (connection, mut keys) = (database(), Keys::default());
+        let (connection, mut keys) = (database(), IdempotencyJournal::default());
         remember(&mut keys, &connection, 0..20);
         keys.fold(&connection, 0).unwrap();
         let mut batch = keys.batch(&connection, 1).unwrap();
         batch.remember(&tenant(), &key(3), record(100)).unwrap();
         assert_eq!(find(&mut batch, 3), Some(record(100)));
         batch.finish(&connection).unwrap();
-        for mut keys in [keys, Keys::default()] {
+        for mut keys in [keys, IdempotencyJournal::default()] {
             while keys.is_behind() {
                 keys.fold(&connection, 6).unwrap();
                 let mut batch = keys.batch(&connection, 1).unwrap();
@@ -374,7 +374,7 @@ mod tests {
 
     #[test]
     fn tenants_do_not_meet_each_others_keys() {
-        let (connection, mut keys) = (database(), Keys::default());
+        let (connection, mut keys) = (database(), IdempotencyJournal::default());
         let tenants = ["a", "b"].map(|name| TenantId::parse(name).unwrap());
         let mut batch = keys.batch(&connection, 20).unwrap();
         for n in 0..10 {
@@ -396,6 +396,6 @@ mod tests {
     fn a_cut_off_journal_is_a_fault_and_not_a_free_key() {
         let connection = database();
         connection.execute("INSERT INTO idempotency_journal (entries) VALUES (x'0100740100')", []).unwrap();
-        assert!(Keys::default().batch(&connection, 1).is_err());
+        assert!(IdempotencyJournal::default().batch(&connection, 1).is_err());
     }
 }

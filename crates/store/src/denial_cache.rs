@@ -1,7 +1,7 @@
 //! Hot keys: users known to be over their limit are refused from memory, without a round trip.
 //!
 //! Only what the store said is remembered, and only until the window it spoke of ends. New limits end it at once on
-//! the server that takes them, and on the others as soon as the [`Feed`] tells; while that is not current, nothing is
+//! the server that takes them, and on the others as soon as the [`LimitChanges`] tells; while that is not current, nothing is
 //! refused from memory. A denial that was decided before a change and arrives after it is not remembered.
 
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use weir_core::quota::Limits;
 use weir_core::{Clock, Denial, Timestamp, UserId};
 
 use crate::bounded_cache::{BoundedCache, Version};
-use crate::feed::{Change, Feed};
+use crate::limit_changes::{Change, LimitChanges};
 use crate::quota::SendOutcome;
 
 const SHARDS: usize = 16;
@@ -19,9 +19,9 @@ const SHARD_MAX: usize = 8_192;
 
 /// Users known to be over their limit.
 #[derive(Debug)]
-pub struct Denials {
+pub struct DenialCache {
     cache: BoundedCache<UserId, Known>,
-    feed: Arc<Feed>,
+    limit_changes: Arc<LimitChanges>,
     clock: Arc<dyn Clock>,
 }
 
@@ -42,14 +42,17 @@ pub struct Asked {
     at: Timestamp,
 }
 
-impl Denials {
+impl DenialCache {
     /// Remembers nothing yet. Time is told by `clock`, which need not agree with the store's.
     #[must_use]
-    pub fn new(feed: Arc<Feed>, clock: Arc<dyn Clock>) -> Arc<Self> {
-        let denials =
-            Arc::new(Self { cache: BoundedCache::new(SHARDS, SHARD_MAX), feed: Arc::clone(&feed), clock });
+    pub fn new(limit_changes: Arc<LimitChanges>, clock: Arc<dyn Clock>) -> Arc<Self> {
+        let denials = Arc::new(Self {
+            cache: BoundedCache::new(SHARDS, SHARD_MAX),
+            limit_changes: Arc::clone(&limit_changes),
+            clock,
+        });
         let listener = Arc::downgrade(&denials);
-        feed.listen(move |change| {
+        limit_changes.listen(move |change| {
             if let Some(denials) = listener.upgrade() {
                 denials.forget(change);
             }
@@ -59,7 +62,7 @@ impl Denials {
 
     /// The answer to a send of a user who is over the limit for certain.
     pub fn of(&self, user: &UserId) -> Option<SendOutcome> {
-        if self.cache.is_empty() || !self.feed.is_current() {
+        if self.cache.is_empty() || !self.limit_changes.is_current() {
             return None;
         }
         let now = self.clock.now();
@@ -119,10 +122,10 @@ mod tests {
         }
     }
 
-    fn denials() -> (Arc<Denials>, Arc<Feed>, ManualClock) {
+    fn denials() -> (Arc<DenialCache>, Arc<LimitChanges>, ManualClock) {
         let clock = ManualClock::at(Timestamp::from_seconds(100));
-        let feed = Arc::new(Feed::alone());
-        (Denials::new(Arc::clone(&feed), Arc::new(clock.clone())), feed, clock)
+        let limit_changes = Arc::new(LimitChanges::alone());
+        (DenialCache::new(Arc::clone(&limit_changes), Arc::new(clock.clone())), limit_changes, clock)
     }
 
     #[test]
@@ -143,28 +146,29 @@ mod tests {
 
     #[test]
     fn new_limits_end_a_denial_and_one_that_arrives_after_them_is_not_believed() {
-        let (denials, feed, _clock) = denials();
+        let (denials, limit_changes, _clock) = denials();
         denials.learn(denials.asking(), &user("a"), &denied(MINUTE));
         let late = denials.asking();
-        feed.tell(&Change::User(user("a")));
+        limit_changes.tell(&Change::User(user("a")));
         assert!(denials.of(&user("a")).is_none());
         denials.learn(late, &user("a"), &denied(MINUTE));
         assert!(denials.of(&user("a")).is_none());
         denials.learn(denials.asking(), &user("a"), &denied(MINUTE));
         assert!(denials.of(&user("a")).is_some());
-        feed.tell(&Change::Anybody);
+        limit_changes.tell(&Change::Anybody);
         assert!(denials.of(&user("a")).is_none());
     }
 
     #[test]
     fn nothing_is_refused_from_memory_while_changes_may_go_unheard() {
-        let feed = Arc::new(Feed::new());
-        let denials = Denials::new(Arc::clone(&feed), Arc::new(ManualClock::at(Timestamp::EPOCH)));
+        let limit_changes = Arc::new(LimitChanges::new());
+        let denials =
+            DenialCache::new(Arc::clone(&limit_changes), Arc::new(ManualClock::at(Timestamp::EPOCH)));
         denials.learn(denials.asking(), &user("a"), &denied(MINUTE));
-        feed.heard(std::time::Instant::now() + MINUTE, 0);
+        limit_changes.heard(std::time::Instant::now() + MINUTE, 0);
         assert!(denials.of(&user("a")).is_some());
-        let silent = Arc::new(Feed::silent_for(crate::feed::CURRENT_FOR));
-        let silent = Denials::new(silent, Arc::new(ManualClock::at(Timestamp::EPOCH)));
+        let silent = Arc::new(LimitChanges::silent_for(crate::limit_changes::CURRENT_FOR));
+        let silent = DenialCache::new(silent, Arc::new(ManualClock::at(Timestamp::EPOCH)));
         silent.learn(silent.asking(), &user("a"), &denied(MINUTE));
         assert!(silent.of(&user("a")).is_none());
     }

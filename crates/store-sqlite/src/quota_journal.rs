@@ -29,7 +29,7 @@ pub(crate) const ROWS_MAX: usize = 32_768;
 
 /// What the writer thread knows of quota rows.
 #[derive(Debug, Default)]
-pub(crate) struct Counts {
+pub(crate) struct QuotaJournal {
     rows: HashMap<UserId, Quota>,
     journal: Journal<QuotaCounts>,
     /// What the rows were read under; none before the first look.
@@ -81,7 +81,7 @@ impl JournaledTable for QuotaCounts {
     }
 }
 
-impl Counts {
+impl QuotaJournal {
     /// Reads the journal, unless it is known, and forgets rows that somebody else may have changed.
     pub(crate) fn refresh(&mut self, connection: &Connection) -> rusqlite::Result<()> {
         let version = connection.prepare_cached(DATA_VERSION)?.query_row([], |row| row.get(0))?;
@@ -97,7 +97,7 @@ impl Counts {
         self.changed.clear();
     }
 
-    /// What the transaction under way has changed so far, for [`Counts::undo_to`].
+    /// What the transaction under way has changed so far, for [`QuotaJournal::undo_to`].
     pub(crate) fn mark(&self) -> CountsMark {
         CountsMark(self.journal.mark(), self.changed.len())
     }

@@ -13,12 +13,12 @@ use crate::error::classify;
 const COUNT: usize = 4;
 
 #[derive(Debug)]
-pub(crate) struct Readers {
+pub(crate) struct ReadPool {
     idle: Mutex<Vec<Connection>>,
     permits: Arc<Semaphore>,
 }
 
-impl Readers {
+impl ReadPool {
     pub(crate) fn open(connect: impl Fn() -> rusqlite::Result<Connection>) -> rusqlite::Result<Self> {
         let mut idle = Vec::with_capacity(COUNT);
         for _ in 0..COUNT {
@@ -49,7 +49,7 @@ impl Readers {
 
 /// A connection that goes back, also when the read it was for panics.
 struct Lent<'a> {
-    readers: &'a Readers,
+    readers: &'a ReadPool,
     connection: Option<Connection>,
 }
 

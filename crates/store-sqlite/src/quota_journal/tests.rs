@@ -14,8 +14,8 @@ fn database() -> Connection {
     connection
 }
 
-fn loaded(connection: &Connection) -> Counts {
-    let mut counts = Counts::default();
+fn loaded(connection: &Connection) -> QuotaJournal {
+    let mut counts = QuotaJournal::default();
     counts.refresh(connection).unwrap();
     counts
 }
@@ -25,7 +25,7 @@ fn users(count: usize) -> Vec<UserId> {
 }
 
 /// One more for each of the users.
-fn count(counts: &mut Counts, connection: &Connection, users: &[UserId]) {
+fn count(counts: &mut QuotaJournal, connection: &Connection, users: &[UserId]) {
     let mut changed = Vec::new();
     for user in users {
         let mut row = counts.find(connection, user).unwrap().unwrap();
@@ -213,5 +213,5 @@ fn no_more_counts_wait_for_the_table_than_the_bound_when_limits_are_new() {
 fn a_cut_off_journal_is_a_fault_and_not_a_wrong_count() {
     let connection = database();
     connection.execute("INSERT INTO quota_journal (entries) VALUES (x'0500616c')", []).unwrap();
-    assert!(Counts::default().refresh(&connection).is_err());
+    assert!(QuotaJournal::default().refresh(&connection).is_err());
 }

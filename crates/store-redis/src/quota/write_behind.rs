@@ -35,7 +35,7 @@ const TRACKED_MAX: usize = 100_000;
 const KNOWN_MAX: usize = 2 * TRACKED_MAX;
 
 #[derive(Debug)]
-pub(crate) struct Behind {
+pub(crate) struct WriteBehind {
     inner: Arc<Inner>,
     closing: CancellationToken,
     tasks: TaskTracker,
@@ -48,7 +48,7 @@ struct Inner {
     tracked: Mutex<HashMap<UserId, Instant>>,
 }
 
-impl Behind {
+impl WriteBehind {
     pub(crate) fn start(parts: Arc<Parts>) -> Self {
         let inner = Arc::new(Inner { parts, tracked: Mutex::default() });
         let (closing, tasks) = (CancellationToken::new(), TaskTracker::new());
@@ -82,7 +82,7 @@ impl Behind {
     }
 }
 
-impl Drop for Behind {
+impl Drop for WriteBehind {
     fn drop(&mut self) {
         self.closing.cancel();
     }

@@ -16,14 +16,14 @@ pub struct SpentRow {
     /// The key.
     pub key: String,
     /// What it has spent; none when it is as good as new, and need not be kept.
-    pub kept: Option<Kept>,
+    pub kept: Option<SpentRecord>,
     /// When it was written, by the clock of whoever wrote it. None in rows of earlier versions.
     pub saved_at: Option<Timestamp>,
 }
 
 /// What was spent, and under which rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kept {
+pub enum SpentRecord {
     /// Of a policy.
     Limit(Limit, Spent),
     /// Of a tier.
@@ -35,7 +35,7 @@ pub enum Kept {
 #[error("{0:?} is not what a key has spent")]
 pub struct UnreadableSpent(String);
 
-impl Kept {
+impl SpentRecord {
     /// What was spent of a policy; none when that is nothing.
     #[must_use]
     pub fn of_limit(limit: &Limit, spent: Spent) -> Option<Self> {
@@ -121,18 +121,18 @@ mod tests {
             Limit::SlidingWindow(SlidingWindow::new(7, minute).unwrap()),
         ] {
             let mut spent = limit.unspent();
-            assert_eq!(Kept::of_limit(&limit, spent), None);
+            assert_eq!(SpentRecord::of_limit(&limit, spent), None);
             limit.charge(&mut spent, 3, NOW);
-            let kept = Kept::of_limit(&limit, spent).unwrap();
-            assert_eq!(Kept::parse(&kept.to_text()), Ok(kept));
+            let kept = SpentRecord::of_limit(&limit, spent).unwrap();
+            assert_eq!(SpentRecord::parse(&kept.to_text()), Ok(kept));
         }
         let rule = Tier::Free.defaults().rule();
         let mut spent = rule.unspent();
-        assert_eq!(Kept::of_tier(&rule, spent), None);
+        assert_eq!(SpentRecord::of_tier(&rule, spent), None);
         rule.charge(&mut spent, 3, NOW);
-        let kept = Kept::of_tier(&rule, spent).unwrap();
-        assert_eq!(kept, Kept::Tier(Tier::Free.defaults(), spent));
-        assert_eq!(Kept::parse(&kept.to_text()), Ok(kept));
+        let kept = SpentRecord::of_tier(&rule, spent).unwrap();
+        assert_eq!(kept, SpentRecord::Tier(Tier::Free.defaults(), spent));
+        assert_eq!(SpentRecord::parse(&kept.to_text()), Ok(kept));
     }
 
     #[test]
@@ -140,7 +140,7 @@ mod tests {
         for text in
             ["", "tier", "tier 1 2 3", "tier 1 2 3 4 5 6 7 8", "fixed_window 1 0 1000 1 1", "x 1 1 1 1 1 1"]
         {
-            assert!(Kept::parse(text).is_err(), "{text}");
+            assert!(SpentRecord::parse(text).is_err(), "{text}");
         }
     }
 }

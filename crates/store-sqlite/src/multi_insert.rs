@@ -46,7 +46,7 @@ impl Insert {
 /// The inserts of this crate, for those who look at their plans.
 #[cfg(test)]
 pub(crate) fn all_inserts() -> Vec<String> {
-    let inserts = [&*crate::request::keys::INSERT, &*crate::request::submit::INSERT];
+    let inserts = [&*crate::request::idempotency_journal::INSERT, &*crate::request::submit::INSERT];
     inserts.into_iter().flat_map(|insert| [insert.one.clone(), insert.many.clone()]).collect()
 }
 
