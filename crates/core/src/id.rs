@@ -26,8 +26,6 @@ pub const NAME_MAX_CHARS: usize = 255;
 
 /// Checks that a text can be a caller's name for something: 1 to [`NAME_MAX_CHARS`] characters, none of them a control
 /// character.
-///
-/// # Errors
 /// Says what is wrong with the text.
 pub fn check_name(text: &str) -> Result<(), NameError> {
     if text.is_empty() {
@@ -53,8 +51,6 @@ macro_rules! name {
 
         impl $name {
             /// Checks and takes over a caller's text.
-            ///
-            /// # Errors
             /// Says what is wrong with the text.
             pub fn parse(text: impl AsRef<str>) -> Result<Self, NameError> {
                 let text = text.as_ref();

@@ -25,9 +25,7 @@ impl Limits {
     pub const MAX: u32 = i32::MAX.unsigned_abs();
 
     /// Checks and joins the two numbers.
-    ///
-    /// # Errors
-    /// When either is outside 1 to [`Limits::MAX`].
+    /// Fails when either is outside 1 to [`Limits::MAX`].
     pub const fn new(rate_limit: u32, time_window_minutes: u32) -> Result<Self, OutOfRange> {
         if matches!(rate_limit, 1..=Self::MAX) && matches!(time_window_minutes, 1..=Self::MAX) {
             Ok(Self { rate_limit, time_window_minutes })

@@ -164,8 +164,6 @@ impl Sale {
 
     /// Sells one unit to a buyer, or says why not. `has_one` is whether the buyer has bought from this sale before: that
     /// is the answer then, whatever the state, so that a buyer who asks again after a lost answer learns the truth.
-    ///
-    /// # Errors
     /// The refusal; nothing has changed then but, with time, the state.
     pub fn sell(&mut self, has_one: bool, now: Timestamp) -> Result<Receipt, Refusal> {
         self.turn(now);
@@ -184,8 +182,6 @@ impl Sale {
     }
 
     /// Changes what the sale offers, while nobody can have bought.
-    ///
-    /// # Errors
     /// Why it stays as it was.
     pub fn change(&mut self, change: &Change, now: Timestamp) -> Result<(), ChangeError> {
         self.turn(now);

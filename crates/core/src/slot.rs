@@ -34,9 +34,7 @@ impl Pace {
     pub const MAX_WINDOW: Duration = Duration::from_secs(366 * 86_400);
 
     /// Checks and joins the two.
-    ///
-    /// # Errors
-    /// When either is out of range.
+    /// Fails when either is out of range.
     pub fn new(max_per_window: u32, window: Duration) -> Result<Self, PaceError> {
         if !matches!(max_per_window, 1..=Self::MAX_PER_WINDOW) {
             return Err(PaceError::MaxPerWindow);
@@ -224,9 +222,7 @@ impl Windows {
 
     /// The window for an event: that of the time it asks for, while it has a share left, or else the first later one
     /// with room.
-    ///
-    /// # Errors
-    /// When there is none, or more has to be known to say which.
+    /// Fails when there is none, or more has to be known to say which.
     pub fn find(&self, requested: Timestamp) -> Result<Timestamp, Blocked> {
         let (first, share) = (self.pace.window_of(requested), self.pace.share(requested));
         match self.open.get(&first) {

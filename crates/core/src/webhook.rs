@@ -66,16 +66,12 @@ impl Secret {
     pub const MAX_BYTES: usize = 64;
 
     /// Reads `whsec_` and base64.
-    ///
-    /// # Errors
     /// Says what is wrong with the text, without repeating it.
     pub fn parse(text: &str) -> Result<Self, SecretError> {
         Self::from_key(&Self::decode(text)?)
     }
 
     /// The bytes behind `whsec_` and base64, for whoever derives other secrets from them. Their number is not checked.
-    ///
-    /// # Errors
     /// Says what is wrong with the text, without repeating it.
     pub fn decode(text: &str) -> Result<Vec<u8>, SecretError> {
         let encoded = text.strip_prefix(SECRET_PREFIX).ok_or(SecretError::Prefix)?;
@@ -89,9 +85,7 @@ impl Secret {
     }
 
     /// Takes the bytes of a secret.
-    ///
-    /// # Errors
-    /// When they are too few or too many.
+    /// Fails when they are too few or too many.
     pub fn from_key(key: &[u8]) -> Result<Self, SecretError> {
         if !(Self::MIN_BYTES..=Self::MAX_BYTES).contains(&key.len()) {
             return Err(SecretError::Length);
@@ -133,8 +127,6 @@ pub struct Received<'a> {
 
 /// Whether a message was signed with one of the secrets (there are two while one is replaced) and is of the present.
 /// Signatures are compared in constant time.
-///
-/// # Errors
 /// Says why the message is not to be believed.
 pub fn verify(secrets: &[Secret], message: Received<'_>, now: Timestamp) -> Result<(), SignatureError> {
     if message.id.is_empty() || message.id.contains('.') {

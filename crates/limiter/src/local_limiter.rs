@@ -37,9 +37,7 @@ impl LocalLimiter {
 
     /// Limits that `store` keeps: what it has kept is read first, and from then on what changes is written, a few dozen
     /// times a second.
-    ///
-    /// # Errors
-    /// When the store cannot be read, or has more keys than there may be.
+    /// Fails when the store cannot be read, or has more keys than there may be.
     pub async fn open(store: Arc<dyn TierStore>, clock: Arc<dyn Clock>, keys_max: usize) -> Result<Self> {
         let memories = Arc::new(Memories::new(clock, keys_max, true));
         let journal = Journal::open(store, Arc::clone(&memories)).await?;

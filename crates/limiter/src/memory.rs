@@ -76,9 +76,7 @@ impl<R: Rule> Memory<R> {
     /// Spends `cost` for a key if it fits. A refusal changes nothing; a cost of 0 only looks.
     ///
     /// A rule other than the one this key met last takes over what was spent under that.
-    ///
-    /// # Errors
-    /// When the key is new and there is no room for it. Nothing is spent then.
+    /// Fails when the key is new and there is no room for it. Nothing is spent then.
     pub fn take(
         &self,
         policy: &Arc<Policy<R>>,
@@ -93,9 +91,7 @@ impl<R: Rule> Memory<R> {
     }
 
     /// Spends `cost` whether it fits or not, as a debt if need be. Answers with what has been spent then.
-    ///
-    /// # Errors
-    /// When the key is new and there is no room for it. Nothing is spent then.
+    /// Fails when the key is new and there is no room for it. Nothing is spent then.
     pub fn charge(
         &self,
         policy: &Arc<Policy<R>>,
@@ -145,9 +141,7 @@ impl<R: Rule> Memory<R> {
 
     /// Puts back what [`Memory::changes`] handed out, in place of anything there is. What has become as good as new in
     /// the meantime is left out.
-    ///
-    /// # Errors
-    /// When there is no room.
+    /// Fails when there is no room.
     pub fn restore(
         &self,
         policy: &Arc<Policy<R>>,

@@ -47,9 +47,7 @@ type Locks<'m, R> = Vec<MutexGuard<'m, Shard<R>>>;
 
 impl<R: Rule> Memory<R> {
     /// Spends for all keys, or for none if any has no room. Meant for a handful of keys: all their shards are locked.
-    ///
-    /// # Errors
-    /// When a key is new and there is no room for it in memory. Nothing is spent then.
+    /// Fails when a key is new and there is no room for it in memory. Nothing is spent then.
     pub fn take_all(&self, wants: &[Want<'_, R>], now: Timestamp) -> Result<TakenAll<R::Spent>, Full> {
         let (mut parts, part_of) = self.parts(wants);
         let mut locks = self.lock_all(&mut parts);

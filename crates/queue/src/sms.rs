@@ -48,9 +48,7 @@ pub fn encode(accepted: &Accepted<'_>) -> Vec<u8> {
 }
 
 /// Reads an event back.
-///
-/// # Errors
-/// When the payload is not an event: what an operator finds in the dead letter.
+/// Fails when the payload is not an event: what an operator finds in the dead letter.
 pub fn decode(payload: &[u8]) -> Result<SmsEvent<'_>, serde_json::Error> {
     serde_json::from_slice(payload)
 }

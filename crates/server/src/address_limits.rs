@@ -124,9 +124,7 @@ impl AddressLimits {
     }
 
     /// Counts a request of an address.
-    ///
-    /// # Errors
-    /// When it makes too many.
+    /// Fails when it makes too many.
     pub fn request(&self, address: IpAddr) -> Result<(), TooMany> {
         let Some(requests) = &self.requests else { return Ok(()) };
         let throttled = requests.take(&key(address));
@@ -138,9 +136,7 @@ impl AddressLimits {
     }
 
     /// A place for an event stream.
-    ///
-    /// # Errors
-    /// When the address, or the server, has too many open.
+    /// Fails when the address, or the server, has too many open.
     pub fn stream(&self, address: IpAddr) -> Result<StreamPlace, StreamRefusal> {
         let of_address = self.streams.as_ref().map(|streams| streams.place(caller(address))).transpose();
         let of_address = of_address.map_err(|refusal| {
@@ -152,9 +148,7 @@ impl AddressLimits {
     }
 
     /// A place for a stream whose address does not matter, or for a long poll.
-    ///
-    /// # Errors
-    /// When the server has too many.
+    /// Fails when the server has too many.
     pub fn long_lived(&self) -> Result<LongLivedPlace, TooManyStreams> {
         Arc::clone(&self.long_lived).try_acquire_owned().map(LongLivedPlace).map_err(|_none_left| {
             self.counters.streams_full.inc();

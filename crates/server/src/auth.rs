@@ -26,9 +26,7 @@ pub struct Auth {
 
 impl Auth {
     /// Takes the secrets that are given and makes those that are not, in the data directory.
-    ///
-    /// # Errors
-    /// When a secret's file cannot be written or read, or a key file holds no usable key.
+    /// Fails when a secret's file cannot be written or read, or a key file holds no usable key.
     pub fn load(settings: &Settings) -> Result<Self, SettingError> {
         let data = &settings.process.data;
         let webhook = webhook::WebhookSecret::load(&settings.request, data)?;
@@ -56,9 +54,7 @@ fn load_admin_key(data: &Path) -> Result<String, SettingError> {
 }
 
 /// The secret that tokens are signed with: the given one, or the data directory's.
-///
-/// # Errors
-/// When it has to be made and cannot.
+/// Fails when it has to be made and cannot.
 pub fn jwt_secret(settings: &AuthSettings, data: &Path) -> Result<String, SettingError> {
     match &settings.jwt_secret {
         Some(secret) => Ok(secret.clone()),

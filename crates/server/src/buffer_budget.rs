@@ -64,9 +64,7 @@ impl BufferCharge {
     }
 
     /// Changes the charge to `bytes`. Shrinking never fails.
-    ///
-    /// # Errors
-    /// When the budget is spent. The charge is then unchanged.
+    /// Fails when the budget is spent. The charge is then unchanged.
     pub fn try_resize(&mut self, bytes: usize) -> Result<(), BudgetSpent> {
         if let Some(more) = bytes.checked_sub(self.bytes).filter(|more| *more > 0) {
             let more = u32::try_from(more).map_err(|_too_many| BudgetSpent)?;
@@ -80,9 +78,7 @@ impl BufferCharge {
 
     /// Grows the charge by `more` bytes, and waits for them. Waiters are served in order; the first one takes everything that
     /// is released until it has enough, so only budgets whose users all wait, with a timeout, should be waited for.
-    ///
-    /// # Errors
-    /// When `more` is larger than any budget.
+    /// Fails when `more` is larger than any budget.
     pub async fn grow(&mut self, more: usize) -> Result<(), BudgetSpent> {
         let permits = u32::try_from(more).map_err(|_too_many| BudgetSpent)?;
         // The budget is never closed.

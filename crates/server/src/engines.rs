@@ -65,10 +65,8 @@ pub struct Engines {
 
 impl Engines {
     /// Opens them; `clock` replaces the store's own, for tests.
-    ///
-    /// # Errors
-    /// When the store cannot be opened, or a database does not answer within half a minute. A cache or a broker that
-    /// does not answer is no error: the one is gone without until it does, for the other callers get 503.
+    /// Fails when the store cannot be opened, or a database does not answer within half a minute. A cache or a broker
+    /// that does not answer is no error: the one is gone without until it does, for the other callers get 503.
     pub async fn open(settings: &Settings, clock: Option<Arc<dyn Clock>>) -> Result<Self> {
         let kafka = match &settings.store.broker {
             BrokerChoice::Embedded => None,
@@ -121,9 +119,7 @@ impl Engines {
     }
 
     /// Where the sender takes messages from.
-    ///
-    /// # Errors
-    /// When a consumer cannot be made.
+    /// Fails when a consumer cannot be made.
     pub fn source(&self) -> Result<Arc<dyn Source>> {
         match &self.kafka {
             Some(kafka) => kafka.source(),
@@ -132,9 +128,7 @@ impl Engines {
     }
 
     /// Where workers are told which requests to do; none where the store alone hands them out.
-    ///
-    /// # Errors
-    /// When a consumer cannot be made.
+    /// Fails when a consumer cannot be made.
     pub fn request_source(&self) -> Result<Option<Arc<dyn Source>>> {
         let open = |kafka: &Kafka| kafka.source_of(REQUEST_TOPIC, &format!("{}-requests", kafka.group));
         self.kafka.as_ref().map(open).transpose()
@@ -233,9 +227,7 @@ async fn hears_of_changes(limit_changes: &LimitChanges) {
 }
 
 /// Asks again for as long as a start waits for a database: one that is busy may take longer than a call may.
-///
-/// # Errors
-/// When it did not answer in that time, or answered with something that asking again does not mend.
+/// Fails when it did not answer in that time, or answered with something that asking again does not mend.
 pub(crate) async fn patiently<T, F: Future<Output = Result<T>>>(ask: impl Fn() -> F) -> Result<T> {
     let give_up_at = Instant::now() + START_TIMEOUT;
     loop {

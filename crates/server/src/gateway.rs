@@ -147,9 +147,7 @@ impl Gateway {
     }
 
     /// Passes a call on, and answers with what comes back.
-    ///
-    /// # Errors
-    /// When there is no response; the error says why.
+    /// Fails when there is no response; the error says why.
     pub async fn forward(
         &self,
         identity: CallerIdentity<'_>,

@@ -74,9 +74,7 @@ pub struct Server {
 
 impl Server {
     /// Starts everything the settings ask for. `clock` replaces the engine's own, for tests.
-    ///
-    /// # Errors
-    /// When the data directory, an engine or the address cannot be had.
+    /// Fails when the data directory, an engine or the address cannot be had.
     pub async fn start(settings: Settings, clock: Option<Arc<dyn Clock>>) -> Result<Self, StartError> {
         let data = &settings.process.data;
         auth::secrets::create_directory(data).map_err(|error| {

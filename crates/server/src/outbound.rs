@@ -156,9 +156,7 @@ impl Outbound {
     }
 
     /// Posts a body and waits for the answer, whatever it is.
-    ///
-    /// # Errors
-    /// When there is none.
+    /// Fails when there is none.
     pub(crate) async fn post(
         &self,
         target: &Target,

@@ -61,8 +61,6 @@ pub struct Settings {
 
 impl Settings {
     /// Reads every setting.
-    ///
-    /// # Errors
     /// The first setting that is wrong, or unknown to the file.
     pub fn read(sources: Sources) -> Result<Self, SettingError> {
         let mut reader = Reader::new(sources);

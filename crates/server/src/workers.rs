@@ -19,9 +19,7 @@ use crate::slot::dispatcher::Dispatcher;
 const SPARE: Duration = Duration::from_secs(2);
 
 /// Starts the workers that the settings ask for. They stop when the app closes.
-///
-/// # Errors
-/// When a consumer cannot be made.
+/// Fails when a consumer cannot be made.
 pub(crate) fn start(app: &Arc<App>) -> Result<TaskTracker> {
     let (workers, roles) = (TaskTracker::new(), app.settings.process.roles);
     workers.spawn(Arc::clone(&app.clocks).watch(app.shutdown.closing().clone()));

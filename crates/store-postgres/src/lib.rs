@@ -102,18 +102,13 @@ impl Drop for Inner {
 
 impl Postgres {
     /// Connects, and migrates the schema as needed. Several servers may do so at once.
-    ///
-    /// # Errors
-    /// When the server cannot be reached, refuses the credentials, or holds a newer schema; when its database must not be
-    /// used ([`unsuitable`]).
+    /// Fails when the server cannot be reached, refuses the credentials, or holds a newer schema; when its database
+    /// must not be used ([`unsuitable`]).
     pub async fn open(target: Target, connections: usize) -> Result<Self> {
         Self::open_with_clock(target, connections, None).await
     }
 
     /// The same on another clock than the database's, for tests.
-    ///
-    /// # Errors
-    /// As [`Postgres::open`].
     pub async fn open_with_clock(
         target: Target,
         connections: usize,

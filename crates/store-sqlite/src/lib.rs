@@ -94,17 +94,12 @@ struct Inner {
 
 impl Sqlite {
     /// Opens the engine in `directory`, creating and migrating its file as needed, on the process clock.
-    ///
-    /// # Errors
-    /// When the directory is in use by another process, or the file cannot be opened or migrated.
+    /// Fails when the directory is in use by another process, or the file cannot be opened or migrated.
     pub fn open(directory: &Path) -> Result<Self> {
         Self::open_by(directory, None)
     }
 
     /// The same on another clock, for tests.
-    ///
-    /// # Errors
-    /// As [`Sqlite::open`].
     pub fn open_with_clock(directory: &Path, clock: Arc<dyn Clock>) -> Result<Self> {
         Self::open_by(directory, Some(clock))
     }

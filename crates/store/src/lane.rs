@@ -127,8 +127,6 @@ impl<C: Send + 'static, R: Send + 'static> Lanes<C, R> {
     }
 
     /// Carries out one command in the lane of `key`.
-    ///
-    /// # Errors
     /// At once when the lane is full or closed; otherwise whatever its batch came to.
     pub async fn submit(&self, key: &str, command: C) -> Result<R> {
         let count = u16::try_from(self.lanes.len()).unwrap_or(u16::MAX);

@@ -254,8 +254,6 @@ pub struct Plan {
 
 /// Decides `batch` in order over the products the engine has loaded (and locked). `has_one` says whether a buyer has bought
 /// a product in an earlier commit.
-///
-/// # Errors
 /// What `has_one` said.
 pub fn plan<E>(
     batch: &[Buy],

@@ -7,9 +7,7 @@ use crate::apt;
 use crate::discover::succeeds;
 
 /// Where `nginx` is: installed already, or by Debian's package manager just now. `Err` says why it is not there.
-///
-/// # Errors
-/// When it is not there and cannot be installed.
+/// Fails when it is not there and cannot be installed.
 pub fn nginx() -> Result<PathBuf, String> {
     find().map_or_else(install, Ok)
 }

@@ -9,9 +9,7 @@ use crate::discover::succeeds;
 const PACKAGE: &str = "prometheus";
 
 /// Where `promtool` is: installed already, or by Debian's package manager just now. `Err` says why it is not there.
-///
-/// # Errors
-/// When it is not there and cannot be installed.
+/// Fails when it is not there and cannot be installed.
 pub fn promtool() -> Result<PathBuf, String> {
     find().map_or_else(|| apt::install(&[PACKAGE], || {}, find), Ok)
 }

@@ -12,9 +12,7 @@ const PACKAGES: [&str; 2] = ["grpcio", "grpcio-tools"];
 const IMPORTS: &str = "import grpc, grpc_tools";
 
 /// The Python of an environment of our own, made by an earlier run or just now.
-///
-/// # Errors
-/// When there is none and none can be made; says why.
+/// Fails when there is none and none can be made; says why.
 pub fn python_with_grpc() -> Result<PathBuf, String> {
     let directory = cache().join("python");
     let python = directory.join("bin/python3");

@@ -25,9 +25,7 @@ pub enum PolicyError {
 
 impl Policy {
     /// `capacity` at once, and `refill` more in each `period`, which come back all the time.
-    ///
-    /// # Errors
-    /// When the name or a number cannot be.
+    /// Fails when the name or a number cannot be.
     pub fn token_bucket(
         name: &str,
         capacity: u32,
@@ -38,17 +36,13 @@ impl Policy {
     }
 
     /// `limit` from the first call until the window ends.
-    ///
-    /// # Errors
-    /// When the name or a number cannot be.
+    /// Fails when the name or a number cannot be.
     pub fn fixed_window(name: &str, limit: u32, window: Duration) -> Result<Self, PolicyError> {
         Self::new(name, Limit::FixedWindow(FixedWindow::new(limit, window)?))
     }
 
     /// `limit` in the window behind any moment.
-    ///
-    /// # Errors
-    /// When the name or a number cannot be.
+    /// Fails when the name or a number cannot be.
     pub fn sliding_window(name: &str, limit: u32, window: Duration) -> Result<Self, PolicyError> {
         Self::new(name, Limit::SlidingWindow(SlidingWindow::new(limit, window)?))
     }

@@ -24,9 +24,7 @@ impl Percent {
     pub const ALL: Self = Self(100);
 
     /// Checks the number.
-    ///
-    /// # Errors
-    /// When it is above 100.
+    /// Fails when it is above 100.
     pub const fn new(percent: u8) -> Result<Self, OutOfRange> {
         if percent <= Self::ALL.0 { Ok(Self(percent)) } else { Err(OutOfRange) }
     }

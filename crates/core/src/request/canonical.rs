@@ -18,9 +18,7 @@ pub struct Canonical(String);
 
 impl Canonical {
     /// Brings a JSON text into canonical form.
-    ///
-    /// # Errors
-    /// When it is not JSON, or cannot mean the same to every reader, or is nested too deep.
+    /// Fails when it is not JSON, or cannot mean the same to every reader, or is nested too deep.
     pub fn of(json: &[u8]) -> Result<Self, JsonError> {
         let mut out = String::with_capacity(json.len());
         write_value(&mut out, &parse(json)?)?;

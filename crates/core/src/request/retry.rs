@@ -199,9 +199,7 @@ impl Backoff {
     pub const MAX: Duration = Duration::from_secs(86_400);
 
     /// Checks and joins the shortest and the longest wait.
-    ///
-    /// # Errors
-    /// When they do not make a range within a day.
+    /// Fails when they do not make a range within a day.
     pub fn new(first: Duration, cap: Duration) -> Result<Self, BackoffError> {
         let is_range = !first.is_zero() && first <= cap && cap <= Self::MAX;
         if is_range { Ok(Self { first, cap }) } else { Err(BackoffError) }

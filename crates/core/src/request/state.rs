@@ -193,26 +193,20 @@ impl Progress {
     }
 
     /// The broker does not have the job: the reconciler will see to it.
-    ///
-    /// # Errors
-    /// When the request is not `ACCEPTED`; a worker may have it already.
+    /// Fails when the request is not `ACCEPTED`; a worker may have it already.
     pub fn enqueue_pending(&mut self) -> Result<(), Refused> {
         self.apply(Event::EnqueuePending)
     }
 
     /// The broker has the job.
-    ///
-    /// # Errors
-    /// When the request is not `PENDING_ENQUEUE`; a worker may have it already.
+    /// Fails when the request is not `PENDING_ENQUEUE`; a worker may have it already.
     pub fn enqueued(&mut self) -> Result<(), Refused> {
         self.apply(Event::Enqueued)
     }
 
     /// Gives the request to a worker, if it is due and nobody has it. One that has no attempt left, because its worker
     /// vanished or its callback never came, is given up.
-    ///
-    /// # Errors
-    /// When the request is final, not due, or leased.
+    /// Fails when the request is final, not due, or leased.
     pub fn claim(&mut self, policy: &Policy, now: Timestamp) -> Result<Claim, Refused> {
         self.check_claimable(now)?;
         if self.attempts >= policy.max_attempts.get() {
@@ -231,9 +225,7 @@ impl Progress {
 
     /// Takes a worker's report and says where the request stands after it. It counts as long as nobody else has claimed
     /// the request, also when the lease has run out meanwhile: the call was made, and to make it again would be worse.
-    ///
-    /// # Errors
-    /// When the request is final, or the token is not that of the present lease.
+    /// Fails when the request is final, or the token is not that of the present lease.
     pub fn report(
         &mut self,
         token: u64,
@@ -264,9 +256,7 @@ impl Progress {
 
     /// Takes the downstream's callback and says where the request stands after it. It may come before the worker's own
     /// report of the 202, or between attempts when that answer was lost; whoever holds a lease has lost it then.
-    ///
-    /// # Errors
-    /// When the request is final (a repeated callback is), or nobody has begun to call.
+    /// Fails when the request is final (a repeated callback is), or nobody has begun to call.
     pub fn call_back(&mut self, callback: Callback) -> Result<Status, Refused> {
         self.apply(match callback {
             Callback::Completed => Event::Completed,
@@ -276,9 +266,7 @@ impl Progress {
     }
 
     /// Lets a dead letter start again, with all its attempts.
-    ///
-    /// # Errors
-    /// When the request is no dead letter.
+    /// Fails when the request is no dead letter.
     pub fn replay(&mut self, now: Timestamp) -> Result<(), Refused> {
         self.apply(Event::Replayed)?;
         self.attempts = 0;

@@ -20,9 +20,7 @@ impl Sku {
     pub const MAX_CHARS: usize = 64;
 
     /// Checks and takes over a text.
-    ///
-    /// # Errors
-    /// When it is no sku.
+    /// Fails when it is no sku.
     pub fn parse(text: impl AsRef<str>) -> Result<Self, SkuError> {
         let text = text.as_ref();
         let is_spelled = text.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-');
@@ -55,9 +53,7 @@ impl Stock {
     pub const MAX: u32 = i32::MAX.unsigned_abs();
 
     /// Checks a number of units.
-    ///
-    /// # Errors
-    /// When there are none, or too many.
+    /// Fails when there are none, or too many.
     pub fn new(units: u32) -> Result<Self, TermsError> {
         let units = NonZeroU32::new(units).filter(|units| units.get() <= Self::MAX);
         units.map(Self).ok_or(TermsError::InitialStock)
@@ -105,8 +101,6 @@ impl Terms {
     pub const NAME_MAX_CHARS: usize = 255;
 
     /// Checks and joins them. Blanks around the name are taken off.
-    ///
-    /// # Errors
     /// The first that is wrong.
     pub fn new(
         product_name: &str,
@@ -123,9 +117,7 @@ impl Terms {
     }
 
     /// Makes sure that the sale is still to come.
-    ///
-    /// # Errors
-    /// When it would have begun.
+    /// Fails when it would have begun.
     pub fn must_begin_after(&self, now: Timestamp) -> Result<(), TermsError> {
         if self.start > now { Ok(()) } else { Err(TermsError::StartTime) }
     }
@@ -153,8 +145,6 @@ pub struct Change {
 
 impl Change {
     /// The terms after the change.
-    ///
-    /// # Errors
     /// The first field that is wrong.
     pub fn apply(&self, terms: &Terms) -> Result<Terms, TermsError> {
         Terms::new(

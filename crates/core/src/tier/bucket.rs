@@ -91,9 +91,7 @@ fn micros(count: u128) -> Duration {
 
 impl TokenBucket {
     /// A bucket of `capacity` tokens that gains `refill` of them in every `period`, evenly.
-    ///
-    /// # Errors
-    /// When a number is out of range.
+    /// Fails when a number is out of range.
     pub fn new(capacity: u32, refill: u32, period: Duration) -> Result<Self, LimitError> {
         Ok(Self {
             capacity: checked_amount(capacity)?,

@@ -166,9 +166,7 @@ pub struct TierLimits {
 
 impl TierLimits {
     /// Checks and joins the three.
-    ///
-    /// # Errors
-    /// When one is out of range.
+    /// Fails when one is out of range.
     pub fn new(requests_per_minute: u32, burst_capacity: u32, daily_limit: u32) -> Result<Self, LimitError> {
         Ok(Self {
             requests_per_minute: checked_amount(requests_per_minute)?,

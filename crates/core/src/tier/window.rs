@@ -27,9 +27,7 @@ pub struct Count {
 
 impl FixedWindow {
     /// A window of such a length.
-    ///
-    /// # Errors
-    /// When a number is out of range.
+    /// Fails when a number is out of range.
     pub fn new(limit: u32, window: Duration) -> Result<Self, LimitError> {
         Ok(Self { limit: checked_amount(limit)?, window_us: checked_period_us(window)? })
     }

@@ -146,9 +146,7 @@ impl ProducerContext for Context {
 impl KafkaPublisher {
     /// A publisher to these brokers, whether they are there already or not. Getting to know them takes librdkafka half
     /// a second, which the first batch may have to wait.
-    ///
-    /// # Errors
-    /// When the client cannot be made, which no broker has a part in.
+    /// Fails when the client cannot be made, which no broker has a part in.
     pub fn open(brokers: &Brokers, settings: PublisherSettings) -> Result<Self> {
         let watch = Arc::new(Watch::default());
         let config = settings.config(brokers);

@@ -121,9 +121,7 @@ impl std::fmt::Debug for KafkaSource {
 impl KafkaSource {
     /// A source of this topic's messages, whether its brokers are there already or not. Dead letters are published
     /// by `dead_letters`.
-    ///
-    /// # Errors
-    /// When the client cannot be made, which no broker has a part in.
+    /// Fails when the client cannot be made, which no broker has a part in.
     pub fn open(
         brokers: &Brokers,
         topic: &str,

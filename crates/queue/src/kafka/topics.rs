@@ -42,9 +42,7 @@ impl ClientContext for Context {
 
 /// Makes sure, as far as the brokers allow, that these topics exist. Brokers that let nobody make topics may have them
 /// already, or make them at first use, so a refusal is only a line in the log.
-///
-/// # Errors
-/// When no broker answers.
+/// Fails when no broker answers.
 pub async fn ensure_topics(brokers: &Brokers, topics: &[&str], settings: TopicSettings) -> Result<()> {
     let mut config = client_config(brokers);
     config.set("socket.timeout.ms", PATIENCE.as_millis().to_string());

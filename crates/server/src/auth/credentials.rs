@@ -91,8 +91,6 @@ impl AuthError {
 
 impl Auth {
     /// Checks what a request shows against what its route asks for.
-    ///
-    /// # Errors
     /// Says what is missing.
     pub fn authorize(&self, required: Credentials, headers: &HeaderMap) -> Result<Identity, AuthError> {
         match required {

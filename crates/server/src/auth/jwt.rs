@@ -111,9 +111,7 @@ impl Verifier {
     }
 
     /// Tokens signed with one of the keys in a file.
-    ///
-    /// # Errors
-    /// When the file cannot be read or has no key that can be used.
+    /// Fails when the file cannot be read or has no key that can be used.
     pub fn from_jwks_file(path: &Path) -> Result<Self, SettingError> {
         let refuse = |problem: String| {
             let allowed =
@@ -177,17 +175,13 @@ fn validation(algorithm: Algorithm) -> Validation {
 }
 
 /// Signs a token with the server's own secret.
-///
-/// # Errors
-/// When the claims cannot be encoded.
+/// Fails when the claims cannot be encoded.
 pub fn sign(secret: &str, claims: &Claims) -> Result<String, jsonwebtoken::errors::Error> {
     sign_for(secret, claims, None, None)
 }
 
 /// The same for a server that expects an issuer or an audience.
-///
-/// # Errors
-/// When the claims cannot be encoded.
+/// Fails when the claims cannot be encoded.
 pub fn sign_for(
     secret: &str,
     claims: &Claims,

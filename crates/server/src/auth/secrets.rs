@@ -36,17 +36,13 @@ pub(crate) const MADE_BY_SERVERS: [&str; 4] =
     [ADMIN_KEY.file, JWT_SECRET.file, WEBHOOK_SECRET.file, REQUEST_KEY.file];
 
 /// The secret of that name, made if it is not there. Processes that start at once agree on one.
-///
-/// # Errors
-/// When the directory or file cannot be made or read.
+/// Fails when the directory or file cannot be made or read.
 pub fn load_or_create(data: &Path, secret: Secret) -> Result<String, SettingError> {
     load_or_make(data, secret, generate)
 }
 
 /// The secret of webhooks, made if it is not there, in the form their standard gives it.
-///
-/// # Errors
-/// When the directory or file cannot be made or read.
+/// Fails when the directory or file cannot be made or read.
 pub fn load_or_create_webhook_secret(data: &Path) -> Result<String, SettingError> {
     load_or_make(data, WEBHOOK_SECRET, || Ok(format!("whsec_{}", STANDARD.encode(random()?))))
 }
@@ -64,9 +60,6 @@ fn load_or_make(
 }
 
 /// Makes the data directory, for its owner alone.
-///
-/// # Errors
-/// When it cannot be made.
 pub fn create_directory(data: &Path) -> std::io::Result<()> {
     DirBuilder::new().recursive(true).mode(0o700).create(data)
 }

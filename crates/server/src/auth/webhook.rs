@@ -57,9 +57,7 @@ impl Master {
 
 impl WebhookSecret {
     /// Takes the secret that is given, or makes one in the data directory.
-    ///
-    /// # Errors
-    /// When its file cannot be made or read, or holds no secret.
+    /// Fails when its file cannot be made or read, or holds no secret.
     pub fn load(settings: &RequestSettings, data: &Path) -> Result<Self, SettingError> {
         let (text, name) = match &settings.webhook_secret {
             Some(secret) => (secret.0.clone(), "WEIR_WEBHOOK_SECRET"),
@@ -73,8 +71,6 @@ impl WebhookSecret {
     }
 
     /// Whether a downstream's message was signed with one of the masters and is of the present.
-    ///
-    /// # Errors
     /// Says why the message is not to be believed.
     pub fn verify_callback(&self, message: Received<'_>, now: Timestamp) -> Result<(), SignatureError> {
         let secrets: Vec<Secret> = self.masters().map(|master| master.secret.clone()).collect();

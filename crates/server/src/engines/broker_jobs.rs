@@ -71,9 +71,6 @@ impl Broker {
 
     /// Publishes requests that were accepted, and says which of them the broker has confirmed. The others, and all of
     /// them when the store does not take note, stay `PENDING_ENQUEUE` and are published again.
-    ///
-    /// # Errors
-    /// When the store does not take note.
     pub async fn publish(&self, ids: &[RequestId]) -> Result<Vec<RequestId>> {
         let events = ids.iter().map(|id| Event::new(id.to_string(), id.to_string().into_bytes())).collect();
         let fates = self.publisher.publish(TOPIC, events).await;
@@ -92,9 +89,7 @@ impl Broker {
     }
 
     /// Publishes what has waited too long.
-    ///
-    /// # Errors
-    /// When the store cannot be asked, or the broker confirms nothing.
+    /// Fails when the store cannot be asked, or the broker confirms nothing.
     pub(crate) async fn reconcile(&self) -> Result<Reconciled> {
         let pending = self.store.pending_requests(PATIENCE, BATCH).await?;
         let ids: Vec<RequestId> = pending.iter().map(|pending| pending.id).collect();

@@ -61,9 +61,6 @@ impl Kafka {
     }
 
     /// Whether brokers answer.
-    ///
-    /// # Errors
-    /// When they do not.
     pub async fn ping(&self) -> Result<()> {
         self.publisher.ping().await
     }

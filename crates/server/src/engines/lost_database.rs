@@ -12,9 +12,7 @@ use crate::settings::store::EngineChoice;
 
 /// Refuses a directory without a database that shows that it had one: a log that belongs to it, or secrets beside the lock file
 /// of the engine. Secrets alone may have been put there for a first start, or by servers on Postgres.
-///
-/// # Errors
-/// When the database is lost.
+/// Fails when the database is lost.
 pub(crate) fn check(settings: &Settings, secrets: &[&str]) -> Result<(), SettingError> {
     let data = &settings.process.data;
     if !needs_database(settings) {
@@ -37,9 +35,6 @@ pub(crate) fn check(settings: &Settings, secrets: &[&str]) -> Result<(), Setting
 
 /// Makes the database of a new directory before secrets are made there: should the start fail in between, the next one finds
 /// nothing amiss.
-///
-/// # Errors
-/// When it cannot be made.
 pub(crate) fn create_first(settings: &Settings) -> Result<()> {
     if needs_database(settings) {
         drop(Sqlite::open(&settings.process.data)?);

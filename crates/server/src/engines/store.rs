@@ -108,9 +108,7 @@ pub(super) struct Surroundings<'a> {
 
 impl Store {
     /// Opens the engine the settings name.
-    ///
-    /// # Errors
-    /// When it cannot be opened, or a database does not answer within half a minute.
+    /// Fails when it cannot be opened, or a database does not answer within half a minute.
     pub(super) async fn open(settings: &Settings, around: Surroundings<'_>) -> Result<Self> {
         match &settings.store.engine {
             EngineChoice::Embedded => Self::open_sqlite(settings, around),

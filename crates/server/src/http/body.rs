@@ -81,8 +81,6 @@ enum BodyError {
 }
 
 /// Reads one JSON object.
-///
-/// # Errors
 /// Names the field that is wrong.
 pub(crate) fn parse_json<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
     // serde would also fill a struct from a list, by position; no caller means that.

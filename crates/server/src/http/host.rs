@@ -27,9 +27,7 @@ impl HostCheck {
     }
 
     /// Checks what a request says.
-    ///
-    /// # Errors
-    /// When the header is missing or doubled, or names another machine.
+    /// Fails when the header is missing or doubled, or names another machine.
     pub(crate) fn check<B>(&self, request: &Request<B>) -> Result<(), ApiError> {
         let mut hosts = request.headers().get_all(HOST).iter();
         let host = match (hosts.next(), hosts.next()) {

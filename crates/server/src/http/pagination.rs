@@ -49,9 +49,7 @@ impl<T> Page<T> {
 }
 
 /// The `limit` of a query.
-///
-/// # Errors
-/// When it is none.
+/// Fails when it is none.
 pub(crate) fn parse_limit(text: Option<&str>) -> Result<usize, ApiError> {
     let Some(text) = text else {
         return Ok(LIMIT_DEFAULT);

@@ -90,9 +90,7 @@ struct Acceptor {
 
 impl HttpServer {
     /// Starts the threads, which serve nothing yet.
-    ///
-    /// # Errors
-    /// When the system gives no thread or runtime.
+    /// Fails when the system gives no thread or runtime.
     pub(crate) fn start(threads: usize) -> std::io::Result<Self> {
         let (serving, released) = (TaskTracker::new(), CancellationToken::new());
         let mut server = Self { threads: Vec::new(), serving, released };
@@ -347,9 +345,7 @@ async fn refuse_head(peer: &Peer) -> io::Result<()> {
 
 /// Binds the address, with a listener for each thread. Linux spreads connections over them by their addresses and ports;
 /// elsewhere the threads share one.
-///
-/// # Errors
-/// When the address is in use or not this machine's.
+/// Fails when the address is in use or not this machine's.
 pub(crate) async fn bind(
     address: SocketAddr,
     threads: usize,
@@ -375,9 +371,7 @@ pub(crate) async fn bind(
 }
 
 /// Binds an address with one listener.
-///
-/// # Errors
-/// When the address is in use or not this machine's.
+/// Fails when the address is in use or not this machine's.
 pub(crate) async fn bind_one(address: SocketAddr) -> std::io::Result<TcpListener> {
     let socket = socket(address)?;
     socket.bind(address)?;

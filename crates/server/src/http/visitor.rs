@@ -20,9 +20,7 @@ pub(crate) struct Visitor {
 
 impl Visitor {
     /// Counts a request of the address it comes from.
-    ///
-    /// # Errors
-    /// When the address asks too often.
+    /// Fails when the address asks too often.
     pub(crate) fn admit(app: &App, peer: &Peer, headers: &HeaderMap) -> Result<Self, SaleError> {
         let address = app.address_limits.address(peer.address().ip(), headers);
         app.address_limits.request(address)?;

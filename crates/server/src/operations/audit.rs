@@ -30,9 +30,6 @@ pub(crate) struct Books {
 
 impl Books {
     /// Reads the books.
-    ///
-    /// # Errors
-    /// When the store cannot say.
     pub(crate) async fn read(
         engines: &Engines,
         settings: &Settings,

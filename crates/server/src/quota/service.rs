@@ -68,9 +68,6 @@ impl QuotaService {
     }
 
     /// Creates or replaces a user's limits.
-    ///
-    /// # Errors
-    /// When the store cannot say.
     pub async fn configure(&self, user: &UserId, limits: Limits) -> Result<Quota> {
         let configured = within(self.timeout, self.store.configure(user, limits)).await;
         // Whatever came of it: an error may hide a commit.
@@ -79,17 +76,11 @@ impl QuotaService {
     }
 
     /// A user's row as it counts now.
-    ///
-    /// # Errors
-    /// When the store cannot say.
     pub async fn find(&self, user: &UserId) -> Result<Option<Quota>> {
         within(self.timeout, self.store.find(user)).await
     }
 
     /// Removes a user's limits; false when there were none.
-    ///
-    /// # Errors
-    /// When the store cannot say.
     pub async fn remove(&self, user: &UserId) -> Result<bool> {
         let removed = within(self.timeout, self.store.remove(user)).await;
         self.denials.forget(&Change::User(user.clone()));
@@ -97,9 +88,7 @@ impl QuotaService {
     }
 
     /// Decides one send.
-    ///
-    /// # Errors
-    /// When the lane is full or the store cannot say.
+    /// Fails when the lane is full or the store does not answer.
     pub async fn send(&self, send: SendMessage) -> Result<SendOutcome> {
         if let Some(denied) = self.denials.of(&send.user) {
             self.counters.denied_from_memory.inc();

@@ -62,9 +62,7 @@ impl Lines {
     }
 
     /// Writes them all, and says whether they got out.
-    ///
-    /// # Errors
-    /// When standard output takes no more.
+    /// Fails when standard output takes no more.
     pub(crate) fn write(self) -> std::io::Result<()> {
         let mut stdout = std::io::stdout().lock();
         stdout.write_all(&self.text)?;

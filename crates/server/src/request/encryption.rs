@@ -38,9 +38,6 @@ const NO_REQUEST: RequestId = RequestId::from_uuid(uuid::Uuid::nil());
 /// Where keys come from.
 pub trait KeyProvider: Send + Sync {
     /// Every key, the one that seals first, as (name, 32 bytes).
-    ///
-    /// # Errors
-    /// When they cannot be had.
     fn keys(&self) -> Result<Vec<(String, Vec<u8>)>, SettingError>;
 }
 
@@ -146,9 +143,6 @@ impl std::fmt::Debug for Keyring {
 
 impl Keyring {
     /// Takes the keys that are given, or makes one in the data directory.
-    ///
-    /// # Errors
-    /// When they cannot be had.
     pub fn load(settings: &RequestSettings, data: &std::path::Path) -> Result<Self, SettingError> {
         if let Some(keys) = &settings.keys {
             return Self::from_provider(&TextKeys { setting: "WEIR_REQUEST_KEYS", text: keys.0.clone() });
@@ -164,9 +158,6 @@ impl Keyring {
     }
 
     /// Takes the keys of a provider.
-    ///
-    /// # Errors
-    /// When they cannot be had.
     pub fn from_provider(provider: &dyn KeyProvider) -> Result<Self, SettingError> {
         // Of the right length: the provider has looked.
         let keys = provider.keys()?.into_iter().filter_map(|(name, key)| Key::new(name, &key));
@@ -186,9 +177,7 @@ impl Keyring {
     }
 
     /// The key that seals, as others on the same store may know it.
-    ///
-    /// # Errors
-    /// When the system gives no random bytes.
+    /// Fails when the system gives no random bytes.
     pub fn sealing_key(&self) -> std::io::Result<SealingKey> {
         let key = self.first()?;
         let check = self.seal(NO_REQUEST, SealedField::Check, CHECK)?;
@@ -206,9 +195,7 @@ impl Keyring {
     }
 
     /// Seals a part of a request with the first key.
-    ///
-    /// # Errors
-    /// When there is no key, or the text is too long for the cipher.
+    /// Fails when there is no key, or the text is too long for the cipher.
     pub fn seal(&self, id: RequestId, part: SealedField, plain: &[u8]) -> std::io::Result<Sealed> {
         let Key { name, key, .. } = self.first()?;
         let nonce: [u8; NONCE_LEN] = rand::random();
@@ -227,9 +214,7 @@ impl Keyring {
     }
 
     /// Opens what was sealed for the same part of the same request.
-    ///
-    /// # Errors
-    /// When its key is not there, or it is not what was sealed.
+    /// Fails when its key is not there, or it is not what was sealed.
     pub fn open(&self, id: RequestId, part: SealedField, sealed: &Sealed) -> Result<Vec<u8>, OpenError> {
         let key = self.keys.iter().find(|key| key.name == sealed.key_id);
         let Key { key, .. } = key.ok_or_else(|| OpenError::UnknownKey(sealed.key_id.clone()))?;

@@ -161,9 +161,7 @@ impl RequestService {
     }
 
     /// Decides one submission.
-    ///
-    /// # Errors
-    /// When the rollout leaves its tenant out, the lane is full, or the store cannot say.
+    /// Fails when the rollout leaves its tenant out, the lane is full, or the store does not answer.
     pub async fn submit(&self, submission: Submission) -> Result<SubmitOutcome, SubmitError> {
         let started = Instant::now();
         let outcome = self.try_submit(submission).await;
@@ -215,18 +213,12 @@ impl RequestService {
     }
 
     /// A tenant's request.
-    ///
-    /// # Errors
-    /// When the store cannot say.
     pub async fn find(&self, tenant: &TenantId, id: RequestId) -> Result<Option<Request>> {
         let request = within(self.timeout, self.store.find_request(id)).await?;
         Ok(request.filter(|request| request.tenant == *tenant))
     }
 
     /// A tenant's requests, the newest first.
-    ///
-    /// # Errors
-    /// When the store cannot say.
     pub async fn list(
         &self,
         tenant: &TenantId,
@@ -238,18 +230,13 @@ impl RequestService {
     }
 
     /// What the downstream answered.
-    ///
-    /// # Errors
-    /// When it does not open: its key was taken away, or somebody changed the row.
+    /// Fails when it does not open: its key was taken away, or somebody changed the row.
     pub fn result(&self, request: &Request) -> Result<Option<Vec<u8>>, OpenError> {
         let open = |sealed| self.keys.open(request.id, SealedField::Result, sealed);
         request.result.as_ref().map(open).transpose()
     }
 
     /// The request once its status is another than `seen`. None when it is the same until then, or the server stops.
-    ///
-    /// # Errors
-    /// When the store cannot say.
     pub async fn next_change(
         &self,
         waiting: &mut Subscription,
@@ -286,9 +273,6 @@ impl RequestService {
     }
 
     /// Takes a downstream's callback.
-    ///
-    /// # Errors
-    /// When the store cannot say.
     pub async fn call_back(&self, id: RequestId, said: CalledBack) -> Result<CallbackOutcome> {
         let CalledBack { callback, result, failure } = said;
         let result = result.map(|result| self.seal(id, SealedField::Result, &result)).transpose()?;

@@ -72,9 +72,7 @@ impl Challenge {
     }
 
     /// Judges a buyer by a token. Whoever has none has to get one.
-    ///
-    /// # Errors
-    /// When the verifier cannot say.
+    /// Fails when the verifier cannot say.
     pub async fn judge(&self, token: Option<&str>, address: IpAddr) -> Result<Judgement> {
         let judgement = match token.filter(|token| (1..=TOKEN_MAX).contains(&token.len())) {
             None => Ok(Judgement::Required),

@@ -93,9 +93,6 @@ impl SaleService {
     }
 
     /// A sale, by its sku or the one that matters most, at most a tenth of a second old.
-    ///
-    /// # Errors
-    /// When the store cannot say.
     pub async fn status(&self, sku: Option<&Sku>) -> Result<Option<Product>> {
         let Some(sku) = sku else { return within(self.timeout, self.board.current()).await };
         match within(self.timeout, self.board.find(sku)).await? {
@@ -132,9 +129,7 @@ impl SaleService {
     }
 
     /// Buys one unit.
-    ///
-    /// # Errors
-    /// When the lane is full or the store cannot say.
+    /// Fails when the lane is full or the store does not answer.
     pub async fn buy(&self, buy: Buy) -> Result<BuyOutcome> {
         let sku = buy.sku.clone();
         // The lane itself answers in time.
@@ -152,17 +147,11 @@ impl SaleService {
     }
 
     /// A buyer's purchase: of one product, or the latest of any.
-    ///
-    /// # Errors
-    /// When the store cannot say.
     pub async fn purchase(&self, buyer: &UserId, sku: Option<&Sku>) -> Result<Option<Receipt>> {
         within(self.timeout, self.store.find_purchase(buyer, sku)).await
     }
 
     /// Makes a product.
-    ///
-    /// # Errors
-    /// When the store cannot say.
     pub async fn create(&self, sku: &Sku, terms: Terms) -> Result<CreateOutcome> {
         let sku = sku.clone();
         self.change_board(move |store, board| async move {
@@ -176,25 +165,16 @@ impl SaleService {
     }
 
     /// A product as it stands.
-    ///
-    /// # Errors
-    /// When the store cannot say.
     pub async fn product(&self, sku: &Sku) -> Result<Option<Product>> {
         within(self.timeout, self.store.product(sku)).await
     }
 
     /// Products in order of sku.
-    ///
-    /// # Errors
-    /// When the store cannot say.
     pub async fn products(&self, after: Option<&Sku>, limit: usize) -> Result<Vec<Product>> {
         within(self.timeout, self.store.products(after, limit)).await
     }
 
     /// Changes what a sale offers, as long as it has not begun.
-    ///
-    /// # Errors
-    /// When the store cannot say.
     pub async fn change(&self, sku: &Sku, change: Change) -> Result<ChangeOutcome> {
         let sku = sku.clone();
         self.change_board(move |store, board| async move {
@@ -208,9 +188,6 @@ impl SaleService {
     }
 
     /// Removes a product with all its purchases; false when there is none.
-    ///
-    /// # Errors
-    /// When the store cannot say.
     pub async fn delete(&self, sku: &Sku) -> Result<bool> {
         let sku = sku.clone();
         self.change_board(move |store, board| async move {

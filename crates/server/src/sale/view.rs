@@ -87,9 +87,6 @@ impl Board {
     }
 
     /// A sale by its sku, in its present state.
-    ///
-    /// # Errors
-    /// When the store cannot say.
     pub(crate) async fn find(&self, sku: &Sku) -> Result<Seen> {
         self.freshen().await?;
         let known = self.known.read();
@@ -101,9 +98,6 @@ impl Board {
     }
 
     /// The sale that matters most: the one that runs, else the next, else the last.
-    ///
-    /// # Errors
-    /// When the store cannot say.
     pub(crate) async fn current(&self) -> Result<Option<Product>> {
         self.freshen().await?;
         let known = self.known.read();
@@ -121,8 +115,6 @@ impl Board {
 
     /// Makes, changes or removes a product. The board must know what came of it also when whoever asked for it has gone, so
     /// callers run this as a task of its own.
-    ///
-    /// # Errors
     /// What the change said.
     pub(crate) async fn changing<T>(&self, change: impl Future<Output = Result<T>>) -> Result<T> {
         self.membership.fetch_add(1, Ordering::SeqCst);
@@ -173,9 +165,6 @@ impl Board {
     }
 
     /// Reads the store, if what is known is too old.
-    ///
-    /// # Errors
-    /// When the store cannot say.
     pub(crate) async fn freshen(&self) -> Result<()> {
         if self.is_fresh() {
             return Ok(());

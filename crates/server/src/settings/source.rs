@@ -49,9 +49,7 @@ pub struct Sources {
 
 impl Sources {
     /// Takes the process's environment and the file that flags or environment name.
-    ///
-    /// # Errors
-    /// When a named file cannot be read, or the file is not TOML.
+    /// Fails when a named file cannot be read, or the file is not TOML.
     pub fn from_process(flags: BTreeMap<&'static str, String>) -> Result<Self, SettingError> {
         let environment: BTreeMap<_, _> = std::env::vars_os()
             .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
@@ -75,9 +73,7 @@ impl Sources {
 }
 
 /// A file's values as text under dotted names, so that every source reads alike.
-///
-/// # Errors
-/// When the text is not TOML, or holds what no setting can be (a date, a table in a list).
+/// Fails when the text is not TOML, or holds what no setting can be (a date, a table in a list).
 pub fn flatten_toml(path: &Path, text: &str) -> Result<BTreeMap<String, String>, SettingError> {
     let table: toml::Table = text.parse().map_err(|error: toml::de::Error| {
         let line = error.span().map_or(0, |span| text[..span.start].lines().count().max(1));
@@ -126,9 +122,7 @@ impl Reader {
     }
 
     /// The setting `key` as `parse` understands it, or `default` when nobody set it.
-    ///
-    /// # Errors
-    /// When it is set to something that `parse` refuses; `allowed` says what it takes.
+    /// Fails when it is set to something that `parse` refuses; `allowed` says what it takes.
     pub fn get<T>(
         &mut self,
         key: &'static str,
@@ -141,9 +135,6 @@ impl Reader {
     }
 
     /// The same for a setting that may be absent.
-    ///
-    /// # Errors
-    /// As [`Reader::get`].
     pub fn get_optional<T>(
         &mut self,
         key: &'static str,
@@ -221,8 +212,6 @@ impl Reader {
     }
 
     /// Refuses what the file sets and nobody reads: most likely a typing mistake.
-    ///
-    /// # Errors
     /// Names the first such setting.
     pub fn finish(self) -> Result<(), SettingError> {
         let Some((path, values)) = &self.sources.file else {

@@ -70,9 +70,6 @@ impl SlotService {
     }
 
     /// Makes a new version of a config the active one. When that takes longer than a call may, it goes on.
-    ///
-    /// # Errors
-    /// When the store cannot say.
     pub async fn put_config(&self, name: &ConfigName, pace: Pace) -> Result<Config> {
         let (store, wanted) = (Arc::clone(&self.store), name.clone());
         let put = tokio::spawn(async move { store.put_config(&wanted, pace).await });
@@ -83,9 +80,6 @@ impl SlotService {
     }
 
     /// The active version of a config, at most five seconds old.
-    ///
-    /// # Errors
-    /// When the store cannot say.
     pub async fn config(&self, name: &ConfigName) -> Result<Option<Config>> {
         if let Some((_, config)) = self.cache.get(name, is_fresh) {
             return Ok(config);
@@ -97,17 +91,11 @@ impl SlotService {
     }
 
     /// Active configs in order of name.
-    ///
-    /// # Errors
-    /// When the store cannot say.
     pub async fn configs(&self, after: Option<&ConfigName>, limit: usize) -> Result<Vec<Config>> {
         within(self.timeout, self.store.configs(after, limit)).await
     }
 
     /// Takes a config out of service; false when it is not in service.
-    ///
-    /// # Errors
-    /// When the store cannot say.
     pub async fn deactivate(&self, name: &ConfigName) -> Result<bool> {
         let gone = within(self.timeout, self.store.deactivate(name)).await;
         self.cache.invalidate(name);
@@ -120,9 +108,7 @@ impl SlotService {
     }
 
     /// Gives one event a slot.
-    ///
-    /// # Errors
-    /// When the lane is full or the store cannot say.
+    /// Fails when the lane is full or the store does not answer.
     pub async fn assign(&self, assign: Assign) -> Result<AssignOutcome> {
         let (config, begun) = (assign.config.clone(), Instant::now());
         // The lane itself answers in time.
@@ -141,9 +127,6 @@ impl SlotService {
 
     /// Gives many events slots, in order, in one commit. Those whose config is being counted anew wait for that, for as long
     /// as a call may take.
-    ///
-    /// # Errors
-    /// When the store cannot say; resending is safe.
     pub async fn assign_batch(&self, batch: Vec<Assign>) -> Result<Vec<AssignOutcome>> {
         let begun = Instant::now();
         let mut outcomes = self.store.assign_batch(batch.into()).await;
@@ -160,25 +143,16 @@ impl SlotService {
     }
 
     /// An event's slot.
-    ///
-    /// # Errors
-    /// When the store cannot say.
     pub async fn find(&self, event: &EventId) -> Result<Option<Slot>> {
         within(self.timeout, self.store.find_slot(event)).await
     }
 
     /// Gives an event's place back.
-    ///
-    /// # Errors
-    /// When the store cannot say.
     pub async fn give_back(&self, event: &EventId) -> Result<Option<Slot>> {
         within(self.timeout, self.store.give_slot_back(event)).await
     }
 
     /// How full a config's windows are.
-    ///
-    /// # Errors
-    /// When the store cannot say.
     pub async fn windows(
         &self,
         config: &ConfigName,
@@ -191,9 +165,6 @@ impl SlotService {
 
     /// Where a load of so many events for one time would end, were it assigned now. None for a config that is not in
     /// service.
-    ///
-    /// # Errors
-    /// When the store cannot say.
     pub async fn forecast(
         &self,
         name: &ConfigName,

@@ -117,9 +117,6 @@ impl TierService {
     }
 
     /// Makes the policies of the settings, reads what there is, and begins to hear of changes.
-    ///
-    /// # Errors
-    /// When the store cannot say.
     pub async fn load(&self) -> Result<()> {
         for (name, spec) in &self.settings.policies {
             if self.shared.store.put_policy(name, spec, Origin::File).await?.is_none() {
@@ -135,9 +132,7 @@ impl TierService {
     }
 
     /// Whether a user's AI call may go on: the day first, then the minute, both or neither are spent.
-    ///
-    /// # Errors
-    /// When there is no room in memory for another user.
+    /// Fails when there is no room in memory for another user.
     pub async fn admit(&self, user: &str) -> Result<Admission> {
         let (plan, definitions) = (self.shared.subscriptions.plan(user).await, self.shared.definitions.get());
         let limits = definitions.tiers().get(plan.tier());
@@ -163,9 +158,7 @@ impl TierService {
     }
 
     /// Where a user stands. Nothing is spent.
-    ///
-    /// # Errors
-    /// When the engine of limits cannot say.
+    /// Fails when the engine of limits does not answer.
     pub async fn limits_me(&self, user: &str) -> Result<UserStanding> {
         let (plan, definitions) = (self.shared.subscriptions.plan(user).await, self.shared.definitions.get());
         let rule = definitions.rule(plan.tier());
@@ -181,25 +174,16 @@ impl TierService {
     }
 
     /// A user's subscription.
-    ///
-    /// # Errors
-    /// When the store cannot say.
     pub async fn subscription(&self, user: &UserId) -> Result<Option<Subscription>> {
         self.shared.subscriptions.read(user, self.shared.timeout).await
     }
 
     /// Subscribes a user to a plan: for its next call here, within five seconds on other servers.
-    ///
-    /// # Errors
-    /// When the store cannot say.
     pub async fn put_subscription(&self, user: &UserId, plan: Plan) -> Result<Subscription> {
         self.shared.subscriptions.put(user, plan, self.shared.timeout).await
     }
 
     /// Ends a subscription; false when there is none.
-    ///
-    /// # Errors
-    /// When the store cannot say.
     pub async fn delete_subscription(&self, user: &UserId) -> Result<bool> {
         self.shared.subscriptions.delete(user, self.shared.timeout).await
     }
@@ -211,9 +195,6 @@ impl TierService {
     }
 
     /// Sets what a tier allows: for the next call here, within five seconds on other servers.
-    ///
-    /// # Errors
-    /// When the store cannot say.
     pub async fn put_tier(&self, tier: Tier, limits: TierLimits) -> Result<()> {
         self.shared.definitions.put_tier(tier, limits, self.shared.timeout).await
     }
@@ -237,9 +218,6 @@ impl TierService {
     }
 
     /// Makes or changes a policy; none when there are too many. What was spent of it stays spent.
-    ///
-    /// # Errors
-    /// When the store cannot say.
     pub async fn put_policy(&self, name: &PolicyName, spec: &PolicySpec) -> Result<Option<Policy>> {
         let put = self.shared.store.put_policy(name, spec, Origin::Operator);
         let put = within(self.shared.timeout, put).await;
@@ -247,9 +225,6 @@ impl TierService {
     }
 
     /// Ends a policy; false when there is none.
-    ///
-    /// # Errors
-    /// When the store cannot say.
     pub async fn delete_policy(&self, name: &PolicyName) -> Result<bool> {
         let gone = within(self.shared.timeout, self.shared.store.delete_policy(name)).await;
         self.shared.definitions.load_after(gone, self.shared.timeout).await

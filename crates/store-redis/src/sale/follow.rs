@@ -218,9 +218,6 @@ impl Parts {
     }
 
     /// Writes down purchases of one product, in smaller parts if the store refuses them together. Whose were refused, and why.
-    ///
-    /// # Errors
-    /// When the store cannot say.
     pub(super) async fn record_each(
         &self,
         product: ProductId,

@@ -49,9 +49,7 @@ impl RedisSales {
     }
 
     /// Compares the two sides of one sale, and mends what differs. How many purchases did.
-    ///
-    /// # Errors
-    /// When either cannot say.
+    /// Fails when either cannot say.
     pub async fn reconcile_sale(&self, sku: &Sku) -> Result<u64> {
         let Some(product) = self.parts.product(sku).await? else { return Ok(0) };
         self.parts.compare(&product, Duration::ZERO).await

@@ -73,9 +73,7 @@ impl Questions {
     }
 
     /// Asks Redis; none when it does not answer in time.
-    ///
-    /// # Errors
-    /// When too many wait already.
+    /// Fails when too many wait already.
     pub(super) async fn ask(&self, question: Question) -> Result<Option<Reply>> {
         let Some(key) = question.keys.first().cloned() else { return Ok(None) };
         match self.lanes.submit(&key, question).await {

@@ -168,9 +168,7 @@ impl PolicySpec {
     }
 
     /// The limit from its numbers.
-    ///
-    /// # Errors
-    /// When they are none that [`PolicySpec::numbers`] gives.
+    /// Fails when they are none that [`PolicySpec::numbers`] gives.
     pub fn limit_of(kind: &str, amount: u32, refill: u32, ms: i64) -> Result<Limit, UnreadablePolicy> {
         let span = Duration::from_millis(u64::try_from(ms).unwrap_or(0));
         Ok(match kind {

@@ -81,9 +81,7 @@ impl SpentRecord {
     }
 
     /// From its text.
-    ///
-    /// # Errors
-    /// When it is none.
+    /// Fails when it is none.
     pub fn parse(text: &str) -> Result<Self, UnreadableSpent> {
         Self::read(text).ok_or_else(|| UnreadableSpent(text.to_owned()))
     }

@@ -27,9 +27,6 @@ const UNREADABLE: &str = "(sealed with a key that this server does not have)";
 
 impl RequestService {
     /// Dead letters in order of id, after the one named `after`. Payloads of more than `payload_max` bytes are left out.
-    ///
-    /// # Errors
-    /// When the store cannot say.
     pub async fn dead_letters(
         &self,
         after: Option<RequestId>,
@@ -41,9 +38,6 @@ impl RequestService {
     }
 
     /// One dead letter.
-    ///
-    /// # Errors
-    /// When the store cannot say.
     pub async fn dead_letter(&self, id: RequestId) -> Result<Option<DeadRequest>> {
         // The first one after the id before it, if that is it.
         let before = id.as_uuid().as_u128().checked_sub(1).map(uuid::Uuid::from_u128);
@@ -52,9 +46,6 @@ impl RequestService {
     }
 
     /// Lets a dead letter start again; false when it is none.
-    ///
-    /// # Errors
-    /// When the store cannot say.
     pub async fn replay(&self, id: RequestId) -> Result<bool> {
         let (store, hub) = (Arc::clone(&self.store), Arc::clone(&self.hub));
         let replay = async move {
@@ -68,9 +59,7 @@ impl RequestService {
     }
 
     /// Lets every dead letter start again that is there now, and says how many did.
-    ///
-    /// # Errors
-    /// When the store cannot say; what was replayed before stays replayed.
+    /// Fails when the store does not answer; what was replayed before stays replayed.
     pub async fn replay_all(&self) -> Result<u64> {
         let there = within(self.timeout, self.store.count_dead_requests()).await?;
         let mut replayed = 0;
@@ -93,9 +82,6 @@ impl RequestService {
     }
 
     /// Takes a dead letter off the list; the request stays failed. False when it is none.
-    ///
-    /// # Errors
-    /// When the store cannot say.
     pub async fn discard(&self, id: RequestId) -> Result<bool> {
         within(self.timeout, self.store.discard_request(id)).await
     }

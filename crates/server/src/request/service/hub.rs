@@ -64,9 +64,7 @@ pub struct Subscription {
 
 impl StatusHub {
     /// Listens to a request from now on, on behalf of a tenant.
-    ///
-    /// # Errors
-    /// When too many wait already, of all tenants or of this one.
+    /// Fails when too many wait already, of all tenants or of this one.
     pub fn subscribe(self: &Arc<Self>, id: RequestId, tenant: &TenantId) -> Result<Subscription, NoPlace> {
         let mut waiting = self.waiting.lock();
         let left = SUBSCRIPTIONS_MAX.saturating_sub(self.subscriptions.load(Ordering::Relaxed));

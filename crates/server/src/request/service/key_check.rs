@@ -23,9 +23,6 @@ const SEARCHED_AT_ONCE: usize = 5_000;
 const OPENED_MAX: usize = 1_000;
 
 /// Says which key is missing, if one is; registers the one that seals, if none is.
-///
-/// # Errors
-/// When the store cannot say.
 pub(crate) async fn missing_key(
     store: &dyn RequestStore,
     keys: &Keyring,

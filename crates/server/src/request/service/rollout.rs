@@ -33,9 +33,6 @@ impl Switches {
 
     /// What is switched on, at most five seconds old. While the store cannot say, what it said last holds: submissions
     /// that rely on it need the store too.
-    ///
-    /// # Errors
-    /// When the store cannot say and never did.
     pub async fn get(&self) -> Result<Rollout> {
         if let Some(known) = self.fresh() {
             return known;
@@ -55,9 +52,6 @@ impl Switches {
     }
 
     /// Switches on or off: at once here, within five seconds on other servers. Says what holds now.
-    ///
-    /// # Errors
-    /// When the store cannot say.
     pub async fn change(&self, change: RolloutChange) -> Result<Rollout> {
         // Whoever reads meanwhile must not remember what was before.
         let _reading = self.reading.lock().await;

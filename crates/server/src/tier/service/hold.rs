@@ -61,9 +61,7 @@ pub enum SettleOutcome {
 
 impl TierService {
     /// Spends an estimate, to be corrected within `ttl`.
-    ///
-    /// # Errors
-    /// When the engine of limits or the store cannot say; then nothing stays spent, as far as can be told.
+    /// Fails when the engine of limits or the store does not answer; then nothing stays spent, as far as can be told.
     pub async fn hold(&self, policy: &str, key: &str, cost: u32, ttl: Duration) -> Result<HoldOutcome> {
         let Some(policy) = self.policy(policy) else { return Ok(HoldOutcome::UnknownPolicy) };
         let (alone, answer, now) = self.take_one(&policy, key, cost).await?;
@@ -101,9 +99,6 @@ impl TierService {
     }
 
     /// Settles a hold at its true cost, once.
-    ///
-    /// # Errors
-    /// When the store cannot say.
     pub async fn settle(&self, id: HoldId, cost: u32) -> Result<SettleOutcome> {
         let shared = Arc::clone(&self.shared);
         // Goes on when it takes too long, so that a hold that was marked is corrected.

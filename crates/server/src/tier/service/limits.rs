@@ -66,9 +66,7 @@ impl Answer {
 
 impl TierService {
     /// Spends for all checks or for none; with `peek` nothing is spent in any case.
-    ///
-    /// # Errors
-    /// When the engine of limits cannot say.
+    /// Fails when the engine of limits does not answer.
     pub async fn check(&self, checks: &[Check<'_>], peek: bool) -> Result<CheckOutcome> {
         let definitions = self.shared.definitions.get();
         let mut asks = Vec::with_capacity(checks.len());
@@ -82,9 +80,7 @@ impl TierService {
     }
 
     /// The same for policies that were looked up before.
-    ///
-    /// # Errors
-    /// When the engine of limits cannot say.
+    /// Fails when the engine of limits does not answer.
     pub async fn decide(&self, asks: &[Ask<'_>], peek: bool) -> Result<Decided> {
         let taken = self.limits.take(asks, peek).await;
         let taken = taken.inspect_err(|_| {
@@ -99,9 +95,7 @@ impl TierService {
     }
 
     /// Gives back what was spent, never past full. Answers where the key stands then; none for an unknown policy.
-    ///
-    /// # Errors
-    /// When the engine of limits cannot say.
+    /// Fails when the engine of limits does not answer.
     pub async fn refund(&self, policy: &str, key: &str, cost: u32) -> Result<Option<Standing>> {
         let Some(policy) = self.policy(policy) else { return Ok(None) };
         let (spent, now) = self.limits.give_back(&policy, key, cost, None).await?;
@@ -109,9 +103,7 @@ impl TierService {
     }
 
     /// Makes a key as good as new; false for an unknown policy.
-    ///
-    /// # Errors
-    /// When the engine of limits cannot say.
+    /// Fails when the engine of limits does not answer.
     pub async fn reset_key(&self, policy: &str, key: &str) -> Result<bool> {
         let Some(policy) = self.policy(policy) else { return Ok(false) };
         self.limits.forget(&policy, key).await?;

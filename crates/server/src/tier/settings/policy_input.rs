@@ -44,8 +44,6 @@ const ENTRY_MAX: usize = 255;
 
 impl Fields {
     /// The policy they describe.
-    ///
-    /// # Errors
     /// Names the field that is wrong.
     pub(crate) fn into_spec(self) -> Result<PolicySpec, FormError> {
         let limit = self.limit()?;

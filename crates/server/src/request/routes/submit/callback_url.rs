@@ -10,9 +10,7 @@ use crate::outbound::address::is_public;
 const LENGTH_MAX: usize = 2_048;
 
 /// Checks a `callbackUrl` and returns it as it will be called.
-///
-/// # Errors
-/// When it is no `http` or `https` URL, has credentials in it, or leads to this network.
+/// Fails when it is no `http` or `https` URL, has credentials in it, or leads to this network.
 pub(super) fn parse(text: &str, allow_private: bool) -> Result<String, ApiError> {
     let refuse = |problem: &str| Err(ApiError::invalid_field("callbackUrl", problem));
     if text.len() > LENGTH_MAX {

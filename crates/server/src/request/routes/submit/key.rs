@@ -8,9 +8,7 @@ use crate::http::error::ApiError;
 const HEADER: HeaderName = HeaderName::from_static("idempotency-key");
 
 /// The key in the header, without the quotes it may have.
-///
-/// # Errors
-/// When there are several, or it is not plain text, or a quote is left open.
+/// Fails when there are several, or it is not plain text, or a quote is left open.
 pub(super) fn of_header(headers: &HeaderMap) -> Result<Option<String>, ApiError> {
     let mut values = headers.get_all(HEADER).iter();
     let Some(value) = values.next() else { return Ok(None) };
@@ -24,9 +22,7 @@ pub(super) fn of_header(headers: &HeaderMap) -> Result<Option<String>, ApiError>
 }
 
 /// The one key that both places name.
-///
-/// # Errors
-/// When neither does, they differ, or it is no key.
+/// Fails when neither does, they differ, or it is no key.
 pub(super) fn agreed(field: Option<&str>, header: Option<&str>) -> Result<IdempotencyKey, ApiError> {
     let key = match (field, header) {
         (Some(field), Some(header)) if field != header => {
