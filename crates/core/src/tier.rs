@@ -19,6 +19,6 @@ pub use headers::{Header, Headers, NamedLimit};
 pub use hold::{Correction, Hold, Settlement};
 pub use limit::{Limit, LimitError, Spent};
 pub use plan::{DAILY, MINUTE, Plan, Tier, TierLimits, TierRule, Tiers, UnknownPlan, UnknownTier};
-pub use rule::{Claim, Decision, Refusal, Rule, Scoped, Standing, take_all};
+pub use rule::{Claim, Decision, LimitState, Refusal, Rule, Scoped, take_all};
 pub use sliding::{Counts, SlidingWindow};
 pub use window::{Count, FixedWindow};

@@ -35,35 +35,35 @@ const PAUSE: Duration = Duration::from_millis(500);
 
 #[derive(Debug)]
 pub(crate) struct Journal {
-    keeper: Arc<Keeper>,
+    keeper: Arc<JournalWriter>,
     task: Mutex<Option<JoinHandle<()>>>,
 }
 
-struct Keeper {
+struct JournalWriter {
     store: Arc<dyn TierStore>,
     memories: Arc<Memories>,
     /// Held by whoever writes or tidies, so that an older row never takes the place of a newer one.
-    desk: AsyncMutex<Desk>,
+    state: AsyncMutex<JournalState>,
     /// How much of what was taken from the memories is not written yet.
     writing: AtomicUsize,
     /// How many times changes have begun to be taken from the memories, and the last of these of which all is written.
     begun: AtomicU64,
     written: watch::Sender<u64>,
     /// Rings when somebody waits for what was spent to be written.
-    bell: Notify,
+    wake: Notify,
     /// Since when something could not be written.
     failing_since: Mutex<Option<Instant>>,
 }
 
 #[derive(Default)]
-struct Desk {
+struct JournalState {
     /// Taken from the memories and not written yet.
     unwritten: Vec<SpentRow>,
     /// The row after which tidying goes on.
     tidied: Option<(u32, String)>,
 }
 
-impl std::fmt::Debug for Keeper {
+impl std::fmt::Debug for JournalWriter {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Keeper").finish_non_exhaustive()
     }
@@ -72,14 +72,14 @@ impl std::fmt::Debug for Keeper {
 impl Journal {
     pub(crate) async fn open(store: Arc<dyn TierStore>, memories: Arc<Memories>) -> Result<Self> {
         restore(&*store, &memories).await?;
-        let keeper = Arc::new(Keeper {
+        let keeper = Arc::new(JournalWriter {
             store,
             memories,
-            desk: AsyncMutex::default(),
+            state: AsyncMutex::default(),
             writing: AtomicUsize::new(0),
             begun: AtomicU64::new(0),
             written: watch::Sender::new(0),
-            bell: Notify::new(),
+            wake: Notify::new(),
             failing_since: Mutex::default(),
         });
         let task = tokio::spawn(run(Arc::clone(&keeper)));
@@ -104,7 +104,7 @@ impl Journal {
         // What was spent before this is seen by whoever begins after it: both go through the lock of the key's shard.
         let enough = self.keeper.begun.load(Ordering::SeqCst) + 1;
         let mut written = self.keeper.written.subscribe();
-        self.keeper.bell.notify_one();
+        self.keeper.wake.notify_one();
         // The sender is the keeper's, which lives as long as this.
         let _ = written.wait_for(|written| *written >= enough).await;
     }
@@ -130,10 +130,10 @@ impl Drop for Journal {
     }
 }
 
-async fn run(keeper: Arc<Keeper>) {
+async fn run(keeper: Arc<JournalWriter>) {
     let mut swept = Instant::now();
     loop {
-        let _ = tokio::time::timeout(FLUSH_EVERY, keeper.bell.notified()).await;
+        let _ = tokio::time::timeout(FLUSH_EVERY, keeper.wake.notified()).await;
         let mut outcome = keeper.flush().await;
         if outcome.is_ok() && swept.elapsed() >= SWEEP_EVERY {
             swept = Instant::now();
@@ -145,15 +145,15 @@ async fn run(keeper: Arc<Keeper>) {
     }
 }
 
-impl Keeper {
+impl JournalWriter {
     async fn flush(&self) -> Result<()> {
-        let mut desk = self.desk.lock().await;
+        let mut state = self.state.lock().await;
         // What failed before goes first; what is newer stays in the memories until then.
-        self.write(&mut desk).await?;
+        self.write(&mut state).await?;
         self.writing.store(self.memories.changed_len(), Ordering::SeqCst);
         let begun = self.begun.fetch_add(1, Ordering::SeqCst) + 1;
-        desk.unwritten = self.take_changes();
-        self.write(&mut desk).await?;
+        state.unwritten = self.take_changes();
+        self.write(&mut state).await?;
         self.written.send_replace(begun);
         Ok(())
     }
@@ -176,12 +176,12 @@ impl Keeper {
     }
 
     /// Every key stands there once, so the order of rows does not matter.
-    async fn write(&self, desk: &mut Desk) -> Result<()> {
-        self.writing.store(desk.unwritten.len(), Ordering::SeqCst);
-        while !desk.unwritten.is_empty() {
-            let rest = desk.unwritten.len().saturating_sub(PAGE);
-            self.store.save_spent(desk.unwritten[rest..].to_vec()).await?;
-            desk.unwritten.truncate(rest);
+    async fn write(&self, state: &mut JournalState) -> Result<()> {
+        self.writing.store(state.unwritten.len(), Ordering::SeqCst);
+        while !state.unwritten.is_empty() {
+            let rest = state.unwritten.len().saturating_sub(PAGE);
+            self.store.save_spent(state.unwritten[rest..].to_vec()).await?;
+            state.unwritten.truncate(rest);
             self.writing.store(rest, Ordering::SeqCst);
         }
         Ok(())
@@ -192,10 +192,10 @@ impl Keeper {
         let now = self.memories.clock.now();
         self.memories.limits.sweep(SWEPT_PLACES, now);
         self.memories.tiers.sweep(SWEPT_PLACES, now);
-        let mut desk = self.desk.lock().await;
-        let page = self.store.load_spent(desk.tidied.take(), SWEPT_PAGE).await?;
+        let mut state = self.state.lock().await;
+        let page = self.store.load_spent(state.tidied.take(), SWEPT_PAGE).await?;
         if page.len() == SWEPT_PAGE {
-            desk.tidied = page.last().map(|row| (row.scope, row.key.clone()));
+            state.tidied = page.last().map(|row| (row.scope, row.key.clone()));
         }
         // While the desk is ours, rows are as they were last written; what was spent since will be written again.
         let old = page.into_iter().filter(|row| row.kept.as_ref().is_none_or(|kept| is_over(kept, now)));

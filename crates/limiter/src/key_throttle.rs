@@ -36,7 +36,7 @@ impl Throttle for KeyThrottle {
             Ok(taken) => (taken.decision.is_allowed(), taken.spent),
             Err(Full) => (true, bucket.unspent()),
         };
-        Throttled { is_allowed, standing: bucket.standing(&level, now) }
+        Throttled { is_allowed, limit_state: bucket.limit_state(&level, now) }
     }
 }
 
@@ -66,8 +66,8 @@ mod tests {
     /// The wait that a refused call is given.
     fn wait(throttle: &KeyThrottle, key: &str) -> Duration {
         let throttled = throttle.take(key);
-        assert!(!throttled.is_allowed && throttled.standing.remaining == 0, "{throttled:?}");
-        throttled.standing.next_after
+        assert!(!throttled.is_allowed && throttled.limit_state.remaining == 0, "{throttled:?}");
+        throttled.limit_state.next_after
     }
 
     #[test]
@@ -75,7 +75,7 @@ mod tests {
         let (throttle, clock) = throttle(1, 1, 1_000);
         let first = throttle.take("u");
         assert!(first.is_allowed);
-        assert_eq!((first.standing.remaining, first.standing.reset_after), (0, SECOND));
+        assert_eq!((first.limit_state.remaining, first.limit_state.reset_after), (0, SECOND));
         clock.advance(MS * 400);
         assert_eq!(wait(&throttle, "u"), MS * 600);
         assert!(throttle.take("v").is_allowed, "keys have buckets of their own");

@@ -50,7 +50,7 @@ fn of_200_threads_that_race_for_a_free_minute_exactly_8_pass() {
     });
     assert_eq!(passed.into_inner(), 8);
     let spent = memory.peek(&policy, "a@b.c", NOW);
-    assert_eq!(policy.rule[DAILY].standing(&spent[DAILY], NOW).remaining, 42, "a denial spends nothing");
+    assert_eq!(policy.rule[DAILY].limit_state(&spent[DAILY], NOW).remaining, 42, "a denial spends nothing");
 }
 
 #[test]
@@ -62,7 +62,7 @@ fn rows_of_several_huge_pages_keep_every_key_while_they_move() {
     }
     for (id, cost) in ids.iter().zip((1..=100).cycle()) {
         let spent = memory.peek(&policy, id, NOW);
-        assert_eq!(policy.rule.standing(&spent, NOW).remaining, 300 - cost, "{id}");
+        assert_eq!(policy.rule.limit_state(&spent, NOW).remaining, 300 - cost, "{id}");
     }
     assert_eq!(ids.iter().filter(|id| memory.forget(&policy, id)).count(), ids.len());
     assert!(memory.is_empty());
@@ -121,7 +121,7 @@ fn a_change_of_plan_applies_to_the_next_request_and_what_was_spent_stays_spent()
     let (memory, free, pro) = (Memory::new(Options::default()), tier(Plan::Free), tier(Plan::ProYearly));
     let remaining = |policy: &Arc<Policy<TierRule>>, now| {
         let spent = memory.peek(policy, "user", now);
-        [0, 1].map(|at| policy.rule[at].standing(&spent[at], now).remaining)
+        [0, 1].map(|at| policy.rule[at].limit_state(&spent[at], now).remaining)
     };
     for _ in 0..9 {
         let _ = memory.take(&free, "user", 1, NOW).unwrap();
@@ -333,8 +333,8 @@ proptest! {
             }
             for (at, (policy, id)) in keys.iter().enumerate() {
                 let (spent, unspent) = (memory.peek(policy, id, now), policy.rule.unspent());
-                let expected = policy.rule.standing(model.get(&at).unwrap_or(&unspent), now);
-                prop_assert_eq!(policy.rule.standing(&spent, now), expected);
+                let expected = policy.rule.limit_state(model.get(&at).unwrap_or(&unspent), now);
+                prop_assert_eq!(policy.rule.limit_state(&spent, now), expected);
             }
         }
     }

@@ -111,7 +111,7 @@ pub struct DeadLetter {
 
 /// The books of a topic, read in one snapshot. Everything accepted is in exactly one of the other places.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Books {
+pub struct QueueAudit {
     /// Messages ever enqueued.
     pub accepted: u64,
     /// Messages ever done.
@@ -124,7 +124,7 @@ pub struct Books {
     pub in_flight: u64,
 }
 
-impl Books {
+impl QueueAudit {
     /// What is missing (positive) or too much (negative); 0 when the books balance.
     #[must_use]
     pub fn difference(&self) -> i128 {
@@ -171,7 +171,7 @@ pub trait Queue: Source {
     /// Throws a dead letter away; false when there is none of that id.
     async fn discard(&self, id: &str) -> Result<bool>;
     /// Reads the books of a topic.
-    async fn audit(&self, topic: &str) -> Result<Books>;
+    async fn audit(&self, topic: &str) -> Result<QueueAudit>;
 }
 
 #[cfg(test)]
@@ -180,9 +180,9 @@ mod tests {
 
     #[test]
     fn books_balance_when_every_message_is_in_one_place() {
-        let books = Books { accepted: 10, done: 4, discarded: 1, dead: 2, in_flight: 3 };
+        let books = QueueAudit { accepted: 10, done: 4, discarded: 1, dead: 2, in_flight: 3 };
         assert_eq!(books.difference(), 0);
-        assert_eq!(Books { in_flight: 2, ..books }.difference(), 1, "one is lost");
-        assert_eq!(Books { done: 6, ..books }.difference(), -2, "two were delivered from nowhere");
+        assert_eq!(QueueAudit { in_flight: 2, ..books }.difference(), 1, "one is lost");
+        assert_eq!(QueueAudit { done: 6, ..books }.difference(), -2, "two were delivered from nowhere");
     }
 }

@@ -27,7 +27,7 @@ impl Event {
 
 /// What became of an event.
 #[derive(Clone, Debug)]
-pub enum Fate {
+pub enum PublishOutcome {
     /// It is there, on as many brokers as the topic asks for.
     Confirmed,
     /// It is certainly not there and will not be.
@@ -36,7 +36,7 @@ pub enum Fate {
     Unknown(Error),
 }
 
-impl Fate {
+impl PublishOutcome {
     /// Whether the event is certainly there.
     #[must_use]
     pub const fn is_confirmed(&self) -> bool {
@@ -49,7 +49,7 @@ impl Fate {
 pub trait Publisher: Send + Sync + 'static {
     /// Publishes a batch together, keeps the order of each key, and answers with one fate for each event, in the
     /// order of the events and within a bounded time. Dropping the future takes nothing back.
-    async fn publish(&self, topic: &str, events: Vec<Event>) -> Vec<Fate>;
+    async fn publish(&self, topic: &str, events: Vec<Event>) -> Vec<PublishOutcome>;
     /// Makes sure that somebody answers, within a bounded time.
     async fn ping(&self) -> Result<()>;
 }
@@ -62,9 +62,9 @@ pub async fn publish_accepted(publisher: &dyn Publisher, accepted: &[Accepted<'_
     fates
         .into_iter()
         .map(|fate| match fate {
-            Fate::Confirmed => Queued::Yes,
-            Fate::Failed(error) => tell(&error, Queued::No),
-            Fate::Unknown(error) => tell(&error, Queued::Unknown),
+            PublishOutcome::Confirmed => Queued::Yes,
+            PublishOutcome::Failed(error) => tell(&error, Queued::No),
+            PublishOutcome::Unknown(error) => tell(&error, Queued::Unknown),
         })
         .collect()
 }

@@ -132,7 +132,7 @@ impl AddressLimits {
             return Ok(());
         }
         self.counters.limited.inc();
-        Err(TooMany(throttled.standing.next_after))
+        Err(TooMany(throttled.limit_state.next_after))
     }
 
     /// A place for an event stream.

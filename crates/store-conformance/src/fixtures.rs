@@ -8,7 +8,7 @@ use tokio::task::JoinSet;
 use weir_core::quota::{Limits, Quota};
 use weir_core::{MessageId, UserId};
 use weir_queue::sms::{self, SmsEvent};
-use weir_queue::{Books, Claim, Message};
+use weir_queue::{Claim, Message, QueueAudit};
 use weir_store::quota::{SendMessage, SendOutcome, TOPIC};
 
 use crate::HasQuota;
@@ -155,7 +155,7 @@ pub fn numbered(user_id: &str, numbers: impl IntoIterator<Item = usize>) -> Vec<
 }
 
 /// The books of the topic of quota; they must balance.
-pub async fn books<H: HasQuota>(h: &H) -> Books {
+pub async fn books<H: HasQuota>(h: &H) -> QueueAudit {
     let books = h.queue().audit(TOPIC).await.expect("audit must succeed");
     assert_eq!(books.difference(), 0, "the books must balance: {books:?}");
     books

@@ -24,7 +24,7 @@ mod time;
 mod tls;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
+use std::sync::atomic::{AtomicU64, AtomicUsize};
 use std::time::SystemTime;
 
 use async_trait::async_trait;
@@ -86,8 +86,8 @@ struct Inner {
     slot_gate: slot::Gate,
     limit_changes: Arc<LimitChanges>,
     watch: AbortHandle,
-    /// Whether the last batch that was published could not be counted.
-    is_uncommitted: AtomicBool,
+    /// Batches that were published and could not be counted.
+    uncounted: quota::Uncounted,
     /// Jobs that this server has ended.
     ended_jobs: AtomicU64,
     /// How many messages there were in a pack of the queue, on an average of the last claim.
@@ -125,7 +125,7 @@ impl Postgres {
             slot_gate: slot::Gate::default(),
             limit_changes,
             watch,
-            is_uncommitted: AtomicBool::new(false),
+            uncounted: quota::Uncounted::default(),
             ended_jobs: AtomicU64::new(0),
             pack_size: AtomicUsize::new(1),
         };

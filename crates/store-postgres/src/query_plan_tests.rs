@@ -18,7 +18,7 @@ use weir_testkit::postgres::Server;
 use crate::Postgres;
 
 /// What runs on connections of its own, before or beside those of the pool.
-const NOT_CACHED: [&str; 4] = ["migrate.rs", "query_plan_tests.rs", "requirements.rs", "watch.rs"];
+const NOT_CACHED: [&str; 4] = ["migrate.rs", "query_plan_tests.rs", "requirements.rs", "listener.rs"];
 
 /// Tables as they are at the start, as a vacuum leaves them when nothing is to be done, and with rows that Postgres knows of.
 const STATES: [(&str, &str); 3] =

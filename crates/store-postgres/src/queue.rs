@@ -13,7 +13,9 @@ use async_trait::async_trait;
 use futures_util::future::{try_join, try_join3, try_join5};
 use tokio_postgres::Row;
 use weir_core::MessageId;
-use weir_queue::{Books, Claim, DeadLetter, Lease, Message, Position, Queue, Receipt, Settlement, Source};
+use weir_queue::{
+    Claim, DeadLetter, Lease, Message, Position, Queue, QueueAudit, Receipt, Settlement, Source,
+};
 use weir_store::Result;
 use weir_store::quota::random_bytes;
 
@@ -22,7 +24,7 @@ use crate::row::{self, column, timestamp, unsigned};
 use crate::session::Values;
 use crate::{Inner, Postgres, time};
 use columns::Columns;
-use merge::Asked;
+use merge::ClaimLimits;
 use pack::Pack;
 
 /// Shards of a topic: how many claims can be out at once. Stored with every message, so it never changes.
@@ -247,10 +249,10 @@ impl Queue for Postgres {
         Ok(discarded > 0)
     }
 
-    async fn audit(&self, topic: &str) -> Result<Books> {
+    async fn audit(&self, topic: &str) -> Result<QueueAudit> {
         let row = self.inner.pool.query_one(BOOKS, &[&topic]).await?;
         let count = |index| row::count(&row, index);
-        Ok(Books {
+        Ok(QueueAudit {
             accepted: count(0)?,
             done: count(1)?,
             discarded: count(2)?,
@@ -319,7 +321,7 @@ impl Postgres {
         session.run("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY").await?;
         while messages.len() < max && !places.is_empty() {
             let share = ((max - messages.len()) / places.len()).max(1);
-            let asked = Asked { messages: share, packs: (share / self.inner.pack_size()).max(1) };
+            let asked = ClaimLimits { messages: share, packs: (share / self.inner.pack_size()).max(1) };
             let (shards, after): (Vec<i16>, Vec<i64>) = places.iter().copied().unzip();
             let [rows, packs] = [asked.messages, asked.packs].map(row::bigint);
             let (rows, packs) = session

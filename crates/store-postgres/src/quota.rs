@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Instant, SystemTime};
 
 use async_trait::async_trait;
@@ -14,7 +14,7 @@ use weir_core::{Timestamp, UserId};
 use weir_queue::publish::publish_accepted;
 use weir_queue::sms;
 use weir_store::quota::{
-    Accepted, Books, LimitChanges, Plan, Queued, QuotaStore, ReservableStore, Reservation, Reserved,
+    Accepted, LimitChanges, Plan, Queued, QuotaAudit, QuotaStore, ReservableStore, Reservation, Reserved,
     SendMessage, SendOutcome, TOPIC, Unused, plan, random_bytes,
 };
 use weir_store::{Batch, Error, Result, shard};
@@ -71,6 +71,36 @@ const AUDIT: &str = "
     SELECT (SELECT count(*) FROM rate_limit_store),
            ARRAY(SELECT user_id FROM rate_limit_store WHERE current_count > rate_limit LIMIT 10)";
 
+/// Batches that were published and could not be counted. A commit proves that the database takes writes again, but only
+/// after the failures that were known when it was sent: batches run side by side.
+#[derive(Debug, Default)]
+pub(crate) struct Uncounted {
+    failures: AtomicU64,
+    /// How many failures there were when the last commit was sent.
+    followed_by_commit: AtomicU64,
+}
+
+impl Uncounted {
+    /// To be read before a commit is sent.
+    fn failures(&self) -> u64 {
+        self.failures.load(Ordering::Acquire)
+    }
+
+    fn failed(&self) {
+        self.failures.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// A commit that was sent after so many failures has succeeded.
+    fn committed(&self, failures: u64) {
+        self.followed_by_commit.fetch_max(failures, Ordering::AcqRel);
+    }
+
+    /// Whether no commit has followed the last failure.
+    fn is_any(&self) -> bool {
+        self.followed_by_commit.load(Ordering::Acquire) < self.failures()
+    }
+}
+
 #[async_trait]
 impl QuotaStore for Postgres {
     async fn configure(&self, user: &UserId, limits: Limits) -> Result<Quota> {
@@ -115,18 +145,25 @@ impl QuotaStore for Postgres {
         if accepted.is_empty() && changed.is_empty() {
             session.run("COMMIT").await?;
         } else {
-            let saved = save(&session, &changed, self.for_table(&accepted)).await;
-            self.inner.is_uncommitted.store(self.publisher.is_some() && saved.is_err(), Ordering::Relaxed);
-            saved?;
+            let failures = self.inner.uncounted.failures();
+            match save(&session, &changed, self.for_table(&accepted)).await {
+                Ok(()) => self.inner.uncounted.committed(failures),
+                Err(error) => {
+                    if self.publisher.is_some() {
+                        self.inner.uncounted.failed();
+                    }
+                    return Err(error);
+                }
+            }
             self.inner.topic_notify.notify(TOPIC);
         }
         session.keep();
         Ok(outcomes)
     }
 
-    async fn audit(&self) -> Result<Books> {
+    async fn audit(&self) -> Result<QuotaAudit> {
         let row = self.inner.pool.query_one(AUDIT, &[]).await?;
-        Ok(Books { users: count(&row, 0)?, over_limit: column(&row, 1)? })
+        Ok(QuotaAudit { users: count(&row, 0)?, over_limit: column(&row, 1)? })
     }
 }
 
@@ -135,16 +172,17 @@ impl Postgres {
     /// committed: a database that takes no writes must not let messages through. That goes over the connection that the
     /// batch has already: were each to wait for a second one, all of them could be taken.
     async fn probe_if_uncommitted(&self, session: &Session) -> Result<()> {
-        if self.inner.is_uncommitted.load(Ordering::Relaxed) {
+        let failures = self.inner.uncounted.failures();
+        if self.inner.uncounted.is_any() {
             session.execute(PROBE, &[]).await?;
-            self.inner.is_uncommitted.store(false, Ordering::Relaxed);
+            self.inner.uncounted.committed(failures);
         }
         Ok(())
     }
 
     /// Refuses a batch when another could not be counted since it began.
     fn refuse_uncommitted(&self) -> Result<()> {
-        if self.inner.is_uncommitted.load(Ordering::Relaxed) {
+        if self.inner.uncounted.is_any() {
             return Err(Error::unavailable(ENGINE, "another batch could not be saved; nothing is published"));
         }
         Ok(())
@@ -295,4 +333,25 @@ fn read_row(row: &Row) -> Result<Quota> {
     let (limit, window, count): (i32, i32, i32) = (column(row, 1)?, column(row, 2)?, column(row, 3)?);
     let limits = Limits::new(unsigned(limit), unsigned(window)).map_err(unreadable)?;
     Ok(Quota { limits, current_count: unsigned(count), last_refresh: timestamp(row, 4)? })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_commit_makes_up_for_the_failures_before_it_and_for_no_later_one() {
+        let uncounted = Uncounted::default();
+        assert!(!uncounted.is_any());
+        uncounted.failed();
+        let before = uncounted.failures();
+        // While this commit is under way another batch fails.
+        uncounted.failed();
+        uncounted.committed(before);
+        assert!(uncounted.is_any(), "the second failure is not followed by a commit");
+        uncounted.committed(uncounted.failures());
+        assert!(!uncounted.is_any());
+        uncounted.committed(before);
+        assert!(!uncounted.is_any(), "an older commit that is reported late changes nothing");
+    }
 }

@@ -17,9 +17,9 @@ use weir_core::request::state::{Refused, Status};
 use weir_core::{RequestId, RequestType, TenantId, Timestamp};
 use weir_queue::Source;
 use weir_store::request::{
-    Books, CallbackOutcome, CallbackReport, Claimed, DeadRequest, Failure, JobReport, LOOKED_AT_MAX, Listed,
-    Pending, Request, RequestStore, Rollout, RolloutChange, Room, Sealed, SealedSearch, SealingKey, Submit,
-    SubmitOutcome, WEBHOOKS,
+    CallbackOutcome, CallbackReport, Claimed, DeadRequest, Failure, JobReport, LOOKED_AT_MAX, Listed,
+    Pending, Request, RequestAudit, RequestStore, Rollout, RolloutChange, Room, Sealed, SealedSearch,
+    SealingKey, Submit, SubmitOutcome, WEBHOOKS,
 };
 use weir_store::{Batch, Result};
 
@@ -185,7 +185,7 @@ impl RequestStore for Postgres {
         upkeep::change_rollout(self, change, default).await
     }
 
-    async fn audit_requests(&self) -> Result<Books> {
+    async fn audit_requests(&self) -> Result<RequestAudit> {
         upkeep::books(self).await
     }
 

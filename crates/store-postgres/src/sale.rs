@@ -14,8 +14,9 @@ use tokio_postgres::Row;
 use weir_core::sale::{Change, Receipt, Sale, Sku, State, Terms};
 use weir_core::{Timestamp, UserId};
 use weir_store::sale::{
-    BOARD_ENDED_MAX, BOARD_OPEN_MAX, BOOKS_ITEMS_MAX, Board, Books, Buy, BuyOutcome, ChangeOutcome,
-    CreateOutcome, DeadPurchase, Product, ProductBooks, ProductId, Purchase, SaleLedger, SaleStore,
+    BOOKS_ITEMS_MAX, Buy, BuyOutcome, ChangeOutcome, CreateOutcome, DeadPurchase, Product, ProductBooks,
+    ProductId, Purchase, SNAPSHOT_ENDED_MAX, SNAPSHOT_OPEN_MAX, SaleAudit, SaleLedger, SaleSnapshot,
+    SaleStore,
 };
 use weir_store::{Batch, Result};
 
@@ -180,8 +181,8 @@ impl SaleStore for Postgres {
         row.map(|row| Ok(Receipt { number: unsigned(column(&row, 0)?), at: timestamp(&row, 1)? })).transpose()
     }
 
-    async fn board(&self) -> Result<Board> {
-        let (open, ended) = (BOARD_OPEN_MAX as i64, BOARD_ENDED_MAX as i64);
+    async fn snapshot(&self) -> Result<SaleSnapshot> {
+        let (open, ended) = (SNAPSHOT_OPEN_MAX as i64, SNAPSHOT_ENDED_MAX as i64);
         self.list(BOARD, &[&open, &ended]).await
     }
 
@@ -189,7 +190,7 @@ impl SaleStore for Postgres {
         self.inner.pool.execute(TURN, &[&self.clock_override()]).await.map(drop)
     }
 
-    async fn audit_sales(&self) -> Result<Books> {
+    async fn audit_sales(&self) -> Result<SaleAudit> {
         let session = self.inner.pool.session().await?;
         let [audit, items] = session.prepare([AUDIT, ITEMS]).await?;
         // One moment for both: what is sold in between must not look like a difference.
@@ -203,7 +204,7 @@ impl SaleStore for Postgres {
         session.run("COMMIT").await?;
         session.keep();
         let count = |index| row::count(&row, index);
-        Ok(Books {
+        Ok(SaleAudit {
             products: count(0)?,
             sold: count(1)?,
             persisted: count(2)?,
@@ -215,14 +216,14 @@ impl SaleStore for Postgres {
 
 impl Postgres {
     /// Products as they stand, and the time.
-    async fn list(&self, sql: &'static str, values: Values<'_>) -> Result<Board> {
+    async fn list(&self, sql: &'static str, values: Values<'_>) -> Result<SaleSnapshot> {
         let session = self.inner.pool.session().await?;
         let [clock, list] = session.prepare([CLOCK, sql]).await?;
         let (clock, rows) = session.bounded(try_join(clock.query_one(&[]), list.query(values))).await?;
         session.keep();
         let now = self.now(&clock)?;
         let products = rows.iter().map(|row| Ok(as_of(read(row)?, now))).collect::<Result<_>>()?;
-        Ok(Board { now, products, is_current: true })
+        Ok(SaleSnapshot { now, products, is_current: true })
     }
 }
 

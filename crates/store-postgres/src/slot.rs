@@ -13,7 +13,7 @@ use tokio_postgres::Row;
 use weir_core::slot::{Pace, WindowStatus};
 use weir_core::{ConfigName, EventId, Timestamp};
 use weir_queue::due::SEAT;
-use weir_store::slot::{Assign, AssignOutcome, Books, Config, Slot, SlotStore, WindowCount};
+use weir_store::slot::{Assign, AssignOutcome, Config, Slot, SlotAudit, SlotStore, WindowCount};
 use weir_store::{Batch, Result};
 
 pub(crate) use self::gate::Gate;
@@ -124,10 +124,10 @@ impl SlotStore for Postgres {
         rows.iter().map(read_window).collect()
     }
 
-    async fn audit_slots(&self) -> Result<Books> {
+    async fn audit_slots(&self) -> Result<SlotAudit> {
         let row = self.inner.pool.query_one(AUDIT, &[]).await?;
         let count = |index| row::count(&row, index);
-        Ok(Books {
+        Ok(SlotAudit {
             slots: count(0)?,
             counted: count(1)?,
             above_maximum: count(2)?,

@@ -14,8 +14,8 @@ use weir_core::tier::{Plan, Tier, TierLimits};
 use weir_core::{HoldId, PolicyName, Timestamp, UserId};
 use weir_store::Result;
 use weir_store::tier::{
-    Books, Changed, NewHold, News, Origin, Policy, PolicySpec, Settled, SpentRecord, SpentRow, Subscription,
-    TierStore,
+    Changed, DefinitionChanges, HoldAudit, NewHold, Origin, Policy, PolicySpec, Settled, SpentRecord,
+    SpentRow, Subscription, TierStore,
 };
 
 use crate::row::{self, column, int, timestamp, unreadable, unsigned};
@@ -125,7 +125,7 @@ impl TierStore for Postgres {
         hold::purge(self, keep, limit).await
     }
 
-    async fn audit_holds(&self) -> Result<Books> {
+    async fn audit_holds(&self) -> Result<HoldAudit> {
         hold::audit(self).await
     }
 
@@ -151,21 +151,21 @@ impl TierStore for Postgres {
         rows.iter().map(read_spent).collect()
     }
 
-    async fn news(&self, since: Option<i64>) -> Result<News> {
+    async fn news(&self, since: Option<i64>) -> Result<DefinitionChanges> {
         let Some(since) = since else {
             let row = self.inner.pool.query_opt(VERSION, &[]).await?;
             let version = row.map_or(Ok(0), |row| column(&row, 0))?;
-            return Ok(News { version, changed: None });
+            return Ok(DefinitionChanges { version, changed: None });
         };
         let rows = self.inner.pool.query(CHANGES, &[&since, &CHANGES_TOLD]).await?;
         let versions = rows.iter().map(|row| column(row, 0)).collect::<Result<Vec<i64>>>()?;
         let version = versions.last().copied().unwrap_or(since);
         // The first one after ours is missing: so much was changed that it is no longer known what.
         if versions.first().is_some_and(|first| *first > since.saturating_add(1)) {
-            return Ok(News { version, changed: None });
+            return Ok(DefinitionChanges { version, changed: None });
         }
         let changed = rows.iter().map(read_change).collect::<Result<_>>()?;
-        Ok(News { version, changed: Some(changed) })
+        Ok(DefinitionChanges { version, changed: Some(changed) })
     }
 }
 

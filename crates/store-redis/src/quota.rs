@@ -18,7 +18,9 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use weir_core::quota::{Limits, Quota};
 use weir_core::{Clock, UserId};
 use weir_store::limit_changes::{Change, LimitChanges};
-use weir_store::quota::{Books, CacheMetrics, QuotaStore, ReservableStore, SendMessage, SendOutcome, Unused};
+use weir_store::quota::{
+    CacheMetrics, QuotaAudit, QuotaStore, ReservableStore, SendMessage, SendOutcome, Unused,
+};
 use weir_store::{Batch, Error, Result};
 
 use crate::client::{Item, Redis, Unanswered};
@@ -168,7 +170,7 @@ impl QuotaStore for RedisQuota {
         spend::send_batch(&self.parts, &self.behind, batch.take()).await
     }
 
-    async fn audit(&self) -> Result<Books> {
+    async fn audit(&self) -> Result<QuotaAudit> {
         self.parts.store.audit().await
     }
 

@@ -17,7 +17,7 @@ use weir_core::request::retry::Policy;
 use weir_core::request::state::{Refused, Status};
 use weir_core::{RequestId, TenantId, Timestamp};
 use weir_store::request::{
-    Books, CallbackOutcome, CallbackReport, Claimed, DeadRequest, JobReport, Listed, Pending, Request,
+    CallbackOutcome, CallbackReport, Claimed, DeadRequest, JobReport, Listed, Pending, Request, RequestAudit,
     RequestStore, Rollout, RolloutChange, Room, SealedSearch, SealingKey, Submit, SubmitOutcome,
 };
 use weir_store::{Batch, Result};
@@ -198,7 +198,7 @@ impl RequestStore for RedisRequests {
         self.store.change_rollout(change, default).await
     }
 
-    async fn audit_requests(&self) -> Result<Books> {
+    async fn audit_requests(&self) -> Result<RequestAudit> {
         self.store.audit_requests().await
     }
 

@@ -26,8 +26,8 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use weir_core::sale::{Change, ChangeError, Receipt, Sku, State, Terms};
 use weir_core::{Clock, UserId};
 use weir_store::sale::{
-    Board, Books, Buy, BuyOutcome, ChangeOutcome, CreateOutcome, FollowMetrics, News, Product, ProductId,
-    SaleLedger, SaleStore,
+    Buy, BuyOutcome, ChangeOutcome, CreateOutcome, FollowMetrics, Product, ProductId, SaleAudit, SaleEvent,
+    SaleLedger, SaleSnapshot, SaleStore,
 };
 use weir_store::{Batch, Error, Result};
 
@@ -174,7 +174,7 @@ impl Parts {
 
     async fn read_catalogue(&self) -> Result<HashMap<Sku, Product>> {
         let before = self.changes.load(Ordering::SeqCst);
-        let products = self.ledger.board().await?.products;
+        let products = self.ledger.snapshot().await?.products;
         let read: HashMap<Sku, Product> =
             products.into_iter().map(|product| (product.sku.clone(), product)).collect();
         let mut catalogue = self.catalogue.write();
@@ -342,7 +342,7 @@ impl SaleStore for RedisSales {
         }
     }
 
-    async fn board(&self) -> Result<Board> {
+    async fn snapshot(&self) -> Result<SaleSnapshot> {
         let products: Vec<Product> = self.parts.catalogue().await?.into_values().collect();
         let mut skus: Vec<Sku> = products.iter().map(|product| product.sku.clone()).collect();
         // One more, which there is not, for the time.
@@ -351,7 +351,7 @@ impl SaleStore for RedisSales {
         let now = peeked.last().ok_or_else(unreadable)?.now;
         let products = products.into_iter().zip(peeked).map(|(product, peeked)| overlay(product, peeked));
         // The catalogue may be a second old.
-        Ok(Board { now, products: products.collect(), is_current: false })
+        Ok(SaleSnapshot { now, products: products.collect(), is_current: false })
     }
 
     async fn turn_sales(&self) -> Result<()> {
@@ -361,11 +361,11 @@ impl SaleStore for RedisSales {
         self.parts.ledger.turn_sales().await
     }
 
-    async fn tell(&self, hear: &(dyn Fn(News) + Send + Sync)) {
+    async fn tell(&self, hear: &(dyn Fn(SaleEvent) + Send + Sync)) {
         self.parts.tell(hear).await;
     }
 
-    async fn audit_sales(&self) -> Result<Books> {
+    async fn audit_sales(&self) -> Result<SaleAudit> {
         let mut books = self.parts.ledger.audit_sales().await?;
         let skus: Vec<Sku> = books.items.iter().filter_map(|item| Sku::parse(&item.sku).ok()).collect();
         let peeked = self.parts.peek(&skus).await?;

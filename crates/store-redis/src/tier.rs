@@ -82,7 +82,7 @@ impl Mode {
 }
 
 /// What Redis answered.
-struct Told {
+struct ScriptReply {
     now: Timestamp,
     allowed: bool,
     /// For each part whether it was spent, and what has been spent of it now.
@@ -132,14 +132,14 @@ impl RedisLimits {
     }
 
     /// Asks about parts that are together; none when Redis does not answer.
-    async fn ask(&self, mode: Mode, parts: &mut [Part]) -> Result<Option<Told>> {
+    async fn ask(&self, mode: Mode, parts: &mut [Part]) -> Result<Option<ScriptReply>> {
         for _ in 0..TURNS_MAX {
             let Some(reply) = self.inner.questions.ask(Question::new(mode, parts)).await? else {
                 return Ok(None);
             };
             match Outcome::read(reply, parts) {
                 None => return Ok(None),
-                Some(Outcome::Told(told)) => {
+                Some(Outcome::ScriptReply(told)) => {
                     self.inner.tell(parts);
                     return Ok(Some(told));
                 }
@@ -157,7 +157,7 @@ impl RedisLimits {
 
     /// The same for parts that may be on several servers of a cluster: one group after the other, and what was taken is
     /// given back when a later one denies.
-    async fn ask_all(&self, mode: Mode, parts: &mut [Part]) -> Result<Option<Told>> {
+    async fn ask_all(&self, mode: Mode, parts: &mut [Part]) -> Result<Option<ScriptReply>> {
         let groups = self.inner.redis.group(parts.iter().map(|part| &*part.name));
         if groups.len() == 1 {
             return self.ask(mode, parts).await;
@@ -189,7 +189,7 @@ impl RedisLimits {
                 each[at] = (false, spent);
             }
         }
-        Ok(Some(Told { now: latest, allowed: is_open, each }))
+        Ok(Some(ScriptReply { now: latest, allowed: is_open, each }))
     }
 
     /// Gives back what was taken. What Redis does not answer for stays spent, which is the safe side.
@@ -291,7 +291,7 @@ impl Inner {
 
 /// What a reply of the script says.
 enum Outcome {
-    Told(Told),
+    ScriptReply(ScriptReply),
     /// Something was spent under another rule: what stands there now.
     Differs(Timestamp, Vec<String>),
 }
@@ -314,7 +314,11 @@ impl Outcome {
             };
             Some((*taken == 1, part.spent([*a, *b, *c])))
         });
-        Some(Self::Told(Told { now, allowed: *allowed == 1, each: each.collect::<Option<_>>()? }))
+        Some(Self::ScriptReply(ScriptReply {
+            now,
+            allowed: *allowed == 1,
+            each: each.collect::<Option<_>>()?,
+        }))
     }
 }
 
@@ -323,7 +327,7 @@ fn text(value: &Value) -> Option<String> {
 }
 
 /// What each ask is told, from what became of its part.
-fn answer(asks: &[Ask<'_>], parts: &[Part], part_of: &[usize], told: &Told, peek: bool) -> Taken {
+fn answer(asks: &[Ask<'_>], parts: &[Part], part_of: &[usize], told: &ScriptReply, peek: bool) -> Taken {
     let alone: Vec<Decision> = parts
         .iter()
         .zip(&told.each)
@@ -343,7 +347,7 @@ fn answer(asks: &[Ask<'_>], parts: &[Part], part_of: &[usize], told: &Told, peek
 }
 
 /// The decision about those that bind, as the rule makes it from what has been spent.
-fn decide(asks: &[Ask<'_>], parts: &[Part], part_of: &[usize], told: &Told) -> Decision {
+fn decide(asks: &[Ask<'_>], parts: &[Part], part_of: &[usize], told: &ScriptReply) -> Decision {
     let mut spent: Vec<Spent> = told.each.iter().map(|(_, spent)| *spent).collect();
     let binding: Vec<usize> = (0..parts.len()).filter(|at| parts[*at].binds).collect();
     let mut claims: Vec<Claim<'_, Limit>> = parts

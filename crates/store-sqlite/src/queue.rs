@@ -10,7 +10,9 @@ use std::time::Duration;
 use async_trait::async_trait;
 use rusqlite::{Connection, OptionalExtension, Row, params};
 use weir_core::{MessageId, Timestamp};
-use weir_queue::{Books, Claim, DeadLetter, Lease, Message, Position, Queue, Receipt, Settlement, Source};
+use weir_queue::{
+    Claim, DeadLetter, Lease, Message, Position, Queue, QueueAudit, Receipt, Settlement, Source,
+};
 use weir_store::Result;
 use weir_store::clock::STEP_MIN;
 use weir_store::quota::random_bytes;
@@ -238,11 +240,11 @@ impl Queue for Sqlite {
         self.inner.writer.run(discard).await
     }
 
-    async fn audit(&self, topic: &str) -> Result<Books> {
+    async fn audit(&self, topic: &str) -> Result<QueueAudit> {
         let topic = topic.to_owned();
         let audit = move |connection: &Connection| {
             connection.prepare_cached(BOOKS)?.query_row([&topic], |row| {
-                Ok(Books {
+                Ok(QueueAudit {
                     accepted: row.get(0)?,
                     done: row.get(1)?,
                     discarded: row.get(2)?,

@@ -11,7 +11,7 @@ use weir_core::quota::{Limits, Quota};
 use weir_core::{Timestamp, UserId};
 use weir_queue::publish::{Publisher, publish_accepted};
 use weir_queue::sms;
-use weir_store::quota::{Books, Plan, QuotaStore, SendMessage, SendOutcome, TOPIC, plan, random_bytes};
+use weir_store::quota::{Plan, QuotaAudit, QuotaStore, SendMessage, SendOutcome, TOPIC, plan, random_bytes};
 use weir_store::{Batch, Result, StoreHealth};
 
 use crate::quota_journal::QuotaJournal;
@@ -100,7 +100,7 @@ impl QuotaStore for Sqlite {
         outcomes
     }
 
-    async fn audit(&self) -> Result<Books> {
+    async fn audit(&self) -> Result<QuotaAudit> {
         let mut target = None;
         let fold = self.inner.writer.in_turns(Order::Any, move |connection, unflushed, turn| {
             unflushed.counts.refresh(connection)?;
@@ -113,7 +113,7 @@ impl QuotaStore for Sqlite {
             let users = connection.query_row(COUNT, [], |row| row.get(0))?;
             let mut over_limit = connection.prepare(OVER_LIMIT)?;
             let over_limit = over_limit.query_map([], |row| row.get(0))?.collect::<Result<_, _>>()?;
-            Ok(Books { users, over_limit })
+            Ok(QuotaAudit { users, over_limit })
         };
         self.read(audit).await
     }

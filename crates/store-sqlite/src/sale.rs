@@ -9,9 +9,9 @@ use weir_core::sale::{Change, EndReason, Receipt, Sale, Sku, State, Terms};
 use weir_core::{Timestamp, UserId};
 use weir_queue::DeadLetter;
 use weir_store::sale::{
-    BOARD_ENDED_MAX, BOARD_OPEN_MAX, BOOKS_ITEMS_MAX, Board, Books, Buy, BuyOutcome, ChangeOutcome,
-    CreateOutcome, DeadPurchase, PURCHASES as TOPIC, Plan, Product, ProductBooks, ProductId, Purchase,
-    SaleLedger, SaleStore, plan,
+    BOOKS_ITEMS_MAX, Buy, BuyOutcome, ChangeOutcome, CreateOutcome, DeadPurchase, PURCHASES as TOPIC, Plan,
+    Product, ProductBooks, ProductId, Purchase, SNAPSHOT_ENDED_MAX, SNAPSHOT_OPEN_MAX, SaleAudit, SaleLedger,
+    SaleSnapshot, SaleStore, plan,
 };
 use weir_store::{Batch, Result};
 
@@ -221,19 +221,19 @@ impl SaleStore for Sqlite {
         self.read(find).await
     }
 
-    async fn board(&self) -> Result<Board> {
+    async fn snapshot(&self) -> Result<SaleSnapshot> {
         let now = self.inner.clock.now();
         let board = move |connection: &Connection| {
             let moment = connection.unchecked_transaction()?;
             let mut products = Vec::new();
-            for (sql, limit) in [(OPEN, BOARD_OPEN_MAX), (ENDED, BOARD_ENDED_MAX)] {
+            for (sql, limit) in [(OPEN, SNAPSHOT_OPEN_MAX), (ENDED, SNAPSHOT_ENDED_MAX)] {
                 let limit = i64::try_from(limit).unwrap_or(i64::MAX);
                 let mut statement = moment.prepare_cached(sql)?;
                 for product in statement.query_map([limit], read)? {
                     products.push(as_of(product?, now));
                 }
             }
-            Ok(Board { now, products, is_current: true })
+            Ok(SaleSnapshot { now, products, is_current: true })
         };
         self.read(board).await
     }
@@ -253,7 +253,7 @@ impl SaleStore for Sqlite {
         self.inner.writer.run(turn).await
     }
 
-    async fn audit_sales(&self) -> Result<Books> {
+    async fn audit_sales(&self) -> Result<SaleAudit> {
         let audit = |connection: &Connection| {
             let moment = connection.unchecked_transaction()?;
             let (products, sold, persisted) =
@@ -263,7 +263,7 @@ impl SaleStore for Sqlite {
             let mut items = moment.prepare(ITEMS)?;
             let limit = i64::try_from(BOOKS_ITEMS_MAX).unwrap_or(i64::MAX);
             let items = items.query_map([limit], read_books)?.collect::<Result<_, _>>()?;
-            Ok(Books { products, sold, persisted, different, items })
+            Ok(SaleAudit { products, sold, persisted, different, items })
         };
         self.read(audit).await
     }

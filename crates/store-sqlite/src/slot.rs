@@ -13,7 +13,7 @@ use rusqlite::{Connection, OptionalExtension, Row, params};
 use weir_core::slot::{Pace, WindowStatus};
 use weir_core::{ConfigName, EventId, Timestamp};
 use weir_queue::due::SEAT;
-use weir_store::slot::{Assign, AssignOutcome, Books, Config, Slot, SlotStore, WindowCount};
+use weir_store::slot::{Assign, AssignOutcome, Config, Slot, SlotAudit, SlotStore, WindowCount};
 use weir_store::{Batch, Result};
 
 use self::assign::Assignment;
@@ -139,14 +139,14 @@ impl SlotStore for Sqlite {
         self.read(list).await
     }
 
-    async fn audit_slots(&self) -> Result<Books> {
+    async fn audit_slots(&self) -> Result<SlotAudit> {
         let audit = |connection: &Connection| {
             let moment = connection.unchecked_transaction()?;
             let (slots, counted, above_maximum) =
                 moment.query_row(TOTALS, [], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))?;
             let mut different = moment.prepare(DIFFERENT)?;
             let different = different.query_map([], |row| row.get(0))?.collect::<Result<_, _>>()?;
-            Ok(Books { slots, counted, different, above_maximum })
+            Ok(SlotAudit { slots, counted, different, above_maximum })
         };
         self.read(audit).await
     }

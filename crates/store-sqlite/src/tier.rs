@@ -14,9 +14,11 @@ use weir_core::tier::{Plan, Tier, TierLimits};
 use weir_core::{HoldId, PolicyName, Timestamp, UserId};
 use weir_store::Result;
 use weir_store::tier::{
-    Books, NewHold, News, Origin, Policy, PolicySpec, Settled, SpentRow, Subscription, TierStore,
+    DefinitionChanges, HoldAudit, NewHold, Origin, Policy, PolicySpec, Settled, SpentRow, Subscription,
+    TierStore,
 };
 
+pub(crate) use self::policy::remove_leftovers;
 pub(crate) use self::spent::Spent;
 use crate::Sqlite;
 use crate::error::fault;
@@ -135,7 +137,7 @@ impl TierStore for Sqlite {
         purge.await
     }
 
-    async fn audit_holds(&self) -> Result<Books> {
+    async fn audit_holds(&self) -> Result<HoldAudit> {
         let now = self.inner.clock.now();
         self.read(move |connection| hold::audit(connection, now)).await
     }
@@ -163,8 +165,8 @@ impl TierStore for Sqlite {
         self.read(move |connection| spent::load(connection, after, limit)).await
     }
 
-    async fn news(&self, _since: Option<i64>) -> Result<News> {
-        Ok(News { version: 0, changed: Some(Vec::new()) })
+    async fn news(&self, _since: Option<i64>) -> Result<DefinitionChanges> {
+        Ok(DefinitionChanges { version: 0, changed: Some(Vec::new()) })
     }
 }
 

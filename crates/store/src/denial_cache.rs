@@ -20,13 +20,13 @@ const SHARD_MAX: usize = 8_192;
 /// Users known to be over their limit.
 #[derive(Debug)]
 pub struct DenialCache {
-    cache: BoundedCache<UserId, Known>,
+    cache: BoundedCache<UserId, CachedDenial>,
     limit_changes: Arc<LimitChanges>,
     clock: Arc<dyn Clock>,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Known {
+struct CachedDenial {
     limits: Limits,
     denial: Denial,
     /// When the store was asked, on our clock: the window ends no earlier than `denial.retry_after` later.
@@ -37,7 +37,7 @@ struct Known {
 
 /// The state of the world when a question was asked.
 #[derive(Clone, Copy, Debug)]
-pub struct Asked {
+pub struct AskedAt {
     version: Version,
     at: Timestamp,
 }
@@ -66,21 +66,22 @@ impl DenialCache {
             return None;
         }
         let now = self.clock.now();
-        let Known { limits, denial, asked_at, at } = self.cache.get(user, |known| known.is_current(now))?;
+        let CachedDenial { limits, denial, asked_at, at } =
+            self.cache.get(user, |known| known.is_current(now))?;
         let passed = now.since(asked_at);
         let denial = Denial { retry_after: denial.retry_after.saturating_sub(passed), ..denial };
         Some(SendOutcome::Denied { limits, denial, at: at.plus(passed) })
     }
 
     /// To be called before the store is asked.
-    pub fn asking(&self) -> Asked {
-        Asked { version: self.cache.version(), at: self.clock.now() }
+    pub fn asking(&self) -> AskedAt {
+        AskedAt { version: self.cache.version(), at: self.clock.now() }
     }
 
     /// Remembers what the store said, when it was a denial.
-    pub fn learn(&self, asked: Asked, user: &UserId, outcome: &SendOutcome) {
+    pub fn learn(&self, asked: AskedAt, user: &UserId, outcome: &SendOutcome) {
         let SendOutcome::Denied { limits, denial, at } = *outcome else { return };
-        let (known, now) = (Known { limits, denial, asked_at: asked.at, at }, self.clock.now());
+        let (known, now) = (CachedDenial { limits, denial, asked_at: asked.at, at }, self.clock.now());
         self.cache.insert(user.clone(), known, asked.version, |known| known.is_current(now));
     }
 
@@ -93,7 +94,7 @@ impl DenialCache {
     }
 }
 
-impl Known {
+impl CachedDenial {
     fn is_current(&self, now: Timestamp) -> bool {
         now.since(self.asked_at) < self.denial.retry_after
     }

@@ -63,7 +63,7 @@ pub struct CacheMetrics {
 
 /// The books of quota, read in one snapshot.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Books {
+pub struct QuotaAudit {
     /// Users with a configuration.
     pub users: u64,
     /// Some of the users whose count is above their limit: there must be none.
@@ -83,7 +83,7 @@ pub trait QuotaStore: Send + Sync + 'static {
     /// message is enqueued on [`TOPIC`] in the same commit. The batch grows until the engine takes it.
     async fn send_batch(&self, batch: Batch<SendMessage>) -> Result<Vec<SendOutcome>>;
     /// Reads the books.
-    async fn audit(&self) -> Result<Books>;
+    async fn audit(&self) -> Result<QuotaAudit>;
     /// Brings everything to where it is kept, before the server stops.
     async fn close(&self) {}
 }

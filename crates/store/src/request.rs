@@ -256,7 +256,7 @@ pub struct Pending {
 
 /// The books of request, read in one snapshot.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Books {
+pub struct RequestAudit {
     /// Requests ever accepted.
     pub accepted: u64,
     /// Requests that are completed.
@@ -273,7 +273,7 @@ pub struct Books {
     pub jobs: u64,
 }
 
-impl Books {
+impl RequestAudit {
     /// What is missing (positive) or too much (negative); 0 when the books balance.
     #[must_use]
     pub fn difference(&self) -> i128 {
@@ -391,7 +391,7 @@ pub trait RequestStore: Send + Sync + 'static {
     /// Switches on or off, for every server, and says what holds now. What nobody has switched yet is as in `default`.
     async fn change_rollout(&self, change: RolloutChange, default: Rollout) -> Result<Rollout>;
     /// Reads the books.
-    async fn audit_requests(&self) -> Result<Books>;
+    async fn audit_requests(&self) -> Result<RequestAudit>;
 
     /// The keys that servers have registered, by name and digest, each with when that was.
     async fn sealing_keys(&self) -> Result<Vec<(SealingKey, Timestamp)>>;

@@ -14,10 +14,10 @@ use weir_core::{Timestamp, UserId};
 use crate::{Batch, Result};
 
 /// Sales that are not over and that [`SaleStore::board`] shows at most, the running ones first.
-pub const BOARD_OPEN_MAX: usize = 1_000;
+pub const SNAPSHOT_OPEN_MAX: usize = 1_000;
 /// Sales that are over and that it shows at most, the latest first.
-pub const BOARD_ENDED_MAX: usize = 100;
-/// Products that [`Books`] name one by one at most.
+pub const SNAPSHOT_ENDED_MAX: usize = 100;
+/// Products that [`SaleAudit`] name one by one at most.
 pub const BOOKS_ITEMS_MAX: usize = 100;
 
 /// The store's own name for a product; never used again, also when its sku is.
@@ -117,7 +117,7 @@ pub struct DeadPurchase {
 
 /// All sales that matter to somebody who looks: those to come and those that run, and the last that ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Board {
+pub struct SaleSnapshot {
     /// The store's time.
     pub now: Timestamp,
     /// The sales; in no order.
@@ -128,7 +128,7 @@ pub struct Board {
 
 /// What a store tells of sales by itself, whoever has changed them.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum News {
+pub enum SaleEvent {
     /// From now on everything is told; what happened before has to be read.
     Begun,
     /// Nothing more is told until it has begun again.
@@ -173,7 +173,7 @@ pub struct ProductBooks {
 
 /// The books of sale, read in one snapshot.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Books {
+pub struct SaleAudit {
     /// Products there are.
     pub products: u64,
     /// Units sold, of all of them.
@@ -204,15 +204,15 @@ pub trait SaleStore: Send + Sync + 'static {
     /// A buyer's purchase: of one product, or the latest of any.
     async fn find_purchase(&self, buyer: &UserId, sku: Option<&Sku>) -> Result<Option<Receipt>>;
     /// The sales that matter now.
-    async fn board(&self) -> Result<Board>;
+    async fn snapshot(&self) -> Result<SaleSnapshot>;
     /// Writes down the states that are due by the store's time. Whoever asks for a state is told the due one anyway; this
     /// is what keeps an ended sale ended should the clock step back.
     async fn turn_sales(&self) -> Result<()>;
     /// Tells what happens to sales on any server, as it happens, for as long as this is waited for. Ends at once where the
     /// store has to be asked.
-    async fn tell(&self, _hear: &(dyn Fn(News) + Send + Sync)) {}
+    async fn tell(&self, _hear: &(dyn Fn(SaleEvent) + Send + Sync)) {}
     /// Reads the books.
-    async fn audit_sales(&self) -> Result<Books>;
+    async fn audit_sales(&self) -> Result<SaleAudit>;
 }
 
 /// What following tells about itself.

@@ -98,7 +98,7 @@ pub struct WindowCount {
 
 /// The books of slot, read in one snapshot.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Books {
+pub struct SlotAudit {
     /// Events that have a slot.
     pub slots: u64,
     /// The sum of all counters: the same number.
@@ -142,7 +142,7 @@ pub trait SlotStore: Send + Sync + 'static {
         limit: usize,
     ) -> Result<Vec<WindowCount>>;
     /// Reads the books.
-    async fn audit_slots(&self) -> Result<Books>;
+    async fn audit_slots(&self) -> Result<SlotAudit>;
 }
 
 #[cfg(test)]

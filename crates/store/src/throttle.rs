@@ -2,7 +2,7 @@
 
 use std::fmt::Debug;
 
-use weir_core::tier::Standing;
+use weir_core::tier::LimitState;
 
 /// Limits how often each key may do something.
 pub trait Throttle: Debug + Send + Sync + 'static {
@@ -16,5 +16,5 @@ pub struct Throttled {
     /// Whether the call may be made.
     pub is_allowed: bool,
     /// Where the key stands after it. When the call is refused, the next one may be made after `next_after`.
-    pub standing: Standing,
+    pub limit_state: LimitState,
 }

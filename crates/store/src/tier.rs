@@ -78,7 +78,7 @@ pub struct Settled {
 
 /// The holds that are remembered: each is in one of three states.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Books {
+pub struct HoldAudit {
     /// All of them.
     pub holds: u64,
     /// Those that can be settled.
@@ -102,7 +102,7 @@ pub enum Changed {
 
 /// What was changed since a version, by this server or another.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct News {
+pub struct DefinitionChanges {
     /// The version to ask with the next time.
     pub version: i64,
     /// What was changed; none when so much has been that it is no longer known what.
@@ -143,13 +143,13 @@ pub trait TierStore: Send + Sync + 'static {
     /// Forgets up to `limit` holds that expired longer than `keep` ago; answers how many.
     async fn purge_holds(&self, keep: Duration, limit: usize) -> Result<u64>;
     /// Counts the holds that are remembered, in one moment.
-    async fn audit_holds(&self) -> Result<Books>;
+    async fn audit_holds(&self) -> Result<HoldAudit>;
     /// Keeps what keys have spent, in place of what was kept of them.
     async fn save_spent(&self, rows: Vec<SpentRow>) -> Result<()>;
     /// What was kept, in order of scope and key, after the one named.
     async fn load_spent(&self, after: Option<(u32, String)>, limit: usize) -> Result<Vec<SpentRow>>;
     /// What was changed since a version; the present version alone when that is none.
-    async fn news(&self, since: Option<i64>) -> Result<News>;
+    async fn news(&self, since: Option<i64>) -> Result<DefinitionChanges>;
 }
 
 /// What one key asks for.

@@ -4,13 +4,13 @@ use std::time::Duration;
 
 use http::header::{CONTENT_TYPE, RETRY_AFTER};
 use http::{HeaderMap, HeaderValue, Response, StatusCode};
-use weir_core::tier::Standing;
+use weir_core::tier::LimitState;
 
 use crate::policy::Policy;
 
 /// Where a caller stands after a decision.
 #[derive(Clone, Debug)]
-pub(crate) struct Told {
+pub(crate) struct RateLimitHeaders {
     quota: u32,
     window: Duration,
     remaining: u32,
@@ -18,11 +18,11 @@ pub(crate) struct Told {
     reset_s: u64,
 }
 
-impl Told {
-    pub(crate) fn new(policy: &Policy, standing: &Standing, retry_after: Option<Duration>) -> Self {
+impl RateLimitHeaders {
+    pub(crate) fn new(policy: &Policy, limit_state: &LimitState, retry_after: Option<Duration>) -> Self {
         let (quota, window) = policy.quota();
-        let reset = retry_after.unwrap_or(standing.next_after);
-        Self { quota, window, remaining: standing.remaining, reset_s: whole_seconds(reset) }
+        let reset = retry_after.unwrap_or(limit_state.next_after);
+        Self { quota, window, remaining: limit_state.remaining, reset_s: whole_seconds(reset) }
     }
 
     /// Writes the headers, in place of those that an inner service may have written.

@@ -11,7 +11,7 @@ use weir_core::tier::{Decision, Limit, Scoped};
 use weir_limiter::{Memory, Options};
 use weir_store::clock::SteadyClock;
 
-use crate::answer::{self, Told};
+use crate::answer::{self, RateLimitHeaders};
 use crate::key::Key;
 use crate::policy::Policy;
 
@@ -95,8 +95,8 @@ impl<S: Clone, K> Clone for Limited<S, K> {
 
 /// What was decided about a request.
 enum Outcome {
-    Allowed(Told),
-    Denied(Told),
+    Allowed(RateLimitHeaders),
+    Denied(RateLimitHeaders),
     Full,
 }
 
@@ -109,23 +109,25 @@ impl<K> Shared<K> {
         let Ok(taken) = self.memory.take(&self.scoped, &key, 1, now) else {
             return if self.policy.is_shadow { self.unknown() } else { Outcome::Full };
         };
-        let standing = self.policy.limit.standing(&taken.spent, now);
+        let limit_state = self.policy.limit.limit_state(&taken.spent, now);
         match taken.decision {
             Decision::Denied(refusal) if !self.policy.is_shadow => {
-                Outcome::Denied(Told::new(&self.policy, &standing, refusal.retry_after))
+                Outcome::Denied(RateLimitHeaders::new(&self.policy, &limit_state, refusal.retry_after))
             }
             Decision::Denied(refusal) => {
-                Outcome::Allowed(Told::new(&self.policy, &standing, refusal.retry_after))
+                Outcome::Allowed(RateLimitHeaders::new(&self.policy, &limit_state, refusal.retry_after))
             }
-            Decision::Allowed => Outcome::Allowed(Told::new(&self.policy, &standing, None)),
+            Decision::Allowed => Outcome::Allowed(RateLimitHeaders::new(&self.policy, &limit_state, None)),
         }
     }
 
     /// What a caller is told for whom there was no room, by a policy that denies nobody.
     fn unknown(&self) -> Outcome {
-        let standing =
-            self.policy.limit.standing(&weir_core::tier::Rule::unspent(&self.policy.limit), self.clock.now());
-        Outcome::Allowed(Told::new(&self.policy, &standing, None))
+        let limit_state = self
+            .policy
+            .limit
+            .limit_state(&weir_core::tier::Rule::unspent(&self.policy.limit), self.clock.now());
+        Outcome::Allowed(RateLimitHeaders::new(&self.policy, &limit_state, None))
     }
 }
 
@@ -165,7 +167,7 @@ pin_project! {
         Allowed {
             #[pin]
             inner: F,
-            told: Told,
+            told: RateLimitHeaders,
             shared: Arc<Shared<K>>,
         },
         /// It is not.

@@ -8,7 +8,7 @@
 use std::time::Duration;
 
 use super::limit::{LimitError, checked_amount, checked_period_us};
-use super::rule::{Refusal, Rule, Standing};
+use super::rule::{LimitState, Refusal, Rule};
 use crate::Timestamp;
 
 /// A bucket's size, and how fast it refills.
@@ -125,11 +125,11 @@ impl TokenBucket {
 
     /// Where a key stands.
     #[must_use]
-    pub fn standing(&self, level: &Level, now: Timestamp) -> Standing {
+    pub fn limit_state(&self, level: &Level, now: Timestamp) -> LimitState {
         let missing = self.missing_ticks(*level, now);
         let remaining = self.capacity.saturating_sub(self.spent_units(level, now));
         let one_more = self.tokens_ticks(self.capacity.saturating_sub(remaining).saturating_sub(1));
-        Standing {
+        LimitState {
             limit: self.capacity,
             remaining,
             next_after: self.wait_until_missing(missing, one_more),
@@ -255,7 +255,7 @@ mod tests {
         let mut level = bucket.unspent();
         for left in (0..8).rev() {
             assert!(bucket.take(&mut level, 1, at(0)).is_allowed());
-            assert_eq!(bucket.standing(&level, at(0)).remaining, left);
+            assert_eq!(bucket.limit_state(&level, at(0)).remaining, left);
         }
         let refusal = Refusal::alone(Some(12 * SECOND));
         assert_eq!(bucket.take(&mut level, 1, at(0)), Decision::Denied(refusal), "5 a minute is one in 12 s");
@@ -280,7 +280,7 @@ mod tests {
         let mut level = bucket.unspent();
         assert_eq!(bucket.take(&mut level, 6, at(0)), Decision::Denied(Refusal::alone(None)));
         bucket.charge(&mut level, 50, at(0));
-        assert_eq!(bucket.standing(&level, at(0)).remaining, 0);
+        assert_eq!(bucket.limit_state(&level, at(0)).remaining, 0);
         let owing = level;
         assert!(bucket.take(&mut level, 0, at(0)).is_allowed());
         assert_eq!(level, owing);
@@ -295,7 +295,7 @@ mod tests {
         bucket.give_back(&mut level, 3, None, at(0));
         assert!(bucket.take(&mut level, 5, at(0)).is_allowed());
         bucket.give_back(&mut level, u32::MAX, None, at(0));
-        assert_eq!(bucket.standing(&level, at(0)).remaining, 5);
+        assert_eq!(bucket.limit_state(&level, at(0)).remaining, 5);
         assert!(bucket.take(&mut level, 5, at(0)).is_allowed());
         assert!(!bucket.has_room(&level, 1, at(0)));
     }
@@ -306,12 +306,12 @@ mod tests {
         let mut level = pro.unspent();
         pro.charge(&mut level, 30, at(0));
         let small = free.adopt(&pro, level, at(0));
-        assert_eq!(free.standing(&small, at(0)).remaining, 0);
+        assert_eq!(free.limit_state(&small, at(0)).remaining, 0);
         assert_eq!(free.refusal(&small, 1, at(0)).retry_after, Some(23 * 12 * SECOND));
         let back = pro.adopt(&free, small, at(0));
         assert_eq!(back, level);
         // A token in 2 s now, and 30 are missing.
-        assert_eq!(pro.standing(&back, at(2_000_000)).remaining, 11);
+        assert_eq!(pro.limit_state(&back, at(2_000_000)).remaining, 11);
     }
 
     #[test]
@@ -334,6 +334,6 @@ mod tests {
             bucket.charge(&mut level, u32::MAX, end);
         }
         assert!(!bucket.has_room(&level, 1, end));
-        assert_eq!(bucket.standing(&level, Timestamp::from_micros(i64::MIN)).remaining, 0);
+        assert_eq!(bucket.limit_state(&level, Timestamp::from_micros(i64::MIN)).remaining, 0);
     }
 }

@@ -44,19 +44,19 @@ impl Headers {
     pub fn after(limits: &TierLimits, spent: &[Level; 2], decision: &Decision, now: Timestamp) -> Self {
         let [daily, minute] = limits.rule();
         let [daily_level, minute_level] = spent;
-        let standing = minute.standing(minute_level, now);
+        let limit_state = minute.limit_state(minute_level, now);
         let (reset, denied_by) = match decision {
-            Decision::Allowed => (standing.next_after, MINUTE),
+            Decision::Allowed => (limit_state.next_after, MINUTE),
             Decision::Denied(refusal) => (refusal.retry_after.unwrap_or(Duration::MAX), refusal.denied_by),
         };
         let (name, bucket, remaining) = if denied_by == DAILY {
-            ("daily", daily, daily.standing(daily_level, now).remaining)
+            ("daily", daily, daily.limit_state(daily_level, now).remaining)
         } else {
-            ("minute", minute, standing.remaining)
+            ("minute", minute, limit_state.remaining)
         };
         Self {
             limit: limits.requests_per_minute(),
-            remaining: u64::from(standing.remaining),
+            remaining: u64::from(limit_state.remaining),
             reset_s: whole_seconds(reset),
             retry_after_s: (!decision.is_allowed()).then(|| whole_seconds(reset).max(1)),
             named: Some(NamedLimit {

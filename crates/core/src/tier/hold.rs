@@ -106,7 +106,7 @@ mod tests {
         if let Settlement::Settled(correction) = settlement {
             hold.correct(correction, &bucket, &mut level, at(1));
         }
-        (bucket.standing(&level, at(1)).remaining, settlement)
+        (bucket.limit_state(&level, at(1)).remaining, settlement)
     }
 
     #[test]

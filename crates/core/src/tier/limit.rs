@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::bucket::{Level, TokenBucket};
-use super::rule::{Refusal, Rule, Standing};
+use super::rule::{LimitState, Refusal, Rule};
 use super::sliding::{Counts, SlidingWindow};
 use super::window::{Count, FixedWindow};
 use crate::Timestamp;
@@ -66,8 +66,8 @@ impl Limit {
 
     /// Where a key stands.
     #[must_use]
-    pub fn standing(&self, spent: &Spent, now: Timestamp) -> Standing {
-        of_any_kind!(self, rule => rule.standing(&(*spent).into(), now))
+    pub fn limit_state(&self, spent: &Spent, now: Timestamp) -> LimitState {
+        of_any_kind!(self, rule => rule.limit_state(&(*spent).into(), now))
     }
 
     /// What counts as spent at `now`, rounded up.
@@ -207,9 +207,9 @@ mod tests {
         let now = Timestamp::from_seconds(1_700_000_007);
         for limit in every_kind(9) {
             let mut spent = limit.unspent();
-            assert_eq!(limit.standing(&spent, now).remaining, 9);
+            assert_eq!(limit.limit_state(&spent, now).remaining, 9);
             assert!(limit.take(&mut spent, 4, now).is_allowed());
-            assert_eq!(limit.standing(&spent, now).remaining, 5, "{limit:?}");
+            assert_eq!(limit.limit_state(&spent, now).remaining, 5, "{limit:?}");
             limit.give_back(&mut spent, 1, Some(now), now);
             assert_eq!(limit.spent_units(&spent, now), 3, "{limit:?}");
             assert!(!limit.is_unspent(&spent, now));
@@ -226,7 +226,7 @@ mod tests {
             old.charge(&mut spent, 4, now);
             for new in every_kind(6) {
                 let adopted = new.adopt(&old, spent, now);
-                assert_eq!(new.standing(&adopted, now).remaining, 2, "{old:?} to {new:?}");
+                assert_eq!(new.limit_state(&adopted, now).remaining, 2, "{old:?} to {new:?}");
                 let fresh = new.adopt(&old, old.unspent(), now);
                 assert!(new.is_unspent(&fresh, now), "{old:?} to {new:?}");
             }

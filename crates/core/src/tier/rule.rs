@@ -99,7 +99,7 @@ impl Refusal {
 
 /// Where a key stands with one limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Standing {
+pub struct LimitState {
     /// The most it can have.
     pub limit: u32,
     /// What it can still spend at once.

@@ -11,7 +11,7 @@
 use std::time::Duration;
 
 use super::limit::{LimitError, checked_amount, checked_period_us};
-use super::rule::{Refusal, Rule, Standing};
+use super::rule::{LimitState, Refusal, Rule};
 use crate::Timestamp;
 
 /// How much may be spent in how long a window behind any moment.
@@ -53,11 +53,11 @@ impl SlidingWindow {
 
     /// Where a key stands.
     #[must_use]
-    pub fn standing(&self, counts: &Counts, now: Timestamp) -> Standing {
+    pub fn limit_state(&self, counts: &Counts, now: Timestamp) -> LimitState {
         let remaining = self.limit.saturating_sub(self.spent_units(counts, now));
         let next = remaining.saturating_add(1);
         let counts = self.turned(*counts, now);
-        Standing {
+        LimitState {
             limit: self.limit,
             remaining,
             next_after: if next > self.limit {
@@ -219,10 +219,10 @@ mod tests {
         let rule = window(10);
         let mut counts = rule.unspent();
         assert!(rule.take(&mut counts, 10, at(30_000_000)).is_allowed());
-        assert_eq!(rule.standing(&counts, at(WINDOW_US)).remaining, 0);
-        assert_eq!(rule.standing(&counts, at(WINDOW_US + 6_000_000)).remaining, 1);
-        assert_eq!(rule.standing(&counts, at(WINDOW_US + 33_000_000)).remaining, 5);
-        assert_eq!(rule.standing(&counts, at(2 * WINDOW_US)).remaining, 10);
+        assert_eq!(rule.limit_state(&counts, at(WINDOW_US)).remaining, 0);
+        assert_eq!(rule.limit_state(&counts, at(WINDOW_US + 6_000_000)).remaining, 1);
+        assert_eq!(rule.limit_state(&counts, at(WINDOW_US + 33_000_000)).remaining, 5);
+        assert_eq!(rule.limit_state(&counts, at(2 * WINDOW_US)).remaining, 10);
     }
 
     #[test]
@@ -272,7 +272,7 @@ mod tests {
         old.charge(&mut counts, 9, at(0));
         // Half of nine still counts, which is five.
         let adopted = new.adopt(&old, counts, at(WINDOW_US + WINDOW_US / 2));
-        assert_eq!(new.standing(&adopted, at(WINDOW_US + WINDOW_US / 2)).remaining, 5);
+        assert_eq!(new.limit_state(&adopted, at(WINDOW_US + WINDOW_US / 2)).remaining, 5);
     }
 
     #[test]

@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use super::limit::{LimitError, checked_amount, checked_period_us};
-use super::rule::{Refusal, Rule, Standing};
+use super::rule::{LimitState, Refusal, Rule};
 use crate::Timestamp;
 
 /// How much may be spent in how long a window.
@@ -46,11 +46,11 @@ impl FixedWindow {
 
     /// Where a key stands.
     #[must_use]
-    pub fn standing(&self, count: &Count, now: Timestamp) -> Standing {
+    pub fn limit_state(&self, count: &Count, now: Timestamp) -> LimitState {
         let reset_after =
             if self.is_unspent(count, now) { Duration::ZERO } else { self.end(count).since(now) };
         let remaining = self.limit.saturating_sub(self.spent_units(count, now));
-        Standing { limit: self.limit, remaining, next_after: reset_after, reset_after }
+        LimitState { limit: self.limit, remaining, next_after: reset_after, reset_after }
     }
 
     /// What was spent in the window that `now` is in.
@@ -144,10 +144,10 @@ mod tests {
         rule.charge(&mut count, 5, at(0));
         rule.charge(&mut count, 5, at(60));
         rule.give_back(&mut count, 5, Some(at(0)), at(61));
-        assert_eq!(rule.standing(&count, at(61)).remaining, 0);
+        assert_eq!(rule.limit_state(&count, at(61)).remaining, 0);
         rule.give_back(&mut count, 2, Some(at(60)), at(61));
         rule.give_back(&mut count, 9, None, at(61));
-        assert_eq!(rule.standing(&count, at(61)).remaining, 5);
+        assert_eq!(rule.limit_state(&count, at(61)).remaining, 5);
     }
 
     #[test]
@@ -155,7 +155,7 @@ mod tests {
         let rule = window(5);
         let mut count = rule.unspent();
         rule.charge(&mut count, 50, at(0));
-        assert_eq!(rule.standing(&count, at(1)).remaining, 0);
+        assert_eq!(rule.limit_state(&count, at(1)).remaining, 0);
         assert_eq!(rule.take(&mut count, 6, at(1)), Decision::Denied(Refusal::alone(None)));
         assert!(rule.has_room(&count, 5, at(60)));
     }

@@ -6,7 +6,7 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 use weir_store::Error;
 
-use crate::publish::Fate;
+use crate::publish::PublishOutcome;
 
 /// The fates of a batch, as far as they are known.
 #[derive(Debug)]
@@ -17,7 +17,7 @@ pub(super) struct Batch {
 
 #[derive(Debug)]
 struct Progress {
-    fates: Vec<Option<Fate>>,
+    fates: Vec<Option<PublishOutcome>>,
     unknown: usize,
 }
 
@@ -35,7 +35,7 @@ impl Batch {
     }
 
     /// Notes a fate. What comes after the batch was closed is too late and forgotten.
-    pub(super) fn report(&self, index: usize, fate: Fate) {
+    pub(super) fn report(&self, index: usize, fate: PublishOutcome) {
         let mut progress = self.progress.lock();
         if let Some(slot @ None) = progress.fates.get_mut(index) {
             *slot = Some(fate);
@@ -54,9 +54,9 @@ impl Batch {
     }
 
     /// Takes the fates; an event not heard of may be anywhere.
-    pub(super) fn close(&self, unheard_of: impl Fn() -> Error) -> Vec<Fate> {
+    pub(super) fn close(&self, unheard_of: impl Fn() -> Error) -> Vec<PublishOutcome> {
         let fates = std::mem::take(&mut self.progress.lock().fates);
-        fates.into_iter().map(|fate| fate.unwrap_or_else(|| Fate::Unknown(unheard_of()))).collect()
+        fates.into_iter().map(|fate| fate.unwrap_or_else(|| PublishOutcome::Unknown(unheard_of()))).collect()
     }
 }
 
@@ -67,22 +67,22 @@ mod tests {
     #[tokio::test]
     async fn a_batch_is_complete_with_its_last_fate_and_keeps_their_order() {
         let batch = Batch::new(2);
-        batch.report(1, Fate::Failed(Error::ShuttingDown));
-        batch.report(1, Fate::Confirmed);
+        batch.report(1, PublishOutcome::Failed(Error::ShuttingDown));
+        batch.report(1, PublishOutcome::Confirmed);
         let early = tokio::time::timeout(std::time::Duration::ZERO, batch.complete()).await;
         assert!(early.is_err(), "one is missing; hearing of another twice does not replace it");
-        batch.report(0, Fate::Confirmed);
+        batch.report(0, PublishOutcome::Confirmed);
         batch.complete().await;
         let fates = batch.close(|| Error::ShuttingDown);
-        assert!(matches!(fates[..], [Fate::Confirmed, Fate::Failed(_)]), "{fates:?}");
+        assert!(matches!(fates[..], [PublishOutcome::Confirmed, PublishOutcome::Failed(_)]), "{fates:?}");
     }
 
     #[tokio::test]
     async fn what_is_not_heard_of_in_time_is_unknown_and_later_news_is_ignored() {
         let batch = Batch::new(2);
-        batch.report(0, Fate::Confirmed);
+        batch.report(0, PublishOutcome::Confirmed);
         let fates = batch.close(|| Error::ShuttingDown);
-        assert!(matches!(fates[..], [Fate::Confirmed, Fate::Unknown(_)]), "{fates:?}");
-        batch.report(1, Fate::Confirmed);
+        assert!(matches!(fates[..], [PublishOutcome::Confirmed, PublishOutcome::Unknown(_)]), "{fates:?}");
+        batch.report(1, PublishOutcome::Confirmed);
     }
 }

@@ -21,7 +21,7 @@ use weir_store::{Error, Result};
 use super::batch::{Batch, Ticket};
 use super::watch::{Task, Watch};
 use super::{Brokers, ENGINE, EVENT_BYTES_MAX, client_config, error, log, status};
-use crate::publish::{Event, Fate, Publisher};
+use crate::publish::{Event, PublishOutcome, Publisher};
 
 /// How long what was taken back takes to be reported.
 const GRACE: Duration = Duration::from_millis(100);
@@ -129,14 +129,14 @@ impl ProducerContext for Context {
 
     fn delivery(&self, result: &DeliveryResult<'_>, ticket: Box<Ticket>) {
         let fate = match result {
-            Ok(_) => Fate::Confirmed,
+            Ok(_) => PublishOutcome::Confirmed,
             Err((cause, message)) => {
                 if cause.rdkafka_error_code() == Some(RDKafkaErrorCode::Fatal) {
                     self.watch.fatal();
                 }
                 let absent = status::certainly_absent(message);
                 let error = error(cause.clone());
-                if absent { Fate::Failed(error) } else { Fate::Unknown(error) }
+                if absent { PublishOutcome::Failed(error) } else { PublishOutcome::Unknown(error) }
             }
         };
         ticket.batch.report(ticket.index, fate);
@@ -175,10 +175,10 @@ fn build(config: &ClientConfig, watch: &Arc<Watch>) -> KafkaResult<Producer> {
 
 #[async_trait]
 impl Publisher for KafkaPublisher {
-    async fn publish(&self, topic: &str, events: Vec<Event>) -> Vec<Fate> {
+    async fn publish(&self, topic: &str, events: Vec<Event>) -> Vec<PublishOutcome> {
         let shared = &self.shared;
         if shared.watch.is_refusing() {
-            let refusal = Fate::Failed(no_answer());
+            let refusal = PublishOutcome::Failed(no_answer());
             return vec![refusal; events.len()];
         }
         let batch = Batch::new(events.len());
@@ -220,13 +220,13 @@ impl Shared {
             let _ = self.topic.set(topic.to_owned());
         }
         let Some(producer) = self.producer.try_read() else {
-            (0..events.len()).for_each(|index| batch.report(index, Fate::Failed(no_answer())));
+            (0..events.len()).for_each(|index| batch.report(index, PublishOutcome::Failed(no_answer())));
             return;
         };
         let mut full = None;
         for (index, event) in events.iter().enumerate() {
             if let Some(refusal) = &full {
-                batch.report(index, Fate::Failed(Error::clone(refusal)));
+                batch.report(index, PublishOutcome::Failed(Error::clone(refusal)));
                 continue;
             }
             let ticket = Box::new(Ticket { batch: Arc::clone(batch), index });
@@ -246,7 +246,7 @@ impl Shared {
                 if code == Some(RDKafkaErrorCode::QueueFull) {
                     full = Some(refusal.clone());
                 }
-                record.delivery_opaque.batch.report(index, Fate::Failed(refusal));
+                record.delivery_opaque.batch.report(index, PublishOutcome::Failed(refusal));
             }
         }
     }

@@ -29,7 +29,7 @@ use weir_store::{Error, Result};
 use self::group::Context;
 use super::in_flight::{DeadMessage, Entry, InFlight, Limits};
 use super::{Brokers, ENGINE, client_config, dead_letter_topic, error};
-use crate::publish::{Event, Fate, Publisher};
+use crate::publish::{Event, PublishOutcome, Publisher};
 use crate::{Claim, Position, Receipt, Settlement, Source};
 
 /// How long a commit may take.
@@ -219,10 +219,10 @@ impl KafkaSource {
         let (mut published, mut failure) = (BTreeSet::new(), None);
         for (position, fate) in positions.into_iter().zip(fates) {
             match fate {
-                Fate::Confirmed => {
+                PublishOutcome::Confirmed => {
                     published.insert(position);
                 }
-                Fate::Failed(error) | Fate::Unknown(error) => failure = Some(error),
+                PublishOutcome::Failed(error) | PublishOutcome::Unknown(error) => failure = Some(error),
             }
         }
         (published, failure)

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use rdkafka::types::{RDKafkaApiKey, RDKafkaRespErr};
 use weir_queue::kafka::{KafkaPublisher, PublisherSettings};
-use weir_queue::publish::{Event, Fate, Publisher};
+use weir_queue::publish::{Event, PublishOutcome, Publisher};
 
 use crate::cluster::{Cluster, PATIENCE};
 
@@ -33,18 +33,18 @@ fn events(key: &str, range: std::ops::Range<usize>) -> Vec<Event> {
     range.map(|n| Event::new(key, format!("{key} {n}").into_bytes())).collect()
 }
 
-async fn publish_timed(publisher: &KafkaPublisher, events: Vec<Event>) -> (Vec<Fate>, Duration) {
+async fn publish_timed(publisher: &KafkaPublisher, events: Vec<Event>) -> (Vec<PublishOutcome>, Duration) {
     let started = Instant::now();
     let fates = publisher.publish(TOPIC, events).await;
     (fates, started.elapsed())
 }
 
-fn all_confirmed(fates: &[Fate]) -> bool {
-    fates.iter().all(Fate::is_confirmed)
+fn all_confirmed(fates: &[PublishOutcome]) -> bool {
+    fates.iter().all(PublishOutcome::is_confirmed)
 }
 
-fn all_failed(fates: &[Fate]) -> bool {
-    fates.iter().all(|fate| matches!(fate, Fate::Failed(_)))
+fn all_failed(fates: &[PublishOutcome]) -> bool {
+    fates.iter().all(|fate| matches!(fate, PublishOutcome::Failed(_)))
 }
 
 /// Publishes one event after another until one is confirmed: brokers that were away, or a producer that failed, come back by
@@ -199,7 +199,10 @@ async fn brokers_that_keep_silent_leave_the_fate_unknown_in_time() {
     assert!(all_confirmed(&publisher.publish(TOPIC, events("before", 0..1)).await));
     cluster.0.broker_round_trip_time(Cluster::BROKER, 3 * TIMEOUT).unwrap();
     let (fates, took) = publish_timed(&publisher, events("slow", 0..2)).await;
-    assert!(fates.iter().all(|fate| matches!(fate, Fate::Unknown(_))), "sent, not answered: {fates:?}");
+    assert!(
+        fates.iter().all(|fate| matches!(fate, PublishOutcome::Unknown(_))),
+        "sent, not answered: {fates:?}"
+    );
     assert!(took < TIMEOUT + SLACK, "{took:?}");
     cluster.0.broker_round_trip_time(Cluster::BROKER, Duration::ZERO).unwrap();
     recovers(&publisher).await;
@@ -226,7 +229,7 @@ async fn an_error_that_stays_fails_the_event_and_not_the_next() {
     let refusal = [RDKafkaRespErr::RD_KAFKA_RESP_ERR_TOPIC_AUTHORIZATION_FAILED];
     cluster.0.request_errors(RDKafkaApiKey::Produce, &refusal);
     let fates = publisher.publish(TOPIC, events("refused", 0..1)).await;
-    let [Fate::Failed(error)] = &fates[..] else { panic!("{fates:?}") };
+    let [PublishOutcome::Failed(error)] = &fates[..] else { panic!("{fates:?}") };
     assert!(!error.is_transient(), "asking again does not help: {error:?}");
     // librdkafka refuses the topic until the brokers are asked about it again.
     publisher.ping().await.unwrap();
@@ -244,7 +247,7 @@ async fn a_producer_that_failed_for_good_is_replaced() {
     let fatal = [RDKafkaRespErr::RD_KAFKA_RESP_ERR_OUT_OF_ORDER_SEQUENCE_NUMBER];
     cluster.0.request_errors(RDKafkaApiKey::Produce, &fatal);
     let (fates, took) = publish_timed(&publisher, events("lost", 0..1)).await;
-    assert!(matches!(fates[..], [Fate::Unknown(_)]), "{fates:?}");
+    assert!(matches!(fates[..], [PublishOutcome::Unknown(_)]), "{fates:?}");
     assert!(took < PATIENCE, "{took:?}");
     recovers(&publisher).await;
 }
@@ -271,7 +274,7 @@ async fn an_event_too_large_for_any_broker_fails_alone() {
     batch[1].payload = vec![b'x'; 9 * 1024 * 1024];
     let fates = publisher.publish(TOPIC, batch).await;
     assert!(
-        matches!(&fates[..], [Fate::Confirmed, Fate::Failed(error), Fate::Confirmed] if !error.is_transient())
+        matches!(&fates[..], [PublishOutcome::Confirmed, PublishOutcome::Failed(error), PublishOutcome::Confirmed] if !error.is_transient())
     );
 }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use weir_queue::kafka::{KafkaPublisher, PublisherSettings};
-use weir_queue::publish::{Event, Fate, Publisher};
+use weir_queue::publish::{Event, PublishOutcome, Publisher};
 
 use crate::cluster::Cluster;
 
@@ -36,7 +36,7 @@ async fn publish_for(publisher: Arc<KafkaPublisher>, span: Duration) -> usize {
     while started.elapsed() < span {
         let events = (0..BATCH).map(|_| Event::new("alice", vec![b'x'; 160])).collect();
         let fates = publisher.publish("rate", events).await;
-        assert!(fates.iter().all(Fate::is_confirmed), "{fates:?}");
+        assert!(fates.iter().all(PublishOutcome::is_confirmed), "{fates:?}");
         batches += 1;
     }
     batches

@@ -12,7 +12,7 @@ use weir_queue::kafka::{
     KafkaPublisher, KafkaSource, PublisherSettings, SourceSettings, TopicSettings, dead_letter_topic,
     ensure_topics,
 };
-use weir_queue::publish::{Event, Fate, Publisher};
+use weir_queue::publish::{Event, PublishOutcome, Publisher};
 use weir_queue::{Claim, Message, Position, Settlement, Source};
 
 use crate::cluster::{Cluster, PATIENCE};
@@ -52,7 +52,7 @@ impl World {
     async fn send(&self, key: &str, range: std::ops::Range<usize>) {
         let events = range.map(|n| Event::new(key, format!("{key} {n}").into_bytes())).collect();
         let fates = self.publisher.publish(TOPIC, events).await;
-        assert!(fates.iter().all(Fate::is_confirmed), "{fates:?}");
+        assert!(fates.iter().all(PublishOutcome::is_confirmed), "{fates:?}");
     }
 
     /// What the group has committed, by partition; 0 for nothing.

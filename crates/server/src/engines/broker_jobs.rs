@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use weir_core::RequestId;
 use weir_core::request::retry::Policy;
 use weir_core::request::state::Status;
-use weir_queue::publish::{Event, Fate, Publisher};
+use weir_queue::publish::{Event, PublishOutcome, Publisher};
 use weir_queue::{Message, Settlement, Source};
 use weir_store::request::{Claimed, Receipt, RequestStore, SubmitOutcome};
 use weir_store::{Error, Result};
@@ -76,7 +76,7 @@ impl Broker {
         let fates = self.publisher.publish(TOPIC, events).await;
         let confirmed: Vec<RequestId> =
             ids.iter().zip(&fates).filter(|(_, fate)| fate.is_confirmed()).map(|(id, _)| *id).collect();
-        if let Some(Fate::Failed(error) | Fate::Unknown(error)) =
+        if let Some(PublishOutcome::Failed(error) | PublishOutcome::Unknown(error)) =
             fates.iter().find(|fate| !fate.is_confirmed())
         {
             let (confirmed, of) = (confirmed.len(), ids.len());

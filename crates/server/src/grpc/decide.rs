@@ -164,7 +164,7 @@ async fn decide(tier: &TierService, parts: &[Part], asks: &[Ask<'_>]) -> Result<
 fn code(part: &Part, answer: &Answer) -> Code {
     let has_room = match part.cost {
         // Nothing always fits. Whoever looks wants to know whether anything would.
-        0 => answer.standing.remaining > 0,
+        0 => answer.limit_state.remaining > 0,
         _ => answer.allowed,
     };
     if part.policy.spec.shadow || (has_room && !part.is_barred) { Code::Ok } else { Code::OverLimit }
@@ -205,9 +205,9 @@ fn describe(part: &Part, answer: &Answer) -> DescriptorStatus {
         Code::OverLimit if part.is_barred => window,
         Code::OverLimit => match answer.retry_after {
             Some(wait) if !wait.is_zero() => wait,
-            _ => answer.standing.next_after,
+            _ => answer.limit_state.next_after,
         },
-        Code::Ok | Code::Unknown => answer.standing.reset_after,
+        Code::Ok | Code::Unknown => answer.limit_state.reset_after,
     };
     DescriptorStatus {
         code: code as i32,
@@ -216,7 +216,7 @@ fn describe(part: &Part, answer: &Answer) -> DescriptorStatus {
             unit: RateLimitUnit::of(window) as i32,
             name: part.policy.name.as_str().to_owned(),
         }),
-        limit_remaining: if part.is_barred { 0 } else { answer.standing.remaining },
+        limit_remaining: if part.is_barred { 0 } else { answer.limit_state.remaining },
         duration_until_reset: prost_types::Duration::try_from(wait).ok(),
     }
 }

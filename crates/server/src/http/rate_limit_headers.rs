@@ -160,14 +160,14 @@ mod tests {
     #[test]
     fn all_five_headers_are_there() {
         let mut headers = HeaderMap::new();
-        let standing = RateLimitHeaders {
+        let limit_state = RateLimitHeaders {
             policy: "minute",
             limit: 30,
             window: Duration::from_secs(60),
             remaining: 28,
             reset_after: Duration::from_millis(1_200),
         };
-        standing.write(&mut headers);
+        limit_state.write(&mut headers);
         assert_eq!(headers["x-ratelimit-limit"], "30");
         assert_eq!(headers["x-ratelimit-remaining"], "28");
         assert_eq!(headers["x-ratelimit-reset"], "2");

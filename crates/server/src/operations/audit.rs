@@ -7,28 +7,28 @@ use crate::settings::Settings;
 
 /// The books of every capability.
 #[derive(Clone, Debug)]
-pub(crate) struct Books {
+pub(crate) struct Audit {
     /// Quota rows.
-    pub quota: quota::Books,
+    pub quota: quota::QuotaAudit,
     /// The messages quota accepted.
-    pub quota_messages: weir_queue::Books,
+    pub quota_messages: weir_queue::QueueAudit,
     /// Slots and their windows.
-    pub slot: slot::Books,
+    pub slot: slot::SlotAudit,
     /// The slots that were dispatched on the store's own queue, if they are.
-    pub slot_messages: Option<weir_queue::Books>,
+    pub slot_messages: Option<weir_queue::QueueAudit>,
     /// Requests and their jobs.
-    pub request: request::Books,
+    pub request: request::RequestAudit,
     /// The webhooks that tell of their ends.
-    pub request_webhooks: weir_queue::Books,
+    pub request_webhooks: weir_queue::QueueAudit,
     /// Holds of tier.
-    pub tier: tier::Books,
+    pub tier: tier::HoldAudit,
     /// Keys that have spent something, and those of them whose last change is not kept yet, as this server knows them.
     pub tier_keys: [usize; 2],
     /// Products and their purchases.
-    pub sale: sale::Books,
+    pub sale: sale::SaleAudit,
 }
 
-impl Books {
+impl Audit {
     /// Reads the books.
     pub(crate) async fn read(
         engines: &Engines,
@@ -64,7 +64,7 @@ impl Books {
         let queues = [Some(self.quota_messages), self.slot_messages, Some(self.request_webhooks)];
         let messages_are_there = queues.iter().flatten().all(|books| books.difference() == 0);
         let sales_are_written = self.sale.sold == self.sale.persisted && self.sale.different.is_empty();
-        let tier::Books { holds, open, settled, expired, .. } = self.tier;
+        let tier::HoldAudit { holds, open, settled, expired, .. } = self.tier;
         let holds_are_there = holds == open + settled + expired;
         self.quota.over_limit.is_empty()
             && holds_are_there

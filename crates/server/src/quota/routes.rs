@@ -267,13 +267,13 @@ pub(crate) async fn send_message(
             let mut response = Json(body).into_response();
             // Room for these and for what the envelope and the server add.
             response.headers_mut().reserve(10);
-            standing(limits, grant.remaining, grant.reset_at, at).write(response.headers_mut());
+            rate_limit_headers(limits, grant.remaining, grant.reset_at, at).write(response.headers_mut());
             Ok(response)
         }
         SendOutcome::Denied { limits, denial, at } => {
             // Room for these and for what the envelope and the server add.
             let mut headers = HeaderMap::with_capacity(12);
-            standing(limits, 0, at.plus(denial.retry_after), at).write(&mut headers);
+            rate_limit_headers(limits, 0, at.plus(denial.retry_after), at).write(&mut headers);
             let wait = seconds_up(denial.retry_after).max(1);
             let message = format!(
                 "Rate limit exceeded: {user} may send {} per {} min; try again in {wait} s",
@@ -292,7 +292,12 @@ pub(crate) async fn send_message(
     }
 }
 
-fn standing(limits: Limits, remaining: u32, reset_at: Timestamp, at: Timestamp) -> RateLimitHeaders {
+fn rate_limit_headers(
+    limits: Limits,
+    remaining: u32,
+    reset_at: Timestamp,
+    at: Timestamp,
+) -> RateLimitHeaders {
     RateLimitHeaders {
         policy: POLICY,
         limit: limits.rate_limit(),

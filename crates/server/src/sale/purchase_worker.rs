@@ -38,7 +38,7 @@ struct Entry {
 
 /// What is to be done about one.
 #[derive(Debug, PartialEq, Eq)]
-enum Fate {
+enum NextStep {
     Done,
     Retry(Duration),
     Dead(String),
@@ -82,9 +82,9 @@ impl Purchases {
         let (mut settlement, mut broken) = (Settlement::default(), None);
         for message in &messages {
             match self.write(message).await {
-                Ok(Fate::Done) => settlement.done.push(message.position),
-                Ok(Fate::Retry(pause)) => settlement.retry.push((message.position, pause)),
-                Ok(Fate::Dead(reason)) => settlement.dead.push((message.position, reason)),
+                Ok(NextStep::Done) => settlement.done.push(message.position),
+                Ok(NextStep::Retry(pause)) => settlement.retry.push((message.position, pause)),
+                Ok(NextStep::Dead(reason)) => settlement.dead.push((message.position, reason)),
                 // It stays where it is, and so does what is behind it.
                 Err(error) => {
                     broken = Some(error);
@@ -98,13 +98,13 @@ impl Purchases {
         broken.map_or(Ok(messages.len()), Err)
     }
 
-    async fn write(&self, message: &Message) -> Result<Fate> {
+    async fn write(&self, message: &Message) -> Result<NextStep> {
         let Some(purchase) = parse(&message.payload) else {
-            return Ok(Fate::Dead("it is no purchase".to_owned()));
+            return Ok(NextStep::Dead("it is no purchase".to_owned()));
         };
         match self.ledger.record_purchases(purchase.product, vec![purchase]).await {
-            Ok(Some(_)) => Ok(Fate::Done),
-            Ok(None) => Ok(Fate::Dead("its product is gone".to_owned())),
+            Ok(Some(_)) => Ok(NextStep::Done),
+            Ok(None) => Ok(NextStep::Dead("its product is gone".to_owned())),
             Err(error) if error.is_transient() => Err(error),
             Err(error) => Ok(refused(message.attempts, &error)),
         }
@@ -112,9 +112,9 @@ impl Purchases {
 }
 
 /// What the store refuses is tried again after each pause, then no more.
-fn refused(attempts: u32, error: &Error) -> Fate {
+fn refused(attempts: u32, error: &Error) -> NextStep {
     let pause = usize::try_from(attempts).ok().and_then(|attempts| RETRIES.get(attempts));
-    pause.map_or_else(|| Fate::Dead(error.with_causes().to_string()), |pause| Fate::Retry(*pause))
+    pause.map_or_else(|| NextStep::Dead(error.with_causes().to_string()), |pause| NextStep::Retry(*pause))
 }
 
 fn parse(payload: &[u8]) -> Option<Purchase> {
@@ -147,12 +147,12 @@ mod tests {
     #[test]
     fn what_is_refused_is_tried_again_three_times() {
         let error = Error::failed("test", "no");
-        let pauses: Vec<Fate> = (0..4).map(|attempts| refused(attempts, &error)).collect();
+        let pauses: Vec<NextStep> = (0..4).map(|attempts| refused(attempts, &error)).collect();
         let [one, five, twenty_five, dead] = &pauses[..] else { panic!("four") };
         assert_eq!(
             [one, five, twenty_five],
-            [1, 5, 25].map(|s| Fate::Retry(Duration::from_secs(s))).each_ref()
+            [1, 5, 25].map(|s| NextStep::Retry(Duration::from_secs(s))).each_ref()
         );
-        assert!(matches!(dead, Fate::Dead(reason) if reason.contains("no")));
+        assert!(matches!(dead, NextStep::Dead(reason) if reason.contains("no")));
     }
 }

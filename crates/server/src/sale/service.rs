@@ -15,7 +15,7 @@ use weir_store::{Batch, Error, Lanes, Result};
 
 use super::challenge::Challenge;
 use super::events_ring::Events;
-use super::view::{Board, Seen};
+use super::view::{SaleView, Seen};
 use crate::engines::{Engines, within};
 use crate::settings::Settings;
 use crate::telemetry::metrics::{Metrics, OutcomeLabels};
@@ -24,7 +24,7 @@ use crate::telemetry::metrics::{Metrics, OutcomeLabels};
 pub struct SaleService {
     store: Arc<dyn SaleStore>,
     lanes: Lanes<Buy, BuyOutcome>,
-    board: Arc<Board>,
+    view: Arc<SaleView>,
     events: Arc<Events>,
     throttle: Option<Arc<dyn Throttle>>,
     challenge: Option<Challenge>,
@@ -49,21 +49,21 @@ impl SaleService {
     pub fn start(engines: &Engines, settings: &Settings, metrics: &Metrics) -> Self {
         let store = engines.sales();
         let events = Arc::new(Events::new(metrics.sale.listeners.clone(), metrics.sale.events.clone()));
-        let board = Arc::new(Board::new(
+        let view = Arc::new(SaleView::new(
             Arc::clone(&store),
             engines.sales_clock(),
             engines.sales_are_shared(),
             Arc::clone(&events),
         ));
         let lanes = engines.start_lanes("sale", metrics.lane("sale"), {
-            let (store, board) = (Arc::clone(&store), Arc::clone(&board));
+            let (store, view) = (Arc::clone(&store), Arc::clone(&view));
             move |batch: Batch<Buy>| {
-                let (store, board) = (Arc::clone(&store), Arc::clone(&board));
+                let (store, view) = (Arc::clone(&store), Arc::clone(&view));
                 async move {
                     let outcomes = store.buy_batch(batch).await;
                     match &outcomes {
-                        Ok(outcomes) => show(&board, outcomes),
-                        Err(_) => board.doubt(),
+                        Ok(outcomes) => show(&view, outcomes),
+                        Err(_) => view.invalidate(),
                     }
                     outcomes
                 }
@@ -82,26 +82,26 @@ impl SaleService {
         let per_second = settings.sale.user_per_second;
         let throttle = engines.throttle(per_second, per_second);
         let challenge = Challenge::new(&settings.sale, metrics);
-        Self { store, lanes, board, events, throttle, challenge, timeout: settings.http.timeout, counters }
+        Self { store, lanes, view, events, throttle, challenge, timeout: settings.http.timeout, counters }
     }
 
     /// Starts what keeps the board and tells of it; it stops when the server does.
     pub fn run(&self, tasks: &TaskTracker, closing: &CancellationToken) {
-        tasks.spawn(Arc::clone(&self.board).keep_time(closing.clone()));
-        tasks.spawn(Arc::clone(&self.board).follow(closing.clone()));
+        tasks.spawn(Arc::clone(&self.view).keep_time(closing.clone()));
+        tasks.spawn(Arc::clone(&self.view).follow(closing.clone()));
         tasks.spawn(Arc::clone(&self.events).pace(closing.clone()));
     }
 
     /// A sale, by its sku or the one that matters most, at most a tenth of a second old.
     pub async fn status(&self, sku: Option<&Sku>) -> Result<Option<Product>> {
-        let Some(sku) = sku else { return within(self.timeout, self.board.current()).await };
-        match within(self.timeout, self.board.find(sku)).await? {
+        let Some(sku) = sku else { return within(self.timeout, self.view.current()).await };
+        match within(self.timeout, self.view.find(sku)).await? {
             Seen::Here(product) => Ok(Some(product)),
             Seen::Nowhere => Ok(None),
             Seen::Unknown => {
                 let product = self.product(sku).await?;
                 // From now on its changes are told.
-                product.iter().for_each(|product| self.board.learn(product.clone()));
+                product.iter().for_each(|product| self.view.learn(product.clone()));
                 Ok(product)
             }
         }
@@ -154,10 +154,10 @@ impl SaleService {
     /// Makes a product.
     pub async fn create(&self, sku: &Sku, terms: Terms) -> Result<CreateOutcome> {
         let sku = sku.clone();
-        self.change_board(move |store, board| async move {
+        self.change_board(move |store, view| async move {
             let outcome = store.create_product(&sku, terms).await?;
             if let CreateOutcome::Created(product) = &outcome {
-                board.learn(product.clone());
+                view.learn(product.clone());
             }
             Ok(outcome)
         })
@@ -177,10 +177,10 @@ impl SaleService {
     /// Changes what a sale offers, as long as it has not begun.
     pub async fn change(&self, sku: &Sku, change: Change) -> Result<ChangeOutcome> {
         let sku = sku.clone();
-        self.change_board(move |store, board| async move {
+        self.change_board(move |store, view| async move {
             let outcome = store.change_product(&sku, change).await?;
             if let ChangeOutcome::Changed(product) = &outcome {
-                board.learn(product.clone());
+                view.learn(product.clone());
             }
             Ok(outcome)
         })
@@ -190,23 +190,26 @@ impl SaleService {
     /// Removes a product with all its purchases; false when there is none.
     pub async fn delete(&self, sku: &Sku) -> Result<bool> {
         let sku = sku.clone();
-        self.change_board(move |store, board| async move {
+        self.change_board(move |store, view| async move {
             let is_gone = store.delete_product(&sku).await?;
-            board.forget(&sku);
+            view.forget(&sku);
             Ok(is_gone)
         })
         .await
     }
 
     /// Runs a change to its end, whether or not its caller waits for it.
-    async fn change_board<T, F>(&self, change: impl FnOnce(Arc<dyn SaleStore>, Arc<Board>) -> F) -> Result<T>
+    async fn change_board<T, F>(
+        &self,
+        change: impl FnOnce(Arc<dyn SaleStore>, Arc<SaleView>) -> F,
+    ) -> Result<T>
     where
         T: Send + 'static,
         F: Future<Output = Result<T>> + Send + 'static,
     {
-        let (store, board) = (Arc::clone(&self.store), Arc::clone(&self.board));
-        let change = change(store, Arc::clone(&board));
-        let change = tokio::spawn(async move { board.changing(change).await });
+        let (store, view) = (Arc::clone(&self.store), Arc::clone(&self.view));
+        let change = change(store, Arc::clone(&view));
+        let change = tokio::spawn(async move { view.changing(change).await });
         let change = async { change.await.unwrap_or_else(|panic| Err(Error::failed("sale", panic))) };
         within(self.timeout, change).await
     }
@@ -218,7 +221,7 @@ impl SaleService {
 }
 
 /// Shows what a batch has sold, once for each product.
-fn show(board: &Board, outcomes: &[BuyOutcome]) {
+fn show(view: &SaleView, outcomes: &[BuyOutcome]) {
     let mut left: HashMap<ProductId, u32> = HashMap::new();
     for outcome in outcomes {
         if let BuyOutcome::Bought { product, stock, .. } = outcome {
@@ -226,6 +229,6 @@ fn show(board: &Board, outcomes: &[BuyOutcome]) {
         }
     }
     for (product, stock) in left {
-        board.sold(product, stock);
+        view.sold(product, stock);
     }
 }

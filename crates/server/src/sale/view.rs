@@ -19,10 +19,10 @@ use tokio::sync::{Mutex, Notify};
 use tokio::time::Instant;
 use weir_core::sale::{Sku, State};
 use weir_core::{Clock, Timestamp};
-use weir_store::sale::{BOARD_ENDED_MAX, BOARD_OPEN_MAX, Board as Snapshot, Product, ProductId, SaleStore};
+use weir_store::sale::{Product, ProductId, SNAPSHOT_ENDED_MAX, SNAPSHOT_OPEN_MAX, SaleSnapshot, SaleStore};
 use weir_store::{Error, Result};
 
-use self::state::{Asked, Known};
+use self::state::{ReadStart, ViewState};
 use super::events_ring::Events;
 
 /// How old what is told may be.
@@ -33,13 +33,13 @@ const LEARNED_FOR: Duration = Duration::from_secs(5);
 const ATTEMPTS: u32 = 3;
 
 /// What this server knows of sales.
-pub(crate) struct Board {
+pub(crate) struct SaleView {
     store: Arc<dyn SaleStore>,
     /// The store's clock, where this process can read it.
     clock: Option<Arc<dyn Clock>>,
     /// Whether other processes may change the store.
     is_shared: bool,
-    known: RwLock<Known>,
+    known: RwLock<ViewState>,
     reading: Mutex<()>,
     /// Counts products made and removed here, before and after each.
     membership: AtomicU64,
@@ -63,7 +63,7 @@ pub(crate) enum Seen {
     Unknown,
 }
 
-impl Board {
+impl SaleView {
     /// A board of this store. `clock` is the store's, where it can be read here.
     #[must_use]
     pub(crate) fn new(
@@ -121,16 +121,16 @@ impl Board {
         let outcome = change.await;
         self.membership.fetch_add(1, Ordering::SeqCst);
         if outcome.is_err() {
-            self.doubt();
+            self.invalidate();
         }
         outcome
     }
 
     /// Takes note that nobody knows what became of something: the store is read before anything is answered.
-    pub(crate) fn doubt(&self) {
+    pub(crate) fn invalidate(&self) {
         let mut known = self.known.write();
         known.read = None;
-        known.doubts += 1;
+        known.invalidations += 1;
     }
 
     /// Takes note of how a product stands.
@@ -175,20 +175,20 @@ impl Board {
             return Ok(());
         }
         for attempt in 1..=ATTEMPTS {
-            let asked = Asked { at: Instant::now(), doubts: self.doubts() };
+            let asked = ReadStart { at: Instant::now(), invalidations: self.invalidations() };
             let before = self.membership.load(Ordering::SeqCst);
-            let snapshot = self.store.board().await?;
+            let snapshot = self.store.snapshot().await?;
             let is_same = self.membership.load(Ordering::SeqCst) == before && before.is_multiple_of(2);
             if is_same || attempt == ATTEMPTS {
                 self.take(snapshot, asked, is_same);
                 return Ok(());
             }
         }
-        Err(Error::unavailable("sale", "the board could not be read"))
+        Err(Error::unavailable("sale", "the view could not be read"))
     }
 
-    fn doubts(&self) -> u64 {
-        self.known.read().doubts
+    fn invalidations(&self) -> u64 {
+        self.known.read().invalidations
     }
 
     fn is_fresh(&self) -> bool {
@@ -198,13 +198,13 @@ impl Board {
 
     /// Takes over what the store said. What it does not name is gone, if no product was made or removed meanwhile and it
     /// has named all there are.
-    fn take(&self, snapshot: Snapshot, asked: Asked, is_certain: bool) {
+    fn take(&self, snapshot: SaleSnapshot, asked: ReadStart, is_certain: bool) {
         let ended = |product: &&Product| product.sale.state.end_reason().is_some();
         let ended = snapshot.products.iter().filter(ended).count();
         let open = snapshot.products.len() - ended;
         let mut known = self.known.write();
         known.is_whole =
-            is_certain && snapshot.is_current && open < BOARD_OPEN_MAX && ended < BOARD_ENDED_MAX;
+            is_certain && snapshot.is_current && open < SNAPSHOT_OPEN_MAX && ended < SNAPSHOT_ENDED_MAX;
         if is_certain {
             let named: HashMap<&Sku, ProductId> =
                 snapshot.products.iter().map(|product| (&product.sku, product.id)).collect();
@@ -216,7 +216,7 @@ impl Board {
                 self.events.forget(&sku);
             }
         }
-        known.read = (known.doubts == asked.doubts).then_some(asked.at);
+        known.read = (known.invalidations == asked.invalidations).then_some(asked.at);
         known.hear(snapshot.now);
         for product in snapshot.products {
             self.merge(&mut known, product);
@@ -228,7 +228,7 @@ impl Board {
 
     /// Joins what is known of a product with what is heard of it, and tells the difference. News may be older than what is
     /// known, so within one product nothing goes back but its terms, which only change before anything is sold.
-    fn merge(&self, known: &mut Known, news: Product) {
+    fn merge(&self, known: &mut ViewState, news: Product) {
         let Some(product) = known.products.get_mut(&news.sku).filter(|product| product.id == news.id) else {
             let is_newer = known.products.get(&news.sku).is_none_or(|product| product.id < news.id);
             if is_newer {
@@ -255,7 +255,7 @@ impl Board {
         }
     }
 
-    fn present(&self, known: &Known, product: &Product) -> Product {
+    fn present(&self, known: &ViewState, product: &Product) -> Product {
         let mut product = product.clone();
         if let Some(now) = self.now(known) {
             product.sale.turn(now);
@@ -264,7 +264,7 @@ impl Board {
     }
 
     /// The store's time: read, or reckoned from when it was last heard.
-    fn now(&self, known: &Known) -> Option<Timestamp> {
+    fn now(&self, known: &ViewState) -> Option<Timestamp> {
         match &self.clock {
             Some(clock) => Some(clock.now()),
             None => known.time(),

@@ -11,7 +11,7 @@ use prometheus_client::metrics::counter::Counter;
 use tokio_util::sync::CancellationToken;
 use weir_core::EventId;
 use weir_queue::due::{Dispatched, Due, DueStore, encode};
-use weir_queue::publish::{Event, Fate, Publisher};
+use weir_queue::publish::{Event, PublishOutcome, Publisher};
 use weir_store::{Error, Result};
 
 /// Slots published at once.
@@ -103,7 +103,7 @@ impl Dispatcher {
     async fn publish(&self, publisher: &dyn Publisher, due: &Due) -> usize {
         let events = due.slots.iter().map(|slot| Event::new(slot.config.as_str(), encode(slot))).collect();
         let fates = publisher.publish(&self.topic, events).await;
-        fates.iter().take_while(|fate| Fate::is_confirmed(fate)).count()
+        fates.iter().take_while(|fate| PublishOutcome::is_confirmed(fate)).count()
     }
 }
 

@@ -13,7 +13,7 @@ use http::StatusCode;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 use weir_core::UserId;
-use weir_core::tier::{Limit, LimitError, Plan, Standing, Tier, TierLimits};
+use weir_core::tier::{Limit, LimitError, LimitState, Plan, Tier, TierLimits};
 use weir_queue::sms::rfc3339;
 use weir_store::tier::Subscription;
 
@@ -283,21 +283,21 @@ pub(crate) async fn get_my_limits(
     User(claims): User,
     State(app): State<Arc<App>>,
 ) -> Result<Json<LimitsResponse>, ApiError> {
-    let standing = app.tier.limits_me(&claims.sub).await?;
-    let describe = |limit: u32, standing: &Standing, is_limited: bool| LimitResponse {
+    let limit_state = app.tier.limits_me(&claims.sub).await?;
+    let describe = |limit: u32, limit_state: &LimitState, is_limited: bool| LimitResponse {
         limit,
-        capacity: standing.limit,
-        remaining: if is_limited { u64::from(standing.remaining) } else { i64::MAX.unsigned_abs() },
-        reset_after_ms: millis_up(standing.reset_after),
+        capacity: limit_state.limit,
+        remaining: if is_limited { u64::from(limit_state.remaining) } else { i64::MAX.unsigned_abs() },
+        reset_after_ms: millis_up(limit_state.reset_after),
     };
-    let (limits, is_limited) = (standing.limits, standing.enabled);
+    let (limits, is_limited) = (limit_state.limits, limit_state.enabled);
     Ok(Json(LimitsResponse {
         user: claims.sub.clone(),
-        plan: standing.plan.as_str(),
-        tier: standing.plan.tier().as_str(),
+        plan: limit_state.plan.as_str(),
+        tier: limit_state.plan.tier().as_str(),
         enabled: is_limited,
-        minute: describe(limits.requests_per_minute(), &standing.minute, is_limited),
-        daily: describe(limits.daily_limit(), &standing.daily, is_limited),
+        minute: describe(limits.requests_per_minute(), &limit_state.minute, is_limited),
+        daily: describe(limits.daily_limit(), &limit_state.daily, is_limited),
     }))
 }
 

@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::task::JoinHandle;
-use weir_core::tier::{DAILY, Decision, Headers, Plan, Standing, Tier, TierLimits, Tiers};
+use weir_core::tier::{DAILY, Decision, Headers, LimitState, Plan, Tier, TierLimits, Tiers};
 use weir_core::{PolicyName, UserId};
 use weir_store::Result;
 use weir_store::tier::{LimitStatus, LimitStore, Origin, Policy, PolicySpec, Subscription, TierStore};
@@ -66,9 +66,9 @@ pub struct UserStanding {
     /// What that allows.
     pub limits: TierLimits,
     /// What is left of the minute's bucket.
-    pub minute: Standing,
+    pub minute: LimitState,
     /// What is left of the daily one.
-    pub daily: Standing,
+    pub daily: LimitState,
 }
 
 /// Tier.
@@ -168,8 +168,8 @@ impl TierService {
             enabled: self.settings.enabled,
             plan,
             limits: *definitions.tiers().get(plan.tier()),
-            minute: minute.standing(minute_level, taken.now),
-            daily: daily.standing(daily_level, taken.now),
+            minute: minute.limit_state(minute_level, taken.now),
+            daily: daily.limit_state(daily_level, taken.now),
         })
     }
 

@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use weir_core::Timestamp;
-use weir_queue::{Books, Claim, DeadLetter, Lease, Message, Position, Queue, Receipt, Settlement, Source};
+use weir_queue::{
+    Claim, DeadLetter, Lease, Message, Position, Queue, QueueAudit, Receipt, Settlement, Source,
+};
 use weir_store::Result;
 use weir_store::quota::TOPIC;
 
@@ -198,12 +200,12 @@ impl Queue for Model {
         Ok(self.state.lock().dead(id).map(|entry| entry.place = Place::Discarded).is_some())
     }
 
-    async fn audit(&self, topic: &str) -> Result<Books> {
+    async fn audit(&self, topic: &str) -> Result<QueueAudit> {
         if topic != TOPIC {
-            return Ok(Books::default());
+            return Ok(QueueAudit::default());
         }
         let state = self.state.lock();
-        Ok(Books {
+        Ok(QueueAudit {
             accepted: state.entries.len() as u64,
             done: state.count(|place| matches!(place, Place::Done)),
             discarded: state.count(|place| matches!(place, Place::Discarded)),

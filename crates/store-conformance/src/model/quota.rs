@@ -7,7 +7,7 @@ use weir_core::quota::{Grant, Limits, Quota};
 use weir_core::verdict::Reason;
 use weir_core::{Denial, MessageId, Timestamp, UserId};
 use weir_queue::sms;
-use weir_store::quota::{Accepted, Books, QuotaStore, SendMessage, SendOutcome};
+use weir_store::quota::{Accepted, QuotaAudit, QuotaStore, SendMessage, SendOutcome};
 use weir_store::shard;
 use weir_store::{Batch, Result};
 
@@ -129,11 +129,11 @@ impl QuotaStore for Model {
         Ok(outcomes)
     }
 
-    async fn audit(&self) -> Result<Books> {
+    async fn audit(&self) -> Result<QuotaAudit> {
         let state = self.state.lock();
         let over = |user: &User| user.last_window().count > user.limits.rate_limit();
         let over_limit =
             state.users.iter().filter(|(_, user)| over(user)).map(|(name, _)| name.clone()).collect();
-        Ok(Books { users: state.users.len() as u64, over_limit })
+        Ok(QuotaAudit { users: state.users.len() as u64, over_limit })
     }
 }

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use weir_queue::Books;
-use weir_store::quota::{Books as QuotaBooks, TOPIC};
+use weir_queue::QueueAudit;
+use weir_store::quota::{QuotaAudit, TOPIC};
 
 use crate::HasQuota;
 use crate::claims::{Claims, Fate};
@@ -13,7 +13,7 @@ use crate::quota::queue_dead::letters;
 pub async fn the_quota_books_count_users_and_nobody_is_over_the_limit<H: HasQuota>() {
     let h = H::open().await;
     let audit = async || h.quota().audit().await.expect("audit must succeed");
-    let users = |users| QuotaBooks { users, over_limit: Vec::new() };
+    let users = |users| QuotaAudit { users, over_limit: Vec::new() };
     configured(&h, "alice", 9, 1).await;
     configured(&h, "bob", 2, 1).await;
     decided(&h, [sends("alice", 9), sends("bob", 5), sends("nobody", 1)].concat()).await;
@@ -27,7 +27,7 @@ pub async fn the_quota_books_count_users_and_nobody_is_over_the_limit<H: HasQuot
 pub async fn the_queue_books_follow_every_step<H: HasQuota>() {
     let h = H::open().await;
     let must_be = async |step: &str, [accepted, done, discarded, dead, in_flight]: [u64; 5]| {
-        let expected = Books { accepted, done, discarded, dead, in_flight };
+        let expected = QueueAudit { accepted, done, discarded, dead, in_flight };
         assert_eq!(books(&h).await, expected, "after {step}");
     };
     queued(&h, "alice", 6).await;
@@ -60,7 +60,7 @@ pub async fn denied_and_unknown_sends_are_not_in_the_books<H: HasQuota>() {
     decided(&h, [sends("alice", 5), sends("nobody", 3)].concat()).await;
     assert_eq!(
         books(&h).await,
-        Books { accepted: 2, in_flight: 2, ..Books::default() },
+        QueueAudit { accepted: 2, in_flight: 2, ..QueueAudit::default() },
         "only what was accepted counts"
     );
 }
@@ -70,7 +70,7 @@ pub async fn the_books_of_an_unknown_topic_are_empty<H: HasQuota>() {
     queued(&h, "alice", 2).await;
     for topic in ["nothing-here", "", "SMS-OUTBOUND", "sms%"] {
         let books = h.queue().audit(topic).await.expect("audit must succeed");
-        assert_eq!(books, Books::default(), "nothing was ever on {topic:?}");
+        assert_eq!(books, QueueAudit::default(), "nothing was ever on {topic:?}");
     }
     assert_eq!(books(&h).await.accepted, 2, "what there is stands on {TOPIC}");
 }

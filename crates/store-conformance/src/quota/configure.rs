@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use weir_core::quota::{Limits, Quota};
 use weir_core::{Clock, Timestamp};
-use weir_queue::Books;
+use weir_queue::QueueAudit;
 use weir_store::quota::SendOutcome;
 
 use crate::fixtures::{
@@ -21,7 +21,7 @@ pub async fn a_new_engine_is_empty_and_stands_at_the_start<H: HasQuota>() {
         Default::default(),
         "a new engine has no users"
     );
-    assert_eq!(books(&h).await, Books::default(), "a new engine has an empty queue");
+    assert_eq!(books(&h).await, QueueAudit::default(), "a new engine has an empty queue");
 }
 
 pub async fn configure_creates_a_row_with_nothing_spent<H: HasQuota>() {

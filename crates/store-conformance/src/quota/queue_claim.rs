@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use weir_queue::{Books, sms};
+use weir_queue::{QueueAudit, sms};
 use weir_store::quota::{SendOutcome, TOPIC};
 
 use crate::HasQuota;
@@ -162,6 +162,6 @@ pub async fn a_large_claim_is_settled_whole<H: HasQuota>() {
     }
     accepted(&h, names.iter().flat_map(|name| sends(name, 100)).collect()).await;
     Claims::claim(&h, 4_000).await.settled(&h, |_| Fate::Done).await;
-    let expected = Books { accepted: 4_000, done: 4_000, ..Books::default() };
+    let expected = QueueAudit { accepted: 4_000, done: 4_000, ..QueueAudit::default() };
     assert_eq!(books(&h).await, expected, "4,000 messages can be settled at once");
 }

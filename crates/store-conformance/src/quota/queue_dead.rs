@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use weir_core::Clock;
-use weir_queue::{Books, DeadLetter};
+use weir_queue::{DeadLetter, QueueAudit};
 use weir_store::quota::TOPIC;
 
 use crate::HasQuota;
@@ -70,7 +70,11 @@ pub async fn a_dead_message_is_kept_with_all_that_is_known_of_it<H: HasQuota>() 
     nothing_comes(&h, "what is dead is not handed out").await;
     h.clock().advance(Duration::from_secs(86_400));
     nothing_comes(&h, "however long it is dead").await;
-    assert_eq!(books(&h).await, Books { accepted: 1, dead: 1, ..Books::default() }, "the books say so");
+    assert_eq!(
+        books(&h).await,
+        QueueAudit { accepted: 1, dead: 1, ..QueueAudit::default() },
+        "the books say so"
+    );
 }
 
 pub async fn later_messages_flow_past_a_dead_one<H: HasQuota>() {
@@ -151,7 +155,7 @@ pub async fn a_discarded_letter_is_gone<H: HasQuota>() {
         "what is gone cannot be put back"
     );
     assert_eq!(letters(&h, None, 10).await, all[1..], "the other letter stays");
-    let expected = Books { accepted: 2, discarded: 1, dead: 1, ..Books::default() };
+    let expected = QueueAudit { accepted: 2, discarded: 1, dead: 1, ..QueueAudit::default() };
     assert_eq!(books(&h).await, expected, "the books remember it");
     nothing_comes(&h, "a discarded letter is never delivered").await;
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use fastrand::Rng;
 use weir_core::{Clock, Timestamp};
-use weir_queue::{Books, Claim, DeadLetter, Message, Settlement};
+use weir_queue::{Claim, DeadLetter, Message, QueueAudit, Settlement};
 use weir_store::quota::TOPIC;
 
 use crate::HasQuota;
@@ -185,9 +185,9 @@ impl<H: HasQuota> Run<'_, H> {
         (line.attempts, line.hidden_until) = (0, now);
     }
 
-    fn expected_books(&self) -> Books {
+    fn expected_books(&self) -> QueueAudit {
         let count = |place| self.lines.iter().filter(|line| line.place == place).count() as u64;
-        Books {
+        QueueAudit {
             accepted: self.lines.len() as u64,
             done: count(Place::Done),
             discarded: count(Place::Discarded),

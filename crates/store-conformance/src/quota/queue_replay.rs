@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use weir_queue::{Books, Message};
+use weir_queue::{Message, QueueAudit};
 
 use crate::HasQuota;
 use crate::claims::{Claims, Fate};
@@ -49,7 +49,7 @@ pub async fn a_replayed_letter_keeps_its_place_before_messages_sent_since<H: Has
     held.settled(&h, |_| Fate::Done).await;
     assert_eq!(
         books(&h).await,
-        Books { accepted: 3, done: 3, ..Books::default() },
+        QueueAudit { accepted: 3, done: 3, ..QueueAudit::default() },
         "nothing is lost or doubled"
     );
 }
@@ -92,7 +92,11 @@ pub async fn a_replayed_letter_can_die_again<H: HasQuota>() {
             (round, 2),
             "its last life is the one it tells of"
         );
-        assert_eq!(books(&h).await, Books { accepted: 1, dead: 1, ..Books::default() }, "it is one message");
+        assert_eq!(
+            books(&h).await,
+            QueueAudit { accepted: 1, dead: 1, ..QueueAudit::default() },
+            "it is one message"
+        );
         replayed(&h, &letter.id).await;
     }
     assert_eq!(texts(&Claims::drain(&h).await), ["alice 1"], "and can be delivered in the end");
@@ -111,7 +115,11 @@ pub async fn replay_all_puts_back_every_letter_in_order<H: HasQuota>() {
     Claims::claim(&h, 12).await.settled(&h, fate).await;
     assert_eq!(replay_all().await, 6, "it says how many there were");
     assert_eq!(replay_all().await, 0, "and leaves none");
-    assert_eq!(books(&h).await, Books { accepted: 12, in_flight: 12, ..Books::default() }, "all wait again");
+    assert_eq!(
+        books(&h).await,
+        QueueAudit { accepted: 12, in_flight: 12, ..QueueAudit::default() },
+        "all wait again"
+    );
     let delivered = Claims::drain(&h).await;
     assert!(delivered.iter().all(|message| message.attempts == 0), "their attempts are forgotten");
     for (name, texts) in texts_by_key(&delivered) {

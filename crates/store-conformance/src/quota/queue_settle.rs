@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use weir_queue::{Books, Position, Settlement};
+use weir_queue::{Position, QueueAudit, Settlement};
 use weir_store::quota::TOPIC;
 
 use crate::HasQuota;
@@ -19,7 +19,11 @@ pub async fn done_messages_are_gone_for_good<H: HasQuota>() {
     nothing_comes(&h, "everything is done").await;
     h.clock().advance(Duration::from_secs(86_400));
     nothing_comes(&h, "what is done never comes again").await;
-    assert_eq!(books(&h).await, Books { accepted: 3, done: 3, ..Books::default() }, "the books say so");
+    assert_eq!(
+        books(&h).await,
+        QueueAudit { accepted: 3, done: 3, ..QueueAudit::default() },
+        "the books say so"
+    );
 }
 
 pub async fn messages_not_named_are_claimable_again_at_once<H: HasQuota>() {
@@ -52,7 +56,7 @@ pub async fn a_settlement_may_do_everything_at_once<H: HasQuota>() {
         _ => Fate::Unnamed,
     };
     held.settled(&h, fate).await;
-    let expected = Books { accepted: 6, done: 2, dead: 1, in_flight: 3, discarded: 0 };
+    let expected = QueueAudit { accepted: 6, done: 2, dead: 1, in_flight: 3, discarded: 0 };
     assert_eq!(books(&h).await, expected, "each message is where the settlement put it");
     assert_eq!(texts(&Claims::drain(&h).await), ["carol 2"], "bob waits for his retry, alice is through");
     h.clock().advance(Duration::from_secs(5));
@@ -76,7 +80,7 @@ pub async fn a_settlement_touches_no_shard_it_does_not_hold<H: HasQuota>() {
     h.queue().settle(&one.receipt, settlement).await.expect("settle must succeed");
     assert_eq!(
         books(&h).await,
-        Books { accepted: 20, in_flight: 20, ..Books::default() },
+        QueueAudit { accepted: 20, in_flight: 20, ..QueueAudit::default() },
         "{left} are not its to settle"
     );
     assert_eq!(Claims::drain(&h).await.len(), 20, "all of them are still delivered");
@@ -131,7 +135,7 @@ pub async fn a_position_that_is_not_there_counts_nothing<H: HasQuota>() {
     }
     assert_eq!(
         books(&h).await,
-        Books { accepted: 2, in_flight: 2, ..Books::default() },
+        QueueAudit { accepted: 2, in_flight: 2, ..QueueAudit::default() },
         "nothing was there to settle"
     );
 }
@@ -196,7 +200,7 @@ pub async fn a_message_that_is_put_off_comes_again_and_loses_no_attempt<H: HasQu
     assert_eq!(held.texts(), numbered("alice", 1..=6));
     assert!(held.messages().all(|message| message.attempts == 0), "{held:?}");
     held.settled(&h, |_| Fate::Done).await;
-    assert_eq!(books(&h).await, Books { accepted: 7, done: 7, ..Books::default() });
+    assert_eq!(books(&h).await, QueueAudit { accepted: 7, done: 7, ..QueueAudit::default() });
 }
 
 pub async fn what_was_put_off_is_settled_one_by_one_without_a_lease<H: HasQuota>() {
@@ -224,7 +228,7 @@ pub async fn what_was_put_off_is_settled_one_by_one_without_a_lease<H: HasQuota>
     // Again, and of what is not there: changes nothing.
     let gone = vec![place("a"), place("b"), Position { shard: 0, id: 1 << 40 }];
     settle(Settlement { done: gone, ..Settlement::default() }).await;
-    let expected = Books { accepted: 5, done: 1, dead: 1, in_flight: 3, ..Books::default() };
+    let expected = QueueAudit { accepted: 5, done: 1, dead: 1, in_flight: 3, ..QueueAudit::default() };
     assert_eq!(books(&h).await, expected);
     other.settled(&h, |_| Fate::Done).await;
     h.clock().advance(TICK);

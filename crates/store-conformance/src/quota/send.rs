@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use weir_core::quota::Grant;
 use weir_core::{Clock, Timestamp};
-use weir_queue::Books;
+use weir_queue::QueueAudit;
 use weir_store::quota::SendOutcome;
 
 use crate::claims::Claims;
@@ -19,7 +19,7 @@ pub async fn an_unknown_user_is_not_configured_and_nothing_is_enqueued<H: HasQuo
     let h = H::open().await;
     assert_eq!(decided_one(&h, "nobody").await, SendOutcome::NotConfigured, "nobody configured this user");
     assert_eq!(found(&h, "nobody").await, None, "a send creates no row");
-    assert_eq!(books(&h).await, Books::default(), "nothing is enqueued");
+    assert_eq!(books(&h).await, QueueAudit::default(), "nothing is enqueued");
     nothing_comes(&h, "nothing was accepted").await;
 }
 
@@ -27,7 +27,7 @@ pub async fn an_empty_batch_answers_empty<H: HasQuota>() {
     let h = H::open().await;
     configured(&h, "alice", 1, 1).await;
     assert_eq!(decided(&h, Vec::new()).await, [], "no commands, no outcomes");
-    assert_eq!(books(&h).await, Books::default(), "nothing is enqueued");
+    assert_eq!(books(&h).await, QueueAudit::default(), "nothing is enqueued");
 }
 
 pub async fn exactly_the_limit_is_accepted_in_order<H: HasQuota>() {

@@ -13,8 +13,8 @@ use weir_core::request::state::{Callback, Refused, Report, Status};
 use weir_core::{Clock, IdempotencyKey, RequestId, RequestType, TenantId, Timestamp};
 use weir_queue::Settlement;
 use weir_store::request::{
-    Books, CallbackOutcome, CallbackReport, Claimed, DeadRequest, Failure, Job, JobReport, Receipt, Request,
-    Rollout, RolloutChange, Room, Sealed, Submit, SubmitOutcome, WEBHOOKS,
+    CallbackOutcome, CallbackReport, Claimed, DeadRequest, Failure, Job, JobReport, Receipt, Request,
+    RequestAudit, Rollout, RolloutChange, Room, Sealed, Submit, SubmitOutcome, WEBHOOKS,
 };
 
 use crate::HasRequests;
@@ -300,7 +300,7 @@ pub async fn dead_ids<H: HasRequests>(h: &H) -> Vec<RequestId> {
 }
 
 /// The books; they must balance, and every request in flight must have its job.
-pub async fn books<H: HasRequests>(h: &H) -> Books {
+pub async fn books<H: HasRequests>(h: &H) -> RequestAudit {
     let books = h.requests().audit_requests().await.expect("audit_requests must succeed");
     assert_eq!(books.difference(), 0, "the books must balance: {books:?}");
     assert_eq!(books.jobs, books.in_flight, "every request in flight has one job: {books:?}");

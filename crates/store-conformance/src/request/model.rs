@@ -12,8 +12,8 @@ use weir_core::request::retry::{Cause, Policy};
 use weir_core::request::state::{Claim, Progress, Refused, Report, Status};
 use weir_core::{RequestId, TenantId, Timestamp, Verdict};
 use weir_store::request::{
-    Books, CallbackOutcome, CallbackReport, Claimed, DeadRequest, Failure, Job, JobReport, Pending, Receipt,
-    Request, Room, Sealed, Submit, SubmitOutcome,
+    CallbackOutcome, CallbackReport, Claimed, DeadRequest, Failure, Job, JobReport, Pending, Receipt,
+    Request, RequestAudit, Room, Sealed, Submit, SubmitOutcome,
 };
 
 /// Everything that was ever submitted and not purged.
@@ -296,8 +296,9 @@ impl Model {
     }
 
     /// The books.
-    pub fn books(&self) -> Books {
-        let mut books = Books { accepted: self.accepted, purged: self.purged, ..Books::default() };
+    pub fn books(&self) -> RequestAudit {
+        let mut books =
+            RequestAudit { accepted: self.accepted, purged: self.purged, ..RequestAudit::default() };
         for row in self.rows.values() {
             match row.request.status {
                 Status::Completed => books.completed += 1,

@@ -5,7 +5,7 @@ use std::time::Duration;
 use weir_core::RequestId;
 use weir_core::request::canary::Percent;
 use weir_core::request::state::{Callback, Status};
-use weir_store::request::{Books, Pending, Rollout, RolloutChange, Submit};
+use weir_store::request::{Pending, RequestAudit, Rollout, RolloutChange, Submit};
 
 use super::fixtures::{
     DAY, SWITCHES, TENANT, accepted, accepted_one, again, begun, books, broken, called_back, calls_back,
@@ -211,7 +211,7 @@ pub async fn a_replayed_letter_is_not_purged_however_old<H: HasRequests>() {
 
 pub async fn the_books_follow_every_step<H: HasRequests>() {
     let h = H::open().await;
-    let mut expected = Books::default();
+    let mut expected = RequestAudit::default();
     assert_eq!(books(&h).await, expected);
     accepted(&h, wishes(&h, "k", 8)).await;
     submitted(&h, vec![wish(&h, "k-0"), wish_for(&h, TENANT, "k-1", "else")], None).await;

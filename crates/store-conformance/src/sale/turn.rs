@@ -30,7 +30,7 @@ pub async fn states_turn_at_their_time<H: HasSales>() {
                 turn(&h).await;
             }
             assert_eq!(stand(&h, "W").await, (state, 5));
-            let board = h.sales().board().await.expect("board must succeed");
+            let board = h.sales().snapshot().await.expect("board must succeed");
             assert_eq!(board.now, h.clock().now());
             assert_eq!(board.products.len(), 1);
             assert_eq!(board.products[0].sale.state_at(board.now), state);
@@ -60,7 +60,7 @@ pub async fn the_board_shows_what_is_to_come_what_runs_and_what_ended<H: HasSale
     active(&h, "RUNS", 2).await;
     let now = h.clock().now();
     upcoming(&h, "COMES", terms_at(3, now.plus(LEAD), now.plus(Duration::from_secs(3_600)))).await;
-    let board = h.sales().board().await.expect("board must succeed");
+    let board = h.sales().snapshot().await.expect("board must succeed");
     let mut shown: Vec<(String, State, u32)> = board
         .products
         .iter()

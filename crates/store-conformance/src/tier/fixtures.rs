@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use weir_core::tier::{
-    Decision, FixedWindow, Limit, Plan, Scoped, SlidingWindow, Standing, Tier, TierLimits, TierRule,
+    Decision, FixedWindow, Limit, LimitState, Plan, Scoped, SlidingWindow, Tier, TierLimits, TierRule,
     TokenBucket,
 };
 use weir_core::{PolicyName, UserId};
@@ -89,14 +89,14 @@ pub async fn take<H: HasLimits>(h: &H, policy: &Arc<Policy>, key: &str, cost: u3
 }
 
 /// Where a key stands, without spending.
-pub async fn standing<H: HasLimits>(h: &H, policy: &Arc<Policy>, key: &str) -> Standing {
+pub async fn limit_state<H: HasLimits>(h: &H, policy: &Arc<Policy>, key: &str) -> LimitState {
     let ask = Ask { policy, key, cost: 0 };
     let taken = h.limits().take(&[ask], true).await.expect("take must succeed");
-    policy.spec.limit.standing(&taken.each[0].1, taken.now)
+    policy.spec.limit.limit_state(&taken.each[0].1, taken.now)
 }
 
 pub async fn remaining<H: HasLimits>(h: &H, policy: &Arc<Policy>, key: &str) -> u32 {
-    standing(h, policy, key).await.remaining
+    limit_state(h, policy, key).await.remaining
 }
 
 /// How long a denied key has to wait; none when it never fits.
@@ -115,7 +115,7 @@ pub async fn call<H: HasLimits>(h: &H, user: &str, rule: &Arc<Scoped<TierRule>>)
 pub async fn left<H: HasLimits>(h: &H, user: &str, rule: &Arc<Scoped<TierRule>>) -> (u32, u32) {
     let taken = h.limits().take_tier(user, rule, 0).await.expect("take_tier must succeed");
     let ([daily, minute], [day, level]) = (&rule.rule, &taken.spent);
-    (daily.standing(day, taken.now).remaining, minute.standing(level, taken.now).remaining)
+    (daily.limit_state(day, taken.now).remaining, minute.limit_state(level, taken.now).remaining)
 }
 
 /// Another server that counts together with this one; `None` where each counts for itself.

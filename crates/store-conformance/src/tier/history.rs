@@ -37,7 +37,8 @@ fn any_limit(random: &mut fastrand::Rng) -> Limit {
 /// What callers can see of a decision.
 fn shown(asks: &[Ask<'_>], taken: &Taken) -> String {
     let each = asks.iter().zip(&taken.each);
-    let each = each.map(|(ask, (alone, spent))| (*alone, ask.policy.spec.limit.standing(spent, taken.now)));
+    let each =
+        each.map(|(ask, (alone, spent))| (*alone, ask.policy.spec.limit.limit_state(spent, taken.now)));
     format!("{:?} {:?} {:?}", taken.decision, taken.now, each.collect::<Vec<_>>())
 }
 
@@ -80,9 +81,9 @@ impl Twins {
             }
         };
         let limit = &policy.spec.limit;
-        let standing = |(spent, now)| limit.standing(&spent, now);
+        let limit_state = |(spent, now)| limit.limit_state(&spent, now);
         let (ours, theirs) =
-            (ours.map(standing).expect("an answer"), theirs.map(standing).expect("an answer"));
+            (ours.map(limit_state).expect("an answer"), theirs.map(limit_state).expect("an answer"));
         assert_eq!(ours, theirs, "{limit:?} {key} {cost} {taken_at:?}");
     }
 
@@ -93,10 +94,10 @@ impl Twins {
         let ours = self.engine.take_tier(&user, &rule, cost).await.expect("an answer");
         let theirs = self.model.take_tier(&user, &rule, cost).await.expect("an answer");
         let [daily, minute] = &rule.rule;
-        let standing = |spent: &<TierRule as Rule>::Spent| {
-            (daily.standing(&spent[0], theirs.now), minute.standing(&spent[1], theirs.now))
+        let limit_state = |spent: &<TierRule as Rule>::Spent| {
+            (daily.limit_state(&spent[0], theirs.now), minute.limit_state(&spent[1], theirs.now))
         };
-        assert_eq!((ours.decision, standing(&ours.spent)), (theirs.decision, standing(&theirs.spent)));
+        assert_eq!((ours.decision, limit_state(&ours.spent)), (theirs.decision, limit_state(&theirs.spent)));
     }
 }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use weir_core::tier::{Correction, Settlement};
 use weir_core::{Clock, HoldId};
-use weir_store::tier::{Books, NewHold, Settled, TierStore};
+use weir_store::tier::{HoldAudit, NewHold, Settled, TierStore};
 
 use super::fixtures::{MINUTE, name_of};
 use crate::HasLimits;
@@ -94,18 +94,18 @@ pub async fn every_hold_is_open_settled_or_expired<H: HasLimits>() {
     let h = H::open().await;
     let Some(store) = h.definitions() else { return };
     let audit = async || store.audit_holds().await.expect("an answer");
-    assert_eq!(audit().await, Books::default());
+    assert_eq!(audit().await, HoldAudit::default());
     for n in 1..=3 {
         hold(&h, &*store, n, 10 * u32::from(n)).await;
     }
     settle(&*store, id(1), 4).await;
-    assert_eq!(audit().await, Books { holds: 3, open: 2, held: 50, settled: 1, expired: 0 });
+    assert_eq!(audit().await, HoldAudit { holds: 3, open: 2, held: 50, settled: 1, expired: 0 });
     h.clock().advance(MINUTE - Duration::from_micros(1));
     settle(&*store, id(2), 20).await;
-    assert_eq!(audit().await, Books { holds: 3, open: 1, held: 30, settled: 2, expired: 0 });
+    assert_eq!(audit().await, HoldAudit { holds: 3, open: 1, held: 30, settled: 2, expired: 0 });
     h.clock().advance(Duration::from_micros(1));
     assert_eq!(settle(&*store, id(3), 0).await.settlement, Settlement::Expired);
-    assert_eq!(audit().await, Books { holds: 3, open: 0, held: 0, settled: 2, expired: 1 });
+    assert_eq!(audit().await, HoldAudit { holds: 3, open: 0, held: 0, settled: 2, expired: 1 });
 }
 
 pub async fn old_holds_are_forgotten<H: HasLimits>() {

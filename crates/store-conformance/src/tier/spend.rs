@@ -7,7 +7,7 @@ use weir_core::tier::{Decision, FixedWindow, Limit, Refusal, SlidingWindow, Toke
 use weir_store::tier::{Ask, Policy};
 
 use super::fixtures::{
-    MINUTE, bucket, changed, fixed, policy, remaining, server_that_counts_with, shadow, sliding, standing,
+    MINUTE, bucket, changed, fixed, limit_state, policy, remaining, server_that_counts_with, shadow, sliding,
     take, take_all, wait_of,
 };
 use crate::HasLimits;
@@ -43,7 +43,7 @@ pub async fn a_bucket_refills_to_the_microsecond<H: HasLimits>() {
     }
     h.clock().advance(MINUTE);
     assert_eq!(
-        standing(&h, &policy, "k").await.reset_after,
+        limit_state(&h, &policy, "k").await.reset_after,
         Duration::ZERO,
         "a minute pays for seven, exactly"
     );
@@ -59,7 +59,7 @@ pub async fn a_fixed_window_turns_at_its_end<H: HasLimits>() {
     assert_eq!(wait_of(take(&h, &policy, "k", 1).await), Some(MICRO));
     h.clock().advance(MICRO);
     assert!(take(&h, &policy, "k", 1).await.is_allowed());
-    assert_eq!(standing(&h, &policy, "k").await.reset_after, MINUTE);
+    assert_eq!(limit_state(&h, &policy, "k").await.reset_after, MINUTE);
 }
 
 pub async fn a_sliding_window_fades_to_the_microsecond<H: HasLimits>() {

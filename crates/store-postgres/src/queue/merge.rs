@@ -7,12 +7,12 @@ use weir_queue::Message;
 use super::pack::Pack;
 
 /// How much of each shard was asked for.
-pub(super) struct Asked {
+pub(super) struct ClaimLimits {
     pub(super) messages: usize,
     pub(super) packs: usize,
 }
 
-impl Asked {
+impl ClaimLimits {
     /// Puts rows and packs together in the order of their ids, shard by shard. Where there may be more of one kind, the other
     /// is taken up to there only; says from where on those shards have to be asked again.
     pub(super) fn merge(
@@ -67,7 +67,7 @@ mod tests {
     /// What comes, and from where on to ask again.
     type Merged = (Vec<(u16, i64)>, Vec<(i16, i64)>);
 
-    fn merged(asked: &Asked, rows: &[(u16, i64)], packs: Vec<Pack>) -> Merged {
+    fn merged(asked: &ClaimLimits, rows: &[(u16, i64)], packs: Vec<Pack>) -> Merged {
         let rows = rows.iter().map(|(shard, id)| message(*shard, *id)).collect();
         let mut messages = Vec::new();
         let again = asked.merge(&[(0, i64::MIN), (1, i64::MIN)], rows, packs, &mut messages);
@@ -76,7 +76,7 @@ mod tests {
 
     #[test]
     fn rows_and_packs_come_in_the_order_of_their_ids() {
-        let asked = Asked { messages: 10, packs: 10 };
+        let asked = ClaimLimits { messages: 10, packs: 10 };
         let packs = vec![pack(0, 5..7), pack(0, 20..21), pack(1, 1..2)];
         let (messages, again) = merged(&asked, &[(0, 1), (0, 9), (1, 3)], packs);
         assert_eq!(messages, [(0, 1), (0, 5), (0, 6), (0, 9), (0, 20), (1, 1), (1, 3)]);
@@ -86,13 +86,13 @@ mod tests {
     #[test]
     fn where_there_may_be_more_of_one_kind_the_other_goes_no_further() {
         let (messages, again) = merged(
-            &Asked { messages: 2, packs: 10 },
+            &ClaimLimits { messages: 2, packs: 10 },
             &[(0, 1), (0, 9)],
             vec![pack(0, 5..7), pack(0, 20..21)],
         );
         assert_eq!((messages, again), (vec![(0, 1), (0, 5), (0, 6), (0, 9)], vec![(0, 9)]));
         let (messages, again) =
-            merged(&Asked { messages: 10, packs: 1 }, &[(1, 1), (1, 9)], vec![pack(1, 5..7)]);
+            merged(&ClaimLimits { messages: 10, packs: 1 }, &[(1, 1), (1, 9)], vec![pack(1, 5..7)]);
         assert_eq!((messages, again), (vec![(1, 1), (1, 5), (1, 6)], vec![(1, 6)]));
     }
 
@@ -100,7 +100,8 @@ mod tests {
     fn a_pack_of_which_all_are_held_back_still_counts_as_read() {
         let mut held_back = pack(0, 5..7);
         held_back.messages.clear();
-        let (messages, again) = merged(&Asked { messages: 10, packs: 1 }, &[(0, 1), (0, 9)], vec![held_back]);
+        let (messages, again) =
+            merged(&ClaimLimits { messages: 10, packs: 1 }, &[(0, 1), (0, 9)], vec![held_back]);
         assert_eq!((messages, again), (vec![(0, 1)], vec![(0, 6)]));
     }
 }

@@ -9,7 +9,7 @@ use weir_core::request::canary::Percent;
 use weir_core::request::state::Progress;
 use weir_core::{RequestId, Timestamp};
 use weir_store::Result;
-use weir_store::request::{Books, DeadRequest, Pending, Rollout, RolloutChange, plan_replay};
+use weir_store::request::{DeadRequest, Pending, RequestAudit, Rollout, RolloutChange, plan_replay};
 
 use super::{JOBS, read_id, read_request, uuids};
 use crate::clock::CLOCK;
@@ -261,10 +261,10 @@ fn read_rollout(row: &tokio_postgres::Row) -> Result<Rollout> {
     })
 }
 
-pub(super) async fn books(engine: &Postgres) -> Result<Books> {
+pub(super) async fn books(engine: &Postgres) -> Result<RequestAudit> {
     let row = engine.inner.pool.query_one(BOOKS, &[]).await?;
     let count = |index| row::count(&row, index);
-    Ok(Books {
+    Ok(RequestAudit {
         accepted: count(0)?,
         purged: count(1)?,
         completed: count(2)?,

@@ -8,7 +8,7 @@ use uuid::Uuid;
 use weir_core::tier::{Hold, Settlement};
 use weir_core::{HoldId, PolicyName, Timestamp};
 use weir_store::Result;
-use weir_store::tier::{Books, NewHold, Settled};
+use weir_store::tier::{HoldAudit, NewHold, Settled};
 
 use crate::clock::CLOCK;
 use crate::row::{self, column, int, timestamp, unreadable, unsigned};
@@ -69,10 +69,16 @@ pub(super) async fn purge(engine: &Postgres, keep: Duration, limit: usize) -> Re
     engine.inner.pool.execute(PURGE, values).await
 }
 
-pub(super) async fn audit(engine: &Postgres) -> Result<Books> {
+pub(super) async fn audit(engine: &Postgres) -> Result<HoldAudit> {
     let row = engine.inner.pool.query_one(AUDIT, &[&engine.clock_override()]).await?;
     let count = |index| row::count(&row, index);
-    Ok(Books { holds: count(0)?, open: count(1)?, held: count(2)?, settled: count(3)?, expired: count(4)? })
+    Ok(HoldAudit {
+        holds: count(0)?,
+        open: count(1)?,
+        held: count(2)?,
+        settled: count(3)?,
+        expired: count(4)?,
+    })
 }
 
 fn read(row: &Row) -> Result<Settled> {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use weir_queue::{Books, Message, Position, Settlement};
+use weir_queue::{Message, Position, QueueAudit, Settlement};
 use weir_store::quota::TOPIC;
 use weir_store_conformance::claims::{Claims, Fate};
 use weir_store_conformance::{EngineFixture, HasQueue, fixtures};
@@ -49,7 +49,10 @@ async fn two_servers_that_settle_the_same_messages_do_not_wait_for_each_other() 
     settle(&h, Settlement { retry, ..Settlement::default() }).await;
     settle(&h, Settlement { done: vec![first, second], ..Settlement::default() }).await;
     other.batch_execute("COMMIT").await.unwrap();
-    assert_eq!(fixtures::books(&h).await, Books { accepted: 2, done: 1, in_flight: 1, ..Books::default() });
+    assert_eq!(
+        fixtures::books(&h).await,
+        QueueAudit { accepted: 2, done: 1, in_flight: 1, ..QueueAudit::default() }
+    );
     h.clock().advance(LONG);
     let left = Claims::drain(&h).await;
     assert_eq!(
@@ -88,7 +91,7 @@ async fn a_message_whose_shard_is_being_settled_is_settled_afterwards() {
     late.await.unwrap().expect("settle_put_off must succeed");
     assert_eq!(
         fixtures::books(&h).await,
-        Books { accepted: 1, done: 1, ..Books::default() },
+        QueueAudit { accepted: 1, done: 1, ..QueueAudit::default() },
         "it is not lost"
     );
 }

@@ -17,16 +17,16 @@ pub(crate) enum Reply {
         redis_ms: i64,
     },
     /// Places were taken, perhaps fewer than asked for.
-    Standing(Standing),
+    Taken(HashState),
     /// `quota_install`: the reservation was refused.
     Refused,
     /// The hash was written under a later epoch.
-    WriteBehind,
+    Outdated,
 }
 
 /// A user's hash after a spend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Standing {
+pub(crate) struct HashState {
     pub(crate) taken: u32,
     /// The count with them.
     pub(crate) count: u32,
@@ -41,7 +41,7 @@ pub(crate) struct Standing {
     pub(crate) redis_ms: i64,
 }
 
-impl Standing {
+impl HashState {
     pub(crate) fn reset_at(&self) -> Timestamp {
         self.window.plus(self.limits.window())
     }
@@ -69,7 +69,7 @@ pub(crate) fn spent(value: &Value) -> Option<Reply> {
         (0, []) => Some(Reply::Refused),
         (0, [nonce, redis_ms]) => Some(Reply::Cold { nonce: text(nonce)?, redis_ms: int(redis_ms)? }),
         (1, [taken, count, reserved, limit, minutes, window, left, redis_ms]) => {
-            Some(Reply::Standing(Standing {
+            Some(Reply::Taken(HashState {
                 taken: unsigned(taken)?,
                 count: unsigned(count)?,
                 reserved: unsigned(reserved)?,
@@ -79,7 +79,7 @@ pub(crate) fn spent(value: &Value) -> Option<Reply> {
                 redis_ms: int(redis_ms)?,
             }))
         }
-        (2, []) => Some(Reply::WriteBehind),
+        (2, []) => Some(Reply::Outdated),
         _ => None,
     }
 }
@@ -125,7 +125,7 @@ mod tests {
 
     #[test]
     fn answers_are_read_and_what_is_none_is_refused() {
-        let standing = Value::Array(vec![
+        let hash_state = Value::Array(vec![
             Value::Int(1),
             Value::Int(2),
             Value::Int(7),
@@ -136,9 +136,9 @@ mod tests {
             Value::Int(59_000),
             Value::Int(5),
         ]);
-        let Some(Reply::Standing(standing)) = spent(&standing) else { panic!("a standing") };
-        assert_eq!((standing.taken, standing.count, standing.reserved), (2, 7, 9));
-        assert_eq!(standing.at(), Timestamp::from_micros(1_700_000_001_000_000));
+        let Some(Reply::Taken(hash_state)) = spent(&hash_state) else { panic!("places were taken") };
+        assert_eq!((hash_state.taken, hash_state.count, hash_state.reserved), (2, 7, 9));
+        assert_eq!(hash_state.at(), Timestamp::from_micros(1_700_000_001_000_000));
         assert_eq!(spent(&Value::Array(vec![Value::Int(0)])), Some(Reply::Refused));
         assert_eq!(
             spent(&Value::Array(vec![Value::Int(0), bulk("n"), Value::Int(3)])),

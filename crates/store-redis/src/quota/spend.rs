@@ -11,7 +11,7 @@ use weir_store::quota::{
     Accepted, Queued, Reservation, Reserved, SendMessage, SendOutcome, Unused, random_bytes,
 };
 
-use super::reply::{Reply, Standing, spent};
+use super::reply::{HashState, Reply, spent};
 use super::write_behind::WriteBehind;
 use super::{Parts, key};
 use crate::client::{Item, Unanswered};
@@ -82,30 +82,30 @@ impl Demand<'_> {
     fn take(&mut self, reply: Option<Reply>, clock: Option<&dyn Clock>) {
         self.rest = match reply {
             Some(Reply::Cold { nonce, redis_ms }) => Rest::Short { nonce, redis_ms },
-            Some(Reply::Standing(mut standing)) => {
+            Some(Reply::Taken(mut hash_state)) => {
                 if let Some(clock) = clock {
-                    standing.left = standing.reset_at().since(clock.now());
+                    hash_state.left = hash_state.reset_at().since(clock.now());
                 }
-                self.stand(&standing)
+                self.stand(&hash_state)
             }
             Some(Reply::Refused) => Rest::Open,
-            Some(Reply::WriteBehind) | None => Rest::Elsewhere,
+            Some(Reply::Outdated) | None => Rest::Elsewhere,
         };
     }
 
-    fn stand(&mut self, standing: &Standing) -> Rest {
-        let (limits, at) = (standing.limits, standing.at());
-        for nth in 1..=standing.taken {
-            let count = standing.count - standing.taken + nth;
+    fn stand(&mut self, hash_state: &HashState) -> Rest {
+        let (limits, at) = (hash_state.limits, hash_state.at());
+        for nth in 1..=hash_state.taken {
+            let count = hash_state.count - hash_state.taken + nth;
             let remaining = limits.rate_limit().saturating_sub(count);
-            let grant = Grant { remaining, reset_at: standing.reset_at() };
+            let grant = Grant { remaining, reset_at: hash_state.reset_at() };
             self.grants.push(Granted { limits, grant, at });
         }
-        if standing.reserved < limits.rate_limit() {
-            return Rest::Short { nonce: String::new(), redis_ms: standing.redis_ms };
+        if hash_state.reserved < limits.rate_limit() {
+            return Rest::Short { nonce: String::new(), redis_ms: hash_state.redis_ms };
         }
-        let denial = Denial { reason: Reason::QuotaExceeded, retry_after: standing.left };
-        Rest::Denied { limits, denial, at, redis_ms: standing.redis_ms }
+        let denial = Denial { reason: Reason::QuotaExceeded, retry_after: hash_state.left };
+        Rest::Denied { limits, denial, at, redis_ms: hash_state.redis_ms }
     }
 }
 
@@ -198,7 +198,7 @@ async fn reserve(parts: &Parts, demands: &mut [Demand<'_>]) -> Result<()> {
     for ((demand, reserved), answer) in installed.zip(answers) {
         let reply = match answer {
             Ok(answer) => spent(&answer),
-            Err(Unanswered) => Some(Reply::Standing(own_places(demand, &reserved))),
+            Err(Unanswered) => Some(Reply::Taken(own_places(demand, &reserved))),
         };
         if reply == Some(Reply::Refused) && reserved.units > 0 {
             let (user, window) = (demand.user.clone(), reserved.row.last_refresh);
@@ -214,10 +214,10 @@ async fn reserve(parts: &Parts, demands: &mut [Demand<'_>]) -> Result<()> {
 
 /// The places that were reserved for these very sends, when Redis does not say whether it has them. If it does, it has
 /// handed them out to us; if not, nobody else gets them.
-fn own_places(demand: &Demand<'_>, reserved: &Reserved) -> Standing {
+fn own_places(demand: &Demand<'_>, reserved: &Reserved) -> HashState {
     let Reserved { row, units, at } = reserved;
     let taken = demand.unmet().min(*units);
-    Standing {
+    HashState {
         taken,
         count: row.current_count.saturating_sub(*units).saturating_add(taken),
         reserved: row.current_count,

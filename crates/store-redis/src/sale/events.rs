@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 
 use serde::Deserialize;
 use weir_core::sale::{Sku, State};
-use weir_store::sale::{News, ProductId};
+use weir_store::sale::{ProductId, SaleEvent};
 
 use super::Parts;
 use crate::pubsub::ChannelEvent;
@@ -13,7 +13,7 @@ const CHANNEL: &str = "sale:events";
 
 /// One message on the channel.
 #[derive(Debug, Deserialize)]
-struct Told {
+struct ChannelMessage {
     event: String,
     product: Option<String>,
     data: Data,
@@ -29,12 +29,12 @@ struct Data {
 
 impl Parts {
     /// Tells what is said, for as long as this is waited for.
-    pub(super) async fn tell(&self, hear: &(dyn Fn(News) + Send + Sync)) {
+    pub(super) async fn tell(&self, hear: &(dyn Fn(SaleEvent) + Send + Sync)) {
         self.redis
             .listen(CHANNEL, |heard| {
                 let news = match heard {
-                    ChannelEvent::Begun => Some(News::Begun),
-                    ChannelEvent::Lost => Some(News::Ended),
+                    ChannelEvent::Begun => Some(SaleEvent::Begun),
+                    ChannelEvent::Lost => Some(SaleEvent::Ended),
                     ChannelEvent::Said(message) => parse(message),
                 };
                 match news {
@@ -50,34 +50,34 @@ impl Parts {
 
     /// What is told is of use here, too. Before anybody else is told: whoever reads sales because of it must not be given
     /// what was remembered.
-    fn heed(&self, news: &News) {
+    fn heed(&self, news: &SaleEvent) {
         match news {
-            News::Begun => {
+            SaleEvent::Begun => {
                 self.is_told.store(true, Ordering::SeqCst);
                 self.products_told.fetch_add(1, Ordering::SeqCst);
             }
-            News::Changed { .. } => {
+            SaleEvent::Changed { .. } => {
                 self.products_told.fetch_add(1, Ordering::SeqCst);
             }
-            News::Ended => self.is_told.store(false, Ordering::SeqCst),
-            News::Sold { .. } => self.sold.notify_one(),
-            News::Turned { .. } => {}
+            SaleEvent::Ended => self.is_told.store(false, Ordering::SeqCst),
+            SaleEvent::Sold { .. } => self.sold.notify_one(),
+            SaleEvent::Turned { .. } => {}
         }
     }
 }
 
 /// What a message says; none for one that no script of ours sends.
-fn parse(message: &[u8]) -> Option<News> {
-    let Told { event, product, data } = serde_json::from_slice(message).ok()?;
+fn parse(message: &[u8]) -> Option<SaleEvent> {
+    let ChannelMessage { event, product, data } = serde_json::from_slice(message).ok()?;
     let sku = Sku::parse(data.sku).ok()?;
     let product = || Some(ProductId(product?.parse().ok()?));
     match event.as_str() {
-        "stock-update" => Some(News::Sold { sku, product: product()?, stock: data.stock? }),
+        "stock-update" => Some(SaleEvent::Sold { sku, product: product()?, stock: data.stock? }),
         "state-change" => {
             let state = State::parse(&data.state?, data.reason.as_deref())?;
-            Some(News::Turned { sku, product: product()?, state })
+            Some(SaleEvent::Turned { sku, product: product()?, state })
         }
-        "product-change" => Some(News::Changed { sku }),
+        "product-change" => Some(SaleEvent::Changed { sku }),
         _ => None,
     }
 }
@@ -93,12 +93,12 @@ mod tests {
         let sku = || Sku::parse("W").unwrap();
         let product = ProductId(7);
         let sold = br#"{"event":"stock-update","product":"7","data":{"sku":"W","stock":3}}"#;
-        assert_eq!(parse(sold), Some(News::Sold { sku: sku(), product, stock: 3 }));
+        assert_eq!(parse(sold), Some(SaleEvent::Sold { sku: sku(), product, stock: 3 }));
         let turned = br#"{"event":"state-change","product":"7","data":{"sku":"W","state":"ENDED","reason":"SOLD_OUT"}}"#;
         let state = State::Ended(EndReason::SoldOut);
-        assert_eq!(parse(turned), Some(News::Turned { sku: sku(), product, state }));
+        assert_eq!(parse(turned), Some(SaleEvent::Turned { sku: sku(), product, state }));
         let changed = br#"{"event":"product-change","data":{"sku":"W"}}"#;
-        assert_eq!(parse(changed), Some(News::Changed { sku: sku() }));
+        assert_eq!(parse(changed), Some(SaleEvent::Changed { sku: sku() }));
         for bad in [
             &b""[..],
             b"nonsense",

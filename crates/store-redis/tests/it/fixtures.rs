@@ -12,7 +12,7 @@ use weir_core::{Clock, ManualClock, UserId};
 use weir_limiter::LocalLimiter;
 use weir_queue::Queue;
 use weir_store::limit_changes::{Change, LimitChanges};
-use weir_store::quota::{Books, CacheMetrics, QuotaStore, ReservableStore, SendMessage, SendOutcome};
+use weir_store::quota::{CacheMetrics, QuotaAudit, QuotaStore, ReservableStore, SendMessage, SendOutcome};
 use weir_store::request::RequestStore;
 use weir_store::sale::{FollowMetrics, SaleStore};
 use weir_store::tier::LimitStore;
@@ -92,7 +92,7 @@ impl QuotaStore for Settled {
         self.quota.send_batch(batch).await
     }
 
-    async fn audit(&self) -> Result<Books> {
+    async fn audit(&self) -> Result<QuotaAudit> {
         self.quota.audit().await
     }
 

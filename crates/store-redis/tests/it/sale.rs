@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tokio_util::sync::{CancellationToken, DropGuard};
 use weir_core::sale::{EndReason, State};
-use weir_store::sale::{News, SaleStore};
+use weir_store::sale::{SaleEvent, SaleStore};
 use weir_store_conformance::sale::fixtures::{
     active, bought, expect_books, found, purchase, sku, stand, wishes,
 };
@@ -122,7 +122,7 @@ async fn while_redis_is_away_nothing_is_sold_and_nothing_is_lost() {
 }
 
 /// What an engine tells, as it comes.
-fn listen(h: &OnRedis) -> (tokio::sync::mpsc::UnboundedReceiver<News>, DropGuard) {
+fn listen(h: &OnRedis) -> (tokio::sync::mpsc::UnboundedReceiver<SaleEvent>, DropGuard) {
     let (tell, told) = tokio::sync::mpsc::unbounded_channel();
     let (engine, closing) = (h.sales.clone(), CancellationToken::new());
     let telling = async move {
@@ -133,7 +133,7 @@ fn listen(h: &OnRedis) -> (tokio::sync::mpsc::UnboundedReceiver<News>, DropGuard
     (told, closing.drop_guard())
 }
 
-async fn hears(told: &mut tokio::sync::mpsc::UnboundedReceiver<News>, wanted: &News) {
+async fn hears(told: &mut tokio::sync::mpsc::UnboundedReceiver<SaleEvent>, wanted: &SaleEvent) {
     let hearing = async { while told.recv().await.expect("it goes on") != *wanted {} };
     tokio::time::timeout(PATIENCE, hearing).await.unwrap_or_else(|_| panic!("{wanted:?} must be heard"));
 }
@@ -147,24 +147,24 @@ async fn what_one_server_does_is_told_to_the_other_also_after_a_cut() {
     let h = OnRedis::at(server.url()).await;
     let other = h.another().await.expect("another server");
     let (mut told, _ears) = listen(&other);
-    hears(&mut told, &News::Begun).await;
+    hears(&mut told, &SaleEvent::Begun).await;
     active(&h, "W", 2).await;
     let w = || sku("W");
-    hears(&mut told, &News::Changed { sku: w() }).await;
+    hears(&mut told, &SaleEvent::Changed { sku: w() }).await;
     let product = found(&h, "W").await.expect("it is there").id;
     assert_eq!(bought(&h, "W", &["a"]).await, "B");
-    hears(&mut told, &News::Sold { sku: w(), product, stock: 1 }).await;
+    hears(&mut told, &SaleEvent::Sold { sku: w(), product, stock: 1 }).await;
     server.command(&["CLIENT", "KILL", "TYPE", "pubsub"]).await;
-    hears(&mut told, &News::Ended).await;
-    hears(&mut told, &News::Begun).await;
+    hears(&mut told, &SaleEvent::Ended).await;
+    hears(&mut told, &SaleEvent::Begun).await;
     assert_eq!(bought(&h, "W", &["b"]).await, "B");
-    hears(&mut told, &News::Sold { sku: w(), product, stock: 0 }).await;
-    hears(&mut told, &News::Turned { sku: w(), product, state: State::Ended(EndReason::SoldOut) }).await;
+    hears(&mut told, &SaleEvent::Sold { sku: w(), product, stock: 0 }).await;
+    hears(&mut told, &SaleEvent::Turned { sku: w(), product, state: State::Ended(EndReason::SoldOut) }).await;
     assert!(h.sales.delete_product(&w()).await.expect("an answer"));
-    hears(&mut told, &News::Changed { sku: w() }).await;
+    hears(&mut told, &SaleEvent::Changed { sku: w() }).await;
     // Whoever reads because of it is not given what was remembered, if the store answers in time.
     wait::until("it is gone from the other's board", PATIENCE, async || {
-        other.sales.board().await.is_ok_and(|board| board.products.is_empty())
+        other.sales.snapshot().await.is_ok_and(|snapshot| snapshot.products.is_empty())
     })
     .await;
 }
@@ -180,14 +180,14 @@ async fn a_subscription_that_is_silently_lost_is_noticed() {
     let proxy = Proxy::start(server.address()).await;
     let far = h.via(&server.url_via(proxy.addr()), ANSWERED_WITHIN).await;
     let (mut told, _ears) = listen(&far);
-    hears(&mut told, &News::Begun).await;
+    hears(&mut told, &SaleEvent::Begun).await;
     proxy.black_hole();
-    hears(&mut told, &News::Ended).await;
+    hears(&mut told, &SaleEvent::Ended).await;
     proxy.pass();
-    hears(&mut told, &News::Begun).await;
+    hears(&mut told, &SaleEvent::Begun).await;
     let product = found(&h, "W").await.expect("it is there").id;
     assert_eq!(bought(&h, "W", &["a"]).await, "B");
-    hears(&mut told, &News::Sold { sku: sku("W"), product, stock: 1 }).await;
+    hears(&mut told, &SaleEvent::Sold { sku: sku("W"), product, stock: 1 }).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

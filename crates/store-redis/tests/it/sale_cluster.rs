@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use tokio::sync::mpsc;
 use weir_core::sale::Sku;
-use weir_store::sale::{BuyOutcome, News, SaleStore};
+use weir_store::sale::{BuyOutcome, SaleEvent, SaleStore};
 use weir_store_conformance::sale::fixtures::{
     LEAD, active, bought, expect_books, sku, stand, terms, upcoming, wishes,
 };
@@ -89,14 +89,14 @@ async fn what_is_sold_on_any_node_is_heard_from_one_of_them() {
         let hear = |news| drop(tell.send(news));
         engine.tell(&hear).await;
     });
-    assert_eq!(told.recv().await, Some(News::Begun));
+    assert_eq!(told.recv().await, Some(SaleEvent::Begun));
     for name in &names {
         assert_eq!(bought(&h, name, &["a"]).await, "B");
     }
     let mut missing: BTreeSet<Sku> = names.iter().map(|name| sku(name)).collect();
     let hearing = async {
         while !missing.is_empty() {
-            if let News::Sold { sku, stock: 4, .. } = told.recv().await.expect("it goes on") {
+            if let SaleEvent::Sold { sku, stock: 4, .. } = told.recv().await.expect("it goes on") {
                 missing.remove(&sku);
             }
         }

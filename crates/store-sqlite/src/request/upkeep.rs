@@ -7,7 +7,7 @@ use std::time::Duration;
 use rusqlite::{Connection, OptionalExtension, params};
 use weir_core::request::canary::Percent;
 use weir_core::{RequestId, Timestamp};
-use weir_store::request::{Books, DeadRequest, Pending, Rollout, RolloutChange, plan_replay};
+use weir_store::request::{DeadRequest, Pending, RequestAudit, Rollout, RolloutChange, plan_replay};
 
 use super::{limited, read_id, read_request};
 use crate::error::fault;
@@ -232,9 +232,9 @@ fn purge_requests(connection: &Connection, oldest: RequestId, most: usize) -> ru
     Ok(old.len())
 }
 
-pub(super) fn books(connection: &Connection) -> rusqlite::Result<Books> {
+pub(super) fn books(connection: &Connection) -> rusqlite::Result<RequestAudit> {
     connection.prepare_cached(BOOKS)?.query_row([], |row| {
-        Ok(Books {
+        Ok(RequestAudit {
             accepted: row.get(0)?,
             purged: row.get(1)?,
             completed: row.get(2)?,

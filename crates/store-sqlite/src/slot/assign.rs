@@ -1,12 +1,12 @@
 //! Carrying out the plan of a batch. One that is long is planned and written in parts.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use rusqlite::{Connection, OptionalExtension, params};
 use weir_core::slot::WindowStatus;
-use weir_core::{ConfigName, Timestamp};
+use weir_core::{ConfigName, EventId, Timestamp};
 use weir_store::Batch;
 use weir_store::slot::{Assign, AssignOutcome, Counter, Need, Plan, Slot, Step};
 
@@ -46,12 +46,20 @@ pub(super) struct Assignment {
     /// Configs whose events are handed back. Once one is, so are those behind it, also when the recount has ended meanwhile:
     /// the events of a config stay in order.
     recounting: Vec<ConfigName>,
+    /// Events that were handed back. Another line for one of them is too, whatever its config: the first one decides.
+    handed_back: HashSet<EventId>,
     is_dispatching: bool,
 }
 
 impl Assignment {
     pub(super) fn new(batch: Batch<Assign>, recounts: Arc<Recounts>, is_dispatching: bool) -> Self {
-        Self { batch: BatchInTurns::new(batch), recounts, recounting: Vec::new(), is_dispatching }
+        Self {
+            batch: BatchInTurns::new(batch),
+            recounts,
+            recounting: Vec::new(),
+            handed_back: HashSet::new(),
+            is_dispatching,
+        }
     }
 
     /// Works for one turn.
@@ -72,7 +80,8 @@ impl Assignment {
 
     /// Assigns a part, other than events whose config is being counted anew.
     fn assign(&mut self, connection: &Connection, part: Vec<Assign>) -> rusqlite::Result<Vec<AssignOutcome>> {
-        let must_wait: Vec<bool> = part.iter().map(|assign| self.must_wait(&assign.config)).collect();
+        let must_wait = part.iter().map(|assign| self.must_wait(connection, assign));
+        let must_wait = must_wait.collect::<rusqlite::Result<Vec<bool>>>()?;
         if !must_wait.contains(&true) {
             return assign_part(connection, &part, self.is_dispatching);
         }
@@ -86,7 +95,19 @@ impl Assignment {
         Ok(part.into_iter().zip(must_wait).filter_map(merge).collect())
     }
 
-    fn must_wait(&mut self, config: &ConfigName) -> bool {
+    /// Whether an event is handed back. One that has a slot is not: it keeps that, whatever is counted.
+    fn must_wait(&mut self, connection: &Connection, assign: &Assign) -> rusqlite::Result<bool> {
+        let Assign { event, config, .. } = assign;
+        if !self.handed_back.contains(event) {
+            if !self.is_recounting(config) || find(connection, event)?.is_some() {
+                return Ok(false);
+            }
+            self.handed_back.insert(event.clone());
+        }
+        Ok(true)
+    }
+
+    fn is_recounting(&mut self, config: &ConfigName) -> bool {
         if self.recounting.contains(config) {
             return true;
         }

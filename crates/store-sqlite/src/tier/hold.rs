@@ -3,7 +3,7 @@
 use rusqlite::{Connection, OptionalExtension, Row, params};
 use weir_core::tier::{Hold, Settlement};
 use weir_core::{HoldId, PolicyName, Timestamp};
-use weir_store::tier::{Books, NewHold, Settled};
+use weir_store::tier::{HoldAudit, NewHold, Settled};
 
 use crate::error::fault;
 
@@ -59,9 +59,9 @@ pub(super) fn purge(connection: &Connection, before: Timestamp, limit: usize) ->
     connection.prepare_cached(PURGE)?.execute(params![before.as_micros(), limit])
 }
 
-pub(super) fn audit(connection: &Connection, now: Timestamp) -> rusqlite::Result<Books> {
+pub(super) fn audit(connection: &Connection, now: Timestamp) -> rusqlite::Result<HoldAudit> {
     connection.prepare_cached(AUDIT)?.query_row([now.as_micros()], |row| {
-        Ok(Books {
+        Ok(HoldAudit {
             holds: row.get(0)?,
             open: row.get(1)?,
             held: row.get(2)?,

@@ -7,6 +7,7 @@ use weir_core::PolicyName;
 use weir_store::tier::{Match, OnOutage, Origin, POLICIES_MAX, Policy, PolicySpec};
 
 use super::Spent;
+use super::spent::DroppedScope;
 use crate::error::fault;
 use crate::writer::Turn;
 
@@ -29,8 +30,10 @@ const PUT: &str = "
         shadow = excluded.shadow, on_outage = excluded.on_outage, match_domain = excluded.match_domain,
         match_entries = excluded.match_entries, origin = excluded.origin
     WHERE excluded.origin = 'operator' OR tier_policy.origin = 'file'";
-const SCOPE: &str = "SELECT scope FROM tier_policy WHERE name = ?1";
-const DELETE: &str = "DELETE FROM tier_policy WHERE name = ?1";
+const DELETE: &str = "DELETE FROM tier_policy WHERE name = ?1 RETURNING scope";
+/// Scope 0 is the tiers'.
+const REMOVE_LEFTOVERS: &str = "
+    DELETE FROM tier_spent WHERE scope <> 0 AND scope NOT IN (SELECT scope FROM tier_policy)";
 const FORGET: &str = "
     DELETE FROM tier_spent WHERE scope = ?1 AND key IN (SELECT key FROM tier_spent WHERE scope = ?1 LIMIT ?2)";
 
@@ -72,44 +75,58 @@ pub(super) fn put(
     connection.prepare_cached(ONE)?.query_row([name.as_str()], read).optional()
 }
 
-/// The job that deletes a policy.
+/// The job that deletes a policy. The policy goes first, by itself; from that commit on nobody can be let in by it. What its
+/// keys have spent follows. Numbers of scopes are never used again, so what a crash leaves of it is nobody's, and is
+/// removed when the engine opens.
 pub(super) struct Deletion {
     name: PolicyName,
+    /// The scope of the policy, once its row is deleted.
+    scope: Option<u32>,
+    /// From the commit of that on.
+    dropped: Option<DroppedScope>,
     /// How far the journal has to be folded.
     target: Option<u64>,
 }
 
 impl Deletion {
     pub(super) const fn new(name: PolicyName) -> Self {
-        Self { name, target: None }
+        Self { name, scope: None, dropped: None, target: None }
     }
 
-    /// Works for one turn. What the journal holds of the policy's keys would come back, so it is folded first, as far as it
-    /// was when the deletion began. The policy goes last, in one commit with the last of what its keys have spent: until then
-    /// it can be found, and deleted again should the process end in between.
+    /// Works for one turn.
     pub(super) fn work(
         &mut self,
         connection: &Connection,
         spent: &mut Spent,
         turn: &Turn,
     ) -> rusqlite::Result<ControlFlow<bool>> {
-        let find = |row: &Row<'_>| row.get::<_, u32>(0);
-        let scope = connection.prepare_cached(SCOPE)?.query_row([self.name.as_str()], find).optional()?;
-        let Some(scope) = scope else { return Ok(ControlFlow::Break(false)) };
-        spent.begin_deleting(scope);
+        let Some(scope) = self.scope else {
+            let find = |row: &Row<'_>| row.get(0);
+            self.scope =
+                connection.prepare_cached(DELETE)?.query_row([self.name.as_str()], find).optional()?;
+            let next =
+                if self.scope.is_some() { ControlFlow::Continue(()) } else { ControlFlow::Break(false) };
+            return Ok(next);
+        };
+        // Only now is the deletion committed. What the journal holds of the policy's keys would come back, so it is folded
+        // first, as far as it was at this point, and nothing is added to it.
+        self.dropped.get_or_insert_with(|| spent.drop_scope(scope));
         if spent.fold_for_a_turn(connection, &mut self.target, turn)?.is_continue() {
             return Ok(ControlFlow::Continue(()));
         }
         let mut forget = connection.prepare_cached(FORGET)?;
         while turn.goes_on() {
             if forget.execute(params![scope, FORGOTTEN_AT_ONCE])? < FORGOTTEN_AT_ONCE {
-                connection.prepare_cached(DELETE)?.execute([self.name.as_str()])?;
-                spent.end_deleting(scope);
                 return Ok(ControlFlow::Break(true));
             }
         }
         Ok(ControlFlow::Continue(()))
     }
+}
+
+/// Removes what deletions have left that a crash or an error ended. Nobody waits for the writer yet.
+pub(crate) fn remove_leftovers(connection: &Connection) -> rusqlite::Result<()> {
+    connection.execute(REMOVE_LEFTOVERS, []).map(drop)
 }
 
 fn read(row: &Row<'_>) -> rusqlite::Result<Policy> {
@@ -183,18 +200,47 @@ mod tests {
         let left = super::super::spent::load(&connection, None, 10_000).unwrap();
         assert_eq!(left, rows(8, i64::from(turns), 1_000));
         assert!(turns > 5);
+        drop(deletion);
         spent.save(&connection, rows(7, 1, 1)).unwrap();
-        assert!(super::super::spent::load(&connection, None, 1).unwrap() == rows(7, 1, 1), "saved as before");
+        assert_eq!(
+            super::super::spent::load(&connection, None, 1).unwrap(),
+            rows(7, 1, 1),
+            "nothing is held on to"
+        );
     }
 
     #[test]
-    fn what_is_spent_of_a_policy_counts_again_when_its_deletion_fails() {
+    fn what_is_spent_of_a_policy_is_saved_when_its_deletion_fails_at_any_turn() {
         let mut connection = Connection::open_in_memory().unwrap();
         crate::migrate::run(&mut connection).unwrap();
+        let policy = "
+            INSERT INTO tier_policy (scope, name, kind, amount, refill, period_ms, shadow, on_outage, origin)
+            VALUES (7, 'p', 'token_bucket', 5, 5, 60000, 0, 'local', 'operator')";
+        connection.execute(policy, []).unwrap();
         let mut spent = Spent::default();
-        spent.begin_deleting(7);
-        spent.undo_to(0);
+        let mut deletion = Deletion::new(PolicyName::parse("p").unwrap());
+        // The first turn is undone with its group: the policy is still in service.
+        connection.execute_batch("BEGIN").unwrap();
+        assert!(deletion.work(&connection, &mut spent, &Turn::begin(Duration::ZERO)).unwrap().is_continue());
+        connection.execute_batch("ROLLBACK").unwrap();
+        drop(deletion);
+        assert_eq!(all(&connection).unwrap().len(), 1);
         spent.save(&connection, rows(7, 1, 1)).unwrap();
         assert_eq!(super::super::spent::load(&connection, None, 10).unwrap(), rows(7, 1, 1));
+        // A later turn is never begun, because the database is locked: the job is dropped.
+        spent.save(&connection, rows(7, 1, 2_000)).unwrap();
+        let mut deletion = Deletion::new(PolicyName::parse("p").unwrap());
+        for _ in 0..2 {
+            assert!(
+                deletion.work(&connection, &mut spent, &Turn::begin(Duration::ZERO)).unwrap().is_continue()
+            );
+        }
+        drop(deletion);
+        assert_eq!(all(&connection).unwrap(), [], "the policy went first");
+        while spent.is_behind() {
+            spent.fold(&connection, 1_000).unwrap();
+        }
+        remove_leftovers(&connection).unwrap();
+        assert_eq!(super::super::spent::load(&connection, None, 10).unwrap(), [], "scopes without a policy");
     }
 }

@@ -3,8 +3,10 @@
 
 use std::collections::HashSet;
 use std::ops::ControlFlow;
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use rusqlite::{Connection, Row, params};
 use weir_core::Timestamp;
 use weir_store::tier::{SpentRecord, SpentRow};
@@ -25,8 +27,21 @@ const NO_TIME: i64 = i64::MIN;
 #[derive(Debug, Default)]
 pub(crate) struct Spent {
     journal: Journal<SpentTable>,
-    /// The scopes of policies that are being deleted.
-    deleting: HashSet<u32>,
+    /// Scopes of policies that were deleted and whose rows are being removed.
+    dropped: Arc<Mutex<HashSet<u32>>>,
+}
+
+/// While it lives, nothing of a scope is saved, so that what is left only gets less.
+#[derive(Debug)]
+pub(super) struct DroppedScope {
+    scope: u32,
+    dropped: Arc<Mutex<HashSet<u32>>>,
+}
+
+impl Drop for DroppedScope {
+    fn drop(&mut self) {
+        self.dropped.lock().remove(&self.scope);
+    }
 }
 
 /// The table `tier_spent`.
@@ -76,10 +91,12 @@ impl JournaledTable for SpentTable {
 }
 
 impl Spent {
-    /// Saves rows in the transaction under way, other than those of a policy that is being deleted.
+    /// Saves rows in the transaction under way, other than those of policies that were deleted.
     pub(super) fn save(&mut self, connection: &Connection, mut rows: Vec<SpentRow>) -> rusqlite::Result<()> {
         self.journal.load(connection)?;
-        rows.retain(|row| !self.deleting.contains(&row.scope));
+        let dropped = self.dropped.lock();
+        rows.retain(|row| !dropped.contains(&row.scope));
+        drop(dropped);
         let count = rows.len();
         let rows = rows.into_iter().map(|SpentRow { scope, key, kept, saved_at }| {
             let saved_at = saved_at.map_or(NO_TIME, Timestamp::as_micros);
@@ -95,15 +112,10 @@ impl Spent {
         self.journal.fold_if_due(connection, count)
     }
 
-    /// Takes note that a policy is being deleted, with each turn of that: from now on nothing of it is saved, so that what is
-    /// left only gets less.
-    pub(super) fn begin_deleting(&mut self, scope: u32) {
-        self.deleting.insert(scope);
-    }
-
-    /// Takes note that a policy is gone.
-    pub(super) fn end_deleting(&mut self, scope: u32) {
-        self.deleting.remove(&scope);
+    /// Saves nothing more of a policy that was deleted, until what is returned is dropped.
+    pub(super) fn drop_scope(&self, scope: u32) -> DroppedScope {
+        self.dropped.lock().insert(scope);
+        DroppedScope { scope, dropped: Arc::clone(&self.dropped) }
     }
 
     /// The transaction under way was committed.
@@ -119,8 +131,6 @@ impl Spent {
     /// Undoes the changes since a mark.
     pub(crate) fn undo_to(&mut self, mark: usize) {
         self.journal.undo_to(mark);
-        // Of a deletion that failed, what is spent counts again. One that goes on says so again with its next turn.
-        self.deleting.clear();
     }
 
     /// Whether the table is behind.

@@ -7,7 +7,7 @@ use anyhow::{Context as _, Result, ensure};
 use futures_util::future::try_join_all;
 use serde_json::json;
 use weir_queue::kafka::{Brokers, KafkaPublisher, PublisherSettings, TopicSettings, ensure_topics};
-use weir_queue::publish::{Event, Fate, Publisher as _};
+use weir_queue::publish::{Event, PublishOutcome, Publisher as _};
 use weir_testkit::kafka::Broker;
 use weir_testkit::postgres::Database;
 
@@ -112,7 +112,7 @@ async fn repeat(
         client.batch_execute("BEGIN").await?;
         client.query_one(&select, &[&key]).await?;
         let fates = publisher.publish(TOPIC, vec![event(&key)]).await;
-        let confirmed = fates.iter().all(Fate::is_confirmed);
+        let confirmed = fates.iter().all(PublishOutcome::is_confirmed);
         if confirmed {
             client.execute(&update, &[&key]).await?;
         }

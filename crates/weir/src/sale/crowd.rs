@@ -42,7 +42,7 @@ impl Tally {
 
 /// What a buyer is told.
 #[derive(Debug, PartialEq, Eq)]
-enum Told {
+enum PurchaseAnswer {
     Bought,
     SoldOut,
     NotActive,
@@ -96,48 +96,48 @@ impl Buyer {
             let is_early = Instant::now() < opening;
             self.count(&told, is_early);
             match told {
-                Told::Bought | Told::SoldOut => return,
-                Told::NotActive if !is_early => return,
+                PurchaseAnswer::Bought | PurchaseAnswer::SoldOut => return,
+                PurchaseAnswer::NotActive if !is_early => return,
                 _ if attempt == ATTEMPTS_MAX => return,
                 _ => sleep(WAIT).await,
             }
         }
     }
 
-    async fn ask(&self) -> Told {
+    async fn ask(&self) -> PurchaseAnswer {
         // Never closed.
         let _turn = self.turns.acquire().await;
         match self.client.post("/api/v1/purchases", "application/json", self.body.clone()).await {
             Ok((status, body)) => told(status, &body),
-            Err(_unanswered) => Told::Failed,
+            Err(_unanswered) => PurchaseAnswer::Failed,
         }
     }
 
-    fn count(&self, told: &Told, is_early: bool) {
+    fn count(&self, told: &PurchaseAnswer, is_early: bool) {
         let tally = &self.tally;
         let counter = match told {
-            Told::Bought => &tally.bought,
-            Told::SoldOut => &tally.sold_out,
-            Told::NotActive if is_early => &tally.too_early,
-            Told::NotActive => &tally.too_late,
-            Told::Limited => &tally.limited,
-            Told::Failed => &tally.failed,
+            PurchaseAnswer::Bought => &tally.bought,
+            PurchaseAnswer::SoldOut => &tally.sold_out,
+            PurchaseAnswer::NotActive if is_early => &tally.too_early,
+            PurchaseAnswer::NotActive => &tally.too_late,
+            PurchaseAnswer::Limited => &tally.limited,
+            PurchaseAnswer::Failed => &tally.failed,
         };
         counter.fetch_add(1, Ordering::Relaxed);
         tally.attempts.fetch_add(1, Ordering::Relaxed);
     }
 }
 
-fn told(status: u16, body: &[u8]) -> Told {
+fn told(status: u16, body: &[u8]) -> PurchaseAnswer {
     let answer: Value = serde_json::from_slice(body).unwrap_or_default();
     match (status, answer["error"]["code"].as_str()) {
-        (200, None) if answer["success"] == true => Told::Bought,
+        (200, None) if answer["success"] == true => PurchaseAnswer::Bought,
         // A buyer whose first answer was lost has what it came for.
-        (200, Some("ALREADY_PURCHASED")) => Told::Bought,
-        (200, Some("SOLD_OUT")) => Told::SoldOut,
-        (200, Some("SALE_NOT_ACTIVE")) => Told::NotActive,
-        (429, _) => Told::Limited,
-        _ => Told::Failed,
+        (200, Some("ALREADY_PURCHASED")) => PurchaseAnswer::Bought,
+        (200, Some("SOLD_OUT")) => PurchaseAnswer::SoldOut,
+        (200, Some("SALE_NOT_ACTIVE")) => PurchaseAnswer::NotActive,
+        (429, _) => PurchaseAnswer::Limited,
+        _ => PurchaseAnswer::Failed,
     }
 }
 
@@ -148,13 +148,13 @@ mod tests {
     #[test]
     fn answers_are_told_apart() {
         let refusal = |code: &str| json!({"success": false, "error": {"code": code}}).to_string();
-        assert_eq!(told(200, br#"{"success":true,"data":{"purchaseNo":"PUR-1"}}"#), Told::Bought);
-        assert_eq!(told(200, refusal("ALREADY_PURCHASED").as_bytes()), Told::Bought);
-        assert_eq!(told(200, refusal("SOLD_OUT").as_bytes()), Told::SoldOut);
-        assert_eq!(told(200, refusal("SALE_NOT_ACTIVE").as_bytes()), Told::NotActive);
-        assert_eq!(told(429, refusal("RATE_LIMITED").as_bytes()), Told::Limited);
-        assert_eq!(told(503, b"busy"), Told::Failed);
-        assert_eq!(told(200, b"<html>"), Told::Failed);
+        assert_eq!(told(200, br#"{"success":true,"data":{"purchaseNo":"PUR-1"}}"#), PurchaseAnswer::Bought);
+        assert_eq!(told(200, refusal("ALREADY_PURCHASED").as_bytes()), PurchaseAnswer::Bought);
+        assert_eq!(told(200, refusal("SOLD_OUT").as_bytes()), PurchaseAnswer::SoldOut);
+        assert_eq!(told(200, refusal("SALE_NOT_ACTIVE").as_bytes()), PurchaseAnswer::NotActive);
+        assert_eq!(told(429, refusal("RATE_LIMITED").as_bytes()), PurchaseAnswer::Limited);
+        assert_eq!(told(503, b"busy"), PurchaseAnswer::Failed);
+        assert_eq!(told(200, b"<html>"), PurchaseAnswer::Failed);
     }
 
     #[test]

@@ -58,9 +58,9 @@ fn expect_unavailable((head, body): &(String, String)) {
 }
 
 /// Checks that so many of these calls at least are told to come back. The others stand still, and are not answered at all.
-async fn expect_refused(standing: &mut [TcpStream], count: usize) {
-    let all = standing.len();
-    let answers = stream::iter(standing.iter_mut().map(read_answer)).buffer_unordered(all);
+async fn expect_refused(limit_state: &mut [TcpStream], count: usize) {
+    let all = limit_state.len();
+    let answers = stream::iter(limit_state.iter_mut().map(read_answer)).buffer_unordered(all);
     answers.take(count).for_each(async |answer| expect_unavailable(&answer)).await;
 }
 
@@ -90,8 +90,8 @@ async fn bodies_that_stand_still_share_one_budget() {
     let before = running.weir.peak_memory();
     let head = "POST /api/send HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n";
     let half = format!("{head}content-length: {MIB}\r\n\r\n{}", " ".repeat(1_048_000));
-    let mut standing = join_all((0..300).map(|_| send(address, half.as_bytes()))).await;
-    expect_refused(&mut standing, 200).await;
+    let mut limit_state = join_all((0..300).map(|_| send(address, half.as_bytes()))).await;
+    expect_refused(&mut limit_state, 200).await;
     let held = metrics(&client).await["weir_http_buffered_bytes"];
     assert!((1.0..=32.0 * MIB as f64).contains(&held), "{held}");
     let grown = running.weir.peak_memory() - before;
@@ -99,7 +99,7 @@ async fn bodies_that_stand_still_share_one_budget() {
     assert_eq!(client.post("/api/send", &message("u", "small")).await.unwrap().status, 200);
     let refused = metrics(&client).await[r#"weir_http_shortages_total{of="memory"}"#];
     assert!(refused >= 200.0, "{refused}");
-    drop(standing);
+    drop(limit_state);
     wait_until_nothing_is_held(&client).await;
     let large = message("u", &"x".repeat(1_000_000));
     assert_eq!(client.post("/api/send", &large).await.unwrap().status, 200);
@@ -121,12 +121,12 @@ async fn heads_that_never_end_are_small_and_share_the_budget() {
     wait_until_nothing_is_held(&client).await;
     // As long as a head may be, and not at its end.
     let half = &endless[..30_000];
-    let mut standing = join_all((0..100).map(|_| send(address, half.as_bytes()))).await;
-    expect_refused(&mut standing, 50).await;
+    let mut limit_state = join_all((0..100).map(|_| send(address, half.as_bytes()))).await;
+    expect_refused(&mut limit_state, 50).await;
     assert_eq!(client.get("/livez").await.unwrap().status, 200, "small heads are free");
     let grown = running.weir.peak_memory() - before;
     assert!(grown < 60 * MIB, "{} MiB for 500 heads", grown / MIB);
-    drop(standing);
+    drop(limit_state);
     wait_until_nothing_is_held(&client).await;
     let whole = format!("{half}\r\n\r\n");
     let (head, _) = read_answer(&mut send(address, whole.as_bytes()).await).await;

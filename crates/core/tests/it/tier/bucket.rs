@@ -90,11 +90,11 @@ proptest! {
                     model.tokens = model.capacity.min(model.tokens + Rational::from(i128::from(cost)));
                 }
             }
-            let standing = bucket.standing(&level, now);
-            prop_assert_eq!(i128::from(standing.remaining), model.remaining());
-            prop_assert_eq!(Some(micros(standing.reset_after)), model.wait_us(model.capacity));
+            let limit_state = bucket.limit_state(&level, now);
+            prop_assert_eq!(i128::from(limit_state.remaining), model.remaining());
+            prop_assert_eq!(Some(micros(limit_state.reset_after)), model.wait_us(model.capacity));
             let next = model.capacity.min(Rational::from(model.remaining() + 1));
-            prop_assert_eq!(Some(micros(standing.next_after)), model.wait_us(next));
+            prop_assert_eq!(Some(micros(limit_state.next_after)), model.wait_us(next));
             prop_assert_eq!(bucket.is_unspent(&level, now), model.tokens == model.capacity);
         }
     }
@@ -152,9 +152,9 @@ proptest! {
             let adopted = new.adopt(&old, level, now);
             let mut twin = Model::new(&new);
             twin.tokens = twin.capacity - (model.capacity - model.tokens);
-            let (exact, given) = (twin.wait_us(twin.capacity), new.standing(&adopted, now).reset_after);
+            let (exact, given) = (twin.wait_us(twin.capacity), new.limit_state(&adopted, now).reset_after);
             prop_assert!(micros(given) >= exact.unwrap() && micros(given) <= exact.unwrap() + 1);
-            prop_assert!(i128::from(new.standing(&adopted, now).remaining) <= twin.remaining());
+            prop_assert!(i128::from(new.limit_state(&adopted, now).remaining) <= twin.remaining());
         }
     }
 }

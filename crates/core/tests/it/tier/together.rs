@@ -82,14 +82,14 @@ proptest! {
     #[test]
     fn a_settled_hold_leaves_what_its_true_cost_would_have(rule in limit(), estimate in 1_u32..9, cost in 0_u32..12) {
         let mut held = rule.unspent();
-        let estimate = estimate.min(rule.standing(&held, at(0)).limit);
+        let estimate = estimate.min(rule.limit_state(&held, at(0)).limit);
         prop_assert!(rule.take(&mut held, estimate, at(0)).is_allowed());
         let mut hold = Hold::new(estimate, at(0), Duration::from_secs(1));
         let Settlement::Settled(correction) = hold.settle(cost, at(0)) else { panic!("not settled") };
         hold.correct(correction, &rule, &mut held, at(0));
         let mut known = rule.unspent();
         rule.charge(&mut known, cost, at(0));
-        prop_assert_eq!(rule.standing(&held, at(0)).remaining, rule.standing(&known, at(0)).remaining);
+        prop_assert_eq!(rule.limit_state(&held, at(0)).remaining, rule.limit_state(&known, at(0)).remaining);
         prop_assert_eq!(rule.spent_units(&held, at(0)), cost);
     }
 
@@ -116,7 +116,7 @@ fn a_minute_that_denies_leaves_the_day_alone() {
     }
     let Decision::Denied(refusal) = rule.take(&mut spent, 1, at(0)) else { panic!("the ninth was allowed") };
     assert_eq!((refusal.denied_by, refusal.retry_after), (MINUTE, Some(Duration::from_secs(12))));
-    assert_eq!(rule[DAILY].standing(&spent[DAILY], at(0)).remaining, 42);
+    assert_eq!(rule[DAILY].limit_state(&spent[DAILY], at(0)).remaining, 42);
 }
 
 #[test]
@@ -129,7 +129,7 @@ fn a_day_that_denies_is_named_first_and_leaves_the_minute_alone() {
         rule.take(&mut spent, 1, at(0)),
         Decision::Denied(Refusal { denied_by: DAILY, retry_after: wait })
     );
-    assert_eq!(rule[MINUTE].standing(&spent[MINUTE], at(0)).remaining, 20);
+    assert_eq!(rule[MINUTE].limit_state(&spent[MINUTE], at(0)).remaining, 20);
     // Both lack: the day is named, and the longer wait counts.
     rule[MINUTE].charge(&mut spent[MINUTE], 20, at(0));
     assert_eq!(

@@ -74,7 +74,7 @@ proptest! {
             let live = start.filter(|start| now.as_micros() - start < window_us);
             let spent = live.map_or(0, |start| log.between(start, i64::MAX));
             let remaining = (i128::from(limit) - spent).max(0);
-            prop_assert_eq!(i128::from(rule.standing(&count, now).remaining), remaining);
+            prop_assert_eq!(i128::from(rule.limit_state(&count, now).remaining), remaining);
             prop_assert_eq!(rule.is_unspent(&count, now), spent == 0);
         }
     }
@@ -110,13 +110,13 @@ proptest! {
             }
             let spent = weigh(&log, now.as_micros(), window_us);
             let remaining = (Rational::from(i128::from(limit)) - spent).floor().to_integer().max(0);
-            let standing = rule.standing(&counts, now);
-            prop_assert_eq!(i128::from(standing.remaining), remaining);
+            let limit_state = rule.limit_state(&counts, now);
+            prop_assert_eq!(i128::from(limit_state.remaining), remaining);
             prop_assert_eq!(rule.is_unspent(&counts, now), spent == Rational::from(0));
-            prop_assert!(rule.is_unspent(&counts, now.plus(standing.reset_after)));
-            if standing.remaining < limit {
-                let next = now.plus(standing.next_after);
-                prop_assert!(rule.has_room(&counts, standing.remaining + 1, next));
+            prop_assert!(rule.is_unspent(&counts, now.plus(limit_state.reset_after)));
+            if limit_state.remaining < limit {
+                let next = now.plus(limit_state.next_after);
+                prop_assert!(rule.has_room(&counts, limit_state.remaining + 1, next));
             }
         }
     }

@@ -9,14 +9,14 @@ use utoipa::ToSchema;
 use crate::app::App;
 use crate::http::body::Json;
 use crate::http::error::ApiError;
-use crate::operations::audit::Books;
+use crate::operations::audit::Audit;
 
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct AuditResponse {
     /// Whether all books balance and nobody is over a limit.
     #[schema(examples(true))]
     ok: bool,
-    quota: QuotaBooks,
+    quota: QuotaAudit,
     slot: SlotBooks,
     request: RequestBooks,
     tier: TierBooks,
@@ -25,7 +25,7 @@ pub(crate) struct AuditResponse {
 
 #[derive(Debug, Serialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
-struct QuotaBooks {
+struct QuotaAudit {
     /// Users with a quota.
     users: u64,
     /// Some of the users whose count is above their limit. Must be empty.
@@ -84,8 +84,8 @@ struct MessageBooks {
     difference: i128,
 }
 
-impl From<weir_queue::Books> for MessageBooks {
-    fn from(books: weir_queue::Books) -> Self {
+impl From<weir_queue::QueueAudit> for MessageBooks {
+    fn from(books: weir_queue::QueueAudit) -> Self {
         Self {
             accepted: books.accepted,
             done: books.done,
@@ -161,8 +161,8 @@ struct ProductBooks {
     persisted: u64,
 }
 
-impl From<weir_store::sale::Books> for SaleBooks {
-    fn from(books: weir_store::sale::Books) -> Self {
+impl From<weir_store::sale::SaleAudit> for SaleBooks {
+    fn from(books: weir_store::sale::SaleAudit) -> Self {
         let item = |item: weir_store::sale::ProductBooks| ProductBooks {
             sku: item.sku,
             initial_stock: item.initial_stock,
@@ -202,9 +202,9 @@ impl From<weir_store::sale::Books> for SaleBooks {
     ),
 )]
 pub(crate) async fn audit_books(State(app): State<Arc<App>>) -> Result<Json<AuditResponse>, ApiError> {
-    let books = Books::read(&app.engines, &app.settings, app.tier.limit_status()).await?;
+    let books = Audit::read(&app.engines, &app.settings, app.tier.limit_status()).await?;
     let ok = books.balance();
-    let Books {
+    let Audit {
         quota,
         quota_messages: messages,
         slot,
@@ -217,7 +217,7 @@ pub(crate) async fn audit_books(State(app): State<Arc<App>>) -> Result<Json<Audi
     } = books;
     Ok(Json(AuditResponse {
         ok,
-        quota: QuotaBooks {
+        quota: QuotaAudit {
             users: quota.users,
             over_limit: quota.over_limit,
             accepted: messages.accepted,

@@ -224,10 +224,11 @@ fn conflict(key: &IdempotencyKey) -> ApiError {
 
 fn limited(tenant: &TenantId, limits: Limits, retry_after: Duration) -> ApiError {
     let (limit, window) = (limits.rate_limit(), limits.window());
-    let standing = RateLimitHeaders { policy: POLICY, limit, window, remaining: 0, reset_after: retry_after };
+    let limit_state =
+        RateLimitHeaders { policy: POLICY, limit, window, remaining: 0, reset_after: retry_after };
     // Room for these and for what the envelope and the server add.
     let mut headers = HeaderMap::with_capacity(12);
-    standing.write(&mut headers);
+    limit_state.write(&mut headers);
     let (wait, minutes) = (seconds_up(retry_after).max(1), limits.time_window_minutes());
     let message = format!(
         "Rate limit exceeded: {tenant} may submit {limit} new requests per {minutes} min; try again in {wait} s"

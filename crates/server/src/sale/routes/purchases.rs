@@ -101,7 +101,7 @@ pub(crate) async fn create_purchase(
     let buyer = parse_buyer(&headers)?;
     let Json(request) = body?;
     let sku = parse(&request)?;
-    let standing = throttle(&app, &buyer)?;
+    let limit_state = throttle(&app, &buyer)?;
     let header = headers.get(TOKEN).and_then(|value| value.to_str().ok());
     challenge(&app, &visitor, &buyer, request.challenge_token.as_deref().or(header)).await?;
     let outcome = app.sale.buy(Buy { sku, buyer }).await?;
@@ -111,8 +111,8 @@ pub(crate) async fn create_purchase(
         BuyOutcome::UnknownSku => unknown_sale().into_response(),
     };
     response.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
-    if let Some(standing) = standing {
-        standing.write(response.headers_mut());
+    if let Some(limit_state) = limit_state {
+        limit_state.write(response.headers_mut());
     }
     Ok(response)
 }
@@ -160,18 +160,18 @@ fn parse(request: &PurchaseRequest) -> Result<Sku, SaleError> {
 
 /// Counts the attempt, and refuses one too many.
 fn throttle(app: &App, buyer: &UserId) -> Result<Option<RateLimitHeaders>, SaleError> {
-    let Some(Throttled { is_allowed, standing }) = app.sale.attempt(buyer) else { return Ok(None) };
+    let Some(Throttled { is_allowed, limit_state }) = app.sale.attempt(buyer) else { return Ok(None) };
     let shown = RateLimitHeaders {
         policy: "purchase",
-        limit: standing.limit,
+        limit: limit_state.limit,
         window: Duration::from_secs(1),
-        remaining: standing.remaining,
-        reset_after: if is_allowed { standing.reset_after } else { standing.next_after },
+        remaining: limit_state.remaining,
+        reset_after: if is_allowed { limit_state.reset_after } else { limit_state.next_after },
     };
     if is_allowed {
         return Ok(Some(shown));
     }
-    let mut refused = SaleError::rate_limited(standing.next_after);
+    let mut refused = SaleError::rate_limited(limit_state.next_after);
     shown.write(refused.headers_mut());
     Err(refused)
 }

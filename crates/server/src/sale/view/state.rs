@@ -12,7 +12,7 @@ use weir_store::sale::Product;
 const AHEAD_MAX: Duration = Duration::from_secs(2);
 
 #[derive(Default)]
-pub(super) struct Known {
+pub(super) struct ViewState {
     /// In the state that was told last.
     pub(super) products: HashMap<Sku, Product>,
     /// When the store was asked for what is known.
@@ -20,7 +20,7 @@ pub(super) struct Known {
     /// Whether it ever was: what is new after that is news.
     pub(super) was_read: bool,
     /// Counts doubts: what was asked for before one does not settle it.
-    pub(super) doubts: u64,
+    pub(super) invalidations: u64,
     /// When the store's time was heard, and what it was at some moment before.
     pub(super) heard: Option<(Instant, Timestamp)>,
     /// Whether these are all products there are.
@@ -31,12 +31,12 @@ pub(super) struct Known {
 
 /// When the store was asked, and in which doubt.
 #[derive(Clone, Copy)]
-pub(super) struct Asked {
+pub(super) struct ReadStart {
     pub(super) at: Instant,
-    pub(super) doubts: u64,
+    pub(super) invalidations: u64,
 }
 
-impl Known {
+impl ViewState {
     /// The store's time, or a little before: never after, or a sale would be shown as open that the store does not sell yet.
     pub(super) fn time(&self) -> Option<Timestamp> {
         self.heard.map(|(at, time)| time.plus(at.elapsed()))
@@ -58,7 +58,7 @@ mod tests {
 
     #[test]
     fn the_later_word_of_the_stores_time_holds_unless_the_clock_was_set_back() {
-        let (mut known, time) = (Known::default(), Timestamp::from_seconds(1_000));
+        let (mut known, time) = (ViewState::default(), Timestamp::from_seconds(1_000));
         assert_eq!(known.time(), None);
         known.hear(time);
         let heard = known.heard;

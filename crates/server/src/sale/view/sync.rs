@@ -6,16 +6,16 @@ use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
 use weir_core::sale::{Sku, State};
-use weir_store::sale::{News, ProductId};
+use weir_store::sale::{ProductId, SaleEvent};
 
-use super::{Board, FRESH_FOR};
+use super::{FRESH_FOR, SaleView};
 
 /// How often the store is read for those who listen although it tells of changes by itself.
 const SAFETY_NET: Duration = Duration::from_secs(2);
 /// A timer is never set for longer: clocks are compared again after that.
 const SLEEP_MAX: Duration = Duration::from_secs(600);
 
-impl Board {
+impl SaleView {
     /// Keeps the board current as long as somebody listens, where others may change the store.
     pub(crate) async fn follow(self: Arc<Self>, closing: CancellationToken) {
         if !self.is_shared {
@@ -49,16 +49,16 @@ impl Board {
     }
 
     /// Takes note of what the store tells by itself.
-    fn hear(&self, news: News) {
+    fn hear(&self, news: SaleEvent) {
         match news {
-            News::Sold { product, stock, .. } => self.sold(product, stock),
-            News::Turned { sku, product, state } => self.turned(&sku, product, state),
-            News::Begun | News::Changed { .. } => {
+            SaleEvent::Sold { product, stock, .. } => self.sold(product, stock),
+            SaleEvent::Turned { sku, product, state } => self.turned(&sku, product, state),
+            SaleEvent::Begun | SaleEvent::Changed { .. } => {
                 self.is_told.store(true, Ordering::SeqCst);
-                self.doubt();
+                self.invalidate();
                 self.stirred.notify_one();
             }
-            News::Ended => {
+            SaleEvent::Ended => {
                 self.is_told.store(false, Ordering::SeqCst);
                 self.stirred.notify_one();
             }

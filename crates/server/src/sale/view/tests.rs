@@ -11,7 +11,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use weir_core::UserId;
 use weir_core::sale::{Change, Receipt, Sale, Terms};
 use weir_store::Batch;
-use weir_store::sale::{Books, Buy, BuyOutcome, ChangeOutcome, CreateOutcome, News};
+use weir_store::sale::{Buy, BuyOutcome, ChangeOutcome, CreateOutcome, SaleAudit, SaleEvent};
 
 use super::*;
 use crate::sale::events_ring::Listener;
@@ -20,10 +20,10 @@ const START: Timestamp = Timestamp::from_seconds(1_771_149_600);
 const FOREVER: Duration = Duration::from_secs(86_400);
 
 /// A store that has some products, and may tell of changes by itself.
-struct Told {
+struct ChangingStore {
     since: Instant,
     products: StdMutex<Vec<Product>>,
-    news: tokio::sync::Mutex<Option<mpsc::UnboundedReceiver<News>>>,
+    news: tokio::sync::Mutex<Option<mpsc::UnboundedReceiver<SaleEvent>>>,
     reads: AtomicUsize,
     turns: AtomicUsize,
 }
@@ -33,7 +33,7 @@ fn refused<T>() -> Result<T> {
 }
 
 #[async_trait]
-impl SaleStore for Told {
+impl SaleStore for ChangingStore {
     async fn create_product(&self, _: &Sku, _: Terms) -> Result<CreateOutcome> {
         refused()
     }
@@ -55,23 +55,23 @@ impl SaleStore for Told {
     async fn find_purchase(&self, _: &UserId, _: Option<&Sku>) -> Result<Option<Receipt>> {
         refused()
     }
-    async fn board(&self) -> Result<Snapshot> {
+    async fn snapshot(&self) -> Result<SaleSnapshot> {
         self.reads.fetch_add(1, Ordering::SeqCst);
         let products = self.products.lock().clone();
-        Ok(Snapshot { now: START.plus(self.since.elapsed()), products, is_current: true })
+        Ok(SaleSnapshot { now: START.plus(self.since.elapsed()), products, is_current: true })
     }
     async fn turn_sales(&self) -> Result<()> {
         self.turns.fetch_add(1, Ordering::SeqCst);
         Ok(())
     }
-    async fn tell(&self, hear: &(dyn Fn(News) + Send + Sync)) {
+    async fn tell(&self, hear: &(dyn Fn(SaleEvent) + Send + Sync)) {
         let mut news = self.news.lock().await;
         let Some(news) = &mut *news else { return };
         while let Some(news) = news.recv().await {
             hear(news);
         }
     }
-    async fn audit_sales(&self) -> Result<Books> {
+    async fn audit_sales(&self) -> Result<SaleAudit> {
         refused()
     }
 }
@@ -88,10 +88,10 @@ fn product(name: &str, begins: Duration, ends: Duration) -> Product {
 }
 
 struct Given {
-    store: Arc<Told>,
-    board: Arc<Board>,
+    store: Arc<ChangingStore>,
+    view: Arc<SaleView>,
     listener: Listener,
-    say: mpsc::UnboundedSender<News>,
+    say: mpsc::UnboundedSender<SaleEvent>,
     since: Instant,
     _running: DropGuard,
 }
@@ -101,7 +101,7 @@ impl Given {
     async fn start(products: Vec<Product>, tells: bool) -> Self {
         let (say, news) = mpsc::unbounded_channel();
         let since = Instant::now();
-        let store = Arc::new(Told {
+        let store = Arc::new(ChangingStore {
             since,
             products: StdMutex::new(products),
             news: tokio::sync::Mutex::new(tells.then_some(news)),
@@ -109,13 +109,14 @@ impl Given {
             turns: AtomicUsize::new(0),
         });
         let events = Arc::new(Events::new(Gauge::default(), Counter::default()));
-        let board = Arc::new(Board::new(Arc::<Told>::clone(&store), None, true, Arc::clone(&events)));
+        let view =
+            Arc::new(SaleView::new(Arc::<ChangingStore>::clone(&store), None, true, Arc::clone(&events)));
         let (_, listener) = events.listen(None, None);
-        board.freshen().await.unwrap();
+        view.freshen().await.unwrap();
         let closing = CancellationToken::new();
-        tokio::spawn(Arc::clone(&board).keep_time(closing.clone()));
-        tokio::spawn(Arc::clone(&board).follow(closing.clone()));
-        Self { store, board, listener, say, since, _running: closing.drop_guard() }
+        tokio::spawn(Arc::clone(&view).keep_time(closing.clone()));
+        tokio::spawn(Arc::clone(&view).follow(closing.clone()));
+        Self { store, view, listener, say, since, _running: closing.drop_guard() }
     }
 
     /// What is told next, and how long after the start.
@@ -139,7 +140,7 @@ fn expect_at(at: Duration, wanted: Duration) {
 async fn states_are_told_at_their_very_time_and_not_when_the_store_is_next_read() {
     let (begins, ends) = (Duration::from_millis(10_007), Duration::from_millis(700_033));
     let mut given = Given::start(vec![product("W", begins, ends)], true).await;
-    given.say.send(News::Begun).unwrap();
+    given.say.send(SaleEvent::Begun).unwrap();
     let (told, at) = given.hears().await;
     assert!(told.contains("\"ACTIVE\""), "{told}");
     expect_at(at, begins);
@@ -154,10 +155,10 @@ async fn states_are_told_at_their_very_time_and_not_when_the_store_is_next_read(
 async fn an_earlier_sale_that_is_heard_of_later_is_told_at_its_time() {
     let minute = Duration::from_secs(60);
     let mut given = Given::start(vec![product("LATE", minute * 60, minute * 90)], true).await;
-    given.say.send(News::Begun).unwrap();
+    given.say.send(SaleEvent::Begun).unwrap();
     tokio::time::sleep(minute).await;
     let begins = minute * 2 + Duration::from_millis(503);
-    given.board.learn(product("EARLY", begins, minute * 5));
+    given.view.learn(product("EARLY", begins, minute * 5));
     given.store.products.lock().push(product("EARLY", begins, minute * 5));
     let (told, at) = given.hears().await;
     assert!(told.contains("\"EARLY\"") && told.contains("\"ACTIVE\""), "{told}");
@@ -183,16 +184,16 @@ async fn a_sale_that_is_heard_of_only_after_it_began_is_told_then() {
 async fn what_the_store_tells_is_told_at_once_and_the_store_hardly_read() {
     let hour = Duration::from_secs(3_600);
     let mut given = Given::start(vec![product("W", Duration::from_secs(1), hour)], true).await;
-    given.say.send(News::Begun).unwrap();
+    given.say.send(SaleEvent::Begun).unwrap();
     assert!(given.hears().await.0.contains("\"ACTIVE\""));
     tokio::time::sleep(Duration::from_secs(5)).await;
     let (before, reads) = (Instant::now(), given.reads());
-    given.say.send(News::Sold { sku: sku("W"), product: ProductId(7), stock: 4 }).unwrap();
+    given.say.send(SaleEvent::Sold { sku: sku("W"), product: ProductId(7), stock: 4 }).unwrap();
     assert!(given.hears().await.0.contains("\"stock\":4}"));
     assert_eq!((before.elapsed(), given.reads()), (Duration::ZERO, reads), "without a look at the store");
-    given.say.send(News::Sold { sku: sku("W"), product: ProductId(6), stock: 1 }).unwrap();
-    given.say.send(News::Sold { sku: sku("W"), product: ProductId(7), stock: 5 }).unwrap();
-    given.say.send(News::Sold { sku: sku("W"), product: ProductId(7), stock: 3 }).unwrap();
+    given.say.send(SaleEvent::Sold { sku: sku("W"), product: ProductId(6), stock: 1 }).unwrap();
+    given.say.send(SaleEvent::Sold { sku: sku("W"), product: ProductId(7), stock: 5 }).unwrap();
+    given.say.send(SaleEvent::Sold { sku: sku("W"), product: ProductId(7), stock: 3 }).unwrap();
     assert!(given.hears().await.0.contains("\"stock\":3}"), "neither of another product, nor what is old");
     tokio::time::sleep(Duration::from_secs(60)).await;
     let read = given.reads() - reads;
@@ -203,19 +204,19 @@ async fn what_the_store_tells_is_told_at_once_and_the_store_hardly_read() {
 async fn whatever_was_not_heard_is_read_when_the_store_begins_to_tell_again() {
     let hour = Duration::from_secs(3_600);
     let mut given = Given::start(vec![product("W", Duration::from_secs(1), hour)], true).await;
-    given.say.send(News::Begun).unwrap();
+    given.say.send(SaleEvent::Begun).unwrap();
     assert!(given.hears().await.0.contains("\"ACTIVE\""));
     tokio::time::sleep(Duration::from_secs(5)).await;
-    given.say.send(News::Ended).unwrap();
+    given.say.send(SaleEvent::Ended).unwrap();
     let reads = given.reads();
     tokio::time::sleep(Duration::from_secs(10)).await;
     assert!(given.reads() - reads >= 90, "while nothing is told it is read ten times a second");
-    given.say.send(News::Begun).unwrap();
+    given.say.send(SaleEvent::Begun).unwrap();
     tokio::time::sleep(Duration::from_secs(1)).await;
     let reads = given.reads();
     // Sold while nobody was told.
     given.store.products.lock()[0].sale.sold = 9;
-    given.say.send(News::Begun).unwrap();
+    given.say.send(SaleEvent::Begun).unwrap();
     let before = Instant::now();
     assert!(given.hears().await.0.contains("\"stock\":1}"));
     assert!(before.elapsed() <= FRESH_FOR * 2 && given.reads() == reads + 1, "by one reading");

@@ -2,8 +2,8 @@
 
 use async_trait::async_trait;
 use parking_lot::Mutex;
-use weir_store::slot::Books;
-use weir_store::{Batch, Error};
+use weir_store::slot::SlotAudit;
+use weir_store::{Batch, Error, LaneMetrics, LaneSettings};
 
 use super::*;
 
@@ -14,6 +14,8 @@ struct Recounting {
     /// The events of each batch.
     batches: Mutex<Vec<Vec<String>>>,
     is_full: bool,
+    /// Whether a recount never ends.
+    waits: bool,
 }
 
 #[async_trait]
@@ -33,6 +35,9 @@ impl SlotStore for Recounting {
 
     async fn wait_for_recount(&self, config: &ConfigName) -> Result<()> {
         assert_eq!(config.as_str(), "busy");
+        if self.waits {
+            std::future::pending::<()>().await;
+        }
         if self.is_full { Err(Error::Overloaded { lane: "slot recount" }) } else { Ok(()) }
     }
 
@@ -70,7 +75,7 @@ impl SlotStore for Recounting {
         unreachable!()
     }
 
-    async fn audit_slots(&self) -> Result<Books> {
+    async fn audit_slots(&self) -> Result<SlotAudit> {
         unreachable!()
     }
 }
@@ -116,4 +121,47 @@ async fn where_too_many_wait_the_rest_of_a_batch_keeps_its_answers() {
     assert!(matches!(refused, Err(Error::Overloaded { .. })));
     let [a, b] = batch;
     assert_eq!(outcomes, [AssignOutcome::Recounting(a), AssignOutcome::New(slot(b))]);
+}
+
+fn service(store: Arc<Recounting>, timeout: Duration) -> SlotService {
+    let settings = LaneSettings { lanes: 1, capacity: 10, batch_max: 10, in_flight: 1, timeout };
+    let lanes = Lanes::start("slot", settings, LaneMetrics::default(), &[], {
+        let store = Arc::clone(&store);
+        move |batch| {
+            let store = Arc::clone(&store);
+            async move { store.assign_batch(batch).await }
+        }
+    });
+    let counters = Counters {
+        new: Counter::default(),
+        existing: Counter::default(),
+        unknown_config: Counter::default(),
+        exhausted: Counter::default(),
+        failed: Counter::default(),
+    };
+    SlotService { store, lanes, cache: BoundedCache::new(1, CACHE_MAX), timeout, counters }
+}
+
+#[tokio::test(start_paused = true)]
+async fn calls_and_lines_wait_for_a_recount_and_no_longer_than_a_call_may() {
+    let counting = |left| Arc::new(Recounting { left: Mutex::new(left), ..Recounting::default() });
+    let timeout = Duration::from_secs(2);
+    let soon = service(counting(3), timeout);
+    let outcome = soon.assign(wish("e", "busy")).await.unwrap();
+    assert_eq!(outcome, AssignOutcome::New(slot(wish("e", "busy"))));
+    let soon = service(counting(3), timeout);
+    let outcomes = soon.assign_batch(vec![wish("e", "busy"), wish("f", "idle")]).await.unwrap();
+    assert_eq!(
+        outcomes,
+        [wish("e", "busy"), wish("f", "idle")].map(|assign| AssignOutcome::New(slot(assign)))
+    );
+    let never = Recounting { left: Mutex::new(usize::MAX), waits: true, ..Recounting::default() };
+    let never = service(Arc::new(never), timeout);
+    let begun = tokio::time::Instant::now();
+    assert!(never.assign(wish("e", "busy")).await.unwrap_err().is_transient());
+    assert_eq!(begun.elapsed(), timeout, "virtual time");
+    let outcomes = never.assign_batch(vec![wish("e", "busy"), wish("f", "idle")]).await.unwrap();
+    let [e, f] = [wish("e", "busy"), wish("f", "idle")];
+    assert_eq!(outcomes, [AssignOutcome::Recounting(e), AssignOutcome::New(slot(f))]);
+    assert_eq!(begun.elapsed(), 2 * timeout, "virtual time");
 }

@@ -170,13 +170,13 @@ pub(crate) async fn refund_limit(
     Json(RefundRequest { policy, key, cost }): Json<RefundRequest>,
 ) -> Result<Json<RefundResponse>, ApiError> {
     parse_key("key", &key)?;
-    let standing = app.tier.refund(&policy, &key, cost.0).await?.ok_or_else(|| unknown_policy(&policy))?;
+    let limit_state = app.tier.refund(&policy, &key, cost.0).await?.ok_or_else(|| unknown_policy(&policy))?;
     Ok(Json(RefundResponse {
         policy,
         key,
-        limit: standing.limit,
-        remaining: standing.remaining,
-        reset_after_ms: millis_up(standing.reset_after),
+        limit: limit_state.limit,
+        remaining: limit_state.remaining,
+        reset_after_ms: millis_up(limit_state.reset_after),
     }))
 }
 
@@ -189,10 +189,10 @@ fn describe(item: CheckItem, answer: &Answer) -> CheckAnswer {
         policy: item.policy,
         key: item.key,
         allowed: answer.allowed,
-        limit: answer.standing.limit,
-        remaining: answer.standing.remaining,
+        limit: answer.limit_state.limit,
+        remaining: answer.limit_state.remaining,
         retry_after_ms: answer.retry_after.map(millis_up),
-        reset_after_ms: millis_up(answer.standing.reset_after),
+        reset_after_ms: millis_up(answer.limit_state.reset_after),
     }
 }
 

@@ -118,17 +118,17 @@ pub(crate) async fn hold_limit(
     })?;
     Ok(Json(match app.tier.hold(&policy, &key, cost.0, ttl).await? {
         HoldOutcome::UnknownPolicy => return Err(unknown_policy(&policy)),
-        HoldOutcome::Denied { standing, retry_after } => HoldResponse {
+        HoldOutcome::Denied { limit_state, retry_after } => HoldResponse {
             allowed: false,
             hold_id: None,
-            remaining: standing.remaining,
+            remaining: limit_state.remaining,
             expires_at: None,
             retry_after_ms: retry_after.map(millis_up),
         },
-        HoldOutcome::Held { id, standing, expires_at } => HoldResponse {
+        HoldOutcome::Held { id, limit_state, expires_at } => HoldResponse {
             allowed: true,
             hold_id: Some(id.to_string()),
-            remaining: standing.remaining,
+            remaining: limit_state.remaining,
             expires_at: Some(rfc3339(expires_at)),
             retry_after_ms: Some(0),
         },

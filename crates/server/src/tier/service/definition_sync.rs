@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use weir_store::Result;
-use weir_store::tier::{Changed, News, TierStore};
+use weir_store::tier::{Changed, DefinitionChanges, TierStore};
 
 use super::Shared;
 use crate::telemetry::log_throttle::LogThrottle;
@@ -39,7 +39,7 @@ pub(super) async fn run(shared: Arc<Shared>, since: i64) {
 
 /// Forgets what was changed. Answers up to where that is so.
 async fn hear(shared: &Shared, since: i64) -> Result<i64> {
-    let News { version, changed } = shared.store.news(Some(since)).await?;
+    let DefinitionChanges { version, changed } = shared.store.news(Some(since)).await?;
     match changed {
         None => {
             // Of the versions in between nobody knows; what is present is read with the next ones.

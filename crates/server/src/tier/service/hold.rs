@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::join;
-use weir_core::tier::{Correction, Settlement, Standing};
+use weir_core::tier::{Correction, LimitState, Settlement};
 use weir_core::{HoldId, Timestamp};
 use weir_store::Result;
 use weir_store::tier::{NewHold, Policy, Settled};
@@ -24,7 +24,7 @@ pub enum HoldOutcome {
     /// There was no room, and nothing was spent.
     Denied {
         /// Where the key stands.
-        standing: Standing,
+        limit_state: LimitState,
         /// How long it has to wait; none when it never fits.
         retry_after: Option<Duration>,
     },
@@ -33,7 +33,7 @@ pub enum HoldOutcome {
         /// Its name.
         id: HoldId,
         /// Where the key stands.
-        standing: Standing,
+        limit_state: LimitState,
         /// Until when it can be settled.
         expires_at: Timestamp,
     },
@@ -65,14 +65,14 @@ impl TierService {
     pub async fn hold(&self, policy: &str, key: &str, cost: u32, ttl: Duration) -> Result<HoldOutcome> {
         let Some(policy) = self.policy(policy) else { return Ok(HoldOutcome::UnknownPolicy) };
         let (alone, answer, now) = self.take_one(&policy, key, cost).await?;
-        let mut standing = answer.standing;
+        let mut limit_state = answer.limit_state;
         if !answer.allowed {
-            return Ok(HoldOutcome::Denied { standing, retry_after: answer.retry_after });
+            return Ok(HoldOutcome::Denied { limit_state, retry_after: answer.retry_after });
         }
         if !alone.is_allowed() {
             // A policy that only observes: what does not fit is owed.
             let (spent, now) = self.limits.charge(&policy, key, cost).await?;
-            standing = policy.spec.limit.standing(&spent, now);
+            limit_state = policy.spec.limit.limit_state(&spent, now);
         }
         let id = HoldId::new(now, rand::random());
         let hold = NewHold {
@@ -89,7 +89,7 @@ impl TierService {
             put
         };
         match within(self.shared.timeout, remembered).await {
-            Ok(expires_at) => Ok(HoldOutcome::Held { id, standing, expires_at }),
+            Ok(expires_at) => Ok(HoldOutcome::Held { id, limit_state, expires_at }),
             Err(error) => {
                 // Nobody was told of it, so nobody can settle it.
                 let _ = self.limits.give_back(&policy, key, cost, Some(now)).await;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use weir_core::Timestamp;
-use weir_core::tier::{Decision, Spent, Standing};
+use weir_core::tier::{Decision, LimitState, Spent};
 use weir_store::Result;
 use weir_store::tier::{Ask, Policy};
 
@@ -45,7 +45,7 @@ pub struct Answer {
     /// Whether it alone would have been allowed. A policy that only observes allows everything.
     pub allowed: bool,
     /// Where it stands after the decision.
-    pub standing: Standing,
+    pub limit_state: LimitState,
     /// How long it has to wait: nothing when there is room, none when it never fits.
     pub retry_after: Option<Duration>,
 }
@@ -58,7 +58,7 @@ impl Answer {
         };
         Self {
             allowed: policy.spec.shadow || decision.is_allowed(),
-            standing: policy.spec.limit.standing(spent, now),
+            limit_state: policy.spec.limit.limit_state(spent, now),
             retry_after,
         }
     }
@@ -96,10 +96,10 @@ impl TierService {
 
     /// Gives back what was spent, never past full. Answers where the key stands then; none for an unknown policy.
     /// Fails when the engine of limits does not answer.
-    pub async fn refund(&self, policy: &str, key: &str, cost: u32) -> Result<Option<Standing>> {
+    pub async fn refund(&self, policy: &str, key: &str, cost: u32) -> Result<Option<LimitState>> {
         let Some(policy) = self.policy(policy) else { return Ok(None) };
         let (spent, now) = self.limits.give_back(&policy, key, cost, None).await?;
-        Ok(Some(policy.spec.limit.standing(&spent, now)))
+        Ok(Some(policy.spec.limit.limit_state(&spent, now)))
     }
 
     /// Makes a key as good as new; false for an unknown policy.

@@ -66,7 +66,7 @@ impl Given {
     }
 
     async fn remaining(&self, policy: &str, key: &str) -> u32 {
-        self.check(&[(policy, key, 0)]).await.checks[0].standing.remaining
+        self.check(&[(policy, key, 0)]).await.checks[0].limit_state.remaining
     }
 
     async fn subscribe(&self, user: &str, plan: Plan) {
@@ -229,8 +229,8 @@ async fn a_hold_is_settled_once_and_expires_spent() {
     given.put("tokens", bucket(100, 100)).await;
     let minute = Duration::from_secs(60);
     let held = given.service.hold("tokens", "k", 60, minute).await.unwrap();
-    let HoldOutcome::Held { id, standing, expires_at } = held else { panic!("{held:?}") };
-    assert_eq!((standing.remaining, expires_at), (40, START.plus(minute)));
+    let HoldOutcome::Held { id, limit_state, expires_at } = held else { panic!("{held:?}") };
+    assert_eq!((limit_state.remaining, expires_at), (40, START.plus(minute)));
     let settled = given.service.settle(id, 25).await.unwrap();
     assert!(matches!(settled, SettleOutcome::Settled { held: 60, cost: 25, .. }), "{settled:?}");
     assert_eq!(given.remaining("tokens", "k").await, 75);
@@ -291,7 +291,7 @@ async fn policies_of_the_file_are_made_and_those_of_operators_left_alone() {
     before.stop().await;
     let after = given_with(data.path(), &clock, &file.replace("limit = 3", "limit = 4")).await;
     let limit =
-        |name: &str| after.service.policy(name).unwrap().spec.limit.standing(&Spent(0, 0, 0), START).limit;
+        |name: &str| after.service.policy(name).unwrap().spec.limit.limit_state(&Spent(0, 0, 0), START).limit;
     assert_eq!((limit("edge"), limit("mine")), (4, 7));
     let matching = after.service.matching("edge", &[("remote_address", "10.0.0.1")]);
     let [(policy, key)] = &matching[..] else { panic!("{matching:?}") };

@@ -202,6 +202,36 @@ async fn a_batch_with_two_configs_is_answered_in_its_order_and_what_waits_stays_
 }
 
 #[tokio::test]
+async fn an_event_that_has_a_slot_keeps_it_and_is_answered_while_its_config_is_counted() {
+    let directory = tempfile::tempdir().unwrap();
+    let engine = engine(directory.path()).await;
+    let mark = Recounts::mark(&engine.inner.recounts, &name("a"));
+    let known = wishes("a", "first", 1);
+    let outcomes = engine.assign_batch(known.clone().into()).await.unwrap();
+    assert!(matches!(&outcomes[..], [AssignOutcome::Existing(slot)] if slot.event == known[0].event));
+    drop(mark);
+}
+
+#[tokio::test]
+async fn of_two_lines_for_one_event_the_first_decides_also_when_its_config_is_counted() {
+    let directory = tempfile::tempdir().unwrap();
+    let engine = engine(directory.path()).await;
+    let mark = Recounts::mark(&engine.inner.recounts, &name("a"));
+    let batch = [wishes("a", "same", 1), wishes("b", "same", 1), wishes("b", "other", 1)].concat();
+    let outcomes = engine.assign_batch(batch.clone().into()).await.unwrap();
+    assert_eq!(outcomes[0], AssignOutcome::Recounting(batch[0].clone()));
+    assert_eq!(outcomes[1], AssignOutcome::Recounting(batch[1].clone()));
+    assert!(matches!(&outcomes[2], AssignOutcome::New(_)));
+    drop(mark);
+    let outcomes = engine.assign_batch(batch[..2].to_vec().into()).await.unwrap();
+    let config = |outcome: &AssignOutcome| match outcome {
+        AssignOutcome::New(slot) | AssignOutcome::Existing(slot) => slot.config.to_string(),
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(outcomes.iter().map(config).collect::<Vec<_>>(), ["a", "a"]);
+}
+
+#[tokio::test]
 async fn versions_of_a_config_that_is_counted_wait_and_are_made_one_after_the_other() {
     let directory = tempfile::tempdir().unwrap();
     let engine = engine(directory.path()).await;

@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 use weir_core::request::state::Status;
 use weir_core::{ManualClock, RequestId, Timestamp};
-use weir_queue::publish::{Event, Fate, Publisher};
+use weir_queue::publish::{Event, PublishOutcome, Publisher};
 use weir_queue::{Claim, Message, Position, Receipt, Settlement, Source};
 use weir_store::request::{RequestStore, SubmitOutcome};
 use weir_store::{Error, Result};
@@ -31,16 +31,16 @@ struct Memory {
 
 #[async_trait]
 impl Publisher for Memory {
-    async fn publish(&self, topic: &str, events: Vec<Event>) -> Vec<Fate> {
+    async fn publish(&self, topic: &str, events: Vec<Event>) -> Vec<PublishOutcome> {
         assert_eq!(topic, TOPIC);
         let is_away = self.is_away.load(Ordering::SeqCst);
         let publish = |event: Event| {
             if is_away {
-                return Fate::Failed(Error::unavailable("memory", "away"));
+                return PublishOutcome::Failed(Error::unavailable("memory", "away"));
             }
             assert_eq!(event.key, event.payload);
             self.messages.lock().push_back(event.payload);
-            Fate::Confirmed
+            PublishOutcome::Confirmed
         };
         events.into_iter().map(publish).collect()
     }

@@ -11,7 +11,7 @@ use weir_core::request::retry::Policy;
 use weir_core::request::state::{Refused, Status};
 use weir_core::{RequestId, TenantId, Timestamp};
 use weir_store::request::{
-    Books, CallbackOutcome, CallbackReport, Claimed, DeadRequest, JobReport, Listed, Pending, Request,
+    CallbackOutcome, CallbackReport, Claimed, DeadRequest, JobReport, Listed, Pending, Request, RequestAudit,
     RequestStore, Rollout, RolloutChange, Room, SealedSearch, SealingKey, Submit, SubmitOutcome,
 };
 use weir_store::{Batch, Error, Result};
@@ -123,7 +123,7 @@ impl RequestStore for Outage {
     async fn change_rollout(&self, _: RolloutChange, _: Rollout) -> Result<Rollout> {
         unreachable!()
     }
-    async fn audit_requests(&self) -> Result<Books> {
+    async fn audit_requests(&self) -> Result<RequestAudit> {
         unreachable!()
     }
     async fn find_summaries(&self, _: &[RequestId]) -> Result<Vec<Request>> {
