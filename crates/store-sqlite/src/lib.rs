@@ -115,7 +115,6 @@ impl Sqlite {
             .map_err(classify)?;
         migrate::run(&mut connection)?;
         slot::remove_unused(&mut connection).map_err(classify)?;
-        tier::remove_leftovers(&connection).map_err(classify)?;
         let readers = ReadPool::open(|| connect(&file)).map_err(classify)?;
         let writer = Writer::start(connection)?;
         Ok(Self {

@@ -38,11 +38,6 @@ const EXCEPT: &[(&str, &str, &str)] = &[
         "there are POLICIES_MAX policies at most; read when the server starts and after a change",
     ),
     ("tier/policy.rs", "COUNT_OTHERS", "there are POLICIES_MAX policies at most"),
-    (
-        "tier/policy.rs",
-        "REMOVE_LEFTOVERS",
-        "run when the engine opens, before all rows of the table are read anyway",
-    ),
     ("quota_journal.rs", "READ", JOURNAL),
     ("request/idempotency_journal.rs", "READ", JOURNAL),
     ("tier/spent.rs", "READ", JOURNAL),

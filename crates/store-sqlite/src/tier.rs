@@ -18,7 +18,6 @@ use weir_store::tier::{
     TierStore,
 };
 
-pub(crate) use self::policy::remove_leftovers;
 pub(crate) use self::spent::Spent;
 use crate::Sqlite;
 use crate::error::fault;

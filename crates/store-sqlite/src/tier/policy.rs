@@ -31,9 +31,6 @@ const PUT: &str = "
         match_entries = excluded.match_entries, origin = excluded.origin
     WHERE excluded.origin = 'operator' OR tier_policy.origin = 'file'";
 const DELETE: &str = "DELETE FROM tier_policy WHERE name = ?1 RETURNING scope";
-/// Scope 0 is the tiers'.
-const REMOVE_LEFTOVERS: &str = "
-    DELETE FROM tier_spent WHERE scope <> 0 AND scope NOT IN (SELECT scope FROM tier_policy)";
 const FORGET: &str = "
     DELETE FROM tier_spent WHERE scope = ?1 AND key IN (SELECT key FROM tier_spent WHERE scope = ?1 LIMIT ?2)";
 
@@ -76,8 +73,8 @@ pub(super) fn put(
 }
 
 /// The job that deletes a policy. The policy goes first, by itself; from that commit on nobody can be let in by it. What its
-/// keys have spent follows. Numbers of scopes are never used again, so what a crash leaves of it is nobody's, and is
-/// removed when the engine opens.
+/// keys have spent follows. Numbers of scopes are never used again, so what a crash leaves of it is nobody's, and goes
+/// when it no longer counts.
 pub(super) struct Deletion {
     name: PolicyName,
     /// The scope of the policy, once its row is deleted.
@@ -122,11 +119,6 @@ impl Deletion {
         }
         Ok(ControlFlow::Continue(()))
     }
-}
-
-/// Removes what deletions have left that a crash or an error ended. Nobody waits for the writer yet.
-pub(crate) fn remove_leftovers(connection: &Connection) -> rusqlite::Result<()> {
-    connection.execute(REMOVE_LEFTOVERS, []).map(drop)
 }
 
 fn read(row: &Row<'_>) -> rusqlite::Result<Policy> {
@@ -237,10 +229,5 @@ mod tests {
         }
         drop(deletion);
         assert_eq!(all(&connection).unwrap(), [], "the policy went first");
-        while spent.is_behind() {
-            spent.fold(&connection, 1_000).unwrap();
-        }
-        remove_leftovers(&connection).unwrap();
-        assert_eq!(super::super::spent::load(&connection, None, 10).unwrap(), [], "scopes without a policy");
     }
 }

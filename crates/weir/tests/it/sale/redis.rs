@@ -15,7 +15,9 @@ use weir_testkit::redis::{Options, Server};
 use weir_testkit::{skip, wait};
 
 use super::crowd::rush;
-use super::fixtures::{CROWDED, Listener, active, attempt, becomes, buy, many_connections, purchase, status};
+use super::fixtures::{
+    CROWDED, Listener, UNTHROTTLED, active, attempt, becomes, buy, many_connections, purchase, status,
+};
 use crate::fixtures::{PATIENCE, audit, operator, unhurried_weir};
 
 fn skipped() -> bool {
@@ -34,7 +36,7 @@ struct Fleet {
 
 impl Fleet {
     async fn start() -> Self {
-        Self::start_with(|proxy, _direct| proxy, &[]).await
+        Self::start_with(|proxy, _direct| proxy, &[UNTHROTTLED]).await
     }
 
     /// The same for ten thousand callers at once. They keep this process busy, where the proxies are, so there are none in between.
