@@ -1,7 +1,7 @@
 # make run    build and start Weir on the embedded engine
 # make page   the sale page alone, for the next build
 # make test   everything CI checks: format, prose, lints, every test (installs what the tests need)
-# make bench  the speed of this machine, side by side with baselines
+# make bench  the speed of this machine, side by side with baselines (written to bench/results and docs/performance.md)
 # make help   this list
 
 SHELL := /bin/bash
@@ -85,5 +85,5 @@ deps:
 	 else echo 'cargo-machete is not installed: unused dependencies are not checked'; fi
 
 bench:
-	cargo bench --locked -p weir --bench suite
+	cargo bench --locked -p weir --bench suite -- --record
 	cargo bench --locked -p weir-limiter --bench decide

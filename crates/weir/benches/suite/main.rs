@@ -13,6 +13,7 @@ mod nginx;
 mod pgbench;
 mod postgres;
 mod process;
+mod record;
 mod redis;
 mod request;
 mod results;
@@ -29,7 +30,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, bail, ensure};
 use clap::{Parser, ValueEnum};
 use tempfile::TempDir;
 use tokio::signal::unix::{SignalKind, signal};
@@ -92,6 +93,9 @@ struct Arguments {
     /// Measure for 2 s each instead of 8 s, and load a tenth of the events: to see that it works, not to quote
     #[arg(long)]
     quick: bool,
+    /// Keep the results of each part in bench/results/ and generate the table in docs/performance.md
+    #[arg(long)]
+    record: bool,
     /// Fail when a target is missed, not only when a check fails
     #[arg(long)]
     strict: bool,
@@ -211,6 +215,9 @@ fn run(arguments: &Arguments) -> Result<ExitCode> {
         let json = serde_json::to_string_pretty(&all).context("write the results as JSON")?;
         std::fs::write(path, json).with_context(|| format!("write {}", path.display()))?;
     }
+    if arguments.record {
+        record::publish()?;
+    }
     // The binary from before owes nothing.
     let failed =
         all.first().is_some_and(|now| !now.failures.is_empty() || arguments.strict && !now.meets_targets());
@@ -238,6 +245,7 @@ async fn measure_all(arguments: &Arguments) -> Result<Vec<Results>> {
             results.notes.push(format!("the binary {}", path.display()));
         }
         if arguments.quick {
+            ensure!(!arguments.record, "a quick run is too short to record");
             results.notes.push("a quick run: too short to quote".to_owned());
         }
         if without_kafka {
@@ -251,7 +259,12 @@ async fn measure_all(arguments: &Arguments) -> Result<Vec<Results>> {
             process::set_server(server.as_deref());
             let bench = bench
                 .in_directory(&format!("{part:?}-{}", if server.is_some() { "before" } else { "now" }))?;
-            part.measure(&bench, without_kafka, results).await?;
+            let mut of_part = Results { rows: Vec::new(), targets: Vec::new(), ..results.clone() };
+            part.measure(&bench, without_kafka, &mut of_part).await?;
+            if arguments.record && server.is_none() {
+                record::save(*part, &of_part)?;
+            }
+            results.append(of_part);
         }
     }
     Ok(all)

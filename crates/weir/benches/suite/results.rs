@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use weir_bench::Report;
 
 use crate::postgres::is_in_memory;
@@ -12,7 +12,7 @@ use crate::{Bench, P99_TARGET_MS};
 const BUSY: f64 = 0.5;
 
 /// One measurement.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Row {
     pub(crate) name: String,
@@ -31,7 +31,7 @@ pub(crate) struct Row {
 }
 
 /// How far behind the sender was when the load ended.
-#[derive(Debug, Clone, Copy, Serialize)]
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Sender {
     /// Messages accepted and not yet delivered.
@@ -48,24 +48,24 @@ pub(crate) struct Run {
     pub(crate) failures: Vec<String>,
 }
 
-#[derive(Debug, Clone, Copy, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) enum Bound {
     AtLeast(f64),
     Below(f64),
 }
 
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Target {
     pub(crate) name: String,
     pub(crate) measured: f64,
     pub(crate) bound: Bound,
-    pub(crate) unit: &'static str,
+    pub(crate) unit: String,
     pub(crate) met: bool,
 }
 
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Results {
     pub(crate) machine: String,
@@ -191,11 +191,22 @@ impl Results {
     }
 
     pub(crate) fn target(&mut self, name: &str, measured: f64, bound: Bound, unit: &'static str) {
-        let met = match bound {
-            Bound::AtLeast(least) => measured >= least,
-            Bound::Below(limit) => measured < limit,
-        };
+        let (unit, met) = (
+            unit.to_owned(),
+            match bound {
+                Bound::AtLeast(least) => measured >= least,
+                Bound::Below(limit) => measured < limit,
+            },
+        );
         self.targets.push(Target { name: name.to_owned(), measured, bound, unit, met });
+    }
+
+    /// Appends what one part found. `part` began with the notes and failures of these results.
+    pub(crate) fn append(&mut self, mut part: Self) {
+        self.rows.append(&mut part.rows);
+        self.targets.append(&mut part.targets);
+        self.notes = part.notes;
+        self.failures = part.failures;
     }
 
     pub(crate) fn meets_targets(&self) -> bool {

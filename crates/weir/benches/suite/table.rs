@@ -46,8 +46,8 @@ fn lag(sender: Sender) -> String {
     format!("{} msgs, {longer}{:.1} s", grouped(sender.backlog as f64), sender.lag_s)
 }
 
-fn verdict(target: &Target) -> [String; JUDGED.len()] {
-    let unit = target.unit;
+pub(crate) fn verdict(target: &Target) -> [String; JUDGED.len()] {
+    let unit = &target.unit;
     let bound = match target.bound {
         Bound::AtLeast(least) => format!("≥ {least} {unit}"),
         Bound::Below(limit) => format!("< {limit} {unit}"),
