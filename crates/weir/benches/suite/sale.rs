@@ -4,6 +4,7 @@ pub(crate) mod listeners;
 pub(crate) mod script;
 
 use std::fs;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use jiff::{SignedDuration, Timestamp};
@@ -12,7 +13,7 @@ use weir_bench::{LoadOptions, Target, Template, resolve};
 use weir_testkit::http::Client;
 
 use crate::process::Process;
-use crate::results::{Row, Run};
+use crate::results::{Row, Run, Sender};
 use crate::weir::{Engines, HOST, serve};
 use crate::{Bench, audit};
 
@@ -27,6 +28,10 @@ const FEW: u32 = 100;
 const MANY: u32 = 2_000_000_000;
 /// How long the sale goes on, and how soon it begins: a sale cannot be made in the past.
 const OPEN_FOR: SignedDuration = SignedDuration::from_hours(1);
+
+/// How long purchases that Redis decided may take to be in the store.
+const PERSISTED_WITHIN: Duration = Duration::from_secs(60);
+const POLL: Duration = Duration::from_millis(20);
 
 /// What the requests ask for.
 #[derive(Debug, Clone, Copy)]
@@ -106,7 +111,7 @@ impl Server {
             if answer.json()["data"]["state"] == "ACTIVE" {
                 return Ok(());
             }
-            tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+            tokio::time::sleep(POLL).await;
         }
     }
 
@@ -114,21 +119,38 @@ impl Server {
         Ok(audit::read_all(&self.operator).await?["sale"]["items"][0].clone())
     }
 
-    /// Stops it and says what is wrong: what is sold has to be written down, at least this many and no more than the stock.
-    async fn hold_to_account(self, sold_at_least: u64) -> Vec<String> {
-        let mut failures = match self.books().await {
-            Err(error) => vec![format!("it could not be audited: {error:#}")],
-            Ok(books) => {
-                let number = |name: &str| books[name].as_u64().unwrap_or_default();
-                let (sold, persisted, stock) = (number("sold"), number("persisted"), number("initialStock"));
-                let holds = sold == persisted && sold <= stock && sold >= sold_at_least.min(stock);
-                if holds { Vec::new() } else { vec![format!("the books do not balance: {books}")] }
-            }
+    /// Waits until every purchase is in the store, then stops the server. Returns how far the store was behind, and what is
+    /// wrong: at least `sold_at_least` purchases have to be there, and no more than the stock.
+    async fn hold_to_account(self, sold_at_least: u64) -> (Option<Sender>, Vec<String>) {
+        let (sender, mut failures) = match self.wait_until_persisted(sold_at_least).await {
+            Err(error) => (None, vec![format!("it could not be audited: {error:#}")]),
+            Ok(audited) => audited,
         };
         if let Err(error) = self.process.stop().await {
             failures.push(format!("{error:#}"));
         }
-        failures.iter().map(|failure| format!("{}: {failure}", self.name)).collect()
+        (sender, failures.iter().map(|failure| format!("{}: {failure}", self.name)).collect())
+    }
+
+    async fn wait_until_persisted(&self, sold_at_least: u64) -> Result<(Option<Sender>, Vec<String>)> {
+        let ended = Instant::now();
+        let mut backlog = None;
+        loop {
+            let books = self.books().await?;
+            let number = |name: &str| books[name].as_u64().unwrap_or_default();
+            let (sold, persisted, stock) = (number("sold"), number("persisted"), number("initialStock"));
+            let backlog = *backlog.get_or_insert(sold.saturating_sub(persisted));
+            if sold != persisted && ended.elapsed() < PERSISTED_WITHIN {
+                tokio::time::sleep(POLL).await;
+                continue;
+            }
+            let sender =
+                Sender { backlog, lag_s: ended.elapsed().as_secs_f64(), caught_up: sold == persisted };
+            let holds = sold == persisted && sold <= stock && sold >= sold_at_least.min(stock);
+            let failures =
+                if holds { Vec::new() } else { vec![format!("the books do not balance: {books}")] };
+            return Ok((Some(sender), failures));
+        }
     }
 }
 
@@ -147,6 +169,7 @@ pub(crate) async fn measure(bench: &Bench, engines: Engines<'_>, load: Load) -> 
     };
     let report = weir_bench::measure(&target, &options).await.with_context(|| format!("load {name}"))?;
     let sold_at_least = if matches!(load, Load::Status) { 0 } else { report.expected() };
-    let failures = server.hold_to_account(sold_at_least).await;
-    Ok(Run { row: Row::from_report(&report), failures })
+    let (sender, failures) = server.hold_to_account(sold_at_least).await;
+    let sender = if matches!(load, Load::Units) { sender } else { None };
+    Ok(Run { row: Row { sender, ..Row::from_report(&report) }, failures })
 }

@@ -59,7 +59,7 @@ pub(crate) async fn measure(bench: &Bench) -> Result<Found> {
     };
     tokio::time::timeout(LIMIT, all).await.context("not everybody heard that it is sold out")?;
     ensure!(told.0 == COUNT, "{} of {COUNT} streams heard that it is sold out", told.0);
-    let failures = server.hold_to_account(1).await;
+    let (_, failures) = server.hold_to_account(1).await;
     let told_ms = told.1.duration_since(bought_at).as_secs_f64() * 1e3;
     let kb_each = after_kb.saturating_sub(before_kb) as f64 * 1.024 / COUNT as f64;
     Ok(Found { told_ms, kb_each, failures })

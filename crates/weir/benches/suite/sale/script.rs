@@ -8,12 +8,16 @@ use super::{BUYERS, FEW, Load, SKU};
 use crate::Bench;
 use crate::postgres::Postgres;
 use crate::redis::{BUY, OPEN, RANDOM_DIGITS, Redis};
-use crate::results::{Results, Row};
+use crate::results::{Bound, Results, Row};
 use crate::weir::Engines;
 
 const OPEN_FOR: Duration = Duration::from_secs(3_600);
 
-/// Attempts through HTTP between two runs of the bare script, all on one Redis.
+/// Purchases a second that servers with Redis answer, and how far the store may be behind when the load ends.
+const PURCHASES_TARGET_PER_S: f64 = 36_000.0;
+const BEHIND_TARGET_S: f64 = 0.1;
+
+/// Attempts through HTTP between two runs of the bare script, then purchases, all on one Redis.
 pub(crate) async fn compare(
     bench: &Bench,
     postgres: &Postgres,
@@ -32,6 +36,17 @@ pub(crate) async fn compare(
     let after = measure(bench, &redis).await?;
     results.compare(run, [&before, &after], at_least);
     results.rows.push(after);
+    redis.clear().await;
+    let database = postgres.database().await;
+    let engines = Engines { postgres: Some(database.url()), redis: Some(redis.url()), ..Engines::EMBEDDED };
+    let run = super::measure(bench, engines, Load::Units).await?;
+    postgres.drop_database(database).await?;
+    results.rate_target(&run.row, PURCHASES_TARGET_PER_S);
+    if let Some(sender) = run.row.sender {
+        let name = format!("{}, store behind", run.row.name);
+        results.target(&name, sender.lag_s, Bound::Below(BEHIND_TARGET_S), "s");
+    }
+    results.take(run);
     Ok(())
 }
 
