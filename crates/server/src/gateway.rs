@@ -4,6 +4,7 @@
 mod connection;
 mod echo;
 mod headers;
+pub(crate) mod metrics;
 mod path;
 mod pool;
 mod request_body;
@@ -41,10 +42,10 @@ use self::response_body::ResponseBody;
 use self::settings::GatewaySettings;
 use self::tunnel::Tunnel;
 use self::upstream::Upstream;
+use crate::gateway::metrics::GatewayMetrics;
 use crate::peer::Peer;
 use crate::settings::Settings;
 use crate::shutdown::Shutdown;
-use crate::telemetry::gateway::GatewayMetrics;
 use crate::telemetry::metrics::Metrics;
 
 /// Passes calls on.

@@ -2,6 +2,7 @@
 
 pub(crate) mod challenge;
 pub(crate) mod events_ring;
+pub(crate) mod metrics;
 pub(crate) mod purchase_worker;
 pub(crate) mod routes;
 pub(crate) mod service;

@@ -55,7 +55,7 @@ fn start_sender(app: &App, workers: &TaskTracker) -> Result<()> {
     workers.spawn(sender.run(app.shutdown.closing().clone()));
     if let Some(topic) = &app.settings.slot.dispatch_topic {
         let (due, publisher) = (Arc::clone(&app.engines.store.due), app.engines.publisher());
-        let dispatcher = Dispatcher::new(due, publisher, topic, app.metrics.slot_dispatched.clone());
+        let dispatcher = Dispatcher::new(due, publisher, topic, app.metrics.slot.dispatched.clone());
         workers.spawn(dispatcher.run(app.shutdown.closing().clone()));
     }
     Ok(())
@@ -69,7 +69,7 @@ fn start_request_worker(app: &App, workers: &TaskTracker) -> Result<()> {
         keyring: Arc::clone(&app.keys),
         clock: Arc::clone(&app.engines.store.steady_clock),
         settings: app.settings.request.clone(),
-        metrics: app.metrics.work.clone(),
+        metrics: app.metrics.request.work.clone(),
         is_enabled: switch(app, |rollout| rollout.processing_enabled),
         on_change: Arc::new(move |id, status| hub.changed(id, status)),
         grace: app.settings.http.shutdown_timeout.saturating_sub(SPARE),
@@ -83,7 +83,7 @@ fn start_request_worker(app: &App, workers: &TaskTracker) -> Result<()> {
         secret: app.auth.webhook.clone(),
         clock: Arc::clone(&app.engines.store.wall_clock),
         steady_clock: Arc::clone(&app.engines.store.steady_clock),
-        metrics: app.metrics.work.clone(),
+        metrics: app.metrics.request.work.clone(),
     };
     workers.spawn(Webhooks::new(parts, &app.settings.request).run(app.shutdown.closing().clone()));
     Ok(())
@@ -97,7 +97,7 @@ fn start_upkeep(app: &App, workers: &TaskTracker) {
         retention: app.settings.request.retention,
         is_reconciling: switch(app, |rollout| rollout.reconciler_enabled),
         clock: Arc::clone(&app.engines.store.wall_clock),
-        metrics: app.metrics.work.clone(),
+        metrics: app.metrics.request.work.clone(),
         on_change: Arc::new(move |id, status| hub.changed(id, status)),
     };
     workers.spawn(upkeep.run(app.shutdown.closing().clone()));

@@ -17,7 +17,8 @@ use super::settings::SenderSettings;
 use super::sms_log::Lines;
 use crate::settings::Settings;
 use crate::settings::log::LogFormat;
-use crate::telemetry::metrics::{Metrics, OutcomeLabels};
+use crate::telemetry::labels::OutcomeLabels;
+use crate::telemetry::metrics::Metrics;
 
 /// The pause after a batch that was not full, so that the next one is worth its commits. What comes after a quiet
 /// while is delivered at once.
@@ -43,7 +44,7 @@ impl Sender {
     /// A sender of what comes from here.
     #[must_use]
     pub(crate) fn new(source: Arc<dyn Source>, settings: &Settings, metrics: &Metrics) -> Self {
-        let counter = |outcome| metrics.quota_deliveries.get_or_create_owned(&OutcomeLabels { outcome });
+        let counter = |outcome| metrics.quota.deliveries.get_or_create_owned(&OutcomeLabels { outcome });
         Self {
             source,
             settings: settings.sender,

@@ -14,7 +14,8 @@ use weir_store::{Lanes, Result};
 
 use crate::engines::{Engines, within};
 use crate::settings::Settings;
-use crate::telemetry::metrics::{Metrics, OutcomeLabels};
+use crate::telemetry::labels::OutcomeLabels;
+use crate::telemetry::metrics::Metrics;
 
 /// Quota.
 pub struct QuotaService {
@@ -47,7 +48,7 @@ impl QuotaService {
                 async move { store.send_batch(batch).await }
             }
         });
-        let counter = |outcome| metrics.quota_sends.get_or_create_owned(&OutcomeLabels { outcome });
+        let counter = |outcome| metrics.quota.sends.get_or_create_owned(&OutcomeLabels { outcome });
         let counters = Counters {
             accepted: counter("accepted"),
             denied: counter("denied"),

@@ -27,9 +27,9 @@ use self::rollout::Switches;
 use super::encryption::{Keyring, OpenError, SealedField};
 use super::settings::RequestSettings;
 use crate::engines::{Engines, within};
+use crate::request::metrics::AcceptMetrics;
 use crate::settings::Settings;
 use crate::telemetry::metrics::Metrics;
-use crate::telemetry::request_intake::AcceptMetrics;
 
 /// How often whoever waits for a change asks a store that other servers change too: nobody else tells of what they do.
 const POLL: Duration = Duration::from_millis(250);
@@ -133,7 +133,7 @@ impl RequestService {
             switches,
             polls: Semaphore::new(POLLS_AT_ONCE),
             under_way: Semaphore::new(UNDER_WAY_KIB),
-            metrics: metrics.accept.clone(),
+            metrics: metrics.request.accept.clone(),
             settings: settings.request.clone(),
             needs_broker: engines.kafka.is_some(),
             is_shared: engines.store.is_shared,

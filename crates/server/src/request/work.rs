@@ -26,7 +26,7 @@ use weir_store::request::RequestStore;
 pub(crate) use self::worker::Worker;
 use super::encryption::Keyring;
 use super::settings::RequestSettings;
-use crate::telemetry::metrics::WorkMetrics;
+use crate::request::metrics::WorkMetrics;
 
 /// Is told of every change of a request that the work brings about, after it is on disk. It must not block.
 pub(crate) type OnChange = Arc<dyn Fn(RequestId, Status) + Send + Sync>;

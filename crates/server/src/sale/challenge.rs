@@ -18,7 +18,8 @@ use weir_store::{Error, Result};
 
 use super::settings::SaleSettings;
 use crate::outbound::{Bounds, Outbound, Reach, Target};
-use crate::telemetry::metrics::{Metrics, OutcomeLabels};
+use crate::telemetry::labels::OutcomeLabels;
+use crate::telemetry::metrics::Metrics;
 
 /// The longest token that is shown to the verifier; theirs have at most 2,048 characters.
 pub(crate) const TOKEN_MAX: usize = 4_096;

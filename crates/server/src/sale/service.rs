@@ -18,7 +18,8 @@ use super::events_ring::Events;
 use super::view::{SaleView, Seen};
 use crate::engines::{Engines, within};
 use crate::settings::Settings;
-use crate::telemetry::metrics::{Metrics, OutcomeLabels};
+use crate::telemetry::labels::OutcomeLabels;
+use crate::telemetry::metrics::Metrics;
 
 /// Sale.
 pub struct SaleService {

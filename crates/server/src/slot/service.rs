@@ -11,7 +11,8 @@ use weir_store::{BoundedCache, Lanes, Result};
 
 use crate::engines::{Engines, within};
 use crate::settings::Settings;
-use crate::telemetry::metrics::{Metrics, OutcomeLabels};
+use crate::telemetry::labels::OutcomeLabels;
+use crate::telemetry::metrics::Metrics;
 
 /// How long a config that was read is good for. Assigning never uses one: the store reads it with the windows.
 const CACHE_FOR: Duration = Duration::from_secs(5);
@@ -52,7 +53,7 @@ impl SlotService {
                 async move { store.assign_batch(batch).await }
             }
         });
-        let counter = |outcome| metrics.slot_assignments.get_or_create_owned(&OutcomeLabels { outcome });
+        let counter = |outcome| metrics.slot.assignments.get_or_create_owned(&OutcomeLabels { outcome });
         let counters = Counters {
             new: counter("new"),
             existing: counter("existing"),

@@ -1,8 +1,6 @@
 //! Metrics for Prometheus. Labels come from fixed sets (routes, methods, outcomes), never from callers.
 
 mod exposition;
-mod sale;
-mod work;
 
 use std::fmt::Write;
 use std::time::Duration;
@@ -20,11 +18,12 @@ use weir_store::sale::FollowMetrics;
 use weir_store::writer_metrics::WriterMetrics;
 
 pub(crate) use self::exposition::MetricsFormat;
-pub(crate) use self::sale::SaleMetrics;
-pub(crate) use self::work::{DownstreamLabels, WorkMetrics};
-use super::gateway::GatewayMetrics;
-use super::request_intake::AcceptMetrics;
-use super::tier::TierMetrics;
+use crate::gateway::metrics::GatewayMetrics;
+use crate::quota::metrics::QuotaMetrics;
+use crate::request::metrics::RequestMetrics;
+use crate::sale::metrics::SaleMetrics;
+use crate::slot::metrics::SlotMetrics;
+use crate::tier::metrics::TierMetrics;
 
 /// Every metric, and the registry that prints them.
 #[derive(Debug)]
@@ -37,24 +36,17 @@ pub struct Metrics {
     lane_depth: Family<LaneLabels, Gauge>,
     lane_rejected: Family<LaneLabels, Counter>,
     lane_abandoned: Family<LaneLabels, Counter>,
-    /// Sends by what became of them.
-    pub quota_sends: Family<OutcomeLabels, Counter>,
-    quota_cache: CacheMetrics,
-    /// Messages the sender took, by what became of them.
-    pub quota_deliveries: Family<OutcomeLabels, Counter>,
-    /// Events that asked for a slot, by what became of them.
-    pub slot_assignments: Family<OutcomeLabels, Counter>,
-    /// Slots dispatched when their time came.
-    pub slot_dispatched: Counter,
-    /// How the work on requests goes.
-    pub work: WorkMetrics,
-    /// Requests accepted and refused.
-    pub accept: AcceptMetrics,
-    /// AI calls passed on.
-    pub gateway: GatewayMetrics,
-    /// Decisions of limits.
+    /// Metrics of quota.
+    pub quota: QuotaMetrics,
+    /// Metrics of slot.
+    pub slot: SlotMetrics,
+    /// Metrics of request.
+    pub request: RequestMetrics,
+    /// Metrics of tier.
     pub tier: TierMetrics,
-    /// How sales go.
+    /// Metrics of forwarded AI calls.
+    pub gateway: GatewayMetrics,
+    /// Metrics of sale.
     pub sale: SaleMetrics,
     sqlite_writer: WriterMetrics,
     engine_up: Family<EngineLabels, Gauge>,
@@ -119,13 +111,6 @@ pub(crate) struct ClockLabels {
     pub(crate) clock: &'static str,
 }
 
-/// What became of something.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-pub struct OutcomeLabels {
-    /// One of a few fixed words.
-    pub outcome: &'static str,
-}
-
 /// A method, if it is one we know.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct MethodLabel(&'static str);
@@ -172,7 +157,6 @@ impl Metrics {
     #[must_use]
     pub fn of(follow: FollowMetrics, quota_cache: CacheMetrics, sqlite_writer: WriterMetrics) -> Self {
         let mut registry = Registry::with_prefix("weir");
-        let accept = AcceptMetrics::default();
         let metrics = Self {
             requests: Family::default(),
             request_seconds: Family::new_with_constructor(seconds),
@@ -181,15 +165,11 @@ impl Metrics {
             lane_depth: Family::default(),
             lane_rejected: Family::default(),
             lane_abandoned: Family::default(),
-            quota_sends: Family::default(),
-            quota_deliveries: Family::default(),
-            slot_assignments: Family::default(),
-            slot_dispatched: Counter::default(),
-            work: WorkMetrics { dlq_depth: accept.dlq_depth.clone(), ..WorkMetrics::default() },
-            accept,
-            gateway: GatewayMetrics::default(),
+            quota: QuotaMetrics { cache: quota_cache, ..QuotaMetrics::default() },
+            slot: SlotMetrics::default(),
+            request: RequestMetrics::default(),
             tier: TierMetrics::default(),
-            quota_cache,
+            gateway: GatewayMetrics::default(),
             sale: SaleMetrics { follow, ..SaleMetrics::default() },
             sqlite_writer,
             engine_up: Family::default(),
@@ -208,7 +188,11 @@ impl Metrics {
 
 impl Metrics {
     fn register(&self, r: &mut Registry) {
-        self.work.register(r);
+        self.quota.register(r);
+        self.slot.register(r);
+        self.request.register(r);
+        self.tier.register(r);
+        self.gateway.register(r);
         self.sale.register(r);
         r.register("http_requests", "Requests answered", self.requests.clone());
         r.register("http_request_seconds", "Time to answer, in seconds", self.request_seconds.clone());
@@ -228,26 +212,12 @@ impl Metrics {
         r.register("lane_rejected", "Commands refused by a full lane", self.lane_rejected.clone());
         let abandoned = "Commands whose caller had gone before their batch";
         r.register("lane_abandoned", abandoned, self.lane_abandoned.clone());
-        r.register(
-            "slot_assignments",
-            "Events that asked for a slot, by outcome",
-            self.slot_assignments.clone(),
-        );
-        let dispatched = "Slots published when their time came";
-        r.register("slot_dispatched", dispatched, self.slot_dispatched.clone());
-        self.accept.register(r);
-        self.gateway.register(r);
-        self.tier.register(r);
         r.register("engine_up", "Whether an engine answers: 1 or 0", self.engine_up.clone());
         r.register(
             "clock_steps",
             "Steps of more than a second of the clocks that decide: system, postgresql, redis",
             self.clock_steps.clone(),
         );
-        r.register("quota_sends", "Sends by outcome", self.quota_sends.clone());
-        let forgotten =
-            "Users whose limits have changed, on any server, and whom the cache has forgotten since";
-        r.register("quota_cache_forgotten", forgotten, self.quota_cache.forgotten.clone());
         let WriterMetrics { held_seconds, held_too_long, commit_seconds } = &self.sqlite_writer;
         let held = "How long each turn of a job held the writer of SQLite, in seconds";
         r.register("sqlite_writer_held_seconds", held, held_seconds.clone());
@@ -255,7 +225,6 @@ impl Metrics {
         r.register("sqlite_writer_held_too_long", too_long, held_too_long.clone());
         let commit = "How long each commit of SQLite took, in seconds";
         r.register("sqlite_writer_commit_seconds", commit, commit_seconds.clone());
-        r.register("quota_deliveries", "Messages the sender took, by outcome", self.quota_deliveries.clone());
     }
 
     /// The handles one set of lanes reports through.
@@ -315,6 +284,7 @@ impl Metrics {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::request::metrics::DownstreamLabels;
 
     const ALERTS: &str = include_str!("../../../../deploy/prometheus/alerts.yml");
 
@@ -325,7 +295,7 @@ mod tests {
         let _ = metrics.lane("request");
         drop(metrics.clock_steps.get_or_create(&ClockLabels { clock: "system" }));
         let labels = DownstreamLabels { downstream: "default".to_owned() };
-        metrics.work.breaker_state.get_or_create(&labels).set(0);
+        metrics.request.work.breaker_state.get_or_create(&labels).set(0);
         let shown = metrics.encode(MetricsFormat::OpenMetrics);
         let words = ALERTS.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_'));
         let names: Vec<&str> = words.filter(|word| word.starts_with("weir_")).collect();

@@ -28,7 +28,7 @@ use super::settings::TierSettings;
 use crate::engines::{Engines, within};
 use crate::settings::Settings;
 use crate::telemetry::metrics::Metrics;
-use crate::telemetry::tier::TierMetrics;
+use crate::tier::metrics::TierMetrics;
 
 /// Whether an AI call may go on, and what its response says of limits either way.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -18,8 +18,8 @@ use weir_store::request::Job;
 
 use super::breakers::SharedBreaker;
 use crate::outbound::{Answer, Bounds, Outbound, Problem, Reach, Target};
+use crate::request::metrics::{DownstreamLabels, WorkMetrics};
 use crate::request::settings::{Downstream as Settings, RequestSettings};
-use crate::telemetry::metrics::{DownstreamLabels, WorkMetrics};
 
 /// The longest result.
 const RESULT_BYTES_MAX: usize = 1024 * 1024;

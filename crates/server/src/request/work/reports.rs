@@ -12,7 +12,7 @@ use weir_store::{Error, Result};
 
 use super::call::Done;
 use super::{OnChange, Parts};
-use crate::telemetry::metrics::WorkMetrics;
+use crate::request::metrics::WorkMetrics;
 
 /// Reports in a batch.
 const BATCH_MAX: usize = 512;

@@ -12,7 +12,7 @@ use weir_store::request::RequestStore;
 
 use super::{OnChange, Switch};
 use crate::engines::broker_jobs::{Broker, Reconciled};
-use crate::telemetry::metrics::WorkMetrics;
+use crate::request::metrics::WorkMetrics;
 
 /// The pause before the first look.
 const PAUSE_AT_START: Duration = Duration::from_secs(1);

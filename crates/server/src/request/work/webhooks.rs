@@ -29,8 +29,9 @@ use self::slow::Slow;
 use crate::auth::webhook::WebhookSecret;
 use crate::outbound::{Bounds, Outbound, Reach};
 use crate::request::encryption::Keyring;
+use crate::request::metrics::WorkMetrics;
 use crate::request::settings::RequestSettings;
-use crate::telemetry::metrics::{OutcomeLabels, WorkMetrics};
+use crate::telemetry::labels::OutcomeLabels;
 
 /// Webhooks under way, and those that were taken from the store and wait for that.
 const LIMITS: Limits = Limits { places: 64, waiting: 1_024 };

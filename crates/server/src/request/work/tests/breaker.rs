@@ -9,7 +9,7 @@ use weir_core::request::state::Status;
 use weir_core::{ManualClock, Timestamp};
 
 use super::fixtures::{Fixture, Running, Server, answer, until};
-use crate::telemetry::metrics::DownstreamLabels;
+use crate::request::metrics::DownstreamLabels;
 
 const START: Timestamp = Timestamp::from_seconds(1_767_225_600);
 

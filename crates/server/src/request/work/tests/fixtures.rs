@@ -23,11 +23,11 @@ use weir_store::request::{Request, RequestStore, Submit, SubmitOutcome};
 use weir_store_sqlite::Sqlite;
 
 use crate::request::encryption::{Keyring, SealedField, TextKeys};
+use crate::request::metrics::WorkMetrics;
 use crate::request::settings::RequestSettings;
 use crate::request::work::{Parts, Worker};
 use crate::settings::Settings;
 use crate::settings::source::Sources;
-use crate::telemetry::metrics::WorkMetrics;
 
 /// How long a test waits for what must happen.
 pub(super) const PATIENCE: Duration = Duration::from_secs(20);

@@ -14,7 +14,7 @@ use super::fixtures::{Fixture, Server, answer, until};
 use crate::auth::webhook::WebhookSecret;
 use crate::request::settings as config;
 use crate::request::work::webhooks::{Parts, Webhooks};
-use crate::telemetry::metrics::OutcomeLabels;
+use crate::telemetry::labels::OutcomeLabels;
 
 const SECRET: &str = "whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oD";
 

@@ -5,7 +5,7 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 
-use super::metrics::OutcomeLabels;
+use crate::telemetry::labels::OutcomeLabels;
 
 /// Decisions by what became of them. Handles are taken once, so that counting costs one addition. Clones share them.
 #[derive(Clone, Debug)]
@@ -58,7 +58,7 @@ impl Default for TierMetrics {
 }
 
 impl TierMetrics {
-    pub(super) fn register(&self, r: &mut Registry) {
+    pub(crate) fn register(&self, r: &mut Registry) {
         r.register("tier_calls", "AI calls by outcome", self.calls.clone());
         r.register("tier_checks", "Checks of policies by outcome", self.checks.clone());
         let shadowed = "Checks that a policy would have denied if it did more than observe";

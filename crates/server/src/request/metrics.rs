@@ -1,4 +1,6 @@
-//! How the work on requests goes. The names are those of the design, below Weir's own prefix.
+//! Metrics of request: accepting requests and working on them.
+
+use std::time::Duration;
 
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
@@ -7,7 +9,73 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::Registry;
 
-use super::OutcomeLabels;
+use crate::telemetry::labels::OutcomeLabels;
+
+/// Metrics of request. Clones share them.
+#[derive(Clone, Debug)]
+pub struct RequestMetrics {
+    /// Requests accepted and refused.
+    pub accept: AcceptMetrics,
+    /// How the work on requests goes.
+    pub work: WorkMetrics,
+}
+
+impl Default for RequestMetrics {
+    fn default() -> Self {
+        let accept = AcceptMetrics::default();
+        let work = WorkMetrics { dlq_depth: accept.dlq_depth.clone(), ..WorkMetrics::default() };
+        Self { accept, work }
+    }
+}
+
+impl RequestMetrics {
+    pub(crate) fn register(&self, r: &mut Registry) {
+        self.accept.register(r);
+        self.work.register(r);
+    }
+}
+
+/// Submissions by what became of them, how long they took, and what waits for an operator.
+#[derive(Clone, Debug)]
+pub struct AcceptMetrics {
+    accepts: Family<OutcomeLabels, Counter>,
+    latency_seconds: Histogram,
+    conflicts: Counter,
+    /// Dead letters of request there are now.
+    pub dlq_depth: Gauge,
+}
+
+impl Default for AcceptMetrics {
+    fn default() -> Self {
+        Self {
+            accepts: Family::default(),
+            // From 0.25 ms to 8 s, doubling.
+            latency_seconds: Histogram::new(exponential_buckets(0.000_25, 2.0, 16)),
+            conflicts: Counter::default(),
+            dlq_depth: Gauge::default(),
+        }
+    }
+}
+
+impl AcceptMetrics {
+    fn register(&self, r: &mut Registry) {
+        r.register("request_accept", "Submissions by outcome", self.accepts.clone());
+        let latency = "Time from a submission to its answer, in seconds";
+        r.register("request_accept_latency_seconds", latency, self.latency_seconds.clone());
+        let conflicts = "Submissions under a key that was used for another payload";
+        r.register("idempotency_conflict", conflicts, self.conflicts.clone());
+        r.register("dlq_depth", "Requests that are dead letters now", self.dlq_depth.clone());
+    }
+
+    /// Counts one submission. `outcome` is one of a few fixed words.
+    pub fn record(&self, outcome: &'static str, took: Duration) {
+        self.accepts.get_or_create(&OutcomeLabels { outcome }).inc();
+        self.latency_seconds.observe(took.as_secs_f64());
+        if outcome == "conflict" {
+            self.conflicts.inc();
+        }
+    }
+}
 
 /// How the work on requests goes. Clones share it.
 #[derive(Clone, Debug)]
@@ -16,7 +84,7 @@ pub struct WorkMetrics {
     pub processing_latency_seconds: Histogram,
     /// Attempts that have to be made again.
     pub retries: Counter,
-    /// Requests that are dead letters; the same gauge as [`AcceptMetrics`](crate::telemetry::request_intake::AcceptMetrics) has.
+    /// Requests that are dead letters; the same gauge as [`AcceptMetrics`] has.
     pub dlq_depth: Gauge,
     /// What the breaker of a downstream does: 0 lets all through, 1 lets probes through, 2 nothing.
     pub breaker_state: Family<DownstreamLabels, Gauge>,
@@ -51,7 +119,7 @@ impl Default for WorkMetrics {
 }
 
 impl WorkMetrics {
-    pub(super) fn register(&self, r: &mut Registry) {
+    fn register(&self, r: &mut Registry) {
         let latency = "From the claim of a request to its report on disk, one attempt, in seconds";
         r.register("worker_processing_latency_seconds", latency, self.processing_latency_seconds.clone());
         r.register("worker_retry_count", "Attempts that have to be made again", self.retries.clone());

@@ -8,7 +8,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::Registry;
 
-use super::metrics::OutcomeLabels;
+use crate::telemetry::labels::OutcomeLabels;
 
 /// Calls by what became of them, how long the upstream took, and tunnels.
 #[derive(Clone, Debug)]
@@ -31,7 +31,7 @@ impl Default for GatewayMetrics {
 }
 
 impl GatewayMetrics {
-    pub(super) fn register(&self, r: &mut Registry) {
+    pub(crate) fn register(&self, r: &mut Registry) {
         r.register("ai_calls", "AI calls passed on, by outcome", self.calls.clone());
         let first_byte = "Time until the upstream began its answer, in seconds";
         r.register("ai_first_byte_seconds", first_byte, self.first_byte_seconds.clone());

@@ -6,7 +6,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 use weir_store::sale::FollowMetrics;
 
-use super::OutcomeLabels;
+use crate::telemetry::labels::OutcomeLabels;
 
 /// How sales go. Clones share it.
 #[derive(Clone, Debug, Default)]
@@ -26,7 +26,7 @@ pub struct SaleMetrics {
 }
 
 impl SaleMetrics {
-    pub(super) fn register(&self, r: &mut Registry) {
+    pub(crate) fn register(&self, r: &mut Registry) {
         r.register("sale_purchases", "Attempts to buy, by outcome", self.purchases.clone());
         r.register("sale_challenges", "Proofs asked of buyers, by outcome", self.challenges.clone());
         r.register("sale_streams", "Event streams of sales open now", self.listeners.clone());
