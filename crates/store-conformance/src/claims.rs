@@ -13,7 +13,7 @@ const ROUNDS: usize = 64;
 
 /// What a case wants to become of a message.
 #[derive(Clone, Debug)]
-pub enum Fate {
+pub enum Disposition {
     /// Done for good.
     Done,
     /// Put back for a while.
@@ -21,9 +21,9 @@ pub enum Fate {
     /// A dead letter, and why.
     Dead(&'static str),
     /// Put back for a while without losing an attempt.
-    PutOff(Duration),
+    Defer(Duration),
     /// Not named in the settlement.
-    Unnamed,
+    Leave,
 }
 
 /// Claims that are out.
@@ -50,7 +50,7 @@ impl Claims {
             assert!(claim.messages.len() <= missing, "a claim must not hand out more than was asked for");
             if claim.messages.is_empty() {
                 // The rest may stand behind what is already held: give it up and begin again.
-                held.settle(h, |_| Fate::Unnamed).await;
+                held.settle(h, |_| Disposition::Leave).await;
                 held = Self::default();
             } else {
                 held.claims.push(claim);
@@ -74,7 +74,7 @@ impl Claims {
             }
             empty = 0;
             drained.extend(claim.messages.iter().cloned());
-            Self { claims: vec![claim] }.settled(h, |_| Fate::Done).await;
+            Self { claims: vec![claim] }.settled(h, |_| Disposition::Done).await;
         }
         drained
     }
@@ -103,37 +103,41 @@ impl Claims {
     }
 
     /// Settles every claim, and what each answered.
-    pub async fn settle<H: HasQuota>(&self, h: &H, fate: impl Fn(&Message) -> Fate) -> Vec<bool> {
+    pub async fn settle<H: HasQuota>(
+        &self,
+        h: &H,
+        disposition: impl Fn(&Message) -> Disposition,
+    ) -> Vec<bool> {
         let mut answers = Vec::new();
         for claim in &self.claims {
-            let settlement = settlement(&claim.messages, &fate);
+            let settlement = settlement(&claim.messages, &disposition);
             answers.push(h.queue().settle(&claim.receipt, settlement).await.expect("settle must succeed"));
         }
         answers
     }
 
     /// Settles every claim; the leases must still hold.
-    pub async fn settled<H: HasQuota>(&self, h: &H, fate: impl Fn(&Message) -> Fate) {
-        let answers = self.settle(h, fate).await;
+    pub async fn settled<H: HasQuota>(&self, h: &H, disposition: impl Fn(&Message) -> Disposition) {
+        let answers = self.settle(h, disposition).await;
         assert!(answers.iter().all(|&held| held), "a lease that has not run out must settle its claim");
     }
 
     /// Settles every claim; no lease must hold any more.
-    pub async fn refused<H: HasQuota>(&self, h: &H, fate: impl Fn(&Message) -> Fate) {
-        let answers = self.settle(h, fate).await;
+    pub async fn refused<H: HasQuota>(&self, h: &H, disposition: impl Fn(&Message) -> Disposition) {
+        let answers = self.settle(h, disposition).await;
         assert!(answers.iter().all(|&held| !held), "a lease that has run out must settle nothing and say so");
     }
 }
 
-fn settlement(messages: &[Message], fate: impl Fn(&Message) -> Fate) -> Settlement {
+fn settlement(messages: &[Message], disposition: impl Fn(&Message) -> Disposition) -> Settlement {
     let mut settlement = Settlement::default();
     for message in messages {
-        match fate(message) {
-            Fate::Done => settlement.done.push(message.position),
-            Fate::Retry(after) => settlement.retry.push((message.position, after)),
-            Fate::Dead(reason) => settlement.dead.push((message.position, reason.to_owned())),
-            Fate::PutOff(after) => settlement.put_off.push((message.position, after)),
-            Fate::Unnamed => {}
+        match disposition(message) {
+            Disposition::Done => settlement.done.push(message.position),
+            Disposition::Retry(after) => settlement.retry.push((message.position, after)),
+            Disposition::Dead(reason) => settlement.dead.push((message.position, reason.to_owned())),
+            Disposition::Defer(after) => settlement.put_off.push((message.position, after)),
+            Disposition::Leave => {}
         }
     }
     settlement

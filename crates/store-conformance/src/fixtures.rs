@@ -22,11 +22,11 @@ pub const TICK: Duration = Duration::from_micros(1);
 /// How often to ask before "nothing comes" is believed: a claim may hand out less than there is.
 pub const EMPTY_ROUNDS: usize = 3;
 
-const CASE_AT_MOST: Duration = Duration::from_secs(120);
+const CASE_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Runs a case, and fails it rather than hang.
-pub async fn in_time(case: impl Future<Output = ()>) {
-    tokio::time::timeout(CASE_AT_MOST, Box::pin(case)).await.expect("a case must end within two minutes");
+pub async fn with_timeout(case: impl Future<Output = ()>) {
+    tokio::time::timeout(CASE_TIMEOUT, Box::pin(case)).await.expect("a case must end within two minutes");
 }
 
 /// A user id.
@@ -50,18 +50,18 @@ pub fn sends(user_id: &str, count: usize) -> Vec<SendMessage> {
 }
 
 /// Configures a user.
-pub async fn configured<H: HasQuota>(h: &H, user_id: &str, rate_limit: u32, minutes: u32) -> Quota {
+pub async fn configure<H: HasQuota>(h: &H, user_id: &str, rate_limit: u32, minutes: u32) -> Quota {
     let limits = limits(rate_limit, minutes);
     h.quota().configure(&user(user_id), limits).await.expect("configure must succeed")
 }
 
 /// A user's row.
-pub async fn found<H: HasQuota>(h: &H, user_id: &str) -> Option<Quota> {
+pub async fn find_quota<H: HasQuota>(h: &H, user_id: &str) -> Option<Quota> {
     h.quota().find(&user(user_id)).await.expect("find must succeed")
 }
 
 /// What became of a batch; there must be one outcome per command.
-pub async fn decided<H: HasQuota>(h: &H, batch: Vec<SendMessage>) -> Vec<SendOutcome> {
+pub async fn send_batch<H: HasQuota>(h: &H, batch: Vec<SendMessage>) -> Vec<SendOutcome> {
     let expected = batch.len();
     let outcomes = h.quota().send_batch(batch.into()).await.expect("send_batch must succeed");
     assert_eq!(outcomes.len(), expected, "there must be one outcome per command");
@@ -69,13 +69,13 @@ pub async fn decided<H: HasQuota>(h: &H, batch: Vec<SendMessage>) -> Vec<SendOut
 }
 
 /// What became of one send.
-pub async fn decided_one<H: HasQuota>(h: &H, user_id: &str) -> SendOutcome {
-    decided(h, vec![send(user_id, "hello")]).await.remove(0)
+pub async fn send_one<H: HasQuota>(h: &H, user_id: &str) -> SendOutcome {
+    send_batch(h, vec![send(user_id, "hello")]).await.remove(0)
 }
 
 /// Sends messages that must all be accepted, and their names.
-pub async fn accepted<H: HasQuota>(h: &H, batch: Vec<SendMessage>) -> Vec<MessageId> {
-    let outcomes = decided(h, batch).await;
+pub async fn accept_batch<H: HasQuota>(h: &H, batch: Vec<SendMessage>) -> Vec<MessageId> {
+    let outcomes = send_batch(h, batch).await;
     outcomes
         .iter()
         .map(|outcome| message_id(outcome).expect("a send within the limit must be accepted"))
@@ -83,9 +83,9 @@ pub async fn accepted<H: HasQuota>(h: &H, batch: Vec<SendMessage>) -> Vec<Messag
 }
 
 /// Configures a user with room to spare and sends `count` messages: `alice 1`, `alice 2`, …
-pub async fn queued<H: HasQuota>(h: &H, user_id: &str, count: usize) {
-    configured(h, user_id, 1_000_000, 60).await;
-    accepted(h, sends(user_id, count)).await;
+pub async fn send_numbered<H: HasQuota>(h: &H, user_id: &str, count: usize) {
+    configure(h, user_id, 1_000_000, 60).await;
+    accept_batch(h, sends(user_id, count)).await;
 }
 
 /// The name of the message, when the send was accepted.
@@ -102,7 +102,7 @@ pub fn is_accepted(outcome: &SendOutcome) -> bool {
 }
 
 /// Each outcome in a letter: Accepted, Denied, Not configured.
-pub fn letters(outcomes: &[SendOutcome]) -> String {
+pub fn outcome_letters(outcomes: &[SendOutcome]) -> String {
     let letter = |outcome: &SendOutcome| match outcome {
         SendOutcome::Accepted { .. } => 'A',
         SendOutcome::Denied { .. } => 'D',
@@ -118,7 +118,7 @@ pub async fn claim<H: HasQuota>(h: &H, max: usize) -> Claim {
 }
 
 /// Nothing must be claimable now.
-pub async fn nothing_comes<H: HasQuota>(h: &H, why: &str) {
+pub async fn expect_nothing_claimable<H: HasQuota>(h: &H, why: &str) {
     for _ in 0..EMPTY_ROUNDS {
         let messages = claim(h, 100).await.messages;
         assert!(messages.is_empty(), "{why}, but these came: {:?}", texts(&messages));
@@ -149,20 +149,20 @@ pub fn texts_by_key<'a>(messages: impl IntoIterator<Item = &'a Message>) -> BTre
     by_key
 }
 
-/// The texts `alice 1` … `alice n`, as [`queued`] sends them.
-pub fn numbered(user_id: &str, numbers: impl IntoIterator<Item = usize>) -> Vec<String> {
+/// The texts `alice 1` … `alice n`, as [`send_numbered`] sends them.
+pub fn numbered_texts(user_id: &str, numbers: impl IntoIterator<Item = usize>) -> Vec<String> {
     numbers.into_iter().map(|n| format!("{user_id} {n}")).collect()
 }
 
 /// The books of the topic of quota; they must balance.
-pub async fn books<H: HasQuota>(h: &H) -> QueueAudit {
+pub async fn queue_audit<H: HasQuota>(h: &H) -> QueueAudit {
     let books = h.queue().audit(TOPIC).await.expect("audit must succeed");
     assert_eq!(books.difference(), 0, "the books must balance: {books:?}");
     books
 }
 
 /// Runs futures at once, each in its own task; their answers in the order of the futures.
-pub async fn at_once<T, F>(futures: impl IntoIterator<Item = F>) -> Vec<T>
+pub async fn run_concurrently<T, F>(futures: impl IntoIterator<Item = F>) -> Vec<T>
 where
     F: Future<Output = T> + Send + 'static,
     T: Send + 'static,

@@ -43,7 +43,7 @@ use weir_store::tier::{LimitStore, TierStore};
 pub const START: Timestamp = Timestamp::from_seconds(1_767_225_600);
 
 /// How long an engine in a suite may wait for what it stands on, so that a busy machine fails no case.
-pub const PATIENCE: std::time::Duration = std::time::Duration::from_secs(60);
+pub const ENGINE_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(60);
 
 /// An engine under test: how it is opened, closed and opened again, and by which clock it goes.
 #[async_trait]
@@ -70,7 +70,7 @@ pub trait EngineFixture: Send + Sync + Sized + 'static {
 
     /// Another server on the same data and the same clock; `None` when the engine belongs to one process, and then
     /// cases of several servers have nothing to show. Each may be reopened or dropped while the other stays.
-    async fn another(&self) -> Option<Self> {
+    async fn second_server(&self) -> Option<Self> {
         None
     }
 }
@@ -88,7 +88,7 @@ pub trait HasQuota: HasQueue {
 
     /// Whether a send is counted and queued in one step. Where it is not, sends that run at once may be queued in
     /// another order than they were counted in.
-    fn counts_and_queues_at_once() -> bool {
+    fn counts_and_queues_atomically() -> bool {
         true
     }
 }
@@ -105,7 +105,7 @@ pub trait HasSlots: HasQueue {
     fn slots(&self) -> Arc<dyn SlotStore>;
 
     /// The same store with every slot noted, to be dispatched when its time comes.
-    fn dispatching(&self) -> Arc<dyn SlotStore>;
+    fn dispatching_slots(&self) -> Arc<dyn SlotStore>;
 
     /// Where slots that are due are taken.
     fn due(&self) -> Arc<dyn DueStore>;
@@ -122,7 +122,7 @@ pub trait HasLimits: EngineFixture {
     }
 
     /// Whether servers on the same data count together, not each for itself.
-    fn servers_count_together() -> bool {
+    fn servers_share_counts() -> bool {
         true
     }
 }
@@ -134,7 +134,7 @@ pub trait HasSales: EngineFixture {
     fn sales(&self) -> Arc<dyn SaleStore>;
 
     /// Waits until everything sold is written down, where that comes later.
-    async fn settled(&self) {}
+    async fn wait_until_persisted(&self) {}
 }
 
 /// The suites of all five capabilities, each in a module of its own, against the fixture named: a path from `crate`.
@@ -164,7 +164,7 @@ macro_rules! suites {
 /// The crate that calls it needs `tokio` with `macros`, `rt-multi-thread` and `time`.
 #[doc(hidden)]
 #[macro_export]
-macro_rules! tests_of {
+macro_rules! suite_tests {
     ($fixture:ty, $capability:ident; $($group:ident: [$($case:ident),* $(,)?]),* $(,)?) => {
         type Fixture = $fixture;
         $(
@@ -176,7 +176,7 @@ macro_rules! tests_of {
                             return;
                         }
                         let case = $crate::$capability::$group::$case::<super::Fixture>();
-                        $crate::fixtures::in_time(case).await;
+                        $crate::fixtures::with_timeout(case).await;
                     }
                 )*
             }

@@ -34,7 +34,7 @@ impl<const SHARDS: u16> EngineFixture for InMemory<SHARDS> {
         self
     }
 
-    async fn another(&self) -> Option<Self> {
+    async fn second_server(&self) -> Option<Self> {
         Some(self.clone())
     }
 }

@@ -18,7 +18,9 @@ use weir_store::request::{
 };
 use weir_store_conformance::START;
 use weir_store_conformance::fixtures::limits;
-use weir_store_conformance::request::fixtures::{URL, calls_back, fingerprint, policy, room, sealed, tenant};
+use weir_store_conformance::request::fixtures::{
+    URL, callback_report, fingerprint, policy, room, sealed, tenant,
+};
 use weir_store_conformance::request::model::Model;
 
 /// A request as a table holds it.
@@ -297,7 +299,7 @@ impl Pair {
             }
             Step::CallBack(ago, is_done) => {
                 let id = self.id(ago);
-                let report = calls_back(if is_done { Callback::Completed } else { Callback::Failed });
+                let report = callback_report(if is_done { Callback::Completed } else { Callback::Failed });
                 let tables = self.tables.call_back(id, report.clone(), now);
                 assert_eq!(tables, self.model.call_back(id, report, now));
             }
@@ -327,7 +329,7 @@ impl Pair {
 
 proptest! {
     #[test]
-    fn plans_on_rows_in_memory_give_the_models_answers(steps in vec(step(), 0..80)) {
+    fn batch_plans_on_rows_in_memory_match_the_model(steps in vec(step(), 0..80)) {
         let mut pair = Pair { tables: Tables::default(), model: Model::default(), now: START, ids: 0 };
         for step in steps {
             pair.take(step);

@@ -9,13 +9,13 @@ use weir_store::quota::{SendMessage, SendOutcome};
 use crate::HasQuota;
 use crate::claims::Claims;
 use crate::fixtures::{
-    at_once, books, configured, found, is_accepted, letters, limits, message_id, send, sends, texts_by_key,
-    user,
+    configure, find_quota, is_accepted, limits, message_id, outcome_letters, queue_audit, run_concurrently,
+    send, sends, texts_by_key, user,
 };
 
 /// Decides batches at once, each in its own task.
-async fn decided_at_once<H: HasQuota>(h: &H, batches: Vec<Vec<SendMessage>>) -> Vec<Vec<SendOutcome>> {
-    let answers = at_once(batches.into_iter().map(|batch| {
+async fn send_concurrently<H: HasQuota>(h: &H, batches: Vec<Vec<SendMessage>>) -> Vec<Vec<SendOutcome>> {
+    let answers = run_concurrently(batches.into_iter().map(|batch| {
         let quota = h.quota();
         async move { quota.send_batch(batch.into()).await }
     }));
@@ -28,29 +28,29 @@ fn count_accepted<'a>(outcomes: impl IntoIterator<Item = &'a SendOutcome>) -> us
 
 pub async fn parallel_batches_never_pass_the_limit<H: HasQuota>() {
     let h = H::open().await;
-    configured(&h, "alice", 50, 1).await;
-    configured(&h, "bob", 30, 1).await;
+    configure(&h, "alice", 50, 1).await;
+    configure(&h, "bob", 30, 1).await;
     let batch = [sends("alice", 10), sends("bob", 3)].concat();
-    let answers = decided_at_once(&h, vec![batch; 40]).await;
+    let answers = send_concurrently(&h, vec![batch; 40]).await;
     let of = |range: std::ops::Range<usize>| {
         answers.iter().map(|batch| count_accepted(&batch[range.clone()])).sum::<usize>()
     };
     assert_eq!((of(0..10), of(10..13)), (50, 30), "exactly the limit is accepted, however many ask at once");
     assert_eq!(
-        found(&h, "alice").await.map(|row| row.current_count),
+        find_quota(&h, "alice").await.map(|row| row.current_count),
         Some(50),
         "the row counts what was accepted"
     );
-    assert_eq!(books(&h).await.accepted, 80, "the queue holds what was accepted");
+    assert_eq!(queue_audit(&h).await.accepted, 80, "the queue holds what was accepted");
 }
 
-pub async fn parallel_sends_at_the_turn_of_a_window_never_pass_the_limit<H: HasQuota>() {
+pub async fn parallel_sends_at_the_end_of_a_window_never_pass_the_limit<H: HasQuota>() {
     let h = H::open().await;
-    configured(&h, "alice", 7, 1).await;
+    configure(&h, "alice", 7, 1).await;
     for window in 1..=3 {
-        let answers = decided_at_once(&h, vec![sends("alice", 1); 30]).await;
+        let answers = send_concurrently(&h, vec![sends("alice", 1); 30]).await;
         assert_eq!(count_accepted(answers.iter().flatten()), 7, "one window begins, whoever notices first");
-        assert_eq!(books(&h).await.accepted, 7 * window, "the queue holds what was accepted");
+        assert_eq!(queue_audit(&h).await.accepted, 7 * window, "the queue holds what was accepted");
         h.clock().advance(Duration::from_secs(60));
     }
 }
@@ -59,7 +59,7 @@ pub async fn parallel_batches_naming_users_in_any_order_all_succeed<H: HasQuota>
     let h = H::open().await;
     let names: Vec<String> = (0..20).map(|n| format!("user-{n}")).collect();
     for name in &names {
-        configured(&h, name, 25, 1).await;
+        configure(&h, name, 25, 1).await;
     }
     let mut rng = fastrand::Rng::with_seed(7);
     let batches = (0..40).map(|_| {
@@ -67,13 +67,13 @@ pub async fn parallel_batches_naming_users_in_any_order_all_succeed<H: HasQuota>
         rng.shuffle(&mut batch);
         batch
     });
-    let answers = decided_at_once(&h, batches.collect()).await;
+    let answers = send_concurrently(&h, batches.collect()).await;
     assert_eq!(count_accepted(answers.iter().flatten()), 20 * 25, "each user's limit is reached and held");
 }
 
 pub async fn parallel_first_configurations_leave_one_row<H: HasQuota>() {
     let h = H::open().await;
-    let answers = at_once((1..=20).map(|n| {
+    let answers = run_concurrently((1..=20).map(|n| {
         let quota = h.quota();
         async move { quota.configure(&user("alice"), limits(n, 1)).await }
     }));
@@ -86,7 +86,7 @@ pub async fn parallel_first_configurations_leave_one_row<H: HasQuota>() {
 
 pub async fn configuring_and_removing_while_sending_keeps_the_books<H: HasQuota>() {
     let h = H::open().await;
-    let answers = at_once((0..60).map(|n| {
+    let answers = run_concurrently((0..60).map(|n| {
         let (quota, name) = (h.quota(), format!("user-{}", n / 3 % 4));
         async move {
             match n % 3 {
@@ -98,12 +98,12 @@ pub async fn configuring_and_removing_while_sending_keeps_the_books<H: HasQuota>
     }));
     let outcomes = answers.await.into_iter().collect::<Result<Vec<_>>>().expect("everything must succeed");
     for batch in &outcomes {
-        let letters = letters(batch);
+        let letters = outcome_letters(batch);
         let allowed = ["", "AAADD", "AADDD", "ADDDD", "DDDDD", "NNNNN"].contains(&letters.as_str());
         assert!(allowed, "a batch is decided in one piece, but one was {letters}");
     }
     let accepted = count_accepted(outcomes.iter().flatten());
-    assert_eq!(books(&h).await.accepted, accepted as u64, "the queue holds exactly what was accepted");
+    assert_eq!(queue_audit(&h).await.accepted, accepted as u64, "the queue holds exactly what was accepted");
     let over_limit = h.quota().audit().await.expect("audit must succeed").over_limit;
     assert_eq!(over_limit, [""; 0], "nobody is over the limit");
 }
@@ -111,7 +111,7 @@ pub async fn configuring_and_removing_while_sending_keeps_the_books<H: HasQuota>
 pub async fn the_queue_keeps_the_order_in_which_parallel_sends_were_accepted<H: HasQuota>() {
     let h = H::open().await;
     for name in ["alice", "bob", "carol"] {
-        configured(&h, name, 1_000, 1).await;
+        configure(&h, name, 1_000, 1).await;
     }
     let batches: Vec<_> = (0..30)
         .map(|task| {
@@ -119,7 +119,7 @@ pub async fn the_queue_keeps_the_order_in_which_parallel_sends_were_accepted<H: 
             order[task % 3].map(|name| send(name, &format!("{task}"))).to_vec()
         })
         .collect();
-    let answers = decided_at_once(&h, batches.clone()).await;
+    let answers = send_concurrently(&h, batches.clone()).await;
     let mut expected: BTreeMap<String, Vec<(u32, String)>> = BTreeMap::new();
     for (command, outcome) in batches.iter().flatten().zip(answers.iter().flatten()) {
         let SendOutcome::Accepted { grant, .. } = outcome else {
@@ -133,7 +133,7 @@ pub async fn the_queue_keeps_the_order_in_which_parallel_sends_were_accepted<H: 
         sent.sort();
         let mut order: Vec<String> = sent.into_iter().map(|(_, text)| text).collect();
         let mut delivered = delivered[&name].clone();
-        if !H::counts_and_queues_at_once() {
+        if !H::counts_and_queues_atomically() {
             order.sort();
             delivered.sort();
         }

@@ -30,7 +30,7 @@ pub(crate) fn seed() -> u64 {
     )
 }
 
-pub async fn random_histories_give_the_models_answers<H: HasQuota>() {
+pub async fn random_histories_match_the_model<H: HasQuota>() {
     let h = H::open().await;
     let model = Arc::new(Model::new(h.clock().clone(), 1));
     let seed = seed();

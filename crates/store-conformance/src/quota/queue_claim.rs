@@ -7,18 +7,19 @@ use weir_queue::{QueueAudit, sms};
 use weir_store::quota::{SendOutcome, TOPIC};
 
 use crate::HasQuota;
-use crate::claims::{Claims, Fate};
+use crate::claims::{Claims, Disposition};
 use crate::fixtures::{
-    VISIBILITY, accepted, awkward_messages, awkward_user_ids, books, claim, configured, decided, event,
-    nothing_comes, numbered, queued, send, sends, text, texts_by_key, user,
+    VISIBILITY, accept_batch, awkward_messages, awkward_user_ids, claim, configure, event,
+    expect_nothing_claimable, numbered_texts, queue_audit, send, send_batch, send_numbered, sends, text,
+    texts_by_key, user,
 };
 
 pub async fn every_accepted_message_is_claimable_as_its_event<H: HasQuota>() {
     let h = H::open().await;
-    configured(&h, "alice", 10, 1).await;
+    configure(&h, "alice", 10, 1).await;
     for _ in 0..3 {
         h.clock().advance(Duration::from_micros(1_000_001));
-        let outcome = decided(&h, vec![send("alice", "hello")]).await.remove(0);
+        let outcome = send_batch(&h, vec![send("alice", "hello")]).await.remove(0);
         let SendOutcome::Accepted { message_id, at, .. } = outcome else { panic!("alice may send") };
         let held = Claims::claim(&h, 1).await;
         let event = event(held.only());
@@ -31,15 +32,15 @@ pub async fn every_accepted_message_is_claimable_as_its_event<H: HasQuota>() {
             "and what they said"
         );
         assert_eq!(event.accepted_at, sms::rfc3339(at), "and when it was accepted");
-        held.settled(&h, |_| Fate::Done).await;
+        held.settled(&h, |_| Disposition::Done).await;
     }
 }
 
 pub async fn awkward_messages_arrive_unchanged<H: HasQuota>() {
     let h = H::open().await;
     let messages = awkward_messages();
-    configured(&h, "alice", 1_000, 1).await;
-    accepted(&h, messages.iter().map(|message| send("alice", message)).collect()).await;
+    configure(&h, "alice", 1_000, 1).await;
+    accept_batch(&h, messages.iter().map(|message| send("alice", message)).collect()).await;
     let delivered = Claims::drain(&h).await;
     assert_eq!(delivered.len(), messages.len(), "every message arrives");
     for (sent, arrived) in messages.iter().zip(&delivered) {
@@ -52,10 +53,10 @@ pub async fn awkward_user_ids_arrive_as_keys<H: HasQuota>() {
     let h = H::open().await;
     let names = awkward_user_ids();
     for name in &names {
-        configured(&h, name, 5, 1).await;
+        configure(&h, name, 5, 1).await;
     }
     let batch: Vec<_> = names.iter().map(|name| send(name, name)).collect();
-    accepted(&h, [batch.clone(), batch].concat()).await;
+    accept_batch(&h, [batch.clone(), batch].concat()).await;
     let delivered = Claims::drain(&h).await;
     assert!(delivered.iter().all(|message| event(message).user_id == message.key), "the key is the user");
     let expected: BTreeMap<_, _> = names.iter().map(|name| (name.clone(), vec![name.clone(); 2])).collect();
@@ -66,29 +67,29 @@ pub async fn claims_keep_the_order_of_each_key<H: HasQuota>() {
     let h = H::open().await;
     let names = ["alice", "bob", "carol", "dave", "erin"];
     for name in names {
-        configured(&h, name, 100, 1).await;
+        configure(&h, name, 100, 1).await;
     }
     for n in 1..=12 {
-        accepted(&h, names.iter().map(|name| send(name, &format!("{name} {n}"))).collect()).await;
+        accept_batch(&h, names.iter().map(|name| send(name, &format!("{name} {n}"))).collect()).await;
     }
     let mut delivered = Vec::new();
     for max in (1..=7).cycle().take(200) {
         let held = Claims::claim(&h, max.min(60 - delivered.len())).await;
-        held.settled(&h, |_| Fate::Done).await;
+        held.settled(&h, |_| Disposition::Done).await;
         delivered.extend(held.messages().cloned());
         if delivered.len() == 60 {
             break;
         }
     }
     let expected: BTreeMap<_, _> =
-        names.iter().map(|name| (name.to_string(), numbered(name, 1..=12))).collect();
+        names.iter().map(|name| (name.to_string(), numbered_texts(name, 1..=12))).collect();
     assert_eq!(texts_by_key(&delivered), expected, "each key's messages come once and in order");
 }
 
 pub async fn a_claim_hands_out_at_most_max<H: HasQuota>() {
     let h = H::open().await;
     for n in 0..40 {
-        queued(&h, &format!("user-{n}"), 2).await;
+        send_numbered(&h, &format!("user-{n}"), 2).await;
     }
     for max in [1, 2, 3, 10, 17] {
         let claim = claim(&h, max).await;
@@ -100,17 +101,17 @@ pub async fn a_claim_hands_out_at_most_max<H: HasQuota>() {
     }
 }
 
-pub async fn a_claim_of_0_hands_out_and_holds_nothing<H: HasQuota>() {
+pub async fn a_claim_of_0_messages_returns_and_leases_nothing<H: HasQuota>() {
     let h = H::open().await;
-    queued(&h, "alice", 2).await;
+    send_numbered(&h, "alice", 2).await;
     assert!(claim(&h, 0).await.messages.is_empty(), "nothing was asked for");
     let held = Claims::claim(&h, 2).await;
-    assert_eq!(held.texts(), numbered("alice", 1..=2), "what was not handed out is free");
+    assert_eq!(held.texts(), numbered_texts("alice", 1..=2), "what was not handed out is free");
 }
 
 pub async fn a_claim_may_ask_for_any_number<H: HasQuota>() {
     let h = H::open().await;
-    queued(&h, "alice", 3).await;
+    send_numbered(&h, "alice", 3).await;
     let claim = claim(&h, usize::MAX).await;
     assert!(!claim.messages.is_empty(), "a claim may ask for more than there is");
     let letters =
@@ -120,19 +121,19 @@ pub async fn a_claim_may_ask_for_any_number<H: HasQuota>() {
 
 pub async fn an_empty_claim_holds_nothing_back<H: HasQuota>() {
     let h = H::open().await;
-    nothing_comes(&h, "nothing was sent").await;
-    queued(&h, "alice", 1).await;
+    expect_nothing_claimable(&h, "nothing was sent").await;
+    send_numbered(&h, "alice", 1).await;
     let held = Claims::claim(&h, 1).await;
     assert_eq!(held.texts(), ["alice 1"], "a claim that got nothing must not keep others from it");
-    held.settled(&h, |_| Fate::Retry(Duration::from_secs(1))).await;
-    nothing_comes(&h, "the only message waits for its retry").await;
+    held.settled(&h, |_| Disposition::Retry(Duration::from_secs(1))).await;
+    expect_nothing_claimable(&h, "the only message waits for its retry").await;
     h.clock().advance(Duration::from_secs(1));
     assert_eq!(Claims::claim(&h, 1).await.texts(), ["alice 1"], "nor when all there was had to wait");
 }
 
 pub async fn an_unknown_topic_has_nothing_to_claim<H: HasQuota>() {
     let h = H::open().await;
-    queued(&h, "alice", 1).await;
+    send_numbered(&h, "alice", 1).await;
     for topic in ["nothing-here", "", "SMS-OUTBOUND", "sms-outbound ", "sms%", "' OR 1=1 --"] {
         let claim = h.queue().claim(topic, 10, VISIBILITY).await.expect("claim must succeed");
         assert!(claim.messages.is_empty(), "there is nothing on {topic:?}");
@@ -142,14 +143,14 @@ pub async fn an_unknown_topic_has_nothing_to_claim<H: HasQuota>() {
 
 pub async fn messages_of_a_removed_user_are_still_delivered<H: HasQuota>() {
     let h = H::open().await;
-    queued(&h, "alice", 2).await;
+    send_numbered(&h, "alice", 2).await;
     h.quota().remove(&user("alice")).await.expect("remove must succeed");
-    queued(&h, "alice", 0).await;
-    accepted(&h, vec![send("alice", "alice 3")]).await;
+    send_numbered(&h, "alice", 0).await;
+    accept_batch(&h, vec![send("alice", "alice 3")]).await;
     let delivered = texts_by_key(&Claims::drain(&h).await);
     assert_eq!(
         delivered["alice"],
-        numbered("alice", 1..=3),
+        numbered_texts("alice", 1..=3),
         "what was accepted is delivered, whatever became of the row"
     );
 }
@@ -158,10 +159,10 @@ pub async fn a_large_claim_is_settled_whole<H: HasQuota>() {
     let h = H::open().await;
     let names: Vec<String> = (0..40).map(|n| format!("user-{n}")).collect();
     for name in &names {
-        configured(&h, name, 1_000, 1).await;
+        configure(&h, name, 1_000, 1).await;
     }
-    accepted(&h, names.iter().flat_map(|name| sends(name, 100)).collect()).await;
-    Claims::claim(&h, 4_000).await.settled(&h, |_| Fate::Done).await;
+    accept_batch(&h, names.iter().flat_map(|name| sends(name, 100)).collect()).await;
+    Claims::claim(&h, 4_000).await.settled(&h, |_| Disposition::Done).await;
     let expected = QueueAudit { accepted: 4_000, done: 4_000, ..QueueAudit::default() };
-    assert_eq!(books(&h).await, expected, "4,000 messages can be settled at once");
+    assert_eq!(queue_audit(&h).await, expected, "4,000 messages can be settled at once");
 }

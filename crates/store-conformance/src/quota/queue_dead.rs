@@ -7,36 +7,38 @@ use weir_queue::{DeadLetter, QueueAudit};
 use weir_store::quota::TOPIC;
 
 use crate::HasQuota;
-use crate::claims::{Claims, Fate};
-use crate::fixtures::{books, event, nothing_comes, numbered, queued, text, texts};
+use crate::claims::{Claims, Disposition};
+use crate::fixtures::{
+    event, expect_nothing_claimable, numbered_texts, queue_audit, send_numbered, text, texts,
+};
 
 /// A page of dead letters.
-pub(crate) async fn letters<H: HasQuota>(h: &H, after: Option<&str>, limit: usize) -> Vec<DeadLetter> {
+pub(crate) async fn dead_letters<H: HasQuota>(h: &H, after: Option<&str>, limit: usize) -> Vec<DeadLetter> {
     let letters = h.queue().dead_letters(after, limit, usize::MAX).await.expect("dead_letters must succeed");
     assert!(letters.len() <= limit, "a page must not be longer than was asked for");
     letters
 }
 
 /// The only dead letter.
-pub(crate) async fn only_letter<H: HasQuota>(h: &H) -> DeadLetter {
-    let mut letters = letters(h, None, 10).await;
+pub(crate) async fn only_dead_letter<H: HasQuota>(h: &H) -> DeadLetter {
+    let mut letters = dead_letters(h, None, 10).await;
     assert_eq!(letters.len(), 1, "there must be one dead letter: {letters:?}");
     letters.remove(0)
 }
 
 /// Queues messages of several users and lets all of them die.
-async fn died<H: HasQuota>(h: &H, users: usize, each: usize) {
+async fn create_dead_letters<H: HasQuota>(h: &H, users: usize, each: usize) {
     for n in 0..users {
-        queued(h, &format!("user-{n}"), each).await;
+        send_numbered(h, &format!("user-{n}"), each).await;
     }
-    Claims::claim(h, users * each).await.settled(h, |_| Fate::Dead("given up")).await;
+    Claims::claim(h, users * each).await.settled(h, |_| Disposition::Dead("given up")).await;
 }
 
-pub async fn a_list_shows_no_more_of_a_letter_than_was_asked_for<H: HasQuota>() {
+pub async fn a_list_cuts_payload_and_reason_to_the_requested_length<H: HasQuota>() {
     let h = H::open().await;
-    queued(&h, "alice", 1).await;
-    Claims::claim(&h, 1).await.settled(&h, |_| Fate::Dead("zürich")).await;
-    let whole = only_letter(&h).await;
+    send_numbered(&h, "alice", 1).await;
+    Claims::claim(&h, 1).await.settled(&h, |_| Disposition::Dead("zürich")).await;
+    let whole = only_dead_letter(&h).await;
     assert!(whole.payload.len() > 3, "{whole:?}");
     for max in [0, 1, 3, whole.payload.len() - 1, whole.payload.len(), usize::MAX] {
         let letters = h.queue().dead_letters(None, 10, max).await.expect("dead_letters must succeed");
@@ -46,17 +48,17 @@ pub async fn a_list_shows_no_more_of_a_letter_than_was_asked_for<H: HasQuota>() 
     }
 }
 
-async fn discarded<H: HasQuota>(h: &H, id: &str) -> bool {
+async fn discard<H: HasQuota>(h: &H, id: &str) -> bool {
     h.queue().discard(id).await.expect("discard must succeed")
 }
 
-pub async fn a_dead_message_is_kept_with_all_that_is_known_of_it<H: HasQuota>() {
+pub async fn a_dead_letter_has_key_payload_reason_attempts_and_time<H: HasQuota>() {
     let h = H::open().await;
-    queued(&h, "alice", 1).await;
+    send_numbered(&h, "alice", 1).await;
     h.clock().advance(Duration::from_micros(3_000_001));
     let held = Claims::claim(&h, 1).await;
-    held.settled(&h, |_| Fate::Dead("no such number")).await;
-    let letter = only_letter(&h).await;
+    held.settled(&h, |_| Disposition::Dead("no such number")).await;
+    let letter = only_dead_letter(&h).await;
     let expected = DeadLetter {
         id: letter.id.clone(),
         topic: TOPIC.to_owned(),
@@ -67,48 +69,52 @@ pub async fn a_dead_message_is_kept_with_all_that_is_known_of_it<H: HasQuota>() 
         died_at: h.clock().now(),
     };
     assert_eq!(letter, expected, "a dead letter says what, whose, why, how often and when");
-    nothing_comes(&h, "what is dead is not handed out").await;
+    expect_nothing_claimable(&h, "what is dead is not handed out").await;
     h.clock().advance(Duration::from_secs(86_400));
-    nothing_comes(&h, "however long it is dead").await;
+    expect_nothing_claimable(&h, "however long it is dead").await;
     assert_eq!(
-        books(&h).await,
+        queue_audit(&h).await,
         QueueAudit { accepted: 1, dead: 1, ..QueueAudit::default() },
         "the books say so"
     );
 }
 
-pub async fn later_messages_flow_past_a_dead_one<H: HasQuota>() {
+pub async fn a_dead_message_does_not_hold_back_later_ones<H: HasQuota>() {
     let h = H::open().await;
-    queued(&h, "alice", 4).await;
+    send_numbered(&h, "alice", 4).await;
     let held = Claims::claim(&h, 2).await;
-    let fate = |message: &_| {
-        if text(message) == "alice 2" { Fate::Dead("given up") } else { Fate::Done }
+    let disposition = |message: &_| {
+        if text(message) == "alice 2" { Disposition::Dead("given up") } else { Disposition::Done }
     };
-    held.settled(&h, fate).await;
-    assert_eq!(texts(&Claims::drain(&h).await), numbered("alice", 3..=4), "a dead letter holds nothing back");
+    held.settled(&h, disposition).await;
+    assert_eq!(
+        texts(&Claims::drain(&h).await),
+        numbered_texts("alice", 3..=4),
+        "a dead letter holds nothing back"
+    );
 }
 
 pub async fn a_dead_letter_says_how_often_it_was_tried<H: HasQuota>() {
     let h = H::open().await;
-    queued(&h, "alice", 1).await;
+    send_numbered(&h, "alice", 1).await;
     for _ in 0..2 {
-        Claims::claim(&h, 1).await.settled(&h, |_| Fate::Retry(Duration::ZERO)).await;
+        Claims::claim(&h, 1).await.settled(&h, |_| Disposition::Retry(Duration::ZERO)).await;
     }
-    Claims::claim(&h, 1).await.settled(&h, |_| Fate::Dead("given up")).await;
-    assert_eq!(only_letter(&h).await.attempts, 3, "it was tried, put back and tried twice more");
+    Claims::claim(&h, 1).await.settled(&h, |_| Disposition::Dead("given up")).await;
+    assert_eq!(only_dead_letter(&h).await.attempts, 3, "it was tried, put back and tried twice more");
 }
 
 pub async fn dead_letters_are_read_page_by_page<H: HasQuota>() {
     let h = H::open().await;
-    assert!(letters(&h, None, 10).await.is_empty(), "nothing has died");
-    died(&h, 4, 3).await;
-    let all = letters(&h, None, 100).await;
+    assert!(dead_letters(&h, None, 10).await.is_empty(), "nothing has died");
+    create_dead_letters(&h, 4, 3).await;
+    let all = dead_letters(&h, None, 100).await;
     assert_eq!(all.len(), 12, "all that died is there");
-    assert!(letters(&h, None, 0).await.is_empty(), "nothing was asked for");
+    assert!(dead_letters(&h, None, 0).await.is_empty(), "nothing was asked for");
     for size in [1, 5, 12, 13] {
         let mut read: Vec<DeadLetter> = Vec::new();
         loop {
-            let page = letters(&h, read.last().map(|letter| letter.id.as_str()), size).await;
+            let page = dead_letters(&h, read.last().map(|letter| letter.id.as_str()), size).await;
             if page.is_empty() {
                 break;
             }
@@ -117,59 +123,68 @@ pub async fn dead_letters_are_read_page_by_page<H: HasQuota>() {
         }
         assert_eq!(read, all, "pages of {size} show each letter once, in the same order");
     }
-    let mut texts: Vec<String> = all.iter().map(letter_text).collect();
+    let mut texts: Vec<String> = all.iter().map(dead_letter_text).collect();
     texts.sort();
-    let mut expected: Vec<String> = (0..4).flat_map(|n| numbered(&format!("user-{n}"), 1..=3)).collect();
+    let mut expected: Vec<String> =
+        (0..4).flat_map(|n| numbered_texts(&format!("user-{n}"), 1..=3)).collect();
     expected.sort();
     assert_eq!(texts, expected, "each dead message is one letter");
 }
 
 /// The text of the message that died.
-pub(crate) fn letter_text(letter: &DeadLetter) -> String {
+pub(crate) fn dead_letter_text(letter: &DeadLetter) -> String {
     weir_queue::sms::decode(&letter.payload).expect("a payload must be an event").message.into_owned()
 }
 
-pub async fn reading_goes_on_past_a_letter_that_is_gone<H: HasQuota>() {
+pub async fn paging_continues_after_a_letter_that_was_removed<H: HasQuota>() {
     let h = H::open().await;
-    died(&h, 3, 2).await;
-    let all = letters(&h, None, 100).await;
-    assert!(discarded(&h, &all[1].id).await, "the letter was there");
+    create_dead_letters(&h, 3, 2).await;
+    let all = dead_letters(&h, None, 100).await;
+    assert!(discard(&h, &all[1].id).await, "the letter was there");
     assert!(h.queue().replay(&all[2].id).await.expect("replay must succeed"), "the letter was there");
     assert_eq!(
-        letters(&h, Some(&all[1].id), 100).await,
+        dead_letters(&h, Some(&all[1].id), 100).await,
         all[3..],
         "a discarded letter still marks the place"
     );
-    assert_eq!(letters(&h, Some(&all[2].id), 100).await, all[3..], "a replayed letter still marks the place");
-    assert_eq!(letters(&h, None, 3).await, [&all[..1], &all[3..5]].concat(), "neither is shown any more");
+    assert_eq!(
+        dead_letters(&h, Some(&all[2].id), 100).await,
+        all[3..],
+        "a replayed letter still marks the place"
+    );
+    assert_eq!(
+        dead_letters(&h, None, 3).await,
+        [&all[..1], &all[3..5]].concat(),
+        "neither is shown any more"
+    );
 }
 
 pub async fn a_discarded_letter_is_gone<H: HasQuota>() {
     let h = H::open().await;
-    died(&h, 1, 2).await;
-    let all = letters(&h, None, 10).await;
-    assert!(discarded(&h, &all[0].id).await, "the letter was there");
-    assert!(!discarded(&h, &all[0].id).await, "it is gone");
+    create_dead_letters(&h, 1, 2).await;
+    let all = dead_letters(&h, None, 10).await;
+    assert!(discard(&h, &all[0].id).await, "the letter was there");
+    assert!(!discard(&h, &all[0].id).await, "it is gone");
     assert!(
         !h.queue().replay(&all[0].id).await.expect("replay must succeed"),
         "what is gone cannot be put back"
     );
-    assert_eq!(letters(&h, None, 10).await, all[1..], "the other letter stays");
+    assert_eq!(dead_letters(&h, None, 10).await, all[1..], "the other letter stays");
     let expected = QueueAudit { accepted: 2, discarded: 1, dead: 1, ..QueueAudit::default() };
-    assert_eq!(books(&h).await, expected, "the books remember it");
-    nothing_comes(&h, "a discarded letter is never delivered").await;
+    assert_eq!(queue_audit(&h).await, expected, "the books remember it");
+    expect_nothing_claimable(&h, "a discarded letter is never delivered").await;
 }
 
-pub async fn awkward_reasons_are_kept<H: HasQuota>() {
+pub async fn awkward_reasons_are_stored_unchanged<H: HasQuota>() {
     let h = H::open().await;
     const REASONS: [&str; 6] =
         ["", "it's \"quoted\" \\ 100%", "line\nbreak", "😀 日本語", "{\"json\": true}", "'; --"];
-    queued(&h, "alice", REASONS.len()).await;
+    send_numbered(&h, "alice", REASONS.len()).await;
     for reason in REASONS {
         let held = Claims::claim(&h, 1).await;
         let sent = event(held.only()).message_id;
-        held.settled(&h, |_| Fate::Dead(reason)).await;
-        let all = letters(&h, None, 10).await;
+        held.settled(&h, |_| Disposition::Dead(reason)).await;
+        let all = dead_letters(&h, None, 10).await;
         let named = |letter: &&DeadLetter| letter.payload == held.only().payload;
         let letter = all.iter().find(named).expect("what died is a letter");
         assert_eq!(letter.reason, reason, "the reason of {sent} must be kept as it was given");
@@ -178,9 +193,9 @@ pub async fn awkward_reasons_are_kept<H: HasQuota>() {
 
 pub async fn unknown_ids_are_an_answer_not_an_error<H: HasQuota>() {
     let h = H::open().await;
-    died(&h, 1, 1).await;
+    create_dead_letters(&h, 1, 1).await;
     let long = "9".repeat(400);
-    let id = only_letter(&h).await.id;
+    let id = only_dead_letter(&h).await.id;
     let almost = [format!("{id}0"), format!(" {id}"), format!("{id} ")];
     let ids = [
         "",
@@ -199,8 +214,8 @@ pub async fn unknown_ids_are_an_answer_not_an_error<H: HasQuota>() {
     for id in ids.into_iter().chain(almost.iter().map(String::as_str)) {
         let replayed = h.queue().replay(id).await;
         assert!(!replayed.expect("replay of an unknown id must not fail"), "{id:?} names no letter");
-        assert!(!discarded(&h, id).await, "{id:?} names no letter");
+        assert!(!discard(&h, id).await, "{id:?} names no letter");
         h.queue().dead_letters(Some(id), 10, 10).await.expect("reading after an unknown id must not fail");
     }
-    assert_eq!(books(&h).await.dead, 1, "the letter was not touched");
+    assert_eq!(queue_audit(&h).await.dead, 1, "the letter was not touched");
 }

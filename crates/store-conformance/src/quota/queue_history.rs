@@ -13,9 +13,9 @@ use weir_store::quota::TOPIC;
 
 use crate::HasQuota;
 use crate::claims::Claims;
-use crate::fixtures::{books, configured, send, text};
+use crate::fixtures::{configure, queue_audit, send, text};
 use crate::quota::history::seed;
-use crate::quota::queue_dead::{letter_text, letters};
+use crate::quota::queue_dead::{dead_letter_text, dead_letters};
 
 const HISTORIES: usize = 8;
 const STEPS: usize = 60;
@@ -24,7 +24,7 @@ const KEYS: usize = 6;
 pub async fn random_histories_deliver_in_order_and_lose_nothing<H: HasQuota>() {
     let h = H::open().await;
     for key in 0..KEYS {
-        configured(&h, &format!("user-{key}"), 1_000_000, 1_000_000).await;
+        configure(&h, &format!("user-{key}"), 1_000_000, 1_000_000).await;
     }
     let seed = seed();
     let mut run = Run { h: &h, rng: Rng::with_seed(seed), seed, lines: Vec::new(), out: Vec::new() };
@@ -32,7 +32,7 @@ pub async fn random_histories_deliver_in_order_and_lose_nothing<H: HasQuota>() {
         for _ in 0..STEPS {
             run.step().await;
             assert_eq!(
-                books(&h).await,
+                queue_audit(&h).await,
                 run.expected_books(),
                 "the books must follow every step: seed {seed}"
             );
@@ -94,7 +94,7 @@ impl<H: HasQuota> Run<'_, H> {
                 command
             })
             .collect();
-        crate::fixtures::accepted(self.h, batch).await;
+        crate::fixtures::accept_batch(self.h, batch).await;
     }
 
     async fn claim(&mut self) {
@@ -136,25 +136,25 @@ impl<H: HasQuota> Run<'_, H> {
         let holds = now < until;
         let mut settlement = Settlement::default();
         for message in &claim.messages {
-            let fate = self.rng.u8(0..10);
+            let disposition = self.rng.u8(0..10);
             let after = Duration::from_secs(self.rng.u64(0..20));
-            match fate {
+            match disposition {
                 0..5 => settlement.done.push(message.position),
                 5..7 => settlement.retry.push((message.position, after)),
                 7..9 => settlement.dead.push((message.position, "given up".into())),
                 _ => {}
             }
             if holds {
-                self.record(message, fate, now.plus(after));
+                self.record(message, disposition, now.plus(after));
             }
         }
         let settled = self.h.queue().settle(&claim.receipt, settlement).await.expect("settle must succeed");
         assert_eq!(settled, holds, "a claim settles exactly while its lease holds: seed {}", self.seed);
     }
 
-    fn record(&mut self, message: &Message, fate: u8, retry_at: Timestamp) {
+    fn record(&mut self, message: &Message, disposition: u8, retry_at: Timestamp) {
         let line = self.line(&text(message));
-        match fate {
+        match disposition {
             0..5 => line.place = Place::Done,
             5..7 => {
                 line.attempts += 1;
@@ -171,7 +171,7 @@ impl<H: HasQuota> Run<'_, H> {
 
     /// Replays or discards a dead letter, if there is one.
     async fn mend(&mut self) {
-        let dead: Vec<DeadLetter> = letters(self.h, None, 1_000).await;
+        let dead: Vec<DeadLetter> = dead_letters(self.h, None, 1_000).await;
         let Some(letter) = self.rng.choice(&dead) else {
             return;
         };
@@ -179,7 +179,7 @@ impl<H: HasQuota> Run<'_, H> {
         let mended = if replay { queue.replay(&letter.id).await } else { queue.discard(&letter.id).await };
         assert!(mended.expect("replay and discard must succeed"), "the letter was there: seed {}", self.seed);
         let seed = self.seed;
-        let line = self.line(&letter_text(letter));
+        let line = self.line(&dead_letter_text(letter));
         assert_eq!(line.place, Place::Dead, "{} is not dead: seed {seed}", line.text);
         line.place = if replay { Place::Waiting } else { Place::Discarded };
         (line.attempts, line.hidden_until) = (0, now);
@@ -215,7 +215,7 @@ impl<H: HasQuota> Run<'_, H> {
             self.line(&text(message)).place = Place::Done;
         }
         assert_eq!(
-            books(self.h).await,
+            queue_audit(self.h).await,
             self.expected_books(),
             "nothing is lost or doubled: seed {}",
             self.seed

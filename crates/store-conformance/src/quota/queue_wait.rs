@@ -7,11 +7,11 @@ use weir_store::quota::TOPIC;
 
 use crate::HasQuota;
 use crate::claims::Claims;
-use crate::fixtures::{accepted, configured, queued, send};
+use crate::fixtures::{accept_batch, configure, send, send_numbered};
 
 const LONG: Duration = Duration::from_secs(60);
 
-async fn soon(waiting: impl Future<Output = ()>, why: &str) {
+async fn expect_prompt_return(waiting: impl Future<Output = ()>, why: &str) {
     let patience = Duration::from_secs(5);
     assert!(
         tokio::time::timeout(patience, waiting).await.is_ok(),
@@ -21,32 +21,36 @@ async fn soon(waiting: impl Future<Output = ()>, why: &str) {
 
 pub async fn wait_returns_when_something_was_sent_before<H: HasQuota>() {
     let h = H::open().await;
-    queued(&h, "alice", 1).await;
+    send_numbered(&h, "alice", 1).await;
     let queue = h.queue();
-    soon(queue.wait(TOPIC, LONG), "something was enqueued since the last call").await;
+    expect_prompt_return(queue.wait(TOPIC, LONG), "something was enqueued since the last call").await;
     assert_eq!(Claims::drain(&h).await.len(), 1, "and it can be claimed");
-    accepted(&h, vec![send("alice", "again")]).await;
-    soon(queue.wait(TOPIC, LONG), "something was enqueued again").await;
+    accept_batch(&h, vec![send("alice", "again")]).await;
+    expect_prompt_return(queue.wait(TOPIC, LONG), "something was enqueued again").await;
     assert_eq!(Claims::drain(&h).await.len(), 1, "and it can be claimed");
 }
 
-pub async fn wait_returns_when_something_is_sent_meanwhile<H: HasQuota>() {
+pub async fn wait_returns_when_something_is_sent_while_waiting<H: HasQuota>() {
     let h = H::open().await;
-    configured(&h, "alice", 10, 1).await;
+    configure(&h, "alice", 10, 1).await;
     for _ in 0..5 {
         let queue = h.queue();
         let waiter = tokio::spawn(async move { queue.wait(TOPIC, LONG).await });
         tokio::task::yield_now().await;
-        accepted(&h, vec![send("alice", "hello")]).await;
-        soon(async { waiter.await.expect("wait must not panic") }, "something was enqueued meanwhile").await;
+        accept_batch(&h, vec![send("alice", "hello")]).await;
+        expect_prompt_return(
+            async { waiter.await.expect("wait must not panic") },
+            "something was enqueued meanwhile",
+        )
+        .await;
         assert_eq!(Claims::drain(&h).await.len(), 1, "and it can be claimed");
     }
 }
 
-pub async fn wait_returns_by_itself<H: HasQuota>() {
+pub async fn wait_returns_after_its_timeout<H: HasQuota>() {
     let h = H::open().await;
     let queue = h.queue();
     for topic in [TOPIC, TOPIC, "nothing-here"] {
-        soon(queue.wait(topic, Duration::from_millis(20)), "at_most has passed").await;
+        expect_prompt_return(queue.wait(topic, Duration::from_millis(20)), "at_most has passed").await;
     }
 }

@@ -9,7 +9,7 @@ use weir_queue::{Message, Queue, Settlement};
 use weir_store::quota::TOPIC;
 
 use crate::HasQuota;
-use crate::fixtures::{at_once, books, configured, numbered, send, sends, text};
+use crate::fixtures::{configure, numbered_texts, queue_audit, run_concurrently, send, sends, text};
 
 const KEYS: usize = 50;
 const PER_KEY: usize = 40;
@@ -54,7 +54,7 @@ impl Delivered {
         let ledger = self.0.lock();
         assert_eq!(ledger.by_key.len(), keys, "every key has its messages");
         for (key, texts) in &ledger.by_key {
-            assert_eq!(*texts, numbered(key, 1..=per_key), "{key}'s messages come once and in order");
+            assert_eq!(*texts, numbered_texts(key, 1..=per_key), "{key}'s messages come once and in order");
         }
     }
 }
@@ -81,32 +81,32 @@ fn key(n: usize) -> String {
     format!("user-{n}")
 }
 
-pub(crate) async fn configured_keys<H: HasQuota>(h: &H, keys: usize) {
+pub(crate) async fn configure_keys<H: HasQuota>(h: &H, keys: usize) {
     for n in 0..keys {
-        configured(h, &key(n), 1_000, 60).await;
+        configure(h, &key(n), 1_000, 60).await;
     }
 }
 
 pub async fn eight_workers_deliver_each_message_once_and_in_order<H: HasQuota>() {
     let h = H::open().await;
-    configured_keys(&h, KEYS).await;
+    configure_keys(&h, KEYS).await;
     for numbers in (1..=PER_KEY).collect::<Vec<_>>().chunks(8) {
         let batch =
             numbers.iter().flat_map(|n| (0..KEYS).map(move |k| send(&key(k), &format!("{} {n}", key(k)))));
-        crate::fixtures::accepted(&h, batch.collect()).await;
+        crate::fixtures::accept_batch(&h, batch.collect()).await;
     }
     let delivered = Delivered::default();
-    at_once((0..WORKERS).map(|_| work(h.queue(), delivered.clone(), KEYS * PER_KEY))).await;
+    run_concurrently((0..WORKERS).map(|_| work(h.queue(), delivered.clone(), KEYS * PER_KEY))).await;
     delivered.must_be_complete(KEYS, PER_KEY);
-    assert_eq!(books(&h).await.done, (KEYS * PER_KEY) as u64, "everything is done once");
+    assert_eq!(queue_audit(&h).await.done, (KEYS * PER_KEY) as u64, "everything is done once");
 }
 
 pub async fn messages_sent_while_workers_run_are_delivered_once_and_in_order<H: HasQuota>() {
     let h = H::open().await;
-    configured_keys(&h, 12).await;
+    configure_keys(&h, 12).await;
     let delivered = Delivered::default();
-    let working = at_once((0..4).map(|_| work(h.queue(), delivered.clone(), 12 * 30)));
-    let sending = at_once((0..12).map(|k| {
+    let working = run_concurrently((0..4).map(|_| work(h.queue(), delivered.clone(), 12 * 30)));
+    let sending = run_concurrently((0..12).map(|k| {
         let quota = h.quota();
         async move {
             for batch in sends(&key(k), 30).chunks(3) {
@@ -116,5 +116,5 @@ pub async fn messages_sent_while_workers_run_are_delivered_once_and_in_order<H: 
     }));
     tokio::join!(working, sending);
     delivered.must_be_complete(12, 30);
-    assert_eq!(books(&h).await.done, 12 * 30, "everything is done once");
+    assert_eq!(queue_audit(&h).await.done, 12 * 30, "everything is done once");
 }

@@ -7,54 +7,58 @@ use weir_queue::{Claim, Settlement};
 use weir_store::quota::TOPIC;
 
 use crate::HasQuota;
-use crate::claims::{Claims, Fate};
+use crate::claims::{Claims, Disposition};
 use crate::fixtures::{
-    TICK, VISIBILITY, accepted, books, configured, decided, found, letters as answers, nothing_comes,
-    numbered, queued, send, sends, text, texts, texts_by_key, user,
+    TICK, VISIBILITY, accept_batch, configure, expect_nothing_claimable, find_quota, numbered_texts,
+    outcome_letters, queue_audit, send, send_batch, send_numbered, sends, text, texts, texts_by_key, user,
 };
-use crate::quota::queue_dead::letters;
+use crate::quota::queue_dead::dead_letters;
 
 pub async fn counts_and_windows_survive<H: HasQuota>() {
     let h = H::open().await;
-    configured(&h, "alice", 5, 1).await;
-    configured(&h, "bob", 2, 3).await;
-    decided(&h, [sends("alice", 3), sends("bob", 4)].concat()).await;
+    configure(&h, "alice", 5, 1).await;
+    configure(&h, "bob", 2, 3).await;
+    send_batch(&h, [sends("alice", 3), sends("bob", 4)].concat()).await;
     h.clock().advance(Duration::from_micros(59_999_999));
     let before = (
-        found(&h, "alice").await,
-        found(&h, "bob").await,
+        find_quota(&h, "alice").await,
+        find_quota(&h, "bob").await,
         h.quota().audit().await.expect("audit must succeed"),
     );
     let h = h.reopen().await;
     let after = (
-        found(&h, "alice").await,
-        found(&h, "bob").await,
+        find_quota(&h, "alice").await,
+        find_quota(&h, "bob").await,
         h.quota().audit().await.expect("audit must succeed"),
     );
     assert_eq!(after, before, "rows stand as before the restart");
     let both = || [sends("alice", 3), sends("bob", 1)].concat();
-    assert_eq!(answers(&decided(&h, both()).await), "AADD", "what was spent stays spent");
+    assert_eq!(outcome_letters(&send_batch(&h, both()).await), "AADD", "what was spent stays spent");
     h.clock().advance(TICK);
-    assert_eq!(answers(&decided(&h, both()).await), "AAAD", "windows end when they would have ended");
+    assert_eq!(
+        outcome_letters(&send_batch(&h, both()).await),
+        "AAAD",
+        "windows end when they would have ended"
+    );
 }
 
 pub async fn a_removed_user_stays_removed<H: HasQuota>() {
     let h = H::open().await;
-    configured(&h, "alice", 5, 1).await;
+    configure(&h, "alice", 5, 1).await;
     h.quota().remove(&user("alice")).await.expect("remove must succeed");
     let h = h.reopen().await;
-    assert_eq!(found(&h, "alice").await, None, "a restart brings nobody back");
+    assert_eq!(find_quota(&h, "alice").await, None, "a restart brings nobody back");
 }
 
 pub async fn queued_messages_survive_in_order<H: HasQuota>() {
     let h = H::open().await;
     for name in ["alice", "bob", "carol"] {
-        queued(&h, name, 5).await;
+        send_numbered(&h, name, 5).await;
     }
-    Claims::claim(&h, 4).await.settled(&h, |_| Fate::Done).await;
+    Claims::claim(&h, 4).await.settled(&h, |_| Disposition::Done).await;
     let held = Claims::claim(&h, 11).await;
     let before = texts_by_key(held.messages());
-    held.settled(&h, |_| Fate::Unnamed).await;
+    held.settled(&h, |_| Disposition::Leave).await;
     let h = h.reopen().await;
     assert_eq!(
         texts_by_key(&Claims::drain(&h).await),
@@ -65,69 +69,69 @@ pub async fn queued_messages_survive_in_order<H: HasQuota>() {
 
 pub async fn retries_survive_with_their_time_and_attempts<H: HasQuota>() {
     let h = H::open().await;
-    queued(&h, "alice", 2).await;
+    send_numbered(&h, "alice", 2).await;
     let after = Duration::from_secs(20);
-    Claims::claim(&h, 1).await.settled(&h, |_| Fate::Retry(after)).await;
+    Claims::claim(&h, 1).await.settled(&h, |_| Disposition::Retry(after)).await;
     let h = h.reopen().await;
     h.clock().advance(after - TICK);
-    nothing_comes(&h, "the retry keeps its time").await;
+    expect_nothing_claimable(&h, "the retry keeps its time").await;
     h.clock().advance(TICK);
     let held = Claims::claim(&h, 2).await;
-    assert_eq!(held.texts(), numbered("alice", 1..=2), "and its place");
+    assert_eq!(held.texts(), numbered_texts("alice", 1..=2), "and its place");
     let attempts: Vec<u32> = held.messages().map(|message| message.attempts).collect();
     assert_eq!(attempts, [1, 0], "and its attempts");
 }
 
 pub async fn dead_letters_survive<H: HasQuota>() {
     let h = H::open().await;
-    queued(&h, "alice", 3).await;
-    let fate = |message: &_| {
-        if text(message) == "alice 3" { Fate::Unnamed } else { Fate::Dead("given up") }
+    send_numbered(&h, "alice", 3).await;
+    let disposition = |message: &_| {
+        if text(message) == "alice 3" { Disposition::Leave } else { Disposition::Dead("given up") }
     };
-    Claims::claim(&h, 3).await.settled(&h, fate).await;
-    let before = letters(&h, None, 10).await;
+    Claims::claim(&h, 3).await.settled(&h, disposition).await;
+    let before = dead_letters(&h, None, 10).await;
     let h = h.reopen().await;
-    assert_eq!(letters(&h, None, 10).await, before, "dead letters stand as before the restart");
+    assert_eq!(dead_letters(&h, None, 10).await, before, "dead letters stand as before the restart");
     assert_eq!(h.queue().replay_all().await.expect("replay_all must succeed"), 2, "and can be put back");
-    assert_eq!(texts(&Claims::drain(&h).await), numbered("alice", 1..=3), "where they stood");
+    assert_eq!(texts(&Claims::drain(&h).await), numbered_texts("alice", 1..=3), "where they stood");
 }
 
 pub async fn the_books_survive<H: HasQuota>() {
     let h = H::open().await;
-    queued(&h, "alice", 5).await;
-    let fate = |message: &_| match text(message).as_str() {
-        "alice 1" => Fate::Done,
-        "alice 2" | "alice 3" => Fate::Dead("given up"),
-        _ => Fate::Unnamed,
+    send_numbered(&h, "alice", 5).await;
+    let disposition = |message: &_| match text(message).as_str() {
+        "alice 1" => Disposition::Done,
+        "alice 2" | "alice 3" => Disposition::Dead("given up"),
+        _ => Disposition::Leave,
     };
-    Claims::claim(&h, 5).await.settled(&h, fate).await;
-    let id = letters(&h, None, 1).await.remove(0).id;
+    Claims::claim(&h, 5).await.settled(&h, disposition).await;
+    let id = dead_letters(&h, None, 1).await.remove(0).id;
     h.queue().discard(&id).await.expect("discard must succeed");
-    let before = books(&h).await;
+    let before = queue_audit(&h).await;
     let h = h.reopen().await;
-    assert_eq!(books(&h).await, before, "the books stand as before the restart");
+    assert_eq!(queue_audit(&h).await, before, "the books stand as before the restart");
     Claims::drain(&h).await;
     let h = h.reopen().await;
-    assert_eq!(books(&h).await.done, 3, "and go on from there");
+    assert_eq!(queue_audit(&h).await.done, 3, "and go on from there");
 }
 
-pub async fn claimed_messages_come_again_after_a_restart<H: HasQuota>() {
+pub async fn claimed_messages_are_redelivered_after_a_restart<H: HasQuota>() {
     let h = H::open().await;
-    queued(&h, "alice", 3).await;
-    queued(&h, "bob", 3).await;
+    send_numbered(&h, "alice", 3).await;
+    send_numbered(&h, "bob", 3).await;
     Claims::claim(&h, 6).await;
     let h = h.reopen().await;
     h.clock().advance(VISIBILITY);
     let held = Claims::claim(&h, 6).await;
     assert!(held.messages().all(|message| message.attempts == 0), "a restart does not put messages back");
     for (name, texts) in texts_by_key(held.messages()) {
-        assert_eq!(texts, numbered(&name, 1..=3), "what was out comes again, in order");
+        assert_eq!(texts, numbered_texts(&name, 1..=3), "what was out comes again, in order");
     }
 }
 
 pub async fn a_receipt_from_before_a_restart_settles_nothing<H: HasQuota>() {
     let h = H::open().await;
-    queued(&h, "alice", 1).await;
+    send_numbered(&h, "alice", 1).await;
     let before = h.queue().claim(TOPIC, 10, VISIBILITY).await.expect("claim must succeed");
     let h = h.reopen().await;
     h.clock().advance(VISIBILITY);
@@ -141,18 +145,22 @@ pub async fn a_receipt_from_before_a_restart_settles_nothing<H: HasQuota>() {
     assert!(settle(&since).await);
 }
 
-pub async fn messages_sent_after_a_restart_stand_behind_older_ones<H: HasQuota>() {
+pub async fn messages_sent_after_a_restart_come_after_older_ones<H: HasQuota>() {
     let h = H::open().await;
-    queued(&h, "alice", 2).await;
+    send_numbered(&h, "alice", 2).await;
     let held = Claims::claim(&h, 2).await;
     let mut ids: HashSet<_> =
         held.messages().map(|message| crate::fixtures::event(message).message_id).collect();
-    held.settled(&h, |_| Fate::Dead("given up")).await;
+    held.settled(&h, |_| Disposition::Dead("given up")).await;
     let h = h.reopen().await;
-    accepted(&h, vec![send("alice", "alice 3")]).await;
+    accept_batch(&h, vec![send("alice", "alice 3")]).await;
     h.queue().replay_all().await.expect("replay_all must succeed");
     let delivered = Claims::drain(&h).await;
-    assert_eq!(texts(&delivered), numbered("alice", 1..=3), "places are not given anew after a restart");
+    assert_eq!(
+        texts(&delivered),
+        numbered_texts("alice", 1..=3),
+        "places are not given anew after a restart"
+    );
     ids.extend(delivered.iter().map(|message| crate::fixtures::event(message).message_id));
     assert_eq!(ids.len(), 3, "nor are names");
 }

@@ -10,31 +10,35 @@ use weir_store::quota::SendOutcome;
 
 use crate::claims::Claims;
 use crate::fixtures::{
-    accepted, books, configured, decided, decided_one, found, letters, limits, nothing_comes, send, sends,
-    texts_by_key,
+    accept_batch, configure, expect_nothing_claimable, find_quota, limits, outcome_letters, queue_audit,
+    send, send_batch, send_one, sends, texts_by_key,
 };
 use crate::{HasQuota, START};
 
 pub async fn an_unknown_user_is_not_configured_and_nothing_is_enqueued<H: HasQuota>() {
     let h = H::open().await;
-    assert_eq!(decided_one(&h, "nobody").await, SendOutcome::NotConfigured, "nobody configured this user");
-    assert_eq!(found(&h, "nobody").await, None, "a send creates no row");
-    assert_eq!(books(&h).await, QueueAudit::default(), "nothing is enqueued");
-    nothing_comes(&h, "nothing was accepted").await;
+    assert_eq!(send_one(&h, "nobody").await, SendOutcome::NotConfigured, "nobody configured this user");
+    assert_eq!(find_quota(&h, "nobody").await, None, "a send creates no row");
+    assert_eq!(queue_audit(&h).await, QueueAudit::default(), "nothing is enqueued");
+    expect_nothing_claimable(&h, "nothing was accepted").await;
 }
 
-pub async fn an_empty_batch_answers_empty<H: HasQuota>() {
+pub async fn an_empty_batch_has_no_outcomes<H: HasQuota>() {
     let h = H::open().await;
-    configured(&h, "alice", 1, 1).await;
-    assert_eq!(decided(&h, Vec::new()).await, [], "no commands, no outcomes");
-    assert_eq!(books(&h).await, QueueAudit::default(), "nothing is enqueued");
+    configure(&h, "alice", 1, 1).await;
+    assert_eq!(send_batch(&h, Vec::new()).await, [], "no commands, no outcomes");
+    assert_eq!(queue_audit(&h).await, QueueAudit::default(), "nothing is enqueued");
 }
 
 pub async fn exactly_the_limit_is_accepted_in_order<H: HasQuota>() {
     let h = H::open().await;
-    configured(&h, "alice", 4, 1).await;
-    let outcomes = decided(&h, sends("alice", 7)).await;
-    assert_eq!(letters(&outcomes), "AAAADDD", "the first four are within the limit, the others are not");
+    configure(&h, "alice", 4, 1).await;
+    let outcomes = send_batch(&h, sends("alice", 7)).await;
+    assert_eq!(
+        outcome_letters(&outcomes),
+        "AAAADDD",
+        "the first four are within the limit, the others are not"
+    );
     let reset_at = START.plus(Duration::from_secs(60));
     for (remaining, outcome) in [3, 2, 1, 0].into_iter().zip(&outcomes) {
         let SendOutcome::Accepted { grant, .. } = outcome else { unreachable!("the letters say so") };
@@ -50,20 +54,24 @@ pub async fn exactly_the_limit_is_accepted_in_order<H: HasQuota>() {
 
 pub async fn a_denial_changes_nothing<H: HasQuota>() {
     let h = H::open().await;
-    configured(&h, "alice", 2, 1).await;
-    accepted(&h, sends("alice", 2)).await;
-    let before = (found(&h, "alice").await, books(&h).await);
+    configure(&h, "alice", 2, 1).await;
+    accept_batch(&h, sends("alice", 2)).await;
+    let before = (find_quota(&h, "alice").await, queue_audit(&h).await);
     h.clock().advance(Duration::from_secs(10));
-    assert_eq!(letters(&decided(&h, sends("alice", 3)).await), "DDD", "the limit is used up");
-    assert_eq!((found(&h, "alice").await, books(&h).await), before, "a denial changes neither row nor queue");
+    assert_eq!(outcome_letters(&send_batch(&h, sends("alice", 3)).await), "DDD", "the limit is used up");
+    assert_eq!(
+        (find_quota(&h, "alice").await, queue_audit(&h).await),
+        before,
+        "a denial changes neither row nor queue"
+    );
 }
 
 pub async fn counts_carry_over_from_batch_to_batch<H: HasQuota>() {
     let h = H::open().await;
-    configured(&h, "alice", 5, 1).await;
+    configure(&h, "alice", 5, 1).await;
     let mut answers = String::new();
     for _ in 0..4 {
-        answers += &letters(&decided(&h, sends("alice", 2)).await);
+        answers += &outcome_letters(&send_batch(&h, sends("alice", 2)).await);
         h.clock().advance(Duration::from_secs(1));
     }
     assert_eq!(answers, "AAAAADDD", "batches of one window share its limit");
@@ -71,13 +79,13 @@ pub async fn counts_carry_over_from_batch_to_batch<H: HasQuota>() {
 
 pub async fn a_mixed_batch_answers_in_the_order_of_its_commands<H: HasQuota>() {
     let h = H::open().await;
-    configured(&h, "zoe", 2, 1).await;
-    configured(&h, "bob", 1, 1).await;
-    configured(&h, "amy", 9, 1).await;
+    configure(&h, "zoe", 2, 1).await;
+    configure(&h, "bob", 1, 1).await;
+    configure(&h, "amy", 9, 1).await;
     let names = ["zoe", "nobody", "bob", "zoe", "amy", "bob", "zoe", "nobody", "amy", "ghost", "zoe", "amy"];
     let batch = (1..).zip(names).map(|(n, name)| send(name, &format!("{n}"))).collect();
-    let outcomes = decided(&h, batch).await;
-    assert_eq!(letters(&outcomes), "ANAAADDNANDA", "each outcome answers the command at its place");
+    let outcomes = send_batch(&h, batch).await;
+    assert_eq!(outcome_letters(&outcomes), "ANAAADDNANDA", "each outcome answers the command at its place");
     let left: Vec<u32> = outcomes.iter().filter_map(remaining).collect();
     assert_eq!(left, [1, 0, 0, 8, 7, 6], "each user has a count of their own");
     let delivered = texts_by_key(&Claims::drain(&h).await);
@@ -99,10 +107,10 @@ fn remaining(outcome: &SendOutcome) -> Option<u32> {
 pub async fn a_large_batch_is_decided_whole<H: HasQuota>() {
     let h = H::open().await;
     for n in 0..100 {
-        configured(&h, &format!("user-{n}"), 30, 1).await;
+        configure(&h, &format!("user-{n}"), 30, 1).await;
     }
     let names = (0..6_000).map(|n| format!("user-{}", n * 7 % 150));
-    let outcomes = decided(&h, names.map(|name| send(&name, "hello")).collect()).await;
+    let outcomes = send_batch(&h, names.map(|name| send(&name, "hello")).collect()).await;
     let expected: String = (0..6_000)
         .map(|n| match (n * 7 % 150, n / 150) {
             (100.., _) => 'N',
@@ -110,17 +118,20 @@ pub async fn a_large_batch_is_decided_whole<H: HasQuota>() {
             _ => 'D',
         })
         .collect();
-    assert!(letters(&outcomes) == expected, "each of 6,000 outcomes answers the command at its place");
-    assert_eq!(books(&h).await.accepted, 3_000, "each accepted message is enqueued");
+    assert!(
+        outcome_letters(&outcomes) == expected,
+        "each of 6,000 outcomes answers the command at its place"
+    );
+    assert_eq!(queue_audit(&h).await.accepted, 3_000, "each accepted message is enqueued");
 }
 
 pub async fn outcomes_carry_the_limits_and_the_stores_time<H: HasQuota>() {
     let h = H::open().await;
-    configured(&h, "alice", 1, 3).await;
+    configure(&h, "alice", 1, 3).await;
     h.clock().advance(Duration::from_micros(1_234_567));
     let now = h.clock().now();
     assert_eq!(now, Timestamp::from_micros(START.as_micros() + 1_234_567), "the clock moved");
-    for outcome in decided(&h, sends("alice", 2)).await {
+    for outcome in send_batch(&h, sends("alice", 2)).await {
         let (SendOutcome::Accepted { limits: used, at, .. } | SendOutcome::Denied { limits: used, at, .. }) =
             outcome
         else {
@@ -136,12 +147,12 @@ pub async fn outcomes_carry_the_limits_and_the_stores_time<H: HasQuota>() {
 
 pub async fn message_ids_are_unique_within_and_across_batches<H: HasQuota>() {
     let h = H::open().await;
-    configured(&h, "alice", 10_000, 1).await;
-    configured(&h, "bob", 10_000, 1).await;
+    configure(&h, "alice", 10_000, 1).await;
+    configure(&h, "bob", 10_000, 1).await;
     let mut ids = HashSet::new();
     for _ in 0..5 {
         let batch = [sends("alice", 50), sends("bob", 50)].concat();
-        for id in accepted(&h, batch).await {
+        for id in accept_batch(&h, batch).await {
             assert_eq!(id.as_uuid().get_version_num(), 7, "{id} must be a version 7 UUID");
             assert!(ids.insert(id), "{id} names two messages");
         }

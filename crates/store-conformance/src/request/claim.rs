@@ -8,8 +8,9 @@ use weir_core::request::state::Status;
 use weir_store::request::{CLAIM_BYTES_MAX, Claimed, Job, Room, Sealed, Submit};
 
 use super::fixtures::{
-    DOWNSTREAM, accepted, accepted_one, begun, broken, claim, claim_one, claimed, claimed_named, died, done,
-    found, next_id, nothing_due, now, policy, put_back, reported, reported_one, room, wish, wishes,
+    DOWNSTREAM, accept_batch, accept_one, claim, claim_jobs, claim_named, claim_one, create_dead_requests,
+    expect_nothing_due, get_request, next_id, not_called, now, outage, policy, report_batch, report_one,
+    room, submission, submissions, submit_and_claim, success,
 };
 use crate::HasRequests;
 use crate::fixtures::awkward_user_ids;
@@ -32,27 +33,27 @@ fn to(downstream: &str, submit: Submit) -> Submit {
     Submit { downstream: downstream.to_owned(), ..submit }
 }
 
-pub async fn a_claim_brings_no_more_bytes_than_it_may<H: HasRequests>() {
+pub async fn a_claim_returns_no_more_bytes_than_the_maximum<H: HasRequests>() {
     let h = H::open().await;
     let large = |key| {
-        let wish = wish(&h, key);
+        let wish = submission(&h, key);
         let payload = Sealed { bytes: vec![7; CLAIM_BYTES_MAX / 2], ..wish.payload.clone() };
         Submit { payload, ..wish }
     };
     let (sent, huge) = ([large("a"), large("b"), large("c")], large("d"));
-    accepted(&h, sent.to_vec()).await;
+    accept_batch(&h, sent.to_vec()).await;
     assert_eq!(ids(&claim(&h, 10).await), [sent[0].id, sent[1].id]);
     assert_eq!(ids(&claim(&h, 10).await), [sent[2].id], "the rest is there for the next claim");
     let huge =
         Submit { payload: Sealed { bytes: vec![7; CLAIM_BYTES_MAX + 1], ..huge.payload.clone() }, ..huge };
-    accepted_one(&h, huge.clone()).await;
+    accept_one(&h, huge.clone()).await;
     assert_eq!(ids(&claim(&h, 10).await), [huge.id], "one comes however large");
 }
 
 pub async fn a_job_is_the_request_as_it_was_sent<H: HasRequests>() {
     let h = H::open().await;
-    let sent = wish(&h, "k");
-    accepted_one(&h, sent.clone()).await;
+    let sent = submission(&h, "k");
+    accept_one(&h, sent.clone()).await;
     let accepted_at = now(&h);
     h.clock().advance(Duration::from_secs(5));
     let job = claim_one(&h).await;
@@ -67,7 +68,7 @@ pub async fn a_job_is_the_request_as_it_was_sent<H: HasRequests>() {
         accepted_at,
     };
     assert_eq!(job, expected);
-    let request = found(&h, sent.id).await;
+    let request = get_request(&h, sent.id).await;
     assert_eq!((request.status, request.attempts), (Status::InProgress, 1));
     assert_eq!((request.accepted_at, request.updated_at), (accepted_at, now(&h)));
 }
@@ -76,34 +77,37 @@ pub async fn jobs_come_in_the_order_in_which_they_became_due<H: HasRequests>() {
     let h = H::open().await;
     let mut expected = Vec::new();
     for n in 0..6 {
-        expected.push(accepted_one(&h, wish(&h, &format!("k{n}"))).await);
+        expected.push(accept_one(&h, submission(&h, &format!("k{n}"))).await);
         h.clock().advance(Duration::from_secs(1));
     }
     // The first has its turn, and is due again after the others.
     let first = claim(&h, 1).await;
     assert_eq!(ids(&first), expected[..1]);
-    assert_eq!(reported_one(&h, put_back(&first[0], Duration::ZERO)).await, Ok(Status::InProgress));
+    assert_eq!(report_one(&h, not_called(&first[0], Duration::ZERO)).await, Ok(Status::InProgress));
     h.clock().advance(Duration::from_secs(1));
     expected.rotate_left(1);
     assert_eq!(ids(&claim(&h, 4).await), expected[..4]);
     assert_eq!(ids(&claim(&h, 4).await), expected[4..]);
-    nothing_due(&h, "all are out").await;
+    expect_nothing_due(&h, "all are out").await;
 }
 
-pub async fn a_job_that_is_put_off_comes_before_those_due_later<H: HasRequests>() {
+pub async fn a_deferred_job_comes_before_jobs_due_later<H: HasRequests>() {
     let h = H::open().await;
-    let early = begun(&h, wish(&h, "early")).await;
-    reported_one(&h, put_back(&early, Duration::from_secs(2))).await.expect("it is taken");
+    let early = submit_and_claim(&h, submission(&h, "early")).await;
+    report_one(&h, not_called(&early, Duration::from_secs(2))).await.expect("it is taken");
     h.clock().advance(Duration::from_secs(3));
-    let late = accepted_one(&h, wish(&h, "late")).await;
+    let late = accept_one(&h, submission(&h, "late")).await;
     assert_eq!(ids(&claim(&h, 2).await), [early.id, late], "the longest due first");
 }
 
-pub async fn each_downstream_has_its_own_room<H: HasRequests>() {
+pub async fn each_downstream_has_its_own_capacity<H: HasRequests>() {
     let h = H::open().await;
     for (downstream, count) in [("a", 5), ("b", 3), ("c", 2)] {
-        accepted(&h, wishes(&h, downstream, count).into_iter().map(|wish| to(downstream, wish)).collect())
-            .await;
+        accept_batch(
+            &h,
+            submissions(&h, downstream, count).into_iter().map(|wish| to(downstream, wish)).collect(),
+        )
+        .await;
     }
     let count = |claimed: &Claimed, of: &str| claimed.jobs.iter().filter(|job| job.downstream == of).count();
     let claimed = claim_of(&h, &[room("a", 2), room("b", 10), room("nobody", 10)]).await;
@@ -114,9 +118,9 @@ pub async fn each_downstream_has_its_own_room<H: HasRequests>() {
     assert_eq!((count(&claimed, "a"), count(&claimed, "c")), (2, 1), "any room may be named");
 }
 
-pub async fn without_room_nothing_is_claimed_or_held<H: HasRequests>() {
+pub async fn without_capacity_nothing_is_claimed_or_leased<H: HasRequests>() {
     let h = H::open().await;
-    accepted(&h, wishes(&h, "k", 2)).await;
+    accept_batch(&h, submissions(&h, "k", 2)).await;
     for room in [vec![], vec![room(DOWNSTREAM, 0)], vec![room("other", 5)], vec![room("Echo", 5)]] {
         let claimed = claim_of(&h, &room).await;
         assert!(claimed.jobs.is_empty() && claimed.exhausted.is_empty(), "{room:?}: {claimed:?}");
@@ -125,18 +129,18 @@ pub async fn without_room_nothing_is_claimed_or_held<H: HasRequests>() {
     assert_eq!(claim(&h, 5).await.len(), 2);
 }
 
-pub async fn a_claim_in_vain_says_how_long_to_wait<H: HasRequests>() {
+pub async fn an_empty_claim_says_how_long_to_wait<H: HasRequests>() {
     let h = H::open().await;
     let waits = async |room: &[Room]| claim_of(&h, room).await.next;
     assert_eq!(waits(&[room("a", 1), room("b", 1)]).await, None, "there is no job");
-    let job = begun(&h, to("a", wish(&h, "1"))).await;
+    let job = submit_and_claim(&h, to("a", submission(&h, "1"))).await;
     assert_eq!(waits(&[room("a", 1)]).await, Some(policy().lease), "the job may come back");
     let after = Duration::from_micros(3_000_001);
-    reported_one(&h, put_back(&job, after)).await.expect("it is taken");
+    report_one(&h, not_called(&job, after)).await.expect("it is taken");
     h.clock().advance(Duration::from_secs(1));
     assert_eq!(waits(&[room("a", 1)]).await, Some(Duration::from_micros(2_000_001)));
-    let other = begun(&h, to("b", wish(&h, "2"))).await;
-    reported_one(&h, put_back(&other, Duration::from_secs(1))).await.expect("it is taken");
+    let other = submit_and_claim(&h, to("b", submission(&h, "2"))).await;
+    report_one(&h, not_called(&other, Duration::from_secs(1))).await.expect("it is taken");
     let both = [room("a", 1), room("b", 1)];
     assert_eq!(waits(&both).await, Some(Duration::from_secs(1)), "the first of all");
     assert_eq!(waits(&[room("a", 1), room("b", 0)]).await, Some(Duration::from_micros(2_000_001)));
@@ -144,34 +148,34 @@ pub async fn a_claim_in_vain_says_how_long_to_wait<H: HasRequests>() {
     assert_eq!(ids(&claim_of(&h, &both).await.jobs), [other.id], "after it there is one");
 }
 
-pub async fn what_a_broker_does_not_have_may_be_claimed_all_the_same<H: HasRequests>() {
+pub async fn requests_missing_from_the_broker_can_be_claimed<H: HasRequests>() {
     let h = H::open().await;
-    let pending = Submit { needs_broker: true, ..wish(&h, "k") };
-    let id = accepted_one(&h, pending).await;
+    let pending = Submit { needs_broker: true, ..submission(&h, "k") };
+    let id = accept_one(&h, pending).await;
     assert_eq!(claim_one(&h).await.id, id);
-    assert_eq!(found(&h, id).await.status, Status::InProgress);
+    assert_eq!(get_request(&h, id).await.status, Status::InProgress);
 }
 
 pub async fn downstreams_are_listed_once_while_jobs_wait_for_them<H: HasRequests>() {
     let h = H::open().await;
     assert_eq!(downstreams(&h).await, [""; 0]);
     let names = ["a", "b", "a", "c", "b", "a"];
-    let batch = names.iter().enumerate().map(|(n, name)| to(name, wish(&h, &n.to_string()))).collect();
-    accepted(&h, batch).await;
+    let batch = names.iter().enumerate().map(|(n, name)| to(name, submission(&h, &n.to_string()))).collect();
+    accept_batch(&h, batch).await;
     assert_eq!(downstreams(&h).await, ["a", "b", "c"]);
     let jobs = claim_of(&h, &[room("a", 9), room("c", 9)]).await.jobs;
-    reported(&h, jobs.iter().map(done).collect()).await;
+    report_batch(&h, jobs.iter().map(success).collect()).await;
     assert_eq!(downstreams(&h).await, ["b"]);
     let jobs = claim_of(&h, &[room("b", 9)]).await.jobs;
-    reported(&h, jobs.iter().map(broken).collect()).await;
+    report_batch(&h, jobs.iter().map(outage).collect()).await;
     assert_eq!(downstreams(&h).await, ["b"], "those between two attempts wait too");
 }
 
-pub async fn awkward_names_of_downstreams_are_kept_apart<H: HasRequests>() {
+pub async fn awkward_names_of_downstreams_stay_distinct<H: HasRequests>() {
     let h = H::open().await;
     let names = awkward_user_ids();
-    let batch: Vec<_> = names.iter().map(|name| to(name, wish(&h, name))).collect();
-    accepted(&h, batch.clone()).await;
+    let batch: Vec<_> = names.iter().map(|name| to(name, submission(&h, name))).collect();
+    accept_batch(&h, batch.clone()).await;
     assert_eq!(downstreams(&h).await.into_iter().collect::<BTreeSet<_>>(), names.iter().cloned().collect());
     for sent in batch {
         let jobs = claim_of(&h, &[room(&sent.downstream, 9)]).await.jobs;
@@ -182,42 +186,42 @@ pub async fn awkward_names_of_downstreams_are_kept_apart<H: HasRequests>() {
 
 pub async fn named_requests_are_claimed_and_no_others<H: HasRequests>() {
     let h = H::open().await;
-    let receipts = accepted(&h, wishes(&h, "k", 5)).await;
+    let receipts = accept_batch(&h, submissions(&h, "k", 5)).await;
     let named = [receipts[3].id, receipts[1].id];
-    let claimed = claimed_named(&h, &named).await;
+    let claimed = claim_named(&h, &named).await;
     let taken: BTreeSet<_> = ids(&claimed.jobs).into_iter().collect();
     assert_eq!(taken, named.into_iter().collect());
     assert!(claimed.jobs.iter().all(|job| job.attempt == 1 && job.downstream == DOWNSTREAM));
-    assert_eq!(found(&h, named[0]).await.status, Status::InProgress);
+    assert_eq!(get_request(&h, named[0]).await.status, Status::InProgress);
     let rest: BTreeSet<_> = ids(&claim(&h, 10).await).into_iter().collect();
     assert_eq!(rest, [receipts[0].id, receipts[2].id, receipts[4].id].into());
 }
 
 pub async fn a_named_request_that_cannot_be_claimed_is_left_out<H: HasRequests>() {
     let h = H::open().await;
-    let taken = begun(&h, wish(&h, "taken")).await;
-    let later = begun(&h, wish(&h, "later")).await;
-    let finished = begun(&h, wish(&h, "finished")).await;
+    let taken = submit_and_claim(&h, submission(&h, "taken")).await;
+    let later = submit_and_claim(&h, submission(&h, "later")).await;
+    let finished = submit_and_claim(&h, submission(&h, "finished")).await;
     let after = Duration::from_secs(1);
-    reported(&h, vec![put_back(&later, after), done(&finished)]).await;
-    let dead = died(&h, vec![wish(&h, "dead")]).await.remove(0);
-    let free = accepted_one(&h, wish(&h, "free")).await;
+    report_batch(&h, vec![not_called(&later, after), success(&finished)]).await;
+    let dead = create_dead_requests(&h, vec![submission(&h, "dead")]).await.remove(0);
+    let free = accept_one(&h, submission(&h, "free")).await;
     let named = [taken.id, later.id, finished.id, dead.id, next_id(&h), free, free];
-    let claimed = claimed_named(&h, &named).await;
+    let claimed = claim_named(&h, &named).await;
     assert_eq!(ids(&claimed.jobs), [free], "once, though it is named twice");
     assert!(claimed.exhausted.is_empty());
-    assert!(claimed_named(&h, &[]).await.jobs.is_empty());
+    assert!(claim_named(&h, &[]).await.jobs.is_empty());
     h.clock().advance(Duration::from_secs(1));
-    assert_eq!(ids(&claimed_named(&h, &named).await.jobs), [later.id], "when its time has come");
+    assert_eq!(ids(&claim_named(&h, &named).await.jobs), [later.id], "when its time has come");
 }
 
-pub async fn a_large_claim_is_worked_off_whole<H: HasRequests>() {
+pub async fn every_job_of_a_large_claim_can_be_reported<H: HasRequests>() {
     let h = H::open().await;
-    accepted(&h, wishes(&h, "k", 1_500)).await;
-    let jobs = claimed(&h, 1_000).await.jobs;
+    accept_batch(&h, submissions(&h, "k", 1_500)).await;
+    let jobs = claim_jobs(&h, 1_000).await.jobs;
     assert_eq!(jobs.len(), 1_000);
-    let outcomes = reported(&h, jobs.iter().map(done).collect()).await;
+    let outcomes = report_batch(&h, jobs.iter().map(success).collect()).await;
     assert!(outcomes.iter().all(|outcome| *outcome == Ok(Status::Completed)));
     assert_eq!(claim(&h, 1_000).await.len(), 500);
-    assert_eq!(super::fixtures::books(&h).await.completed, 1_000);
+    assert_eq!(super::fixtures::request_audit(&h).await.completed, 1_000);
 }

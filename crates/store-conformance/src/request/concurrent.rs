@@ -12,12 +12,13 @@ use weir_core::request::state::{Callback, Refused, Status};
 use weir_store::request::{CallbackOutcome, Job, JobReport, RequestStore, Room, Submit, SubmitOutcome};
 
 use super::fixtures::{
-    DOWNSTREAM, TENANT, URL, accepted, again, begun, books, broken, calls_back, claim, claimed_named,
-    dead_ids, died, done, found, hasty, letters, policy, put_back, room, status, webhooks, wish, wish_for,
-    wishes,
+    DOWNSTREAM, TENANT, URL, accept_batch, callback_report, claim, claim_named, create_dead_requests,
+    dead_ids, get_request, not_called, outage, outcome_letters, policy, request_audit, resubmission, room,
+    single_attempt_policy, status, submission, submission_for, submissions, submit_and_claim, success,
+    webhooks,
 };
 use crate::HasRequests;
-use crate::fixtures::{at_once, limits};
+use crate::fixtures::{limits, run_concurrently};
 
 type Stores = Vec<Arc<dyn RequestStore>>;
 
@@ -30,10 +31,10 @@ struct Servers<H> {
 impl<H: HasRequests> Servers<H> {
     async fn open() -> Self {
         let h = H::open().await;
-        let other = h.another().await;
+        let other = h.second_server().await;
         let servers = Self { h, other };
         for store in servers.stores() {
-            warm(&store).await;
+            open_connections(&store).await;
         }
         servers
     }
@@ -51,19 +52,19 @@ impl<H: HasRequests> Servers<H> {
 
 /// Lets an engine open its connections before many want one at once. On a busy machine that may take longer than a caller
 /// would wait; no case is about that.
-async fn warm(store: &Arc<dyn RequestStore>) {
+async fn open_connections(store: &Arc<dyn RequestStore>) {
     let mut in_a_row = 0;
     while in_a_row < 3 {
         let calls = (0..16).map(|_| {
             let store = Arc::clone(store);
             async move { store.audit_requests().await.is_ok() }
         });
-        let all = at_once(calls).await.into_iter().all(|is_ok| is_ok);
+        let all = run_concurrently(calls).await.into_iter().all(|is_ok| is_ok);
         in_a_row = if all { in_a_row + 1 } else { 0 };
     }
 }
 
-async fn submitted_at_once(
+async fn submit_concurrently(
     stores: &Stores,
     batches: Vec<Vec<Submit>>,
     limits: Option<weir_core::quota::Limits>,
@@ -72,10 +73,10 @@ async fn submitted_at_once(
         let store = Arc::clone(&stores[n % stores.len()]);
         async move { store.submit_batch(batch.into(), limits).await.expect("submit_batch must succeed") }
     });
-    at_once(calls).await
+    run_concurrently(calls).await
 }
 
-fn id_of(outcome: &SubmitOutcome) -> RequestId {
+fn receipt_id(outcome: &SubmitOutcome) -> RequestId {
     match outcome {
         SubmitOutcome::Accepted(receipt) | SubmitOutcome::Replayed(receipt) => receipt.id,
         other => panic!("accepted or replayed, not {other:?}"),
@@ -83,61 +84,61 @@ fn id_of(outcome: &SubmitOutcome) -> RequestId {
 }
 
 fn count(outcomes: &[SubmitOutcome], letter: char) -> usize {
-    letters(outcomes).chars().filter(|other| *other == letter).count()
+    outcome_letters(outcomes).chars().filter(|other| *other == letter).count()
 }
 
 /// A hundred callers send the same at once: it is one request, whoever they ask.
-async fn one_request<H: HasRequests>(h: &H, stores: &Stores) {
-    let sent = wish(h, "k");
-    let batches = (0..100).map(|_| vec![again(h, &sent)]).collect();
-    let outcomes = submitted_at_once(stores, batches, None).await.concat();
+async fn expect_one_request<H: HasRequests>(h: &H, stores: &Stores) {
+    let sent = submission(h, "k");
+    let batches = (0..100).map(|_| vec![resubmission(h, &sent)]).collect();
+    let outcomes = submit_concurrently(stores, batches, None).await.concat();
     assert_eq!((count(&outcomes, 'A'), count(&outcomes, 'R')), (1, 99));
-    let ids: BTreeSet<_> = outcomes.iter().map(id_of).collect();
+    let ids: BTreeSet<_> = outcomes.iter().map(receipt_id).collect();
     assert_eq!(ids.len(), 1, "all are told the same request");
     assert_eq!(claim(h, 10).await.len(), 1, "and it has one job");
-    assert_eq!(books(h).await.accepted, 1);
+    assert_eq!(request_audit(h).await.accepted, 1);
 }
 
-pub async fn a_hundred_identical_submissions_make_one_request<H: HasRequests>() {
+pub async fn a_hundred_identical_submissions_create_one_request<H: HasRequests>() {
     let h = H::open().await;
-    warm(&h.requests()).await;
-    one_request(&h, &vec![h.requests()]).await;
+    open_connections(&h.requests()).await;
+    expect_one_request(&h, &vec![h.requests()]).await;
 }
 
-pub async fn a_hundred_identical_submissions_to_two_servers_make_one_request<H: HasRequests>() {
+pub async fn a_hundred_identical_submissions_to_two_servers_create_one_request<H: HasRequests>() {
     let servers = Servers::<H>::open().await;
-    one_request(&servers.h, &servers.stores()).await;
+    expect_one_request(&servers.h, &servers.stores()).await;
 }
 
-pub async fn an_expired_key_is_taken_once<H: HasRequests>() {
+pub async fn an_expired_key_is_reused_once<H: HasRequests>() {
     let servers = Servers::<H>::open().await;
     let h = &servers.h;
-    let sent = wish(h, "k");
-    accepted(h, vec![sent.clone()]).await;
+    let sent = submission(h, "k");
+    accept_batch(h, vec![sent.clone()]).await;
     h.clock().advance(super::fixtures::DAY);
-    let batches = (0..40).map(|_| vec![again(h, &sent)]).collect();
-    let outcomes = submitted_at_once(&servers.stores(), batches, None).await.concat();
+    let batches = (0..40).map(|_| vec![resubmission(h, &sent)]).collect();
+    let outcomes = submit_concurrently(&servers.stores(), batches, None).await.concat();
     assert_eq!((count(&outcomes, 'A'), count(&outcomes, 'R')), (1, 39));
-    assert!(outcomes.iter().all(|outcome| id_of(outcome) != sent.id), "the old request is not meant");
-    assert_eq!(books(h).await.accepted, 2);
+    assert!(outcomes.iter().all(|outcome| receipt_id(outcome) != sent.id), "the old request is not meant");
+    assert_eq!(request_audit(h).await.accepted, 2);
 }
 
 pub async fn different_payloads_under_one_key_leave_one_request<H: HasRequests>() {
     let servers = Servers::<H>::open().await;
     let h = &servers.h;
-    let batches = (0..40).map(|n| vec![wish_for(h, TENANT, "k", &format!("what {}", n / 2))]).collect();
-    let outcomes = submitted_at_once(&servers.stores(), batches, None).await.concat();
-    assert_eq!((count(&outcomes, 'A'), count(&outcomes, 'C')), (1, 38), "{}", letters(&outcomes));
+    let batches = (0..40).map(|n| vec![submission_for(h, TENANT, "k", &format!("what {}", n / 2))]).collect();
+    let outcomes = submit_concurrently(&servers.stores(), batches, None).await.concat();
+    assert_eq!((count(&outcomes, 'A'), count(&outcomes, 'C')), (1, 38), "{}", outcome_letters(&outcomes));
     assert_eq!(count(&outcomes, 'R'), 1, "the one that asked for the same");
-    assert_eq!(books(h).await.accepted, 1);
+    assert_eq!(request_audit(h).await.accepted, 1);
 }
 
 pub async fn batches_naming_keys_in_any_order_all_succeed<H: HasRequests>() {
     let servers = Servers::<H>::open().await;
     let h = &servers.h;
-    let sent = wishes(h, "k", 20);
+    let sent = submissions(h, "k", 20);
     let batches = (0..20).map(|n| {
-        let mut batch: Vec<_> = sent.iter().map(|sent| again(h, sent)).collect();
+        let mut batch: Vec<_> = sent.iter().map(|sent| resubmission(h, sent)).collect();
         batch.rotate_left(n);
         if n % 2 == 0 {
             batch.reverse();
@@ -145,14 +146,14 @@ pub async fn batches_naming_keys_in_any_order_all_succeed<H: HasRequests>() {
         batch
     });
     let batches: Vec<_> = batches.collect();
-    let outcomes = submitted_at_once(&servers.stores(), batches.clone(), None).await;
+    let outcomes = submit_concurrently(&servers.stores(), batches.clone(), None).await;
     let mut ids: BTreeMap<String, BTreeSet<RequestId>> = BTreeMap::new();
     for (sent, outcome) in batches.concat().iter().zip(outcomes.concat()) {
-        ids.entry(sent.key.to_string()).or_default().insert(id_of(&outcome));
+        ids.entry(sent.key.to_string()).or_default().insert(receipt_id(&outcome));
     }
     assert_eq!(count(&outcomes.concat(), 'A'), 20, "each is accepted once");
     assert!(ids.values().all(|ids| ids.len() == 1), "and everybody is told the same: {ids:?}");
-    assert_eq!(books(h).await.in_flight, 20);
+    assert_eq!(request_audit(h).await.in_flight, 20);
 }
 
 pub async fn a_tenants_limit_holds_for_all_servers_together<H: HasRequests>() {
@@ -160,7 +161,7 @@ pub async fn a_tenants_limit_holds_for_all_servers_together<H: HasRequests>() {
     let h = &servers.h;
     let batches = (0..24)
         .map(|n| {
-            let of = |tenant: &str, m: usize| wish_for(h, tenant, &format!("{n}-{m}"), "what");
+            let of = |tenant: &str, m: usize| submission_for(h, tenant, &format!("{n}-{m}"), "what");
             let mut batch = vec![of("a", 0), of("b", 0), of("a", 1), of("b", 1), of("a", 2)];
             if n % 2 == 0 {
                 batch.reverse();
@@ -168,7 +169,8 @@ pub async fn a_tenants_limit_holds_for_all_servers_together<H: HasRequests>() {
             batch
         })
         .collect::<Vec<_>>();
-    let outcomes = submitted_at_once(&servers.stores(), batches.clone(), Some(limits(30, 1))).await.concat();
+    let outcomes =
+        submit_concurrently(&servers.stores(), batches.clone(), Some(limits(30, 1))).await.concat();
     for tenant in ["a", "b"] {
         let of_tenant = batches.concat().into_iter().zip(&outcomes);
         let accepted = of_tenant.filter(|(sent, outcome)| {
@@ -176,14 +178,14 @@ pub async fn a_tenants_limit_holds_for_all_servers_together<H: HasRequests>() {
         });
         assert_eq!(accepted.count(), 30, "exactly the limit of {tenant}");
     }
-    assert_eq!(books(h).await.accepted, 60);
+    assert_eq!(request_audit(h).await.accepted, 60);
 }
 
 /// Who has what: of each job the last token, and whether a worker has it in hand.
 #[derive(Clone, Default)]
-struct InHand(Arc<Mutex<BTreeMap<RequestId, (u64, bool)>>>);
+struct ActiveJobs(Arc<Mutex<BTreeMap<RequestId, (u64, bool)>>>);
 
-impl InHand {
+impl ActiveJobs {
     fn take(&self, jobs: &[Job]) {
         let mut hands = self.0.lock();
         for job in jobs {
@@ -202,22 +204,22 @@ impl InHand {
 }
 
 /// Claims and reports until there is nothing more to do; every third job is put back the first time.
-async fn work(store: Arc<dyn RequestStore>, in_hand: InHand, room: Room) -> usize {
+async fn work(store: Arc<dyn RequestStore>, active_jobs: ActiveJobs, room: Room) -> usize {
     let (mut completed, mut n) = (0, 0);
     loop {
         let claimed = store.claim_jobs(std::slice::from_ref(&room), &policy()).await;
         let claimed = claimed.expect("claim_jobs must succeed");
-        in_hand.take(&claimed.jobs);
+        active_jobs.take(&claimed.jobs);
         if claimed.jobs.is_empty() && claimed.next.is_none() {
             let books = store.audit_requests().await.expect("audit_requests must succeed");
             assert_eq!(books.jobs, 0, "nothing is left when there is nothing to wait for");
             return completed;
         }
         tokio::task::yield_now().await;
-        in_hand.give_back(&claimed.jobs);
+        active_jobs.give_back(&claimed.jobs);
         let answer = |job| {
             n += 1;
-            if n % 3 == 0 { put_back(job, Duration::ZERO) } else { done(job) }
+            if n % 3 == 0 { not_called(job, Duration::ZERO) } else { success(job) }
         };
         let reports: Vec<JobReport> = claimed.jobs.iter().map(answer).collect();
         for outcome in store.report_batch(reports, &policy()).await.expect("report_batch must succeed") {
@@ -226,17 +228,17 @@ async fn work(store: Arc<dyn RequestStore>, in_hand: InHand, room: Room) -> usiz
     }
 }
 
-pub async fn parallel_workers_have_each_job_alone_and_complete_it_once<H: HasRequests>() {
+pub async fn parallel_workers_share_no_job_and_complete_each_once<H: HasRequests>() {
     let servers = Servers::<H>::open().await;
     let h = &servers.h;
-    let batch = wishes(h, "k", 300).into_iter();
+    let batch = submissions(h, "k", 300).into_iter();
     let told: Vec<_> = batch.map(|wish| Submit { callback_url: Some(URL.to_owned()), ..wish }).collect();
-    accepted(h, told.clone()).await;
-    let in_hand = InHand::default();
-    let workers = (0..8).map(|n| work(servers.store(n), in_hand.clone(), room(DOWNSTREAM, 7)));
-    let completed: usize = at_once(workers).await.into_iter().sum();
+    accept_batch(h, told.clone()).await;
+    let active_jobs = ActiveJobs::default();
+    let workers = (0..8).map(|n| work(servers.store(n), active_jobs.clone(), room(DOWNSTREAM, 7)));
+    let completed: usize = run_concurrently(workers).await.into_iter().sum();
     assert_eq!(completed, 300, "every request was completed by one worker");
-    assert_eq!(books(h).await.completed, 300);
+    assert_eq!(request_audit(h).await.completed, 300);
     let ids: Vec<_> = told.iter().map(|sent| sent.id).collect();
     assert_eq!(webhooks(h).await, ids, "and told once");
 }
@@ -244,7 +246,8 @@ pub async fn parallel_workers_have_each_job_alone_and_complete_it_once<H: HasReq
 pub async fn parallel_claims_by_name_have_one_winner<H: HasRequests>() {
     let servers = Servers::<H>::open().await;
     let h = &servers.h;
-    let ids: Vec<_> = accepted(h, wishes(h, "k", 30)).await.iter().map(|receipt| receipt.id).collect();
+    let ids: Vec<_> =
+        accept_batch(h, submissions(h, "k", 30)).await.iter().map(|receipt| receipt.id).collect();
     let claims = (0..12).map(|n| {
         let (store, mut ids) = (servers.store(n), ids.clone());
         ids.rotate_left(n);
@@ -260,9 +263,9 @@ pub async fn parallel_claims_by_name_have_one_winner<H: HasRequests>() {
             claimed.expect("the claim must succeed").jobs
         }
     });
-    let jobs = at_once(claims).await.concat();
+    let jobs = run_concurrently(claims).await.concat();
     // Those that two wanted at the same moment may be left for the next claim.
-    let jobs = [jobs, claimed_named(h, &ids).await.jobs].concat();
+    let jobs = [jobs, claim_named(h, &ids).await.jobs].concat();
     let claimed: BTreeSet<_> = jobs.iter().map(|job| job.id).collect();
     assert_eq!((jobs.len(), claimed.len()), (30, 30), "each is claimed once");
     assert!(jobs.iter().all(|job| (job.attempt, job.token) == (1, 1)));
@@ -272,16 +275,16 @@ pub async fn a_worker_and_a_callback_end_a_request_once<H: HasRequests>() {
     let servers = Servers::<H>::open().await;
     let h = &servers.h;
     for n in 0..5 {
-        let sent = Submit { callback_url: Some(URL.to_owned()), ..wish(h, &format!("k{n}")) };
-        let job = begun(h, sent).await;
+        let sent = Submit { callback_url: Some(URL.to_owned()), ..submission(h, &format!("k{n}")) };
+        let job = submit_and_claim(h, sent).await;
         let ends = (0..12).map(|n| {
             let (store, job) = (servers.store(n / 2), job.clone());
             async move {
                 if n % 2 == 0 {
-                    let outcomes = store.report_batch(vec![done(&job)], &policy()).await;
+                    let outcomes = store.report_batch(vec![success(&job)], &policy()).await;
                     outcomes.expect("report_batch must succeed").remove(0)
                 } else {
-                    let outcome = store.call_back(job.id, calls_back(Callback::Failed)).await;
+                    let outcome = store.call_back(job.id, callback_report(Callback::Failed)).await;
                     match outcome.expect("call_back must succeed") {
                         CallbackOutcome::Taken(status) => Ok(status),
                         CallbackOutcome::Refused(refused) => Err(refused),
@@ -290,20 +293,21 @@ pub async fn a_worker_and_a_callback_end_a_request_once<H: HasRequests>() {
                 }
             }
         });
-        let outcomes = at_once(ends).await;
+        let outcomes = run_concurrently(ends).await;
         let end = status(h, job.id).await;
         let taken: Vec<_> = outcomes.iter().filter_map(|outcome| outcome.ok()).collect();
         assert_eq!(taken, [end], "one of them ended it");
         assert!(outcomes.iter().all(|o| o.is_ok() || *o == Err(Refused::Final(end))), "{outcomes:?}");
         assert_eq!(webhooks(h).await, [job.id], "which is told once");
     }
-    books(h).await;
+    request_audit(h).await;
 }
 
-pub async fn a_dead_letter_is_replayed_or_discarded_by_one<H: HasRequests>() {
+pub async fn a_dead_letter_is_replayed_or_discarded_once<H: HasRequests>() {
     let servers = Servers::<H>::open().await;
     let h = &servers.h;
-    let ids: Vec<_> = died(h, wishes(h, "k", 20)).await.iter().map(|job| job.id).collect();
+    let ids: Vec<_> =
+        create_dead_requests(h, submissions(h, "k", 20)).await.iter().map(|job| job.id).collect();
     let calls = (0..8).map(|n| {
         let (store, ids) = (servers.store(n / 2), ids.clone());
         async move {
@@ -323,9 +327,9 @@ pub async fn a_dead_letter_is_replayed_or_discarded_by_one<H: HasRequests>() {
             changed
         }
     });
-    let changed: usize = at_once(calls).await.into_iter().sum();
+    let changed: usize = run_concurrently(calls).await.into_iter().sum();
     assert_eq!(changed + dead_ids(h).await.len(), 20, "each letter is taken by one");
-    let books = books(h).await;
+    let books = request_audit(h).await;
     assert_eq!(claim(h, 100).await.len() as u64, books.in_flight, "{books:?}");
     assert_eq!((books.accepted, books.in_flight + books.dead), (20, 20));
 }
@@ -333,8 +337,9 @@ pub async fn a_dead_letter_is_replayed_or_discarded_by_one<H: HasRequests>() {
 pub async fn a_job_claimed_while_the_broker_takes_it_stays_claimed<H: HasRequests>() {
     let servers = Servers::<H>::open().await;
     let h = &servers.h;
-    let batch = wishes(h, "k", 40).into_iter().map(|wish| Submit { needs_broker: true, ..wish }).collect();
-    let ids: Vec<_> = accepted(h, batch).await.iter().map(|receipt| receipt.id).collect();
+    let batch =
+        submissions(h, "k", 40).into_iter().map(|wish| Submit { needs_broker: true, ..wish }).collect();
+    let ids: Vec<_> = accept_batch(h, batch).await.iter().map(|receipt| receipt.id).collect();
     let calls = (0..20).map(|n| {
         let (store, ids) = (servers.store(n / 2), ids.clone());
         async move {
@@ -346,26 +351,29 @@ pub async fn a_job_claimed_while_the_broker_takes_it_stays_claimed<H: HasRequest
             claimed.expect("claim_jobs must succeed").jobs.len()
         }
     });
-    let claimed: usize = at_once(calls).await.into_iter().sum();
+    let claimed: usize = run_concurrently(calls).await.into_iter().sum();
     let rest = claim(h, 100).await.len();
     assert_eq!(claimed + rest, 40);
     for id in ids {
-        let request = found(h, id).await;
+        let request = get_request(h, id).await;
         assert_eq!((request.status, request.attempts), (Status::InProgress, 1));
     }
 }
 
 /// One step of somebody who does a bit of everything.
-async fn busy(store: &dyn RequestStore, batch: Vec<Submit>, n: usize) {
+async fn run_mixed_load(store: &dyn RequestStore, batch: Vec<Submit>, n: usize) {
     store.submit_batch(batch.into(), None).await.expect("submit_batch must succeed");
     let claimed = store.claim_jobs(&[room(DOWNSTREAM, 6)], &policy()).await;
     let jobs = claimed.expect("claim_jobs must succeed").jobs;
     let reports = jobs.iter().enumerate().map(|(m, job)| match (n + m) % 4 {
-        0 | 1 => done(job),
-        2 => super::fixtures::rejected(job),
-        _ => broken(job),
+        0 | 1 => success(job),
+        2 => super::fixtures::rejection(job),
+        _ => outage(job),
     });
-    let outcomes = store.report_batch(reports.collect(), &hasty()).await.expect("report_batch must succeed");
+    let outcomes = store
+        .report_batch(reports.collect(), &single_attempt_policy())
+        .await
+        .expect("report_batch must succeed");
     assert!(outcomes.iter().all(Result::is_ok), "the holder's reports count: {outcomes:?}");
     match n % 4 {
         0 => store.replay_requests(3).await.map(drop).expect("replay_requests must succeed"),
@@ -389,21 +397,21 @@ pub async fn everything_at_once_keeps_the_books<H: HasRequests>() {
     let clock = h.clock().clone();
     let calls = (0..8).map(|n| {
         let (store, clock) = (servers.store(n), clock.clone());
-        let mut batches: Vec<_> = (0..10).map(|m| wishes(h, &format!("{n}-{m}"), 5)).collect();
+        let mut batches: Vec<_> = (0..10).map(|m| submissions(h, &format!("{n}-{m}"), 5)).collect();
         async move {
             for (m, batch) in batches.drain(..).enumerate() {
-                busy(&*store, batch, n + m).await;
+                run_mixed_load(&*store, batch, n + m).await;
                 clock.advance(Duration::from_millis(2));
             }
         }
     });
-    at_once(calls).await;
-    let counted = books(h).await;
+    run_concurrently(calls).await;
+    let counted = request_audit(h).await;
     assert_eq!(counted.accepted, 400);
     assert!(counted.completed > 0 && counted.failed > 0 && counted.purged > 0, "{counted:?}");
     h.clock().advance(super::fixtures::DAY);
-    let in_hand = InHand::default();
-    let left = work(servers.store(1), in_hand, room(DOWNSTREAM, 50)).await;
+    let active_jobs = ActiveJobs::default();
+    let left = work(servers.store(1), active_jobs, room(DOWNSTREAM, 50)).await;
     assert_eq!(left as u64, counted.in_flight, "what is left can be worked off");
-    assert_eq!(books(h).await.in_flight, 0);
+    assert_eq!(request_audit(h).await.in_flight, 0);
 }

@@ -44,7 +44,7 @@ pub fn policy() -> Policy {
 }
 
 /// The same with one attempt, so that the first failure is the last.
-pub fn hasty() -> Policy {
+pub fn single_attempt_policy() -> Policy {
     Policy { max_attempts: NonZeroU32::MIN, ..policy() }
 }
 
@@ -82,7 +82,7 @@ pub fn fingerprint(text: &str) -> Fingerprint {
 }
 
 /// A submission of `tenant` under `key` that asks for `what`.
-pub fn wish_for<H: HasRequests>(h: &H, of: &str, key: &str, what: &str) -> Submit {
+pub fn submission_for<H: HasRequests>(h: &H, of: &str, key: &str, what: &str) -> Submit {
     Submit {
         id: next_id(h),
         tenant: tenant(of),
@@ -97,22 +97,22 @@ pub fn wish_for<H: HasRequests>(h: &H, of: &str, key: &str, what: &str) -> Submi
 }
 
 /// A submission of [`TENANT`] that asks for what its key says.
-pub fn wish<H: HasRequests>(h: &H, key: &str) -> Submit {
-    wish_for(h, TENANT, key, key)
+pub fn submission<H: HasRequests>(h: &H, key: &str) -> Submit {
+    submission_for(h, TENANT, key, key)
 }
 
 /// `count` submissions of [`TENANT`], with keys named after `prefix`.
-pub fn wishes<H: HasRequests>(h: &H, prefix: &str, count: usize) -> Vec<Submit> {
-    (0..count).map(|n| wish(h, &format!("{prefix}-{n}"))).collect()
+pub fn submissions<H: HasRequests>(h: &H, prefix: &str, count: usize) -> Vec<Submit> {
+    (0..count).map(|n| submission(h, &format!("{prefix}-{n}"))).collect()
 }
 
 /// The same submission sent again: the server has a new id at hand.
-pub fn again<H: HasRequests>(h: &H, submit: &Submit) -> Submit {
+pub fn resubmission<H: HasRequests>(h: &H, submit: &Submit) -> Submit {
     Submit { id: next_id(h), ..submit.clone() }
 }
 
 /// Submits a batch within limits.
-pub async fn submitted<H: HasRequests>(
+pub async fn submit_batch<H: HasRequests>(
     h: &H,
     batch: Vec<Submit>,
     limits: impl Into<Option<Limits>>,
@@ -125,13 +125,13 @@ pub async fn submitted<H: HasRequests>(
 }
 
 /// Submits one, without limits.
-pub async fn submitted_one<H: HasRequests>(h: &H, submit: Submit) -> SubmitOutcome {
-    submitted(h, vec![submit], None).await.remove(0)
+pub async fn submit_one<H: HasRequests>(h: &H, submit: Submit) -> SubmitOutcome {
+    submit_batch(h, vec![submit], None).await.remove(0)
 }
 
 /// Submits a batch that must be accepted whole.
-pub async fn accepted<H: HasRequests>(h: &H, batch: Vec<Submit>) -> Vec<Receipt> {
-    let outcomes = submitted(h, batch, None).await.into_iter();
+pub async fn accept_batch<H: HasRequests>(h: &H, batch: Vec<Submit>) -> Vec<Receipt> {
+    let outcomes = submit_batch(h, batch, None).await.into_iter();
     outcomes
         .map(|outcome| match outcome {
             SubmitOutcome::Accepted(receipt) => receipt,
@@ -141,12 +141,12 @@ pub async fn accepted<H: HasRequests>(h: &H, batch: Vec<Submit>) -> Vec<Receipt>
 }
 
 /// Submits one that must be accepted, and its id.
-pub async fn accepted_one<H: HasRequests>(h: &H, submit: Submit) -> RequestId {
-    accepted(h, vec![submit]).await.remove(0).id
+pub async fn accept_one<H: HasRequests>(h: &H, submit: Submit) -> RequestId {
+    accept_batch(h, vec![submit]).await.remove(0).id
 }
 
 /// Each outcome in a letter: Accepted, Replayed, Conflict, Limited.
-pub fn letters(outcomes: &[SubmitOutcome]) -> String {
+pub fn outcome_letters(outcomes: &[SubmitOutcome]) -> String {
     let letter = |outcome: &SubmitOutcome| match outcome {
         SubmitOutcome::Accepted(_) => 'A',
         SubmitOutcome::Replayed(_) => 'R',
@@ -157,13 +157,13 @@ pub fn letters(outcomes: &[SubmitOutcome]) -> String {
 }
 
 /// A request that must be there.
-pub async fn found<H: HasRequests>(h: &H, id: RequestId) -> Request {
+pub async fn get_request<H: HasRequests>(h: &H, id: RequestId) -> Request {
     h.requests().find_request(id).await.expect("find_request must succeed").expect("the request is there")
 }
 
 /// Where a request stands.
 pub async fn status<H: HasRequests>(h: &H, id: RequestId) -> Status {
-    found(h, id).await.status
+    get_request(h, id).await.status
 }
 
 /// Room for jobs of one downstream.
@@ -172,7 +172,7 @@ pub fn room(downstream: &str, jobs: usize) -> Room {
 }
 
 /// Claims what is due of [`DOWNSTREAM`], and all that the claim says.
-pub async fn claimed<H: HasRequests>(h: &H, jobs: usize) -> Claimed {
+pub async fn claim_jobs<H: HasRequests>(h: &H, jobs: usize) -> Claimed {
     let room = [room(DOWNSTREAM, jobs)];
     let claimed = h.requests().claim_jobs(&room, &policy()).await.expect("claim_jobs must succeed");
     assert!(claimed.jobs.len() + claimed.exhausted.len() <= jobs, "no more than there is room for");
@@ -181,7 +181,7 @@ pub async fn claimed<H: HasRequests>(h: &H, jobs: usize) -> Claimed {
 
 /// Claims jobs of [`DOWNSTREAM`].
 pub async fn claim<H: HasRequests>(h: &H, jobs: usize) -> Vec<Job> {
-    let claimed = claimed(h, jobs).await;
+    let claimed = claim_jobs(h, jobs).await;
     assert!(claimed.exhausted.is_empty(), "nothing is given up: {:?}", claimed.exhausted);
     claimed.jobs
 }
@@ -194,61 +194,61 @@ pub async fn claim_one<H: HasRequests>(h: &H) -> Job {
 }
 
 /// Claims these, and all that the claim says.
-pub async fn claimed_named<H: HasRequests>(h: &H, ids: &[RequestId]) -> Claimed {
+pub async fn claim_named<H: HasRequests>(h: &H, ids: &[RequestId]) -> Claimed {
     h.requests().claim_named(ids, &policy()).await.expect("claim_named must succeed")
 }
 
 /// Submits one and claims it.
-pub async fn begun<H: HasRequests>(h: &H, submit: Submit) -> Job {
-    let id = accepted_one(h, submit).await;
-    let mut claimed = claimed_named(h, &[id]).await;
+pub async fn submit_and_claim<H: HasRequests>(h: &H, submit: Submit) -> Job {
+    let id = accept_one(h, submit).await;
+    let mut claimed = claim_named(h, &[id]).await;
     assert_eq!(claimed.jobs.len(), 1, "what was just accepted is claimable");
     claimed.jobs.remove(0)
 }
 
 /// Nothing must be claimable now.
-pub async fn nothing_due<H: HasRequests>(h: &H, why: &str) {
-    let claimed = claimed(h, 100).await;
+pub async fn expect_nothing_due<H: HasRequests>(h: &H, why: &str) {
+    let claimed = claim_jobs(h, 100).await;
     assert!(claimed.jobs.is_empty() && claimed.exhausted.is_empty(), "{why}, but this came: {claimed:?}");
 }
 
 /// What the worker of a job says.
-pub fn says(job: &Job, report: Report) -> JobReport {
+pub fn job_report(job: &Job, report: Report) -> JobReport {
     JobReport { id: job.id, token: job.token, report, result: None, detail: None, chance: 0 }
 }
 
 /// The downstream has done it.
-pub fn done(job: &Job) -> JobReport {
-    JobReport { result: Some(sealed("result")), ..says(job, Report::Called(Judgement::Complete)) }
+pub fn success(job: &Job) -> JobReport {
+    JobReport { result: Some(sealed("result")), ..job_report(job, Report::Called(Judgement::Complete)) }
 }
 
 /// The downstream does not want it.
-pub fn rejected(job: &Job) -> JobReport {
-    says(job, Report::Called(Judgement::Fail(Cause::Rejected(422))))
+pub fn rejection(job: &Job) -> JobReport {
+    job_report(job, Report::Called(Judgement::Fail(Cause::Rejected(422))))
 }
 
 /// The downstream is broken, and does not say for how long.
-pub fn broken(job: &Job) -> JobReport {
-    broken_for(job, None)
+pub fn outage(job: &Job) -> JobReport {
+    outage_for(job, None)
 }
 
 /// The downstream is broken.
-pub fn broken_for(job: &Job, retry_after: Option<Duration>) -> JobReport {
-    says(job, Report::Called(Judgement::Retry { cause: Cause::Broken(503), retry_after }))
+pub fn outage_for(job: &Job, retry_after: Option<Duration>) -> JobReport {
+    job_report(job, Report::Called(Judgement::Retry { cause: Cause::Broken(503), retry_after }))
 }
 
 /// The downstream will call back.
-pub fn taken_over(job: &Job) -> JobReport {
-    says(job, Report::Called(Judgement::AwaitCallback))
+pub fn awaits_callback(job: &Job) -> JobReport {
+    job_report(job, Report::Called(Judgement::AwaitCallback))
 }
 
 /// The downstream was not called.
-pub fn put_back(job: &Job, after: Duration) -> JobReport {
-    says(job, Report::NotCalled { after })
+pub fn not_called(job: &Job, after: Duration) -> JobReport {
+    job_report(job, Report::NotCalled { after })
 }
 
 /// Reports a batch.
-pub async fn reported<H: HasRequests>(h: &H, batch: Vec<JobReport>) -> Vec<Result<Status, Refused>> {
+pub async fn report_batch<H: HasRequests>(h: &H, batch: Vec<JobReport>) -> Vec<Result<Status, Refused>> {
     let count = batch.len();
     let outcomes = h.requests().report_batch(batch, &policy()).await.expect("report_batch must succeed");
     assert_eq!(outcomes.len(), count, "one outcome for each report");
@@ -256,12 +256,12 @@ pub async fn reported<H: HasRequests>(h: &H, batch: Vec<JobReport>) -> Vec<Resul
 }
 
 /// Reports one.
-pub async fn reported_one<H: HasRequests>(h: &H, report: JobReport) -> Result<Status, Refused> {
-    reported(h, vec![report]).await.remove(0)
+pub async fn report_one<H: HasRequests>(h: &H, report: JobReport) -> Result<Status, Refused> {
+    report_batch(h, vec![report]).await.remove(0)
 }
 
 /// A callback.
-pub fn calls_back(callback: Callback) -> CallbackReport {
+pub fn callback_report(callback: Callback) -> CallbackReport {
     match callback {
         Callback::Completed => {
             CallbackReport { callback, result: Some(sealed("called back")), failure: None }
@@ -274,33 +274,41 @@ pub fn calls_back(callback: Callback) -> CallbackReport {
 }
 
 /// Calls back.
-pub async fn called_back<H: HasRequests>(h: &H, id: RequestId, report: CallbackReport) -> CallbackOutcome {
+pub async fn call_back<H: HasRequests>(h: &H, id: RequestId, report: CallbackReport) -> CallbackOutcome {
     h.requests().call_back(id, report).await.expect("call_back must succeed")
 }
 
 /// Submits these and lets their only attempt fail: dead letters, as their last worker knew them.
-pub async fn died<H: HasRequests>(h: &H, batch: Vec<Submit>) -> Vec<Job> {
-    let ids: Vec<RequestId> = accepted(h, batch).await.iter().map(|receipt| receipt.id).collect();
-    let jobs = claimed_named(h, &ids).await.jobs;
+pub async fn create_dead_requests<H: HasRequests>(h: &H, batch: Vec<Submit>) -> Vec<Job> {
+    let ids: Vec<RequestId> = accept_batch(h, batch).await.iter().map(|receipt| receipt.id).collect();
+    let jobs = claim_named(h, &ids).await.jobs;
     assert_eq!(jobs.len(), ids.len(), "what was just accepted is claimable");
-    let reports = jobs.iter().map(broken).collect();
-    let outcomes = h.requests().report_batch(reports, &hasty()).await.expect("report_batch must succeed");
+    let reports = jobs.iter().map(outage).collect();
+    let outcomes = h
+        .requests()
+        .report_batch(reports, &single_attempt_policy())
+        .await
+        .expect("report_batch must succeed");
     assert!(outcomes.iter().all(|outcome| *outcome == Ok(Status::FailedRetryExhausted)), "{outcomes:?}");
     jobs
 }
 
 /// A page of dead letters.
-pub async fn dead<H: HasRequests>(h: &H, after: Option<RequestId>, limit: usize) -> Vec<DeadRequest> {
+pub async fn dead_requests<H: HasRequests>(
+    h: &H,
+    after: Option<RequestId>,
+    limit: usize,
+) -> Vec<DeadRequest> {
     h.requests().dead_requests(after, limit, usize::MAX).await.expect("dead_requests must succeed")
 }
 
 /// The ids of all dead letters.
 pub async fn dead_ids<H: HasRequests>(h: &H) -> Vec<RequestId> {
-    dead(h, None, usize::MAX).await.iter().map(|letter| letter.request.id).collect()
+    dead_requests(h, None, usize::MAX).await.iter().map(|letter| letter.request.id).collect()
 }
 
 /// The books; they must balance, and every request in flight must have its job.
-pub async fn books<H: HasRequests>(h: &H) -> RequestAudit {
+pub async fn request_audit<H: HasRequests>(h: &H) -> RequestAudit {
     let books = h.requests().audit_requests().await.expect("audit_requests must succeed");
     assert_eq!(books.difference(), 0, "the books must balance: {books:?}");
     assert_eq!(books.jobs, books.in_flight, "every request in flight has one job: {books:?}");
@@ -329,7 +337,7 @@ pub async fn webhooks<H: HasRequests>(h: &H) -> Vec<RequestId> {
 }
 
 /// What holds while nobody has switched anything.
-pub const SWITCHES: Rollout =
+pub const DEFAULT_ROLLOUT: Rollout =
     Rollout { processing_enabled: true, reconciler_enabled: true, canary: Percent::ALL };
 
 /// A change of everything.
@@ -342,6 +350,6 @@ pub fn rollout_change(rollout: Rollout) -> RolloutChange {
 }
 
 /// What holds after a change.
-pub async fn switched<H: HasRequests>(h: &H, change: RolloutChange) -> Rollout {
-    h.requests().change_rollout(change, SWITCHES).await.expect("change_rollout must succeed")
+pub async fn change_rollout<H: HasRequests>(h: &H, change: RolloutChange) -> Rollout {
+    h.requests().change_rollout(change, DEFAULT_ROLLOUT).await.expect("change_rollout must succeed")
 }

@@ -12,7 +12,8 @@ use weir_core::{RequestId, Timestamp};
 use weir_store::request::{JobReport, RequestStore, Room, Submit};
 
 use super::fixtures::{
-    DAY, URL, books, calls_back, next_id, now, policy, room, sealed, tenant, webhooks, wish_for,
+    DAY, URL, callback_report, next_id, now, policy, request_audit, room, sealed, submission_for, tenant,
+    webhooks,
 };
 use super::model::Model;
 use crate::HasRequests;
@@ -22,7 +23,7 @@ use crate::quota::history::seed;
 const HISTORIES: usize = 12;
 const STEPS: usize = 60;
 
-pub async fn random_histories_give_the_models_answers<H: HasRequests>() {
+pub async fn random_histories_match_the_model<H: HasRequests>() {
     let h = H::open().await;
     let seed = Seed(seed());
     let rng = Rng::with_seed(seed.0);
@@ -102,7 +103,7 @@ impl<H: HasRequests> Pair<'_, H> {
             downstream: format!("downstream {}", rng.u8(0..2)),
             callback_url: rng.bool().then(|| URL.to_owned()),
             needs_broker: rng.u8(0..3) == 0,
-            ..wish_for(self.h, &of, &key, &what)
+            ..submission_for(self.h, &of, &key, &what)
         }
     }
 
@@ -173,7 +174,7 @@ impl<H: HasRequests> Pair<'_, H> {
 
     async fn call_back(&mut self) {
         let id = self.id();
-        let report = calls_back(if self.rng.bool() { Callback::Completed } else { Callback::Failed });
+        let report = callback_report(if self.rng.bool() { Callback::Completed } else { Callback::Failed });
         let engine = self.engine.call_back(id, report.clone()).await.expect("call_back must succeed");
         let model = self.model.call_back(id, report, self.now());
         self.same(&engine, &model, &format!("call back {id}"));
@@ -282,6 +283,6 @@ impl<H: HasRequests> Pair<'_, H> {
         assert!(pending.is_sorted_by(|a, b| a.age >= b.age), "the oldest first");
         pending.sort_unstable_by_key(|pending| pending.id);
         self.same(&pending, &self.model.pending(self.now()), "what no broker has");
-        self.same(&books(self.h).await, &self.model.books(), "the books");
+        self.same(&request_audit(self.h).await, &self.model.books(), "the books");
     }
 }

@@ -4,7 +4,10 @@ use std::time::Duration;
 
 use weir_store::request::SubmitOutcome;
 
-use super::fixtures::{accepted, again, books, letters, submitted, wish, wish_for, wishes};
+use super::fixtures::{
+    accept_batch, outcome_letters, request_audit, resubmission, submission, submission_for, submissions,
+    submit_batch,
+};
 use crate::HasRequests;
 use crate::fixtures::{TICK, limits};
 
@@ -12,83 +15,95 @@ const MINUTE: Duration = Duration::from_secs(60);
 
 pub async fn exactly_the_limit_is_accepted<H: HasRequests>() {
     let h = H::open().await;
-    let outcomes = submitted(&h, wishes(&h, "a", 5), limits(3, 1)).await;
-    assert_eq!(letters(&outcomes), "AAALL");
+    let outcomes = submit_batch(&h, submissions(&h, "a", 5), limits(3, 1)).await;
+    assert_eq!(outcome_letters(&outcomes), "AAALL");
     let refused = SubmitOutcome::Limited { limits: limits(3, 1), retry_after: MINUTE };
     assert_eq!(outcomes[3..], [refused.clone(), refused]);
-    assert_eq!(books(&h).await.accepted, 3, "what is refused is nowhere");
+    assert_eq!(request_audit(&h).await.accepted, 3, "what is refused is nowhere");
 }
 
 pub async fn counts_carry_over_from_batch_to_batch<H: HasRequests>() {
     let h = H::open().await;
     for (n, expected) in ["AA", "AA", "AL", "LL"].into_iter().enumerate() {
-        assert_eq!(letters(&submitted(&h, wishes(&h, &format!("k{n}"), 2), limits(5, 1)).await), expected);
+        assert_eq!(
+            outcome_letters(&submit_batch(&h, submissions(&h, &format!("k{n}"), 2), limits(5, 1)).await),
+            expected
+        );
     }
-    assert_eq!(books(&h).await.accepted, 5);
+    assert_eq!(request_audit(&h).await.accepted, 5);
 }
 
-pub async fn a_window_turns_at_its_very_end_and_says_when<H: HasRequests>() {
+pub async fn a_full_window_says_how_long_to_wait_and_ends_on_time<H: HasRequests>() {
     let h = H::open().await;
     accepted_within(&h, 2).await;
     for waited in [Duration::ZERO, Duration::from_micros(12_345_678), MINUTE - TICK] {
         let behind = weir_core::Clock::now(h.clock()).since(crate::START);
         h.clock().advance(waited - behind);
-        let outcomes = submitted(&h, vec![wish(&h, "late")], limits(2, 1)).await;
+        let outcomes = submit_batch(&h, vec![submission(&h, "late")], limits(2, 1)).await;
         let retry_after = MINUTE - waited;
         assert_eq!(outcomes, [SubmitOutcome::Limited { limits: limits(2, 1), retry_after }]);
     }
     h.clock().advance(TICK);
-    let batch = vec![wish(&h, "late"), wish(&h, "later"), wish(&h, "latest")];
+    let batch = vec![submission(&h, "late"), submission(&h, "later"), submission(&h, "latest")];
     assert_eq!(
-        letters(&submitted(&h, batch, limits(2, 1)).await),
+        outcome_letters(&submit_batch(&h, batch, limits(2, 1)).await),
         "AAL",
         "what was refused was not remembered"
     );
 }
 
 async fn accepted_within<H: HasRequests>(h: &H, count: usize) {
-    let outcomes = submitted(h, wishes(h, "first", count), limits(2, 1)).await;
-    assert_eq!(letters(&outcomes), "A".repeat(count));
+    let outcomes = submit_batch(h, submissions(h, "first", count), limits(2, 1)).await;
+    assert_eq!(outcome_letters(&outcomes), "A".repeat(count));
 }
 
 pub async fn replays_and_conflicts_do_not_count<H: HasRequests>() {
     let h = H::open().await;
-    let sent = wish(&h, "k");
+    let sent = submission(&h, "k");
     let mut batch = vec![sent.clone()];
-    batch.extend((0..10).map(|_| again(&h, &sent)));
-    batch.push(wish_for(&h, sent.tenant.as_str(), "k", "else"));
-    batch.push(wish(&h, "l"));
-    batch.push(wish(&h, "m"));
-    batch.push(again(&h, &sent));
-    assert_eq!(letters(&submitted(&h, batch, limits(2, 1)).await), "ARRRRRRRRRRCALR");
-    assert_eq!(letters(&submitted(&h, vec![again(&h, &sent), wish(&h, "m")], limits(2, 1)).await), "RL");
+    batch.extend((0..10).map(|_| resubmission(&h, &sent)));
+    batch.push(submission_for(&h, sent.tenant.as_str(), "k", "else"));
+    batch.push(submission(&h, "l"));
+    batch.push(submission(&h, "m"));
+    batch.push(resubmission(&h, &sent));
+    assert_eq!(outcome_letters(&submit_batch(&h, batch, limits(2, 1)).await), "ARRRRRRRRRRCALR");
+    assert_eq!(
+        outcome_letters(
+            &submit_batch(&h, vec![resubmission(&h, &sent), submission(&h, "m")], limits(2, 1)).await
+        ),
+        "RL"
+    );
 }
 
 pub async fn each_tenant_has_its_own_window<H: HasRequests>() {
     let h = H::open().await;
-    let of = |tenant: &str, n: usize| wish_for(&h, tenant, &format!("k{n}"), "what");
+    let of = |tenant: &str, n: usize| submission_for(&h, tenant, &format!("k{n}"), "what");
     let batch = vec![of("a", 0), of("b", 0), of("a", 1), of("b", 1), of("c", 0)];
-    assert_eq!(letters(&submitted(&h, batch, limits(1, 1)).await), "AALLA");
+    assert_eq!(outcome_letters(&submit_batch(&h, batch, limits(1, 1)).await), "AALLA");
     h.clock().advance(MINUTE / 2);
-    assert_eq!(letters(&submitted(&h, vec![of("d", 0)], limits(1, 1)).await), "A");
+    assert_eq!(outcome_letters(&submit_batch(&h, vec![of("d", 0)], limits(1, 1)).await), "A");
     h.clock().advance(MINUTE / 2);
     let batch = vec![of("d", 1), of("a", 1), of("b", 1)];
-    assert_eq!(letters(&submitted(&h, batch, limits(1, 1)).await), "LAA", "windows turn one by one");
+    assert_eq!(
+        outcome_letters(&submit_batch(&h, batch, limits(1, 1)).await),
+        "LAA",
+        "windows turn one by one"
+    );
 }
 
 pub async fn without_limits_nothing_is_limited_nor_counted<H: HasRequests>() {
     let h = H::open().await;
-    accepted(&h, wishes(&h, "a", 20)).await;
-    assert_eq!(letters(&submitted(&h, wishes(&h, "b", 3), limits(2, 1)).await), "AAL");
-    accepted(&h, wishes(&h, "c", 20)).await;
-    assert_eq!(books(&h).await.accepted, 42);
+    accept_batch(&h, submissions(&h, "a", 20)).await;
+    assert_eq!(outcome_letters(&submit_batch(&h, submissions(&h, "b", 3), limits(2, 1)).await), "AAL");
+    accept_batch(&h, submissions(&h, "c", 20)).await;
+    assert_eq!(request_audit(&h).await.accepted, 42);
 }
 
-pub async fn other_limits_hold_from_the_next_batch_on<H: HasRequests>() {
+pub async fn changed_limits_apply_from_the_next_batch<H: HasRequests>() {
     let h = H::open().await;
-    assert_eq!(letters(&submitted(&h, wishes(&h, "a", 3), limits(2, 1)).await), "AAL");
-    assert_eq!(letters(&submitted(&h, wishes(&h, "b", 3), limits(4, 1)).await), "AAL");
-    assert_eq!(letters(&submitted(&h, wishes(&h, "c", 1), limits(1, 1)).await), "L");
+    assert_eq!(outcome_letters(&submit_batch(&h, submissions(&h, "a", 3), limits(2, 1)).await), "AAL");
+    assert_eq!(outcome_letters(&submit_batch(&h, submissions(&h, "b", 3), limits(4, 1)).await), "AAL");
+    assert_eq!(outcome_letters(&submit_batch(&h, submissions(&h, "c", 1), limits(1, 1)).await), "L");
     let largest = limits(weir_core::quota::Limits::MAX, weir_core::quota::Limits::MAX);
-    assert_eq!(letters(&submitted(&h, wishes(&h, "d", 1), largest).await), "A");
+    assert_eq!(outcome_letters(&submit_batch(&h, submissions(&h, "d", 1), largest).await), "A");
 }

@@ -7,8 +7,8 @@ use weir_core::request::state::Status;
 use weir_store::request::{LOOKED_AT_MAX, Listed, Request, Sealed, Submit};
 
 use super::fixtures::{
-    TENANT, URL, accepted, accepted_one, begun, died, done, found, next_id, rejected, reported, reported_one,
-    tenant, wish, wish_for, wishes,
+    TENANT, URL, accept_batch, accept_one, create_dead_requests, get_request, next_id, rejection,
+    report_batch, report_one, submission, submission_for, submissions, submit_and_claim, success, tenant,
 };
 use crate::HasRequests;
 
@@ -26,10 +26,10 @@ async fn page<H: HasRequests>(
 }
 
 /// Accepts requests a second apart, and their ids, the newest first.
-async fn some<H: HasRequests>(h: &H, count: usize) -> Vec<RequestId> {
+async fn accept_spaced<H: HasRequests>(h: &H, count: usize) -> Vec<RequestId> {
     let mut ids = Vec::new();
     for n in 0..count {
-        ids.insert(0, accepted_one(h, wish(h, &format!("k{n}"))).await);
+        ids.insert(0, accept_one(h, submission(h, &format!("k{n}"))).await);
         h.clock().advance(Duration::from_secs(1));
     }
     ids
@@ -37,34 +37,35 @@ async fn some<H: HasRequests>(h: &H, count: usize) -> Vec<RequestId> {
 
 pub async fn an_unknown_request_is_none<H: HasRequests>() {
     let h = H::open().await;
-    accepted_one(&h, wish(&h, "k")).await;
+    accept_one(&h, submission(&h, "k")).await;
     assert_eq!(h.requests().find_request(next_id(&h)).await.expect("an answer"), None);
 }
 
 pub async fn requests_are_listed_the_newest_first<H: HasRequests>() {
     let h = H::open().await;
-    let ids = some(&h, 4).await;
+    let ids = accept_spaced(&h, 4).await;
     assert_eq!(page(&h, None, None, 10).await, ids);
-    let mut batch: Vec<_> = accepted(&h, wishes(&h, "b", 3)).await.iter().map(|receipt| receipt.id).collect();
+    let mut batch: Vec<_> =
+        accept_batch(&h, submissions(&h, "b", 3)).await.iter().map(|receipt| receipt.id).collect();
     batch.reverse();
     assert_eq!(page(&h, None, None, 3).await, batch, "also those of one batch");
 }
 
-pub async fn what_is_listed_is_what_is_found<H: HasRequests>() {
+pub async fn a_listed_request_equals_the_found_one<H: HasRequests>() {
     let h = H::open().await;
-    let job = begun(&h, wish(&h, "k")).await;
-    reported(&h, vec![done(&job)]).await;
-    died(&h, vec![wish(&h, "l")]).await;
+    let job = submit_and_claim(&h, submission(&h, "k")).await;
+    report_batch(&h, vec![success(&job)]).await;
+    create_dead_requests(&h, vec![submission(&h, "l")]).await;
     let listed = h.requests().list_requests(&tenant(TENANT), None, None, 10).await.expect("an answer");
     assert_eq!(listed.requests.len(), 2);
     for request in listed.requests {
-        let found = found(&h, request.id).await;
+        let found = get_request(&h, request.id).await;
         let payload = Sealed { bytes: Vec::new(), ..found.payload.clone() };
         assert_eq!(Request { payload, result: None, ..found }, request, "but for what may be large");
     }
 }
 
-pub async fn summaries_are_found_by_id_without_what_may_be_large<H: HasRequests>() {
+pub async fn summaries_by_id_leave_out_payload_and_result<H: HasRequests>() {
     let h = H::open().await;
     let summaries = async |ids: &[RequestId]| {
         let mut found = h.requests().find_summaries(ids).await.expect("find_summaries must succeed");
@@ -72,11 +73,12 @@ pub async fn summaries_are_found_by_id_without_what_may_be_large<H: HasRequests>
         found
     };
     assert_eq!(summaries(&[]).await, []);
-    let job = begun(&h, Submit { callback_url: Some(URL.to_owned()), ..wish(&h, "a") }).await;
-    reported_one(&h, done(&job)).await.expect("it is taken");
-    let other = accepted_one(&h, wish_for(&h, "rival", "b", "b")).await;
+    let job =
+        submit_and_claim(&h, Submit { callback_url: Some(URL.to_owned()), ..submission(&h, "a") }).await;
+    report_one(&h, success(&job)).await.expect("it is taken");
+    let other = accept_one(&h, submission_for(&h, "rival", "b", "b")).await;
     let expected = async |id| {
-        let request = found(&h, id).await;
+        let request = get_request(&h, id).await;
         let payload = Sealed { bytes: Vec::new(), ..request.payload.clone() };
         Request { payload, result: None, ..request }
     };
@@ -88,7 +90,7 @@ pub async fn summaries_are_found_by_id_without_what_may_be_large<H: HasRequests>
 
 pub async fn lists_are_read_page_by_page<H: HasRequests>() {
     let h = H::open().await;
-    let ids = some(&h, 7).await;
+    let ids = accept_spaced(&h, 7).await;
     let (mut read, mut before) = (Vec::new(), None);
     loop {
         let ids = page(&h, None, before, 3).await;
@@ -96,7 +98,7 @@ pub async fn lists_are_read_page_by_page<H: HasRequests>() {
         before = Some(*last);
         read.extend(ids);
         // What comes meanwhile is newer than any page to come.
-        accepted_one(&h, wish(&h, &format!("meanwhile {}", read.len()))).await;
+        accept_one(&h, submission(&h, &format!("meanwhile {}", read.len()))).await;
     }
     assert_eq!(read, ids);
     assert_eq!(page(&h, None, Some(ids[6]), 3).await, [], "nothing is older than the oldest");
@@ -104,16 +106,17 @@ pub async fn lists_are_read_page_by_page<H: HasRequests>() {
     assert_eq!(page(&h, None, None, usize::MAX).await.len(), 10, "any number may be asked for");
 }
 
-pub async fn lists_may_be_of_one_status<H: HasRequests>() {
+pub async fn lists_can_be_filtered_by_status<H: HasRequests>() {
     let h = H::open().await;
-    let waiting = accepted_one(&h, wish(&h, "a")).await;
-    let pending = weir_store::request::Submit { needs_broker: true, ..wish(&h, "b") };
-    let pending = accepted_one(&h, pending).await;
-    let begun_one = begun(&h, wish(&h, "c")).await;
-    let completed = [begun(&h, wish(&h, "d")).await, begun(&h, wish(&h, "e")).await];
-    let failed = begun(&h, wish(&h, "f")).await;
-    reported(&h, vec![done(&completed[0]), done(&completed[1]), rejected(&failed)]).await;
-    let exhausted = died(&h, vec![wish(&h, "g")]).await.remove(0);
+    let waiting = accept_one(&h, submission(&h, "a")).await;
+    let pending = weir_store::request::Submit { needs_broker: true, ..submission(&h, "b") };
+    let pending = accept_one(&h, pending).await;
+    let begun_one = submit_and_claim(&h, submission(&h, "c")).await;
+    let completed =
+        [submit_and_claim(&h, submission(&h, "d")).await, submit_and_claim(&h, submission(&h, "e")).await];
+    let failed = submit_and_claim(&h, submission(&h, "f")).await;
+    report_batch(&h, vec![success(&completed[0]), success(&completed[1]), rejection(&failed)]).await;
+    let exhausted = create_dead_requests(&h, vec![submission(&h, "g")]).await.remove(0);
     let of = |status| page(&h, Some(status), None, 10);
     assert_eq!(of(Status::Accepted).await, [waiting]);
     assert_eq!(of(Status::PendingEnqueue).await, [pending]);
@@ -126,14 +129,14 @@ pub async fn lists_may_be_of_one_status<H: HasRequests>() {
     assert_eq!(rest, [completed[0].id], "and page by page too");
 }
 
-pub async fn a_list_of_a_rare_status_ends_and_says_where_to_go_on<H: HasRequests>() {
+pub async fn a_list_of_a_rare_status_is_bounded_and_says_where_to_continue<H: HasRequests>() {
     let h = H::open().await;
-    let rare = begun(&h, wish(&h, "rare")).await;
-    reported(&h, vec![done(&rare)]).await;
+    let rare = submit_and_claim(&h, submission(&h, "rare")).await;
+    report_batch(&h, vec![success(&rare)]).await;
     h.clock().advance(Duration::from_secs(1));
     let mut others = Vec::new();
     for n in 0..LOOKED_AT_MAX / 500 {
-        let batch = accepted(&h, wishes(&h, &format!("{n} "), 500)).await;
+        let batch = accept_batch(&h, submissions(&h, &format!("{n} "), 500)).await;
         others.extend(batch.iter().map(|receipt| receipt.id));
     }
     others.sort_unstable();
@@ -152,10 +155,10 @@ pub async fn a_list_of_a_rare_status_ends_and_says_where_to_go_on<H: HasRequests
 
 pub async fn tenants_see_their_own_requests_only<H: HasRequests>() {
     let h = H::open().await;
-    let of = |tenant: &str, key: &str| wish_for(&h, tenant, key, key);
+    let of = |tenant: &str, key: &str| submission_for(&h, tenant, key, key);
     let batch =
         vec![of("acme", "1"), of("globex", "1"), of("Acme", "1"), of("acme%", "1"), of("globex", "2")];
-    let ids: Vec<_> = accepted(&h, batch).await.iter().map(|receipt| receipt.id).collect();
+    let ids: Vec<_> = accept_batch(&h, batch).await.iter().map(|receipt| receipt.id).collect();
     let list = async |name: &str| -> Vec<RequestId> {
         let listed = h.requests().list_requests(&tenant(name), None, None, 10).await;
         listed.expect("list_requests must succeed").requests.iter().map(|request| request.id).collect()

@@ -7,9 +7,9 @@ use weir_core::request::state::{Refused, Report, Status};
 use weir_store::request::{Failure, Job, JobReport};
 
 use super::fixtures::{
-    accepted, begun, books, broken, broken_for, claim, claim_one, dead_ids, died, done, found, next_id,
-    nothing_due, now, policy, put_back, rejected, reported, reported_one, says, sealed, taken_over, wish,
-    wishes,
+    accept_batch, awaits_callback, claim, claim_one, create_dead_requests, dead_ids, expect_nothing_due,
+    get_request, job_report, next_id, not_called, now, outage, outage_for, policy, rejection, report_batch,
+    report_one, request_audit, sealed, submission, submissions, submit_and_claim, success,
 };
 use crate::HasRequests;
 use crate::fixtures::{TICK, awkward_messages};
@@ -22,125 +22,125 @@ fn failure(cause: Cause) -> Option<Failure> {
 
 pub async fn a_completed_request_has_its_result_and_no_job<H: HasRequests>() {
     let h = H::open().await;
-    let job = begun(&h, wish(&h, "k")).await;
+    let job = submit_and_claim(&h, submission(&h, "k")).await;
     h.clock().advance(SECOND);
-    assert_eq!(reported_one(&h, done(&job)).await, Ok(Status::Completed));
-    let request = found(&h, job.id).await;
+    assert_eq!(report_one(&h, success(&job)).await, Ok(Status::Completed));
+    let request = get_request(&h, job.id).await;
     assert_eq!((request.status, request.attempts), (Status::Completed, 1));
     assert_eq!((request.result, request.failure), (Some(sealed("result")), None));
     assert_eq!((request.accepted_at, request.updated_at), (job.accepted_at, now(&h)));
     h.clock().advance(policy().callback_within);
-    nothing_due(&h, "it is done").await;
-    assert_eq!(books(&h).await.completed, 1);
+    expect_nothing_due(&h, "it is done").await;
+    assert_eq!(request_audit(&h).await.completed, 1);
 }
 
 pub async fn a_completed_request_may_have_no_result<H: HasRequests>() {
     let h = H::open().await;
-    let job = begun(&h, wish(&h, "k")).await;
-    let report = JobReport { result: None, ..done(&job) };
-    assert_eq!(reported_one(&h, report).await, Ok(Status::Completed));
-    assert_eq!(found(&h, job.id).await.result, None);
+    let job = submit_and_claim(&h, submission(&h, "k")).await;
+    let report = JobReport { result: None, ..success(&job) };
+    assert_eq!(report_one(&h, report).await, Ok(Status::Completed));
+    assert_eq!(get_request(&h, job.id).await.result, None);
 }
 
 pub async fn a_rejected_request_says_why_and_is_no_dead_letter<H: HasRequests>() {
     let h = H::open().await;
-    let job = begun(&h, wish(&h, "k")).await;
+    let job = submit_and_claim(&h, submission(&h, "k")).await;
     h.clock().advance(SECOND);
-    assert_eq!(reported_one(&h, rejected(&job)).await, Ok(Status::FailedPermanent));
-    let request = found(&h, job.id).await;
+    assert_eq!(report_one(&h, rejection(&job)).await, Ok(Status::FailedPermanent));
+    let request = get_request(&h, job.id).await;
     assert_eq!((request.status, request.attempts), (Status::FailedPermanent, 1));
     assert_eq!((request.failure, request.result), (failure(Cause::Rejected(422)), None));
     assert_eq!(request.updated_at, now(&h));
     assert_eq!(dead_ids(&h).await, []);
-    nothing_due(&h, "it has come to its end").await;
-    assert_eq!(books(&h).await.failed, 1);
+    expect_nothing_due(&h, "it has come to its end").await;
+    assert_eq!(request_audit(&h).await.failed, 1);
 }
 
-pub async fn a_retry_waits_as_long_as_chance_decides<H: HasRequests>() {
+pub async fn a_retry_waits_as_long_as_its_random_number_decides<H: HasRequests>() {
     let h = H::open().await;
     // After one attempt the wait is from 1 s to 2 s, after two to 4 s; see the policy.
     for (chance, waits) in [(0, [1, 1]), (u64::MAX, [2, 4])] {
-        let mut job = begun(&h, wish(&h, &format!("k{chance}"))).await;
+        let mut job = submit_and_claim(&h, submission(&h, &format!("k{chance}"))).await;
         for wait in waits {
-            let report = JobReport { chance, ..broken(&job) };
-            assert_eq!(reported_one(&h, report).await, Ok(Status::InProgress));
+            let report = JobReport { chance, ..outage(&job) };
+            assert_eq!(report_one(&h, report).await, Ok(Status::InProgress));
             h.clock().advance(wait * SECOND - TICK);
-            nothing_due(&h, "its time has not come").await;
+            expect_nothing_due(&h, "its time has not come").await;
             h.clock().advance(TICK);
             job = claim_one(&h).await;
         }
         assert_eq!(job.attempt, 3);
-        assert_eq!(reported_one(&h, done(&job)).await, Ok(Status::Completed));
+        assert_eq!(report_one(&h, success(&job)).await, Ok(Status::Completed));
     }
 }
 
 pub async fn a_retry_waits_as_long_as_the_downstream_asks_within_bounds<H: HasRequests>() {
     let h = H::open().await;
     for (asked, wait) in [(Duration::ZERO, 1), (3 * SECOND, 3), (Duration::MAX, 5)] {
-        let job = begun(&h, wish(&h, &format!("{asked:?}"))).await;
-        assert_eq!(reported_one(&h, broken_for(&job, Some(asked))).await, Ok(Status::InProgress));
+        let job = submit_and_claim(&h, submission(&h, &format!("{asked:?}"))).await;
+        assert_eq!(report_one(&h, outage_for(&job, Some(asked))).await, Ok(Status::InProgress));
         h.clock().advance(wait * SECOND - TICK);
-        nothing_due(&h, "its time has not come").await;
+        expect_nothing_due(&h, "its time has not come").await;
         h.clock().advance(TICK);
-        assert_eq!(reported_one(&h, done(&claim_one(&h).await)).await, Ok(Status::Completed));
+        assert_eq!(report_one(&h, success(&claim_one(&h).await)).await, Ok(Status::Completed));
     }
 }
 
-pub async fn the_last_retry_in_vain_makes_a_dead_letter<H: HasRequests>() {
+pub async fn the_last_failed_retry_creates_a_dead_letter<H: HasRequests>() {
     let h = H::open().await;
-    let mut job = begun(&h, wish(&h, "k")).await;
+    let mut job = submit_and_claim(&h, submission(&h, "k")).await;
     for attempt in 1..=2 {
         assert_eq!(job.attempt, attempt);
-        assert_eq!(reported_one(&h, broken(&job)).await, Ok(Status::InProgress));
+        assert_eq!(report_one(&h, outage(&job)).await, Ok(Status::InProgress));
         h.clock().advance(SECOND);
         job = claim_one(&h).await;
     }
     let timed_out = Report::Called(Judgement::Retry { cause: Cause::TimedOut, retry_after: None });
-    assert_eq!(reported_one(&h, says(&job, timed_out)).await, Ok(Status::FailedRetryExhausted));
-    let request = found(&h, job.id).await;
+    assert_eq!(report_one(&h, job_report(&job, timed_out)).await, Ok(Status::FailedRetryExhausted));
+    let request = get_request(&h, job.id).await;
     assert_eq!((request.status, request.attempts), (Status::FailedRetryExhausted, 3));
     assert_eq!(request.failure, failure(Cause::TimedOut), "why the last one failed");
     assert_eq!(dead_ids(&h).await, [job.id]);
-    assert_eq!(books(&h).await.dead, 1);
+    assert_eq!(request_audit(&h).await.dead, 1);
 }
 
-pub async fn a_failed_attempt_shows_until_one_succeeds<H: HasRequests>() {
+pub async fn a_failed_attempt_is_shown_until_one_succeeds<H: HasRequests>() {
     let h = H::open().await;
-    let job = begun(&h, wish(&h, "k")).await;
-    assert_eq!(found(&h, job.id).await.failure, None);
+    let job = submit_and_claim(&h, submission(&h, "k")).await;
+    assert_eq!(get_request(&h, job.id).await.failure, None);
     h.clock().advance(SECOND);
-    let report = JobReport { detail: Some("503, try later".to_owned()), ..broken(&job) };
-    assert_eq!(reported_one(&h, report).await, Ok(Status::InProgress));
+    let report = JobReport { detail: Some("503, try later".to_owned()), ..outage(&job) };
+    assert_eq!(report_one(&h, report).await, Ok(Status::InProgress));
     let told = Failure { code: Cause::Broken(503).code().to_owned(), message: "503, try later".to_owned() };
-    let request = found(&h, job.id).await;
+    let request = get_request(&h, job.id).await;
     assert_eq!((request.failure, request.updated_at), (Some(told.clone()), now(&h)));
     h.clock().advance(SECOND);
     let job = claim_one(&h).await;
-    assert_eq!(found(&h, job.id).await.failure, Some(told.clone()), "why its last attempt failed");
-    assert_eq!(reported_one(&h, put_back(&job, Duration::ZERO)).await, Ok(Status::InProgress));
-    assert_eq!(found(&h, job.id).await.failure, Some(told), "no other was made since");
+    assert_eq!(get_request(&h, job.id).await.failure, Some(told.clone()), "why its last attempt failed");
+    assert_eq!(report_one(&h, not_called(&job, Duration::ZERO)).await, Ok(Status::InProgress));
+    assert_eq!(get_request(&h, job.id).await.failure, Some(told), "no other was made since");
     let job = claim_one(&h).await;
-    assert_eq!(reported_one(&h, done(&job)).await, Ok(Status::Completed));
-    assert_eq!(found(&h, job.id).await.failure, None);
+    assert_eq!(report_one(&h, success(&job)).await, Ok(Status::Completed));
+    assert_eq!(get_request(&h, job.id).await.failure, None);
 }
 
-pub async fn a_request_taken_over_waits_for_its_callback<H: HasRequests>() {
+pub async fn a_request_that_awaits_its_callback_cannot_be_claimed<H: HasRequests>() {
     let h = H::open().await;
-    let job = begun(&h, wish(&h, "k")).await;
+    let job = submit_and_claim(&h, submission(&h, "k")).await;
     h.clock().advance(SECOND);
-    assert_eq!(reported_one(&h, taken_over(&job)).await, Ok(Status::InProgress));
-    let request = found(&h, job.id).await;
+    assert_eq!(report_one(&h, awaits_callback(&job)).await, Ok(Status::InProgress));
+    let request = get_request(&h, job.id).await;
     assert_eq!((request.status, request.attempts), (Status::InProgress, 1));
     assert_eq!((request.failure, request.result, request.updated_at), (None, None, now(&h)));
     h.clock().advance(policy().callback_within - TICK);
-    nothing_due(&h, "longer than any lease").await;
-    assert_eq!(reported_one(&h, done(&job)).await, Err(Refused::LeaseLost), "the worker has spoken");
+    expect_nothing_due(&h, "longer than any lease").await;
+    assert_eq!(report_one(&h, success(&job)).await, Err(Refused::LeaseLost), "the worker has spoken");
 }
 
-pub async fn a_call_that_was_not_made_costs_no_attempt<H: HasRequests>() {
+pub async fn a_call_that_was_not_made_counts_no_attempt<H: HasRequests>() {
     let h = H::open().await;
-    let first = begun(&h, wish(&h, "k")).await;
-    reported_one(&h, put_back(&first, Duration::ZERO)).await.expect("it is taken");
+    let first = submit_and_claim(&h, submission(&h, "k")).await;
+    report_one(&h, not_called(&first, Duration::ZERO)).await.expect("it is taken");
     let mut token = first.token;
     for _ in 0..10 {
         let job = claim_one(&h).await;
@@ -148,24 +148,24 @@ pub async fn a_call_that_was_not_made_costs_no_attempt<H: HasRequests>() {
         assert!(job.token > token, "but another lease");
         token = job.token;
         let after = 7 * SECOND;
-        assert_eq!(reported_one(&h, put_back(&job, after)).await, Ok(Status::InProgress));
-        let request = found(&h, job.id).await;
+        assert_eq!(report_one(&h, not_called(&job, after)).await, Ok(Status::InProgress));
+        let request = get_request(&h, job.id).await;
         assert_eq!((request.attempts, request.updated_at), (0, now(&h)));
         h.clock().advance(7 * SECOND - TICK);
-        nothing_due(&h, "it is put off").await;
+        expect_nothing_due(&h, "it is put off").await;
         h.clock().advance(TICK);
     }
     let job = claim_one(&h).await;
-    assert_eq!(reported_one(&h, done(&job)).await, Ok(Status::Completed));
-    assert_eq!(found(&h, job.id).await.attempts, 1);
+    assert_eq!(report_one(&h, success(&job)).await, Ok(Status::Completed));
+    assert_eq!(get_request(&h, job.id).await.attempts, 1);
 }
 
-pub async fn what_is_final_takes_no_report<H: HasRequests>() {
+pub async fn a_final_request_refuses_reports<H: HasRequests>() {
     let h = H::open().await;
-    let completed = begun(&h, wish(&h, "a")).await;
-    let failed = begun(&h, wish(&h, "b")).await;
-    reported(&h, vec![done(&completed), rejected(&failed)]).await;
-    let dead = died(&h, vec![wish(&h, "c")]).await.remove(0);
+    let completed = submit_and_claim(&h, submission(&h, "a")).await;
+    let failed = submit_and_claim(&h, submission(&h, "b")).await;
+    report_batch(&h, vec![success(&completed), rejection(&failed)]).await;
+    let dead = create_dead_requests(&h, vec![submission(&h, "c")]).await.remove(0);
     let ends: [(&Job, Status); 3] = [
         (&completed, Status::Completed),
         (&failed, Status::FailedPermanent),
@@ -173,51 +173,52 @@ pub async fn what_is_final_takes_no_report<H: HasRequests>() {
     ];
     h.clock().advance(SECOND);
     for (job, end) in ends {
-        let before = found(&h, job.id).await;
-        for report in [done(job), rejected(job), broken(job), taken_over(job), put_back(job, Duration::ZERO)]
+        let before = get_request(&h, job.id).await;
+        for report in
+            [success(job), rejection(job), outage(job), awaits_callback(job), not_called(job, Duration::ZERO)]
         {
-            assert_eq!(reported_one(&h, report).await, Err(Refused::Final(end)));
+            assert_eq!(report_one(&h, report).await, Err(Refused::Final(end)));
         }
-        assert_eq!(found(&h, job.id).await, before);
+        assert_eq!(get_request(&h, job.id).await, before);
     }
-    nothing_due(&h, "they have come to their end").await;
-    books(&h).await;
+    expect_nothing_due(&h, "they have come to their end").await;
+    request_audit(&h).await;
 }
 
-pub async fn what_was_not_claimed_takes_no_report<H: HasRequests>() {
+pub async fn a_request_that_was_not_claimed_refuses_reports<H: HasRequests>() {
     let h = H::open().await;
-    let known = begun(&h, wish(&h, "k")).await;
+    let known = submit_and_claim(&h, submission(&h, "k")).await;
     let unknown = Job { id: next_id(&h), ..known.clone() };
-    assert_eq!(reported_one(&h, done(&unknown)).await, Err(Refused::LeaseLost));
-    let waiting = accepted(&h, vec![wish(&h, "l")]).await.remove(0).id;
+    assert_eq!(report_one(&h, success(&unknown)).await, Err(Refused::LeaseLost));
+    let waiting = accept_batch(&h, vec![submission(&h, "l")]).await.remove(0).id;
     for token in [0, 1, known.token, u64::MAX] {
         let guess = Job { id: waiting, token, ..known.clone() };
-        assert_eq!(reported_one(&h, done(&guess)).await, Err(Refused::LeaseLost), "token {token}");
+        assert_eq!(report_one(&h, success(&guess)).await, Err(Refused::LeaseLost), "token {token}");
     }
     for token in [0, known.token + 1, u64::MAX, u64::MAX >> 1] {
         let guess = Job { token, ..known.clone() };
-        assert_eq!(reported_one(&h, done(&guess)).await, Err(Refused::LeaseLost), "token {token}");
+        assert_eq!(report_one(&h, success(&guess)).await, Err(Refused::LeaseLost), "token {token}");
     }
-    assert_eq!(found(&h, waiting).await.status, Status::Accepted);
-    assert_eq!(reported_one(&h, done(&known)).await, Ok(Status::Completed));
+    assert_eq!(get_request(&h, waiting).await.status, Status::Accepted);
+    assert_eq!(report_one(&h, success(&known)).await, Ok(Status::Completed));
 }
 
 pub async fn a_mixed_batch_of_reports_is_answered_in_its_order<H: HasRequests>() {
     let h = H::open().await;
-    accepted(&h, wishes(&h, "k", 6)).await;
+    accept_batch(&h, submissions(&h, "k", 6)).await;
     let jobs = claim(&h, 6).await;
     let stale = Job { token: jobs[4].token + 1, ..jobs[4].clone() };
     let unknown = Job { id: next_id(&h), ..jobs[0].clone() };
     let batch = vec![
-        broken(&jobs[1]),
-        done(&stale),
-        done(&jobs[0]),
-        rejected(&jobs[2]),
-        rejected(&jobs[0]),
-        done(&unknown),
-        taken_over(&jobs[3]),
-        put_back(&jobs[5], Duration::ZERO),
-        done(&jobs[1]),
+        outage(&jobs[1]),
+        success(&stale),
+        success(&jobs[0]),
+        rejection(&jobs[2]),
+        rejection(&jobs[0]),
+        success(&unknown),
+        awaits_callback(&jobs[3]),
+        not_called(&jobs[5], Duration::ZERO),
+        success(&jobs[1]),
     ];
     let expected = [
         Ok(Status::InProgress),
@@ -230,25 +231,25 @@ pub async fn a_mixed_batch_of_reports_is_answered_in_its_order<H: HasRequests>()
         Ok(Status::InProgress),
         Err(Refused::LeaseLost),
     ];
-    assert_eq!(reported(&h, batch).await, expected);
-    assert_eq!(found(&h, jobs[0].id).await.status, Status::Completed, "the first report counts");
+    assert_eq!(report_batch(&h, batch).await, expected);
+    assert_eq!(get_request(&h, jobs[0].id).await.status, Status::Completed, "the first report counts");
     assert_eq!(claim_one(&h).await.id, jobs[5].id);
-    let books = books(&h).await;
+    let books = request_audit(&h).await;
     assert_eq!((books.completed, books.failed, books.in_flight), (1, 1, 4));
 }
 
-pub async fn an_empty_batch_of_reports_answers_empty<H: HasRequests>() {
+pub async fn an_empty_batch_of_reports_has_no_outcomes<H: HasRequests>() {
     let h = H::open().await;
-    assert_eq!(reported(&h, Vec::new()).await, []);
+    assert_eq!(report_batch(&h, Vec::new()).await, []);
 }
 
-pub async fn awkward_details_are_kept<H: HasRequests>() {
+pub async fn awkward_details_are_stored<H: HasRequests>() {
     let h = H::open().await;
     for (n, detail) in awkward_messages().into_iter().enumerate() {
-        let job = begun(&h, wish(&h, &format!("k{n}"))).await;
-        let report = JobReport { detail: Some(detail.clone()), ..rejected(&job) };
-        assert_eq!(reported_one(&h, report).await, Ok(Status::FailedPermanent), "{detail:.40?}");
-        let message = found(&h, job.id).await.failure.expect("it says why").message;
+        let job = submit_and_claim(&h, submission(&h, &format!("k{n}"))).await;
+        let report = JobReport { detail: Some(detail.clone()), ..rejection(&job) };
+        assert_eq!(report_one(&h, report).await, Ok(Status::FailedPermanent), "{detail:.40?}");
+        let message = get_request(&h, job.id).await.failure.expect("it says why").message;
         // No Postgres text holds a NUL, so one may be lost; the rest may not.
         let kept = |text: &str| text.replace(['\0', '\u{fffd}'], "");
         assert!(kept(&message) == kept(&detail), "{detail:.40?} became {message:.40?}");

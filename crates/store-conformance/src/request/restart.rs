@@ -7,38 +7,42 @@ use weir_core::request::state::{Refused, Status};
 use weir_store::request::{Rollout, Submit};
 
 use super::fixtures::{
-    TENANT, URL, accepted, again, begun, books, broken, claim_one, claimed, dead, died, done, found, letters,
-    nothing_due, policy, rejected, reported, reported_one, rollout_change, submitted, switched, taken_over,
-    tenant, webhooks, wish, wish_for,
+    TENANT, URL, accept_batch, awaits_callback, change_rollout, claim_jobs, claim_one, create_dead_requests,
+    dead_requests, expect_nothing_due, get_request, outage, outcome_letters, policy, rejection, report_batch,
+    report_one, request_audit, resubmission, rollout_change, submission, submission_for, submit_and_claim,
+    submit_batch, success, tenant, webhooks,
 };
 use crate::HasRequests;
 use crate::fixtures::{TICK, limits};
 
-pub async fn everything_stands_as_before<H: HasRequests>() {
+pub async fn everything_is_unchanged_after_a_restart<H: HasRequests>() {
     let h = H::open().await;
-    let jobs =
-        [begun(&h, wish(&h, "a")).await, begun(&h, wish(&h, "b")).await, begun(&h, wish(&h, "c")).await];
-    reported(&h, vec![done(&jobs[0]), rejected(&jobs[1]), broken(&jobs[2])]).await;
-    begun(&h, wish(&h, "d")).await;
-    accepted(&h, vec![wish(&h, "e"), Submit { needs_broker: true, ..wish(&h, "f") }]).await;
-    died(&h, vec![wish(&h, "g"), wish(&h, "h")]).await;
+    let jobs = [
+        submit_and_claim(&h, submission(&h, "a")).await,
+        submit_and_claim(&h, submission(&h, "b")).await,
+        submit_and_claim(&h, submission(&h, "c")).await,
+    ];
+    report_batch(&h, vec![success(&jobs[0]), rejection(&jobs[1]), outage(&jobs[2])]).await;
+    submit_and_claim(&h, submission(&h, "d")).await;
+    accept_batch(&h, vec![submission(&h, "e"), Submit { needs_broker: true, ..submission(&h, "f") }]).await;
+    create_dead_requests(&h, vec![submission(&h, "g"), submission(&h, "h")]).await;
     let rollout = Rollout {
         processing_enabled: false,
         reconciler_enabled: true,
         canary: Percent::new(7).expect("a percentage"),
     };
-    switched(&h, rollout_change(rollout)).await;
+    change_rollout(&h, rollout_change(rollout)).await;
     let read = async |h: &H| {
         let listed = h.requests().list_requests(&tenant(TENANT), None, None, 100).await;
         let pending = h.requests().pending_requests(Duration::ZERO, 10).await;
         let rollout = h.requests().rollout().await;
         (
             listed.expect("list_requests must succeed"),
-            dead(h, None, 10).await,
+            dead_requests(h, None, 10).await,
             pending.expect("pending_requests must succeed"),
             rollout.expect("rollout must succeed"),
             h.requests().job_downstreams().await.expect("job_downstreams must succeed"),
-            books(h).await,
+            request_audit(h).await,
         )
     };
     let before = read(&h).await;
@@ -49,64 +53,79 @@ pub async fn everything_stands_as_before<H: HasRequests>() {
 
 pub async fn keys_and_windows_survive<H: HasRequests>() {
     let h = H::open().await;
-    let sent = wish(&h, "k");
-    assert_eq!(letters(&submitted(&h, vec![sent.clone(), wish(&h, "l")], limits(3, 1)).await), "AA");
+    let sent = submission(&h, "k");
+    assert_eq!(
+        outcome_letters(&submit_batch(&h, vec![sent.clone(), submission(&h, "l")], limits(3, 1)).await),
+        "AA"
+    );
     let h = h.reopen().await;
-    let batch = vec![again(&h, &sent), wish_for(&h, TENANT, "l", "else"), wish(&h, "m"), wish(&h, "n")];
-    assert_eq!(letters(&submitted(&h, batch, limits(3, 1)).await), "RCAL", "what was spent stays spent");
+    let batch = vec![
+        resubmission(&h, &sent),
+        submission_for(&h, TENANT, "l", "else"),
+        submission(&h, "m"),
+        submission(&h, "n"),
+    ];
+    assert_eq!(
+        outcome_letters(&submit_batch(&h, batch, limits(3, 1)).await),
+        "RCAL",
+        "what was spent stays spent"
+    );
 }
 
-pub async fn leases_survive_and_so_do_their_holders<H: HasRequests>() {
+pub async fn leases_survive_and_their_holders_can_report<H: HasRequests>() {
     let h = H::open().await;
-    let [held, lost] = [begun(&h, wish(&h, "a")).await, begun(&h, wish(&h, "b")).await];
+    let [held, lost] =
+        [submit_and_claim(&h, submission(&h, "a")).await, submit_and_claim(&h, submission(&h, "b")).await];
     let h = h.reopen().await;
-    assert_eq!(reported_one(&h, done(&held)).await, Ok(Status::Completed), "a worker elsewhere goes on");
+    assert_eq!(report_one(&h, success(&held)).await, Ok(Status::Completed), "a worker elsewhere goes on");
     h.clock().advance(policy().lease - TICK);
-    nothing_due(&h, "a restart ends no lease").await;
-    assert_eq!(claimed(&h, 1).await.next, Some(TICK));
+    expect_nothing_due(&h, "a restart ends no lease").await;
+    assert_eq!(claim_jobs(&h, 1).await.next, Some(TICK));
     h.clock().advance(TICK);
     let h = h.reopen().await;
     let holder = claim_one(&h).await;
     assert_eq!((holder.id, holder.attempt), (lost.id, 2));
     let h = h.reopen().await;
-    assert_eq!(reported_one(&h, done(&lost)).await, Err(Refused::LeaseLost), "late is late");
-    assert_eq!(reported_one(&h, done(&holder)).await, Ok(Status::Completed));
+    assert_eq!(report_one(&h, success(&lost)).await, Err(Refused::LeaseLost), "late is late");
+    assert_eq!(report_one(&h, success(&holder)).await, Ok(Status::Completed));
 }
 
-pub async fn waits_survive_with_their_time<H: HasRequests>() {
+pub async fn retry_delays_and_callback_deadlines_survive<H: HasRequests>() {
     let h = H::open().await;
-    let [retried, waiting] = [begun(&h, wish(&h, "a")).await, begun(&h, wish(&h, "b")).await];
-    reported(&h, vec![broken(&retried), taken_over(&waiting)]).await;
+    let [retried, waiting] =
+        [submit_and_claim(&h, submission(&h, "a")).await, submit_and_claim(&h, submission(&h, "b")).await];
+    report_batch(&h, vec![outage(&retried), awaits_callback(&waiting)]).await;
     let h = h.reopen().await;
-    assert_eq!(claimed(&h, 1).await.next, Some(Duration::from_secs(1)));
+    assert_eq!(claim_jobs(&h, 1).await.next, Some(Duration::from_secs(1)));
     h.clock().advance(Duration::from_secs(1));
     let job = claim_one(&h).await;
     assert_eq!((job.id, job.attempt), (retried.id, 2));
-    reported_one(&h, done(&job)).await.expect("it is taken");
+    report_one(&h, success(&job)).await.expect("it is taken");
     let h = h.reopen().await;
     let left = policy().callback_within - Duration::from_secs(1);
-    assert_eq!(claimed(&h, 1).await.next, Some(left));
+    assert_eq!(claim_jobs(&h, 1).await.next, Some(left));
 }
 
 pub async fn tokens_grow_over_restarts_and_replays<H: HasRequests>() {
     let h = H::open().await;
-    let late = died(&h, vec![wish(&h, "k")]).await.remove(0);
+    let late = create_dead_requests(&h, vec![submission(&h, "k")]).await.remove(0);
     let h = h.reopen().await;
     assert!(h.requests().replay_request(late.id).await.expect("replay_request must succeed"));
     let h = h.reopen().await;
     let job = claim_one(&h).await;
     assert!(job.token > late.token);
-    assert_eq!(reported_one(&h, done(&late)).await, Err(Refused::LeaseLost));
-    assert_eq!(reported_one(&h, done(&job)).await, Ok(Status::Completed));
-    assert_eq!(found(&h, job.id).await.attempts, 1);
+    assert_eq!(report_one(&h, success(&late)).await, Err(Refused::LeaseLost));
+    assert_eq!(report_one(&h, success(&job)).await, Ok(Status::Completed));
+    assert_eq!(get_request(&h, job.id).await.attempts, 1);
 }
 
 pub async fn webhooks_survive<H: HasRequests>() {
     let h = H::open().await;
-    let job = begun(&h, Submit { callback_url: Some(URL.to_owned()), ..wish(&h, "k") }).await;
-    reported_one(&h, done(&job)).await.expect("it is taken");
+    let job =
+        submit_and_claim(&h, Submit { callback_url: Some(URL.to_owned()), ..submission(&h, "k") }).await;
+    report_one(&h, success(&job)).await.expect("it is taken");
     let h = h.reopen().await;
-    assert_eq!(found(&h, job.id).await.callback_url.as_deref(), Some(URL));
+    assert_eq!(get_request(&h, job.id).await.callback_url.as_deref(), Some(URL));
     assert_eq!(webhooks(&h).await, [job.id]);
     let h = h.reopen().await;
     assert_eq!(webhooks(&h).await, []);

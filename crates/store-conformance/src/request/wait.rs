@@ -3,12 +3,12 @@
 use std::future::Future;
 use std::time::Duration;
 
-use super::fixtures::{accepted_one, claim, claim_one, died, wish};
+use super::fixtures::{accept_one, claim, claim_one, create_dead_requests, submission};
 use crate::HasRequests;
 
 const LONG: Duration = Duration::from_secs(60);
 
-async fn soon(waiting: impl Future<Output = ()>, why: &str) {
+async fn expect_prompt_return(waiting: impl Future<Output = ()>, why: &str) {
     let waited = tokio::time::timeout(Duration::from_secs(5), waiting).await;
     assert!(waited.is_ok(), "wait_for_jobs must return soon: {why}");
 }
@@ -17,20 +17,24 @@ pub async fn wait_returns_when_something_was_accepted_before<H: HasRequests>() {
     let h = H::open().await;
     let store = h.requests();
     for key in ["a", "b"] {
-        accepted_one(&h, wish(&h, key)).await;
-        soon(store.wait_for_jobs(LONG), "something was accepted since the last call").await;
+        accept_one(&h, submission(&h, key)).await;
+        expect_prompt_return(store.wait_for_jobs(LONG), "something was accepted since the last call").await;
         claim_one(&h).await;
     }
 }
 
-pub async fn wait_returns_when_something_is_accepted_meanwhile<H: HasRequests>() {
+pub async fn wait_returns_when_something_is_accepted_while_waiting<H: HasRequests>() {
     let h = H::open().await;
     for n in 0..5 {
         let store = h.requests();
         let waiter = tokio::spawn(async move { store.wait_for_jobs(LONG).await });
         tokio::task::yield_now().await;
-        accepted_one(&h, wish(&h, &format!("k{n}"))).await;
-        soon(async { waiter.await.expect("wait must not panic") }, "something was accepted meanwhile").await;
+        accept_one(&h, submission(&h, &format!("k{n}"))).await;
+        expect_prompt_return(
+            async { waiter.await.expect("wait must not panic") },
+            "something was accepted meanwhile",
+        )
+        .await;
         claim_one(&h).await;
     }
 }
@@ -38,19 +42,19 @@ pub async fn wait_returns_when_something_is_accepted_meanwhile<H: HasRequests>()
 pub async fn wait_returns_when_a_letter_is_replayed<H: HasRequests>() {
     let h = H::open().await;
     let store = h.requests();
-    let jobs = died(&h, vec![wish(&h, "a"), wish(&h, "b")]).await;
-    soon(store.wait_for_jobs(LONG), "they were accepted").await;
+    let jobs = create_dead_requests(&h, vec![submission(&h, "a"), submission(&h, "b")]).await;
+    expect_prompt_return(store.wait_for_jobs(LONG), "they were accepted").await;
     store.replay_request(jobs[0].id).await.expect("replay_request must succeed");
-    soon(store.wait_for_jobs(LONG), "one was replayed").await;
+    expect_prompt_return(store.wait_for_jobs(LONG), "one was replayed").await;
     store.replay_requests(10).await.expect("replay_requests must succeed");
-    soon(store.wait_for_jobs(LONG), "the rest were replayed").await;
+    expect_prompt_return(store.wait_for_jobs(LONG), "the rest were replayed").await;
     assert_eq!(claim(&h, 10).await.len(), 2);
 }
 
-pub async fn wait_returns_by_itself<H: HasRequests>() {
+pub async fn wait_returns_after_its_timeout<H: HasRequests>() {
     let h = H::open().await;
     let store = h.requests();
     for _ in 0..3 {
-        soon(store.wait_for_jobs(Duration::from_millis(20)), "at_most has passed").await;
+        expect_prompt_return(store.wait_for_jobs(Duration::from_millis(20)), "at_most has passed").await;
     }
 }

@@ -9,14 +9,17 @@ use tokio::sync::Semaphore;
 use weir_core::sale::{EndReason, State};
 use weir_store::sale::{Buy, BuyOutcome, SaleStore};
 
-use super::fixtures::{LASTS, active, expect_books, found, letters, receipts, sku, stand, wish, wishes};
+use super::fixtures::{
+    SALE_LENGTH, buy_command, buy_commands, create_active, expect_books, find_product, outcome_letters,
+    receipts, sku, state_and_stock,
+};
 use crate::HasSales;
-use crate::fixtures::at_once;
+use crate::fixtures::run_concurrently;
 
 /// So many calls are under way at once: engines bound how long a call may wait for others, and machines may be slow.
 const AT_ONCE: usize = 6;
 
-async fn a_few_at_once<T, F>(calls: impl IntoIterator<Item = F>) -> Vec<T>
+async fn run_a_few_concurrently<T, F>(calls: impl IntoIterator<Item = F>) -> Vec<T>
 where
     F: Future<Output = T> + Send + 'static,
     T: Send + 'static,
@@ -29,16 +32,16 @@ where
             call.await
         }
     });
-    at_once(calls).await
+    run_concurrently(calls).await
 }
 
 /// Buys in batches at once, spread over stores.
-async fn bought_at_once(stores: &[Arc<dyn SaleStore>], batches: Vec<Vec<Buy>>) -> Vec<BuyOutcome> {
+async fn buy_concurrently(stores: &[Arc<dyn SaleStore>], batches: Vec<Vec<Buy>>) -> Vec<BuyOutcome> {
     let calls = batches.into_iter().enumerate().map(|(n, batch)| {
         let store = Arc::clone(&stores[n % stores.len()]);
         async move { store.buy_batch(batch.into()).await.expect("buy_batch must succeed") }
     });
-    a_few_at_once(calls).await.into_iter().flatten().collect()
+    run_a_few_concurrently(calls).await.into_iter().flatten().collect()
 }
 
 /// Exactly so many were bought, and they are numbered from 1 without a gap.
@@ -50,49 +53,53 @@ fn expect_numbers(outcomes: &[BuyOutcome], count: u32) {
 
 pub async fn many_buyers_get_exactly_the_stock<H: HasSales>() {
     let h = H::open().await;
-    active(&h, "W", 37).await;
-    let batches = (0..100).map(|n| wishes("W", &format!("c{n}"), 5)).collect();
-    let outcomes = bought_at_once(&[h.sales()], batches).await;
+    create_active(&h, "W", 37).await;
+    let batches = (0..100).map(|n| buy_commands("W", &format!("c{n}"), 5)).collect();
+    let outcomes = buy_concurrently(&[h.sales()], batches).await;
     expect_numbers(&outcomes, 37);
-    assert_eq!(letters(&outcomes).matches('S').count(), 463, "everybody else hears that it is sold out");
-    assert_eq!(stand(&h, "W").await, (State::Ended(EndReason::SoldOut), 0));
+    assert_eq!(
+        outcome_letters(&outcomes).matches('S').count(),
+        463,
+        "everybody else hears that it is sold out"
+    );
+    assert_eq!(state_and_stock(&h, "W").await, (State::Ended(EndReason::SoldOut), 0));
     expect_books(&h, 37).await;
 }
 
-pub async fn one_buyer_at_once_gets_one_unit<H: HasSales>() {
+pub async fn a_buyer_with_parallel_calls_gets_one_unit<H: HasSales>() {
     let h = H::open().await;
-    active(&h, "W", 50).await;
-    let batches = (0..60).map(|_| vec![wish("W", "a"), wish("W", "a")]).collect();
-    let outcomes = bought_at_once(&[h.sales()], batches).await;
+    create_active(&h, "W", 50).await;
+    let batches = (0..60).map(|_| vec![buy_command("W", "a"), buy_command("W", "a")]).collect();
+    let outcomes = buy_concurrently(&[h.sales()], batches).await;
     expect_numbers(&outcomes, 1);
-    assert_eq!(letters(&outcomes).matches('A').count(), 119);
-    assert_eq!(stand(&h, "W").await, (State::Active, 49));
+    assert_eq!(outcome_letters(&outcomes).matches('A').count(), 119);
+    assert_eq!(state_and_stock(&h, "W").await, (State::Active, 49));
     expect_books(&h, 1).await;
 }
 
 pub async fn two_servers_sell_exactly_the_stock<H: HasSales>() {
     let h = H::open().await;
-    let Some(other) = h.another().await else { return };
-    active(&h, "W", 40).await;
+    let Some(other) = h.second_server().await else { return };
+    create_active(&h, "W", 40).await;
     // Every buyer comes twice, to either server.
-    let batches = (0..60).map(|n| wishes("W", &format!("c{}", n / 2), 4)).collect();
-    let outcomes = bought_at_once(&[h.sales(), other.sales()], batches).await;
+    let batches = (0..60).map(|n| buy_commands("W", &format!("c{}", n / 2), 4)).collect();
+    let outcomes = buy_concurrently(&[h.sales(), other.sales()], batches).await;
     expect_numbers(&outcomes, 40);
     for h in [&h, &other] {
-        assert_eq!(stand(h, "W").await, (State::Ended(EndReason::SoldOut), 0));
+        assert_eq!(state_and_stock(h, "W").await, (State::Ended(EndReason::SoldOut), 0));
     }
     expect_books(&h, 40).await;
 }
 
-pub async fn batches_over_many_sales_do_not_wait_for_each_other_in_a_circle<H: HasSales>() {
+pub async fn batches_over_many_sales_do_not_deadlock<H: HasSales>() {
     let h = H::open().await;
     let names = ["A", "B", "C", "D", "E"];
     for name in names {
-        active(&h, name, 1_000).await;
+        create_active(&h, name, 1_000).await;
     }
     let batches = (0..60)
         .map(|n| {
-            let mut batch: Vec<Buy> = names.map(|name| wish(name, &format!("b{n}"))).to_vec();
+            let mut batch: Vec<Buy> = names.map(|name| buy_command(name, &format!("b{n}"))).to_vec();
             batch.rotate_left(n % 5);
             if n % 2 == 0 {
                 batch.reverse();
@@ -100,14 +107,14 @@ pub async fn batches_over_many_sales_do_not_wait_for_each_other_in_a_circle<H: H
             batch
         })
         .collect();
-    let outcomes = bought_at_once(&[h.sales()], batches).await;
+    let outcomes = buy_concurrently(&[h.sales()], batches).await;
     assert_eq!(receipts(&outcomes).len(), 300, "there is enough for everybody");
     expect_books(&h, 300).await;
 }
 
 pub async fn a_reset_under_load_leaves_nothing_behind<H: HasSales>() {
     let h = H::open().await;
-    active(&h, "W", 1_000).await;
+    create_active(&h, "W", 1_000).await;
     let calls = (0..40).map(|n| {
         let store = h.sales();
         async move {
@@ -115,35 +122,41 @@ pub async fn a_reset_under_load_leaves_nothing_behind<H: HasSales>() {
                 assert!(store.delete_product(&sku("W")).await.expect("delete_product must succeed"));
                 return Vec::new();
             }
-            store.buy_batch(wishes("W", &format!("c{n}"), 5).into()).await.expect("buy_batch must succeed")
+            store
+                .buy_batch(buy_commands("W", &format!("c{n}"), 5).into())
+                .await
+                .expect("buy_batch must succeed")
         }
     });
-    let outcomes: Vec<BuyOutcome> = a_few_at_once(calls).await.into_iter().flatten().collect();
-    let told = letters(&outcomes);
+    let outcomes: Vec<BuyOutcome> = run_a_few_concurrently(calls).await.into_iter().flatten().collect();
+    let told = outcome_letters(&outcomes);
     assert!(told.chars().all(|letter| matches!(letter, 'B' | 'U')), "{told}");
-    assert_eq!(found(&h, "W").await, None);
+    assert_eq!(find_product(&h, "W").await, None);
     expect_books(&h, 0).await;
 }
 
-pub async fn the_end_of_a_sale_under_load_is_the_end<H: HasSales>() {
+pub async fn nothing_is_sold_after_the_end_of_a_sale_under_load<H: HasSales>() {
     let h = H::open().await;
-    active(&h, "W", 1_000).await;
+    create_active(&h, "W", 1_000).await;
     let calls = (0..60).map(|n| {
         let (store, clock) = (h.sales(), h.clock().clone());
         async move {
             if n == 30 {
-                clock.advance(LASTS);
+                clock.advance(SALE_LENGTH);
                 store.turn_sales().await.expect("turn_sales must succeed");
             }
-            store.buy_batch(wishes("W", &format!("c{n}"), 3).into()).await.expect("buy_batch must succeed")
+            store
+                .buy_batch(buy_commands("W", &format!("c{n}"), 3).into())
+                .await
+                .expect("buy_batch must succeed")
         }
     });
-    let outcomes: Vec<BuyOutcome> = a_few_at_once(calls).await.into_iter().flatten().collect();
+    let outcomes: Vec<BuyOutcome> = run_a_few_concurrently(calls).await.into_iter().flatten().collect();
     let sold = receipts(&outcomes).len();
-    let product = found(&h, "W").await.expect("it is there");
+    let product = find_product(&h, "W").await.expect("it is there");
     assert_eq!(product.sale.state, State::Ended(EndReason::TimeExpired));
     assert_eq!(product.sale.sold as usize, sold);
     assert!(receipts(&outcomes).iter().all(|receipt| receipt.at < product.sale.terms.end));
-    assert_eq!(bought_at_once(&[h.sales()], vec![vec![wish("W", "late")]]).await.len(), 1);
+    assert_eq!(buy_concurrently(&[h.sales()], vec![vec![buy_command("W", "late")]]).await.len(), 1);
     expect_books(&h, sold as u64).await;
 }

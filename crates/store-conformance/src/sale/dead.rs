@@ -11,7 +11,7 @@ use super::fixtures::sku;
 ///
 /// # Panics
 /// When it is not so.
-pub async fn what_could_not_be_written_down_is_kept_once_and_can_be_tried_again(
+pub async fn purchases_that_could_not_be_persisted_become_dead_letters_once_and_can_be_replayed(
     store: &(impl SaleLedger + Queue),
 ) {
     let dead = |id: u8| DeadPurchase {

@@ -7,7 +7,9 @@ use weir_core::sale::Change;
 use weir_core::{Clock, Timestamp};
 use weir_store::sale::{Buy, ChangeOutcome, CreateOutcome};
 
-use super::fixtures::{create, decided, expect_books, found, letters, sku, terms_at, wish};
+use super::fixtures::{
+    buy_batch, buy_command, create, expect_books, find_product, outcome_letters, sku, terms_at,
+};
 use crate::HasSales;
 
 /// What the model knows of a product.
@@ -73,8 +75,8 @@ async fn step<H: HasSales>(h: &H, model: &mut Model, rng: &mut fastrand::Rng) {
             let pick = |rng: &mut fastrand::Rng| (["A", "B", "C", "X"][rng.usize(..4)], rng.u32(..12));
             let picks: Vec<_> = (0..rng.usize(1..8)).map(|_| pick(rng)).collect();
             let batch: Vec<Buy> =
-                picks.iter().map(|(name, buyer)| wish(name, &format!("b{buyer}"))).collect();
-            let told = letters(&decided(h, batch).await);
+                picks.iter().map(|(name, buyer)| buy_command(name, &format!("b{buyer}"))).collect();
+            let told = outcome_letters(&buy_batch(h, batch).await);
             let wanted: String =
                 picks.iter().map(|(name, buyer)| model.letter(name, &format!("b{buyer}"), now)).collect();
             assert_eq!(told, wanted, "{picks:?}");
@@ -82,7 +84,7 @@ async fn step<H: HasSales>(h: &H, model: &mut Model, rng: &mut fastrand::Rng) {
     }
 }
 
-pub async fn random_histories_are_those_of_the_naive_model<H: HasSales>() {
+pub async fn random_histories_match_the_naive_model<H: HasSales>() {
     for seed in 0..4 {
         let h = H::open().await;
         let (mut model, mut rng) = (Model::default(), fastrand::Rng::with_seed(seed));
@@ -90,7 +92,7 @@ pub async fn random_histories_are_those_of_the_naive_model<H: HasSales>() {
             step(&h, &mut model, &mut rng).await;
         }
         for (name, row) in &model.0 {
-            let product = found(&h, name).await.expect("it is there");
+            let product = find_product(&h, name).await.expect("it is there");
             assert_eq!(product.sale.sold as usize, row.buyers.len(), "seed {seed}, {name}");
         }
         expect_books(&h, model.0.values().map(|row| row.buyers.len() as u64).sum()).await;

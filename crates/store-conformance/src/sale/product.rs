@@ -6,7 +6,8 @@ use weir_core::sale::{Change, ChangeError, State, TermsError};
 use weir_store::sale::{ChangeOutcome, CreateOutcome};
 
 use super::fixtures::{
-    LASTS, LEAD, active, bought, create, expect_books, found, purchase, sku, stand, terms, terms_at, upcoming,
+    LEAD, SALE_LENGTH, buy_each, create, create_active, create_upcoming, expect_books, find_product,
+    find_purchase, sku, state_and_stock, terms, terms_at,
 };
 use crate::HasSales;
 use crate::START;
@@ -22,39 +23,39 @@ async fn delete<H: HasSales>(h: &H, name: &str) -> bool {
 
 pub async fn a_new_product_is_upcoming_with_all_its_stock<H: HasSales>() {
     let h = H::open().await;
-    assert_eq!(found(&h, "W").await, None);
-    let product = upcoming(&h, "W", terms(100)).await;
+    assert_eq!(find_product(&h, "W").await, None);
+    let product = create_upcoming(&h, "W", terms(100)).await;
     assert_eq!(product.sku, sku("W"));
     assert_eq!(product.sale.terms, terms(100));
     assert_eq!((product.sale.state, product.sale.stock(), product.sale.sold), (State::Upcoming, 100, 0));
     assert_eq!(product.created_at, START);
-    assert_eq!(found(&h, "W").await, Some(product));
+    assert_eq!(find_product(&h, "W").await, Some(product));
     expect_books(&h, 0).await;
 }
 
 pub async fn a_sku_is_taken_once<H: HasSales>() {
     let h = H::open().await;
-    let first = upcoming(&h, "W", terms(1)).await;
+    let first = create_upcoming(&h, "W", terms(1)).await;
     assert_eq!(create(&h, "W", terms(2)).await, CreateOutcome::Exists);
-    assert_eq!(found(&h, "W").await, Some(first));
-    let other = upcoming(&h, "w", terms(3)).await;
+    assert_eq!(find_product(&h, "W").await, Some(first));
+    let other = create_upcoming(&h, "w", terms(3)).await;
     assert_eq!(other.sale.stock(), 3, "case matters");
 }
 
-pub async fn a_sale_must_be_still_to_come<H: HasSales>() {
+pub async fn a_sale_must_start_in_the_future<H: HasSales>() {
     let h = H::open().await;
-    let end = START.plus(LASTS);
+    let end = START.plus(SALE_LENGTH);
     let refused = CreateOutcome::Refused(TermsError::StartTime);
     assert_eq!(create(&h, "W", terms_at(1, START, end)).await, refused);
-    assert_eq!(found(&h, "W").await, None);
-    let product = upcoming(&h, "W", terms_at(1, START.plus(TICK), end)).await;
+    assert_eq!(find_product(&h, "W").await, None);
+    let product = create_upcoming(&h, "W", terms_at(1, START.plus(TICK), end)).await;
     assert_eq!(product.sale.terms.start, START.plus(TICK));
 }
 
 pub async fn products_are_listed_by_sku<H: HasSales>() {
     let h = H::open().await;
     for name in ["b", "C", "a", "a-2", "A"] {
-        upcoming(&h, name, terms(1)).await;
+        create_upcoming(&h, name, terms(1)).await;
     }
     let list = async |after: Option<&str>, limit| {
         let after = after.map(sku);
@@ -68,7 +69,7 @@ pub async fn products_are_listed_by_sku<H: HasSales>() {
 
 pub async fn terms_change_until_the_start<H: HasSales>() {
     let h = H::open().await;
-    let before = upcoming(&h, "W", terms(5)).await;
+    let before = create_upcoming(&h, "W", terms(5)).await;
     let more =
         Change { product_name: Some("Super Widget".into()), initial_stock: Some(7), ..Change::default() };
     let ChangeOutcome::Changed(after) = change(&h, "W", more.clone()).await else {
@@ -79,7 +80,7 @@ pub async fn terms_change_until_the_start<H: HasSales>() {
         (after.id, after.created_at, after.sale.terms.start),
         (before.id, START, before.sale.terms.start)
     );
-    assert_eq!(found(&h, "W").await, Some(after.clone()));
+    assert_eq!(find_product(&h, "W").await, Some(after.clone()));
     let past = Change { start: Some(START), ..Change::default() };
     let refused = ChangeOutcome::Refused(ChangeError::Terms(TermsError::StartTime));
     assert_eq!(change(&h, "W", past).await, refused);
@@ -89,13 +90,13 @@ pub async fn terms_change_until_the_start<H: HasSales>() {
     h.clock().advance(TICK);
     let refused = ChangeOutcome::Refused(ChangeError::NotModifiable);
     assert_eq!(change(&h, "W", more.clone()).await, refused, "it is active");
-    assert_eq!(bought(&h, "W", &["a"]).await, "B");
+    assert_eq!(buy_each(&h, "W", &["a"]).await, "B");
     h.clock().advance(TICK);
     assert_eq!(change(&h, "W", more).await, refused, "it has ended");
-    assert_eq!(bought(&h, "W", &["b"]).await, "N");
+    assert_eq!(buy_each(&h, "W", &["b"]).await, "N");
 }
 
-pub async fn what_is_not_there_cannot_be_changed_or_deleted<H: HasSales>() {
+pub async fn an_unknown_product_cannot_be_changed_or_deleted<H: HasSales>() {
     let h = H::open().await;
     assert_eq!(change(&h, "W", Change::default()).await, ChangeOutcome::UnknownSku);
     assert!(!delete(&h, "W").await);
@@ -103,31 +104,31 @@ pub async fn what_is_not_there_cannot_be_changed_or_deleted<H: HasSales>() {
 
 pub async fn a_deleted_product_is_gone_with_its_purchases<H: HasSales>() {
     let h = H::open().await;
-    active(&h, "W", 5).await;
-    active(&h, "X", 5).await;
-    assert_eq!(bought(&h, "W", &["a", "b"]).await, "BB");
-    assert_eq!(bought(&h, "X", &["a"]).await, "B");
+    create_active(&h, "W", 5).await;
+    create_active(&h, "X", 5).await;
+    assert_eq!(buy_each(&h, "W", &["a", "b"]).await, "BB");
+    assert_eq!(buy_each(&h, "X", &["a"]).await, "B");
     expect_books(&h, 3).await;
     assert!(delete(&h, "W").await);
     assert!(!delete(&h, "W").await);
-    assert_eq!(found(&h, "W").await, None);
-    assert_eq!(purchase(&h, "W", "a").await, None);
-    assert_eq!(bought(&h, "W", &["c"]).await, "U");
-    assert_eq!(purchase(&h, "X", "a").await.map(|receipt| receipt.number), Some(1));
+    assert_eq!(find_product(&h, "W").await, None);
+    assert_eq!(find_purchase(&h, "W", "a").await, None);
+    assert_eq!(buy_each(&h, "W", &["c"]).await, "U");
+    assert_eq!(find_purchase(&h, "X", "a").await.map(|receipt| receipt.number), Some(1));
     expect_books(&h, 1).await;
 }
 
-pub async fn a_product_made_again_starts_anew<H: HasSales>() {
+pub async fn a_product_created_again_starts_anew<H: HasSales>() {
     let h = H::open().await;
-    let first = active(&h, "W", 2).await;
-    assert_eq!(bought(&h, "W", &["a", "b", "c"]).await, "BBS");
+    let first = create_active(&h, "W", 2).await;
+    assert_eq!(buy_each(&h, "W", &["a", "b", "c"]).await, "BBS");
     assert!(delete(&h, "W").await);
     h.clock().advance(Duration::from_secs(1));
-    let second = active(&h, "W", 3).await;
+    let second = create_active(&h, "W", 3).await;
     assert_ne!(first.id, second.id, "another product under the same sku");
-    assert_eq!(stand(&h, "W").await, (State::Active, 3));
-    assert_eq!(purchase(&h, "W", "a").await, None);
-    assert_eq!(bought(&h, "W", &["a", "a"]).await, "BA");
-    assert_eq!(purchase(&h, "W", "a").await.map(|receipt| receipt.number), Some(1));
+    assert_eq!(state_and_stock(&h, "W").await, (State::Active, 3));
+    assert_eq!(find_purchase(&h, "W", "a").await, None);
+    assert_eq!(buy_each(&h, "W", &["a", "a"]).await, "BA");
+    assert_eq!(find_purchase(&h, "W", "a").await.map(|receipt| receipt.number), Some(1));
     expect_books(&h, 1).await;
 }

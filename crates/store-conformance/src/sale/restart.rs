@@ -6,25 +6,30 @@ use weir_core::Clock;
 use weir_core::sale::{EndReason, State};
 
 use super::fixtures::{
-    LASTS, LEAD, active, bought, expect_books, found, purchase, stand, terms_at, upcoming,
+    LEAD, SALE_LENGTH, buy_each, create_active, create_upcoming, expect_books, find_product, find_purchase,
+    state_and_stock, terms_at,
 };
 use crate::HasSales;
 
-pub async fn everything_stands_as_before<H: HasSales>() {
+pub async fn everything_is_unchanged_after_a_restart<H: HasSales>() {
     let h = H::open().await;
-    active(&h, "EXPIRED", 5).await;
-    assert_eq!(bought(&h, "EXPIRED", &["a", "b"]).await, "BB");
-    h.clock().advance(LASTS);
-    active(&h, "SOLD-OUT", 2).await;
-    assert_eq!(bought(&h, "SOLD-OUT", &["a", "b"]).await, "BB");
-    active(&h, "RUNS", 9).await;
-    assert_eq!(bought(&h, "RUNS", &["a", "c"]).await, "BB");
+    create_active(&h, "EXPIRED", 5).await;
+    assert_eq!(buy_each(&h, "EXPIRED", &["a", "b"]).await, "BB");
+    h.clock().advance(SALE_LENGTH);
+    create_active(&h, "SOLD-OUT", 2).await;
+    assert_eq!(buy_each(&h, "SOLD-OUT", &["a", "b"]).await, "BB");
+    create_active(&h, "RUNS", 9).await;
+    assert_eq!(buy_each(&h, "RUNS", &["a", "c"]).await, "BB");
     let now = h.clock().now();
-    upcoming(&h, "COMES", terms_at(4, now.plus(LEAD), now.plus(LASTS))).await;
+    create_upcoming(&h, "COMES", terms_at(4, now.plus(LEAD), now.plus(SALE_LENGTH))).await;
     let read = async |h: &H| {
         let mut read = Vec::new();
         for name in ["EXPIRED", "SOLD-OUT", "RUNS", "COMES"] {
-            read.push((found(h, name).await, purchase(h, name, "a").await, purchase(h, name, "b").await));
+            read.push((
+                find_product(h, name).await,
+                find_purchase(h, name, "a").await,
+                find_purchase(h, name, "b").await,
+            ));
         }
         read
     };
@@ -37,16 +42,16 @@ pub async fn everything_stands_as_before<H: HasSales>() {
     expect_books(&h, 6).await;
 }
 
-pub async fn a_sale_goes_on_where_it_was<H: HasSales>() {
+pub async fn a_sale_continues_after_a_restart<H: HasSales>() {
     let h = H::open().await;
-    active(&h, "W", 3).await;
-    assert_eq!(bought(&h, "W", &["a", "b"]).await, "BB");
+    create_active(&h, "W", 3).await;
+    assert_eq!(buy_each(&h, "W", &["a", "b"]).await, "BB");
     let h = h.reopen().await;
-    assert_eq!(bought(&h, "W", &["a", "b", "c", "d"]).await, "AABS");
-    assert_eq!(purchase(&h, "W", "c").await.map(|receipt| receipt.number), Some(3));
+    assert_eq!(buy_each(&h, "W", &["a", "b", "c", "d"]).await, "AABS");
+    assert_eq!(find_purchase(&h, "W", "c").await.map(|receipt| receipt.number), Some(3));
     let h = h.reopen().await;
-    assert_eq!(bought(&h, "W", &["c", "e"]).await, "AS");
-    h.clock().advance(LASTS + Duration::from_secs(1));
-    assert_eq!(stand(&h, "W").await, (State::Ended(EndReason::SoldOut), 0));
+    assert_eq!(buy_each(&h, "W", &["c", "e"]).await, "AS");
+    h.clock().advance(SALE_LENGTH + Duration::from_secs(1));
+    assert_eq!(state_and_stock(&h, "W").await, (State::Ended(EndReason::SoldOut), 0));
     expect_books(&h, 3).await;
 }

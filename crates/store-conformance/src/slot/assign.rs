@@ -7,19 +7,23 @@ use weir_core::{ConfigName, Timestamp};
 use weir_store::slot::{Assign, AssignOutcome};
 
 use super::fixtures::{
-    NOON, assign, assign_new, at, check_times, counters, event, expect_books, name, pace, put, starts, wish,
-    wishes,
+    NOON, assign, assign_new, assignment, assignments, at, check_times, counters, event, expect_books, name,
+    pace, put_config, window_starts,
 };
 use crate::HasSlots;
 
 pub async fn events_fill_their_window_and_then_the_next_ones<H: HasSlots>() {
     let h = H::open().await;
     let pace = pace(3, 4_000);
-    put(&h, pace).await;
-    let first = assign_new(&h, wishes("a", 7, at(0))).await;
-    assert_eq!(starts(&first), [0, 0, 0, 4_000, 4_000, 4_000, 8_000]);
-    let more = assign_new(&h, wishes("b", 3, at(0))).await;
-    assert_eq!(starts(&more), [8_000, 8_000, 12_000], "the next batch goes on where the last one ended");
+    put_config(&h, pace).await;
+    let first = assign_new(&h, assignments("a", 7, at(0))).await;
+    assert_eq!(window_starts(&first), [0, 0, 0, 4_000, 4_000, 4_000, 8_000]);
+    let more = assign_new(&h, assignments("b", 3, at(0))).await;
+    assert_eq!(
+        window_starts(&more),
+        [8_000, 8_000, 12_000],
+        "the next batch goes on where the last one ended"
+    );
     check_times(&first, pace);
     check_times(&more, pace);
     let counted = counters(&h).await;
@@ -30,23 +34,23 @@ pub async fn events_fill_their_window_and_then_the_next_ones<H: HasSlots>() {
 pub async fn a_window_that_has_begun_offers_its_share<H: HasSlots>() {
     let h = H::open().await;
     let pace = pace(4, 4_000);
-    put(&h, pace).await;
+    put_config(&h, pace).await;
     // A quarter of the window is left: one place of four.
-    let late = assign_new(&h, wishes("late", 3, at(3_000))).await;
-    assert_eq!(starts(&late), [0, 4_000, 4_000]);
+    let late = assign_new(&h, assignments("late", 3, at(3_000))).await;
+    assert_eq!(window_starts(&late), [0, 4_000, 4_000]);
     assert!(late[0].scheduled >= at(3_000));
-    let early = assign_new(&h, wishes("early", 4, at(0))).await;
-    assert_eq!(starts(&early), [0, 0, 0, 4_000], "events that come for its start may use the rest");
-    let last = assign_new(&h, vec![wish("last", at(7_999))]).await;
-    assert_eq!(starts(&last), [8_000], "a thousandth of a window is no place");
+    let early = assign_new(&h, assignments("early", 4, at(0))).await;
+    assert_eq!(window_starts(&early), [0, 0, 0, 4_000], "events that come for its start may use the rest");
+    let last = assign_new(&h, vec![assignment("last", at(7_999))]).await;
+    assert_eq!(window_starts(&last), [8_000], "a thousandth of a window is no place");
     check_times(&[late, early, last].concat(), pace);
 }
 
-pub async fn an_event_keeps_its_slot_whatever_comes_with_it_later<H: HasSlots>() {
+pub async fn an_event_keeps_its_slot_when_it_is_assigned_again<H: HasSlots>() {
     let h = H::open().await;
-    put(&h, pace(1, 1_000)).await;
+    put_config(&h, pace(1, 1_000)).await;
     h.slots().put_config(&name("other"), pace(9, 60_000)).await.expect("put_config must succeed");
-    let slot = assign_new(&h, vec![wish("e", at(500_000))]).await.remove(0);
+    let slot = assign_new(&h, vec![assignment("e", at(500_000))]).await.remove(0);
     for config in ["default", "other", "nobody's"] {
         for requested in [at(0), at(500_000), at(9_000_000)] {
             let again = Assign { event: event("e"), config: name(config), requested };
@@ -60,8 +64,13 @@ pub async fn an_event_keeps_its_slot_whatever_comes_with_it_later<H: HasSlots>()
 
 pub async fn an_event_twice_in_a_batch_has_one_slot<H: HasSlots>() {
     let h = H::open().await;
-    put(&h, pace(1, 1_000)).await;
-    let batch = vec![wish("e", at(0)), wish("f", at(0)), wish("e", at(5_000)), wish("f", at(0))];
+    put_config(&h, pace(1, 1_000)).await;
+    let batch = vec![
+        assignment("e", at(0)),
+        assignment("f", at(0)),
+        assignment("e", at(5_000)),
+        assignment("f", at(0)),
+    ];
     let outcomes = assign(&h, batch).await;
     let [
         AssignOutcome::New(e),
@@ -76,11 +85,11 @@ pub async fn an_event_twice_in_a_batch_has_one_slot<H: HasSlots>() {
     expect_books(&h, 2).await;
 }
 
-pub async fn an_unknown_config_is_an_answer<H: HasSlots>() {
+pub async fn an_unknown_config_is_not_an_error<H: HasSlots>() {
     let h = H::open().await;
-    put(&h, pace(5, 1_000)).await;
+    put_config(&h, pace(5, 1_000)).await;
     let unknown = Assign { event: event("x"), config: name("nobody's"), requested: at(0) };
-    let outcomes = assign(&h, vec![wish("a", at(0)), unknown, wish("b", at(0))]).await;
+    let outcomes = assign(&h, vec![assignment("a", at(0)), unknown, assignment("b", at(0))]).await;
     assert!(
         matches!(outcomes[..], [AssignOutcome::New(_), AssignOutcome::UnknownConfig, AssignOutcome::New(_)]),
         "{outcomes:?}"
@@ -91,33 +100,33 @@ pub async fn an_unknown_config_is_an_answer<H: HasSlots>() {
 
 pub async fn far_events_do_not_disturb_near_ones<H: HasSlots>() {
     let h = H::open().await;
-    put(&h, pace(2, 1_000)).await;
+    put_config(&h, pace(2, 1_000)).await;
     let year_ms = 365 * 86_400 * 1_000;
-    assign_new(&h, wishes("far", 5, at(year_ms))).await;
-    assign_new(&h, wishes("further", 5, at(20 * year_ms))).await;
-    let near = assign_new(&h, wishes("near", 5, at(0))).await;
-    assert_eq!(starts(&near), [0, 0, 1_000, 1_000, 2_000]);
-    let more = assign_new(&h, wishes("more", 2, at(year_ms))).await;
-    assert_eq!(starts(&more), [year_ms + 2_000, year_ms + 3_000]);
+    assign_new(&h, assignments("far", 5, at(year_ms))).await;
+    assign_new(&h, assignments("further", 5, at(20 * year_ms))).await;
+    let near = assign_new(&h, assignments("near", 5, at(0))).await;
+    assert_eq!(window_starts(&near), [0, 0, 1_000, 1_000, 2_000]);
+    let more = assign_new(&h, assignments("more", 2, at(year_ms))).await;
+    assert_eq!(window_starts(&more), [year_ms + 2_000, year_ms + 3_000]);
     expect_books(&h, 17).await;
 }
 
 pub async fn gaps_between_full_windows_are_found<H: HasSlots>() {
     let h = H::open().await;
-    put(&h, pace(1, 1_000)).await;
+    put_config(&h, pace(1, 1_000)).await;
     for full in [0, 1, 3, 4, 6] {
-        assign_new(&h, vec![wish(&format!("full-{full}"), at(full * 1_000))]).await;
+        assign_new(&h, vec![assignment(&format!("full-{full}"), at(full * 1_000))]).await;
     }
-    let slots = assign_new(&h, wishes("e", 4, at(0))).await;
-    assert_eq!(starts(&slots), [2_000, 5_000, 7_000, 8_000], "no window with room is left out");
+    let slots = assign_new(&h, assignments("e", 4, at(0))).await;
+    assert_eq!(window_starts(&slots), [2_000, 5_000, 7_000, 8_000], "no window with room is left out");
     expect_books(&h, 9).await;
 }
 
 /// The runs are longer than any headroom, and there are more of them than a search should need turns.
-pub async fn room_scattered_between_long_runs_of_full_windows_is_all_found<H: HasSlots>() {
+pub async fn all_gaps_between_long_runs_of_full_windows_are_found<H: HasSlots>() {
     let h = H::open().await;
-    put(&h, pace(1, 1_000)).await;
-    assign_new(&h, wishes("a", 1_800, at(0))).await;
+    put_config(&h, pace(1, 1_000)).await;
+    assign_new(&h, assignments("a", 1_800, at(0))).await;
     let gaps: Vec<i64> = (1..=12).map(|n| n * 140).collect();
     for gap in &gaps {
         h.slots()
@@ -126,22 +135,22 @@ pub async fn room_scattered_between_long_runs_of_full_windows_is_all_found<H: Ha
             .expect("an answer")
             .expect("it had a slot");
     }
-    let slots = assign_new(&h, wishes("b", 14, at(0))).await;
+    let slots = assign_new(&h, assignments("b", 14, at(0))).await;
     let expected: Vec<i64> = gaps.into_iter().chain([1_800, 1_801]).map(|window| window * 1_000).collect();
-    assert_eq!(starts(&slots), expected);
+    assert_eq!(window_starts(&slots), expected);
     expect_books(&h, 1_802).await;
 }
 
-pub async fn a_place_given_back_is_taken_again<H: HasSlots>() {
+pub async fn a_slot_given_back_is_assigned_again<H: HasSlots>() {
     let h = H::open().await;
-    put(&h, pace(2, 1_000)).await;
-    let slots = assign_new(&h, wishes("a", 6, at(0))).await;
+    put_config(&h, pace(2, 1_000)).await;
+    let slots = assign_new(&h, assignments("a", 6, at(0))).await;
     let back = h.slots().give_slot_back(&event("a-2")).await.expect("an answer");
     assert_eq!(back.as_ref(), Some(&slots[2]));
     assert_eq!(h.slots().give_slot_back(&event("a-2")).await.expect("an answer"), None, "once");
     assert_eq!(counters(&h).await[&1_000], (1, WindowStatus::Open));
-    let again = assign_new(&h, vec![wish("b", at(0)), wish("a-2", at(0))]).await;
-    assert_eq!(starts(&again), [1_000, 3_000]);
+    let again = assign_new(&h, vec![assignment("b", at(0)), assignment("a-2", at(0))]).await;
+    assert_eq!(window_starts(&again), [1_000, 3_000]);
     expect_books(&h, 7).await;
     for n in 0..6 {
         h.slots().give_slot_back(&event(&format!("a-{n}"))).await.expect("an answer");
@@ -151,8 +160,8 @@ pub async fn a_place_given_back_is_taken_again<H: HasSlots>() {
 
 pub async fn windows_are_listed_in_order<H: HasSlots>() {
     let h = H::open().await;
-    put(&h, pace(1, 1_000)).await;
-    assign_new(&h, wishes("a", 5, at(0))).await;
+    put_config(&h, pace(1, 1_000)).await;
+    assign_new(&h, assignments("a", 5, at(0))).await;
     let list = async |from: i64, to: i64, limit| -> Vec<i64> {
         let windows = h.slots().windows(&name("default"), at(from), at(to), limit).await.expect("an answer");
         let millis = |start: Timestamp| (start.as_micros() - NOON * 1_000_000) / 1_000;
@@ -167,10 +176,10 @@ pub async fn windows_are_listed_in_order<H: HasSlots>() {
 
 pub async fn slots_survive_a_restart<H: HasSlots>() {
     let h = H::open().await;
-    put(&h, pace(2, 1_000)).await;
-    let slots = assign_new(&h, wishes("a", 5, at(0))).await;
+    put_config(&h, pace(2, 1_000)).await;
+    let slots = assign_new(&h, assignments("a", 5, at(0))).await;
     let h = h.reopen().await;
-    let again = assign(&h, wishes("a", 6, at(0))).await;
+    let again = assign(&h, assignments("a", 6, at(0))).await;
     let existing: Vec<_> = slots.into_iter().map(AssignOutcome::Existing).collect();
     assert_eq!(again[..5], existing);
     assert!(
@@ -181,25 +190,25 @@ pub async fn slots_survive_a_restart<H: HasSlots>() {
     expect_books(&h, 6).await;
 }
 
-pub async fn times_before_1970_are_times<H: HasSlots>() {
+pub async fn times_before_1970_are_valid<H: HasSlots>() {
     let h = H::open().await;
     let pace = pace(1, 7_000);
-    put(&h, pace).await;
+    put_config(&h, pace).await;
     let requested = Timestamp::from_micros(-1_234_567_000);
-    let slots = assign_new(&h, wishes("old", 3, requested)).await;
+    let slots = assign_new(&h, assignments("old", 3, requested)).await;
     check_times(&slots, pace);
-    put(&h, super::fixtures::pace(1, 3_000)).await;
+    put_config(&h, super::fixtures::pace(1, 3_000)).await;
     expect_books(&h, 3).await;
 }
 
 /// No window is held, and none has room: only there are events refused.
-pub async fn behind_the_last_window_of_all_is_no_room<H: HasSlots>() {
+pub async fn after_the_last_representable_window_events_are_refused<H: HasSlots>() {
     let h = H::open().await;
     let pace = pace(2, 1_000);
-    put(&h, pace).await;
+    put_config(&h, pace).await;
     let last = pace.window_of(Timestamp::from_micros(i64::MAX));
     let outcomes =
-        assign(&h, wishes("a", 4, pace.window_of(Timestamp::from_micros(last.as_micros() - 1)))).await;
+        assign(&h, assignments("a", 4, pace.window_of(Timestamp::from_micros(last.as_micros() - 1)))).await;
     let found = outcomes.iter().map(|outcome| match outcome {
         AssignOutcome::New(slot) => Some(slot.window_start),
         AssignOutcome::Exhausted => None,
@@ -208,13 +217,13 @@ pub async fn behind_the_last_window_of_all_is_no_room<H: HasSlots>() {
     let before = Timestamp::from_micros(last.as_micros() - 1_000_000);
     assert_eq!(found.collect::<Vec<_>>(), [Some(before), Some(before), Some(last), Some(last)]);
     for requested in [before, last] {
-        assert_eq!(assign(&h, wishes("b", 1, requested)).await, [AssignOutcome::Exhausted]);
+        assert_eq!(assign(&h, assignments("b", 1, requested)).await, [AssignOutcome::Exhausted]);
     }
     expect_books(&h, 4).await;
 }
 
 /// Where the naive walk puts an event, window by window; every event ever placed is counted anew.
-fn walk(placed: &[Timestamp], pace: &Pace, requested: Timestamp) -> Timestamp {
+fn naive_walk(placed: &[Timestamp], pace: &Pace, requested: Timestamp) -> Timestamp {
     let count = |start: Timestamp| placed.iter().filter(|other| **other == start).count() as u64;
     let first = pace.window_of(requested);
     if count(first) < u64::from(pace.share(requested)) {
@@ -227,32 +236,33 @@ fn walk(placed: &[Timestamp], pace: &Pace, requested: Timestamp) -> Timestamp {
 /// A run much longer than any headroom: only windows with room count towards it.
 pub async fn a_gap_before_a_long_run_of_full_windows_does_not_end_the_search<H: HasSlots>() {
     let h = H::open().await;
-    put(&h, pace(1, 1_000)).await;
-    let slots = assign_new(&h, wishes("a", 300, at(0))).await;
+    put_config(&h, pace(1, 1_000)).await;
+    let slots = assign_new(&h, assignments("a", 300, at(0))).await;
     let gap = slots.iter().find(|slot| slot.window_start == at(5_000)).expect("one is there");
     h.slots().give_slot_back(&gap.event).await.expect("an answer").expect("it has a slot");
-    let mut found = starts(&assign_new(&h, wishes("b", 3, at(0))).await);
+    let mut found = window_starts(&assign_new(&h, assignments("b", 3, at(0))).await);
     found.sort_unstable();
     assert_eq!(found, [5_000, 300_000, 301_000]);
     expect_books(&h, 302).await;
 }
 
-pub async fn random_histories_are_placed_as_by_the_naive_walk<H: HasSlots>() {
+pub async fn random_histories_match_the_naive_walk<H: HasSlots>() {
     let seed = fastrand::u64(..);
     let mut rng = fastrand::Rng::with_seed(seed);
     let h = H::open().await;
     let pace = pace(rng.u32(1..5), 1_000);
-    put(&h, pace).await;
+    put_config(&h, pace).await;
     let mut placed: BTreeMap<String, Timestamp> = BTreeMap::new();
     for round in 0..30 {
         let count = rng.usize(1..12);
-        let batch: Vec<_> =
-            (0..count).map(|n| wish(&format!("{round}-{n}"), at(rng.i64(0..8) * 500 - 1_000))).collect();
+        let batch: Vec<_> = (0..count)
+            .map(|n| assignment(&format!("{round}-{n}"), at(rng.i64(0..8) * 500 - 1_000)))
+            .collect();
         let slots = assign_new(&h, batch.clone()).await;
         check_times(&slots, pace);
         for (wanted, slot) in batch.iter().zip(slots) {
             let so_far: Vec<_> = placed.values().copied().collect();
-            let expected = walk(&so_far, &pace, wanted.requested);
+            let expected = naive_walk(&so_far, &pace, wanted.requested);
             assert_eq!(slot.window_start, expected, "seed {seed}, round {round}, {wanted:?}");
             placed.insert(slot.event.to_string(), slot.window_start);
         }

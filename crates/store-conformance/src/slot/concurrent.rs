@@ -7,18 +7,22 @@ use weir_core::Timestamp;
 use weir_store::slot::{Assign, AssignOutcome, Slot, SlotStore};
 
 use super::fixtures::{
-    assign_new, at, check_times, counters, event, expect_books, pace, put, starts, wish, wishes,
+    assign_new, assignment, assignments, at, check_times, counters, event, expect_books, pace, put_config,
+    window_starts,
 };
 use crate::HasSlots;
-use crate::fixtures::at_once;
+use crate::fixtures::run_concurrently;
 
 /// Assigns batches at once, spread over stores.
-async fn assigned_at_once(stores: Vec<Arc<dyn SlotStore>>, batches: Vec<Vec<Assign>>) -> Vec<AssignOutcome> {
+async fn assign_concurrently(
+    stores: Vec<Arc<dyn SlotStore>>,
+    batches: Vec<Vec<Assign>>,
+) -> Vec<AssignOutcome> {
     let calls = batches.into_iter().enumerate().map(|(n, batch)| {
         let store = Arc::clone(&stores[n % stores.len()]);
         async move { store.assign_batch(batch.into()).await.expect("assign_batch must succeed") }
     });
-    at_once(calls).await.into_iter().flatten().collect()
+    run_concurrently(calls).await.into_iter().flatten().collect()
 }
 
 fn new_slots(outcomes: &[AssignOutcome]) -> Vec<Slot> {
@@ -30,7 +34,7 @@ fn new_slots(outcomes: &[AssignOutcome]) -> Vec<Slot> {
 }
 
 /// No window has more than the maximum, counters equal slots, and there are so many.
-async fn expect_fair<H: HasSlots>(h: &H, max: u32, slots: u64) {
+async fn expect_no_window_overfull<H: HasSlots>(h: &H, max: u32, slots: u64) {
     let counted = counters(h).await;
     assert!(counted.values().all(|(count, _)| *count <= max), "no window over its maximum: {counted:?}");
     expect_books(h, slots).await;
@@ -39,26 +43,26 @@ async fn expect_fair<H: HasSlots>(h: &H, max: u32, slots: u64) {
 pub async fn parallel_batches_overfill_no_window_and_counters_equal_slots<H: HasSlots>() {
     let h = H::open().await;
     let pace = pace(7, 1_000);
-    put(&h, pace).await;
-    let batches = (0..100).map(|n| wishes(&format!("c{n}"), 5, at(0))).collect();
-    let outcomes = assigned_at_once(vec![h.slots()], batches).await;
+    put_config(&h, pace).await;
+    let batches = (0..100).map(|n| assignments(&format!("c{n}"), 5, at(0))).collect();
+    let outcomes = assign_concurrently(vec![h.slots()], batches).await;
     let slots = new_slots(&outcomes);
     assert_eq!(slots.len(), 500, "every event gets a slot");
     check_times(&slots, pace);
-    expect_fair(&h, 7, 500).await;
+    expect_no_window_overfull(&h, 7, 500).await;
 }
 
 pub async fn the_same_events_in_parallel_get_one_slot_each<H: HasSlots>() {
     let h = H::open().await;
-    put(&h, pace(3, 1_000)).await;
+    put_config(&h, pace(3, 1_000)).await;
     let batches = (0..10)
         .map(|n| {
-            let mut batch = wishes("e", 20, at(0));
+            let mut batch = assignments("e", 20, at(0));
             batch.rotate_left(n);
             batch
         })
         .collect();
-    let outcomes = assigned_at_once(vec![h.slots()], batches).await;
+    let outcomes = assign_concurrently(vec![h.slots()], batches).await;
     assert_eq!(new_slots(&outcomes).len(), 20, "each event is new once");
     let mut times: BTreeMap<String, Timestamp> = BTreeMap::new();
     for outcome in outcomes {
@@ -68,13 +72,13 @@ pub async fn the_same_events_in_parallel_get_one_slot_each<H: HasSlots>() {
         let first = *times.entry(slot.event.to_string()).or_insert(slot.scheduled);
         assert_eq!(first, slot.scheduled, "the same answer each time");
     }
-    expect_fair(&h, 3, 20).await;
+    expect_no_window_overfull(&h, 3, 20).await;
 }
 
-pub async fn giving_back_while_assigning_keeps_the_books<H: HasSlots>() {
+pub async fn giving_back_while_assigning_keeps_the_books_balanced<H: HasSlots>() {
     let h = H::open().await;
-    put(&h, pace(4, 1_000)).await;
-    assigned_at_once(vec![h.slots()], vec![wishes("a", 40, at(0))]).await;
+    put_config(&h, pace(4, 1_000)).await;
+    assign_concurrently(vec![h.slots()], vec![assignments("a", 40, at(0))]).await;
     let calls = (0..40).map(|n| {
         let store = h.slots();
         async move {
@@ -83,27 +87,27 @@ pub async fn giving_back_while_assigning_keeps_the_books<H: HasSlots>() {
                 store.give_slot_back(&gone).await.expect("an answer").expect("it has a slot");
             } else {
                 store
-                    .assign_batch(vec![wish(&format!("b-{n}"), at(0))].into())
+                    .assign_batch(vec![assignment(&format!("b-{n}"), at(0))].into())
                     .await
                     .expect("assign_batch must succeed");
             }
         }
     });
-    at_once(calls).await;
-    expect_fair(&h, 4, 40).await;
+    run_concurrently(calls).await;
+    expect_no_window_overfull(&h, 4, 40).await;
 }
 
 pub async fn two_servers_overfill_no_window_and_give_each_event_one_slot<H: HasSlots>() {
     let h = H::open().await;
-    put(&h, pace(10, 4_000)).await;
-    let Some(other) = h.another().await else { return };
+    put_config(&h, pace(10, 4_000)).await;
+    let Some(other) = h.second_server().await else { return };
     let stores = vec![h.slots(), other.slots()];
     // Every event comes twice, to either server.
-    let batches = (0..40).map(|n| wishes(&format!("c{}", n / 2), 25, at(0))).collect();
-    let outcomes = assigned_at_once(stores, batches).await;
+    let batches = (0..40).map(|n| assignments(&format!("c{}", n / 2), 25, at(0))).collect();
+    let outcomes = assign_concurrently(stores, batches).await;
     assert_eq!(new_slots(&outcomes).len(), 500, "each event is new once");
     assert!(!outcomes.iter().any(|outcome| matches!(outcome, AssignOutcome::Exhausted)));
-    expect_fair(&h, 10, 500).await;
+    expect_no_window_overfull(&h, 10, 500).await;
 }
 
 pub async fn bulks_and_single_calls_at_once_all_get_slots<H: HasSlots>() {
@@ -113,32 +117,32 @@ pub async fn bulks_and_single_calls_at_once_all_get_slots<H: HasSlots>() {
 
 pub async fn bulks_and_single_calls_on_two_servers_all_get_slots<H: HasSlots>() {
     let h = H::open().await;
-    let Some(other) = h.another().await else { return };
+    let Some(other) = h.second_server().await else { return };
     expect_all_placed(&h, vec![h.slots(), other.slots()]).await;
 }
 
 /// Four bulks of 1,000 events and 400 single ones for one time, each bulk needing more windows than the headroom has.
 async fn expect_all_placed<H: HasSlots>(h: &H, stores: Vec<Arc<dyn SlotStore>>) {
     let pace = pace(9, 1_000);
-    put(h, pace).await;
-    let bulks = (0..4).map(|n| wishes(&format!("bulk-{n}"), 1_000, at(0)));
-    let batches = bulks.chain((0..400).map(|n| vec![wish(&format!("single-{n}"), at(0))])).collect();
-    let outcomes = assigned_at_once(stores, batches).await;
+    put_config(h, pace).await;
+    let bulks = (0..4).map(|n| assignments(&format!("bulk-{n}"), 1_000, at(0)));
+    let batches = bulks.chain((0..400).map(|n| vec![assignment(&format!("single-{n}"), at(0))])).collect();
+    let outcomes = assign_concurrently(stores, batches).await;
     let slots = new_slots(&outcomes);
     assert_eq!(slots.len(), 4_400, "every event gets a slot");
     check_times(&slots, pace);
-    expect_fair(h, 9, 4_400).await;
+    expect_no_window_overfull(h, 9, 4_400).await;
     // Whatever room was passed over is found by those who come later.
     let last = counters(h).await.into_keys().next_back().expect("there are windows");
     let room = usize::try_from(last / 1_000 + 1).expect("a number of windows") * 9 - 4_400;
-    let late = assign_new(h, wishes("late", room, at(0))).await;
-    assert!(starts(&late).is_sorted(), "the first window with room is used first");
+    let late = assign_new(h, assignments("late", room, at(0))).await;
+    assert!(window_starts(&late).is_sorted(), "the first window with room is used first");
     assert!(counters(h).await.into_values().all(|(count, _)| count == 9), "no gap is left");
 }
 
 pub async fn a_pace_that_changes_under_load_keeps_the_books<H: HasSlots>() {
     let h = H::open().await;
-    put(&h, pace(5, 1_000)).await;
+    put_config(&h, pace(5, 1_000)).await;
     let calls = (0..30).map(|n| {
         let store = h.slots();
         async move {
@@ -147,7 +151,7 @@ pub async fn a_pace_that_changes_under_load_keeps_the_books<H: HasSlots>() {
                 let name = super::fixtures::name("default");
                 store.put_config(&name, pace(max, size)).await.map(drop).expect("put_config must succeed");
             } else {
-                let mut batch = wishes(&format!("c{n}"), 10, at(0));
+                let mut batch = assignments(&format!("c{n}"), 10, at(0));
                 while let Some(wish) = batch.first() {
                     store.wait_for_recount(&wish.config).await.expect("few wait");
                     let outcomes = store.assign_batch(batch.into()).await.expect("assign_batch must succeed");
@@ -160,6 +164,6 @@ pub async fn a_pace_that_changes_under_load_keeps_the_books<H: HasSlots>() {
             }
         }
     });
-    at_once(calls).await;
+    run_concurrently(calls).await;
     expect_books(&h, 270).await;
 }

@@ -3,7 +3,8 @@
 use weir_core::slot::WindowStatus;
 
 use super::fixtures::{
-    assign, assign_new, at, counters, expect_books, name, pace, put, starts, wish, wishes,
+    assign, assign_new, assignment, assignments, at, counters, expect_books, name, pace, put_config,
+    window_starts,
 };
 use crate::HasSlots;
 use weir_store::slot::AssignOutcome;
@@ -11,28 +12,28 @@ use weir_store::slot::AssignOutcome;
 pub async fn a_config_has_versions_and_the_last_one_is_active<H: HasSlots>() {
     let h = H::open().await;
     assert_eq!(h.slots().config(&name("default")).await.expect("an answer"), None);
-    let first = put(&h, pace(100, 4_000)).await;
-    let second = put(&h, pace(50, 4_000)).await;
+    let first = put_config(&h, pace(100, 4_000)).await;
+    let second = put_config(&h, pace(50, 4_000)).await;
     assert_eq!((first.version, second.version), (1, 2));
     let active = h.slots().config(&name("default")).await.expect("an answer").expect("a config");
     assert_eq!((active.version, active.pace), (2, pace(50, 4_000)));
 }
 
-pub async fn a_config_out_of_service_is_unknown_until_it_is_put_again<H: HasSlots>() {
+pub async fn a_deactivated_config_is_unknown_until_it_is_put_again<H: HasSlots>() {
     let h = H::open().await;
-    put(&h, pace(2, 1_000)).await;
-    assign_new(&h, wishes("a", 1, at(0))).await;
+    put_config(&h, pace(2, 1_000)).await;
+    assign_new(&h, assignments("a", 1, at(0))).await;
     assert!(h.slots().deactivate(&name("default")).await.expect("an answer"));
     assert!(!h.slots().deactivate(&name("default")).await.expect("an answer"), "once is enough");
     assert_eq!(h.slots().config(&name("default")).await.expect("an answer"), None);
-    let outcomes = assign(&h, vec![wish("b-0", at(0)), wish("a-0", at(0))]).await;
+    let outcomes = assign(&h, vec![assignment("b-0", at(0)), assignment("a-0", at(0))]).await;
     assert!(
         matches!(outcomes[..], [AssignOutcome::UnknownConfig, AssignOutcome::Existing(_)]),
         "{outcomes:?}"
     );
-    assert_eq!(put(&h, pace(2, 1_000)).await.version, 2);
-    let slots = assign_new(&h, wishes("c", 2, at(0))).await;
-    assert_eq!(starts(&slots), [0, 1_000], "what was there before still counts");
+    assert_eq!(put_config(&h, pace(2, 1_000)).await.version, 2);
+    let slots = assign_new(&h, assignments("c", 2, at(0))).await;
+    assert_eq!(window_starts(&slots), [0, 1_000], "what was there before still counts");
 }
 
 pub async fn configs_are_listed_by_name<H: HasSlots>() {
@@ -53,39 +54,39 @@ pub async fn configs_are_listed_by_name<H: HasSlots>() {
 
 pub async fn a_raised_maximum_reopens_full_windows<H: HasSlots>() {
     let h = H::open().await;
-    put(&h, pace(2, 1_000)).await;
-    assign_new(&h, wishes("a", 6, at(0))).await;
+    put_config(&h, pace(2, 1_000)).await;
+    assign_new(&h, assignments("a", 6, at(0))).await;
     assert_eq!(counters(&h).await[&0], (2, WindowStatus::Closed));
-    put(&h, pace(3, 1_000)).await;
+    put_config(&h, pace(3, 1_000)).await;
     assert_eq!(counters(&h).await[&0], (2, WindowStatus::Open));
-    let slots = assign_new(&h, wishes("b", 4, at(0))).await;
-    assert_eq!(starts(&slots), [0, 1_000, 2_000, 3_000]);
+    let slots = assign_new(&h, assignments("b", 4, at(0))).await;
+    assert_eq!(window_starts(&slots), [0, 1_000, 2_000, 3_000]);
     expect_books(&h, 10).await;
 }
 
-pub async fn a_lowered_maximum_closes_windows_and_takes_nothing_away<H: HasSlots>() {
+pub async fn a_lowered_maximum_closes_windows_and_revokes_no_slot<H: HasSlots>() {
     let h = H::open().await;
-    put(&h, pace(4, 1_000)).await;
-    assign_new(&h, wishes("a", 10, at(0))).await;
-    put(&h, pace(2, 1_000)).await;
+    put_config(&h, pace(4, 1_000)).await;
+    assign_new(&h, assignments("a", 10, at(0))).await;
+    put_config(&h, pace(2, 1_000)).await;
     let counted = counters(&h).await;
     assert_eq!((counted[&0], counted[&2_000]), ((4, WindowStatus::Closed), (2, WindowStatus::Closed)));
-    let slots = assign_new(&h, wishes("b", 3, at(0))).await;
-    assert_eq!(starts(&slots), [3_000, 3_000, 4_000]);
+    let slots = assign_new(&h, assignments("b", 3, at(0))).await;
+    assert_eq!(window_starts(&slots), [3_000, 3_000, 4_000]);
     expect_books(&h, 13).await;
 }
 
 pub async fn a_new_size_counts_what_is_already_scheduled_in_each_window<H: HasSlots>() {
     let h = H::open().await;
-    put(&h, pace(2, 1_000)).await;
+    put_config(&h, pace(2, 1_000)).await;
     // Two in each second, four seconds.
-    assign_new(&h, wishes("a", 8, at(0))).await;
-    put(&h, pace(5, 2_000)).await;
+    assign_new(&h, assignments("a", 8, at(0))).await;
+    put_config(&h, pace(5, 2_000)).await;
     let counted = counters(&h).await;
     assert_eq!((counted[&0], counted[&2_000]), ((4, WindowStatus::Open), (4, WindowStatus::Open)));
-    let slots = assign_new(&h, wishes("b", 3, at(0))).await;
-    assert_eq!(starts(&slots), [0, 2_000, 4_000]);
+    let slots = assign_new(&h, assignments("b", 3, at(0))).await;
+    assert_eq!(window_starts(&slots), [0, 2_000, 4_000]);
     expect_books(&h, 11).await;
-    put(&h, pace(1, 500)).await;
+    put_config(&h, pace(1, 500)).await;
     expect_books(&h, 11).await;
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use weir_queue::due::{Dispatched, Due};
 use weir_store::slot::Slot;
 
-use super::fixtures::{at, event, name, pace, put, wish, wishes};
+use super::fixtures::{assignment, assignments, at, event, name, pace, put_config};
 use crate::HasSlots;
 use crate::START;
 
@@ -13,10 +13,13 @@ const TOPIC: &str = "payments-due";
 const LEASE: Duration = Duration::from_secs(10);
 
 /// Assigns on a store that notes slots, one window a slot, so that times are in order of ids.
-async fn assign_noted<H: HasSlots>(h: &H, prefix: &str, count: usize) -> Vec<Slot> {
-    put(h, pace(1, 1_000)).await;
-    let outcomes =
-        h.dispatching().assign_batch(wishes(prefix, count, at(0)).into()).await.expect("it must succeed");
+async fn assign_for_dispatch<H: HasSlots>(h: &H, prefix: &str, count: usize) -> Vec<Slot> {
+    put_config(h, pace(1, 1_000)).await;
+    let outcomes = h
+        .dispatching_slots()
+        .assign_batch(assignments(prefix, count, at(0)).into())
+        .await
+        .expect("it must succeed");
     assert_eq!(outcomes.len(), count);
     let mut slots = Vec::new();
     for n in 0..count {
@@ -35,12 +38,12 @@ async fn settle<H: HasSlots>(h: &H, due: &Due, dispatched: Dispatched<'_>) -> bo
     h.due().settle_due(due, dispatched).await.expect("settle_due must succeed")
 }
 
-fn set_clock<H: HasSlots>(h: &H, slot: &Slot) {
+fn advance_to<H: HasSlots>(h: &H, slot: &Slot) {
     h.clock().advance(slot.scheduled.since(weir_core::Clock::now(h.clock())));
 }
 
 /// Everything on the topic, as event ids in order.
-async fn on_topic<H: HasSlots>(h: &H) -> Vec<String> {
+async fn drain_topic<H: HasSlots>(h: &H) -> Vec<String> {
     let mut ids = Vec::new();
     loop {
         let claim = h.queue().claim(TOPIC, 100, LEASE).await.expect("claim must succeed");
@@ -63,9 +66,9 @@ fn ids(slots: &[Slot]) -> Vec<String> {
     slots.iter().map(|slot| slot.event.as_str().to_owned()).collect()
 }
 
-pub async fn slots_come_at_their_time_and_in_its_order<H: HasSlots>() {
+pub async fn due_slots_are_taken_on_time_and_in_order<H: HasSlots>() {
     let h = H::open().await;
-    let slots = assign_noted(&h, "e", 5).await;
+    let slots = assign_for_dispatch(&h, "e", 5).await;
     let early = take(&h, 10).await;
     assert!(early.is_empty());
     assert_eq!(early.next, Some(slots[0].scheduled.since(START)), "how long until the first");
@@ -80,10 +83,10 @@ pub async fn slots_come_at_their_time_and_in_its_order<H: HasSlots>() {
     assert!(take(&h, 10).await.is_empty());
 }
 
-pub async fn what_is_out_is_nobody_elses_until_its_lease_ends<H: HasSlots>() {
+pub async fn taken_slots_are_unavailable_until_their_lease_ends<H: HasSlots>() {
     let h = H::open().await;
-    let slots = assign_noted(&h, "e", 3).await;
-    set_clock(&h, &slots[2]);
+    let slots = assign_for_dispatch(&h, "e", 3).await;
+    advance_to(&h, &slots[2]);
     let first = take(&h, 2).await;
     assert_eq!(first.slots, slots[..2], "no more than asked for");
     let meanwhile = take(&h, 10).await;
@@ -92,29 +95,29 @@ pub async fn what_is_out_is_nobody_elses_until_its_lease_ends<H: HasSlots>() {
     let second = take(&h, 10).await;
     assert_eq!(second.slots, slots);
     assert!(!settle(&h, &first, Dispatched::Enqueue(TOPIC)).await, "too late");
-    assert!(on_topic(&h).await.is_empty(), "a late settlement does nothing");
+    assert!(drain_topic(&h).await.is_empty(), "a late settlement does nothing");
     assert!(settle(&h, &second, Dispatched::Enqueue(TOPIC)).await);
-    assert_eq!(on_topic(&h).await, ids(&slots));
+    assert_eq!(drain_topic(&h).await, ids(&slots));
 }
 
 pub async fn enqueued_slots_are_on_the_topic_once_and_in_order<H: HasSlots>() {
     let h = H::open().await;
-    let slots = assign_noted(&h, "e", 20).await;
-    set_clock(&h, &slots[19]);
+    let slots = assign_for_dispatch(&h, "e", 20).await;
+    advance_to(&h, &slots[19]);
     for _ in 0..4 {
         let due = take(&h, 5).await;
         assert!(settle(&h, &due, Dispatched::Enqueue(TOPIC)).await);
         assert!(!settle(&h, &due, Dispatched::Enqueue(TOPIC)).await, "a receipt settles once");
     }
-    assert_eq!(on_topic(&h).await, ids(&slots));
+    assert_eq!(drain_topic(&h).await, ids(&slots));
     let books = h.queue().audit(TOPIC).await.expect("audit must succeed");
     assert_eq!((books.accepted, books.done, books.difference()), (20, 20, 0));
 }
 
-pub async fn what_was_not_published_comes_again<H: HasSlots>() {
+pub async fn slots_that_were_not_published_are_taken_again<H: HasSlots>() {
     let h = H::open().await;
-    let slots = assign_noted(&h, "e", 5).await;
-    set_clock(&h, &slots[4]);
+    let slots = assign_for_dispatch(&h, "e", 5).await;
+    advance_to(&h, &slots[4]);
     let due = take(&h, 5).await;
     assert!(settle(&h, &due, Dispatched::Published(2)).await);
     let due = take(&h, 5).await;
@@ -125,12 +128,12 @@ pub async fn what_was_not_published_comes_again<H: HasSlots>() {
 
 pub async fn a_slot_given_back_is_not_dispatched<H: HasSlots>() {
     let h = H::open().await;
-    let slots = assign_noted(&h, "e", 3).await;
+    let slots = assign_for_dispatch(&h, "e", 3).await;
     h.slots().give_slot_back(&slots[0].event).await.expect("an answer").expect("a slot");
     let moved = h.slots().give_slot_back(&slots[1].event).await.expect("an answer").expect("a slot");
-    let later = wish(moved.event.as_str(), at(60_000));
-    h.dispatching().assign_batch(vec![later].into()).await.expect("it must succeed");
-    set_clock(&h, &slots[2]);
+    let later = assignment(moved.event.as_str(), at(60_000));
+    h.dispatching_slots().assign_batch(vec![later].into()).await.expect("it must succeed");
+    advance_to(&h, &slots[2]);
     let due = take(&h, 10).await;
     assert_eq!(due.slots, slots[2..], "neither the one given back nor the one that has another time now");
     assert!(settle(&h, &due, Dispatched::Published(1)).await);
@@ -138,16 +141,16 @@ pub async fn a_slot_given_back_is_not_dispatched<H: HasSlots>() {
     assert_eq!(ids(&take(&h, 10).await.slots), [moved.event.as_str()]);
 }
 
-pub async fn slots_from_before_are_noted_if_they_are_still_to_come<H: HasSlots>() {
+pub async fn existing_slots_are_scheduled_for_dispatch_if_still_in_the_future<H: HasSlots>() {
     let h = H::open().await;
-    put(&h, pace(1, 1_000)).await;
-    h.slots().assign_batch(wishes("old", 4, at(0)).into()).await.expect("it must succeed");
+    put_config(&h, pace(1, 1_000)).await;
+    h.slots().assign_batch(assignments("old", 4, at(0)).into()).await.expect("it must succeed");
     let mut slots = Vec::new();
     for n in 0..4 {
         slots.extend(h.slots().find_slot(&event(&format!("old-{n}"))).await.expect("an answer"));
     }
     slots.sort_by_key(|slot| slot.scheduled);
-    set_clock(&h, &slots[1]);
+    advance_to(&h, &slots[1]);
     for _ in 0..2 {
         let mut after = None;
         loop {
@@ -158,15 +161,15 @@ pub async fn slots_from_before_are_noted_if_they_are_still_to_come<H: HasSlots>(
         }
     }
     assert!(take(&h, 10).await.is_empty(), "what was due before is not dispatched");
-    set_clock(&h, &slots[3]);
+    advance_to(&h, &slots[3]);
     let due = take(&h, 10).await;
     assert_eq!(due.slots, slots[2..], "and what is noted twice comes once");
 }
 
-pub async fn what_is_noted_survives_a_restart<H: HasSlots>() {
+pub async fn scheduled_dispatches_survive_a_restart<H: HasSlots>() {
     let h = H::open().await;
-    let slots = assign_noted(&h, "e", 2).await;
-    set_clock(&h, &slots[1]);
+    let slots = assign_for_dispatch(&h, "e", 2).await;
+    advance_to(&h, &slots[1]);
     let lost = take(&h, 10).await;
     assert_eq!(lost.slots, slots);
     let h = h.reopen().await;
@@ -174,12 +177,12 @@ pub async fn what_is_noted_survives_a_restart<H: HasSlots>() {
     assert_eq!(take(&h, 10).await.slots, slots, "what nobody settled comes again");
 }
 
-pub async fn nothing_is_noted_unless_asked<H: HasSlots>() {
+pub async fn no_dispatch_is_scheduled_unless_the_store_dispatches<H: HasSlots>() {
     let h = H::open().await;
-    put(&h, pace(1, 1_000)).await;
-    h.slots().assign_batch(vec![wish("e", at(0))].into()).await.expect("it must succeed");
+    put_config(&h, pace(1, 1_000)).await;
+    h.slots().assign_batch(vec![assignment("e", at(0))].into()).await.expect("it must succeed");
     let slot = h.slots().find_slot(&event("e")).await.expect("an answer").expect("a slot");
-    set_clock(&h, &slot);
+    advance_to(&h, &slot);
     let due = take(&h, 10).await;
     assert!(due.is_empty() && due.next.is_none());
     assert_eq!(slot.config, name("default"));
@@ -187,9 +190,9 @@ pub async fn nothing_is_noted_unless_asked<H: HasSlots>() {
 
 pub async fn two_servers_dispatch_each_slot_once_and_in_order<H: HasSlots>() {
     let h = H::open().await;
-    let Some(other) = h.another().await else { return };
-    let slots = assign_noted(&h, "e", 200).await;
-    set_clock(&h, &slots[199]);
+    let Some(other) = h.second_server().await else { return };
+    let slots = assign_for_dispatch(&h, "e", 200).await;
+    advance_to(&h, &slots[199]);
     let dispatch = async |h: &H| {
         let mut taken = 0;
         loop {
@@ -208,5 +211,5 @@ pub async fn two_servers_dispatch_each_slot_once_and_in_order<H: HasSlots>() {
     };
     let (a, b) = tokio::join!(dispatch(&h), dispatch(&other));
     assert_eq!(a + b, 200);
-    assert_eq!(on_topic(&h).await, ids(&slots));
+    assert_eq!(drain_topic(&h).await, ids(&slots));
 }

@@ -33,17 +33,17 @@ pub fn event(text: &str) -> EventId {
 }
 
 /// A wish for a slot of the config `default`.
-pub fn wish(id: &str, requested: Timestamp) -> Assign {
+pub fn assignment(id: &str, requested: Timestamp) -> Assign {
     Assign { event: event(id), config: name("default"), requested }
 }
 
 /// `count` wishes for one time, named after `prefix`.
-pub fn wishes(prefix: &str, count: usize, requested: Timestamp) -> Vec<Assign> {
-    (0..count).map(|n| wish(&format!("{prefix}-{n}"), requested)).collect()
+pub fn assignments(prefix: &str, count: usize, requested: Timestamp) -> Vec<Assign> {
+    (0..count).map(|n| assignment(&format!("{prefix}-{n}"), requested)).collect()
 }
 
 /// Puts the config `default`.
-pub async fn put<H: HasSlots>(h: &H, pace: Pace) -> Config {
+pub async fn put_config<H: HasSlots>(h: &H, pace: Pace) -> Config {
     h.slots().put_config(&name("default"), pace).await.expect("put_config must succeed")
 }
 
@@ -67,7 +67,7 @@ pub async fn assign_new<H: HasSlots>(h: &H, batch: Vec<Assign>) -> Vec<Slot> {
 }
 
 /// The starts of the slots' windows, in milliseconds after [`NOON`].
-pub fn starts(slots: &[Slot]) -> Vec<i64> {
+pub fn window_starts(slots: &[Slot]) -> Vec<i64> {
     slots.iter().map(|slot| (slot.window_start.as_micros() - NOON * 1_000_000) / 1_000).collect()
 }
 

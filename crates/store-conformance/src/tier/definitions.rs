@@ -4,15 +4,15 @@ use weir_core::Clock;
 use weir_core::tier::{Limit, Plan, Rule, Tier, TierLimits};
 use weir_store::tier::{Changed, Match, OnOutage, Origin, PolicySpec, SpentRecord, SpentRow, TierStore};
 
-use super::fixtures::{PRO, bucket, fixed, name_of, sliding, user};
+use super::fixtures::{PRO, bucket, fixed, policy_name, sliding, user};
 use crate::HasLimits;
 
 async fn put(store: &dyn TierStore, name: &str, limit: Limit, origin: Origin) -> weir_store::tier::Policy {
     let spec = PolicySpec::plain(limit);
-    store.put_policy(&name_of(name), &spec, origin).await.expect("put_policy").expect("there is room")
+    store.put_policy(&policy_name(name), &spec, origin).await.expect("put_policy").expect("there is room")
 }
 
-pub async fn a_subscription_is_put_found_and_ended<H: HasLimits>() {
+pub async fn a_subscription_is_put_found_and_deleted<H: HasLimits>() {
     let h = H::open().await;
     let Some(store) = h.definitions() else { return };
     let somebody = user("o'Brien <x@y.z>");
@@ -27,7 +27,7 @@ pub async fn a_subscription_is_put_found_and_ended<H: HasLimits>() {
     assert!(!store.delete_subscription(&somebody).await.expect("an answer"));
 }
 
-pub async fn tiers_are_set_and_set_again<H: HasLimits>() {
+pub async fn tier_limits_are_stored_and_replaced<H: HasLimits>() {
     let h = H::open().await;
     let Some(store) = h.definitions() else { return };
     assert_eq!(store.tiers().await.expect("an answer"), []);
@@ -38,7 +38,7 @@ pub async fn tiers_are_set_and_set_again<H: HasLimits>() {
     }
 }
 
-pub async fn policies_keep_their_number_until_they_end<H: HasLimits>() {
+pub async fn policies_keep_their_scope_until_they_are_deleted<H: HasLimits>() {
     let h = H::open().await;
     let Some(store) = h.definitions() else { return };
     let first = put(&*store, "p", bucket(5, 3), Origin::Operator).await;
@@ -49,30 +49,30 @@ pub async fn policies_keep_their_number_until_they_end<H: HasLimits>() {
         on_outage: OnOutage::Closed,
         matches: Some(Match { domain: "edge".to_owned(), entries: entries.into() }),
     };
-    let put_again = store.put_policy(&name_of("p"), &spec, Origin::Operator).await.expect("an answer");
+    let put_again = store.put_policy(&policy_name("p"), &spec, Origin::Operator).await.expect("an answer");
     let second = put_again.expect("there is room");
     assert_eq!((&second.spec, second.scope()), (&spec, first.scope()));
     assert!(second.scope() > 0, "0 is the tiers'");
     let other = put(&*store, "o", fixed(1), Origin::Operator).await;
     assert_eq!(store.policies().await.expect("an answer"), [other, second.clone()], "in order of name");
-    assert!(store.delete_policy(&name_of("p")).await.expect("an answer"));
-    assert!(!store.delete_policy(&name_of("p")).await.expect("an answer"));
+    assert!(store.delete_policy(&policy_name("p")).await.expect("an answer"));
+    assert!(!store.delete_policy(&policy_name("p")).await.expect("an answer"));
     let again = put(&*store, "p", fixed(1), Origin::Operator).await;
     assert!(again.scope() > second.scope(), "its number is not given again");
 }
 
-pub async fn a_file_leaves_what_operators_made<H: HasLimits>() {
+pub async fn the_policy_file_does_not_replace_policies_of_operators<H: HasLimits>() {
     let h = H::open().await;
     let Some(store) = h.definitions() else { return };
     put(&*store, "p", fixed(1), Origin::File).await;
     assert_eq!(put(&*store, "p", fixed(2), Origin::File).await.spec.limit, fixed(2));
     put(&*store, "p", fixed(3), Origin::Operator).await;
     assert_eq!(put(&*store, "p", fixed(4), Origin::File).await.spec.limit, fixed(3));
-    store.delete_policy(&name_of("p")).await.expect("an answer");
+    store.delete_policy(&policy_name("p")).await.expect("an answer");
     assert_eq!(put(&*store, "p", fixed(5), Origin::File).await.spec.limit, fixed(5));
 }
 
-pub async fn what_was_kept_is_read_in_order_and_by_pages<H: HasLimits>() {
+pub async fn spent_records_are_loaded_in_order_and_page_by_page<H: HasLimits>() {
     let h = H::open().await;
     let Some(store) = h.definitions() else { return };
     let limit = bucket(5, 5);
@@ -100,7 +100,7 @@ pub async fn what_was_kept_is_read_in_order_and_by_pages<H: HasLimits>() {
     assert_eq!(left, [row(7, "A", 1), row(7, "a", 5), row(8, "a", 4)]);
 }
 
-pub async fn changes_are_told_in_order<H: HasLimits>() {
+pub async fn changes_are_listed_in_order<H: HasLimits>() {
     let h = H::open().await;
     let Some(store) = h.definitions().filter(|store| store.is_shared()) else { return };
     let start = store.news(None).await.expect("an answer").version;

@@ -45,15 +45,15 @@ pub fn shadow(limit: Limit) -> Arc<Policy> {
 }
 
 /// The same policy with another limit.
-pub fn changed(policy: &Policy, limit: Limit) -> Arc<Policy> {
+pub fn with_limit(policy: &Policy, limit: Limit) -> Arc<Policy> {
     named(policy.name.as_str(), policy.scope(), PolicySpec { limit, ..policy.spec.clone() })
 }
 
 fn named(name: &str, scope: u32, spec: PolicySpec) -> Arc<Policy> {
-    Arc::new(Policy::new(name_of(name), scope, spec))
+    Arc::new(Policy::new(policy_name(name), scope, spec))
 }
 
-pub fn name_of(name: &str) -> PolicyName {
+pub fn policy_name(name: &str) -> PolicyName {
     PolicyName::parse(name).expect("the suite's names are valid")
 }
 
@@ -62,12 +62,12 @@ pub fn user(name: &str) -> UserId {
 }
 
 /// A user's name that no other case has.
-pub fn somebody() -> String {
+pub fn unique_user() -> String {
     let limit = policy(bucket(1, 1));
     format!("user-{}-{}", std::process::id(), limit.scope())
 }
 
-pub fn rule_of(tier: Tier) -> Arc<Scoped<TierRule>> {
+pub fn tier_rule(tier: Tier) -> Arc<Scoped<TierRule>> {
     rule(tier.defaults())
 }
 
@@ -100,7 +100,7 @@ pub async fn remaining<H: HasLimits>(h: &H, policy: &Arc<Policy>, key: &str) -> 
 }
 
 /// How long a denied key has to wait; none when it never fits.
-pub fn wait_of(decision: Decision) -> Option<Duration> {
+pub fn retry_after(decision: Decision) -> Option<Duration> {
     match decision {
         Decision::Denied(refusal) => refusal.retry_after,
         Decision::Allowed => panic!("it must be denied"),
@@ -112,15 +112,15 @@ pub async fn call<H: HasLimits>(h: &H, user: &str, rule: &Arc<Scoped<TierRule>>)
 }
 
 /// What a user has left of its day and its minute.
-pub async fn left<H: HasLimits>(h: &H, user: &str, rule: &Arc<Scoped<TierRule>>) -> (u32, u32) {
+pub async fn remaining_of_tier<H: HasLimits>(h: &H, user: &str, rule: &Arc<Scoped<TierRule>>) -> (u32, u32) {
     let taken = h.limits().take_tier(user, rule, 0).await.expect("take_tier must succeed");
     let ([daily, minute], [day, level]) = (&rule.rule, &taken.spent);
     (daily.limit_state(day, taken.now).remaining, minute.limit_state(level, taken.now).remaining)
 }
 
 /// Another server that counts together with this one; `None` where each counts for itself.
-pub async fn server_that_counts_with<H: HasLimits>(h: &H) -> Option<H> {
-    if H::servers_count_together() { h.another().await } else { None }
+pub async fn server_sharing_counts<H: HasLimits>(h: &H) -> Option<H> {
+    if H::servers_share_counts() { h.second_server().await } else { None }
 }
 
 /// A plan that is not the free one.

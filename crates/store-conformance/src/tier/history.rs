@@ -7,7 +7,7 @@ use weir_core::Timestamp;
 use weir_core::tier::{FixedWindow, Limit, Rule, Scoped, SlidingWindow, Tier, TierRule, TokenBucket};
 use weir_store::tier::{Ask, LimitStore, Policy, Taken};
 
-use super::fixtures::{changed, policy, rule_of, shadow, somebody};
+use super::fixtures::{policy, shadow, tier_rule, unique_user, with_limit};
 use super::model::NaiveLimits;
 use crate::HasLimits;
 
@@ -15,7 +15,7 @@ const STEPS: usize = 600;
 const KEYS: [&str; 3] = ["a", "b", "{c}"];
 
 /// Both sides of a history, and what was done so far.
-struct Twins {
+struct Comparison {
     engine: Arc<dyn LimitStore>,
     model: NaiveLimits,
     policies: Vec<Arc<Policy>>,
@@ -35,14 +35,14 @@ fn any_limit(random: &mut fastrand::Rng) -> Limit {
 }
 
 /// What callers can see of a decision.
-fn shown(asks: &[Ask<'_>], taken: &Taken) -> String {
+fn visible_result(asks: &[Ask<'_>], taken: &Taken) -> String {
     let each = asks.iter().zip(&taken.each);
     let each =
         each.map(|(ask, (alone, spent))| (*alone, ask.policy.spec.limit.limit_state(spent, taken.now)));
     format!("{:?} {:?} {:?}", taken.decision, taken.now, each.collect::<Vec<_>>())
 }
 
-impl Twins {
+impl Comparison {
     async fn take(&mut self) {
         let count = self.random.usize(1..=3);
         let picks: Vec<(usize, &str, u32)> = (0..count)
@@ -60,7 +60,7 @@ impl Twins {
             self.engine.take(&asks, peek).await.expect("an answer"),
             self.model.take(&asks, peek).await.expect("an answer"),
         );
-        assert_eq!(shown(&asks, &ours), shown(&asks, &theirs), "{picks:?} peek {peek}");
+        assert_eq!(visible_result(&asks, &ours), visible_result(&asks, &theirs), "{picks:?} peek {peek}");
         self.taken_at = Some(theirs.now);
     }
 
@@ -89,7 +89,7 @@ impl Twins {
 
     async fn call(&mut self) {
         let user = self.users[self.random.usize(0..self.users.len())].clone();
-        let rule: Arc<Scoped<TierRule>> = rule_of(Tier::ALL[self.random.usize(0..4)]);
+        let rule: Arc<Scoped<TierRule>> = tier_rule(Tier::ALL[self.random.usize(0..4)]);
         let cost = self.random.u32(0..=3);
         let ours = self.engine.take_tier(&user, &rule, cost).await.expect("an answer");
         let theirs = self.model.take_tier(&user, &rule, cost).await.expect("an answer");
@@ -101,29 +101,30 @@ impl Twins {
     }
 }
 
-pub async fn random_histories_are_those_of_the_naive_model<H: HasLimits>() {
+pub async fn random_histories_match_the_naive_model<H: HasLimits>() {
     for seed in 0..6 {
         let h = H::open().await;
         let mut random = fastrand::Rng::with_seed(seed);
         let mut policies: Vec<_> = (0..3).map(|_| policy(any_limit(&mut random))).collect();
         policies.push(shadow(any_limit(&mut random)));
         let (engine, model) = (h.limits(), NaiveLimits::new(h.clock().clone()));
-        let users = vec![somebody(), somebody()];
-        let mut twins = Twins { engine, model, policies, users, random, taken_at: None };
+        let users = vec![unique_user(), unique_user()];
+        let mut comparison = Comparison { engine, model, policies, users, random, taken_at: None };
         for _ in 0..STEPS {
-            match twins.random.u8(0..10) {
-                0..5 => twins.take().await,
-                5..7 => twins.change().await,
-                7 => twins.call().await,
+            match comparison.random.u8(0..10) {
+                0..5 => comparison.take().await,
+                5..7 => comparison.change().await,
+                7 => comparison.call().await,
                 8 => {
-                    let at = twins.random.usize(0..twins.policies.len());
-                    if twins.random.u8(0..3) == 0 {
-                        let limit = any_limit(&mut twins.random);
-                        twins.policies[at] = changed(&twins.policies[at], limit);
+                    let at = comparison.random.usize(0..comparison.policies.len());
+                    if comparison.random.u8(0..3) == 0 {
+                        let limit = any_limit(&mut comparison.random);
+                        comparison.policies[at] = with_limit(&comparison.policies[at], limit);
                     }
                 }
                 _ => {
-                    let span = twins.random.u64(0..=3_000) * [1, 1_000, 20_000][twins.random.usize(0..3)];
+                    let span =
+                        comparison.random.u64(0..=3_000) * [1, 1_000, 20_000][comparison.random.usize(0..3)];
                     h.clock().advance(Duration::from_micros(span));
                 }
             }

@@ -7,7 +7,7 @@ use weir_core::tier::{Correction, Settlement};
 use weir_core::{Clock, HoldId};
 use weir_store::tier::{HoldAudit, NewHold, Settled, TierStore};
 
-use super::fixtures::{MINUTE, name_of};
+use super::fixtures::{MINUTE, policy_name};
 use crate::HasLimits;
 
 fn id(n: u8) -> HoldId {
@@ -17,7 +17,7 @@ fn id(n: u8) -> HoldId {
 async fn hold<H: HasLimits>(h: &H, store: &dyn TierStore, n: u8, cost: u32) -> HoldId {
     let hold = NewHold {
         id: id(n),
-        policy: name_of("p"),
+        policy: policy_name("p"),
         scope: 3,
         key: "k\u{e9}y".to_owned(),
         cost,
@@ -54,7 +54,7 @@ pub async fn a_hold_is_settled_once<H: HasLimits>() {
     }
 }
 
-pub async fn a_hold_expires_at_its_very_end<H: HasLimits>() {
+pub async fn a_hold_expires_exactly_when_its_time_is_over<H: HasLimits>() {
     let h = H::open().await;
     let Some(store) = h.definitions() else { return };
     let (late, in_time) = (hold(&h, &*store, 1, 10).await, hold(&h, &*store, 2, 10).await);
@@ -67,7 +67,7 @@ pub async fn a_hold_expires_at_its_very_end<H: HasLimits>() {
     assert_eq!(settle(&*store, in_time, 5).await.settlement, Settlement::Again(1));
 }
 
-pub async fn an_unknown_hold_is_an_answer<H: HasLimits>() {
+pub async fn an_unknown_hold_is_not_an_error<H: HasLimits>() {
     let h = H::open().await;
     let Some(store) = h.definitions() else { return };
     assert_eq!(store.settle_hold(id(9), 1).await.expect("an answer"), None);
@@ -108,7 +108,7 @@ pub async fn every_hold_is_open_settled_or_expired<H: HasLimits>() {
     assert_eq!(audit().await, HoldAudit { holds: 3, open: 0, held: 0, settled: 2, expired: 1 });
 }
 
-pub async fn old_holds_are_forgotten<H: HasLimits>() {
+pub async fn old_holds_are_purged<H: HasLimits>() {
     let h = H::open().await;
     let Some(store) = h.definitions() else { return };
     let old = hold(&h, &*store, 1, 10).await;

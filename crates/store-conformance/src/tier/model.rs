@@ -33,14 +33,19 @@ impl NaiveLimits {
     ) -> (Spent, Timestamp) {
         let now = self.clock.now();
         let (mut all, limit) = (self.spent.lock(), &policy.spec.limit);
-        let mut spent = seen(&all, policy, key, now);
+        let mut spent = current(&all, policy, key, now);
         change(limit, &mut spent, now);
         all.insert((policy.scope(), key.to_owned()), (*limit, spent));
         (spent, now)
     }
 }
 
-fn seen(all: &HashMap<(u32, String), (Limit, Spent)>, policy: &Policy, key: &str, now: Timestamp) -> Spent {
+fn current(
+    all: &HashMap<(u32, String), (Limit, Spent)>,
+    policy: &Policy,
+    key: &str,
+    now: Timestamp,
+) -> Spent {
     let limit = &policy.spec.limit;
     match all.get(&(policy.scope(), key.to_owned())) {
         None => limit.unspent(),
@@ -59,7 +64,7 @@ impl LimitStore for NaiveLimits {
         let first = |ask: &Ask<'_>| asks.iter().position(|other| is_same(ask, other));
         let firsts: Vec<usize> = (0..asks.len()).filter(|at| first(&asks[*at]) == Some(*at)).collect();
         let mut spent: Vec<Spent> =
-            firsts.iter().map(|at| seen(&all, asks[*at].policy, asks[*at].key, now)).collect();
+            firsts.iter().map(|at| current(&all, asks[*at].policy, asks[*at].key, now)).collect();
         let alone: Vec<Decision> = firsts
             .iter()
             .zip(&spent)

@@ -5,16 +5,16 @@ use std::time::Duration;
 
 use weir_core::tier::{DAILY, Decision, MINUTE, Refusal, Tier, TierLimits};
 
-use super::fixtures::{call, left, rule, rule_of, server_that_counts_with, somebody};
+use super::fixtures::{call, remaining_of_tier, rule, server_sharing_counts, tier_rule, unique_user};
 use crate::HasLimits;
 
 pub async fn a_free_user_has_8_at_once_and_5_a_minute<H: HasLimits>() {
     let h = H::open().await;
-    let (user, free) = (somebody(), rule_of(Tier::Free));
-    assert_eq!(left(&h, &user, &free).await, (50, 8));
+    let (user, free) = (unique_user(), tier_rule(Tier::Free));
+    assert_eq!(remaining_of_tier(&h, &user, &free).await, (50, 8));
     for n in 1..=8 {
         assert!(call(&h, &user, &free).await.decision.is_allowed());
-        assert_eq!(left(&h, &user, &free).await, (50 - n, 8 - n));
+        assert_eq!(remaining_of_tier(&h, &user, &free).await, (50 - n, 8 - n));
     }
     let wait = Some(Duration::from_secs(12));
     let denied = Decision::Denied(Refusal { denied_by: MINUTE, retry_after: wait });
@@ -25,9 +25,9 @@ pub async fn a_free_user_has_8_at_once_and_5_a_minute<H: HasLimits>() {
     assert!(call(&h, &user, &free).await.decision.is_allowed());
 }
 
-pub async fn a_day_that_is_used_up_is_told_first<H: HasLimits>() {
+pub async fn an_exhausted_day_is_reported_before_an_exhausted_minute<H: HasLimits>() {
     let h = H::open().await;
-    let (user, few) = (somebody(), rule(TierLimits::new(1, 2, 2).expect("valid")));
+    let (user, few) = (unique_user(), rule(TierLimits::new(1, 2, 2).expect("valid")));
     for _ in 0..2 {
         assert!(call(&h, &user, &few).await.decision.is_allowed());
     }
@@ -38,28 +38,28 @@ pub async fn a_day_that_is_used_up_is_told_first<H: HasLimits>() {
 
 pub async fn a_denied_minute_spends_nothing_of_the_day<H: HasLimits>() {
     let h = H::open().await;
-    let (user, few) = (somebody(), rule(TierLimits::new(1, 1, 10).expect("valid")));
+    let (user, few) = (unique_user(), rule(TierLimits::new(1, 1, 10).expect("valid")));
     assert!(call(&h, &user, &few).await.decision.is_allowed());
     for _ in 0..20 {
         assert!(!call(&h, &user, &few).await.decision.is_allowed());
     }
-    assert_eq!(left(&h, &user, &few).await, (9, 0));
+    assert_eq!(remaining_of_tier(&h, &user, &few).await, (9, 0));
 }
 
 pub async fn a_new_plan_keeps_what_was_spent<H: HasLimits>() {
     let h = H::open().await;
-    let (user, free, pro) = (somebody(), rule_of(Tier::Free), rule_of(Tier::Pro));
+    let (user, free, pro) = (unique_user(), tier_rule(Tier::Free), tier_rule(Tier::Pro));
     for _ in 0..8 {
         assert!(call(&h, &user, &free).await.decision.is_allowed());
     }
-    assert_eq!(left(&h, &user, &pro).await, (492, 32));
+    assert_eq!(remaining_of_tier(&h, &user, &pro).await, (492, 32));
     assert!(call(&h, &user, &pro).await.decision.is_allowed());
     assert!(!call(&h, &user, &free).await.decision.is_allowed());
-    assert_eq!(left(&h, &user, &free).await, (41, 0));
+    assert_eq!(remaining_of_tier(&h, &user, &free).await, (41, 0));
 }
 
 async fn calls_in_parallel<H: HasLimits>(hs: &[Arc<H>]) -> u32 {
-    let (user, free) = (somebody(), rule_of(Tier::Free));
+    let (user, free) = (unique_user(), tier_rule(Tier::Free));
     let calls: Vec<_> = (0..200)
         .map(|n| {
             let (h, user, free) = (Arc::clone(&hs[n % hs.len()]), user.clone(), Arc::clone(&free));
@@ -79,6 +79,6 @@ pub async fn parallel_calls_of_a_free_user_pass_8_times<H: HasLimits>() {
 
 pub async fn two_servers_pass_a_free_user_8_times<H: HasLimits>() {
     let h = H::open().await;
-    let Some(other) = server_that_counts_with(&h).await else { return };
+    let Some(other) = server_sharing_counts(&h).await else { return };
     assert_eq!(calls_in_parallel(&[Arc::new(h), Arc::new(other)]).await, 8);
 }

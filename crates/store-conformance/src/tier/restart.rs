@@ -8,15 +8,15 @@ use weir_core::tier::{Settlement, Tier};
 use weir_store::tier::{Ask, NewHold, Origin, PolicySpec, SpentRecord};
 
 use super::fixtures::{
-    MINUTE, PRO, bucket, call, fixed, left, name_of, policy, remaining, rule_of, sliding, somebody, take,
-    user,
+    MINUTE, PRO, bucket, call, fixed, policy, policy_name, remaining, remaining_of_tier, sliding, take,
+    tier_rule, unique_user, user,
 };
 use crate::HasLimits;
 
-pub async fn what_was_spent_is_there_after_a_restart<H: HasLimits>() {
+pub async fn spent_amounts_survive_a_restart<H: HasLimits>() {
     let h = H::open().await;
     let policies = [policy(bucket(5, 5)), policy(fixed(5)), policy(sliding(5))];
-    let (somebody, free) = (somebody(), rule_of(Tier::Free));
+    let (somebody, free) = (unique_user(), tier_rule(Tier::Free));
     for policy in &policies {
         assert!(take(&h, policy, "k", 4).await.is_allowed());
     }
@@ -27,13 +27,13 @@ pub async fn what_was_spent_is_there_after_a_restart<H: HasLimits>() {
     for policy in &policies {
         assert_eq!(remaining(&h, policy, "k").await, 1);
     }
-    assert_eq!(left(&h, &somebody, &free).await, (47, 5));
+    assert_eq!(remaining_of_tier(&h, &somebody, &free).await, (47, 5));
     h.clock().advance(Duration::from_secs(12));
     let h = h.reopen().await;
     assert_eq!(remaining(&h, &policies[0], "k").await, 2, "time goes on");
 }
 
-pub async fn what_was_forgotten_stays_so_after_a_restart<H: HasLimits>() {
+pub async fn a_forgotten_key_stays_forgotten_after_a_restart<H: HasLimits>() {
     let h = H::open().await;
     let policy = policy(fixed(5));
     assert!(take(&h, &policy, "k", 5).await.is_allowed());
@@ -43,15 +43,15 @@ pub async fn what_was_forgotten_stays_so_after_a_restart<H: HasLimits>() {
     assert_eq!(remaining(&h, &policy, "k").await, 5);
 }
 
-pub async fn definitions_and_holds_are_there_after_a_restart<H: HasLimits>() {
+pub async fn definitions_and_holds_survive_a_restart<H: HasLimits>() {
     let h = H::open().await;
     let Some(store) = h.definitions() else { return };
     store.put_subscription(&user("u"), PRO).await.expect("an answer");
     store.put_tier(Tier::Pro, Tier::Business.defaults()).await.expect("an answer");
     let spec = PolicySpec::plain(fixed(5));
-    let policy = store.put_policy(&name_of("p"), &spec, Origin::Operator).await.expect("an answer");
+    let policy = store.put_policy(&policy_name("p"), &spec, Origin::Operator).await.expect("an answer");
     let (id, now) = (HoldId::new(crate::START, [1; 10]), crate::START);
-    let (name, key) = (name_of("p"), "k".to_owned());
+    let (name, key) = (policy_name("p"), "k".to_owned());
     let hold = NewHold { id, policy: name, scope: 1, key, cost: 9, taken_at: now, ttl: MINUTE };
     store.put_hold(hold).await.expect("an answer");
     drop(store);
@@ -64,7 +64,7 @@ pub async fn definitions_and_holds_are_there_after_a_restart<H: HasLimits>() {
     assert!(matches!(settled.settlement, Settlement::Settled(_)));
 }
 
-pub async fn what_was_spent_before_it_was_kept_is_in_the_store<H: HasLimits>() {
+pub async fn everything_spent_before_a_flush_is_in_the_store<H: HasLimits>() {
     let h = H::open().await;
     let Some(store) = h.definitions() else { return };
     let policy = policy(fixed(1_000));
@@ -88,7 +88,7 @@ pub async fn what_was_spent_before_it_was_kept_is_in_the_store<H: HasLimits>() {
     }
 }
 
-pub async fn a_clock_that_is_set_back_keeps_nobody_out_for_longer_than_the_limit_says<H: HasLimits>() {
+pub async fn a_clock_set_back_denies_nobody_for_longer_than_the_limit_allows<H: HasLimits>() {
     let h = H::open().await;
     if h.store_clock().is_none() {
         return;

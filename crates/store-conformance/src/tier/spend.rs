@@ -7,8 +7,8 @@ use weir_core::tier::{Decision, FixedWindow, Limit, Refusal, SlidingWindow, Toke
 use weir_store::tier::{Ask, Policy};
 
 use super::fixtures::{
-    MINUTE, bucket, changed, fixed, limit_state, policy, remaining, server_that_counts_with, shadow, sliding,
-    take, take_all, wait_of,
+    MINUTE, bucket, fixed, limit_state, policy, remaining, retry_after, server_sharing_counts, shadow,
+    sliding, take, take_all, with_limit,
 };
 use crate::HasLimits;
 
@@ -36,7 +36,7 @@ pub async fn a_bucket_refills_to_the_microsecond<H: HasLimits>() {
     for token in 1..=7_u64 {
         let due = (60_000_000 * token).div_ceil(7);
         h.clock().advance(Duration::from_micros(due - 1 - now));
-        assert_eq!(wait_of(take(&h, &policy, "k", 1).await), Some(MICRO), "token {token}");
+        assert_eq!(retry_after(take(&h, &policy, "k", 1).await), Some(MICRO), "token {token}");
         h.clock().advance(MICRO);
         now = due;
         assert!(take(&h, &policy, "k", 1).await.is_allowed(), "token {token}");
@@ -49,28 +49,32 @@ pub async fn a_bucket_refills_to_the_microsecond<H: HasLimits>() {
     );
 }
 
-pub async fn a_fixed_window_turns_at_its_end<H: HasLimits>() {
+pub async fn a_fixed_window_ends_on_time<H: HasLimits>() {
     let h = H::open().await;
     let policy = policy(fixed(2));
     h.clock().advance(Duration::from_secs(7));
     assert!(take(&h, &policy, "k", 2).await.is_allowed());
-    assert_eq!(wait_of(take(&h, &policy, "k", 1).await), Some(MINUTE), "it begins with what is spent first");
+    assert_eq!(
+        retry_after(take(&h, &policy, "k", 1).await),
+        Some(MINUTE),
+        "it begins with what is spent first"
+    );
     h.clock().advance(MINUTE - MICRO);
-    assert_eq!(wait_of(take(&h, &policy, "k", 1).await), Some(MICRO));
+    assert_eq!(retry_after(take(&h, &policy, "k", 1).await), Some(MICRO));
     h.clock().advance(MICRO);
     assert!(take(&h, &policy, "k", 1).await.is_allowed());
     assert_eq!(limit_state(&h, &policy, "k").await.reset_after, MINUTE);
 }
 
-pub async fn a_sliding_window_fades_to_the_microsecond<H: HasLimits>() {
+pub async fn a_sliding_window_decays_to_the_microsecond<H: HasLimits>() {
     let h = H::open().await;
     let policy = policy(sliding(7));
     assert!(take(&h, &policy, "k", 7).await.is_allowed());
     // In the next window six sevenths of it must be left at most: after 8 571 429 microseconds.
     let due = MINUTE + Duration::from_micros(8_571_429);
-    assert_eq!(wait_of(take(&h, &policy, "k", 1).await), Some(due));
+    assert_eq!(retry_after(take(&h, &policy, "k", 1).await), Some(due));
     h.clock().advance(due - MICRO);
-    assert_eq!(wait_of(take(&h, &policy, "k", 1).await), Some(MICRO));
+    assert_eq!(retry_after(take(&h, &policy, "k", 1).await), Some(MICRO));
     h.clock().advance(MICRO);
     assert!(take(&h, &policy, "k", 1).await.is_allowed());
     assert!(!take(&h, &policy, "k", 1).await.is_allowed());
@@ -101,7 +105,7 @@ pub async fn the_costs_of_the_same_key_add_up<H: HasLimits>() {
     }
 }
 
-pub async fn a_cost_of_nothing_only_looks<H: HasLimits>() {
+pub async fn a_cost_of_0_is_always_allowed<H: HasLimits>() {
     let h = H::open().await;
     for limit in [bucket(2, 1), fixed(2), sliding(2)] {
         let policy = policy(limit);
@@ -116,8 +120,8 @@ pub async fn a_cost_above_the_limit_never_fits<H: HasLimits>() {
     let h = H::open().await;
     for limit in [bucket(5, 1), fixed(5), sliding(5)] {
         let policy = policy(limit);
-        assert_eq!(wait_of(take(&h, &policy, "k", 6).await), None);
-        assert_eq!(wait_of(take(&h, &policy, "k", Limit::MAX).await), None);
+        assert_eq!(retry_after(take(&h, &policy, "k", 6).await), None);
+        assert_eq!(retry_after(take(&h, &policy, "k", Limit::MAX).await), None);
         assert_eq!(remaining(&h, &policy, "k").await, 5);
     }
 }
@@ -149,7 +153,7 @@ pub async fn a_shadow_never_denies<H: HasLimits>() {
     assert!(take_all(&h, &[(&watch, "k", 5)]).await.decision.is_allowed());
 }
 
-pub async fn keys_and_policies_are_told_apart<H: HasLimits>() {
+pub async fn keys_and_policies_stay_distinct<H: HasLimits>() {
     let h = H::open().await;
     let (one, other) = (policy(fixed(1)), policy(fixed(1)));
     for key in
@@ -197,13 +201,17 @@ pub async fn a_debt_is_paid_off_first<H: HasLimits>() {
     let h = H::open().await;
     let policy = policy(bucket(5, 5));
     h.limits().charge(&policy, "k", 8).await.expect("charge must succeed");
-    assert_eq!(wait_of(take(&h, &policy, "k", 1).await), Some(Duration::from_secs(48)), "four are missing");
+    assert_eq!(
+        retry_after(take(&h, &policy, "k", 1).await),
+        Some(Duration::from_secs(48)),
+        "four are missing"
+    );
     h.clock().advance(Duration::from_secs(48));
     assert!(take(&h, &policy, "k", 1).await.is_allowed());
     assert!(!take(&h, &policy, "k", 1).await.is_allowed());
 }
 
-pub async fn a_forgotten_key_is_as_good_as_new<H: HasLimits>() {
+pub async fn a_forgotten_key_has_spent_nothing<H: HasLimits>() {
     let h = H::open().await;
     for limit in [bucket(5, 1), fixed(5), sliding(5)] {
         let policy = policy(limit);
@@ -221,14 +229,14 @@ pub async fn what_was_spent_stays_spent_under_another_limit<H: HasLimits>() {
     let h = H::open().await;
     let before = policy(bucket(40, 30));
     assert!(take(&h, &before, "k", 30).await.is_allowed());
-    let small = changed(&before, bucket(8, 5));
-    assert_eq!(wait_of(take(&h, &small, "k", 1).await), Some(23 * Duration::from_secs(12)));
-    let larger = changed(&before, bucket(50, 5));
+    let small = with_limit(&before, bucket(8, 5));
+    assert_eq!(retry_after(take(&h, &small, "k", 1).await), Some(23 * Duration::from_secs(12)));
+    let larger = with_limit(&before, bucket(50, 5));
     assert_eq!(remaining(&h, &larger, "k").await, 20, "only its size is another");
-    let window = changed(&before, fixed(35));
+    let window = with_limit(&before, fixed(35));
     assert_eq!(remaining(&h, &window, "k").await, 5);
     assert!(take(&h, &window, "k", 5).await.is_allowed());
-    assert_eq!(remaining(&h, &changed(&before, sliding(40)), "k").await, 5);
+    assert_eq!(remaining(&h, &with_limit(&before, sliding(40)), "k").await, 5);
 }
 
 pub async fn the_largest_numbers_hold<H: HasLimits>() {
@@ -296,9 +304,9 @@ pub async fn parallel_takes_never_pass_the_limit<H: HasLimits>() {
     }
 }
 
-pub async fn servers_that_count_together_never_pass_the_limit<H: HasLimits>() {
+pub async fn servers_that_share_counts_never_pass_the_limit<H: HasLimits>() {
     let h = H::open().await;
-    let Some(other) = server_that_counts_with(&h).await else { return };
+    let Some(other) = server_sharing_counts(&h).await else { return };
     let hs = [Arc::new(h), Arc::new(other)];
     for limit in [bucket(17, 1), fixed(17), sliding(17)] {
         assert_eq!(take_in_parallel(&hs, &policy(limit), 200).await, 17);

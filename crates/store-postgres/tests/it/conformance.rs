@@ -18,7 +18,7 @@ async fn a_claim_of_one_message_holds_one_shard() {
     }
     let h = OnPostgres::open().await;
     for user in 0..20 {
-        fixtures::queued(&h, &format!("user-{user}"), 1).await;
+        fixtures::send_numbered(&h, &format!("user-{user}"), 1).await;
     }
     let visibility = Duration::from_secs(30);
     let one = h.queue().claim(TOPIC, 1, visibility).await.expect("a claim");
@@ -29,10 +29,10 @@ async fn a_claim_of_one_message_holds_one_shard() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_could_not_be_written_down_is_kept_once_and_can_be_tried_again() {
+async fn purchases_that_could_not_be_persisted_become_dead_letters_once_and_can_be_replayed() {
     if OnPostgres::skipped() {
         return;
     }
     let h = OnPostgres::open().await;
-    dead::what_could_not_be_written_down_is_kept_once_and_can_be_tried_again(&h.engine).await;
+    dead::purchases_that_could_not_be_persisted_become_dead_letters_once_and_can_be_replayed(&h.engine).await;
 }

@@ -13,7 +13,7 @@ use weir_store::sale::SaleStore;
 use weir_store::slot::SlotStore;
 use weir_store::tier::{LimitStore, TierStore};
 use weir_store_conformance::{
-    EngineFixture, HasLimits, HasQueue, HasQuota, HasRequests, HasSales, HasSlots, PATIENCE, START,
+    ENGINE_TIMEOUT, EngineFixture, HasLimits, HasQueue, HasQuota, HasRequests, HasSales, HasSlots, START,
 };
 use weir_store_postgres::{Postgres, Target};
 use weir_testkit::postgres::{Database, Server};
@@ -41,7 +41,7 @@ impl OnPostgres {
         let target: Target = url.parse().expect("a Postgres URL");
         let time = Arc::new(clock.clone());
         let engine =
-            Postgres::open_with_clock(target.with_patience(PATIENCE), connections, Some(time.clone()))
+            Postgres::open_with_clock(target.with_patience(ENGINE_TIMEOUT), connections, Some(time.clone()))
                 .await
                 .expect("it opens");
         let limits = LocalLimiter::open(Arc::new(engine.clone()), time, 100_000).await.expect("it opens");
@@ -75,7 +75,7 @@ impl EngineFixture for OnPostgres {
         Self::on(database, clock).await
     }
 
-    async fn another(&self) -> Option<Self> {
+    async fn second_server(&self) -> Option<Self> {
         Some(Self::on(Arc::clone(&self.database), self.clock.clone()).await)
     }
 }
@@ -103,7 +103,7 @@ impl HasSlots for OnPostgres {
         Arc::new(self.engine.clone())
     }
 
-    fn dispatching(&self) -> Arc<dyn SlotStore> {
+    fn dispatching_slots(&self) -> Arc<dyn SlotStore> {
         Arc::new(self.engine.clone().dispatching())
     }
 
@@ -122,7 +122,7 @@ impl HasLimits for OnPostgres {
     }
 
     /// Postgres keeps what each server has counted; it does not add it up.
-    fn servers_count_together() -> bool {
+    fn servers_share_counts() -> bool {
         false
     }
 }

@@ -3,8 +3,10 @@
 use std::time::Duration;
 
 use weir_store::slot::{AssignOutcome, SlotStore};
-use weir_store_conformance::slot::fixtures::{at, event, expect_books, pace, put, wish, wishes};
-use weir_store_conformance::{EngineFixture, HasSlots, PATIENCE};
+use weir_store_conformance::slot::fixtures::{
+    assignment, assignments, at, event, expect_books, pace, put_config,
+};
+use weir_store_conformance::{ENGINE_TIMEOUT, EngineFixture, HasSlots};
 use weir_store_postgres::Postgres;
 use weir_testkit::postgres::Database;
 use weir_testkit::wait;
@@ -20,8 +22,8 @@ const WAITING: &str = "SELECT 1 FROM pg_locks JOIN pg_database d ON d.oid = data
 /// A config of one place a window, with the first window full and the three behind it open.
 async fn open_windows() -> OnPostgres {
     let h = OnPostgres::open().await;
-    put(&h, pace(1, 1_000)).await;
-    h.slots().assign_batch(wishes("first", 4, at(0)).into()).await.expect("assign_batch must succeed");
+    put_config(&h, pace(1, 1_000)).await;
+    h.slots().assign_batch(assignments("first", 4, at(0)).into()).await.expect("assign_batch must succeed");
     for n in 1..4 {
         h.slots().give_slot_back(&event(&format!("first-{n}"))).await.expect("an answer");
     }
@@ -34,7 +36,8 @@ async fn engine(database: &Database, connections: usize, patience: Duration) -> 
 }
 
 async fn until_somebody_waits(database: &Database) {
-    wait::until("somebody waits", PATIENCE, async || !database.query_strings(WAITING).await.is_empty()).await;
+    wait::until("somebody waits", ENGINE_TIMEOUT, async || !database.query_strings(WAITING).await.is_empty())
+        .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -45,10 +48,10 @@ async fn a_call_waits_for_windows_that_others_hold_and_uses_the_first() {
     let h = open_windows().await;
     let holder = h.database.connect().await.expect("a session");
     holder.batch_execute(&format!("BEGIN; {SHARE_CONFIG}; {HOLD}")).await.expect("it holds them");
-    let engine = engine(&h.database, 2, PATIENCE).await;
+    let engine = engine(&h.database, 2, ENGINE_TIMEOUT).await;
     let assign = {
         let engine = engine.clone();
-        tokio::spawn(async move { engine.assign_batch(vec![wish("second", at(0))].into()).await })
+        tokio::spawn(async move { engine.assign_batch(vec![assignment("second", at(0))].into()).await })
     };
     until_somebody_waits(&h.database).await;
     holder.batch_execute("COMMIT").await.expect("it lets go");
@@ -68,11 +71,13 @@ async fn calls_that_wait_leave_connections_to_others() {
     let h = open_windows().await;
     let holder = h.database.connect().await.expect("a session");
     holder.batch_execute(&format!("BEGIN; {SHARE_CONFIG}; {HOLD}")).await.expect("it holds them");
-    let engine = engine(&h.database, 2, PATIENCE).await;
+    let engine = engine(&h.database, 2, ENGINE_TIMEOUT).await;
     let mut calls = tokio::task::JoinSet::new();
     for n in 0..6 {
         let engine = engine.clone();
-        calls.spawn(async move { engine.assign_batch(vec![wish(&format!("w-{n}"), at(0))].into()).await });
+        calls.spawn(
+            async move { engine.assign_batch(vec![assignment(&format!("w-{n}"), at(0))].into()).await },
+        );
     }
     until_somebody_waits(&h.database).await;
     let found = engine.find_slot(&event("first-0")).await.expect("there is a connection for it");
@@ -97,7 +102,7 @@ async fn windows_held_for_too_long_are_an_outage_and_not_full() {
     // First as a server does that hangs, then as an operator might: without the lock on the config.
     for hold in [format!("{SHARE_CONFIG}; {HOLD}"), HOLD.to_owned()] {
         holder.batch_execute(&format!("BEGIN; {hold}")).await.expect("it holds them");
-        let outcome = engine.assign_batch(vec![wish("second", at(0))].into()).await;
+        let outcome = engine.assign_batch(vec![assignment("second", at(0))].into()).await;
         assert!(outcome.as_ref().is_err_and(weir_store::Error::is_transient), "{outcome:?}");
         holder.batch_execute("ROLLBACK").await.expect("it lets go");
     }

@@ -22,7 +22,7 @@ async fn tables(h: &OnPostgres) -> (Vec<String>, Vec<String>) {
 async fn opened() -> OnPostgres {
     let h = OnPostgres::open().await;
     for user in ["alice", "bob"] {
-        fixtures::configured(&h, user, 1_000_000, 60).await;
+        fixtures::configure(&h, user, 1_000_000, 60).await;
     }
     h
 }
@@ -34,7 +34,7 @@ fn texts(claim: &Claim) -> Vec<String> {
 
 async fn send(h: &OnPostgres, user: &str, texts: &[&str]) {
     let batch: Vec<SendMessage> = texts.iter().map(|text| fixtures::send(user, text)).collect();
-    fixtures::accepted(h, batch).await;
+    fixtures::accept_batch(h, batch).await;
 }
 
 #[tokio::test]
@@ -64,7 +64,7 @@ async fn a_pack_that_is_done_is_gone_and_one_that_is_not_becomes_rows() {
     let done = claim.messages.iter().map(|message| message.position).collect();
     h.queue().settle(&claim.receipt, Settlement { done, ..Settlement::default() }).await.expect("it settles");
     assert_eq!(tables(&h).await, (Vec::new(), vec!["alice".to_owned()]));
-    let books = fixtures::books(&h).await;
+    let books = fixtures::queue_audit(&h).await;
     assert_eq!((books.accepted, books.done, books.in_flight), (5, 4, 1));
     assert_eq!(texts(&fixtures::claim(&h, 4).await), ["5"]);
 }
@@ -82,7 +82,7 @@ async fn whoever_is_in_a_pack_waits_for_a_delayed_message_of_its_key_and_nobody_
     let settlement = Settlement { retry, ..Settlement::default() };
     h.queue().settle(&claim.receipt, settlement).await.expect("it settles");
     let batch = vec![fixtures::send(&alice, "3"), fixtures::send(&other, "4"), fixtures::send(&alice, "5")];
-    fixtures::accepted(&h, batch).await;
+    fixtures::accept_batch(&h, batch).await;
     assert_eq!(tables(&h).await, (vec!["3".to_owned()], vec![alice.clone(); 2]));
     let claim = fixtures::claim(&h, 100).await;
     assert_eq!(texts(&claim), ["4"]);
@@ -148,6 +148,6 @@ async fn same_shard(h: &OnPostgres) -> [String; 2] {
     let shard = |user: &str| weir_store::shard::of(user, 16);
     let mut others = (0..).map(|n| format!("user-{n}")).filter(|user| shard(user) == shard("alice"));
     let other = others.next().expect("there are many");
-    fixtures::configured(h, &other, 1_000_000, 60).await;
+    fixtures::configure(h, &other, 1_000_000, 60).await;
     ["alice".to_owned(), other]
 }

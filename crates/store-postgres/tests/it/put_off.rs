@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use weir_queue::{Message, Position, QueueAudit, Settlement};
 use weir_store::quota::TOPIC;
-use weir_store_conformance::claims::{Claims, Fate};
+use weir_store_conformance::claims::{Claims, Disposition};
 use weir_store_conformance::{EngineFixture, HasQueue, fixtures};
 
 use crate::fixtures::OnPostgres;
@@ -15,11 +15,11 @@ const LONG: Duration = Duration::from_secs(3_600);
 async fn put_off(users: &[&str]) -> (OnPostgres, Vec<Message>) {
     let h = OnPostgres::open().await;
     for user in users {
-        fixtures::queued(&h, user, 1).await;
+        fixtures::send_numbered(&h, user, 1).await;
     }
     let held = Claims::claim(&h, users.len()).await;
     let messages: Vec<Message> = held.messages().cloned().collect();
-    held.settled(&h, |_| Fate::PutOff(LONG)).await;
+    held.settled(&h, |_| Disposition::Defer(LONG)).await;
     (h, messages)
 }
 
@@ -50,7 +50,7 @@ async fn two_servers_that_settle_the_same_messages_do_not_wait_for_each_other() 
     settle(&h, Settlement { done: vec![first, second], ..Settlement::default() }).await;
     other.batch_execute("COMMIT").await.unwrap();
     assert_eq!(
-        fixtures::books(&h).await,
+        fixtures::queue_audit(&h).await,
         QueueAudit { accepted: 2, done: 1, in_flight: 1, ..QueueAudit::default() }
     );
     h.clock().advance(LONG);
@@ -90,7 +90,7 @@ async fn a_message_whose_shard_is_being_settled_is_settled_afterwards() {
     holder.batch_execute("COMMIT").await.unwrap();
     late.await.unwrap().expect("settle_put_off must succeed");
     assert_eq!(
-        fixtures::books(&h).await,
+        fixtures::queue_audit(&h).await,
         QueueAudit { accepted: 1, done: 1, ..QueueAudit::default() },
         "it is not lost"
     );
@@ -108,7 +108,7 @@ async fn shards_are_claimed_while_what_was_put_off_is_settled() {
         row(messages[0].position)
     );
     other.batch_execute(&lock).await.unwrap();
-    fixtures::queued(&h, "bob", 1).await;
+    fixtures::send_numbered(&h, "bob", 1).await;
     assert_eq!(Claims::claim(&h, 1).await.texts(), ["bob 1"]);
     other.batch_execute("COMMIT").await.unwrap();
 }

@@ -8,7 +8,7 @@ use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{TcpListener, TcpStream};
 use weir_core::ManualClock;
 use weir_store::quota::QuotaStore;
-use weir_store_conformance::request::fixtures::{claim, done, reported, submitted, wishes};
+use weir_store_conformance::request::fixtures::{claim, report_batch, submissions, submit_batch, success};
 use weir_store_conformance::{START, fixtures};
 use weir_testkit::postgres::Server;
 
@@ -120,14 +120,14 @@ async fn request_batches_take_no_more_round_trips_than_they_must() {
     let h = &relayed.h;
     for round in ["first", "second", "third"] {
         let is_prepared = round != "first";
-        let (submit, _) = relayed.trips(submitted(h, wishes(h, round, 3), None)).await;
+        let (submit, _) = relayed.trips(submit_batch(h, submissions(h, round, 3), None)).await;
         let (claimed, jobs) = relayed.trips(claim(h, 3)).await;
-        let (report, _) = relayed.trips(reported(h, jobs.iter().map(done).collect())).await;
+        let (report, _) = relayed.trips(report_batch(h, jobs.iter().map(success).collect())).await;
         let limits = Some(fixtures::limits(100, 1));
         let (limited, _) =
-            relayed.trips(submitted(h, wishes(h, &format!("{round} limited"), 2), limits)).await;
+            relayed.trips(submit_batch(h, submissions(h, &format!("{round} limited"), 2), limits)).await;
         let (_, jobs) = relayed.trips(claim(h, 9)).await;
-        relayed.trips(reported(h, jobs.iter().map(done).collect())).await;
+        relayed.trips(report_batch(h, jobs.iter().map(success).collect())).await;
         if is_prepared {
             // A claim looks first whether anything is due.
             assert_eq!((submit, claimed, report, limited), (1, 3, 2, 2), "{round}");

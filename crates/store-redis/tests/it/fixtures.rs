@@ -17,9 +17,9 @@ use weir_store::request::RequestStore;
 use weir_store::sale::{FollowMetrics, SaleStore};
 use weir_store::tier::LimitStore;
 use weir_store::{Batch, LaneMetrics, Result, StoreClock};
-use weir_store_conformance::sale::fixtures::written_down;
+use weir_store_conformance::sale::fixtures::wait_until_persisted;
 use weir_store_conformance::{
-    EngineFixture, HasLimits, HasQueue, HasQuota, HasRequests, HasSales, PATIENCE, START,
+    ENGINE_TIMEOUT, EngineFixture, HasLimits, HasQueue, HasQuota, HasRequests, HasSales, START,
 };
 use weir_store_postgres::Postgres;
 use weir_store_redis::{Redis, RedisLimits, RedisQuota, RedisRequests, RedisSales, Target};
@@ -123,7 +123,7 @@ impl<const CLUSTER: bool> OnRedis<CLUSTER> {
     /// An engine on a Redis that the test keeps, which is fresh.
     pub(crate) async fn at(url: &str) -> Self {
         let database = Arc::new(postgres::Server::shared().database("redis").await);
-        Self::on(url, PATIENCE, None, database, ManualClock::at(START)).await
+        Self::on(url, ENGINE_TIMEOUT, None, database, ManualClock::at(START)).await
     }
 
     /// Another server, which reaches the same Redis at this URL and waits for so long for its answers.
@@ -142,10 +142,10 @@ impl<const CLUSTER: bool> OnRedis<CLUSTER> {
     ) -> Self {
         let time: Arc<dyn Clock> = Arc::new(clock.clone());
         let target: weir_store_postgres::Target = database.url().parse().expect("a Postgres URL");
-        let store = Postgres::open_with_clock(target.with_patience(PATIENCE), 8, Some(time.clone()))
+        let store = Postgres::open_with_clock(target.with_patience(ENGINE_TIMEOUT), 8, Some(time.clone()))
             .await
             .expect("it opens");
-        store.limit_changes().hold_for(PATIENCE);
+        store.limit_changes().hold_for(ENGINE_TIMEOUT);
         let target: Target = url.parse().expect("a Redis URL");
         // What Redis does not answer in time is decided without it, which on a busy machine is not what cases are about.
         let redis = Redis::start(target.with_patience(patience));
@@ -189,7 +189,7 @@ async fn hears(limit_changes: &LimitChanges) {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
-    tokio::time::timeout(PATIENCE, heard).await.expect("the limit_changes hears");
+    tokio::time::timeout(ENGINE_TIMEOUT, heard).await.expect("the limit_changes hears");
 }
 
 #[async_trait::async_trait]
@@ -218,11 +218,11 @@ impl<const CLUSTER: bool> EngineFixture for OnRedis<CLUSTER> {
     async fn reopen(self) -> Self {
         self.quota.close().await;
         let Self { url, server, database, clock, .. } = self;
-        Self::on(&url, PATIENCE, server, database, clock).await
+        Self::on(&url, ENGINE_TIMEOUT, server, database, clock).await
     }
 
-    async fn another(&self) -> Option<Self> {
-        Some(self.via(&self.url, PATIENCE).await)
+    async fn second_server(&self) -> Option<Self> {
+        Some(self.via(&self.url, ENGINE_TIMEOUT).await)
     }
 }
 
@@ -239,7 +239,7 @@ impl<const CLUSTER: bool> HasQuota for OnRedis<CLUSTER> {
     }
 
     /// Redis counts, then Postgres queues. A server's lanes keep each user's order.
-    fn counts_and_queues_at_once() -> bool {
+    fn counts_and_queues_atomically() -> bool {
         false
     }
 }
@@ -262,7 +262,7 @@ impl<const CLUSTER: bool> HasSales for OnRedis<CLUSTER> {
         Arc::new(self.sales.clone())
     }
 
-    async fn settled(&self) {
-        written_down(&self.sales, PATIENCE).await;
+    async fn wait_until_persisted(&self) {
+        wait_until_persisted(&self.sales, ENGINE_TIMEOUT).await;
     }
 }

@@ -11,7 +11,7 @@ async fn what_was_read_is_kept_until_it_changes() {
         return;
     }
     let h = OnRedis::<false>::open().await;
-    let id = fixtures::accepted_one(&h, fixtures::wish(&h, "key")).await;
+    let id = fixtures::accept_one(&h, fixtures::submission(&h, "key")).await;
     let first = h.requests().find_request(id).await.expect("an answer");
     assert!(first.is_some());
     h.database.execute("UPDATE request_record SET attempts = 9").await;

@@ -6,9 +6,9 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use weir_core::sale::{EndReason, State};
 use weir_store::sale::{SaleEvent, SaleStore};
 use weir_store_conformance::sale::fixtures::{
-    active, bought, expect_books, found, purchase, sku, stand, wishes,
+    buy_commands, buy_each, create_active, expect_books, find_product, find_purchase, sku, state_and_stock,
 };
-use weir_store_conformance::{EngineFixture, HasSales, PATIENCE};
+use weir_store_conformance::{ENGINE_TIMEOUT, EngineFixture, HasSales};
 use weir_testkit::proxy::Proxy;
 use weir_testkit::redis::Server;
 use weir_testkit::wait;
@@ -31,12 +31,12 @@ async fn a_redis_that_forgot_everything_sells_nothing_twice_and_nothing_too_much
     }
     let server = private();
     let h = OnRedis::at(server.url()).await;
-    active(&h, "W", 5).await;
-    assert_eq!(bought(&h, "W", &["a", "b", "c"]).await, "BBB");
+    create_active(&h, "W", 5).await;
+    assert_eq!(buy_each(&h, "W", &["a", "b", "c"]).await, "BBB");
     // At once: what was sold is not written down by anybody but the server that sold it.
     server.command(&["FLUSHALL"]).await;
-    assert_eq!(bought(&h, "W", &["a", "b", "c", "d", "e", "f"]).await, "AAABBS");
-    assert_eq!(purchase(&h, "W", "e").await.map(|receipt| receipt.number), Some(5), "numbers go on");
+    assert_eq!(buy_each(&h, "W", &["a", "b", "c", "d", "e", "f"]).await, "AAABBS");
+    assert_eq!(find_purchase(&h, "W", "e").await.map(|receipt| receipt.number), Some(5), "numbers go on");
     expect_books(&h, 5).await;
 }
 
@@ -47,11 +47,11 @@ async fn another_server_that_rebuilds_a_sale_waits_for_what_this_one_has_sold() 
     }
     let server = private();
     let h = OnRedis::at(server.url()).await;
-    let other = h.another().await.expect("another server");
-    active(&h, "W", 5).await;
-    assert_eq!(bought(&h, "W", &["a", "b", "c"]).await, "BBB");
+    let other = h.second_server().await.expect("another server");
+    create_active(&h, "W", 5).await;
+    assert_eq!(buy_each(&h, "W", &["a", "b", "c"]).await, "BBB");
     server.command(&["FLUSHALL"]).await;
-    assert_eq!(bought(&other, "W", &["a", "x", "y", "z"]).await, "ABBS");
+    assert_eq!(buy_each(&other, "W", &["a", "x", "y", "z"]).await, "ABBS");
     expect_books(&other, 5).await;
 }
 
@@ -62,9 +62,9 @@ async fn a_worker_empties_the_stream_of_a_server_that_died() {
     }
     let server = private();
     let h = OnRedis::at(server.url()).await;
-    active(&h, "W", 100).await;
+    create_active(&h, "W", 100).await;
     // Purchases that no living server remembers: only the stream has them.
-    let id = found(&h, "W").await.expect("it is there").id.0.to_string();
+    let id = find_product(&h, "W").await.expect("it is there").id.0.to_string();
     for n in 1..=3 {
         let (user, number) = (format!("u{n}"), n.to_string());
         let fields =
@@ -73,12 +73,12 @@ async fn a_worker_empties_the_stream_of_a_server_that_died() {
         server.command(&["HSET", "sale:{W}:buyers", &user, &format!("{number}:7")]).await;
     }
     server.command(&["XADD", "sale:{W}:stream", "*", "what", "nonsense"]).await;
-    h.settled().await;
-    wait::until("the stream is empty", PATIENCE, async || {
+    h.wait_until_persisted().await;
+    wait::until("the stream is empty", ENGINE_TIMEOUT, async || {
         count(&server, "sale:{W}:stream").await.contains('0')
     })
     .await;
-    assert_eq!(purchase(&h, "W", "u2").await.map(|receipt| receipt.number), Some(2));
+    assert_eq!(find_purchase(&h, "W", "u2").await.map(|receipt| receipt.number), Some(2));
     expect_books(&h, 3).await;
 }
 
@@ -89,16 +89,16 @@ async fn reconciliation_mends_either_side_and_counts_what_differed() {
     }
     let server = private();
     let h = OnRedis::at(server.url()).await;
-    active(&h, "W", 10).await;
-    assert_eq!(bought(&h, "W", &["a", "b", "c", "d"]).await, "BBBB");
-    h.settled().await;
+    create_active(&h, "W", 10).await;
+    assert_eq!(buy_each(&h, "W", &["a", "b", "c", "d"]).await, "BBBB");
+    h.wait_until_persisted().await;
     assert_eq!(h.sales.reconcile_sale(&sku("W")).await.expect("an answer"), 0);
     h.database.execute("DELETE FROM purchases WHERE user_id = 'a'; UPDATE products SET sold = 3").await;
     server.command(&["HDEL", "sale:{W}:buyers", "b"]).await;
     assert_eq!(h.sales.reconcile_sale(&sku("W")).await.expect("an answer"), 2);
     assert_eq!(h.sale_metrics.mismatches.get(), 2);
-    assert_eq!(bought(&h, "W", &["a", "b"]).await, "AA");
-    assert_eq!(stand(&h, "W").await.1, 6);
+    assert_eq!(buy_each(&h, "W", &["a", "b"]).await, "AA");
+    assert_eq!(state_and_stock(&h, "W").await.1, 6);
     expect_books(&h, 4).await;
 }
 
@@ -109,15 +109,15 @@ async fn while_redis_is_away_nothing_is_sold_and_nothing_is_lost() {
     }
     let mut server = private();
     let h = OnRedis::at(server.url()).await;
-    active(&h, "W", 10).await;
-    assert_eq!(bought(&h, "W", &["a", "b"]).await, "BB");
-    h.settled().await;
+    create_active(&h, "W", 10).await;
+    assert_eq!(buy_each(&h, "W", &["a", "b"]).await, "BB");
+    h.wait_until_persisted().await;
     server.stop().await;
-    let refused = h.sales.buy_batch(wishes("W", "x", 3).into()).await;
+    let refused = h.sales.buy_batch(buy_commands("W", "x", 3).into()).await;
     assert!(refused.is_err_and(|error| error.is_transient()));
     server.start_empty().await;
-    wait::until("Redis is back", PATIENCE, async || h.redis.ping().await).await;
-    assert_eq!(bought(&h, "W", &["a", "b", "c"]).await, "AAB");
+    wait::until("Redis is back", ENGINE_TIMEOUT, async || h.redis.ping().await).await;
+    assert_eq!(buy_each(&h, "W", &["a", "b", "c"]).await, "AAB");
     expect_books(&h, 3).await;
 }
 
@@ -135,7 +135,9 @@ fn listen(h: &OnRedis) -> (tokio::sync::mpsc::UnboundedReceiver<SaleEvent>, Drop
 
 async fn hears(told: &mut tokio::sync::mpsc::UnboundedReceiver<SaleEvent>, wanted: &SaleEvent) {
     let hearing = async { while told.recv().await.expect("it goes on") != *wanted {} };
-    tokio::time::timeout(PATIENCE, hearing).await.unwrap_or_else(|_| panic!("{wanted:?} must be heard"));
+    tokio::time::timeout(ENGINE_TIMEOUT, hearing)
+        .await
+        .unwrap_or_else(|_| panic!("{wanted:?} must be heard"));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -145,25 +147,25 @@ async fn what_one_server_does_is_told_to_the_other_also_after_a_cut() {
     }
     let server = private();
     let h = OnRedis::at(server.url()).await;
-    let other = h.another().await.expect("another server");
+    let other = h.second_server().await.expect("another server");
     let (mut told, _ears) = listen(&other);
     hears(&mut told, &SaleEvent::Begun).await;
-    active(&h, "W", 2).await;
+    create_active(&h, "W", 2).await;
     let w = || sku("W");
     hears(&mut told, &SaleEvent::Changed { sku: w() }).await;
-    let product = found(&h, "W").await.expect("it is there").id;
-    assert_eq!(bought(&h, "W", &["a"]).await, "B");
+    let product = find_product(&h, "W").await.expect("it is there").id;
+    assert_eq!(buy_each(&h, "W", &["a"]).await, "B");
     hears(&mut told, &SaleEvent::Sold { sku: w(), product, stock: 1 }).await;
     server.command(&["CLIENT", "KILL", "TYPE", "pubsub"]).await;
     hears(&mut told, &SaleEvent::Ended).await;
     hears(&mut told, &SaleEvent::Begun).await;
-    assert_eq!(bought(&h, "W", &["b"]).await, "B");
+    assert_eq!(buy_each(&h, "W", &["b"]).await, "B");
     hears(&mut told, &SaleEvent::Sold { sku: w(), product, stock: 0 }).await;
     hears(&mut told, &SaleEvent::Turned { sku: w(), product, state: State::Ended(EndReason::SoldOut) }).await;
     assert!(h.sales.delete_product(&w()).await.expect("an answer"));
     hears(&mut told, &SaleEvent::Changed { sku: w() }).await;
     // Whoever reads because of it is not given what was remembered, if the store answers in time.
-    wait::until("it is gone from the other's board", PATIENCE, async || {
+    wait::until("it is gone from the other's board", ENGINE_TIMEOUT, async || {
         other.sales.snapshot().await.is_ok_and(|snapshot| snapshot.products.is_empty())
     })
     .await;
@@ -176,7 +178,7 @@ async fn a_subscription_that_is_silently_lost_is_noticed() {
     }
     let server = private();
     let h = OnRedis::at(server.url()).await;
-    active(&h, "W", 2).await;
+    create_active(&h, "W", 2).await;
     let proxy = Proxy::start(server.address()).await;
     let far = h.via(&server.url_via(proxy.addr()), ANSWERED_WITHIN).await;
     let (mut told, _ears) = listen(&far);
@@ -185,8 +187,8 @@ async fn a_subscription_that_is_silently_lost_is_noticed() {
     hears(&mut told, &SaleEvent::Ended).await;
     proxy.pass();
     hears(&mut told, &SaleEvent::Begun).await;
-    let product = found(&h, "W").await.expect("it is there").id;
-    assert_eq!(bought(&h, "W", &["a"]).await, "B");
+    let product = find_product(&h, "W").await.expect("it is there").id;
+    assert_eq!(buy_each(&h, "W", &["a"]).await, "B");
     hears(&mut told, &SaleEvent::Sold { sku: sku("W"), product, stock: 1 }).await;
 }
 
@@ -198,9 +200,9 @@ async fn what_a_server_has_sold_leaves_the_stream_without_a_worker() {
     let server = private();
     let mut h = OnRedis::at(server.url()).await;
     h.sale_worker = CancellationToken::new().drop_guard();
-    active(&h, "W", 5).await;
-    assert_eq!(bought(&h, "W", &["a", "b", "c"]).await, "BBB");
-    wait::until("the stream is empty", PATIENCE, async || {
+    create_active(&h, "W", 5).await;
+    assert_eq!(buy_each(&h, "W", &["a", "b", "c"]).await, "BBB");
+    wait::until("the stream is empty", ENGINE_TIMEOUT, async || {
         count(&server, "sale:{W}:stream").await.contains('0')
     })
     .await;
@@ -214,12 +216,12 @@ async fn a_worker_moves_what_was_sold_before_the_clock_was_set_back() {
     }
     let server = private();
     let h = OnRedis::at(server.url()).await;
-    active(&h, "W", 5).await;
-    let id = found(&h, "W").await.expect("it is there").id.0.to_string();
+    create_active(&h, "W", 5).await;
+    let id = find_product(&h, "W").await.expect("it is there").id.0.to_string();
     let entry = ["product", &id, "user", "u", "number", "1", "at", "7"];
     server.command(&[&["XADD", "sale:{W}:stream", "9999999999999-0"][..], &entry].concat()).await;
     server.command(&["HSET", "sale:{W}:buyers", "u", "1:7"]).await;
-    wait::until("the stream is empty", PATIENCE, async || {
+    wait::until("the stream is empty", ENGINE_TIMEOUT, async || {
         count(&server, "sale:{W}:stream").await.contains('0')
     })
     .await;
@@ -233,14 +235,14 @@ async fn what_was_sold_before_a_script_failed_is_counted() {
     }
     let server = private();
     let h = OnRedis::at(server.url()).await;
-    active(&h, "W", 10).await;
+    create_active(&h, "W", 10).await;
     // The unit is sold when it turns out that it cannot be put into the stream.
     server.command(&["SET", "sale:{W}:stream", "no stream"]).await;
-    assert!(h.sales.buy_batch(wishes("W", "x", 3).into()).await.is_err());
+    assert!(h.sales.buy_batch(buy_commands("W", "x", 3).into()).await.is_err());
     for (name, left) in [("stock", "9"), ("seq", "1")] {
         assert_eq!(server.command(&["GET", &format!("sale:{{W}}:{name}")]).await.text(), left, "{name}");
     }
     server.command(&["DEL", "sale:{W}:stream"]).await;
-    assert_eq!(bought(&h, "W", &["x-0", "x-1"]).await, "AB");
-    assert_eq!(purchase(&h, "W", "x-1").await.map(|receipt| receipt.number), Some(2));
+    assert_eq!(buy_each(&h, "W", &["x-0", "x-1"]).await, "AB");
+    assert_eq!(find_purchase(&h, "W", "x-1").await.map(|receipt| receipt.number), Some(2));
 }

@@ -6,9 +6,9 @@ use tokio::sync::mpsc;
 use weir_core::sale::Sku;
 use weir_store::sale::{BuyOutcome, SaleEvent, SaleStore};
 use weir_store_conformance::sale::fixtures::{
-    LEAD, active, bought, expect_books, sku, stand, terms, upcoming, wishes,
+    LEAD, buy_commands, buy_each, create_active, create_upcoming, expect_books, sku, state_and_stock, terms,
 };
-use weir_store_conformance::{EngineFixture, HasSales, PATIENCE};
+use weir_store_conformance::{ENGINE_TIMEOUT, EngineFixture, HasSales};
 use weir_testkit::redis::Cluster;
 
 type OnRedis = crate::fixtures::OnRedis<true>;
@@ -39,7 +39,7 @@ async fn spread(cluster: &Cluster) -> Vec<String> {
 /// Makes sales of so many units each, and has them begin.
 async fn open(h: &OnRedis, names: &[String], stock: u32) {
     for name in names {
-        upcoming(h, name, terms(stock)).await;
+        create_upcoming(h, name, terms(stock)).await;
     }
     h.clock().advance(LEAD);
 }
@@ -50,12 +50,12 @@ async fn sales_on_every_node_sell_exactly_their_stock_on_two_servers() {
         return;
     }
     let (cluster, h) = on_a_cluster().await;
-    let other = h.another().await.expect("another server");
+    let other = h.second_server().await.expect("another server");
     let names = spread(&cluster).await;
     open(&h, &names, 20).await;
     let servers = [&h, &other];
     let rushes = servers.iter().enumerate().flat_map(|(n, server)| {
-        names.iter().map(move |name| server.sales.buy_batch(wishes(name, &format!("s{n}-"), 30).into()))
+        names.iter().map(move |name| server.sales.buy_batch(buy_commands(name, &format!("s{n}-"), 30).into()))
     });
     let outcomes = futures_util::future::join_all(rushes).await;
     let is_bought = |outcome: &&BuyOutcome| matches!(outcome, BuyOutcome::Bought { .. });
@@ -63,9 +63,9 @@ async fn sales_on_every_node_sell_exactly_their_stock_on_two_servers() {
     assert!(outcomes.iter().all(Result::is_ok), "{outcomes:?}");
     assert_eq!(sold, 20 * names.len());
     for name in &names {
-        assert_eq!(stand(&other, name).await.1, 0, "{name} is sold out everywhere");
+        assert_eq!(state_and_stock(&other, name).await.1, 0, "{name} is sold out everywhere");
     }
-    h.settled().await;
+    h.wait_until_persisted().await;
     let keys = ["config", "state", "end_reason", "stock", "seq", "buyers", "stream"];
     let mut slots = BTreeSet::new();
     for key in keys {
@@ -80,7 +80,7 @@ async fn what_is_sold_on_any_node_is_heard_from_one_of_them() {
         return;
     }
     let (cluster, h) = on_a_cluster().await;
-    let other = h.another().await.expect("another server");
+    let other = h.second_server().await.expect("another server");
     let names = spread(&cluster).await;
     open(&h, &names, 5).await;
     let (tell, mut told) = mpsc::unbounded_channel();
@@ -91,7 +91,7 @@ async fn what_is_sold_on_any_node_is_heard_from_one_of_them() {
     });
     assert_eq!(told.recv().await, Some(SaleEvent::Begun));
     for name in &names {
-        assert_eq!(bought(&h, name, &["a"]).await, "B");
+        assert_eq!(buy_each(&h, name, &["a"]).await, "B");
     }
     let mut missing: BTreeSet<Sku> = names.iter().map(|name| sku(name)).collect();
     let hearing = async {
@@ -101,7 +101,7 @@ async fn what_is_sold_on_any_node_is_heard_from_one_of_them() {
             }
         }
     };
-    tokio::time::timeout(PATIENCE, hearing).await.expect("all are heard");
+    tokio::time::timeout(ENGINE_TIMEOUT, hearing).await.expect("all are heard");
     telling.abort();
 }
 
@@ -111,12 +111,12 @@ async fn a_sale_that_moves_to_another_node_is_rebuilt_there_and_sells_no_unit_tw
         return;
     }
     let (cluster, h) = on_a_cluster().await;
-    active(&h, "W", 5).await;
-    assert_eq!(bought(&h, "W", &["a", "b", "c"]).await, "BBB");
-    h.settled().await;
+    create_active(&h, "W", 5).await;
+    assert_eq!(buy_each(&h, "W", &["a", "b", "c"]).await, "BBB");
+    h.wait_until_persisted().await;
     let slot = cluster.slot_of("sale:{W}:config").await;
     let to = (node_of(&cluster, "W").await + 1) % 3;
     cluster.move_slot(slot, to).await;
-    assert_eq!(bought(&h, "W", &["a", "b", "c", "d", "e", "f"]).await, "AAABBS");
+    assert_eq!(buy_each(&h, "W", &["a", "b", "c", "d", "e", "f"]).await, "AAABBS");
     expect_books(&h, 5).await;
 }

@@ -6,8 +6,8 @@ use std::time::Duration;
 use weir_core::PolicyName;
 use weir_core::tier::{FixedWindow, Limit, Tier};
 use weir_store::tier::{Ask, LimitStore, OnOutage, Policy, PolicySpec};
-use weir_store_conformance::tier::fixtures::{call, policy, remaining, rule_of, somebody, take};
-use weir_store_conformance::{EngineFixture, PATIENCE};
+use weir_store_conformance::tier::fixtures::{call, policy, remaining, take, tier_rule, unique_user};
+use weir_store_conformance::{ENGINE_TIMEOUT, EngineFixture};
 use weir_testkit::redis::Server;
 use weir_testkit::wait;
 
@@ -17,7 +17,7 @@ type OnRedis = crate::fixtures::OnRedis<false>;
 
 /// Waits until Redis answers, or does not.
 async fn until_redis_is(up: bool, h: &OnRedis) {
-    wait::until("Redis is as it should be", PATIENCE, async || h.redis.ping().await == up).await;
+    wait::until("Redis is as it should be", ENGINE_TIMEOUT, async || h.redis.ping().await == up).await;
 }
 
 fn fixed(limit: u32) -> Limit {
@@ -36,8 +36,8 @@ async fn without_redis_each_server_goes_on_from_what_it_knew() {
     }
     let mut server = private();
     let a = OnRedis::at(server.url()).await;
-    let b = a.another().await.expect("another server");
-    let (shared, user, free) = (policy(fixed(10)), somebody(), rule_of(Tier::Free));
+    let b = a.second_server().await.expect("another server");
+    let (shared, user, free) = (policy(fixed(10)), unique_user(), tier_rule(Tier::Free));
     for h in [&a, &b] {
         assert!(take(h, &shared, "k", 2).await.is_allowed());
         assert!(call(h, &user, &free).await.decision.is_allowed());
@@ -74,7 +74,7 @@ async fn a_redis_that_forgot_everything_is_told_what_was_spent() {
     }
     let server = private();
     let h = OnRedis::at(server.url()).await;
-    let (shared, user, free) = (policy(fixed(10)), somebody(), rule_of(Tier::Free));
+    let (shared, user, free) = (policy(fixed(10)), unique_user(), tier_rule(Tier::Free));
     assert!(take(&h, &shared, "k", 9).await.is_allowed());
     for _ in 0..8 {
         assert!(call(&h, &user, &free).await.decision.is_allowed());

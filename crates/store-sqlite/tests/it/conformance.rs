@@ -12,7 +12,7 @@ mod in_turns {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_could_not_be_written_down_is_kept_once_and_can_be_tried_again() {
+async fn purchases_that_could_not_be_persisted_become_dead_letters_once_and_can_be_replayed() {
     let h = Embedded::<false>::open().await;
-    dead::what_could_not_be_written_down_is_kept_once_and_can_be_tried_again(&h.engine).await;
+    dead::purchases_that_could_not_be_persisted_become_dead_letters_once_and_can_be_replayed(&h.engine).await;
 }

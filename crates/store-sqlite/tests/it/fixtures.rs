@@ -82,7 +82,7 @@ impl<const IN_TURNS: bool> HasSlots for Embedded<IN_TURNS> {
         Arc::new(self.engine.clone())
     }
 
-    fn dispatching(&self) -> Arc<dyn SlotStore> {
+    fn dispatching_slots(&self) -> Arc<dyn SlotStore> {
         Arc::new(self.engine.clone().dispatching())
     }
 

@@ -5,7 +5,10 @@ use std::time::Duration;
 use weir_core::Clock;
 use weir_core::sale::{EndReason, State};
 
-use super::fixtures::{LASTS, LEAD, active, bought, expect_books, found, stand, terms, terms_at, upcoming};
+use super::fixtures::{
+    LEAD, SALE_LENGTH, buy_each, create_active, create_upcoming, expect_books, find_product, state_and_stock,
+    terms, terms_at,
+};
 use crate::HasSales;
 use crate::fixtures::TICK;
 
@@ -13,23 +16,23 @@ async fn turn<H: HasSales>(h: &H) {
     h.sales().turn_sales().await.expect("turn_sales must succeed");
 }
 
-pub async fn states_turn_at_their_time<H: HasSales>() {
+pub async fn states_change_on_time<H: HasSales>() {
     for is_written_down in [false, true] {
         let h = H::open().await;
-        upcoming(&h, "W", terms(5)).await;
+        create_upcoming(&h, "W", terms(5)).await;
         let steps = [
             (LEAD - TICK, State::Upcoming),
             (TICK, State::Active),
-            (LASTS - TICK, State::Active),
+            (SALE_LENGTH - TICK, State::Active),
             (TICK, State::Ended(EndReason::TimeExpired)),
-            (LASTS, State::Ended(EndReason::TimeExpired)),
+            (SALE_LENGTH, State::Ended(EndReason::TimeExpired)),
         ];
         for (step, state) in steps {
             h.clock().advance(step);
             if is_written_down {
                 turn(&h).await;
             }
-            assert_eq!(stand(&h, "W").await, (state, 5));
+            assert_eq!(state_and_stock(&h, "W").await, (state, 5));
             let board = h.sales().snapshot().await.expect("board must succeed");
             assert_eq!(board.now, h.clock().now());
             assert_eq!(board.products.len(), 1);
@@ -38,28 +41,28 @@ pub async fn states_turn_at_their_time<H: HasSales>() {
     }
 }
 
-pub async fn turning_changes_nothing_that_is_sold<H: HasSales>() {
+pub async fn storing_the_states_changes_no_purchase<H: HasSales>() {
     let h = H::open().await;
     turn(&h).await;
-    active(&h, "W", 2).await;
+    create_active(&h, "W", 2).await;
     turn(&h).await;
-    assert_eq!(bought(&h, "W", &["a"]).await, "B");
+    assert_eq!(buy_each(&h, "W", &["a"]).await, "B");
     turn(&h).await;
-    assert_eq!(bought(&h, "W", &["a", "b", "c"]).await, "ABS");
-    let before = found(&h, "W").await;
-    h.clock().advance(LASTS * 2);
+    assert_eq!(buy_each(&h, "W", &["a", "b", "c"]).await, "ABS");
+    let before = find_product(&h, "W").await;
+    h.clock().advance(SALE_LENGTH * 2);
     turn(&h).await;
-    assert_eq!(found(&h, "W").await, before, "sold out is not expired");
+    assert_eq!(find_product(&h, "W").await, before, "sold out is not expired");
     expect_books(&h, 2).await;
 }
 
-pub async fn the_board_shows_what_is_to_come_what_runs_and_what_ended<H: HasSales>() {
+pub async fn the_snapshot_shows_upcoming_active_and_ended_sales<H: HasSales>() {
     let h = H::open().await;
-    active(&h, "ENDED", 1).await;
-    assert_eq!(bought(&h, "ENDED", &["a"]).await, "B");
-    active(&h, "RUNS", 2).await;
+    create_active(&h, "ENDED", 1).await;
+    assert_eq!(buy_each(&h, "ENDED", &["a"]).await, "B");
+    create_active(&h, "RUNS", 2).await;
     let now = h.clock().now();
-    upcoming(&h, "COMES", terms_at(3, now.plus(LEAD), now.plus(Duration::from_secs(3_600)))).await;
+    create_upcoming(&h, "COMES", terms_at(3, now.plus(LEAD), now.plus(Duration::from_secs(3_600)))).await;
     let board = h.sales().snapshot().await.expect("board must succeed");
     let mut shown: Vec<(String, State, u32)> = board
         .products
