@@ -103,7 +103,7 @@ name!(
 );
 
 /// A name that Weir gives: a version 7 UUID, so ids sort by the time they were given.
-macro_rules! given_id {
+macro_rules! generated_id {
     ($(#[$about:meta])* $name:ident) => {
         $(#[$about])*
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -132,21 +132,21 @@ macro_rules! given_id {
     };
 }
 
-given_id!(
+generated_id!(
     /// The name of one accepted message: a version 7 UUID, so ids sort by the time of acceptance.
     MessageId
 );
-given_id!(
+generated_id!(
     /// The name of one accepted request: a version 7 UUID, so ids sort by the time of acceptance.
     RequestId
 );
-given_id!(
+generated_id!(
     /// The name of one hold: a version 7 UUID, so ids sort by the time they were taken.
     HoldId
 );
 
 /// Ids that callers send back.
-macro_rules! read_again {
+macro_rules! parseable_id {
     ($name:ident) => {
         impl $name {
             /// The id that a store has kept.
@@ -166,8 +166,8 @@ macro_rules! read_again {
     };
 }
 
-read_again!(RequestId);
-read_again!(HoldId);
+parseable_id!(RequestId);
+parseable_id!(HoldId);
 
 #[cfg(test)]
 mod tests {

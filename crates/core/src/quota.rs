@@ -5,32 +5,32 @@
 
 use std::time::Duration;
 
-use crate::verdict::Reason;
+use crate::verdict::DenialReason;
 use crate::{Denial, Timestamp, Verdict};
 
-/// How many messages a user may send in how long a window. Both are from 1 to [`Limits::MAX`].
+/// How many messages a user may send in how long a window. Both are from 1 to [`QuotaLimits::MAX`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
+pub struct QuotaLimits {
     rate_limit: u32,
     time_window_minutes: u32,
 }
 
-/// A number outside 1 to [`Limits::MAX`]. The message finishes the sentence "rateLimit …".
+/// A number outside 1 to [`QuotaLimits::MAX`]. The message finishes the sentence "rateLimit …".
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("must be an integer from 1 to {}", Limits::MAX)]
-pub struct OutOfRange;
+#[error("must be an integer from 1 to {}", QuotaLimits::MAX)]
+pub struct QuotaLimitsError;
 
-impl Limits {
+impl QuotaLimits {
     /// The largest limit and window: what a Postgres `INT` holds.
     pub const MAX: u32 = i32::MAX.unsigned_abs();
 
     /// Checks and joins the two numbers.
-    /// Fails when either is outside 1 to [`Limits::MAX`].
-    pub const fn new(rate_limit: u32, time_window_minutes: u32) -> Result<Self, OutOfRange> {
+    /// Fails when either is outside 1 to [`QuotaLimits::MAX`].
+    pub const fn new(rate_limit: u32, time_window_minutes: u32) -> Result<Self, QuotaLimitsError> {
         if matches!(rate_limit, 1..=Self::MAX) && matches!(time_window_minutes, 1..=Self::MAX) {
             Ok(Self { rate_limit, time_window_minutes })
         } else {
-            Err(OutOfRange)
+            Err(QuotaLimitsError)
         }
     }
 
@@ -49,7 +49,7 @@ impl Limits {
     /// How many places a store in front of another takes beyond those it needs at once: a tenth of the limit, a
     /// thousand at most. So many sends for each server may be refused too early when that store is lost.
     #[must_use]
-    pub fn ahead(&self) -> u32 {
+    pub fn prefetch(&self) -> u32 {
         (self.rate_limit / 10).min(1_000)
     }
 
@@ -64,7 +64,7 @@ impl Limits {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Quota {
     /// What is allowed.
-    pub limits: Limits,
+    pub limits: QuotaLimits,
     /// Messages counted in the window that began at `last_refresh`.
     pub current_count: u32,
     /// When the present window began.
@@ -83,14 +83,14 @@ pub struct Grant {
 impl Quota {
     /// The row a (new) configuration starts with: nothing spent, a window from now.
     #[must_use]
-    pub const fn configured(limits: Limits, now: Timestamp) -> Self {
+    pub const fn new(limits: QuotaLimits, now: Timestamp) -> Self {
         Self { limits, current_count: 0, last_refresh: now }
     }
 
     /// Moves a window that begins after `now` to begin now, with what it has counted, and says whether it did. The store's
     /// clock has stepped back since the window began: nobody waits longer than one window for that, and nobody is given a
     /// new one. The row must be saved even if nothing else changes, or the window would begin anew with every look at it.
-    pub fn bring_back(&mut self, now: Timestamp) -> bool {
+    pub fn clamp_window_start(&mut self, now: Timestamp) -> bool {
         let is_ahead = self.last_refresh > now;
         if is_ahead {
             self.last_refresh = now;
@@ -98,17 +98,17 @@ impl Quota {
         is_ahead
     }
 
-    /// Decides one send at `now` and takes its place in the window. A denial changes nothing but what [`Quota::bring_back`]
+    /// Decides one send at `now` and takes its place in the window. A denial changes nothing but what [`Quota::clamp_window_start`]
     /// does.
     pub fn send(&mut self, now: Timestamp) -> Verdict<Grant> {
-        self.bring_back(now);
+        self.clamp_window_start(now);
         if self.window_has_passed(now) {
             self.current_count = 0;
             self.last_refresh = now;
         }
         if self.current_count >= self.limits.rate_limit {
             return Verdict::Denied(Denial {
-                reason: Reason::QuotaExceeded,
+                reason: DenialReason::QuotaExceeded,
                 retry_after: self.reset_at().since(now),
             });
         }
@@ -117,8 +117,8 @@ impl Quota {
     }
 
     /// Takes up to `units` places of the window at once, ahead of the sends they are for, and says how many it got.
-    pub fn take(&mut self, now: Timestamp, units: u32) -> u32 {
-        self.bring_back(now);
+    pub fn reserve(&mut self, now: Timestamp, units: u32) -> u32 {
+        self.clamp_window_start(now);
         if self.window_has_passed(now) && units > 0 {
             self.current_count = 0;
             self.last_refresh = now;
@@ -130,7 +130,7 @@ impl Quota {
 
     /// Gives back places that were taken in the window that began at `window` and not used. Those of a window that
     /// has ended, or that new limits have ended, are worth nothing.
-    pub fn give_back(&mut self, window: Timestamp, units: u32) {
+    pub fn release(&mut self, window: Timestamp, units: u32) {
         if self.last_refresh == window {
             self.current_count = self.current_count.saturating_sub(units);
         }
@@ -139,7 +139,7 @@ impl Quota {
     /// The row as it counts at `now`: a window that has passed reads as nothing spent.
     #[must_use]
     pub fn as_of(mut self, now: Timestamp) -> Self {
-        self.bring_back(now);
+        self.clamp_window_start(now);
         if self.window_has_passed(now) {
             self.current_count = 0;
         }
@@ -170,7 +170,7 @@ mod tests {
     const START: Timestamp = Timestamp::from_seconds(1_000);
 
     fn quota(limit: u32, minutes: u32) -> Quota {
-        Quota::configured(Limits::new(limit, minutes).unwrap(), START)
+        Quota::new(QuotaLimits::new(limit, minutes).unwrap(), START)
     }
 
     fn at(seconds: u64) -> Timestamp {
@@ -179,11 +179,11 @@ mod tests {
 
     #[test]
     fn limits_are_from_1_to_what_an_int_holds() {
-        for bad in [0, Limits::MAX + 1, u32::MAX] {
-            assert_eq!(Limits::new(bad, 1), Err(OutOfRange));
-            assert_eq!(Limits::new(1, bad), Err(OutOfRange));
+        for bad in [0, QuotaLimits::MAX + 1, u32::MAX] {
+            assert_eq!(QuotaLimits::new(bad, 1), Err(QuotaLimitsError));
+            assert_eq!(QuotaLimits::new(1, bad), Err(QuotaLimitsError));
         }
-        assert!(Limits::new(Limits::MAX, Limits::MAX).is_ok());
+        assert!(QuotaLimits::new(QuotaLimits::MAX, QuotaLimits::MAX).is_ok());
     }
 
     #[test]
@@ -191,7 +191,7 @@ mod tests {
         let mut quota = quota(2, 1);
         assert_eq!(quota.send(at(1)), Verdict::Allowed(Grant { remaining: 1, reset_at: at(60) }));
         assert_eq!(quota.send(at(2)), Verdict::Allowed(Grant { remaining: 0, reset_at: at(60) }));
-        let denied = Denial { reason: Reason::QuotaExceeded, retry_after: Duration::from_secs(50) };
+        let denied = Denial { reason: DenialReason::QuotaExceeded, retry_after: Duration::from_secs(50) };
         assert_eq!(quota.send(at(10)), Verdict::Denied(denied));
     }
 
@@ -224,8 +224,8 @@ mod tests {
     #[test]
     fn a_clock_that_steps_back_keeps_nobody_out_for_longer_than_a_window() {
         let mut quota = quota(1, 1);
-        assert!(quota.send(at(7_200)).is_allowed(), "a window that began two hours ahead");
-        let denied = Denial { reason: Reason::QuotaExceeded, retry_after: Duration::from_secs(60) };
+        assert!(quota.send(at(7_200)).is_allowed(), "a window that began two hours prefetch");
+        let denied = Denial { reason: DenialReason::QuotaExceeded, retry_after: Duration::from_secs(60) };
         assert_eq!(quota.send(at(0)), Verdict::Denied(denied));
         assert!(!quota.send(at(59)).is_allowed());
         assert!(quota.send(at(60)).is_allowed());
@@ -234,20 +234,20 @@ mod tests {
     #[test]
     fn places_taken_ahead_count_like_sends_and_can_be_given_back_in_their_window() {
         let mut row = quota(10, 1);
-        assert_eq!(row.take(at(1), 4), 4);
-        assert_eq!(row.take(at(2), 9), 6, "no more than the window has");
+        assert_eq!(row.reserve(at(1), 4), 4);
+        assert_eq!(row.reserve(at(2), 9), 6, "no more than the window has");
         assert!(matches!(row.send(at(3)), Verdict::Denied(_)));
-        row.give_back(START, 3);
+        row.release(START, 3);
         assert!(matches!(row.send(at(4)), Verdict::Allowed(Grant { remaining: 2, .. })));
         // The next window starts anew, and what was taken in the last one is not given back to it.
-        assert_eq!(row.take(at(60), 2), 2);
-        row.give_back(START, 6);
+        assert_eq!(row.reserve(at(60), 2), 2);
+        row.release(START, 6);
         assert_eq!((row.current_count, row.last_refresh), (2, at(60)));
     }
 
     #[test]
     fn a_tenth_is_taken_ahead_and_a_thousand_at_most() {
-        let ahead = |limit| Limits::new(limit, 1).unwrap().ahead();
-        assert_eq!([ahead(1), ahead(9), ahead(50), ahead(Limits::MAX)], [0, 0, 5, 1_000]);
+        let prefetch = |limit| QuotaLimits::new(limit, 1).unwrap().prefetch();
+        assert_eq!([prefetch(1), prefetch(9), prefetch(50), prefetch(QuotaLimits::MAX)], [0, 0, 5, 1_000]);
     }
 }

@@ -7,7 +7,7 @@ mod number;
 mod terms;
 
 pub use number::PurchaseNo;
-pub use terms::{Change, Sku, SkuError, Stock, Terms, TermsError};
+pub use terms::{Sku, SkuError, Stock, Terms, TermsChange, TermsError};
 
 use crate::Timestamp;
 
@@ -33,7 +33,7 @@ impl EndReason {
 
 /// Where a sale is on its way. Later states are greater; why it ended does not change any more.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum State {
+pub enum SaleState {
     /// Nobody can buy yet.
     #[default]
     Upcoming,
@@ -43,7 +43,7 @@ pub enum State {
     Ended(EndReason),
 }
 
-impl State {
+impl SaleState {
     /// The state's name on the wire and in tables.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
@@ -84,12 +84,12 @@ pub struct Sale {
     /// Units that have a buyer.
     pub sold: u32,
     /// The state it was last seen in. Time may have passed since: ask [`Sale::state_at`].
-    pub state: State,
+    pub state: SaleState,
 }
 
 /// Why a buyer gets no unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Refusal {
+pub enum PurchaseRefusal {
     /// The buyer has one already.
     AlreadyPurchased,
     /// All units have buyers.
@@ -100,14 +100,14 @@ pub enum Refusal {
 
 /// A unit that has found its buyer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Receipt {
+pub struct PurchaseReceipt {
     /// Counts the sale's purchases, from 1.
     pub number: u32,
     /// When it was bought.
     pub at: Timestamp,
 }
 
-impl Receipt {
+impl PurchaseReceipt {
     /// The name the buyer knows it by.
     #[must_use]
     pub const fn purchase_no(self) -> PurchaseNo {
@@ -119,7 +119,7 @@ impl Sale {
     /// A sale that nobody has bought from.
     #[must_use]
     pub const fn new(terms: Terms) -> Self {
-        Self { terms, sold: 0, state: State::Upcoming }
+        Self { terms, sold: 0, state: SaleState::Upcoming }
     }
 
     /// Units without a buyer.
@@ -130,34 +130,34 @@ impl Sale {
 
     /// The state at a time: the one it was last seen in, or a later one that is due. The last unit ends it at once.
     #[must_use]
-    pub fn state_at(&self, now: Timestamp) -> State {
-        if let State::Ended(_) = self.state {
+    pub fn state_at(&self, now: Timestamp) -> SaleState {
+        if let SaleState::Ended(_) = self.state {
             return self.state;
         }
         let due = if self.stock() == 0 {
-            State::Ended(EndReason::SoldOut)
+            SaleState::Ended(EndReason::SoldOut)
         } else if now >= self.terms.end {
-            State::Ended(EndReason::TimeExpired)
+            SaleState::Ended(EndReason::TimeExpired)
         } else if now >= self.terms.start {
-            State::Active
+            SaleState::Active
         } else {
-            State::Upcoming
+            SaleState::Upcoming
         };
         self.state.max(due)
     }
 
     /// When time alone changes the state next; None once it is over.
     #[must_use]
-    pub fn next_turn(&self, now: Timestamp) -> Option<Timestamp> {
+    pub fn next_transition(&self, now: Timestamp) -> Option<Timestamp> {
         match self.state_at(now) {
-            State::Upcoming => Some(self.terms.start),
-            State::Active => Some(self.terms.end),
-            State::Ended(_) => None,
+            SaleState::Upcoming => Some(self.terms.start),
+            SaleState::Active => Some(self.terms.end),
+            SaleState::Ended(_) => None,
         }
     }
 
     /// Takes note of the time. True when the state has changed.
-    pub fn turn(&mut self, now: Timestamp) -> bool {
+    pub fn advance(&mut self, now: Timestamp) -> bool {
         let after = self.state_at(now);
         std::mem::replace(&mut self.state, after) != after
     }
@@ -165,31 +165,33 @@ impl Sale {
     /// Sells one unit to a buyer, or says why not. `has_one` is whether the buyer has bought from this sale before: that
     /// is the answer then, whatever the state, so that a buyer who asks again after a lost answer learns the truth.
     /// The refusal; nothing has changed then but, with time, the state.
-    pub fn sell(&mut self, has_one: bool, now: Timestamp) -> Result<Receipt, Refusal> {
-        self.turn(now);
+    pub fn sell(&mut self, has_one: bool, now: Timestamp) -> Result<PurchaseReceipt, PurchaseRefusal> {
+        self.advance(now);
         if has_one {
-            return Err(Refusal::AlreadyPurchased);
+            return Err(PurchaseRefusal::AlreadyPurchased);
         }
         match self.state {
-            State::Ended(EndReason::SoldOut) => return Err(Refusal::SoldOut),
-            State::Upcoming | State::Ended(EndReason::TimeExpired) => return Err(Refusal::NotActive),
-            State::Active => {}
+            SaleState::Ended(EndReason::SoldOut) => return Err(PurchaseRefusal::SoldOut),
+            SaleState::Upcoming | SaleState::Ended(EndReason::TimeExpired) => {
+                return Err(PurchaseRefusal::NotActive);
+            }
+            SaleState::Active => {}
         }
         // An active sale has stock, or the turn above would have ended it.
         self.sold = self.sold.saturating_add(1);
-        self.turn(now);
-        Ok(Receipt { number: self.sold, at: now })
+        self.advance(now);
+        Ok(PurchaseReceipt { number: self.sold, at: now })
     }
 
     /// Changes what the sale offers, while nobody can have bought.
     /// Why it stays as it was.
-    pub fn change(&mut self, change: &Change, now: Timestamp) -> Result<(), ChangeError> {
-        self.turn(now);
-        if self.state != State::Upcoming {
+    pub fn change(&mut self, change: &TermsChange, now: Timestamp) -> Result<(), ChangeError> {
+        self.advance(now);
+        if self.state != SaleState::Upcoming {
             return Err(ChangeError::NotModifiable);
         }
         let terms = change.apply(&self.terms)?;
-        terms.must_begin_after(now)?;
+        terms.check_starts_after(now)?;
         self.terms = terms;
         Ok(())
     }

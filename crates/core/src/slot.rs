@@ -68,7 +68,7 @@ impl Pace {
 
     /// The start of the window `count` windows after the one that begins at `start`.
     #[must_use]
-    pub fn later(&self, start: Timestamp, count: u64) -> Timestamp {
+    pub fn window_after(&self, start: Timestamp, count: u64) -> Timestamp {
         let count = i64::try_from(count).unwrap_or(i64::MAX);
         Timestamp::from_micros(start.as_micros().saturating_add(self.window_us().saturating_mul(count)))
     }
@@ -76,23 +76,23 @@ impl Pace {
     /// How many places a window offers to events that want to run at `requested`, inside it: all of them at its start,
     /// later the share that is left of its time, rounded down.
     #[must_use]
-    pub fn share(&self, requested: Timestamp) -> u32 {
+    pub fn capacity_from(&self, requested: Timestamp) -> u32 {
         if self.first_ms(requested) >= self.window_ms {
             return 0;
         }
         let (window, into) = (i128::from(self.window_us()), self.elapsed_us(requested));
         let left = window.saturating_sub(into);
-        let share = i128::from(self.max_per_window).saturating_mul(left).checked_div(window);
-        share.and_then(|share| u32::try_from(share).ok()).unwrap_or(0)
+        let capacity_from = i128::from(self.max_per_window).saturating_mul(left).checked_div(window);
+        capacity_from.and_then(|capacity_from| u32::try_from(capacity_from).ok()).unwrap_or(0)
     }
 
     /// A time in the window that begins at `start`, not before `requested`; `chance` decides which millisecond. None
     /// when no millisecond of the window is left.
     #[must_use]
-    pub fn jitter(&self, start: Timestamp, requested: Timestamp, chance: u64) -> Option<Timestamp> {
+    pub fn jitter(&self, start: Timestamp, requested: Timestamp, random: u64) -> Option<Timestamp> {
         let first_ms = if start == self.window_of(requested) { self.first_ms(requested) } else { 0 };
         let span = self.window_ms.checked_sub(first_ms).filter(|span| *span > 0)?;
-        let offset_ms = first_ms.saturating_add(chance.checked_rem(span)?);
+        let offset_ms = first_ms.saturating_add(random.checked_rem(span)?);
         Some(start.plus(Duration::from_millis(offset_ms)))
     }
 
@@ -113,7 +113,7 @@ impl Pace {
 
 /// Where an event was put.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct SlotAssignment {
     /// The start of its window.
     pub window_start: Timestamp,
     /// Its time inside it.
@@ -132,7 +132,7 @@ pub enum WindowStatus {
 impl WindowStatus {
     /// The status of a window with so many events.
     #[must_use]
-    pub const fn of(count: u32, pace: &Pace) -> Self {
+    pub const fn from_count(count: u32, pace: &Pace) -> Self {
         if count < pace.max_per_window { Self::Open } else { Self::Closed }
     }
 }
@@ -146,7 +146,7 @@ pub struct Windows {
     headroom: u32,
     /// Windows with room, and how many events each has.
     open: BTreeMap<Timestamp, u32>,
-    held: BTreeSet<Timestamp>,
+    locked: BTreeSet<Timestamp>,
     /// Runs of full windows: where each begins, and the first window behind it. No two touch.
     full: BTreeMap<Timestamp, Timestamp>,
     /// Windows that events were put into, and how many each has now.
@@ -155,13 +155,13 @@ pub struct Windows {
 
 /// Why no window was found for an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Blocked {
+pub enum WindowSearchError {
     /// The window that begins here has to be looked at first.
-    Unknown(Timestamp),
+    NotLoaded(Timestamp),
     /// Others hold the windows of the headroom.
-    Held,
+    Locked,
     /// All windows up to the end of time are full.
-    Full,
+    AllFull,
 }
 
 impl Windows {
@@ -172,7 +172,7 @@ impl Windows {
             pace,
             headroom,
             open: BTreeMap::new(),
-            held: BTreeSet::new(),
+            locked: BTreeSet::new(),
             full: BTreeMap::new(),
             changed: BTreeMap::new(),
         }
@@ -186,22 +186,22 @@ impl Windows {
 
     /// Adds a window that may be used and has so many events. What was done here is newer than what is read later.
     pub fn add(&mut self, start: Timestamp, count: u32) {
-        if self.is_settled(start) {
+        if self.is_known_open_or_full(start) {
             return;
         }
-        self.held.remove(&start);
-        match WindowStatus::of(count, &self.pace) {
+        self.locked.remove(&start);
+        match WindowStatus::from_count(count, &self.pace) {
             WindowStatus::Open => {
                 self.open.insert(start, count);
             }
-            WindowStatus::Closed => self.add_full(start, self.pace.later(start, 1)),
+            WindowStatus::Closed => self.add_full(start, self.pace.window_after(start, 1)),
         }
     }
 
     /// Adds a window that has room and that others hold.
-    pub fn add_held(&mut self, start: Timestamp) {
-        if !self.is_settled(start) {
-            self.held.insert(start);
+    pub fn add_locked(&mut self, start: Timestamp) {
+        if !self.is_known_open_or_full(start) {
+            self.locked.insert(start);
         }
     }
 
@@ -223,12 +223,15 @@ impl Windows {
     /// The window for an event: that of the time it asks for, while it has a share left, or else the first later one
     /// with room.
     /// Fails when there is none, or more has to be known to say which.
-    pub fn find(&self, requested: Timestamp) -> Result<Timestamp, Blocked> {
-        let (first, share) = (self.pace.window_of(requested), self.pace.share(requested));
+    pub fn find(&self, requested: Timestamp) -> Result<Timestamp, WindowSearchError> {
+        let (first, capacity_from) = (self.pace.window_of(requested), self.pace.capacity_from(requested));
         match self.open.get(&first) {
-            Some(count) if *count < share => return Ok(first),
-            None if share > 0 && !self.is_settled(first) && !self.held.contains(&first) => {
-                return Err(Blocked::Unknown(first));
+            Some(count) if *count < capacity_from => return Ok(first),
+            None if capacity_from > 0
+                && !self.is_known_open_or_full(first)
+                && !self.locked.contains(&first) =>
+            {
+                return Err(WindowSearchError::NotLoaded(first));
             }
             _ => {}
         }
@@ -236,68 +239,76 @@ impl Windows {
     }
 
     /// Puts an event into a window that was found for it; `chance` decides on its time.
-    pub fn put(&mut self, window_start: Timestamp, requested: Timestamp, chance: u64) -> Option<Place> {
+    pub fn assign(
+        &mut self,
+        window_start: Timestamp,
+        requested: Timestamp,
+        random: u64,
+    ) -> Option<SlotAssignment> {
         let count = self.open.get(&window_start)?.saturating_add(1);
-        let scheduled = self.pace.jitter(window_start, requested, chance)?;
+        let scheduled = self.pace.jitter(window_start, requested, random)?;
         self.changed.insert(window_start, count);
-        match WindowStatus::of(count, &self.pace) {
+        match WindowStatus::from_count(count, &self.pace) {
             WindowStatus::Open => {
                 self.open.insert(window_start, count);
             }
             WindowStatus::Closed => {
                 self.open.remove(&window_start);
-                self.add_full(window_start, self.pace.later(window_start, 1));
+                self.add_full(window_start, self.pace.window_after(window_start, 1));
             }
         }
-        Some(Place { window_start, scheduled })
+        Some(SlotAssignment { window_start, scheduled })
     }
 
     /// The windows that events were put into, how many each has now, and whether it has room for more.
     pub fn changed(&self) -> impl Iterator<Item = (Timestamp, u32, WindowStatus)> + '_ {
-        self.changed.iter().map(|(start, count)| (*start, *count, WindowStatus::of(*count, &self.pace)))
+        self.changed
+            .iter()
+            .map(|(start, count)| (*start, *count, WindowStatus::from_count(*count, &self.pace)))
     }
 
     /// The window behind another; none at the end of time.
     #[must_use]
-    pub fn behind(&self, start: Timestamp) -> Option<Timestamp> {
-        let next = self.pace.later(start, 1);
+    pub fn next_window(&self, start: Timestamp) -> Option<Timestamp> {
+        let next = self.pace.window_after(start, 1);
         (next > start && self.pace.window_of(next) == next).then_some(next)
     }
 
     /// The first window after `first` that may be used, no further than the headroom from the first that others hold.
-    fn search(&self, first: Timestamp) -> Result<Timestamp, Blocked> {
+    fn search(&self, first: Timestamp) -> Result<Timestamp, WindowSearchError> {
         let mut limit = None;
-        let end_of_time =
-            |limit: Option<Timestamp>| if limit.is_some() { Blocked::Held } else { Blocked::Full };
-        let mut at = self.behind(first).ok_or_else(|| end_of_time(limit))?;
+        let end_of_time = |limit: Option<Timestamp>| {
+            if limit.is_some() { WindowSearchError::Locked } else { WindowSearchError::AllFull }
+        };
+        let mut at = self.next_window(first).ok_or_else(|| end_of_time(limit))?;
         loop {
-            if let Some(end) = self.end_of_run(at) {
+            if let Some(end) = self.end_of_full_run(at) {
                 at = end;
                 if self.pace.window_of(at) != at {
                     return Err(end_of_time(limit));
                 }
             }
             if limit.is_some_and(|limit| at > limit) {
-                return Err(Blocked::Held);
+                return Err(WindowSearchError::Locked);
             }
             if self.open.contains_key(&at) {
                 return Ok(at);
             }
-            if !self.held.contains(&at) {
-                return Err(Blocked::Unknown(at));
+            if !self.locked.contains(&at) {
+                return Err(WindowSearchError::NotLoaded(at));
             }
-            limit = limit.or_else(|| Some(self.pace.later(at, u64::from(self.headroom))));
-            at = self.behind(at).ok_or(Blocked::Held)?;
+            limit = limit.or_else(|| Some(self.pace.window_after(at, u64::from(self.headroom))));
+            at = self.next_window(at).ok_or(WindowSearchError::Locked)?;
         }
     }
 
     /// Whether a window is known to be open or full.
-    fn is_settled(&self, start: Timestamp) -> bool {
-        self.open.contains_key(&start) || self.end_of_run(start).is_some()
+    fn is_known_open_or_full(&self, start: Timestamp) -> bool {
+        self.open.contains_key(&start) || self.end_of_full_run(start).is_some()
     }
 
     /// The first window behind the run of full ones that a window is in.
-    fn end_of_run(&self, at: Timestamp) -> Option<Timestamp> {
+    fn end_of_full_run(&self, at: Timestamp) -> Option<Timestamp> {
         self.full.range(..=at).next_back().map(|(_, end)| *end).filter(|end| *end > at)
     }
 }
@@ -337,7 +348,7 @@ impl Forecaster {
         if self.left > 0 && start == self.next {
             let room = self.offer(start).saturating_sub(count);
             self.place(start, u64::from(room), 1);
-            self.next = self.pace.later(start, 1);
+            self.next = self.pace.window_after(start, 1);
         }
         self.left == 0
     }
@@ -351,7 +362,7 @@ impl Forecaster {
 
     fn offer(&self, start: Timestamp) -> u32 {
         if start == self.pace.window_of(self.requested) {
-            self.pace.share(self.requested)
+            self.pace.capacity_from(self.requested)
         } else {
             self.pace.max_per_window()
         }
@@ -364,7 +375,7 @@ impl Forecaster {
             && until.is_none_or(|end| self.next < end)
         {
             self.place(self.next, u64::from(self.offer(self.next)), 1);
-            self.next = self.pace.later(self.next, 1);
+            self.next = self.pace.window_after(self.next, 1);
         }
         let gap = until.map_or(u64::MAX, |end| {
             let gap_us = end.as_micros().saturating_sub(self.next.as_micros()).max(0).unsigned_abs();
@@ -375,7 +386,7 @@ impl Forecaster {
             let room = needed.saturating_mul(u64::from(self.pace.max_per_window()));
             self.place(self.next, room, needed);
         }
-        self.next = self.pace.later(self.next, if until.is_some() { gap } else { needed });
+        self.next = self.pace.window_after(self.next, if until.is_some() { gap } else { needed });
     }
 
     /// Puts what fits into `windows` windows from `start` on.
@@ -385,7 +396,7 @@ impl Forecaster {
             return;
         }
         self.left = self.left.saturating_sub(placed);
-        let last_window = self.pace.later(start, windows.saturating_sub(1));
+        let last_window = self.pace.window_after(start, windows.saturating_sub(1));
         let before = self.used.map_or(0, |used| used.windows);
         let first_window = self.used.map_or(start, |used| used.first_window);
         self.used = Some(Forecast { first_window, last_window, windows: before.saturating_add(windows) });
@@ -410,31 +421,31 @@ mod tests {
         assert_eq!(pace.window_of(at(0)), at(0));
         assert_eq!(pace.window_of(at(3_999)), at(0));
         assert_eq!(pace.window_of(at(-1)), at(-4_000));
-        assert_eq!(pace.later(at(-4_000), 2), at(4_000));
+        assert_eq!(pace.window_after(at(-4_000), 2), at(4_000));
     }
 
     #[test]
     fn a_window_that_has_begun_offers_a_share() {
         let pace = pace(100, 4_000);
-        assert_eq!(pace.share(at(0)), 100);
-        assert_eq!(pace.share(at(1_000)), 75);
-        assert_eq!(pace.share(at(3_999)), 0, "a hundredth of a place is none");
-        assert_eq!(pace.share(Timestamp::from_micros(3_999_500)), 0, "no whole millisecond is left");
+        assert_eq!(pace.capacity_from(at(0)), 100);
+        assert_eq!(pace.capacity_from(at(1_000)), 75);
+        assert_eq!(pace.capacity_from(at(3_999)), 0, "a hundredth of a place is none");
+        assert_eq!(pace.capacity_from(Timestamp::from_micros(3_999_500)), 0, "no whole millisecond is left");
         assert_eq!(pace.jitter(at(0), Timestamp::from_micros(3_999_500), 7), None);
         assert_eq!(pace.jitter(at(0), Timestamp::from_micros(10_500), 0), Some(at(11)));
         assert_eq!(pace.jitter(at(4_000), at(1_000), 5_001), Some(at(5_001)));
     }
 
-    fn place(windows: &mut Windows, requested: Timestamp) -> Result<Timestamp, Blocked> {
+    fn place(windows: &mut Windows, requested: Timestamp) -> Result<Timestamp, WindowSearchError> {
         let start = windows.find(requested)?;
-        assert_eq!(windows.put(start, requested, 3).map(|place| place.window_start), Some(start));
+        assert_eq!(windows.assign(start, requested, 3).map(|place| place.window_start), Some(start));
         Ok(start)
     }
 
     #[test]
     fn events_go_to_their_window_then_to_the_first_with_room() {
         let mut windows = Windows::new(pace(2, 1_000), 100);
-        assert_eq!(windows.find(at(500)), Err(Blocked::Unknown(at(0))));
+        assert_eq!(windows.find(at(500)), Err(WindowSearchError::NotLoaded(at(0))));
         for start in 0..4 {
             windows.add(at(start * 1_000), 0);
         }
@@ -442,7 +453,7 @@ mod tests {
         // Half a window is one place of two.
         let expected = [0, 1_000, 1_000, 2_000, 2_000, 3_000, 3_000].map(|ms| Ok(at(ms)));
         assert_eq!(starts[..7], expected);
-        assert_eq!(starts[7], Err(Blocked::Unknown(at(4_000))), "nothing else is known");
+        assert_eq!(starts[7], Err(WindowSearchError::NotLoaded(at(4_000))), "nothing else is known");
         let changed: Vec<_> = windows.changed().collect();
         assert_eq!(changed[0], (at(0), 1, WindowStatus::Open));
         assert_eq!(changed[1], (at(1_000), 2, WindowStatus::Closed));
@@ -454,30 +465,34 @@ mod tests {
         let mut windows = Windows::new(pace(1, 1_000), 100);
         windows.add(at(0), 1);
         windows.add(at(5_000), 0);
-        assert_eq!(windows.find(at(0)), Err(Blocked::Unknown(at(1_000))));
+        assert_eq!(windows.find(at(0)), Err(WindowSearchError::NotLoaded(at(1_000))));
         windows.add_full(at(1_000), at(5_000));
         assert_eq!(place(&mut windows, at(0)), Ok(at(5_000)));
         windows.add(at(5_000), 0);
-        assert_eq!(windows.find(at(0)), Err(Blocked::Unknown(at(6_000))), "it was filled since it was read");
+        assert_eq!(
+            windows.find(at(0)),
+            Err(WindowSearchError::NotLoaded(at(6_000))),
+            "it was filled since it was read"
+        );
     }
 
     #[test]
     fn what_others_hold_is_passed_over_as_far_as_the_headroom() {
         let mut windows = Windows::new(pace(1, 1_000), 2);
         windows.add_full(at(0), at(1_000));
-        windows.add_held(at(1_000));
-        windows.add_held(at(2_000));
+        windows.add_locked(at(1_000));
+        windows.add_locked(at(2_000));
         windows.add(at(3_000), 0);
         windows.add(at(4_000), 0);
         assert_eq!(place(&mut windows, at(0)), Ok(at(3_000)));
         assert_eq!(
             windows.find(at(0)),
-            Err(Blocked::Held),
+            Err(WindowSearchError::Locked),
             "three windows past the first with room is too far"
         );
-        assert_eq!(place(&mut windows, at(2_500)), Ok(at(4_000)), "for later events it is not");
+        assert_eq!(place(&mut windows, at(2_500)), Ok(at(4_000)), "for window_after events it is not");
         windows.add(at(2_000), 0);
-        assert_eq!(place(&mut windows, at(0)), Ok(at(2_000)), "whoever held it is done");
+        assert_eq!(place(&mut windows, at(0)), Ok(at(2_000)), "whoever locked it is done");
     }
 
     #[test]
@@ -488,8 +503,8 @@ mod tests {
             windows.add_full(at(0), full_to);
             windows.add(last, 0);
             let outcomes = [place(&mut windows, at(0)), place(&mut windows, at(0))];
-            let expected = if full_to == last { Ok(last) } else { Err(Blocked::Full) };
-            assert_eq!(outcomes, [expected, Err(Blocked::Full)]);
+            let expected = if full_to == last { Ok(last) } else { Err(WindowSearchError::AllFull) };
+            assert_eq!(outcomes, [expected, Err(WindowSearchError::AllFull)]);
         }
     }
 

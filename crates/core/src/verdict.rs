@@ -16,14 +16,14 @@ pub enum Verdict<T> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Denial {
     /// What was used up.
-    pub reason: Reason,
+    pub reason: DenialReason,
     /// The shortest wait after which asking again can succeed.
     pub retry_after: Duration,
 }
 
 /// What was used up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Reason {
+pub enum DenialReason {
     /// The window's limit is reached.
     QuotaExceeded,
 }

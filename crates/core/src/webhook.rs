@@ -23,11 +23,11 @@ const SIGNATURE_PREFIX: &str = "v1,";
 
 /// A shared secret, ready for use. It can be neither printed nor read back.
 #[derive(Clone)]
-pub struct Secret(Hmac<Sha256>);
+pub struct SigningSecret(Hmac<Sha256>);
 
 /// Why a text is no secret. The messages finish the sentence "`WEIR_WEBHOOK_SECRET` …".
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum SecretError {
+pub enum SigningSecretError {
     /// It does not begin with `whsec_`.
     #[error("must begin with {SECRET_PREFIX}")]
     Prefix,
@@ -35,7 +35,7 @@ pub enum SecretError {
     #[error("must have base64 after {SECRET_PREFIX}")]
     Base64,
     /// Too short to be safe, or longer than the standard allows.
-    #[error("must stand for {} to {} bytes", Secret::MIN_BYTES, Secret::MAX_BYTES)]
+    #[error("must stand for {} to {} bytes", SigningSecret::MIN_BYTES, SigningSecret::MAX_BYTES)]
     Length,
 }
 
@@ -59,7 +59,7 @@ pub enum SignatureError {
     NoMatch,
 }
 
-impl Secret {
+impl SigningSecret {
     /// The shortest secret in bytes.
     pub const MIN_BYTES: usize = 24;
     /// The longest secret in bytes.
@@ -67,18 +67,18 @@ impl Secret {
 
     /// Reads `whsec_` and base64.
     /// Says what is wrong with the text, without repeating it.
-    pub fn parse(text: &str) -> Result<Self, SecretError> {
+    pub fn parse(text: &str) -> Result<Self, SigningSecretError> {
         Self::from_key(&Self::decode(text)?)
     }
 
     /// The bytes behind `whsec_` and base64, for whoever derives other secrets from them. Their number is not checked.
     /// Says what is wrong with the text, without repeating it.
-    pub fn decode(text: &str) -> Result<Vec<u8>, SecretError> {
-        let encoded = text.strip_prefix(SECRET_PREFIX).ok_or(SecretError::Prefix)?;
-        BASE64.decode(encoded).map_err(|_invalid| SecretError::Base64)
+    pub fn decode(text: &str) -> Result<Vec<u8>, SigningSecretError> {
+        let encoded = text.strip_prefix(SECRET_PREFIX).ok_or(SigningSecretError::Prefix)?;
+        BASE64.decode(encoded).map_err(|_invalid| SigningSecretError::Base64)
     }
 
-    /// Bytes as the text that [`Secret::parse`] reads.
+    /// Bytes as the text that [`SigningSecret::parse`] reads.
     #[must_use]
     pub fn encode(key: &[u8]) -> String {
         format!("{SECRET_PREFIX}{}", BASE64.encode(key))
@@ -86,11 +86,11 @@ impl Secret {
 
     /// Takes the bytes of a secret.
     /// Fails when they are too few or too many.
-    pub fn from_key(key: &[u8]) -> Result<Self, SecretError> {
+    pub fn from_key(key: &[u8]) -> Result<Self, SigningSecretError> {
         if !(Self::MIN_BYTES..=Self::MAX_BYTES).contains(&key.len()) {
-            return Err(SecretError::Length);
+            return Err(SigningSecretError::Length);
         }
-        Hmac::new_from_slice(key).map(Self).map_err(|_length| SecretError::Length)
+        Hmac::new_from_slice(key).map(Self).map_err(|_length| SigningSecretError::Length)
     }
 
     fn mac(&self, id: &str, timestamp: &str, body: &[u8]) -> Hmac<Sha256> {
@@ -101,7 +101,7 @@ impl Secret {
 /// The signature of a message sent at `now`, as it stands in `webhook-signature`. The id must have no full stop; the time
 /// belongs into `webhook-timestamp` as whole seconds, see [`timestamp`].
 #[must_use]
-pub fn sign(secret: &Secret, id: &str, now: Timestamp, body: &[u8]) -> String {
+pub fn sign(secret: &SigningSecret, id: &str, now: Timestamp, body: &[u8]) -> String {
     let mac = secret.mac(id, &timestamp(now), body).finalize().into_bytes();
     format!("{SIGNATURE_PREFIX}{}", BASE64.encode(mac))
 }
@@ -114,7 +114,7 @@ pub fn timestamp(now: Timestamp) -> String {
 
 /// A message as it was received: the three headers and the body, byte by byte.
 #[derive(Clone, Copy)]
-pub struct Received<'a> {
+pub struct SignedMessage<'a> {
     /// `webhook-id`.
     pub id: &'a str,
     /// `webhook-timestamp`.
@@ -128,7 +128,11 @@ pub struct Received<'a> {
 /// Whether a message was signed with one of the secrets (there are two while one is replaced) and is of the present.
 /// Signatures are compared in constant time.
 /// Says why the message is not to be believed.
-pub fn verify(secrets: &[Secret], message: Received<'_>, now: Timestamp) -> Result<(), SignatureError> {
+pub fn verify(
+    secrets: &[SigningSecret],
+    message: SignedMessage<'_>,
+    now: Timestamp,
+) -> Result<(), SignatureError> {
     if message.id.is_empty() || message.id.contains('.') {
         return Err(SignatureError::Id);
     }
@@ -150,7 +154,7 @@ fn check_time(text: &str, now: Timestamp) -> Result<(), SignatureError> {
     Ok(())
 }
 
-fn is_signed_with(secret: &Secret, message: Received<'_>) -> bool {
+fn is_signed_with(secret: &SigningSecret, message: SignedMessage<'_>) -> bool {
     let mac = secret.mac(message.id, message.timestamp, message.body);
     let candidates = message.signatures.split(' ').filter_map(|text| text.strip_prefix(SIGNATURE_PREFIX));
     let mut decoded = candidates.filter_map(|encoded| BASE64.decode(encoded).ok());
@@ -167,19 +171,19 @@ mod tests {
     const SENT: i64 = 1_649_367_553;
     const SIGNATURE: &str = "v1,tZ1I4/hDygAJgO5TYxiSd6Sd0kDW6hPenDe+bTa3Kkw=";
 
-    fn secret(text: &str) -> Secret {
-        Secret::parse(text).ok().unwrap()
+    fn secret(text: &str) -> SigningSecret {
+        SigningSecret::parse(text).ok().unwrap()
     }
 
     fn at(seconds: i64) -> Timestamp {
         Timestamp::from_seconds(seconds)
     }
 
-    const fn message<'a>(timestamp: &'a str, signatures: &'a str) -> Received<'a> {
-        Received { id: ID, timestamp, signatures, body: BODY }
+    const fn message<'a>(timestamp: &'a str, signatures: &'a str) -> SignedMessage<'a> {
+        SignedMessage { id: ID, timestamp, signatures, body: BODY }
     }
 
-    fn check(message: Received<'_>) -> Result<(), SignatureError> {
+    fn check(message: SignedMessage<'_>) -> Result<(), SignatureError> {
         verify(&[secret(SECRET)], message, at(SENT))
     }
 
@@ -197,11 +201,11 @@ mod tests {
     fn any_change_to_a_message_breaks_its_signature() {
         let good = message("1649367553", SIGNATURE);
         assert_eq!(check(good), Ok(()));
-        assert_eq!(check(Received { id: "msg_x", ..good }), Err(SignatureError::NoMatch));
-        assert_eq!(check(Received { body: b"{}", ..good }), Err(SignatureError::NoMatch));
-        assert_eq!(check(Received { timestamp: "1649367554", ..good }), Err(SignatureError::NoMatch));
-        assert_eq!(check(Received { id: "", ..good }), Err(SignatureError::Id));
-        assert_eq!(check(Received { id: "msg.1", ..good }), Err(SignatureError::Id));
+        assert_eq!(check(SignedMessage { id: "msg_x", ..good }), Err(SignatureError::NoMatch));
+        assert_eq!(check(SignedMessage { body: b"{}", ..good }), Err(SignatureError::NoMatch));
+        assert_eq!(check(SignedMessage { timestamp: "1649367554", ..good }), Err(SignatureError::NoMatch));
+        assert_eq!(check(SignedMessage { id: "", ..good }), Err(SignatureError::Id));
+        assert_eq!(check(SignedMessage { id: "msg.1", ..good }), Err(SignatureError::Id));
     }
 
     #[test]
@@ -241,13 +245,14 @@ mod tests {
 
     #[test]
     fn a_secret_has_a_prefix_and_24_to_64_bytes() {
-        let of = |bytes: usize| Secret::parse(&format!("whsec_{}", BASE64.encode(vec![7; bytes]))).err();
+        let of =
+            |bytes: usize| SigningSecret::parse(&format!("whsec_{}", BASE64.encode(vec![7; bytes]))).err();
         assert_eq!(
             [of(23), of(24), of(64), of(65)],
-            [Some(SecretError::Length), None, None, Some(SecretError::Length)]
+            [Some(SigningSecretError::Length), None, None, Some(SigningSecretError::Length)]
         );
-        assert_eq!(Secret::parse(&SECRET[6..]).err(), Some(SecretError::Prefix));
-        assert_eq!(Secret::parse("whsec_?").err(), Some(SecretError::Base64));
-        assert_eq!(Secret::decode(&Secret::encode(&[7; 32])), Ok(vec![7; 32]));
+        assert_eq!(SigningSecret::parse(&SECRET[6..]).err(), Some(SigningSecretError::Prefix));
+        assert_eq!(SigningSecret::parse("whsec_?").err(), Some(SigningSecretError::Base64));
+        assert_eq!(SigningSecret::decode(&SigningSecret::encode(&[7; 32])), Ok(vec![7; 32]));
     }
 }

@@ -19,7 +19,7 @@ pub struct Change<R: Rule> {
     /// The key.
     pub id: Id,
     /// What it has spent.
-    pub spent: R::Spent,
+    pub spent: R::Usage,
 }
 
 /// Every entry that has changed, each once, shard by shard. Decisions go on meanwhile: a lock is held for a few hundred

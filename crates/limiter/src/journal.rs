@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 use tokio::sync::{Mutex as AsyncMutex, Notify, watch};
 use tokio::task::JoinHandle;
 use weir_core::Timestamp;
-use weir_core::tier::{Limit, Rule, Scoped, TierLimits, TierRule};
+use weir_core::tier::{Limit, Rule, ScopedRule, TierLimits, TierRule};
 use weir_store::tier::{SpentRecord, SpentRow, TIER_SCOPE, TierStore};
 use weir_store::{Error, Result};
 
@@ -235,8 +235,8 @@ fn is_over(kept: &SpentRecord, now: Timestamp) -> bool {
 /// Rules are shared by all their keys, so each is made once.
 #[derive(Default)]
 struct Rules {
-    limits: HashMap<(u32, Limit), Arc<Scoped<Limit>>>,
-    tiers: HashMap<TierLimits, Arc<Scoped<TierRule>>>,
+    limits: HashMap<(u32, Limit), Arc<ScopedRule<Limit>>>,
+    tiers: HashMap<TierLimits, Arc<ScopedRule<TierRule>>>,
 }
 
 async fn restore(store: &dyn TierStore, memories: &Memories) -> Result<()> {
@@ -255,13 +255,13 @@ async fn restore(store: &dyn TierStore, memories: &Memories) -> Result<()> {
             let restored = match kept {
                 Some(SpentRecord::Limit(limit, spent)) => {
                     let rule = rules.limits.entry((scope, limit));
-                    let rule = rule.or_insert_with(|| Arc::new(Scoped { scope, rule: limit }));
+                    let rule = rule.or_insert_with(|| Arc::new(ScopedRule { scope, rule: limit }));
                     memories.limits.restore(rule, &key, spent, now)
                 }
                 Some(SpentRecord::Tier(limits, spent)) => {
                     let rule = rules.tiers.entry(limits);
-                    let rule =
-                        rule.or_insert_with(|| Arc::new(Scoped { scope: TIER_SCOPE, rule: limits.rule() }));
+                    let rule = rule
+                        .or_insert_with(|| Arc::new(ScopedRule { scope: TIER_SCOPE, rule: limits.rule() }));
                     memories.tiers.restore(rule, &key, spent, now)
                 }
                 None => Ok(()),

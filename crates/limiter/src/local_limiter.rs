@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use weir_core::tier::{Decision, Limit, Rule, Scoped, Spent, TierRule};
+use weir_core::tier::{Decision, Limit, LimitUsage, Rule, ScopedRule, TierRule};
 use weir_core::{Clock, Timestamp};
 use weir_store::tier::{Ask, LimitStatus, LimitStore, Policy, Taken, TierStore, TierTaken};
 use weir_store::{Error, Result};
@@ -45,7 +45,7 @@ impl LocalLimiter {
     }
 
     /// Takes over what is known of a key from elsewhere, in place of what was known.
-    pub fn learn(&self, policy: &Arc<Policy>, key: &str, spent: Spent, now: Timestamp) {
+    pub fn learn(&self, policy: &Arc<Policy>, key: &str, spent: LimitUsage, now: Timestamp) {
         // Without room for it there is nothing to be known of it.
         let _ = self.memories.limits.restore(&policy.scoped, key, spent, now);
     }
@@ -54,8 +54,8 @@ impl LocalLimiter {
     pub fn learn_tier(
         &self,
         user: &str,
-        rule: &Arc<Scoped<TierRule>>,
-        spent: <TierRule as Rule>::Spent,
+        rule: &Arc<ScopedRule<TierRule>>,
+        spent: <TierRule as Rule>::Usage,
         now: Timestamp,
     ) {
         let _ = self.memories.tiers.restore(rule, user, spent, now);
@@ -68,7 +68,7 @@ impl LocalLimiter {
 
     /// What is known of a key.
     #[must_use]
-    pub fn known(&self, policy: &Arc<Policy>, key: &str, now: Timestamp) -> Spent {
+    pub fn known(&self, policy: &Arc<Policy>, key: &str, now: Timestamp) -> LimitUsage {
         self.memories.limits.peek(&policy.scoped, key, now)
     }
 
@@ -77,9 +77,9 @@ impl LocalLimiter {
     pub fn known_tier(
         &self,
         user: &str,
-        rule: &Arc<Scoped<TierRule>>,
+        rule: &Arc<ScopedRule<TierRule>>,
         now: Timestamp,
-    ) -> <TierRule as Rule>::Spent {
+    ) -> <TierRule as Rule>::Usage {
         self.memories.tiers.peek(rule, user, now)
     }
 }
@@ -99,7 +99,7 @@ impl Memories {
     }
 
     /// One key, which is what most decisions are about.
-    fn take_one(&self, ask: &Ask<'_>, peek: bool, now: Timestamp) -> Result<(Decision, Spent)> {
+    fn take_one(&self, ask: &Ask<'_>, peek: bool, now: Timestamp) -> Result<(Decision, LimitUsage)> {
         let rule = &ask.policy.scoped;
         if peek {
             let spent = self.limits.peek(rule, ask.key, now);
@@ -182,7 +182,7 @@ impl LimitStore for LocalLimiter {
         }
     }
 
-    async fn charge(&self, policy: &Arc<Policy>, key: &str, cost: u32) -> Result<(Spent, Timestamp)> {
+    async fn charge(&self, policy: &Arc<Policy>, key: &str, cost: u32) -> Result<(LimitUsage, Timestamp)> {
         let now = self.memories.clock.now();
         let charged = self.memories.limits.charge(&policy.scoped, key, cost, now);
         let spent = charged.map_err(|full| self.memories.full(full))?;
@@ -195,7 +195,7 @@ impl LimitStore for LocalLimiter {
         key: &str,
         cost: u32,
         taken_at: Option<Timestamp>,
-    ) -> Result<(Spent, Timestamp)> {
+    ) -> Result<(LimitUsage, Timestamp)> {
         let now = self.memories.clock.now();
         Ok((self.memories.limits.give_back(&policy.scoped, key, cost, taken_at, now), now))
     }
@@ -205,7 +205,7 @@ impl LimitStore for LocalLimiter {
         Ok(())
     }
 
-    async fn take_tier(&self, user: &str, rule: &Arc<Scoped<TierRule>>, cost: u32) -> Result<TierTaken> {
+    async fn take_tier(&self, user: &str, rule: &Arc<ScopedRule<TierRule>>, cost: u32) -> Result<TierTaken> {
         let now = self.memories.clock.now();
         let taken = self.memories.tiers.take(rule, user, cost, now);
         let taken = taken.map_err(|full| self.memories.full(full))?;

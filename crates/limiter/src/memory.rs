@@ -9,7 +9,7 @@ use weir_core::tier::{Decision, Rule};
 use crate::hash::{Hash, Seeds};
 use crate::shard::{Entry, Shard};
 
-pub use weir_core::tier::Scoped as Policy;
+pub use weir_core::tier::ScopedRule as Policy;
 
 /// How large a memory may become, and what it keeps track of.
 #[derive(Clone, Copy, Debug)]
@@ -83,7 +83,7 @@ impl<R: Rule> Memory<R> {
         id: &str,
         cost: u32,
         now: Timestamp,
-    ) -> Result<Taken<R::Spent>, Full> {
+    ) -> Result<Taken<R::Usage>, Full> {
         let hash = self.hash(policy, id);
         let (decision, spent) =
             self.update(hash, policy, id, now, |spent| policy.rule.take(spent, cost, now))?;
@@ -98,7 +98,7 @@ impl<R: Rule> Memory<R> {
         id: &str,
         cost: u32,
         now: Timestamp,
-    ) -> Result<R::Spent, Full> {
+    ) -> Result<R::Usage, Full> {
         let hash = self.hash(policy, id);
         Ok(self.update(hash, policy, id, now, |spent| policy.rule.charge(spent, cost, now))?.1)
     }
@@ -111,7 +111,7 @@ impl<R: Rule> Memory<R> {
         cost: u32,
         taken_at: Option<Timestamp>,
         now: Timestamp,
-    ) -> R::Spent {
+    ) -> R::Usage {
         let hash = self.hash(policy, id);
         let given = self.update(hash, policy, id, now, |spent| {
             if !policy.rule.is_unspent(spent, now) {
@@ -123,7 +123,7 @@ impl<R: Rule> Memory<R> {
 
     /// What a key has spent, as the rule sees it.
     #[must_use]
-    pub fn peek(&self, policy: &Arc<Policy<R>>, id: &str, now: Timestamp) -> R::Spent {
+    pub fn peek(&self, policy: &Arc<Policy<R>>, id: &str, now: Timestamp) -> R::Usage {
         let hash = self.hash(policy, id);
         let shard = self.lock(hash.shard);
         let found = shard.find(hash.place, policy, id);
@@ -146,7 +146,7 @@ impl<R: Rule> Memory<R> {
         &self,
         policy: &Arc<Policy<R>>,
         id: &str,
-        spent: R::Spent,
+        spent: R::Usage,
         now: Timestamp,
     ) -> Result<(), Full> {
         if policy.rule.is_unspent(&spent, now) {
@@ -193,8 +193,8 @@ impl<R: Rule> Memory<R> {
         policy: &Arc<Policy<R>>,
         id: &str,
         now: Timestamp,
-        change: impl FnOnce(&mut R::Spent) -> T,
-    ) -> Result<(T, R::Spent), Full> {
+        change: impl FnOnce(&mut R::Usage) -> T,
+    ) -> Result<(T, R::Usage), Full> {
         let mut shard = self.lock(hash.shard);
         if let Some((at, entry)) = shard.find(hash.place, policy, id) {
             let mut spent = entry.spent_under(policy, now);

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use parking_lot::MutexGuard;
 use weir_core::Timestamp;
-use weir_core::tier::{Claim, Decision, Refusal, Rule, take_all};
+use weir_core::tier::{Decision, KeyCharge, LimitDenial, Rule, take_all};
 
 use crate::hash::Hash;
 use crate::memory::{Full, Memory, Policy, Taken};
@@ -40,7 +40,7 @@ struct Part<'w, R: Rule> {
     /// Which of the locks it is behind, and where it stands there if it is known.
     lock: usize,
     at: Option<usize>,
-    spent: R::Spent,
+    spent: R::Usage,
 }
 
 type Locks<'m, R> = Vec<MutexGuard<'m, Shard<R>>>;
@@ -48,7 +48,7 @@ type Locks<'m, R> = Vec<MutexGuard<'m, Shard<R>>>;
 impl<R: Rule> Memory<R> {
     /// Spends for all keys, or for none if any has no room. Meant for a handful of keys: all their shards are locked.
     /// Fails when a key is new and there is no room for it in memory. Nothing is spent then.
-    pub fn take_all(&self, wants: &[Want<'_, R>], now: Timestamp) -> Result<TakenAll<R::Spent>, Full> {
+    pub fn take_all(&self, wants: &[Want<'_, R>], now: Timestamp) -> Result<TakenAll<R::Usage>, Full> {
         let (mut parts, part_of) = self.parts(wants);
         let mut locks = self.lock_all(&mut parts);
         self.make_room_for(&mut locks, &parts, now)?;
@@ -64,7 +64,7 @@ impl<R: Rule> Memory<R> {
 
     /// What [`Memory::take_all`] would answer. Nothing is spent.
     #[must_use]
-    pub fn peek_all(&self, wants: &[Want<'_, R>], now: Timestamp) -> TakenAll<R::Spent> {
+    pub fn peek_all(&self, wants: &[Want<'_, R>], now: Timestamp) -> TakenAll<R::Usage> {
         let (mut parts, part_of) = self.parts(wants);
         load(&self.lock_all(&mut parts), &mut parts, now);
         let taken = |at: usize| Taken { decision: parts[at].alone(now), spent: parts[at].spent };
@@ -158,14 +158,14 @@ impl<R: Rule> Part<'_, R> {
 /// Decides for all parts. They stand in the order of the wants, so the first that is denied is the first want that is.
 fn decide<R: Rule>(parts: &mut [Part<'_, R>], now: Timestamp) -> Decision {
     let firsts: Vec<_> = parts.iter().map(|part| part.first).collect();
-    let claims = parts.iter_mut().map(|part| Claim {
+    let claims = parts.iter_mut().map(|part| KeyCharge {
         rule: &part.want.policy.rule,
         spent: &mut part.spent,
         cost: part.cost,
     });
     match take_all(&mut claims.collect::<Vec<_>>(), now) {
         Decision::Denied(refusal) => {
-            Decision::Denied(Refusal { denied_by: firsts[refusal.denied_by], ..refusal })
+            Decision::Denied(LimitDenial { denied_by: firsts[refusal.denied_by], ..refusal })
         }
         Decision::Allowed => Decision::Allowed,
     }

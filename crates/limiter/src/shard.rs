@@ -20,14 +20,14 @@ use crate::memory::Policy;
 pub(crate) struct Entry<R: Rule> {
     pub(crate) id: Id,
     pub(crate) policy: Arc<Policy<R>>,
-    pub(crate) spent: R::Spent,
+    pub(crate) spent: R::Usage,
     pub(crate) hash: u32,
     /// Whether its hash stands in `Shard::changed`.
     pub(crate) changed: bool,
 }
 
 impl<R: Rule> Entry<R> {
-    pub(crate) fn new(policy: &Arc<Policy<R>>, id: &str, hash: u32, spent: R::Spent, changed: bool) -> Self {
+    pub(crate) fn new(policy: &Arc<Policy<R>>, id: &str, hash: u32, spent: R::Usage, changed: bool) -> Self {
         Self { id: Id::from(id), policy: Arc::clone(policy), spent, hash, changed }
     }
 
@@ -41,11 +41,11 @@ impl<R: Rule> Entry<R> {
     }
 
     /// What it has spent, as the rule of `policy` sees it.
-    pub(crate) fn spent_under(&self, policy: &Arc<Policy<R>>, now: Timestamp) -> R::Spent {
+    pub(crate) fn spent_under(&self, policy: &Arc<Policy<R>>, now: Timestamp) -> R::Usage {
         if Arc::ptr_eq(&self.policy, policy) || self.policy.rule == policy.rule {
             self.spent
         } else {
-            policy.rule.adopt(&self.policy.rule, self.spent, now)
+            policy.rule.carry_over(&self.policy.rule, self.spent, now)
         }
     }
 }
@@ -125,7 +125,7 @@ impl<R: Rule> Shard<R> {
     }
 
     /// Keeps what the entry at a place has spent.
-    pub(crate) fn save(&mut self, at: usize, policy: &Arc<Policy<R>>, spent: R::Spent) {
+    pub(crate) fn save(&mut self, at: usize, policy: &Arc<Policy<R>>, spent: R::Usage) {
         let Some(Some(entry)) = self.row.get_mut(at) else { return };
         let mut has_changed = entry.spent != spent;
         if !Arc::ptr_eq(&entry.policy, policy) {
@@ -263,7 +263,7 @@ mod tests {
     use std::time::Duration;
 
     use proptest::prelude::*;
-    use weir_core::tier::{Level, Limit, Tier, TierRule, TokenBucket};
+    use weir_core::tier::{BucketLevel, Limit, Tier, TierRule, TokenBucket};
 
     use super::*;
 
@@ -307,7 +307,7 @@ mod tests {
                 prop_assert_eq!(found.map(|(_, spent)| spent), model.get(&(hash, number)).copied());
                 match found {
                     None if adds => {
-                        let spent = Level::from_parts(i64::from(number), hash);
+                        let spent = BucketLevel::from_parts(i64::from(number), hash);
                         shard.insert(Entry::new(&policy, &id, hash, spent, true));
                         model.insert((hash, number), spent);
                     }

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 use weir_core::tier::{
-    DAILY, Decision, FixedWindow, Limit, MINUTE, Plan, Rule, SlidingWindow, Spent, Tier, TierRule,
+    DAILY, Decision, FixedWindow, Limit, LimitUsage, MINUTE, Plan, Rule, SlidingWindow, Tier, TierRule,
     TokenBucket,
 };
 use weir_core::{Clock, ManualClock, Timestamp};
@@ -224,7 +224,7 @@ fn nothing_is_tracked_unless_asked_for() {
 }
 
 /// What was handed out last, as a database would keep it.
-type Kept = HashMap<(u32, String), (Arc<Policy<Limit>>, Spent)>;
+type Kept = HashMap<(u32, String), (Arc<Policy<Limit>>, LimitUsage)>;
 
 #[derive(Clone, Debug)]
 enum Step {
@@ -276,7 +276,7 @@ proptest! {
         let keys: Vec<_> = (0..30).map(key).collect();
         let (mut memory, mut now) = (Memory::new(small(true)), NOW);
         let mut kept = Kept::new();
-        let mut model: HashMap<usize, Spent> = HashMap::new();
+        let mut model: HashMap<usize, LimitUsage> = HashMap::new();
         for step in steps {
             match step {
                 Step::Take(at, cost) => {

@@ -5,7 +5,7 @@ use std::future::Future;
 use std::time::Duration;
 
 use tokio::task::JoinSet;
-use weir_core::quota::{Limits, Quota};
+use weir_core::quota::{Quota, QuotaLimits};
 use weir_core::{MessageId, UserId};
 use weir_queue::sms::{self, SmsEvent};
 use weir_queue::{Claim, Message, QueueAudit};
@@ -35,8 +35,8 @@ pub fn user(text: &str) -> UserId {
 }
 
 /// Limits.
-pub fn limits(rate_limit: u32, time_window_minutes: u32) -> Limits {
-    Limits::new(rate_limit, time_window_minutes).expect("the suite's limits are valid")
+pub fn limits(rate_limit: u32, time_window_minutes: u32) -> QuotaLimits {
+    QuotaLimits::new(rate_limit, time_window_minutes).expect("the suite's limits are valid")
 }
 
 /// One wish to send.

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 use parking_lot::Mutex;
 use tokio::sync::Notify;
-use weir_core::quota::Limits;
+use weir_core::quota::QuotaLimits;
 use weir_core::{Clock, ManualClock, Timestamp};
 use weir_queue::Lease;
 
@@ -33,7 +33,7 @@ struct State {
 /// A configuration and every send it allowed.
 #[derive(Debug)]
 struct User {
-    limits: Limits,
+    limits: QuotaLimits,
     since: Timestamp,
     sends: Vec<Timestamp>,
 }

@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use proptest::collection::vec;
 use proptest::prelude::*;
-use weir_core::quota::{Limits, Quota};
-use weir_core::request::idempotency::Record;
-use weir_core::request::retry::{Cause, Judgement};
-use weir_core::request::state::{Callback, Refused, Report, Status};
+use weir_core::quota::{Quota, QuotaLimits};
+use weir_core::request::idempotency::IdempotencyRecord;
+use weir_core::request::retry::{FailureCause, RetryDecision};
+use weir_core::request::state::{Callback, RequestStatus, TransitionError, WorkerReport};
 use weir_core::{IdempotencyKey, RequestId, RequestType, Timestamp};
 use weir_store::request::{
     CallbackOutcome, CallbackReport, ClaimPlan, ClaimRow, Claimed, JobChange, JobReport, JobRow, KnownKey,
@@ -36,14 +36,19 @@ struct Row {
 #[derive(Default)]
 struct Tables {
     requests: BTreeMap<RequestId, Row>,
-    keys: HashMap<(String, String), Record>,
+    keys: HashMap<(String, String), IdempotencyRecord>,
     windows: HashMap<String, (u32, Timestamp)>,
     dead: BTreeMap<RequestId, Timestamp>,
     webhooks: Vec<RequestId>,
 }
 
 impl Tables {
-    fn submit(&mut self, batch: &[Submit], limits: Option<Limits>, now: Timestamp) -> Vec<SubmitOutcome> {
+    fn submit(
+        &mut self,
+        batch: &[Submit],
+        limits: Option<QuotaLimits>,
+        now: Timestamp,
+    ) -> Vec<SubmitOutcome> {
         let (mut keys, mut windows) = (KnownKeys::new(), HashMap::new());
         for submit in batch {
             let (of, key) = (submit.tenant.as_str(), submit.key.as_str());
@@ -57,7 +62,7 @@ impl Tables {
             if let Some(limits) = limits {
                 let window = match self.windows.get(of) {
                     Some((count, at)) => Quota { limits, current_count: *count, last_refresh: *at },
-                    None => Quota::configured(limits, now),
+                    None => Quota::new(limits, now),
                 };
                 windows.insert(of, window);
             }
@@ -127,7 +132,11 @@ impl Tables {
         Claimed { next: next.map(|at| at.since(now)), ..claimed }
     }
 
-    fn report(&mut self, batch: Vec<JobReport>, now: Timestamp) -> Vec<Result<Status, Refused>> {
+    fn report(
+        &mut self,
+        batch: Vec<JobReport>,
+        now: Timestamp,
+    ) -> Vec<Result<RequestStatus, TransitionError>> {
         let rows = batch.iter().filter_map(|report| Some((report.id, self.row(report.id)?)));
         let plan = plan_report(batch.clone(), &mut rows.collect(), &policy(), now);
         self.save(plan.changed, now);
@@ -172,7 +181,7 @@ impl Tables {
     }
 }
 
-fn request(submit: &Submit, status: Status, now: Timestamp) -> Request {
+fn request(submit: &Submit, status: RequestStatus, now: Timestamp) -> Request {
     Request {
         id: submit.id,
         tenant: submit.tenant.clone(),
@@ -194,7 +203,7 @@ enum Step {
     Submit(Vec<(u8, u8, u8, bool, bool)>, Option<u32>),
     Claim(usize, usize),
     ClaimNamed(Vec<u8>),
-    Report(Vec<(u8, bool, u8, u64)>),
+    WorkerReport(Vec<(u8, bool, u8, u64)>),
     CallBack(u8, bool),
     Replay(u8),
     Advance(u64),
@@ -208,7 +217,7 @@ fn step() -> impl Strategy<Value = Step> {
         4 => (vec(submission, 0..6), prop::option::of(1..6_u32)).prop_map(|(batch, most)| Step::Submit(batch, most)),
         4 => (0..5_usize, 0..5_usize).prop_map(|(a, b)| Step::Claim(a, b)),
         1 => vec(0..8_u8, 0..4).prop_map(Step::ClaimNamed),
-        5 => vec(report, 0..5).prop_map(Step::Report),
+        5 => vec(report, 0..5).prop_map(Step::WorkerReport),
         1 => (0..8_u8, any::<bool>()).prop_map(|(id, is_done)| Step::CallBack(id, is_done)),
         1 => (0..8_u8).prop_map(Step::Replay),
         2 => prop_oneof![4 => 1..100_000_u64, 1 => Just(86_400_000)].prop_map(Step::Advance),
@@ -252,14 +261,14 @@ impl Pair {
     fn report(&self, (ago, is_stale, kind, millis): (u8, bool, u8, u64)) -> JobReport {
         let id = self.id(ago);
         let wait = Duration::from_millis(millis);
-        let retry = |retry_after| Judgement::Retry { cause: Cause::TimedOut, retry_after };
+        let retry = |retry_after| RetryDecision::Retry { cause: FailureCause::TimedOut, retry_after };
         let (report, result) = match kind {
-            0 | 1 => (Report::Called(Judgement::Complete), Some(sealed("result"))),
-            2 => (Report::Called(Judgement::Fail(Cause::Rejected(400))), None),
-            3 => (Report::Called(retry(Some(wait))), None),
-            4 | 5 => (Report::Called(retry(None)), None),
-            6 => (Report::Called(Judgement::AwaitCallback), None),
-            _ => (Report::NotCalled { after: wait }, None),
+            0 | 1 => (WorkerReport::Called(RetryDecision::Complete), Some(sealed("result"))),
+            2 => (WorkerReport::Called(RetryDecision::Fail(FailureCause::Rejected(400))), None),
+            3 => (WorkerReport::Called(retry(Some(wait))), None),
+            4 | 5 => (WorkerReport::Called(retry(None)), None),
+            6 => (WorkerReport::Called(RetryDecision::AwaitCallback), None),
+            _ => (WorkerReport::NotCalled { after: wait }, None),
         };
         let token = self.model.token(id).saturating_sub(u64::from(is_stale));
         let detail = (millis % 2 == 0).then(|| "detail".to_owned());
@@ -290,7 +299,7 @@ impl Pair {
                 let claimed = self.tables.claim(ids.iter().copied(), now);
                 self.model.follow_named(&ids, &claimed, &policy(), now);
             }
-            Step::Report(batch) => {
+            Step::WorkerReport(batch) => {
                 let batch: Vec<_> = batch.into_iter().map(|report| self.report(report)).collect();
                 let tables = self.tables.report(batch.clone(), now);
                 let model: Vec<_> =

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use weir_core::quota::{Limits, Quota};
+use weir_core::quota::{Quota, QuotaLimits};
 use weir_core::{Clock, ManualClock, UserId, Verdict};
 use weir_store::quota::{QuotaStore, SendMessage, SendOutcome};
 use weir_store_conformance::START;
@@ -19,9 +19,9 @@ async fn agree_over_a_history(rng: &mut fastrand::Rng, seed: u64) {
     let clock = ManualClock::at(START);
     let model = Model::new(clock.clone(), 1);
     let user = UserId::parse("alice").expect("a valid id");
-    let limits = Limits::new(rng.u32(1..5), rng.u32(1..3)).expect("valid limits");
+    let limits = QuotaLimits::new(rng.u32(1..5), rng.u32(1..3)).expect("valid limits");
     let mut rule = model.configure(&user, limits).await.expect("the model answers");
-    assert_eq!(rule, Quota::configured(limits, START), "seed {seed}");
+    assert_eq!(rule, Quota::new(limits, START), "seed {seed}");
     for step in 0..50 {
         let to_end = rule.reset_at().since(clock.now());
         clock.advance(match rng.u8(0..8) {

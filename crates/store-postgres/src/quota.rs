@@ -9,7 +9,7 @@ use std::time::{Instant, SystemTime};
 use async_trait::async_trait;
 use futures_util::future::{try_join, try_join3, try_join4};
 use tokio_postgres::Row;
-use weir_core::quota::{Limits, Quota};
+use weir_core::quota::{Quota, QuotaLimits};
 use weir_core::{Timestamp, UserId};
 use weir_queue::publish::publish_accepted;
 use weir_queue::sms;
@@ -103,7 +103,7 @@ impl Uncounted {
 
 #[async_trait]
 impl QuotaStore for Postgres {
-    async fn configure(&self, user: &UserId, limits: Limits) -> Result<Quota> {
+    async fn configure(&self, user: &UserId, limits: QuotaLimits) -> Result<Quota> {
         let (limit, window) = (int(limits.rate_limit()), int(limits.time_window_minutes()));
         let now = self.clock_override();
         let values: Values<'_> = &[&user.as_str(), &limit, &window, &now, &self.has_cache];
@@ -228,7 +228,7 @@ impl ReservableStore for Postgres {
         let (mut rows, at) = self.lock_rows(&session, users).await?;
         let reserve = |want: &Reservation| {
             let row = rows.get_mut(want.user.as_str())?;
-            let units = row.take(at, want.units.saturating_add(row.limits.ahead()));
+            let units = row.reserve(at, want.units.saturating_add(row.limits.prefetch()));
             Some(Reserved { row: *row, units, at })
         };
         let reserved: Vec<_> = wants.iter().map(reserve).collect();
@@ -245,7 +245,7 @@ impl ReservableStore for Postgres {
         let (mut rows, _now) = self.lock_rows(&session, users).await?;
         for Unused { user, window, units } in &unused {
             if let Some(row) = rows.get_mut(user.as_str()) {
-                row.give_back(*window, *units);
+                row.release(*window, *units);
             }
         }
         let changed: Vec<_> = unused
@@ -331,7 +331,7 @@ async fn save(session: &Session, changed: &[(&UserId, Quota)], accepted: &[Accep
 
 fn read_row(row: &Row) -> Result<Quota> {
     let (limit, window, count): (i32, i32, i32) = (column(row, 1)?, column(row, 2)?, column(row, 3)?);
-    let limits = Limits::new(unsigned(limit), unsigned(window)).map_err(unreadable)?;
+    let limits = QuotaLimits::new(unsigned(limit), unsigned(window)).map_err(unreadable)?;
     Ok(Quota { limits, current_count: unsigned(count), last_refresh: timestamp(row, 4)? })
 }
 

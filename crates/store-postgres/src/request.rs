@@ -11,9 +11,9 @@ use std::time::Duration;
 use async_trait::async_trait;
 use tokio_postgres::Row;
 use uuid::Uuid;
-use weir_core::quota::Limits;
-use weir_core::request::retry::Policy;
-use weir_core::request::state::{Refused, Status};
+use weir_core::quota::QuotaLimits;
+use weir_core::request::retry::RetryPolicy;
+use weir_core::request::state::{RequestStatus, TransitionError};
 use weir_core::{RequestId, RequestType, TenantId, Timestamp};
 use weir_queue::Source;
 use weir_store::request::{
@@ -54,7 +54,11 @@ const LAST_LOOKED_AT: &str = "
 
 #[async_trait]
 impl RequestStore for Postgres {
-    async fn submit_batch(&self, batch: Batch<Submit>, limits: Option<Limits>) -> Result<Vec<SubmitOutcome>> {
+    async fn submit_batch(
+        &self,
+        batch: Batch<Submit>,
+        limits: Option<QuotaLimits>,
+    ) -> Result<Vec<SubmitOutcome>> {
         let outcomes = submit::submit(self, batch, limits).await?;
         if outcomes.iter().any(|outcome| matches!(outcome, SubmitOutcome::Accepted(_))) {
             self.inner.topic_notify.notify(JOBS);
@@ -75,7 +79,7 @@ impl RequestStore for Postgres {
     async fn list_requests(
         &self,
         tenant: &TenantId,
-        status: Option<Status>,
+        status: Option<RequestStatus>,
         before: Option<RequestId>,
         limit: usize,
     ) -> Result<Listed> {
@@ -89,7 +93,7 @@ impl RequestStore for Postgres {
         }
         let down_to = last.unwrap_or_default();
         let values: Values<'_> =
-            &[&tenant, &before, &down_to, &status.map(Status::as_str), &row::bigint(limit)];
+            &[&tenant, &before, &down_to, &status.map(RequestStatus::as_str), &row::bigint(limit)];
         let rows = session.query(LIST, values).await?;
         session.keep();
         let requests = rows.iter().map(read_request).collect::<Result<Vec<_>>>()?;
@@ -97,13 +101,13 @@ impl RequestStore for Postgres {
         Ok(Listed { requests, rest_before })
     }
 
-    async fn claim_jobs(&self, room: &[Room], policy: &Policy) -> Result<Claimed> {
+    async fn claim_jobs(&self, room: &[Room], policy: &RetryPolicy) -> Result<Claimed> {
         let claimed = work::claim_due(self, room, policy).await?;
         self.tell_of(&claimed);
         Ok(claimed)
     }
 
-    async fn claim_named(&self, ids: &[RequestId], policy: &Policy) -> Result<Claimed> {
+    async fn claim_named(&self, ids: &[RequestId], policy: &RetryPolicy) -> Result<Claimed> {
         let claimed = work::claim_named(self, ids, policy).await?;
         self.tell_of(&claimed);
         Ok(claimed)
@@ -116,8 +120,8 @@ impl RequestStore for Postgres {
     async fn report_batch(
         &self,
         batch: Vec<JobReport>,
-        policy: &Policy,
-    ) -> Result<Vec<Result<Status, Refused>>> {
+        policy: &RetryPolicy,
+    ) -> Result<Vec<Result<RequestStatus, TransitionError>>> {
         let (outcomes, has_webhooks) = work::report(self, batch, policy).await?;
         if has_webhooks {
             self.inner.topic_notify.notify(WEBHOOKS);
@@ -246,8 +250,9 @@ fn read_id(row: &Row, index: usize) -> Result<RequestId> {
     Ok(RequestId::from_uuid(column(row, index)?))
 }
 
-fn read_status(text: &str) -> Result<Status> {
-    Status::parse(text).ok_or_else(|| unreadable(format!("unknown request status {text:?} in the database")))
+fn read_status(text: &str) -> Result<RequestStatus> {
+    RequestStatus::parse(text)
+        .ok_or_else(|| unreadable(format!("unknown request status {text:?} in the database")))
 }
 
 fn uuids(ids: &[RequestId]) -> Vec<Uuid> {

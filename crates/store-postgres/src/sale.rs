@@ -11,7 +11,7 @@ use std::time::SystemTime;
 use async_trait::async_trait;
 use futures_util::future::{try_join, try_join3};
 use tokio_postgres::Row;
-use weir_core::sale::{Change, Receipt, Sale, Sku, State, Terms};
+use weir_core::sale::{PurchaseReceipt, Sale, SaleState, Sku, Terms, TermsChange};
 use weir_core::{Timestamp, UserId};
 use weir_store::sale::{
     BOOKS_ITEMS_MAX, Buy, BuyOutcome, ChangeOutcome, CreateOutcome, DeadPurchase, Product, ProductBooks,
@@ -107,7 +107,7 @@ impl SaleStore for Postgres {
     async fn create_product(&self, sku: &Sku, terms: Terms) -> Result<CreateOutcome> {
         let session = self.inner.pool.session().await?;
         let now = self.now(&session.query_one(CLOCK, &[]).await?)?;
-        if let Err(problem) = terms.must_begin_after(now) {
+        if let Err(problem) = terms.check_starts_after(now) {
             session.keep();
             return Ok(CreateOutcome::Refused(problem));
         }
@@ -138,7 +138,7 @@ impl SaleStore for Postgres {
         Ok(board.products)
     }
 
-    async fn change_product(&self, sku: &Sku, change: Change) -> Result<ChangeOutcome> {
+    async fn change_product(&self, sku: &Sku, change: TermsChange) -> Result<ChangeOutcome> {
         let session = self.inner.pool.session().await?;
         let (clock, product) = lock(&session, sku).await?;
         let now = self.now(&clock)?;
@@ -173,12 +173,13 @@ impl SaleStore for Postgres {
         buy::buy(self, batch).await
     }
 
-    async fn find_purchase(&self, buyer: &UserId, sku: Option<&Sku>) -> Result<Option<Receipt>> {
+    async fn find_purchase(&self, buyer: &UserId, sku: Option<&Sku>) -> Result<Option<PurchaseReceipt>> {
         let row = match sku {
             Some(sku) => self.inner.pool.query_opt(FIND_PURCHASE, &[&sku.as_str(), &buyer.as_str()]).await?,
             None => self.inner.pool.query_opt(LAST_PURCHASE, &[&buyer.as_str()]).await?,
         };
-        row.map(|row| Ok(Receipt { number: unsigned(column(&row, 0)?), at: timestamp(&row, 1)? })).transpose()
+        row.map(|row| Ok(PurchaseReceipt { number: unsigned(column(&row, 0)?), at: timestamp(&row, 1)? }))
+            .transpose()
     }
 
     async fn snapshot(&self) -> Result<SaleSnapshot> {
@@ -249,7 +250,7 @@ async fn write_terms(session: &Session, product: &Product, now: SystemTime) -> R
 }
 
 fn as_of(mut product: Product, now: Timestamp) -> Product {
-    product.sale.turn(now);
+    product.sale.advance(now);
     product
 }
 
@@ -257,7 +258,7 @@ fn read(row: &Row) -> Result<Product> {
     let time = |index| timestamp(row, index);
     let stock = unsigned(column(row, 3)?);
     let terms = Terms::new(column(row, 2)?, stock, time(4)?, time(5)?).map_err(unreadable)?;
-    let state = State::parse(column(row, 6)?, column(row, 7)?)
+    let state = SaleState::parse(column(row, 6)?, column(row, 7)?)
         .ok_or_else(|| unreadable("a product has a state that there is not"))?;
     Ok(Product {
         id: ProductId(column(row, 0)?),

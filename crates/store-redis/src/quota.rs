@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use tokio_util::sync::{CancellationToken, DropGuard};
-use weir_core::quota::{Limits, Quota};
+use weir_core::quota::{Quota, QuotaLimits};
 use weir_core::{Clock, UserId};
 use weir_store::limit_changes::{Change, LimitChanges};
 use weir_store::quota::{
@@ -121,7 +121,7 @@ impl Parts {
 
 #[async_trait]
 impl QuotaStore for RedisQuota {
-    async fn configure(&self, user: &UserId, limits: Limits) -> Result<Quota> {
+    async fn configure(&self, user: &UserId, limits: QuotaLimits) -> Result<Quota> {
         let (parts, user) = (Arc::clone(&self.parts), user.clone());
         // On its own, so that a caller who has waited for too long does not leave the old hash behind.
         finished(tokio::spawn(async move {

@@ -12,9 +12,9 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use redis::Value;
-use weir_core::quota::Limits;
-use weir_core::request::retry::Policy;
-use weir_core::request::state::{Refused, Status};
+use weir_core::quota::QuotaLimits;
+use weir_core::request::retry::RetryPolicy;
+use weir_core::request::state::{RequestStatus, TransitionError};
 use weir_core::{RequestId, TenantId, Timestamp};
 use weir_store::request::{
     CallbackOutcome, CallbackReport, Claimed, DeadRequest, JobReport, Listed, Pending, Request, RequestAudit,
@@ -80,7 +80,11 @@ fn key(id: RequestId) -> String {
 
 #[async_trait]
 impl RequestStore for RedisRequests {
-    async fn submit_batch(&self, batch: Batch<Submit>, limits: Option<Limits>) -> Result<Vec<SubmitOutcome>> {
+    async fn submit_batch(
+        &self,
+        batch: Batch<Submit>,
+        limits: Option<QuotaLimits>,
+    ) -> Result<Vec<SubmitOutcome>> {
         self.store.submit_batch(batch, limits).await
     }
 
@@ -102,20 +106,20 @@ impl RequestStore for RedisRequests {
     async fn list_requests(
         &self,
         tenant: &TenantId,
-        status: Option<Status>,
+        status: Option<RequestStatus>,
         before: Option<RequestId>,
         limit: usize,
     ) -> Result<Listed> {
         self.store.list_requests(tenant, status, before, limit).await
     }
 
-    async fn claim_jobs(&self, room: &[Room], policy: &Policy) -> Result<Claimed> {
+    async fn claim_jobs(&self, room: &[Room], policy: &RetryPolicy) -> Result<Claimed> {
         let claimed = self.store.claim_jobs(room, policy).await?;
         self.forget(changed_by(&claimed)).await;
         Ok(claimed)
     }
 
-    async fn claim_named(&self, ids: &[RequestId], policy: &Policy) -> Result<Claimed> {
+    async fn claim_named(&self, ids: &[RequestId], policy: &RetryPolicy) -> Result<Claimed> {
         let claimed = self.store.claim_named(ids, policy).await?;
         self.forget(changed_by(&claimed)).await;
         Ok(claimed)
@@ -128,8 +132,8 @@ impl RequestStore for RedisRequests {
     async fn report_batch(
         &self,
         batch: Vec<JobReport>,
-        policy: &Policy,
-    ) -> Result<Vec<Result<Status, Refused>>> {
+        policy: &RetryPolicy,
+    ) -> Result<Vec<Result<RequestStatus, TransitionError>>> {
         let ids: Vec<RequestId> = batch.iter().map(|report| report.id).collect();
         let outcomes = self.store.report_batch(batch, policy).await;
         // Whatever came of it: an error may hide a commit.

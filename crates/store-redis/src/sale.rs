@@ -23,7 +23,7 @@ use parking_lot::{Mutex, RwLock};
 use redis::Value;
 use tokio::sync::Notify;
 use tokio_util::sync::{CancellationToken, DropGuard};
-use weir_core::sale::{Change, ChangeError, Receipt, Sku, State, Terms};
+use weir_core::sale::{ChangeError, PurchaseReceipt, SaleState, Sku, Terms, TermsChange};
 use weir_core::{Clock, UserId};
 use weir_store::sale::{
     Buy, BuyOutcome, ChangeOutcome, CreateOutcome, FollowMetrics, Product, ProductId, SaleAudit, SaleEvent,
@@ -49,7 +49,7 @@ type Unsettled = BTreeMap<(ProductId, Sku), HashMap<UserId, Sold>>;
 /// A purchase that is not known to be written down.
 #[derive(Clone, Debug)]
 struct Sold {
-    receipt: Receipt,
+    receipt: PurchaseReceipt,
     /// Its entry in the stream.
     entry: String,
 }
@@ -274,7 +274,7 @@ impl Parts {
         Err(unanswered())
     }
 
-    async fn latest_purchase(&self, buyer: &UserId) -> Result<Option<Receipt>> {
+    async fn latest_purchase(&self, buyer: &UserId) -> Result<Option<PurchaseReceipt>> {
         let skus: Vec<Sku> = self.catalogue().await?.into_keys().collect();
         let items: Vec<Item> = skus.iter().map(|sku| item(sku, Vec::new())).collect();
         let answers = self.ask(Script::SaleFind, &[buyer.as_str()], &items).await?;
@@ -311,9 +311,9 @@ impl SaleStore for RedisSales {
         Ok(products.into_iter().zip(peeked).map(|(product, peeked)| overlay(product, peeked)).collect())
     }
 
-    async fn change_product(&self, sku: &Sku, change: Change) -> Result<ChangeOutcome> {
+    async fn change_product(&self, sku: &Sku, change: TermsChange) -> Result<ChangeOutcome> {
         let Some(product) = self.parts.product(sku).await? else { return Ok(ChangeOutcome::UnknownSku) };
-        if product.sale.state != State::Upcoming {
+        if product.sale.state != SaleState::Upcoming {
             return Ok(ChangeOutcome::Refused(ChangeError::NotModifiable));
         }
         let outcome = self.parts.ledger.change_product(sku, change).await?;
@@ -332,7 +332,7 @@ impl SaleStore for RedisSales {
         self.parts.buy(&batch.take()).await
     }
 
-    async fn find_purchase(&self, buyer: &UserId, sku: Option<&Sku>) -> Result<Option<Receipt>> {
+    async fn find_purchase(&self, buyer: &UserId, sku: Option<&Sku>) -> Result<Option<PurchaseReceipt>> {
         let Some(sku) = sku else { return self.parts.latest_purchase(buyer).await };
         let items = [item(sku, Vec::new())];
         let answers = self.parts.ask(Script::SaleFind, &[buyer.as_str()], &items).await?;
@@ -390,7 +390,7 @@ fn overlay(product: Product, peeked: Peeked) -> Product {
 }
 
 fn as_of(mut product: Product, now: weir_core::Timestamp) -> Product {
-    product.sale.turn(now);
+    product.sale.advance(now);
     product
 }
 
@@ -421,7 +421,7 @@ mod tests {
     #[test]
     fn no_more_purchases_are_unsettled_than_the_bound() {
         let mut unsettled = Unsettled::new();
-        let receipt = Receipt { number: 1, at: Timestamp::EPOCH };
+        let receipt = PurchaseReceipt { number: 1, at: Timestamp::EPOCH };
         let (sold, sku) = (Sold { receipt, entry: "1-1".to_owned() }, Sku::parse("W").unwrap());
         for n in 0..UNSETTLED_MAX + 10 {
             let product = (ProductId(i64::try_from(n % 2).unwrap()), &sku);

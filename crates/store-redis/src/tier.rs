@@ -20,7 +20,8 @@ use async_trait::async_trait;
 use parking_lot::Mutex;
 use redis::Value;
 use weir_core::tier::{
-    Claim, DAILY, Decision, Level, Limit, MINUTE, Refusal, Rule, Scoped, Spent, TierRule, take_all,
+    BucketLevel, DAILY, Decision, KeyCharge, Limit, LimitDenial, LimitUsage, MINUTE, Rule, ScopedRule,
+    TierRule, take_all,
 };
 use weir_core::{Clock, Timestamp};
 use weir_limiter::LocalLimiter;
@@ -86,7 +87,7 @@ struct ScriptReply {
     now: Timestamp,
     allowed: bool,
     /// For each part whether it was spent, and what has been spent of it now.
-    each: Vec<(bool, Spent)>,
+    each: Vec<(bool, LimitUsage)>,
 }
 
 impl RedisLimits {
@@ -126,7 +127,7 @@ impl RedisLimits {
         (parts, part_of)
     }
 
-    fn part(&self, name: Arc<str>, limit: Limit, known: Spent, cost: u32) -> Part {
+    fn part(&self, name: Arc<str>, limit: Limit, known: LimitUsage, cost: u32) -> Part {
         let (counts, known_at) = (self.inner.is_untold(&name), self.inner.clock.now());
         Part { name, limit, cost, taken_at: None, binds: true, known, known_at, counts, adopted: None }
     }
@@ -162,7 +163,7 @@ impl RedisLimits {
         if groups.len() == 1 {
             return self.ask(mode, parts).await;
         }
-        let mut each = vec![(false, Spent(0, 0, 0)); parts.len()];
+        let mut each = vec![(false, LimitUsage(0, 0, 0)); parts.len()];
         let (mut is_open, mut latest, mut done) = (true, Timestamp::from_micros(i64::MIN), Vec::new());
         for at in groups {
             let mut some: Vec<Part> = at.iter().map(|at| parts[*at].clone()).collect();
@@ -193,7 +194,7 @@ impl RedisLimits {
     }
 
     /// Gives back what was taken. What Redis does not answer for stays spent, which is the safe side.
-    async fn undo(&self, done: &[(usize, Part)]) -> Vec<(usize, Spent)> {
+    async fn undo(&self, done: &[(usize, Part)]) -> Vec<(usize, LimitUsage)> {
         let mut after = Vec::with_capacity(done.len());
         for (at, part) in done {
             if let Ok(Some(told)) = self.ask(Mode::Give, &mut [part.clone()]).await {
@@ -211,7 +212,7 @@ impl RedisLimits {
         key: &str,
         cost: u32,
         taken_at: Option<Timestamp>,
-    ) -> Result<Option<(Spent, Timestamp)>> {
+    ) -> Result<Option<(LimitUsage, Timestamp)>> {
         let known = self.inner.local.known(policy, key, self.inner.clock.now());
         let part = self.part(key_of(policy, key), policy.spec.limit, known, cost);
         let Some(told) = self.ask(mode, &mut [Part { taken_at, ..part }]).await? else { return Ok(None) };
@@ -223,7 +224,7 @@ impl RedisLimits {
     async fn take_tier_there(
         &self,
         user: &str,
-        rule: &Arc<Scoped<TierRule>>,
+        rule: &Arc<ScopedRule<TierRule>>,
         cost: u32,
     ) -> Result<Option<TierTaken>> {
         let known = self.inner.local.known_tier(user, rule, self.inner.clock.now());
@@ -234,14 +235,14 @@ impl RedisLimits {
         let mut parts = [part(DAILY, "daily"), part(MINUTE, "minute")];
         let Some(told) = self.ask(Mode::Take, &mut parts).await? else { return Ok(None) };
         // One for each part: `Outcome::read` has looked.
-        let spent = [DAILY, MINUTE].map(|which| Level::from(told.each[which].1));
+        let spent = [DAILY, MINUTE].map(|which| BucketLevel::from(told.each[which].1));
         let (now, mut known) = (self.inner.clock.now(), spent);
-        rule.rule.move_earlier(&mut known, ahead_of(now, told.now));
+        rule.rule.move_back(&mut known, ahead_of(now, told.now));
         self.inner.local.learn_tier(user, rule, known, now);
         let decision = if told.allowed {
             Decision::Allowed
         } else {
-            Decision::Denied(rule.rule.refusal(&spent, cost, told.now))
+            Decision::Denied(rule.rule.denial(&spent, cost, told.now))
         };
         Ok(Some(TierTaken { decision, spent, now: told.now }))
     }
@@ -260,9 +261,9 @@ fn ahead_of(own: Timestamp, told: Timestamp) -> Duration {
 
 impl Inner {
     /// Remembers what Redis told of a key.
-    fn learn(&self, policy: &Arc<Policy>, key: &str, mut spent: Spent, told_at: Timestamp) {
+    fn learn(&self, policy: &Arc<Policy>, key: &str, mut spent: LimitUsage, told_at: Timestamp) {
         let now = self.clock.now();
-        policy.spec.limit.move_earlier(&mut spent, ahead_of(now, told_at));
+        policy.spec.limit.move_back(&mut spent, ahead_of(now, told_at));
         self.local.learn(policy, key, spent, now);
     }
 
@@ -340,7 +341,7 @@ fn answer(asks: &[Ask<'_>], parts: &[Part], part_of: &[usize], told: &ScriptRepl
     let decision = match decide(asks, parts, part_of, told) {
         _ if told.allowed && !peek => Decision::Allowed,
         // On a cluster there may be room by now where there was none.
-        Decision::Allowed if !peek => Decision::Denied(Refusal::alone(Some(SOON))),
+        Decision::Allowed if !peek => Decision::Denied(LimitDenial::single(Some(SOON))),
         decision => decision,
     };
     Taken { decision, each, now: told.now }
@@ -348,20 +349,20 @@ fn answer(asks: &[Ask<'_>], parts: &[Part], part_of: &[usize], told: &ScriptRepl
 
 /// The decision about those that bind, as the rule makes it from what has been spent.
 fn decide(asks: &[Ask<'_>], parts: &[Part], part_of: &[usize], told: &ScriptReply) -> Decision {
-    let mut spent: Vec<Spent> = told.each.iter().map(|(_, spent)| *spent).collect();
+    let mut spent: Vec<LimitUsage> = told.each.iter().map(|(_, spent)| *spent).collect();
     let binding: Vec<usize> = (0..parts.len()).filter(|at| parts[*at].binds).collect();
-    let mut claims: Vec<Claim<'_, Limit>> = parts
+    let mut claims: Vec<KeyCharge<'_, Limit>> = parts
         .iter()
         .zip(&mut spent)
         .filter(|(part, _)| part.binds)
-        .map(|(part, spent)| Claim { rule: &part.limit, spent, cost: part.cost })
+        .map(|(part, spent)| KeyCharge { rule: &part.limit, spent, cost: part.cost })
         .collect();
     match take_all(&mut claims, told.now) {
         Decision::Allowed => Decision::Allowed,
         Decision::Denied(refusal) => {
             let part = binding.get(refusal.denied_by).copied().unwrap_or(0);
             let first = (0..asks.len()).find(|at| part_of[*at] == part).unwrap_or(0);
-            Decision::Denied(Refusal { denied_by: first, ..refusal })
+            Decision::Denied(LimitDenial { denied_by: first, ..refusal })
         }
     }
 }
@@ -380,7 +381,7 @@ impl LimitStore for RedisLimits {
         Ok(answer(asks, &parts, &part_of, &told, peek))
     }
 
-    async fn charge(&self, policy: &Arc<Policy>, key: &str, cost: u32) -> Result<(Spent, Timestamp)> {
+    async fn charge(&self, policy: &Arc<Policy>, key: &str, cost: u32) -> Result<(LimitUsage, Timestamp)> {
         match self.change(Mode::Charge, policy, key, cost, None).await? {
             Some(changed) => Ok(changed),
             None => self.charge_alone(policy, key, cost).await,
@@ -393,7 +394,7 @@ impl LimitStore for RedisLimits {
         key: &str,
         cost: u32,
         taken_at: Option<Timestamp>,
-    ) -> Result<(Spent, Timestamp)> {
+    ) -> Result<(LimitUsage, Timestamp)> {
         match self.change(Mode::Give, policy, key, cost, taken_at).await? {
             Some((spent, now)) => {
                 self.inner.learn_less(policy, key, spent);
@@ -411,7 +412,7 @@ impl LimitStore for RedisLimits {
         })
     }
 
-    async fn take_tier(&self, user: &str, rule: &Arc<Scoped<TierRule>>, cost: u32) -> Result<TierTaken> {
+    async fn take_tier(&self, user: &str, rule: &Arc<ScopedRule<TierRule>>, cost: u32) -> Result<TierTaken> {
         match self.take_tier_there(user, rule, cost).await? {
             Some(taken) => Ok(taken),
             None => self.take_tier_alone(user, rule, cost).await,

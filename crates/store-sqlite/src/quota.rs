@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use async_trait::async_trait;
 use rusqlite::{Connection, params};
 use tokio::runtime::Handle;
-use weir_core::quota::{Limits, Quota};
+use weir_core::quota::{Quota, QuotaLimits};
 use weir_core::{Timestamp, UserId};
 use weir_queue::publish::{Publisher, publish_accepted};
 use weir_queue::sms;
@@ -33,11 +33,11 @@ const OVER_LIMIT: &str = "SELECT user_id FROM rate_limit_store WHERE current_cou
 
 #[async_trait]
 impl QuotaStore for Sqlite {
-    async fn configure(&self, user: &UserId, limits: Limits) -> Result<Quota> {
+    async fn configure(&self, user: &UserId, limits: QuotaLimits) -> Result<Quota> {
         let (user, clock) = (user.clone(), self.inner.clock.clone());
         let configure = move |connection: &Connection, counts: &mut QuotaJournal| {
             counts.refresh(connection)?;
-            let row = Quota::configured(limits, clock.now());
+            let row = Quota::new(limits, clock.now());
             connection.prepare_cached(CONFIGURE)?.execute(params![
                 user.as_str(),
                 limits.rate_limit(),

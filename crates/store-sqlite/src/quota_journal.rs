@@ -9,7 +9,7 @@ use std::ops::ControlFlow;
 use std::time::Duration;
 
 use rusqlite::{Connection, OptionalExtension, Row, params};
-use weir_core::quota::{Limits, Quota};
+use weir_core::quota::{Quota, QuotaLimits};
 use weir_core::{Timestamp, UserId};
 
 use crate::error::fault;
@@ -211,7 +211,7 @@ impl QuotaJournal {
 }
 
 fn read_row(row: &Row<'_>) -> rusqlite::Result<Quota> {
-    let limits = Limits::new(row.get(0)?, row.get(1)?).map_err(fault)?;
+    let limits = QuotaLimits::new(row.get(0)?, row.get(1)?).map_err(fault)?;
     Ok(Quota { limits, current_count: row.get(2)?, last_refresh: Timestamp::from_micros(row.get(3)?) })
 }
 

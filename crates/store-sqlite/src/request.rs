@@ -10,9 +10,9 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use rusqlite::{Connection, OptionalExtension, Row, params};
-use weir_core::quota::Limits;
-use weir_core::request::retry::Policy;
-use weir_core::request::state::{Refused, Status};
+use weir_core::quota::QuotaLimits;
+use weir_core::request::retry::RetryPolicy;
+use weir_core::request::state::{RequestStatus, TransitionError};
 use weir_core::{RequestId, RequestType, TenantId, Timestamp};
 use weir_queue::Source;
 use weir_store::request::{
@@ -45,7 +45,11 @@ const LAST_LOOKED_AT: &str = "
 
 #[async_trait]
 impl RequestStore for Sqlite {
-    async fn submit_batch(&self, batch: Batch<Submit>, limits: Option<Limits>) -> Result<Vec<SubmitOutcome>> {
+    async fn submit_batch(
+        &self,
+        batch: Batch<Submit>,
+        limits: Option<QuotaLimits>,
+    ) -> Result<Vec<SubmitOutcome>> {
         let clock = self.inner.clock.clone();
         let mut batch = BatchInTurns::new(batch);
         let submit = self.inner.writer.in_turns(Order::Any, move |connection, unflushed, turn| {
@@ -73,7 +77,7 @@ impl RequestStore for Sqlite {
     async fn list_requests(
         &self,
         tenant: &TenantId,
-        status: Option<Status>,
+        status: Option<RequestStatus>,
         before: Option<RequestId>,
         limit: usize,
     ) -> Result<Listed> {
@@ -81,7 +85,7 @@ impl RequestStore for Sqlite {
         self.read(move |connection| list(connection, &tenant, status, before, limit)).await
     }
 
-    async fn claim_jobs(&self, room: &[Room], policy: &Policy) -> Result<Claimed> {
+    async fn claim_jobs(&self, room: &[Room], policy: &RetryPolicy) -> Result<Claimed> {
         let (room, policy, now) = (room.to_vec(), *policy, self.inner.clock.now());
         // Looked for by a reader first: a worker that finds nothing does not keep the writer from its work.
         let next = {
@@ -100,7 +104,7 @@ impl RequestStore for Sqlite {
         Ok(claimed)
     }
 
-    async fn claim_named(&self, ids: &[RequestId], policy: &Policy) -> Result<Claimed> {
+    async fn claim_named(&self, ids: &[RequestId], policy: &RetryPolicy) -> Result<Claimed> {
         let (ids, policy, now) = (ids.to_vec(), *policy, self.inner.clock.now());
         let mut batch = BatchInTurns::<_, ()>::new(ids);
         let mut claimed = Claimed::default();
@@ -122,8 +126,8 @@ impl RequestStore for Sqlite {
     async fn report_batch(
         &self,
         batch: Vec<JobReport>,
-        policy: &Policy,
-    ) -> Result<Vec<Result<Status, Refused>>> {
+        policy: &RetryPolicy,
+    ) -> Result<Vec<Result<RequestStatus, TransitionError>>> {
         let (policy, now) = (*policy, self.inner.clock.now());
         let mut batch = BatchInTurns::new(batch);
         let mut has_webhooks = false;
@@ -303,7 +307,7 @@ fn summaries(connection: &Connection, ids: &[RequestId]) -> rusqlite::Result<Vec
 fn list(
     connection: &Connection,
     tenant: &TenantId,
-    status: Option<Status>,
+    status: Option<RequestStatus>,
     before: Option<RequestId>,
     limit: usize,
 ) -> rusqlite::Result<Listed> {
@@ -315,7 +319,7 @@ fn list(
     };
     let down_to = last.map(|id| id.to_string()).unwrap_or_default();
     let mut statement = connection.prepare_cached(&list_sql())?;
-    let values = params![tenant.as_str(), before, down_to, status.map(Status::as_str), limited(limit)];
+    let values = params![tenant.as_str(), before, down_to, status.map(RequestStatus::as_str), limited(limit)];
     let requests: Vec<Request> =
         statement.query_map(values, read_request)?.collect::<rusqlite::Result<_>>()?;
     let rest_before = last.filter(|_| requests.len() < limit);
@@ -359,8 +363,8 @@ fn read_id(row: &Row<'_>, index: usize) -> rusqlite::Result<RequestId> {
     RequestId::parse(row.get_ref(index)?.as_str()?).ok_or_else(unreadable)
 }
 
-fn read_status(row: &Row<'_>, index: usize) -> rusqlite::Result<Status> {
-    Status::parse(row.get_ref(index)?.as_str()?).ok_or_else(unreadable)
+fn read_status(row: &Row<'_>, index: usize) -> rusqlite::Result<RequestStatus> {
+    RequestStatus::parse(row.get_ref(index)?.as_str()?).ok_or_else(unreadable)
 }
 
 /// A row that only somebody's edit can hold.

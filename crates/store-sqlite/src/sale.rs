@@ -5,7 +5,7 @@ use std::ops::ControlFlow;
 
 use async_trait::async_trait;
 use rusqlite::{Connection, OptionalExtension, Row, params};
-use weir_core::sale::{Change, EndReason, Receipt, Sale, Sku, State, Terms};
+use weir_core::sale::{EndReason, PurchaseReceipt, Sale, SaleState, Sku, Terms, TermsChange};
 use weir_core::{Timestamp, UserId};
 use weir_queue::DeadLetter;
 use weir_store::sale::{
@@ -155,7 +155,7 @@ impl SaleLedger for Sqlite {
 impl SaleStore for Sqlite {
     async fn create_product(&self, sku: &Sku, terms: Terms) -> Result<CreateOutcome> {
         let (sku, now) = (sku.clone(), self.inner.clock.now());
-        if let Err(problem) = terms.must_begin_after(now) {
+        if let Err(problem) = terms.check_starts_after(now) {
             return Ok(CreateOutcome::Refused(problem));
         }
         self.inner.writer.run(move |connection| create(connection, sku, terms, now)).await
@@ -178,7 +178,7 @@ impl SaleStore for Sqlite {
         self.read(list).await
     }
 
-    async fn change_product(&self, sku: &Sku, wanted: Change) -> Result<ChangeOutcome> {
+    async fn change_product(&self, sku: &Sku, wanted: TermsChange) -> Result<ChangeOutcome> {
         let (sku, now) = (sku.clone(), self.inner.clock.now());
         self.inner.writer.run(move |connection| change(connection, &sku, &wanted, now)).await
     }
@@ -207,7 +207,7 @@ impl SaleStore for Sqlite {
         buy.await
     }
 
-    async fn find_purchase(&self, buyer: &UserId, sku: Option<&Sku>) -> Result<Option<Receipt>> {
+    async fn find_purchase(&self, buyer: &UserId, sku: Option<&Sku>) -> Result<Option<PurchaseReceipt>> {
         let (buyer, sku) = (buyer.clone(), sku.cloned());
         let find = move |connection: &Connection| {
             let found = match sku {
@@ -293,7 +293,7 @@ fn create(
 fn change(
     connection: &Connection,
     sku: &Sku,
-    wanted: &Change,
+    wanted: &TermsChange,
     now: Timestamp,
 ) -> rusqlite::Result<ChangeOutcome> {
     let Some(mut product) = find(connection, sku)? else { return Ok(ChangeOutcome::UnknownSku) };
@@ -357,7 +357,7 @@ fn buy(
     })?;
     let mut insert = connection.prepare_cached(INSERT)?;
     for purchase in purchases {
-        let Receipt { number, at } = purchase.receipt;
+        let PurchaseReceipt { number, at } = purchase.receipt;
         let values =
             params![purchase.product.0, purchase.buyer.as_str(), number, at.as_micros(), now.as_micros()];
         insert.execute(values)?;
@@ -368,7 +368,7 @@ fn buy(
     Ok(outcomes)
 }
 
-fn save(connection: &Connection, id: ProductId, sold: u32, state: State) -> rusqlite::Result<()> {
+fn save(connection: &Connection, id: ProductId, sold: u32, state: SaleState) -> rusqlite::Result<()> {
     let reason = state.end_reason().map(EndReason::as_str);
     connection.prepare_cached(SAVE)?.execute(params![id.0, sold, state.as_str(), reason]).map(drop)
 }
@@ -378,7 +378,7 @@ fn find(connection: &Connection, sku: &Sku) -> rusqlite::Result<Option<Product>>
 }
 
 fn as_of(mut product: Product, now: Timestamp) -> Product {
-    product.sale.turn(now);
+    product.sale.advance(now);
     product
 }
 
@@ -386,7 +386,7 @@ fn read(row: &Row<'_>) -> rusqlite::Result<Product> {
     let time = |index| row.get(index).map(Timestamp::from_micros);
     let terms = Terms::new(row.get_ref(2)?.as_str()?, row.get(3)?, time(4)?, time(5)?).map_err(fault)?;
     let reason: Option<String> = row.get(7)?;
-    let state = State::parse(row.get_ref(6)?.as_str()?, reason.as_deref())
+    let state = SaleState::parse(row.get_ref(6)?.as_str()?, reason.as_deref())
         .ok_or_else(|| fault("a product has a state that there is not"))?;
     Ok(Product {
         id: ProductId(row.get(0)?),
@@ -396,8 +396,8 @@ fn read(row: &Row<'_>) -> rusqlite::Result<Product> {
     })
 }
 
-fn read_receipt(row: &Row<'_>) -> rusqlite::Result<Receipt> {
-    Ok(Receipt { number: row.get(0)?, at: Timestamp::from_micros(row.get(1)?) })
+fn read_receipt(row: &Row<'_>) -> rusqlite::Result<PurchaseReceipt> {
+    Ok(PurchaseReceipt { number: row.get(0)?, at: Timestamp::from_micros(row.get(1)?) })
 }
 
 fn read_books(row: &Row<'_>) -> rusqlite::Result<ProductBooks> {

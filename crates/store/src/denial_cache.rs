@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use weir_core::quota::Limits;
+use weir_core::quota::QuotaLimits;
 use weir_core::{Clock, Denial, Timestamp, UserId};
 
 use crate::bounded_cache::{BoundedCache, Version};
@@ -27,7 +27,7 @@ pub struct DenialCache {
 
 #[derive(Clone, Copy, Debug)]
 struct CachedDenial {
-    limits: Limits,
+    limits: QuotaLimits,
     denial: Denial,
     /// When the store was asked, on our clock: the window ends no earlier than `denial.retry_after` later.
     asked_at: Timestamp,
@@ -105,7 +105,7 @@ mod tests {
     use std::time::Duration;
 
     use weir_core::ManualClock;
-    use weir_core::verdict::Reason;
+    use weir_core::verdict::DenialReason;
 
     use super::*;
 
@@ -117,8 +117,8 @@ mod tests {
 
     fn denied(retry_after: Duration) -> SendOutcome {
         SendOutcome::Denied {
-            limits: Limits::new(1, 1).unwrap(),
-            denial: Denial { reason: Reason::QuotaExceeded, retry_after },
+            limits: QuotaLimits::new(1, 1).unwrap(),
+            denial: Denial { reason: DenialReason::QuotaExceeded, retry_after },
             at: Timestamp::from_seconds(7_000),
         }
     }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use prometheus_client::metrics::counter::Counter;
-use weir_core::quota::{Grant, Limits, Quota};
+use weir_core::quota::{Grant, Quota, QuotaLimits};
 use weir_core::{Denial, MessageId, Timestamp, UserId, Verdict};
 
 pub use crate::limit_changes::LimitChanges;
@@ -33,7 +33,7 @@ pub enum SendOutcome {
         /// The message's name from here on.
         message_id: MessageId,
         /// The limits it was counted against.
-        limits: Limits,
+        limits: QuotaLimits,
         /// What is left.
         grant: Grant,
         /// The store's time of the decision.
@@ -42,7 +42,7 @@ pub enum SendOutcome {
     /// Over the limit; nothing was changed.
     Denied {
         /// The limits that are used up.
-        limits: Limits,
+        limits: QuotaLimits,
         /// Why, and when to come back.
         denial: Denial,
         /// The store's time of the decision.
@@ -74,7 +74,7 @@ pub struct QuotaAudit {
 #[async_trait]
 pub trait QuotaStore: Send + Sync + 'static {
     /// Creates or replaces a user's limits; the count starts again at 0.
-    async fn configure(&self, user: &UserId, limits: Limits) -> Result<Quota>;
+    async fn configure(&self, user: &UserId, limits: QuotaLimits) -> Result<Quota>;
     /// The row as it counts now.
     async fn find(&self, user: &UserId) -> Result<Option<Quota>>;
     /// Removes the row; false when there was none.
@@ -202,7 +202,7 @@ pub fn plan<'a>(
             continue;
         };
         let limits = row.limits;
-        if row.bring_back(now) {
+        if row.clamp_window_start(now) {
             touched.insert(user.as_str(), user);
         }
         outcomes.push(match row.send(now) {
@@ -257,7 +257,7 @@ impl Plan<'_> {
         for (user, row) in &mut changed {
             if let Some(recounted) = before.get_mut(user.as_str()) {
                 if recounted.last_refresh > row.last_refresh {
-                    recounted.bring_back(row.last_refresh);
+                    recounted.clamp_window_start(row.last_refresh);
                 }
                 *row = *recounted;
             }
@@ -278,7 +278,7 @@ mod tests {
     #[test]
     fn a_batch_is_decided_in_order_and_each_changed_row_saved_once() {
         let now = Timestamp::from_seconds(60);
-        let row = Quota::configured(Limits::new(2, 1).unwrap(), now);
+        let row = Quota::new(QuotaLimits::new(2, 1).unwrap(), now);
         let mut rows = HashMap::from([("a", row), ("b", row)]);
         let batch = [send("a"), send("nobody"), send("a"), send("a")];
         let plan = plan(&batch, &mut rows, now, || [7; 10]);
@@ -300,7 +300,7 @@ mod tests {
     #[test]
     fn a_window_ahead_of_the_clock_is_saved_where_it_was_brought_back_to_even_by_a_denial() {
         let now = Timestamp::from_seconds(60);
-        let limits = Limits::new(1, 1).unwrap();
+        let limits = QuotaLimits::new(1, 1).unwrap();
         let ahead = Quota { limits, current_count: 1, last_refresh: Timestamp::from_seconds(7_200) };
         let mut rows = HashMap::from([("a", ahead)]);
         let batch = [send("a")];
@@ -312,7 +312,7 @@ mod tests {
     #[test]
     fn what_the_broker_did_not_take_does_not_count() {
         let now = Timestamp::from_seconds(60);
-        let row = Quota::configured(Limits::new(2, 1).unwrap(), now);
+        let row = Quota::new(QuotaLimits::new(2, 1).unwrap(), now);
         let mut rows = HashMap::from([("a", row), ("b", row)]);
         let mut before = rows.clone();
         let batch = [send("a"), send("a"), send("a"), send("b"), send("b")];
@@ -340,7 +340,7 @@ mod tests {
     #[test]
     fn a_window_ahead_of_the_clock_is_brought_back_also_where_the_broker_took_nothing() {
         let now = Timestamp::from_seconds(60);
-        let limits = Limits::new(2, 1).unwrap();
+        let limits = QuotaLimits::new(2, 1).unwrap();
         let ahead = Quota { limits, current_count: 1, last_refresh: Timestamp::from_seconds(7_200) };
         let mut rows = HashMap::from([("a", ahead), ("b", Quota { current_count: 2, ..ahead })]);
         let mut before = rows.clone();
@@ -357,7 +357,7 @@ mod tests {
 
     #[test]
     fn a_window_that_nothing_was_counted_in_does_not_begin() {
-        let before = Quota::configured(Limits::new(2, 1).unwrap(), Timestamp::EPOCH);
+        let before = Quota::new(QuotaLimits::new(2, 1).unwrap(), Timestamp::EPOCH);
         let now = Timestamp::from_seconds(60);
         let mut rows = HashMap::from([("a", before)]);
         let mut loaded = rows.clone();

@@ -25,11 +25,11 @@ pub use self::plan_submit::{KnownKey, KnownKeys, NewRequest, SubmitPlan, plan_su
 use std::time::Duration;
 
 use async_trait::async_trait;
-use weir_core::quota::Limits;
+use weir_core::quota::QuotaLimits;
 use weir_core::request::canary::Percent;
 use weir_core::request::canonical::Fingerprint;
-use weir_core::request::retry::Policy;
-use weir_core::request::state::{Callback, Refused, Report, Status};
+use weir_core::request::retry::RetryPolicy;
+use weir_core::request::state::{Callback, RequestStatus, TransitionError, WorkerReport};
 use weir_core::{IdempotencyKey, RequestId, RequestType, TenantId, Timestamp};
 
 use crate::{Batch, Result};
@@ -103,7 +103,7 @@ pub enum SubmitOutcome {
     /// Its tenant has sent as many new ones as it may; the next window begins after this time.
     Limited {
         /// What the tenant may send.
-        limits: Limits,
+        limits: QuotaLimits,
         /// How long to wait.
         retry_after: Duration,
     },
@@ -115,7 +115,7 @@ pub struct Receipt {
     /// The request.
     pub id: RequestId,
     /// Where it stands.
-    pub status: Status,
+    pub status: RequestStatus,
     /// When it was accepted.
     pub accepted_at: Timestamp,
 }
@@ -130,7 +130,7 @@ pub struct Request {
     /// What kind of work it is.
     pub request_type: RequestType,
     /// Where it stands.
-    pub status: Status,
+    pub status: RequestStatus,
     /// Calls begun.
     pub attempts: u32,
     /// What it asks for.
@@ -205,7 +205,7 @@ pub struct JobReport {
     /// The token of the claim.
     pub token: u64,
     /// What the worker has to say.
-    pub report: Report,
+    pub report: WorkerReport,
     /// What the downstream answered, where that completes the request.
     pub result: Option<Sealed>,
     /// More than the cause says, for people.
@@ -229,9 +229,9 @@ pub struct CallbackReport {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CallbackOutcome {
     /// The request is final now.
-    Taken(Status),
+    Taken(RequestStatus),
     /// It could not be taken: the request is final already, or nobody has begun to call.
-    Refused(Refused),
+    TransitionError(TransitionError),
     /// There is no such request.
     Unknown,
 }
@@ -326,7 +326,11 @@ pub struct Listed {
 pub trait RequestStore: Send + Sync + 'static {
     /// Takes submissions, in order, one commit for all. New ones count against the limits of their tenant, if there are
     /// any; replays do not. The batch grows until the engine takes it.
-    async fn submit_batch(&self, batch: Batch<Submit>, limits: Option<Limits>) -> Result<Vec<SubmitOutcome>>;
+    async fn submit_batch(
+        &self,
+        batch: Batch<Submit>,
+        limits: Option<QuotaLimits>,
+    ) -> Result<Vec<SubmitOutcome>>;
     /// A request of whatever tenant.
     async fn find_request(&self, id: RequestId) -> Result<Option<Request>>;
     /// Those of these requests that are there, in any order and of whatever tenants, without payloads and results.
@@ -336,16 +340,16 @@ pub trait RequestStore: Send + Sync + 'static {
     async fn list_requests(
         &self,
         tenant: &TenantId,
-        status: Option<Status>,
+        status: Option<RequestStatus>,
         before: Option<RequestId>,
         limit: usize,
     ) -> Result<Listed>;
 
     /// Claims jobs that are due, the longest due first, as many of each downstream as there is room for and about as many
     /// as [`CLAIM_BYTES_MAX`] allows.
-    async fn claim_jobs(&self, room: &[Room], policy: &Policy) -> Result<Claimed>;
+    async fn claim_jobs(&self, room: &[Room], policy: &RetryPolicy) -> Result<Claimed>;
     /// Claims these requests' jobs, if they are due and nobody has them: for workers that a broker tells what to do.
-    async fn claim_named(&self, ids: &[RequestId], policy: &Policy) -> Result<Claimed>;
+    async fn claim_named(&self, ids: &[RequestId], policy: &RetryPolicy) -> Result<Claimed>;
     /// The downstreams that jobs wait for.
     async fn job_downstreams(&self) -> Result<Vec<String>>;
     /// Takes workers' reports, one commit for all, and says of each where its request stands now. What a late worker
@@ -353,8 +357,8 @@ pub trait RequestStore: Send + Sync + 'static {
     async fn report_batch(
         &self,
         batch: Vec<JobReport>,
-        policy: &Policy,
-    ) -> Result<Vec<std::result::Result<Status, Refused>>>;
+        policy: &RetryPolicy,
+    ) -> Result<Vec<std::result::Result<RequestStatus, TransitionError>>>;
     /// Takes a downstream's callback.
     async fn call_back(&self, id: RequestId, report: CallbackReport) -> Result<CallbackOutcome>;
     /// Returns when there may be something to claim: at once when this process accepted something since the last call,

@@ -8,7 +8,9 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use async_trait::async_trait;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::gauge::Gauge;
-use weir_core::sale::{Change, ChangeError, Receipt, Refusal, Sale, Sku, State, Terms, TermsError};
+use weir_core::sale::{
+    ChangeError, PurchaseReceipt, PurchaseRefusal, Sale, SaleState, Sku, Terms, TermsChange, TermsError,
+};
 use weir_core::{Timestamp, UserId};
 
 use crate::{Batch, Result};
@@ -76,12 +78,12 @@ pub enum BuyOutcome {
         /// Of which product.
         product: ProductId,
         /// What the buyer gets in hand.
-        receipt: Receipt,
+        receipt: PurchaseReceipt,
         /// Units left then.
         stock: u32,
     },
     /// The buyer gets none.
-    Refused(Refusal),
+    Refused(PurchaseRefusal),
     /// There is no such product.
     UnknownSku,
 }
@@ -94,7 +96,7 @@ pub struct Purchase {
     /// Whose.
     pub buyer: UserId,
     /// Its number and time.
-    pub receipt: Receipt,
+    pub receipt: PurchaseReceipt,
 }
 
 /// The topic of purchases that could not be written down and are to be tried again.
@@ -149,7 +151,7 @@ pub enum SaleEvent {
         /// The same.
         product: ProductId,
         /// The state.
-        state: State,
+        state: SaleState,
     },
     /// A product was made, changed or removed.
     Changed {
@@ -196,13 +198,13 @@ pub trait SaleStore: Send + Sync + 'static {
     /// Products in order of sku, after the one named `after`.
     async fn products(&self, after: Option<&Sku>, limit: usize) -> Result<Vec<Product>>;
     /// Changes what a sale offers, as long as it has not begun.
-    async fn change_product(&self, sku: &Sku, change: Change) -> Result<ChangeOutcome>;
+    async fn change_product(&self, sku: &Sku, change: TermsChange) -> Result<ChangeOutcome>;
     /// Removes a product with all its purchases; false when there is none.
     async fn delete_product(&self, sku: &Sku) -> Result<bool>;
     /// Gives each buyer a unit or says why not, in order, one commit for all.
     async fn buy_batch(&self, batch: Batch<Buy>) -> Result<Vec<BuyOutcome>>;
     /// A buyer's purchase: of one product, or the latest of any.
-    async fn find_purchase(&self, buyer: &UserId, sku: Option<&Sku>) -> Result<Option<Receipt>>;
+    async fn find_purchase(&self, buyer: &UserId, sku: Option<&Sku>) -> Result<Option<PurchaseReceipt>>;
     /// The sales that matter now.
     async fn snapshot(&self) -> Result<SaleSnapshot>;
     /// Writes down the states that are due by the store's time. Whoever asks for a state is told the due one anyway; this
@@ -249,7 +251,7 @@ pub struct Plan {
     /// Purchases to be written down, in order.
     pub purchases: Vec<Purchase>,
     /// Sales that have sold something or turned, each once.
-    pub changed: Vec<(ProductId, u32, State)>,
+    pub changed: Vec<(ProductId, u32, SaleState)>,
 }
 
 /// Decides `batch` in order over the products the engine has loaded (and locked). `has_one` says whether a buyer has bought
@@ -262,7 +264,7 @@ pub fn plan<E>(
     mut has_one: impl FnMut(&Product, &UserId) -> Result<bool, E>,
 ) -> Result<Plan, E> {
     let mut plan = Plan::default();
-    let mut changed: BTreeMap<ProductId, (u32, State)> = BTreeMap::new();
+    let mut changed: BTreeMap<ProductId, (u32, SaleState)> = BTreeMap::new();
     let mut bought: HashSet<(ProductId, &UserId)> = HashSet::new();
     for Buy { sku, buyer } in batch {
         let Some(product) = products.get_mut(sku.as_str()) else {

@@ -11,7 +11,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use weir_core::tier::{Decision, Hold, Level, Plan, Scoped, Settlement, Spent, Tier, TierLimits, TierRule};
+use weir_core::tier::{
+    BucketLevel, Decision, Hold, HoldSettlement, LimitUsage, Plan, ScopedRule, Tier, TierLimits, TierRule,
+};
 use weir_core::{HoldId, PolicyName, Timestamp, UserId};
 
 use crate::Result;
@@ -73,7 +75,7 @@ pub struct Settled {
     /// The hold as it is now.
     pub hold: Hold,
     /// What came of it. A correction is handed out once.
-    pub settlement: Settlement,
+    pub settlement: HoldSettlement,
 }
 
 /// The holds that are remembered: each is in one of three states.
@@ -169,7 +171,7 @@ pub struct Taken {
     /// For all of them. Its `denied_by` counts in the order they were asked.
     pub decision: Decision,
     /// What each alone would have been told, and what it has spent now: as before, if any was denied.
-    pub each: Vec<(Decision, Spent)>,
+    pub each: Vec<(Decision, LimitUsage)>,
     /// When it was decided, by the clock of whoever did.
     pub now: Timestamp,
 }
@@ -180,7 +182,7 @@ pub struct TierTaken {
     /// Whether it may go on.
     pub decision: Decision,
     /// What the user has spent now.
-    pub spent: [Level; 2],
+    pub spent: [BucketLevel; 2],
     /// When it was decided.
     pub now: Timestamp,
 }
@@ -206,7 +208,7 @@ pub trait LimitStore: Send + Sync + 'static {
     /// Spends for all keys, or for none if any has no room. With `peek` nothing is spent in any case.
     async fn take(&self, asks: &[Ask<'_>], peek: bool) -> Result<Taken>;
     /// Spends `cost` whether there is room or not.
-    async fn charge(&self, policy: &Arc<Policy>, key: &str, cost: u32) -> Result<(Spent, Timestamp)>;
+    async fn charge(&self, policy: &Arc<Policy>, key: &str, cost: u32) -> Result<(LimitUsage, Timestamp)>;
     /// Gives back `cost`, which was taken at `taken_at` if that is known.
     async fn give_back(
         &self,
@@ -214,11 +216,11 @@ pub trait LimitStore: Send + Sync + 'static {
         key: &str,
         cost: u32,
         taken_at: Option<Timestamp>,
-    ) -> Result<(Spent, Timestamp)>;
+    ) -> Result<(LimitUsage, Timestamp)>;
     /// Makes a key as good as new.
     async fn forget(&self, policy: &Arc<Policy>, key: &str) -> Result<()>;
     /// Spends `cost` of a user's day and minute, or of neither; a cost of 0 only looks.
-    async fn take_tier(&self, user: &str, rule: &Arc<Scoped<TierRule>>, cost: u32) -> Result<TierTaken>;
+    async fn take_tier(&self, user: &str, rule: &Arc<ScopedRule<TierRule>>, cost: u32) -> Result<TierTaken>;
     /// Waits until what was spent up to now would be there after a crash of this process.
     async fn keep(&self);
     /// Has everything that was spent up to now kept, for a clean stop. Afterwards nothing more is.

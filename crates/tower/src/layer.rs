@@ -7,7 +7,7 @@ use std::task::{Context, Poll, ready};
 use http::{Request, Response};
 use pin_project_lite::pin_project;
 use weir_core::Clock;
-use weir_core::tier::{Decision, Limit, Scoped};
+use weir_core::tier::{Decision, Limit, ScopedRule};
 use weir_limiter::{Memory, Options};
 use weir_store::clock::SteadyClock;
 
@@ -25,7 +25,7 @@ pub struct LimitLayer<K> {
 
 struct Shared<K> {
     policy: Policy,
-    scoped: Arc<Scoped<Limit>>,
+    scoped: Arc<ScopedRule<Limit>>,
     memory: Memory<Limit>,
     keys_max: usize,
     clock: Arc<dyn Clock>,
@@ -62,7 +62,7 @@ impl<K> LimitLayer<K> {
 
     fn build(policy: Policy, key: K, keys_max: usize, clock: Arc<dyn Clock>) -> Self {
         let memory = Memory::new(Options { keys_max, ..Options::default() });
-        let scoped = Arc::new(Scoped { scope: 0, rule: policy.limit });
+        let scoped = Arc::new(ScopedRule { scope: 0, rule: policy.limit });
         Self { shared: Arc::new(Shared { policy, scoped, memory, keys_max, clock, key }) }
     }
 }

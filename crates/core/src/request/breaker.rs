@@ -11,7 +11,7 @@ use crate::Timestamp;
 
 /// When a breaker opens and how it closes again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Rules {
+pub struct BreakerRules {
     /// Failures in a row that open it.
     pub failures: NonZeroU32,
     /// How long it stays open; also how long a round of probes may take. Longer than a call may take.
@@ -20,7 +20,7 @@ pub struct Rules {
     pub probes: NonZeroU32,
 }
 
-impl Default for Rules {
+impl Default for BreakerRules {
     /// 10 failures in a row (more than the attempts of one request that fails by itself), 5 s, 3 probes.
     fn default() -> Self {
         Self {
@@ -33,7 +33,7 @@ impl Default for Rules {
 
 /// What a breaker does at present.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum State {
+pub enum BreakerState {
     /// Every call goes through.
     Closed {
         /// Failures since the last success.
@@ -57,7 +57,7 @@ pub enum State {
 
 /// What a call says about the downstream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Health {
+pub enum DownstreamHealth {
     /// It answers.
     Up,
     /// It does not, or fails.
@@ -69,18 +69,18 @@ pub enum Health {
 /// The right to make one call, and to report once what came of it. A permit that is dropped is a probe without an answer.
 #[derive(Debug, PartialEq, Eq)]
 #[must_use]
-pub struct Permit {
+pub struct CallPermit {
     round: u64,
 }
 
 /// Whether a call may be made.
 #[derive(Debug, PartialEq, Eq)]
 #[must_use]
-pub enum Admission {
+pub enum CallAdmission {
     /// Yes.
-    Pass(Permit),
+    Allowed(CallPermit),
     /// Not now.
-    Park {
+    Denied {
         /// When to ask again.
         until: Timestamp,
     },
@@ -89,8 +89,8 @@ pub enum Admission {
 /// One process's memory of how one downstream does.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Breaker {
-    rules: Rules,
-    state: State,
+    rules: BreakerRules,
+    state: BreakerState,
     /// Counts changes of state. What is reported about a call from before the last one says nothing about the present.
     round: u64,
 }
@@ -98,83 +98,85 @@ pub struct Breaker {
 impl Breaker {
     /// A breaker that lets everything through.
     #[must_use]
-    pub const fn new(rules: Rules) -> Self {
-        Self { rules, state: State::Closed { failures: 0 }, round: 0 }
+    pub const fn new(rules: BreakerRules) -> Self {
+        Self { rules, state: BreakerState::Closed { failures: 0 }, round: 0 }
     }
 
     /// What it does, as of the last call or report.
     #[must_use]
-    pub const fn state(&self) -> State {
+    pub const fn state(&self) -> BreakerState {
         self.state
     }
 
     /// How many calls it would let through now: for claiming no more work than can be done.
     #[must_use]
-    pub fn room(&self, now: Timestamp) -> u32 {
+    pub fn available_calls(&self, now: Timestamp) -> u32 {
         match self.state_at(now) {
-            State::Closed { .. } => u32::MAX,
-            State::Open { .. } => 0,
-            State::HalfOpen { admitted, .. } => self.rules.probes.get().saturating_sub(admitted),
+            BreakerState::Closed { .. } => u32::MAX,
+            BreakerState::Open { .. } => 0,
+            BreakerState::HalfOpen { admitted, .. } => self.rules.probes.get().saturating_sub(admitted),
         }
     }
 
     /// Asks to make a call.
-    pub fn admit(&mut self, now: Timestamp) -> Admission {
+    pub fn admit(&mut self, now: Timestamp) -> CallAdmission {
         let state = self.state_at(now);
         if state != self.state {
-            self.turn(state);
+            self.enter(state);
         }
         match &mut self.state {
-            State::Closed { .. } => {}
-            State::Open { until } => return Admission::Park { until: *until },
-            State::HalfOpen { ends, admitted, .. } if *admitted >= self.rules.probes.get() => {
-                return Admission::Park { until: *ends };
+            BreakerState::Closed { .. } => {}
+            BreakerState::Open { until } => return CallAdmission::Denied { until: *until },
+            BreakerState::HalfOpen { ends, admitted, .. } if *admitted >= self.rules.probes.get() => {
+                return CallAdmission::Denied { until: *ends };
             }
-            State::HalfOpen { admitted, .. } => *admitted = admitted.saturating_add(1),
+            BreakerState::HalfOpen { admitted, .. } => *admitted = admitted.saturating_add(1),
         }
-        Admission::Pass(Permit { round: self.round })
+        CallAdmission::Allowed(CallPermit { round: self.round })
     }
 
     /// Takes in what came of a call.
-    pub fn report(&mut self, permit: Permit, health: Health, now: Timestamp) {
+    pub fn report(&mut self, permit: CallPermit, health: DownstreamHealth, now: Timestamp) {
         if permit.round != self.round {
             return;
         }
         match (&mut self.state, health) {
-            (State::Closed { failures }, Health::Up) => *failures = 0,
-            (State::Closed { failures }, Health::Down) => {
+            (BreakerState::Closed { failures }, DownstreamHealth::Up) => *failures = 0,
+            (BreakerState::Closed { failures }, DownstreamHealth::Down) => {
                 *failures = failures.saturating_add(1);
                 if *failures >= self.rules.failures.get() {
                     self.open(now);
                 }
             }
-            (State::HalfOpen { succeeded, .. }, Health::Up) => {
+            (BreakerState::HalfOpen { succeeded, .. }, DownstreamHealth::Up) => {
                 *succeeded = succeeded.saturating_add(1);
                 if *succeeded >= self.rules.probes.get() {
-                    self.turn(State::Closed { failures: 0 });
+                    self.enter(BreakerState::Closed { failures: 0 });
                 }
             }
-            (State::HalfOpen { .. }, Health::Down) => self.open(now),
-            (State::HalfOpen { admitted, .. }, Health::Unknown) => *admitted = admitted.saturating_sub(1),
-            (State::Closed { .. }, Health::Unknown) | (State::Open { .. }, _) => {}
+            (BreakerState::HalfOpen { .. }, DownstreamHealth::Down) => self.open(now),
+            (BreakerState::HalfOpen { admitted, .. }, DownstreamHealth::Unknown) => {
+                *admitted = admitted.saturating_sub(1)
+            }
+            (BreakerState::Closed { .. }, DownstreamHealth::Unknown) | (BreakerState::Open { .. }, _) => {}
         }
     }
 
     /// The state that time alone makes of the present one: a new round of probes, or no change.
-    fn state_at(&self, now: Timestamp) -> State {
+    fn state_at(&self, now: Timestamp) -> BreakerState {
         match self.state {
-            State::Open { until: over } | State::HalfOpen { ends: over, .. } if now >= over => {
-                State::HalfOpen { ends: now.plus(self.rules.open_for), admitted: 0, succeeded: 0 }
+            BreakerState::Open { until: over } | BreakerState::HalfOpen { ends: over, .. } if now >= over => {
+                BreakerState::HalfOpen { ends: now.plus(self.rules.open_for), admitted: 0, succeeded: 0 }
             }
             state => state,
         }
     }
 
     fn open(&mut self, now: Timestamp) {
-        self.turn(State::Open { until: now.plus(self.rules.open_for) });
+        self.enter(BreakerState::Open { until: now.plus(self.rules.open_for) });
     }
 
-    const fn turn(&mut self, state: State) {
+    const fn enter(&mut self, state: BreakerState) {
         self.state = state;
         self.round = self.round.saturating_add(1);
     }

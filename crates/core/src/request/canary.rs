@@ -15,7 +15,7 @@ pub struct Percent(u8);
 /// A number above 100. The message finishes the sentence "the percentage …".
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("must be an integer from 0 to 100")]
-pub struct OutOfRange;
+pub struct PercentError;
 
 impl Percent {
     /// Nobody.
@@ -25,8 +25,8 @@ impl Percent {
 
     /// Checks the number.
     /// Fails when it is above 100.
-    pub const fn new(percent: u8) -> Result<Self, OutOfRange> {
-        if percent <= Self::ALL.0 { Ok(Self(percent)) } else { Err(OutOfRange) }
+    pub const fn new(percent: u8) -> Result<Self, PercentError> {
+        if percent <= Self::ALL.0 { Ok(Self(percent)) } else { Err(PercentError) }
     }
 
     /// The number.
@@ -38,12 +38,12 @@ impl Percent {
     /// Whether a rollout to this many tenants has reached this one.
     #[must_use]
     pub fn reaches(self, tenant: &TenantId) -> bool {
-        place(tenant) < u64::from(self.0)
+        percentile(tenant) < u64::from(self.0)
     }
 }
 
 /// The tenant's place among a hundred.
-fn place(tenant: &TenantId) -> u64 {
+fn percentile(tenant: &TenantId) -> u64 {
     let hash =
         Sha256::new().chain_update(b"weir request canary v1\0").chain_update(tenant.as_str()).finalize();
     let number = hash.iter().take(8).fold(0_u64, |number, byte| (number << 8) | u64::from(*byte));
@@ -61,7 +61,7 @@ mod tests {
     /// Computed elsewhere. A change here would move tenants in and out of a rollout that is under way.
     #[test]
     fn places_never_change() {
-        assert_eq!(["acme", "globex", "t-0", "ü"].map(|name| place(&tenant(name))), [78, 66, 23, 86]);
+        assert_eq!(["acme", "globex", "t-0", "ü"].map(|name| percentile(&tenant(name))), [78, 66, 23, 86]);
         let at = |percent| Percent::new(percent).unwrap();
         assert!(!at(78).reaches(&tenant("acme")));
         assert!(at(79).reaches(&tenant("acme")));
@@ -87,7 +87,7 @@ mod tests {
 
     #[test]
     fn a_percentage_ends_at_100() {
-        assert_eq!(Percent::new(101), Err(OutOfRange));
+        assert_eq!(Percent::new(101), Err(PercentError));
         assert_eq!(Percent::new(100), Ok(Percent::ALL));
         assert_eq!(Percent::new(0).map(Percent::get), Ok(0));
     }

@@ -14,12 +14,12 @@ use super::json::{JsonError, Value, parse};
 
 /// A JSON value in its one canonical spelling. It is a caller's payload, so no log gets to see it by accident.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Canonical(String);
+pub struct CanonicalJson(String);
 
-impl Canonical {
+impl CanonicalJson {
     /// Brings a JSON text into canonical form.
     /// Fails when it is not JSON, or cannot mean the same to every reader, or is nested too deep.
-    pub fn of(json: &[u8]) -> Result<Self, JsonError> {
+    pub fn parse(json: &[u8]) -> Result<Self, JsonError> {
         let mut out = String::with_capacity(json.len());
         write_value(&mut out, &parse(json)?)?;
         Ok(Self(out))
@@ -41,7 +41,7 @@ pub struct Fingerprint([u8; 32]);
 impl Fingerprint {
     /// The fingerprint of a payload for one type of request.
     #[must_use]
-    pub fn of(request_type: &RequestType, payload: &Canonical) -> Self {
+    pub fn new(request_type: &RequestType, payload: &CanonicalJson) -> Self {
         let mut kind = String::new();
         write_text(&mut kind, request_type.as_str());
         let hash = Sha256::new()
@@ -66,9 +66,9 @@ impl Fingerprint {
     }
 }
 
-impl fmt::Debug for Canonical {
+impl fmt::Debug for CanonicalJson {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Canonical({} bytes)", self.0.len())
+        write!(f, "CanonicalJson({} bytes)", self.0.len())
     }
 }
 
@@ -88,7 +88,7 @@ fn write_value(out: &mut String, value: &Value<'_>) -> Result<(), JsonError> {
     match value {
         Value::Word(word) => out.push_str(word),
         Value::Number(number) if is_plain(number) => out.push_str(number),
-        Value::Number(number) => write_number(out, &Decimal::of(number).ok_or(JsonError::Exponent)?),
+        Value::Number(number) => write_number(out, &Decimal::parse(number).ok_or(JsonError::Exponent)?),
         Value::Text(text) => write_text(out, text),
         Value::Array(items) => {
             out.push('[');
@@ -150,7 +150,7 @@ struct Decimal {
 
 impl Decimal {
     /// Takes a number apart that is spelled as JSON allows. None when its exponent does not fit 64 bits.
-    fn of(number: &str) -> Option<Self> {
+    fn parse(number: &str) -> Option<Self> {
         let unsigned = number.trim_start_matches('-');
         let (mantissa, exponent) = unsigned.split_once(['e', 'E']).unwrap_or((unsigned, "0"));
         let (whole, fraction) = mantissa.split_once('.').unwrap_or((mantissa, ""));
@@ -201,7 +201,7 @@ mod tests {
     use super::*;
 
     fn canonical(json: &str) -> Result<String, JsonError> {
-        Canonical::of(json.as_bytes()).map(|canonical| canonical.0)
+        CanonicalJson::parse(json.as_bytes()).map(|canonical| canonical.0)
     }
 
     #[test]
@@ -327,14 +327,17 @@ mod tests {
             assert!(matches!(canonical(text), Err(JsonError::Syntax { .. })), "{text:?}");
         }
         assert_eq!(canonical("[1,x]"), Err(JsonError::Syntax { at: 3 }));
-        assert_eq!(Canonical::of(b"\"\xff\""), Err(JsonError::NotText));
+        assert_eq!(CanonicalJson::parse(b"\"\xff\""), Err(JsonError::NotText));
     }
 
     /// Computed elsewhere: a change would make every key that is remembered conflict with its own repetition.
     #[test]
     fn fingerprints_never_change_and_tell_types_apart() {
         let of = |kind: &str, json: &str| {
-            Fingerprint::of(&RequestType::parse(kind).unwrap(), &Canonical::of(json.as_bytes()).unwrap())
+            Fingerprint::new(
+                &RequestType::parse(kind).unwrap(),
+                &CanonicalJson::parse(json.as_bytes()).unwrap(),
+            )
         };
         let print = of("charge", r#"{"b": 1.0, "a": "ü"}"#);
         assert_eq!(print.to_string(), "c37ed11d39d1396548bf0a2c6910ee8e913be8bfe114daa731919199e22bbb85");

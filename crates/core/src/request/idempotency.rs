@@ -7,7 +7,7 @@ use crate::{IdempotencyKey, RequestId, TenantId, Timestamp};
 use super::canonical::Fingerprint;
 
 /// How long a key is remembered.
-pub const KEPT_FOR: Duration = Duration::from_secs(86_400);
+pub const RETENTION: Duration = Duration::from_secs(86_400);
 
 /// What a submission is remembered under. The tenant is part of it, so tenants cannot meet each other's keys.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -20,7 +20,7 @@ pub struct TenantKey {
 
 /// What is remembered of the first submission under a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Record {
+pub struct IdempotencyRecord {
     /// What was asked for.
     pub fingerprint: Fingerprint,
     /// The request that it became.
@@ -41,23 +41,23 @@ pub enum Submission {
     Conflict,
 }
 
-impl Record {
+impl IdempotencyRecord {
     /// What to remember of a submission accepted now.
     #[must_use]
     pub fn new(fingerprint: Fingerprint, request_id: RequestId, now: Timestamp) -> Self {
-        Self { fingerprint, request_id, expires: now.plus(KEPT_FOR) }
+        Self { fingerprint, request_id, expires: now.plus(RETENTION) }
     }
 
     /// Whether the key is still taken.
     #[must_use]
-    pub fn holds(&self, now: Timestamp) -> bool {
+    pub fn is_live(&self, now: Timestamp) -> bool {
         now < self.expires
     }
 }
 
 /// Decides what a submission is, given the record of its [`TenantKey`], if there is one.
-pub fn decide(kept: Option<&Record>, fingerprint: &Fingerprint, now: Timestamp) -> Submission {
-    match kept.filter(|record| record.holds(now)) {
+pub fn decide(kept: Option<&IdempotencyRecord>, fingerprint: &Fingerprint, now: Timestamp) -> Submission {
+    match kept.filter(|record| record.is_live(now)) {
         None => Submission::New,
         Some(record) if record.fingerprint == *fingerprint => Submission::Replay(record.request_id),
         Some(_) => Submission::Conflict,

@@ -52,19 +52,19 @@ pub(super) type Fields<'a> = Vec<(Cow<'a, str>, Value<'a>)>;
 /// Reads one value with nothing but space around it.
 pub(super) fn parse(json: &[u8]) -> Result<Value<'_>, JsonError> {
     let text = std::str::from_utf8(json).map_err(|_invalid| JsonError::NotText)?;
-    let mut reader = Reader { whole: text, rest: text };
+    let mut reader = Parser { whole: text, rest: text };
     let value = reader.value(0)?;
     reader.skip_space();
     if reader.rest.is_empty() { Ok(value) } else { Err(reader.syntax()) }
 }
 
-struct Reader<'a> {
+struct Parser<'a> {
     whole: &'a str,
     /// What was not read yet.
     rest: &'a str,
 }
 
-impl<'a> Reader<'a> {
+impl<'a> Parser<'a> {
     /// Reads a value inside `depth` arrays and objects.
     fn value(&mut self, depth: usize) -> Result<Value<'a>, JsonError> {
         self.skip_space();

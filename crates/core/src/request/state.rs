@@ -8,11 +8,11 @@ use std::time::Duration;
 
 use crate::Timestamp;
 
-use super::retry::{Cause, Judgement, Policy};
+use super::retry::{FailureCause, RetryDecision, RetryPolicy};
 
 /// Where a request stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Status {
+pub enum RequestStatus {
     /// It is on disk and its job is queued.
     Accepted,
     /// It is on disk; the broker does not have its job yet.
@@ -29,7 +29,7 @@ pub enum Status {
 
 /// What can happen to a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Event {
+pub enum RequestEvent {
     /// The broker does not have the job: it was not asked yet, or could not be reached.
     EnqueuePending,
     /// The broker has the job after all.
@@ -37,7 +37,7 @@ pub enum Event {
     /// A worker takes it up.
     Claimed,
     /// It goes on later: another attempt, a callback, or a call that was not made.
-    PutOff,
+    Deferred,
     /// The downstream has done it.
     Completed,
     /// The downstream does not want it.
@@ -48,7 +48,7 @@ pub enum Event {
     Replayed,
 }
 
-impl Status {
+impl RequestStatus {
     /// Every state.
     pub const ALL: [Self; 6] = [
         Self::Accepted,
@@ -87,18 +87,17 @@ impl Status {
     /// The state that follows an event. None when the event cannot happen in this state: these are all the transitions
     /// there are.
     #[must_use]
-    pub const fn after(self, event: Event) -> Option<Self> {
+    pub const fn after(self, event: RequestEvent) -> Option<Self> {
         match (self, event) {
-            (Self::Accepted, Event::EnqueuePending) => Some(Self::PendingEnqueue),
-            (Self::PendingEnqueue, Event::Enqueued) | (Self::FailedRetryExhausted, Event::Replayed) => {
-                Some(Self::Accepted)
-            }
+            (Self::Accepted, RequestEvent::EnqueuePending) => Some(Self::PendingEnqueue),
+            (Self::PendingEnqueue, RequestEvent::Enqueued)
+            | (Self::FailedRetryExhausted, RequestEvent::Replayed) => Some(Self::Accepted),
             // A broker that did not confirm a job may have it all the same, so a pending one may be claimed.
-            (Self::Accepted | Self::PendingEnqueue | Self::InProgress, Event::Claimed)
-            | (Self::InProgress, Event::PutOff) => Some(Self::InProgress),
-            (Self::InProgress, Event::Completed) => Some(Self::Completed),
-            (Self::InProgress, Event::Rejected) => Some(Self::FailedPermanent),
-            (Self::InProgress, Event::Exhausted) => Some(Self::FailedRetryExhausted),
+            (Self::Accepted | Self::PendingEnqueue | Self::InProgress, RequestEvent::Claimed)
+            | (Self::InProgress, RequestEvent::Deferred) => Some(Self::InProgress),
+            (Self::InProgress, RequestEvent::Completed) => Some(Self::Completed),
+            (Self::InProgress, RequestEvent::Rejected) => Some(Self::FailedPermanent),
+            (Self::InProgress, RequestEvent::Exhausted) => Some(Self::FailedRetryExhausted),
             _ => None,
         }
     }
@@ -106,7 +105,7 @@ impl Status {
 
 /// A worker's right to work on a request alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Lease {
+pub struct RequestLease {
     /// Tells its holder from all earlier ones: tokens of a request only grow.
     pub token: u64,
     /// From when on others may claim the request. Until somebody does, the holder's report still counts.
@@ -115,33 +114,33 @@ pub struct Lease {
 
 /// What changes about a request while it is worked on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Progress {
+pub struct RequestProgress {
     /// Where it stands.
-    pub status: Status,
+    pub status: RequestStatus,
     /// Calls begun, without those that were put back before they were made.
     pub attempts: u32,
     /// When it may be claimed, unless it is leased: at once, for its next attempt, or because its callback is overdue.
     pub due: Timestamp,
     /// Who works on it.
-    pub lease: Option<Lease>,
+    pub lease: Option<RequestLease>,
     /// The last token given out. It outlives leases and replays.
     pub last_token: u64,
 }
 
 /// What a claim comes to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Claim {
+pub enum ClaimOutcome {
     /// The worker may call the downstream and report with the lease's token.
-    Granted(Lease),
+    Granted(RequestLease),
     /// There is no attempt left: the request is now a dead letter, for this reason.
-    Exhausted(Cause),
+    Exhausted(FailureCause),
 }
 
 /// What a worker has to say about a request that it claimed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Report {
+pub enum WorkerReport {
     /// The downstream was called, and this is what came of it.
-    Called(Judgement),
+    Called(RetryDecision),
     /// The call was not made, because the breaker is open or the server stops: no attempt is lost.
     NotCalled {
         /// How long to wait before the next attempt. Not a time of day: the worker's clock is not the store's.
@@ -160,13 +159,13 @@ pub enum Callback {
 
 /// Why something does not happen to a request. Nothing has changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Refused {
+pub enum TransitionError {
     /// It has come to its end.
     #[error("the request is {} already", .0.as_str())]
-    Final(Status),
+    Final(RequestStatus),
     /// Its state has no such transition.
     #[error("this cannot happen to a request that is {}", .0.as_str())]
-    Impossible(Status),
+    Impossible(RequestStatus),
     /// Another worker has it.
     #[error("another worker has the request")]
     Leased {
@@ -184,43 +183,44 @@ pub enum Refused {
     LeaseLost,
 }
 
-impl Progress {
-    /// A request that has just been accepted. Where a broker has to take its job, [`Progress::enqueue_pending`] belongs
+impl RequestProgress {
+    /// A request that has just been accepted. Where a broker has to take its job, [`RequestProgress::enqueue_pending`] belongs
     /// into the same commit, so that a crash before the publish strands nothing.
     #[must_use]
     pub const fn accepted(now: Timestamp) -> Self {
-        Self { status: Status::Accepted, attempts: 0, due: now, lease: None, last_token: 0 }
+        Self { status: RequestStatus::Accepted, attempts: 0, due: now, lease: None, last_token: 0 }
     }
 
     /// The broker does not have the job: the reconciler will see to it.
     /// Fails when the request is not `ACCEPTED`; a worker may have it already.
-    pub fn enqueue_pending(&mut self) -> Result<(), Refused> {
-        self.apply(Event::EnqueuePending)
+    pub fn enqueue_pending(&mut self) -> Result<(), TransitionError> {
+        self.apply(RequestEvent::EnqueuePending)
     }
 
     /// The broker has the job.
     /// Fails when the request is not `PENDING_ENQUEUE`; a worker may have it already.
-    pub fn enqueued(&mut self) -> Result<(), Refused> {
-        self.apply(Event::Enqueued)
+    pub fn enqueued(&mut self) -> Result<(), TransitionError> {
+        self.apply(RequestEvent::Enqueued)
     }
 
     /// Gives the request to a worker, if it is due and nobody has it. One that has no attempt left, because its worker
     /// vanished or its callback never came, is given up.
     /// Fails when the request is final, not due, or leased.
-    pub fn claim(&mut self, policy: &Policy, now: Timestamp) -> Result<Claim, Refused> {
+    pub fn claim(&mut self, policy: &RetryPolicy, now: Timestamp) -> Result<ClaimOutcome, TransitionError> {
         self.check_claimable(now)?;
         if self.attempts >= policy.max_attempts.get() {
             // A retry in vain would have ended it at once, so it can only have waited for one of these.
-            let cause = if self.lease.is_some() { Cause::WorkerLost } else { Cause::CallbackMissing };
-            self.apply(Event::Exhausted)?;
-            return Ok(Claim::Exhausted(cause));
+            let cause =
+                if self.lease.is_some() { FailureCause::WorkerLost } else { FailureCause::CallbackMissing };
+            self.apply(RequestEvent::Exhausted)?;
+            return Ok(ClaimOutcome::Exhausted(cause));
         }
-        self.apply(Event::Claimed)?;
+        self.apply(RequestEvent::Claimed)?;
         self.attempts = self.attempts.saturating_add(1);
         self.last_token = self.last_token.saturating_add(1);
-        let lease = Lease { token: self.last_token, until: now.plus(policy.lease) };
+        let lease = RequestLease { token: self.last_token, until: now.plus(policy.lease) };
         self.lease = Some(lease);
-        Ok(Claim::Granted(lease))
+        Ok(ClaimOutcome::Granted(lease))
     }
 
     /// Takes a worker's report and says where the request stands after it. It counts as long as nobody else has claimed
@@ -229,26 +229,30 @@ impl Progress {
     pub fn report(
         &mut self,
         token: u64,
-        report: Report,
-        policy: &Policy,
+        report: WorkerReport,
+        policy: &RetryPolicy,
         now: Timestamp,
-        chance: u64,
-    ) -> Result<Status, Refused> {
+        random: u64,
+    ) -> Result<RequestStatus, TransitionError> {
         self.check_token(token)?;
         match report {
-            Report::Called(Judgement::Complete) => self.apply(Event::Completed)?,
-            Report::Called(Judgement::Fail(_)) => self.apply(Event::Rejected)?,
-            Report::Called(Judgement::AwaitCallback) => self.put_off(now.plus(policy.callback_within))?,
-            Report::Called(Judgement::Retry { .. }) if self.attempts >= policy.max_attempts.get() => {
-                self.apply(Event::Exhausted)?;
+            WorkerReport::Called(RetryDecision::Complete) => self.apply(RequestEvent::Completed)?,
+            WorkerReport::Called(RetryDecision::Fail(_)) => self.apply(RequestEvent::Rejected)?,
+            WorkerReport::Called(RetryDecision::AwaitCallback) => {
+                self.defer(now.plus(policy.callback_within))?
             }
-            Report::Called(Judgement::Retry { retry_after, .. }) => {
-                let wait = policy.backoff.wait(self.attempts, retry_after, chance);
-                self.put_off(now.plus(wait))?;
+            WorkerReport::Called(RetryDecision::Retry { .. })
+                if self.attempts >= policy.max_attempts.get() =>
+            {
+                self.apply(RequestEvent::Exhausted)?;
             }
-            Report::NotCalled { after } => {
+            WorkerReport::Called(RetryDecision::Retry { retry_after, .. }) => {
+                let wait = policy.backoff.wait(self.attempts, retry_after, random);
+                self.defer(now.plus(wait))?;
+            }
+            WorkerReport::NotCalled { after } => {
                 self.attempts = self.attempts.saturating_sub(1);
-                self.put_off(now.plus(after))?;
+                self.defer(now.plus(after))?;
             }
         }
         Ok(self.status)
@@ -257,53 +261,53 @@ impl Progress {
     /// Takes the downstream's callback and says where the request stands after it. It may come before the worker's own
     /// report of the 202, or between attempts when that answer was lost; whoever holds a lease has lost it then.
     /// Fails when the request is final (a repeated callback is), or nobody has begun to call.
-    pub fn call_back(&mut self, callback: Callback) -> Result<Status, Refused> {
+    pub fn call_back(&mut self, callback: Callback) -> Result<RequestStatus, TransitionError> {
         self.apply(match callback {
-            Callback::Completed => Event::Completed,
-            Callback::Failed => Event::Rejected,
+            Callback::Completed => RequestEvent::Completed,
+            Callback::Failed => RequestEvent::Rejected,
         })?;
         Ok(self.status)
     }
 
     /// Lets a dead letter start again, with all its attempts.
     /// Fails when the request is no dead letter.
-    pub fn replay(&mut self, now: Timestamp) -> Result<(), Refused> {
-        self.apply(Event::Replayed)?;
+    pub fn replay(&mut self, now: Timestamp) -> Result<(), TransitionError> {
+        self.apply(RequestEvent::Replayed)?;
         self.attempts = 0;
         self.due = now;
         Ok(())
     }
 
-    fn check_claimable(&self, now: Timestamp) -> Result<(), Refused> {
+    fn check_claimable(&self, now: Timestamp) -> Result<(), TransitionError> {
         match self.lease {
-            _ if self.status.is_final() => Err(Refused::Final(self.status)),
-            Some(lease) if now < lease.until => Err(Refused::Leased { until: lease.until }),
-            None if now < self.due => Err(Refused::NotDue { due: self.due }),
+            _ if self.status.is_final() => Err(TransitionError::Final(self.status)),
+            Some(lease) if now < lease.until => Err(TransitionError::Leased { until: lease.until }),
+            None if now < self.due => Err(TransitionError::NotDue { due: self.due }),
             _ => Ok(()),
         }
     }
 
-    fn check_token(&self, token: u64) -> Result<(), Refused> {
+    fn check_token(&self, token: u64) -> Result<(), TransitionError> {
         match self.lease {
-            _ if self.status.is_final() => Err(Refused::Final(self.status)),
+            _ if self.status.is_final() => Err(TransitionError::Final(self.status)),
             Some(lease) if lease.token == token => Ok(()),
-            _ => Err(Refused::LeaseLost),
+            _ => Err(TransitionError::LeaseLost),
         }
     }
 
-    fn put_off(&mut self, due: Timestamp) -> Result<(), Refused> {
-        self.apply(Event::PutOff)?;
+    fn defer(&mut self, due: Timestamp) -> Result<(), TransitionError> {
+        self.apply(RequestEvent::Deferred)?;
         self.due = due;
         Ok(())
     }
 
     /// The one place where the state changes. Every event ends the lease there was; a claim then gives a new one.
-    fn apply(&mut self, event: Event) -> Result<(), Refused> {
+    fn apply(&mut self, event: RequestEvent) -> Result<(), TransitionError> {
         let Some(status) = self.status.after(event) else {
             return Err(if self.status.is_final() {
-                Refused::Final(self.status)
+                TransitionError::Final(self.status)
             } else {
-                Refused::Impossible(self.status)
+                TransitionError::Impossible(self.status)
             });
         };
         self.status = status;

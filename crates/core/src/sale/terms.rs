@@ -118,7 +118,7 @@ impl Terms {
 
     /// Makes sure that the sale is still to come.
     /// Fails when it would have begun.
-    pub fn must_begin_after(&self, now: Timestamp) -> Result<(), TermsError> {
+    pub fn check_starts_after(&self, now: Timestamp) -> Result<(), TermsError> {
         if self.start > now { Ok(()) } else { Err(TermsError::StartTime) }
     }
 }
@@ -132,7 +132,7 @@ fn name(text: &str) -> Result<Arc<str>, TermsError> {
 
 /// New terms, as far as they are to change.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Change {
+pub struct TermsChange {
     /// Another name.
     pub product_name: Option<String>,
     /// Another number of units.
@@ -143,7 +143,7 @@ pub struct Change {
     pub end: Option<Timestamp>,
 }
 
-impl Change {
+impl TermsChange {
     /// The terms after the change.
     /// The first field that is wrong.
     pub fn apply(&self, terms: &Terms) -> Result<Terms, TermsError> {
@@ -194,10 +194,10 @@ mod tests {
     #[test]
     fn a_change_keeps_what_it_does_not_name() {
         let terms = Terms::new("Widget", 5, at(10), at(20)).unwrap();
-        assert_eq!(Change::default().apply(&terms), Ok(terms.clone()));
-        let change = Change { initial_stock: Some(7), end: Some(at(30)), ..Change::default() };
+        assert_eq!(TermsChange::default().apply(&terms), Ok(terms.clone()));
+        let change = TermsChange { initial_stock: Some(7), end: Some(at(30)), ..TermsChange::default() };
         assert_eq!(change.apply(&terms), Ok(Terms::new("Widget", 7, at(10), at(30)).unwrap()));
-        let late = Change { start: Some(at(20)), ..Change::default() };
+        let late = TermsChange { start: Some(at(20)), ..TermsChange::default() };
         assert_eq!(late.apply(&terms), Err(TermsError::EndTime));
     }
 }

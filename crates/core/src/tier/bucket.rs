@@ -8,7 +8,7 @@
 use std::time::Duration;
 
 use super::limit::{LimitError, checked_amount, checked_period_us};
-use super::rule::{LimitState, Refusal, Rule};
+use super::rule::{LimitDenial, LimitState, Rule};
 use crate::Timestamp;
 
 /// A bucket's size, and how fast it refills.
@@ -24,13 +24,13 @@ pub struct TokenBucket {
 /// That is enough: a [`Timestamp`] has 64 bits and a microsecond at most 2³¹ ticks. A debt that would not fit is cut off
 /// there, thousands of years ahead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Level {
+pub struct BucketLevel {
     high: i32,
     middle: u32,
     low: u32,
 }
 
-impl Level {
+impl BucketLevel {
     /// Full since the beginning of time.
     pub const FULL: Self = Self { high: i32::MIN, middle: 0, low: 0 };
 
@@ -101,7 +101,7 @@ impl TokenBucket {
     }
 
     /// A bucket whose numbers are known to be in range.
-    pub(super) const fn known(capacity: u32, refill: u32, period_ms: u32) -> Self {
+    pub(super) const fn from_checked(capacity: u32, refill: u32, period_ms: u32) -> Self {
         Self { capacity, refill, period_us: (period_ms as u64).saturating_mul(1_000) }
     }
 
@@ -125,7 +125,7 @@ impl TokenBucket {
 
     /// Where a key stands.
     #[must_use]
-    pub fn limit_state(&self, level: &Level, now: Timestamp) -> LimitState {
+    pub fn limit_state(&self, level: &BucketLevel, now: Timestamp) -> LimitState {
         let missing = self.missing_ticks(*level, now);
         let remaining = self.capacity.saturating_sub(self.spent_units(level, now));
         let one_more = self.tokens_ticks(self.capacity.saturating_sub(remaining).saturating_sub(1));
@@ -139,7 +139,7 @@ impl TokenBucket {
 
     /// The tokens a key has spent and not regained, rounded up.
     #[must_use]
-    pub fn spent_units(&self, level: &Level, now: Timestamp) -> u32 {
+    pub fn spent_units(&self, level: &BucketLevel, now: Timestamp) -> u32 {
         u32::try_from(div_ceil(self.missing_ticks(*level, now), self.period_us)).unwrap_or(u32::MAX)
     }
 
@@ -154,7 +154,7 @@ impl TokenBucket {
     }
 
     /// The time until the bucket is full.
-    fn missing_ticks(&self, level: Level, now: Timestamp) -> u128 {
+    fn missing_ticks(&self, level: BucketLevel, now: Timestamp) -> u128 {
         level.ticks().saturating_sub(self.ticks(now)).max(0).unsigned_abs()
     }
 
@@ -165,58 +165,58 @@ impl TokenBucket {
 }
 
 impl Rule for TokenBucket {
-    type Spent = Level;
+    type Usage = BucketLevel;
 
-    fn unspent(&self) -> Level {
-        Level::FULL
+    fn unspent(&self) -> BucketLevel {
+        BucketLevel::FULL
     }
 
-    fn is_unspent(&self, level: &Level, now: Timestamp) -> bool {
+    fn is_unspent(&self, level: &BucketLevel, now: Timestamp) -> bool {
         level.ticks() <= self.ticks(now)
     }
 
-    fn has_room(&self, level: &Level, cost: u32, now: Timestamp) -> bool {
+    fn has_room(&self, level: &BucketLevel, cost: u32, now: Timestamp) -> bool {
         let Some(others) = self.capacity.checked_sub(cost) else { return false };
         cost == 0 || self.missing_ticks(*level, now) <= self.tokens_ticks(others)
     }
 
-    fn charge(&self, level: &mut Level, cost: u32, now: Timestamp) {
+    fn charge(&self, level: &mut BucketLevel, cost: u32, now: Timestamp) {
         let full_at = level.ticks().max(self.ticks(now));
-        *level = Level::at(full_at.saturating_add_unsigned(self.tokens_ticks(cost)));
+        *level = BucketLevel::at(full_at.saturating_add_unsigned(self.tokens_ticks(cost)));
     }
 
     /// A token has no date: what came back in the meantime is not deducted, but the bucket is never more than full.
-    fn give_back(&self, level: &mut Level, cost: u32, _taken_at: Option<Timestamp>, now: Timestamp) {
+    fn give_back(&self, level: &mut BucketLevel, cost: u32, _taken_at: Option<Timestamp>, now: Timestamp) {
         if !self.is_unspent(level, now) {
             let full_at = level.ticks().saturating_sub_unsigned(self.tokens_ticks(cost));
-            *level = Level::at(full_at.max(self.ticks(now)));
+            *level = BucketLevel::at(full_at.max(self.ticks(now)));
         }
     }
 
-    fn refusal(&self, level: &Level, cost: u32, now: Timestamp) -> Refusal {
+    fn denial(&self, level: &BucketLevel, cost: u32, now: Timestamp) -> LimitDenial {
         let others = self.capacity.checked_sub(cost).map(|others| self.tokens_ticks(others));
         let missing = self.missing_ticks(*level, now);
-        Refusal::alone(others.map(|others| self.wait_until_missing(missing, others)))
+        LimitDenial::single(others.map(|others| self.wait_until_missing(missing, others)))
     }
 
     /// Tokens spent stay spent, also those the new bucket could not hold: otherwise a change to a small bucket and back
     /// would be a refill.
-    fn adopt(&self, old: &Self, level: Level, now: Timestamp) -> Level {
+    fn carry_over(&self, old: &Self, level: BucketLevel, now: Timestamp) -> BucketLevel {
         if (self.refill, self.period_us) == (old.refill, old.period_us) {
             return level;
         }
         let missing = old.missing_ticks(level, now);
         if missing == 0 {
-            return Level::FULL;
+            return BucketLevel::FULL;
         }
         let here =
             missing.saturating_mul(u128::from(self.period_us)).div_ceil(u128::from(old.period_us.max(1)));
-        Level::at(self.ticks(now).saturating_add_unsigned(here))
+        BucketLevel::at(self.ticks(now).saturating_add_unsigned(here))
     }
 
-    fn move_earlier(&self, level: &mut Level, by: Duration) {
+    fn move_back(&self, level: &mut BucketLevel, by: Duration) {
         let micros = i64::try_from(by.as_micros()).unwrap_or(i64::MAX);
-        *level = Level::at(level.ticks().saturating_sub(product(micros, u64::from(self.refill))));
+        *level = BucketLevel::at(level.ticks().saturating_sub(product(micros, u64::from(self.refill))));
     }
 }
 
@@ -237,16 +237,24 @@ mod tests {
 
     #[test]
     fn a_level_is_twelve_bytes_and_survives_its_parts() {
-        assert_eq!((size_of::<Level>(), align_of::<Level>()), (12, 4));
-        assert_eq!(Level::FULL.ticks(), Level::MIN_TICKS);
-        for ticks in [0, 1, -1, i128::from(u32::MAX), 1 << 40, -(1 << 70), Level::MAX_TICKS, Level::MIN_TICKS]
-        {
-            let level = Level::at(ticks);
+        assert_eq!((size_of::<BucketLevel>(), align_of::<BucketLevel>()), (12, 4));
+        assert_eq!(BucketLevel::FULL.ticks(), BucketLevel::MIN_TICKS);
+        for ticks in [
+            0,
+            1,
+            -1,
+            i128::from(u32::MAX),
+            1 << 40,
+            -(1 << 70),
+            BucketLevel::MAX_TICKS,
+            BucketLevel::MIN_TICKS,
+        ] {
+            let level = BucketLevel::at(ticks);
             assert_eq!(level.ticks(), ticks);
             let (upper, low) = level.to_parts();
-            assert_eq!(Level::from_parts(upper, low), level);
+            assert_eq!(BucketLevel::from_parts(upper, low), level);
         }
-        assert_eq!(Level::at(i128::MAX).ticks(), Level::MAX_TICKS);
+        assert_eq!(BucketLevel::at(i128::MAX).ticks(), BucketLevel::MAX_TICKS);
     }
 
     #[test]
@@ -257,8 +265,8 @@ mod tests {
             assert!(bucket.take(&mut level, 1, at(0)).is_allowed());
             assert_eq!(bucket.limit_state(&level, at(0)).remaining, left);
         }
-        let refusal = Refusal::alone(Some(12 * SECOND));
-        assert_eq!(bucket.take(&mut level, 1, at(0)), Decision::Denied(refusal), "5 a minute is one in 12 s");
+        let denial = LimitDenial::single(Some(12 * SECOND));
+        assert_eq!(bucket.take(&mut level, 1, at(0)), Decision::Denied(denial), "5 a minute is one in 12 s");
     }
 
     #[test]
@@ -278,13 +286,13 @@ mod tests {
     fn a_cost_above_the_capacity_never_fits_and_nothing_always_does() {
         let bucket = minute(5, 5);
         let mut level = bucket.unspent();
-        assert_eq!(bucket.take(&mut level, 6, at(0)), Decision::Denied(Refusal::alone(None)));
+        assert_eq!(bucket.take(&mut level, 6, at(0)), Decision::Denied(LimitDenial::single(None)));
         bucket.charge(&mut level, 50, at(0));
         assert_eq!(bucket.limit_state(&level, at(0)).remaining, 0);
         let owing = level;
         assert!(bucket.take(&mut level, 0, at(0)).is_allowed());
         assert_eq!(level, owing);
-        let wait = Refusal::alone(Some(46 * 12 * SECOND));
+        let wait = LimitDenial::single(Some(46 * 12 * SECOND));
         assert_eq!(bucket.take(&mut level, 1, at(0)), Decision::Denied(wait), "a debt is paid off first");
     }
 
@@ -305,10 +313,10 @@ mod tests {
         let (free, pro) = (minute(8, 5), minute(40, 30));
         let mut level = pro.unspent();
         pro.charge(&mut level, 30, at(0));
-        let small = free.adopt(&pro, level, at(0));
+        let small = free.carry_over(&pro, level, at(0));
         assert_eq!(free.limit_state(&small, at(0)).remaining, 0);
-        assert_eq!(free.refusal(&small, 1, at(0)).retry_after, Some(23 * 12 * SECOND));
-        let back = pro.adopt(&free, small, at(0));
+        assert_eq!(free.denial(&small, 1, at(0)).retry_after, Some(23 * 12 * SECOND));
+        let back = pro.carry_over(&free, small, at(0));
         assert_eq!(back, level);
         // A token in 2 s now, and 30 are missing.
         assert_eq!(pro.limit_state(&back, at(2_000_000)).remaining, 11);

@@ -2,14 +2,14 @@
 
 use std::time::Duration;
 
-use super::bucket::Level;
+use super::bucket::BucketLevel;
 use super::plan::{DAILY, MINUTE, TierLimits};
 use super::rule::Decision;
 use crate::Timestamp;
 
 /// What the headers of a response say.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Headers {
+pub struct TierHeaders {
     /// Requests a minute.
     pub limit: u32,
     /// Tokens left in the minute's bucket, which may hold more than `limit` at first.
@@ -36,18 +36,18 @@ pub struct NamedLimit {
 }
 
 /// The name of a header and its value.
-pub type Header = (&'static str, String);
+pub type HeaderPair = (&'static str, String);
 
-impl Headers {
+impl TierHeaders {
     /// What is told after a decision, where `spent` is what counts after it.
     #[must_use]
-    pub fn after(limits: &TierLimits, spent: &[Level; 2], decision: &Decision, now: Timestamp) -> Self {
+    pub fn after(limits: &TierLimits, spent: &[BucketLevel; 2], decision: &Decision, now: Timestamp) -> Self {
         let [daily, minute] = limits.rule();
         let [daily_level, minute_level] = spent;
         let limit_state = minute.limit_state(minute_level, now);
         let (reset, denied_by) = match decision {
             Decision::Allowed => (limit_state.next_after, MINUTE),
-            Decision::Denied(refusal) => (refusal.retry_after.unwrap_or(Duration::MAX), refusal.denied_by),
+            Decision::Denied(denial) => (denial.retry_after.unwrap_or(Duration::MAX), denial.denied_by),
         };
         let (name, bucket, remaining) = if denied_by == DAILY {
             ("daily", daily, daily.limit_state(daily_level, now).remaining)
@@ -76,7 +76,7 @@ impl Headers {
     }
 
     /// The headers, by their lower-case names.
-    pub fn iter(&self) -> impl Iterator<Item = Header> {
+    pub fn iter(&self) -> impl Iterator<Item = HeaderPair> {
         let pair = self.named.map(|named| {
             let NamedLimit { name, quota, window_s, remaining } = named;
             [
@@ -106,11 +106,11 @@ mod tests {
 
     const NOW: Timestamp = Timestamp::from_seconds(1_700_000_000);
 
-    fn text(headers: &Headers) -> Vec<String> {
+    fn text(headers: &TierHeaders) -> Vec<String> {
         headers.iter().map(|(name, value)| format!("{name}: {value}")).collect()
     }
 
-    fn spend(limits: &TierLimits, requests: u32) -> ([Level; 2], Decision) {
+    fn spend(limits: &TierLimits, requests: u32) -> ([BucketLevel; 2], Decision) {
         let rule = limits.rule();
         let mut spent = rule.unspent();
         let mut last = Decision::Allowed;
@@ -131,7 +131,7 @@ mod tests {
             "ratelimit-policy: \"minute\";q=30;w=60",
             "ratelimit: \"minute\";r=28;t=2",
         ];
-        assert_eq!(text(&Headers::after(&limits, &spent, &decision, NOW)), expected);
+        assert_eq!(text(&TierHeaders::after(&limits, &spent, &decision, NOW)), expected);
     }
 
     #[test]
@@ -141,7 +141,7 @@ mod tests {
         let now = NOW.plus(Duration::from_micros(1));
         let denied = limits.rule().take(&mut spent.clone(), 1, now);
         assert!(!decision.is_allowed());
-        let headers = Headers::after(&limits, &spent, &denied, now);
+        let headers = TierHeaders::after(&limits, &spent, &denied, now);
         assert_eq!(headers.retry_after_s, Some(12), "not a second too few");
         assert_eq!(
             text(&headers)[3..],
@@ -161,13 +161,13 @@ mod tests {
             "ratelimit: \"daily\";r=0;t=8640",
             "retry-after: 8640",
         ];
-        assert_eq!(text(&Headers::after(&limits, &spent, &decision, NOW)), expected);
+        assert_eq!(text(&TierHeaders::after(&limits, &spent, &decision, NOW)), expected);
     }
 
     #[test]
     fn limits_that_are_off_say_so_in_the_largest_number() {
         let expected =
             ["x-ratelimit-limit: 30", "x-ratelimit-remaining: 9223372036854775807", "x-ratelimit-reset: 0"];
-        assert_eq!(text(&Headers::unlimited(&Tier::Pro.defaults())), expected);
+        assert_eq!(text(&TierHeaders::unlimited(&Tier::Pro.defaults())), expected);
     }
 }

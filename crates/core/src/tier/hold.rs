@@ -24,11 +24,11 @@ pub struct Hold {
 /// What settling a hold came to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
-pub enum Settlement {
+pub enum HoldSettlement {
     /// It is settled now, and this is left to do.
     Settled(Correction),
     /// It was settled before, at this cost; the answer is the same again, whatever cost came this time.
-    Again(u32),
+    AlreadySettled(u32),
     /// It had expired and is spent in full.
     Expired,
 }
@@ -59,17 +59,17 @@ impl Hold {
     }
 
     /// Settles it at its true cost.
-    pub fn settle(&mut self, cost: u32, now: Timestamp) -> Settlement {
+    pub fn settle(&mut self, cost: u32, now: Timestamp) -> HoldSettlement {
         if let Some(settled) = self.settled {
-            return Settlement::Again(settled);
+            return HoldSettlement::AlreadySettled(settled);
         }
         if self.has_expired(now) {
-            return Settlement::Expired;
+            return HoldSettlement::Expired;
         }
         self.settled = Some(cost);
         let more = cost.saturating_sub(self.cost);
         let less = self.cost.saturating_sub(cost);
-        Settlement::Settled(match (more, less) {
+        HoldSettlement::Settled(match (more, less) {
             (0, 0) => Correction::None,
             (0, less) => Correction::GiveBack(less),
             (more, _) => Correction::Charge(more),
@@ -77,7 +77,7 @@ impl Hold {
     }
 
     /// Carries out the correction on what the hold was taken from.
-    pub fn correct<R: Rule>(&self, correction: Correction, rule: &R, spent: &mut R::Spent, now: Timestamp) {
+    pub fn correct<R: Rule>(&self, correction: Correction, rule: &R, spent: &mut R::Usage, now: Timestamp) {
         match correction {
             Correction::None => {}
             Correction::Charge(more) => rule.charge(spent, more, now),
@@ -97,13 +97,13 @@ mod tests {
         Timestamp::from_seconds(seconds)
     }
 
-    fn remaining_after(estimate: u32, cost: u32) -> (u32, Settlement) {
+    fn remaining_after(estimate: u32, cost: u32) -> (u32, HoldSettlement) {
         let bucket = TokenBucket::new(100, 1, Duration::from_secs(3_600)).unwrap();
         let mut level = bucket.unspent();
         assert!(bucket.take(&mut level, estimate, at(0)).is_allowed());
         let mut hold = Hold::new(estimate, at(0), MINUTE);
         let settlement = hold.settle(cost, at(1));
-        if let Settlement::Settled(correction) = settlement {
+        if let HoldSettlement::Settled(correction) = settlement {
             hold.correct(correction, &bucket, &mut level, at(1));
         }
         (bucket.limit_state(&level, at(1)).remaining, settlement)
@@ -111,26 +111,26 @@ mod tests {
 
     #[test]
     fn settling_corrects_the_estimate_both_ways() {
-        assert_eq!(remaining_after(40, 40), (60, Settlement::Settled(Correction::None)));
-        assert_eq!(remaining_after(40, 10), (90, Settlement::Settled(Correction::GiveBack(30))));
-        assert_eq!(remaining_after(40, 0), (100, Settlement::Settled(Correction::GiveBack(40))));
-        assert_eq!(remaining_after(40, 70), (30, Settlement::Settled(Correction::Charge(30))));
-        assert_eq!(remaining_after(40, 400), (0, Settlement::Settled(Correction::Charge(360))), "a debt");
+        assert_eq!(remaining_after(40, 40), (60, HoldSettlement::Settled(Correction::None)));
+        assert_eq!(remaining_after(40, 10), (90, HoldSettlement::Settled(Correction::GiveBack(30))));
+        assert_eq!(remaining_after(40, 0), (100, HoldSettlement::Settled(Correction::GiveBack(40))));
+        assert_eq!(remaining_after(40, 70), (30, HoldSettlement::Settled(Correction::Charge(30))));
+        assert_eq!(remaining_after(40, 400), (0, HoldSettlement::Settled(Correction::Charge(360))), "a debt");
     }
 
     #[test]
     fn a_hold_is_settled_once_and_answers_the_same_again_even_after_its_time() {
         let mut hold = Hold::new(5, at(0), MINUTE);
-        assert_eq!(hold.settle(3, at(59)), Settlement::Settled(Correction::GiveBack(2)));
-        assert_eq!(hold.settle(5, at(59)), Settlement::Again(3));
-        assert_eq!(hold.settle(0, at(600)), Settlement::Again(3));
+        assert_eq!(hold.settle(3, at(59)), HoldSettlement::Settled(Correction::GiveBack(2)));
+        assert_eq!(hold.settle(5, at(59)), HoldSettlement::AlreadySettled(3));
+        assert_eq!(hold.settle(0, at(600)), HoldSettlement::AlreadySettled(3));
     }
 
     #[test]
     fn a_hold_that_was_not_settled_in_time_is_spent() {
         let mut hold = Hold::new(5, at(0), MINUTE);
         assert!(!hold.has_expired(Timestamp::from_micros(at(60).as_micros() - 1)));
-        assert_eq!(hold.settle(0, at(60)), Settlement::Expired);
+        assert_eq!(hold.settle(0, at(60)), HoldSettlement::Expired);
         assert_eq!(hold.settled, None);
     }
 }

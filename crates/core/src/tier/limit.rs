@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use super::bucket::{Level, TokenBucket};
-use super::rule::{LimitState, Refusal, Rule};
-use super::sliding::{Counts, SlidingWindow};
-use super::window::{Count, FixedWindow};
+use super::bucket::{BucketLevel, TokenBucket};
+use super::rule::{LimitDenial, LimitState, Rule};
+use super::sliding::{SlidingWindow, SlidingWindowCounts};
+use super::window::{FixedWindow, FixedWindowCount};
 use crate::Timestamp;
 
 /// One limit.
@@ -20,9 +20,9 @@ pub enum Limit {
 }
 
 /// What a key has spent of a [`Limit`], in the three numbers that engines store. What they mean, the limit knows: the
-/// parts of a [`Level`], or the start of a window and what was spent in it and in the one before.
+/// parts of a [`BucketLevel`], or the start of a window and what was spent in it and in the one before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Spent(pub i64, pub u32, pub u32);
+pub struct LimitUsage(pub i64, pub u32, pub u32);
 
 /// A number that a limit does not take. The messages finish the sentence "limit …" or "window …".
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -36,7 +36,7 @@ pub enum LimitError {
 }
 
 /// The same expression for every kind of limit, where each has a type of its own.
-macro_rules! of_any_kind {
+macro_rules! for_each_kind {
     ($limit:expr, $rule:ident => $what:expr) => {
         match $limit {
             Limit::TokenBucket($rule) => $what,
@@ -66,58 +66,60 @@ impl Limit {
 
     /// Where a key stands.
     #[must_use]
-    pub fn limit_state(&self, spent: &Spent, now: Timestamp) -> LimitState {
-        of_any_kind!(self, rule => rule.limit_state(&(*spent).into(), now))
+    pub fn limit_state(&self, spent: &LimitUsage, now: Timestamp) -> LimitState {
+        for_each_kind!(self, rule => rule.limit_state(&(*spent).into(), now))
     }
 
     /// What counts as spent at `now`, rounded up.
     #[must_use]
-    pub fn spent_units(&self, spent: &Spent, now: Timestamp) -> u32 {
-        of_any_kind!(self, rule => rule.spent_units(&(*spent).into(), now))
+    pub fn spent_units(&self, spent: &LimitUsage, now: Timestamp) -> u32 {
+        for_each_kind!(self, rule => rule.spent_units(&(*spent).into(), now))
     }
 }
 
 impl Rule for Limit {
-    type Spent = Spent;
+    type Usage = LimitUsage;
 
-    fn unspent(&self) -> Spent {
-        of_any_kind!(self, rule => rule.unspent().into())
+    fn unspent(&self) -> LimitUsage {
+        for_each_kind!(self, rule => rule.unspent().into())
     }
 
-    fn is_unspent(&self, spent: &Spent, now: Timestamp) -> bool {
-        of_any_kind!(self, rule => rule.is_unspent(&(*spent).into(), now))
+    fn is_unspent(&self, spent: &LimitUsage, now: Timestamp) -> bool {
+        for_each_kind!(self, rule => rule.is_unspent(&(*spent).into(), now))
     }
 
-    fn has_room(&self, spent: &Spent, cost: u32, now: Timestamp) -> bool {
-        of_any_kind!(self, rule => rule.has_room(&(*spent).into(), cost, now))
+    fn has_room(&self, spent: &LimitUsage, cost: u32, now: Timestamp) -> bool {
+        for_each_kind!(self, rule => rule.has_room(&(*spent).into(), cost, now))
     }
 
-    fn charge(&self, spent: &mut Spent, cost: u32, now: Timestamp) {
-        of_any_kind!(self, rule => {
+    fn charge(&self, spent: &mut LimitUsage, cost: u32, now: Timestamp) {
+        for_each_kind!(self, rule => {
             let mut own = (*spent).into();
             rule.charge(&mut own, cost, now);
             *spent = own.into();
         });
     }
 
-    fn give_back(&self, spent: &mut Spent, cost: u32, taken_at: Option<Timestamp>, now: Timestamp) {
-        of_any_kind!(self, rule => {
+    fn give_back(&self, spent: &mut LimitUsage, cost: u32, taken_at: Option<Timestamp>, now: Timestamp) {
+        for_each_kind!(self, rule => {
             let mut own = (*spent).into();
             rule.give_back(&mut own, cost, taken_at, now);
             *spent = own.into();
         });
     }
 
-    fn refusal(&self, spent: &Spent, cost: u32, now: Timestamp) -> Refusal {
-        of_any_kind!(self, rule => rule.refusal(&(*spent).into(), cost, now))
+    fn denial(&self, spent: &LimitUsage, cost: u32, now: Timestamp) -> LimitDenial {
+        for_each_kind!(self, rule => rule.denial(&(*spent).into(), cost, now))
     }
 
     /// A limit of another kind starts with what counts at `now`.
-    fn adopt(&self, old: &Self, spent: Spent, now: Timestamp) -> Spent {
+    fn carry_over(&self, old: &Self, spent: LimitUsage, now: Timestamp) -> LimitUsage {
         match (self, old) {
-            (Self::TokenBucket(new), Self::TokenBucket(old)) => new.adopt(old, spent.into(), now).into(),
-            (Self::FixedWindow(new), Self::FixedWindow(old)) => new.adopt(old, spent.into(), now).into(),
-            (Self::SlidingWindow(new), Self::SlidingWindow(old)) => new.adopt(old, spent.into(), now).into(),
+            (Self::TokenBucket(new), Self::TokenBucket(old)) => new.carry_over(old, spent.into(), now).into(),
+            (Self::FixedWindow(new), Self::FixedWindow(old)) => new.carry_over(old, spent.into(), now).into(),
+            (Self::SlidingWindow(new), Self::SlidingWindow(old)) => {
+                new.carry_over(old, spent.into(), now).into()
+            }
             _ => {
                 let mut adopted = self.unspent();
                 match old.spent_units(&spent, now) {
@@ -129,48 +131,48 @@ impl Rule for Limit {
         }
     }
 
-    fn move_earlier(&self, spent: &mut Spent, by: Duration) {
-        of_any_kind!(self, rule => {
+    fn move_back(&self, spent: &mut LimitUsage, by: Duration) {
+        for_each_kind!(self, rule => {
             let mut own = (*spent).into();
-            rule.move_earlier(&mut own, by);
+            rule.move_back(&mut own, by);
             *spent = own.into();
         });
     }
 }
 
-impl From<Level> for Spent {
-    fn from(level: Level) -> Self {
+impl From<BucketLevel> for LimitUsage {
+    fn from(level: BucketLevel) -> Self {
         let (upper, low) = level.to_parts();
         Self(upper, low, 0)
     }
 }
 
-impl From<Spent> for Level {
-    fn from(Spent(upper, low, _): Spent) -> Self {
+impl From<LimitUsage> for BucketLevel {
+    fn from(LimitUsage(upper, low, _): LimitUsage) -> Self {
         Self::from_parts(upper, low)
     }
 }
 
-impl From<Count> for Spent {
-    fn from(Count { start, spent }: Count) -> Self {
+impl From<FixedWindowCount> for LimitUsage {
+    fn from(FixedWindowCount { start, spent }: FixedWindowCount) -> Self {
         Self(start.as_micros(), spent, 0)
     }
 }
 
-impl From<Spent> for Count {
-    fn from(Spent(start, spent, _): Spent) -> Self {
+impl From<LimitUsage> for FixedWindowCount {
+    fn from(LimitUsage(start, spent, _): LimitUsage) -> Self {
         Self { start: Timestamp::from_micros(start), spent }
     }
 }
 
-impl From<Counts> for Spent {
-    fn from(Counts { start, current, previous }: Counts) -> Self {
+impl From<SlidingWindowCounts> for LimitUsage {
+    fn from(SlidingWindowCounts { start, current, previous }: SlidingWindowCounts) -> Self {
         Self(start.as_micros(), current, previous)
     }
 }
 
-impl From<Spent> for Counts {
-    fn from(Spent(start, current, previous): Spent) -> Self {
+impl From<LimitUsage> for SlidingWindowCounts {
+    fn from(LimitUsage(start, current, previous): LimitUsage) -> Self {
         Self { start: Timestamp::from_micros(start), current, previous }
     }
 }
@@ -225,9 +227,9 @@ mod tests {
             let mut spent = old.unspent();
             old.charge(&mut spent, 4, now);
             for new in every_kind(6) {
-                let adopted = new.adopt(&old, spent, now);
+                let adopted = new.carry_over(&old, spent, now);
                 assert_eq!(new.limit_state(&adopted, now).remaining, 2, "{old:?} to {new:?}");
-                let fresh = new.adopt(&old, old.unspent(), now);
+                let fresh = new.carry_over(&old, old.unspent(), now);
                 assert!(new.is_unspent(&fresh, now), "{old:?} to {new:?}");
             }
         }

@@ -197,8 +197,8 @@ impl TierLimits {
     #[must_use]
     pub const fn rule(&self) -> TierRule {
         [
-            TokenBucket::known(self.daily_limit, self.daily_limit, DAY_MS),
-            TokenBucket::known(self.burst_capacity, self.requests_per_minute, MINUTE_MS),
+            TokenBucket::from_checked(self.daily_limit, self.daily_limit, DAY_MS),
+            TokenBucket::from_checked(self.burst_capacity, self.requests_per_minute, MINUTE_MS),
         ]
     }
 

@@ -11,7 +11,7 @@
 use std::time::Duration;
 
 use super::limit::{LimitError, checked_amount, checked_period_us};
-use super::rule::{LimitState, Refusal, Rule};
+use super::rule::{LimitDenial, LimitState, Rule};
 use crate::Timestamp;
 
 /// How much may be spent in how long a window behind any moment.
@@ -23,7 +23,7 @@ pub struct SlidingWindow {
 
 /// What was spent in the window of the cut that begins at `start`, and in the one before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Counts {
+pub struct SlidingWindowCounts {
     /// When the present window began.
     pub start: Timestamp,
     /// What was spent in it; more than the limit when there are debts.
@@ -53,7 +53,7 @@ impl SlidingWindow {
 
     /// Where a key stands.
     #[must_use]
-    pub fn limit_state(&self, counts: &Counts, now: Timestamp) -> LimitState {
+    pub fn limit_state(&self, counts: &SlidingWindowCounts, now: Timestamp) -> LimitState {
         let remaining = self.limit.saturating_sub(self.spent_units(counts, now));
         let next = remaining.saturating_add(1);
         let counts = self.turned(*counts, now);
@@ -71,7 +71,7 @@ impl SlidingWindow {
 
     /// What counts at `now`, rounded up.
     #[must_use]
-    pub fn spent_units(&self, counts: &Counts, now: Timestamp) -> u32 {
+    pub fn spent_units(&self, counts: &SlidingWindowCounts, now: Timestamp) -> u32 {
         let spent = self.weighted(&self.turned(*counts, now), now).div_ceil(self.window_wide());
         u32::try_from(spent).unwrap_or(u32::MAX)
     }
@@ -83,17 +83,17 @@ impl SlidingWindow {
     }
 
     /// The counts as of `now`. A clock that steps back stays in the window it was in.
-    fn turned(&self, counts: Counts, now: Timestamp) -> Counts {
+    fn turned(&self, counts: SlidingWindowCounts, now: Timestamp) -> SlidingWindowCounts {
         let start = self.cut(now);
         if start <= counts.start {
             return counts;
         }
         let previous = if start == self.later(counts.start, 1) { counts.current } else { 0 };
-        Counts { start, current: 0, previous }
+        SlidingWindowCounts { start, current: 0, previous }
     }
 
     /// What counts at `now`, times the length of the window.
-    fn weighted(&self, counts: &Counts, now: Timestamp) -> u128 {
+    fn weighted(&self, counts: &SlidingWindowCounts, now: Timestamp) -> u128 {
         let into = now.since(counts.start).as_micros();
         let share = u128::from(counts.previous).saturating_mul(self.window_wide().saturating_sub(into));
         share.saturating_add(self.weight(counts.current))
@@ -112,7 +112,7 @@ impl SlidingWindow {
     }
 
     /// The first moment, not before `now`, at which `cost` fits. It must not be above the limit.
-    fn room_at(&self, counts: &Counts, cost: u32, now: Timestamp) -> Timestamp {
+    fn room_at(&self, counts: &SlidingWindowCounts, cost: u32, now: Timestamp) -> Timestamp {
         let others = self.limit.saturating_sub(cost);
         let at = match others.checked_sub(counts.current) {
             Some(share) => self.faded_at(counts.start, counts.previous, share),
@@ -130,7 +130,7 @@ impl SlidingWindow {
     }
 
     /// When nothing counts any more.
-    fn forgotten_at(&self, counts: &Counts) -> Timestamp {
+    fn forgotten_at(&self, counts: &SlidingWindowCounts) -> Timestamp {
         match (counts.current, counts.previous) {
             (0, 0) => Timestamp::from_micros(i64::MIN),
             (0, _) => self.later(counts.start, 1),
@@ -140,28 +140,34 @@ impl SlidingWindow {
 }
 
 impl Rule for SlidingWindow {
-    type Spent = Counts;
+    type Usage = SlidingWindowCounts;
 
-    fn unspent(&self) -> Counts {
-        Counts { start: Timestamp::from_micros(i64::MIN), current: 0, previous: 0 }
+    fn unspent(&self) -> SlidingWindowCounts {
+        SlidingWindowCounts { start: Timestamp::from_micros(i64::MIN), current: 0, previous: 0 }
     }
 
-    fn is_unspent(&self, counts: &Counts, now: Timestamp) -> bool {
+    fn is_unspent(&self, counts: &SlidingWindowCounts, now: Timestamp) -> bool {
         self.forgotten_at(counts) <= now
     }
 
-    fn has_room(&self, counts: &Counts, cost: u32, now: Timestamp) -> bool {
+    fn has_room(&self, counts: &SlidingWindowCounts, cost: u32, now: Timestamp) -> bool {
         let spent = self.weighted(&self.turned(*counts, now), now);
         cost == 0 || spent.saturating_add(self.weight(cost)) <= self.weight(self.limit)
     }
 
-    fn charge(&self, counts: &mut Counts, cost: u32, now: Timestamp) {
+    fn charge(&self, counts: &mut SlidingWindowCounts, cost: u32, now: Timestamp) {
         *counts = self.turned(*counts, now);
         counts.current = counts.current.saturating_add(cost);
     }
 
     /// Given back to the window it was taken in; when that is not known, to this one first and then to the last.
-    fn give_back(&self, counts: &mut Counts, cost: u32, taken_at: Option<Timestamp>, now: Timestamp) {
+    fn give_back(
+        &self,
+        counts: &mut SlidingWindowCounts,
+        cost: u32,
+        taken_at: Option<Timestamp>,
+        now: Timestamp,
+    ) {
         let mut turned = self.turned(*counts, now);
         let from_current = match taken_at {
             Some(taken) if taken < turned.start => 0,
@@ -176,13 +182,13 @@ impl Rule for SlidingWindow {
         *counts = turned;
     }
 
-    fn refusal(&self, counts: &Counts, cost: u32, now: Timestamp) -> Refusal {
+    fn denial(&self, counts: &SlidingWindowCounts, cost: u32, now: Timestamp) -> LimitDenial {
         let counts = self.turned(*counts, now);
-        Refusal::alone((cost <= self.limit).then(|| self.room_at(&counts, cost, now).since(now)))
+        LimitDenial::single((cost <= self.limit).then(|| self.room_at(&counts, cost, now).since(now)))
     }
 
     /// Another length is another cut: what counts at `now` then counts as spent at `now`.
-    fn adopt(&self, old: &Self, counts: Counts, now: Timestamp) -> Counts {
+    fn carry_over(&self, old: &Self, counts: SlidingWindowCounts, now: Timestamp) -> SlidingWindowCounts {
         if self.window_us == old.window_us {
             return counts;
         }
@@ -192,7 +198,7 @@ impl Rule for SlidingWindow {
     }
 
     /// Windows stay cut where they are, so what was spent may move by up to one window more.
-    fn move_earlier(&self, counts: &mut Counts, by: Duration) {
+    fn move_back(&self, counts: &mut SlidingWindowCounts, by: Duration) {
         counts.start = self.cut(counts.start.minus(by));
     }
 }
@@ -230,7 +236,7 @@ mod tests {
         let rule = window(10);
         let mut counts = rule.unspent();
         rule.charge(&mut counts, 10, at(0));
-        let wait = |cost| rule.refusal(&counts, cost, at(10_000_000)).retry_after;
+        let wait = |cost| rule.denial(&counts, cost, at(10_000_000)).retry_after;
         assert_eq!(wait(1), Some(Duration::from_secs(56)), "a tenth of the next window must have passed");
         assert_eq!(wait(10), Some(Duration::from_secs(110)), "all of it must have");
         assert_eq!(wait(11), None);
@@ -271,7 +277,7 @@ mod tests {
         let mut counts = old.unspent();
         old.charge(&mut counts, 9, at(0));
         // Half of nine still counts, which is five.
-        let adopted = new.adopt(&old, counts, at(WINDOW_US + WINDOW_US / 2));
+        let adopted = new.carry_over(&old, counts, at(WINDOW_US + WINDOW_US / 2));
         assert_eq!(new.limit_state(&adopted, at(WINDOW_US + WINDOW_US / 2)).remaining, 5);
     }
 

@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use super::limit::{LimitError, checked_amount, checked_period_us};
-use super::rule::{LimitState, Refusal, Rule};
+use super::rule::{LimitDenial, LimitState, Rule};
 use crate::Timestamp;
 
 /// How much may be spent in how long a window.
@@ -18,7 +18,7 @@ pub struct FixedWindow {
 
 /// What was spent in the window that began at `start`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Count {
+pub struct FixedWindowCount {
     /// When the window began.
     pub start: Timestamp,
     /// What was spent in it; more than the limit when there are debts.
@@ -46,7 +46,7 @@ impl FixedWindow {
 
     /// Where a key stands.
     #[must_use]
-    pub fn limit_state(&self, count: &Count, now: Timestamp) -> LimitState {
+    pub fn limit_state(&self, count: &FixedWindowCount, now: Timestamp) -> LimitState {
         let reset_after =
             if self.is_unspent(count, now) { Duration::ZERO } else { self.end(count).since(now) };
         let remaining = self.limit.saturating_sub(self.spent_units(count, now));
@@ -55,58 +55,64 @@ impl FixedWindow {
 
     /// What was spent in the window that `now` is in.
     #[must_use]
-    pub fn spent_units(&self, count: &Count, now: Timestamp) -> u32 {
+    pub fn spent_units(&self, count: &FixedWindowCount, now: Timestamp) -> u32 {
         if self.has_passed(count, now) { 0 } else { count.spent }
     }
 
-    fn end(&self, count: &Count) -> Timestamp {
+    fn end(&self, count: &FixedWindowCount) -> Timestamp {
         count.start.plus(self.window())
     }
 
-    fn has_passed(&self, count: &Count, now: Timestamp) -> bool {
+    fn has_passed(&self, count: &FixedWindowCount, now: Timestamp) -> bool {
         now.since(count.start) >= self.window()
     }
 }
 
 impl Rule for FixedWindow {
-    type Spent = Count;
+    type Usage = FixedWindowCount;
 
-    fn unspent(&self) -> Count {
-        Count { start: Timestamp::from_micros(i64::MIN), spent: 0 }
+    fn unspent(&self) -> FixedWindowCount {
+        FixedWindowCount { start: Timestamp::from_micros(i64::MIN), spent: 0 }
     }
 
-    fn is_unspent(&self, count: &Count, now: Timestamp) -> bool {
+    fn is_unspent(&self, count: &FixedWindowCount, now: Timestamp) -> bool {
         self.spent_units(count, now) == 0
     }
 
-    fn has_room(&self, count: &Count, cost: u32, now: Timestamp) -> bool {
+    fn has_room(&self, count: &FixedWindowCount, cost: u32, now: Timestamp) -> bool {
         cost == 0 || cost <= self.limit.saturating_sub(self.spent_units(count, now))
     }
 
-    fn charge(&self, count: &mut Count, cost: u32, now: Timestamp) {
+    fn charge(&self, count: &mut FixedWindowCount, cost: u32, now: Timestamp) {
         if self.is_unspent(count, now) {
-            *count = Count { start: now, spent: 0 };
+            *count = FixedWindowCount { start: now, spent: 0 };
         }
         count.spent = count.spent.saturating_add(cost);
     }
 
     /// What was spent in a window that has ended is worth nothing to the present one.
-    fn give_back(&self, count: &mut Count, cost: u32, taken_at: Option<Timestamp>, now: Timestamp) {
+    fn give_back(
+        &self,
+        count: &mut FixedWindowCount,
+        cost: u32,
+        taken_at: Option<Timestamp>,
+        now: Timestamp,
+    ) {
         if !self.has_passed(count, now) && taken_at.is_none_or(|taken| taken >= count.start) {
             count.spent = count.spent.saturating_sub(cost);
         }
     }
 
-    fn refusal(&self, count: &Count, cost: u32, now: Timestamp) -> Refusal {
-        Refusal::alone((cost <= self.limit).then(|| self.end(count).since(now)))
+    fn denial(&self, count: &FixedWindowCount, cost: u32, now: Timestamp) -> LimitDenial {
+        LimitDenial::single((cost <= self.limit).then(|| self.end(count).since(now)))
     }
 
     /// The window began when it did; only its length and its limit are new.
-    fn adopt(&self, old: &Self, count: Count, now: Timestamp) -> Count {
+    fn carry_over(&self, old: &Self, count: FixedWindowCount, now: Timestamp) -> FixedWindowCount {
         if old.has_passed(&count, now) { self.unspent() } else { count }
     }
 
-    fn move_earlier(&self, count: &mut Count, by: Duration) {
+    fn move_back(&self, count: &mut FixedWindowCount, by: Duration) {
         count.start = count.start.minus(by);
     }
 }
@@ -129,12 +135,12 @@ mod tests {
         let rule = window(5);
         let mut count = rule.unspent();
         assert!(rule.take(&mut count, 3, at(7)).is_allowed());
-        let denied = Decision::Denied(Refusal::alone(Some(Duration::from_secs(50))));
+        let denied = Decision::Denied(LimitDenial::single(Some(Duration::from_secs(50))));
         assert_eq!(rule.take(&mut count, 3, at(17)), denied);
         assert!(rule.take(&mut count, 2, at(17)).is_allowed());
         assert!(!rule.has_room(&count, 1, Timestamp::from_micros(at(67).as_micros() - 1)));
         assert!(rule.take(&mut count, 5, at(67)).is_allowed());
-        assert_eq!(count, Count { start: at(67), spent: 5 });
+        assert_eq!(count, FixedWindowCount { start: at(67), spent: 5 });
     }
 
     #[test]
@@ -156,7 +162,7 @@ mod tests {
         let mut count = rule.unspent();
         rule.charge(&mut count, 50, at(0));
         assert_eq!(rule.limit_state(&count, at(1)).remaining, 0);
-        assert_eq!(rule.take(&mut count, 6, at(1)), Decision::Denied(Refusal::alone(None)));
+        assert_eq!(rule.take(&mut count, 6, at(1)), Decision::Denied(LimitDenial::single(None)));
         assert!(rule.has_room(&count, 5, at(60)));
     }
 

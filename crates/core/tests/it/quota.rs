@@ -9,7 +9,7 @@
 use std::time::Duration;
 
 use proptest::prelude::*;
-use weir_core::quota::{Limits, Quota};
+use weir_core::quota::{Quota, QuotaLimits};
 use weir_core::{Timestamp, Verdict};
 
 const START_SECONDS: i64 = 1_700_000_000;
@@ -71,8 +71,8 @@ proptest! {
 
     #[test]
     fn the_rule_answers_as_the_model_and_never_passes_the_limit((limit, minutes, steps) in history()) {
-        let mut quota = Quota::configured(
-            Limits::new(limit, minutes).unwrap(),
+        let mut quota = Quota::new(
+            QuotaLimits::new(limit, minutes).unwrap(),
             Timestamp::from_seconds(START_SECONDS),
         );
         let mut model = Model::new(limit, minutes);
@@ -94,7 +94,7 @@ proptest! {
                 Verdict::Denied(denial) => {
                     prop_assert!(denial.retry_after <= quota.limits.window(), "longer than a window");
                     let mut expected = before;
-                    expected.bring_back(Timestamp::from_micros(now));
+                    expected.clamp_window_start(Timestamp::from_micros(now));
                     prop_assert_eq!(quota, expected, "a denial changed the row");
                 }
             }
@@ -104,7 +104,7 @@ proptest! {
     #[test]
     fn a_new_window_counts_from_1((limit, minutes, steps) in history()) {
         let start = Timestamp::from_seconds(START_SECONDS);
-        let mut quota = Quota::configured(Limits::new(limit, minutes).unwrap(), start);
+        let mut quota = Quota::new(QuotaLimits::new(limit, minutes).unwrap(), start);
         let mut now = START_SECONDS * 1_000_000;
         for step in steps {
             now += step;
@@ -120,7 +120,7 @@ proptest! {
     #[test]
     fn a_denied_sender_who_waits_as_told_is_allowed((limit, minutes, steps) in history()) {
         let start = Timestamp::from_seconds(START_SECONDS);
-        let mut quota = Quota::configured(Limits::new(limit, minutes).unwrap(), start);
+        let mut quota = Quota::new(QuotaLimits::new(limit, minutes).unwrap(), start);
         let mut now = start;
         for step in steps {
             now = Timestamp::from_micros(now.as_micros() + step);

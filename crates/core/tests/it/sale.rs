@@ -9,7 +9,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use proptest::prelude::*;
 use weir_core::Timestamp;
-use weir_core::sale::{Change, ChangeError, EndReason, Receipt, Refusal, Sale, State, Terms, TermsError};
+use weir_core::sale::{
+    ChangeError, EndReason, PurchaseReceipt, PurchaseRefusal, Sale, SaleState, Terms, TermsChange, TermsError,
+};
 
 const START: i64 = 1_771_149_600;
 const LASTS: i64 = 100;
@@ -24,19 +26,20 @@ fn sale(stock: u32) -> Sale {
 
 /// What the answer to a buyer must be, from the list of purchases alone; `ended` is how the sale was seen to end.
 fn expected(
-    bought: &BTreeMap<u8, Receipt>,
+    bought: &BTreeMap<u8, PurchaseReceipt>,
     buyer: u8,
     stock: u32,
-    seen: State,
+    seen: SaleState,
     now: Timestamp,
-) -> Result<u32, Refusal> {
+) -> Result<u32, PurchaseRefusal> {
     let sold = u32::try_from(bought.len()).unwrap();
     if bought.contains_key(&buyer) {
-        Err(Refusal::AlreadyPurchased)
+        Err(PurchaseRefusal::AlreadyPurchased)
     } else if sold == stock {
-        Err(Refusal::SoldOut)
-    } else if seen.end_reason().is_some() || now >= at(LASTS) || (seen == State::Upcoming && now < at(0)) {
-        Err(Refusal::NotActive)
+        Err(PurchaseRefusal::SoldOut)
+    } else if seen.end_reason().is_some() || now >= at(LASTS) || (seen == SaleState::Upcoming && now < at(0))
+    {
+        Err(PurchaseRefusal::NotActive)
     } else {
         Ok(sold + 1)
     }
@@ -52,8 +55,8 @@ proptest! {
         attempts in prop::collection::vec((0_u8..20, -20_i64..130), 1..80),
     ) {
         let mut sale = sale(stock);
-        let mut bought: BTreeMap<u8, Receipt> = BTreeMap::new();
-        let mut seen = State::Upcoming;
+        let mut bought: BTreeMap<u8, PurchaseReceipt> = BTreeMap::new();
+        let mut seen = SaleState::Upcoming;
         for (buyer, offset) in attempts {
             let now = at(offset);
             let wanted = expected(&bought, buyer, stock, seen, now);
@@ -67,10 +70,10 @@ proptest! {
             prop_assert_eq!(sale.sold as usize, bought.len(), "count = purchases");
             prop_assert_eq!(sale.stock() + sale.sold, stock);
             prop_assert!(sale.state >= seen, "no way back from {:?} to {:?}", seen, sale.state);
-            if let State::Ended(_) = seen {
+            if let SaleState::Ended(_) = seen {
                 prop_assert_eq!(sale.state, seen, "the end is final, and so is its reason");
             }
-            prop_assert_eq!(sale.stock() == 0, sale.state == State::Ended(EndReason::SoldOut));
+            prop_assert_eq!(sale.stock() == 0, sale.state == SaleState::Ended(EndReason::SoldOut));
             seen = sale.state;
         }
         let numbers: BTreeSet<u32> = bought.values().map(|receipt| receipt.number).collect();
@@ -81,13 +84,13 @@ proptest! {
     fn the_next_turn_is_when_the_state_turns_and_not_before(stock in 1_u32..3, offset in -20_i64..130) {
         let sale = sale(stock);
         let now = at(offset);
-        match sale.next_turn(now) {
-            None => prop_assert!(matches!(sale.state_at(now), State::Ended(_))),
-            Some(turn) => {
-                prop_assert!(turn > now);
-                let just_before = Timestamp::from_micros(turn.as_micros() - 1);
+        match sale.next_transition(now) {
+            None => prop_assert!(matches!(sale.state_at(now), SaleState::Ended(_))),
+            Some(advance) => {
+                prop_assert!(advance > now);
+                let just_before = Timestamp::from_micros(advance.as_micros() - 1);
                 prop_assert_eq!(sale.state_at(just_before), sale.state_at(now));
-                prop_assert!(sale.state_at(turn) > sale.state_at(now));
+                prop_assert!(sale.state_at(advance) > sale.state_at(now));
             }
         }
     }
@@ -96,49 +99,53 @@ proptest! {
 #[test]
 fn edges_belong_to_what_begins_at_them() {
     let sale = sale(1);
-    assert_eq!(sale.state_at(at(-1)), State::Upcoming);
-    assert_eq!(sale.state_at(at(0)), State::Active);
-    assert_eq!(sale.state_at(at(LASTS - 1)), State::Active);
-    assert_eq!(sale.state_at(at(LASTS)), State::Ended(EndReason::TimeExpired));
+    assert_eq!(sale.state_at(at(-1)), SaleState::Upcoming);
+    assert_eq!(sale.state_at(at(0)), SaleState::Active);
+    assert_eq!(sale.state_at(at(LASTS - 1)), SaleState::Active);
+    assert_eq!(sale.state_at(at(LASTS)), SaleState::Ended(EndReason::TimeExpired));
 }
 
 #[test]
 fn the_last_unit_ends_a_sale_at_once_and_later_buyers_hear_sold_out() {
     let mut sale = sale(1);
     assert_eq!(sale.sell(false, at(1)).map(|receipt| receipt.number), Ok(1));
-    assert_eq!(sale.state, State::Ended(EndReason::SoldOut));
-    assert_eq!(sale.sell(false, at(1)), Err(Refusal::SoldOut));
+    assert_eq!(sale.state, SaleState::Ended(EndReason::SoldOut));
+    assert_eq!(sale.sell(false, at(1)), Err(PurchaseRefusal::SoldOut));
     assert_eq!(
         sale.sell(true, at(LASTS + 1)),
-        Err(Refusal::AlreadyPurchased),
+        Err(PurchaseRefusal::AlreadyPurchased),
         "before the state is looked at"
     );
-    assert_eq!(sale.sell(false, at(LASTS + 1)), Err(Refusal::SoldOut), "why it ended does not change");
+    assert_eq!(
+        sale.sell(false, at(LASTS + 1)),
+        Err(PurchaseRefusal::SoldOut),
+        "why it ended does not change"
+    );
 }
 
 #[test]
 fn terms_change_only_before_the_start() {
     let mut sale = sale(5);
-    let more = Change { initial_stock: Some(9), ..Change::default() };
+    let more = TermsChange { initial_stock: Some(9), ..TermsChange::default() };
     assert_eq!(sale.change(&more, at(-5)), Ok(()));
     assert_eq!(sale.stock(), 9);
-    let past = Change { start: Some(at(-6)), ..Change::default() };
+    let past = TermsChange { start: Some(at(-6)), ..TermsChange::default() };
     assert_eq!(sale.change(&past, at(-5)), Err(ChangeError::Terms(TermsError::StartTime)));
-    let turned = Change { end: Some(at(-1)), ..Change::default() };
+    let turned = TermsChange { end: Some(at(-1)), ..TermsChange::default() };
     assert_eq!(sale.change(&turned, at(-5)), Err(ChangeError::Terms(TermsError::EndTime)));
     assert_eq!(sale.terms.initial_stock.get(), 9, "a refused change changes nothing");
     assert_eq!(sale.change(&more, at(0)), Err(ChangeError::NotModifiable));
-    assert_eq!(sale.change(&Change::default(), at(LASTS)), Err(ChangeError::NotModifiable));
+    assert_eq!(sale.change(&TermsChange::default(), at(LASTS)), Err(ChangeError::NotModifiable));
 }
 
 #[test]
 fn states_are_read_as_they_are_written() {
-    let ends = [EndReason::SoldOut, EndReason::TimeExpired].map(State::Ended);
-    for state in [State::Upcoming, State::Active].into_iter().chain(ends) {
+    let ends = [EndReason::SoldOut, EndReason::TimeExpired].map(SaleState::Ended);
+    for state in [SaleState::Upcoming, SaleState::Active].into_iter().chain(ends) {
         let reason = state.end_reason().map(EndReason::as_str);
-        assert_eq!(State::parse(state.as_str(), reason), Some(state));
+        assert_eq!(SaleState::parse(state.as_str(), reason), Some(state));
     }
     for (state, reason) in [("ENDED", None), ("ACTIVE", Some("SOLD_OUT")), ("active", None), ("", None)] {
-        assert_eq!(State::parse(state, reason), None, "{state}");
+        assert_eq!(SaleState::parse(state, reason), None, "{state}");
     }
 }

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 use weir_core::Timestamp;
-use weir_core::slot::{Forecaster, Pace, Place, Windows};
+use weir_core::slot::{Forecaster, Pace, SlotAssignment, Windows};
 
 const START_MS: i64 = 1_700_000_000_000;
 
@@ -29,17 +29,18 @@ impl Model {
     fn expected(&self, requested: i64, max: i64, window_us: i64) -> i64 {
         let first = requested.div_euclid(window_us) * window_us;
         let left_ms = (window_us - (requested - first)) / 1_000;
-        let share = if left_ms == 0 { 0 } else { max * (window_us - (requested - first)) / window_us };
-        if self.count(first) < share {
+        let capacity_from =
+            if left_ms == 0 { 0 } else { max * (window_us - (requested - first)) / window_us };
+        if self.count(first) < capacity_from {
             return first;
         }
         (1..).map(|n| first + n * window_us).find(|start| self.count(*start) < max).unwrap()
     }
 }
 
-fn place(windows: &mut Windows, requested: Timestamp, chance: u64) -> Place {
+fn place(windows: &mut Windows, requested: Timestamp, random: u64) -> SlotAssignment {
     let start = windows.find(requested).unwrap();
-    windows.put(start, requested, chance).unwrap()
+    windows.assign(start, requested, random).unwrap()
 }
 
 fn history() -> impl Strategy<Value = (u32, u64, Vec<(i64, u64)>)> {
@@ -69,10 +70,10 @@ proptest! {
             windows.add(Timestamp::from_micros(base + n * window_us), 0);
         }
         let mut model = Model::default();
-        for (offset, chance) in events {
+        for (offset, random) in events {
             let requested = base + offset;
             let expected = model.expected(requested, i64::from(max), window_us);
-            let place = place(&mut windows, Timestamp::from_micros(requested), chance);
+            let place = place(&mut windows, Timestamp::from_micros(requested), random);
             let (start, scheduled) = (place.window_start.as_micros(), place.scheduled.as_micros());
             prop_assert_eq!(start, expected);
             prop_assert!(scheduled >= requested, "not before its time");
@@ -98,8 +99,8 @@ proptest! {
         for n in -3..500 {
             windows.add(Timestamp::from_micros(base + n * window_us), 0);
         }
-        for (offset, chance) in before {
-            place(&mut windows, Timestamp::from_micros(base + offset), chance);
+        for (offset, random) in before {
+            place(&mut windows, Timestamp::from_micros(base + offset), random);
         }
         let requested = Timestamp::from_micros(base + (into % (window_ms * 1_000)).cast_signed());
         let mut forecaster = Forecaster::new(pace, requested, load);
@@ -110,7 +111,7 @@ proptest! {
         }
         let forecast = forecaster.finish().unwrap();
         let starts: Vec<_> =
-            (0..load).map(|chance| place(&mut windows, requested, chance).window_start).collect();
+            (0..load).map(|random| place(&mut windows, requested, random).window_start).collect();
         let mut distinct = starts.clone();
         distinct.dedup();
         prop_assert_eq!(forecast.first_window, starts[0]);
@@ -123,8 +124,8 @@ proptest! {
         let pace = Pace::new(max, Duration::from_millis(window_ms)).unwrap();
         let into = |n: u64| Timestamp::from_micros((n % (window_ms * 1_000)).cast_signed());
         let (early, late) = (into(a).min(into(b)), into(a).max(into(b)));
-        prop_assert!(pace.share(early) >= pace.share(late));
-        prop_assert!(pace.share(early) <= max);
-        prop_assert_eq!(pace.share(Timestamp::EPOCH), max);
+        prop_assert!(pace.capacity_from(early) >= pace.capacity_from(late));
+        prop_assert!(pace.capacity_from(early) <= max);
+        prop_assert_eq!(pace.capacity_from(Timestamp::EPOCH), max);
     }
 }

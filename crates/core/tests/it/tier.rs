@@ -60,15 +60,15 @@ fn op(limit: u32) -> impl Strategy<Value = Op> {
 }
 
 /// A refusal changes nothing, and the wait it names is exact.
-fn check_refusal<R: Rule + std::fmt::Debug>(
+fn check_denial<R: Rule + std::fmt::Debug>(
     rule: &R,
-    before: &R::Spent,
-    after: &R::Spent,
+    before: &R::Usage,
+    after: &R::Usage,
     (cost, decision, now): (u32, Decision, Timestamp),
 ) -> Result<(), TestCaseError> {
-    let Decision::Denied(refusal) = decision else { return Ok(()) };
-    prop_assert_eq!(before, after, "a refusal changed something");
-    if let Some(wait) = refusal.retry_after {
+    let Decision::Denied(denial) = decision else { return Ok(()) };
+    prop_assert_eq!(before, after, "a denial changed something");
+    if let Some(wait) = denial.retry_after {
         prop_assert!(wait > Duration::ZERO);
         let early = now.plus(wait - Duration::from_micros(1));
         prop_assert!(!rule.has_room(after, cost, early), "the wait of {:?} is too long", wait);

@@ -163,7 +163,7 @@ mod tests {
     fn a_secret_of_webhooks_is_one_that_the_standard_takes() {
         let data = tempfile::tempdir().unwrap();
         let secret = load_or_create_webhook_secret(data.path()).unwrap();
-        assert!(weir_core::webhook::Secret::parse(&secret).is_ok());
+        assert!(weir_core::webhook::SigningSecret::parse(&secret).is_ok());
         assert_eq!(load_or_create_webhook_secret(data.path()).unwrap(), secret);
     }
 

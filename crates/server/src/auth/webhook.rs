@@ -8,7 +8,7 @@
 use std::path::Path;
 
 use ring::hkdf::{HKDF_SHA256, Prk, Salt};
-use weir_core::webhook::{Received, Secret, SecretError, SignatureError, sign, verify};
+use weir_core::webhook::{SignatureError, SignedMessage, SigningSecret, SigningSecretError, sign, verify};
 use weir_core::{TenantId, Timestamp};
 
 use super::secrets;
@@ -30,15 +30,15 @@ pub struct WebhookSecret {
 #[derive(Clone)]
 struct Master {
     /// What downstreams sign with.
-    secret: Secret,
+    secret: SigningSecret,
     /// What tenants' secrets are derived from.
     prk: Prk,
 }
 
 impl Master {
-    fn parse(text: &str) -> Result<Self, SecretError> {
-        let key = Secret::decode(text)?;
-        Ok(Self { secret: Secret::from_key(&key)?, prk: Salt::new(HKDF_SHA256, SALT).extract(&key) })
+    fn parse(text: &str) -> Result<Self, SigningSecretError> {
+        let key = SigningSecret::decode(text)?;
+        Ok(Self { secret: SigningSecret::from_key(&key)?, prk: Salt::new(HKDF_SHA256, SALT).extract(&key) })
     }
 
     fn tenant_key(&self, tenant: &TenantId) -> [u8; TENANT_SECRET_BYTES] {
@@ -50,8 +50,8 @@ impl Master {
         key
     }
 
-    fn tenant_secret(&self, tenant: &TenantId) -> Secret {
-        Secret::from_key(&self.tenant_key(tenant)).expect("32 bytes are a secret")
+    fn tenant_secret(&self, tenant: &TenantId) -> SigningSecret {
+        SigningSecret::from_key(&self.tenant_key(tenant)).expect("32 bytes are a secret")
     }
 }
 
@@ -72,8 +72,8 @@ impl WebhookSecret {
 
     /// Whether a downstream's message was signed with one of the masters and is of the present.
     /// Says why the message is not to be believed.
-    pub fn verify_callback(&self, message: Received<'_>, now: Timestamp) -> Result<(), SignatureError> {
-        let secrets: Vec<Secret> = self.masters().map(|master| master.secret.clone()).collect();
+    pub fn verify_callback(&self, message: SignedMessage<'_>, now: Timestamp) -> Result<(), SignatureError> {
+        let secrets: Vec<SigningSecret> = self.masters().map(|master| master.secret.clone()).collect();
         verify(&secrets, message, now)
     }
 
@@ -88,7 +88,7 @@ impl WebhookSecret {
     /// What a tenant verifies its webhooks with: the secret derived from the present master, as `whsec_` and base64.
     #[must_use]
     pub fn tenant_secret(&self, tenant: &TenantId) -> String {
-        Secret::encode(&self.present.tenant_key(tenant))
+        SigningSecret::encode(&self.present.tenant_key(tenant))
     }
 
     fn masters(&self) -> impl Iterator<Item = &Master> {
@@ -125,8 +125,8 @@ mod tests {
 
     fn check(secret: &str, signatures: &str) -> Result<(), SignatureError> {
         let timestamp = weir_core::webhook::timestamp(NOW);
-        let message = Received { id: "m", timestamp: &timestamp, signatures, body: b"{}" };
-        verify(&[Secret::parse(secret).unwrap()], message, NOW)
+        let message = SignedMessage { id: "m", timestamp: &timestamp, signatures, body: b"{}" };
+        verify(&[SigningSecret::parse(secret).unwrap()], message, NOW)
     }
 
     /// Computed with Python's hmac module: tenants keep their secrets over versions of Weir.
@@ -146,12 +146,12 @@ mod tests {
         let of_rival = secrets.sign_for(&tenant("rival"), "m", NOW, b"{}");
         assert_eq!(check(&own, &of_rival), Err(SignatureError::NoMatch));
         assert_eq!(check(NEW, &of_rival), Err(SignatureError::NoMatch), "nor is it signed with the master");
-        let (timestamp, own) = (weir_core::webhook::timestamp(NOW), Secret::parse(&own).unwrap());
+        let (timestamp, own) = (weir_core::webhook::timestamp(NOW), SigningSecret::parse(&own).unwrap());
         let forged = sign(&own, "m", NOW, b"{}");
-        let callback = Received { id: "m", timestamp: &timestamp, signatures: &forged, body: b"{}" };
+        let callback = SignedMessage { id: "m", timestamp: &timestamp, signatures: &forged, body: b"{}" };
         assert_eq!(secrets.verify_callback(callback, NOW), Err(SignatureError::NoMatch));
-        let genuine = sign(&Secret::parse(NEW).unwrap(), "m", NOW, b"{}");
-        assert_eq!(secrets.verify_callback(Received { signatures: &genuine, ..callback }, NOW), Ok(()));
+        let genuine = sign(&SigningSecret::parse(NEW).unwrap(), "m", NOW, b"{}");
+        assert_eq!(secrets.verify_callback(SignedMessage { signatures: &genuine, ..callback }, NOW), Ok(()));
     }
 
     #[test]

@@ -10,8 +10,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use weir_core::RequestId;
-use weir_core::request::retry::Policy;
-use weir_core::request::state::Status;
+use weir_core::request::retry::RetryPolicy;
+use weir_core::request::state::RequestStatus;
 use weir_queue::publish::{Event, PublishOutcome, Publisher};
 use weir_queue::{Message, Settlement, Source};
 use weir_store::request::{Claimed, Receipt, RequestStore, SubmitOutcome};
@@ -64,7 +64,7 @@ impl Broker {
             if let SubmitOutcome::Accepted(receipt) = outcome
                 && published.contains(&receipt.id)
             {
-                receipt.status = Status::Accepted;
+                receipt.status = RequestStatus::Accepted;
             }
         }
     }
@@ -136,7 +136,7 @@ impl BrokerJobs {
     pub(crate) async fn claim(
         &mut self,
         store: &dyn RequestStore,
-        policy: &Policy,
+        policy: &RetryPolicy,
         max: usize,
     ) -> Result<Claimed> {
         // A broker that cannot be reached keeps nobody from what the store has.

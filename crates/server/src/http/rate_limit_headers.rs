@@ -43,7 +43,7 @@ impl RateLimitHeaders {
 
 /// Writes what an AI call is told of its limits, in place of anything that is there: an upstream may have limits of its own,
 /// which callers must not take for ours.
-pub(crate) fn write_tier(tier: &weir_core::tier::Headers, headers: &mut HeaderMap) {
+pub(crate) fn write_tier(tier: &weir_core::tier::TierHeaders, headers: &mut HeaderMap) {
     if tier.named.is_none() {
         headers.remove(IETF_POLICY);
         headers.remove(IETF_STATE);
@@ -129,7 +129,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     use weir_core::Timestamp;
-    use weir_core::tier::{Headers, Rule, Tier};
+    use weir_core::tier::{Rule, Tier, TierHeaders};
 
     use super::*;
 
@@ -147,7 +147,7 @@ mod tests {
         let (mut spent, now) = (rule.unspent(), Timestamp::from_seconds(1_700_000_000));
         let decision = rule.take(&mut spent, 3, now);
         let mut headers = HeaderMap::new();
-        for tier in [Headers::after(&limits, &spent, &decision, now), Headers::unlimited(&limits)] {
+        for tier in [TierHeaders::after(&limits, &spent, &decision, now), TierHeaders::unlimited(&limits)] {
             write_tier(&tier, &mut headers);
             let written: BTreeSet<_> = headers
                 .iter()

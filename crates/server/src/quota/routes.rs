@@ -7,7 +7,7 @@ use axum::response::{IntoResponse, Response};
 use http::{HeaderMap, StatusCode};
 use serde::{Deserialize, Deserializer, Serialize};
 use utoipa::ToSchema;
-use weir_core::quota::{Limits, OutOfRange, Quota};
+use weir_core::quota::{Quota, QuotaLimits, QuotaLimitsError};
 use weir_core::{Timestamp, UserId};
 use weir_queue::sms::rfc3339;
 use weir_store::quota::{Queued, SendMessage, SendOutcome};
@@ -48,8 +48,8 @@ impl<'de> Deserialize<'de> for Positive {
         // Any JSON value is taken up first, so that a string or a fraction gets the same advice as a number too large.
         let value = serde_json::Value::deserialize(deserializer)?;
         let number = value.as_u64().and_then(|number| u32::try_from(number).ok());
-        let in_range = number.filter(|number| (1..=Limits::MAX).contains(number));
-        in_range.map(Self).ok_or_else(|| serde::de::Error::custom(OutOfRange))
+        let in_range = number.filter(|number| (1..=QuotaLimits::MAX).contains(number));
+        in_range.map(Self).ok_or_else(|| serde::de::Error::custom(QuotaLimitsError))
     }
 }
 
@@ -128,7 +128,7 @@ pub(crate) async fn configure_quota(
     Json(request): Json<ConfigureRequest>,
 ) -> Result<Response, ApiError> {
     let user = parse_user(request.user_id)?;
-    let limits = Limits::new(request.rate_limit.0, request.time_window.0)
+    let limits = QuotaLimits::new(request.rate_limit.0, request.time_window.0)
         .map_err(|problem| ApiError::invalid_field("rateLimit and timeWindow", problem))?;
     let quota = app.quota.configure(&user, limits).await?;
     Ok(describe(&user, &quota).into_response())
@@ -293,7 +293,7 @@ pub(crate) async fn send_message(
 }
 
 fn rate_limit_headers(
-    limits: Limits,
+    limits: QuotaLimits,
     remaining: u32,
     reset_at: Timestamp,
     at: Timestamp,

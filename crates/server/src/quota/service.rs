@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use prometheus_client::metrics::counter::Counter;
 use weir_core::UserId;
-use weir_core::quota::{Limits, Quota};
+use weir_core::quota::{Quota, QuotaLimits};
 use weir_store::denial_cache::DenialCache;
 use weir_store::limit_changes::Change;
 use weir_store::quota::{QuotaStore, SendMessage, SendOutcome};
@@ -69,7 +69,7 @@ impl QuotaService {
     }
 
     /// Creates or replaces a user's limits.
-    pub async fn configure(&self, user: &UserId, limits: Limits) -> Result<Quota> {
+    pub async fn configure(&self, user: &UserId, limits: QuotaLimits) -> Result<Quota> {
         let configured = within(self.timeout, self.store.configure(user, limits)).await;
         // Whatever came of it: an error may hide a commit.
         self.denials.forget(&Change::User(user.clone()));

@@ -16,7 +16,7 @@ use axum::extract::{Extension, Query, State};
 use serde::{Deserialize, Serialize};
 use serde_json::value::{RawValue, to_raw_value};
 use utoipa::{IntoParams, ToSchema};
-use weir_core::request::state::Status;
+use weir_core::request::state::RequestStatus;
 use weir_core::{RequestId, TenantId};
 use weir_queue::sms::rfc3339;
 use weir_store::request::{Listed, Request};
@@ -241,9 +241,9 @@ fn parse_wait(text: &str) -> Result<Duration, ApiError> {
     })
 }
 
-fn parse_status(text: &str) -> Result<Status, ApiError> {
-    Status::parse(text).ok_or_else(|| {
-        let names = Status::ALL.map(Status::as_str).join(", ");
+fn parse_status(text: &str) -> Result<RequestStatus, ApiError> {
+    RequestStatus::parse(text).ok_or_else(|| {
+        let names = RequestStatus::ALL.map(RequestStatus::as_str).join(", ");
         ApiError::invalid_field("status", format!("must be one of {names}"))
     })
 }

@@ -15,7 +15,7 @@ use bytes::Bytes;
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use weir_core::request::canonical::Fingerprint;
-use weir_core::request::state::{Callback, Status};
+use weir_core::request::state::{Callback, RequestStatus};
 use weir_core::{Clock, IdempotencyKey, RequestId, RequestType, TenantId, Timestamp};
 use weir_store::request::{
     CallbackOutcome, CallbackReport, Failure, Listed, Request, RequestStore, Sealed, Submit, SubmitOutcome,
@@ -222,7 +222,7 @@ impl RequestService {
     pub async fn list(
         &self,
         tenant: &TenantId,
-        status: Option<Status>,
+        status: Option<RequestStatus>,
         before: Option<RequestId>,
         limit: usize,
     ) -> Result<Listed> {
@@ -240,7 +240,7 @@ impl RequestService {
     pub async fn next_change(
         &self,
         waiting: &mut Subscription,
-        seen: Status,
+        seen: RequestStatus,
         until: tokio::time::Instant,
         closing: &CancellationToken,
     ) -> Result<Option<Request>> {
@@ -267,7 +267,7 @@ impl RequestService {
     }
 
     /// The last look of one who has waited in vain. What nobody was told of is seen here at the latest.
-    async fn changed_by_now(&self, id: RequestId, seen: Status) -> Result<Option<Request>> {
+    async fn changed_by_now(&self, id: RequestId, seen: RequestStatus) -> Result<Option<Request>> {
         let request = within(self.timeout, self.store.find_request(id)).await?;
         Ok(request.filter(|request| request.status != seen))
     }

@@ -8,9 +8,9 @@ use std::time::Duration;
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
 use url::Url;
-use weir_core::quota::Limits;
+use weir_core::quota::QuotaLimits;
 use weir_core::request::canary::Percent;
-use weir_core::request::retry::{Backoff, Policy};
+use weir_core::request::retry::{RetryBackoff, RetryPolicy};
 use weir_core::{RequestType, webhook};
 use weir_store::request::Rollout;
 
@@ -26,9 +26,9 @@ pub struct RequestSettings {
     /// `request.processing.enabled`, `request.reconciler.enabled`, `request.canary.percent`: until an operator switches.
     pub rollout: Rollout,
     /// `request.tenant_limit`: new requests of a tenant in a minute; none when 0.
-    pub tenant_limit: Option<Limits>,
+    pub tenant_limit: Option<QuotaLimits>,
     /// `request.max_attempts`, `request.backoff.first`, `request.backoff.max`, `request.lease`, `request.callback_within`.
-    pub policy: Policy,
+    pub policy: RetryPolicy,
     /// `request.concurrency`: calls to downstreams under way at once, in one process.
     pub concurrency: usize,
     /// `downstream`, its timeouts and `request.sslrootcert`: who works on requests of types that have no downstream of their own.
@@ -188,7 +188,7 @@ pub(crate) fn is_webhook_secret(text: &str) -> bool {
     let secrets = text.split_whitespace();
     let count = secrets.clone().count();
     (1..=WEBHOOK_SECRETS_MAX).contains(&count)
-        && secrets.map(webhook::Secret::parse).all(|secret| secret.is_ok())
+        && secrets.map(webhook::SigningSecret::parse).all(|secret| secret.is_ok())
 }
 
 fn read_rollout(reader: &mut Reader) -> Result<Rollout, SettingError> {
@@ -200,15 +200,15 @@ fn read_rollout(reader: &mut Reader) -> Result<Rollout, SettingError> {
     })
 }
 
-fn read_policy(reader: &mut Reader) -> Result<Policy, SettingError> {
-    let default = Policy::default();
+fn read_policy(reader: &mut Reader) -> Result<RetryPolicy, SettingError> {
+    let default = RetryPolicy::default();
     let attempts = |text: &str| text.trim().parse::<NonZeroU32>().ok().filter(|count| count.get() <= 100);
     let first = reader.get("request.backoff.first", Duration::from_millis(200), duration, SPAN)?;
     let longest = reader.get("request.backoff.max", Duration::from_secs(30), duration, SPAN)?;
-    let backoff = Backoff::new(first, longest).map_err(|_not_a_range| {
+    let backoff = RetryBackoff::new(first, longest).map_err(|_not_a_range| {
         SettingError::new("request.backoff.first", format!("{first:?}"), "at most request.backoff.max")
     })?;
-    Ok(Policy {
+    Ok(RetryPolicy {
         max_attempts: reader.get(
             "request.max_attempts",
             default.max_attempts,
@@ -239,10 +239,10 @@ fn check_lease(
 }
 
 /// A limit for each minute; 0 is none.
-fn per_minute(text: &str) -> Option<Option<Limits>> {
+fn per_minute(text: &str) -> Option<Option<QuotaLimits>> {
     match text.trim().parse().ok()? {
         0 => Some(None),
-        limit => Limits::new(limit, 1).ok().map(Some),
+        limit => QuotaLimits::new(limit, 1).ok().map(Some),
     }
 }
 

@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
-use weir_core::request::state::Status;
+use weir_core::request::state::RequestStatus;
 use weir_core::{Clock, RequestId};
 use weir_queue::Source;
 use weir_store::request::RequestStore;
@@ -29,7 +29,7 @@ use super::settings::RequestSettings;
 use crate::request::metrics::WorkMetrics;
 
 /// Is told of every change of a request that the work brings about, after it is on disk. It must not block.
-pub(crate) type OnChange = Arc<dyn Fn(RequestId, Status) + Send + Sync>;
+pub(crate) type OnChange = Arc<dyn Fn(RequestId, RequestStatus) + Send + Sync>;
 
 /// Says whether something is switched on at present.
 pub(crate) type Switch = Arc<dyn Fn() -> BoxFuture<'static, bool> + Send + Sync>;

@@ -19,7 +19,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use serde::Serialize;
 use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
-use weir_core::sale::{EndReason, Sku, State};
+use weir_core::sale::{EndReason, SaleState, Sku};
 
 /// Events that are kept.
 const HISTORY_MAX: usize = 1_024;
@@ -109,12 +109,12 @@ impl Events {
     }
 
     /// Tells a new state, at once.
-    pub fn tell_state(&self, sku: &Sku, state: State) {
+    pub fn tell_state(&self, sku: &Sku, state: SaleState) {
         let mut flows = self.flows.lock();
         if let Some(stock) = flows.get_mut(sku).and_then(|flow| flow.held.take()) {
             self.push_stock(sku, stock);
         }
-        if let State::Ended(_) = state {
+        if let SaleState::Ended(_) = state {
             flows.remove(sku);
         }
         let reason = state.end_reason().map(EndReason::as_str);
@@ -305,7 +305,7 @@ mod tests {
         for stock in (0..3).rev() {
             events.tell_stock(&w, stock);
         }
-        events.tell_state(&w, State::Ended(EndReason::SoldOut));
+        events.tell_state(&w, SaleState::Ended(EndReason::SoldOut));
         assert_eq!(heard(&mut listener), ["2", "1", "0", "\"ENDED\""]);
     }
 
@@ -316,7 +316,7 @@ mod tests {
         for stock in (0..100_000).rev() {
             events.tell_stock(&w, stock);
         }
-        events.tell_state(&w, State::Ended(EndReason::SoldOut));
+        events.tell_state(&w, SaleState::Ended(EndReason::SoldOut));
         let heard = heard(&mut listener);
         assert!(heard.len() < 1_000, "{}", heard.len());
         assert_eq!(heard[heard.len() - 2..], ["0", "\"ENDED\""]);
@@ -360,7 +360,7 @@ mod tests {
         let (events, w) = (events(), sku("W"));
         let (first, _) = events.listen(None, None);
         for _ in 0..HISTORY_MAX + 10 {
-            events.tell_state(&w, State::Active);
+            events.tell_state(&w, SaleState::Active);
         }
         let latest = first + HISTORY_MAX as u64 + 10;
         for last in [0, first, first + 9, latest + 1, u64::MAX] {
@@ -375,7 +375,7 @@ mod tests {
         let (events, w) = (events(), sku("W"));
         let (_, mut slow) = events.listen(None, None);
         for _ in 0..=HISTORY_MAX {
-            events.tell_state(&w, State::Active);
+            events.tell_state(&w, SaleState::Active);
         }
         assert_eq!(slow.next().now_or_never(), Some(None));
         drop(slow);

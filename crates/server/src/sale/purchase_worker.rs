@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use serde::Deserialize;
 use tokio_util::sync::CancellationToken;
-use weir_core::sale::Receipt;
+use weir_core::sale::PurchaseReceipt;
 use weir_core::{Timestamp, UserId};
 use weir_queue::{Claim, Message, Settlement, Source};
 use weir_store::sale::{PURCHASES, ProductId, Purchase, SaleLedger};
@@ -119,7 +119,8 @@ fn refused(attempts: u32, error: &Error) -> NextStep {
 
 fn parse(payload: &[u8]) -> Option<Purchase> {
     let Entry { product, user, number, at } = serde_json::from_slice(payload).ok()?;
-    let receipt = Receipt { number: number.parse().ok()?, at: Timestamp::from_micros(at.parse().ok()?) };
+    let receipt =
+        PurchaseReceipt { number: number.parse().ok()?, at: Timestamp::from_micros(at.parse().ok()?) };
     let product = ProductId(product.parse().ok()?);
     Some(Purchase { product, buyer: UserId::parse(user).ok()?, receipt })
 }
@@ -132,7 +133,7 @@ mod tests {
     fn what_stands_in_a_stream_is_understood_and_nothing_else() {
         let purchase = parse(br#"{"product":"7","user":"u","number":"3","at":"9","more":"x"}"#).unwrap();
         assert_eq!((purchase.product, purchase.buyer.as_str()), (ProductId(7), "u"));
-        assert_eq!(purchase.receipt, Receipt { number: 3, at: Timestamp::from_micros(9) });
+        assert_eq!(purchase.receipt, PurchaseReceipt { number: 3, at: Timestamp::from_micros(9) });
         for bad in [
             &b""[..],
             b"{}",

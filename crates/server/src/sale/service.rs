@@ -8,7 +8,7 @@ use prometheus_client::metrics::counter::Counter;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use weir_core::UserId;
-use weir_core::sale::{Change, Receipt, Refusal, Sku, Terms};
+use weir_core::sale::{PurchaseReceipt, PurchaseRefusal, Sku, Terms, TermsChange};
 use weir_store::sale::{Buy, BuyOutcome, ChangeOutcome, CreateOutcome, Product, ProductId, SaleStore};
 use weir_store::throttle::{Throttle, Throttled};
 use weir_store::{Batch, Error, Lanes, Result};
@@ -137,9 +137,9 @@ impl SaleService {
         let outcome = self.lanes.submit(sku.as_str(), buy).await;
         match &outcome {
             Ok(BuyOutcome::Bought { .. }) => &self.counters.bought,
-            Ok(BuyOutcome::Refused(Refusal::AlreadyPurchased)) => &self.counters.already_purchased,
-            Ok(BuyOutcome::Refused(Refusal::SoldOut)) => &self.counters.sold_out,
-            Ok(BuyOutcome::Refused(Refusal::NotActive)) => &self.counters.not_active,
+            Ok(BuyOutcome::Refused(PurchaseRefusal::AlreadyPurchased)) => &self.counters.already_purchased,
+            Ok(BuyOutcome::Refused(PurchaseRefusal::SoldOut)) => &self.counters.sold_out,
+            Ok(BuyOutcome::Refused(PurchaseRefusal::NotActive)) => &self.counters.not_active,
             Ok(BuyOutcome::UnknownSku) => &self.counters.unknown_sku,
             Err(_) => &self.counters.failed,
         }
@@ -148,7 +148,7 @@ impl SaleService {
     }
 
     /// A buyer's purchase: of one product, or the latest of any.
-    pub async fn purchase(&self, buyer: &UserId, sku: Option<&Sku>) -> Result<Option<Receipt>> {
+    pub async fn purchase(&self, buyer: &UserId, sku: Option<&Sku>) -> Result<Option<PurchaseReceipt>> {
         within(self.timeout, self.store.find_purchase(buyer, sku)).await
     }
 
@@ -176,7 +176,7 @@ impl SaleService {
     }
 
     /// Changes what a sale offers, as long as it has not begun.
-    pub async fn change(&self, sku: &Sku, change: Change) -> Result<ChangeOutcome> {
+    pub async fn change(&self, sku: &Sku, change: TermsChange) -> Result<ChangeOutcome> {
         let sku = sku.clone();
         self.change_board(move |store, view| async move {
             let outcome = store.change_product(&sku, change).await?;

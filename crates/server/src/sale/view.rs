@@ -17,7 +17,7 @@ use std::time::Duration;
 use parking_lot::RwLock;
 use tokio::sync::{Mutex, Notify};
 use tokio::time::Instant;
-use weir_core::sale::{Sku, State};
+use weir_core::sale::{SaleState, Sku};
 use weir_core::{Clock, Timestamp};
 use weir_store::sale::{Product, ProductId, SNAPSHOT_ENDED_MAX, SNAPSHOT_OPEN_MAX, SaleSnapshot, SaleStore};
 use weir_store::{Error, Result};
@@ -105,9 +105,9 @@ impl SaleView {
         let rank = |product: &Product| {
             let terms = &product.sale.terms;
             match product.sale.state {
-                State::Active => (0, terms.start.as_micros(), product.id),
-                State::Upcoming => (1, terms.start.as_micros(), product.id),
-                State::Ended(_) => (2, terms.end.as_micros().saturating_neg(), product.id),
+                SaleState::Active => (0, terms.start.as_micros(), product.id),
+                SaleState::Upcoming => (1, terms.start.as_micros(), product.id),
+                SaleState::Ended(_) => (2, terms.end.as_micros().saturating_neg(), product.id),
             }
         };
         Ok(products.min_by_key(rank))
@@ -159,8 +159,8 @@ impl SaleView {
         let mut news = product.clone();
         news.sale.sold = news.sale.terms.initial_stock.get().saturating_sub(stock);
         // The last unit ends the sale whatever the time, and any unit shows that it has begun.
-        news.sale.state = news.sale.state.max(State::Active);
-        news.sale.turn(Timestamp::from_micros(i64::MIN));
+        news.sale.state = news.sale.state.max(SaleState::Active);
+        news.sale.advance(Timestamp::from_micros(i64::MIN));
         self.merge(&mut known, news);
     }
 
@@ -234,19 +234,19 @@ impl SaleView {
             if is_newer {
                 self.events.forget(&news.sku);
                 // Made elsewhere, and heard of only after it began: nobody else tells those who listen.
-                if known.was_read && news.sale.state == State::Active {
-                    self.events.tell_state(&news.sku, State::Active);
+                if known.was_read && news.sale.state == SaleState::Active {
+                    self.events.tell_state(&news.sku, SaleState::Active);
                 }
                 known.products.insert(news.sku.clone(), news);
             }
             return;
         };
         let (sku, sold, state) = (news.sku, product.sale.sold, product.sale.state);
-        if state == State::Upcoming {
+        if state == SaleState::Upcoming {
             product.sale.terms = news.sale.terms;
         }
         product.sale.sold = sold.max(news.sale.sold);
-        product.sale.state = if let State::Ended(_) = state { state } else { state.max(news.sale.state) };
+        product.sale.state = if let SaleState::Ended(_) = state { state } else { state.max(news.sale.state) };
         if product.sale.sold > sold {
             self.events.tell_stock(&sku, product.sale.stock());
         }
@@ -258,7 +258,7 @@ impl SaleView {
     fn present(&self, known: &ViewState, product: &Product) -> Product {
         let mut product = product.clone();
         if let Some(now) = self.now(known) {
-            product.sale.turn(now);
+            product.sale.advance(now);
         }
         product
     }

@@ -280,7 +280,7 @@ pub(crate) async fn forecast_slots(
         windows: forecast.windows,
         first_window: rfc3339(forecast.first_window),
         last_window: rfc3339(forecast.last_window),
-        finishes_by: rfc3339(config.pace.later(forecast.last_window, 1)),
+        finishes_by: rfc3339(config.pace.window_after(forecast.last_window, 1)),
     }))
 }
 

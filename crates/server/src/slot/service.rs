@@ -180,7 +180,7 @@ impl SlotService {
             let is_done = page.iter().any(|window| forecaster.take(window.start, window.count));
             match page.last() {
                 Some(last) if !is_done && page.len() == FORECAST_PAGE => {
-                    from = config.pace.later(last.start, 1)
+                    from = config.pace.window_after(last.start, 1)
                 }
                 _ => break,
             }

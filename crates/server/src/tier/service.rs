@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::task::JoinHandle;
-use weir_core::tier::{DAILY, Decision, Headers, LimitState, Plan, Tier, TierLimits, Tiers};
+use weir_core::tier::{DAILY, Decision, LimitState, Plan, Tier, TierHeaders, TierLimits, Tiers};
 use weir_core::{PolicyName, UserId};
 use weir_store::Result;
 use weir_store::tier::{LimitStatus, LimitStore, Origin, Policy, PolicySpec, Subscription, TierStore};
@@ -34,13 +34,13 @@ use crate::tier::metrics::TierMetrics;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Admission {
     /// It may: limits are switched off.
-    Disabled(Headers),
+    Disabled(TierHeaders),
     /// It may, and is counted.
-    Allowed(Headers),
+    Allowed(TierHeaders),
     /// It may not, and nothing was spent.
     Denied {
         /// What the response's headers say.
-        headers: Headers,
+        headers: TierHeaders,
         /// What the user is told.
         message: String,
     },
@@ -49,7 +49,7 @@ pub enum Admission {
 impl Admission {
     /// What the response's headers say.
     #[must_use]
-    pub const fn headers(&self) -> &Headers {
+    pub const fn headers(&self) -> &TierHeaders {
         match self {
             Self::Disabled(headers) | Self::Allowed(headers) | Self::Denied { headers, .. } => headers,
         }
@@ -138,13 +138,13 @@ impl TierService {
         let limits = definitions.tiers().get(plan.tier());
         if !self.settings.enabled {
             self.metrics.disabled.inc();
-            return Ok(Admission::Disabled(Headers::unlimited(limits)));
+            return Ok(Admission::Disabled(TierHeaders::unlimited(limits)));
         }
         let taken = self.limits.take_tier(&tidy(user), definitions.rule(plan.tier()), 1).await;
         let taken = taken.inspect_err(|_| {
             self.metrics.failed.inc();
         })?;
-        let headers = Headers::after(limits, &taken.spent, &taken.decision, taken.now);
+        let headers = TierHeaders::after(limits, &taken.spent, &taken.decision, taken.now);
         Ok(match taken.decision {
             Decision::Allowed => {
                 self.metrics.allowed.inc();

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use async_trait::async_trait;
-use weir_core::quota::{Grant, Limits, Quota};
-use weir_core::verdict::Reason;
+use weir_core::quota::{Grant, Quota, QuotaLimits};
+use weir_core::verdict::DenialReason;
 use weir_core::{Denial, MessageId, Timestamp, UserId};
 use weir_queue::sms;
 use weir_store::quota::{Accepted, QuotaAudit, QuotaStore, SendMessage, SendOutcome};
@@ -58,7 +58,7 @@ impl User {
         if open.count == limit {
             let wait_micros = reset_at.as_micros() - now.as_micros();
             let retry_after = Duration::from_micros(wait_micros.unsigned_abs());
-            return Err(Denial { reason: Reason::QuotaExceeded, retry_after });
+            return Err(Denial { reason: DenialReason::QuotaExceeded, retry_after });
         }
         self.sends.push(now);
         Ok(Grant { remaining: limit - open.count - 1, reset_at })
@@ -105,7 +105,7 @@ impl State {
 
 #[async_trait]
 impl QuotaStore for Model {
-    async fn configure(&self, user: &UserId, limits: Limits) -> Result<Quota> {
+    async fn configure(&self, user: &UserId, limits: QuotaLimits) -> Result<Quota> {
         let now = self.now();
         let configured = User { limits, since: now, sends: Vec::new() };
         let row = configured.row(now);

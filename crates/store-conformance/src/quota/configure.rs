@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use weir_core::quota::{Limits, Quota};
+use weir_core::quota::{Quota, QuotaLimits};
 use weir_core::{Clock, Timestamp};
 use weir_queue::QueueAudit;
 use weir_store::quota::SendOutcome;
@@ -150,7 +150,7 @@ pub async fn awkward_user_ids_are_distinct_users<H: HasQuota>() {
 
 pub async fn the_largest_limits_hold<H: HasQuota>() {
     let h = H::open().await;
-    let row = configure(&h, "alice", Limits::MAX, Limits::MAX).await;
+    let row = configure(&h, "alice", QuotaLimits::MAX, QuotaLimits::MAX).await;
     assert_eq!(row.limits, limits(2_147_483_647, 2_147_483_647), "the largest limits are kept");
     let SendOutcome::Accepted { grant, .. } = send_one(&h, "alice").await else {
         panic!("a send within the largest limit must be accepted");
@@ -158,10 +158,10 @@ pub async fn the_largest_limits_hold<H: HasQuota>() {
     let end = Timestamp::from_micros(START.as_micros() + 2_147_483_647 * 60_000_000);
     assert_eq!(
         (grant.remaining, grant.reset_at),
-        (Limits::MAX - 1, end),
+        (QuotaLimits::MAX - 1, end),
         "the largest window ends where it should"
     );
-    configure(&h, "bob", 1, Limits::MAX).await;
+    configure(&h, "bob", 1, QuotaLimits::MAX).await;
     accept_batch(&h, sends("bob", 1)).await;
     h.clock().advance(Duration::from_secs(86_400 * 365));
     let SendOutcome::Denied { denial, at, .. } = send_one(&h, "bob").await else {

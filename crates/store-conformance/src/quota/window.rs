@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use weir_core::quota::Grant;
-use weir_core::verdict::Reason;
+use weir_core::verdict::DenialReason;
 use weir_core::{Clock, Denial};
 use weir_store::quota::SendOutcome;
 
@@ -33,7 +33,8 @@ pub async fn retry_after_is_exact_to_the_microsecond<H: HasQuota>() {
     configure(&h, "alice", 1, 1).await;
     accept_batch(&h, sends("alice", 1)).await;
     h.clock().advance(Duration::from_micros(12_345_678));
-    let expected = Denial { reason: Reason::QuotaExceeded, retry_after: Duration::from_micros(47_654_322) };
+    let expected =
+        Denial { reason: DenialReason::QuotaExceeded, retry_after: Duration::from_micros(47_654_322) };
     assert_eq!(denial(&h, "alice").await, expected, "the wait is the rest of the window");
     h.clock().advance(expected.retry_after);
     assert!(is_accepted(&send_one(&h, "alice").await), "after exactly that wait a send succeeds");

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use weir_core::request::state::{Callback, Refused, Status};
+use weir_core::request::state::{Callback, RequestStatus, TransitionError};
 use weir_store::request::{CallbackOutcome, CallbackReport, Failure, Sealed, Submit};
 
 use super::fixtures::{
@@ -18,9 +18,9 @@ pub async fn a_callback_ends_the_wait<H: HasRequests>() {
     report_one(&h, awaits_callback(&job)).await.expect("it is taken");
     h.clock().advance(Duration::from_secs(60));
     let outcome = call_back(&h, job.id, callback_report(Callback::Completed)).await;
-    assert_eq!(outcome, CallbackOutcome::Taken(Status::Completed));
+    assert_eq!(outcome, CallbackOutcome::Taken(RequestStatus::Completed));
     let request = get_request(&h, job.id).await;
-    assert_eq!((request.status, request.attempts), (Status::Completed, 1));
+    assert_eq!((request.status, request.attempts), (RequestStatus::Completed, 1));
     assert_eq!((request.result, request.failure), (Some(sealed("called back")), None));
     assert_eq!(request.updated_at, now(&h));
     h.clock().advance(policy().callback_within);
@@ -33,7 +33,7 @@ pub async fn a_callback_may_say_that_it_failed_and_why<H: HasRequests>() {
     let job = submit_and_claim(&h, submission(&h, "k")).await;
     report_one(&h, awaits_callback(&job)).await.expect("it is taken");
     let outcome = call_back(&h, job.id, callback_report(Callback::Failed)).await;
-    assert_eq!(outcome, CallbackOutcome::Taken(Status::FailedPermanent));
+    assert_eq!(outcome, CallbackOutcome::Taken(RequestStatus::FailedPermanent));
     let failure = Failure { code: "NO_FUNDS".to_owned(), message: "the account is empty".to_owned() };
     let request = get_request(&h, job.id).await;
     assert_eq!((request.failure, request.result), (Some(failure), None));
@@ -45,10 +45,10 @@ pub async fn a_callback_may_come_before_the_workers_report<H: HasRequests>() {
     let h = H::open().await;
     let job = submit_and_claim(&h, submission(&h, "k")).await;
     let outcome = call_back(&h, job.id, callback_report(Callback::Completed)).await;
-    assert_eq!(outcome, CallbackOutcome::Taken(Status::Completed));
+    assert_eq!(outcome, CallbackOutcome::Taken(RequestStatus::Completed));
     let before = get_request(&h, job.id).await;
     for report in [awaits_callback(&job), success(&job), outage(&job)] {
-        assert_eq!(report_one(&h, report).await, Err(Refused::Final(Status::Completed)));
+        assert_eq!(report_one(&h, report).await, Err(TransitionError::Final(RequestStatus::Completed)));
     }
     assert_eq!(get_request(&h, job.id).await, before);
     request_audit(&h).await;
@@ -60,7 +60,11 @@ pub async fn a_callback_may_come_between_attempts<H: HasRequests>() {
     report_one(&h, outage(&job)).await.expect("it is taken");
     assert!(get_request(&h, job.id).await.failure.is_some());
     let outcome = call_back(&h, job.id, callback_report(Callback::Completed)).await;
-    assert_eq!(outcome, CallbackOutcome::Taken(Status::Completed), "the answer was lost, not the call");
+    assert_eq!(
+        outcome,
+        CallbackOutcome::Taken(RequestStatus::Completed),
+        "the answer was lost, not the call"
+    );
     assert_eq!(get_request(&h, job.id).await.failure, None);
     h.clock().advance(policy().lease);
     expect_nothing_due(&h, "it is done").await;
@@ -74,7 +78,10 @@ pub async fn a_repeated_callback_is_refused_and_changes_nothing<H: HasRequests>(
     h.clock().advance(Duration::from_secs(1));
     for callback in [Callback::Completed, Callback::Failed] {
         let outcome = call_back(&h, job.id, callback_report(callback)).await;
-        assert_eq!(outcome, CallbackOutcome::Refused(Refused::Final(Status::Completed)));
+        assert_eq!(
+            outcome,
+            CallbackOutcome::TransitionError(TransitionError::Final(RequestStatus::Completed))
+        );
     }
     assert_eq!(get_request(&h, job.id).await, before);
 }
@@ -90,9 +97,9 @@ pub async fn a_callback_before_the_first_attempt_is_refused<H: HasRequests>() {
     let h = H::open().await;
     let accepted = accept_one(&h, submission(&h, "a")).await;
     let pending = accept_one(&h, Submit { needs_broker: true, ..submission(&h, "b") }).await;
-    for (id, status) in [(accepted, Status::Accepted), (pending, Status::PendingEnqueue)] {
+    for (id, status) in [(accepted, RequestStatus::Accepted), (pending, RequestStatus::PendingEnqueue)] {
         let outcome = call_back(&h, id, callback_report(Callback::Completed)).await;
-        assert_eq!(outcome, CallbackOutcome::Refused(Refused::Impossible(status)));
+        assert_eq!(outcome, CallbackOutcome::TransitionError(TransitionError::Impossible(status)));
         assert_eq!(get_request(&h, id).await.status, status);
     }
     assert_eq!(request_audit(&h).await.in_flight, 2);
@@ -102,14 +109,20 @@ pub async fn a_callback_for_a_dead_letter_is_refused_until_it_is_called_again<H:
     let h = H::open().await;
     let id = create_dead_requests(&h, vec![submission(&h, "k")]).await.remove(0).id;
     let outcome = call_back(&h, id, callback_report(Callback::Completed)).await;
-    assert_eq!(outcome, CallbackOutcome::Refused(Refused::Final(Status::FailedRetryExhausted)));
+    assert_eq!(
+        outcome,
+        CallbackOutcome::TransitionError(TransitionError::Final(RequestStatus::FailedRetryExhausted))
+    );
     assert_eq!(dead_ids(&h).await, [id]);
     assert!(h.requests().replay_request(id).await.expect("replay_request must succeed"));
     let outcome = call_back(&h, id, callback_report(Callback::Completed)).await;
-    assert_eq!(outcome, CallbackOutcome::Refused(Refused::Impossible(Status::Accepted)));
+    assert_eq!(
+        outcome,
+        CallbackOutcome::TransitionError(TransitionError::Impossible(RequestStatus::Accepted))
+    );
     claim_one(&h).await;
     let outcome = call_back(&h, id, callback_report(Callback::Completed)).await;
-    assert_eq!(outcome, CallbackOutcome::Taken(Status::Completed));
+    assert_eq!(outcome, CallbackOutcome::Taken(RequestStatus::Completed));
     request_audit(&h).await;
 }
 
@@ -128,8 +141,8 @@ pub async fn results_and_failures_of_callbacks_are_stored_unchanged<H: HasReques
     let job = submit_and_claim(&h, submission(&h, "c")).await;
     let nul = Failure { code: "A\0B".to_owned(), message: "\0".to_owned() };
     let report = CallbackReport { failure: Some(nul), ..callback_report(Callback::Failed) };
-    assert_eq!(call_back(&h, job.id, report).await, CallbackOutcome::Taken(Status::FailedPermanent));
+    assert_eq!(call_back(&h, job.id, report).await, CallbackOutcome::Taken(RequestStatus::FailedPermanent));
     let job = submit_and_claim(&h, submission(&h, "d")).await;
     let report = CallbackReport { failure: None, ..callback_report(Callback::Failed) };
-    assert_eq!(call_back(&h, job.id, report).await, CallbackOutcome::Taken(Status::FailedPermanent));
+    assert_eq!(call_back(&h, job.id, report).await, CallbackOutcome::Taken(RequestStatus::FailedPermanent));
 }

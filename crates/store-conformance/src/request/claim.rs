@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use weir_core::RequestId;
-use weir_core::request::state::Status;
+use weir_core::request::state::RequestStatus;
 use weir_store::request::{CLAIM_BYTES_MAX, Claimed, Job, Room, Sealed, Submit};
 
 use super::fixtures::{
@@ -69,7 +69,7 @@ pub async fn a_job_is_the_request_as_it_was_sent<H: HasRequests>() {
     };
     assert_eq!(job, expected);
     let request = get_request(&h, sent.id).await;
-    assert_eq!((request.status, request.attempts), (Status::InProgress, 1));
+    assert_eq!((request.status, request.attempts), (RequestStatus::InProgress, 1));
     assert_eq!((request.accepted_at, request.updated_at), (accepted_at, now(&h)));
 }
 
@@ -83,7 +83,7 @@ pub async fn jobs_come_in_the_order_in_which_they_became_due<H: HasRequests>() {
     // The first has its turn, and is due again after the others.
     let first = claim(&h, 1).await;
     assert_eq!(ids(&first), expected[..1]);
-    assert_eq!(report_one(&h, not_called(&first[0], Duration::ZERO)).await, Ok(Status::InProgress));
+    assert_eq!(report_one(&h, not_called(&first[0], Duration::ZERO)).await, Ok(RequestStatus::InProgress));
     h.clock().advance(Duration::from_secs(1));
     expected.rotate_left(1);
     assert_eq!(ids(&claim(&h, 4).await), expected[..4]);
@@ -153,7 +153,7 @@ pub async fn requests_missing_from_the_broker_can_be_claimed<H: HasRequests>() {
     let pending = Submit { needs_broker: true, ..submission(&h, "k") };
     let id = accept_one(&h, pending).await;
     assert_eq!(claim_one(&h).await.id, id);
-    assert_eq!(get_request(&h, id).await.status, Status::InProgress);
+    assert_eq!(get_request(&h, id).await.status, RequestStatus::InProgress);
 }
 
 pub async fn downstreams_are_listed_once_while_jobs_wait_for_them<H: HasRequests>() {
@@ -192,7 +192,7 @@ pub async fn named_requests_are_claimed_and_no_others<H: HasRequests>() {
     let taken: BTreeSet<_> = ids(&claimed.jobs).into_iter().collect();
     assert_eq!(taken, named.into_iter().collect());
     assert!(claimed.jobs.iter().all(|job| job.attempt == 1 && job.downstream == DOWNSTREAM));
-    assert_eq!(get_request(&h, named[0]).await.status, Status::InProgress);
+    assert_eq!(get_request(&h, named[0]).await.status, RequestStatus::InProgress);
     let rest: BTreeSet<_> = ids(&claim(&h, 10).await).into_iter().collect();
     assert_eq!(rest, [receipts[0].id, receipts[2].id, receipts[4].id].into());
 }
@@ -221,7 +221,7 @@ pub async fn every_job_of_a_large_claim_can_be_reported<H: HasRequests>() {
     let jobs = claim_jobs(&h, 1_000).await.jobs;
     assert_eq!(jobs.len(), 1_000);
     let outcomes = report_batch(&h, jobs.iter().map(success).collect()).await;
-    assert!(outcomes.iter().all(|outcome| *outcome == Ok(Status::Completed)));
+    assert!(outcomes.iter().all(|outcome| *outcome == Ok(RequestStatus::Completed)));
     assert_eq!(claim(&h, 1_000).await.len(), 500);
     assert_eq!(super::fixtures::request_audit(&h).await.completed, 1_000);
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use weir_core::RequestId;
-use weir_core::request::state::{Callback, Refused, Status};
+use weir_core::request::state::{Callback, RequestStatus, TransitionError};
 use weir_store::request::{CallbackOutcome, Job, JobReport, RequestStore, Room, Submit, SubmitOutcome};
 
 use super::fixtures::{
@@ -67,7 +67,7 @@ async fn open_connections(store: &Arc<dyn RequestStore>) {
 async fn submit_concurrently(
     stores: &Stores,
     batches: Vec<Vec<Submit>>,
-    limits: Option<weir_core::quota::Limits>,
+    limits: Option<weir_core::quota::QuotaLimits>,
 ) -> Vec<Vec<SubmitOutcome>> {
     let calls = batches.into_iter().enumerate().map(|(n, batch)| {
         let store = Arc::clone(&stores[n % stores.len()]);
@@ -223,7 +223,8 @@ async fn work(store: Arc<dyn RequestStore>, active_jobs: ActiveJobs, room: Room)
         };
         let reports: Vec<JobReport> = claimed.jobs.iter().map(answer).collect();
         for outcome in store.report_batch(reports, &policy()).await.expect("report_batch must succeed") {
-            completed += usize::from(outcome.expect("the holder's report counts") == Status::Completed);
+            completed +=
+                usize::from(outcome.expect("the holder's report counts") == RequestStatus::Completed);
         }
     }
 }
@@ -287,7 +288,7 @@ pub async fn a_worker_and_a_callback_end_a_request_once<H: HasRequests>() {
                     let outcome = store.call_back(job.id, callback_report(Callback::Failed)).await;
                     match outcome.expect("call_back must succeed") {
                         CallbackOutcome::Taken(status) => Ok(status),
-                        CallbackOutcome::Refused(refused) => Err(refused),
+                        CallbackOutcome::TransitionError(refused) => Err(refused),
                         CallbackOutcome::Unknown => panic!("the request is known"),
                     }
                 }
@@ -297,7 +298,7 @@ pub async fn a_worker_and_a_callback_end_a_request_once<H: HasRequests>() {
         let end = status(h, job.id).await;
         let taken: Vec<_> = outcomes.iter().filter_map(|outcome| outcome.ok()).collect();
         assert_eq!(taken, [end], "one of them ended it");
-        assert!(outcomes.iter().all(|o| o.is_ok() || *o == Err(Refused::Final(end))), "{outcomes:?}");
+        assert!(outcomes.iter().all(|o| o.is_ok() || *o == Err(TransitionError::Final(end))), "{outcomes:?}");
         assert_eq!(webhooks(h).await, [job.id], "which is told once");
     }
     request_audit(h).await;
@@ -356,7 +357,7 @@ pub async fn a_job_claimed_while_the_broker_takes_it_stays_claimed<H: HasRequest
     assert_eq!(claimed + rest, 40);
     for id in ids {
         let request = get_request(h, id).await;
-        assert_eq!((request.status, request.attempts), (Status::InProgress, 1));
+        assert_eq!((request.status, request.attempts), (RequestStatus::InProgress, 1));
     }
 }
 

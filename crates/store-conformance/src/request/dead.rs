@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use weir_core::RequestId;
-use weir_core::request::state::{Refused, Status};
+use weir_core::request::state::{RequestStatus, TransitionError};
 use weir_store::request::{Request, Sealed};
 
 use super::fixtures::{
@@ -44,7 +44,7 @@ pub async fn a_dead_letter_is_the_request_and_when_it_died<H: HasRequests>() {
     let job = submit_and_claim(&h, submission(&h, "k")).await;
     h.clock().advance(Duration::from_secs(3));
     let outcomes = h.requests().report_batch(vec![outage(&job)], &single_attempt_policy()).await;
-    assert_eq!(outcomes.expect("report_batch must succeed"), [Ok(Status::FailedRetryExhausted)]);
+    assert_eq!(outcomes.expect("report_batch must succeed"), [Ok(RequestStatus::FailedRetryExhausted)]);
     let died_at = now(&h);
     h.clock().advance(Duration::from_secs(60));
     let letter = dead_requests(&h, None, 10).await.remove(0);
@@ -94,7 +94,7 @@ pub async fn a_replayed_letter_starts_again_with_all_its_attempts<H: HasRequests
     h.clock().advance(Duration::from_secs(60));
     assert!(replay(&h, dead.id).await);
     let request = get_request(&h, dead.id).await;
-    assert_eq!((request.status, request.attempts), (Status::Accepted, 0));
+    assert_eq!((request.status, request.attempts), (RequestStatus::Accepted, 0));
     assert_eq!((request.failure, request.updated_at), (None, now(&h)));
     assert_eq!((dead_ids(&h).await, count(&h).await), (vec![], 0));
     assert_eq!(request_audit(&h).await.in_flight, 1);
@@ -108,7 +108,7 @@ pub async fn a_replayed_letter_starts_again_with_all_its_attempts<H: HasRequests
     }
     assert_eq!(dead_ids(&h).await, [dead.id], "it can die again");
     assert!(replay(&h, dead.id).await, "and start again");
-    assert_eq!(report_one(&h, success(&claim_one(&h).await)).await, Ok(Status::Completed));
+    assert_eq!(report_one(&h, success(&claim_one(&h).await)).await, Ok(RequestStatus::Completed));
     assert_eq!(request_audit(&h).await.completed, 1);
 }
 
@@ -119,15 +119,23 @@ pub async fn a_worker_from_before_a_replay_stays_fenced_off<H: HasRequests>() {
         let id = late[0].id;
         assert!(replay(&h, id).await);
         for worker in &late {
-            assert_eq!(report_one(&h, success(worker)).await, Err(Refused::LeaseLost), "nobody has it");
+            assert_eq!(
+                report_one(&h, success(worker)).await,
+                Err(TransitionError::LeaseLost),
+                "nobody has it"
+            );
         }
         let job = claim_one(&h).await;
         assert!(late.iter().all(|worker| worker.token < job.token), "tokens only grow");
         for worker in &late {
-            assert_eq!(report_one(&h, success(worker)).await, Err(Refused::LeaseLost), "another has it");
+            assert_eq!(
+                report_one(&h, success(worker)).await,
+                Err(TransitionError::LeaseLost),
+                "another has it"
+            );
         }
         let given_up = h.requests().report_batch(vec![outage(&job)], &single_attempt_policy()).await;
-        assert_eq!(given_up.expect("report_batch must succeed"), [Ok(Status::FailedRetryExhausted)]);
+        assert_eq!(given_up.expect("report_batch must succeed"), [Ok(RequestStatus::FailedRetryExhausted)]);
         late.push(job);
     }
     request_audit(&h).await;
@@ -185,7 +193,7 @@ pub async fn a_discarded_letter_is_off_the_list_and_stays_failed<H: HasRequests>
     assert!(!discard(&h, sent.id).await);
     assert!(!replay(&h, sent.id).await, "it cannot start again");
     assert_eq!((dead_ids(&h).await.len(), count(&h).await), (1, 1));
-    assert_eq!(status(&h, sent.id).await, Status::FailedRetryExhausted);
+    assert_eq!(status(&h, sent.id).await, RequestStatus::FailedRetryExhausted);
     assert_eq!(get_request(&h, sent.id).await, before);
     assert_eq!(outcome_letters(&submit_batch(&h, vec![resubmission(&h, &sent)], None).await), "R");
     expect_nothing_due(&h, "it stays failed").await;

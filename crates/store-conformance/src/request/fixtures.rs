@@ -5,11 +5,11 @@ use std::num::NonZeroU32;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use weir_core::quota::Limits;
+use weir_core::quota::QuotaLimits;
 use weir_core::request::canary::Percent;
 use weir_core::request::canonical::Fingerprint;
-use weir_core::request::retry::{Backoff, Cause, Judgement, Policy};
-use weir_core::request::state::{Callback, Refused, Report, Status};
+use weir_core::request::retry::{FailureCause, RetryBackoff, RetryDecision, RetryPolicy};
+use weir_core::request::state::{Callback, RequestStatus, TransitionError, WorkerReport};
 use weir_core::{Clock, IdempotencyKey, RequestId, RequestType, TenantId, Timestamp};
 use weir_queue::Settlement;
 use weir_store::request::{
@@ -33,9 +33,9 @@ pub const URL: &str = "https://example.com/hook?a=1&b=%20";
 pub const DAY: Duration = Duration::from_secs(86_400);
 
 /// How the suite's requests are tried: 3 attempts, waits from 1 s to 5 s, leases of 10 s, an hour for the callback.
-pub fn policy() -> Policy {
-    let backoff = Backoff::new(Duration::from_secs(1), Duration::from_secs(5));
-    Policy {
+pub fn policy() -> RetryPolicy {
+    let backoff = RetryBackoff::new(Duration::from_secs(1), Duration::from_secs(5));
+    RetryPolicy {
         max_attempts: NonZeroU32::new(3).expect("3 is not 0"),
         backoff: backoff.expect("the suite's backoff is valid"),
         lease: Duration::from_secs(10),
@@ -44,8 +44,8 @@ pub fn policy() -> Policy {
 }
 
 /// The same with one attempt, so that the first failure is the last.
-pub fn single_attempt_policy() -> Policy {
-    Policy { max_attempts: NonZeroU32::MIN, ..policy() }
+pub fn single_attempt_policy() -> RetryPolicy {
+    RetryPolicy { max_attempts: NonZeroU32::MIN, ..policy() }
 }
 
 /// The present, on the engine's clock.
@@ -115,7 +115,7 @@ pub fn resubmission<H: HasRequests>(h: &H, submit: &Submit) -> Submit {
 pub async fn submit_batch<H: HasRequests>(
     h: &H,
     batch: Vec<Submit>,
-    limits: impl Into<Option<Limits>>,
+    limits: impl Into<Option<QuotaLimits>>,
 ) -> Vec<SubmitOutcome> {
     let count = batch.len();
     let outcomes =
@@ -162,7 +162,7 @@ pub async fn get_request<H: HasRequests>(h: &H, id: RequestId) -> Request {
 }
 
 /// Where a request stands.
-pub async fn status<H: HasRequests>(h: &H, id: RequestId) -> Status {
+pub async fn status<H: HasRequests>(h: &H, id: RequestId) -> RequestStatus {
     get_request(h, id).await.status
 }
 
@@ -213,18 +213,21 @@ pub async fn expect_nothing_due<H: HasRequests>(h: &H, why: &str) {
 }
 
 /// What the worker of a job says.
-pub fn job_report(job: &Job, report: Report) -> JobReport {
+pub fn job_report(job: &Job, report: WorkerReport) -> JobReport {
     JobReport { id: job.id, token: job.token, report, result: None, detail: None, chance: 0 }
 }
 
 /// The downstream has done it.
 pub fn success(job: &Job) -> JobReport {
-    JobReport { result: Some(sealed("result")), ..job_report(job, Report::Called(Judgement::Complete)) }
+    JobReport {
+        result: Some(sealed("result")),
+        ..job_report(job, WorkerReport::Called(RetryDecision::Complete))
+    }
 }
 
 /// The downstream does not want it.
 pub fn rejection(job: &Job) -> JobReport {
-    job_report(job, Report::Called(Judgement::Fail(Cause::Rejected(422))))
+    job_report(job, WorkerReport::Called(RetryDecision::Fail(FailureCause::Rejected(422))))
 }
 
 /// The downstream is broken, and does not say for how long.
@@ -234,21 +237,27 @@ pub fn outage(job: &Job) -> JobReport {
 
 /// The downstream is broken.
 pub fn outage_for(job: &Job, retry_after: Option<Duration>) -> JobReport {
-    job_report(job, Report::Called(Judgement::Retry { cause: Cause::Broken(503), retry_after }))
+    job_report(
+        job,
+        WorkerReport::Called(RetryDecision::Retry { cause: FailureCause::ServerError(503), retry_after }),
+    )
 }
 
 /// The downstream will call back.
 pub fn awaits_callback(job: &Job) -> JobReport {
-    job_report(job, Report::Called(Judgement::AwaitCallback))
+    job_report(job, WorkerReport::Called(RetryDecision::AwaitCallback))
 }
 
 /// The downstream was not called.
 pub fn not_called(job: &Job, after: Duration) -> JobReport {
-    job_report(job, Report::NotCalled { after })
+    job_report(job, WorkerReport::NotCalled { after })
 }
 
 /// Reports a batch.
-pub async fn report_batch<H: HasRequests>(h: &H, batch: Vec<JobReport>) -> Vec<Result<Status, Refused>> {
+pub async fn report_batch<H: HasRequests>(
+    h: &H,
+    batch: Vec<JobReport>,
+) -> Vec<Result<RequestStatus, TransitionError>> {
     let count = batch.len();
     let outcomes = h.requests().report_batch(batch, &policy()).await.expect("report_batch must succeed");
     assert_eq!(outcomes.len(), count, "one outcome for each report");
@@ -256,7 +265,7 @@ pub async fn report_batch<H: HasRequests>(h: &H, batch: Vec<JobReport>) -> Vec<R
 }
 
 /// Reports one.
-pub async fn report_one<H: HasRequests>(h: &H, report: JobReport) -> Result<Status, Refused> {
+pub async fn report_one<H: HasRequests>(h: &H, report: JobReport) -> Result<RequestStatus, TransitionError> {
     report_batch(h, vec![report]).await.remove(0)
 }
 
@@ -289,7 +298,10 @@ pub async fn create_dead_requests<H: HasRequests>(h: &H, batch: Vec<Submit>) -> 
         .report_batch(reports, &single_attempt_policy())
         .await
         .expect("report_batch must succeed");
-    assert!(outcomes.iter().all(|outcome| *outcome == Ok(Status::FailedRetryExhausted)), "{outcomes:?}");
+    assert!(
+        outcomes.iter().all(|outcome| *outcome == Ok(RequestStatus::FailedRetryExhausted)),
+        "{outcomes:?}"
+    );
     jobs
 }
 

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fastrand::Rng;
-use weir_core::request::retry::{Cause, Judgement};
-use weir_core::request::state::{Callback, Report, Status};
+use weir_core::request::retry::{FailureCause, RetryDecision};
+use weir_core::request::state::{Callback, RequestStatus, WorkerReport};
 use weir_core::{RequestId, Timestamp};
 use weir_store::request::{JobReport, RequestStore, Room, Submit};
 
@@ -141,13 +141,16 @@ impl<H: HasRequests> Pair<'_, H> {
         let rng = &mut self.rng;
         let retry_after = rng.bool().then(|| Duration::from_millis(rng.u64(0..9_000)));
         let (report, result) = match rng.u8(0..8) {
-            0..2 => (Report::Called(Judgement::Complete), Some(sealed("result"))),
-            2 => (Report::Called(Judgement::Fail(Cause::Rejected(400))), None),
-            3..6 => (Report::Called(Judgement::Retry { cause: Cause::TimedOut, retry_after }), None),
-            6 => (Report::Called(Judgement::AwaitCallback), None),
+            0..2 => (WorkerReport::Called(RetryDecision::Complete), Some(sealed("result"))),
+            2 => (WorkerReport::Called(RetryDecision::Fail(FailureCause::Rejected(400))), None),
+            3..6 => (
+                WorkerReport::Called(RetryDecision::Retry { cause: FailureCause::TimedOut, retry_after }),
+                None,
+            ),
+            6 => (WorkerReport::Called(RetryDecision::AwaitCallback), None),
             _ => {
                 let after = Duration::from_millis(rng.u64(0..5_000));
-                (Report::NotCalled { after }, None)
+                (WorkerReport::NotCalled { after }, None)
             }
         };
         let detail = rng.bool().then(|| "detail".to_owned());
@@ -233,7 +236,7 @@ impl<H: HasRequests> Pair<'_, H> {
         let engine = self.engine.find_request(id).await.expect("find_request must succeed");
         self.same(&engine, &self.model.find(id), &format!("find {id}"));
         let of = tenant(&format!("tenant {}", self.rng.u8(0..2)));
-        let status = self.rng.bool().then(|| Status::ALL[self.rng.usize(0..6)]);
+        let status = self.rng.bool().then(|| RequestStatus::ALL[self.rng.usize(0..6)]);
         let (before, limit) = (self.rng.bool().then_some(id), self.rng.usize(0..10));
         let engine = self.engine.list_requests(&of, status, before, limit).await;
         let mut model = self.model.list(&of, status, before);

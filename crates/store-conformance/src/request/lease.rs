@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use weir_core::request::retry::Cause;
-use weir_core::request::state::{Refused, Status};
+use weir_core::request::retry::FailureCause;
+use weir_core::request::state::{RequestStatus, TransitionError};
 
 use super::fixtures::{
     accept_one, awaits_callback, claim_jobs, claim_named, claim_one, dead_ids, expect_nothing_due,
@@ -54,18 +54,18 @@ pub async fn a_worker_that_lost_its_lease_changes_nothing<H: HasRequests>() {
     let before = get_request(&h, late.id).await;
     let reports = [success(&late), outage(&late), awaits_callback(&late), not_called(&late, Duration::ZERO)];
     for report in reports {
-        assert_eq!(report_one(&h, report).await, Err(Refused::LeaseLost));
+        assert_eq!(report_one(&h, report).await, Err(TransitionError::LeaseLost));
     }
     assert_eq!(get_request(&h, late.id).await, before);
     expect_nothing_due(&h, "its holder has it still").await;
-    assert_eq!(report_one(&h, success(&holder)).await, Ok(Status::Completed));
+    assert_eq!(report_one(&h, success(&holder)).await, Ok(RequestStatus::Completed));
 }
 
 pub async fn a_report_after_the_lease_counts_while_nobody_else_has_claimed<H: HasRequests>() {
     let h = H::open().await;
     let job = submit_and_claim(&h, submission(&h, "k")).await;
     h.clock().advance(policy().lease * 10);
-    assert_eq!(report_one(&h, success(&job)).await, Ok(Status::Completed), "the call was made");
+    assert_eq!(report_one(&h, success(&job)).await, Ok(RequestStatus::Completed), "the call was made");
     expect_nothing_due(&h, "it is done").await;
     assert_eq!(request_audit(&h).await.completed, 1);
 }
@@ -81,10 +81,10 @@ pub async fn a_request_that_kills_its_workers_becomes_a_dead_letter<H: HasReques
     assert!(claimed.jobs.is_empty());
     assert_eq!(claimed.exhausted, [id]);
     let request = get_request(&h, id).await;
-    assert_eq!((request.status, request.attempts), (Status::FailedRetryExhausted, 3));
+    assert_eq!((request.status, request.attempts), (RequestStatus::FailedRetryExhausted, 3));
     let failure = request.failure.expect("it says why");
-    assert_eq!(failure.code, Cause::WorkerLost.code());
-    assert_eq!(failure.message, Cause::WorkerLost.to_string());
+    assert_eq!(failure.code, FailureCause::WorkerLost.code());
+    assert_eq!(failure.message, FailureCause::WorkerLost.to_string());
     assert_eq!(request.updated_at, now(&h));
     assert_eq!(dead_ids(&h).await, [id]);
     expect_nothing_due(&h, "it has come to its end").await;
@@ -115,9 +115,9 @@ pub async fn a_worker_of_an_exhausted_request_is_refused<H: HasRequests>() {
     }
     claim_jobs(&h, 1).await;
     let last = last.expect("it was claimed");
-    let refused = Refused::Final(Status::FailedRetryExhausted);
+    let refused = TransitionError::Final(RequestStatus::FailedRetryExhausted);
     assert_eq!(report_one(&h, success(&last)).await, Err(refused));
-    assert_eq!(status(&h, last.id).await, Status::FailedRetryExhausted);
+    assert_eq!(status(&h, last.id).await, RequestStatus::FailedRetryExhausted);
 }
 
 pub async fn a_missing_callback_counts_as_an_attempt_until_none_is_left<H: HasRequests>() {
@@ -126,20 +126,20 @@ pub async fn a_missing_callback_counts_as_an_attempt_until_none_is_left<H: HasRe
     for attempt in 1..=policy().max_attempts.get() {
         let job = claim_one(&h).await;
         assert_eq!(job.attempt, attempt);
-        assert_eq!(report_one(&h, awaits_callback(&job)).await, Ok(Status::InProgress));
+        assert_eq!(report_one(&h, awaits_callback(&job)).await, Ok(RequestStatus::InProgress));
         h.clock().advance(policy().callback_within - TICK);
         expect_nothing_due(&h, "its callback may still come").await;
         h.clock().advance(TICK);
     }
     assert_eq!(claim_jobs(&h, 10).await.exhausted, [id]);
     let failure = get_request(&h, id).await.failure.expect("it says why");
-    assert_eq!(failure.code, Cause::CallbackMissing.code());
+    assert_eq!(failure.code, FailureCause::CallbackMissing.code());
     assert_eq!(dead_ids(&h).await, [id]);
 }
 
 pub async fn the_policy_of_the_claim_sets_the_lease<H: HasRequests>() {
     let h = H::open().await;
-    let long = weir_core::request::retry::Policy { lease: Duration::from_secs(100), ..policy() };
+    let long = weir_core::request::retry::RetryPolicy { lease: Duration::from_secs(100), ..policy() };
     let id = accept_one(&h, submission(&h, "k")).await;
     let jobs = h.requests().claim_named(&[id], &long).await.expect("claim_named must succeed").jobs;
     assert_eq!(jobs.len(), 1);

@@ -104,6 +104,6 @@ pub async fn changed_limits_apply_from_the_next_batch<H: HasRequests>() {
     assert_eq!(outcome_letters(&submit_batch(&h, submissions(&h, "a", 3), limits(2, 1)).await), "AAL");
     assert_eq!(outcome_letters(&submit_batch(&h, submissions(&h, "b", 3), limits(4, 1)).await), "AAL");
     assert_eq!(outcome_letters(&submit_batch(&h, submissions(&h, "c", 1), limits(1, 1)).await), "L");
-    let largest = limits(weir_core::quota::Limits::MAX, weir_core::quota::Limits::MAX);
+    let largest = limits(weir_core::quota::QuotaLimits::MAX, weir_core::quota::QuotaLimits::MAX);
     assert_eq!(outcome_letters(&submit_batch(&h, submissions(&h, "d", 1), largest).await), "A");
 }

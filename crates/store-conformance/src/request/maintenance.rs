@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use weir_core::RequestId;
 use weir_core::request::canary::Percent;
-use weir_core::request::state::{Callback, Status};
+use weir_core::request::state::{Callback, RequestStatus};
 use weir_store::request::{Pending, RequestAudit, Rollout, RolloutChange, Submit};
 
 use super::fixtures::{
@@ -68,10 +68,10 @@ pub async fn requests_that_the_broker_has_are_accepted<H: HasRequests>() {
     h.clock().advance(SECOND);
     mark(&h, &[ids[0], ids[0], next_id(&h)]).await;
     let request = get_request(&h, ids[0]).await;
-    assert_eq!((request.status, request.updated_at), (Status::Accepted, now(&h)));
+    assert_eq!((request.status, request.updated_at), (RequestStatus::Accepted, now(&h)));
     assert_eq!(pending(&h, Duration::ZERO, 10).await, [Pending { id: ids[1], age: SECOND }]);
     mark(&h, &[]).await;
-    assert_eq!(get_request(&h, ids[1]).await.status, Status::PendingEnqueue);
+    assert_eq!(get_request(&h, ids[1]).await.status, RequestStatus::PendingEnqueue);
     assert_eq!(claim(&h, 10).await.len(), 2, "either may be worked on");
 }
 
@@ -88,7 +88,11 @@ pub async fn marking_a_started_job_as_enqueued_changes_nothing<H: HasRequests>()
         mark(&h, &[id]).await;
         assert_eq!(get_request(&h, id).await, before);
     }
-    assert_eq!(report_one(&h, success(&begun_one)).await, Ok(Status::Completed), "the lease is as it was");
+    assert_eq!(
+        report_one(&h, success(&begun_one)).await,
+        Ok(RequestStatus::Completed),
+        "the lease is as it was"
+    );
     request_audit(&h).await;
 }
 
@@ -214,7 +218,7 @@ pub async fn a_replayed_letter_is_not_purged_however_old<H: HasRequests>() {
     h.clock().advance(90 * DAY + MILLI);
     assert!(h.requests().replay_request(id).await.expect("replay_request must succeed"));
     purge(&h, 90 * DAY, 100).await;
-    assert_eq!(report_one(&h, success(&claim_one(&h).await)).await, Ok(Status::Completed));
+    assert_eq!(report_one(&h, success(&claim_one(&h).await)).await, Ok(RequestStatus::Completed));
     assert_eq!(purge(&h, 90 * DAY, 100).await, 1);
     assert_eq!(h.requests().find_request(id).await.expect("an answer"), None);
 }

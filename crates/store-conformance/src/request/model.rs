@@ -6,10 +6,12 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use weir_core::quota::{Limits, Quota};
-use weir_core::request::idempotency::{Record, Submission, TenantKey, decide};
-use weir_core::request::retry::{Cause, Policy};
-use weir_core::request::state::{Claim, Progress, Refused, Report, Status};
+use weir_core::quota::{Quota, QuotaLimits};
+use weir_core::request::idempotency::{IdempotencyRecord, Submission, TenantKey, decide};
+use weir_core::request::retry::{FailureCause, RetryPolicy};
+use weir_core::request::state::{
+    ClaimOutcome, RequestProgress, RequestStatus, TransitionError, WorkerReport,
+};
 use weir_core::{RequestId, TenantId, Timestamp, Verdict};
 use weir_store::request::{
     CallbackOutcome, CallbackReport, Claimed, DeadRequest, Failure, Job, JobReport, Pending, Receipt,
@@ -20,7 +22,7 @@ use weir_store::request::{
 #[derive(Debug, Default)]
 pub struct Model {
     rows: BTreeMap<RequestId, Row>,
-    keys: BTreeMap<TenantKey, Record>,
+    keys: BTreeMap<TenantKey, IdempotencyRecord>,
     windows: BTreeMap<TenantId, Quota>,
     webhooks: Vec<RequestId>,
     accepted: u64,
@@ -31,7 +33,7 @@ pub struct Model {
 struct Row {
     request: Request,
     downstream: String,
-    progress: Progress,
+    progress: RequestProgress,
     died_at: Option<Timestamp>,
 }
 
@@ -49,7 +51,7 @@ impl Row {
         let status = self.progress.status;
         (self.request.status, self.request.attempts) = (status, self.progress.attempts);
         self.request.updated_at = now;
-        if status == Status::FailedRetryExhausted {
+        if status == RequestStatus::FailedRetryExhausted {
             self.died_at = Some(now);
         }
         status.is_final() && self.request.callback_url.is_some()
@@ -60,14 +62,14 @@ impl Row {
     }
 }
 
-fn failure(cause: Cause, detail: Option<String>) -> Option<Failure> {
+fn failure(cause: FailureCause, detail: Option<String>) -> Option<Failure> {
     let message = detail.unwrap_or_else(|| cause.to_string());
     Some(Failure { code: cause.code().to_owned(), message })
 }
 
 impl Model {
     /// Takes a submission.
-    pub fn submit(&mut self, submit: &Submit, limits: Option<Limits>, now: Timestamp) -> SubmitOutcome {
+    pub fn submit(&mut self, submit: &Submit, limits: Option<QuotaLimits>, now: Timestamp) -> SubmitOutcome {
         let name = TenantKey { tenant: submit.tenant.clone(), key: submit.key.clone() };
         let kept = self.keys.get(&name).filter(|record| self.rows.contains_key(&record.request_id));
         match decide(kept, &submit.fingerprint, now) {
@@ -76,7 +78,7 @@ impl Model {
             Submission::New => {}
         }
         if let Some(limits) = limits {
-            let new = Quota::configured(limits, now);
+            let new = Quota::new(limits, now);
             let window = self.windows.entry(submit.tenant.clone()).or_insert(new);
             window.limits = limits;
             if let Verdict::Denied(denial) = window.send(now) {
@@ -84,7 +86,7 @@ impl Model {
             }
         }
         self.accepted += 1;
-        self.keys.insert(name, Record::new(submit.fingerprint, submit.id, now));
+        self.keys.insert(name, IdempotencyRecord::new(submit.fingerprint, submit.id, now));
         let row = accept(submit, now);
         let receipt = row.receipt();
         self.rows.insert(submit.id, row);
@@ -92,7 +94,7 @@ impl Model {
     }
 
     /// Holds what a claim brought to what is due, and takes it over.
-    pub fn follow_claim(&mut self, room: &[Room], claimed: &Claimed, policy: &Policy, now: Timestamp) {
+    pub fn follow_claim(&mut self, room: &[Room], claimed: &Claimed, policy: &RetryPolicy, now: Timestamp) {
         for Room { downstream, jobs } in room {
             let mut due: Vec<Timestamp> = self.due(downstream, now).map(Row::claimable_at).collect();
             due.sort_unstable();
@@ -113,7 +115,13 @@ impl Model {
     }
 
     /// Holds what a claim by name brought to what was claimable, and takes it over.
-    pub fn follow_named(&mut self, ids: &[RequestId], claimed: &Claimed, policy: &Policy, now: Timestamp) {
+    pub fn follow_named(
+        &mut self,
+        ids: &[RequestId],
+        claimed: &Claimed,
+        policy: &RetryPolicy,
+        now: Timestamp,
+    ) {
         let is_due = |id: &RequestId| self.rows.get(id).is_some_and(|row| row.is_due(now));
         let mut due: Vec<_> = ids.iter().copied().filter(is_due).collect();
         due.sort_unstable();
@@ -136,10 +144,10 @@ impl Model {
         waiting.map(Row::claimable_at).min().map(|at| at.since(now))
     }
 
-    fn take(&mut self, claimed: &Claimed, policy: &Policy, now: Timestamp) {
+    fn take(&mut self, claimed: &Claimed, policy: &RetryPolicy, now: Timestamp) {
         for job in &claimed.jobs {
             let row = self.rows.get_mut(&job.id).expect("it is due");
-            let Ok(Claim::Granted(lease)) = row.progress.claim(policy, now) else {
+            let Ok(ClaimOutcome::Granted(lease)) = row.progress.claim(policy, now) else {
                 panic!("{} has no attempt left", job.id)
             };
             row.show(now);
@@ -158,7 +166,7 @@ impl Model {
         }
         for id in &claimed.exhausted {
             let row = self.rows.get_mut(id).expect("it is due");
-            let Ok(Claim::Exhausted(cause)) = row.progress.claim(policy, now) else {
+            let Ok(ClaimOutcome::Exhausted(cause)) = row.progress.claim(policy, now) else {
                 panic!("{id} has an attempt left")
             };
             row.request.failure = failure(cause, None);
@@ -169,11 +177,16 @@ impl Model {
     }
 
     /// Takes a worker's report.
-    pub fn report(&mut self, report: JobReport, policy: &Policy, now: Timestamp) -> Result<Status, Refused> {
+    pub fn report(
+        &mut self,
+        report: JobReport,
+        policy: &RetryPolicy,
+        now: Timestamp,
+    ) -> Result<RequestStatus, TransitionError> {
         let JobReport { id, token, report, result, detail, chance } = report;
-        let row = self.rows.get_mut(&id).ok_or(Refused::LeaseLost)?;
+        let row = self.rows.get_mut(&id).ok_or(TransitionError::LeaseLost)?;
         let status = row.progress.report(token, report, policy, now, chance)?;
-        if let Report::Called(judgement) = report {
+        if let WorkerReport::Called(judgement) = report {
             row.request.failure = judgement.cause().and_then(|cause| failure(cause, detail));
             row.request.result = result;
         }
@@ -187,7 +200,7 @@ impl Model {
     pub fn call_back(&mut self, id: RequestId, report: CallbackReport, now: Timestamp) -> CallbackOutcome {
         let Some(row) = self.rows.get_mut(&id) else { return CallbackOutcome::Unknown };
         match row.progress.call_back(report.callback) {
-            Err(refused) => CallbackOutcome::Refused(refused),
+            Err(refused) => CallbackOutcome::TransitionError(refused),
             Ok(status) => {
                 (row.request.result, row.request.failure) = (report.result, report.failure);
                 if row.show(now) {
@@ -201,7 +214,7 @@ impl Model {
     /// The broker has the job.
     pub fn mark_enqueued(&mut self, id: RequestId, now: Timestamp) {
         if let Some(row) = self.rows.get_mut(&id)
-            && row.progress.status == Status::PendingEnqueue
+            && row.progress.status == RequestStatus::PendingEnqueue
         {
             row.progress.enqueued().expect("it is pending");
             row.show(now);
@@ -210,7 +223,7 @@ impl Model {
 
     /// What no broker has, by id.
     pub fn pending(&self, now: Timestamp) -> Vec<Pending> {
-        let rows = self.rows.values().filter(|row| row.request.status == Status::PendingEnqueue);
+        let rows = self.rows.values().filter(|row| row.request.status == RequestStatus::PendingEnqueue);
         rows.map(|row| Pending { id: row.request.id, age: now.since(row.request.accepted_at) }).collect()
     }
 
@@ -248,7 +261,7 @@ impl Model {
         self.rows.retain(|_, row| {
             !row.request.status.is_final() || millis(row.request.accepted_at) >= millis(old)
         });
-        self.keys.retain(|_, record| record.holds(now));
+        self.keys.retain(|_, record| record.is_live(now));
         let gone = (before.0 - self.rows.len()) as u64;
         self.purged += gone;
         gone + (before.1 - self.keys.len()) as u64
@@ -260,7 +273,12 @@ impl Model {
     }
 
     /// A tenant's requests, the newest first.
-    pub fn list(&self, tenant: &TenantId, status: Option<Status>, before: Option<RequestId>) -> Vec<Request> {
+    pub fn list(
+        &self,
+        tenant: &TenantId,
+        status: Option<RequestStatus>,
+        before: Option<RequestId>,
+    ) -> Vec<Request> {
         let rows = self.rows.values().rev().map(|row| &row.request);
         rows.filter(|request| request.tenant == *tenant)
             .filter(|request| status.is_none_or(|status| request.status == status))
@@ -301,10 +319,12 @@ impl Model {
             RequestAudit { accepted: self.accepted, purged: self.purged, ..RequestAudit::default() };
         for row in self.rows.values() {
             match row.request.status {
-                Status::Completed => books.completed += 1,
-                Status::FailedPermanent => books.failed += 1,
-                Status::FailedRetryExhausted => books.dead += 1,
-                Status::Accepted | Status::PendingEnqueue | Status::InProgress => books.in_flight += 1,
+                RequestStatus::Completed => books.completed += 1,
+                RequestStatus::FailedPermanent => books.failed += 1,
+                RequestStatus::FailedRetryExhausted => books.dead += 1,
+                RequestStatus::Accepted | RequestStatus::PendingEnqueue | RequestStatus::InProgress => {
+                    books.in_flight += 1
+                }
             }
         }
         books.jobs = books.in_flight;
@@ -313,7 +333,7 @@ impl Model {
 }
 
 fn accept(submit: &Submit, now: Timestamp) -> Row {
-    let mut progress = Progress::accepted(now);
+    let mut progress = RequestProgress::accepted(now);
     if submit.needs_broker {
         progress.enqueue_pending().expect("it is accepted");
     }

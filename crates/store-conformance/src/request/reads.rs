@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use weir_core::RequestId;
-use weir_core::request::state::Status;
+use weir_core::request::state::RequestStatus;
 use weir_store::request::{LOOKED_AT_MAX, Listed, Request, Sealed, Submit};
 
 use super::fixtures::{
@@ -15,7 +15,7 @@ use crate::HasRequests;
 /// The ids of a page of [`TENANT`]'s requests.
 async fn page<H: HasRequests>(
     h: &H,
-    status: Option<Status>,
+    status: Option<RequestStatus>,
     before: Option<RequestId>,
     limit: usize,
 ) -> Vec<RequestId> {
@@ -118,14 +118,14 @@ pub async fn lists_can_be_filtered_by_status<H: HasRequests>() {
     report_batch(&h, vec![success(&completed[0]), success(&completed[1]), rejection(&failed)]).await;
     let exhausted = create_dead_requests(&h, vec![submission(&h, "g")]).await.remove(0);
     let of = |status| page(&h, Some(status), None, 10);
-    assert_eq!(of(Status::Accepted).await, [waiting]);
-    assert_eq!(of(Status::PendingEnqueue).await, [pending]);
-    assert_eq!(of(Status::InProgress).await, [begun_one.id]);
-    assert_eq!(of(Status::Completed).await, [completed[1].id, completed[0].id]);
-    assert_eq!(of(Status::FailedPermanent).await, [failed.id]);
-    assert_eq!(of(Status::FailedRetryExhausted).await, [exhausted.id]);
-    assert_eq!(page(&h, Some(Status::Completed), None, 1).await, [completed[1].id]);
-    let rest = page(&h, Some(Status::Completed), Some(completed[1].id), 1).await;
+    assert_eq!(of(RequestStatus::Accepted).await, [waiting]);
+    assert_eq!(of(RequestStatus::PendingEnqueue).await, [pending]);
+    assert_eq!(of(RequestStatus::InProgress).await, [begun_one.id]);
+    assert_eq!(of(RequestStatus::Completed).await, [completed[1].id, completed[0].id]);
+    assert_eq!(of(RequestStatus::FailedPermanent).await, [failed.id]);
+    assert_eq!(of(RequestStatus::FailedRetryExhausted).await, [exhausted.id]);
+    assert_eq!(page(&h, Some(RequestStatus::Completed), None, 1).await, [completed[1].id]);
+    let rest = page(&h, Some(RequestStatus::Completed), Some(completed[1].id), 1).await;
     assert_eq!(rest, [completed[0].id], "and page by page too");
 }
 
@@ -145,12 +145,16 @@ pub async fn a_list_of_a_rare_status_is_bounded_and_says_where_to_continue<H: Ha
         let Listed { requests, rest_before } = listed.expect("list_requests must succeed");
         (requests.iter().map(|request| request.id).collect::<Vec<_>>(), rest_before)
     };
-    assert_eq!(list(Status::Completed, None).await, (vec![], Some(others[0])), "none among so many");
-    assert_eq!(list(Status::Completed, Some(others[0])).await, (vec![rare.id], None), "the rest");
+    assert_eq!(list(RequestStatus::Completed, None).await, (vec![], Some(others[0])), "none among so many");
+    assert_eq!(list(RequestStatus::Completed, Some(others[0])).await, (vec![rare.id], None), "the rest");
     let newest = others.last().copied();
-    assert_eq!(list(Status::Completed, newest).await, (vec![rare.id], Some(rare.id)), "the last of so many");
+    assert_eq!(
+        list(RequestStatus::Completed, newest).await,
+        (vec![rare.id], Some(rare.id)),
+        "the last of so many"
+    );
     let newest: Vec<_> = others.iter().rev().take(5).copied().collect();
-    assert_eq!(list(Status::Accepted, None).await, (newest, None), "as many as were asked for");
+    assert_eq!(list(RequestStatus::Accepted, None).await, (newest, None), "as many as were asked for");
 }
 
 pub async fn tenants_see_their_own_requests_only<H: HasRequests>() {

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use weir_core::request::retry::{Cause, Judgement};
-use weir_core::request::state::{Refused, Report, Status};
+use weir_core::request::retry::{FailureCause, RetryDecision};
+use weir_core::request::state::{RequestStatus, TransitionError, WorkerReport};
 use weir_store::request::{Failure, Job, JobReport};
 
 use super::fixtures::{
@@ -16,7 +16,7 @@ use crate::fixtures::{TICK, awkward_messages};
 
 const SECOND: Duration = Duration::from_secs(1);
 
-fn failure(cause: Cause) -> Option<Failure> {
+fn failure(cause: FailureCause) -> Option<Failure> {
     Some(Failure { code: cause.code().to_owned(), message: cause.to_string() })
 }
 
@@ -24,9 +24,9 @@ pub async fn a_completed_request_has_its_result_and_no_job<H: HasRequests>() {
     let h = H::open().await;
     let job = submit_and_claim(&h, submission(&h, "k")).await;
     h.clock().advance(SECOND);
-    assert_eq!(report_one(&h, success(&job)).await, Ok(Status::Completed));
+    assert_eq!(report_one(&h, success(&job)).await, Ok(RequestStatus::Completed));
     let request = get_request(&h, job.id).await;
-    assert_eq!((request.status, request.attempts), (Status::Completed, 1));
+    assert_eq!((request.status, request.attempts), (RequestStatus::Completed, 1));
     assert_eq!((request.result, request.failure), (Some(sealed("result")), None));
     assert_eq!((request.accepted_at, request.updated_at), (job.accepted_at, now(&h)));
     h.clock().advance(policy().callback_within);
@@ -38,7 +38,7 @@ pub async fn a_completed_request_may_have_no_result<H: HasRequests>() {
     let h = H::open().await;
     let job = submit_and_claim(&h, submission(&h, "k")).await;
     let report = JobReport { result: None, ..success(&job) };
-    assert_eq!(report_one(&h, report).await, Ok(Status::Completed));
+    assert_eq!(report_one(&h, report).await, Ok(RequestStatus::Completed));
     assert_eq!(get_request(&h, job.id).await.result, None);
 }
 
@@ -46,10 +46,10 @@ pub async fn a_rejected_request_says_why_and_is_no_dead_letter<H: HasRequests>()
     let h = H::open().await;
     let job = submit_and_claim(&h, submission(&h, "k")).await;
     h.clock().advance(SECOND);
-    assert_eq!(report_one(&h, rejection(&job)).await, Ok(Status::FailedPermanent));
+    assert_eq!(report_one(&h, rejection(&job)).await, Ok(RequestStatus::FailedPermanent));
     let request = get_request(&h, job.id).await;
-    assert_eq!((request.status, request.attempts), (Status::FailedPermanent, 1));
-    assert_eq!((request.failure, request.result), (failure(Cause::Rejected(422)), None));
+    assert_eq!((request.status, request.attempts), (RequestStatus::FailedPermanent, 1));
+    assert_eq!((request.failure, request.result), (failure(FailureCause::Rejected(422)), None));
     assert_eq!(request.updated_at, now(&h));
     assert_eq!(dead_ids(&h).await, []);
     expect_nothing_due(&h, "it has come to its end").await;
@@ -63,14 +63,14 @@ pub async fn a_retry_waits_as_long_as_its_random_number_decides<H: HasRequests>(
         let mut job = submit_and_claim(&h, submission(&h, &format!("k{chance}"))).await;
         for wait in waits {
             let report = JobReport { chance, ..outage(&job) };
-            assert_eq!(report_one(&h, report).await, Ok(Status::InProgress));
+            assert_eq!(report_one(&h, report).await, Ok(RequestStatus::InProgress));
             h.clock().advance(wait * SECOND - TICK);
             expect_nothing_due(&h, "its time has not come").await;
             h.clock().advance(TICK);
             job = claim_one(&h).await;
         }
         assert_eq!(job.attempt, 3);
-        assert_eq!(report_one(&h, success(&job)).await, Ok(Status::Completed));
+        assert_eq!(report_one(&h, success(&job)).await, Ok(RequestStatus::Completed));
     }
 }
 
@@ -78,11 +78,11 @@ pub async fn a_retry_waits_as_long_as_the_downstream_asks_within_bounds<H: HasRe
     let h = H::open().await;
     for (asked, wait) in [(Duration::ZERO, 1), (3 * SECOND, 3), (Duration::MAX, 5)] {
         let job = submit_and_claim(&h, submission(&h, &format!("{asked:?}"))).await;
-        assert_eq!(report_one(&h, outage_for(&job, Some(asked))).await, Ok(Status::InProgress));
+        assert_eq!(report_one(&h, outage_for(&job, Some(asked))).await, Ok(RequestStatus::InProgress));
         h.clock().advance(wait * SECOND - TICK);
         expect_nothing_due(&h, "its time has not come").await;
         h.clock().advance(TICK);
-        assert_eq!(report_one(&h, success(&claim_one(&h).await)).await, Ok(Status::Completed));
+        assert_eq!(report_one(&h, success(&claim_one(&h).await)).await, Ok(RequestStatus::Completed));
     }
 }
 
@@ -91,15 +91,16 @@ pub async fn the_last_failed_retry_creates_a_dead_letter<H: HasRequests>() {
     let mut job = submit_and_claim(&h, submission(&h, "k")).await;
     for attempt in 1..=2 {
         assert_eq!(job.attempt, attempt);
-        assert_eq!(report_one(&h, outage(&job)).await, Ok(Status::InProgress));
+        assert_eq!(report_one(&h, outage(&job)).await, Ok(RequestStatus::InProgress));
         h.clock().advance(SECOND);
         job = claim_one(&h).await;
     }
-    let timed_out = Report::Called(Judgement::Retry { cause: Cause::TimedOut, retry_after: None });
-    assert_eq!(report_one(&h, job_report(&job, timed_out)).await, Ok(Status::FailedRetryExhausted));
+    let timed_out =
+        WorkerReport::Called(RetryDecision::Retry { cause: FailureCause::TimedOut, retry_after: None });
+    assert_eq!(report_one(&h, job_report(&job, timed_out)).await, Ok(RequestStatus::FailedRetryExhausted));
     let request = get_request(&h, job.id).await;
-    assert_eq!((request.status, request.attempts), (Status::FailedRetryExhausted, 3));
-    assert_eq!(request.failure, failure(Cause::TimedOut), "why the last one failed");
+    assert_eq!((request.status, request.attempts), (RequestStatus::FailedRetryExhausted, 3));
+    assert_eq!(request.failure, failure(FailureCause::TimedOut), "why the last one failed");
     assert_eq!(dead_ids(&h).await, [job.id]);
     assert_eq!(request_audit(&h).await.dead, 1);
 }
@@ -110,17 +111,20 @@ pub async fn a_failed_attempt_is_shown_until_one_succeeds<H: HasRequests>() {
     assert_eq!(get_request(&h, job.id).await.failure, None);
     h.clock().advance(SECOND);
     let report = JobReport { detail: Some("503, try later".to_owned()), ..outage(&job) };
-    assert_eq!(report_one(&h, report).await, Ok(Status::InProgress));
-    let told = Failure { code: Cause::Broken(503).code().to_owned(), message: "503, try later".to_owned() };
+    assert_eq!(report_one(&h, report).await, Ok(RequestStatus::InProgress));
+    let told = Failure {
+        code: FailureCause::ServerError(503).code().to_owned(),
+        message: "503, try later".to_owned(),
+    };
     let request = get_request(&h, job.id).await;
     assert_eq!((request.failure, request.updated_at), (Some(told.clone()), now(&h)));
     h.clock().advance(SECOND);
     let job = claim_one(&h).await;
     assert_eq!(get_request(&h, job.id).await.failure, Some(told.clone()), "why its last attempt failed");
-    assert_eq!(report_one(&h, not_called(&job, Duration::ZERO)).await, Ok(Status::InProgress));
+    assert_eq!(report_one(&h, not_called(&job, Duration::ZERO)).await, Ok(RequestStatus::InProgress));
     assert_eq!(get_request(&h, job.id).await.failure, Some(told), "no other was made since");
     let job = claim_one(&h).await;
-    assert_eq!(report_one(&h, success(&job)).await, Ok(Status::Completed));
+    assert_eq!(report_one(&h, success(&job)).await, Ok(RequestStatus::Completed));
     assert_eq!(get_request(&h, job.id).await.failure, None);
 }
 
@@ -128,13 +132,13 @@ pub async fn a_request_that_awaits_its_callback_cannot_be_claimed<H: HasRequests
     let h = H::open().await;
     let job = submit_and_claim(&h, submission(&h, "k")).await;
     h.clock().advance(SECOND);
-    assert_eq!(report_one(&h, awaits_callback(&job)).await, Ok(Status::InProgress));
+    assert_eq!(report_one(&h, awaits_callback(&job)).await, Ok(RequestStatus::InProgress));
     let request = get_request(&h, job.id).await;
-    assert_eq!((request.status, request.attempts), (Status::InProgress, 1));
+    assert_eq!((request.status, request.attempts), (RequestStatus::InProgress, 1));
     assert_eq!((request.failure, request.result, request.updated_at), (None, None, now(&h)));
     h.clock().advance(policy().callback_within - TICK);
     expect_nothing_due(&h, "longer than any lease").await;
-    assert_eq!(report_one(&h, success(&job)).await, Err(Refused::LeaseLost), "the worker has spoken");
+    assert_eq!(report_one(&h, success(&job)).await, Err(TransitionError::LeaseLost), "the worker has spoken");
 }
 
 pub async fn a_call_that_was_not_made_counts_no_attempt<H: HasRequests>() {
@@ -148,7 +152,7 @@ pub async fn a_call_that_was_not_made_counts_no_attempt<H: HasRequests>() {
         assert!(job.token > token, "but another lease");
         token = job.token;
         let after = 7 * SECOND;
-        assert_eq!(report_one(&h, not_called(&job, after)).await, Ok(Status::InProgress));
+        assert_eq!(report_one(&h, not_called(&job, after)).await, Ok(RequestStatus::InProgress));
         let request = get_request(&h, job.id).await;
         assert_eq!((request.attempts, request.updated_at), (0, now(&h)));
         h.clock().advance(7 * SECOND - TICK);
@@ -156,7 +160,7 @@ pub async fn a_call_that_was_not_made_counts_no_attempt<H: HasRequests>() {
         h.clock().advance(TICK);
     }
     let job = claim_one(&h).await;
-    assert_eq!(report_one(&h, success(&job)).await, Ok(Status::Completed));
+    assert_eq!(report_one(&h, success(&job)).await, Ok(RequestStatus::Completed));
     assert_eq!(get_request(&h, job.id).await.attempts, 1);
 }
 
@@ -166,10 +170,10 @@ pub async fn a_final_request_refuses_reports<H: HasRequests>() {
     let failed = submit_and_claim(&h, submission(&h, "b")).await;
     report_batch(&h, vec![success(&completed), rejection(&failed)]).await;
     let dead = create_dead_requests(&h, vec![submission(&h, "c")]).await.remove(0);
-    let ends: [(&Job, Status); 3] = [
-        (&completed, Status::Completed),
-        (&failed, Status::FailedPermanent),
-        (&dead, Status::FailedRetryExhausted),
+    let ends: [(&Job, RequestStatus); 3] = [
+        (&completed, RequestStatus::Completed),
+        (&failed, RequestStatus::FailedPermanent),
+        (&dead, RequestStatus::FailedRetryExhausted),
     ];
     h.clock().advance(SECOND);
     for (job, end) in ends {
@@ -177,7 +181,7 @@ pub async fn a_final_request_refuses_reports<H: HasRequests>() {
         for report in
             [success(job), rejection(job), outage(job), awaits_callback(job), not_called(job, Duration::ZERO)]
         {
-            assert_eq!(report_one(&h, report).await, Err(Refused::Final(end)));
+            assert_eq!(report_one(&h, report).await, Err(TransitionError::Final(end)));
         }
         assert_eq!(get_request(&h, job.id).await, before);
     }
@@ -189,18 +193,18 @@ pub async fn a_request_that_was_not_claimed_refuses_reports<H: HasRequests>() {
     let h = H::open().await;
     let known = submit_and_claim(&h, submission(&h, "k")).await;
     let unknown = Job { id: next_id(&h), ..known.clone() };
-    assert_eq!(report_one(&h, success(&unknown)).await, Err(Refused::LeaseLost));
+    assert_eq!(report_one(&h, success(&unknown)).await, Err(TransitionError::LeaseLost));
     let waiting = accept_batch(&h, vec![submission(&h, "l")]).await.remove(0).id;
     for token in [0, 1, known.token, u64::MAX] {
         let guess = Job { id: waiting, token, ..known.clone() };
-        assert_eq!(report_one(&h, success(&guess)).await, Err(Refused::LeaseLost), "token {token}");
+        assert_eq!(report_one(&h, success(&guess)).await, Err(TransitionError::LeaseLost), "token {token}");
     }
     for token in [0, known.token + 1, u64::MAX, u64::MAX >> 1] {
         let guess = Job { token, ..known.clone() };
-        assert_eq!(report_one(&h, success(&guess)).await, Err(Refused::LeaseLost), "token {token}");
+        assert_eq!(report_one(&h, success(&guess)).await, Err(TransitionError::LeaseLost), "token {token}");
     }
-    assert_eq!(get_request(&h, waiting).await.status, Status::Accepted);
-    assert_eq!(report_one(&h, success(&known)).await, Ok(Status::Completed));
+    assert_eq!(get_request(&h, waiting).await.status, RequestStatus::Accepted);
+    assert_eq!(report_one(&h, success(&known)).await, Ok(RequestStatus::Completed));
 }
 
 pub async fn a_mixed_batch_of_reports_is_answered_in_its_order<H: HasRequests>() {
@@ -221,18 +225,18 @@ pub async fn a_mixed_batch_of_reports_is_answered_in_its_order<H: HasRequests>()
         success(&jobs[1]),
     ];
     let expected = [
-        Ok(Status::InProgress),
-        Err(Refused::LeaseLost),
-        Ok(Status::Completed),
-        Ok(Status::FailedPermanent),
-        Err(Refused::Final(Status::Completed)),
-        Err(Refused::LeaseLost),
-        Ok(Status::InProgress),
-        Ok(Status::InProgress),
-        Err(Refused::LeaseLost),
+        Ok(RequestStatus::InProgress),
+        Err(TransitionError::LeaseLost),
+        Ok(RequestStatus::Completed),
+        Ok(RequestStatus::FailedPermanent),
+        Err(TransitionError::Final(RequestStatus::Completed)),
+        Err(TransitionError::LeaseLost),
+        Ok(RequestStatus::InProgress),
+        Ok(RequestStatus::InProgress),
+        Err(TransitionError::LeaseLost),
     ];
     assert_eq!(report_batch(&h, batch).await, expected);
-    assert_eq!(get_request(&h, jobs[0].id).await.status, Status::Completed, "the first report counts");
+    assert_eq!(get_request(&h, jobs[0].id).await.status, RequestStatus::Completed, "the first report counts");
     assert_eq!(claim_one(&h).await.id, jobs[5].id);
     let books = request_audit(&h).await;
     assert_eq!((books.completed, books.failed, books.in_flight), (1, 1, 4));
@@ -248,7 +252,7 @@ pub async fn awkward_details_are_stored<H: HasRequests>() {
     for (n, detail) in awkward_messages().into_iter().enumerate() {
         let job = submit_and_claim(&h, submission(&h, &format!("k{n}"))).await;
         let report = JobReport { detail: Some(detail.clone()), ..rejection(&job) };
-        assert_eq!(report_one(&h, report).await, Ok(Status::FailedPermanent), "{detail:.40?}");
+        assert_eq!(report_one(&h, report).await, Ok(RequestStatus::FailedPermanent), "{detail:.40?}");
         let message = get_request(&h, job.id).await.failure.expect("it says why").message;
         // No Postgres text holds a NUL, so one may be lost; the rest may not.
         let kept = |text: &str| text.replace(['\0', '\u{fffd}'], "");

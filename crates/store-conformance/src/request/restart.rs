@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use weir_core::request::canary::Percent;
-use weir_core::request::state::{Refused, Status};
+use weir_core::request::state::{RequestStatus, TransitionError};
 use weir_store::request::{Rollout, Submit};
 
 use super::fixtures::{
@@ -77,7 +77,11 @@ pub async fn leases_survive_and_their_holders_can_report<H: HasRequests>() {
     let [held, lost] =
         [submit_and_claim(&h, submission(&h, "a")).await, submit_and_claim(&h, submission(&h, "b")).await];
     let h = h.reopen().await;
-    assert_eq!(report_one(&h, success(&held)).await, Ok(Status::Completed), "a worker elsewhere goes on");
+    assert_eq!(
+        report_one(&h, success(&held)).await,
+        Ok(RequestStatus::Completed),
+        "a worker elsewhere goes on"
+    );
     h.clock().advance(policy().lease - TICK);
     expect_nothing_due(&h, "a restart ends no lease").await;
     assert_eq!(claim_jobs(&h, 1).await.next, Some(TICK));
@@ -86,8 +90,8 @@ pub async fn leases_survive_and_their_holders_can_report<H: HasRequests>() {
     let holder = claim_one(&h).await;
     assert_eq!((holder.id, holder.attempt), (lost.id, 2));
     let h = h.reopen().await;
-    assert_eq!(report_one(&h, success(&lost)).await, Err(Refused::LeaseLost), "late is late");
-    assert_eq!(report_one(&h, success(&holder)).await, Ok(Status::Completed));
+    assert_eq!(report_one(&h, success(&lost)).await, Err(TransitionError::LeaseLost), "late is late");
+    assert_eq!(report_one(&h, success(&holder)).await, Ok(RequestStatus::Completed));
 }
 
 pub async fn retry_delays_and_callback_deadlines_survive<H: HasRequests>() {
@@ -114,8 +118,8 @@ pub async fn tokens_grow_over_restarts_and_replays<H: HasRequests>() {
     let h = h.reopen().await;
     let job = claim_one(&h).await;
     assert!(job.token > late.token);
-    assert_eq!(report_one(&h, success(&late)).await, Err(Refused::LeaseLost));
-    assert_eq!(report_one(&h, success(&job)).await, Ok(Status::Completed));
+    assert_eq!(report_one(&h, success(&late)).await, Err(TransitionError::LeaseLost));
+    assert_eq!(report_one(&h, success(&job)).await, Ok(RequestStatus::Completed));
     assert_eq!(get_request(&h, job.id).await.attempts, 1);
 }
 

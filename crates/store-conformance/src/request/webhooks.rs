@@ -3,7 +3,7 @@
 use std::future::Future;
 use std::time::Duration;
 
-use weir_core::request::state::{Callback, Status};
+use weir_core::request::state::{Callback, RequestStatus};
 use weir_store::request::{CallbackOutcome, Submit, WEBHOOKS};
 
 use super::fixtures::{
@@ -101,7 +101,7 @@ pub async fn a_replayed_request_that_ends_again_enqueues_another_webhook<H: HasR
     assert!(h.requests().replay_request(id).await.expect("replay_request must succeed"));
     assert_eq!(webhooks(&h).await, [], "a replay is no end");
     let job = claim_one(&h).await;
-    assert_eq!(report_one(&h, success(&job)).await, Ok(Status::Completed));
+    assert_eq!(report_one(&h, success(&job)).await, Ok(RequestStatus::Completed));
     assert_eq!(webhooks(&h).await, [id]);
 }
 
@@ -114,7 +114,7 @@ pub async fn every_final_request_wakes_a_waiter_of_the_webhook_topic<H: HasReque
     expect_prompt_return(queue.wait(WEBHOOKS, long), "a report").await;
     let job = submit_and_claim(&h, submission_with_callback(&h, "b")).await;
     let outcome = call_back(&h, job.id, callback_report(Callback::Failed)).await;
-    assert_eq!(outcome, CallbackOutcome::Taken(Status::FailedPermanent));
+    assert_eq!(outcome, CallbackOutcome::Taken(RequestStatus::FailedPermanent));
     expect_prompt_return(queue.wait(WEBHOOKS, long), "a callback").await;
     abandon(&h, submission_with_callback(&h, "c")).await;
     claim_jobs(&h, 10).await;

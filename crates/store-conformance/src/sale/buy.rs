@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use weir_core::sale::{EndReason, Receipt, State};
+use weir_core::sale::{EndReason, PurchaseReceipt, SaleState};
 use weir_core::{Clock, UserId};
 use weir_store::sale::{Buy, BuyOutcome};
 
@@ -22,7 +22,7 @@ pub async fn each_buyer_gets_one_unit_and_a_number<H: HasSales>() {
     let first = buy_batch(&h, buy_commands("W", "a", 2)).await;
     let unit = |number, stock| BuyOutcome::Bought {
         product: product.id,
-        receipt: Receipt { number, at: now },
+        receipt: PurchaseReceipt { number, at: now },
         stock,
     };
     assert_eq!(first, [unit(1, 4), unit(2, 3)]);
@@ -32,7 +32,7 @@ pub async fn each_buyer_gets_one_unit_and_a_number<H: HasSales>() {
         panic!("there is stock")
     };
     assert_eq!((receipt.number, receipt.at, stock), (3, now.plus(SECOND), 2));
-    assert_eq!(state_and_stock(&h, "W").await, (State::Active, 2));
+    assert_eq!(state_and_stock(&h, "W").await, (SaleState::Active, 2));
     expect_books(&h, 3).await;
 }
 
@@ -42,7 +42,7 @@ pub async fn a_buyer_gets_one_unit_in_a_batch<H: HasSales>() {
     let batch = ["a", "a", "b", "a", "b"].map(|buyer| buy_command("W", buyer)).to_vec();
     assert_eq!(outcome_letters(&buy_batch(&h, batch.clone()).await), "BABAA");
     assert_eq!(outcome_letters(&buy_batch(&h, batch).await), "AAAAA");
-    assert_eq!(state_and_stock(&h, "W").await, (State::Active, 3));
+    assert_eq!(state_and_stock(&h, "W").await, (SaleState::Active, 3));
     expect_books(&h, 2).await;
 }
 
@@ -73,7 +73,7 @@ pub async fn nothing_is_sold_before_the_start_or_after_the_end<H: HasSales>() {
     assert_eq!(buy_each(&h, "W", &["c"]).await, "N");
     assert_eq!(
         state_and_stock(&h, "W").await,
-        (State::Ended(EndReason::TimeExpired), 3),
+        (SaleState::Ended(EndReason::TimeExpired), 3),
         "what is left stays"
     );
     expect_books(&h, 2).await;
@@ -84,11 +84,11 @@ pub async fn the_last_unit_ends_the_sale<H: HasSales>() {
     create_active(&h, "W", 3).await;
     let outcomes = buy_batch(&h, buy_commands("W", "a", 5)).await;
     assert_eq!(outcome_letters(&outcomes), "BBBSS", "first come, first served");
-    assert_eq!(state_and_stock(&h, "W").await, (State::Ended(EndReason::SoldOut), 0));
+    assert_eq!(state_and_stock(&h, "W").await, (SaleState::Ended(EndReason::SoldOut), 0));
     h.clock().advance(SALE_LENGTH);
     assert_eq!(
         state_and_stock(&h, "W").await,
-        (State::Ended(EndReason::SoldOut), 0),
+        (SaleState::Ended(EndReason::SoldOut), 0),
         "why it ended does not change"
     );
     expect_books(&h, 3).await;

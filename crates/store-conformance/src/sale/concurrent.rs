@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use tokio::sync::Semaphore;
 
-use weir_core::sale::{EndReason, State};
+use weir_core::sale::{EndReason, SaleState};
 use weir_store::sale::{Buy, BuyOutcome, SaleStore};
 
 use super::fixtures::{
@@ -62,7 +62,7 @@ pub async fn many_buyers_get_exactly_the_stock<H: HasSales>() {
         463,
         "everybody else hears that it is sold out"
     );
-    assert_eq!(state_and_stock(&h, "W").await, (State::Ended(EndReason::SoldOut), 0));
+    assert_eq!(state_and_stock(&h, "W").await, (SaleState::Ended(EndReason::SoldOut), 0));
     expect_books(&h, 37).await;
 }
 
@@ -73,7 +73,7 @@ pub async fn a_buyer_with_parallel_calls_gets_one_unit<H: HasSales>() {
     let outcomes = buy_concurrently(&[h.sales()], batches).await;
     expect_numbers(&outcomes, 1);
     assert_eq!(outcome_letters(&outcomes).matches('A').count(), 119);
-    assert_eq!(state_and_stock(&h, "W").await, (State::Active, 49));
+    assert_eq!(state_and_stock(&h, "W").await, (SaleState::Active, 49));
     expect_books(&h, 1).await;
 }
 
@@ -86,7 +86,7 @@ pub async fn two_servers_sell_exactly_the_stock<H: HasSales>() {
     let outcomes = buy_concurrently(&[h.sales(), other.sales()], batches).await;
     expect_numbers(&outcomes, 40);
     for h in [&h, &other] {
-        assert_eq!(state_and_stock(h, "W").await, (State::Ended(EndReason::SoldOut), 0));
+        assert_eq!(state_and_stock(h, "W").await, (SaleState::Ended(EndReason::SoldOut), 0));
     }
     expect_books(&h, 40).await;
 }
@@ -154,7 +154,7 @@ pub async fn nothing_is_sold_after_the_end_of_a_sale_under_load<H: HasSales>() {
     let outcomes: Vec<BuyOutcome> = run_a_few_concurrently(calls).await.into_iter().flatten().collect();
     let sold = receipts(&outcomes).len();
     let product = find_product(&h, "W").await.expect("it is there");
-    assert_eq!(product.sale.state, State::Ended(EndReason::TimeExpired));
+    assert_eq!(product.sale.state, SaleState::Ended(EndReason::TimeExpired));
     assert_eq!(product.sale.sold as usize, sold);
     assert!(receipts(&outcomes).iter().all(|receipt| receipt.at < product.sale.terms.end));
     assert_eq!(buy_concurrently(&[h.sales()], vec![vec![buy_command("W", "late")]]).await.len(), 1);

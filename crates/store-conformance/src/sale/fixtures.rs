@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use weir_core::sale::{Receipt, Refusal, Sku, State, Terms};
+use weir_core::sale::{PurchaseReceipt, PurchaseRefusal, SaleState, Sku, Terms};
 use weir_core::{Clock, Timestamp, UserId};
 use weir_store::sale::{Buy, BuyOutcome, CreateOutcome, Product, SaleStore};
 
@@ -67,7 +67,7 @@ pub async fn find_product<H: HasSales>(h: &H, name: &str) -> Option<Product> {
 }
 
 /// The state of a product that is there, and its stock.
-pub async fn state_and_stock<H: HasSales>(h: &H, name: &str) -> (State, u32) {
+pub async fn state_and_stock<H: HasSales>(h: &H, name: &str) -> (SaleState, u32) {
     let product = find_product(h, name).await.expect("the product must be there");
     (product.sale.state, product.sale.stock())
 }
@@ -81,7 +81,7 @@ pub async fn buy_batch<H: HasSales>(h: &H, batch: Vec<Buy>) -> Vec<BuyOutcome> {
 }
 
 /// The receipts of those who got a unit.
-pub fn receipts(outcomes: &[BuyOutcome]) -> Vec<Receipt> {
+pub fn receipts(outcomes: &[BuyOutcome]) -> Vec<PurchaseReceipt> {
     let receipt = |outcome: &BuyOutcome| match outcome {
         BuyOutcome::Bought { receipt, .. } => Some(*receipt),
         BuyOutcome::Refused(_) | BuyOutcome::UnknownSku => None,
@@ -93,9 +93,9 @@ pub fn receipts(outcomes: &[BuyOutcome]) -> Vec<Receipt> {
 pub fn outcome_letters(outcomes: &[BuyOutcome]) -> String {
     let letter = |outcome: &BuyOutcome| match outcome {
         BuyOutcome::Bought { .. } => 'B',
-        BuyOutcome::Refused(Refusal::AlreadyPurchased) => 'A',
-        BuyOutcome::Refused(Refusal::SoldOut) => 'S',
-        BuyOutcome::Refused(Refusal::NotActive) => 'N',
+        BuyOutcome::Refused(PurchaseRefusal::AlreadyPurchased) => 'A',
+        BuyOutcome::Refused(PurchaseRefusal::SoldOut) => 'S',
+        BuyOutcome::Refused(PurchaseRefusal::NotActive) => 'N',
         BuyOutcome::UnknownSku => 'U',
     };
     outcomes.iter().map(letter).collect()
@@ -111,7 +111,7 @@ pub async fn buy_each<H: HasSales>(h: &H, name: &str, buyers: &[&str]) -> String
 }
 
 /// A buyer's purchase of a product.
-pub async fn find_purchase<H: HasSales>(h: &H, name: &str, buyer: &str) -> Option<Receipt> {
+pub async fn find_purchase<H: HasSales>(h: &H, name: &str, buyer: &str) -> Option<PurchaseReceipt> {
     let Buy { sku, buyer } = buy_command(name, buyer);
     h.sales().find_purchase(&buyer, Some(&sku)).await.expect("find_purchase must succeed")
 }

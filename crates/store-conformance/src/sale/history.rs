@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use weir_core::sale::Change;
+use weir_core::sale::TermsChange;
 use weir_core::{Clock, Timestamp};
 use weir_store::sale::{Buy, ChangeOutcome, CreateOutcome};
 
@@ -62,7 +62,7 @@ async fn step<H: HasSales>(h: &H, model: &mut Model, rng: &mut fastrand::Rng) {
         }
         6 => {
             let stock = rng.u32(1..9);
-            let change = Change { initial_stock: Some(stock), ..Change::default() };
+            let change = TermsChange { initial_stock: Some(stock), ..TermsChange::default() };
             let outcome = h.sales().change_product(&sku(name), change).await.expect("an answer");
             match (model.0.get_mut(name), outcome) {
                 (None, ChangeOutcome::UnknownSku) => {}

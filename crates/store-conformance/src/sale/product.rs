@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use weir_core::sale::{Change, ChangeError, State, TermsError};
+use weir_core::sale::{ChangeError, SaleState, TermsChange, TermsError};
 use weir_store::sale::{ChangeOutcome, CreateOutcome};
 
 use super::fixtures::{
@@ -13,7 +13,7 @@ use crate::HasSales;
 use crate::START;
 use crate::fixtures::TICK;
 
-async fn change<H: HasSales>(h: &H, name: &str, change: Change) -> ChangeOutcome {
+async fn change<H: HasSales>(h: &H, name: &str, change: TermsChange) -> ChangeOutcome {
     h.sales().change_product(&sku(name), change).await.expect("change_product must succeed")
 }
 
@@ -27,7 +27,7 @@ pub async fn a_new_product_is_upcoming_with_all_its_stock<H: HasSales>() {
     let product = create_upcoming(&h, "W", terms(100)).await;
     assert_eq!(product.sku, sku("W"));
     assert_eq!(product.sale.terms, terms(100));
-    assert_eq!((product.sale.state, product.sale.stock(), product.sale.sold), (State::Upcoming, 100, 0));
+    assert_eq!((product.sale.state, product.sale.stock(), product.sale.sold), (SaleState::Upcoming, 100, 0));
     assert_eq!(product.created_at, START);
     assert_eq!(find_product(&h, "W").await, Some(product));
     expect_books(&h, 0).await;
@@ -70,8 +70,11 @@ pub async fn products_are_listed_by_sku<H: HasSales>() {
 pub async fn terms_change_until_the_start<H: HasSales>() {
     let h = H::open().await;
     let before = create_upcoming(&h, "W", terms(5)).await;
-    let more =
-        Change { product_name: Some("Super Widget".into()), initial_stock: Some(7), ..Change::default() };
+    let more = TermsChange {
+        product_name: Some("Super Widget".into()),
+        initial_stock: Some(7),
+        ..TermsChange::default()
+    };
     let ChangeOutcome::Changed(after) = change(&h, "W", more.clone()).await else {
         panic!("an upcoming sale must change")
     };
@@ -81,11 +84,11 @@ pub async fn terms_change_until_the_start<H: HasSales>() {
         (before.id, START, before.sale.terms.start)
     );
     assert_eq!(find_product(&h, "W").await, Some(after.clone()));
-    let past = Change { start: Some(START), ..Change::default() };
+    let past = TermsChange { start: Some(START), ..TermsChange::default() };
     let refused = ChangeOutcome::Refused(ChangeError::Terms(TermsError::StartTime));
     assert_eq!(change(&h, "W", past).await, refused);
     h.clock().advance(LEAD - TICK);
-    let earlier_end = Change { end: Some(START.plus(LEAD + TICK)), ..Change::default() };
+    let earlier_end = TermsChange { end: Some(START.plus(LEAD + TICK)), ..TermsChange::default() };
     assert!(matches!(change(&h, "W", earlier_end).await, ChangeOutcome::Changed(_)));
     h.clock().advance(TICK);
     let refused = ChangeOutcome::Refused(ChangeError::NotModifiable);
@@ -98,7 +101,7 @@ pub async fn terms_change_until_the_start<H: HasSales>() {
 
 pub async fn an_unknown_product_cannot_be_changed_or_deleted<H: HasSales>() {
     let h = H::open().await;
-    assert_eq!(change(&h, "W", Change::default()).await, ChangeOutcome::UnknownSku);
+    assert_eq!(change(&h, "W", TermsChange::default()).await, ChangeOutcome::UnknownSku);
     assert!(!delete(&h, "W").await);
 }
 
@@ -126,7 +129,7 @@ pub async fn a_product_created_again_starts_anew<H: HasSales>() {
     h.clock().advance(Duration::from_secs(1));
     let second = create_active(&h, "W", 3).await;
     assert_ne!(first.id, second.id, "another product under the same sku");
-    assert_eq!(state_and_stock(&h, "W").await, (State::Active, 3));
+    assert_eq!(state_and_stock(&h, "W").await, (SaleState::Active, 3));
     assert_eq!(find_purchase(&h, "W", "a").await, None);
     assert_eq!(buy_each(&h, "W", &["a", "a"]).await, "BA");
     assert_eq!(find_purchase(&h, "W", "a").await.map(|receipt| receipt.number), Some(1));

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use weir_core::Clock;
-use weir_core::sale::{EndReason, State};
+use weir_core::sale::{EndReason, SaleState};
 
 use super::fixtures::{
     LEAD, SALE_LENGTH, buy_each, create_active, create_upcoming, expect_books, find_product, find_purchase,
@@ -34,9 +34,10 @@ pub async fn everything_is_unchanged_after_a_restart<H: HasSales>() {
         read
     };
     let before = read(&h).await;
-    let states: Vec<State> = before.iter().flat_map(|(product, ..)| product).map(|p| p.sale.state).collect();
-    let ended = [EndReason::TimeExpired, EndReason::SoldOut].map(State::Ended);
-    assert_eq!(states, [ended[0], ended[1], State::Active, State::Upcoming]);
+    let states: Vec<SaleState> =
+        before.iter().flat_map(|(product, ..)| product).map(|p| p.sale.state).collect();
+    let ended = [EndReason::TimeExpired, EndReason::SoldOut].map(SaleState::Ended);
+    assert_eq!(states, [ended[0], ended[1], SaleState::Active, SaleState::Upcoming]);
     let h = h.reopen().await;
     assert_eq!(read(&h).await, before);
     expect_books(&h, 6).await;
@@ -52,6 +53,6 @@ pub async fn a_sale_continues_after_a_restart<H: HasSales>() {
     let h = h.reopen().await;
     assert_eq!(buy_each(&h, "W", &["c", "e"]).await, "AS");
     h.clock().advance(SALE_LENGTH + Duration::from_secs(1));
-    assert_eq!(state_and_stock(&h, "W").await, (State::Ended(EndReason::SoldOut), 0));
+    assert_eq!(state_and_stock(&h, "W").await, (SaleState::Ended(EndReason::SoldOut), 0));
     expect_books(&h, 3).await;
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use weir_core::Clock;
-use weir_core::sale::{EndReason, State};
+use weir_core::sale::{EndReason, SaleState};
 
 use super::fixtures::{
     LEAD, SALE_LENGTH, buy_each, create_active, create_upcoming, expect_books, find_product, state_and_stock,
@@ -21,11 +21,11 @@ pub async fn states_change_on_time<H: HasSales>() {
         let h = H::open().await;
         create_upcoming(&h, "W", terms(5)).await;
         let steps = [
-            (LEAD - TICK, State::Upcoming),
-            (TICK, State::Active),
-            (SALE_LENGTH - TICK, State::Active),
-            (TICK, State::Ended(EndReason::TimeExpired)),
-            (SALE_LENGTH, State::Ended(EndReason::TimeExpired)),
+            (LEAD - TICK, SaleState::Upcoming),
+            (TICK, SaleState::Active),
+            (SALE_LENGTH - TICK, SaleState::Active),
+            (TICK, SaleState::Ended(EndReason::TimeExpired)),
+            (SALE_LENGTH, SaleState::Ended(EndReason::TimeExpired)),
         ];
         for (step, state) in steps {
             h.clock().advance(step);
@@ -64,7 +64,7 @@ pub async fn the_snapshot_shows_upcoming_active_and_ended_sales<H: HasSales>() {
     let now = h.clock().now();
     create_upcoming(&h, "COMES", terms_at(3, now.plus(LEAD), now.plus(Duration::from_secs(3_600)))).await;
     let board = h.sales().snapshot().await.expect("board must succeed");
-    let mut shown: Vec<(String, State, u32)> = board
+    let mut shown: Vec<(String, SaleState, u32)> = board
         .products
         .iter()
         .map(|product| (product.sku.to_string(), product.sale.state_at(board.now), product.sale.stock()))
@@ -73,9 +73,9 @@ pub async fn the_snapshot_shows_upcoming_active_and_ended_sales<H: HasSales>() {
     assert_eq!(
         shown,
         [
-            ("COMES".to_owned(), State::Upcoming, 3),
-            ("ENDED".to_owned(), State::Ended(EndReason::SoldOut), 0),
-            ("RUNS".to_owned(), State::Active, 2),
+            ("COMES".to_owned(), SaleState::Upcoming, 3),
+            ("ENDED".to_owned(), SaleState::Ended(EndReason::SoldOut), 0),
+            ("RUNS".to_owned(), SaleState::Active, 2),
         ]
     );
 }

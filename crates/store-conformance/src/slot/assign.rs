@@ -226,10 +226,10 @@ pub async fn after_the_last_representable_window_events_are_refused<H: HasSlots>
 fn naive_walk(placed: &[Timestamp], pace: &Pace, requested: Timestamp) -> Timestamp {
     let count = |start: Timestamp| placed.iter().filter(|other| **other == start).count() as u64;
     let first = pace.window_of(requested);
-    if count(first) < u64::from(pace.share(requested)) {
+    if count(first) < u64::from(pace.capacity_from(requested)) {
         return first;
     }
-    let later = (1..).map(|n| pace.later(first, n));
+    let later = (1..).map(|n| pace.window_after(first, n));
     later.into_iter().find(|start| count(*start) < u64::from(pace.max_per_window())).expect("time goes on")
 }
 

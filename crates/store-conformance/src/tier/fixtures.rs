@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use weir_core::tier::{
-    Decision, FixedWindow, Limit, LimitState, Plan, Scoped, SlidingWindow, Tier, TierLimits, TierRule,
+    Decision, FixedWindow, Limit, LimitState, Plan, ScopedRule, SlidingWindow, Tier, TierLimits, TierRule,
     TokenBucket,
 };
 use weir_core::{PolicyName, UserId};
@@ -67,12 +67,12 @@ pub fn unique_user() -> String {
     format!("user-{}-{}", std::process::id(), limit.scope())
 }
 
-pub fn tier_rule(tier: Tier) -> Arc<Scoped<TierRule>> {
+pub fn tier_rule(tier: Tier) -> Arc<ScopedRule<TierRule>> {
     rule(tier.defaults())
 }
 
-pub fn rule(limits: TierLimits) -> Arc<Scoped<TierRule>> {
-    Arc::new(Scoped { scope: TIER_SCOPE, rule: limits.rule() })
+pub fn rule(limits: TierLimits) -> Arc<ScopedRule<TierRule>> {
+    Arc::new(ScopedRule { scope: TIER_SCOPE, rule: limits.rule() })
 }
 
 pub async fn take_all<H: HasLimits>(h: &H, asks: &[(&Arc<Policy>, &str, u32)]) -> Taken {
@@ -107,12 +107,16 @@ pub fn retry_after(decision: Decision) -> Option<Duration> {
     }
 }
 
-pub async fn call<H: HasLimits>(h: &H, user: &str, rule: &Arc<Scoped<TierRule>>) -> TierTaken {
+pub async fn call<H: HasLimits>(h: &H, user: &str, rule: &Arc<ScopedRule<TierRule>>) -> TierTaken {
     h.limits().take_tier(user, rule, 1).await.expect("take_tier must succeed")
 }
 
 /// What a user has left of its day and its minute.
-pub async fn remaining_of_tier<H: HasLimits>(h: &H, user: &str, rule: &Arc<Scoped<TierRule>>) -> (u32, u32) {
+pub async fn remaining_of_tier<H: HasLimits>(
+    h: &H,
+    user: &str,
+    rule: &Arc<ScopedRule<TierRule>>,
+) -> (u32, u32) {
     let taken = h.limits().take_tier(user, rule, 0).await.expect("take_tier must succeed");
     let ([daily, minute], [day, level]) = (&rule.rule, &taken.spent);
     (daily.limit_state(day, taken.now).remaining, minute.limit_state(level, taken.now).remaining)

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use weir_core::Timestamp;
-use weir_core::tier::{FixedWindow, Limit, Rule, Scoped, SlidingWindow, Tier, TierRule, TokenBucket};
+use weir_core::tier::{FixedWindow, Limit, Rule, ScopedRule, SlidingWindow, Tier, TierRule, TokenBucket};
 use weir_store::tier::{Ask, LimitStore, Policy, Taken};
 
 use super::fixtures::{policy, shadow, tier_rule, unique_user, with_limit};
@@ -89,12 +89,12 @@ impl Comparison {
 
     async fn call(&mut self) {
         let user = self.users[self.random.usize(0..self.users.len())].clone();
-        let rule: Arc<Scoped<TierRule>> = tier_rule(Tier::ALL[self.random.usize(0..4)]);
+        let rule: Arc<ScopedRule<TierRule>> = tier_rule(Tier::ALL[self.random.usize(0..4)]);
         let cost = self.random.u32(0..=3);
         let ours = self.engine.take_tier(&user, &rule, cost).await.expect("an answer");
         let theirs = self.model.take_tier(&user, &rule, cost).await.expect("an answer");
         let [daily, minute] = &rule.rule;
-        let limit_state = |spent: &<TierRule as Rule>::Spent| {
+        let limit_state = |spent: &<TierRule as Rule>::Usage| {
             (daily.limit_state(&spent[0], theirs.now), minute.limit_state(&spent[1], theirs.now))
         };
         assert_eq!((ours.decision, limit_state(&ours.spent)), (theirs.decision, limit_state(&theirs.spent)));

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use weir_core::tier::{Correction, Settlement};
+use weir_core::tier::{Correction, HoldSettlement};
 use weir_core::{Clock, HoldId};
 use weir_store::tier::{HoldAudit, NewHold, Settled, TierStore};
 
@@ -45,11 +45,11 @@ pub async fn a_hold_is_settled_once<H: HasLimits>() {
     ] {
         let id = hold(&h, &*store, n, 10).await;
         let first = settle(&*store, id, cost).await;
-        assert_eq!(first.settlement, Settlement::Settled(correction));
+        assert_eq!(first.settlement, HoldSettlement::Settled(correction));
         assert_eq!((first.policy.as_str(), first.scope, first.key.as_str()), ("p", 3, "k\u{e9}y"));
         for other in [cost, 7] {
             let again = settle(&*store, id, other).await;
-            assert_eq!((again.settlement, again.hold), (Settlement::Again(cost), first.hold));
+            assert_eq!((again.settlement, again.hold), (HoldSettlement::AlreadySettled(cost), first.hold));
         }
     }
 }
@@ -59,12 +59,12 @@ pub async fn a_hold_expires_exactly_when_its_time_is_over<H: HasLimits>() {
     let Some(store) = h.definitions() else { return };
     let (late, in_time) = (hold(&h, &*store, 1, 10).await, hold(&h, &*store, 2, 10).await);
     h.clock().advance(MINUTE - Duration::from_micros(1));
-    assert!(matches!(settle(&*store, in_time, 1).await.settlement, Settlement::Settled(_)));
+    assert!(matches!(settle(&*store, in_time, 1).await.settlement, HoldSettlement::Settled(_)));
     h.clock().advance(Duration::from_micros(1));
     for _ in 0..2 {
-        assert_eq!(settle(&*store, late, 1).await.settlement, Settlement::Expired);
+        assert_eq!(settle(&*store, late, 1).await.settlement, HoldSettlement::Expired);
     }
-    assert_eq!(settle(&*store, in_time, 5).await.settlement, Settlement::Again(1));
+    assert_eq!(settle(&*store, in_time, 5).await.settlement, HoldSettlement::AlreadySettled(1));
 }
 
 pub async fn an_unknown_hold_is_not_an_error<H: HasLimits>() {
@@ -85,7 +85,7 @@ pub async fn parallel_settlements_correct_once<H: HasLimits>() {
         .collect();
     let mut corrected = 0;
     for task in tasks {
-        corrected += u32::from(matches!(task.await.expect("an answer"), Settlement::Settled(_)));
+        corrected += u32::from(matches!(task.await.expect("an answer"), HoldSettlement::Settled(_)));
     }
     assert_eq!(corrected, 1);
 }
@@ -104,7 +104,7 @@ pub async fn every_hold_is_open_settled_or_expired<H: HasLimits>() {
     settle(&*store, id(2), 20).await;
     assert_eq!(audit().await, HoldAudit { holds: 3, open: 1, held: 30, settled: 2, expired: 0 });
     h.clock().advance(Duration::from_micros(1));
-    assert_eq!(settle(&*store, id(3), 0).await.settlement, Settlement::Expired);
+    assert_eq!(settle(&*store, id(3), 0).await.settlement, HoldSettlement::Expired);
     assert_eq!(audit().await, HoldAudit { holds: 3, open: 0, held: 0, settled: 2, expired: 1 });
 }
 
@@ -117,6 +117,6 @@ pub async fn old_holds_are_purged<H: HasLimits>() {
     h.clock().advance(MINUTE + Duration::from_secs(1));
     assert_eq!(store.purge_holds(MINUTE, 10).await.expect("an answer"), 1);
     assert_eq!(store.settle_hold(old, 1).await.expect("an answer"), None);
-    assert_eq!(settle(&*store, young, 1).await.settlement, Settlement::Expired);
+    assert_eq!(settle(&*store, young, 1).await.settlement, HoldSettlement::Expired);
     assert_eq!(store.purge_holds(MINUTE, 10).await.expect("an answer"), 0);
 }

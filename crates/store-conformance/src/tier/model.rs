@@ -5,7 +5,9 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use parking_lot::Mutex;
-use weir_core::tier::{Claim, Decision, Level, Limit, Refusal, Rule, Scoped, Spent, TierRule, take_all};
+use weir_core::tier::{
+    BucketLevel, Decision, KeyCharge, Limit, LimitDenial, LimitUsage, Rule, ScopedRule, TierRule, take_all,
+};
 use weir_core::{Clock, ManualClock, Timestamp};
 use weir_store::Result;
 use weir_store::tier::{Ask, LimitStatus, LimitStore, Policy, Taken, TierTaken};
@@ -14,8 +16,8 @@ use weir_store::tier::{Ask, LimitStatus, LimitStore, Policy, Taken, TierTaken};
 #[derive(Debug)]
 pub struct NaiveLimits {
     clock: ManualClock,
-    spent: Mutex<HashMap<(u32, String), (Limit, Spent)>>,
-    tiers: Mutex<HashMap<String, (TierRule, [Level; 2])>>,
+    spent: Mutex<HashMap<(u32, String), (Limit, LimitUsage)>>,
+    tiers: Mutex<HashMap<String, (TierRule, [BucketLevel; 2])>>,
 }
 
 impl NaiveLimits {
@@ -29,8 +31,8 @@ impl NaiveLimits {
         &self,
         policy: &Policy,
         key: &str,
-        change: impl FnOnce(&Limit, &mut Spent, Timestamp),
-    ) -> (Spent, Timestamp) {
+        change: impl FnOnce(&Limit, &mut LimitUsage, Timestamp),
+    ) -> (LimitUsage, Timestamp) {
         let now = self.clock.now();
         let (mut all, limit) = (self.spent.lock(), &policy.spec.limit);
         let mut spent = current(&all, policy, key, now);
@@ -41,16 +43,16 @@ impl NaiveLimits {
 }
 
 fn current(
-    all: &HashMap<(u32, String), (Limit, Spent)>,
+    all: &HashMap<(u32, String), (Limit, LimitUsage)>,
     policy: &Policy,
     key: &str,
     now: Timestamp,
-) -> Spent {
+) -> LimitUsage {
     let limit = &policy.spec.limit;
     match all.get(&(policy.scope(), key.to_owned())) {
         None => limit.unspent(),
         Some((old, spent)) if old == limit => *spent,
-        Some((old, spent)) => limit.adopt(old, *spent, now),
+        Some((old, spent)) => limit.carry_over(old, *spent, now),
     }
 }
 
@@ -63,7 +65,7 @@ impl LimitStore for NaiveLimits {
             |ask: &Ask<'_>| asks.iter().filter(|other| is_same(ask, other)).map(|other| other.cost).sum();
         let first = |ask: &Ask<'_>| asks.iter().position(|other| is_same(ask, other));
         let firsts: Vec<usize> = (0..asks.len()).filter(|at| first(&asks[*at]) == Some(*at)).collect();
-        let mut spent: Vec<Spent> =
+        let mut spent: Vec<LimitUsage> =
             firsts.iter().map(|at| current(&all, asks[*at].policy, asks[*at].key, now)).collect();
         let alone: Vec<Decision> = firsts
             .iter()
@@ -72,15 +74,19 @@ impl LimitStore for NaiveLimits {
             .collect();
         let before = spent.clone();
         let binding: Vec<usize> = firsts.iter().copied().filter(|at| !asks[*at].policy.spec.shadow).collect();
-        let mut claims: Vec<Claim<'_, Limit>> = firsts
+        let mut claims: Vec<KeyCharge<'_, Limit>> = firsts
             .iter()
             .zip(&mut spent)
             .filter(|(at, _)| binding.contains(at))
-            .map(|(at, spent)| Claim { rule: &asks[*at].policy.spec.limit, spent, cost: cost(&asks[*at]) })
+            .map(|(at, spent)| KeyCharge {
+                rule: &asks[*at].policy.spec.limit,
+                spent,
+                cost: cost(&asks[*at]),
+            })
             .collect();
         let decision = match take_all(&mut claims, now) {
             Decision::Denied(refusal) => {
-                Decision::Denied(Refusal { denied_by: binding[refusal.denied_by], ..refusal })
+                Decision::Denied(LimitDenial { denied_by: binding[refusal.denied_by], ..refusal })
             }
             Decision::Allowed => Decision::Allowed,
         };
@@ -107,7 +113,7 @@ impl LimitStore for NaiveLimits {
         Ok(Taken { decision, each: each.collect(), now })
     }
 
-    async fn charge(&self, policy: &Arc<Policy>, key: &str, cost: u32) -> Result<(Spent, Timestamp)> {
+    async fn charge(&self, policy: &Arc<Policy>, key: &str, cost: u32) -> Result<(LimitUsage, Timestamp)> {
         Ok(self.change(policy, key, |limit, spent, now| limit.charge(spent, cost, now)))
     }
 
@@ -117,7 +123,7 @@ impl LimitStore for NaiveLimits {
         key: &str,
         cost: u32,
         taken_at: Option<Timestamp>,
-    ) -> Result<(Spent, Timestamp)> {
+    ) -> Result<(LimitUsage, Timestamp)> {
         Ok(self.change(policy, key, |limit, spent, now| {
             if !limit.is_unspent(spent, now) {
                 limit.give_back(spent, cost, taken_at, now);
@@ -130,12 +136,12 @@ impl LimitStore for NaiveLimits {
         Ok(())
     }
 
-    async fn take_tier(&self, user: &str, rule: &Arc<Scoped<TierRule>>, cost: u32) -> Result<TierTaken> {
+    async fn take_tier(&self, user: &str, rule: &Arc<ScopedRule<TierRule>>, cost: u32) -> Result<TierTaken> {
         let now = self.clock.now();
         let mut tiers = self.tiers.lock();
         let mut spent = match tiers.get(user) {
             None => rule.rule.unspent(),
-            Some((old, spent)) => rule.rule.adopt(old, *spent, now),
+            Some((old, spent)) => rule.rule.carry_over(old, *spent, now),
         };
         let decision = rule.rule.take(&mut spent, cost, now);
         tiers.insert(user.to_owned(), (rule.rule, spent));

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use weir_core::tier::{DAILY, Decision, MINUTE, Refusal, Tier, TierLimits};
+use weir_core::tier::{DAILY, Decision, LimitDenial, MINUTE, Tier, TierLimits};
 
 use super::fixtures::{call, remaining_of_tier, rule, server_sharing_counts, tier_rule, unique_user};
 use crate::HasLimits;
@@ -17,7 +17,7 @@ pub async fn a_free_user_has_8_at_once_and_5_a_minute<H: HasLimits>() {
         assert_eq!(remaining_of_tier(&h, &user, &free).await, (50 - n, 8 - n));
     }
     let wait = Some(Duration::from_secs(12));
-    let denied = Decision::Denied(Refusal { denied_by: MINUTE, retry_after: wait });
+    let denied = Decision::Denied(LimitDenial { denied_by: MINUTE, retry_after: wait });
     assert_eq!(call(&h, &user, &free).await.decision, denied);
     h.clock().advance(Duration::from_micros(11_999_999));
     assert!(!call(&h, &user, &free).await.decision.is_allowed());

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use weir_core::HoldId;
-use weir_core::tier::{Settlement, Tier};
+use weir_core::tier::{HoldSettlement, Tier};
 use weir_store::tier::{Ask, NewHold, Origin, PolicySpec, SpentRecord};
 
 use super::fixtures::{
@@ -61,7 +61,7 @@ pub async fn definitions_and_holds_survive_a_restart<H: HasLimits>() {
     assert_eq!(store.tiers().await.expect("an answer"), [(Tier::Pro, Tier::Business.defaults())]);
     assert_eq!(store.policies().await.expect("an answer"), Vec::from_iter(policy));
     let settled = store.settle_hold(id, 4).await.expect("an answer").expect("it is there");
-    assert!(matches!(settled.settlement, Settlement::Settled(_)));
+    assert!(matches!(settled.settlement, HoldSettlement::Settled(_)));
 }
 
 pub async fn everything_spent_before_a_flush_is_in_the_store<H: HasLimits>() {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use weir_core::tier::{Decision, FixedWindow, Limit, Refusal, SlidingWindow, TokenBucket};
+use weir_core::tier::{Decision, FixedWindow, Limit, LimitDenial, SlidingWindow, TokenBucket};
 use weir_store::tier::{Ask, Policy};
 
 use super::fixtures::{
@@ -88,7 +88,7 @@ pub async fn a_denied_decision_spends_nothing<H: HasLimits>() {
     let asks = [(&many, "a", 4), (&few, "b", 1), (&window, "c", 4)];
     assert!(take_all(&h, &asks).await.decision.is_allowed());
     let denied = take_all(&h, &asks).await;
-    assert_eq!(denied.decision, Decision::Denied(Refusal { denied_by: 1, retry_after: Some(MINUTE) }));
+    assert_eq!(denied.decision, Decision::Denied(LimitDenial { denied_by: 1, retry_after: Some(MINUTE) }));
     let alone: Vec<bool> = denied.each.iter().map(|(decision, _)| decision.is_allowed()).collect();
     assert_eq!(alone, [true, false, true]);
     assert_eq!((remaining(&h, &many, "a").await, remaining(&h, &window, "c").await), (6, 6));
@@ -148,7 +148,7 @@ pub async fn a_shadow_never_denies<H: HasLimits>() {
         assert_eq!(taken.each[0].0.is_allowed(), fits, "it tells what it would have said, time {at}");
     }
     let denied = take_all(&h, &[(&watch, "other", 1), (&bind, "k", 1)]).await;
-    assert!(matches!(denied.decision, Decision::Denied(Refusal { denied_by: 1, .. })));
+    assert!(matches!(denied.decision, Decision::Denied(LimitDenial { denied_by: 1, .. })));
     assert_eq!(remaining(&h, &watch, "other").await, 1, "nothing is spent of it either");
     assert!(take_all(&h, &[(&watch, "k", 5)]).await.decision.is_allowed());
 }

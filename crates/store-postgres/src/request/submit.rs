@@ -12,9 +12,9 @@ use std::time::SystemTime;
 use futures_util::future::{try_join, try_join3, try_join4};
 use tokio_postgres::Row;
 use uuid::Uuid;
-use weir_core::quota::{Limits, Quota};
+use weir_core::quota::{Quota, QuotaLimits};
 use weir_core::request::canonical::Fingerprint;
-use weir_core::request::idempotency::Record;
+use weir_core::request::idempotency::IdempotencyRecord;
 use weir_core::{RequestId, Timestamp};
 use weir_store::request::{KnownKey, KnownKeys, Receipt, Submit, SubmitOutcome, SubmitPlan, plan_submit};
 use weir_store::{Batch, Error, Result};
@@ -91,7 +91,7 @@ struct Loaded<'a> {
 pub(super) async fn submit(
     engine: &Postgres,
     batch: Batch<Submit>,
-    limits: Option<Limits>,
+    limits: Option<QuotaLimits>,
 ) -> Result<Vec<SubmitOutcome>> {
     let session = engine.inner.pool.session().await?;
     let batch = batch.take();
@@ -129,7 +129,7 @@ async fn submit_any(
     engine: &Postgres,
     session: &Session,
     batch: &[&Submit],
-    limits: Option<Limits>,
+    limits: Option<QuotaLimits>,
 ) -> Result<Vec<SubmitOutcome>> {
     let Loaded { mut keys, gone, mut windows, now } = load(engine, session, batch, limits).await?;
     let plan = plan_submit(batch.iter().copied(), &mut keys, windows.as_mut(), now);
@@ -147,7 +147,7 @@ async fn load<'a>(
     engine: &Postgres,
     session: &Session,
     batch: &[&'a Submit],
-    limits: Option<Limits>,
+    limits: Option<QuotaLimits>,
 ) -> Result<Loaded<'a>> {
     let [make_tenants, lock_tenants, clock, kept] =
         session.prepare([MAKE_TENANTS, LOCK_TENANTS, CLOCK, KEPT]).await?;
@@ -212,8 +212,11 @@ fn read_key(row: &Row, status: &str) -> Result<KnownKey> {
     let hash: &[u8] = column(row, 2)?;
     let hash: [u8; 32] = hash.try_into().map_err(unreadable)?;
     let id = RequestId::from_uuid(column::<Uuid>(row, 3)?);
-    let record =
-        Record { fingerprint: Fingerprint::from_bytes(hash), request_id: id, expires: timestamp(row, 4)? };
+    let record = IdempotencyRecord {
+        fingerprint: Fingerprint::from_bytes(hash),
+        request_id: id,
+        expires: timestamp(row, 4)?,
+    };
     let receipt = Receipt { id, status: read_status(status)?, accepted_at: timestamp(row, 6)? };
     Ok(KnownKey { record, receipt })
 }
@@ -222,7 +225,7 @@ fn read_key(row: &Row, status: &str) -> Result<KnownKey> {
 fn read_windows<'a>(
     tenants: &[&'a str],
     rows: &[Row],
-    limits: Limits,
+    limits: QuotaLimits,
     now: Timestamp,
 ) -> Result<HashMap<&'a str, Quota>> {
     let mut windows = HashMap::with_capacity(rows.len());
@@ -230,7 +233,7 @@ fn read_windows<'a>(
         let Ok(place) = tenants.binary_search(&column(row, 0)?) else { continue };
         let refreshed: Option<SystemTime> = column(row, 2)?;
         let window = match refreshed.map(time::from_system) {
-            None => Quota::configured(limits, now),
+            None => Quota::new(limits, now),
             Some(last_refresh) => Quota { limits, current_count: unsigned(column(row, 1)?), last_refresh },
         };
         windows.insert(tenants[place], window);

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use futures_util::future::try_join3;
 use uuid::Uuid;
 use weir_core::request::canary::Percent;
-use weir_core::request::state::Progress;
+use weir_core::request::state::RequestProgress;
 use weir_core::{RequestId, Timestamp};
 use weir_store::Result;
 use weir_store::request::{DeadRequest, Pending, RequestAudit, Rollout, RolloutChange, plan_replay};
@@ -149,7 +149,7 @@ pub(super) async fn replay(engine: &Postgres, id: Option<RequestId>, limit: usiz
         tokens.push(column::<i64>(row, 2)?);
     }
     // The token stays as it is in the row.
-    let Progress { status, attempts, due, .. } = plan_replay(0, now);
+    let RequestProgress { status, attempts, due, .. } = plan_replay(0, now);
     let (status, attempts) = (status.as_str(), int(attempts));
     let values: Values<'_> = &[&ids, &downstreams, &tokens, &status, &attempts, &time::to_system(due)];
     session.execute(RESTART, values).await?;

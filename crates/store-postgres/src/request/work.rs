@@ -9,8 +9,8 @@ use std::time::{Duration, SystemTime};
 use futures_util::future::{try_join, try_join3, try_join5};
 use tokio_postgres::Row;
 use uuid::Uuid;
-use weir_core::request::retry::Policy;
-use weir_core::request::state::{Refused, Status};
+use weir_core::request::retry::RetryPolicy;
+use weir_core::request::state::{RequestStatus, TransitionError};
 use weir_core::{RequestId, RequestType, TenantId, Timestamp};
 use weir_store::request::{
     CLAIM_BYTES_MAX, CallbackOutcome, CallbackReport, ClaimRow, Claimed, JobChange, JobReport, JobRow,
@@ -101,7 +101,7 @@ const DOWNSTREAMS: &str = "
 const TIDY: &str = "VACUUM (SKIP_LOCKED, INDEX_CLEANUP ON, TRUNCATE OFF) request_job";
 const TIDY_EVERY: u64 = 10_000;
 
-pub(super) async fn claim_due(engine: &Postgres, room: &[Room], policy: &Policy) -> Result<Claimed> {
+pub(super) async fn claim_due(engine: &Postgres, room: &[Room], policy: &RetryPolicy) -> Result<Claimed> {
     let room = room.iter().filter(|room| room.jobs > 0);
     let (names, counts): (Vec<&str>, Vec<i64>) =
         room.map(|room| (room.downstream.as_str(), row::bigint(room.jobs))).unzip();
@@ -136,7 +136,11 @@ pub(super) async fn claim_due(engine: &Postgres, room: &[Room], policy: &Policy)
     Ok(claimed)
 }
 
-pub(super) async fn claim_named(engine: &Postgres, ids: &[RequestId], policy: &Policy) -> Result<Claimed> {
+pub(super) async fn claim_named(
+    engine: &Postgres,
+    ids: &[RequestId],
+    policy: &RetryPolicy,
+) -> Result<Claimed> {
     let session = engine.inner.pool.session().await?;
     let [claim_named, clock] = session.prepare([CLAIM_NAMED, CLOCK]).await?;
     let (_, rows, clock) = session
@@ -158,7 +162,7 @@ pub(super) async fn downstreams(engine: &Postgres) -> Result<Vec<String>> {
 }
 
 /// The second round trip of a claim.
-async fn claim(session: &Session, rows: &[Row], policy: &Policy, now: Timestamp) -> Result<Claimed> {
+async fn claim(session: &Session, rows: &[Row], policy: &RetryPolicy, now: Timestamp) -> Result<Claimed> {
     let rows = rows.iter().map(read_claim).collect::<Result<Vec<_>>>()?;
     let plan = plan_claim(rows, policy, now);
     save(session, &plan.changed, now).await?;
@@ -169,8 +173,8 @@ async fn claim(session: &Session, rows: &[Row], policy: &Policy, now: Timestamp)
 pub(super) async fn report(
     engine: &Postgres,
     batch: Vec<JobReport>,
-    policy: &Policy,
-) -> Result<(Vec<Result<Status, Refused>>, bool)> {
+    policy: &RetryPolicy,
+) -> Result<(Vec<Result<RequestStatus, TransitionError>>, bool)> {
     let session = engine.inner.pool.session().await?;
     let ids: Vec<RequestId> = batch.iter().map(|report| report.id).collect();
     let (mut rows, now) = lock(engine, &session, &ids).await?;

@@ -4,7 +4,7 @@ use std::time::SystemTime;
 
 use futures_util::future::try_join;
 use weir_core::UserId;
-use weir_core::sale::Receipt;
+use weir_core::sale::PurchaseReceipt;
 use weir_store::sale::{DeadPurchase, PURCHASES, ProductId, Purchase};
 use weir_store::{Result, shard};
 
@@ -99,7 +99,7 @@ pub(super) async fn list(
     rows.iter()
         .map(|row| {
             let buyer = UserId::parse(column::<&str>(row, 0)?).map_err(unreadable)?;
-            let receipt = Receipt { number: unsigned(column(row, 1)?), at: timestamp(row, 2)? };
+            let receipt = PurchaseReceipt { number: unsigned(column(row, 1)?), at: timestamp(row, 2)? };
             Ok(Purchase { product, buyer, receipt })
         })
         .collect()

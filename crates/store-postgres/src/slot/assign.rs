@@ -276,10 +276,10 @@ async fn load(
         if let Some(count) = locked.counts.get(&(name.as_str(), start)) {
             windows.add(start, *count);
         } else if full.contains(&(name.as_str(), start)) {
-            windows.add_full(start, windows.pace().later(start, 1));
+            windows.add_full(start, windows.pace().window_after(start, 1));
         } else if locked.has_tried(name, start) {
             // What is not there although it was to be made is being made by somebody else.
-            windows.add_held(start);
+            windows.add_locked(start);
             is_held = true;
         }
     }
@@ -320,7 +320,7 @@ async fn look_ahead<'a>(
     // The first window may be one that is open and yet offers an event no place, so the one behind it is asked for, too.
     let mut from = Vec::with_capacity(2 * needs.len());
     for need in needs {
-        let behind = plan.windows(need.config).and_then(|windows| windows.behind(need.from));
+        let behind = plan.windows(need.config).and_then(|windows| windows.next_window(need.from));
         from.push((need.config, need.from));
         from.push((need.config, behind.unwrap_or(need.from)));
     }
@@ -338,7 +338,7 @@ async fn look_ahead<'a>(
             candidates.push((need.config, first));
         }
         let needed = need.events.div_ceil(windows.pace().max_per_window()).saturating_add(1);
-        let following = std::iter::successors(Some(second_open), |start| windows.behind(*start));
+        let following = std::iter::successors(Some(second_open), |start| windows.next_window(*start));
         let span = needed.saturating_add(further) as usize;
         candidates.extend(following.take(span).map(|start| (need.config, start)));
         enough += u64::from(needed) + 1;

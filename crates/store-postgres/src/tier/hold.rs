@@ -5,7 +5,7 @@ use std::time::Duration;
 use futures_util::future::try_join3;
 use tokio_postgres::Row;
 use uuid::Uuid;
-use weir_core::tier::{Hold, Settlement};
+use weir_core::tier::{Hold, HoldSettlement};
 use weir_core::{HoldId, PolicyName, Timestamp};
 use weir_store::Result;
 use weir_store::tier::{HoldAudit, NewHold, Settled};
@@ -55,7 +55,7 @@ pub(super) async fn settle(engine: &Postgres, id: HoldId, cost: u32) -> Result<O
     let mut settled = found.as_ref().map(read).transpose()?;
     if let Some(settled) = &mut settled {
         settled.settlement = settled.hold.settle(cost, now);
-        if matches!(settled.settlement, Settlement::Settled(_)) {
+        if matches!(settled.settlement, HoldSettlement::Settled(_)) {
             session.execute(SETTLE, &[id, &i64::from(cost)]).await?;
         }
     }
@@ -94,6 +94,6 @@ fn read(row: &Row) -> Result<Settled> {
         scope: unsigned(column(row, 0)?),
         key: column(row, 2)?,
         hold,
-        settlement: Settlement::Expired,
+        settlement: HoldSettlement::Expired,
     })
 }

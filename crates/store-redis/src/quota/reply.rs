@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use redis::Value;
 use weir_core::Timestamp;
-use weir_core::quota::Limits;
+use weir_core::quota::QuotaLimits;
 
 /// The answer of `quota_spend` and `quota_install` for one user.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -32,7 +32,7 @@ pub(crate) struct HashState {
     pub(crate) count: u32,
     /// Up to which places are reserved in the store.
     pub(crate) reserved: u32,
-    pub(crate) limits: Limits,
+    pub(crate) limits: QuotaLimits,
     /// When the window began.
     pub(crate) window: Timestamp,
     /// How much of it is left.
@@ -73,7 +73,7 @@ pub(crate) fn spent(value: &Value) -> Option<Reply> {
                 taken: unsigned(taken)?,
                 count: unsigned(count)?,
                 reserved: unsigned(reserved)?,
-                limits: Limits::new(unsigned(limit)?, unsigned(minutes)?).ok()?,
+                limits: QuotaLimits::new(unsigned(limit)?, unsigned(minutes)?).ok()?,
                 window: Timestamp::from_micros(int(window)?),
                 left: Duration::from_millis(u64::try_from(int(left)?).ok()?),
                 redis_ms: int(redis_ms)?,

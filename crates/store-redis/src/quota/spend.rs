@@ -3,8 +3,8 @@
 
 use std::collections::HashMap;
 
-use weir_core::quota::{Grant, Limits};
-use weir_core::verdict::Reason;
+use weir_core::quota::{Grant, QuotaLimits};
+use weir_core::verdict::DenialReason;
 use weir_core::{Clock, Denial, MessageId, Timestamp, UserId};
 use weir_store::Result;
 use weir_store::quota::{
@@ -33,7 +33,7 @@ struct Demand<'a> {
 
 #[derive(Clone, Copy)]
 struct Granted {
-    limits: Limits,
+    limits: QuotaLimits,
     grant: Grant,
     at: Timestamp,
 }
@@ -48,7 +48,7 @@ enum Rest {
         redis_ms: i64,
     },
     Denied {
-        limits: Limits,
+        limits: QuotaLimits,
         denial: Denial,
         at: Timestamp,
         redis_ms: i64,
@@ -104,7 +104,7 @@ impl Demand<'_> {
         if hash_state.reserved < limits.rate_limit() {
             return Rest::Short { nonce: String::new(), redis_ms: hash_state.redis_ms };
         }
-        let denial = Denial { reason: Reason::QuotaExceeded, retry_after: hash_state.left };
+        let denial = Denial { reason: DenialReason::QuotaExceeded, retry_after: hash_state.left };
         Rest::Denied { limits, denial, at, redis_ms: hash_state.redis_ms }
     }
 }

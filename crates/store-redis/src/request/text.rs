@@ -3,7 +3,7 @@
 
 use std::fmt::Write as _;
 
-use weir_core::request::state::Status;
+use weir_core::request::state::RequestStatus;
 use weir_core::{RequestId, RequestType, TenantId, Timestamp};
 use weir_store::request::{Failure, Request, Sealed};
 
@@ -47,7 +47,7 @@ pub(super) fn parse(text: &str, id: RequestId) -> Option<Request> {
         id,
         tenant: TenantId::parse(fields.required()?).ok()?,
         request_type: RequestType::parse(fields.required()?).ok()?,
-        status: Status::parse(fields.required()?)?,
+        status: RequestStatus::parse(fields.required()?)?,
         attempts: fields.required()?.parse().ok()?,
         payload: Sealed { bytes: unhex(fields.required()?)?, key_id: fields.required()?.to_owned() },
         result: fields.both(|bytes, key| Some(Sealed { bytes: unhex(bytes)?, key_id: key.to_owned() }))?,
@@ -111,7 +111,7 @@ mod tests {
             id: RequestId::new(Timestamp::from_seconds(1), [7; 10]),
             tenant: TenantId::parse("acme ü").unwrap(),
             request_type: RequestType::parse("pay:ment").unwrap(),
-            status: Status::Completed,
+            status: RequestStatus::Completed,
             attempts: 2,
             payload: Sealed { key_id: "a".to_owned(), bytes: vec![0, 255, 16] },
             result: Some(Sealed { key_id: "b".to_owned(), bytes: Vec::new() }),

@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 
 use serde::Deserialize;
-use weir_core::sale::{Sku, State};
+use weir_core::sale::{SaleState, Sku};
 use weir_store::sale::{ProductId, SaleEvent};
 
 use super::Parts;
@@ -74,7 +74,7 @@ fn parse(message: &[u8]) -> Option<SaleEvent> {
     match event.as_str() {
         "stock-update" => Some(SaleEvent::Sold { sku, product: product()?, stock: data.stock? }),
         "state-change" => {
-            let state = State::parse(&data.state?, data.reason.as_deref())?;
+            let state = SaleState::parse(&data.state?, data.reason.as_deref())?;
             Some(SaleEvent::Turned { sku, product: product()?, state })
         }
         "product-change" => Some(SaleEvent::Changed { sku }),
@@ -95,7 +95,7 @@ mod tests {
         let sold = br#"{"event":"stock-update","product":"7","data":{"sku":"W","stock":3}}"#;
         assert_eq!(parse(sold), Some(SaleEvent::Sold { sku: sku(), product, stock: 3 }));
         let turned = br#"{"event":"state-change","product":"7","data":{"sku":"W","state":"ENDED","reason":"SOLD_OUT"}}"#;
-        let state = State::Ended(EndReason::SoldOut);
+        let state = SaleState::Ended(EndReason::SoldOut);
         assert_eq!(parse(turned), Some(SaleEvent::Turned { sku: sku(), product, state }));
         let changed = br#"{"event":"product-change","data":{"sku":"W"}}"#;
         assert_eq!(parse(changed), Some(SaleEvent::Changed { sku: sku() }));

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use weir_core::sale::{EndReason, Sku, State};
+use weir_core::sale::{EndReason, SaleState, Sku};
 use weir_store::Result;
 use weir_store::sale::{Product, Purchase};
 
@@ -52,7 +52,7 @@ impl Parts {
             return Ok(Some(()));
         }
         let Some(product) = self.ledger.product(sku).await? else { return Ok(None) };
-        if product.sale.state != State::Upcoming {
+        if product.sale.state != SaleState::Upcoming {
             tracing::warn!(%sku, "Redis has lost a sale; it is rebuilt from the store before it sells again");
             follow::record_unsettled(self).await?;
             tokio::time::sleep(GRACE).await;

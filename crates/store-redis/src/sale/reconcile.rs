@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
-use weir_core::sale::{Receipt, Sku};
+use weir_core::sale::{PurchaseReceipt, Sku};
 use weir_core::{Timestamp, UserId};
 use weir_store::Result;
 use weir_store::sale::{Product, Purchase};
@@ -83,12 +83,12 @@ impl Parts {
         let here = self.buyers_here(product).await?;
         let there = self.buyers_there(product).await?;
         let now = self.peek(std::slice::from_ref(&product.sku)).await?.pop().ok_or_else(unreadable)?.now;
-        let purchase = |(buyer, receipt): (&UserId, &Receipt)| Purchase {
+        let purchase = |(buyer, receipt): (&UserId, &PurchaseReceipt)| Purchase {
             product: product.id,
             buyer: buyer.clone(),
             receipt: *receipt,
         };
-        let is_late = |receipt: &Receipt| receipt.at.plus(on_its_way) <= now;
+        let is_late = |receipt: &PurchaseReceipt| receipt.at.plus(on_its_way) <= now;
         let unwritten =
             here.iter().filter(|(buyer, receipt)| !there.contains_key(*buyer) && is_late(receipt));
         let unwritten: Vec<Purchase> = unwritten.map(purchase).collect();
@@ -115,7 +115,7 @@ impl Parts {
         Ok(mismatches)
     }
 
-    async fn buyers_here(&self, product: &Product) -> Result<HashMap<UserId, Receipt>> {
+    async fn buyers_here(&self, product: &Product) -> Result<HashMap<UserId, PurchaseReceipt>> {
         let mut buyers = HashMap::new();
         let mut cursor = "0".to_owned();
         loop {
@@ -132,7 +132,7 @@ impl Parts {
         }
     }
 
-    async fn buyers_there(&self, product: &Product) -> Result<HashMap<UserId, Receipt>> {
+    async fn buyers_there(&self, product: &Product) -> Result<HashMap<UserId, PurchaseReceipt>> {
         let (mut buyers, mut after) = (HashMap::new(), None);
         loop {
             let page = self.ledger.purchases(product.id, after.as_ref(), PAGE).await?;

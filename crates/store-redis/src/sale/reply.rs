@@ -1,7 +1,7 @@
 //! What the scripts of sale answer.
 
 use redis::Value;
-use weir_core::sale::{Receipt, Refusal, Sale, Sku, State, Terms};
+use weir_core::sale::{PurchaseReceipt, PurchaseRefusal, Sale, SaleState, Sku, Terms};
 use weir_core::{Timestamp, UserId};
 use weir_store::sale::{BuyOutcome, Product, ProductId, Purchase};
 
@@ -47,11 +47,11 @@ pub(super) fn bought(value: &Value, count: usize) -> Option<Bought> {
     let stock = u32::try_from(integer(stock)?).unwrap_or(0);
     let outcome = |answer: &Value| {
         Some(match integer(answer)? {
-            0 => BuyOutcome::Refused(Refusal::AlreadyPurchased),
-            -1 => BuyOutcome::Refused(Refusal::SoldOut),
-            -2 => BuyOutcome::Refused(Refusal::NotActive),
+            0 => BuyOutcome::Refused(PurchaseRefusal::AlreadyPurchased),
+            -1 => BuyOutcome::Refused(PurchaseRefusal::SoldOut),
+            -2 => BuyOutcome::Refused(PurchaseRefusal::NotActive),
             number => {
-                let receipt = Receipt { number: u32::try_from(number).ok()?, at };
+                let receipt = PurchaseReceipt { number: u32::try_from(number).ok()?, at };
                 BuyOutcome::Bought { product, receipt, stock }
             }
         })
@@ -80,7 +80,7 @@ pub(super) fn peeked(value: &Value, sku: &Sku) -> Option<Peeked> {
     let units = u32::try_from(integer(stock)?).ok()?;
     let terms = Terms::new(&text(name)?, units, time(start)?, time(end)?).ok()?;
     let reason = text(reason)?;
-    let state = State::parse(&text(state)?, Some(reason.as_str()).filter(|reason| !reason.is_empty()))?;
+    let state = SaleState::parse(&text(state)?, Some(reason.as_str()).filter(|reason| !reason.is_empty()))?;
     let sold = u32::try_from(integer(sold)?).ok()?;
     let product = Product {
         id: ProductId(integer(id)?),
@@ -93,7 +93,7 @@ pub(super) fn peeked(value: &Value, sku: &Sku) -> Option<Peeked> {
 }
 
 /// A purchase that `sale_find` has found: none for nothing that may be trusted.
-pub(super) fn found(value: &Value) -> Option<Option<Receipt>> {
+pub(super) fn found(value: &Value) -> Option<Option<PurchaseReceipt>> {
     match array(value)? {
         [_, purchase] => Some(Some(receipt(&text(purchase)?)?)),
         [kind] if integer(kind)? == 1 => Some(None),
@@ -106,7 +106,7 @@ pub(super) fn entries(value: &Value) -> Option<(usize, Vec<Entry>)> {
     let entry = |fields: &[Value]| {
         let [name, product, user, number, at, all] = fields else { return None };
         let purchase = || {
-            let receipt = Receipt { number: u32::try_from(integer(number)?).ok()?, at: time(at)? };
+            let receipt = PurchaseReceipt { number: u32::try_from(integer(number)?).ok()?, at: time(at)? };
             let buyer = UserId::parse(text(user)?).ok()?;
             Some(Purchase { product: ProductId(integer(product)?), buyer, receipt })
         };
@@ -131,9 +131,9 @@ pub(super) fn buyers(value: &Value) -> Option<(ProductId, String, Vec<Purchase>)
 }
 
 /// `number:time`.
-fn receipt(text: &str) -> Option<Receipt> {
+fn receipt(text: &str) -> Option<PurchaseReceipt> {
     let (number, at) = text.split_once(':')?;
-    Some(Receipt { number: number.parse().ok()?, at: Timestamp::from_micros(at.parse().ok()?) })
+    Some(PurchaseReceipt { number: number.parse().ok()?, at: Timestamp::from_micros(at.parse().ok()?) })
 }
 
 fn array(value: &Value) -> Option<&[Value]> {

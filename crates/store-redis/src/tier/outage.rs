@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use weir_core::Timestamp;
-use weir_core::tier::{Decision, Refusal, Rule, Scoped, Spent, TierRule};
+use weir_core::tier::{Decision, LimitDenial, LimitUsage, Rule, ScopedRule, TierRule};
 use weir_store::Result;
 use weir_store::tier::{Ask, LimitStore, OnOutage, Policy, Taken, TierTaken};
 
@@ -45,10 +45,10 @@ impl RedisLimits {
         });
         let each = each.collect();
         let decision = match (closed, taken.decision) {
-            (Some(at), _) => Decision::Denied(Refusal { denied_by: at, retry_after: Some(RETRY_AFTER) }),
+            (Some(at), _) => Decision::Denied(LimitDenial { denied_by: at, retry_after: Some(RETRY_AFTER) }),
             (None, Decision::Denied(refusal)) => {
                 let denied_by = ours.get(refusal.denied_by).copied().unwrap_or(0);
-                Decision::Denied(Refusal { denied_by, ..refusal })
+                Decision::Denied(LimitDenial { denied_by, ..refusal })
             }
             (None, Decision::Allowed) => Decision::Allowed,
         };
@@ -58,7 +58,7 @@ impl RedisLimits {
     pub(super) async fn take_tier_alone(
         &self,
         user: &str,
-        rule: &Arc<Scoped<TierRule>>,
+        rule: &Arc<ScopedRule<TierRule>>,
         cost: u32,
     ) -> Result<TierTaken> {
         self.inner.alone.fetch_add(1, Ordering::Relaxed);
@@ -76,7 +76,7 @@ impl RedisLimits {
         policy: &Arc<Policy>,
         key: &str,
         cost: u32,
-    ) -> Result<(Spent, Timestamp)> {
+    ) -> Result<(LimitUsage, Timestamp)> {
         self.inner.remember_untold(key_of(policy, key));
         self.inner.local.charge(policy, key, cost).await
     }
@@ -88,23 +88,23 @@ impl RedisLimits {
         key: &str,
         cost: u32,
         taken_at: Option<Timestamp>,
-    ) -> Result<(Spent, Timestamp)> {
+    ) -> Result<(LimitUsage, Timestamp)> {
         self.inner.local.give_back(policy, key, cost, taken_at).await
     }
 }
 
 /// What a key is told that nobody counts.
-fn without_count(ask: &Ask<'_>) -> (Decision, Spent) {
+fn without_count(ask: &Ask<'_>) -> (Decision, LimitUsage) {
     let unspent = ask.policy.spec.limit.unspent();
     match ask.policy.spec.on_outage {
-        OnOutage::Closed => (Decision::Denied(Refusal::alone(Some(RETRY_AFTER))), unspent),
+        OnOutage::Closed => (Decision::Denied(LimitDenial::single(Some(RETRY_AFTER))), unspent),
         OnOutage::Open | OnOutage::Local => (Decision::Allowed, unspent),
     }
 }
 
 impl Inner {
     /// Takes over that a key has spent less than was known, or nothing.
-    pub(super) fn learn_less(&self, policy: &Arc<Policy>, key: &str, spent: Spent) {
+    pub(super) fn learn_less(&self, policy: &Arc<Policy>, key: &str, spent: LimitUsage) {
         let now = self.clock.now();
         if policy.spec.limit.is_unspent(&spent, now) {
             self.local.unlearn(policy, key);

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use weir_core::Timestamp;
-use weir_core::tier::{FixedWindow, Level, Limit, Rule, SlidingWindow, Spent, TokenBucket};
+use weir_core::tier::{BucketLevel, FixedWindow, Limit, LimitUsage, Rule, SlidingWindow, TokenBucket};
 
 /// A step is 2⁵² microseconds, some 142 years: two numbers below it can be added up below 2⁵³.
 const STEP_BITS: u32 = 52;
@@ -27,12 +27,12 @@ pub(super) struct Part {
     /// Whether it can deny.
     pub(super) binds: bool,
     /// What this server knows of it, and what its clock shows.
-    pub(super) known: Spent,
+    pub(super) known: LimitUsage,
     pub(super) known_at: Timestamp,
     /// Whether that counts also where Redis knows something else.
     pub(super) counts: bool,
     /// What stands there under another rule, and what takes its place.
-    pub(super) adopted: Option<(String, Spent)>,
+    pub(super) adopted: Option<(String, LimitUsage)>,
 }
 
 /// The name of a key in Redis. What stands in braces decides where on a cluster it is, so keys of one text are together.
@@ -100,7 +100,7 @@ impl Part {
     }
 
     /// What a key has spent, from the script's three numbers.
-    pub(super) fn spent(&self, [a, b, c]: [i64; 3]) -> Spent {
+    pub(super) fn spent(&self, [a, b, c]: [i64; 3]) -> LimitUsage {
         let small = |number: i64| u32::try_from(number).unwrap_or(u32::MAX);
         match &self.limit {
             Limit::TokenBucket(bucket) => {
@@ -108,12 +108,12 @@ impl Part {
                 let ticks = whole * i128::from(bucket.refill()) + i128::from(b);
                 level(ticks).into()
             }
-            _ => Spent(a, small(b), small(c)),
+            _ => LimitUsage(a, small(b), small(c)),
         }
     }
 
     /// What stands in Redis under another rule, as this one sees it; none for a text that no Weir wrote.
-    pub(super) fn adopt(&self, stored: &str, now: Timestamp) -> Option<Spent> {
+    pub(super) fn adopt(&self, stored: &str, now: Timestamp) -> Option<LimitUsage> {
         let (rule, numbers) = stored.split_once(' ')?;
         let mut numbers = numbers.split(' ').map(|number| number.parse().ok());
         let spent = [numbers.next()??, numbers.next()??, numbers.next()??];
@@ -121,9 +121,9 @@ impl Part {
         let mut spent = old.spent(spent);
         // Written at a time that is still to come: the clock there was set back since.
         if let Some(Some(written_at)) = numbers.next() {
-            old.limit.move_earlier(&mut spent, Timestamp::from_micros(written_at).since(now));
+            old.limit.move_back(&mut spent, Timestamp::from_micros(written_at).since(now));
         }
-        Some(self.limit.adopt(&old.limit, spent, now))
+        Some(self.limit.carry_over(&old.limit, spent, now))
     }
 }
 
@@ -164,13 +164,13 @@ fn parse_rule(text: &str) -> Option<Limit> {
 }
 
 /// The script's numbers for what was spent; none when that is nothing.
-fn state(limit: &Limit, spent: &Spent) -> Option<String> {
+fn state(limit: &Limit, spent: &LimitUsage) -> Option<String> {
     if *spent == limit.unspent() {
         return None;
     }
     match limit {
         Limit::TokenBucket(bucket) => {
-            let (upper, low) = Level::from(*spent).to_parts();
+            let (upper, low) = BucketLevel::from(*spent).to_parts();
             let (ticks, refill) =
                 ((i128::from(upper) << 32) | i128::from(low), i128::from(bucket.refill().max(1)));
             let (whole, parts) = (ticks.div_euclid(refill), ticks.rem_euclid(refill));
@@ -181,13 +181,13 @@ fn state(limit: &Limit, spent: &Spent) -> Option<String> {
             })
         }
         _ => {
-            let Spent(a, b, c) = spent;
+            let LimitUsage(a, b, c) = spent;
             (*a > 0).then(|| format!("{a} {b} {c}"))
         }
     }
 }
 
-fn level(ticks: i128) -> Level {
+fn level(ticks: i128) -> BucketLevel {
     let low = u32::try_from(ticks & i128::from(u32::MAX)).unwrap_or(0);
-    Level::from_parts(i64::try_from(ticks >> 32).unwrap_or(i64::MAX), low)
+    BucketLevel::from_parts(i64::try_from(ticks >> 32).unwrap_or(i64::MAX), low)
 }

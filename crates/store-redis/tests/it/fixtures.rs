@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use tokio_util::sync::{CancellationToken, DropGuard};
-use weir_core::quota::{Limits, Quota};
+use weir_core::quota::{Quota, QuotaLimits};
 use weir_core::{Clock, ManualClock, UserId};
 use weir_limiter::LocalLimiter;
 use weir_queue::Queue;
@@ -68,7 +68,7 @@ impl Settled {
 
 #[async_trait::async_trait]
 impl QuotaStore for Settled {
-    async fn configure(&self, user: &UserId, limits: Limits) -> Result<Quota> {
+    async fn configure(&self, user: &UserId, limits: QuotaLimits) -> Result<Quota> {
         let before = self.heard.of(user);
         let row = self.quota.configure(user, limits).await?;
         self.after(user, before).await;

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use tokio_util::sync::{CancellationToken, DropGuard};
-use weir_core::sale::{EndReason, State};
+use weir_core::sale::{EndReason, SaleState};
 use weir_store::sale::{SaleEvent, SaleStore};
 use weir_store_conformance::sale::fixtures::{
     buy_commands, buy_each, create_active, expect_books, find_product, find_purchase, sku, state_and_stock,
@@ -161,7 +161,8 @@ async fn what_one_server_does_is_told_to_the_other_also_after_a_cut() {
     hears(&mut told, &SaleEvent::Begun).await;
     assert_eq!(buy_each(&h, "W", &["b"]).await, "B");
     hears(&mut told, &SaleEvent::Sold { sku: w(), product, stock: 0 }).await;
-    hears(&mut told, &SaleEvent::Turned { sku: w(), product, state: State::Ended(EndReason::SoldOut) }).await;
+    hears(&mut told, &SaleEvent::Turned { sku: w(), product, state: SaleState::Ended(EndReason::SoldOut) })
+        .await;
     assert!(h.sales.delete_product(&w()).await.expect("an answer"));
     hears(&mut told, &SaleEvent::Changed { sku: w() }).await;
     // Whoever reads because of it is not given what was remembered, if the store answers in time.

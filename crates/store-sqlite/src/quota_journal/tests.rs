@@ -76,7 +76,7 @@ fn what_is_undone_is_not_counted_and_the_rest_is_still_known() {
         connection.execute_batch("SAVEPOINT job").unwrap();
         let mark = counts.mark();
         count(&mut counts, &connection, &users(12));
-        let fresh = Quota::configured(Limits::new(5, 1).unwrap(), Timestamp::from_seconds(9));
+        let fresh = Quota::new(QuotaLimits::new(5, 1).unwrap(), Timestamp::from_seconds(9));
         counts.replace(&connection, &users(1)[0], fresh).unwrap();
         connection.execute_batch("ROLLBACK TO job").unwrap();
         counts.undo_to(mark);
@@ -99,7 +99,7 @@ fn new_limits_are_not_overwritten_by_an_older_count() {
     let connection = database();
     let mut counts = loaded(&connection);
     count(&mut counts, &connection, &users(20));
-    let fresh = Quota::configured(Limits::new(5, 1).unwrap(), Timestamp::from_seconds(9));
+    let fresh = Quota::new(QuotaLimits::new(5, 1).unwrap(), Timestamp::from_seconds(9));
     connection
         .execute("UPDATE rate_limit_store SET rate_limit = 5, current_count = 0 WHERE user_id = 'user-0'", [])
         .unwrap();
@@ -129,7 +129,7 @@ fn a_fold_in_parts_loses_nothing_that_comes_between_them() {
 
 #[test]
 fn new_limits_in_the_middle_of_a_fold_are_not_undone_by_it() {
-    let fresh = Quota::configured(Limits::new(5, 1).unwrap(), Timestamp::from_seconds(9));
+    let fresh = Quota::new(QuotaLimits::new(5, 1).unwrap(), Timestamp::from_seconds(9));
     // Those that are in the table already, and those that are not.
     for user in ["user-0", "user-9"] {
         let connection = database();
@@ -159,7 +159,7 @@ fn new_limits_of_the_last_user_of_a_fold_do_not_bring_old_counts_back() {
     counts.fold(&connection, 19).unwrap();
     let last = counts.journal.folding_keys();
     let [last] = last.as_slice() else { panic!("one is left: {last:?}") };
-    let fresh = Quota::configured(Limits::new(5, 1).unwrap(), Timestamp::from_seconds(9));
+    let fresh = Quota::new(QuotaLimits::new(5, 1).unwrap(), Timestamp::from_seconds(9));
     counts.replace(&connection, last, fresh).unwrap();
     // Saved after it, by another.
     let other = users(20).into_iter().find(|user| user != last).unwrap();
@@ -175,7 +175,7 @@ fn new_limits_of_the_last_user_of_a_fold_do_not_bring_old_counts_back() {
 fn no_more_rows_are_remembered_than_the_bound() {
     let connection = database();
     let mut counts = loaded(&connection);
-    let row = Quota::configured(Limits::new(5, 1).unwrap(), Timestamp::from_seconds(9));
+    let row = Quota::new(QuotaLimits::new(5, 1).unwrap(), Timestamp::from_seconds(9));
     // As new limits do, which no fold follows.
     for user in users(ROWS_MAX + 10) {
         counts.replace(&connection, &user, row).unwrap();
@@ -187,7 +187,7 @@ fn no_more_rows_are_remembered_than_the_bound() {
 fn no_more_counts_wait_for_the_table_than_the_bound() {
     let connection = database();
     let mut counts = loaded(&connection);
-    let row = Quota::configured(Limits::new(5, 1).unwrap(), Timestamp::from_seconds(9));
+    let row = Quota::new(QuotaLimits::new(5, 1).unwrap(), Timestamp::from_seconds(9));
     let users = users(PENDING_MAX * 4);
     for batch in users.chunks(512) {
         let changed: Vec<_> = batch.iter().map(|user| (user, row)).collect();
@@ -202,7 +202,7 @@ fn no_more_counts_wait_for_the_table_than_the_bound_when_limits_are_new() {
     let connection = database();
     let mut counts = loaded(&connection);
     count(&mut counts, &connection, &users(20));
-    let row = Quota::configured(Limits::new(5, 1).unwrap(), Timestamp::from_seconds(9));
+    let row = Quota::new(QuotaLimits::new(5, 1).unwrap(), Timestamp::from_seconds(9));
     for user in users(PENDING_MAX * 2) {
         counts.replace(&connection, &user, row).unwrap();
         assert!(counts.journal.sizes().0 <= PENDING_MAX + 1);

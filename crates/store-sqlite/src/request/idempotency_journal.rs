@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use rusqlite::{CachedStatement, Connection, ErrorCode, OptionalExtension, ToSql, params};
 use weir_core::request::canonical::Fingerprint;
-use weir_core::request::idempotency::{Record, TenantKey};
+use weir_core::request::idempotency::{IdempotencyRecord, TenantKey};
 use weir_core::{IdempotencyKey, RequestId, TenantId, Timestamp};
 
 use super::read_id;
@@ -34,7 +34,7 @@ struct IdempotencyRecords;
 
 impl JournaledTable for IdempotencyRecords {
     type Key = TenantKey;
-    type Value = Record;
+    type Value = IdempotencyRecord;
 
     const NAME: &'static str = "idempotency_journal";
     const APPEND: &'static str = "INSERT INTO idempotency_journal (entries) VALUES (?1)";
@@ -43,7 +43,7 @@ impl JournaledTable for IdempotencyRecords {
     const FOLD_AT: usize = 65_536;
     const FOLD_AFTER: Duration = Duration::from_secs(5);
 
-    fn encode(TenantKey { tenant, key }: &TenantKey, record: &Record, entries: &mut Vec<u8>) {
+    fn encode(TenantKey { tenant, key }: &TenantKey, record: &IdempotencyRecord, entries: &mut Vec<u8>) {
         put_text(entries, tenant.as_str());
         put_text(entries, key.as_str());
         entries.extend_from_slice(record.fingerprint.as_bytes());
@@ -51,10 +51,10 @@ impl JournaledTable for IdempotencyRecords {
         entries.extend_from_slice(&record.expires.as_micros().to_le_bytes());
     }
 
-    fn decode(entries: &mut &[u8]) -> Option<(TenantKey, Record)> {
+    fn decode(entries: &mut &[u8]) -> Option<(TenantKey, IdempotencyRecord)> {
         let tenant = TenantId::parse(take_text(entries)?).ok()?;
         let key = IdempotencyKey::parse(take_text(entries)?).ok()?;
-        let record = Record {
+        let record = IdempotencyRecord {
             fingerprint: Fingerprint::from_bytes(take_bytes(entries)?),
             request_id: RequestId::from_uuid(uuid::Uuid::from_bytes(take_bytes(entries)?)),
             expires: Timestamp::from_micros(i64::from_le_bytes(take_bytes(entries)?)),
@@ -62,7 +62,7 @@ impl JournaledTable for IdempotencyRecords {
         Some((TenantKey { tenant, key }, record))
     }
 
-    fn save(connection: &Connection, rows: &[(TenantKey, Record)]) -> rusqlite::Result<()> {
+    fn save(connection: &Connection, rows: &[(TenantKey, IdempotencyRecord)]) -> rusqlite::Result<()> {
         save(connection, rows)
     }
 }
@@ -127,7 +127,7 @@ impl KeyBatch<'_> {
         &mut self,
         tenant: &TenantId,
         key: &IdempotencyKey,
-    ) -> rusqlite::Result<Option<Record>> {
+    ) -> rusqlite::Result<Option<IdempotencyRecord>> {
         if self.entries.is_some() {
             let tenant_key = TenantKey { tenant: tenant.clone(), key: key.clone() };
             if let Some(record) = self.journal.get(&tenant_key) {
@@ -135,7 +135,7 @@ impl KeyBatch<'_> {
             }
         }
         let read = |row: &rusqlite::Row<'_>| {
-            Ok(Record {
+            Ok(IdempotencyRecord {
                 request_id: read_id(row, 0)?,
                 fingerprint: Fingerprint::from_bytes(row.get(1)?),
                 expires: Timestamp::from_micros(row.get(2)?),
@@ -149,7 +149,7 @@ impl KeyBatch<'_> {
         &mut self,
         tenant: &TenantId,
         key: &IdempotencyKey,
-        record: Record,
+        record: IdempotencyRecord,
     ) -> rusqlite::Result<()> {
         self.count += 1;
         match &mut self.entries {
@@ -171,7 +171,7 @@ impl KeyBatch<'_> {
 }
 
 /// Saves keys in the table.
-fn save(connection: &Connection, keys: &[(TenantKey, Record)]) -> rusqlite::Result<()> {
+fn save(connection: &Connection, keys: &[(TenantKey, IdempotencyRecord)]) -> rusqlite::Result<()> {
     let inserted = INSERT.prepare(connection)?.insert(keys, |(TenantKey { tenant, key }, record), row| {
         with_values(tenant, key, record, |values| row.bind(values))
     });
@@ -191,7 +191,7 @@ fn replace(
     statement: &mut CachedStatement<'_>,
     tenant: &TenantId,
     key: &IdempotencyKey,
-    record: &Record,
+    record: &IdempotencyRecord,
 ) -> rusqlite::Result<()> {
     with_values(tenant, key, record, |values| statement.execute(values).map(drop))
 }
@@ -200,10 +200,10 @@ fn replace(
 fn with_values(
     tenant: &TenantId,
     key: &IdempotencyKey,
-    record: &Record,
+    record: &IdempotencyRecord,
     take: impl FnOnce(&[&dyn ToSql]) -> rusqlite::Result<()>,
 ) -> rusqlite::Result<()> {
-    let Record { fingerprint, request_id, expires } = record;
+    let IdempotencyRecord { fingerprint, request_id, expires } = record;
     take(params![
         tenant.as_str(),
         key.as_str(),
@@ -234,13 +234,13 @@ mod tests {
         IdempotencyKey::parse(format!("k{:06}", n * 7_919 % 1_000_003)).unwrap()
     }
 
-    fn find(batch: &mut KeyBatch<'_>, n: usize) -> Option<Record> {
+    fn find(batch: &mut KeyBatch<'_>, n: usize) -> Option<IdempotencyRecord> {
         batch.find(&tenant(), &key(n)).unwrap()
     }
 
-    fn record(n: usize) -> Record {
+    fn record(n: usize) -> IdempotencyRecord {
         let id = RequestId::new(Timestamp::from_seconds(9), [u8::try_from(n % 251).unwrap(); 10]);
-        Record::new(Fingerprint::from_bytes([7; 32]), id, Timestamp::from_seconds(9))
+        IdempotencyRecord::new(Fingerprint::from_bytes([7; 32]), id, Timestamp::from_seconds(9))
     }
 
     /// One batch of new keys.

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::LazyLock;
 
 use rusqlite::{Connection, OptionalExtension, params};
-use weir_core::quota::{Limits, Quota};
+use weir_core::quota::{Quota, QuotaLimits};
 use weir_core::{RequestId, Timestamp};
 use weir_store::request::{KnownKey, KnownKeys, NewRequest, Receipt, Submit, SubmitOutcome, plan_submit};
 
@@ -32,7 +32,7 @@ pub(super) fn submit(
     connection: &Connection,
     keys: &mut IdempotencyJournal,
     batch: &mut BatchInTurns<Submit, SubmitOutcome>,
-    limits: Option<Limits>,
+    limits: Option<QuotaLimits>,
     now: Timestamp,
     turn: &Turn,
 ) -> rusqlite::Result<()> {
@@ -94,7 +94,7 @@ fn find_receipt(connection: &Connection, id: RequestId) -> rusqlite::Result<Opti
 fn load_windows<'a>(
     connection: &Connection,
     chunk: &'a [Submit],
-    limits: Limits,
+    limits: QuotaLimits,
     now: Timestamp,
 ) -> rusqlite::Result<HashMap<&'a str, Quota>> {
     let read = |row: &rusqlite::Row<'_>| {
@@ -107,7 +107,7 @@ fn load_windows<'a>(
         let tenant = submit.tenant.as_str();
         if !windows.contains_key(tenant) {
             let window = statement.query_row([tenant], read).optional()?;
-            windows.insert(tenant, window.unwrap_or_else(|| Quota::configured(limits, now)));
+            windows.insert(tenant, window.unwrap_or_else(|| Quota::new(limits, now)));
         }
     }
     Ok(windows)

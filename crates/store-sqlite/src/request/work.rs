@@ -5,8 +5,8 @@ use std::ops::ControlFlow;
 
 use rusqlite::types::ValueRef;
 use rusqlite::{Connection, OptionalExtension, Row, params};
-use weir_core::request::retry::Policy;
-use weir_core::request::state::{Progress, Refused, Status};
+use weir_core::request::retry::RetryPolicy;
+use weir_core::request::state::{RequestProgress, RequestStatus, TransitionError};
 use weir_core::{RequestId, RequestType, TenantId, Timestamp};
 use weir_store::request::{
     AttemptOutcome, CLAIM_BYTES_MAX, CallbackOutcome, CallbackReport, ClaimRow, Claimed, JobChange,
@@ -84,14 +84,14 @@ pub(super) struct ClaimDue {
     room: Vec<Room>,
     /// How many downstreams of them have been looked through.
     looked_through: usize,
-    policy: Policy,
+    policy: RetryPolicy,
     now: Timestamp,
     bytes: usize,
     claimed: Claimed,
 }
 
 impl ClaimDue {
-    pub(super) fn new(room: Vec<Room>, policy: Policy, now: Timestamp) -> Self {
+    pub(super) fn new(room: Vec<Room>, policy: RetryPolicy, now: Timestamp) -> Self {
         Self { room, looked_through: 0, policy, now, bytes: 0, claimed: Claimed::default() }
     }
 
@@ -149,7 +149,7 @@ fn due(
 pub(super) fn claim_named(
     connection: &Connection,
     id: RequestId,
-    policy: &Policy,
+    policy: &RetryPolicy,
     now: Timestamp,
     claimed: &mut Claimed,
 ) -> rusqlite::Result<()> {
@@ -167,7 +167,7 @@ pub(super) fn downstreams(connection: &Connection) -> rusqlite::Result<Vec<Strin
 fn claim(
     connection: &Connection,
     (number, row): Numbered<ClaimRow>,
-    policy: &Policy,
+    policy: &RetryPolicy,
     now: Timestamp,
     claimed: &mut Claimed,
 ) -> rusqlite::Result<()> {
@@ -184,9 +184,9 @@ fn claim(
 pub(super) fn report(
     connection: &Connection,
     report: JobReport,
-    policy: &Policy,
+    policy: &RetryPolicy,
     now: Timestamp,
-) -> rusqlite::Result<(Result<Status, Refused>, bool)> {
+) -> rusqlite::Result<(Result<RequestStatus, TransitionError>, bool)> {
     let id = report.id;
     let (number, row) = find(connection, id)?;
     let mut rows: HashMap<_, _> = row.into_iter().map(|row| (id, row)).collect();
@@ -194,7 +194,7 @@ pub(super) fn report(
     for change in &changed {
         save(connection, number, change, now)?;
     }
-    let outcome = outcomes.pop().unwrap_or(Err(Refused::LeaseLost));
+    let outcome = outcomes.pop().unwrap_or(Err(TransitionError::LeaseLost));
     Ok((outcome, changed.iter().any(JobChange::needs_webhook)))
 }
 
@@ -214,7 +214,7 @@ pub(super) fn call_back(
 
 /// Writes what a plan has changed of a request: its row, its dead letter, its webhook.
 fn save(connection: &Connection, number: i64, change: &JobChange, now: Timestamp) -> rusqlite::Result<()> {
-    let Progress { attempts, last_token, .. } = change.row.progress;
+    let RequestProgress { attempts, last_token, .. } = change.row.progress;
     let (status, at) = (change.status().as_str(), now.as_micros());
     let (claimable, is_leased) = (change.claimable_at().map(Timestamp::as_micros), change.is_leased());
     let (id, token) = (change.row.id.to_string(), last_token.cast_signed());

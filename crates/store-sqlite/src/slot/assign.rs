@@ -166,7 +166,7 @@ fn load(
         windows.add_full(start, open);
         windows.add(open, count);
         room = room.saturating_add(windows.pace().max_per_window().saturating_sub(count));
-        next = windows.behind(open);
+        next = windows.next_window(open);
     }
     Ok(())
 }

@@ -269,9 +269,9 @@ impl Count {
             let name = self.before.config.name.as_str();
             insert.execute(params![name, self.generation, start.as_micros(), count, status_text(status)])
         };
-        let status = WindowStatus::of(count, &self.pace);
+        let status = WindowStatus::from_count(count, &self.pace);
         write(start, count, status)?;
-        let behind = self.pace.later(start, 1);
+        let behind = self.pace.window_after(start, 1);
         if status == WindowStatus::Closed && next != Some(behind) {
             write(behind, 0, WindowStatus::Open)?;
         }

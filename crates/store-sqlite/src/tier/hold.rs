@@ -1,7 +1,7 @@
 //! Holds in SQLite.
 
 use rusqlite::{Connection, OptionalExtension, Row, params};
-use weir_core::tier::{Hold, Settlement};
+use weir_core::tier::{Hold, HoldSettlement};
 use weir_core::{HoldId, PolicyName, Timestamp};
 use weir_store::tier::{HoldAudit, NewHold, Settled};
 
@@ -48,7 +48,7 @@ pub(super) fn settle(
     let found = connection.prepare_cached(FIND)?.query_row([&text], read).optional()?;
     let Some((scope, policy, key, mut hold)) = found else { return Ok(None) };
     let settlement = hold.settle(cost, now);
-    if matches!(settlement, Settlement::Settled(_)) {
+    if matches!(settlement, HoldSettlement::Settled(_)) {
         connection.prepare_cached(SETTLE)?.execute(params![text, cost])?;
     }
     Ok(Some(Settled { policy, scope, key, hold, settlement }))

@@ -139,7 +139,7 @@ fn read(row: &Row<'_>) -> rusqlite::Result<Policy> {
 mod tests {
     use std::time::Duration;
 
-    use weir_core::tier::{FixedWindow, Limit, Spent as SpentOfLimit};
+    use weir_core::tier::{FixedWindow, Limit, LimitUsage as SpentOfLimit};
     use weir_store::tier::{SpentRecord, SpentRow};
 
     use super::*;

@@ -184,7 +184,7 @@ fn read(row: &Row<'_>) -> rusqlite::Result<SpentRow> {
 
 #[cfg(test)]
 mod tests {
-    use weir_core::tier::{FixedWindow, Limit, Spent as SpentOfLimit};
+    use weir_core::tier::{FixedWindow, Limit, LimitUsage as SpentOfLimit};
 
     use super::*;
 

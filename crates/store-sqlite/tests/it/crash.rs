@@ -5,7 +5,7 @@ use std::fs;
 use std::path::Path;
 
 use weir_core::UserId;
-use weir_core::quota::Limits;
+use weir_core::quota::QuotaLimits;
 use weir_queue::Queue;
 use weir_store::quota::{QuotaStore, SendMessage, SendOutcome, TOPIC};
 use weir_store_sqlite::Sqlite;
@@ -29,7 +29,7 @@ async fn a_wide_batch_is_counted_and_queued_after_a_crash() {
     let (before, after) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let engine = Sqlite::open(before.path()).unwrap();
     for user in users() {
-        engine.configure(&user, Limits::new(3, 60).unwrap()).await.unwrap();
+        engine.configure(&user, QuotaLimits::new(3, 60).unwrap()).await.unwrap();
     }
     for _ in 0..2 {
         let batch: Vec<_> =
@@ -38,7 +38,7 @@ async fn a_wide_batch_is_counted_and_queued_after_a_crash() {
         assert!(outcomes.iter().all(|outcome| matches!(outcome, SendOutcome::Accepted { .. })));
     }
     // New limits end what the journal says of a user.
-    engine.configure(&users()[0], Limits::new(9, 60).unwrap()).await.unwrap();
+    engine.configure(&users()[0], QuotaLimits::new(9, 60).unwrap()).await.unwrap();
     copy(before.path(), after.path());
 
     let restarted = Sqlite::open(after.path()).unwrap();

@@ -1,7 +1,7 @@
 //! A request that is in flight: the row the plans decide on, and what they make of it.
 
-use weir_core::request::retry::Cause;
-use weir_core::request::state::{Lease, Progress, Status};
+use weir_core::request::retry::FailureCause;
+use weir_core::request::state::{RequestLease, RequestProgress, RequestStatus};
 use weir_core::{RequestId, Timestamp};
 
 use super::{Failure, Sealed};
@@ -16,7 +16,7 @@ pub struct JobRow {
     /// Whether somebody is told when it is final.
     pub has_callback: bool,
     /// How far it has come.
-    pub progress: Progress,
+    pub progress: RequestProgress,
 }
 
 /// A request that somebody names.
@@ -25,7 +25,7 @@ pub enum RequestRow {
     /// It is to be done.
     Job(JobRow),
     /// It has come to its end, and has no job.
-    Final(Status),
+    Final(RequestStatus),
 }
 
 /// What came of an attempt, for callers to read.
@@ -40,7 +40,7 @@ pub struct AttemptOutcome {
 impl AttemptOutcome {
     /// Of an attempt without a result: what went wrong, if anything did, in more words than the cause has if there are.
     #[must_use]
-    pub fn failed(cause: Option<Cause>, detail: Option<String>) -> Self {
+    pub fn failed(cause: Option<FailureCause>, detail: Option<String>) -> Self {
         let failure = cause.map(|cause| Failure {
             code: cause.code().to_owned(),
             message: detail.unwrap_or_else(|| cause.to_string()),
@@ -61,14 +61,14 @@ pub struct JobChange {
 impl JobChange {
     /// Where the request stands.
     #[must_use]
-    pub fn status(&self) -> Status {
+    pub fn status(&self) -> RequestStatus {
         self.row.progress.status
     }
 
     /// When the job may be claimed next; `None` when there is no job any more.
     #[must_use]
     pub fn claimable_at(&self) -> Option<Timestamp> {
-        let Progress { status, lease, due, .. } = self.row.progress;
+        let RequestProgress { status, lease, due, .. } = self.row.progress;
         (!status.is_final()).then(|| lease.map_or(due, |lease| lease.until))
     }
 
@@ -81,7 +81,7 @@ impl JobChange {
     /// Whether the request is a dead letter now.
     #[must_use]
     pub fn is_dead(&self) -> bool {
-        self.status() == Status::FailedRetryExhausted
+        self.status() == RequestStatus::FailedRetryExhausted
     }
 
     /// Whether a webhook is to be sent: the message belongs into the same commit.
@@ -94,20 +94,20 @@ impl JobChange {
 /// The progress of a job as its columns tell it. One time says when it may be claimed, whether it is leased or not.
 #[must_use]
 pub fn stored_progress(
-    status: Status,
+    status: RequestStatus,
     attempts: u32,
     claimable_at: Timestamp,
     is_leased: bool,
     last_token: u64,
-) -> Progress {
-    let lease = is_leased.then_some(Lease { token: last_token, until: claimable_at });
-    Progress { status, attempts, due: claimable_at, lease, last_token }
+) -> RequestProgress {
+    let lease = is_leased.then_some(RequestLease { token: last_token, until: claimable_at });
+    RequestProgress { status, attempts, due: claimable_at, lease, last_token }
 }
 
 /// What becomes of a dead letter that an operator replays, given the last token of its request.
 #[must_use]
-pub fn plan_replay(last_token: u64, now: Timestamp) -> Progress {
-    let mut progress = stored_progress(Status::FailedRetryExhausted, 0, now, false, last_token);
+pub fn plan_replay(last_token: u64, now: Timestamp) -> RequestProgress {
+    let mut progress = stored_progress(RequestStatus::FailedRetryExhausted, 0, now, false, last_token);
     progress.replay(now).expect("a dead letter can be replayed");
     progress
 }

@@ -1,6 +1,6 @@
 //! What becomes of a request whose downstream calls back.
 
-use weir_core::request::state::Refused;
+use weir_core::request::state::TransitionError;
 
 use super::{AttemptOutcome, CallbackOutcome, CallbackReport, JobChange, RequestRow};
 
@@ -13,7 +13,7 @@ pub fn plan_callback(
     let mut job = match row {
         Some(RequestRow::Job(job)) => job,
         Some(RequestRow::Final(status)) => {
-            return (CallbackOutcome::Refused(Refused::Final(status)), None);
+            return (CallbackOutcome::TransitionError(TransitionError::Final(status)), None);
         }
         None => return (CallbackOutcome::Unknown, None),
     };
@@ -22,6 +22,6 @@ pub fn plan_callback(
             let outcome = AttemptOutcome { result: report.result, failure: report.failure };
             (CallbackOutcome::Taken(status), Some(JobChange { row: job, outcome: Some(outcome) }))
         }
-        Err(refused) => (CallbackOutcome::Refused(refused), None),
+        Err(refused) => (CallbackOutcome::TransitionError(refused), None),
     }
 }

@@ -1,7 +1,7 @@
 //! Which of the jobs that were found a claim gets, and what becomes of those that have no attempt left.
 
-use weir_core::request::retry::Policy;
-use weir_core::request::state::Claim;
+use weir_core::request::retry::RetryPolicy;
+use weir_core::request::state::ClaimOutcome;
 use weir_core::{RequestType, TenantId, Timestamp};
 
 use super::{AttemptOutcome, Claimed, Job, JobChange, JobRow, Sealed};
@@ -32,11 +32,15 @@ pub struct ClaimPlan {
 
 /// Claims these jobs, each row once.
 #[must_use]
-pub fn plan_claim(rows: impl IntoIterator<Item = ClaimRow>, policy: &Policy, now: Timestamp) -> ClaimPlan {
+pub fn plan_claim(
+    rows: impl IntoIterator<Item = ClaimRow>,
+    policy: &RetryPolicy,
+    now: Timestamp,
+) -> ClaimPlan {
     let mut plan = ClaimPlan::default();
     for ClaimRow { mut job, tenant, request_type, payload, accepted_at } in rows {
         let outcome = match job.progress.claim(policy, now) {
-            Ok(Claim::Granted(lease)) => {
+            Ok(ClaimOutcome::Granted(lease)) => {
                 plan.claimed.jobs.push(Job {
                     id: job.id,
                     tenant,
@@ -49,7 +53,7 @@ pub fn plan_claim(rows: impl IntoIterator<Item = ClaimRow>, policy: &Policy, now
                 });
                 None
             }
-            Ok(Claim::Exhausted(cause)) => {
+            Ok(ClaimOutcome::Exhausted(cause)) => {
                 plan.claimed.exhausted.push(job.id);
                 Some(AttemptOutcome::failed(Some(cause), None))
             }

@@ -2,8 +2,8 @@
 
 use std::collections::HashMap;
 
-use weir_core::request::retry::Policy;
-use weir_core::request::state::{Refused, Report, Status};
+use weir_core::request::retry::RetryPolicy;
+use weir_core::request::state::{RequestStatus, TransitionError, WorkerReport};
 use weir_core::{RequestId, Timestamp};
 
 use super::{AttemptOutcome, JobChange, JobReport, RequestRow};
@@ -12,7 +12,7 @@ use super::{AttemptOutcome, JobChange, JobReport, RequestRow};
 #[derive(Debug, Default)]
 pub struct ReportPlan {
     /// In the order of the reports: where the request stands now, or why the report changes nothing.
-    pub outcomes: Vec<Result<Status, Refused>>,
+    pub outcomes: Vec<Result<RequestStatus, TransitionError>>,
     /// What is to be saved. A request is in it once: its first report that counts ends the lease.
     pub changed: Vec<JobChange>,
 }
@@ -23,7 +23,7 @@ pub struct ReportPlan {
 pub fn plan_report(
     batch: Vec<JobReport>,
     rows: &mut HashMap<RequestId, RequestRow>,
-    policy: &Policy,
+    policy: &RetryPolicy,
     now: Timestamp,
 ) -> ReportPlan {
     let mut plan = ReportPlan::default();
@@ -31,21 +31,21 @@ pub fn plan_report(
         let job = match rows.get_mut(&id) {
             Some(RequestRow::Job(job)) => job,
             Some(RequestRow::Final(status)) => {
-                plan.outcomes.push(Err(Refused::Final(*status)));
+                plan.outcomes.push(Err(TransitionError::Final(*status)));
                 continue;
             }
             None => {
-                plan.outcomes.push(Err(Refused::LeaseLost));
+                plan.outcomes.push(Err(TransitionError::LeaseLost));
                 continue;
             }
         };
         let reported = job.progress.report(token, report, policy, now, chance);
         if reported.is_ok() {
             let outcome = match report {
-                Report::Called(judgement) => {
+                WorkerReport::Called(judgement) => {
                     Some(AttemptOutcome { result, ..AttemptOutcome::failed(judgement.cause(), detail) })
                 }
-                Report::NotCalled { .. } => None,
+                WorkerReport::NotCalled { .. } => None,
             };
             plan.changed.push(JobChange { row: job.clone(), outcome });
         }

@@ -3,8 +3,8 @@
 use std::collections::{HashMap, HashSet};
 
 use weir_core::quota::Quota;
-use weir_core::request::idempotency::{Record, Submission, decide};
-use weir_core::request::state::Progress;
+use weir_core::request::idempotency::{IdempotencyRecord, Submission, decide};
+use weir_core::request::state::RequestProgress;
 use weir_core::{Timestamp, Verdict};
 
 use super::{Receipt, Submit, SubmitOutcome};
@@ -14,7 +14,7 @@ use super::{Receipt, Submit, SubmitOutcome};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KnownKey {
     /// What was submitted.
-    pub record: Record,
+    pub record: IdempotencyRecord,
     /// How its request stands.
     pub receipt: Receipt,
 }
@@ -40,20 +40,20 @@ pub struct NewRequest<'a> {
     /// The submission.
     pub submit: &'a Submit,
     /// The progress of its job.
-    pub progress: Progress,
+    pub progress: RequestProgress,
     /// What its key stands for from now on.
-    pub record: Record,
+    pub record: IdempotencyRecord,
 }
 
 impl<'a> NewRequest<'a> {
     /// Accepts a submission.
     #[must_use]
     pub fn accept(submit: &'a Submit, now: Timestamp) -> Self {
-        let mut progress = Progress::accepted(now);
+        let mut progress = RequestProgress::accepted(now);
         if submit.needs_broker {
             progress.enqueue_pending().expect("what was just accepted can wait for the broker");
         }
-        Self { submit, progress, record: Record::new(submit.fingerprint, submit.id, now) }
+        Self { submit, progress, record: IdempotencyRecord::new(submit.fingerprint, submit.id, now) }
     }
 
     /// What the submitter is told.
@@ -87,7 +87,7 @@ pub fn plan_submit<'a>(
     let mut changed = HashSet::new();
     // The clock has stepped back since these began: they are saved whatever is decided.
     for (tenant, window) in windows.iter_mut().flat_map(|windows| windows.iter_mut()) {
-        if window.bring_back(now) {
+        if window.clamp_window_start(now) {
             changed.insert(*tenant);
         }
     }

@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-use weir_core::slot::{Blocked, Pace, WindowStatus, Windows};
+use weir_core::slot::{Pace, WindowSearchError, WindowStatus, Windows};
 use weir_core::{ConfigName, EventId, Timestamp};
 
 use super::{Assign, AssignOutcome, Slot};
@@ -92,7 +92,7 @@ impl<'a> Plan<'a> {
             let limit = limits.get(config).copied();
             match windows.find(*requested) {
                 Ok(start) if limit.is_none_or(|limit| start < limit) => {
-                    let Some(found) = windows.put(start, *requested, random()) else { continue };
+                    let Some(found) = windows.assign(start, *requested, random()) else { continue };
                     let slot = Slot {
                         event: event.clone(),
                         config: config.clone(),
@@ -103,13 +103,13 @@ impl<'a> Plan<'a> {
                     self.placed.insert(place, slot);
                 }
                 Ok(_) => self.open.push(place),
-                Err(Blocked::Unknown(from)) => {
+                Err(WindowSearchError::NotLoaded(from)) => {
                     *needs.entry((config, from)).or_default() += 1;
                     limits.insert(config, limit.map_or(from, |limit| limit.min(from)));
                     self.open.push(place);
                 }
-                Err(Blocked::Held) => return Step::Held,
-                Err(Blocked::Full) => {}
+                Err(WindowSearchError::Locked) => return Step::Held,
+                Err(WindowSearchError::AllFull) => {}
             }
         }
         if self.open.is_empty() {
@@ -140,7 +140,7 @@ impl<'a> Plan<'a> {
     pub fn follow_ups(&self) -> impl Iterator<Item = (&'a ConfigName, Timestamp)> + '_ {
         let full = self.counters().filter(|counter| counter.status == WindowStatus::Closed);
         full.filter_map(|counter| {
-            Some((counter.config, self.configs.get(counter.config)?.behind(counter.start)?))
+            Some((counter.config, self.configs.get(counter.config)?.next_window(counter.start)?))
         })
     }
 

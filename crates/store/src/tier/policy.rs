@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use weir_core::PolicyName;
-use weir_core::tier::{FixedWindow, Limit, LimitError, Scoped, SlidingWindow, TokenBucket};
+use weir_core::tier::{FixedWindow, Limit, LimitError, ScopedRule, SlidingWindow, TokenBucket};
 
 /// The most policies there can be: every server keeps all of them in memory.
 pub const POLICIES_MAX: usize = 10_000;
@@ -124,14 +124,14 @@ pub struct Policy {
     /// What it says.
     pub spec: PolicySpec,
     /// Its limit under its number: one that is never used again.
-    pub scoped: Arc<Scoped<Limit>>,
+    pub scoped: Arc<ScopedRule<Limit>>,
 }
 
 impl Policy {
     /// Puts it together.
     #[must_use]
     pub fn new(name: PolicyName, scope: u32, spec: PolicySpec) -> Self {
-        let scoped = Arc::new(Scoped { scope, rule: spec.limit });
+        let scoped = Arc::new(ScopedRule { scope, rule: spec.limit });
         Self { name, spec, scoped }
     }
 

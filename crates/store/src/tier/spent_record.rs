@@ -4,7 +4,7 @@ use std::fmt::Write;
 use std::time::Duration;
 
 use weir_core::Timestamp;
-use weir_core::tier::{DAILY, Level, Limit, MINUTE, Rule, Spent, TierLimits, TierRule};
+use weir_core::tier::{BucketLevel, DAILY, Limit, LimitUsage, MINUTE, Rule, TierLimits, TierRule};
 
 use super::policy::PolicySpec;
 
@@ -25,9 +25,9 @@ pub struct SpentRow {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SpentRecord {
     /// Of a policy.
-    Limit(Limit, Spent),
+    Limit(Limit, LimitUsage),
     /// Of a tier.
-    Tier(TierLimits, [Level; 2]),
+    Tier(TierLimits, [BucketLevel; 2]),
 }
 
 /// A text that no Weir has written.
@@ -38,13 +38,13 @@ pub struct UnreadableSpent(String);
 impl SpentRecord {
     /// What was spent of a policy; none when that is nothing.
     #[must_use]
-    pub fn of_limit(limit: &Limit, spent: Spent) -> Option<Self> {
+    pub fn of_limit(limit: &Limit, spent: LimitUsage) -> Option<Self> {
         (spent != limit.unspent()).then_some(Self::Limit(*limit, spent))
     }
 
     /// What was spent of a tier; none when that is nothing.
     #[must_use]
-    pub fn of_tier(rule: &TierRule, spent: [Level; 2]) -> Option<Self> {
+    pub fn of_tier(rule: &TierRule, spent: [BucketLevel; 2]) -> Option<Self> {
         let (daily, minute) = (&rule[DAILY], &rule[MINUTE]);
         let limits = TierLimits::new(minute.refill(), minute.capacity(), daily.capacity()).ok()?;
         (spent != rule.unspent()).then_some(Self::Tier(limits, spent))
@@ -54,8 +54,8 @@ impl SpentRecord {
     #[must_use]
     pub fn moved_earlier(mut self, by: Duration) -> Self {
         match &mut self {
-            Self::Limit(limit, spent) => limit.move_earlier(spent, by),
-            Self::Tier(limits, spent) => limits.rule().move_earlier(spent, by),
+            Self::Limit(limit, spent) => limit.move_back(spent, by),
+            Self::Tier(limits, spent) => limits.rule().move_back(spent, by),
         }
         self
     }
@@ -66,7 +66,7 @@ impl SpentRecord {
         let mut text = String::with_capacity(64);
         // Writing to memory cannot fail.
         let _ = match self {
-            Self::Limit(limit, Spent(a, b, c)) => {
+            Self::Limit(limit, LimitUsage(a, b, c)) => {
                 let (kind, amount, refill, ms) = PolicySpec::plain(*limit).numbers();
                 write!(text, "{kind} {amount} {refill} {ms} {a} {b} {c}")
             }
@@ -94,11 +94,11 @@ impl SpentRecord {
         let large = |at: usize| numbers.get(at).copied();
         if kind == "tier" {
             let limits = TierLimits::new(small(0)?, small(1)?, small(2)?).ok()?;
-            let level = |at: usize| Some(Level::from_parts(large(at)?, small(at.saturating_add(1))?));
+            let level = |at: usize| Some(BucketLevel::from_parts(large(at)?, small(at.saturating_add(1))?));
             return (numbers.len() == 7).then_some(Self::Tier(limits, [level(3)?, level(5)?]));
         }
         let limit = PolicySpec::limit_of(kind, small(0)?, small(1)?, large(2)?).ok()?;
-        (numbers.len() == 6).then_some(Self::Limit(limit, Spent(large(3)?, small(4)?, small(5)?)))
+        (numbers.len() == 6).then_some(Self::Limit(limit, LimitUsage(large(3)?, small(4)?, small(5)?)))
     }
 }
 

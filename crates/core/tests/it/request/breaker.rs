@@ -5,28 +5,30 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 use weir_core::Timestamp;
-use weir_core::request::breaker::{Admission, Breaker, Health, Permit, Rules, State};
+use weir_core::request::breaker::{
+    Breaker, BreakerRules, BreakerState, CallAdmission, CallPermit, DownstreamHealth,
+};
 
 const START: Timestamp = Timestamp::from_seconds(1_700_000_000);
 const OPEN_FOR: Duration = Duration::from_secs(5);
 
-fn rules(failures: u32, probes: u32) -> Rules {
+fn rules(failures: u32, probes: u32) -> BreakerRules {
     let number = |n| NonZeroU32::new(n).unwrap();
-    Rules { failures: number(failures), open_for: OPEN_FOR, probes: number(probes) }
+    BreakerRules { failures: number(failures), open_for: OPEN_FOR, probes: number(probes) }
 }
 
 fn at(ms: u64) -> Timestamp {
     START.plus(Duration::from_millis(ms))
 }
 
-fn pass(breaker: &mut Breaker, now: Timestamp) -> Permit {
+fn pass(breaker: &mut Breaker, now: Timestamp) -> CallPermit {
     match breaker.admit(now) {
-        Admission::Pass(permit) => permit,
-        Admission::Park { .. } => panic!("parked while {:?}", breaker.state()),
+        CallAdmission::Allowed(permit) => permit,
+        CallAdmission::Denied { .. } => panic!("parked while {:?}", breaker.state()),
     }
 }
 
-fn call(breaker: &mut Breaker, health: Health, now: Timestamp) {
+fn call(breaker: &mut Breaker, health: DownstreamHealth, now: Timestamp) {
     let permit = pass(breaker, now);
     breaker.report(permit, health, now);
 }
@@ -35,7 +37,7 @@ fn call(breaker: &mut Breaker, health: Health, now: Timestamp) {
 fn opened() -> Breaker {
     let mut breaker = Breaker::new(rules(3, 2));
     for _ in 0..3 {
-        call(&mut breaker, Health::Down, START);
+        call(&mut breaker, DownstreamHealth::Down, START);
     }
     breaker
 }
@@ -43,60 +45,73 @@ fn opened() -> Breaker {
 #[test]
 fn failures_in_a_row_open_it_and_others_do_not() {
     let mut breaker = Breaker::new(rules(3, 2));
-    for health in [Health::Down, Health::Down, Health::Up, Health::Down, Health::Unknown, Health::Down] {
+    for health in [
+        DownstreamHealth::Down,
+        DownstreamHealth::Down,
+        DownstreamHealth::Up,
+        DownstreamHealth::Down,
+        DownstreamHealth::Unknown,
+        DownstreamHealth::Down,
+    ] {
         call(&mut breaker, health, START);
     }
-    assert_eq!((breaker.state(), breaker.room(START)), (State::Closed { failures: 2 }, u32::MAX));
-    call(&mut breaker, Health::Down, START);
-    assert_eq!((breaker.state(), breaker.room(at(4_999))), (State::Open { until: at(5_000) }, 0));
-    assert_eq!(breaker.admit(at(4_999)), Admission::Park { until: at(5_000) });
+    assert_eq!(
+        (breaker.state(), breaker.available_calls(START)),
+        (BreakerState::Closed { failures: 2 }, u32::MAX)
+    );
+    call(&mut breaker, DownstreamHealth::Down, START);
+    assert_eq!(
+        (breaker.state(), breaker.available_calls(at(4_999))),
+        (BreakerState::Open { until: at(5_000) }, 0)
+    );
+    assert_eq!(breaker.admit(at(4_999)), CallAdmission::Denied { until: at(5_000) });
 }
 
 #[test]
 fn probes_that_succeed_close_it() {
     let mut breaker = opened();
-    assert_eq!(breaker.room(at(5_000)), 2);
+    assert_eq!(breaker.available_calls(at(5_000)), 2);
     let probes = [pass(&mut breaker, at(5_000)), pass(&mut breaker, at(5_001))];
-    assert_eq!(breaker.room(at(5_002)), 0);
-    assert_eq!(breaker.admit(at(5_002)), Admission::Park { until: at(10_000) });
+    assert_eq!(breaker.available_calls(at(5_002)), 0);
+    assert_eq!(breaker.admit(at(5_002)), CallAdmission::Denied { until: at(10_000) });
     for probe in probes {
-        breaker.report(probe, Health::Up, at(5_100));
+        breaker.report(probe, DownstreamHealth::Up, at(5_100));
     }
-    assert_eq!(breaker.state(), State::Closed { failures: 0 });
-    call(&mut breaker, Health::Up, at(5_101));
+    assert_eq!(breaker.state(), BreakerState::Closed { failures: 0 });
+    call(&mut breaker, DownstreamHealth::Up, at(5_101));
 }
 
 #[test]
 fn one_probe_that_fails_opens_it_again() {
     let mut breaker = opened();
     let (good, bad) = (pass(&mut breaker, at(5_000)), pass(&mut breaker, at(5_000)));
-    breaker.report(bad, Health::Down, at(5_050));
-    breaker.report(good, Health::Up, at(5_060));
-    assert_eq!(breaker.state(), State::Open { until: at(10_050) });
+    breaker.report(bad, DownstreamHealth::Down, at(5_050));
+    breaker.report(good, DownstreamHealth::Up, at(5_060));
+    assert_eq!(breaker.state(), BreakerState::Open { until: at(10_050) });
 }
 
 #[test]
 fn calls_from_before_it_opened_say_nothing_about_the_present() {
     let mut breaker = Breaker::new(rules(1, 1));
     let (old_bad, old_good) = (pass(&mut breaker, START), pass(&mut breaker, START));
-    call(&mut breaker, Health::Down, START);
+    call(&mut breaker, DownstreamHealth::Down, START);
     let probe = pass(&mut breaker, at(5_000));
-    breaker.report(old_good, Health::Up, at(5_001));
-    breaker.report(old_bad, Health::Down, at(5_001));
-    assert!(matches!(breaker.state(), State::HalfOpen { .. }));
-    breaker.report(probe, Health::Up, at(5_002));
-    assert_eq!(breaker.state(), State::Closed { failures: 0 });
+    breaker.report(old_good, DownstreamHealth::Up, at(5_001));
+    breaker.report(old_bad, DownstreamHealth::Down, at(5_001));
+    assert!(matches!(breaker.state(), BreakerState::HalfOpen { .. }));
+    breaker.report(probe, DownstreamHealth::Up, at(5_002));
+    assert_eq!(breaker.state(), BreakerState::Closed { failures: 0 });
 }
 
 #[test]
 fn probes_that_vanish_or_are_not_made_do_not_lock_it() {
     let mut breaker = opened();
     let unused = pass(&mut breaker, at(5_000));
-    breaker.report(unused, Health::Unknown, at(5_001));
-    assert_eq!(breaker.room(at(5_001)), 2);
+    breaker.report(unused, DownstreamHealth::Unknown, at(5_001));
+    assert_eq!(breaker.available_calls(at(5_001)), 2);
     let _vanished = (pass(&mut breaker, at(5_002)), pass(&mut breaker, at(5_002)));
-    assert_eq!(breaker.room(at(9_999)), 0);
-    assert_eq!(breaker.room(at(10_000)), 2);
+    assert_eq!(breaker.available_calls(at(9_999)), 0);
+    assert_eq!(breaker.available_calls(at(10_000)), 2);
     let _probe = pass(&mut breaker, at(10_000));
 }
 
@@ -104,11 +119,11 @@ fn probes_that_vanish_or_are_not_made_do_not_lock_it() {
 enum Step {
     Wait(u64),
     Admit,
-    Report(usize, Health),
+    Report(usize, DownstreamHealth),
 }
 
 fn step() -> impl Strategy<Value = Step> {
-    let health = prop_oneof![4 => Just(Health::Down), 4 => Just(Health::Up), 1 => Just(Health::Unknown)];
+    let health = prop_oneof![4 => Just(DownstreamHealth::Down), 4 => Just(DownstreamHealth::Up), 1 => Just(DownstreamHealth::Unknown)];
     prop_oneof![
         2 => prop_oneof![Just(0), Just(1), Just(2_500), Just(4_999), Just(5_000), Just(5_001)].prop_map(Step::Wait),
         4 => Just(Step::Admit),
@@ -121,7 +136,7 @@ struct Stretch {
     kind: char,
     began: Timestamp,
     admitted: usize,
-    reports: Vec<Health>,
+    reports: Vec<DownstreamHealth>,
 }
 
 impl Stretch {
@@ -131,12 +146,13 @@ impl Stretch {
 
     /// What this stretch has come to at `now`, worked out anew from all its reports; none while it goes on.
     fn end(&self, now: Timestamp, failures: usize, probes: usize) -> Option<char> {
-        let heard: Vec<_> = self.reports.iter().filter(|health| **health != Health::Unknown).collect();
-        let last_run = heard.iter().rev().take_while(|health| ***health == Health::Down).count();
-        let ups = heard.iter().filter(|health| ***health == Health::Up).count();
+        let heard: Vec<_> =
+            self.reports.iter().filter(|health| **health != DownstreamHealth::Unknown).collect();
+        let last_run = heard.iter().rev().take_while(|health| ***health == DownstreamHealth::Down).count();
+        let ups = heard.iter().filter(|health| ***health == DownstreamHealth::Up).count();
         match self.kind {
             'c' => (last_run >= failures).then_some('o'),
-            'h' if heard.contains(&&Health::Down) => Some('o'),
+            'h' if heard.contains(&&DownstreamHealth::Down) => Some('o'),
             'h' if ups >= probes => Some('c'),
             _ => (now >= self.began.plus(OPEN_FOR)).then_some('h'),
         }
@@ -152,7 +168,7 @@ proptest! {
     ) {
         let mut breaker = Breaker::new(rules(u32::try_from(failures).unwrap(), u32::try_from(probes).unwrap()));
         let (mut now, mut stretches) = (START, vec![Stretch::new('c', START)]);
-        let mut calls: Vec<(usize, Permit)> = Vec::new();
+        let mut calls: Vec<(usize, CallPermit)> = Vec::new();
         for step in steps {
             let stretch = stretches.last_mut().unwrap();
             match step {
@@ -176,21 +192,21 @@ proptest! {
                         stretches.push(Stretch::new(kind, now));
                     }
                     let (place, stretch) = (stretches.len() - 1, stretches.last_mut().unwrap());
-                    let unused = stretch.reports.iter().filter(|health| **health == Health::Unknown).count();
-                    let room = match stretch.kind {
+                    let unused = stretch.reports.iter().filter(|health| **health == DownstreamHealth::Unknown).count();
+                    let available_calls = match stretch.kind {
                         'c' => usize::MAX,
                         'o' => 0,
                         _ => probes - (stretch.admitted - unused),
                     };
-                    prop_assert_eq!(breaker.room(now), u32::try_from(room).unwrap_or(u32::MAX));
+                    prop_assert_eq!(breaker.available_calls(now), u32::try_from(available_calls).unwrap_or(u32::MAX));
                     match breaker.admit(now) {
-                        Admission::Pass(permit) => {
-                            prop_assert!(room > 0, "more than its probes were let through");
+                        CallAdmission::Allowed(permit) => {
+                            prop_assert!(available_calls > 0, "more than its probes were let through");
                             stretch.admitted += 1;
                             calls.push((place, permit));
                         }
-                        Admission::Park { until } => {
-                            prop_assert_eq!(room, 0, "parked without need");
+                        CallAdmission::Denied { until } => {
+                            prop_assert_eq!(available_calls, 0, "parked without need");
                             prop_assert!(until > now, "parked into the past");
                         }
                     }

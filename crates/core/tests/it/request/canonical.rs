@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use proptest::prelude::*;
 use weir_core::RequestType;
-use weir_core::request::canonical::{Canonical, Fingerprint};
+use weir_core::request::canonical::{CanonicalJson, Fingerprint};
 
 /// A JSON value as such, before anybody spells it. Numbers are `mantissa` times ten to the power of `exponent`, the
 /// mantissa not divisible by ten, so that equal numbers are equal here.
@@ -150,8 +150,8 @@ impl<'a> Whims<'a> {
     }
 }
 
-fn canonical(spelled: &str) -> Canonical {
-    Canonical::of(spelled.as_bytes()).unwrap_or_else(|error| panic!("{spelled}: {error}"))
+fn canonical(spelled: &str) -> CanonicalJson {
+    CanonicalJson::parse(spelled.as_bytes()).unwrap_or_else(|error| panic!("{spelled}: {error}"))
 }
 
 fn whims() -> impl Strategy<Value = Vec<u8>> {
@@ -168,7 +168,7 @@ proptest! {
         prop_assert_eq!(&form, &canonical(&other), "{} and {}", one, other);
         prop_assert_eq!(&form, &canonical(form.as_str()), "the form of a form is itself");
         let kind = RequestType::parse("charge").unwrap();
-        prop_assert_eq!(Fingerprint::of(&kind, &form), Fingerprint::of(&kind, &canonical(&other)));
+        prop_assert_eq!(Fingerprint::new(&kind, &form), Fingerprint::new(&kind, &canonical(&other)));
     }
 
     #[test]
@@ -176,7 +176,7 @@ proptest! {
         let (form_a, form_b) = (canonical(&Whims::new(&spelling).spell(&a)), canonical(&Whims::new(&[0]).spell(&b)));
         prop_assert_eq!(a == b, form_a == form_b, "{} {}", form_a.as_str(), form_b.as_str());
         let kind = RequestType::parse("charge").unwrap();
-        prop_assert_eq!(a == b, Fingerprint::of(&kind, &form_a) == Fingerprint::of(&kind, &form_b));
+        prop_assert_eq!(a == b, Fingerprint::new(&kind, &form_a) == Fingerprint::new(&kind, &form_b));
     }
 
     /// Two values that differ in a single place, which two random ones hardly ever do.
@@ -192,16 +192,16 @@ proptest! {
     #[test]
     fn a_type_is_part_of_the_fingerprint(a in "[a-c\"\\\\,:{}]{1,4}", b in "[a-c\"\\\\,:{}]{1,4}", value in json()) {
         let form = canonical(&Whims::new(&[0]).spell(&value));
-        let of = |kind: &str| Fingerprint::of(&RequestType::parse(kind).unwrap(), &form);
+        let of = |kind: &str| Fingerprint::new(&RequestType::parse(kind).unwrap(), &form);
         prop_assert_eq!(a == b, of(&a) == of(&b));
     }
 
     /// Whatever bytes come, there is an answer.
     #[test]
     fn no_bytes_do_harm(bytes in prop::collection::vec(any::<u8>(), 0..200), json in "[\\[\\]{}\",:\\\\u0-9eE.+ -]{0,60}") {
-        let _ = Canonical::of(&bytes);
-        if let Ok(form) = Canonical::of(json.as_bytes()) {
-            prop_assert_eq!(Canonical::of(form.as_str().as_bytes()), Ok(form));
+        let _ = CanonicalJson::parse(&bytes);
+        if let Ok(form) = CanonicalJson::parse(json.as_bytes()) {
+            prop_assert_eq!(CanonicalJson::parse(form.as_str().as_bytes()), Ok(form));
         }
     }
 }

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use proptest::prelude::*;
-use weir_core::request::canonical::{Canonical, Fingerprint};
-use weir_core::request::idempotency::{KEPT_FOR, Record, Submission, TenantKey, decide};
+use weir_core::request::canonical::{CanonicalJson, Fingerprint};
+use weir_core::request::idempotency::{IdempotencyRecord, RETENTION, Submission, TenantKey, decide};
 use weir_core::{IdempotencyKey, RequestId, RequestType, TenantId, Timestamp};
 
 const START: Timestamp = Timestamp::from_seconds(1_700_000_000);
@@ -18,18 +18,18 @@ fn tenant_key(tenant: u8, key: u8) -> TenantKey {
 }
 
 fn fingerprint(kind: u8, payload: u8) -> Fingerprint {
-    let payload = Canonical::of(payload.to_string().as_bytes()).unwrap();
-    Fingerprint::of(&RequestType::parse(format!("type-{kind}")).unwrap(), &payload)
+    let payload = CanonicalJson::parse(payload.to_string().as_bytes()).unwrap();
+    Fingerprint::new(&RequestType::parse(format!("type-{kind}")).unwrap(), &payload)
 }
 
 #[test]
 fn a_key_is_free_again_after_exactly_a_day() {
-    let record = Record::new(fingerprint(0, 0), RequestId::new(START, [0; 10]), START);
-    let last = Timestamp::from_micros(START.plus(KEPT_FOR).as_micros() - 1);
-    assert_eq!(KEPT_FOR, Duration::from_secs(24 * 60 * 60));
+    let record = IdempotencyRecord::new(fingerprint(0, 0), RequestId::new(START, [0; 10]), START);
+    let last = Timestamp::from_micros(START.plus(RETENTION).as_micros() - 1);
+    assert_eq!(RETENTION, Duration::from_secs(24 * 60 * 60));
     assert_eq!(decide(Some(&record), &fingerprint(0, 0), last), Submission::Replay(record.request_id));
     assert_eq!(decide(Some(&record), &fingerprint(0, 1), last), Submission::Conflict);
-    assert_eq!(decide(Some(&record), &fingerprint(0, 1), START.plus(KEPT_FOR)), Submission::New);
+    assert_eq!(decide(Some(&record), &fingerprint(0, 1), START.plus(RETENTION)), Submission::New);
     assert_eq!(decide(None, &fingerprint(0, 0), START), Submission::New);
 }
 
@@ -65,7 +65,7 @@ proptest! {
             prop_assert_eq!(submission, expected);
             if submission == Submission::New {
                 let id = RequestId::new(now, [u8::try_from(place).unwrap(); 10]);
-                records.insert(name, Record::new(fingerprint(kind, payload), id, now));
+                records.insert(name, IdempotencyRecord::new(fingerprint(kind, payload), id, now));
                 model.push(Kept { tenant, key, asked: (kind, payload), at: now, id });
             }
         }

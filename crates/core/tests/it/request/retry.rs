@@ -3,57 +3,62 @@
 use std::time::Duration;
 
 use proptest::prelude::*;
-use weir_core::request::breaker::Health;
-use weir_core::request::retry::{Backoff, BackoffError, Cause, Judgement, Outcome, Policy, judge};
+use weir_core::request::breaker::DownstreamHealth;
+use weir_core::request::retry::{
+    CallOutcome, FailureCause, RetryBackoff, RetryBackoffError, RetryDecision, RetryPolicy, classify,
+};
 
 const fn ms(ms: u64) -> Duration {
     Duration::from_millis(ms)
 }
 
-const fn answered(status: u16) -> Outcome {
-    Outcome::Answered { status, retry_after: None }
+const fn answered(status: u16) -> CallOutcome {
+    CallOutcome::Answered { status, retry_after: None }
 }
 
-const fn retry(cause: Cause) -> Judgement {
-    Judgement::Retry { cause, retry_after: None }
+const fn retry(cause: FailureCause) -> RetryDecision {
+    RetryDecision::Retry { cause, retry_after: None }
 }
 
 #[test]
 fn every_status_has_a_meaning() {
     for status in 0..=999 {
         let expected = match status {
-            202 => Judgement::AwaitCallback,
-            200..=299 => Judgement::Complete,
-            300..=399 => Judgement::Fail(Cause::Redirected(status)),
-            400..=499 => Judgement::Fail(Cause::Rejected(status)),
-            _ => retry(Cause::Broken(status)),
+            202 => RetryDecision::AwaitCallback,
+            200..=299 => RetryDecision::Complete,
+            300..=399 => RetryDecision::Fail(FailureCause::Redirected(status)),
+            400..=499 => RetryDecision::Fail(FailureCause::Rejected(status)),
+            _ => retry(FailureCause::ServerError(status)),
         };
-        assert_eq!(judge(answered(status)), expected, "{status}");
+        assert_eq!(classify(answered(status)), expected, "{status}");
     }
 }
 
 #[test]
 fn what_the_downstream_may_not_have_seen_is_tried_again() {
-    assert_eq!(judge(Outcome::TimedOut), retry(Cause::TimedOut));
-    assert_eq!(judge(Outcome::Unreachable), retry(Cause::Unreachable));
-    assert_eq!(judge(Outcome::Unreadable), retry(Cause::Unreadable));
-    assert_eq!(judge(Outcome::TooLarge), Judgement::Fail(Cause::TooLarge));
+    assert_eq!(classify(CallOutcome::TimedOut), retry(FailureCause::TimedOut));
+    assert_eq!(classify(CallOutcome::Unreachable), retry(FailureCause::Unreachable));
+    assert_eq!(classify(CallOutcome::Unreadable), retry(FailureCause::Unreadable));
+    assert_eq!(classify(CallOutcome::TooLarge), RetryDecision::Fail(FailureCause::TooLarge));
 }
 
 #[test]
 fn only_a_downstream_that_has_to_be_called_again_is_down() {
-    let health = |outcome| judge(outcome).health();
-    assert_eq!([200, 202, 302, 404, 429].map(|status| health(answered(status))), [Health::Up; 5]);
-    assert_eq!([500, 503].map(|status| health(answered(status))), [Health::Down; 2]);
-    assert_eq!([Outcome::TimedOut, Outcome::Unreachable, Outcome::Unreadable].map(health), [Health::Down; 3]);
+    let health = |outcome| classify(outcome).health();
+    assert_eq!([200, 202, 302, 404, 429].map(|status| health(answered(status))), [DownstreamHealth::Up; 5]);
+    assert_eq!([500, 503].map(|status| health(answered(status))), [DownstreamHealth::Down; 2]);
+    assert_eq!(
+        [CallOutcome::TimedOut, CallOutcome::Unreachable, CallOutcome::Unreadable].map(health),
+        [DownstreamHealth::Down; 3]
+    );
 }
 
 #[test]
 fn retry_after_is_kept_for_those_that_are_tried_again() {
     for status in [500, 503] {
-        let outcome = Outcome::Answered { status, retry_after: Some(ms(7_000)) };
+        let outcome = CallOutcome::Answered { status, retry_after: Some(ms(7_000)) };
         assert!(
-            matches!(judge(outcome), Judgement::Retry { retry_after: Some(wait), .. } if wait == ms(7_000)),
+            matches!(classify(outcome), RetryDecision::Retry { retry_after: Some(wait), .. } if wait == ms(7_000)),
             "{status}"
         );
     }
@@ -61,18 +66,18 @@ fn retry_after_is_kept_for_those_that_are_tried_again() {
 
 #[test]
 fn a_cause_has_a_code_and_a_sentence() {
-    let rejected = judge(answered(422)).cause().unwrap();
+    let rejected = classify(answered(422)).cause().unwrap();
     assert_eq!(
         (rejected.code(), rejected.to_string().as_str()),
         ("DOWNSTREAM_REJECTED", "the downstream answered 422")
     );
-    assert_eq!(judge(answered(200)).cause(), None);
-    assert_eq!(judge(Outcome::TimedOut).cause().map(Cause::code), Some("DOWNSTREAM_TIMEOUT"));
+    assert_eq!(classify(answered(200)).cause(), None);
+    assert_eq!(classify(CallOutcome::TimedOut).cause().map(FailureCause::code), Some("DOWNSTREAM_TIMEOUT"));
 }
 
 #[test]
 fn the_usual_policy_has_the_promised_figures() {
-    let policy = Policy::default();
+    let policy = RetryPolicy::default();
     assert_eq!(policy.max_attempts.get(), 5);
     let ceilings = [1, 2, 3, 4, 7, 8, 31, 32, u32::MAX].map(|attempts| policy.backoff.ceiling(attempts));
     assert_eq!(ceilings, [400, 800, 1_600, 3_200, 25_600, 30_000, 30_000, 30_000, 30_000].map(ms));
@@ -83,18 +88,22 @@ fn the_usual_policy_has_the_promised_figures() {
 
 #[test]
 fn retry_after_is_honoured_within_the_range() {
-    let wait = |asked: u64| Backoff::DEFAULT.wait(1, Some(ms(asked)), 0);
+    let wait = |asked: u64| RetryBackoff::DEFAULT.wait(1, Some(ms(asked)), 0);
     assert_eq!([wait(0), wait(199), wait(5_000), wait(3_600_000)], [200, 200, 5_000, 30_000].map(ms));
-    assert_eq!(Backoff::DEFAULT.wait(4, Some(ms(500)), u64::MAX), ms(3_200), "not sooner than without it");
+    assert_eq!(
+        RetryBackoff::DEFAULT.wait(4, Some(ms(500)), u64::MAX),
+        ms(3_200),
+        "not sooner than without it"
+    );
 }
 
 #[test]
 fn a_backoff_is_a_range() {
-    assert_eq!(Backoff::new(Duration::ZERO, ms(1)), Err(BackoffError));
-    assert_eq!(Backoff::new(ms(2), ms(1)), Err(BackoffError));
-    assert_eq!(Backoff::new(ms(1), Duration::MAX), Err(BackoffError));
-    assert!(Backoff::new(ms(1), ms(1)).is_ok());
-    assert_eq!(Backoff::new(ms(200), ms(30_000)), Ok(Backoff::DEFAULT));
+    assert_eq!(RetryBackoff::new(Duration::ZERO, ms(1)), Err(RetryBackoffError));
+    assert_eq!(RetryBackoff::new(ms(2), ms(1)), Err(RetryBackoffError));
+    assert_eq!(RetryBackoff::new(ms(1), Duration::MAX), Err(RetryBackoffError));
+    assert!(RetryBackoff::new(ms(1), ms(1)).is_ok());
+    assert_eq!(RetryBackoff::new(ms(200), ms(30_000)), Ok(RetryBackoff::DEFAULT));
 }
 
 fn range() -> impl Strategy<Value = (u64, u64)> {
@@ -106,10 +115,10 @@ proptest! {
 
     #[test]
     fn a_wait_stays_in_its_range(
-        (first, cap) in range(), attempts in any::<u32>(), chance in any::<u64>(), asked in any::<Option<u64>>(),
+        (first, cap) in range(), attempts in any::<u32>(), random in any::<u64>(), asked in any::<Option<u64>>(),
     ) {
-        let backoff = Backoff::new(ms(first), ms(cap)).unwrap();
-        let wait = backoff.wait(attempts, asked.map(Duration::from_millis), chance);
+        let backoff = RetryBackoff::new(ms(first), ms(cap)).unwrap();
+        let wait = backoff.wait(attempts, asked.map(Duration::from_millis), random);
         prop_assert!(ms(first) <= wait && wait <= ms(cap));
         prop_assert!(wait >= asked.map_or(Duration::ZERO, Duration::from_millis).min(ms(cap)));
         if asked.is_none() {
@@ -119,25 +128,25 @@ proptest! {
 
     #[test]
     fn a_wait_grows_with_its_cap_its_attempts_and_its_chance(
-        (first, cap) in range(), more in 0_u64..1_000_000, attempts in 1_u32..40, chance in any::<u64>(), luck in any::<u64>(),
+        (first, cap) in range(), more in 0_u64..1_000_000, attempts in 1_u32..40, random in any::<u64>(), luck in any::<u64>(),
     ) {
-        let backoff = Backoff::new(ms(first), ms(cap)).unwrap();
-        let wait = backoff.wait(attempts, None, chance);
-        if let Ok(wider) = Backoff::new(ms(first), ms(cap + more)) {
-            prop_assert!(wait <= wider.wait(attempts, None, chance));
+        let backoff = RetryBackoff::new(ms(first), ms(cap)).unwrap();
+        let wait = backoff.wait(attempts, None, random);
+        if let Ok(wider) = RetryBackoff::new(ms(first), ms(cap + more)) {
+            prop_assert!(wait <= wider.wait(attempts, None, random));
         }
-        prop_assert!(wait <= backoff.wait(attempts + 1, None, chance));
-        prop_assert!(wait <= backoff.wait(attempts, None, chance.max(luck)));
+        prop_assert!(wait <= backoff.wait(attempts + 1, None, random));
+        prop_assert!(wait <= backoff.wait(attempts, None, random.max(luck)));
     }
 
     /// Halves of the chances get halves of the range: the spread is even.
     #[test]
     fn chance_spreads_evenly(attempts in 1_u32..40, part in 0_u64..=16) {
-        let backoff = Backoff::DEFAULT;
+        let backoff = RetryBackoff::DEFAULT;
         let span = backoff.ceiling(attempts) - ms(200);
-        let chance = u64::try_from((u128::from(part) << 60).min(u128::from(u64::MAX))).unwrap();
+        let random = u64::try_from((u128::from(part) << 60).min(u128::from(u64::MAX))).unwrap();
         let expected = ms(200) + span * u32::try_from(part).unwrap() / 16;
-        let wait = backoff.wait(attempts, None, chance);
+        let wait = backoff.wait(attempts, None, random);
         prop_assert!(wait.abs_diff(expected) <= Duration::from_nanos(1));
     }
 }

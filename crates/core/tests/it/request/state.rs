@@ -6,120 +6,136 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 use weir_core::Timestamp;
-use weir_core::request::retry::{Backoff, Cause, Judgement, Policy};
-use weir_core::request::state::{Callback, Claim, Event, Progress, Refused, Report, Status};
+use weir_core::request::retry::{FailureCause, RetryBackoff, RetryDecision, RetryPolicy};
+use weir_core::request::state::{
+    Callback, ClaimOutcome, RequestEvent, RequestProgress, RequestStatus, TransitionError, WorkerReport,
+};
 
 const START: Timestamp = Timestamp::from_seconds(1_700_000_000);
 const LEASE: Duration = Duration::from_secs(30);
 
-const EVENTS: [Event; 8] = [
-    Event::EnqueuePending,
-    Event::Enqueued,
-    Event::Claimed,
-    Event::PutOff,
-    Event::Completed,
-    Event::Rejected,
-    Event::Exhausted,
-    Event::Replayed,
+const EVENTS: [RequestEvent; 8] = [
+    RequestEvent::EnqueuePending,
+    RequestEvent::Enqueued,
+    RequestEvent::Claimed,
+    RequestEvent::Deferred,
+    RequestEvent::Completed,
+    RequestEvent::Rejected,
+    RequestEvent::Exhausted,
+    RequestEvent::Replayed,
 ];
 
-fn policy(max_attempts: u32) -> Policy {
-    Policy { max_attempts: NonZeroU32::new(max_attempts).unwrap(), lease: LEASE, ..Policy::default() }
+fn policy(max_attempts: u32) -> RetryPolicy {
+    RetryPolicy {
+        max_attempts: NonZeroU32::new(max_attempts).unwrap(),
+        lease: LEASE,
+        ..RetryPolicy::default()
+    }
 }
 
 fn at(seconds: u64) -> Timestamp {
     START.plus(Duration::from_secs(seconds))
 }
 
-const fn retry_later() -> Report {
-    Report::Called(Judgement::Retry { cause: Cause::TimedOut, retry_after: None })
+const fn retry_later() -> WorkerReport {
+    WorkerReport::Called(RetryDecision::Retry { cause: FailureCause::TimedOut, retry_after: None })
 }
 
-fn claim(progress: &mut Progress, now: Timestamp) -> u64 {
+fn claim(progress: &mut RequestProgress, now: Timestamp) -> u64 {
     match progress.claim(&policy(5), now) {
-        Ok(Claim::Granted(lease)) => lease.token,
+        Ok(ClaimOutcome::Granted(lease)) => lease.token,
         other => panic!("{other:?}"),
     }
 }
 
-fn report(progress: &mut Progress, token: u64, report: Report, now: Timestamp) -> Result<Status, Refused> {
+fn report(
+    progress: &mut RequestProgress,
+    token: u64,
+    report: WorkerReport,
+    now: Timestamp,
+) -> Result<RequestStatus, TransitionError> {
     progress.report(token, report, &policy(5), now, 0)
 }
 
 #[test]
 fn the_transitions_are_these_and_no_others() {
     let allowed = [
-        ("ACCEPTED", Event::EnqueuePending, "PENDING_ENQUEUE"),
-        ("ACCEPTED", Event::Claimed, "IN_PROGRESS"),
-        ("PENDING_ENQUEUE", Event::Enqueued, "ACCEPTED"),
-        ("PENDING_ENQUEUE", Event::Claimed, "IN_PROGRESS"),
-        ("IN_PROGRESS", Event::Claimed, "IN_PROGRESS"),
-        ("IN_PROGRESS", Event::PutOff, "IN_PROGRESS"),
-        ("IN_PROGRESS", Event::Completed, "COMPLETED"),
-        ("IN_PROGRESS", Event::Rejected, "FAILED_PERMANENT"),
-        ("IN_PROGRESS", Event::Exhausted, "FAILED_RETRY_EXHAUSTED"),
-        ("FAILED_RETRY_EXHAUSTED", Event::Replayed, "ACCEPTED"),
+        ("ACCEPTED", RequestEvent::EnqueuePending, "PENDING_ENQUEUE"),
+        ("ACCEPTED", RequestEvent::Claimed, "IN_PROGRESS"),
+        ("PENDING_ENQUEUE", RequestEvent::Enqueued, "ACCEPTED"),
+        ("PENDING_ENQUEUE", RequestEvent::Claimed, "IN_PROGRESS"),
+        ("IN_PROGRESS", RequestEvent::Claimed, "IN_PROGRESS"),
+        ("IN_PROGRESS", RequestEvent::Deferred, "IN_PROGRESS"),
+        ("IN_PROGRESS", RequestEvent::Completed, "COMPLETED"),
+        ("IN_PROGRESS", RequestEvent::Rejected, "FAILED_PERMANENT"),
+        ("IN_PROGRESS", RequestEvent::Exhausted, "FAILED_RETRY_EXHAUSTED"),
+        ("FAILED_RETRY_EXHAUSTED", RequestEvent::Replayed, "ACCEPTED"),
     ];
-    for status in Status::ALL {
-        assert_eq!(Status::parse(status.as_str()), Some(status));
+    for status in RequestStatus::ALL {
+        assert_eq!(RequestStatus::parse(status.as_str()), Some(status));
         for event in EVENTS {
             let expected = allowed.iter().find(|(from, what, _)| *from == status.as_str() && *what == event);
             assert_eq!(
-                status.after(event).map(Status::as_str),
+                status.after(event).map(RequestStatus::as_str),
                 expected.map(|(.., to)| *to),
                 "{status:?} {event:?}"
             );
         }
     }
-    assert_eq!(Status::parse("accepted"), None);
+    assert_eq!(RequestStatus::parse("accepted"), None);
 }
 
 #[test]
 fn a_request_is_claimed_called_and_done() {
-    let mut progress = Progress::accepted(START);
+    let mut progress = RequestProgress::accepted(START);
     let token = claim(&mut progress, START);
-    assert_eq!((progress.status, progress.attempts), (Status::InProgress, 1));
-    assert_eq!(progress.claim(&policy(5), at(29)), Err(Refused::Leased { until: at(30) }));
+    assert_eq!((progress.status, progress.attempts), (RequestStatus::InProgress, 1));
+    assert_eq!(progress.claim(&policy(5), at(29)), Err(TransitionError::Leased { until: at(30) }));
     assert_eq!(
-        report(&mut progress, token, Report::Called(Judgement::Complete), at(1)),
-        Ok(Status::Completed)
+        report(&mut progress, token, WorkerReport::Called(RetryDecision::Complete), at(1)),
+        Ok(RequestStatus::Completed)
     );
     assert_eq!(progress.lease, None);
-    assert_eq!(report(&mut progress, token, retry_later(), at(2)), Err(Refused::Final(Status::Completed)));
-    assert_eq!(progress.claim(&policy(5), at(99)), Err(Refused::Final(Status::Completed)));
+    assert_eq!(
+        report(&mut progress, token, retry_later(), at(2)),
+        Err(TransitionError::Final(RequestStatus::Completed))
+    );
+    assert_eq!(progress.claim(&policy(5), at(99)), Err(TransitionError::Final(RequestStatus::Completed)));
 }
 
 #[test]
 fn a_late_worker_changes_nothing_once_another_has_taken_over() {
-    let mut progress = Progress::accepted(START);
+    let mut progress = RequestProgress::accepted(START);
     let late = claim(&mut progress, START);
     let present = claim(&mut progress, at(30));
     let before = progress;
-    for word in
-        [Report::Called(Judgement::Complete), retry_later(), Report::NotCalled { after: Duration::ZERO }]
-    {
-        assert_eq!(report(&mut progress, late, word, at(31)), Err(Refused::LeaseLost));
+    for word in [
+        WorkerReport::Called(RetryDecision::Complete),
+        retry_later(),
+        WorkerReport::NotCalled { after: Duration::ZERO },
+    ] {
+        assert_eq!(report(&mut progress, late, word, at(31)), Err(TransitionError::LeaseLost));
     }
     assert_eq!(progress, before);
     assert_eq!(
-        report(&mut progress, present, Report::Called(Judgement::Complete), at(32)),
-        Ok(Status::Completed)
+        report(&mut progress, present, WorkerReport::Called(RetryDecision::Complete), at(32)),
+        Ok(RequestStatus::Completed)
     );
 }
 
 #[test]
 fn a_late_worker_whose_place_nobody_took_is_still_heard() {
-    let mut progress = Progress::accepted(START);
+    let mut progress = RequestProgress::accepted(START);
     let token = claim(&mut progress, START);
     assert_eq!(
-        report(&mut progress, token, Report::Called(Judgement::Complete), at(900)),
-        Ok(Status::Completed)
+        report(&mut progress, token, WorkerReport::Called(RetryDecision::Complete), at(900)),
+        Ok(RequestStatus::Completed)
     );
 }
 
 #[test]
 fn the_fifth_failure_makes_a_dead_letter_and_a_replay_starts_again() {
-    let mut progress = Progress::accepted(START);
+    let mut progress = RequestProgress::accepted(START);
     let mut statuses = Vec::new();
     for _ in 0..5 {
         let now = progress.due;
@@ -127,79 +143,85 @@ fn the_fifth_failure_makes_a_dead_letter_and_a_replay_starts_again() {
         statuses.push(report(&mut progress, token, retry_later(), now).unwrap());
         assert!(progress.status.is_final() || progress.due > now);
     }
-    assert_eq!(statuses[..4], [Status::InProgress; 4]);
-    assert_eq!(statuses[4], Status::FailedRetryExhausted);
+    assert_eq!(statuses[..4], [RequestStatus::InProgress; 4]);
+    assert_eq!(statuses[4], RequestStatus::FailedRetryExhausted);
     progress.replay(at(100)).unwrap();
-    assert_eq!((progress.status, progress.attempts, progress.due), (Status::Accepted, 0, at(100)));
+    assert_eq!((progress.status, progress.attempts, progress.due), (RequestStatus::Accepted, 0, at(100)));
     assert_eq!(claim(&mut progress, at(100)), 6, "tokens go on where they were");
-    assert_eq!(progress.replay(at(101)), Err(Refused::Impossible(Status::InProgress)));
+    assert_eq!(progress.replay(at(101)), Err(TransitionError::Impossible(RequestStatus::InProgress)));
 }
 
 #[test]
 fn workers_that_vanish_use_up_the_attempts() {
-    let mut progress = Progress::accepted(START);
+    let mut progress = RequestProgress::accepted(START);
     for attempt in 0..5 {
         claim(&mut progress, at(30 * attempt));
     }
-    assert_eq!(progress.claim(&policy(5), at(150)), Ok(Claim::Exhausted(Cause::WorkerLost)));
-    assert_eq!((progress.status, progress.attempts), (Status::FailedRetryExhausted, 5));
+    assert_eq!(progress.claim(&policy(5), at(150)), Ok(ClaimOutcome::Exhausted(FailureCause::WorkerLost)));
+    assert_eq!((progress.status, progress.attempts), (RequestStatus::FailedRetryExhausted, 5));
 }
 
 #[test]
 fn a_call_that_was_not_made_is_no_attempt() {
-    let mut progress = Progress::accepted(START);
+    let mut progress = RequestProgress::accepted(START);
     for n in 0..20 {
         let token = claim(&mut progress, at(n * 10));
         let (until, after) = (at(n * 10 + 10), Duration::from_secs(10));
         assert_eq!(
-            report(&mut progress, token, Report::NotCalled { after }, at(n * 10)),
-            Ok(Status::InProgress)
+            report(&mut progress, token, WorkerReport::NotCalled { after }, at(n * 10)),
+            Ok(RequestStatus::InProgress)
         );
         assert_eq!(progress.attempts, 0);
-        assert_eq!(progress.claim(&policy(5), at(n * 10 + 9)), Err(Refused::NotDue { due: until }));
+        assert_eq!(progress.claim(&policy(5), at(n * 10 + 9)), Err(TransitionError::NotDue { due: until }));
     }
 }
 
 #[test]
 fn a_callback_ends_the_wait_even_when_it_overtakes_the_report() {
-    let mut waiting = Progress::accepted(START);
+    let mut waiting = RequestProgress::accepted(START);
     let token = claim(&mut waiting, START);
     assert_eq!(
         waiting.clone().call_back(Callback::Completed),
-        Ok(Status::Completed),
+        Ok(RequestStatus::Completed),
         "before the 202 is reported"
     );
-    report(&mut waiting, token, Report::Called(Judgement::AwaitCallback), at(1)).unwrap();
-    assert_eq!(waiting.claim(&policy(5), at(86_400)), Err(Refused::NotDue { due: at(86_401) }));
+    report(&mut waiting, token, WorkerReport::Called(RetryDecision::AwaitCallback), at(1)).unwrap();
+    assert_eq!(waiting.claim(&policy(5), at(86_400)), Err(TransitionError::NotDue { due: at(86_401) }));
     let mut failed = waiting;
-    assert_eq!(failed.call_back(Callback::Failed), Ok(Status::FailedPermanent));
-    assert_eq!(failed.call_back(Callback::Completed), Err(Refused::Final(Status::FailedPermanent)));
-    let mut early = Progress::accepted(START);
-    assert_eq!(early.call_back(Callback::Completed), Err(Refused::Impossible(Status::Accepted)));
+    assert_eq!(failed.call_back(Callback::Failed), Ok(RequestStatus::FailedPermanent));
+    assert_eq!(
+        failed.call_back(Callback::Completed),
+        Err(TransitionError::Final(RequestStatus::FailedPermanent))
+    );
+    let mut early = RequestProgress::accepted(START);
+    assert_eq!(
+        early.call_back(Callback::Completed),
+        Err(TransitionError::Impossible(RequestStatus::Accepted))
+    );
 }
 
 #[test]
 fn a_callback_that_never_comes_is_asked_for_again_and_given_up_at_last() {
-    let mut progress = Progress::accepted(START);
+    let mut progress = RequestProgress::accepted(START);
     for _ in 0..5 {
         let now = progress.due;
         let token = claim(&mut progress, now);
-        report(&mut progress, token, Report::Called(Judgement::AwaitCallback), now).unwrap();
+        report(&mut progress, token, WorkerReport::Called(RetryDecision::AwaitCallback), now).unwrap();
     }
     let now = progress.due;
-    assert_eq!(progress.claim(&policy(5), now), Ok(Claim::Exhausted(Cause::CallbackMissing)));
+    assert_eq!(progress.claim(&policy(5), now), Ok(ClaimOutcome::Exhausted(FailureCause::CallbackMissing)));
 }
 
 #[test]
 fn a_job_that_the_broker_may_have_can_be_claimed_while_it_is_pending() {
-    let mut progress = Progress::accepted(START);
+    let mut progress = RequestProgress::accepted(START);
     progress.enqueue_pending().unwrap();
-    assert_eq!(progress.status, Status::PendingEnqueue);
+    assert_eq!(progress.status, RequestStatus::PendingEnqueue);
     let mut published = progress;
     published.enqueued().unwrap();
-    assert_eq!(published.status, Status::Accepted);
+    assert_eq!(published.status, RequestStatus::Accepted);
     let token = claim(&mut progress, START);
-    assert_eq!(progress.enqueued(), Err(Refused::Impossible(Status::InProgress)));
+    assert_eq!(progress.enqueued(), Err(TransitionError::Impossible(RequestStatus::InProgress)));
     assert_eq!(progress.lease.map(|lease| lease.token), Some(token), "a refusal changes nothing");
 }
 
@@ -208,7 +230,7 @@ fn a_job_that_the_broker_may_have_can_be_claimed_while_it_is_pending() {
 enum Step {
     Wait(u64),
     Claim,
-    Report(usize, Report),
+    Report(usize, WorkerReport),
     CallBack(Callback),
     EnqueuePending,
     Enqueued,
@@ -217,15 +239,18 @@ enum Step {
 
 fn step() -> impl Strategy<Value = Step> {
     let judgement = prop_oneof![
-        Just(Judgement::Complete),
-        Just(Judgement::AwaitCallback),
-        Just(Judgement::Fail(Cause::Rejected(400))),
-        Just(Judgement::Retry { cause: Cause::Broken(503), retry_after: None }),
-        Just(Judgement::Retry { cause: Cause::Broken(503), retry_after: Some(Duration::from_secs(7)) }),
+        Just(RetryDecision::Complete),
+        Just(RetryDecision::AwaitCallback),
+        Just(RetryDecision::Fail(FailureCause::Rejected(400))),
+        Just(RetryDecision::Retry { cause: FailureCause::ServerError(503), retry_after: None }),
+        Just(RetryDecision::Retry {
+            cause: FailureCause::ServerError(503),
+            retry_after: Some(Duration::from_secs(7))
+        }),
     ];
     let word = prop_oneof![
-        4 => judgement.prop_map(Report::Called),
-        1 => (0_u64..40).prop_map(|s| Report::NotCalled { after: Duration::from_secs(s) }),
+        4 => judgement.prop_map(WorkerReport::Called),
+        1 => (0_u64..40).prop_map(|s| WorkerReport::NotCalled { after: Duration::from_secs(s) }),
     ];
     prop_oneof![
         4 => prop_oneof![Just(0), Just(1), Just(29), Just(30), Just(31), Just(86_400)].prop_map(Step::Wait),
@@ -271,7 +296,7 @@ proptest! {
     #[test]
     fn histories_are_those_of_the_model(max in 1_u32..6, steps in prop::collection::vec(step(), 1..80)) {
         let policy = policy(max);
-        let (mut progress, mut model, mut now) = (Progress::accepted(START), Model::default(), START);
+        let (mut progress, mut model, mut now) = (RequestProgress::accepted(START), Model::default(), START);
         for step in steps {
             let before = progress;
             let is_refused = match step {
@@ -280,7 +305,7 @@ proptest! {
                     false
                 }
                 Step::Claim => match progress.claim(&policy, now) {
-                    Ok(Claim::Granted(lease)) => {
+                    Ok(ClaimOutcome::Granted(lease)) => {
                         prop_assert!(!model.is_over);
                         let open = model.claims.iter().find(|claim| !claim.is_closed);
                         prop_assert!(open.is_none_or(|claim| now >= claim.at.plus(LEASE)), "two workers at once");
@@ -289,7 +314,7 @@ proptest! {
                         model.claims.push(ClaimMade { token: lease.token, at: now, is_closed: false, counts: true });
                         false
                     }
-                    Ok(Claim::Exhausted(_)) => {
+                    Ok(ClaimOutcome::Exhausted(_)) => {
                         prop_assert_eq!(model.attempts(), max as usize);
                         model.close_all();
                         model.is_over = true;
@@ -303,7 +328,7 @@ proptest! {
                     prop_assert_eq!(result.is_ok(), !claim.is_closed, "only the present holder is heard, and once");
                     if result.is_ok() {
                         claim.is_closed = true;
-                        claim.counts = matches!(word, Report::Called(_));
+                        claim.counts = matches!(word, WorkerReport::Called(_));
                         model.is_over = progress.status.is_final();
                         model.ends += usize::from(model.is_over);
                     }
@@ -311,7 +336,7 @@ proptest! {
                 }
                 Step::CallBack(callback) => {
                     let result = progress.call_back(callback);
-                    prop_assert_eq!(result.is_ok(), before.status == Status::InProgress);
+                    prop_assert_eq!(result.is_ok(), before.status == RequestStatus::InProgress);
                     if result.is_ok() {
                         model.close_all();
                         model.is_over = true;
@@ -323,7 +348,7 @@ proptest! {
                 Step::Enqueued => progress.enqueued().is_err(),
                 Step::Replay => {
                     let result = progress.replay(now);
-                    prop_assert_eq!(result.is_ok(), before.status == Status::FailedRetryExhausted);
+                    prop_assert_eq!(result.is_ok(), before.status == RequestStatus::FailedRetryExhausted);
                     if result.is_ok() {
                         model.claims.iter_mut().for_each(|claim| claim.counts = false);
                         (model.is_over, model.ends) = (false, 0);
@@ -332,7 +357,7 @@ proptest! {
                 }
             };
             prop_assert!(!is_refused || progress == before, "a refusal changed something");
-            let was_replayed = before.status == Status::FailedRetryExhausted && progress.status == Status::Accepted;
+            let was_replayed = before.status == RequestStatus::FailedRetryExhausted && progress.status == RequestStatus::Accepted;
             prop_assert!(!before.status.is_final() || progress == before || was_replayed, "a final state was left");
             prop_assert_eq!(progress.status.is_final(), model.is_over);
             prop_assert!(model.ends <= 1, "completed twice");
@@ -345,19 +370,19 @@ proptest! {
 
     /// Whatever the downstream does, a request that workers go on claiming comes to an end.
     #[test]
-    fn every_request_ends(max in 1_u32..6, words in prop::collection::vec(0_u8..3, 6), chance in any::<u64>()) {
-        let policy = Policy { backoff: Backoff::DEFAULT, ..policy(max) };
-        let mut progress = Progress::accepted(START);
+    fn every_request_ends(max in 1_u32..6, words in prop::collection::vec(0_u8..3, 6), random in any::<u64>()) {
+        let policy = RetryPolicy { backoff: RetryBackoff::DEFAULT, ..policy(max) };
+        let mut progress = RequestProgress::accepted(START);
         for word in words {
             let now = progress.lease.map_or(progress.due, |lease| lease.until);
-            let Ok(Claim::Granted(lease)) = progress.claim(&policy, now) else { break };
+            let Ok(ClaimOutcome::Granted(lease)) = progress.claim(&policy, now) else { break };
             match word {
-                0 => drop(progress.report(lease.token, retry_later(), &policy, now, chance)),
-                1 => drop(progress.report(lease.token, Report::Called(Judgement::AwaitCallback), &policy, now, chance)),
+                0 => drop(progress.report(lease.token, retry_later(), &policy, now, random)),
+                1 => drop(progress.report(lease.token, WorkerReport::Called(RetryDecision::AwaitCallback), &policy, now, random)),
                 _vanished => {}
             }
         }
-        prop_assert_eq!(progress.status, Status::FailedRetryExhausted);
+        prop_assert_eq!(progress.status, RequestStatus::FailedRetryExhausted);
         prop_assert_eq!(progress.attempts, max);
     }
 }

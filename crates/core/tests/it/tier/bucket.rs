@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use weir_core::Timestamp;
 use weir_core::tier::{Rule, TokenBucket};
 
-use super::{Op, Rational, at, check_refusal, op, period, step_us};
+use super::{Op, Rational, at, check_denial, op, period, step_us};
 
 /// The bucket as one would explain it: tokens that grow with time, up to the capacity.
 struct Model {
@@ -76,9 +76,9 @@ proptest! {
                     let wait = model.wait_us(Rational::from(i128::from(cost)));
                     let decision = bucket.take(&mut level, cost, now);
                     prop_assert_eq!(decision.is_allowed(), model.take(cost));
-                    check_refusal(&bucket, &before, &level, (cost, decision, now))?;
-                    if let weir_core::tier::Decision::Denied(refusal) = decision {
-                        prop_assert_eq!(refusal.retry_after.map(micros), wait);
+                    check_denial(&bucket, &before, &level, (cost, decision, now))?;
+                    if let weir_core::tier::Decision::Denied(denial) = decision {
+                        prop_assert_eq!(denial.retry_after.map(micros), wait);
                     }
                 }
                 Op::Charge(cost) => {
@@ -149,7 +149,7 @@ proptest! {
             if let Op::Take(cost) = op {
                 let _ = (old.take(&mut level, cost, now), model.take(cost));
             }
-            let adopted = new.adopt(&old, level, now);
+            let adopted = new.carry_over(&old, level, now);
             let mut twin = Model::new(&new);
             twin.tokens = twin.capacity - (model.capacity - model.tokens);
             let (exact, given) = (twin.wait_us(twin.capacity), new.limit_state(&adopted, now).reset_after);

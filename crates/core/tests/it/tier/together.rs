@@ -5,11 +5,11 @@ use std::time::Duration;
 use proptest::prelude::*;
 use weir_core::Timestamp;
 use weir_core::tier::{
-    Claim, DAILY, Decision, FixedWindow, Hold, Limit, MINUTE, Refusal, Rule, Settlement, SlidingWindow,
-    Spent, Tier, TokenBucket, take_all,
+    DAILY, Decision, FixedWindow, Hold, HoldSettlement, KeyCharge, Limit, LimitDenial, LimitUsage, MINUTE,
+    Rule, SlidingWindow, Tier, TokenBucket, take_all,
 };
 
-use super::{at, check_refusal, period, step_us};
+use super::{at, check_denial, period, step_us};
 
 fn limit() -> impl Strategy<Value = Limit> {
     (0..3, 1_u32..9, 1_u32..9, period()).prop_map(|(kind, amount, refill, period)| match kind {
@@ -25,16 +25,16 @@ fn steps() -> impl Strategy<Value = Vec<(i64, [u32; 3])>> {
 }
 
 /// What must come of a question, from the answers of each limit alone.
-fn expected(rules: &[Limit; 3], spent: &[Spent; 3], costs: [u32; 3], now: Timestamp) -> Decision {
-    let mut refusals = Vec::new();
+fn expected(rules: &[Limit; 3], spent: &[LimitUsage; 3], costs: [u32; 3], now: Timestamp) -> Decision {
+    let mut denials = Vec::new();
     for (at, ((rule, spent), cost)) in rules.iter().zip(spent).zip(costs).enumerate() {
-        if let Decision::Denied(refusal) = rule.take(&mut spent.clone(), cost, now) {
-            refusals.push((at, refusal.retry_after));
+        if let Decision::Denied(denial) = rule.take(&mut spent.clone(), cost, now) {
+            denials.push((at, denial.retry_after));
         }
     }
-    let Some((denied_by, _)) = refusals.first().copied() else { return Decision::Allowed };
-    let waits: Option<Vec<_>> = refusals.into_iter().map(|(_, wait)| wait).collect();
-    Decision::Denied(Refusal { denied_by, retry_after: waits.and_then(|waits| waits.into_iter().max()) })
+    let Some((denied_by, _)) = denials.first().copied() else { return Decision::Allowed };
+    let waits: Option<Vec<_>> = denials.into_iter().map(|(_, wait)| wait).collect();
+    Decision::Denied(LimitDenial { denied_by, retry_after: waits.and_then(|waits| waits.into_iter().max()) })
 }
 
 proptest! {
@@ -48,12 +48,12 @@ proptest! {
             let before = spent;
             let decision = rules.take(&mut spent, cost, now);
             prop_assert_eq!(decision, expected(&rules, &before, [cost; 3], now));
-            check_refusal(&rules, &before, &spent, (cost, decision, now))?;
+            check_denial(&rules, &before, &spent, (cost, decision, now))?;
             if decision.is_allowed() {
                 for (at, rule) in rules.iter().enumerate() {
-                    let mut alone = before[at];
-                    let _ = rule.take(&mut alone, cost, now);
-                    prop_assert_eq!(alone, spent[at]);
+                    let mut single = before[at];
+                    let _ = rule.take(&mut single, cost, now);
+                    prop_assert_eq!(single, spent[at]);
                 }
             }
         }
@@ -69,7 +69,7 @@ proptest! {
                 .iter()
                 .zip(&mut spent)
                 .zip(costs)
-                .map(|((rule, spent), cost)| Claim { rule, spent, cost })
+                .map(|((rule, spent), cost)| KeyCharge { rule, spent, cost })
                 .collect();
             let decision = take_all(&mut claims, now);
             prop_assert_eq!(decision, expected(&rules, &before, costs, now));
@@ -85,11 +85,11 @@ proptest! {
         let estimate = estimate.min(rule.limit_state(&held, at(0)).limit);
         prop_assert!(rule.take(&mut held, estimate, at(0)).is_allowed());
         let mut hold = Hold::new(estimate, at(0), Duration::from_secs(1));
-        let Settlement::Settled(correction) = hold.settle(cost, at(0)) else { panic!("not settled") };
+        let HoldSettlement::Settled(correction) = hold.settle(cost, at(0)) else { panic!("not settled") };
         hold.correct(correction, &rule, &mut held, at(0));
-        let mut known = rule.unspent();
-        rule.charge(&mut known, cost, at(0));
-        prop_assert_eq!(rule.limit_state(&held, at(0)).remaining, rule.limit_state(&known, at(0)).remaining);
+        let mut from_checked = rule.unspent();
+        rule.charge(&mut from_checked, cost, at(0));
+        prop_assert_eq!(rule.limit_state(&held, at(0)).remaining, rule.limit_state(&from_checked, at(0)).remaining);
         prop_assert_eq!(rule.spent_units(&held, at(0)), cost);
     }
 
@@ -99,7 +99,7 @@ proptest! {
         for (step, [cost, ..]) in steps {
             now = Timestamp::from_micros(now.as_micros() + step);
             let _ = old.take(&mut spent, cost, now);
-            let adopted = new.adopt(&old, spent, now);
+            let adopted = new.carry_over(&old, spent, now);
             // Windows of one kind keep their cut, and a shorter one may have none of it.
             let same_cut = matches!((old, new), (Limit::FixedWindow(_), Limit::FixedWindow(_)));
             prop_assert!(same_cut || new.spent_units(&adopted, now) == old.spent_units(&spent, now));
@@ -114,8 +114,8 @@ fn a_minute_that_denies_leaves_the_day_alone() {
     for _ in 0..8 {
         assert!(rule.take(&mut spent, 1, at(0)).is_allowed());
     }
-    let Decision::Denied(refusal) = rule.take(&mut spent, 1, at(0)) else { panic!("the ninth was allowed") };
-    assert_eq!((refusal.denied_by, refusal.retry_after), (MINUTE, Some(Duration::from_secs(12))));
+    let Decision::Denied(denial) = rule.take(&mut spent, 1, at(0)) else { panic!("the ninth was allowed") };
+    assert_eq!((denial.denied_by, denial.retry_after), (MINUTE, Some(Duration::from_secs(12))));
     assert_eq!(rule[DAILY].limit_state(&spent[DAILY], at(0)).remaining, 42);
 }
 
@@ -127,13 +127,13 @@ fn a_day_that_denies_is_named_first_and_leaves_the_minute_alone() {
     let wait = Some(Duration::from_secs(432));
     assert_eq!(
         rule.take(&mut spent, 1, at(0)),
-        Decision::Denied(Refusal { denied_by: DAILY, retry_after: wait })
+        Decision::Denied(LimitDenial { denied_by: DAILY, retry_after: wait })
     );
     assert_eq!(rule[MINUTE].limit_state(&spent[MINUTE], at(0)).remaining, 20);
     // Both lack: the day is named, and the longer wait counts.
     rule[MINUTE].charge(&mut spent[MINUTE], 20, at(0));
     assert_eq!(
         rule.take(&mut spent, 1, at(0)),
-        Decision::Denied(Refusal { denied_by: DAILY, retry_after: wait })
+        Decision::Denied(LimitDenial { denied_by: DAILY, retry_after: wait })
     );
 }

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 use weir_core::Timestamp;
 use weir_core::tier::{FixedWindow, Rule, SlidingWindow};
 
-use super::{Op, Rational, at, check_refusal, op, period, step_us};
+use super::{Op, Rational, at, check_denial, op, period, step_us};
 
 /// Everything that was spent: when, and how much.
 #[derive(Default)]
@@ -55,7 +55,7 @@ proptest! {
                     let decision = rule.take(&mut count, cost, now);
                     let fits = cost == 0 || spent + i128::from(cost) <= i128::from(limit);
                     prop_assert_eq!(decision.is_allowed(), fits);
-                    check_refusal(&rule, &before, &count, (cost, decision, now))?;
+                    check_denial(&rule, &before, &count, (cost, decision, now))?;
                     if fits && cost > 0 {
                         start = begins;
                         log.add(now, cost);
@@ -94,7 +94,7 @@ proptest! {
                     let asked = Rational::from(i128::from(cost));
                     let fits = cost == 0 || weighed + asked <= Rational::from(i128::from(limit));
                     prop_assert_eq!(decision.is_allowed(), fits);
-                    check_refusal(&rule, &before, &counts, (cost, decision, now))?;
+                    check_denial(&rule, &before, &counts, (cost, decision, now))?;
                     if fits {
                         log.add(now, cost);
                     }

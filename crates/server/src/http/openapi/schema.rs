@@ -4,7 +4,7 @@
 use utoipa::openapi::RefOr;
 use utoipa::openapi::schema::{KnownFormat, ObjectBuilder, Schema, SchemaFormat, Type};
 use utoipa::{PartialSchema, ToSchema};
-use weir_core::request::state::Status;
+use weir_core::request::state;
 use weir_core::tier::{Plan, Tier};
 
 /// No control characters (`weir_core::id::check_name`).
@@ -85,7 +85,7 @@ text!(
     /// `IN_PROGRESS`: being called, waiting for its next attempt, or for the downstream's callback. Final: `COMPLETED`,
     /// `FAILED_PERMANENT` (the downstream refused it), `FAILED_RETRY_EXHAUSTED` (a dead letter; an operator may replay
     /// it).
-    RequestStatus, "COMPLETED", enum_values(Status::ALL.map(Status::as_str))
+    RequestStatus, "COMPLETED", enum_values(state::RequestStatus::ALL.map(state::RequestStatus::as_str))
 );
 text!(
     /// What a user subscribes to.

@@ -17,8 +17,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use utoipa::ToSchema;
 use weir_core::RequestId;
-use weir_core::request::state::{Callback, Refused, Status};
-use weir_core::webhook::Received;
+use weir_core::request::state::{Callback, RequestStatus, TransitionError};
+use weir_core::webhook::SignedMessage;
 use weir_store::request::{CallbackOutcome, Failure};
 
 use super::parse_id;
@@ -131,8 +131,8 @@ pub(crate) async fn call_back(
             status
         }
         // Sent again, or too late: it changes nothing.
-        CallbackOutcome::Refused(Refused::Final(status)) => status,
-        CallbackOutcome::Refused(_) => return Err(not_begun(id)),
+        CallbackOutcome::TransitionError(TransitionError::Final(status)) => status,
+        CallbackOutcome::TransitionError(_) => return Err(not_begun(id)),
         CallbackOutcome::Unknown => {
             return Err(ApiError::not_found(format!("There is no request with the id {id}")));
         }
@@ -150,7 +150,7 @@ fn check_signature<'a>(app: &App, headers: &'a HeaderMap, body: &Bytes) -> Resul
                        must be there, as Standard Webhooks has them";
         return Err(ApiError::unauthenticated(message, CHALLENGE));
     };
-    let message = Received { id, timestamp, signatures, body };
+    let message = SignedMessage { id, timestamp, signatures, body };
     app.auth.webhook.verify_callback(message, app.requests.now()).map_err(|problem| {
         let advice = "sign the very bytes of the body with WEIR_WEBHOOK_SECRET, within five minutes";
         let message = format!("The callback is not to be believed: {problem}; {advice}");
@@ -196,11 +196,11 @@ fn plain(text: &str, max: usize) -> String {
     text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(max).collect::<String>().trim().to_owned()
 }
 
-fn tell_of(id: RequestId, status: Status) {
+fn tell_of(id: RequestId, status: RequestStatus) {
     tracing::info!(
         target: "weir::request",
         requestId = %id,
-        statusTransition = %format_args!("{}->{}", Status::InProgress.as_str(), status.as_str()),
+        statusTransition = %format_args!("{}->{}", RequestStatus::InProgress.as_str(), status.as_str()),
         "request called back"
     );
 }

@@ -11,7 +11,7 @@ use axum::extract::State;
 use axum::response::sse::{Event, KeepAlive, Sse};
 use futures_util::Stream;
 use tokio::time::Instant;
-use weir_core::request::state::Status;
+use weir_core::request::state::RequestStatus;
 use weir_store::request::Request;
 
 use super::{StatusResponse, describe, find, parse_id, subscribe};
@@ -90,13 +90,13 @@ enum Next {
     /// Say how it stands.
     Tell(Box<Request>),
     /// Wait until it stands otherwise.
-    WaitFrom(Status),
+    WaitFrom(RequestStatus),
 }
 
 impl Watch {
     /// The request as it is to be told next; None at the end.
     async fn next(&mut self) -> Option<Request> {
-        let request = match std::mem::replace(&mut self.next, Next::WaitFrom(Status::Completed)) {
+        let request = match std::mem::replace(&mut self.next, Next::WaitFrom(RequestStatus::Completed)) {
             Next::Tell(first) => *first,
             Next::WaitFrom(seen) if seen.is_final() => return None,
             Next::WaitFrom(seen) => self.changed(seen).await?,
@@ -106,7 +106,7 @@ impl Watch {
     }
 
     /// A store that cannot say is asked again: the caller could do no better.
-    async fn changed(&mut self, seen: Status) -> Option<Request> {
+    async fn changed(&mut self, seen: RequestStatus) -> Option<Request> {
         let Self { app, waiting, until, .. } = self;
         loop {
             match app.requests.next_change(waiting, seen, *until, app.shutdown.closing()).await {

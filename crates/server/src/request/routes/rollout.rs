@@ -5,7 +5,7 @@ use std::sync::Arc;
 use axum::extract::State;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
-use weir_core::request::canary::{OutOfRange, Percent};
+use weir_core::request::canary::{Percent, PercentError};
 use weir_store::request::{Rollout, RolloutChange};
 
 use crate::app::App;
@@ -85,7 +85,7 @@ pub(crate) async fn put_rollout(
 
 fn parse_percent(value: serde_json::Value) -> Result<Percent, ApiError> {
     let percent = value.as_u64().and_then(|percent| u8::try_from(percent).ok());
-    let percent = percent.ok_or(OutOfRange).and_then(Percent::new);
+    let percent = percent.ok_or(PercentError).and_then(Percent::new);
     percent.map_err(|problem| ApiError::invalid_field("canaryPercent", problem))
 }
 

@@ -14,8 +14,8 @@ use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use utoipa::ToSchema;
-use weir_core::quota::Limits;
-use weir_core::request::canonical::{Canonical, Fingerprint};
+use weir_core::quota::QuotaLimits;
+use weir_core::request::canonical::{CanonicalJson, Fingerprint};
 use weir_core::{IdempotencyKey, RequestType, TenantId};
 use weir_queue::sms::rfc3339;
 use weir_store::request::{Receipt, SubmitOutcome};
@@ -184,9 +184,9 @@ fn parse(
     let request_type = RequestType::parse(request_type)
         .map_err(|problem| ApiError::invalid_field("requestType", problem))?;
     let callback_url = callback_url.map(|url| callback_url::parse(&url, allow_private)).transpose()?;
-    let canonical = Canonical::of(payload.get().as_bytes())
+    let canonical = CanonicalJson::parse(payload.get().as_bytes())
         .map_err(|problem| ApiError::invalid_field("payload", problem))?;
-    let fingerprint = Fingerprint::of(&request_type, &canonical);
+    let fingerprint = Fingerprint::new(&request_type, &canonical);
     let payload = Bytes::from(Box::<str>::from(payload).into_boxed_bytes());
     Ok(Submission { tenant, key, request_type, payload, fingerprint, callback_url })
 }
@@ -222,7 +222,7 @@ fn conflict(key: &IdempotencyKey) -> ApiError {
     ApiError::conflict("IDEMPOTENCY_PAYLOAD_CONFLICT", message)
 }
 
-fn limited(tenant: &TenantId, limits: Limits, retry_after: Duration) -> ApiError {
+fn limited(tenant: &TenantId, limits: QuotaLimits, retry_after: Duration) -> ApiError {
     let (limit, window) = (limits.rate_limit(), limits.window());
     let limit_state =
         RateLimitHeaders { policy: POLICY, limit, window, remaining: 0, reset_after: retry_after };

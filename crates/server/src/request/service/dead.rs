@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use weir_core::RequestId;
-use weir_core::request::state::Status;
+use weir_core::request::state::RequestStatus;
 use weir_store::Result;
 use weir_store::request::{DeadRequest, Request};
 
@@ -117,5 +117,5 @@ impl RequestService {
 
 fn restarted(hub: &StatusHub, id: RequestId) {
     tracing::info!(requestId = %id, statusTransition = "FAILED_RETRY_EXHAUSTED->ACCEPTED", "request replayed");
-    hub.changed(id, Status::Accepted);
+    hub.changed(id, RequestStatus::Accepted);
 }

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
 use tokio::sync::watch;
-use weir_core::request::state::Status;
+use weir_core::request::state::RequestStatus;
 use weir_core::{RequestId, TenantId};
 
 /// How many may wait at once.
@@ -29,7 +29,7 @@ pub struct StatusHub {
 #[derive(Debug, Default)]
 struct Waiting {
     /// The channels of requests that somebody waits for.
-    requests: HashMap<RequestId, watch::Sender<Option<Status>>>,
+    requests: HashMap<RequestId, watch::Sender<Option<RequestStatus>>>,
     /// How many callers of each tenant wait. No tenant has none.
     tenants: HashMap<TenantId, usize>,
 }
@@ -59,7 +59,7 @@ pub struct Subscription {
     hub: Arc<StatusHub>,
     id: RequestId,
     tenant: TenantId,
-    receiver: watch::Receiver<Option<Status>>,
+    receiver: watch::Receiver<Option<RequestStatus>>,
 }
 
 impl StatusHub {
@@ -83,7 +83,7 @@ impl StatusHub {
     }
 
     /// A request has changed and stands like this now.
-    pub fn changed(&self, id: RequestId, status: Status) {
+    pub fn changed(&self, id: RequestId, status: RequestStatus) {
         // Whoever subscribes at this very moment reads the store afterwards.
         if self.subscriptions.load(Ordering::Relaxed) == 0 {
             return;
@@ -102,7 +102,7 @@ impl Subscription {
     }
 
     /// Returns when this process has changed the request since the last call, and says how it stands.
-    pub async fn changed(&mut self) -> Status {
+    pub async fn changed(&mut self) -> RequestStatus {
         loop {
             if self.receiver.changed().await.is_err() {
                 // The sender stays for as long as this is there.
@@ -157,21 +157,21 @@ mod tests {
         let hub = Arc::new(StatusHub::default());
         let subscribe = || hub.subscribe(id(1), &tenant(1)).unwrap();
         let (mut one, mut other) = (subscribe(), subscribe());
-        hub.changed(id(2), Status::Completed);
+        hub.changed(id(2), RequestStatus::Completed);
         assert!(one.changed().now_or_never().is_none());
-        hub.changed(id(1), Status::InProgress);
-        hub.changed(id(1), Status::Completed);
-        assert_eq!(one.changed().await, Status::Completed);
-        assert_eq!(other.changed().await, Status::Completed);
+        hub.changed(id(1), RequestStatus::InProgress);
+        hub.changed(id(1), RequestStatus::Completed);
+        assert_eq!(one.changed().await, RequestStatus::Completed);
+        assert_eq!(other.changed().await, RequestStatus::Completed);
         assert!(one.changed().now_or_never().is_none(), "told once");
         one.tell_again();
-        assert_eq!(one.changed().await, Status::Completed, "and again when that is asked for");
+        assert_eq!(one.changed().await, RequestStatus::Completed, "and again when that is asked for");
     }
 
     #[test]
     fn nothing_is_left_of_those_who_have_gone() {
         let hub = Arc::new(StatusHub::default());
-        hub.changed(id(1), Status::Completed);
+        hub.changed(id(1), RequestStatus::Completed);
         assert!(hub.waiting.lock().requests.is_empty(), "nobody waits");
         let (one, other) = (hub.subscribe(id(1), &tenant(1)), hub.subscribe(id(1), &tenant(1)));
         drop(one);

@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use weir_core::request::canonical::Fingerprint;
-use weir_core::request::state::Status;
+use weir_core::request::state::RequestStatus;
 use weir_core::{IdempotencyKey, RequestId, RequestType, TenantId};
 use weir_store::request::SubmitOutcome;
 
@@ -60,12 +60,13 @@ impl Given {
 
     /// Waits for a change of the request; says what it found and how long that took, by a clock that only runs while
     /// everybody waits.
-    async fn wait(&self) -> (Option<Status>, Duration) {
+    async fn wait(&self) -> (Option<RequestStatus>, Duration) {
         let mut waiting = self.service.hub().subscribe(self.id, &tenant()).unwrap();
         tokio::time::pause();
         let begun = Instant::now();
         let closing = CancellationToken::new();
-        let changed = self.service.next_change(&mut waiting, Status::Accepted, begun + WAIT, &closing).await;
+        let changed =
+            self.service.next_change(&mut waiting, RequestStatus::Accepted, begun + WAIT, &closing).await;
         (changed.unwrap().map(|request| request.status), begun.elapsed())
     }
 }
@@ -76,7 +77,7 @@ async fn whoever_waits_does_not_ask_a_store_that_nobody_else_changes() {
     given.begin().await;
     // The change was told to nobody, so it is seen by the last look, and by none before.
     let (status, waited) = given.wait().await;
-    assert_eq!(status, Some(Status::InProgress));
+    assert_eq!(status, Some(RequestStatus::InProgress));
     assert!(waited >= WAIT, "{waited:?}");
 }
 
@@ -85,8 +86,8 @@ async fn whoever_waits_is_told_of_a_change_at_once() {
     let given = given().await;
     given.begin().await;
     let hub = Arc::clone(given.service.hub());
-    let told = tokio::join!(given.wait(), async { hub.changed(given.id, Status::InProgress) });
-    assert_eq!(told.0, (Some(Status::InProgress), Duration::ZERO));
+    let told = tokio::join!(given.wait(), async { hub.changed(given.id, RequestStatus::InProgress) });
+    assert_eq!(told.0, (Some(RequestStatus::InProgress), Duration::ZERO));
 }
 
 #[tokio::test]
@@ -96,8 +97,8 @@ async fn a_change_is_seen_although_an_earlier_one_is_told_after_it() {
     let hub = Arc::clone(given.service.hub());
     // Somebody who was slower tells how the request stood before.
     let told = tokio::join!(given.wait(), async {
-        hub.changed(given.id, Status::InProgress);
-        hub.changed(given.id, Status::Accepted);
+        hub.changed(given.id, RequestStatus::InProgress);
+        hub.changed(given.id, RequestStatus::Accepted);
     });
-    assert_eq!(told.0, (Some(Status::InProgress), Duration::ZERO));
+    assert_eq!(told.0, (Some(RequestStatus::InProgress), Duration::ZERO));
 }

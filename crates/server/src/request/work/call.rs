@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tokio_util::sync::CancellationToken;
-use weir_core::request::breaker::{Admission, Health, Permit};
-use weir_core::request::retry::{Cause, Judgement, Outcome, judge};
-use weir_core::request::state::Report;
+use weir_core::request::breaker::{CallAdmission, CallPermit, DownstreamHealth};
+use weir_core::request::retry::{CallOutcome, FailureCause, RetryDecision, classify};
+use weir_core::request::state::WorkerReport;
 use weir_core::{Clock, RequestId, TenantId};
 use weir_store::request::{Job, JobReport, Sealed};
 
@@ -42,9 +42,9 @@ pub(super) struct Done {
 
 impl Caller {
     /// Whether a job may be done now. Asked when it is claimed, so that the next claim knows what room is left.
-    pub(super) fn admit(&self, downstream: &Downstream) -> Admission {
+    pub(super) fn admit(&self, downstream: &Downstream) -> CallAdmission {
         if self.closing.is_cancelled() {
-            return Admission::Park { until: self.clock.now() };
+            return CallAdmission::Denied { until: self.clock.now() };
         }
         downstream.breaker.admit()
     }
@@ -54,19 +54,19 @@ impl Caller {
         &self,
         job: Job,
         downstream: &Downstream,
-        admission: Admission,
+        admission: CallAdmission,
         claimed: Instant,
     ) -> Done {
         let permit = match admission {
-            Admission::Pass(permit) => permit,
-            Admission::Park { until } => {
+            CallAdmission::Allowed(permit) => permit,
+            CallAdmission::Denied { until } => {
                 return done(&job, claimed, Made::not_called(until.since(self.clock.now())));
             }
         };
         let payload = match self.keyring.open(job.id, SealedField::Payload, &job.payload) {
             Ok(payload) => payload,
             Err(error) => {
-                downstream.breaker.report(permit, Health::Unknown);
+                downstream.breaker.report(permit, DownstreamHealth::Unknown);
                 tell_unopened(job.id, &error);
                 return done(&job, claimed, Made::not_called(PARKED_UNOPENED).because(error.to_string()));
             }
@@ -75,24 +75,24 @@ impl Caller {
             biased;
             called = downstream.call(&job, payload) => self.judged(job.id, called, downstream, permit),
             () = self.cut.cancelled() => {
-                downstream.breaker.report(permit, Health::Unknown);
+                downstream.breaker.report(permit, DownstreamHealth::Unknown);
                 Made::not_called(Duration::ZERO).because("the server stopped during the call".to_owned())
             }
         };
         done(&job, claimed, made)
     }
 
-    fn judged(&self, id: RequestId, called: Called, downstream: &Downstream, permit: Permit) -> Made {
+    fn judged(&self, id: RequestId, called: Called, downstream: &Downstream, permit: CallPermit) -> Made {
         let Called { outcome, result, problem } = called;
-        let judgement = judge(outcome);
+        let judgement = classify(outcome);
         downstream.breaker.report(permit, judgement.health());
         let problem = problem.map(|problem| problem.to_string());
-        let result = result.filter(|_| judgement == Judgement::Complete);
+        let result = result.filter(|_| judgement == RetryDecision::Complete);
         match result.map(|result| self.keyring.seal(id, SealedField::Result, &result)).transpose() {
-            Ok(result) => Made { report: Report::Called(judgement), result, problem },
+            Ok(result) => Made { report: WorkerReport::Called(judgement), result, problem },
             // A result that cannot be kept is as good as none: the downstream is asked for it again.
             Err(error) => Made {
-                report: Report::Called(judge(Outcome::Unreadable)),
+                report: WorkerReport::Called(classify(CallOutcome::Unreadable)),
                 result: None,
                 problem: Some(error.to_string()),
             },
@@ -102,14 +102,14 @@ impl Caller {
 
 /// What was made of a job.
 struct Made {
-    report: Report,
+    report: WorkerReport,
     result: Option<Sealed>,
     problem: Option<String>,
 }
 
 impl Made {
     const fn not_called(after: Duration) -> Self {
-        Self { report: Report::NotCalled { after }, result: None, problem: None }
+        Self { report: WorkerReport::NotCalled { after }, result: None, problem: None }
     }
 
     fn because(self, problem: String) -> Self {
@@ -126,10 +126,10 @@ fn done(job: &Job, claimed: Instant, made: Made) -> Done {
 
 impl Done {
     /// Why the call did not do the work, if it was made and did not.
-    pub(super) const fn cause(&self) -> Option<Cause> {
+    pub(super) const fn cause(&self) -> Option<FailureCause> {
         match self.report.report {
-            Report::Called(judgement) => judgement.cause(),
-            Report::NotCalled { .. } => None,
+            WorkerReport::Called(judgement) => judgement.cause(),
+            WorkerReport::NotCalled { .. } => None,
         }
     }
 

@@ -11,8 +11,8 @@ use std::time::Duration;
 use bytes::{BufMut, Bytes, BytesMut};
 use http::header::{ACCEPT, CONTENT_TYPE, USER_AGENT};
 use http::{HeaderMap, HeaderName, HeaderValue};
-use weir_core::request::breaker::Rules;
-use weir_core::request::retry::Outcome;
+use weir_core::request::breaker::BreakerRules;
+use weir_core::request::retry::CallOutcome;
 use weir_core::{Clock, RequestId, RequestType};
 use weir_store::request::Job;
 
@@ -69,7 +69,7 @@ pub(super) struct Downstream {
 
 /// What came of a call.
 pub(super) struct Called {
-    pub(super) outcome: Outcome,
+    pub(super) outcome: CallOutcome,
     /// The body, if there is one and the work is done.
     pub(super) result: Option<Bytes>,
     /// What the client has to say, for the log.
@@ -92,9 +92,9 @@ impl Downstream {
             idle_max: concurrency,
         };
         let target = url.as_ref().and_then(Target::new);
-        let default = Rules::default();
+        let default = BreakerRules::default();
         let call = connect_timeout.saturating_add(*read_timeout).saturating_add(Duration::from_secs(1));
-        let rules = Rules { open_for: default.open_for.max(call), ..default };
+        let rules = BreakerRules { open_for: default.open_for.max(call), ..default };
         let labels = DownstreamLabels { downstream: name.to_owned() };
         let gauge = metrics.breaker_state.get_or_create_owned(&labels);
         Self {
@@ -107,13 +107,13 @@ impl Downstream {
     /// Asks for the work to be done. `payload` is the JSON that the caller sent.
     pub(super) async fn call(&self, job: &Job, payload: Vec<u8>) -> Called {
         let Some((client, target)) = &self.client else {
-            let outcome = Outcome::Answered { status: 200, retry_after: None };
+            let outcome = CallOutcome::Answered { status: 200, retry_after: None };
             return Called { outcome, result: Some(payload.into()), problem: None };
         };
         let body = body(job.id, &job.request_type, &payload);
         match client.post(target, headers(job.id), body).await {
             Ok(Answer { status, retry_after, body }) => Called {
-                outcome: Outcome::Answered { status: status.as_u16(), retry_after },
+                outcome: CallOutcome::Answered { status: status.as_u16(), retry_after },
                 result: Some(body).filter(|body| !body.is_empty()),
                 problem: None,
             },
@@ -122,12 +122,12 @@ impl Downstream {
     }
 }
 
-const fn outcome_of(problem: &Problem) -> Outcome {
+const fn outcome_of(problem: &Problem) -> CallOutcome {
     match problem {
-        Problem::TimedOut => Outcome::TimedOut,
-        Problem::Unreachable(_) | Problem::Forbidden => Outcome::Unreachable,
-        Problem::Unreadable(_) => Outcome::Unreadable,
-        Problem::TooLarge => Outcome::TooLarge,
+        Problem::TimedOut => CallOutcome::TimedOut,
+        Problem::Unreachable(_) | Problem::Forbidden => CallOutcome::Unreachable,
+        Problem::Unreadable(_) => CallOutcome::Unreadable,
+        Problem::TooLarge => CallOutcome::TooLarge,
     }
 }
 

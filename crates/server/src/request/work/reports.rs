@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::mpsc::Receiver;
-use weir_core::request::retry::{Cause, Judgement, Policy};
-use weir_core::request::state::{Refused, Report, Status};
+use weir_core::request::retry::{FailureCause, RetryDecision, RetryPolicy};
+use weir_core::request::state::{RequestStatus, TransitionError, WorkerReport};
 use weir_store::request::RequestStore;
 use weir_store::{Error, Result};
 
@@ -24,7 +24,7 @@ const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_
 /// Puts reports on disk.
 pub(super) struct Reporter {
     store: Arc<dyn RequestStore>,
-    policy: Policy,
+    policy: RetryPolicy,
     metrics: WorkMetrics,
     on_change: OnChange,
 }
@@ -97,7 +97,7 @@ impl Reporter {
         Ok(())
     }
 
-    fn tell(&self, done: &Done, outcome: std::result::Result<Status, Refused>) {
+    fn tell(&self, done: &Done, outcome: std::result::Result<RequestStatus, TransitionError>) {
         self.metrics.processing_latency_seconds.observe(done.claimed.elapsed().as_secs_f64());
         let (id, tenant) = (done.report.id, done.tenant.as_str());
         let status = match outcome {
@@ -108,14 +108,14 @@ impl Reporter {
                     requestId = %id, tenantId = tenant, %refused, "a late report has changed nothing"
                 );
                 // It may be an earlier try of this report that has changed it, and failed before it could say so.
-                if let Refused::Final(status) = refused {
+                if let TransitionError::Final(status) = refused {
                     (self.on_change)(id, status);
                 }
                 return;
             }
         };
-        if status == Status::InProgress
-            && matches!(done.report.report, Report::Called(Judgement::Retry { .. }))
+        if status == RequestStatus::InProgress
+            && matches!(done.report.report, WorkerReport::Called(RetryDecision::Retry { .. }))
         {
             self.metrics.retries.inc();
         }
@@ -141,10 +141,10 @@ impl Reporter {
 }
 
 /// One line for each change. What was not called has not changed for anybody.
-fn log(done: &Done, status: Status) {
+fn log(done: &Done, status: RequestStatus) {
     let (id, tenant, attempt) = (done.report.id, done.tenant.as_str(), done.attempt);
     let problem = done.problem.as_deref();
-    if matches!(done.report.report, Report::NotCalled { .. }) {
+    if matches!(done.report.report, WorkerReport::NotCalled { .. }) {
         tracing::debug!(
             target: "weir::request",
             requestId = %id, tenantId = tenant, problem, "a request was put back without a call"
@@ -155,9 +155,9 @@ fn log(done: &Done, status: Status) {
         target: "weir::request",
         requestId = %id,
         tenantId = tenant,
-        statusTransition = %format_args!("{} -> {}", Status::InProgress.as_str(), status.as_str()),
+        statusTransition = %format_args!("{} -> {}", RequestStatus::InProgress.as_str(), status.as_str()),
         attempt,
-        failureCode = done.cause().map(Cause::code),
+        failureCode = done.cause().map(FailureCause::code),
         problem,
         "request"
     );

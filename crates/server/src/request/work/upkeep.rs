@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
 use weir_core::Clock;
-use weir_core::request::state::Status;
+use weir_core::request::state::RequestStatus;
 use weir_store::Result;
 use weir_store::request::RequestStore;
 
@@ -147,7 +147,7 @@ impl Upkeep {
         self.metrics.reconciler_heartbeat_seconds.set(self.clock.now().as_micros().div_euclid(1_000_000));
         let Some(broker) = &self.broker else { return Ok(false) };
         let Reconciled { published, may_be_more } = broker.reconcile().await?;
-        published.into_iter().for_each(|id| (self.on_change)(id, Status::Accepted));
+        published.into_iter().for_each(|id| (self.on_change)(id, RequestStatus::Accepted));
         Ok(may_be_more)
     }
 }

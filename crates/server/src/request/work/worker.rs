@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::mpsc::{self, Sender};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
-use weir_core::request::state::Status;
+use weir_core::request::state::RequestStatus;
 use weir_store::Result;
 use weir_store::request::{Claimed, Job};
 
@@ -159,7 +159,7 @@ impl Worker {
         for id in claimed.exhausted {
             let transition = "IN_PROGRESS -> FAILED_RETRY_EXHAUSTED";
             tracing::info!(target: "weir::request", requestId = %id, statusTransition = transition, "request");
-            (self.parts.on_change)(id, Status::FailedRetryExhausted);
+            (self.parts.on_change)(id, RequestStatus::FailedRetryExhausted);
         }
         let now = Instant::now();
         for job in claimed.jobs {
@@ -188,7 +188,7 @@ impl Worker {
                 "request"
             );
         }
-        (self.parts.on_change)(job.id, Status::InProgress);
+        (self.parts.on_change)(job.id, RequestStatus::InProgress);
     }
 
     async fn pause(&self, next: Next, told: Option<&BrokerJobs>) {

@@ -136,7 +136,7 @@ mod tests {
     use prometheus_client::metrics::counter::Counter;
     use prometheus_client::metrics::gauge::Gauge;
     use tokio::time::Instant;
-    use weir_core::sale::{Sku, State};
+    use weir_core::sale::{SaleState, Sku};
 
     use super::*;
     use crate::sale::events_ring::Events;
@@ -152,7 +152,7 @@ mod tests {
             assert_eq!(start.elapsed().as_secs(), 30 * n);
         }
         tokio::time::advance(HEARTBEAT / 2).await;
-        events.tell_state(&Sku::parse("W").unwrap(), State::Active);
+        events.tell_state(&Sku::parse("W").unwrap(), SaleState::Active);
         let told = stream.next().await.expect("it goes on");
         assert!(told.starts_with(b"event: state-change\n"), "{told:?}");
         let since = Instant::now();

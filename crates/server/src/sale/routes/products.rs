@@ -10,7 +10,7 @@ use serde::Serialize;
 use serde_json::{Map, Value};
 use utoipa::ToSchema;
 use weir_core::Timestamp;
-use weir_core::sale::{Change, ChangeError, Sku, Stock, Terms, TermsError};
+use weir_core::sale::{ChangeError, Sku, Stock, Terms, TermsChange, TermsError};
 use weir_store::sale::{ChangeOutcome, CreateOutcome, Product};
 
 use super::{Outcome, Success, success, time_text};
@@ -280,7 +280,7 @@ impl Fields<'_> {
     }
 
     /// What the body names, as far as it can be told without the rest.
-    fn change(&mut self) -> Change {
+    fn change(&mut self) -> TermsChange {
         let product_name = self.text("productName").map(str::to_owned);
         if let Some(name) = &product_name
             && Terms::new(name, 1, Timestamp::EPOCH, LATEST) == Err(TermsError::ProductName)
@@ -294,7 +294,7 @@ impl Fields<'_> {
         {
             self.wrong.push(("endTime", TermsError::EndTime.to_string()));
         }
-        Change { product_name, initial_stock, start, end }
+        TermsChange { product_name, initial_stock, start, end }
     }
 
     fn must_have(&mut self, field: &'static str) {
@@ -317,7 +317,7 @@ fn parse_product(body: &Map<String, Value>) -> Result<(Sku, Terms), SaleError> {
     if let Some(Err(problem)) = &sku {
         fields.wrong.push(("sku", problem.to_string()));
     }
-    let Change { product_name, initial_stock, start, end } = fields.change();
+    let TermsChange { product_name, initial_stock, start, end } = fields.change();
     for field in ["sku", "productName", "initialStock", "startTime", "endTime"] {
         fields.must_have(field);
     }

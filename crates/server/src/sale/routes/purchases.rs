@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use utoipa::ToSchema;
 use weir_core::UserId;
-use weir_core::sale::{Receipt, Refusal, Sku};
+use weir_core::sale::{PurchaseReceipt, PurchaseRefusal, Sku};
 use weir_store::sale::{Buy, BuyOutcome};
 use weir_store::throttle::Throttled;
 
@@ -197,17 +197,17 @@ async fn challenge(
     }
 }
 
-fn refuse(refusal: Refusal) -> SaleError {
+fn refuse(refusal: PurchaseRefusal) -> SaleError {
     match refusal {
-        Refusal::AlreadyPurchased => {
+        PurchaseRefusal::AlreadyPurchased => {
             SaleError::refusal("ALREADY_PURCHASED", "You have already purchased this item.")
         }
-        Refusal::SoldOut => SaleError::refusal("SOLD_OUT", "Sorry, all items have been sold."),
-        Refusal::NotActive => SaleError::refusal("SALE_NOT_ACTIVE", "The sale is not active."),
+        PurchaseRefusal::SoldOut => SaleError::refusal("SOLD_OUT", "Sorry, all items have been sold."),
+        PurchaseRefusal::NotActive => SaleError::refusal("SALE_NOT_ACTIVE", "The sale is not active."),
     }
 }
 
-fn describe(receipt: Receipt) -> impl IntoResponse {
+fn describe(receipt: PurchaseReceipt) -> impl IntoResponse {
     success(PurchaseResponse {
         purchase_no: receipt.purchase_no().to_string(),
         purchased_at: time_text(receipt.at),

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
-use weir_core::sale::{Sku, State};
+use weir_core::sale::{SaleState, Sku};
 use weir_store::sale::{ProductId, SaleEvent};
 
 use super::{FRESH_FOR, SaleView};
@@ -82,7 +82,7 @@ impl SaleView {
     }
 
     /// Takes note of a state.
-    fn turned(&self, sku: &Sku, id: ProductId, state: State) {
+    fn turned(&self, sku: &Sku, id: ProductId, state: SaleState) {
         let mut known = self.known.write();
         let Some(product) = known.products.get(sku).filter(|product| product.id == id) else { return };
         let mut news = product.clone();
@@ -96,11 +96,11 @@ impl SaleView {
         let Some(now) = self.now(&known) else { return (false, None) };
         let (mut is_turned, mut next) = (false, None);
         for product in known.products.values_mut() {
-            if product.sale.turn(now) {
+            if product.sale.advance(now) {
                 is_turned = true;
                 self.events.tell_state(&product.sku, product.sale.state);
             }
-            let turn = product.sale.next_turn(now).map(|turn| turn.since(now));
+            let turn = product.sale.next_transition(now).map(|turn| turn.since(now));
             next = next.into_iter().chain(turn).min();
         }
         (is_turned, next)

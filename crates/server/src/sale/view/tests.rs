@@ -9,7 +9,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use tokio::sync::mpsc;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use weir_core::UserId;
-use weir_core::sale::{Change, Receipt, Sale, Terms};
+use weir_core::sale::{PurchaseReceipt, Sale, Terms, TermsChange};
 use weir_store::Batch;
 use weir_store::sale::{Buy, BuyOutcome, ChangeOutcome, CreateOutcome, SaleAudit, SaleEvent};
 
@@ -43,7 +43,7 @@ impl SaleStore for ChangingStore {
     async fn products(&self, _: Option<&Sku>, _: usize) -> Result<Vec<Product>> {
         refused()
     }
-    async fn change_product(&self, _: &Sku, _: Change) -> Result<ChangeOutcome> {
+    async fn change_product(&self, _: &Sku, _: TermsChange) -> Result<ChangeOutcome> {
         refused()
     }
     async fn delete_product(&self, _: &Sku) -> Result<bool> {
@@ -52,7 +52,7 @@ impl SaleStore for ChangingStore {
     async fn buy_batch(&self, _: Batch<Buy>) -> Result<Vec<BuyOutcome>> {
         refused()
     }
-    async fn find_purchase(&self, _: &UserId, _: Option<&Sku>) -> Result<Option<Receipt>> {
+    async fn find_purchase(&self, _: &UserId, _: Option<&Sku>) -> Result<Option<PurchaseReceipt>> {
         refused()
     }
     async fn snapshot(&self) -> Result<SaleSnapshot> {
@@ -83,7 +83,7 @@ fn sku(text: &str) -> Sku {
 /// A product whose sale begins and ends so long after the start.
 fn product(name: &str, begins: Duration, ends: Duration) -> Product {
     let terms = Terms::new(name, 10, START.plus(begins), START.plus(ends)).unwrap();
-    let sale = Sale { terms, sold: 0, state: State::Upcoming };
+    let sale = Sale { terms, sold: 0, state: SaleState::Upcoming };
     Product { id: ProductId(7), sku: sku(name), sale, created_at: START }
 }
 
@@ -169,7 +169,7 @@ async fn an_earlier_sale_that_is_heard_of_later_is_told_at_its_time() {
 async fn a_sale_that_is_heard_of_only_after_it_began_is_told_then() {
     let begun = |name| {
         let mut product = product(name, Duration::from_secs(1), FOREVER);
-        product.sale.state = State::Active;
+        product.sale.state = SaleState::Active;
         product
     };
     let mut given = Given::start(vec![begun("OLD")], false).await;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::RwLock;
-use weir_core::tier::{Scoped, Tier, TierLimits, TierRule, Tiers};
+use weir_core::tier::{ScopedRule, Tier, TierLimits, TierRule, Tiers};
 use weir_store::Result;
 use weir_store::tier::{Policy, TIER_SCOPE, TierStore};
 
@@ -15,7 +15,7 @@ use crate::engines::within;
 #[derive(Debug)]
 pub(super) struct Snapshot {
     tiers: Tiers,
-    rules: [Arc<Scoped<TierRule>>; Tier::ALL.len()],
+    rules: [Arc<ScopedRule<TierRule>>; Tier::ALL.len()],
     policies: HashMap<Box<str>, Arc<Policy>>,
     /// Those that are about descriptors, by domain.
     matched: HashMap<Box<str>, Vec<Arc<Policy>>>,
@@ -25,7 +25,7 @@ impl Snapshot {
     fn new(tiers: Tiers, policies: Vec<Policy>) -> Self {
         let rules = Tier::ALL.map(|tier| {
             let rule = tiers.get(tier).rule();
-            Arc::new(Scoped { scope: TIER_SCOPE, rule })
+            Arc::new(ScopedRule { scope: TIER_SCOPE, rule })
         });
         let policies: Vec<Arc<Policy>> = policies.into_iter().map(Arc::new).collect();
         let mut matched: HashMap<Box<str>, Vec<Arc<Policy>>> = HashMap::new();
@@ -42,7 +42,7 @@ impl Snapshot {
         &self.tiers
     }
 
-    pub(super) const fn rule(&self, tier: Tier) -> &Arc<Scoped<TierRule>> {
+    pub(super) const fn rule(&self, tier: Tier) -> &Arc<ScopedRule<TierRule>> {
         &self.rules[tier as usize]
     }
 

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::join;
-use weir_core::tier::{Correction, LimitState, Settlement};
+use weir_core::tier::{Correction, HoldSettlement, LimitState};
 use weir_core::{HoldId, Timestamp};
 use weir_store::Result;
 use weir_store::tier::{NewHold, Policy, Settled};
@@ -121,12 +121,14 @@ impl TierService {
             return Ok(SettleOutcome::Unknown);
         };
         Ok(match (settled.settlement, settled.hold.settled) {
-            (Settlement::Settled(_) | Settlement::Again(_), Some(cost)) => SettleOutcome::Settled {
-                policy: settled.policy.to_string(),
-                key: settled.key,
-                held: settled.hold.cost,
-                cost,
-            },
+            (HoldSettlement::Settled(_) | HoldSettlement::AlreadySettled(_), Some(cost)) => {
+                SettleOutcome::Settled {
+                    policy: settled.policy.to_string(),
+                    key: settled.key,
+                    held: settled.hold.cost,
+                    cost,
+                }
+            }
             _ => SettleOutcome::Expired,
         })
     }
@@ -135,8 +137,10 @@ impl TierService {
 async fn correct(limits: &dyn weir_store::tier::LimitStore, policy: &Arc<Policy>, settled: &Settled) {
     let (key, hold) = (settled.key.as_str(), &settled.hold);
     let done = match settled.settlement {
-        Settlement::Settled(Correction::Charge(more)) => limits.charge(policy, key, more).await.map(|_| ()),
-        Settlement::Settled(Correction::GiveBack(less)) => {
+        HoldSettlement::Settled(Correction::Charge(more)) => {
+            limits.charge(policy, key, more).await.map(|_| ())
+        }
+        HoldSettlement::Settled(Correction::GiveBack(less)) => {
             limits.give_back(policy, key, less, Some(hold.taken_at)).await.map(|_| ())
         }
         _ => Ok(()),

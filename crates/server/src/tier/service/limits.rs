@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use weir_core::Timestamp;
-use weir_core::tier::{Decision, LimitState, Spent};
+use weir_core::tier::{Decision, LimitState, LimitUsage};
 use weir_store::Result;
 use weir_store::tier::{Ask, Policy};
 
@@ -51,7 +51,7 @@ pub struct Answer {
 }
 
 impl Answer {
-    pub(super) fn new(policy: &Policy, decision: Decision, spent: &Spent, now: Timestamp) -> Self {
+    pub(super) fn new(policy: &Policy, decision: Decision, spent: &LimitUsage, now: Timestamp) -> Self {
         let retry_after = match decision {
             Decision::Allowed => Some(Duration::ZERO),
             Decision::Denied(refusal) => refusal.retry_after,
@@ -117,7 +117,7 @@ impl TierService {
         cost: u32,
     ) -> Result<(Decision, Answer, Timestamp)> {
         let taken = self.limits.take(&[Ask { policy, key, cost }], false).await?;
-        let (alone, spent) = taken.each.first().copied().unwrap_or((taken.decision, Spent(0, 0, 0)));
+        let (alone, spent) = taken.each.first().copied().unwrap_or((taken.decision, LimitUsage(0, 0, 0)));
         Ok((alone, Answer::new(policy, alone, &spent, taken.now), taken.now))
     }
 }

@@ -3,7 +3,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use weir_core::tier::{Headers, Plan, Spent, Tier, TierLimits};
+use weir_core::tier::{LimitUsage, Plan, Tier, TierHeaders, TierLimits};
 use weir_core::{ManualClock, PolicyName, Timestamp, UserId};
 use weir_store::tier::PolicySpec;
 
@@ -152,7 +152,7 @@ async fn limits_that_are_switched_off_let_everything_through() {
     given.subscribe("u", Plan::ProYearly).await;
     for _ in 0..100 {
         let admission = given.service.admit("u").await.unwrap();
-        let Admission::Disabled(Headers { limit, remaining, .. }) = admission else {
+        let Admission::Disabled(TierHeaders { limit, remaining, .. }) = admission else {
             panic!("{admission:?}")
         };
         assert_eq!((limit, remaining), (30, 9_223_372_036_854_775_807));
@@ -290,8 +290,9 @@ async fn policies_of_the_file_are_made_and_those_of_operators_left_alone() {
     before.put("mine", bucket(7, 7)).await;
     before.stop().await;
     let after = given_with(data.path(), &clock, &file.replace("limit = 3", "limit = 4")).await;
-    let limit =
-        |name: &str| after.service.policy(name).unwrap().spec.limit.limit_state(&Spent(0, 0, 0), START).limit;
+    let limit = |name: &str| {
+        after.service.policy(name).unwrap().spec.limit.limit_state(&LimitUsage(0, 0, 0), START).limit
+    };
     assert_eq!((limit("edge"), limit("mine")), (4, 7));
     let matching = after.service.matching("edge", &[("remote_address", "10.0.0.1")]);
     let [(policy, key)] = &matching[..] else { panic!("{matching:?}") };

@@ -4,7 +4,7 @@
 
 use std::collections::HashSet;
 
-use weir_core::request::idempotency::KEPT_FOR;
+use weir_core::request::idempotency::RETENTION;
 use weir_core::{RequestId, Timestamp};
 use weir_store::Result;
 use weir_store::request::{NewRequest, Submit, SubmitOutcome};
@@ -55,7 +55,7 @@ pub(super) async fn insert(
     let accepted: Vec<NewRequest<'_>> =
         tried.iter().map(|submit| NewRequest::accept(submit, Timestamp::EPOCH)).collect();
     let columns = Columns::of(&accepted);
-    let (clock, kept_for) = (engine.clock_override(), time::micros(KEPT_FOR));
+    let (clock, kept_for) = (engine.clock_override(), time::micros(RETENTION));
     let values = columns.and([&clock, &kept_for, &session.ledger_slot]);
     let rows = session.query(INSERT, &values).await?;
     let mut inserted = HashSet::with_capacity(rows.len());

@@ -345,7 +345,9 @@ async fn a_recount_that_breaks_off_leaves_the_version_before_or_the_new_one() {
                 let windows = engine.windows(&name("a"), Timestamp::EPOCH, end, 10_000).await.unwrap();
                 (config.version, windows)
             };
-            assert!(windows.iter().all(|w| w.status == WindowStatus::of(w.count, &pace_of(version, new))));
+            assert!(
+                windows.iter().all(|w| w.status == WindowStatus::from_count(w.count, &pace_of(version, new)))
+            );
             let empty_or_counted = count_rows(directory.path(), "rate_limit_window_counter");
             assert!(empty_or_counted <= 2 * windows.len() as i64, "nothing is left of the other version");
             expect_books(&engine, EVENTS as u64).await;

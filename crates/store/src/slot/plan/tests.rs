@@ -39,12 +39,12 @@ fn load(windows: &mut Windows, counters: &Counters, need: Need<'_>, most: usize)
     for _ in 0..most {
         let count = |start| counters.get(&(need.config.clone(), start)).copied().unwrap_or_default();
         let mut end = start;
-        while WindowStatus::of(count(end), windows.pace()) == WindowStatus::Closed {
-            end = windows.behind(end).unwrap();
+        while WindowStatus::from_count(count(end), windows.pace()) == WindowStatus::Closed {
+            end = windows.next_window(end).unwrap();
         }
         windows.add_full(start, end);
         windows.add(end, count(end));
-        start = windows.behind(end).unwrap();
+        start = windows.next_window(end).unwrap();
     }
 }
 
@@ -84,10 +84,10 @@ fn model(
         let pace = paces.get(&assign.config)?;
         let count = |start| counters.get(&(assign.config.clone(), start)).copied().unwrap_or_default();
         let first = pace.window_of(assign.requested);
-        let start = if count(first) < pace.share(assign.requested) {
+        let start = if count(first) < pace.capacity_from(assign.requested) {
             first
         } else {
-            let mut later = (1..).map(|n| pace.later(first, n));
+            let mut later = (1..).map(|n| pace.window_after(first, n));
             later.find(|start| count(*start) < pace.max_per_window()).unwrap()
         };
         *counters.entry((assign.config.clone(), start)).or_default() += 1;
@@ -131,13 +131,13 @@ proptest! {
         let mut saved = counters;
         for counter in plan.counters() {
             prop_assert!(counter.count <= max);
-            prop_assert_eq!(counter.status, WindowStatus::of(counter.count, &pace));
+            prop_assert_eq!(counter.status, WindowStatus::from_count(counter.count, &pace));
             saved.insert((counter.config.clone(), counter.start), counter.count);
         }
         prop_assert_eq!(&saved, &expected_counters);
         let follow_ups: Vec<_> = plan.follow_ups().collect();
         for counter in plan.counters().filter(|counter| counter.status == WindowStatus::Closed) {
-            prop_assert!(follow_ups.contains(&(counter.config, pace.later(counter.start, 1))));
+            prop_assert!(follow_ups.contains(&(counter.config, pace.window_after(counter.start, 1))));
         }
         let new: Vec<Slot> = plan.slots().cloned().collect();
         let outcomes = plan.outcomes();
@@ -182,7 +182,7 @@ fn windows_that_others_hold_are_said_and_nothing_is_refused() {
     let windows = plan.windows(&batch[0].config).unwrap();
     windows.add(at(0), 0);
     for n in 1..=2 {
-        windows.add_held(at(n * 1_000));
+        windows.add_locked(at(n * 1_000));
     }
     assert_eq!(plan.place(|| 0), Step::Held);
 }

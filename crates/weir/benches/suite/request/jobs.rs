@@ -5,9 +5,9 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
-use weir_core::request::canonical::{Canonical, Fingerprint};
-use weir_core::request::retry::{Judgement, Policy};
-use weir_core::request::state::Report;
+use weir_core::request::canonical::{CanonicalJson, Fingerprint};
+use weir_core::request::retry::{RetryDecision, RetryPolicy};
+use weir_core::request::state::WorkerReport;
 use weir_core::{IdempotencyKey, RequestId, RequestType, TenantId, Timestamp};
 use weir_store::request::{JobReport, RequestStore, Room, Sealed, Submit};
 
@@ -55,7 +55,7 @@ pub(crate) async fn measure(postgres: &Postgres, jobs: u64) -> Result<Found> {
 
 /// Submits a batch, claims it, and reports it done; says how long the claim took.
 async fn round(store: &dyn RequestStore, batch: u64) -> Result<Duration> {
-    let policy = Policy::default();
+    let policy = RetryPolicy::default();
     let submits: Result<Vec<Submit>> = (0..BATCH as u64).map(|n| submit(batch * BATCH as u64 + n)).collect();
     store.submit_batch(submits?.into(), None).await?;
     let room = [Room { downstream: "default".to_owned(), jobs: BATCH }];
@@ -66,7 +66,7 @@ async fn round(store: &dyn RequestStore, batch: u64) -> Result<Duration> {
     let reports = claimed.jobs.into_iter().map(|job| JobReport {
         id: job.id,
         token: job.token,
-        report: Report::Called(Judgement::Complete),
+        report: WorkerReport::Called(RetryDecision::Complete),
         result: Some(job.payload),
         detail: None,
         chance: 0,
@@ -86,7 +86,7 @@ fn submit(n: u64) -> Result<Submit> {
         id: RequestId::new(now, chance),
         tenant: TenantId::parse("bench")?,
         key: IdempotencyKey::parse(n.to_string())?,
-        fingerprint: Fingerprint::of(&request_type, &Canonical::of(b"{}")?),
+        fingerprint: Fingerprint::new(&request_type, &CanonicalJson::parse(b"{}")?),
         request_type,
         payload: Sealed { key_id: "bench".to_owned(), bytes: vec![7; 128] },
         downstream: "default".to_owned(),

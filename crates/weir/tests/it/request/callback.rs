@@ -3,7 +3,7 @@
 use futures_util::future::join_all;
 use serde_json::json;
 use weir_core::Timestamp;
-use weir_core::webhook::{Secret, sign};
+use weir_core::webhook::{SigningSecret, sign};
 use weir_testkit::http::Client;
 
 use super::fixtures::{Api, KEYS, get, now, post_callback};
@@ -53,8 +53,8 @@ async fn what_is_not_signed_or_not_of_the_present_is_401(store: Store) {
     let id = api.accepted(&caller, "k").await;
     api.begin(&id).await;
     let body = json!({"status": "COMPLETED"}).to_string();
-    let own = Secret::parse(api.secret("webhook.secret").trim()).ok().unwrap();
-    let other = Secret::parse("whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oD").ok().unwrap();
+    let own = SigningSecret::parse(api.secret("webhook.secret").trim()).ok().unwrap();
+    let other = SigningSecret::parse("whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oD").ok().unwrap();
     let at = |offset: i64| Timestamp::from_micros(now().as_micros() + offset * 1_000_000);
     let good = |sent, body: &str| sign(&own, &id, sent, body.as_bytes());
     for (sent, signature) in [
@@ -112,7 +112,7 @@ async fn a_given_secret_is_used_and_none_is_made(store: Store) {
     let id = api.accepted(&api.caller("acme"), "k").await;
     api.begin(&id).await;
     let (body, sent) = (json!({"status": "COMPLETED"}).to_string(), now());
-    let signature = sign(&Secret::parse(secret).ok().unwrap(), &id, sent, body.as_bytes());
+    let signature = sign(&SigningSecret::parse(secret).ok().unwrap(), &id, sent, body.as_bytes());
     assert_eq!(api.call_back_signed(&id, &body, sent, &signature).await.status, 200);
 }
 
@@ -123,7 +123,7 @@ async fn a_secret_that_is_replaced_is_good_until_it_is_taken_away(store: Store) 
         let id = api.accepted(&api.caller("acme"), key).await;
         api.begin(&id).await;
         let (body, sent) = (json!({"status": "COMPLETED"}).to_string(), now());
-        let signature = sign(&Secret::parse(secret).ok().unwrap(), &id, sent, body.as_bytes());
+        let signature = sign(&SigningSecret::parse(secret).ok().unwrap(), &id, sent, body.as_bytes());
         assert_eq!(api.call_back_signed(&id, &body, sent, &signature).await.status, 200);
     }
 }
@@ -167,7 +167,7 @@ async fn the_secret_of_a_tenants_webhooks_is_its_own_and_signs_no_callback(store
     let id = api.accepted(&api.caller("acme"), "k").await;
     api.begin(&id).await;
     let (body, sent) = (json!({"status": "COMPLETED"}).to_string(), now());
-    let forged = sign(&Secret::parse(&own).ok().unwrap(), &id, sent, body.as_bytes());
+    let forged = sign(&SigningSecret::parse(&own).ok().unwrap(), &id, sent, body.as_bytes());
     assert_eq!(api.call_back_signed(&id, &body, sent, &forged).await.status, 401);
 }
 
@@ -184,7 +184,7 @@ async fn the_same_signed_callback_at_two_servers_is_taken_once() {
     let caller = api.caller("acme");
     let id = api.accepted(&caller, "k").await;
     api.begin(&id).await;
-    let (secret, sent) = (Secret::parse(secret).ok().unwrap(), now());
+    let (secret, sent) = (SigningSecret::parse(secret).ok().unwrap(), now());
     let signed = |body: &str| (body.to_owned(), sign(&secret, &id, sent, body.as_bytes()));
     let messages = [signed(r#"{"status":"COMPLETED","result":1}"#), signed(r#"{"status":"FAILED"}"#)];
     let clients = [api.running.client(), Client::new(second.base_url())];

@@ -5,7 +5,7 @@ use std::time::Duration;
 use http::Method;
 use serde_json::{Value, json};
 use weir_core::Timestamp;
-use weir_core::webhook::{Secret, sign};
+use weir_core::webhook::{SigningSecret, sign};
 use weir_server::auth::jwt::{self, Claims};
 use weir_testkit::http::{Client, Response};
 
@@ -191,7 +191,7 @@ impl Api {
         body: &Value,
         sent: Timestamp,
     ) -> Response {
-        let secret = Secret::parse(self.secret("webhook.secret").trim()).ok().unwrap();
+        let secret = SigningSecret::parse(self.secret("webhook.secret").trim()).ok().unwrap();
         let signature = sign(&secret, webhook_id, sent, body.to_string().as_bytes());
         let client = self.running.client();
         post_callback(&client, id, webhook_id, &body.to_string(), sent, &signature).await

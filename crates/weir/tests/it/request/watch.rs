@@ -163,7 +163,7 @@ async fn a_callback_to_another_server_is_heard_here() {
     let (waited, answer) = tokio::join!(wait(&there, &id, "20s"), async {
         tokio::time::sleep(Duration::from_millis(300)).await;
         let sent = now();
-        let key = weir_core::webhook::Secret::parse(webhook.1).ok().unwrap();
+        let key = weir_core::webhook::SigningSecret::parse(webhook.1).ok().unwrap();
         let signature = weir_core::webhook::sign(&key, &id, sent, body.as_bytes());
         api.call_back_signed(&id, &body, sent, &signature).await
     });

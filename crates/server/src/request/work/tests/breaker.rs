@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use tokio::sync::Notify;
-use weir_core::request::state::Status;
+use weir_core::request::state::RequestStatus;
 use weir_core::{ManualClock, Timestamp};
 
 use super::fixtures::{Fixture, Running, Server, answer, until};
@@ -57,7 +57,7 @@ async fn a_breaker_parks_work_without_burning_attempts_and_lets_it_go_on_when_th
     clock.advance(Duration::from_secs(2));
     for id in &ids {
         let request = fixture.end_of(*id).await;
-        assert_eq!(request.status, Status::Completed);
+        assert_eq!(request.status, RequestStatus::Completed);
         assert!(request.attempts <= 2, "a parked request has lost no attempt");
     }
     assert_eq!(breaker(&fixture), 0);
@@ -79,7 +79,7 @@ async fn one_downstream_that_is_down_does_not_hold_up_another() {
     }
     for _ in 0..40 {
         let id = fixture.submit("1").await;
-        assert_eq!(fixture.end_of(id).await.status, Status::Completed);
+        assert_eq!(fixture.end_of(id).await.status, RequestStatus::Completed);
     }
     worker.stop().await;
 }
@@ -100,8 +100,8 @@ async fn nothing_is_claimed_while_processing_is_switched_off() {
     for _ in 0..3 {
         asked.notified().await;
     }
-    assert_eq!(fixture.find(id).await.status, Status::Accepted);
+    assert_eq!(fixture.find(id).await.status, RequestStatus::Accepted);
     is_on.store(true, Ordering::SeqCst);
-    assert_eq!(fixture.end_of(id).await.status, Status::Completed);
+    assert_eq!(fixture.end_of(id).await.status, RequestStatus::Completed);
     worker.stop().await;
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
-use weir_core::request::state::Status;
+use weir_core::request::state::RequestStatus;
 use weir_core::{ManualClock, RequestId, Timestamp};
 use weir_queue::publish::{Event, PublishOutcome, Publisher};
 use weir_queue::{Claim, Message, Position, Receipt, Settlement, Source};
@@ -91,18 +91,20 @@ async fn submit(fixture: &Fixture) -> RequestId {
 async fn what_is_published_after_its_commit_is_accepted_and_done() {
     let (fixture, memory) = (Fixture::new(None), Arc::new(Memory::default()));
     let id = submit(&fixture).await;
-    assert_eq!(fixture.find(id).await.status, Status::PendingEnqueue);
+    assert_eq!(fixture.find(id).await.status, RequestStatus::PendingEnqueue);
     let receipt = weir_store::request::Receipt {
         id,
-        status: Status::PendingEnqueue,
+        status: RequestStatus::PendingEnqueue,
         accepted_at: fixture.engine.clock().now(),
     };
     let mut outcomes = [SubmitOutcome::Conflict, SubmitOutcome::Accepted(receipt)];
     broker(&fixture, &memory).publish_accepted(&mut outcomes).await;
-    assert!(matches!(outcomes[1], SubmitOutcome::Accepted(receipt) if receipt.status == Status::Accepted));
-    assert_eq!(fixture.find(id).await.status, Status::Accepted);
+    assert!(
+        matches!(outcomes[1], SubmitOutcome::Accepted(receipt) if receipt.status == RequestStatus::Accepted)
+    );
+    assert_eq!(fixture.find(id).await.status, RequestStatus::Accepted);
     let worker = start_told(&fixture, &memory);
-    assert_eq!(fixture.end_of(id).await.status, Status::Completed);
+    assert_eq!(fixture.end_of(id).await.status, RequestStatus::Completed);
     worker.stop().await;
 }
 
@@ -120,7 +122,7 @@ async fn an_id_that_comes_twice_is_worked_on_once_and_what_is_no_id_is_buried() 
     assert_eq!(fixture.end_of(id).await.attempts, 1);
     worker.stop().await;
     let changes = fixture.changes.lock();
-    assert_eq!(*changes, [(id, Status::InProgress), (id, Status::Completed)]);
+    assert_eq!(*changes, [(id, RequestStatus::InProgress), (id, RequestStatus::Completed)]);
 }
 
 #[tokio::test]
@@ -129,7 +131,7 @@ async fn a_worker_goes_on_with_what_is_in_the_store_while_the_broker_is_away() {
     memory.is_away.store(true, Ordering::SeqCst);
     let worker = start_told(&fixture, &memory);
     let id = submit(&fixture).await;
-    assert_eq!(fixture.end_of(id).await.status, Status::Completed);
+    assert_eq!(fixture.end_of(id).await.status, RequestStatus::Completed);
     worker.stop().await;
 }
 
@@ -141,7 +143,7 @@ async fn stranded_requests_are_published_when_the_broker_is_back() {
     let id = submit(&fixture).await;
     let broker = broker(&fixture, &memory);
     assert_eq!(broker.publish(&[id]).await.unwrap(), []);
-    assert_eq!(fixture.find(id).await.status, Status::PendingEnqueue);
+    assert_eq!(fixture.find(id).await.status, RequestStatus::PendingEnqueue);
     memory.is_away.store(false, Ordering::SeqCst);
     clock.advance(Duration::from_secs(7));
     let changes = Arc::clone(&fixture.changes);
@@ -156,13 +158,13 @@ async fn stranded_requests_are_published_when_the_broker_is_back() {
     };
     let closing = CancellationToken::new();
     let running = tokio::spawn(upkeep.run(closing.clone()));
-    let is_mended = || async { fixture.find(id).await.status == Status::Accepted };
+    let is_mended = || async { fixture.find(id).await.status == RequestStatus::Accepted };
     until("it is published", is_mended).await;
     closing.cancel();
     running.await.unwrap();
     assert_eq!(memory.messages.lock().len(), 1);
     assert_eq!(fixture.metrics.reconciler_heartbeat_seconds.get(), 1_767_225_607);
-    assert_eq!(*fixture.changes.lock(), [(id, Status::Accepted)], "whoever waits for it is told");
+    assert_eq!(*fixture.changes.lock(), [(id, RequestStatus::Accepted)], "whoever waits for it is told");
 }
 
 #[tokio::test]

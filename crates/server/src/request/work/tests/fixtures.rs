@@ -16,8 +16,8 @@ use parking_lot::Mutex;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use weir_core::request::canonical::Fingerprint;
-use weir_core::request::retry::{Backoff, Policy};
-use weir_core::request::state::Status;
+use weir_core::request::retry::{RetryBackoff, RetryPolicy};
+use weir_core::request::state::RequestStatus;
 use weir_core::{Clock, IdempotencyKey, RequestId, RequestType, TenantId};
 use weir_store::request::{Request, RequestStore, Submit, SubmitOutcome};
 use weir_store_sqlite::Sqlite;
@@ -38,7 +38,7 @@ pub(super) struct Fixture {
     pub(super) settings: RequestSettings,
     pub(super) metrics: WorkMetrics,
     /// Every change that was told of, in order.
-    pub(super) changes: Arc<Mutex<Vec<(RequestId, Status)>>>,
+    pub(super) changes: Arc<Mutex<Vec<(RequestId, RequestStatus)>>>,
     _directory: tempfile::TempDir,
 }
 
@@ -62,9 +62,9 @@ impl Fixture {
         let mut settings = Settings::read(Sources::default()).unwrap().request;
         settings.downstream.url = downstream.map(|url| url.parse().unwrap());
         settings.downstream.read_timeout = Duration::from_millis(400);
-        settings.policy = Policy {
-            backoff: Backoff::new(Duration::from_millis(1), Duration::from_millis(5)).unwrap(),
-            ..Policy::default()
+        settings.policy = RetryPolicy {
+            backoff: RetryBackoff::new(Duration::from_millis(1), Duration::from_millis(5)).unwrap(),
+            ..RetryPolicy::default()
         };
         let text = "a:AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=".to_owned();
         let keyring = Keyring::from_provider(&TextKeys { setting: "test", text }).unwrap();

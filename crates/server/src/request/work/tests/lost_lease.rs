@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::Notify;
-use weir_core::request::state::Status;
+use weir_core::request::state::RequestStatus;
 use weir_core::{ManualClock, Timestamp};
 use weir_store::request::RequestStore;
 
@@ -32,7 +32,7 @@ async fn what_a_crashed_worker_held_is_done_by_another_when_the_lease_ends() {
     let worker = fixture.start();
     clock.advance(fixture.settings.policy.lease + Duration::from_micros(1));
     let request = fixture.end_of(id).await;
-    assert_eq!((request.status, request.attempts, server.calls()), (Status::Completed, 2, 2));
+    assert_eq!((request.status, request.attempts, server.calls()), (RequestStatus::Completed, 2, 2));
     worker.stop().await;
 }
 
@@ -75,14 +75,14 @@ async fn two_workers_share_the_work_and_complete_each_request_once() {
         ids.push(fixture.submit("{}").await);
     }
     for id in ids {
-        assert_eq!(fixture.end_of(id).await.status, Status::Completed);
+        assert_eq!(fixture.end_of(id).await.status, RequestStatus::Completed);
     }
     for worker in workers {
         worker.stop().await;
     }
     assert_eq!(server.calls(), 400);
     let changes = fixture.changes.lock();
-    assert_eq!(changes.iter().filter(|(_, status)| *status == Status::Completed).count(), 400);
+    assert_eq!(changes.iter().filter(|(_, status)| *status == RequestStatus::Completed).count(), 400);
 }
 
 /// A worker that stops while a call is under way, with this much patience.
@@ -115,13 +115,13 @@ async fn stop_during_a_call(grace: Duration) -> (Fixture, weir_store::request::R
 #[tokio::test]
 async fn a_stop_waits_for_calls_that_are_under_way() {
     let (_, request) = stop_during_a_call(Duration::from_secs(10)).await;
-    assert_eq!((request.status, request.attempts), (Status::Completed, 1));
+    assert_eq!((request.status, request.attempts), (RequestStatus::Completed, 1));
 }
 
 #[tokio::test]
 async fn a_stop_puts_back_what_takes_too_long() {
     let (fixture, request) = stop_during_a_call(Duration::ZERO).await;
-    assert_eq!((request.status, request.attempts), (Status::InProgress, 0), "no attempt is lost");
+    assert_eq!((request.status, request.attempts), (RequestStatus::InProgress, 0), "no attempt is lost");
     let room =
         [weir_store::request::Room { downstream: RequestSettings::DEFAULT_DOWNSTREAM.to_owned(), jobs: 1 }];
     let claimed = fixture.engine.claim_jobs(&room, &fixture.settings.policy).await.unwrap();
@@ -139,6 +139,6 @@ async fn a_payload_whose_key_is_gone_waits_and_loses_no_attempt() {
     };
     until("it is put back", put_back).await;
     let request = fixture.find(id).await;
-    assert_eq!((request.status, request.attempts), (Status::InProgress, 0));
+    assert_eq!((request.status, request.attempts), (RequestStatus::InProgress, 0));
     worker.stop().await;
 }

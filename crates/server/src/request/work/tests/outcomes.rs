@@ -5,7 +5,7 @@ use std::time::Duration;
 use axum::response::Response;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
-use weir_core::request::state::Status;
+use weir_core::request::state::RequestStatus;
 use weir_store::request::{Request, RequestStore};
 
 use super::fixtures::{Fixture, Server, answer, until, url};
@@ -46,7 +46,10 @@ async fn a_downstream_is_called_once_with_what_was_asked_for_and_its_answer_is_t
     let id = fixture.submit(r#"{"n": 1.0}"#).await;
     let request = fixture.end_of(id).await;
     worker.stop().await;
-    assert_eq!((request.status, request.attempts, request.failure.clone()), (Status::Completed, 1, None));
+    assert_eq!(
+        (request.status, request.attempts, request.failure.clone()),
+        (RequestStatus::Completed, 1, None)
+    );
     assert_eq!(fixture.result(&request).unwrap(), br#"{"ok": true}"#);
     assert_eq!(server.calls(), 1);
     let (headers, body) = server.seen(0);
@@ -56,7 +59,7 @@ async fn a_downstream_is_called_once_with_what_was_asked_for_and_its_answer_is_t
     let expected = format!(r#"{{"requestId":"{id}","requestType":"t","payload":{{"n": 1.0}}}}"#);
     assert_eq!(body, expected.as_bytes());
     let changes = fixture.changes.lock().clone();
-    assert_eq!(changes, [(id, Status::InProgress), (id, Status::Completed)]);
+    assert_eq!(changes, [(id, RequestStatus::InProgress), (id, RequestStatus::Completed)]);
 }
 
 #[tokio::test]
@@ -78,7 +81,7 @@ async fn without_a_downstream_requests_complete_with_their_own_payload() {
 #[tokio::test]
 async fn an_empty_answer_completes_without_a_result() {
     let (_, request) = end_with(&Server::always(204, "").await.url).await;
-    assert_eq!((request.status, request.result), (Status::Completed, None));
+    assert_eq!((request.status, request.result), (RequestStatus::Completed, None));
 }
 
 #[tokio::test]
@@ -86,7 +89,7 @@ async fn a_refusal_or_a_redirect_is_final_at_once() {
     for (status, code) in [(422, "DOWNSTREAM_REJECTED"), (429, "DOWNSTREAM_REJECTED")] {
         let server = Server::always(status, "no").await;
         let (_, request) = end_with(&server.url).await;
-        assert_eq!((request.status, failure(&request)), (Status::FailedPermanent, code));
+        assert_eq!((request.status, failure(&request)), (RequestStatus::FailedPermanent, code));
         assert_eq!((server.calls(), request.attempts), (1, 1));
     }
     let elsewhere = Server::always(200, "caught").await;
@@ -96,7 +99,10 @@ async fn a_refusal_or_a_redirect_is_final_at_once() {
         async move { Response::builder().status(302).header("location", location).body("".into()).unwrap() }
     });
     let (_, request) = end_with(&server.await.url).await;
-    assert_eq!((request.status, failure(&request)), (Status::FailedPermanent, "DOWNSTREAM_REDIRECTED"));
+    assert_eq!(
+        (request.status, failure(&request)),
+        (RequestStatus::FailedPermanent, "DOWNSTREAM_REDIRECTED")
+    );
     assert_eq!(elsewhere.calls(), 0, "a redirect is not followed");
 }
 
@@ -104,7 +110,7 @@ async fn a_refusal_or_a_redirect_is_final_at_once() {
 async fn a_failing_downstream_is_called_again_until_it_does_the_work() {
     let server = Server::start(|n| async move { answer(if n < 2 { 503 } else { 200 }, "done") }).await;
     let (fixture, request) = end_with(&server.url).await;
-    assert_eq!((request.status, request.attempts, server.calls()), (Status::Completed, 3, 3));
+    assert_eq!((request.status, request.attempts, server.calls()), (RequestStatus::Completed, 3, 3));
     assert_eq!(fixture.metrics.retries.get(), 2);
 }
 
@@ -112,7 +118,10 @@ async fn a_failing_downstream_is_called_again_until_it_does_the_work() {
 async fn after_five_attempts_a_request_is_a_dead_letter() {
     let server = Server::always(500, "").await;
     let (fixture, request) = end_with(&server.url).await;
-    assert_eq!((request.status, failure(&request)), (Status::FailedRetryExhausted, "DOWNSTREAM_ERROR"));
+    assert_eq!(
+        (request.status, failure(&request)),
+        (RequestStatus::FailedRetryExhausted, "DOWNSTREAM_ERROR")
+    );
     assert_eq!((request.attempts, server.calls()), (5, 5));
     assert_eq!(fixture.engine.count_dead_requests().await.unwrap(), 1);
 }
@@ -141,7 +150,7 @@ async fn a_downstream_that_takes_too_long_is_called_again() {
         answer(200, "done")
     });
     let (_, request) = end_with(&server.await.url).await;
-    assert_eq!((request.status, request.attempts), (Status::Completed, 2));
+    assert_eq!((request.status, request.attempts), (RequestStatus::Completed, 2));
 }
 
 #[tokio::test]
@@ -160,7 +169,10 @@ async fn a_body_that_never_ends_takes_too_long_and_one_that_is_too_long_is_refus
     worker.kill().await;
     let long = Server::start(|_| async { Response::new(vec![b'x'; 1024 * 1024 + 1].into()) }).await;
     let (_, request) = end_with(&long.url).await;
-    assert_eq!((request.status, failure(&request)), (Status::FailedPermanent, "DOWNSTREAM_RESULT_TOO_LARGE"));
+    assert_eq!(
+        (request.status, failure(&request)),
+        (RequestStatus::FailedPermanent, "DOWNSTREAM_RESULT_TOO_LARGE")
+    );
 }
 
 #[tokio::test]
@@ -172,7 +184,7 @@ async fn a_downstream_that_will_call_back_is_waited_for() {
     let waits = || async { fixture.changes.lock().len() == 2 };
     until("the 202 is reported", waits).await;
     let request = fixture.find(id).await;
-    assert_eq!((request.status, request.attempts, request.result), (Status::InProgress, 1, None));
+    assert_eq!((request.status, request.attempts, request.result), (RequestStatus::InProgress, 1, None));
     worker.stop().await;
     assert_eq!(server.calls(), 1);
     let room =
@@ -186,7 +198,7 @@ async fn work_for_a_downstream_that_is_no_longer_there_is_done_by_the_default() 
     let fixture = Fixture::new(None);
     let id = fixture.submit_with("1", |submit| "retired".clone_into(&mut submit.downstream)).await;
     let worker = fixture.start();
-    assert_eq!(fixture.end_of(id).await.status, Status::Completed);
+    assert_eq!(fixture.end_of(id).await.status, RequestStatus::Completed);
     worker.stop().await;
 }
 

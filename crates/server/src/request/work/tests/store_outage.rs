@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use tokio_util::sync::CancellationToken;
-use weir_core::quota::Limits;
-use weir_core::request::retry::Policy;
-use weir_core::request::state::{Refused, Status};
+use weir_core::quota::QuotaLimits;
+use weir_core::request::retry::RetryPolicy;
+use weir_core::request::state::{RequestStatus, TransitionError};
 use weir_core::{RequestId, TenantId, Timestamp};
 use weir_store::request::{
     CallbackOutcome, CallbackReport, Claimed, DeadRequest, JobReport, Listed, Pending, Request, RequestAudit,
@@ -45,7 +45,7 @@ impl Outage {
 
 #[async_trait]
 impl RequestStore for Outage {
-    async fn claim_jobs(&self, room: &[Room], policy: &Policy) -> Result<Claimed> {
+    async fn claim_jobs(&self, room: &[Room], policy: &RetryPolicy) -> Result<Claimed> {
         self.engine.claim_jobs(room, policy).await
     }
     async fn job_downstreams(&self) -> Result<Vec<String>> {
@@ -54,8 +54,8 @@ impl RequestStore for Outage {
     async fn report_batch(
         &self,
         batch: Vec<JobReport>,
-        policy: &Policy,
-    ) -> Result<Vec<std::result::Result<Status, Refused>>> {
+        policy: &RetryPolicy,
+    ) -> Result<Vec<std::result::Result<RequestStatus, TransitionError>>> {
         self.tried.lock().push(batch.len());
         let fail = |left: usize| left.checked_sub(1);
         if self.failing.fetch_update(Ordering::SeqCst, Ordering::SeqCst, fail).is_ok() {
@@ -71,7 +71,7 @@ impl RequestStore for Outage {
     async fn wait_for_jobs(&self, at_most: Duration) {
         self.engine.wait_for_jobs(at_most).await;
     }
-    async fn submit_batch(&self, _: Batch<Submit>, _: Option<Limits>) -> Result<Vec<SubmitOutcome>> {
+    async fn submit_batch(&self, _: Batch<Submit>, _: Option<QuotaLimits>) -> Result<Vec<SubmitOutcome>> {
         unreachable!()
     }
     async fn find_request(&self, _: RequestId) -> Result<Option<Request>> {
@@ -80,13 +80,13 @@ impl RequestStore for Outage {
     async fn list_requests(
         &self,
         _: &TenantId,
-        _: Option<Status>,
+        _: Option<RequestStatus>,
         _: Option<RequestId>,
         _: usize,
     ) -> Result<Listed> {
         unreachable!()
     }
-    async fn claim_named(&self, _: &[RequestId], _: &Policy) -> Result<Claimed> {
+    async fn claim_named(&self, _: &[RequestId], _: &RetryPolicy) -> Result<Claimed> {
         unreachable!()
     }
     async fn call_back(&self, _: RequestId, _: CallbackReport) -> Result<CallbackOutcome> {
@@ -158,7 +158,7 @@ async fn work_through(is_transient: bool) -> Arc<Outage> {
         ids.push(fixture.submit("1").await);
     }
     for id in ids {
-        assert_eq!(fixture.end_of(id).await.status, Status::Completed);
+        assert_eq!(fixture.end_of(id).await.status, RequestStatus::Completed);
     }
     worker.stop().await;
     assert_eq!(server.calls(), 20, "no call is made again because its report was held up");

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
-use weir_core::webhook::{self, Received, Secret};
+use weir_core::webhook::{self, SignedMessage, SigningSecret};
 use weir_core::{ManualClock, TenantId, Timestamp};
 use weir_queue::{Queue, Source};
 use weir_store::request::{RequestStore, Submit, WEBHOOKS};
@@ -90,14 +90,14 @@ async fn a_signed_webhook_tells_of_the_end() {
     closing.cancel();
     let (headers, body) = receiver.seen(0);
     let header = |name: &str| headers[name].to_str().unwrap();
-    let message = Received {
+    let message = SignedMessage {
         id: header("webhook-id"),
         timestamp: header("webhook-timestamp"),
         signatures: header("webhook-signature"),
         body: &body,
     };
     let verify = |secret: &str| {
-        webhook::verify(&[Secret::parse(secret).unwrap()], message, fixture.engine.clock().now())
+        webhook::verify(&[SigningSecret::parse(secret).unwrap()], message, fixture.engine.clock().now())
     };
     let of_tenant = |name: &str| secret(&fixture).tenant_secret(&TenantId::parse(name).unwrap());
     assert_eq!(verify(&of_tenant("acme")), Ok(()));

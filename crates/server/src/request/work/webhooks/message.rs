@@ -3,7 +3,7 @@
 use bytes::{BufMut, Bytes, BytesMut};
 use serde::Serialize;
 use serde::de::IgnoredAny;
-use weir_core::request::state::Status;
+use weir_core::request::state::RequestStatus;
 use weir_queue::sms::rfc3339;
 use weir_store::request::Request;
 
@@ -23,7 +23,7 @@ struct Data<'a> {
 /// The body: what has happened, when, and the request as its status route shows it.
 pub(super) fn encode(request: &Request, result: Option<&[u8]>) -> Bytes {
     let kind = match request.status {
-        Status::Completed => "request.completed",
+        RequestStatus::Completed => "request.completed",
         _ => "request.failed",
     };
     let (failure, updated_at) = (request.failure.as_ref(), rfc3339(request.updated_at));
