@@ -1,4 +1,5 @@
-# make run    build and start Weir on the embedded engine
+# make run    build and start Weir on the embedded engine (a quick build, to try it)
+# make build  the binary for use: target/release/weir
 # make page   the sale page alone, for the next build
 # make test   everything CI checks: format, prose, lints, every test (installs what the tests need)
 # make bench  the speed of this machine, side by side with baselines (written to bench/results and docs/performance.md)
@@ -17,12 +18,14 @@ HAS_NODE := command -v npm >/dev/null 2>&1 && \
 help:
 	@sed -n 's/^# //p' Makefile
 
-run: page build
+run: page
+	@test -x target/quick/weir || echo 'Building Weir. The first time this takes about four minutes; cargo shows how far it is.'
+	cargo build --profile quick --locked -p weir
 	@printf '\nStarting Weir on http://%s (stop with Ctrl-C). In another terminal, try:\n\n' '$(LISTEN)'
 	@printf "  curl -s -H 'content-type: application/json' http://%s/api/config -d '{\"userId\":\"alice\",\"rateLimit\":2,\"timeWindow\":1}'\n" '$(LISTEN)'
 	@printf "  curl -s -H 'content-type: application/json' http://%s/api/send   -d '{\"userId\":\"alice\",\"message\":\"hello\"}'\n" '$(LISTEN)'
 	@printf '  or open http://%s/sale/\n\n' '$(LISTEN)'
-	@exec ./target/release/weir serve
+	@exec ./target/quick/weir serve
 
 # The sale page, which the build puts into the binary; without Node the binary says how to get it. Built anew only when it
 # changed: a new page means a new binary.
