@@ -3,4 +3,5 @@
 pub(crate) mod audit;
 pub(crate) mod clocks;
 pub(crate) mod health;
+pub(crate) mod readiness;
 pub(crate) mod routes;

@@ -15,7 +15,7 @@ use crate::http::openapi;
 use crate::http::openapi::describe;
 use crate::http::route::Route;
 use crate::operations::routes as operations;
-use crate::operations::routes::{audit, dead_letters, queue};
+use crate::operations::routes::{audit, dead_letters, queue, readiness};
 use crate::quota::routes as quota;
 use crate::request::routes as request;
 use crate::sale::routes as sale;
@@ -164,7 +164,8 @@ fn operations() -> Vec<Route> {
     let routes = vec![
         route!(GET "/health", Open, operations::get_health).in_reserve(),
         route!(GET "/livez", Open, operations::get_livez).in_reserve(),
-        route!(GET "/readyz", Open, operations::get_readyz).in_reserve(),
+        route!(GET "/readyz", Open, readiness::get_readyz).in_reserve(),
+        route!(GET "/readyz/{capability}", Open, readiness::get_capability_readyz).in_reserve(),
         route!(GET "/metrics", Open, operations::get_metrics).in_reserve(),
         route!(GET "/openapi.json", Open, get_openapi),
         route!(GET "/docs", Open, operations::get_docs),

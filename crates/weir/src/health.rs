@@ -20,6 +20,9 @@ pub(crate) struct HealthArgs {
     /// The address of the server's HTTP API [env: WEIR_LISTEN] [default: 127.0.0.1:8080]
     #[arg(long, value_name = "ADDRESS")]
     listen: Option<String>,
+    /// Ask about this capability alone: quota, slot, request, tier or sale
+    #[arg(long, value_name = "NAME", value_parser = ["quota", "slot", "request", "tier", "sale"])]
+    capability: Option<String>,
 }
 
 pub(crate) fn run(arguments: &HealthArgs) -> anyhow::Result<ExitCode> {
@@ -27,7 +30,8 @@ pub(crate) fn run(arguments: &HealthArgs) -> anyhow::Result<ExitCode> {
         arguments.listen.clone().map(|listen| ("listen", listen)).into_iter().collect();
     let settings = Settings::read(Sources::from_process(flags)?)?;
     let address = reachable(settings.process.listen);
-    let answer = ask(address).with_context(|| format!("no server answers on {address}"))?;
+    let answer = ask(address, arguments.capability.as_deref())
+        .with_context(|| format!("no server answers on {address}"))?;
     let ready = answer.split(' ').nth(1) == Some("200");
     let body = answer.split_once("\r\n\r\n").map_or("", |(_, body)| body);
     anyhow::ensure!(ready, "the server on {address} is not ready: {body}");
@@ -45,11 +49,12 @@ pub(crate) fn reachable(mut listen: SocketAddr) -> SocketAddr {
     listen
 }
 
-fn ask(address: SocketAddr) -> std::io::Result<String> {
+fn ask(address: SocketAddr, capability: Option<&str>) -> std::io::Result<String> {
     let mut stream = TcpStream::connect_timeout(&address, PATIENCE)?;
     stream.set_read_timeout(Some(PATIENCE))?;
     stream.set_write_timeout(Some(PATIENCE))?;
-    write!(stream, "GET /readyz HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n\r\n")?;
+    let path = capability.map_or_else(|| "/readyz".to_owned(), |name| format!("/readyz/{name}"));
+    write!(stream, "GET {path} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n\r\n")?;
     let mut answer = String::new();
     stream.take(64 * 1024).read_to_string(&mut answer)?;
     Ok(answer)

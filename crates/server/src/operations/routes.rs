@@ -3,6 +3,7 @@
 pub(crate) mod audit;
 pub(crate) mod dead_letters;
 pub(crate) mod queue;
+pub(crate) mod readiness;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -31,7 +32,7 @@ const PAGE_POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; script
 
 #[derive(Debug, Serialize, ToSchema)]
 struct HealthResponse {
-    /// Whether the check itself was carried out. Look at `data.status` for the result.
+    /// Whether every engine answered.
     #[schema(examples(true))]
     success: bool,
     data: HealthData,
@@ -120,17 +121,15 @@ struct CheckResponse {
 )]
 pub(crate) async fn get_health(State(app): State<Arc<App>>) -> Response {
     let checks = app.health.check().await;
-    let (status, word) = if checks.iter().all(|check| check.up) {
-        (StatusCode::OK, "healthy")
-    } else {
-        (StatusCode::SERVICE_UNAVAILABLE, "degraded")
-    };
+    let healthy = checks.iter().all(|check| check.up);
+    let (status, word) =
+        if healthy { (StatusCode::OK, "healthy") } else { (StatusCode::SERVICE_UNAVAILABLE, "degraded") };
     let describe = |check: &Check| {
         let status = if check.up { "up" } else { "down" };
         (check.engine, CheckResponse { status, latency_ms: check.latency.as_millis(), reason: check.reason })
     };
     let body = HealthResponse {
-        success: true,
+        success: healthy,
         data: HealthData {
             status: word,
             uptime: app.started.elapsed().as_secs(),
@@ -152,33 +151,6 @@ pub(crate) async fn get_health(State(app): State<Arc<App>>) -> Response {
 )]
 pub(crate) async fn get_livez() -> &'static str {
     "ok"
-}
-
-/// Probe readiness.
-///
-/// Whether this process should be given traffic now. No longer once it begins to stop.
-#[utoipa::path(
-    get,
-    path = "/readyz",
-    tag = "operations",
-    responses(
-        (status = 200, description = "Ready: `ok`.", body = String, content_type = "text/plain"),
-        (
-            status = 503,
-            description = "Not now: an engine does not answer, or the server is shutting down. Send traffic elsewhere; \
-                `/health` says why. Do not restart for this.",
-            body = String, content_type = "text/plain",
-        ),
-    ),
-)]
-pub(crate) async fn get_readyz(State(app): State<Arc<App>>) -> (StatusCode, &'static str) {
-    if app.shutdown.closing().is_cancelled() {
-        (StatusCode::SERVICE_UNAVAILABLE, "shutting down")
-    } else if app.health.check().await.first().is_some_and(|store| store.up) {
-        (StatusCode::OK, "ok")
-    } else {
-        (StatusCode::SERVICE_UNAVAILABLE, "the store does not answer")
-    }
 }
 
 /// Read the metrics.

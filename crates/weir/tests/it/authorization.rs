@@ -25,7 +25,7 @@ const FAR: u64 = 4_000_000_000;
 const NOBODY: &str = "019ceaa0-0d7b-7c3e-9a41-5f2d8c6b7e10";
 
 /// Routes that let in whoever asks, or whom this test cannot let in, and why.
-const NOT_COVERED: [(&str, &str); 23] = [
+const NOT_COVERED: [(&str, &str); 24] = [
     ("POST /api/config", "quota has no callers of its own: networks keep strangers out"),
     ("GET /api/config/{userId}", "quota has no callers of its own"),
     ("DELETE /api/config/{userId}", "quota has no callers of its own"),
@@ -47,6 +47,7 @@ const NOT_COVERED: [(&str, &str); 23] = [
     ("GET /health", "probes and dashboards have no credentials"),
     ("GET /livez", "probes have no credentials"),
     ("GET /readyz", "probes have no credentials"),
+    ("GET /readyz/{capability}", "probes have no credentials"),
     ("GET /metrics", "Prometheus has no credentials"),
     ("GET /openapi.json", "says what credentials are for"),
     ("GET /docs", "a page"),

@@ -23,6 +23,7 @@ mod outage;
 mod overload;
 mod queue;
 mod quota;
+mod readiness;
 mod redis;
 mod request;
 mod sale;

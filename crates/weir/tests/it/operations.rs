@@ -16,10 +16,10 @@ async fn health_names_the_engine_and_readiness_follows_it(store: Store) {
     assert_eq!((&body["success"], &body["data"]["status"]), (&json!(true), &json!("healthy")));
     assert_eq!(body["data"]["checks"][engine]["status"], "up");
     assert!(body["data"]["uptime"].is_u64() && body["data"]["checks"][engine]["latencyMs"].is_u64());
-    for path in ["/livez", "/readyz"] {
-        let response = client.get(path).await.unwrap();
-        assert_eq!((response.status, &response.body[..]), (200, &b"ok"[..]), "{path}");
-    }
+    let alive = client.get("/livez").await.unwrap();
+    assert_eq!((alive.status, &alive.body[..]), (200, &b"ok"[..]));
+    let ready = client.get("/readyz").await.unwrap();
+    assert_eq!((ready.status, &ready.json()["status"]), (200, &json!("ready")));
 }
 
 async fn metrics_tell_of_requests_lanes_and_outcomes(store: Store) {
@@ -143,15 +143,18 @@ async fn pages_are_whole_and_closed_to_other_origins() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_health_command_says_whether_a_server_is_ready() {
-    let ask = |address: String| {
+    let ask_with = |address: &str, more: &[&str]| {
         let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_weir"));
-        command.args(["health", "--listen", &address]).output().unwrap()
+        command.args(["health", "--listen", address]).args(more).output().unwrap()
     };
+    let ask = |address: String| ask_with(&address, &[]);
     let running = Running::start(Store::Embedded).await;
     let address = running.weir.addr().to_string();
     let ready = ask(address.clone());
     assert!(ready.status.success());
     assert!(String::from_utf8_lossy(&ready.stdout).contains(&address));
+    assert!(ask_with(&address, &["--capability", "sale"]).status.success());
+    assert_eq!(ask_with(&address, &["--capability", "coffee"]).status.code(), Some(2));
     drop(running);
     let gone = ask(address);
     assert_eq!(gone.status.code(), Some(1));
@@ -177,7 +180,7 @@ async fn a_disk_that_takes_no_more_shows_in_health_until_it_does() {
     let (status, check) = health().await;
     assert_eq!((status, &check["status"]), (503, &json!("down")), "{check}");
     assert!(check["reason"].as_str().unwrap().contains("takes no writes"), "{check}");
-    assert_eq!(client.get("/readyz").await.unwrap().status, 503);
+    assert_eq!(client.get("/readyz/quota").await.unwrap().status, 503);
     limit(None);
     assert_eq!(send().await, 200);
     let (status, check) = health().await;

@@ -48,7 +48,7 @@ async fn expect_503(client: &Client) {
         health.status == 503 && health.json()["data"]["checks"]["postgresql"]["status"] == "down"
     })
     .await;
-    assert_eq!(client.get("/readyz").await.unwrap().status, 503);
+    assert_eq!(client.get("/readyz/quota").await.unwrap().status, 503);
 }
 
 async fn expect_recovery(client: &Client, weir: &Weir) {

@@ -126,6 +126,14 @@ text!(
     HealthStatus, "healthy", enum_values(["healthy", "degraded"])
 );
 text!(
+    /// `degraded` when some capabilities cannot be served, `unavailable` when none can.
+    ReadinessStatus, "ready", enum_values(["ready", "degraded", "unavailable"])
+);
+text!(
+    /// A capability.
+    CapabilityName, "quota", enum_values(["quota", "slot", "request", "tier", "sale"])
+);
+text!(
     /// Whether the engine answered.
     EngineStatus, "up", enum_values(["up", "down"])
 );
