@@ -163,13 +163,13 @@ impl JournalWriter {
         let limits = self.memories.limits.changes().map(|change| SpentRow {
             scope: change.policy.scope,
             key: String::from(&*change.id),
-            kept: SpentRecord::of_limit(&change.policy.rule, change.spent),
+            record: SpentRecord::of_limit(&change.policy.rule, change.spent),
             saved_at,
         });
         let tiers = self.memories.tiers.changes().map(|change| SpentRow {
             scope: change.policy.scope,
             key: String::from(&*change.id),
-            kept: SpentRecord::of_tier(&change.policy.rule, change.spent),
+            record: SpentRecord::of_tier(&change.policy.rule, change.spent),
             saved_at,
         });
         limits.chain(tiers).collect()
@@ -198,8 +198,8 @@ impl JournalWriter {
             state.tidied = page.last().map(|row| (row.scope, row.key.clone()));
         }
         // While the desk is ours, rows are as they were last written; what was spent since will be written again.
-        let old = page.into_iter().filter(|row| row.kept.as_ref().is_none_or(|kept| is_over(kept, now)));
-        let old: Vec<_> = old.map(|row| SpentRow { kept: None, ..row }).collect();
+        let old = page.into_iter().filter(|row| row.record.as_ref().is_none_or(|kept| is_over(kept, now)));
+        let old: Vec<_> = old.map(|row| SpentRow { record: None, ..row }).collect();
         if old.is_empty() { Ok(()) } else { self.store.save_spent(old).await }
     }
 
@@ -246,13 +246,13 @@ async fn restore(store: &dyn TierStore, memories: &Memories) -> Result<()> {
         let is_last = page.len() < PAGE;
         after = page.last().map(|row| (row.scope, row.key.clone()));
         let now = memories.clock.now();
-        for SpentRow { scope, key, kept, saved_at } in page {
-            let kept = kept.map(|kept| match saved_at {
+        for SpentRow { scope, key, record, saved_at } in page {
+            let record = record.map(|record| match saved_at {
                 // The clock has stepped back since it was written.
-                Some(saved_at) if saved_at > now => kept.moved_earlier(saved_at.since(now)),
-                _ => kept,
+                Some(saved_at) if saved_at > now => record.moved_earlier(saved_at.since(now)),
+                _ => record,
             });
-            let restored = match kept {
+            let restored = match record {
                 Some(SpentRecord::Limit(limit, spent)) => {
                     let rule = rules.limits.entry((scope, limit));
                     let rule = rule.or_insert_with(|| Arc::new(ScopedRule { scope, rule: limit }));

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use weir_core::Clock;
 use weir_core::tier::{Rule, TokenBucket};
-use weir_store::throttle::{Throttle, Throttled};
+use weir_store::throttle::{Throttle, ThrottleDecision};
 
 use crate::memory::{Full, Memory, Options, Policy};
 
@@ -30,13 +30,13 @@ impl KeyThrottle {
 }
 
 impl Throttle for KeyThrottle {
-    fn take(&self, key: &str) -> Throttled {
+    fn take(&self, key: &str) -> ThrottleDecision {
         let (bucket, now) = (&self.policy.rule, self.clock.now());
         let (is_allowed, level) = match self.memory.take(&self.policy, key, 1, now) {
             Ok(taken) => (taken.decision.is_allowed(), taken.spent),
             Err(Full) => (true, bucket.unspent()),
         };
-        Throttled { is_allowed, limit_state: bucket.limit_state(&level, now) }
+        ThrottleDecision { is_allowed, limit_state: bucket.limit_state(&level, now) }
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use weir_core::tier::{Decision, Limit, LimitUsage, Rule, ScopedRule, TierRule};
 use weir_core::{Clock, Timestamp};
-use weir_store::tier::{Ask, LimitStatus, LimitStore, Policy, Taken, TierStore, TierTaken};
+use weir_store::tier::{LimitCheck, LimitOutcome, LimitStatus, LimitStore, Policy, TierOutcome, TierStore};
 use weir_store::{Error, Result};
 
 use crate::journal::Journal;
@@ -99,7 +99,7 @@ impl Memories {
     }
 
     /// One key, which is what most decisions are about.
-    fn take_one(&self, ask: &Ask<'_>, peek: bool, now: Timestamp) -> Result<(Decision, LimitUsage)> {
+    fn take_one(&self, ask: &LimitCheck<'_>, peek: bool, now: Timestamp) -> Result<(Decision, LimitUsage)> {
         let rule = &ask.policy.scoped;
         if peek {
             let spent = self.limits.peek(rule, ask.key, now);
@@ -110,10 +110,10 @@ impl Memories {
         Ok((taken.decision, taken.spent))
     }
 
-    fn take_binding(&self, asks: &[Ask<'_>], peek: bool, now: Timestamp) -> Result<Taken> {
+    fn take_binding(&self, asks: &[LimitCheck<'_>], peek: bool, now: Timestamp) -> Result<LimitOutcome> {
         if let [ask] = asks {
             let (decision, spent) = self.take_one(ask, peek, now)?;
-            return Ok(Taken { decision, each: vec![(decision, spent)], now });
+            return Ok(LimitOutcome { decision, each: vec![(decision, spent)], now });
         }
         let wants: Vec<Want<'_, Limit>> =
             asks.iter().map(|ask| Want { policy: &ask.policy.scoped, id: ask.key, cost: ask.cost }).collect();
@@ -123,16 +123,16 @@ impl Memories {
             self.limits.take_all(&wants, now).map_err(|full| self.full(full))?
         };
         let each = taken.each.into_iter().map(|taken| (taken.decision, taken.spent)).collect();
-        Ok(Taken { decision: taken.decision, each, now })
+        Ok(LimitOutcome { decision: taken.decision, each, now })
     }
 
     /// Those that bind first; if they have room, each that only observes takes what fits.
-    fn take_with_shadows(&self, asks: &[Ask<'_>], peek: bool, now: Timestamp) -> Result<Taken> {
+    fn take_with_shadows(&self, asks: &[LimitCheck<'_>], peek: bool, now: Timestamp) -> Result<LimitOutcome> {
         let is_shadow = |at: &usize| asks[*at].policy.spec.shadow;
         let (shadows, binding): (Vec<usize>, Vec<usize>) = (0..asks.len()).partition(is_shadow);
-        let binding_asks: Vec<Ask<'_>> = binding.iter().map(|at| asks[*at]).collect();
+        let binding_asks: Vec<LimitCheck<'_>> = binding.iter().map(|at| asks[*at]).collect();
         let taken = if binding.is_empty() {
-            Taken { decision: Decision::Allowed, each: Vec::new(), now }
+            LimitOutcome { decision: Decision::Allowed, each: Vec::new(), now }
         } else {
             self.take_binding(&binding_asks, peek, now)?
         };
@@ -150,9 +150,9 @@ impl Memories {
                     let cost = costs.fold(0, u32::saturating_add);
                     if !spends && !peek {
                         // What was spent under another rule is from now on under this one, as in every decision.
-                        let _ = self.take_one(&Ask { cost: 0, ..asks[at] }, false, now)?;
+                        let _ = self.take_one(&LimitCheck { cost: 0, ..asks[at] }, false, now)?;
                     }
-                    Some(self.take_one(&Ask { cost, ..asks[at] }, !spends, now)?)
+                    Some(self.take_one(&LimitCheck { cost, ..asks[at] }, !spends, now)?)
                 }
             };
         }
@@ -163,17 +163,17 @@ impl Memories {
             }
             Decision::Allowed => Decision::Allowed,
         };
-        Ok(Taken { decision, each: each.into_iter().flatten().collect(), now })
+        Ok(LimitOutcome { decision, each: each.into_iter().flatten().collect(), now })
     }
 }
 
-fn is_same_key(a: &Ask<'_>, b: &Ask<'_>) -> bool {
+fn is_same_key(a: &LimitCheck<'_>, b: &LimitCheck<'_>) -> bool {
     (a.policy.scope(), a.key) == (b.policy.scope(), b.key)
 }
 
 #[async_trait]
 impl LimitStore for LocalLimiter {
-    async fn take(&self, asks: &[Ask<'_>], peek: bool) -> Result<Taken> {
+    async fn take(&self, asks: &[LimitCheck<'_>], peek: bool) -> Result<LimitOutcome> {
         let now = self.memories.clock.now();
         if asks.iter().any(|ask| ask.policy.spec.shadow) {
             self.memories.take_with_shadows(asks, peek, now)
@@ -205,14 +205,19 @@ impl LimitStore for LocalLimiter {
         Ok(())
     }
 
-    async fn take_tier(&self, user: &str, rule: &Arc<ScopedRule<TierRule>>, cost: u32) -> Result<TierTaken> {
+    async fn take_tier(
+        &self,
+        user: &str,
+        rule: &Arc<ScopedRule<TierRule>>,
+        cost: u32,
+    ) -> Result<TierOutcome> {
         let now = self.memories.clock.now();
         let taken = self.memories.tiers.take(rule, user, cost, now);
         let taken = taken.map_err(|full| self.memories.full(full))?;
-        Ok(TierTaken { decision: taken.decision, spent: taken.spent, now })
+        Ok(TierOutcome { decision: taken.decision, spent: taken.spent, now })
     }
 
-    async fn keep(&self) {
+    async fn flush(&self) {
         if let Some(journal) = &self.journal {
             journal.keep().await;
         }

@@ -8,35 +8,35 @@ use weir_core::{EventId, Timestamp};
 use weir_store::Result;
 use weir_store::slot::Slot;
 
-use crate::{Receipt, sms};
+use crate::{ClaimReceipt, rfc3339};
 
 /// What the lease of the dispatcher stands under, beside those of topics. No topic has a space in its name.
-pub const SEAT: &str = "slots due";
+pub const DUE_LEASE: &str = "slots due";
 
 /// Slots that are due, handed out to one dispatcher.
 #[derive(Clone, Debug, Default)]
-pub struct Due {
+pub struct DueSlots {
     /// In order of time.
     pub slots: Vec<Slot>,
     /// Noted as due, but given back since: nothing to publish.
-    pub void: Vec<(Timestamp, EventId)>,
+    pub released: Vec<(Timestamp, EventId)>,
     /// What [`DueStore::settle_due`] needs to know them by.
-    pub receipt: Receipt,
+    pub receipt: ClaimReceipt,
     /// With nothing due: how long until something will be, if something is noted.
-    pub next: Option<Duration>,
+    pub next_due_in: Option<Duration>,
 }
 
-impl Due {
+impl DueSlots {
     /// Whether there is nothing to settle.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.slots.is_empty() && self.void.is_empty()
+        self.slots.is_empty() && self.released.is_empty()
     }
 }
 
-/// What became of the slots of a [`Due`].
+/// What became of the slots of a [`DueSlots`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Dispatched<'a> {
+pub enum DispatchOutcome<'a> {
     /// So many of them, from the first on, are with a broker. The rest is handed out again.
     Published(usize),
     /// All of them go on this topic of the store's own queue, in the commit that settles them.
@@ -48,12 +48,12 @@ pub enum Dispatched<'a> {
 pub trait DueStore: Send + Sync + 'static {
     /// Notes slots whose time is still to come, a page at a time in order of id: those assigned while nothing was
     /// dispatched. Returns where the next page begins; `None` after the last one.
-    async fn note_due(&self, after: Option<&EventId>) -> Result<Option<EventId>>;
+    async fn record_due(&self, after: Option<&EventId>) -> Result<Option<EventId>>;
     /// Hands out up to `max` slots whose time has come, in order of time. Until they are settled or `lease` has
     /// passed nobody else gets any, so that order is kept.
-    async fn take_due(&self, max: usize, lease: Duration) -> Result<Due>;
+    async fn claim_due(&self, max: usize, lease: Duration) -> Result<DueSlots>;
     /// Settles what was taken, in one commit. False when the lease had run out: then nothing was done.
-    async fn settle_due(&self, due: &Due, dispatched: Dispatched<'_>) -> Result<bool>;
+    async fn settle_due(&self, due: &DueSlots, dispatched: DispatchOutcome<'_>) -> Result<bool>;
     /// Returns when something may be due sooner than was known: at once when this process has assigned something
     /// since the last call, at the latest after `at_most`.
     async fn wait_due(&self, at_most: Duration);
@@ -75,9 +75,9 @@ pub fn encode(slot: &Slot) -> Vec<u8> {
     let event = DueEvent {
         event_id: slot.event.as_str(),
         config_name: slot.config.as_str(),
-        requested_time: sms::rfc3339(slot.requested),
-        window_start: sms::rfc3339(slot.window_start),
-        scheduled_time: sms::rfc3339(slot.scheduled),
+        requested_time: rfc3339(slot.requested),
+        window_start: rfc3339(slot.window_start),
+        scheduled_time: rfc3339(slot.scheduled),
     };
     serde_json::to_vec(&event).expect("strings and times always become JSON")
 }

@@ -2,8 +2,8 @@
 //!
 //! A queue delivers at least once and keeps the order of each key. Messages get in through the transaction that
 //! decided them (that is the engines' own business) or, where they must be confirmed before they count, through a
-//! [`publish::Publisher`]. They get out through a [`Source`]: [`Source::claim`] hands out a batch for a while, and
-//! [`Source::settle`] says what became of each message, in one commit. A [`Queue`] is a source that also keeps dead
+//! [`publish::Publisher`]. They get out through a [`MessageSource`]: [`MessageSource::claim`] hands out a batch for a while, and
+//! [`MessageSource::settle`] says what became of each message, in one commit. A [`Queue`] is a source that also keeps dead
 //! letters and books for operators. The queues that are tables live with their stores; [`kafka`] is here.
 
 pub mod due;
@@ -43,25 +43,25 @@ pub struct Message {
 
 /// Some messages of a topic, handed out until `visibility` has passed.
 #[derive(Debug, Default)]
-pub struct Claim {
+pub struct MessageClaim {
     /// In order for each key.
     pub messages: Vec<Message>,
-    /// What [`Source::settle`] needs to know them by.
-    pub receipt: Receipt,
+    /// What [`MessageSource::settle`] needs to know them by.
+    pub receipt: ClaimReceipt,
 }
 
-/// The leases behind a [`Claim`]. A lease that has run out settles nothing.
+/// The leases behind a [`MessageClaim`]. A lease that has run out settles nothing.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Receipt {
+pub struct ClaimReceipt {
     /// The topic.
     pub topic: String,
     /// The shards it holds, each with the number of its lease.
-    pub leases: Vec<Lease>,
+    pub leases: Vec<ShardLease>,
 }
 
 /// One shard's lease. Tokens only grow, so an old holder cannot pass for a new one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Lease {
+pub struct ShardLease {
     /// The shard.
     pub shard: u16,
     /// The number of this lease.
@@ -78,14 +78,14 @@ pub struct Settlement {
     /// Never to be handed out again, and why.
     pub dead: Vec<(Position, String)>,
     /// To be handed out again after a while, which costs no attempt; later messages of the same key wait behind it. A worker
-    /// that goes on with such a message has it alone until then, without a lease; see [`Queue::settle_put_off`].
-    pub put_off: Vec<(Position, Duration)>,
+    /// that goes on with such a message has it alone until then, without a lease; see [`Queue::settle_deferred`].
+    pub deferred: Vec<(Position, Duration)>,
 }
 
 impl Settlement {
     /// All messages that it names.
     pub fn positions(&self) -> impl Iterator<Item = Position> {
-        let delayed = self.retry.iter().chain(&self.put_off).map(|(position, _)| *position);
+        let delayed = self.retry.iter().chain(&self.deferred).map(|(position, _)| *position);
         self.done.iter().copied().chain(delayed).chain(self.dead.iter().map(|(position, _)| *position))
     }
 }
@@ -135,13 +135,13 @@ impl QueueAudit {
 
 /// How messages get out of a queue: all that a sender needs.
 #[async_trait]
-pub trait Source: Send + Sync + 'static {
+pub trait MessageSource: Send + Sync + 'static {
     /// Hands out up to `max` messages for `visibility`. While a key's messages are out, no other claim gets any of
     /// that key.
-    async fn claim(&self, topic: &str, max: usize, visibility: Duration) -> Result<Claim>;
+    async fn claim(&self, topic: &str, max: usize, visibility: Duration) -> Result<MessageClaim>;
     /// Settles a claim and gives up its leases, in one commit. False when a lease had run out: then the messages of
     /// that lease are left to whoever holds it now.
-    async fn settle(&self, receipt: &Receipt, settlement: Settlement) -> Result<bool>;
+    async fn settle(&self, receipt: &ClaimReceipt, settlement: Settlement) -> Result<bool>;
     /// Returns when there may be something to claim: at once when this process enqueued something since the last
     /// call, at the latest after `at_most`.
     async fn wait(&self, topic: &str, at_most: Duration);
@@ -151,7 +151,7 @@ pub trait Source: Send + Sync + 'static {
 
 /// A queue of topics that keeps its dead letters and its books, for operators.
 #[async_trait]
-pub trait Queue: Source {
+pub trait Queue: MessageSource {
     /// Dead letters of all topics in order of id, after the one named `after`, each with no more than the first
     /// `payload_max` bytes of its payload and as many characters of its reason: payloads may be large, and a list of them
     /// larger than memory.
@@ -163,7 +163,7 @@ pub trait Queue: Source {
     ) -> Result<Vec<DeadLetter>>;
     /// Settles messages that were put off. It needs no lease of their shards. One that was handed out again meanwhile is
     /// settled all the same; one that is not there any more, or that another call of this is settling, is passed over.
-    async fn settle_put_off(&self, topic: &str, settlement: Settlement) -> Result<()>;
+    async fn settle_deferred(&self, topic: &str, settlement: Settlement) -> Result<()>;
     /// Puts a dead letter back where it stood, its attempts forgotten; false when there is none of that id.
     async fn replay(&self, id: &str) -> Result<bool>;
     /// Puts every dead letter back and says how many.
@@ -172,6 +172,14 @@ pub trait Queue: Source {
     async fn discard(&self, id: &str) -> Result<bool>;
     /// Reads the books of a topic.
     async fn audit(&self, topic: &str) -> Result<QueueAudit>;
+}
+
+/// Converts a store's time for JSON and logs. A time outside of the calendar's range, which only a row edited by hand
+/// can hold, becomes the nearest end of the range.
+#[must_use]
+pub fn rfc3339(at: Timestamp) -> jiff::Timestamp {
+    let nearest = if at < Timestamp::EPOCH { jiff::Timestamp::MIN } else { jiff::Timestamp::MAX };
+    jiff::Timestamp::from_microsecond(at.as_micros()).unwrap_or(nearest)
 }
 
 #[cfg(test)]

@@ -9,10 +9,10 @@ const LENGTH_BYTES: usize = size_of::<u32>();
 /// A text that no pack was written as.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("queue_pack holds a row that is cut off")]
-pub struct CutOff;
+pub struct TruncatedPack;
 
 /// How many of the messages with these lengths go into the next pack, which is to be no longer than `bytes_max`: one at least.
-pub fn fitting(lengths: impl Iterator<Item = usize>, bytes_max: usize) -> usize {
+pub fn count_fitting(lengths: impl Iterator<Item = usize>, bytes_max: usize) -> usize {
     let mut bytes = 0_usize;
     let fits = |length: &usize| {
         bytes = bytes.saturating_add(*length);
@@ -33,7 +33,7 @@ pub fn write<'a>(messages: impl IntoIterator<Item = (&'a str, &'a [u8])> + Clone
 }
 
 /// The messages of a pack, in order.
-pub fn read(pack: &[u8]) -> impl Iterator<Item = Result<(&str, &[u8]), CutOff>> {
+pub fn read(pack: &[u8]) -> impl Iterator<Item = Result<(&str, &[u8]), TruncatedPack>> {
     let mut rest = pack;
     std::iter::from_fn(move || {
         if rest.is_empty() {
@@ -42,7 +42,7 @@ pub fn read(pack: &[u8]) -> impl Iterator<Item = Result<(&str, &[u8]), CutOff>> 
         let message = (|| Some((str::from_utf8(take(&mut rest)?).ok()?, take(&mut rest)?)))();
         // Nothing can be said of what comes after a fault.
         message.is_none().then(|| rest = &[]);
-        Some(message.ok_or(CutOff))
+        Some(message.ok_or(TruncatedPack))
     })
 }
 
@@ -74,10 +74,10 @@ mod tests {
 
     #[test]
     fn a_pack_is_bounded_by_messages_and_by_bytes() {
-        assert_eq!(fitting([1; 3].into_iter(), 10), 3);
-        assert_eq!(fitting(std::iter::repeat(0), 10), MESSAGES_MAX);
-        assert_eq!(fitting([9, 1, 1].into_iter(), 10), 2);
-        assert_eq!(fitting([11, 1].into_iter(), 10), 1);
+        assert_eq!(count_fitting([1; 3].into_iter(), 10), 3);
+        assert_eq!(count_fitting(std::iter::repeat(0), 10), MESSAGES_MAX);
+        assert_eq!(count_fitting([9, 1, 1].into_iter(), 10), 2);
+        assert_eq!(count_fitting([11, 1].into_iter(), 10), 1);
     }
 
     #[test]
@@ -90,7 +90,7 @@ mod tests {
             b"\x01\0\0\0\xff\0\0\0\0",
         ] {
             let found: Vec<_> = read(cut).collect();
-            assert_eq!(found, [Err(CutOff)], "{cut:?}");
+            assert_eq!(found, [Err(TruncatedPack)], "{cut:?}");
         }
         assert_eq!(read(b"").count(), 0);
     }

@@ -1,14 +1,14 @@
 //! The seam of publishing: events go out in batches, and each comes back with its fate.
 
 use async_trait::async_trait;
-use weir_store::quota::{Accepted, Queued, TOPIC};
+use weir_store::quota::{AcceptedMessage, EnqueueOutcome, TOPIC};
 use weir_store::{Error, Result};
 
 use crate::sms;
 
 /// Something to be published.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Event {
+pub struct OutgoingEvent {
     /// Whose order it keeps. Empty: nobody's.
     pub key: Vec<u8>,
     /// What it says.
@@ -17,7 +17,7 @@ pub struct Event {
     pub headers: Vec<(&'static str, String)>,
 }
 
-impl Event {
+impl OutgoingEvent {
     /// An event without headers. A `String` as the key is taken over, not copied.
     #[must_use]
     pub fn new(key: impl Into<Vec<u8>>, payload: Vec<u8>) -> Self {
@@ -49,28 +49,33 @@ impl PublishOutcome {
 pub trait Publisher: Send + Sync + 'static {
     /// Publishes a batch together, keeps the order of each key, and answers with one fate for each event, in the
     /// order of the events and within a bounded time. Dropping the future takes nothing back.
-    async fn publish(&self, topic: &str, events: Vec<Event>) -> Vec<PublishOutcome>;
+    async fn publish(&self, topic: &str, events: Vec<OutgoingEvent>) -> Vec<PublishOutcome>;
     /// Makes sure that somebody answers, within a bounded time.
     async fn ping(&self) -> Result<()>;
 }
 
 /// Publishes accepted messages as events of their topic, and says of each whether it is on its way.
-pub async fn publish_accepted(publisher: &dyn Publisher, accepted: &[Accepted<'_>]) -> Vec<Queued> {
-    let events =
-        accepted.iter().map(|message| Event::new(message.user.as_str(), sms::encode(message))).collect();
+pub async fn publish_accepted(
+    publisher: &dyn Publisher,
+    accepted: &[AcceptedMessage<'_>],
+) -> Vec<EnqueueOutcome> {
+    let events = accepted
+        .iter()
+        .map(|message| OutgoingEvent::new(message.user.as_str(), sms::encode(message)))
+        .collect();
     let fates = publisher.publish(TOPIC, events).await;
     fates
         .into_iter()
         .map(|fate| match fate {
-            PublishOutcome::Confirmed => Queued::Yes,
-            PublishOutcome::Failed(error) => tell(&error, Queued::No),
-            PublishOutcome::Unknown(error) => tell(&error, Queued::Unknown),
+            PublishOutcome::Confirmed => EnqueueOutcome::Enqueued,
+            PublishOutcome::Failed(error) => tell(&error, EnqueueOutcome::Failed),
+            PublishOutcome::Unknown(error) => tell(&error, EnqueueOutcome::Unknown),
         })
         .collect()
 }
 
 /// The caller is told what became of its message; why is for the log.
-fn tell(error: &Error, queued: Queued) -> Queued {
+fn tell(error: &Error, queued: EnqueueOutcome) -> EnqueueOutcome {
     tracing::debug!(target: "weir::kafka", error = %error.with_causes(), ?queued, "a message was not confirmed");
     queued
 }

@@ -4,8 +4,9 @@ use std::borrow::Cow;
 
 use jiff::Timestamp as Rfc3339;
 use serde::{Deserialize, Serialize};
-use weir_core::Timestamp;
-use weir_store::quota::Accepted;
+use weir_store::quota::AcceptedMessage;
+
+use crate::rfc3339;
 
 /// An accepted message on its way to a phone.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
@@ -34,7 +35,7 @@ struct Outgoing<'a> {
 
 /// The event's JSON.
 #[must_use]
-pub fn encode(accepted: &Accepted<'_>) -> Vec<u8> {
+pub fn encode(accepted: &AcceptedMessage<'_>) -> Vec<u8> {
     let event = Outgoing {
         message_id: accepted.message_id.as_uuid(),
         user_id: accepted.user.as_str(),
@@ -53,17 +54,9 @@ pub fn decode(payload: &[u8]) -> Result<SmsEvent<'_>, serde_json::Error> {
     serde_json::from_slice(payload)
 }
 
-/// The calendar form of a store's time. A time outside the calendar (which only a hand-edited row can hold) is shown
-/// as its nearest end.
-#[must_use]
-pub fn rfc3339(at: Timestamp) -> Rfc3339 {
-    let nearest = if at < Timestamp::EPOCH { Rfc3339::MIN } else { Rfc3339::MAX };
-    Rfc3339::from_microsecond(at.as_micros()).unwrap_or(nearest)
-}
-
 #[cfg(test)]
 mod tests {
-    use weir_core::{MessageId, UserId};
+    use weir_core::{MessageId, Timestamp, UserId};
 
     use super::*;
 
@@ -72,7 +65,7 @@ mod tests {
         let user = UserId::parse("alice").unwrap();
         let at = Timestamp::from_micros(1_700_000_000_123_456);
         let message_id = MessageId::new(at, [9; 10]);
-        let json = encode(&Accepted { message_id, user: &user, message: "hi \"there\"\n", at });
+        let json = encode(&AcceptedMessage { message_id, user: &user, message: "hi \"there\"\n", at });
         assert_eq!(
             String::from_utf8(json.clone()).unwrap(),
             format!(

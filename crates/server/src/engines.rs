@@ -13,11 +13,11 @@ use weir_core::Clock;
 use weir_core::tier::TokenBucket;
 use weir_limiter::{KeyThrottle, LocalLimiter};
 use weir_queue::publish::Publisher;
-use weir_queue::{Queue, Source};
-use weir_store::limit_changes::LimitChanges;
+use weir_queue::{MessageSource, Queue};
+use weir_store::limit_changes::LimitChangeFeed;
 use weir_store::quota::CacheMetrics;
 use weir_store::request::RequestStore;
-use weir_store::sale::{FollowMetrics, SaleStore};
+use weir_store::sale::{LedgerMetrics, SaleStore};
 use weir_store::throttle::Throttle;
 use weir_store::tier::LimitStore;
 use weir_store::{Batch, Error, LaneMetrics, Lanes, Result};
@@ -53,7 +53,7 @@ pub struct Engines {
     /// Sales on Redis, where there is one.
     pub redis_sales: Option<RedisSales>,
     /// What following Redis tells about itself.
-    pub follow_metrics: FollowMetrics,
+    pub follow_metrics: LedgerMetrics,
     /// How the cache of quota tells about itself.
     pub cache_metrics: CacheMetrics,
     /// Replaces the clocks that decide, for tests.
@@ -90,7 +90,7 @@ impl Engines {
             let _ = tokio::time::timeout(CACHE_TIMEOUT, hears_of_changes(&store.limit_changes)).await;
         }
         let local = patiently(|| open_limits(&store, redis.is_some(), settings)).await?;
-        let follow_metrics = FollowMetrics::default();
+        let follow_metrics = LedgerMetrics::default();
         let redis_sales = match &settings.store.cache {
             CacheChoice::None => None,
             CacheChoice::Redis(target) => {
@@ -120,7 +120,7 @@ impl Engines {
 
     /// Where the sender takes messages from.
     /// Fails when a consumer cannot be made.
-    pub fn source(&self) -> Result<Arc<dyn Source>> {
+    pub fn source(&self) -> Result<Arc<dyn MessageSource>> {
         match &self.kafka {
             Some(kafka) => kafka.source(),
             None => Ok(Arc::<dyn Queue>::clone(&self.store.queue)),
@@ -129,7 +129,7 @@ impl Engines {
 
     /// Where workers are told which requests to do; none where the store alone hands them out.
     /// Fails when a consumer cannot be made.
-    pub fn request_source(&self) -> Result<Option<Arc<dyn Source>>> {
+    pub fn request_source(&self) -> Result<Option<Arc<dyn MessageSource>>> {
         let open = |kafka: &Kafka| kafka.source_of(REQUEST_TOPIC, &format!("{}-requests", kafka.group));
         self.kafka.as_ref().map(open).transpose()
     }
@@ -219,9 +219,9 @@ async fn open_limits(store: &Store, is_in_redis: bool, settings: &Settings) -> R
 }
 
 /// Waits until a server hears of limits that others change.
-async fn hears_of_changes(limit_changes: &LimitChanges) {
+async fn hears_of_changes(limit_changes: &LimitChangeFeed) {
     let since = Instant::now();
-    while !limit_changes.has_heard(since) {
+    while !limit_changes.is_current_as_of(since) {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
 }

@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use weir_queue::{Claim, Message, Receipt, Settlement};
+use weir_queue::{ClaimReceipt, Message, MessageClaim, Settlement};
 use weir_store::quota::TOPIC;
 
 use crate::{HasQuota, fixtures};
@@ -29,7 +29,7 @@ pub enum Disposition {
 /// Claims that are out.
 #[derive(Debug, Default)]
 pub struct Claims {
-    claims: Vec<Claim>,
+    claims: Vec<MessageClaim>,
 }
 
 impl Claims {
@@ -98,7 +98,7 @@ impl Claims {
     }
 
     /// The receipts of the claims.
-    pub fn receipts(&self) -> impl Iterator<Item = &Receipt> {
+    pub fn receipts(&self) -> impl Iterator<Item = &ClaimReceipt> {
         self.claims.iter().map(|claim| &claim.receipt)
     }
 
@@ -136,7 +136,7 @@ fn settlement(messages: &[Message], disposition: impl Fn(&Message) -> Dispositio
             Disposition::Done => settlement.done.push(message.position),
             Disposition::Retry(after) => settlement.retry.push((message.position, after)),
             Disposition::Dead(reason) => settlement.dead.push((message.position, reason.to_owned())),
-            Disposition::Defer(after) => settlement.put_off.push((message.position, after)),
+            Disposition::Defer(after) => settlement.deferred.push((message.position, after)),
             Disposition::Leave => {}
         }
     }

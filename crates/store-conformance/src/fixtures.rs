@@ -8,7 +8,7 @@ use tokio::task::JoinSet;
 use weir_core::quota::{Quota, QuotaLimits};
 use weir_core::{MessageId, UserId};
 use weir_queue::sms::{self, SmsEvent};
-use weir_queue::{Claim, Message, QueueAudit};
+use weir_queue::{Message, MessageClaim, QueueAudit};
 use weir_store::quota::{SendMessage, SendOutcome, TOPIC};
 
 use crate::HasQuota;
@@ -113,7 +113,7 @@ pub fn outcome_letters(outcomes: &[SendOutcome]) -> String {
 }
 
 /// One claim on the topic of quota.
-pub async fn claim<H: HasQuota>(h: &H, max: usize) -> Claim {
+pub async fn claim<H: HasQuota>(h: &H, max: usize) -> MessageClaim {
     h.queue().claim(TOPIC, max, VISIBILITY).await.expect("claim must succeed")
 }
 

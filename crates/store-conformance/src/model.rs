@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 use weir_core::quota::QuotaLimits;
 use weir_core::{Clock, ManualClock, Timestamp};
-use weir_queue::Lease;
+use weir_queue::ShardLease;
 
 /// An engine in memory.
 #[derive(Debug)]
@@ -58,7 +58,7 @@ enum Place {
 
 #[derive(Debug)]
 struct Held {
-    lease: Lease,
+    lease: ShardLease,
     until: Timestamp,
 }
 

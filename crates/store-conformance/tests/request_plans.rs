@@ -12,9 +12,10 @@ use weir_core::request::retry::{FailureCause, RetryDecision};
 use weir_core::request::state::{Callback, RequestStatus, TransitionError, WorkerReport};
 use weir_core::{IdempotencyKey, RequestId, RequestType, Timestamp};
 use weir_store::request::{
-    CallbackOutcome, CallbackReport, ClaimPlan, ClaimRow, Claimed, JobChange, JobReport, JobRow, KnownKey,
-    KnownKeys, Receipt, Request, RequestRow, Room, Submit, SubmitOutcome, plan_callback, plan_claim,
-    plan_replay, plan_report, plan_submit, stored_progress,
+    CallbackOutcome, CallbackReport, ClaimPlan, ClaimRow, ClaimedJobs, DownstreamCapacity,
+    IdempotencyEntries, IdempotencyEntry, JobChange, JobReport, JobRow, Request, RequestRow, Submit,
+    SubmitOutcome, SubmitReceipt, plan_callback, plan_claim, plan_replay, plan_report, plan_submit,
+    stored_progress,
 };
 use weir_store_conformance::START;
 use weir_store_conformance::fixtures::limits;
@@ -49,15 +50,18 @@ impl Tables {
         limits: Option<QuotaLimits>,
         now: Timestamp,
     ) -> Vec<SubmitOutcome> {
-        let (mut keys, mut windows) = (KnownKeys::new(), HashMap::new());
+        let (mut keys, mut windows) = (IdempotencyEntries::new(), HashMap::new());
         for submit in batch {
             let (of, key) = (submit.tenant.as_str(), submit.key.as_str());
             if let Some(record) = self.keys.get(&(of.to_owned(), key.to_owned()))
                 && let Some(Row { request, .. }) = self.requests.get(&record.request_id)
             {
-                let receipt =
-                    Receipt { id: request.id, status: request.status, accepted_at: request.accepted_at };
-                keys.insert((of, key), KnownKey { record: *record, receipt });
+                let receipt = SubmitReceipt {
+                    id: request.id,
+                    status: request.status,
+                    accepted_at: request.accepted_at,
+                };
+                keys.insert((of, key), IdempotencyEntry { record: *record, receipt });
             }
             if let Some(limits) = limits {
                 let window = match self.windows.get(of) {
@@ -98,7 +102,7 @@ impl Tables {
         job.or_else(|| Some(RequestRow::Final(self.requests.get(&id)?.request.status)))
     }
 
-    fn claim(&mut self, ids: impl IntoIterator<Item = RequestId>, now: Timestamp) -> Claimed {
+    fn claim(&mut self, ids: impl IntoIterator<Item = RequestId>, now: Timestamp) -> ClaimedJobs {
         let claim_row = |id| {
             let (job, Row { request, .. }) = (self.job(id)?, self.requests.get(&id)?);
             Some(ClaimRow {
@@ -115,10 +119,10 @@ impl Tables {
         claimed
     }
 
-    fn claim_due(&mut self, rooms: &[Room], now: Timestamp) -> Claimed {
+    fn claim_due(&mut self, rooms: &[DownstreamCapacity], now: Timestamp) -> ClaimedJobs {
         let mut ids = Vec::new();
         let mut next = None;
-        for Room { downstream, jobs } in rooms {
+        for DownstreamCapacity { downstream, jobs } in rooms {
             let of_room = self.requests.iter().filter(|(_, row)| row.downstream == *downstream);
             let mut waiting: Vec<_> = of_room.filter_map(|(id, row)| Some((row.job?.0, *id))).collect();
             waiting.sort_unstable();
@@ -129,7 +133,7 @@ impl Tables {
         }
         let claimed = self.claim(ids, now);
         let next = next.filter(|_| claimed.jobs.is_empty() && claimed.exhausted.is_empty());
-        Claimed { next: next.map(|at| at.since(now)), ..claimed }
+        ClaimedJobs { next_due_in: next.map(|at| at.since(now)), ..claimed }
     }
 
     fn report(
@@ -272,7 +276,7 @@ impl Pair {
         };
         let token = self.model.token(id).saturating_sub(u64::from(is_stale));
         let detail = (millis % 2 == 0).then(|| "detail".to_owned());
-        JobReport { id, token, report, result, detail, chance: 0 }
+        JobReport { id, token, report, result, detail, random: 0 }
     }
 
     fn take(&mut self, step: Step) {

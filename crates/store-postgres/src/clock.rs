@@ -55,7 +55,7 @@ impl StoreClock for Postgres {
         Ok(now)
     }
 
-    async fn bring_back_waiting(&self) -> Result<u64> {
+    async fn reschedule_deferred(&self) -> Result<u64> {
         let mut all = 0;
         for statement in [BRING_BACK_MESSAGES, BRING_BACK_REQUESTS] {
             loop {
@@ -136,7 +136,7 @@ mod tests {
             .await;
         let (holder, _driver) = connect(&target).await.expect("a connection");
         holder.batch_execute("BEGIN; SELECT FROM queue_message FOR UPDATE").await.expect("a lock");
-        let bring_back = tokio::spawn(async move { engine.bring_back_waiting().await });
+        let bring_back = tokio::spawn(async move { engine.reschedule_deferred().await });
         let (other, _driver) = connect(&target).await.expect("a connection");
         loop {
             let waiting: i64 = other.query_one(WAITING, &[]).await.expect("a count").get(0);

@@ -33,7 +33,7 @@ use weir_core::Clock;
 use weir_queue::notify::TopicNotify;
 use weir_queue::publish::Publisher;
 use weir_store::clock::StepDetector;
-use weir_store::limit_changes::LimitChanges;
+use weir_store::limit_changes::LimitChangeFeed;
 use weir_store::{Result, StoreClock, StoreHealth};
 
 use crate::pool::Pool;
@@ -84,7 +84,7 @@ struct Inner {
     clock_steps: StepDetector,
     topic_notify: TopicNotify,
     slot_gate: slot::Gate,
-    limit_changes: Arc<LimitChanges>,
+    limit_changes: Arc<LimitChangeFeed>,
     watch: AbortHandle,
     /// Batches that were published and could not be counted.
     uncounted: quota::Uncounted,
@@ -115,7 +115,7 @@ impl Postgres {
         clock: Option<Arc<dyn Clock>>,
     ) -> Result<Self> {
         migrate::run(&target).await?;
-        let limit_changes = Arc::new(LimitChanges::new());
+        let limit_changes = Arc::new(LimitChangeFeed::new());
         let watch = listener::start(target.clone(), &limit_changes);
         let inner = Inner {
             pool: Pool::new(target, connections),

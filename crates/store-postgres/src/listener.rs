@@ -1,4 +1,4 @@
-//! Keeps a server's [`LimitChanges`] current: hears of new limits on other servers through `LISTEN`, on a connection of its own.
+//! Keeps a server's [`LimitChangeFeed`] current: hears of new limits on other servers through `LISTEN`, on a connection of its own.
 //!
 //! The connection asks for the cache's epoch four times a second. Postgres delivers notifications of transactions that
 //! were committed before a question no later than with its answer, so an answer proves that everything up to the
@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use futures_util::future::poll_fn;
 use tokio_postgres::{AsyncMessage, Client};
 use weir_core::UserId;
-use weir_store::limit_changes::{Change, LimitChanges};
+use weir_store::limit_changes::{LimitChange, LimitChangeFeed};
 use weir_store::{Error, Result};
 
 use crate::error::classify;
@@ -32,13 +32,13 @@ const STATEMENT_SOONER: Duration = Duration::from_millis(200);
 const PAUSE_AFTER_ERROR: Duration = Duration::from_millis(250);
 
 /// Keeps the feed current until the engine is gone.
-pub(crate) fn start(target: Target, limit_changes: &Arc<LimitChanges>) -> tokio::task::AbortHandle {
+pub(crate) fn start(target: Target, limit_changes: &Arc<LimitChangeFeed>) -> tokio::task::AbortHandle {
     let limit_changes = Arc::clone(limit_changes);
     let watch = async move {
         let mut was_heard = true;
         loop {
             let ended = watch(&target, &limit_changes).await;
-            limit_changes.tell(&Change::Anybody);
+            limit_changes.publish(&LimitChange::AllUsers);
             if let Err(error) = ended
                 && std::mem::replace(&mut was_heard, limit_changes.is_current())
             {
@@ -51,7 +51,7 @@ pub(crate) fn start(target: Target, limit_changes: &Arc<LimitChanges>) -> tokio:
 }
 
 /// Listens until the connection breaks.
-async fn watch(target: &Target, limit_changes: &LimitChanges) -> Result<()> {
+async fn watch(target: &Target, limit_changes: &LimitChangeFeed) -> Result<()> {
     let connect = async { target.config.connect(tls::connector(&target.trust)?).await.map_err(classify) };
     let patience = target.listen_timeout();
     let (client, mut connection) = bounded(patience, connect).await?;
@@ -60,7 +60,7 @@ async fn watch(target: &Target, limit_changes: &LimitChanges) -> Result<()> {
         loop {
             return match connection.poll_message(context) {
                 Poll::Ready(Some(Ok(AsyncMessage::Notification(notification)))) => {
-                    limit_changes.tell(&read_change(notification.payload()));
+                    limit_changes.publish(&read_change(notification.payload()));
                     continue;
                 }
                 Poll::Ready(Some(Ok(_notice))) => continue,
@@ -79,29 +79,29 @@ async fn watch(target: &Target, limit_changes: &LimitChanges) -> Result<()> {
     }
 }
 
-async fn ask(client: &Client, limit_changes: &LimitChanges, patience: Duration) -> Result<()> {
+async fn ask(client: &Client, limit_changes: &LimitChangeFeed, patience: Duration) -> Result<()> {
     let statement_ms = patience.saturating_sub(STATEMENT_SOONER).as_millis().max(1);
     let listen = format!("SET statement_timeout = {statement_ms}; LISTEN {CHANNEL}");
     bounded(patience, async { client.batch_execute(&listen).await.map_err(classify) }).await?;
     let epoch = bounded(patience, async { client.prepare(EPOCH).await.map_err(classify) }).await?;
     // What changed before the connection listened was not heard.
-    limit_changes.tell(&Change::Anybody);
+    limit_changes.publish(&LimitChange::AllUsers);
     let pending = bounded(patience, async { client.query(PENDING, &[]).await.map_err(classify) }).await?;
     for row in pending {
-        limit_changes.tell(&read_change(row.try_get(0).map_err(classify)?));
+        limit_changes.publish(&read_change(row.try_get(0).map_err(classify)?));
     }
     loop {
         let asked_at = Instant::now();
         let row = bounded(patience, async { client.query_one(&epoch, &[]).await.map_err(classify) }).await?;
         let epoch: i64 = row.try_get(0).map_err(classify)?;
-        limit_changes.heard(asked_at, epoch.unsigned_abs());
+        limit_changes.mark_current(asked_at, epoch.unsigned_abs());
         tokio::time::sleep(BEAT).await;
     }
 }
 
 /// Somebody's own notification on the channel may name nobody Weir knows; then it is safest to forget everything.
-fn read_change(payload: &str) -> Change {
-    UserId::parse(payload).map_or(Change::Anybody, Change::User)
+fn read_change(payload: &str) -> LimitChange {
+    UserId::parse(payload).map_or(LimitChange::AllUsers, LimitChange::User)
 }
 
 async fn bounded<T>(patience: Duration, call: impl Future<Output = Result<T>>) -> Result<T> {

@@ -14,7 +14,8 @@ use futures_util::future::{try_join, try_join3, try_join5};
 use tokio_postgres::Row;
 use weir_core::MessageId;
 use weir_queue::{
-    Claim, DeadLetter, Lease, Message, Position, Queue, QueueAudit, Receipt, Settlement, Source,
+    ClaimReceipt, DeadLetter, Message, MessageClaim, MessageSource, Position, Queue, QueueAudit, Settlement,
+    ShardLease,
 };
 use weir_store::Result;
 use weir_store::quota::random_bytes;
@@ -151,24 +152,24 @@ const BOOKS: &str = "
     FROM queue_ledger WHERE topic = $1";
 
 #[async_trait]
-impl Source for Postgres {
-    async fn claim(&self, topic: &str, max: usize, visibility: Duration) -> Result<Claim> {
+impl MessageSource for Postgres {
+    async fn claim(&self, topic: &str, max: usize, visibility: Duration) -> Result<MessageClaim> {
         let leases = self.lease(topic, max, visibility).await?;
         if leases.is_empty() {
-            return Ok(Claim::default());
+            return Ok(MessageClaim::default());
         }
-        let receipt = Receipt { topic: topic.to_owned(), leases };
+        let receipt = ClaimReceipt { topic: topic.to_owned(), leases };
         let messages = self.visible(&receipt, max).await?;
         if messages.is_empty() {
             // All that is there waits behind a retry: others may look again at once.
             self.settle(&receipt, Settlement::default()).await?;
-            return Ok(Claim::default());
+            return Ok(MessageClaim::default());
         }
         let receipt = self.give_up_unused(receipt, &messages).await?;
-        Ok(Claim { messages, receipt })
+        Ok(MessageClaim { messages, receipt })
     }
 
-    async fn settle(&self, receipt: &Receipt, settlement: Settlement) -> Result<bool> {
+    async fn settle(&self, receipt: &ClaimReceipt, settlement: Settlement) -> Result<bool> {
         let session = self.inner.pool.session().await?;
         let (topic, now) = (receipt.topic.as_str(), self.clock_override());
         let (shards, tokens): (Vec<i16>, Vec<i64>) =
@@ -211,7 +212,7 @@ impl Queue for Postgres {
     /// off for too short a time settles them by its lease: the shards' locks let one of the two go first. A server that was
     /// late, too, settles them like this: the messages' locks let one of the two have each message, and neither waits for
     /// the other, which could be waiting for it. A claim only reads messages, and its locks go with these.
-    async fn settle_put_off(&self, topic: &str, settlement: Settlement) -> Result<()> {
+    async fn settle_deferred(&self, topic: &str, settlement: Settlement) -> Result<()> {
         let session = self.inner.pool.session().await?;
         let now = self.clock_override();
         let [lock_shards, lock_messages] = session.prepare([LOCK_SHARDS, LOCK_MESSAGES]).await?;
@@ -278,7 +279,7 @@ impl Inner {
 
 impl Postgres {
     /// Takes some shards that nobody holds and that have something to hand out.
-    async fn lease(&self, topic: &str, max: usize, visibility: Duration) -> Result<Vec<Lease>> {
+    async fn lease(&self, topic: &str, max: usize, visibility: Duration) -> Result<Vec<ShardLease>> {
         let session = self.inner.pool.session().await?;
         let [make_shards, lease] = session.prepare([MAKE_SHARDS, LEASE]).await?;
         let (now, micros) = (self.clock_override(), time::micros(visibility));
@@ -290,28 +291,29 @@ impl Postgres {
         rows.iter()
             .map(|row| {
                 let shard: i16 = column(row, 0)?;
-                Ok(Lease { shard: shard.cast_unsigned(), token: column(row, 1)? })
+                Ok(ShardLease { shard: shard.cast_unsigned(), token: column(row, 1)? })
             })
             .collect()
     }
 
     /// Lets others have the shards that a claim was given nothing of.
-    async fn give_up_unused(&self, receipt: Receipt, messages: &[Message]) -> Result<Receipt> {
-        let is_used = |lease: &Lease| messages.iter().any(|message| message.position.shard == lease.shard);
-        let Receipt { topic, leases } = receipt;
-        let (used, unused): (Vec<Lease>, Vec<Lease>) = leases.into_iter().partition(is_used);
+    async fn give_up_unused(&self, receipt: ClaimReceipt, messages: &[Message]) -> Result<ClaimReceipt> {
+        let is_used =
+            |lease: &ShardLease| messages.iter().any(|message| message.position.shard == lease.shard);
+        let ClaimReceipt { topic, leases } = receipt;
+        let (used, unused): (Vec<ShardLease>, Vec<ShardLease>) = leases.into_iter().partition(is_used);
         if !unused.is_empty() {
-            let unused = Receipt { topic: topic.clone(), leases: unused };
+            let unused = ClaimReceipt { topic: topic.clone(), leases: unused };
             self.settle(&unused, Settlement::default()).await?;
         }
-        Ok(Receipt { topic, leases: used })
+        Ok(ClaimReceipt { topic, leases: used })
     }
 
     /// Reads the messages of shards that are leased already: in a transaction of its own, so that it sees everything the
     /// last holder has settled, and as of one moment and one time. Were rows read a moment before packs, a message in a row
     /// could be missed and the next of its key found in a pack. Every shard gives its share; those that have more then fill
     /// what is left.
-    async fn visible(&self, receipt: &Receipt, max: usize) -> Result<Vec<Message>> {
+    async fn visible(&self, receipt: &ClaimReceipt, max: usize) -> Result<Vec<Message>> {
         let session = self.inner.pool.session().await?;
         let (topic, now) = (receipt.topic.as_str(), self.clock_override());
         let [visible, next] = session.prepare([VISIBLE, pack::NEXT]).await?;

@@ -14,8 +14,9 @@ use weir_core::{Timestamp, UserId};
 use weir_queue::publish::publish_accepted;
 use weir_queue::sms;
 use weir_store::quota::{
-    Accepted, LimitChanges, Plan, Queued, QuotaAudit, QuotaStore, ReservableStore, Reservation, Reserved,
-    SendMessage, SendOutcome, TOPIC, Unused, plan, random_bytes,
+    AcceptedMessage, EnqueueOutcome, LimitChangeFeed, QuotaAudit, QuotaStore, ReservableStore, Reservation,
+    ReservationRequest, SendMessage, SendOutcome, SendPlan, TOPIC, UnusedReservation, plan_sends,
+    random_bytes,
 };
 use weir_store::{Batch, Error, Result, shard};
 
@@ -132,16 +133,16 @@ impl QuotaStore for Postgres {
         let users = batch.iter().map(|send| send.user.as_str()).collect();
         let (mut rows, now) = self.lock_rows(&session, users).await?;
         let before = self.publisher.is_some().then(|| rows.clone());
-        let mut plan = plan(&batch, &mut rows, now, random_bytes);
+        let mut plan = plan_sends(&batch, &mut rows, now, random_bytes);
         if let (Some(publisher), Some(mut before)) = (&self.publisher, before)
             && !plan.accepted.is_empty()
         {
             self.refuse_uncommitted()?;
             // The rows stay locked meanwhile: what is counted is what the broker has confirmed.
             let queued = publish_accepted(&**publisher, &plan.accepted).await;
-            plan = plan.confirmed(&mut before, &queued);
+            plan = plan.retain_confirmed(&mut before, &queued);
         }
-        let Plan { outcomes, changed, accepted, .. } = plan;
+        let SendPlan { outcomes, changed, accepted, .. } = plan;
         if accepted.is_empty() && changed.is_empty() {
             session.run("COMMIT").await?;
         } else {
@@ -189,7 +190,7 @@ impl Postgres {
     }
 
     /// Which of the accepted messages the table queue takes.
-    fn for_table<'a, 'b>(&self, accepted: &'a [Accepted<'b>]) -> &'a [Accepted<'b>] {
+    fn for_table<'a, 'b>(&self, accepted: &'a [AcceptedMessage<'b>]) -> &'a [AcceptedMessage<'b>] {
         if self.publisher.is_some() { &[] } else { accepted }
     }
 
@@ -222,14 +223,14 @@ impl Postgres {
 
 #[async_trait]
 impl ReservableStore for Postgres {
-    async fn reserve(&self, wants: Vec<Reservation>) -> Result<Vec<Option<Reserved>>> {
+    async fn reserve(&self, wants: Vec<ReservationRequest>) -> Result<Vec<Option<Reservation>>> {
         let session = self.inner.pool.session().await?;
         let users = wants.iter().map(|want| want.user.as_str()).collect();
         let (mut rows, at) = self.lock_rows(&session, users).await?;
-        let reserve = |want: &Reservation| {
+        let reserve = |want: &ReservationRequest| {
             let row = rows.get_mut(want.user.as_str())?;
             let units = row.reserve(at, want.units.saturating_add(row.limits.prefetch()));
-            Some(Reserved { row: *row, units, at })
+            Some(Reservation { row: *row, units, at })
         };
         let reserved: Vec<_> = wants.iter().map(reserve).collect();
         let changed: Vec<_> =
@@ -239,11 +240,11 @@ impl ReservableStore for Postgres {
         Ok(reserved)
     }
 
-    async fn give_back(&self, unused: Vec<Unused>) -> Result<()> {
+    async fn return_unused(&self, unused: Vec<UnusedReservation>) -> Result<()> {
         let session = self.inner.pool.session().await?;
         let users = unused.iter().map(|unused| unused.user.as_str()).collect();
         let (mut rows, _now) = self.lock_rows(&session, users).await?;
-        for Unused { user, window, units } in &unused {
+        for UnusedReservation { user, window, units } in &unused {
             if let Some(row) = rows.get_mut(user.as_str()) {
                 row.release(*window, *units);
             }
@@ -257,7 +258,7 @@ impl ReservableStore for Postgres {
         Ok(())
     }
 
-    async fn enqueue(&self, accepted: &[Accepted<'_>]) -> Result<Vec<Queued>> {
+    async fn enqueue(&self, accepted: &[AcceptedMessage<'_>]) -> Result<Vec<EnqueueOutcome>> {
         if let Some(publisher) = &self.publisher {
             return Ok(publish_accepted(&**publisher, accepted).await);
         }
@@ -269,31 +270,35 @@ impl ReservableStore for Postgres {
             session.keep();
             self.inner.topic_notify.notify(TOPIC);
         }
-        Ok(vec![Queued::Yes; accepted.len()])
+        Ok(vec![EnqueueOutcome::Enqueued; accepted.len()])
     }
 
-    async fn distrust_cache(&self) -> Result<()> {
+    async fn raise_cache_epoch(&self) -> Result<()> {
         let session = self.inner.pool.session().await?;
         let asked_at = Instant::now();
         let row = session.query_one(DISTRUST, &[]).await?;
         session.keep();
-        self.inner.limit_changes.heard(asked_at, count(&row, 0)?);
+        self.inner.limit_changes.mark_current(asked_at, count(&row, 0)?);
         Ok(())
     }
 
-    async fn cache_forgot(&self, users: &[UserId]) -> Result<()> {
+    async fn confirm_invalidated(&self, users: &[UserId]) -> Result<()> {
         let users: Vec<&str> = users.iter().map(UserId::as_str).collect();
         self.inner.pool.execute(FORGOT, &[&users]).await.map(drop)
     }
 
-    fn limit_changes(&self) -> Arc<LimitChanges> {
+    fn limit_changes(&self) -> Arc<LimitChangeFeed> {
         Arc::clone(&self.inner.limit_changes)
     }
 }
 
 /// The second round trip. The ledger comes last: whoever holds its row has only the commit before it, so two
 /// batches that count on the same row cannot wait for each other.
-async fn save(session: &Session, changed: &[(&UserId, Quota)], accepted: &[Accepted<'_>]) -> Result<()> {
+async fn save(
+    session: &Session,
+    changed: &[(&UserId, Quota)],
+    accepted: &[AcceptedMessage<'_>],
+) -> Result<()> {
     let users: Vec<&str> = changed.iter().map(|(user, _)| user.as_str()).collect();
     let counts: Vec<i32> = changed.iter().map(|(_, row)| int(row.current_count)).collect();
     let refreshes: Vec<SystemTime> =

@@ -15,11 +15,11 @@ use weir_core::quota::QuotaLimits;
 use weir_core::request::retry::RetryPolicy;
 use weir_core::request::state::{RequestStatus, TransitionError};
 use weir_core::{RequestId, RequestType, TenantId, Timestamp};
-use weir_queue::Source;
+use weir_queue::MessageSource;
 use weir_store::request::{
-    CallbackOutcome, CallbackReport, Claimed, DeadRequest, Failure, JobReport, LOOKED_AT_MAX, Listed,
-    Pending, Request, RequestAudit, RequestStore, Rollout, RolloutChange, Room, Sealed, SealedSearch,
-    SealingKey, Submit, SubmitOutcome, WEBHOOKS,
+    CallbackOutcome, CallbackReport, ClaimedJobs, DeadRequest, DownstreamCapacity, Failure, JobReport,
+    LIST_SCAN_MAX, PendingRequest, Request, RequestAudit, RequestPage, RequestStore, Rollout, RolloutChange,
+    Sealed, SealedSearch, SealingKey, Submit, SubmitOutcome, WEBHOOKS_TOPIC,
 };
 use weir_store::{Batch, Result};
 
@@ -82,12 +82,12 @@ impl RequestStore for Postgres {
         status: Option<RequestStatus>,
         before: Option<RequestId>,
         limit: usize,
-    ) -> Result<Listed> {
+    ) -> Result<RequestPage> {
         let session = self.inner.pool.session().await?;
         let (tenant, before) = (tenant.as_str(), before.map_or(Uuid::max(), |id| *id.as_uuid()));
         let mut last: Option<Uuid> = None;
         if status.is_some() {
-            let place = row::bigint(LOOKED_AT_MAX - 1);
+            let place = row::bigint(LIST_SCAN_MAX - 1);
             let row = session.query_opt(LAST_LOOKED_AT, &[&tenant, &before, &place]).await?;
             last = row.map(|row| column(&row, 0)).transpose()?;
         }
@@ -97,17 +97,17 @@ impl RequestStore for Postgres {
         let rows = session.query(LIST, values).await?;
         session.keep();
         let requests = rows.iter().map(read_request).collect::<Result<Vec<_>>>()?;
-        let rest_before = last.filter(|_| requests.len() < limit).map(RequestId::from_uuid);
-        Ok(Listed { requests, rest_before })
+        let next_before = last.filter(|_| requests.len() < limit).map(RequestId::from_uuid);
+        Ok(RequestPage { requests, next_before })
     }
 
-    async fn claim_jobs(&self, room: &[Room], policy: &RetryPolicy) -> Result<Claimed> {
+    async fn claim_jobs(&self, room: &[DownstreamCapacity], policy: &RetryPolicy) -> Result<ClaimedJobs> {
         let claimed = work::claim_due(self, room, policy).await?;
         self.tell_of(&claimed);
         Ok(claimed)
     }
 
-    async fn claim_named(&self, ids: &[RequestId], policy: &RetryPolicy) -> Result<Claimed> {
+    async fn claim_named(&self, ids: &[RequestId], policy: &RetryPolicy) -> Result<ClaimedJobs> {
         let claimed = work::claim_named(self, ids, policy).await?;
         self.tell_of(&claimed);
         Ok(claimed)
@@ -124,15 +124,15 @@ impl RequestStore for Postgres {
     ) -> Result<Vec<Result<RequestStatus, TransitionError>>> {
         let (outcomes, has_webhooks) = work::report(self, batch, policy).await?;
         if has_webhooks {
-            self.inner.topic_notify.notify(WEBHOOKS);
+            self.inner.topic_notify.notify(WEBHOOKS_TOPIC);
         }
         Ok(outcomes)
     }
 
     async fn call_back(&self, id: RequestId, report: CallbackReport) -> Result<CallbackOutcome> {
         let outcome = work::call_back(self, id, report).await?;
-        if matches!(outcome, CallbackOutcome::Taken(_)) {
-            self.inner.topic_notify.notify(WEBHOOKS);
+        if matches!(outcome, CallbackOutcome::Applied(_)) {
+            self.inner.topic_notify.notify(WEBHOOKS_TOPIC);
         }
         Ok(outcome)
     }
@@ -141,7 +141,7 @@ impl RequestStore for Postgres {
         self.wait(JOBS, at_most).await;
     }
 
-    async fn pending_requests(&self, older_than: Duration, limit: usize) -> Result<Vec<Pending>> {
+    async fn pending_requests(&self, older_than: Duration, limit: usize) -> Result<Vec<PendingRequest>> {
         upkeep::pending(self, older_than, limit).await
     }
 
@@ -201,7 +201,7 @@ impl RequestStore for Postgres {
         sealing::register(self, key).await
     }
 
-    async fn forget_sealing_key(&self, name: &str, digest: &str) -> Result<()> {
+    async fn remove_sealing_key(&self, name: &str, digest: &str) -> Result<()> {
         sealing::forget(self, name, digest).await
     }
 
@@ -221,9 +221,9 @@ impl RequestStore for Postgres {
 
 impl Postgres {
     /// Wakes whoever sends webhooks: a request that a claim gave up may have one.
-    fn tell_of(&self, claimed: &Claimed) {
+    fn tell_of(&self, claimed: &ClaimedJobs) {
         if !claimed.exhausted.is_empty() {
-            self.inner.topic_notify.notify(WEBHOOKS);
+            self.inner.topic_notify.notify(WEBHOOKS_TOPIC);
         }
     }
 }

@@ -14,7 +14,7 @@ use tokio_postgres::Row;
 use weir_core::sale::{PurchaseReceipt, Sale, SaleState, Sku, Terms, TermsChange};
 use weir_core::{Timestamp, UserId};
 use weir_store::sale::{
-    BOOKS_ITEMS_MAX, Buy, BuyOutcome, ChangeOutcome, CreateOutcome, DeadPurchase, Product, ProductBooks,
+    AUDIT_ITEMS_MAX, Buy, BuyOutcome, ChangeOutcome, CreateOutcome, DeadPurchase, Product, ProductAudit,
     ProductId, Purchase, SNAPSHOT_ENDED_MAX, SNAPSHOT_OPEN_MAX, SaleAudit, SaleLedger, SaleSnapshot,
     SaleStore,
 };
@@ -88,7 +88,7 @@ impl SaleLedger for Postgres {
         record::record(self, product, &purchases).await
     }
 
-    async fn bury_purchases(&self, dead: Vec<DeadPurchase>) -> Result<()> {
+    async fn save_dead_purchases(&self, dead: Vec<DeadPurchase>) -> Result<()> {
         record::bury(self, &dead).await
     }
 
@@ -187,7 +187,7 @@ impl SaleStore for Postgres {
         self.list(BOARD, &[&open, &ended]).await
     }
 
-    async fn turn_sales(&self) -> Result<()> {
+    async fn save_due_states(&self) -> Result<()> {
         self.inner.pool.execute(TURN, &[&self.clock_override()]).await.map(drop)
     }
 
@@ -199,7 +199,7 @@ impl SaleStore for Postgres {
             .bounded(try_join3(
                 session.batch_execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"),
                 audit.query_one(&[]),
-                items.query(&[&row::bigint(BOOKS_ITEMS_MAX)]),
+                items.query(&[&row::bigint(AUDIT_ITEMS_MAX)]),
             ))
             .await?;
         session.run("COMMIT").await?;
@@ -268,9 +268,9 @@ fn read(row: &Row) -> Result<Product> {
     })
 }
 
-fn read_books(row: &Row) -> Result<ProductBooks> {
+fn read_books(row: &Row) -> Result<ProductAudit> {
     let units = |index| column(row, index).map(|units| u64::from(unsigned(units)));
-    Ok(ProductBooks {
+    Ok(ProductAudit {
         sku: column(row, 0)?,
         initial_stock: units(1)?,
         sold: units(2)?,

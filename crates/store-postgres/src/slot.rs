@@ -12,8 +12,8 @@ use async_trait::async_trait;
 use tokio_postgres::Row;
 use weir_core::slot::{Pace, WindowStatus};
 use weir_core::{ConfigName, EventId, Timestamp};
-use weir_queue::due::SEAT;
-use weir_store::slot::{Assign, AssignOutcome, Config, Slot, SlotAudit, SlotStore, WindowCount};
+use weir_queue::due::DUE_LEASE;
+use weir_store::slot::{Assign, AssignOutcome, Slot, SlotAudit, SlotConfig, SlotStore, WindowCount};
 use weir_store::{Batch, Result};
 
 pub(crate) use self::gate::Gate;
@@ -58,15 +58,15 @@ const AUDIT: &str = "
 
 #[async_trait]
 impl SlotStore for Postgres {
-    async fn put_config(&self, name: &ConfigName, pace: Pace) -> Result<Config> {
+    async fn put_config(&self, name: &ConfigName, pace: Pace) -> Result<SlotConfig> {
         config::put(self, name, pace).await
     }
 
-    async fn config(&self, name: &ConfigName) -> Result<Option<Config>> {
+    async fn config(&self, name: &ConfigName) -> Result<Option<SlotConfig>> {
         config::active(self, name).await
     }
 
-    async fn configs(&self, after: Option<&ConfigName>, limit: usize) -> Result<Vec<Config>> {
+    async fn configs(&self, after: Option<&ConfigName>, limit: usize) -> Result<Vec<SlotConfig>> {
         config::list(self, after, limit).await
     }
 
@@ -77,7 +77,7 @@ impl SlotStore for Postgres {
     async fn assign_batch(&self, batch: Batch<Assign>) -> Result<Vec<AssignOutcome>> {
         let outcomes = assign::assign(self, batch).await?;
         if self.slots.is_dispatching {
-            self.inner.topic_notify.notify(SEAT);
+            self.inner.topic_notify.notify(DUE_LEASE);
         }
         Ok(outcomes)
     }
@@ -87,7 +87,7 @@ impl SlotStore for Postgres {
         row.as_ref().map(read_slot).transpose()
     }
 
-    async fn give_slot_back(&self, event: &EventId) -> Result<Option<Slot>> {
+    async fn release_slot(&self, event: &EventId) -> Result<Option<Slot>> {
         let session = self.inner.pool.session().await?;
         let found = session.query_opt(FIND, &[&[event.as_str()].as_slice()]).await?;
         let Some(found) = found.as_ref().map(read_slot).transpose()? else {

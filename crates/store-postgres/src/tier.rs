@@ -14,8 +14,8 @@ use weir_core::tier::{Plan, Tier, TierLimits};
 use weir_core::{HoldId, PolicyName, Timestamp, UserId};
 use weir_store::Result;
 use weir_store::tier::{
-    Changed, DefinitionChanges, HoldAudit, NewHold, Origin, Policy, PolicySpec, Settled, SpentRecord,
-    SpentRow, Subscription, TierStore,
+    ChangedDefinition, DefinitionChanges, HoldAudit, NewHold, Origin, Policy, PolicySpec, SettledHold,
+    SpentRecord, SpentRow, Subscription, TierStore,
 };
 
 use crate::row::{self, column, int, timestamp, unreadable, unsigned};
@@ -117,7 +117,7 @@ impl TierStore for Postgres {
         hold::put(self, &hold).await
     }
 
-    async fn settle_hold(&self, id: HoldId, cost: u32) -> Result<Option<Settled>> {
+    async fn settle_hold(&self, id: HoldId, cost: u32) -> Result<Option<SettledHold>> {
         hold::settle(self, id, cost).await
     }
 
@@ -130,11 +130,11 @@ impl TierStore for Postgres {
     }
 
     async fn save_spent(&self, rows: Vec<SpentRow>) -> Result<()> {
-        let (kept, gone): (Vec<_>, Vec<_>) = rows.iter().partition(|row| row.kept.is_some());
+        let (kept, gone): (Vec<_>, Vec<_>) = rows.iter().partition(|row| row.record.is_some());
         let scopes = |rows: &[&SpentRow]| rows.iter().map(|row| int(row.scope)).collect::<Vec<i32>>();
         let keys = |rows: &[&SpentRow]| rows.iter().map(|row| row.key.clone()).collect::<Vec<String>>();
         if !kept.is_empty() {
-            let texts: Vec<String> = kept.iter().filter_map(|row| Some(row.kept?.to_text())).collect();
+            let texts: Vec<String> = kept.iter().filter_map(|row| Some(row.record?.to_text())).collect();
             let times: Vec<Option<SystemTime>> =
                 kept.iter().map(|row| row.saved_at.map(time::to_system)).collect();
             self.inner.pool.execute(KEEP, &[&scopes(&kept), &keys(&kept), &texts, &times]).await?;
@@ -151,7 +151,7 @@ impl TierStore for Postgres {
         rows.iter().map(read_spent).collect()
     }
 
-    async fn news(&self, since: Option<i64>) -> Result<DefinitionChanges> {
+    async fn changes_since(&self, since: Option<i64>) -> Result<DefinitionChanges> {
         let Some(since) = since else {
             let row = self.inner.pool.query_opt(VERSION, &[]).await?;
             let version = row.map_or(Ok(0), |row| column(&row, 0))?;
@@ -189,14 +189,14 @@ fn read_spent(row: &Row) -> Result<SpentRow> {
     Ok(SpentRow {
         scope: unsigned(column(row, 0)?),
         key: column(row, 1)?,
-        kept: Some(kept),
+        record: Some(kept),
         saved_at: saved_at.map(time::from_system),
     })
 }
 
-fn read_change(row: &Row) -> Result<Changed> {
+fn read_change(row: &Row) -> Result<ChangedDefinition> {
     let user: Option<&str> = column(row, 1)?;
-    user.map_or(Ok(Changed::Definitions), |user| {
-        UserId::parse(user).map(Changed::Subscription).map_err(unreadable)
+    user.map_or(Ok(ChangedDefinition::Definitions), |user| {
+        UserId::parse(user).map(ChangedDefinition::Subscription).map_err(unreadable)
     })
 }

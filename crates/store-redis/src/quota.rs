@@ -17,9 +17,9 @@ use async_trait::async_trait;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use weir_core::quota::{Quota, QuotaLimits};
 use weir_core::{Clock, UserId};
-use weir_store::limit_changes::{Change, LimitChanges};
+use weir_store::limit_changes::{LimitChange, LimitChangeFeed};
 use weir_store::quota::{
-    CacheMetrics, QuotaAudit, QuotaStore, ReservableStore, SendMessage, SendOutcome, Unused,
+    CacheMetrics, QuotaAudit, QuotaStore, ReservableStore, SendMessage, SendOutcome, UnusedReservation,
 };
 use weir_store::{Batch, Error, Result};
 
@@ -46,7 +46,7 @@ pub struct RedisQuota {
 pub(crate) struct Parts {
     redis: Redis,
     store: Arc<dyn ReservableStore>,
-    limit_changes: Arc<LimitChanges>,
+    limit_changes: Arc<LimitChangeFeed>,
     /// A clock other than Redis's, for tests.
     clock: Option<Arc<dyn Clock>>,
     invalidations: Invalidations,
@@ -81,8 +81,8 @@ impl RedisQuota {
             metrics,
         });
         let listener = Arc::downgrade(&parts);
-        parts.limit_changes.listen(move |change| {
-            if let (Change::User(user), Some(parts)) = (change, listener.upgrade()) {
+        parts.limit_changes.subscribe(move |change| {
+            if let (LimitChange::User(user), Some(parts)) = (change, listener.upgrade()) {
                 parts.invalidations.add(user);
             }
         });
@@ -109,10 +109,10 @@ impl Parts {
     async fn forget_changed(&self, user: &UserId, row: Option<&Quota>) -> Result<()> {
         let item = Item { key: key(user), arguments: Vec::new() };
         let mut answers = self.redis.call(Script::Forget, &[], &[item]).await;
-        let Some(Ok(answer)) = answers.pop() else { return self.store.distrust_cache().await };
+        let Some(Ok(answer)) = answers.pop() else { return self.store.raise_cache_epoch().await };
         match (reply::released(&answer), row) {
             (Some((window, units)), Some(row)) if window == row.last_refresh && units > 0 => {
-                self.store.give_back(vec![Unused { user: user.clone(), window, units }]).await
+                self.store.return_unused(vec![UnusedReservation { user: user.clone(), window, units }]).await
             }
             _ => Ok(()),
         }
@@ -127,7 +127,7 @@ impl QuotaStore for RedisQuota {
         finished(tokio::spawn(async move {
             let row = parts.store.configure(&user, limits).await?;
             parts.forget_changed(&user, Some(&row)).await?;
-            parts.store.cache_forgot(std::slice::from_ref(&user)).await?;
+            parts.store.confirm_invalidated(std::slice::from_ref(&user)).await?;
             Ok(row)
         }))
         .await
@@ -156,7 +156,7 @@ impl QuotaStore for RedisQuota {
         finished(tokio::spawn(async move {
             let removed = parts.store.remove(&user).await?;
             parts.forget_changed(&user, None).await?;
-            parts.store.cache_forgot(std::slice::from_ref(&user)).await?;
+            parts.store.confirm_invalidated(std::slice::from_ref(&user)).await?;
             Ok(removed)
         }))
         .await
@@ -216,19 +216,19 @@ async fn clear_doubts(parts: Weak<Parts>) {
             let Ok(answer) = answer else { continue };
             // A send under the new limits may have been faster: what it reserved is theirs again.
             if let Some((window, units)) = reply::released(&answer).filter(|(_, units)| *units > 0) {
-                unused.push(Unused { user: user.clone(), window, units });
+                unused.push(UnusedReservation { user: user.clone(), window, units });
             }
             parts.invalidations.settle(&user, number);
             settled.push(user);
         }
         parts.metrics.forgotten.inc_by(settled.len() as u64);
         if !unused.is_empty()
-            && let Err(error) = parts.store.give_back(unused).await
+            && let Err(error) = parts.store.return_unused(unused).await
         {
             tracing::warn!(error = %error.with_causes(), "unused places stay counted until their windows end");
         }
-        let is_noted = settled.is_empty() || parts.store.cache_forgot(&settled).await.is_ok();
-        if parts.invalidations.is_everybody() && parts.store.distrust_cache().await.is_ok() {
+        let is_noted = settled.is_empty() || parts.store.confirm_invalidated(&settled).await.is_ok();
+        if parts.invalidations.is_everybody() && parts.store.raise_cache_epoch().await.is_ok() {
             parts.invalidations.settle_everybody();
         }
         if settled.is_empty() || !is_noted {

@@ -17,8 +17,9 @@ use weir_core::request::retry::RetryPolicy;
 use weir_core::request::state::{RequestStatus, TransitionError};
 use weir_core::{RequestId, TenantId, Timestamp};
 use weir_store::request::{
-    CallbackOutcome, CallbackReport, Claimed, DeadRequest, JobReport, Listed, Pending, Request, RequestAudit,
-    RequestStore, Rollout, RolloutChange, Room, SealedSearch, SealingKey, Submit, SubmitOutcome,
+    CallbackOutcome, CallbackReport, ClaimedJobs, DeadRequest, DownstreamCapacity, JobReport, PendingRequest,
+    Request, RequestAudit, RequestPage, RequestStore, Rollout, RolloutChange, SealedSearch, SealingKey,
+    Submit, SubmitOutcome,
 };
 use weir_store::{Batch, Result};
 
@@ -109,17 +110,17 @@ impl RequestStore for RedisRequests {
         status: Option<RequestStatus>,
         before: Option<RequestId>,
         limit: usize,
-    ) -> Result<Listed> {
+    ) -> Result<RequestPage> {
         self.store.list_requests(tenant, status, before, limit).await
     }
 
-    async fn claim_jobs(&self, room: &[Room], policy: &RetryPolicy) -> Result<Claimed> {
+    async fn claim_jobs(&self, room: &[DownstreamCapacity], policy: &RetryPolicy) -> Result<ClaimedJobs> {
         let claimed = self.store.claim_jobs(room, policy).await?;
         self.forget(changed_by(&claimed)).await;
         Ok(claimed)
     }
 
-    async fn claim_named(&self, ids: &[RequestId], policy: &RetryPolicy) -> Result<Claimed> {
+    async fn claim_named(&self, ids: &[RequestId], policy: &RetryPolicy) -> Result<ClaimedJobs> {
         let claimed = self.store.claim_named(ids, policy).await?;
         self.forget(changed_by(&claimed)).await;
         Ok(claimed)
@@ -151,7 +152,7 @@ impl RequestStore for RedisRequests {
         self.store.wait_for_jobs(at_most).await;
     }
 
-    async fn pending_requests(&self, older_than: Duration, limit: usize) -> Result<Vec<Pending>> {
+    async fn pending_requests(&self, older_than: Duration, limit: usize) -> Result<Vec<PendingRequest>> {
         self.store.pending_requests(older_than, limit).await
     }
 
@@ -214,8 +215,8 @@ impl RequestStore for RedisRequests {
         self.store.register_sealing_key(key).await
     }
 
-    async fn forget_sealing_key(&self, name: &str, digest: &str) -> Result<()> {
-        self.store.forget_sealing_key(name, digest).await
+    async fn remove_sealing_key(&self, name: &str, digest: &str) -> Result<()> {
+        self.store.remove_sealing_key(name, digest).await
     }
 
     async fn find_sealed_with(
@@ -232,6 +233,6 @@ impl RequestStore for RedisRequests {
     }
 }
 
-fn changed_by(claimed: &Claimed) -> Vec<RequestId> {
+fn changed_by(claimed: &ClaimedJobs) -> Vec<RequestId> {
     claimed.jobs.iter().map(|job| job.id).chain(claimed.exhausted.iter().copied()).collect()
 }

@@ -26,7 +26,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use weir_core::sale::{ChangeError, PurchaseReceipt, SaleState, Sku, Terms, TermsChange};
 use weir_core::{Clock, UserId};
 use weir_store::sale::{
-    Buy, BuyOutcome, ChangeOutcome, CreateOutcome, FollowMetrics, Product, ProductId, SaleAudit, SaleEvent,
+    Buy, BuyOutcome, ChangeOutcome, CreateOutcome, LedgerMetrics, Product, ProductId, SaleAudit, SaleEvent,
     SaleLedger, SaleSnapshot, SaleStore,
 };
 use weir_store::{Batch, Error, Result};
@@ -83,7 +83,7 @@ struct Parts {
     /// Sold by this process, and not known to be written down.
     unsettled: Mutex<Unsettled>,
     rebuilding: tokio::sync::Mutex<()>,
-    metrics: FollowMetrics,
+    metrics: LedgerMetrics,
 }
 
 impl RedisSales {
@@ -93,7 +93,7 @@ impl RedisSales {
         redis: Redis,
         ledger: Arc<dyn SaleLedger>,
         clock: Option<Arc<dyn Clock>>,
-        metrics: FollowMetrics,
+        metrics: LedgerMetrics,
     ) -> Self {
         let parts = Arc::new(Parts {
             redis,
@@ -354,15 +354,15 @@ impl SaleStore for RedisSales {
         Ok(SaleSnapshot { now, products: products.collect(), is_current: false })
     }
 
-    async fn turn_sales(&self) -> Result<()> {
+    async fn save_due_states(&self) -> Result<()> {
         // Here, too, and so that everybody is told.
         let skus: Vec<Sku> = self.parts.catalogue().await?.into_keys().collect();
         self.parts.peek(&skus).await?;
-        self.parts.ledger.turn_sales().await
+        self.parts.ledger.save_due_states().await
     }
 
-    async fn tell(&self, hear: &(dyn Fn(SaleEvent) + Send + Sync)) {
-        self.parts.tell(hear).await;
+    async fn follow_events(&self, hear: &(dyn Fn(SaleEvent) + Send + Sync)) {
+        self.parts.follow_events(hear).await;
     }
 
     async fn audit_sales(&self) -> Result<SaleAudit> {

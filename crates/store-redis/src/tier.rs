@@ -26,7 +26,7 @@ use weir_core::tier::{
 use weir_core::{Clock, Timestamp};
 use weir_limiter::LocalLimiter;
 use weir_store::clock::STEP_MIN;
-use weir_store::tier::{Ask, LimitStatus, LimitStore, Policy, Taken, TierTaken};
+use weir_store::tier::{LimitCheck, LimitOutcome, LimitStatus, LimitStore, Policy, TierOutcome};
 use weir_store::{LaneMetrics, Result};
 
 use self::batch::{Question, Questions, Reply};
@@ -108,7 +108,7 @@ impl RedisLimits {
     }
 
     /// The parts of a decision, each key once, and which of them each ask belongs to.
-    fn parts(&self, asks: &[Ask<'_>]) -> (Vec<Part>, Vec<usize>) {
+    fn parts(&self, asks: &[LimitCheck<'_>]) -> (Vec<Part>, Vec<usize>) {
         let (now, mut parts) = (self.inner.clock.now(), Vec::<Part>::with_capacity(asks.len()));
         let mut part_of = Vec::with_capacity(asks.len());
         for ask in asks {
@@ -226,7 +226,7 @@ impl RedisLimits {
         user: &str,
         rule: &Arc<ScopedRule<TierRule>>,
         cost: u32,
-    ) -> Result<Option<TierTaken>> {
+    ) -> Result<Option<TierOutcome>> {
         let known = self.inner.local.known_tier(user, rule, self.inner.clock.now());
         let part = |which: usize, word: &str| {
             let limit = Limit::TokenBucket(rule.rule[which]);
@@ -244,7 +244,7 @@ impl RedisLimits {
         } else {
             Decision::Denied(rule.rule.denial(&spent, cost, told.now))
         };
-        Ok(Some(TierTaken { decision, spent, now: told.now }))
+        Ok(Some(TierOutcome { decision, spent, now: told.now }))
     }
 }
 
@@ -328,7 +328,13 @@ fn text(value: &Value) -> Option<String> {
 }
 
 /// What each ask is told, from what became of its part.
-fn answer(asks: &[Ask<'_>], parts: &[Part], part_of: &[usize], told: &ScriptReply, peek: bool) -> Taken {
+fn answer(
+    asks: &[LimitCheck<'_>],
+    parts: &[Part],
+    part_of: &[usize],
+    told: &ScriptReply,
+    peek: bool,
+) -> LimitOutcome {
     let alone: Vec<Decision> = parts
         .iter()
         .zip(&told.each)
@@ -344,11 +350,11 @@ fn answer(asks: &[Ask<'_>], parts: &[Part], part_of: &[usize], told: &ScriptRepl
         Decision::Allowed if !peek => Decision::Denied(LimitDenial::single(Some(SOON))),
         decision => decision,
     };
-    Taken { decision, each, now: told.now }
+    LimitOutcome { decision, each, now: told.now }
 }
 
 /// The decision about those that bind, as the rule makes it from what has been spent.
-fn decide(asks: &[Ask<'_>], parts: &[Part], part_of: &[usize], told: &ScriptReply) -> Decision {
+fn decide(asks: &[LimitCheck<'_>], parts: &[Part], part_of: &[usize], told: &ScriptReply) -> Decision {
     let mut spent: Vec<LimitUsage> = told.each.iter().map(|(_, spent)| *spent).collect();
     let binding: Vec<usize> = (0..parts.len()).filter(|at| parts[*at].binds).collect();
     let mut claims: Vec<KeyCharge<'_, Limit>> = parts
@@ -369,7 +375,7 @@ fn decide(asks: &[Ask<'_>], parts: &[Part], part_of: &[usize], told: &ScriptRepl
 
 #[async_trait]
 impl LimitStore for RedisLimits {
-    async fn take(&self, asks: &[Ask<'_>], peek: bool) -> Result<Taken> {
+    async fn take(&self, asks: &[LimitCheck<'_>], peek: bool) -> Result<LimitOutcome> {
         let (mut parts, part_of) = self.parts(asks);
         let mode = if peek { Mode::Peek } else { Mode::Take };
         let Some(told) = self.ask_all(mode, &mut parts).await? else {
@@ -412,7 +418,12 @@ impl LimitStore for RedisLimits {
         })
     }
 
-    async fn take_tier(&self, user: &str, rule: &Arc<ScopedRule<TierRule>>, cost: u32) -> Result<TierTaken> {
+    async fn take_tier(
+        &self,
+        user: &str,
+        rule: &Arc<ScopedRule<TierRule>>,
+        cost: u32,
+    ) -> Result<TierOutcome> {
         match self.take_tier_there(user, rule, cost).await? {
             Some(taken) => Ok(taken),
             None => self.take_tier_alone(user, rule, cost).await,
@@ -420,7 +431,7 @@ impl LimitStore for RedisLimits {
     }
 
     /// What Redis has counted it keeps as its own settings say; what is counted without it ends with the process.
-    async fn keep(&self) {}
+    async fn flush(&self) {}
 
     async fn drain(&self) {
         self.inner.local.drain().await;

@@ -30,7 +30,7 @@ impl StoreClock for Sqlite {
 
     /// What is ahead is looked for beside the writer, and brought back a few rows at a time: whoever changes one of them
     /// meanwhile has written it by the clock as it is now.
-    async fn bring_back_waiting(&self) -> Result<u64> {
+    async fn reschedule_deferred(&self) -> Result<u64> {
         let now = self.inner.clock.now().as_micros();
         let messages: Vec<(String, i64)> = self
             .read(move |connection| {

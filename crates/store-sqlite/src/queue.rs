@@ -11,7 +11,8 @@ use async_trait::async_trait;
 use rusqlite::{Connection, OptionalExtension, Row, params};
 use weir_core::{MessageId, Timestamp};
 use weir_queue::{
-    Claim, DeadLetter, Lease, Message, Position, Queue, QueueAudit, Receipt, Settlement, Source,
+    ClaimReceipt, DeadLetter, Message, MessageClaim, MessageSource, Position, Queue, QueueAudit, Settlement,
+    ShardLease,
 };
 use weir_store::Result;
 use weir_store::clock::STEP_MIN;
@@ -102,7 +103,7 @@ pub(crate) fn enqueue<'a>(
     let mut rest = messages.as_slice();
     while !rest.is_empty() {
         let lengths = rest.iter().map(|(_, (_, payload))| payload.len());
-        let (part, after) = rest.split_at(weir_queue::pack::fitting(lengths, pack::BYTES_MAX));
+        let (part, after) = rest.split_at(weir_queue::pack::count_fitting(lengths, pack::BYTES_MAX));
         rest = after;
         let texts = part.iter().map(|(id, (key, payload))| (*id, (*key, payload.as_slice())));
         if part.len() < PACKED_FROM {
@@ -142,13 +143,13 @@ pub(crate) fn take_in(connection: &Connection, letter: &DeadLetter) -> rusqlite:
 }
 
 #[async_trait]
-impl Source for Sqlite {
-    async fn claim(&self, topic: &str, max: usize, visibility: Duration) -> Result<Claim> {
+impl MessageSource for Sqlite {
+    async fn claim(&self, topic: &str, max: usize, visibility: Duration) -> Result<MessageClaim> {
         let now = self.inner.clock.now();
         let Some(lease) = self.lease(topic, now, visibility) else {
-            return Ok(Claim::default());
+            return Ok(MessageClaim::default());
         };
-        let receipt = Receipt { topic: topic.to_owned(), leases: vec![lease] };
+        let receipt = ClaimReceipt { topic: topic.to_owned(), leases: vec![lease] };
         let messages = {
             let topic = topic.to_owned();
             self.read(move |connection| visible(connection, &topic, max, now)).await
@@ -156,10 +157,10 @@ impl Source for Sqlite {
         if !matches!(&messages, Ok(found) if !found.is_empty()) {
             self.give_up(&receipt);
         }
-        Ok(Claim { messages: messages?, receipt })
+        Ok(MessageClaim { messages: messages?, receipt })
     }
 
-    async fn settle(&self, receipt: &Receipt, settlement: Settlement) -> Result<bool> {
+    async fn settle(&self, receipt: &ClaimReceipt, settlement: Settlement) -> Result<bool> {
         let (engine, held) = (self.clone(), receipt.clone());
         let mut parts = parts(settlement);
         let settle = self.inner.writer.in_turns(Order::Any, move |connection, _, turn| {
@@ -202,7 +203,7 @@ impl Queue for Sqlite {
         self.read(list).await
     }
 
-    async fn settle_put_off(&self, topic: &str, settlement: Settlement) -> Result<()> {
+    async fn settle_deferred(&self, topic: &str, settlement: Settlement) -> Result<()> {
         let (engine, topic) = (self.clone(), topic.to_owned());
         let settle =
             move |connection: &Connection| settle(connection, &topic, &settlement, engine.inner.clock.now());
@@ -259,7 +260,7 @@ impl Queue for Sqlite {
 
 impl Sqlite {
     /// Takes the topic, unless somebody else still has it.
-    pub(crate) fn lease(&self, topic: &str, now: Timestamp, visibility: Duration) -> Option<Lease> {
+    pub(crate) fn lease(&self, topic: &str, now: Timestamp, visibility: Duration) -> Option<ShardLease> {
         let mut leases = self.inner.leases.lock();
         if leases.len() >= LEASES_MAX && !leases.contains_key(topic) {
             leases.retain(|_, held| held.until > now);
@@ -277,17 +278,17 @@ impl Sqlite {
         held.token += 1;
         held.since = now;
         held.until = now.plus(visibility);
-        Some(Lease { shard: SHARD, token: held.token })
+        Some(ShardLease { shard: SHARD, token: held.token })
     }
 
     /// Whether a lease is the topic's present one and has not run out.
-    pub(crate) fn holds(&self, receipt: &Receipt, now: Timestamp) -> bool {
+    pub(crate) fn holds(&self, receipt: &ClaimReceipt, now: Timestamp) -> bool {
         let leases = self.inner.leases.lock();
         let held = leases.get(&receipt.topic).filter(|held| held.until > now);
         held.is_some_and(|held| receipt.leases.iter().any(|lease| lease.token == held.token))
     }
 
-    pub(crate) fn give_up(&self, receipt: &Receipt) {
+    pub(crate) fn give_up(&self, receipt: &ClaimReceipt) {
         if let Some(held) = self.inner.leases.lock().get_mut(&receipt.topic)
             && receipt.leases.iter().any(|lease| lease.token == held.token)
         {
@@ -397,8 +398,8 @@ impl View {
 
 /// A settlement in parts that are short work: first what is done, then what is tried again or put off, then what is dead.
 fn parts(settlement: Settlement) -> VecDeque<Settlement> {
-    let Settlement { done, retry, put_off, dead } = &settlement;
-    if done.len() + retry.len() + put_off.len() + dead.len() <= SETTLED_AT_ONCE {
+    let Settlement { done, retry, deferred, dead } = &settlement;
+    if done.len() + retry.len() + deferred.len() + dead.len() <= SETTLED_AT_ONCE {
         return VecDeque::from([settlement]);
     }
     let done =
@@ -406,12 +407,12 @@ fn parts(settlement: Settlement) -> VecDeque<Settlement> {
     let retry = retry
         .chunks(SETTLED_AT_ONCE)
         .map(|retry| Settlement { retry: retry.to_vec(), ..Settlement::default() });
-    let put_off = put_off
+    let deferred = deferred
         .chunks(SETTLED_AT_ONCE)
-        .map(|put_off| Settlement { put_off: put_off.to_vec(), ..Settlement::default() });
+        .map(|deferred| Settlement { deferred: deferred.to_vec(), ..Settlement::default() });
     let dead =
         dead.chunks(SETTLED_AT_ONCE).map(|dead| Settlement { dead: dead.to_vec(), ..Settlement::default() });
-    done.chain(retry).chain(put_off).chain(dead).collect()
+    done.chain(retry).chain(deferred).chain(dead).collect()
 }
 
 fn settle(
@@ -423,7 +424,7 @@ fn settle(
     // There is one shard; a position in another is no message of ours.
     let ours = |position: &Position| (position.shard == SHARD).then_some(position.id);
     let attempts = settlement.retry.iter().map(|(position, after)| (position, after, 1));
-    let delays = attempts.chain(settlement.put_off.iter().map(|(position, after)| (position, after, 0)));
+    let delays = attempts.chain(settlement.deferred.iter().map(|(position, after)| (position, after, 0)));
     let dead = settlement.dead.iter().map(|(position, _)| position);
     let ids = sorted(settlement.done.iter().filter_map(ours));
     let apart = sorted(delays.clone().map(|(position, ..)| position).chain(dead).filter_map(ours));

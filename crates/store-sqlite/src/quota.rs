@@ -11,7 +11,9 @@ use weir_core::quota::{Quota, QuotaLimits};
 use weir_core::{Timestamp, UserId};
 use weir_queue::publish::{Publisher, publish_accepted};
 use weir_queue::sms;
-use weir_store::quota::{Plan, QuotaAudit, QuotaStore, SendMessage, SendOutcome, TOPIC, plan, random_bytes};
+use weir_store::quota::{
+    QuotaAudit, QuotaStore, SendMessage, SendOutcome, SendPlan, TOPIC, plan_sends, random_bytes,
+};
 use weir_store::{Batch, Result, StoreHealth};
 
 use crate::quota_journal::QuotaJournal;
@@ -137,16 +139,16 @@ fn send_batch(
         }
     }
     let before = broker.is_some().then(|| rows.clone());
-    let mut plan = plan(batch, &mut rows, now, random_bytes);
+    let mut plan = plan_sends(batch, &mut rows, now, random_bytes);
     if let (Some((publisher, runtime)), Some(mut before)) = (broker, before) {
         if !plan.accepted.is_empty() {
             let queued = runtime.block_on(publish_accepted(&**publisher, &plan.accepted));
-            plan = plan.confirmed(&mut before, &queued);
+            plan = plan.retain_confirmed(&mut before, &queued);
         }
         counts.save(connection, &plan.changed)?;
         return Ok(plan.outcomes);
     }
-    let Plan { outcomes, changed, accepted, .. } = plan;
+    let SendPlan { outcomes, changed, accepted, .. } = plan;
     counts.save(connection, &changed)?;
     let messages = accepted.iter().map(|message| (message.user.as_str(), sms::encode(message)));
     queue::enqueue(connection, TOPIC, messages)?;

@@ -14,11 +14,11 @@ use weir_core::quota::QuotaLimits;
 use weir_core::request::retry::RetryPolicy;
 use weir_core::request::state::{RequestStatus, TransitionError};
 use weir_core::{RequestId, RequestType, TenantId, Timestamp};
-use weir_queue::Source;
+use weir_queue::MessageSource;
 use weir_store::request::{
-    CallbackOutcome, CallbackReport, Claimed, DeadRequest, Failure, JobReport, LOOKED_AT_MAX, Listed,
-    Pending, Request, RequestAudit, RequestStore, Rollout, RolloutChange, Room, Sealed, SealedSearch,
-    SealingKey, Submit, SubmitOutcome, WEBHOOKS,
+    CallbackOutcome, CallbackReport, ClaimedJobs, DeadRequest, DownstreamCapacity, Failure, JobReport,
+    LIST_SCAN_MAX, PendingRequest, Request, RequestAudit, RequestPage, RequestStore, Rollout, RolloutChange,
+    Sealed, SealedSearch, SealingKey, Submit, SubmitOutcome, WEBHOOKS_TOPIC,
 };
 use weir_store::{Batch, Result};
 
@@ -80,12 +80,12 @@ impl RequestStore for Sqlite {
         status: Option<RequestStatus>,
         before: Option<RequestId>,
         limit: usize,
-    ) -> Result<Listed> {
+    ) -> Result<RequestPage> {
         let tenant = tenant.clone();
         self.read(move |connection| list(connection, &tenant, status, before, limit)).await
     }
 
-    async fn claim_jobs(&self, room: &[Room], policy: &RetryPolicy) -> Result<Claimed> {
+    async fn claim_jobs(&self, room: &[DownstreamCapacity], policy: &RetryPolicy) -> Result<ClaimedJobs> {
         let (room, policy, now) = (room.to_vec(), *policy, self.inner.clock.now());
         // Looked for by a reader first: a worker that finds nothing does not keep the writer from its work.
         let next = {
@@ -94,7 +94,12 @@ impl RequestStore for Sqlite {
         };
         match next {
             Some(next) if next <= now => {}
-            next => return Ok(Claimed { next: next.map(|next| next.since(now)), ..Claimed::default() }),
+            next => {
+                return Ok(ClaimedJobs {
+                    next_due_in: next.map(|next| next.since(now)),
+                    ..ClaimedJobs::default()
+                });
+            }
         }
         let mut claim = work::ClaimDue::new(room, policy, now);
         let claim =
@@ -104,10 +109,10 @@ impl RequestStore for Sqlite {
         Ok(claimed)
     }
 
-    async fn claim_named(&self, ids: &[RequestId], policy: &RetryPolicy) -> Result<Claimed> {
+    async fn claim_named(&self, ids: &[RequestId], policy: &RetryPolicy) -> Result<ClaimedJobs> {
         let (ids, policy, now) = (ids.to_vec(), *policy, self.inner.clock.now());
         let mut batch = BatchInTurns::<_, ()>::new(ids);
-        let mut claimed = Claimed::default();
+        let mut claimed = ClaimedJobs::default();
         let claim = self.inner.writer.in_turns(Order::Any, move |connection, _, turn| {
             while let Some(id) = batch.next(turn) {
                 work::claim_named(connection, id, &policy, now, &mut claimed)?;
@@ -142,7 +147,7 @@ impl RequestStore for Sqlite {
         let reported = report.await;
         // Of a batch that failed, the turns before may have left webhooks.
         if reported.as_ref().map_or(true, |(_, has_webhooks)| *has_webhooks) {
-            self.inner.topic_notify.notify(WEBHOOKS);
+            self.inner.topic_notify.notify(WEBHOOKS_TOPIC);
         }
         reported.map(|(outcomes, _)| outcomes)
     }
@@ -151,8 +156,8 @@ impl RequestStore for Sqlite {
         let now = self.inner.clock.now();
         let call_back = move |connection: &Connection| work::call_back(connection, id, report, now);
         let outcome = self.inner.writer.run(call_back).await?;
-        if matches!(outcome, CallbackOutcome::Taken(_)) {
-            self.inner.topic_notify.notify(WEBHOOKS);
+        if matches!(outcome, CallbackOutcome::Applied(_)) {
+            self.inner.topic_notify.notify(WEBHOOKS_TOPIC);
         }
         Ok(outcome)
     }
@@ -161,7 +166,7 @@ impl RequestStore for Sqlite {
         self.wait(JOBS, at_most).await;
     }
 
-    async fn pending_requests(&self, older_than: Duration, limit: usize) -> Result<Vec<Pending>> {
+    async fn pending_requests(&self, older_than: Duration, limit: usize) -> Result<Vec<PendingRequest>> {
         let now = self.inner.clock.now();
         self.read(move |connection| upkeep::pending(connection, older_than, limit, now)).await
     }
@@ -240,7 +245,7 @@ impl RequestStore for Sqlite {
         self.inner.writer.run(move |connection| sealing::register(connection, &key, now)).await
     }
 
-    async fn forget_sealing_key(&self, name: &str, digest: &str) -> Result<()> {
+    async fn remove_sealing_key(&self, name: &str, digest: &str) -> Result<()> {
         let (name, digest) = (name.to_owned(), digest.to_owned());
         self.inner.writer.run(move |connection| sealing::forget(connection, &name, &digest)).await
     }
@@ -262,9 +267,9 @@ impl RequestStore for Sqlite {
 
 impl Sqlite {
     /// Wakes whoever sends webhooks: a request that a claim gave up may have one.
-    fn tell_of(&self, claimed: &Claimed) {
+    fn tell_of(&self, claimed: &ClaimedJobs) {
         if !claimed.exhausted.is_empty() {
-            self.inner.topic_notify.notify(WEBHOOKS);
+            self.inner.topic_notify.notify(WEBHOOKS_TOPIC);
         }
     }
 }
@@ -310,7 +315,7 @@ fn list(
     status: Option<RequestStatus>,
     before: Option<RequestId>,
     limit: usize,
-) -> rusqlite::Result<Listed> {
+) -> rusqlite::Result<RequestPage> {
     // No id is greater than this one.
     let before = before.map_or_else(|| "g".to_owned(), |id| id.to_string());
     let last = match status {
@@ -322,8 +327,8 @@ fn list(
     let values = params![tenant.as_str(), before, down_to, status.map(RequestStatus::as_str), limited(limit)];
     let requests: Vec<Request> =
         statement.query_map(values, read_request)?.collect::<rusqlite::Result<_>>()?;
-    let rest_before = last.filter(|_| requests.len() < limit);
-    Ok(Listed { requests, rest_before })
+    let next_before = last.filter(|_| requests.len() < limit);
+    Ok(RequestPage { requests, next_before })
 }
 
 /// The last of those that are looked through; none when there are not so many.
@@ -333,7 +338,7 @@ fn last_looked_at(
     before: &str,
 ) -> rusqlite::Result<Option<RequestId>> {
     let mut statement = connection.prepare_cached(LAST_LOOKED_AT)?;
-    let values = params![tenant.as_str(), before, limited(LOOKED_AT_MAX - 1)];
+    let values = params![tenant.as_str(), before, limited(LIST_SCAN_MAX - 1)];
     statement.query_row(values, |row| read_id(row, 0)).optional()
 }
 

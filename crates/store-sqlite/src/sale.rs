@@ -9,9 +9,9 @@ use weir_core::sale::{EndReason, PurchaseReceipt, Sale, SaleState, Sku, Terms, T
 use weir_core::{Timestamp, UserId};
 use weir_queue::DeadLetter;
 use weir_store::sale::{
-    BOOKS_ITEMS_MAX, Buy, BuyOutcome, ChangeOutcome, CreateOutcome, DeadPurchase, PURCHASES as TOPIC, Plan,
-    Product, ProductBooks, ProductId, Purchase, SNAPSHOT_ENDED_MAX, SNAPSHOT_OPEN_MAX, SaleAudit, SaleLedger,
-    SaleSnapshot, SaleStore, plan,
+    AUDIT_ITEMS_MAX, Buy, BuyOutcome, BuyPlan, ChangeOutcome, CreateOutcome, DeadPurchase,
+    PURCHASES_TOPIC as TOPIC, Product, ProductAudit, ProductId, Purchase, SNAPSHOT_ENDED_MAX,
+    SNAPSHOT_OPEN_MAX, SaleAudit, SaleLedger, SaleSnapshot, SaleStore, plan_purchases,
 };
 use weir_store::{Batch, Result};
 
@@ -85,7 +85,7 @@ const COUNT_RECORDED: &str = "
         state = iif(sold + ?2 >= initial_stock, 'ENDED', state)
     WHERE id = ?1";
 const EXISTS: &str = "SELECT 1 FROM products WHERE id = ?1";
-const PURCHASES: &str = "
+const PURCHASES_TOPIC: &str = "
     SELECT number, purchased_at, user_id FROM purchases WHERE product_id = ?1 AND user_id > ?2 ORDER BY user_id LIMIT ?3";
 
 #[async_trait]
@@ -109,7 +109,7 @@ impl SaleLedger for Sqlite {
         record.await
     }
 
-    async fn bury_purchases(&self, dead: Vec<DeadPurchase>) -> Result<()> {
+    async fn save_dead_purchases(&self, dead: Vec<DeadPurchase>) -> Result<()> {
         let now = self.inner.clock.now();
         let letters = dead.into_iter().map(|dead| DeadLetter {
             id: dead.id,
@@ -140,7 +140,7 @@ impl SaleLedger for Sqlite {
         let after = after.map(|user| user.as_str().to_owned()).unwrap_or_default();
         let list = move |connection: &Connection| {
             let limit = i64::try_from(limit).unwrap_or(i64::MAX);
-            let mut statement = connection.prepare_cached(PURCHASES)?;
+            let mut statement = connection.prepare_cached(PURCHASES_TOPIC)?;
             let purchases = statement.query_map(params![product.0, after, limit], |row| {
                 let buyer = UserId::parse(row.get_ref(2)?.as_str()?).map_err(fault)?;
                 Ok(Purchase { product, buyer, receipt: read_receipt(row)? })
@@ -238,7 +238,7 @@ impl SaleStore for Sqlite {
         self.read(board).await
     }
 
-    async fn turn_sales(&self) -> Result<()> {
+    async fn save_due_states(&self) -> Result<()> {
         let now = self.inner.clock.now();
         let turn = move |connection: &Connection| {
             let due: Vec<Product> = {
@@ -261,7 +261,7 @@ impl SaleStore for Sqlite {
             let mut different = moment.prepare(DIFFERENT)?;
             let different = different.query_map([], |row| row.get(0))?.collect::<Result<_, _>>()?;
             let mut items = moment.prepare(ITEMS)?;
-            let limit = i64::try_from(BOOKS_ITEMS_MAX).unwrap_or(i64::MAX);
+            let limit = i64::try_from(AUDIT_ITEMS_MAX).unwrap_or(i64::MAX);
             let items = items.query_map([limit], read_books)?.collect::<Result<_, _>>()?;
             Ok(SaleAudit { products, sold, persisted, different, items })
         };
@@ -352,9 +352,10 @@ fn buy(
         }
     }
     let mut has_one = connection.prepare_cached(HAS_ONE)?;
-    let Plan { outcomes, purchases, changed } = plan(batch, &mut products, now, |product, buyer| {
-        has_one.exists(params![product.id.0, buyer.as_str()])
-    })?;
+    let BuyPlan { outcomes, purchases, changed } =
+        plan_purchases(batch, &mut products, now, |product, buyer| {
+            has_one.exists(params![product.id.0, buyer.as_str()])
+        })?;
     let mut insert = connection.prepare_cached(INSERT)?;
     for purchase in purchases {
         let PurchaseReceipt { number, at } = purchase.receipt;
@@ -400,8 +401,8 @@ fn read_receipt(row: &Row<'_>) -> rusqlite::Result<PurchaseReceipt> {
     Ok(PurchaseReceipt { number: row.get(0)?, at: Timestamp::from_micros(row.get(1)?) })
 }
 
-fn read_books(row: &Row<'_>) -> rusqlite::Result<ProductBooks> {
-    Ok(ProductBooks {
+fn read_books(row: &Row<'_>) -> rusqlite::Result<ProductAudit> {
+    Ok(ProductAudit {
         sku: row.get(0)?,
         initial_stock: row.get(1)?,
         sold: row.get(2)?,

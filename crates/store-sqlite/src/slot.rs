@@ -12,8 +12,8 @@ use async_trait::async_trait;
 use rusqlite::{Connection, OptionalExtension, Row, params};
 use weir_core::slot::{Pace, WindowStatus};
 use weir_core::{ConfigName, EventId, Timestamp};
-use weir_queue::due::SEAT;
-use weir_store::slot::{Assign, AssignOutcome, Config, Slot, SlotAudit, SlotStore, WindowCount};
+use weir_queue::due::DUE_LEASE;
+use weir_store::slot::{Assign, AssignOutcome, Slot, SlotAudit, SlotConfig, SlotStore, WindowCount};
 use weir_store::{Batch, Result};
 
 use self::assign::Assignment;
@@ -55,7 +55,7 @@ const DIFFERENT: &str = "
 
 #[async_trait]
 impl SlotStore for Sqlite {
-    async fn put_config(&self, name: &ConfigName, pace: Pace) -> Result<Config> {
+    async fn put_config(&self, name: &ConfigName, pace: Pace) -> Result<SlotConfig> {
         loop {
             let recounts = Arc::clone(&self.inner.recounts);
             let mut version = NewVersion::new(name.clone(), pace, self.inner.clock.now(), recounts);
@@ -68,7 +68,7 @@ impl SlotStore for Sqlite {
         }
     }
 
-    async fn config(&self, name: &ConfigName) -> Result<Option<Config>> {
+    async fn config(&self, name: &ConfigName) -> Result<Option<SlotConfig>> {
         let name = name.clone();
         let find = move |connection: &Connection| {
             Ok(config::active(connection, &name)?.map(|version| version.config))
@@ -76,7 +76,7 @@ impl SlotStore for Sqlite {
         self.read(find).await
     }
 
-    async fn configs(&self, after: Option<&ConfigName>, limit: usize) -> Result<Vec<Config>> {
+    async fn configs(&self, after: Option<&ConfigName>, limit: usize) -> Result<Vec<SlotConfig>> {
         let after = after.map(|name| name.as_str().to_owned()).unwrap_or_default();
         self.read(move |connection| config::list(connection, &after, limit)).await
     }
@@ -93,7 +93,7 @@ impl SlotStore for Sqlite {
             self.inner.writer.in_turns(Order::Any, move |connection, _, turn| work.work(connection, turn));
         let outcomes = assign.await;
         if is_dispatching {
-            self.inner.topic_notify.notify(SEAT);
+            self.inner.topic_notify.notify(DUE_LEASE);
         }
         outcomes
     }
@@ -103,7 +103,7 @@ impl SlotStore for Sqlite {
         self.read(move |connection| find(connection, &event)).await
     }
 
-    async fn give_slot_back(&self, event: &EventId) -> Result<Option<Slot>> {
+    async fn release_slot(&self, event: &EventId) -> Result<Option<Slot>> {
         loop {
             let (event, recounts) = (event.clone(), Arc::clone(&self.inner.recounts));
             let work = move |connection: &Connection| match find(connection, &event)? {

@@ -14,7 +14,7 @@ use weir_core::tier::{Plan, Tier, TierLimits};
 use weir_core::{HoldId, PolicyName, Timestamp, UserId};
 use weir_store::Result;
 use weir_store::tier::{
-    DefinitionChanges, HoldAudit, NewHold, Origin, Policy, PolicySpec, Settled, SpentRow, Subscription,
+    DefinitionChanges, HoldAudit, NewHold, Origin, Policy, PolicySpec, SettledHold, SpentRow, Subscription,
     TierStore,
 };
 
@@ -113,7 +113,7 @@ impl TierStore for Sqlite {
         Ok(expires_at)
     }
 
-    async fn settle_hold(&self, id: HoldId, cost: u32) -> Result<Option<Settled>> {
+    async fn settle_hold(&self, id: HoldId, cost: u32) -> Result<Option<SettledHold>> {
         // The clock is read when it is this one's turn: whoever comes after one that was late is late too.
         let clock = Arc::clone(&self.inner.clock);
         self.inner.writer.run(move |connection| hold::settle(connection, id, cost, clock.now())).await
@@ -164,7 +164,7 @@ impl TierStore for Sqlite {
         self.read(move |connection| spent::load(connection, after, limit)).await
     }
 
-    async fn news(&self, _since: Option<i64>) -> Result<DefinitionChanges> {
+    async fn changes_since(&self, _since: Option<i64>) -> Result<DefinitionChanges> {
         Ok(DefinitionChanges { version: 0, changed: Some(Vec::new()) })
     }
 }

@@ -165,7 +165,7 @@ pub trait StoreClock: Send + Sync + 'static {
     /// Brings back messages and requests that were put off while the clock was ahead of where it is now: they wait for as long as
     /// they were to wait, and not until the clock has caught up. Returns how many there were. Nothing changes when it is called
     /// again, or by another server.
-    async fn bring_back_waiting(&self) -> Result<u64>;
+    async fn reschedule_deferred(&self) -> Result<u64>;
     /// Notices steps of this clock; none where it is the system clock of this machine, which the process watches itself.
     fn steps(&self) -> Option<&StepDetector>;
 }

@@ -1,7 +1,7 @@
 //! Hot keys: users known to be over their limit are refused from memory, without a round trip.
 //!
 //! Only what the store said is remembered, and only until the window it spoke of ends. New limits end it at once on
-//! the server that takes them, and on the others as soon as the [`LimitChanges`] tells; while that is not current, nothing is
+//! the server that takes them, and on the others as soon as the [`LimitChangeFeed`] tells; while that is not current, nothing is
 //! refused from memory. A denial that was decided before a change and arrives after it is not remembered.
 
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use weir_core::quota::QuotaLimits;
 use weir_core::{Clock, Denial, Timestamp, UserId};
 
 use crate::bounded_cache::{BoundedCache, Version};
-use crate::limit_changes::{Change, LimitChanges};
+use crate::limit_changes::{LimitChange, LimitChangeFeed};
 use crate::quota::SendOutcome;
 
 const SHARDS: usize = 16;
@@ -21,7 +21,7 @@ const SHARD_MAX: usize = 8_192;
 #[derive(Debug)]
 pub struct DenialCache {
     cache: BoundedCache<UserId, CachedDenial>,
-    limit_changes: Arc<LimitChanges>,
+    limit_changes: Arc<LimitChangeFeed>,
     clock: Arc<dyn Clock>,
 }
 
@@ -37,7 +37,7 @@ struct CachedDenial {
 
 /// The state of the world when a question was asked.
 #[derive(Clone, Copy, Debug)]
-pub struct AskedAt {
+pub struct QueryStart {
     version: Version,
     at: Timestamp,
 }
@@ -45,23 +45,23 @@ pub struct AskedAt {
 impl DenialCache {
     /// Remembers nothing yet. Time is told by `clock`, which need not agree with the store's.
     #[must_use]
-    pub fn new(limit_changes: Arc<LimitChanges>, clock: Arc<dyn Clock>) -> Arc<Self> {
+    pub fn new(limit_changes: Arc<LimitChangeFeed>, clock: Arc<dyn Clock>) -> Arc<Self> {
         let denials = Arc::new(Self {
             cache: BoundedCache::new(SHARDS, SHARD_MAX),
             limit_changes: Arc::clone(&limit_changes),
             clock,
         });
         let listener = Arc::downgrade(&denials);
-        limit_changes.listen(move |change| {
+        limit_changes.subscribe(move |change| {
             if let Some(denials) = listener.upgrade() {
-                denials.forget(change);
+                denials.invalidate(change);
             }
         });
         denials
     }
 
     /// The answer to a send of a user who is over the limit for certain.
-    pub fn of(&self, user: &UserId) -> Option<SendOutcome> {
+    pub fn get(&self, user: &UserId) -> Option<SendOutcome> {
         if self.cache.is_empty() || !self.limit_changes.is_current() {
             return None;
         }
@@ -74,22 +74,22 @@ impl DenialCache {
     }
 
     /// To be called before the store is asked.
-    pub fn asking(&self) -> AskedAt {
-        AskedAt { version: self.cache.version(), at: self.clock.now() }
+    pub fn begin_query(&self) -> QueryStart {
+        QueryStart { version: self.cache.version(), at: self.clock.now() }
     }
 
     /// Remembers what the store said, when it was a denial.
-    pub fn learn(&self, asked: AskedAt, user: &UserId, outcome: &SendOutcome) {
+    pub fn record(&self, asked: QueryStart, user: &UserId, outcome: &SendOutcome) {
         let SendOutcome::Denied { limits, denial, at } = *outcome else { return };
         let (known, now) = (CachedDenial { limits, denial, asked_at: asked.at, at }, self.clock.now());
         self.cache.insert(user.clone(), known, asked.version, |known| known.is_current(now));
     }
 
     /// Forgets what a change makes doubtful.
-    pub fn forget(&self, change: &Change) {
+    pub fn invalidate(&self, change: &LimitChange) {
         match change {
-            Change::User(user) => self.cache.invalidate(user),
-            Change::Anybody => self.cache.invalidate_all(),
+            LimitChange::User(user) => self.cache.invalidate(user),
+            LimitChange::AllUsers => self.cache.invalidate_all(),
         }
     }
 }
@@ -123,62 +123,62 @@ mod tests {
         }
     }
 
-    fn denials() -> (Arc<DenialCache>, Arc<LimitChanges>, ManualClock) {
+    fn denials() -> (Arc<DenialCache>, Arc<LimitChangeFeed>, ManualClock) {
         let clock = ManualClock::at(Timestamp::from_seconds(100));
-        let limit_changes = Arc::new(LimitChanges::alone());
+        let limit_changes = Arc::new(LimitChangeFeed::single_process());
         (DenialCache::new(Arc::clone(&limit_changes), Arc::new(clock.clone())), limit_changes, clock)
     }
 
     #[test]
     fn a_denial_is_given_again_with_less_to_wait_until_its_window_ends() {
         let (denials, _feed, clock) = denials();
-        let asked = denials.asking();
+        let asked = denials.begin_query();
         clock.advance(Duration::from_secs(1));
-        denials.learn(asked, &user("a"), &denied(MINUTE));
+        denials.record(asked, &user("a"), &denied(MINUTE));
         clock.advance(Duration::from_secs(9));
-        let Some(SendOutcome::Denied { denial, at, .. }) = denials.of(&user("a")) else { panic!("denied") };
+        let Some(SendOutcome::Denied { denial, at, .. }) = denials.get(&user("a")) else { panic!("denied") };
         assert_eq!(denial.retry_after, Duration::from_secs(50), "since it was asked, not since it was told");
         assert_eq!(at, Timestamp::from_seconds(7_010));
-        assert!(denials.of(&user("b")).is_none());
+        assert!(denials.get(&user("b")).is_none());
         clock.advance(Duration::from_secs(50));
-        assert!(denials.of(&user("a")).is_none(), "the window has ended");
+        assert!(denials.get(&user("a")).is_none(), "the window has ended");
         assert!(denials.cache.is_empty());
     }
 
     #[test]
     fn new_limits_end_a_denial_and_one_that_arrives_after_them_is_not_believed() {
         let (denials, limit_changes, _clock) = denials();
-        denials.learn(denials.asking(), &user("a"), &denied(MINUTE));
-        let late = denials.asking();
-        limit_changes.tell(&Change::User(user("a")));
-        assert!(denials.of(&user("a")).is_none());
-        denials.learn(late, &user("a"), &denied(MINUTE));
-        assert!(denials.of(&user("a")).is_none());
-        denials.learn(denials.asking(), &user("a"), &denied(MINUTE));
-        assert!(denials.of(&user("a")).is_some());
-        limit_changes.tell(&Change::Anybody);
-        assert!(denials.of(&user("a")).is_none());
+        denials.record(denials.begin_query(), &user("a"), &denied(MINUTE));
+        let late = denials.begin_query();
+        limit_changes.publish(&LimitChange::User(user("a")));
+        assert!(denials.get(&user("a")).is_none());
+        denials.record(late, &user("a"), &denied(MINUTE));
+        assert!(denials.get(&user("a")).is_none());
+        denials.record(denials.begin_query(), &user("a"), &denied(MINUTE));
+        assert!(denials.get(&user("a")).is_some());
+        limit_changes.publish(&LimitChange::AllUsers);
+        assert!(denials.get(&user("a")).is_none());
     }
 
     #[test]
     fn nothing_is_refused_from_memory_while_changes_may_go_unheard() {
-        let limit_changes = Arc::new(LimitChanges::new());
+        let limit_changes = Arc::new(LimitChangeFeed::new());
         let denials =
             DenialCache::new(Arc::clone(&limit_changes), Arc::new(ManualClock::at(Timestamp::EPOCH)));
-        denials.learn(denials.asking(), &user("a"), &denied(MINUTE));
-        limit_changes.heard(std::time::Instant::now() + MINUTE, 0);
-        assert!(denials.of(&user("a")).is_some());
-        let silent = Arc::new(LimitChanges::silent_for(crate::limit_changes::CURRENT_FOR));
+        denials.record(denials.begin_query(), &user("a"), &denied(MINUTE));
+        limit_changes.mark_current(std::time::Instant::now() + MINUTE, 0);
+        assert!(denials.get(&user("a")).is_some());
+        let silent = Arc::new(LimitChangeFeed::silent_for(crate::limit_changes::CURRENT_FOR));
         let silent = DenialCache::new(silent, Arc::new(ManualClock::at(Timestamp::EPOCH)));
-        silent.learn(silent.asking(), &user("a"), &denied(MINUTE));
-        assert!(silent.of(&user("a")).is_none());
+        silent.record(silent.begin_query(), &user("a"), &denied(MINUTE));
+        assert!(silent.get(&user("a")).is_none());
     }
 
     #[test]
     fn memory_is_bounded() {
         let (denials, _feed, _clock) = denials();
         for n in 0..SHARDS * SHARD_MAX * 2 {
-            denials.learn(denials.asking(), &user(&n.to_string()), &denied(MINUTE));
+            denials.record(denials.begin_query(), &user(&n.to_string()), &denied(MINUTE));
         }
         assert!(denials.cache.len() <= SHARDS * SHARD_MAX);
     }

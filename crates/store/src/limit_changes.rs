@@ -15,17 +15,17 @@ pub const CURRENT_FOR: Duration = Duration::from_millis(900);
 
 /// Something a server may remember is no longer so.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Change {
+pub enum LimitChange {
     /// A user has new limits, or none.
     User(UserId),
     /// Anybody may have: the feed was interrupted.
-    Anybody,
+    AllUsers,
 }
 
-type Listener = Box<dyn Fn(&Change) + Send + Sync>;
+type Listener = Box<dyn Fn(&LimitChange) + Send + Sync>;
 
 /// What a server hears of changes on others.
-pub struct LimitChanges {
+pub struct LimitChangeFeed {
     started: Instant,
     /// When the store last answered, in microseconds after `started`; always current when negative.
     heard_us: AtomicI64,
@@ -36,14 +36,14 @@ pub struct LimitChanges {
     listeners: RwLock<Vec<Listener>>,
 }
 
-impl fmt::Debug for LimitChanges {
+impl fmt::Debug for LimitChangeFeed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("LimitChanges").field("is_current", &self.is_current()).finish_non_exhaustive()
+        f.debug_struct("LimitChangeFeed").field("is_current", &self.is_current()).finish_non_exhaustive()
     }
 }
 
-impl LimitChanges {
-    /// A feed that somebody keeps current with [`LimitChanges::heard`].
+impl LimitChangeFeed {
+    /// A feed that somebody keeps current with [`LimitChangeFeed::heard`].
     #[must_use]
     pub fn new() -> Self {
         Self::with(0)
@@ -51,7 +51,7 @@ impl LimitChanges {
 
     /// The feed of a store that only this process writes to: there is nothing to hear.
     #[must_use]
-    pub fn alone() -> Self {
+    pub fn single_process() -> Self {
         Self::with(-1)
     }
 
@@ -73,7 +73,7 @@ impl LimitChanges {
     }
 
     /// Calls `listener` for every change from now on. It must not block.
-    pub fn listen(&self, listener: impl Fn(&Change) + Send + Sync + 'static) {
+    pub fn subscribe(&self, listener: impl Fn(&LimitChange) + Send + Sync + 'static) {
         self.listeners.write().push(Box::new(listener));
     }
 
@@ -86,13 +86,13 @@ impl LimitChanges {
 
     /// Lets an answer hold for so long instead of [`CURRENT_FOR`]. For tests of what is remembered while the feed is
     /// current: a busy machine may keep it waiting.
-    pub fn hold_for(&self, current_for: Duration) {
+    pub fn set_current_for(&self, current_for: Duration) {
         self.current_for_us.store(micros(current_for), Ordering::Relaxed);
     }
 
     /// Whether every change up to `at` has been heard.
     #[must_use]
-    pub fn has_heard(&self, at: Instant) -> bool {
+    pub fn is_current_as_of(&self, at: Instant) -> bool {
         let heard_us = self.heard_us.load(Ordering::Acquire);
         heard_us < 0 || heard_us >= micros(at.saturating_duration_since(self.started))
     }
@@ -104,18 +104,18 @@ impl LimitChanges {
     }
 
     /// Tells the listeners.
-    pub fn tell(&self, change: &Change) {
+    pub fn publish(&self, change: &LimitChange) {
         for listener in &*self.listeners.read() {
             listener(change);
         }
     }
 
     /// Takes note that the store, asked at `asked_at`, was reached and has told everything up to then.
-    pub fn heard(&self, asked_at: Instant, epoch: u64) {
+    pub fn mark_current(&self, asked_at: Instant, epoch: u64) {
         let before = self.epoch.fetch_max(epoch, Ordering::AcqRel);
         // What was learnt from a cache that is distrusted now is not to be believed either.
         if before != 0 && before < epoch {
-            self.tell(&Change::Anybody);
+            self.publish(&LimitChange::AllUsers);
         }
         self.heard_us.fetch_max(micros(asked_at.saturating_duration_since(self.started)), Ordering::AcqRel);
     }
@@ -125,7 +125,7 @@ impl LimitChanges {
     }
 }
 
-impl Default for LimitChanges {
+impl Default for LimitChangeFeed {
     fn default() -> Self {
         Self::new()
     }
@@ -144,30 +144,30 @@ mod tests {
 
     #[test]
     fn a_feed_is_current_for_as_long_as_its_store_was_heard() {
-        let limit_changes = LimitChanges::new();
-        limit_changes.heard(limit_changes.started + Duration::from_secs(60), 3);
+        let limit_changes = LimitChangeFeed::new();
+        limit_changes.mark_current(limit_changes.started + Duration::from_secs(60), 3);
         assert!(limit_changes.is_current());
         assert_eq!(limit_changes.epoch(), 3);
-        limit_changes.heard(Instant::now(), 2);
+        limit_changes.mark_current(Instant::now(), 2);
         assert_eq!(limit_changes.epoch(), 3, "an answer that comes late takes nothing back");
-        assert!(LimitChanges::alone().is_current());
+        assert!(LimitChangeFeed::single_process().is_current());
     }
 
     #[test]
     fn a_feed_that_was_silent_for_too_long_is_not_current() {
-        assert!(!LimitChanges::silent_for(CURRENT_FOR).is_current());
+        assert!(!LimitChangeFeed::silent_for(CURRENT_FOR).is_current());
     }
 
     #[test]
     fn every_listener_hears_of_a_change() {
-        let (limit_changes, heard) = (LimitChanges::new(), Arc::new(AtomicUsize::new(0)));
+        let (limit_changes, heard) = (LimitChangeFeed::new(), Arc::new(AtomicUsize::new(0)));
         for _ in 0..2 {
             let heard = Arc::clone(&heard);
-            limit_changes.listen(move |_| {
+            limit_changes.subscribe(move |_| {
                 heard.fetch_add(1, Ordering::Relaxed);
             });
         }
-        limit_changes.tell(&Change::Anybody);
+        limit_changes.publish(&LimitChange::AllUsers);
         assert_eq!(heard.load(Ordering::Relaxed), 2);
     }
 }

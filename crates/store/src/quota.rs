@@ -9,7 +9,7 @@ use prometheus_client::metrics::counter::Counter;
 use weir_core::quota::{Grant, Quota, QuotaLimits};
 use weir_core::{Denial, MessageId, Timestamp, UserId, Verdict};
 
-pub use crate::limit_changes::LimitChanges;
+pub use crate::limit_changes::LimitChangeFeed;
 
 use crate::{Batch, Result};
 
@@ -51,7 +51,7 @@ pub enum SendOutcome {
     /// Nobody configured this user.
     NotConfigured,
     /// Allowed, but the broker did not confirm the message.
-    NotQueued(Queued),
+    NotQueued(EnqueueOutcome),
 }
 
 /// What a cache in front of a store tells about itself.
@@ -93,23 +93,23 @@ pub trait QuotaStore: Send + Sync + 'static {
 #[async_trait]
 pub trait ReservableStore: QuotaStore {
     /// Takes places for each of the wants, in one commit; nothing for users without a row.
-    async fn reserve(&self, wants: Vec<Reservation>) -> Result<Vec<Option<Reserved>>>;
+    async fn reserve(&self, wants: Vec<ReservationRequest>) -> Result<Vec<Option<Reservation>>>;
     /// Gives back what was taken and not used.
-    async fn give_back(&self, unused: Vec<Unused>) -> Result<()>;
+    async fn return_unused(&self, unused: Vec<UnusedReservation>) -> Result<()>;
     /// Enqueues messages that were allowed and counted elsewhere, and says of each whether it is on its way.
-    async fn enqueue(&self, accepted: &[Accepted<'_>]) -> Result<Vec<Queued>>;
+    async fn enqueue(&self, accepted: &[AcceptedMessage<'_>]) -> Result<Vec<EnqueueOutcome>>;
     /// Says that the store in front may hold what is no longer true, so that no server goes on with it.
-    async fn distrust_cache(&self) -> Result<()>;
+    async fn raise_cache_epoch(&self) -> Result<()>;
     /// Takes note that the store in front has nothing left of these users' old limits. Until then every server that
     /// starts, or has missed something, is told of them again.
-    async fn cache_forgot(&self, users: &[UserId]) -> Result<()>;
+    async fn confirm_invalidated(&self, users: &[UserId]) -> Result<()>;
     /// What this server knows of changes on others.
-    fn limit_changes(&self) -> Arc<LimitChanges>;
+    fn limit_changes(&self) -> Arc<LimitChangeFeed>;
 }
 
 /// Places wanted at once; the store adds some ahead.
 #[derive(Clone, Debug)]
-pub struct Reservation {
+pub struct ReservationRequest {
     /// Whose.
     pub user: UserId,
     /// How many.
@@ -118,7 +118,7 @@ pub struct Reservation {
 
 /// Places taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Reserved {
+pub struct Reservation {
     /// The row with these places counted.
     pub row: Quota,
     /// How many they are: fewer than wanted when the window has no more.
@@ -129,7 +129,7 @@ pub struct Reserved {
 
 /// Places that were taken in a window and not used.
 #[derive(Clone, Debug)]
-pub struct Unused {
+pub struct UnusedReservation {
     /// Whose.
     pub user: UserId,
     /// When the window began.
@@ -140,11 +140,9 @@ pub struct Unused {
 
 /// Whether a message is on its way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Queued {
-    /// It is.
-    Yes,
-    /// It certainly is not.
-    No,
+pub enum EnqueueOutcome {
+    Enqueued,
+    Failed,
     /// Nobody can say: the broker was asked and did not answer in time.
     Unknown,
 }
@@ -159,20 +157,20 @@ pub fn random_bytes() -> [u8; 10] {
 
 /// What a batch of sends comes to: every outcome, and what an engine has to save in the same commit.
 #[derive(Debug)]
-pub struct Plan<'a> {
+pub struct SendPlan<'a> {
     /// One outcome per command, in order.
     pub outcomes: Vec<SendOutcome>,
     /// The rows that changed, each once.
     pub changed: Vec<(&'a UserId, Quota)>,
     /// The accepted commands with their names and times, in order.
-    pub accepted: Vec<Accepted<'a>>,
+    pub accepted: Vec<AcceptedMessage<'a>>,
     /// Whose the commands are, in order.
     users: Vec<&'a UserId>,
 }
 
 /// An accepted message, ready to be enqueued.
 #[derive(Clone, Copy, Debug)]
-pub struct Accepted<'a> {
+pub struct AcceptedMessage<'a> {
     /// Its name.
     pub message_id: MessageId,
     /// Whose it is.
@@ -187,12 +185,12 @@ pub struct Accepted<'a> {
 ///
 /// `rows` holds the users that exist; `random` supplies the chance in message ids.
 #[must_use]
-pub fn plan<'a>(
+pub fn plan_sends<'a>(
     batch: &'a [SendMessage],
     rows: &mut HashMap<&'a str, Quota>,
     now: Timestamp,
     mut random: impl FnMut() -> [u8; 10],
-) -> Plan<'a> {
+) -> SendPlan<'a> {
     let mut outcomes = Vec::with_capacity(batch.len());
     let mut accepted = Vec::with_capacity(batch.len());
     let mut touched: HashMap<&str, &UserId> = HashMap::new();
@@ -209,26 +207,26 @@ pub fn plan<'a>(
             Verdict::Allowed(grant) => {
                 let message_id = MessageId::new(now, random());
                 touched.insert(user.as_str(), user);
-                accepted.push(Accepted { message_id, user, message, at: now });
+                accepted.push(AcceptedMessage { message_id, user, message, at: now });
                 SendOutcome::Accepted { message_id, limits, grant, at: now }
             }
             Verdict::Denied(denial) => SendOutcome::Denied { limits, denial, at: now },
         });
     }
     let changed = touched.into_iter().filter_map(|(key, user)| Some((user, *rows.get(key)?))).collect();
-    Plan { outcomes, changed, accepted, users: batch.iter().map(|send| &send.user).collect() }
+    SendPlan { outcomes, changed, accepted, users: batch.iter().map(|send| &send.user).collect() }
 }
 
-impl Plan<'_> {
+impl SendPlan<'_> {
     /// What the plan comes to when the broker took only some of its messages: those that are not confirmed do not
     /// count, and whoever was refused for their sake may try again. `before` holds the rows as they were loaded.
     #[must_use]
-    pub fn confirmed(self, before: &mut HashMap<&str, Quota>, queued: &[Queued]) -> Self {
+    pub fn retain_confirmed(self, before: &mut HashMap<&str, Quota>, queued: &[EnqueueOutcome]) -> Self {
         let missing: HashSet<&str> = self
             .accepted
             .iter()
             .zip(queued)
-            .filter(|(_, queued)| **queued != Queued::Yes)
+            .filter(|(_, queued)| **queued != EnqueueOutcome::Enqueued)
             .map(|(accepted, _)| accepted.user.as_str())
             .collect();
         if missing.is_empty() {
@@ -238,7 +236,7 @@ impl Plan<'_> {
         let mut fates = accepted.iter().zip(queued);
         let recount = |(outcome, user): (SendOutcome, &UserId)| match outcome {
             SendOutcome::Accepted { message_id, limits, grant, at } => match fates.next() {
-                Some((_, Queued::Yes)) => {
+                Some((_, EnqueueOutcome::Enqueued)) => {
                     let grant = before.get_mut(user.as_str()).map_or(grant, |row| match row.send(at) {
                         Verdict::Allowed(grant) => grant,
                         Verdict::Denied(_) => grant,
@@ -246,10 +244,10 @@ impl Plan<'_> {
                     SendOutcome::Accepted { message_id, limits, grant, at }
                 }
                 Some((_, not)) => SendOutcome::NotQueued(*not),
-                None => SendOutcome::NotQueued(Queued::No),
+                None => SendOutcome::NotQueued(EnqueueOutcome::Failed),
             },
             SendOutcome::Denied { .. } if missing.contains(user.as_str()) => {
-                SendOutcome::NotQueued(Queued::No)
+                SendOutcome::NotQueued(EnqueueOutcome::Failed)
             }
             other => other,
         };
@@ -262,7 +260,8 @@ impl Plan<'_> {
                 *row = *recounted;
             }
         }
-        let accepted = accepted.into_iter().zip(queued).filter(|(_, queued)| **queued == Queued::Yes);
+        let accepted =
+            accepted.into_iter().zip(queued).filter(|(_, queued)| **queued == EnqueueOutcome::Enqueued);
         Self { outcomes, changed, accepted: accepted.map(|(accepted, _)| accepted).collect(), users }
     }
 }
@@ -281,7 +280,7 @@ mod tests {
         let row = Quota::new(QuotaLimits::new(2, 1).unwrap(), now);
         let mut rows = HashMap::from([("a", row), ("b", row)]);
         let batch = [send("a"), send("nobody"), send("a"), send("a")];
-        let plan = plan(&batch, &mut rows, now, || [7; 10]);
+        let plan = plan_sends(&batch, &mut rows, now, || [7; 10]);
         assert!(matches!(
             plan.outcomes[..],
             [
@@ -304,7 +303,7 @@ mod tests {
         let ahead = Quota { limits, current_count: 1, last_refresh: Timestamp::from_seconds(7_200) };
         let mut rows = HashMap::from([("a", ahead)]);
         let batch = [send("a")];
-        let plan = plan(&batch, &mut rows, now, || [7; 10]);
+        let plan = plan_sends(&batch, &mut rows, now, || [7; 10]);
         assert!(matches!(plan.outcomes[..], [SendOutcome::Denied { .. }]));
         assert_eq!(plan.changed[0].1, Quota { limits, current_count: 1, last_refresh: now });
     }
@@ -316,17 +315,22 @@ mod tests {
         let mut rows = HashMap::from([("a", row), ("b", row)]);
         let mut before = rows.clone();
         let batch = [send("a"), send("a"), send("a"), send("b"), send("b")];
-        let plan = plan(&batch, &mut rows, now, || [7; 10]);
-        let fates = [Queued::No, Queued::Yes, Queued::Unknown, Queued::Yes];
-        let plan = plan.confirmed(&mut before, &fates);
+        let plan = plan_sends(&batch, &mut rows, now, || [7; 10]);
+        let fates = [
+            EnqueueOutcome::Failed,
+            EnqueueOutcome::Enqueued,
+            EnqueueOutcome::Unknown,
+            EnqueueOutcome::Enqueued,
+        ];
+        let plan = plan.retain_confirmed(&mut before, &fates);
         assert!(matches!(
             plan.outcomes[..],
             [
-                SendOutcome::NotQueued(Queued::No),
+                SendOutcome::NotQueued(EnqueueOutcome::Failed),
                 SendOutcome::Accepted { grant: Grant { remaining: 1, .. }, .. },
                 // Refused for the sake of one that does not count.
-                SendOutcome::NotQueued(Queued::No),
-                SendOutcome::NotQueued(Queued::Unknown),
+                SendOutcome::NotQueued(EnqueueOutcome::Failed),
+                SendOutcome::NotQueued(EnqueueOutcome::Unknown),
                 SendOutcome::Accepted { grant: Grant { remaining: 1, .. }, .. },
             ]
         ));
@@ -345,7 +349,8 @@ mod tests {
         let mut rows = HashMap::from([("a", ahead), ("b", Quota { current_count: 2, ..ahead })]);
         let mut before = rows.clone();
         let batch = [send("a"), send("b")];
-        let plan = plan(&batch, &mut rows, now, || [7; 10]).confirmed(&mut before, &[Queued::No]);
+        let plan = plan_sends(&batch, &mut rows, now, || [7; 10])
+            .retain_confirmed(&mut before, &[EnqueueOutcome::Failed]);
         let mut changed = plan.changed.clone();
         changed.sort_unstable_by_key(|(user, _)| user.as_str());
         let brought_back = |current_count| Quota { limits, current_count, last_refresh: now };
@@ -362,7 +367,8 @@ mod tests {
         let mut rows = HashMap::from([("a", before)]);
         let mut loaded = rows.clone();
         let batch = [send("a")];
-        let plan = plan(&batch, &mut rows, now, || [7; 10]).confirmed(&mut loaded, &[Queued::No]);
+        let plan = plan_sends(&batch, &mut rows, now, || [7; 10])
+            .retain_confirmed(&mut loaded, &[EnqueueOutcome::Failed]);
         assert_eq!(plan.changed[0].1, before);
     }
 }

@@ -20,7 +20,7 @@ pub use self::job::{AttemptOutcome, JobChange, JobRow, RequestRow, plan_replay, 
 pub use self::plan_callback::plan_callback;
 pub use self::plan_claim::{ClaimPlan, ClaimRow, plan_claim};
 pub use self::plan_report::{ReportPlan, plan_report};
-pub use self::plan_submit::{KnownKey, KnownKeys, NewRequest, SubmitPlan, plan_submit};
+pub use self::plan_submit::{IdempotencyEntries, IdempotencyEntry, NewRequest, SubmitPlan, plan_submit};
 
 use std::time::Duration;
 
@@ -35,7 +35,7 @@ use weir_core::{IdempotencyKey, RequestId, RequestType, TenantId, Timestamp};
 use crate::{Batch, Result};
 
 /// The topic of outgoing webhooks: key and payload of a message are the id of a request that is final.
-pub const WEBHOOKS: &str = "request-webhooks";
+pub const WEBHOOKS_TOPIC: &str = "request-webhooks";
 
 /// Bytes that only whoever has the key can read.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -95,9 +95,9 @@ pub struct Submit {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SubmitOutcome {
     /// It is a request now.
-    Accepted(Receipt),
+    Accepted(SubmitReceipt),
     /// It was sent before; this is how that request stands now.
-    Replayed(Receipt),
+    Replayed(SubmitReceipt),
     /// Its key was used for something else.
     Conflict,
     /// Its tenant has sent as many new ones as it may; the next window begins after this time.
@@ -111,7 +111,7 @@ pub enum SubmitOutcome {
 
 /// What a submitter is told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Receipt {
+pub struct SubmitReceipt {
     /// The request.
     pub id: RequestId,
     /// Where it stands.
@@ -179,18 +179,18 @@ pub struct Job {
 
 /// What a claim brought.
 #[derive(Clone, Debug, Default)]
-pub struct Claimed {
+pub struct ClaimedJobs {
     /// To be worked on until the policy's lease ends.
     pub jobs: Vec<Job>,
     /// Those that had no attempt left and are dead letters now.
     pub exhausted: Vec<RequestId>,
     /// With neither: how long until a job will be due, if there is one.
-    pub next: Option<Duration>,
+    pub next_due_in: Option<Duration>,
 }
 
 /// How many jobs of one downstream a worker has room for.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Room {
+pub struct DownstreamCapacity {
     /// The downstream.
     pub downstream: String,
     /// How many.
@@ -211,7 +211,7 @@ pub struct JobReport {
     /// More than the cause says, for people.
     pub detail: Option<String>,
     /// Spreads the wait before another attempt.
-    pub chance: u64,
+    pub random: u64,
 }
 
 /// What a downstream says in its callback.
@@ -229,7 +229,7 @@ pub struct CallbackReport {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CallbackOutcome {
     /// The request is final now.
-    Taken(RequestStatus),
+    Applied(RequestStatus),
     /// It could not be taken: the request is final already, or nobody has begun to call.
     TransitionError(TransitionError),
     /// There is no such request.
@@ -247,7 +247,7 @@ pub struct DeadRequest {
 
 /// A request whose job no broker has.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Pending {
+pub struct PendingRequest {
     /// The request.
     pub id: RequestId,
     /// For how long it has waited.
@@ -310,15 +310,15 @@ pub const CLAIM_BYTES_MAX: usize = 8 << 20;
 
 /// How many of a tenant's requests are looked through for those of one status. No index has the status: every change of a
 /// request would be a change of the index.
-pub const LOOKED_AT_MAX: usize = 10_000;
+pub const LIST_SCAN_MAX: usize = 10_000;
 
 /// A part of a list.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Listed {
+pub struct RequestPage {
     /// As many as were asked for, or all that were found.
     pub requests: Vec<Request>,
     /// Where to go on, when not all were looked at and fewer were found than asked for.
-    pub rest_before: Option<RequestId>,
+    pub next_before: Option<RequestId>,
 }
 
 /// Where requests live.
@@ -336,24 +336,24 @@ pub trait RequestStore: Send + Sync + 'static {
     /// Those of these requests that are there, in any order and of whatever tenants, without payloads and results.
     async fn find_summaries(&self, ids: &[RequestId]) -> Result<Vec<Request>>;
     /// A tenant's requests, the newest first, those older than `before`; of one status if that is given. They come
-    /// without payloads and results, which may be large. Those of one status are looked for among [`LOOKED_AT_MAX`].
+    /// without payloads and results, which may be large. Those of one status are looked for among [`LIST_SCAN_MAX`].
     async fn list_requests(
         &self,
         tenant: &TenantId,
         status: Option<RequestStatus>,
         before: Option<RequestId>,
         limit: usize,
-    ) -> Result<Listed>;
+    ) -> Result<RequestPage>;
 
     /// Claims jobs that are due, the longest due first, as many of each downstream as there is room for and about as many
     /// as [`CLAIM_BYTES_MAX`] allows.
-    async fn claim_jobs(&self, room: &[Room], policy: &RetryPolicy) -> Result<Claimed>;
+    async fn claim_jobs(&self, room: &[DownstreamCapacity], policy: &RetryPolicy) -> Result<ClaimedJobs>;
     /// Claims these requests' jobs, if they are due and nobody has them: for workers that a broker tells what to do.
-    async fn claim_named(&self, ids: &[RequestId], policy: &RetryPolicy) -> Result<Claimed>;
+    async fn claim_named(&self, ids: &[RequestId], policy: &RetryPolicy) -> Result<ClaimedJobs>;
     /// The downstreams that jobs wait for.
     async fn job_downstreams(&self) -> Result<Vec<String>>;
     /// Takes workers' reports, one commit for all, and says of each where its request stands now. What a late worker
-    /// reports changes nothing. A request that is final and has a callback URL is put on [`WEBHOOKS`] in the same commit.
+    /// reports changes nothing. A request that is final and has a callback URL is put on [`WEBHOOKS_TOPIC`] in the same commit.
     async fn report_batch(
         &self,
         batch: Vec<JobReport>,
@@ -366,7 +366,7 @@ pub trait RequestStore: Send + Sync + 'static {
     async fn wait_for_jobs(&self, at_most: Duration);
 
     /// Requests that no broker has had for at least `older_than`, the oldest first.
-    async fn pending_requests(&self, older_than: Duration, limit: usize) -> Result<Vec<Pending>>;
+    async fn pending_requests(&self, older_than: Duration, limit: usize) -> Result<Vec<PendingRequest>>;
     /// The broker has these jobs: those that were `PENDING_ENQUEUE` are `ACCEPTED`.
     async fn mark_enqueued(&self, ids: &[RequestId]) -> Result<()>;
 
@@ -402,7 +402,7 @@ pub trait RequestStore: Send + Sync + 'static {
     /// Registers a key. One of the same name and digest is registered again, with the present time.
     async fn register_sealing_key(&self, key: &SealingKey) -> Result<()>;
     /// Forgets a key of this name and digest.
-    async fn forget_sealing_key(&self, name: &str, digest: &str) -> Result<()>;
+    async fn remove_sealing_key(&self, name: &str, digest: &str) -> Result<()>;
     /// Looks through up to `limit` requests, the oldest first, those after the one named `after`, for one whose payload or
     /// result is sealed with the key of this name. No index has the names of keys, so this is for whoever has time.
     async fn find_sealed_with(

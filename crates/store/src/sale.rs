@@ -20,7 +20,7 @@ pub const SNAPSHOT_OPEN_MAX: usize = 1_000;
 /// Sales that are over and that it shows at most, the latest first.
 pub const SNAPSHOT_ENDED_MAX: usize = 100;
 /// Products that [`SaleAudit`] name one by one at most.
-pub const BOOKS_ITEMS_MAX: usize = 100;
+pub const AUDIT_ITEMS_MAX: usize = 100;
 
 /// The store's own name for a product; never used again, also when its sku is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -100,7 +100,7 @@ pub struct Purchase {
 }
 
 /// The topic of purchases that could not be written down and are to be tried again.
-pub const PURCHASES: &str = "sale-purchases";
+pub const PURCHASES_TOPIC: &str = "sale-purchases";
 
 /// Something that was sold, or said to be, and could not be written down.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -132,9 +132,9 @@ pub struct SaleSnapshot {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SaleEvent {
     /// From now on everything is told; what happened before has to be read.
-    Begun,
+    Subscribed,
     /// Nothing more is told until it has begun again.
-    Ended,
+    Lost,
     /// So many units are left, or fewer.
     Sold {
         /// Of which product.
@@ -145,7 +145,7 @@ pub enum SaleEvent {
         stock: u32,
     },
     /// A sale is in this state.
-    Turned {
+    StateChanged {
         /// Which.
         sku: Sku,
         /// The same.
@@ -154,7 +154,7 @@ pub enum SaleEvent {
         state: SaleState,
     },
     /// A product was made, changed or removed.
-    Changed {
+    ProductChanged {
         /// Which.
         sku: Sku,
     },
@@ -162,7 +162,7 @@ pub enum SaleEvent {
 
 /// What the books say of one product.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ProductBooks {
+pub struct ProductAudit {
     /// Which.
     pub sku: String,
     /// Units at first.
@@ -185,7 +185,7 @@ pub struct SaleAudit {
     /// Some of the products where these differ, or are more than there were: there must be none.
     pub different: Vec<String>,
     /// The newest products.
-    pub items: Vec<ProductBooks>,
+    pub items: Vec<ProductAudit>,
 }
 
 /// Where sales live.
@@ -209,17 +209,17 @@ pub trait SaleStore: Send + Sync + 'static {
     async fn snapshot(&self) -> Result<SaleSnapshot>;
     /// Writes down the states that are due by the store's time. Whoever asks for a state is told the due one anyway; this
     /// is what keeps an ended sale ended should the clock step back.
-    async fn turn_sales(&self) -> Result<()>;
+    async fn save_due_states(&self) -> Result<()>;
     /// Tells what happens to sales on any server, as it happens, for as long as this is waited for. Ends at once where the
     /// store has to be asked.
-    async fn tell(&self, _hear: &(dyn Fn(SaleEvent) + Send + Sync)) {}
+    async fn follow_events(&self, _on_event: &(dyn Fn(SaleEvent) + Send + Sync)) {}
     /// Reads the books.
     async fn audit_sales(&self) -> Result<SaleAudit>;
 }
 
 /// What following tells about itself.
 #[derive(Clone, Debug, Default)]
-pub struct FollowMetrics {
+pub struct LedgerMetrics {
     /// Purchases that were on one side and not on the other.
     pub mismatches: Counter,
     /// Purchases that wait to be written down.
@@ -232,8 +232,8 @@ pub trait SaleLedger: SaleStore {
     /// Writes down purchases of one product that were decided elsewhere; those that are there already are left alone. None
     /// when there is no such product (any more).
     async fn record_purchases(&self, product: ProductId, purchases: Vec<Purchase>) -> Result<Option<u64>>;
-    /// Keeps what could not be written down as dead letters of [`PURCHASES`]; those that are there already are left alone.
-    async fn bury_purchases(&self, dead: Vec<DeadPurchase>) -> Result<()>;
+    /// Keeps what could not be written down as dead letters of [`PURCHASES_TOPIC`]; those that are there already are left alone.
+    async fn save_dead_purchases(&self, dead: Vec<DeadPurchase>) -> Result<()>;
     /// Purchases of a product in order of buyer, after the one named `after`.
     async fn purchases(
         &self,
@@ -245,7 +245,7 @@ pub trait SaleLedger: SaleStore {
 
 /// What a batch of purchases comes to: every outcome, and what an engine has to save in the same commit.
 #[derive(Debug, Default)]
-pub struct Plan {
+pub struct BuyPlan {
     /// One outcome per command, in order.
     pub outcomes: Vec<BuyOutcome>,
     /// Purchases to be written down, in order.
@@ -254,16 +254,16 @@ pub struct Plan {
     pub changed: Vec<(ProductId, u32, SaleState)>,
 }
 
-/// Decides `batch` in order over the products the engine has loaded (and locked). `has_one` says whether a buyer has bought
+/// Decides `batch` in order over the products the engine has loaded (and locked). `has_bought` says whether a buyer has bought
 /// a product in an earlier commit.
-/// What `has_one` said.
-pub fn plan<E>(
+/// What `has_bought` said.
+pub fn plan_purchases<E>(
     batch: &[Buy],
     products: &mut HashMap<String, Product>,
     now: Timestamp,
-    mut has_one: impl FnMut(&Product, &UserId) -> Result<bool, E>,
-) -> Result<Plan, E> {
-    let mut plan = Plan::default();
+    mut has_bought: impl FnMut(&Product, &UserId) -> Result<bool, E>,
+) -> Result<BuyPlan, E> {
+    let mut plan = BuyPlan::default();
     let mut changed: BTreeMap<ProductId, (u32, SaleState)> = BTreeMap::new();
     let mut bought: HashSet<(ProductId, &UserId)> = HashSet::new();
     for Buy { sku, buyer } in batch {
@@ -272,9 +272,9 @@ pub fn plan<E>(
             continue;
         };
         let id = product.id;
-        let has_one = bought.contains(&(id, buyer)) || has_one(product, buyer)?;
+        let has_bought = bought.contains(&(id, buyer)) || has_bought(product, buyer)?;
         let before = (product.sale.sold, product.sale.state);
-        let answer = product.sale.sell(has_one, now);
+        let answer = product.sale.sell(has_bought, now);
         let after = (product.sale.sold, product.sale.state);
         if before != after {
             changed.insert(id, after);

@@ -10,12 +10,12 @@ use async_trait::async_trait;
 use weir_core::slot::{Pace, WindowStatus};
 use weir_core::{ConfigName, EventId, Timestamp};
 
-pub use self::plan::{Counter, Need, Plan, Step};
+pub use self::plan::{AssignPlan, PlanStep, WindowCounter, WindowQuery};
 use crate::{Batch, Result};
 
 /// A named pace, as it is now.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Config {
+pub struct SlotConfig {
     /// Its name.
     pub name: ConfigName,
     /// Counts up with every change.
@@ -114,11 +114,11 @@ pub struct SlotAudit {
 pub trait SlotStore: Send + Sync + 'static {
     /// Makes a new version of a config the active one. Counters follow it: a new maximum opens or closes windows, a new
     /// size counts what is already scheduled inside each of its windows.
-    async fn put_config(&self, name: &ConfigName, pace: Pace) -> Result<Config>;
+    async fn put_config(&self, name: &ConfigName, pace: Pace) -> Result<SlotConfig>;
     /// The active version.
-    async fn config(&self, name: &ConfigName) -> Result<Option<Config>>;
+    async fn config(&self, name: &ConfigName) -> Result<Option<SlotConfig>>;
     /// Active configs in order of name, after the one named `after`.
-    async fn configs(&self, after: Option<&ConfigName>, limit: usize) -> Result<Vec<Config>>;
+    async fn configs(&self, after: Option<&ConfigName>, limit: usize) -> Result<Vec<SlotConfig>>;
     /// Takes a config out of service; false when it is not in service.
     async fn deactivate(&self, name: &ConfigName) -> Result<bool>;
     /// Gives each event a slot, in order, one commit for all. An event that has one keeps it. The batch grows until the
@@ -132,7 +132,7 @@ pub trait SlotStore: Send + Sync + 'static {
     /// An event's slot.
     async fn find_slot(&self, event: &EventId) -> Result<Option<Slot>>;
     /// Gives an event's place back, and says what it was.
-    async fn give_slot_back(&self, event: &EventId) -> Result<Option<Slot>>;
+    async fn release_slot(&self, event: &EventId) -> Result<Option<Slot>>;
     /// The counters of a config's windows that begin at or after `from` and before `to`, in order. Empty ones are left out.
     async fn windows(
         &self,

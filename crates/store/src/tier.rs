@@ -65,7 +65,7 @@ pub struct NewHold {
 
 /// A hold that was asked to be settled, and what came of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Settled {
+pub struct SettledHold {
     /// What it was taken from.
     pub policy: PolicyName,
     /// The number of that.
@@ -86,7 +86,7 @@ pub struct HoldAudit {
     /// Those that can be settled.
     pub open: u64,
     /// What these hold, together.
-    pub held: u64,
+    pub open_cost: u64,
     /// Those that were.
     pub settled: u64,
     /// Those that never were, and are spent in full.
@@ -95,7 +95,7 @@ pub struct HoldAudit {
 
 /// Something a server remembers is no longer so.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Changed {
+pub enum ChangedDefinition {
     /// A user's subscription.
     Subscription(UserId),
     /// A tier or a policy.
@@ -108,7 +108,7 @@ pub struct DefinitionChanges {
     /// The version to ask with the next time.
     pub version: i64,
     /// What was changed; none when so much has been that it is no longer known what.
-    pub changed: Option<Vec<Changed>>,
+    pub changed: Option<Vec<ChangedDefinition>>,
 }
 
 /// Where the definitions of tier live.
@@ -141,7 +141,7 @@ pub trait TierStore: Send + Sync + 'static {
     /// Remembers a hold; answers when it expires.
     async fn put_hold(&self, hold: NewHold) -> Result<Timestamp>;
     /// Settles a hold at its true cost, once; none when there is no such hold.
-    async fn settle_hold(&self, id: HoldId, cost: u32) -> Result<Option<Settled>>;
+    async fn settle_hold(&self, id: HoldId, cost: u32) -> Result<Option<SettledHold>>;
     /// Forgets up to `limit` holds that expired longer than `keep` ago; answers how many.
     async fn purge_holds(&self, keep: Duration, limit: usize) -> Result<u64>;
     /// Counts the holds that are remembered, in one moment.
@@ -151,12 +151,12 @@ pub trait TierStore: Send + Sync + 'static {
     /// What was kept, in order of scope and key, after the one named.
     async fn load_spent(&self, after: Option<(u32, String)>, limit: usize) -> Result<Vec<SpentRow>>;
     /// What was changed since a version; the present version alone when that is none.
-    async fn news(&self, since: Option<i64>) -> Result<DefinitionChanges>;
+    async fn changes_since(&self, since: Option<i64>) -> Result<DefinitionChanges>;
 }
 
 /// What one key asks for.
 #[derive(Clone, Copy, Debug)]
-pub struct Ask<'a> {
+pub struct LimitCheck<'a> {
     /// Of which policy.
     pub policy: &'a Arc<Policy>,
     /// The key.
@@ -167,7 +167,7 @@ pub struct Ask<'a> {
 
 /// What was decided about several keys.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Taken {
+pub struct LimitOutcome {
     /// For all of them. Its `denied_by` counts in the order they were asked.
     pub decision: Decision,
     /// What each alone would have been told, and what it has spent now: as before, if any was denied.
@@ -178,7 +178,7 @@ pub struct Taken {
 
 /// What was decided about a user's request.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct TierTaken {
+pub struct TierOutcome {
     /// Whether it may go on.
     pub decision: Decision,
     /// What the user has spent now.
@@ -206,7 +206,7 @@ pub struct LimitStatus {
 #[async_trait]
 pub trait LimitStore: Send + Sync + 'static {
     /// Spends for all keys, or for none if any has no room. With `peek` nothing is spent in any case.
-    async fn take(&self, asks: &[Ask<'_>], peek: bool) -> Result<Taken>;
+    async fn take(&self, asks: &[LimitCheck<'_>], peek: bool) -> Result<LimitOutcome>;
     /// Spends `cost` whether there is room or not.
     async fn charge(&self, policy: &Arc<Policy>, key: &str, cost: u32) -> Result<(LimitUsage, Timestamp)>;
     /// Gives back `cost`, which was taken at `taken_at` if that is known.
@@ -220,9 +220,10 @@ pub trait LimitStore: Send + Sync + 'static {
     /// Makes a key as good as new.
     async fn forget(&self, policy: &Arc<Policy>, key: &str) -> Result<()>;
     /// Spends `cost` of a user's day and minute, or of neither; a cost of 0 only looks.
-    async fn take_tier(&self, user: &str, rule: &Arc<ScopedRule<TierRule>>, cost: u32) -> Result<TierTaken>;
+    async fn take_tier(&self, user: &str, rule: &Arc<ScopedRule<TierRule>>, cost: u32)
+    -> Result<TierOutcome>;
     /// Waits until what was spent up to now would be there after a crash of this process.
-    async fn keep(&self);
+    async fn flush(&self);
     /// Has everything that was spent up to now kept, for a clean stop. Afterwards nothing more is.
     async fn drain(&self);
     /// How it is doing, for metrics and books.

@@ -6,9 +6,9 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::histogram::Histogram;
 
 /// The longest that a job should hold the writer.
-pub const HELD_MAX: Duration = Duration::from_millis(50);
+pub const TURN_MAX: Duration = Duration::from_millis(50);
 
-/// In seconds. [`HELD_MAX`] is one of them.
+/// In seconds. [`TURN_MAX`] is one of them.
 const BUCKETS: [f64; 15] =
     [0.000_1, 0.000_2, 0.000_5, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0];
 
@@ -16,9 +16,9 @@ const BUCKETS: [f64; 15] =
 #[derive(Clone, Debug)]
 pub struct WriterMetrics {
     /// How long each turn of a job held the writer, in seconds.
-    pub held_seconds: Histogram,
-    /// Turns that held it longer than [`HELD_MAX`].
-    pub held_too_long: Counter,
+    pub turn_seconds: Histogram,
+    /// Turns that held it longer than [`TURN_MAX`].
+    pub long_turns: Counter,
     /// How long each commit took, in seconds.
     pub commit_seconds: Histogram,
 }
@@ -26,8 +26,8 @@ pub struct WriterMetrics {
 impl Default for WriterMetrics {
     fn default() -> Self {
         Self {
-            held_seconds: Histogram::new(BUCKETS),
-            held_too_long: Counter::default(),
+            turn_seconds: Histogram::new(BUCKETS),
+            long_turns: Counter::default(),
             commit_seconds: Histogram::new(BUCKETS),
         }
     }
@@ -36,9 +36,9 @@ impl Default for WriterMetrics {
 impl WriterMetrics {
     /// Takes note of one turn of a job.
     pub fn record_turn(&self, held: Duration) {
-        self.held_seconds.observe(held.as_secs_f64());
-        if held > HELD_MAX {
-            self.held_too_long.inc();
+        self.turn_seconds.observe(held.as_secs_f64());
+        if held > TURN_MAX {
+            self.long_turns.inc();
         }
     }
 }
@@ -50,9 +50,9 @@ mod tests {
     #[test]
     fn turns_above_the_most_are_counted() {
         let metrics = WriterMetrics::default();
-        metrics.record_turn(HELD_MAX);
-        assert_eq!(metrics.held_too_long.get(), 0);
-        metrics.record_turn(HELD_MAX + Duration::from_micros(1));
-        assert_eq!(metrics.held_too_long.get(), 1);
+        metrics.record_turn(TURN_MAX);
+        assert_eq!(metrics.long_turns.get(), 0);
+        metrics.record_turn(TURN_MAX + Duration::from_micros(1));
+        assert_eq!(metrics.long_turns.get(), 1);
     }
 }

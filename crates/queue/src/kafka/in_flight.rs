@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::time::Instant;
 
-use crate::{Claim, Lease, Message, Position, Receipt, Settlement};
+use crate::{ClaimReceipt, Message, MessageClaim, Position, Settlement, ShardLease};
 
 /// What is held for one topic.
 #[derive(Debug)]
@@ -48,7 +48,7 @@ pub(super) struct Entry {
 #[derive(Debug)]
 struct Out {
     entries: Vec<Entry>,
-    leases: Vec<Lease>,
+    leases: Vec<ShardLease>,
     until: Instant,
 }
 
@@ -148,12 +148,12 @@ impl InFlight {
     }
 
     /// Hands out what waits, unless something is out already.
-    pub(super) fn claim(&mut self, max: usize, now: Instant, until: Instant) -> Claim {
+    pub(super) fn claim(&mut self, max: usize, now: Instant, until: Instant) -> MessageClaim {
         if let Some(out) = self.out.take_if(|out| out.until <= now) {
             self.put_back(out.entries);
         }
         if self.out.is_some() {
-            return Claim::default();
+            return MessageClaim::default();
         }
         let (mut entries, mut kept) = (Vec::new(), Vec::new());
         while entries.len() < max
@@ -164,24 +164,24 @@ impl InFlight {
         }
         kept.into_iter().rev().for_each(|entry| self.waiting.push_front(entry));
         if entries.is_empty() {
-            return Claim::default();
+            return MessageClaim::default();
         }
         let shards: BTreeSet<u16> = entries.iter().map(Entry::partition).collect();
-        let leases: Vec<Lease> = shards.into_iter().filter_map(|shard| self.lease(shard)).collect();
+        let leases: Vec<ShardLease> = shards.into_iter().filter_map(|shard| self.lease(shard)).collect();
         let messages = entries.iter().map(|entry| entry.message.clone()).collect();
         self.out = Some(Out { entries, leases: leases.clone(), until });
-        Claim { messages, receipt: Receipt { topic: self.topic.clone(), leases } }
+        MessageClaim { messages, receipt: ClaimReceipt { topic: self.topic.clone(), leases } }
     }
 
-    fn lease(&mut self, shard: u16) -> Option<Lease> {
+    fn lease(&mut self, shard: u16) -> Option<ShardLease> {
         let partition = self.partitions.get_mut(&shard)?;
         self.generation += 1;
         partition.generation = self.generation;
-        Some(Lease { shard, token: self.generation })
+        Some(ShardLease { shard, token: self.generation })
     }
 
     /// Whether a lease is still what it was when it was given.
-    fn holds(&self, lease: &Lease) -> bool {
+    fn holds(&self, lease: &ShardLease) -> bool {
         let partition = self.partitions.get(&lease.shard);
         partition.is_some_and(|partition| partition.generation == lease.token)
     }
@@ -190,7 +190,7 @@ impl InFlight {
     /// receipt of what is out.
     pub(super) fn dead_messages(
         &self,
-        receipt: &Receipt,
+        receipt: &ClaimReceipt,
         settlement: &Settlement,
     ) -> Option<Vec<DeadMessage>> {
         let out = self.out.as_ref().filter(|out| out.leases == receipt.leases)?;
@@ -217,7 +217,7 @@ impl InFlight {
     /// Settles what is out; the dead only where they were `published`. False when a lease was lost.
     pub(super) fn settle(
         &mut self,
-        receipt: &Receipt,
+        receipt: &ClaimReceipt,
         settlement: &Settlement,
         published: &BTreeSet<Position>,
         now: Instant,
@@ -264,7 +264,7 @@ impl InFlight {
         }
     }
 
-    fn lost(&self, receipt: &Receipt) -> BTreeSet<u16> {
+    fn lost(&self, receipt: &ClaimReceipt) -> BTreeSet<u16> {
         receipt.leases.iter().filter(|lease| !self.holds(lease)).map(|lease| lease.shard).collect()
     }
 
@@ -312,9 +312,9 @@ impl<'a> Verdicts<'a> {
         let retry =
             settlement.retry.iter().map(|(position, pause)| (*position, Verdict::Again(Some(*pause))));
         // A partition has no place for one message to wait in, so it waits as for a retry.
-        let put_off =
-            settlement.put_off.iter().map(|(position, pause)| (*position, Verdict::Again(Some(*pause))));
-        Self(done.chain(dead).chain(retry).chain(put_off).collect())
+        let deferred =
+            settlement.deferred.iter().map(|(position, pause)| (*position, Verdict::Again(Some(*pause))));
+        Self(done.chain(dead).chain(retry).chain(deferred).collect())
     }
 
     fn of_entry(&self, entry: &Entry) -> Verdict<'a> {
@@ -341,7 +341,7 @@ mod tests {
         Position { shard, id }
     }
 
-    fn positions(claim: &Claim) -> Vec<(u16, i64)> {
+    fn positions(claim: &MessageClaim) -> Vec<(u16, i64)> {
         claim.messages.iter().map(|message| (message.position.shard, message.position.id)).collect()
     }
 
@@ -353,7 +353,7 @@ mod tests {
         in_flight
     }
 
-    fn settle(in_flight: &mut InFlight, claim: &Claim, settlement: &Settlement, now: Instant) -> bool {
+    fn settle(in_flight: &mut InFlight, claim: &MessageClaim, settlement: &Settlement, now: Instant) -> bool {
         let dead_messages = in_flight.dead_messages(&claim.receipt, settlement).unwrap_or_default();
         let published =
             dead_messages.into_iter().map(|dead_message| dead_message.entry.message.position).collect();

@@ -21,7 +21,7 @@ use weir_store::{Error, Result};
 use super::batch::{Batch, Ticket};
 use super::watch::{Task, Watch};
 use super::{Brokers, ENGINE, EVENT_BYTES_MAX, client_config, error, log, status};
-use crate::publish::{Event, PublishOutcome, Publisher};
+use crate::publish::{OutgoingEvent, PublishOutcome, Publisher};
 
 /// How long what was taken back takes to be reported.
 const GRACE: Duration = Duration::from_millis(100);
@@ -175,7 +175,7 @@ fn build(config: &ClientConfig, watch: &Arc<Watch>) -> KafkaResult<Producer> {
 
 #[async_trait]
 impl Publisher for KafkaPublisher {
-    async fn publish(&self, topic: &str, events: Vec<Event>) -> Vec<PublishOutcome> {
+    async fn publish(&self, topic: &str, events: Vec<OutgoingEvent>) -> Vec<PublishOutcome> {
         let shared = &self.shared;
         if shared.watch.is_refusing() {
             let refusal = PublishOutcome::Failed(no_answer());
@@ -214,7 +214,7 @@ fn too_late() -> Error {
 impl Shared {
     /// Puts a batch into librdkafka's queue. When that is full, the rest of the batch is refused on the spot; while it is
     /// emptied or the producer replaced, all of it.
-    fn hand_over(&self, topic: &str, events: Vec<Event>, batch: &Arc<Batch>) {
+    fn hand_over(&self, topic: &str, events: Vec<OutgoingEvent>, batch: &Arc<Batch>) {
         if self.topic.get().is_none() {
             // Losing the race is fine: one of them is enough.
             let _ = self.topic.set(topic.to_owned());
@@ -318,7 +318,7 @@ impl Shared {
     }
 }
 
-fn headers(event: &Event) -> OwnedHeaders {
+fn headers(event: &OutgoingEvent) -> OwnedHeaders {
     let all = OwnedHeaders::new_with_capacity(event.headers.len());
     event.headers.iter().fold(all, |all, (key, value)| all.insert(Header { key, value: Some(value) }))
 }

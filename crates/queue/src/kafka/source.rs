@@ -29,8 +29,8 @@ use weir_store::{Error, Result};
 use self::group::Context;
 use super::in_flight::{DeadMessage, Entry, InFlight, Limits};
 use super::{Brokers, ENGINE, client_config, dead_letter_topic, error};
-use crate::publish::{Event, PublishOutcome, Publisher};
-use crate::{Claim, Position, Receipt, Settlement, Source};
+use crate::publish::{OutgoingEvent, PublishOutcome, Publisher};
+use crate::{ClaimReceipt, MessageClaim, MessageSource, Position, Settlement};
 
 /// How long a commit may take.
 const COMMIT_PATIENCE: Duration = Duration::from_secs(5);
@@ -159,10 +159,10 @@ impl Drop for KafkaSource {
 }
 
 #[async_trait]
-impl Source for KafkaSource {
-    async fn claim(&self, topic: &str, max: usize, visibility: Duration) -> Result<Claim> {
+impl MessageSource for KafkaSource {
+    async fn claim(&self, topic: &str, max: usize, visibility: Duration) -> Result<MessageClaim> {
         if topic != self.shared.topic {
-            return Ok(Claim::default());
+            return Ok(MessageClaim::default());
         }
         let now = Instant::now();
         let until = now.checked_add(visibility).unwrap_or(now + Duration::from_secs(86_400));
@@ -171,7 +171,7 @@ impl Source for KafkaSource {
 
     /// What is not settled, and everything of its partition behind it, is handed out again: a log has one place to
     /// go on from. That is what becomes of `retry`, too, after its pause.
-    async fn settle(&self, receipt: &Receipt, settlement: Settlement) -> Result<bool> {
+    async fn settle(&self, receipt: &ClaimReceipt, settlement: Settlement) -> Result<bool> {
         let Some(dead_messages) = self.shared.state.lock().in_flight.dead_messages(receipt, &settlement)
         else {
             return Ok(false);
@@ -229,7 +229,7 @@ impl KafkaSource {
     }
 }
 
-fn letter(topic: &str, DeadMessage { entry, reason }: DeadMessage) -> Event {
+fn letter(topic: &str, DeadMessage { entry, reason }: DeadMessage) -> OutgoingEvent {
     let Position { shard, id } = entry.message.position;
     let headers = vec![
         ("reason", reason),
@@ -237,7 +237,7 @@ fn letter(topic: &str, DeadMessage { entry, reason }: DeadMessage) -> Event {
         ("source-partition", shard.to_string()),
         ("source-offset", id.to_string()),
     ];
-    Event { key: entry.key, payload: entry.message.payload, headers }
+    OutgoingEvent { key: entry.key, payload: entry.message.payload, headers }
 }
 
 impl State {
@@ -268,7 +268,7 @@ impl Shared {
     /// Settles a claim and begins a commit under one lock: partitions are not given up before the commit ends.
     fn settle(
         &self,
-        receipt: &Receipt,
+        receipt: &ClaimReceipt,
         settlement: &Settlement,
         published: &BTreeSet<Position>,
     ) -> (bool, Result<Option<Commit>>) {

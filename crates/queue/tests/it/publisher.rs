@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use rdkafka::types::{RDKafkaApiKey, RDKafkaRespErr};
 use weir_queue::kafka::{KafkaPublisher, PublisherSettings};
-use weir_queue::publish::{Event, PublishOutcome, Publisher};
+use weir_queue::publish::{OutgoingEvent, PublishOutcome, Publisher};
 
 use crate::cluster::{Cluster, PATIENCE};
 
@@ -29,11 +29,14 @@ async fn impatient_publisher(cluster: &Cluster) -> KafkaPublisher {
     publisher
 }
 
-fn events(key: &str, range: std::ops::Range<usize>) -> Vec<Event> {
-    range.map(|n| Event::new(key, format!("{key} {n}").into_bytes())).collect()
+fn events(key: &str, range: std::ops::Range<usize>) -> Vec<OutgoingEvent> {
+    range.map(|n| OutgoingEvent::new(key, format!("{key} {n}").into_bytes())).collect()
 }
 
-async fn publish_timed(publisher: &KafkaPublisher, events: Vec<Event>) -> (Vec<PublishOutcome>, Duration) {
+async fn publish_timed(
+    publisher: &KafkaPublisher,
+    events: Vec<OutgoingEvent>,
+) -> (Vec<PublishOutcome>, Duration) {
     let started = Instant::now();
     let fates = publisher.publish(TOPIC, events).await;
     (fates, started.elapsed())
@@ -66,7 +69,7 @@ async fn recovers(publisher: &KafkaPublisher) -> usize {
 async fn a_batch_is_confirmed_and_each_key_keeps_its_order() {
     let cluster = Cluster::start(&[(TOPIC, 4)]);
     let publisher = publisher(&cluster);
-    let mut batch: Vec<Event> = Vec::new();
+    let mut batch: Vec<OutgoingEvent> = Vec::new();
     for n in 0..50 {
         for key in ["alice", "bob", "carol"] {
             batch.extend(events(key, n..n + 1));

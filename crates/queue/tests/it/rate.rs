@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use weir_queue::kafka::{KafkaPublisher, PublisherSettings};
-use weir_queue::publish::{Event, PublishOutcome, Publisher};
+use weir_queue::publish::{OutgoingEvent, PublishOutcome, Publisher};
 
 use crate::cluster::Cluster;
 
@@ -16,7 +16,7 @@ const SPAN: Duration = Duration::from_secs(3);
 async fn events_a_second() {
     let cluster = Cluster::start(&[("rate", 12)]);
     let publisher = Arc::new(KafkaPublisher::open(&cluster.brokers(), PublisherSettings::default()).unwrap());
-    publisher.publish("rate", vec![Event::new("warm", vec![0])]).await;
+    publisher.publish("rate", vec![OutgoingEvent::new("warm", vec![0])]).await;
     for at_once in [1, 2, 4, 8] {
         let mut tasks = tokio::task::JoinSet::new();
         for _ in 0..at_once {
@@ -34,7 +34,7 @@ async fn events_a_second() {
 async fn publish_for(publisher: Arc<KafkaPublisher>, span: Duration) -> usize {
     let (started, mut batches) = (Instant::now(), 0);
     while started.elapsed() < span {
-        let events = (0..BATCH).map(|_| Event::new("alice", vec![b'x'; 160])).collect();
+        let events = (0..BATCH).map(|_| OutgoingEvent::new("alice", vec![b'x'; 160])).collect();
         let fates = publisher.publish("rate", events).await;
         assert!(fates.iter().all(PublishOutcome::is_confirmed), "{fates:?}");
         batches += 1;

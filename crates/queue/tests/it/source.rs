@@ -12,8 +12,8 @@ use weir_queue::kafka::{
     KafkaPublisher, KafkaSource, PublisherSettings, SourceSettings, TopicSettings, dead_letter_topic,
     ensure_topics,
 };
-use weir_queue::publish::{Event, PublishOutcome, Publisher};
-use weir_queue::{Claim, Message, Position, Settlement, Source};
+use weir_queue::publish::{OutgoingEvent, PublishOutcome, Publisher};
+use weir_queue::{Message, MessageClaim, MessageSource, Position, Settlement};
 
 use crate::cluster::{Cluster, PATIENCE};
 
@@ -50,7 +50,7 @@ impl World {
     }
 
     async fn send(&self, key: &str, range: std::ops::Range<usize>) {
-        let events = range.map(|n| Event::new(key, format!("{key} {n}").into_bytes())).collect();
+        let events = range.map(|n| OutgoingEvent::new(key, format!("{key} {n}").into_bytes())).collect();
         let fates = self.publisher.publish(TOPIC, events).await;
         assert!(fates.iter().all(PublishOutcome::is_confirmed), "{fates:?}");
     }
@@ -70,7 +70,7 @@ impl World {
 }
 
 /// Waits for something to claim.
-async fn claim(source: &KafkaSource, max: usize) -> Claim {
+async fn claim(source: &KafkaSource, max: usize) -> MessageClaim {
     let give_up_at = Instant::now() + PATIENCE;
     loop {
         let claim = source.claim(TOPIC, max, VISIBILITY).await.unwrap();
@@ -86,7 +86,7 @@ async fn claim(source: &KafkaSource, max: usize) -> Claim {
 async fn deliver(source: &KafkaSource, count: usize) -> Vec<Message> {
     let mut delivered = Vec::new();
     while delivered.len() < count {
-        let Claim { messages, receipt } = claim(source, 7.min(count - delivered.len())).await;
+        let MessageClaim { messages, receipt } = claim(source, 7.min(count - delivered.len())).await;
         assert!(source.settle(&receipt, done(&messages)).await.unwrap());
         delivered.extend(messages);
     }
@@ -137,14 +137,14 @@ async fn what_was_not_settled_comes_again_in_order() {
     assert!(source.settle(&failed.receipt, Settlement::default()).await.unwrap());
     assert_eq!(world.committed(1), [seen]);
     // A hole: what is behind it comes again too.
-    let Claim { messages, receipt } = claim(&source, 100).await;
+    let MessageClaim { messages, receipt } = claim(&source, 100).await;
     assert_eq!(texts(&messages)[..], texts(&failed.messages)[..messages.len()]);
     let holed = messages.iter().map(|message| message.position).filter(|position| position.id != seen + 1);
     let settlement = Settlement { done: holed.collect(), ..Settlement::default() };
     assert!(source.settle(&receipt, settlement).await.unwrap());
     assert_eq!(world.committed(1), [seen + 1]);
     // Only after a pause, counted.
-    let Claim { messages, receipt } = claim(&source, 1).await;
+    let MessageClaim { messages, receipt } = claim(&source, 1).await;
     let pause = Duration::from_millis(200);
     let settlement = Settlement { retry: vec![(messages[0].position, pause)], ..Settlement::default() };
     let put_back = Instant::now();
@@ -165,7 +165,7 @@ async fn the_dead_are_buried_with_their_story_before_they_are_committed() {
     let source = world.source();
     let mut seen = Vec::new();
     while seen.len() < 3 {
-        let Claim { messages, receipt } = claim(&source, 10).await;
+        let MessageClaim { messages, receipt } = claim(&source, 10).await;
         let (bad, good): (Vec<_>, Vec<_>) = messages.iter().partition(|message| message.position.id == 1);
         let settlement = Settlement {
             done: good.iter().map(|message| message.position).collect(),
@@ -189,7 +189,7 @@ async fn the_dead_that_cannot_be_buried_come_again() {
     let world = World::start(1);
     world.send("alice", 0..1).await;
     let source = world.source();
-    let Claim { messages, receipt } = claim(&source, 10).await;
+    let MessageClaim { messages, receipt } = claim(&source, 10).await;
     let refusal = [RDKafkaRespErr::RD_KAFKA_RESP_ERR_TOPIC_AUTHORIZATION_FAILED];
     world.cluster.0.request_errors(RDKafkaApiKey::Produce, &refusal);
     let dead = vec![(messages[0].position, "malformed".to_owned())];
@@ -254,7 +254,7 @@ async fn two_members_share_the_topic_and_every_message_comes_in_order_of_its_key
     while by_second == 0 || seen.values().map(Vec::len).sum::<usize>() < sent * keys.len() {
         assert!(Instant::now() < give_up_at, "{by_second} by the second; {seen:?}");
         for (n, source) in sources.iter().enumerate() {
-            let Claim { messages, receipt } = source.claim(TOPIC, 5, VISIBILITY).await.unwrap();
+            let MessageClaim { messages, receipt } = source.claim(TOPIC, 5, VISIBILITY).await.unwrap();
             if messages.is_empty() {
                 source.wait(TOPIC, Duration::from_millis(20)).await;
                 continue;
@@ -327,7 +327,7 @@ async fn a_commit_that_fails_is_made_up_for() {
     let world = World::start(1);
     world.send("alice", 0..3).await;
     let source = world.source();
-    let Claim { messages, receipt } = claim(&source, 1).await;
+    let MessageClaim { messages, receipt } = claim(&source, 1).await;
     let refusal = [RDKafkaRespErr::RD_KAFKA_RESP_ERR_TOPIC_AUTHORIZATION_FAILED];
     world.cluster.0.request_errors(RDKafkaApiKey::OffsetCommit, &refusal);
     source.settle(&receipt, done(&messages)).await.unwrap_err();

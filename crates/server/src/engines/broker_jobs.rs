@@ -12,9 +12,9 @@ use std::time::{Duration, Instant};
 use weir_core::RequestId;
 use weir_core::request::retry::RetryPolicy;
 use weir_core::request::state::RequestStatus;
-use weir_queue::publish::{Event, PublishOutcome, Publisher};
-use weir_queue::{Message, Settlement, Source};
-use weir_store::request::{Claimed, Receipt, RequestStore, SubmitOutcome};
+use weir_queue::publish::{OutgoingEvent, PublishOutcome, Publisher};
+use weir_queue::{Message, MessageSource, Settlement};
+use weir_store::request::{ClaimedJobs, RequestStore, SubmitOutcome, SubmitReceipt};
 use weir_store::{Error, Result};
 
 /// The topic: key and payload of a message are the id of a request.
@@ -72,7 +72,8 @@ impl Broker {
     /// Publishes requests that were accepted, and says which of them the broker has confirmed. The others, and all of
     /// them when the store does not take note, stay `PENDING_ENQUEUE` and are published again.
     pub async fn publish(&self, ids: &[RequestId]) -> Result<Vec<RequestId>> {
-        let events = ids.iter().map(|id| Event::new(id.to_string(), id.to_string().into_bytes())).collect();
+        let events =
+            ids.iter().map(|id| OutgoingEvent::new(id.to_string(), id.to_string().into_bytes())).collect();
         let fates = self.publisher.publish(TOPIC, events).await;
         let confirmed: Vec<RequestId> =
             ids.iter().zip(&fates).filter(|(_, fate)| fate.is_confirmed()).map(|(id, _)| *id).collect();
@@ -114,7 +115,7 @@ pub(crate) struct Reconciled {
     pub(crate) may_be_more: bool,
 }
 
-const fn accepted(outcome: &SubmitOutcome) -> Option<&Receipt> {
+const fn accepted(outcome: &SubmitOutcome) -> Option<&SubmitReceipt> {
     match outcome {
         SubmitOutcome::Accepted(receipt) => Some(receipt),
         _ => None,
@@ -123,12 +124,12 @@ const fn accepted(outcome: &SubmitOutcome) -> Option<&Receipt> {
 
 /// The requests that a broker hands to a worker.
 pub(crate) struct BrokerJobs {
-    source: Arc<dyn Source>,
+    source: Arc<dyn MessageSource>,
     looked: Option<Instant>,
 }
 
 impl BrokerJobs {
-    pub(crate) fn new(source: Arc<dyn Source>) -> Self {
+    pub(crate) fn new(source: Arc<dyn MessageSource>) -> Self {
         Self { source, looked: None }
     }
 
@@ -138,13 +139,13 @@ impl BrokerJobs {
         store: &dyn RequestStore,
         policy: &RetryPolicy,
         max: usize,
-    ) -> Result<Claimed> {
+    ) -> Result<ClaimedJobs> {
         // A broker that cannot be reached keeps nobody from what the store has.
         let Ok(claim) = self.source.claim(TOPIC, max, VISIBILITY).await else {
-            return Ok(Claimed::default());
+            return Ok(ClaimedJobs::default());
         };
         if claim.messages.is_empty() {
-            return Ok(Claimed::default());
+            return Ok(ClaimedJobs::default());
         }
         let ids: Vec<RequestId> = claim.messages.iter().filter_map(id_of).collect();
         let claimed = match store.claim_named(&ids, policy).await {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use weir_queue::Source;
+use weir_queue::MessageSource;
 use weir_queue::kafka::{
     Brokers, KafkaPublisher, KafkaSource, PublisherSettings, SourceSettings, TopicSettings,
     dead_letter_topic, ensure_topics,
@@ -51,11 +51,11 @@ impl Kafka {
         Arc::<KafkaPublisher>::clone(&self.publisher)
     }
 
-    pub(super) fn source(&self) -> Result<Arc<dyn Source>> {
+    pub(super) fn source(&self) -> Result<Arc<dyn MessageSource>> {
         self.source_of(TOPIC, &self.group)
     }
 
-    pub(super) fn source_of(&self, topic: &str, group: &str) -> Result<Arc<dyn Source>> {
+    pub(super) fn source_of(&self, topic: &str, group: &str) -> Result<Arc<dyn MessageSource>> {
         let settings = SourceSettings { group: group.to_owned(), ..SourceSettings::default() };
         Ok(Arc::new(KafkaSource::open(&self.brokers, topic, &settings, self.publisher())?))
     }

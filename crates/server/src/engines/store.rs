@@ -7,7 +7,7 @@ use weir_core::Clock;
 use weir_queue::Queue;
 use weir_queue::due::DueStore;
 use weir_queue::publish::Publisher;
-use weir_store::limit_changes::LimitChanges;
+use weir_store::limit_changes::LimitChangeFeed;
 use weir_store::quota::{CacheMetrics, QuotaStore, ReservableStore};
 use weir_store::request::RequestStore;
 use weir_store::sale::{SaleLedger, SaleStore};
@@ -78,7 +78,7 @@ pub struct Store {
     /// The clock that tells the time of day, for ids, which need not be exact, and for signatures.
     pub wall_clock: Arc<dyn Clock>,
     /// New limits that other servers have set.
-    pub limit_changes: Arc<LimitChanges>,
+    pub limit_changes: Arc<LimitChangeFeed>,
     /// Metrics of a writer in this process.
     pub writer_metrics: WriterMetrics,
 }
@@ -91,7 +91,7 @@ struct Differences {
     in_flight: usize,
     clock: Option<Arc<dyn Clock>>,
     test_clock: Option<Arc<dyn Clock>>,
-    limit_changes: Arc<LimitChanges>,
+    limit_changes: Arc<LimitChangeFeed>,
     writer_metrics: WriterMetrics,
 }
 
@@ -136,7 +136,7 @@ impl Store {
             in_flight: 2,
             clock: Some(engine.clock()),
             test_clock: engine.test_clock(),
-            limit_changes: Arc::new(LimitChanges::alone()),
+            limit_changes: Arc::new(LimitChangeFeed::single_process()),
             writer_metrics: engine.writer_metrics(),
         };
         Ok(Self::new(Arc::new(engine), differences, settings))

@@ -9,7 +9,7 @@ use tonic::Status;
 use weir_core::PolicyName;
 use weir_core::id::NAME_MAX_CHARS;
 use weir_core::tier::{FixedWindow, Limit};
-use weir_store::tier::{Ask, Policy, PolicySpec};
+use weir_store::tier::{LimitCheck, Policy, PolicySpec};
 
 use super::message::{
     Code, DescriptorStatus, HeaderValue, RateLimit, RateLimitDescriptor, RateLimitOverride, RateLimitRequest,
@@ -46,8 +46,10 @@ pub(super) async fn should_rate_limit(
     for (place, descriptor) in request.descriptors.iter().enumerate() {
         parts.extend(find(tier, request, place, descriptor)?);
     }
-    let asks: Vec<Ask<'_>> =
-        parts.iter().map(|part| Ask { policy: &part.policy, key: &part.key, cost: part.cost }).collect();
+    let asks: Vec<LimitCheck<'_>> = parts
+        .iter()
+        .map(|part| LimitCheck { policy: &part.policy, key: &part.key, cost: part.cost })
+        .collect();
     let answers = if asks.is_empty() { Vec::new() } else { decide(tier, &parts, &asks).await? };
     Ok(respond(request.descriptors.len(), &parts, &answers))
 }
@@ -145,7 +147,7 @@ fn bounded(key: String) -> String {
 }
 
 /// Spends, unless something that is only looked at, or barred, is over its limit: then nothing is.
-async fn decide(tier: &TierService, parts: &[Part], asks: &[Ask<'_>]) -> Result<Vec<Answer>, Status> {
+async fn decide(tier: &TierService, parts: &[Part], asks: &[LimitCheck<'_>]) -> Result<Vec<Answer>, Status> {
     let unavailable = |error: weir_store::Error| Status::unavailable(error.to_string());
     let must_look = parts.iter().any(|part| part.cost == 0 || part.is_barred);
     if must_look {
@@ -198,7 +200,7 @@ fn respond(count: usize, parts: &[Part], answers: &[Answer]) -> RateLimitRespons
 
 fn describe(part: &Part, answer: &Answer) -> DescriptorStatus {
     let code = code(part, answer);
-    let (_, amount, refill, ms) = part.policy.spec.numbers();
+    let (_, amount, refill, ms) = part.policy.spec.limit_columns();
     let window = std::time::Duration::from_millis(u64::try_from(ms).unwrap_or(0));
     let per_unit = if refill > 0 { refill } else { amount };
     let wait = match code {

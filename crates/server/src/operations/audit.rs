@@ -48,7 +48,7 @@ impl Audit {
             slot: within(timeout, engines.store.slots.audit_slots()).await?,
             slot_messages,
             request: within(timeout, engines.store.requests.audit_requests()).await?,
-            request_webhooks: within(timeout, queue.audit(request::WEBHOOKS)).await?,
+            request_webhooks: within(timeout, queue.audit(request::WEBHOOKS_TOPIC)).await?,
             tier: within(timeout, engines.store.tiers.audit_holds()).await?,
             tier_keys: [limits.keys, limits.unsaved],
             sale: within(timeout, engines.sales().audit_sales()).await?,

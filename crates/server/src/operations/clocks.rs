@@ -13,7 +13,7 @@ use tokio_util::sync::CancellationToken;
 use weir_core::{Clock, Timestamp};
 use weir_store::clock::{STEP_CONFIRMED_AFTER, StepDetector, system_time, uptime};
 use weir_store::denial_cache::DenialCache;
-use weir_store::limit_changes::Change;
+use weir_store::limit_changes::LimitChange;
 use weir_store::{StoreClock, SystemClock};
 use weir_store_redis::Redis;
 
@@ -156,8 +156,8 @@ impl Clocks {
     /// Forgets what was remembered by another time, and has the store bring back what waits for too long. Says whether the store
     /// could be asked.
     async fn bring_back(&self) -> bool {
-        self.denials.forget(&Change::Anybody);
-        match self.store.bring_back_waiting().await {
+        self.denials.invalidate(&LimitChange::AllUsers);
+        match self.store.reschedule_deferred().await {
             Ok(0) => true,
             Ok(count) => {
                 tracing::warn!(count, "brought back work that was put off before the clock was set back");

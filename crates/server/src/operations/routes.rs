@@ -14,7 +14,7 @@ use http::header::{ACCEPT, CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE,
 use http::{HeaderMap, HeaderName, StatusCode};
 use serde::Serialize;
 use utoipa::ToSchema;
-use weir_queue::sms::rfc3339;
+use weir_queue::rfc3339;
 
 use super::clocks::ClockState;
 use super::health::Check;

@@ -9,8 +9,8 @@ use serde::{Deserialize, Deserializer, Serialize};
 use utoipa::ToSchema;
 use weir_core::quota::{Quota, QuotaLimits, QuotaLimitsError};
 use weir_core::{Timestamp, UserId};
-use weir_queue::sms::rfc3339;
-use weir_store::quota::{Queued, SendMessage, SendOutcome};
+use weir_queue::rfc3339;
+use weir_store::quota::{EnqueueOutcome, SendMessage, SendOutcome};
 
 use crate::app::App;
 use crate::http::body::Json;
@@ -283,7 +283,7 @@ pub(crate) async fn send_message(
             Err(ApiError::rate_limited(message, wait).with_headers(headers))
         }
         SendOutcome::NotConfigured => Err(not_configured(&user)),
-        SendOutcome::NotQueued(Queued::Unknown) => Err(ApiError::unavailable(
+        SendOutcome::NotQueued(EnqueueOutcome::Unknown) => Err(ApiError::unavailable(
             "The broker did not confirm the message in time; it may be sent all the same, try again",
         )),
         SendOutcome::NotQueued(_) => {

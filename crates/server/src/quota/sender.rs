@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use prometheus_client::metrics::counter::Counter;
 use tokio_util::sync::CancellationToken;
-use weir_queue::{Claim, Message, Settlement, Source, sms};
+use weir_queue::{Message, MessageClaim, MessageSource, Settlement, sms};
 use weir_store::quota::TOPIC;
 use weir_store::{Error, Result};
 
@@ -31,7 +31,7 @@ const SHOWN_BYTES: usize = 256;
 /// What the sender works with.
 #[derive(Clone)]
 pub(crate) struct Sender {
-    source: Arc<dyn Source>,
+    source: Arc<dyn MessageSource>,
     settings: SenderSettings,
     format: LogFormat,
     sent: Counter,
@@ -43,7 +43,7 @@ pub(crate) struct Sender {
 impl Sender {
     /// A sender of what comes from here.
     #[must_use]
-    pub(crate) fn new(source: Arc<dyn Source>, settings: &Settings, metrics: &Metrics) -> Self {
+    pub(crate) fn new(source: Arc<dyn MessageSource>, settings: &Settings, metrics: &Metrics) -> Self {
         let counter = |outcome| metrics.quota.deliveries.get_or_create_owned(&OutcomeLabels { outcome });
         Self {
             source,
@@ -85,7 +85,7 @@ impl Sender {
     /// Takes and delivers one batch, and says how many messages it took.
     async fn deliver_some(&self) -> Result<usize> {
         let SenderSettings { batch_max, visibility, .. } = self.settings;
-        let Claim { messages, receipt } = self.source.claim(TOPIC, batch_max, visibility).await?;
+        let MessageClaim { messages, receipt } = self.source.claim(TOPIC, batch_max, visibility).await?;
         let taken = messages.len();
         if taken == 0 {
             return Ok(0);

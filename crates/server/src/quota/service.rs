@@ -8,7 +8,7 @@ use prometheus_client::metrics::counter::Counter;
 use weir_core::UserId;
 use weir_core::quota::{Quota, QuotaLimits};
 use weir_store::denial_cache::DenialCache;
-use weir_store::limit_changes::Change;
+use weir_store::limit_changes::LimitChange;
 use weir_store::quota::{QuotaStore, SendMessage, SendOutcome};
 use weir_store::{Lanes, Result};
 
@@ -72,7 +72,7 @@ impl QuotaService {
     pub async fn configure(&self, user: &UserId, limits: QuotaLimits) -> Result<Quota> {
         let configured = within(self.timeout, self.store.configure(user, limits)).await;
         // Whatever came of it: an error may hide a commit.
-        self.denials.forget(&Change::User(user.clone()));
+        self.denials.invalidate(&LimitChange::User(user.clone()));
         configured
     }
 
@@ -84,24 +84,24 @@ impl QuotaService {
     /// Removes a user's limits; false when there were none.
     pub async fn remove(&self, user: &UserId) -> Result<bool> {
         let removed = within(self.timeout, self.store.remove(user)).await;
-        self.denials.forget(&Change::User(user.clone()));
+        self.denials.invalidate(&LimitChange::User(user.clone()));
         removed
     }
 
     /// Decides one send.
     /// Fails when the lane is full or the store does not answer.
     pub async fn send(&self, send: SendMessage) -> Result<SendOutcome> {
-        if let Some(denied) = self.denials.of(&send.user) {
+        if let Some(denied) = self.denials.get(&send.user) {
             self.counters.denied_from_memory.inc();
             return Ok(denied);
         }
-        let (user, asked) = (send.user.clone(), self.denials.asking());
+        let (user, asked) = (send.user.clone(), self.denials.begin_query());
         // The lane itself answers in time.
         let outcome = self.lanes.submit(user.as_str(), send).await;
         match &outcome {
             Ok(SendOutcome::Accepted { .. }) => self.counters.accepted.inc(),
             Ok(denied @ SendOutcome::Denied { .. }) => {
-                self.denials.learn(asked, &user, denied);
+                self.denials.record(asked, &user, denied);
                 self.counters.denied.inc()
             }
             Ok(SendOutcome::NotConfigured) => self.counters.not_configured.inc(),

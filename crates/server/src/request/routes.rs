@@ -18,8 +18,8 @@ use serde_json::value::{RawValue, to_raw_value};
 use utoipa::{IntoParams, ToSchema};
 use weir_core::request::state::RequestStatus;
 use weir_core::{RequestId, TenantId};
-use weir_queue::sms::rfc3339;
-use weir_store::request::{Listed, Request};
+use weir_queue::rfc3339;
+use weir_store::request::{Request, RequestPage};
 
 use super::service::RequestService;
 use super::service::hub::Subscription;
@@ -158,10 +158,10 @@ pub(crate) async fn list_requests(
     let limit = parse_limit(query.limit.as_deref())?;
     let before = query.cursor.as_deref().map(parse_cursor).transpose()?;
     // One more than asked for tells whether there is a next page.
-    let Listed { requests, rest_before } = app.requests.list(&tenant, status, before, limit + 1).await?;
+    let RequestPage { requests, next_before } = app.requests.list(&tenant, status, before, limit + 1).await?;
     let items = requests.into_iter().map(summarize).collect();
     let page = Page::cut(items, limit, |item: &SummaryResponse| item.request_id.to_string());
-    Ok(Json(page.or_from(rest_before.map(|id| id.to_string()))))
+    Ok(Json(page.or_from(next_before.map(|id| id.to_string()))))
 }
 
 async fn find(app: &App, tenant: &TenantId, id: RequestId) -> Result<Request, ApiError> {

@@ -18,7 +18,8 @@ use weir_core::request::canonical::Fingerprint;
 use weir_core::request::state::{Callback, RequestStatus};
 use weir_core::{Clock, IdempotencyKey, RequestId, RequestType, TenantId, Timestamp};
 use weir_store::request::{
-    CallbackOutcome, CallbackReport, Failure, Listed, Request, RequestStore, Sealed, Submit, SubmitOutcome,
+    CallbackOutcome, CallbackReport, Failure, Request, RequestPage, RequestStore, Sealed, Submit,
+    SubmitOutcome,
 };
 use weir_store::{Error, Lanes, Result};
 
@@ -225,7 +226,7 @@ impl RequestService {
         status: Option<RequestStatus>,
         before: Option<RequestId>,
         limit: usize,
-    ) -> Result<Listed> {
+    ) -> Result<RequestPage> {
         within(self.timeout, self.store.list_requests(tenant, status, before, limit)).await
     }
 
@@ -280,7 +281,7 @@ impl RequestService {
         let (store, hub) = (Arc::clone(&self.store), Arc::clone(&self.hub));
         let call_back = async move {
             let outcome = store.call_back(id, report).await?;
-            if let CallbackOutcome::Taken(status) = outcome {
+            if let CallbackOutcome::Applied(status) = outcome {
                 hub.changed(id, status);
             }
             Ok(outcome)

@@ -20,7 +20,7 @@ use std::time::Duration;
 use futures_util::future::BoxFuture;
 use weir_core::request::state::RequestStatus;
 use weir_core::{Clock, RequestId};
-use weir_queue::Source;
+use weir_queue::MessageSource;
 use weir_store::request::RequestStore;
 
 pub(crate) use self::worker::Worker;
@@ -40,7 +40,7 @@ pub(crate) struct Parts {
     /// Where requests live.
     pub store: Arc<dyn RequestStore>,
     /// Where a broker says which of them to do; none when the store alone does.
-    pub source: Option<Arc<dyn Source>>,
+    pub source: Option<Arc<dyn MessageSource>>,
     /// What payloads are opened and results are sealed with.
     pub keyring: Arc<Keyring>,
     /// By which breakers tell how long they have been open. It must not step.

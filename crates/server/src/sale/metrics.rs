@@ -4,7 +4,7 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
-use weir_store::sale::FollowMetrics;
+use weir_store::sale::LedgerMetrics;
 
 use crate::telemetry::labels::OutcomeLabels;
 
@@ -22,7 +22,7 @@ pub struct SaleMetrics {
     /// Calls refused because their address makes too many.
     pub address_limited: Counter,
     /// How the store follows Redis.
-    pub follow: FollowMetrics,
+    pub follow: LedgerMetrics,
 }
 
 impl SaleMetrics {

@@ -8,8 +8,8 @@ use serde::Deserialize;
 use tokio_util::sync::CancellationToken;
 use weir_core::sale::PurchaseReceipt;
 use weir_core::{Timestamp, UserId};
-use weir_queue::{Claim, Message, Settlement, Source};
-use weir_store::sale::{PURCHASES, ProductId, Purchase, SaleLedger};
+use weir_queue::{Message, MessageClaim, MessageSource, Settlement};
+use weir_store::sale::{PURCHASES_TOPIC, ProductId, Purchase, SaleLedger};
 use weir_store::{Error, Result};
 
 const BATCH: usize = 64;
@@ -23,7 +23,7 @@ const PAUSE_AFTER_ERROR: Duration = Duration::from_secs(1);
 
 /// Writes them down.
 pub(crate) struct Purchases {
-    source: Arc<dyn Source>,
+    source: Arc<dyn MessageSource>,
     ledger: Arc<dyn SaleLedger>,
 }
 
@@ -47,7 +47,7 @@ enum NextStep {
 impl Purchases {
     /// Whoever takes them from here and writes them down there.
     #[must_use]
-    pub(crate) fn new(source: Arc<dyn Source>, ledger: Arc<dyn SaleLedger>) -> Self {
+    pub(crate) fn new(source: Arc<dyn MessageSource>, ledger: Arc<dyn SaleLedger>) -> Self {
         Self { source, ledger }
     }
 
@@ -64,7 +64,7 @@ impl Purchases {
             reachable = outcome.is_ok();
             let pause = async {
                 match outcome {
-                    Ok(0) => self.source.wait(PURCHASES, POLL).await,
+                    Ok(0) => self.source.wait(PURCHASES_TOPIC, POLL).await,
                     Ok(_) => {}
                     Err(_) => tokio::time::sleep(PAUSE_AFTER_ERROR).await,
                 }
@@ -78,7 +78,8 @@ impl Purchases {
 
     /// Takes one batch and writes it down, and says how many it took.
     async fn write_some(&self) -> Result<usize> {
-        let Claim { messages, receipt } = self.source.claim(PURCHASES, BATCH, VISIBILITY).await?;
+        let MessageClaim { messages, receipt } =
+            self.source.claim(PURCHASES_TOPIC, BATCH, VISIBILITY).await?;
         let (mut settlement, mut broken) = (Settlement::default(), None);
         for message in &messages {
             match self.write(message).await {

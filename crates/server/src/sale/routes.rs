@@ -20,7 +20,7 @@ use utoipa::openapi::schema::{Object, ObjectBuilder, Type};
 use utoipa::{IntoParams, ToSchema};
 use weir_core::Timestamp;
 use weir_core::sale::Sku;
-use weir_queue::sms::rfc3339;
+use weir_queue::rfc3339;
 use weir_store::sale::Product;
 
 use crate::app::App;

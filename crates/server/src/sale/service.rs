@@ -10,7 +10,7 @@ use tokio_util::task::TaskTracker;
 use weir_core::UserId;
 use weir_core::sale::{PurchaseReceipt, PurchaseRefusal, Sku, Terms, TermsChange};
 use weir_store::sale::{Buy, BuyOutcome, ChangeOutcome, CreateOutcome, Product, ProductId, SaleStore};
-use weir_store::throttle::{Throttle, Throttled};
+use weir_store::throttle::{Throttle, ThrottleDecision};
 use weir_store::{Batch, Error, Lanes, Result};
 
 use super::challenge::Challenge;
@@ -121,7 +121,7 @@ impl SaleService {
     }
 
     /// Counts an attempt of a user to buy, if there is a limit.
-    pub fn attempt(&self, buyer: &UserId) -> Option<Throttled> {
+    pub fn attempt(&self, buyer: &UserId) -> Option<ThrottleDecision> {
         let throttled = self.throttle.as_ref()?.take(buyer.as_str());
         if !throttled.is_allowed {
             self.counters.throttled.inc();

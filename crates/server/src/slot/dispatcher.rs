@@ -10,8 +10,8 @@ use std::time::Duration;
 use prometheus_client::metrics::counter::Counter;
 use tokio_util::sync::CancellationToken;
 use weir_core::EventId;
-use weir_queue::due::{Dispatched, Due, DueStore, encode};
-use weir_queue::publish::{Event, PublishOutcome, Publisher};
+use weir_queue::due::{DispatchOutcome, DueSlots, DueStore, encode};
+use weir_queue::publish::{OutgoingEvent, PublishOutcome, Publisher};
 use weir_store::{Error, Result};
 
 /// Slots published at once.
@@ -75,33 +75,34 @@ impl Dispatcher {
     /// Dispatches a batch and, until all are noted, notes a page of slots that were assigned while nobody dispatched.
     async fn step(&self, noted: &mut Noted) -> Result<Next> {
         noted.page(self.store.as_ref()).await?;
-        let due = self.store.take_due(BATCH, LEASE).await?;
+        let due = self.store.claim_due(BATCH, LEASE).await?;
         if due.is_empty() {
-            let span = due.next.map_or(POLL, |next| next.min(POLL));
+            let span = due.next_due_in.map_or(POLL, |next| next.min(POLL));
             return Ok(if noted.is_done { Next::In(span) } else { Next::AtOnce });
         }
         let dispatched = match &self.publisher {
-            None => Dispatched::Enqueue(&self.topic),
-            Some(publisher) => Dispatched::Published(self.publish(publisher.as_ref(), &due).await),
+            None => DispatchOutcome::Enqueue(&self.topic),
+            Some(publisher) => DispatchOutcome::Published(self.publish(publisher.as_ref(), &due).await),
         };
         if !self.store.settle_due(&due, dispatched).await? {
             tracing::warn!("some slots were dispatched too late to be settled and will be dispatched again");
             return Ok(Next::AtOnce);
         }
         let done = match dispatched {
-            Dispatched::Enqueue(_) => due.slots.len(),
-            Dispatched::Published(count) => count,
+            DispatchOutcome::Enqueue(_) => due.slots.len(),
+            DispatchOutcome::Published(count) => count,
         };
         self.published.inc_by(done as u64);
         if done < due.slots.len() {
             return Err(Error::unavailable("kafka", "some due slots were not confirmed"));
         }
-        Ok(if due.slots.len() + due.void.len() >= BATCH { Next::AtOnce } else { Next::Soon })
+        Ok(if due.slots.len() + due.released.len() >= BATCH { Next::AtOnce } else { Next::Soon })
     }
 
     /// How many were confirmed before the first that was not: what comes after that one is published again, behind it.
-    async fn publish(&self, publisher: &dyn Publisher, due: &Due) -> usize {
-        let events = due.slots.iter().map(|slot| Event::new(slot.config.as_str(), encode(slot))).collect();
+    async fn publish(&self, publisher: &dyn Publisher, due: &DueSlots) -> usize {
+        let events =
+            due.slots.iter().map(|slot| OutgoingEvent::new(slot.config.as_str(), encode(slot))).collect();
         let fates = publisher.publish(&self.topic, events).await;
         fates.iter().take_while(|fate| PublishOutcome::is_confirmed(fate)).count()
     }
@@ -124,7 +125,7 @@ struct Noted {
 impl Noted {
     async fn page(&mut self, store: &dyn DueStore) -> Result<()> {
         if !self.is_done {
-            self.after = store.note_due(self.after.as_ref()).await?;
+            self.after = store.record_due(self.after.as_ref()).await?;
             self.is_done = self.after.is_none();
         }
         Ok(())

@@ -14,7 +14,7 @@ use utoipa::{IntoParams, ToSchema};
 use weir_core::id::{NAME_MAX_CHARS, NameError};
 use weir_core::slot::WindowStatus;
 use weir_core::{ConfigName, EventId, Timestamp};
-use weir_queue::sms::rfc3339;
+use weir_queue::rfc3339;
 use weir_store::slot::{Assign, AssignOutcome, Slot};
 
 use crate::app::App;

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use prometheus_client::metrics::counter::Counter;
 use weir_core::slot::{Forecast, Forecaster, Pace};
 use weir_core::{ConfigName, EventId, Timestamp};
-use weir_store::slot::{Assign, AssignOutcome, Config, Slot, SlotStore, WindowCount};
+use weir_store::slot::{Assign, AssignOutcome, Slot, SlotConfig, SlotStore, WindowCount};
 use weir_store::{BoundedCache, Lanes, Result};
 
 use crate::engines::{Engines, within};
@@ -27,7 +27,7 @@ pub struct SlotService {
     store: Arc<dyn SlotStore>,
     lanes: Lanes<Assign, AssignOutcome>,
     /// Configs by name, with the time each was asked for; `None` for a name that has none.
-    cache: BoundedCache<ConfigName, (Instant, Option<Config>)>,
+    cache: BoundedCache<ConfigName, (Instant, Option<SlotConfig>)>,
     timeout: Duration,
     counters: Counters,
 }
@@ -71,7 +71,7 @@ impl SlotService {
     }
 
     /// Makes a new version of a config the active one. When that takes longer than a call may, it goes on.
-    pub async fn put_config(&self, name: &ConfigName, pace: Pace) -> Result<Config> {
+    pub async fn put_config(&self, name: &ConfigName, pace: Pace) -> Result<SlotConfig> {
         let (store, wanted) = (Arc::clone(&self.store), name.clone());
         let put = tokio::spawn(async move { store.put_config(&wanted, pace).await });
         let put = async { put.await.unwrap_or_else(|panic| Err(weir_store::Error::failed("slot", panic))) };
@@ -81,7 +81,7 @@ impl SlotService {
     }
 
     /// The active version of a config, at most five seconds old.
-    pub async fn config(&self, name: &ConfigName) -> Result<Option<Config>> {
+    pub async fn config(&self, name: &ConfigName) -> Result<Option<SlotConfig>> {
         if let Some((_, config)) = self.cache.get(name, is_fresh) {
             return Ok(config);
         }
@@ -92,7 +92,7 @@ impl SlotService {
     }
 
     /// Active configs in order of name.
-    pub async fn configs(&self, after: Option<&ConfigName>, limit: usize) -> Result<Vec<Config>> {
+    pub async fn configs(&self, after: Option<&ConfigName>, limit: usize) -> Result<Vec<SlotConfig>> {
         within(self.timeout, self.store.configs(after, limit)).await
     }
 
@@ -150,7 +150,7 @@ impl SlotService {
 
     /// Gives an event's place back.
     pub async fn give_back(&self, event: &EventId) -> Result<Option<Slot>> {
-        within(self.timeout, self.store.give_slot_back(event)).await
+        within(self.timeout, self.store.release_slot(event)).await
     }
 
     /// How full a config's windows are.
@@ -171,7 +171,7 @@ impl SlotService {
         name: &ConfigName,
         requested: Timestamp,
         events: u64,
-    ) -> Result<Option<(Config, Forecast)>> {
+    ) -> Result<Option<(SlotConfig, Forecast)>> {
         let Some(config) = within(self.timeout, self.store.config(name)).await? else { return Ok(None) };
         let mut forecaster = Forecaster::new(config.pace, requested, events);
         let mut from = config.pace.window_of(requested);
@@ -245,7 +245,7 @@ async fn assign_rest_when_counted(store: &dyn SlotStore, outcomes: &mut [AssignO
 }
 
 /// Whether a config, or that there is none, was read so lately that it may be told again.
-fn is_fresh((asked_at, _): &(Instant, Option<Config>)) -> bool {
+fn is_fresh((asked_at, _): &(Instant, Option<SlotConfig>)) -> bool {
     asked_at.elapsed() < CACHE_FOR
 }
 

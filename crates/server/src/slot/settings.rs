@@ -4,7 +4,7 @@ use crate::settings::parse::count;
 use crate::settings::source::{Reader, SettingError};
 
 /// Topics of Weir's own, where due events must not be mixed in.
-const RESERVED: [&str; 3] = ["sms-outbound", "request-processing", weir_store::request::WEBHOOKS];
+const RESERVED: [&str; 3] = ["sms-outbound", "request-processing", weir_store::request::WEBHOOKS_TOPIC];
 
 /// How slots are assigned and dispatched.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -14,7 +14,7 @@ use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::Registry;
 use weir_store::LaneMetrics;
 use weir_store::quota::CacheMetrics;
-use weir_store::sale::FollowMetrics;
+use weir_store::sale::LedgerMetrics;
 use weir_store::writer_metrics::WriterMetrics;
 
 pub(crate) use self::exposition::MetricsFormat;
@@ -148,14 +148,14 @@ fn sizes() -> Histogram {
 
 impl Default for Metrics {
     fn default() -> Self {
-        Self::of(FollowMetrics::default(), CacheMetrics::default(), WriterMetrics::default())
+        Self::of(LedgerMetrics::default(), CacheMetrics::default(), WriterMetrics::default())
     }
 }
 
 impl Metrics {
     /// All of them, with those by which engines tell about themselves.
     #[must_use]
-    pub fn of(follow: FollowMetrics, quota_cache: CacheMetrics, sqlite_writer: WriterMetrics) -> Self {
+    pub fn of(follow: LedgerMetrics, quota_cache: CacheMetrics, sqlite_writer: WriterMetrics) -> Self {
         let mut registry = Registry::with_prefix("weir");
         let metrics = Self {
             requests: Family::default(),
@@ -218,11 +218,11 @@ impl Metrics {
             "Steps of more than a second of the clocks that decide: system, postgresql, redis",
             self.clock_steps.clone(),
         );
-        let WriterMetrics { held_seconds, held_too_long, commit_seconds } = &self.sqlite_writer;
+        let WriterMetrics { turn_seconds, long_turns, commit_seconds } = &self.sqlite_writer;
         let held = "How long each turn of a job held the writer of SQLite, in seconds";
-        r.register("sqlite_writer_held_seconds", held, held_seconds.clone());
+        r.register("sqlite_writer_held_seconds", held, turn_seconds.clone());
         let too_long = "Turns that held the writer of SQLite for more than 50 ms";
-        r.register("sqlite_writer_held_too_long", too_long, held_too_long.clone());
+        r.register("sqlite_writer_held_too_long", too_long, long_turns.clone());
         let commit = "How long each commit of SQLite took, in seconds";
         r.register("sqlite_writer_commit_seconds", commit, commit_seconds.clone());
     }

@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 use weir_core::UserId;
 use weir_core::tier::{Limit, LimitError, LimitState, Plan, Tier, TierLimits};
-use weir_queue::sms::rfc3339;
+use weir_queue::rfc3339;
 use weir_store::tier::Subscription;
 
 use crate::app::App;

@@ -124,7 +124,7 @@ impl TierService {
             }
         }
         // The version first: what is changed while the rest is read is then heard of.
-        let since = self.shared.store.news(None).await?.version;
+        let since = self.shared.store.changes_since(None).await?.version;
         self.shared.definitions.load(self.shared.timeout).await?;
         let task = tokio::spawn(definition_sync::run(Arc::clone(&self.shared), since));
         *self.task.lock() = Some(task);

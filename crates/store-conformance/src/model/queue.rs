@@ -6,7 +6,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 use weir_core::Timestamp;
 use weir_queue::{
-    Claim, DeadLetter, Lease, Message, Position, Queue, QueueAudit, Receipt, Settlement, Source,
+    ClaimReceipt, DeadLetter, Message, MessageClaim, MessageSource, Position, Queue, QueueAudit, Settlement,
+    ShardLease,
 };
 use weir_store::Result;
 use weir_store::quota::TOPIC;
@@ -34,7 +35,7 @@ impl State {
         self.leases.iter().any(|held| held.lease.shard == shard && now < held.until)
     }
 
-    fn holds(&self, lease: &Lease, now: Timestamp) -> bool {
+    fn holds(&self, lease: &ShardLease, now: Timestamp) -> bool {
         self.leases.iter().any(|held| held.lease == *lease && now < held.until)
     }
 
@@ -57,9 +58,9 @@ impl State {
         messages
     }
 
-    fn lease(&mut self, shard: u16, until: Timestamp) -> Lease {
+    fn lease(&mut self, shard: u16, until: Timestamp) -> ShardLease {
         self.leases_given += 1;
-        let lease = Lease { shard, token: self.leases_given };
+        let lease = ShardLease { shard, token: self.leases_given };
         self.leases.retain(|held| held.lease.shard != shard);
         self.leases.push(Held { lease, until });
         lease
@@ -90,7 +91,7 @@ impl State {
                 entry.hidden_until = now.plus(after);
             }
         }
-        for (position, after) in settlement.put_off {
+        for (position, after) in settlement.deferred {
             if let Some(entry) = self.waiting(position, shards) {
                 entry.hidden_until = now.plus(after);
             }
@@ -127,23 +128,23 @@ fn letter(id: i64, entry: &Entry) -> Option<DeadLetter> {
 }
 
 #[async_trait]
-impl Source for Model {
-    async fn claim(&self, topic: &str, max: usize, visibility: Duration) -> Result<Claim> {
+impl MessageSource for Model {
+    async fn claim(&self, topic: &str, max: usize, visibility: Duration) -> Result<MessageClaim> {
         if topic != TOPIC {
-            return Ok(Claim::default());
+            return Ok(MessageClaim::default());
         }
         let mut state = self.state.lock();
         let now = self.now();
         let messages = state.claimable(max, now);
         let shards: BTreeSet<u16> = messages.iter().map(|message| message.position.shard).collect();
         let leases = shards.into_iter().map(|shard| state.lease(shard, now.plus(visibility))).collect();
-        Ok(Claim { messages, receipt: Receipt { topic: topic.to_owned(), leases } })
+        Ok(MessageClaim { messages, receipt: ClaimReceipt { topic: topic.to_owned(), leases } })
     }
 
-    async fn settle(&self, receipt: &Receipt, settlement: Settlement) -> Result<bool> {
+    async fn settle(&self, receipt: &ClaimReceipt, settlement: Settlement) -> Result<bool> {
         let mut state = self.state.lock();
         let now = self.now();
-        let held: Vec<Lease> =
+        let held: Vec<ShardLease> =
             receipt.leases.iter().filter(|lease| state.holds(lease, now)).copied().collect();
         let shards = held.iter().map(|lease| lease.shard).collect();
         state.settle(&shards, settlement, now);
@@ -176,7 +177,7 @@ impl Queue for Model {
         Ok(cut.collect())
     }
 
-    async fn settle_put_off(&self, topic: &str, settlement: Settlement) -> Result<()> {
+    async fn settle_deferred(&self, topic: &str, settlement: Settlement) -> Result<()> {
         let mut state = self.state.lock();
         let shards = state.entries.iter().map(|entry| entry.shard).filter(|_| topic == TOPIC).collect();
         let now = self.now();

@@ -7,7 +7,7 @@ use weir_core::quota::{Grant, Quota, QuotaLimits};
 use weir_core::verdict::DenialReason;
 use weir_core::{Denial, MessageId, Timestamp, UserId};
 use weir_queue::sms;
-use weir_store::quota::{Accepted, QuotaAudit, QuotaStore, SendMessage, SendOutcome};
+use weir_store::quota::{AcceptedMessage, QuotaAudit, QuotaStore, SendMessage, SendOutcome};
 use weir_store::shard;
 use weir_store::{Batch, Result};
 
@@ -72,7 +72,7 @@ impl User {
 }
 
 impl State {
-    fn enqueue(&mut self, accepted: &Accepted<'_>, shards: u16) {
+    fn enqueue(&mut self, accepted: &AcceptedMessage<'_>, shards: u16) {
         let key = accepted.user.as_str().to_owned();
         self.entries.push(Entry {
             shard: shard::of(&key, shards),
@@ -94,7 +94,7 @@ impl State {
             Ok(grant) => {
                 let message_id = MessageId::new(now, std::array::from_fn(|_| fastrand::u8(..)));
                 self.enqueue(
-                    &Accepted { message_id, user: &command.user, message: &command.message, at: now },
+                    &AcceptedMessage { message_id, user: &command.user, message: &command.message, at: now },
                     shards,
                 );
                 SendOutcome::Accepted { message_id, limits, grant, at: now }

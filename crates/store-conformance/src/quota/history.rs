@@ -138,7 +138,8 @@ impl<H: HasQuota> Pair<'_, H> {
     /// What was accepted all along must stand in both queues, in the same order for each key.
     async fn compare_queues(&self) {
         let engine = texts_by_key(&Claims::drain(self.h).await);
-        let claim = weir_queue::Source::claim(&*self.model, TOPIC, usize::MAX, Duration::from_secs(60));
+        let claim =
+            weir_queue::MessageSource::claim(&*self.model, TOPIC, usize::MAX, Duration::from_secs(60));
         let model = texts_by_key(&claim.await.expect("the model answers").messages);
         assert_eq!(engine, model, "engine and model must hold the same messages: seed {}", self.seed);
     }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use weir_queue::{QueueAudit, sms};
+use weir_queue::QueueAudit;
 use weir_store::quota::{SendOutcome, TOPIC};
 
 use crate::HasQuota;
@@ -31,7 +31,7 @@ pub async fn every_accepted_message_is_claimable_as_its_event<H: HasQuota>() {
             ("alice", "hello"),
             "and what they said"
         );
-        assert_eq!(event.accepted_at, sms::rfc3339(at), "and when it was accepted");
+        assert_eq!(event.accepted_at, weir_queue::rfc3339(at), "and when it was accepted");
         held.settled(&h, |_| Disposition::Done).await;
     }
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use fastrand::Rng;
 use weir_core::{Clock, Timestamp};
-use weir_queue::{Claim, DeadLetter, Message, QueueAudit, Settlement};
+use weir_queue::{DeadLetter, Message, MessageClaim, QueueAudit, Settlement};
 use weir_store::quota::TOPIC;
 
 use crate::HasQuota;
@@ -60,7 +60,7 @@ enum Place {
 
 /// A claim that was not settled yet.
 struct Out {
-    claim: Claim,
+    claim: MessageClaim,
     until: Timestamp,
 }
 

@@ -114,8 +114,8 @@ pub async fn a_retry_scheduled_before_the_clock_was_set_back_keeps_its_delay<H: 
     h.clock().advance(ahead);
     Claims::claim(&h, 1).await.settled(&h, |_| Disposition::Retry(SECOND * 9)).await;
     h.clock().set_back(ahead);
-    assert_eq!(clock.bring_back_waiting().await.expect("an answer"), 1);
-    assert_eq!(clock.bring_back_waiting().await.expect("an answer"), 0, "once is enough");
+    assert_eq!(clock.reschedule_deferred().await.expect("an answer"), 1);
+    assert_eq!(clock.reschedule_deferred().await.expect("an answer"), 0, "once is enough");
     expect_nothing_claimable(&h, "it has to wait as long as before").await;
     h.clock().advance(SECOND * 9);
     assert_eq!(Claims::claim(&h, 1).await.texts(), numbered_texts("alice", 1..=1), "and no longer");

@@ -101,7 +101,7 @@ pub async fn a_position_named_twice_counts_once<H: HasQuota>() {
                 (places[2], "one".into()),
                 (places[2], "two".into()),
             ],
-            put_off: vec![(places[1], Duration::from_secs(1))],
+            deferred: vec![(places[1], Duration::from_secs(1))],
         };
         h.queue().settle(receipt, settlement).await.expect("settle must succeed");
     }
@@ -130,7 +130,7 @@ pub async fn an_unknown_position_counts_nothing<H: HasQuota>() {
             done: [nowhere.as_slice(), &elsewhere].concat(),
             retry: nowhere.iter().map(|&position| (position, TICK)).collect(),
             dead: nowhere.iter().map(|&position| (position, "nothing there".into())).collect(),
-            put_off: nowhere.iter().map(|&position| (position, TICK)).collect(),
+            deferred: nowhere.iter().map(|&position| (position, TICK)).collect(),
         };
         assert!(h.queue().settle(receipt, settlement).await.expect("settle must succeed"), "the lease holds");
     }
@@ -157,7 +157,7 @@ pub async fn done_and_dead_messages_cannot_be_settled_again<H: HasQuota>() {
             done: vec![done, dead],
             retry: vec![(done, Duration::ZERO), (dead, Duration::ZERO)],
             dead: vec![(done, "done before".into()), (dead, "dead before".into())],
-            put_off: vec![(done, Duration::ZERO), (dead, Duration::ZERO)],
+            deferred: vec![(done, Duration::ZERO), (dead, Duration::ZERO)],
         };
         assert!(h.queue().settle(receipt, settlement).await.expect("settle must succeed"), "the lease holds");
     }
@@ -220,12 +220,12 @@ pub async fn deferred_messages_are_settled_individually_without_a_lease<H: HasQu
     let other = Claims::claim(&h, 1).await;
     assert_eq!(other.texts(), ["e 1"], "the others are kept");
     let settle = async |settlement| {
-        h.queue().settle_put_off(TOPIC, settlement).await.expect("settle_put_off must succeed");
+        h.queue().settle_deferred(TOPIC, settlement).await.expect("settle_deferred must succeed");
     };
     settle(Settlement { done: vec![place("a")], ..Settlement::default() }).await;
     settle(Settlement { dead: vec![(place("b"), "bad".into())], ..Settlement::default() }).await;
     settle(Settlement { retry: vec![(place("c"), TICK)], ..Settlement::default() }).await;
-    settle(Settlement { put_off: vec![(place("d"), Duration::ZERO)], ..Settlement::default() }).await;
+    settle(Settlement { deferred: vec![(place("d"), Duration::ZERO)], ..Settlement::default() }).await;
     // Again, and of what is not there: changes nothing.
     let gone = vec![place("a"), place("b"), Position { shard: 0, id: 1 << 40 }];
     settle(Settlement { done: gone, ..Settlement::default() }).await;

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::time::Duration;
 
-use weir_queue::{Claim, Settlement};
+use weir_queue::{MessageClaim, Settlement};
 use weir_store::quota::TOPIC;
 
 use crate::HasQuota;
@@ -138,7 +138,7 @@ pub async fn a_receipt_from_before_a_restart_settles_nothing<H: HasQuota>() {
     let since = h.queue().claim(TOPIC, 10, VISIBILITY).await.expect("claim must succeed");
     assert_eq!(since.messages, before.messages, "what was out comes again");
     let done = Settlement { done: vec![since.messages[0].position], ..Settlement::default() };
-    let settle = async |claim: &Claim| {
+    let settle = async |claim: &MessageClaim| {
         h.queue().settle(&claim.receipt, done.clone()).await.expect("settle must succeed")
     };
     assert!(!settle(&before).await, "it is another's now");

@@ -18,7 +18,7 @@ pub async fn a_callback_ends_the_wait<H: HasRequests>() {
     report_one(&h, awaits_callback(&job)).await.expect("it is taken");
     h.clock().advance(Duration::from_secs(60));
     let outcome = call_back(&h, job.id, callback_report(Callback::Completed)).await;
-    assert_eq!(outcome, CallbackOutcome::Taken(RequestStatus::Completed));
+    assert_eq!(outcome, CallbackOutcome::Applied(RequestStatus::Completed));
     let request = get_request(&h, job.id).await;
     assert_eq!((request.status, request.attempts), (RequestStatus::Completed, 1));
     assert_eq!((request.result, request.failure), (Some(sealed("called back")), None));
@@ -33,7 +33,7 @@ pub async fn a_callback_may_say_that_it_failed_and_why<H: HasRequests>() {
     let job = submit_and_claim(&h, submission(&h, "k")).await;
     report_one(&h, awaits_callback(&job)).await.expect("it is taken");
     let outcome = call_back(&h, job.id, callback_report(Callback::Failed)).await;
-    assert_eq!(outcome, CallbackOutcome::Taken(RequestStatus::FailedPermanent));
+    assert_eq!(outcome, CallbackOutcome::Applied(RequestStatus::FailedPermanent));
     let failure = Failure { code: "NO_FUNDS".to_owned(), message: "the account is empty".to_owned() };
     let request = get_request(&h, job.id).await;
     assert_eq!((request.failure, request.result), (Some(failure), None));
@@ -45,7 +45,7 @@ pub async fn a_callback_may_come_before_the_workers_report<H: HasRequests>() {
     let h = H::open().await;
     let job = submit_and_claim(&h, submission(&h, "k")).await;
     let outcome = call_back(&h, job.id, callback_report(Callback::Completed)).await;
-    assert_eq!(outcome, CallbackOutcome::Taken(RequestStatus::Completed));
+    assert_eq!(outcome, CallbackOutcome::Applied(RequestStatus::Completed));
     let before = get_request(&h, job.id).await;
     for report in [awaits_callback(&job), success(&job), outage(&job)] {
         assert_eq!(report_one(&h, report).await, Err(TransitionError::Final(RequestStatus::Completed)));
@@ -62,7 +62,7 @@ pub async fn a_callback_may_come_between_attempts<H: HasRequests>() {
     let outcome = call_back(&h, job.id, callback_report(Callback::Completed)).await;
     assert_eq!(
         outcome,
-        CallbackOutcome::Taken(RequestStatus::Completed),
+        CallbackOutcome::Applied(RequestStatus::Completed),
         "the answer was lost, not the call"
     );
     assert_eq!(get_request(&h, job.id).await.failure, None);
@@ -122,7 +122,7 @@ pub async fn a_callback_for_a_dead_letter_is_refused_until_it_is_called_again<H:
     );
     claim_one(&h).await;
     let outcome = call_back(&h, id, callback_report(Callback::Completed)).await;
-    assert_eq!(outcome, CallbackOutcome::Taken(RequestStatus::Completed));
+    assert_eq!(outcome, CallbackOutcome::Applied(RequestStatus::Completed));
     request_audit(&h).await;
 }
 
@@ -141,8 +141,8 @@ pub async fn results_and_failures_of_callbacks_are_stored_unchanged<H: HasReques
     let job = submit_and_claim(&h, submission(&h, "c")).await;
     let nul = Failure { code: "A\0B".to_owned(), message: "\0".to_owned() };
     let report = CallbackReport { failure: Some(nul), ..callback_report(Callback::Failed) };
-    assert_eq!(call_back(&h, job.id, report).await, CallbackOutcome::Taken(RequestStatus::FailedPermanent));
+    assert_eq!(call_back(&h, job.id, report).await, CallbackOutcome::Applied(RequestStatus::FailedPermanent));
     let job = submit_and_claim(&h, submission(&h, "d")).await;
     let report = CallbackReport { failure: None, ..callback_report(Callback::Failed) };
-    assert_eq!(call_back(&h, job.id, report).await, CallbackOutcome::Taken(RequestStatus::FailedPermanent));
+    assert_eq!(call_back(&h, job.id, report).await, CallbackOutcome::Applied(RequestStatus::FailedPermanent));
 }

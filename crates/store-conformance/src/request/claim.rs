@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use weir_core::RequestId;
 use weir_core::request::state::RequestStatus;
-use weir_store::request::{CLAIM_BYTES_MAX, Claimed, Job, Room, Sealed, Submit};
+use weir_store::request::{CLAIM_BYTES_MAX, ClaimedJobs, DownstreamCapacity, Job, Sealed, Submit};
 
 use super::fixtures::{
     DOWNSTREAM, accept_batch, accept_one, claim, claim_jobs, claim_named, claim_one, create_dead_requests,
@@ -19,7 +19,7 @@ fn ids<'a>(jobs: impl IntoIterator<Item = &'a Job>) -> Vec<RequestId> {
     jobs.into_iter().map(|job| job.id).collect()
 }
 
-async fn claim_of<H: HasRequests>(h: &H, room: &[Room]) -> Claimed {
+async fn claim_of<H: HasRequests>(h: &H, room: &[DownstreamCapacity]) -> ClaimedJobs {
     h.requests().claim_jobs(room, &policy()).await.expect("claim_jobs must succeed")
 }
 
@@ -109,7 +109,8 @@ pub async fn each_downstream_has_its_own_capacity<H: HasRequests>() {
         )
         .await;
     }
-    let count = |claimed: &Claimed, of: &str| claimed.jobs.iter().filter(|job| job.downstream == of).count();
+    let count =
+        |claimed: &ClaimedJobs, of: &str| claimed.jobs.iter().filter(|job| job.downstream == of).count();
     let claimed = claim_of(&h, &[room("a", 2), room("b", 10), room("nobody", 10)]).await;
     assert_eq!((count(&claimed, "a"), count(&claimed, "b"), claimed.jobs.len()), (2, 3, 5));
     let claimed = claim_of(&h, &[room("c", 1), room("b", 10), room("a", 1)]).await;
@@ -124,14 +125,14 @@ pub async fn without_capacity_nothing_is_claimed_or_leased<H: HasRequests>() {
     for room in [vec![], vec![room(DOWNSTREAM, 0)], vec![room("other", 5)], vec![room("Echo", 5)]] {
         let claimed = claim_of(&h, &room).await;
         assert!(claimed.jobs.is_empty() && claimed.exhausted.is_empty(), "{room:?}: {claimed:?}");
-        assert_eq!(claimed.next, None, "there is nothing to wait for: {room:?}");
+        assert_eq!(claimed.next_due_in, None, "there is nothing to wait for: {room:?}");
     }
     assert_eq!(claim(&h, 5).await.len(), 2);
 }
 
 pub async fn an_empty_claim_says_how_long_to_wait<H: HasRequests>() {
     let h = H::open().await;
-    let waits = async |room: &[Room]| claim_of(&h, room).await.next;
+    let waits = async |room: &[DownstreamCapacity]| claim_of(&h, room).await.next_due_in;
     assert_eq!(waits(&[room("a", 1), room("b", 1)]).await, None, "there is no job");
     let job = submit_and_claim(&h, to("a", submission(&h, "1"))).await;
     assert_eq!(waits(&[room("a", 1)]).await, Some(policy().lease), "the job may come back");

@@ -9,7 +9,9 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use weir_core::RequestId;
 use weir_core::request::state::{Callback, RequestStatus, TransitionError};
-use weir_store::request::{CallbackOutcome, Job, JobReport, RequestStore, Room, Submit, SubmitOutcome};
+use weir_store::request::{
+    CallbackOutcome, DownstreamCapacity, Job, JobReport, RequestStore, Submit, SubmitOutcome,
+};
 
 use super::fixtures::{
     DOWNSTREAM, TENANT, URL, accept_batch, callback_report, claim, claim_named, create_dead_requests,
@@ -204,13 +206,13 @@ impl ActiveJobs {
 }
 
 /// Claims and reports until there is nothing more to do; every third job is put back the first time.
-async fn work(store: Arc<dyn RequestStore>, active_jobs: ActiveJobs, room: Room) -> usize {
+async fn work(store: Arc<dyn RequestStore>, active_jobs: ActiveJobs, room: DownstreamCapacity) -> usize {
     let (mut completed, mut n) = (0, 0);
     loop {
         let claimed = store.claim_jobs(std::slice::from_ref(&room), &policy()).await;
         let claimed = claimed.expect("claim_jobs must succeed");
         active_jobs.take(&claimed.jobs);
-        if claimed.jobs.is_empty() && claimed.next.is_none() {
+        if claimed.jobs.is_empty() && claimed.next_due_in.is_none() {
             let books = store.audit_requests().await.expect("audit_requests must succeed");
             assert_eq!(books.jobs, 0, "nothing is left when there is nothing to wait for");
             return completed;
@@ -287,7 +289,7 @@ pub async fn a_worker_and_a_callback_end_a_request_once<H: HasRequests>() {
                 } else {
                     let outcome = store.call_back(job.id, callback_report(Callback::Failed)).await;
                     match outcome.expect("call_back must succeed") {
-                        CallbackOutcome::Taken(status) => Ok(status),
+                        CallbackOutcome::Applied(status) => Ok(status),
                         CallbackOutcome::TransitionError(refused) => Err(refused),
                         CallbackOutcome::Unknown => panic!("the request is known"),
                     }

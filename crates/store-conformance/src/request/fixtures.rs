@@ -13,8 +13,9 @@ use weir_core::request::state::{Callback, RequestStatus, TransitionError, Worker
 use weir_core::{Clock, IdempotencyKey, RequestId, RequestType, TenantId, Timestamp};
 use weir_queue::Settlement;
 use weir_store::request::{
-    CallbackOutcome, CallbackReport, Claimed, DeadRequest, Failure, Job, JobReport, Receipt, Request,
-    RequestAudit, Rollout, RolloutChange, Room, Sealed, Submit, SubmitOutcome, WEBHOOKS,
+    CallbackOutcome, CallbackReport, ClaimedJobs, DeadRequest, DownstreamCapacity, Failure, Job, JobReport,
+    Request, RequestAudit, Rollout, RolloutChange, Sealed, Submit, SubmitOutcome, SubmitReceipt,
+    WEBHOOKS_TOPIC,
 };
 
 use crate::HasRequests;
@@ -130,7 +131,7 @@ pub async fn submit_one<H: HasRequests>(h: &H, submit: Submit) -> SubmitOutcome 
 }
 
 /// Submits a batch that must be accepted whole.
-pub async fn accept_batch<H: HasRequests>(h: &H, batch: Vec<Submit>) -> Vec<Receipt> {
+pub async fn accept_batch<H: HasRequests>(h: &H, batch: Vec<Submit>) -> Vec<SubmitReceipt> {
     let outcomes = submit_batch(h, batch, None).await.into_iter();
     outcomes
         .map(|outcome| match outcome {
@@ -167,12 +168,12 @@ pub async fn status<H: HasRequests>(h: &H, id: RequestId) -> RequestStatus {
 }
 
 /// Room for jobs of one downstream.
-pub fn room(downstream: &str, jobs: usize) -> Room {
-    Room { downstream: downstream.to_owned(), jobs }
+pub fn room(downstream: &str, jobs: usize) -> DownstreamCapacity {
+    DownstreamCapacity { downstream: downstream.to_owned(), jobs }
 }
 
 /// Claims what is due of [`DOWNSTREAM`], and all that the claim says.
-pub async fn claim_jobs<H: HasRequests>(h: &H, jobs: usize) -> Claimed {
+pub async fn claim_jobs<H: HasRequests>(h: &H, jobs: usize) -> ClaimedJobs {
     let room = [room(DOWNSTREAM, jobs)];
     let claimed = h.requests().claim_jobs(&room, &policy()).await.expect("claim_jobs must succeed");
     assert!(claimed.jobs.len() + claimed.exhausted.len() <= jobs, "no more than there is room for");
@@ -194,7 +195,7 @@ pub async fn claim_one<H: HasRequests>(h: &H) -> Job {
 }
 
 /// Claims these, and all that the claim says.
-pub async fn claim_named<H: HasRequests>(h: &H, ids: &[RequestId]) -> Claimed {
+pub async fn claim_named<H: HasRequests>(h: &H, ids: &[RequestId]) -> ClaimedJobs {
     h.requests().claim_named(ids, &policy()).await.expect("claim_named must succeed")
 }
 
@@ -214,7 +215,7 @@ pub async fn expect_nothing_due<H: HasRequests>(h: &H, why: &str) {
 
 /// What the worker of a job says.
 pub fn job_report(job: &Job, report: WorkerReport) -> JobReport {
-    JobReport { id: job.id, token: job.token, report, result: None, detail: None, chance: 0 }
+    JobReport { id: job.id, token: job.token, report, result: None, detail: None, random: 0 }
 }
 
 /// The downstream has done it.
@@ -327,11 +328,11 @@ pub async fn request_audit<H: HasRequests>(h: &H) -> RequestAudit {
     books
 }
 
-/// Takes everything that waits on [`WEBHOOKS`], as ids in order.
+/// Takes everything that waits on [`WEBHOOKS_TOPIC`], as ids in order.
 pub async fn webhooks<H: HasRequests>(h: &H) -> Vec<RequestId> {
     let (queue, mut ids, mut empty) = (h.queue(), Vec::new(), 0);
     while empty < EMPTY_ROUNDS {
-        let claim = queue.claim(WEBHOOKS, 100, VISIBILITY).await.expect("claim must succeed");
+        let claim = queue.claim(WEBHOOKS_TOPIC, 100, VISIBILITY).await.expect("claim must succeed");
         if claim.messages.is_empty() {
             empty += 1;
             continue;

@@ -9,7 +9,7 @@ use fastrand::Rng;
 use weir_core::request::retry::{FailureCause, RetryDecision};
 use weir_core::request::state::{Callback, RequestStatus, WorkerReport};
 use weir_core::{RequestId, Timestamp};
-use weir_store::request::{JobReport, RequestStore, Room, Submit};
+use weir_store::request::{DownstreamCapacity, JobReport, RequestStore, Submit};
 
 use super::fixtures::{
     DAY, URL, callback_report, next_id, now, policy, request_audit, room, sealed, submission_for, tenant,
@@ -123,7 +123,7 @@ impl<H: HasRequests> Pair<'_, H> {
     async fn claim(&mut self) {
         let of = |n: u8, jobs| room(&format!("downstream {n}"), jobs);
         let (a, b) = (self.rng.usize(0..5), self.rng.usize(0..5));
-        let rooms: Vec<Room> = vec![of(0, a), of(1, b)];
+        let rooms: Vec<DownstreamCapacity> = vec![of(0, a), of(1, b)];
         let claimed = self.engine.claim_jobs(&rooms, &policy()).await.expect("claim_jobs must succeed");
         let now = self.now();
         self.model.follow_claim(&rooms, &claimed, &policy(), now);
@@ -155,8 +155,8 @@ impl<H: HasRequests> Pair<'_, H> {
         };
         let detail = rng.bool().then(|| "detail".to_owned());
         // Backoff is exact to the nanosecond, time to the microsecond.
-        let chance = if rng.bool() { 0 } else { u64::MAX };
-        JobReport { id, token, report, result, detail, chance }
+        let random = if rng.bool() { 0 } else { u64::MAX };
+        JobReport { id, token, report, result, detail, random }
     }
 
     async fn report(&mut self) {

@@ -144,7 +144,7 @@ pub async fn the_policy_of_the_claim_sets_the_lease<H: HasRequests>() {
     let jobs = h.requests().claim_named(&[id], &long).await.expect("claim_named must succeed").jobs;
     assert_eq!(jobs.len(), 1);
     h.clock().advance(Duration::from_secs(100) - TICK);
-    assert_eq!(claim_jobs(&h, 1).await.next, Some(TICK));
+    assert_eq!(claim_jobs(&h, 1).await.next_due_in, Some(TICK));
     h.clock().advance(TICK);
     assert_eq!(claim_one(&h).await.id, id);
 }
@@ -159,8 +159,8 @@ pub async fn a_clock_set_back_delays_no_request<H: HasRequests>() {
     assert_eq!(leased.id, waiting);
     let fresh = accept_one(&h, submission(&h, "ahead")).await;
     h.clock().set_back(ahead);
-    assert_eq!(clock.bring_back_waiting().await.expect("an answer"), 2);
-    assert_eq!(clock.bring_back_waiting().await.expect("an answer"), 0, "once is enough");
+    assert_eq!(clock.reschedule_deferred().await.expect("an answer"), 2);
+    assert_eq!(clock.reschedule_deferred().await.expect("an answer"), 0, "once is enough");
     assert_eq!(claim_one(&h).await.id, fresh, "what was accepted ahead is due now");
     expect_nothing_due(&h, "the lease lasts for as long as it was to").await;
     h.clock().advance(policy().lease);

@@ -5,7 +5,7 @@ use std::time::Duration;
 use weir_core::RequestId;
 use weir_core::request::canary::Percent;
 use weir_core::request::state::{Callback, RequestStatus};
-use weir_store::request::{Pending, RequestAudit, Rollout, RolloutChange, Submit};
+use weir_store::request::{PendingRequest, RequestAudit, Rollout, RolloutChange, Submit};
 
 use super::fixtures::{
     DAY, DEFAULT_ROLLOUT, TENANT, accept_batch, accept_one, awaits_callback, call_back, callback_report,
@@ -25,7 +25,7 @@ fn for_broker<H: HasRequests>(h: &H, key: &str) -> Submit {
     Submit { needs_broker: true, ..submission(h, key) }
 }
 
-async fn pending<H: HasRequests>(h: &H, older_than: Duration, limit: usize) -> Vec<Pending> {
+async fn pending<H: HasRequests>(h: &H, older_than: Duration, limit: usize) -> Vec<PendingRequest> {
     h.requests().pending_requests(older_than, limit).await.expect("pending_requests must succeed")
 }
 
@@ -52,7 +52,7 @@ pub async fn stranded_requests_are_listed_by_age<H: HasRequests>() {
         accept_one(&h, submission(&h, &format!("not for a broker {n}"))).await;
         h.clock().advance(SECOND);
     }
-    let of = |n: usize, seconds: u32| Pending { id: ids[n], age: SECOND * seconds };
+    let of = |n: usize, seconds: u32| PendingRequest { id: ids[n], age: SECOND * seconds };
     assert_eq!(pending(&h, Duration::ZERO, 10).await, [of(0, 4), of(1, 3), of(2, 2), of(3, 1)]);
     assert_eq!(pending(&h, Duration::ZERO, 2).await, [of(0, 4), of(1, 3)], "the oldest first");
     assert_eq!(pending(&h, SECOND * 3, 10).await, [of(0, 4), of(1, 3)], "at least that old");
@@ -69,7 +69,7 @@ pub async fn requests_that_the_broker_has_are_accepted<H: HasRequests>() {
     mark(&h, &[ids[0], ids[0], next_id(&h)]).await;
     let request = get_request(&h, ids[0]).await;
     assert_eq!((request.status, request.updated_at), (RequestStatus::Accepted, now(&h)));
-    assert_eq!(pending(&h, Duration::ZERO, 10).await, [Pending { id: ids[1], age: SECOND }]);
+    assert_eq!(pending(&h, Duration::ZERO, 10).await, [PendingRequest { id: ids[1], age: SECOND }]);
     mark(&h, &[]).await;
     assert_eq!(get_request(&h, ids[1]).await.status, RequestStatus::PendingEnqueue);
     assert_eq!(claim(&h, 10).await.len(), 2, "either may be worked on");

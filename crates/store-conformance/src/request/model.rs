@@ -14,8 +14,8 @@ use weir_core::request::state::{
 };
 use weir_core::{RequestId, TenantId, Timestamp, Verdict};
 use weir_store::request::{
-    CallbackOutcome, CallbackReport, Claimed, DeadRequest, Failure, Job, JobReport, Pending, Receipt,
-    Request, RequestAudit, Room, Sealed, Submit, SubmitOutcome,
+    CallbackOutcome, CallbackReport, ClaimedJobs, DeadRequest, DownstreamCapacity, Failure, Job, JobReport,
+    PendingRequest, Request, RequestAudit, Sealed, Submit, SubmitOutcome, SubmitReceipt,
 };
 
 /// Everything that was ever submitted and not purged.
@@ -57,8 +57,12 @@ impl Row {
         status.is_final() && self.request.callback_url.is_some()
     }
 
-    fn receipt(&self) -> Receipt {
-        Receipt { id: self.request.id, status: self.request.status, accepted_at: self.request.accepted_at }
+    fn receipt(&self) -> SubmitReceipt {
+        SubmitReceipt {
+            id: self.request.id,
+            status: self.request.status,
+            accepted_at: self.request.accepted_at,
+        }
     }
 }
 
@@ -94,8 +98,14 @@ impl Model {
     }
 
     /// Holds what a claim brought to what is due, and takes it over.
-    pub fn follow_claim(&mut self, room: &[Room], claimed: &Claimed, policy: &RetryPolicy, now: Timestamp) {
-        for Room { downstream, jobs } in room {
+    pub fn follow_claim(
+        &mut self,
+        room: &[DownstreamCapacity],
+        claimed: &ClaimedJobs,
+        policy: &RetryPolicy,
+        now: Timestamp,
+    ) {
+        for DownstreamCapacity { downstream, jobs } in room {
             let mut due: Vec<Timestamp> = self.due(downstream, now).map(Row::claimable_at).collect();
             due.sort_unstable();
             due.truncate(*jobs);
@@ -109,7 +119,7 @@ impl Model {
             assert_eq!(taken, due, "as many as there is room for, of those due first");
         }
         if claimed.jobs.is_empty() && claimed.exhausted.is_empty() {
-            assert_eq!(claimed.next, self.next(room, now), "how long to wait");
+            assert_eq!(claimed.next_due_in, self.next(room, now), "how long to wait");
         }
         self.take(claimed, policy, now);
     }
@@ -118,7 +128,7 @@ impl Model {
     pub fn follow_named(
         &mut self,
         ids: &[RequestId],
-        claimed: &Claimed,
+        claimed: &ClaimedJobs,
         policy: &RetryPolicy,
         now: Timestamp,
     ) {
@@ -137,14 +147,14 @@ impl Model {
         self.rows.values().filter(move |row| row.downstream == downstream && row.is_due(now))
     }
 
-    fn next(&self, room: &[Room], now: Timestamp) -> Option<Duration> {
+    fn next(&self, room: &[DownstreamCapacity], now: Timestamp) -> Option<Duration> {
         let has_room =
             |row: &&Row| room.iter().any(|room| room.jobs > 0 && room.downstream == row.downstream);
         let waiting = self.rows.values().filter(|row| !row.progress.status.is_final()).filter(has_room);
         waiting.map(Row::claimable_at).min().map(|at| at.since(now))
     }
 
-    fn take(&mut self, claimed: &Claimed, policy: &RetryPolicy, now: Timestamp) {
+    fn take(&mut self, claimed: &ClaimedJobs, policy: &RetryPolicy, now: Timestamp) {
         for job in &claimed.jobs {
             let row = self.rows.get_mut(&job.id).expect("it is due");
             let Ok(ClaimOutcome::Granted(lease)) = row.progress.claim(policy, now) else {
@@ -183,9 +193,9 @@ impl Model {
         policy: &RetryPolicy,
         now: Timestamp,
     ) -> Result<RequestStatus, TransitionError> {
-        let JobReport { id, token, report, result, detail, chance } = report;
+        let JobReport { id, token, report, result, detail, random } = report;
         let row = self.rows.get_mut(&id).ok_or(TransitionError::LeaseLost)?;
-        let status = row.progress.report(token, report, policy, now, chance)?;
+        let status = row.progress.report(token, report, policy, now, random)?;
         if let WorkerReport::Called(judgement) = report {
             row.request.failure = judgement.cause().and_then(|cause| failure(cause, detail));
             row.request.result = result;
@@ -206,7 +216,7 @@ impl Model {
                 if row.show(now) {
                     self.webhooks.push(id);
                 }
-                CallbackOutcome::Taken(status)
+                CallbackOutcome::Applied(status)
             }
         }
     }
@@ -222,9 +232,10 @@ impl Model {
     }
 
     /// What no broker has, by id.
-    pub fn pending(&self, now: Timestamp) -> Vec<Pending> {
+    pub fn pending(&self, now: Timestamp) -> Vec<PendingRequest> {
         let rows = self.rows.values().filter(|row| row.request.status == RequestStatus::PendingEnqueue);
-        rows.map(|row| Pending { id: row.request.id, age: now.since(row.request.accepted_at) }).collect()
+        rows.map(|row| PendingRequest { id: row.request.id, age: now.since(row.request.accepted_at) })
+            .collect()
     }
 
     /// Lets a dead letter start again; false when it is none.

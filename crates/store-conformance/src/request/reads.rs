@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use weir_core::RequestId;
 use weir_core::request::state::RequestStatus;
-use weir_store::request::{LOOKED_AT_MAX, Listed, Request, Sealed, Submit};
+use weir_store::request::{LIST_SCAN_MAX, Request, RequestPage, Sealed, Submit};
 
 use super::fixtures::{
     TENANT, URL, accept_batch, accept_one, create_dead_requests, get_request, next_id, rejection,
@@ -20,8 +20,8 @@ async fn page<H: HasRequests>(
     limit: usize,
 ) -> Vec<RequestId> {
     let listed = h.requests().list_requests(&tenant(TENANT), status, before, limit).await;
-    let Listed { requests, rest_before } = listed.expect("list_requests must succeed");
-    assert_eq!(rest_before, None, "all of so few are looked at");
+    let RequestPage { requests, next_before } = listed.expect("list_requests must succeed");
+    assert_eq!(next_before, None, "all of so few are looked at");
     requests.iter().map(|request| request.id).collect()
 }
 
@@ -135,15 +135,15 @@ pub async fn a_list_of_a_rare_status_is_bounded_and_says_where_to_continue<H: Ha
     report_batch(&h, vec![success(&rare)]).await;
     h.clock().advance(Duration::from_secs(1));
     let mut others = Vec::new();
-    for n in 0..LOOKED_AT_MAX / 500 {
+    for n in 0..LIST_SCAN_MAX / 500 {
         let batch = accept_batch(&h, submissions(&h, &format!("{n} "), 500)).await;
         others.extend(batch.iter().map(|receipt| receipt.id));
     }
     others.sort_unstable();
     let list = async |status, before| {
         let listed = h.requests().list_requests(&tenant(TENANT), Some(status), before, 5).await;
-        let Listed { requests, rest_before } = listed.expect("list_requests must succeed");
-        (requests.iter().map(|request| request.id).collect::<Vec<_>>(), rest_before)
+        let RequestPage { requests, next_before } = listed.expect("list_requests must succeed");
+        (requests.iter().map(|request| request.id).collect::<Vec<_>>(), next_before)
     };
     assert_eq!(list(RequestStatus::Completed, None).await, (vec![], Some(others[0])), "none among so many");
     assert_eq!(list(RequestStatus::Completed, Some(others[0])).await, (vec![rare.id], None), "the rest");

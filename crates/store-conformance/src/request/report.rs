@@ -62,7 +62,7 @@ pub async fn a_retry_waits_as_long_as_its_random_number_decides<H: HasRequests>(
     for (chance, waits) in [(0, [1, 1]), (u64::MAX, [2, 4])] {
         let mut job = submit_and_claim(&h, submission(&h, &format!("k{chance}"))).await;
         for wait in waits {
-            let report = JobReport { chance, ..outage(&job) };
+            let report = JobReport { random: chance, ..outage(&job) };
             assert_eq!(report_one(&h, report).await, Ok(RequestStatus::InProgress));
             h.clock().advance(wait * SECOND - TICK);
             expect_nothing_due(&h, "its time has not come").await;

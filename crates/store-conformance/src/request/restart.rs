@@ -84,7 +84,7 @@ pub async fn leases_survive_and_their_holders_can_report<H: HasRequests>() {
     );
     h.clock().advance(policy().lease - TICK);
     expect_nothing_due(&h, "a restart ends no lease").await;
-    assert_eq!(claim_jobs(&h, 1).await.next, Some(TICK));
+    assert_eq!(claim_jobs(&h, 1).await.next_due_in, Some(TICK));
     h.clock().advance(TICK);
     let h = h.reopen().await;
     let holder = claim_one(&h).await;
@@ -100,14 +100,14 @@ pub async fn retry_delays_and_callback_deadlines_survive<H: HasRequests>() {
         [submit_and_claim(&h, submission(&h, "a")).await, submit_and_claim(&h, submission(&h, "b")).await];
     report_batch(&h, vec![outage(&retried), awaits_callback(&waiting)]).await;
     let h = h.reopen().await;
-    assert_eq!(claim_jobs(&h, 1).await.next, Some(Duration::from_secs(1)));
+    assert_eq!(claim_jobs(&h, 1).await.next_due_in, Some(Duration::from_secs(1)));
     h.clock().advance(Duration::from_secs(1));
     let job = claim_one(&h).await;
     assert_eq!((job.id, job.attempt), (retried.id, 2));
     report_one(&h, success(&job)).await.expect("it is taken");
     let h = h.reopen().await;
     let left = policy().callback_within - Duration::from_secs(1);
-    assert_eq!(claim_jobs(&h, 1).await.next, Some(left));
+    assert_eq!(claim_jobs(&h, 1).await.next_due_in, Some(left));
 }
 
 pub async fn tokens_grow_over_restarts_and_replays<H: HasRequests>() {

@@ -52,11 +52,11 @@ pub async fn keys_are_registered_and_removed_by_name_and_digest<H: HasRequests>(
         [(other.clone(), start), (first.clone(), later), (same_name, later)]
     );
     for (name, digest) in [("ü b", "2"), ("a", "3"), ("c", "2")] {
-        h.requests().forget_sealing_key(name, digest).await.expect("forget_sealing_key must succeed");
+        h.requests().remove_sealing_key(name, digest).await.expect("remove_sealing_key must succeed");
     }
     assert_eq!(registered_keys(&h).await.len(), 3, "another digest is another key");
     for (name, digest) in [("a", "2"), ("ü b", "3")] {
-        h.requests().forget_sealing_key(name, digest).await.expect("forget_sealing_key must succeed");
+        h.requests().remove_sealing_key(name, digest).await.expect("remove_sealing_key must succeed");
     }
     let h = h.reopen().await;
     assert_eq!(registered_keys(&h).await, [(first, later)]);

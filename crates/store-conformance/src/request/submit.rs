@@ -5,7 +5,7 @@ use std::time::Duration;
 use weir_core::request::canonical::Fingerprint;
 use weir_core::request::state::RequestStatus;
 use weir_core::{IdempotencyKey, RequestType};
-use weir_store::request::{Receipt, Request, Sealed, Submit, SubmitOutcome};
+use weir_store::request::{Request, Sealed, Submit, SubmitOutcome, SubmitReceipt};
 
 use super::fixtures::{
     DAY, TENANT, URL, accept_batch, accept_one, claim, claim_one, get_request, now, outcome_letters,
@@ -28,7 +28,7 @@ pub async fn a_new_submission_is_accepted_and_read_back_as_it_was_sent<H: HasReq
     let h = H::open().await;
     h.clock().advance(Duration::from_micros(1_234_567));
     let sent = Submit { callback_url: Some(URL.to_owned()), ..submission(&h, "k") };
-    let receipt = Receipt { id: sent.id, status: RequestStatus::Accepted, accepted_at: now(&h) };
+    let receipt = SubmitReceipt { id: sent.id, status: RequestStatus::Accepted, accepted_at: now(&h) };
     assert_eq!(submit_one(&h, sent.clone()).await, SubmitOutcome::Accepted(receipt));
     let request = Request {
         id: sent.id,
@@ -55,10 +55,10 @@ pub async fn the_same_submission_is_replayed_with_its_current_status<H: HasReque
     h.clock().advance(Duration::from_secs(1));
     assert_eq!(submit_one(&h, resubmission(&h, &sent)).await, SubmitOutcome::Replayed(first));
     let job = claim_one(&h).await;
-    let now_begun = Receipt { status: RequestStatus::InProgress, ..first };
+    let now_begun = SubmitReceipt { status: RequestStatus::InProgress, ..first };
     assert_eq!(submit_one(&h, resubmission(&h, &sent)).await, SubmitOutcome::Replayed(now_begun));
     report_one(&h, success(&job)).await.expect("the report is taken");
-    let now_done = Receipt { status: RequestStatus::Completed, ..first };
+    let now_done = SubmitReceipt { status: RequestStatus::Completed, ..first };
     assert_eq!(submit_one(&h, resubmission(&h, &sent)).await, SubmitOutcome::Replayed(now_done));
     assert_eq!(request_audit(&h).await.accepted, 1, "it is one request all along");
 }
@@ -140,7 +140,7 @@ pub async fn a_submission_twice_in_a_batch_is_accepted_once<H: HasRequests>() {
     ];
     let outcomes = submit_batch(&h, batch, None).await;
     assert_eq!(outcome_letters(&outcomes), "ARCR");
-    let receipt = Receipt { id: sent.id, status: RequestStatus::Accepted, accepted_at: now(&h) };
+    let receipt = SubmitReceipt { id: sent.id, status: RequestStatus::Accepted, accepted_at: now(&h) };
     assert_eq!(outcomes[3], SubmitOutcome::Replayed(receipt));
     assert_eq!(request_audit(&h).await.accepted, 1);
     assert_eq!(claim(&h, 10).await.len(), 1, "and has one job");
@@ -159,7 +159,7 @@ pub async fn a_mixed_batch_is_answered_in_its_order<H: HasRequests>() {
         late.clone(),
         resubmission(&h, &new),
     ];
-    let receipt = |id| Receipt { id, status: RequestStatus::Accepted, accepted_at: now(&h) };
+    let receipt = |id| SubmitReceipt { id, status: RequestStatus::Accepted, accepted_at: now(&h) };
     let expected = [
         SubmitOutcome::Replayed(receipts[2]),
         SubmitOutcome::Accepted(receipt(new.id)),
@@ -231,7 +231,7 @@ pub async fn payloads_are_bytes_of_any_value_and_length<H: HasRequests>() {
 pub async fn a_request_for_the_broker_is_pending_enqueue<H: HasRequests>() {
     let h = H::open().await;
     let sent = Submit { needs_broker: true, ..submission(&h, "k") };
-    let receipt = Receipt { id: sent.id, status: RequestStatus::PendingEnqueue, accepted_at: now(&h) };
+    let receipt = SubmitReceipt { id: sent.id, status: RequestStatus::PendingEnqueue, accepted_at: now(&h) };
     let batch = vec![sent.clone(), resubmission(&h, &sent)];
     let outcomes = submit_batch(&h, batch, None).await;
     assert_eq!(outcomes, [SubmitOutcome::Accepted(receipt), SubmitOutcome::Replayed(receipt)]);

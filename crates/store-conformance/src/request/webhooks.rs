@@ -4,7 +4,7 @@ use std::future::Future;
 use std::time::Duration;
 
 use weir_core::request::state::{Callback, RequestStatus};
-use weir_store::request::{CallbackOutcome, Submit, WEBHOOKS};
+use weir_store::request::{CallbackOutcome, Submit, WEBHOOKS_TOPIC};
 
 use super::fixtures::{
     URL, accept_one, awaits_callback, call_back, callback_report, claim_jobs, claim_named, claim_one,
@@ -50,7 +50,7 @@ pub async fn every_final_request_enqueues_its_webhook_once<H: HasRequests>() {
     assert_eq!(webhooks(&h).await, []);
     assert_eq!(claim_jobs(&h, 10).await.exhausted, [lost]);
     assert_eq!(webhooks(&h).await, [lost]);
-    let books = h.queue().audit(WEBHOOKS).await.expect("audit must succeed");
+    let books = h.queue().audit(WEBHOOKS_TOPIC).await.expect("audit must succeed");
     assert_eq!((books.accepted, books.done, books.difference()), (5, 5, 0));
 }
 
@@ -65,7 +65,7 @@ pub async fn without_a_callback_url_no_webhook_is_enqueued<H: HasRequests>() {
     let lost = abandon(&h, submission(&h, "e")).await;
     assert_eq!(claim_jobs(&h, 10).await.exhausted, [lost]);
     assert_eq!(webhooks(&h).await, []);
-    assert_eq!(h.queue().audit(WEBHOOKS).await.expect("audit must succeed").accepted, 0);
+    assert_eq!(h.queue().audit(WEBHOOKS_TOPIC).await.expect("audit must succeed").accepted, 0);
 }
 
 pub async fn no_webhook_is_enqueued_before_the_final_status<H: HasRequests>() {
@@ -111,16 +111,16 @@ pub async fn every_final_request_wakes_a_waiter_of_the_webhook_topic<H: HasReque
     let long = Duration::from_secs(60);
     let job = submit_and_claim(&h, submission_with_callback(&h, "a")).await;
     report_one(&h, success(&job)).await.expect("it is taken");
-    expect_prompt_return(queue.wait(WEBHOOKS, long), "a report").await;
+    expect_prompt_return(queue.wait(WEBHOOKS_TOPIC, long), "a report").await;
     let job = submit_and_claim(&h, submission_with_callback(&h, "b")).await;
     let outcome = call_back(&h, job.id, callback_report(Callback::Failed)).await;
-    assert_eq!(outcome, CallbackOutcome::Taken(RequestStatus::FailedPermanent));
-    expect_prompt_return(queue.wait(WEBHOOKS, long), "a callback").await;
+    assert_eq!(outcome, CallbackOutcome::Applied(RequestStatus::FailedPermanent));
+    expect_prompt_return(queue.wait(WEBHOOKS_TOPIC, long), "a callback").await;
     abandon(&h, submission_with_callback(&h, "c")).await;
     claim_jobs(&h, 10).await;
-    expect_prompt_return(queue.wait(WEBHOOKS, long), "a claim that gave up").await;
+    expect_prompt_return(queue.wait(WEBHOOKS_TOPIC, long), "a claim that gave up").await;
     let lost = abandon(&h, submission_with_callback(&h, "d")).await;
     claim_named(&h, &[lost]).await;
-    expect_prompt_return(queue.wait(WEBHOOKS, long), "a claim by name that gave up").await;
+    expect_prompt_return(queue.wait(WEBHOOKS_TOPIC, long), "a claim by name that gave up").await;
     assert_eq!(webhooks(&h).await.len(), 4);
 }

@@ -143,7 +143,7 @@ pub async fn nothing_is_sold_after_the_end_of_a_sale_under_load<H: HasSales>() {
         async move {
             if n == 30 {
                 clock.advance(SALE_LENGTH);
-                store.turn_sales().await.expect("turn_sales must succeed");
+                store.save_due_states().await.expect("save_due_states must succeed");
             }
             store
                 .buy_batch(buy_commands("W", &format!("c{n}"), 3).into())

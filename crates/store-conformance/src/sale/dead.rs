@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use weir_queue::{Queue, Settlement};
-use weir_store::sale::{DeadPurchase, PURCHASES, SaleLedger};
+use weir_store::sale::{DeadPurchase, PURCHASES_TOPIC, SaleLedger};
 
 use super::fixtures::sku;
 
@@ -21,24 +21,27 @@ pub async fn purchases_that_could_not_be_persisted_become_dead_letters_once_and_
         reason: "refused\0".to_owned(),
         attempts: 4,
     };
-    store.bury_purchases(vec![dead(1), dead(2)]).await.expect("it is kept");
-    store.bury_purchases(vec![dead(2), dead(3)]).await.expect("it is kept");
+    store.save_dead_purchases(vec![dead(1), dead(2)]).await.expect("it is kept");
+    store.save_dead_purchases(vec![dead(2), dead(3)]).await.expect("it is kept");
     let letters = store.dead_letters(None, 10, usize::MAX).await.expect("a list");
     assert_eq!(letters.len(), 3, "{letters:?}");
     for (letter, n) in letters.iter().zip(1..) {
         let wanted = dead(n);
-        assert_eq!((&letter.id, letter.topic.as_str(), letter.key.as_str()), (&wanted.id, PURCHASES, "W"));
+        assert_eq!(
+            (&letter.id, letter.topic.as_str(), letter.key.as_str()),
+            (&wanted.id, PURCHASES_TOPIC, "W")
+        );
         assert_eq!((&letter.payload[..], letter.attempts), (wanted.payload.as_bytes(), 4));
         assert!(letter.reason.starts_with("refused"), "{}", letter.reason);
     }
     assert!(store.discard(&dead(3).id).await.expect("an answer"));
     assert!(store.replay(&dead(2).id).await.expect("an answer"));
-    let claim = store.claim(PURCHASES, 10, Duration::from_secs(60)).await.expect("a claim");
+    let claim = store.claim(PURCHASES_TOPIC, 10, Duration::from_secs(60)).await.expect("a claim");
     let [message] = &claim.messages[..] else { panic!("one is handed out: {:?}", claim.messages) };
     assert_eq!((&message.payload[..], message.attempts), (dead(2).payload.as_bytes(), 0));
     let settlement = Settlement { done: vec![message.position], ..Settlement::default() };
     assert!(store.settle(&claim.receipt, settlement).await.expect("it is settled"));
-    let books = store.audit(PURCHASES).await.expect("books");
+    let books = store.audit(PURCHASES_TOPIC).await.expect("books");
     assert_eq!((books.accepted, books.done, books.discarded, books.dead), (3, 1, 1, 1));
     assert_eq!(books.difference(), 0);
 }

@@ -13,7 +13,7 @@ use crate::HasSales;
 use crate::fixtures::TICK;
 
 async fn turn<H: HasSales>(h: &H) {
-    h.sales().turn_sales().await.expect("turn_sales must succeed");
+    h.sales().save_due_states().await.expect("save_due_states must succeed");
 }
 
 pub async fn states_change_on_time<H: HasSales>() {

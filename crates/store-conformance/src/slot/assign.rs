@@ -129,11 +129,7 @@ pub async fn all_gaps_between_long_runs_of_full_windows_are_found<H: HasSlots>()
     assign_new(&h, assignments("a", 1_800, at(0))).await;
     let gaps: Vec<i64> = (1..=12).map(|n| n * 140).collect();
     for gap in &gaps {
-        h.slots()
-            .give_slot_back(&event(&format!("a-{gap}")))
-            .await
-            .expect("an answer")
-            .expect("it had a slot");
+        h.slots().release_slot(&event(&format!("a-{gap}"))).await.expect("an answer").expect("it had a slot");
     }
     let slots = assign_new(&h, assignments("b", 14, at(0))).await;
     let expected: Vec<i64> = gaps.into_iter().chain([1_800, 1_801]).map(|window| window * 1_000).collect();
@@ -145,15 +141,15 @@ pub async fn a_slot_given_back_is_assigned_again<H: HasSlots>() {
     let h = H::open().await;
     put_config(&h, pace(2, 1_000)).await;
     let slots = assign_new(&h, assignments("a", 6, at(0))).await;
-    let back = h.slots().give_slot_back(&event("a-2")).await.expect("an answer");
+    let back = h.slots().release_slot(&event("a-2")).await.expect("an answer");
     assert_eq!(back.as_ref(), Some(&slots[2]));
-    assert_eq!(h.slots().give_slot_back(&event("a-2")).await.expect("an answer"), None, "once");
+    assert_eq!(h.slots().release_slot(&event("a-2")).await.expect("an answer"), None, "once");
     assert_eq!(counters(&h).await[&1_000], (1, WindowStatus::Open));
     let again = assign_new(&h, vec![assignment("b", at(0)), assignment("a-2", at(0))]).await;
     assert_eq!(window_starts(&again), [1_000, 3_000]);
     expect_books(&h, 7).await;
     for n in 0..6 {
-        h.slots().give_slot_back(&event(&format!("a-{n}"))).await.expect("an answer");
+        h.slots().release_slot(&event(&format!("a-{n}"))).await.expect("an answer");
     }
     expect_books(&h, 1).await;
 }
@@ -239,7 +235,7 @@ pub async fn a_gap_before_a_long_run_of_full_windows_does_not_end_the_search<H: 
     put_config(&h, pace(1, 1_000)).await;
     let slots = assign_new(&h, assignments("a", 300, at(0))).await;
     let gap = slots.iter().find(|slot| slot.window_start == at(5_000)).expect("one is there");
-    h.slots().give_slot_back(&gap.event).await.expect("an answer").expect("it has a slot");
+    h.slots().release_slot(&gap.event).await.expect("an answer").expect("it has a slot");
     let mut found = window_starts(&assign_new(&h, assignments("b", 3, at(0))).await);
     found.sort_unstable();
     assert_eq!(found, [5_000, 300_000, 301_000]);
@@ -268,7 +264,7 @@ pub async fn random_histories_match_the_naive_walk<H: HasSlots>() {
         }
         if rng.bool() {
             let gone = placed.keys().nth(rng.usize(0..placed.len())).cloned().expect("one of them");
-            h.slots().give_slot_back(&event(&gone)).await.expect("an answer").expect("it has a slot");
+            h.slots().release_slot(&event(&gone)).await.expect("an answer").expect("it has a slot");
             placed.remove(&gone);
         }
     }

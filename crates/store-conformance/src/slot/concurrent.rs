@@ -84,7 +84,7 @@ pub async fn giving_back_while_assigning_keeps_the_books_balanced<H: HasSlots>()
         async move {
             if n % 2 == 0 {
                 let gone = event(&format!("a-{n}"));
-                store.give_slot_back(&gone).await.expect("an answer").expect("it has a slot");
+                store.release_slot(&gone).await.expect("an answer").expect("it has a slot");
             } else {
                 store
                     .assign_batch(vec![assignment(&format!("b-{n}"), at(0))].into())

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use weir_queue::due::{Dispatched, Due};
+use weir_queue::due::{DispatchOutcome, DueSlots};
 use weir_store::slot::Slot;
 
 use super::fixtures::{assignment, assignments, at, event, name, pace, put_config};
@@ -30,11 +30,11 @@ async fn assign_for_dispatch<H: HasSlots>(h: &H, prefix: &str, count: usize) -> 
     slots
 }
 
-async fn take<H: HasSlots>(h: &H, max: usize) -> Due {
-    h.due().take_due(max, LEASE).await.expect("take_due must succeed")
+async fn take<H: HasSlots>(h: &H, max: usize) -> DueSlots {
+    h.due().claim_due(max, LEASE).await.expect("claim_due must succeed")
 }
 
-async fn settle<H: HasSlots>(h: &H, due: &Due, dispatched: Dispatched<'_>) -> bool {
+async fn settle<H: HasSlots>(h: &H, due: &DueSlots, dispatched: DispatchOutcome<'_>) -> bool {
     h.due().settle_due(due, dispatched).await.expect("settle_due must succeed")
 }
 
@@ -71,15 +71,15 @@ pub async fn due_slots_are_taken_on_time_and_in_order<H: HasSlots>() {
     let slots = assign_for_dispatch(&h, "e", 5).await;
     let early = take(&h, 10).await;
     assert!(early.is_empty());
-    assert_eq!(early.next, Some(slots[0].scheduled.since(START)), "how long until the first");
+    assert_eq!(early.next_due_in, Some(slots[0].scheduled.since(START)), "how long until the first");
     h.clock().advance(slots[2].scheduled.since(START) - Duration::from_micros(1));
     let due = take(&h, 10).await;
     assert_eq!(due.slots, slots[..2], "a microsecond before the third");
-    assert!(settle(&h, &due, Dispatched::Published(2)).await);
+    assert!(settle(&h, &due, DispatchOutcome::Published(2)).await);
     h.clock().advance(Duration::from_micros(1));
     let due = take(&h, 10).await;
     assert_eq!(due.slots, slots[2..3]);
-    assert!(settle(&h, &due, Dispatched::Published(1)).await);
+    assert!(settle(&h, &due, DispatchOutcome::Published(1)).await);
     assert!(take(&h, 10).await.is_empty());
 }
 
@@ -90,13 +90,13 @@ pub async fn taken_slots_are_unavailable_until_their_lease_ends<H: HasSlots>() {
     let first = take(&h, 2).await;
     assert_eq!(first.slots, slots[..2], "no more than asked for");
     let meanwhile = take(&h, 10).await;
-    assert!(meanwhile.is_empty() && meanwhile.next.is_none(), "the third must not overtake");
+    assert!(meanwhile.is_empty() && meanwhile.next_due_in.is_none(), "the third must not overtake");
     h.clock().advance(LEASE);
     let second = take(&h, 10).await;
     assert_eq!(second.slots, slots);
-    assert!(!settle(&h, &first, Dispatched::Enqueue(TOPIC)).await, "too late");
+    assert!(!settle(&h, &first, DispatchOutcome::Enqueue(TOPIC)).await, "too late");
     assert!(drain_topic(&h).await.is_empty(), "a late settlement does nothing");
-    assert!(settle(&h, &second, Dispatched::Enqueue(TOPIC)).await);
+    assert!(settle(&h, &second, DispatchOutcome::Enqueue(TOPIC)).await);
     assert_eq!(drain_topic(&h).await, ids(&slots));
 }
 
@@ -106,8 +106,8 @@ pub async fn enqueued_slots_are_on_the_topic_once_and_in_order<H: HasSlots>() {
     advance_to(&h, &slots[19]);
     for _ in 0..4 {
         let due = take(&h, 5).await;
-        assert!(settle(&h, &due, Dispatched::Enqueue(TOPIC)).await);
-        assert!(!settle(&h, &due, Dispatched::Enqueue(TOPIC)).await, "a receipt settles once");
+        assert!(settle(&h, &due, DispatchOutcome::Enqueue(TOPIC)).await);
+        assert!(!settle(&h, &due, DispatchOutcome::Enqueue(TOPIC)).await, "a receipt settles once");
     }
     assert_eq!(drain_topic(&h).await, ids(&slots));
     let books = h.queue().audit(TOPIC).await.expect("audit must succeed");
@@ -119,24 +119,24 @@ pub async fn slots_that_were_not_published_are_taken_again<H: HasSlots>() {
     let slots = assign_for_dispatch(&h, "e", 5).await;
     advance_to(&h, &slots[4]);
     let due = take(&h, 5).await;
-    assert!(settle(&h, &due, Dispatched::Published(2)).await);
+    assert!(settle(&h, &due, DispatchOutcome::Published(2)).await);
     let due = take(&h, 5).await;
     assert_eq!(due.slots, slots[2..]);
-    assert!(settle(&h, &due, Dispatched::Published(0)).await);
+    assert!(settle(&h, &due, DispatchOutcome::Published(0)).await);
     assert_eq!(take(&h, 5).await.slots, slots[2..]);
 }
 
 pub async fn a_slot_given_back_is_not_dispatched<H: HasSlots>() {
     let h = H::open().await;
     let slots = assign_for_dispatch(&h, "e", 3).await;
-    h.slots().give_slot_back(&slots[0].event).await.expect("an answer").expect("a slot");
-    let moved = h.slots().give_slot_back(&slots[1].event).await.expect("an answer").expect("a slot");
+    h.slots().release_slot(&slots[0].event).await.expect("an answer").expect("a slot");
+    let moved = h.slots().release_slot(&slots[1].event).await.expect("an answer").expect("a slot");
     let later = assignment(moved.event.as_str(), at(60_000));
     h.dispatching_slots().assign_batch(vec![later].into()).await.expect("it must succeed");
     advance_to(&h, &slots[2]);
     let due = take(&h, 10).await;
     assert_eq!(due.slots, slots[2..], "neither the one given back nor the one that has another time now");
-    assert!(settle(&h, &due, Dispatched::Published(1)).await);
+    assert!(settle(&h, &due, DispatchOutcome::Published(1)).await);
     h.clock().advance(Duration::from_secs(120));
     assert_eq!(ids(&take(&h, 10).await.slots), [moved.event.as_str()]);
 }
@@ -154,7 +154,7 @@ pub async fn existing_slots_are_scheduled_for_dispatch_if_still_in_the_future<H:
     for _ in 0..2 {
         let mut after = None;
         loop {
-            after = h.due().note_due(after.as_ref()).await.expect("note_due must succeed");
+            after = h.due().record_due(after.as_ref()).await.expect("record_due must succeed");
             if after.is_none() {
                 break;
             }
@@ -184,7 +184,7 @@ pub async fn no_dispatch_is_scheduled_unless_the_store_dispatches<H: HasSlots>()
     let slot = h.slots().find_slot(&event("e")).await.expect("an answer").expect("a slot");
     advance_to(&h, &slot);
     let due = take(&h, 10).await;
-    assert!(due.is_empty() && due.next.is_none());
+    assert!(due.is_empty() && due.next_due_in.is_none());
     assert_eq!(slot.config, name("default"));
 }
 
@@ -206,7 +206,7 @@ pub async fn two_servers_dispatch_each_slot_once_and_in_order<H: HasSlots>() {
                 continue;
             }
             taken += due.slots.len();
-            assert!(settle(h, &due, Dispatched::Enqueue(TOPIC)).await);
+            assert!(settle(h, &due, DispatchOutcome::Enqueue(TOPIC)).await);
         }
     };
     let (a, b) = tokio::join!(dispatch(&h), dispatch(&other));

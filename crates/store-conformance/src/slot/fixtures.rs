@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use weir_core::slot::{Pace, WindowStatus};
 use weir_core::{ConfigName, EventId, Timestamp};
-use weir_store::slot::{Assign, AssignOutcome, Config, Slot};
+use weir_store::slot::{Assign, AssignOutcome, Slot, SlotConfig};
 
 use crate::HasSlots;
 
@@ -43,7 +43,7 @@ pub fn assignments(prefix: &str, count: usize, requested: Timestamp) -> Vec<Assi
 }
 
 /// Puts the config `default`.
-pub async fn put_config<H: HasSlots>(h: &H, pace: Pace) -> Config {
+pub async fn put_config<H: HasSlots>(h: &H, pace: Pace) -> SlotConfig {
     h.slots().put_config(&name("default"), pace).await.expect("put_config must succeed")
 }
 

@@ -2,7 +2,9 @@
 
 use weir_core::Clock;
 use weir_core::tier::{Limit, Plan, Rule, Tier, TierLimits};
-use weir_store::tier::{Changed, Match, OnOutage, Origin, PolicySpec, SpentRecord, SpentRow, TierStore};
+use weir_store::tier::{
+    ChangedDefinition, Match, OnOutage, Origin, PolicySpec, SpentRecord, SpentRow, TierStore,
+};
 
 use super::fixtures::{PRO, bucket, fixed, policy_name, sliding, user};
 use crate::HasLimits;
@@ -84,7 +86,7 @@ pub async fn spent_records_are_loaded_in_order_and_page_by_page<H: HasLimits>() 
     let row = |scope: u32, key: &str, cost: u32| SpentRow {
         scope,
         key: key.to_owned(),
-        kept: kept(cost),
+        record: kept(cost),
         saved_at: Some(h.clock().now()),
     };
     let rows = [row(0, "ü", 1), row(7, "A", 1), row(7, "a", 2), row(7, "ä", 3), row(8, "a", 4)];
@@ -94,7 +96,7 @@ pub async fn spent_records_are_loaded_in_order_and_page_by_page<H: HasLimits>() 
     assert_eq!(store.load_spent(None, 2).await.expect("an answer"), rows[..2]);
     let after = Some((7, "A".to_owned()));
     assert_eq!(store.load_spent(after, 2).await.expect("an answer"), rows[2..4]);
-    let gone = SpentRow { kept: None, ..rows[3].clone() };
+    let gone = SpentRow { record: None, ..rows[3].clone() };
     store.save_spent(vec![row(7, "a", 5), gone.clone(), gone]).await.expect("an answer");
     let left = store.load_spent(Some((0, "ü".to_owned())), 10).await.expect("an answer");
     assert_eq!(left, [row(7, "A", 1), row(7, "a", 5), row(8, "a", 4)]);
@@ -103,16 +105,20 @@ pub async fn spent_records_are_loaded_in_order_and_page_by_page<H: HasLimits>() 
 pub async fn changes_are_listed_in_order<H: HasLimits>() {
     let h = H::open().await;
     let Some(store) = h.definitions().filter(|store| store.is_shared()) else { return };
-    let start = store.news(None).await.expect("an answer").version;
+    let start = store.changes_since(None).await.expect("an answer").version;
     store.put_subscription(&user("a"), PRO).await.expect("an answer");
     put(&*store, "p", fixed(1), Origin::Operator).await;
     store.delete_subscription(&user("a")).await.expect("an answer");
-    let news = store.news(Some(start)).await.expect("an answer");
-    let told = [Changed::Subscription(user("a")), Changed::Definitions, Changed::Subscription(user("a"))];
+    let news = store.changes_since(Some(start)).await.expect("an answer");
+    let told = [
+        ChangedDefinition::Subscription(user("a")),
+        ChangedDefinition::Definitions,
+        ChangedDefinition::Subscription(user("a")),
+    ];
     assert_eq!(news.changed.as_deref(), Some(&told[..]));
-    let later = store.news(Some(news.version)).await.expect("an answer");
+    let later = store.changes_since(Some(news.version)).await.expect("an answer");
     assert_eq!((later.version, later.changed), (news.version, Some(Vec::new())));
     store.put_tier(Tier::Free, Tier::Free.defaults()).await.expect("an answer");
-    let last = store.news(Some(news.version)).await.expect("an answer");
-    assert_eq!(last.changed.as_deref(), Some(&[Changed::Definitions][..]));
+    let last = store.changes_since(Some(news.version)).await.expect("an answer");
+    assert_eq!(last.changed.as_deref(), Some(&[ChangedDefinition::Definitions][..]));
 }

@@ -9,7 +9,7 @@ use weir_core::tier::{
     TokenBucket,
 };
 use weir_core::{PolicyName, UserId};
-use weir_store::tier::{Ask, Policy, PolicySpec, TIER_SCOPE, Taken, TierTaken};
+use weir_store::tier::{LimitCheck, LimitOutcome, Policy, PolicySpec, TIER_SCOPE, TierOutcome};
 
 use crate::HasLimits;
 
@@ -75,8 +75,9 @@ pub fn rule(limits: TierLimits) -> Arc<ScopedRule<TierRule>> {
     Arc::new(ScopedRule { scope: TIER_SCOPE, rule: limits.rule() })
 }
 
-pub async fn take_all<H: HasLimits>(h: &H, asks: &[(&Arc<Policy>, &str, u32)]) -> Taken {
-    let asks: Vec<Ask<'_>> = asks.iter().map(|&(policy, key, cost)| Ask { policy, key, cost }).collect();
+pub async fn take_all<H: HasLimits>(h: &H, asks: &[(&Arc<Policy>, &str, u32)]) -> LimitOutcome {
+    let asks: Vec<LimitCheck<'_>> =
+        asks.iter().map(|&(policy, key, cost)| LimitCheck { policy, key, cost }).collect();
     h.limits().take(&asks, false).await.expect("take must succeed")
 }
 
@@ -90,7 +91,7 @@ pub async fn take<H: HasLimits>(h: &H, policy: &Arc<Policy>, key: &str, cost: u3
 
 /// Where a key stands, without spending.
 pub async fn limit_state<H: HasLimits>(h: &H, policy: &Arc<Policy>, key: &str) -> LimitState {
-    let ask = Ask { policy, key, cost: 0 };
+    let ask = LimitCheck { policy, key, cost: 0 };
     let taken = h.limits().take(&[ask], true).await.expect("take must succeed");
     policy.spec.limit.limit_state(&taken.each[0].1, taken.now)
 }
@@ -107,7 +108,7 @@ pub fn retry_after(decision: Decision) -> Option<Duration> {
     }
 }
 
-pub async fn call<H: HasLimits>(h: &H, user: &str, rule: &Arc<ScopedRule<TierRule>>) -> TierTaken {
+pub async fn call<H: HasLimits>(h: &H, user: &str, rule: &Arc<ScopedRule<TierRule>>) -> TierOutcome {
     h.limits().take_tier(user, rule, 1).await.expect("take_tier must succeed")
 }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use weir_core::Timestamp;
 use weir_core::tier::{FixedWindow, Limit, Rule, ScopedRule, SlidingWindow, Tier, TierRule, TokenBucket};
-use weir_store::tier::{Ask, LimitStore, Policy, Taken};
+use weir_store::tier::{LimitCheck, LimitOutcome, LimitStore, Policy};
 
 use super::fixtures::{policy, shadow, tier_rule, unique_user, with_limit};
 use super::model::NaiveLimits;
@@ -35,7 +35,7 @@ fn any_limit(random: &mut fastrand::Rng) -> Limit {
 }
 
 /// What callers can see of a decision.
-fn visible_result(asks: &[Ask<'_>], taken: &Taken) -> String {
+fn visible_result(asks: &[LimitCheck<'_>], taken: &LimitOutcome) -> String {
     let each = asks.iter().zip(&taken.each);
     let each =
         each.map(|(ask, (alone, spent))| (*alone, ask.policy.spec.limit.limit_state(spent, taken.now)));
@@ -51,9 +51,9 @@ impl Comparison {
                 (which, KEYS[self.random.usize(0..KEYS.len())], self.random.u32(0..=6))
             })
             .collect();
-        let asks: Vec<Ask<'_>> = picks
+        let asks: Vec<LimitCheck<'_>> = picks
             .iter()
-            .map(|&(which, key, cost)| Ask { policy: &self.policies[which], key, cost })
+            .map(|&(which, key, cost)| LimitCheck { policy: &self.policies[which], key, cost })
             .collect();
         let peek = self.random.u8(0..4) == 0;
         let (ours, theirs) = (

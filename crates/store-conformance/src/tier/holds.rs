@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use weir_core::tier::{Correction, HoldSettlement};
 use weir_core::{Clock, HoldId};
-use weir_store::tier::{HoldAudit, NewHold, Settled, TierStore};
+use weir_store::tier::{HoldAudit, NewHold, SettledHold, TierStore};
 
 use super::fixtures::{MINUTE, policy_name};
 use crate::HasLimits;
@@ -29,7 +29,7 @@ async fn hold<H: HasLimits>(h: &H, store: &dyn TierStore, n: u8, cost: u32) -> H
     id(n)
 }
 
-async fn settle(store: &dyn TierStore, id: HoldId, cost: u32) -> Settled {
+async fn settle(store: &dyn TierStore, id: HoldId, cost: u32) -> SettledHold {
     store.settle_hold(id, cost).await.expect("settle_hold must succeed").expect("there is such a hold")
 }
 
@@ -99,13 +99,13 @@ pub async fn every_hold_is_open_settled_or_expired<H: HasLimits>() {
         hold(&h, &*store, n, 10 * u32::from(n)).await;
     }
     settle(&*store, id(1), 4).await;
-    assert_eq!(audit().await, HoldAudit { holds: 3, open: 2, held: 50, settled: 1, expired: 0 });
+    assert_eq!(audit().await, HoldAudit { holds: 3, open: 2, open_cost: 50, settled: 1, expired: 0 });
     h.clock().advance(MINUTE - Duration::from_micros(1));
     settle(&*store, id(2), 20).await;
-    assert_eq!(audit().await, HoldAudit { holds: 3, open: 1, held: 30, settled: 2, expired: 0 });
+    assert_eq!(audit().await, HoldAudit { holds: 3, open: 1, open_cost: 30, settled: 2, expired: 0 });
     h.clock().advance(Duration::from_micros(1));
     assert_eq!(settle(&*store, id(3), 0).await.settlement, HoldSettlement::Expired);
-    assert_eq!(audit().await, HoldAudit { holds: 3, open: 0, held: 0, settled: 2, expired: 1 });
+    assert_eq!(audit().await, HoldAudit { holds: 3, open: 0, open_cost: 0, settled: 2, expired: 1 });
 }
 
 pub async fn old_holds_are_purged<H: HasLimits>() {

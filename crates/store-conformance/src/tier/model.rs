@@ -10,7 +10,7 @@ use weir_core::tier::{
 };
 use weir_core::{Clock, ManualClock, Timestamp};
 use weir_store::Result;
-use weir_store::tier::{Ask, LimitStatus, LimitStore, Policy, Taken, TierTaken};
+use weir_store::tier::{LimitCheck, LimitOutcome, LimitStatus, LimitStore, Policy, TierOutcome};
 
 /// The naive engine of limits.
 #[derive(Debug)]
@@ -58,12 +58,14 @@ fn current(
 
 #[async_trait]
 impl LimitStore for NaiveLimits {
-    async fn take(&self, asks: &[Ask<'_>], peek: bool) -> Result<Taken> {
+    async fn take(&self, asks: &[LimitCheck<'_>], peek: bool) -> Result<LimitOutcome> {
         let (now, mut all) = (self.clock.now(), self.spent.lock());
-        let is_same = |a: &Ask<'_>, b: &Ask<'_>| a.policy.scope() == b.policy.scope() && a.key == b.key;
-        let cost =
-            |ask: &Ask<'_>| asks.iter().filter(|other| is_same(ask, other)).map(|other| other.cost).sum();
-        let first = |ask: &Ask<'_>| asks.iter().position(|other| is_same(ask, other));
+        let is_same =
+            |a: &LimitCheck<'_>, b: &LimitCheck<'_>| a.policy.scope() == b.policy.scope() && a.key == b.key;
+        let cost = |ask: &LimitCheck<'_>| {
+            asks.iter().filter(|other| is_same(ask, other)).map(|other| other.cost).sum()
+        };
+        let first = |ask: &LimitCheck<'_>| asks.iter().position(|other| is_same(ask, other));
         let firsts: Vec<usize> = (0..asks.len()).filter(|at| first(&asks[*at]) == Some(*at)).collect();
         let mut spent: Vec<LimitUsage> =
             firsts.iter().map(|at| current(&all, asks[*at].policy, asks[*at].key, now)).collect();
@@ -110,7 +112,7 @@ impl LimitStore for NaiveLimits {
             let at = firsts.iter().position(|at| Some(*at) == first(ask)).expect("each ask has a first");
             (alone[at], after[at])
         });
-        Ok(Taken { decision, each: each.collect(), now })
+        Ok(LimitOutcome { decision, each: each.collect(), now })
     }
 
     async fn charge(&self, policy: &Arc<Policy>, key: &str, cost: u32) -> Result<(LimitUsage, Timestamp)> {
@@ -136,7 +138,12 @@ impl LimitStore for NaiveLimits {
         Ok(())
     }
 
-    async fn take_tier(&self, user: &str, rule: &Arc<ScopedRule<TierRule>>, cost: u32) -> Result<TierTaken> {
+    async fn take_tier(
+        &self,
+        user: &str,
+        rule: &Arc<ScopedRule<TierRule>>,
+        cost: u32,
+    ) -> Result<TierOutcome> {
         let now = self.clock.now();
         let mut tiers = self.tiers.lock();
         let mut spent = match tiers.get(user) {
@@ -145,10 +152,10 @@ impl LimitStore for NaiveLimits {
         };
         let decision = rule.rule.take(&mut spent, cost, now);
         tiers.insert(user.to_owned(), (rule.rule, spent));
-        Ok(TierTaken { decision, spent, now })
+        Ok(TierOutcome { decision, spent, now })
     }
 
-    async fn keep(&self) {}
+    async fn flush(&self) {}
 
     async fn drain(&self) {}
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use weir_core::HoldId;
 use weir_core::tier::{HoldSettlement, Tier};
-use weir_store::tier::{Ask, NewHold, Origin, PolicySpec, SpentRecord};
+use weir_store::tier::{LimitCheck, NewHold, Origin, PolicySpec, SpentRecord};
 
 use super::fixtures::{
     MINUTE, PRO, bucket, call, fixed, policy, policy_name, remaining, remaining_of_tier, sliding, take,
@@ -73,14 +73,14 @@ pub async fn everything_spent_before_a_flush_is_in_the_store<H: HasLimits>() {
         let (limits, store, policy) = (h.limits(), Arc::clone(&store), Arc::clone(&policy));
         tokio::spawn(async move {
             let (key, cost) = (format!("k{n:02}"), n + 1);
-            let ask = Ask { policy: &policy, key: &key, cost };
+            let ask = LimitCheck { policy: &policy, key: &key, cost };
             let taken = limits.take(&[ask], false).await.expect("an answer");
-            limits.keep().await;
+            limits.flush().await;
             let before = Some((policy.scope(), String::new()));
             let rows = store.load_spent(before, 100).await.expect("an answer");
             let kept = SpentRecord::of_limit(&policy.spec.limit, taken.each[0].1);
             let row = rows.into_iter().find(|row| row.scope == policy.scope() && row.key == key);
-            assert_eq!(row.map(|row| row.kept), Some(kept), "{key}");
+            assert_eq!(row.map(|row| row.record), Some(kept), "{key}");
         })
     });
     for task in tasks.collect::<Vec<_>>() {
@@ -101,7 +101,7 @@ pub async fn a_clock_set_back_denies_nobody_for_longer_than_the_limit_allows<H: 
     }
     // A debt is no sign of a clock that went ahead.
     h.limits().charge(&policies[0], "k", 5).await.expect("an answer");
-    h.limits().keep().await;
+    h.limits().flush().await;
     h.clock().set_back(ahead);
     let h = h.reopen().await;
     for policy in &policies {

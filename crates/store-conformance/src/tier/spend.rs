@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use weir_core::tier::{Decision, FixedWindow, Limit, LimitDenial, SlidingWindow, TokenBucket};
-use weir_store::tier::{Ask, Policy};
+use weir_store::tier::{LimitCheck, Policy};
 
 use super::fixtures::{
     MINUTE, bucket, fixed, limit_state, policy, remaining, retry_after, server_sharing_counts, shadow,
@@ -131,7 +131,7 @@ pub async fn a_peek_spends_nothing<H: HasLimits>() {
     for limit in [bucket(5, 1), fixed(5), sliding(5)] {
         let policy = policy(limit);
         for (cost, fits) in [(5, true), (6, false), (1, true)] {
-            let ask = Ask { policy: &policy, key: "k", cost };
+            let ask = LimitCheck { policy: &policy, key: "k", cost };
             let peeked = h.limits().take(&[ask], true).await.expect("take must succeed");
             assert_eq!(peeked.decision.is_allowed(), fits);
         }

@@ -27,7 +27,7 @@ impl Columns {
             columns.done.1.push(position.id);
         }
         let retries = settlement.retry.into_iter().map(|(position, delay)| (position, delay, 1));
-        let put_off = settlement.put_off.into_iter().map(|(position, delay)| (position, delay, 0));
+        let put_off = settlement.deferred.into_iter().map(|(position, delay)| (position, delay, 0));
         for (position, delay, attempts) in retries.chain(put_off).filter(|(position, ..)| ours(*position)) {
             columns.retry.0.push(position.shard.cast_signed());
             columns.retry.1.push(position.id);

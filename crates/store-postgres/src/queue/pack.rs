@@ -94,7 +94,7 @@ pub(crate) async fn enqueue(
         let mut rest = messages.as_slice();
         while !rest.is_empty() {
             let lengths = rest.iter().map(|(key, payload)| MESSAGE_BYTES + key.len() + payload.len());
-            let (part, after) = rest.split_at(pack::fitting(lengths, BYTES_MAX));
+            let (part, after) = rest.split_at(pack::count_fitting(lengths, BYTES_MAX));
             rest = after;
             shards.push(shard.cast_signed());
             counts.push(i32::try_from(part.len()).unwrap_or(i32::MAX));
@@ -125,7 +125,7 @@ impl Pack {
         let has_delayed = row.len() > 4 && column(row, 4)?;
         let messages = messages.collect::<Result<Vec<_>>>()?;
         if i32::try_from(messages.len()) != Ok(count) {
-            return Err(Error::failed(ENGINE, pack::CutOff));
+            return Err(Error::failed(ENGINE, pack::TruncatedPack));
         }
         Ok(Self { shard, ids, messages, has_delayed })
     }

@@ -16,7 +16,9 @@ use weir_core::quota::{Quota, QuotaLimits};
 use weir_core::request::canonical::Fingerprint;
 use weir_core::request::idempotency::IdempotencyRecord;
 use weir_core::{RequestId, Timestamp};
-use weir_store::request::{KnownKey, KnownKeys, Receipt, Submit, SubmitOutcome, SubmitPlan, plan_submit};
+use weir_store::request::{
+    IdempotencyEntries, IdempotencyEntry, Submit, SubmitOutcome, SubmitPlan, SubmitReceipt, plan_submit,
+};
 use weir_store::{Batch, Error, Result};
 
 use self::columns::Columns;
@@ -80,7 +82,7 @@ const INSERT: &str = "
 
 /// What the first round trip reads.
 struct Loaded<'a> {
-    keys: KnownKeys<'a>,
+    keys: IdempotencyEntries<'a>,
     /// What keys stand for that outlived their requests.
     gone: Vec<Uuid>,
     /// Where tenants have a limit.
@@ -189,7 +191,7 @@ async fn kept_rows(kept: &Prepared<'_>, batch: &[&Submit]) -> Result<Vec<Row>, t
 }
 
 /// What keys stand for, and the ids of those that stand for nothing any more.
-fn read_keys<'a>(batch: &[&'a Submit], rows: &[Row]) -> Result<(KnownKeys<'a>, Vec<Uuid>)> {
+fn read_keys<'a>(batch: &[&'a Submit], rows: &[Row]) -> Result<(IdempotencyEntries<'a>, Vec<Uuid>)> {
     let mut names: HashMap<(&str, &str), (&'a str, &'a str)> = HashMap::with_capacity(batch.len());
     for submit in batch {
         let name = (submit.tenant.as_str(), submit.key.as_str());
@@ -208,7 +210,7 @@ fn read_keys<'a>(batch: &[&'a Submit], rows: &[Row]) -> Result<(KnownKeys<'a>, V
     Ok((keys, gone))
 }
 
-fn read_key(row: &Row, status: &str) -> Result<KnownKey> {
+fn read_key(row: &Row, status: &str) -> Result<IdempotencyEntry> {
     let hash: &[u8] = column(row, 2)?;
     let hash: [u8; 32] = hash.try_into().map_err(unreadable)?;
     let id = RequestId::from_uuid(column::<Uuid>(row, 3)?);
@@ -217,8 +219,8 @@ fn read_key(row: &Row, status: &str) -> Result<KnownKey> {
         request_id: id,
         expires: timestamp(row, 4)?,
     };
-    let receipt = Receipt { id, status: read_status(status)?, accepted_at: timestamp(row, 6)? };
-    Ok(KnownKey { record, receipt })
+    let receipt = SubmitReceipt { id, status: read_status(status)?, accepted_at: timestamp(row, 6)? };
+    Ok(IdempotencyEntry { record, receipt })
 }
 
 /// The windows of these tenants, which are sorted.

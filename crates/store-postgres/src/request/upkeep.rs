@@ -9,7 +9,7 @@ use weir_core::request::canary::Percent;
 use weir_core::request::state::RequestProgress;
 use weir_core::{RequestId, Timestamp};
 use weir_store::Result;
-use weir_store::request::{DeadRequest, Pending, RequestAudit, Rollout, RolloutChange, plan_replay};
+use weir_store::request::{DeadRequest, PendingRequest, RequestAudit, Rollout, RolloutChange, plan_replay};
 
 use super::{JOBS, read_id, read_request, uuids};
 use crate::clock::CLOCK;
@@ -100,14 +100,18 @@ const BOOKS: &str = "
            (SELECT count(*) FROM request_job)
     FROM request_record";
 
-pub(super) async fn pending(engine: &Postgres, older_than: Duration, limit: usize) -> Result<Vec<Pending>> {
+pub(super) async fn pending(
+    engine: &Postgres,
+    older_than: Duration,
+    limit: usize,
+) -> Result<Vec<PendingRequest>> {
     let span = time::micros(older_than.min(AGE_MAX));
     let values: Values<'_> = &[&span, &row::bigint(limit), &engine.clock_override()];
     let rows = engine.inner.pool.query(PENDING, values).await?;
     rows.iter()
         .map(|row| {
             let age = Duration::from_micros(column::<i64>(row, 1)?.max(0).unsigned_abs());
-            Ok(Pending { id: read_id(row, 0)?, age })
+            Ok(PendingRequest { id: read_id(row, 0)?, age })
         })
         .collect()
 }

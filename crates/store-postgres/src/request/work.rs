@@ -13,8 +13,9 @@ use weir_core::request::retry::RetryPolicy;
 use weir_core::request::state::{RequestStatus, TransitionError};
 use weir_core::{RequestId, RequestType, TenantId, Timestamp};
 use weir_store::request::{
-    CLAIM_BYTES_MAX, CallbackOutcome, CallbackReport, ClaimRow, Claimed, JobChange, JobReport, JobRow,
-    RequestRow, Room, Sealed, WEBHOOKS, plan_callback, plan_claim, plan_report, stored_progress,
+    CLAIM_BYTES_MAX, CallbackOutcome, CallbackReport, ClaimRow, ClaimedJobs, DownstreamCapacity, JobChange,
+    JobReport, JobRow, RequestRow, Sealed, WEBHOOKS_TOPIC, plan_callback, plan_claim, plan_report,
+    stored_progress,
 };
 use weir_store::{Error, Result, shard};
 
@@ -101,7 +102,11 @@ const DOWNSTREAMS: &str = "
 const TIDY: &str = "VACUUM (SKIP_LOCKED, INDEX_CLEANUP ON, TRUNCATE OFF) request_job";
 const TIDY_EVERY: u64 = 10_000;
 
-pub(super) async fn claim_due(engine: &Postgres, room: &[Room], policy: &RetryPolicy) -> Result<Claimed> {
+pub(super) async fn claim_due(
+    engine: &Postgres,
+    room: &[DownstreamCapacity],
+    policy: &RetryPolicy,
+) -> Result<ClaimedJobs> {
     let room = room.iter().filter(|room| room.jobs > 0);
     let (names, counts): (Vec<&str>, Vec<i64>) =
         room.map(|room| (room.downstream.as_str(), row::bigint(room.jobs))).unzip();
@@ -116,7 +121,7 @@ pub(super) async fn claim_due(engine: &Postgres, room: &[Room], policy: &RetryPo
     // Nothing is locked as long as nothing is due.
     if next.is_none_or(|next| !next.is_zero()) {
         session.keep();
-        return Ok(Claimed { next, ..Claimed::default() });
+        return Ok(ClaimedJobs { next_due_in: next, ..ClaimedJobs::default() });
     }
     let [claim_due, clock] = session.prepare([CLAIM, CLOCK]).await?;
     let (_, rows, clock) = session
@@ -130,7 +135,7 @@ pub(super) async fn claim_due(engine: &Postgres, room: &[Room], policy: &RetryPo
     let mut claimed = claim(&session, &rows, policy, now).await?;
     if rows.is_empty() {
         // Others were faster.
-        claimed.next = first().await?;
+        claimed.next_due_in = first().await?;
     }
     session.keep();
     Ok(claimed)
@@ -140,7 +145,7 @@ pub(super) async fn claim_named(
     engine: &Postgres,
     ids: &[RequestId],
     policy: &RetryPolicy,
-) -> Result<Claimed> {
+) -> Result<ClaimedJobs> {
     let session = engine.inner.pool.session().await?;
     let [claim_named, clock] = session.prepare([CLAIM_NAMED, CLOCK]).await?;
     let (_, rows, clock) = session
@@ -162,7 +167,7 @@ pub(super) async fn downstreams(engine: &Postgres) -> Result<Vec<String>> {
 }
 
 /// The second round trip of a claim.
-async fn claim(session: &Session, rows: &[Row], policy: &RetryPolicy, now: Timestamp) -> Result<Claimed> {
+async fn claim(session: &Session, rows: &[Row], policy: &RetryPolicy, now: Timestamp) -> Result<ClaimedJobs> {
     let rows = rows.iter().map(read_claim).collect::<Result<Vec<_>>>()?;
     let plan = plan_claim(rows, policy, now);
     save(session, &plan.changed, now).await?;
@@ -338,8 +343,8 @@ async fn enqueue_webhooks(
     let payloads: Vec<&[u8]> = keys.iter().map(String::as_bytes).collect();
     let count = row::bigint(keys.len());
     try_join(
-        enqueue.execute(&[&WEBHOOKS, &shards, &keys, &payloads]),
-        count_accepted.execute(&[&WEBHOOKS, &ledger_slot, &count]),
+        enqueue.execute(&[&WEBHOOKS_TOPIC, &shards, &keys, &payloads]),
+        count_accepted.execute(&[&WEBHOOKS_TOPIC, &ledger_slot, &count]),
     )
     .await
     .map(drop)

@@ -7,7 +7,7 @@ use std::time::SystemTime;
 
 use futures_util::future::{try_join, try_join4};
 use weir_core::sale::EndReason;
-use weir_store::sale::{Buy, BuyOutcome, Plan, Product, ProductId, plan};
+use weir_store::sale::{Buy, BuyOutcome, BuyPlan, Product, ProductId, plan_purchases};
 use weir_store::{Batch, Result};
 
 use super::read;
@@ -66,13 +66,13 @@ pub(super) async fn buy(engine: &Postgres, batch: Batch<Buy>) -> Result<Vec<BuyO
     let has_one = |product: &Product, buyer: &weir_core::UserId| -> Result<bool, Infallible> {
         Ok(bought.contains(&(product.id, buyer.as_str())))
     };
-    let Ok(plan) = plan(&batch, &mut products, engine.now(&clock)?, has_one);
+    let Ok(plan) = plan_purchases(&batch, &mut products, engine.now(&clock)?, has_one);
     save(&session, &plan).await?;
     session.keep();
     Ok(plan.outcomes)
 }
 
-async fn save(session: &Session, plan: &Plan) -> Result<()> {
+async fn save(session: &Session, plan: &BuyPlan) -> Result<()> {
     if plan.changed.is_empty() {
         return session.run("COMMIT").await;
     }

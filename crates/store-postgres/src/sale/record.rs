@@ -5,7 +5,7 @@ use std::time::SystemTime;
 use futures_util::future::try_join;
 use weir_core::UserId;
 use weir_core::sale::PurchaseReceipt;
-use weir_store::sale::{DeadPurchase, PURCHASES, ProductId, Purchase};
+use weir_store::sale::{DeadPurchase, PURCHASES_TOPIC, ProductId, Purchase};
 use weir_store::{Result, shard};
 
 use crate::queue::SHARDS;
@@ -82,7 +82,7 @@ pub(super) async fn bury(engine: &Postgres, dead: &[DeadPurchase]) -> Result<()>
     let attempts: Vec<i32> = dead.iter().map(|dead| int(dead.attempts)).collect();
     let now = engine.clock_override();
     let values: Values<'_> =
-        &[&PURCHASES, &ids, &shards, &keys, &payloads, &reasons, &attempts, &now, &session.ledger_slot];
+        &[&PURCHASES_TOPIC, &ids, &shards, &keys, &payloads, &reasons, &attempts, &now, &session.ledger_slot];
     session.execute(BURY, values).await?;
     session.keep();
     Ok(())

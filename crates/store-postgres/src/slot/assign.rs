@@ -22,7 +22,7 @@ use tokio_postgres::Row;
 use tokio_postgres::types::ToSql;
 use weir_core::slot::{Pace, WindowStatus};
 use weir_core::{ConfigName, Timestamp};
-use weir_store::slot::{Assign, AssignOutcome, Need, Plan, Slot, Step};
+use weir_store::slot::{Assign, AssignOutcome, AssignPlan, PlanStep, Slot, WindowQuery};
 use weir_store::{Batch, Error, Result};
 
 use super::gate::{Access, Pass};
@@ -150,22 +150,22 @@ async fn attempt(
     let begun = tokio::time::timeout_at(deadline, begin(engine, batch, access, session)).await;
     let Begun { session, existing, paces, _passes } =
         begun.map_err(|elapsed| Error::unavailable(ENGINE, elapsed))??;
-    let mut plan = Plan::new(batch, existing, &paces, engine.slots.headroom);
+    let mut plan = AssignPlan::new(batch, existing, &paces, engine.slots.headroom);
     // How many windows further than needed are looked at.
     let mut further = 0;
     loop {
         match plan.place(|| fastrand::u64(..)) {
-            Step::Load(needs) => {
+            PlanStep::Load(needs) => {
                 if load(&session, &mut plan, &needs, access, further).await? {
                     further = engine.slots.headroom;
                 }
             }
-            Step::Held => {
+            PlanStep::WindowsLocked => {
                 session.run("ROLLBACK").await?;
                 session.keep();
                 return Ok(None);
             }
-            Step::Done => break,
+            PlanStep::Done => break,
         }
     }
     if plan.slots().len() == 0 {
@@ -245,8 +245,8 @@ type WindowList<'a> = Vec<(&'a ConfigName, Timestamp)>;
 /// Steps 2 and 3. True when others hold some of the windows.
 async fn load(
     session: &Session,
-    plan: &mut Plan<'_>,
-    needs: &[Need<'_>],
+    plan: &mut AssignPlan<'_>,
+    needs: &[WindowQuery<'_>],
     access: Access,
     further: u32,
 ) -> Result<bool> {
@@ -313,8 +313,8 @@ impl<'a> Locked<'a> {
 /// Step 2: the windows that may be used, and how many of them are enough. No more are locked: others want some, too.
 async fn look_ahead<'a>(
     session: &Session,
-    plan: &mut Plan<'_>,
-    needs: &[Need<'a>],
+    plan: &mut AssignPlan<'_>,
+    needs: &[WindowQuery<'a>],
     further: u32,
 ) -> Result<(WindowList<'a>, u64)> {
     // The first window may be one that is open and yet offers an event no place, so the one behind it is asked for, too.
@@ -358,7 +358,7 @@ async fn first_open(session: &Session, from: &[(&ConfigName, Timestamp)]) -> Res
 /// Step 4. When another server was faster with some of the events, theirs are the slots.
 async fn save(
     session: &Session,
-    plan: &mut Plan<'_>,
+    plan: &mut AssignPlan<'_>,
     paces: &HashMap<ConfigName, Pace>,
     is_dispatching: bool,
 ) -> Result<()> {
@@ -392,6 +392,6 @@ async fn save(
     if found.len() < lost.len() {
         return Err(Error::unavailable(ENGINE, "an event was assigned and given back by others meanwhile"));
     }
-    plan.concede(found.iter().map(read_slot).collect::<Result<Vec<_>>>()?);
+    plan.use_existing(found.iter().map(read_slot).collect::<Result<Vec<_>>>()?);
     Ok(())
 }

@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime};
 use tokio_postgres::Row;
 use weir_core::ConfigName;
 use weir_core::slot::Pace;
-use weir_store::slot::{Config, window_text};
+use weir_store::slot::{SlotConfig, window_text};
 use weir_store::{Error, Result};
 
 use crate::pool::Session;
@@ -43,7 +43,7 @@ const FOLLOW_UP: &str = "
     WHERE config_name = $1 AND status = 'CLOSED'
     ON CONFLICT DO NOTHING";
 
-pub(super) async fn put(engine: &Postgres, name: &ConfigName, pace: Pace) -> Result<Config> {
+pub(super) async fn put(engine: &Postgres, name: &ConfigName, pace: Pace) -> Result<SlotConfig> {
     let session = engine.inner.pool.session().await?;
     session.run("BEGIN").await?;
     session.query_one(LOCK, &[&name.as_str()]).await?;
@@ -77,23 +77,27 @@ pub(super) async fn put(engine: &Postgres, name: &ConfigName, pace: Pace) -> Res
     }
     session.run("COMMIT").await?;
     session.keep();
-    Ok(Config { name: name.clone(), version, pace, created_at })
+    Ok(SlotConfig { name: name.clone(), version, pace, created_at })
 }
 
 /// The newest version, in service or not: what counters follow.
-pub(super) async fn latest(session: &Session, name: &ConfigName) -> Result<Option<Config>> {
+pub(super) async fn latest(session: &Session, name: &ConfigName) -> Result<Option<SlotConfig>> {
     let row = session.query_opt(LATEST, &[&name.as_str()]).await?;
     row.as_ref().map(read).transpose()
 }
 
-pub(super) async fn active(engine: &Postgres, name: &ConfigName) -> Result<Option<Config>> {
+pub(super) async fn active(engine: &Postgres, name: &ConfigName) -> Result<Option<SlotConfig>> {
     let session = engine.inner.pool.session().await?;
     let row = session.query_opt(ACTIVE, &[&name.as_str()]).await?;
     session.keep();
     row.as_ref().map(read).transpose()
 }
 
-pub(super) async fn list(engine: &Postgres, after: Option<&ConfigName>, limit: usize) -> Result<Vec<Config>> {
+pub(super) async fn list(
+    engine: &Postgres,
+    after: Option<&ConfigName>,
+    limit: usize,
+) -> Result<Vec<SlotConfig>> {
     let session = engine.inner.pool.session().await?;
     let (after, limit) = (after.map_or("", ConfigName::as_str), i64::try_from(limit).unwrap_or(i64::MAX));
     let rows = session.query(LIST, &[&after, &limit]).await?;
@@ -112,11 +116,11 @@ pub(super) fn window_ms(pace: &Pace) -> i64 {
     i64::try_from(pace.window().as_millis()).unwrap_or(i64::MAX)
 }
 
-pub(super) fn read(row: &Row) -> Result<Config> {
+pub(super) fn read(row: &Row) -> Result<SlotConfig> {
     let (version, max, size): (i32, i32, i64) = (column(row, 1)?, column(row, 2)?, column(row, 3)?);
     let pace = Pace::new(unsigned(max), Duration::from_millis(size.unsigned_abs()))
         .map_err(|out| Error::failed(ENGINE, out))?;
-    Ok(Config {
+    Ok(SlotConfig {
         name: ConfigName::parse(column::<&str>(row, 0)?).map_err(unreadable)?,
         version: unsigned(version),
         pace,

@@ -7,8 +7,8 @@ use async_trait::async_trait;
 use futures_util::future::try_join;
 use tokio_postgres::Row;
 use weir_core::{ConfigName, EventId, Timestamp};
-use weir_queue::due::{Dispatched, Due, DueStore, SEAT, encode};
-use weir_queue::{Lease, Receipt, Source};
+use weir_queue::due::{DUE_LEASE, DispatchOutcome, DueSlots, DueStore, encode};
+use weir_queue::{ClaimReceipt, MessageSource, ShardLease};
 use weir_store::Result;
 use weir_store::slot::Slot;
 
@@ -17,7 +17,7 @@ use crate::queue::{LOCK_LEASES, RELEASE, SHARDS};
 use crate::row::{self, column, timestamp, unreadable};
 use crate::{Postgres, quota, time};
 
-/// Slots looked at in one commit of [`DueStore::note_due`].
+/// Slots looked at in one commit of [`DueStore::record_due`].
 const PAGE: i64 = 5_000;
 
 const NOTE_PAGE: &str = "
@@ -59,14 +59,14 @@ const FORGET: &str = "
 
 #[async_trait]
 impl DueStore for Postgres {
-    async fn note_due(&self, after: Option<&EventId>) -> Result<Option<EventId>> {
+    async fn record_due(&self, after: Option<&EventId>) -> Result<Option<EventId>> {
         let (after, now) = (after.map_or("", EventId::as_str), self.clock_override());
         let row = self.inner.pool.query_one(NOTE_PAGE, &[&after, &PAGE, &now]).await?;
         let last: Option<&str> = column(&row, 0)?;
         last.map(|last| EventId::parse(last).map_err(unreadable)).transpose()
     }
 
-    async fn take_due(&self, max: usize, lease: Duration) -> Result<Due> {
+    async fn claim_due(&self, max: usize, lease: Duration) -> Result<DueSlots> {
         let session = self.inner.pool.session().await?;
         let now = self.clock_override();
         let first = session.query_opt(FIRST, &[&now]).await?;
@@ -75,28 +75,29 @@ impl DueStore for Postgres {
         if first.is_none_or(|micros| micros > 0) {
             session.keep();
             let next = first.map(|micros| Duration::from_micros(micros.unsigned_abs()));
-            return Ok(Due { next, ..Due::default() });
+            return Ok(DueSlots { next_due_in: next, ..DueSlots::default() });
         }
-        let seat = session.query_opt(SIT, &[&SEAT, &time::micros(lease), &now]).await?;
+        let seat = session.query_opt(SIT, &[&DUE_LEASE, &time::micros(lease), &now]).await?;
         let Some(seat) = seat else {
             session.keep();
-            return Ok(Due::default());
+            return Ok(DueSlots::default());
         };
-        let leases = vec![Lease { shard: 0, token: column(&seat, 0)? }];
+        let leases = vec![ShardLease { shard: 0, token: column(&seat, 0)? }];
         let rows = session.query(TAKE, &[&row::bigint(max), &now]).await?;
         session.keep();
-        let mut due = Due { receipt: Receipt { topic: SEAT.to_owned(), leases }, ..Due::default() };
+        let mut due =
+            DueSlots { receipt: ClaimReceipt { topic: DUE_LEASE.to_owned(), leases }, ..DueSlots::default() };
         for row in &rows {
             read_due(row, &mut due)?;
         }
         if due.is_empty() {
             // Somebody else was faster: others may look again at once.
-            self.settle_due(&due, Dispatched::Published(0)).await?;
+            self.settle_due(&due, DispatchOutcome::Published(0)).await?;
         }
         Ok(due)
     }
 
-    async fn settle_due(&self, due: &Due, dispatched: Dispatched<'_>) -> Result<bool> {
+    async fn settle_due(&self, due: &DueSlots, dispatched: DispatchOutcome<'_>) -> Result<bool> {
         let session = self.inner.pool.session().await?;
         let now = self.clock_override();
         let [lock] = session.prepare([LOCK_LEASES]).await?;
@@ -104,39 +105,39 @@ impl DueStore for Postgres {
         let (_, held) = session
             .bounded(try_join(
                 session.batch_execute("BEGIN"),
-                lock.query(&[&SEAT, &vec![0_i16; tokens.len()], &tokens, &now]),
+                lock.query(&[&DUE_LEASE, &vec![0_i16; tokens.len()], &tokens, &now]),
             ))
             .await?;
         let is_held = !held.is_empty();
         if is_held {
             let (slots, topic) = match dispatched {
-                Dispatched::Published(count) => (&due.slots[..count.min(due.slots.len())], None),
-                Dispatched::Enqueue(topic) => (&due.slots[..], Some(topic)),
+                DispatchOutcome::Published(count) => (&due.slots[..count.min(due.slots.len())], None),
+                DispatchOutcome::Enqueue(topic) => (&due.slots[..], Some(topic)),
             };
-            forget(&session, slots, &due.void).await?;
-            session.execute(RELEASE, &[&SEAT, &[0_i16].as_slice(), &now]).await?;
+            forget(&session, slots, &due.released).await?;
+            session.execute(RELEASE, &[&DUE_LEASE, &[0_i16].as_slice(), &now]).await?;
             if let Some(topic) = topic {
                 enqueue(&session, topic, slots).await?;
             }
         }
         session.run("COMMIT").await?;
         session.keep();
-        if let (true, Dispatched::Enqueue(topic)) = (is_held, dispatched) {
+        if let (true, DispatchOutcome::Enqueue(topic)) = (is_held, dispatched) {
             self.inner.topic_notify.notify(topic);
         }
         Ok(is_held)
     }
 
     async fn wait_due(&self, at_most: Duration) {
-        self.wait(SEAT, at_most).await;
+        self.wait(DUE_LEASE, at_most).await;
     }
 }
 
-fn read_due(row: &Row, due: &mut Due) -> Result<()> {
+fn read_due(row: &Row, due: &mut DueSlots) -> Result<()> {
     let scheduled = timestamp(row, 0)?;
     let event = EventId::parse(column::<&str>(row, 1)?).map_err(unreadable)?;
     match column::<Option<&str>>(row, 2)? {
-        None => due.void.push((scheduled, event)),
+        None => due.released.push((scheduled, event)),
         Some(config) => due.slots.push(Slot {
             event,
             config: ConfigName::parse(config).map_err(unreadable)?,

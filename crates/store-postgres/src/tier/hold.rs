@@ -8,7 +8,7 @@ use uuid::Uuid;
 use weir_core::tier::{Hold, HoldSettlement};
 use weir_core::{HoldId, PolicyName, Timestamp};
 use weir_store::Result;
-use weir_store::tier::{HoldAudit, NewHold, Settled};
+use weir_store::tier::{HoldAudit, NewHold, SettledHold};
 
 use crate::clock::CLOCK;
 use crate::row::{self, column, int, timestamp, unreadable, unsigned};
@@ -44,7 +44,7 @@ pub(super) async fn put(engine: &Postgres, hold: &NewHold) -> Result<Timestamp> 
     timestamp(&engine.inner.pool.query_one(PUT, values).await?, 0)
 }
 
-pub(super) async fn settle(engine: &Postgres, id: HoldId, cost: u32) -> Result<Option<Settled>> {
+pub(super) async fn settle(engine: &Postgres, id: HoldId, cost: u32) -> Result<Option<SettledHold>> {
     let session = engine.inner.pool.session().await?;
     let id: &Uuid = id.as_uuid();
     let [find, clock] = session.prepare([FIND, CLOCK]).await?;
@@ -75,13 +75,13 @@ pub(super) async fn audit(engine: &Postgres) -> Result<HoldAudit> {
     Ok(HoldAudit {
         holds: count(0)?,
         open: count(1)?,
-        held: count(2)?,
+        open_cost: count(2)?,
         settled: count(3)?,
         expired: count(4)?,
     })
 }
 
-fn read(row: &Row) -> Result<Settled> {
+fn read(row: &Row) -> Result<SettledHold> {
     let amount = |number: i64| u32::try_from(number).map_err(unreadable);
     let hold = Hold {
         cost: amount(column(row, 3)?)?,
@@ -89,7 +89,7 @@ fn read(row: &Row) -> Result<Settled> {
         expires_at: timestamp(row, 5)?,
         settled: column::<Option<i64>>(row, 6)?.map(amount).transpose()?,
     };
-    Ok(Settled {
+    Ok(SettledHold {
         policy: PolicyName::parse(column::<&str>(row, 1)?).map_err(unreadable)?,
         scope: unsigned(column(row, 0)?),
         key: column(row, 2)?,

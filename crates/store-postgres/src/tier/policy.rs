@@ -46,7 +46,7 @@ pub(super) async fn put(
     spec: &PolicySpec,
     origin: Origin,
 ) -> Result<Option<Policy>> {
-    let (kind, amount, refill, ms) = spec.numbers();
+    let (kind, amount, refill, ms) = spec.limit_columns();
     let (amount, refill, outage) = (int(amount), int(refill), spec.on_outage.as_str());
     let origin = match origin {
         Origin::File => "file",
@@ -78,7 +78,8 @@ pub(super) async fn delete(engine: &Postgres, name: &PolicyName) -> Result<bool>
 
 fn read(row: &Row) -> Result<Policy> {
     let number = |index| column::<i32>(row, index).map(unsigned);
-    let limit = PolicySpec::limit_of(column::<&str>(row, 2)?, number(3)?, number(4)?, column(row, 5)?);
+    let limit =
+        PolicySpec::limit_from_columns(column::<&str>(row, 2)?, number(3)?, number(4)?, column(row, 5)?);
     let on_outage = OnOutage::parse(column::<&str>(row, 7)?);
     let (domain, entries): (Option<&str>, Option<&str>) = (column(row, 8)?, column(row, 9)?);
     let spec = PolicySpec {

@@ -25,7 +25,7 @@ async fn open_windows() -> OnPostgres {
     put_config(&h, pace(1, 1_000)).await;
     h.slots().assign_batch(assignments("first", 4, at(0)).into()).await.expect("assign_batch must succeed");
     for n in 1..4 {
-        h.slots().give_slot_back(&event(&format!("first-{n}"))).await.expect("an answer");
+        h.slots().release_slot(&event(&format!("first-{n}"))).await.expect("an answer");
     }
     h
 }

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use weir_queue::{Claim, Settlement, pack};
+use weir_queue::{MessageClaim, Settlement, pack};
 use weir_store::quota::SendMessage;
 use weir_store_conformance::{EngineFixture, HasQueue, fixtures};
 
@@ -28,7 +28,7 @@ async fn opened() -> OnPostgres {
 }
 
 /// The texts of a claim, as `alice 1`.
-fn texts(claim: &Claim) -> Vec<String> {
+fn texts(claim: &MessageClaim) -> Vec<String> {
     claim.messages.iter().map(fixtures::text).collect()
 }
 

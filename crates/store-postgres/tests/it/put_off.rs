@@ -29,9 +29,9 @@ fn row(position: Position) -> String {
 
 async fn settle(h: &OnPostgres, settlement: Settlement) {
     let queue = h.queue();
-    let settled = queue.settle_put_off(TOPIC, settlement);
+    let settled = queue.settle_deferred(TOPIC, settlement);
     let settled = tokio::time::timeout(Duration::from_secs(20), settled).await;
-    settled.expect("it waits for nobody").expect("settle_put_off must succeed");
+    settled.expect("it waits for nobody").expect("settle_deferred must succeed");
 }
 
 #[tokio::test]
@@ -80,7 +80,7 @@ async fn a_message_whose_shard_is_being_settled_is_settled_afterwards() {
     holder.batch_execute(&delay).await.unwrap();
     let queue = h.queue();
     let done = Settlement { done: vec![position], ..Settlement::default() };
-    let late = tokio::spawn(async move { queue.settle_put_off(TOPIC, done).await });
+    let late = tokio::spawn(async move { queue.settle_deferred(TOPIC, done).await });
     let waiting = "SELECT count(*) FROM pg_stat_activity
                    WHERE datname = current_database() AND wait_event_type = 'Lock'";
     while h.database.query_strings(waiting).await[0][0].as_deref() != Some("1") {
@@ -88,7 +88,7 @@ async fn a_message_whose_shard_is_being_settled_is_settled_afterwards() {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
     holder.batch_execute("COMMIT").await.unwrap();
-    late.await.unwrap().expect("settle_put_off must succeed");
+    late.await.unwrap().expect("settle_deferred must succeed");
     assert_eq!(
         fixtures::queue_audit(&h).await,
         QueueAudit { accepted: 1, done: 1, ..QueueAudit::default() },

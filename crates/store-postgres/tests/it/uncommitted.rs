@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use weir_core::ManualClock;
-use weir_queue::publish::{Event, PublishOutcome, Publisher};
+use weir_queue::publish::{OutgoingEvent, PublishOutcome, Publisher};
 use weir_store::Result;
 use weir_store::quota::{QuotaStore, SendOutcome};
 use weir_store_conformance::{START, fixtures};
@@ -24,7 +24,7 @@ struct Confirming(AtomicUsize);
 
 #[async_trait::async_trait]
 impl Publisher for Confirming {
-    async fn publish(&self, _topic: &str, events: Vec<Event>) -> Vec<PublishOutcome> {
+    async fn publish(&self, _topic: &str, events: Vec<OutgoingEvent>) -> Vec<PublishOutcome> {
         self.0.fetch_add(events.len(), Ordering::Relaxed);
         vec![PublishOutcome::Confirmed; events.len()]
     }

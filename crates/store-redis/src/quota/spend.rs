@@ -8,7 +8,8 @@ use weir_core::verdict::DenialReason;
 use weir_core::{Clock, Denial, MessageId, Timestamp, UserId};
 use weir_store::Result;
 use weir_store::quota::{
-    Accepted, Queued, Reservation, Reserved, SendMessage, SendOutcome, Unused, random_bytes,
+    AcceptedMessage, EnqueueOutcome, Reservation, ReservationRequest, SendMessage, SendOutcome,
+    UnusedReservation, random_bytes,
 };
 
 use super::reply::{HashState, Reply, spent};
@@ -137,7 +138,7 @@ pub(super) async fn send_batch(
     if !elsewhere.is_empty() {
         let rest: Vec<SendMessage> = elsewhere.iter().map(|&command| batch[command].clone()).collect();
         // Others of the batch have their answers: a store that does not answer fails only its own.
-        let unknown = || vec![SendOutcome::NotQueued(Queued::Unknown); elsewhere.len()];
+        let unknown = || vec![SendOutcome::NotQueued(EnqueueOutcome::Unknown); elsewhere.len()];
         let decided = parts.store.send_batch(rest.into()).await.unwrap_or_else(|error| {
             tracing::warn!(error = %error.with_causes(), "neither Redis nor the store can decide a send");
             unknown()
@@ -182,8 +183,10 @@ async fn reserve(parts: &Parts, demands: &mut [Demand<'_>]) -> Result<()> {
     if short.is_empty() {
         return Ok(());
     }
-    let wants =
-        short.iter().map(|demand| Reservation { user: demand.user.clone(), units: demand.unmet() }).collect();
+    let wants = short
+        .iter()
+        .map(|demand| ReservationRequest { user: demand.user.clone(), units: demand.unmet() })
+        .collect();
     let reserved = parts.store.reserve(wants).await?;
     let mut items = Vec::with_capacity(short.len());
     for (demand, reserved) in short.iter_mut().zip(&reserved) {
@@ -202,20 +205,20 @@ async fn reserve(parts: &Parts, demands: &mut [Demand<'_>]) -> Result<()> {
         };
         if reply == Some(Reply::Refused) && reserved.units > 0 {
             let (user, window) = (demand.user.clone(), reserved.row.last_refresh);
-            unused.push(Unused { user, window, units: reserved.units });
+            unused.push(UnusedReservation { user, window, units: reserved.units });
         }
         demand.take(reply, parts.clock.as_deref());
         if demand.is_short() {
             demand.rest = Rest::Open;
         }
     }
-    if unused.is_empty() { Ok(()) } else { parts.store.give_back(unused).await }
+    if unused.is_empty() { Ok(()) } else { parts.store.return_unused(unused).await }
 }
 
 /// The places that were reserved for these very sends, when Redis does not say whether it has them. If it does, it has
 /// handed them out to us; if not, nobody else gets them.
-fn own_places(demand: &Demand<'_>, reserved: &Reserved) -> HashState {
-    let Reserved { row, units, at } = reserved;
+fn own_places(demand: &Demand<'_>, reserved: &Reservation) -> HashState {
+    let Reservation { row, units, at } = reserved;
     let taken = demand.unmet().min(*units);
     HashState {
         taken,
@@ -228,8 +231,8 @@ fn own_places(demand: &Demand<'_>, reserved: &Reserved) -> HashState {
     }
 }
 
-fn installation(demand: &Demand<'_>, reserved: &Reserved) -> Item {
-    let Reserved { row, units, at } = reserved;
+fn installation(demand: &Demand<'_>, reserved: &Reservation) -> Item {
+    let Reservation { row, units, at } = reserved;
     let (nonce, redis_ms) = match &demand.rest {
         Rest::Short { nonce, redis_ms } => (nonce.clone(), *redis_ms),
         _ => Default::default(),
@@ -266,7 +269,7 @@ async fn enqueue(
         .iter()
         .map(|&(command, Granted { at, .. })| {
             let SendMessage { user, message } = &batch[command];
-            Accepted { message_id: MessageId::new(at, random_bytes()), user, message, at }
+            AcceptedMessage { message_id: MessageId::new(at, random_bytes()), user, message, at }
         })
         .collect();
     let queued = parts.store.enqueue(&accepted).await?;
@@ -274,7 +277,9 @@ async fn enqueue(
         granted.into_iter().zip(accepted).zip(queued)
     {
         outcomes[command] = Some(match queued {
-            Queued::Yes => SendOutcome::Accepted { message_id: accepted.message_id, limits, grant, at },
+            EnqueueOutcome::Enqueued => {
+                SendOutcome::Accepted { message_id: accepted.message_id, limits, grant, at }
+            }
             not => SendOutcome::NotQueued(not),
         });
     }

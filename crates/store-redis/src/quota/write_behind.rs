@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use weir_core::UserId;
-use weir_store::quota::Unused;
+use weir_store::quota::UnusedReservation;
 
 use super::{Parts, key, reply};
 use crate::client::Item;
@@ -108,13 +108,13 @@ impl Inner {
                 .zip(answers)
                 .filter_map(|(user, answer)| {
                     let (window, units) = reply::released(&answer.ok()?)?;
-                    Some(Unused { user: user.clone(), window, units })
+                    Some(UnusedReservation { user: user.clone(), window, units })
                 })
                 .collect();
             if unused.is_empty() {
                 continue;
             }
-            if let Err(error) = self.parts.store.give_back(unused).await {
+            if let Err(error) = self.parts.store.return_unused(unused).await {
                 tracing::warn!(error = %error.with_causes(), "unused places stay counted until their windows end");
             }
         }

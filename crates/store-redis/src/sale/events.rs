@@ -29,12 +29,12 @@ struct Data {
 
 impl Parts {
     /// Tells what is said, for as long as this is waited for.
-    pub(super) async fn tell(&self, hear: &(dyn Fn(SaleEvent) + Send + Sync)) {
+    pub(super) async fn follow_events(&self, hear: &(dyn Fn(SaleEvent) + Send + Sync)) {
         self.redis
             .listen(CHANNEL, |heard| {
                 let news = match heard {
-                    ChannelEvent::Begun => Some(SaleEvent::Begun),
-                    ChannelEvent::Lost => Some(SaleEvent::Ended),
+                    ChannelEvent::Begun => Some(SaleEvent::Subscribed),
+                    ChannelEvent::Lost => Some(SaleEvent::Lost),
                     ChannelEvent::Said(message) => parse(message),
                 };
                 match news {
@@ -52,16 +52,16 @@ impl Parts {
     /// what was remembered.
     fn heed(&self, news: &SaleEvent) {
         match news {
-            SaleEvent::Begun => {
+            SaleEvent::Subscribed => {
                 self.is_told.store(true, Ordering::SeqCst);
                 self.products_told.fetch_add(1, Ordering::SeqCst);
             }
-            SaleEvent::Changed { .. } => {
+            SaleEvent::ProductChanged { .. } => {
                 self.products_told.fetch_add(1, Ordering::SeqCst);
             }
-            SaleEvent::Ended => self.is_told.store(false, Ordering::SeqCst),
+            SaleEvent::Lost => self.is_told.store(false, Ordering::SeqCst),
             SaleEvent::Sold { .. } => self.sold.notify_one(),
-            SaleEvent::Turned { .. } => {}
+            SaleEvent::StateChanged { .. } => {}
         }
     }
 }
@@ -75,9 +75,9 @@ fn parse(message: &[u8]) -> Option<SaleEvent> {
         "stock-update" => Some(SaleEvent::Sold { sku, product: product()?, stock: data.stock? }),
         "state-change" => {
             let state = SaleState::parse(&data.state?, data.reason.as_deref())?;
-            Some(SaleEvent::Turned { sku, product: product()?, state })
+            Some(SaleEvent::StateChanged { sku, product: product()?, state })
         }
-        "product-change" => Some(SaleEvent::Changed { sku }),
+        "product-change" => Some(SaleEvent::ProductChanged { sku }),
         _ => None,
     }
 }
@@ -96,9 +96,9 @@ mod tests {
         assert_eq!(parse(sold), Some(SaleEvent::Sold { sku: sku(), product, stock: 3 }));
         let turned = br#"{"event":"state-change","product":"7","data":{"sku":"W","state":"ENDED","reason":"SOLD_OUT"}}"#;
         let state = SaleState::Ended(EndReason::SoldOut);
-        assert_eq!(parse(turned), Some(SaleEvent::Turned { sku: sku(), product, state }));
+        assert_eq!(parse(turned), Some(SaleEvent::StateChanged { sku: sku(), product, state }));
         let changed = br#"{"event":"product-change","data":{"sku":"W"}}"#;
-        assert_eq!(parse(changed), Some(SaleEvent::Changed { sku: sku() }));
+        assert_eq!(parse(changed), Some(SaleEvent::ProductChanged { sku: sku() }));
         for bad in [
             &b""[..],
             b"nonsense",

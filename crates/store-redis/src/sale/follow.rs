@@ -200,7 +200,7 @@ impl Parts {
             }
         }
         if !dead.is_empty() {
-            self.ledger.bury_purchases(dead).await?;
+            self.ledger.save_dead_purchases(dead).await?;
         }
         self.take_out(sku, settled).await
     }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use weir_core::Timestamp;
 use weir_core::tier::{Decision, LimitDenial, LimitUsage, Rule, ScopedRule, TierRule};
 use weir_store::Result;
-use weir_store::tier::{Ask, LimitStore, OnOutage, Policy, Taken, TierTaken};
+use weir_store::tier::{LimitCheck, LimitOutcome, LimitStore, OnOutage, Policy, TierOutcome};
 
 use super::part::name;
 use super::{Inner, RedisLimits, key_of};
@@ -16,16 +16,16 @@ use super::{Inner, RedisLimits, key_of};
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 
 impl RedisLimits {
-    pub(super) async fn take_alone(&self, asks: &[Ask<'_>], peek: bool) -> Result<Taken> {
+    pub(super) async fn take_alone(&self, asks: &[LimitCheck<'_>], peek: bool) -> Result<LimitOutcome> {
         self.inner.alone.fetch_add(1, Ordering::Relaxed);
         let choice = |at: usize| asks[at].policy.spec.on_outage;
         let closed =
             (0..asks.len()).find(|at| choice(*at) == OnOutage::Closed && !asks[*at].policy.spec.shadow);
         let ours: Vec<usize> = (0..asks.len()).filter(|at| choice(*at) == OnOutage::Local).collect();
-        let local: Vec<Ask<'_>> = ours.iter().map(|at| asks[*at]).collect();
+        let local: Vec<LimitCheck<'_>> = ours.iter().map(|at| asks[*at]).collect();
         // What is denied for the sake of another is not spent.
         let taken = if local.is_empty() {
-            Taken { decision: Decision::Allowed, each: Vec::new(), now: self.inner.clock.now() }
+            LimitOutcome { decision: Decision::Allowed, each: Vec::new(), now: self.inner.clock.now() }
         } else {
             self.inner.local.take(&local, peek || closed.is_some()).await?
         };
@@ -52,7 +52,7 @@ impl RedisLimits {
             }
             (None, Decision::Allowed) => Decision::Allowed,
         };
-        Ok(Taken { decision, each, now: taken.now })
+        Ok(LimitOutcome { decision, each, now: taken.now })
     }
 
     pub(super) async fn take_tier_alone(
@@ -60,7 +60,7 @@ impl RedisLimits {
         user: &str,
         rule: &Arc<ScopedRule<TierRule>>,
         cost: u32,
-    ) -> Result<TierTaken> {
+    ) -> Result<TierOutcome> {
         self.inner.alone.fetch_add(1, Ordering::Relaxed);
         let taken = self.inner.local.take_tier(user, rule, cost).await?;
         if taken.decision.is_allowed() && cost > 0 {
@@ -94,7 +94,7 @@ impl RedisLimits {
 }
 
 /// What a key is told that nobody counts.
-fn without_count(ask: &Ask<'_>) -> (Decision, LimitUsage) {
+fn without_count(ask: &LimitCheck<'_>) -> (Decision, LimitUsage) {
     let unspent = ask.policy.spec.limit.unspent();
     match ask.policy.spec.on_outage {
         OnOutage::Closed => (Decision::Denied(LimitDenial::single(Some(RETRY_AFTER))), unspent),

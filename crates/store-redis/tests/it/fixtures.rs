@@ -11,10 +11,10 @@ use weir_core::quota::{Quota, QuotaLimits};
 use weir_core::{Clock, ManualClock, UserId};
 use weir_limiter::LocalLimiter;
 use weir_queue::Queue;
-use weir_store::limit_changes::{Change, LimitChanges};
+use weir_store::limit_changes::{LimitChange, LimitChangeFeed};
 use weir_store::quota::{CacheMetrics, QuotaAudit, QuotaStore, ReservableStore, SendMessage, SendOutcome};
 use weir_store::request::RequestStore;
-use weir_store::sale::{FollowMetrics, SaleStore};
+use weir_store::sale::{LedgerMetrics, SaleStore};
 use weir_store::tier::LimitStore;
 use weir_store::{Batch, LaneMetrics, Result, StoreClock};
 use weir_store_conformance::sale::fixtures::wait_until_persisted;
@@ -35,7 +35,7 @@ pub(crate) fn private() -> Server {
 /// cases count; as does what Redis or the feed does not answer in time, which is why both are patient here.
 struct Settled {
     quota: Arc<RedisQuota>,
-    limit_changes: Arc<LimitChanges>,
+    limit_changes: Arc<LimitChangeFeed>,
     heard: Arc<Heard>,
 }
 
@@ -48,8 +48,8 @@ impl Heard {
         self.0.lock().get(user).copied().unwrap_or_default()
     }
 
-    fn add(&self, change: &Change) {
-        if let Change::User(user) = change {
+    fn add(&self, change: &LimitChange) {
+        if let LimitChange::User(user) = change {
             *self.0.lock().entry(user.clone()).or_default() += 1;
         }
     }
@@ -59,7 +59,7 @@ impl Settled {
     /// Waits until a change that was taken after `before` were heard is heard too, and dealt with.
     async fn after(&self, user: &UserId, before: usize) {
         let taken_at = Instant::now();
-        let is_heard = || self.heard.of(user) > before || self.limit_changes.has_heard(taken_at);
+        let is_heard = || self.heard.of(user) > before || self.limit_changes.is_current_as_of(taken_at);
         while !is_heard() || !self.quota.is_settled() {
             tokio::time::sleep(Duration::from_millis(2)).await;
         }
@@ -114,7 +114,7 @@ pub(crate) struct OnRedis<const CLUSTER: bool> {
     heard: Arc<Heard>,
     pub(crate) limits: RedisLimits,
     pub(crate) sales: RedisSales,
-    pub(crate) sale_metrics: FollowMetrics,
+    pub(crate) sale_metrics: LedgerMetrics,
     /// Ends the worker that writes down what was sold.
     pub(crate) sale_worker: DropGuard,
 }
@@ -145,7 +145,7 @@ impl<const CLUSTER: bool> OnRedis<CLUSTER> {
         let store = Postgres::open_with_clock(target.with_patience(ENGINE_TIMEOUT), 8, Some(time.clone()))
             .await
             .expect("it opens");
-        store.limit_changes().hold_for(ENGINE_TIMEOUT);
+        store.limit_changes().set_current_for(ENGINE_TIMEOUT);
         let target: Target = url.parse().expect("a Redis URL");
         // What Redis does not answer in time is decided without it, which on a busy machine is not what cases are about.
         let redis = Redis::start(target.with_patience(patience));
@@ -154,14 +154,14 @@ impl<const CLUSTER: bool> OnRedis<CLUSTER> {
         let local = LocalLimiter::ephemeral(time.clone(), 100_000);
         let (own, metrics) = (time.clone(), LaneMetrics::default());
         let limits = RedisLimits::start(redis.clone(), local, own, Some(time.clone()), 10_000, metrics);
-        let sale_metrics = FollowMetrics::default();
+        let sale_metrics = LedgerMetrics::default();
         let sales = RedisSales::new(redis.clone(), Arc::new(store.clone()), Some(time), sale_metrics.clone());
         redis.connected().await;
         let closing = CancellationToken::new();
         tokio::spawn(sales.clone().follow(closing.clone()));
         let heard = Arc::<Heard>::default();
         let listener = Arc::clone(&heard);
-        store.limit_changes().listen(move |change| listener.add(change));
+        store.limit_changes().subscribe(move |change| listener.add(change));
         hears(&store.limit_changes()).await;
         Self {
             url: url.to_owned(),
@@ -181,11 +181,11 @@ impl<const CLUSTER: bool> OnRedis<CLUSTER> {
 }
 
 /// Waits until changes on other servers are heard.
-async fn hears(limit_changes: &LimitChanges) {
+async fn hears(limit_changes: &LimitChangeFeed) {
     // Not `wait::until`: its future cannot be sent between threads, which a fixture's must be.
     let since = Instant::now();
     let heard = async {
-        while !limit_changes.has_heard(since) {
+        while !limit_changes.is_current_as_of(since) {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };

@@ -127,7 +127,7 @@ fn listen(h: &OnRedis) -> (tokio::sync::mpsc::UnboundedReceiver<SaleEvent>, Drop
     let (engine, closing) = (h.sales.clone(), CancellationToken::new());
     let telling = async move {
         let hear = |news| drop(tell.send(news));
-        engine.tell(&hear).await;
+        engine.follow_events(&hear).await;
     };
     tokio::spawn(closing.clone().run_until_cancelled_owned(telling));
     (told, closing.drop_guard())
@@ -149,22 +149,25 @@ async fn what_one_server_does_is_told_to_the_other_also_after_a_cut() {
     let h = OnRedis::at(server.url()).await;
     let other = h.second_server().await.expect("another server");
     let (mut told, _ears) = listen(&other);
-    hears(&mut told, &SaleEvent::Begun).await;
+    hears(&mut told, &SaleEvent::Subscribed).await;
     create_active(&h, "W", 2).await;
     let w = || sku("W");
-    hears(&mut told, &SaleEvent::Changed { sku: w() }).await;
+    hears(&mut told, &SaleEvent::ProductChanged { sku: w() }).await;
     let product = find_product(&h, "W").await.expect("it is there").id;
     assert_eq!(buy_each(&h, "W", &["a"]).await, "B");
     hears(&mut told, &SaleEvent::Sold { sku: w(), product, stock: 1 }).await;
     server.command(&["CLIENT", "KILL", "TYPE", "pubsub"]).await;
-    hears(&mut told, &SaleEvent::Ended).await;
-    hears(&mut told, &SaleEvent::Begun).await;
+    hears(&mut told, &SaleEvent::Lost).await;
+    hears(&mut told, &SaleEvent::Subscribed).await;
     assert_eq!(buy_each(&h, "W", &["b"]).await, "B");
     hears(&mut told, &SaleEvent::Sold { sku: w(), product, stock: 0 }).await;
-    hears(&mut told, &SaleEvent::Turned { sku: w(), product, state: SaleState::Ended(EndReason::SoldOut) })
-        .await;
+    hears(
+        &mut told,
+        &SaleEvent::StateChanged { sku: w(), product, state: SaleState::Ended(EndReason::SoldOut) },
+    )
+    .await;
     assert!(h.sales.delete_product(&w()).await.expect("an answer"));
-    hears(&mut told, &SaleEvent::Changed { sku: w() }).await;
+    hears(&mut told, &SaleEvent::ProductChanged { sku: w() }).await;
     // Whoever reads because of it is not given what was remembered, if the store answers in time.
     wait::until("it is gone from the other's board", ENGINE_TIMEOUT, async || {
         other.sales.snapshot().await.is_ok_and(|snapshot| snapshot.products.is_empty())
@@ -183,11 +186,11 @@ async fn a_subscription_that_is_silently_lost_is_noticed() {
     let proxy = Proxy::start(server.address()).await;
     let far = h.via(&server.url_via(proxy.addr()), ANSWERED_WITHIN).await;
     let (mut told, _ears) = listen(&far);
-    hears(&mut told, &SaleEvent::Begun).await;
+    hears(&mut told, &SaleEvent::Subscribed).await;
     proxy.black_hole();
-    hears(&mut told, &SaleEvent::Ended).await;
+    hears(&mut told, &SaleEvent::Lost).await;
     proxy.pass();
-    hears(&mut told, &SaleEvent::Begun).await;
+    hears(&mut told, &SaleEvent::Subscribed).await;
     let product = find_product(&h, "W").await.expect("it is there").id;
     assert_eq!(buy_each(&h, "W", &["a"]).await, "B");
     hears(&mut told, &SaleEvent::Sold { sku: sku("W"), product, stock: 1 }).await;

@@ -87,9 +87,9 @@ async fn what_is_sold_on_any_node_is_heard_from_one_of_them() {
     let engine = other.sales.clone();
     let telling = tokio::spawn(async move {
         let hear = |news| drop(tell.send(news));
-        engine.tell(&hear).await;
+        engine.follow_events(&hear).await;
     });
-    assert_eq!(told.recv().await, Some(SaleEvent::Begun));
+    assert_eq!(told.recv().await, Some(SaleEvent::Subscribed));
     for name in &names {
         assert_eq!(buy_each(&h, name, &["a"]).await, "B");
     }

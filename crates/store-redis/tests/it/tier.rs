@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use weir_core::PolicyName;
 use weir_core::tier::{FixedWindow, Limit, Tier};
-use weir_store::tier::{Ask, LimitStore, OnOutage, Policy, PolicySpec};
+use weir_store::tier::{LimitCheck, LimitStore, OnOutage, Policy, PolicySpec};
 use weir_store_conformance::tier::fixtures::{call, policy, remaining, take, tier_rule, unique_user};
 use weir_store_conformance::{ENGINE_TIMEOUT, EngineFixture};
 use weir_testkit::redis::Server;
@@ -101,7 +101,8 @@ async fn without_redis_each_policy_has_its_way() {
     for _ in 0..5 {
         assert!(take(&h, &open, "k", 1).await.is_allowed());
     }
-    let asks = [Ask { policy: &local, key: "k", cost: 1 }, Ask { policy: &closed, key: "k", cost: 1 }];
+    let asks =
+        [LimitCheck { policy: &local, key: "k", cost: 1 }, LimitCheck { policy: &closed, key: "k", cost: 1 }];
     let denied = h.limits.take(&asks, false).await.expect("an answer");
     assert!(!denied.decision.is_allowed() && denied.each[0].0.is_allowed() && !denied.each[1].0.is_allowed());
     for fits in [true, true, false] {

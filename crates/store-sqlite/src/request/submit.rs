@@ -6,7 +6,9 @@ use std::sync::LazyLock;
 use rusqlite::{Connection, OptionalExtension, params};
 use weir_core::quota::{Quota, QuotaLimits};
 use weir_core::{RequestId, Timestamp};
-use weir_store::request::{KnownKey, KnownKeys, NewRequest, Receipt, Submit, SubmitOutcome, plan_submit};
+use weir_store::request::{
+    IdempotencyEntries, IdempotencyEntry, NewRequest, Submit, SubmitOutcome, SubmitReceipt, plan_submit,
+};
 
 use super::idempotency_journal::{IdempotencyJournal, KeyBatch};
 use super::read_status;
@@ -70,22 +72,26 @@ fn known_keys<'a>(
     connection: &Connection,
     keys: &mut KeyBatch<'_>,
     chunk: &'a [Submit],
-) -> rusqlite::Result<KnownKeys<'a>> {
-    let mut known = KnownKeys::new();
+) -> rusqlite::Result<IdempotencyEntries<'a>> {
+    let mut known = IdempotencyEntries::new();
     for submit in chunk {
         if let Some(record) = keys.find(&submit.tenant, &submit.key)?
             && let Some(receipt) = find_receipt(connection, record.request_id)?
         {
-            known.insert((submit.tenant.as_str(), submit.key.as_str()), KnownKey { record, receipt });
+            known.insert((submit.tenant.as_str(), submit.key.as_str()), IdempotencyEntry { record, receipt });
         }
     }
     Ok(known)
 }
 
 /// How a request stands, unless it was purged.
-fn find_receipt(connection: &Connection, id: RequestId) -> rusqlite::Result<Option<Receipt>> {
+fn find_receipt(connection: &Connection, id: RequestId) -> rusqlite::Result<Option<SubmitReceipt>> {
     let read = |row: &rusqlite::Row<'_>| {
-        Ok(Receipt { id, status: read_status(row, 0)?, accepted_at: Timestamp::from_micros(row.get(1)?) })
+        Ok(SubmitReceipt {
+            id,
+            status: read_status(row, 0)?,
+            accepted_at: Timestamp::from_micros(row.get(1)?),
+        })
     };
     connection.prepare_cached(STANDING)?.query_row([id.to_string()], read).optional()
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use rusqlite::{Connection, OptionalExtension, params};
 use weir_core::request::canary::Percent;
 use weir_core::{RequestId, Timestamp};
-use weir_store::request::{DeadRequest, Pending, RequestAudit, Rollout, RolloutChange, plan_replay};
+use weir_store::request::{DeadRequest, PendingRequest, RequestAudit, Rollout, RolloutChange, plan_replay};
 
 use super::{limited, read_id, read_request};
 use crate::error::fault;
@@ -74,14 +74,14 @@ pub(super) fn pending(
     older_than: Duration,
     limit: usize,
     now: Timestamp,
-) -> rusqlite::Result<Vec<Pending>> {
+) -> rusqlite::Result<Vec<PendingRequest>> {
     let span = i64::try_from(older_than.as_micros()).unwrap_or(i64::MAX);
     let since = now.as_micros().saturating_sub(span);
     let mut statement = connection.prepare_cached(PENDING)?;
     statement
         .query_map(params![since, limited(limit)], |row| {
             let age = now.since(Timestamp::from_micros(row.get(1)?));
-            Ok(Pending { id: read_id(row, 0)?, age })
+            Ok(PendingRequest { id: read_id(row, 0)?, age })
         })?
         .collect()
 }

@@ -9,9 +9,9 @@ use weir_core::request::retry::RetryPolicy;
 use weir_core::request::state::{RequestProgress, RequestStatus, TransitionError};
 use weir_core::{RequestId, RequestType, TenantId, Timestamp};
 use weir_store::request::{
-    AttemptOutcome, CLAIM_BYTES_MAX, CallbackOutcome, CallbackReport, ClaimRow, Claimed, JobChange,
-    JobReport, JobRow, ReportPlan, RequestRow, Room, Sealed, WEBHOOKS, plan_callback, plan_claim,
-    plan_report, stored_progress,
+    AttemptOutcome, CLAIM_BYTES_MAX, CallbackOutcome, CallbackReport, ClaimRow, ClaimedJobs,
+    DownstreamCapacity, JobChange, JobReport, JobRow, ReportPlan, RequestRow, Sealed, WEBHOOKS_TOPIC,
+    plan_callback, plan_claim, plan_report, stored_progress,
 };
 
 use super::{read_id, read_status};
@@ -67,10 +67,13 @@ pub(super) fn composed_sql() -> impl Iterator<Item = (&'static str, String)> {
 type Numbered<T> = (i64, T);
 
 /// When the first job of these downstreams may be claimed.
-pub(super) fn next(connection: &Connection, room: &[Room]) -> rusqlite::Result<Option<Timestamp>> {
+pub(super) fn next(
+    connection: &Connection,
+    room: &[DownstreamCapacity],
+) -> rusqlite::Result<Option<Timestamp>> {
     let mut first = connection.prepare_cached(FIRST)?;
     let mut next = None;
-    for Room { downstream, jobs } in room {
+    for DownstreamCapacity { downstream, jobs } in room {
         if *jobs > 0 {
             let at: Option<i64> = first.query_row([downstream], |row| row.get(0))?;
             next = [next, at].into_iter().flatten().min();
@@ -81,18 +84,18 @@ pub(super) fn next(connection: &Connection, room: &[Room]) -> rusqlite::Result<O
 
 /// A claim of jobs that are due: how much room is left for them, and what it has brought so far.
 pub(super) struct ClaimDue {
-    room: Vec<Room>,
+    room: Vec<DownstreamCapacity>,
     /// How many downstreams of them have been looked through.
     looked_through: usize,
     policy: RetryPolicy,
     now: Timestamp,
     bytes: usize,
-    claimed: Claimed,
+    claimed: ClaimedJobs,
 }
 
 impl ClaimDue {
-    pub(super) fn new(room: Vec<Room>, policy: RetryPolicy, now: Timestamp) -> Self {
-        Self { room, looked_through: 0, policy, now, bytes: 0, claimed: Claimed::default() }
+    pub(super) fn new(room: Vec<DownstreamCapacity>, policy: RetryPolicy, now: Timestamp) -> Self {
+        Self { room, looked_through: 0, policy, now, bytes: 0, claimed: ClaimedJobs::default() }
     }
 
     /// Claims for one turn; says what it has brought once it has come to its end.
@@ -100,9 +103,9 @@ impl ClaimDue {
         &mut self,
         connection: &Connection,
         turn: &Turn,
-    ) -> rusqlite::Result<ControlFlow<Claimed>> {
+    ) -> rusqlite::Result<ControlFlow<ClaimedJobs>> {
         let Self { room, looked_through, policy, now, bytes, claimed } = self;
-        while let Some(Room { downstream, jobs }) = room.get_mut(*looked_through) {
+        while let Some(DownstreamCapacity { downstream, jobs }) = room.get_mut(*looked_through) {
             let most = (*jobs).min(READ_AT_ONCE);
             let due = due(connection, downstream, most, *now, *bytes)?;
             let is_last = due.len() < READ_AT_ONCE;
@@ -118,7 +121,7 @@ impl ClaimDue {
         }
         if claimed.jobs.is_empty() && claimed.exhausted.is_empty() {
             // Others were faster.
-            claimed.next = next(connection, room)?.map(|next| next.since(*now));
+            claimed.next_due_in = next(connection, room)?.map(|next| next.since(*now));
         }
         Ok(ControlFlow::Break(std::mem::take(claimed)))
     }
@@ -151,7 +154,7 @@ pub(super) fn claim_named(
     id: RequestId,
     policy: &RetryPolicy,
     now: Timestamp,
-    claimed: &mut Claimed,
+    claimed: &mut ClaimedJobs,
 ) -> rusqlite::Result<()> {
     let mut statement = connection.prepare_cached(&format!("{TASK} {NAMED}"))?;
     match statement.query_row([id.to_string()], read_claim).optional()? {
@@ -169,7 +172,7 @@ fn claim(
     (number, row): Numbered<ClaimRow>,
     policy: &RetryPolicy,
     now: Timestamp,
-    claimed: &mut Claimed,
+    claimed: &mut ClaimedJobs,
 ) -> rusqlite::Result<()> {
     let plan = plan_claim([row], policy, now);
     for change in &plan.changed {
@@ -240,7 +243,7 @@ fn save(connection: &Connection, number: i64, change: &JobChange, now: Timestamp
         connection.prepare_cached(BURY)?.execute(params![id, change.row.downstream, token, at])?;
     }
     if change.needs_webhook() {
-        enqueue(connection, WEBHOOKS, std::iter::once((id.as_str(), id.clone().into_bytes())))?;
+        enqueue(connection, WEBHOOKS_TOPIC, std::iter::once((id.as_str(), id.clone().into_bytes())))?;
     }
     Ok(())
 }

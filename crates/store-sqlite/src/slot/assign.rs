@@ -8,7 +8,7 @@ use rusqlite::{Connection, OptionalExtension, params};
 use weir_core::slot::WindowStatus;
 use weir_core::{ConfigName, EventId, Timestamp};
 use weir_store::Batch;
-use weir_store::slot::{Assign, AssignOutcome, Counter, Need, Plan, Slot, Step};
+use weir_store::slot::{Assign, AssignOutcome, AssignPlan, PlanStep, Slot, WindowCounter, WindowQuery};
 
 use super::config::Version;
 use super::recount::Recounts;
@@ -134,8 +134,8 @@ fn assign_part(
             generations.insert(config, generation);
         }
     }
-    let mut plan = Plan::new(part, existing, &paces, HEADROOM);
-    while let Step::Load(needs) = plan.place(|| fastrand::u64(..)) {
+    let mut plan = AssignPlan::new(part, existing, &paces, HEADROOM);
+    while let PlanStep::Load(needs) = plan.place(|| fastrand::u64(..)) {
         for need in needs {
             let Some(generation) = generations.get(need.config) else { continue };
             load(connection, &mut plan, need, *generation)?;
@@ -148,8 +148,8 @@ fn assign_part(
 /// Reads windows until they have room for as many events as need it.
 fn load(
     connection: &Connection,
-    plan: &mut Plan<'_>,
-    need: Need<'_>,
+    plan: &mut AssignPlan<'_>,
+    need: WindowQuery<'_>,
     generation: i64,
 ) -> rusqlite::Result<()> {
     let Some(windows) = plan.windows(need.config) else { return Ok(()) };
@@ -198,7 +198,7 @@ fn next_open(
 
 fn save(
     connection: &Connection,
-    plan: &Plan<'_>,
+    plan: &AssignPlan<'_>,
     generations: &HashMap<&ConfigName, i64>,
     is_dispatching: bool,
 ) -> rusqlite::Result<()> {
@@ -217,7 +217,7 @@ fn save(
         }
     }
     let mut save_counter = connection.prepare_cached(SAVE_COUNTER)?;
-    for Counter { config, start, count, status } in plan.counters() {
+    for WindowCounter { config, start, count, status } in plan.counters() {
         let values =
             params![config.as_str(), generations.get(config), start.as_micros(), count, status_text(status)];
         save_counter.execute(values)?;

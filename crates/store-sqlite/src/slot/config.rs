@@ -5,7 +5,7 @@ use std::time::Duration;
 use rusqlite::{Connection, OptionalExtension, Row, params};
 use weir_core::slot::Pace;
 use weir_core::{ConfigName, Timestamp};
-use weir_store::slot::{Config, window_text};
+use weir_store::slot::{SlotConfig, window_text};
 
 use crate::error::fault;
 
@@ -25,7 +25,7 @@ const INSERT: &str = "
     VALUES (?1, ?2, ?3, ?4, ?5, 1, ?6, ?7)";
 /// A version, and which generation of counters is in use with it.
 pub(super) struct Version {
-    pub(super) config: Config,
+    pub(super) config: SlotConfig,
     pub(super) generation: i64,
 }
 
@@ -36,7 +36,7 @@ pub(super) fn insert(
     pace: Pace,
     generation: i64,
     now: Timestamp,
-) -> rusqlite::Result<Config> {
+) -> rusqlite::Result<SlotConfig> {
     let before = latest(connection, name)?;
     let version = before.map_or(1, |before| before.config.version.saturating_add(1));
     deactivate(connection, name)?;
@@ -44,7 +44,7 @@ pub(super) fn insert(
     let values =
         params![name.as_str(), version, max, window_text(&pace), size_ms, now.as_micros(), generation];
     connection.prepare_cached(INSERT)?.execute(values)?;
-    Ok(Config { name: name.clone(), version, pace, created_at: now })
+    Ok(SlotConfig { name: name.clone(), version, pace, created_at: now })
 }
 
 /// The newest version, in service or not: what counters follow.
@@ -56,7 +56,7 @@ pub(super) fn active(connection: &Connection, name: &ConfigName) -> rusqlite::Re
     connection.prepare_cached(ACTIVE)?.query_row([name.as_str()], read).optional()
 }
 
-pub(super) fn list(connection: &Connection, after: &str, limit: usize) -> rusqlite::Result<Vec<Config>> {
+pub(super) fn list(connection: &Connection, after: &str, limit: usize) -> rusqlite::Result<Vec<SlotConfig>> {
     let limit = i64::try_from(limit).unwrap_or(i64::MAX);
     connection
         .prepare_cached(LIST)?
@@ -75,7 +75,7 @@ fn window_ms(pace: &Pace) -> i64 {
 
 fn read(row: &Row<'_>) -> rusqlite::Result<Version> {
     let pace = Pace::new(row.get(2)?, Duration::from_millis(row.get(3)?)).map_err(fault)?;
-    let config = Config {
+    let config = SlotConfig {
         name: ConfigName::parse(row.get_ref(0)?.as_str()?).map_err(fault)?,
         version: row.get(1)?,
         pace,

@@ -5,8 +5,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 use rusqlite::{Connection, params};
 use weir_core::{ConfigName, EventId, Timestamp};
-use weir_queue::due::{Dispatched, Due, DueStore, SEAT, encode};
-use weir_queue::{Receipt, Source};
+use weir_queue::due::{DUE_LEASE, DispatchOutcome, DueSlots, DueStore, encode};
+use weir_queue::{ClaimReceipt, MessageSource};
 use weir_store::Result;
 use weir_store::slot::Slot;
 
@@ -14,7 +14,7 @@ use crate::Sqlite;
 use crate::error::fault;
 use crate::queue::enqueue;
 
-/// Slots looked at in one commit of [`DueStore::note_due`].
+/// Slots looked at in one commit of [`DueStore::record_due`].
 const PAGE: i64 = 1_000;
 
 pub(super) const NOTE: &str = "INSERT INTO rate_limit_event_due (scheduled_time, event_id) VALUES (?1, ?2)";
@@ -39,33 +39,33 @@ const TAKE: &str = "
 
 #[async_trait]
 impl DueStore for Sqlite {
-    async fn note_due(&self, after: Option<&EventId>) -> Result<Option<EventId>> {
+    async fn record_due(&self, after: Option<&EventId>) -> Result<Option<EventId>> {
         let after = after.map(|event| event.as_str().to_owned()).unwrap_or_default();
         let now = self.inner.clock.now();
         self.inner.writer.run(move |connection| note_page(connection, &after, now)).await
     }
 
-    async fn take_due(&self, max: usize, lease: Duration) -> Result<Due> {
+    async fn claim_due(&self, max: usize, lease: Duration) -> Result<DueSlots> {
         let now = self.inner.clock.now();
-        let Some(lease) = self.lease(SEAT, now, lease) else { return Ok(Due::default()) };
-        let receipt = Receipt { topic: SEAT.to_owned(), leases: vec![lease] };
+        let Some(lease) = self.lease(DUE_LEASE, now, lease) else { return Ok(DueSlots::default()) };
+        let receipt = ClaimReceipt { topic: DUE_LEASE.to_owned(), leases: vec![lease] };
         let taken = self.read(move |connection| take(connection, max, now)).await;
         if !matches!(&taken, Ok(due) if !due.is_empty()) {
             self.give_up(&receipt);
         }
-        Ok(Due { receipt, ..taken? })
+        Ok(DueSlots { receipt, ..taken? })
     }
 
-    async fn settle_due(&self, due: &Due, dispatched: Dispatched<'_>) -> Result<bool> {
+    async fn settle_due(&self, due: &DueSlots, dispatched: DispatchOutcome<'_>) -> Result<bool> {
         let topic = match dispatched {
-            Dispatched::Published(_) => None,
-            Dispatched::Enqueue(topic) => Some(topic.to_owned()),
+            DispatchOutcome::Published(_) => None,
+            DispatchOutcome::Enqueue(topic) => Some(topic.to_owned()),
         };
         let settle = {
             let (engine, due, topic) = (self.clone(), due.clone(), topic.clone());
             let done = match dispatched {
-                Dispatched::Published(count) => count.min(due.slots.len()),
-                Dispatched::Enqueue(_) => due.slots.len(),
+                DispatchOutcome::Published(count) => count.min(due.slots.len()),
+                DispatchOutcome::Enqueue(_) => due.slots.len(),
             };
             move |connection: &Connection| {
                 if !engine.holds(&due.receipt, engine.inner.clock.now()) {
@@ -84,7 +84,7 @@ impl DueStore for Sqlite {
     }
 
     async fn wait_due(&self, at_most: Duration) {
-        self.wait(SEAT, at_most).await;
+        self.wait(DUE_LEASE, at_most).await;
     }
 }
 
@@ -96,8 +96,8 @@ fn note_page(connection: &Connection, after: &str, now: Timestamp) -> rusqlite::
     EventId::parse(&last).map(Some).map_err(fault)
 }
 
-fn take(connection: &Connection, max: usize, now: Timestamp) -> rusqlite::Result<Due> {
-    let mut due = Due::default();
+fn take(connection: &Connection, max: usize, now: Timestamp) -> rusqlite::Result<DueSlots> {
+    let mut due = DueSlots::default();
     let limit = i64::try_from(max).unwrap_or(i64::MAX);
     let mut statement = connection.prepare_cached(TAKE)?;
     let mut rows = statement.query(params![now.as_micros(), limit])?;
@@ -105,7 +105,7 @@ fn take(connection: &Connection, max: usize, now: Timestamp) -> rusqlite::Result
         let scheduled = Timestamp::from_micros(row.get(0)?);
         let event = EventId::parse(row.get_ref(1)?.as_str()?).map_err(fault)?;
         match row.get_ref(2)?.as_str_or_null()? {
-            None => due.void.push((scheduled, event)),
+            None => due.released.push((scheduled, event)),
             Some(config) => due.slots.push(Slot {
                 event,
                 config: ConfigName::parse(config).map_err(fault)?,
@@ -117,16 +117,16 @@ fn take(connection: &Connection, max: usize, now: Timestamp) -> rusqlite::Result
     }
     if due.is_empty() {
         let first: Option<i64> = connection.prepare_cached(FIRST)?.query_row([], |row| row.get(0))?;
-        due.next = first.map(|first| Timestamp::from_micros(first).since(now));
+        due.next_due_in = first.map(|first| Timestamp::from_micros(first).since(now));
     }
     Ok(due)
 }
 
-fn settle(connection: &Connection, due: &Due, done: usize, topic: Option<&str>) -> rusqlite::Result<()> {
+fn settle(connection: &Connection, due: &DueSlots, done: usize, topic: Option<&str>) -> rusqlite::Result<()> {
     let slots = &due.slots[..done];
     let mut forget = connection.prepare_cached(FORGET)?;
     let published = slots.iter().map(|slot| (slot.scheduled, &slot.event));
-    for (scheduled, event) in published.chain(due.void.iter().map(|(at, event)| (*at, event))) {
+    for (scheduled, event) in published.chain(due.released.iter().map(|(at, event)| (*at, event))) {
         forget.execute(params![scheduled.as_micros(), event.as_str()])?;
     }
     match topic {

@@ -14,7 +14,7 @@ use rusqlite::{Connection, params};
 use tokio::sync::{Semaphore, watch};
 use weir_core::slot::{Pace, WindowStatus};
 use weir_core::{ConfigName, Timestamp};
-use weir_store::slot::Config;
+use weir_store::slot::SlotConfig;
 use weir_store::{Error, Result};
 
 use super::config::{self, Version};
@@ -110,7 +110,7 @@ enum Stage {
     Begin,
     Count(Count),
     /// The version is there, and the counters of this generation are removed.
-    Remove(Config, i64),
+    Remove(SlotConfig, i64),
 }
 
 impl NewVersion {
@@ -123,7 +123,7 @@ impl NewVersion {
         &mut self,
         connection: &Connection,
         turn: &Turn,
-    ) -> rusqlite::Result<ControlFlow<Option<Config>>> {
+    ) -> rusqlite::Result<ControlFlow<Option<SlotConfig>>> {
         if matches!(self.stage, Stage::Begin) && self.recounts.contains(&self.name) {
             return Ok(ControlFlow::Break(None));
         }
@@ -155,7 +155,7 @@ impl NewVersion {
     }
 
     /// A version whose counters are those there are is made at once.
-    fn begin(&self, connection: &Connection) -> rusqlite::Result<ControlFlow<Config, Count>> {
+    fn begin(&self, connection: &Connection) -> rusqlite::Result<ControlFlow<SlotConfig, Count>> {
         let before = match config::latest(connection, &self.name)? {
             Some(before) if before.config.pace != self.pace => before,
             same => {

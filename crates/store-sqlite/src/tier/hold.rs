@@ -3,7 +3,7 @@
 use rusqlite::{Connection, OptionalExtension, Row, params};
 use weir_core::tier::{Hold, HoldSettlement};
 use weir_core::{HoldId, PolicyName, Timestamp};
-use weir_store::tier::{HoldAudit, NewHold, Settled};
+use weir_store::tier::{HoldAudit, NewHold, SettledHold};
 
 use crate::error::fault;
 
@@ -43,7 +43,7 @@ pub(super) fn settle(
     id: HoldId,
     cost: u32,
     now: Timestamp,
-) -> rusqlite::Result<Option<Settled>> {
+) -> rusqlite::Result<Option<SettledHold>> {
     let text = id.to_string();
     let found = connection.prepare_cached(FIND)?.query_row([&text], read).optional()?;
     let Some((scope, policy, key, mut hold)) = found else { return Ok(None) };
@@ -51,7 +51,7 @@ pub(super) fn settle(
     if matches!(settlement, HoldSettlement::Settled(_)) {
         connection.prepare_cached(SETTLE)?.execute(params![text, cost])?;
     }
-    Ok(Some(Settled { policy, scope, key, hold, settlement }))
+    Ok(Some(SettledHold { policy, scope, key, hold, settlement }))
 }
 
 pub(super) fn purge(connection: &Connection, before: Timestamp, limit: usize) -> rusqlite::Result<usize> {
@@ -64,7 +64,7 @@ pub(super) fn audit(connection: &Connection, now: Timestamp) -> rusqlite::Result
         Ok(HoldAudit {
             holds: row.get(0)?,
             open: row.get(1)?,
-            held: row.get(2)?,
+            open_cost: row.get(2)?,
             settled: row.get(3)?,
             expired: row.get(4)?,
         })

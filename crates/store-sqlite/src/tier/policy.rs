@@ -49,7 +49,7 @@ pub(super) fn put(
     if others >= POLICIES_MAX {
         return Ok(None);
     }
-    let (kind, amount, refill, ms) = spec.numbers();
+    let (kind, amount, refill, ms) = spec.limit_columns();
     let origin = match origin {
         Origin::File => "file",
         Origin::Operator => "operator",
@@ -122,7 +122,8 @@ impl Deletion {
 }
 
 fn read(row: &Row<'_>) -> rusqlite::Result<Policy> {
-    let limit = PolicySpec::limit_of(row.get_ref(2)?.as_str()?, row.get(3)?, row.get(4)?, row.get(5)?);
+    let limit =
+        PolicySpec::limit_from_columns(row.get_ref(2)?.as_str()?, row.get(3)?, row.get(4)?, row.get(5)?);
     let on_outage = OnOutage::parse(row.get_ref(7)?.as_str()?);
     let (domain, entries): (Option<String>, Option<String>) = (row.get(8)?, row.get(9)?);
     let spec = PolicySpec {
@@ -162,8 +163,8 @@ mod tests {
 
     fn rows(scope: u32, amount: i64, count: usize) -> Vec<SpentRow> {
         let limit = Limit::FixedWindow(FixedWindow::new(1_000, Duration::from_secs(60)).unwrap());
-        let kept = SpentRecord::of_limit(&limit, SpentOfLimit(amount, 1, 0));
-        let row = |n| SpentRow { scope, key: format!("key-{n:06}"), kept, saved_at: None };
+        let record = SpentRecord::of_limit(&limit, SpentOfLimit(amount, 1, 0));
+        let row = |n| SpentRow { scope, key: format!("key-{n:06}"), record, saved_at: None };
         (0..count).map(row).collect()
     }
 

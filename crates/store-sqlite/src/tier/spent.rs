@@ -98,9 +98,9 @@ impl Spent {
         rows.retain(|row| !dropped.contains(&row.scope));
         drop(dropped);
         let count = rows.len();
-        let rows = rows.into_iter().map(|SpentRow { scope, key, kept, saved_at }| {
+        let rows = rows.into_iter().map(|SpentRow { scope, key, record, saved_at }| {
             let saved_at = saved_at.map_or(NO_TIME, Timestamp::as_micros);
-            ((scope, key), (kept.map(|kept| kept.to_text()).unwrap_or_default(), saved_at))
+            ((scope, key), (record.map(|record| record.to_text()).unwrap_or_default(), saved_at))
         });
         if count > IN_PLACE_MAX || self.is_behind() {
             let mut entries = Vec::with_capacity(count * 96);
@@ -177,7 +177,7 @@ fn read(row: &Row<'_>) -> rusqlite::Result<SpentRow> {
     Ok(SpentRow {
         scope: row.get(0)?,
         key: row.get(1)?,
-        kept: Some(kept),
+        record: Some(kept),
         saved_at: saved_at.map(Timestamp::from_micros),
     })
 }
@@ -199,7 +199,7 @@ mod tests {
         SpentRow {
             scope: 7,
             key: format!("key-{n:06}"),
-            kept: SpentRecord::of_limit(&limit, SpentOfLimit(amount, 1, 0)),
+            record: SpentRecord::of_limit(&limit, SpentOfLimit(amount, 1, 0)),
             saved_at: n.is_multiple_of(2).then(|| Timestamp::from_seconds(9)),
         }
     }
@@ -229,7 +229,7 @@ mod tests {
             spent.save(&connection, rows(0..20, amount)).unwrap();
         }
         // One that has nothing to keep any more, behind the others.
-        spent.save(&connection, vec![SpentRow { kept: None, ..row(3, 0) }]).unwrap();
+        spent.save(&connection, vec![SpentRow { record: None, ..row(3, 0) }]).unwrap();
         assert_eq!(load(&connection, None, 100).unwrap(), [], "only the journal has them");
         assert!(!spent.is_due(), "and they may stay there");
         spent.fold(&connection, 5).unwrap();

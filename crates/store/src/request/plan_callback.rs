@@ -20,7 +20,7 @@ pub fn plan_callback(
     match job.progress.call_back(report.callback) {
         Ok(status) => {
             let outcome = AttemptOutcome { result: report.result, failure: report.failure };
-            (CallbackOutcome::Taken(status), Some(JobChange { row: job, outcome: Some(outcome) }))
+            (CallbackOutcome::Applied(status), Some(JobChange { row: job, outcome: Some(outcome) }))
         }
         Err(refused) => (CallbackOutcome::TransitionError(refused), None),
     }

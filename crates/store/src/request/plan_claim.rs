@@ -4,7 +4,7 @@ use weir_core::request::retry::RetryPolicy;
 use weir_core::request::state::ClaimOutcome;
 use weir_core::{RequestType, TenantId, Timestamp};
 
-use super::{AttemptOutcome, Claimed, Job, JobChange, JobRow, Sealed};
+use super::{AttemptOutcome, ClaimedJobs, Job, JobChange, JobRow, Sealed};
 
 /// A job that may be claimable, with what its worker needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -25,7 +25,7 @@ pub struct ClaimRow {
 #[derive(Debug, Default)]
 pub struct ClaimPlan {
     /// What the worker gets, in the order of the rows.
-    pub claimed: Claimed,
+    pub claimed: ClaimedJobs,
     /// What is to be saved. Rows that are leased or not due stay as they are.
     pub changed: Vec<JobChange>,
 }

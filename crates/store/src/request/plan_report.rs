@@ -27,7 +27,7 @@ pub fn plan_report(
     now: Timestamp,
 ) -> ReportPlan {
     let mut plan = ReportPlan::default();
-    for JobReport { id, token, report, result, detail, chance } in batch {
+    for JobReport { id, token, report, result, detail, random } in batch {
         let job = match rows.get_mut(&id) {
             Some(RequestRow::Job(job)) => job,
             Some(RequestRow::Final(status)) => {
@@ -39,7 +39,7 @@ pub fn plan_report(
                 continue;
             }
         };
-        let reported = job.progress.report(token, report, policy, now, chance);
+        let reported = job.progress.report(token, report, policy, now, random);
         if reported.is_ok() {
             let outcome = match report {
                 WorkerReport::Called(judgement) => {

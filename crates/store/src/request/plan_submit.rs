@@ -7,19 +7,19 @@ use weir_core::request::idempotency::{IdempotencyRecord, Submission, decide};
 use weir_core::request::state::RequestProgress;
 use weir_core::{Timestamp, Verdict};
 
-use super::{Receipt, Submit, SubmitOutcome};
+use super::{Submit, SubmitOutcome, SubmitReceipt};
 
 /// What a key stands for: what was submitted under it, and how that request stands. A key whose request was purged stands
 /// for nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct KnownKey {
+pub struct IdempotencyEntry {
     /// What was submitted.
     pub record: IdempotencyRecord,
     /// How its request stands.
-    pub receipt: Receipt,
+    pub receipt: SubmitReceipt,
 }
 
-impl KnownKey {
+impl IdempotencyEntry {
     /// The answer to a submission under this key; `None` when the key has expired, and is free again.
     #[must_use]
     pub fn answer(&self, submit: &Submit, now: Timestamp) -> Option<SubmitOutcome> {
@@ -32,7 +32,7 @@ impl KnownKey {
 }
 
 /// What keys stand for, by tenant and key.
-pub type KnownKeys<'a> = HashMap<(&'a str, &'a str), KnownKey>;
+pub type IdempotencyEntries<'a> = HashMap<(&'a str, &'a str), IdempotencyEntry>;
 
 /// A submission that becomes a request: the rows to be written.
 #[derive(Clone, Copy, Debug)]
@@ -58,8 +58,8 @@ impl<'a> NewRequest<'a> {
 
     /// What the submitter is told.
     #[must_use]
-    pub fn receipt(&self) -> Receipt {
-        Receipt { id: self.submit.id, status: self.progress.status, accepted_at: self.progress.due }
+    pub fn receipt(&self) -> SubmitReceipt {
+        SubmitReceipt { id: self.submit.id, status: self.progress.status, accepted_at: self.progress.due }
     }
 }
 
@@ -79,7 +79,7 @@ pub struct SubmitPlan<'a> {
 #[must_use]
 pub fn plan_submit<'a>(
     batch: impl IntoIterator<Item = &'a Submit>,
-    keys: &mut KnownKeys<'a>,
+    keys: &mut IdempotencyEntries<'a>,
     mut windows: Option<&mut HashMap<&'a str, Quota>>,
     now: Timestamp,
 ) -> SubmitPlan<'a> {
@@ -106,7 +106,7 @@ pub fn plan_submit<'a>(
             changed.insert(tenant);
         }
         let new = NewRequest::accept(submit, now);
-        keys.insert(name, KnownKey { record: new.record, receipt: new.receipt() });
+        keys.insert(name, IdempotencyEntry { record: new.record, receipt: new.receipt() });
         plan.outcomes.push(SubmitOutcome::Accepted(new.receipt()));
         plan.accepted.push(new);
     }

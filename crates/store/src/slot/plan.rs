@@ -13,7 +13,7 @@ use super::{Assign, AssignOutcome, Slot};
 
 /// A batch on its way.
 #[derive(Debug)]
-pub struct Plan<'a> {
+pub struct AssignPlan<'a> {
     batch: &'a [Assign],
     existing: HashMap<EventId, Slot>,
     configs: HashMap<&'a ConfigName, Windows>,
@@ -25,18 +25,18 @@ pub struct Plan<'a> {
 
 /// What has to happen next.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Step<'a> {
-    /// Windows have to be looked at, with [`Plan::windows`] told of them; then the plan goes on.
-    Load(Vec<Need<'a>>),
+pub enum PlanStep<'a> {
+    /// Windows have to be looked at, with [`AssignPlan::windows`] told of them; then the plan goes on.
+    Load(Vec<WindowQuery<'a>>),
     /// Others hold the windows that are left within the headroom.
-    Held,
+    WindowsLocked,
     /// Every event has its outcome.
     Done,
 }
 
 /// Windows that have to be looked at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Need<'a> {
+pub struct WindowQuery<'a> {
     /// Whose.
     pub config: &'a ConfigName,
     /// The first of them.
@@ -47,7 +47,7 @@ pub struct Need<'a> {
 
 /// A window's counter as it has to be saved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Counter<'a> {
+pub struct WindowCounter<'a> {
     /// Whose.
     pub config: &'a ConfigName,
     /// The start of the window.
@@ -58,7 +58,7 @@ pub struct Counter<'a> {
     pub status: WindowStatus,
 }
 
-impl<'a> Plan<'a> {
+impl<'a> AssignPlan<'a> {
     /// A plan for a batch, of whose events some have slots, and of whose configs these are active.
     #[must_use]
     pub fn new(
@@ -82,7 +82,7 @@ impl<'a> Plan<'a> {
     }
 
     /// Places events as far as windows are known; `random` decides on their times.
-    pub fn place(&mut self, mut random: impl FnMut() -> u64) -> Step<'a> {
+    pub fn place(&mut self, mut random: impl FnMut() -> u64) -> PlanStep<'a> {
         let mut needs: BTreeMap<(&ConfigName, Timestamp), u32> = BTreeMap::new();
         // The first window of each config that an event before might want.
         let mut limits: HashMap<&ConfigName, Timestamp> = HashMap::new();
@@ -108,15 +108,15 @@ impl<'a> Plan<'a> {
                     limits.insert(config, limit.map_or(from, |limit| limit.min(from)));
                     self.open.push(place);
                 }
-                Err(WindowSearchError::Locked) => return Step::Held,
+                Err(WindowSearchError::Locked) => return PlanStep::WindowsLocked,
                 Err(WindowSearchError::AllFull) => {}
             }
         }
         if self.open.is_empty() {
-            return Step::Done;
+            return PlanStep::Done;
         }
-        let need = |((config, from), events)| Need { config, from, events };
-        Step::Load(needs.into_iter().map(need).collect())
+        let need = |((config, from), events)| WindowQuery { config, from, events };
+        PlanStep::Load(needs.into_iter().map(need).collect())
     }
 
     /// What is known of a config's windows.
@@ -130,9 +130,14 @@ impl<'a> Plan<'a> {
     }
 
     /// The counters that change.
-    pub fn counters(&self) -> impl Iterator<Item = Counter<'a>> + '_ {
+    pub fn counters(&self) -> impl Iterator<Item = WindowCounter<'a>> + '_ {
         self.configs.iter().flat_map(|(&config, windows)| {
-            windows.changed().map(move |(start, count, status)| Counter { config, start, count, status })
+            windows.changed().map(move |(start, count, status)| WindowCounter {
+                config,
+                start,
+                count,
+                status,
+            })
         })
     }
 
@@ -145,7 +150,7 @@ impl<'a> Plan<'a> {
     }
 
     /// Takes note that others were faster with these events, which have other slots than planned.
-    pub fn concede(&mut self, slots: impl IntoIterator<Item = Slot>) {
+    pub fn use_existing(&mut self, slots: impl IntoIterator<Item = Slot>) {
         let theirs: HashMap<_, _> = slots.into_iter().map(|slot| (slot.event.clone(), slot)).collect();
         self.placed.retain(|_, slot| !theirs.contains_key(&slot.event));
         self.existing.extend(theirs);

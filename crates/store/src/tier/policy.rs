@@ -156,7 +156,7 @@ impl From<LimitError> for UnreadablePolicy {
 impl PolicySpec {
     /// The limit as tables keep it: kind, amount, refill (0 but for buckets), milliseconds.
     #[must_use]
-    pub fn numbers(&self) -> (&'static str, u32, u32, i64) {
+    pub fn limit_columns(&self) -> (&'static str, u32, u32, i64) {
         let ms = |span: Duration| i64::try_from(span.as_millis()).unwrap_or(i64::MAX);
         match &self.limit {
             Limit::TokenBucket(bucket) => {
@@ -168,8 +168,13 @@ impl PolicySpec {
     }
 
     /// The limit from its numbers.
-    /// Fails when they are none that [`PolicySpec::numbers`] gives.
-    pub fn limit_of(kind: &str, amount: u32, refill: u32, ms: i64) -> Result<Limit, UnreadablePolicy> {
+    /// Fails when they are none that [`PolicySpec::limit_columns`] gives.
+    pub fn limit_from_columns(
+        kind: &str,
+        amount: u32,
+        refill: u32,
+        ms: i64,
+    ) -> Result<Limit, UnreadablePolicy> {
         let span = Duration::from_millis(u64::try_from(ms).unwrap_or(0));
         Ok(match kind {
             "token_bucket" => Limit::TokenBucket(TokenBucket::new(amount, refill, span)?),
@@ -232,11 +237,11 @@ mod tests {
             Limit::FixedWindow(FixedWindow::new(7, minute).unwrap()),
             Limit::SlidingWindow(SlidingWindow::new(7, minute).unwrap()),
         ] {
-            let (kind, amount, refill, ms) = PolicySpec::plain(limit).numbers();
-            assert_eq!(PolicySpec::limit_of(kind, amount, refill, ms), Ok(limit));
+            let (kind, amount, refill, ms) = PolicySpec::plain(limit).limit_columns();
+            assert_eq!(PolicySpec::limit_from_columns(kind, amount, refill, ms), Ok(limit));
         }
-        assert!(PolicySpec::limit_of("leaky", 1, 1, 1).is_err());
-        assert!(PolicySpec::limit_of("fixed_window", 0, 0, 1).is_err());
-        assert!(PolicySpec::limit_of("fixed_window", 1, 0, -1).is_err());
+        assert!(PolicySpec::limit_from_columns("leaky", 1, 1, 1).is_err());
+        assert!(PolicySpec::limit_from_columns("fixed_window", 0, 0, 1).is_err());
+        assert!(PolicySpec::limit_from_columns("fixed_window", 1, 0, -1).is_err());
     }
 }

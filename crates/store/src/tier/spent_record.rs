@@ -16,7 +16,7 @@ pub struct SpentRow {
     /// The key.
     pub key: String,
     /// What it has spent; none when it is as good as new, and need not be kept.
-    pub kept: Option<SpentRecord>,
+    pub record: Option<SpentRecord>,
     /// When it was written, by the clock of whoever wrote it. None in rows of earlier versions.
     pub saved_at: Option<Timestamp>,
 }
@@ -67,7 +67,7 @@ impl SpentRecord {
         // Writing to memory cannot fail.
         let _ = match self {
             Self::Limit(limit, LimitUsage(a, b, c)) => {
-                let (kind, amount, refill, ms) = PolicySpec::plain(*limit).numbers();
+                let (kind, amount, refill, ms) = PolicySpec::plain(*limit).limit_columns();
                 write!(text, "{kind} {amount} {refill} {ms} {a} {b} {c}")
             }
             Self::Tier(limits, [daily, minute]) => {
@@ -97,7 +97,7 @@ impl SpentRecord {
             let level = |at: usize| Some(BucketLevel::from_parts(large(at)?, small(at.saturating_add(1))?));
             return (numbers.len() == 7).then_some(Self::Tier(limits, [level(3)?, level(5)?]));
         }
-        let limit = PolicySpec::limit_of(kind, small(0)?, small(1)?, large(2)?).ok()?;
+        let limit = PolicySpec::limit_from_columns(kind, small(0)?, small(1)?, large(2)?).ok()?;
         (numbers.len() == 6).then_some(Self::Limit(limit, LimitUsage(large(3)?, small(4)?, small(5)?)))
     }
 }

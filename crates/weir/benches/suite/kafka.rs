@@ -7,7 +7,7 @@ use anyhow::{Context as _, Result, ensure};
 use futures_util::future::try_join_all;
 use serde_json::json;
 use weir_queue::kafka::{Brokers, KafkaPublisher, PublisherSettings, TopicSettings, ensure_topics};
-use weir_queue::publish::{Event, PublishOutcome, Publisher as _};
+use weir_queue::publish::{OutgoingEvent, PublishOutcome, Publisher as _};
 use weir_testkit::kafka::Broker;
 use weir_testkit::postgres::Database;
 
@@ -132,12 +132,12 @@ fn micros(time: Duration) -> u64 {
 }
 
 /// As long as Weir's, and saying the same.
-fn event(user: &str) -> Event {
+fn event(user: &str) -> OutgoingEvent {
     let payload = json!({
         "messageId": "019a8b4e-5c1f-7000-8000-0123456789ab",
         "userId": format!("bench-{user}"),
         "message": "your parcel is on its way",
         "acceptedAt": "2026-11-15T12:00:00.123456Z",
     });
-    Event::new(user, payload.to_string().into_bytes())
+    OutgoingEvent::new(user, payload.to_string().into_bytes())
 }

@@ -9,8 +9,8 @@ use futures_util::future::join_all;
 use serde_json::{Value, json};
 use weir_core::{Clock, ManualClock, Timestamp};
 use weir_queue::kafka::{Brokers, KafkaPublisher, KafkaSource, PublisherSettings, SourceSettings};
-use weir_queue::publish::{Event, Publisher};
-use weir_queue::{Settlement, Source};
+use weir_queue::publish::{OutgoingEvent, Publisher};
+use weir_queue::{MessageSource, Settlement};
 use weir_server::Server;
 use weir_server::auth::jwt::{self, Claims};
 use weir_server::settings::Settings;
@@ -271,7 +271,7 @@ fn brokers(broker: &Broker) -> Brokers {
 pub(crate) async fn produce(broker: &Broker, topic: &str, key: &str, payload: &str) {
     let settings = PublisherSettings { timeout: PATIENCE, ..PublisherSettings::default() };
     let publisher = KafkaPublisher::open(&brokers(broker), settings).expect("a publisher");
-    let fates = publisher.publish(topic, vec![Event::new(key, payload.into())]).await;
+    let fates = publisher.publish(topic, vec![OutgoingEvent::new(key, payload.into())]).await;
     assert!(fates[0].is_confirmed(), "{fates:?}");
 }
 

@@ -163,7 +163,7 @@ struct ProductBooks {
 
 impl From<weir_store::sale::SaleAudit> for SaleBooks {
     fn from(books: weir_store::sale::SaleAudit) -> Self {
-        let item = |item: weir_store::sale::ProductBooks| ProductBooks {
+        let item = |item: weir_store::sale::ProductAudit| ProductBooks {
             sku: item.sku,
             initial_stock: item.initial_stock,
             sold: item.sold,
@@ -248,7 +248,7 @@ pub(crate) async fn audit_books(State(app): State<Arc<App>>) -> Result<Json<Audi
         tier: TierBooks {
             holds: tier.holds,
             open: tier.open,
-            held: tier.held,
+            held: tier.open_cost,
             settled: tier.settled,
             expired: tier.expired,
             keys,

@@ -10,7 +10,7 @@ use serde::Serialize;
 use utoipa::ToSchema;
 use weir_core::RequestId;
 use weir_queue::DeadLetter;
-use weir_queue::sms::rfc3339;
+use weir_queue::rfc3339;
 use weir_store::request::{DeadRequest, Request};
 
 use crate::app::App;

@@ -10,7 +10,9 @@ use axum::extract::{Extension, State};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use utoipa::ToSchema;
-use weir_queue::{Claim, Lease, Message, Position, Queue, Receipt, Settlement, Source};
+use weir_queue::{
+    ClaimReceipt, Message, MessageClaim, MessageSource, Position, Queue, Settlement, ShardLease,
+};
 
 use crate::app::App;
 use crate::engines::within;
@@ -185,7 +187,7 @@ pub(crate) async fn settle_messages(
 ) -> Result<Json<SettleResponse>, ApiError> {
     let queue = queue(&app, &request.topic)?;
     let leases = parse_leases(&request.receipt)?;
-    let receipt = Receipt { topic: request.topic.into_string(), leases };
+    let receipt = ClaimReceipt { topic: request.topic.into_string(), leases };
     let settlement = Settlement {
         done: request.done.iter().map(|id| parse_position(id)).collect::<Result<_, _>>()?,
         retry: request.retry.iter().map(parse_retry).collect::<Result<_, _>>()?,
@@ -203,7 +205,7 @@ pub(crate) async fn settle_messages(
 }
 
 /// Only due slots are taken over HTTP; whatever else is queued has its own workers.
-fn queue(app: &App, topic: &str) -> Result<Arc<dyn Source>, ApiError> {
+fn queue(app: &App, topic: &str) -> Result<Arc<dyn MessageSource>, ApiError> {
     let known = app.settings.slot.dispatch_topic.as_deref();
     match known {
         Some(_) if app.engines.kafka.is_some() => {
@@ -224,7 +226,7 @@ fn bounded(field: &str, value: u32, min: u32, max: u32) -> Result<u32, ApiError>
     (min..=max).contains(&value).then_some(value).ok_or_else(problem)
 }
 
-fn describe(claim: Claim) -> ClaimResponse {
+fn describe(claim: MessageClaim) -> ClaimResponse {
     let leases = if claim.messages.is_empty() { Vec::new() } else { claim.receipt.leases };
     let receipt: Vec<String> =
         leases.iter().map(|lease| format!("{}-{}", lease.shard, lease.token)).collect();
@@ -251,9 +253,9 @@ fn parse_position(id: &str) -> Result<Position, ApiError> {
     Ok(Position { shard, id })
 }
 
-fn parse_leases(receipt: &str) -> Result<Vec<Lease>, ApiError> {
+fn parse_leases(receipt: &str) -> Result<Vec<ShardLease>, ApiError> {
     let wrong = || ApiError::invalid_field("receipt", "must be the one that a claim gave");
-    let lease = |text| parse_pair(text).map(|(shard, token)| Lease { shard, token });
+    let lease = |text| parse_pair(text).map(|(shard, token)| ShardLease { shard, token });
     receipt.split('.').map(|text| lease(text).ok_or_else(wrong)).collect()
 }
 

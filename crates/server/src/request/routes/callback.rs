@@ -126,7 +126,7 @@ pub(crate) async fn call_back(
     check_request(id, webhook_id, request.request_id.as_deref())?;
     let said = parse(request)?;
     let status = match app.requests.call_back(id, said).await? {
-        CallbackOutcome::Taken(status) => {
+        CallbackOutcome::Applied(status) => {
             tell_of(id, status);
             status
         }

@@ -17,8 +17,8 @@ use utoipa::ToSchema;
 use weir_core::quota::QuotaLimits;
 use weir_core::request::canonical::{CanonicalJson, Fingerprint};
 use weir_core::{IdempotencyKey, RequestType, TenantId};
-use weir_queue::sms::rfc3339;
-use weir_store::request::{Receipt, SubmitOutcome};
+use weir_queue::rfc3339;
+use weir_store::request::{SubmitOutcome, SubmitReceipt};
 
 use crate::app::App;
 use crate::http::body::Json;
@@ -191,7 +191,7 @@ fn parse(
     Ok(Submission { tenant, key, request_type, payload, fingerprint, callback_url })
 }
 
-fn accepted(receipt: Receipt) -> Response {
+fn accepted(receipt: SubmitReceipt) -> Response {
     let body = CreateResponse {
         request_id: *receipt.id.as_uuid(),
         status: receipt.status.as_str(),
@@ -201,8 +201,13 @@ fn accepted(receipt: Receipt) -> Response {
 }
 
 /// The line by which a request is found in the logs. What it asks for is not in it.
-fn tell_of_accepted(receipt: &Receipt, tenant: &TenantId, key: &IdempotencyKey, trace: Option<&HeaderValue>) {
-    let Receipt { id, status, .. } = receipt;
+fn tell_of_accepted(
+    receipt: &SubmitReceipt,
+    tenant: &TenantId,
+    key: &IdempotencyKey,
+    trace: Option<&HeaderValue>,
+) {
+    let SubmitReceipt { id, status, .. } = receipt;
     tracing::info!(
         target: "weir::request",
         traceId = trace.and_then(|id| id.to_str().ok()),

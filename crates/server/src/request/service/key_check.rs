@@ -43,7 +43,7 @@ pub(crate) async fn missing_key(
         }
         // A server that still seals with it has registered it again at its start, and requests are kept no longer than this.
         if now.since(*registered_at) > retention {
-            store.forget_sealing_key(&key.name, &key.digest).await?;
+            store.remove_sealing_key(&key.name, &key.digest).await?;
         }
     }
     let own = keys.sealing_key().map_err(|error| Error::failed("seal", error))?;

@@ -120,7 +120,7 @@ impl Made {
 fn done(job: &Job, claimed: Instant, made: Made) -> Done {
     let Made { report, result, problem } = made;
     let report =
-        JobReport { id: job.id, token: job.token, report, result, detail: None, chance: fastrand::u64(..) };
+        JobReport { id: job.id, token: job.token, report, result, detail: None, random: fastrand::u64(..) };
     Done { report, tenant: job.tenant.clone(), attempt: job.attempt, claimed, problem }
 }
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::sync::Notify;
-use weir_store::request::Room;
+use weir_store::request::DownstreamCapacity;
 
 /// The slots of one worker.
 #[derive(Debug)]
@@ -66,7 +66,7 @@ impl Permits {
 
     /// Room for more, shared fairly by downstreams that let so many calls through. `turn` says who is first: it differs
     /// from one claim to the next.
-    pub(super) fn room(&self, downstreams: &[(&str, usize)], turn: usize) -> Vec<Room> {
+    pub(super) fn room(&self, downstreams: &[(&str, usize)], turn: usize) -> Vec<DownstreamCapacity> {
         let used = self.used.lock();
         let mut free = self.total.saturating_sub(used.all);
         let most = most_of_one(self.total, downstreams.len());
@@ -79,7 +79,7 @@ impl Permits {
             let jobs = share.min(*admitted).min(most.saturating_sub(taken));
             if jobs > 0 {
                 free -= jobs;
-                room.push(Room { downstream: (*name).to_owned(), jobs });
+                room.push(DownstreamCapacity { downstream: (*name).to_owned(), jobs });
             }
         }
         room
@@ -112,7 +112,7 @@ impl Drop for Permit {
 mod tests {
     use super::*;
 
-    fn jobs(room: &[Room]) -> Vec<(&str, usize)> {
+    fn jobs(room: &[DownstreamCapacity]) -> Vec<(&str, usize)> {
         room.iter().map(|room| (room.downstream.as_str(), room.jobs)).collect()
     }
 

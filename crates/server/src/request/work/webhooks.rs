@@ -19,9 +19,9 @@ use std::time::{Duration, Instant};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use weir_core::{Clock, RequestId, TenantId, Timestamp};
-use weir_queue::{Claim, Message, Position, Queue, Settlement};
+use weir_queue::{Message, MessageClaim, Position, Queue, Settlement};
 use weir_store::Result;
-use weir_store::request::{Request, RequestStore, WEBHOOKS};
+use weir_store::request::{Request, RequestStore, WEBHOOKS_TOPIC};
 
 use self::call::{Outcome, receiver_of, wait};
 use self::fair_queue::{FairQueue, Limits, Turn};
@@ -169,7 +169,7 @@ impl Webhooks {
     async fn wait_for(&self, look: Look) {
         let pause = look.at.saturating_duration_since(Instant::now());
         if look.or_woken {
-            self.parts.queue.wait(WEBHOOKS, pause).await;
+            self.parts.queue.wait(WEBHOOKS_TOPIC, pause).await;
         } else {
             tokio::time::sleep(pause).await;
         }
@@ -184,7 +184,7 @@ impl Webhooks {
                 "sent"
             }
             Outcome::PutOff(time) => {
-                settlement.put_off.push((position, time));
+                settlement.deferred.push((position, time));
                 "put_off"
             }
             Outcome::Retry { retry_after, reason } if message.attempts + 1 < ATTEMPTS_MAX => {
@@ -283,7 +283,7 @@ impl Sending {
     /// Claims some webhooks, and keeps those that find room until their turns come.
     async fn take_some(&mut self) -> Result<Found> {
         let queue = Arc::clone(&self.webhooks.parts.queue);
-        let Claim { messages, receipt } = queue.claim(WEBHOOKS, CLAIM, CLAIMED_FOR).await?;
+        let MessageClaim { messages, receipt } = queue.claim(WEBHOOKS_TOPIC, CLAIM, CLAIMED_FOR).await?;
         let is_full = messages.len() >= CLAIM;
         if messages.is_empty() {
             (self.waits_for_room, self.blocked_since) = (false, None);
@@ -299,7 +299,7 @@ impl Sending {
                 Plan::Call { tenant, receiver, id, final_since } => {
                     let taken = Taken { message, id, final_since, claim: self.claims };
                     if self.waiting.push(&tenant, &receiver, taken, now + timeout + WAIT_MAX, now) {
-                        settlement.put_off.push((position, timeout * 2 + WAIT_MAX + SPARE));
+                        settlement.deferred.push((position, timeout * 2 + WAIT_MAX + SPARE));
                     } else {
                         without_room.push((position, tenant));
                     }
@@ -339,7 +339,7 @@ impl Sending {
     fn put_off(&mut self, without_room: &[(Position, TenantId)], settlement: &mut Settlement, now: Instant) {
         for (position, tenant) in without_room {
             let time = self.waiting.put_off(tenant, now);
-            settlement.put_off.push((*position, time));
+            settlement.deferred.push((*position, time));
             self.put_off_until = self.put_off_until.max(Some(now + time));
         }
     }
@@ -361,14 +361,14 @@ impl Sending {
             match outcome {
                 Ok(outcome) => self.webhooks.settle(&mut settlement, &turn.item.message, outcome),
                 Err(error) => {
-                    settlement.put_off.push((turn.item.message.position, PAUSE_AFTER_ERROR));
+                    settlement.deferred.push((turn.item.message.position, PAUSE_AFTER_ERROR));
                     problem = Err(error);
                 }
             }
             next = self.calls.try_join_next().map(unwrap_join);
         }
         // What cannot be settled is sent again when its time in the store has run out.
-        let settled = self.webhooks.parts.queue.settle_put_off(WEBHOOKS, settlement).await;
+        let settled = self.webhooks.parts.queue.settle_deferred(WEBHOOKS_TOPIC, settlement).await;
         self.report(problem.and(settled));
         if self.waits_for_room {
             self.look.at = Instant::now();
@@ -389,9 +389,9 @@ impl Sending {
     async fn stop(mut self) {
         let waiting = self.waiting.drain(Instant::now());
         if !waiting.is_empty() {
-            let put_off = waiting.iter().map(|taken| (taken.message.position, Duration::ZERO)).collect();
-            let settlement = Settlement { put_off, ..Settlement::default() };
-            let put_back = self.webhooks.parts.queue.settle_put_off(WEBHOOKS, settlement).await;
+            let deferred = waiting.iter().map(|taken| (taken.message.position, Duration::ZERO)).collect();
+            let settlement = Settlement { deferred, ..Settlement::default() };
+            let put_back = self.webhooks.parts.queue.settle_deferred(WEBHOOKS_TOPIC, settlement).await;
             self.report(put_back);
         }
         while let Some(ended) = self.calls.join_next().await {

@@ -13,7 +13,7 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use weir_core::request::state::RequestStatus;
 use weir_store::Result;
-use weir_store::request::{Claimed, Job};
+use weir_store::request::{ClaimedJobs, Job};
 
 use super::Parts;
 use super::call::{Caller, Done};
@@ -155,7 +155,7 @@ impl Worker {
         Ok(next)
     }
 
-    fn start(&self, work: &mut Work, claimed: Claimed) {
+    fn start(&self, work: &mut Work, claimed: ClaimedJobs) {
         for id in claimed.exhausted {
             let transition = "IN_PROGRESS -> FAILED_RETRY_EXHAUSTED";
             tracing::info!(target: "weir::request", requestId = %id, statusTransition = transition, "request");
@@ -228,8 +228,8 @@ fn tell_of_panic(ended: std::result::Result<(), tokio::task::JoinError>) {
 }
 
 /// What to do after a claim: a room that was filled has more behind it.
-fn next(claimed: &Claimed, smallest_room: usize) -> Next {
-    match claimed.next {
+fn next(claimed: &ClaimedJobs, smallest_room: usize) -> Next {
+    match claimed.next_due_in {
         _ if claimed.jobs.len() + claimed.exhausted.len() >= smallest_room.max(1) => Next::AtOnce,
         Some(next) => Next::Within(next.min(POLL)),
         None if claimed.jobs.is_empty() => Next::Within(POLL),

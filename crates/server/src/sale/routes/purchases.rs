@@ -14,7 +14,7 @@ use utoipa::ToSchema;
 use weir_core::UserId;
 use weir_core::sale::{PurchaseReceipt, PurchaseRefusal, Sku};
 use weir_store::sale::{Buy, BuyOutcome};
-use weir_store::throttle::Throttled;
+use weir_store::throttle::ThrottleDecision;
 
 use super::buyer::{BuyerHeader, parse_buyer};
 use super::{Outcome, SaleQuery, Success, parse_query, success, time_text, unknown_sale};
@@ -160,7 +160,7 @@ fn parse(request: &PurchaseRequest) -> Result<Sku, SaleError> {
 
 /// Counts the attempt, and refuses one too many.
 fn throttle(app: &App, buyer: &UserId) -> Result<Option<RateLimitHeaders>, SaleError> {
-    let Some(Throttled { is_allowed, limit_state }) = app.sale.attempt(buyer) else { return Ok(None) };
+    let Some(ThrottleDecision { is_allowed, limit_state }) = app.sale.attempt(buyer) else { return Ok(None) };
     let shown = RateLimitHeaders {
         policy: "purchase",
         limit: limit_state.limit,

@@ -23,7 +23,7 @@ impl SaleView {
         }
         let hear = |news| self.hear(news);
         let hearing = async {
-            self.store.tell(&hear).await;
+            self.store.follow_events(&hear).await;
             // A store that tells nothing is only read.
             std::future::pending::<()>().await;
         };
@@ -52,13 +52,13 @@ impl SaleView {
     fn hear(&self, news: SaleEvent) {
         match news {
             SaleEvent::Sold { product, stock, .. } => self.sold(product, stock),
-            SaleEvent::Turned { sku, product, state } => self.turned(&sku, product, state),
-            SaleEvent::Begun | SaleEvent::Changed { .. } => {
+            SaleEvent::StateChanged { sku, product, state } => self.turned(&sku, product, state),
+            SaleEvent::Subscribed | SaleEvent::ProductChanged { .. } => {
                 self.is_told.store(true, Ordering::SeqCst);
                 self.invalidate();
                 self.stirred.notify_one();
             }
-            SaleEvent::Ended => {
+            SaleEvent::Lost => {
                 self.is_told.store(false, Ordering::SeqCst);
                 self.stirred.notify_one();
             }
@@ -69,7 +69,7 @@ impl SaleView {
     pub(crate) async fn keep_time(self: Arc<Self>, closing: CancellationToken) {
         loop {
             let (is_turned, next) = self.turn();
-            if is_turned && let Err(error) = self.store.turn_sales().await {
+            if is_turned && let Err(error) = self.store.save_due_states().await {
                 // Whoever asks is told the due state anyway.
                 tracing::warn!(error = %error.with_causes(), "a sale's state could not be written down");
             }

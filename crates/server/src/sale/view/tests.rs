@@ -60,11 +60,11 @@ impl SaleStore for ChangingStore {
         let products = self.products.lock().clone();
         Ok(SaleSnapshot { now: START.plus(self.since.elapsed()), products, is_current: true })
     }
-    async fn turn_sales(&self) -> Result<()> {
+    async fn save_due_states(&self) -> Result<()> {
         self.turns.fetch_add(1, Ordering::SeqCst);
         Ok(())
     }
-    async fn tell(&self, hear: &(dyn Fn(SaleEvent) + Send + Sync)) {
+    async fn follow_events(&self, hear: &(dyn Fn(SaleEvent) + Send + Sync)) {
         let mut news = self.news.lock().await;
         let Some(news) = &mut *news else { return };
         while let Some(news) = news.recv().await {
@@ -140,7 +140,7 @@ fn expect_at(at: Duration, wanted: Duration) {
 async fn states_are_told_at_their_very_time_and_not_when_the_store_is_next_read() {
     let (begins, ends) = (Duration::from_millis(10_007), Duration::from_millis(700_033));
     let mut given = Given::start(vec![product("W", begins, ends)], true).await;
-    given.say.send(SaleEvent::Begun).unwrap();
+    given.say.send(SaleEvent::Subscribed).unwrap();
     let (told, at) = given.hears().await;
     assert!(told.contains("\"ACTIVE\""), "{told}");
     expect_at(at, begins);
@@ -155,7 +155,7 @@ async fn states_are_told_at_their_very_time_and_not_when_the_store_is_next_read(
 async fn an_earlier_sale_that_is_heard_of_later_is_told_at_its_time() {
     let minute = Duration::from_secs(60);
     let mut given = Given::start(vec![product("LATE", minute * 60, minute * 90)], true).await;
-    given.say.send(SaleEvent::Begun).unwrap();
+    given.say.send(SaleEvent::Subscribed).unwrap();
     tokio::time::sleep(minute).await;
     let begins = minute * 2 + Duration::from_millis(503);
     given.view.learn(product("EARLY", begins, minute * 5));
@@ -184,7 +184,7 @@ async fn a_sale_that_is_heard_of_only_after_it_began_is_told_then() {
 async fn what_the_store_tells_is_told_at_once_and_the_store_hardly_read() {
     let hour = Duration::from_secs(3_600);
     let mut given = Given::start(vec![product("W", Duration::from_secs(1), hour)], true).await;
-    given.say.send(SaleEvent::Begun).unwrap();
+    given.say.send(SaleEvent::Subscribed).unwrap();
     assert!(given.hears().await.0.contains("\"ACTIVE\""));
     tokio::time::sleep(Duration::from_secs(5)).await;
     let (before, reads) = (Instant::now(), given.reads());
@@ -204,19 +204,19 @@ async fn what_the_store_tells_is_told_at_once_and_the_store_hardly_read() {
 async fn whatever_was_not_heard_is_read_when_the_store_begins_to_tell_again() {
     let hour = Duration::from_secs(3_600);
     let mut given = Given::start(vec![product("W", Duration::from_secs(1), hour)], true).await;
-    given.say.send(SaleEvent::Begun).unwrap();
+    given.say.send(SaleEvent::Subscribed).unwrap();
     assert!(given.hears().await.0.contains("\"ACTIVE\""));
     tokio::time::sleep(Duration::from_secs(5)).await;
-    given.say.send(SaleEvent::Ended).unwrap();
+    given.say.send(SaleEvent::Lost).unwrap();
     let reads = given.reads();
     tokio::time::sleep(Duration::from_secs(10)).await;
     assert!(given.reads() - reads >= 90, "while nothing is told it is read ten times a second");
-    given.say.send(SaleEvent::Begun).unwrap();
+    given.say.send(SaleEvent::Subscribed).unwrap();
     tokio::time::sleep(Duration::from_secs(1)).await;
     let reads = given.reads();
     // Sold while nobody was told.
     given.store.products.lock()[0].sale.sold = 9;
-    given.say.send(SaleEvent::Begun).unwrap();
+    given.say.send(SaleEvent::Subscribed).unwrap();
     let before = Instant::now();
     assert!(given.hears().await.0.contains("\"stock\":1}"));
     assert!(before.elapsed() <= FRESH_FOR * 2 && given.reads() == reads + 1, "by one reading");

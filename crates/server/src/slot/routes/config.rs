@@ -9,8 +9,8 @@ use http::StatusCode;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 use weir_core::slot::Pace;
-use weir_queue::sms::rfc3339;
-use weir_store::slot::{Config, window_text};
+use weir_queue::rfc3339;
+use weir_store::slot::{SlotConfig, window_text};
 
 use super::{parse_config_name, unknown_config};
 use crate::app::App;
@@ -231,7 +231,7 @@ fn parse_duration(text: &str) -> Option<Duration> {
     Duration::try_from(fixed).ok()
 }
 
-fn describe(config: Config) -> ConfigResponse {
+fn describe(config: SlotConfig) -> ConfigResponse {
     ConfigResponse {
         config_name: config.name.to_string(),
         version: config.version,

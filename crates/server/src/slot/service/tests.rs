@@ -41,15 +41,15 @@ impl SlotStore for Recounting {
         if self.is_full { Err(Error::Overloaded { lane: "slot recount" }) } else { Ok(()) }
     }
 
-    async fn put_config(&self, _: &ConfigName, _: Pace) -> Result<Config> {
+    async fn put_config(&self, _: &ConfigName, _: Pace) -> Result<SlotConfig> {
         unreachable!()
     }
 
-    async fn config(&self, _: &ConfigName) -> Result<Option<Config>> {
+    async fn config(&self, _: &ConfigName) -> Result<Option<SlotConfig>> {
         unreachable!()
     }
 
-    async fn configs(&self, _: Option<&ConfigName>, _: usize) -> Result<Vec<Config>> {
+    async fn configs(&self, _: Option<&ConfigName>, _: usize) -> Result<Vec<SlotConfig>> {
         unreachable!()
     }
 
@@ -61,7 +61,7 @@ impl SlotStore for Recounting {
         unreachable!()
     }
 
-    async fn give_slot_back(&self, _: &EventId) -> Result<Option<Slot>> {
+    async fn release_slot(&self, _: &EventId) -> Result<Option<Slot>> {
         unreachable!()
     }
 

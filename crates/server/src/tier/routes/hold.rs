@@ -7,7 +7,7 @@ use axum::extract::State;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 use weir_core::HoldId;
-use weir_queue::sms::rfc3339;
+use weir_queue::rfc3339;
 
 use super::check::{Cost, parse_key};
 use super::millis_up;

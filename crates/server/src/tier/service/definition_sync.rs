@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use weir_store::Result;
-use weir_store::tier::{Changed, DefinitionChanges, TierStore};
+use weir_store::tier::{ChangedDefinition, DefinitionChanges, TierStore};
 
 use super::Shared;
 use crate::telemetry::log_throttle::LogThrottle;
@@ -39,21 +39,21 @@ pub(super) async fn run(shared: Arc<Shared>, since: i64) {
 
 /// Forgets what was changed. Answers up to where that is so.
 async fn hear(shared: &Shared, since: i64) -> Result<i64> {
-    let DefinitionChanges { version, changed } = shared.store.news(Some(since)).await?;
+    let DefinitionChanges { version, changed } = shared.store.changes_since(Some(since)).await?;
     match changed {
         None => {
             // Of the versions in between nobody knows; what is present is read with the next ones.
-            let present = shared.store.news(None).await?.version;
+            let present = shared.store.changes_since(None).await?.version;
             shared.subscriptions.forget_all();
             shared.definitions.load(shared.timeout).await?;
             return Ok(present.max(version));
         }
         Some(changed) => {
-            if changed.contains(&Changed::Definitions) {
+            if changed.contains(&ChangedDefinition::Definitions) {
                 shared.definitions.load(shared.timeout).await?;
             }
             for change in &changed {
-                if let Changed::Subscription(user) = change {
+                if let ChangedDefinition::Subscription(user) = change {
                     shared.subscriptions.forget(user.as_str());
                 }
             }

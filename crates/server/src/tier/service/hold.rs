@@ -11,7 +11,7 @@ use futures_util::future::join;
 use weir_core::tier::{Correction, HoldSettlement, LimitState};
 use weir_core::{HoldId, Timestamp};
 use weir_store::Result;
-use weir_store::tier::{NewHold, Policy, Settled};
+use weir_store::tier::{NewHold, Policy, SettledHold};
 
 use super::TierService;
 use crate::engines::within;
@@ -85,7 +85,7 @@ impl TierService {
             ttl,
         };
         let remembered = async {
-            let (put, ()) = join(self.shared.store.put_hold(hold), self.limits.keep()).await;
+            let (put, ()) = join(self.shared.store.put_hold(hold), self.limits.flush()).await;
             put
         };
         match within(self.shared.timeout, remembered).await {
@@ -134,7 +134,7 @@ impl TierService {
     }
 }
 
-async fn correct(limits: &dyn weir_store::tier::LimitStore, policy: &Arc<Policy>, settled: &Settled) {
+async fn correct(limits: &dyn weir_store::tier::LimitStore, policy: &Arc<Policy>, settled: &SettledHold) {
     let (key, hold) = (settled.key.as_str(), &settled.hold);
     let done = match settled.settlement {
         HoldSettlement::Settled(Correction::Charge(more)) => {

@@ -6,7 +6,7 @@ use std::time::Duration;
 use weir_core::Timestamp;
 use weir_core::tier::{Decision, LimitState, LimitUsage};
 use weir_store::Result;
-use weir_store::tier::{Ask, Policy};
+use weir_store::tier::{LimitCheck, Policy};
 
 use super::TierService;
 
@@ -74,14 +74,14 @@ impl TierService {
             let Some(policy) = definitions.policy(check.policy) else {
                 return Ok(CheckOutcome::UnknownPolicy(at));
             };
-            asks.push(Ask { policy, key: check.key, cost: check.cost });
+            asks.push(LimitCheck { policy, key: check.key, cost: check.cost });
         }
         self.decide(&asks, peek).await.map(CheckOutcome::Decided)
     }
 
     /// The same for policies that were looked up before.
     /// Fails when the engine of limits does not answer.
-    pub async fn decide(&self, asks: &[Ask<'_>], peek: bool) -> Result<Decided> {
+    pub async fn decide(&self, asks: &[LimitCheck<'_>], peek: bool) -> Result<Decided> {
         let taken = self.limits.take(asks, peek).await;
         let taken = taken.inspect_err(|_| {
             self.metrics.check_failed.inc();
@@ -116,7 +116,7 @@ impl TierService {
         key: &str,
         cost: u32,
     ) -> Result<(Decision, Answer, Timestamp)> {
-        let taken = self.limits.take(&[Ask { policy, key, cost }], false).await?;
+        let taken = self.limits.take(&[LimitCheck { policy, key, cost }], false).await?;
         let (alone, spent) = taken.each.first().copied().unwrap_or((taken.decision, LimitUsage(0, 0, 0)));
         Ok((alone, Answer::new(policy, alone, &spent, taken.now), taken.now))
     }

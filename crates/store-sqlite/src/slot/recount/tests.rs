@@ -85,7 +85,7 @@ async fn however_many_wait_for_a_recount_the_writer_is_there_for_others() {
     for n in 0..2 * WAITING_MAX {
         let event = EventId::parse(format!("first-{n}")).unwrap();
         let engine = &engine;
-        let mut call = Box::pin(async move { engine.give_slot_back(&event).await });
+        let mut call = Box::pin(async move { engine.release_slot(&event).await });
         assert!(poll_once(&mut call).await.is_none(), "it is with the writer");
         if n % 64 == 63 {
             // Behind it.
@@ -273,7 +273,7 @@ async fn others_go_on_while_a_config_is_counted_and_its_own_events_wait() {
             // One of each of the first windows, one after the other: were one not to wait, it would already be counted.
             for n in 0..6 {
                 let event = EventId::parse(format!("first-{}", 2 * n)).unwrap();
-                engine.give_slot_back(&event).await.unwrap().unwrap();
+                engine.release_slot(&event).await.unwrap().unwrap();
             }
         };
         let other = async {

@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use weir_core::slot::{Pace, WindowStatus, Windows};
 use weir_core::{ConfigName, EventId, Timestamp};
 
-use super::{Need, Plan, Step};
+use super::{AssignPlan, PlanStep, WindowQuery};
 use crate::slot::{Assign, AssignOutcome, Slot};
 
 const WINDOW_MS: u64 = 1_000;
@@ -34,7 +34,7 @@ fn slot(event: &str, config: &str) -> Slot {
 type Counters = BTreeMap<(ConfigName, Timestamp), u32>;
 
 /// An engine that looks at `most` windows at a time, and adds those that are full as runs.
-fn load(windows: &mut Windows, counters: &Counters, need: Need<'_>, most: usize) {
+fn load(windows: &mut Windows, counters: &Counters, need: WindowQuery<'_>, most: usize) {
     let mut start = need.from;
     for _ in 0..most {
         let count = |start| counters.get(&(need.config.clone(), start)).copied().unwrap_or_default();
@@ -48,7 +48,7 @@ fn load(windows: &mut Windows, counters: &Counters, need: Need<'_>, most: usize)
     }
 }
 
-fn place_all(plan: &mut Plan<'_>, counters: &Counters, most: usize) {
+fn place_all(plan: &mut AssignPlan<'_>, counters: &Counters, most: usize) {
     let mut chance = 0;
     let random = || {
         chance += 1;
@@ -57,8 +57,8 @@ fn place_all(plan: &mut Plan<'_>, counters: &Counters, most: usize) {
     let mut random = random;
     for _ in 0..10_000 {
         let needs = match plan.place(&mut random) {
-            Step::Load(needs) => needs,
-            step => return assert_eq!(step, Step::Done),
+            PlanStep::Load(needs) => needs,
+            step => return assert_eq!(step, PlanStep::Done),
         };
         assert!(!needs.is_empty(), "what is not done needs something");
         for need in needs {
@@ -123,7 +123,7 @@ proptest! {
         let counters: Counters =
             full.into_iter().map(|(config, window, count)| ((name(config), at(window * 1_000)), count.min(max))).collect();
         let existing: Vec<Slot> = (0..seen).map(|event| slot(&format!("e{event}"), "old")).collect();
-        let mut plan = Plan::new(&batch, existing.clone(), &paces, 100);
+        let mut plan = AssignPlan::new(&batch, existing.clone(), &paces, 100);
         place_all(&mut plan, &counters, most);
 
         let mut expected_counters = counters.clone();
@@ -163,9 +163,9 @@ proptest! {
 fn events_that_others_were_faster_with_have_their_slots() {
     let pace = Pace::new(9, Duration::from_millis(WINDOW_MS)).unwrap();
     let batch = [wish("e", "a", 0), wish("f", "a", 0), wish("e", "a", 0)];
-    let mut plan = Plan::new(&batch, [], &HashMap::from([(name("a"), pace)]), 100);
+    let mut plan = AssignPlan::new(&batch, [], &HashMap::from([(name("a"), pace)]), 100);
     place_all(&mut plan, &Counters::new(), 1);
-    plan.concede([slot("e", "b")]);
+    plan.use_existing([slot("e", "b")]);
     let outcomes = plan.outcomes();
     let theirs = AssignOutcome::Existing(slot("e", "b"));
     assert!(matches!(outcomes[1], AssignOutcome::New(_)), "{outcomes:?}");
@@ -176,13 +176,13 @@ fn events_that_others_were_faster_with_have_their_slots() {
 fn windows_that_others_hold_are_said_and_nothing_is_refused() {
     let pace = Pace::new(1, Duration::from_millis(WINDOW_MS)).unwrap();
     let batch = [wish("e", "a", 0), wish("f", "a", 0)];
-    let mut plan = Plan::new(&batch, [], &HashMap::from([(name("a"), pace)]), 1);
-    let Step::Load(needs) = plan.place(|| 0) else { panic!("nothing is known yet") };
-    assert_eq!(needs, [Need { config: &batch[0].config, from: at(0), events: 2 }]);
+    let mut plan = AssignPlan::new(&batch, [], &HashMap::from([(name("a"), pace)]), 1);
+    let PlanStep::Load(needs) = plan.place(|| 0) else { panic!("nothing is known yet") };
+    assert_eq!(needs, [WindowQuery { config: &batch[0].config, from: at(0), events: 2 }]);
     let windows = plan.windows(&batch[0].config).unwrap();
     windows.add(at(0), 0);
     for n in 1..=2 {
         windows.add_locked(at(n * 1_000));
     }
-    assert_eq!(plan.place(|| 0), Step::Held);
+    assert_eq!(plan.place(|| 0), PlanStep::WindowsLocked);
 }

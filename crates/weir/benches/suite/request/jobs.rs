@@ -9,7 +9,7 @@ use weir_core::request::canonical::{CanonicalJson, Fingerprint};
 use weir_core::request::retry::{RetryDecision, RetryPolicy};
 use weir_core::request::state::WorkerReport;
 use weir_core::{IdempotencyKey, RequestId, RequestType, TenantId, Timestamp};
-use weir_store::request::{JobReport, RequestStore, Room, Sealed, Submit};
+use weir_store::request::{DownstreamCapacity, JobReport, RequestStore, Sealed, Submit};
 
 use crate::postgres::Postgres;
 use crate::table::grouped;
@@ -58,7 +58,7 @@ async fn round(store: &dyn RequestStore, batch: u64) -> Result<Duration> {
     let policy = RetryPolicy::default();
     let submits: Result<Vec<Submit>> = (0..BATCH as u64).map(|n| submit(batch * BATCH as u64 + n)).collect();
     store.submit_batch(submits?.into(), None).await?;
-    let room = [Room { downstream: "default".to_owned(), jobs: BATCH }];
+    let room = [DownstreamCapacity { downstream: "default".to_owned(), jobs: BATCH }];
     let began = Instant::now();
     let claimed = store.claim_jobs(&room, &policy).await?;
     let took = began.elapsed();
@@ -69,7 +69,7 @@ async fn round(store: &dyn RequestStore, batch: u64) -> Result<Duration> {
         report: WorkerReport::Called(RetryDecision::Complete),
         result: Some(job.payload),
         detail: None,
-        chance: 0,
+        random: 0,
     });
     let outcomes = store.report_batch(reports.collect(), &policy).await?;
     ensure!(outcomes.iter().all(Result::is_ok), "a report was refused");

@@ -10,8 +10,8 @@ use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 use weir_core::request::state::RequestStatus;
 use weir_core::{ManualClock, RequestId, Timestamp};
-use weir_queue::publish::{Event, PublishOutcome, Publisher};
-use weir_queue::{Claim, Message, Position, Receipt, Settlement, Source};
+use weir_queue::publish::{OutgoingEvent, PublishOutcome, Publisher};
+use weir_queue::{ClaimReceipt, Message, MessageClaim, MessageSource, Position, Settlement};
 use weir_store::request::{RequestStore, SubmitOutcome};
 use weir_store::{Error, Result};
 
@@ -31,10 +31,10 @@ struct Memory {
 
 #[async_trait]
 impl Publisher for Memory {
-    async fn publish(&self, topic: &str, events: Vec<Event>) -> Vec<PublishOutcome> {
+    async fn publish(&self, topic: &str, events: Vec<OutgoingEvent>) -> Vec<PublishOutcome> {
         assert_eq!(topic, TOPIC);
         let is_away = self.is_away.load(Ordering::SeqCst);
-        let publish = |event: Event| {
+        let publish = |event: OutgoingEvent| {
             if is_away {
                 return PublishOutcome::Failed(Error::unavailable("memory", "away"));
             }
@@ -51,8 +51,8 @@ impl Publisher for Memory {
 }
 
 #[async_trait]
-impl Source for Memory {
-    async fn claim(&self, _: &str, max: usize, _: Duration) -> Result<Claim> {
+impl MessageSource for Memory {
+    async fn claim(&self, _: &str, max: usize, _: Duration) -> Result<MessageClaim> {
         if self.is_away.load(Ordering::SeqCst) {
             return Err(Error::unavailable("memory", "away"));
         }
@@ -60,10 +60,13 @@ impl Source for Memory {
         let count = waiting.len().min(max);
         let position = Position { shard: 0, id: 0 };
         let message = |payload| Message { position, key: String::new(), payload, attempts: 0 };
-        Ok(Claim { messages: waiting.drain(..count).map(message).collect(), receipt: Receipt::default() })
+        Ok(MessageClaim {
+            messages: waiting.drain(..count).map(message).collect(),
+            receipt: ClaimReceipt::default(),
+        })
     }
 
-    async fn settle(&self, _: &Receipt, settlement: Settlement) -> Result<bool> {
+    async fn settle(&self, _: &ClaimReceipt, settlement: Settlement) -> Result<bool> {
         self.buried.fetch_add(settlement.dead.len(), Ordering::SeqCst);
         Ok(true)
     }
@@ -92,7 +95,7 @@ async fn what_is_published_after_its_commit_is_accepted_and_done() {
     let (fixture, memory) = (Fixture::new(None), Arc::new(Memory::default()));
     let id = submit(&fixture).await;
     assert_eq!(fixture.find(id).await.status, RequestStatus::PendingEnqueue);
-    let receipt = weir_store::request::Receipt {
+    let receipt = weir_store::request::SubmitReceipt {
         id,
         status: RequestStatus::PendingEnqueue,
         accepted_at: fixture.engine.clock().now(),

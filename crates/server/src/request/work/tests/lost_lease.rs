@@ -122,8 +122,10 @@ async fn a_stop_waits_for_calls_that_are_under_way() {
 async fn a_stop_puts_back_what_takes_too_long() {
     let (fixture, request) = stop_during_a_call(Duration::ZERO).await;
     assert_eq!((request.status, request.attempts), (RequestStatus::InProgress, 0), "no attempt is lost");
-    let room =
-        [weir_store::request::Room { downstream: RequestSettings::DEFAULT_DOWNSTREAM.to_owned(), jobs: 1 }];
+    let room = [weir_store::request::DownstreamCapacity {
+        downstream: RequestSettings::DEFAULT_DOWNSTREAM.to_owned(),
+        jobs: 1,
+    }];
     let claimed = fixture.engine.claim_jobs(&room, &fixture.settings.policy).await.unwrap();
     assert_eq!(claimed.jobs.len(), 1, "another worker may have it at once");
 }

@@ -187,10 +187,15 @@ async fn a_downstream_that_will_call_back_is_waited_for() {
     assert_eq!((request.status, request.attempts, request.result), (RequestStatus::InProgress, 1, None));
     worker.stop().await;
     assert_eq!(server.calls(), 1);
-    let room =
-        [weir_store::request::Room { downstream: RequestSettings::DEFAULT_DOWNSTREAM.to_owned(), jobs: 1 }];
+    let room = [weir_store::request::DownstreamCapacity {
+        downstream: RequestSettings::DEFAULT_DOWNSTREAM.to_owned(),
+        jobs: 1,
+    }];
     let claimed = fixture.engine.claim_jobs(&room, &fixture.settings.policy).await.unwrap();
-    assert!(claimed.next.unwrap() > Duration::from_secs(3_600), "it is claimed again when a day is over");
+    assert!(
+        claimed.next_due_in.unwrap() > Duration::from_secs(3_600),
+        "it is claimed again when a day is over"
+    );
 }
 
 #[tokio::test]

@@ -11,8 +11,9 @@ use weir_core::request::retry::RetryPolicy;
 use weir_core::request::state::{RequestStatus, TransitionError};
 use weir_core::{RequestId, TenantId, Timestamp};
 use weir_store::request::{
-    CallbackOutcome, CallbackReport, Claimed, DeadRequest, JobReport, Listed, Pending, Request, RequestAudit,
-    RequestStore, Rollout, RolloutChange, Room, SealedSearch, SealingKey, Submit, SubmitOutcome,
+    CallbackOutcome, CallbackReport, ClaimedJobs, DeadRequest, DownstreamCapacity, JobReport, PendingRequest,
+    Request, RequestAudit, RequestPage, RequestStore, Rollout, RolloutChange, SealedSearch, SealingKey,
+    Submit, SubmitOutcome,
 };
 use weir_store::{Batch, Error, Result};
 use weir_store_sqlite::Sqlite;
@@ -45,7 +46,7 @@ impl Outage {
 
 #[async_trait]
 impl RequestStore for Outage {
-    async fn claim_jobs(&self, room: &[Room], policy: &RetryPolicy) -> Result<Claimed> {
+    async fn claim_jobs(&self, room: &[DownstreamCapacity], policy: &RetryPolicy) -> Result<ClaimedJobs> {
         self.engine.claim_jobs(room, policy).await
     }
     async fn job_downstreams(&self) -> Result<Vec<String>> {
@@ -83,16 +84,16 @@ impl RequestStore for Outage {
         _: Option<RequestStatus>,
         _: Option<RequestId>,
         _: usize,
-    ) -> Result<Listed> {
+    ) -> Result<RequestPage> {
         unreachable!()
     }
-    async fn claim_named(&self, _: &[RequestId], _: &RetryPolicy) -> Result<Claimed> {
+    async fn claim_named(&self, _: &[RequestId], _: &RetryPolicy) -> Result<ClaimedJobs> {
         unreachable!()
     }
     async fn call_back(&self, _: RequestId, _: CallbackReport) -> Result<CallbackOutcome> {
         unreachable!()
     }
-    async fn pending_requests(&self, older_than: Duration, limit: usize) -> Result<Vec<Pending>> {
+    async fn pending_requests(&self, older_than: Duration, limit: usize) -> Result<Vec<PendingRequest>> {
         self.engine.pending_requests(older_than, limit).await
     }
     async fn mark_enqueued(&self, _: &[RequestId]) -> Result<()> {
@@ -135,7 +136,7 @@ impl RequestStore for Outage {
     async fn register_sealing_key(&self, _: &SealingKey) -> Result<()> {
         unreachable!()
     }
-    async fn forget_sealing_key(&self, _: &str, _: &str) -> Result<()> {
+    async fn remove_sealing_key(&self, _: &str, _: &str) -> Result<()> {
         unreachable!()
     }
     async fn find_sealed_with(&self, _: &str, _: Option<RequestId>, _: usize) -> Result<SealedSearch> {

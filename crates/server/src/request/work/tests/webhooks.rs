@@ -7,8 +7,8 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use weir_core::webhook::{self, SignedMessage, SigningSecret};
 use weir_core::{ManualClock, TenantId, Timestamp};
-use weir_queue::{Queue, Source};
-use weir_store::request::{RequestStore, Submit, WEBHOOKS};
+use weir_queue::{MessageSource, Queue};
+use weir_store::request::{RequestStore, Submit, WEBHOOKS_TOPIC};
 
 use super::fixtures::{Fixture, Server, answer, until};
 use crate::auth::webhook::WebhookSecret;
@@ -50,7 +50,7 @@ async fn complete_some(fixture: &Fixture, tenant: &str, callback_url: &str, coun
         let tenant = TenantId::parse(tenant).unwrap();
         Submit { tenant, callback_url: Some(callback_url.to_owned()), ..fixture.submission("1") }
     };
-    let queued = || async { fixture.engine.audit(WEBHOOKS).await.unwrap().accepted };
+    let queued = || async { fixture.engine.audit(WEBHOOKS_TOPIC).await.unwrap().accepted };
     let expected = queued().await + count as u64;
     let worker = fixture.start();
     let batch: Vec<_> = std::iter::repeat_with(submission).take(count).collect();
@@ -60,7 +60,7 @@ async fn complete_some(fixture: &Fixture, tenant: &str, callback_url: &str, coun
 }
 
 async fn done(fixture: &Fixture) -> u64 {
-    fixture.engine.audit(WEBHOOKS).await.unwrap().done
+    fixture.engine.audit(WEBHOOKS_TOPIC).await.unwrap().done
 }
 
 /// Completes a request with this callback URL, and starts to send webhooks.
@@ -74,7 +74,7 @@ async fn complete(fixture: &Fixture, callback_url: &str) -> (weir_core::RequestI
 }
 
 async fn dead_reason(fixture: &Fixture) -> String {
-    let is_dead = || async { fixture.engine.audit(WEBHOOKS).await.unwrap().dead == 1 };
+    let is_dead = || async { fixture.engine.audit(WEBHOOKS_TOPIC).await.unwrap().dead == 1 };
     until("the webhook is a dead letter", is_dead).await;
     fixture.engine.dead_letters(None, 1, usize::MAX).await.unwrap()[0].reason.clone()
 }
@@ -85,7 +85,7 @@ async fn a_signed_webhook_tells_of_the_end() {
     let mut fixture = Fixture::new(None);
     fixture.settings.allow_private = true;
     let (id, closing) = complete(&fixture, &receiver.url).await;
-    let is_done = || async { fixture.engine.audit(WEBHOOKS).await.unwrap().done == 1 };
+    let is_done = || async { fixture.engine.audit(WEBHOOKS_TOPIC).await.unwrap().done == 1 };
     until("the webhook is done", is_done).await;
     closing.cancel();
     let (headers, body) = receiver.seen(0);
@@ -134,7 +134,7 @@ async fn a_receiver_that_fails_gets_the_same_webhook_again() {
     until("it was sent", || async { receiver.calls() == 1 }).await;
     let is_done = || async {
         clock.advance(Duration::from_secs(1));
-        fixture.engine.audit(WEBHOOKS).await.unwrap().done == 1
+        fixture.engine.audit(WEBHOOKS_TOPIC).await.unwrap().done == 1
     };
     until("it was sent again", is_done).await;
     closing.cancel();
@@ -188,7 +188,7 @@ async fn more_webhooks_than_are_looked_at_together_hold_up_nobody_either() {
     complete_some(&fixture, "other", &quick.url, 1).await;
     let closing = start(&fixture);
     until("another tenant's webhook is settled", || async { done(&fixture).await == 1 }).await;
-    let books = fixture.engine.audit(WEBHOOKS).await.unwrap();
+    let books = fixture.engine.audit(WEBHOOKS_TOPIC).await.unwrap();
     assert_eq!((books.in_flight, books.dead), (1_200, 0), "and none is lost");
     closing.cancel();
 }
@@ -280,7 +280,8 @@ async fn send_to_a_stuck_receiver(begin_after: Duration) -> (usize, usize) {
     sending.await.unwrap();
     // Past all waits.
     clock.advance(Duration::from_secs(3_600));
-    let messages = fixture.engine.claim(WEBHOOKS, QUEUED, Duration::from_secs(60)).await.unwrap().messages;
+    let messages =
+        fixture.engine.claim(WEBHOOKS_TOPIC, QUEUED, Duration::from_secs(60)).await.unwrap().messages;
     assert_eq!(messages.len(), QUEUED);
     (stuck.calls(), messages.iter().filter(|message| message.attempts == 1).count())
 }

@@ -4,7 +4,7 @@ use bytes::{BufMut, Bytes, BytesMut};
 use serde::Serialize;
 use serde::de::IgnoredAny;
 use weir_core::request::state::RequestStatus;
-use weir_queue::sms::rfc3339;
+use weir_queue::rfc3339;
 use weir_store::request::Request;
 
 /// All but the result, which is put in as it is.
