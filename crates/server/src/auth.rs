@@ -1,6 +1,5 @@
-//! Who is calling: the operator's key and callers' tokens.
+//! Authentication: the operator's key, callers' tokens and the secrets behind them.
 
-pub mod admin;
 pub mod credentials;
 pub(crate) mod file_modes;
 pub mod jwt;
@@ -13,20 +12,18 @@ use crate::settings::Settings;
 use crate::settings::auth::{ADMIN_KEY, AuthSettings, admin_key};
 use crate::settings::source::SettingError;
 
-/// What credentials are checked against.
+/// The keys and secrets that credentials are checked against.
 #[derive(Debug)]
 pub struct Auth {
-    /// The operator's key.
-    pub admin: admin::AdminKey,
-    /// Callers' tokens.
-    pub tokens: jwt::Verifier,
-    /// What callbacks are signed with, and what the secrets of tenants' webhooks are derived from.
+    pub admin: credentials::AdminKey,
+    pub tokens: jwt::TokenVerifier,
+    /// Verifies callbacks and signs webhooks.
     pub webhook: webhook::WebhookSecret,
 }
 
 impl Auth {
-    /// Takes the secrets that are given and makes those that are not, in the data directory.
-    /// Fails when a secret's file cannot be written or read, or a key file holds no usable key.
+    /// Takes the secrets from the settings, and from the data directory those that are not set. Creates them there if needed.
+    /// Fails when a secret's file cannot be read or written, or a key file holds no usable key.
     pub fn load(settings: &Settings) -> Result<Self, SettingError> {
         let data = &settings.process.data;
         let webhook = webhook::WebhookSecret::load(&settings.request, data)?;
@@ -36,15 +33,15 @@ impl Auth {
             None => load_admin_key(data)?,
         };
         let tokens = match &settings.jwks_file {
-            Some(file) => jwt::Verifier::from_jwks_file(file)?,
-            None => jwt::Verifier::from_secret(&jwt_secret(settings, data)?),
+            Some(file) => jwt::TokenVerifier::from_jwks_file(file)?,
+            None => jwt::TokenVerifier::from_secret(&jwt_secret(settings, data)?),
         };
-        let tokens = tokens.expecting(settings.issuer.as_deref(), settings.audience.as_deref());
-        Ok(Self { admin: admin::AdminKey::new(&admin), tokens, webhook })
+        let tokens = tokens.requiring(settings.issuer.as_deref(), settings.audience.as_deref());
+        Ok(Self { admin: credentials::AdminKey::new(&admin), tokens, webhook })
     }
 }
 
-/// The operator's key of the data directory, which somebody may have written there.
+/// Loads the operator's key from the data directory. It is validated, because the operator may have written the file.
 fn load_admin_key(data: &Path) -> Result<String, SettingError> {
     let text = secrets::load_or_create(data, secrets::ADMIN_KEY)?;
     admin_key(&text).ok_or_else(|| {
@@ -53,8 +50,8 @@ fn load_admin_key(data: &Path) -> Result<String, SettingError> {
     })
 }
 
-/// The secret that tokens are signed with: the given one, or the data directory's.
-/// Fails when it has to be made and cannot.
+/// Returns the secret that signs tokens, from the settings or the data directory.
+/// Fails when it has to be created and cannot be.
 pub fn jwt_secret(settings: &AuthSettings, data: &Path) -> Result<String, SettingError> {
     match &settings.jwt_secret {
         Some(secret) => Ok(secret.clone()),

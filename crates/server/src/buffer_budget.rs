@@ -1,18 +1,18 @@
-//! A budget for the memory of unfinished requests, over the whole process. Without it, callers that send half a request each
-//! could take all the memory there is.
+//! A budget for the memory of unfinished requests of the whole process. Without it, callers that each send half a request
+//! could use up all memory.
 //!
-//! Large heads and bodies that come in pieces share one budget, bulk uploads another (see `app.rs`): uploads may wait for
-//! theirs, and what waits must not take memory from requests that are refused at once. A request that comes in one piece, as
-//! nearly all do, takes nothing from either.
+//! Large heads and bodies that arrive in pieces share one budget, bulk uploads another (see `app.rs`): uploads wait for
+//! memory, and must not take it from requests that are refused at once. A request that arrives in one piece, as nearly all
+//! do, is charged to neither.
 
 use std::sync::Arc;
 
 use tokio::sync::Semaphore;
 
-/// The budget. Clones share it.
+/// A number of bytes to be shared. Clones are the same budget.
 #[derive(Clone, Debug)]
 pub struct BufferBudget {
-    /// One permit a byte.
+    /// One permit per byte.
     free: Arc<Semaphore>,
     total: usize,
 }
@@ -24,13 +24,11 @@ pub struct BufferCharge {
     bytes: usize,
 }
 
-/// The budget is spent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("unfinished requests hold as much memory as http.max_buffered allows")]
-pub struct BudgetSpent;
+pub struct BudgetExhausted;
 
 impl BufferBudget {
-    /// Creates a budget of `bytes`.
     #[must_use]
     pub fn new(bytes: usize) -> Self {
         let total = bytes.min(Semaphore::MAX_PERMITS);
@@ -43,13 +41,11 @@ impl BufferBudget {
         BufferCharge { free: Arc::clone(&self.free), bytes: 0 }
     }
 
-    /// The size of the budget in bytes.
     #[must_use]
     pub const fn total(&self) -> usize {
         self.total
     }
 
-    /// The bytes in use.
     #[must_use]
     pub fn used(&self) -> usize {
         self.total.saturating_sub(self.free.available_permits())
@@ -57,18 +53,17 @@ impl BufferBudget {
 }
 
 impl BufferCharge {
-    /// The bytes charged.
     #[must_use]
     pub const fn bytes(&self) -> usize {
         self.bytes
     }
 
     /// Changes the charge to `bytes`. Shrinking never fails.
-    /// Fails when the budget is spent. The charge is then unchanged.
-    pub fn try_resize(&mut self, bytes: usize) -> Result<(), BudgetSpent> {
+    /// Fails when the budget is exhausted. The charge is then unchanged.
+    pub fn try_resize(&mut self, bytes: usize) -> Result<(), BudgetExhausted> {
         if let Some(more) = bytes.checked_sub(self.bytes).filter(|more| *more > 0) {
-            let more = u32::try_from(more).map_err(|_too_many| BudgetSpent)?;
-            self.free.try_acquire_many(more).map_err(|_none_left| BudgetSpent)?.forget();
+            let more = u32::try_from(more).map_err(|_too_many| BudgetExhausted)?;
+            self.free.try_acquire_many(more).map_err(|_none_left| BudgetExhausted)?.forget();
         } else {
             self.free.add_permits(self.bytes - bytes);
         }
@@ -76,13 +71,13 @@ impl BufferCharge {
         Ok(())
     }
 
-    /// Grows the charge by `more` bytes, and waits for them. Waiters are served in order; the first one takes everything that
-    /// is released until it has enough, so only budgets whose users all wait, with a timeout, should be waited for.
+    /// Grows the charge by `more` bytes and waits until they are free. Waiters are served in order, and the first one takes
+    /// everything that is released until it has enough. Only wait for a budget whose users all wait, with a timeout.
     /// Fails when `more` is larger than any budget.
-    pub async fn grow(&mut self, more: usize) -> Result<(), BudgetSpent> {
-        let permits = u32::try_from(more).map_err(|_too_many| BudgetSpent)?;
+    pub async fn grow(&mut self, more: usize) -> Result<(), BudgetExhausted> {
+        let permits = u32::try_from(more).map_err(|_too_many| BudgetExhausted)?;
         // The budget is never closed.
-        self.free.acquire_many(permits).await.map_err(|_closed| BudgetSpent)?.forget();
+        self.free.acquire_many(permits).await.map_err(|_closed| BudgetExhausted)?.forget();
         self.bytes += more;
         Ok(())
     }
@@ -109,11 +104,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_byte_is_charged_to_one_buffer_only() {
+    fn a_byte_is_charged_to_only_one_buffer() {
         let budget = BufferBudget::new(100);
         let (mut one, mut other) = (budget.charge(), budget.charge());
         assert_eq!(one.try_resize(80), Ok(()));
-        assert_eq!(other.try_resize(21), Err(BudgetSpent));
+        assert_eq!(other.try_resize(21), Err(BudgetExhausted));
         assert_eq!((other.bytes(), budget.used()), (0, 80), "a refusal takes nothing");
         assert_eq!(one.try_resize(10), Ok(()));
         assert_eq!(other.try_resize(90), Ok(()));
@@ -124,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn a_waiter_gets_what_others_release() {
+    fn a_waiter_gets_the_bytes_that_others_release() {
         let budget = BufferBudget::new(100);
         let (mut one, mut other) = (budget.charge(), budget.charge());
         one.try_resize(60).unwrap();
@@ -134,14 +129,15 @@ mod tests {
         assert_eq!(waiting.now_or_never(), Some(Ok(())));
         assert_eq!(budget.used(), 50);
     }
+
     #[test]
-    fn a_split_charge_is_as_large_as_before_and_released_in_parts() {
+    fn both_parts_of_a_split_charge_are_released() {
         let budget = BufferBudget::new(100);
         let mut one = budget.charge();
         one.try_resize(60).unwrap();
         let other = one.split(40);
         assert_eq!((one.bytes(), other.bytes(), budget.used()), (20, 40, 60));
-        assert_eq!(one.split(100).bytes(), 20, "no more than there is");
+        assert_eq!(one.split(100).bytes(), 20, "no more than was charged");
         assert_eq!(budget.used(), 40);
         drop((one, other));
         assert_eq!(budget.used(), 0);

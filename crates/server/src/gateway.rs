@@ -135,7 +135,7 @@ impl Gateway {
             upstream,
             settings: own,
             read_timeout: settings.http.read_timeout,
-            ending: shutdown.ending().clone(),
+            ending: shutdown.giving_up().clone(),
             tunnels: TaskTracker::new(),
             metrics: metrics.gateway.clone(),
         }

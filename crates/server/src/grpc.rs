@@ -27,8 +27,7 @@ use self::body::BodyLimits;
 use self::message::SERVICE_NAME;
 use self::service::rate_limit_server;
 use crate::app::App;
-use crate::auth::admin;
-use crate::auth::credentials::{Credentials, LIMITS_CHECK};
+use crate::auth::credentials::{ADMIN_KEY_HEADER, Credentials, LIMITS_CHECK};
 use crate::buffer_budget::BufferBudget;
 
 /// Connections at once, if `http.max_connections` does not allow fewer. A proxy has one for each of its threads.
@@ -83,7 +82,7 @@ pub async fn serve(listener: TcpListener, app: Arc<App>) {
     let end = async {
         closing.cancelled().await;
         // Whichever comes first: a stop may have less time than that.
-        let _ = tokio::time::timeout(GRACE, app.shutdown.ending().cancelled()).await;
+        let _ = tokio::time::timeout(GRACE, app.shutdown.giving_up().cancelled()).await;
     };
     tokio::select! {
         served = server => if let Err(error) = served {
@@ -104,7 +103,7 @@ struct Gate {
 impl Gate {
     fn admit(&self, metadata: &MetadataMap) -> Result<(), Status> {
         let brings = |name: &str| metadata.contains_key(name);
-        if self.is_open && !brings(admin::HEADER) && !brings(http::header::AUTHORIZATION.as_str()) {
+        if self.is_open && !brings(ADMIN_KEY_HEADER) && !brings(http::header::AUTHORIZATION.as_str()) {
             return Ok(());
         }
         let headers = metadata.clone().into_headers();

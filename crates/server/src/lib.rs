@@ -80,7 +80,7 @@ impl Server {
         auth::secrets::create_directory(data).map_err(|error| {
             SettingError::new("data", data.display(), format!("a directory that can be made ({error})"))
         })?;
-        engines::lost_database::check(&settings, &auth::secrets::MADE_BY_SERVERS)?;
+        engines::lost_database::check(&settings, &auth::secrets::SERVER_FILES)?;
         engines::lost_database::create_first(&settings)?;
         let auth = Auth::load(&settings)?;
         let keys = Keyring::load(&settings.request, data)?;
@@ -167,7 +167,7 @@ impl Server {
 
     /// Requests first, since they feed the lanes; then the lanes; then whoever works on what they enqueued.
     async fn finish(self) {
-        self.http.ended().await;
+        self.http.wait_until_closed().await;
         if let Some((_, grpc)) = self.grpc {
             let _ = grpc.await;
         }
@@ -178,7 +178,7 @@ impl Server {
         self.app.tier.drain().await;
         self.app.sale.drain().await;
         self.workers.wait().await;
-        self.http.release().await;
+        self.http.stop_threads().await;
     }
 }
 

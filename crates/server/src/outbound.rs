@@ -25,7 +25,7 @@ use percent_encoding::percent_decode_str;
 use url::Url;
 
 pub(crate) use self::connect::Reach;
-use self::connect::{Connector, Forbidden};
+use self::connect::{Connector, ForbiddenAddress};
 
 /// How much of an answer that nobody wants is read, so that its connection can be used again.
 const DRAINED_BYTES_MAX: usize = 64 * 1024;
@@ -36,7 +36,7 @@ const HEAD_BYTES_MAX: usize = 64 * 1024;
 
 /// What a client may spend on its calls.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Bounds {
+pub(crate) struct OutboundLimits {
     /// How long it may take to get a connection, names and TLS included.
     pub connect_timeout: Duration,
     /// How long the whole answer may take from then on.
@@ -49,14 +49,14 @@ pub(crate) struct Bounds {
 
 /// Makes calls.
 #[derive(Clone, Debug)]
-pub(crate) struct Outbound {
+pub(crate) struct OutboundClient {
     client: Client<Connector, Full<Bytes>>,
-    bounds: Bounds,
+    bounds: OutboundLimits,
 }
 
 /// Whom to call.
 #[derive(Clone, Debug)]
-pub(crate) struct Target {
+pub(crate) struct OutboundTarget {
     uri: Uri,
     /// What a user and a password in the URL come to.
     authorization: Option<HeaderValue>,
@@ -64,7 +64,7 @@ pub(crate) struct Target {
 
 /// What was answered.
 #[derive(Clone, Debug)]
-pub(crate) struct Answer {
+pub(crate) struct OutboundResponse {
     /// The status.
     pub status: StatusCode,
     /// How long the other side asks to be left alone.
@@ -75,7 +75,7 @@ pub(crate) struct Answer {
 
 /// Why there is no answer.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum Problem {
+pub(crate) enum OutboundError {
     /// No connection, or no whole answer, in time.
     #[error("there was no answer in time")]
     TimedOut,
@@ -84,7 +84,7 @@ pub(crate) enum Problem {
     Unreachable(String),
     /// The name leads only to addresses that may not be called.
     #[error("the address is private or reserved")]
-    Forbidden,
+    ForbiddenAddress,
     /// The answer is not HTTP, or broke off.
     #[error("the answer could not be read: {0}")]
     Unreadable(String),
@@ -93,7 +93,7 @@ pub(crate) enum Problem {
     TooLarge,
 }
 
-impl Target {
+impl OutboundTarget {
     /// Reads a URL; none when it cannot be called.
     #[must_use]
     pub(crate) fn new(url: &Url) -> Option<Self> {
@@ -132,20 +132,20 @@ fn credentials(url: &Url) -> Option<HeaderValue> {
     Some(value)
 }
 
-impl Outbound {
+impl OutboundClient {
     /// A client that reaches what `reach` allows.
     #[must_use]
-    pub(crate) fn new(reach: Reach, bounds: Bounds) -> Self {
+    pub(crate) fn new(reach: Reach, bounds: OutboundLimits) -> Self {
         Self::with(Connector::new(reach, bounds.connect_timeout), bounds)
     }
 
     /// The same that trusts the authorities in a file instead of the system's, if there is one.
     #[must_use]
-    pub(crate) fn trusting(file: Option<PathBuf>, reach: Reach, bounds: Bounds) -> Self {
+    pub(crate) fn trusting(file: Option<PathBuf>, reach: Reach, bounds: OutboundLimits) -> Self {
         Self::with(Connector::new(reach, bounds.connect_timeout).trusting(file), bounds)
     }
 
-    fn with(connector: Connector, bounds: Bounds) -> Self {
+    fn with(connector: Connector, bounds: OutboundLimits) -> Self {
         let client = Client::builder(TokioExecutor::new())
             .pool_timer(TokioTimer::new())
             .pool_idle_timeout(IDLE)
@@ -159,13 +159,13 @@ impl Outbound {
     /// Fails when there is none.
     pub(crate) async fn post(
         &self,
-        target: &Target,
+        target: &OutboundTarget,
         headers: HeaderMap,
         body: Bytes,
-    ) -> Result<Answer, Problem> {
+    ) -> Result<OutboundResponse, OutboundError> {
         let mut request = Request::post(target.uri.clone())
             .body(Full::new(body))
-            .map_err(|error| Problem::Unreachable(error.to_string()))?;
+            .map_err(|error| OutboundError::Unreachable(error.to_string()))?;
         *request.headers_mut() = headers;
         if let Some(authorization) = &target.authorization {
             request.headers_mut().insert(AUTHORIZATION, authorization.clone());
@@ -180,21 +180,21 @@ impl Outbound {
             _ = connection.wait_for_connection_metadata() => {}
         }
         let answer = tokio::time::timeout(self.bounds.read_timeout, exchange).await;
-        answer.unwrap_or(Err(Problem::TimedOut))
+        answer.unwrap_or(Err(OutboundError::TimedOut))
     }
 
-    async fn exchange(&self, request: Request<Full<Bytes>>) -> Result<Answer, Problem> {
+    async fn exchange(&self, request: Request<Full<Bytes>>) -> Result<OutboundResponse, OutboundError> {
         let response = self.client.request(request).await.map_err(|error| {
-            if error.is_connect() { unreachable(&error) } else { Problem::Unreadable(causes(&error)) }
+            if error.is_connect() { unreachable(&error) } else { OutboundError::Unreadable(causes(&error)) }
         })?;
         let status = response.status();
         let after = response.headers().get(RETRY_AFTER).and_then(|value| value.to_str().ok());
         let retry_after = after.and_then(|text| retry_after::parse(text, SystemTime::now()));
         let body = self.read(response).await?;
-        Ok(Answer { status, retry_after, body })
+        Ok(OutboundResponse { status, retry_after, body })
     }
 
-    async fn read(&self, response: Response<Incoming>) -> Result<Bytes, Problem> {
+    async fn read(&self, response: Response<Incoming>) -> Result<Bytes, OutboundError> {
         if self.bounds.body_max == 0 {
             return Ok(Bytes::new());
         }
@@ -205,25 +205,27 @@ impl Outbound {
             return Ok(Bytes::new());
         }
         if response.body().size_hint().lower() > self.bounds.body_max as u64 {
-            return Err(Problem::TooLarge);
+            return Err(OutboundError::TooLarge);
         }
         let body = Limited::new(response.into_body(), self.bounds.body_max).collect().await;
         body.map(http_body_util::Collected::to_bytes).map_err(|error| {
             if error.is::<LengthLimitError>() {
-                Problem::TooLarge
+                OutboundError::TooLarge
             } else {
-                Problem::Unreadable(causes(error.as_ref()))
+                OutboundError::Unreadable(causes(error.as_ref()))
             }
         })
     }
 }
 
-fn unreachable(error: &(dyn StdError + 'static)) -> Problem {
+fn unreachable(error: &(dyn StdError + 'static)) -> OutboundError {
     let system = chain(error).find_map(|cause| cause.downcast_ref::<std::io::Error>());
     match system {
-        Some(error) if error.get_ref().is_some_and(|inner| inner.is::<Forbidden>()) => Problem::Forbidden,
-        Some(error) if error.kind() == std::io::ErrorKind::TimedOut => Problem::TimedOut,
-        _ => Problem::Unreachable(causes(error)),
+        Some(error) if error.get_ref().is_some_and(|inner| inner.is::<ForbiddenAddress>()) => {
+            OutboundError::ForbiddenAddress
+        }
+        Some(error) if error.kind() == std::io::ErrorKind::TimedOut => OutboundError::TimedOut,
+        _ => OutboundError::Unreachable(causes(error)),
     }
 }
 

@@ -1,11 +1,11 @@
-//! The connection of a request: the address of the peer, whether it is still connected, and how much of the next head has come.
+//! The connection of a request: the peer's address, whether it is still connected, and how much of the next head has arrived.
 //!
-//! hyper does not look for the end of a connection while a response is under way (see `http/serve.rs`). Where a response may take
-//! minutes and costs somebody else's work, the handler looks for itself, at the socket that it shares with hyper. It runs in the
-//! task of its connection, so the two share one waker and do not take it from each other.
+//! hyper does not look for the end of a connection while a response is under way (see `http/serve.rs`). Where a response may
+//! take minutes and costs somebody else's work, the handler polls the socket, which it shares with hyper. The handler runs in
+//! the task of its connection, so both register the same waker.
 //!
-//! hyper buffers heads, and does not say how much of one it has. So the bytes are counted as they are read, and large heads are
-//! charged to the budget of unfinished requests.
+//! hyper buffers heads and does not say how many bytes of one it has. Bytes are therefore counted as they are read, and large
+//! heads are charged to the memory budget of unfinished requests.
 
 use std::io;
 use std::net::SocketAddr;
@@ -24,7 +24,7 @@ use tokio::time::Sleep;
 use crate::buffer_budget::{BufferBudget, BufferCharge};
 use crate::telemetry::metrics::Metrics;
 
-/// The buffer that hyper has for every connection; only larger heads are charged to the budget.
+/// The buffer that hyper allocates for every connection. Only larger heads are charged to the budget.
 const HEAD_FREE: usize = 8 * 1024;
 /// Phase of a connection: the next bytes belong to a head.
 const IN_HEAD: u8 = 0;
@@ -32,46 +32,47 @@ const IN_HEAD: u8 = 0;
 const IN_BODY: u8 = 1;
 /// Phase of a connection: it no longer speaks HTTP.
 const IN_TUNNEL: u8 = 2;
-/// How much is discarded at a time.
-const DISCARD: usize = 16 * 1024;
+const DISCARD_BYTES: usize = 16 * 1024;
+/// How long a peer may read nothing of what is written to it.
+const WRITE_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// The other end of a connection. Clones are the same one.
+/// The other end of a connection. Clones share the connection.
 #[derive(Clone)]
-pub struct Peer(Arc<Connection>);
+pub struct Peer(Arc<PeerConnection>);
 
-struct Connection {
+struct PeerConnection {
     stream: Mutex<TcpStream>,
     address: SocketAddr,
     metrics: Arc<Metrics>,
     budget: BufferBudget,
-    /// Its place among the connections that may be open, also when it has become a tunnel.
-    place: Mutex<Place>,
+    /// Kept when the connection becomes a tunnel.
+    permit: Mutex<ConnectionPermit>,
     is_in_reserve: AtomicBool,
     /// `IN_HEAD`, `IN_BODY` or `IN_TUNNEL`.
     phase: AtomicU8,
-    /// The bytes that were read and belong to no request yet: those of a head that has begun. In a body, also those that its
-    /// reader has not taken.
+    /// Bytes that were read and belong to no request yet: those of an incomplete head. In a body, also those that its reader
+    /// has not taken.
     unparsed: AtomicUsize,
-    /// The size of the last read. A head was not complete before it, so at most this much belongs to what follows the head.
+    /// The size of the last read. A head is completed by the last read, so at most this many bytes follow the head.
     last_read: AtomicUsize,
     /// Whether the last request was answered before its body was read.
     has_unread_body: AtomicBool,
 }
 
-/// A place among the connections that may be open.
+/// The permit of an open connection.
 #[derive(Debug)]
-pub(crate) struct Place {
+pub(crate) struct ConnectionPermit {
     _permit: OwnedSemaphorePermit,
-    /// The ordinary places, if this is one of the reserve.
+    /// The semaphore of ordinary permits, if this permit is one of the reserve.
     ordinary: Option<Arc<Semaphore>>,
 }
 
-impl Place {
+impl ConnectionPermit {
     pub(crate) const fn ordinary(permit: OwnedSemaphorePermit) -> Self {
         Self { _permit: permit, ordinary: None }
     }
 
-    /// One of the few places for operations when all ordinary ones are taken.
+    /// One of the few permits for operations routes, used when all ordinary ones are taken.
     pub(crate) const fn in_reserve(permit: OwnedSemaphorePermit, ordinary: Arc<Semaphore>) -> Self {
         Self { _permit: permit, ordinary: Some(ordinary) }
     }
@@ -81,18 +82,18 @@ impl Peer {
     pub(crate) fn new(
         stream: TcpStream,
         address: SocketAddr,
-        place: Place,
+        permit: ConnectionPermit,
         budget: BufferBudget,
         metrics: Arc<Metrics>,
     ) -> Self {
         metrics.connections.inc();
-        Self(Arc::new(Connection {
+        Self(Arc::new(PeerConnection {
             stream: Mutex::new(stream),
             address,
             metrics,
             budget,
-            is_in_reserve: AtomicBool::new(place.ordinary.is_some()),
-            place: Mutex::new(place),
+            is_in_reserve: AtomicBool::new(permit.ordinary.is_some()),
+            permit: Mutex::new(permit),
             phase: AtomicU8::new(IN_HEAD),
             unparsed: AtomicUsize::new(0),
             last_read: AtomicUsize::new(0),
@@ -100,7 +101,6 @@ impl Peer {
         }))
     }
 
-    /// The bytes of the connection.
     pub(crate) fn stream(&self) -> PeerStream {
         PeerStream {
             connection: Arc::clone(&self.0),
@@ -111,42 +111,42 @@ impl Peer {
         }
     }
 
-    /// Whether it has one of the places for operations.
     pub(crate) fn is_in_reserve(&self) -> bool {
         self.0.is_in_reserve.load(Ordering::Relaxed)
     }
 
-    /// Gives it an ordinary place, if it has none and one has become free.
+    /// Exchanges a permit of the reserve for an ordinary one. Returns false if none is free.
     pub(crate) fn leave_reserve(&self) -> bool {
-        let mut place = self.0.place.lock();
-        let Some(ordinary) = &place.ordinary else { return true };
+        let mut current = self.0.permit.lock();
+        let Some(ordinary) = &current.ordinary else { return true };
         let Ok(permit) = Arc::clone(ordinary).try_acquire_owned() else { return false };
-        *place = Place::ordinary(permit);
+        *current = ConnectionPermit::ordinary(permit);
         self.0.is_in_reserve.store(false, Ordering::Relaxed);
         true
     }
 
-    /// Called when the head of a request is complete. `head_length` is called only for large ones: what was read and is not
-    /// part of this head belongs to its body or to the next one.
+    /// Must be called when the head of a request is complete. `head_length` is called only for large heads, to find how many
+    /// of the bytes read belong to the body or to the next head.
     pub(crate) fn begin_request(&self, has_body: bool, head_length: impl FnOnce() -> usize) {
         self.0.has_unread_body.store(false, Ordering::Relaxed);
         let rest = match self.0.unparsed.load(Ordering::Relaxed) {
             0..=HEAD_FREE => 0,
-            // The length is approximate: white space around values is not counted, so that it alone would add up.
+            // The length is approximate: white space around values is not counted. Without the second bound such errors
+            // would add up.
             read => read.saturating_sub(head_length()).min(self.0.last_read.load(Ordering::Relaxed)),
         };
         self.0.unparsed.store(rest, Ordering::Relaxed);
         self.0.phase.store(if has_body { IN_BODY } else { IN_HEAD }, Ordering::Relaxed);
     }
 
-    /// Called for every part of a body that its reader has taken, with its framing.
-    pub(crate) fn take_body(&self, bytes: usize) {
+    /// Must be called with the size on the wire of every frame of a body that its reader has taken.
+    pub(crate) fn record_body_read(&self, bytes: usize) {
         let rest = self.0.unparsed.load(Ordering::Relaxed).saturating_sub(bytes);
         self.0.unparsed.store(rest, Ordering::Relaxed);
     }
 
-    /// Called when the body of a request is complete, or its reader has dropped it. What was read beyond it belongs to the
-    /// next head.
+    /// Must be called when the body of a request is complete, or its reader has dropped it. Bytes read beyond it belong to
+    /// the next head.
     pub(crate) fn end_body(&self, is_unread: bool) {
         if self.0.phase.load(Ordering::Relaxed) == IN_BODY {
             self.0.phase.store(IN_HEAD, Ordering::Relaxed);
@@ -154,25 +154,23 @@ impl Peer {
         }
     }
 
-    /// Called when what follows is not HTTP.
+    /// Must be called when the connection no longer speaks HTTP.
     pub(crate) fn become_tunnel(&self) {
         self.0.phase.store(IN_TUNNEL, Ordering::Relaxed);
         self.0.has_unread_body.store(false, Ordering::Relaxed);
     }
 
-    /// Whether the last request was answered before its body was read.
     pub(crate) fn has_unread_body(&self) -> bool {
         self.0.has_unread_body.load(Ordering::Relaxed)
     }
 
-    /// Its address.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.0.address
     }
 
-    /// Ready when it has closed its side or is lost. Only to be polled from the task of the connection, once the whole
-    /// request has come: what comes after that is left unread, and hides the end behind it.
+    /// Ready when the peer has closed its side or the connection is lost. To be polled only from the task of the connection,
+    /// once the whole request has arrived. Later bytes are left unread; while there are any, the end is not noticed.
     pub fn poll_disconnected(&self, context: &mut Context<'_>) -> Poll<()> {
         let mut byte = [std::mem::MaybeUninit::uninit()];
         match self.0.stream.lock().poll_peek(context, &mut ReadBuf::uninit(&mut byte)) {
@@ -180,10 +178,8 @@ impl Peer {
             Poll::Ready(Ok(_)) | Poll::Pending => Poll::Pending,
         }
     }
-}
 
-impl Peer {
-    /// Ready when it has closed its side or is lost. What it still sends is discarded.
+    /// Ready when the peer has closed its side or the connection is lost. Incoming bytes are discarded.
     pub(crate) fn poll_closed(&self, context: &mut Context<'_>) -> Poll<()> {
         let mut ignored = [0; 512];
         loop {
@@ -195,19 +191,17 @@ impl Peer {
             }
         }
     }
-}
 
-impl Peer {
-    /// Reads some of what the peer sends and discards it. Returns how many bytes it was; 0 at the end.
+    /// Discards some of what the peer sends. Returns the number of bytes; 0 at the end.
     pub(crate) fn poll_discard(&self, context: &mut Context<'_>) -> Poll<usize> {
-        let mut ignored = [std::mem::MaybeUninit::uninit(); DISCARD];
+        let mut ignored = [std::mem::MaybeUninit::uninit(); DISCARD_BYTES];
         let mut buffer = ReadBuf::uninit(&mut ignored);
         let read = Pin::new(&mut *self.0.stream.lock()).poll_read(context, &mut buffer);
         read.map(|read| if read.is_ok() { buffer.filled().len() } else { 0 })
     }
 }
 
-/// Returns when the peer has gone; never, where the handler does not know its peer. As [`Peer::poll_disconnected`].
+/// Waits until the peer has disconnected, with the conditions of [`Peer::poll_disconnected`]. Never returns without a peer.
 pub(crate) async fn disconnected(peer: Option<&Peer>) {
     match peer {
         Some(peer) => std::future::poll_fn(|context| peer.poll_disconnected(context)).await,
@@ -215,9 +209,7 @@ pub(crate) async fn disconnected(peer: Option<&Peer>) {
     }
 }
 
-impl Connection {}
-
-impl Drop for Connection {
+impl Drop for PeerConnection {
     fn drop(&mut self) {
         self.metrics.connections.dec();
     }
@@ -229,19 +221,16 @@ impl std::fmt::Debug for Peer {
     }
 }
 
-/// How long a peer may read nothing of what is written to it.
-const WRITE_TIMEOUT: Duration = Duration::from_secs(60);
-
-/// The bytes of a connection. One task at a time reads and writes them, all on one thread, so the lock is always free.
+/// Reads from and writes to the connection. One task at a time does so, all on one thread, so the lock is always free.
 pub(crate) struct PeerStream {
-    connection: Arc<Connection>,
-    /// Set while the peer reads nothing of what is written.
+    connection: Arc<PeerConnection>,
+    /// The write timeout, while the peer reads nothing.
     stalled: Option<Pin<Box<Sleep>>>,
-    /// Whether the socket has not taken all of the last write.
+    /// Whether the socket did not accept all of the last write.
     is_write_pending: bool,
-    /// Whether a read waits for that write.
+    /// Whether a read waits for that write to finish.
     is_read_deferred: bool,
-    /// The charge of a large head. It lasts until the next head begins, because hyper's buffer does.
+    /// The charge of a large head. It lasts until the next head begins, as long as hyper's buffer does.
     head_charge: Option<BufferCharge>,
 }
 
@@ -250,7 +239,7 @@ impl PeerStream {
         self.connection.phase.load(Ordering::Relaxed)
     }
 
-    /// Charges what has come of a head to the budget, if it is large.
+    /// Charges the bytes of an incomplete head to the budget, if there are many.
     fn charge_head(&mut self) -> io::Result<()> {
         let head = self.connection.unparsed.load(Ordering::Relaxed);
         if head <= HEAD_FREE {
@@ -282,13 +271,13 @@ impl AsyncRead for PeerStream {
     ) -> Poll<io::Result<()>> {
         let this = self.get_mut();
         if this.phase() == IN_HEAD {
-            // A head may be refused for want of memory, and the refusal must not come into the middle of a response. So it is
-            // not read before the response is written.
+            // A head may be refused for lack of memory, and the refusal must not be written into the middle of a response.
+            // So a head is not read before the previous response is written.
             if this.is_write_pending {
                 this.is_read_deferred = true;
                 return Poll::Pending;
             }
-            // It may have begun with the end of a body, which was not charged.
+            // The head may have begun in the last read of a body, which was not charged.
             if this.connection.unparsed.load(Ordering::Relaxed) > HEAD_FREE {
                 this.charge_head()?;
             }
@@ -310,7 +299,7 @@ impl AsyncWrite for PeerStream {
             this.stalled = None;
             this.is_write_pending = matches!(written, Ok(written) if written < bytes.len());
             if !this.is_write_pending && std::mem::take(&mut this.is_read_deferred) {
-                // Nothing else wakes the task for what has come in the meantime.
+                // Nothing else wakes the task for bytes that have arrived in the meantime.
                 context.waker().wake_by_ref();
             }
             return Poll::Ready(written);
@@ -335,16 +324,16 @@ pub(crate) mod fixtures {
 
     use super::*;
 
-    /// Both ends of a connection.
-    pub(crate) async fn connect(place: Place, budget: BufferBudget) -> (TcpStream, Peer) {
+    /// Returns both ends of a connection.
+    pub(crate) async fn connect(permit: ConnectionPermit, budget: BufferBudget) -> (TcpStream, Peer) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
         let (stream, address) = listener.accept().await.unwrap();
-        (client, Peer::new(stream, address, place, budget, Arc::new(Metrics::default())))
+        (client, Peer::new(stream, address, permit, budget, Arc::new(Metrics::default())))
     }
 
-    pub(crate) fn ordinary_place() -> Place {
-        Place::ordinary(Arc::new(Semaphore::new(1)).try_acquire_owned().unwrap())
+    pub(crate) fn ordinary_permit() -> ConnectionPermit {
+        ConnectionPermit::ordinary(Arc::new(Semaphore::new(1)).try_acquire_owned().unwrap())
     }
 }
 
@@ -355,29 +344,29 @@ mod tests {
     use futures_util::FutureExt;
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-    use super::fixtures::{connect, ordinary_place};
+    use super::fixtures::{connect, ordinary_permit};
     use super::*;
 
     const PATIENCE: Duration = Duration::from_secs(60);
-    /// A part of a head that is charged to the budget.
+    /// The size of a head that is charged to the budget.
     const LARGE_HEAD: usize = 20_000;
 
     async fn read_exactly(stream: &mut PeerStream, bytes: usize) {
         stream.read_exact(&mut vec![0; bytes]).await.unwrap();
     }
 
-    /// Writes until the socket takes no more. Returns how much it took.
+    /// Writes until the socket accepts no more. Returns the number of bytes written.
     fn fill(stream: &mut PeerStream, context: &mut Context<'_>) -> usize {
-        let (block, mut written) = (vec![b'r'; 1 << 20], 0);
-        while let Poll::Ready(taken) = Pin::new(&mut *stream).poll_write(context, &block) {
-            written += taken.unwrap();
+        let (block, mut total) = (vec![b'r'; 1 << 20], 0);
+        while let Poll::Ready(written) = Pin::new(&mut *stream).poll_write(context, &block) {
+            total += written.unwrap();
         }
-        written
+        total
     }
 
     #[tokio::test]
-    async fn a_head_is_not_read_and_so_not_refused_before_the_response_is_written() {
-        let (client, peer) = connect(ordinary_place(), BufferBudget::new(0)).await;
+    async fn a_head_is_not_read_or_refused_before_the_previous_response_is_written() {
+        let (client, peer) = connect(ordinary_permit(), BufferBudget::new(0)).await;
         let (mut response, mut request) = client.into_split();
         let mut stream = peer.stream();
         let written = poll_fn(|context| Poll::Ready(fill(&mut stream, context))).await;
@@ -388,7 +377,7 @@ mod tests {
             response.read_exact(&mut vec![0; written + 3]).await.unwrap();
             response
         });
-        // As hyper does it: what can be read first, then what can be written, and nothing else until it is woken.
+        // Like hyper: first reads what it can, then writes what it can, and does nothing else until it is woken.
         let mut rest = &b"end"[..];
         let serving = poll_fn(|context| {
             let mut head = [0; LARGE_HEAD];
@@ -397,21 +386,21 @@ mod tests {
                 return Poll::Ready(read);
             }
             while !rest.is_empty()
-                && let Poll::Ready(taken) = Pin::new(&mut stream).poll_write(context, rest)
+                && let Poll::Ready(written) = Pin::new(&mut stream).poll_write(context, rest)
             {
-                rest = &rest[taken.unwrap()..];
+                rest = &rest[written.unwrap()..];
             }
             Poll::Pending
         });
         let refused = tokio::time::timeout(PATIENCE, serving).await.expect("it is woken").unwrap_err();
-        assert!(refused.get_ref().is_some_and(|cause| cause.is::<crate::buffer_budget::BudgetSpent>()));
-        tokio::time::timeout(PATIENCE, reading).await.expect("the response is whole").unwrap();
+        assert!(refused.get_ref().is_some_and(|cause| cause.is::<crate::buffer_budget::BudgetExhausted>()));
+        tokio::time::timeout(PATIENCE, reading).await.expect("the response is complete").unwrap();
     }
 
     #[tokio::test]
     async fn a_head_that_begins_in_the_last_read_of_a_body_is_charged() {
         let budget = BufferBudget::new(LARGE_HEAD);
-        let (mut client, peer) = connect(ordinary_place(), budget.clone()).await;
+        let (mut client, peer) = connect(ordinary_permit(), budget.clone()).await;
         let mut stream = peer.stream();
         client.write_all(&[b'h'; 100]).await.unwrap();
         read_exactly(&mut stream, 100).await;
@@ -419,22 +408,22 @@ mod tests {
         client.write_all(&[b'b'; 50]).await.unwrap();
         client.write_all(&[b'h'; LARGE_HEAD]).await.unwrap();
         read_exactly(&mut stream, 50 + LARGE_HEAD).await;
-        peer.take_body(50);
+        peer.record_body_read(50);
         peer.end_body(false);
-        assert!(stream.read(&mut [0; 100]).now_or_never().is_none(), "nothing more has come");
+        assert!(stream.read(&mut [0; 100]).now_or_never().is_none(), "nothing more has arrived");
         assert_eq!(budget.used(), LARGE_HEAD - HEAD_FREE);
         let mut others = budget.charge();
         others.try_resize(budget.total() - budget.used()).unwrap();
         client.write_all(b"h").await.unwrap();
         let more = tokio::time::timeout(PATIENCE, stream.read(&mut [0; 100])).await.expect("it is read");
-        assert!(more.is_err(), "there is no room for it");
+        assert!(more.is_err(), "the budget is exhausted");
         drop(stream);
         assert_eq!(budget.used(), others.bytes());
     }
 
     #[tokio::test]
-    async fn a_tunnel_is_read_while_it_is_written() {
-        let (mut client, peer) = connect(ordinary_place(), BufferBudget::new(0)).await;
+    async fn a_tunnel_is_read_while_a_write_is_pending() {
+        let (mut client, peer) = connect(ordinary_permit(), BufferBudget::new(0)).await;
         let mut stream = peer.stream();
         peer.become_tunnel();
         poll_fn(|context| Poll::Ready(fill(&mut stream, context))).await;

@@ -16,7 +16,7 @@ pub mod store;
 
 use std::path::PathBuf;
 
-use self::source::{Reader, SettingError, Sources};
+use self::source::{SettingError, SettingsReader, Sources};
 use crate::gateway::settings::GatewaySettings;
 use crate::quota::settings::SenderSettings;
 use crate::request::settings::RequestSettings;
@@ -63,7 +63,7 @@ impl Settings {
     /// Reads every setting.
     /// The first setting that is wrong, or unknown to the file.
     pub fn read(sources: Sources) -> Result<Self, SettingError> {
-        let mut reader = Reader::new(sources);
+        let mut reader = SettingsReader::new(sources);
         let mut settings = Self {
             process: process::ProcessSettings::read(&mut reader)?,
             store: store::StoreSettings::read(&mut reader)?,

@@ -101,7 +101,7 @@ impl Client {
             .uri(format!("{}{path}", self.base))
             .header(http::header::CONTENT_TYPE, content_type);
         if let Some(key) = &self.admin_key {
-            request = request.header(weir_server::auth::admin::HEADER, key);
+            request = request.header(weir_server::auth::credentials::ADMIN_KEY_HEADER, key);
         }
         if let Some(buyer) = &self.buyer {
             request = request.header("x-user-id", buyer);

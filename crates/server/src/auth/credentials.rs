@@ -1,27 +1,31 @@
-//! What a route asks of its caller, and the one place that checks it.
+//! The credentials that a route requires, and the only place that checks them.
 
 use std::sync::Arc;
 
 use http::HeaderMap;
+use subtle::ConstantTimeEq;
 use weir_core::TenantId;
 use weir_core::request::Scope;
 
 use super::Auth;
 use super::jwt::{Claims, bearer};
 
+/// The header with the operator's key.
+pub const ADMIN_KEY_HEADER: &str = "x-admin-key";
+
 /// The scope of tokens that may spend from policies.
 pub const LIMITS_CHECK: &str = "limits:check";
 
-/// What `WWW-Authenticate` says where a bearer token is taken.
+/// `WWW-Authenticate` of routes that accept a bearer token.
 pub(crate) const BEARER_CHALLENGE: &str = r#"Bearer realm="weir""#;
-/// The same for the operator's key. No registered scheme is that of a key in a header of its own, so this names it.
+/// `WWW-Authenticate` of routes that accept the operator's key. No registered scheme fits a key in its own header.
 const ADMIN_KEY_CHALLENGE: &str = r#"AdminKey realm="weir", header="X-Admin-Key""#;
 const EITHER_CHALLENGE: &str = r#"Bearer realm="weir", AdminKey realm="weir", header="X-Admin-Key""#;
 
-/// What a caller must show. Every route of the table names one.
+/// The credentials that a route requires.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Credentials {
-    /// Nothing.
+    /// None.
     Open,
     /// The operator's key.
     Operator,
@@ -31,22 +35,21 @@ pub enum Credentials {
     Token,
     /// A token with this scope that names a tenant.
     Tenant(Scope),
-    /// A signature over the body, which only the handler has: it checks it first of all.
+    /// A signature over the body. Only the handler has the body, so the handler checks the signature before anything else.
     Signature,
 }
 
-/// Who a caller has proved to be.
+/// Whom the credentials of a caller identify.
 #[derive(Clone, Debug)]
 pub enum Identity {
-    /// Nobody in particular: the route asks for nothing, or for the operator's key.
+    /// Nobody: the route requires no credentials, or the operator's key.
     None,
     /// The holder of a token.
     User(Arc<Claims>),
-    /// Somebody who acts for a tenant.
+    /// A caller that acts for a tenant.
     Tenant(TenantId),
 }
 
-/// Why a caller is turned away.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AuthError {
     /// The operator's key is missing or wrong.
@@ -57,16 +60,16 @@ pub enum AuthError {
     AdminKey,
     /// The token is missing or not valid.
     #[error(
-        "Missing, invalid or expired bearer token; `weir token` makes one, where the server's own secret signs them"
+        "Missing, invalid or expired bearer token; `weir token` prints one if the server signs tokens with its own secret"
     )]
     Token,
-    /// Neither the operator's key nor a valid token.
+    /// The request carries neither the operator's key nor a valid token.
     #[error("Send X-Admin-Key, or a bearer token that is valid and has not expired")]
     AdminKeyOrToken,
-    /// The token is valid and does not allow this.
+    /// The token is valid but lacks the scope.
     #[error("The token lacks the scope {0}; get one that has it")]
     Scope(&'static str),
-    /// The token is valid and names no tenant.
+    /// The token is valid but names no tenant.
     #[error("The token names no tenant; get one whose tenant_id is a name of 1 to 255 characters")]
     Tenant,
 }
@@ -78,7 +81,7 @@ impl AuthError {
         matches!(self, Self::Scope(_) | Self::Tenant)
     }
 
-    /// Which credentials would do, as `WWW-Authenticate` says it; none where the caller is known but not allowed.
+    /// The value of `WWW-Authenticate`; `None` if the caller is known but not allowed.
     pub(crate) const fn challenge(self) -> Option<&'static str> {
         match self {
             Self::AdminKey => Some(ADMIN_KEY_CHALLENGE),
@@ -89,9 +92,30 @@ impl AuthError {
     }
 }
 
+/// The operator's key.
+pub struct AdminKey(Box<[u8]>);
+
+impl AdminKey {
+    #[must_use]
+    pub fn new(key: &str) -> Self {
+        Self(key.as_bytes().into())
+    }
+
+    /// Whether the headers carry the key, compared in constant time.
+    #[must_use]
+    pub fn matches(&self, headers: &HeaderMap) -> bool {
+        headers.get(ADMIN_KEY_HEADER).is_some_and(|value| value.as_bytes().ct_eq(&self.0).into())
+    }
+}
+
+impl std::fmt::Debug for AdminKey {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("AdminKey(…)")
+    }
+}
+
 impl Auth {
-    /// Checks what a request shows against what its route asks for.
-    /// Says what is missing.
+    /// Checks the credentials of a request against those that its route requires.
     pub fn authorize(&self, required: Credentials, headers: &HeaderMap) -> Result<Identity, AuthError> {
         match required {
             Credentials::Open | Credentials::Signature => Ok(Identity::None),
@@ -107,7 +131,7 @@ impl Auth {
         }
     }
 
-    /// What the token of a request says, if it brings a valid one.
+    /// Returns the claims of the request's token if it is valid.
     fn claims(&self, headers: &HeaderMap) -> Option<Arc<Claims>> {
         bearer(headers).and_then(|token| self.tokens.verify(token))
     }
@@ -119,5 +143,23 @@ impl Auth {
         }
         let tenant = claims.tenant_id.as_deref().and_then(|tenant| TenantId::parse(tenant).ok());
         tenant.ok_or(AuthError::Tenant)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_exact_admin_key_matches() {
+        let key = AdminKey::new("0123456789abcdef");
+        let with =
+            |value: &str| HeaderMap::from_iter([(ADMIN_KEY_HEADER.parse().unwrap(), value.parse().unwrap())]);
+        assert!(key.matches(&with("0123456789abcdef")));
+        for wrong in ["", "0", "0123456789abcde", "0123456789abcdefg", "0123456789ABCDEF"] {
+            assert!(!key.matches(&with(wrong)), "{wrong}");
+        }
+        assert!(!key.matches(&HeaderMap::new()));
+        assert!(!format!("{key:?}").contains("0123"));
     }
 }

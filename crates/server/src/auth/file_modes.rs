@@ -1,4 +1,4 @@
-//! Whether other users of this machine can read what must stay secret, or change what is believed.
+//! Finds files whose modes let other users of this machine read secrets or change what credentials are checked against.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -7,48 +7,49 @@ use serde_json::Value;
 
 use crate::settings::Settings;
 
-/// What the group and all others may do, as bits of a file's mode.
+/// Bits of a file's mode that grant access to the group and to others.
 const READ: u32 = 0o044;
 const WRITE: u32 = 0o022;
 
-/// The fields of a JWKS's keys that are secret: those of a private key, and of a symmetric one.
+/// The secret fields of a JWKS's keys: those of a private key and of a symmetric key.
 const PRIVATE_FIELDS: [&str; 2] = ["d", "k"];
 
-/// A file that others may read or change, and how to mend that.
+/// A file that other users may read or change.
 #[derive(Debug, PartialEq, Eq)]
-struct Exposed {
+struct ExposedFile {
     path: PathBuf,
     problem: &'static str,
+    /// The command that restricts the file.
     remedy: String,
 }
 
-/// Writes a line to the log for each file with secrets that others can read or change. The start goes on: in a container there
-/// may be no others.
+/// Logs each file with secrets that others can read or change. The start continues, because in a container there may be no
+/// other users.
 pub(crate) fn warn_about_exposed_files(settings: &Settings) {
-    for Exposed { path, problem, remedy } in find(settings) {
+    for ExposedFile { path, problem, remedy } in find(settings) {
         tracing::warn!(path = %path.display(), "{problem}: {remedy}");
     }
 }
 
-fn find(settings: &Settings) -> Vec<Exposed> {
+fn find(settings: &Settings) -> Vec<ExposedFile> {
     let data = &settings.process.data;
     let files = std::fs::read_dir(data).into_iter().flatten().filter_map(|entry| Some(entry.ok()?.path()));
     let mut secret: Vec<PathBuf> = files.filter(|path| path.is_file()).collect();
     secret.sort();
     secret.extend(settings.file_with_secrets.clone());
     secret.extend(settings.request.keys_file.clone());
-    let mut exposed: Vec<_> = secret.iter().filter_map(|path| judge(path, READ | WRITE)).collect();
-    exposed.extend(judge(data, WRITE));
+    let mut exposed: Vec<_> = secret.iter().filter_map(|path| check(path, READ | WRITE)).collect();
+    exposed.extend(check(data, WRITE));
     if let Some(file) = &settings.auth.jwks_file {
-        // Public keys are for everybody to read, but whoever can change them can sign tokens.
+        // Everybody may read public keys, but whoever can change them can sign tokens.
         let bits = if has_private_keys(file) { READ | WRITE } else { WRITE };
-        exposed.extend(judge(file, bits));
+        exposed.extend(check(file, bits));
     }
     exposed
 }
 
-/// A file that grants others some of these bits. What cannot be looked at is found out by whoever needs it.
-fn judge(path: &Path, bits: u32) -> Option<Exposed> {
+/// Returns the file if it grants others any of these bits. A file that cannot be inspected is reported where it is read.
+fn check(path: &Path, bits: u32) -> Option<ExposedFile> {
     let granted = std::fs::metadata(path).ok()?.permissions().mode() & bits;
     let (problem, change) = if granted & READ != 0 {
         ("other users of this machine can read this file, which holds secrets", "go-rwx")
@@ -58,7 +59,7 @@ fn judge(path: &Path, bits: u32) -> Option<Exposed> {
         return None;
     };
     let remedy = format!("chmod {change} {}", path.display());
-    Some(Exposed { path: path.to_owned(), problem, remedy })
+    Some(ExposedFile { path: path.to_owned(), problem, remedy })
 }
 
 fn has_private_keys(jwks: &Path) -> bool {
@@ -77,8 +78,8 @@ mod tests {
         std::fs::set_permissions(path, PermissionsExt::from_mode(mode)).unwrap();
     }
 
-    /// What is found wrong with a data directory, beside which there are a file of settings, of keys, and of public keys.
-    fn found(directory: &Path) -> Vec<String> {
+    /// Returns the remedies for a directory that has a data directory, a settings file, a key file and a JWKS file.
+    fn remedies(directory: &Path) -> Vec<String> {
         let path = |name: &str| directory.join(name).to_str().unwrap().to_owned();
         let text = std::fs::read_to_string(path("weir.toml")).unwrap();
         let values = flatten_toml(Path::new("weir.toml"), &text).unwrap();
@@ -89,13 +90,13 @@ mod tests {
             file: Some((PathBuf::from(path("weir.toml")), values)),
             ..Sources::default()
         };
-        let found = find(&Settings::read(sources).unwrap());
+        let exposed = find(&Settings::read(sources).unwrap());
         let prefix = format!("{}/", directory.display());
-        found.into_iter().map(|exposed| exposed.remedy.replace(&prefix, "")).collect()
+        exposed.into_iter().map(|exposed| exposed.remedy.replace(&prefix, "")).collect()
     }
 
     #[test]
-    fn files_with_secrets_that_others_can_read_are_found_with_what_mends_it() {
+    fn files_with_secrets_that_others_can_read_are_found_with_a_remedy() {
         let directory = tempfile::tempdir().unwrap();
         let path = |name: &str| directory.path().join(name);
         std::fs::create_dir(path("data")).unwrap();
@@ -111,16 +112,16 @@ mod tests {
         };
         let secret = "store = \"postgres://u:secret@h/d\"";
         fill(0o600, secret, public);
-        assert_eq!(found(directory.path()), [""; 0]);
+        assert_eq!(remedies(directory.path()), [""; 0]);
         fill(0o644, "roles = \"api\"", public);
         let three = files.map(|name| format!("chmod go-rwx {name}"));
-        assert_eq!(found(directory.path()), three, "public keys and plain settings are no secret");
+        assert_eq!(remedies(directory.path()), three, "public keys and plain settings are no secret");
         fill(0o640, secret, r#"{"keys":[{"kty":"EC","d":"x"}]}"#);
         let all = ["data/admin.key", "data/weir.db", "weir.toml", "keys", "jwks.json"];
-        assert_eq!(found(directory.path()), all.map(|name| format!("chmod go-rwx {name}")));
+        assert_eq!(remedies(directory.path()), all.map(|name| format!("chmod go-rwx {name}")));
         fill(0o600, secret, public);
         write(&path("jwks.json"), public, 0o664);
         std::fs::set_permissions(path("data"), PermissionsExt::from_mode(0o775)).unwrap();
-        assert_eq!(found(directory.path()), ["chmod go-w data", "chmod go-w jwks.json"]);
+        assert_eq!(remedies(directory.path()), ["chmod go-w data", "chmod go-w jwks.json"]);
     }
 }

@@ -1,4 +1,4 @@
-//! Callers' tokens: signed JWTs, with HS256 by the server's own secret or RS256/ES256 by keys in a JWKS file.
+//! Callers' tokens: JWTs signed with the server's own secret (HS256), or with keys of a JWKS file (RS256, ES256).
 
 mod key_set;
 mod verified_tokens;
@@ -13,17 +13,17 @@ use serde::{Deserialize, Serialize};
 use self::verified_tokens::VerifiedTokens;
 use crate::settings::source::SettingError;
 
-/// What a token says.
+/// The claims of a token.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Claims {
-    /// Who is calling.
+    /// The user.
     pub sub: String,
-    /// Until when the token is good, in seconds since 1970.
+    /// The time of expiry, in seconds since 1970.
     pub exp: u64,
-    /// The tenant whose data the caller may see.
+    /// The tenant that the user acts for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tenant_id: Option<String>,
-    /// What the caller may do, separated by spaces.
+    /// The granted scopes, separated by spaces.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub scope: Option<String>,
 }
@@ -36,67 +36,67 @@ impl Claims {
     }
 }
 
-/// A token's body, before it is believed. Times are seconds since 1970, perhaps with a fraction.
+/// The body of a token as it was signed. Times are seconds since 1970 and may have a fraction.
 #[derive(Deserialize)]
-struct Signed {
+struct SignedClaims {
     sub: String,
     exp: f64,
     #[serde(default)]
     tenant_id: Option<String>,
     #[serde(default)]
     scope: Option<String>,
-    /// When it was signed.
+    /// The time of signing.
     #[serde(default)]
     iat: Option<f64>,
 }
 
-impl Signed {
-    /// What it says, unless it claims to have been signed in the future: a clock is wrong then, or somebody lies.
-    fn of_the_past(self, now_seconds: i64) -> Option<Claims> {
+impl SignedClaims {
+    /// Returns `None` if the token was signed in the future: then a clock is wrong, or the token is forged.
+    fn into_claims(self, now_seconds: i64) -> Option<Claims> {
         let Self { sub, exp, tenant_id, scope, iat } = self;
         let is_past = iat.is_none_or(|iat| iat <= now_seconds as f64 + LEEWAY_SECONDS as f64);
         is_past.then(|| Claims { sub, exp: whole_seconds(exp), tenant_id, scope })
     }
 }
 
-/// A time without its fraction. One that is out of range becomes the nearest that is not, as all conversions of floats do.
+/// Drops the fraction. A time out of range becomes the nearest one in range.
 #[expect(
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,
-    reason = "the fraction is to go, and out of range the nearest number is right"
+    reason = "the fraction is not needed, and out of range the nearest number is right"
 )]
 const fn whole_seconds(seconds: f64) -> u64 {
     seconds as u64
 }
 
-/// How far the clocks of issuers may be off.
+/// How much the clocks of issuers may differ from ours.
 const LEEWAY_SECONDS: u64 = 5;
 
-/// Checks tokens. Only the algorithms of the keys it has are accepted, whatever a token claims to be signed with.
-pub struct Verifier {
-    keys: Vec<Key>,
+/// Verifies tokens. A token's header cannot select an algorithm that its key is not for.
+pub struct TokenVerifier {
+    keys: Vec<VerificationKey>,
     verified: VerifiedTokens,
 }
 
-struct Key {
+struct VerificationKey {
     id: Option<String>,
     key: DecodingKey,
     validation: Validation,
 }
 
-impl Verifier {
-    /// Tokens signed with a shared secret.
+impl TokenVerifier {
+    /// Verifies tokens that are signed with a shared secret.
     #[must_use]
     pub fn from_secret(secret: &str) -> Self {
         let key = DecodingKey::from_secret(secret.as_bytes());
-        let keys = vec![Key::new(None, key, Algorithm::HS256)];
+        let keys = vec![VerificationKey::new(None, key, Algorithm::HS256)];
         Self { keys, verified: VerifiedTokens::default() }
     }
 
-    /// The same, but tokens have to name this issuer (`iss`), or this audience among theirs (`aud`), where one is given.
+    /// Requires tokens to name this issuer (`iss`) and to include this audience (`aud`), if they are set.
     #[must_use]
-    pub fn expecting(mut self, issuer: Option<&str>, audience: Option<&str>) -> Self {
-        for Key { validation, .. } in &mut self.keys {
+    pub fn requiring(mut self, issuer: Option<&str>, audience: Option<&str>) -> Self {
+        for VerificationKey { validation, .. } in &mut self.keys {
             if let Some(issuer) = issuer {
                 validation.set_issuer(&[issuer]);
                 validation.required_spec_claims.insert("iss".to_owned());
@@ -110,8 +110,8 @@ impl Verifier {
         self
     }
 
-    /// Tokens signed with one of the keys in a file.
-    /// Fails when the file cannot be read or has no key that can be used.
+    /// Verifies tokens that are signed with one of the keys in a file.
+    /// Fails when the file cannot be read or has no usable key.
     pub fn from_jwks_file(path: &Path) -> Result<Self, SettingError> {
         let refuse = |problem: String| {
             let allowed =
@@ -120,14 +120,14 @@ impl Verifier {
         };
         let text = std::fs::read(path).map_err(|error| refuse(error.to_string()))?;
         let set: JwkSet = serde_json::from_slice(&text).map_err(|error| refuse(error.to_string()))?;
-        let keys = key_set::usable(&set);
+        let keys = key_set::usable_keys(&set);
         if keys.is_empty() {
-            return Err(refuse("it has none".to_owned()));
+            return Err(refuse("the file has none".to_owned()));
         }
         Ok(Self { keys, verified: VerifiedTokens::default() })
     }
 
-    /// What a token says, if it is genuine and not past its time.
+    /// Returns the claims of a token if its signature is valid and it has not expired.
     #[must_use]
     pub fn verify(&self, token: &str) -> Option<Arc<Claims>> {
         let now = jiff::Timestamp::now().as_second();
@@ -135,41 +135,41 @@ impl Verifier {
         if let Some(claims) = self.verified.get(token, now_seconds) {
             return Some(claims);
         }
-        let claims = Arc::new(self.judge(token, now)?);
+        let claims = Arc::new(self.verify_signature(token, now)?);
         self.verified.insert(token, &claims, now_seconds);
         Some(claims)
     }
 
-    fn judge(&self, token: &str, now_seconds: i64) -> Option<Claims> {
+    fn verify_signature(&self, token: &str, now_seconds: i64) -> Option<Claims> {
         let header = decode_header(token).ok()?;
-        // It names what a reader must understand besides the standard, and Weir understands none of that.
+        // `crit` names extensions that a reader must understand. Weir understands none.
         if header.crit.is_some() {
             return None;
         }
         let candidates = self.keys.iter().filter(|key| match (&header.kid, &key.id) {
-            (Some(wanted), Some(id)) => wanted == id,
+            (Some(key_id), Some(id)) => key_id == id,
             _ => true,
         });
         candidates
             .filter(|key| key.validation.algorithms.contains(&header.alg))
-            .find_map(|key| decode::<Signed>(token, &key.key, &key.validation).ok())
-            .and_then(|token| token.claims.of_the_past(now_seconds))
+            .find_map(|key| decode::<SignedClaims>(token, &key.key, &key.validation).ok())
+            .and_then(|token| token.claims.into_claims(now_seconds))
     }
 }
 
-impl Key {
+impl VerificationKey {
     fn new(id: Option<String>, key: DecodingKey, algorithm: Algorithm) -> Self {
         Self { id, key, validation: validation(algorithm) }
     }
 }
 
-/// `exp` has to be there and in the future, `nbf` in the past where it is there, both to within the leeway.
+/// `sub` and `exp` are required, `exp` in the future; `nbf` is optional and must be in the past; both within the leeway.
 fn validation(algorithm: Algorithm) -> Validation {
     let mut validation = Validation::new(algorithm);
     validation.set_required_spec_claims(&["exp", "sub"]);
     validation.leeway = LEEWAY_SECONDS;
     validation.validate_nbf = true;
-    // Unless a setting says whom tokens are for, they may name anybody.
+    // Tokens may name any audience unless a setting requires one.
     validation.validate_aud = false;
     validation
 }
@@ -180,7 +180,7 @@ pub fn sign(secret: &str, claims: &Claims) -> Result<String, jsonwebtoken::error
     sign_for(secret, claims, None, None)
 }
 
-/// The same for a server that expects an issuer or an audience.
+/// Signs a token for a server that requires an issuer or an audience.
 /// Fails when the claims cannot be encoded.
 pub fn sign_for(
     secret: &str,
@@ -189,7 +189,7 @@ pub fn sign_for(
     audience: Option<&str>,
 ) -> Result<String, jsonwebtoken::errors::Error> {
     #[derive(Serialize)]
-    struct Body<'a> {
+    struct TokenBody<'a> {
         #[serde(flatten)]
         claims: &'a Claims,
         #[serde(skip_serializing_if = "Option::is_none")]
@@ -197,17 +197,17 @@ pub fn sign_for(
         #[serde(skip_serializing_if = "Option::is_none")]
         aud: Option<&'a str>,
     }
-    let body = Body { claims, iss: issuer, aud: audience };
+    let body = TokenBody { claims, iss: issuer, aud: audience };
     encode(&Header::new(Algorithm::HS256), &body, &EncodingKey::from_secret(secret.as_bytes()))
 }
 
-impl std::fmt::Debug for Verifier {
+impl std::fmt::Debug for TokenVerifier {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Verifier").field("keys", &self.keys.len()).finish()
+        f.debug_struct("TokenVerifier").field("keys", &self.keys.len()).finish()
     }
 }
 
-/// The token of `Authorization: Bearer`.
+/// Returns the token of `Authorization: Bearer`.
 #[must_use]
 pub fn bearer(headers: &http::HeaderMap) -> Option<&str> {
     let (scheme, token) = headers.get(http::header::AUTHORIZATION)?.to_str().ok()?.split_once(' ')?;

@@ -1,6 +1,6 @@
-//! Secrets that nobody gave: made once, kept in the data directory, readable by its owner alone.
+//! Generated secrets: created once, stored in the data directory, readable only by their owner.
 
-use std::fs::{DirBuilder, File};
+use std::fs::DirBuilder;
 use std::io::{ErrorKind, Write};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
@@ -11,55 +11,53 @@ use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
 use crate::settings::auth::ADMIN_KEY_MIN;
 use crate::settings::source::SettingError;
 
-/// A secret that lives in a file of the data directory.
+/// A secret in a file of the data directory.
 #[derive(Clone, Copy, Debug)]
-pub struct Secret {
+pub struct SecretFile {
     /// The file's name.
     pub file: &'static str,
-    /// The shortest that is accepted, in bytes.
+    /// The shortest secret that is accepted, in bytes.
     pub bytes_min: usize,
 }
 
 /// The operator's key.
-pub const ADMIN_KEY: Secret = Secret { file: "admin.key", bytes_min: ADMIN_KEY_MIN };
-/// The key tokens are signed with.
-pub const JWT_SECRET: Secret = Secret { file: "jwt.secret", bytes_min: 32 };
+pub const ADMIN_KEY: SecretFile = SecretFile { file: "admin.key", bytes_min: ADMIN_KEY_MIN };
+/// Signs tokens.
+pub const JWT_SECRET: SecretFile = SecretFile { file: "jwt.secret", bytes_min: 32 };
+/// Signs callbacks; the secrets of tenants' webhooks are derived from it.
+pub const WEBHOOK_SECRET: SecretFile = SecretFile { file: "webhook.secret", bytes_min: 38 };
+/// Encrypts payloads of requests.
+pub(crate) const REQUEST_KEY: SecretFile = SecretFile { file: "request.key", bytes_min: 43 };
 
-/// What callbacks are signed with, and what the secrets of tenants' webhooks are derived from.
-pub const WEBHOOK_SECRET: Secret = Secret { file: "webhook.secret", bytes_min: 38 };
-
-/// What payloads of requests are sealed with.
-pub(crate) const REQUEST_KEY: Secret = Secret { file: "request.key", bytes_min: 43 };
-
-/// Files that only the start of a server makes: where one of them is, a server has run.
-pub(crate) const MADE_BY_SERVERS: [&str; 4] =
+/// The files that a server creates when it starts. If one of them exists, a server has run in this directory.
+pub(crate) const SERVER_FILES: [&str; 4] =
     [ADMIN_KEY.file, JWT_SECRET.file, WEBHOOK_SECRET.file, REQUEST_KEY.file];
 
-/// The secret of that name, made if it is not there. Processes that start at once agree on one.
-/// Fails when the directory or file cannot be made or read.
-pub fn load_or_create(data: &Path, secret: Secret) -> Result<String, SettingError> {
-    load_or_make(data, secret, generate)
+/// Loads a secret, and creates it if its file does not exist. Processes that start at once agree on one secret.
+/// Fails when the directory or file cannot be created or read.
+pub fn load_or_create(data: &Path, secret: SecretFile) -> Result<String, SettingError> {
+    load_or_create_with(data, secret, generate)
 }
 
-/// The secret of webhooks, made if it is not there, in the form their standard gives it.
-/// Fails when the directory or file cannot be made or read.
+/// Loads or creates the webhook secret, in the format of the Standard Webhooks specification.
+/// Fails when the directory or file cannot be created or read.
 pub fn load_or_create_webhook_secret(data: &Path) -> Result<String, SettingError> {
-    load_or_make(data, WEBHOOK_SECRET, || Ok(format!("whsec_{}", STANDARD.encode(random()?))))
+    load_or_create_with(data, WEBHOOK_SECRET, || Ok(format!("whsec_{}", STANDARD.encode(random_bytes()?))))
 }
 
-fn load_or_make(
+fn load_or_create_with(
     data: &Path,
-    secret: Secret,
-    make: impl FnOnce() -> std::io::Result<String>,
+    secret: SecretFile,
+    generate: impl FnOnce() -> std::io::Result<String>,
 ) -> Result<String, SettingError> {
     let path = data.join(secret.file);
-    try_load_or_create(data, &path, secret.bytes_min, make).map_err(|error| {
-        let allowed = format!("a directory where {} can be kept ({error})", path.display());
+    try_load_or_create(data, &path, secret.bytes_min, generate).map_err(|error| {
+        let allowed = format!("a directory where {} can be stored ({error})", path.display());
         SettingError::new("data", data.display(), allowed)
     })
 }
 
-/// Makes the data directory, for its owner alone.
+/// Creates the data directory, accessible only to its owner.
 pub fn create_directory(data: &Path) -> std::io::Result<()> {
     DirBuilder::new().recursive(true).mode(0o700).create(data)
 }
@@ -68,21 +66,23 @@ fn try_load_or_create(
     data: &Path,
     path: &Path,
     bytes_min: usize,
-    make: impl FnOnce() -> std::io::Result<String>,
+    generate: impl FnOnce() -> std::io::Result<String>,
 ) -> std::io::Result<String> {
     if let Some(secret) = load(path, bytes_min)? {
         return Ok(secret);
     }
     create_directory(data)?;
-    // Written whole under another name and then linked: nobody ever reads half a secret, and the first one wins.
-    let draft = tempfile::Builder::new().permissions(owner_only()).tempfile_in(data)?;
-    draft.as_file().write_all_synced(make()?.as_bytes())?;
-    match draft.persist_noclobber(path) {
+    // Written under another name and then linked, so that no process reads half a secret and the first one wins.
+    let mut file = tempfile::Builder::new().permissions(owner_only()).tempfile_in(data)?;
+    file.write_all(generate()?.as_bytes())?;
+    file.as_file().sync_all()?;
+    match file.persist_noclobber(path) {
         Ok(_) => {}
         Err(error) if error.error.kind() == ErrorKind::AlreadyExists => {}
         Err(error) => return Err(error.error),
     }
-    load(path, bytes_min)?.ok_or_else(|| std::io::Error::other("it is gone again"))
+    load(path, bytes_min)?
+        .ok_or_else(|| std::io::Error::other("the file was removed while the server started"))
 }
 
 fn load(path: &Path, bytes_min: usize) -> std::io::Result<Option<String>> {
@@ -93,8 +93,9 @@ fn load(path: &Path, bytes_min: usize) -> std::io::Result<Option<String>> {
     };
     let secret = text.trim();
     if secret.len() < bytes_min || secret.chars().any(char::is_control) {
-        let problem =
-            format!("it must hold one line of at least {bytes_min} bytes; remove it to have a new one made");
+        let problem = format!(
+            "it must hold one line of at least {bytes_min} bytes; remove it to have a new one created"
+        );
         return Err(std::io::Error::other(problem));
     }
     Ok(Some(secret.to_owned()))
@@ -104,27 +105,15 @@ fn owner_only() -> std::fs::Permissions {
     std::os::unix::fs::PermissionsExt::from_mode(0o600)
 }
 
-/// 256 bits from the system, as text that survives a shell.
+/// Returns 256 random bits as text that needs no quoting in a shell.
 fn generate() -> std::io::Result<String> {
-    random().map(|bytes| URL_SAFE_NO_PAD.encode(bytes))
+    random_bytes().map(|bytes| URL_SAFE_NO_PAD.encode(bytes))
 }
 
-fn random() -> std::io::Result<[u8; 32]> {
+fn random_bytes() -> std::io::Result<[u8; 32]> {
     let mut bytes = [0; 32];
     getrandom::fill(&mut bytes).map_err(std::io::Error::other)?;
     Ok(bytes)
-}
-
-trait WriteAllSynced {
-    fn write_all_synced(&self, bytes: &[u8]) -> std::io::Result<()>;
-}
-
-impl WriteAllSynced for File {
-    fn write_all_synced(&self, bytes: &[u8]) -> std::io::Result<()> {
-        let mut file = self;
-        file.write_all(bytes)?;
-        self.sync_all()
-    }
 }
 
 #[cfg(test)]
@@ -133,11 +122,11 @@ mod tests {
 
     use super::*;
 
-    const A: Secret = Secret { file: "a", bytes_min: 16 };
-    const B: Secret = Secret { file: "b", bytes_min: 16 };
+    const A: SecretFile = SecretFile { file: "a", bytes_min: 16 };
+    const B: SecretFile = SecretFile { file: "b", bytes_min: 16 };
 
     #[test]
-    fn a_file_with_a_secret_too_short_or_broken_is_refused() {
+    fn a_file_with_a_secret_that_is_too_short_or_malformed_is_refused() {
         let data = tempfile::tempdir().unwrap();
         for bad in ["", "short", "long enough but\non two lines"] {
             std::fs::write(data.path().join("a"), bad).unwrap();
@@ -147,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn a_secret_is_made_once_for_its_owner_alone() {
+    fn a_secret_is_created_once_and_only_its_owner_can_read_it() {
         let parent = tempfile::tempdir().unwrap();
         let data = parent.path().join("data");
         let first = load_or_create(&data, A).unwrap();
@@ -156,11 +145,11 @@ mod tests {
         assert!(first.len() >= 43, "256 bits in base64");
         let mode = |path: &Path| path.metadata().unwrap().permissions().mode() & 0o777;
         assert_eq!((mode(&data), mode(&data.join("a"))), (0o700, 0o600));
-        assert_eq!(std::fs::read_dir(&data).unwrap().count(), 2, "no draft is left behind");
+        assert_eq!(std::fs::read_dir(&data).unwrap().count(), 2, "no temporary file is left behind");
     }
 
     #[test]
-    fn a_secret_of_webhooks_is_one_that_the_standard_takes() {
+    fn a_webhook_secret_has_the_standard_format() {
         let data = tempfile::tempdir().unwrap();
         let secret = load_or_create_webhook_secret(data.path()).unwrap();
         assert!(weir_core::webhook::SigningSecret::parse(&secret).is_ok());
@@ -182,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unwritable_directory_is_a_sentence_about_data() {
+    fn an_unwritable_directory_is_reported_as_the_setting_data() {
         let sentence = load_or_create(Path::new("/proc/nowhere"), A).unwrap_err().to_string();
         assert!(sentence.contains("data") && sentence.contains("/proc/nowhere"), "{sentence}");
     }

@@ -1,9 +1,9 @@
-//! The secrets of webhooks: the master, and what tenants get of it.
+//! The secrets of webhooks: the master secret and those derived from it for tenants.
 //!
-//! `WEIR_WEBHOOK_SECRET`, or one made in the data directory, is the master. Downstreams sign their callbacks with it; tenants
-//! never see it. Webhooks to tenants are signed with secrets that are derived from it, one for each tenant, so a tenant
-//! that can verify its own webhooks can forge neither those of others nor callbacks. Nothing about them is stored: every server
-//! that has the master derives the same ones.
+//! The master secret is `WEIR_WEBHOOK_SECRET`, or the one generated in the data directory. Downstreams sign their callbacks
+//! with it; tenants never see it. Webhooks to a tenant are signed with a secret derived for that tenant, so a tenant that can
+//! verify its own webhooks can forge neither those of others nor callbacks. Derived secrets are not stored: every server that
+//! has the master secret derives the same ones.
 
 use std::path::Path;
 
@@ -15,27 +15,27 @@ use super::secrets;
 use crate::request::settings::{RequestSettings, WEBHOOK_SECRET, is_webhook_secret};
 use crate::settings::source::SettingError;
 
-/// Keeps what is derived here apart from anything else that may be derived from the same master one day.
+/// Separates these secrets from any others that may be derived from the same master later.
 const SALT: &[u8] = b"weir webhook secret v1";
-/// The bytes of a tenant's secret: what SHA-256 can hold.
+/// The length of a tenant's secret: the output of SHA-256.
 const TENANT_SECRET_BYTES: usize = 32;
 
-/// The masters, which cannot be printed: the present one first; while it is replaced, the older ones too.
+/// The current master secret and, while it is being replaced, the older ones.
 #[derive(Clone)]
 pub struct WebhookSecret {
-    present: Master,
-    older: Vec<Master>,
+    current: MasterSecret,
+    older: Vec<MasterSecret>,
 }
 
 #[derive(Clone)]
-struct Master {
-    /// What downstreams sign with.
+struct MasterSecret {
+    /// Verifies callbacks of downstreams.
     secret: SigningSecret,
-    /// What tenants' secrets are derived from.
+    /// Derives the secrets of tenants.
     prk: Prk,
 }
 
-impl Master {
+impl MasterSecret {
     fn parse(text: &str) -> Result<Self, SigningSecretError> {
         let key = SigningSecret::decode(text)?;
         Ok(Self { secret: SigningSecret::from_key(&key)?, prk: Salt::new(HKDF_SHA256, SALT).extract(&key) })
@@ -45,8 +45,8 @@ impl Master {
         let mut key = [0; TENANT_SECRET_BYTES];
         let info = [tenant.as_str().as_bytes()];
         let filled = self.prk.expand(&info, HKDF_SHA256).and_then(|okm| okm.fill(&mut key));
-        // Only more bytes than HKDF can give (8,160), or another number than was announced, could fail.
-        filled.expect("HKDF-SHA-256 gives 32 bytes");
+        // HKDF fails only for more than 8,160 bytes, or for another length than was requested.
+        filled.expect("HKDF-SHA-256 can produce 32 bytes");
         key
     }
 
@@ -56,43 +56,42 @@ impl Master {
 }
 
 impl WebhookSecret {
-    /// Takes the secret that is given, or makes one in the data directory.
-    /// Fails when its file cannot be made or read, or holds no secret.
+    /// Takes the secret from the settings, or loads or creates the one in the data directory.
+    /// Fails when its file cannot be created or read, or holds no valid secret.
     pub fn load(settings: &RequestSettings, data: &Path) -> Result<Self, SettingError> {
         let (text, name) = match &settings.webhook_secret {
             Some(secret) => (secret.0.clone(), "WEIR_WEBHOOK_SECRET"),
             None => (secrets::load_or_create_webhook_secret(data)?, "webhook.secret in the data directory"),
         };
-        let mut masters = text.split_whitespace().filter_map(|text| Master::parse(text).ok());
+        let mut masters = text.split_whitespace().filter_map(|text| MasterSecret::parse(text).ok());
         match masters.next() {
-            Some(present) if is_webhook_secret(&text) => Ok(Self { present, older: masters.collect() }),
+            Some(current) if is_webhook_secret(&text) => Ok(Self { current, older: masters.collect() }),
             _ => Err(SettingError::secret(name, WEBHOOK_SECRET)),
         }
     }
 
-    /// Whether a downstream's message was signed with one of the masters and is of the present.
-    /// Says why the message is not to be believed.
+    /// Checks that a callback was signed with one of the master secrets, and recently.
     pub fn verify_callback(&self, message: SignedMessage<'_>, now: Timestamp) -> Result<(), SignatureError> {
         let secrets: Vec<SigningSecret> = self.masters().map(|master| master.secret.clone()).collect();
         verify(&secrets, message, now)
     }
 
-    /// The `webhook-signature` of a message that is sent to a tenant now: one signature for each master, so that a tenant
-    /// may change to its new secret at any time while the master is replaced.
+    /// Returns the `webhook-signature` of a message to a tenant: one signature per master secret, so that the tenant may
+    /// switch to its new secret at any time while the master is being replaced.
     #[must_use]
     pub fn sign_for(&self, tenant: &TenantId, id: &str, now: Timestamp, body: &[u8]) -> String {
         let signatures = self.masters().map(|master| sign(&master.tenant_secret(tenant), id, now, body));
         signatures.collect::<Vec<_>>().join(" ")
     }
 
-    /// What a tenant verifies its webhooks with: the secret derived from the present master, as `whsec_` and base64.
+    /// Returns the secret with which a tenant verifies its webhooks, derived from the current master, as `whsec_` and base64.
     #[must_use]
     pub fn tenant_secret(&self, tenant: &TenantId) -> String {
-        SigningSecret::encode(&self.present.tenant_key(tenant))
+        SigningSecret::encode(&self.current.tenant_key(tenant))
     }
 
-    fn masters(&self) -> impl Iterator<Item = &Master> {
-        std::iter::once(&self.present).chain(&self.older)
+    fn masters(&self) -> impl Iterator<Item = &MasterSecret> {
+        std::iter::once(&self.current).chain(&self.older)
     }
 }
 
@@ -104,7 +103,7 @@ impl std::fmt::Debug for WebhookSecret {
 
 #[cfg(test)]
 mod tests {
-    use crate::request::settings as config;
+    use crate::request::settings as request_settings;
 
     use super::*;
 
@@ -115,7 +114,7 @@ mod tests {
     fn load(text: &str) -> WebhookSecret {
         let mut settings =
             crate::settings::Settings::read(crate::settings::source::Sources::default()).unwrap().request;
-        settings.webhook_secret = Some(config::Secret(text.to_owned()));
+        settings.webhook_secret = Some(request_settings::Secret(text.to_owned()));
         WebhookSecret::load(&settings, Path::new("")).unwrap()
     }
 
@@ -129,9 +128,9 @@ mod tests {
         verify(&[SigningSecret::parse(secret).unwrap()], message, NOW)
     }
 
-    /// Computed with Python's hmac module: tenants keep their secrets over versions of Weir.
+    /// The expected value was computed with Python's hmac module. Tenants' secrets must not change between versions of Weir.
     #[test]
-    fn the_secret_of_a_tenant_is_hkdf_of_the_master_and_stays_what_it_is() {
+    fn the_secret_of_a_tenant_is_hkdf_of_the_master_and_never_changes() {
         assert_eq!(
             load(NEW).tenant_secret(&tenant("acme")),
             "whsec_mZ58jvgeuO7U3aIqKL/IKQ5TZjl5dxJW5CXWerkrNvg="
@@ -145,7 +144,11 @@ mod tests {
         assert_eq!(check(&own, &secrets.sign_for(&tenant("acme"), "m", NOW, b"{}")), Ok(()));
         let of_rival = secrets.sign_for(&tenant("rival"), "m", NOW, b"{}");
         assert_eq!(check(&own, &of_rival), Err(SignatureError::NoMatch));
-        assert_eq!(check(NEW, &of_rival), Err(SignatureError::NoMatch), "nor is it signed with the master");
+        assert_eq!(
+            check(NEW, &of_rival),
+            Err(SignatureError::NoMatch),
+            "it is not signed with the master either"
+        );
         let (timestamp, own) = (weir_core::webhook::timestamp(NOW), SigningSecret::parse(&own).unwrap());
         let forged = sign(&own, "m", NOW, b"{}");
         let callback = SignedMessage { id: "m", timestamp: &timestamp, signatures: &forged, body: b"{}" };

@@ -19,7 +19,7 @@ use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use super::request_body::RequestBody;
-use crate::outbound::connect::Stream;
+use crate::outbound::connect::OutboundStream;
 
 /// How long the head of an answer may be.
 const HEAD_BYTES_MAX: usize = 64 * 1024;
@@ -41,7 +41,7 @@ pub(super) struct UpstreamConnection {
 
 impl UpstreamConnection {
     /// Speaks HTTP/1.1 over a stream.
-    pub(super) async fn new(stream: Stream) -> hyper::Result<Self> {
+    pub(super) async fn new(stream: OutboundStream) -> hyper::Result<Self> {
         let stream = UpstreamStream::new(stream);
         let mut builder = Builder::new();
         // Calls are small: copying head and body together costs less than having the kernel gather them.
@@ -124,7 +124,7 @@ impl Driver {
 pub(super) struct UpstreamStream(Arc<Mutex<StreamState>>);
 
 struct StreamState {
-    stream: Stream,
+    stream: OutboundStream,
     /// Whether everything that was to be written is.
     is_flushed: bool,
     /// How much more may be read before there is an answer: an upstream might only announce one, for ever.
@@ -132,7 +132,7 @@ struct StreamState {
 }
 
 impl UpstreamStream {
-    fn new(stream: Stream) -> Self {
+    fn new(stream: OutboundStream) -> Self {
         Self(Arc::new(Mutex::new(StreamState { stream, is_flushed: true, read_budget: None })))
     }
 }

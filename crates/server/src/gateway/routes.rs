@@ -11,7 +11,7 @@ use super::{CallerIdentity, GatewayError};
 use crate::app::App;
 use crate::auth::credentials::BEARER_CHALLENGE;
 use crate::http::error::{ApiError, method_not_allowed};
-use crate::http::identity::User;
+use crate::http::extract::User;
 use crate::http::rate_limit_headers::write_tier;
 use crate::peer::Peer;
 use crate::telemetry::log_throttle::LogThrottle;

@@ -7,7 +7,7 @@ use url::Url;
 
 use crate::request::settings::Secret;
 use crate::settings::parse::{boolean, bytes, count, duration};
-use crate::settings::source::{Reader, SettingError};
+use crate::settings::source::{SettingError, SettingsReader};
 
 /// Where AI calls are passed on to, and the bounds on them.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -33,7 +33,7 @@ pub struct GatewaySettings {
 }
 
 impl GatewaySettings {
-    pub(crate) fn read(reader: &mut Reader) -> Result<Self, SettingError> {
+    pub(crate) fn read(reader: &mut SettingsReader) -> Result<Self, SettingError> {
         let span = "a duration from 1ms to 24h, such as 500ms or 2s";
         let minute = Duration::from_secs(60);
         Ok(Self {

@@ -11,12 +11,12 @@ use super::pool::Pool;
 use super::request_body::RequestBody;
 use super::settings::GatewaySettings;
 use crate::outbound::connect::{Connector, Reach};
-use crate::outbound::{Target, causes};
+use crate::outbound::{OutboundTarget, causes};
 
 /// Who answers.
 #[derive(Debug)]
 pub(super) struct Upstream {
-    target: Target,
+    target: OutboundTarget,
     pub(super) host: HeaderValue,
     pub(super) authorization: Option<HeaderValue>,
     connector: Connector,
@@ -25,7 +25,7 @@ pub(super) struct Upstream {
 
 impl Upstream {
     pub(super) fn new(url: &url::Url, settings: &GatewaySettings, threads: usize) -> Option<Self> {
-        let target = Target::new(url)?;
+        let target = OutboundTarget::new(url)?;
         let own = settings.authorization.as_ref().and_then(|secret| {
             let mut value = HeaderValue::from_str(&secret.0).ok()?;
             value.set_sensitive(true);

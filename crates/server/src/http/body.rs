@@ -1,4 +1,5 @@
-//! Request bodies: JSON, bounded in size, time and memory, and refused with the name of the field that is wrong.
+//! Request bodies: bounded in size, time and memory. A JSON body that does not parse is refused with the name of the wrong
+//! field.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -19,10 +20,10 @@ use crate::app::App;
 use crate::buffer_budget::{BufferBudget, BufferCharge};
 use crate::telemetry::metrics::Shortage;
 
-/// The least that a body which comes in pieces takes of the budget.
+/// The smallest charge of a body that arrives in pieces.
 const BUFFER_MIN: usize = 1024;
 
-/// A JSON body, in and out.
+/// A JSON body of a request or response.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Json<T>(pub T);
 
@@ -38,7 +39,7 @@ impl<T: DeserializeOwned> FromRequest<Arc<App>> for Json<T> {
     }
 }
 
-/// A body as it came, whatever it is.
+/// A request body of any content type.
 #[derive(Clone, Debug)]
 pub(crate) struct Raw(pub Bytes);
 
@@ -53,7 +54,7 @@ impl FromRequest<Arc<App>> for Raw {
         }
         let limits = app.settings.http;
         let mut read = pin!(read_body(request, limits.max_body, &app.buffers));
-        // A body mostly comes with its head; only one that does not is worth a timer.
+        // Most bodies arrive together with their head and need no timer.
         let body = match read.as_mut().now_or_never() {
             Some(body) => body,
             None => match tokio::time::timeout(limits.read_timeout, read).await {
@@ -72,7 +73,6 @@ impl FromRequest<Arc<App>> for Raw {
     }
 }
 
-/// Why a body could not be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum BodyError {
     TooLarge,
@@ -80,10 +80,10 @@ enum BodyError {
     OutOfMemory,
 }
 
-/// Reads one JSON object.
-/// Names the field that is wrong.
+/// Parses one JSON object.
+/// The error names the wrong field.
 pub(crate) fn parse_json<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
-    // serde would also fill a struct from a list, by position; no caller means that.
+    // serde would also accept an array and fill the fields by position; no caller means that.
     match body.iter().find(|byte| !byte.is_ascii_whitespace()) {
         None => Err(ApiError::invalid("The request body is empty; it must be a JSON object")),
         Some(b'{') => serde_json::from_slice(body).or_else(|_error| explain(body)),
@@ -92,9 +92,9 @@ pub(crate) fn parse_json<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError
 }
 
 async fn read_body(request: Request, limit: usize, budget: &BufferBudget) -> Result<Bytes, BodyError> {
-    let announced =
+    let content_length =
         request.headers().get(CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse::<u64>().ok());
-    if announced.is_some_and(|length| length > limit as u64) {
+    if content_length.is_some_and(|length| length > limit as u64) {
         return Err(BodyError::TooLarge);
     }
     let mut body = request.into_body();
@@ -102,7 +102,7 @@ async fn read_body(request: Request, limit: usize, budget: &BufferBudget) -> Res
     if first.len() > limit {
         return Err(BodyError::TooLarge);
     }
-    // Most bodies come in one piece, which is used as it is.
+    // Most bodies arrive in one piece, which is used without a copy.
     if body.is_end_stream() {
         return Ok(first);
     }
@@ -120,11 +120,11 @@ async fn read_body(request: Request, limit: usize, budget: &BufferBudget) -> Res
     Ok(Bytes::from_owner(buffer))
 }
 
-/// The next piece of a body that is not empty; none at its end.
+/// Returns the next chunk that is not empty, or `None` at the end of the body.
 async fn next_chunk(body: &mut Body) -> Result<Option<Bytes>, BodyError> {
     while let Some(frame) = body.frame().await {
         let frame = frame.map_err(|_cut_off| BodyError::CutOff)?;
-        // Trailers are of no use to anybody here.
+        // Trailers are ignored.
         if let Ok(data) = frame.into_data()
             && !data.is_empty()
         {
@@ -134,10 +134,11 @@ async fn next_chunk(body: &mut Body) -> Result<Option<Bytes>, BodyError> {
     Ok(None)
 }
 
-/// A body that comes in pieces. They are copied: each would keep the whole buffer it was read into, however small it is.
+/// A body that arrives in pieces. They are copied, because even the smallest would keep alive the whole buffer it was read
+/// into.
 struct BodyBuffer {
     bytes: Vec<u8>,
-    /// What it has of the budget: its capacity.
+    /// Charges the capacity of `bytes`.
     charge: BufferCharge,
     limit: usize,
 }
@@ -176,11 +177,11 @@ fn is_json(headers: &HeaderMap) -> bool {
     essence == "application/json" || (essence.starts_with("application/") && essence.ends_with("+json"))
 }
 
-/// Reads a refused body again, slowly, to name the field that is wrong.
+/// Parses a malformed body again, with the slower parser that knows the name of the wrong field.
 fn explain<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
     let deserializer = &mut serde_json::Deserializer::from_slice(body);
     let Err(error) = serde_path_to_error::deserialize::<_, T>(deserializer) else {
-        // Well-formed up to here: what follows it must be the problem.
+        // This parser stops after the object, so the problem is what follows it.
         return Err(ApiError::invalid("The request body must be one JSON object with nothing after it"));
     };
     let (path, problem) = (error.path().to_string(), error.inner());
@@ -188,7 +189,7 @@ fn explain<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
         return Err(ApiError::invalid(format!("The request body is not valid JSON: {problem}")));
     }
     let text = problem.to_string();
-    // The position is useless to a caller whose JSON was generated.
+    // Callers generate their JSON, so its line and column are of no use to them.
     let text = text.split_once(" at line ").map_or(text.as_str(), |(problem, _)| problem);
     Err(match text.split_once('`') {
         Some(("missing field ", field)) => {
@@ -207,7 +208,7 @@ fn explain<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
 
 impl<T: Serialize> IntoResponse for Json<T> {
     fn into_response(self) -> Response {
-        // Most answers fit, so that their text is not moved while it grows.
+        // Large enough for most responses, so that the buffer does not grow.
         let mut json = Vec::with_capacity(256);
         match serde_json::to_writer(&mut json, &self.0) {
             Ok(()) => {
@@ -216,7 +217,7 @@ impl<T: Serialize> IntoResponse for Json<T> {
                 response
             }
             Err(error) => {
-                tracing::error!(%error, "an answer could not be written as JSON");
+                tracing::error!(%error, "cannot serialize a response as JSON; answered 500");
                 ApiError::internal().into_response()
             }
         }
@@ -237,7 +238,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_body_is_the_same_however_it_comes() {
+    async fn a_body_is_the_same_in_one_piece_or_several() {
         let budget = BufferBudget::new(1 << 20);
         for pieces in [&["hello world"][..], &["", "hello", "", " ", "world"], &["hello wor", "ld"]] {
             let body = read_body(in_pieces(pieces), 11, &budget).await;

@@ -1,4 +1,4 @@
-//! The one mapping from what went wrong to what the caller is told. Causes are logged here, once, and not shown.
+//! The only mapping from errors to responses. Causes are logged here, once, and not shown to callers.
 
 use axum::body::Body;
 use axum::response::{IntoResponse, Response};
@@ -11,21 +11,21 @@ use crate::address_limits::TooManyStreams;
 use crate::auth::credentials::AuthError;
 use crate::telemetry::log_throttle::LogThrottle;
 
-/// What a caller is told when the answer is not what it asked for.
+/// An error response in the flat format.
 #[derive(Clone, Debug)]
-pub(crate) struct ApiError(Box<Parts>);
+pub(crate) struct ApiError(Box<ApiErrorParts>);
 
 #[derive(Clone, Debug)]
-struct Parts {
+struct ApiErrorParts {
     status: StatusCode,
     code: &'static str,
     message: String,
-    /// Which field is wrong, and how, if it is about one.
+    /// The wrong field and what is wrong with it, if the error is about a field.
     field: Option<(String, String)>,
     headers: HeaderMap,
 }
 
-/// What went wrong, in the same form on every route but those of sale.
+/// An error, in the same format on every route except those of sale.
 #[derive(Serialize, ToSchema)]
 #[schema(as = Error)]
 pub(crate) struct ErrorResponse<'a> {
@@ -48,7 +48,7 @@ pub(crate) struct ErrorResponse<'a> {
 
 impl ApiError {
     fn new(status: StatusCode, code: &'static str, message: impl Into<String>) -> Self {
-        Self(Box::new(Parts {
+        Self(Box::new(ApiErrorParts {
             status,
             code,
             message: message.into(),
@@ -70,7 +70,7 @@ impl ApiError {
         error
     }
 
-    /// 401: no credentials, or wrong ones. `challenge` says in `WWW-Authenticate` which ones it takes.
+    /// 401: credentials are missing or wrong. `challenge` names the accepted ones in `WWW-Authenticate`.
     pub(crate) fn unauthenticated(message: impl Into<String>, challenge: &'static str) -> Self {
         let error = Self::new(StatusCode::UNAUTHORIZED, "UNAUTHENTICATED", message);
         error.with_header(WWW_AUTHENTICATE, HeaderValue::from_static(challenge))
@@ -92,12 +92,12 @@ impl ApiError {
         Self::new(StatusCode::REQUEST_TIMEOUT, "REQUEST_TIMEOUT", message)
     }
 
-    /// 409: what the caller goes by is no longer so.
+    /// 409: the resource is not in the state that the caller assumes.
     pub(crate) fn conflict(code: &'static str, message: impl Into<String>) -> Self {
         Self::new(StatusCode::CONFLICT, code, message)
     }
 
-    /// 410: it was there, and it is too late.
+    /// 410: the resource existed and has expired.
     pub(crate) fn gone(code: &'static str, message: impl Into<String>) -> Self {
         Self::new(StatusCode::GONE, code, message)
     }
@@ -113,70 +113,64 @@ impl ApiError {
         Self::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "UNSUPPORTED_MEDIA_TYPE", message)
     }
 
-    /// 429: come back in that many seconds.
     pub(crate) fn rate_limited(message: impl Into<String>, retry_after_seconds: u64) -> Self {
         Self::new(StatusCode::TOO_MANY_REQUESTS, "RATE_LIMITED", message).retry_after(retry_after_seconds)
     }
 
-    /// 500: a fault in Weir. Nothing a caller sends leads here.
+    /// 500: a bug in Weir. Nothing that a caller sends may lead here.
     pub(crate) fn internal() -> Self {
         let message =
             "An internal error occurred; the server's log says more under this response's X-Request-Id";
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, "INTERNAL_ERROR", message)
     }
 
-    /// 502: whoever a call was passed on to gave no answer that could be used.
+    /// 502: the upstream gave no usable response.
     pub(crate) fn bad_gateway(message: impl Into<String>) -> Self {
         Self::new(StatusCode::BAD_GATEWAY, "BAD_GATEWAY", message)
     }
 
-    /// 504: whoever a call was passed on to did not answer in time.
+    /// 504: the upstream did not answer in time.
     pub(crate) fn gateway_timeout(message: impl Into<String>) -> Self {
         Self::new(StatusCode::GATEWAY_TIMEOUT, "GATEWAY_TIMEOUT", message)
     }
 
-    /// 503: something Weir depends on does not answer.
+    /// 503: a dependency of Weir does not answer, or Weir is overloaded.
     pub(crate) fn unavailable(message: impl Into<String>) -> Self {
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "DEPENDENCY_UNAVAILABLE", message).retry_after(1)
     }
 
-    /// 503: unfinished requests hold as much memory as they may.
+    /// 503: the memory budget of unfinished requests is exhausted.
     pub(crate) fn out_of_memory() -> Self {
         let message =
             "Unfinished requests hold as much memory as the server allows; nothing was done, try again";
         Self::unavailable(message)
     }
 
-    /// The code callers tell errors apart by.
     #[must_use]
     pub(crate) fn code(&self) -> &'static str {
         self.0.code
     }
 
-    /// The status.
     #[must_use]
     pub(crate) fn status(&self) -> StatusCode {
         self.0.status
     }
 
-    /// The field that is wrong, and how.
+    /// The wrong field and what is wrong with it.
     #[must_use]
     pub(crate) fn field(&self) -> Option<(&str, &str)> {
         self.0.field.as_ref().map(|(field, problem)| (field.as_str(), problem.as_str()))
     }
 
-    /// The headers of the answer.
     pub(crate) const fn headers(&self) -> &HeaderMap {
         &self.0.headers
     }
 
-    /// What the caller is told.
     #[must_use]
     pub(crate) fn message(&self) -> &str {
         &self.0.message
     }
 
-    /// The same under another code.
     #[must_use]
     pub(crate) fn with_code(mut self, code: &'static str) -> Self {
         self.0.code = code;
@@ -187,17 +181,15 @@ impl ApiError {
         self.with_header(RETRY_AFTER, HeaderValue::from(seconds.max(1)))
     }
 
-    /// Adds a header to the answer.
     #[must_use]
     pub(crate) fn with_header(mut self, name: http::HeaderName, value: HeaderValue) -> Self {
         self.0.headers.insert(name, value);
         self
     }
 
-    /// Adds headers to the answer.
     #[must_use]
     pub(crate) fn with_headers(mut self, mut headers: HeaderMap) -> Self {
-        // Into the map that has room for all of them.
+        // Extends the argument, which has room for all of them.
         headers.extend(std::mem::take(&mut self.0.headers));
         self.0.headers = headers;
         self
@@ -206,7 +198,7 @@ impl ApiError {
 
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
-        let Parts { status, code, message, headers, .. } = *self.0;
+        let ApiErrorParts { status, code, message, headers, .. } = *self.0;
         let body = ErrorResponse {
             status: status.as_u16(),
             error: status.canonical_reason().unwrap_or("Error"),
@@ -225,7 +217,7 @@ impl IntoResponse for ApiError {
     }
 }
 
-/// The present, as precise as other times in answers.
+/// The current time in microseconds, like the other times in responses.
 fn now() -> jiff::Timestamp {
     let now = jiff::Timestamp::now();
     jiff::Timestamp::from_microsecond(now.as_microsecond()).unwrap_or(now)
@@ -242,23 +234,23 @@ impl From<AuthError> for ApiError {
 }
 
 impl From<TooManyStreams> for ApiError {
-    fn from(TooManyStreams: TooManyStreams) -> Self {
+    fn from(_: TooManyStreams) -> Self {
         let message = "The server has as many event streams and waiting calls as it may; ask without waiting, or try again";
         Self::unavailable(message)
     }
 }
 
 impl From<weir_store::Error> for ApiError {
-    /// An outage is an answer: what passes by itself is 503, and only a fault is 500. During an outage every call
-    /// fails alike, so it is logged once a second.
+    /// Transient errors are answered 503, all others 500. During an outage every call fails in the same way, so it is logged
+    /// once a second.
     fn from(error: weir_store::Error) -> Self {
         static OUTAGE: LogThrottle = LogThrottle::new();
         if !error.is_transient() {
-            tracing::error!(error = %error.with_causes(), "a store operation failed");
+            tracing::error!(error = %error.with_causes(), "a store operation failed; answered 500");
             return Self::internal();
         }
-        if let Some(held_back) = OUTAGE.permit() {
-            tracing::warn!(error = %error.with_causes(), also = held_back, "answered 503");
+        if let Some(suppressed) = OUTAGE.permit() {
+            tracing::warn!(error = %error.with_causes(), suppressed, "the store is unavailable; answered 503");
         }
         use weir_store::Error;
         if let Error::KeysExhausted { max } = error {
@@ -277,12 +269,12 @@ impl From<weir_store::Error> for ApiError {
     }
 }
 
-/// The answer to a path that is no route.
+/// 404: no route has this path.
 pub(crate) fn not_found() -> ApiError {
     ApiError::not_found("There is nothing at this path; GET /docs lists what there is")
 }
 
-/// The answer to a method that a path does not take. The router adds `Allow`.
+/// 405: the path does not take this method. The router adds `Allow`.
 pub(crate) fn method_not_allowed() -> ApiError {
     let message = "This path does not take this method; the Allow header lists those it takes";
     ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "METHOD_NOT_ALLOWED", message)

@@ -1,9 +1,9 @@
-//! Event streams, which stay open for hours and say little. They leave hyper with their first byte: 10,000 connections that
-//! hyper holds cost 20 kB each, most of it two buffers of 8 KiB; written from here they cost 2 kB.
+//! Event streams, which stay open for hours and send little. They are detached from hyper before their first byte: each of
+//! 10,000 connections costs 20 kB with hyper, most of it two buffers of 8 KiB, and 2 kB when written from here.
 //!
-//! The handler puts an [`EventStream`] into its response. Once the response has its headers, `serve.rs` starts a task that
-//! writes them and the events, and ends hyper's connection, which has written nothing and leaves the socket alone. The
-//! response has no length and no chunks: it ends with its connection.
+//! The handler puts an [`EventStream`] into its response. Once the response has its headers, `serve.rs` spawns a task that
+//! writes the headers and the events, and ends hyper's connection. hyper has written nothing by then and does not close the
+//! socket. The response has no length and no chunks: it ends with its connection.
 
 use std::fmt::Write;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ use tokio_util::task::TaskTracker;
 use crate::peer::Peer;
 use crate::shutdown::Shutdown;
 
-/// The events of a response.
+/// The events of a response, as an extension of it.
 #[derive(Clone)]
 pub(crate) struct EventStream(Arc<Mutex<Option<BoxStream<'static, Bytes>>>>);
 
@@ -32,12 +32,12 @@ impl EventStream {
     }
 }
 
-/// Why hyper has nothing to answer.
+/// Tells hyper to write no response.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
 #[error("the response is written by a task of its own")]
 pub(crate) struct Detached;
 
-/// Hands a response back to hyper, or starts a task that writes it if it is a stream of events.
+/// Returns a response for hyper to write, or spawns a task that writes it if it is an event stream.
 pub(crate) fn detach(
     mut response: Response,
     method: &Method,
@@ -48,7 +48,7 @@ pub(crate) fn detach(
     let Some(EventStream(events)) = response.extensions_mut().remove() else { return Ok(response) };
     let events = events.lock().take();
     match events {
-        // Whoever asks for the head alone gets it from hyper.
+        // hyper answers HEAD, which needs no events.
         Some(events) if method != Method::HEAD => {
             connections.spawn(write_stream(write_head(&response), events, peer.clone(), shutdown.clone()));
             Err(Detached)
@@ -57,13 +57,13 @@ pub(crate) fn detach(
     }
 }
 
-/// The head of a response that ends with its connection.
+/// Formats the head of a response that ends with its connection.
 pub(crate) fn write_head(response: &Response) -> Bytes {
     let status = response.status();
     let mut head =
         format!("HTTP/1.1 {} {}\r\n", status.as_str(), status.canonical_reason().unwrap_or_default());
     for (name, value) in response.headers() {
-        // Every header of these responses is set by Weir, or is a request id that was found to be plain text.
+        // Every header of these responses is set by Weir, or is a request id that was checked to be plain text.
         if let Ok(value) = value.to_str() {
             // Writing to memory cannot fail.
             let _ = write!(head, "{name}: {value}\r\n");
@@ -74,7 +74,7 @@ pub(crate) fn write_head(response: &Response) -> Bytes {
     head.into()
 }
 
-/// Writes events until there are no more, or the peer goes or takes nothing for a minute.
+/// Writes the head and then events, until there are no more, or the peer disconnects or reads nothing for a minute.
 async fn write_stream(
     mut next: Bytes,
     mut events: BoxStream<'static, Bytes>,
@@ -85,7 +85,7 @@ async fn write_stream(
     loop {
         let written = tokio::select! {
             biased;
-            // Written if the peer takes it at once. A stop does not wait for one that does not.
+            // The write is tried first; a stop does not wait for a peer that does not read.
             written = socket.write_all(&next) => written,
             () = shutdown.closing().cancelled() => return,
         };
@@ -117,13 +117,13 @@ mod tests {
     use crate::peer::fixtures;
 
     async fn connect() -> (TcpStream, Peer) {
-        fixtures::connect(fixtures::ordinary_place(), BufferBudget::new(0)).await
+        fixtures::connect(fixtures::ordinary_permit(), BufferBudget::new(0)).await
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_peer_that_takes_nothing_for_a_minute_is_dropped() {
+    async fn a_peer_that_reads_nothing_for_a_minute_is_dropped() {
         let (client, peer) = connect().await;
-        // More than any buffer on the way holds.
+        // Larger than all buffers on the way.
         let events = stream::repeat(Bytes::from(vec![b'x'; 1 << 20])).boxed();
         let start = Instant::now();
         let writing = write_stream(Bytes::from_static(b"head"), events, peer, Shutdown::default());
@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_peer_that_says_something_and_disconnects_ends_the_stream() {
+    async fn a_peer_that_sends_something_and_disconnects_ends_the_stream() {
         let (mut client, peer) = connect().await;
         let writing = tokio::spawn(write_stream(
             Bytes::from_static(b"head"),
@@ -157,12 +157,12 @@ mod tests {
         client.read_exact(&mut [0; 4]).await.unwrap();
         client.write_all(b"GET /next HTTP/1.1\r\n\r\n").await.unwrap();
         drop(client);
-        // Less than the half minute after which something is written to it.
+        // Less than the half minute after which a heartbeat is written.
         tokio::time::timeout(Duration::from_secs(20), writing).await.expect("it ends").unwrap();
     }
 
     #[tokio::test]
-    async fn a_stop_does_not_wait_for_a_peer_that_takes_nothing() {
+    async fn a_stop_does_not_wait_for_a_peer_that_reads_nothing() {
         let (client, peer) = connect().await;
         let shutdown = Shutdown::default();
         let events = stream::repeat(Bytes::from(vec![b'x'; 1 << 20])).boxed();
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn only_event_streams_are_detached_and_their_heads_are_whole() {
+    async fn only_event_streams_are_detached_and_their_heads_are_complete() {
         let (mut client, peer) = connect().await;
         let (connections, shutdown) = (TaskTracker::new(), Shutdown::default());
         let detach = |response, method| detach(response, &method, &peer, &connections, &shutdown);

@@ -1,8 +1,7 @@
-//! The header `Host`: there, once, and, while the server listens on a loopback address, a name of this machine.
+//! Checks the header `Host`: it must be there once and, while the server listens on a loopback address, name this machine.
 //!
-//! A server that only this machine can reach often asks for no credentials. A web page that a user of this machine opens
-//! may have its own name resolved to 127.0.0.1 and then read whatever the server answers (DNS rebinding); the browser tells
-//! the page's name in `Host`.
+//! A server that only this machine can reach often requires no credentials. A web page opened on this machine could have its
+//! own name resolve to 127.0.0.1 and then read the server's responses (DNS rebinding). The browser sends that name in `Host`.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
@@ -12,10 +11,10 @@ use http::{Request, Version};
 use super::error::ApiError;
 use crate::settings::process::ProcessSettings;
 
-/// What callers may call the server.
+/// The names by which callers may address the server.
 #[derive(Clone, Debug)]
 pub(crate) struct HostCheck {
-    /// Further names; none where any name will do.
+    /// Names allowed besides those of this machine; `None` if every name is allowed.
     allowed: Option<Vec<String>>,
 }
 
@@ -26,21 +25,20 @@ impl HostCheck {
         Self { allowed: (!is_any_allowed).then(|| process.allowed_hosts.clone()) }
     }
 
-    /// Checks what a request says.
     /// Fails when the header is missing or doubled, or names another machine.
     pub(crate) fn check<B>(&self, request: &Request<B>) -> Result<(), ApiError> {
         let mut hosts = request.headers().get_all(HOST).iter();
         let host = match (hosts.next(), hosts.next()) {
             (Some(host), None) => host.as_bytes(),
-            // Older than the header.
+            // HTTP/1.0 does not require the header.
             (None, _) if request.version() == Version::HTTP_10 => return Ok(()),
             (None, _) => return Err(ApiError::invalid_field("Host", "is required")),
             (Some(_), Some(_)) => return Err(ApiError::invalid_field("Host", "is there more than once")),
         };
         let Some(allowed) = &self.allowed else { return Ok(()) };
-        // A request line with a whole URL says where it goes by itself.
-        let of_line = request.uri().authority().map(|authority| authority.as_str().as_bytes());
-        if [Some(host), of_line].into_iter().flatten().all(|host| is_local(host, allowed)) {
+        // A request line with an absolute URL names a host as well.
+        let in_request_line = request.uri().authority().map(|authority| authority.as_str().as_bytes());
+        if [Some(host), in_request_line].into_iter().flatten().all(|host| is_local(host, allowed)) {
             return Ok(());
         }
         let problem = "must be localhost or a loopback address, because the server listens on this machine alone; \
@@ -49,7 +47,7 @@ impl HostCheck {
     }
 }
 
-/// Whether a host, with or without a port, is this machine or one of these names.
+/// Whether a host, with or without a port, is this machine or one of the allowed names.
 fn is_local(host: &[u8], allowed: &[String]) -> bool {
     let Ok(host) = std::str::from_utf8(host) else { return false };
     if let Some(rest) = host.strip_prefix('[') {
@@ -82,7 +80,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_of_this_machine_are_told_from_others() {
+    fn names_of_this_machine_are_distinguished_from_others() {
         let allowed = ["weir.example.com".to_owned()];
         for local in [
             "localhost",

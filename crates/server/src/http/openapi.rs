@@ -1,7 +1,7 @@
-//! `/openapi.json`: the table of routes and the handlers' annotations as one OpenAPI document.
+//! Builds `/openapi.json` from the route table and the handlers' annotations.
 //!
-//! A handler's `#[utoipa::path]` names its parameters, bodies and the refusals that are its own. What follows from its line
-//! in the table (credentials, error format, limits, outages) is added here, once for all routes: see `responses.rs`.
+//! A handler's `#[utoipa::path]` names its parameters, its bodies and its own errors. Whatever follows from its route
+//! (credentials, error format, limits, outages) is added by `responses.rs`, once for all routes.
 
 pub(crate) mod responses;
 pub(crate) mod schema;
@@ -20,7 +20,7 @@ use super::route::Route;
 
 const INTRODUCTION: &str = include_str!("../../assets/openapi.md");
 
-/// Tags and what they are about, in the order of the document.
+/// Tags and their descriptions, in the order of the document.
 pub(crate) const TAGS: [(&str, &str); 8] = [
     (
         "quota",
@@ -53,20 +53,20 @@ pub(crate) const TAGS: [(&str, &str); 8] = [
         "Messages that could not be delivered, and requests whose attempts all failed. They stay here until \
          someone replays or discards them.",
     ),
-    ("operations", "Is it up, is it right, how busy is it, and what can it do."),
+    ("operations", "Health, metrics, audits, and the description of this API."),
 ];
 
-/// What a handler's annotation says about it.
+/// A handler's annotation.
 pub(crate) struct Description {
-    /// The path it was written for, which a test compares with the table.
-    #[cfg_attr(not(test), expect(dead_code, reason = "the table says where a route is"))]
+    /// The annotated path, which a test compares with the route table.
+    #[cfg_attr(not(test), expect(dead_code, reason = "the route table has the path"))]
     pub(crate) path: String,
     pub(crate) methods: Vec<HttpMethod>,
     operation: Operation,
     pub(crate) schemas: Vec<(String, RefOr<Schema>)>,
 }
 
-/// Reads the annotation of a handler. `__dev` is what `utoipa`'s own `routes!` uses for the same.
+/// Reads the annotation of a handler. `utoipa`'s own `routes!` uses the same traits of `__dev`.
 pub(crate) fn describe<P>() -> Description
 where
     P: utoipa::Path + utoipa::__dev::SchemaReferences + utoipa::__dev::Tags<'static>,
@@ -78,10 +78,10 @@ where
     Description { path: P::path(), methods: P::methods(), operation, schemas }
 }
 
-/// The document of a table of routes, as JSON.
+/// Returns the document of a route table as JSON.
 pub(crate) fn document(routes: &[Route]) -> Box<str> {
     build(routes).to_json().map(String::into_boxed_str).unwrap_or_else(|error| {
-        tracing::error!(%error, "the OpenAPI document could not be written as JSON");
+        tracing::error!(%error, "cannot serialize the OpenAPI document; answering with an empty one");
         "{}".into()
     })
 }
@@ -114,17 +114,17 @@ fn build(routes: &[Route]) -> OpenApi {
         .build()
 }
 
-/// Of the lines that share a handler for every method, the one with a path behind it stands for all.
+/// Several routes share a handler that takes every method. Only the one with a wildcard path is described.
 pub(crate) fn is_described(route: &Route) -> bool {
     route.method.is_some() || route.path.contains("{*")
 }
 
-/// The path as OpenAPI writes it, which knows no parameters of several segments.
+/// The path as OpenAPI writes it: without wildcard parameters, which OpenAPI does not have.
 pub(crate) fn path_of(route: &Route) -> String {
     route.path.replace("{*", "{")
 }
 
-/// The operation, and what its line in the table says about it.
+/// Adds to an operation what follows from its route.
 fn complete(
     route: &Route,
     method: &HttpMethod,

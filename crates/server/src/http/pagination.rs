@@ -1,4 +1,4 @@
-//! Lists, read page by page: `{"items":[…],"nextCursor":…|null}`.
+//! Pagination of lists: `{"items":[…],"nextCursor":…|null}`.
 
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
@@ -8,11 +8,11 @@ use super::error::ApiError;
 const LIMIT_DEFAULT: usize = 100;
 const LIMIT_MAX: usize = 1_000;
 
-/// What a call for a page says.
+/// The query of a request for a page.
 #[derive(Debug, Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
 pub(crate) struct PageQuery {
-    /// How many items to answer with at most.
+    /// The most items to return.
     #[param(value_type = u32, required = false, minimum = 1, maximum = 1000, default = 100)]
     pub(crate) limit: Option<String>,
     /// The `nextCursor` of the page before. Leave it out for the first page.
@@ -31,25 +31,23 @@ pub(crate) struct Page<T> {
 }
 
 impl<T> Page<T> {
-    /// The first `limit` of `items`. One more than that tells that there is a next page, which begins after the last
-    /// item shown.
+    /// Returns the first `limit` of `items`. If there are more, the next page begins after the last item returned.
     pub(crate) fn cut(mut items: Vec<T>, limit: usize, cursor: impl Fn(&T) -> String) -> Self {
-        let more = items.len() > limit;
+        let has_more = items.len() > limit;
         items.truncate(limit);
-        let next_cursor = items.last().filter(|_| more).map(cursor);
+        let next_cursor = items.last().filter(|_| has_more).map(cursor);
         Self { items, next_cursor }
     }
 
-    /// The same with a next page that begins here, if it is the last one so far.
+    /// Sets the cursor of the next page if the page has none yet.
     #[must_use]
-    pub(crate) fn or_from(mut self, cursor: Option<String>) -> Self {
+    pub(crate) fn or_next_cursor(mut self, cursor: Option<String>) -> Self {
         self.next_cursor = self.next_cursor.or(cursor);
         self
     }
 }
 
-/// The `limit` of a query.
-/// Fails when it is none.
+/// Parses the `limit` of a query.
 pub(crate) fn parse_limit(text: Option<&str>) -> Result<usize, ApiError> {
     let Some(text) = text else {
         return Ok(LIMIT_DEFAULT);

@@ -1,4 +1,4 @@
-//! The headers of limited responses, allowed or denied: the customary three and the IETF pair.
+//! The headers of rate-limited responses, allowed or denied: the three `X-RateLimit-*` and the IETF pair.
 
 use std::time::Duration;
 
@@ -12,23 +12,20 @@ const RESET: HeaderName = HeaderName::from_static("x-ratelimit-reset");
 const IETF_POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
 const IETF_STATE: HeaderName = HeaderName::from_static("ratelimit");
 
-/// Where one caller stands with one limit.
+/// The state of one limit for one caller.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RateLimitHeaders {
     /// The limit's name.
     pub policy: &'static str,
-    /// How many in a window.
+    /// Calls allowed in a window.
     pub limit: u32,
-    /// How long a window is.
     pub window: Duration,
-    /// How many are left.
     pub remaining: u32,
-    /// How long until the window ends.
+    /// Time until the window ends.
     pub reset_after: Duration,
 }
 
 impl RateLimitHeaders {
-    /// Writes the headers.
     pub(crate) fn write(&self, headers: &mut HeaderMap) {
         let reset_s = seconds_up(self.reset_after);
         let named = NamedLimit {
@@ -41,8 +38,8 @@ impl RateLimitHeaders {
     }
 }
 
-/// Writes what an AI call is told of its limits, in place of anything that is there: an upstream may have limits of its own,
-/// which callers must not take for ours.
+/// Writes the headers of an AI call and replaces those of the upstream: it may have limits of its own, which callers must not
+/// mistake for ours.
 pub(crate) fn write_tier(tier: &weir_core::tier::TierHeaders, headers: &mut HeaderMap) {
     if tier.named.is_none() {
         headers.remove(IETF_POLICY);
@@ -51,10 +48,10 @@ pub(crate) fn write_tier(tier: &weir_core::tier::TierHeaders, headers: &mut Head
     insert([u64::from(tier.limit), tier.remaining, tier.reset_s], tier.named, headers);
 }
 
-/// Inserts limit, remaining and reset, and the IETF pair of a limit that has a name.
+/// Inserts limit, remaining and reset, and for a named limit the IETF pair.
 fn insert(numbers: [u64; 3], named: Option<NamedLimit>, headers: &mut HeaderMap) {
     let [_, _, reset_s] = numbers;
-    let mut values = Values::default();
+    let mut values = HeaderValues::default();
     for number in numbers {
         values.add_number(number);
     }
@@ -62,31 +59,33 @@ fn insert(numbers: [u64; 3], named: Option<NamedLimit>, headers: &mut HeaderMap)
         values.add_parameters(name, [(";q=", u64::from(quota)), (";w=", window_s)]);
         values.add_parameters(name, [(";r=", u64::from(remaining)), (";t=", reset_s)]);
     }
-    for (name, value) in [LIMIT, REMAINING, RESET, IETF_POLICY, IETF_STATE].into_iter().zip(values.take()) {
+    for (name, value) in
+        [LIMIT, REMAINING, RESET, IETF_POLICY, IETF_STATE].into_iter().zip(values.into_values())
+    {
         headers.insert(name, value);
     }
 }
 
-/// Header values, written one after the other into the same memory: nearly every response has five of them.
-struct Values {
+/// Header values that share one allocation: nearly every response has five of them.
+struct HeaderValues {
     text: BytesMut,
     ends: [usize; 5],
     count: usize,
 }
 
-impl Default for Values {
+impl Default for HeaderValues {
     fn default() -> Self {
         Self { text: BytesMut::with_capacity(128), ends: [0; 5], count: 0 }
     }
 }
 
-impl Values {
+impl HeaderValues {
     fn add_number(&mut self, number: u64) {
         self.push(number);
         self.end();
     }
 
-    /// A quoted name with two parameters: `"minute";q=30;w=60`.
+    /// Adds a quoted name with two parameters: `"minute";q=30;w=60`.
     fn add_parameters(&mut self, name: &str, parameters: [(&str, u64); 2]) {
         for part in ["\"", name, "\""] {
             self.text.extend_from_slice(part.as_bytes());
@@ -107,7 +106,7 @@ impl Values {
         self.count += 1;
     }
 
-    fn take(self) -> impl Iterator<Item = HeaderValue> {
+    fn into_values(self) -> impl Iterator<Item = HeaderValue> {
         let mut rest = self.text.freeze();
         let mut start = 0;
         self.ends.into_iter().take(self.count).map(move |end| {
@@ -118,7 +117,7 @@ impl Values {
     }
 }
 
-/// Whole seconds, rounded up: whoever waits that long has waited long enough.
+/// Whole seconds, rounded up, so that waiting that long is always enough.
 #[must_use]
 pub(crate) fn seconds_up(span: Duration) -> u64 {
     span.as_secs() + u64::from(span.subsec_nanos() > 0)
@@ -134,14 +133,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_wait_is_never_told_shorter_than_it_is() {
+    fn a_wait_is_rounded_up_to_whole_seconds() {
         assert_eq!(seconds_up(Duration::from_millis(1)), 1);
         assert_eq!(seconds_up(Duration::from_secs(2)), 2);
         assert_eq!(seconds_up(Duration::new(2, 1)), 3);
     }
 
     #[test]
-    fn what_an_ai_call_is_told_is_what_the_rules_say() {
+    fn the_headers_of_an_ai_call_are_those_of_the_rules() {
         let limits = Tier::Pro.defaults();
         let rule = limits.rule();
         let (mut spent, now) = (rule.unspent(), Timestamp::from_seconds(1_700_000_000));
@@ -158,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn all_five_headers_are_there() {
+    fn all_five_headers_are_written() {
         let mut headers = HeaderMap::new();
         let limit_state = RateLimitHeaders {
             policy: "minute",

@@ -1,4 +1,4 @@
-//! What the table of routes says of each route.
+//! An entry of the route table.
 
 use std::sync::Arc;
 
@@ -13,36 +13,32 @@ use super::sale_error::SaleError;
 use crate::app::App;
 use crate::auth::credentials::Credentials;
 
-/// Answers the requests of a route.
 pub(crate) type Endpoint = fn(Request, Arc<App>) -> BoxFuture<'static, Response>;
 
 /// One method of one path.
 #[derive(Clone)]
 pub struct Route {
-    /// None where the handler takes every method.
+    /// `None` if the handler takes every method.
     pub method: Option<Method>,
     /// The path, with its parameters in braces. It is also the route's label in metrics.
     pub path: &'static str,
-    /// What callers must show. Checked before the handler runs.
+    /// Checked before the handler runs.
     pub credentials: Credentials,
-    /// The form of refusals.
     pub errors: ErrorFormat,
-    /// What the handler wants to know of the other end of the connection.
     pub peer: PeerUse,
-    /// Which processes answer it.
     pub role: RouteRole,
-    /// Whether it answers 503 when the store is away.
+    /// Whether it answers 503 when the store is unavailable.
     pub can_be_unavailable: bool,
-    /// Whether it is a page or one of its files, whose handlers refuse without a body.
+    /// Whether it is a page or one of its files. Their handlers send errors without a body.
     pub is_page: bool,
-    /// Whether it is answered also when all connections are taken.
+    /// Whether it is answered even when all ordinary connections are taken.
     pub is_in_reserve: bool,
     pub(crate) endpoint: Endpoint,
-    /// What the handler's annotation says about it, for `/openapi.json`.
+    /// The handler's annotation, for `/openapi.json`.
     pub(crate) describe: fn() -> Description,
 }
 
-/// The form of refusals.
+/// The format of error bodies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ErrorFormat {
     /// The flat body of most routes.
@@ -52,7 +48,6 @@ pub enum ErrorFormat {
 }
 
 impl ErrorFormat {
-    /// A refusal in this format.
     pub(crate) fn refuse(self, error: impl Into<ApiError>) -> Response {
         let error = error.into();
         match self {
@@ -62,14 +57,13 @@ impl ErrorFormat {
     }
 }
 
-/// What a handler wants to know of the other end of its connection.
+/// What a handler needs of the peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PeerUse {
-    /// Nothing.
     None,
-    /// The connection: its address, and whether the caller is still there, because the answer may take long.
+    /// The connection: the response may take long, so the handler watches whether the caller is still connected.
     Connection,
-    /// Its address, whose requests are limited (`address_limits.rs`).
+    /// The address, whose requests are limited (`address_limits.rs`).
     AddressLimit,
 }
 
@@ -106,7 +100,7 @@ impl Route {
         }
     }
 
-    /// The handler waits, and looks for the end of the connection meanwhile.
+    /// The handler watches whether the caller is still connected.
     pub(crate) const fn watching_peer(mut self) -> Self {
         self.peer = PeerUse::Connection;
         self
@@ -119,35 +113,33 @@ impl Route {
         self
     }
 
-    /// Answered whatever the roles of the process.
+    /// Every process answers it, whatever its roles.
     pub(crate) const fn of_any_role(mut self) -> Self {
         self.role = RouteRole::Any;
         self
     }
 
-    /// Never answers 503 for want of a store: it answers from memory, or reports outages inside of its body.
+    /// Never answers 503 because of the store: it answers from memory, or reports outages in its body.
     pub(crate) const fn never_unavailable(mut self) -> Self {
         self.can_be_unavailable = false;
         self
     }
 
-    /// Answered also when all connections are taken (`serve.rs`).
+    /// Answered even when all ordinary connections are taken (`serve.rs`).
     pub(crate) const fn in_reserve(mut self) -> Self {
         self.is_in_reserve = true;
         self
     }
 
-    /// A page or one of its files.
     pub(crate) const fn of_page(mut self) -> Self {
         self.is_page = true;
         self.never_unavailable()
     }
 
-    /// Whether it answers requests with this method.
-    pub(crate) fn takes(&self, method: &Method) -> bool {
-        // Whoever asks for the head of an answer gets that of GET; hyper leaves out the body.
-        let wanted = if method == Method::HEAD { &Method::GET } else { method };
-        self.method.as_ref().is_none_or(|own| own == wanted)
+    pub(crate) fn accepts(&self, method: &Method) -> bool {
+        // HEAD is answered like GET; hyper leaves out the body.
+        let method = if method == Method::HEAD { &Method::GET } else { method };
+        self.method.as_ref().is_none_or(|own| own == method)
     }
 }
 

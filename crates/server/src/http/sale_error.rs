@@ -1,4 +1,4 @@
-//! What a caller of sale is told when the answer is not what it asked for: `{"success":false,"error":{…}}`.
+//! Error responses of the sale API: `{"success":false,"error":{…}}`.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -11,18 +11,17 @@ use serde::Serialize;
 use utoipa::ToSchema;
 use utoipa::openapi::schema::{Object, ObjectBuilder, Type};
 
-use crate::address_limits::{StreamRefusal, TooMany};
+use crate::address_limits::{AddressOverLimit, StreamRefusal};
 use crate::http::error::ApiError;
 use crate::http::rate_limit_headers::seconds_up;
 
 const VALIDATION_ERROR: &str = "VALIDATION_ERROR";
 
-/// An answer that is none.
 #[derive(Debug)]
-pub(crate) struct SaleError(Box<Parts>);
+pub(crate) struct SaleError(Box<SaleErrorParts>);
 
 #[derive(Debug)]
-struct Parts {
+struct SaleErrorParts {
     status: StatusCode,
     headers: HeaderMap,
     body: ErrorBody,
@@ -38,7 +37,7 @@ struct ErrorBody {
     code: &'static str,
     #[schema(examples("Sorry, all items have been sold."))]
     message: String,
-    /// What is wrong with which field; with `VALIDATION_ERROR`.
+    /// The wrong fields and what is wrong with each; with `VALIDATION_ERROR`.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     fields: BTreeMap<String, String>,
     /// In seconds; with `RATE_LIMITED`.
@@ -47,10 +46,10 @@ struct ErrorBody {
     retry_after: Option<u64>,
 }
 
-/// What the sale API answers when it refuses.
+/// An error of the sale API.
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = SaleError)]
-pub(crate) struct ErrorResponse {
+pub(crate) struct SaleErrorResponse {
     #[schema(schema_with = always_false)]
     success: bool,
     #[schema(inline)]
@@ -65,10 +64,10 @@ impl SaleError {
     fn new(status: StatusCode, code: &'static str, message: impl Into<String>) -> Self {
         let message = message.into();
         let body = ErrorBody { code, message, fields: BTreeMap::new(), retry_after: None };
-        Self(Box::new(Parts { status, headers: HeaderMap::new(), body }))
+        Self(Box::new(SaleErrorParts { status, headers: HeaderMap::new(), body }))
     }
 
-    /// 200: nothing is wrong with the request, and the rules say no.
+    /// 200: the request is valid, but the rules of the sale deny it.
     pub(crate) fn refusal(code: &'static str, message: &str) -> Self {
         Self::new(StatusCode::OK, code, message)
     }
@@ -78,7 +77,7 @@ impl SaleError {
         Self::new(StatusCode::BAD_REQUEST, VALIDATION_ERROR, message)
     }
 
-    /// 400 about some fields, of which there is one at least. The first is the message, unless there is a better one.
+    /// 400 about one or more fields. Without a `message`, the first field becomes the message.
     pub(crate) fn invalid_fields(fields: Vec<(&str, String)>, message: Option<&str>) -> Self {
         let first = fields.first().map(|(field, problem)| format!("{field}: {problem}.")).unwrap_or_default();
         let mut error = Self::invalid(message.map_or(first, str::to_owned));
@@ -125,7 +124,6 @@ impl SaleError {
         error
     }
 
-    /// Where the answer's headers are.
     pub(crate) fn headers_mut(&mut self) -> &mut HeaderMap {
         &mut self.0.headers
     }
@@ -133,7 +131,7 @@ impl SaleError {
 
 impl From<ApiError> for SaleError {
     fn from(error: ApiError) -> Self {
-        let mut same = match error.status() {
+        let mut sale_error = match error.status() {
             StatusCode::SERVICE_UNAVAILABLE => Self::unavailable(),
             StatusCode::UNAUTHORIZED => Self::unauthorized(),
             StatusCode::BAD_REQUEST => match error.field() {
@@ -143,20 +141,20 @@ impl From<ApiError> for SaleError {
             status => Self::new(status, error.code(), error.message()),
         };
         let headers = error.headers().iter().map(|(name, value)| (name.clone(), value.clone()));
-        same.0.headers.extend(headers);
-        same
+        sale_error.0.headers.extend(headers);
+        sale_error
     }
 }
 
 impl From<weir_store::Error> for SaleError {
     fn from(error: weir_store::Error) -> Self {
-        // Logged there, with its causes.
+        // This conversion logs the error with its causes.
         ApiError::from(error).into()
     }
 }
 
-impl From<TooMany> for SaleError {
-    fn from(TooMany(wait): TooMany) -> Self {
+impl From<AddressOverLimit> for SaleError {
+    fn from(AddressOverLimit(wait): AddressOverLimit) -> Self {
         Self::rate_limited(wait)
     }
 }
@@ -164,17 +162,17 @@ impl From<TooMany> for SaleError {
 impl From<StreamRefusal> for SaleError {
     fn from(refusal: StreamRefusal) -> Self {
         match refusal {
-            StreamRefusal::OfAddress(too_many) => too_many.into(),
-            StreamRefusal::OfServer(too_many) => ApiError::from(too_many).into(),
+            StreamRefusal::Address(too_many) => too_many.into(),
+            StreamRefusal::Server(too_many) => ApiError::from(too_many).into(),
         }
     }
 }
 
 impl IntoResponse for SaleError {
     fn into_response(self) -> Response {
-        let Parts { status, headers, body } = *self.0;
+        let SaleErrorParts { status, headers, body } = *self.0;
         // Strings and numbers always become JSON.
-        let json = serde_json::to_vec(&ErrorResponse { success: false, error: body }).unwrap_or_default();
+        let json = serde_json::to_vec(&SaleErrorResponse { success: false, error: body }).unwrap_or_default();
         let mut response = Response::new(Body::from(json));
         *response.status_mut() = status;
         *response.headers_mut() = headers;

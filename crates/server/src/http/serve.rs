@@ -1,13 +1,13 @@
-//! The listeners: connections are accepted up to a number, served by hyper, and closed in order.
+//! The listeners: they accept connections up to a maximum, hyper serves them, and a stop closes them in order.
 //!
-//! When all of them are taken, a few more are accepted, each for one request to an operations route, so that monitoring still
-//! sees the server. What a connection asks for is only known once its head is read, so requests to other routes that get one
-//! of these places are answered with 503, unless an ordinary place has become free. The reserve serves all its connections at
-//! once and each for a few seconds only: callers that send or read slowly cannot hold its places.
+//! Beyond the maximum, a reserve of a few connections is accepted, each for one request to an operations route, so that
+//! monitoring still reaches the server. The route is only known once the head has been read. A request to any other route on
+//! a connection of the reserve is therefore answered 503, unless an ordinary permit has become free. The reserve serves its
+//! connections for a few seconds each, so that slow callers cannot occupy it.
 //!
-//! Each core has a thread with a listener and a single-threaded runtime of its own, so that a request is read, answered and
-//! written without a switch between threads. The lanes of the embedded engine run there, too; stores and workers on the process's
-//! other runtime.
+//! Each core has a thread with its own listener and its own single-threaded runtime, so that a request is read, answered and
+//! written without a switch between threads. The lanes of the embedded engine run there as well; stores and workers run on
+//! the process's other runtime.
 
 use std::error::Error;
 use std::io;
@@ -36,37 +36,36 @@ use tokio_util::task::TaskTracker;
 use super::error::ApiError;
 use super::event_stream::{Detached, detach, write_head};
 use super::lingering_close::linger;
-use super::request_scope::{REQUEST_ID, answer, new_request_id};
-use super::router::Router;
+use super::router::{REQUEST_ID, Router, new_request_id};
 use super::tracked_body::TrackedBody;
 use crate::app::App;
-use crate::buffer_budget::{BudgetSpent, BufferBudget};
-use crate::peer::{Peer, Place};
+use crate::buffer_budget::{BudgetExhausted, BufferBudget};
+use crate::peer::{ConnectionPermit, Peer};
 use crate::settings::http::HttpSettings;
 use crate::shutdown::Shutdown;
 use crate::telemetry::metrics::{Metrics, Shortage};
 
-/// The pause after the system could give no connection (no file descriptors left, say).
+/// The pause after `accept` failed, for example because no file descriptors are left.
 const PAUSE_AFTER_ERROR: Duration = Duration::from_millis(50);
-/// Connections that may come in a burst before they are accepted.
+/// Connections that may wait to be accepted.
 const BACKLOG: u32 = 4_096;
-/// Connections beyond `http.max_connections`, for operations.
+/// Connections beyond `http.max_connections`, for operations routes.
 const RESERVE: usize = 64;
-/// How long a connection of the reserve may take to send its head.
+/// How long a connection of the reserve may take to send the head of its request.
 const RESERVE_READ_TIMEOUT: Duration = Duration::from_secs(1);
-/// How long a connection of the reserve may take in all, until its response is written.
+/// How long a connection of the reserve may last, until its response is written.
 const RESERVE_TIMEOUT: Duration = Duration::from_secs(5);
 /// The largest head of a request.
 const HEAD_MAX: usize = 32 * 1024;
-/// The most that hyper buffers of a request, and of a response.
+/// The most that hyper buffers of a request and of a response.
 const BUFFER_MAX: usize = 64 * 1024;
 
 /// The threads that serve HTTP.
 pub(crate) struct HttpServer {
     threads: Vec<HttpThread>,
-    /// Counts the threads that have connections.
+    /// The threads that still serve connections.
     serving: TaskTracker,
-    /// Set when the threads may end. Lanes, tunnels and what handlers have started live on them until then.
+    /// Cancelled when the threads may end. Until then lanes, tunnels and tasks that handlers have spawned run on them.
     released: CancellationToken,
 }
 
@@ -75,13 +74,13 @@ struct HttpThread {
     runtime: Handle,
 }
 
-/// What the connections of a thread are served with.
+/// Accepts and serves the connections of one thread.
 struct Acceptor {
     router: Arc<Router>,
     metrics: Arc<Metrics>,
     builder: Builder,
     reserve_builder: Builder,
-    places: Arc<Semaphore>,
+    permits: Arc<Semaphore>,
     reserve: Arc<Semaphore>,
     budget: BufferBudget,
     shutdown: Shutdown,
@@ -89,8 +88,8 @@ struct Acceptor {
 }
 
 impl HttpServer {
-    /// Starts the threads, which serve nothing yet.
-    /// Fails when the system gives no thread or runtime.
+    /// Starts the threads. They serve nothing yet.
+    /// Fails when the system provides no thread or runtime.
     pub(crate) fn start(threads: usize) -> std::io::Result<Self> {
         let (serving, released) = (TaskTracker::new(), CancellationToken::new());
         let mut server = Self { threads: Vec::new(), serving, released };
@@ -99,7 +98,7 @@ impl HttpServer {
             let (handle, released) = (runtime.handle().clone(), server.released.clone());
             let thread = std::thread::Builder::new().name(format!("weir-http-{n}")).spawn(move || {
                 runtime.block_on(released.cancelled());
-                // Not kept by whatever blocks one of its threads.
+                // A blocked thread of the runtime must not delay the stop.
                 runtime.shutdown_background();
             })?;
             server.threads.push(HttpThread { thread, runtime: handle });
@@ -107,15 +106,14 @@ impl HttpServer {
         Ok(server)
     }
 
-    /// The runtimes of the threads.
     pub(crate) fn runtimes(&self) -> Vec<Handle> {
         self.threads.iter().map(|thread| thread.runtime.clone()).collect()
     }
 
-    /// Serves what comes by the listeners, one for each thread, until the stop has cut the last connection.
+    /// Serves the connections of the listeners, one listener per thread, until a stop has closed the last connection.
     pub(crate) fn serve(&self, listeners: Vec<std::net::TcpListener>, router: Router, app: &App) {
         let settings = app.settings.http;
-        let places = Arc::new(Semaphore::new(settings.max_connections));
+        let permits = Arc::new(Semaphore::new(settings.max_connections));
         let (router, reserve) = (Arc::new(router), Arc::new(Semaphore::new(RESERVE)));
         for (listener, thread) in listeners.into_iter().zip(&self.threads) {
             let acceptor = Acceptor {
@@ -123,7 +121,7 @@ impl HttpServer {
                 metrics: Arc::clone(&app.metrics),
                 builder: connection_builder(settings),
                 reserve_builder: reserve_builder(settings),
-                places: Arc::clone(&places),
+                permits: Arc::clone(&permits),
                 reserve: Arc::clone(&reserve),
                 budget: app.buffers.clone(),
                 shutdown: app.shutdown.clone(),
@@ -134,18 +132,18 @@ impl HttpServer {
         self.serving.close();
     }
 
-    /// Returns when every connection is closed: some time after a stop has begun.
-    pub(crate) async fn ended(&self) {
+    /// Waits until a stop has closed every connection.
+    pub(crate) async fn wait_until_closed(&self) {
         self.serving.wait().await;
     }
 
-    /// Lets the threads end, and waits for them.
-    pub(crate) async fn release(mut self) {
+    /// Ends the threads and waits for them.
+    pub(crate) async fn stop_threads(mut self) {
         self.released.cancel();
         let threads = std::mem::take(&mut self.threads);
         let join = move || {
             for HttpThread { thread, .. } in threads {
-                // One that panicked has said so.
+                // A panic has been logged by its thread.
                 let _ = thread.join();
             }
         };
@@ -164,17 +162,17 @@ fn connection_builder(settings: HttpSettings) -> Builder {
     builder
         .timer(TokioTimer::new())
         .header_read_timeout(settings.read_timeout)
-        // A caller that has said all may still listen. It also spares looking for the end of the connection, one
-        // system call a request, while an answer is under way.
+        // A caller that has closed its sending side still gets its response. This also saves one system call per
+        // request, with which hyper would look for the end of the connection while a response is under way.
         .half_close(true)
-        // Answers are small: copying head and body together costs less than having the kernel gather them.
+        // Responses are small: copying head and body together costs less than a vectored write.
         .writev(false)
         .max_header_size(HEAD_MAX)
         .max_buf_size(BUFFER_MAX);
     builder
 }
 
-/// Serves one request, which has to come at once.
+/// For connections of the reserve: one request, whose head must arrive soon.
 fn reserve_builder(settings: HttpSettings) -> Builder {
     let mut builder = connection_builder(settings);
     builder.keep_alive(false).header_read_timeout(settings.read_timeout.min(RESERVE_READ_TIMEOUT));
@@ -182,12 +180,12 @@ fn reserve_builder(settings: HttpSettings) -> Builder {
 }
 
 impl Acceptor {
-    /// Accepts connections until the server stops, then waits until every request under way is answered or cut off.
+    /// Accepts connections until the server stops, then waits until every request under way is answered or disconnected.
     async fn serve(self, listener: std::net::TcpListener) {
         let listener = match TcpListener::from_std(listener) {
             Ok(listener) => listener,
             Err(error) => {
-                tracing::error!(%error, "cannot listen for connections");
+                tracing::error!(%error, "cannot register the HTTP listener with its thread's runtime; the thread accepts no connections");
                 return;
             }
         };
@@ -201,43 +199,42 @@ impl Acceptor {
         this.connections.wait().await;
     }
 
-    /// The next connection, once there is room for it.
+    /// Accepts the next connection and waits for its permit.
     async fn accept(&self, listener: &TcpListener) -> Option<Peer> {
         loop {
             match listener.accept().await {
                 Ok((stream, address)) => {
-                    let place = self.place().await?;
-                    // Answers are written whole; waiting to fill a packet only delays them.
+                    let permit = self.acquire_permit().await?;
+                    // Responses are written whole; waiting to fill a packet only delays them.
                     let _ = stream.set_nodelay(true);
                     let (budget, metrics) = (self.budget.clone(), Arc::clone(&self.metrics));
-                    return Some(Peer::new(stream, address, place, budget, metrics));
+                    return Some(Peer::new(stream, address, permit, budget, metrics));
                 }
                 Err(error) => {
-                    tracing::warn!(%error, "cannot accept a connection");
+                    tracing::warn!(%error, "cannot accept an HTTP connection; trying again");
                     tokio::time::sleep(PAUSE_AFTER_ERROR).await;
                 }
             }
         }
     }
 
-    /// An ordinary place for a connection; when there is none, one of the reserve; when there is none either, whichever
-    /// becomes free first.
-    async fn place(&self) -> Option<Place> {
-        let places = || Arc::clone(&self.places);
-        if let Ok(permit) = places().try_acquire_owned() {
-            return Some(Place::ordinary(permit));
+    /// Returns an ordinary permit, or else one of the reserve. If neither is free, waits for whichever is released first.
+    async fn acquire_permit(&self) -> Option<ConnectionPermit> {
+        let ordinary = || Arc::clone(&self.permits);
+        if let Ok(permit) = ordinary().try_acquire_owned() {
+            return Some(ConnectionPermit::ordinary(permit));
         }
         self.metrics.connections_held.inc();
         tokio::select! {
             biased;
-            permit = places().acquire_owned() => permit.ok().map(Place::ordinary),
+            permit = ordinary().acquire_owned() => permit.ok().map(ConnectionPermit::ordinary),
             permit = Arc::clone(&self.reserve).acquire_owned() => {
-                permit.ok().map(|permit| Place::in_reserve(permit, places()))
+                permit.ok().map(|permit| ConnectionPermit::in_reserve(permit, ordinary()))
             }
         }
     }
 
-    /// Serves a connection, and closes it in a way that lets the caller read its last response.
+    /// Serves a connection and closes it in a way that lets the caller read its last response.
     async fn serve_connection(self: Arc<Self>, peer: Peer) {
         match limit_in_reserve(&peer, self.serve_to_end(&peer)).await {
             Some(true) => linger(&peer, &self.shutdown).await,
@@ -253,20 +250,20 @@ impl Acceptor {
             Err(error) if has_cause::<Detached>(&error) => false,
             Err(error) if is_over_budget(&error) => {
                 self.metrics.record_shortage(Shortage::Memory);
-                // Between two responses: a head is only read when the one before it is written (`peer.rs`).
+                // This falls between two responses: a head is only read once the previous response is written (`peer.rs`).
                 refuse_head(peer).await.is_ok()
             }
             Err(error) => {
-                tracing::debug!(peer = %peer.address(), %error, "the connection to a caller failed");
-                // A head that is not HTTP, or too large, was answered before all of it was read.
+                tracing::debug!(peer = %peer.address(), %error, "the connection of a caller failed");
+                // hyper answers a head that is malformed or too large before all of it is read.
                 error.is_parse() || peer.has_unread_body()
             }
         }
     }
 
-    /// Has hyper serve a connection to its end, or until the server's stop cuts it.
+    /// Has hyper serve a connection to its end, or until a stop closes it.
     async fn serve_requests(&self, peer: &Peer) -> hyper::Result<()> {
-        let service = service_fn(|request| self.answer(peer, request));
+        let service = service_fn(|request| self.serve_request(peer, request));
         let builder = if peer.is_in_reserve() { &self.reserve_builder } else { &self.builder };
         let io = TokioIo::new(peer.stream());
         let mut connection = pin!(builder.serve_connection(io, service).with_upgrades());
@@ -278,17 +275,17 @@ impl Acceptor {
                 tokio::select! {
                     biased;
                     ended = connection.as_mut() => ended,
-                    () = self.shutdown.cutting().cancelled() => Ok(()),
+                    () = self.shutdown.disconnecting().cancelled() => Ok(()),
                 }
             }
         }
     }
 
-    async fn answer(&self, peer: &Peer, request: Request<Incoming>) -> Result<Response, Detached> {
+    async fn serve_request(&self, peer: &Peer, request: Request<Incoming>) -> Result<Response, Detached> {
         let method = request.method().clone();
         peer.begin_request(!request.body().is_end_stream(), || head_length(&request));
         let request = request.map(|body| TrackedBody::new(body, peer));
-        let response = answer(&self.router, &self.metrics, peer, request).await;
+        let response = self.router.answer(peer, request).await;
         if response.status() == StatusCode::SWITCHING_PROTOCOLS {
             peer.become_tunnel();
         }
@@ -296,7 +293,7 @@ impl Acceptor {
     }
 }
 
-/// Serves a connection; for as long as it is in the reserve, no longer than [`RESERVE_TIMEOUT`].
+/// Runs `serving`, but returns `None` if the connection is still in the reserve after [`RESERVE_TIMEOUT`].
 async fn limit_in_reserve<T>(peer: &Peer, serving: impl Future<Output = T>) -> Option<T> {
     let timeout = async {
         if peer.is_in_reserve() {
@@ -328,10 +325,10 @@ fn has_cause<E: Error + 'static>(error: &hyper::Error) -> bool {
 
 fn is_over_budget(error: &hyper::Error) -> bool {
     let cause = error.source().and_then(|cause| cause.downcast_ref::<io::Error>());
-    cause.and_then(io::Error::get_ref).is_some_and(|cause| cause.is::<BudgetSpent>())
+    cause.and_then(io::Error::get_ref).is_some_and(|cause| cause.is::<BudgetExhausted>())
 }
 
-/// Answers a head for which there was no memory left; hyper has given up on it.
+/// Writes the 503 for a head that exceeded the memory budget. hyper writes nothing more on this connection.
 async fn refuse_head(peer: &Peer) -> io::Result<()> {
     let mut response = ApiError::out_of_memory().into_response();
     let body = std::mem::take(response.body_mut()).collect().await.map_err(io::Error::other)?.to_bytes();
@@ -343,8 +340,8 @@ async fn refuse_head(peer: &Peer) -> io::Result<()> {
     socket.shutdown().await
 }
 
-/// Binds the address, with a listener for each thread. Linux spreads connections over them by their addresses and ports;
-/// elsewhere the threads share one.
+/// Binds the address with a listener for each thread. Linux spreads connections over the listeners by address and port; on
+/// other systems the threads share one listener.
 /// Fails when the address is in use or not this machine's.
 pub(crate) async fn bind(
     address: SocketAddr,
@@ -357,8 +354,8 @@ pub(crate) async fn bind(
         socket.bind(address)?;
         socket.listen(BACKLOG)?.into_std()
     };
-    // The first one listens alone, which fails where another process listens already. Only then is the address shared, with
-    // listeners that ask for that from the start; the first one of another server never does.
+    // The first listener does not share the address, so binding fails where another process listens already. It shares it
+    // afterwards with the listeners below, which ask for that from the start. The first listener of another server never does.
     let first = listen(address, false)?;
     let address = first.local_addr()?;
     set_socket_reuseport(&first, is_shared)?;
@@ -370,7 +367,7 @@ pub(crate) async fn bind(
     Ok((listeners, address))
 }
 
-/// Binds an address with one listener.
+/// Binds an address with a single listener.
 /// Fails when the address is in use or not this machine's.
 pub(crate) async fn bind_one(address: SocketAddr) -> std::io::Result<TcpListener> {
     let socket = socket(address)?;
@@ -389,18 +386,18 @@ mod tests {
     use std::sync::Barrier;
 
     use super::*;
-    use crate::peer::fixtures::{connect, ordinary_place};
+    use crate::peer::fixtures::{connect, ordinary_permit};
 
     #[tokio::test(start_paused = true)]
-    async fn a_place_of_the_reserve_is_held_for_seconds_and_an_ordinary_one_as_long_as_it_takes() {
-        let places = Arc::new(Semaphore::new(1));
+    async fn a_connection_of_the_reserve_times_out_until_it_gets_an_ordinary_permit() {
+        let permits = Arc::new(Semaphore::new(1));
         let in_reserve = || {
             let permit = Arc::new(Semaphore::new(1)).try_acquire_owned().unwrap();
-            Place::in_reserve(permit, Arc::clone(&places))
+            ConnectionPermit::in_reserve(permit, Arc::clone(&permits))
         };
         let budget = BufferBudget::new(0);
         let an_hour = || tokio::time::sleep(Duration::from_secs(3_600));
-        let (_client, peer) = connect(ordinary_place(), budget.clone()).await;
+        let (_client, peer) = connect(ordinary_permit(), budget.clone()).await;
         assert_eq!(limit_in_reserve(&peer, an_hour()).await, Some(()));
         let (_client, peer) = connect(in_reserve(), budget.clone()).await;
         assert_eq!(limit_in_reserve(&peer, an_hour()).await, None);
@@ -409,11 +406,11 @@ mod tests {
             assert!(peer.leave_reserve());
             an_hour().await;
         };
-        assert_eq!(limit_in_reserve(&peer, leaving).await, Some(()), "it has an ordinary place now");
+        assert_eq!(limit_in_reserve(&peer, leaving).await, Some(()), "it has an ordinary permit now");
     }
 
     #[test]
-    fn of_servers_that_start_together_on_an_address_one_gets_it() {
+    fn only_one_of_several_servers_that_start_at_once_can_bind_an_address() {
         const SERVERS: usize = 6;
         let bind = |address| {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
@@ -423,10 +420,10 @@ mod tests {
             // A port that was free a moment ago.
             let (listeners, address) = bind(SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
             drop(listeners);
-            let together = Barrier::new(SERVERS);
+            let barrier = Barrier::new(SERVERS);
             let bound: Vec<_> = std::thread::scope(|scope| {
                 let start = || {
-                    together.wait();
+                    barrier.wait();
                     bind(address)
                 };
                 let servers: Vec<_> = (0..SERVERS).map(|_| scope.spawn(start)).collect();

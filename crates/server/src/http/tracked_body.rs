@@ -1,6 +1,6 @@
-//! A request's body as hyper reads it. It reports to its connection how much of it was read, and whether all of it was. What
-//! came beyond its end belongs to the next head (`peer.rs`); where it was not read to the end, the connection is closed in a
-//! way that lets the caller read its response (`lingering_close.rs`).
+//! A request body that reports to its connection how many bytes of it were read, and whether all of them were. Bytes beyond
+//! its end belong to the next head (`peer.rs`). If the body was not read to its end, the connection is closed in a way that
+//! lets the caller read its response (`lingering_close.rs`).
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -10,7 +10,6 @@ use hyper::body::{Body, Frame, Incoming, SizeHint};
 
 use crate::peer::Peer;
 
-/// A request's body.
 pub(crate) struct TrackedBody {
     body: Incoming,
     is_chunked: bool,
@@ -24,12 +23,12 @@ impl TrackedBody {
         Self { is_chunked: body.size_hint().exact().is_none(), body, peer }
     }
 
-    /// What a part of the body took on the wire: with its size and two line breaks, if it came as a chunk. hyper may have cut
-    /// a chunk into several parts, so this may be a few bytes too many.
-    fn wire_bytes(&self, part: usize) -> usize {
-        match part.checked_ilog2() {
-            Some(log) if self.is_chunked => part + log as usize / 4 + 1 + "\r\n\r\n".len(),
-            _ => part,
+    /// The bytes on the wire of a frame of the body. A chunk adds its size in hex and two line breaks. hyper may split a chunk
+    /// into several frames, so the result may be a few bytes too large.
+    fn wire_bytes(&self, data: usize) -> usize {
+        match data.checked_ilog2() {
+            Some(log) if self.is_chunked => data + log as usize / 4 + 1 + "\r\n\r\n".len(),
+            _ => data,
         }
     }
 }
@@ -45,9 +44,9 @@ impl Body for TrackedBody {
         let frame = std::task::ready!(Pin::new(&mut self.body).poll_frame(context));
         if let Some(peer) = &self.peer {
             if let Some(Ok(frame)) = &frame {
-                peer.take_body(self.wire_bytes(frame.data_ref().map_or(0, Bytes::len)));
+                peer.record_body_read(self.wire_bytes(frame.data_ref().map_or(0, Bytes::len)));
             }
-            // Also for readers that hold on to a body after its last part.
+            // Readers may keep a body after its last frame.
             if frame.is_none() || self.body.is_end_stream() {
                 peer.end_body(false);
                 self.peer = None;
@@ -88,22 +87,22 @@ mod tests {
 
     use super::*;
     use crate::buffer_budget::BufferBudget;
-    use crate::peer::fixtures::{connect, ordinary_place};
+    use crate::peer::fixtures::{connect, ordinary_permit};
 
     const PATIENCE: Duration = Duration::from_secs(60);
     const FREE: usize = 8 * 1024;
 
-    /// Has hyper read a request whose body is followed by the beginning of a head. Returns how much is charged once it is
-    /// answered.
+    /// Has hyper read a request whose body is followed by the beginning of a head. Returns the bytes charged once the request
+    /// is answered.
     async fn charged_after(framing: &'static str, body: Vec<u8>, head: usize) -> usize {
         let budget = BufferBudget::new(1 << 20);
-        let (mut client, peer) = connect(ordinary_place(), budget.clone()).await;
-        let (begun, mut requests) = mpsc::channel(1);
+        let (mut client, peer) = connect(ordinary_permit(), budget.clone()).await;
+        let (started, mut requests) = mpsc::channel(1);
         let stream = TokioIo::new(peer.stream());
         let server = tokio::spawn(async move {
             let service = service_fn(async |request: Request<Incoming>| {
                 peer.begin_request(true, || 0);
-                begun.send(()).await.unwrap();
+                started.send(()).await.unwrap();
                 let whole = TrackedBody::new(request.into_body(), &peer).collect().await;
                 assert!(whole.is_ok());
                 Ok::<_, Infallible>(Response::new(Empty::<Bytes>::new()))
@@ -117,7 +116,7 @@ mod tests {
         while !response.ends_with(b"\r\n\r\n") {
             assert!(client.read_buf(&mut response).await.unwrap() > 0);
         }
-        // All of it was there before the response was written, or is read now.
+        // The whole head has arrived before the response was written, or is read now.
         let mut rest = Box::pin(tokio::time::timeout(PATIENCE, async {
             while budget.used() + FREE < head {
                 tokio::task::yield_now().await;
@@ -129,7 +128,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_follows_a_body_in_the_same_read_is_charged_as_a_head() {
+    async fn bytes_after_a_body_in_the_same_read_are_charged_as_a_head() {
         let head = 30_000;
         let plain = charged_after("content-length: 100000", vec![b'b'; 100_000], head).await;
         assert_eq!(plain, head - FREE);

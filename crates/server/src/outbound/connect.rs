@@ -45,7 +45,7 @@ impl Reach {
 /// A name leads nowhere that may be called.
 #[derive(Debug, thiserror::Error)]
 #[error("the address is private or reserved")]
-pub(super) struct Forbidden;
+pub(super) struct ForbiddenAddress;
 
 /// Makes connections.
 #[derive(Clone, Debug)]
@@ -67,13 +67,13 @@ impl Connector {
         Self { roots, ..self }
     }
 
-    pub(crate) async fn connect(self, uri: Uri) -> io::Result<TokioIo<Stream>> {
+    pub(crate) async fn connect(self, uri: Uri) -> io::Result<TokioIo<OutboundStream>> {
         let give_up_at = Instant::now() + self.timeout;
         let opened = tokio::time::timeout(self.timeout, self.open(&uri, give_up_at)).await;
         opened.unwrap_or_else(|_elapsed| Err(io::ErrorKind::TimedOut.into())).map(TokioIo::new)
     }
 
-    async fn open(&self, uri: &Uri, give_up_at: Instant) -> io::Result<Stream> {
+    async fn open(&self, uri: &Uri, give_up_at: Instant) -> io::Result<OutboundStream> {
         let is_tls = uri.scheme_str() == Some("https");
         let host = uri.host().ok_or(io::ErrorKind::InvalidInput)?;
         let host = host.trim_start_matches('[').trim_end_matches(']');
@@ -82,16 +82,16 @@ impl Connector {
         let allowed: Vec<SocketAddr> =
             addresses.iter().copied().filter(|address| self.reach.allows(address.ip())).collect();
         if allowed.is_empty() && !addresses.is_empty() {
-            return Err(io::Error::new(io::ErrorKind::PermissionDenied, Forbidden));
+            return Err(io::Error::new(io::ErrorKind::PermissionDenied, ForbiddenAddress));
         }
         let stream = connect_first(&allowed, give_up_at).await?;
         stream.set_nodelay(true)?;
         if !is_tls {
-            return Ok(Stream::Plain(stream));
+            return Ok(OutboundStream::Plain(stream));
         }
         let name = ServerName::try_from(host.to_owned()).map_err(io::Error::other)?;
         let stream = TlsConnector::from(self.tls()?).connect(name, stream).await?;
-        Ok(Stream::Tls(Box::new(stream)))
+        Ok(OutboundStream::Tls(Box::new(stream)))
     }
 
     /// Made at the first call that needs it.
@@ -156,9 +156,9 @@ async fn connect_first(addresses: &[SocketAddr], give_up_at: Instant) -> io::Res
 }
 
 impl tower::Service<Uri> for Connector {
-    type Response = TokioIo<Stream>;
+    type Response = TokioIo<OutboundStream>;
     type Error = io::Error;
-    type Future = Pin<Box<dyn Future<Output = io::Result<TokioIo<Stream>>> + Send>>;
+    type Future = Pin<Box<dyn Future<Output = io::Result<TokioIo<OutboundStream>>> + Send>>;
 
     fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<io::Result<()>> {
         Poll::Ready(Ok(()))
@@ -171,12 +171,12 @@ impl tower::Service<Uri> for Connector {
 
 /// A connection, encrypted or not.
 #[derive(Debug)]
-pub(crate) enum Stream {
+pub(crate) enum OutboundStream {
     Plain(TcpStream),
     Tls(Box<TlsStream<TcpStream>>),
 }
 
-impl Stream {
+impl OutboundStream {
     /// The connection beneath.
     fn transport(&self) -> &TcpStream {
         match self {
@@ -202,13 +202,13 @@ impl Stream {
     }
 }
 
-impl Connection for Stream {
+impl Connection for OutboundStream {
     fn connected(&self) -> Connected {
         Connected::new()
     }
 }
 
-impl AsyncRead for Stream {
+impl AsyncRead for OutboundStream {
     fn poll_read(
         self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -221,7 +221,7 @@ impl AsyncRead for Stream {
     }
 }
 
-impl AsyncWrite for Stream {
+impl AsyncWrite for OutboundStream {
     fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         match self.get_mut() {
             Self::Plain(stream) => Pin::new(stream).poll_write(context, bytes),

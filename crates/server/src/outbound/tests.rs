@@ -3,7 +3,7 @@ use tokio::net::TcpListener;
 
 use super::*;
 
-const BOUNDS: Bounds = Bounds {
+const BOUNDS: OutboundLimits = OutboundLimits {
     connect_timeout: Duration::from_secs(1),
     read_timeout: Duration::from_millis(300),
     body_max: 1_000,
@@ -11,7 +11,7 @@ const BOUNDS: Bounds = Bounds {
 };
 
 /// Answers the first request of each connection with these bytes, and leaves the connection open.
-async fn answering(bytes: &'static [u8]) -> Target {
+async fn answering(bytes: &'static [u8]) -> OutboundTarget {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let target = target(&format!("http://{}", listener.local_addr().unwrap()));
     tokio::spawn(async move {
@@ -26,12 +26,12 @@ async fn answering(bytes: &'static [u8]) -> Target {
     target
 }
 
-fn target(url: &str) -> Target {
-    Target::new(&url.parse().unwrap()).unwrap()
+fn target(url: &str) -> OutboundTarget {
+    OutboundTarget::new(&url.parse().unwrap()).unwrap()
 }
 
-async fn post(target: &Target) -> Result<(u16, Bytes), Problem> {
-    let client = Outbound::new(Reach::Anywhere, BOUNDS);
+async fn post(target: &OutboundTarget) -> Result<(u16, Bytes), OutboundError> {
+    let client = OutboundClient::new(Reach::Anywhere, BOUNDS);
     let answer = client.post(target, HeaderMap::new(), Bytes::from_static(b"{}")).await?;
     Ok((answer.status.as_u16(), answer.body))
 }
@@ -41,13 +41,13 @@ async fn an_answer_is_taken_whole_or_not_at_all() {
     let whole = answering(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nhi").await;
     assert_eq!(post(&whole).await, Ok((200, Bytes::from_static(b"hi"))));
     let slow = answering(b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\nhi").await;
-    assert_eq!(post(&slow).await, Err(Problem::TimedOut));
+    assert_eq!(post(&slow).await, Err(OutboundError::TimedOut));
     let silent = answering(b"").await;
-    assert_eq!(post(&silent).await, Err(Problem::TimedOut));
+    assert_eq!(post(&silent).await, Err(OutboundError::TimedOut));
     let long = answering(b"HTTP/1.1 200 OK\r\ncontent-length: 1001\r\n\r\n").await;
-    assert_eq!(post(&long).await, Err(Problem::TooLarge));
+    assert_eq!(post(&long).await, Err(OutboundError::TooLarge));
     let garbage = answering(b"\x00\x01 no HTTP at all\r\n\r\n").await;
-    assert!(matches!(post(&garbage).await, Err(Problem::Unreadable(_))));
+    assert!(matches!(post(&garbage).await, Err(OutboundError::Unreadable(_))));
 }
 
 #[tokio::test]
@@ -62,13 +62,16 @@ async fn nobody_there_is_told_from_nobody_answering() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let gone = target(&format!("http://{}", listener.local_addr().unwrap()));
     drop(listener);
-    assert!(matches!(post(&gone).await, Err(Problem::Unreachable(_))));
-    assert!(matches!(post(&target("http://no-such-host.invalid/")).await, Err(Problem::Unreachable(_))));
+    assert!(matches!(post(&gone).await, Err(OutboundError::Unreachable(_))));
+    assert!(matches!(
+        post(&target("http://no-such-host.invalid/")).await,
+        Err(OutboundError::Unreachable(_))
+    ));
 }
 
 #[tokio::test]
 async fn a_public_client_does_not_connect_to_private_addresses_however_they_are_written() {
-    let client = Outbound::new(Reach::Public, BOUNDS);
+    let client = OutboundClient::new(Reach::Public, BOUNDS);
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = listener.local_addr().unwrap().port();
     let hosts =
@@ -76,7 +79,7 @@ async fn a_public_client_does_not_connect_to_private_addresses_however_they_are_
     for host in hosts {
         let target = target(&format!("http://{host}:{port}/"));
         let problem = client.post(&target, HeaderMap::new(), Bytes::new()).await.unwrap_err();
-        assert_eq!(problem, Problem::Forbidden, "{host}");
+        assert_eq!(problem, OutboundError::ForbiddenAddress, "{host}");
     }
     let accepted = tokio::time::timeout(Duration::ZERO, listener.accept()).await;
     assert!(accepted.is_err(), "nobody has connected");
@@ -85,10 +88,10 @@ async fn a_public_client_does_not_connect_to_private_addresses_however_they_are_
 #[tokio::test]
 async fn a_password_in_a_url_goes_into_a_header_and_not_into_the_request_line() {
     let url = "http://user:pass@example.com/a?b#c".parse().unwrap();
-    let Target { uri, authorization } = Target::new(&url).unwrap();
+    let OutboundTarget { uri, authorization } = OutboundTarget::new(&url).unwrap();
     assert_eq!(uri, "http://example.com/a?b");
     assert_eq!(authorization.unwrap(), "Basic dXNlcjpwYXNz");
-    assert!(Target::new(&"ftp://example.com".parse().unwrap()).is_none());
+    assert!(OutboundTarget::new(&"ftp://example.com".parse().unwrap()).is_none());
 }
 
 #[test]
@@ -109,7 +112,7 @@ fn credentials_in_a_url_are_shown_as_they_are_meant() {
 #[tokio::test]
 async fn a_retry_after_is_told() {
     let busy = answering(b"HTTP/1.1 503 X\r\nretry-after: 7\r\ncontent-length: 0\r\n\r\n").await;
-    let client = Outbound::new(Reach::Anywhere, BOUNDS);
+    let client = OutboundClient::new(Reach::Anywhere, BOUNDS);
     let answer = client.post(&busy, HeaderMap::new(), Bytes::new()).await.unwrap();
     assert_eq!((answer.status.as_u16(), answer.retry_after), (503, Some(Duration::from_secs(7))));
 }

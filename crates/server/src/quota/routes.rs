@@ -15,8 +15,8 @@ use weir_store::quota::{EnqueueOutcome, SendMessage, SendOutcome};
 use crate::app::App;
 use crate::http::body::Json;
 use crate::http::error::ApiError;
+use crate::http::extract::PathParam;
 use crate::http::openapi::schema;
-use crate::http::path_params::PathParam;
 use crate::http::rate_limit_headers::{RateLimitHeaders, seconds_up};
 
 /// The name of the limit in rate-limit headers.

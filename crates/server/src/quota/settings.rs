@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::settings::parse::{count, duration};
-use crate::settings::source::{Reader, SettingError};
+use crate::settings::source::{SettingError, SettingsReader};
 
 /// How the sender takes messages from the queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,7 +17,7 @@ pub struct SenderSettings {
 }
 
 impl SenderSettings {
-    pub(crate) fn read(reader: &mut Reader) -> Result<Self, SettingError> {
+    pub(crate) fn read(reader: &mut SettingsReader) -> Result<Self, SettingError> {
         let span = "a duration from 1ms to 24h, such as 500ms or 2s";
         Ok(Self {
             batch_max: reader.get("sender.batch_max", 1_000, count(100_000), "a number from 1 to 100000")?,

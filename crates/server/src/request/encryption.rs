@@ -24,7 +24,7 @@ pub(crate) const SEALING_BYTES: usize = NONCE_LEN + 16;
 const NAME_MAX: usize = 64;
 
 /// The key made when none is given.
-const GENERATED: secrets::Secret = secrets::REQUEST_KEY;
+const GENERATED: secrets::SecretFile = secrets::REQUEST_KEY;
 const GENERATED_NAME: &str = "generated";
 
 /// What a key seals to be known by.

@@ -26,10 +26,9 @@ use super::service::hub::Subscription;
 use crate::app::App;
 use crate::http::body::Json;
 use crate::http::error::ApiError;
-use crate::http::identity::Tenant;
+use crate::http::extract::{PathParam, Tenant};
 use crate::http::openapi::schema;
 use crate::http::pagination::{Page, parse_limit};
-use crate::http::path_params::PathParam;
 use crate::peer::{Peer, disconnected};
 use crate::settings::parse::duration;
 
@@ -161,7 +160,7 @@ pub(crate) async fn list_requests(
     let RequestPage { requests, next_before } = app.requests.list(&tenant, status, before, limit + 1).await?;
     let items = requests.into_iter().map(summarize).collect();
     let page = Page::cut(items, limit, |item: &SummaryResponse| item.request_id.to_string());
-    Ok(Json(page.or_from(next_before.map(|id| id.to_string()))))
+    Ok(Json(page.or_next_cursor(next_before.map(|id| id.to_string()))))
 }
 
 async fn find(app: &App, tenant: &TenantId, id: RequestId) -> Result<Request, ApiError> {
@@ -182,7 +181,7 @@ async fn find_changed(
     if request.status.is_final() {
         return Ok(request);
     }
-    let _place = app.address_limits.long_lived()?;
+    let _permit = app.address_limits.acquire_long_lived()?;
     let changed = tokio::select! {
         changed = app.requests.next_change(&mut waiting, request.status, until, app.shutdown.closing()) => changed?,
         () = disconnected(peer) => None,

@@ -15,7 +15,7 @@ use weir_core::{RequestType, webhook};
 use weir_store::request::Rollout;
 
 use crate::settings::parse::{boolean, count, duration};
-use crate::settings::source::{Reader, SettingError};
+use crate::settings::source::{SettingError, SettingsReader};
 
 /// Requests are kept at least as long as their keys.
 const RETENTION_DAYS_MAX: usize = 3_650;
@@ -126,7 +126,7 @@ impl RequestSettings {
         if self.downstreams.contains_key(name) { name } else { Self::DEFAULT_DOWNSTREAM }
     }
 
-    pub(crate) fn read(reader: &mut Reader) -> Result<Self, SettingError> {
+    pub(crate) fn read(reader: &mut SettingsReader) -> Result<Self, SettingError> {
         let path = |text: &str| Some((!text.is_empty()).then(|| PathBuf::from(text)));
         let secret = |text: &str| (!text.is_empty()).then(|| Secret(text.to_owned()));
         let downstream = Downstream {
@@ -191,7 +191,7 @@ pub(crate) fn is_webhook_secret(text: &str) -> bool {
         && secrets.map(webhook::SigningSecret::parse).all(|secret| secret.is_ok())
 }
 
-fn read_rollout(reader: &mut Reader) -> Result<Rollout, SettingError> {
+fn read_rollout(reader: &mut SettingsReader) -> Result<Rollout, SettingError> {
     let percent = |text: &str| text.trim().parse().ok().and_then(|percent| Percent::new(percent).ok());
     Ok(Rollout {
         processing_enabled: reader.get("request.processing.enabled", true, boolean, "true or false")?,
@@ -200,7 +200,7 @@ fn read_rollout(reader: &mut Reader) -> Result<Rollout, SettingError> {
     })
 }
 
-fn read_policy(reader: &mut Reader) -> Result<RetryPolicy, SettingError> {
+fn read_policy(reader: &mut SettingsReader) -> Result<RetryPolicy, SettingError> {
     let default = RetryPolicy::default();
     let attempts = |text: &str| text.trim().parse::<NonZeroU32>().ok().filter(|count| count.get() <= 100);
     let first = reader.get("request.backoff.first", Duration::from_millis(200), duration, SPAN)?;

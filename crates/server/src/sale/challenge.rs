@@ -17,14 +17,14 @@ use url::form_urlencoded::Serializer;
 use weir_store::{Error, Result};
 
 use super::settings::SaleSettings;
-use crate::outbound::{Bounds, Outbound, Reach, Target};
+use crate::outbound::{OutboundClient, OutboundLimits, OutboundTarget, Reach};
 use crate::telemetry::labels::OutcomeLabels;
 use crate::telemetry::metrics::Metrics;
 
 /// The longest token that is shown to the verifier; theirs have at most 2,048 characters.
 pub(crate) const TOKEN_MAX: usize = 4_096;
 
-const BOUNDS: Bounds = Bounds {
+const BOUNDS: OutboundLimits = OutboundLimits {
     connect_timeout: Duration::from_millis(500),
     read_timeout: Duration::from_millis(1_000),
     body_max: 64 * 1024,
@@ -38,8 +38,8 @@ const LIKELY: f64 = 0.3;
 
 /// The verifier.
 pub struct Challenge {
-    client: Outbound,
-    target: Target,
+    client: OutboundClient,
+    target: OutboundTarget,
     secret: String,
     outcomes: Family<OutcomeLabels, Counter>,
 }
@@ -66,9 +66,9 @@ impl Challenge {
     /// The verifier of the settings, if there is one.
     #[must_use]
     pub fn new(settings: &SaleSettings, metrics: &Metrics) -> Option<Self> {
-        let target = Target::new(settings.challenge.as_ref()?)?;
+        let target = OutboundTarget::new(settings.challenge.as_ref()?)?;
         let secret = settings.challenge_secret.clone()?;
-        let client = Outbound::new(Reach::Anywhere, BOUNDS);
+        let client = OutboundClient::new(Reach::Anywhere, BOUNDS);
         Some(Self { client, target, secret, outcomes: metrics.sale.challenges.clone() })
     }
 

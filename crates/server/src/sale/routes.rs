@@ -26,7 +26,7 @@ use weir_store::sale::Product;
 use crate::app::App;
 use crate::http::body::Json;
 use crate::http::openapi::schema;
-use crate::http::sale_error::{ErrorResponse, SaleError};
+use crate::http::sale_error::{SaleError, SaleErrorResponse};
 
 /// A success in its envelope.
 #[derive(Debug, Serialize, ToSchema)]
@@ -42,7 +42,7 @@ struct Success<T> {
 #[expect(dead_code, reason = "handlers answer with one of the two; only the document has both")]
 enum Outcome<T> {
     Success(Success<T>),
-    Refused(ErrorResponse),
+    Refused(SaleErrorResponse),
 }
 
 fn always_true() -> Object {

@@ -2,7 +2,7 @@
 
 use url::Url;
 
-use crate::settings::source::{Reader, SettingError};
+use crate::settings::source::{SettingError, SettingsReader};
 
 /// How sales are guarded.
 #[derive(Clone, PartialEq, Eq)]
@@ -16,7 +16,7 @@ pub struct SaleSettings {
 }
 
 impl SaleSettings {
-    pub(crate) fn read(reader: &mut Reader) -> Result<Self, SettingError> {
+    pub(crate) fn read(reader: &mut SettingsReader) -> Result<Self, SettingError> {
         let user_per_second =
             reader.get("sale.user_per_second", 1, up_to(1_000), "a number from 0 (no limit) to 1000")?;
         let challenge = reader.get(

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use super::parse::boolean;
-use super::source::{Reader, SettingError};
+use super::source::{SettingError, SettingsReader};
 
 /// The shortest secrets accepted, in bytes.
 pub(crate) const ADMIN_KEY_MIN: usize = 16;
@@ -30,7 +30,7 @@ pub struct AuthSettings {
 }
 
 impl AuthSettings {
-    pub(crate) fn read(reader: &mut Reader) -> Result<Self, SettingError> {
+    pub(crate) fn read(reader: &mut SettingsReader) -> Result<Self, SettingError> {
         let at_least = |bytes: usize| move |text: &str| (text.len() >= bytes).then(|| text.to_owned());
         let path = |text: &str| (!text.is_empty()).then(|| PathBuf::from(text));
         let name = |text: &str| Some((!text.is_empty()).then(|| text.to_owned()));

@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use super::source::{Reader, SettingError};
+use super::source::{SettingError, SettingsReader};
 use crate::sale::settings::up_to;
 
 /// Bounds on what one address may do.
@@ -19,7 +19,7 @@ pub struct EdgeSettings {
 }
 
 impl EdgeSettings {
-    pub(crate) fn read(reader: &mut Reader) -> Result<Self, SettingError> {
+    pub(crate) fn read(reader: &mut SettingsReader) -> Result<Self, SettingError> {
         let number = "a number from 0 to 1000000";
         let limit = "a number from 0 (no limit) to 1000000";
         Ok(Self {

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::parse::{bytes, count, duration};
-use super::source::{Reader, SettingError};
+use super::source::{SettingError, SettingsReader};
 
 /// Bounds on connections and requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,7 +31,7 @@ impl HttpSettings {
     /// What `http.timeout` is unless it is set.
     pub(crate) const TIMEOUT: Duration = Duration::from_secs(2);
 
-    pub(crate) fn read(reader: &mut Reader) -> Result<Self, SettingError> {
+    pub(crate) fn read(reader: &mut SettingsReader) -> Result<Self, SettingError> {
         let span = "a duration from 1ms to 24h, such as 500ms or 2s";
         let size = "a size in bytes such as 65536, 64KiB or 1MiB";
         let ten = Duration::from_secs(10);

@@ -1,7 +1,7 @@
 //! Bounds on batching.
 
 use super::parse::count;
-use super::source::{Reader, SettingError};
+use super::source::{SettingError, SettingsReader};
 
 /// Bounds on batching. How many lanes there are follows from the engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,7 +15,7 @@ pub struct LaneSettings {
 }
 
 impl LaneSettings {
-    pub(crate) fn read(reader: &mut Reader) -> Result<Self, SettingError> {
+    pub(crate) fn read(reader: &mut SettingsReader) -> Result<Self, SettingError> {
         let number = "a number from 1 to 1000000";
         Ok(Self {
             capacity: reader.get("lane.capacity", 8_192, count(1_000_000), number)?,

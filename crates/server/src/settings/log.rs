@@ -1,6 +1,6 @@
 //! What is logged and how.
 
-use super::source::{Reader, SettingError};
+use super::source::{SettingError, SettingsReader};
 
 /// What is logged and how.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -23,7 +23,7 @@ pub enum LogFormat {
 }
 
 impl LogSettings {
-    pub(crate) fn read(reader: &mut Reader) -> Result<Self, SettingError> {
+    pub(crate) fn read(reader: &mut SettingsReader) -> Result<Self, SettingError> {
         let format = |text: &str| match text {
             "auto" => Some(LogFormat::Auto),
             "human" => Some(LogFormat::Human),

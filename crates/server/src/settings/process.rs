@@ -4,7 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 
 use super::auth::AuthSettings;
-use super::source::{Reader, SettingError};
+use super::source::{SettingError, SettingsReader};
 
 /// Where the process listens and keeps its files, and what it does.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -55,7 +55,7 @@ impl Roles {
 }
 
 impl ProcessSettings {
-    pub(crate) fn read(reader: &mut Reader) -> Result<Self, SettingError> {
+    pub(crate) fn read(reader: &mut SettingsReader) -> Result<Self, SettingError> {
         let loopback = |port| SocketAddr::from(([127, 0, 0, 1], port));
         let address = "an address such as 127.0.0.1:8080 or [::]:8080";
         let path = |text: &str| (!text.is_empty()).then(|| PathBuf::from(text));

@@ -107,14 +107,14 @@ fn flatten_table(prefix: &str, table: toml::Table, values: &mut BTreeMap<String,
 
 /// Reads settings one by one and remembers which exist.
 #[derive(Debug)]
-pub struct Reader {
+pub struct SettingsReader {
     sources: Sources,
     known: BTreeSet<&'static str>,
     /// Names under which the file may have tables of any name.
     tables: BTreeSet<&'static str>,
 }
 
-impl Reader {
+impl SettingsReader {
     /// A reader of these sources.
     #[must_use]
     pub const fn new(sources: Sources) -> Self {

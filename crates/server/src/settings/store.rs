@@ -7,7 +7,7 @@ use weir_store_postgres::Target;
 
 use super::http::HttpSettings;
 use super::parse::{boolean, count, duration};
-use super::source::{Reader, SettingError};
+use super::source::{SettingError, SettingsReader};
 
 /// What a call needs besides the brokers' confirmation: its rows are locked and saved.
 const KAFKA_SOONER: Duration = Duration::from_millis(500);
@@ -130,7 +130,7 @@ impl CacheChoice {
 }
 
 impl StoreSettings {
-    pub(crate) fn read(reader: &mut Reader) -> Result<Self, SettingError> {
+    pub(crate) fn read(reader: &mut SettingsReader) -> Result<Self, SettingError> {
         let stores = "embedded, or postgres://user:password@host:port/database with sslmode one of disable, prefer, \
                       require, verify-ca, verify-full";
         let caches = "none, redis://[user:password@]host[:port][/database], rediss://… for TLS (with \

@@ -51,14 +51,14 @@ fn the_default_file_states_every_setting_with_its_default() {
         "ai.authorization",
         "sale.challenge_secret",
     ];
-    let mut reader = Reader::new(Sources::default());
+    let mut reader = SettingsReader::new(Sources::default());
     let all = known_settings(&mut reader);
     let missing: Vec<_> =
         all.iter().filter(|key| !stated.contains_key(**key) && !not_in_files.contains(key)).collect();
     assert!(missing.is_empty(), "weir.default.toml says nothing of {missing:?}");
 }
 
-fn known_settings(reader: &mut Reader) -> Vec<&'static str> {
+fn known_settings(reader: &mut SettingsReader) -> Vec<&'static str> {
     process::ProcessSettings::read(reader).unwrap();
     store::StoreSettings::read(reader).unwrap();
     auth::AuthSettings::read(reader).unwrap();

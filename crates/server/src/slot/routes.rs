@@ -20,9 +20,9 @@ use weir_store::slot::{Assign, AssignOutcome, Slot};
 use crate::app::App;
 use crate::http::body::Json;
 use crate::http::error::ApiError;
+use crate::http::extract::PathParam;
 use crate::http::openapi::schema;
 use crate::http::pagination::{Page, parse_limit};
-use crate::http::path_params::PathParam;
 
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]

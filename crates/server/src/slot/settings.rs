@@ -1,7 +1,7 @@
 //! How slots are assigned and dispatched.
 
 use crate::settings::parse::count;
-use crate::settings::source::{Reader, SettingError};
+use crate::settings::source::{SettingError, SettingsReader};
 
 /// Topics of Weir's own, where due events must not be mixed in.
 const RESERVED: [&str; 3] = ["sms-outbound", "request-processing", weir_store::request::WEBHOOKS_TOPIC];
@@ -16,7 +16,7 @@ pub struct SlotSettings {
 }
 
 impl SlotSettings {
-    pub(crate) fn read(reader: &mut Reader) -> Result<Self, SettingError> {
+    pub(crate) fn read(reader: &mut SettingsReader) -> Result<Self, SettingError> {
         let headroom =
             reader.get("slot.headroom", 100, count(10_000), "a number of windows from 1 to 10000")?;
         let dispatch_topic = reader.get(

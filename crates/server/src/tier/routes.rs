@@ -20,10 +20,9 @@ use weir_store::tier::Subscription;
 use crate::app::App;
 use crate::http::body::Json;
 use crate::http::error::ApiError;
-use crate::http::identity::User;
+use crate::http::extract::{PathParam, User};
 use crate::http::openapi::schema;
 use crate::http::pagination::Page;
-use crate::http::path_params::PathParam;
 
 #[derive(Debug, Deserialize, ToSchema)]
 #[schema(examples(json!({"plan": "PRO_MONTHLY"})))]

@@ -10,7 +10,7 @@ use weir_core::tier::{Limit, Tier, TierLimits, Tiers};
 use weir_store::tier::PolicySpec;
 
 use crate::settings::parse::{boolean, count};
-use crate::settings::source::{Reader, SettingError};
+use crate::settings::source::{SettingError, SettingsReader};
 
 /// What the tiers allow, and the policies that a file brings along.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -52,7 +52,7 @@ const fn keys(tier: Tier) -> [&'static str; 3] {
 }
 
 impl TierSettings {
-    pub(crate) fn read(reader: &mut Reader) -> Result<Self, SettingError> {
+    pub(crate) fn read(reader: &mut SettingsReader) -> Result<Self, SettingError> {
         let mut tiers = Tiers::default();
         for tier in Tier::ALL {
             tiers.set(tier, read_tier(reader, tier)?);
@@ -71,7 +71,7 @@ impl TierSettings {
     }
 }
 
-fn read_tier(reader: &mut Reader, tier: Tier) -> Result<TierLimits, SettingError> {
+fn read_tier(reader: &mut SettingsReader, tier: Tier) -> Result<TierLimits, SettingError> {
     let default = tier.defaults();
     let [rpm, burst, daily] = keys(tier);
     let mut amount = |key: &'static str, default: u32| {

@@ -6,7 +6,7 @@ use super::*;
 const SECRET: &str = "0123456789abcdef0123456789abcdef";
 const FAR: u64 = 4_000_000_000;
 
-/// Test keys, made for these tests alone.
+/// Keys that were generated for these tests only.
 const EC_PRIVATE: &[u8] = include_bytes!("testdata/ec.private.pem");
 const RSA_PRIVATE: &[u8] = include_bytes!("testdata/rsa.private.pem");
 const JWKS: &str = include_str!("testdata/jwks.json");
@@ -15,23 +15,23 @@ fn claims(exp: u64) -> Claims {
     Claims { sub: "a@b.c".into(), exp, tenant_id: Some("acme".into()), scope: Some("requests:read x".into()) }
 }
 
-fn jwks_verifier() -> Verifier {
+fn jwks_verifier() -> TokenVerifier {
     let file = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(file.path(), JWKS).unwrap();
-    Verifier::from_jwks_file(file.path()).unwrap()
+    TokenVerifier::from_jwks_file(file.path()).unwrap()
 }
 
 #[test]
-fn a_token_of_ours_is_understood() {
+fn a_signed_token_verifies() {
     let token = sign(SECRET, &claims(FAR)).unwrap();
-    let read = Verifier::from_secret(SECRET).verify(&token).unwrap();
-    assert_eq!(*read, claims(FAR));
-    assert!(read.allows("requests:read") && !read.allows("requests") && !read.allows(""));
+    let verified = TokenVerifier::from_secret(SECRET).verify(&token).unwrap();
+    assert_eq!(*verified, claims(FAR));
+    assert!(verified.allows("requests:read") && !verified.allows("requests") && !verified.allows(""));
 }
 
 #[test]
-fn expired_forged_and_unsigned_tokens_are_nobody() {
-    let verifier = Verifier::from_secret(SECRET);
+fn expired_forged_and_unsigned_tokens_are_refused() {
+    let verifier = TokenVerifier::from_secret(SECRET);
     assert!(verifier.verify(&sign(SECRET, &claims(1_000_000)).unwrap()).is_none(), "expired");
     assert!(
         verifier.verify(&sign("another secret, also 32 bytes...", &claims(FAR)).unwrap()).is_none(),
@@ -50,8 +50,8 @@ fn expired_forged_and_unsigned_tokens_are_nobody() {
 }
 
 #[test]
-fn a_token_that_is_not_yet_good_or_lacks_exp_or_sub_is_nobody() {
-    let verifier = Verifier::from_secret(SECRET);
+fn a_token_that_is_not_yet_valid_or_lacks_exp_or_sub_is_refused() {
+    let verifier = TokenVerifier::from_secret(SECRET);
     let signed = |json: serde_json::Value| {
         encode(&Header::new(Algorithm::HS256), &json, &EncodingKey::from_secret(SECRET.as_bytes())).unwrap()
     };
@@ -73,7 +73,7 @@ fn signed(header: &Header, json: &serde_json::Value) -> String {
 
 #[test]
 fn times_may_have_a_fraction() {
-    let verifier = Verifier::from_secret(SECRET);
+    let verifier = TokenVerifier::from_secret(SECRET);
     let header = Header::new(Algorithm::HS256);
     let now = jiff::Timestamp::now().as_second() as f64;
     let verify = |exp: serde_json::Value, nbf: f64| {
@@ -83,15 +83,15 @@ fn times_may_have_a_fraction() {
     assert_eq!(verify(4_000_000_000.75.into(), now - 10.5).unwrap().exp, FAR);
     assert!(verify((now + 60.5).into(), now - 10.5).is_some());
     assert!(verify((now - 60.5).into(), now - 100.5).is_none(), "expired");
-    assert!(verify((now + 600.5).into(), now + 60.5).is_none(), "not yet good");
+    assert!(verify((now + 600.5).into(), now + 60.5).is_none(), "not yet valid");
     for odd in [serde_json::json!("4000000000"), serde_json::json!(-0.5), serde_json::json!(1e300)] {
         assert!(verify(odd.clone(), now - 10.0).is_none(), "{odd}");
     }
 }
 
 #[test]
-fn what_a_token_calls_critical_is_not_ignored() {
-    let verifier = Verifier::from_secret(SECRET);
+fn a_token_with_critical_extensions_is_refused() {
+    let verifier = TokenVerifier::from_secret(SECRET);
     let body = serde_json::json!({"sub": "a", "exp": FAR});
     let with = |crit: Option<Vec<String>>| Header { crit, ..Header::new(Algorithm::HS256) };
     assert!(verifier.verify(&signed(&with(None), &body)).is_some());
@@ -101,15 +101,15 @@ fn what_a_token_calls_critical_is_not_ignored() {
 }
 
 #[test]
-fn an_issuer_and_an_audience_that_are_expected_have_to_be_named() {
-    let verifier = |issuer, audience| Verifier::from_secret(SECRET).expecting(issuer, audience);
+fn a_required_issuer_and_audience_must_be_named() {
+    let verifier = |issuer, audience| TokenVerifier::from_secret(SECRET).requiring(issuer, audience);
     let token = |more: serde_json::Value| {
         let mut body = serde_json::json!({"sub": "a", "exp": FAR});
         body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
         signed(&Header::new(Algorithm::HS256), &body)
     };
     let both = verifier(Some("https://login.example"), Some("weir"));
-    for (claims, is_good) in [
+    for (claims, is_valid) in [
         (serde_json::json!({"iss": "https://login.example", "aud": "weir"}), true),
         (serde_json::json!({"iss": "https://login.example", "aud": ["other", "weir"]}), true),
         (serde_json::json!({"iss": "https://login.example", "aud": ["other"]}), false),
@@ -121,7 +121,7 @@ fn an_issuer_and_an_audience_that_are_expected_have_to_be_named() {
         (serde_json::json!({"aud": "weir"}), false),
         (serde_json::json!({}), false),
     ] {
-        assert_eq!(both.verify(&token(claims.clone())).is_some(), is_good, "{claims}");
+        assert_eq!(both.verify(&token(claims.clone())).is_some(), is_valid, "{claims}");
     }
     let anybody = serde_json::json!({"iss": "x", "aud": ["y"]});
     assert!(verifier(None, None).verify(&token(anybody.clone())).is_some());
@@ -132,7 +132,7 @@ fn an_issuer_and_an_audience_that_are_expected_have_to_be_named() {
 }
 
 #[test]
-fn keys_of_a_file_verify_their_own_algorithm_and_no_other() {
+fn keys_of_a_file_verify_only_their_own_algorithm() {
     let verifier = jwks_verifier();
     let mut header = Header::new(Algorithm::ES256);
     let ec = EncodingKey::from_ec_pem(EC_PRIVATE).unwrap();
@@ -147,33 +147,33 @@ fn keys_of_a_file_verify_their_own_algorithm_and_no_other() {
 }
 
 #[test]
-fn a_public_key_is_no_shared_secret() {
-    // The classic confusion: an HS256 token "signed" with the bytes of the public key.
+fn a_public_key_is_not_taken_for_a_shared_secret() {
+    // The classic attack: an HS256 token "signed" with the bytes of the public key.
     let token = sign(JWKS, &claims(FAR)).unwrap();
     assert!(jwks_verifier().verify(&token).is_none());
 }
 
 #[test]
-fn a_file_without_keys_is_refused_by_name() {
+fn a_file_without_keys_is_refused_with_the_name_of_the_setting() {
     let file = tempfile::NamedTempFile::new().unwrap();
     for text in ["", "{}", r#"{"keys":[]}"#] {
         std::fs::write(file.path(), text).unwrap();
-        let sentence = Verifier::from_jwks_file(file.path()).unwrap_err().to_string();
+        let sentence = TokenVerifier::from_jwks_file(file.path()).unwrap_err().to_string();
         assert!(sentence.contains("WEIR_JWKS_FILE"), "{sentence}");
     }
 }
 
 #[test]
-fn a_token_that_was_taken_once_makes_no_other_one_good() {
-    let verifier = Verifier::from_secret(SECRET);
+fn a_verified_token_does_not_make_others_valid() {
+    let verifier = TokenVerifier::from_secret(SECRET);
     let genuine = sign(SECRET, &claims(FAR)).unwrap();
     for _ in 0..2 {
         assert_eq!(verifier.verify(&genuine).as_deref(), Some(&claims(FAR)));
     }
-    let (said, signature) = genuine.rsplit_once('.').unwrap();
+    let (payload, signature) = genuine.rsplit_once('.').unwrap();
     let forged = sign("another secret of 32 bytes or more", &claims(FAR)).unwrap();
     let (_, other) = forged.rsplit_once('.').unwrap();
-    assert_eq!(verifier.verify(&format!("{said}.{other}")), None);
-    assert_eq!(verifier.verify(said), None);
-    assert_eq!(verifier.verify(&format!("{said}.{signature}x")), None);
+    assert_eq!(verifier.verify(&format!("{payload}.{other}")), None);
+    assert_eq!(verifier.verify(payload), None);
+    assert_eq!(verifier.verify(&format!("{payload}.{signature}x")), None);
 }

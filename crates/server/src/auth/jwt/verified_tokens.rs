@@ -1,8 +1,8 @@
-//! Tokens whose signature was verified: callers bring the same one again and again, and verifying it takes longer than most
-//! answers do.
+//! A cache of verified tokens: callers send the same token again and again, and verifying a signature takes longer than most
+//! requests.
 //!
-//! The key is the whole token, signature included, so no other token passes for it. Its claims do not change, and the keys
-//! it was signed with are read once; only whether it has expired is checked each time.
+//! The key is the whole token including its signature, so no other token can hit the entry. The claims of a token do not change
+//! and keys are read only at the start, so only the expiry is checked each time.
 
 use std::sync::Arc;
 
@@ -11,14 +11,13 @@ use weir_store::BoundedCache;
 use super::{Claims, LEEWAY_SECONDS};
 
 const SHARDS: usize = 16;
-/// Tokens in one shard.
+/// Tokens per shard.
 const SHARD_MAX: usize = 1_024;
-/// Longer tokens are verified each time.
+/// Longer tokens are not cached.
 const BYTES_MAX: usize = 4_096;
 
-/// Tokens whose signature was verified.
 pub(super) struct VerifiedTokens {
-    /// Only tokens that we or an issuer signed are keys, so nobody can choose them to collide: a fast hash will do.
+    /// Keys are tokens with a valid signature, so callers cannot choose keys that collide. A fast hash is safe.
     cache: BoundedCache<Box<str>, Arc<Claims>, foldhash::fast::RandomState>,
 }
 
@@ -29,12 +28,11 @@ impl Default for VerifiedTokens {
 }
 
 impl VerifiedTokens {
-    /// The claims of a token that was verified before and has not expired.
+    /// Returns the claims of a token that was verified before and has not expired.
     pub(super) fn get(&self, token: &str, now_seconds: u64) -> Option<Arc<Claims>> {
         self.cache.get(token, |claims| !is_expired(claims, now_seconds))
     }
 
-    /// Remembers a token that was verified.
     pub(super) fn insert(&self, token: &str, claims: &Arc<Claims>, now_seconds: u64) {
         if token.len() <= BYTES_MAX {
             let (claims, version) = (Arc::clone(claims), self.cache.version());
@@ -43,7 +41,7 @@ impl VerifiedTokens {
     }
 }
 
-/// The same rule as when the signature is verified.
+/// The same rule as in the verification of a token.
 const fn is_expired(claims: &Claims, now_seconds: u64) -> bool {
     claims.exp.saturating_add(LEEWAY_SECONDS) < now_seconds
 }
@@ -57,13 +55,13 @@ mod tests {
     }
 
     #[test]
-    fn a_token_is_known_until_it_expires() {
+    fn a_token_is_cached_until_it_expires() {
         let tokens = VerifiedTokens::default();
         tokens.insert("a.b.c", &claims(100), 50);
         assert_eq!(tokens.get("a.b.c", 100 + LEEWAY_SECONDS), Some(claims(100)));
         assert_eq!(tokens.get("a.b.d", 50), None, "another signature is another token");
         assert_eq!(tokens.get("a.b.c", 101 + LEEWAY_SECONDS), None);
-        assert_eq!(tokens.get("a.b.c", 50), None, "it was dropped");
+        assert_eq!(tokens.get("a.b.c", 50), None, "an expired token is removed");
     }
 
     #[test]

@@ -14,7 +14,7 @@ use crate::gateway::response_body::ResponseBody;
 const LONG: usize = 1 << 20;
 
 /// Both ends of a connection that holds little.
-async fn connected() -> (Stream, TcpStream) {
+async fn connected() -> (OutboundStream, TcpStream) {
     let small = || {
         let socket = TcpSocket::new_v4().unwrap();
         socket.set_send_buffer_size(4_096).unwrap();
@@ -25,7 +25,7 @@ async fn connected() -> (Stream, TcpStream) {
     listening.bind("127.0.0.1:0".parse().unwrap()).unwrap();
     let listener = listening.listen(1).unwrap();
     let ours = small().connect(listener.local_addr().unwrap()).await.unwrap();
-    (Stream::Plain(ours), listener.accept().await.unwrap().0)
+    (OutboundStream::Plain(ours), listener.accept().await.unwrap().0)
 }
 
 fn post(length: usize) -> Request<RequestBody> {

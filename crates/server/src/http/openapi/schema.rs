@@ -1,5 +1,5 @@
-//! Schemas of values that several wire types have in common. The types exist for the document alone: fields refer to them
-//! with `value_type`.
+//! Schemas of values that several wire types share. The types exist only for the document: fields refer to them with
+//! `value_type`.
 
 use utoipa::openapi::RefOr;
 use utoipa::openapi::schema::{KnownFormat, ObjectBuilder, Schema, SchemaFormat, Type};
@@ -10,7 +10,7 @@ use weir_core::tier::{Plan, Tier};
 /// No control characters (`weir_core::id::check_name`).
 const NAME: &str = r"^[^\u0000-\u001F\u007F-\u009F]+$";
 
-/// Makes a type that stands for a kind of text.
+/// Defines a type that stands for a kind of string.
 macro_rules! text {
     ($(#[doc = $about:literal])+ $name:ident, $example:literal, $($keyword:ident($value:expr)),*) => {
         $(#[doc = $about])+
@@ -55,12 +55,11 @@ text!(
     IdempotencyKey, "order-4711", min_length(1), max_length(255), pattern(NAME)
 );
 text!(
-    /// What kind of work a request is; it decides which downstream does it. 1 to 255 characters, none of them a control
-    /// character.
+    /// The kind of work of a request, which selects its downstream. 1 to 255 characters, none of them a control character.
     RequestType, "payment", min_length(1), max_length(255), pattern(NAME)
 );
 text!(
-    /// What a product is called: 1 to 255 characters, none of them a control character.
+    /// The name of a product: 1 to 255 characters, none of them a control character.
     ProductName, "Limited Edition Widget", min_length(1), max_length(255), pattern(NAME)
 );
 text!(
@@ -72,7 +71,7 @@ text!(
     Sku, "WIDGET-001", pattern("^[A-Za-z0-9-]{1,64}$")
 );
 text!(
-    /// A time with `Z` or an offset, in the years 1 to 9998. What is finer than a microsecond is dropped.
+    /// A time with `Z` or an offset, in the years 1 to 9998. Digits below a microsecond are dropped.
     Time, "2026-06-01T12:00:00Z", format(SchemaFormat::KnownFormat(KnownFormat::DateTime)), pattern("^(?!0000|9999)")
 );
 text!(
@@ -88,11 +87,11 @@ text!(
     RequestStatus, "COMPLETED", enum_values(state::RequestStatus::ALL.map(state::RequestStatus::as_str))
 );
 text!(
-    /// What a user subscribes to.
+    /// The plan that a user subscribes to.
     PlanName, "PRO_MONTHLY", enum_values(Plan::ALL.map(Plan::as_str))
 );
 text!(
-    /// What a plan gives.
+    /// The tier that a plan selects.
     TierName, "pro", enum_values(Tier::ALL.map(Tier::as_str))
 );
 text!(
@@ -105,11 +104,11 @@ text!(
     SendStatus, "QUEUED", enum_values(["QUEUED"])
 );
 text!(
-    /// Whether this call assigned the slot or found it.
+    /// Whether this call assigned the slot or found an existing one.
     SlotStatus, "NEW", enum_values(["NEW", "EXISTING"])
 );
 text!(
-    /// Whether a window takes more events. One that is `OPEN` may still refuse events that want to run late in it.
+    /// Whether a window takes more events. An `OPEN` window may still refuse events whose time is late in it.
     WindowStatus, "OPEN", enum_values(["OPEN", "CLOSED"])
 );
 text!(
@@ -117,8 +116,8 @@ text!(
     CallbackStatus, "COMPLETED", enum_values(["COMPLETED", "FAILED"])
 );
 text!(
-    /// What becomes of checks while Redis cannot be reached: each server counts for itself, or all are allowed or
-    /// denied.
+    /// How checks are decided while Redis cannot be reached: `local` counts on each server, `open` allows all, `closed`
+    /// denies all.
     OnOutage, "local", enum_values(["local", "open", "closed"])
 );
 text!(
@@ -138,11 +137,11 @@ text!(
     EngineStatus, "up", enum_values(["up", "down"])
 );
 text!(
-    /// Whether the clock has stepped by more than a second lately; `unknown` until it has been seen.
+    /// Whether the clock has recently stepped by more than a second; `unknown` until it has been read.
     ClockStatus, "steady", enum_values(["steady", "stepped", "unknown"])
 );
 
-/// Those that parameters refer to. Those of bodies are found by themselves.
+/// The schemas that parameters refer to. `utoipa` finds those of bodies itself.
 pub(crate) fn shared() -> impl Iterator<Item = (String, RefOr<Schema>)> {
     fn named<T: ToSchema>() -> (String, RefOr<Schema>) {
         (T::name().into_owned(), T::schema())

@@ -17,8 +17,8 @@ use crate::app::App;
 use crate::engines::within;
 use crate::http::body::Json;
 use crate::http::error::ApiError;
+use crate::http::extract::PathParam;
 use crate::http::pagination::{Page, PageQuery, parse_limit};
-use crate::http::path_params::PathParam;
 
 /// What stands for a topic where the dead letter is a request.
 const REQUESTS: &str = "requests";

@@ -141,7 +141,7 @@ pub(crate) async fn claim_messages(
     let (max, visibility) = (max as usize, Duration::from_secs(visibility.into()));
     let give_up_at = tokio::time::Instant::now() + Duration::from_secs(wait.into());
     let mut disconnected = pin!(disconnected(peer.as_deref()));
-    let mut place = None;
+    let mut permit = None;
     loop {
         let claim = queue.claim(&request.topic, max, visibility);
         let claim = within(app.settings.http.timeout, claim).await?;
@@ -149,8 +149,8 @@ pub(crate) async fn claim_messages(
         if !claim.messages.is_empty() || left.is_zero() || app.shutdown.closing().is_cancelled() {
             return Ok(Json(describe(claim)));
         }
-        if place.is_none() {
-            place = Some(app.address_limits.long_lived()?);
+        if permit.is_none() {
+            permit = Some(app.address_limits.acquire_long_lived()?);
         }
         tokio::select! {
             () = queue.wait(&request.topic, left.min(app.settings.sender.poll)) => {}

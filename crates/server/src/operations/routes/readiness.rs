@@ -12,8 +12,8 @@ use utoipa::ToSchema;
 use crate::app::App;
 use crate::http::body::Json;
 use crate::http::error::ApiError;
+use crate::http::extract::PathParam;
 use crate::http::openapi::schema;
-use crate::http::path_params::PathParam;
 use crate::operations::readiness::{Capability, Deployment, Unready};
 
 #[derive(Debug, Serialize, ToSchema)]

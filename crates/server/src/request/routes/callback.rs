@@ -25,8 +25,8 @@ use super::parse_id;
 use crate::app::App;
 use crate::http::body::{Json, Raw, parse_json};
 use crate::http::error::ApiError;
+use crate::http::extract::PathParam;
 use crate::http::openapi::schema;
-use crate::http::path_params::PathParam;
 use crate::request::service::CalledBack;
 
 const CODE_MAX: usize = 64;

@@ -15,11 +15,10 @@ use weir_core::request::state::RequestStatus;
 use weir_store::request::Request;
 
 use super::{StatusResponse, describe, find, parse_id, subscribe};
-use crate::address_limits::LongLivedPlace;
+use crate::address_limits::LongLivedPermit;
 use crate::app::App;
 use crate::http::error::ApiError;
-use crate::http::identity::Tenant;
-use crate::http::path_params::PathParam;
+use crate::http::extract::{PathParam, Tenant};
 use crate::request::service::hub::Subscription;
 
 /// How often a silent stream shows that it is alive.
@@ -61,9 +60,9 @@ pub(crate) async fn watch_request(
     let id = parse_id(id)?;
     let waiting = subscribe(&app, &tenant, id)?;
     let first = find(&app, &tenant, id).await?;
-    let place = app.address_limits.long_lived()?;
+    let permit = app.address_limits.acquire_long_lived()?;
     let until = Instant::now() + STREAM_MAX;
-    let watch = Watch { app, waiting, next: Next::Tell(Box::new(first)), until, _place: place };
+    let watch = Watch { app, waiting, next: Next::Tell(Box::new(first)), until, _permit: permit };
     let events = futures_util::stream::unfold(watch, |mut watch| async move {
         let request = watch.next().await?;
         let event = event(&describe(&watch.app.requests, request).ok()?)?;
@@ -83,7 +82,7 @@ struct Watch {
     waiting: Subscription,
     next: Next,
     until: Instant,
-    _place: LongLivedPlace,
+    _permit: LongLivedPermit,
 }
 
 enum Next {

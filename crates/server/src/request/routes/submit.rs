@@ -23,10 +23,10 @@ use weir_store::request::{SubmitOutcome, SubmitReceipt};
 use crate::app::App;
 use crate::http::body::Json;
 use crate::http::error::ApiError;
-use crate::http::identity::Tenant;
+use crate::http::extract::Tenant;
 use crate::http::openapi::schema;
 use crate::http::rate_limit_headers::{RateLimitHeaders, seconds_up};
-use crate::http::request_scope::REQUEST_ID;
+use crate::http::router::REQUEST_ID;
 use crate::request::service::{Submission, SubmitError};
 
 /// Tells that an answer is of a request that was accepted before.

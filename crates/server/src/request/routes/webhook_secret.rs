@@ -10,7 +10,7 @@ use utoipa::ToSchema;
 
 use crate::app::App;
 use crate::http::body::Json;
-use crate::http::identity::Tenant;
+use crate::http::extract::Tenant;
 
 #[derive(Serialize, ToSchema)]
 #[serde(rename_all = "camelCase")]

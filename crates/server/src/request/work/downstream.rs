@@ -17,7 +17,9 @@ use weir_core::{Clock, RequestId, RequestType};
 use weir_store::request::Job;
 
 use super::breakers::SharedBreaker;
-use crate::outbound::{Answer, Bounds, Outbound, Problem, Reach, Target};
+use crate::outbound::{
+    OutboundClient, OutboundError, OutboundLimits, OutboundResponse, OutboundTarget, Reach,
+};
 use crate::request::metrics::{DownstreamLabels, WorkMetrics};
 use crate::request::settings::{Downstream as Settings, RequestSettings};
 
@@ -63,7 +65,7 @@ impl Downstreams {
 /// Who does the work.
 pub(super) struct Downstream {
     /// None for the echo.
-    client: Option<(Outbound, Target)>,
+    client: Option<(OutboundClient, OutboundTarget)>,
     pub(super) breaker: SharedBreaker,
 }
 
@@ -73,7 +75,7 @@ pub(super) struct Called {
     /// The body, if there is one and the work is done.
     pub(super) result: Option<Bytes>,
     /// What the client has to say, for the log.
-    pub(super) problem: Option<Problem>,
+    pub(super) problem: Option<OutboundError>,
 }
 
 impl Downstream {
@@ -85,21 +87,22 @@ impl Downstream {
         metrics: &WorkMetrics,
     ) -> Self {
         let Settings { url, connect_timeout, read_timeout, sslrootcert } = settings;
-        let bounds = Bounds {
+        let bounds = OutboundLimits {
             connect_timeout: *connect_timeout,
             read_timeout: *read_timeout,
             body_max: RESULT_BYTES_MAX,
             idle_max: concurrency,
         };
-        let target = url.as_ref().and_then(Target::new);
+        let target = url.as_ref().and_then(OutboundTarget::new);
         let default = BreakerRules::default();
         let call = connect_timeout.saturating_add(*read_timeout).saturating_add(Duration::from_secs(1));
         let rules = BreakerRules { open_for: default.open_for.max(call), ..default };
         let labels = DownstreamLabels { downstream: name.to_owned() };
         let gauge = metrics.breaker_state.get_or_create_owned(&labels);
         Self {
-            client: target
-                .map(|target| (Outbound::trusting(sslrootcert.clone(), Reach::Anywhere, bounds), target)),
+            client: target.map(|target| {
+                (OutboundClient::trusting(sslrootcert.clone(), Reach::Anywhere, bounds), target)
+            }),
             breaker: SharedBreaker::new(name, rules, Arc::clone(clock), gauge),
         }
     }
@@ -112,7 +115,7 @@ impl Downstream {
         };
         let body = body(job.id, &job.request_type, &payload);
         match client.post(target, headers(job.id), body).await {
-            Ok(Answer { status, retry_after, body }) => Called {
+            Ok(OutboundResponse { status, retry_after, body }) => Called {
                 outcome: CallOutcome::Answered { status: status.as_u16(), retry_after },
                 result: Some(body).filter(|body| !body.is_empty()),
                 problem: None,
@@ -122,12 +125,12 @@ impl Downstream {
     }
 }
 
-const fn outcome_of(problem: &Problem) -> CallOutcome {
+const fn outcome_of(problem: &OutboundError) -> CallOutcome {
     match problem {
-        Problem::TimedOut => CallOutcome::TimedOut,
-        Problem::Unreachable(_) | Problem::Forbidden => CallOutcome::Unreachable,
-        Problem::Unreadable(_) => CallOutcome::Unreadable,
-        Problem::TooLarge => CallOutcome::TooLarge,
+        OutboundError::TimedOut => CallOutcome::TimedOut,
+        OutboundError::Unreachable(_) | OutboundError::ForbiddenAddress => CallOutcome::Unreachable,
+        OutboundError::Unreadable(_) => CallOutcome::Unreadable,
+        OutboundError::TooLarge => CallOutcome::TooLarge,
     }
 }
 

@@ -27,7 +27,7 @@ use self::call::{Outcome, receiver_of, wait};
 use self::fair_queue::{FairQueue, Limits, Turn};
 use self::slow::Slow;
 use crate::auth::webhook::WebhookSecret;
-use crate::outbound::{Bounds, Outbound, Reach};
+use crate::outbound::{OutboundClient, OutboundLimits, Reach};
 use crate::request::encryption::Keyring;
 use crate::request::metrics::WorkMetrics;
 use crate::request::settings::RequestSettings;
@@ -58,7 +58,7 @@ const PAUSE_AFTER_ERROR: Duration = Duration::from_millis(500);
 #[derive(Clone)]
 pub(crate) struct Webhooks {
     parts: Parts,
-    client: Outbound,
+    client: OutboundClient,
     timeout: Duration,
     slow: Arc<Slow>,
 }
@@ -144,8 +144,9 @@ impl Webhooks {
     pub(crate) fn new(parts: Parts, settings: &RequestSettings) -> Self {
         let timeout = settings.webhook_timeout;
         let reach = if settings.allow_private { Reach::Anywhere } else { Reach::Public };
-        let bounds = Bounds { connect_timeout: timeout, read_timeout: timeout, body_max: 0, idle_max: 0 };
-        Self { parts, client: Outbound::new(reach, bounds), timeout, slow: Arc::default() }
+        let bounds =
+            OutboundLimits { connect_timeout: timeout, read_timeout: timeout, body_max: 0, idle_max: 0 };
+        Self { parts, client: OutboundClient::new(reach, bounds), timeout, slow: Arc::default() }
     }
 
     /// Sends until `closing` is cancelled, then finishes the calls that are under way.

@@ -6,7 +6,7 @@ use axum::response::{IntoResponse, Response};
 use http::header::{CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, LOCATION, REFERRER_POLICY};
 use http::{HeaderName, StatusCode};
 
-use crate::http::path_params::PathParam;
+use crate::http::extract::PathParam;
 
 /// Names below `web/dist`, and contents.
 const FILES: &[(&str, &[u8])] = include!(concat!(env!("OUT_DIR"), "/page.rs"));

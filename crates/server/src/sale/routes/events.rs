@@ -19,11 +19,11 @@ use tokio_util::sync::CancellationToken;
 use weir_store::sale::Product;
 
 use super::{SaleQuery, parse_query, time_text, unknown_sale};
-use crate::address_limits::StreamPlace;
+use crate::address_limits::StreamPermit;
 use crate::app::App;
 use crate::http::event_stream::EventStream;
+use crate::http::extract::Visitor;
 use crate::http::sale_error::SaleError;
-use crate::http::visitor::Visitor;
 use crate::sale::events_ring::{Listener, frame};
 
 const HEARTBEAT: Duration = Duration::from_secs(30);
@@ -75,7 +75,7 @@ pub(crate) async fn watch_sales(
     query: Result<Query<SaleQuery>, QueryRejection>,
 ) -> Result<Response, SaleError> {
     let sku = parse_query(query)?;
-    let place = app.address_limits.stream(visitor.address)?;
+    let permit = app.address_limits.acquire_stream(visitor.address)?;
     let last = headers.get(LAST_EVENT_ID).and_then(|value| value.to_str().ok()?.trim().parse().ok());
     // Before the present is read: what happens in between is told twice rather than never.
     let (id, listener) = app.sale.events().listen(sku.clone(), last);
@@ -84,7 +84,7 @@ pub(crate) async fn watch_sales(
         first: Some(initial(id, &product)),
         listener,
         closing: app.shutdown.closing().clone(),
-        _place: Some(place),
+        _permit: Some(permit),
     };
     let events = futures_util::stream::unfold(stream, |mut stream| async move {
         let bytes = stream.next().await?;
@@ -115,7 +115,7 @@ struct Stream {
     first: Option<Bytes>,
     listener: Listener,
     closing: CancellationToken,
-    _place: Option<StreamPlace>,
+    _permit: Option<StreamPermit>,
 }
 
 impl Stream {
@@ -145,7 +145,7 @@ mod tests {
     async fn a_silent_stream_shows_every_half_minute_that_it_is_alive() {
         let events = Arc::new(Events::new(Gauge::default(), Counter::default()));
         let (_, listener) = events.listen(None, None);
-        let mut stream = Stream { first: None, listener, closing: CancellationToken::new(), _place: None };
+        let mut stream = Stream { first: None, listener, closing: CancellationToken::new(), _permit: None };
         let start = Instant::now();
         for n in 1..=3 {
             assert_eq!(stream.next().await, Some(ALIVE));
@@ -164,7 +164,7 @@ mod tests {
     async fn a_stream_ends_when_the_server_stops() {
         let events = Arc::new(Events::new(Gauge::default(), Counter::default()));
         let ((_, listener), closing) = (events.listen(None, None), CancellationToken::new());
-        let mut stream = Stream { first: None, listener, closing: closing.clone(), _place: None };
+        let mut stream = Stream { first: None, listener, closing: closing.clone(), _permit: None };
         closing.cancel();
         assert_eq!(stream.next().await, None);
         drop(stream);

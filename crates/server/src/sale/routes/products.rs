@@ -17,9 +17,9 @@ use super::{Outcome, Success, success, time_text};
 use crate::app::App;
 use crate::http::body::Json;
 use crate::http::error::ApiError;
+use crate::http::extract::PathParam;
 use crate::http::openapi::schema;
 use crate::http::pagination::{Page, PageQuery, parse_limit};
-use crate::http::path_params::PathParam;
 use crate::http::sale_error::SaleError;
 
 /// A new product and its sale. Bodies are read field by field, so that all that is wrong is told at once; this is what

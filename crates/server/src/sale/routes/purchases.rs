@@ -21,10 +21,10 @@ use super::{Outcome, SaleQuery, Success, parse_query, success, time_text, unknow
 use crate::app::App;
 use crate::http::body::Json;
 use crate::http::error::ApiError;
+use crate::http::extract::Visitor;
 use crate::http::openapi::schema;
 use crate::http::rate_limit_headers::RateLimitHeaders;
 use crate::http::sale_error::SaleError;
-use crate::http::visitor::Visitor;
 use crate::sale::challenge::Judgement;
 
 const TOKEN: &str = "x-challenge-token";

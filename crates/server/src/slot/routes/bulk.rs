@@ -126,7 +126,7 @@ pub(crate) async fn assign_slots(
     let (lines, parsed) = mpsc::channel(AHEAD);
     let (answers, mut sent) = mpsc::channel::<Bytes>(AHEAD);
     let upload =
-        Upload::new(lines, &app.upload_buffers, app.settings.http.read_timeout, app.shutdown.ending());
+        Upload::new(lines, &app.upload_buffers, app.settings.http.read_timeout, app.shutdown.giving_up());
     tokio::spawn(upload.read(request.into_body()));
     tokio::spawn(async move { answer_lines(&app.slot, parsed, answers).await });
     let stream = futures_util::stream::poll_fn(move |context| sent.poll_recv(context));

@@ -16,9 +16,9 @@ use super::{parse_config_name, unknown_config};
 use crate::app::App;
 use crate::http::body::Json;
 use crate::http::error::ApiError;
+use crate::http::extract::PathParam;
 use crate::http::openapi::schema;
 use crate::http::pagination::{Page, PageQuery, parse_limit};
-use crate::http::path_params::PathParam;
 
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]

@@ -19,9 +19,9 @@ use super::check::parse_key;
 use crate::app::App;
 use crate::http::body::Json;
 use crate::http::error::ApiError;
+use crate::http::extract::{PathParam, TwoPathParams};
 use crate::http::openapi::schema;
 use crate::http::pagination::{Page, PageQuery, parse_limit};
-use crate::http::path_params::{PathParam, TwoPathParams};
 use crate::tier::settings::policy_input::Fields;
 
 #[derive(Debug, Deserialize)]

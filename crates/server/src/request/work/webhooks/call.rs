@@ -11,7 +11,7 @@ use weir_store::request::Request;
 
 use super::fair_queue::Turn;
 use super::{Taken, Webhooks, message};
-use crate::outbound::{Answer, Problem, Target};
+use crate::outbound::{OutboundError, OutboundResponse, OutboundTarget};
 use crate::request::encryption::{OpenError, SealedField};
 use crate::request::work::downstream::AGENT;
 
@@ -41,9 +41,9 @@ pub(super) enum Outcome {
 }
 
 /// Where the webhook of a request goes.
-pub(super) fn receiver_of(request: &Request) -> std::result::Result<(Target, url::Url), Outcome> {
+pub(super) fn receiver_of(request: &Request) -> std::result::Result<(OutboundTarget, url::Url), Outcome> {
     let url: Option<url::Url> = request.callback_url.as_deref().and_then(|url| url.parse().ok());
-    let target = url.and_then(|url| Some((Target::new(&url)?, url)));
+    let target = url.and_then(|url| Some((OutboundTarget::new(&url)?, url)));
     target.ok_or_else(|| Outcome::Dead("the callback URL is missing or cannot be called".to_owned()))
 }
 
@@ -72,9 +72,9 @@ impl Webhooks {
         let name = format!("{}-{}", item.id, item.message.position.id);
         let headers = self.headers(tenant, &name, &body);
         let sent = tokio::time::timeout(self.timeout, self.client.post(&target, headers, body)).await;
-        let sent = sent.unwrap_or(Err(Problem::TimedOut));
+        let sent = sent.unwrap_or(Err(OutboundError::TimedOut));
         match &sent {
-            Err(Problem::TimedOut) => self.slow.add(tenant, receiver, now),
+            Err(OutboundError::TimedOut) => self.slow.add(tenant, receiver, now),
             _ => self.slow.remove(tenant, receiver),
         }
         Ok(judge(sent))
@@ -111,10 +111,10 @@ impl Webhooks {
 }
 
 /// What an answer means: taken, refused for good, or worth another attempt.
-pub(super) fn judge(answer: std::result::Result<Answer, Problem>) -> Outcome {
+pub(super) fn judge(answer: std::result::Result<OutboundResponse, OutboundError>) -> Outcome {
     match answer {
-        Ok(Answer { status, .. }) if status.is_success() => Outcome::Done,
-        Ok(Answer { status, retry_after, .. }) => {
+        Ok(OutboundResponse { status, .. }) if status.is_success() => Outcome::Done,
+        Ok(OutboundResponse { status, retry_after, .. }) => {
             let reason = format!("the receiver answered {}", status.as_u16());
             let is_passing = matches!(
                 status,
@@ -126,7 +126,7 @@ pub(super) fn judge(answer: std::result::Result<Answer, Problem>) -> Outcome {
                 Outcome::Retry { retry_after, reason }
             }
         }
-        Err(Problem::Forbidden) => Outcome::Dead(Problem::Forbidden.to_string()),
+        Err(OutboundError::ForbiddenAddress) => Outcome::Dead(OutboundError::ForbiddenAddress.to_string()),
         Err(problem) => Outcome::Retry { retry_after: None, reason: problem.to_string() },
     }
 }

@@ -5,11 +5,11 @@ use http::StatusCode;
 
 use super::call::{Outcome, judge, wait};
 use super::message;
-use crate::outbound::{Answer, Problem};
+use crate::outbound::{OutboundError, OutboundResponse};
 
 fn answered(status: u16) -> Outcome {
     let status = StatusCode::from_u16(status).unwrap();
-    judge(Ok(Answer { status, retry_after: None, body: Bytes::new() }))
+    judge(Ok(OutboundResponse { status, retry_after: None, body: Bytes::new() }))
 }
 
 #[test]
@@ -23,8 +23,8 @@ fn a_receiver_that_refuses_is_not_asked_again() {
     for status in [302, 307, 408, 425, 429, 500, 503] {
         assert!(matches!(answered(status), Outcome::Retry { .. }), "{status}");
     }
-    assert!(matches!(judge(Err(Problem::Forbidden)), Outcome::Dead(_)));
-    assert!(matches!(judge(Err(Problem::TimedOut)), Outcome::Retry { .. }));
+    assert!(matches!(judge(Err(OutboundError::ForbiddenAddress)), Outcome::Dead(_)));
+    assert!(matches!(judge(Err(OutboundError::TimedOut)), Outcome::Retry { .. }));
 }
 
 #[test]
