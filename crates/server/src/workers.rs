@@ -28,7 +28,7 @@ pub(crate) fn start(app: &Arc<App>) -> Result<TaskTracker> {
     }
     if let Some(sales) = &app.engines.redis_sales {
         if roles.worker {
-            workers.spawn(sales.clone().follow(app.shutdown.closing().clone()));
+            workers.spawn(sales.clone().persist_purchases(app.shutdown.closing().clone()));
             let (queue, ledger) =
                 (Arc::clone(&app.engines.store.queue), Arc::clone(&app.engines.store.sale_ledger));
             workers.spawn(Purchases::new(queue, ledger).run(app.shutdown.closing().clone()));

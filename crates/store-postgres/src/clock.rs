@@ -113,7 +113,7 @@ mod tests {
 
     use super::*;
     use crate::session::connect;
-    use crate::target::Target;
+    use crate::target::PostgresTarget;
 
     const WAITING: &str = "
         SELECT count(*) FROM pg_stat_activity
@@ -125,7 +125,7 @@ mod tests {
             return;
         }
         let database = Server::shared().database("clock").await;
-        let target: Target = database.url().parse().expect("a Postgres URL");
+        let target: PostgresTarget = database.url().parse().expect("a Postgres URL");
         let engine = Postgres::open(target.clone(), 1).await.expect("it opens");
         database.execute("INSERT INTO queue_shard (topic, shard) VALUES ('sms', 0)").await;
         database

@@ -38,7 +38,7 @@ use weir_store::{Result, StoreClock, StoreHealth};
 
 use crate::pool::Pool;
 pub use crate::requirements::{Unsuitable, unsuitable};
-pub use crate::target::{Target, TargetError};
+pub use crate::target::{PostgresTarget, PostgresTargetError};
 
 /// The name in errors, health checks and metrics.
 pub const ENGINE: &str = "postgresql";
@@ -104,13 +104,13 @@ impl Postgres {
     /// Connects, and migrates the schema as needed. Several servers may do so at once.
     /// Fails when the server cannot be reached, refuses the credentials, or holds a newer schema; when its database
     /// must not be used ([`unsuitable`]).
-    pub async fn open(target: Target, connections: usize) -> Result<Self> {
+    pub async fn open(target: PostgresTarget, connections: usize) -> Result<Self> {
         Self::open_with_clock(target, connections, None).await
     }
 
     /// The same on another clock than the database's, for tests.
     pub async fn open_with_clock(
-        target: Target,
+        target: PostgresTarget,
         connections: usize,
         clock: Option<Arc<dyn Clock>>,
     ) -> Result<Self> {

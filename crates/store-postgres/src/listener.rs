@@ -16,7 +16,7 @@ use weir_store::limit_changes::{LimitChange, LimitChangeFeed};
 use weir_store::{Error, Result};
 
 use crate::error::classify;
-use crate::target::Target;
+use crate::target::PostgresTarget;
 use crate::{ENGINE, tls};
 
 /// The channel on which users are named whose limits have changed.
@@ -32,7 +32,10 @@ const STATEMENT_SOONER: Duration = Duration::from_millis(200);
 const PAUSE_AFTER_ERROR: Duration = Duration::from_millis(250);
 
 /// Keeps the feed current until the engine is gone.
-pub(crate) fn start(target: Target, limit_changes: &Arc<LimitChangeFeed>) -> tokio::task::AbortHandle {
+pub(crate) fn start(
+    target: PostgresTarget,
+    limit_changes: &Arc<LimitChangeFeed>,
+) -> tokio::task::AbortHandle {
     let limit_changes = Arc::clone(limit_changes);
     let watch = async move {
         let mut was_heard = true;
@@ -51,7 +54,7 @@ pub(crate) fn start(target: Target, limit_changes: &Arc<LimitChangeFeed>) -> tok
 }
 
 /// Listens until the connection breaks.
-async fn watch(target: &Target, limit_changes: &LimitChangeFeed) -> Result<()> {
+async fn watch(target: &PostgresTarget, limit_changes: &LimitChangeFeed) -> Result<()> {
     let connect = async { target.config.connect(tls::connector(&target.trust)?).await.map_err(classify) };
     let patience = target.listen_timeout();
     let (client, mut connection) = bounded(patience, connect).await?;

@@ -7,7 +7,7 @@ use crate::ENGINE;
 use crate::error::classify;
 use crate::requirements;
 use crate::session::connect;
-use crate::target::Target;
+use crate::target::PostgresTarget;
 
 /// In order; a step that has been released is never changed.
 const STEPS: &[&str] = &[
@@ -36,7 +36,7 @@ const VERSION: &str = "SELECT coalesce(max(version), 0) FROM weir_schema";
 const RECORD: &str = "INSERT INTO weir_schema (version) VALUES ($1)";
 
 /// All missing steps in one transaction: a server that dies half-way leaves nothing behind.
-pub(crate) async fn run(target: &Target) -> Result<()> {
+pub(crate) async fn run(target: &PostgresTarget) -> Result<()> {
     let (mut client, _driver) = connect(target).await?;
     requirements::check(&client, target).await?;
     let transaction = client.transaction().await.map_err(classify)?;

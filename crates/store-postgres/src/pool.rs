@@ -16,7 +16,7 @@ use weir_store::{Error, Result};
 
 use crate::ENGINE;
 use crate::session::{Connection, Prepared, Values};
-use crate::target::Target;
+use crate::target::PostgresTarget;
 
 const BACKOFF_MIN: Duration = Duration::from_millis(50);
 const BACKOFF_MAX: Duration = Duration::from_secs(1);
@@ -28,7 +28,7 @@ pub(crate) struct Pool {
 
 #[derive(Debug)]
 struct Inner {
-    target: Target,
+    target: PostgresTarget,
     permits: Arc<Semaphore>,
     idle: Mutex<Vec<Connection>>,
     backoff: Mutex<Backoff>,
@@ -42,7 +42,7 @@ struct Backoff {
 }
 
 impl Pool {
-    pub(crate) fn new(target: Target, connections: usize) -> Self {
+    pub(crate) fn new(target: PostgresTarget, connections: usize) -> Self {
         let permits = Arc::new(Semaphore::new(connections.max(1)));
         let inner = Inner { target, permits, idle: Mutex::default(), backoff: Mutex::default() };
         Self { inner: Arc::new(inner) }

@@ -8,7 +8,7 @@ use weir_store::{Error, Result};
 
 use crate::ENGINE;
 use crate::error::classify;
-use crate::target::Target;
+use crate::target::PostgresTarget;
 
 /// For every session. An answer promises that the work is on disk; `remote_apply` promises even more and stays.
 pub(crate) const SESSION_SETTINGS: &str = "
@@ -60,7 +60,7 @@ pub fn unsuitable(error: &Error) -> Option<&Unsuitable> {
 }
 
 /// Makes sure that the database can be used, as a session of ours finds it.
-pub(crate) async fn check(client: &Client, target: &Target) -> Result<()> {
+pub(crate) async fn check(client: &Client, target: &PostgresTarget) -> Result<()> {
     client.batch_execute(SESSION_SETTINGS).await.map_err(classify)?;
     let row = client.query_one(READ, &[]).await.map_err(classify)?;
     let text = |column: usize| row.try_get::<_, String>(column).map_err(classify);
@@ -106,7 +106,7 @@ mod tests {
     use crate::Postgres;
     use crate::session::Connection;
 
-    fn target(database: &Database) -> Target {
+    fn target(database: &Database) -> PostgresTarget {
         database.url().parse().expect("a Postgres URL")
     }
 
@@ -167,7 +167,7 @@ mod tests {
             let create =
                 format!("CREATE DATABASE {other} TEMPLATE template0 LOCALE 'C' ENCODING '{encoding}'");
             server.execute(&create).await;
-            let target: Target = server.url().replace(&name(&server), &other).parse().expect("a URL");
+            let target: PostgresTarget = server.url().replace(&name(&server), &other).parse().expect("a URL");
             let error = Postgres::open(target.clone().allowing_unsafe_durability(true), 1)
                 .await
                 .expect_err("it must be refused");

@@ -16,7 +16,7 @@ use tokio_postgres::{Client, Row, Statement};
 use weir_store::{Error, Result};
 
 use crate::error::classify;
-use crate::target::Target;
+use crate::target::PostgresTarget;
 use crate::{ENGINE, requirements, tls};
 
 /// How much sooner than a call ends a statement does, and the wait for a lock; and how much later a transaction that
@@ -55,13 +55,13 @@ pub(crate) struct Connection {
 }
 
 impl Connection {
-    pub(crate) async fn open(target: &Target) -> Result<Self> {
+    pub(crate) async fn open(target: &PostgresTarget) -> Result<Self> {
         tokio::time::timeout(target.call_timeout, Self::open_unbounded(target))
             .await
             .map_err(|elapsed| Error::unavailable(ENGINE, elapsed))?
     }
 
-    async fn open_unbounded(target: &Target) -> Result<Self> {
+    async fn open_unbounded(target: &PostgresTarget) -> Result<Self> {
         let (client, driver) = connect(target).await?;
         let settings =
             format!("{}{}{SESSION_SETTINGS}", timeouts(target.call_timeout), requirements::SESSION_SETTINGS);
@@ -149,7 +149,7 @@ fn timeouts(call: Duration) -> String {
 }
 
 /// Connects and starts the task that drives the connection.
-pub(crate) async fn connect(target: &Target) -> Result<(Client, Driver)> {
+pub(crate) async fn connect(target: &PostgresTarget) -> Result<(Client, Driver)> {
     let (client, connection) =
         target.config.connect(tls::connector(&target.trust)?).await.map_err(classify)?;
     let driver = tokio::spawn(async move {

@@ -12,7 +12,7 @@ const CALL_TIMEOUT: Duration = Duration::from_millis(1_500);
 
 /// Where the database is and how to reach it.
 #[derive(Clone, Debug)]
-pub struct Target {
+pub struct PostgresTarget {
     pub(crate) config: tokio_postgres::Config,
     pub(crate) trust: Trust,
     /// How long a call to the database may take, however many statements it has; also how long it may wait for a
@@ -35,7 +35,7 @@ pub(crate) enum Trust {
 
 /// Why an address was refused. Never contains the address, which holds a password.
 #[derive(Debug, thiserror::Error)]
-pub enum TargetError {
+pub enum PostgresTargetError {
     /// Not a URL, or not Postgres's.
     #[error("is not a postgres://user:password@host:port/database URL")]
     Shape,
@@ -47,13 +47,13 @@ pub enum TargetError {
     Driver(#[from] tokio_postgres::Error),
 }
 
-impl FromStr for Target {
-    type Err = TargetError;
+impl FromStr for PostgresTarget {
+    type Err = PostgresTargetError;
 
-    fn from_str(text: &str) -> Result<Self, TargetError> {
-        let mut url = Url::parse(text).map_err(|_invalid| TargetError::Shape)?;
+    fn from_str(text: &str) -> Result<Self, PostgresTargetError> {
+        let mut url = Url::parse(text).map_err(|_invalid| PostgresTargetError::Shape)?;
         if !matches!(url.scheme(), "postgres" | "postgresql") {
-            return Err(TargetError::Shape);
+            return Err(PostgresTargetError::Shape);
         }
         let (mut mode, mut root, mut rest) = (None, None, Vec::new());
         for (name, value) in url.query_pairs() {
@@ -77,14 +77,14 @@ impl FromStr for Target {
             config.application_name("weir");
         }
         let target = Self { config, trust, call_timeout: CALL_TIMEOUT, allow_unsafe_durability: false };
-        Ok(target.with_patience(CALL_TIMEOUT))
+        Ok(target.with_call_timeout(CALL_TIMEOUT))
     }
 }
 
-impl Target {
+impl PostgresTarget {
     /// The same, but waiting for so long for each call, and for two thirds of it for a connection.
     #[must_use]
-    pub fn with_patience(mut self, call_timeout: Duration) -> Self {
+    pub fn with_call_timeout(mut self, call_timeout: Duration) -> Self {
         self.config.connect_timeout(call_timeout * 2 / 3);
         self.call_timeout = call_timeout;
         self
@@ -116,14 +116,14 @@ impl Target {
 }
 
 /// libpq's rules: `require` with a root certificate given means `verify-ca`.
-fn trust(mode: Option<&str>, root: Option<PathBuf>) -> Result<(SslMode, Trust), TargetError> {
+fn trust(mode: Option<&str>, root: Option<PathBuf>) -> Result<(SslMode, Trust), PostgresTargetError> {
     Ok(match (mode, root) {
         (Some("disable"), _) => (SslMode::Disable, Trust::Anyone),
         (None | Some("allow" | "prefer"), _) => (SslMode::Prefer, Trust::Anyone),
         (Some("require"), None) => (SslMode::Require, Trust::Anyone),
         (Some("require" | "verify-ca"), root) => (SslMode::Require, Trust::Authority(root)),
         (Some("verify-full"), root) => (SslMode::Require, Trust::Host(root)),
-        (Some(other), _) => return Err(TargetError::SslMode(other.to_owned())),
+        (Some(other), _) => return Err(PostgresTargetError::SslMode(other.to_owned())),
     })
 }
 
@@ -131,7 +131,7 @@ fn trust(mode: Option<&str>, root: Option<PathBuf>) -> Result<(SslMode, Trust), 
 mod tests {
     use super::*;
 
-    fn parse(text: &str) -> Target {
+    fn parse(text: &str) -> PostgresTarget {
         text.parse().unwrap()
     }
 
@@ -158,7 +158,7 @@ mod tests {
     #[test]
     fn a_refusal_never_repeats_the_password() {
         for bad in ["mysql://u:secret@h/d", "not a url secret", "postgres://u:secret@h/d?sslmode=maybe"] {
-            assert!(!bad.parse::<Target>().unwrap_err().to_string().contains("secret"), "{bad}");
+            assert!(!bad.parse::<PostgresTarget>().unwrap_err().to_string().contains("secret"), "{bad}");
         }
     }
 }

@@ -1,7 +1,7 @@
-//! Redis as the stores here see it: scripts called for many keys at once, each key on the server that has it.
+//! The Redis client of the stores in this crate: calls a script for many keys at once, each key on the server that owns it.
 //!
-//! A call answers for each key on its own: what one server cannot answer is not a failure of the others. Nothing is
-//! tried twice unless it certainly was not done.
+//! A call returns one result per key, so a server that does not answer fails only its own keys. A call is repeated only if
+//! it certainly had no effect.
 
 mod cluster;
 mod topology;
@@ -18,123 +18,124 @@ use weir_core::Timestamp;
 use weir_store::clock::uptime;
 
 use self::topology::Topology;
-use crate::node::{Link, Node, send};
+use crate::node::{Connection, Node, send};
 use crate::script::Script;
-use crate::target::Target;
+use crate::target::RedisTarget;
 
-/// Keys in one call of a script: Redis does nothing else meanwhile.
+/// Most keys in one call of a script: Redis runs nothing else meanwhile.
 const KEYS_PER_CALL: usize = 128;
-/// How often the log tells of refused calls, at most.
+/// The shortest pause between two log lines about refused calls.
 const WARN_EVERY: Duration = Duration::from_secs(1);
 
-/// A connection to Redis. Clones share it.
+/// A client of one Redis server or cluster. Clones share its connections.
 #[derive(Clone, Debug)]
 pub struct Redis {
-    inner: Arc<Inner>,
+    shared: Arc<SharedClient>,
 }
 
 #[derive(Debug)]
-struct Inner {
-    target: Target,
+struct SharedClient {
+    target: RedisTarget,
     topology: watch::Sender<Arc<Topology>>,
-    /// Notified when a call found that the topology is not up to date.
+    /// Notified when a call finds that the topology is outdated.
     outdated: Notify,
     warned_at: Mutex<Option<Instant>>,
 }
 
-/// What a script is asked about one key.
-pub(crate) struct Item {
+/// One key of a script call, with the arguments that belong to it.
+pub(crate) struct KeyCall {
     pub(crate) key: String,
     pub(crate) arguments: Vec<String>,
 }
 
-/// Redis did not do it, or nobody can say whether it did.
+/// Redis did not execute the call, or it is unknown whether it did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Unanswered;
+pub(crate) struct NoReply;
 
 impl Redis {
-    /// Begins to connect. It is not an error when Redis does not answer: calls say so.
+    /// Starts to connect in the background. An unavailable Redis is no error here; the calls fail.
     #[must_use]
-    pub fn start(target: Target) -> Self {
-        let (topology, _) = watch::channel(Arc::new(Topology::first(&target)));
-        let inner = Inner { target, topology, outdated: Notify::new(), warned_at: Mutex::default() };
-        let inner = Arc::new(inner);
-        if inner.target.is_cluster {
-            tokio::spawn(topology::keep_current(Arc::downgrade(&inner)));
+    pub fn start(target: RedisTarget) -> Self {
+        let (topology, _) = watch::channel(Arc::new(Topology::initial(&target)));
+        let shared = SharedClient { target, topology, outdated: Notify::new(), warned_at: Mutex::default() };
+        let shared = Arc::new(shared);
+        if shared.target.is_cluster {
+            tokio::spawn(topology::refresh_periodically(Arc::downgrade(&shared)));
         }
-        Self { inner }
+        Self { shared }
     }
 
-    /// Waits until every server has been connected to.
+    /// Waits until every server is connected.
     pub async fn connected(&self) {
-        let mut topologies = self.inner.topology.subscribe();
-        // The sender is ours, so the wait cannot fail.
+        let mut topologies = self.shared.topology.subscribe();
+        // Cannot fail: `self` owns the sender.
         let _ = topologies.wait_for(|topology| topology.is_complete()).await;
-        join_all(self.inner.topology().nodes.iter().map(|node| node.connected())).await;
+        join_all(self.shared.topology().nodes.iter().map(|node| node.connected())).await;
     }
 
-    /// Whether every server answers.
+    /// Returns whether every server answers.
     pub async fn ping(&self) -> bool {
-        let (topology, ping) = (self.inner.topology(), redis::cmd("PING"));
-        join_all(topology.nodes.iter().map(|node| node.ask(&ping))).await.iter().all(Option::is_some)
+        let (topology, ping) = (self.shared.topology(), redis::cmd("PING"));
+        join_all(topology.nodes.iter().map(|node| node.query(&ping))).await.iter().all(Option::is_some)
     }
 
-    /// What the clock of each server that answers shows, by its address, and when it was asked and answered by this machine's
-    /// uptime.
-    pub async fn times(&self) -> Vec<(String, Timestamp, [Duration; 2])> {
-        let (topology, time) = (self.inner.topology(), redis::cmd("TIME"));
+    /// Reads the clock of each server that answers: its address, its time, and this machine's uptime before and after the
+    /// call.
+    pub async fn server_times(&self) -> Vec<(String, Timestamp, [Duration; 2])> {
+        let (topology, time) = (self.shared.topology(), redis::cmd("TIME"));
         let answers = topology.nodes.iter().map(|node| async {
-            let asked = uptime();
-            let (seconds, micros): (i64, i64) = redis::from_redis_value(node.ask(&time).await?).ok()?;
-            let shown = Timestamp::from_micros(seconds.saturating_mul(1_000_000).saturating_add(micros));
-            Some((node.address.to_string(), shown, [asked, uptime()]))
+            let called_at = uptime();
+            let (seconds, micros): (i64, i64) = redis::from_redis_value(node.query(&time).await?).ok()?;
+            let server_time =
+                Timestamp::from_micros(seconds.saturating_mul(1_000_000).saturating_add(micros));
+            Some((node.address.to_string(), server_time, [called_at, uptime()]))
         });
         join_all(answers).await.into_iter().flatten().collect()
     }
 
-    /// How to reach one of the servers, each time another one, and how long an answer may take.
+    /// Returns a client of one server, another one for each `round`, and the timeout of a call.
     pub(crate) fn any_client(&self, round: usize) -> RedisResult<(redis::Client, Duration)> {
-        let nodes = &self.inner.topology().nodes;
+        let nodes = &self.shared.topology().nodes;
         let node = nodes.get(round % nodes.len().max(1));
-        let node = node.ok_or((ErrorKind::InvalidClientConfig, "no server is known"))?;
-        Ok((self.inner.target.client(&node.address)?, self.call_timeout()))
+        let node = node.ok_or((ErrorKind::InvalidClientConfig, "no Redis server is known"))?;
+        Ok((self.shared.target.client(&node.address)?, self.call_timeout()))
     }
 
-    /// Calls a script for many keys; one answer for each. Its arguments are `common` and then each key's own.
-    pub(crate) async fn call(
+    /// Calls a script for many keys and returns one result per key. Its arguments are `common`, then those of each key.
+    pub(crate) async fn call_each(
         &self,
         script: Script,
         common: &[&str],
-        items: &[Item],
-    ) -> Vec<Result<Value, Unanswered>> {
-        let groups = self.group(items.iter().map(|item| &*item.key));
-        let calls = groups.iter().map(|places| {
-            let keys: Vec<&str> = places.iter().map(|place| &*items[*place].key).collect();
-            let own = places.iter().flat_map(|place| &items[*place].arguments).map(String::as_str);
+        key_calls: &[KeyCall],
+    ) -> Vec<Result<Value, NoReply>> {
+        let groups = self.group(key_calls.iter().map(|call| &*call.key));
+        let calls = groups.iter().map(|group| {
+            let keys: Vec<&str> = group.iter().map(|index| &*key_calls[*index].key).collect();
+            let own = group.iter().flat_map(|index| &key_calls[*index].arguments).map(String::as_str);
             let arguments: Vec<&str> = common.iter().copied().chain(own).collect();
-            async move { self.call_together(script, &keys, &arguments).await }
+            async move { self.call_once(script, &keys, &arguments).await }
         });
-        let mut answers = vec![Err(Unanswered); items.len()];
-        for (places, reply) in groups.iter().zip(join_all(calls).await) {
+        let mut results = vec![Err(NoReply); key_calls.len()];
+        for (group, reply) in groups.iter().zip(join_all(calls).await) {
             if let Ok(Value::Array(values)) = reply
-                && values.len() == places.len()
+                && values.len() == group.len()
             {
-                places.iter().zip(values).for_each(|(place, value)| answers[*place] = Ok(value));
+                group.iter().zip(values).for_each(|(index, value)| results[*index] = Ok(value));
             }
         }
-        answers
+        results
     }
 
     pub(crate) fn is_cluster(&self) -> bool {
-        self.inner.target.is_cluster
+        self.shared.target.is_cluster
     }
 
-    /// How long a call may take.
     pub(crate) fn call_timeout(&self) -> Duration {
-        self.inner.target.call_timeout
+        self.shared.target.call_timeout
     }
 
-    /// Which of these keys one call can be about: on a cluster those of one hash slot, else all, but not too many at once.
+    /// Groups the indices of keys that one call can take: on a cluster those of one hash slot, otherwise all, up to
+    /// [`KEYS_PER_CALL`].
     pub(crate) fn group<'a>(&self, keys: impl Iterator<Item = &'a str>) -> Vec<Vec<usize>> {
         let mut groups = topology::group(keys, self.is_cluster());
         if groups.iter().any(|group| group.len() > KEYS_PER_CALL) {
@@ -144,56 +145,57 @@ impl Redis {
         groups
     }
 
-    /// Says in the log that a script could not do a part of what it was asked.
-    pub(crate) fn warn_of_refusal(&self, error: &dyn Display) {
-        self.inner.warn_of_refusal(&self.inner.target.address(), error);
+    /// Logs that a script could not process one of its keys.
+    pub(crate) fn warn_refused(&self, error: &dyn Display) {
+        self.shared.warn_refused(&self.shared.target.address(), error);
     }
 
-    /// Calls a script once, for keys that are together.
-    pub(crate) async fn call_together<A: ToRedisArgs>(
+    /// Calls a script once, for keys of one group ([`Redis::group`]).
+    pub(crate) async fn call_once<A: ToRedisArgs>(
         &self,
         script: Script,
         keys: &[&str],
         arguments: &[A],
-    ) -> Result<Value, Unanswered> {
-        let first = keys.first().ok_or(Unanswered)?;
+    ) -> Result<Value, NoReply> {
+        let first = keys.first().ok_or(NoReply)?;
         let mut command = redis::cmd("EVALSHA");
-        command.arg(script.text().get_hash()).arg(keys.len()).arg(keys).arg(arguments);
-        // Again at most twice, and only what was certainly not done: a server that does not have the script, or not the key,
-        // has done nothing.
-        let (mut is_loaded, mut is_located) = (false, false);
+        command.arg(script.script().get_hash()).arg(keys.len()).arg(keys).arg(arguments);
+        // Repeated at most twice, after errors that prove that nothing was executed: the server lacks the script, or does not
+        // own the key.
+        let (mut has_loaded_script, mut has_refreshed) = (false, false);
         loop {
-            let node = self.inner.topology().node_of(first).ok_or(Unanswered)?;
-            let link = node.link().ok_or(Unanswered)?;
-            let mut answer = send(&link, &command).await;
-            if is_error(&answer, ServerErrorKind::NoScript) && !std::mem::replace(&mut is_loaded, true) {
-                match script.text().load_async(&mut (*link).clone()).await {
+            let node = self.shared.topology().node_of(first).ok_or(NoReply)?;
+            let connection = node.connection().ok_or(NoReply)?;
+            let mut reply = send(&connection, &command).await;
+            if is_error(&reply, ServerErrorKind::NoScript) && !std::mem::replace(&mut has_loaded_script, true)
+            {
+                match script.script().load_async(&mut (*connection).clone()).await {
                     Ok(_) => continue,
-                    Err(error) => answer = Err(error),
+                    Err(error) => reply = Err(error),
                 }
             }
-            if is_error(&answer, ServerErrorKind::Moved) && !std::mem::replace(&mut is_located, true) {
-                self.inner.learn_topology().await;
+            if is_error(&reply, ServerErrorKind::Moved) && !std::mem::replace(&mut has_refreshed, true) {
+                self.shared.refresh_topology().await;
                 continue;
             }
-            return answer.map_err(|error| self.inner.judge(&node, &link, &error));
+            return reply.map_err(|error| self.shared.handle_error(&node, &connection, &error));
         }
     }
 }
 
-fn is_error(answer: &RedisResult<Value>, kind: ServerErrorKind) -> bool {
-    answer.as_ref().is_err_and(|error| error.kind() == ErrorKind::Server(kind))
+fn is_error(reply: &RedisResult<Value>, kind: ServerErrorKind) -> bool {
+    reply.as_ref().is_err_and(|error| error.kind() == ErrorKind::Server(kind))
 }
 
-impl Inner {
+impl SharedClient {
     fn topology(&self) -> Arc<Topology> {
         Arc::clone(&self.topology.borrow())
     }
 
-    /// What an error means for the connection.
-    fn judge(&self, node: &Node, link: &Link, error: &RedisError) -> Unanswered {
+    /// Drops the connection if the error may be its fault, and logs an error of a script or a key.
+    fn handle_error(&self, node: &Node, connection: &Connection, error: &RedisError) -> NoReply {
         match error.kind() {
-            // Under way to another server, or not decided yet: Postgres answers meanwhile.
+            // The key is moving to another server, or the topology is outdated: the store behind Redis decides meanwhile.
             ErrorKind::Server(
                 ServerErrorKind::Moved
                 | ServerErrorKind::Ask
@@ -201,21 +203,21 @@ impl Inner {
                 | ServerErrorKind::CrossSlot
                 | ServerErrorKind::NoScript,
             ) => {}
-            // A script that failed, or memory that is full: the connection is well, and so are other keys.
+            // The script failed, or memory is full: the connection and other keys are fine.
             ErrorKind::Server(ServerErrorKind::ResponseError | ServerErrorKind::ExecAbort)
-            | ErrorKind::Extension => self.warn_of_refusal(&node.address, error),
+            | ErrorKind::Extension => self.warn_refused(&node.address, error),
             _ => {
-                node.lose(link, error);
+                node.drop_connection(connection, error);
                 if self.target.is_cluster {
                     self.outdated.notify_one();
                 }
             }
         }
-        Unanswered
+        NoReply
     }
 
-    /// Once a second at most: every call may fail alike.
-    fn warn_of_refusal(&self, address: &dyn Display, error: &dyn Display) {
+    /// Logs once a second at most, since every call may fail alike.
+    fn warn_refused(&self, address: &dyn Display, error: &dyn Display) {
         let mut warned_at = self.warned_at.lock();
         if warned_at.is_none_or(|at| at.elapsed() >= WARN_EVERY) {
             *warned_at = Some(Instant::now());

@@ -1,7 +1,7 @@
-//! Redis in front of Postgres: scripts that decide, and the stores that call them.
+//! Redis in front of Postgres: Lua scripts that decide, and the stores that call them.
 //!
-//! Redis is fast and may forget. What it hands out was taken in Postgres before, so nothing it loses, keeps too long
-//! or brings back from an old snapshot lets anybody past a limit. While it does not answer, Postgres does.
+//! Redis is fast but may lose data. Quota that it hands out was reserved in Postgres before, so a key that it loses, keeps
+//! too long or restores from an old snapshot lets nobody exceed a limit. While Redis is unavailable, Postgres decides.
 
 mod client;
 mod node;
@@ -17,8 +17,8 @@ pub use client::Redis;
 pub use quota::RedisQuota;
 pub use request::RedisRequests;
 pub use sale::RedisSales;
-pub use target::{Target, TargetError};
+pub use target::{RedisTarget, RedisTargetError};
 pub use tier::RedisLimits;
 
-/// The name in errors, health checks and metrics.
+/// The name of this engine in errors, health checks and metrics.
 pub const ENGINE: &str = "redis";

@@ -1,8 +1,8 @@
-//! One Redis server: its connection while it answers, and the task that finds out when it answers again.
+//! One Redis server: its connection while it answers, and the task that reconnects.
 //!
-//! The connection and its pipelining are redis-rs's. Its own reconnecting clients are not used: they let every call to a server
-//! that does not answer wait for its timeout, and one of them keeps a connection whose other end is silent. Here the first
-//! call that is not answered closes the connection, and the following ones fail at once until a new one is there.
+//! The connection and its pipelining are redis-rs's. The reconnecting clients of redis-rs are not used: with them every call to
+//! a server that does not answer waits for its timeout, and one of them keeps a connection whose peer is silent. Here the
+//! first call without an answer closes the connection, and later calls fail at once until a new one is open.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
@@ -12,75 +12,77 @@ use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, Cmd, ErrorKind, RedisError, RedisResult, Value};
 use tokio::sync::watch;
 
-use crate::target::{Address, Purpose, Target};
+use crate::target::{Address, Purpose, RedisTarget};
 
-/// How much longer than a call a connection may take to be ready.
+/// The timeout of connecting, in call timeouts.
 const CONNECT_FACTOR: u32 = 2;
 
-/// A connection that worked a moment ago.
-pub(crate) type Link = Arc<MultiplexedConnection>;
+/// A connection on which no call has failed yet.
+pub(crate) type Connection = Arc<MultiplexedConnection>;
 
 pub(crate) struct Node {
     pub(crate) address: Address,
-    link: watch::Sender<Option<Link>>,
-    /// Whether the log says that it does not answer.
-    is_reported: AtomicBool,
+    connection: watch::Sender<Option<Connection>>,
+    /// Whether the loss of the connection has been logged.
+    is_loss_logged: AtomicBool,
     purpose: Purpose,
 }
 
 impl Node {
-    /// A server that is connected to in the background, for as long as the node exists.
-    pub(crate) fn start(target: &Target, address: Address) -> Arc<Self> {
-        let (link, links) = watch::channel(None);
-        let node =
-            Arc::new(Self { address, link, is_reported: AtomicBool::new(false), purpose: target.purpose });
-        tokio::spawn(keep_connected(Arc::downgrade(&node), links, target.clone()));
+    /// Creates a node that connects in the background until it is dropped.
+    pub(crate) fn start(target: &RedisTarget, address: Address) -> Arc<Self> {
+        let (connection, connections) = watch::channel(None);
+        let is_loss_logged = AtomicBool::new(false);
+        let node = Arc::new(Self { address, connection, is_loss_logged, purpose: target.purpose });
+        tokio::spawn(keep_connected(Arc::downgrade(&node), connections, target.clone()));
         node
     }
 
-    /// The connection, unless the server is known not to answer.
-    pub(crate) fn link(&self) -> Option<Link> {
-        self.link.borrow().clone()
+    /// Returns the connection, or `None` while the server is unavailable.
+    pub(crate) fn connection(&self) -> Option<Connection> {
+        self.connection.borrow().clone()
     }
 
-    /// Waits for the connection to be there.
+    /// Waits until the connection is open.
     pub(crate) async fn connected(&self) {
-        // The sender is ours, so the wait cannot fail.
-        let _ = self.link.subscribe().wait_for(Option::is_some).await;
+        // Cannot fail: `self` owns the sender.
+        let _ = self.connection.subscribe().wait_for(Option::is_some).await;
     }
 
-    /// Sends one command; none when it was not answered.
-    pub(crate) async fn ask(&self, command: &Cmd) -> Option<Value> {
-        let link = self.link()?;
-        let answer = send(&link, command).await;
-        answer.inspect_err(|error| self.lose(&link, error)).ok()
+    /// Sends one command and returns its reply, or `None` on any error.
+    pub(crate) async fn query(&self, command: &Cmd) -> Option<Value> {
+        let connection = self.connection()?;
+        let reply = send(&connection, command).await;
+        reply.inspect_err(|error| self.drop_connection(&connection, error)).ok()
     }
 
-    /// Stops using a connection that did not answer. One line in the log says so, however many calls were waiting.
-    pub(crate) fn lose(&self, link: &Link, error: &RedisError) {
-        let is_ours = |held: &mut Option<Link>| held.take_if(|held| Arc::ptr_eq(held, link)).is_some();
-        if self.link.send_if_modified(is_ours) {
-            self.report_loss(error);
+    /// Drops a connection on which a call failed. Logged once, however many calls were waiting.
+    pub(crate) fn drop_connection(&self, failed: &Connection, error: &RedisError) {
+        let remove = |current: &mut Option<Connection>| {
+            current.take_if(|current| Arc::ptr_eq(current, failed)).is_some()
+        };
+        if self.connection.send_if_modified(remove) {
+            self.log_loss(error);
         }
     }
 
-    fn report_loss(&self, error: &dyn std::fmt::Display) {
-        if !self.is_reported.swap(true, Ordering::Relaxed) {
-            tracing::warn!(address = %self.address, %error, "{}", self.purpose.lost());
+    fn log_loss(&self, error: &dyn std::fmt::Display) {
+        if !self.is_loss_logged.swap(true, Ordering::Relaxed) {
+            tracing::warn!(address = %self.address, %error, "{}", self.purpose.loss_message());
         }
     }
 
-    /// Connects once. A server that only accepts connections, or is still reading its files, is not ready.
-    async fn connect(&self, target: &Target) -> RedisResult<()> {
+    /// Connects once. The PING fails while a server only accepts connections, or is still loading its data.
+    async fn connect(&self, target: &RedisTarget) -> RedisResult<()> {
         let config = AsyncConnectionConfig::new()
             .set_connection_timeout(Some(target.call_timeout * CONNECT_FACTOR))
             .set_response_timeout(Some(target.call_timeout));
         let client = target.client(&self.address)?;
-        let link = Arc::new(client.get_multiplexed_async_connection_with_config(&config).await?);
-        send(&link, &redis::cmd("PING")).await?;
-        self.link.send_replace(Some(link));
-        if self.is_reported.swap(false, Ordering::Relaxed) {
-            tracing::info!(address = %self.address, "{}", self.purpose.back());
+        let connection = Arc::new(client.get_multiplexed_async_connection_with_config(&config).await?);
+        send(&connection, &redis::cmd("PING")).await?;
+        self.connection.send_replace(Some(connection));
+        if self.is_loss_logged.swap(false, Ordering::Relaxed) {
+            tracing::info!(address = %self.address, "{}", self.purpose.recovery_message());
         }
         Ok(())
     }
@@ -92,44 +94,48 @@ impl std::fmt::Debug for Node {
     }
 }
 
-/// Sends one command, once: nothing here or in redis-rs's connection tries again.
-pub(crate) async fn send(link: &Link, command: &Cmd) -> RedisResult<Value> {
-    match MultiplexedConnection::clone(link).send_packed_command(command).await? {
+/// Sends one command, once: neither this function nor redis-rs's connection retries.
+pub(crate) async fn send(connection: &Connection, command: &Cmd) -> RedisResult<Value> {
+    match MultiplexedConnection::clone(connection).send_packed_command(command).await? {
         Value::ServerError(error) => Err(error.into()),
         value => Ok(value),
     }
 }
 
-async fn keep_connected(node: Weak<Node>, mut links: watch::Receiver<Option<Link>>, target: Target) {
-    let mut backoff = Backoff::default();
-    let patience = target.call_timeout * CONNECT_FACTOR * 2;
-    // Ends with the node.
-    while links.wait_for(Option::is_none).await.is_ok() {
+/// Reconnects whenever the connection is dropped, until the node is.
+async fn keep_connected(
+    node: Weak<Node>,
+    mut connections: watch::Receiver<Option<Connection>>,
+    target: RedisTarget,
+) {
+    let mut backoff = ReconnectBackoff::default();
+    let timeout = target.call_timeout * CONNECT_FACTOR * 2;
+    while connections.wait_for(Option::is_none).await.is_ok() {
         backoff.pause().await;
         let Some(node) = node.upgrade() else { return };
-        let connected = tokio::time::timeout(patience, node.connect(&target)).await;
-        match connected.unwrap_or_else(|_late| Err((ErrorKind::Io, "it did not answer in time").into())) {
-            Ok(()) => backoff.succeeded(),
-            Err(error) => node.report_loss(&error),
+        let connected = tokio::time::timeout(timeout, node.connect(&target)).await;
+        match connected.unwrap_or_else(|_elapsed| Err((ErrorKind::Io, "timed out while connecting").into())) {
+            Ok(()) => backoff.connected(),
+            Err(error) => node.log_loss(&error),
         }
     }
 }
 
-/// The pauses between attempts to connect: none after a connection that lasted, longer and longer ones otherwise.
+/// The pauses between attempts to connect: none after a connection that lasted, otherwise doubled each time.
 #[derive(Debug, Default)]
-pub(crate) struct Backoff {
+pub(crate) struct ReconnectBackoff {
     next: Duration,
     connected_at: Option<Instant>,
 }
 
-impl Backoff {
+impl ReconnectBackoff {
     const MIN: Duration = Duration::from_millis(50);
     const MAX: Duration = Duration::from_secs(1);
-    /// A connection that lasted for so long was no mistake.
+    /// A connection that lasted this long resets the pause.
     const STEADY_AFTER: Duration = Duration::from_secs(5);
 
-    /// Takes note of a connection that works.
-    pub(crate) fn succeeded(&mut self) {
+    /// Records a successful attempt.
+    pub(crate) fn connected(&mut self) {
         self.connected_at = Some(Instant::now());
     }
 
@@ -138,7 +144,7 @@ impl Backoff {
         if self.connected_at.take().is_some_and(|at| at.elapsed() >= Self::STEADY_AFTER) {
             self.next = Duration::ZERO;
         }
-        // Less up to half of it, so that servers do not come back in step.
+        // Jitter of up to half the pause, so that servers do not reconnect in step.
         tokio::time::sleep(self.next.mul_f64(1.0 - fastrand::f64() / 2.0)).await;
         self.next = (self.next * 2).clamp(Self::MIN, Self::MAX);
     }

@@ -1,5 +1,5 @@
-//! A channel of Redis that is listened to: subscribed again after every loss, and asked once a second whether anything would
-//! still be heard, since a connection that is lost without a word is silent, too.
+//! A subscription to a Redis channel. It reconnects after every loss and pings once a second, since a broken connection can
+//! look like a quiet channel.
 
 use std::time::Duration;
 
@@ -8,93 +8,92 @@ use redis::aio::{PubSubSink, PubSubStream};
 use redis::{ErrorKind, RedisError, RedisResult, Value};
 
 use crate::client::Redis;
-use crate::node::Backoff;
+use crate::node::ReconnectBackoff;
 
-const ASK_EVERY: Duration = Duration::from_secs(1);
+const PING_EVERY: Duration = Duration::from_secs(1);
 
-/// What is heard of a channel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ChannelEvent<'a> {
-    /// From now on everything; what was said before was perhaps not.
-    Begun,
-    /// What somebody said.
-    Said(&'a [u8]),
-    /// Nothing more until it begins again.
+    /// Every message from now on is received; earlier ones may have been missed.
+    Subscribed,
+    /// The payload of a message.
+    Message(&'a [u8]),
+    /// No message is received until `Subscribed` follows.
     Lost,
 }
 
 impl Redis {
-    /// Listens to a channel for as long as this is waited for. On a cluster any server hears what is said on all of them, so
-    /// one is taken, and another one after a loss.
-    pub(crate) async fn listen(&self, channel: &str, mut hear: impl FnMut(ChannelEvent<'_>) + Send) {
-        let (mut backoff, mut is_told) = (Backoff::default(), false);
+    /// Subscribes to a channel until the future is dropped. On a cluster every server receives the messages of all, so this
+    /// connects to one, and after a loss to another.
+    pub(crate) async fn subscribe(&self, channel: &str, mut on_event: impl FnMut(ChannelEvent<'_>) + Send) {
+        let (mut backoff, mut is_loss_logged) = (ReconnectBackoff::default(), false);
         for round in 0_usize.. {
             backoff.pause().await;
-            let mut is_begun = false;
+            let mut is_subscribed = false;
             let Err(error) = self
-                .listen_once(channel, round, |heard| {
-                    if heard == ChannelEvent::Begun {
-                        is_begun = true;
-                        backoff.succeeded();
-                        if std::mem::take(&mut is_told) {
-                            tracing::info!(channel, "Redis is listened to again");
+                .subscribe_once(channel, round, |event| {
+                    if event == ChannelEvent::Subscribed {
+                        is_subscribed = true;
+                        backoff.connected();
+                        if std::mem::take(&mut is_loss_logged) {
+                            tracing::info!(channel, "subscribed to the Redis channel again");
                         }
                     }
-                    hear(heard);
+                    on_event(event);
                 })
                 .await;
-            if is_begun {
-                hear(ChannelEvent::Lost);
+            if is_subscribed {
+                on_event(ChannelEvent::Lost);
             }
-            if !std::mem::replace(&mut is_told, true) {
-                tracing::warn!(channel, %error, "Redis is not listened to; trying again");
+            if !std::mem::replace(&mut is_loss_logged, true) {
+                tracing::warn!(channel, %error, "cannot subscribe to the Redis channel; retrying");
             }
         }
     }
 
-    /// Listens until the connection is lost.
-    async fn listen_once(
+    /// Subscribes once and returns the error that ended the subscription.
+    async fn subscribe_once(
         &self,
         channel: &str,
         round: usize,
-        mut hear: impl FnMut(ChannelEvent<'_>) + Send,
+        mut on_event: impl FnMut(ChannelEvent<'_>) + Send,
     ) -> RedisResult<std::convert::Infallible> {
-        let (client, patience) = self.any_client(round)?;
+        let (client, timeout) = self.any_client(round)?;
         let subscribed = async {
             let mut channels = client.get_async_pubsub().await?;
             channels.subscribe(channel).await?;
             Ok::<_, RedisError>(channels.split())
         };
-        let subscribed = tokio::time::timeout(patience * 2, subscribed);
-        let (sink, mut said) = subscribed.await.map_err(|_late| silent())??;
-        hear(ChannelEvent::Begun);
+        let subscribed = tokio::time::timeout(timeout * 2, subscribed);
+        let (sink, mut messages) = subscribed.await.map_err(|_elapsed| timed_out())??;
+        on_event(ChannelEvent::Subscribed);
         let error = tokio::select! {
-            error = hear_all(&mut said, hear) => error,
-            error = keep_asking(sink, patience) => error,
+            error = receive_all(&mut messages, on_event) => error,
+            error = ping_until_lost(sink, timeout) => error,
         };
         Err(error)
     }
 }
 
-async fn hear_all(said: &mut PubSubStream, mut hear: impl FnMut(ChannelEvent<'_>)) -> RedisError {
-    while let Some(message) = said.next().await {
-        hear(ChannelEvent::Said(message.get_payload_bytes()));
+async fn receive_all(messages: &mut PubSubStream, mut on_event: impl FnMut(ChannelEvent<'_>)) -> RedisError {
+    while let Some(message) = messages.next().await {
+        on_event(ChannelEvent::Message(message.get_payload_bytes()));
     }
     RedisError::from((ErrorKind::Io, "the connection was closed"))
 }
 
-/// Asks whether anything would still be heard, until nothing would.
-async fn keep_asking(mut sink: PubSubSink, patience: Duration) -> RedisError {
+/// Pings the connection until a ping fails or times out.
+async fn ping_until_lost(mut sink: PubSubSink, timeout: Duration) -> RedisError {
     loop {
-        tokio::time::sleep(ASK_EVERY).await;
-        match tokio::time::timeout(patience, sink.ping::<Value>()).await {
+        tokio::time::sleep(PING_EVERY).await;
+        match tokio::time::timeout(timeout, sink.ping::<Value>()).await {
             Ok(Ok(_)) => {}
             Ok(Err(error)) => return error,
-            Err(_late) => return silent(),
+            Err(_elapsed) => return timed_out(),
         }
     }
 }
 
-fn silent() -> RedisError {
-    RedisError::from((ErrorKind::Io, "it did not answer in time"))
+fn timed_out() -> RedisError {
+    RedisError::from((ErrorKind::Io, "timed out"))
 }

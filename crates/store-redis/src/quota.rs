@@ -1,9 +1,9 @@
 //! Quota on Redis, in front of a store that other servers share.
 //!
-//! Places of a window are taken in the store in small reservations and handed out by Redis. The store's count is thus
-//! never below what was allowed: when Redis is lost, or a server can reach only one of the two, the store goes on from
-//! its own count and nobody gets past the limit; what was reserved and not used is lost until the window ends (a tenth
-//! of the limit, a thousand at most, for each server). What nobody has used for a while is given back.
+//! A window's units are reserved in the store in small reservations, which Redis hands out. The store's count is thus never
+//! below what was allowed: when Redis is lost, or a server can reach only one of the two, the store continues from its own
+//! count and nobody exceeds the limit. Units that were reserved and not used are lost until the window ends (a tenth of the
+//! limit, a thousand at most, for each server). A reservation that is idle for a while is given back.
 
 mod invalidation;
 mod reply;
@@ -23,47 +23,47 @@ use weir_store::quota::{
 };
 use weir_store::{Batch, Error, Result};
 
-use crate::client::{Item, Redis, Unanswered};
+use crate::client::{KeyCall, NoReply, Redis};
 use crate::quota::invalidation::Invalidations;
-use crate::quota::reply::Held;
+use crate::quota::reply::PeekedHash;
 use crate::quota::write_behind::WriteBehind;
 use crate::script::Script;
 
-/// How often a row and its hash are read again when they do not fit together.
-const READS: usize = 3;
+/// How often a row and its hash are read before an inconsistent pair is given up.
+const READS_MAX: usize = 3;
 /// The pause before hashes that could not be deleted are tried again.
-const DOUBTS_PAUSE: Duration = Duration::from_millis(200);
+const RETRY_PAUSE: Duration = Duration::from_millis(200);
 
 /// Quota on Redis.
 #[derive(Debug)]
 pub struct RedisQuota {
-    parts: Arc<Parts>,
-    behind: WriteBehind,
-    _clearing: DropGuard,
+    shared: Arc<SharedQuota>,
+    write_behind: WriteBehind,
+    _invalidating: DropGuard,
 }
 
-/// What every call needs.
-pub(crate) struct Parts {
+/// The state that calls share with the background tasks.
+pub(crate) struct SharedQuota {
     redis: Redis,
     store: Arc<dyn ReservableStore>,
     limit_changes: Arc<LimitChangeFeed>,
-    /// A clock other than Redis's, for tests.
+    /// Replaces Redis's clock in tests.
     clock: Option<Arc<dyn Clock>>,
     invalidations: Invalidations,
     metrics: CacheMetrics,
 }
 
-impl std::fmt::Debug for Parts {
+impl std::fmt::Debug for SharedQuota {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Parts")
+        f.debug_struct("SharedQuota")
             .field("redis", &self.redis)
-            .field("feed", &self.limit_changes)
+            .field("limit_changes", &self.limit_changes)
             .finish_non_exhaustive()
     }
 }
 
 impl RedisQuota {
-    /// Puts Redis in front of `store`; `clock` replaces Redis's own, for tests.
+    /// Puts Redis in front of `store`. `clock` replaces Redis's own in tests.
     #[must_use]
     pub fn new(
         redis: Redis,
@@ -72,7 +72,7 @@ impl RedisQuota {
         metrics: CacheMetrics,
     ) -> Self {
         let limit_changes = store.limit_changes();
-        let parts = Arc::new(Parts {
+        let shared = Arc::new(SharedQuota {
             redis,
             store,
             limit_changes,
@@ -80,37 +80,35 @@ impl RedisQuota {
             invalidations: Invalidations::default(),
             metrics,
         });
-        let listener = Arc::downgrade(&parts);
-        parts.limit_changes.subscribe(move |change| {
-            if let (LimitChange::User(user), Some(parts)) = (change, listener.upgrade()) {
-                parts.invalidations.add(user);
+        let listener = Arc::downgrade(&shared);
+        shared.limit_changes.subscribe(move |change| {
+            if let (LimitChange::User(user), Some(shared)) = (change, listener.upgrade()) {
+                shared.invalidations.add(user);
             }
         });
         let closing = CancellationToken::new();
-        let clear = clear_doubts(Arc::downgrade(&parts));
-        tokio::spawn(closing.clone().run_until_cancelled_owned(clear));
-        let behind = WriteBehind::start(Arc::clone(&parts));
-        Self { parts, behind, _clearing: closing.drop_guard() }
+        let invalidate = process_invalidations(Arc::downgrade(&shared));
+        tokio::spawn(closing.clone().run_until_cancelled_owned(invalidate));
+        let write_behind = WriteBehind::start(Arc::clone(&shared));
+        Self { shared, write_behind, _invalidating: closing.drop_guard() }
     }
-}
 
-impl RedisQuota {
-    /// Whether every change heard of has been dealt with: no hash of old limits is left. Until then the store decides
-    /// for the users concerned, and may find places reserved that nobody will use.
+    /// Returns whether a hash of old limits may be left after a change that this server has received. Until it is deleted
+    /// the store decides for its user, and may count reserved units that nobody will use.
     #[must_use]
-    pub fn is_settled(&self) -> bool {
-        self.parts.invalidations.is_empty()
+    pub fn has_pending_invalidations(&self) -> bool {
+        !self.shared.invalidations.is_empty()
     }
 }
 
-impl Parts {
-    /// A hash that may be of old limits must not be used by any server: it is deleted, or else every hash is
-    /// distrusted. What a send has reserved under the new limits meanwhile is given back.
-    async fn forget_changed(&self, user: &UserId, row: Option<&Quota>) -> Result<()> {
-        let item = Item { key: key(user), arguments: Vec::new() };
-        let mut answers = self.redis.call(Script::Forget, &[], &[item]).await;
-        let Some(Ok(answer)) = answers.pop() else { return self.store.raise_cache_epoch().await };
-        match (reply::released(&answer), row) {
+impl SharedQuota {
+    /// Deletes a user's hash, which may hold old limits that no server must use. If that fails, invalidates every hash.
+    /// Units that a send has reserved under the new limits meanwhile are given back.
+    async fn invalidate(&self, user: &UserId, row: Option<&Quota>) -> Result<()> {
+        let call = KeyCall { key: key(user), arguments: Vec::new() };
+        let mut replies = self.redis.call_each(Script::QuotaForget, &[], &[call]).await;
+        let Some(Ok(reply)) = replies.pop() else { return self.store.raise_cache_epoch().await };
+        match (reply::parse_release(&reply), row) {
             (Some((window, units)), Some(row)) if window == row.last_refresh && units > 0 => {
                 self.store.return_unused(vec![UnusedReservation { user: user.clone(), window, units }]).await
             }
@@ -122,25 +120,25 @@ impl Parts {
 #[async_trait]
 impl QuotaStore for RedisQuota {
     async fn configure(&self, user: &UserId, limits: QuotaLimits) -> Result<Quota> {
-        let (parts, user) = (Arc::clone(&self.parts), user.clone());
-        // On its own, so that a caller who has waited for too long does not leave the old hash behind.
-        finished(tokio::spawn(async move {
-            let row = parts.store.configure(&user, limits).await?;
-            parts.forget_changed(&user, Some(&row)).await?;
-            parts.store.confirm_invalidated(std::slice::from_ref(&user)).await?;
+        let (shared, user) = (Arc::clone(&self.shared), user.clone());
+        // In a task of its own: a caller that times out must not leave the old hash behind.
+        join(tokio::spawn(async move {
+            let row = shared.store.configure(&user, limits).await?;
+            shared.invalidate(&user, Some(&row)).await?;
+            shared.store.confirm_invalidated(std::slice::from_ref(&user)).await?;
             Ok(row)
         }))
         .await
     }
 
     async fn find(&self, user: &UserId) -> Result<Option<Quota>> {
-        for _read in 0..READS {
-            let Some(row) = self.parts.store.find(user).await? else { return Ok(None) };
-            match self.parts.held(user).await {
-                Ok(Some(held)) if held.window == row.last_refresh => {
-                    // A reservation may come between the two readings: then the row was read too early.
-                    let unused = held.reserved.saturating_sub(held.count);
-                    if held.reserved <= row.current_count {
+        for _read in 0..READS_MAX {
+            let Some(row) = self.shared.store.find(user).await? else { return Ok(None) };
+            match self.shared.peek(user).await {
+                Ok(Some(hash)) if hash.window == row.last_refresh => {
+                    // Units may be reserved between the two reads: then the row is too old, and both are read again.
+                    let unused = hash.reserved.saturating_sub(hash.count);
+                    if hash.reserved <= row.current_count {
                         let current_count = row.current_count.saturating_sub(unused);
                         return Ok(Some(Quota { current_count, ..row }));
                     }
@@ -148,91 +146,91 @@ impl QuotaStore for RedisQuota {
                 _ => return Ok(Some(row)),
             }
         }
-        self.parts.store.find(user).await
+        self.shared.store.find(user).await
     }
 
     async fn remove(&self, user: &UserId) -> Result<bool> {
-        let (parts, user) = (Arc::clone(&self.parts), user.clone());
-        finished(tokio::spawn(async move {
-            let removed = parts.store.remove(&user).await?;
-            parts.forget_changed(&user, None).await?;
-            parts.store.confirm_invalidated(std::slice::from_ref(&user)).await?;
+        let (shared, user) = (Arc::clone(&self.shared), user.clone());
+        join(tokio::spawn(async move {
+            let removed = shared.store.remove(&user).await?;
+            shared.invalidate(&user, None).await?;
+            shared.store.confirm_invalidated(std::slice::from_ref(&user)).await?;
             Ok(removed)
         }))
         .await
     }
 
     async fn send_batch(&self, batch: Batch<SendMessage>) -> Result<Vec<SendOutcome>> {
-        // New limits that went unheard may have left a hash behind; the store always knows them.
-        if !self.parts.limit_changes.is_current() {
-            return self.parts.store.send_batch(batch).await;
+        // This server may have missed new limits and would use a hash of the old ones. The store always knows them.
+        if !self.shared.limit_changes.is_current() {
+            return self.shared.store.send_batch(batch).await;
         }
-        spend::send_batch(&self.parts, &self.behind, batch.take()).await
+        spend::send_batch(&self.shared, &self.write_behind, batch.take()).await
     }
 
     async fn audit(&self) -> Result<QuotaAudit> {
-        self.parts.store.audit().await
+        self.shared.store.audit().await
     }
 
     async fn close(&self) {
-        self.behind.close().await;
-        self.parts.store.close().await;
+        self.write_behind.close().await;
+        self.shared.store.close().await;
     }
 }
 
-impl Parts {
-    /// The arguments every script takes after the run's id.
+impl SharedQuota {
     fn epoch(&self) -> String {
         self.limit_changes.epoch().to_string()
     }
 
+    /// The test clock's time in microseconds, or an empty string for Redis's own clock.
     fn now(&self) -> String {
         self.clock.as_ref().map(|clock| clock.now().as_micros().to_string()).unwrap_or_default()
     }
 
-    async fn held(&self, user: &UserId) -> Result<Option<Held>, Unanswered> {
-        let item = Item { key: key(user), arguments: Vec::new() };
-        let mut answers = self.redis.call(Script::Peek, &[&self.epoch()], &[item]).await;
-        Ok(reply::held(&answers.pop().ok_or(Unanswered)??))
+    async fn peek(&self, user: &UserId) -> Result<Option<PeekedHash>, NoReply> {
+        let call = KeyCall { key: key(user), arguments: Vec::new() };
+        let mut replies = self.redis.call_each(Script::QuotaPeek, &[&self.epoch()], &[call]).await;
+        Ok(reply::parse_peek(&replies.pop().ok_or(NoReply)??))
     }
 }
 
-async fn finished<T>(task: tokio::task::JoinHandle<Result<T>>) -> Result<T> {
+async fn join<T>(task: tokio::task::JoinHandle<Result<T>>) -> Result<T> {
     task.await.unwrap_or_else(|panic| Err(Error::failed(crate::ENGINE, panic)))
 }
 
-/// Deletes the hashes of users whose limits have changed, on any server; what Redis does not answer is tried again.
-async fn clear_doubts(parts: Weak<Parts>) {
-    while let Some(parts) = parts.upgrade() {
-        // Looked at again now and then, so that it ends with the store.
-        let Ok(users) = tokio::time::timeout(DOUBTS_PAUSE * 5, parts.invalidations.next()).await else {
+/// Deletes the hashes of users whose limits have changed, on any server. Calls that Redis does not answer are repeated.
+async fn process_invalidations(shared: Weak<SharedQuota>) {
+    while let Some(shared) = shared.upgrade() {
+        // The timeout lets the task notice that the store was dropped.
+        let Ok(users) = tokio::time::timeout(RETRY_PAUSE * 5, shared.invalidations.next()).await else {
             continue;
         };
-        let items: Vec<_> =
-            users.iter().map(|(user, _)| Item { key: key(user), arguments: Vec::new() }).collect();
-        let answers = parts.redis.call(Script::Forget, &[], &items).await;
-        let (mut settled, mut unused) = (Vec::new(), Vec::new());
-        for ((user, number), answer) in users.into_iter().zip(answers) {
-            let Ok(answer) = answer else { continue };
-            // A send under the new limits may have been faster: what it reserved is theirs again.
-            if let Some((window, units)) = reply::released(&answer).filter(|(_, units)| *units > 0) {
+        let calls: Vec<_> =
+            users.iter().map(|(user, _)| KeyCall { key: key(user), arguments: Vec::new() }).collect();
+        let replies = shared.redis.call_each(Script::QuotaForget, &[], &calls).await;
+        let (mut deleted, mut unused) = (Vec::new(), Vec::new());
+        for ((user, change), reply) in users.into_iter().zip(replies) {
+            let Ok(reply) = reply else { continue };
+            // The hash may be one that a send has just created under the new limits: its units are given back.
+            if let Some((window, units)) = reply::parse_release(&reply).filter(|(_, units)| *units > 0) {
                 unused.push(UnusedReservation { user: user.clone(), window, units });
             }
-            parts.invalidations.settle(&user, number);
-            settled.push(user);
+            shared.invalidations.remove(&user, change);
+            deleted.push(user);
         }
-        parts.metrics.forgotten.inc_by(settled.len() as u64);
+        shared.metrics.forgotten.inc_by(deleted.len() as u64);
         if !unused.is_empty()
-            && let Err(error) = parts.store.return_unused(unused).await
+            && let Err(error) = shared.store.return_unused(unused).await
         {
-            tracing::warn!(error = %error.with_causes(), "unused places stay counted until their windows end");
+            tracing::warn!(error = %error.with_causes(), "cannot give back unused quota; it stays counted until its windows end");
         }
-        let is_noted = settled.is_empty() || parts.store.confirm_invalidated(&settled).await.is_ok();
-        if parts.invalidations.is_everybody() && parts.store.raise_cache_epoch().await.is_ok() {
-            parts.invalidations.settle_everybody();
+        let is_recorded = deleted.is_empty() || shared.store.confirm_invalidated(&deleted).await.is_ok();
+        if shared.invalidations.has_overflowed() && shared.store.raise_cache_epoch().await.is_ok() {
+            shared.invalidations.clear_overflow();
         }
-        if settled.is_empty() || !is_noted {
-            tokio::time::sleep(DOUBTS_PAUSE).await;
+        if deleted.is_empty() || !is_recorded {
+            tokio::time::sleep(RETRY_PAUSE).await;
         }
     }
 }

@@ -1,11 +1,11 @@
-//! Redis in front of requests: what was read of one is kept for 30 s, and forgotten when it changes. Everything else goes
-//! straight to the store behind it.
+//! Redis as a cache of requests: a request that was read is cached for 30 s, or until it changes. Every other call goes to
+//! the store behind it.
 //!
-//! Whoever changes a request leaves a mark in place of what was kept. It stays for longer than a read may take, so what was
-//! read before the change and comes after it is not kept. When Redis does not answer, or loses a mark, a status may be
-//! read that is up to 30 s old; the store decides by its own rows alone.
+//! A change replaces the cached request by a marker that lasts longer than a read may take, so that a slow read cannot cache
+//! what it read before the change. When Redis does not answer, or loses a marker, a status may be up to 30 s old. The store
+//! decides by its own rows alone.
 
-mod text;
+mod encoding;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,17 +24,17 @@ use weir_store::request::{
 use weir_store::{Batch, Result};
 
 use crate::Redis;
-use crate::client::Item;
+use crate::client::KeyCall;
 use crate::script::Script;
 
-/// How long what was read of a request is kept, in milliseconds.
-const KEPT_FOR_MS: &str = "30000";
-/// How long a change is remembered: longer than the 2 s a read may take.
+/// How long a request is cached, in milliseconds.
+const CACHED_FOR_MS: &str = "30000";
+/// How long the marker of a change lasts: longer than the 2 s that a read may take.
 const MARKED_FOR_MS: &str = "5000";
-/// The longest text that is kept; larger requests are read from the store each time.
-const TEXT_MAX: usize = 64 * 1024;
+/// The longest encoding that is cached; larger requests are read from the store each time.
+const ENCODED_MAX: usize = 64 * 1024;
 
-/// A store of requests with Redis in front of its reads.
+/// A store of requests with Redis as a cache of its reads.
 #[derive(Clone)]
 pub struct RedisRequests {
     redis: Redis,
@@ -42,35 +42,34 @@ pub struct RedisRequests {
 }
 
 impl RedisRequests {
-    /// Puts Redis in front of a store.
     #[must_use]
     pub fn new(redis: Redis, store: Arc<dyn RequestStore>) -> Self {
         Self { redis, store }
     }
 
-    async fn read(&self, id: RequestId) -> Option<Request> {
-        let item = Item { key: key(id), arguments: Vec::new() };
-        match self.redis.call(Script::RequestRead, &[], &[item]).await.pop()? {
-            Ok(Value::BulkString(bytes)) => text::parse(std::str::from_utf8(&bytes).ok()?, id),
+    async fn read_cached(&self, id: RequestId) -> Option<Request> {
+        let call = KeyCall { key: key(id), arguments: Vec::new() };
+        match self.redis.call_each(Script::RequestRead, &[], &[call]).await.pop()? {
+            Ok(Value::BulkString(bytes)) => encoding::decode(std::str::from_utf8(&bytes).ok()?, id),
             _ => None,
         }
     }
 
-    async fn keep(&self, request: &Request) {
-        let text = text::write(request);
-        if text.len() <= TEXT_MAX {
-            let item = Item { key: key(request.id), arguments: vec![text] };
-            // One that is not kept is read from the store again.
-            let _ = self.redis.call(Script::RequestKeep, &[KEPT_FOR_MS], &[item]).await;
+    async fn cache(&self, request: &Request) {
+        let encoded = encoding::encode(request);
+        if encoded.len() <= ENCODED_MAX {
+            let call = KeyCall { key: key(request.id), arguments: vec![encoded] };
+            // If it fails, the next read goes to the store again.
+            let _ = self.redis.call_each(Script::RequestCache, &[CACHED_FOR_MS], &[call]).await;
         }
     }
 
-    async fn forget(&self, ids: impl IntoIterator<Item = RequestId>) {
-        let items: Vec<Item> =
-            ids.into_iter().map(|id| Item { key: key(id), arguments: Vec::new() }).collect();
-        if !items.is_empty() {
-            // Without an answer what is kept ends by itself.
-            let _ = self.redis.call(Script::RequestChanged, &[MARKED_FOR_MS], &items).await;
+    async fn invalidate(&self, ids: impl IntoIterator<Item = RequestId>) {
+        let calls: Vec<KeyCall> =
+            ids.into_iter().map(|id| KeyCall { key: key(id), arguments: Vec::new() }).collect();
+        if !calls.is_empty() {
+            // If it fails, the cached request expires by itself.
+            let _ = self.redis.call_each(Script::RequestInvalidate, &[MARKED_FOR_MS], &calls).await;
         }
     }
 }
@@ -90,12 +89,12 @@ impl RequestStore for RedisRequests {
     }
 
     async fn find_request(&self, id: RequestId) -> Result<Option<Request>> {
-        if let Some(kept) = self.read(id).await {
-            return Ok(Some(kept));
+        if let Some(cached) = self.read_cached(id).await {
+            return Ok(Some(cached));
         }
         let found = self.store.find_request(id).await?;
         if let Some(request) = &found {
-            self.keep(request).await;
+            self.cache(request).await;
         }
         Ok(found)
     }
@@ -116,13 +115,13 @@ impl RequestStore for RedisRequests {
 
     async fn claim_jobs(&self, room: &[DownstreamCapacity], policy: &RetryPolicy) -> Result<ClaimedJobs> {
         let claimed = self.store.claim_jobs(room, policy).await?;
-        self.forget(changed_by(&claimed)).await;
+        self.invalidate(changed_by(&claimed)).await;
         Ok(claimed)
     }
 
     async fn claim_named(&self, ids: &[RequestId], policy: &RetryPolicy) -> Result<ClaimedJobs> {
         let claimed = self.store.claim_named(ids, policy).await?;
-        self.forget(changed_by(&claimed)).await;
+        self.invalidate(changed_by(&claimed)).await;
         Ok(claimed)
     }
 
@@ -137,14 +136,14 @@ impl RequestStore for RedisRequests {
     ) -> Result<Vec<Result<RequestStatus, TransitionError>>> {
         let ids: Vec<RequestId> = batch.iter().map(|report| report.id).collect();
         let outcomes = self.store.report_batch(batch, policy).await;
-        // Whatever came of it: an error may hide a commit.
-        self.forget(ids).await;
+        // Also after an error, which may hide a commit.
+        self.invalidate(ids).await;
         outcomes
     }
 
     async fn call_back(&self, id: RequestId, report: CallbackReport) -> Result<CallbackOutcome> {
         let outcome = self.store.call_back(id, report).await;
-        self.forget([id]).await;
+        self.invalidate([id]).await;
         outcome
     }
 
@@ -158,7 +157,7 @@ impl RequestStore for RedisRequests {
 
     async fn mark_enqueued(&self, ids: &[RequestId]) -> Result<()> {
         let marked = self.store.mark_enqueued(ids).await;
-        self.forget(ids.iter().copied()).await;
+        self.invalidate(ids.iter().copied()).await;
         marked
     }
 
@@ -173,13 +172,13 @@ impl RequestStore for RedisRequests {
 
     async fn replay_request(&self, id: RequestId) -> Result<bool> {
         let replayed = self.store.replay_request(id).await;
-        self.forget([id]).await;
+        self.invalidate([id]).await;
         replayed
     }
 
     async fn replay_requests(&self, limit: usize) -> Result<Vec<RequestId>> {
         let replayed = self.store.replay_requests(limit).await?;
-        self.forget(replayed.iter().copied()).await;
+        self.invalidate(replayed.iter().copied()).await;
         Ok(replayed)
     }
 

@@ -1,14 +1,14 @@
-//! Sale on Redis, which decides, in front of a store that follows.
+//! Sale on Redis, which decides, in front of a store that records the purchases afterwards.
 //!
-//! One script sells, numbers, records and appends to a stream that a worker moves to the store. A sale in Redis belongs to one
-//! run and one promotion of one Redis, as a hash of quota does: after a restart, a flush or a failover nothing is sold until
-//! the sale was rebuilt from the store. What this process has sold and does not know to be written down it remembers, and
-//! writes down itself within a moment, so a Redis that forgets loses nothing that a living server has answered. Before a
-//! running sale is opened again, everybody gets the time to do that.
+//! One script sells, numbers and records a purchase, and appends it to a stream that a worker moves to the store. A sale in
+//! Redis is valid for one process and one replication id of Redis, as a hash of quota is: after a restart, a flush or a
+//! failover nothing is sold until the sale is rebuilt from the store. This process also remembers the purchases that it has
+//! sold and that are not recorded yet, and records them itself within a moment, so a Redis that loses its data loses no
+//! purchase that a living server has answered. Before a running sale is opened again, every server gets the time to do that.
 
-mod dead;
+mod dead_letter;
 mod events;
-mod follow;
+mod persist;
 mod rebuild;
 mod reconcile;
 mod reply;
@@ -31,63 +31,64 @@ use weir_store::sale::{
 };
 use weir_store::{Batch, Error, Result};
 
-use self::reply::{Bought, Peeked};
+use self::reply::{BuyReply, PeekedSale};
 use crate::ENGINE;
-use crate::client::{Item, Redis};
+use crate::client::{KeyCall, Redis};
 use crate::script::Script;
 
-/// How often a sale is rebuilt for one batch before its buyers are told to come back.
-const ROUNDS: usize = 3;
-/// How long somebody waits for the store to name what is new.
-const CATALOGUE_PATIENCE: Duration = Duration::from_millis(500);
-/// Purchases that are remembered until they are written down; further ones are only in the stream.
-const UNSETTLED_MAX: usize = 200_000;
+/// How often a sale is rebuilt for one batch before its buyers get an error.
+const REBUILDS_MAX: usize = 3;
+/// How long a call waits for the store to return the changed catalogue.
+const CATALOGUE_TIMEOUT: Duration = Duration::from_millis(500);
+/// The most purchases that are remembered until they are recorded; further ones are only in the stream.
+const UNRECORDED_MAX: usize = 200_000;
 
-/// Purchases by product and buyer.
-type Unsettled = BTreeMap<(ProductId, Sku), HashMap<UserId, Sold>>;
+/// Unrecorded purchases by product and buyer.
+type UnrecordedPurchases = BTreeMap<(ProductId, Sku), HashMap<UserId, UnrecordedPurchase>>;
 
-/// A purchase that is not known to be written down.
+/// A purchase that this process has sold and that is not known to be recorded in the store.
 #[derive(Clone, Debug)]
-struct Sold {
+struct UnrecordedPurchase {
     receipt: PurchaseReceipt,
-    /// Its entry in the stream.
-    entry: String,
+    /// The id of its entry in the stream.
+    entry_id: String,
 }
 
 /// Sale on Redis. Clones share it.
 #[derive(Clone)]
 pub struct RedisSales {
-    parts: Arc<Parts>,
+    shared: Arc<SharedSales>,
     _recording: Arc<DropGuard>,
 }
 
-/// What every call needs.
-struct Parts {
+/// The state that calls share with the background tasks.
+struct SharedSales {
     redis: Redis,
     ledger: Arc<dyn SaleLedger>,
-    /// A clock other than Redis's, for tests.
+    /// Replaces Redis's clock in tests.
     clock: Option<Arc<dyn Clock>>,
-    /// What the store said last: names and terms change seldom, and may be asked for while the store is down.
+    /// The products as the store returned them last. Their names and terms change seldom, and are needed while the store is
+    /// down.
     catalogue: RwLock<Option<HashMap<Sku, Product>>>,
-    /// Whether `sale:events` is listened to.
-    is_told: AtomicBool,
-    /// Rung when something may have come into a stream.
-    sold: Notify,
-    /// Counts what was told of products that were made or changed, and how much of that the catalogue was read after.
-    products_told: AtomicU64,
-    products_read: AtomicU64,
-    /// Whether the store could not be asked when it should have been.
-    is_catalogue_late: AtomicBool,
-    /// Counts what was made and removed here.
-    changes: AtomicU64,
-    /// Sold by this process, and not known to be written down.
-    unsettled: Mutex<Unsettled>,
+    /// Whether this server is subscribed to `sale:events`.
+    is_subscribed: AtomicBool,
+    /// Notified when an entry may have been appended to a stream.
+    entry_added: Notify,
+    /// Counts the events that a product was created or changed.
+    product_events: AtomicU64,
+    /// How many of these events had been received before the catalogue was last read.
+    product_events_read: AtomicU64,
+    /// Whether reading the catalogue failed when it was due.
+    is_catalogue_stale: AtomicBool,
+    /// Counts the products that this process has created and removed.
+    own_changes: AtomicU64,
+    unrecorded: Mutex<UnrecordedPurchases>,
     rebuilding: tokio::sync::Mutex<()>,
     metrics: LedgerMetrics,
 }
 
 impl RedisSales {
-    /// Puts Redis in front of `ledger`; `clock` replaces Redis's own, for tests.
+    /// Puts Redis in front of `ledger`. `clock` replaces Redis's own in tests.
     #[must_use]
     pub fn new(
         redis: Redis,
@@ -95,56 +96,51 @@ impl RedisSales {
         clock: Option<Arc<dyn Clock>>,
         metrics: LedgerMetrics,
     ) -> Self {
-        let parts = Arc::new(Parts {
+        let shared = Arc::new(SharedSales {
             redis,
             ledger,
             clock,
             catalogue: RwLock::default(),
-            is_told: AtomicBool::new(false),
-            sold: Notify::new(),
-            products_told: AtomicU64::new(0),
-            products_read: AtomicU64::new(0),
-            is_catalogue_late: AtomicBool::new(false),
-            changes: AtomicU64::new(0),
-            unsettled: Mutex::default(),
+            is_subscribed: AtomicBool::new(false),
+            entry_added: Notify::new(),
+            product_events: AtomicU64::new(0),
+            product_events_read: AtomicU64::new(0),
+            is_catalogue_stale: AtomicBool::new(false),
+            own_changes: AtomicU64::new(0),
+            unrecorded: Mutex::default(),
             rebuilding: tokio::sync::Mutex::default(),
             metrics,
         });
         let closing = CancellationToken::new();
-        let record = follow::keep_recording(Arc::downgrade(&parts));
+        let record = persist::keep_recording(Arc::downgrade(&shared));
         tokio::spawn(closing.clone().run_until_cancelled_owned(record));
-        Self { parts, _recording: Arc::new(closing.drop_guard()) }
-    }
-
-    /// Whether everything that this process has sold is written down.
-    #[must_use]
-    pub fn is_settled(&self) -> bool {
-        self.parts.unsettled.lock().is_empty()
+        Self { shared, _recording: Arc::new(closing.drop_guard()) }
     }
 }
 
-impl Parts {
+impl SharedSales {
+    /// The test clock's time in microseconds, or an empty string for Redis's own clock.
     fn now(&self) -> String {
         self.clock.as_ref().map(|clock| clock.now().as_micros().to_string()).unwrap_or_default()
     }
 
-    /// Calls a script that must answer for every sale.
-    async fn ask(&self, script: Script, common: &[&str], items: &[Item]) -> Result<Vec<Value>> {
-        let answers = self.redis.call(script, common, items).await;
-        answers.into_iter().map(|answer| answer.map_err(|_unanswered| unanswered())).collect()
+    /// Calls a script and fails unless it replies for every sale.
+    async fn call(&self, script: Script, common: &[&str], calls: &[KeyCall]) -> Result<Vec<Value>> {
+        let replies = self.redis.call_each(script, common, calls).await;
+        replies.into_iter().map(|reply| reply.map_err(|_no_reply| unavailable())).collect()
     }
 
-    async fn peek(&self, skus: &[Sku]) -> Result<Vec<Peeked>> {
-        let items: Vec<Item> = skus.iter().map(|sku| item(sku, Vec::new())).collect();
-        let answers = self.ask(Script::SalePeek, &[&self.now()], &items).await?;
-        let peeked = answers.iter().zip(skus).map(|(answer, sku)| reply::peeked(answer, sku));
-        peeked.map(|peeked| peeked.ok_or_else(unreadable)).collect()
+    async fn peek(&self, skus: &[Sku]) -> Result<Vec<PeekedSale>> {
+        let calls: Vec<KeyCall> = skus.iter().map(|sku| sale_call(sku, Vec::new())).collect();
+        let replies = self.call(Script::SalePeek, &[&self.now()], &calls).await?;
+        let peeked = replies.iter().zip(skus).map(|(reply, sku)| reply::parse_peek(reply, sku));
+        peeked.map(|peeked| peeked.ok_or_else(malformed_reply)).collect()
     }
 
-    /// A product as it stands: as Redis has it, else as the store does, once it is in Redis again.
+    /// Returns a product as Redis has it. A sale that Redis lacks is rebuilt from the store first.
     async fn product(&self, sku: &Sku) -> Result<Option<Product>> {
-        for _round in 0..ROUNDS {
-            let peeked = self.peek(std::slice::from_ref(sku)).await?.pop().ok_or_else(unreadable)?;
+        for _round in 0..REBUILDS_MAX {
+            let peeked = self.peek(std::slice::from_ref(sku)).await?.pop().ok_or_else(malformed_reply)?;
             if let Some(product) = peeked.product {
                 return Ok(Some(as_of(product, peeked.now)));
             }
@@ -152,92 +148,98 @@ impl Parts {
                 return Ok(None);
             }
         }
-        Err(unanswered())
+        Err(unavailable())
     }
 
-    /// The products the store has told of, if it ever has.
+    /// Returns the products of the store: those in memory if they are up to date or the store does not answer in time.
     async fn catalogue(&self) -> Result<HashMap<Sku, Product>> {
-        let known = self.catalogue.read().clone();
-        let Some(known) = known else { return self.read_catalogue().await };
-        let told = self.products_told.load(Ordering::SeqCst);
-        if self.products_read.load(Ordering::SeqCst) >= told {
-            return Ok(known);
+        let cached = self.catalogue.read().clone();
+        let Some(cached) = cached else { return self.read_catalogue().await };
+        let events = self.product_events.load(Ordering::SeqCst);
+        if self.product_events_read.load(Ordering::SeqCst) >= events {
+            return Ok(cached);
         }
-        let read = tokio::time::timeout(CATALOGUE_PATIENCE, self.read_catalogue()).await;
-        self.products_read.fetch_max(told, Ordering::SeqCst);
-        // While the store is down, what it said last holds, and nobody else waits for it.
+        let read = tokio::time::timeout(CATALOGUE_TIMEOUT, self.read_catalogue()).await;
+        self.product_events_read.fetch_max(events, Ordering::SeqCst);
+        // While the store is down the cached products are used, and no other call waits for the store.
         Ok(read.ok().and_then(Result::ok).unwrap_or_else(|| {
-            self.is_catalogue_late.store(true, Ordering::SeqCst);
-            known
+            self.is_catalogue_stale.store(true, Ordering::SeqCst);
+            cached
         }))
     }
 
     async fn read_catalogue(&self) -> Result<HashMap<Sku, Product>> {
-        let before = self.changes.load(Ordering::SeqCst);
+        let before = self.own_changes.load(Ordering::SeqCst);
         let products = self.ledger.snapshot().await?.products;
         let read: HashMap<Sku, Product> =
             products.into_iter().map(|product| (product.sku.clone(), product)).collect();
         let mut catalogue = self.catalogue.write();
-        // What was made or removed here meanwhile may be newer than what was read: then the next one to ask reads again.
-        if self.changes.load(Ordering::SeqCst) == before {
+        // A product that was created or removed here meanwhile may be newer than what was read: then the next call reads again.
+        if self.own_changes.load(Ordering::SeqCst) == before {
             *catalogue = Some(read.clone());
         }
         Ok(read)
     }
 
-    fn note(&self, product: &Product) {
-        self.changes.fetch_add(1, Ordering::SeqCst);
+    /// Adds a product to the cached catalogue.
+    fn cache_product(&self, product: &Product) {
+        self.own_changes.fetch_add(1, Ordering::SeqCst);
         let mut catalogue = self.catalogue.write();
         if let Some(catalogue) = &mut *catalogue {
             catalogue.insert(product.sku.clone(), product.clone());
         }
     }
 
-    /// Remembers what was sold of one sale until it is written down.
-    fn remember<'a>(&self, bought: impl Iterator<Item = (&'a Buy, &'a BuyOutcome)>, entries: Vec<String>) {
-        if entries.is_empty() {
+    /// Remembers the purchases of one sale until they are recorded.
+    fn remember_purchases<'a>(
+        &self,
+        outcomes: impl Iterator<Item = (&'a Buy, &'a BuyOutcome)>,
+        entry_ids: Vec<String>,
+    ) {
+        if entry_ids.is_empty() {
             return;
         }
-        self.sold.notify_one();
-        let mut unsettled = self.unsettled.lock();
-        let sold = bought.filter_map(|(buy, outcome)| match outcome {
+        self.entry_added.notify_one();
+        let mut unrecorded = self.unrecorded.lock();
+        let bought = outcomes.filter_map(|(buy, outcome)| match outcome {
             BuyOutcome::Bought { product, receipt, .. } => Some((buy, *product, *receipt)),
             _ => None,
         });
-        for ((buy, product, receipt), entry) in sold.zip(entries) {
-            note_unsettled(&mut unsettled, (product, &buy.sku), &buy.buyer, Sold { receipt, entry });
+        for ((buy, product, receipt), entry_id) in bought.zip(entry_ids) {
+            let purchase = UnrecordedPurchase { receipt, entry_id };
+            remember_purchase(&mut unrecorded, (product, &buy.sku), &buy.buyer, purchase);
         }
     }
 
-    /// Asks for each sale of a batch once; its buyers' outcomes, or none for a sale that has to be rebuilt.
+    /// Calls the script once and returns, for each sale of a batch, its buyers' outcomes, or `None` if it has to be rebuilt.
     async fn buy_once(
         &self,
         batch: &[Buy],
         groups: &[(Sku, Vec<usize>)],
     ) -> Result<Vec<Option<Vec<BuyOutcome>>>> {
-        let items: Vec<Item> = groups
+        let calls: Vec<KeyCall> = groups
             .iter()
-            .map(|(sku, places)| {
-                let buyers = places.iter().map(|place| batch[*place].buyer.to_string());
-                item(sku, std::iter::once(places.len().to_string()).chain(buyers).collect())
+            .map(|(sku, indices)| {
+                let buyers = indices.iter().map(|index| batch[*index].buyer.to_string());
+                sale_call(sku, std::iter::once(indices.len().to_string()).chain(buyers).collect())
             })
             .collect();
-        let answers = self.redis.call(Script::SaleBuy, &[&self.now()], &items).await;
+        let replies = self.redis.call_each(Script::SaleBuy, &[&self.now()], &calls).await;
         let mut decided = Vec::with_capacity(groups.len());
         let mut failed = None;
-        for (answer, (_, places)) in answers.into_iter().zip(groups) {
-            let bought = match answer {
-                Ok(answer) => reply::bought(&answer, places.len()).ok_or_else(unreadable),
-                Err(_unanswered) => Err(unanswered()),
+        for (reply, (_, indices)) in replies.into_iter().zip(groups) {
+            let reply = match reply {
+                Ok(reply) => reply::parse_buy(&reply, indices.len()).ok_or_else(malformed_reply),
+                Err(_no_reply) => Err(unavailable()),
             };
-            match bought {
-                Ok(Bought::Decided(outcomes, entries)) => {
-                    // Also when another sale of the batch was not answered: this one has sold.
-                    let wishes = places.iter().map(|place| &batch[*place]);
-                    self.remember(wishes.zip(&outcomes), entries);
+            match reply {
+                Ok(BuyReply::Decided(outcomes, entry_ids)) => {
+                    // Also if another sale of the batch fails: this one has sold.
+                    let buys = indices.iter().map(|index| &batch[*index]);
+                    self.remember_purchases(buys.zip(&outcomes), entry_ids);
                     decided.push(Some(outcomes));
                 }
-                Ok(Bought::Untrusted) => decided.push(None),
+                Ok(BuyReply::Untrusted) => decided.push(None),
                 Err(error) => failed = Some(error),
             }
         }
@@ -245,45 +247,45 @@ impl Parts {
     }
 
     async fn buy(&self, batch: &[Buy]) -> Result<Vec<BuyOutcome>> {
-        let mut open: BTreeMap<Sku, Vec<usize>> = BTreeMap::new();
-        for (place, buy) in batch.iter().enumerate() {
-            open.entry(buy.sku.clone()).or_default().push(place);
+        let mut undecided: BTreeMap<Sku, Vec<usize>> = BTreeMap::new();
+        for (index, buy) in batch.iter().enumerate() {
+            undecided.entry(buy.sku.clone()).or_default().push(index);
         }
         let mut outcomes = vec![BuyOutcome::UnknownSku; batch.len()];
-        for _round in 0..ROUNDS {
-            let groups: Vec<(Sku, Vec<usize>)> = std::mem::take(&mut open).into_iter().collect();
+        for _round in 0..REBUILDS_MAX {
+            let groups: Vec<(Sku, Vec<usize>)> = std::mem::take(&mut undecided).into_iter().collect();
             let decided = self.buy_once(batch, &groups).await?;
-            for ((sku, places), decided) in groups.into_iter().zip(decided) {
+            for ((sku, indices), decided) in groups.into_iter().zip(decided) {
                 match decided {
                     Some(decided) => {
-                        for (place, outcome) in places.into_iter().zip(decided) {
-                            outcomes[place] = outcome;
+                        for (index, outcome) in indices.into_iter().zip(decided) {
+                            outcomes[index] = outcome;
                         }
                     }
                     None if self.rebuild(&sku).await?.is_some() => {
-                        open.insert(sku, places);
+                        undecided.insert(sku, indices);
                     }
-                    // What is in neither is no product.
+                    // Neither Redis nor the store has such a product.
                     None => {}
                 }
             }
-            if open.is_empty() {
+            if undecided.is_empty() {
                 return Ok(outcomes);
             }
         }
-        Err(unanswered())
+        Err(unavailable())
     }
 
     async fn latest_purchase(&self, buyer: &UserId) -> Result<Option<PurchaseReceipt>> {
         let skus: Vec<Sku> = self.catalogue().await?.into_keys().collect();
-        let items: Vec<Item> = skus.iter().map(|sku| item(sku, Vec::new())).collect();
-        let answers = self.ask(Script::SaleFind, &[buyer.as_str()], &items).await?;
-        let here = answers.iter().filter_map(|answer| reply::found(answer)?);
-        let here = here.max_by_key(|receipt| receipt.at);
+        let calls: Vec<KeyCall> = skus.iter().map(|sku| sale_call(sku, Vec::new())).collect();
+        let replies = self.call(Script::SaleFind, &[buyer.as_str()], &calls).await?;
+        let in_redis = replies.iter().filter_map(|reply| reply::parse_find(reply)?);
+        let in_redis = in_redis.max_by_key(|receipt| receipt.at);
         match self.ledger.find_purchase(buyer, None).await {
-            Ok(there) => Ok(here.into_iter().chain(there).max_by_key(|receipt| receipt.at)),
-            // While the store is down, what is here is what there is to tell.
-            Err(error) => here.map_or(Err(error), |here| Ok(Some(here))),
+            Ok(in_store) => Ok(in_redis.into_iter().chain(in_store).max_by_key(|receipt| receipt.at)),
+            // While the store is down, a purchase in Redis is the best answer.
+            Err(error) => in_redis.map_or(Err(error), |receipt| Ok(Some(receipt))),
         }
     }
 }
@@ -291,84 +293,89 @@ impl Parts {
 #[async_trait]
 impl SaleStore for RedisSales {
     async fn create_product(&self, sku: &Sku, terms: Terms) -> Result<CreateOutcome> {
-        let outcome = self.parts.ledger.create_product(sku, terms).await?;
+        let outcome = self.shared.ledger.create_product(sku, terms).await?;
         if let CreateOutcome::Created(product) = &outcome {
-            self.parts.note(product);
-            // A Redis that does not answer is told when somebody asks for the sale.
-            let _ = self.parts.open(product, &[], true).await;
+            self.shared.cache_product(product);
+            // If it fails, the first call for the sale rebuilds it.
+            let _ = self.shared.load_sale(product, &[], true).await;
         }
         Ok(outcome)
     }
 
     async fn product(&self, sku: &Sku) -> Result<Option<Product>> {
-        self.parts.product(sku).await
+        self.shared.product(sku).await
     }
 
     async fn products(&self, after: Option<&Sku>, limit: usize) -> Result<Vec<Product>> {
-        let products = self.parts.ledger.products(after, limit).await?;
+        let products = self.shared.ledger.products(after, limit).await?;
         let skus: Vec<Sku> = products.iter().map(|product| product.sku.clone()).collect();
-        let peeked = self.parts.peek(&skus).await?;
-        Ok(products.into_iter().zip(peeked).map(|(product, peeked)| overlay(product, peeked)).collect())
+        let peeked = self.shared.peek(&skus).await?;
+        Ok(products
+            .into_iter()
+            .zip(peeked)
+            .map(|(product, peeked)| with_redis_state(product, peeked))
+            .collect())
     }
 
     async fn change_product(&self, sku: &Sku, change: TermsChange) -> Result<ChangeOutcome> {
-        let Some(product) = self.parts.product(sku).await? else { return Ok(ChangeOutcome::UnknownSku) };
+        let Some(product) = self.shared.product(sku).await? else { return Ok(ChangeOutcome::UnknownSku) };
         if product.sale.state != SaleState::Upcoming {
             return Ok(ChangeOutcome::Refused(ChangeError::NotModifiable));
         }
-        let outcome = self.parts.ledger.change_product(sku, change).await?;
+        let outcome = self.shared.ledger.change_product(sku, change).await?;
         if let ChangeOutcome::Changed(product) = &outcome {
-            self.parts.note(product);
-            self.parts.open(product, &[], true).await?;
+            self.shared.cache_product(product);
+            self.shared.load_sale(product, &[], true).await?;
         }
         Ok(outcome)
     }
 
     async fn delete_product(&self, sku: &Sku) -> Result<bool> {
-        self.parts.delete(sku).await
+        self.shared.delete(sku).await
     }
 
     async fn buy_batch(&self, batch: Batch<Buy>) -> Result<Vec<BuyOutcome>> {
-        self.parts.buy(&batch.take()).await
+        self.shared.buy(&batch.take()).await
     }
 
     async fn find_purchase(&self, buyer: &UserId, sku: Option<&Sku>) -> Result<Option<PurchaseReceipt>> {
-        let Some(sku) = sku else { return self.parts.latest_purchase(buyer).await };
-        let items = [item(sku, Vec::new())];
-        let answers = self.parts.ask(Script::SaleFind, &[buyer.as_str()], &items).await?;
-        match answers.first().and_then(reply::found) {
+        let Some(sku) = sku else { return self.shared.latest_purchase(buyer).await };
+        let calls = [sale_call(sku, Vec::new())];
+        let replies = self.shared.call(Script::SaleFind, &[buyer.as_str()], &calls).await?;
+        match replies.first().and_then(reply::parse_find) {
             Some(found) => Ok(found),
-            None => self.parts.ledger.find_purchase(buyer, Some(sku)).await,
+            None => self.shared.ledger.find_purchase(buyer, Some(sku)).await,
         }
     }
 
     async fn snapshot(&self) -> Result<SaleSnapshot> {
-        let products: Vec<Product> = self.parts.catalogue().await?.into_values().collect();
+        let products: Vec<Product> = self.shared.catalogue().await?.into_values().collect();
         let mut skus: Vec<Sku> = products.iter().map(|product| product.sku.clone()).collect();
-        // One more, which there is not, for the time.
+        // An unknown product at the end, so that there is always a reply with Redis's time.
         skus.extend(Sku::parse("-").ok());
-        let peeked = self.parts.peek(&skus).await?;
-        let now = peeked.last().ok_or_else(unreadable)?.now;
-        let products = products.into_iter().zip(peeked).map(|(product, peeked)| overlay(product, peeked));
+        let peeked = self.shared.peek(&skus).await?;
+        let now = peeked.last().ok_or_else(malformed_reply)?.now;
+        let products =
+            products.into_iter().zip(peeked).map(|(product, peeked)| with_redis_state(product, peeked));
         // The catalogue may be a second old.
         Ok(SaleSnapshot { now, products: products.collect(), is_current: false })
     }
 
     async fn save_due_states(&self) -> Result<()> {
-        // Here, too, and so that everybody is told.
-        let skus: Vec<Sku> = self.parts.catalogue().await?.into_keys().collect();
-        self.parts.peek(&skus).await?;
-        self.parts.ledger.save_due_states().await
+        // The script changes the states in Redis, too, and publishes the changes to every server.
+        let skus: Vec<Sku> = self.shared.catalogue().await?.into_keys().collect();
+        self.shared.peek(&skus).await?;
+        self.shared.ledger.save_due_states().await
     }
 
     async fn follow_events(&self, hear: &(dyn Fn(SaleEvent) + Send + Sync)) {
-        self.parts.follow_events(hear).await;
+        self.shared.follow_events(hear).await;
     }
 
     async fn audit_sales(&self) -> Result<SaleAudit> {
-        let mut books = self.parts.ledger.audit_sales().await?;
+        let mut books = self.shared.ledger.audit_sales().await?;
         let skus: Vec<Sku> = books.items.iter().filter_map(|item| Sku::parse(&item.sku).ok()).collect();
-        let peeked = self.parts.peek(&skus).await?;
+        let peeked = self.shared.peek(&skus).await?;
         for (item, peeked) in books.items.iter_mut().zip(peeked) {
             let Some(product) = peeked.product else { continue };
             let sold = u64::from(product.sale.sold);
@@ -383,10 +390,10 @@ impl SaleStore for RedisSales {
     }
 }
 
-/// How a product stands, with what Redis says of it, if it is the same one.
-fn overlay(product: Product, peeked: Peeked) -> Product {
-    let newer = peeked.product.filter(|newer| newer.id == product.id);
-    as_of(newer.unwrap_or(product), peeked.now)
+/// Returns the product with its state in Redis, if Redis has the same product.
+fn with_redis_state(product: Product, peeked: PeekedSale) -> Product {
+    let in_redis = peeked.product.filter(|in_redis| in_redis.id == product.id);
+    as_of(in_redis.unwrap_or(product), peeked.now)
 }
 
 fn as_of(mut product: Product, now: weir_core::Timestamp) -> Product {
@@ -394,21 +401,26 @@ fn as_of(mut product: Product, now: weir_core::Timestamp) -> Product {
     product
 }
 
-fn item(sku: &Sku, arguments: Vec<String>) -> Item {
-    Item { key: format!("sale:{{{sku}}}"), arguments }
+fn sale_call(sku: &Sku, arguments: Vec<String>) -> KeyCall {
+    KeyCall { key: format!("sale:{{{sku}}}"), arguments }
 }
 
-fn unanswered() -> Error {
-    Error::unavailable(ENGINE, "Redis decides sales, and does not answer")
+fn unavailable() -> Error {
+    Error::unavailable(ENGINE, "Redis, which decides sales, does not answer")
 }
 
-fn unreadable() -> Error {
-    Error::failed(ENGINE, "a script of sale gave an answer that there is not")
+fn malformed_reply() -> Error {
+    Error::failed(ENGINE, "malformed reply of a sale script in Redis")
 }
 
-fn note_unsettled(unsettled: &mut Unsettled, (product, sku): (ProductId, &Sku), buyer: &UserId, sold: Sold) {
-    if unsettled.values().map(HashMap::len).sum::<usize>() < UNSETTLED_MAX {
-        unsettled.entry((product, sku.clone())).or_default().insert(buyer.clone(), sold);
+fn remember_purchase(
+    unrecorded: &mut UnrecordedPurchases,
+    (product, sku): (ProductId, &Sku),
+    buyer: &UserId,
+    purchase: UnrecordedPurchase,
+) {
+    if unrecorded.values().map(HashMap::len).sum::<usize>() < UNRECORDED_MAX {
+        unrecorded.entry((product, sku.clone())).or_default().insert(buyer.clone(), purchase);
     }
 }
 
@@ -419,14 +431,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_more_purchases_are_unsettled_than_the_bound() {
-        let mut unsettled = Unsettled::new();
+    fn unrecorded_purchases_are_bounded() {
+        let mut unrecorded = UnrecordedPurchases::new();
         let receipt = PurchaseReceipt { number: 1, at: Timestamp::EPOCH };
-        let (sold, sku) = (Sold { receipt, entry: "1-1".to_owned() }, Sku::parse("W").unwrap());
-        for n in 0..UNSETTLED_MAX + 10 {
+        let purchase = UnrecordedPurchase { receipt, entry_id: "1-1".to_owned() };
+        let sku = Sku::parse("W").unwrap();
+        for n in 0..UNRECORDED_MAX + 10 {
             let product = (ProductId(i64::try_from(n % 2).unwrap()), &sku);
-            note_unsettled(&mut unsettled, product, &UserId::parse(n.to_string()).unwrap(), sold.clone());
+            let buyer = UserId::parse(n.to_string()).unwrap();
+            remember_purchase(&mut unrecorded, product, &buyer, purchase.clone());
         }
-        assert_eq!(unsettled.values().map(HashMap::len).sum::<usize>(), UNSETTLED_MAX);
+        assert_eq!(unrecorded.values().map(HashMap::len).sum::<usize>(), UNRECORDED_MAX);
     }
 }

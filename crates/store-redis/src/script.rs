@@ -1,31 +1,30 @@
-//! The scripts. redis-rs knows their hashes and loads those that a server does not have.
+//! The Lua scripts. redis-rs computes their hashes; `client.rs` loads a script that a server lacks.
 
 use std::sync::LazyLock;
 
-/// The scripts of quota, request, tier and sale.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Script {
-    Spend,
-    Install,
-    Release,
-    Peek,
-    Forget,
+    QuotaSpend,
+    QuotaInstall,
+    QuotaRelease,
+    QuotaPeek,
+    QuotaForget,
     RequestRead,
-    RequestKeep,
-    RequestChanged,
+    RequestCache,
+    RequestInvalidate,
     Tier,
     SaleBuy,
     SaleOpen,
     SalePeek,
     SaleFind,
     SaleDrop,
-    SaleTake,
-    SaleDone,
+    SaleRead,
+    SaleRemove,
     SaleBuyers,
 }
 
-/// A script that trusts only what was written under the same `run`, which `trust.lua` reads.
-macro_rules! trusting {
+/// A script that trusts only data written under the present `run`, which `trust.lua` defines.
+macro_rules! with_run {
     ($file:literal) => {
         concat!(include_str!("scripts/trust.lua"), include_str!(concat!("scripts/", $file)))
     };
@@ -33,29 +32,29 @@ macro_rules! trusting {
 
 static SCRIPTS: LazyLock<[redis::Script; 17]> = LazyLock::new(|| {
     [
-        trusting!("quota_spend.lua"),
-        trusting!("quota_install.lua"),
-        trusting!("quota_release.lua"),
-        trusting!("quota_peek.lua"),
-        trusting!("quota_forget.lua"),
+        with_run!("quota_spend.lua"),
+        with_run!("quota_install.lua"),
+        with_run!("quota_release.lua"),
+        with_run!("quota_peek.lua"),
+        with_run!("quota_forget.lua"),
         include_str!("scripts/request_read.lua"),
-        include_str!("scripts/request_keep.lua"),
-        include_str!("scripts/request_changed.lua"),
+        include_str!("scripts/request_cache.lua"),
+        include_str!("scripts/request_invalidate.lua"),
         include_str!("scripts/tier.lua"),
-        trusting!("sale_buy.lua"),
-        trusting!("sale_open.lua"),
-        trusting!("sale_peek.lua"),
-        trusting!("sale_find.lua"),
+        with_run!("sale_buy.lua"),
+        with_run!("sale_open.lua"),
+        with_run!("sale_peek.lua"),
+        with_run!("sale_find.lua"),
         include_str!("scripts/sale_drop.lua"),
-        include_str!("scripts/sale_take.lua"),
-        include_str!("scripts/sale_done.lua"),
-        trusting!("sale_buyers.lua"),
+        include_str!("scripts/sale_read.lua"),
+        include_str!("scripts/sale_remove.lua"),
+        with_run!("sale_buyers.lua"),
     ]
     .map(redis::Script::new)
 });
 
 impl Script {
-    pub(crate) fn text(self) -> &'static redis::Script {
+    pub(crate) fn script(self) -> &'static redis::Script {
         &SCRIPTS[self as usize]
     }
 }

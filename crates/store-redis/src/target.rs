@@ -1,4 +1,4 @@
-//! A `redis://` address: one server or a cluster, plain or TLS.
+//! Parses `redis://` URLs: one server or a cluster, plain or TLS.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -9,45 +9,43 @@ use std::time::Duration;
 use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo, RedisConnectionInfo};
 use url::Url;
 
-/// How long a call may take. What Redis does not answer in this time Postgres answers, well within the API's timeout.
+/// The default timeout of a call. Short, so that Postgres can still decide well within the API's timeout.
 const CALL_TIMEOUT: Duration = Duration::from_millis(250);
 
 /// Where Redis is and how to reach it.
 #[derive(Clone)]
-pub struct Target {
-    /// One server, or the first ones of a cluster to ask.
+pub struct RedisTarget {
+    /// The one server, or the servers of a cluster that are asked for its topology first.
     pub(crate) servers: Vec<Address>,
     pub(crate) is_cluster: bool,
     is_tls: bool,
     username: Option<String>,
     password: Option<String>,
     database: i64,
-    /// Trusted instead of the system's authorities.
-    root: Option<Arc<Vec<u8>>>,
+    /// PEM certificates that are trusted instead of the system's.
+    root_certificates: Option<Arc<Vec<u8>>>,
     pub(crate) call_timeout: Duration,
     pub(crate) purpose: Purpose,
 }
 
-/// What a Redis is for, which is what the loss of it means.
+/// What a Redis is used for. Decides what the log says when it is lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Purpose {
-    /// Postgres can do without it.
+    /// Postgres decides without it.
     Cache,
-    /// It decides sales, and nobody else may.
+    /// Nothing else may decide sales.
     Sales,
 }
 
 impl Purpose {
-    /// How the log tells of a loss.
-    pub(crate) const fn lost(self) -> &'static str {
+    pub(crate) const fn loss_message(self) -> &'static str {
         match self {
             Self::Cache => "REDIS DOWN — Falling back to Postgres",
             Self::Sales => "REDIS DOWN — No sale is decided until it is back",
         }
     }
 
-    /// How the log tells of its end.
-    pub(crate) const fn back(self) -> &'static str {
+    pub(crate) const fn recovery_message(self) -> &'static str {
         match self {
             Self::Cache => "Redis is back",
             Self::Sales => "Redis decides sales again",
@@ -72,57 +70,58 @@ impl fmt::Display for Address {
     }
 }
 
-/// Why an address was refused. Never contains the address, which may hold a password.
+/// Why a URL was refused. Never contains the URL, which may hold a password.
 #[derive(Debug, thiserror::Error)]
-pub enum TargetError {
-    /// Not a URL, or not Redis's.
+pub enum RedisTargetError {
+    /// Not a URL of one of the supported forms.
     #[error(
         "is not redis://[user:password@]host[:port][/database], rediss://… for TLS, or redis+cluster://a,b,c"
     )]
     Shape,
-    /// A parameter nobody knows.
+    /// An unknown query parameter.
     #[error("has the parameter {0}; allowed is sslrootcert, a file of trusted certificates, with rediss://")]
     Parameter(String),
     /// The file of trusted certificates cannot be read.
     #[error("names the certificates {path}, which cannot be read: {source}", path = path.display())]
     Certificates {
-        /// The file.
+        /// The path in `sslrootcert`.
         path: PathBuf,
-        /// What the system said.
+        /// The error of reading it.
         #[source]
         source: std::io::Error,
     },
 }
 
-impl FromStr for Target {
-    type Err = TargetError;
+impl FromStr for RedisTarget {
+    type Err = RedisTargetError;
 
-    fn from_str(text: &str) -> Result<Self, TargetError> {
-        let (scheme, rest) = text.split_once("://").ok_or(TargetError::Shape)?;
+    fn from_str(text: &str) -> Result<Self, RedisTargetError> {
+        let (scheme, rest) = text.split_once("://").ok_or(RedisTargetError::Shape)?;
         let (is_tls, is_cluster) = match scheme {
             "redis" => (false, false),
             "rediss" => (true, false),
             "redis+cluster" => (false, true),
             "rediss+cluster" => (true, true),
-            _ => return Err(TargetError::Shape),
+            _ => return Err(RedisTargetError::Shape),
         };
         // The first server carries the credentials and the rest of the URL; the others are only host and port.
         let end = rest.find(['/', '?']).unwrap_or(rest.len());
         let (authority, tail) = rest.split_at(end);
         let mut authorities = authority.split(',');
-        let first = authorities.next().ok_or(TargetError::Shape)?;
-        let url = Url::parse(&format!("redis://{first}{tail}")).map_err(|_invalid| TargetError::Shape)?;
+        let first = authorities.next().ok_or(RedisTargetError::Shape)?;
+        let url =
+            Url::parse(&format!("redis://{first}{tail}")).map_err(|_invalid| RedisTargetError::Shape)?;
         let mut servers = vec![address(&url)?];
         for other in authorities {
-            let url = Url::parse(&format!("redis://{other}")).map_err(|_invalid| TargetError::Shape)?;
+            let url = Url::parse(&format!("redis://{other}")).map_err(|_invalid| RedisTargetError::Shape)?;
             servers.push(address(&url)?);
         }
         let database = match url.path().trim_start_matches('/') {
             "" => 0,
-            number => number.parse().map_err(|_invalid| TargetError::Shape)?,
+            number => number.parse().map_err(|_invalid| RedisTargetError::Shape)?,
         };
         if (servers.len() > 1 && !is_cluster) || (is_cluster && database != 0) || database < 0 {
-            return Err(TargetError::Shape);
+            return Err(RedisTargetError::Shape);
         }
         Ok(Self {
             servers,
@@ -131,22 +130,22 @@ impl FromStr for Target {
             username: Some(decode(url.username())?).filter(|name| !name.is_empty()),
             password: url.password().map(decode).transpose()?,
             database,
-            root: root(&url, is_tls)?,
+            root_certificates: root_certificates(&url, is_tls)?,
             call_timeout: CALL_TIMEOUT,
             purpose: Purpose::Cache,
         })
     }
 }
 
-impl Target {
-    /// The same, but waiting for so long for each answer.
+impl RedisTarget {
+    /// Sets the timeout of a call.
     #[must_use]
-    pub const fn with_patience(mut self, call_timeout: Duration) -> Self {
+    pub const fn with_call_timeout(mut self, call_timeout: Duration) -> Self {
         self.call_timeout = call_timeout;
         self
     }
 
-    /// The same for sales, which have nothing to fall back to: they wait for so long, and the log tells of it in other words.
+    /// Uses this Redis for sales, which have no fallback: sets the timeout of a call, and what the log says of a loss.
     #[must_use]
     pub const fn for_sales(mut self, call_timeout: Duration) -> Self {
         self.call_timeout = call_timeout;
@@ -154,13 +153,13 @@ impl Target {
         self
     }
 
-    /// The hosts and ports, for messages. No credentials.
+    /// Returns the hosts and ports without credentials, for messages.
     #[must_use]
     pub fn address(&self) -> String {
         self.servers.iter().map(Address::to_string).collect::<Vec<_>>().join(",")
     }
 
-    /// How to reach one of the servers.
+    /// Creates a client of one server.
     pub(crate) fn client(&self, server: &Address) -> redis::RedisResult<redis::Client> {
         let Address { host, port } = server.clone();
         let mut login = RedisConnectionInfo::default().set_db(self.database);
@@ -173,12 +172,12 @@ impl Target {
         if !self.is_tls {
             return redis::Client::open(info(ConnectionAddr::Tcp(host, port), login)?);
         }
-        // What nobody has chosen before is chosen here; the rest of Weir uses the same.
+        // An error means that a provider is installed already. Weir uses ring everywhere.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let address = ConnectionAddr::TcpTls { host, port, insecure: false, tls_params: None };
         let certificates = redis::TlsCertificates {
             client_tls: None,
-            root_cert: self.root.as_ref().map(|root| root.to_vec()),
+            root_cert: self.root_certificates.as_ref().map(|pem| pem.to_vec()),
         };
         redis::Client::build_with_tls(info(address, login)?, certificates)
     }
@@ -188,37 +187,37 @@ fn info(address: ConnectionAddr, login: RedisConnectionInfo) -> redis::RedisResu
     Ok(address.into_connection_info()?.set_redis_settings(login))
 }
 
-impl fmt::Debug for Target {
+impl fmt::Debug for RedisTarget {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Target").field(&self.address()).finish()
+        f.debug_tuple("RedisTarget").field(&self.address()).finish()
     }
 }
 
-fn address(url: &Url) -> Result<Address, TargetError> {
-    let host = url.host_str().filter(|host| !host.is_empty()).ok_or(TargetError::Shape)?;
+fn address(url: &Url) -> Result<Address, RedisTargetError> {
+    let host = url.host_str().filter(|host| !host.is_empty()).ok_or(RedisTargetError::Shape)?;
     let host = host.trim_start_matches('[').trim_end_matches(']').to_owned();
     Ok(Address { host, port: url.port().unwrap_or(6379) })
 }
 
-fn root(url: &Url, is_tls: bool) -> Result<Option<Arc<Vec<u8>>>, TargetError> {
-    let mut root = None;
+fn root_certificates(url: &Url, is_tls: bool) -> Result<Option<Arc<Vec<u8>>>, RedisTargetError> {
+    let mut certificates = None;
     for (name, value) in url.query_pairs() {
         if name != "sslrootcert" || !is_tls {
-            return Err(TargetError::Parameter(name.into_owned()));
+            return Err(RedisTargetError::Parameter(name.into_owned()));
         }
         let path = PathBuf::from(value.as_ref());
-        let pem = std::fs::read(&path).map_err(|source| TargetError::Certificates { path, source })?;
-        root = Some(Arc::new(pem));
+        let pem = std::fs::read(&path).map_err(|source| RedisTargetError::Certificates { path, source })?;
+        certificates = Some(Arc::new(pem));
     }
-    Ok(root)
+    Ok(certificates)
 }
 
-fn decode(text: &str) -> Result<String, TargetError> {
-    let decoded = percent_decode(text.as_bytes()).ok_or(TargetError::Shape)?;
-    String::from_utf8(decoded).map_err(|_invalid| TargetError::Shape)
+fn decode(text: &str) -> Result<String, RedisTargetError> {
+    let decoded = percent_decode(text.as_bytes()).ok_or(RedisTargetError::Shape)?;
+    String::from_utf8(decoded).map_err(|_invalid| RedisTargetError::Shape)
 }
 
-/// `%41` is `A`. The URL's own parser leaves credentials as they were written.
+/// Decodes `%41` to `A`. The `url` crate leaves credentials encoded.
 fn percent_decode(text: &[u8]) -> Option<Vec<u8>> {
     let mut decoded = Vec::with_capacity(text.len());
     let mut rest = text;
@@ -240,20 +239,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_server_or_a_cluster_with_or_without_credentials() {
-        let one: Target = "redis://user:p%40ss@cache:7000/3".parse().unwrap();
+    fn urls_of_a_server_and_of_a_cluster_are_parsed() {
+        let one: RedisTarget = "redis://user:p%40ss@cache:7000/3".parse().unwrap();
         assert_eq!((one.address().as_str(), one.database, one.is_cluster), ("cache:7000", 3, false));
         assert_eq!((one.username.as_deref(), one.password.as_deref()), (Some("user"), Some("p@ss")));
-        let bare: Target = "redis://localhost".parse().unwrap();
+        let bare: RedisTarget = "redis://localhost".parse().unwrap();
         assert_eq!((bare.address().as_str(), bare.username, bare.password), ("localhost:6379", None, None));
-        let cluster: Target = "redis+cluster://:secret@a:1,b:2,[::1]:3".parse().unwrap();
+        let cluster: RedisTarget = "redis+cluster://:secret@a:1,b:2,[::1]:3".parse().unwrap();
         assert_eq!(cluster.address(), "a:1,b:2,[::1]:3");
         assert!(cluster.is_cluster && !format!("{cluster:?}").contains("secret"));
-        assert!("rediss+cluster://a".parse::<Target>().unwrap().is_tls);
+        assert!("rediss+cluster://a".parse::<RedisTarget>().unwrap().is_tls);
     }
 
     #[test]
-    fn what_is_not_such_an_address_is_refused() {
+    fn other_urls_are_refused() {
         for bad in [
             "",
             "redis",
@@ -268,7 +267,7 @@ mod tests {
             "rediss://a?sslrootcert=/nonexistent/ca.pem",
             "redis+cluster://a,,b",
         ] {
-            assert!(bad.parse::<Target>().is_err(), "{bad}");
+            assert!(bad.parse::<RedisTarget>().is_err(), "{bad}");
         }
     }
 }

@@ -1,15 +1,16 @@
-//! Limits in Redis, shared by all servers: decisions that wait together are one call of a script, by Redis's own clock.
+//! Limits in Redis, shared by all servers: decisions that wait at the same time are one call of a script, by Redis's own clock.
 //!
-//! Each server also remembers what Redis told it of a key. While Redis does not answer, it goes on from there with buckets of
-//! its own, as each policy wants; and when Redis has forgotten a key, it is told what the server knew. So an outage gives
-//! nobody more than the limit times the number of servers, and a Redis that comes back empty gives nobody a fresh start.
+//! Each server also remembers what Redis returned for a key. While Redis does not answer, the server continues from there in
+//! its own memory, as each policy says. When Redis has lost a key, the server sends what it remembers. So in an outage nobody
+//! gets more than the limit times the number of servers, and a Redis that comes back empty resets no limit.
 //!
-//! On a cluster, keys of the same text are together. A decision about others takes one call after the other and gives back
-//! what it took when a later one denies: until then others may be denied for its sake, and nobody gets past a limit.
+//! On a cluster, keys with the same text share a hash slot. A decision about other keys makes one call after the other and
+//! gives back what it took when a later one denies. Until then other callers may be denied because of it, but nobody exceeds
+//! a limit.
 
 mod batch;
 mod outage;
-mod part;
+mod script_key;
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -29,40 +30,40 @@ use weir_store::clock::STEP_MIN;
 use weir_store::tier::{LimitCheck, LimitOutcome, LimitStatus, LimitStore, Policy, TierOutcome};
 use weir_store::{LaneMetrics, Result};
 
-use self::batch::{Question, Questions, Reply};
-use self::part::{Part, name};
+use self::batch::{DecisionCall, DecisionLanes, DecisionReply};
+use self::script_key::{ScriptKey, redis_name};
 use crate::client::Redis;
 
-/// Keys spent in an outage that Redis is to be told of; further ones go on from what Redis knew.
-const UNTOLD_MAX: usize = 100_000;
-/// When to ask again for what there was no room for a moment ago.
-const SOON: Duration = Duration::from_millis(1);
-/// How often a key that changes its rule under our hands is looked at again.
-const TURNS_MAX: usize = 4;
+/// The most keys spent in an outage that are remembered for Redis; for further ones Redis continues from its own state.
+const UNSYNCED_MAX: usize = 100_000;
+/// When to retry a denial that has no reason any more.
+const RETRY_SOON: Duration = Duration::from_millis(1);
+/// How often a decision is tried again because the rule of a key in Redis changed meanwhile.
+const ATTEMPTS_MAX: usize = 4;
 
 /// Limits in Redis. Clones share them.
 #[derive(Clone)]
 pub struct RedisLimits {
-    inner: Arc<Inner>,
+    shared: Arc<SharedLimits>,
 }
 
-struct Inner {
+struct SharedLimits {
     redis: Redis,
-    questions: Questions,
-    /// What is known of keys, and what decides without Redis.
+    lanes: DecisionLanes,
+    /// Remembers what Redis returned for each key, and decides without Redis.
     local: LocalLimiter,
-    /// This server's, for what it remembers.
+    /// This server's clock, by which `local` works.
     clock: Arc<dyn Clock>,
-    /// The keys that were spent without Redis.
-    untold: Mutex<HashSet<Arc<str>>>,
-    untold_count: AtomicUsize,
-    /// How many decisions were made without Redis.
-    alone: AtomicU64,
+    /// The keys that were spent without Redis, which Redis does not know yet.
+    unsynced: Mutex<HashSet<Arc<str>>>,
+    unsynced_count: AtomicUsize,
+    /// The number of decisions without Redis.
+    local_decisions: AtomicU64,
 }
 
-/// What a script is to do.
+/// What the script does with the keys of a decision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Mode {
+enum Operation {
     Take,
     Peek,
     Charge,
@@ -70,7 +71,7 @@ enum Mode {
     Forget,
 }
 
-impl Mode {
+impl Operation {
     const fn as_str(self) -> &'static str {
         match self {
             Self::Take => "take",
@@ -82,17 +83,17 @@ impl Mode {
     }
 }
 
-/// What Redis answered.
-struct ScriptReply {
+/// A decision that Redis made.
+struct RedisDecision {
     now: Timestamp,
     allowed: bool,
-    /// For each part whether it was spent, and what has been spent of it now.
+    /// For each key whether this decision spent it, and what is spent of it now.
     each: Vec<(bool, LimitUsage)>,
 }
 
 impl RedisLimits {
-    /// Limits in Redis, with `local` for when it does not answer. `test_clock` replaces Redis's own. Of decisions that wait for
-    /// Redis there are at most `capacity` (on a cluster in each of several lanes); further ones are refused.
+    /// Starts limits in Redis, with `local` as the fallback. `test_clock` replaces Redis's own clock. At most `capacity`
+    /// decisions wait for Redis (on a cluster in each of several lanes); further ones are refused.
     #[must_use]
     pub fn start(
         redis: Redis,
@@ -102,53 +103,70 @@ impl RedisLimits {
         capacity: usize,
         metrics: LaneMetrics,
     ) -> Self {
-        let questions = Questions::start(redis.clone(), test_clock, capacity, metrics);
-        let (untold, untold_count, alone) = (Mutex::default(), AtomicUsize::new(0), AtomicU64::new(0));
-        Self { inner: Arc::new(Inner { redis, questions, local, clock, untold, untold_count, alone }) }
+        let shared = SharedLimits {
+            lanes: DecisionLanes::start(redis.clone(), test_clock, capacity, metrics),
+            redis,
+            local,
+            clock,
+            unsynced: Mutex::default(),
+            unsynced_count: AtomicUsize::new(0),
+            local_decisions: AtomicU64::new(0),
+        };
+        Self { shared: Arc::new(shared) }
     }
 
-    /// The parts of a decision, each key once, and which of them each ask belongs to.
-    fn parts(&self, asks: &[LimitCheck<'_>]) -> (Vec<Part>, Vec<usize>) {
-        let (now, mut parts) = (self.inner.clock.now(), Vec::<Part>::with_capacity(asks.len()));
-        let mut part_of = Vec::with_capacity(asks.len());
-        for ask in asks {
-            let name = key_of(ask.policy, ask.key);
-            let known = parts.iter().position(|part| part.name == name);
-            part_of.push(known.unwrap_or(parts.len()));
-            match known {
-                Some(at) => parts[at].cost = parts[at].cost.saturating_add(ask.cost),
+    /// Returns the distinct keys of a decision, and for each check the index of its key.
+    fn script_keys(&self, checks: &[LimitCheck<'_>]) -> (Vec<ScriptKey>, Vec<usize>) {
+        let (now, mut keys) = (self.shared.clock.now(), Vec::<ScriptKey>::with_capacity(checks.len()));
+        let mut key_of = Vec::with_capacity(checks.len());
+        for check in checks {
+            let name = policy_key_name(check.policy, check.key);
+            let existing = keys.iter().position(|key| key.name == name);
+            key_of.push(existing.unwrap_or(keys.len()));
+            match existing {
+                Some(index) => keys[index].cost = keys[index].cost.saturating_add(check.cost),
                 None => {
-                    let spent = self.inner.local.known(ask.policy, ask.key, now);
-                    let part = self.part(name, ask.policy.spec.limit, spent, ask.cost);
-                    parts.push(Part { binds: !ask.policy.spec.shadow, ..part });
+                    let spent = self.shared.local.known(check.policy, check.key, now);
+                    let key = self.script_key(name, check.policy.spec.limit, spent, check.cost);
+                    keys.push(ScriptKey { binds: !check.policy.spec.shadow, ..key });
                 }
             }
         }
-        (parts, part_of)
+        (keys, key_of)
     }
 
-    fn part(&self, name: Arc<str>, limit: Limit, known: LimitUsage, cost: u32) -> Part {
-        let (counts, known_at) = (self.inner.is_untold(&name), self.inner.clock.now());
-        Part { name, limit, cost, taken_at: None, binds: true, known, known_at, counts, adopted: None }
+    fn script_key(&self, name: Arc<str>, limit: Limit, local_spent: LimitUsage, cost: u32) -> ScriptKey {
+        let (is_unsynced, local_now) = (self.shared.is_unsynced(&name), self.shared.clock.now());
+        ScriptKey {
+            name,
+            limit,
+            cost,
+            taken_at: None,
+            binds: true,
+            local_spent,
+            local_now,
+            is_unsynced,
+            adopted: None,
+        }
     }
 
-    /// Asks about parts that are together; none when Redis does not answer.
-    async fn ask(&self, mode: Mode, parts: &mut [Part]) -> Result<Option<ScriptReply>> {
-        for _ in 0..TURNS_MAX {
-            let Some(reply) = self.inner.questions.ask(Question::new(mode, parts)).await? else {
+    /// Decides about keys of one hash slot. Returns `None` when Redis does not answer.
+    async fn decide(&self, operation: Operation, keys: &mut [ScriptKey]) -> Result<Option<RedisDecision>> {
+        for _ in 0..ATTEMPTS_MAX {
+            let Some(reply) = self.shared.lanes.submit(DecisionCall::new(operation, keys)).await? else {
                 return Ok(None);
             };
-            match Outcome::read(reply, parts) {
+            match ParsedReply::parse(reply, keys) {
                 None => return Ok(None),
-                Some(Outcome::ScriptReply(told)) => {
-                    self.inner.tell(parts);
-                    return Ok(Some(told));
+                Some(ParsedReply::Decided(decision)) => {
+                    self.shared.mark_synced(keys);
+                    return Ok(Some(decision));
                 }
-                Some(Outcome::Differs(now, stored)) => {
-                    for (part, stored) in parts.iter_mut().zip(stored) {
-                        // What nobody wrote is as good as nothing.
-                        let adopted = part.adopt(&stored, now).unwrap_or_else(|| part.limit.unspent());
-                        part.adopted = (!stored.is_empty()).then_some((stored, adopted));
+                Some(ParsedReply::RuleDiffers(now, stored)) => {
+                    for (key, stored) in keys.iter_mut().zip(stored) {
+                        // A text that Weir did not write counts as unspent.
+                        let adopted = key.adopt(&stored, now).unwrap_or_else(|| key.limit.unspent());
+                        key.adopted = (!stored.is_empty()).then_some((stored, adopted));
                     }
                 }
             }
@@ -156,170 +174,176 @@ impl RedisLimits {
         Ok(None)
     }
 
-    /// The same for parts that may be on several servers of a cluster: one group after the other, and what was taken is
-    /// given back when a later one denies.
-    async fn ask_all(&self, mode: Mode, parts: &mut [Part]) -> Result<Option<ScriptReply>> {
-        let groups = self.inner.redis.group(parts.iter().map(|part| &*part.name));
+    /// Decides about keys that may be on several servers of a cluster, one group after the other. What was taken is given back
+    /// when a later group denies.
+    async fn decide_all(
+        &self,
+        operation: Operation,
+        keys: &mut [ScriptKey],
+    ) -> Result<Option<RedisDecision>> {
+        let groups = self.shared.redis.group(keys.iter().map(|key| &*key.name));
         if groups.len() == 1 {
-            return self.ask(mode, parts).await;
+            return self.decide(operation, keys).await;
         }
-        let mut each = vec![(false, LimitUsage(0, 0, 0)); parts.len()];
-        let (mut is_open, mut latest, mut done) = (true, Timestamp::from_micros(i64::MIN), Vec::new());
-        for at in groups {
-            let mut some: Vec<Part> = at.iter().map(|at| parts[*at].clone()).collect();
-            if !is_open {
-                // Denied already: what is left is only looked at.
-                some.iter_mut().for_each(|part| part.cost = 0);
+        let mut each = vec![(false, LimitUsage(0, 0, 0)); keys.len()];
+        let (mut allowed, mut latest, mut taken) = (true, Timestamp::from_micros(i64::MIN), Vec::new());
+        for indices in groups {
+            let mut group: Vec<ScriptKey> = indices.iter().map(|index| keys[*index].clone()).collect();
+            if !allowed {
+                // Denied already: the other groups are only read.
+                group.iter_mut().for_each(|key| key.cost = 0);
             }
-            let told = self.ask(mode, &mut some).await;
-            let Ok(Some(told)) = told else {
-                self.undo(&done).await;
-                return told;
+            let decided = self.decide(operation, &mut group).await;
+            let Ok(Some(decision)) = decided else {
+                self.undo(&taken).await;
+                return decided;
             };
-            latest = latest.max(told.now);
-            for ((at, told), part) in at.iter().zip(&told.each).zip(some) {
-                each[*at] = (told.0 && is_open, told.1);
-                if told.0 && is_open {
-                    done.push((*at, Part { taken_at: Some(latest), counts: false, adopted: None, ..part }));
+            latest = latest.max(decision.now);
+            for ((index, (is_taken, spent)), key) in indices.iter().zip(&decision.each).zip(group) {
+                let is_taken = *is_taken && allowed;
+                each[*index] = (is_taken, *spent);
+                if is_taken {
+                    let key = ScriptKey { taken_at: Some(latest), is_unsynced: false, adopted: None, ..key };
+                    taken.push((*index, key));
                 }
             }
-            is_open &= told.allowed;
+            allowed &= decision.allowed;
         }
-        if mode == Mode::Take && !is_open {
-            for (at, spent) in self.undo(&done).await {
-                each[at] = (false, spent);
+        if operation == Operation::Take && !allowed {
+            for (index, spent) in self.undo(&taken).await {
+                each[index] = (false, spent);
             }
         }
-        Ok(Some(ScriptReply { now: latest, allowed: is_open, each }))
+        Ok(Some(RedisDecision { now: latest, allowed, each }))
     }
 
-    /// Gives back what was taken. What Redis does not answer for stays spent, which is the safe side.
-    async fn undo(&self, done: &[(usize, Part)]) -> Vec<(usize, LimitUsage)> {
-        let mut after = Vec::with_capacity(done.len());
-        for (at, part) in done {
-            if let Ok(Some(told)) = self.ask(Mode::Give, &mut [part.clone()]).await {
-                after.extend(told.each.first().map(|(_, spent)| (*at, *spent)));
+    /// Gives back what was taken, and returns what is spent of each key now. A key for which Redis does not answer stays spent,
+    /// which is safe.
+    async fn undo(&self, taken: &[(usize, ScriptKey)]) -> Vec<(usize, LimitUsage)> {
+        let mut after = Vec::with_capacity(taken.len());
+        for (index, key) in taken {
+            if let Ok(Some(decision)) = self.decide(Operation::Give, &mut [key.clone()]).await {
+                after.extend(decision.each.first().map(|(_, spent)| (*index, *spent)));
             }
         }
         after
     }
 
-    /// One key, whatever there is room for; none when Redis does not answer.
+    /// Applies an operation to one key without checking its limit. Returns `None` when Redis does not answer.
     async fn change(
         &self,
-        mode: Mode,
+        operation: Operation,
         policy: &Arc<Policy>,
         key: &str,
         cost: u32,
         taken_at: Option<Timestamp>,
     ) -> Result<Option<(LimitUsage, Timestamp)>> {
-        let known = self.inner.local.known(policy, key, self.inner.clock.now());
-        let part = self.part(key_of(policy, key), policy.spec.limit, known, cost);
-        let Some(told) = self.ask(mode, &mut [Part { taken_at, ..part }]).await? else { return Ok(None) };
-        let Some((_, spent)) = told.each.first().copied() else { return Ok(None) };
-        self.inner.learn(policy, key, spent, told.now);
-        Ok(Some((spent, told.now)))
+        let local_spent = self.shared.local.known(policy, key, self.shared.clock.now());
+        let name = policy_key_name(policy, key);
+        let script_key = self.script_key(name, policy.spec.limit, local_spent, cost);
+        let script_key = ScriptKey { taken_at, ..script_key };
+        let Some(decision) = self.decide(operation, &mut [script_key]).await? else { return Ok(None) };
+        let Some((_, spent)) = decision.each.first().copied() else { return Ok(None) };
+        self.shared.remember(policy, key, spent, decision.now);
+        Ok(Some((spent, decision.now)))
     }
 
-    async fn take_tier_there(
+    async fn take_tier_in_redis(
         &self,
         user: &str,
         rule: &Arc<ScopedRule<TierRule>>,
         cost: u32,
     ) -> Result<Option<TierOutcome>> {
-        let known = self.inner.local.known_tier(user, rule, self.inner.clock.now());
-        let part = |which: usize, word: &str| {
+        let local_spent = self.shared.local.known_tier(user, rule, self.shared.clock.now());
+        let script_key = |which: usize, bucket: &str| {
             let limit = Limit::TokenBucket(rule.rule[which]);
-            self.part(name(rule.scope, word, user), limit, known[which].into(), cost)
+            self.script_key(redis_name(rule.scope, bucket, user), limit, local_spent[which].into(), cost)
         };
-        let mut parts = [part(DAILY, "daily"), part(MINUTE, "minute")];
-        let Some(told) = self.ask(Mode::Take, &mut parts).await? else { return Ok(None) };
-        // One for each part: `Outcome::read` has looked.
-        let spent = [DAILY, MINUTE].map(|which| BucketLevel::from(told.each[which].1));
-        let (now, mut known) = (self.inner.clock.now(), spent);
-        rule.rule.move_back(&mut known, ahead_of(now, told.now));
-        self.inner.local.learn_tier(user, rule, known, now);
-        let decision = if told.allowed {
+        let mut keys = [script_key(DAILY, "daily"), script_key(MINUTE, "minute")];
+        let Some(decided) = self.decide(Operation::Take, &mut keys).await? else { return Ok(None) };
+        // `ParsedReply::parse` has checked that there is one element for each key.
+        let spent = [DAILY, MINUTE].map(|which| BucketLevel::from(decided.each[which].1));
+        let (now, mut remembered) = (self.shared.clock.now(), spent);
+        rule.rule.move_back(&mut remembered, clock_lead(now, decided.now));
+        self.shared.local.learn_tier(user, rule, remembered, now);
+        let decision = if decided.allowed {
             Decision::Allowed
         } else {
-            Decision::Denied(rule.rule.denial(&spent, cost, told.now))
+            Decision::Denied(rule.rule.denial(&spent, cost, decided.now))
         };
-        Ok(Some(TierOutcome { decision, spent, now: told.now }))
+        Ok(Some(TierOutcome { decision, spent, now: decided.now }))
     }
 }
 
-fn key_of(policy: &Policy, key: &str) -> Arc<str> {
-    name(policy.scope(), policy.name.as_str(), key)
+fn policy_key_name(policy: &Policy, key: &str) -> Arc<str> {
+    redis_name(policy.scope(), policy.name.as_str(), key)
 }
 
-/// How far Redis's clock is ahead of this server's, where that is more than clocks differ by. What Redis told is moved back by as
-/// much: while Redis is away, keys must not be kept out until this server's clock has caught up.
-fn ahead_of(own: Timestamp, told: Timestamp) -> Duration {
-    let ahead = told.since(own);
+/// Returns how far Redis's clock is ahead of this server's, or 0 for the usual difference between clocks. What Redis returned is
+/// moved back by as much before it is remembered: while Redis is unavailable, keys must not be denied until this server's clock
+/// has caught up.
+fn clock_lead(own: Timestamp, redis: Timestamp) -> Duration {
+    let ahead = redis.since(own);
     if ahead > STEP_MIN { ahead } else { Duration::ZERO }
 }
 
-impl Inner {
-    /// Remembers what Redis told of a key.
-    fn learn(&self, policy: &Arc<Policy>, key: &str, mut spent: LimitUsage, told_at: Timestamp) {
+impl SharedLimits {
+    /// Remembers what is spent of a key at `redis_now`, by Redis's clock.
+    fn remember(&self, policy: &Arc<Policy>, key: &str, mut spent: LimitUsage, redis_now: Timestamp) {
         let now = self.clock.now();
-        policy.spec.limit.move_back(&mut spent, ahead_of(now, told_at));
+        policy.spec.limit.move_back(&mut spent, clock_lead(now, redis_now));
         self.local.learn(policy, key, spent, now);
     }
 
-    fn is_untold(&self, name: &Arc<str>) -> bool {
-        self.untold_count.load(Ordering::Acquire) > 0 && self.untold.lock().contains(name)
+    fn is_unsynced(&self, name: &Arc<str>) -> bool {
+        self.unsynced_count.load(Ordering::Acquire) > 0 && self.unsynced.lock().contains(name)
     }
 
-    /// Takes note of a key that was spent without Redis.
-    fn remember_untold(&self, name: Arc<str>) {
-        let mut untold = self.untold.lock();
-        note_untold(&mut untold, name);
-        self.untold_count.store(untold.len(), Ordering::Release);
+    /// Records that a key was spent without Redis.
+    fn mark_unsynced(&self, name: Arc<str>) {
+        let mut unsynced = self.unsynced.lock();
+        add_unsynced(&mut unsynced, name);
+        self.unsynced_count.store(unsynced.len(), Ordering::Release);
     }
 
-    /// Redis knows now what was spent without it.
-    fn tell(&self, parts: &[Part]) {
-        if parts.iter().any(|part| part.counts) {
-            let mut untold = self.untold.lock();
-            for part in parts.iter().filter(|part| part.counts) {
-                untold.remove(&part.name);
+    /// Records that Redis has merged what was spent of these keys without it.
+    fn mark_synced(&self, keys: &[ScriptKey]) {
+        if keys.iter().any(|key| key.is_unsynced) {
+            let mut unsynced = self.unsynced.lock();
+            for key in keys.iter().filter(|key| key.is_unsynced) {
+                unsynced.remove(&key.name);
             }
-            self.untold_count.store(untold.len(), Ordering::Release);
+            self.unsynced_count.store(unsynced.len(), Ordering::Release);
         }
     }
 }
 
-/// What a reply of the script says.
-enum Outcome {
-    ScriptReply(ScriptReply),
-    /// Something was spent under another rule: what stands there now.
-    Differs(Timestamp, Vec<String>),
+enum ParsedReply {
+    Decided(RedisDecision),
+    /// A key was spent under another rule. Holds the stored text of every key.
+    RuleDiffers(Timestamp, Vec<String>),
 }
 
-impl Outcome {
-    /// None for a reply that no script of ours gives, and for a decision that failed there.
-    fn read(Reply { now, fields }: Reply, parts: &[Part]) -> Option<Self> {
+impl ParsedReply {
+    /// Returns `None` for a reply that the script cannot give, and for a decision that failed in the script.
+    fn parse(DecisionReply { now, fields }: DecisionReply, keys: &[ScriptKey]) -> Option<Self> {
         let (Value::Int(allowed), fields) = fields.split_first()? else { return None };
         if *allowed < 0 {
             let stored = fields.iter().map(text).collect::<Option<Vec<_>>>()?;
-            return (stored.len() == parts.len()).then_some(Self::Differs(now, stored));
+            return (stored.len() == keys.len()).then_some(Self::RuleDiffers(now, stored));
         }
         let (each, rest) = fields.as_chunks::<4>();
-        if each.len() != parts.len() || !rest.is_empty() {
+        if each.len() != keys.len() || !rest.is_empty() {
             return None;
         }
-        let each = each.iter().zip(parts).map(|(fields, part)| {
+        let each = each.iter().zip(keys).map(|(fields, key)| {
             let [Value::Int(taken), Value::Int(a), Value::Int(b), Value::Int(c)] = fields else {
                 return None;
             };
-            Some((*taken == 1, part.spent([*a, *b, *c])))
+            Some((*taken == 1, key.spent([*a, *b, *c])))
         });
-        Some(Self::ScriptReply(ScriptReply {
-            now,
-            allowed: *allowed == 1,
-            each: each.collect::<Option<_>>()?,
-        }))
+        let each = each.collect::<Option<_>>()?;
+        Some(Self::Decided(RedisDecision { now, allowed: *allowed == 1, each }))
     }
 }
 
@@ -327,47 +351,52 @@ fn text(value: &Value) -> Option<String> {
     if let Value::BulkString(bytes) = value { String::from_utf8(bytes.clone()).ok() } else { None }
 }
 
-/// What each ask is told, from what became of its part.
-fn answer(
-    asks: &[LimitCheck<'_>],
-    parts: &[Part],
-    part_of: &[usize],
-    told: &ScriptReply,
+/// Computes the outcome of every check from the decision about its key.
+fn outcome(
+    checks: &[LimitCheck<'_>],
+    keys: &[ScriptKey],
+    key_of: &[usize],
+    decided: &RedisDecision,
     peek: bool,
 ) -> LimitOutcome {
-    let alone: Vec<Decision> = parts
+    let each_key: Vec<Decision> = keys
         .iter()
-        .zip(&told.each)
-        .map(|(part, (taken, spent))| {
+        .zip(&decided.each)
+        .map(|(key, (taken, spent))| {
             let mut after = *spent;
-            if *taken { Decision::Allowed } else { part.limit.take(&mut after, part.cost, told.now) }
+            if *taken { Decision::Allowed } else { key.limit.take(&mut after, key.cost, decided.now) }
         })
         .collect();
-    let each = part_of.iter().map(|at| (alone[*at], told.each[*at].1)).collect();
-    let decision = match decide(asks, parts, part_of, told) {
-        _ if told.allowed && !peek => Decision::Allowed,
+    let each = key_of.iter().map(|index| (each_key[*index], decided.each[*index].1)).collect();
+    let decision = match decide_binding(checks, keys, key_of, decided) {
+        _ if decided.allowed && !peek => Decision::Allowed,
         // On a cluster there may be room by now where there was none.
-        Decision::Allowed if !peek => Decision::Denied(LimitDenial::single(Some(SOON))),
+        Decision::Allowed if !peek => Decision::Denied(LimitDenial::single(Some(RETRY_SOON))),
         decision => decision,
     };
-    LimitOutcome { decision, each, now: told.now }
+    LimitOutcome { decision, each, now: decided.now }
 }
 
-/// The decision about those that bind, as the rule makes it from what has been spent.
-fn decide(asks: &[LimitCheck<'_>], parts: &[Part], part_of: &[usize], told: &ScriptReply) -> Decision {
-    let mut spent: Vec<LimitUsage> = told.each.iter().map(|(_, spent)| *spent).collect();
-    let binding: Vec<usize> = (0..parts.len()).filter(|at| parts[*at].binds).collect();
-    let mut claims: Vec<KeyCharge<'_, Limit>> = parts
+/// Decides about the keys that bind, from what is spent of them now.
+fn decide_binding(
+    checks: &[LimitCheck<'_>],
+    keys: &[ScriptKey],
+    key_of: &[usize],
+    decided: &RedisDecision,
+) -> Decision {
+    let mut spent: Vec<LimitUsage> = decided.each.iter().map(|(_, spent)| *spent).collect();
+    let binding: Vec<usize> = (0..keys.len()).filter(|index| keys[*index].binds).collect();
+    let mut claims: Vec<KeyCharge<'_, Limit>> = keys
         .iter()
         .zip(&mut spent)
-        .filter(|(part, _)| part.binds)
-        .map(|(part, spent)| KeyCharge { rule: &part.limit, spent, cost: part.cost })
+        .filter(|(key, _)| key.binds)
+        .map(|(key, spent)| KeyCharge { rule: &key.limit, spent, cost: key.cost })
         .collect();
-    match take_all(&mut claims, told.now) {
+    match take_all(&mut claims, decided.now) {
         Decision::Allowed => Decision::Allowed,
         Decision::Denied(refusal) => {
-            let part = binding.get(refusal.denied_by).copied().unwrap_or(0);
-            let first = (0..asks.len()).find(|at| part_of[*at] == part).unwrap_or(0);
+            let key = binding.get(refusal.denied_by).copied().unwrap_or(0);
+            let first = (0..checks.len()).find(|check| key_of[*check] == key).unwrap_or(0);
             Decision::Denied(LimitDenial { denied_by: first, ..refusal })
         }
     }
@@ -375,22 +404,22 @@ fn decide(asks: &[LimitCheck<'_>], parts: &[Part], part_of: &[usize], told: &Scr
 
 #[async_trait]
 impl LimitStore for RedisLimits {
-    async fn take(&self, asks: &[LimitCheck<'_>], peek: bool) -> Result<LimitOutcome> {
-        let (mut parts, part_of) = self.parts(asks);
-        let mode = if peek { Mode::Peek } else { Mode::Take };
-        let Some(told) = self.ask_all(mode, &mut parts).await? else {
-            return self.take_alone(asks, peek).await;
+    async fn take(&self, checks: &[LimitCheck<'_>], peek: bool) -> Result<LimitOutcome> {
+        let (mut keys, key_of) = self.script_keys(checks);
+        let operation = if peek { Operation::Peek } else { Operation::Take };
+        let Some(decided) = self.decide_all(operation, &mut keys).await? else {
+            return self.take_without_redis(checks, peek).await;
         };
-        for (ask, at) in asks.iter().zip(&part_of) {
-            self.inner.learn(ask.policy, ask.key, told.each[*at].1, told.now);
+        for (check, index) in checks.iter().zip(&key_of) {
+            self.shared.remember(check.policy, check.key, decided.each[*index].1, decided.now);
         }
-        Ok(answer(asks, &parts, &part_of, &told, peek))
+        Ok(outcome(checks, &keys, &key_of, &decided, peek))
     }
 
     async fn charge(&self, policy: &Arc<Policy>, key: &str, cost: u32) -> Result<(LimitUsage, Timestamp)> {
-        match self.change(Mode::Charge, policy, key, cost, None).await? {
+        match self.change(Operation::Charge, policy, key, cost, None).await? {
             Some(changed) => Ok(changed),
-            None => self.charge_alone(policy, key, cost).await,
+            None => self.charge_without_redis(policy, key, cost).await,
         }
     }
 
@@ -401,20 +430,24 @@ impl LimitStore for RedisLimits {
         cost: u32,
         taken_at: Option<Timestamp>,
     ) -> Result<(LimitUsage, Timestamp)> {
-        match self.change(Mode::Give, policy, key, cost, taken_at).await? {
+        match self.change(Operation::Give, policy, key, cost, taken_at).await? {
             Some((spent, now)) => {
-                self.inner.learn_less(policy, key, spent);
+                // `remember` ignores an unspent key, so what was remembered of it before is deleted here.
+                if policy.spec.limit.is_unspent(&spent, self.shared.clock.now()) {
+                    self.shared.local.unlearn(policy, key);
+                }
                 Ok((spent, now))
             }
-            None => self.give_back_alone(policy, key, cost, taken_at).await,
+            // Only here: Redis continues from its own state, which has more spent and is safe.
+            None => self.shared.local.give_back(policy, key, cost, taken_at).await,
         }
     }
 
     async fn forget(&self, policy: &Arc<Policy>, key: &str) -> Result<()> {
-        let forgotten = self.change(Mode::Forget, policy, key, 0, None).await;
-        self.inner.local.forget(policy, key).await?;
+        let forgotten = self.change(Operation::Forget, policy, key, 0, None).await;
+        self.shared.local.forget(policy, key).await?;
         forgotten?.map(|_| ()).ok_or_else(|| {
-            weir_store::Error::unavailable(crate::ENGINE, "did not answer; the key is as it was")
+            weir_store::Error::unavailable(crate::ENGINE, "did not answer; the key is unchanged")
         })
     }
 
@@ -424,28 +457,28 @@ impl LimitStore for RedisLimits {
         rule: &Arc<ScopedRule<TierRule>>,
         cost: u32,
     ) -> Result<TierOutcome> {
-        match self.take_tier_there(user, rule, cost).await? {
+        match self.take_tier_in_redis(user, rule, cost).await? {
             Some(taken) => Ok(taken),
-            None => self.take_tier_alone(user, rule, cost).await,
+            None => self.take_tier_without_redis(user, rule, cost).await,
         }
     }
 
-    /// What Redis has counted it keeps as its own settings say; what is counted without it ends with the process.
+    /// Nothing to do: Redis persists by its own settings, and what is spent without it is lost with the process.
     async fn flush(&self) {}
 
     async fn drain(&self) {
-        self.inner.local.drain().await;
+        self.shared.local.drain().await;
     }
 
     fn status(&self) -> LimitStatus {
-        let decided_alone = self.inner.alone.load(Ordering::Relaxed);
-        LimitStatus { decided_alone, ..self.inner.local.status() }
+        let decided_alone = self.shared.local_decisions.load(Ordering::Relaxed);
+        LimitStatus { decided_alone, ..self.shared.local.status() }
     }
 }
 
-fn note_untold(untold: &mut HashSet<Arc<str>>, name: Arc<str>) {
-    if untold.len() < UNTOLD_MAX {
-        untold.insert(name);
+fn add_unsynced(unsynced: &mut HashSet<Arc<str>>, name: Arc<str>) {
+    if unsynced.len() < UNSYNCED_MAX {
+        unsynced.insert(name);
     }
 }
 
@@ -454,9 +487,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_more_keys_are_untold_than_the_bound() {
-        let mut untold = HashSet::new();
-        (0..UNTOLD_MAX + 10).for_each(|n| note_untold(&mut untold, n.to_string().into()));
-        assert_eq!(untold.len(), UNTOLD_MAX);
+    fn unsynced_keys_are_bounded() {
+        let mut unsynced = HashSet::new();
+        (0..UNSYNCED_MAX + 10).for_each(|n| add_unsynced(&mut unsynced, n.to_string().into()));
+        assert_eq!(unsynced.len(), UNSYNCED_MAX);
     }
 }

@@ -15,7 +15,7 @@ use weir_store::slot::SlotStore;
 use weir_store::tier::TierStore;
 use weir_store::writer_metrics::WriterMetrics;
 use weir_store::{LaneSettings, Result, SteadyClock, StoreClock, StoreHealth, SystemClock};
-use weir_store_postgres::{Postgres, Target};
+use weir_store_postgres::{Postgres, PostgresTarget};
 use weir_store_redis::{Redis, RedisQuota};
 use weir_store_sqlite::Sqlite;
 
@@ -142,7 +142,11 @@ impl Store {
         Ok(Self::new(Arc::new(engine), differences, settings))
     }
 
-    async fn open_postgres(settings: &Settings, target: &Target, around: Surroundings<'_>) -> Result<Self> {
+    async fn open_postgres(
+        settings: &Settings,
+        target: &PostgresTarget,
+        around: Surroundings<'_>,
+    ) -> Result<Self> {
         let connections = settings.store.postgres_connections;
         let mut engine = open_patiently(target, connections, around.clock.clone()).await?;
         engine = engine.with_headroom(settings.slot.headroom);
@@ -207,7 +211,7 @@ impl Store {
 
 /// A database that is just starting is waited for; one that refuses our password, or has no such database, is not.
 async fn open_patiently(
-    target: &Target,
+    target: &PostgresTarget,
     connections: usize,
     clock: Option<Arc<dyn Clock>>,
 ) -> Result<Postgres> {

@@ -145,7 +145,7 @@ impl Clocks {
             let _ = self.store.time().await;
         }
         let Some(redis) = &self.redis else { return };
-        let times = redis.times().await;
+        let times = redis.server_times().await;
         let mut detectors = self.redis_steps.lock();
         detectors.retain(|address, _| times.is_empty() || times.iter().any(|(known, ..)| known == address));
         for (address, shown, [asked, answered]) in times {

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use weir_queue::kafka::Brokers;
-use weir_store_postgres::Target;
+use weir_store_postgres::PostgresTarget;
 
 use super::http::HttpSettings;
 use super::parse::{boolean, count, duration};
@@ -39,7 +39,7 @@ pub enum EngineChoice {
     /// SQLite in the data directory.
     Embedded,
     /// A Postgres server.
-    Postgres(Box<Target>),
+    Postgres(Box<PostgresTarget>),
 }
 
 impl PartialEq for EngineChoice {
@@ -60,7 +60,7 @@ impl EngineChoice {
         match self {
             Self::Embedded => Self::Embedded,
             Self::Postgres(target) => Self::Postgres(Box::new(
-                target.with_patience(timeout).allowing_unsafe_durability(allow_unsafe_durability),
+                target.with_call_timeout(timeout).allowing_unsafe_durability(allow_unsafe_durability),
             )),
         }
     }
@@ -97,7 +97,7 @@ pub enum CacheChoice {
     /// Nothing.
     None,
     /// A Redis server or cluster.
-    Redis(Box<weir_store_redis::Target>),
+    Redis(Box<weir_store_redis::RedisTarget>),
 }
 
 impl PartialEq for CacheChoice {
@@ -117,7 +117,7 @@ impl CacheChoice {
     fn with(self, timeout: Duration) -> Self {
         match self {
             Self::None => Self::None,
-            Self::Redis(target) => Self::Redis(Box::new(target.with_patience(timeout))),
+            Self::Redis(target) => Self::Redis(Box::new(target.with_call_timeout(timeout))),
         }
     }
 

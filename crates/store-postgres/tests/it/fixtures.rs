@@ -15,7 +15,7 @@ use weir_store::tier::{LimitStore, TierStore};
 use weir_store_conformance::{
     ENGINE_TIMEOUT, EngineFixture, HasLimits, HasQueue, HasQuota, HasRequests, HasSales, HasSlots, START,
 };
-use weir_store_postgres::{Postgres, Target};
+use weir_store_postgres::{Postgres, PostgresTarget};
 use weir_testkit::postgres::{Database, Server};
 
 pub(crate) struct OnPostgres {
@@ -38,12 +38,15 @@ impl OnPostgres {
         database: Arc<Database>,
         clock: ManualClock,
     ) -> Self {
-        let target: Target = url.parse().expect("a Postgres URL");
+        let target: PostgresTarget = url.parse().expect("a Postgres URL");
         let time = Arc::new(clock.clone());
-        let engine =
-            Postgres::open_with_clock(target.with_patience(ENGINE_TIMEOUT), connections, Some(time.clone()))
-                .await
-                .expect("it opens");
+        let engine = Postgres::open_with_clock(
+            target.with_call_timeout(ENGINE_TIMEOUT),
+            connections,
+            Some(time.clone()),
+        )
+        .await
+        .expect("it opens");
         let limits = LocalLimiter::open(Arc::new(engine.clone()), time, 100_000).await.expect("it opens");
         Self { database, clock, engine, limits }
     }

@@ -31,8 +31,8 @@ async fn open_windows() -> OnPostgres {
 }
 
 async fn engine(database: &Database, connections: usize, patience: Duration) -> Postgres {
-    let target: weir_store_postgres::Target = database.url().parse().expect("a Postgres URL");
-    Postgres::open(target.with_patience(patience), connections).await.expect("it opens").with_headroom(2)
+    let target: weir_store_postgres::PostgresTarget = database.url().parse().expect("a Postgres URL");
+    Postgres::open(target.with_call_timeout(patience), connections).await.expect("it opens").with_headroom(2)
 }
 
 async fn until_somebody_waits(database: &Database) {

@@ -8,7 +8,7 @@ use weir_queue::publish::{OutgoingEvent, PublishOutcome, Publisher};
 use weir_store::Result;
 use weir_store::quota::{QuotaStore, SendOutcome};
 use weir_store_conformance::{START, fixtures};
-use weir_store_postgres::{Postgres, Target};
+use weir_store_postgres::{Postgres, PostgresTarget};
 use weir_testkit::postgres::Server;
 
 const REFUSE: &str = "
@@ -40,7 +40,7 @@ async fn after_a_save_that_failed_a_batch_needs_no_second_connection() {
         return;
     }
     let database = Server::shared().database("uncommitted").await;
-    let target: Target = database.url().parse().expect("a Postgres URL");
+    let target: PostgresTarget = database.url().parse().expect("a Postgres URL");
     let clock = Some(Arc::new(ManualClock::at(START)) as Arc<dyn weir_core::Clock>);
     let broker = Arc::new(Confirming::default());
     let publisher: Arc<dyn Publisher> = Arc::<Confirming>::clone(&broker);

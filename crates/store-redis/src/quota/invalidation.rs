@@ -1,7 +1,7 @@
-//! Users whose limits have just changed: what Redis says of them is not believed until their hash is deleted.
+//! Users whose limits have just changed: their hash is not used until it is deleted.
 //!
-//! Every server hears of every change and deletes the hash on the Redis it uses itself, whoever took the change and
-//! whatever became of that server. Until that is done the store decides.
+//! Every server is notified of every change and deletes the hash on the Redis that it uses, whichever server made the change
+//! and whether or not that server is still alive. Until then the store decides.
 
 use std::collections::HashMap;
 
@@ -9,44 +9,46 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 use weir_core::UserId;
 
-/// Users in doubt. When there are more, everybody is.
-const MAX: usize = 10_000;
+/// The most users that are tracked. When there are more, no user's hash is used.
+const USERS_MAX: usize = 10_000;
 
 #[derive(Debug, Default)]
 pub(crate) struct Invalidations {
-    state: Mutex<State>,
+    state: Mutex<InvalidationState>,
     added: Notify,
 }
 
 #[derive(Debug, Default)]
-struct State {
-    /// Each with the number of its last change.
+struct InvalidationState {
+    /// The number of each user's last change.
     users: HashMap<UserId, u64>,
     changes: u64,
-    is_everybody: bool,
+    /// Whether more users changed than [`USERS_MAX`].
+    has_overflowed: bool,
 }
 
 impl Invalidations {
-    /// Whether a user's hash must not be used.
-    pub(crate) fn has(&self, user: &UserId) -> bool {
+    /// Returns whether a user's hash must not be used.
+    pub(crate) fn contains(&self, user: &UserId) -> bool {
         let state = self.state.lock();
-        state.is_everybody || (!state.users.is_empty() && state.users.contains_key(user))
+        state.has_overflowed || (!state.users.is_empty() && state.users.contains_key(user))
     }
 
     pub(crate) fn add(&self, user: &UserId) {
         let mut state = self.state.lock();
         state.changes += 1;
         let number = state.changes;
-        if state.users.len() < MAX || state.users.contains_key(user) {
+        if state.users.len() < USERS_MAX || state.users.contains_key(user) {
             state.users.insert(user.clone(), number);
         } else {
-            state.is_everybody = true;
+            state.has_overflowed = true;
         }
         drop(state);
         self.added.notify_one();
     }
 
-    /// Waits until somebody is in doubt, and says who. A change while the hash is being deleted is a doubt of its own.
+    /// Waits until there are users and returns each with the number of its last change. A change while the hash is being
+    /// deleted gets a new number, so the user is returned again.
     pub(crate) async fn next(&self) -> Vec<(UserId, u64)> {
         loop {
             let added = self.added.notified();
@@ -59,28 +61,27 @@ impl Invalidations {
         }
     }
 
-    /// The hash of a user is gone, after the change of this number.
-    pub(crate) fn settle(&self, user: &UserId, number: u64) {
+    /// Removes a user whose hash was deleted, unless there was another change after `change`.
+    pub(crate) fn remove(&self, user: &UserId, change: u64) {
         let mut state = self.state.lock();
-        if state.users.get(user) == Some(&number) {
+        if state.users.get(user) == Some(&change) {
             state.users.remove(user);
         }
     }
 
-    /// Whether nobody is in doubt.
     pub(crate) fn is_empty(&self) -> bool {
         let state = self.state.lock();
-        !state.is_everybody && state.users.is_empty()
+        !state.has_overflowed && state.users.is_empty()
     }
 
-    /// Whether more changed than could be remembered.
-    pub(crate) fn is_everybody(&self) -> bool {
-        self.state.lock().is_everybody
+    /// Returns whether more users changed than can be tracked.
+    pub(crate) fn has_overflowed(&self) -> bool {
+        self.state.lock().has_overflowed
     }
 
-    /// Every hash is distrusted from now on.
-    pub(crate) fn settle_everybody(&self) {
-        self.state.lock().is_everybody = false;
+    /// Ends the overflow, after a new epoch has invalidated every hash.
+    pub(crate) fn clear_overflow(&self) {
+        self.state.lock().has_overflowed = false;
     }
 }
 
@@ -89,28 +90,28 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_user_is_in_doubt_until_the_hash_is_gone() {
+    async fn a_user_is_invalidated_until_the_hash_is_deleted() {
         let (invalidations, user) = (Invalidations::default(), UserId::parse("u").unwrap());
-        assert!(!invalidations.has(&user));
+        assert!(!invalidations.contains(&user));
         invalidations.add(&user);
-        assert!(invalidations.has(&user));
+        assert!(invalidations.contains(&user));
         let first = invalidations.next().await;
         invalidations.add(&user);
-        invalidations.settle(&first[0].0, first[0].1);
-        assert!(invalidations.has(&user), "it has changed again since");
+        invalidations.remove(&first[0].0, first[0].1);
+        assert!(invalidations.contains(&user), "the limits have changed again since");
         let second = invalidations.next().await;
-        invalidations.settle(&second[0].0, second[0].1);
-        assert!(!invalidations.has(&user));
+        invalidations.remove(&second[0].0, second[0].1);
+        assert!(!invalidations.contains(&user));
     }
 
     #[test]
-    fn when_too_many_change_everybody_is_in_doubt() {
+    fn too_many_changes_invalidate_every_user() {
         let invalidations = Invalidations::default();
-        for n in 0..=MAX {
+        for n in 0..=USERS_MAX {
             invalidations.add(&UserId::parse(n.to_string()).unwrap());
         }
-        assert!(invalidations.has(&UserId::parse("anybody").unwrap()));
-        invalidations.settle_everybody();
-        assert!(!invalidations.has(&UserId::parse("anybody").unwrap()));
+        assert!(invalidations.contains(&UserId::parse("anybody").unwrap()));
+        invalidations.clear_overflow();
+        assert!(!invalidations.contains(&UserId::parse("anybody").unwrap()));
     }
 }

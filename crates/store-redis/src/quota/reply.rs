@@ -1,4 +1,4 @@
-//! What the quota scripts answer.
+//! Parses the replies of the quota scripts. Each parser returns `None` for a reply that its script cannot give.
 
 use std::time::Duration;
 
@@ -6,18 +6,18 @@ use redis::Value;
 use weir_core::Timestamp;
 use weir_core::quota::QuotaLimits;
 
-/// The answer of `quota_spend` and `quota_install` for one user.
+/// The reply of `quota_spend` or `quota_install` for one user.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Reply {
-    /// Nothing to take from.
-    Cold {
-        /// Under which a reservation may be installed.
+pub(crate) enum SpendReply {
+    /// There is no usable hash.
+    NoHash {
+        /// A reservation may be installed under this nonce.
         nonce: String,
         /// Redis's time, in milliseconds.
         redis_ms: i64,
     },
-    /// Places were taken, perhaps fewer than asked for.
-    Taken(HashState),
+    /// Units were spent, perhaps fewer than requested.
+    Spent(HashState),
     /// `quota_install`: the reservation was refused.
     Refused,
     /// The hash was written under a later epoch.
@@ -27,16 +27,17 @@ pub(crate) enum Reply {
 /// A user's hash after a spend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct HashState {
-    pub(crate) taken: u32,
-    /// The count with them.
+    /// Units that this call has spent.
+    pub(crate) spent: u32,
+    /// The units of the window that are spent now.
     pub(crate) count: u32,
-    /// Up to which places are reserved in the store.
+    /// The count up to which units are reserved in the store.
     pub(crate) reserved: u32,
     pub(crate) limits: QuotaLimits,
     /// When the window began.
     pub(crate) window: Timestamp,
-    /// How much of it is left.
-    pub(crate) left: Duration,
+    /// The time until it ends.
+    pub(crate) remaining: Duration,
     /// Redis's time, in milliseconds.
     pub(crate) redis_ms: i64,
 }
@@ -46,59 +47,58 @@ impl HashState {
         self.window.plus(self.limits.window())
     }
 
-    /// The store's time of the decision, as far as Redis can tell.
-    pub(crate) fn at(&self) -> Timestamp {
-        let left_us = i64::try_from(self.left.as_micros()).unwrap_or(i64::MAX);
-        Timestamp::from_micros(self.reset_at().as_micros().saturating_sub(left_us))
+    /// The store's time of the decision, derived from the time that remains of the window.
+    pub(crate) fn decided_at(&self) -> Timestamp {
+        let remaining_us = i64::try_from(self.remaining.as_micros()).unwrap_or(i64::MAX);
+        Timestamp::from_micros(self.reset_at().as_micros().saturating_sub(remaining_us))
     }
 }
 
-/// What `quota_peek` found.
+/// A user's hash as `quota_peek` reads it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Held {
+pub(crate) struct PeekedHash {
     pub(crate) window: Timestamp,
     pub(crate) count: u32,
     pub(crate) reserved: u32,
 }
 
-/// None when it is not what the scripts answer.
-pub(crate) fn spent(value: &Value) -> Option<Reply> {
+pub(crate) fn parse_spend(value: &Value) -> Option<SpendReply> {
     let Value::Array(fields) = value else { return None };
     let (kind, fields) = fields.split_first()?;
     match (int(kind)?, fields) {
-        (0, []) => Some(Reply::Refused),
-        (0, [nonce, redis_ms]) => Some(Reply::Cold { nonce: text(nonce)?, redis_ms: int(redis_ms)? }),
-        (1, [taken, count, reserved, limit, minutes, window, left, redis_ms]) => {
-            Some(Reply::Taken(HashState {
-                taken: unsigned(taken)?,
+        (0, []) => Some(SpendReply::Refused),
+        (0, [nonce, redis_ms]) => Some(SpendReply::NoHash { nonce: text(nonce)?, redis_ms: int(redis_ms)? }),
+        (1, [spent, count, reserved, limit, minutes, window, remaining, redis_ms]) => {
+            Some(SpendReply::Spent(HashState {
+                spent: unsigned(spent)?,
                 count: unsigned(count)?,
                 reserved: unsigned(reserved)?,
                 limits: QuotaLimits::new(unsigned(limit)?, unsigned(minutes)?).ok()?,
                 window: Timestamp::from_micros(int(window)?),
-                left: Duration::from_millis(u64::try_from(int(left)?).ok()?),
+                remaining: Duration::from_millis(u64::try_from(int(remaining)?).ok()?),
                 redis_ms: int(redis_ms)?,
             }))
         }
-        (2, []) => Some(Reply::Outdated),
+        (2, []) => Some(SpendReply::Outdated),
         _ => None,
     }
 }
 
-pub(crate) fn held(value: &Value) -> Option<Held> {
+pub(crate) fn parse_peek(value: &Value) -> Option<PeekedHash> {
     let Value::Array(fields) = value else { return None };
     let [window, count, reserved] = &fields[..] else { return None };
     let window = Timestamp::from_micros(int(window)?);
-    Some(Held { window, count: unsigned(count)?, reserved: unsigned(reserved)? })
+    Some(PeekedHash { window, count: unsigned(count)?, reserved: unsigned(reserved)? })
 }
 
-/// The window and the number of places that `quota_release` took back.
-pub(crate) fn released(value: &Value) -> Option<(Timestamp, u32)> {
+/// Returns the window and its unused units from the reply of `quota_release` or `quota_forget`.
+pub(crate) fn parse_release(value: &Value) -> Option<(Timestamp, u32)> {
     let Value::Array(fields) = value else { return None };
     let [window, units] = &fields[..] else { return None };
     Some((Timestamp::from_micros(int(window)?), unsigned(units)?))
 }
 
-/// Scripts answer with numbers, and with what hashes hold, which is text.
+/// Parses a number that a script computed, or one that it read from a hash, which is text.
 fn int(value: &Value) -> Option<i64> {
     match value {
         Value::Int(number) => Some(*number),
@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn answers_are_read_and_what_is_none_is_refused() {
+    fn replies_are_parsed_and_malformed_ones_are_refused() {
         let hash_state = Value::Array(vec![
             Value::Int(1),
             Value::Int(2),
@@ -136,19 +136,21 @@ mod tests {
             Value::Int(59_000),
             Value::Int(5),
         ]);
-        let Some(Reply::Taken(hash_state)) = spent(&hash_state) else { panic!("places were taken") };
-        assert_eq!((hash_state.taken, hash_state.count, hash_state.reserved), (2, 7, 9));
-        assert_eq!(hash_state.at(), Timestamp::from_micros(1_700_000_001_000_000));
-        assert_eq!(spent(&Value::Array(vec![Value::Int(0)])), Some(Reply::Refused));
+        let Some(SpendReply::Spent(hash_state)) = parse_spend(&hash_state) else {
+            panic!("units were spent")
+        };
+        assert_eq!((hash_state.spent, hash_state.count, hash_state.reserved), (2, 7, 9));
+        assert_eq!(hash_state.decided_at(), Timestamp::from_micros(1_700_000_001_000_000));
+        assert_eq!(parse_spend(&Value::Array(vec![Value::Int(0)])), Some(SpendReply::Refused));
         assert_eq!(
-            spent(&Value::Array(vec![Value::Int(0), bulk("n"), Value::Int(3)])),
-            Some(Reply::Cold { nonce: "n".into(), redis_ms: 3 })
+            parse_spend(&Value::Array(vec![Value::Int(0), bulk("n"), Value::Int(3)])),
+            Some(SpendReply::NoHash { nonce: "n".into(), redis_ms: 3 })
         );
-        assert_eq!(spent(&Value::Array(vec![Value::Int(1), Value::Nil])), None);
-        assert_eq!(spent(&Value::Nil), None);
-        assert_eq!(held(&Value::Array(vec![])), None);
+        assert_eq!(parse_spend(&Value::Array(vec![Value::Int(1), Value::Nil])), None);
+        assert_eq!(parse_spend(&Value::Nil), None);
+        assert_eq!(parse_peek(&Value::Array(vec![])), None);
         assert_eq!(
-            released(&Value::Array(vec![bulk("5"), Value::Int(2)])),
+            parse_release(&Value::Array(vec![bulk("5"), Value::Int(2)])),
             Some((Timestamp::from_micros(5), 2))
         );
     }

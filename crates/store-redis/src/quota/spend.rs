@@ -1,5 +1,5 @@
-//! One batch of sends on Redis: take places that are reserved, reserve more where there are none, enqueue what got a
-//! place. What Redis cannot answer the store decides.
+//! Decides one batch of sends on Redis: spends reserved units, reserves more in the store where there are too few, and
+//! enqueues the accepted sends. The store decides sends for which Redis gives no usable reply.
 
 use std::collections::HashMap;
 
@@ -12,39 +12,39 @@ use weir_store::quota::{
     UnusedReservation, random_bytes,
 };
 
-use super::reply::{HashState, Reply, spent};
+use super::reply::{HashState, SpendReply, parse_spend};
 use super::write_behind::WriteBehind;
-use super::{Parts, key};
-use crate::client::{Item, Unanswered};
+use super::{SharedQuota, key};
+use crate::client::{KeyCall, NoReply};
 use crate::script::Script;
 
-/// How often a reservation may come too late, because new limits came first, before the store decides.
-const ROUNDS: usize = 3;
+/// How often a reservation may be refused, because new limits came first, before the store decides.
+const ROUNDS_MAX: usize = 3;
 
 /// The sends of one user in a batch.
-struct Demand<'a> {
+struct UserSends<'a> {
     user: &'a UserId,
-    /// Their places in the batch.
+    /// Their indices in the batch.
     commands: Vec<usize>,
-    /// What the first of them got.
-    grants: Vec<Granted>,
-    /// What becomes of the others.
-    rest: Rest,
+    /// The grants of the first commands.
+    grants: Vec<SendGrant>,
+    /// How the commands without a grant are decided.
+    rest: RestState,
 }
 
 #[derive(Clone, Copy)]
-struct Granted {
+struct SendGrant {
     limits: QuotaLimits,
     grant: Grant,
     at: Timestamp,
 }
 
 #[derive(Clone)]
-enum Rest {
-    /// Not asked yet, or to be asked again.
-    Open,
-    /// More places have to be reserved.
-    Short {
+enum RestState {
+    /// To be spent in Redis, for the first time or again.
+    Undecided,
+    /// More units have to be reserved in the store.
+    NeedsReservation {
         nonce: String,
         redis_ms: i64,
     },
@@ -55,190 +55,193 @@ enum Rest {
         redis_ms: i64,
     },
     NotConfigured,
-    /// Redis cannot say; the store can.
-    Elsewhere,
+    /// The store decides, because Redis cannot.
+    LeftToStore,
 }
 
-impl Demand<'_> {
-    fn unmet(&self) -> u32 {
+impl UserSends<'_> {
+    /// The number of commands without a grant.
+    fn missing(&self) -> u32 {
         u32::try_from(self.commands.len() - self.grants.len()).unwrap_or(u32::MAX)
     }
 
-    fn is_open(&self) -> bool {
-        self.unmet() > 0 && matches!(self.rest, Rest::Open)
+    fn is_undecided(&self) -> bool {
+        self.missing() > 0 && matches!(self.rest, RestState::Undecided)
     }
 
-    fn is_short(&self) -> bool {
-        self.unmet() > 0 && matches!(self.rest, Rest::Short { .. })
+    fn needs_reservation(&self) -> bool {
+        self.missing() > 0 && matches!(self.rest, RestState::NeedsReservation { .. })
     }
 
-    /// What `quota_spend` said. It never denies: whether a window is full is the store's to say.
-    fn spend(&mut self, reply: Option<Reply>, clock: Option<&dyn Clock>) {
-        self.take(reply, clock);
-        if let Rest::Denied { redis_ms, .. } = self.rest {
-            self.rest = Rest::Short { nonce: String::new(), redis_ms };
+    /// Applies the reply of `quota_spend`. Never denies: only the store knows whether a window is full.
+    fn apply_spend(&mut self, reply: Option<SpendReply>, clock: Option<&dyn Clock>) {
+        self.apply(reply, clock);
+        if let RestState::Denied { redis_ms, .. } = self.rest {
+            self.rest = RestState::NeedsReservation { nonce: String::new(), redis_ms };
         }
     }
 
-    fn take(&mut self, reply: Option<Reply>, clock: Option<&dyn Clock>) {
+    fn apply(&mut self, reply: Option<SpendReply>, clock: Option<&dyn Clock>) {
         self.rest = match reply {
-            Some(Reply::Cold { nonce, redis_ms }) => Rest::Short { nonce, redis_ms },
-            Some(Reply::Taken(mut hash_state)) => {
+            Some(SpendReply::NoHash { nonce, redis_ms }) => RestState::NeedsReservation { nonce, redis_ms },
+            Some(SpendReply::Spent(mut hash_state)) => {
                 if let Some(clock) = clock {
-                    hash_state.left = hash_state.reset_at().since(clock.now());
+                    hash_state.remaining = hash_state.reset_at().since(clock.now());
                 }
-                self.stand(&hash_state)
+                self.add_grants(&hash_state)
             }
-            Some(Reply::Refused) => Rest::Open,
-            Some(Reply::Outdated) | None => Rest::Elsewhere,
+            Some(SpendReply::Refused) => RestState::Undecided,
+            Some(SpendReply::Outdated) | None => RestState::LeftToStore,
         };
     }
 
-    fn stand(&mut self, hash_state: &HashState) -> Rest {
-        let (limits, at) = (hash_state.limits, hash_state.at());
-        for nth in 1..=hash_state.taken {
-            let count = hash_state.count - hash_state.taken + nth;
+    /// Grants the spent units, and returns how the other commands are decided.
+    fn add_grants(&mut self, hash_state: &HashState) -> RestState {
+        let (limits, at) = (hash_state.limits, hash_state.decided_at());
+        for nth in 1..=hash_state.spent {
+            let count = hash_state.count - hash_state.spent + nth;
             let remaining = limits.rate_limit().saturating_sub(count);
             let grant = Grant { remaining, reset_at: hash_state.reset_at() };
-            self.grants.push(Granted { limits, grant, at });
+            self.grants.push(SendGrant { limits, grant, at });
         }
         if hash_state.reserved < limits.rate_limit() {
-            return Rest::Short { nonce: String::new(), redis_ms: hash_state.redis_ms };
+            return RestState::NeedsReservation { nonce: String::new(), redis_ms: hash_state.redis_ms };
         }
-        let denial = Denial { reason: DenialReason::QuotaExceeded, retry_after: hash_state.left };
-        Rest::Denied { limits, denial, at, redis_ms: hash_state.redis_ms }
+        let denial = Denial { reason: DenialReason::QuotaExceeded, retry_after: hash_state.remaining };
+        RestState::Denied { limits, denial, at, redis_ms: hash_state.redis_ms }
     }
 }
 
 pub(super) async fn send_batch(
-    parts: &Parts,
-    behind: &WriteBehind,
+    shared: &SharedQuota,
+    write_behind: &WriteBehind,
     batch: Vec<SendMessage>,
 ) -> Result<Vec<SendOutcome>> {
-    let mut demands = group(&batch);
-    // Of users whose limits have just changed a hash may say what is no longer so.
-    for demand in demands.iter_mut().filter(|demand| parts.invalidations.has(demand.user)) {
-        demand.rest = Rest::Elsewhere;
+    let mut all_sends = group_by_user(&batch);
+    // The hash of a user whose limits have just changed may hold the old ones.
+    for sends in all_sends.iter_mut().filter(|sends| shared.invalidations.contains(sends.user)) {
+        sends.rest = RestState::LeftToStore;
     }
-    for _round in 0..ROUNDS {
-        spend(parts, &mut demands).await;
-        reserve(parts, &mut demands).await?;
-        if !demands.iter().any(Demand::is_open) {
+    for _round in 0..ROUNDS_MAX {
+        spend_reserved(shared, &mut all_sends).await;
+        reserve(shared, &mut all_sends).await?;
+        if !all_sends.iter().any(UserSends::is_undecided) {
             break;
         }
     }
-    behind.track(demands.iter().filter(|demand| !demand.grants.is_empty()).map(|demand| demand.user));
-    if demands.iter().all(|demand| demand.grants.is_empty() && matches!(demand.rest, Rest::Elsewhere)) {
-        drop(demands);
-        return parts.store.send_batch(batch.into()).await;
+    write_behind.track(all_sends.iter().filter(|sends| !sends.grants.is_empty()).map(|sends| sends.user));
+    if all_sends.iter().all(|sends| sends.grants.is_empty() && matches!(sends.rest, RestState::LeftToStore)) {
+        drop(all_sends);
+        return shared.store.send_batch(batch.into()).await;
     }
     let mut outcomes = vec![None; batch.len()];
-    enqueue(parts, &batch, &demands, &mut outcomes).await?;
-    let elsewhere = refuse(&demands, &mut outcomes);
-    if !elsewhere.is_empty() {
-        let rest: Vec<SendMessage> = elsewhere.iter().map(|&command| batch[command].clone()).collect();
-        // Others of the batch have their answers: a store that does not answer fails only its own.
-        let unknown = || vec![SendOutcome::NotQueued(EnqueueOutcome::Unknown); elsewhere.len()];
-        let decided = parts.store.send_batch(rest.into()).await.unwrap_or_else(|error| {
-            tracing::warn!(error = %error.with_causes(), "neither Redis nor the store can decide a send");
+    enqueue(shared, &batch, &all_sends, &mut outcomes).await?;
+    let left_to_store = refuse(&all_sends, &mut outcomes);
+    if !left_to_store.is_empty() {
+        let rest: Vec<SendMessage> = left_to_store.iter().map(|&command| batch[command].clone()).collect();
+        // An error of the store must not fail the commands that are decided already.
+        let unknown = || vec![SendOutcome::NotQueued(EnqueueOutcome::Unknown); left_to_store.len()];
+        let decided = shared.store.send_batch(rest.into()).await.unwrap_or_else(|error| {
+            tracing::warn!(error = %error.with_causes(), "neither Redis nor the store behind it can decide a send");
             unknown()
         });
-        elsewhere.iter().zip(decided).for_each(|(&command, outcome)| outcomes[command] = Some(outcome));
+        left_to_store.iter().zip(decided).for_each(|(&command, outcome)| outcomes[command] = Some(outcome));
     }
     Ok(outcomes.into_iter().map(|outcome| outcome.expect("every command is decided above")).collect())
 }
 
-fn group(batch: &[SendMessage]) -> Vec<Demand<'_>> {
-    let mut places: HashMap<&UserId, usize> = HashMap::with_capacity(batch.len());
-    let mut demands: Vec<Demand<'_>> = Vec::new();
+fn group_by_user(batch: &[SendMessage]) -> Vec<UserSends<'_>> {
+    let mut indices: HashMap<&UserId, usize> = HashMap::with_capacity(batch.len());
+    let mut all_sends: Vec<UserSends<'_>> = Vec::new();
     for (command, SendMessage { user, .. }) in batch.iter().enumerate() {
-        let place = *places.entry(user).or_insert_with(|| {
-            demands.push(Demand { user, commands: Vec::new(), grants: Vec::new(), rest: Rest::Open });
-            demands.len() - 1
+        let index = *indices.entry(user).or_insert_with(|| {
+            let (commands, grants) = (Vec::new(), Vec::new());
+            all_sends.push(UserSends { user, commands, grants, rest: RestState::Undecided });
+            all_sends.len() - 1
         });
-        demands[place].commands.push(command);
+        all_sends[index].commands.push(command);
     }
-    demands
+    all_sends
 }
 
-/// Takes places that are reserved.
-async fn spend(parts: &Parts, demands: &mut [Demand<'_>]) {
-    let items: Vec<_> = demands
+/// Spends units that Redis has reserved.
+async fn spend_reserved(shared: &SharedQuota, all_sends: &mut [UserSends<'_>]) {
+    let calls: Vec<_> = all_sends
         .iter()
-        .filter(|demand| demand.is_open())
-        .map(|demand| Item { key: key(demand.user), arguments: vec![demand.unmet().to_string()] })
+        .filter(|sends| sends.is_undecided())
+        .map(|sends| KeyCall { key: key(sends.user), arguments: vec![sends.missing().to_string()] })
         .collect();
     let nonce = format!("{:016x}", fastrand::u64(..));
-    let common = [&*parts.epoch(), &parts.now(), &nonce];
-    let answers = parts.redis.call(Script::Spend, &common, &items).await;
-    let open = demands.iter_mut().filter(|demand| demand.is_open());
-    for (demand, answer) in open.zip(answers) {
-        demand.spend(answer.ok().as_ref().and_then(spent), parts.clock.as_deref());
+    let common = [&*shared.epoch(), &shared.now(), &nonce];
+    let replies = shared.redis.call_each(Script::QuotaSpend, &common, &calls).await;
+    let undecided = all_sends.iter_mut().filter(|sends| sends.is_undecided());
+    for (sends, reply) in undecided.zip(replies) {
+        sends.apply_spend(reply.ok().as_ref().and_then(parse_spend), shared.clock.as_deref());
     }
 }
 
-/// Reserves places where there are too few, for all users at once, and takes those that are needed.
-async fn reserve(parts: &Parts, demands: &mut [Demand<'_>]) -> Result<()> {
-    let mut short: Vec<_> = demands.iter_mut().filter(|demand| demand.is_short()).collect();
+/// Reserves units in the store for all users with too few, installs them in Redis and spends the missing ones.
+async fn reserve(shared: &SharedQuota, all_sends: &mut [UserSends<'_>]) -> Result<()> {
+    let mut short: Vec<_> = all_sends.iter_mut().filter(|sends| sends.needs_reservation()).collect();
     if short.is_empty() {
         return Ok(());
     }
-    let wants = short
+    let reservations = short
         .iter()
-        .map(|demand| ReservationRequest { user: demand.user.clone(), units: demand.unmet() })
+        .map(|sends| ReservationRequest { user: sends.user.clone(), units: sends.missing() })
         .collect();
-    let reserved = parts.store.reserve(wants).await?;
-    let mut items = Vec::with_capacity(short.len());
-    for (demand, reserved) in short.iter_mut().zip(&reserved) {
+    let reserved = shared.store.reserve(reservations).await?;
+    let mut calls = Vec::with_capacity(short.len());
+    for (sends, reserved) in short.iter_mut().zip(&reserved) {
         match reserved {
-            Some(reserved) => items.push(installation(demand, reserved)),
-            None => demand.rest = Rest::NotConfigured,
+            Some(reserved) => calls.push(install_call(sends, reserved)),
+            None => sends.rest = RestState::NotConfigured,
         }
     }
-    let answers = parts.redis.call(Script::Install, &[&parts.epoch()], &items).await;
+    let replies = shared.redis.call_each(Script::QuotaInstall, &[&shared.epoch()], &calls).await;
     let mut unused = Vec::new();
-    let installed = short.iter_mut().zip(reserved).filter_map(|(demand, reserved)| Some((demand, reserved?)));
-    for ((demand, reserved), answer) in installed.zip(answers) {
-        let reply = match answer {
-            Ok(answer) => spent(&answer),
-            Err(Unanswered) => Some(Reply::Taken(own_places(demand, &reserved))),
+    let installed = short.iter_mut().zip(reserved).filter_map(|(sends, reserved)| Some((sends, reserved?)));
+    for ((sends, reserved), reply) in installed.zip(replies) {
+        let reply = match reply {
+            Ok(reply) => parse_spend(&reply),
+            Err(NoReply) => Some(SpendReply::Spent(spend_own_reservation(sends, &reserved))),
         };
-        if reply == Some(Reply::Refused) && reserved.units > 0 {
-            let (user, window) = (demand.user.clone(), reserved.row.last_refresh);
+        if reply == Some(SpendReply::Refused) && reserved.units > 0 {
+            let (user, window) = (sends.user.clone(), reserved.row.last_refresh);
             unused.push(UnusedReservation { user, window, units: reserved.units });
         }
-        demand.take(reply, parts.clock.as_deref());
-        if demand.is_short() {
-            demand.rest = Rest::Open;
+        sends.apply(reply, shared.clock.as_deref());
+        if sends.needs_reservation() {
+            sends.rest = RestState::Undecided;
         }
     }
-    if unused.is_empty() { Ok(()) } else { parts.store.return_unused(unused).await }
+    if unused.is_empty() { Ok(()) } else { shared.store.return_unused(unused).await }
 }
 
-/// The places that were reserved for these very sends, when Redis does not say whether it has them. If it does, it has
-/// handed them out to us; if not, nobody else gets them.
-fn own_places(demand: &Demand<'_>, reserved: &Reservation) -> HashState {
+/// Spends the units that were reserved for these very sends when Redis does not reply to their installation. If it has
+/// installed them, it has also spent them for these sends; if not, nobody else gets them.
+fn spend_own_reservation(sends: &UserSends<'_>, reserved: &Reservation) -> HashState {
     let Reservation { row, units, at } = reserved;
-    let taken = demand.unmet().min(*units);
+    let spent = sends.missing().min(*units);
     HashState {
-        taken,
-        count: row.current_count.saturating_sub(*units).saturating_add(taken),
+        spent,
+        count: row.current_count.saturating_sub(*units).saturating_add(spent),
         reserved: row.current_count,
         limits: row.limits,
         window: row.last_refresh,
-        left: row.reset_at().since(*at),
+        remaining: row.reset_at().since(*at),
         redis_ms: 0,
     }
 }
 
-fn installation(demand: &Demand<'_>, reserved: &Reservation) -> Item {
+fn install_call(sends: &UserSends<'_>, reserved: &Reservation) -> KeyCall {
     let Reservation { row, units, at } = reserved;
-    let (nonce, redis_ms) = match &demand.rest {
-        Rest::Short { nonce, redis_ms } => (nonce.clone(), *redis_ms),
+    let (nonce, redis_ms) = match &sends.rest {
+        RestState::NeedsReservation { nonce, redis_ms } => (nonce.clone(), *redis_ms),
         _ => Default::default(),
     };
-    // Redis was asked before the store: counted from then, the hash never outlives the window.
-    let left_ms = i64::try_from(row.reset_at().since(*at).as_millis()).unwrap_or(i64::MAX);
+    // Counted from Redis's time of the spend, which was before the reservation, so the hash never outlives the window.
+    let remaining_ms = i64::try_from(row.reset_at().since(*at).as_millis()).unwrap_or(i64::MAX);
     let arguments = vec![
         nonce,
         row.last_refresh.as_micros().to_string(),
@@ -246,61 +249,63 @@ fn installation(demand: &Demand<'_>, reserved: &Reservation) -> Item {
         row.current_count.to_string(),
         row.limits.rate_limit().to_string(),
         row.limits.time_window_minutes().to_string(),
-        redis_ms.saturating_add(left_ms).to_string(),
-        demand.unmet().to_string(),
+        redis_ms.saturating_add(remaining_ms).to_string(),
+        sends.missing().to_string(),
     ];
-    Item { key: key(demand.user), arguments }
+    KeyCall { key: key(sends.user), arguments }
 }
 
-/// Enqueues what got a place, in the order of the batch. A place is not given back when that fails: meanwhile somebody
-/// else may have been refused for it.
+/// Enqueues the granted sends in the order of the batch. Units are not given back when that fails, since another send may
+/// have been denied for lack of them.
 async fn enqueue(
-    parts: &Parts,
+    shared: &SharedQuota,
     batch: &[SendMessage],
-    demands: &[Demand<'_>],
+    all_sends: &[UserSends<'_>],
     outcomes: &mut [Option<SendOutcome>],
 ) -> Result<()> {
-    let mut granted: Vec<(usize, Granted)> = demands
+    let mut granted: Vec<(usize, SendGrant)> = all_sends
         .iter()
-        .flat_map(|demand| demand.commands.iter().copied().zip(demand.grants.iter().copied()))
+        .flat_map(|sends| sends.commands.iter().copied().zip(sends.grants.iter().copied()))
         .collect();
     granted.sort_unstable_by_key(|(command, _)| *command);
     let accepted: Vec<_> = granted
         .iter()
-        .map(|&(command, Granted { at, .. })| {
+        .map(|&(command, SendGrant { at, .. })| {
             let SendMessage { user, message } = &batch[command];
             AcceptedMessage { message_id: MessageId::new(at, random_bytes()), user, message, at }
         })
         .collect();
-    let queued = parts.store.enqueue(&accepted).await?;
-    for (((command, Granted { limits, grant, at }), accepted), queued) in
+    let queued = shared.store.enqueue(&accepted).await?;
+    for (((command, SendGrant { limits, grant, at }), accepted), queued) in
         granted.into_iter().zip(accepted).zip(queued)
     {
         outcomes[command] = Some(match queued {
             EnqueueOutcome::Enqueued => {
                 SendOutcome::Accepted { message_id: accepted.message_id, limits, grant, at }
             }
-            not => SendOutcome::NotQueued(not),
+            failed => SendOutcome::NotQueued(failed),
         });
     }
     Ok(())
 }
 
-/// Answers what got no place, and says which commands the store has to decide.
-fn refuse(demands: &[Demand<'_>], outcomes: &mut [Option<SendOutcome>]) -> Vec<usize> {
-    let mut elsewhere = Vec::new();
-    for Demand { commands, grants, rest, .. } in demands {
+/// Sets the outcomes of commands without a grant and returns those that the store has to decide.
+fn refuse(all_sends: &[UserSends<'_>], outcomes: &mut [Option<SendOutcome>]) -> Vec<usize> {
+    let mut left_to_store = Vec::new();
+    for UserSends { commands, grants, rest, .. } in all_sends {
         for &command in &commands[grants.len()..] {
             match rest {
-                Rest::Denied { limits, denial, at, .. } => {
+                RestState::Denied { limits, denial, at, .. } => {
                     outcomes[command] =
                         Some(SendOutcome::Denied { limits: *limits, denial: *denial, at: *at });
                 }
-                Rest::NotConfigured => outcomes[command] = Some(SendOutcome::NotConfigured),
-                Rest::Open | Rest::Short { .. } | Rest::Elsewhere => elsewhere.push(command),
+                RestState::NotConfigured => outcomes[command] = Some(SendOutcome::NotConfigured),
+                RestState::Undecided | RestState::NeedsReservation { .. } | RestState::LeftToStore => {
+                    left_to_store.push(command);
+                }
             }
         }
     }
-    elsewhere.sort_unstable();
-    elsewhere
+    left_to_store.sort_unstable();
+    left_to_store
 }

@@ -1,8 +1,8 @@
-//! Brings the store's counts to what was used: reservations that nobody has taken from for a while are given back, and
-//! all of this server's when it stops. A while is a second, and one more for every thousand users who send at the same
-//! time: they come by less often, and what is given back too soon has to be reserved again.
+//! Gives unused units back to the store: those of reservations that are idle, and all of this server's when it stops. Idle
+//! means unused for a second, plus one more for every thousand users who send at the same time: each of them sends less
+//! often, and units that are given back too soon have to be reserved again.
 //!
-//! Redis lets go of the places first, then the store gets them; what happens in between can only lose them.
+//! Redis releases the units first, then the store takes them back. A failure in between can only lose units.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -14,71 +14,72 @@ use tokio_util::task::TaskTracker;
 use weir_core::UserId;
 use weir_store::quota::UnusedReservation;
 
-use super::{Parts, key, reply};
-use crate::client::Item;
+use super::reply::parse_release;
+use super::{SharedQuota, key};
+use crate::client::KeyCall;
 use crate::script::Script;
 
-/// How long nobody takes from a reservation before it is given back, while few users send.
+/// How long a reservation is unused before it is given back, while few users send.
 const IDLE_AFTER: Duration = Duration::from_secs(1);
-/// And at most.
+/// The upper bound of that time, however many users send.
 const IDLE_AFTER_MAX: Duration = Duration::from_secs(30);
-/// Every so many users add [`IDLE_AFTER`] once more.
+/// Each step of this many users adds [`IDLE_AFTER`] once.
 const USERS_PER_STEP: usize = 1_000;
-/// How often reservations are looked at.
-const LOOK: Duration = Duration::from_millis(500);
+/// How often idle reservations are looked for.
+const SCAN_EVERY: Duration = Duration::from_millis(500);
 /// Users in one commit.
-const BATCH: usize = 500;
-/// Users whose reservations are known. When there are more, none is waited for.
-const TRACKED_MAX: usize = 100_000;
-/// Users that are known while those before them are given back, which may take long. Places of further ones stay counted until
-/// their windows end: that is the safe side.
-const KNOWN_MAX: usize = 2 * TRACKED_MAX;
+const BATCH_MAX: usize = 500;
+/// With more tracked users than this, all reservations are given back at once, idle or not.
+const GIVE_BACK_ALL_ABOVE: usize = 100_000;
+/// The most users that are tracked, since giving back may take long. Unused units of further users stay counted until their
+/// windows end, which is safe.
+const TRACKED_MAX: usize = 2 * GIVE_BACK_ALL_ABOVE;
 
 #[derive(Debug)]
 pub(crate) struct WriteBehind {
-    inner: Arc<Inner>,
+    reservations: Arc<Reservations>,
     closing: CancellationToken,
     tasks: TaskTracker,
 }
 
 #[derive(Debug)]
-struct Inner {
-    parts: Arc<Parts>,
-    /// When this server last took a place of a user's reservation.
+struct Reservations {
+    shared: Arc<SharedQuota>,
+    /// When this server last used each user's reservation.
     tracked: Mutex<HashMap<UserId, Instant>>,
 }
 
 impl WriteBehind {
-    pub(crate) fn start(parts: Arc<Parts>) -> Self {
-        let inner = Arc::new(Inner { parts, tracked: Mutex::default() });
+    pub(crate) fn start(shared: Arc<SharedQuota>) -> Self {
+        let reservations = Arc::new(Reservations { shared, tracked: Mutex::default() });
         let (closing, tasks) = (CancellationToken::new(), TaskTracker::new());
-        let look = {
-            let inner = Arc::clone(&inner);
+        let scan = {
+            let reservations = Arc::clone(&reservations);
             async move {
                 loop {
-                    tokio::time::sleep(LOOK).await;
-                    inner.settle(inner.idle()).await;
+                    tokio::time::sleep(SCAN_EVERY).await;
+                    reservations.give_back(reservations.take_idle()).await;
                 }
             }
         };
-        tasks.spawn(closing.clone().run_until_cancelled_owned(look));
+        tasks.spawn(closing.clone().run_until_cancelled_owned(scan));
         tasks.close();
-        Self { inner, closing, tasks }
+        Self { reservations, closing, tasks }
     }
 
-    /// Takes note that places of these users were taken.
+    /// Records that reservations of these users were used just now.
     pub(crate) fn track<'a>(&self, users: impl Iterator<Item = &'a UserId>) {
         let now = Instant::now();
-        let mut tracked = self.inner.tracked.lock();
-        users.for_each(|user| note(&mut tracked, user, now));
+        let mut tracked = self.reservations.tracked.lock();
+        users.for_each(|user| track_user(&mut tracked, user, now));
     }
 
-    /// Gives everything back.
+    /// Stops the scan and gives back all reservations of this server.
     pub(crate) async fn close(&self) {
         self.closing.cancel();
         self.tasks.wait().await;
-        let all = self.inner.tracked.lock().drain().map(|(user, _)| user).collect();
-        self.inner.settle(all).await;
+        let all = self.reservations.tracked.lock().drain().map(|(user, _)| user).collect();
+        self.reservations.give_back(all).await;
     }
 }
 
@@ -88,43 +89,44 @@ impl Drop for WriteBehind {
     }
 }
 
-impl Inner {
-    fn idle(&self) -> Vec<UserId> {
+impl Reservations {
+    /// Removes the users with idle reservations from the tracked ones and returns them.
+    fn take_idle(&self) -> Vec<UserId> {
         let mut tracked = self.tracked.lock();
-        let is_full = tracked.len() > TRACKED_MAX;
+        let is_full = tracked.len() > GIVE_BACK_ALL_ABOVE;
         let after = idle_after(tracked.len());
         let idle = tracked.extract_if(|_, at| is_full || at.elapsed() >= after);
         idle.map(|(user, _)| user).collect()
     }
 
-    async fn settle(&self, users: Vec<UserId>) {
-        for users in users.chunks(BATCH) {
-            let items: Vec<_> =
-                users.iter().map(|user| Item { key: key(user), arguments: Vec::new() }).collect();
-            let epoch = self.parts.epoch();
-            let answers = self.parts.redis.call(Script::Release, &[&epoch], &items).await;
+    async fn give_back(&self, users: Vec<UserId>) {
+        for users in users.chunks(BATCH_MAX) {
+            let calls: Vec<_> =
+                users.iter().map(|user| KeyCall { key: key(user), arguments: Vec::new() }).collect();
+            let epoch = self.shared.epoch();
+            let replies = self.shared.redis.call_each(Script::QuotaRelease, &[&epoch], &calls).await;
             let unused: Vec<_> = users
                 .iter()
-                .zip(answers)
-                .filter_map(|(user, answer)| {
-                    let (window, units) = reply::released(&answer.ok()?)?;
+                .zip(replies)
+                .filter_map(|(user, reply)| {
+                    let (window, units) = parse_release(&reply.ok()?)?;
                     Some(UnusedReservation { user: user.clone(), window, units })
                 })
                 .collect();
             if unused.is_empty() {
                 continue;
             }
-            if let Err(error) = self.parts.store.return_unused(unused).await {
-                tracing::warn!(error = %error.with_causes(), "unused places stay counted until their windows end");
+            if let Err(error) = self.shared.store.return_unused(unused).await {
+                tracing::warn!(error = %error.with_causes(), "cannot give back unused quota; it stays counted until its windows end");
             }
         }
     }
 }
 
-fn note(tracked: &mut HashMap<UserId, Instant>, user: &UserId, now: Instant) {
+fn track_user(tracked: &mut HashMap<UserId, Instant>, user: &UserId, now: Instant) {
     if let Some(at) = tracked.get_mut(user) {
         *at = now;
-    } else if tracked.len() < KNOWN_MAX {
+    } else if tracked.len() < TRACKED_MAX {
         tracked.insert(user.clone(), now);
     }
 }
@@ -139,16 +141,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_more_users_are_known_than_the_bound() {
+    fn tracked_users_are_bounded() {
         let (mut tracked, now) = (HashMap::new(), Instant::now());
-        for n in 0..KNOWN_MAX + 10 {
-            note(&mut tracked, &UserId::parse(n.to_string()).unwrap(), now);
+        for n in 0..TRACKED_MAX + 10 {
+            track_user(&mut tracked, &UserId::parse(n.to_string()).unwrap(), now);
         }
-        assert_eq!(tracked.len(), KNOWN_MAX);
+        assert_eq!(tracked.len(), TRACKED_MAX);
     }
 
     #[test]
-    fn the_more_users_send_the_longer_a_reservation_is_kept() {
+    fn reservations_are_kept_longer_the_more_users_send() {
         assert_eq!(idle_after(1), Duration::from_secs(1));
         assert_eq!(idle_after(10_000), Duration::from_secs(11));
         assert_eq!(idle_after(1_000_000), IDLE_AFTER_MAX);

@@ -1,4 +1,4 @@
-//! What the scripts tell on `sale:events`: how every server hears at once of what any of them has sold.
+//! The events that scripts publish on `sale:events`: every server learns at once what any of them has sold.
 
 use std::sync::atomic::Ordering;
 
@@ -6,7 +6,7 @@ use serde::Deserialize;
 use weir_core::sale::{SaleState, Sku};
 use weir_store::sale::{ProductId, SaleEvent};
 
-use super::Parts;
+use super::SharedSales;
 use crate::pubsub::ChannelEvent;
 
 const CHANNEL: &str = "sale:events";
@@ -16,57 +16,57 @@ const CHANNEL: &str = "sale:events";
 struct ChannelMessage {
     event: String,
     product: Option<String>,
-    data: Data,
+    data: EventData,
 }
 
 #[derive(Debug, Deserialize)]
-struct Data {
+struct EventData {
     sku: String,
     stock: Option<u32>,
     state: Option<String>,
     reason: Option<String>,
 }
 
-impl Parts {
-    /// Tells what is said, for as long as this is waited for.
+impl SharedSales {
+    /// Subscribes to the channel and passes its events on, until the future is dropped.
     pub(super) async fn follow_events(&self, hear: &(dyn Fn(SaleEvent) + Send + Sync)) {
         self.redis
-            .listen(CHANNEL, |heard| {
-                let news = match heard {
-                    ChannelEvent::Begun => Some(SaleEvent::Subscribed),
+            .subscribe(CHANNEL, |event| {
+                let event = match event {
+                    ChannelEvent::Subscribed => Some(SaleEvent::Subscribed),
                     ChannelEvent::Lost => Some(SaleEvent::Lost),
-                    ChannelEvent::Said(message) => parse(message),
+                    ChannelEvent::Message(message) => parse(message),
                 };
-                match news {
-                    Some(news) => {
-                        self.heed(&news);
-                        hear(news);
+                match event {
+                    Some(event) => {
+                        self.apply(&event);
+                        hear(event);
                     }
-                    None => tracing::debug!(channel = CHANNEL, "a message was not understood"),
+                    None => tracing::debug!(channel = CHANNEL, "ignored a malformed message"),
                 }
             })
             .await;
     }
 
-    /// What is told is of use here, too. Before anybody else is told: whoever reads sales because of it must not be given
-    /// what was remembered.
-    fn heed(&self, news: &SaleEvent) {
-        match news {
+    /// Updates this server's own state. Must run before the event is passed on: a reader that reacts to it must not get the
+    /// outdated catalogue.
+    fn apply(&self, event: &SaleEvent) {
+        match event {
             SaleEvent::Subscribed => {
-                self.is_told.store(true, Ordering::SeqCst);
-                self.products_told.fetch_add(1, Ordering::SeqCst);
+                self.is_subscribed.store(true, Ordering::SeqCst);
+                self.product_events.fetch_add(1, Ordering::SeqCst);
             }
             SaleEvent::ProductChanged { .. } => {
-                self.products_told.fetch_add(1, Ordering::SeqCst);
+                self.product_events.fetch_add(1, Ordering::SeqCst);
             }
-            SaleEvent::Lost => self.is_told.store(false, Ordering::SeqCst),
-            SaleEvent::Sold { .. } => self.sold.notify_one(),
+            SaleEvent::Lost => self.is_subscribed.store(false, Ordering::SeqCst),
+            SaleEvent::Sold { .. } => self.entry_added.notify_one(),
             SaleEvent::StateChanged { .. } => {}
         }
     }
 }
 
-/// What a message says; none for one that no script of ours sends.
+/// Parses a message. Returns `None` for one that no script publishes.
 fn parse(message: &[u8]) -> Option<SaleEvent> {
     let ChannelMessage { event, product, data } = serde_json::from_slice(message).ok()?;
     let sku = Sku::parse(data.sku).ok()?;
@@ -89,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn messages_are_understood_and_what_is_none_is_left_alone() {
+    fn messages_are_parsed_and_malformed_ones_are_ignored() {
         let sku = || Sku::parse("W").unwrap();
         let product = ProductId(7);
         let sold = br#"{"event":"stock-update","product":"7","data":{"sku":"W","stock":3}}"#;

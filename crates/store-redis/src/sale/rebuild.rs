@@ -1,4 +1,4 @@
-//! Bringing a sale into Redis: when it is made, and when Redis has forgotten it.
+//! Loads sales into Redis: new and changed ones, and those that Redis has lost. Also removes them.
 
 use std::time::Duration;
 
@@ -6,18 +6,24 @@ use weir_core::sale::{EndReason, SaleState, Sku};
 use weir_store::Result;
 use weir_store::sale::{Product, Purchase};
 
-use super::{Parts, follow, item, unreadable};
+use super::{SharedSales, malformed_reply, persist, sale_call};
 use crate::script::Script;
 
-/// Purchases in one call.
+/// The most purchases in one call.
 const PAGE: usize = 1_000;
-/// How long everybody has to write down what they have sold, before a running sale that Redis forgot is opened again: several
-/// times as long as it takes.
+/// How long every server has to record its purchases before a running sale that Redis has lost is opened again: several times
+/// as long as that takes.
 const GRACE: Duration = Duration::from_millis(1_200);
 
-impl Parts {
-    /// Puts a sale and purchases of it into Redis, and opens it if that was all.
-    pub(super) async fn open(&self, product: &Product, purchases: &[Purchase], is_all: bool) -> Result<bool> {
+impl SharedSales {
+    /// Puts a sale and some of its purchases into Redis, and opens it after the last of them. Returns false if Redis has a newer
+    /// product of this sku.
+    pub(super) async fn load_sale(
+        &self,
+        product: &Product,
+        purchases: &[Purchase],
+        is_last: bool,
+    ) -> Result<bool> {
         let (terms, sale) = (&product.sale.terms, &product.sale);
         let mut arguments = vec![
             product.id.0.to_string(),
@@ -29,7 +35,7 @@ impl Parts {
             product.created_at.as_micros().to_string(),
             sale.state.as_str().to_owned(),
             sale.state.end_reason().map(EndReason::as_str).unwrap_or_default().to_owned(),
-            u8::from(is_all).to_string(),
+            u8::from(is_last).to_string(),
             purchases.len().to_string(),
         ];
         for Purchase { buyer, receipt, .. } in purchases {
@@ -39,45 +45,45 @@ impl Parts {
                 receipt.at.as_micros().to_string(),
             ]);
         }
-        let answers = self.ask(Script::SaleOpen, &[], &[item(&product.sku, arguments)]).await?;
-        Ok(matches!(answers.first().ok_or_else(unreadable)?, redis::Value::Int(1)))
+        let replies = self.call(Script::SaleOpen, &[], &[sale_call(&product.sku, arguments)]).await?;
+        Ok(matches!(replies.first().ok_or_else(malformed_reply)?, redis::Value::Int(1)))
     }
 
-    /// Rebuilds a sale that Redis does not know, from what the store knows; none when there is no such product.
+    /// Rebuilds a sale that Redis lacks from the store. Returns `None` if there is no such product.
     pub(super) async fn rebuild(&self, sku: &Sku) -> Result<Option<()>> {
-        let _turn = self.rebuilding.lock().await;
+        let _guard = self.rebuilding.lock().await;
         let peeked = self.peek(std::slice::from_ref(sku)).await?;
         if peeked.first().is_some_and(|peeked| peeked.product.is_some()) {
-            // Somebody else was faster.
+            // Another call has rebuilt it meanwhile.
             return Ok(Some(()));
         }
         let Some(product) = self.ledger.product(sku).await? else { return Ok(None) };
         if product.sale.state != SaleState::Upcoming {
             tracing::warn!(%sku, "Redis has lost a sale; it is rebuilt from the store before it sells again");
-            follow::record_unsettled(self).await?;
+            persist::record_own(self).await?;
             tokio::time::sleep(GRACE).await;
         }
-        self.bring(&product).await?;
-        // A product that was removed meanwhile must not stay here.
+        self.load_all(&product).await?;
+        // A product that was removed meanwhile must not stay in Redis.
         match self.ledger.product(sku).await? {
             Some(now) if now.id == product.id => {
-                self.note(&product);
+                self.cache_product(&product);
                 Ok(Some(()))
             }
             _ => {
-                self.forget(sku, product.id.0).await?;
+                self.drop_sale(sku, product.id.0).await?;
                 Ok(None)
             }
         }
     }
 
-    /// Brings all purchases that the store knows of, page by page, and opens the sale with the last.
-    async fn bring(&self, product: &Product) -> Result<()> {
+    /// Loads all purchases of the store page by page, and opens the sale with the last page.
+    async fn load_all(&self, product: &Product) -> Result<()> {
         let mut after = None;
         loop {
             let page = self.ledger.purchases(product.id, after.as_ref(), PAGE).await?;
             let is_last = page.len() < PAGE;
-            self.open(product, &page, is_last).await?;
+            self.load_sale(product, &page, is_last).await?;
             if is_last {
                 return Ok(());
             }
@@ -85,22 +91,23 @@ impl Parts {
         }
     }
 
-    /// Removes a product: from the store first, so that nobody rebuilds it from there.
+    /// Removes a product: from the store first, so that no server rebuilds it from there.
     pub(super) async fn delete(&self, sku: &Sku) -> Result<bool> {
         let id = self.ledger.product(sku).await?.map_or(i64::MAX, |product| product.id.0);
-        let was_there = self.ledger.delete_product(sku).await?;
-        let was_here = self.forget(sku, id).await?;
-        self.changes.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
+        let was_in_store = self.ledger.delete_product(sku).await?;
+        let was_in_redis = self.drop_sale(sku, id).await?;
+        self.own_changes.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
         let mut catalogue = self.catalogue.write();
         if let Some(catalogue) = &mut *catalogue {
             catalogue.remove(sku);
         }
-        Ok(was_there || was_here)
+        Ok(was_in_store || was_in_redis)
     }
 
-    async fn forget(&self, sku: &Sku, id: i64) -> Result<bool> {
-        let answers =
-            self.ask(Script::SaleDrop, &[], &[item(sku, vec![id.to_string(), sku.to_string()])]).await?;
-        Ok(matches!(answers.first(), Some(redis::Value::Int(1))))
+    /// Deletes the sale in Redis if it is that of product `id` or an older one. Returns whether it was there.
+    async fn drop_sale(&self, sku: &Sku, id: i64) -> Result<bool> {
+        let calls = [sale_call(sku, vec![id.to_string(), sku.to_string()])];
+        let replies = self.call(Script::SaleDrop, &[], &calls).await?;
+        Ok(matches!(replies.first(), Some(redis::Value::Int(1))))
     }
 }

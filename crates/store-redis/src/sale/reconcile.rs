@@ -1,5 +1,5 @@
-//! Comparing the two sides: every buyer that Redis knows must be in the store, and every buyer the store knows in Redis. At the
-//! start, every five minutes, and a minute after the end of each sale.
+//! Compares Redis with the store and repairs differences: every purchase in one must be in the other. Runs at the start, every
+//! five minutes, and a minute after the end of each sale.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -11,117 +11,119 @@ use weir_core::{Timestamp, UserId};
 use weir_store::Result;
 use weir_store::sale::{Product, Purchase};
 
-use super::{Parts, RedisSales, item, reply, unreadable};
+use super::{RedisSales, SharedSales, malformed_reply, reply, sale_call};
 use crate::script::Script;
 
-const EVERY: Duration = Duration::from_secs(300);
-/// How long after the end of a sale it is looked at once more.
+const COMPARE_EVERY: Duration = Duration::from_secs(300);
+/// How long after its end a sale is compared once more.
 const AFTER_END: Duration = Duration::from_secs(60);
-/// How often it is looked whether a sale has ended.
-const LOOK: Duration = Duration::from_secs(5);
-/// A purchase that is younger may be on its way.
-const ON_ITS_WAY: Duration = Duration::from_secs(60);
+/// How often it is checked whether a sale has ended.
+const CHECK_EVERY: Duration = Duration::from_secs(5);
+/// Younger purchases may still be on their way to the store.
+const IN_FLIGHT_FOR: Duration = Duration::from_secs(60);
 const PAGE: usize = 1_000;
 
 impl RedisSales {
-    /// Compares the two sides now and then, until the server stops.
+    /// Compares all sales periodically, until the server stops.
     pub async fn reconcile(self, closing: CancellationToken) {
         let mut due = Instant::now();
-        let mut looked: Option<Timestamp> = None;
+        let mut checked_at: Option<Timestamp> = None;
         loop {
             let is_due = Instant::now() >= due;
-            match self.parts.reconcile_due(is_due, looked).await {
+            match self.shared.reconcile_due(is_due, checked_at).await {
                 Ok(now) => {
-                    looked = Some(now);
+                    checked_at = Some(now);
                     if is_due {
-                        due = Instant::now() + EVERY;
+                        due = Instant::now() + COMPARE_EVERY;
                     }
                 }
                 Err(error) => {
-                    tracing::warn!(error = %error.with_causes(), "sales could not be compared with the store");
+                    tracing::warn!(error = %error.with_causes(), "cannot compare the sales in Redis with the store; retrying");
                 }
             }
             tokio::select! {
-                () = tokio::time::sleep(LOOK) => {}
+                () = tokio::time::sleep(CHECK_EVERY) => {}
                 () = closing.cancelled() => return,
             }
         }
     }
 
-    /// Compares the two sides of one sale, and mends what differs. How many purchases did.
-    /// Fails when either cannot say.
+    /// Compares one sale, repairs the differences, and returns how many purchases differed. Fails when Redis or the store does.
     pub async fn reconcile_sale(&self, sku: &Sku) -> Result<u64> {
-        let Some(product) = self.parts.product(sku).await? else { return Ok(0) };
-        self.parts.compare(&product, Duration::ZERO).await
+        let Some(product) = self.shared.product(sku).await? else { return Ok(0) };
+        self.shared.compare(&product, Duration::ZERO).await
     }
 }
 
-impl Parts {
-    /// Compares every sale when it is time to, and those that ended a minute ago. The time of Redis.
-    async fn reconcile_due(&self, is_due: bool, looked: Option<Timestamp>) -> Result<Timestamp> {
+impl SharedSales {
+    /// Compares every sale if `is_due`, otherwise those that ended a minute ago. Returns Redis's time.
+    async fn reconcile_due(&self, is_due: bool, checked_at: Option<Timestamp>) -> Result<Timestamp> {
         let products: Vec<Product> = self.catalogue().await?.into_values().collect();
         let mut skus: Vec<Sku> = products.iter().map(|product| product.sku.clone()).collect();
         skus.extend(Sku::parse("-").ok());
         let peeked = self.peek(&skus).await?;
-        let now = peeked.last().ok_or_else(unreadable)?.now;
+        let now = peeked.last().ok_or_else(malformed_reply)?.now;
         for peeked in peeked {
             let Some(product) = peeked.product else { continue };
             let at = product.sale.terms.end.plus(AFTER_END);
-            let is_final = at <= now && looked.is_some_and(|looked| looked < at);
+            let is_final = at <= now && checked_at.is_some_and(|checked_at| checked_at < at);
             if !is_due && !is_final {
                 continue;
             }
-            let mismatches = self.compare(&product, ON_ITS_WAY).await?;
+            let mismatches = self.compare(&product, IN_FLIGHT_FOR).await?;
             if mismatches > 0 && is_final {
-                tracing::error!(sku = %product.sku, mismatches, "CRITICAL: purchases differed after the end of a sale");
+                tracing::error!(sku = %product.sku, mismatches, "CRITICAL: purchases in Redis and in the store differed after the end of a sale; they were repaired");
             }
         }
         Ok(now)
     }
 
-    async fn compare(&self, product: &Product, on_its_way: Duration) -> Result<u64> {
-        let here = self.buyers_here(product).await?;
-        let there = self.buyers_there(product).await?;
-        let now = self.peek(std::slice::from_ref(&product.sku)).await?.pop().ok_or_else(unreadable)?.now;
+    /// Compares one sale, repairs the differences, and returns how many purchases differed. Purchases in Redis that are younger
+    /// than `in_flight_for` are ignored.
+    async fn compare(&self, product: &Product, in_flight_for: Duration) -> Result<u64> {
+        let in_redis = self.buyers_in_redis(product).await?;
+        let in_store = self.buyers_in_store(product).await?;
+        let now = self.peek(std::slice::from_ref(&product.sku)).await?.pop().ok_or_else(malformed_reply)?.now;
         let purchase = |(buyer, receipt): (&UserId, &PurchaseReceipt)| Purchase {
             product: product.id,
             buyer: buyer.clone(),
             receipt: *receipt,
         };
-        let is_late = |receipt: &PurchaseReceipt| receipt.at.plus(on_its_way) <= now;
-        let unwritten =
-            here.iter().filter(|(buyer, receipt)| !there.contains_key(*buyer) && is_late(receipt));
-        let unwritten: Vec<Purchase> = unwritten.map(purchase).collect();
-        let forgotten: Vec<Purchase> =
-            there.iter().filter(|(buyer, _)| !here.contains_key(*buyer)).map(purchase).collect();
-        for Purchase { buyer, .. } in &unwritten {
+        let is_late = |receipt: &PurchaseReceipt| receipt.at.plus(in_flight_for) <= now;
+        let unrecorded =
+            in_redis.iter().filter(|(buyer, receipt)| !in_store.contains_key(*buyer) && is_late(receipt));
+        let unrecorded: Vec<Purchase> = unrecorded.map(purchase).collect();
+        let lost: Vec<Purchase> =
+            in_store.iter().filter(|(buyer, _)| !in_redis.contains_key(*buyer)).map(purchase).collect();
+        for Purchase { buyer, .. } in &unrecorded {
             tracing::warn!(sku = %product.sku, "Reconciliation: re-enqueuing purchase for user {buyer}");
         }
-        for page in unwritten.chunks(PAGE) {
+        for page in unrecorded.chunks(PAGE) {
             let refused = self.record_each(product.id, page).await?;
             if let Some((buyer, error)) = refused.iter().next() {
                 let (count, error) = (refused.len(), error.with_causes());
-                tracing::error!(sku = %product.sku, count, %buyer, %error, "Reconciliation: purchases are refused by the store");
+                tracing::error!(sku = %product.sku, count, %buyer, %error, "Reconciliation: the store refused purchases");
             }
         }
-        for Purchase { buyer, .. } in &forgotten {
+        for Purchase { buyer, .. } in &lost {
             tracing::warn!(sku = %product.sku, "Reconciliation: restoring purchase of user {buyer} in Redis");
         }
-        for page in forgotten.chunks(PAGE) {
-            self.open(product, page, true).await?;
+        for page in lost.chunks(PAGE) {
+            self.load_sale(product, page, true).await?;
         }
-        let mismatches = (unwritten.len() + forgotten.len()) as u64;
+        let mismatches = (unrecorded.len() + lost.len()) as u64;
         self.metrics.mismatches.inc_by(mismatches);
         Ok(mismatches)
     }
 
-    async fn buyers_here(&self, product: &Product) -> Result<HashMap<UserId, PurchaseReceipt>> {
+    async fn buyers_in_redis(&self, product: &Product) -> Result<HashMap<UserId, PurchaseReceipt>> {
         let mut buyers = HashMap::new();
         let mut cursor = "0".to_owned();
         loop {
-            let items = [item(&product.sku, vec![cursor])];
-            let answers = self.ask(Script::SaleBuyers, &[], &items).await?;
-            let (id, next, page) = answers.first().and_then(reply::buyers).ok_or_else(unreadable)?;
+            let calls = [sale_call(&product.sku, vec![cursor])];
+            let replies = self.call(Script::SaleBuyers, &[], &calls).await?;
+            let (id, next, page) =
+                replies.first().and_then(reply::parse_buyers).ok_or_else(malformed_reply)?;
             if id == product.id {
                 buyers.extend(page.into_iter().map(|purchase| (purchase.buyer, purchase.receipt)));
             }
@@ -132,7 +134,7 @@ impl Parts {
         }
     }
 
-    async fn buyers_there(&self, product: &Product) -> Result<HashMap<UserId, PurchaseReceipt>> {
+    async fn buyers_in_store(&self, product: &Product) -> Result<HashMap<UserId, PurchaseReceipt>> {
         let (mut buyers, mut after) = (HashMap::new(), None);
         loop {
             let page = self.ledger.purchases(product.id, after.as_ref(), PAGE).await?;

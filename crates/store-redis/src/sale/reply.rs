@@ -1,48 +1,47 @@
-//! What the scripts of sale answer.
+//! Parses the replies of the sale scripts. Each parser returns `None` for a reply that its script cannot give.
 
 use redis::Value;
 use weir_core::sale::{PurchaseReceipt, PurchaseRefusal, Sale, SaleState, Sku, Terms};
 use weir_core::{Timestamp, UserId};
 use weir_store::sale::{BuyOutcome, Product, ProductId, Purchase};
 
-/// The answer of `sale_buy` for one sale.
+/// The reply of `sale_buy` for one sale.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Bought {
-    /// Nothing that may be trusted.
+pub(super) enum BuyReply {
+    /// Redis has no sale under the present run; it must be rebuilt from the store.
     Untrusted,
-    /// One outcome for each buyer, and for each unit that was sold its entry in the stream.
+    /// One outcome for each buyer, and for each unit that was sold the id of its stream entry.
     Decided(Vec<BuyOutcome>, Vec<String>),
 }
 
-/// How a sale stands in Redis.
+/// A sale as Redis has it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Peeked {
+pub(super) struct PeekedSale {
     /// Redis's time.
     pub(super) now: Timestamp,
-    /// The sale; none when there is nothing that may be trusted.
+    /// The sale, or `None` if Redis has none under the present run.
     pub(super) product: Option<Product>,
-    /// Purchases that wait to be written down.
+    /// Purchases in the stream, which wait to be recorded.
     pub(super) waiting: u64,
 }
 
-/// Something in the stream.
+/// An entry of a sale's stream.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Entry {
-    /// Its name there.
-    pub(super) name: String,
-    /// The purchase; none when it cannot be read.
+pub(super) struct StreamEntry {
+    pub(super) id: String,
+    /// The purchase, or `None` if the entry is malformed.
     pub(super) purchase: Option<Purchase>,
-    /// All it says, as JSON.
-    pub(super) text: String,
+    /// All fields of the entry as JSON.
+    pub(super) json: String,
 }
 
-pub(super) fn bought(value: &Value, count: usize) -> Option<Bought> {
+pub(super) fn parse_buy(value: &Value, count: usize) -> Option<BuyReply> {
     let items = array(value)?;
     if integer(items.first()?)? == 0 {
-        return Some(Bought::Untrusted);
+        return Some(BuyReply::Untrusted);
     }
-    let [_, product, now, stock, entries, answers @ ..] = items else { return None };
-    let entries: Vec<String> = array(entries)?.iter().map(text).collect::<Option<_>>()?;
+    let [_, product, now, stock, entry_ids, answers @ ..] = items else { return None };
+    let entry_ids: Vec<String> = array(entry_ids)?.iter().map(text).collect::<Option<_>>()?;
     let (product, at) = (ProductId(integer(product)?), time(now)?);
     let stock = u32::try_from(integer(stock)?).unwrap_or(0);
     let outcome = |answer: &Value| {
@@ -57,7 +56,7 @@ pub(super) fn bought(value: &Value, count: usize) -> Option<Bought> {
         })
     };
     let outcomes: Vec<BuyOutcome> = answers.iter().map(outcome).collect::<Option<_>>()?;
-    // Units count down to what was left in the end, so that each outcome says what was left then.
+    // `stock` is what is left after the batch. Each outcome gets the stock right after its own purchase.
     let sold = outcomes.iter().filter(|outcome| matches!(outcome, BuyOutcome::Bought { .. })).count();
     let mut left = stock.saturating_add(u32::try_from(sold).unwrap_or(u32::MAX));
     let outcomes = outcomes.into_iter().map(|outcome| match outcome {
@@ -68,14 +67,14 @@ pub(super) fn bought(value: &Value, count: usize) -> Option<Bought> {
         other => other,
     });
     let outcomes: Vec<BuyOutcome> = outcomes.collect();
-    (outcomes.len() == count && entries.len() == sold).then_some(Bought::Decided(outcomes, entries))
+    (outcomes.len() == count && entry_ids.len() == sold).then_some(BuyReply::Decided(outcomes, entry_ids))
 }
 
-pub(super) fn peeked(value: &Value, sku: &Sku) -> Option<Peeked> {
+pub(super) fn parse_peek(value: &Value, sku: &Sku) -> Option<PeekedSale> {
     let items = array(value)?;
     let now = time(items.get(1)?)?;
     let [_, _, id, name, stock, start, end, created, sold, state, reason, waiting] = items else {
-        return Some(Peeked { now, product: None, waiting: 0 });
+        return Some(PeekedSale { now, product: None, waiting: 0 });
     };
     let units = u32::try_from(integer(stock)?).ok()?;
     let terms = Terms::new(&text(name)?, units, time(start)?, time(end)?).ok()?;
@@ -89,11 +88,11 @@ pub(super) fn peeked(value: &Value, sku: &Sku) -> Option<Peeked> {
         created_at: time(created)?,
     };
     let waiting = integer(waiting)?.unsigned_abs();
-    Some(Peeked { now, product: Some(product), waiting })
+    Some(PeekedSale { now, product: Some(product), waiting })
 }
 
-/// A purchase that `sale_find` has found: none for nothing that may be trusted.
-pub(super) fn found(value: &Value) -> Option<Option<PurchaseReceipt>> {
+/// Returns the purchase that `sale_find` found, if any. The outer `None` also means that Redis has no sale under the present run.
+pub(super) fn parse_find(value: &Value) -> Option<Option<PurchaseReceipt>> {
     match array(value)? {
         [_, purchase] => Some(Some(receipt(&text(purchase)?)?)),
         [kind] if integer(kind)? == 1 => Some(None),
@@ -101,24 +100,24 @@ pub(super) fn found(value: &Value) -> Option<Option<PurchaseReceipt>> {
     }
 }
 
-/// How much is in a stream, and its oldest entries.
-pub(super) fn entries(value: &Value) -> Option<(usize, Vec<Entry>)> {
+/// Returns the length of a stream and its oldest entries.
+pub(super) fn parse_entries(value: &Value) -> Option<(usize, Vec<StreamEntry>)> {
     let entry = |fields: &[Value]| {
-        let [name, product, user, number, at, all] = fields else { return None };
+        let [id, product, user, number, at, json] = fields else { return None };
         let purchase = || {
             let receipt = PurchaseReceipt { number: u32::try_from(integer(number)?).ok()?, at: time(at)? };
             let buyer = UserId::parse(text(user)?).ok()?;
             Some(Purchase { product: ProductId(integer(product)?), buyer, receipt })
         };
-        Some(Entry { name: text(name)?, purchase: purchase(), text: shown(all)? })
+        Some(StreamEntry { id: text(id)?, purchase: purchase(), json: lossy_text(json)? })
     };
     let (waiting, entries) = array(value)?.split_first()?;
     let waiting = usize::try_from(integer(waiting)?).ok()?;
     Some((waiting, entries.chunks(6).map(entry).collect::<Option<_>>()?))
 }
 
-/// A part of a sale's purchases: the product, where to go on, and the purchases.
-pub(super) fn buyers(value: &Value) -> Option<(ProductId, String, Vec<Purchase>)> {
+/// Returns a page of a sale's purchases: the product, the cursor of the next page, and the purchases.
+pub(super) fn parse_buyers(value: &Value) -> Option<(ProductId, String, Vec<Purchase>)> {
     let [_, cursor, product, pairs @ ..] = array(value)? else { return None };
     let product = ProductId(integer(product)?);
     let purchase = |pair: &[Value]| {
@@ -130,7 +129,7 @@ pub(super) fn buyers(value: &Value) -> Option<(ProductId, String, Vec<Purchase>)
     Some((product, text(cursor)?, purchases))
 }
 
-/// `number:time`.
+/// Parses `number:time`.
 fn receipt(text: &str) -> Option<PurchaseReceipt> {
     let (number, at) = text.split_once(':')?;
     Some(PurchaseReceipt { number: number.parse().ok()?, at: Timestamp::from_micros(at.parse().ok()?) })
@@ -149,8 +148,8 @@ fn text(value: &Value) -> Option<String> {
     }
 }
 
-/// The same of what may be no text: bytes that are none are replaced.
-fn shown(value: &Value) -> Option<String> {
+/// Like [`text`], but replaces invalid UTF-8.
+fn lossy_text(value: &Value) -> Option<String> {
     let Value::BulkString(bytes) = value else { return None };
     Some(String::from_utf8_lossy(bytes).into_owned())
 }
@@ -176,34 +175,33 @@ mod tests {
 
     #[test]
     fn stock_counts_down_within_a_batch() {
-        let answer = |entries: &[&str]| {
+        let reply = |entries: &[&str]| {
             let Value::Array(mut items) = list(&["1", "7", "1000", "3", "5", "0", "6", "-2"]) else {
                 panic!("a list")
             };
             items.insert(4, list(entries));
             Value::Array(items)
         };
-        assert_eq!(bought(&answer(&["1-1"]), 4), None, "one entry for each unit");
-        let answer = answer(&["1-1", "1-2"]);
-        let Some(Bought::Decided(outcomes, entries)) = bought(&answer, 4) else { panic!("an answer") };
-        assert_eq!(entries, ["1-1", "1-2"]);
+        assert_eq!(parse_buy(&reply(&["1-1"]), 4), None, "one entry for each unit");
+        let reply = reply(&["1-1", "1-2"]);
+        let Some(BuyReply::Decided(outcomes, entry_ids)) = parse_buy(&reply, 4) else { panic!("a decision") };
+        assert_eq!(entry_ids, ["1-1", "1-2"]);
         let stocks = outcomes.iter().map(|outcome| match outcome {
             BuyOutcome::Bought { stock, .. } => Some(*stock),
             _ => None,
         });
         assert_eq!(stocks.collect::<Vec<_>>(), [Some(4), None, Some(3), None]);
-        assert_eq!(bought(&answer, 3), None, "one answer for each buyer");
-        assert_eq!(bought(&list(&["0"]), 4), Some(Bought::Untrusted));
+        assert_eq!(parse_buy(&reply, 3), None, "one outcome for each buyer");
+        assert_eq!(parse_buy(&list(&["0"]), 4), Some(BuyReply::Untrusted));
     }
 
     #[test]
-    fn an_entry_that_cannot_be_read_keeps_its_name() {
-        let entries =
-            entries(&list(&["5", "1-1", "7", "u", "3", "9", "{}", "1-2", "", "", "", "", "{\"a\":\"b\"}"]));
-        let (waiting, entries) = entries.expect("a list of entries");
-        assert_eq!(waiting, 5);
+    fn a_malformed_entry_keeps_its_id() {
+        let reply = list(&["5", "1-1", "7", "u", "3", "9", "{}", "1-2", "", "", "", "", "{\"a\":\"b\"}"]);
+        let (length, entries) = parse_entries(&reply).expect("a list of entries");
+        assert_eq!(length, 5);
         assert!(entries[0].purchase.is_some());
-        let bad = Entry { name: "1-2".to_owned(), purchase: None, text: "{\"a\":\"b\"}".to_owned() };
+        let bad = StreamEntry { id: "1-2".to_owned(), purchase: None, json: "{\"a\":\"b\"}".to_owned() };
         assert_eq!(entries[1], bad);
     }
 }

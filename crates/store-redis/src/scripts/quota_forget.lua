@@ -1,6 +1,7 @@
--- Deletes each user's hash because the user has new limits, or none.
+-- Deletes each user's hash, because the user's limits were changed or removed.
 -- KEYS    RateLimiterCache:<userId> ...
--- Reply   for each key {window, unused places}, or {} when there are none
+-- ARGV    none
+-- Reply   for each key {window, unused units}, or {} when there was no hash of this run
 local replies = {}
 for i, key in ipairs(KEYS) do
   local hash = redis.pcall('HMGET', key, 'run', 'window', 'currentCount', 'reserved')

@@ -1,7 +1,7 @@
--- Takes back the unused places of each user's hash, for the store.
+-- Removes the unused units from each user's hash, so that they can be given back to the store.
 -- KEYS    RateLimiterCache:<userId> ...
 -- ARGV    1 epoch of the cache
--- Reply   for each key {window, places}, or {} when there are none
+-- Reply   for each key {window, unused units}, or {} when there are none
 local replies = {}
 for i, key in ipairs(KEYS) do
   local hash = redis.call('HMGET', key, 'run', 'epoch', 'window', 'currentCount', 'reserved')

@@ -1,16 +1,17 @@
--- Takes places that are reserved in each user's hash.
+-- Spends units that are reserved in each user's hash.
 -- KEYS    RateLimiterCache:<userId> ...
--- ARGV    1 epoch of the cache, 2 now in microseconds ('' = the TTL tells), 3 a nonce, then for each key the number of places
+-- ARGV    1 epoch of the cache, 2 a test's time in microseconds ('' = the key's TTL ends the window), 3 a nonce, then for each
+--         key the number of units
 -- Reply   for each key
---         {0, nonce, ms}   nothing to take from: reserve in the store, then install under this nonce; ms is the time here
---         {1, taken, count, reserved, limit, minutes, window, milliseconds left, ms}
---         {2}              written under a later epoch: the caller is behind
+--         {0, nonce, ms}   no hash: reserve in the store, then install under this nonce; ms is Redis's time
+--         {1, spent, count, reserved, limit, minutes, window, milliseconds left, ms}
+--         {2}              written under a later epoch: the caller is outdated
 local epoch, now, nonce = tonumber(ARGV[1]), ARGV[2], ARGV[3]
 local time = redis.call('TIME')
 local ms = time[1] * 1000 + math.floor(time[2] / 1000)
 local replies = {}
 for i, key in ipairs(KEYS) do
-  -- What is no hash is somebody's mistake, and deleted below.
+  -- A key of another type was not written by Weir. It is deleted below.
   local hash = redis.pcall('HMGET', key, 'run', 'epoch', 'loading', 'currentCount', 'reserved', 'rateLimit',
     'timeWindow', 'window', 'at')
   if hash.err then
@@ -21,14 +22,14 @@ for i, key in ipairs(KEYS) do
   if window and now ~= '' and tonumber(window) + hash[7] * 60000000 <= tonumber(now) then
     left = 0
   end
-  -- Written at a time that is still to come: the clock here was set back since, and the TTL no longer tells when the window ends.
+  -- Written in the future: Redis's clock was set back since, so the TTL does not end with the window.
   if (tonumber(hash[9]) or 0) > ms + 1000 then
     left = 0
   end
   if hash[1] == run and (tonumber(hash[2]) or 0) > epoch then
     replies[i] = {2}
   elseif hash[1] ~= run or (tonumber(hash[2]) or 0) < epoch or (window and left <= 0) or not (window or hash[3]) then
-    -- What another run or epoch wrote, or a window that has ended. Whoever loads it has two seconds.
+    -- Written by another run or epoch, or the window has ended. The placeholder gives a caller two seconds to install units.
     redis.call('DEL', key)
     redis.call('HSET', key, 'run', run, 'epoch', ARGV[1], 'loading', nonce)
     redis.call('PEXPIRE', key, 2000)
@@ -37,11 +38,11 @@ for i, key in ipairs(KEYS) do
     replies[i] = {0, hash[3], ms}
   else
     local count, reserved = tonumber(hash[4]), tonumber(hash[5])
-    local taken = math.min(tonumber(ARGV[3 + i]), reserved - count)
-    if taken > 0 then
-      count = redis.call('HINCRBY', key, 'currentCount', taken)
+    local spent = math.min(tonumber(ARGV[3 + i]), reserved - count)
+    if spent > 0 then
+      count = redis.call('HINCRBY', key, 'currentCount', spent)
     end
-    replies[i] = {1, taken, count, reserved, hash[6], hash[7], window, left, ms}
+    replies[i] = {1, spent, count, reserved, hash[6], hash[7], window, left, ms}
   end
 end
 return replies

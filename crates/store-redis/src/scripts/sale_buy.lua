@@ -1,12 +1,12 @@
--- Sells one unit to each buyer, or says why not. The rule is that of weir_core::sale.
--- KEYS    sale:{<sku>} ..., the beginning of the names of all keys of a sale; their hash tag puts them in one slot:
+-- Sells one unit to each buyer, or returns why not, by the rule of weir_core::sale.
+-- KEYS    sale:{<sku>} ..., the prefix of all keys of a sale, whose hash tag puts them into one hash slot:
 --         :config, :state, :end_reason, :stock, :seq, :buyers (user -> number:time), :stream
--- ARGV    1 now in microseconds ('' = the time here), then for each key the number of buyers and the buyers
--- Tells   sale:events of what was sold and of states: {event, product, data}, data as in the API's events
+-- ARGV    1 now in microseconds ('' = Redis's time), then for each key the number of buyers and the buyers
+-- Events  published on sale:events for purchases and changes of state: {event, product, data}, data as in the API's events
 -- Reply   for each key
---         {0}                             nothing that may be trusted: rebuild it from the store, then ask again
---         {1, product, now, stock, {e, ...}, a, ...}  for each buyer a: its number, or 0 has one, -1 sold out, -2 not active;
---                                         e for each number: the purchase in the stream
+--         {0}             no sale of this run: rebuild it from the store, then call again
+--         {1, product, now, stock left, {stream entry id of each purchase, ...}, outcome, ...} with an outcome for each buyer:
+--                         the number of its purchase, or 0 has one already, -1 sold out, -2 not active
 local now = tonumber(ARGV[1])
 if not now then
   local time = redis.call('TIME')
@@ -25,7 +25,7 @@ for i, key in ipairs(KEYS) do
     local number = tonumber(redis.call('GET', key .. ':seq') or 0)
     local before, last = state, number
     local starts_at, ends_at = tonumber(config[3]), tonumber(config[4])
-    local function turn()
+    local function advance()
       if state == 'ENDED' then
         return
       elseif stock <= 0 then
@@ -36,7 +36,7 @@ for i, key in ipairs(KEYS) do
         state = 'ACTIVE'
       end
     end
-    turn()
+    advance()
     local reply, entries = {1, config[2], stamp, 0, {}}, {}
     local buyers, stream = key .. ':buyers', key .. ':stream'
     local is_done, problem = pcall(function()
@@ -47,7 +47,7 @@ for i, key in ipairs(KEYS) do
           if redis.call('HSETNX', buyers, buyer, next_number .. ':' .. stamp) == 1 then
             number, stock = number + 1, stock - 1
             answer = number
-            turn()
+            advance()
             entries[#entries + 1] = redis.call('XADD', stream, '*', 'product', config[2], 'user', buyer, 'number', next_number,
               'at', stamp)
           end
@@ -57,7 +57,7 @@ for i, key in ipairs(KEYS) do
         reply[5 + n] = answer
       end
     end)
-    -- Also when something failed: whatever was sold is counted.
+    -- Also after a failure: units that were sold must be counted.
     if number > last then
       redis.call('SET', key .. ':stock', stock)
       redis.call('SET', key .. ':seq', number)

@@ -1,8 +1,8 @@
--- A part of the purchases of each sale.
+-- Reads a page of the purchases of each sale.
 -- KEYS    sale:{<sku>} ..., see sale_buy.lua
--- ARGV    for each key where to go on (0 = from the beginning)
--- Reply   for each key {0} when there is nothing that may be trusted, or
---         {1, where to go on (0 = that was all), product, user, number:time, ...}
+-- ARGV    for each key the cursor (0 = first page)
+-- Reply   for each key {0} without a sale of this run, or
+--         {1, next cursor (0 = last page), product, user, number:time, ...}
 local replies = {}
 for i, key in ipairs(KEYS) do
   local config = redis.call('HMGET', key .. ':config', 'run', 'id')

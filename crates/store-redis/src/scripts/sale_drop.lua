@@ -1,7 +1,8 @@
--- Forgets sales, and tells sale:events of it: {event = 'product-change', data = {sku}}.
+-- Deletes sales.
 -- KEYS    sale:{<sku>} ..., see sale_buy.lua
--- ARGV    for each key the newest product that is to be forgotten, and the sku
--- Reply   for each key 1 when something was there, else 0
+-- ARGV    for each key the newest product id that may be deleted, and the sku
+-- Events  published on sale:events: {event = 'product-change', data = {sku}}
+-- Reply   for each key 1 if a sale was deleted, else 0
 local replies = {}
 for i, key in ipairs(KEYS) do
   local id = redis.call('HGET', key .. ':config', 'id')

@@ -1,7 +1,7 @@
--- A buyer's purchase of each sale.
+-- Finds a buyer's purchase of each sale.
 -- KEYS    sale:{<sku>} ..., see sale_buy.lua
 -- ARGV    1 the buyer
--- Reply   for each key {0} when there is nothing that may be trusted, {1} for no purchase, or {2, number:time}
+-- Reply   for each key {0} without a sale of this run, {1} for no purchase, or {2, number:time}
 local replies = {}
 for i, key in ipairs(KEYS) do
   if redis.call('HGET', key .. ':config', 'run') ~= run then

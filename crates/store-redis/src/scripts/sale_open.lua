@@ -1,9 +1,10 @@
--- Brings a sale into Redis, or up to what the store knows of it. Purchases that are there already stay as they are; whoever
--- brings the last of them opens the sale, and tells sale:events of it: {event = 'product-change', data = {sku}}.
+-- Loads a sale from the store into Redis, page by page, or updates it. Purchases that Redis has already stay as they are. The
+-- call with the last page opens the sale.
 -- KEYS    sale:{<sku>} ..., see sale_buy.lua
--- ARGV    for each key product, sku, name, units, start, end, created, state, end reason, 1 to
---         open (0 = more is to come), the number of purchases, and for each of these user, number, time
--- Reply   for each key 1, or 0 for a product that was made before the one that is there
+-- ARGV    for each key product id, sku, name, units, start, end, created, state, end reason, 1 for the last page (else 0), the
+--         number of purchases, and for each of these user, number, time
+-- Events  published on sale:events when a sale is opened: {event = 'product-change', data = {sku}}
+-- Reply   for each key 1, or 0 if Redis has a newer product of this sku
 local rank = {UPCOMING = 1, ACTIVE = 2, ENDED = 3}
 local replies, place = {}, 0
 for i, key in ipairs(KEYS) do

@@ -1,7 +1,7 @@
--- How sales stand. States that are due by now are written down, and told as in sale_buy.lua.
+-- Reads sales. Changes of state that are due are saved, and published as in sale_buy.lua.
 -- KEYS    sale:{<sku>} ..., see sale_buy.lua
--- ARGV    1 now in microseconds ('' = the time here)
--- Reply   for each key {0, now} when there is nothing that may be trusted, or
+-- ARGV    1 now in microseconds ('' = Redis's time)
+-- Reply   for each key {0, now} without a sale of this run, or
 --         {1, now, product, name, units, start, end, created, sold, state, end reason, purchases in the stream}
 local now = ARGV[1]
 if now == '' then

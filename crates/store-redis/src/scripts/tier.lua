@@ -1,17 +1,21 @@
--- Makes decisions about keys of limits, one after the other: of each, all that bind are spent, or none.
--- KEYS    WeirLimit:<scope>:<policy>:{<key>} ..., each a text "<rule> <a> <b> <c> <w>", written at w:
---         B:<refill>:<period>   a bucket; full again at c times 2^52 and a microseconds, and b parts of refill
---         F:<window>            a fixed window; began at a, b were spent in it
---         S:<window>            a sliding one; cut at a, b spent since, c in the window before
--- ARGV    1 now in microseconds ('' = TIME), then for each decision take, peek, charge, give or forget, the number of its keys, and for
---         each of these
---         the ask, in words ('-' = none): rule, cost, limit (windows), what the cost and what others may have spent of a bucket come
---         to (microseconds and parts each; '-' = never fits), and how many times 2^52 microseconds besides, taken at, whether it
---         binds, whether what the caller knows counts beside what is here, and whether two more arguments follow;
---         what the caller knows ("a b c w" by its own clock, '' = nothing);
---         what is expected here, and what takes its place
--- Reply   {now, d ...} with d for each decision {1 | 0, taken, a, b, c, ...}, or {-1, what is here, ...} when a key was spent under
---         another rule, or {why} when it failed
+-- Makes decisions about limits, one after the other. Each decision spends all of its keys that bind, or none.
+-- KEYS    WeirLimit:<scope>:<policy>:{<key>} ..., each a text "<rule> <a> <b> <c> <w>", written at time w; the rules are
+--         B:<refill>:<period>   token bucket: full again at c steps of 2^52 microseconds, plus a microseconds and b parts (refill
+--                               parts are a microsecond)
+--         F:<window>            fixed window: began at a, b were spent in it
+--         S:<window>            sliding window: the current one began at a, b were spent in it and c in the one before
+-- ARGV    1 now in microseconds ('' = TIME), then for each decision the operation (take, peek, charge, give or forget), the number
+--         of its keys, and for each key
+--         1. words ('-' = none): rule; cost; limit (windows only); the refill time of the cost in microseconds and in parts; the
+--            same of the most that may be spent before the cost ('-' = the cost never fits); the steps of 2^52 microseconds of
+--            both times; taken at; 1 if the key binds; 1 to merge the caller's state with the stored one; 1 if 3 and 4 follow
+--         2. the caller's state ("a b c w" by its own clock, '' = none)
+--         3. the text that is expected to be stored, written under another rule
+--         4. the state that replaces it
+-- Reply   {now, d ...} with for each decision one of
+--         {1 = allowed or 0 = denied, then for each key: 1 if taken, a, b, c}
+--         {-1, the stored text of each key}   a key was spent under another rule
+--         {error}                             the decision failed
 -- Every number is whole and below 2^53, so nothing is rounded.
 local STEP, MOST = 4503599627370496, 4294967295
 local is_test = ARGV[1] ~= ''
@@ -23,7 +27,7 @@ else
   now = time[1] * 1000000 + time[2]
 end
 
--- A product of numbers below 2^32 and 2^45, in three parts that compare one after the other.
+-- Multiplies numbers below 2^32 and 2^45. Returns three parts, the most significant first.
 local function product(a, b)
   local low = a * (b % 65536)
   local middle = a * (math.floor(b / 65536) % 65536) + math.floor(low / 65536)
@@ -31,6 +35,7 @@ local function product(a, b)
   return high, middle % 65536, low % 65536
 end
 
+-- Returns whether a * b <= c * d.
 local function is_up_to(a, b, c, d)
   local h1, m1, l1 = product(a, b)
   local h2, m2, l2 = product(c, d)
@@ -39,8 +44,8 @@ local function is_up_to(a, b, c, d)
   return l1 <= l2
 end
 
--- What counts at this moment: a bucket that is full is full now, a window that has passed is empty.
-local function turn(p)
+-- Brings a state to the present: a full bucket is full now, a window that has ended is empty.
+local function advance(p)
   local span = p.ask.span
   if p.ask.kind == 'B' then
     if p.c == 0 and p.a < now then p.a, p.b = now, 0 end
@@ -103,8 +108,8 @@ local function give(p)
   end
 end
 
--- Milliseconds until it is as good as new.
-local function left(p)
+-- Milliseconds until the key is unspent.
+local function until_unspent(p)
   local last, ask = p.a, p.ask
   if ask.kind == 'B' then last = p.a + p.c * STEP elseif ask.kind == 'F' then last = p.a + ask.span else last = p.a + 2 * ask.span end
   return math.max(math.ceil((last - now) / 1000), 0)
@@ -119,8 +124,8 @@ local function read(p, state)
   set(p, string.match(state, '(%S+) (%S+) (%S+) ?(%S*)'))
 end
 
--- What was written at a time that is still to come was written before the clock was set back. It is moved back by as much, and
--- saved whatever is decided: otherwise it would count as just written again and again until the clock has caught up.
+-- A state that was written in the future was written before the clock was set back. It is moved back by as much, and saved
+-- whatever is decided: otherwise it would count as just written until the clock has caught up.
 local function bring_back(p)
   local ahead = (p.w or now) - now
   if ahead <= 0 then return end
@@ -134,8 +139,8 @@ local function bring_back(p)
   end
 end
 
--- Whichever of two states has more spent.
-local function join(p, state)
+-- Merges the caller's state into the stored one: the one with more spent wins.
+local function merge(p, state)
   local a, b, c = p.a, p.b, p.c
   read(p, state)
   bring_back(p)
@@ -150,14 +155,14 @@ local function join(p, state)
   end
 end
 
-local function keep(p)
-  local ms = math.min(math.max(left(p), p.before) + 1000, 100000000000)
-  -- A clock of a test has nothing to do with time here.
+local function save(p)
+  local ms = math.min(math.max(until_unspent(p), p.before) + 1000, 100000000000)
+  -- A test's clock is unrelated to Redis's time, by which keys expire.
   if is_test then ms = 86400000 end
   redis.call('SET', p.key, string.format('%s %d %d %d %d', p.ask.rule, p.a, p.b, p.c, now), 'PX', string.format('%d', ms))
 end
 
--- Decisions of one batch often ask the same of different keys: each ask is taken apart once.
+-- The decisions of a batch often have the same words for different keys: each text is parsed once.
 local asks = {}
 local function ask_of(text)
   local ask = asks[text]
@@ -178,8 +183,8 @@ local function ask_of(text)
   return ask
 end
 
--- What a key has spent and is asked for, from the arguments after `at`. Its state here comes along, and whether it was written
--- under another rule.
+-- Loads a key with the arguments after `at`. Returns its present state, the stored text, and whether that was written under
+-- another rule.
 local function load(key, at)
   local ask, known = ask_of(ARGV[at + 1]), ARGV[at + 2]
   local p = { key = key, ask = ask, a = 0, b = 0, c = 0 }
@@ -200,11 +205,11 @@ local function load(key, at)
       bring_back(p)
     end
   end
-  if ask.counts and known ~= '' and not differs then join(p, known) end
+  if ask.counts and known ~= '' and not differs then merge(p, known) end
   return p, stored or '', differs
 end
 
--- One decision about `count` keys from the one at `first` on, from the arguments after `at`.
+-- Makes one decision about `count` keys from KEYS[first], with the arguments after `at`.
 local function decide(mode, count, first, at)
   local parts, here, differs = {}, { -1 }, false
   for i = 1, count do
@@ -215,8 +220,8 @@ local function decide(mode, count, first, at)
   if differs then return here end
   local allowed = true
   for _, p in ipairs(parts) do
-    p.before = left(p)
-    turn(p)
+    p.before = until_unspent(p)
+    advance(p)
     if mode == 'take' and p.ask.binds and not has_room(p) then allowed = false end
   end
   local reply = { allowed and 1 or 0 }
@@ -232,10 +237,9 @@ local function decide(mode, count, first, at)
     elseif mode == 'forget' then
       p.a, p.b, p.c = 0, 0, 0
     end
-    -- What was spent under another rule is from now on under this one, and what was ahead of the clock is not, also when there
-    -- is no room.
+    -- A state that was converted from another rule or moved back by `bring_back` is saved even if the decision is a denial.
     if (p.is_new and mode ~= 'peek') or mode == 'charge' or mode == 'give' or mode == 'forget' or (taken == 1 and p.ask.cost > 0) then
-      keep(p)
+      save(p)
     end
     local n = #reply
     reply[n + 1], reply[n + 2], reply[n + 3], reply[n + 4] = taken, p.a, p.b, p.c
@@ -246,7 +250,7 @@ end
 local replies, first, at = { now }, 1, 1
 while first <= #KEYS do
   local mode, count = ARGV[at + 1], tonumber(ARGV[at + 2])
-  -- One that fails, because a key is no text, must not take the others with it.
+  -- A decision that fails, such as on a key of another type, must not fail the others.
   local is_done, reply = pcall(decide, mode, count, first, at + 2)
   replies[#replies + 1] = is_done and reply or {tostring(type(reply) == 'table' and reply.err or reply)}
   first, at = first + count, at + 2

@@ -1,6 +1,7 @@
--- Stands before every script that asks whether it may trust what it finds.
--- `run` is the name under which hashes and sales are written, and trusted: the id of this process, which a restart changes, and the
--- replication id, which a promotion changes. So nothing is used that a snapshot, a replica or an old master brings back.
+-- Prepended to every script that must not trust data of another run of Redis. Defines `run`; takes no KEYS or ARGV and returns
+-- nothing.
+-- Hashes and sales are written with `run` and ignored under any other: the id of the Redis process, which a restart changes, and
+-- the replication id, which a promotion changes. So no data is used that a snapshot, a replica or an old master brings back.
 local function id_of(section, field)
   local info = redis.call('INFO', section)
   local _, last = string.find(info, field, 1, true)

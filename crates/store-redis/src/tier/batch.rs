@@ -1,4 +1,4 @@
-//! Decisions that wait together are one call of the script, on a cluster one for each hash slot.
+//! Batches decisions: those that wait at the same time are one call of the script, on a cluster one for each hash slot.
 
 use std::sync::Arc;
 
@@ -7,48 +7,48 @@ use redis::Value;
 use weir_core::{Clock, Timestamp};
 use weir_store::{Batch, Error, LaneMetrics, LaneSettings, Lanes, Result};
 
-use super::Mode;
-use super::part::Part;
+use super::Operation;
+use super::script_key::ScriptKey;
 use crate::client::Redis;
 use crate::script::Script;
 
-/// Decisions in one batch: Redis does nothing else meanwhile.
+/// The most decisions in one batch: Redis runs nothing else meanwhile.
 const BATCH_MAX: usize = 128;
-/// Batches under way at once: the next one is there when Redis is done with one.
+/// Batches in flight at once: the next one has arrived when Redis finishes one.
 const IN_FLIGHT: usize = 2;
-/// Lanes on a cluster: a server that does not answer holds up the decisions that share a lane with its keys, for as long as one
-/// call may take.
+/// Lanes on a cluster: a server that does not answer delays the decisions that share a lane with its keys by up to the call
+/// timeout.
 const CLUSTER_LANES: u16 = 16;
 
-/// One decision as the script is asked for it.
+/// The keys and arguments of one decision, for the script.
 #[derive(Debug)]
-pub(super) struct Question {
+pub(super) struct DecisionCall {
     keys: Vec<Arc<str>>,
     arguments: Vec<String>,
 }
 
-impl Question {
-    /// A question about parts that are together.
-    pub(super) fn new(mode: Mode, parts: &[Part]) -> Self {
-        let mut arguments = vec![mode.as_str().to_owned(), parts.len().to_string()];
-        parts.iter().for_each(|part| part.add_arguments(&mut arguments));
-        Self { keys: parts.iter().map(|part| Arc::clone(&part.name)).collect(), arguments }
+impl DecisionCall {
+    /// Creates the call of a decision about keys of one hash slot.
+    pub(super) fn new(operation: Operation, keys: &[ScriptKey]) -> Self {
+        let mut arguments = vec![operation.as_str().to_owned(), keys.len().to_string()];
+        keys.iter().for_each(|key| key.add_arguments(&mut arguments));
+        Self { keys: keys.iter().map(|key| Arc::clone(&key.name)).collect(), arguments }
     }
 }
 
-/// What the script said of one decision, and when, by Redis's clock.
+/// The script's reply to one decision, and Redis's time of it.
 #[derive(Debug)]
-pub(super) struct Reply {
+pub(super) struct DecisionReply {
     pub(super) now: Timestamp,
     pub(super) fields: Vec<Value>,
 }
 
-/// Where decisions wait for the next call.
-pub(super) struct Questions {
-    lanes: Lanes<Question, Option<Reply>>,
+/// The lanes in which decisions wait for the next call.
+pub(super) struct DecisionLanes {
+    lanes: Lanes<DecisionCall, Option<DecisionReply>>,
 }
 
-impl Questions {
+impl DecisionLanes {
     pub(super) fn start(
         redis: Redis,
         test_clock: Option<Arc<dyn Clock>>,
@@ -62,49 +62,48 @@ impl Questions {
             in_flight: IN_FLIGHT,
             timeout: redis.call_timeout(),
         };
-        let lanes = Lanes::start("tier", settings, metrics, &[], move |batch: Batch<Question>| {
+        let lanes = Lanes::start("tier", settings, metrics, &[], move |batch: Batch<DecisionCall>| {
             let (redis, test_clock, batch) = (redis.clone(), test_clock.clone(), batch.take());
             async move {
                 let now = test_clock.map(|clock| clock.now().as_micros().to_string()).unwrap_or_default();
-                Ok(decide(&redis, &now, &batch).await)
+                Ok(call_script(&redis, &now, &batch).await)
             }
         });
         Self { lanes }
     }
 
-    /// Asks Redis; none when it does not answer in time.
-    /// Fails when too many wait already.
-    pub(super) async fn ask(&self, question: Question) -> Result<Option<Reply>> {
-        let Some(key) = question.keys.first().cloned() else { return Ok(None) };
-        match self.lanes.submit(&key, question).await {
+    /// Submits a decision to Redis. Returns `None` when Redis does not answer in time, and fails when the lane is full.
+    pub(super) async fn submit(&self, call: DecisionCall) -> Result<Option<DecisionReply>> {
+        let Some(key) = call.keys.first().cloned() else { return Ok(None) };
+        match self.lanes.submit(&key, call).await {
             Err(error @ Error::Overloaded { .. }) => Err(error),
-            answer => Ok(answer.ok().flatten()),
+            reply => Ok(reply.ok().flatten()),
         }
     }
 }
 
-async fn decide(redis: &Redis, now: &str, batch: &[Question]) -> Vec<Option<Reply>> {
-    let groups = redis.group(batch.iter().map(|question| &*question.keys[0]));
-    let calls = groups.iter().map(|places| {
-        let questions = || places.iter().map(|place| &batch[*place]);
-        let keys: Vec<&str> = questions().flat_map(|question| &question.keys).map(|key| &**key).collect();
-        let arguments = questions().flat_map(|question| &question.arguments).map(String::as_str);
+async fn call_script(redis: &Redis, now: &str, batch: &[DecisionCall]) -> Vec<Option<DecisionReply>> {
+    let groups = redis.group(batch.iter().map(|call| &*call.keys[0]));
+    let calls = groups.iter().map(|group| {
+        let decisions = || group.iter().map(|index| &batch[*index]);
+        let keys: Vec<&str> = decisions().flat_map(|decision| &decision.keys).map(|key| &**key).collect();
+        let arguments = decisions().flat_map(|decision| &decision.arguments).map(String::as_str);
         let arguments: Vec<&str> = std::iter::once(now).chain(arguments).collect();
-        async move { redis.call_together(Script::Tier, &keys, &arguments).await }
+        async move { redis.call_once(Script::Tier, &keys, &arguments).await }
     });
-    let mut replies: Vec<Option<Reply>> = batch.iter().map(|_| None).collect();
-    for (places, reply) in groups.iter().zip(join_all(calls).await) {
+    let mut replies: Vec<Option<DecisionReply>> = batch.iter().map(|_| None).collect();
+    for (group, reply) in groups.iter().zip(join_all(calls).await) {
         let Ok(Value::Array(mut values)) = reply else { continue };
-        if values.len() != places.len() + 1 {
+        if values.len() != group.len() + 1 {
             continue;
         }
         let Value::Int(now) = values.remove(0) else { continue };
-        for (place, value) in places.iter().zip(values) {
+        for (index, value) in group.iter().zip(values) {
             if let Value::Array(fields) = value {
                 if let [Value::BulkString(error)] = &fields[..] {
-                    redis.warn_of_refusal(&String::from_utf8_lossy(error));
+                    redis.warn_refused(&String::from_utf8_lossy(error));
                 }
-                replies[*place] = Some(Reply { now: Timestamp::from_micros(now), fields });
+                replies[*index] = Some(DecisionReply { now: Timestamp::from_micros(now), fields });
             }
         }
     }

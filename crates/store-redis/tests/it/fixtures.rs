@@ -1,5 +1,5 @@
-//! Redis in front of Postgres as the suites open it: each case in a database and on a Redis of its own, or on a cluster
-//! that all cases share.
+//! The engine fixture of this crate: Redis in front of Postgres. Each case has a database and a Redis of its own, or the
+//! cluster that all cases share.
 
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
@@ -21,30 +21,30 @@ use weir_store_conformance::sale::fixtures::wait_until_persisted;
 use weir_store_conformance::{
     ENGINE_TIMEOUT, EngineFixture, HasLimits, HasQueue, HasQuota, HasRequests, HasSales, START,
 };
-use weir_store_postgres::Postgres;
-use weir_store_redis::{Redis, RedisLimits, RedisQuota, RedisRequests, RedisSales, Target};
+use weir_store_postgres::{Postgres, PostgresTarget};
+use weir_store_redis::{Redis, RedisLimits, RedisQuota, RedisRequests, RedisSales, RedisTarget};
 use weir_testkit::postgres::{self, Database};
 use weir_testkit::redis::{Cluster, Options, Server};
 
-/// A Redis of the test's own.
-pub(crate) fn private() -> Server {
+/// Starts a Redis for one test.
+pub(crate) fn private_redis() -> Server {
     Server::private(&Options { appendonly: false, ..Options::default() })
 }
 
-/// Quota on Redis whose new limits are settled when they are answered. What the store decides meanwhile costs places that
-/// cases count; as does what Redis or the feed does not answer in time, which is why both are patient here.
-struct Settled {
+/// Quota on Redis whose changes of limits return only once their hashes are deleted. Until then the store decides, which
+/// costs units that the cases count. So does a timeout of Redis or of `LimitChangeFeed`, which is why both are long here.
+struct SettledQuota {
     quota: Arc<RedisQuota>,
     limit_changes: Arc<LimitChangeFeed>,
-    heard: Arc<Heard>,
+    received: Arc<ReceivedChanges>,
 }
 
-/// How often a change of each user was heard of.
+/// Counts the changes received for each user.
 #[derive(Default)]
-struct Heard(Mutex<HashMap<UserId, usize>>);
+struct ReceivedChanges(Mutex<HashMap<UserId, usize>>);
 
-impl Heard {
-    fn of(&self, user: &UserId) -> usize {
+impl ReceivedChanges {
+    fn count(&self, user: &UserId) -> usize {
         self.0.lock().get(user).copied().unwrap_or_default()
     }
 
@@ -55,23 +55,24 @@ impl Heard {
     }
 }
 
-impl Settled {
-    /// Waits until a change that was taken after `before` were heard is heard too, and dealt with.
-    async fn after(&self, user: &UserId, before: usize) {
-        let taken_at = Instant::now();
-        let is_heard = || self.heard.of(user) > before || self.limit_changes.is_current_as_of(taken_at);
-        while !is_heard() || !self.quota.is_settled() {
+impl SettledQuota {
+    /// Waits until the change after the first `before` ones is received and its hash deleted.
+    async fn wait_for_change(&self, user: &UserId, before: usize) {
+        let changed_at = Instant::now();
+        let is_received =
+            || self.received.count(user) > before || self.limit_changes.is_current_as_of(changed_at);
+        while !is_received() || self.quota.has_pending_invalidations() {
             tokio::time::sleep(Duration::from_millis(2)).await;
         }
     }
 }
 
 #[async_trait::async_trait]
-impl QuotaStore for Settled {
+impl QuotaStore for SettledQuota {
     async fn configure(&self, user: &UserId, limits: QuotaLimits) -> Result<Quota> {
-        let before = self.heard.of(user);
+        let before = self.received.count(user);
         let row = self.quota.configure(user, limits).await?;
-        self.after(user, before).await;
+        self.wait_for_change(user, before).await;
         Ok(row)
     }
 
@@ -80,10 +81,10 @@ impl QuotaStore for Settled {
     }
 
     async fn remove(&self, user: &UserId) -> Result<bool> {
-        let before = self.heard.of(user);
+        let before = self.received.count(user);
         let was_there = self.quota.remove(user).await?;
         if was_there {
-            self.after(user, before).await;
+            self.wait_for_change(user, before).await;
         }
         Ok(was_there)
     }
@@ -101,56 +102,57 @@ impl QuotaStore for Settled {
     }
 }
 
-/// A server with Redis in front of Postgres. The Redis is one server, or with `CLUSTER` a cluster.
-pub(crate) struct OnRedis<const CLUSTER: bool> {
+/// A Weir server with Redis in front of Postgres. Redis is a cluster if `CLUSTER`, otherwise one server.
+pub(crate) struct RedisFixture<const CLUSTER: bool> {
     url: String,
-    /// None where the test keeps its Redis itself, to disturb it.
+    /// `None` where the test owns the Redis, to disturb it.
     server: Option<Arc<Server>>,
     pub(crate) database: Arc<Database>,
     clock: ManualClock,
     store: Postgres,
     pub(crate) redis: Redis,
     quota: Arc<RedisQuota>,
-    heard: Arc<Heard>,
+    received: Arc<ReceivedChanges>,
     pub(crate) limits: RedisLimits,
     pub(crate) sales: RedisSales,
     pub(crate) sale_metrics: LedgerMetrics,
-    /// Ends the worker that writes down what was sold.
+    /// Stops the worker that moves purchases to the store.
     pub(crate) sale_worker: DropGuard,
 }
 
-impl<const CLUSTER: bool> OnRedis<CLUSTER> {
-    /// An engine on a Redis that the test keeps, which is fresh.
+impl<const CLUSTER: bool> RedisFixture<CLUSTER> {
+    /// Opens a server on an empty Redis that the test owns.
     pub(crate) async fn at(url: &str) -> Self {
         let database = Arc::new(postgres::Server::shared().database("redis").await);
-        Self::on(url, ENGINE_TIMEOUT, None, database, ManualClock::at(START)).await
+        Self::start(url, ENGINE_TIMEOUT, None, database, ManualClock::at(START)).await
     }
 
-    /// Another server, which reaches the same Redis at this URL and waits for so long for its answers.
-    pub(crate) async fn via(&self, url: &str, patience: Duration) -> Self {
+    /// Opens another server on the same Redis, with this URL and call timeout.
+    pub(crate) async fn via(&self, url: &str, call_timeout: Duration) -> Self {
         let (server, database) = (self.server.clone(), Arc::clone(&self.database));
-        Self::on(url, patience, server, database, self.clock.clone()).await
+        Self::start(url, call_timeout, server, database, self.clock.clone()).await
     }
 
-    /// A server that has connected and hears of changes.
-    async fn on(
+    /// Starts a server and waits until it is connected and receives changes.
+    async fn start(
         url: &str,
-        patience: Duration,
+        call_timeout: Duration,
         server: Option<Arc<Server>>,
         database: Arc<Database>,
         clock: ManualClock,
     ) -> Self {
         let time: Arc<dyn Clock> = Arc::new(clock.clone());
-        let target: weir_store_postgres::Target = database.url().parse().expect("a Postgres URL");
-        let store = Postgres::open_with_clock(target.with_patience(ENGINE_TIMEOUT), 8, Some(time.clone()))
-            .await
-            .expect("it opens");
+        let target: PostgresTarget = database.url().parse().expect("a Postgres URL");
+        let store =
+            Postgres::open_with_clock(target.with_call_timeout(ENGINE_TIMEOUT), 8, Some(time.clone()))
+                .await
+                .expect("it opens");
         store.limit_changes().set_current_for(ENGINE_TIMEOUT);
-        let target: Target = url.parse().expect("a Redis URL");
-        // What Redis does not answer in time is decided without it, which on a busy machine is not what cases are about.
-        let redis = Redis::start(target.with_patience(patience));
-        let backing = Arc::new(store.clone().behind_cache());
-        let quota = RedisQuota::new(redis.clone(), backing, Some(time.clone()), CacheMetrics::default());
+        let target: RedisTarget = url.parse().expect("a Redis URL");
+        // A call that times out is decided without Redis, which the cases do not expect: a busy machine needs a long timeout.
+        let redis = Redis::start(target.with_call_timeout(call_timeout));
+        let store_behind = Arc::new(store.clone().behind_cache());
+        let quota = RedisQuota::new(redis.clone(), store_behind, Some(time.clone()), CacheMetrics::default());
         let local = LocalLimiter::ephemeral(time.clone(), 100_000);
         let (own, metrics) = (time.clone(), LaneMetrics::default());
         let limits = RedisLimits::start(redis.clone(), local, own, Some(time.clone()), 10_000, metrics);
@@ -158,11 +160,11 @@ impl<const CLUSTER: bool> OnRedis<CLUSTER> {
         let sales = RedisSales::new(redis.clone(), Arc::new(store.clone()), Some(time), sale_metrics.clone());
         redis.connected().await;
         let closing = CancellationToken::new();
-        tokio::spawn(sales.clone().follow(closing.clone()));
-        let heard = Arc::<Heard>::default();
-        let listener = Arc::clone(&heard);
+        tokio::spawn(sales.clone().persist_purchases(closing.clone()));
+        let received = Arc::<ReceivedChanges>::default();
+        let listener = Arc::clone(&received);
         store.limit_changes().subscribe(move |change| listener.add(change));
-        hears(&store.limit_changes()).await;
+        wait_for_limit_changes(&store.limit_changes()).await;
         Self {
             url: url.to_owned(),
             server,
@@ -171,7 +173,7 @@ impl<const CLUSTER: bool> OnRedis<CLUSTER> {
             store,
             redis,
             quota: Arc::new(quota),
-            heard,
+            received,
             limits,
             sales,
             sale_metrics,
@@ -180,26 +182,26 @@ impl<const CLUSTER: bool> OnRedis<CLUSTER> {
     }
 }
 
-/// Waits until changes on other servers are heard.
-async fn hears(limit_changes: &LimitChangeFeed) {
+/// Waits until changes on other servers are received.
+async fn wait_for_limit_changes(limit_changes: &LimitChangeFeed) {
     // Not `wait::until`: its future cannot be sent between threads, which a fixture's must be.
     let since = Instant::now();
-    let heard = async {
+    let received = async {
         while !limit_changes.is_current_as_of(since) {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
-    tokio::time::timeout(ENGINE_TIMEOUT, heard).await.expect("the limit_changes hears");
+    tokio::time::timeout(ENGINE_TIMEOUT, received).await.expect("changes of limits are received");
 }
 
 #[async_trait::async_trait]
-impl<const CLUSTER: bool> EngineFixture for OnRedis<CLUSTER> {
+impl<const CLUSTER: bool> EngineFixture for RedisFixture<CLUSTER> {
     async fn open() -> Self {
         static SHARED: OnceLock<Cluster> = OnceLock::new();
         if CLUSTER {
             return Self::at(&SHARED.get_or_init(Cluster::private).url()).await;
         }
-        let server = Arc::new(private());
+        let server = Arc::new(private_redis());
         Self { server: Some(Arc::clone(&server)), ..Self::at(server.url()).await }
     }
 
@@ -218,7 +220,7 @@ impl<const CLUSTER: bool> EngineFixture for OnRedis<CLUSTER> {
     async fn reopen(self) -> Self {
         self.quota.close().await;
         let Self { url, server, database, clock, .. } = self;
-        Self::on(&url, ENGINE_TIMEOUT, server, database, clock).await
+        Self::start(&url, ENGINE_TIMEOUT, server, database, clock).await
     }
 
     async fn second_server(&self) -> Option<Self> {
@@ -226,38 +228,38 @@ impl<const CLUSTER: bool> EngineFixture for OnRedis<CLUSTER> {
     }
 }
 
-impl<const CLUSTER: bool> HasQueue for OnRedis<CLUSTER> {
+impl<const CLUSTER: bool> HasQueue for RedisFixture<CLUSTER> {
     fn queue(&self) -> Arc<dyn Queue> {
         Arc::new(self.store.clone())
     }
 }
 
-impl<const CLUSTER: bool> HasQuota for OnRedis<CLUSTER> {
+impl<const CLUSTER: bool> HasQuota for RedisFixture<CLUSTER> {
     fn quota(&self) -> Arc<dyn QuotaStore> {
-        let (quota, heard) = (Arc::clone(&self.quota), Arc::clone(&self.heard));
-        Arc::new(Settled { quota, limit_changes: self.store.limit_changes(), heard })
+        let (quota, received) = (Arc::clone(&self.quota), Arc::clone(&self.received));
+        Arc::new(SettledQuota { quota, limit_changes: self.store.limit_changes(), received })
     }
 
-    /// Redis counts, then Postgres queues. A server's lanes keep each user's order.
+    /// Redis counts, then Postgres enqueues. A server's lanes keep each user's order.
     fn counts_and_queues_atomically() -> bool {
         false
     }
 }
 
-impl<const CLUSTER: bool> HasRequests for OnRedis<CLUSTER> {
+impl<const CLUSTER: bool> HasRequests for RedisFixture<CLUSTER> {
     fn requests(&self) -> Arc<dyn RequestStore> {
         Arc::new(RedisRequests::new(self.redis.clone(), Arc::new(self.store.clone())))
     }
 }
 
-impl<const CLUSTER: bool> HasLimits for OnRedis<CLUSTER> {
+impl<const CLUSTER: bool> HasLimits for RedisFixture<CLUSTER> {
     fn limits(&self) -> Arc<dyn LimitStore> {
         Arc::new(self.limits.clone())
     }
 }
 
 #[async_trait::async_trait]
-impl<const CLUSTER: bool> HasSales for OnRedis<CLUSTER> {
+impl<const CLUSTER: bool> HasSales for RedisFixture<CLUSTER> {
     fn sales(&self) -> Arc<dyn SaleStore> {
         Arc::new(self.sales.clone())
     }

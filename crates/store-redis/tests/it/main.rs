@@ -1,4 +1,4 @@
-//! The conformance suites with Redis, and what only Redis can do.
+//! The conformance suites with Redis, and tests of what only Redis does.
 
 mod conformance;
 mod fixtures;

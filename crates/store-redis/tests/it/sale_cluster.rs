@@ -1,4 +1,4 @@
-//! Sale on a cluster of three: sales are spread over its nodes, and all keys of one are on the same.
+//! Sale on a cluster of three: sales are spread over its nodes, and all keys of a sale are on the same node.
 
 use std::collections::BTreeSet;
 
@@ -11,22 +11,22 @@ use weir_store_conformance::sale::fixtures::{
 use weir_store_conformance::{ENGINE_TIMEOUT, EngineFixture, HasSales};
 use weir_testkit::redis::Cluster;
 
-type OnRedis = crate::fixtures::OnRedis<true>;
+type RedisFixture = crate::fixtures::RedisFixture<true>;
 
-/// A cluster of the test's own, and a server on it.
-async fn on_a_cluster() -> (Cluster, OnRedis) {
-    let cluster = tokio::task::spawn_blocking(Cluster::private).await.expect("it forms");
-    let h = OnRedis::at(&cluster.url()).await;
+/// Starts a cluster for one test, and a server on it.
+async fn start_cluster() -> (Cluster, RedisFixture) {
+    let cluster = tokio::task::spawn_blocking(Cluster::private).await.expect("the cluster forms");
+    let h = RedisFixture::at(&cluster.url()).await;
     (cluster, h)
 }
 
-/// Which node has a sale.
+/// Returns the node that has a sale.
 async fn node_of(cluster: &Cluster, sku: &str) -> usize {
     cluster.owner_of(cluster.slot_of(&format!("sale:{{{sku}}}:config")).await).await
 }
 
-/// Skus of which every node has some.
-async fn spread(cluster: &Cluster) -> Vec<String> {
+/// Returns skus of which every node has some.
+async fn skus_on_every_node(cluster: &Cluster) -> Vec<String> {
     let names: Vec<String> = (0..12).map(|n| format!("S{n}")).collect();
     let mut nodes = BTreeSet::new();
     for name in &names {
@@ -36,8 +36,8 @@ async fn spread(cluster: &Cluster) -> Vec<String> {
     names
 }
 
-/// Makes sales of so many units each, and has them begin.
-async fn open(h: &OnRedis, names: &[String], stock: u32) {
+/// Creates sales of `stock` units each and starts them.
+async fn start_sales(h: &RedisFixture, names: &[String], stock: u32) {
     for name in names {
         create_upcoming(h, name, terms(stock)).await;
     }
@@ -45,14 +45,14 @@ async fn open(h: &OnRedis, names: &[String], stock: u32) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn sales_on_every_node_sell_exactly_their_stock_on_two_servers() {
-    if OnRedis::skipped() {
+async fn two_servers_sell_exactly_the_stock_of_sales_on_every_node() {
+    if RedisFixture::skipped() {
         return;
     }
-    let (cluster, h) = on_a_cluster().await;
+    let (cluster, h) = start_cluster().await;
     let other = h.second_server().await.expect("another server");
-    let names = spread(&cluster).await;
-    open(&h, &names, 20).await;
+    let names = skus_on_every_node(&cluster).await;
+    start_sales(&h, &names, 20).await;
     let servers = [&h, &other];
     let rushes = servers.iter().enumerate().flat_map(|(n, server)| {
         names.iter().map(move |name| server.sales.buy_batch(buy_commands(name, &format!("s{n}-"), 30).into()))
@@ -75,42 +75,44 @@ async fn sales_on_every_node_sell_exactly_their_stock_on_two_servers() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_sold_on_any_node_is_heard_from_one_of_them() {
-    if OnRedis::skipped() {
+async fn a_subscription_to_one_node_receives_the_events_of_all() {
+    if RedisFixture::skipped() {
         return;
     }
-    let (cluster, h) = on_a_cluster().await;
+    let (cluster, h) = start_cluster().await;
     let other = h.second_server().await.expect("another server");
-    let names = spread(&cluster).await;
-    open(&h, &names, 5).await;
-    let (tell, mut told) = mpsc::unbounded_channel();
-    let engine = other.sales.clone();
-    let telling = tokio::spawn(async move {
-        let hear = |news| drop(tell.send(news));
-        engine.follow_events(&hear).await;
+    let names = skus_on_every_node(&cluster).await;
+    start_sales(&h, &names, 5).await;
+    let (sender, mut events) = mpsc::unbounded_channel();
+    let sales = other.sales.clone();
+    let subscription = tokio::spawn(async move {
+        let send = |event| drop(sender.send(event));
+        sales.follow_events(&send).await;
     });
-    assert_eq!(told.recv().await, Some(SaleEvent::Subscribed));
+    assert_eq!(events.recv().await, Some(SaleEvent::Subscribed));
     for name in &names {
         assert_eq!(buy_each(&h, name, &["a"]).await, "B");
     }
     let mut missing: BTreeSet<Sku> = names.iter().map(|name| sku(name)).collect();
-    let hearing = async {
+    let received = async {
         while !missing.is_empty() {
-            if let SaleEvent::Sold { sku, stock: 4, .. } = told.recv().await.expect("it goes on") {
+            if let SaleEvent::Sold { sku, stock: 4, .. } =
+                events.recv().await.expect("the subscription lasts")
+            {
                 missing.remove(&sku);
             }
         }
     };
-    tokio::time::timeout(ENGINE_TIMEOUT, hearing).await.expect("all are heard");
-    telling.abort();
+    tokio::time::timeout(ENGINE_TIMEOUT, received).await.expect("all events are received");
+    subscription.abort();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_sale_that_moves_to_another_node_is_rebuilt_there_and_sells_no_unit_twice() {
-    if OnRedis::skipped() {
+    if RedisFixture::skipped() {
         return;
     }
-    let (cluster, h) = on_a_cluster().await;
+    let (cluster, h) = start_cluster().await;
     create_active(&h, "W", 5).await;
     assert_eq!(buy_each(&h, "W", &["a", "b", "c"]).await, "BBB");
     h.wait_until_persisted().await;

@@ -1,8 +1,8 @@
-//! One key of a decision as the script sees it: numbers below 2⁵³ alone, since Lua has no others.
+//! One key of a decision in the script's numbers, which are below 2⁵³, since Lua has only doubles.
 //!
-//! A bucket's level is a count of ticks that Lua could not hold. There it is whole microseconds and the parts of one that are
-//! left, as many to the microsecond as the bucket gains tokens in a period; what a cost comes to is divided up here. A bucket
-//! that takes longer than a century to fill has microseconds that Lua could not hold either: they are counted in steps.
+//! A bucket's level is a count of ticks that may exceed that. The script gets it as whole microseconds and a fraction: parts of a
+//! microsecond, of which one has as many as the bucket gains tokens in a period. A cost is converted here. A bucket that takes
+//! longer than a century to fill has more microseconds than Lua can hold: they are counted in steps.
 
 use std::fmt::Write as _;
 use std::sync::Arc;
@@ -11,34 +11,35 @@ use std::time::Duration;
 use weir_core::Timestamp;
 use weir_core::tier::{BucketLevel, FixedWindow, Limit, LimitUsage, Rule, SlidingWindow, TokenBucket};
 
-/// A step is 2⁵² microseconds, some 142 years: two numbers below it can be added up below 2⁵³.
+/// A step is 2⁵² microseconds, some 142 years: the sum of two numbers below it is below 2⁵³.
 const STEP_BITS: u32 = 52;
-/// The most steps that are told: more are debts for longer than anybody waits.
+/// The most steps that are sent: more are debts for longer than anybody waits.
 const STEPS_MAX: u128 = 1 << 31;
 
-/// One key of a decision, once, with everything it asks for.
+/// One key of a decision. A key that occurs several times in a decision is one `ScriptKey` with the sum of the costs.
 #[derive(Clone, Debug)]
-pub(super) struct Part {
-    /// The name of the key in Redis.
+pub(super) struct ScriptKey {
+    /// The Redis key.
     pub(super) name: Arc<str>,
     pub(super) limit: Limit,
     pub(super) cost: u32,
     pub(super) taken_at: Option<Timestamp>,
-    /// Whether it can deny.
+    /// Whether it can deny. A shadow policy cannot.
     pub(super) binds: bool,
-    /// What this server knows of it, and what its clock shows.
-    pub(super) known: LimitUsage,
-    pub(super) known_at: Timestamp,
-    /// Whether that counts also where Redis knows something else.
-    pub(super) counts: bool,
-    /// What stands there under another rule, and what takes its place.
+    /// What this server remembers as spent.
+    pub(super) local_spent: LimitUsage,
+    /// This server's time.
+    pub(super) local_now: Timestamp,
+    /// Whether it was spent without Redis, so that `local_spent` is merged with what Redis has.
+    pub(super) is_unsynced: bool,
+    /// The text in Redis, written under another rule, and what is spent in terms of the present rule.
     pub(super) adopted: Option<(String, LimitUsage)>,
 }
 
-/// The name of a key in Redis. What stands in braces decides where on a cluster it is, so keys of one text are together.
-pub(super) fn name(scope: u32, policy: &str, key: &str) -> Arc<str> {
+/// Returns the Redis key of a limit's key. The text in braces decides the hash slot, so keys with the same text share one.
+pub(super) fn redis_name(scope: u32, policy: &str, key: &str) -> Arc<str> {
     let mut name = format!("WeirLimit:{scope}:");
-    let plain = |name: &mut String, text: &str| {
+    let escape = |name: &mut String, text: &str| {
         for c in text.chars() {
             match c {
                 '{' => name.push_str("%7B"),
@@ -48,20 +49,21 @@ pub(super) fn name(scope: u32, policy: &str, key: &str) -> Arc<str> {
             }
         }
     };
-    plain(&mut name, policy);
+    escape(&mut name, policy);
     name.push_str(":{");
-    plain(&mut name, key);
+    escape(&mut name, key);
     name.push('}');
     name.into()
 }
 
-impl Part {
-    /// What the script is told of it.
+impl ScriptKey {
+    /// Appends the script's arguments for this key (see `tier.lua`).
     pub(super) fn add_arguments(&self, arguments: &mut Vec<String>) {
         let (limit, [steps, whole, parts], others) = match &self.limit {
             Limit::TokenBucket(bucket) => {
-                let others = bucket.capacity().checked_sub(self.cost).map(|others| divided(bucket, others));
-                (None, divided(bucket, self.cost), others)
+                let others =
+                    bucket.capacity().checked_sub(self.cost).map(|others| refill_time(bucket, others));
+                (None, refill_time(bucket, self.cost), others)
             }
             Limit::FixedWindow(window) => (Some(window.limit()), [0; 3], Some([0; 3])),
             Limit::SlidingWindow(window) => (Some(window.limit()), [0; 3], Some([0; 3])),
@@ -77,7 +79,7 @@ impl Part {
             others.map(|[steps, ..]| steps),
             self.taken_at.and_then(|at| u128::try_from(at.as_micros()).ok()),
             Some(self.binds.into()),
-            Some(self.counts.into()),
+            Some(self.is_unsynced.into()),
             Some(self.adopted.is_some().into()),
         ];
         let mut ask = rule(&self.limit);
@@ -89,17 +91,17 @@ impl Part {
             }
         }
         arguments.push(ask);
-        let known = state(&self.limit, &self.known);
+        let local = state(&self.limit, &self.local_spent);
         arguments
-            .push(known.map_or_else(String::new, |known| format!("{known} {}", self.known_at.as_micros())));
+            .push(local.map_or_else(String::new, |local| format!("{local} {}", self.local_now.as_micros())));
         if let Some((old, new)) = &self.adopted {
-            // Nothing spent is a bucket that was full long ago, a window that is long past.
+            // Unspent is a bucket that has been full since the epoch, or a window that ended then.
             let new = state(&self.limit, new).unwrap_or_else(|| "0 0 0".to_owned());
             arguments.extend([old.clone(), new]);
         }
     }
 
-    /// What a key has spent, from the script's three numbers.
+    /// Converts the script's three numbers to what is spent of the key.
     pub(super) fn spent(&self, [a, b, c]: [i64; 3]) -> LimitUsage {
         let small = |number: i64| u32::try_from(number).unwrap_or(u32::MAX);
         match &self.limit {
@@ -112,14 +114,15 @@ impl Part {
         }
     }
 
-    /// What stands in Redis under another rule, as this one sees it; none for a text that no Weir wrote.
+    /// Converts the text in Redis, written under another rule, to what is spent under this one. Returns `None` for a text that
+    /// Weir does not write.
     pub(super) fn adopt(&self, stored: &str, now: Timestamp) -> Option<LimitUsage> {
         let (rule, numbers) = stored.split_once(' ')?;
         let mut numbers = numbers.split(' ').map(|number| number.parse().ok());
         let spent = [numbers.next()??, numbers.next()??, numbers.next()??];
         let old = Self { limit: parse_rule(rule)?, ..self.clone() };
         let mut spent = old.spent(spent);
-        // Written at a time that is still to come: the clock there was set back since.
+        // Written in the future: Redis's clock was set back since.
         if let Some(Some(written_at)) = numbers.next() {
             old.limit.move_back(&mut spent, Timestamp::from_micros(written_at).since(now));
         }
@@ -127,20 +130,21 @@ impl Part {
     }
 }
 
-/// So many tokens in steps, microseconds and parts of one, as the bucket regains them.
-fn divided(bucket: &TokenBucket, tokens: u32) -> [u128; 3] {
+/// Returns the time in which a bucket regains `tokens`: steps, microseconds and parts of one.
+fn refill_time(bucket: &TokenBucket, tokens: u32) -> [u128; 3] {
     let refill = u128::from(bucket.refill().max(1));
     let ticks = u128::from(tokens) * bucket.period().as_micros();
-    let (steps, whole) = stepped(ticks / refill);
+    let (steps, whole) = split_steps(ticks / refill);
     [steps, whole, ticks % refill]
 }
 
-/// Microseconds in steps and the rest.
-fn stepped(micros: u128) -> (u128, u128) {
+/// Splits microseconds into steps and the rest.
+fn split_steps(micros: u128) -> (u128, u128) {
     ((micros >> STEP_BITS).min(STEPS_MAX), micros & ((1 << STEP_BITS) - 1))
 }
 
-/// What counts of a rule for what was spent under it: neither how much a bucket holds nor how much fits in a window.
+/// Returns the text of a rule. What was spent stays valid when only a bucket's capacity or a window's limit changes, so these are
+/// not part of it.
 fn rule(limit: &Limit) -> String {
     match limit {
         Limit::TokenBucket(bucket) => format!("B:{}:{}", bucket.refill(), bucket.period().as_micros()),
@@ -163,7 +167,7 @@ fn parse_rule(text: &str) -> Option<Limit> {
     }
 }
 
-/// The script's numbers for what was spent; none when that is nothing.
+/// Returns the script's numbers for what is spent, or `None` for unspent.
 fn state(limit: &Limit, spent: &LimitUsage) -> Option<String> {
     if *spent == limit.unspent() {
         return None;
@@ -174,9 +178,9 @@ fn state(limit: &Limit, spent: &LimitUsage) -> Option<String> {
             let (ticks, refill) =
                 ((i128::from(upper) << 32) | i128::from(low), i128::from(bucket.refill().max(1)));
             let (whole, parts) = (ticks.div_euclid(refill), ticks.rem_euclid(refill));
-            // A level of long ago is nothing spent.
+            // A level before the epoch is unspent.
             (whole > 0).then(|| {
-                let (steps, whole) = stepped(whole.unsigned_abs());
+                let (steps, whole) = split_steps(whole.unsigned_abs());
                 format!("{whole} {parts} {steps}")
             })
         }

@@ -1,14 +1,14 @@
--- The oldest purchases that are to be written down. They stay in the stream until sale_done says that they are.
+-- Reads the oldest purchases that the store has to record. They stay in the stream until sale_remove.lua removes them.
 -- KEYS    sale:{<sku>} ..., see sale_buy.lua
--- ARGV    1 how many, 2 how many milliseconds old they are at least: younger ones are written down by the server that sold them
--- Reply   for each key a flat list: how many are in the stream, then entry, product, user, number, time, all there is as JSON, ...
+-- ARGV    1 how many, 2 their minimum age in milliseconds: younger ones are recorded by the server that sold them
+-- Reply   for each key a flat list: the length of the stream, then entry id, product, user, number, time, all fields as JSON, ...
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local replies = {}
 for i, key in ipairs(KEYS) do
   local flat, until_id = {redis.call('XLEN', key .. ':stream')}, string.format('%.0f', now - tonumber(ARGV[2]))
   local newest = redis.call('XREVRANGE', key .. ':stream', '+', '-', 'COUNT', 1)[1]
-  -- Entries ahead of the clock are as old as anybody can tell: it was set back.
+  -- With an entry ahead of the clock, which was set back, ages are unknown: all entries are read.
   if newest and tonumber(string.match(newest[1], '^%d+')) > now then
     until_id = '+'
   end

@@ -1,5 +1,4 @@
-//! A request as text: its fields in order, each behind its length, those that are not there behind a dash. Bytes are in
-//! hexadecimal.
+//! Encodes a request as text: its fields in order, each as `length:value`, absent ones as `-:`. Bytes are in hexadecimal.
 
 use std::fmt::Write as _;
 
@@ -7,10 +6,10 @@ use weir_core::request::state::RequestStatus;
 use weir_core::{RequestId, RequestType, TenantId, Timestamp};
 use weir_store::request::{Failure, Request, Sealed};
 
-/// What the text begins with. Another form gets another one, and what was kept in this one is then read anew.
-const FORM: &str = "1";
+/// The version of the encoding, its first field. A cached request of another version is read from the store.
+const VERSION: &str = "1";
 
-pub(super) fn write(request: &Request) -> String {
+pub(super) fn encode(request: &Request) -> String {
     let mut text = String::new();
     let mut add = |field: Option<&str>| match field {
         // Writing to a string cannot fail.
@@ -20,7 +19,7 @@ pub(super) fn write(request: &Request) -> String {
     let number = |number: i64| number.to_string();
     let result = request.result.as_ref();
     let failure = request.failure.as_ref();
-    add(Some(FORM));
+    add(Some(VERSION));
     add(Some(request.tenant.as_str()));
     add(Some(request.request_type.as_str()));
     add(Some(request.status.as_str()));
@@ -37,10 +36,10 @@ pub(super) fn write(request: &Request) -> String {
     text
 }
 
-/// None for anything that [`write`] has not written.
-pub(super) fn parse(text: &str, id: RequestId) -> Option<Request> {
-    let mut fields = Fields(text);
-    if fields.required()? != FORM {
+/// Returns `None` for any text that [`encode`] does not produce.
+pub(super) fn decode(text: &str, id: RequestId) -> Option<Request> {
+    let mut fields = FieldReader(text);
+    if fields.required()? != VERSION {
         return None;
     }
     let request = Request {
@@ -50,9 +49,9 @@ pub(super) fn parse(text: &str, id: RequestId) -> Option<Request> {
         status: RequestStatus::parse(fields.required()?)?,
         attempts: fields.required()?.parse().ok()?,
         payload: Sealed { bytes: unhex(fields.required()?)?, key_id: fields.required()?.to_owned() },
-        result: fields.both(|bytes, key| Some(Sealed { bytes: unhex(bytes)?, key_id: key.to_owned() }))?,
+        result: fields.pair(|bytes, key| Some(Sealed { bytes: unhex(bytes)?, key_id: key.to_owned() }))?,
         failure: fields
-            .both(|code, message| Some(Failure { code: code.to_owned(), message: message.to_owned() }))?,
+            .pair(|code, message| Some(Failure { code: code.to_owned(), message: message.to_owned() }))?,
         callback_url: fields.next()?.map(str::to_owned),
         accepted_at: Timestamp::from_micros(fields.required()?.parse().ok()?),
         updated_at: Timestamp::from_micros(fields.required()?.parse().ok()?),
@@ -60,10 +59,10 @@ pub(super) fn parse(text: &str, id: RequestId) -> Option<Request> {
     fields.0.is_empty().then_some(request)
 }
 
-/// What is left of a text.
-struct Fields<'a>(&'a str);
+/// Reads fields one after the other; holds the rest of the text.
+struct FieldReader<'a>(&'a str);
 
-impl<'a> Fields<'a> {
+impl<'a> FieldReader<'a> {
     fn next(&mut self) -> Option<Option<&'a str>> {
         let (length, rest) = self.0.split_once(':')?;
         if length == "-" {
@@ -79,8 +78,8 @@ impl<'a> Fields<'a> {
         self.next()?
     }
 
-    /// Two fields that are there together or not at all.
-    fn both<T>(&mut self, join: impl FnOnce(&'a str, &'a str) -> Option<T>) -> Option<Option<T>> {
+    /// Reads two fields that are either both present or both absent.
+    fn pair<T>(&mut self, join: impl FnOnce(&'a str, &'a str) -> Option<T>) -> Option<Option<T>> {
         match (self.next()?, self.next()?) {
             (None, None) => Some(None),
             (Some(first), Some(second)) => join(first, second).map(Some),
@@ -123,20 +122,20 @@ mod tests {
     }
 
     #[test]
-    fn a_request_comes_back_as_it_was() {
+    fn a_request_survives_encoding() {
         let whole = request();
-        assert_eq!(parse(&write(&whole), whole.id), Some(whole.clone()));
+        assert_eq!(decode(&encode(&whole), whole.id), Some(whole.clone()));
         let bare = Request { result: None, failure: None, callback_url: None, ..whole };
-        assert_eq!(parse(&write(&bare), bare.id), Some(bare));
+        assert_eq!(decode(&encode(&bare), bare.id), Some(bare));
     }
 
     #[test]
-    fn what_is_cut_or_of_another_form_is_nothing() {
-        let (text, id) = (write(&request()), request().id);
+    fn truncated_text_and_other_versions_are_refused() {
+        let (text, id) = (encode(&request()), request().id);
         for end in (0..text.len()).filter(|end| text.is_char_boundary(*end)) {
-            assert_eq!(parse(&text[..end], id), None, "{end}");
+            assert_eq!(decode(&text[..end], id), None, "{end}");
         }
-        assert_eq!(parse(&text.replacen("1:1", "1:2", 1), id), None);
-        assert_eq!(parse(&format!("{text}1:x"), id), None);
+        assert_eq!(decode(&text.replacen("1:1", "1:2", 1), id), None);
+        assert_eq!(decode(&format!("{text}1:x"), id), None);
     }
 }

@@ -1,7 +1,7 @@
--- Takes purchases that are written down out of the stream.
+-- Removes purchases that the store has recorded from the streams.
 -- KEYS    sale:{<sku>} ..., see sale_buy.lua
--- ARGV    for each key the number of entries, and the entries, 1,000 at most
--- Reply   for each key how many there were
+-- ARGV    for each key the number of entries (1,000 at most) and their ids
+-- Reply   for each key how many entries were removed
 local replies, place = {}, 1
 for i, key in ipairs(KEYS) do
   local count = tonumber(ARGV[place])

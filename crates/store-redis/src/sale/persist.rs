@@ -1,0 +1,250 @@
+//! Records purchases from Redis in the store. Every server records what it has sold itself, within a moment, so that it survives
+//! a Redis that loses its data, and removes it from the stream. A worker moves what is left in the stream: purchases of a server
+//! that stopped, or that could not record them. Recording a purchase twice changes nothing. A purchase that the store refuses is
+//! retried after each of the pauses, then becomes a dead letter (`dead_letter.rs`).
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Weak;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use tokio_util::sync::CancellationToken;
+use weir_core::UserId;
+use weir_core::sale::Sku;
+use weir_store::sale::{ProductId, Purchase};
+use weir_store::{Error, Result};
+
+use super::dead_letter::{RefusedEntries, dead_letter};
+use super::reply::StreamEntry;
+use super::{RedisSales, SharedSales, UnrecordedPurchase, malformed_reply, reply, sale_call};
+use crate::client::KeyCall;
+use crate::script::Script;
+
+/// How often a server records its purchases while it sells.
+const RECORD_EVERY: Duration = Duration::from_millis(50);
+/// How often a server checks for purchases while it does not sell, and a worker polls the streams.
+const POLL_EVERY: Duration = Duration::from_millis(250);
+/// Younger entries are left to the server that has sold them.
+const OWNER_RECORDS_FOR: Duration = Duration::from_secs(1);
+/// How often the catalogue is read again without a subscription, and when reading it has failed.
+const CATALOGUE_EVERY: Duration = Duration::from_secs(1);
+/// How often it is read again while events announce changes.
+const CATALOGUE_SUBSCRIBED_EVERY: Duration = Duration::from_secs(10);
+/// How often a worker polls the streams while events announce purchases.
+const POLL_SUBSCRIBED_EVERY: Duration = Duration::from_secs(2);
+/// Purchases in one commit of the server that sold them. A commit takes as long for many as for few, and the next purchases wait
+/// for it.
+const RECORD_PAGE: usize = 4_000;
+/// Purchases that a worker moves at once, and that one call removes from a stream.
+const PAGE: usize = 1_000;
+/// Pauses after failures. While the whole store is down the last one repeats: no purchase is given up because of that.
+pub(super) const RETRY_PAUSES: [Duration; 3] =
+    [Duration::from_secs(1), Duration::from_secs(5), Duration::from_secs(25)];
+
+/// Records the purchases of this process and refreshes the catalogue, until the store is dropped.
+pub(super) async fn keep_recording(shared: Weak<SharedSales>) {
+    let mut read_at = Instant::now();
+    while let Some(shared) = shared.upgrade() {
+        let recorded = record_own(&shared).await.unwrap_or_else(|error| {
+            tracing::debug!(error = %error.with_causes(), "cannot record purchases in the store; retrying");
+            0
+        });
+        let is_subscribed = shared.is_subscribed.load(Ordering::SeqCst);
+        let is_stale = shared.is_catalogue_stale.load(Ordering::SeqCst);
+        let every = if is_subscribed && !is_stale { CATALOGUE_SUBSCRIBED_EVERY } else { CATALOGUE_EVERY };
+        if read_at.elapsed() >= every {
+            shared.is_catalogue_stale.store(false, Ordering::SeqCst);
+            // While the store is down the cached catalogue stays in use.
+            let read = shared.read_catalogue().await;
+            shared.is_catalogue_stale.fetch_or(read.is_err(), Ordering::SeqCst);
+            read_at = Instant::now();
+        }
+        drop(shared);
+        tokio::time::sleep(if recorded > 0 { RECORD_EVERY } else { POLL_EVERY }).await;
+    }
+}
+
+/// Records the purchases that this process has sold, removes them from the streams, and returns their number.
+pub(super) async fn record_own(shared: &SharedSales) -> Result<usize> {
+    let mut recorded = 0;
+    let unrecorded = shared.unrecorded.lock().clone();
+    for ((product, sku), purchases) in unrecorded {
+        let mut purchases: Vec<(UserId, UnrecordedPurchase)> = purchases.into_iter().collect();
+        purchases.sort_unstable_by_key(|(_, purchase)| purchase.receipt.number);
+        for page in purchases.chunks(RECORD_PAGE) {
+            let purchase = |(buyer, purchase): &(UserId, UnrecordedPurchase)| Purchase {
+                product,
+                buyer: buyer.clone(),
+                receipt: purchase.receipt,
+            };
+            let written: Vec<Purchase> = page.iter().map(purchase).collect();
+            // A refused purchase stays in the stream: the worker retries it and makes it a dead letter.
+            let refused = shared.record_each(product, &written).await?;
+            shared.remove_unrecorded(product, &sku, page);
+            let is_recorded = |(buyer, _): &&(UserId, UnrecordedPurchase)| !refused.contains_key(buyer);
+            let entry_ids: Vec<String> =
+                page.iter().filter(is_recorded).map(|(_, purchase)| purchase.entry_id.clone()).collect();
+            for entry_ids in entry_ids.chunks(PAGE) {
+                // If it fails, the worker removes them.
+                let _ = shared.remove_entries(&sku, entry_ids.to_vec()).await;
+            }
+            recorded += page.len();
+        }
+    }
+    Ok(recorded)
+}
+
+impl RedisSales {
+    /// Moves purchases from the streams to the store, until the server stops.
+    pub async fn persist_purchases(self, closing: CancellationToken) {
+        let (mut failures, mut refused) = (0, RefusedEntries::default());
+        loop {
+            let pause = match self.shared.move_purchases(&mut refused).await {
+                Ok((moved, remaining)) => {
+                    failures = 0;
+                    match (moved, remaining) {
+                        (1.., _) => Some(Duration::ZERO),
+                        (0, 1..) => Some(POLL_EVERY),
+                        (0, 0) => None,
+                    }
+                }
+                Err(error) => {
+                    let pause = RETRY_PAUSES[failures.min(RETRY_PAUSES.len() - 1)];
+                    tracing::warn!(error = %error.with_causes(), ?pause, "cannot move purchases from Redis to the store; retrying after the pause");
+                    failures += 1;
+                    Some(pause)
+                }
+            };
+            tokio::select! {
+                () = self.shared.wait(pause) => {}
+                () = closing.cancelled() => return,
+            }
+        }
+    }
+}
+
+impl SharedSales {
+    /// Waits for `pause`, or without one until there may be a new purchase.
+    async fn wait(&self, pause: Option<Duration>) {
+        tokio::time::sleep(pause.unwrap_or(POLL_EVERY)).await;
+        if pause.is_none() && self.is_subscribed.load(Ordering::SeqCst) {
+            let _ = tokio::time::timeout(POLL_SUBSCRIBED_EVERY, self.entry_added.notified()).await;
+        }
+    }
+
+    /// Returns whether this process has sold the purchase and is about to record it.
+    fn is_unrecorded(&self, sku: &Sku, purchase: &Purchase) -> bool {
+        let key = (purchase.product, sku.clone());
+        self.unrecorded.lock().get(&key).is_some_and(|purchases| purchases.contains_key(&purchase.buyer))
+    }
+
+    /// Forgets purchases that are recorded, or refused and thus left to the worker.
+    fn remove_unrecorded(&self, product: ProductId, sku: &Sku, page: &[(UserId, UnrecordedPurchase)]) {
+        let (mut unrecorded, key) = (self.unrecorded.lock(), (product, sku.clone()));
+        if let Some(purchases) = unrecorded.get_mut(&key) {
+            page.iter().for_each(|(buyer, _)| drop(purchases.remove(buyer)));
+            if purchases.is_empty() {
+                unrecorded.remove(&key);
+            }
+        }
+    }
+
+    /// Moves one page of each stream. Returns how many purchases were moved and how many remain.
+    async fn move_purchases(&self, refused: &mut RefusedEntries) -> Result<(usize, usize)> {
+        let skus: Vec<Sku> = self.catalogue().await?.into_keys().collect();
+        refused.retain_sales(&skus);
+        let calls: Vec<KeyCall> = skus.iter().map(|sku| sale_call(sku, Vec::new())).collect();
+        let bounds = [&*PAGE.to_string(), &OWNER_RECORDS_FOR.as_millis().to_string()];
+        let replies = self.call(Script::SaleRead, &bounds, &calls).await?;
+        let mut moved = 0;
+        let mut waiting = 0;
+        for (sku, reply) in skus.iter().zip(replies) {
+            let (length, entries) = reply::parse_entries(&reply).ok_or_else(malformed_reply)?;
+            waiting += length;
+            moved += self.move_entries(sku, entries, refused).await?;
+        }
+        let remaining = waiting.saturating_sub(moved);
+        self.metrics.depth.set(i64::try_from(remaining).unwrap_or(i64::MAX));
+        Ok((moved, remaining))
+    }
+
+    /// Records entries and removes them from the stream. An entry that the store refuses stays there until its attempts are used
+    /// up and then becomes a dead letter; one that is no purchase does so at once.
+    async fn move_entries(
+        &self,
+        sku: &Sku,
+        entries: Vec<StreamEntry>,
+        refused_entries: &mut RefusedEntries,
+    ) -> Result<usize> {
+        refused_entries.retain_entries(sku, &entries);
+        let (mut finished, mut dead) = (Vec::new(), Vec::new());
+        let mut by_product: BTreeMap<ProductId, Vec<(StreamEntry, Purchase)>> = BTreeMap::new();
+        for mut entry in entries {
+            match entry.purchase.take() {
+                None => {
+                    dead.push(dead_letter(sku, &entry, "the stream entry is not a purchase".to_owned(), 1))
+                }
+                Some(_) if refused_entries.is_backing_off(sku, &entry.id) => continue,
+                // This server is about to record it, and recording it twice would only delay it.
+                Some(purchase) if self.is_unrecorded(sku, &purchase) => continue,
+                Some(purchase) => {
+                    by_product.entry(purchase.product).or_default().push((entry, purchase));
+                    continue;
+                }
+            }
+            finished.push(entry.id);
+        }
+        for (product, entries) in by_product {
+            let purchases: Vec<Purchase> = entries.iter().map(|(_, purchase)| purchase.clone()).collect();
+            let refused = self.record_each(product, &purchases).await?;
+            for (entry, purchase) in entries {
+                if let Some(error) = refused.get(&purchase.buyer) {
+                    let reason = error.with_causes().to_string();
+                    let Some(attempts) = refused_entries.refuse(sku, &entry.id, &reason) else { continue };
+                    dead.push(dead_letter(sku, &entry, reason, attempts));
+                }
+                finished.push(entry.id);
+            }
+        }
+        if !dead.is_empty() {
+            self.ledger.save_dead_purchases(dead).await?;
+        }
+        self.remove_entries(sku, finished).await
+    }
+
+    /// Removes entries from the stream of a sale. Returns how many of them were there.
+    async fn remove_entries(&self, sku: &Sku, entry_ids: Vec<String>) -> Result<usize> {
+        if entry_ids.is_empty() {
+            return Ok(0);
+        }
+        let arguments = std::iter::once(entry_ids.len().to_string()).chain(entry_ids).collect();
+        let replies = self.call(Script::SaleRemove, &[], &[sale_call(sku, arguments)]).await?;
+        match replies.first() {
+            Some(redis::Value::Int(removed)) => Ok(usize::try_from(*removed).unwrap_or(0)),
+            _ => Err(malformed_reply()),
+        }
+    }
+
+    /// Records purchases of one product, in smaller parts if the store refuses them together. Returns the error of each buyer
+    /// whose purchase was refused.
+    pub(super) async fn record_each(
+        &self,
+        product: ProductId,
+        purchases: &[Purchase],
+    ) -> Result<HashMap<UserId, Error>> {
+        let (mut refused, mut pending) = (HashMap::new(), vec![purchases]);
+        while let Some(part) = pending.pop() {
+            match (self.ledger.record_purchases(product, part.to_vec()).await, part) {
+                (Ok(None), [_, ..]) => {
+                    let (product, count) = (product.0, part.len());
+                    tracing::info!(product, count, "dropped purchases of a product that was removed");
+                }
+                (Ok(_), _) => {}
+                (Err(error), _) if error.is_transient() || part.is_empty() => return Err(error),
+                (Err(error), [purchase]) => drop(refused.insert(purchase.buyer.clone(), error)),
+                (Err(_), _) => pending.extend(<[_; 2]>::from(part.split_at(part.len() / 2))),
+            }
+        }
+        Ok(refused)
+    }
+}
