@@ -65,7 +65,7 @@ impl App {
     /// Puts the parts together.
     #[must_use]
     pub fn new(settings: Settings, auth: Auth, keys: Keyring, engines: Engines) -> Arc<Self> {
-        let metrics = Metrics::of(
+        let metrics = Metrics::new(
             engines.follow_metrics.clone(),
             engines.cache_metrics.clone(),
             engines.store.writer_metrics.clone(),

@@ -1,6 +1,8 @@
-//! What the process tells about itself: logs and metrics.
+//! Logs and metrics of the process. Each capability describes its own in its `events` and `metrics`.
 
 pub(crate) mod labels;
+#[cfg(test)]
+pub(crate) mod log_capture;
 pub(crate) mod log_throttle;
 pub mod log_writer;
 pub mod logs;

@@ -178,7 +178,7 @@ pub(crate) async fn get_metrics(
     headers: HeaderMap,
 ) -> ([(HeaderName, &'static str); 2], String) {
     let accept = headers.get_all(ACCEPT).iter().filter_map(|value| value.to_str().ok());
-    let format = MetricsFormat::of_accept(&accept.collect::<Vec<_>>().join(","));
+    let format = MetricsFormat::from_accept(&accept.collect::<Vec<_>>().join(","));
     for check in app.health.check().await {
         app.metrics.record_engine(check.engine, check.up);
     }

@@ -2,9 +2,8 @@
 
 use prometheus_client::encoding::EncodeLabelSet;
 
-/// How something ended.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct OutcomeLabels {
-    /// One of a few fixed words.
+    /// One of a fixed set of words, never a caller's text.
     pub outcome: &'static str,
 }

@@ -1,40 +1,40 @@
-//! Saying once a second what would otherwise be said ten thousand times.
+//! Limits a repeated log line to one per second, so that an outage does not write ten thousand of them.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-/// Lets one event a second through and counts the others.
+/// Permits one line per second and counts the lines it suppresses.
 #[derive(Debug, Default)]
 pub(crate) struct LogThrottle {
     started: OnceLock<Instant>,
     next_second: AtomicU64,
-    held_back: AtomicU64,
+    suppressed: AtomicU64,
 }
 
 impl LogThrottle {
-    /// A gate that lets the first event through.
     #[must_use]
     pub(crate) const fn new() -> Self {
-        Self { started: OnceLock::new(), next_second: AtomicU64::new(0), held_back: AtomicU64::new(0) }
+        Self { started: OnceLock::new(), next_second: AtomicU64::new(0), suppressed: AtomicU64::new(0) }
     }
 
-    /// Whether to speak now, and how many events were held back since the last time.
+    /// Returns how many lines were suppressed since the last permitted one, or `None` if this one is suppressed too.
+    /// The first line is permitted.
     pub(crate) fn permit(&self) -> Option<u64> {
-        self.speak_at(self.started.get_or_init(Instant::now).elapsed().as_secs())
+        self.permit_at(self.started.get_or_init(Instant::now).elapsed().as_secs())
     }
 
-    fn speak_at(&self, second: u64) -> Option<u64> {
-        let due = self.next_second.load(Ordering::Relaxed);
-        let won = second >= due
+    fn permit_at(&self, second: u64) -> Option<u64> {
+        let next = self.next_second.load(Ordering::Relaxed);
+        let is_permitted = second >= next
             && self
                 .next_second
-                .compare_exchange(due, second + 1, Ordering::Relaxed, Ordering::Relaxed)
+                .compare_exchange(next, second + 1, Ordering::Relaxed, Ordering::Relaxed)
                 .is_ok();
-        if won {
-            Some(self.held_back.swap(0, Ordering::Relaxed))
+        if is_permitted {
+            Some(self.suppressed.swap(0, Ordering::Relaxed))
         } else {
-            self.held_back.fetch_add(1, Ordering::Relaxed);
+            self.suppressed.fetch_add(1, Ordering::Relaxed);
             None
         }
     }
@@ -45,12 +45,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_event_a_second_speaks_and_tells_of_the_others() {
-        let quiet = LogThrottle::new();
-        assert_eq!(quiet.speak_at(0), Some(0));
-        assert_eq!(quiet.speak_at(0), None);
-        assert_eq!(quiet.speak_at(0), None);
-        assert_eq!(quiet.speak_at(3), Some(2));
-        assert_eq!(quiet.speak_at(3), None);
+    fn one_line_per_second_is_permitted_with_the_number_of_suppressed_ones() {
+        let throttle = LogThrottle::new();
+        assert_eq!(throttle.permit_at(0), Some(0));
+        assert_eq!(throttle.permit_at(0), None);
+        assert_eq!(throttle.permit_at(0), None);
+        assert_eq!(throttle.permit_at(3), Some(2));
+        assert_eq!(throttle.permit_at(3), None);
     }
 }

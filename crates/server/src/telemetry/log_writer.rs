@@ -1,8 +1,8 @@
-//! Where log lines go: to a thread that writes them. Whoever logs never waits for whoever reads the log; when that
-//! one is too slow, lines are dropped and counted, and the server goes on.
+//! Writes log lines to standard output on a thread of its own. Code that logs never waits for whoever reads the log:
+//! when the reader is too slow, lines are dropped and counted, and the server continues.
 //!
-//! A busy server logs a line for every request. Woken for each, the thread would cost it several system calls a line, so it
-//! lets lines gather for a moment and writes them together.
+//! A busy server logs a line for every request. Waking the thread for each one would cost several system calls per line,
+//! so the thread lets lines collect for a moment and writes them together.
 
 use std::io::Write;
 use std::sync::OnceLock;
@@ -13,38 +13,38 @@ use std::time::Duration;
 use tracing_subscriber::fmt::MakeWriter;
 
 /// Lines that may wait to be written.
-const WAITING_MAX: usize = 4_096;
-/// How long lines gather behind the first. Few enough come in that time to leave room for more.
-const GATHERED_FOR: Duration = Duration::from_millis(1);
-/// Bytes written at once, about.
-const WRITTEN_MAX: usize = 64 << 10;
+const QUEUE_MAX: usize = 4_096;
+/// How long lines collect after the first one. Few enough arrive in that time that the queue keeps room for more.
+const COLLECT_TIME: Duration = Duration::from_millis(1);
+/// A write ends after the line that reaches this many bytes.
+const WRITE_BYTES: usize = 64 << 10;
 
-static LINES: OnceLock<SyncSender<Item>> = OnceLock::new();
+static QUEUE: OnceLock<SyncSender<LogItem>> = OnceLock::new();
 static DROPPED: AtomicU64 = AtomicU64::new(0);
 
-enum Item {
+enum LogItem {
     Line(Vec<u8>),
-    /// Asks to be told when everything before it is written.
-    Mark(SyncSender<()>),
+    /// Asks for a notification when everything before it is written.
+    Flush(SyncSender<()>),
 }
 
-/// Makes a writer for each event.
+/// Creates a writer for each log event.
 #[derive(Clone, Copy, Debug)]
-pub struct Lines;
+pub struct LogWriter;
 
-impl<'a> MakeWriter<'a> for Lines {
-    type Writer = Line;
+impl<'a> MakeWriter<'a> for LogWriter {
+    type Writer = LineWriter;
 
-    fn make_writer(&'a self) -> Line {
-        Line(Vec::new())
+    fn make_writer(&'a self) -> LineWriter {
+        LineWriter(Vec::new())
     }
 }
 
-/// One event's line, handed over when it is complete.
+/// Collects one event's line and queues it when dropped.
 #[derive(Debug)]
-pub struct Line(Vec<u8>);
+pub struct LineWriter(Vec<u8>);
 
-impl Write for Line {
+impl Write for LineWriter {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
         self.0.extend_from_slice(bytes);
         Ok(bytes.len())
@@ -55,39 +55,39 @@ impl Write for Line {
     }
 }
 
-impl Drop for Line {
+impl Drop for LineWriter {
     fn drop(&mut self) {
-        let line = Item::Line(std::mem::take(&mut self.0));
-        if lines().try_send(line).is_err() {
+        let line = LogItem::Line(std::mem::take(&mut self.0));
+        if queue().try_send(line).is_err() {
             DROPPED.fetch_add(1, Ordering::Relaxed);
         }
     }
 }
 
-/// Waits until what was logged so far is written, at most so long.
-pub fn flush(at_most: Duration) {
+/// Waits until everything logged so far is written, but no longer than `timeout`.
+pub fn flush(timeout: Duration) {
     let (written, wait) = sync_channel(1);
-    if lines().try_send(Item::Mark(written)).is_ok() {
-        let _ = wait.recv_timeout(at_most);
+    if queue().try_send(LogItem::Flush(written)).is_ok() {
+        let _ = wait.recv_timeout(timeout);
     }
 }
 
-fn lines() -> &'static SyncSender<Item> {
-    LINES.get_or_init(|| {
-        let (sender, receiver) = sync_channel(WAITING_MAX);
-        // Without a thread the receiver is gone and every line counts as dropped: a server without logs, not a dead one.
+fn queue() -> &'static SyncSender<LogItem> {
+    QUEUE.get_or_init(|| {
+        let (sender, receiver) = sync_channel(QUEUE_MAX);
+        // If the thread cannot be started, every line counts as dropped: the server runs without logs.
         let _ = std::thread::Builder::new().name("weir-log".into()).spawn(move || write_all(&receiver));
         sender
     })
 }
 
-fn write_all(items: &Receiver<Item>) {
-    let (mut text, mut marks) = (Vec::new(), Vec::new());
+fn write_all(items: &Receiver<LogItem>) {
+    let (mut text, mut flushes) = (Vec::new(), Vec::new());
     for first in items {
-        if let Item::Line(_) = first {
-            std::thread::sleep(GATHERED_FOR);
+        if let LogItem::Line(_) = first {
+            std::thread::sleep(COLLECT_TIME);
         }
-        gather(first, items, &mut text, &mut marks);
+        collect(first, items, &mut text, &mut flushes);
         let dropped = DROPPED.swap(0, Ordering::Relaxed);
         if dropped > 0 {
             let line = format!("{{\"level\":\"WARN\",\"message\":\"{dropped} log lines were dropped\"}}\n");
@@ -95,25 +95,25 @@ fn write_all(items: &Receiver<Item>) {
         }
         write(&text);
         text.clear();
-        for written in marks.drain(..) {
+        for written in flushes.drain(..) {
             let _ = SyncSender::try_send(&written, ());
         }
     }
 }
 
-/// Puts together what waits, as far as it is written at once.
-fn gather(first: Item, items: &Receiver<Item>, text: &mut Vec<u8>, marks: &mut Vec<SyncSender<()>>) {
+/// Takes queued items until `text` is large enough for one write.
+fn collect(first: LogItem, items: &Receiver<LogItem>, text: &mut Vec<u8>, flushes: &mut Vec<SyncSender<()>>) {
     let mut next = Some(first);
     while let Some(item) = next {
         match item {
-            Item::Line(line) => text.extend_from_slice(&line),
-            Item::Mark(written) => marks.push(written),
+            LogItem::Line(line) => text.extend_from_slice(&line),
+            LogItem::Flush(written) => flushes.push(written),
         }
-        next = if text.len() < WRITTEN_MAX { items.try_recv().ok() } else { None };
+        next = if text.len() < WRITE_BYTES { items.try_recv().ok() } else { None };
     }
 }
 
-/// Nobody can be told that the log cannot be written.
+/// Ignores errors: there is nowhere to report that the log cannot be written.
 fn write(text: &[u8]) {
     let mut stdout = std::io::stdout().lock();
     let _ = stdout.write_all(text).and_then(|()| stdout.flush());
@@ -124,20 +124,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_waits_is_put_together_in_order_and_a_mark_stands_for_all_before_it() {
+    fn queued_lines_are_collected_in_order_up_to_the_size_of_a_write() {
         let (sender, items) = sync_channel(10);
         let (written, _wait) = sync_channel(1);
-        sender.send(Item::Line(b"b\n".to_vec())).unwrap();
-        sender.send(Item::Mark(written)).unwrap();
-        sender.send(Item::Line(vec![b'c'; WRITTEN_MAX])).unwrap();
-        sender.send(Item::Line(b"d\n".to_vec())).unwrap();
-        let (mut text, mut marks) = (Vec::new(), Vec::new());
-        gather(Item::Line(b"a\n".to_vec()), &items, &mut text, &mut marks);
-        assert!(text.starts_with(b"a\nb\nc") && text.len() == WRITTEN_MAX + 4, "{} bytes", text.len());
-        assert_eq!(marks.len(), 1);
+        sender.send(LogItem::Line(b"b\n".to_vec())).unwrap();
+        sender.send(LogItem::Flush(written)).unwrap();
+        sender.send(LogItem::Line(vec![b'c'; WRITE_BYTES])).unwrap();
+        sender.send(LogItem::Line(b"d\n".to_vec())).unwrap();
+        let (mut text, mut flushes) = (Vec::new(), Vec::new());
+        collect(LogItem::Line(b"a\n".to_vec()), &items, &mut text, &mut flushes);
+        assert!(text.starts_with(b"a\nb\nc") && text.len() == WRITE_BYTES + 4, "{} bytes", text.len());
+        assert_eq!(flushes.len(), 1);
         assert!(
-            matches!(items.try_recv(), Ok(Item::Line(line)) if line == b"d\n"),
-            "it is for the next writing"
+            matches!(items.try_recv(), Ok(LogItem::Line(line)) if line == b"d\n"),
+            "the last line waits for the next write"
         );
     }
 }

@@ -1,4 +1,5 @@
-//! Metrics for Prometheus. Labels come from fixed sets (routes, methods, outcomes), never from callers.
+//! The registry of all metrics, and those of HTTP, lanes and engines. Each capability defines its own in its `metrics`
+//! module. Labels come from fixed sets (routes, methods, outcomes), never from callers.
 
 mod exposition;
 
@@ -25,7 +26,7 @@ use crate::sale::metrics::SaleMetrics;
 use crate::slot::metrics::SlotMetrics;
 use crate::tier::metrics::TierMetrics;
 
-/// Every metric, and the registry that prints them.
+/// All metrics of the process, and the registry that prints them.
 #[derive(Debug)]
 pub struct Metrics {
     registry: Registry,
@@ -36,41 +37,34 @@ pub struct Metrics {
     lane_depth: Family<LaneLabels, Gauge>,
     lane_rejected: Family<LaneLabels, Counter>,
     lane_abandoned: Family<LaneLabels, Counter>,
-    /// Metrics of quota.
     pub quota: QuotaMetrics,
-    /// Metrics of slot.
     pub slot: SlotMetrics,
-    /// Metrics of request.
     pub request: RequestMetrics,
-    /// Metrics of tier.
     pub tier: TierMetrics,
-    /// Metrics of forwarded AI calls.
     pub gateway: GatewayMetrics,
-    /// Metrics of sale.
     pub sale: SaleMetrics,
     sqlite_writer: WriterMetrics,
     engine_up: Family<EngineLabels, Gauge>,
-    /// Steps of the clocks that decide.
     pub(crate) clock_steps: ClockSteps,
-    /// Connections open now.
+    /// Open connections.
     pub connections: Gauge,
-    /// Connections that came while the most allowed were open.
+    /// Connections that arrived while `http.max_connections` were open.
     pub connections_held: Counter,
-    /// Bytes that unfinished requests hold now.
+    /// Bytes that unfinished requests occupy.
     pub buffered_bytes: Gauge,
-    /// Event streams and long polls now.
+    /// Open event streams and long polls.
     pub long_lived: Gauge,
     shortages: Family<ShortageLabels, Counter>,
 }
 
-/// What there was too little of for a request.
+/// A resource that ran out, so that a request was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shortage {
     /// Memory for unfinished requests (`http.max_buffered`).
     Memory,
     /// Connections (`http.max_connections`).
     Connections,
-    /// Places for event streams and long polls (`http.max_streams`).
+    /// Event streams and long polls (`http.max_streams`).
     Streams,
 }
 
@@ -101,17 +95,16 @@ struct EngineLabels {
     engine: &'static str,
 }
 
-/// Steps of clocks.
+/// Number of steps of each clock.
 pub(crate) type ClockSteps = Family<ClockLabels, Counter>;
 
-/// Whose clock it is.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub(crate) struct ClockLabels {
     /// `system`, or the name of an engine.
     pub(crate) clock: &'static str,
 }
 
-/// A method, if it is one we know.
+/// An HTTP method, or `other` for one outside of the fixed set.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct MethodLabel(&'static str);
 
@@ -122,7 +115,7 @@ impl EncodeLabelValue for MethodLabel {
 }
 
 impl MethodLabel {
-    fn of(method: &Method) -> Self {
+    fn new(method: &Method) -> Self {
         Self(match *method {
             Method::GET => "GET",
             Method::POST => "POST",
@@ -136,26 +129,26 @@ impl MethodLabel {
     }
 }
 
-/// From 100 µs to 13 s, doubling.
+/// Buckets from 100 µs to 13 s, doubling.
 fn seconds() -> Histogram {
     Histogram::new(exponential_buckets(0.000_1, 2.0, 18))
 }
 
-/// From 1 to 4,096, doubling.
+/// Buckets from 1 to 4,096, doubling.
 fn sizes() -> Histogram {
     Histogram::new(exponential_buckets(1.0, 2.0, 13))
 }
 
 impl Default for Metrics {
     fn default() -> Self {
-        Self::of(LedgerMetrics::default(), CacheMetrics::default(), WriterMetrics::default())
+        Self::new(LedgerMetrics::default(), CacheMetrics::default(), WriterMetrics::default())
     }
 }
 
 impl Metrics {
-    /// All of them, with those by which engines tell about themselves.
+    /// Creates and registers all metrics. The engines have created those passed in and update them.
     #[must_use]
-    pub fn of(follow: LedgerMetrics, quota_cache: CacheMetrics, sqlite_writer: WriterMetrics) -> Self {
+    pub fn new(follow: LedgerMetrics, quota_cache: CacheMetrics, sqlite_writer: WriterMetrics) -> Self {
         let mut registry = Registry::with_prefix("weir");
         let metrics = Self {
             requests: Family::default(),
@@ -165,7 +158,7 @@ impl Metrics {
             lane_depth: Family::default(),
             lane_rejected: Family::default(),
             lane_abandoned: Family::default(),
-            quota: QuotaMetrics { cache: quota_cache, ..QuotaMetrics::default() },
+            quota: QuotaMetrics::new(quota_cache),
             slot: SlotMetrics::default(),
             request: RequestMetrics::default(),
             tier: TierMetrics::default(),
@@ -184,9 +177,7 @@ impl Metrics {
         metrics.register(&mut registry);
         Self { registry, ..metrics }
     }
-}
 
-impl Metrics {
     fn register(&self, r: &mut Registry) {
         self.quota.register(r);
         self.slot.register(r);
@@ -194,40 +185,52 @@ impl Metrics {
         self.tier.register(r);
         self.gateway.register(r);
         self.sale.register(r);
-        r.register("http_requests", "Requests answered", self.requests.clone());
-        r.register("http_request_seconds", "Time to answer, in seconds", self.request_seconds.clone());
-        r.register("http_connections", "Connections open now", self.connections.clone());
-        let held = "Connections that came while the most allowed were open";
+        r.register(
+            "http_requests",
+            "Requests that got a response, by method, route and status",
+            self.requests.clone(),
+        );
+        r.register(
+            "http_request_seconds",
+            "Time from a request to its response, in seconds",
+            self.request_seconds.clone(),
+        );
+        r.register("http_connections", "Open connections", self.connections.clone());
+        let held = "Connections that arrived while http.max_connections were open";
         r.register("http_connections_held", held, self.connections_held.clone());
-        let buffered = "Memory that unfinished requests hold now, in bytes";
+        let buffered = "Memory that unfinished requests occupy, in bytes";
         r.register("http_buffered_bytes", buffered, self.buffered_bytes.clone());
-        let long_lived = "Event streams and calls that wait for a change, open now";
+        let long_lived = "Open event streams and long polls";
         r.register("http_long_lived", long_lived, self.long_lived.clone());
-        let shortages = "Requests refused because there was too little of something";
+        let shortages = "Requests refused because a resource ran out: memory, connections or streams";
         r.register("http_shortages", shortages, self.shortages.clone());
         r.register("lane_batch_size", "Commands in each batch", self.lane_batch_size.clone());
-        let wait = "How long the oldest command of each batch waited, in seconds";
+        let wait = "Wait of the oldest command of each batch, in seconds";
         r.register("lane_wait_seconds", wait, self.lane_wait_seconds.clone());
         r.register("lane_depth", "Commands waiting behind the last batch", self.lane_depth.clone());
-        r.register("lane_rejected", "Commands refused by a full lane", self.lane_rejected.clone());
-        let abandoned = "Commands whose caller had gone before their batch";
+        r.register(
+            "lane_rejected",
+            "Commands refused because their lane was full",
+            self.lane_rejected.clone(),
+        );
+        let abandoned = "Commands dropped because their caller disconnected before their batch started";
         r.register("lane_abandoned", abandoned, self.lane_abandoned.clone());
-        r.register("engine_up", "Whether an engine answers: 1 or 0", self.engine_up.clone());
+        r.register("engine_up", "Whether an engine is reachable: 1 or 0", self.engine_up.clone());
         r.register(
             "clock_steps",
-            "Steps of more than a second of the clocks that decide: system, postgresql, redis",
+            "Steps of more than one second of a clock that decisions use: system, postgresql, redis",
             self.clock_steps.clone(),
         );
-        let WriterMetrics { turn_seconds, long_turns, commit_seconds } = &self.sqlite_writer;
-        let held = "How long each turn of a job held the writer of SQLite, in seconds";
-        r.register("sqlite_writer_held_seconds", held, turn_seconds.clone());
-        let too_long = "Turns that held the writer of SQLite for more than 50 ms";
-        r.register("sqlite_writer_held_too_long", too_long, long_turns.clone());
-        let commit = "How long each commit of SQLite took, in seconds";
+        let WriterMetrics { held_seconds, held_too_long, commit_seconds } = &self.sqlite_writer;
+        let held = "How long each turn of a job occupied the SQLite writer, in seconds";
+        r.register("sqlite_writer_held_seconds", held, held_seconds.clone());
+        let too_long = "Turns that occupied the SQLite writer for more than 50 ms";
+        r.register("sqlite_writer_held_too_long", too_long, held_too_long.clone());
+        let commit = "Duration of each SQLite commit, in seconds";
         r.register("sqlite_writer_commit_seconds", commit, commit_seconds.clone());
     }
 
-    /// The handles one set of lanes reports through.
+    /// Returns the metrics of one set of lanes.
     #[must_use]
     pub fn lane(&self, lane: &'static str) -> LaneMetrics {
         let labels = LaneLabels { lane };
@@ -240,19 +243,19 @@ impl Metrics {
         }
     }
 
-    /// Counts one answered request. `route` is the pattern it matched.
+    /// Counts a request that got a response. `route` is the pattern that it matched.
     pub fn record_request(&self, method: &Method, route: &'static str, status: StatusCode, took: Duration) {
-        let labels = RequestLabels { method: MethodLabel::of(method), route, status: status.as_u16() };
+        let labels = RequestLabels { method: MethodLabel::new(method), route, status: status.as_u16() };
         self.requests.get_or_create(&labels).inc();
         self.request_seconds.get_or_create(&RouteLabels { route }).observe(took.as_secs_f64());
     }
 
-    /// Counts one request that was refused for want of something.
+    /// Counts a refused request.
     pub fn record_shortage(&self, shortage: Shortage) {
         self.shortage(shortage).inc();
     }
 
-    /// The counter of requests that were refused for want of something.
+    /// Returns the counter of requests refused because of one shortage.
     #[must_use]
     pub fn shortage(&self, shortage: Shortage) -> Counter {
         let of = match shortage {
@@ -263,16 +266,16 @@ impl Metrics {
         self.shortages.get_or_create_owned(&ShortageLabels { of })
     }
 
-    /// Takes note of whether an engine answers.
+    /// Records whether an engine is reachable.
     pub fn record_engine(&self, engine: &'static str, up: bool) {
         self.engine_up.get_or_create(&EngineLabels { engine }).set(i64::from(up));
     }
 
-    /// Everything, as text.
+    /// Prints all metrics.
     #[must_use]
     pub fn encode(&self, format: MetricsFormat) -> String {
         let mut text = String::new();
-        // Writing to a string cannot fail; an encoder that does has left what it could.
+        // Writing to a string cannot fail. If an encoder fails anyway, the text has what came before it.
         let _ = text::encode(&mut text, &self.registry);
         match format {
             MetricsFormat::OpenMetrics => text,
@@ -289,7 +292,7 @@ mod tests {
     const ALERTS: &str = include_str!("../../../../deploy/prometheus/alerts.yml");
 
     #[test]
-    fn alerts_are_about_metrics_that_there_are() {
+    fn alerts_use_metrics_that_exist() {
         let metrics = Metrics::default();
         metrics.record_request(&Method::GET, "/", StatusCode::OK, Duration::ZERO);
         let _ = metrics.lane("request");
@@ -307,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn the_work_on_requests_has_the_names_of_its_design() {
+    fn the_worker_of_requests_has_the_documented_metric_names() {
         let shown = Metrics::default().encode(MetricsFormat::OpenMetrics);
         for name in ["worker_processing_latency_seconds", "worker_retry_count", "dlq_depth"] {
             assert!(shown.contains(&format!("# TYPE weir_{name} ")), "{name}");

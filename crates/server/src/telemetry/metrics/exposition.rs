@@ -1,9 +1,8 @@
-//! The two formats that metrics are shown in: `OpenMetrics`, which the library writes, and Prometheus's older text format, made
-//! of it. They differ in the names of counters' families, and in a few lines that only `OpenMetrics` has.
+//! The two text formats of `/metrics`: `OpenMetrics`, which the library writes, and Prometheus's older text format, which is
+//! converted from it. They differ in the names of counter families and in a few lines that only `OpenMetrics` has.
 
 use std::fmt::Write;
 
-/// A format of metrics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MetricsFormat {
     /// `OpenMetrics` 1.0.0.
@@ -13,16 +12,16 @@ pub enum MetricsFormat {
 }
 
 impl MetricsFormat {
-    /// What the header `Accept` asks for: `OpenMetrics` if it is named and preferred, otherwise the format that everything
-    /// reads.
+    /// Chooses by the header `Accept`: `OpenMetrics` if it is named and preferred, otherwise Prometheus's text format, which
+    /// every client reads.
     #[must_use]
-    pub fn of_accept(accept: &str) -> Self {
+    pub fn from_accept(accept: &str) -> Self {
         let (mut open_metrics, mut text) = (0.0_f32, 0.0_f32);
         for range in accept.split(',') {
             let mut parts = range.split(';').map(str::trim);
             let kind = parts.next().unwrap_or_default().to_ascii_lowercase();
             let weight = parts.find_map(|part| part.strip_prefix("q=")).map_or(Some(1.0), |q| q.parse().ok());
-            // A weight that is none takes the range out.
+            // An invalid weight excludes the range.
             let weight = weight.filter(|weight| (0.0..=1.0).contains(weight)).unwrap_or(0.0);
             match kind.as_str() {
                 "application/openmetrics-text" => open_metrics = open_metrics.max(weight),
@@ -33,7 +32,7 @@ impl MetricsFormat {
         if open_metrics > 0.0 && open_metrics >= text { Self::OpenMetrics } else { Self::PrometheusText }
     }
 
-    /// The format as `Content-Type` names it.
+    /// The value of `Content-Type`.
     #[must_use]
     pub const fn content_type(self) -> &'static str {
         match self {
@@ -43,10 +42,10 @@ impl MetricsFormat {
     }
 }
 
-/// The same metrics in Prometheus's text format.
+/// Converts `OpenMetrics` text to Prometheus's text format.
 pub(super) fn to_prometheus_text(open_metrics: &str) -> String {
     let mut text = String::with_capacity(open_metrics.len());
-    // The help of a family stands before its type, which says under which name.
+    // The help of a family comes before its type, and the type decides the family's name.
     let mut help = None;
     for line in open_metrics.lines() {
         if let Some(rest) = line.strip_prefix("# HELP ") {
@@ -60,7 +59,7 @@ pub(super) fn to_prometheus_text(open_metrics: &str) -> String {
                 kind => ("", kind),
             };
             // Writing to a string cannot fail.
-            if let Some((_, help)) = help.take().filter(|(of, _)| *of == name) {
+            if let Some((_, help)) = help.take().filter(|(family, _)| *family == name) {
                 let _ = writeln!(text, "# HELP {name}{suffix} {help}");
             }
             let _ = writeln!(text, "# TYPE {name}{suffix} {kind}");
@@ -76,7 +75,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn open_metrics_is_for_those_who_ask_for_it() {
+    fn open_metrics_is_chosen_only_when_accept_names_and_prefers_it() {
         use MetricsFormat::{OpenMetrics, PrometheusText};
         let prometheus = "application/openmetrics-text;version=1.0.0;q=0.5,\
                           application/openmetrics-text;version=0.0.1;q=0.4,text/plain;version=0.0.4;q=0.3,*/*;q=0.2";
@@ -93,12 +92,12 @@ mod tests {
             ("text/html,application/xhtml+xml,*/*;q=0.8", PrometheusText),
             ("", PrometheusText),
         ] {
-            assert_eq!(MetricsFormat::of_accept(accept), format, "{accept}");
+            assert_eq!(MetricsFormat::from_accept(accept), format, "{accept}");
         }
     }
 
     #[test]
-    fn families_of_counters_have_the_name_of_their_samples() {
+    fn counter_families_are_named_like_their_samples() {
         let open_metrics = "# HELP a Some help.\n# TYPE a counter\n# UNIT a bytes\na_total{b=\"c\"} 1\n\
                             # HELP e More.\n# TYPE e gauge\ne 2\n# HELP f Last.\n# TYPE f unknown\nf 3\n# EOF\n";
         let text = "# HELP a_total Some help.\n# TYPE a_total counter\na_total{b=\"c\"} 1\n\
