@@ -1,8 +1,10 @@
-//! Quota: messages per user and window. Routes, the service behind them, the sender that delivers, and settings.
+//! Quota: messages per user and window. HTTP routes, the service behind them, the sender that delivers messages, and
+//! their settings, metrics and events.
 
+mod events;
 pub(crate) mod metrics;
 pub(crate) mod routes;
 pub(crate) mod sender;
 pub(crate) mod service;
 pub(crate) mod settings;
-pub(crate) mod sms_log;
+mod sms_log;

@@ -51,7 +51,7 @@ pub(crate) fn start(app: &Arc<App>) -> Result<TaskTracker> {
 }
 
 fn start_sender(app: &App, workers: &TaskTracker) -> Result<()> {
-    let sender = Sender::new(app.engines.source()?, &app.settings, &app.metrics);
+    let sender = Sender::new(app.engines.source()?, &app.settings, &app.metrics.quota);
     workers.spawn(sender.run(app.shutdown.closing().clone()));
     if let Some(topic) = &app.settings.slot.dispatch_topic {
         let (due, publisher) = (Arc::clone(&app.engines.store.due), app.engines.publisher());

@@ -3,27 +3,66 @@
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::registry::Registry;
-use weir_store::quota::CacheMetrics;
+use weir_store::Result;
+use weir_store::quota::{CacheMetrics, SendOutcome};
 
 use crate::telemetry::labels::OutcomeLabels;
 
-/// Metrics of quota. Clones share them.
-#[derive(Clone, Debug, Default)]
+/// Metrics of quota. The counter of each outcome is looked up once, so that counting a send is one addition. Clones share
+/// the values.
+#[derive(Clone, Debug)]
 pub struct QuotaMetrics {
-    /// Sends by what became of them.
-    pub sends: Family<OutcomeLabels, Counter>,
-    /// Messages the sender took, by what became of them.
-    pub deliveries: Family<OutcomeLabels, Counter>,
-    /// Users that the cache has forgotten.
-    pub cache: CacheMetrics,
+    sends: Family<OutcomeLabels, Counter>,
+    accepted: Counter,
+    denied: Counter,
+    /// Sends refused by the denial cache.
+    pub denied_from_cache: Counter,
+    not_configured: Counter,
+    failed: Counter,
+    deliveries: Family<OutcomeLabels, Counter>,
+    /// Messages delivered by the sender.
+    pub delivered: Counter,
+    /// Messages that the sender could not decode.
+    pub malformed: Counter,
+    cache: CacheMetrics,
 }
 
 impl QuotaMetrics {
+    #[must_use]
+    pub fn new(cache: CacheMetrics) -> Self {
+        let (sends, deliveries) = (Family::default(), Family::default());
+        let counter = |family: &Family<OutcomeLabels, Counter>, outcome| {
+            family.get_or_create_owned(&OutcomeLabels { outcome })
+        };
+        Self {
+            accepted: counter(&sends, "accepted"),
+            denied: counter(&sends, "denied"),
+            denied_from_cache: counter(&sends, "denied_from_memory"),
+            not_configured: counter(&sends, "not_configured"),
+            failed: counter(&sends, "failed"),
+            sends,
+            delivered: counter(&deliveries, "sent"),
+            malformed: counter(&deliveries, "malformed"),
+            deliveries,
+            cache,
+        }
+    }
+
     pub(crate) fn register(&self, r: &mut Registry) {
-        r.register("quota_sends", "Sends by outcome", self.sends.clone());
-        let forgotten =
-            "Users whose limits have changed, on any server, and whom the cache has forgotten since";
+        r.register("quota_sends", "Calls of /api/send by outcome", self.sends.clone());
+        let forgotten = "Users removed from the denial cache because their limits changed, on any server";
         r.register("quota_cache_forgotten", forgotten, self.cache.forgotten.clone());
-        r.register("quota_deliveries", "Messages the sender took, by outcome", self.deliveries.clone());
+        r.register("quota_deliveries", "Messages claimed by the sender, by outcome", self.deliveries.clone());
+    }
+
+    /// Counts a send that the store decided, or failed to decide.
+    pub fn record_send(&self, outcome: &Result<SendOutcome>) {
+        match outcome {
+            Ok(SendOutcome::Accepted { .. }) => &self.accepted,
+            Ok(SendOutcome::Denied { .. }) => &self.denied,
+            Ok(SendOutcome::NotConfigured) => &self.not_configured,
+            Ok(SendOutcome::NotQueued(_)) | Err(_) => &self.failed,
+        }
+        .inc();
     }
 }

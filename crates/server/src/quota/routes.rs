@@ -1,4 +1,4 @@
-//! Quota over HTTP: `/api/config` and `/api/send`.
+//! HTTP routes of quota: `/api/config` and `/api/send`.
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ use crate::http::extract::PathParam;
 use crate::http::openapi::schema;
 use crate::http::rate_limit_headers::{RateLimitHeaders, seconds_up};
 
-/// The name of the limit in rate-limit headers.
+/// The limit's name in rate limit headers.
 const POLICY: &str = "quota";
 
 #[derive(Debug, Deserialize, ToSchema)]
@@ -39,13 +39,13 @@ pub(crate) struct ConfigureRequest {
     time_window: Positive,
 }
 
-/// A number that limits take; anything else is refused with what is allowed rather than with serde's words.
+/// A number within the range of limits. The error for anything else names the range.
 #[derive(Clone, Copy, Debug)]
 struct Positive(u32);
 
 impl<'de> Deserialize<'de> for Positive {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        // Any JSON value is taken up first, so that a string or a fraction gets the same advice as a number too large.
+        // Accepts any JSON value first, so that a string or a fraction gets the same error as a number out of range.
         let value = serde_json::Value::deserialize(deserializer)?;
         let number = value.as_u64().and_then(|number| u32::try_from(number).ok());
         let in_range = number.filter(|number| (1..=QuotaLimits::MAX).contains(number));
@@ -79,7 +79,7 @@ pub(crate) struct SendRequest {
     #[serde(alias = "user_id")]
     #[schema(value_type = schema::UserId)]
     user_id: Box<str>,
-    /// What to deliver. Limited only by the size of the body, 1 MiB.
+    /// The text to deliver. Limited only by the size of the body, 1 MiB.
     #[schema(value_type = String, min_length = 1)]
     message: Box<str>,
 }
@@ -103,13 +103,13 @@ struct SendResponse<'a> {
 
 /// Configure a user's quota.
 ///
-/// Creates the quota of a user, or replaces it. Either way the count starts again at 0 and a new window begins now, so
+/// Creates or replaces a user's quota. Either way the count starts again at 0 and a new window begins, so
 /// **configuring again gives the user a full quota**.
 ///
 /// The `snake_case` spellings `user_id`, `rate_limit` and `time_window` are accepted as well. Responses are always
 /// camelCase.
 ///
-/// The new limits apply at once on the server that took them and within 1 s on the others.
+/// The new limits apply at once on the server that received them and within 1 s on the others.
 #[utoipa::path(
     post,
     path = "/api/config",
@@ -136,9 +136,9 @@ pub(crate) async fn configure_quota(
 
 /// Read a user's quota.
 ///
-/// The quota as it counts now. Reading spends nothing.
+/// Returns the quota in its present window. Reading spends nothing.
 ///
-/// Once the window has passed, `currentCount` is 0 while `lastRefreshTime` still shows when the old window began: the
+/// After the window has passed, `currentCount` is 0 while `lastRefreshTime` still shows when the old window began. The
 /// next send starts the new one.
 #[utoipa::path(
     get,
@@ -147,19 +147,19 @@ pub(crate) async fn configure_quota(
     params(
         (
             "userId" = schema::UserId, Path,
-            description = "Whose quota. Percent-encode it: an id may contain `/`, spaces and any other character that \
+            description = "The user. Percent-encode the id: it may contain `/`, spaces and any other character that \
                 is not a control character.",
         ),
     ),
-    responses((status = 200, description = "The quota as it counts now.", body = ConfigResponse),
+    responses((status = 200, description = "The quota in its present window.", body = ConfigResponse),
         (
             status = 400,
             description = "The userId in the path is too long or contains a control character. Nothing was changed.",
         ),
         (
             status = 404,
-            description = "Nobody configured this user. Configure the quota first (`POST /api/config`), or look for a \
-                typing error in the userId.",
+            description = "The user has no quota. Configure it first (`POST /api/config`), or check the spelling of \
+                the userId.",
         ),
     ),
 )]
@@ -171,7 +171,7 @@ pub(crate) async fn get_quota(State(app): State<Arc<App>>, user: PathParam) -> R
 
 /// Delete a user's quota.
 ///
-/// From then on sends of this user are refused with 404: no quota means no sending, not unlimited sending. Messages
+/// From then on sends of this user are refused with 404: without a quota a user may not send at all. Messages
 /// that were already accepted are still delivered.
 #[utoipa::path(
     delete,
@@ -180,7 +180,7 @@ pub(crate) async fn get_quota(State(app): State<Arc<App>>, user: PathParam) -> R
     params(
         (
             "userId" = schema::UserId, Path,
-            description = "Whose quota. Percent-encode it: an id may contain `/`, spaces and any other character that \
+            description = "The user. Percent-encode the id: it may contain `/`, spaces and any other character that \
                 is not a control character.",
         ),
     ),
@@ -191,8 +191,8 @@ pub(crate) async fn get_quota(State(app): State<Arc<App>>, user: PathParam) -> R
         ),
         (
             status = 404,
-            description = "Nobody configured this user. Configure the quota first (`POST /api/config`), or look for a \
-                typing error in the userId.",
+            description = "The user has no quota. Configure it first (`POST /api/config`), or check the spelling of \
+                the userId.",
         ),
     ),
 )]
@@ -206,12 +206,12 @@ pub(crate) async fn delete_quota(
 
 /// Send a message.
 ///
-/// Takes one from the user's quota and enqueues the message, both in one commit: a 200 is counted and will be
-/// delivered, even if the server is killed right after. A refused send takes nothing.
+/// Counts one message against the user's quota and enqueues it, both in one commit: a 200 is counted and will be
+/// delivered, even if the server is killed right after. A refused send counts nothing.
 ///
 /// Messages of one user are delivered in the order in which they were accepted.
 ///
-/// This call has no idempotency key. Sent twice, it counts twice and delivers twice.
+/// This call has no idempotency key. A call that is repeated counts and delivers twice.
 ///
 /// The `snake_case` spelling `user_id` is accepted as well.
 #[utoipa::path(
@@ -222,26 +222,26 @@ pub(crate) async fn delete_quota(
     responses(
         (
             status = 200,
-            description = "Accepted: counted, durable and on its way. Keep `messageId`.",
+            description = "Accepted: counted, durable and enqueued. Note `messageId`.",
             body = SendResponse,
             headers(("RateLimit")),
         ),
         (
             status = 404,
-            description = "Nobody configured this user. Configure the quota first (`POST /api/config`), or look for a \
-                typing error in the userId.",
+            description = "The user has no quota. Configure it first (`POST /api/config`), or check the spelling of \
+                the userId.",
         ),
         (
             status = 429,
             description = "The window's limit is reached. Nothing was counted or enqueued. Send again \
-                after `Retry-After` seconds; if the limit itself is too low, configure a higher one.",
+                after `Retry-After` seconds, or configure a higher limit.",
             headers(("RateLimit")),
         ),
         (
             status = 503,
             description = "The store did not answer in time, or too many calls are waiting. Wait \
-                `Retry-After` seconds and send again. When the server was overloaded nothing was counted; when \
-                the store failed in the middle of a commit, the outcome is unknown, so a retry may deliver the \
+                `Retry-After` seconds and send again. If the server was overloaded, nothing was counted. If \
+                the store failed during a commit, the outcome is unknown, and a retry may deliver the \
                 message twice. `/health` says which engine is down.",
         ),
     ),
@@ -265,13 +265,13 @@ pub(crate) async fn send_message(
                 reset_at: rfc3339(grant.reset_at),
             };
             let mut response = Json(body).into_response();
-            // Room for these and for what the envelope and the server add.
+            // Room for these headers and those that the HTTP layer adds.
             response.headers_mut().reserve(10);
             rate_limit_headers(limits, grant.remaining, grant.reset_at, at).write(response.headers_mut());
             Ok(response)
         }
         SendOutcome::Denied { limits, denial, at } => {
-            // Room for these and for what the envelope and the server add.
+            // Room for these headers and those that the HTTP layer adds.
             let mut headers = HeaderMap::with_capacity(12);
             rate_limit_headers(limits, 0, at.plus(denial.retry_after), at).write(&mut headers);
             let wait = seconds_up(denial.retry_after).max(1);
@@ -284,7 +284,7 @@ pub(crate) async fn send_message(
         }
         SendOutcome::NotConfigured => Err(not_configured(&user)),
         SendOutcome::NotQueued(EnqueueOutcome::Unknown) => Err(ApiError::unavailable(
-            "The broker did not confirm the message in time; it may be sent all the same, try again",
+            "The broker did not confirm the message in time; it may still be delivered, try again",
         )),
         SendOutcome::NotQueued(_) => {
             Err(ApiError::unavailable("The broker cannot be reached; the message was not sent, try again"))

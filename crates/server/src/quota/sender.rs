@@ -1,75 +1,68 @@
-//! The sender: takes accepted messages from the queue and delivers them, in order for each user.
+//! The sender: claims accepted messages from the queue and delivers them, in order for each user.
 //!
-//! Delivery is a log line, `SMS SENT`. A message is done only after its line is out, so a crash in between repeats
-//! it rather than losing it. What cannot be understood becomes a dead letter, and the sender goes on.
+//! Delivering a message means writing the log line `SMS SENT`. A message is settled only after its line is written, so a
+//! crash in between repeats the message instead of losing it. A message that cannot be decoded becomes a dead letter, and
+//! the sender continues with the next one.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use prometheus_client::metrics::counter::Counter;
 use tokio_util::sync::CancellationToken;
 use weir_queue::{Message, MessageClaim, MessageSource, Settlement, sms};
 use weir_store::quota::TOPIC;
 use weir_store::{Error, Result};
 
+use super::events::{ClaimExpired, DeliveryFailed, MessageMalformed};
+use super::metrics::QuotaMetrics;
 use super::settings::SenderSettings;
-use super::sms_log::Lines;
+use super::sms_log::SmsLog;
 use crate::settings::Settings;
 use crate::settings::log::LogFormat;
-use crate::telemetry::labels::OutcomeLabels;
-use crate::telemetry::metrics::Metrics;
 
-/// The pause after a batch that was not full, so that the next one is worth its commits. What comes after a quiet
-/// while is delivered at once.
+/// The pause after a batch that was not full, so that the next one is large enough to be worth its commits. A message
+/// that arrives on an idle queue is delivered at once.
 const LINGER: Duration = Duration::from_millis(20);
-/// The pause after the queue could not be reached.
+/// The pause after a failure.
 const PAUSE_AFTER_ERROR: Duration = Duration::from_millis(500);
-/// How much of a malformed event its log line shows.
-const SHOWN_BYTES: usize = 256;
 
-/// What the sender works with.
 #[derive(Clone)]
 pub(crate) struct Sender {
     source: Arc<dyn MessageSource>,
     settings: SenderSettings,
     format: LogFormat,
-    sent: Counter,
-    malformed: Counter,
-    /// Whether the last lines broke off.
-    torn: Arc<AtomicBool>,
+    metrics: QuotaMetrics,
+    /// Whether the last write failed, perhaps in the middle of a line.
+    has_partial_line: Arc<AtomicBool>,
 }
 
 impl Sender {
-    /// A sender of what comes from here.
     #[must_use]
-    pub(crate) fn new(source: Arc<dyn MessageSource>, settings: &Settings, metrics: &Metrics) -> Self {
-        let counter = |outcome| metrics.quota.deliveries.get_or_create_owned(&OutcomeLabels { outcome });
+    pub(crate) fn new(source: Arc<dyn MessageSource>, settings: &Settings, metrics: &QuotaMetrics) -> Self {
         Self {
             source,
             settings: settings.sender,
             format: settings.log.format,
-            sent: counter("sent"),
-            malformed: counter("malformed"),
-            torn: Arc::default(),
+            metrics: metrics.clone(),
+            has_partial_line: Arc::default(),
         }
     }
 
-    /// Delivers until told to stop, then finishes what it holds.
+    /// Delivers until `closing` is cancelled, then finishes the claimed batch.
     pub(crate) async fn run(self, closing: CancellationToken) {
-        let mut reachable = true;
+        let mut is_working = true;
         while !closing.is_cancelled() {
-            let outcome = self.deliver_some().await;
+            let outcome = self.deliver_batch().await;
             if let Err(error) = &outcome
-                && std::mem::replace(&mut reachable, false)
+                && is_working
             {
-                tracing::warn!(error = %error.with_causes(), "the sender cannot deliver and tries again");
+                DeliveryFailed { error }.emit();
             }
-            reachable = outcome.is_ok();
+            is_working = outcome.is_ok();
             let pause = async {
                 match outcome {
                     Ok(0) => self.source.wait(TOPIC, self.settings.poll).await,
-                    Ok(taken) if taken >= self.settings.batch_max => {}
+                    Ok(claimed) if claimed >= self.settings.batch_max => {}
                     Ok(_) => tokio::time::sleep(LINGER).await,
                     Err(_) => tokio::time::sleep(PAUSE_AFTER_ERROR).await,
                 }
@@ -82,63 +75,52 @@ impl Sender {
         self.source.close().await;
     }
 
-    /// Takes and delivers one batch, and says how many messages it took.
-    async fn deliver_some(&self) -> Result<usize> {
+    /// Claims and delivers one batch. Returns how many messages it had.
+    async fn deliver_batch(&self) -> Result<usize> {
         let SenderSettings { batch_max, visibility, .. } = self.settings;
         let MessageClaim { messages, receipt } = self.source.claim(TOPIC, batch_max, visibility).await?;
-        let taken = messages.len();
-        if taken == 0 {
+        let claimed = messages.len();
+        if claimed == 0 {
             return Ok(0);
         }
-        // Writing lines blocks when whoever reads them is slow; that must not hold up the API.
+        // Writing blocks while the reader of standard output is slow. That must not block the API's threads.
         let sender = self.clone();
         let settlement = tokio::task::spawn_blocking(move || sender.deliver(&messages))
             .await
             .map_err(|panic| Error::failed("sender", panic))?;
         let settlement = match settlement {
             Ok(settlement) => settlement,
-            // Lines that did not get out leave their messages where they are, for whoever comes next.
+            // Messages whose lines were not written stay in the queue and can be claimed again.
             Err(error) => {
                 self.source.settle(&receipt, Settlement::default()).await?;
                 return Err(Error::unavailable("standard output", error));
             }
         };
         if !self.source.settle(&receipt, settlement).await? {
-            tracing::warn!("some messages were delivered too late to be settled and will be delivered again");
+            ClaimExpired { messages: claimed }.emit();
         }
-        Ok(taken)
+        Ok(claimed)
     }
 
     fn deliver(&self, messages: &[Message]) -> std::io::Result<Settlement> {
         let mut settlement = Settlement::default();
-        let mut lines = Lines::begin(self.format, self.torn.load(Ordering::Relaxed));
+        let mut log = SmsLog::new(self.format, self.has_partial_line.load(Ordering::Relaxed));
         for message in messages {
             match sms::decode(&message.payload) {
                 Ok(event) => {
-                    lines.add(&event);
+                    log.add(&event);
                     settlement.done.push(message.position);
                 }
                 Err(error) => {
-                    tell_of_malformed(message, &error);
+                    MessageMalformed { message, error: &error }.emit(&self.metrics);
                     settlement.dead.push((message.position, format!("malformed event: {error}")));
                 }
             }
         }
-        let written = lines.write();
-        self.torn.store(written.is_err(), Ordering::Relaxed);
+        let written = log.write();
+        self.has_partial_line.store(written.is_err(), Ordering::Relaxed);
         written?;
-        self.sent.inc_by(settlement.done.len() as u64);
-        self.malformed.inc_by(settlement.dead.len() as u64);
+        self.metrics.delivered.inc_by(settlement.done.len() as u64);
         Ok(settlement)
     }
-}
-
-fn tell_of_malformed(message: &Message, error: &dyn std::error::Error) {
-    let Message { position, key, payload, .. } = message;
-    let shown = String::from_utf8_lossy(&payload[..payload.len().min(SHOWN_BYTES)]);
-    tracing::error!(
-        target: "weir::sender",
-        key, payload = ?shown, %error, shard = position.shard, id = position.id,
-        "malformed event kept as a dead letter"
-    );
 }

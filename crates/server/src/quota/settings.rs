@@ -1,18 +1,18 @@
-//! How the sender takes messages from the queue.
+//! Settings of the sender.
 
 use std::time::Duration;
 
 use crate::settings::parse::{count, duration};
 use crate::settings::source::{SettingError, SettingsReader};
 
-/// How the sender takes messages from the queue.
+/// How the sender claims messages from the queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SenderSettings {
-    /// `sender.batch_max`: messages taken at once.
+    /// `sender.batch_max`: messages claimed at once.
     pub batch_max: usize,
-    /// `sender.visibility`: how long they are its own; if it dies, others get them after that.
+    /// `sender.visibility`: how long a claim lasts. After that other senders may claim the messages.
     pub visibility: Duration,
-    /// `sender.poll`: how soon it sees what other processes enqueued.
+    /// `sender.poll`: how often the queue is polled for messages that other processes enqueued.
     pub poll: Duration,
 }
 

@@ -1,7 +1,7 @@
-//! The lines a delivery is: `SMS SENT`, in the form of every other log line, but written many at a time.
+//! The log lines `SMS SENT`, which deliver messages. They look like every other log line but are written a batch at a time.
 //!
-//! A sender may deliver a hundred thousand messages a second. One event and one system call for each would cost more
-//! than all the rest, and would not say whether the line got out.
+//! A sender may deliver a hundred thousand messages a second. One tracing event and one system call for each would cost more
+//! than everything else, and would not report whether the line was written.
 
 use std::io::Write;
 
@@ -11,20 +11,20 @@ use weir_queue::sms::SmsEvent;
 use crate::settings::log::LogFormat;
 use crate::telemetry::logs::is_human;
 
-/// The target under which deliveries stand in the log. They are written whatever the level: the line is the delivery.
-pub(crate) const TARGET: &str = "weir::sender";
+/// Target of the lines. They are written at every log level: the line is the delivery.
+const TARGET: &str = "weir::sender";
 
-/// Lines waiting to be written together.
+/// Lines that are written together, with one timestamp.
 #[derive(Debug)]
-pub(crate) struct Lines {
-    human: bool,
-    /// All lines of one batch are written at one moment and bear its time.
+pub(super) struct SmsLog {
+    is_human: bool,
     now: jiff::Timestamp,
     text: Vec<u8>,
 }
 
 #[derive(Serialize)]
-struct Line<'a> {
+#[serde(rename_all = "camelCase")]
+struct SmsLogLine<'a> {
     timestamp: jiff::Timestamp,
     level: &'static str,
     message: &'static str,
@@ -34,36 +34,42 @@ struct Line<'a> {
     target: &'static str,
 }
 
-impl Lines {
-    /// An empty batch, in the log's form. `torn` says that the last one broke off, maybe within a line.
+impl SmsLog {
+    /// Creates an empty batch. After a failed write it begins with a line break, since the write may have ended within a
+    /// line.
     #[must_use]
-    pub(crate) fn begin(format: LogFormat, torn: bool) -> Self {
-        let human = is_human(format);
-        Self { human, now: jiff::Timestamp::now(), text: if torn { vec![b'\n'] } else { Vec::new() } }
+    pub(super) fn new(format: LogFormat, has_partial_line: bool) -> Self {
+        let text = if has_partial_line { vec![b'\n'] } else { Vec::new() };
+        Self { is_human: is_human(format), now: jiff::Timestamp::now(), text }
     }
 
-    /// Adds the line of one message.
-    pub(crate) fn add(&mut self, event: &SmsEvent<'_>) {
+    pub(super) fn add(&mut self, event: &SmsEvent<'_>) {
         let SmsEvent { message_id, user_id, message, .. } = event;
+        let timestamp = self.now;
         // Writing to memory cannot fail.
-        let _ = if self.human {
-            let now = self.now;
+        let _ = if self.is_human {
             write!(
                 self.text,
-                "{now}  INFO SMS SENT user_id={user_id:?} payload={message:?} message_id={message_id}"
+                "{timestamp}  INFO SMS SENT userId={user_id:?} payload={message:?} messageId={message_id}"
             )
         } else {
-            let (timestamp, level, target) = (self.now, "INFO", TARGET);
-            let line =
-                Line { timestamp, level, message: "SMS SENT", user_id, payload: message, message_id, target };
+            let (level, target) = ("INFO", TARGET);
+            let line = SmsLogLine {
+                timestamp,
+                level,
+                message: "SMS SENT",
+                user_id,
+                payload: message,
+                message_id,
+                target,
+            };
             serde_json::to_writer(&mut self.text, &line).map_err(std::io::Error::from)
         };
         self.text.push(b'\n');
     }
 
-    /// Writes them all, and says whether they got out.
-    /// Fails when standard output takes no more.
-    pub(crate) fn write(self) -> std::io::Result<()> {
+    /// Writes all lines to standard output. Succeeds only if all of them were written.
+    pub(super) fn write(self) -> std::io::Result<()> {
         let mut stdout = std::io::stdout().lock();
         stdout.write_all(&self.text)?;
         stdout.flush()
@@ -83,29 +89,29 @@ mod tests {
         }
     }
 
-    fn text(human: bool) -> String {
-        let mut lines = Lines { human, now: jiff::Timestamp::UNIX_EPOCH, text: Vec::new() };
-        lines.add(&event());
-        lines.add(&event());
-        String::from_utf8(lines.text).unwrap()
+    fn two_lines(is_human: bool) -> String {
+        let mut log = SmsLog { is_human, now: jiff::Timestamp::UNIX_EPOCH, text: Vec::new() };
+        log.add(&event());
+        log.add(&event());
+        String::from_utf8(log.text).unwrap()
     }
 
     #[test]
-    fn a_message_is_one_line_whatever_it_says() {
-        for human in [true, false] {
-            let text = text(human);
+    fn a_message_with_line_breaks_is_logged_as_one_line() {
+        for is_human in [true, false] {
+            let text = two_lines(is_human);
             assert_eq!(text.lines().count(), 2, "{text}");
             assert!(text.lines().all(|line| line.contains("SMS SENT") && line.contains("alice")), "{text}");
         }
     }
 
     #[test]
-    fn a_json_line_has_the_fields_of_every_other_one() {
-        let line: serde_json::Value = serde_json::from_str(text(false).lines().next().unwrap()).unwrap();
+    fn a_json_line_has_the_fields_of_other_log_lines() {
+        let line: serde_json::Value = serde_json::from_str(two_lines(false).lines().next().unwrap()).unwrap();
         assert_eq!(
             (&line["level"], &line["message"], &line["target"]),
             (&"INFO".into(), &"SMS SENT".into(), &TARGET.into())
         );
-        assert_eq!(line["payload"], "two\nlines \"quoted\"");
+        assert_eq!((&line["userId"], &line["payload"]), (&"alice".into(), &"two\nlines \"quoted\"".into()));
     }
 }

@@ -221,11 +221,11 @@ impl Metrics {
             "Steps of more than one second of a clock that decisions use: system, postgresql, redis",
             self.clock_steps.clone(),
         );
-        let WriterMetrics { held_seconds, held_too_long, commit_seconds } = &self.sqlite_writer;
+        let WriterMetrics { turn_seconds, long_turns, commit_seconds } = &self.sqlite_writer;
         let held = "How long each turn of a job occupied the SQLite writer, in seconds";
-        r.register("sqlite_writer_held_seconds", held, held_seconds.clone());
+        r.register("sqlite_writer_held_seconds", held, turn_seconds.clone());
         let too_long = "Turns that occupied the SQLite writer for more than 50 ms";
-        r.register("sqlite_writer_held_too_long", too_long, held_too_long.clone());
+        r.register("sqlite_writer_held_too_long", too_long, long_turns.clone());
         let commit = "Duration of each SQLite commit, in seconds";
         r.register("sqlite_writer_commit_seconds", commit, commit_seconds.clone());
     }

@@ -1,4 +1,5 @@
-//! The graphs of crates and of the server's modules are those ARCHITECTURE.md draws, and core stays pure.
+//! ARCHITECTURE.md shows the true dependencies of crates and of the server's modules, core stays pure, and capabilities
+//! log only through their events.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -98,6 +99,37 @@ fn modules_of_the_server_depend_on_each_other_as_the_page_says_and_never_in_a_ci
         assert_eq!(Some(dependencies), graph.get(module), "left: what the page says {module} depends on");
     }
     assert_eq!(graph.len(), table.len());
+}
+
+/// Modules of the server whose log lines are all written by their `events.rs`.
+const MODULES_WITH_EVENTS: [&str; 1] = ["quota"];
+
+/// Whether code logs: a macro of `tracing`, or an import that would let it be called without the crate's name.
+fn logs(code: &str) -> bool {
+    let macros = ["trace", "debug", "info", "warn", "error", "event"];
+    code.contains("use tracing::") || macros.iter().any(|name| code.contains(&format!("tracing::{name}!")))
+}
+
+#[test]
+fn capabilities_log_only_through_their_events() {
+    let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("../server/src");
+    for module in MODULES_WITH_EVENTS {
+        let mut files = vec![sources.join(format!("{module}.rs"))];
+        rust_files(&sources.join(module), &mut files);
+        let events = sources.join(module).join("events.rs");
+        assert!(files.contains(&events), "{module} has no events.rs");
+        for file in files {
+            let name = file.file_stem().unwrap().to_str().unwrap();
+            let is_test =
+                name.ends_with("tests") || file.components().any(|part| part.as_os_str() == "tests");
+            if is_test || file == events {
+                continue;
+            }
+            let text = std::fs::read_to_string(&file).unwrap();
+            let code = text.split("#[cfg(test)]\nmod tests").next().unwrap();
+            assert!(!logs(code), "{} logs; move the line to {module}/events.rs", file.display());
+        }
+    }
 }
 
 /// The steps of the page's walks: each file, with the functions named behind it.

@@ -259,7 +259,7 @@ pub(crate) fn deliveries(weir: &Weir) -> Vec<(String, String)> {
     let lines = weir.log_lines().into_iter().filter(|line| line.contains("SMS SENT"));
     lines
         .map(|line| serde_json::from_str::<Value>(&line).expect("a JSON log line"))
-        .map(|line| (field(&line, "user_id"), field(&line, "payload")))
+        .map(|line| (field(&line, "userId"), field(&line, "payload")))
         .collect()
 }
 

@@ -1,0 +1,78 @@
+//! What can happen while messages are delivered: each event writes its log line and updates its metric.
+
+use weir_queue::Message;
+use weir_store::Error;
+
+use super::metrics::QuotaMetrics;
+
+/// How many bytes of a malformed message its log line shows.
+const PAYLOAD_SHOWN_BYTES: usize = 256;
+
+/// A batch could not be claimed, written or settled. Logged once per outage.
+pub(super) struct DeliveryFailed<'a> {
+    pub(super) error: &'a Error,
+}
+
+impl DeliveryFailed<'_> {
+    pub(super) fn emit(self) {
+        tracing::warn!(error = %self.error.with_causes(), "cannot deliver messages; retrying until it succeeds");
+    }
+}
+
+/// Messages were delivered after their claim had expired, so another sender delivers them again.
+pub(super) struct ClaimExpired {
+    pub(super) messages: usize,
+}
+
+impl ClaimExpired {
+    pub(super) fn emit(self) {
+        tracing::warn!(
+            messages = self.messages,
+            "messages were delivered after their claim had expired (sender.visibility) and will be delivered again"
+        );
+    }
+}
+
+/// A message on the topic is not an event of quota and becomes a dead letter.
+pub(super) struct MessageMalformed<'a> {
+    pub(super) message: &'a Message,
+    pub(super) error: &'a dyn std::error::Error,
+}
+
+impl MessageMalformed<'_> {
+    pub(super) fn emit(self, metrics: &QuotaMetrics) {
+        let Message { position, key, payload, .. } = self.message;
+        let shown = String::from_utf8_lossy(&payload[..payload.len().min(PAYLOAD_SHOWN_BYTES)]);
+        tracing::error!(
+            target: "weir::sender",
+            userId = key, payload = ?shown, error = %self.error, shard = position.shard, id = position.id,
+            "malformed event saved as a dead letter: see /admin/dlq, with Kafka the topic sms-outbound.dlq"
+        );
+        metrics.malformed.inc();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use weir_queue::Position;
+    use weir_store::quota::CacheMetrics;
+
+    use super::*;
+    use crate::telemetry::log_capture::capture;
+
+    #[test]
+    fn a_malformed_message_is_counted_and_logged_without_most_of_its_payload() {
+        let metrics = QuotaMetrics::new(CacheMetrics::default());
+        let message = Message {
+            position: Position { shard: 3, id: 7 },
+            key: "alice".into(),
+            payload: "x".repeat(1_000).into_bytes(),
+            attempts: 0,
+        };
+        let error = std::io::Error::other("expected value");
+        let line = capture(|| MessageMalformed { message: &message, error: &error }.emit(&metrics));
+        assert_eq!(metrics.malformed.get(), 1);
+        assert!(line.contains("ERROR") && line.contains("malformed event"), "{line}");
+        assert!(line.contains(&"x".repeat(256)) && !line.contains(&"x".repeat(257)), "{line}");
+    }
+}
