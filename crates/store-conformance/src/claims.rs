@@ -1,6 +1,6 @@
-//! Messages a case has claimed and not settled yet, however many claims it took to get them.
+//! Claims a given number of messages, in as many claims as it takes, and settles them.
 //!
-//! Engines may lease whole shards and hand out less than was asked for, so a case asks for messages, not for a claim.
+//! Engines may lease whole shards and return fewer messages than requested, so one claim is not enough for most cases.
 
 use std::time::Duration;
 
@@ -9,60 +9,59 @@ use weir_store::quota::TOPIC;
 
 use crate::{HasQuota, fixtures};
 
-const ROUNDS: usize = 64;
+const CLAIMS_MAX: usize = 64;
 
-/// What a case wants to become of a message.
+/// How a case settles one message.
 #[derive(Clone, Debug)]
 pub enum Disposition {
-    /// Done for good.
     Done,
-    /// Put back for a while.
+    /// Retried after this time; counts an attempt.
     Retry(Duration),
-    /// A dead letter, and why.
+    /// Becomes a dead letter with this reason.
     Dead(&'static str),
-    /// Put back for a while without losing an attempt.
+    /// Claimable again after this time; counts no attempt.
     Defer(Duration),
-    /// Not named in the settlement.
+    /// Left out of the settlement, so its lease just ends.
     Leave,
 }
 
-/// Claims that are out.
+/// Claims that are not settled yet.
 #[derive(Debug, Default)]
 pub struct Claims {
     claims: Vec<MessageClaim>,
 }
 
 impl Claims {
-    /// Claims exactly `wanted` messages for [`fixtures::VISIBILITY`].
-    pub async fn claim<H: HasQuota>(h: &H, wanted: usize) -> Self {
-        Self::claim_for(h, wanted, fixtures::VISIBILITY).await
+    /// Claims exactly `count` messages for [`fixtures::VISIBILITY`].
+    pub async fn claim<H: HasQuota>(h: &H, count: usize) -> Self {
+        Self::claim_for(h, count, fixtures::VISIBILITY).await
     }
 
-    /// Claims exactly `wanted` messages for `visibility`.
-    pub async fn claim_for<H: HasQuota>(h: &H, wanted: usize, visibility: Duration) -> Self {
-        let mut held = Self::default();
-        for _ in 0..ROUNDS {
-            let missing = wanted - held.messages().count();
+    /// Claims exactly `count` messages for `visibility`.
+    pub async fn claim_for<H: HasQuota>(h: &H, count: usize, visibility: Duration) -> Self {
+        let mut claims = Self::default();
+        for _ in 0..CLAIMS_MAX {
+            let missing = count - claims.messages().count();
             if missing == 0 {
-                return held;
+                return claims;
             }
             let claim = h.queue().claim(TOPIC, missing, visibility).await.expect("claim must succeed");
-            assert!(claim.messages.len() <= missing, "a claim must not hand out more than was asked for");
+            assert!(claim.messages.len() <= missing, "a claim must not return more messages than requested");
             if claim.messages.is_empty() {
-                // The rest may stand behind what is already held: give it up and begin again.
-                held.settle(h, |_| Disposition::Leave).await;
-                held = Self::default();
+                // The rest may wait behind messages that are already claimed: release those and start over.
+                claims.settle(h, |_| Disposition::Leave).await;
+                claims = Self::default();
             } else {
-                held.claims.push(claim);
+                claims.claims.push(claim);
             }
         }
         panic!(
-            "{wanted} messages must come within {ROUNDS} claims, but there are only {}",
-            held.messages().count()
+            "{count} messages must be claimable within {CLAIMS_MAX} claims, but only {} were",
+            claims.messages().count()
         );
     }
 
-    /// Everything that can be claimed now, settled as done at once, in the order it came.
+    /// Claims everything that is claimable now, settles it as done, and returns it in the order in which it came.
     pub async fn drain<H: HasQuota>(h: &H) -> Vec<Message> {
         let mut drained = Vec::new();
         let mut empty = 0;
@@ -74,35 +73,34 @@ impl Claims {
             }
             empty = 0;
             drained.extend(claim.messages.iter().cloned());
-            Self { claims: vec![claim] }.settled(h, |_| Disposition::Done).await;
+            Self { claims: vec![claim] }.must_settle(h, |_| Disposition::Done).await;
         }
         drained
     }
 
-    /// The messages, in order for each key.
+    /// All claimed messages; those of one key are in order.
     pub fn messages(&self) -> impl Iterator<Item = &Message> {
         self.claims.iter().flat_map(|claim| &claim.messages)
     }
 
-    /// Their texts.
+    /// The texts of all claimed messages.
     pub fn texts(&self) -> Vec<String> {
         fixtures::texts(self.messages())
     }
 
-    /// The only message.
+    /// The claimed message, which must be the only one.
     pub fn only(&self) -> &Message {
         let mut messages = self.messages();
-        let only = messages.next().expect("a message is held");
-        assert!(messages.next().is_none(), "only one message is held");
+        let only = messages.next().expect("a message is claimed");
+        assert!(messages.next().is_none(), "only one message is claimed");
         only
     }
 
-    /// The receipts of the claims.
     pub fn receipts(&self) -> impl Iterator<Item = &ClaimReceipt> {
         self.claims.iter().map(|claim| &claim.receipt)
     }
 
-    /// Settles every claim, and what each answered.
+    /// Settles every claim. Returns for each whether its lease still held.
     pub async fn settle<H: HasQuota>(
         &self,
         h: &H,
@@ -116,16 +114,19 @@ impl Claims {
         answers
     }
 
-    /// Settles every claim; the leases must still hold.
-    pub async fn settled<H: HasQuota>(&self, h: &H, disposition: impl Fn(&Message) -> Disposition) {
+    /// Settles every claim; all leases must still be valid.
+    pub async fn must_settle<H: HasQuota>(&self, h: &H, disposition: impl Fn(&Message) -> Disposition) {
         let answers = self.settle(h, disposition).await;
-        assert!(answers.iter().all(|&held| held), "a lease that has not run out must settle its claim");
+        assert!(answers.iter().all(|&is_valid| is_valid), "a valid lease must settle its claim");
     }
 
-    /// Settles every claim; no lease must hold any more.
-    pub async fn refused<H: HasQuota>(&self, h: &H, disposition: impl Fn(&Message) -> Disposition) {
+    /// Tries to settle every claim; no lease may be valid any more.
+    pub async fn must_be_refused<H: HasQuota>(&self, h: &H, disposition: impl Fn(&Message) -> Disposition) {
         let answers = self.settle(h, disposition).await;
-        assert!(answers.iter().all(|&held| !held), "a lease that has run out must settle nothing and say so");
+        assert!(
+            answers.iter().all(|&is_valid| !is_valid),
+            "an expired lease must settle nothing and return false"
+        );
     }
 }
 

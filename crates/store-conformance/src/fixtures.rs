@@ -1,4 +1,4 @@
-//! What cases start from: users, messages, queues with something in them, and tasks that run at once.
+//! Helpers for all suites: users, messages, filled queues, and tasks that run concurrently.
 
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -13,54 +13,49 @@ use weir_store::quota::{SendMessage, SendOutcome, TOPIC};
 
 use crate::HasQuota;
 
-/// How long claims are for when a case does not care.
+/// Lease duration of claims in cases that do not test it.
 pub const VISIBILITY: Duration = Duration::from_secs(30);
 
-/// The smallest step of time.
+/// The resolution of stored times.
 pub const TICK: Duration = Duration::from_micros(1);
 
-/// How often to ask before "nothing comes" is believed: a claim may hand out less than there is.
+/// Number of empty claims after which a queue counts as empty: a claim may return fewer messages than there are.
 pub const EMPTY_ROUNDS: usize = 3;
 
 const CASE_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// Runs a case, and fails it rather than hang.
+/// Runs a case and fails it if it hangs.
 pub async fn with_timeout(case: impl Future<Output = ()>) {
     tokio::time::timeout(CASE_TIMEOUT, Box::pin(case)).await.expect("a case must end within two minutes");
 }
 
-/// A user id.
 pub fn user(text: &str) -> UserId {
     UserId::parse(text).expect("the suite's user ids are valid")
 }
 
-/// Limits.
 pub fn limits(rate_limit: u32, time_window_minutes: u32) -> QuotaLimits {
     QuotaLimits::new(rate_limit, time_window_minutes).expect("the suite's limits are valid")
 }
 
-/// One wish to send.
 pub fn send(user_id: &str, message: &str) -> SendMessage {
     SendMessage { user: user(user_id), message: message.into() }
 }
 
-/// `count` wishes of one user, numbered from 1: `alice 1`, `alice 2`, …
+/// `count` sends of one user, numbered from 1: `alice 1`, `alice 2`, …
 pub fn sends(user_id: &str, count: usize) -> Vec<SendMessage> {
     (1..=count).map(|n| send(user_id, &format!("{user_id} {n}"))).collect()
 }
 
-/// Configures a user.
 pub async fn configure<H: HasQuota>(h: &H, user_id: &str, rate_limit: u32, minutes: u32) -> Quota {
     let limits = limits(rate_limit, minutes);
     h.quota().configure(&user(user_id), limits).await.expect("configure must succeed")
 }
 
-/// A user's row.
 pub async fn find_quota<H: HasQuota>(h: &H, user_id: &str) -> Option<Quota> {
     h.quota().find(&user(user_id)).await.expect("find must succeed")
 }
 
-/// What became of a batch; there must be one outcome per command.
+/// Sends a batch and checks that there is one outcome per command.
 pub async fn send_batch<H: HasQuota>(h: &H, batch: Vec<SendMessage>) -> Vec<SendOutcome> {
     let expected = batch.len();
     let outcomes = h.quota().send_batch(batch.into()).await.expect("send_batch must succeed");
@@ -68,12 +63,11 @@ pub async fn send_batch<H: HasQuota>(h: &H, batch: Vec<SendMessage>) -> Vec<Send
     outcomes
 }
 
-/// What became of one send.
 pub async fn send_one<H: HasQuota>(h: &H, user_id: &str) -> SendOutcome {
     send_batch(h, vec![send(user_id, "hello")]).await.remove(0)
 }
 
-/// Sends messages that must all be accepted, and their names.
+/// Sends messages that must all be accepted. Returns their ids.
 pub async fn accept_batch<H: HasQuota>(h: &H, batch: Vec<SendMessage>) -> Vec<MessageId> {
     let outcomes = send_batch(h, batch).await;
     outcomes
@@ -82,13 +76,13 @@ pub async fn accept_batch<H: HasQuota>(h: &H, batch: Vec<SendMessage>) -> Vec<Me
         .collect()
 }
 
-/// Configures a user with room to spare and sends `count` messages: `alice 1`, `alice 2`, …
+/// Configures a user with a limit that is never reached and sends `count` messages: `alice 1`, `alice 2`, …
 pub async fn send_numbered<H: HasQuota>(h: &H, user_id: &str, count: usize) {
     configure(h, user_id, 1_000_000, 60).await;
     accept_batch(h, sends(user_id, count)).await;
 }
 
-/// The name of the message, when the send was accepted.
+/// The id of the message, if the send was accepted.
 pub fn message_id(outcome: &SendOutcome) -> Option<MessageId> {
     match outcome {
         SendOutcome::Accepted { message_id, .. } => Some(*message_id),
@@ -96,12 +90,11 @@ pub fn message_id(outcome: &SendOutcome) -> Option<MessageId> {
     }
 }
 
-/// Whether the send was accepted.
 pub fn is_accepted(outcome: &SendOutcome) -> bool {
     message_id(outcome).is_some()
 }
 
-/// Each outcome in a letter: Accepted, Denied, Not configured.
+/// Each outcome as a letter: Accepted, Denied, Not configured, not Queued (`Q`).
 pub fn outcome_letters(outcomes: &[SendOutcome]) -> String {
     let letter = |outcome: &SendOutcome| match outcome {
         SendOutcome::Accepted { .. } => 'A',
@@ -112,35 +105,34 @@ pub fn outcome_letters(outcomes: &[SendOutcome]) -> String {
     outcomes.iter().map(letter).collect()
 }
 
-/// One claim on the topic of quota.
+/// Claims once from the topic of quota.
 pub async fn claim<H: HasQuota>(h: &H, max: usize) -> MessageClaim {
     h.queue().claim(TOPIC, max, VISIBILITY).await.expect("claim must succeed")
 }
 
-/// Nothing must be claimable now.
+/// Asserts that no message is claimable now.
 pub async fn expect_nothing_claimable<H: HasQuota>(h: &H, why: &str) {
     for _ in 0..EMPTY_ROUNDS {
         let messages = claim(h, 100).await.messages;
-        assert!(messages.is_empty(), "{why}, but these came: {:?}", texts(&messages));
+        assert!(messages.is_empty(), "{why}, but these were claimed: {:?}", texts(&messages));
     }
 }
 
-/// The event a message carries.
+/// Decodes the payload of a message.
 pub fn event(message: &Message) -> SmsEvent<'_> {
     sms::decode(&message.payload).expect("a payload must be an event")
 }
 
-/// The text a message carries.
+/// The text in the payload of a message.
 pub fn text(message: &Message) -> String {
     event(message).message.into_owned()
 }
 
-/// The texts of messages, in their order.
 pub fn texts<'a>(messages: impl IntoIterator<Item = &'a Message>) -> Vec<String> {
     messages.into_iter().map(text).collect()
 }
 
-/// The texts of messages by key, in their order.
+/// The texts of messages grouped by key, in order.
 pub fn texts_by_key<'a>(messages: impl IntoIterator<Item = &'a Message>) -> BTreeMap<String, Vec<String>> {
     let mut by_key: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for message in messages {
@@ -149,19 +141,19 @@ pub fn texts_by_key<'a>(messages: impl IntoIterator<Item = &'a Message>) -> BTre
     by_key
 }
 
-/// The texts `alice 1` … `alice n`, as [`send_numbered`] sends them.
+/// The texts that [`send_numbered`] sends: `alice 1`, `alice 2`, …
 pub fn numbered_texts(user_id: &str, numbers: impl IntoIterator<Item = usize>) -> Vec<String> {
     numbers.into_iter().map(|n| format!("{user_id} {n}")).collect()
 }
 
-/// The books of the topic of quota; they must balance.
+/// Audits the topic of quota; its books must balance.
 pub async fn queue_audit<H: HasQuota>(h: &H) -> QueueAudit {
     let books = h.queue().audit(TOPIC).await.expect("audit must succeed");
     assert_eq!(books.difference(), 0, "the books must balance: {books:?}");
     books
 }
 
-/// Runs futures at once, each in its own task; their answers in the order of the futures.
+/// Runs futures concurrently, each in its own task. Returns their results in the order of the futures.
 pub async fn run_concurrently<T, F>(futures: impl IntoIterator<Item = F>) -> Vec<T>
 where
     F: Future<Output = T> + Send + 'static,
@@ -228,7 +220,7 @@ const AWKWARD_USER_IDS: &[&str] = &[
     "{\"a\":1}",
 ];
 
-/// Ids that a careless engine would trim, fold, escape, cut or mix up. All are different users.
+/// Ids that a careless engine would trim, fold, escape or truncate. All are different users.
 pub fn awkward_user_ids() -> Vec<String> {
     let long = ["x".repeat(255), "x".repeat(254), "😀".repeat(255), format!("{}😁", "😀".repeat(254))];
     AWKWARD_USER_IDS.iter().map(ToString::to_string).chain(long).collect()
@@ -259,7 +251,7 @@ const AWKWARD_MESSAGES: &[&str] = &[
     "\u{202e}abc",
 ];
 
-/// Texts that a careless engine would trim, reject, decode or cut.
+/// Texts that a careless engine would trim, reject, decode or truncate.
 pub fn awkward_messages() -> Vec<String> {
     AWKWARD_MESSAGES
         .iter()

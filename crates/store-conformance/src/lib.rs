@@ -1,9 +1,9 @@
-//! One conformance suite for every engine: its answers are held to the rule in `weir-core` and to what the seam in
-//! `weir-store` and `weir-queue` promises.
+//! One conformance suite for every engine: it checks that an engine follows the rules in `weir-core` and the contracts of
+//! the traits in `weir-store` and `weir-queue`.
 //!
-//! There is no engine here but the naive ones that prove the suite itself. An engine has one fixture in its tests: a type
-//! that implements [`EngineFixture`] and a trait for each capability that it has. [`suites!`], or the macro of one
-//! capability, then makes a test of each case, which shows by name in the test output:
+//! The only engines here are naive models, which test the suite itself. The tests of an engine define one fixture: a type
+//! that implements [`EngineFixture`] and the trait of each capability that the engine has. [`suites!`], or the macro of one
+//! capability, then generates a test with its own name for each case:
 //!
 //! ```ignore
 //! struct Sqlite { /* the engine, its directory, its clock */ }
@@ -14,8 +14,8 @@
 //! weir_store_conformance::sale_suite!(crate::Sqlite);
 //! ```
 //!
-//! A module of a capability is a group of behaviours, a public function in it one case. The capability's macro is the
-//! only list of its cases, and `tests/listing.rs` holds it complete.
+//! A module of a capability is a group of cases, and each public function in it without arguments is one case; `h` is its
+//! fixture. The macro of the capability is the only list of its cases, and `tests/listing.rs` checks that it is complete.
 
 pub mod claims;
 pub mod fixtures;
@@ -39,89 +39,83 @@ use weir_store::sale::SaleStore;
 use weir_store::slot::SlotStore;
 use weir_store::tier::{LimitStore, TierStore};
 
-/// What every fixture's clock shows at first: 2026-01-01T00:00:00Z.
+/// The time at which every fixture's clock starts: 2026-01-01T00:00:00Z.
 pub const START: Timestamp = Timestamp::from_seconds(1_767_225_600);
 
-/// How long an engine in a suite may wait for what it stands on, so that a busy machine fails no case.
+/// Timeout for an engine under test when it calls its database or Redis; long, so that a busy machine fails no case.
 pub const ENGINE_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(60);
 
-/// An engine under test: how it is opened, closed and opened again, and by which clock it goes.
+/// An engine under test: how to open and restart it, and the clock it uses.
 #[async_trait]
 pub trait EngineFixture: Send + Sync + Sized + 'static {
-    /// A fresh, empty engine whose clock stands at [`START`].
+    /// Opens a fresh, empty engine whose clock shows [`START`].
     async fn open() -> Self;
 
-    /// Whether somebody asked for this engine to be left out; its cases then pass without running.
+    /// Whether `WEIR_TEST_SKIP` leaves this engine out; its cases then pass without running.
     fn skipped() -> bool {
         false
     }
 
-    /// The clock the engine decides by.
+    /// The clock that the engine reads.
     fn clock(&self) -> &ManualClock;
 
-    /// The same clock as the store sees it; `None` for the naive models, whose clock is never set back.
+    /// The same clock as the store's trait object; `None` for the naive models, whose clock is never set back.
     fn store_clock(&self) -> Option<Arc<dyn StoreClock>> {
         None
     }
 
-    /// A clean restart: closes the engine and opens it again on the same data and the same clock. No case keeps a
-    /// store over it.
+    /// A clean restart: closes the engine and opens it again on the same data and clock. No case uses a store from before
+    /// the restart afterwards.
     async fn reopen(self) -> Self;
 
-    /// Another server on the same data and the same clock; `None` when the engine belongs to one process, and then
-    /// cases of several servers have nothing to show. Each may be reopened or dropped while the other stays.
+    /// A second server on the same data and clock, or `None` if only one process can use the engine; cases of several
+    /// servers then have nothing to test. Each server may be reopened or dropped while the other stays.
     async fn second_server(&self) -> Option<Self> {
         None
     }
 }
 
-/// An engine that is a queue.
+/// An engine with a queue.
 pub trait HasQueue: EngineFixture {
-    /// The queue.
     fn queue(&self) -> Arc<dyn Queue>;
 }
 
-/// An engine that stores quotas, and queues what they let through.
+/// An engine that stores quotas and queues the accepted messages.
 pub trait HasQuota: HasQueue {
-    /// The store of quotas.
     fn quota(&self) -> Arc<dyn QuotaStore>;
 
-    /// Whether a send is counted and queued in one step. Where it is not, sends that run at once may be queued in
-    /// another order than they were counted in.
+    /// Whether a send is counted and enqueued atomically. If not, parallel sends may be enqueued in another order than
+    /// they were counted in.
     fn counts_and_queues_atomically() -> bool {
         true
     }
 }
 
-/// An engine that stores requests, and queues webhooks.
+/// An engine that stores requests and queues their webhooks.
 pub trait HasRequests: HasQueue {
-    /// The store of requests.
     fn requests(&self) -> Arc<dyn RequestStore>;
 }
 
-/// An engine that stores slots, and queues those that are due.
+/// An engine that stores slots and queues those that are due.
 pub trait HasSlots: HasQueue {
-    /// The store of slots.
     fn slots(&self) -> Arc<dyn SlotStore>;
 
-    /// The same store with every slot noted, to be dispatched when its time comes.
+    /// The same store, which also schedules every assigned slot for dispatch.
     fn dispatching_slots(&self) -> Arc<dyn SlotStore>;
 
-    /// Where slots that are due are taken.
     fn due(&self) -> Arc<dyn DueStore>;
 }
 
-/// An engine that decides by limits.
+/// An engine that enforces the limits of tiers and policies.
 pub trait HasLimits: EngineFixture {
-    /// What decides.
     fn limits(&self) -> Arc<dyn LimitStore>;
 
-    /// Where tiers and policies are defined; `None` where there is only something that decides.
+    /// The store of tiers and policies; `None` for an engine that only enforces limits.
     fn definitions(&self) -> Option<Arc<dyn TierStore>> {
         None
     }
 
-    /// Whether servers on the same data count together, not each for itself.
+    /// Whether servers on the same data share one count; otherwise each counts for itself.
     fn servers_share_counts() -> bool {
         true
     }
@@ -130,14 +124,13 @@ pub trait HasLimits: EngineFixture {
 /// An engine that stores sales.
 #[async_trait]
 pub trait HasSales: EngineFixture {
-    /// The store of sales.
     fn sales(&self) -> Arc<dyn SaleStore>;
 
-    /// Waits until everything sold is written down, where that comes later.
+    /// Waits until every purchase is in the ledger, for engines that write it behind.
     async fn wait_until_persisted(&self) {}
 }
 
-/// The suites of all five capabilities, each in a module of its own, against the fixture named: a path from `crate`.
+/// Generates the suites of all five capabilities, each in its own module. The fixture is a path from `crate`.
 #[macro_export]
 macro_rules! suites {
     ($fixture:ty) => {
@@ -159,7 +152,7 @@ macro_rules! suites {
     };
 }
 
-/// What the macro of a capability turns its list into.
+/// Generates the tests for the list of cases of one capability.
 ///
 /// The crate that calls it needs `tokio` with `macros`, `rt-multi-thread` and `time`.
 #[doc(hidden)]

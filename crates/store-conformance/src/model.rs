@@ -1,5 +1,5 @@
-//! The naive engine: plain vectors under one mutex, everything ever accepted kept, every answer counted from the
-//! beginning. It is slow and obviously right, which is what engines are compared with.
+//! The naive engine: plain vectors under one mutex. It stores every send and message for ever and computes each answer
+//! from all of them. It is slow and obviously correct; engines are compared with it.
 
 mod queue;
 mod quota;
@@ -12,7 +12,7 @@ use weir_core::quota::QuotaLimits;
 use weir_core::{Clock, ManualClock, Timestamp};
 use weir_queue::ShardLease;
 
-/// An engine in memory.
+/// The naive engine of quota and its queue.
 #[derive(Debug)]
 pub struct Model {
     clock: ManualClock,
@@ -24,13 +24,13 @@ pub struct Model {
 #[derive(Debug, Default)]
 struct State {
     users: BTreeMap<String, User>,
-    /// Everything ever enqueued, in order; its place in this list is its position's id.
-    entries: Vec<Entry>,
-    leases: Vec<Held>,
-    leases_given: i64,
+    /// Every message ever enqueued, in order. The index in this list is the id in its position.
+    entries: Vec<QueuedMessage>,
+    leases: Vec<ActiveLease>,
+    last_token: i64,
 }
 
-/// A configuration and every send it allowed.
+/// The limits of a user and every send they allowed.
 #[derive(Debug)]
 struct User {
     limits: QuotaLimits,
@@ -39,17 +39,17 @@ struct User {
 }
 
 #[derive(Debug)]
-struct Entry {
+struct QueuedMessage {
     shard: u16,
     key: String,
     payload: Vec<u8>,
     attempts: u32,
     hidden_until: Timestamp,
-    place: Place,
+    state: MessageState,
 }
 
 #[derive(Debug)]
-enum Place {
+enum MessageState {
     Waiting,
     Dead { reason: String, died_at: Timestamp },
     Done,
@@ -57,13 +57,13 @@ enum Place {
 }
 
 #[derive(Debug)]
-struct Held {
+struct ActiveLease {
     lease: ShardLease,
     until: Timestamp,
 }
 
 impl Model {
-    /// An empty engine. However many `shards` there are, its answers keep the same promises.
+    /// An empty engine with this many shards.
     #[must_use]
     pub fn new(clock: ManualClock, shards: u16) -> Self {
         Self { clock, shards, state: Mutex::default(), sent: Notify::new() }

@@ -18,7 +18,7 @@ pub mod send;
 pub mod servers;
 pub mod window;
 
-/// One test per case of quota, against the fixture named.
+/// Generates one test for each case of quota. The fixture is a path from `crate`.
 #[macro_export]
 macro_rules! quota_suite {
     ($fixture:ty) => {

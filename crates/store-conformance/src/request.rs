@@ -18,7 +18,7 @@ pub mod submit;
 pub mod wait;
 pub mod webhooks;
 
-/// One test per case of request, against the fixture named.
+/// Generates one test for each case of request. The fixture is a path from `crate`.
 #[macro_export]
 macro_rules! request_suite {
     ($fixture:ty) => {

@@ -9,7 +9,7 @@ pub mod product;
 pub mod restart;
 pub mod transitions;
 
-/// One test per case of sale, against the fixture named.
+/// Generates one test for each case of sale. The fixture is a path from `crate`.
 #[macro_export]
 macro_rules! sale_suite {
     ($fixture:ty) => {

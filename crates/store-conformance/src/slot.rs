@@ -6,7 +6,7 @@ pub mod config;
 pub mod due;
 pub mod fixtures;
 
-/// One test per case of slot, against the fixture named.
+/// Generates one test for each case of slot. The fixture is a path from `crate`.
 #[macro_export]
 macro_rules! slot_suite {
     ($fixture:ty) => {

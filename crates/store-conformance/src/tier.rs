@@ -1,5 +1,5 @@
-//! The cases of tier, for engines that implement [`HasLimits`](crate::HasLimits): what limits decide, and what is defined
-//! of them.
+//! The cases of tier, for engines that implement [`HasLimits`](crate::HasLimits): decisions, and definitions of tiers and
+//! policies.
 
 pub mod definitions;
 pub mod fixtures;
@@ -10,7 +10,7 @@ pub mod plans;
 pub mod restart;
 pub mod spend;
 
-/// One test per case of tier, against the fixture named.
+/// Generates one test for each case of tier. The fixture is a path from `crate`.
 #[macro_export]
 macro_rules! tier_suite {
     ($fixture:ty) => {

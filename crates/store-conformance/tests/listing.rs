@@ -1,11 +1,11 @@
-//! A case that is written but not listed would never run.
+//! Every case must be in the list of its capability's macro; one that is missing there would never run.
 
 use std::fs;
 use std::path::Path;
 
 const CASE_BEGINS: &str = "pub async fn ";
 
-/// The cases of this capability are all in its list, and there are some.
+/// Checks that all cases of this capability are in its list, and that there are at least `at_least`.
 fn must_list(capability: &str, fixture: &str, at_least: usize) {
     let src = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
     let listed = fs::read_to_string(src.join(capability).with_extension("rs")).expect("the list");
@@ -21,7 +21,7 @@ fn must_list(capability: &str, fixture: &str, at_least: usize) {
             assert!(is_listed, "{name} in {} must be listed in src/{capability}.rs", file.display());
         }
     }
-    assert!(cases >= at_least, "only {cases} cases were found: has their form changed?");
+    assert!(cases >= at_least, "only {cases} cases were found: has the form of their declaration changed?");
 }
 
 #[test]

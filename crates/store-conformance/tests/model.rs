@@ -1,4 +1,4 @@
-//! The suites against the naive models: proves that every case can be passed, with one shard and with many.
+//! The suites against the naive models: shows that every case can pass, with one shard and with many.
 
 use std::sync::Arc;
 

@@ -1,5 +1,5 @@
-//! Random histories through the plans of request, on rows in memory: whatever engines build on them, the rules alone give the
-//! model's answers.
+//! Random histories through the batch plans of request, on rows in memory: without any engine, the plans must give the
+//! same answers as the model.
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
@@ -24,16 +24,16 @@ use weir_store_conformance::request::fixtures::{
 };
 use weir_store_conformance::request::model::Model;
 
-/// A request as a table holds it.
+/// A request as stored in a table.
 struct Row {
     request: Request,
     downstream: String,
-    /// When its job may be claimed, and whether it is leased; none once the request is final.
+    /// When its job may be claimed, and whether it is leased; `None` once the request is final.
     job: Option<(Timestamp, bool)>,
     token: u64,
 }
 
-/// Tables, and nothing that decides.
+/// The tables of an engine, without any rules of its own.
 #[derive(Default)]
 struct Tables {
     requests: BTreeMap<RequestId, Row>,
@@ -52,8 +52,8 @@ impl Tables {
     ) -> Vec<SubmitOutcome> {
         let (mut keys, mut windows) = (IdempotencyEntries::new(), HashMap::new());
         for submit in batch {
-            let (of, key) = (submit.tenant.as_str(), submit.key.as_str());
-            if let Some(record) = self.keys.get(&(of.to_owned(), key.to_owned()))
+            let (tenant_name, key) = (submit.tenant.as_str(), submit.key.as_str());
+            if let Some(record) = self.keys.get(&(tenant_name.to_owned(), key.to_owned()))
                 && let Some(Row { request, .. }) = self.requests.get(&record.request_id)
             {
                 let receipt = SubmitReceipt {
@@ -61,19 +61,19 @@ impl Tables {
                     status: request.status,
                     accepted_at: request.accepted_at,
                 };
-                keys.insert((of, key), IdempotencyEntry { record: *record, receipt });
+                keys.insert((tenant_name, key), IdempotencyEntry { record: *record, receipt });
             }
             if let Some(limits) = limits {
-                let window = match self.windows.get(of) {
+                let window = match self.windows.get(tenant_name) {
                     Some((count, at)) => Quota { limits, current_count: *count, last_refresh: *at },
                     None => Quota::new(limits, now),
                 };
-                windows.insert(of, window);
+                windows.insert(tenant_name, window);
             }
         }
         let plan = plan_submit(batch, &mut keys, limits.map(|_| &mut windows), now);
-        for (of, window) in plan.windows {
-            self.windows.insert(of.to_owned(), (window.current_count, window.last_refresh));
+        for (tenant_name, window) in plan.windows {
+            self.windows.insert(tenant_name.to_owned(), (window.current_count, window.last_refresh));
         }
         for new in &plan.accepted {
             let Submit { tenant, key, .. } = new.submit;
@@ -167,7 +167,7 @@ impl Tables {
 
     fn save(&mut self, changed: impl IntoIterator<Item = JobChange>, now: Timestamp) {
         for change in changed {
-            let row = self.requests.get_mut(&change.row.id).expect("it was loaded");
+            let row = self.requests.get_mut(&change.row.id).expect("a changed row was loaded");
             row.job = change.claimable_at().map(|at| (at, change.is_leased()));
             row.token = change.row.progress.last_token;
             (row.request.status, row.request.attempts) = (change.status(), change.row.progress.attempts);
@@ -201,7 +201,7 @@ fn request(submit: &Submit, status: RequestStatus, now: Timestamp) -> Request {
     }
 }
 
-/// One step of a history. Requests are named by how long ago they were accepted.
+/// One step of a history. A request is named by its age: 0 is the last one that was accepted.
 #[derive(Clone, Debug)]
 enum Step {
     Submit(Vec<(u8, u8, u8, bool, bool)>, Option<u32>),
@@ -229,29 +229,32 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// The tables and the model, on one clock.
-struct Pair {
+/// The tables and the model, on the same clock.
+struct Comparison {
     tables: Tables,
     model: Model,
     now: Timestamp,
     ids: u32,
 }
 
-impl Pair {
-    /// The request that was accepted so many before the last; one that is not there when there are not so many.
+impl Comparison {
+    /// The request accepted `ago` requests before the last; an unknown id if there are not that many.
     fn id(&self, ago: u8) -> RequestId {
         let ids = self.model.ids();
         let unknown = || RequestId::new(self.now, [255; 10]);
         ids.iter().rev().nth(usize::from(ago)).copied().unwrap_or_else(unknown)
     }
 
-    fn submit(&mut self, (of, key, what, has_callback, needs_broker): (u8, u8, u8, bool, bool)) -> Submit {
+    fn submit(
+        &mut self,
+        (tenant_name, key, what, has_callback, needs_broker): (u8, u8, u8, bool, bool),
+    ) -> Submit {
         self.ids += 1;
         let mut distinct = [0; 10];
         distinct[6..].copy_from_slice(&self.ids.to_be_bytes());
         Submit {
             id: RequestId::new(self.now, distinct),
-            tenant: tenant(&format!("tenant {of}")),
+            tenant: tenant(&format!("tenant {tenant_name}")),
             key: IdempotencyKey::parse(format!("key {key}")).expect("a key"),
             request_type: RequestType::parse("payment").expect("a type"),
             fingerprint: fingerprint(&format!("what {what}")),
@@ -279,7 +282,7 @@ impl Pair {
         JobReport { id, token, report, result, detail, random: 0 }
     }
 
-    fn take(&mut self, step: Step) {
+    fn apply(&mut self, step: Step) {
         let now = self.now;
         match step {
             Step::Submit(batch, most) => {
@@ -293,7 +296,7 @@ impl Pair {
             Step::Claim(a, b) => {
                 let rooms = [room("downstream 0", a), room("downstream 1", b)];
                 let claimed = self.tables.claim_due(&rooms, now);
-                self.model.follow_claim(&rooms, &claimed, &policy(), now);
+                self.model.check_claim(&rooms, &claimed, &policy(), now);
             }
             Step::ClaimNamed(mut named) => {
                 named.sort_unstable();
@@ -301,7 +304,7 @@ impl Pair {
                 let mut ids: Vec<_> = named.into_iter().map(|ago| self.id(ago)).collect();
                 ids.dedup();
                 let claimed = self.tables.claim(ids.iter().copied(), now);
-                self.model.follow_named(&ids, &claimed, &policy(), now);
+                self.model.check_named_claim(&ids, &claimed, &policy(), now);
             }
             Step::WorkerReport(batch) => {
                 let batch: Vec<_> = batch.into_iter().map(|report| self.report(report)).collect();
@@ -343,10 +346,10 @@ impl Pair {
 proptest! {
     #[test]
     fn batch_plans_on_rows_in_memory_match_the_model(steps in vec(step(), 0..80)) {
-        let mut pair = Pair { tables: Tables::default(), model: Model::default(), now: START, ids: 0 };
+        let mut comparison = Comparison { tables: Tables::default(), model: Model::default(), now: START, ids: 0 };
         for step in steps {
-            pair.take(step);
+            comparison.apply(step);
         }
-        pair.compare();
+        comparison.compare();
     }
 }

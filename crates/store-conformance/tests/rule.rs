@@ -1,4 +1,4 @@
-//! The model counts windows in its own way; over random histories it must come to what the rule in core says.
+//! The model counts windows differently from the rule in core; random histories check that both give the same answers.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use weir_store_conformance::START;
 use weir_store_conformance::model::Model;
 
 #[tokio::test]
-async fn the_model_decides_as_the_rule_in_core() {
+async fn the_model_decides_like_the_rule_in_core() {
     for seed in 0..200 {
         agree_over_a_history(&mut fastrand::Rng::with_seed(seed), seed).await;
     }

@@ -1,4 +1,4 @@
-//! The model as a queue: every question is answered by walking through everything ever enqueued.
+//! The model as a queue: every call scans all messages ever enqueued.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -12,19 +12,19 @@ use weir_queue::{
 use weir_store::Result;
 use weir_store::quota::TOPIC;
 
-use super::{Entry, Held, Model, Place, State};
+use super::{ActiveLease, MessageState, Model, QueuedMessage, State};
 
-impl Entry {
+impl QueuedMessage {
     fn is_waiting(&self) -> bool {
-        matches!(self.place, Place::Waiting)
+        matches!(self.state, MessageState::Waiting)
     }
 
     fn is_dead(&self) -> bool {
-        matches!(self.place, Place::Dead { .. })
+        matches!(self.state, MessageState::Dead { .. })
     }
 
     fn put_back(&mut self, at: Timestamp) {
-        self.place = Place::Waiting;
+        self.state = MessageState::Waiting;
         self.attempts = 0;
         self.hidden_until = at;
     }
@@ -39,7 +39,7 @@ impl State {
         self.leases.iter().any(|held| held.lease == *lease && now < held.until)
     }
 
-    /// What may be handed out, in order: a hidden message holds back the rest of its key.
+    /// Returns the claimable messages in order. A hidden message holds back the later ones of its key.
     fn claimable(&self, max: usize, now: Timestamp) -> Vec<Message> {
         let mut held_back = BTreeSet::new();
         let mut messages = Vec::new();
@@ -59,15 +59,15 @@ impl State {
     }
 
     fn lease(&mut self, shard: u16, until: Timestamp) -> ShardLease {
-        self.leases_given += 1;
-        let lease = ShardLease { shard, token: self.leases_given };
+        self.last_token += 1;
+        let lease = ShardLease { shard, token: self.last_token };
         self.leases.retain(|held| held.lease.shard != shard);
-        self.leases.push(Held { lease, until });
+        self.leases.push(ActiveLease { lease, until });
         lease
     }
 
-    /// The entry at a position, when it waits in one of `shards`.
-    fn waiting(&mut self, position: Position, shards: &BTreeSet<u16>) -> Option<&mut Entry> {
+    /// Returns the message at a position if it is waiting in one of `shards`.
+    fn waiting(&mut self, position: Position, shards: &BTreeSet<u16>) -> Option<&mut QueuedMessage> {
         let entry = self.entries.get_mut(usize::try_from(position.id).ok()?)?;
         let held = entry.shard == position.shard && shards.contains(&entry.shard);
         (held && entry.is_waiting()).then_some(entry)
@@ -76,13 +76,13 @@ impl State {
     fn settle(&mut self, shards: &BTreeSet<u16>, settlement: Settlement, now: Timestamp) {
         for position in settlement.done {
             if let Some(entry) = self.waiting(position, shards) {
-                entry.place = Place::Done;
+                entry.state = MessageState::Done;
             }
         }
         for (position, reason) in settlement.dead {
             if let Some(entry) = self.waiting(position, shards) {
                 entry.attempts += 1;
-                entry.place = Place::Dead { reason, died_at: now };
+                entry.state = MessageState::Dead { reason, died_at: now };
             }
         }
         for (position, after) in settlement.retry {
@@ -98,26 +98,26 @@ impl State {
         }
     }
 
-    fn dead(&mut self, name: &str) -> Option<&mut Entry> {
-        let named = (0..).zip(&mut self.entries).find(|(id, _)| name_of(*id) == name);
+    fn dead(&mut self, dead_id: &str) -> Option<&mut QueuedMessage> {
+        let named = (0..).zip(&mut self.entries).find(|(id, _)| dead_letter_id(*id) == dead_id);
         named.map(|(_, entry)| entry).filter(|entry| entry.is_dead())
     }
 
-    fn count(&self, is_there: impl Fn(&Place) -> bool) -> u64 {
-        self.entries.iter().filter(|entry| is_there(&entry.place)).count() as u64
+    fn count(&self, matches: impl Fn(&MessageState) -> bool) -> u64 {
+        self.entries.iter().filter(|entry| matches(&entry.state)).count() as u64
     }
 }
 
-fn name_of(id: i64) -> String {
+fn dead_letter_id(id: i64) -> String {
     format!("{TOPIC}-{id:019}")
 }
 
-fn letter(id: i64, entry: &Entry) -> Option<DeadLetter> {
-    let Place::Dead { reason, died_at } = &entry.place else {
+fn dead_letter(id: i64, entry: &QueuedMessage) -> Option<DeadLetter> {
+    let MessageState::Dead { reason, died_at } = &entry.state else {
         return None;
     };
     Some(DeadLetter {
-        id: name_of(id),
+        id: dead_letter_id(id),
         topic: TOPIC.to_owned(),
         key: entry.key.clone(),
         payload: entry.payload.clone(),
@@ -167,12 +167,12 @@ impl Queue for Model {
         payload_max: usize,
     ) -> Result<Vec<DeadLetter>> {
         let state = self.state.lock();
-        let letters = (0..).zip(&state.entries).filter_map(|(id, entry)| letter(id, entry));
-        let later = letters.filter(|letter| after.is_none_or(|after| letter.id.as_str() > after));
-        let cut = later.take(limit).map(|mut letter| {
-            letter.payload.truncate(payload_max);
-            letter.reason = letter.reason.chars().take(payload_max).collect();
-            letter
+        let letters = (0..).zip(&state.entries).filter_map(|(id, entry)| dead_letter(id, entry));
+        let later = letters.filter(|dead_letter| after.is_none_or(|after| dead_letter.id.as_str() > after));
+        let cut = later.take(limit).map(|mut dead_letter| {
+            dead_letter.payload.truncate(payload_max);
+            dead_letter.reason = dead_letter.reason.chars().take(payload_max).collect();
+            dead_letter
         });
         Ok(cut.collect())
     }
@@ -198,7 +198,7 @@ impl Queue for Model {
     }
 
     async fn discard(&self, id: &str) -> Result<bool> {
-        Ok(self.state.lock().dead(id).map(|entry| entry.place = Place::Discarded).is_some())
+        Ok(self.state.lock().dead(id).map(|entry| entry.state = MessageState::Discarded).is_some())
     }
 
     async fn audit(&self, topic: &str) -> Result<QueueAudit> {
@@ -208,10 +208,10 @@ impl Queue for Model {
         let state = self.state.lock();
         Ok(QueueAudit {
             accepted: state.entries.len() as u64,
-            done: state.count(|place| matches!(place, Place::Done)),
-            discarded: state.count(|place| matches!(place, Place::Discarded)),
-            dead: state.count(|place| matches!(place, Place::Dead { .. })),
-            in_flight: state.count(|place| matches!(place, Place::Waiting)),
+            done: state.count(|state| matches!(state, MessageState::Done)),
+            discarded: state.count(|state| matches!(state, MessageState::Discarded)),
+            dead: state.count(|state| matches!(state, MessageState::Dead { .. })),
+            in_flight: state.count(|state| matches!(state, MessageState::Waiting)),
         })
     }
 }

@@ -1,4 +1,4 @@
-//! The model as a store of quotas: the window is found anew for each answer, from every send there was.
+//! The model as a quota store: it computes the window from all sends for each answer.
 
 use std::time::Duration;
 
@@ -11,9 +11,9 @@ use weir_store::quota::{AcceptedMessage, QuotaAudit, QuotaStore, SendMessage, Se
 use weir_store::shard;
 use weir_store::{Batch, Result};
 
-use super::{Entry, Model, Place, State, User};
+use super::{MessageState, Model, QueuedMessage, State, User};
 
-/// A window, and how many sends were in it.
+/// A window and the number of sends in it.
 struct Window {
     start: Timestamp,
     count: u32,
@@ -24,15 +24,15 @@ impl User {
         i64::from(self.limits.time_window_minutes()) * 60_000_000
     }
 
-    fn ends(&self, window: &Window) -> Timestamp {
+    fn end_of(&self, window: &Window) -> Timestamp {
         Timestamp::from_micros(window.start.as_micros() + self.window_micros())
     }
 
-    /// The window the last send was in, found by walking through all of them.
+    /// The window of the last send, found by replaying all sends.
     fn last_window(&self) -> Window {
         let mut window = Window { start: self.since, count: 0 };
         for &at in &self.sends {
-            if at >= self.ends(&window) {
+            if at >= self.end_of(&window) {
                 window = Window { start: at, count: 0 };
             }
             window.count += 1;
@@ -40,8 +40,8 @@ impl User {
         window
     }
 
-    /// A clock that was set back takes the last window with it: what was sent in it was sent now.
-    fn bring_back(&mut self, now: Timestamp) {
+    /// If the clock was set back behind the last window, moves that window, with its sends, to the present.
+    fn move_back(&mut self, now: Timestamp) {
         let last = self.last_window();
         if last.start > now {
             self.since = now;
@@ -50,10 +50,10 @@ impl User {
     }
 
     fn send(&mut self, now: Timestamp) -> std::result::Result<Grant, Denial> {
-        self.bring_back(now);
+        self.move_back(now);
         let last = self.last_window();
-        let open = if now >= self.ends(&last) { Window { start: now, count: 0 } } else { last };
-        let reset_at = self.ends(&open);
+        let open = if now >= self.end_of(&last) { Window { start: now, count: 0 } } else { last };
+        let reset_at = self.end_of(&open);
         let limit = self.limits.rate_limit();
         if open.count == limit {
             let wait_micros = reset_at.as_micros() - now.as_micros();
@@ -66,7 +66,7 @@ impl User {
 
     fn row(&self, now: Timestamp) -> Quota {
         let last = self.last_window();
-        let current_count = if now >= self.ends(&last) { 0 } else { last.count };
+        let current_count = if now >= self.end_of(&last) { 0 } else { last.count };
         Quota { limits: self.limits, current_count, last_refresh: last.start }
     }
 }
@@ -74,13 +74,13 @@ impl User {
 impl State {
     fn enqueue(&mut self, accepted: &AcceptedMessage<'_>, shards: u16) {
         let key = accepted.user.as_str().to_owned();
-        self.entries.push(Entry {
+        self.entries.push(QueuedMessage {
             shard: shard::of(&key, shards),
             key,
             payload: sms::encode(accepted),
             attempts: 0,
             hidden_until: accepted.at,
-            place: Place::Waiting,
+            state: MessageState::Waiting,
         });
     }
 

@@ -1,4 +1,4 @@
-//! The books: what was accepted is in exactly one place, at every step.
+//! Audits: after every step, each accepted message has exactly one state.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ pub async fn the_quota_books_count_users_and_nobody_is_over_the_limit<H: HasQuot
     configure(&h, "alice", 9, 1).await;
     configure(&h, "bob", 2, 1).await;
     send_batch(&h, [sends("alice", 9), sends("bob", 5), sends("nobody", 1)].concat()).await;
-    assert_eq!(audit().await, users(2), "a used up limit is not passed");
+    assert_eq!(audit().await, users(2), "an exhausted limit is not exceeded");
     configure(&h, "alice", 3, 1).await;
     assert_eq!(audit().await, users(2), "a lowered limit counts from 0");
     h.quota().remove(&user("bob")).await.expect("remove must succeed");
@@ -32,7 +32,7 @@ pub async fn the_queue_books_are_right_after_every_step<H: HasQuota>() {
     };
     send_numbered(&h, "alice", 6).await;
     must_be("sending", [6, 0, 0, 0, 6]).await;
-    let held = Claims::claim(&h, 6).await;
+    let claims = Claims::claim(&h, 6).await;
     must_be("claiming", [6, 0, 0, 0, 6]).await;
     let disposition = |message: &_| match text(message).as_str() {
         "alice 1" => Disposition::Done,
@@ -40,7 +40,7 @@ pub async fn the_queue_books_are_right_after_every_step<H: HasQuota>() {
         "alice 4" => Disposition::Retry(Duration::from_secs(1)),
         _ => Disposition::Leave,
     };
-    held.settled(&h, disposition).await;
+    claims.must_settle(&h, disposition).await;
     must_be("settling", [6, 1, 0, 2, 3]).await;
     let dead = dead_letters(&h, None, 10).await;
     h.queue().discard(&dead[0].id).await.expect("discard must succeed");
@@ -70,7 +70,7 @@ pub async fn the_books_of_an_unknown_topic_are_empty<H: HasQuota>() {
     send_numbered(&h, "alice", 2).await;
     for topic in ["nothing-here", "", "SMS-OUTBOUND", "sms%"] {
         let books = h.queue().audit(topic).await.expect("audit must succeed");
-        assert_eq!(books, QueueAudit::default(), "nothing was ever on {topic:?}");
+        assert_eq!(books, QueueAudit::default(), "no message was ever on {topic:?}");
     }
-    assert_eq!(queue_audit(&h).await.accepted, 2, "what there is stands on {TOPIC}");
+    assert_eq!(queue_audit(&h).await.accepted, 2, "the messages are on {TOPIC}");
 }

@@ -1,4 +1,4 @@
-//! Many callers at once: the limit holds, nobody fails, and the queue tells the same story as the outcomes.
+//! Many concurrent callers: the limit holds, no call fails, and the queue agrees with the outcomes.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use crate::fixtures::{
     send, sends, texts_by_key, user,
 };
 
-/// Decides batches at once, each in its own task.
+/// Sends batches concurrently, each in its own task.
 async fn send_concurrently<H: HasQuota>(h: &H, batches: Vec<Vec<SendMessage>>) -> Vec<Vec<SendOutcome>> {
     let answers = run_concurrently(batches.into_iter().map(|batch| {
         let quota = h.quota();
@@ -32,10 +32,14 @@ pub async fn parallel_batches_never_pass_the_limit<H: HasQuota>() {
     configure(&h, "bob", 30, 1).await;
     let batch = [sends("alice", 10), sends("bob", 3)].concat();
     let answers = send_concurrently(&h, vec![batch; 40]).await;
-    let of = |range: std::ops::Range<usize>| {
+    let accepted_in = |range: std::ops::Range<usize>| {
         answers.iter().map(|batch| count_accepted(&batch[range.clone()])).sum::<usize>()
     };
-    assert_eq!((of(0..10), of(10..13)), (50, 30), "exactly the limit is accepted, however many ask at once");
+    assert_eq!(
+        (accepted_in(0..10), accepted_in(10..13)),
+        (50, 30),
+        "exactly the limit is accepted, however many callers there are"
+    );
     assert_eq!(
         find_quota(&h, "alice").await.map(|row| row.current_count),
         Some(50),
@@ -49,7 +53,7 @@ pub async fn parallel_sends_at_the_end_of_a_window_never_pass_the_limit<H: HasQu
     configure(&h, "alice", 7, 1).await;
     for window in 1..=3 {
         let answers = send_concurrently(&h, vec![sends("alice", 1); 30]).await;
-        assert_eq!(count_accepted(answers.iter().flatten()), 7, "one window begins, whoever notices first");
+        assert_eq!(count_accepted(answers.iter().flatten()), 7, "only one new window begins");
         assert_eq!(queue_audit(&h).await.accepted, 7 * window, "the queue holds what was accepted");
         h.clock().advance(Duration::from_secs(60));
     }
@@ -100,7 +104,7 @@ pub async fn configuring_and_removing_while_sending_keeps_the_books<H: HasQuota>
     for batch in &outcomes {
         let letters = outcome_letters(batch);
         let allowed = ["", "AAADD", "AADDD", "ADDDD", "DDDDD", "NNNNN"].contains(&letters.as_str());
-        assert!(allowed, "a batch is decided in one piece, but one was {letters}");
+        assert!(allowed, "a batch is decided atomically, but one was {letters}");
     }
     let accepted = count_accepted(outcomes.iter().flatten());
     assert_eq!(queue_audit(&h).await.accepted, accepted as u64, "the queue holds exactly what was accepted");
@@ -137,6 +141,9 @@ pub async fn the_queue_keeps_the_order_in_which_parallel_sends_were_accepted<H: 
             order.sort();
             delivered.sort();
         }
-        assert_eq!(delivered, order, "{name}'s messages stand in the order in which they were counted");
+        assert_eq!(
+            delivered, order,
+            "{name}'s messages are enqueued in the order in which they were counted"
+        );
     }
 }

@@ -28,7 +28,7 @@ pub async fn configure_creates_a_row_with_nothing_spent<H: HasQuota>() {
     let h = H::open().await;
     let expected = Quota { limits: limits(5, 2), current_count: 0, last_refresh: START };
     assert_eq!(configure(&h, "alice", 5, 2).await, expected, "configure answers with the row");
-    assert_eq!(find_quota(&h, "alice").await, Some(expected), "the row is there to be found");
+    assert_eq!(find_quota(&h, "alice").await, Some(expected), "the row can be found");
 }
 
 pub async fn configure_again_replaces_the_limits_and_starts_the_count_again<H: HasQuota>() {
@@ -90,7 +90,7 @@ pub async fn remove_returns_whether_there_was_a_row<H: HasQuota>() {
     configure(&h, "bob", 5, 1).await;
     assert!(!remove("nobody").await, "there was no such row");
     assert!(remove("alice").await, "there was a row");
-    assert!(!remove("alice").await, "the row is gone");
+    assert!(!remove("alice").await, "the row is already removed");
     assert_eq!(find_quota(&h, "alice").await, None, "a removed user has no row");
     assert!(find_quota(&h, "bob").await.is_some(), "no other row is removed");
 }
@@ -112,11 +112,11 @@ pub async fn a_user_configured_after_removal_starts_afresh<H: HasQuota>() {
     h.clock().advance(Duration::from_secs(30));
     let row = configure(&h, "alice", 2, 5).await;
     let expected = Quota { limits: limits(2, 5), current_count: 0, last_refresh: h.clock().now() };
-    assert_eq!(row, expected, "nothing is left of a removed row");
+    assert_eq!(row, expected, "nothing of a removed row remains");
     assert_eq!(
         outcome_letters(&send_batch(&h, sends("alice", 3)).await),
         "AAD",
-        "the whole limit is there again"
+        "the whole limit is available again"
     );
 }
 
@@ -125,7 +125,7 @@ pub async fn awkward_user_ids_are_distinct_users<H: HasQuota>() {
     let names = awkward_user_ids();
     for (limit, name) in (1..).zip(&names) {
         let found = find_quota(&h, name).await;
-        assert_eq!(found, None, "{name:?} is not one of the users before it");
+        assert_eq!(found, None, "{name:?} must not be mixed up with an earlier user");
         configure(&h, name, limit, 1).await;
     }
     let batch = names.iter().map(|name| send(name, "hello")).collect();
@@ -151,7 +151,7 @@ pub async fn awkward_user_ids_are_distinct_users<H: HasQuota>() {
 pub async fn the_largest_limits_hold<H: HasQuota>() {
     let h = H::open().await;
     let row = configure(&h, "alice", QuotaLimits::MAX, QuotaLimits::MAX).await;
-    assert_eq!(row.limits, limits(2_147_483_647, 2_147_483_647), "the largest limits are kept");
+    assert_eq!(row.limits, limits(2_147_483_647, 2_147_483_647), "the largest limits are stored");
     let SendOutcome::Accepted { grant, .. } = send_one(&h, "alice").await else {
         panic!("a send within the largest limit must be accepted");
     };

@@ -1,6 +1,6 @@
-//! Random histories against the engine and the model: the answers must be the same.
+//! Random histories against the engine and the model: both must give the same answers.
 //!
-//! A failure names its seed; `WEIR_CONFORMANCE_SEED` runs that history again.
+//! A failure prints its seed; `WEIR_CONFORMANCE_SEED` repeats that history.
 
 use std::fmt::Debug;
 use std::future::Future;
@@ -21,10 +21,10 @@ const HISTORIES: usize = 30;
 const STEPS: usize = 40;
 const USERS: usize = 5;
 
-/// The seed of this run: the one asked for, or a new one.
+/// The seed in `WEIR_CONFORMANCE_SEED`, or a random one.
 pub(crate) fn seed() -> u64 {
-    let asked = std::env::var("WEIR_CONFORMANCE_SEED").ok();
-    asked.map_or_else(
+    let requested = std::env::var("WEIR_CONFORMANCE_SEED").ok();
+    requested.map_or_else(
         || fastrand::u64(..),
         |text| text.parse().expect("WEIR_CONFORMANCE_SEED must be a number"),
     )
@@ -34,18 +34,19 @@ pub async fn random_histories_match_the_model<H: HasQuota>() {
     let h = H::open().await;
     let model = Arc::new(Model::new(h.clock().clone(), 1));
     let seed = seed();
-    let mut pair = Pair { h: &h, engine: h.quota(), model, rng: Rng::with_seed(seed), seed, history: 0 };
+    let mut comparison =
+        Comparison { h: &h, engine: h.quota(), model, rng: Rng::with_seed(seed), seed, history: 0 };
     for history in 0..HISTORIES {
-        pair.history = history;
+        comparison.history = history;
         for _ in 0..STEPS {
-            pair.step().await;
+            comparison.step().await;
         }
     }
-    pair.compare_queues().await;
+    comparison.compare_queues().await;
 }
 
 /// An engine and the model, on the same clock.
-struct Pair<'h, H> {
+struct Comparison<'h, H> {
     h: &'h H,
     engine: Arc<dyn QuotaStore>,
     model: Arc<Model>,
@@ -54,7 +55,7 @@ struct Pair<'h, H> {
     history: usize,
 }
 
-impl<H: HasQuota> Pair<'_, H> {
+impl<H: HasQuota> Comparison<'_, H> {
     async fn step(&mut self) {
         match self.rng.u8(0..20) {
             0..3 => {
@@ -88,14 +89,14 @@ impl<H: HasQuota> Pair<'_, H> {
         user(&format!("{}-{}", self.history, self.rng.usize(0..USERS)))
     }
 
-    /// Asks both the same, and their one answer.
-    async fn both<T, F>(&self, what: String, ask: impl Fn(Arc<dyn QuotaStore>) -> F) -> T
+    /// Makes the same call to both, expects the same answer, and returns it.
+    async fn both<T, F>(&self, what: String, call: impl Fn(Arc<dyn QuotaStore>) -> F) -> T
     where
         T: Debug + PartialEq,
         F: Future<Output = Result<T>>,
     {
-        let engine = ask(Arc::clone(&self.engine)).await.expect("the engine must answer");
-        let model = ask(Arc::<Model>::clone(&self.model)).await.expect("the model answers");
+        let engine = call(Arc::clone(&self.engine)).await.expect("the engine must answer");
+        let model = call(Arc::<Model>::clone(&self.model)).await.expect("the model answers");
         let (seed, history) = (self.seed, self.history);
         assert_eq!(engine, model, "engine and model must agree: seed {seed}, history {history}, {what}");
         engine
@@ -116,12 +117,14 @@ impl<H: HasQuota> Pair<'_, H> {
         let batch: Vec<SendMessage> = (0..count).map(|_| command()).collect();
         self.both(format!("send {batch:?}"), |store| {
             let batch = batch.clone();
-            async move { Ok(store.send_batch(batch.into()).await?.into_iter().map(unnamed).collect::<Vec<_>>()) }
+            async move {
+                Ok(store.send_batch(batch.into()).await?.into_iter().map(without_id).collect::<Vec<_>>())
+            }
         })
         .await;
     }
 
-    /// Moves the clock: by chance, or to just before, at or after the end of somebody's window.
+    /// Moves the clock by a random time, or to just before, at or just after the end of a user's window.
     async fn advance(&mut self) {
         let end = self.find().await;
         let to_end = end.map_or(Duration::ZERO, |end| end.since(self.h.clock().now()));
@@ -135,7 +138,7 @@ impl<H: HasQuota> Pair<'_, H> {
         self.h.clock().advance(step);
     }
 
-    /// What was accepted all along must stand in both queues, in the same order for each key.
+    /// Both queues must hold the same messages, in the same order for each key.
     async fn compare_queues(&self) {
         let engine = texts_by_key(&Claims::drain(self.h).await);
         let claim =
@@ -145,12 +148,12 @@ impl<H: HasQuota> Pair<'_, H> {
     }
 }
 
-/// The outcome without the name, which is chance.
-fn unnamed(outcome: SendOutcome) -> SendOutcome {
-    let nameless = MessageId::new(Timestamp::EPOCH, [0; 10]);
+/// The outcome with a fixed message id, since ids are random.
+fn without_id(outcome: SendOutcome) -> SendOutcome {
+    let fixed_id = MessageId::new(Timestamp::EPOCH, [0; 10]);
     match outcome {
         SendOutcome::Accepted { limits, grant, at, .. } => {
-            SendOutcome::Accepted { message_id: nameless, limits, grant, at }
+            SendOutcome::Accepted { message_id: fixed_id, limits, grant, at }
         }
         other => other,
     }

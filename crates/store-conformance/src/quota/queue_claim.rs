@@ -21,18 +21,22 @@ pub async fn every_accepted_message_is_claimable_as_its_event<H: HasQuota>() {
         h.clock().advance(Duration::from_micros(1_000_001));
         let outcome = send_batch(&h, vec![send("alice", "hello")]).await.remove(0);
         let SendOutcome::Accepted { message_id, at, .. } = outcome else { panic!("alice may send") };
-        let held = Claims::claim(&h, 1).await;
-        let event = event(held.only());
-        assert_eq!(held.only().key, "alice", "the key is the user");
-        assert_eq!(held.only().attempts, 0, "it was never put back");
-        assert_eq!(event.message_id, *message_id.as_uuid(), "the event has the name the caller was told");
+        let claims = Claims::claim(&h, 1).await;
+        let event = event(claims.only());
+        assert_eq!(claims.only().key, "alice", "the key is the user");
+        assert_eq!(claims.only().attempts, 0, "it was never retried");
+        assert_eq!(
+            event.message_id,
+            *message_id.as_uuid(),
+            "the event has the message id that the caller got"
+        );
         assert_eq!(
             (event.user_id.as_ref(), event.message.as_ref()),
             ("alice", "hello"),
-            "and what they said"
+            "the event has user and text"
         );
-        assert_eq!(event.accepted_at, weir_queue::rfc3339(at), "and when it was accepted");
-        held.settled(&h, |_| Disposition::Done).await;
+        assert_eq!(event.accepted_at, weir_queue::rfc3339(at), "the event has the time of acceptance");
+        claims.must_settle(&h, |_| Disposition::Done).await;
     }
 }
 
@@ -74,9 +78,9 @@ pub async fn claims_keep_the_order_of_each_key<H: HasQuota>() {
     }
     let mut delivered = Vec::new();
     for max in (1..=7).cycle().take(200) {
-        let held = Claims::claim(&h, max.min(60 - delivered.len())).await;
-        held.settled(&h, |_| Disposition::Done).await;
-        delivered.extend(held.messages().cloned());
+        let claims = Claims::claim(&h, max.min(60 - delivered.len())).await;
+        claims.must_settle(&h, |_| Disposition::Done).await;
+        delivered.extend(claims.messages().cloned());
         if delivered.len() == 60 {
             break;
         }
@@ -93,20 +97,24 @@ pub async fn a_claim_hands_out_at_most_max<H: HasQuota>() {
     }
     for max in [1, 2, 3, 10, 17] {
         let claim = claim(&h, max).await;
-        assert!(!claim.messages.is_empty(), "something is waiting and nothing is out");
-        assert!(claim.messages.len() <= max, "a claim of {max} handed out {}", claim.messages.len());
-        let given_up =
+        assert!(!claim.messages.is_empty(), "messages are waiting and none is leased");
+        assert!(claim.messages.len() <= max, "a claim of {max} returned {} messages", claim.messages.len());
+        let is_settled =
             h.queue().settle(&claim.receipt, Default::default()).await.expect("settle must succeed");
-        assert!(given_up, "the lease still holds");
+        assert!(is_settled, "the lease is still valid");
     }
 }
 
 pub async fn a_claim_of_0_messages_returns_and_leases_nothing<H: HasQuota>() {
     let h = H::open().await;
     send_numbered(&h, "alice", 2).await;
-    assert!(claim(&h, 0).await.messages.is_empty(), "nothing was asked for");
-    let held = Claims::claim(&h, 2).await;
-    assert_eq!(held.texts(), numbered_texts("alice", 1..=2), "what was not handed out is free");
+    assert!(claim(&h, 0).await.messages.is_empty(), "0 messages were requested");
+    let claims = Claims::claim(&h, 2).await;
+    assert_eq!(
+        claims.texts(),
+        numbered_texts("alice", 1..=2),
+        "messages that were not returned are not leased"
+    );
 }
 
 pub async fn a_claim_may_ask_for_any_number<H: HasQuota>() {
@@ -116,19 +124,23 @@ pub async fn a_claim_may_ask_for_any_number<H: HasQuota>() {
     assert!(!claim.messages.is_empty(), "a claim may ask for more than there is");
     let letters =
         h.queue().dead_letters(None, usize::MAX, usize::MAX).await.expect("dead_letters must succeed");
-    assert!(letters.is_empty(), "nothing has died");
+    assert!(letters.is_empty(), "there are no dead letters");
 }
 
 pub async fn an_empty_claim_holds_nothing_back<H: HasQuota>() {
     let h = H::open().await;
     expect_nothing_claimable(&h, "nothing was sent").await;
     send_numbered(&h, "alice", 1).await;
-    let held = Claims::claim(&h, 1).await;
-    assert_eq!(held.texts(), ["alice 1"], "a claim that got nothing must not keep others from it");
-    held.settled(&h, |_| Disposition::Retry(Duration::from_secs(1))).await;
+    let claims = Claims::claim(&h, 1).await;
+    assert_eq!(claims.texts(), ["alice 1"], "an empty claim must not block the next one");
+    claims.must_settle(&h, |_| Disposition::Retry(Duration::from_secs(1))).await;
     expect_nothing_claimable(&h, "the only message waits for its retry").await;
     h.clock().advance(Duration::from_secs(1));
-    assert_eq!(Claims::claim(&h, 1).await.texts(), ["alice 1"], "nor when all there was had to wait");
+    assert_eq!(
+        Claims::claim(&h, 1).await.texts(),
+        ["alice 1"],
+        "nor may an empty claim whose messages were all hidden"
+    );
 }
 
 pub async fn an_unknown_topic_has_nothing_to_claim<H: HasQuota>() {
@@ -138,7 +150,7 @@ pub async fn an_unknown_topic_has_nothing_to_claim<H: HasQuota>() {
         let claim = h.queue().claim(topic, 10, VISIBILITY).await.expect("claim must succeed");
         assert!(claim.messages.is_empty(), "there is nothing on {topic:?}");
     }
-    assert_eq!(Claims::drain(&h).await.len(), 1, "the message stands on {TOPIC}");
+    assert_eq!(Claims::drain(&h).await.len(), 1, "the message is on {TOPIC}");
 }
 
 pub async fn messages_of_a_removed_user_are_still_delivered<H: HasQuota>() {
@@ -151,7 +163,7 @@ pub async fn messages_of_a_removed_user_are_still_delivered<H: HasQuota>() {
     assert_eq!(
         delivered["alice"],
         numbered_texts("alice", 1..=3),
-        "what was accepted is delivered, whatever became of the row"
+        "accepted messages are delivered even if the user is removed"
     );
 }
 
@@ -162,7 +174,7 @@ pub async fn a_large_claim_is_settled_whole<H: HasQuota>() {
         configure(&h, name, 1_000, 1).await;
     }
     accept_batch(&h, names.iter().flat_map(|name| sends(name, 100)).collect()).await;
-    Claims::claim(&h, 4_000).await.settled(&h, |_| Disposition::Done).await;
+    Claims::claim(&h, 4_000).await.must_settle(&h, |_| Disposition::Done).await;
     let expected = QueueAudit { accepted: 4_000, done: 4_000, ..QueueAudit::default() };
     assert_eq!(queue_audit(&h).await, expected, "4,000 messages can be settled at once");
 }

@@ -1,7 +1,7 @@
-//! Random histories of a queue, checked against a sheet that says what must be where.
+//! Random histories of a queue, checked against the expected state of every message.
 //!
-//! Which messages a claim gets is the engine's choice; that they are a key's first ones, that nobody else has the
-//! key, and that the books are right at every step is not. `WEIR_CONFORMANCE_SEED` runs a history again.
+//! The engine may choose which messages a claim returns. But they must be the first of their key, no other claim may hold
+//! the key, and the books must be right after every step. `WEIR_CONFORMANCE_SEED` repeats a history.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -27,59 +27,60 @@ pub async fn random_histories_deliver_in_order_and_lose_nothing<H: HasQuota>() {
         configure(&h, &format!("user-{key}"), 1_000_000, 1_000_000).await;
     }
     let seed = seed();
-    let mut run = Run { h: &h, rng: Rng::with_seed(seed), seed, lines: Vec::new(), out: Vec::new() };
+    let mut history =
+        History { h: &h, rng: Rng::with_seed(seed), seed, expected: Vec::new(), open_claims: Vec::new() };
     for _ in 0..HISTORIES {
         for _ in 0..STEPS {
-            run.step().await;
+            history.step().await;
             assert_eq!(
                 queue_audit(&h).await,
-                run.expected_books(),
+                history.expected_books(),
                 "the books must follow every step: seed {seed}"
             );
         }
-        run.finish().await;
+        history.finish().await;
     }
 }
 
-/// What the sheet says of one message.
-struct Line {
+/// The expected state of one message.
+struct ExpectedMessage {
     key: String,
     text: String,
-    place: Place,
+    state: MessageState,
     attempts: u32,
     hidden_until: Timestamp,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Place {
+enum MessageState {
     Waiting,
     Dead,
     Done,
     Discarded,
 }
 
-/// A claim that was not settled yet.
-struct Out {
+/// A claim that is not settled yet.
+struct OpenClaim {
     claim: MessageClaim,
     until: Timestamp,
 }
 
-struct Run<'h, H> {
+struct History<'h, H> {
     h: &'h H,
     rng: Rng,
     seed: u64,
-    lines: Vec<Line>,
-    out: Vec<Out>,
+    expected: Vec<ExpectedMessage>,
+    open_claims: Vec<OpenClaim>,
 }
 
-impl<H: HasQuota> Run<'_, H> {
+impl<H: HasQuota> History<'_, H> {
     async fn step(&mut self) {
         match self.rng.u8(0..20) {
             0..5 => self.send().await,
             5..10 => self.claim().await,
             10..15 => self.settle().await,
             15..18 => self.h.clock().advance(Duration::from_secs(self.rng.u64(1..15))),
-            _ => self.mend().await,
+            _ => self.replay_or_discard().await,
         }
     }
 
@@ -87,10 +88,16 @@ impl<H: HasQuota> Run<'_, H> {
         let batch: Vec<_> = (0..self.rng.usize(1..6))
             .map(|_| {
                 let (key, text) =
-                    (format!("user-{}", self.rng.usize(0..KEYS)), format!("message {}", self.lines.len()));
+                    (format!("user-{}", self.rng.usize(0..KEYS)), format!("message {}", self.expected.len()));
                 let command = send(&key, &text);
                 let hidden_until = self.h.clock().now();
-                self.lines.push(Line { key, text, place: Place::Waiting, attempts: 0, hidden_until });
+                self.expected.push(ExpectedMessage {
+                    key,
+                    text,
+                    state: MessageState::Waiting,
+                    attempts: 0,
+                    hidden_until,
+                });
                 command
             })
             .collect();
@@ -102,12 +109,13 @@ impl<H: HasQuota> Run<'_, H> {
         let (max, visibility) = (self.rng.usize(1..6), Duration::from_secs(self.rng.u64(5..40)));
         let claim = self.h.queue().claim(TOPIC, max, visibility).await.expect("claim must succeed");
         let seed = self.seed;
-        assert!(claim.messages.len() <= max, "at most {max} were asked for: seed {seed}");
+        assert!(claim.messages.len() <= max, "at most {max} were requested: seed {seed}");
         let keys: BTreeSet<&str> = claim.messages.iter().map(|message| message.key.as_str()).collect();
         for key in keys {
-            let is_out =
-                |out: &Out| now < out.until && out.claim.messages.iter().any(|message| message.key == key);
-            assert!(!self.out.iter().any(is_out), "{key} is out already: seed {seed}");
+            let is_claimed = |open: &OpenClaim| {
+                now < open.until && open.claim.messages.iter().any(|message| message.key == key)
+            };
+            assert!(!self.open_claims.iter().any(is_claimed), "{key} is in another claim: seed {seed}");
             let got: Vec<(String, u32)> = of_key(&claim.messages, key);
             let due = self.due(key, now);
             assert!(
@@ -116,24 +124,28 @@ impl<H: HasQuota> Run<'_, H> {
             );
         }
         if !claim.messages.is_empty() {
-            self.out.push(Out { claim, until: now.plus(visibility) });
+            self.open_claims.push(OpenClaim { claim, until: now.plus(visibility) });
         }
     }
 
-    /// What a key has to hand out, in order, with attempts: up to the first message that is hidden.
+    /// The claimable messages of a key with their attempts, in order, up to the first hidden one.
     fn due(&self, key: &str, now: Timestamp) -> Vec<(String, u32)> {
-        let waiting = self.lines.iter().filter(|line| line.key == key && line.place == Place::Waiting);
-        let visible = waiting.take_while(|line| line.hidden_until <= now);
-        visible.map(|line| (line.text.clone(), line.attempts)).collect()
+        let waiting = self
+            .expected
+            .iter()
+            .filter(|expected| expected.key == key && expected.state == MessageState::Waiting);
+        let visible = waiting.take_while(|expected| expected.hidden_until <= now);
+        visible.map(|expected| (expected.text.clone(), expected.attempts)).collect()
     }
 
     async fn settle(&mut self) {
-        if self.out.is_empty() {
+        if self.open_claims.is_empty() {
             return;
         }
         let now = self.h.clock().now();
-        let Out { claim, until } = self.out.swap_remove(self.rng.usize(0..self.out.len()));
-        let holds = now < until;
+        let OpenClaim { claim, until } =
+            self.open_claims.swap_remove(self.rng.usize(0..self.open_claims.len()));
+        let is_valid = now < until;
         let mut settlement = Settlement::default();
         for message in &claim.messages {
             let disposition = self.rng.u8(0..10);
@@ -144,61 +156,68 @@ impl<H: HasQuota> Run<'_, H> {
                 7..9 => settlement.dead.push((message.position, "given up".into())),
                 _ => {}
             }
-            if holds {
+            if is_valid {
                 self.record(message, disposition, now.plus(after));
             }
         }
         let settled = self.h.queue().settle(&claim.receipt, settlement).await.expect("settle must succeed");
-        assert_eq!(settled, holds, "a claim settles exactly while its lease holds: seed {}", self.seed);
+        assert_eq!(settled, is_valid, "a claim settles only while its lease is valid: seed {}", self.seed);
     }
 
     fn record(&mut self, message: &Message, disposition: u8, retry_at: Timestamp) {
-        let line = self.line(&text(message));
+        let expected = self.expected_message(&text(message));
         match disposition {
-            0..5 => line.place = Place::Done,
+            0..5 => expected.state = MessageState::Done,
             5..7 => {
-                line.attempts += 1;
-                line.hidden_until = retry_at;
+                expected.attempts += 1;
+                expected.hidden_until = retry_at;
             }
-            7..9 => line.place = Place::Dead,
+            7..9 => expected.state = MessageState::Dead,
             _ => {}
         }
     }
 
-    fn line(&mut self, text: &str) -> &mut Line {
-        self.lines.iter_mut().find(|line| line.text == text).expect("what comes out was put in")
+    fn expected_message(&mut self, text: &str) -> &mut ExpectedMessage {
+        self.expected
+            .iter_mut()
+            .find(|expected| expected.text == text)
+            .expect("only sent messages can be claimed")
     }
 
     /// Replays or discards a dead letter, if there is one.
-    async fn mend(&mut self) {
+    async fn replay_or_discard(&mut self) {
         let dead: Vec<DeadLetter> = dead_letters(self.h, None, 1_000).await;
         let Some(letter) = self.rng.choice(&dead) else {
             return;
         };
         let (queue, now, replay) = (self.h.queue(), self.h.clock().now(), self.rng.bool());
-        let mended = if replay { queue.replay(&letter.id).await } else { queue.discard(&letter.id).await };
-        assert!(mended.expect("replay and discard must succeed"), "the letter was there: seed {}", self.seed);
+        let changed = if replay { queue.replay(&letter.id).await } else { queue.discard(&letter.id).await };
+        assert!(
+            changed.expect("replay and discard must succeed"),
+            "the letter was there: seed {}",
+            self.seed
+        );
         let seed = self.seed;
-        let line = self.line(&dead_letter_text(letter));
-        assert_eq!(line.place, Place::Dead, "{} is not dead: seed {seed}", line.text);
-        line.place = if replay { Place::Waiting } else { Place::Discarded };
-        (line.attempts, line.hidden_until) = (0, now);
+        let expected = self.expected_message(&dead_letter_text(letter));
+        assert_eq!(expected.state, MessageState::Dead, "{} is not dead: seed {seed}", expected.text);
+        expected.state = if replay { MessageState::Waiting } else { MessageState::Discarded };
+        (expected.attempts, expected.hidden_until) = (0, now);
     }
 
     fn expected_books(&self) -> QueueAudit {
-        let count = |place| self.lines.iter().filter(|line| line.place == place).count() as u64;
+        let count = |state| self.expected.iter().filter(|expected| expected.state == state).count() as u64;
         QueueAudit {
-            accepted: self.lines.len() as u64,
-            done: count(Place::Done),
-            discarded: count(Place::Discarded),
-            dead: count(Place::Dead),
-            in_flight: count(Place::Waiting),
+            accepted: self.expected.len() as u64,
+            done: count(MessageState::Done),
+            discarded: count(MessageState::Discarded),
+            dead: count(MessageState::Dead),
+            in_flight: count(MessageState::Waiting),
         }
     }
 
-    /// Lets every lease and retry run out and delivers the rest: all of it must come, in order.
+    /// Lets every lease and retry delay expire and drains the queue: all remaining messages must come, in order.
     async fn finish(&mut self) {
-        self.out.clear();
+        self.open_claims.clear();
         self.h.clock().advance(Duration::from_secs(60));
         let now = self.h.clock().now();
         let drained = Claims::drain(self.h).await;
@@ -212,12 +231,12 @@ impl<H: HasQuota> Run<'_, H> {
             );
         }
         for message in &drained {
-            self.line(&text(message)).place = Place::Done;
+            self.expected_message(&text(message)).state = MessageState::Done;
         }
         assert_eq!(
             queue_audit(self.h).await,
             self.expected_books(),
-            "nothing is lost or doubled: seed {}",
+            "nothing is lost or duplicated: seed {}",
             self.seed
         );
     }

@@ -1,4 +1,4 @@
-//! Waiting for something to claim. `at_most` is real time: a worker sleeps in it, whatever the store's clock shows.
+//! Waiting for claimable messages. The timeout is real time: it does not depend on the store's clock.
 
 use std::future::Future;
 use std::time::Duration;
@@ -12,10 +12,10 @@ use crate::fixtures::{accept_batch, configure, send, send_numbered};
 const LONG: Duration = Duration::from_secs(60);
 
 async fn expect_prompt_return(waiting: impl Future<Output = ()>, why: &str) {
-    let patience = Duration::from_secs(5);
+    let timeout = Duration::from_secs(5);
     assert!(
-        tokio::time::timeout(patience, waiting).await.is_ok(),
-        "wait must return within {patience:?}: {why}"
+        tokio::time::timeout(timeout, waiting).await.is_ok(),
+        "wait must return within {timeout:?}: {why}"
     );
 }
 
@@ -23,11 +23,11 @@ pub async fn wait_returns_when_something_was_sent_before<H: HasQuota>() {
     let h = H::open().await;
     send_numbered(&h, "alice", 1).await;
     let queue = h.queue();
-    expect_prompt_return(queue.wait(TOPIC, LONG), "something was enqueued since the last call").await;
-    assert_eq!(Claims::drain(&h).await.len(), 1, "and it can be claimed");
+    expect_prompt_return(queue.wait(TOPIC, LONG), "a message was enqueued since the last call").await;
+    assert_eq!(Claims::drain(&h).await.len(), 1, "the message can be claimed");
     accept_batch(&h, vec![send("alice", "again")]).await;
-    expect_prompt_return(queue.wait(TOPIC, LONG), "something was enqueued again").await;
-    assert_eq!(Claims::drain(&h).await.len(), 1, "and it can be claimed");
+    expect_prompt_return(queue.wait(TOPIC, LONG), "another message was enqueued").await;
+    assert_eq!(Claims::drain(&h).await.len(), 1, "the message can be claimed");
 }
 
 pub async fn wait_returns_when_something_is_sent_while_waiting<H: HasQuota>() {
@@ -40,10 +40,10 @@ pub async fn wait_returns_when_something_is_sent_while_waiting<H: HasQuota>() {
         accept_batch(&h, vec![send("alice", "hello")]).await;
         expect_prompt_return(
             async { waiter.await.expect("wait must not panic") },
-            "something was enqueued meanwhile",
+            "a message was enqueued while waiting",
         )
         .await;
-        assert_eq!(Claims::drain(&h).await.len(), 1, "and it can be claimed");
+        assert_eq!(Claims::drain(&h).await.len(), 1, "the message can be claimed");
     }
 }
 
@@ -51,6 +51,6 @@ pub async fn wait_returns_after_its_timeout<H: HasQuota>() {
     let h = H::open().await;
     let queue = h.queue();
     for topic in [TOPIC, TOPIC, "nothing-here"] {
-        expect_prompt_return(queue.wait(topic, Duration::from_millis(20)), "at_most has passed").await;
+        expect_prompt_return(queue.wait(topic, Duration::from_millis(20)), "the timeout has passed").await;
     }
 }

@@ -1,4 +1,4 @@
-//! Workers at once: each message is delivered once, and each key's in order.
+//! Concurrent workers: each message is delivered once, and those of a key in order.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -15,33 +15,33 @@ const KEYS: usize = 50;
 const PER_KEY: usize = 40;
 const WORKERS: usize = 8;
 
-/// What the workers of a case were handed, by key, in order.
+/// The messages that the workers of a case claimed, by key, in order.
 #[derive(Clone, Default)]
-pub(crate) struct Delivered(Arc<Mutex<Ledger>>);
+pub(crate) struct DeliveryLog(Arc<Mutex<DeliveryState>>);
 
 #[derive(Default)]
-struct Ledger {
+struct DeliveryState {
     by_key: BTreeMap<String, Vec<String>>,
-    out: BTreeSet<String>,
+    claimed_keys: BTreeSet<String>,
     total: usize,
 }
 
-impl Delivered {
-    fn take(&self, messages: &[Message]) {
-        let mut ledger = self.0.lock();
+impl DeliveryLog {
+    fn record(&self, messages: &[Message]) {
+        let mut state = self.0.lock();
         for key in messages.iter().map(|message| &message.key).collect::<BTreeSet<_>>() {
-            assert!(ledger.out.insert(key.clone()), "{key} is out with another worker");
+            assert!(state.claimed_keys.insert(key.clone()), "{key} is leased by another worker");
         }
         for message in messages {
-            ledger.by_key.entry(message.key.clone()).or_default().push(text(message));
+            state.by_key.entry(message.key.clone()).or_default().push(text(message));
         }
-        ledger.total += messages.len();
+        state.total += messages.len();
     }
 
-    fn give_up(&self, messages: &[Message]) {
-        let mut ledger = self.0.lock();
+    fn release(&self, messages: &[Message]) {
+        let mut state = self.0.lock();
         for message in messages {
-            ledger.out.remove(&message.key);
+            state.claimed_keys.remove(&message.key);
         }
     }
 
@@ -49,31 +49,31 @@ impl Delivered {
         self.0.lock().total
     }
 
-    /// Each key must have got `alice 1` … `alice n`, each once and in order.
-    pub(crate) fn must_be_complete(&self, keys: usize, per_key: usize) {
-        let ledger = self.0.lock();
-        assert_eq!(ledger.by_key.len(), keys, "every key has its messages");
-        for (key, texts) in &ledger.by_key {
+    /// Asserts that each key's messages, `alice 1` … `alice n`, were claimed once and in order.
+    pub(crate) fn expect_complete(&self, keys: usize, per_key: usize) {
+        let state = self.0.lock();
+        assert_eq!(state.by_key.len(), keys, "every key has its messages");
+        for (key, texts) in &state.by_key {
             assert_eq!(*texts, numbered_texts(key, 1..=per_key), "{key}'s messages come once and in order");
         }
     }
 }
 
-/// Claims and settles until `total` messages were delivered to all workers together.
-pub(crate) async fn work(queue: Arc<dyn Queue>, delivered: Delivered, total: usize) {
+/// Claims and settles until all workers together have claimed `total` messages.
+pub(crate) async fn work(queue: Arc<dyn Queue>, delivered: DeliveryLog, total: usize) {
     while delivered.total() < total {
         let claim = queue.claim(TOPIC, 25, Duration::from_secs(3_600)).await.expect("claim must succeed");
         if claim.messages.is_empty() {
             queue.wait(TOPIC, Duration::from_millis(2)).await;
             continue;
         }
-        delivered.take(&claim.messages);
+        delivered.record(&claim.messages);
         let done = claim.messages.iter().map(|message| message.position).collect();
-        // Before the settlement: after it another worker may have the key while this one has not said so yet.
-        delivered.give_up(&claim.messages);
+        // Before the settlement, because right after it another worker may claim the key.
+        delivered.release(&claim.messages);
         let settlement = Settlement { done, ..Settlement::default() };
         let settled = queue.settle(&claim.receipt, settlement).await.expect("settle must succeed");
-        assert!(settled, "no lease runs out");
+        assert!(settled, "no lease expires");
     }
 }
 
@@ -95,16 +95,16 @@ pub async fn eight_workers_deliver_each_message_once_and_in_order<H: HasQuota>()
             numbers.iter().flat_map(|n| (0..KEYS).map(move |k| send(&key(k), &format!("{} {n}", key(k)))));
         crate::fixtures::accept_batch(&h, batch.collect()).await;
     }
-    let delivered = Delivered::default();
+    let delivered = DeliveryLog::default();
     run_concurrently((0..WORKERS).map(|_| work(h.queue(), delivered.clone(), KEYS * PER_KEY))).await;
-    delivered.must_be_complete(KEYS, PER_KEY);
+    delivered.expect_complete(KEYS, PER_KEY);
     assert_eq!(queue_audit(&h).await.done, (KEYS * PER_KEY) as u64, "everything is done once");
 }
 
 pub async fn messages_sent_while_workers_run_are_delivered_once_and_in_order<H: HasQuota>() {
     let h = H::open().await;
     configure_keys(&h, 12).await;
-    let delivered = Delivered::default();
+    let delivered = DeliveryLog::default();
     let working = run_concurrently((0..4).map(|_| work(h.queue(), delivered.clone(), 12 * 30)));
     let sending = run_concurrently((0..12).map(|k| {
         let quota = h.quota();
@@ -115,6 +115,6 @@ pub async fn messages_sent_while_workers_run_are_delivered_once_and_in_order<H: 
         }
     }));
     tokio::join!(working, sending);
-    delivered.must_be_complete(12, 30);
+    delivered.expect_complete(12, 30);
     assert_eq!(queue_audit(&h).await.done, 12 * 30, "everything is done once");
 }

@@ -31,15 +31,11 @@ pub async fn counts_and_windows_survive<H: HasQuota>() {
         find_quota(&h, "bob").await,
         h.quota().audit().await.expect("audit must succeed"),
     );
-    assert_eq!(after, before, "rows stand as before the restart");
+    assert_eq!(after, before, "rows are unchanged by the restart");
     let both = || [sends("alice", 3), sends("bob", 1)].concat();
-    assert_eq!(outcome_letters(&send_batch(&h, both()).await), "AADD", "what was spent stays spent");
+    assert_eq!(outcome_letters(&send_batch(&h, both()).await), "AADD", "spent units stay spent");
     h.clock().advance(TICK);
-    assert_eq!(
-        outcome_letters(&send_batch(&h, both()).await),
-        "AAAD",
-        "windows end when they would have ended"
-    );
+    assert_eq!(outcome_letters(&send_batch(&h, both()).await), "AAAD", "windows keep their end");
 }
 
 pub async fn a_removed_user_stays_removed<H: HasQuota>() {
@@ -47,7 +43,7 @@ pub async fn a_removed_user_stays_removed<H: HasQuota>() {
     configure(&h, "alice", 5, 1).await;
     h.quota().remove(&user("alice")).await.expect("remove must succeed");
     let h = h.reopen().await;
-    assert_eq!(find_quota(&h, "alice").await, None, "a restart brings nobody back");
+    assert_eq!(find_quota(&h, "alice").await, None, "a restart restores no removed user");
 }
 
 pub async fn queued_messages_survive_in_order<H: HasQuota>() {
@@ -55,15 +51,15 @@ pub async fn queued_messages_survive_in_order<H: HasQuota>() {
     for name in ["alice", "bob", "carol"] {
         send_numbered(&h, name, 5).await;
     }
-    Claims::claim(&h, 4).await.settled(&h, |_| Disposition::Done).await;
-    let held = Claims::claim(&h, 11).await;
-    let before = texts_by_key(held.messages());
-    held.settled(&h, |_| Disposition::Leave).await;
+    Claims::claim(&h, 4).await.must_settle(&h, |_| Disposition::Done).await;
+    let claims = Claims::claim(&h, 11).await;
+    let before = texts_by_key(claims.messages());
+    claims.must_settle(&h, |_| Disposition::Leave).await;
     let h = h.reopen().await;
     assert_eq!(
         texts_by_key(&Claims::drain(&h).await),
         before,
-        "what was waiting is delivered, in order; what was done is not"
+        "waiting messages are delivered in order, done ones are not"
     );
 }
 
@@ -71,15 +67,15 @@ pub async fn retries_survive_with_their_time_and_attempts<H: HasQuota>() {
     let h = H::open().await;
     send_numbered(&h, "alice", 2).await;
     let after = Duration::from_secs(20);
-    Claims::claim(&h, 1).await.settled(&h, |_| Disposition::Retry(after)).await;
+    Claims::claim(&h, 1).await.must_settle(&h, |_| Disposition::Retry(after)).await;
     let h = h.reopen().await;
     h.clock().advance(after - TICK);
-    expect_nothing_claimable(&h, "the retry keeps its time").await;
+    expect_nothing_claimable(&h, "the retry keeps its delay").await;
     h.clock().advance(TICK);
-    let held = Claims::claim(&h, 2).await;
-    assert_eq!(held.texts(), numbered_texts("alice", 1..=2), "and its place");
-    let attempts: Vec<u32> = held.messages().map(|message| message.attempts).collect();
-    assert_eq!(attempts, [1, 0], "and its attempts");
+    let claims = Claims::claim(&h, 2).await;
+    assert_eq!(claims.texts(), numbered_texts("alice", 1..=2), "the retry keeps its position");
+    let attempts: Vec<u32> = claims.messages().map(|message| message.attempts).collect();
+    assert_eq!(attempts, [1, 0], "the retry keeps its attempts");
 }
 
 pub async fn dead_letters_survive<H: HasQuota>() {
@@ -88,12 +84,16 @@ pub async fn dead_letters_survive<H: HasQuota>() {
     let disposition = |message: &_| {
         if text(message) == "alice 3" { Disposition::Leave } else { Disposition::Dead("given up") }
     };
-    Claims::claim(&h, 3).await.settled(&h, disposition).await;
+    Claims::claim(&h, 3).await.must_settle(&h, disposition).await;
     let before = dead_letters(&h, None, 10).await;
     let h = h.reopen().await;
-    assert_eq!(dead_letters(&h, None, 10).await, before, "dead letters stand as before the restart");
-    assert_eq!(h.queue().replay_all().await.expect("replay_all must succeed"), 2, "and can be put back");
-    assert_eq!(texts(&Claims::drain(&h).await), numbered_texts("alice", 1..=3), "where they stood");
+    assert_eq!(dead_letters(&h, None, 10).await, before, "dead letters are unchanged by the restart");
+    assert_eq!(h.queue().replay_all().await.expect("replay_all must succeed"), 2, "they can be replayed");
+    assert_eq!(
+        texts(&Claims::drain(&h).await),
+        numbered_texts("alice", 1..=3),
+        "replayed letters have their old positions"
+    );
 }
 
 pub async fn the_books_survive<H: HasQuota>() {
@@ -104,15 +104,15 @@ pub async fn the_books_survive<H: HasQuota>() {
         "alice 2" | "alice 3" => Disposition::Dead("given up"),
         _ => Disposition::Leave,
     };
-    Claims::claim(&h, 5).await.settled(&h, disposition).await;
+    Claims::claim(&h, 5).await.must_settle(&h, disposition).await;
     let id = dead_letters(&h, None, 1).await.remove(0).id;
     h.queue().discard(&id).await.expect("discard must succeed");
     let before = queue_audit(&h).await;
     let h = h.reopen().await;
-    assert_eq!(queue_audit(&h).await, before, "the books stand as before the restart");
+    assert_eq!(queue_audit(&h).await, before, "the books are unchanged by the restart");
     Claims::drain(&h).await;
     let h = h.reopen().await;
-    assert_eq!(queue_audit(&h).await.done, 3, "and go on from there");
+    assert_eq!(queue_audit(&h).await.done, 3, "the books continue after the restart");
 }
 
 pub async fn claimed_messages_are_redelivered_after_a_restart<H: HasQuota>() {
@@ -122,10 +122,10 @@ pub async fn claimed_messages_are_redelivered_after_a_restart<H: HasQuota>() {
     Claims::claim(&h, 6).await;
     let h = h.reopen().await;
     h.clock().advance(VISIBILITY);
-    let held = Claims::claim(&h, 6).await;
-    assert!(held.messages().all(|message| message.attempts == 0), "a restart does not put messages back");
-    for (name, texts) in texts_by_key(held.messages()) {
-        assert_eq!(texts, numbered_texts(&name, 1..=3), "what was out comes again, in order");
+    let claims = Claims::claim(&h, 6).await;
+    assert!(claims.messages().all(|message| message.attempts == 0), "a restart counts no attempt");
+    for (name, texts) in texts_by_key(claims.messages()) {
+        assert_eq!(texts, numbered_texts(&name, 1..=3), "leased messages come again, in order");
     }
 }
 
@@ -136,31 +136,27 @@ pub async fn a_receipt_from_before_a_restart_settles_nothing<H: HasQuota>() {
     let h = h.reopen().await;
     h.clock().advance(VISIBILITY);
     let since = h.queue().claim(TOPIC, 10, VISIBILITY).await.expect("claim must succeed");
-    assert_eq!(since.messages, before.messages, "what was out comes again");
+    assert_eq!(since.messages, before.messages, "leased messages come again");
     let done = Settlement { done: vec![since.messages[0].position], ..Settlement::default() };
     let settle = async |claim: &MessageClaim| {
         h.queue().settle(&claim.receipt, done.clone()).await.expect("settle must succeed")
     };
-    assert!(!settle(&before).await, "it is another's now");
+    assert!(!settle(&before).await, "the lease has expired");
     assert!(settle(&since).await);
 }
 
 pub async fn messages_sent_after_a_restart_come_after_older_ones<H: HasQuota>() {
     let h = H::open().await;
     send_numbered(&h, "alice", 2).await;
-    let held = Claims::claim(&h, 2).await;
+    let claims = Claims::claim(&h, 2).await;
     let mut ids: HashSet<_> =
-        held.messages().map(|message| crate::fixtures::event(message).message_id).collect();
-    held.settled(&h, |_| Disposition::Dead("given up")).await;
+        claims.messages().map(|message| crate::fixtures::event(message).message_id).collect();
+    claims.must_settle(&h, |_| Disposition::Dead("given up")).await;
     let h = h.reopen().await;
     accept_batch(&h, vec![send("alice", "alice 3")]).await;
     h.queue().replay_all().await.expect("replay_all must succeed");
     let delivered = Claims::drain(&h).await;
-    assert_eq!(
-        texts(&delivered),
-        numbered_texts("alice", 1..=3),
-        "places are not given anew after a restart"
-    );
+    assert_eq!(texts(&delivered), numbered_texts("alice", 1..=3), "positions are not reused after a restart");
     ids.extend(delivered.iter().map(|message| crate::fixtures::event(message).message_id));
-    assert_eq!(ids.len(), 3, "nor are names");
+    assert_eq!(ids.len(), 3, "message ids are not reused after a restart");
 }

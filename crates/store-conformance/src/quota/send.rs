@@ -1,4 +1,4 @@
-//! What becomes of a batch of sends.
+//! Sending batches: outcomes, counts and enqueued messages.
 
 use std::collections::{BTreeMap, HashSet};
 use std::time::Duration;
@@ -34,21 +34,17 @@ pub async fn exactly_the_limit_is_accepted_in_order<H: HasQuota>() {
     let h = H::open().await;
     configure(&h, "alice", 4, 1).await;
     let outcomes = send_batch(&h, sends("alice", 7)).await;
-    assert_eq!(
-        outcome_letters(&outcomes),
-        "AAAADDD",
-        "the first four are within the limit, the others are not"
-    );
+    assert_eq!(outcome_letters(&outcomes), "AAAADDD", "only the first four are within the limit");
     let reset_at = START.plus(Duration::from_secs(60));
     for (remaining, outcome) in [3, 2, 1, 0].into_iter().zip(&outcomes) {
         let SendOutcome::Accepted { grant, .. } = outcome else { unreachable!("the letters say so") };
-        assert_eq!(*grant, Grant { remaining, reset_at }, "what is left goes down one by one");
+        assert_eq!(*grant, Grant { remaining, reset_at }, "the remaining count goes down by one each time");
     }
     let delivered = texts_by_key(&Claims::drain(&h).await);
     assert_eq!(
         delivered["alice"],
         ["alice 1", "alice 2", "alice 3", "alice 4"],
-        "what was accepted is delivered"
+        "accepted messages are delivered"
     );
 }
 
@@ -58,7 +54,7 @@ pub async fn a_denial_changes_nothing<H: HasQuota>() {
     accept_batch(&h, sends("alice", 2)).await;
     let before = (find_quota(&h, "alice").await, queue_audit(&h).await);
     h.clock().advance(Duration::from_secs(10));
-    assert_eq!(outcome_letters(&send_batch(&h, sends("alice", 3)).await), "DDD", "the limit is used up");
+    assert_eq!(outcome_letters(&send_batch(&h, sends("alice", 3)).await), "DDD", "the limit is exhausted");
     assert_eq!(
         (find_quota(&h, "alice").await, queue_audit(&h).await),
         before,
@@ -85,16 +81,16 @@ pub async fn a_mixed_batch_answers_in_the_order_of_its_commands<H: HasQuota>() {
     let names = ["zoe", "nobody", "bob", "zoe", "amy", "bob", "zoe", "nobody", "amy", "ghost", "zoe", "amy"];
     let batch = (1..).zip(names).map(|(n, name)| send(name, &format!("{n}"))).collect();
     let outcomes = send_batch(&h, batch).await;
-    assert_eq!(outcome_letters(&outcomes), "ANAAADDNANDA", "each outcome answers the command at its place");
-    let left: Vec<u32> = outcomes.iter().filter_map(remaining).collect();
-    assert_eq!(left, [1, 0, 0, 8, 7, 6], "each user has a count of their own");
+    assert_eq!(outcome_letters(&outcomes), "ANAAADDNANDA", "each outcome is at the index of its command");
+    let remaining: Vec<u32> = outcomes.iter().filter_map(remaining).collect();
+    assert_eq!(remaining, [1, 0, 0, 8, 7, 6], "each user has a count of their own");
     let delivered = texts_by_key(&Claims::drain(&h).await);
     let expected = BTreeMap::from([
         ("amy".into(), vec!["5".into(), "9".into(), "12".into()]),
         ("bob".into(), vec!["3".into()]),
         ("zoe".into(), vec!["1".into(), "4".into()]),
     ]);
-    assert_eq!(delivered, expected, "exactly what was accepted is enqueued, in order");
+    assert_eq!(delivered, expected, "exactly the accepted messages are enqueued, in order");
 }
 
 fn remaining(outcome: &SendOutcome) -> Option<u32> {
@@ -118,10 +114,7 @@ pub async fn a_large_batch_is_decided_whole<H: HasQuota>() {
             _ => 'D',
         })
         .collect();
-    assert!(
-        outcome_letters(&outcomes) == expected,
-        "each of 6,000 outcomes answers the command at its place"
-    );
+    assert!(outcome_letters(&outcomes) == expected, "each of 6,000 outcomes is at the index of its command");
     assert_eq!(queue_audit(&h).await.accepted, 3_000, "each accepted message is enqueued");
 }
 
@@ -137,11 +130,7 @@ pub async fn outcomes_carry_the_limits_and_the_stores_time<H: HasQuota>() {
         else {
             panic!("alice is configured");
         };
-        assert_eq!(
-            (used, at),
-            (limits(1, 3), now),
-            "an outcome says by which limits and when it was decided"
-        );
+        assert_eq!((used, at), (limits(1, 3), now), "an outcome has the limits and the time of the decision");
     }
 }
 
@@ -154,7 +143,7 @@ pub async fn message_ids_are_unique_within_and_across_batches<H: HasQuota>() {
         let batch = [sends("alice", 50), sends("bob", 50)].concat();
         for id in accept_batch(&h, batch).await {
             assert_eq!(id.as_uuid().get_version_num(), 7, "{id} must be a version 7 UUID");
-            assert!(ids.insert(id), "{id} names two messages");
+            assert!(ids.insert(id), "{id} is the id of two messages");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Several servers on one engine. Where the engine belongs to one process there is nothing to show, and cases pass.
+//! Several servers on one engine. The cases pass without running if only one process can use the engine.
 
 use std::collections::BTreeSet;
 
@@ -8,7 +8,7 @@ use crate::fixtures::{
     VISIBILITY, accept_batch, claim, configure, expect_nothing_claimable, is_accepted, queue_audit,
     run_concurrently, send_numbered, sends,
 };
-use crate::quota::queue_workers::{Delivered, configure_keys, work};
+use crate::quota::queue_workers::{DeliveryLog, configure_keys, work};
 
 pub async fn servers_share_one_limit<H: HasQuota>() {
     let h = H::open().await;
@@ -20,7 +20,7 @@ pub async fn servers_share_one_limit<H: HasQuota>() {
     }));
     let accepted = answers.await.iter().flatten().filter(|outcome| is_accepted(outcome)).count();
     assert_eq!(accepted, 50, "exactly the limit is accepted by all servers together");
-    assert_eq!(queue_audit(&other).await.accepted, 50, "and enqueued once");
+    assert_eq!(queue_audit(&other).await.accepted, 50, "each is enqueued once");
 }
 
 pub async fn no_key_is_leased_on_two_servers<H: HasQuota>() {
@@ -34,10 +34,10 @@ pub async fn no_key_is_leased_on_two_servers<H: HasQuota>() {
         let messages = claim(server, 2).await.messages;
         let keys: BTreeSet<String> = messages.into_iter().map(|message| message.key).collect();
         for key in keys {
-            assert!(out.insert(key.clone()), "{key} is out on another server");
+            assert!(out.insert(key.clone()), "{key} is leased on another server");
         }
     }
-    assert!(!out.is_empty(), "something is waiting and nothing was out");
+    assert!(!out.is_empty(), "messages are waiting and none was leased");
 }
 
 pub async fn workers_on_two_servers_deliver_each_message_once_and_in_order<H: HasQuota>() {
@@ -47,10 +47,10 @@ pub async fn workers_on_two_servers_deliver_each_message_once_and_in_order<H: Ha
     for n in 0..10 {
         accept_batch(if n % 2 == 0 { &h } else { &other }, sends(&format!("user-{n}"), 30)).await;
     }
-    let delivered = Delivered::default();
+    let delivered = DeliveryLog::default();
     let workers = (0..6).map(|n| if n % 2 == 0 { h.queue() } else { other.queue() });
     run_concurrently(workers.map(|queue| work(queue, delivered.clone(), 300))).await;
-    delivered.must_be_complete(10, 30);
+    delivered.expect_complete(10, 30);
     assert_eq!(queue_audit(&h).await.done, 300, "everything is done once");
 }
 
@@ -58,15 +58,15 @@ pub async fn a_restart_of_one_server_ends_no_lease_of_the_other<H: HasQuota>() {
     let h = H::open().await;
     send_numbered(&h, "alice", 2).await;
     let Some(other) = h.second_server().await else { return };
-    let held = Claims::claim(&other, 2).await;
+    let claims = Claims::claim(&other, 2).await;
     let h = h.reopen().await;
-    expect_nothing_claimable(&h, "the other server still holds alice's messages").await;
-    held.settled(&other, |_| Disposition::Leave).await;
+    expect_nothing_claimable(&h, "the other server still leases alice's messages").await;
+    claims.must_settle(&other, |_| Disposition::Leave).await;
     let stale = Claims::claim(&other, 2).await;
     h.clock().advance(VISIBILITY);
     let h = h.reopen().await;
     let holder = Claims::claim(&h, 2).await;
-    stale.refused(&other, |_| Disposition::Done).await;
-    assert_eq!(queue_audit(&other).await.in_flight, 2, "lease tokens only grow, over restarts too");
-    holder.settled(&h, |_| Disposition::Done).await;
+    stale.must_be_refused(&other, |_| Disposition::Done).await;
+    assert_eq!(queue_audit(&other).await.in_flight, 2, "lease tokens grow across restarts too");
+    holder.must_settle(&h, |_| Disposition::Done).await;
 }

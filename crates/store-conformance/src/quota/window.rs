@@ -1,4 +1,4 @@
-//! When a window ends, and what happens then.
+//! When a window ends, and when the next one begins.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ const MINUTE: Duration = Duration::from_secs(60);
 async fn denial<H: HasQuota>(h: &H, user: &str) -> Denial {
     match send_one(h, user).await {
         SendOutcome::Denied { denial, .. } => denial,
-        other => panic!("{user} has used up the limit and must be denied, but the answer is {other:?}"),
+        other => panic!("{user} is over the limit and must be denied, but the answer is {other:?}"),
     }
 }
 
@@ -68,7 +68,7 @@ pub async fn a_send_after_the_window_starts_a_new_one_at_its_own_time<H: HasQuot
     let expected = Grant { remaining: 0, reset_at: now.plus(MINUTE) };
     assert_eq!(grant(&h, "alice").await, expected, "windows begin with a send, not on a grid");
     h.clock().advance(MINUTE - TICK);
-    assert_eq!(denial(&h, "alice").await.retry_after, TICK, "and last their whole length from there");
+    assert_eq!(denial(&h, "alice").await.retry_after, TICK, "a window has its full length from there");
 }
 
 pub async fn reading_an_expired_window_shows_0_and_does_not_move_it<H: HasQuota>() {
@@ -85,11 +85,11 @@ pub async fn reading_an_expired_window_shows_0_and_does_not_move_it<H: HasQuota>
         row.current_count
     };
     h.clock().advance(MINUTE - TICK);
-    assert_eq!(count().await, 3, "the window has not passed yet");
+    assert_eq!(count().await, 3, "the window has not ended yet");
     h.clock().advance(TICK);
-    assert_eq!(count().await, 0, "a passed window reads as nothing spent");
+    assert_eq!(count().await, 0, "an expired window has nothing spent");
     h.clock().advance(MINUTE * 1_000);
-    assert_eq!(count().await, 0, "however long ago it passed");
+    assert_eq!(count().await, 0, "however long ago it ended");
 }
 
 pub async fn each_users_window_ends_independently<H: HasQuota>() {
@@ -105,7 +105,7 @@ pub async fn each_users_window_ends_independently<H: HasQuota>() {
         h.clock().advance(Duration::from_secs(40));
     }
     // At 20, 60, 100 and 140 s: alice's windows begin at 0, 60 and 140; bob's at 20 and 100; carol's at 20 and 140.
-    assert_eq!(answers, ["AAA", "ADD", "DAD", "ADA"], "each user's window has its own beginning and length");
+    assert_eq!(answers, ["AAA", "ADD", "DAD", "ADA"], "each user's window has its own start and length");
 }
 
 pub async fn a_denied_send_does_not_lengthen_the_window<H: HasQuota>() {
@@ -114,13 +114,13 @@ pub async fn a_denied_send_does_not_lengthen_the_window<H: HasQuota>() {
     accept_batch(&h, sends("alice", 1)).await;
     for second in 0..60 {
         let expected = Duration::from_secs(60 - second);
-        assert_eq!(denial(&h, "alice").await.retry_after, expected, "the wait gets shorter as time goes by");
+        assert_eq!(denial(&h, "alice").await.retry_after, expected, "the wait decreases with time");
         h.clock().advance(Duration::from_secs(1));
     }
-    assert!(is_accepted(&send_one(&h, "alice").await), "the window ended when it was to end");
+    assert!(is_accepted(&send_one(&h, "alice").await), "the window ended on time");
 }
 
-/// How far clocks go wrong in these cases.
+/// How far the clock jumps in the cases below.
 const AHEAD: Duration = Duration::from_secs(7_200);
 
 pub async fn a_clock_set_back_denies_nobody_for_longer_than_a_window<H: HasQuota>() {
@@ -129,15 +129,11 @@ pub async fn a_clock_set_back_denies_nobody_for_longer_than_a_window<H: HasQuota
     h.clock().advance(AHEAD);
     accept_batch(&h, sends("alice", 2)).await;
     h.clock().set_back(AHEAD);
-    assert_eq!(outcome_letters(&send_batch(&h, sends("alice", 1)).await), "D", "what was spent stays spent");
+    assert_eq!(outcome_letters(&send_batch(&h, sends("alice", 1)).await), "D", "spent units stay spent");
     h.clock().advance(MINUTE - TICK);
     assert_eq!(denial(&h, "alice").await.retry_after, TICK, "the window began when the clock was set back");
     h.clock().advance(TICK);
-    assert_eq!(
-        outcome_letters(&send_batch(&h, sends("alice", 3)).await),
-        "AAD",
-        "and lasts for as long as any"
-    );
+    assert_eq!(outcome_letters(&send_batch(&h, sends("alice", 3)).await), "AAD", "and has the usual length");
 }
 
 pub async fn a_clock_that_jumps_ahead_and_back_grants_at_most_one_extra_window<H: HasQuota>() {
@@ -148,7 +144,11 @@ pub async fn a_clock_that_jumps_ahead_and_back_grants_at_most_one_extra_window<H
     accept_batch(&h, sends("alice", 1)).await;
     h.clock().set_back(AHEAD);
     let sent = send_batch(&h, sends("alice", 9)).await;
-    assert_eq!(outcome_letters(&sent), "AADDDDDDD", "the rest of the window that began ahead, and no other");
+    assert_eq!(
+        outcome_letters(&sent),
+        "AADDDDDDD",
+        "only the rest of the window that began while the clock was ahead"
+    );
     let row = find_quota(&h, "alice").await.expect("alice is configured");
     assert_eq!(row.current_count, 3);
 }

@@ -1,4 +1,4 @@
-//! What a downstream says when it calls back.
+//! Callbacks of downstreams: when they are accepted, and what they change.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use crate::HasRequests;
 pub async fn a_callback_ends_the_wait<H: HasRequests>() {
     let h = H::open().await;
     let job = submit_and_claim(&h, submission(&h, "k")).await;
-    report_one(&h, awaits_callback(&job)).await.expect("it is taken");
+    report_one(&h, awaits_callback(&job)).await.expect("the report is accepted");
     h.clock().advance(Duration::from_secs(60));
     let outcome = call_back(&h, job.id, callback_report(Callback::Completed)).await;
     assert_eq!(outcome, CallbackOutcome::Applied(RequestStatus::Completed));
@@ -31,13 +31,13 @@ pub async fn a_callback_ends_the_wait<H: HasRequests>() {
 pub async fn a_callback_may_say_that_it_failed_and_why<H: HasRequests>() {
     let h = H::open().await;
     let job = submit_and_claim(&h, submission(&h, "k")).await;
-    report_one(&h, awaits_callback(&job)).await.expect("it is taken");
+    report_one(&h, awaits_callback(&job)).await.expect("the report is accepted");
     let outcome = call_back(&h, job.id, callback_report(Callback::Failed)).await;
     assert_eq!(outcome, CallbackOutcome::Applied(RequestStatus::FailedPermanent));
     let failure = Failure { code: "NO_FUNDS".to_owned(), message: "the account is empty".to_owned() };
     let request = get_request(&h, job.id).await;
     assert_eq!((request.failure, request.result), (Some(failure), None));
-    assert_eq!(dead_ids(&h).await, [], "that is no dead letter");
+    assert_eq!(dead_ids(&h).await, [], "a failed callback creates no dead letter");
     assert_eq!(request_audit(&h).await.failed, 1);
 }
 
@@ -57,13 +57,13 @@ pub async fn a_callback_may_come_before_the_workers_report<H: HasRequests>() {
 pub async fn a_callback_may_come_between_attempts<H: HasRequests>() {
     let h = H::open().await;
     let job = submit_and_claim(&h, submission(&h, "k")).await;
-    report_one(&h, outage(&job)).await.expect("it is taken");
+    report_one(&h, outage(&job)).await.expect("the report is accepted");
     assert!(get_request(&h, job.id).await.failure.is_some());
     let outcome = call_back(&h, job.id, callback_report(Callback::Completed)).await;
     assert_eq!(
         outcome,
         CallbackOutcome::Applied(RequestStatus::Completed),
-        "the answer was lost, not the call"
+        "the downstream got the call although its answer was lost"
     );
     assert_eq!(get_request(&h, job.id).await.failure, None);
     h.clock().advance(policy().lease);

@@ -1,4 +1,4 @@
-//! Which jobs a claim brings.
+//! Which jobs a claim returns.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -43,11 +43,11 @@ pub async fn a_claim_returns_no_more_bytes_than_the_maximum<H: HasRequests>() {
     let (sent, huge) = ([large("a"), large("b"), large("c")], large("d"));
     accept_batch(&h, sent.to_vec()).await;
     assert_eq!(ids(&claim(&h, 10).await), [sent[0].id, sent[1].id]);
-    assert_eq!(ids(&claim(&h, 10).await), [sent[2].id], "the rest is there for the next claim");
+    assert_eq!(ids(&claim(&h, 10).await), [sent[2].id], "the next claim gets the rest");
     let huge =
         Submit { payload: Sealed { bytes: vec![7; CLAIM_BYTES_MAX + 1], ..huge.payload.clone() }, ..huge };
     accept_one(&h, huge.clone()).await;
-    assert_eq!(ids(&claim(&h, 10).await), [huge.id], "one comes however large");
+    assert_eq!(ids(&claim(&h, 10).await), [huge.id], "a claim returns at least one job, however large");
 }
 
 pub async fn a_job_is_the_request_as_it_was_sent<H: HasRequests>() {
@@ -80,7 +80,7 @@ pub async fn jobs_come_in_the_order_in_which_they_became_due<H: HasRequests>() {
         expected.push(accept_one(&h, submission(&h, &format!("k{n}"))).await);
         h.clock().advance(Duration::from_secs(1));
     }
-    // The first has its turn, and is due again after the others.
+    // The first job is claimed, not called, and due again after the others.
     let first = claim(&h, 1).await;
     assert_eq!(ids(&first), expected[..1]);
     assert_eq!(report_one(&h, not_called(&first[0], Duration::ZERO)).await, Ok(RequestStatus::InProgress));
@@ -88,16 +88,16 @@ pub async fn jobs_come_in_the_order_in_which_they_became_due<H: HasRequests>() {
     expected.rotate_left(1);
     assert_eq!(ids(&claim(&h, 4).await), expected[..4]);
     assert_eq!(ids(&claim(&h, 4).await), expected[4..]);
-    expect_nothing_due(&h, "all are out").await;
+    expect_nothing_due(&h, "all are leased").await;
 }
 
 pub async fn a_deferred_job_comes_before_jobs_due_later<H: HasRequests>() {
     let h = H::open().await;
     let early = submit_and_claim(&h, submission(&h, "early")).await;
-    report_one(&h, not_called(&early, Duration::from_secs(2))).await.expect("it is taken");
+    report_one(&h, not_called(&early, Duration::from_secs(2))).await.expect("the report is accepted");
     h.clock().advance(Duration::from_secs(3));
     let late = accept_one(&h, submission(&h, "late")).await;
-    assert_eq!(ids(&claim(&h, 2).await), [early.id, late], "the longest due first");
+    assert_eq!(ids(&claim(&h, 2).await), [early.id, late], "the job due for longest comes first");
 }
 
 pub async fn each_downstream_has_its_own_capacity<H: HasRequests>() {
@@ -116,7 +116,7 @@ pub async fn each_downstream_has_its_own_capacity<H: HasRequests>() {
     let claimed = claim_of(&h, &[room("c", 1), room("b", 10), room("a", 1)]).await;
     assert_eq!((count(&claimed, "a"), count(&claimed, "c"), claimed.jobs.len()), (1, 1, 2));
     let claimed = claim_of(&h, &[room("a", usize::MAX), room("c", usize::MAX)]).await;
-    assert_eq!((count(&claimed, "a"), count(&claimed, "c")), (2, 1), "any room may be named");
+    assert_eq!((count(&claimed, "a"), count(&claimed, "c")), (2, 1), "any capacity is allowed");
 }
 
 pub async fn without_capacity_nothing_is_claimed_or_leased<H: HasRequests>() {
@@ -125,7 +125,7 @@ pub async fn without_capacity_nothing_is_claimed_or_leased<H: HasRequests>() {
     for room in [vec![], vec![room(DOWNSTREAM, 0)], vec![room("other", 5)], vec![room("Echo", 5)]] {
         let claimed = claim_of(&h, &room).await;
         assert!(claimed.jobs.is_empty() && claimed.exhausted.is_empty(), "{room:?}: {claimed:?}");
-        assert_eq!(claimed.next_due_in, None, "there is nothing to wait for: {room:?}");
+        assert_eq!(claimed.next_due_in, None, "no job to wait for: {room:?}");
     }
     assert_eq!(claim(&h, 5).await.len(), 2);
 }
@@ -133,20 +133,20 @@ pub async fn without_capacity_nothing_is_claimed_or_leased<H: HasRequests>() {
 pub async fn an_empty_claim_says_how_long_to_wait<H: HasRequests>() {
     let h = H::open().await;
     let waits = async |room: &[DownstreamCapacity]| claim_of(&h, room).await.next_due_in;
-    assert_eq!(waits(&[room("a", 1), room("b", 1)]).await, None, "there is no job");
+    assert_eq!(waits(&[room("a", 1), room("b", 1)]).await, None, "there are no jobs");
     let job = submit_and_claim(&h, to("a", submission(&h, "1"))).await;
-    assert_eq!(waits(&[room("a", 1)]).await, Some(policy().lease), "the job may come back");
+    assert_eq!(waits(&[room("a", 1)]).await, Some(policy().lease), "the lease may expire");
     let after = Duration::from_micros(3_000_001);
-    report_one(&h, not_called(&job, after)).await.expect("it is taken");
+    report_one(&h, not_called(&job, after)).await.expect("the report is accepted");
     h.clock().advance(Duration::from_secs(1));
     assert_eq!(waits(&[room("a", 1)]).await, Some(Duration::from_micros(2_000_001)));
     let other = submit_and_claim(&h, to("b", submission(&h, "2"))).await;
-    report_one(&h, not_called(&other, Duration::from_secs(1))).await.expect("it is taken");
+    report_one(&h, not_called(&other, Duration::from_secs(1))).await.expect("the report is accepted");
     let both = [room("a", 1), room("b", 1)];
-    assert_eq!(waits(&both).await, Some(Duration::from_secs(1)), "the first of all");
+    assert_eq!(waits(&both).await, Some(Duration::from_secs(1)), "the earliest of all downstreams");
     assert_eq!(waits(&[room("a", 1), room("b", 0)]).await, Some(Duration::from_micros(2_000_001)));
     h.clock().advance(Duration::from_secs(1));
-    assert_eq!(ids(&claim_of(&h, &both).await.jobs), [other.id], "after it there is one");
+    assert_eq!(ids(&claim_of(&h, &both).await.jobs), [other.id], "then a job is due");
 }
 
 pub async fn requests_missing_from_the_broker_can_be_claimed<H: HasRequests>() {
@@ -169,7 +169,7 @@ pub async fn downstreams_are_listed_once_while_jobs_wait_for_them<H: HasRequests
     assert_eq!(downstreams(&h).await, ["b"]);
     let jobs = claim_of(&h, &[room("b", 9)]).await.jobs;
     report_batch(&h, jobs.iter().map(outage).collect()).await;
-    assert_eq!(downstreams(&h).await, ["b"], "those between two attempts wait too");
+    assert_eq!(downstreams(&h).await, ["b"], "jobs between two attempts count as well");
 }
 
 pub async fn awkward_names_of_downstreams_stay_distinct<H: HasRequests>() {
@@ -209,11 +209,11 @@ pub async fn a_named_request_that_cannot_be_claimed_is_left_out<H: HasRequests>(
     let free = accept_one(&h, submission(&h, "free")).await;
     let named = [taken.id, later.id, finished.id, dead.id, next_id(&h), free, free];
     let claimed = claim_named(&h, &named).await;
-    assert_eq!(ids(&claimed.jobs), [free], "once, though it is named twice");
+    assert_eq!(ids(&claimed.jobs), [free], "claimed once although its id is given twice");
     assert!(claimed.exhausted.is_empty());
     assert!(claim_named(&h, &[]).await.jobs.is_empty());
     h.clock().advance(Duration::from_secs(1));
-    assert_eq!(ids(&claim_named(&h, &named).await.jobs), [later.id], "when its time has come");
+    assert_eq!(ids(&claim_named(&h, &named).await.jobs), [later.id], "once it is due");
 }
 
 pub async fn every_job_of_a_large_claim_can_be_reported<H: HasRequests>() {

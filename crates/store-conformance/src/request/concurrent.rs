@@ -1,6 +1,6 @@
-//! Many callers, workers and servers at once.
+//! Concurrent callers, workers and servers.
 //!
-//! A case runs on two servers where the engine has several, and on one otherwise.
+//! A case uses two servers if the engine supports that, otherwise one.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -24,7 +24,7 @@ use crate::fixtures::{limits, run_concurrently};
 
 type Stores = Vec<Arc<dyn RequestStore>>;
 
-/// The engine's stores, as many as it has servers.
+/// One server, or two if the engine supports that.
 struct Servers<H> {
     h: H,
     other: Option<H>,
@@ -45,24 +45,24 @@ impl<H: HasRequests> Servers<H> {
         [Some(&self.h), self.other.as_ref()].into_iter().flatten().map(H::requests).collect()
     }
 
-    /// The store of the n-th caller.
+    /// The store that the n-th caller uses.
     fn store(&self, n: usize) -> Arc<dyn RequestStore> {
         let stores = self.stores();
         Arc::clone(&stores[n % stores.len()])
     }
 }
 
-/// Lets an engine open its connections before many want one at once. On a busy machine that may take longer than a caller
-/// would wait; no case is about that.
+/// Lets an engine open its connections before many callers need one at the same time. On a busy machine that may exceed a
+/// call's timeout, which no case here tests.
 async fn open_connections(store: &Arc<dyn RequestStore>) {
-    let mut in_a_row = 0;
-    while in_a_row < 3 {
+    let mut successes = 0;
+    while successes < 3 {
         let calls = (0..16).map(|_| {
             let store = Arc::clone(store);
             async move { store.audit_requests().await.is_ok() }
         });
         let all = run_concurrently(calls).await.into_iter().all(|is_ok| is_ok);
-        in_a_row = if all { in_a_row + 1 } else { 0 };
+        successes = if all { successes + 1 } else { 0 };
     }
 }
 
@@ -89,15 +89,15 @@ fn count(outcomes: &[SubmitOutcome], letter: char) -> usize {
     outcome_letters(outcomes).chars().filter(|other| *other == letter).count()
 }
 
-/// A hundred callers send the same at once: it is one request, whoever they ask.
+/// A hundred callers concurrently submit the same request, spread over the servers: only one request is created.
 async fn expect_one_request<H: HasRequests>(h: &H, stores: &Stores) {
     let sent = submission(h, "k");
     let batches = (0..100).map(|_| vec![resubmission(h, &sent)]).collect();
     let outcomes = submit_concurrently(stores, batches, None).await.concat();
     assert_eq!((count(&outcomes, 'A'), count(&outcomes, 'R')), (1, 99));
     let ids: BTreeSet<_> = outcomes.iter().map(receipt_id).collect();
-    assert_eq!(ids.len(), 1, "all are told the same request");
-    assert_eq!(claim(h, 10).await.len(), 1, "and it has one job");
+    assert_eq!(ids.len(), 1, "all callers get the id of the same request");
+    assert_eq!(claim(h, 10).await.len(), 1, "the request has one job");
     assert_eq!(request_audit(h).await.accepted, 1);
 }
 
@@ -121,7 +121,10 @@ pub async fn an_expired_key_is_reused_once<H: HasRequests>() {
     let batches = (0..40).map(|_| vec![resubmission(h, &sent)]).collect();
     let outcomes = submit_concurrently(&servers.stores(), batches, None).await.concat();
     assert_eq!((count(&outcomes, 'A'), count(&outcomes, 'R')), (1, 39));
-    assert!(outcomes.iter().all(|outcome| receipt_id(outcome) != sent.id), "the old request is not meant");
+    assert!(
+        outcomes.iter().all(|outcome| receipt_id(outcome) != sent.id),
+        "the key must not name the old request"
+    );
     assert_eq!(request_audit(h).await.accepted, 2);
 }
 
@@ -131,7 +134,7 @@ pub async fn different_payloads_under_one_key_leave_one_request<H: HasRequests>(
     let batches = (0..40).map(|n| vec![submission_for(h, TENANT, "k", &format!("what {}", n / 2))]).collect();
     let outcomes = submit_concurrently(&servers.stores(), batches, None).await.concat();
     assert_eq!((count(&outcomes, 'A'), count(&outcomes, 'C')), (1, 38), "{}", outcome_letters(&outcomes));
-    assert_eq!(count(&outcomes, 'R'), 1, "the one that asked for the same");
+    assert_eq!(count(&outcomes, 'R'), 1, "the caller with the same content");
     assert_eq!(request_audit(h).await.accepted, 1);
 }
 
@@ -154,7 +157,7 @@ pub async fn batches_naming_keys_in_any_order_all_succeed<H: HasRequests>() {
         ids.entry(sent.key.to_string()).or_default().insert(receipt_id(&outcome));
     }
     assert_eq!(count(&outcomes.concat(), 'A'), 20, "each is accepted once");
-    assert!(ids.values().all(|ids| ids.len() == 1), "and everybody is told the same: {ids:?}");
+    assert!(ids.values().all(|ids| ids.len() == 1), "all callers get the same id: {ids:?}");
     assert_eq!(request_audit(h).await.in_flight, 20);
 }
 
@@ -163,8 +166,14 @@ pub async fn a_tenants_limit_holds_for_all_servers_together<H: HasRequests>() {
     let h = &servers.h;
     let batches = (0..24)
         .map(|n| {
-            let of = |tenant: &str, m: usize| submission_for(h, tenant, &format!("{n}-{m}"), "what");
-            let mut batch = vec![of("a", 0), of("b", 0), of("a", 1), of("b", 1), of("a", 2)];
+            let of_tenant = |tenant: &str, m: usize| submission_for(h, tenant, &format!("{n}-{m}"), "what");
+            let mut batch = vec![
+                of_tenant("a", 0),
+                of_tenant("b", 0),
+                of_tenant("a", 1),
+                of_tenant("b", 1),
+                of_tenant("a", 2),
+            ];
             if n % 2 == 0 {
                 batch.reverse();
             }
@@ -183,42 +192,42 @@ pub async fn a_tenants_limit_holds_for_all_servers_together<H: HasRequests>() {
     assert_eq!(request_audit(h).await.accepted, 60);
 }
 
-/// Who has what: of each job the last token, and whether a worker has it in hand.
+/// The last token of each job, and whether a worker holds it.
 #[derive(Clone, Default)]
 struct ActiveJobs(Arc<Mutex<BTreeMap<RequestId, (u64, bool)>>>);
 
 impl ActiveJobs {
-    fn take(&self, jobs: &[Job]) {
-        let mut hands = self.0.lock();
+    fn record_claimed(&self, jobs: &[Job]) {
+        let mut active = self.0.lock();
         for job in jobs {
-            let (token, is_held) = hands.insert(job.id, (job.token, true)).unwrap_or_default();
-            assert!(!is_held, "{} is in two hands", job.id);
+            let (token, is_held) = active.insert(job.id, (job.token, true)).unwrap_or_default();
+            assert!(!is_held, "{} is held by two workers", job.id);
             assert!(job.token > token, "tokens only grow");
         }
     }
 
-    fn give_back(&self, jobs: &[Job]) {
-        let mut hands = self.0.lock();
+    fn record_released(&self, jobs: &[Job]) {
+        let mut active = self.0.lock();
         for job in jobs {
-            hands.insert(job.id, (job.token, false));
+            active.insert(job.id, (job.token, false));
         }
     }
 }
 
-/// Claims and reports until there is nothing more to do; every third job is put back the first time.
+/// Claims and reports until no job is left. Every third report says that the downstream was not called.
 async fn work(store: Arc<dyn RequestStore>, active_jobs: ActiveJobs, room: DownstreamCapacity) -> usize {
     let (mut completed, mut n) = (0, 0);
     loop {
         let claimed = store.claim_jobs(std::slice::from_ref(&room), &policy()).await;
         let claimed = claimed.expect("claim_jobs must succeed");
-        active_jobs.take(&claimed.jobs);
+        active_jobs.record_claimed(&claimed.jobs);
         if claimed.jobs.is_empty() && claimed.next_due_in.is_none() {
             let books = store.audit_requests().await.expect("audit_requests must succeed");
-            assert_eq!(books.jobs, 0, "nothing is left when there is nothing to wait for");
+            assert_eq!(books.jobs, 0, "without a time to wait for, no job is left");
             return completed;
         }
         tokio::task::yield_now().await;
-        active_jobs.give_back(&claimed.jobs);
+        active_jobs.record_released(&claimed.jobs);
         let answer = |job| {
             n += 1;
             if n % 3 == 0 { not_called(job, Duration::ZERO) } else { success(job) }
@@ -235,15 +244,16 @@ pub async fn parallel_workers_share_no_job_and_complete_each_once<H: HasRequests
     let servers = Servers::<H>::open().await;
     let h = &servers.h;
     let batch = submissions(h, "k", 300).into_iter();
-    let told: Vec<_> = batch.map(|wish| Submit { callback_url: Some(URL.to_owned()), ..wish }).collect();
-    accept_batch(h, told.clone()).await;
+    let submissions: Vec<_> =
+        batch.map(|wish| Submit { callback_url: Some(URL.to_owned()), ..wish }).collect();
+    accept_batch(h, submissions.clone()).await;
     let active_jobs = ActiveJobs::default();
     let workers = (0..8).map(|n| work(servers.store(n), active_jobs.clone(), room(DOWNSTREAM, 7)));
     let completed: usize = run_concurrently(workers).await.into_iter().sum();
     assert_eq!(completed, 300, "every request was completed by one worker");
     assert_eq!(request_audit(h).await.completed, 300);
-    let ids: Vec<_> = told.iter().map(|sent| sent.id).collect();
-    assert_eq!(webhooks(h).await, ids, "and told once");
+    let ids: Vec<_> = submissions.iter().map(|sent| sent.id).collect();
+    assert_eq!(webhooks(h).await, ids, "each has one webhook");
 }
 
 pub async fn parallel_claims_by_name_have_one_winner<H: HasRequests>() {
@@ -267,7 +277,7 @@ pub async fn parallel_claims_by_name_have_one_winner<H: HasRequests>() {
         }
     });
     let jobs = run_concurrently(claims).await.concat();
-    // Those that two wanted at the same moment may be left for the next claim.
+    // Jobs that two claims tried to lock at the same moment may be left for the next claim.
     let jobs = [jobs, claim_named(h, &ids).await.jobs].concat();
     let claimed: BTreeSet<_> = jobs.iter().map(|job| job.id).collect();
     assert_eq!((jobs.len(), claimed.len()), (30, 30), "each is claimed once");
@@ -299,9 +309,9 @@ pub async fn a_worker_and_a_callback_end_a_request_once<H: HasRequests>() {
         let outcomes = run_concurrently(ends).await;
         let end = status(h, job.id).await;
         let taken: Vec<_> = outcomes.iter().filter_map(|outcome| outcome.ok()).collect();
-        assert_eq!(taken, [end], "one of them ended it");
+        assert_eq!(taken, [end], "exactly one report or callback ended it");
         assert!(outcomes.iter().all(|o| o.is_ok() || *o == Err(TransitionError::Final(end))), "{outcomes:?}");
-        assert_eq!(webhooks(h).await, [job.id], "which is told once");
+        assert_eq!(webhooks(h).await, [job.id], "there is one webhook");
     }
     request_audit(h).await;
 }
@@ -331,7 +341,7 @@ pub async fn a_dead_letter_is_replayed_or_discarded_once<H: HasRequests>() {
         }
     });
     let changed: usize = run_concurrently(calls).await.into_iter().sum();
-    assert_eq!(changed + dead_ids(h).await.len(), 20, "each letter is taken by one");
+    assert_eq!(changed + dead_ids(h).await.len(), 20, "each letter is replayed or discarded once");
     let books = request_audit(h).await;
     assert_eq!(claim(h, 100).await.len() as u64, books.in_flight, "{books:?}");
     assert_eq!((books.accepted, books.in_flight + books.dead), (20, 20));
@@ -363,7 +373,7 @@ pub async fn a_job_claimed_while_the_broker_takes_it_stays_claimed<H: HasRequest
     }
 }
 
-/// One step of somebody who does a bit of everything.
+/// Calls each kind of operation once, chosen by `n`.
 async fn run_mixed_load(store: &dyn RequestStore, batch: Vec<Submit>, n: usize) {
     store.submit_batch(batch.into(), None).await.expect("submit_batch must succeed");
     let claimed = store.claim_jobs(&[room(DOWNSTREAM, 6)], &policy()).await;
@@ -389,7 +399,11 @@ async fn run_mixed_load(store: &dyn RequestStore, batch: Vec<Submit>, n: usize) 
         2 => store.purge_requests(Duration::ZERO, 4).await.map(drop).expect("purge_requests must succeed"),
         _ => {
             let books = store.audit_requests().await.expect("audit_requests must succeed");
-            assert_eq!((books.difference(), books.jobs), (0, books.in_flight), "in the midst: {books:?}");
+            assert_eq!(
+                (books.difference(), books.jobs),
+                (0, books.in_flight),
+                "the books balance under load: {books:?}"
+            );
         }
     }
 }
@@ -415,6 +429,6 @@ pub async fn everything_at_once_keeps_the_books<H: HasRequests>() {
     h.clock().advance(super::fixtures::DAY);
     let active_jobs = ActiveJobs::default();
     let left = work(servers.store(1), active_jobs, room(DOWNSTREAM, 50)).await;
-    assert_eq!(left as u64, counted.in_flight, "what is left can be worked off");
+    assert_eq!(left as u64, counted.in_flight, "the remaining requests can be completed");
     assert_eq!(request_audit(h).await.in_flight, 0);
 }

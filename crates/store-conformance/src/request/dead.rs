@@ -1,4 +1,4 @@
-//! Dead letters: reading them, letting them start again, and taking them off the list.
+//! Dead letters: listing, replaying and discarding them.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -31,7 +31,7 @@ async fn count<H: HasRequests>(h: &H) -> u64 {
     h.requests().count_dead_requests().await.expect("count_dead_requests must succeed")
 }
 
-/// As many dead letters, in order of id.
+/// Creates `count` dead letters. Returns their ids in order.
 async fn create_dead_letters<H: HasRequests>(h: &H, count: usize) -> Vec<RequestId> {
     create_dead_requests(h, submissions(h, "dead", count)).await;
     let ids = dead_ids(h).await;
@@ -81,7 +81,7 @@ pub async fn dead_letters_are_read_page_by_page<H: HasRequests>() {
         let Some(last) = page.last() else { break };
         after = Some(last.request.id);
         read.extend(page.iter().map(|letter| letter.request.id));
-        // Reading goes on past a letter that is gone.
+        // A discarded letter is still a valid cursor.
         assert!(discard(&h, last.request.id).await);
     }
     assert_eq!(read, all);
@@ -103,11 +103,11 @@ pub async fn a_replayed_letter_starts_again_with_all_its_attempts<H: HasRequests
         assert_eq!((job.id, job.attempt), (dead.id, attempt));
         assert_eq!((&job.payload, &job.downstream), (&dead.payload, &dead.downstream));
         assert_eq!(job.accepted_at, dead.accepted_at);
-        report_one(&h, outage(&job)).await.expect("it is taken");
+        report_one(&h, outage(&job)).await.expect("the report is accepted");
         h.clock().advance(Duration::from_secs(10));
     }
-    assert_eq!(dead_ids(&h).await, [dead.id], "it can die again");
-    assert!(replay(&h, dead.id).await, "and start again");
+    assert_eq!(dead_ids(&h).await, [dead.id], "it can become a dead letter again");
+    assert!(replay(&h, dead.id).await, "it can be replayed again");
     assert_eq!(report_one(&h, success(&claim_one(&h).await)).await, Ok(RequestStatus::Completed));
     assert_eq!(request_audit(&h).await.completed, 1);
 }
@@ -122,7 +122,7 @@ pub async fn a_worker_from_before_a_replay_stays_fenced_off<H: HasRequests>() {
             assert_eq!(
                 report_one(&h, success(worker)).await,
                 Err(TransitionError::LeaseLost),
-                "nobody has it"
+                "no worker holds it"
             );
         }
         let job = claim_one(&h).await;
@@ -131,7 +131,7 @@ pub async fn a_worker_from_before_a_replay_stays_fenced_off<H: HasRequests>() {
             assert_eq!(
                 report_one(&h, success(worker)).await,
                 Err(TransitionError::LeaseLost),
-                "another has it"
+                "another worker holds it"
             );
         }
         let given_up = h.requests().report_batch(vec![outage(&job)], &single_attempt_policy()).await;
@@ -175,7 +175,7 @@ pub async fn several_letters_are_replayed_in_one_call<H: HasRequests>() {
     assert_eq!((first.len(), count(&h).await), (3, 4));
     assert!(first.is_subset(&ids));
     let rest: BTreeSet<_> = replay_some(&h, usize::MAX).await.into_iter().collect();
-    assert_eq!((first.len() + rest.len(), &first | &rest), (7, ids.clone()), "each of them once");
+    assert_eq!((first.len() + rest.len(), &first | &rest), (7, ids.clone()), "each letter is replayed once");
     assert_eq!(replay_some(&h, 10).await, []);
     let jobs = claim(&h, 10).await;
     assert!(jobs.iter().all(|job| job.attempt == 1 && job.token == 2), "{jobs:?}");
@@ -191,11 +191,11 @@ pub async fn a_discarded_letter_is_off_the_list_and_stays_failed<H: HasRequests>
     h.clock().advance(Duration::from_secs(1));
     assert!(discard(&h, sent.id).await);
     assert!(!discard(&h, sent.id).await);
-    assert!(!replay(&h, sent.id).await, "it cannot start again");
+    assert!(!replay(&h, sent.id).await, "a discarded letter cannot be replayed");
     assert_eq!((dead_ids(&h).await.len(), count(&h).await), (1, 1));
     assert_eq!(status(&h, sent.id).await, RequestStatus::FailedRetryExhausted);
     assert_eq!(get_request(&h, sent.id).await, before);
     assert_eq!(outcome_letters(&submit_batch(&h, vec![resubmission(&h, &sent)], None).await), "R");
-    expect_nothing_due(&h, "it stays failed").await;
-    assert_eq!(request_audit(&h).await.dead, 2, "the books still know it");
+    expect_nothing_due(&h, "a discarded letter stays failed").await;
+    assert_eq!(request_audit(&h).await.dead, 2, "the books still count it");
 }

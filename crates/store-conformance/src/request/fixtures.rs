@@ -1,4 +1,4 @@
-//! What cases of request start from.
+//! Helpers for the cases of request.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::num::NonZeroU32;
@@ -21,19 +21,19 @@ use weir_store::request::{
 use crate::HasRequests;
 use crate::fixtures::{EMPTY_ROUNDS, VISIBILITY};
 
-/// The tenant, where a case does not care.
+/// The tenant of cases that do not test tenants.
 pub const TENANT: &str = "acme";
 
-/// The downstream, where a case does not care.
+/// The downstream of cases that do not test downstreams.
 pub const DOWNSTREAM: &str = "echo";
 
-/// Where a case wants somebody to be told.
+/// The callback URL of cases that test webhooks.
 pub const URL: &str = "https://example.com/hook?a=1&b=%20";
 
-/// How long a key is remembered.
+/// How long an idempotency key is valid.
 pub const DAY: Duration = Duration::from_secs(86_400);
 
-/// How the suite's requests are tried: 3 attempts, waits from 1 s to 5 s, leases of 10 s, an hour for the callback.
+/// The suite's policy: 3 attempts, backoff from 1 s to 5 s, leases of 10 s, an hour for the callback.
 pub fn policy() -> RetryPolicy {
     let backoff = RetryBackoff::new(Duration::from_secs(1), Duration::from_secs(5));
     RetryPolicy {
@@ -44,22 +44,21 @@ pub fn policy() -> RetryPolicy {
     }
 }
 
-/// The same with one attempt, so that the first failure is the last.
+/// [`policy`] with one attempt, so that the first failure is final.
 pub fn single_attempt_policy() -> RetryPolicy {
     RetryPolicy { max_attempts: NonZeroU32::MIN, ..policy() }
 }
 
-/// The present, on the engine's clock.
+/// The current time of the engine's clock.
 pub fn now<H: HasRequests>(h: &H) -> Timestamp {
     h.clock().now()
 }
 
-/// A tenant.
 pub fn tenant(text: &str) -> TenantId {
     TenantId::parse(text).expect("the suite's tenants are valid")
 }
 
-/// A new id. Ids grow, also within one millisecond.
+/// A new id, greater than all before it, also within one millisecond.
 pub fn next_id<H: HasRequests>(h: &H) -> RequestId {
     static NEXT: AtomicU64 = AtomicU64::new(1);
     let mut random = [0; 10];
@@ -67,12 +66,12 @@ pub fn next_id<H: HasRequests>(h: &H) -> RequestId {
     RequestId::new(now(h), random)
 }
 
-/// Bytes, as if sealed.
+/// The text as plain bytes in place of an encrypted payload.
 pub fn sealed(text: &str) -> Sealed {
     Sealed { key_id: "key-1".to_owned(), bytes: text.as_bytes().to_vec() }
 }
 
-/// The fingerprint of what a text says.
+/// A fingerprint that depends only on the text.
 pub fn fingerprint(text: &str) -> Fingerprint {
     let mut hasher = DefaultHasher::new();
     text.hash(&mut hasher);
@@ -82,22 +81,22 @@ pub fn fingerprint(text: &str) -> Fingerprint {
     Fingerprint::from_bytes(whole)
 }
 
-/// A submission of `tenant` under `key` that asks for `what`.
-pub fn submission_for<H: HasRequests>(h: &H, of: &str, key: &str, what: &str) -> Submit {
+/// A submission of a tenant under `key` with `content` as payload and fingerprint.
+pub fn submission_for<H: HasRequests>(h: &H, tenant_name: &str, key: &str, content: &str) -> Submit {
     Submit {
         id: next_id(h),
-        tenant: tenant(of),
+        tenant: tenant(tenant_name),
         key: IdempotencyKey::parse(key).expect("the suite's keys are valid"),
         request_type: RequestType::parse("payment").expect("the suite's types are valid"),
-        fingerprint: fingerprint(what),
-        payload: sealed(what),
+        fingerprint: fingerprint(content),
+        payload: sealed(content),
         downstream: DOWNSTREAM.to_owned(),
         callback_url: None,
         needs_broker: false,
     }
 }
 
-/// A submission of [`TENANT`] that asks for what its key says.
+/// A submission of [`TENANT`] whose content is its key.
 pub fn submission<H: HasRequests>(h: &H, key: &str) -> Submit {
     submission_for(h, TENANT, key, key)
 }
@@ -107,12 +106,12 @@ pub fn submissions<H: HasRequests>(h: &H, prefix: &str, count: usize) -> Vec<Sub
     (0..count).map(|n| submission(h, &format!("{prefix}-{n}"))).collect()
 }
 
-/// The same submission sent again: the server has a new id at hand.
+/// The same submission sent again, which the server gives a new id.
 pub fn resubmission<H: HasRequests>(h: &H, submit: &Submit) -> Submit {
     Submit { id: next_id(h), ..submit.clone() }
 }
 
-/// Submits a batch within limits.
+/// Submits a batch with optional limits.
 pub async fn submit_batch<H: HasRequests>(
     h: &H,
     batch: Vec<Submit>,
@@ -125,12 +124,12 @@ pub async fn submit_batch<H: HasRequests>(
     outcomes
 }
 
-/// Submits one, without limits.
+/// Submits one request without limits.
 pub async fn submit_one<H: HasRequests>(h: &H, submit: Submit) -> SubmitOutcome {
     submit_batch(h, vec![submit], None).await.remove(0)
 }
 
-/// Submits a batch that must be accepted whole.
+/// Submits a batch that must be accepted as a whole.
 pub async fn accept_batch<H: HasRequests>(h: &H, batch: Vec<Submit>) -> Vec<SubmitReceipt> {
     let outcomes = submit_batch(h, batch, None).await.into_iter();
     outcomes
@@ -141,12 +140,12 @@ pub async fn accept_batch<H: HasRequests>(h: &H, batch: Vec<Submit>) -> Vec<Subm
         .collect()
 }
 
-/// Submits one that must be accepted, and its id.
+/// Submits a request that must be accepted. Returns its id.
 pub async fn accept_one<H: HasRequests>(h: &H, submit: Submit) -> RequestId {
     accept_batch(h, vec![submit]).await.remove(0).id
 }
 
-/// Each outcome in a letter: Accepted, Replayed, Conflict, Limited.
+/// Each outcome as a letter: Accepted, Replayed, Conflict, Limited.
 pub fn outcome_letters(outcomes: &[SubmitOutcome]) -> String {
     let letter = |outcome: &SubmitOutcome| match outcome {
         SubmitOutcome::Accepted(_) => 'A',
@@ -157,68 +156,69 @@ pub fn outcome_letters(outcomes: &[SubmitOutcome]) -> String {
     outcomes.iter().map(letter).collect()
 }
 
-/// A request that must be there.
+/// Loads a request, which must exist.
 pub async fn get_request<H: HasRequests>(h: &H, id: RequestId) -> Request {
     h.requests().find_request(id).await.expect("find_request must succeed").expect("the request is there")
 }
 
-/// Where a request stands.
 pub async fn status<H: HasRequests>(h: &H, id: RequestId) -> RequestStatus {
     get_request(h, id).await.status
 }
 
-/// Room for jobs of one downstream.
 pub fn room(downstream: &str, jobs: usize) -> DownstreamCapacity {
     DownstreamCapacity { downstream: downstream.to_owned(), jobs }
 }
 
-/// Claims what is due of [`DOWNSTREAM`], and all that the claim says.
+/// Claims due jobs of [`DOWNSTREAM`]. Returns the whole result.
 pub async fn claim_jobs<H: HasRequests>(h: &H, jobs: usize) -> ClaimedJobs {
     let room = [room(DOWNSTREAM, jobs)];
     let claimed = h.requests().claim_jobs(&room, &policy()).await.expect("claim_jobs must succeed");
-    assert!(claimed.jobs.len() + claimed.exhausted.len() <= jobs, "no more than there is room for");
+    assert!(claimed.jobs.len() + claimed.exhausted.len() <= jobs, "no more jobs than requested");
     claimed
 }
 
-/// Claims jobs of [`DOWNSTREAM`].
+/// Claims due jobs of [`DOWNSTREAM`], none of which may be exhausted.
 pub async fn claim<H: HasRequests>(h: &H, jobs: usize) -> Vec<Job> {
     let claimed = claim_jobs(h, jobs).await;
-    assert!(claimed.exhausted.is_empty(), "nothing is given up: {:?}", claimed.exhausted);
+    assert!(claimed.exhausted.is_empty(), "no request is exhausted: {:?}", claimed.exhausted);
     claimed.jobs
 }
 
-/// Claims the one job that is due.
+/// Claims the job that is due, which must be the only one.
 pub async fn claim_one<H: HasRequests>(h: &H) -> Job {
     let mut jobs = claim(h, 10).await;
     assert_eq!(jobs.len(), 1, "exactly one job is due");
     jobs.remove(0)
 }
 
-/// Claims these, and all that the claim says.
+/// Claims these requests by id. Returns the whole result.
 pub async fn claim_named<H: HasRequests>(h: &H, ids: &[RequestId]) -> ClaimedJobs {
     h.requests().claim_named(ids, &policy()).await.expect("claim_named must succeed")
 }
 
-/// Submits one and claims it.
+/// Submits a request and claims it.
 pub async fn submit_and_claim<H: HasRequests>(h: &H, submit: Submit) -> Job {
     let id = accept_one(h, submit).await;
     let mut claimed = claim_named(h, &[id]).await;
-    assert_eq!(claimed.jobs.len(), 1, "what was just accepted is claimable");
+    assert_eq!(claimed.jobs.len(), 1, "accepted requests are claimable");
     claimed.jobs.remove(0)
 }
 
-/// Nothing must be claimable now.
+/// Asserts that no job is claimable now.
 pub async fn expect_nothing_due<H: HasRequests>(h: &H, why: &str) {
     let claimed = claim_jobs(h, 100).await;
-    assert!(claimed.jobs.is_empty() && claimed.exhausted.is_empty(), "{why}, but this came: {claimed:?}");
+    assert!(
+        claimed.jobs.is_empty() && claimed.exhausted.is_empty(),
+        "{why}, but this was claimed: {claimed:?}"
+    );
 }
 
-/// What the worker of a job says.
+/// A report of the worker that holds the job.
 pub fn job_report(job: &Job, report: WorkerReport) -> JobReport {
     JobReport { id: job.id, token: job.token, report, result: None, detail: None, random: 0 }
 }
 
-/// The downstream has done it.
+/// Reports that the downstream completed the job.
 pub fn success(job: &Job) -> JobReport {
     JobReport {
         result: Some(sealed("result")),
@@ -226,17 +226,17 @@ pub fn success(job: &Job) -> JobReport {
     }
 }
 
-/// The downstream does not want it.
+/// Reports that the downstream rejected the job.
 pub fn rejection(job: &Job) -> JobReport {
     job_report(job, WorkerReport::Called(RetryDecision::Fail(FailureCause::Rejected(422))))
 }
 
-/// The downstream is broken, and does not say for how long.
+/// Reports that the downstream failed, without `Retry-After`.
 pub fn outage(job: &Job) -> JobReport {
     outage_for(job, None)
 }
 
-/// The downstream is broken.
+/// Reports that the downstream failed.
 pub fn outage_for(job: &Job, retry_after: Option<Duration>) -> JobReport {
     job_report(
         job,
@@ -244,17 +244,16 @@ pub fn outage_for(job: &Job, retry_after: Option<Duration>) -> JobReport {
     )
 }
 
-/// The downstream will call back.
+/// Reports that the downstream will call back.
 pub fn awaits_callback(job: &Job) -> JobReport {
     job_report(job, WorkerReport::Called(RetryDecision::AwaitCallback))
 }
 
-/// The downstream was not called.
+/// Reports that the downstream was not called.
 pub fn not_called(job: &Job, after: Duration) -> JobReport {
     job_report(job, WorkerReport::NotCalled { after })
 }
 
-/// Reports a batch.
 pub async fn report_batch<H: HasRequests>(
     h: &H,
     batch: Vec<JobReport>,
@@ -265,12 +264,10 @@ pub async fn report_batch<H: HasRequests>(
     outcomes
 }
 
-/// Reports one.
 pub async fn report_one<H: HasRequests>(h: &H, report: JobReport) -> Result<RequestStatus, TransitionError> {
     report_batch(h, vec![report]).await.remove(0)
 }
 
-/// A callback.
 pub fn callback_report(callback: Callback) -> CallbackReport {
     match callback {
         Callback::Completed => {
@@ -283,16 +280,15 @@ pub fn callback_report(callback: Callback) -> CallbackReport {
     }
 }
 
-/// Calls back.
 pub async fn call_back<H: HasRequests>(h: &H, id: RequestId, report: CallbackReport) -> CallbackOutcome {
     h.requests().call_back(id, report).await.expect("call_back must succeed")
 }
 
-/// Submits these and lets their only attempt fail: dead letters, as their last worker knew them.
+/// Submits requests and lets their only attempt fail. Returns their jobs as last claimed.
 pub async fn create_dead_requests<H: HasRequests>(h: &H, batch: Vec<Submit>) -> Vec<Job> {
     let ids: Vec<RequestId> = accept_batch(h, batch).await.iter().map(|receipt| receipt.id).collect();
     let jobs = claim_named(h, &ids).await.jobs;
-    assert_eq!(jobs.len(), ids.len(), "what was just accepted is claimable");
+    assert_eq!(jobs.len(), ids.len(), "accepted requests are claimable");
     let reports = jobs.iter().map(outage).collect();
     let outcomes = h
         .requests()
@@ -306,7 +302,6 @@ pub async fn create_dead_requests<H: HasRequests>(h: &H, batch: Vec<Submit>) -> 
     jobs
 }
 
-/// A page of dead letters.
 pub async fn dead_requests<H: HasRequests>(
     h: &H,
     after: Option<RequestId>,
@@ -320,7 +315,7 @@ pub async fn dead_ids<H: HasRequests>(h: &H) -> Vec<RequestId> {
     dead_requests(h, None, usize::MAX).await.iter().map(|letter| letter.request.id).collect()
 }
 
-/// The books; they must balance, and every request in flight must have its job.
+/// Audits the requests: the books must balance, and every request in flight must have one job.
 pub async fn request_audit<H: HasRequests>(h: &H) -> RequestAudit {
     let books = h.requests().audit_requests().await.expect("audit_requests must succeed");
     assert_eq!(books.difference(), 0, "the books must balance: {books:?}");
@@ -328,7 +323,7 @@ pub async fn request_audit<H: HasRequests>(h: &H) -> RequestAudit {
     books
 }
 
-/// Takes everything that waits on [`WEBHOOKS_TOPIC`], as ids in order.
+/// Drains the topic [`WEBHOOKS_TOPIC`]. Returns the ids of the requests, sorted.
 pub async fn webhooks<H: HasRequests>(h: &H) -> Vec<RequestId> {
     let (queue, mut ids, mut empty) = (h.queue(), Vec::new(), 0);
     while empty < EMPTY_ROUNDS {
@@ -349,11 +344,11 @@ pub async fn webhooks<H: HasRequests>(h: &H) -> Vec<RequestId> {
     ids
 }
 
-/// What holds while nobody has switched anything.
+/// The rollout before any change.
 pub const DEFAULT_ROLLOUT: Rollout =
     Rollout { processing_enabled: true, reconciler_enabled: true, canary: Percent::ALL };
 
-/// A change of everything.
+/// A change that sets every switch.
 pub fn rollout_change(rollout: Rollout) -> RolloutChange {
     RolloutChange {
         processing_enabled: Some(rollout.processing_enabled),
@@ -362,7 +357,7 @@ pub fn rollout_change(rollout: Rollout) -> RolloutChange {
     }
 }
 
-/// What holds after a change.
+/// Applies a change. Returns the new rollout.
 pub async fn change_rollout<H: HasRequests>(h: &H, change: RolloutChange) -> Rollout {
     h.requests().change_rollout(change, DEFAULT_ROLLOUT).await.expect("change_rollout must succeed")
 }

@@ -1,6 +1,6 @@
-//! Random histories against the engine and the model: the answers must be the same.
+//! Random histories against the engine and the model: both must give the same answers.
 //!
-//! A failure names its seed; `WEIR_CONFORMANCE_SEED` runs that history again.
+//! A failure prints its seed; `WEIR_CONFORMANCE_SEED` repeats that history.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,30 +27,30 @@ pub async fn random_histories_match_the_model<H: HasRequests>() {
     let h = H::open().await;
     let seed = Seed(seed());
     let rng = Rng::with_seed(seed.0);
-    let mut pair = Pair { h: &h, engine: h.requests(), model: Model::default(), rng, history: 0 };
+    let mut comparison = Comparison { h: &h, engine: h.requests(), model: Model::default(), rng, history: 0 };
     for history in 0..HISTORIES {
-        pair.history = history;
+        comparison.history = history;
         for _ in 0..STEPS {
-            pair.step().await;
+            comparison.step().await;
         }
-        pair.compare_all().await;
+        comparison.compare_all().await;
     }
-    assert_eq!(webhooks(&h).await, pair.model.webhooks(), "whoever is to be told");
+    assert_eq!(webhooks(&h).await, comparison.model.webhooks(), "the enqueued webhooks");
 }
 
-/// Says which history it was when one fails, wherever that shows.
+/// Prints the seed when a history fails, wherever the panic comes from.
 struct Seed(u64);
 
 impl Drop for Seed {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            eprintln!("to run this history again: WEIR_CONFORMANCE_SEED={}", self.0);
+            eprintln!("to repeat this history: WEIR_CONFORMANCE_SEED={}", self.0);
         }
     }
 }
 
 /// An engine and the model, on the same clock.
-struct Pair<'h, H> {
+struct Comparison<'h, H> {
     h: &'h H,
     engine: Arc<dyn RequestStore>,
     model: Model,
@@ -58,7 +58,7 @@ struct Pair<'h, H> {
     history: usize,
 }
 
-impl<H: HasRequests> Pair<'_, H> {
+impl<H: HasRequests> Comparison<'_, H> {
     async fn step(&mut self) {
         match self.rng.u8(0..40) {
             0..8 => self.submit().await,
@@ -80,12 +80,11 @@ impl<H: HasRequests> Pair<'_, H> {
         now(self.h)
     }
 
-    /// What the engine and the model say must be the same.
-    fn same<T: std::fmt::Debug + PartialEq>(&self, engine: &T, model: &T, what: &str) {
+    fn expect_equal<T: std::fmt::Debug + PartialEq>(&self, engine: &T, model: &T, what: &str) {
         assert_eq!(engine, model, "engine and model must agree in history {}: {what}", self.history);
     }
 
-    /// A request that is known, most often one of the last; sometimes one that is not.
+    /// The id of a recent request, or sometimes an unknown one.
     fn id(&mut self) -> RequestId {
         let ids = self.model.ids();
         if ids.is_empty() || self.rng.u8(0..20) == 0 {
@@ -97,13 +96,13 @@ impl<H: HasRequests> Pair<'_, H> {
 
     fn wish(&mut self) -> Submit {
         let (history, rng) = (self.history, &mut self.rng);
-        let of = format!("tenant {}", rng.u8(0..2));
+        let tenant_name = format!("tenant {}", rng.u8(0..2));
         let (key, what) = (format!("{history} {}", rng.u8(0..30)), format!("what {}", rng.u8(0..8) / 7));
         Submit {
             downstream: format!("downstream {}", rng.u8(0..2)),
             callback_url: rng.bool().then(|| URL.to_owned()),
             needs_broker: rng.u8(0..3) == 0,
-            ..submission_for(self.h, &of, &key, &what)
+            ..submission_for(self.h, &tenant_name, &key, &what)
         }
     }
 
@@ -114,26 +113,26 @@ impl<H: HasRequests> Pair<'_, H> {
             self.engine.submit_batch(batch.clone().into(), limits).await.expect("submit_batch must succeed");
         let now = self.now();
         let model: Vec<_> = batch.iter().map(|submit| self.model.submit(submit, limits, now)).collect();
-        self.same(&engine.len(), &model.len(), "the number of outcomes");
+        self.expect_equal(&engine.len(), &model.len(), "the number of outcomes");
         for ((submit, engine), model) in batch.iter().zip(&engine).zip(&model) {
-            self.same(engine, model, &format!("{submit:?} within {limits:?}"));
+            self.expect_equal(engine, model, &format!("{submit:?} within {limits:?}"));
         }
     }
 
     async fn claim(&mut self) {
-        let of = |n: u8, jobs| room(&format!("downstream {n}"), jobs);
+        let room_of = |n: u8, jobs| room(&format!("downstream {n}"), jobs);
         let (a, b) = (self.rng.usize(0..5), self.rng.usize(0..5));
-        let rooms: Vec<DownstreamCapacity> = vec![of(0, a), of(1, b)];
+        let rooms: Vec<DownstreamCapacity> = vec![room_of(0, a), room_of(1, b)];
         let claimed = self.engine.claim_jobs(&rooms, &policy()).await.expect("claim_jobs must succeed");
         let now = self.now();
-        self.model.follow_claim(&rooms, &claimed, &policy(), now);
+        self.model.check_claim(&rooms, &claimed, &policy(), now);
     }
 
     async fn claim_named(&mut self) {
         let ids: Vec<_> = (0..self.rng.usize(0..5)).map(|_| self.id()).collect();
         let claimed = self.engine.claim_named(&ids, &policy()).await.expect("claim_named must succeed");
         let now = self.now();
-        self.model.follow_named(&ids, &claimed, &policy(), now);
+        self.model.check_named_claim(&ids, &claimed, &policy(), now);
     }
 
     fn report_of(&mut self, id: RequestId) -> JobReport {
@@ -154,7 +153,7 @@ impl<H: HasRequests> Pair<'_, H> {
             }
         };
         let detail = rng.bool().then(|| "detail".to_owned());
-        // Backoff is exact to the nanosecond, time to the microsecond.
+        // Only the extremes: backoff is exact to the nanosecond, but time is stored in microseconds.
         let random = if rng.bool() { 0 } else { u64::MAX };
         JobReport { id, token, report, result, detail, random }
     }
@@ -172,7 +171,7 @@ impl<H: HasRequests> Pair<'_, H> {
         for report in batch.clone() {
             model.push(self.model.report(report, &policy(), now));
         }
-        self.same(&engine, &model, &format!("{batch:?}"));
+        self.expect_equal(&engine, &model, &format!("{batch:?}"));
     }
 
     async fn call_back(&mut self) {
@@ -180,10 +179,10 @@ impl<H: HasRequests> Pair<'_, H> {
         let report = callback_report(if self.rng.bool() { Callback::Completed } else { Callback::Failed });
         let engine = self.engine.call_back(id, report.clone()).await.expect("call_back must succeed");
         let model = self.model.call_back(id, report, self.now());
-        self.same(&engine, &model, &format!("call back {id}"));
+        self.expect_equal(&engine, &model, &format!("call back {id}"));
     }
 
-    /// Most often a dead letter, if there is one.
+    /// Usually the id of a dead letter, if there is one.
     fn dead_id(&mut self) -> RequestId {
         let dead = self.model.dead();
         if dead.is_empty() || self.rng.u8(0..4) == 0 {
@@ -196,16 +195,16 @@ impl<H: HasRequests> Pair<'_, H> {
         let id = self.dead_id();
         let engine = self.engine.replay_request(id).await.expect("replay_request must succeed");
         let model = self.model.replay(id, self.now());
-        self.same(&engine, &model, &format!("replay {id}"));
+        self.expect_equal(&engine, &model, &format!("replay {id}"));
     }
 
     async fn replay_some(&mut self) {
         let (limit, dead) = (self.rng.usize(0..4), self.model.dead().len());
         let replayed = self.engine.replay_requests(limit).await.expect("replay_requests must succeed");
-        self.same(&replayed.len(), &limit.min(dead), "replay some");
+        self.expect_equal(&replayed.len(), &limit.min(dead), "replay some");
         for id in replayed {
             let model = self.model.replay(id, self.now());
-            self.same(&true, &model, &format!("replay some, {id}"));
+            self.expect_equal(&true, &model, &format!("replay some, {id}"));
         }
     }
 
@@ -213,7 +212,7 @@ impl<H: HasRequests> Pair<'_, H> {
         let id = self.dead_id();
         let engine = self.engine.discard_request(id).await.expect("discard_request must succeed");
         let model = self.model.discard(id);
-        self.same(&engine, &model, &format!("discard {id}"));
+        self.expect_equal(&engine, &model, &format!("discard {id}"));
     }
 
     async fn mark_enqueued(&mut self) {
@@ -228,27 +227,27 @@ impl<H: HasRequests> Pair<'_, H> {
         let keep = [Duration::ZERO, Duration::from_secs(5), DAY, 90 * DAY][self.rng.usize(0..4)];
         let engine = self.engine.purge_requests(keep, 1_000).await.expect("purge_requests must succeed");
         let model = self.model.purge(keep, self.now());
-        self.same(&engine, &model, &format!("purge {keep:?}"));
+        self.expect_equal(&engine, &model, &format!("purge {keep:?}"));
     }
 
     async fn read(&mut self) {
         let id = self.id();
         let engine = self.engine.find_request(id).await.expect("find_request must succeed");
-        self.same(&engine, &self.model.find(id), &format!("find {id}"));
-        let of = tenant(&format!("tenant {}", self.rng.u8(0..2)));
+        self.expect_equal(&engine, &self.model.find(id), &format!("find {id}"));
+        let tenant = tenant(&format!("tenant {}", self.rng.u8(0..2)));
         let status = self.rng.bool().then(|| RequestStatus::ALL[self.rng.usize(0..6)]);
         let (before, limit) = (self.rng.bool().then_some(id), self.rng.usize(0..10));
-        let engine = self.engine.list_requests(&of, status, before, limit).await;
-        let mut model = self.model.list(&of, status, before);
+        let engine = self.engine.list_requests(&tenant, status, before, limit).await;
+        let mut model = self.model.list(&tenant, status, before);
         model.truncate(limit);
-        self.same(
+        self.expect_equal(
             &engine.expect("list_requests must succeed").requests,
             &model,
-            &format!("list {of} {status:?}"),
+            &format!("list {tenant} {status:?}"),
         );
     }
 
-    /// Moves the clock: by chance, or to just before, at or after the time of the next job, rarely by a day.
+    /// Moves the clock by a random time, to just before, at or just after the time of the next job, or rarely by a day.
     fn advance(&mut self) {
         let now = self.now();
         let to_next = self.model.next_due(now).map_or(Duration::ZERO, |due| due.since(now));
@@ -263,29 +262,32 @@ impl<H: HasRequests> Pair<'_, H> {
         self.h.clock().advance(step);
     }
 
-    /// What there is all in all.
+    /// Compares all requests, dead letters, pending requests and the books.
     async fn compare_all(&self) {
         for n in 0..2 {
-            let of = tenant(&format!("tenant {n}"));
-            let engine = self.engine.list_requests(&of, None, None, usize::MAX).await;
+            let tenant = tenant(&format!("tenant {n}"));
+            let engine = self.engine.list_requests(&tenant, None, None, usize::MAX).await;
             let (engine, model) =
-                (engine.expect("list_requests must succeed").requests, self.model.list(&of, None, None));
-            self.same(&engine.len(), &model.len(), "the number of requests");
-            engine.iter().zip(&model).for_each(|(engine, model)| self.same(engine, model, "all requests"));
+                (engine.expect("list_requests must succeed").requests, self.model.list(&tenant, None, None));
+            self.expect_equal(&engine.len(), &model.len(), "the number of requests");
+            engine
+                .iter()
+                .zip(&model)
+                .for_each(|(engine, model)| self.expect_equal(engine, model, "all requests"));
         }
         let engine = self
             .engine
             .dead_requests(None, usize::MAX, usize::MAX)
             .await
             .expect("dead_requests must succeed");
-        self.same(&engine, &self.model.dead(), "all dead letters");
+        self.expect_equal(&engine, &self.model.dead(), "all dead letters");
         let count = self.engine.count_dead_requests().await.expect("count_dead_requests must succeed");
-        self.same(&count, &(engine.len() as u64), "the number of dead letters");
+        self.expect_equal(&count, &(engine.len() as u64), "the number of dead letters");
         let pending = self.engine.pending_requests(Duration::ZERO, usize::MAX).await;
         let mut pending = pending.expect("pending_requests must succeed");
         assert!(pending.is_sorted_by(|a, b| a.age >= b.age), "the oldest first");
         pending.sort_unstable_by_key(|pending| pending.id);
-        self.same(&pending, &self.model.pending(self.now()), "what no broker has");
-        self.same(&request_audit(self.h).await, &self.model.books(), "the books");
+        self.expect_equal(&pending, &self.model.pending(self.now()), "the requests pending for the broker");
+        self.expect_equal(&request_audit(self.h).await, &self.model.books(), "the books");
     }
 }

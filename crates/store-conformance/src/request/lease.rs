@@ -1,4 +1,4 @@
-//! Leases: one worker at a time, and an end for requests whose workers vanish.
+//! Leases: one worker at a time, and dead letters for requests whose workers vanish.
 
 use std::time::Duration;
 
@@ -16,12 +16,12 @@ use crate::fixtures::TICK;
 pub async fn a_lease_lasts_to_its_last_microsecond<H: HasRequests>() {
     let h = H::open().await;
     let job = submit_and_claim(&h, submission(&h, "k")).await;
-    expect_nothing_due(&h, "a worker has it").await;
+    expect_nothing_due(&h, "a worker holds it").await;
     h.clock().advance(policy().lease - TICK);
-    expect_nothing_due(&h, "a worker has it still").await;
-    assert!(claim_named(&h, &[job.id]).await.jobs.is_empty(), "nor may it be claimed by name");
+    expect_nothing_due(&h, "a worker still holds it").await;
+    assert!(claim_named(&h, &[job.id]).await.jobs.is_empty(), "it cannot be claimed by name either");
     h.clock().advance(TICK);
-    assert_eq!(claim_one(&h).await.id, job.id, "but not any longer");
+    assert_eq!(claim_one(&h).await.id, job.id, "the lease ended");
 }
 
 pub async fn a_claim_by_name_succeeds_exactly_when_the_lease_ends<H: HasRequests>() {
@@ -40,9 +40,9 @@ pub async fn a_job_claimed_again_has_a_higher_token_and_counts_an_attempt<H: Has
     assert!(second.token > first.token, "tokens only grow");
     assert_eq!((first.attempt, second.attempt), (1, 2));
     assert_eq!(get_request(&h, first.id).await.attempts, 2);
-    expect_nothing_due(&h, "the second worker has a lease of its own").await;
+    expect_nothing_due(&h, "the second worker has its own lease").await;
     h.clock().advance(policy().lease - TICK);
-    expect_nothing_due(&h, "as long as the first one's").await;
+    expect_nothing_due(&h, "the second lease is as long as the first").await;
 }
 
 pub async fn a_worker_that_lost_its_lease_changes_nothing<H: HasRequests>() {
@@ -57,7 +57,7 @@ pub async fn a_worker_that_lost_its_lease_changes_nothing<H: HasRequests>() {
         assert_eq!(report_one(&h, report).await, Err(TransitionError::LeaseLost));
     }
     assert_eq!(get_request(&h, late.id).await, before);
-    expect_nothing_due(&h, "its holder has it still").await;
+    expect_nothing_due(&h, "the holder's lease is still valid").await;
     assert_eq!(report_one(&h, success(&holder)).await, Ok(RequestStatus::Completed));
 }
 
@@ -65,7 +65,11 @@ pub async fn a_report_after_the_lease_counts_while_nobody_else_has_claimed<H: Ha
     let h = H::open().await;
     let job = submit_and_claim(&h, submission(&h, "k")).await;
     h.clock().advance(policy().lease * 10);
-    assert_eq!(report_one(&h, success(&job)).await, Ok(RequestStatus::Completed), "the call was made");
+    assert_eq!(
+        report_one(&h, success(&job)).await,
+        Ok(RequestStatus::Completed),
+        "the downstream was called"
+    );
     expect_nothing_due(&h, "it is done").await;
     assert_eq!(request_audit(&h).await.completed, 1);
 }
@@ -82,12 +86,12 @@ pub async fn a_request_that_kills_its_workers_becomes_a_dead_letter<H: HasReques
     assert_eq!(claimed.exhausted, [id]);
     let request = get_request(&h, id).await;
     assert_eq!((request.status, request.attempts), (RequestStatus::FailedRetryExhausted, 3));
-    let failure = request.failure.expect("it says why");
+    let failure = request.failure.expect("there is a failure");
     assert_eq!(failure.code, FailureCause::WorkerLost.code());
     assert_eq!(failure.message, FailureCause::WorkerLost.to_string());
     assert_eq!(request.updated_at, now(&h));
     assert_eq!(dead_ids(&h).await, [id]);
-    expect_nothing_due(&h, "it has come to its end").await;
+    expect_nothing_due(&h, "the request is final").await;
     assert_eq!(request_audit(&h).await.dead, 1);
 }
 
@@ -132,7 +136,7 @@ pub async fn a_missing_callback_counts_as_an_attempt_until_none_is_left<H: HasRe
         h.clock().advance(TICK);
     }
     assert_eq!(claim_jobs(&h, 10).await.exhausted, [id]);
-    let failure = get_request(&h, id).await.failure.expect("it says why");
+    let failure = get_request(&h, id).await.failure.expect("there is a failure");
     assert_eq!(failure.code, FailureCause::CallbackMissing.code());
     assert_eq!(dead_ids(&h).await, [id]);
 }
@@ -160,9 +164,9 @@ pub async fn a_clock_set_back_delays_no_request<H: HasRequests>() {
     let fresh = accept_one(&h, submission(&h, "ahead")).await;
     h.clock().set_back(ahead);
     assert_eq!(clock.reschedule_deferred().await.expect("an answer"), 2);
-    assert_eq!(clock.reschedule_deferred().await.expect("an answer"), 0, "once is enough");
-    assert_eq!(claim_one(&h).await.id, fresh, "what was accepted ahead is due now");
-    expect_nothing_due(&h, "the lease lasts for as long as it was to").await;
+    assert_eq!(clock.reschedule_deferred().await.expect("an answer"), 0, "the second call changes nothing");
+    assert_eq!(claim_one(&h).await.id, fresh, "a request accepted while the clock was ahead is due now");
+    expect_nothing_due(&h, "the lease keeps its duration").await;
     h.clock().advance(policy().lease);
-    assert!(claim_jobs(&h, 9).await.jobs.iter().any(|job| job.id == leased.id), "and no longer");
+    assert!(claim_jobs(&h, 9).await.jobs.iter().any(|job| job.id == leased.id), "and not longer");
 }

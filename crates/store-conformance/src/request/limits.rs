@@ -1,4 +1,4 @@
-//! How many new requests a tenant may send.
+//! Limits on new requests of a tenant.
 
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ pub async fn exactly_the_limit_is_accepted<H: HasRequests>() {
     assert_eq!(outcome_letters(&outcomes), "AAALL");
     let refused = SubmitOutcome::Limited { limits: limits(3, 1), retry_after: MINUTE };
     assert_eq!(outcomes[3..], [refused.clone(), refused]);
-    assert_eq!(request_audit(&h).await.accepted, 3, "what is refused is nowhere");
+    assert_eq!(request_audit(&h).await.accepted, 3, "limited submissions are not stored");
 }
 
 pub async fn counts_carry_over_from_batch_to_batch<H: HasRequests>() {
@@ -37,8 +37,8 @@ pub async fn a_full_window_says_how_long_to_wait_and_ends_on_time<H: HasRequests
     let h = H::open().await;
     accepted_within(&h, 2).await;
     for waited in [Duration::ZERO, Duration::from_micros(12_345_678), MINUTE - TICK] {
-        let behind = weir_core::Clock::now(h.clock()).since(crate::START);
-        h.clock().advance(waited - behind);
+        let elapsed = weir_core::Clock::now(h.clock()).since(crate::START);
+        h.clock().advance(waited - elapsed);
         let outcomes = submit_batch(&h, vec![submission(&h, "late")], limits(2, 1)).await;
         let retry_after = MINUTE - waited;
         assert_eq!(outcomes, [SubmitOutcome::Limited { limits: limits(2, 1), retry_after }]);
@@ -48,7 +48,7 @@ pub async fn a_full_window_says_how_long_to_wait_and_ends_on_time<H: HasRequests
     assert_eq!(
         outcome_letters(&submit_batch(&h, batch, limits(2, 1)).await),
         "AAL",
-        "what was refused was not remembered"
+        "limited submissions do not use their key"
     );
 }
 
@@ -77,17 +77,18 @@ pub async fn replays_and_conflicts_do_not_count<H: HasRequests>() {
 
 pub async fn each_tenant_has_its_own_window<H: HasRequests>() {
     let h = H::open().await;
-    let of = |tenant: &str, n: usize| submission_for(&h, tenant, &format!("k{n}"), "what");
-    let batch = vec![of("a", 0), of("b", 0), of("a", 1), of("b", 1), of("c", 0)];
+    let of_tenant = |tenant: &str, n: usize| submission_for(&h, tenant, &format!("k{n}"), "what");
+    let batch =
+        vec![of_tenant("a", 0), of_tenant("b", 0), of_tenant("a", 1), of_tenant("b", 1), of_tenant("c", 0)];
     assert_eq!(outcome_letters(&submit_batch(&h, batch, limits(1, 1)).await), "AALLA");
     h.clock().advance(MINUTE / 2);
-    assert_eq!(outcome_letters(&submit_batch(&h, vec![of("d", 0)], limits(1, 1)).await), "A");
+    assert_eq!(outcome_letters(&submit_batch(&h, vec![of_tenant("d", 0)], limits(1, 1)).await), "A");
     h.clock().advance(MINUTE / 2);
-    let batch = vec![of("d", 1), of("a", 1), of("b", 1)];
+    let batch = vec![of_tenant("d", 1), of_tenant("a", 1), of_tenant("b", 1)];
     assert_eq!(
         outcome_letters(&submit_batch(&h, batch, limits(1, 1)).await),
         "LAA",
-        "windows turn one by one"
+        "each window ends at its own time"
     );
 }
 

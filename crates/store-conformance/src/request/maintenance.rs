@@ -1,4 +1,4 @@
-//! What the reconciler, the janitor and operators do: jobs a broker does not have, old records, switches, the books.
+//! The work of the reconciler, the janitor and operators: pending requests, purges, the rollout, audits.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ use crate::HasRequests;
 use crate::fixtures::{TICK, run_concurrently};
 
 const SECOND: Duration = Duration::from_secs(1);
-/// The finest step in which requests are known to be old.
+/// The resolution in which the age of requests is compared.
 const MILLI: Duration = Duration::from_millis(1);
 
 fn for_broker<H: HasRequests>(h: &H, key: &str) -> Submit {
@@ -52,11 +52,18 @@ pub async fn stranded_requests_are_listed_by_age<H: HasRequests>() {
         accept_one(&h, submission(&h, &format!("not for a broker {n}"))).await;
         h.clock().advance(SECOND);
     }
-    let of = |n: usize, seconds: u32| PendingRequest { id: ids[n], age: SECOND * seconds };
-    assert_eq!(pending(&h, Duration::ZERO, 10).await, [of(0, 4), of(1, 3), of(2, 2), of(3, 1)]);
-    assert_eq!(pending(&h, Duration::ZERO, 2).await, [of(0, 4), of(1, 3)], "the oldest first");
-    assert_eq!(pending(&h, SECOND * 3, 10).await, [of(0, 4), of(1, 3)], "at least that old");
-    assert_eq!(pending(&h, SECOND * 3 + TICK, 10).await, [of(0, 4)]);
+    let pending_of = |n: usize, seconds: u32| PendingRequest { id: ids[n], age: SECOND * seconds };
+    assert_eq!(
+        pending(&h, Duration::ZERO, 10).await,
+        [pending_of(0, 4), pending_of(1, 3), pending_of(2, 2), pending_of(3, 1)]
+    );
+    assert_eq!(
+        pending(&h, Duration::ZERO, 2).await,
+        [pending_of(0, 4), pending_of(1, 3)],
+        "the oldest first"
+    );
+    assert_eq!(pending(&h, SECOND * 3, 10).await, [pending_of(0, 4), pending_of(1, 3)], "at least that age");
+    assert_eq!(pending(&h, SECOND * 3 + TICK, 10).await, [pending_of(0, 4)]);
     assert_eq!(pending(&h, Duration::MAX, 10).await, []);
     assert_eq!(pending(&h, Duration::ZERO, 0).await, []);
     assert_eq!(pending(&h, Duration::ZERO, usize::MAX).await.len(), 4);
@@ -72,16 +79,16 @@ pub async fn requests_that_the_broker_has_are_accepted<H: HasRequests>() {
     assert_eq!(pending(&h, Duration::ZERO, 10).await, [PendingRequest { id: ids[1], age: SECOND }]);
     mark(&h, &[]).await;
     assert_eq!(get_request(&h, ids[1]).await.status, RequestStatus::PendingEnqueue);
-    assert_eq!(claim(&h, 10).await.len(), 2, "either may be worked on");
+    assert_eq!(claim(&h, 10).await.len(), 2, "both can be claimed");
 }
 
 pub async fn marking_a_started_job_as_enqueued_changes_nothing<H: HasRequests>() {
     let h = H::open().await;
     let begun_one = submit_and_claim(&h, for_broker(&h, "a")).await;
     let ended = submit_and_claim(&h, for_broker(&h, "b")).await;
-    report_one(&h, success(&ended)).await.expect("it is taken");
+    report_one(&h, success(&ended)).await.expect("the report is accepted");
     let dead = create_dead_requests(&h, vec![for_broker(&h, "c")]).await.remove(0);
-    assert_eq!(pending(&h, Duration::ZERO, 10).await, [], "somebody has them");
+    assert_eq!(pending(&h, Duration::ZERO, 10).await, [], "workers have seen them already");
     h.clock().advance(SECOND);
     for id in [begun_one.id, ended.id, dead.id] {
         let before = get_request(&h, id).await;
@@ -91,7 +98,7 @@ pub async fn marking_a_started_job_as_enqueued_changes_nothing<H: HasRequests>()
     assert_eq!(
         report_one(&h, success(&begun_one)).await,
         Ok(RequestStatus::Completed),
-        "the lease is as it was"
+        "the lease is unchanged"
     );
     request_audit(&h).await;
 }
@@ -114,13 +121,17 @@ pub async fn a_rollout_change_leaves_other_switches_alone<H: HasRequests>() {
     let h = H::open().await;
     let reconciler_off = RolloutChange { reconciler_enabled: Some(false), ..RolloutChange::default() };
     let mut expected = Rollout { reconciler_enabled: false, ..DEFAULT_ROLLOUT };
-    assert_eq!(change_rollout(&h, reconciler_off).await, expected, "the rest is as in the settings");
+    assert_eq!(
+        change_rollout(&h, reconciler_off).await,
+        expected,
+        "the other switches are those of the settings"
+    );
     let canary = Percent::new(7).expect("a percentage");
     let changes = [
         RolloutChange { processing_enabled: Some(false), ..RolloutChange::default() },
         RolloutChange { canary: Some(canary), ..RolloutChange::default() },
     ];
-    // At once: neither takes back what the other has switched.
+    // Concurrently: neither call may undo the other.
     run_concurrently(
         changes.map(|change| {
             let store = h.requests();
@@ -143,31 +154,31 @@ pub async fn old_requests_are_purged_when_they_are_final<H: HasRequests>() {
     let waiting = accept_one(&h, submission(&h, "d")).await;
     let pending_one = accept_one(&h, for_broker(&h, "e")).await;
     let retried = submit_and_claim(&h, submission(&h, "f")).await;
-    report_one(&h, outage(&retried)).await.expect("it is taken");
+    report_one(&h, outage(&retried)).await.expect("the report is accepted");
     h.clock().advance(DAY);
     let young = submit_and_claim(&h, submission(&h, "g")).await;
-    report_one(&h, success(&young)).await.expect("it is taken");
+    report_one(&h, success(&young)).await.expect("the report is accepted");
     purge(&h, DAY, 100).await;
-    assert_eq!(request_ids(&h).await.len(), 7, "a day ago is not longer than a day ago");
+    assert_eq!(request_ids(&h).await.len(), 7, "a request of exactly that age is kept");
     h.clock().advance(MILLI);
-    assert_eq!(purge(&h, DAY, 100).await, 3, "one that ended in each way");
+    assert_eq!(purge(&h, DAY, 100).await, 3, "one request of each final status");
     assert_eq!(request_ids(&h).await, [young.id, retried.id, pending_one, waiting]);
-    assert_eq!(dead_ids(&h).await, [], "{} went off the list too", dead.id);
+    assert_eq!(dead_ids(&h).await, [], "{} is not listed any more", dead.id);
     let counted = request_audit(&h).await;
     assert_eq!((counted.accepted, counted.purged, counted.in_flight), (7, 3, 3));
-    assert_eq!(purge(&h, DAY, 100).await, 0, "once");
-    assert_eq!(claim(&h, 10).await.len(), 3, "what is left is worked on");
+    assert_eq!(purge(&h, DAY, 100).await, 0, "nothing is left to purge");
+    assert_eq!(claim(&h, 10).await.len(), 3, "the remaining jobs can be claimed");
 }
 
 pub async fn a_purge_deletes_no_more_than_its_limit<H: HasRequests>() {
     let h = H::open().await;
     accept_batch(&h, submissions(&h, "k", 7)).await;
     report_batch(&h, claim(&h, 7).await.iter().map(success).collect()).await;
-    // Requests and keys are limited each.
+    // The limit applies to requests and keys separately.
     h.clock().advance(DAY + MILLI);
     assert_eq!(purge(&h, DAY, 0).await, 0);
-    for (gone, rest) in [(6, 4), (6, 1), (2, 0), (0, 0)] {
-        assert_eq!(purge(&h, DAY, 3).await, gone);
+    for (purged, rest) in [(6, 4), (6, 1), (2, 0), (0, 0)] {
+        assert_eq!(purge(&h, DAY, 3).await, purged);
         assert_eq!(request_ids(&h).await.len(), rest);
         assert_eq!(request_audit(&h).await.purged, 7 - rest as u64);
     }
@@ -186,9 +197,9 @@ pub async fn expired_keys_are_purged_on_time_and_their_requests_stay<H: HasReque
     assert_eq!(
         outcome_letters(&submit_batch(&h, vec![resubmission(&h, &sent[0])], None).await),
         "A",
-        "the key is used anew"
+        "the key can be used again"
     );
-    assert_eq!(purge(&h, 90 * DAY, 100).await, 1, "the other one goes");
+    assert_eq!(purge(&h, 90 * DAY, 100).await, 1, "the other key is purged");
     let batch = vec![resubmission(&h, &sent[0]), submission_for(&h, TENANT, "k-1", "else")];
     assert_eq!(outcome_letters(&submit_batch(&h, batch, None).await), "RA");
     assert_eq!(request_audit(&h).await.in_flight, 4);
@@ -206,7 +217,7 @@ pub async fn a_key_that_outlives_its_request_is_free<H: HasRequests>() {
     assert_eq!(purge(&h, Duration::ZERO, 100).await, 2);
     let [same, other] = [resubmission(&h, &sent[0]), submission_for(&h, TENANT, "k-1", "else")];
     let outcomes = submit_batch(&h, vec![same.clone(), other.clone(), resubmission(&h, &same)], None).await;
-    assert_eq!(outcome_letters(&outcomes), "AAR", "what is answered as accepted is there");
+    assert_eq!(outcome_letters(&outcomes), "AAR", "accepted requests exist");
     assert_eq!(request_ids(&h).await, [other.id, same.id]);
     assert_eq!(claim(&h, 10).await.len(), 2);
     assert_eq!(request_audit(&h).await.accepted, 4);
@@ -235,15 +246,15 @@ pub async fn the_books_are_right_after_every_step<H: HasRequests>() {
     assert_eq!(request_audit(&h).await, expected, "a claim");
     report_batch(&h, vec![awaits_callback(&jobs[0]), outage(&jobs[1]), not_called(&jobs[2], Duration::ZERO)])
         .await;
-    assert_eq!(request_audit(&h).await, expected, "reports that put off");
+    assert_eq!(request_audit(&h).await, expected, "reports that defer");
     report_batch(&h, vec![success(&jobs[3]), rejection(&jobs[4]), success(&jobs[3])]).await;
     (expected.completed, expected.failed, expected.in_flight, expected.jobs) = (1, 1, 6, 6);
-    assert_eq!(request_audit(&h).await, expected, "reports that end");
+    assert_eq!(request_audit(&h).await, expected, "reports that are final");
     call_back(&h, jobs[0].id, callback_report(Callback::Completed)).await;
     (expected.completed, expected.in_flight, expected.jobs) = (2, 5, 5);
     assert_eq!(request_audit(&h).await, expected, "a callback");
-    let vain = vec![outage(&jobs[5]), outage(&jobs[6])];
-    h.requests().report_batch(vain, &single_attempt_policy()).await.expect("report_batch must succeed");
+    let failures = vec![outage(&jobs[5]), outage(&jobs[6])];
+    h.requests().report_batch(failures, &single_attempt_policy()).await.expect("report_batch must succeed");
     (expected.dead, expected.in_flight, expected.jobs) = (2, 3, 3);
     assert_eq!(request_audit(&h).await, expected, "dead letters");
     h.requests().discard_request(jobs[5].id).await.expect("discard_request must succeed");

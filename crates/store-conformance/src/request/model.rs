@@ -1,7 +1,7 @@
-//! Requests as a naive engine would keep them: all in memory, one step at a time, every change by the rule in `weir-core`.
+//! The naive engine of request: everything in memory, one command at a time, every change by the rule in `weir-core`.
 //!
-//! Where the seam leaves the choice to the engine (which of the jobs that are equally due, which of the dead letters), the
-//! model holds the engine's choice to what was promised, and follows it.
+//! Where the trait leaves the choice to the engine (which of several equally due jobs, which dead letters), the model checks
+//! that the engine's choice is allowed and then applies it.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -18,7 +18,7 @@ use weir_store::request::{
     PendingRequest, Request, RequestAudit, Sealed, Submit, SubmitOutcome, SubmitReceipt,
 };
 
-/// Everything that was ever submitted and not purged.
+/// All requests that were submitted and not purged.
 #[derive(Debug, Default)]
 pub struct Model {
     rows: BTreeMap<RequestId, Row>,
@@ -46,8 +46,8 @@ impl Row {
         !self.progress.status.is_final() && self.claimable_at() <= now
     }
 
-    /// Shows in the request what the rule has made of it; true when somebody is to be told of its end.
-    fn show(&mut self, now: Timestamp) -> bool {
+    /// Copies status and attempts from the progress to the request. Returns whether a webhook is due.
+    fn apply_progress(&mut self, now: Timestamp) -> bool {
         let status = self.progress.status;
         (self.request.status, self.request.attempts) = (status, self.progress.attempts);
         self.request.updated_at = now;
@@ -72,11 +72,10 @@ fn failure(cause: FailureCause, detail: Option<String>) -> Option<Failure> {
 }
 
 impl Model {
-    /// Takes a submission.
     pub fn submit(&mut self, submit: &Submit, limits: Option<QuotaLimits>, now: Timestamp) -> SubmitOutcome {
         let name = TenantKey { tenant: submit.tenant.clone(), key: submit.key.clone() };
-        let kept = self.keys.get(&name).filter(|record| self.rows.contains_key(&record.request_id));
-        match decide(kept, &submit.fingerprint, now) {
+        let record = self.keys.get(&name).filter(|record| self.rows.contains_key(&record.request_id));
+        match decide(record, &submit.fingerprint, now) {
             Submission::Replay(id) => return SubmitOutcome::Replayed(self.rows[&id].receipt()),
             Submission::Conflict => return SubmitOutcome::Conflict,
             Submission::New => {}
@@ -97,8 +96,8 @@ impl Model {
         SubmitOutcome::Accepted(receipt)
     }
 
-    /// Holds what a claim brought to what is due, and takes it over.
-    pub fn follow_claim(
+    /// Checks the result of a claim against the jobs that are due, and applies it.
+    pub fn check_claim(
         &mut self,
         room: &[DownstreamCapacity],
         claimed: &ClaimedJobs,
@@ -111,21 +110,21 @@ impl Model {
             due.truncate(*jobs);
             let of_room = |id: &RequestId| self.rows[id].downstream == *downstream;
             let at = |id: RequestId| self.rows[&id].claimable_at();
-            let came: Vec<_> = claimed.jobs.iter().map(|job| job.id).filter(of_room).map(at).collect();
-            assert!(came.is_sorted(), "the longest due first: {came:?}");
-            let gone = claimed.exhausted.iter().copied().filter(of_room).map(at);
-            let mut taken: Vec<_> = came.into_iter().chain(gone).collect();
+            let claimed_at: Vec<_> = claimed.jobs.iter().map(|job| job.id).filter(of_room).map(at).collect();
+            assert!(claimed_at.is_sorted(), "the longest due first: {claimed_at:?}");
+            let exhausted_at = claimed.exhausted.iter().copied().filter(of_room).map(at);
+            let mut taken: Vec<_> = claimed_at.into_iter().chain(exhausted_at).collect();
             taken.sort_unstable();
-            assert_eq!(taken, due, "as many as there is room for, of those due first");
+            assert_eq!(taken, due, "as many jobs as there is capacity for, the first due first");
         }
         if claimed.jobs.is_empty() && claimed.exhausted.is_empty() {
             assert_eq!(claimed.next_due_in, self.next(room, now), "how long to wait");
         }
-        self.take(claimed, policy, now);
+        self.apply_claim(claimed, policy, now);
     }
 
-    /// Holds what a claim by name brought to what was claimable, and takes it over.
-    pub fn follow_named(
+    /// Checks the result of a claim by name against the jobs that are due, and applies it.
+    pub fn check_named_claim(
         &mut self,
         ids: &[RequestId],
         claimed: &ClaimedJobs,
@@ -139,8 +138,8 @@ impl Model {
         let mut taken: Vec<_> = claimed.jobs.iter().map(|job| job.id).collect();
         taken.extend(&claimed.exhausted);
         taken.sort_unstable();
-        assert_eq!(taken, due, "those that are due, once each");
-        self.take(claimed, policy, now);
+        assert_eq!(taken, due, "exactly those that are due, once each");
+        self.apply_claim(claimed, policy, now);
     }
 
     fn due<'a>(&'a self, downstream: &'a str, now: Timestamp) -> impl Iterator<Item = &'a Row> {
@@ -154,13 +153,13 @@ impl Model {
         waiting.map(Row::claimable_at).min().map(|at| at.since(now))
     }
 
-    fn take(&mut self, claimed: &ClaimedJobs, policy: &RetryPolicy, now: Timestamp) {
+    fn apply_claim(&mut self, claimed: &ClaimedJobs, policy: &RetryPolicy, now: Timestamp) {
         for job in &claimed.jobs {
             let row = self.rows.get_mut(&job.id).expect("it is due");
             let Ok(ClaimOutcome::Granted(lease)) = row.progress.claim(policy, now) else {
                 panic!("{} has no attempt left", job.id)
             };
-            row.show(now);
+            row.apply_progress(now);
             let request = &row.request;
             let expected = Job {
                 id: request.id,
@@ -180,13 +179,12 @@ impl Model {
                 panic!("{id} has an attempt left")
             };
             row.request.failure = failure(cause, None);
-            if row.show(now) {
+            if row.apply_progress(now) {
                 self.webhooks.push(*id);
             }
         }
     }
 
-    /// Takes a worker's report.
     pub fn report(
         &mut self,
         report: JobReport,
@@ -200,20 +198,19 @@ impl Model {
             row.request.failure = judgement.cause().and_then(|cause| failure(cause, detail));
             row.request.result = result;
         }
-        if row.show(now) {
+        if row.apply_progress(now) {
             self.webhooks.push(id);
         }
         Ok(status)
     }
 
-    /// Takes a callback.
     pub fn call_back(&mut self, id: RequestId, report: CallbackReport, now: Timestamp) -> CallbackOutcome {
         let Some(row) = self.rows.get_mut(&id) else { return CallbackOutcome::Unknown };
         match row.progress.call_back(report.callback) {
             Err(refused) => CallbackOutcome::TransitionError(refused),
             Ok(status) => {
                 (row.request.result, row.request.failure) = (report.result, report.failure);
-                if row.show(now) {
+                if row.apply_progress(now) {
                     self.webhooks.push(id);
                 }
                 CallbackOutcome::Applied(status)
@@ -221,24 +218,24 @@ impl Model {
         }
     }
 
-    /// The broker has the job.
+    /// Marks a pending request as enqueued at the broker.
     pub fn mark_enqueued(&mut self, id: RequestId, now: Timestamp) {
         if let Some(row) = self.rows.get_mut(&id)
             && row.progress.status == RequestStatus::PendingEnqueue
         {
             row.progress.enqueued().expect("it is pending");
-            row.show(now);
+            row.apply_progress(now);
         }
     }
 
-    /// What no broker has, by id.
+    /// Requests that are pending for the broker, by id.
     pub fn pending(&self, now: Timestamp) -> Vec<PendingRequest> {
         let rows = self.rows.values().filter(|row| row.request.status == RequestStatus::PendingEnqueue);
         rows.map(|row| PendingRequest { id: row.request.id, age: now.since(row.request.accepted_at) })
             .collect()
     }
 
-    /// Lets a dead letter start again; false when it is none.
+    /// Replays a dead letter. Returns false if there is none with this id.
     pub fn replay(&mut self, id: RequestId, now: Timestamp) -> bool {
         if !self.discard(id) {
             return false;
@@ -246,25 +243,24 @@ impl Model {
         let row = self.rows.get_mut(&id).expect("it was on the list");
         row.progress.replay(now).expect("it is a dead letter");
         row.request.failure = None;
-        row.show(now);
+        row.apply_progress(now);
         true
     }
 
-    /// Takes a dead letter off the list; false when it is none.
+    /// Discards a dead letter. Returns false if there is none with this id.
     pub fn discard(&mut self, id: RequestId) -> bool {
         self.rows.get_mut(&id).is_some_and(|row| row.died_at.take().is_some())
     }
 
-    /// The dead letters.
     pub fn dead(&self) -> Vec<DeadRequest> {
         let letter = |row: &Row| Some(DeadRequest { request: row.request.clone(), died_at: row.died_at? });
         self.rows.values().filter_map(letter).collect()
     }
 
-    /// Forgets what is old; says how many requests and keys that were.
+    /// Deletes old final requests and expired keys. Returns how many of both.
     pub fn purge(&mut self, keep: Duration, now: Timestamp) -> u64 {
         let before = (self.rows.len(), self.keys.len());
-        // Requests are known to be old by the millisecond.
+        // The age of requests is compared in milliseconds.
         let millis = |at: Timestamp| at.as_micros().div_euclid(1_000);
         let old = Timestamp::from_micros(
             now.as_micros().saturating_sub(i64::try_from(keep.as_micros()).unwrap_or(i64::MAX)),
@@ -273,12 +269,11 @@ impl Model {
             !row.request.status.is_final() || millis(row.request.accepted_at) >= millis(old)
         });
         self.keys.retain(|_, record| record.is_live(now));
-        let gone = (before.0 - self.rows.len()) as u64;
-        self.purged += gone;
-        gone + (before.1 - self.keys.len()) as u64
+        let exhausted_at = (before.0 - self.rows.len()) as u64;
+        self.purged += exhausted_at;
+        exhausted_at + (before.1 - self.keys.len()) as u64
     }
 
-    /// A request.
     pub fn find(&self, id: RequestId) -> Option<Request> {
         self.rows.get(&id).map(|row| row.request.clone())
     }
@@ -301,7 +296,7 @@ impl Model {
             .collect()
     }
 
-    /// The ids of requests that were known here, the newest last.
+    /// The ids of all requests, the newest last.
     pub fn ids(&self) -> Vec<RequestId> {
         self.rows.keys().copied().collect()
     }
@@ -311,20 +306,19 @@ impl Model {
         self.rows.get(&id).map_or(1, |row| row.progress.last_token)
     }
 
-    /// When something happens next: when a job may be claimed.
+    /// The next time after `now` at which a job becomes claimable.
     pub fn next_due(&self, now: Timestamp) -> Option<Timestamp> {
         let waiting = self.rows.values().filter(|row| !row.progress.status.is_final());
         waiting.map(Row::claimable_at).filter(|at| *at > now).min()
     }
 
-    /// Whoever is to be told, sorted.
+    /// The requests whose webhook is enqueued, sorted.
     pub fn webhooks(&self) -> Vec<RequestId> {
         let mut ids = self.webhooks.clone();
         ids.sort_unstable();
         ids
     }
 
-    /// The books.
     pub fn books(&self) -> RequestAudit {
         let mut books =
             RequestAudit { accepted: self.accepted, purged: self.purged, ..RequestAudit::default() };

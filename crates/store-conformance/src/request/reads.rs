@@ -21,11 +21,11 @@ async fn page<H: HasRequests>(
 ) -> Vec<RequestId> {
     let listed = h.requests().list_requests(&tenant(TENANT), status, before, limit).await;
     let RequestPage { requests, next_before } = listed.expect("list_requests must succeed");
-    assert_eq!(next_before, None, "all of so few are looked at");
+    assert_eq!(next_before, None, "so few requests are read in one pass");
     requests.iter().map(|request| request.id).collect()
 }
 
-/// Accepts requests a second apart, and their ids, the newest first.
+/// Accepts requests a second apart. Returns their ids, the newest first.
 async fn accept_spaced<H: HasRequests>(h: &H, count: usize) -> Vec<RequestId> {
     let mut ids = Vec::new();
     for n in 0..count {
@@ -48,7 +48,7 @@ pub async fn requests_are_listed_the_newest_first<H: HasRequests>() {
     let mut batch: Vec<_> =
         accept_batch(&h, submissions(&h, "b", 3)).await.iter().map(|receipt| receipt.id).collect();
     batch.reverse();
-    assert_eq!(page(&h, None, None, 3).await, batch, "also those of one batch");
+    assert_eq!(page(&h, None, None, 3).await, batch, "also within one batch");
 }
 
 pub async fn a_listed_request_equals_the_found_one<H: HasRequests>() {
@@ -61,7 +61,11 @@ pub async fn a_listed_request_equals_the_found_one<H: HasRequests>() {
     for request in listed.requests {
         let found = get_request(&h, request.id).await;
         let payload = Sealed { bytes: Vec::new(), ..found.payload.clone() };
-        assert_eq!(Request { payload, result: None, ..found }, request, "but for what may be large");
+        assert_eq!(
+            Request { payload, result: None, ..found },
+            request,
+            "equal except for payload and result"
+        );
     }
 }
 
@@ -75,7 +79,7 @@ pub async fn summaries_by_id_leave_out_payload_and_result<H: HasRequests>() {
     assert_eq!(summaries(&[]).await, []);
     let job =
         submit_and_claim(&h, Submit { callback_url: Some(URL.to_owned()), ..submission(&h, "a") }).await;
-    report_one(&h, success(&job)).await.expect("it is taken");
+    report_one(&h, success(&job)).await.expect("the report is accepted");
     let other = accept_one(&h, submission_for(&h, "rival", "b", "b")).await;
     let expected = async |id| {
         let request = get_request(&h, id).await;
@@ -97,13 +101,13 @@ pub async fn lists_are_read_page_by_page<H: HasRequests>() {
         let Some(last) = ids.last() else { break };
         before = Some(*last);
         read.extend(ids);
-        // What comes meanwhile is newer than any page to come.
+        // Requests accepted in between are newer than all following pages.
         accept_one(&h, submission(&h, &format!("meanwhile {}", read.len()))).await;
     }
     assert_eq!(read, ids);
     assert_eq!(page(&h, None, Some(ids[6]), 3).await, [], "nothing is older than the oldest");
     assert_eq!(page(&h, None, None, 0).await, []);
-    assert_eq!(page(&h, None, None, usize::MAX).await.len(), 10, "any number may be asked for");
+    assert_eq!(page(&h, None, None, usize::MAX).await.len(), 10, "any limit is allowed");
 }
 
 pub async fn lists_can_be_filtered_by_status<H: HasRequests>() {
@@ -117,16 +121,16 @@ pub async fn lists_can_be_filtered_by_status<H: HasRequests>() {
     let failed = submit_and_claim(&h, submission(&h, "f")).await;
     report_batch(&h, vec![success(&completed[0]), success(&completed[1]), rejection(&failed)]).await;
     let exhausted = create_dead_requests(&h, vec![submission(&h, "g")]).await.remove(0);
-    let of = |status| page(&h, Some(status), None, 10);
-    assert_eq!(of(RequestStatus::Accepted).await, [waiting]);
-    assert_eq!(of(RequestStatus::PendingEnqueue).await, [pending]);
-    assert_eq!(of(RequestStatus::InProgress).await, [begun_one.id]);
-    assert_eq!(of(RequestStatus::Completed).await, [completed[1].id, completed[0].id]);
-    assert_eq!(of(RequestStatus::FailedPermanent).await, [failed.id]);
-    assert_eq!(of(RequestStatus::FailedRetryExhausted).await, [exhausted.id]);
+    let page_of = |status| page(&h, Some(status), None, 10);
+    assert_eq!(page_of(RequestStatus::Accepted).await, [waiting]);
+    assert_eq!(page_of(RequestStatus::PendingEnqueue).await, [pending]);
+    assert_eq!(page_of(RequestStatus::InProgress).await, [begun_one.id]);
+    assert_eq!(page_of(RequestStatus::Completed).await, [completed[1].id, completed[0].id]);
+    assert_eq!(page_of(RequestStatus::FailedPermanent).await, [failed.id]);
+    assert_eq!(page_of(RequestStatus::FailedRetryExhausted).await, [exhausted.id]);
     assert_eq!(page(&h, Some(RequestStatus::Completed), None, 1).await, [completed[1].id]);
     let rest = page(&h, Some(RequestStatus::Completed), Some(completed[1].id), 1).await;
-    assert_eq!(rest, [completed[0].id], "and page by page too");
+    assert_eq!(rest, [completed[0].id], "filtered lists have pages too");
 }
 
 pub async fn a_list_of_a_rare_status_is_bounded_and_says_where_to_continue<H: HasRequests>() {
@@ -145,23 +149,36 @@ pub async fn a_list_of_a_rare_status_is_bounded_and_says_where_to_continue<H: Ha
         let RequestPage { requests, next_before } = listed.expect("list_requests must succeed");
         (requests.iter().map(|request| request.id).collect::<Vec<_>>(), next_before)
     };
-    assert_eq!(list(RequestStatus::Completed, None).await, (vec![], Some(others[0])), "none among so many");
-    assert_eq!(list(RequestStatus::Completed, Some(others[0])).await, (vec![rare.id], None), "the rest");
+    assert_eq!(
+        list(RequestStatus::Completed, None).await,
+        (vec![], Some(others[0])),
+        "none among the requests read"
+    );
+    assert_eq!(
+        list(RequestStatus::Completed, Some(others[0])).await,
+        (vec![rare.id], None),
+        "the next pass finds it"
+    );
     let newest = others.last().copied();
     assert_eq!(
         list(RequestStatus::Completed, newest).await,
         (vec![rare.id], Some(rare.id)),
-        "the last of so many"
+        "the last request of the pass"
     );
     let newest: Vec<_> = others.iter().rev().take(5).copied().collect();
-    assert_eq!(list(RequestStatus::Accepted, None).await, (newest, None), "as many as were asked for");
+    assert_eq!(list(RequestStatus::Accepted, None).await, (newest, None), "a full page");
 }
 
 pub async fn tenants_see_their_own_requests_only<H: HasRequests>() {
     let h = H::open().await;
-    let of = |tenant: &str, key: &str| submission_for(&h, tenant, key, key);
-    let batch =
-        vec![of("acme", "1"), of("globex", "1"), of("Acme", "1"), of("acme%", "1"), of("globex", "2")];
+    let of_tenant = |tenant: &str, key: &str| submission_for(&h, tenant, key, key);
+    let batch = vec![
+        of_tenant("acme", "1"),
+        of_tenant("globex", "1"),
+        of_tenant("Acme", "1"),
+        of_tenant("acme%", "1"),
+        of_tenant("globex", "2"),
+    ];
     let ids: Vec<_> = accept_batch(&h, batch).await.iter().map(|receipt| receipt.id).collect();
     let list = async |name: &str| -> Vec<RequestId> {
         let listed = h.requests().list_requests(&tenant(name), None, None, 10).await;

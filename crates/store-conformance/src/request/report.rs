@@ -1,4 +1,4 @@
-//! What a worker's report makes of a request.
+//! Reports of workers: what they change, and when they are refused.
 
 use std::time::Duration;
 
@@ -52,20 +52,20 @@ pub async fn a_rejected_request_says_why_and_is_no_dead_letter<H: HasRequests>()
     assert_eq!((request.failure, request.result), (failure(FailureCause::Rejected(422)), None));
     assert_eq!(request.updated_at, now(&h));
     assert_eq!(dead_ids(&h).await, []);
-    expect_nothing_due(&h, "it has come to its end").await;
+    expect_nothing_due(&h, "the request is final").await;
     assert_eq!(request_audit(&h).await.failed, 1);
 }
 
 pub async fn a_retry_waits_as_long_as_its_random_number_decides<H: HasRequests>() {
     let h = H::open().await;
     // After one attempt the wait is from 1 s to 2 s, after two to 4 s; see the policy.
-    for (chance, waits) in [(0, [1, 1]), (u64::MAX, [2, 4])] {
-        let mut job = submit_and_claim(&h, submission(&h, &format!("k{chance}"))).await;
+    for (random, waits) in [(0, [1, 1]), (u64::MAX, [2, 4])] {
+        let mut job = submit_and_claim(&h, submission(&h, &format!("k{random}"))).await;
         for wait in waits {
-            let report = JobReport { random: chance, ..outage(&job) };
+            let report = JobReport { random, ..outage(&job) };
             assert_eq!(report_one(&h, report).await, Ok(RequestStatus::InProgress));
             h.clock().advance(wait * SECOND - TICK);
-            expect_nothing_due(&h, "its time has not come").await;
+            expect_nothing_due(&h, "its delay is not over").await;
             h.clock().advance(TICK);
             job = claim_one(&h).await;
         }
@@ -76,11 +76,11 @@ pub async fn a_retry_waits_as_long_as_its_random_number_decides<H: HasRequests>(
 
 pub async fn a_retry_waits_as_long_as_the_downstream_asks_within_bounds<H: HasRequests>() {
     let h = H::open().await;
-    for (asked, wait) in [(Duration::ZERO, 1), (3 * SECOND, 3), (Duration::MAX, 5)] {
-        let job = submit_and_claim(&h, submission(&h, &format!("{asked:?}"))).await;
-        assert_eq!(report_one(&h, outage_for(&job, Some(asked))).await, Ok(RequestStatus::InProgress));
+    for (retry_after, wait) in [(Duration::ZERO, 1), (3 * SECOND, 3), (Duration::MAX, 5)] {
+        let job = submit_and_claim(&h, submission(&h, &format!("{retry_after:?}"))).await;
+        assert_eq!(report_one(&h, outage_for(&job, Some(retry_after))).await, Ok(RequestStatus::InProgress));
         h.clock().advance(wait * SECOND - TICK);
-        expect_nothing_due(&h, "its time has not come").await;
+        expect_nothing_due(&h, "its delay is not over").await;
         h.clock().advance(TICK);
         assert_eq!(report_one(&h, success(&claim_one(&h).await)).await, Ok(RequestStatus::Completed));
     }
@@ -100,7 +100,7 @@ pub async fn the_last_failed_retry_creates_a_dead_letter<H: HasRequests>() {
     assert_eq!(report_one(&h, job_report(&job, timed_out)).await, Ok(RequestStatus::FailedRetryExhausted));
     let request = get_request(&h, job.id).await;
     assert_eq!((request.status, request.attempts), (RequestStatus::FailedRetryExhausted, 3));
-    assert_eq!(request.failure, failure(FailureCause::TimedOut), "why the last one failed");
+    assert_eq!(request.failure, failure(FailureCause::TimedOut), "the failure of the last attempt");
     assert_eq!(dead_ids(&h).await, [job.id]);
     assert_eq!(request_audit(&h).await.dead, 1);
 }
@@ -112,17 +112,21 @@ pub async fn a_failed_attempt_is_shown_until_one_succeeds<H: HasRequests>() {
     h.clock().advance(SECOND);
     let report = JobReport { detail: Some("503, try later".to_owned()), ..outage(&job) };
     assert_eq!(report_one(&h, report).await, Ok(RequestStatus::InProgress));
-    let told = Failure {
+    let failure = Failure {
         code: FailureCause::ServerError(503).code().to_owned(),
         message: "503, try later".to_owned(),
     };
     let request = get_request(&h, job.id).await;
-    assert_eq!((request.failure, request.updated_at), (Some(told.clone()), now(&h)));
+    assert_eq!((request.failure, request.updated_at), (Some(failure.clone()), now(&h)));
     h.clock().advance(SECOND);
     let job = claim_one(&h).await;
-    assert_eq!(get_request(&h, job.id).await.failure, Some(told.clone()), "why its last attempt failed");
+    assert_eq!(
+        get_request(&h, job.id).await.failure,
+        Some(failure.clone()),
+        "the failure of the last attempt"
+    );
     assert_eq!(report_one(&h, not_called(&job, Duration::ZERO)).await, Ok(RequestStatus::InProgress));
-    assert_eq!(get_request(&h, job.id).await.failure, Some(told), "no other was made since");
+    assert_eq!(get_request(&h, job.id).await.failure, Some(failure), "there was no attempt since");
     let job = claim_one(&h).await;
     assert_eq!(report_one(&h, success(&job)).await, Ok(RequestStatus::Completed));
     assert_eq!(get_request(&h, job.id).await.failure, None);
@@ -137,26 +141,30 @@ pub async fn a_request_that_awaits_its_callback_cannot_be_claimed<H: HasRequests
     assert_eq!((request.status, request.attempts), (RequestStatus::InProgress, 1));
     assert_eq!((request.failure, request.result, request.updated_at), (None, None, now(&h)));
     h.clock().advance(policy().callback_within - TICK);
-    expect_nothing_due(&h, "longer than any lease").await;
-    assert_eq!(report_one(&h, success(&job)).await, Err(TransitionError::LeaseLost), "the worker has spoken");
+    expect_nothing_due(&h, "it waits longer than any lease").await;
+    assert_eq!(
+        report_one(&h, success(&job)).await,
+        Err(TransitionError::LeaseLost),
+        "the worker has already reported"
+    );
 }
 
 pub async fn a_call_that_was_not_made_counts_no_attempt<H: HasRequests>() {
     let h = H::open().await;
     let first = submit_and_claim(&h, submission(&h, "k")).await;
-    report_one(&h, not_called(&first, Duration::ZERO)).await.expect("it is taken");
+    report_one(&h, not_called(&first, Duration::ZERO)).await.expect("the report is accepted");
     let mut token = first.token;
     for _ in 0..10 {
         let job = claim_one(&h).await;
-        assert_eq!(job.attempt, 1, "the same attempt again");
-        assert!(job.token > token, "but another lease");
+        assert_eq!(job.attempt, 1, "the attempt number is the same");
+        assert!(job.token > token, "the lease is new");
         token = job.token;
         let after = 7 * SECOND;
         assert_eq!(report_one(&h, not_called(&job, after)).await, Ok(RequestStatus::InProgress));
         let request = get_request(&h, job.id).await;
         assert_eq!((request.attempts, request.updated_at), (0, now(&h)));
         h.clock().advance(7 * SECOND - TICK);
-        expect_nothing_due(&h, "it is put off").await;
+        expect_nothing_due(&h, "it is deferred").await;
         h.clock().advance(TICK);
     }
     let job = claim_one(&h).await;
@@ -185,7 +193,7 @@ pub async fn a_final_request_refuses_reports<H: HasRequests>() {
         }
         assert_eq!(get_request(&h, job.id).await, before);
     }
-    expect_nothing_due(&h, "they have come to their end").await;
+    expect_nothing_due(&h, "the requests are final").await;
     request_audit(&h).await;
 }
 
@@ -253,9 +261,9 @@ pub async fn awkward_details_are_stored<H: HasRequests>() {
         let job = submit_and_claim(&h, submission(&h, &format!("k{n}"))).await;
         let report = JobReport { detail: Some(detail.clone()), ..rejection(&job) };
         assert_eq!(report_one(&h, report).await, Ok(RequestStatus::FailedPermanent), "{detail:.40?}");
-        let message = get_request(&h, job.id).await.failure.expect("it says why").message;
-        // No Postgres text holds a NUL, so one may be lost; the rest may not.
-        let kept = |text: &str| text.replace(['\0', '\u{fffd}'], "");
-        assert!(kept(&message) == kept(&detail), "{detail:.40?} became {message:.40?}");
+        let message = get_request(&h, job.id).await.failure.expect("there is a failure").message;
+        // Postgres cannot store NUL in text, so an engine may drop it, but nothing else.
+        let without_nul = |text: &str| text.replace(['\0', '\u{fffd}'], "");
+        assert!(without_nul(&message) == without_nul(&detail), "{detail:.40?} became {message:.40?}");
     }
 }

@@ -68,19 +68,19 @@ pub async fn keys_and_windows_survive<H: HasRequests>() {
     assert_eq!(
         outcome_letters(&submit_batch(&h, batch, limits(3, 1)).await),
         "RCAL",
-        "what was spent stays spent"
+        "spent units stay spent"
     );
 }
 
 pub async fn leases_survive_and_their_holders_can_report<H: HasRequests>() {
     let h = H::open().await;
-    let [held, lost] =
+    let [reported, lost] =
         [submit_and_claim(&h, submission(&h, "a")).await, submit_and_claim(&h, submission(&h, "b")).await];
     let h = h.reopen().await;
     assert_eq!(
-        report_one(&h, success(&held)).await,
+        report_one(&h, success(&reported)).await,
         Ok(RequestStatus::Completed),
-        "a worker elsewhere goes on"
+        "a worker in another process can still report"
     );
     h.clock().advance(policy().lease - TICK);
     expect_nothing_due(&h, "a restart ends no lease").await;
@@ -90,7 +90,7 @@ pub async fn leases_survive_and_their_holders_can_report<H: HasRequests>() {
     let holder = claim_one(&h).await;
     assert_eq!((holder.id, holder.attempt), (lost.id, 2));
     let h = h.reopen().await;
-    assert_eq!(report_one(&h, success(&lost)).await, Err(TransitionError::LeaseLost), "late is late");
+    assert_eq!(report_one(&h, success(&lost)).await, Err(TransitionError::LeaseLost), "its lease was lost");
     assert_eq!(report_one(&h, success(&holder)).await, Ok(RequestStatus::Completed));
 }
 
@@ -104,10 +104,10 @@ pub async fn retry_delays_and_callback_deadlines_survive<H: HasRequests>() {
     h.clock().advance(Duration::from_secs(1));
     let job = claim_one(&h).await;
     assert_eq!((job.id, job.attempt), (retried.id, 2));
-    report_one(&h, success(&job)).await.expect("it is taken");
+    report_one(&h, success(&job)).await.expect("the report is accepted");
     let h = h.reopen().await;
-    let left = policy().callback_within - Duration::from_secs(1);
-    assert_eq!(claim_jobs(&h, 1).await.next_due_in, Some(left));
+    let remaining = policy().callback_within - Duration::from_secs(1);
+    assert_eq!(claim_jobs(&h, 1).await.next_due_in, Some(remaining));
 }
 
 pub async fn tokens_grow_over_restarts_and_replays<H: HasRequests>() {
@@ -127,7 +127,7 @@ pub async fn webhooks_survive<H: HasRequests>() {
     let h = H::open().await;
     let job =
         submit_and_claim(&h, Submit { callback_url: Some(URL.to_owned()), ..submission(&h, "k") }).await;
-    report_one(&h, success(&job)).await.expect("it is taken");
+    report_one(&h, success(&job)).await.expect("the report is accepted");
     let h = h.reopen().await;
     assert_eq!(get_request(&h, job.id).await.callback_url.as_deref(), Some(URL));
     assert_eq!(webhooks(&h).await, [job.id]);

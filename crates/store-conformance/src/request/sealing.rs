@@ -1,4 +1,4 @@
-//! The keys that requests are sealed with: what servers register of them, and which requests need them.
+//! Encryption keys: registering them, and finding the requests that were sealed with one.
 
 use std::time::Duration;
 
@@ -27,7 +27,7 @@ async fn search<H: HasRequests>(h: &H, name: &str, after: Option<RequestId>, lim
     h.requests().find_sealed_with(name, after, limit).await.expect("find_sealed_with must succeed")
 }
 
-/// A request whose payload is sealed with the key of this name.
+/// A submission whose payload is sealed with the key of this name.
 fn sealed_with<H: HasRequests>(h: &H, name: &str) -> Submit {
     let payload = Sealed { key_id: name.to_owned(), ..sealed("payload") };
     Submit { payload, ..submission(h, &next_id(h).to_string()) }
@@ -74,7 +74,7 @@ pub async fn requests_sealed_with_a_key_are_found_page_by_page<H: HasRequests>()
     assert_eq!(search(&h, "old", Some(ids[0]), 1).await, SealedSearch::Found(ids[1]));
     assert_eq!(search(&h, "old", Some(ids[1]), 10).await, SealedSearch::NoneUpTo(ids[3]));
     assert_eq!(search(&h, "old", Some(ids[3]), 10).await, SealedSearch::None);
-    assert_eq!(search(&h, "o%", None, 10).await, SealedSearch::NoneUpTo(ids[3]), "names are names");
+    assert_eq!(search(&h, "o%", None, 10).await, SealedSearch::NoneUpTo(ids[3]), "names are no patterns");
 }
 
 pub async fn a_result_sealed_with_a_key_is_found_too<H: HasRequests>() {
@@ -83,7 +83,7 @@ pub async fn a_result_sealed_with_a_key_is_found_too<H: HasRequests>() {
     assert_eq!(search(&h, "new", None, 10).await, SealedSearch::NoneUpTo(job.id));
     let mut report = success(&job);
     report.result = Some(Sealed { key_id: "new".to_owned(), ..sealed("result") });
-    report_one(&h, report).await.expect("it is taken");
+    report_one(&h, report).await.expect("the report is accepted");
     assert_eq!(search(&h, "new", None, 10).await, SealedSearch::Found(job.id));
     assert_eq!(search(&h, "old", None, 10).await, SealedSearch::Found(job.id));
 }

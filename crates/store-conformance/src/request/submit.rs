@@ -1,4 +1,4 @@
-//! What becomes of a submission.
+//! Submissions: new ones, replays and conflicts.
 
 use std::time::Duration;
 
@@ -57,10 +57,10 @@ pub async fn the_same_submission_is_replayed_with_its_current_status<H: HasReque
     let job = claim_one(&h).await;
     let now_begun = SubmitReceipt { status: RequestStatus::InProgress, ..first };
     assert_eq!(submit_one(&h, resubmission(&h, &sent)).await, SubmitOutcome::Replayed(now_begun));
-    report_one(&h, success(&job)).await.expect("the report is taken");
+    report_one(&h, success(&job)).await.expect("the report is accepted");
     let now_done = SubmitReceipt { status: RequestStatus::Completed, ..first };
     assert_eq!(submit_one(&h, resubmission(&h, &sent)).await, SubmitOutcome::Replayed(now_done));
-    assert_eq!(request_audit(&h).await.accepted, 1, "it is one request all along");
+    assert_eq!(request_audit(&h).await.accepted, 1, "it is still one request");
 }
 
 pub async fn another_payload_under_a_used_key_is_a_conflict_and_changes_nothing<H: HasRequests>() {
@@ -76,7 +76,7 @@ pub async fn another_payload_under_a_used_key_is_a_conflict_and_changes_nothing<
     assert_eq!(
         outcome_letters(&submit_batch(&h, vec![resubmission(&h, &sent)], None).await),
         "R",
-        "the key stands for the first"
+        "the key still belongs to the first request"
     );
     assert_eq!(request_audit(&h).await.accepted, 1);
 }
@@ -91,7 +91,7 @@ pub async fn fingerprints_are_compared_to_their_last_bit<H: HasRequests>() {
         let batch = vec![sent.clone(), other.clone(), resubmission(&h, &sent)];
         assert_eq!(outcome_letters(&submit_batch(&h, batch, None).await), "ACR", "in one batch");
         let batch = vec![resubmission(&h, &other), resubmission(&h, &sent)];
-        assert_eq!(outcome_letters(&submit_batch(&h, batch, None).await), "CR", "and from the tables");
+        assert_eq!(outcome_letters(&submit_batch(&h, batch, None).await), "CR", "compared with the tables");
     }
 }
 
@@ -119,12 +119,12 @@ pub async fn a_key_is_free_again_after_a_day_to_the_microsecond<H: HasRequests>(
         "AC",
         "the key is new"
     );
-    assert_eq!(get_request(&h, sent.id).await.payload, sealed("k"), "the first request is still there");
+    assert_eq!(get_request(&h, sent.id).await.payload, sealed("k"), "the first request still exists");
     h.clock().advance(DAY - TICK);
     assert_eq!(
         outcome_letters(&submit_batch(&h, vec![resubmission(&h, &new)], None).await),
         "R",
-        "for a day from then on"
+        "the key is valid for another day"
     );
     assert_eq!(request_audit(&h).await.accepted, 2);
 }
@@ -143,7 +143,7 @@ pub async fn a_submission_twice_in_a_batch_is_accepted_once<H: HasRequests>() {
     let receipt = SubmitReceipt { id: sent.id, status: RequestStatus::Accepted, accepted_at: now(&h) };
     assert_eq!(outcomes[3], SubmitOutcome::Replayed(receipt));
     assert_eq!(request_audit(&h).await.accepted, 1);
-    assert_eq!(claim(&h, 10).await.len(), 1, "and has one job");
+    assert_eq!(claim(&h, 10).await.len(), 1, "it has one job");
 }
 
 pub async fn a_mixed_batch_is_answered_in_its_order<H: HasRequests>() {
@@ -220,11 +220,11 @@ pub async fn payloads_are_bytes_of_any_value_and_length<H: HasRequests>() {
         let job =
             submit_and_claim(&h, Submit { payload: payload.clone(), ..submission(&h, &format!("k{n}")) })
                 .await;
-        assert!(job.payload == payload, "as the worker gets it");
+        assert!(job.payload == payload, "the worker gets the same bytes");
         let report = weir_store::request::JobReport { result: Some(payload.clone()), ..success(&job) };
         assert_eq!(report_one(&h, report).await, Ok(RequestStatus::Completed));
         let request = get_request(&h, job.id).await;
-        assert!(request.payload == payload && request.result == Some(payload), "and as callers do");
+        assert!(request.payload == payload && request.result == Some(payload), "callers get the same bytes");
     }
 }
 

@@ -1,4 +1,4 @@
-//! Waiting for something to claim. `at_most` is real time: a worker sleeps in it, whatever the store's clock shows.
+//! Waiting for claimable jobs. The timeout is real time: it does not depend on the store's clock.
 
 use std::future::Future;
 use std::time::Duration;
@@ -18,7 +18,7 @@ pub async fn wait_returns_when_something_was_accepted_before<H: HasRequests>() {
     let store = h.requests();
     for key in ["a", "b"] {
         accept_one(&h, submission(&h, key)).await;
-        expect_prompt_return(store.wait_for_jobs(LONG), "something was accepted since the last call").await;
+        expect_prompt_return(store.wait_for_jobs(LONG), "a request was accepted since the last call").await;
         claim_one(&h).await;
     }
 }
@@ -32,7 +32,7 @@ pub async fn wait_returns_when_something_is_accepted_while_waiting<H: HasRequest
         accept_one(&h, submission(&h, &format!("k{n}"))).await;
         expect_prompt_return(
             async { waiter.await.expect("wait must not panic") },
-            "something was accepted meanwhile",
+            "a request was accepted while waiting",
         )
         .await;
         claim_one(&h).await;
@@ -55,6 +55,6 @@ pub async fn wait_returns_after_its_timeout<H: HasRequests>() {
     let h = H::open().await;
     let store = h.requests();
     for _ in 0..3 {
-        expect_prompt_return(store.wait_for_jobs(Duration::from_millis(20)), "at_most has passed").await;
+        expect_prompt_return(store.wait_for_jobs(Duration::from_millis(20)), "the timeout has passed").await;
     }
 }

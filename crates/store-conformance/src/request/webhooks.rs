@@ -1,4 +1,4 @@
-//! Whoever asked for it is told of the end of a request, once.
+//! Webhooks: a request with a callback URL enqueues one for each final status.
 
 use std::future::Future;
 use std::time::Duration;
@@ -13,12 +13,12 @@ use super::fixtures::{
 };
 use crate::HasRequests;
 
-/// A submission whose end somebody wants to hear of.
+/// A submission with a callback URL.
 fn submission_with_callback<H: HasRequests>(h: &H, key: &str) -> Submit {
     Submit { callback_url: Some(URL.to_owned()), ..submission(h, key) }
 }
 
-/// The worker of every attempt vanishes; the next claim will give the request up.
+/// Lets the lease of every attempt expire, so that the next claim exhausts the request.
 async fn abandon<H: HasRequests>(h: &H, submit: Submit) -> weir_core::RequestId {
     let id = accept_one(h, submit).await;
     for _ in 0..policy().max_attempts.get() {
@@ -72,12 +72,12 @@ pub async fn no_webhook_is_enqueued_before_the_final_status<H: HasRequests>() {
     let h = H::open().await;
     let sent = submission_with_callback(&h, "k");
     let job = submit_and_claim(&h, sent.clone()).await;
-    report_one(&h, not_called(&job, Duration::ZERO)).await.expect("it is taken");
+    report_one(&h, not_called(&job, Duration::ZERO)).await.expect("the report is accepted");
     let job = claim_one(&h).await;
-    report_one(&h, outage(&job)).await.expect("it is taken");
+    report_one(&h, outage(&job)).await.expect("the report is accepted");
     h.clock().advance(policy().backoff.ceiling(1));
     let job = claim_one(&h).await;
-    report_one(&h, awaits_callback(&job)).await.expect("it is taken");
+    report_one(&h, awaits_callback(&job)).await.expect("the report is accepted");
     submit_one(&h, resubmission(&h, &sent)).await;
     assert_eq!(webhooks(&h).await, []);
 }
@@ -88,10 +88,10 @@ pub async fn refused_reports_enqueue_no_webhook<H: HasRequests>() {
     h.clock().advance(policy().lease);
     let holder = claim_one(&h).await;
     report_batch(&h, vec![success(&late), rejection(&late)]).await;
-    assert_eq!(webhooks(&h).await, [], "the late worker ended nothing");
+    assert_eq!(webhooks(&h).await, [], "a refused report enqueues no webhook");
     report_batch(&h, vec![success(&holder), success(&holder), rejection(&late)]).await;
     call_back(&h, late.id, callback_report(Callback::Completed)).await;
-    assert_eq!(webhooks(&h).await, [late.id], "it ended once");
+    assert_eq!(webhooks(&h).await, [late.id], "there is one webhook");
 }
 
 pub async fn a_replayed_request_that_ends_again_enqueues_another_webhook<H: HasRequests>() {
@@ -99,7 +99,7 @@ pub async fn a_replayed_request_that_ends_again_enqueues_another_webhook<H: HasR
     let id = create_dead_requests(&h, vec![submission_with_callback(&h, "k")]).await.remove(0).id;
     assert_eq!(webhooks(&h).await, [id]);
     assert!(h.requests().replay_request(id).await.expect("replay_request must succeed"));
-    assert_eq!(webhooks(&h).await, [], "a replay is no end");
+    assert_eq!(webhooks(&h).await, [], "a replay enqueues no webhook");
     let job = claim_one(&h).await;
     assert_eq!(report_one(&h, success(&job)).await, Ok(RequestStatus::Completed));
     assert_eq!(webhooks(&h).await, [id]);
@@ -110,7 +110,7 @@ pub async fn every_final_request_wakes_a_waiter_of_the_webhook_topic<H: HasReque
     let queue = h.queue();
     let long = Duration::from_secs(60);
     let job = submit_and_claim(&h, submission_with_callback(&h, "a")).await;
-    report_one(&h, success(&job)).await.expect("it is taken");
+    report_one(&h, success(&job)).await.expect("the report is accepted");
     expect_prompt_return(queue.wait(WEBHOOKS_TOPIC, long), "a report").await;
     let job = submit_and_claim(&h, submission_with_callback(&h, "b")).await;
     let outcome = call_back(&h, job.id, callback_report(Callback::Failed)).await;
@@ -118,9 +118,9 @@ pub async fn every_final_request_wakes_a_waiter_of_the_webhook_topic<H: HasReque
     expect_prompt_return(queue.wait(WEBHOOKS_TOPIC, long), "a callback").await;
     abandon(&h, submission_with_callback(&h, "c")).await;
     claim_jobs(&h, 10).await;
-    expect_prompt_return(queue.wait(WEBHOOKS_TOPIC, long), "a claim that gave up").await;
+    expect_prompt_return(queue.wait(WEBHOOKS_TOPIC, long), "a claim that exhausted a request").await;
     let lost = abandon(&h, submission_with_callback(&h, "d")).await;
     claim_named(&h, &[lost]).await;
-    expect_prompt_return(queue.wait(WEBHOOKS_TOPIC, long), "a claim by name that gave up").await;
+    expect_prompt_return(queue.wait(WEBHOOKS_TOPIC, long), "a claim by name that exhausted a request").await;
     assert_eq!(webhooks(&h).await.len(), 4);
 }

@@ -1,4 +1,4 @@
-//! Who gets a unit, one batch after the other.
+//! Buying, one batch after the other.
 
 use std::time::Duration;
 
@@ -51,11 +51,11 @@ pub async fn a_buyer_sees_the_purchase_in_every_state<H: HasSales>() {
     create_active(&h, "W", 2).await;
     assert_eq!(buy_each(&h, "W", &["a", "a", "b", "a", "b", "c"]).await, "BABAAS", "active, then sold out");
     h.clock().advance(SALE_LENGTH);
-    assert_eq!(buy_each(&h, "W", &["a", "c"]).await, "AS", "after its time");
+    assert_eq!(buy_each(&h, "W", &["a", "c"]).await, "AS", "after the end");
     create_active(&h, "X", 2).await;
     assert_eq!(buy_each(&h, "X", &["a"]).await, "B");
     h.clock().advance(SALE_LENGTH);
-    assert_eq!(buy_each(&h, "X", &["a", "c"]).await, "AN", "its time is over and there is stock");
+    assert_eq!(buy_each(&h, "X", &["a", "c"]).await, "AN", "expired with stock left");
     expect_books(&h, 3).await;
 }
 
@@ -74,7 +74,7 @@ pub async fn nothing_is_sold_before_the_start_or_after_the_end<H: HasSales>() {
     assert_eq!(
         state_and_stock(&h, "W").await,
         (SaleState::Ended(EndReason::TimeExpired), 3),
-        "what is left stays"
+        "unsold stock stays"
     );
     expect_books(&h, 2).await;
 }
@@ -89,7 +89,7 @@ pub async fn the_last_unit_ends_the_sale<H: HasSales>() {
     assert_eq!(
         state_and_stock(&h, "W").await,
         (SaleState::Ended(EndReason::SoldOut), 0),
-        "why it ended does not change"
+        "the reason stays sold out"
     );
     expect_books(&h, 3).await;
 }
@@ -139,7 +139,7 @@ pub async fn a_purchase_is_found_immediately_by_its_sku_or_as_the_latest<H: HasS
     assert!(second.at > first[1].at);
     assert_eq!(latest("x-1").await, Some(second));
     h.wait_until_persisted().await;
-    assert_eq!(latest("x-1").await, Some(second), "also once it is written down");
+    assert_eq!(latest("x-1").await, Some(second), "also once it is persisted");
     assert_eq!(find_purchase(&h, "A", "x-1").await, Some(first[1]));
 }
 

@@ -1,4 +1,4 @@
-//! Many buyers and servers at once.
+//! Concurrent buyers and servers.
 
 use std::collections::BTreeSet;
 use std::future::Future;
@@ -16,26 +16,26 @@ use super::fixtures::{
 use crate::HasSales;
 use crate::fixtures::run_concurrently;
 
-/// So many calls are under way at once: engines bound how long a call may wait for others, and machines may be slow.
-const AT_ONCE: usize = 6;
+/// Maximum number of calls in flight: engines limit how long a call waits for others, and machines may be slow.
+const CALLS_IN_FLIGHT_MAX: usize = 6;
 
 async fn run_a_few_concurrently<T, F>(calls: impl IntoIterator<Item = F>) -> Vec<T>
 where
     F: Future<Output = T> + Send + 'static,
     T: Send + 'static,
 {
-    let permits = Arc::new(Semaphore::new(AT_ONCE));
+    let permits = Arc::new(Semaphore::new(CALLS_IN_FLIGHT_MAX));
     let calls = calls.into_iter().map(|call| {
         let permits = Arc::clone(&permits);
         async move {
-            let _permit = permits.acquire_owned().await.expect("it is never closed");
+            let _permit = permits.acquire_owned().await.expect("the semaphore is never closed");
             call.await
         }
     });
     run_concurrently(calls).await
 }
 
-/// Buys in batches at once, spread over stores.
+/// Buys in concurrent batches, spread over stores.
 async fn buy_concurrently(stores: &[Arc<dyn SaleStore>], batches: Vec<Vec<Buy>>) -> Vec<BuyOutcome> {
     let calls = batches.into_iter().enumerate().map(|(n, batch)| {
         let store = Arc::clone(&stores[n % stores.len()]);
@@ -44,7 +44,7 @@ async fn buy_concurrently(stores: &[Arc<dyn SaleStore>], batches: Vec<Vec<Buy>>)
     run_a_few_concurrently(calls).await.into_iter().flatten().collect()
 }
 
-/// Exactly so many were bought, and they are numbered from 1 without a gap.
+/// Asserts that `count` units were bought and that their numbers are 1 to `count`.
 fn expect_numbers(outcomes: &[BuyOutcome], count: u32) {
     let numbers: Vec<u32> = receipts(outcomes).iter().map(|receipt| receipt.number).collect();
     assert_eq!(numbers.len(), count as usize, "exactly the stock");
@@ -57,11 +57,7 @@ pub async fn many_buyers_get_exactly_the_stock<H: HasSales>() {
     let batches = (0..100).map(|n| buy_commands("W", &format!("c{n}"), 5)).collect();
     let outcomes = buy_concurrently(&[h.sales()], batches).await;
     expect_numbers(&outcomes, 37);
-    assert_eq!(
-        outcome_letters(&outcomes).matches('S').count(),
-        463,
-        "everybody else hears that it is sold out"
-    );
+    assert_eq!(outcome_letters(&outcomes).matches('S').count(), 463, "all others get SoldOut");
     assert_eq!(state_and_stock(&h, "W").await, (SaleState::Ended(EndReason::SoldOut), 0));
     expect_books(&h, 37).await;
 }
@@ -81,7 +77,7 @@ pub async fn two_servers_sell_exactly_the_stock<H: HasSales>() {
     let h = H::open().await;
     let Some(other) = h.second_server().await else { return };
     create_active(&h, "W", 40).await;
-    // Every buyer comes twice, to either server.
+    // Every buyer calls both servers.
     let batches = (0..60).map(|n| buy_commands("W", &format!("c{}", n / 2), 4)).collect();
     let outcomes = buy_concurrently(&[h.sales(), other.sales()], batches).await;
     expect_numbers(&outcomes, 40);
@@ -108,7 +104,7 @@ pub async fn batches_over_many_sales_do_not_deadlock<H: HasSales>() {
         })
         .collect();
     let outcomes = buy_concurrently(&[h.sales()], batches).await;
-    assert_eq!(receipts(&outcomes).len(), 300, "there is enough for everybody");
+    assert_eq!(receipts(&outcomes).len(), 300, "every buyer gets a unit");
     expect_books(&h, 300).await;
 }
 
@@ -129,8 +125,8 @@ pub async fn a_reset_under_load_leaves_nothing_behind<H: HasSales>() {
         }
     });
     let outcomes: Vec<BuyOutcome> = run_a_few_concurrently(calls).await.into_iter().flatten().collect();
-    let told = outcome_letters(&outcomes);
-    assert!(told.chars().all(|letter| matches!(letter, 'B' | 'U')), "{told}");
+    let letters = outcome_letters(&outcomes);
+    assert!(letters.chars().all(|letter| matches!(letter, 'B' | 'U')), "{letters}");
     assert_eq!(find_product(&h, "W").await, None);
     expect_books(&h, 0).await;
 }
@@ -153,7 +149,7 @@ pub async fn nothing_is_sold_after_the_end_of_a_sale_under_load<H: HasSales>() {
     });
     let outcomes: Vec<BuyOutcome> = run_a_few_concurrently(calls).await.into_iter().flatten().collect();
     let sold = receipts(&outcomes).len();
-    let product = find_product(&h, "W").await.expect("it is there");
+    let product = find_product(&h, "W").await.expect("the product exists");
     assert_eq!(product.sale.state, SaleState::Ended(EndReason::TimeExpired));
     assert_eq!(product.sale.sold as usize, sold);
     assert!(receipts(&outcomes).iter().all(|receipt| receipt.at < product.sale.terms.end));

@@ -1,4 +1,4 @@
-//! Random histories, held to a naive model: a list of buyers for each product.
+//! Random histories against a naive model, which stores a set of buyers for each product.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -12,7 +12,7 @@ use super::fixtures::{
 };
 use crate::HasSales;
 
-/// What the model knows of a product.
+/// A product in the model.
 struct Row {
     stock: usize,
     start: Timestamp,
@@ -39,7 +39,7 @@ impl Model {
     }
 }
 
-/// Takes one random step on both sides.
+/// Applies one random step to the engine and the model.
 async fn step<H: HasSales>(h: &H, model: &mut Model, rng: &mut fastrand::Rng) {
     let now = h.clock().now();
     let name = ["A", "B", "C"][rng.usize(..3)];
@@ -53,12 +53,12 @@ async fn step<H: HasSales>(h: &H, model: &mut Model, rng: &mut fastrand::Rng) {
             match outcome {
                 CreateOutcome::Created(_) => assert!(model.0.insert(name.to_owned(), row).is_none()),
                 CreateOutcome::Exists => assert!(model.0.contains_key(name)),
-                CreateOutcome::Refused(problem) => panic!("the sale is still to come: {problem}"),
+                CreateOutcome::Refused(problem) => panic!("the sale starts in the future: {problem}"),
             }
         }
         5 => {
-            let gone = h.sales().delete_product(&sku(name)).await.expect("delete_product must succeed");
-            assert_eq!(gone, model.0.remove(name).is_some());
+            let deleted = h.sales().delete_product(&sku(name)).await.expect("delete_product must succeed");
+            assert_eq!(deleted, model.0.remove(name).is_some());
         }
         6 => {
             let stock = rng.u32(1..9);
@@ -68,7 +68,7 @@ async fn step<H: HasSales>(h: &H, model: &mut Model, rng: &mut fastrand::Rng) {
                 (None, ChangeOutcome::UnknownSku) => {}
                 (Some(row), ChangeOutcome::Changed(_)) if now < row.start => row.stock = stock as usize,
                 (Some(row), ChangeOutcome::Refused(_)) if now >= row.start => {}
-                (_, outcome) => panic!("{name} must not come to {outcome:?}"),
+                (_, outcome) => panic!("{name} must not get {outcome:?}"),
             }
         }
         _ => {
@@ -76,10 +76,10 @@ async fn step<H: HasSales>(h: &H, model: &mut Model, rng: &mut fastrand::Rng) {
             let picks: Vec<_> = (0..rng.usize(1..8)).map(|_| pick(rng)).collect();
             let batch: Vec<Buy> =
                 picks.iter().map(|(name, buyer)| buy_command(name, &format!("b{buyer}"))).collect();
-            let told = outcome_letters(&buy_batch(h, batch).await);
-            let wanted: String =
+            let letters = outcome_letters(&buy_batch(h, batch).await);
+            let expected: String =
                 picks.iter().map(|(name, buyer)| model.letter(name, &format!("b{buyer}"), now)).collect();
-            assert_eq!(told, wanted, "{picks:?}");
+            assert_eq!(letters, expected, "{picks:?}");
         }
     }
 }
@@ -92,7 +92,7 @@ pub async fn random_histories_match_the_naive_model<H: HasSales>() {
             step(&h, &mut model, &mut rng).await;
         }
         for (name, row) in &model.0 {
-            let product = find_product(&h, name).await.expect("it is there");
+            let product = find_product(&h, name).await.expect("the product exists");
             assert_eq!(product.sale.sold as usize, row.buyers.len(), "seed {seed}, {name}");
         }
         expect_books(&h, model.0.values().map(|row| row.buyers.len() as u64).sum()).await;

@@ -1,4 +1,4 @@
-//! Making, changing and removing products.
+//! Creating, changing and deleting products.
 
 use std::time::Duration;
 
@@ -128,7 +128,7 @@ pub async fn a_product_created_again_starts_anew<H: HasSales>() {
     assert!(delete(&h, "W").await);
     h.clock().advance(Duration::from_secs(1));
     let second = create_active(&h, "W", 3).await;
-    assert_ne!(first.id, second.id, "another product under the same sku");
+    assert_ne!(first.id, second.id, "a new product under the same sku");
     assert_eq!(state_and_stock(&h, "W").await, (SaleState::Active, 3));
     assert_eq!(find_purchase(&h, "W", "a").await, None);
     assert_eq!(buy_each(&h, "W", &["a", "a"]).await, "BA");

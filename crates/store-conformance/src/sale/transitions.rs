@@ -1,4 +1,4 @@
-//! States and time.
+//! State transitions of sales over time.
 
 use std::time::Duration;
 
@@ -12,12 +12,12 @@ use super::fixtures::{
 use crate::HasSales;
 use crate::fixtures::TICK;
 
-async fn turn<H: HasSales>(h: &H) {
+async fn store_transitions<H: HasSales>(h: &H) {
     h.sales().save_due_states().await.expect("save_due_states must succeed");
 }
 
 pub async fn states_change_on_time<H: HasSales>() {
-    for is_written_down in [false, true] {
+    for is_stored in [false, true] {
         let h = H::open().await;
         create_upcoming(&h, "W", terms(5)).await;
         let steps = [
@@ -29,29 +29,29 @@ pub async fn states_change_on_time<H: HasSales>() {
         ];
         for (step, state) in steps {
             h.clock().advance(step);
-            if is_written_down {
-                turn(&h).await;
+            if is_stored {
+                store_transitions(&h).await;
             }
             assert_eq!(state_and_stock(&h, "W").await, (state, 5));
-            let board = h.sales().snapshot().await.expect("board must succeed");
-            assert_eq!(board.now, h.clock().now());
-            assert_eq!(board.products.len(), 1);
-            assert_eq!(board.products[0].sale.state_at(board.now), state);
+            let snapshot = h.sales().snapshot().await.expect("snapshot must succeed");
+            assert_eq!(snapshot.now, h.clock().now());
+            assert_eq!(snapshot.products.len(), 1);
+            assert_eq!(snapshot.products[0].sale.state_at(snapshot.now), state);
         }
     }
 }
 
 pub async fn storing_the_states_changes_no_purchase<H: HasSales>() {
     let h = H::open().await;
-    turn(&h).await;
+    store_transitions(&h).await;
     create_active(&h, "W", 2).await;
-    turn(&h).await;
+    store_transitions(&h).await;
     assert_eq!(buy_each(&h, "W", &["a"]).await, "B");
-    turn(&h).await;
+    store_transitions(&h).await;
     assert_eq!(buy_each(&h, "W", &["a", "b", "c"]).await, "ABS");
     let before = find_product(&h, "W").await;
     h.clock().advance(SALE_LENGTH * 2);
-    turn(&h).await;
+    store_transitions(&h).await;
     assert_eq!(find_product(&h, "W").await, before, "sold out is not expired");
     expect_books(&h, 2).await;
 }
@@ -63,11 +63,11 @@ pub async fn the_snapshot_shows_upcoming_active_and_ended_sales<H: HasSales>() {
     create_active(&h, "RUNS", 2).await;
     let now = h.clock().now();
     create_upcoming(&h, "COMES", terms_at(3, now.plus(LEAD), now.plus(Duration::from_secs(3_600)))).await;
-    let board = h.sales().snapshot().await.expect("board must succeed");
-    let mut shown: Vec<(String, SaleState, u32)> = board
+    let snapshot = h.sales().snapshot().await.expect("snapshot must succeed");
+    let mut shown: Vec<(String, SaleState, u32)> = snapshot
         .products
         .iter()
-        .map(|product| (product.sku.to_string(), product.sale.state_at(board.now), product.sale.stock()))
+        .map(|product| (product.sku.to_string(), product.sale.state_at(snapshot.now), product.sale.stock()))
         .collect();
     shown.sort();
     assert_eq!(

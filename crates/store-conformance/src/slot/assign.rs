@@ -1,4 +1,4 @@
-//! Where events go.
+//! Assigning slots to events.
 
 use std::collections::BTreeMap;
 
@@ -22,7 +22,7 @@ pub async fn events_fill_their_window_and_then_the_next_ones<H: HasSlots>() {
     assert_eq!(
         window_starts(&more),
         [8_000, 8_000, 12_000],
-        "the next batch goes on where the last one ended"
+        "the next batch continues where the last one ended"
     );
     check_times(&first, pace);
     check_times(&more, pace);
@@ -35,14 +35,14 @@ pub async fn a_window_that_has_begun_offers_its_share<H: HasSlots>() {
     let h = H::open().await;
     let pace = pace(4, 4_000);
     put_config(&h, pace).await;
-    // A quarter of the window is left: one place of four.
+    // A quarter of the window remains, so it offers one slot of four.
     let late = assign_new(&h, assignments("late", 3, at(3_000))).await;
     assert_eq!(window_starts(&late), [0, 4_000, 4_000]);
     assert!(late[0].scheduled >= at(3_000));
     let early = assign_new(&h, assignments("early", 4, at(0))).await;
-    assert_eq!(window_starts(&early), [0, 0, 0, 4_000], "events that come for its start may use the rest");
+    assert_eq!(window_starts(&early), [0, 0, 0, 4_000], "events requested at its start may use the others");
     let last = assign_new(&h, vec![assignment("last", at(7_999))]).await;
-    assert_eq!(window_starts(&last), [8_000], "a thousandth of a window is no place");
+    assert_eq!(window_starts(&last), [8_000], "the last millisecond of a window offers no slot");
     check_times(&[late, early, last].concat(), pace);
 }
 
@@ -118,18 +118,22 @@ pub async fn gaps_between_full_windows_are_found<H: HasSlots>() {
         assign_new(&h, vec![assignment(&format!("full-{full}"), at(full * 1_000))]).await;
     }
     let slots = assign_new(&h, assignments("e", 4, at(0))).await;
-    assert_eq!(window_starts(&slots), [2_000, 5_000, 7_000, 8_000], "no window with room is left out");
+    assert_eq!(window_starts(&slots), [2_000, 5_000, 7_000, 8_000], "every gap is used");
     expect_books(&h, 9).await;
 }
 
-/// The runs are longer than any headroom, and there are more of them than a search should need turns.
+/// The runs are longer than the search's headroom, and there are more of them than it may need rounds.
 pub async fn all_gaps_between_long_runs_of_full_windows_are_found<H: HasSlots>() {
     let h = H::open().await;
     put_config(&h, pace(1, 1_000)).await;
     assign_new(&h, assignments("a", 1_800, at(0))).await;
     let gaps: Vec<i64> = (1..=12).map(|n| n * 140).collect();
     for gap in &gaps {
-        h.slots().release_slot(&event(&format!("a-{gap}"))).await.expect("an answer").expect("it had a slot");
+        h.slots()
+            .release_slot(&event(&format!("a-{gap}")))
+            .await
+            .expect("an answer")
+            .expect("the event had a slot");
     }
     let slots = assign_new(&h, assignments("b", 14, at(0))).await;
     let expected: Vec<i64> = gaps.into_iter().chain([1_800, 1_801]).map(|window| window * 1_000).collect();
@@ -143,7 +147,11 @@ pub async fn a_slot_given_back_is_assigned_again<H: HasSlots>() {
     let slots = assign_new(&h, assignments("a", 6, at(0))).await;
     let back = h.slots().release_slot(&event("a-2")).await.expect("an answer");
     assert_eq!(back.as_ref(), Some(&slots[2]));
-    assert_eq!(h.slots().release_slot(&event("a-2")).await.expect("an answer"), None, "once");
+    assert_eq!(
+        h.slots().release_slot(&event("a-2")).await.expect("an answer"),
+        None,
+        "it was given back already"
+    );
     assert_eq!(counters(&h).await[&1_000], (1, WindowStatus::Open));
     let again = assign_new(&h, vec![assignment("b", at(0)), assignment("a-2", at(0))]).await;
     assert_eq!(window_starts(&again), [1_000, 3_000]);
@@ -164,7 +172,7 @@ pub async fn windows_are_listed_in_order<H: HasSlots>() {
         windows.iter().filter(|window| window.count > 0).map(|window| millis(window.start)).collect()
     };
     assert_eq!(list(0, 100_000, 100).await, [0, 1_000, 2_000, 3_000, 4_000]);
-    assert_eq!(list(1_000, 3_000, 100).await, [1_000, 2_000], "from its start, up to and without its end");
+    assert_eq!(list(1_000, 3_000, 100).await, [1_000, 2_000], "the start is included, the end is not");
     assert_eq!(list(0, 100_000, 2).await, [0, 1_000]);
     let nobody: ConfigName = name("nobody's");
     assert_eq!(h.slots().windows(&nobody, at(0), at(9), 9).await.expect("an answer"), []);
@@ -197,7 +205,7 @@ pub async fn times_before_1970_are_valid<H: HasSlots>() {
     expect_books(&h, 3).await;
 }
 
-/// No window is held, and none has room: only there are events refused.
+/// Past the largest timestamp there is no window; only there events are refused.
 pub async fn after_the_last_representable_window_events_are_refused<H: HasSlots>() {
     let h = H::open().await;
     let pace = pace(2, 1_000);
@@ -218,7 +226,7 @@ pub async fn after_the_last_representable_window_events_are_refused<H: HasSlots>
     expect_books(&h, 4).await;
 }
 
-/// Where the naive walk puts an event, window by window; every event ever placed is counted anew.
+/// Finds the window of an event by walking window by window and counting all placed events in each.
 fn naive_walk(placed: &[Timestamp], pace: &Pace, requested: Timestamp) -> Timestamp {
     let count = |start: Timestamp| placed.iter().filter(|other| **other == start).count() as u64;
     let first = pace.window_of(requested);
@@ -226,16 +234,19 @@ fn naive_walk(placed: &[Timestamp], pace: &Pace, requested: Timestamp) -> Timest
         return first;
     }
     let later = (1..).map(|n| pace.window_after(first, n));
-    later.into_iter().find(|start| count(*start) < u64::from(pace.max_per_window())).expect("time goes on")
+    later
+        .into_iter()
+        .find(|start| count(*start) < u64::from(pace.max_per_window()))
+        .expect("there is always a later window")
 }
 
-/// A run much longer than any headroom: only windows with room count towards it.
+/// The run is much longer than the search's headroom; only windows with free slots count towards that.
 pub async fn a_gap_before_a_long_run_of_full_windows_does_not_end_the_search<H: HasSlots>() {
     let h = H::open().await;
     put_config(&h, pace(1, 1_000)).await;
     let slots = assign_new(&h, assignments("a", 300, at(0))).await;
-    let gap = slots.iter().find(|slot| slot.window_start == at(5_000)).expect("one is there");
-    h.slots().release_slot(&gap.event).await.expect("an answer").expect("it has a slot");
+    let gap = slots.iter().find(|slot| slot.window_start == at(5_000)).expect("one slot is in that window");
+    h.slots().release_slot(&gap.event).await.expect("an answer").expect("the event has a slot");
     let mut found = window_starts(&assign_new(&h, assignments("b", 3, at(0))).await);
     found.sort_unstable();
     assert_eq!(found, [5_000, 300_000, 301_000]);
@@ -256,16 +267,16 @@ pub async fn random_histories_match_the_naive_walk<H: HasSlots>() {
             .collect();
         let slots = assign_new(&h, batch.clone()).await;
         check_times(&slots, pace);
-        for (wanted, slot) in batch.iter().zip(slots) {
+        for (assign, slot) in batch.iter().zip(slots) {
             let so_far: Vec<_> = placed.values().copied().collect();
-            let expected = naive_walk(&so_far, &pace, wanted.requested);
-            assert_eq!(slot.window_start, expected, "seed {seed}, round {round}, {wanted:?}");
+            let expected = naive_walk(&so_far, &pace, assign.requested);
+            assert_eq!(slot.window_start, expected, "seed {seed}, round {round}, {assign:?}");
             placed.insert(slot.event.to_string(), slot.window_start);
         }
         if rng.bool() {
-            let gone = placed.keys().nth(rng.usize(0..placed.len())).cloned().expect("one of them");
-            h.slots().release_slot(&event(&gone)).await.expect("an answer").expect("it has a slot");
-            placed.remove(&gone);
+            let removed = placed.keys().nth(rng.usize(0..placed.len())).cloned().expect("one of them");
+            h.slots().release_slot(&event(&removed)).await.expect("an answer").expect("the event has a slot");
+            placed.remove(&removed);
         }
     }
     expect_books(&h, placed.len() as u64).await;

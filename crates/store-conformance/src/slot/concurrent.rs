@@ -1,4 +1,4 @@
-//! Many callers and servers at once.
+//! Concurrent callers and servers.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use super::fixtures::{
 use crate::HasSlots;
 use crate::fixtures::run_concurrently;
 
-/// Assigns batches at once, spread over stores.
+/// Assigns batches concurrently, spread over stores.
 async fn assign_concurrently(
     stores: Vec<Arc<dyn SlotStore>>,
     batches: Vec<Vec<Assign>>,
@@ -33,7 +33,7 @@ fn new_slots(outcomes: &[AssignOutcome]) -> Vec<Slot> {
     outcomes.iter().filter_map(slot).collect()
 }
 
-/// No window has more than the maximum, counters equal slots, and there are so many.
+/// Asserts that no window exceeds the maximum, and that the counters equal the slots, of which there are `slots`.
 async fn expect_no_window_overfull<H: HasSlots>(h: &H, max: u32, slots: u64) {
     let counted = counters(h).await;
     assert!(counted.values().all(|(count, _)| *count <= max), "no window over its maximum: {counted:?}");
@@ -70,7 +70,7 @@ pub async fn the_same_events_in_parallel_get_one_slot_each<H: HasSlots>() {
             panic!("every event has a slot, not {outcome:?}")
         };
         let first = *times.entry(slot.event.to_string()).or_insert(slot.scheduled);
-        assert_eq!(first, slot.scheduled, "the same answer each time");
+        assert_eq!(first, slot.scheduled, "the slot is the same each time");
     }
     expect_no_window_overfull(&h, 3, 20).await;
 }
@@ -83,8 +83,8 @@ pub async fn giving_back_while_assigning_keeps_the_books_balanced<H: HasSlots>()
         let store = h.slots();
         async move {
             if n % 2 == 0 {
-                let gone = event(&format!("a-{n}"));
-                store.release_slot(&gone).await.expect("an answer").expect("it has a slot");
+                let event = event(&format!("a-{n}"));
+                store.release_slot(&event).await.expect("an answer").expect("the event has a slot");
             } else {
                 store
                     .assign_batch(vec![assignment(&format!("b-{n}"), at(0))].into())
@@ -102,7 +102,7 @@ pub async fn two_servers_overfill_no_window_and_give_each_event_one_slot<H: HasS
     put_config(&h, pace(10, 4_000)).await;
     let Some(other) = h.second_server().await else { return };
     let stores = vec![h.slots(), other.slots()];
-    // Every event comes twice, to either server.
+    // Every event is sent twice, to both servers.
     let batches = (0..40).map(|n| assignments(&format!("c{}", n / 2), 25, at(0))).collect();
     let outcomes = assign_concurrently(stores, batches).await;
     assert_eq!(new_slots(&outcomes).len(), 500, "each event is new once");
@@ -121,7 +121,7 @@ pub async fn bulks_and_single_calls_on_two_servers_all_get_slots<H: HasSlots>() 
     expect_all_placed(&h, vec![h.slots(), other.slots()]).await;
 }
 
-/// Four bulks of 1,000 events and 400 single ones for one time, each bulk needing more windows than the headroom has.
+/// Assigns four bulks of 1,000 events and 400 single events for one time. Each bulk needs more windows than the headroom has.
 async fn expect_all_placed<H: HasSlots>(h: &H, stores: Vec<Arc<dyn SlotStore>>) {
     let pace = pace(9, 1_000);
     put_config(h, pace).await;
@@ -132,12 +132,12 @@ async fn expect_all_placed<H: HasSlots>(h: &H, stores: Vec<Arc<dyn SlotStore>>) 
     assert_eq!(slots.len(), 4_400, "every event gets a slot");
     check_times(&slots, pace);
     expect_no_window_overfull(h, 9, 4_400).await;
-    // Whatever room was passed over is found by those who come later.
+    // Later events find every gap that was skipped.
     let last = counters(h).await.into_keys().next_back().expect("there are windows");
     let room = usize::try_from(last / 1_000 + 1).expect("a number of windows") * 9 - 4_400;
     let late = assign_new(h, assignments("late", room, at(0))).await;
     assert!(window_starts(&late).is_sorted(), "the first window with room is used first");
-    assert!(counters(h).await.into_values().all(|(count, _)| count == 9), "no gap is left");
+    assert!(counters(h).await.into_values().all(|(count, _)| count == 9), "no window has a gap");
 }
 
 pub async fn a_pace_that_changes_under_load_keeps_the_books<H: HasSlots>() {
@@ -152,14 +152,14 @@ pub async fn a_pace_that_changes_under_load_keeps_the_books<H: HasSlots>() {
                 store.put_config(&name, pace(max, size)).await.map(drop).expect("put_config must succeed");
             } else {
                 let mut batch = assignments(&format!("c{n}"), 10, at(0));
-                while let Some(wish) = batch.first() {
-                    store.wait_for_recount(&wish.config).await.expect("few wait");
+                while let Some(assign) = batch.first() {
+                    store.wait_for_recount(&assign.config).await.expect("waiting must succeed");
                     let outcomes = store.assign_batch(batch.into()).await.expect("assign_batch must succeed");
-                    let left = outcomes.into_iter().filter_map(|outcome| match outcome {
-                        AssignOutcome::Recounting(wish) => Some(wish),
+                    let recounting = outcomes.into_iter().filter_map(|outcome| match outcome {
+                        AssignOutcome::Recounting(assign) => Some(assign),
                         _ => None,
                     });
-                    batch = left.collect();
+                    batch = recounting.collect();
                 }
             }
         }

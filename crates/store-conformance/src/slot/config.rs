@@ -1,4 +1,4 @@
-//! Configs, and what a new version means for windows that have slots.
+//! Configs, and how a new version affects windows that have slots.
 
 use weir_core::slot::WindowStatus;
 
@@ -24,7 +24,7 @@ pub async fn a_deactivated_config_is_unknown_until_it_is_put_again<H: HasSlots>(
     put_config(&h, pace(2, 1_000)).await;
     assign_new(&h, assignments("a", 1, at(0))).await;
     assert!(h.slots().deactivate(&name("default")).await.expect("an answer"));
-    assert!(!h.slots().deactivate(&name("default")).await.expect("an answer"), "once is enough");
+    assert!(!h.slots().deactivate(&name("default")).await.expect("an answer"), "it is deactivated already");
     assert_eq!(h.slots().config(&name("default")).await.expect("an answer"), None);
     let outcomes = assign(&h, vec![assignment("b-0", at(0)), assignment("a-0", at(0))]).await;
     assert!(
@@ -33,7 +33,7 @@ pub async fn a_deactivated_config_is_unknown_until_it_is_put_again<H: HasSlots>(
     );
     assert_eq!(put_config(&h, pace(2, 1_000)).await.version, 2);
     let slots = assign_new(&h, assignments("c", 2, at(0))).await;
-    assert_eq!(window_starts(&slots), [0, 1_000], "what was there before still counts");
+    assert_eq!(window_starts(&slots), [0, 1_000], "slots from before still count");
 }
 
 pub async fn configs_are_listed_by_name<H: HasSlots>() {
@@ -79,7 +79,7 @@ pub async fn a_lowered_maximum_closes_windows_and_revokes_no_slot<H: HasSlots>()
 pub async fn a_new_size_counts_what_is_already_scheduled_in_each_window<H: HasSlots>() {
     let h = H::open().await;
     put_config(&h, pace(2, 1_000)).await;
-    // Two in each second, four seconds.
+    // Two slots in each of four seconds.
     assign_new(&h, assignments("a", 8, at(0))).await;
     put_config(&h, pace(5, 2_000)).await;
     let counted = counters(&h).await;

@@ -1,4 +1,4 @@
-//! Slots whose time has come.
+//! Dispatching slots when they are due.
 
 use std::time::Duration;
 
@@ -12,19 +12,19 @@ use crate::START;
 const TOPIC: &str = "payments-due";
 const LEASE: Duration = Duration::from_secs(10);
 
-/// Assigns on a store that notes slots, one window a slot, so that times are in order of ids.
+/// Assigns on a store that schedules dispatches, with one slot a window. Returns the slots in order of time.
 async fn assign_for_dispatch<H: HasSlots>(h: &H, prefix: &str, count: usize) -> Vec<Slot> {
     put_config(h, pace(1, 1_000)).await;
     let outcomes = h
         .dispatching_slots()
         .assign_batch(assignments(prefix, count, at(0)).into())
         .await
-        .expect("it must succeed");
+        .expect("assign_batch must succeed");
     assert_eq!(outcomes.len(), count);
     let mut slots = Vec::new();
     for n in 0..count {
         let found = h.slots().find_slot(&event(&format!("{prefix}-{n}"))).await.expect("an answer");
-        slots.push(found.expect("it has a slot"));
+        slots.push(found.expect("the event has a slot"));
     }
     slots.sort_by_key(|slot| slot.scheduled);
     slots
@@ -42,7 +42,7 @@ fn advance_to<H: HasSlots>(h: &H, slot: &Slot) {
     h.clock().advance(slot.scheduled.since(weir_core::Clock::now(h.clock())));
 }
 
-/// Everything on the topic, as event ids in order.
+/// Drains the topic. Returns the event ids in order.
 async fn drain_topic<H: HasSlots>(h: &H) -> Vec<String> {
     let mut ids = Vec::new();
     loop {
@@ -71,10 +71,10 @@ pub async fn due_slots_are_taken_on_time_and_in_order<H: HasSlots>() {
     let slots = assign_for_dispatch(&h, "e", 5).await;
     let early = take(&h, 10).await;
     assert!(early.is_empty());
-    assert_eq!(early.next_due_in, Some(slots[0].scheduled.since(START)), "how long until the first");
+    assert_eq!(early.next_due_in, Some(slots[0].scheduled.since(START)), "time until the first slot");
     h.clock().advance(slots[2].scheduled.since(START) - Duration::from_micros(1));
     let due = take(&h, 10).await;
-    assert_eq!(due.slots, slots[..2], "a microsecond before the third");
+    assert_eq!(due.slots, slots[..2], "the third is due a microsecond later");
     assert!(settle(&h, &due, DispatchOutcome::Published(2)).await);
     h.clock().advance(Duration::from_micros(1));
     let due = take(&h, 10).await;
@@ -88,13 +88,13 @@ pub async fn taken_slots_are_unavailable_until_their_lease_ends<H: HasSlots>() {
     let slots = assign_for_dispatch(&h, "e", 3).await;
     advance_to(&h, &slots[2]);
     let first = take(&h, 2).await;
-    assert_eq!(first.slots, slots[..2], "no more than asked for");
+    assert_eq!(first.slots, slots[..2], "no more than requested");
     let meanwhile = take(&h, 10).await;
-    assert!(meanwhile.is_empty() && meanwhile.next_due_in.is_none(), "the third must not overtake");
+    assert!(meanwhile.is_empty() && meanwhile.next_due_in.is_none(), "the third must wait for the first two");
     h.clock().advance(LEASE);
     let second = take(&h, 10).await;
     assert_eq!(second.slots, slots);
-    assert!(!settle(&h, &first, DispatchOutcome::Enqueue(TOPIC)).await, "too late");
+    assert!(!settle(&h, &first, DispatchOutcome::Enqueue(TOPIC)).await, "its lease has expired");
     assert!(drain_topic(&h).await.is_empty(), "a late settlement does nothing");
     assert!(settle(&h, &second, DispatchOutcome::Enqueue(TOPIC)).await);
     assert_eq!(drain_topic(&h).await, ids(&slots));
@@ -132,10 +132,10 @@ pub async fn a_slot_given_back_is_not_dispatched<H: HasSlots>() {
     h.slots().release_slot(&slots[0].event).await.expect("an answer").expect("a slot");
     let moved = h.slots().release_slot(&slots[1].event).await.expect("an answer").expect("a slot");
     let later = assignment(moved.event.as_str(), at(60_000));
-    h.dispatching_slots().assign_batch(vec![later].into()).await.expect("it must succeed");
+    h.dispatching_slots().assign_batch(vec![later].into()).await.expect("assign_batch must succeed");
     advance_to(&h, &slots[2]);
     let due = take(&h, 10).await;
-    assert_eq!(due.slots, slots[2..], "neither the one given back nor the one that has another time now");
+    assert_eq!(due.slots, slots[2..], "neither the slot given back nor the one that was moved");
     assert!(settle(&h, &due, DispatchOutcome::Published(1)).await);
     h.clock().advance(Duration::from_secs(120));
     assert_eq!(ids(&take(&h, 10).await.slots), [moved.event.as_str()]);
@@ -144,7 +144,7 @@ pub async fn a_slot_given_back_is_not_dispatched<H: HasSlots>() {
 pub async fn existing_slots_are_scheduled_for_dispatch_if_still_in_the_future<H: HasSlots>() {
     let h = H::open().await;
     put_config(&h, pace(1, 1_000)).await;
-    h.slots().assign_batch(assignments("old", 4, at(0)).into()).await.expect("it must succeed");
+    h.slots().assign_batch(assignments("old", 4, at(0)).into()).await.expect("assign_batch must succeed");
     let mut slots = Vec::new();
     for n in 0..4 {
         slots.extend(h.slots().find_slot(&event(&format!("old-{n}"))).await.expect("an answer"));
@@ -160,10 +160,10 @@ pub async fn existing_slots_are_scheduled_for_dispatch_if_still_in_the_future<H:
             }
         }
     }
-    assert!(take(&h, 10).await.is_empty(), "what was due before is not dispatched");
+    assert!(take(&h, 10).await.is_empty(), "slots due before are not dispatched");
     advance_to(&h, &slots[3]);
     let due = take(&h, 10).await;
-    assert_eq!(due.slots, slots[2..], "and what is noted twice comes once");
+    assert_eq!(due.slots, slots[2..], "a slot scheduled twice is dispatched once");
 }
 
 pub async fn scheduled_dispatches_survive_a_restart<H: HasSlots>() {
@@ -174,13 +174,13 @@ pub async fn scheduled_dispatches_survive_a_restart<H: HasSlots>() {
     assert_eq!(lost.slots, slots);
     let h = h.reopen().await;
     h.clock().advance(LEASE);
-    assert_eq!(take(&h, 10).await.slots, slots, "what nobody settled comes again");
+    assert_eq!(take(&h, 10).await.slots, slots, "unsettled slots are taken again");
 }
 
 pub async fn no_dispatch_is_scheduled_unless_the_store_dispatches<H: HasSlots>() {
     let h = H::open().await;
     put_config(&h, pace(1, 1_000)).await;
-    h.slots().assign_batch(vec![assignment("e", at(0))].into()).await.expect("it must succeed");
+    h.slots().assign_batch(vec![assignment("e", at(0))].into()).await.expect("assign_batch must succeed");
     let slot = h.slots().find_slot(&event("e")).await.expect("an answer").expect("a slot");
     advance_to(&h, &slot);
     let due = take(&h, 10).await;
@@ -198,7 +198,7 @@ pub async fn two_servers_dispatch_each_slot_once_and_in_order<H: HasSlots>() {
         loop {
             let due = take(h, 7).await;
             if due.is_empty() {
-                // Either nothing is left or the other one has some out; it is the one that says when all is done.
+                // Either none is left, or the other server holds some. The audit says when all are dispatched.
                 if h.queue().audit(TOPIC).await.expect("audit must succeed").accepted == 200 {
                     return taken;
                 }

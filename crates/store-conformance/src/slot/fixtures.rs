@@ -1,4 +1,4 @@
-//! What cases of slot start from.
+//! Helpers for the cases of slot.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -9,45 +9,41 @@ use weir_store::slot::{Assign, AssignOutcome, Slot, SlotConfig};
 
 use crate::HasSlots;
 
-/// A time on the edge of windows of any size cases use, in seconds.
+/// A time at which windows of every size used here begin, in seconds.
 pub const NOON: i64 = 1_767_268_800;
 
-/// A point `ms` milliseconds after [`NOON`].
+/// The time `ms` milliseconds after [`NOON`].
 pub fn at(ms: i64) -> Timestamp {
     Timestamp::from_micros(NOON * 1_000_000 + ms * 1_000)
 }
 
-/// A pace.
 pub fn pace(max: u32, window_ms: u64) -> Pace {
     Pace::new(max, Duration::from_millis(window_ms)).expect("the suite's paces are valid")
 }
 
-/// A config's name.
 pub fn name(text: &str) -> ConfigName {
     ConfigName::parse(text).expect("the suite's names are valid")
 }
 
-/// An event's id.
 pub fn event(text: &str) -> EventId {
     EventId::parse(text).expect("the suite's ids are valid")
 }
 
-/// A wish for a slot of the config `default`.
+/// A command that assigns a slot of the config `default`.
 pub fn assignment(id: &str, requested: Timestamp) -> Assign {
     Assign { event: event(id), config: name("default"), requested }
 }
 
-/// `count` wishes for one time, named after `prefix`.
+/// `count` commands for one time; the event ids begin with `prefix`.
 pub fn assignments(prefix: &str, count: usize, requested: Timestamp) -> Vec<Assign> {
     (0..count).map(|n| assignment(&format!("{prefix}-{n}"), requested)).collect()
 }
 
-/// Puts the config `default`.
+/// Stores a new version of the config `default`.
 pub async fn put_config<H: HasSlots>(h: &H, pace: Pace) -> SlotConfig {
     h.slots().put_config(&name("default"), pace).await.expect("put_config must succeed")
 }
 
-/// Assigns a batch.
 pub async fn assign<H: HasSlots>(h: &H, batch: Vec<Assign>) -> Vec<AssignOutcome> {
     let count = batch.len();
     let outcomes = h.slots().assign_batch(batch.into()).await.expect("assign_batch must succeed");
@@ -71,15 +67,15 @@ pub fn window_starts(slots: &[Slot]) -> Vec<i64> {
     slots.iter().map(|slot| (slot.window_start.as_micros() - NOON * 1_000_000) / 1_000).collect()
 }
 
-/// Each slot is inside its window and not before the time that was asked for.
+/// Asserts that each slot is inside its window and not before its requested time.
 pub fn check_times(slots: &[Slot], pace: Pace) {
     for slot in slots {
-        assert!(slot.scheduled >= slot.requested, "not before its time: {slot:?}");
+        assert!(slot.scheduled >= slot.requested, "not before the requested time: {slot:?}");
         assert_eq!(pace.window_of(slot.scheduled), slot.window_start, "inside its window: {slot:?}");
     }
 }
 
-/// Counters of `default` by window, those of empty windows left out, in milliseconds after [`NOON`].
+/// Counters of the config `default`, without empty windows, by the start of the window in milliseconds after [`NOON`].
 pub async fn counters<H: HasSlots>(h: &H) -> BTreeMap<i64, (u32, WindowStatus)> {
     let century_ms = 100 * 365 * 86_400 * 1_000;
     let (from, to) = (at(-century_ms), at(century_ms));
@@ -92,7 +88,7 @@ pub async fn counters<H: HasSlots>(h: &H) -> BTreeMap<i64, (u32, WindowStatus)> 
         .collect()
 }
 
-/// The books balance, and there are so many slots.
+/// Asserts that the audit finds no difference and counts this many slots.
 pub async fn expect_books<H: HasSlots>(h: &H, slots: u64) {
     let books = h.slots().audit_slots().await.expect("audit_slots must succeed");
     assert_eq!((books.slots, books.counted), (slots, slots), "every slot is counted once: {books:?}");

@@ -1,4 +1,4 @@
-//! What cases of tier start from.
+//! Helpers for the cases of tier.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -15,7 +15,7 @@ use crate::HasLimits;
 
 pub const MINUTE: Duration = Duration::from_secs(60);
 
-/// A bucket of so many tokens that regains `refill` in a minute.
+/// A bucket of `capacity` tokens that regains `refill` tokens a minute.
 pub fn bucket(capacity: u32, refill: u32) -> Limit {
     Limit::TokenBucket(TokenBucket::new(capacity, refill, MINUTE).expect("the suite's limits are valid"))
 }
@@ -30,7 +30,7 @@ pub fn sliding(limit: u32) -> Limit {
     Limit::SlidingWindow(SlidingWindow::new(limit, MINUTE).expect("the suite's limits are valid"))
 }
 
-/// A policy under a number that no other case has: engines may share what holds their state.
+/// A policy with a scope that no other case has, since engines may share a Redis.
 pub fn policy(limit: Limit) -> Arc<Policy> {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let scope =
@@ -38,7 +38,7 @@ pub fn policy(limit: Limit) -> Arc<Policy> {
     named("p", scope, PolicySpec::plain(limit))
 }
 
-/// A policy that only observes.
+/// A policy in shadow mode.
 pub fn shadow(limit: Limit) -> Arc<Policy> {
     let plain = policy(limit);
     named("shadow", plain.scope(), PolicySpec { shadow: true, ..plain.spec.clone() })
@@ -61,7 +61,7 @@ pub fn user(name: &str) -> UserId {
     UserId::parse(name).expect("the suite's users are valid")
 }
 
-/// A user's name that no other case has.
+/// A user id that no other case has.
 pub fn unique_user() -> String {
     let limit = policy(bucket(1, 1));
     format!("user-{}-{}", std::process::id(), limit.scope())
@@ -84,12 +84,12 @@ pub async fn take_all<H: HasLimits>(h: &H, asks: &[(&Arc<Policy>, &str, u32)]) -
 pub async fn take<H: HasLimits>(h: &H, policy: &Arc<Policy>, key: &str, cost: u32) -> Decision {
     let taken = take_all(h, &[(policy, key, cost)]).await;
     if !policy.spec.shadow {
-        assert_eq!(taken.decision, taken.each[0].0, "one key decides alone");
+        assert_eq!(taken.decision, taken.each[0].0, "with one key, its decision is the whole decision");
     }
     taken.decision
 }
 
-/// Where a key stands, without spending.
+/// Reads the state of a key without spending.
 pub async fn limit_state<H: HasLimits>(h: &H, policy: &Arc<Policy>, key: &str) -> LimitState {
     let ask = LimitCheck { policy, key, cost: 0 };
     let taken = h.limits().take(&[ask], true).await.expect("take must succeed");
@@ -100,11 +100,11 @@ pub async fn remaining<H: HasLimits>(h: &H, policy: &Arc<Policy>, key: &str) -> 
     limit_state(h, policy, key).await.remaining
 }
 
-/// How long a denied key has to wait; none when it never fits.
+/// The `retry_after` of a denial; `None` if the cost never fits.
 pub fn retry_after(decision: Decision) -> Option<Duration> {
     match decision {
         Decision::Denied(refusal) => refusal.retry_after,
-        Decision::Allowed => panic!("it must be denied"),
+        Decision::Allowed => panic!("the decision must be a denial"),
     }
 }
 
@@ -112,7 +112,7 @@ pub async fn call<H: HasLimits>(h: &H, user: &str, rule: &Arc<ScopedRule<TierRul
     h.limits().take_tier(user, rule, 1).await.expect("take_tier must succeed")
 }
 
-/// What a user has left of its day and its minute.
+/// What remains of a user's day and minute.
 pub async fn remaining_of_tier<H: HasLimits>(
     h: &H,
     user: &str,
@@ -123,10 +123,9 @@ pub async fn remaining_of_tier<H: HasLimits>(
     (daily.limit_state(day, taken.now).remaining, minute.limit_state(level, taken.now).remaining)
 }
 
-/// Another server that counts together with this one; `None` where each counts for itself.
+/// A second server that shares counts with this one; `None` if each counts for itself.
 pub async fn server_sharing_counts<H: HasLimits>(h: &H) -> Option<H> {
     if H::servers_share_counts() { h.second_server().await } else { None }
 }
 
-/// A plan that is not the free one.
 pub const PRO: Plan = Plan::ProMonthly;

@@ -1,4 +1,4 @@
-//! Random histories, held to the naive model step by step.
+//! Random histories, compared with the naive model step by step.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use crate::HasLimits;
 const STEPS: usize = 600;
 const KEYS: [&str; 3] = ["a", "b", "{c}"];
 
-/// Both sides of a history, and what was done so far.
+/// An engine and the model, and the state of the random history.
 struct Comparison {
     engine: Arc<dyn LimitStore>,
     model: NaiveLimits,
@@ -34,11 +34,11 @@ fn any_limit(random: &mut fastrand::Rng) -> Limit {
     }
 }
 
-/// What callers can see of a decision.
+/// The parts of a decision that callers can see.
 fn visible_result(asks: &[LimitCheck<'_>], taken: &LimitOutcome) -> String {
     let each = asks.iter().zip(&taken.each);
-    let each =
-        each.map(|(ask, (alone, spent))| (*alone, ask.policy.spec.limit.limit_state(spent, taken.now)));
+    let each = each
+        .map(|(ask, (individual, spent))| (*individual, ask.policy.spec.limit.limit_state(spent, taken.now)));
     format!("{:?} {:?} {:?}", taken.decision, taken.now, each.collect::<Vec<_>>())
 }
 
@@ -56,19 +56,19 @@ impl Comparison {
             .map(|&(which, key, cost)| LimitCheck { policy: &self.policies[which], key, cost })
             .collect();
         let peek = self.random.u8(0..4) == 0;
-        let (ours, theirs) = (
+        let (engine, model) = (
             self.engine.take(&asks, peek).await.expect("an answer"),
             self.model.take(&asks, peek).await.expect("an answer"),
         );
-        assert_eq!(visible_result(&asks, &ours), visible_result(&asks, &theirs), "{picks:?} peek {peek}");
-        self.taken_at = Some(theirs.now);
+        assert_eq!(visible_result(&asks, &engine), visible_result(&asks, &model), "{picks:?} peek {peek}");
+        self.taken_at = Some(model.now);
     }
 
     async fn change(&mut self) {
         let policy = Arc::clone(&self.policies[self.random.usize(0..self.policies.len())]);
         let (key, cost) = (KEYS[self.random.usize(0..KEYS.len())], self.random.u32(0..=6));
         let taken_at = self.taken_at.filter(|_| self.random.bool());
-        let (ours, theirs) = match self.random.u8(0..3) {
+        let (engine, model) = match self.random.u8(0..3) {
             0 => (self.engine.charge(&policy, key, cost).await, self.model.charge(&policy, key, cost).await),
             1 => (
                 self.engine.give_back(&policy, key, cost, taken_at).await,
@@ -82,22 +82,25 @@ impl Comparison {
         };
         let limit = &policy.spec.limit;
         let limit_state = |(spent, now)| limit.limit_state(&spent, now);
-        let (ours, theirs) =
-            (ours.map(limit_state).expect("an answer"), theirs.map(limit_state).expect("an answer"));
-        assert_eq!(ours, theirs, "{limit:?} {key} {cost} {taken_at:?}");
+        let (engine, model) =
+            (engine.map(limit_state).expect("an answer"), model.map(limit_state).expect("an answer"));
+        assert_eq!(engine, model, "{limit:?} {key} {cost} {taken_at:?}");
     }
 
     async fn call(&mut self) {
         let user = self.users[self.random.usize(0..self.users.len())].clone();
         let rule: Arc<ScopedRule<TierRule>> = tier_rule(Tier::ALL[self.random.usize(0..4)]);
         let cost = self.random.u32(0..=3);
-        let ours = self.engine.take_tier(&user, &rule, cost).await.expect("an answer");
-        let theirs = self.model.take_tier(&user, &rule, cost).await.expect("an answer");
+        let engine = self.engine.take_tier(&user, &rule, cost).await.expect("an answer");
+        let model = self.model.take_tier(&user, &rule, cost).await.expect("an answer");
         let [daily, minute] = &rule.rule;
         let limit_state = |spent: &<TierRule as Rule>::Usage| {
-            (daily.limit_state(&spent[0], theirs.now), minute.limit_state(&spent[1], theirs.now))
+            (daily.limit_state(&spent[0], model.now), minute.limit_state(&spent[1], model.now))
         };
-        assert_eq!((ours.decision, limit_state(&ours.spent)), (theirs.decision, limit_state(&theirs.spent)));
+        assert_eq!(
+            (engine.decision, limit_state(&engine.spent)),
+            (model.decision, limit_state(&model.spent))
+        );
     }
 }
 

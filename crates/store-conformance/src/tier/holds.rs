@@ -1,4 +1,4 @@
-//! Holds, remembered.
+//! Holds: settling, expiry, audits and purges.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -57,14 +57,14 @@ pub async fn a_hold_is_settled_once<H: HasLimits>() {
 pub async fn a_hold_expires_exactly_when_its_time_is_over<H: HasLimits>() {
     let h = H::open().await;
     let Some(store) = h.definitions() else { return };
-    let (late, in_time) = (hold(&h, &*store, 1, 10).await, hold(&h, &*store, 2, 10).await);
+    let (late, on_time) = (hold(&h, &*store, 1, 10).await, hold(&h, &*store, 2, 10).await);
     h.clock().advance(MINUTE - Duration::from_micros(1));
-    assert!(matches!(settle(&*store, in_time, 1).await.settlement, HoldSettlement::Settled(_)));
+    assert!(matches!(settle(&*store, on_time, 1).await.settlement, HoldSettlement::Settled(_)));
     h.clock().advance(Duration::from_micros(1));
     for _ in 0..2 {
         assert_eq!(settle(&*store, late, 1).await.settlement, HoldSettlement::Expired);
     }
-    assert_eq!(settle(&*store, in_time, 5).await.settlement, HoldSettlement::AlreadySettled(1));
+    assert_eq!(settle(&*store, on_time, 5).await.settlement, HoldSettlement::AlreadySettled(1));
 }
 
 pub async fn an_unknown_hold_is_not_an_error<H: HasLimits>() {

@@ -1,4 +1,4 @@
-//! The naive engine of limits: a map behind one lock, and the rules of core.
+//! The naive engine of tier: maps behind locks, and the rules of core.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -12,7 +12,6 @@ use weir_core::{Clock, ManualClock, Timestamp};
 use weir_store::Result;
 use weir_store::tier::{LimitCheck, LimitOutcome, LimitStatus, LimitStore, Policy, TierOutcome};
 
-/// The naive engine of limits.
 #[derive(Debug)]
 pub struct NaiveLimits {
     clock: ManualClock,
@@ -21,7 +20,6 @@ pub struct NaiveLimits {
 }
 
 impl NaiveLimits {
-    /// An engine in which nothing is spent.
     #[must_use]
     pub fn new(clock: ManualClock) -> Self {
         Self { clock, spent: Mutex::default(), tiers: Mutex::default() }
@@ -69,7 +67,7 @@ impl LimitStore for NaiveLimits {
         let firsts: Vec<usize> = (0..asks.len()).filter(|at| first(&asks[*at]) == Some(*at)).collect();
         let mut spent: Vec<LimitUsage> =
             firsts.iter().map(|at| current(&all, asks[*at].policy, asks[*at].key, now)).collect();
-        let alone: Vec<Decision> = firsts
+        let individual: Vec<Decision> = firsts
             .iter()
             .zip(&spent)
             .map(|(at, spent)| asks[*at].policy.spec.limit.take(&mut { *spent }, cost(&asks[*at]), now))
@@ -92,10 +90,10 @@ impl LimitStore for NaiveLimits {
             }
             Decision::Allowed => Decision::Allowed,
         };
-        for ((at, spent), alone) in firsts.iter().zip(&mut spent).zip(&alone) {
+        for ((at, spent), individual) in firsts.iter().zip(&mut spent).zip(&individual) {
             if asks[*at].policy.spec.shadow
                 && decision.is_allowed()
-                && alone.is_allowed()
+                && individual.is_allowed()
                 && cost(&asks[*at]) > 0
             {
                 asks[*at].policy.spec.limit.charge(spent, cost(&asks[*at]), now);
@@ -109,8 +107,9 @@ impl LimitStore for NaiveLimits {
             }
         }
         let each = asks.iter().map(|ask| {
-            let at = firsts.iter().position(|at| Some(*at) == first(ask)).expect("each ask has a first");
-            (alone[at], after[at])
+            let at =
+                firsts.iter().position(|at| Some(*at) == first(ask)).expect("each key has a first position");
+            (individual[at], after[at])
         });
         Ok(LimitOutcome { decision, each: each.collect(), now })
     }

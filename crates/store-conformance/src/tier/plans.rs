@@ -1,4 +1,4 @@
-//! What users of plans may call.
+//! What the tiers of plans allow.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -31,8 +31,10 @@ pub async fn an_exhausted_day_is_reported_before_an_exhausted_minute<H: HasLimit
     for _ in 0..2 {
         assert!(call(&h, &user, &few).await.decision.is_allowed());
     }
-    let Decision::Denied(refusal) = call(&h, &user, &few).await.decision else { panic!("it must be denied") };
-    assert_eq!(refusal.denied_by, DAILY, "both are used up, and the day is told");
+    let Decision::Denied(refusal) = call(&h, &user, &few).await.decision else {
+        panic!("the decision must be a denial")
+    };
+    assert_eq!(refusal.denied_by, DAILY, "both are exhausted, and the day is reported");
     assert_eq!(refusal.retry_after, Some(Duration::from_secs(43_200)));
 }
 
@@ -58,7 +60,7 @@ pub async fn a_new_plan_keeps_what_was_spent<H: HasLimits>() {
     assert_eq!(remaining_of_tier(&h, &user, &free).await, (41, 0));
 }
 
-async fn calls_in_parallel<H: HasLimits>(hs: &[Arc<H>]) -> u32 {
+async fn count_parallel_calls<H: HasLimits>(hs: &[Arc<H>]) -> u32 {
     let (user, free) = (unique_user(), tier_rule(Tier::Free));
     let calls: Vec<_> = (0..200)
         .map(|n| {
@@ -74,11 +76,11 @@ async fn calls_in_parallel<H: HasLimits>(hs: &[Arc<H>]) -> u32 {
 }
 
 pub async fn parallel_calls_of_a_free_user_pass_8_times<H: HasLimits>() {
-    assert_eq!(calls_in_parallel(&[Arc::new(H::open().await)]).await, 8);
+    assert_eq!(count_parallel_calls(&[Arc::new(H::open().await)]).await, 8);
 }
 
 pub async fn two_servers_pass_a_free_user_8_times<H: HasLimits>() {
     let h = H::open().await;
     let Some(other) = server_sharing_counts(&h).await else { return };
-    assert_eq!(calls_in_parallel(&[Arc::new(h), Arc::new(other)]).await, 8);
+    assert_eq!(count_parallel_calls(&[Arc::new(h), Arc::new(other)]).await, 8);
 }

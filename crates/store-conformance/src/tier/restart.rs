@@ -1,4 +1,4 @@
-//! What is there after a clean restart.
+//! What survives a clean restart.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,21 +16,21 @@ use crate::HasLimits;
 pub async fn spent_amounts_survive_a_restart<H: HasLimits>() {
     let h = H::open().await;
     let policies = [policy(bucket(5, 5)), policy(fixed(5)), policy(sliding(5))];
-    let (somebody, free) = (unique_user(), tier_rule(Tier::Free));
+    let (user_id, free) = (unique_user(), tier_rule(Tier::Free));
     for policy in &policies {
         assert!(take(&h, policy, "k", 4).await.is_allowed());
     }
     for _ in 0..3 {
-        assert!(call(&h, &somebody, &free).await.decision.is_allowed());
+        assert!(call(&h, &user_id, &free).await.decision.is_allowed());
     }
     let h = h.reopen().await;
     for policy in &policies {
         assert_eq!(remaining(&h, policy, "k").await, 1);
     }
-    assert_eq!(remaining_of_tier(&h, &somebody, &free).await, (47, 5));
+    assert_eq!(remaining_of_tier(&h, &user_id, &free).await, (47, 5));
     h.clock().advance(Duration::from_secs(12));
     let h = h.reopen().await;
-    assert_eq!(remaining(&h, &policies[0], "k").await, 2, "time goes on");
+    assert_eq!(remaining(&h, &policies[0], "k").await, 2, "it refills across restarts");
 }
 
 pub async fn a_forgotten_key_stays_forgotten_after_a_restart<H: HasLimits>() {
@@ -56,11 +56,11 @@ pub async fn definitions_and_holds_survive_a_restart<H: HasLimits>() {
     store.put_hold(hold).await.expect("an answer");
     drop(store);
     let h = h.reopen().await;
-    let store = h.definitions().expect("there was one");
+    let store = h.definitions().expect("the engine has definitions");
     assert_eq!(store.subscription(&user("u")).await.expect("an answer").map(|s| s.plan), Some(PRO));
     assert_eq!(store.tiers().await.expect("an answer"), [(Tier::Pro, Tier::Business.defaults())]);
     assert_eq!(store.policies().await.expect("an answer"), Vec::from_iter(policy));
-    let settled = store.settle_hold(id, 4).await.expect("an answer").expect("it is there");
+    let settled = store.settle_hold(id, 4).await.expect("an answer").expect("the row exists");
     assert!(matches!(settled.settlement, HoldSettlement::Settled(_)));
 }
 
@@ -68,7 +68,7 @@ pub async fn everything_spent_before_a_flush_is_in_the_store<H: HasLimits>() {
     let h = H::open().await;
     let Some(store) = h.definitions() else { return };
     let policy = policy(fixed(1_000));
-    // Many at once, so that some find another's commit under way.
+    // Concurrent tasks, so that some flush while the commit of another is in progress.
     let tasks = (0..32_u32).map(|n| {
         let (limits, store, policy) = (h.limits(), Arc::clone(&store), Arc::clone(&policy));
         tokio::spawn(async move {
@@ -78,13 +78,13 @@ pub async fn everything_spent_before_a_flush_is_in_the_store<H: HasLimits>() {
             limits.flush().await;
             let before = Some((policy.scope(), String::new()));
             let rows = store.load_spent(before, 100).await.expect("an answer");
-            let kept = SpentRecord::of_limit(&policy.spec.limit, taken.each[0].1);
+            let record = SpentRecord::of_limit(&policy.spec.limit, taken.each[0].1);
             let row = rows.into_iter().find(|row| row.scope == policy.scope() && row.key == key);
-            assert_eq!(row.map(|row| row.record), Some(kept), "{key}");
+            assert_eq!(row.map(|row| row.record), Some(record), "{key}");
         })
     });
     for task in tasks.collect::<Vec<_>>() {
-        task.await.expect("it is there");
+        task.await.expect("the row exists");
     }
 }
 
@@ -99,16 +99,16 @@ pub async fn a_clock_set_back_denies_nobody_for_longer_than_the_limit_allows<H: 
     for policy in &policies {
         assert!(take(&h, policy, "k", 5).await.is_allowed());
     }
-    // A debt is no sign of a clock that went ahead.
+    // A debt must not be mistaken for a clock that was ahead.
     h.limits().charge(&policies[0], "k", 5).await.expect("an answer");
     h.limits().flush().await;
     h.clock().set_back(ahead);
     let h = h.reopen().await;
     for policy in &policies {
-        assert!(!take(&h, policy, "k", 1).await.is_allowed(), "what was spent stays spent: {policy:?}");
+        assert!(!take(&h, policy, "k", 1).await.is_allowed(), "spent units stay spent: {policy:?}");
     }
     h.clock().advance(MINUTE);
-    assert_eq!(remaining(&h, &policies[0], "k").await, 0, "the debt is paid, and no more");
+    assert_eq!(remaining(&h, &policies[0], "k").await, 0, "only the debt is paid");
     assert_eq!(remaining(&h, &policies[1], "k").await, 5, "the window began when the clock was set back");
     h.clock().advance(MINUTE);
     for policy in &policies {

@@ -1,4 +1,4 @@
-//! What keys may spend.
+//! Taking, charging and refunding under policies.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -57,7 +57,7 @@ pub async fn a_fixed_window_ends_on_time<H: HasLimits>() {
     assert_eq!(
         retry_after(take(&h, &policy, "k", 1).await),
         Some(MINUTE),
-        "it begins with what is spent first"
+        "the window starts with the first take"
     );
     h.clock().advance(MINUTE - MICRO);
     assert_eq!(retry_after(take(&h, &policy, "k", 1).await), Some(MICRO));
@@ -70,7 +70,7 @@ pub async fn a_sliding_window_decays_to_the_microsecond<H: HasLimits>() {
     let h = H::open().await;
     let policy = policy(sliding(7));
     assert!(take(&h, &policy, "k", 7).await.is_allowed());
-    // In the next window six sevenths of it must be left at most: after 8 571 429 microseconds.
+    // Of the last window at most six sevenths may remain: 8 571 429 microseconds into the next one.
     let due = MINUTE + Duration::from_micros(8_571_429);
     assert_eq!(retry_after(take(&h, &policy, "k", 1).await), Some(due));
     h.clock().advance(due - MICRO);
@@ -89,8 +89,8 @@ pub async fn a_denied_decision_spends_nothing<H: HasLimits>() {
     assert!(take_all(&h, &asks).await.decision.is_allowed());
     let denied = take_all(&h, &asks).await;
     assert_eq!(denied.decision, Decision::Denied(LimitDenial { denied_by: 1, retry_after: Some(MINUTE) }));
-    let alone: Vec<bool> = denied.each.iter().map(|(decision, _)| decision.is_allowed()).collect();
-    assert_eq!(alone, [true, false, true]);
+    let individual: Vec<bool> = denied.each.iter().map(|(decision, _)| decision.is_allowed()).collect();
+    assert_eq!(individual, [true, false, true]);
     assert_eq!((remaining(&h, &many, "a").await, remaining(&h, &window, "c").await), (6, 6));
 }
 
@@ -112,7 +112,7 @@ pub async fn a_cost_of_0_is_always_allowed<H: HasLimits>() {
         assert!(take(&h, &policy, "k", 0).await.is_allowed());
         assert_eq!(remaining(&h, &policy, "k").await, 2);
         assert!(take(&h, &policy, "k", 2).await.is_allowed());
-        assert!(take(&h, &policy, "k", 0).await.is_allowed(), "nothing always fits");
+        assert!(take(&h, &policy, "k", 0).await.is_allowed(), "a cost of 0 always fits");
     }
 }
 
@@ -145,11 +145,15 @@ pub async fn a_shadow_never_denies<H: HasLimits>() {
     for (at, fits) in [true, false].into_iter().enumerate() {
         let taken = take_all(&h, &[(&watch, "k", 1), (&bind, "k", 1)]).await;
         assert!(taken.decision.is_allowed());
-        assert_eq!(taken.each[0].0.is_allowed(), fits, "it tells what it would have said, time {at}");
+        assert_eq!(taken.each[0].0.is_allowed(), fits, "it reports what it would have decided, take {at}");
     }
     let denied = take_all(&h, &[(&watch, "other", 1), (&bind, "k", 1)]).await;
     assert!(matches!(denied.decision, Decision::Denied(LimitDenial { denied_by: 1, .. })));
-    assert_eq!(remaining(&h, &watch, "other").await, 1, "nothing is spent of it either");
+    assert_eq!(
+        remaining(&h, &watch, "other").await,
+        1,
+        "a denied decision spends nothing of a shadow either"
+    );
     assert!(take_all(&h, &[(&watch, "k", 5)]).await.decision.is_allowed());
 }
 
@@ -204,7 +208,7 @@ pub async fn a_debt_is_paid_off_first<H: HasLimits>() {
     assert_eq!(
         retry_after(take(&h, &policy, "k", 1).await),
         Some(Duration::from_secs(48)),
-        "four are missing"
+        "four tokens are missing"
     );
     h.clock().advance(Duration::from_secs(48));
     assert!(take(&h, &policy, "k", 1).await.is_allowed());
@@ -232,7 +236,7 @@ pub async fn what_was_spent_stays_spent_under_another_limit<H: HasLimits>() {
     let small = with_limit(&before, bucket(8, 5));
     assert_eq!(retry_after(take(&h, &small, "k", 1).await), Some(23 * Duration::from_secs(12)));
     let larger = with_limit(&before, bucket(50, 5));
-    assert_eq!(remaining(&h, &larger, "k").await, 20, "only its size is another");
+    assert_eq!(remaining(&h, &larger, "k").await, 20, "only the capacity changed");
     let window = with_limit(&before, fixed(35));
     assert_eq!(remaining(&h, &window, "k").await, 5);
     assert!(take(&h, &window, "k", 5).await.is_allowed());
@@ -261,23 +265,23 @@ pub async fn the_largest_numbers_hold<H: HasLimits>() {
     assert_eq!(remaining(&h, &slowest, "k").await, Limit::MAX - 2);
 }
 
-/// Buckets that nobody lives to see filled, as people make them who want no refill: a century and many of them.
+/// Buckets that take centuries to fill, as configured by people who want no refill.
 pub async fn the_slowest_buckets_are_exact<H: HasLimits>() {
     let h = H::open().await;
     let year = Duration::from_secs(365 * 86_400);
     for capacity in [100, 140, 145, 290, 1_000, 1_000_000, Limit::MAX] {
         let policy = policy(Limit::TokenBucket(TokenBucket::new(capacity, 1, year).expect("valid")));
-        let most = capacity / 10 * 6;
-        assert!(take(&h, &policy, "k", most).await.is_allowed());
-        assert_eq!(remaining(&h, &policy, "k").await, capacity - most, "{capacity}");
-        assert!(!take(&h, &policy, "k", most).await.is_allowed(), "{capacity}");
-        assert!(take(&h, &policy, "k", capacity - most).await.is_allowed(), "{capacity}");
+        let spent = capacity / 10 * 6;
+        assert!(take(&h, &policy, "k", spent).await.is_allowed());
+        assert_eq!(remaining(&h, &policy, "k").await, capacity - spent, "{capacity}");
+        assert!(!take(&h, &policy, "k", spent).await.is_allowed(), "{capacity}");
+        assert!(take(&h, &policy, "k", capacity - spent).await.is_allowed(), "{capacity}");
         assert!(!take(&h, &policy, "k", 1).await.is_allowed(), "{capacity}");
         h.limits().charge(&policy, "k", 50).await.expect("an answer");
-        h.limits().give_back(&policy, "k", most, None).await.expect("an answer");
-        assert_eq!(remaining(&h, &policy, "k").await, most - 50, "{capacity}");
+        h.limits().give_back(&policy, "k", spent, None).await.expect("an answer");
+        assert_eq!(remaining(&h, &policy, "k").await, spent - 50, "{capacity}");
         h.clock().advance(year);
-        assert_eq!(remaining(&h, &policy, "k").await, most - 49, "{capacity}");
+        assert_eq!(remaining(&h, &policy, "k").await, spent - 49, "{capacity}");
         h.limits().give_back(&policy, "k", Limit::MAX, None).await.expect("an answer");
         assert_eq!(remaining(&h, &policy, "k").await, capacity, "{capacity}");
     }

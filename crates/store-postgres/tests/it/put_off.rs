@@ -19,7 +19,7 @@ async fn put_off(users: &[&str]) -> (OnPostgres, Vec<Message>) {
     }
     let held = Claims::claim(&h, users.len()).await;
     let messages: Vec<Message> = held.messages().cloned().collect();
-    held.settled(&h, |_| Disposition::Defer(LONG)).await;
+    held.must_settle(&h, |_| Disposition::Defer(LONG)).await;
     (h, messages)
 }
 
