@@ -12,8 +12,13 @@ use weir_server::settings::log::LogFormat;
 use weir_server::settings::source::{Sources, flatten_toml};
 use weir_server::settings::store::{BrokerChoice, CacheChoice, EngineChoice};
 
+use crate::architecture::rust_files;
+use crate::fixtures::{Running, Store};
+
 const COMPOSE: &str = include_str!("../../../../deploy/docker-compose.yml");
 const DOCKERFILE: &str = include_str!("../../../../deploy/Dockerfile");
+const ALERTS: &str = include_str!("../../../../deploy/prometheus/alerts.yml");
+const ALERT_TESTS: &str = include_str!("../../../../deploy/prometheus/alerts_test.yml");
 const ENV_EXAMPLE: &str = include_str!("../../../../deploy/.env.example");
 const README: &str = include_str!("../../../../deploy/README.md");
 
@@ -221,16 +226,59 @@ fn the_readme_names_no_variable_that_means_nothing() {
 }
 
 #[test]
-fn prometheus_accepts_the_alerts() {
+fn alerts_fire_on_the_faults_that_they_are_about_and_only_then() {
     if weir_testkit::skip("prometheus") {
         return;
     }
     let promtool = weir_testkit::promtool().unwrap_or_else(|why| {
         panic!("no promtool: {why}. Install Debian's package prometheus, or set WEIR_TEST_SKIP=prometheus")
     });
-    let rules = concat!(env!("CARGO_MANIFEST_DIR"), "/../../deploy/prometheus/alerts.yml");
-    let checked = std::process::Command::new(promtool).args(["check", "rules", rules]).output().unwrap();
-    assert!(checked.status.success(), "{}", String::from_utf8_lossy(&checked.stderr));
+    for (command, file) in [("check", "alerts.yml"), ("test", "alerts_test.yml")] {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/prometheus").join(file);
+        let output =
+            std::process::Command::new(&promtool).args([command, "rules"]).arg(path).output().unwrap();
+        let (stdout, stderr) =
+            (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        assert!(output.status.success(), "{file}: {stdout}{stderr}");
+    }
+}
+
+#[test]
+fn every_alert_is_tested_to_fire_and_to_stay_silent() {
+    let alerts = ALERTS.lines().filter_map(|line| line.trim().strip_prefix("- alert: "));
+    for alert in alerts {
+        let tests = ALERT_TESTS.split("      - expr: ").skip(1);
+        let name = format!("alertname=\"{alert}\"");
+        let of_alert: Vec<_> = tests.filter(|test| test.contains(&name)).collect();
+        let is_silent = |test: &&&str| test.contains("exp_samples: []");
+        assert!(of_alert.iter().any(|test| !is_silent(&test)), "no test in which {alert} fires");
+        assert!(of_alert.iter().any(|test| is_silent(&test)), "no test in which {alert} stays silent");
+    }
+}
+
+#[tokio::test]
+async fn alerts_ask_for_metrics_that_there_are_and_for_thresholds_that_are_edges_of_buckets() {
+    let server = Running::start(Store::Embedded).await;
+    let metrics = server.client().get("/metrics").await.unwrap();
+    let metrics = String::from_utf8(metrics.body.to_vec()).unwrap();
+    let is_part = |c: char| c.is_ascii_alphanumeric() || c == '_';
+    let expressions = ALERTS.lines().filter(|line| {
+        !line.trim_start().starts_with('#') && !line.contains("summary:") && !line.contains("description:")
+    });
+    let words: BTreeSet<&str> = expressions.flat_map(|line| line.split(|c| !is_part(c))).collect();
+    // Metrics with labels are not shown before something has happened, so the registrations are searched.
+    let mut files = Vec::new();
+    rust_files(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../server/src"), &mut files);
+    let sources: String = files.iter().map(|file| std::fs::read_to_string(file).unwrap()).collect();
+    for name in words.into_iter().filter_map(|word| word.strip_prefix("weir_")) {
+        let family = name.trim_end_matches("_bucket").trim_end_matches("_total");
+        let is_registered = sources.contains(&format!("\"{family}\""));
+        assert!(is_registered, "alerts.yml asks for weir_{name}, which no server has");
+    }
+    for edge in ["0.12", "0.25"] {
+        let bucket = format!("weir_request_accept_latency_seconds_bucket{{le=\"{edge}\"}}");
+        assert!(metrics.contains(&bucket), "no bucket ends at {edge} s");
+    }
 }
 
 #[test]
