@@ -1,4 +1,4 @@
-//! Installs an engine with Debian's package manager, when it is found nowhere else and the tests run as root.
+//! Installs an engine with apt if it is not found elsewhere and the tests run as root.
 
 use std::fs::{self, File};
 use std::os::unix::fs::PermissionsExt;
@@ -8,15 +8,15 @@ use std::process::{Command, Stdio};
 use crate::discover::succeeds;
 use crate::watchdog::Watchdog;
 
-/// Debian asks this file before a package may start its service.
+/// Debian runs this file to decide whether a package may start its service.
 const POLICY: &str = "/usr/sbin/policy-rc.d";
 
-/// Not in TMPDIR, which test processes may each have their own.
+/// Not in TMPDIR, which may differ between test processes.
 const LOCK: &str = "/tmp/weir-testkit-apt.lock";
 
-/// Installs `packages` and returns what `find` then finds; `Err` says what was tried. No service is left running.
+/// Installs `packages` and returns the result of `find`, or an error that says what was tried. Starts no service.
 ///
-/// `before` runs only when something is really going to be installed.
+/// `before` runs only if something is going to be installed.
 pub(crate) fn install<T>(
     packages: &[&str],
     before: impl FnOnce(),
@@ -28,12 +28,12 @@ pub(crate) fn install<T>(
     if !succeeds(Command::new("apt-get").arg("--version")) {
         return Err("there is no apt-get".to_owned());
     }
-    // Test processes run side by side and dpkg's own lock makes the second one fail instead of wait.
+    // Test processes run in parallel, and with dpkg's own lock the second one fails instead of waiting.
     let lock = File::create(LOCK).and_then(|file| {
         file.lock()?;
         Ok(file)
     });
-    let _held = lock.unwrap_or_else(|error| panic!("cannot lock {LOCK}: {error}"));
+    let _lock = lock.unwrap_or_else(|error| panic!("cannot lock {LOCK}: {error}"));
     if let Some(found) = find() {
         return Ok(found);
     }
@@ -48,8 +48,8 @@ pub(crate) fn install<T>(
     find().ok_or_else(|| format!("apt-get installed {names}, yet its programs are not where they should be"))
 }
 
-/// Until the returned value is dropped, or this process is killed, packages start no service. A `policy` that the
-/// machine has already is its own affair.
+/// Keeps packages from starting services until the returned value is dropped or this process is killed. An existing
+/// `policy` of the machine is left alone.
 fn forbid_services(policy: &Path) -> Option<Watchdog> {
     if policy.exists() {
         return None;
@@ -63,7 +63,7 @@ fn forbid_services(policy: &Path) -> Option<Watchdog> {
 
 fn apt_get(arguments: &[&str]) -> bool {
     let status = Command::new("apt-get")
-        // Another user of the machine may be at it.
+        // Another process may be using dpkg.
         .args(["-o", "DPkg::Lock::Timeout=120"])
         .args(arguments)
         .env("DEBIAN_FRONTEND", "noninteractive")
@@ -80,12 +80,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn services_are_forbidden_only_for_a_while_and_a_policy_of_the_machine_stays() {
+    fn services_are_forbidden_until_dropped_and_an_existing_policy_stays() {
         let directory = tempfile::tempdir().unwrap();
         let policy = directory.path().join("policy-rc.d");
         let forbidden = forbid_services(&policy);
         assert_eq!(fs::metadata(&policy).unwrap().permissions().mode() & 0o777, 0o755);
-        // Not by itself: a process forked meanwhile may still have it open for writing.
+        // Run by `sh`, not directly: a process forked in between may still have the file open for writing.
         assert_eq!(Command::new("sh").arg(&policy).status().unwrap().code(), Some(101));
         drop(forbidden);
         assert!(!policy.exists());

@@ -1,5 +1,5 @@
-//! A certificate authority and a server certificate for `localhost`, made anew for each server, and what a client
-//! needs to trust them.
+//! A certificate authority and a server certificate for `localhost`, generated for each server, and a client config that
+//! trusts them.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, 
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
 
-/// PEM texts.
+/// Certificates and key as PEM.
 pub(crate) struct Certificates {
     pub(crate) authority: String,
     pub(crate) server: String,
@@ -34,11 +34,11 @@ impl Certificates {
     }
 }
 
-/// A client that trusts the authority of `ca_file`, which the testkit wrote, and no other.
+/// A client config that trusts only the authority in `ca_file`, which the testkit wrote.
 pub(crate) fn client_config(ca_file: &Path) -> rustls::ClientConfig {
     let mut roots = rustls::RootCertStore::empty();
     let authority = CertificateDer::from_pem_file(ca_file).expect("the testkit wrote this file as PEM");
-    roots.add(authority).expect("the testkit made this authority");
+    roots.add(authority).expect("the testkit created this authority");
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     rustls::ClientConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()

@@ -1,4 +1,4 @@
-//! A clock that can be set, for a server under test: a library that is preloaded into its process changes what the system says.
+//! A settable clock for a server under test: a library preloaded into its process changes the time that the system returns.
 
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::os::unix::fs::{FileExt, PermissionsExt};
@@ -12,20 +12,20 @@ use tempfile::TempDir;
 
 const SOURCE: &str = include_str!("clock/preload.c");
 
-/// The clock of one or more processes. It can be set while they run.
+/// The clock of one or more processes, which can be set while they run.
 #[derive(Debug)]
 pub struct FakeClock {
     offsets: File,
     directory: TempDir,
-    /// Seconds by which the clock was set, and seconds that the machine has slept.
-    shown: Mutex<(i64, i64)>,
+    /// The offset of the time of day, and the time that the machine was suspended, in seconds.
+    offsets_seconds: Mutex<(i64, i64)>,
 }
 
 impl FakeClock {
-    /// A clock that shows what the system's does.
+    /// A clock without an offset.
     ///
     /// # Panics
-    /// When the library cannot be built, or there is nowhere to put its file.
+    /// If the library cannot be built or its file cannot be written.
     #[must_use]
     pub fn new() -> Self {
         let directory = tempfile::Builder::new().prefix("weir-clock-").tempdir().expect("a directory");
@@ -33,33 +33,33 @@ impl FakeClock {
         fs::set_permissions(directory.path(), Permissions::from_mode(0o755)).expect("its mode can be set");
         let path = directory.path().join("offsets");
         let offsets = OpenOptions::new().create_new(true).write(true).open(&path).expect("a new file");
-        let clock = Self { offsets, directory, shown: Mutex::default() };
+        let clock = Self { offsets, directory, offsets_seconds: Mutex::default() };
         clock.change(|_| {});
         clock
     }
 
-    /// What a process has to have in its environment to go by this clock.
+    /// The environment variables of a process that uses this clock.
     #[must_use]
     pub fn environment(&self) -> [(&'static str, PathBuf); 2] {
         [("LD_PRELOAD", library().to_owned()), ("WEIR_TEST_CLOCK", self.directory.path().join("offsets"))]
     }
 
-    /// Sets the time of day to `seconds` from the system's. Time since boot goes on as it was, as when somebody sets a clock.
+    /// Sets the time of day `seconds` ahead of the system's. The time since boot is unaffected, as when a clock is set.
     pub fn set(&self, seconds: i64) {
         self.change(|(set, _)| *set = seconds);
     }
 
-    /// Lets the machine sleep for so long, by what both clocks show when it wakes.
-    pub fn sleep_through(&self, span: Duration) {
-        let seconds = i64::try_from(span.as_secs()).expect("not so long");
+    /// Advances both clocks as if the machine had been suspended for `span`.
+    pub fn suspend(&self, span: Duration) {
+        let seconds = i64::try_from(span.as_secs()).expect("the span fits into i64");
         self.change(|(_, slept)| *slept += seconds);
     }
 
-    /// Both numbers in one write, so that no process sees one without the other.
+    /// Writes both numbers at once, so that no process sees one without the other.
     fn change(&self, change: impl FnOnce(&mut (i64, i64))) {
-        let mut shown = self.shown.lock();
-        change(&mut shown);
-        let (set, slept) = *shown;
+        let mut offsets_seconds = self.offsets_seconds.lock();
+        change(&mut offsets_seconds);
+        let (set, slept) = *offsets_seconds;
         let nanos = [set + slept, slept].map(|seconds| (seconds * 1_000_000_000).to_ne_bytes());
         self.offsets.write_all_at(nanos.as_flattened(), 0).expect("the file can be written");
     }
@@ -71,7 +71,7 @@ impl Default for FakeClock {
     }
 }
 
-/// The library, built once a process. Whoever can build Weir has a C compiler.
+/// The library, built once per process. Building Weir needs a C compiler anyway.
 fn library() -> &'static Path {
     static LIBRARY: OnceLock<(TempDir, PathBuf)> = OnceLock::new();
     let (_, path) = LIBRARY.get_or_init(|| {
@@ -96,7 +96,7 @@ fn library() -> &'static Path {
 mod tests {
     use super::*;
 
-    fn shown(clock: &FakeClock) -> i64 {
+    fn offsets_seconds(clock: &FakeClock) -> i64 {
         let output = Command::new("date").arg("+%s").envs(clock.environment()).output().unwrap();
         String::from_utf8(output.stdout).unwrap().trim().parse().unwrap()
     }
@@ -107,8 +107,11 @@ mod tests {
         let now = || std::time::UNIX_EPOCH.elapsed().unwrap().as_secs().cast_signed();
         for seconds in [0, 7_200, -7_200] {
             clock.set(seconds);
-            let (before, shown, after) = (now(), shown(&clock), now());
-            assert!((before..=after).contains(&(shown - seconds)), "{shown} after setting it to {seconds}");
+            let (before, offsets_seconds, after) = (now(), offsets_seconds(&clock), now());
+            assert!(
+                (before..=after).contains(&(offsets_seconds - seconds)),
+                "{offsets_seconds} after setting it to {seconds}"
+            );
         }
     }
 }

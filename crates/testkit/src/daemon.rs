@@ -1,4 +1,4 @@
-//! A server that is one local process with a temporary directory of its own.
+//! A server that is one local process with its own temporary directory.
 
 use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
@@ -10,14 +10,14 @@ use std::time::Duration;
 
 use rustix::process::{Pid, Signal};
 
-use crate::instance::{Erasable, Instance, STOPS_WITHIN};
+use crate::instance::{Erasable, Instance, STOP_TIMEOUT};
 use crate::signal;
-use crate::wait::holds_within;
+use crate::wait::becomes_true_blocking;
 use crate::watchdog::{END_PROCESS, Watchdog};
 
-/// The directory holds configuration and log; what the server stores belongs into `data` in it.
+/// A server process. Its directory holds configuration and log, and `data` in it what the server stores.
 pub(crate) struct Daemon {
-    /// For messages.
+    /// The name in messages.
     name: &'static str,
     program: PathBuf,
     arguments: Vec<OsString>,
@@ -28,12 +28,12 @@ pub(crate) struct Daemon {
 }
 
 impl Daemon {
-    /// Makes the directory; nothing runs yet.
+    /// Creates the directory; `launch` starts the process.
     pub(crate) fn create(name: &'static str, program: &Path) -> Self {
         let prefix = format!("weir-{}-", name.to_lowercase());
         let directory = tempfile::Builder::new().prefix(&prefix).tempdir();
-        let directory = directory.expect("the temporary directory takes a directory").keep();
-        // Nothing that it stores is wanted any more, so there is nothing to wait for.
+        let directory = directory.expect("the temporary directory is writable").keep();
+        // Its data is not needed any more, so it need not stop in an orderly way.
         let watchdog = Watchdog::start(
             &format!("{END_PROCESS}rm -rf -- \"$2\""),
             ["KILL".as_ref(), directory.as_os_str()],
@@ -41,16 +41,16 @@ impl Daemon {
         let program = program.to_owned();
         let (arguments, environment) = (Vec::new(), Vec::new());
         let daemon = Self { name, program, arguments, environment, directory, process: None, watchdog };
-        daemon.make_data();
+        daemon.create_data_directory();
         daemon
     }
 
-    /// What the program is given at each launch.
+    /// Sets the arguments of every launch.
     pub(crate) fn set_arguments<A: Into<OsString>>(&mut self, arguments: impl IntoIterator<Item = A>) {
         self.arguments = arguments.into_iter().map(Into::into).collect();
     }
 
-    /// What it has in its environment besides.
+    /// Sets additional environment variables of every launch.
     pub(crate) fn set_environment(&mut self, environment: Vec<(OsString, OsString)>) {
         self.environment = environment;
     }
@@ -63,7 +63,7 @@ impl Daemon {
         self.directory.join("data")
     }
 
-    /// Writes a file into the directory, readable for nobody else: it may hold a key.
+    /// Writes a file into the directory with mode 0600, since it may hold a key.
     pub(crate) fn write(&self, name: &str, content: &str) -> PathBuf {
         let file = self.directory.join(name);
         let written = fs::write(&file, content)
@@ -72,18 +72,18 @@ impl Daemon {
         file
     }
 
-    /// The program with the surroundings that the server has.
+    /// The program with directory, process group and environment set.
     fn command(&self) -> Command {
         let mut command = Command::new(&self.program);
-        // A group of its own keeps Ctrl-C for the tests.
+        // With its own process group, Ctrl-C reaches only the tests.
         command.current_dir(&self.directory).process_group(0).stdin(Stdio::null()).env("LC_ALL", "C");
         command.envs(self.environment.iter().map(|(name, value)| (name, value)));
         command
     }
 
-    fn make_data(&self) {
+    fn create_data_directory(&self) {
         let data = self.data();
-        fs::create_dir(&data).unwrap_or_else(|error| panic!("cannot make {}: {error}", data.display()));
+        fs::create_dir(&data).unwrap_or_else(|error| panic!("cannot create {}: {error}", data.display()));
     }
 
     fn log_file(&self) -> File {
@@ -99,10 +99,10 @@ impl Daemon {
         Pid::from_child(process)
     }
 
-    /// True once the process is gone and reaped.
+    /// Waits until the process has exited and reaps it. Returns false on timeout.
     fn reap_within(&mut self, deadline: Duration) -> bool {
         let gone = match &mut self.process {
-            Some(process) => holds_within(deadline, || !matches!(process.try_wait(), Ok(None))),
+            Some(process) => becomes_true_blocking(deadline, || !matches!(process.try_wait(), Ok(None))),
             None => true,
         };
         if gone && self.process.take().is_some() {
@@ -130,16 +130,16 @@ impl Instance for Daemon {
 
     fn stop(&mut self) {
         let pid = self.pid();
-        // In this order, or a paused one could run on between the two.
+        // In this order: a paused process must not continue before it has the signal.
         signal::send(pid, Signal::TERM);
         signal::send(pid, Signal::CONT);
-        let stopped = self.reap_within(STOPS_WITHIN);
-        assert!(stopped, "{} did not stop within {STOPS_WITHIN:?}; its log:\n{}", self.name, self.log());
+        let stopped = self.reap_within(STOP_TIMEOUT);
+        assert!(stopped, "{} did not stop within {STOP_TIMEOUT:?}; its log:\n{}", self.name, self.log());
     }
 
     fn crash(&mut self) {
         signal::send(self.pid(), Signal::KILL);
-        let gone = self.reap_within(STOPS_WITHIN);
+        let gone = self.reap_within(STOP_TIMEOUT);
         assert!(gone, "SIGKILL did not end {}: is it stuck on its disk?", self.name);
     }
 
@@ -161,12 +161,12 @@ impl Erasable for Daemon {
         assert!(self.process.is_none(), "this {} is running: stop() or crash() it first", self.name);
         let data = self.data();
         fs::remove_dir_all(&data).unwrap_or_else(|error| panic!("cannot remove {}: {error}", data.display()));
-        self.make_data();
+        self.create_data_directory();
     }
 }
 
 impl Drop for Daemon {
-    /// Ends the server here, where its parent can reap it; the watchdog then removes the directory.
+    /// Kills the server, which only its parent can reap; the watchdog then removes the directory.
     fn drop(&mut self) {
         if self.process.is_some() {
             self.crash();

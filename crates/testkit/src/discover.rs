@@ -1,34 +1,34 @@
-//! Decides where an engine comes from: what is here already, else what can be installed, else Docker.
+//! Decides where an engine comes from: found locally, else installed, else from Docker.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-pub(crate) enum Source {
-    /// The program, or the directory with the programs, that the engine is run from.
+pub(crate) enum EngineSource {
+    /// The program, or the directory of the programs.
     Local(PathBuf),
     Docker,
 }
 
-/// `sorry` makes, of why nothing could be installed, the sentence that tells the reader what to do.
+/// `explain` turns the reason why nothing could be installed into a message that says what to do.
 pub(crate) fn search(
     local: impl FnOnce() -> Option<PathBuf>,
     install: impl FnOnce() -> Result<PathBuf, String>,
-    sorry: impl FnOnce(&str) -> String,
-) -> Result<Source, String> {
+    explain: impl FnOnce(&str) -> String,
+) -> Result<EngineSource, String> {
     if let Some(path) = local() {
-        return Ok(Source::Local(path));
+        return Ok(EngineSource::Local(path));
     }
     let reason = match install() {
-        Ok(path) => return Ok(Source::Local(path)),
+        Ok(path) => return Ok(EngineSource::Local(path)),
         Err(reason) => reason,
     };
     if succeeds(Command::new("docker").arg("info")) {
-        return Ok(Source::Docker);
+        return Ok(EngineSource::Docker);
     }
-    Err(sorry(&reason))
+    Err(explain(&reason))
 }
 
-/// Where what was fetched or made once is kept from run to run.
+/// The directory of files that are downloaded or generated once and reused by later runs.
 pub(crate) fn cache() -> PathBuf {
     let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from).filter(|path| path.is_absolute());
     let home = || std::env::var_os("HOME").map(|home| Path::new(&home).join(".cache"));

@@ -1,4 +1,4 @@
-//! A server in a container, for machines with Docker and without the engine.
+//! A server in a container, for machines that have Docker but not the engine.
 
 use std::fs;
 use std::path::PathBuf;
@@ -11,32 +11,32 @@ use crate::watchdog::Watchdog;
 
 pub(crate) struct Container {
     name: String,
-    /// What `docker create` was given, but for the name.
+    /// The arguments of `docker create`, without the name.
     arguments: Vec<String>,
-    /// For files that clients need, such as the authority's certificate.
+    /// Files that clients need, such as the authority's certificate.
     directory: TempDir,
     _watchdog: Watchdog,
 }
 
 impl Container {
-    /// Creates it; `launch` starts it.
+    /// Creates the container; `launch` starts it.
     pub(crate) fn create(arguments: Vec<String>) -> Self {
         let name = format!("weir-test-{:016x}", fastrand::u64(..));
         let watchdog = Watchdog::start(r#"docker rm --force --volumes "$1""#, [&name]);
-        let directory = tempfile::tempdir().expect("the temporary directory takes a directory");
+        let directory = tempfile::tempdir().expect("the temporary directory is writable");
         let container = Self { name, arguments, directory, _watchdog: watchdog };
-        container.make();
+        container.create_container();
         container
     }
 
-    /// Writes a file for clients on this side.
+    /// Writes a file for clients on the host.
     pub(crate) fn write(&self, name: &str, content: &str) -> PathBuf {
         let file = self.directory.path().join(name);
         fs::write(&file, content).unwrap_or_else(|error| panic!("cannot write {}: {error}", file.display()));
         file
     }
 
-    fn make(&self) {
+    fn create_container(&self) {
         run(Command::new("docker").args(["create", "--name", &self.name]).args(&self.arguments));
     }
 
@@ -55,7 +55,7 @@ impl Instance for Container {
     }
 
     fn stop(&mut self) {
-        // The images declare which signal asks their server for an orderly stop.
+        // The images declare the signal for an orderly stop.
         self.docker(&["stop", "-t", "30"]);
     }
 
@@ -79,16 +79,16 @@ impl Instance for Container {
 impl Erasable for Container {
     fn erase(&mut self) {
         self.docker(&["rm", "--force", "--volumes"]);
-        self.make();
+        self.create_container();
     }
 }
 
-/// What the command printed, on both streams: `docker logs` uses both.
+/// Runs a command. Returns its output on both streams, since `docker logs` uses both.
 fn run(command: &mut Command) -> String {
-    let output = command.stdin(Stdio::null()).output().expect("`docker info` worked a moment ago");
+    let output = command.stdin(Stdio::null()).output().expect("`docker info` succeeded before");
     let text = [output.stdout, output.stderr].concat();
     let text = String::from_utf8_lossy(&text).into_owned();
-    // Not the command itself, which may carry a password and a key.
+    // Without the other arguments, which may contain a password and a key.
     assert!(output.status.success(), "docker {:?} failed: {text}", command.get_args().next());
     text
 }

@@ -1,6 +1,6 @@
-//! A small JSON client, and raw bytes for what no client would send.
+//! A small JSON client, and raw bytes for requests that no client would send.
 //!
-//! It judges no status: a 503 is an answer. Only a request without an answer is an error.
+//! Every response is `Ok`, whatever its status. Only a request without a response is an error.
 
 use std::net::SocketAddr;
 use std::sync::OnceLock;
@@ -17,27 +17,27 @@ use serde_json::Value;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-/// Far beyond every time limit of the product: a request that takes this long hangs.
-const ANSWERED_WITHIN: Duration = Duration::from_secs(120);
-const RAW_ANSWERED_WITHIN: Duration = Duration::from_secs(5);
+/// Far longer than every timeout of the product: a request that takes this long hangs.
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(120);
+const RAW_RESPONSE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Why there was no answer.
+/// Why a request got no response.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    #[error("no connection, or it broke before the answer began")]
+    #[error("cannot connect, or the connection broke before the response began")]
     Transport(#[from] legacy::Error),
-    #[error("the connection broke within the answer")]
+    #[error("the connection broke within the response")]
     Body(#[source] Box<dyn std::error::Error + Send + Sync>),
-    #[error("no answer within {ANSWERED_WITHIN:?}")]
+    #[error("no response within {RESPONSE_TIMEOUT:?}")]
     TimedOut,
 }
 
-/// Looks at a response to a request with this method and path, and panics if it is not as it should be.
+/// Checks the response to a request with this method and path, and panics if it is wrong.
 pub type ResponseCheck = fn(&Method, &str, &Response);
 
 static CHECK: OnceLock<ResponseCheck> = OnceLock::new();
 
-/// From now on every client of this process has its responses checked. The first check stays.
+/// Checks every response that a client of this process gets from now on. Only the first call has an effect.
 pub fn check_every_response(check: ResponseCheck) {
     let _ = CHECK.set(check);
 }
@@ -52,7 +52,7 @@ pub struct Client {
 }
 
 impl Client {
-    /// `base_url` is like `http://127.0.0.1:8080`, and paths are appended to it.
+    /// Paths are appended to `base_url`, such as `http://127.0.0.1:8080`.
     pub fn new(base_url: impl Into<String>) -> Self {
         let mut connector = HttpConnector::new();
         connector.set_nodelay(true);
@@ -61,14 +61,14 @@ impl Client {
         Self { base_url, headers: HeaderMap::new(), is_checked: true, connections }
     }
 
-    /// The same client, sending this header, e.g. credentials, with every request.
+    /// Sends this header, such as credentials, with every request.
     #[must_use]
     pub fn with_header(mut self, name: &str, value: &str) -> Self {
         insert(&mut self.headers, name, value);
         self
     }
 
-    /// The same client, whose responses may be anything: something else than Weir answers it.
+    /// Turns off the check of responses, for servers other than Weir.
     #[must_use]
     pub fn unchecked(mut self) -> Self {
         self.is_checked = false;
@@ -96,7 +96,7 @@ impl Client {
         self.request(method, path, &headers, body.to_string()).await
     }
 
-    /// Any request. `headers` replace those of [`with_header`](Self::with_header).
+    /// Sends any request. `headers` replace those of [`with_header`](Self::with_header).
     pub async fn request(
         &self,
         method: Method,
@@ -106,12 +106,13 @@ impl Client {
     ) -> Result<Response, Error> {
         let url = format!("{}{path}", self.base_url);
         let request = Request::builder().method(method.clone()).uri(&url).body(Full::new(body.into()));
-        let mut request = request.unwrap_or_else(|error| panic!("{url} is no URL ({error}): use http::raw"));
+        let mut request =
+            request.unwrap_or_else(|error| panic!("{url} is not a valid URL ({error}): use http::raw"));
         *request.headers_mut() = self.headers.clone();
         for (name, value) in headers {
             insert(request.headers_mut(), name, value);
         }
-        let answer = tokio::time::timeout(ANSWERED_WITHIN, self.exchange(request)).await;
+        let answer = tokio::time::timeout(RESPONSE_TIMEOUT, self.exchange(request)).await;
         let response = answer.unwrap_or(Err(Error::TimedOut))?;
         if let Some(check) = CHECK.get().filter(|_| self.is_checked) {
             check(&method, path, &response);
@@ -142,28 +143,28 @@ pub struct Response {
 }
 
 impl Response {
-    /// The body as JSON; panics with the body when it is none.
+    /// The body as JSON; panics with the body if it is not JSON.
     pub fn json(&self) -> Value {
         serde_json::from_slice(&self.body).unwrap_or_else(|error| {
             panic!("status {} without JSON ({error}): {:?}", self.status, String::from_utf8_lossy(&self.body))
         })
     }
 
-    /// A header that is there once and is text; of several, the first.
+    /// The first value of a header, if it is text.
     pub fn header(&self, name: &str) -> Option<&str> {
         self.headers.get(name)?.to_str().ok()
     }
 }
 
-/// Writes `bytes` as they are and returns what comes back until the server closes, resets, or is silent for five
-/// seconds. Send `Connection: close` to have a well-formed request answered without that wait.
+/// Writes `bytes` unchanged and returns everything that the server sends until it closes or resets the connection or is
+/// silent for five seconds. `Connection: close` in a well-formed request avoids that wait.
 pub async fn raw(addr: SocketAddr, bytes: &[u8]) -> Vec<u8> {
     let stream = TcpStream::connect(addr).await;
     let mut stream = stream.unwrap_or_else(|error| panic!("nothing listens on {addr}: {error}"));
-    // A server may answer and close before it has read everything: what it said counts, not this error.
+    // A server may respond and close before it has read everything; its response counts, not this error.
     let _ = stream.write_all(bytes).await;
     let mut answer = Vec::new();
-    while let Ok(Ok(1..)) = tokio::time::timeout(RAW_ANSWERED_WITHIN, stream.read_buf(&mut answer)).await {}
+    while let Ok(Ok(1..)) = tokio::time::timeout(RAW_RESPONSE_TIMEOUT, stream.read_buf(&mut answer)).await {}
     answer
 }
 

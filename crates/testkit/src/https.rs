@@ -1,4 +1,4 @@
-//! An HTTPS server whose certificate only its own authority vouches for: what clients make of TLS.
+//! An HTTPS server with a certificate from its own authority, for tests of TLS clients.
 
 use std::io;
 use std::path::PathBuf;
@@ -11,46 +11,46 @@ use tokio::task::JoinHandle;
 
 use crate::tls::Terminator;
 
-/// The server. It ends with this value.
+/// A running HTTPS server. Dropping it stops the server.
 pub struct HttpsServer {
-    front: Terminator,
+    terminator: Terminator,
     calls: Arc<AtomicUsize>,
     task: JoinHandle<()>,
 }
 
 impl HttpsServer {
-    /// Answers every request with 200 and this JSON.
-    pub async fn answering(body: &'static str) -> Self {
+    /// Starts a server that responds to every request with 200 and this JSON.
+    pub async fn start(body: &'static str) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
-        let front = Terminator::start(listener.local_addr().expect("an address")).await;
+        let terminator = Terminator::start(listener.local_addr().expect("an address")).await;
         let calls = Arc::new(AtomicUsize::new(0));
         let task = tokio::spawn({
             let calls = Arc::clone(&calls);
             async move {
                 while let Ok((stream, _)) = listener.accept().await {
-                    tokio::spawn(answer(stream, body, Arc::clone(&calls)));
+                    tokio::spawn(serve(stream, body, Arc::clone(&calls)));
                 }
             }
         });
-        Self { front, calls, task }
+        Self { terminator, calls, task }
     }
 
-    /// By the name that is in its certificate.
+    /// The URL with the host name that is in the certificate.
     pub fn url(&self) -> String {
-        format!("https://localhost:{}/", self.front.port())
+        format!("https://localhost:{}/", self.terminator.port())
     }
 
-    /// By its address, which is not.
+    /// The URL with the IP address, which is not in the certificate.
     pub fn url_by_address(&self) -> String {
-        format!("https://127.0.0.1:{}/", self.front.port())
+        format!("https://127.0.0.1:{}/", self.terminator.port())
     }
 
-    /// The certificate of its authority.
+    /// The file with the authority's certificate.
     pub fn ca_file(&self) -> PathBuf {
-        self.front.ca_file()
+        self.terminator.ca_file()
     }
 
-    /// How many requests it has read.
+    /// The number of requests received.
     pub fn calls(&self) -> usize {
         self.calls.load(Ordering::SeqCst)
     }
@@ -62,7 +62,7 @@ impl Drop for HttpsServer {
     }
 }
 
-async fn answer(stream: TcpStream, body: &str, calls: Arc<AtomicUsize>) -> io::Result<()> {
+async fn serve(stream: TcpStream, body: &str, calls: Arc<AtomicUsize>) -> io::Result<()> {
     let mut stream = BufReader::new(stream);
     loop {
         let mut length = 0;

@@ -1,18 +1,18 @@
-//! What all engines have in common once they run: being watched until they are ready, and being commanded.
+//! Running instances of all engines: starting, waiting until ready, stopping, crashing and pausing.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, MutexGuard};
 
-pub(crate) const READY_WITHIN: Duration = Duration::from_secs(60);
-pub(crate) const STOPS_WITHIN: Duration = Duration::from_secs(30);
+pub(crate) const READY_TIMEOUT: Duration = Duration::from_secs(60);
+pub(crate) const STOP_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// A server process, wherever it runs. Methods block; they panic when the server cannot be commanded.
+/// A server process, local or in a container. Methods block, and panic if the command fails.
 pub(crate) trait Instance: Send + 'static {
-    /// Launches the server and returns before it is ready.
+    /// Starts the server and returns before it is ready.
     fn launch(&mut self);
-    /// True when a launched server is no longer running.
+    /// Whether a launched server is no longer running.
     fn has_exited(&mut self) -> bool;
     /// Ends the server in an orderly way.
     fn stop(&mut self);
@@ -23,15 +23,15 @@ pub(crate) trait Instance: Send + 'static {
     fn log(&self) -> String;
 }
 
-/// An [`Instance`] that can forget.
+/// An [`Instance`] whose data can be erased.
 pub(crate) trait Erasable: Instance {
-    /// Removes what a stopped server has stored: the next launch finds it new.
+    /// Removes the data of a stopped server.
     fn erase(&mut self);
 }
 
-/// An instance that blocking and async code share.
+/// An instance shared by blocking and async code.
 pub(crate) struct Handle<I: Instance + ?Sized> {
-    /// For messages.
+    /// The name in messages.
     name: &'static str,
     instance: Arc<Mutex<I>>,
 }
@@ -53,23 +53,23 @@ impl<I: Instance + ?Sized> Handle<I> {
 
     pub(crate) async fn stop(&self) {
         let handle = self.clone();
-        unblocked(move || handle.lock().stop()).await;
+        run_blocking(move || handle.lock().stop()).await;
     }
 
     /// Launches a stopped or crashed server and waits until `probe` finds it ready.
     pub(crate) async fn start(&self, probe: impl FnMut() -> Result<(), String> + Send + 'static) {
         let handle = self.clone();
-        unblocked(move || {
+        run_blocking(move || {
             handle.lock().launch();
             handle.wait_ready(probe).unwrap_or_else(|reason| panic!("{reason}"));
         })
         .await;
     }
 
-    /// For a server just launched: blocks until `probe` succeeds.
+    /// Blocks until `probe` succeeds for a server that was just launched.
     pub(crate) fn wait_ready(&self, mut probe: impl FnMut() -> Result<(), String>) -> Result<(), String> {
         let name = self.name;
-        let end = Instant::now() + READY_WITHIN;
+        let end = Instant::now() + READY_TIMEOUT;
         loop {
             let last = match probe() {
                 Ok(()) => return Ok(()),
@@ -80,16 +80,18 @@ impl<I: Instance + ?Sized> Handle<I> {
             }
             if Instant::now() > end {
                 let log = self.lock().log();
-                return Err(format!("{name} was not ready within {READY_WITHIN:?}: {last}; its log:\n{log}"));
+                return Err(format!(
+                    "{name} was not ready within {READY_TIMEOUT:?}: {last}; its log:\n{log}"
+                ));
             }
-            // Each attempt may be a line in the server's log, and recovery after a crash can take seconds.
+            // Not more often: each attempt may add a line to the server's log, and recovery after a crash can take seconds.
             std::thread::sleep(Duration::from_millis(25));
         }
     }
 }
 
-/// Runs `start` with an unused port, and again with another one when that was taken before the server bound it.
-pub(crate) fn on_an_unused_port<T>(name: &str, mut start: impl FnMut(u16) -> Result<T, String>) -> T {
+/// Runs `start` with an unused port. Retries with another port if that one was taken before the server bound it.
+pub(crate) fn with_unused_port<T>(name: &str, mut start: impl FnMut(u16) -> Result<T, String>) -> T {
     for _ in 0..3 {
         match start(crate::ports::unused()) {
             Ok(started) => return started,
@@ -100,8 +102,8 @@ pub(crate) fn on_an_unused_port<T>(name: &str, mut start: impl FnMut(u16) -> Res
     panic!("three free ports in a row were taken before {name} could bind them; see `ss -ltnp`");
 }
 
-/// Runs blocking work beside the runtime, so that a proxy or a load in the same test goes on meanwhile.
-pub(crate) async fn unblocked<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+/// Runs blocking work in another thread, so that the runtime can go on with the test's other tasks.
+pub(crate) async fn run_blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
     match tokio::task::spawn_blocking(work).await {
         Ok(output) => output,
         Err(error) => std::panic::resume_unwind(error.into_panic()),

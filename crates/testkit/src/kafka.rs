@@ -1,37 +1,36 @@
 //! A real Apache Kafka for tests: one node that is broker and controller.
 //!
-//! [`Broker::shared`] is one broker for all tests of a process and cannot be disturbed; each test keeps to topics of
-//! its own, which come into being on first use. A test that stops, crashes or pauses Kafka takes a
-//! [`Broker::private`] one. Where it comes from is decided in `find`; `config` says how it is run and `protocol`
-//! asks whether it is there.
+//! [`Broker::shared`] is one broker for all tests of a process and cannot be stopped; each test uses its own topics, which
+//! are created on first use. A test that stops, crashes or pauses Kafka uses a [`Broker::private`] one. `find` locates or
+//! installs Kafka, `config` writes its configuration, and `protocol` checks whether a broker is ready.
 
 use std::net::{Ipv4Addr, SocketAddr, ToSocketAddrs};
 use std::sync::OnceLock;
 
-use crate::instance::{Handle, Instance, on_an_unused_port, unblocked};
+use crate::instance::{Handle, Instance, run_blocking, with_unused_port};
 use crate::proxy::Proxy;
 
-mod archive;
+mod class_archive;
 mod config;
 mod find;
 mod protocol;
 
 const NAME: &str = "Kafka";
 
-/// A second door: Kafka tells clients to come back to an address of its own choosing, so whoever is to stay behind
-/// a proxy must enter where that proxy's address is the one told.
+/// A second listener for clients behind a proxy: Kafka makes clients reconnect to the address that a listener advertises,
+/// which here is the proxy's.
 #[derive(Debug, Clone, Copy)]
-struct Proxied {
-    listens: SocketAddr,
-    advertises: SocketAddr,
+struct ProxyListener {
+    listen: SocketAddr,
+    advertise: SocketAddr,
 }
 
-/// A running Kafka. It ends, and its files go, with this value or with the test process.
+/// A running Kafka. It is stopped and its files are removed when this value is dropped or the test process ends.
 pub struct Broker {
     /// `host:port`, separated by commas.
     addresses: String,
     address: SocketAddr,
-    /// None when the broker was given by `WEIR_TEST_KAFKA` and so is not ours to command.
+    /// `None` for a broker from `WEIR_TEST_KAFKA`, which cannot be stopped.
     instance: Option<Handle<dyn Instance>>,
 }
 
@@ -45,27 +44,27 @@ impl Broker {
         })
     }
 
-    /// A broker of one's own, to be stopped, crashed or paused at will. Blocks until it is ready.
+    /// A broker for one test, which may stop, crash or pause it. Blocks until it is ready.
     pub fn private() -> Self {
-        on_an_unused_port(NAME, |port| Self::create(port, None))
+        with_unused_port(NAME, |port| Self::create(port, None))
     }
 
     /// [`private`](Self::private), and it also listens at `listens` and tells clients from there to stay with
     /// `advertises`: the two sides of a proxy.
-    pub fn private_behind(listens: SocketAddr, advertises: SocketAddr) -> Self {
-        on_an_unused_port(NAME, |port| Self::create(port, Some(Proxied { listens, advertises })))
+    pub fn private_behind(listen: SocketAddr, advertise: SocketAddr) -> Self {
+        with_unused_port(NAME, |port| Self::create(port, Some(ProxyListener { listen, advertise })))
     }
 
-    /// A broker of one's own and a proxy before it. Clients that enter by [`url_via`](Self::url_via) the proxy stay
-    /// behind it; those that enter by [`url`](Self::url) never meet it.
+    /// A broker for one test and a proxy in front of it. Clients that connect to [`url_via`](Self::url_via) the proxy always
+    /// use it; those that connect to [`url`](Self::url) never do.
     pub async fn private_with_proxy() -> (Self, Proxy) {
-        let listens = SocketAddr::from((Ipv4Addr::LOCALHOST, crate::ports::unused()));
-        let proxy = Proxy::start(listens).await;
-        let advertises = proxy.addr();
-        (unblocked(move || Self::private_behind(listens, advertises)).await, proxy)
+        let listen = SocketAddr::from((Ipv4Addr::LOCALHOST, crate::ports::unused()));
+        let proxy = Proxy::start(listen).await;
+        let advertise = proxy.addr();
+        (run_blocking(move || Self::private_behind(listen, advertise)).await, proxy)
     }
 
-    fn create(port: u16, proxied: Option<Proxied>) -> Result<Self, String> {
+    fn create(port: u16, proxied: Option<ProxyListener>) -> Result<Self, String> {
         let source = find::source().unwrap_or_else(|reason| panic!("{reason}"));
         let instance = Handle::new(NAME, config::instance(source, port, proxied));
         let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
@@ -97,32 +96,30 @@ impl Broker {
         format!("kafka://{addr}")
     }
 
-    /// Where the broker listens.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// The names of all topics.
     pub async fn topics(&self) -> Vec<String> {
         let address = self.address;
-        let metadata = unblocked(move || protocol::metadata(address, None)).await;
+        let metadata = run_blocking(move || protocol::metadata(address, None)).await;
         metadata.unwrap_or_else(|error| panic!("{NAME} does not list its topics: {error}")).topics
     }
 
-    /// What the broker has logged so far, warnings and worse; empty for `WEIR_TEST_KAFKA`.
+    /// The broker's log so far, warnings and errors; empty for `WEIR_TEST_KAFKA`.
     pub fn log(&self) -> String {
         self.instance.as_ref().map(|instance| instance.lock().log()).unwrap_or_default()
     }
 
-    /// Ends the broker in an orderly way. Its port stays its own.
+    /// Stops the broker in an orderly way and keeps its port reserved.
     pub async fn stop(&mut self) {
-        self.commanded().stop().await;
+        self.own_instance().stop().await;
     }
 
-    /// Starts a stopped or crashed broker on the same port, with what it had stored, and waits until it is ready.
+    /// Starts a stopped or crashed broker on the same port with its data and waits until it is ready.
     pub async fn start(&mut self) {
         let address = self.address;
-        self.commanded().start(move || protocol::probe(address)).await;
+        self.own_instance().start(move || protocol::probe(address)).await;
     }
 
     pub async fn restart(&mut self) {
@@ -130,22 +127,22 @@ impl Broker {
         self.start().await;
     }
 
-    /// SIGKILL: what a power cut leaves, apart from the disk's own cache.
+    /// Kills the process with SIGKILL, like a power cut except for the disk's cache.
     pub fn crash(&mut self) {
-        self.commanded().lock().crash();
+        self.own_instance().lock().crash();
     }
 
-    /// Freezes the broker: it accepts connections (the kernel does) and answers nothing.
+    /// Freezes the broker: the kernel still accepts connections, but nothing responds.
     pub fn pause(&mut self) {
-        self.commanded().lock().pause();
+        self.own_instance().lock().pause();
     }
 
     pub fn resume(&mut self) {
-        self.commanded().lock().resume();
+        self.own_instance().lock().resume();
     }
 
-    fn commanded(&self) -> &Handle<dyn Instance> {
-        self.instance.as_ref().expect("only shared() gives a broker that is not ours, and never mutably")
+    fn own_instance(&self) -> &Handle<dyn Instance> {
+        self.instance.as_ref().expect("only shared() returns an external broker, and never mutably")
     }
 }
 

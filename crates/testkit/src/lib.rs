@@ -1,11 +1,10 @@
-//! What Weir's tests stand on: a real PostgreSQL, Redis and Kafka, a faulty TCP proxy, the `weir` binary as a child
-//! process, a small HTTP client, one way to wait and one way to count answers.
+//! Infrastructure of Weir's tests: a real PostgreSQL, Redis and Kafka, a faulty TCP proxy, the `weir` binary as a child
+//! process, a small HTTP client, one way to wait and one way to count responses.
 //!
-//! Everything here panics with what to do next, because its only reader is a person looking at a failed test.
-//! Nothing started here outlives the test process, even one that is killed (see `watchdog`).
+//! Failures panic with a message that says what to do, for the reader of a failed test. No process started here outlives the
+//! test process, even if that is killed (see `watchdog`).
 
 pub mod clock;
-pub mod history;
 pub mod http;
 pub mod https;
 pub mod kafka;
@@ -15,6 +14,7 @@ pub mod process;
 pub mod proxy;
 pub mod raw_connection;
 pub mod redis;
+pub mod status_counts;
 pub mod tls;
 pub mod wait;
 
@@ -34,8 +34,8 @@ pub use self::nginx::nginx;
 pub use self::promtool::promtool;
 pub use self::python::python_with_grpc;
 
-/// True when the comma-separated `WEIR_TEST_SKIP` names `suite`. A suite is never skipped for any other reason:
-/// a missing engine fails its tests, so that "all green" means that all of them ran.
+/// Whether the comma-separated `WEIR_TEST_SKIP` names `suite`. A suite is never skipped for another reason: without its
+/// engine its tests fail, so that "all green" means that all of them ran.
 pub fn skip(suite: &str) -> bool {
     let skipped = names(&std::env::var("WEIR_TEST_SKIP").unwrap_or_default(), suite);
     if skipped {

@@ -1,4 +1,4 @@
-//! The `weir` binary as a child process: start it, read its log, kill it, bring it back on the same port.
+//! The `weir` binary as a child process: start it, read its log, kill it, and restart it on the same port.
 
 use std::ffi::{OsStr, OsString};
 use std::fs;
@@ -11,16 +11,16 @@ use std::time::Duration;
 use rustix::process::{Pid, Signal};
 
 use crate::signal;
-use crate::wait::comes_true;
+use crate::wait::becomes_true;
 use crate::watchdog::{END_PROCESS, Watchdog};
 use log::Log;
 
 mod log;
 
-const READY_WITHIN: Duration = Duration::from_secs(60);
+const READY_TIMEOUT: Duration = Duration::from_secs(60);
 const READY: &str = "weir ready";
 
-/// How to run `weir serve`. Inherited `WEIR_*` variables are cleared, so that a developer's shell changes no test.
+/// How to run `weir serve`. Inherited `WEIR_*` variables are removed, so that a developer's shell does not affect tests.
 pub struct Builder {
     binary: PathBuf,
     arguments: Vec<OsString>,
@@ -29,33 +29,33 @@ pub struct Builder {
 }
 
 impl Builder {
-    /// A further argument, after `serve`.
+    /// Adds an argument after `serve`.
     #[must_use]
     pub fn arg(mut self, argument: impl AsRef<OsStr>) -> Self {
         self.arguments.push(argument.as_ref().to_owned());
         self
     }
 
-    /// Sets a variable, also one that this builder sets itself.
+    /// Sets an environment variable; it overrides those that this builder sets.
     #[must_use]
     pub fn env(mut self, name: impl AsRef<OsStr>, value: impl AsRef<OsStr>) -> Self {
         self.environment.push((name.as_ref().to_owned(), value.as_ref().to_owned()));
         self
     }
 
-    /// A directory that is kept; without this it is a fresh one that goes with the handle.
+    /// Uses this data directory and keeps it. By default a fresh one is removed with the handle.
     #[must_use]
     pub fn data_dir(mut self, path: impl AsRef<Path>) -> Self {
         self.data_dir = Some(absolute(path.as_ref()));
         self
     }
 
-    /// Starts it and waits until it is ready; panics with its output when it exits instead.
+    /// Starts the process and waits until it is ready; panics with its output if it exits first.
     pub async fn spawn(self) -> Weir {
         let fresh = self.data_dir.is_none();
         let data_dir = self.data_dir.clone().unwrap_or_else(|| {
             let directory = tempfile::Builder::new().prefix("weir-data-").tempdir();
-            directory.expect("the temporary directory takes a directory").keep()
+            directory.expect("the temporary directory is writable").keep()
         });
         let remove = if fresh { "rm -rf -- \"$2\"" } else { "" };
         let watchdog =
@@ -94,7 +94,7 @@ impl Weir {
         self.addr
     }
 
-    /// Where gRPC is served, by `WEIR_GRPC_LISTEN`.
+    /// The address of gRPC (`WEIR_GRPC_LISTEN`).
     pub fn grpc_addr(&self) -> SocketAddr {
         self.grpc_addr
     }
@@ -103,12 +103,12 @@ impl Weir {
         self.running().id()
     }
 
-    /// The memory that is resident now, in bytes.
+    /// The resident memory in bytes.
     pub fn memory(&self) -> u64 {
         self.status_bytes("VmRSS:")
     }
 
-    /// The most memory that was resident so far, in bytes.
+    /// The peak of the resident memory in bytes.
     pub fn peak_memory(&self) -> u64 {
         self.status_bytes("VmHWM:")
     }
@@ -132,7 +132,7 @@ impl Weir {
         key.unwrap_or_else(|error| panic!("{}: {error}", file.display())).trim().to_owned()
     }
 
-    /// SIGKILL, and gone when this returns.
+    /// Kills the process with SIGKILL and waits until it is gone.
     pub fn kill_9(&mut self) {
         signal::send(Pid::from_child(self.running()), Signal::KILL);
         if let Some(mut child) = self.child.take() {
@@ -142,12 +142,12 @@ impl Weir {
         self.log.finish();
     }
 
-    /// SIGTERM; [`wait`](Self::wait) for what follows.
+    /// Sends SIGTERM; [`wait`](Self::wait) waits for the exit.
     pub fn terminate(&self) {
         signal::send(Pid::from_child(self.running()), Signal::TERM);
     }
 
-    /// SIGSTOP: it holds its connections and locks and does nothing.
+    /// Sends SIGSTOP: the process keeps its connections and locks but does nothing.
     pub fn pause(&self) {
         signal::send(Pid::from_child(self.running()), Signal::STOP);
     }
@@ -156,7 +156,7 @@ impl Weir {
         signal::send(Pid::from_child(self.running()), Signal::CONT);
     }
 
-    /// Waits for it to exit; panics with its output when it does not within `timeout`.
+    /// Waits for the exit; panics with the output on timeout.
     pub async fn wait(&mut self, timeout: Duration) -> ExitStatus {
         let mut status = None;
         let child = self.child.as_mut().expect(NOT_RUNNING);
@@ -164,38 +164,38 @@ impl Weir {
             status = child.try_wait().expect("a child can be waited for");
             status.is_some()
         };
-        let in_time = comes_true(timeout, exited).await;
+        let in_time = becomes_true(timeout, exited).await;
         assert!(in_time, "weir did not exit within {timeout:?}; its output:\n{}", self.log.text());
         self.child = None;
         self.watchdog.release();
         self.log.finish();
-        status.expect("the condition above held")
+        status.expect("the condition above was met")
     }
 
-    /// Starts it again with the same arguments, data directory and port, ending it with SIGTERM if it still runs.
+    /// Restarts with the same arguments, data directory and port; sends SIGTERM first if the process is running.
     pub async fn restart(&mut self) {
         if self.child.is_some() {
             self.terminate();
-            self.wait(READY_WITHIN).await;
+            self.wait(READY_TIMEOUT).await;
         }
         self.launch().await;
     }
 
-    /// Every line so far of both outputs, over all restarts.
+    /// Every line of stdout and stderr so far, over all restarts.
     pub fn log_lines(&self) -> Vec<String> {
         self.log.lines()
     }
 
-    /// Waits for a line, past or future, and returns it; panics with the output when none comes within `timeout`.
+    /// Waits until a line matches and returns the first one that does, past ones included; panics with the output on timeout.
     pub async fn wait_for_log(&self, mut wanted: impl FnMut(&str) -> bool, timeout: Duration) -> String {
         let mut found = None;
         let condition = async || {
             found = self.log.lines().into_iter().find(|line| wanted(line));
             found.is_some()
         };
-        let in_time = comes_true(timeout, condition).await;
-        assert!(in_time, "no such line within {timeout:?}; weir's output:\n{}", self.log.text());
-        found.expect("the condition above held")
+        let in_time = becomes_true(timeout, condition).await;
+        assert!(in_time, "no matching line within {timeout:?}; weir's output:\n{}", self.log.text());
+        found.expect("the condition above was met")
     }
 
     fn running(&self) -> &Child {
@@ -215,7 +215,7 @@ impl Weir {
             .env("WEIR_GRPC_LISTEN", self.grpc_addr.to_string())
             .env("WEIR_DATA", &self.data_dir)
             .envs(self.builder.environment.iter().map(|(name, value)| (name, value)))
-            // Not where the tests run: a stray weir.toml there would be taken for its configuration.
+            // Not the directory of the tests: a stray weir.toml there would be read as configuration.
             .current_dir("/")
             .process_group(0)
             .stdin(Stdio::null())
@@ -234,12 +234,12 @@ impl Weir {
         self.addr = self.ready_addr().await;
     }
 
-    /// The address in the ready line, which may differ from the one asked for when a test set `WEIR_LISTEN` itself.
+    /// The address in the ready line, which differs from the requested one if a test sets `WEIR_LISTEN`.
     async fn ready_addr(&mut self) -> SocketAddr {
         let mut line = None;
         let (log, child) = (&self.log, self.child.as_mut().expect(NOT_RUNNING));
         let condition = async || {
-            // Asked before the log is read, so that an exit cannot overtake the last lines.
+            // Before the log is read, so that no line before the exit is missed.
             let exited = child.try_wait().expect("a child can be waited for");
             if let Some(status) = exited {
                 log.finish();
@@ -248,9 +248,9 @@ impl Weir {
             line = log.find_on_stdout(READY);
             line.is_some()
         };
-        let in_time = comes_true(READY_WITHIN, condition).await;
-        assert!(in_time, "weir was not ready within {READY_WITHIN:?}; its output:\n{}", log.text());
-        let line = line.expect("the condition above held");
+        let in_time = becomes_true(READY_TIMEOUT, condition).await;
+        assert!(in_time, "weir was not ready within {READY_TIMEOUT:?}; its output:\n{}", log.text());
+        let line = line.expect("the condition above was met");
         parse_addr(&line).unwrap_or_else(|| panic!("no http://127.0.0.1:PORT in weir's ready line: {line}"))
     }
 }
@@ -265,7 +265,7 @@ impl Drop for Weir {
     }
 }
 
-/// The child runs in another directory than the test that names the path.
+/// Makes a path absolute, because the child runs in another directory.
 fn absolute(path: &Path) -> PathBuf {
     std::path::absolute(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }

@@ -1,4 +1,4 @@
-//! Prometheus's own checker of rules.
+//! Finds or installs promtool, Prometheus's checker of rules.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -8,8 +8,7 @@ use crate::discover::succeeds;
 
 const PACKAGE: &str = "prometheus";
 
-/// Where `promtool` is: installed already, or by Debian's package manager just now. `Err` says why it is not there.
-/// Fails when it is not there and cannot be installed.
+/// Returns the path of `promtool`, installing it with apt if needed, or an error that says why that failed.
 pub fn promtool() -> Result<PathBuf, String> {
     find().map_or_else(|| apt::install(&[PACKAGE], || {}, find), Ok)
 }

@@ -1,4 +1,4 @@
-//! A TCP proxy that misbehaves on command, to stand between Weir and an engine or between a caller and Weir.
+//! A TCP proxy that injects faults between Weir and an engine or between a caller and Weir.
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -17,17 +17,17 @@ enum Mode {
     Delay(Duration),
     Refuse,
     BlackHole,
-    /// So many more bytes pass, then it is a black hole.
+    /// Forwards this many more bytes, then becomes a black hole.
     HalfOpenAfter(usize),
 }
 
 struct Control {
     mode: Mode,
-    /// How often [`Proxy::cut`] was called: a connection ends when this leaves what it was at its start.
+    /// Number of calls of [`Proxy::cut`]; a connection is reset when it changes.
     cuts: u64,
 }
 
-/// A running proxy. Modes hold for open and new connections alike, until the next one is set.
+/// A running proxy. A mode applies to open and new connections until another one is set.
 pub struct Proxy {
     addr: SocketAddr,
     control: Arc<watch::Sender<Control>>,
@@ -35,7 +35,7 @@ pub struct Proxy {
 }
 
 impl Proxy {
-    /// Listens on a port of its own and passes everything on.
+    /// Listens on a free port and forwards everything.
     pub async fn start(upstream: SocketAddr) -> Self {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.expect("loopback has a free port");
         let addr = listener.local_addr().expect("a bound listener has an address");
@@ -48,32 +48,32 @@ impl Proxy {
         self.addr
     }
 
-    /// Passes everything on. What a black hole swallowed arrives now, as after a healed partition.
+    /// Forwards everything. Bytes that a black hole held back arrive now, as after a healed partition.
     pub fn pass(&self) {
         self.set(Mode::Pass);
     }
 
-    /// Holds every chunk back for `delay`, in both directions.
+    /// Delays every chunk in both directions.
     pub fn delay(&self, delay: Duration) {
         self.set(Mode::Delay(delay));
     }
 
-    /// Resets every open connection, once; the mode stays.
+    /// Resets every open connection once. The mode stays.
     pub fn cut(&self) {
         self.control.send_modify(|control| control.cuts += 1);
     }
 
-    /// Closes new connections at once; open ones go on.
+    /// Closes new connections immediately. Open ones are unaffected.
     pub fn refuse(&self) {
         self.set(Mode::Refuse);
     }
 
-    /// Accepts and keeps connections, and forwards nothing either way, not even their end.
+    /// Accepts connections but forwards nothing in either direction, not even their end.
     pub fn black_hole(&self) {
         self.set(Mode::BlackHole);
     }
 
-    /// Lets `bytes` more pass, over all connections and both directions together, then becomes a black hole.
+    /// Forwards `bytes` more over all connections and directions together, then becomes a black hole.
     pub fn half_open_after(&self, bytes: usize) {
         self.set(if bytes == 0 { Mode::BlackHole } else { Mode::HalfOpenAfter(bytes) });
     }
@@ -98,7 +98,7 @@ async fn accept(listener: TcpListener, upstream: SocketAddr, control: Arc<watch:
                 let Ok((client, _)) = accepted else { continue };
                 if control.borrow().mode != Mode::Refuse {
                     let cuts = control.borrow().cuts;
-                    connections.spawn(carry(client, upstream, Arc::clone(&control), cuts));
+                    connections.spawn(forward_connection(client, upstream, Arc::clone(&control), cuts));
                 }
             }
             Some(_) = connections.join_next() => {}
@@ -106,13 +106,18 @@ async fn accept(listener: TcpListener, upstream: SocketAddr, control: Arc<watch:
     }
 }
 
-/// One connection, until both sides are done or it is cut.
-async fn carry(mut client: TcpStream, upstream: SocketAddr, control: Arc<watch::Sender<Control>>, cuts: u64) {
+/// Forwards one connection until both sides are done or it is cut.
+async fn forward_connection(
+    mut client: TcpStream,
+    upstream: SocketAddr,
+    control: Arc<watch::Sender<Control>>,
+    cuts: u64,
+) {
     let mut server = None;
     tokio::select! {
         // An error on either side has ended the connection; the other side sees it close when this returns.
         _ = exchange(&mut client, &mut server, upstream, &control) => {}
-        () = reach(&control, |control| control.cuts != cuts) => {
+        () = wait_for(&control, |control| control.cuts != cuts) => {
             for stream in [Some(client), server].into_iter().flatten() {
                 // Without lingering, closing sends RST instead of FIN.
                 let _ = stream.set_zero_linger();
@@ -127,18 +132,18 @@ async fn exchange(
     upstream: SocketAddr,
     control: &watch::Sender<Control>,
 ) -> io::Result<()> {
-    reach(control, is_open).await;
+    wait_for(control, is_open).await;
     let server = server.insert(TcpStream::connect(upstream).await?);
     client.set_nodelay(true)?;
     server.set_nodelay(true)?;
     let (from_client, to_client) = client.split();
     let (from_server, to_server) = server.split();
-    tokio::try_join!(pump(from_client, to_server, control), pump(from_server, to_client, control))?;
+    tokio::try_join!(forward(from_client, to_server, control), forward(from_server, to_client, control))?;
     Ok(())
 }
 
-/// One direction of one connection.
-async fn pump(
+/// Forwards one direction of one connection.
+async fn forward(
     mut from: ReadHalf<'_>,
     mut to: WriteHalf<'_>,
     control: &watch::Sender<Control>,
@@ -146,28 +151,28 @@ async fn pump(
     let mut buffer = vec![0; 16 * 1024];
     loop {
         let read = from.read(&mut buffer).await;
-        // Before the outcome is looked at: an end or an error must not leak through a black hole either.
-        reach(control, is_open).await;
+        // Before the result is used: a black hole must not forward an end or an error either.
+        wait_for(control, is_open).await;
         let count = read?;
         if count == 0 {
             return to.shutdown().await;
         }
         let mode = control.borrow().mode;
         if let Mode::Delay(delay) = mode {
-            let _ = tokio::time::timeout(delay, reach(control, |control| control.mode != mode)).await;
+            let _ = tokio::time::timeout(delay, wait_for(control, |control| control.mode != mode)).await;
         }
         let mut rest = &buffer[..count];
         while !rest.is_empty() {
-            reach(control, is_open).await;
-            let (now, later) = rest.split_at(allowance(control, rest.len()));
+            wait_for(control, is_open).await;
+            let (now, later) = rest.split_at(take_allowance(control, rest.len()));
             to.write_all(now).await?;
             rest = later;
         }
     }
 }
 
-/// How many of `wanted` bytes may pass now; takes them off what [`Mode::HalfOpenAfter`] has left.
-fn allowance(control: &watch::Sender<Control>, wanted: usize) -> usize {
+/// Returns how many of `wanted` bytes may pass now and subtracts them from the rest of [`Mode::HalfOpenAfter`].
+fn take_allowance(control: &watch::Sender<Control>, wanted: usize) -> usize {
     let mut allowed = wanted;
     control.send_if_modified(|control| {
         let Mode::HalfOpenAfter(left) = control.mode else {
@@ -187,8 +192,8 @@ fn is_open(control: &Control) -> bool {
     control.mode != Mode::BlackHole
 }
 
-async fn reach(control: &watch::Sender<Control>, wanted: impl FnMut(&Control) -> bool) {
-    // It fails only without a sender, and here is one.
+async fn wait_for(control: &watch::Sender<Control>, wanted: impl FnMut(&Control) -> bool) {
+    // It fails only if the sender is gone, which is borrowed here.
     let _ = control.subscribe().wait_for(wanted).await;
 }
 

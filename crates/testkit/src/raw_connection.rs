@@ -1,5 +1,5 @@
-//! A conversation over one connection, byte by byte, from either side: for tests of what passes between two others, and
-//! when. Every step waits until it has happened and fails when it does not; nothing is read ahead of what was asked for.
+//! Client and server sides of a connection that a test controls byte by byte, to test what is sent and when. Every call
+//! waits until it is complete and panics on timeout.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
@@ -10,10 +10,10 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
 
-/// Far beyond anything that has to happen.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// Timeout of each step, far longer than any step takes.
+const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// A server of which the test plays the part.
+/// A server that the test itself plays.
 pub struct Listener {
     addr: SocketAddr,
     accepted: Arc<AtomicUsize>,
@@ -51,15 +51,14 @@ impl Listener {
         self.addr
     }
 
-    /// How many connections there have been.
+    /// The number of connections so far.
     pub fn accepted(&self) -> usize {
         self.accepted.load(Ordering::SeqCst)
     }
 
-    /// The next connection.
     pub async fn next(&mut self) -> RawConnection {
-        let next = tokio::time::timeout(PATIENCE, self.connections.recv()).await;
-        next.expect("somebody must connect").expect("the listener goes on")
+        let next = tokio::time::timeout(TIMEOUT, self.connections.recv()).await;
+        next.expect("a client must connect").expect("the listener is running")
     }
 }
 
@@ -69,35 +68,35 @@ impl Drop for Listener {
     }
 }
 
-/// One side of a connection.
+/// One side of a connection, read and written byte by byte.
 pub struct RawConnection {
     stream: TcpStream,
-    /// What came and was not asked for yet.
-    ahead: Vec<u8>,
+    /// Bytes that were received but not read yet.
+    buffer: Vec<u8>,
 }
 
-/// The head of a request or an answer.
+/// The head of a request or response.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Head(pub String);
 
 impl Head {
-    /// The first line.
+    /// The request or status line.
     pub fn line(&self) -> &str {
         self.0.split("\r\n").next().unwrap_or_default()
     }
 
-    /// The values of a header, one for each line of it.
+    /// All values of a header.
     pub fn all(&self, name: &str) -> Vec<&str> {
         let lines = self.0.split("\r\n").skip(1).filter_map(|line| line.split_once(": "));
         lines.filter(|(found, _)| found.eq_ignore_ascii_case(name)).map(|(_, value)| value).collect()
     }
 
-    /// The value of a header that stands there once.
+    /// The value of a header; panics if there are several.
     pub fn get(&self, name: &str) -> Option<&str> {
         match self.all(name)[..] {
             [] => None,
             [value] => Some(value),
-            _ => panic!("{name} is there more than once in {}", self.0),
+            _ => panic!("{name} occurs more than once in {}", self.0),
         }
     }
 }
@@ -105,82 +104,88 @@ impl Head {
 impl RawConnection {
     fn new(stream: TcpStream) -> Self {
         stream.set_nodelay(true).expect("a connection");
-        Self { stream, ahead: Vec::new() }
+        Self { stream, buffer: Vec::new() }
     }
 
     pub async fn connect(addr: SocketAddr) -> Self {
         Self::new(TcpStream::connect(addr).await.unwrap_or_else(|error| panic!("{addr}: {error}")))
     }
 
-    /// Sends bytes as they are. Whoever is not there to take them is found out by reading.
-    pub async fn say(&mut self, bytes: impl AsRef<[u8]>) {
-        let _ = tokio::time::timeout(PATIENCE, self.stream.write_all(bytes.as_ref())).await.expect("room");
+    /// Sends bytes unchanged. A closed connection is only noticed by reading.
+    pub async fn send(&mut self, bytes: impl AsRef<[u8]>) {
+        let _ = tokio::time::timeout(TIMEOUT, self.stream.write_all(bytes.as_ref()))
+            .await
+            .expect("the other side must read");
     }
 
     /// Sends one chunk of a chunked body.
-    pub async fn say_chunk(&mut self, bytes: impl AsRef<[u8]>) {
+    pub async fn send_chunk(&mut self, bytes: impl AsRef<[u8]>) {
         let bytes = bytes.as_ref();
-        self.say([format!("{:x}\r\n", bytes.len()).as_bytes(), bytes, b"\r\n"].concat()).await;
+        self.send([format!("{:x}\r\n", bytes.len()).as_bytes(), bytes, b"\r\n"].concat()).await;
     }
 
-    /// The next head.
+    /// Reads the next head.
     pub async fn head(&mut self) -> Head {
         let end = loop {
-            if let Some(at) = self.ahead.windows(4).position(|window| window == b"\r\n\r\n") {
+            if let Some(at) = self.buffer.windows(4).position(|window| window == b"\r\n\r\n") {
                 break at + 4;
             }
             assert!(
-                self.more().await > 0,
-                "it ended within a head: {:?}",
-                String::from_utf8_lossy(&self.ahead)
+                self.read_more().await > 0,
+                "the connection ended within a head: {:?}",
+                String::from_utf8_lossy(&self.buffer)
             );
         };
-        let head = self.ahead.drain(..end).collect::<Vec<u8>>();
+        let head = self.buffer.drain(..end).collect::<Vec<u8>>();
         Head(String::from_utf8(head).expect("text").trim_end().to_owned())
     }
 
-    /// The next head; none, when the connection ends before one begins.
+    /// Reads the next head; `None` if the connection ends before it.
     pub async fn next_head(&mut self) -> Option<Head> {
-        if self.ahead.is_empty() && self.more().await == 0 {
+        if self.buffer.is_empty() && self.read_more().await == 0 {
             return None;
         }
         Some(self.head().await)
     }
 
-    /// The next bytes, exactly so many.
+    /// Reads exactly `count` bytes.
     pub async fn bytes(&mut self, count: usize) -> Vec<u8> {
-        while self.ahead.len() < count {
-            assert!(self.more().await > 0, "it ended after {} of {count} bytes", self.ahead.len());
+        while self.buffer.len() < count {
+            assert!(
+                self.read_more().await > 0,
+                "the connection ended after {} of {count} bytes",
+                self.buffer.len()
+            );
         }
-        self.ahead.drain(..count).collect()
+        self.buffer.drain(..count).collect()
     }
 
-    /// The next bytes, which must be these.
-    pub async fn hear(&mut self, expected: impl AsRef<[u8]>) {
+    /// Reads as many bytes as `expected` has; they must be equal.
+    pub async fn expect(&mut self, expected: impl AsRef<[u8]>) {
         let expected = expected.as_ref();
-        let heard = self.bytes(expected.len()).await;
-        assert_eq!(String::from_utf8_lossy(&heard), String::from_utf8_lossy(expected));
+        let received = self.bytes(expected.len()).await;
+        assert_eq!(String::from_utf8_lossy(&received), String::from_utf8_lossy(expected));
     }
 
-    /// The next chunk of a chunked body; the last one is empty.
+    /// Reads the next chunk of a chunked body; the last one is empty.
     pub async fn chunk(&mut self) -> Vec<u8> {
         let end = loop {
-            if let Some(at) = self.ahead.windows(2).position(|window| window == b"\r\n") {
+            if let Some(at) = self.buffer.windows(2).position(|window| window == b"\r\n") {
                 break at;
             }
-            assert!(self.more().await > 0, "it ended within the size of a chunk");
+            assert!(self.read_more().await > 0, "the connection ended within the size of a chunk");
         };
-        let line = String::from_utf8(self.ahead.drain(..end + 2).collect()).expect("text");
+        let line = String::from_utf8(self.buffer.drain(..end + 2).collect()).expect("text");
         let size = usize::from_str_radix(line.trim(), 16).unwrap_or_else(|error| panic!("{line:?}: {error}"));
         if size == 0 {
             return Vec::new();
         }
         let chunk = self.bytes(size).await;
-        self.hear("\r\n").await;
+        self.expect("\r\n").await;
         chunk
     }
 
-    /// A chunked body of `count` bytes without trailers, however it is cut.
+    /// Reads a chunked body of `count` bytes without trailers, in chunks of any size.
     pub async fn chunked(&mut self, count: usize) -> Vec<u8> {
         let mut body = Vec::with_capacity(count);
         loop {
@@ -190,25 +195,25 @@ impl RawConnection {
             }
             body.extend(chunk);
         }
-        self.hear("\r\n").await;
+        self.expect("\r\n").await;
         assert_eq!(body.len(), count);
         body
     }
 
-    /// Returns everything up to the end of the connection, which must come.
+    /// Reads to the end of the connection.
     pub async fn rest(&mut self) -> Vec<u8> {
-        while self.more().await > 0 {}
-        std::mem::take(&mut self.ahead)
+        while self.read_more().await > 0 {}
+        std::mem::take(&mut self.buffer)
     }
 
-    /// Says that nothing more will be said, and goes on listening.
+    /// Closes the sending side; reading is still possible.
     pub async fn finish(&mut self) {
         let _ = self.stream.shutdown().await;
     }
 
-    /// How many bytes came; none at the end, whether orderly or not.
-    async fn more(&mut self) -> usize {
-        let read = tokio::time::timeout(PATIENCE, self.stream.read_buf(&mut self.ahead)).await;
-        read.expect("the other side must say something or leave").unwrap_or(0)
+    /// Reads more bytes into the buffer. Returns 0 at the end of the connection, orderly or not.
+    async fn read_more(&mut self) -> usize {
+        let read = tokio::time::timeout(TIMEOUT, self.stream.read_buf(&mut self.buffer)).await;
+        read.expect("the other side must send something or close").unwrap_or(0)
     }
 }

@@ -1,8 +1,8 @@
-//! A real Redis for tests, alone or as a cluster of three.
+//! A real Redis for tests, standalone or as a cluster of three.
 //!
-//! [`Server::shared`] is one server for all tests of a process and cannot be disturbed; each test keeps to keys of
-//! its own. A test that stops, crashes, pauses or empties Redis takes a [`Server::private`] one. Where the server
-//! comes from is decided in `find`; `config` says how it is run and `connection` speaks to it.
+//! [`Server::shared`] is one server for all tests of a process and cannot be stopped; each test uses its own keys. A test
+//! that stops, crashes, pauses or empties Redis uses a [`Server::private`] one. `find` locates or installs the server,
+//! `config` writes its configuration, and `connection` sends commands.
 
 use std::ffi::OsString;
 use std::net::{Ipv4Addr, SocketAddr, ToSocketAddrs};
@@ -11,7 +11,7 @@ use std::sync::OnceLock;
 
 use url::Url;
 
-use crate::instance::{Erasable, Handle, on_an_unused_port, unblocked};
+use crate::instance::{Erasable, Handle, run_blocking, with_unused_port};
 use connection::Endpoint;
 
 pub use cluster::Cluster;
@@ -24,18 +24,18 @@ mod find;
 
 const NAME: &str = "Redis";
 
-/// How to start a server of one's own.
+/// How to start a private server.
 #[derive(Debug, Clone)]
 pub struct Options {
     pub password: Option<String>,
-    /// Serve TLS, and nothing else, with a certificate for `localhost`.
+    /// Accept only TLS, with a certificate for `localhost`.
     pub tls: bool,
-    /// Write every command to disk before it is answered: what was acknowledged survives a crash. Without this a
-    /// server comes back empty, also from an orderly stop.
+    /// Write every command to disk before replying, so that acknowledged writes survive a crash. Otherwise a server is empty
+    /// after a restart, also after an orderly stop.
     pub appendonly: bool,
-    /// `redis.conf` lines as name and the rest, after all others.
+    /// Additional lines of `redis.conf` as name and value, after all others.
     pub settings: Vec<(String, String)>,
-    /// Variables of its environment, where it is started from local binaries.
+    /// Environment variables, if it is started from local binaries.
     pub environment: Vec<(OsString, OsString)>,
 }
 
@@ -45,11 +45,11 @@ impl Default for Options {
     }
 }
 
-/// A running Redis. It ends, and its files go, with this value or with the test process.
+/// A running Redis. It is stopped and its files are removed when this value is dropped or the test process ends.
 pub struct Server {
     url: Url,
     endpoint: Endpoint,
-    /// None when the server was given by `WEIR_TEST_REDIS` and so is not ours to command.
+    /// `None` for a server from `WEIR_TEST_REDIS`, which cannot be stopped.
     instance: Option<Handle<dyn Erasable>>,
 }
 
@@ -59,14 +59,14 @@ impl Server {
         static SHARED: OnceLock<Server> = OnceLock::new();
         SHARED.get_or_init(|| match std::env::var("WEIR_TEST_REDIS") {
             Ok(url) => Self::external(&url),
-            // Nothing it holds has to outlive a restart.
+            // Its data need not survive a restart.
             Err(_) => Self::private(&Options { appendonly: false, ..Options::default() }),
         })
     }
 
-    /// A server of one's own, to be stopped, crashed, paused or emptied at will. Blocks until it is ready.
+    /// A server for one test, which may stop, crash, pause or empty it. Blocks until it is ready.
     pub fn private(options: &Options) -> Self {
-        on_an_unused_port(NAME, |port| Self::create(port, options, None))
+        with_unused_port(NAME, |port| Self::create(port, options, None))
     }
 
     fn create(port: u16, options: &Options, bus_port: Option<u16>) -> Result<Self, String> {
@@ -88,7 +88,7 @@ impl Server {
     fn external(url: &str) -> Self {
         let parsed = Url::parse(url).ok().filter(|url| url.scheme() == "redis");
         let url = parsed.expect("WEIR_TEST_REDIS must be redis://user:password@host:port/database");
-        let endpoint = Endpoint::of(&url);
+        let endpoint = Endpoint::from_url(&url);
         if let Err(reason) = endpoint.probe() {
             panic!("the server of WEIR_TEST_REDIS does not answer: {reason}; start it or unset the variable");
         }
@@ -105,62 +105,61 @@ impl Server {
         let mut url = self.url.clone();
         // `localhost` stays, because the certificate is made out to it.
         if self.endpoint.ca_file.is_none() {
-            // Not `set_ip_host`, which is for the schemes that browsers know.
+            // Not `set_ip_host`, which supports only the schemes of browsers.
             url.set_host(Some(&addr.ip().to_string())).expect("a redis URL takes an IP address as host");
         }
         url.set_port(Some(addr.port())).expect("a redis URL takes a port");
         url.into()
     }
 
-    /// Where the server listens: the upstream for a [`Proxy`](crate::proxy::Proxy).
+    /// The address of the server, such as the upstream of a [`Proxy`](crate::proxy::Proxy).
     pub fn address(&self) -> SocketAddr {
         self.endpoint.addr
     }
 
-    /// The certificate authority (PEM) that signed the server's certificate; None without TLS.
+    /// The certificate authority (PEM) that signed the server's certificate; `None` without TLS.
     pub fn ca_file(&self) -> Option<&Path> {
         self.endpoint.ca_file.as_deref()
     }
 
-    /// What the server has logged so far; empty for `WEIR_TEST_REDIS`.
+    /// The server's log so far; empty for `WEIR_TEST_REDIS`.
     pub fn log(&self) -> String {
         self.instance.as_ref().map(|instance| instance.lock().log()).unwrap_or_default()
     }
 
-    /// Runs one command in a connection of its own; panics with the server's words when it refuses.
+    /// Runs one command in a new connection; panics with the server's error.
     pub async fn command(&self, words: &[&str]) -> Reply {
         let reply = self.try_command(words).await;
         reply.unwrap_or_else(|reason| panic!("{reason}\nin command: {}", words.join(" ")))
     }
 
-    /// [`command`](Self::command) for those who expect a refusal or no answer; `Err` is the server's words or why
-    /// there are none.
+    /// Like [`command`](Self::command), but returns the server's error, or why there was no reply.
     pub async fn try_command(&self, words: &[&str]) -> Result<Reply, String> {
         let endpoint = self.endpoint.clone();
         let words: Vec<String> = words.iter().map(|&word| word.to_owned()).collect();
-        unblocked(move || endpoint.run(&words)).await
+        run_blocking(move || endpoint.run(&words)).await
     }
 
-    /// Ends the server in an orderly way. Its port stays its own.
+    /// Stops the server in an orderly way and keeps its port reserved.
     pub async fn stop(&mut self) {
-        self.commanded().stop().await;
+        self.own_instance().stop().await;
     }
 
     /// Starts a stopped or crashed server on the same port and waits until it is ready.
     pub async fn start(&mut self) {
         let endpoint = self.endpoint.clone();
-        self.commanded().start(move || endpoint.probe()).await;
+        self.own_instance().start(move || endpoint.probe()).await;
     }
 
-    /// What was stored is there again, unless [`Options::appendonly`] is off.
+    /// Restarts the server. Its data survives unless [`Options::appendonly`] is off.
     pub async fn restart(&mut self) {
         self.stop().await;
         self.start().await;
     }
 
-    /// [`start`](Self::start), its files removed: what it stored and, of a cluster's node, who it was are gone.
+    /// Removes the server's files, also the identity of a cluster's node, and [`start`](Self::start)s it.
     pub async fn start_empty(&mut self) {
-        self.commanded().lock().erase();
+        self.own_instance().lock().erase();
         self.start().await;
     }
 
@@ -169,22 +168,22 @@ impl Server {
         self.start_empty().await;
     }
 
-    /// SIGKILL: what a power cut leaves, apart from the disk's own cache.
+    /// Kills the process with SIGKILL, like a power cut except for the disk's cache.
     pub fn crash(&mut self) {
-        self.commanded().lock().crash();
+        self.own_instance().lock().crash();
     }
 
-    /// Freezes the server: it accepts connections (the kernel does) and answers nothing.
+    /// Freezes the server: the kernel still accepts connections, but nothing responds.
     pub fn pause(&mut self) {
-        self.commanded().lock().pause();
+        self.own_instance().lock().pause();
     }
 
     pub fn resume(&mut self) {
-        self.commanded().lock().resume();
+        self.own_instance().lock().resume();
     }
 
-    fn commanded(&self) -> &Handle<dyn Erasable> {
-        self.instance.as_ref().expect("only shared() gives a server that is not ours, and never mutably")
+    fn own_instance(&self) -> &Handle<dyn Erasable> {
+        self.instance.as_ref().expect("only shared() returns an external server, and never mutably")
     }
 }
 
@@ -197,7 +196,7 @@ fn url(port: u16, options: &Options) -> Url {
     url
 }
 
-/// The first address of `host`; panics naming the variable that it came from.
+/// The first address of the URL's host; the panic names the variable `WEIR_TEST_REDIS`.
 fn resolve(url: &Url) -> SocketAddr {
     let host = url.host_str().expect("WEIR_TEST_REDIS must name a host");
     let mut found = (host.trim_matches(['[', ']']), url.port().unwrap_or(6379))

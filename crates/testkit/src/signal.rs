@@ -1,13 +1,13 @@
-//! Signals to the processes that this crate started, and the children of those.
+//! Signals to the processes that this crate started and to their children.
 
 use std::time::Duration;
 
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::wait::holds_within;
+use crate::wait::becomes_true_blocking;
 
-/// Sends `signal`; a process that is already gone is no error, since every signal here races with an exit.
+/// Sends `signal`. A process that is already gone is no error, since every signal here races with an exit.
 pub(crate) fn send(pid: Pid, signal: Signal) {
     match kill_process(pid, signal) {
         Ok(()) | Err(Errno::SRCH) => {}
@@ -15,11 +15,11 @@ pub(crate) fn send(pid: Pid, signal: Signal) {
     }
 }
 
-/// SIGSTOP, and it has taken effect when this returns: the process starts no further child.
+/// Sends SIGSTOP and waits until it has taken effect: the process starts no more children.
 pub(crate) fn freeze(pid: Pid) {
     send(pid, Signal::STOP);
     let frozen = || stat(pid).is_none_or(|(state, _)| ["T", "t", "Z", "X"].contains(&state.as_str()));
-    assert!(holds_within(Duration::from_secs(10), frozen), "SIGSTOP did not stop process {pid:?}");
+    assert!(becomes_true_blocking(Duration::from_secs(10), frozen), "SIGSTOP did not stop process {pid:?}");
 }
 
 /// The direct children of `parent`, from `/proc`.
@@ -32,7 +32,7 @@ pub(crate) fn children(parent: Pid) -> Vec<Pid> {
         .collect()
 }
 
-/// False also for a zombie: in many containers process 1 reaps no orphans, or late.
+/// Whether a process is running. A zombie is not: in many containers process 1 reaps orphans late or never.
 pub(crate) fn is_alive(pid: Pid) -> bool {
     stat(pid).is_some_and(|(state, _)| state != "Z" && state != "X")
 }
@@ -59,7 +59,7 @@ mod tests {
         freeze(pid);
         assert!(is_alive(pid));
         send(pid, Signal::KILL);
-        assert!(holds_within(Duration::from_secs(5), || !is_alive(pid)), "a zombie is not alive");
+        assert!(becomes_true_blocking(Duration::from_secs(5), || !is_alive(pid)), "a zombie is not alive");
         assert!(!child.wait().unwrap().success());
         send(pid, Signal::KILL);
     }

@@ -1,4 +1,4 @@
-//! TLS in front of a plain server that a test plays: what comes encrypted goes on as it is, both ways.
+//! Terminates TLS in front of a plaintext server of a test.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
@@ -14,7 +14,7 @@ use tokio_rustls::TlsAcceptor;
 
 use crate::certificates::Certificates;
 
-/// Has a certificate for `localhost`, by an authority of its own.
+/// A TLS terminator with a certificate for `localhost` from its own authority.
 pub struct Terminator {
     port: u16,
     directory: TempDir,
@@ -23,7 +23,7 @@ pub struct Terminator {
 }
 
 impl Terminator {
-    /// Takes connections on a port of its own and passes them on to `target`.
+    /// Accepts connections on a free port and forwards them to `target`.
     pub async fn start(target: SocketAddr) -> Self {
         let certificates = Certificates::generate();
         let directory = tempfile::tempdir().expect("a directory");
@@ -40,12 +40,12 @@ impl Terminator {
         self.port
     }
 
-    /// The file with the certificate of its authority.
+    /// The file with the authority's certificate.
     pub fn ca_file(&self) -> PathBuf {
         self.directory.path().join("ca.pem")
     }
 
-    /// How many clients have found it trustworthy.
+    /// The number of completed handshakes.
     pub fn handshakes(&self) -> usize {
         self.handshakes.load(Ordering::SeqCst)
     }
@@ -58,14 +58,16 @@ impl Drop for Terminator {
 }
 
 fn server_config(certificates: &Certificates) -> ServerConfig {
-    let chain = CertificateDer::from_pem_slice(certificates.server.as_bytes()).expect("made as PEM");
-    let key = PrivateKeyDer::from_pem_slice(certificates.server_key.as_bytes()).expect("made as PEM");
+    let chain =
+        CertificateDer::from_pem_slice(certificates.server.as_bytes()).expect("the testkit generated PEM");
+    let key =
+        PrivateKeyDer::from_pem_slice(certificates.server_key.as_bytes()).expect("the testkit generated PEM");
     ServerConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
         .with_safe_default_protocol_versions()
         .expect("ring supports the default protocol versions")
         .with_no_client_auth()
         .with_single_cert(vec![chain], key)
-        .expect("the key is the certificate's")
+        .expect("the key belongs to the certificate")
 }
 
 async fn accept(
@@ -77,7 +79,7 @@ async fn accept(
     while let Ok((stream, _)) = listener.accept().await {
         let (acceptor, handshakes) = (acceptor.clone(), Arc::clone(&handshakes));
         tokio::spawn(async move {
-            // A client that does not trust us leaves; that is what some tests are about.
+            // A client that does not trust the certificate disconnects, which some tests expect.
             let Ok(mut near) = acceptor.accept(stream).await else { return };
             handshakes.fetch_add(1, Ordering::SeqCst);
             let Ok(mut far) = TcpStream::connect(target).await else { return };

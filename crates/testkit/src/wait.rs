@@ -1,18 +1,18 @@
-//! The one place where tests wait: for a condition, with a deadline, never for a fixed time.
+//! How tests wait: for a condition with a deadline, never for a fixed time.
 
 use std::time::{Duration, Instant};
 
 const POLL_EVERY: Duration = Duration::from_millis(10);
 
-/// Polls `condition` until it holds; panics naming `what` when it does not within `deadline`.
+/// Polls `condition` until it holds; panics with `what` if it does not within `deadline`.
 ///
-/// A condition that hangs counts as one that does not hold, so the deadline is kept in any case.
+/// A condition that hangs counts as false, so the deadline holds in any case.
 pub async fn until(what: &str, deadline: Duration, condition: impl AsyncFnMut() -> bool) {
-    assert!(comes_true(deadline, condition).await, "waited {deadline:?} in vain for: {what}");
+    assert!(becomes_true(deadline, condition).await, "waited {deadline:?} in vain for: {what}");
 }
 
-/// [`until`] for those with more to say than a name: returns whether the condition came to hold.
-pub(crate) async fn comes_true(deadline: Duration, mut condition: impl AsyncFnMut() -> bool) -> bool {
+/// Like [`until`], but returns whether the condition held, for callers with their own message.
+pub(crate) async fn becomes_true(deadline: Duration, mut condition: impl AsyncFnMut() -> bool) -> bool {
     let poll = async {
         while !condition().await {
             tokio::time::sleep(POLL_EVERY).await;
@@ -21,8 +21,8 @@ pub(crate) async fn comes_true(deadline: Duration, mut condition: impl AsyncFnMu
     tokio::time::timeout(deadline, poll).await.is_ok()
 }
 
-/// [`comes_true`] for code without a runtime.
-pub(crate) fn holds_within(deadline: Duration, mut condition: impl FnMut() -> bool) -> bool {
+/// Like [`becomes_true`], for code without a runtime.
+pub(crate) fn becomes_true_blocking(deadline: Duration, mut condition: impl FnMut() -> bool) -> bool {
     let end = Instant::now() + deadline;
     loop {
         if condition() {

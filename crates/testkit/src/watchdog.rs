@@ -1,4 +1,4 @@
-//! Ends and clears away what a test process started, also when that process is killed.
+//! Stops the processes that a test process started and removes their files, also if the test process is killed.
 //!
 //! The watchdog is a `sh` that reads from a pipe whose only write end is in the test process. Statics are not
 //! dropped and SIGKILL cannot be caught, but the kernel closes the pipe in every case, and then the script runs.
@@ -12,15 +12,15 @@ use std::process::{Child, Command, Stdio};
 
 use rustix::process::Pid;
 
-/// Leaves the process to end, if any, in `$pid`.
+/// Reads until the pipe is closed; `$pid` is then the process to end, if any.
 const UNTIL_THE_TEST_ENDS: &str = r#"
 pid=
 while read -r line; do pid=$line; done
 "#;
 
-/// A line of script that ends `$pid` with signal `$1` and, should that not do, kills it after ten seconds.
-/// A paused process has to be continued first or it would never see the signal. A zombie counts as ended: its
-/// parent, the test process, is gone, and in many containers process 1 reaps nobody.
+/// Ends `$pid` with signal `$1` and kills it if it is still running after ten seconds. A paused process must be continued
+/// first, or it would not handle the signal. A zombie counts as ended: its parent, the test process, is gone, and in many
+/// containers process 1 does not reap.
 pub(crate) const END_PROCESS: &str = r#"
 if [ -n "$pid" ]; then
   kill -CONT "$pid" $(cat "/proc/$pid/task/$pid/children")
@@ -39,13 +39,13 @@ pub(crate) struct Watchdog {
 }
 
 impl Watchdog {
-    /// `script` runs with `arguments` as `$1`, `$2`, … once this value is dropped or the test process is gone.
+    /// Runs `script` with `arguments` as `$1`, `$2`, … when this value is dropped or the test process ends.
     pub(crate) fn start<S: AsRef<OsStr>>(script: &str, arguments: impl IntoIterator<Item = S>) -> Self {
         let shell = Command::new("sh")
             .args(["-c", &format!("{UNTIL_THE_TEST_ENDS}{script}"), "weir-test-watchdog"])
             .args(arguments)
             .current_dir("/")
-            // Its own process group: Ctrl-C must end the tests, not what cleans up after them.
+            // With its own process group, Ctrl-C ends the tests but not their cleanup.
             .process_group(0)
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
@@ -55,17 +55,17 @@ impl Watchdog {
         Self { shell }
     }
 
-    /// From now on `pid` is the process to end.
+    /// Makes `pid` the process to end.
     pub(crate) fn guard(&mut self, pid: Pid) {
-        self.tell(&pid.as_raw_nonzero().to_string());
+        self.write_line(&pid.as_raw_nonzero().to_string());
     }
 
-    /// The guarded process was reaped: its number may belong to a stranger now.
+    /// Forgets the process to end. It was reaped, so its id may belong to another process now.
     pub(crate) fn release(&mut self) {
-        self.tell("");
+        self.write_line("");
     }
 
-    fn tell(&mut self, line: &str) {
+    fn write_line(&mut self, line: &str) {
         let pipe = self.shell.stdin.as_mut().expect("stdin was piped");
         writeln!(pipe, "{line}")
             .expect("the watchdog sh reads until its pipe is closed; did something kill it?");
@@ -96,8 +96,8 @@ mod tests {
         let mut watchdog =
             Watchdog::start(&format!("{END_PROCESS}touch \"$2\""), ["TERM", mark.to_str().unwrap()]);
         watchdog.guard(Pid::from_child(&child));
-        // `wait` would close it, and `cat` would then end by itself.
-        let _held = child.stdin.take();
+        // `wait` would close it, and then `cat` would exit.
+        let _lock = child.stdin.take();
         let reaper = std::thread::spawn(move || child.wait().unwrap().signal());
         drop(watchdog);
         assert_eq!(reaper.join().unwrap(), Some(rustix::process::Signal::TERM.as_raw()));

@@ -1,6 +1,6 @@
-/* Shows a program other times than the system's. It is preloaded into servers under test, and adds to what the system says
- * the numbers of nanoseconds in the file that WEIR_TEST_CLOCK names: the first to the time of day, the second to the time
- * since boot. What is written there holds at once. */
+/* Shifts the clocks of a program. It is preloaded into servers under test and adds the nanoseconds in the file named by
+ * WEIR_TEST_CLOCK to the system's time: the first number to the time of day, the second to the time since boot. A change of
+ * the file takes effect at once. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <fcntl.h>

@@ -1,4 +1,4 @@
-//! The client against hand-written answers.
+//! Tests of the client against hand-written responses.
 
 use std::net::Ipv4Addr;
 
@@ -7,7 +7,7 @@ use tokio::net::TcpListener;
 
 use super::*;
 
-/// Answers each connection's first request with `answer` and returns what was asked.
+/// Responds to the first request with `answer`. The task returns that request.
 async fn server(answer: &'static str) -> (SocketAddr, tokio::task::JoinHandle<String>) {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
     let addr = listener.local_addr().unwrap();
@@ -39,13 +39,13 @@ async fn posts_json_with_its_headers_and_reads_json() {
 }
 
 #[tokio::test]
-async fn no_listener_is_an_error_and_not_an_answer() {
+async fn without_a_listener_a_request_is_an_error() {
     let client = Client::new(format!("http://127.0.0.1:{}", crate::ports::unused()));
     assert!(matches!(client.get("/").await, Err(Error::Transport(_))));
 }
 
 #[tokio::test]
-async fn an_answer_that_breaks_off_is_an_error() {
+async fn a_truncated_response_is_an_error() {
     let (addr, _asked) = server("HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\n{").await;
     assert!(matches!(Client::new(format!("http://{addr}")).get("/").await, Err(Error::Body(_))));
 }

@@ -1,4 +1,4 @@
-//! How a Kafka is run: its `server.properties`, as a local Java process or in a container.
+//! Runs Kafka as a local Java process or in a container, and writes its `server.properties`.
 
 use std::ffi::OsString;
 use std::fs;
@@ -7,25 +7,25 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-use super::{NAME, Proxied, archive, find};
+use super::{NAME, ProxyListener, class_archive, find};
 use crate::daemon::Daemon;
-use crate::discover::Source;
+use crate::discover::EngineSource;
 use crate::docker::Container;
 use crate::instance::Instance;
 
-/// Any would do, as each broker is a cluster of its own.
+/// The same for all, since each broker is its own cluster.
 pub(super) const CLUSTER_ID: &str = "AAAAAAAAAAAAAAAAAAAAAQ";
 
-/// The configuration comes in by environment, so that this works with an engine that shares no files with us.
+/// The configuration is passed by environment, since a Docker engine may not share files with the host.
 const ENTRYPOINT: &str = r#"
 printf %s "$WEIR_CONFIG" > /tmp/server.properties
 /opt/kafka/bin/kafka-storage.sh format --ignore-formatted -t "$1" -c /tmp/server.properties &&
 exec /opt/kafka/bin/kafka-server-start.sh /tmp/server.properties
 "#;
 
-/// Few threads and partitions: a test broker has one client, and starting is most of what it does. The session's end
-/// is what a broker waits for before it may come back from a crash: nine seconds, were it not set here.
-const SMALL_AND_QUICK: &str = "
+/// Few threads and partitions: a test broker has one client and spends most of its time starting. After a crash a broker
+/// waits for the end of its old session, by default nine seconds.
+const TEST_PROPERTIES: &str = "
 num.partitions=2
 auto.create.topics.enable=true
 default.replication.factor=1
@@ -45,17 +45,23 @@ num.io.threads=4
 log.cleaner.dedupe.buffer.size=4194304
 ";
 
-/// A broker that is not launched yet.
-pub(super) fn instance(source: &Source, port: u16, proxied: Option<Proxied>) -> Arc<Mutex<dyn Instance>> {
+/// A broker that is not started yet.
+pub(super) fn instance(
+    source: &EngineSource,
+    port: u16,
+    proxied: Option<ProxyListener>,
+) -> Arc<Mutex<dyn Instance>> {
     match source {
-        Source::Local(kafka) => Arc::new(Mutex::new(daemon(kafka, port, proxied, &archive::use_of(kafka)))),
-        Source::Docker => Arc::new(Mutex::new(container(port, proxied))),
+        EngineSource::Local(kafka) => {
+            Arc::new(Mutex::new(daemon(kafka, port, proxied, &class_archive::java_options(kafka))))
+        }
+        EngineSource::Docker => Arc::new(Mutex::new(container(port, proxied))),
     }
 }
 
-/// A broker on this machine, its Java given `more` options.
-pub(super) fn daemon(kafka: &Path, port: u16, proxied: Option<Proxied>, more: &[OsString]) -> Daemon {
-    let java = find::java().expect("find::source looked for it or installed it");
+/// A local broker with `more` options for Java.
+pub(super) fn daemon(kafka: &Path, port: u16, proxied: Option<ProxyListener>, more: &[OsString]) -> Daemon {
+    let java = find::java().expect("find::source has found or installed Java");
     let mut daemon = Daemon::create(NAME, &java);
     for file in fs::read_dir(kafka.join("formatted")).into_iter().flatten().flatten() {
         let copied = fs::copy(file.path(), daemon.data().join(file.file_name()));
@@ -69,14 +75,14 @@ pub(super) fn daemon(kafka: &Path, port: u16, proxied: Option<Proxied>, more: &[
     daemon
 }
 
-/// All but the main class and what it takes.
+/// The arguments of Java before the main class.
 pub(super) fn java_arguments(jars: &Path, temporary: &Path) -> Vec<OsString> {
     let mut temporary_files = OsString::from("-Djava.io.tmpdir=");
     temporary_files.push(temporary);
     let options = [
         "-Xmx256m",
-        // What a process of seconds does not need is left out: the second compiler, parallel collection, statistics
-        // in a file that would outlive it.
+        // Without what a process of a few seconds does not need: the second compiler, parallel garbage collection, and a
+        // file of statistics.
         "-XX:TieredStopAtLevel=1",
         "-XX:+UseSerialGC",
         "-XX:-UsePerfData",
@@ -89,7 +95,7 @@ pub(super) fn java_arguments(jars: &Path, temporary: &Path) -> Vec<OsString> {
     arguments
 }
 
-/// In an order that does not change, because an archive of classes holds for one order only.
+/// Sorted, because an archive of classes is valid for one order only.
 fn class_path(jars: &Path) -> OsString {
     let entries = fs::read_dir(jars).unwrap_or_else(|error| panic!("no jars in {}: {error}", jars.display()));
     let mut files: Vec<_> = entries.flatten().map(|entry| entry.path()).collect();
@@ -97,10 +103,10 @@ fn class_path(jars: &Path) -> OsString {
     std::env::join_paths(files).expect("no colon in the path of the cache directory")
 }
 
-fn container(port: u16, proxied: Option<Proxied>) -> Container {
+fn container(port: u16, proxied: Option<ProxyListener>) -> Container {
     let data = Path::new("/tmp/weir-data");
     let config = properties("0.0.0.0", port, proxied, data);
-    let ports = [Some(port), proxied.map(|proxied| proxied.listens.port())];
+    let ports = [Some(port), proxied.map(|proxied| proxied.listen.port())];
     let publish = ports.into_iter().flatten();
     let mut arguments: Vec<String> =
         publish.flat_map(|port| ["--publish".to_owned(), format!("127.0.0.1:{port}:{port}")]).collect();
@@ -111,14 +117,13 @@ fn container(port: u16, proxied: Option<Proxied>) -> Container {
     Container::create(arguments)
 }
 
-/// The text of `server.properties`.
-pub(super) fn properties(bind: &str, port: u16, proxied: Option<Proxied>, data: &Path) -> String {
+pub(super) fn properties(bind: &str, port: u16, proxied: Option<ProxyListener>, data: &Path) -> String {
     let controller = crate::ports::unused();
     let mut listeners = vec![format!("MAIN://{bind}:{port}"), format!("CONTROLLER://127.0.0.1:{controller}")];
     let mut advertised = vec![format!("MAIN://127.0.0.1:{port}")];
-    if let Some(Proxied { listens, advertises }) = proxied {
-        listeners.push(format!("PROXIED://{bind}:{}", listens.port()));
-        advertised.push(format!("PROXIED://{advertises}"));
+    if let Some(ProxyListener { listen, advertise }) = proxied {
+        listeners.push(format!("PROXIED://{bind}:{}", listen.port()));
+        advertised.push(format!("PROXIED://{advertise}"));
     }
     let (listeners, advertised, data) = (listeners.join(","), advertised.join(","), data.display());
     format!(
@@ -130,6 +135,6 @@ advertised.listeners={advertised}
 listener.security.protocol.map=MAIN:PLAINTEXT,PROXIED:PLAINTEXT,CONTROLLER:PLAINTEXT
 inter.broker.listener.name=MAIN
 controller.listener.names=CONTROLLER
-log.dirs={data}{SMALL_AND_QUICK}"
+log.dirs={data}{TEST_PROPERTIES}"
     )
 }

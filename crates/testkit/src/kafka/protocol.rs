@@ -1,37 +1,37 @@
-//! The little of Kafka's protocol that tells whether a broker is ready: a Metadata request, version 1.
+//! The part of Kafka's protocol that shows whether a broker is ready: a Metadata request, version 1.
 
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
-/// For each wait on the broker, which may be paused or starting: it then accepts a connection and says nothing.
-const ANSWERS_WITHIN: Duration = Duration::from_secs(5);
+/// Timeout of each read and write: a paused or starting broker accepts connections but does not respond.
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(5);
 const METADATA: i16 = 3;
 const VERSION: i16 = 1;
 
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Metadata {
-    /// Where clients are told to go.
+    /// The advertised addresses.
     pub(super) brokers: Vec<(String, i32)>,
     pub(super) controller: i32,
     pub(super) topics: Vec<String>,
 }
 
-/// Blocks for one attempt to be served; `Err` says why not.
+/// Makes one blocking attempt; the error says why it failed.
 pub(super) fn probe(address: SocketAddr) -> Result<(), String> {
     let metadata = metadata(address, None).map_err(|error| error.to_string())?;
-    // A broker that answers but is not in the list has not been let into its cluster yet.
+    // A broker that responds but is not in the list has not joined its cluster yet.
     if metadata.brokers.is_empty() || metadata.controller < 0 {
         return Err(format!("the cluster is not complete: {metadata:?}"));
     }
     Ok(())
 }
 
-/// With a `topic`, about that one, which comes into being; without, about all that there are.
+/// Requests the metadata of one topic, which is created if it does not exist, or of all topics.
 pub(super) fn metadata(address: SocketAddr, topic: Option<&str>) -> io::Result<Metadata> {
-    let mut stream = TcpStream::connect_timeout(&address, ANSWERS_WITHIN)?;
-    stream.set_read_timeout(Some(ANSWERS_WITHIN))?;
-    stream.set_write_timeout(Some(ANSWERS_WITHIN))?;
+    let mut stream = TcpStream::connect_timeout(&address, RESPONSE_TIMEOUT)?;
+    stream.set_read_timeout(Some(RESPONSE_TIMEOUT))?;
+    stream.set_write_timeout(Some(RESPONSE_TIMEOUT))?;
     stream.write_all(&request(topic))?;
     let mut length = [0; 4];
     stream.read_exact(&mut length)?;
@@ -95,7 +95,7 @@ fn read_list<T>(from: &mut &[u8], read: impl Fn(&mut &[u8]) -> io::Result<T>) ->
     (0..count).map(|_| read(from)).collect()
 }
 
-/// An absent one reads as empty.
+/// Reads a string; null reads as empty.
 fn read_string(from: &mut &[u8]) -> io::Result<String> {
     let mut text = vec![0; usize::try_from(read_i16(from)?).unwrap_or(0)];
     from.read_exact(&mut text)?;

@@ -1,4 +1,4 @@
-//! A cluster run from local binaries in a temporary directory.
+//! A PostgreSQL cluster that runs from local binaries in a temporary directory.
 
 use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
@@ -13,21 +13,21 @@ use rustix::process::{Pid, Signal};
 
 use super::{Options, SUPERUSER};
 use crate::certificates::Certificates;
-use crate::instance::{Instance, STOPS_WITHIN};
+use crate::instance::{Instance, STOP_TIMEOUT};
 use crate::signal;
-use crate::wait::holds_within;
+use crate::wait::becomes_true_blocking;
 use crate::watchdog::{END_PROCESS, Watchdog};
 
-/// `$2` is the directory. A crashed cluster that nobody restarted leaves a System V segment, whose number stands
-/// in line 7 of its pid file, and those are few per machine.
-const CLEAR_AWAY: &str = r#"
+/// Removes the directory `$2`. A cluster that crashed and was not restarted leaves a System V shared memory segment, of
+/// which a machine has only a few; its id is in line 7 of the pid file.
+const REMOVE_CLUSTER: &str = r#"
 if [ -f "$2/data/postmaster.pid" ]; then ipcrm -m "$(sed -n '7s/.* //p' "$2/data/postmaster.pid")"; fi
 rm -rf -- "$2"
 "#;
 
-/// Where files are memory, on any Linux.
+/// The in-memory file system of Linux.
 const MEMORY: &str = "/dev/shm";
-/// So much of it must be left over: half would be enough for the largest suite.
+/// Free space that is required there: the largest suite needs half of it.
 const MEMORY_MIN: u64 = 2 << 30;
 
 pub(super) struct Cluster {
@@ -40,7 +40,7 @@ pub(super) struct Cluster {
     watchdog: Watchdog,
 }
 
-/// Whom PostgreSQL runs as when the tests run as root, which it refuses to.
+/// The user that PostgreSQL runs as if the tests run as root, which PostgreSQL refuses.
 #[derive(Clone, Copy)]
 struct Owner {
     uid: u32,
@@ -51,8 +51,10 @@ impl Cluster {
     pub(super) fn create(bin_dir: &Path, port: u16, password: &str, options: &Options) -> Self {
         let owner = rustix::process::geteuid().is_root().then(unprivileged_user);
         let directory = temporary_directory(options.in_memory);
-        let watchdog =
-            Watchdog::start(&format!("{END_PROCESS}{CLEAR_AWAY}"), ["QUIT".as_ref(), directory.as_os_str()]);
+        let watchdog = Watchdog::start(
+            &format!("{END_PROCESS}{REMOVE_CLUSTER}"),
+            ["QUIT".as_ref(), directory.as_os_str()],
+        );
         let cluster = Self {
             bin_dir: bin_dir.to_owned(),
             settings: settings(port, options, &directory),
@@ -62,7 +64,7 @@ impl Cluster {
             postmaster: None,
             watchdog,
         };
-        cluster.give(&cluster.directory.clone());
+        cluster.give_to_owner(&cluster.directory.clone());
         cluster.initialise(password);
         if options.tls {
             cluster.require_tls();
@@ -112,30 +114,30 @@ impl Cluster {
         self.write("data/pg_hba.conf", "hostssl all all 127.0.0.1/32 scram-sha-256\n");
     }
 
-    /// Writes a file that only the owner of the cluster may read, as PostgreSQL demands of keys.
+    /// Writes a file that only the owner of the cluster can read, which PostgreSQL requires for keys.
     fn write(&self, name: &str, content: &str) -> PathBuf {
         let file = self.directory.join(name);
         let written = fs::write(&file, content)
             .and_then(|()| fs::set_permissions(&file, fs::Permissions::from_mode(0o600)));
         written.unwrap_or_else(|error| panic!("cannot write {}: {error}", file.display()));
-        self.give(&file);
+        self.give_to_owner(&file);
         file
     }
 
-    fn give(&self, path: &Path) {
+    fn give_to_owner(&self, path: &Path) {
         if let Some(Owner { uid, gid }) = self.owner {
             chown(path, Some(uid), Some(gid))
                 .unwrap_or_else(|error| panic!("cannot give {} to user {uid}: {error}", path.display()));
         }
     }
 
-    /// A program of this PostgreSQL, run as the owner of the cluster.
+    /// A PostgreSQL program that runs as the owner of the cluster.
     fn command(&self, program: &str) -> Command {
         let mut command = Command::new(self.bin_dir.join(program));
-        // The tests' own directory may be closed to the owner. A group of its own keeps Ctrl-C for the tests.
+        // The owner may not be able to enter the tests' directory. With its own process group, Ctrl-C reaches only the tests.
         command.current_dir(&self.directory).process_group(0).stdin(Stdio::null()).env("LC_ALL", "C");
         if let Some(Owner { uid, gid }) = self.owner {
-            // As root this also drops the supplementary groups. It keeps the process id, unlike `runuser`.
+            // As root this also drops the supplementary groups. Unlike `runuser` it keeps the process id.
             command.uid(uid).gid(gid);
         }
         command
@@ -151,10 +153,12 @@ impl Cluster {
         Pid::from_child(self.postmaster.as_ref().expect("this PostgreSQL is stopped: start() it first"))
     }
 
-    /// True once the postmaster is gone and reaped.
+    /// Waits until the postmaster has exited and reaps it. Returns false on timeout.
     fn reap_within(&mut self, deadline: Duration) -> bool {
         let gone = match &mut self.postmaster {
-            Some(postmaster) => holds_within(deadline, || !matches!(postmaster.try_wait(), Ok(None))),
+            Some(postmaster) => {
+                becomes_true_blocking(deadline, || !matches!(postmaster.try_wait(), Ok(None)))
+            }
             None => true,
         };
         if gone && self.postmaster.take().is_some() {
@@ -191,15 +195,15 @@ impl Instance for Cluster {
         self.resume();
         signal::send(pid, Signal::INT);
         assert!(
-            self.reap_within(STOPS_WITHIN),
-            "PostgreSQL did not stop within {STOPS_WITHIN:?}; its log:\n{}",
+            self.reap_within(STOP_TIMEOUT),
+            "PostgreSQL did not stop within {STOP_TIMEOUT:?}; its log:\n{}",
             self.log()
         );
     }
 
     fn crash(&mut self) {
         let pid = self.pid();
-        // Frozen, the postmaster forks no further child behind our back and restarts none.
+        // A frozen postmaster forks and restarts no children.
         signal::freeze(pid);
         let children = signal::children(pid);
         signal::send(pid, Signal::KILL);
@@ -207,13 +211,13 @@ impl Instance for Cluster {
             signal::send(*child, Signal::KILL);
         }
         assert!(
-            self.reap_within(STOPS_WITHIN),
+            self.reap_within(STOP_TIMEOUT),
             "SIGKILL did not end the postmaster: is it stuck on its disk?"
         );
-        // Until its last process is gone the cluster refuses to start again.
+        // The cluster cannot start again until its last process is gone.
         let gone = || children.iter().all(|child| !signal::is_alive(*child));
         assert!(
-            holds_within(STOPS_WITHIN, gone),
+            becomes_true_blocking(STOP_TIMEOUT, gone),
             "SIGKILL did not end every backend: are they stuck on their disk?"
         );
     }
@@ -240,7 +244,7 @@ impl Instance for Cluster {
 }
 
 impl Drop for Cluster {
-    /// Ends the server here, where its parent can reap it; the watchdog then removes the directory.
+    /// Kills the server, which only its parent can reap; the watchdog then removes the directory.
     fn drop(&mut self) {
         if self.postmaster.is_none() {
             return;
@@ -259,7 +263,7 @@ fn settings(port: u16, options: &Options, directory: &Path) -> Vec<(String, Stri
         ("listen_addresses", "127.0.0.1".to_owned()),
         ("port", port.to_string()),
         ("unix_socket_directories", String::new()),
-        // In the data directory, so that a crashed cluster leaves nothing in /dev/shm (64 MB in many containers).
+        // In the data directory, so that a crashed cluster leaves nothing in /dev/shm, which has 64 MB in many containers.
         ("dynamic_shared_memory_type", "mmap".to_owned()),
     ];
     if options.tls {
@@ -271,7 +275,7 @@ fn settings(port: u16, options: &Options, directory: &Path) -> Vec<(String, Stri
     settings.chain(options.settings.iter().cloned()).collect()
 }
 
-/// `postgres` where its package made that user, else `nobody`.
+/// `postgres` if that user exists, else `nobody`.
 fn unprivileged_user() -> Owner {
     let users =
         fs::read_to_string("/etc/passwd").expect("/etc/passwd lists the user that PostgreSQL runs as");
@@ -282,10 +286,10 @@ fn unprivileged_user() -> Owner {
     };
     owner("postgres")
         .or_else(|| owner("nobody"))
-        .expect("PostgreSQL will not run as root and there is neither a user postgres nor nobody: useradd -r postgres")
+        .expect("PostgreSQL does not run as root, and neither the user postgres nor nobody exists: run useradd -r postgres")
 }
 
-/// A fresh directory, mode 0700, that any user could be given: TMPDIR may lie in a home that only root can enter.
+/// A fresh directory, mode 0700, whose parents any user can enter: TMPDIR may be in a home that only root can enter.
 fn temporary_directory(in_memory: bool) -> PathBuf {
     let open = |directory: &PathBuf| {
         directory
@@ -296,7 +300,9 @@ fn temporary_directory(in_memory: bool) -> PathBuf {
     let root = memory.unwrap_or_else(std::env::temp_dir);
     let root = if open(&root) { root } else { PathBuf::from("/tmp") };
     let directory = tempfile::Builder::new().prefix("weir-postgres-").tempdir_in(&root);
-    directory.unwrap_or_else(|error| panic!("cannot make a directory in {}: {error}", root.display())).keep()
+    directory
+        .unwrap_or_else(|error| panic!("cannot create a directory in {}: {error}", root.display()))
+        .keep()
 }
 
 fn has_room(directory: &Path) -> bool {

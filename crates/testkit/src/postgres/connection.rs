@@ -10,8 +10,8 @@ use url::Url;
 
 use crate::certificates;
 
-/// One attempt; a paused or starting server may accept a connection and then say nothing.
-const ATTEMPT: Duration = Duration::from_secs(2);
+/// Timeout of one attempt: a paused or starting server accepts connections but does not respond.
+const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(2);
 
 pub(super) async fn open(url: &Url, ca_file: Option<&Path>) -> Result<Client, Error> {
     match ca_file {
@@ -29,16 +29,16 @@ pub(super) async fn open(url: &Url, ca_file: Option<&Path>) -> Result<Client, Er
     }
 }
 
-/// Blocks for one attempt to be served; `Err` says why not.
+/// Makes one blocking attempt; the error says why it failed.
 pub(super) fn probe(url: &Url, ca_file: Option<&Path>) -> Result<(), String> {
     let attempt = async {
         let client = open(url, ca_file).await.map_err(|error| describe(&error))?;
         client.batch_execute("SELECT 1").await.map_err(|error| describe(&error))
     };
-    block_on(async { tokio::time::timeout(ATTEMPT, attempt).await.map_err(|late| late.to_string())? })
+    block_on(async { tokio::time::timeout(ATTEMPT_TIMEOUT, attempt).await.map_err(|late| late.to_string())? })
 }
 
-/// The error with its cause, which is where `tokio_postgres` keeps the server's words.
+/// The error with its cause, which contains the server's message.
 pub(super) fn describe(error: &Error) -> String {
     match std::error::Error::source(error) {
         Some(cause) => format!("{error}: {cause}"),
@@ -46,7 +46,7 @@ pub(super) fn describe(error: &Error) -> String {
     }
 }
 
-/// Runs a future from anywhere, also from within a runtime, where blocking on another one is refused.
+/// Runs a future in its own thread, because a runtime does not allow blocking on another one.
 pub(super) fn block_on<T: Send>(work: impl Future<Output = T> + Send) -> T {
     let run = || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();

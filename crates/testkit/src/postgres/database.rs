@@ -1,4 +1,4 @@
-//! One fresh database, and plain access to its tables for tests that look behind the product.
+//! A fresh database for one test, with direct access to its tables.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -12,58 +12,60 @@ use url::Url;
 
 use super::connection::{block_on, describe, open};
 
-/// Databases whose tests are over, and since when.
+/// Databases whose tests have ended, with the time of that.
 ///
-/// A new one is a thousand new files, which takes longer than most tests; one that is emptied is a few dozen.
-pub(super) type Spare = Arc<Mutex<VecDeque<(String, Instant)>>>;
+/// They are reused because a new database takes a thousand new files, longer than most tests run, while emptying one takes
+/// a few dozen.
+pub(super) type IdleDatabases = Arc<Mutex<VecDeque<(String, Instant)>>>;
 
-/// How long a database rests before another test gets it: what its test has left running ends with that test's runtime, a
-/// moment later.
-const REST: Duration = Duration::from_secs(3);
+/// How long a database stays unused before another test gets it: tasks of the old test end with its runtime, shortly after
+/// the database is dropped.
+const IDLE_BEFORE_REUSE: Duration = Duration::from_secs(3);
 
-const EMPTY: &str =
+const RESET: &str =
     "DROP SCHEMA public CASCADE; CREATE SCHEMA public; GRANT USAGE ON SCHEMA public TO public";
 
-/// A database of its own for one test. It goes with its server, or to another test.
+/// A database for one test. Afterwards it is reused, dropped, or removed with its server.
 pub struct Database {
     url: Url,
     ca_file: Option<PathBuf>,
-    after: After,
+    cleanup: Cleanup,
 }
 
-/// What becomes of a database after its test.
-pub(super) enum After {
-    /// It goes with its server.
+/// What to do with a database when its test ends.
+pub(super) enum Cleanup {
+    /// It is removed with its server.
     Nothing,
-    Spare(Spare),
-    /// The server is not ours and would keep it for ever.
+    Reuse(IdleDatabases),
+    /// It is dropped, because the server is external.
     Drop {
         server: Url,
     },
 }
 
 impl Database {
-    pub(super) async fn create(server: Url, ca_file: Option<PathBuf>, hint: &str, after: After) -> Self {
-        let administration = Self { url: server.clone(), ca_file: ca_file.clone(), after: After::Nothing };
-        let named = |name: &str, after| {
+    pub(super) async fn create(server: Url, ca_file: Option<PathBuf>, hint: &str, cleanup: Cleanup) -> Self {
+        let administration =
+            Self { url: server.clone(), ca_file: ca_file.clone(), cleanup: Cleanup::Nothing };
+        let named = |name: &str, cleanup| {
             let mut url = server;
             url.set_path(name);
-            Self { url, ca_file, after }
+            Self { url, ca_file, cleanup }
         };
-        if let After::Spare(spare) = &after
-            && let Some(name) = rested(spare)
+        if let Cleanup::Reuse(idle) = &cleanup
+            && let Some(name) = take_idle(idle)
         {
             let sessions = format!(
                 "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE datname = '{name}'"
             );
             administration.execute(&sessions).await;
-            let database = named(&name, after);
-            database.execute(EMPTY).await;
+            let database = named(&name, cleanup);
+            database.execute(RESET).await;
             return database;
         }
         let name = unique_name(hint);
         administration.execute(&format!("CREATE DATABASE {name}")).await;
-        named(&name, after)
+        named(&name, cleanup)
     }
 
     /// `postgres://user:password@127.0.0.1:port/name`; with TLS the host is `localhost` and `sslmode=require` is set.
@@ -82,18 +84,18 @@ impl Database {
         url.into()
     }
 
-    /// A session of one's own, e.g. to hold a lock.
+    /// Opens a session, such as one that holds a lock.
     pub async fn connect(&self) -> Result<Client, Error> {
         open(&self.url, self.ca_file.as_deref()).await
     }
 
-    /// Runs one or more statements in a connection of their own.
+    /// Runs one or more statements in a new connection.
     pub async fn execute(&self, sql: &str) {
         let result = async { self.connect().await?.batch_execute(sql).await }.await;
         result.unwrap_or_else(|error| panic!("{}\nin SQL: {sql}", describe(&error)));
     }
 
-    /// The rows of a query, each value as PostgreSQL's text, NULL as None.
+    /// The rows of a query. Values are in PostgreSQL's text format, NULL is `None`.
     pub async fn query_strings(&self, sql: &str) -> Vec<Vec<Option<String>>> {
         let result = async { self.connect().await?.simple_query(sql).await }.await;
         let messages = result.unwrap_or_else(|error| panic!("{}\nin SQL: {sql}", describe(&error)));
@@ -108,13 +110,13 @@ impl Database {
 impl Drop for Database {
     fn drop(&mut self) {
         let name = self.url.path().trim_start_matches('/');
-        match &self.after {
-            After::Nothing => {}
-            After::Spare(spare) => {
-                let mut spare = spare.lock();
-                spare.push_back((name.to_owned(), Instant::now()));
+        match &self.cleanup {
+            Cleanup::Nothing => {}
+            Cleanup::Reuse(idle) => {
+                let mut idle = idle.lock();
+                idle.push_back((name.to_owned(), Instant::now()));
             }
-            After::Drop { server } => {
+            Cleanup::Drop { server } => {
                 let sql = format!("DROP DATABASE IF EXISTS {name} WITH (FORCE)");
                 let result = block_on(async { open(server, None).await?.batch_execute(&sql).await });
                 if let Err(error) = result {
@@ -125,14 +127,14 @@ impl Drop for Database {
     }
 }
 
-/// The database that has rested for longest, if that is long enough.
-fn rested(spare: &Spare) -> Option<String> {
-    let mut spare = spare.lock();
-    let is_rested = spare.front().is_some_and(|(_, since)| since.elapsed() >= REST);
-    is_rested.then(|| spare.pop_front()).flatten().map(|(name, _)| name)
+/// Takes the database that was unused for longest, if that is long enough.
+fn take_idle(idle: &IdleDatabases) -> Option<String> {
+    let mut idle = idle.lock();
+    let is_ready = idle.front().is_some_and(|(_, since)| since.elapsed() >= IDLE_BEFORE_REUSE);
+    is_ready.then(|| idle.pop_front()).flatten().map(|(name, _)| name)
 }
 
-/// Lower case, letters, digits and underscores, at most 63 bytes: needs no quotes anywhere.
+/// A name of lower case letters, digits and underscores, at most 63 bytes, which needs no quoting.
 fn unique_name(hint: &str) -> String {
     let plain = hint.chars().map(|c| if c.is_ascii_alphanumeric() { c.to_ascii_lowercase() } else { '_' });
     format!("t_{}_{:016x}", plain.take(40).collect::<String>(), fastrand::u64(..))
@@ -144,26 +146,26 @@ mod tests {
     use crate::postgres::Server;
 
     #[tokio::test]
-    async fn a_database_that_has_rested_is_used_again_empty_and_alone() {
+    async fn an_idle_database_is_emptied_disconnected_and_reused() {
         if crate::skip("postgres") {
             return;
         }
         let server = Server::shared();
-        let create = |spare: &Spare| {
-            Database::create(server.url.clone(), None, "again", After::Spare(Arc::clone(spare)))
+        let create = |idle: &IdleDatabases| {
+            Database::create(server.url.clone(), None, "again", Cleanup::Reuse(Arc::clone(idle)))
         };
-        let spare = Spare::default();
-        let first = create(&spare).await;
+        let idle = IdleDatabases::default();
+        let first = create(&idle).await;
         first.execute("CREATE TABLE t (n int); CREATE SEQUENCE s; CREATE TYPE e AS ENUM ('a')").await;
         let (url, session) = (first.url().to_owned(), first.connect().await.unwrap());
         drop(first);
-        assert_ne!(create(&spare).await.url(), url, "it has not rested yet");
-        spare.lock()[0].1 -= REST;
-        let again = create(&spare).await;
+        assert_ne!(create(&idle).await.url(), url, "it was not unused for long enough");
+        idle.lock()[0].1 -= IDLE_BEFORE_REUSE;
+        let again = create(&idle).await;
         assert_eq!(again.url(), url);
         let left = "SELECT relname FROM pg_class WHERE relnamespace = 'public'::regnamespace";
         assert!(again.query_strings(left).await.is_empty());
-        assert!(session.batch_execute("SELECT 1").await.is_err(), "whoever was there is gone");
+        assert!(session.batch_execute("SELECT 1").await.is_err(), "old sessions are closed");
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! A cluster in a container, for machines with Docker and without PostgreSQL.
+//! A PostgreSQL cluster in a container, for machines that have Docker but not PostgreSQL.
 
 use std::path::PathBuf;
 
@@ -8,7 +8,7 @@ use crate::docker::Container;
 
 const IMAGE: &str = "postgres:15";
 
-/// Certificates come in by environment, so that this works with an engine that shares no files with us.
+/// Certificates are passed by environment, since a Docker engine may not share files with the host.
 const ENTRYPOINT: &str = r#"
 if [ -n "$WEIR_KEY" ]; then
   umask 077
@@ -21,7 +21,7 @@ fi
 exec docker-entrypoint.sh postgres "$@"
 "#;
 
-/// The container and, with TLS, its certificate authority.
+/// The container and, with TLS, the file of its certificate authority.
 pub(super) fn container(port: u16, password: &str, options: &Options) -> (Container, Option<PathBuf>) {
     let mut arguments: Vec<String> = Vec::new();
     let mut add = |more: &[&str]| arguments.extend(more.iter().map(|&argument| argument.to_owned()));

@@ -1,21 +1,21 @@
-//! Decides where a PostgreSQL comes from: local binaries, else apt, else Docker.
+//! Finds PostgreSQL: local binaries, else apt, else Docker.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use crate::apt;
-use crate::discover::{self, Source};
+use crate::discover::{self, EngineSource};
 
-/// Looks once per process: when nothing works, a hundred tests should not each wait for apt to find that out.
-pub(super) fn source() -> Result<&'static Source, &'static str> {
-    static FOUND: OnceLock<Result<Source, String>> = OnceLock::new();
+/// Searches once per process, so that not every test waits for apt if nothing works.
+pub(super) fn source() -> Result<&'static EngineSource, &'static str> {
+    static FOUND: OnceLock<Result<EngineSource, String>> = OnceLock::new();
     FOUND.get_or_init(search).as_ref().map_err(String::as_str)
 }
 
-/// Local is the directory with `initdb` and `postgres`.
-fn search() -> Result<Source, String> {
-    let install = || apt::install(&["postgresql"], keep_package_from_making_a_cluster, local);
+/// The local source is the directory with `initdb` and `postgres`.
+fn search() -> Result<EngineSource, String> {
+    let install = || apt::install(&["postgresql"], keep_package_from_creating_a_cluster, local);
     discover::search(local, install, |apt| {
         format!(
             "no PostgreSQL for the tests: none on PATH, in /usr/lib/postgresql/*/bin or /usr/local/pgsql/bin; {apt}; \
@@ -31,7 +31,7 @@ pub(super) fn local() -> Option<PathBuf> {
         .chain(debian_versions(Path::new("/usr/lib/postgresql")))
         .chain([PathBuf::from("/usr/local/pgsql/bin")])
         .find_map(|directory| {
-            // PATH may hold single links to some of the programs; the rest are where the links lead.
+            // PATH may contain links to some of the programs; the others are next to the link's target.
             let postgres = fs::canonicalize(directory.join("postgres")).ok()?;
             let bin_dir = postgres.parent()?;
             bin_dir.join("initdb").exists().then(|| bin_dir.to_owned())
@@ -47,7 +47,7 @@ fn debian_versions(root: &Path) -> Vec<PathBuf> {
     versions.iter().map(|version| root.join(version.to_string()).join("bin")).collect()
 }
 
-fn keep_package_from_making_a_cluster() {
+fn keep_package_from_creating_a_cluster() {
     let file = Path::new("/etc/postgresql-common/createcluster.conf");
     if !file.exists() {
         let written = fs::create_dir_all("/etc/postgresql-common")

@@ -1,11 +1,11 @@
-//! What the tests of the other crates rely on, against real clusters.
+//! Tests of what other crates rely on, against real clusters.
 
 use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use super::*;
-use crate::instance::READY_WITHIN;
+use crate::instance::READY_TIMEOUT;
 use crate::wait::until;
 
 async fn value(database: &Database, sql: &str) -> String {
@@ -14,7 +14,7 @@ async fn value(database: &Database, sql: &str) -> String {
 }
 
 #[tokio::test]
-async fn a_shared_server_gives_each_test_a_database_of_its_own() {
+async fn a_shared_server_gives_each_test_its_own_database() {
     if crate::skip("postgres") {
         return;
     }
@@ -25,7 +25,7 @@ async fn a_shared_server_gives_each_test_a_database_of_its_own() {
     let expected = [[Some("1"), Some("x")], [Some("2"), None]];
     assert_eq!(rows, expected.map(|row| row.map(|value| value.map(str::to_owned)).to_vec()));
     assert_eq!(value(&two, "SELECT count(*) FROM pg_tables WHERE tablename = 't'").await, "0");
-    // A server given by WEIR_TEST_POSTGRES has its own settings.
+    // A server from WEIR_TEST_POSTGRES has its own settings.
     if Server::shared().instance.is_some() {
         assert_eq!(value(&one, "SHOW fsync").await, "on");
         assert_eq!(value(&one, "SHOW max_connections").await, "300");
@@ -53,7 +53,7 @@ async fn a_wrong_password_is_refused() {
 }
 
 #[tokio::test]
-async fn what_was_committed_survives_a_crash_and_the_port_stays() {
+async fn committed_rows_survive_a_crash_and_the_port_stays() {
     if crate::skip("postgres") {
         return;
     }
@@ -117,7 +117,7 @@ async fn tls_is_verified_and_plaintext_is_refused() {
 }
 
 #[tokio::test]
-async fn own_settings_replace_those_for_tests() {
+async fn options_replace_the_default_settings() {
     if crate::skip("postgres") {
         return;
     }
@@ -131,13 +131,13 @@ async fn own_settings_replace_those_for_tests() {
 }
 
 #[tokio::test]
-async fn a_database_on_a_given_server_is_dropped_after_its_test() {
+async fn a_database_on_an_external_server_is_dropped_after_its_test() {
     if crate::skip("postgres") {
         return;
     }
     let ours = Server::shared();
-    let given = Server::external(ours.url.as_str());
-    let database = given.database("given").await;
+    let external = Server::external(ours.url.as_str());
+    let database = external.database("external").await;
     let name = Url::parse(database.url()).unwrap().path().trim_start_matches('/').to_owned();
     let sql = format!("SELECT count(*) FROM pg_database WHERE datname = '{name}'");
     let observer = ours.database("observer").await;
@@ -146,7 +146,7 @@ async fn a_database_on_a_given_server_is_dropped_after_its_test() {
     assert_eq!(value(&observer, &sql).await, "0");
 }
 
-/// Not a test of its own: what [`a_killed_test_process_leaves_nothing_behind`] runs in a process that it kills.
+/// Not a test: [`a_killed_test_process_leaves_nothing_behind`] runs it in a process that it kills.
 #[test]
 #[ignore = "run as a child process by another test"]
 fn hold_a_server_until_killed() {
@@ -155,7 +155,7 @@ fn hold_a_server_until_killed() {
     };
     let server = Server::private();
     std::fs::write(file, format!("{}\n", server.addr())).unwrap();
-    // Parking may end without a reason, and the server would end with it.
+    // In a loop, since parking may end spuriously, which would drop the server.
     loop {
         std::thread::park();
     }
@@ -167,7 +167,7 @@ async fn a_killed_test_process_leaves_nothing_behind() {
         return;
     }
     let directory = tempfile::tempdir().unwrap();
-    // Open to the user that PostgreSQL runs as, so that the child's files are made in here.
+    // Accessible to the user that PostgreSQL runs as, so that the child's files are created in here.
     std::fs::set_permissions(directory.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
     let address_file = directory.path().join("address");
     let mut child = Command::new(std::env::current_exe().unwrap())
@@ -178,7 +178,7 @@ async fn a_killed_test_process_leaves_nothing_behind() {
         .spawn()
         .unwrap();
     let read = || std::fs::read_to_string(&address_file).unwrap_or_default();
-    until("the child's server", READY_WITHIN, async || read().ends_with('\n')).await;
+    until("the child's server", READY_TIMEOUT, async || read().ends_with('\n')).await;
     let addr = read().trim().to_owned();
     let files = || std::fs::read_dir(directory.path()).unwrap().count();
     assert!(files() > 1 || find::local().is_none(), "the child's cluster should be in {directory:?}");
@@ -186,9 +186,9 @@ async fn a_killed_test_process_leaves_nothing_behind() {
 
     child.kill().unwrap();
     child.wait().unwrap();
-    until("the orphaned server to end", READY_WITHIN, async || {
+    until("the orphaned server to end", READY_TIMEOUT, async || {
         tokio::net::TcpStream::connect(&addr).await.is_err()
     })
     .await;
-    until("its files to go", READY_WITHIN, async || files() == 1).await;
+    until("its files to go", READY_TIMEOUT, async || files() == 1).await;
 }

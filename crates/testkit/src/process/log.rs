@@ -1,4 +1,4 @@
-//! The output of a child process, line by line, as it comes.
+//! Collects the output of a child process line by line.
 
 use std::io::{BufRead, BufReader, Read};
 use std::process::Child;
@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
-use crate::wait::holds_within;
+use crate::wait::becomes_true_blocking;
 
 #[derive(Clone, Copy, PartialEq)]
 enum Stream {
@@ -21,13 +21,13 @@ type Lines = Vec<(Stream, String)>;
 #[derive(Default)]
 pub(super) struct Log {
     lines: Arc<Mutex<Lines>>,
-    /// Where the output of the current process begins; before it is that of its predecessors.
+    /// Index of the current process's first line; earlier lines are from before a restart.
     start: usize,
     readers: Vec<JoinHandle<()>>,
 }
 
 impl Log {
-    /// Collects the piped outputs of a process just started.
+    /// Collects the output of a process that was just started.
     pub(super) fn follow(&mut self, child: &mut Child) {
         let start = self.lines.lock().len();
         self.start = start;
@@ -39,7 +39,7 @@ impl Log {
     fn read(&self, stream: Stream, from: impl Read + Send + 'static) -> JoinHandle<()> {
         let lines = Arc::clone(&self.lines);
         std::thread::spawn(move || {
-            // Split as bytes: output that is not UTF-8 must not stop the reading, or the child would block.
+            // Split as bytes: reading must continue after invalid UTF-8, or the child would block.
             for line in BufReader::new(from).split(b'\n').map_while(Result::ok) {
                 let line = String::from_utf8_lossy(&line).into_owned();
                 lines.lock().push((stream, line));
@@ -51,8 +51,8 @@ impl Log {
     pub(super) fn finish(&self) {
         let finished = || self.readers.iter().all(JoinHandle::is_finished);
         assert!(
-            holds_within(Duration::from_secs(10), finished),
-            "weir exited, yet something holds its output open"
+            becomes_true_blocking(Duration::from_secs(10), finished),
+            "weir exited, but another process holds its output open"
         );
     }
 

@@ -1,4 +1,4 @@
-//! The handle against a shell script that plays `weir`.
+//! Tests of the handle against a shell script that stands in for `weir`.
 
 use std::os::unix::process::ExitStatusExt;
 
@@ -6,13 +6,13 @@ use super::*;
 
 const SOON: Duration = Duration::from_secs(10);
 
-/// A file of its own: one written by the test could still be open for writing in another test's fork, and then
-/// running it fails with "Text file busy".
-const PLAYS_WEIR: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/src/process/plays_weir.sh");
+/// A file in the repository: one written by a test could still be open for writing in another test's fork, and running it
+/// would fail with "Text file busy".
+const FAKE_WEIR: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/src/process/fake_weir.sh");
 
 #[tokio::test]
 async fn runs_with_its_arguments_and_environment_until_dropped() {
-    let weir = Weir::builder(PLAYS_WEIR).arg("--roles").arg("api").env("GREETING", "hello").spawn().await;
+    let weir = Weir::builder(FAKE_WEIR).arg("--roles").arg("api").env("GREETING", "hello").spawn().await;
     assert_eq!(weir.base_url(), format!("http://{}", weir.addr()));
     assert_eq!(weir.admin_key(), "secret");
     weir.wait_for_log(|line| line == "greeting hello, inherited none", SOON).await;
@@ -29,7 +29,7 @@ async fn runs_with_its_arguments_and_environment_until_dropped() {
 async fn terminates_and_restarts_on_the_same_port_with_the_same_data() {
     let directory = tempfile::tempdir().unwrap();
     let data = directory.path().join("data");
-    let mut weir = Weir::builder(PLAYS_WEIR).data_dir(&data).spawn().await;
+    let mut weir = Weir::builder(FAKE_WEIR).data_dir(&data).spawn().await;
     let (addr, pid) = (weir.addr(), weir.pid());
 
     weir.terminate();
@@ -44,15 +44,15 @@ async fn terminates_and_restarts_on_the_same_port_with_the_same_data() {
     weir.restart().await;
     weir.restart().await;
     drop(weir);
-    assert!(data.join("admin.key").exists(), "a given data directory is kept");
+    assert!(data.join("admin.key").exists(), "an explicit data directory is kept");
 }
 
 #[tokio::test]
 async fn a_paused_process_handles_nothing_until_resumed() {
-    let mut weir = Weir::builder(PLAYS_WEIR).spawn().await;
+    let mut weir = Weir::builder(FAKE_WEIR).spawn().await;
     weir.pause();
     weir.terminate();
-    let exited = comes_true(Duration::from_millis(100), async || {
+    let exited = becomes_true(Duration::from_millis(100), async || {
         weir.child.as_mut().unwrap().try_wait().unwrap().is_some()
     });
     assert!(!exited.await);
@@ -62,7 +62,7 @@ async fn a_paused_process_handles_nothing_until_resumed() {
 
 #[tokio::test]
 async fn reports_the_signal_that_ended_it() {
-    let mut weir = Weir::builder(PLAYS_WEIR).spawn().await;
+    let mut weir = Weir::builder(FAKE_WEIR).spawn().await;
     signal::send(Pid::from_child(weir.running()), Signal::KILL);
     assert_eq!(weir.wait(SOON).await.signal(), Some(Signal::KILL.as_raw()));
 }
@@ -70,7 +70,7 @@ async fn reports_the_signal_that_ended_it() {
 #[tokio::test]
 #[should_panic(expected = "before it was ready (exit status: 2); its output:\nWEIR_STORE is nonsense")]
 async fn an_early_exit_shows_the_output() {
-    Weir::builder(PLAYS_WEIR).env("COMPLAINT", "WEIR_STORE is nonsense").spawn().await;
+    Weir::builder(FAKE_WEIR).env("COMPLAINT", "WEIR_STORE is nonsense").spawn().await;
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Each mode as its user sees it, against an echo server.
+//! Tests of each mode against an echo server.
 
 use std::time::Instant;
 
@@ -7,7 +7,7 @@ use tokio::time::timeout;
 use super::*;
 
 const SOON: Duration = Duration::from_secs(5);
-/// How long silence is listened to; too short could only miss a fault, never invent one.
+/// How long to wait for bytes that must not come; if it is too short, a test may pass wrongly but never fail wrongly.
 const SILENCE: Duration = Duration::from_millis(100);
 
 async fn echo_server() -> SocketAddr {
@@ -44,7 +44,7 @@ async fn assert_silent(stream: &mut TcpStream) {
 }
 
 #[tokio::test]
-async fn pass_carries_bytes_and_the_end_of_the_stream() {
+async fn pass_forwards_bytes_and_the_end_of_the_stream() {
     let (_proxy, mut stream) = proxied().await;
     let large = vec![7; 300_000];
     let (mut from, mut to) = stream.split();
@@ -58,7 +58,7 @@ async fn pass_carries_bytes_and_the_end_of_the_stream() {
 }
 
 #[tokio::test]
-async fn delay_holds_each_chunk_back_both_ways() {
+async fn delay_applies_to_each_chunk_in_both_directions() {
     let (proxy, mut stream) = proxied().await;
     proxy.delay(Duration::from_millis(50));
     let started = Instant::now();
@@ -67,7 +67,7 @@ async fn delay_holds_each_chunk_back_both_ways() {
 }
 
 #[tokio::test]
-async fn a_held_back_chunk_goes_on_when_the_delay_is_lifted() {
+async fn a_delayed_chunk_is_forwarded_when_the_delay_is_lifted() {
     let (proxy, mut stream) = proxied().await;
     proxy.delay(Duration::from_secs(3600));
     stream.write_all(b"held").await.unwrap();
@@ -115,7 +115,7 @@ async fn black_hole_is_silent_until_it_heals() {
 }
 
 #[tokio::test]
-async fn black_hole_hides_the_end_of_the_other_side() {
+async fn black_hole_hides_the_end_of_the_upstream() {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
     let proxy = Proxy::start(listener.local_addr().unwrap()).await;
     let mut client = TcpStream::connect(proxy.addr()).await.unwrap();
@@ -128,7 +128,7 @@ async fn black_hole_hides_the_end_of_the_other_side() {
 }
 
 #[tokio::test]
-async fn half_open_after_passes_exactly_so_many_bytes() {
+async fn half_open_after_forwards_exactly_this_many_bytes() {
     let (proxy, mut stream) = proxied().await;
     proxy.half_open_after(10 + 4);
     stream.write_all(b"0123456789").await.unwrap();

@@ -1,33 +1,33 @@
-//! A real Redis Cluster: three masters without replicas, each with a third of the slots.
+//! A real Redis Cluster: three masters without replicas, each with a third of the hash slots.
 
 use std::time::Duration;
 
 use super::{NAME, Options, Reply, Server};
-use crate::instance::on_an_unused_port;
-use crate::wait::{holds_within, until};
+use crate::instance::with_unused_port;
+use crate::wait::{becomes_true_blocking, until};
 
 const NODES: u16 = 3;
 const SLOTS: u16 = 16_384;
-/// Two seconds of these are Redis's own: so long a master waits before it declares itself writable.
-const AGREES_WITHIN: Duration = Duration::from_secs(60);
+/// Includes the two seconds that a Redis master waits before it accepts writes.
+const AGREEMENT_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// A running cluster. It ends, and its files go, with this value or with the test process.
+/// A running cluster. It is stopped and its files are removed when this value is dropped or the test process ends.
 pub struct Cluster {
     nodes: Vec<Server>,
 }
 
 impl Cluster {
-    /// A cluster of one's own. Blocks until every node knows all others and who serves which slot.
+    /// A cluster for one test. Blocks until every node knows all others and the owner of each slot.
     pub fn private() -> Self {
         let node = |_| {
-            on_an_unused_port(NAME, |port| {
+            with_unused_port(NAME, |port| {
                 Server::create(port, &Options::default(), Some(crate::ports::unused()))
             })
         };
         let cluster = Self { nodes: (0..NODES).map(node).collect() };
         cluster.join();
-        let agreed = holds_within(AGREES_WITHIN, || cluster.nodes.iter().all(is_ok));
-        assert!(agreed, "the Redis cluster did not form within {AGREES_WITHIN:?}:\n{}", cluster.report());
+        let agreed = becomes_true_blocking(AGREEMENT_TIMEOUT, || cluster.nodes.iter().all(is_ok));
+        assert!(agreed, "the Redis cluster did not form within {AGREEMENT_TIMEOUT:?}:\n{}", cluster.report());
         cluster
     }
 
@@ -41,7 +41,7 @@ impl Cluster {
         &self.nodes
     }
 
-    /// To stop, crash, pause or restart single nodes. One that was restarted refuses commands for two seconds: see
+    /// The nodes, to stop, crash, pause or restart them. A restarted node refuses commands for two seconds; see
     /// [`wait_until_ok`](Self::wait_until_ok).
     pub fn nodes_mut(&mut self) -> &mut [Server] {
         &mut self.nodes
@@ -49,9 +49,9 @@ impl Cluster {
 
     /// Waits until every node knows all others and reports that all slots are served.
     pub async fn wait_until_ok(&self) {
-        until("cluster_state:ok on every node", AGREES_WITHIN, async || {
+        until("cluster_state:ok on every node", AGREEMENT_TIMEOUT, async || {
             for node in &self.nodes {
-                if !node.try_command(&["CLUSTER", "INFO"]).await.is_ok_and(|info| says_ok(&info)) {
+                if !node.try_command(&["CLUSTER", "INFO"]).await.is_ok_and(|info| reports_ok(&info)) {
                     return false;
                 }
             }
@@ -76,14 +76,14 @@ impl Cluster {
         index.unwrap_or_else(|| panic!("no node serves slot {slot}:\n{}", self.report()))
     }
 
-    /// Has `slot` served by node `to` from now on, with its keys: a client that goes where it was gets MOVED.
+    /// Moves `slot` with its keys to node `to`. The old owner then replies with MOVED.
     pub async fn move_slot(&self, slot: u16, to: usize) {
         self.begin_slot_move(slot, to).await;
         self.finish_slot_move(slot, to).await;
     }
 
-    /// Opens `slot` for its move to node `to`, and moves nothing yet. Its owner serves the keys it has and answers
-    /// ASK for all others.
+    /// Marks `slot` as migrating to node `to` without moving keys. Its owner serves the keys that it has and replies with
+    /// ASK for others.
     pub async fn begin_slot_move(&self, slot: u16, to: usize) {
         let from = self.owner_of(slot).await;
         assert_ne!(from, to, "node {to} serves slot {slot} already");
@@ -92,12 +92,12 @@ impl Cluster {
         self.set_slot(from, slot, &["MIGRATING", &to_id]).await;
     }
 
-    /// Moves the keys of a slot that [`begin_slot_move`](Self::begin_slot_move) opened and closes it: node `to` has it.
+    /// Moves the keys of a slot after [`begin_slot_move`](Self::begin_slot_move) and makes node `to` its owner.
     pub async fn finish_slot_move(&self, slot: u16, to: usize) {
         let from = self.owner_of(slot).await;
         self.move_keys(slot, from, to).await;
         let to_id = self.id(to).await;
-        // The new owner first: should the old one hear of it sooner, neither would serve the slot for a moment.
+        // The new owner first: otherwise neither node would serve the slot for a moment.
         let others = (0..self.nodes.len()).filter(|&node| node != to && node != from);
         for node in [to, from].into_iter().chain(others) {
             self.set_slot(node, slot, &["NODE", &to_id]).await;
@@ -127,7 +127,7 @@ impl Cluster {
         self.nodes[node].command(&["CLUSTER", "MYID"]).await.text()
     }
 
-    /// The answer of the first node that gives one: some may be down.
+    /// The reply of the first node that responds, since some may be down.
     async fn ask_any(&self, words: &[&str]) -> Reply {
         for node in &self.nodes {
             if let Ok(reply) = node.try_command(words).await {
@@ -137,7 +137,7 @@ impl Cluster {
         panic!("no node of the cluster answers {}:\n{}", words.join(" "), self.report());
     }
 
-    /// Gives each node its share of the slots and introduces them to each other.
+    /// Assigns the slots to the nodes and joins them to a cluster.
     fn join(&self) {
         for (index, node) in (0..NODES).zip(&self.nodes) {
             let first_of = |index: u16| {
@@ -146,7 +146,7 @@ impl Cluster {
             };
             let (first, last) = (first_of(index), first_of(index + 1) - 1);
             run(node, &["CLUSTER", "ADDSLOTSRANGE", &first.to_string(), &last.to_string()]);
-            // Else all have the same and must first settle who comes before whom.
+            // Otherwise all have the same epoch and must resolve that conflict first.
             run(node, &["CLUSTER", "SET-CONFIG-EPOCH", &(index + 1).to_string()]);
         }
         for (index, node) in self.nodes.iter().enumerate() {
@@ -157,7 +157,7 @@ impl Cluster {
         }
     }
 
-    /// For messages: how each node sees the cluster.
+    /// How each node sees the cluster, for messages.
     fn report(&self) -> String {
         let view = |node: &Server| {
             let nodes = try_run(node, &["CLUSTER", "NODES"]);
@@ -168,10 +168,10 @@ impl Cluster {
 }
 
 fn is_ok(node: &Server) -> bool {
-    try_run(node, &["CLUSTER", "INFO"]).is_ok_and(|info| says_ok(&info))
+    try_run(node, &["CLUSTER", "INFO"]).is_ok_and(|info| reports_ok(&info))
 }
 
-fn says_ok(info: &Reply) -> bool {
+fn reports_ok(info: &Reply) -> bool {
     let info = info.text();
     let wanted = [
         "cluster_state:ok".to_owned(),

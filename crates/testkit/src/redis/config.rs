@@ -1,4 +1,4 @@
-//! How a Redis is run: its `redis.conf`, as a local process or in a container.
+//! Runs Redis as a local process or in a container, and writes its `redis.conf`.
 
 use std::fmt::Write;
 use std::path::PathBuf;
@@ -9,13 +9,13 @@ use parking_lot::Mutex;
 use super::{NAME, Options};
 use crate::certificates::Certificates;
 use crate::daemon::Daemon;
-use crate::discover::Source;
+use crate::discover::EngineSource;
 use crate::docker::Container;
 use crate::instance::Erasable;
 
 const IMAGE: &str = "redis:7";
 
-/// Files come in by environment, so that this works with an engine that shares no files with us.
+/// Files are passed by environment, since a Docker engine may not share files with the host.
 const ENTRYPOINT: &str = r#"
 umask 077
 mkdir -p /weir/data
@@ -27,21 +27,21 @@ printf %s "$WEIR_KEY" > server.key
 exec redis-server redis.conf
 "#;
 
-/// A server that is not launched yet and, with TLS, its certificate authority. With `bus_port` it is a node of a
-/// cluster and talks to the others there.
+/// A server that is not started yet and, with TLS, the file of its certificate authority. With `bus_port` it is a node of a
+/// cluster with this bus port.
 pub(super) fn instance(
-    source: &Source,
+    source: &EngineSource,
     port: u16,
     options: &Options,
     bus_port: Option<u16>,
 ) -> (Arc<Mutex<dyn Erasable>>, Option<PathBuf>) {
     let certificates = options.tls.then(Certificates::generate);
     match source {
-        Source::Local(program) => {
+        EngineSource::Local(program) => {
             let (daemon, ca_file) = daemon(program.into(), port, options, bus_port, certificates);
             (Arc::new(Mutex::new(daemon)), ca_file)
         }
-        Source::Docker => {
+        EngineSource::Docker => {
             let (container, ca_file) = container(port, options, bus_port, certificates);
             (Arc::new(Mutex::new(container)), ca_file)
         }
@@ -73,7 +73,7 @@ fn container(
     bus_port: Option<u16>,
     certificates: Option<Certificates>,
 ) -> (Container, Option<PathBuf>) {
-    // The nodes of a cluster must find each other where clients find them.
+    // The nodes of a cluster must reach each other at the same addresses as clients.
     let (bind, network) = match bus_port {
         Some(_) => ("127.0.0.1", ["--network".to_owned(), "host".to_owned()]),
         None => ("0.0.0.0", ["--publish".to_owned(), format!("127.0.0.1:{port}:{port}")]),
@@ -93,7 +93,7 @@ fn container(
     (container, ca_file)
 }
 
-/// The text of `redis.conf`. Redis enters `dir` before it looks for any other file.
+/// The text of `redis.conf`. Paths are relative to `dir`, which Redis enters first.
 fn config(bind: &str, port: u16, options: &Options, bus_port: Option<u16>) -> String {
     let mut lines = vec![("bind", bind.to_owned()), ("protected-mode", "no".to_owned())];
     if options.tls {
@@ -111,7 +111,7 @@ fn config(bind: &str, port: u16, options: &Options, bus_port: Option<u16>) -> St
     if let Some(password) = &options.password {
         lines.push(("requirepass", quoted(password)));
     }
-    // No snapshots: they would make what survives a stop a matter of timing.
+    // No snapshots: what survives a stop would depend on their timing.
     lines.extend([("dir", "data".to_owned()), ("save", r#""""#.to_owned())]);
     if options.appendonly {
         lines.extend([("appendonly", "yes".to_owned()), ("appendfsync", "always".to_owned())]);
@@ -122,7 +122,7 @@ fn config(bind: &str, port: u16, options: &Options, bus_port: Option<u16>) -> St
             ("cluster-port", bus_port.to_string()),
             ("cluster-announce-ip", "127.0.0.1".to_owned()),
         ]);
-        // A third of Redis's own 15 s: a crashed node is noticed soon, a busy machine's hiccup is not.
+        // A third of the default of 15 s: short enough to notice a crashed node soon, long enough for a busy machine.
         lines.push(("cluster-node-timeout", "5000".to_owned()));
     }
     let own = options.settings.iter().map(|(name, value)| (name.as_str(), value.clone()));

@@ -1,4 +1,4 @@
-//! The little of Redis's protocol that tests need: one command, one reply, one connection.
+//! The part of Redis's protocol that tests need: one command and one reply per connection.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -11,10 +11,10 @@ use url::Url;
 
 use crate::certificates;
 
-/// For each wait on the server, which may be paused or starting: it then accepts a connection and says nothing.
-const ANSWERS_WITHIN: Duration = Duration::from_secs(5);
+/// Timeout of each read and write: a paused or starting server accepts connections but does not respond.
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What a server answered. A refusal is not among these but an `Err`.
+/// The reply of a server. An error reply is an `Err` instead.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Reply {
     Nil,
@@ -24,7 +24,7 @@ pub enum Reply {
 }
 
 impl Reply {
-    /// A number or a text as text, `nil` as the empty one; panics for a list.
+    /// A number or text as text, `nil` as an empty one; panics for a list.
     pub fn text(&self) -> String {
         match self {
             Self::Nil => String::new(),
@@ -50,7 +50,7 @@ impl Reply {
     }
 }
 
-/// Where a server is and how it lets one in.
+/// Address and credentials of a server.
 #[derive(Debug, Clone)]
 pub(super) struct Endpoint {
     pub(super) addr: SocketAddr,
@@ -60,15 +60,15 @@ pub(super) struct Endpoint {
     pub(super) database: Option<String>,
 }
 
-trait Stream: Read + Write {}
-impl<T: Read + Write> Stream for T {}
+trait ReadWrite: Read + Write {}
+impl<T: Read + Write> ReadWrite for T {}
 
-type Connection = BufReader<Box<dyn Stream>>;
+type Connection = BufReader<Box<dyn ReadWrite>>;
 
 impl Endpoint {
-    /// Of `redis://user:password@host:port/database`.
-    pub(super) fn of(url: &Url) -> Self {
-        let filled = |text: &str| (!text.is_empty()).then(|| percent_decoded(text));
+    /// Parses `redis://user:password@host:port/database`.
+    pub(super) fn from_url(url: &Url) -> Self {
+        let filled = |text: &str| (!text.is_empty()).then(|| percent_decode(text));
         Self {
             addr: super::resolve(url),
             ca_file: None,
@@ -78,7 +78,7 @@ impl Endpoint {
         }
     }
 
-    /// Blocks for one attempt to be served; `Err` says why not.
+    /// Makes one blocking attempt; the error says why it failed.
     pub(super) fn probe(&self) -> Result<(), String> {
         self.run(&["PING".to_owned()]).map(drop)
     }
@@ -96,9 +96,9 @@ impl Endpoint {
     }
 
     fn connect(&self) -> io::Result<Connection> {
-        let stream = TcpStream::connect_timeout(&self.addr, ANSWERS_WITHIN)?;
-        stream.set_read_timeout(Some(ANSWERS_WITHIN))?;
-        stream.set_write_timeout(Some(ANSWERS_WITHIN))?;
+        let stream = TcpStream::connect_timeout(&self.addr, RESPONSE_TIMEOUT)?;
+        stream.set_read_timeout(Some(RESPONSE_TIMEOUT))?;
+        stream.set_write_timeout(Some(RESPONSE_TIMEOUT))?;
         let Some(ca_file) = &self.ca_file else {
             return Ok(BufReader::new(Box::new(stream)));
         };
@@ -119,7 +119,7 @@ fn exchange(connection: &mut Connection, words: &[String]) -> Result<Reply, Stri
     read(connection).map_err(|error| error.to_string())?
 }
 
-/// One reply: `Ok(Err(…))` is what the server refused with.
+/// Reads one reply; `Ok(Err(…))` is an error reply.
 fn read(from: &mut impl BufRead) -> io::Result<Result<Reply, String>> {
     let mut line = String::new();
     from.read_line(&mut line)?;
@@ -137,7 +137,7 @@ fn read(from: &mut impl BufRead) -> io::Result<Result<Reply, String>> {
             Err(_negative) => Reply::Nil,
         },
         "*" => match usize::try_from(number()?) {
-            // A refusal among the members is the refusal of a script or transaction's step; it stands as a text.
+            // An error within a list is that of one step of a script or transaction; it is returned as text.
             Ok(count) => Reply::List(
                 (0..count).map(|_| Ok(read(from)?.unwrap_or_else(Reply::Text))).collect::<io::Result<_>>()?,
             ),
@@ -157,8 +157,8 @@ fn not_a_reply(line: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, format!("not a reply of Redis: {line}"))
 }
 
-/// What a URL writes as `%40` and the like.
-fn percent_decoded(text: &str) -> String {
+/// Decodes `%40` and the like in parts of a URL.
+fn percent_decode(text: &str) -> String {
     let query = format!("x={}", text.replace('+', "%2B"));
     let mut pairs = url::form_urlencoded::parse(query.as_bytes());
     pairs.next().map(|(_, value)| value.into_owned()).unwrap_or_default()
@@ -177,18 +177,18 @@ mod tests {
         let expected = vec![Reply::Integer(-7), text("a\r\nb"), Reply::Nil, text("OK"), nested];
         assert_eq!(read(&mut bytes).unwrap(), Ok(Reply::List(expected)));
         assert_eq!(read(&mut bytes).unwrap(), Err("MOVED 1 h:2".to_owned()));
-        assert!(read(&mut bytes).is_err(), "the end of a connection is no reply");
+        assert!(read(&mut bytes).is_err(), "the end of a connection is not a reply");
     }
 
     #[test]
-    fn a_url_is_taken_apart() {
+    fn a_url_is_parsed() {
         let url = Url::parse("redis://u:a+b%40%2F%25@127.0.0.1:7000/3").unwrap();
-        let endpoint = Endpoint::of(&url);
+        let endpoint = Endpoint::from_url(&url);
         assert_eq!(endpoint.addr, SocketAddr::from(([127, 0, 0, 1], 7000)));
         assert_eq!(endpoint.user.as_deref(), Some("u"));
         assert_eq!(endpoint.password.as_deref(), Some("a+b@/%"));
         assert_eq!(endpoint.database.as_deref(), Some("3"));
-        let bare = Endpoint::of(&Url::parse("redis://127.0.0.1").unwrap());
+        let bare = Endpoint::from_url(&Url::parse("redis://127.0.0.1").unwrap());
         assert_eq!((bare.addr.port(), bare.user, bare.password, bare.database), (6379, None, None, None));
     }
 }

@@ -1,23 +1,23 @@
-//! Decides where a Redis comes from: a local binary, else apt, else Docker.
+//! Finds Redis: a local binary, else apt, else Docker.
 
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 
 use crate::apt;
-use crate::discover::{self, Source, succeeds};
+use crate::discover::{self, EngineSource, succeeds};
 
-/// The first with everything that Weir and the testkit ask of it.
+/// The oldest version that has everything that Weir and the testkit use.
 const OLDEST: u32 = 7;
 
-/// Looks once per process: when nothing works, a hundred tests should not each wait for apt to find that out.
-pub(super) fn source() -> Result<&'static Source, &'static str> {
-    static FOUND: OnceLock<Result<Source, String>> = OnceLock::new();
+/// Searches once per process, so that not every test waits for apt if nothing works.
+pub(super) fn source() -> Result<&'static EngineSource, &'static str> {
+    static FOUND: OnceLock<Result<EngineSource, String>> = OnceLock::new();
     FOUND.get_or_init(search).as_ref().map_err(String::as_str)
 }
 
-/// Local is the program `redis-server`.
-fn search() -> Result<Source, String> {
+/// The local source is the program `redis-server`.
+fn search() -> Result<EngineSource, String> {
     discover::search(local, install, |apt| {
         format!(
             "no Redis for the tests: no redis-server of version {OLDEST} or newer on PATH; {apt}; `docker info` \
@@ -36,13 +36,13 @@ pub(super) fn local() -> Option<PathBuf> {
 
 fn install() -> Result<PathBuf, String> {
     let program = apt::install(&["redis-server"], || {}, local)?;
-    // The package also has its service started at every boot, and nobody asked for one. It fails where nothing
-    // starts services anyway.
+    // The package also enables its service at boot, which is not wanted here. Disabling fails where there is no init
+    // system, which is fine.
     succeeds(Command::new("update-rc.d").args(["redis-server", "disable"]));
     Ok(program)
 }
 
-/// Of a line such as `Redis server v=7.0.15 sha=…`.
+/// Parses a line such as `Redis server v=7.0.15 sha=…`.
 fn major_version(line: &str) -> Option<u32> {
     line.split_once("v=")?.1.split('.').next()?.parse().ok()
 }
@@ -52,7 +52,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_old_version_is_told_from_a_new_one() {
+    fn the_major_version_of_redis_is_parsed() {
         let line =
             |version: &str| format!("Redis server v={version} sha=00000000:0 malloc=jemalloc-5.3.0 bits=64");
         assert_eq!(major_version(&line("6.2.7")), Some(6));

@@ -1,10 +1,10 @@
-//! What the tests of the other crates rely on, against real servers.
+//! Tests of what other crates rely on, against real servers.
 
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use super::*;
-use crate::instance::READY_WITHIN;
+use crate::instance::READY_TIMEOUT;
 use crate::wait::until;
 
 #[tokio::test]
@@ -35,7 +35,7 @@ fn a_shared_server_can_be_reached_without_a_runtime() {
 }
 
 #[tokio::test]
-async fn what_was_acknowledged_survives_a_crash_and_the_port_stays() {
+async fn acknowledged_writes_survive_a_crash_and_the_port_stays() {
     if crate::skip("redis") {
         return;
     }
@@ -62,7 +62,7 @@ async fn what_was_acknowledged_survives_a_crash_and_the_port_stays() {
 }
 
 #[tokio::test]
-async fn a_server_that_appends_nothing_comes_back_empty_and_takes_settings() {
+async fn a_server_without_appendonly_restarts_empty_and_has_its_settings() {
     if crate::skip("redis") {
         return;
     }
@@ -101,9 +101,9 @@ async fn tls_is_verified_plaintext_is_refused_and_so_is_a_wrong_password() {
     let url = Url::parse(server.url()).unwrap();
     assert_eq!((url.scheme(), url.host_str()), ("rediss", Some("localhost")));
 
-    let mut by_url = Endpoint::of(&url);
+    let mut by_url = Endpoint::from_url(&url);
     by_url.ca_file = server.ca_file().map(Path::to_owned);
-    // `localhost` may be ::1 first, where the server does not listen.
+    // `localhost` may resolve to ::1 first, where the server does not listen.
     by_url.addr = server.address();
     by_url.probe().unwrap();
     by_url.password = Some("wrong".to_owned());
@@ -117,7 +117,7 @@ async fn tls_is_verified_plaintext_is_refused_and_so_is_a_wrong_password() {
 }
 
 #[tokio::test]
-async fn a_cluster_sends_clients_after_a_slot_that_moved_or_moves() {
+async fn a_cluster_redirects_clients_when_a_slot_moves_or_has_moved() {
     if crate::skip("redis") {
         return;
     }
@@ -149,7 +149,7 @@ async fn a_cluster_sends_clients_after_a_slot_that_moved_or_moves() {
     assert_eq!(cluster.nodes()[to].command(&["GET", "{k}1"]).await.text(), "7");
 }
 
-/// Not a test of its own: what [`a_killed_test_process_leaves_nothing_behind`] runs in a process that it kills.
+/// Not a test: [`a_killed_test_process_leaves_nothing_behind`] runs it in a process that it kills.
 #[test]
 #[ignore = "run as a child process by another test"]
 fn hold_a_server_until_killed() {
@@ -157,10 +157,10 @@ fn hold_a_server_until_killed() {
         return;
     };
     let mut server = Server::private(&Options::default());
-    // The watchdog must end also one that cannot hear.
+    // The watchdog must also end a paused server.
     server.pause();
     std::fs::write(file, format!("{}\n", server.address())).unwrap();
-    // Parking may end without a reason, and the server would end with it.
+    // In a loop, since parking may end spuriously, which would drop the server.
     loop {
         std::thread::park();
     }
@@ -181,7 +181,7 @@ async fn a_killed_test_process_leaves_nothing_behind() {
         .spawn()
         .unwrap();
     let read = || std::fs::read_to_string(&address_file).unwrap_or_default();
-    until("the child's server", READY_WITHIN, async || read().ends_with('\n')).await;
+    until("the child's server", READY_TIMEOUT, async || read().ends_with('\n')).await;
     let address = read().trim().to_owned();
     let files = || std::fs::read_dir(directory.path()).unwrap().count();
     assert!(files() > 1 || find::local().is_none(), "the child's server should be in {directory:?}");
@@ -189,9 +189,9 @@ async fn a_killed_test_process_leaves_nothing_behind() {
 
     child.kill().unwrap();
     child.wait().unwrap();
-    until("the orphaned server to end", READY_WITHIN, async || {
+    until("the orphaned server to end", READY_TIMEOUT, async || {
         tokio::net::TcpStream::connect(&address).await.is_err()
     })
     .await;
-    until("its files to go", READY_WITHIN, async || files() == 1).await;
+    until("its files to go", READY_TIMEOUT, async || files() == 1).await;
 }

@@ -90,7 +90,7 @@ async fn a_system_clock_that_jumps_and_returns_changes_nothing_but_is_told_of() 
     until_told(&weir, "system", true).await;
     assert_eq!(send(&client, "alice", 1).await + &send(&client, "bob", 1).await, "DD");
     // A minute, by every clock of the machine.
-    clock.sleep_through(WINDOW);
+    clock.suspend(WINDOW);
     assert_eq!(send(&client, "alice", 3).await, "AAD");
     assert_eq!(send(&client, "bob", 2).await, "AD");
 }
@@ -112,7 +112,7 @@ async fn a_system_clock_that_is_set_ahead_and_back_keeps_nobody_out_not_even_aft
     weir.restart().await;
     let client = Client::new(weir.base_url());
     assert_eq!(send(&client, "alice", 1).await, "D");
-    clock.sleep_through(WINDOW);
+    clock.suspend(WINDOW);
     assert_eq!(send(&client, "alice", 3).await, "AAD");
 }
 
@@ -137,7 +137,7 @@ async fn a_server_that_starts_behind_its_own_rows_keeps_nobody_out() {
     assert_eq!(send(&client, "alice", 1).await, "D", "what was spent stays spent");
     let denied = operator(&weir).post("/v1/check", &check).await.unwrap().json();
     assert!(denied["checks"][0]["retryAfterMs"].as_u64().unwrap() <= 60_000, "{denied}");
-    clock.sleep_through(WINDOW);
+    clock.suspend(WINDOW);
     assert_eq!(send(&client, "alice", 1).await, "A");
     assert_eq!(operator(&weir).post("/v1/check", &check).await.unwrap().json()["allowed"], true);
 }
@@ -154,10 +154,10 @@ async fn a_clock_set_back_for_good_keeps_nobody_out_and_stops_no_work() {
     until_followed(&client, -HOURS).await;
     assert_eq!(send(&client, "alice", 1).await, "D");
     complete_a_request(&weir).await;
-    clock.sleep_through(WINDOW);
+    clock.suspend(WINDOW);
     // The window goes back with the clock when it is first looked at after the step.
     let _ = send(&client, "alice", 1).await;
-    clock.sleep_through(WINDOW);
+    clock.suspend(WINDOW);
     assert_eq!(send(&client, "alice", 1).await, "A");
 }
 
@@ -168,7 +168,7 @@ async fn a_machine_that_slept_goes_on_where_it_should_be() {
     let client = Client::new(weir.base_url());
     configure(&client, "alice", 1, 1).await;
     assert_eq!(send(&client, "alice", 2).await, "AD");
-    clock.sleep_through(Duration::from_secs(7_200));
+    clock.suspend(Duration::from_secs(7_200));
     assert_eq!(send(&client, "alice", 2).await, "AD", "its window has passed");
     until_followed(&client, HOURS).await;
     let health = client.get("/health").await.unwrap().json();
@@ -211,7 +211,7 @@ async fn until_completed(weir: &Weir, id: &str) {
 
 /// A server on a Postgres that goes by a clock of its own.
 async fn on_postgres(clock: &FakeClock) -> (postgres::Server, Database, Weir) {
-    let postgres = postgres::Server::private_by(clock);
+    let postgres = postgres::Server::private_with_clock(clock);
     let database = postgres.database("clock").await;
     let weir = weir().env("WEIR_STORE", database.url()).spawn().await;
     (postgres, database, weir)

@@ -1,4 +1,4 @@
-//! `kill -9` at any instant: what was answered with 200 is counted, and its message is delivered.
+//! `kill -9` at any time: every send that got 200 is counted, and its message is delivered.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use crate::fixtures::{
 const USERS: usize = 4;
 const CALLERS: usize = 16;
 
-/// Sends until told to stop, and remembers what was answered with 200.
+/// Sends until stopped. Returns the messages that got 200.
 async fn send_until(
     stop: Arc<AtomicBool>,
     sent: Arc<AtomicUsize>,
@@ -31,7 +31,7 @@ async fn send_until(
                 accepted.push((user, text));
                 sent.fetch_add(1, Ordering::SeqCst);
             }
-            // The server is gone, or going: that is the point.
+            // Expected: the server is being killed.
             _ => tokio::task::yield_now().await,
         }
     }
@@ -73,7 +73,7 @@ async fn everything_answered_with_200_survives_kill_9(store: Store) {
         let row = server.client().get(&format!("/api/config/user-{n}")).await.unwrap().json();
         rows += row["currentCount"].as_u64().unwrap();
     }
-    assert_eq!(rows, counted, "the counts of the rows are the messages accepted");
+    assert_eq!(rows, counted, "the rows count exactly the accepted messages");
 }
 
 on_each_engine!(everything_answered_with_200_survives_kill_9);

@@ -1,4 +1,4 @@
-//! What tests start with: a running server on the engine they name, and callers for it.
+//! Fixtures for tests: a running server on either engine, and its callers.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -15,19 +15,19 @@ use weir_server::Server;
 use weir_server::auth::jwt::{self, Claims};
 use weir_server::settings::Settings;
 use weir_server::settings::source::{Sources, flatten_toml};
-use weir_testkit::history::Tally;
 use weir_testkit::http::Client;
 use weir_testkit::kafka::Broker;
 use weir_testkit::postgres::{self, Database};
 use weir_testkit::process::{Builder, Weir};
+use weir_testkit::status_counts::StatusCounts;
 use weir_testkit::wait;
 
 use crate::contract;
 
-/// How long a condition is waited for.
+/// Timeout of conditions that tests wait for.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Timeouts of a server whose engines are slow because the machine is busy, which most tests are not about.
+/// Long timeouts, for tests that must not fail when a busy machine makes the engines slow.
 pub(crate) const UNHURRIED: [(&str, &str); 5] = [
     ("WEIR_HTTP_TIMEOUT", "10s"),
     ("WEIR_POSTGRES_TIMEOUT", "9s"),
@@ -36,14 +36,14 @@ pub(crate) const UNHURRIED: [(&str, &str); 5] = [
     ("WEIR_KAFKA_TIMEOUT", "8s"),
 ];
 
-/// Which engine a test runs on.
+/// The engine that a test runs on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Store {
     Embedded,
     Postgres,
 }
 
-/// Makes one test of a function for each engine; the Postgres one obeys `WEIR_TEST_SKIP`.
+/// Generates a test of each function for each engine. `WEIR_TEST_SKIP` can skip those on Postgres.
 macro_rules! on_each_engine {
     ($($name:ident),* $(,)?) => {
         mod embedded {
@@ -68,18 +68,18 @@ macro_rules! on_each_engine {
 }
 pub(crate) use on_each_engine;
 
-/// The binary under test.
+/// A builder for the `weir` binary under test.
 pub(crate) fn weir() -> Builder {
     contract::enforce();
     Weir::builder(env!("CARGO_BIN_EXE_weir"))
 }
 
-/// The same with the timeouts of [`UNHURRIED`].
+/// [`weir`] with the timeouts of [`UNHURRIED`].
 pub(crate) fn unhurried_weir() -> Builder {
     UNHURRIED.iter().fold(weir(), |builder, (name, value)| builder.env(name, value))
 }
 
-/// A server as a process of its own, and its database if it has one.
+/// A server in its own process, and its database on Postgres.
 pub(crate) struct Running {
     pub(crate) weir: Weir,
     pub(crate) database: Option<Database>,
@@ -90,7 +90,7 @@ impl Running {
         Self::start_with(store, &[]).await
     }
 
-    /// The same with more settings, as variables.
+    /// Adds settings as environment variables.
     pub(crate) async fn start_with(store: Store, settings: &[(&str, &str)]) -> Self {
         let mut builder = weir();
         for (name, value) in settings {
@@ -100,7 +100,7 @@ impl Running {
             Store::Embedded => Self { weir: builder.spawn().await, database: None },
             Store::Postgres => {
                 let database = postgres::Server::shared().database("it").await;
-                // Short, so that what a killed server held is soon given to another.
+                // Short, so that another server can soon claim the messages of a killed one.
                 let builder = builder.env("WEIR_STORE", database.url()).env("WEIR_SENDER_VISIBILITY", "2s");
                 let weir = builder.spawn().await;
                 Self { weir, database: Some(database) }
@@ -113,9 +113,9 @@ impl Running {
         self.second_with(&[]).await
     }
 
-    /// The same with more settings, as variables.
+    /// Adds settings as environment variables.
     pub(crate) async fn second_with(&self, settings: &[(&str, &str)]) -> Weir {
-        let database = self.database.as_ref().expect("only Postgres is shared");
+        let database = self.database.as_ref().expect("only servers on Postgres share a database");
         let builder = weir().env("WEIR_STORE", database.url());
         settings.iter().fold(builder, |builder, (name, value)| builder.env(name, value)).spawn().await
     }
@@ -129,12 +129,12 @@ impl Running {
     }
 }
 
-/// A caller with the operator's key.
+/// A client with the operator's key.
 pub(crate) fn operator(weir: &Weir) -> Client {
     Client::new(weir.base_url()).with_header("x-admin-key", &weir.admin_key())
 }
 
-/// A server in this process, on a clock that tests move.
+/// A server in this process with a clock that tests advance.
 pub(crate) struct InProcess {
     pub(crate) client: Client,
     pub(crate) clock: ManualClock,
@@ -148,12 +148,12 @@ impl InProcess {
         Self::start_with(store, &[]).await
     }
 
-    /// The same with more settings, as variables.
+    /// Adds settings as environment variables.
     pub(crate) async fn start_with(store: Store, settings: &[(&str, &str)]) -> Self {
         Self::start_with_file(store, settings, None).await
     }
 
-    /// The same with a file of settings.
+    /// Adds a file of settings.
     pub(crate) async fn start_with_file(
         store: Store,
         settings: &[(&str, &str)],
@@ -192,7 +192,7 @@ impl InProcess {
         self.server.grpc_address().expect("the role api")
     }
 
-    /// A caller whose token names this user.
+    /// A client with a token for this user.
     pub(crate) fn caller(&self, user: &str) -> Client {
         let secret = std::fs::read_to_string(self.data.path().join("jwt.secret")).expect("a secret");
         let claims = Claims { sub: user.into(), exp: 4_000_000_000, tenant_id: None, scope: None };
@@ -200,18 +200,18 @@ impl InProcess {
         self.client.clone().with_header("authorization", &format!("Bearer {token}"))
     }
 
-    /// A caller with the operator's key.
+    /// A client with the operator's key.
     pub(crate) fn operator(&self) -> Client {
         let key = std::fs::read_to_string(self.data.path().join("admin.key")).expect("a key");
         self.client.clone().with_header("x-admin-key", key.trim())
     }
 
     pub(crate) async fn stop(self) {
-        assert!(self.server.stop().await, "it must stop in time");
+        assert!(self.server.stop().await, "the server must stop in time");
     }
 }
 
-/// Configures a user and expects it to work.
+/// Configures a user, which must succeed.
 pub(crate) async fn configure(client: &Client, user: &str, limit: u32, minutes: u32) {
     let body = json!({"userId": user, "rateLimit": limit, "timeWindow": minutes});
     let response = client.post("/api/config", &body).await.expect("an answer");
@@ -222,8 +222,8 @@ pub(crate) fn message(user: &str, text: &str) -> Value {
     json!({"userId": user, "message": text})
 }
 
-/// Sends `count` messages at once, spread over `clients`, and counts the answers.
-pub(crate) async fn send_in_parallel(clients: &[Client], user: &str, count: usize) -> Tally {
+/// Sends `count` messages concurrently, spread over `clients`, and counts the responses by status.
+pub(crate) async fn send_in_parallel(clients: &[Client], user: &str, count: usize) -> StatusCounts {
     let sends =
         (0..count).map(|n| {
             let client = &clients[n % clients.len()];
@@ -231,14 +231,14 @@ pub(crate) async fn send_in_parallel(clients: &[Client], user: &str, count: usiz
                 client.post("/api/send", &message(user, &format!("m{n}"))).await.expect("an answer").status
             }
         });
-    let tally = Tally::new();
+    let counts = StatusCounts::new();
     for status in join_all(sends).await {
-        tally.record(status);
+        counts.record(status);
     }
-    tally
+    counts
 }
 
-/// Waits until every accepted message is delivered, and returns the books.
+/// Waits until every accepted message is delivered. Returns the audit.
 pub(crate) async fn wait_until_delivered(operator: &Client) -> Value {
     wait::until("every accepted message is delivered", PATIENCE, async || {
         audit(operator).await["quota"]["inFlight"] == 0
@@ -267,23 +267,25 @@ fn brokers(broker: &Broker) -> Brokers {
     broker.url().parse().expect("a Kafka URL")
 }
 
-/// Puts an event on a topic that Weir did not write.
+/// Publishes an event to a topic as if from outside Weir.
 pub(crate) async fn produce(broker: &Broker, topic: &str, key: &str, payload: &str) {
     let settings = PublisherSettings { timeout: PATIENCE, ..PublisherSettings::default() };
     let publisher = KafkaPublisher::open(&brokers(broker), settings).expect("a publisher");
-    let fates = publisher.publish(topic, vec![OutgoingEvent::new(key, payload.into())]).await;
-    assert!(fates[0].is_confirmed(), "{fates:?}");
+    let results = publisher.publish(topic, vec![OutgoingEvent::new(key, payload.into())]).await;
+    assert!(results[0].is_confirmed(), "{results:?}");
 }
 
-/// The events of a topic from its beginning, as (key, payload), until they are complete.
+/// Reads a topic from its beginning until `is_complete`. Returns (key, payload).
 pub(crate) async fn consume(
     broker: &Broker,
     topic: &str,
     is_complete: impl Fn(&[(String, String)]) -> bool,
 ) -> Vec<(String, String)> {
-    let graves = KafkaPublisher::open(&brokers(broker), PublisherSettings::default()).expect("a publisher");
+    let dead_letters =
+        KafkaPublisher::open(&brokers(broker), PublisherSettings::default()).expect("a publisher");
     let settings = SourceSettings { group: "reader".to_owned(), ..SourceSettings::default() };
-    let source = KafkaSource::open(&brokers(broker), topic, &settings, Arc::new(graves)).expect("a source");
+    let source =
+        KafkaSource::open(&brokers(broker), topic, &settings, Arc::new(dead_letters)).expect("a source");
     let mut events = Vec::new();
     let deadline = Instant::now() + PATIENCE;
     while !is_complete(&events) && Instant::now() < deadline {

@@ -1,4 +1,4 @@
-//! Hot keys: a user known to be over the limit is refused from memory, until new limits come from any server.
+//! The denial cache: a user over the limit is refused from memory until any server sets new limits.
 
 use std::time::{Duration, Instant};
 
@@ -9,8 +9,8 @@ use weir_testkit::{skip, wait};
 
 use crate::fixtures::{PATIENCE, Running, Store, configure, message, on_each_engine, weir};
 
-/// How long new limits may take to hold on other servers.
-const HOLDS_WITHIN: Duration = Duration::from_secs(1);
+/// How long new limits may take to apply on other servers.
+const LIMITS_APPLY_WITHIN: Duration = Duration::from_secs(1);
 
 async fn send(client: &Client, user: &str) -> u16 {
     client.post("/api/send", &message(user, "m")).await.expect("an answer").status
@@ -23,7 +23,7 @@ async fn refused_from_memory(client: &Client) -> u64 {
     line.map_or(0, |line| line.rsplit(' ').next().unwrap().parse().unwrap())
 }
 
-async fn over_the_limit(client: &Client, user: &str) {
+async fn exceed_limit(client: &Client, user: &str) {
     configure(client, user, 1, 60).await;
     assert_eq!([send(client, user).await, send(client, user).await], [200, 429]);
     wait::until("the user is refused from memory", PATIENCE, async || {
@@ -37,10 +37,10 @@ async fn over_the_limit(client: &Client, user: &str) {
 async fn a_user_over_the_limit_is_refused_from_memory_and_new_limits_end_that_at_once(store: Store) {
     let running = Running::start(store).await;
     let client = running.client();
-    over_the_limit(&client, "u").await;
+    exceed_limit(&client, "u").await;
     let refused = client.post("/api/send", &message("u", "m")).await.unwrap();
     let wait_s: u64 = refused.header("retry-after").unwrap().parse().unwrap();
-    assert!((3_500..=3_600).contains(&wait_s), "{wait_s} s are left of the hour");
+    assert!((3_500..=3_600).contains(&wait_s), "{wait_s} s of the hour remain");
     configure(&client, "u", 2, 60).await;
     assert_eq!(
         [send(&client, "u").await, send(&client, "u").await, send(&client, "u").await],
@@ -60,39 +60,39 @@ async fn new_limits_from_another_server_hold_within_a_second() {
     let running = Running::start(Store::Postgres).await;
     let other = running.second().await;
     let (a, b) = (running.client(), Client::new(other.base_url()));
-    over_the_limit(&a, "u").await;
+    exceed_limit(&a, "u").await;
     for _ in 0..5 {
         configure(&b, "u", 1, 60).await;
         let configured = Instant::now();
-        wait::until("the new limits hold", PATIENCE, async || send(&a, "u").await == 200).await;
-        assert!(configured.elapsed() < HOLDS_WITHIN, "they took {:?}", configured.elapsed());
+        wait::until("the new limits apply", PATIENCE, async || send(&a, "u").await == 200).await;
+        assert!(configured.elapsed() < LIMITS_APPLY_WITHIN, "the new limits took {:?}", configured.elapsed());
         assert_eq!(send(&a, "u").await, 429);
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_that_cannot_hear_of_new_limits_refuses_nobody_from_memory() {
+async fn a_server_that_misses_new_limits_refuses_nobody_from_memory() {
     if skip("postgres") {
         return;
     }
     let server = Server::shared();
-    let database = server.database("unheard").await;
+    let database = server.database("partition").await;
     let proxy = Proxy::start(server.addr()).await;
-    let deaf = weir().env("WEIR_STORE", database.url_via(proxy.addr())).spawn().await;
-    let hearing = weir().env("WEIR_STORE", database.url()).spawn().await;
-    let (a, b) = (Client::new(deaf.base_url()), Client::new(hearing.base_url()));
-    over_the_limit(&a, "u").await;
+    let partitioned = weir().env("WEIR_STORE", database.url_via(proxy.addr())).spawn().await;
+    let connected = weir().env("WEIR_STORE", database.url()).spawn().await;
+    let (a, b) = (Client::new(partitioned.base_url()), Client::new(connected.base_url()));
+    exceed_limit(&a, "u").await;
     proxy.black_hole();
     configure(&b, "u", 1, 60).await;
     let configured = Instant::now();
-    // Refused from memory for a moment, then not at all: without its store it cannot say, and says so.
+    // Refused from memory for a moment, then 503: without its store it cannot know the new limits.
     wait::until("it no longer answers from memory", PATIENCE, async || send(&a, "u").await == 503).await;
     assert!(
-        configured.elapsed() < HOLDS_WITHIN + Duration::from_secs(2),
+        configured.elapsed() < LIMITS_APPLY_WITHIN + Duration::from_secs(2),
         "it took {:?}",
         configured.elapsed()
     );
     proxy.pass();
     proxy.cut();
-    wait::until("the new limits hold", PATIENCE, async || send(&a, "u").await == 200).await;
+    wait::until("the new limits apply", PATIENCE, async || send(&a, "u").await == 200).await;
 }

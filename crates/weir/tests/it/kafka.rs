@@ -1,4 +1,4 @@
-//! Quota with Kafka: what the brokers confirm counts, what they do not is 503; the sender delivers from a group.
+//! Quota with Kafka: a send counts when the brokers confirm it, otherwise it is 503; senders share a consumer group.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -16,24 +16,24 @@ use crate::fixtures::{
     PATIENCE, configure, consume, deliveries, message, produce, send_in_parallel, unhurried_weir,
 };
 
-/// The time of a call (`http.timeout` of the servers here), and room for a busy machine.
+/// The timeout of a call (`http.timeout` of the servers here), with a margin for a busy machine.
 const ANSWER_WITHIN: Duration = Duration::from_secs(11);
 
 fn skipped() -> bool {
     skip("postgres") || skip("kafka")
 }
 
-/// A server that accepts and one that delivers.
-struct Pair {
+/// A server that accepts messages and one that delivers them.
+struct Servers {
     database: Database,
     gateway: Weir,
     sender: Weir,
     client: Client,
 }
 
-/// A consumer group of the test's own, so that tests can share a broker. They share its topic too: each test looks at
-/// its own users alone.
-fn on(database: &Database, broker: &str, group: &str, roles: &str) -> Builder {
+/// A server with the test's own consumer group, so that tests can share a broker. They also share its topic, so each test
+/// checks only its own users.
+fn server_with(database: &Database, broker: &str, group: &str, roles: &str) -> Builder {
     unhurried_weir()
         .env("WEIR_STORE", database.url())
         .env("WEIR_BROKER", broker)
@@ -41,26 +41,26 @@ fn on(database: &Database, broker: &str, group: &str, roles: &str) -> Builder {
         .env("WEIR_ROLES", roles)
 }
 
-impl Pair {
+impl Servers {
     async fn start(broker: &str, group: &str) -> Self {
         let database = postgres::Server::shared().database("kafka").await;
         let (gateway, sender) = tokio::join!(
-            on(&database, broker, group, "api").spawn(),
-            on(&database, broker, group, "sender").spawn()
+            server_with(&database, broker, group, "api").spawn(),
+            server_with(&database, broker, group, "sender").spawn()
         );
         let client = Client::new(gateway.base_url());
-        is_healthy(&client).await;
+        wait_until_healthy(&client).await;
         Self { database, gateway, sender, client }
     }
 
-    async fn stored(&self, user: &str) -> u32 {
+    async fn stored_count(&self, user: &str) -> u32 {
         let select = format!("SELECT current_count::text FROM rate_limit_store WHERE user_id = '{user}'");
         self.database.query_strings(&select).await[0][0].as_deref().unwrap().parse().unwrap()
     }
 }
 
-/// Waits until the broker is reached.
-async fn is_healthy(client: &Client) {
+/// Waits until the server has reached the broker.
+async fn wait_until_healthy(client: &Client) {
     wait::until("health is good", PATIENCE, async || client.get("/health").await.unwrap().status == 200)
         .await;
 }
@@ -72,13 +72,13 @@ async fn send(client: &Client, user: &str, text: &str) -> Response {
     response
 }
 
-/// Sends a message that must be taken.
-async fn queue(client: &Client, user: &str, text: &str) {
+/// Sends a message that must be accepted.
+async fn send_accepted(client: &Client, user: &str, text: &str) {
     let response = send(client, user, text).await;
     assert_eq!(response.status, 200, "{:?}", response.body);
 }
 
-/// The messages of one user as a server delivered them, in their order. Each comes once, unless the test says why not.
+/// The messages of one user that a server delivered, in order. Each is delivered once unless a test says otherwise.
 fn delivered(weir: &Weir, user: &str) -> Vec<String> {
     let mine = deliveries(weir).into_iter().filter(|(name, _)| name == user);
     mine.map(|(_, text)| text).collect()
@@ -89,67 +89,67 @@ async fn accepted_messages_are_delivered_in_order_and_400_parallel_sends_stop_at
     if skipped() {
         return;
     }
-    let pair = Pair::start(&Broker::shared().url(), "order").await;
+    let servers = Servers::start(&Broker::shared().url(), "order").await;
     let users: Vec<String> = (0..5).map(|n| format!("order-{n}")).collect();
     for user in &users {
-        configure(&pair.client, user, 30, 60).await;
+        configure(&servers.client, user, 30, 60).await;
     }
     for n in 0..30 {
         let text = format!("m{n}");
-        join_all(users.iter().map(|user| queue(&pair.client, user, &text))).await;
+        join_all(users.iter().map(|user| send_accepted(&servers.client, user, &text))).await;
     }
     let expected: Vec<String> = (0..30).map(|n| format!("m{n}")).collect();
     for user in &users {
         wait::until("every message is delivered", PATIENCE, async || {
-            delivered(&pair.sender, user).len() >= 30
+            delivered(&servers.sender, user).len() >= 30
         })
         .await;
-        assert_eq!(delivered(&pair.sender, user), expected);
-        assert_eq!(pair.stored(user).await, 30);
+        assert_eq!(delivered(&servers.sender, user), expected);
+        assert_eq!(servers.stored_count(user).await, 30);
     }
-    assert!(deliveries(&pair.gateway).is_empty(), "the gateway delivers nothing itself");
-    configure(&pair.client, "order-many", 50, 60).await;
-    let tally = send_in_parallel(std::slice::from_ref(&pair.client), "order-many", 400).await;
-    tally.expect(200, 50);
-    tally.expect(429, 350);
+    assert!(deliveries(&servers.gateway).is_empty(), "the gateway delivers nothing itself");
+    configure(&servers.client, "order-many", 50, 60).await;
+    let counts = send_in_parallel(std::slice::from_ref(&servers.client), "order-many", 400).await;
+    counts.expect(200, 50);
+    counts.expect(429, 350);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_broker_that_is_gone_is_503_counts_nothing_and_is_noticed_when_it_is_back() {
+async fn a_broker_outage_is_503_counts_nothing_and_ends_without_a_restart() {
     if skipped() {
         return;
     }
     let mut broker = Broker::private();
-    let pair = Pair::start(&broker.url(), "gone").await;
-    configure(&pair.client, "gone", 100, 60).await;
-    queue(&pair.client, "gone", "before").await;
-    wait::until("it is delivered", PATIENCE, async || delivered(&pair.sender, "gone") == ["before"]).await;
+    let servers = Servers::start(&broker.url(), "gone").await;
+    configure(&servers.client, "gone", 100, 60).await;
+    send_accepted(&servers.client, "gone", "before").await;
+    wait::until("it is delivered", PATIENCE, async || delivered(&servers.sender, "gone") == ["before"]).await;
     broker.stop().await;
     for _ in 0..5 {
-        let response = send(&pair.client, "gone", "during").await;
+        let response = send(&servers.client, "gone", "during").await;
         assert_eq!(response.status, 503, "{:?}", response.body);
         assert_eq!(response.json()["code"], "DEPENDENCY_UNAVAILABLE");
         assert!(response.header("retry-after").is_some());
     }
-    assert_eq!(pair.stored("gone").await, 1, "what was not confirmed does not count");
-    wait::until("health tells", PATIENCE, async || {
-        let health = pair.client.get("/health").await.unwrap();
+    assert_eq!(servers.stored_count("gone").await, 1, "unconfirmed sends do not count");
+    wait::until("health reports the outage", PATIENCE, async || {
+        let health = servers.client.get("/health").await.unwrap();
         health.status == 503 && health.json()["data"]["checks"]["kafka"]["status"] == "down"
     })
     .await;
     broker.start().await;
-    // Without a restart.
-    is_healthy(&pair.client).await;
-    queue(&pair.client, "gone", "after").await;
-    assert_eq!(pair.stored("gone").await, 2);
-    wait::until("the sender goes on too", PATIENCE, async || {
-        delivered(&pair.sender, "gone").last().is_some_and(|text| text == "after")
+    // The server recovers without a restart.
+    wait_until_healthy(&servers.client).await;
+    send_accepted(&servers.client, "gone", "after").await;
+    assert_eq!(servers.stored_count("gone").await, 2);
+    wait::until("the sender continues", PATIENCE, async || {
+        delivered(&servers.sender, "gone").last().is_some_and(|text| text == "after")
     })
     .await;
-    // The broker may have stopped before it was told that the first is done: then it hands it out again.
-    let mut texts = delivered(&pair.sender, "gone");
+    // The broker may have stopped before the first message was committed, and then it is delivered again.
+    let mut texts = delivered(&servers.sender, "gone");
     texts.dedup();
-    assert_eq!(texts, ["before", "after"], "and nothing that was answered with 503");
+    assert_eq!(texts, ["before", "after"], "no message that got 503 is delivered");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -158,37 +158,37 @@ async fn a_broken_network_to_kafka_is_503_in_time_and_heals() {
         return;
     }
     let (broker, proxy) = Broker::private_with_proxy().await;
-    let pair = Pair::start(&broker.url_via(proxy.addr()), "network").await;
-    configure(&pair.client, "network", 100_000, 600).await;
-    // When a server notices that its connections were cut is chance, and so is what it answers until it has new ones. That it
-    // gets them by itself is what this is about.
+    let servers = Servers::start(&broker.url_via(proxy.addr()), "network").await;
+    configure(&servers.client, "network", 100_000, 600).await;
+    // When a server notices that its connections were cut varies, and so does its answer until then. This checks that it
+    // reconnects by itself.
     let heals = async || {
-        wait::until("messages are taken again", PATIENCE, async || {
-            send(&pair.client, "network", "m").await.status == 200
+        wait::until("messages are accepted again", PATIENCE, async || {
+            send(&servers.client, "network", "m").await.status == 200
         })
         .await;
     };
-    queue(&pair.client, "network", "m").await;
+    send_accepted(&servers.client, "network", "m").await;
     proxy.black_hole();
-    let before = pair.stored("network").await;
+    let before = servers.stored_count("network").await;
     for _ in 0..3 {
-        assert_eq!(send(&pair.client, "network", "m").await.status, 503);
+        assert_eq!(send(&servers.client, "network", "m").await.status, 503);
     }
-    assert_eq!(pair.stored("network").await, before);
+    assert_eq!(servers.stored_count("network").await, before);
     proxy.pass();
     proxy.cut();
     heals().await;
     proxy.half_open_after(200);
-    // Whether a message gets through before its connection falls silent is chance.
+    // A message may or may not get through before its connection stalls.
     for _ in 0..3 {
-        assert!(matches!(send(&pair.client, "network", "m").await.status, 200 | 503));
+        assert!(matches!(send(&servers.client, "network", "m").await.status, 200 | 503));
     }
     proxy.pass();
     proxy.cut();
     heals().await;
     proxy.delay(Duration::from_millis(20));
     for _ in 0..5 {
-        queue(&pair.client, "network", "m").await;
+        send_accepted(&servers.client, "network", "m").await;
     }
 }
 
@@ -197,35 +197,38 @@ async fn a_sender_killed_in_mid_stream_loses_nothing_and_keeps_the_order() {
     if skipped() {
         return;
     }
-    let mut pair = Pair::start(&Broker::shared().url(), "killed").await;
+    let mut servers = Servers::start(&Broker::shared().url(), "killed").await;
     let users: Vec<String> = (0..4).map(|n| format!("killed-{n}")).collect();
     for user in &users {
-        configure(&pair.client, user, 1_000, 60).await;
+        configure(&servers.client, user, 1_000, 60).await;
     }
     let mut others = Vec::new();
     for round in 0..3 {
         for n in 0..40 {
             let text = (round * 40 + n).to_string();
-            join_all(users.iter().map(|user| queue(&pair.client, user, &text))).await;
+            join_all(users.iter().map(|user| send_accepted(&servers.client, user, &text))).await;
         }
-        // Killed while it delivers; another member of the group takes over.
-        pair.sender.kill_9();
-        let next = on(&pair.database, &Broker::shared().url(), "killed", "sender").spawn().await;
-        others.push(std::mem::replace(&mut pair.sender, next));
+        // Killed while it delivers. Another member of the group takes over.
+        servers.sender.kill_9();
+        let next = server_with(&servers.database, &Broker::shared().url(), "killed", "sender").spawn().await;
+        others.push(std::mem::replace(&mut servers.sender, next));
     }
     let by_sender = |user: &str| -> Vec<Vec<usize>> {
         let numbers = |weir| delivered(weir, user).iter().map(|text| text.parse().unwrap()).collect();
-        others.iter().chain([&pair.sender]).map(numbers).collect()
+        others.iter().chain([&servers.sender]).map(numbers).collect()
     };
     for user in &users {
         wait::until("every message is delivered", Duration::from_secs(60), async || {
             by_sender(user).into_iter().flatten().collect::<BTreeSet<_>>().len() == 120
         })
         .await;
-        // What a sender delivered and had not committed when it was killed is delivered again, by the next one.
+        // Messages that a killed sender had delivered but not committed are delivered again by the next one.
         let mut furthest = 0;
         for numbers in by_sender(user) {
-            assert!(numbers.is_sorted_by(|a, b| b == &(a + 1)), "one sender delivers each once: {numbers:?}");
+            assert!(
+                numbers.is_sorted_by(|a, b| b == &(a + 1)),
+                "a sender delivers each message once: {numbers:?}"
+            );
             assert!(numbers.first().is_none_or(|first| *first <= furthest), "{numbers:?} leaves a gap");
             furthest = furthest.max(numbers.last().map_or(0, |last| last + 1));
         }
@@ -233,53 +236,58 @@ async fn a_sender_killed_in_mid_stream_loses_nothing_and_keeps_the_order() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn malformed_events_are_told_kept_on_the_dead_letter_topic_and_skipped() {
+async fn malformed_events_are_logged_moved_to_the_dead_letter_topic_and_skipped() {
     if skipped() {
         return;
     }
     let broker = Broker::private();
-    let pair = Pair::start(&broker.url(), "malformed").await;
-    configure(&pair.client, "malformed", 10, 60).await;
+    let servers = Servers::start(&broker.url(), "malformed").await;
+    configure(&servers.client, "malformed", 10, 60).await;
     for payload in ["nonsense", "{}", r#"{"messageId":"x"}"#] {
         produce(&broker, "sms-outbound", "malformed", payload).await;
     }
-    queue(&pair.client, "malformed", "fine").await;
-    wait::until("the sender goes on", PATIENCE, async || delivered(&pair.sender, "malformed") == ["fine"])
-        .await;
-    // The log is written behind the deliveries.
-    let told = || pair.sender.log_lines().into_iter().filter(|line| line.contains("malformed event")).count();
-    wait::until("each is told of", PATIENCE, async || told() >= 3).await;
-    assert_eq!(told(), 3);
-    let kept = consume(&broker, "sms-outbound.dlq", |events| events.len() >= 3).await;
-    let mut payloads: Vec<&str> = kept.iter().map(|(_, payload)| payload.as_str()).collect();
+    send_accepted(&servers.client, "malformed", "fine").await;
+    wait::until("the sender continues", PATIENCE, async || {
+        delivered(&servers.sender, "malformed") == ["fine"]
+    })
+    .await;
+    // The log is written after the deliveries.
+    let logged =
+        || servers.sender.log_lines().into_iter().filter(|line| line.contains("malformed event")).count();
+    wait::until("each malformed event is logged", PATIENCE, async || logged() >= 3).await;
+    assert_eq!(logged(), 3);
+    let dead_letters = consume(&broker, "sms-outbound.dlq", |events| events.len() >= 3).await;
+    let mut payloads: Vec<&str> = dead_letters.iter().map(|(_, payload)| payload.as_str()).collect();
     payloads.sort_unstable();
     assert_eq!(payloads, ["nonsense", r#"{"messageId":"x"}"#, "{}"]);
-    assert!(kept.iter().all(|(key, _)| key == "malformed"));
+    assert!(dead_letters.iter().all(|(key, _)| key == "malformed"));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn behind_redis_a_failed_publish_stays_counted() {
+async fn with_redis_a_failed_publish_stays_counted() {
     if skipped() || skip("redis") {
         return;
     }
     let redis = Server::private(&Options { appendonly: false, ..Options::default() });
     let mut broker = Broker::private();
     let database = postgres::Server::shared().database("kafka").await;
-    let weir =
-        on(&database, &broker.url(), "behind", "api,sender").env("WEIR_CACHE", redis.url()).spawn().await;
+    let weir = server_with(&database, &broker.url(), "behind", "api,sender")
+        .env("WEIR_CACHE", redis.url())
+        .spawn()
+        .await;
     let client = Client::new(weir.base_url());
-    is_healthy(&client).await;
+    wait_until_healthy(&client).await;
     configure(&client, "behind", 5, 60).await;
     for n in 0..2 {
-        queue(&client, "behind", &n.to_string()).await;
+        send_accepted(&client, "behind", &n.to_string()).await;
     }
     wait::until("they are delivered", PATIENCE, async || delivered(&weir, "behind") == ["0", "1"]).await;
     broker.stop().await;
     assert_eq!(send(&client, "behind", "lost").await.status, 503);
     broker.start().await;
-    is_healthy(&client).await;
+    wait_until_healthy(&client).await;
     let count = client.get("/api/config/behind").await.unwrap().json()["currentCount"].clone();
-    assert_eq!(count, json!(3), "the place is not given back");
+    assert_eq!(count, json!(3), "the failed send stays counted");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -290,7 +298,7 @@ async fn the_embedded_engine_can_publish_too() {
     let weir = unhurried_weir().env("WEIR_BROKER", Broker::shared().url());
     let weir = weir.env("WEIR_KAFKA_GROUP", "embedded").spawn().await;
     let client = Client::new(weir.base_url());
-    is_healthy(&client).await;
+    wait_until_healthy(&client).await;
     configure(&client, "embedded", 2, 60).await;
     let statuses = [
         send(&client, "embedded", "a").await.status,
@@ -302,20 +310,22 @@ async fn the_embedded_engine_can_publish_too() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_sender_that_stops_hands_over_at_once() {
+async fn a_stopping_sender_hands_over_immediately() {
     if skipped() {
         return;
     }
-    let mut pair = Pair::start(&Broker::shared().url(), "handover").await;
-    configure(&pair.client, "handover", 1_000, 60).await;
-    queue(&pair.client, "handover", "first").await;
+    let mut servers = Servers::start(&Broker::shared().url(), "handover").await;
+    configure(&servers.client, "handover", 1_000, 60).await;
+    send_accepted(&servers.client, "handover", "first").await;
     let first = ["first"];
-    wait::until("the first sender delivers", PATIENCE, async || delivered(&pair.sender, "handover") == first)
-        .await;
-    let second = on(&pair.database, &Broker::shared().url(), "handover", "sender").spawn().await;
-    pair.sender.terminate();
-    assert!(pair.sender.wait(PATIENCE).await.success());
-    queue(&pair.client, "handover", "second").await;
+    wait::until("the first sender delivers", PATIENCE, async || {
+        delivered(&servers.sender, "handover") == first
+    })
+    .await;
+    let second = server_with(&servers.database, &Broker::shared().url(), "handover", "sender").spawn().await;
+    servers.sender.terminate();
+    assert!(servers.sender.wait(PATIENCE).await.success());
+    send_accepted(&servers.client, "handover", "second").await;
     wait::until("the other delivers", PATIENCE, async || !delivered(&second, "handover").is_empty()).await;
-    assert_eq!(delivered(&second, "handover"), ["second"], "what the first has delivered is committed");
+    assert_eq!(delivered(&second, "handover"), ["second"], "the first sender has committed its deliveries");
 }

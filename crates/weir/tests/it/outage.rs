@@ -1,4 +1,4 @@
-//! An outage is an answer: the store is gone, slow or silent, and callers get 503 in time, then service again.
+//! Outages of Postgres: while it is down, slow or unreachable callers get 503 in time, and afterwards the server recovers.
 
 use std::time::{Duration, Instant};
 
@@ -11,11 +11,11 @@ use weir_testkit::wait;
 
 use crate::fixtures::{PATIENCE, configure, message, weir};
 
-/// The contract's bound: 2 s for the API, and room for a busy machine.
+/// The API's timeout of 2 s, with a margin for a busy machine.
 const ANSWER_WITHIN: Duration = Duration::from_secs(3);
 
-/// A server that hands messages out for a time much shorter than the tests wait: a connection that breaks takes the
-/// answer to a claim with it, and what was claimed comes again only when that time has passed.
+/// A server with short leases of messages: if the response to a claim is lost with its connection, the messages can be
+/// claimed again only when the lease has expired, which must be well within the tests' timeouts.
 fn weir_on(store: &str) -> Builder {
     weir().env("WEIR_STORE", store).env("WEIR_SENDER_VISIBILITY", "2s")
 }
@@ -26,7 +26,7 @@ async fn send(client: &Client) -> (Response, Duration) {
     (response, started.elapsed())
 }
 
-/// Waits for the first 503 (a stopped server may still answer what it had begun), and holds every answer to the bound.
+/// Waits for the first 503, since Postgres may still finish running commands, and checks that every response is in time.
 async fn expect_503(client: &Client) {
     wait::until("the outage is answered with 503", PATIENCE, async || {
         let (response, took) = send(client).await;
@@ -42,8 +42,8 @@ async fn expect_503(client: &Client) {
     let config =
         client.post("/api/config", &json!({"userId": "v", "rateLimit": 1, "timeWindow": 1})).await.unwrap();
     assert_eq!(config.status, 503);
-    assert_eq!(client.get("/livez").await.unwrap().status, 200, "the process itself is well");
-    wait::until("health tells of the outage", PATIENCE, async || {
+    assert_eq!(client.get("/livez").await.unwrap().status, 200, "the process is alive");
+    wait::until("health reports the outage", PATIENCE, async || {
         let health = client.get("/health").await.unwrap();
         health.status == 503 && health.json()["data"]["checks"]["postgresql"]["status"] == "down"
     })
@@ -61,7 +61,7 @@ async fn expect_recovery(client: &Client, weir: &Weir) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn postgres_stopped_is_503_and_its_return_is_noticed() {
+async fn a_postgres_outage_is_503_and_ends_without_a_restart() {
     if weir_testkit::skip("postgres") {
         return;
     }
@@ -152,7 +152,7 @@ async fn servers_that_start_at_once_on_an_empty_database_agree_on_its_schema() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_paused_server_loses_its_locks_and_the_others_go_on() {
+async fn a_paused_server_loses_its_locks_and_other_servers_continue() {
     if weir_testkit::skip("postgres") {
         return;
     }
@@ -161,7 +161,7 @@ async fn a_paused_server_loses_its_locks_and_the_others_go_on() {
     let (first, second) = tokio::join!(start(), start());
     let (a, b) = (Client::new(first.base_url()), Client::new(second.base_url()));
     configure(&a, "u", 1_000_000, 60).await;
-    // Whatever the first server is in the middle of when it stops, row locks included, the second is not held up.
+    // Whatever the first server is doing when it is paused, also with row locks, the second is not blocked.
     let busy: Vec<_> = (0..64)
         .map(|_| {
             tokio::spawn({

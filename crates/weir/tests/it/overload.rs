@@ -1,5 +1,5 @@
-//! Callers that ask for more than a server has: memory, connections, places for event streams. They are told to come back,
-//! and nobody else suffers for it.
+//! Overload: callers that exhaust memory, connections or event streams get 503 with `Retry-After`, and other callers are
+//! not affected.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -17,14 +17,14 @@ use crate::fixtures::{PATIENCE, Running, Store, configure, message, weir};
 
 const MIB: u64 = 1 << 20;
 
-/// A connection that has sent these bytes. A server that has heard enough closes it before it has taken all of them.
+/// Opens a connection and sends these bytes. The server may close it before it has read all of them.
 async fn send(address: SocketAddr, bytes: &[u8]) -> TcpStream {
     let mut stream = TcpStream::connect(address).await.unwrap();
     let _ = stream.write_all(bytes).await;
     stream
 }
 
-/// The head of the next answer, and its body if there is one.
+/// Reads the head of the next response and its body, if any.
 async fn read_answer(stream: &mut TcpStream) -> (String, String) {
     let mut text = Vec::new();
     let reading = async {
@@ -47,7 +47,7 @@ fn get(path: &str) -> String {
     format!("GET {path} HTTP/1.1\r\nhost: localhost\r\n\r\n")
 }
 
-/// Checks that an answer says to come back.
+/// Asserts that a response is 503 with `Retry-After`.
 fn expect_unavailable((head, body): &(String, String)) {
     assert!(head.starts_with("HTTP/1.1 503 "), "{head}\n{body}");
     assert!(head.contains("\r\nretry-after: 1"), "{head}");
@@ -57,14 +57,14 @@ fn expect_unavailable((head, body): &(String, String)) {
     assert!(code == "DEPENDENCY_UNAVAILABLE" || code == "SERVICE_UNAVAILABLE", "{body}");
 }
 
-/// Checks that so many of these calls at least are told to come back. The others stand still, and are not answered at all.
-async fn expect_refused(limit_state: &mut [TcpStream], count: usize) {
-    let all = limit_state.len();
-    let answers = stream::iter(limit_state.iter_mut().map(read_answer)).buffer_unordered(all);
+/// Asserts that at least `count` of these calls get 503. The others are stalled and get no response.
+async fn expect_refused(stalled: &mut [TcpStream], count: usize) {
+    let all = stalled.len();
+    let answers = stream::iter(stalled.iter_mut().map(read_answer)).buffer_unordered(all);
     answers.take(count).for_each(async |answer| expect_unavailable(&answer)).await;
 }
 
-/// What the metrics say, by name and labels.
+/// The metrics by name and labels.
 async fn metrics(client: &Client) -> BTreeMap<String, f64> {
     let text = client.get("/metrics").await.unwrap();
     let text = String::from_utf8(text.body.to_vec()).unwrap();
@@ -75,38 +75,38 @@ async fn metrics(client: &Client) -> BTreeMap<String, f64> {
         .collect()
 }
 
-async fn wait_until_nothing_is_held(client: &Client) {
-    wait::until("nothing is held", PATIENCE, async || {
+async fn wait_until_nothing_is_buffered(client: &Client) {
+    wait::until("nothing is buffered", PATIENCE, async || {
         metrics(client).await["weir_http_buffered_bytes"] == 0.0
     })
     .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn bodies_that_stand_still_share_one_budget() {
+async fn stalled_bodies_share_one_budget() {
     let running = Running::start_with(Store::Embedded, &[("WEIR_HTTP_READ_TIMEOUT", "60s")]).await;
     let (client, address) = (running.client(), running.weir.addr());
     configure(&client, "u", 1_000, 60).await;
     let before = running.weir.peak_memory();
     let head = "POST /api/send HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n";
     let half = format!("{head}content-length: {MIB}\r\n\r\n{}", " ".repeat(1_048_000));
-    let mut limit_state = join_all((0..300).map(|_| send(address, half.as_bytes()))).await;
-    expect_refused(&mut limit_state, 200).await;
-    let held = metrics(&client).await["weir_http_buffered_bytes"];
-    assert!((1.0..=32.0 * MIB as f64).contains(&held), "{held}");
+    let mut stalled = join_all((0..300).map(|_| send(address, half.as_bytes()))).await;
+    expect_refused(&mut stalled, 200).await;
+    let buffered = metrics(&client).await["weir_http_buffered_bytes"];
+    assert!((1.0..=32.0 * MIB as f64).contains(&buffered), "{buffered}");
     let grown = running.weir.peak_memory() - before;
     assert!(grown < 200 * MIB, "{} MiB for 300 bodies", grown / MIB);
     assert_eq!(client.post("/api/send", &message("u", "small")).await.unwrap().status, 200);
     let refused = metrics(&client).await[r#"weir_http_shortages_total{of="memory"}"#];
     assert!(refused >= 200.0, "{refused}");
-    drop(limit_state);
-    wait_until_nothing_is_held(&client).await;
+    drop(stalled);
+    wait_until_nothing_is_buffered(&client).await;
     let large = message("u", &"x".repeat(1_000_000));
     assert_eq!(client.post("/api/send", &large).await.unwrap().status, 200);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn heads_that_never_end_are_small_and_share_the_budget() {
+async fn endless_heads_are_small_and_share_the_budget() {
     let settings = [("WEIR_HTTP_READ_TIMEOUT", "60s"), ("WEIR_HTTP_MAX_BUFFERED", "2MiB")];
     let running = Running::start_with(Store::Embedded, &settings).await;
     let (client, address) = (running.client(), running.weir.addr());
@@ -118,16 +118,16 @@ async fn heads_that_never_end_are_small_and_share_the_budget() {
         assert!(head.starts_with("HTTP/1.1 431 ") || head.starts_with("HTTP/1.1 503 "), "{head}");
     }
     drop(ended);
-    wait_until_nothing_is_held(&client).await;
-    // As long as a head may be, and not at its end.
+    wait_until_nothing_is_buffered(&client).await;
+    // Almost as long as a head may be, without its end.
     let half = &endless[..30_000];
-    let mut limit_state = join_all((0..100).map(|_| send(address, half.as_bytes()))).await;
-    expect_refused(&mut limit_state, 50).await;
+    let mut stalled = join_all((0..100).map(|_| send(address, half.as_bytes()))).await;
+    expect_refused(&mut stalled, 50).await;
     assert_eq!(client.get("/livez").await.unwrap().status, 200, "small heads are free");
     let grown = running.weir.peak_memory() - before;
     assert!(grown < 60 * MIB, "{} MiB for 500 heads", grown / MIB);
-    drop(limit_state);
-    wait_until_nothing_is_held(&client).await;
+    drop(stalled);
+    wait_until_nothing_is_buffered(&client).await;
     let whole = format!("{half}\r\n\r\n");
     let (head, _) = read_answer(&mut send(address, whole.as_bytes()).await).await;
     assert!(head.starts_with("HTTP/1.1 200 "), "{head}");
@@ -145,26 +145,26 @@ async fn an_upload_of_long_ids_takes_little_memory() {
                 content-type: application/x-ndjson\r\n";
     let head = format!("{head}content-length: {}\r\n\r\n", LINES * line.len());
     let mut stream = send(running.weir.addr(), head.as_bytes()).await;
-    // Nobody reads the answers yet: they have to be small enough to wait.
+    // The answers are not read yet, so they must be small enough to be buffered.
     let sending = async {
         for _ in 0..LINES {
             stream.write_all(line.as_bytes()).await.unwrap();
         }
     };
-    tokio::time::timeout(PATIENCE, sending).await.expect("the upload goes on");
+    tokio::time::timeout(PATIENCE, sending).await.expect("the upload continues");
     let mut answer = String::new();
     tokio::time::timeout(PATIENCE, stream.read_to_string(&mut answer)).await.expect("in time").unwrap();
     let grown = running.weir.peak_memory() - before;
     assert!(grown < 32 * MIB, "{} MiB", grown / MIB);
     let refusal = "\"code\":\"INVALID_REQUEST\",\"message\":\"eventId must have at most 255 characters\"";
     assert_eq!(answer.matches(refusal).count(), LINES, "{answer:.1000}");
-    assert!(!answer.contains("xxx"), "what is no id is not repeated");
+    assert!(!answer.contains("xxx"), "an invalid id is not repeated");
 }
 
 const BULK_HEAD: &str =
     "POST /api/v1/slots/bulk HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/x-ndjson\r\n";
 
-/// Sends lines that each get an error of some 90 bytes, for as long as they are taken.
+/// Uploads lines that each get an error of some 90 bytes, and reads no response.
 async fn upload_and_read_nothing(address: SocketAddr) {
     let socket = TcpSocket::new_v4().unwrap();
     socket.set_recv_buffer_size(4_096).unwrap();
@@ -177,14 +177,14 @@ async fn upload_and_read_nothing(address: SocketAddr) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn uploads_whose_answers_nobody_reads_leave_memory_to_other_requests() {
+async fn uploads_with_unread_responses_leave_memory_to_other_requests() {
     let settings = [("WEIR_HTTP_READ_TIMEOUT", "2s"), ("WEIR_HTTP_MAX_BUFFERED", "2MiB")];
     let running = Running::start_with(Store::Embedded, &settings).await;
     let (client, address) = (running.client(), running.weir.addr());
     configure(&client, "u", 1_000, 60).await;
     let unread: Vec<_> = (0..4).map(|_| tokio::spawn(upload_and_read_nothing(address))).collect();
     let upload = format!("{BULK_HEAD}connection: close\r\ncontent-length: 2\r\n\r\nx\n");
-    wait::until("uploads hold all they may", PATIENCE, async || {
+    wait::until("uploads buffer as much as they may", PATIENCE, async || {
         let mut answer = String::new();
         let mut stream = send(address, upload.as_bytes()).await;
         let reading = stream.read_to_string(&mut answer);
@@ -194,24 +194,24 @@ async fn uploads_whose_answers_nobody_reads_leave_memory_to_other_requests() {
     .await;
     let large = message("u", &"x".repeat(500_000));
     assert_eq!(client.post("/api/send", &large).await.unwrap().status, 200);
-    let held = metrics(&client).await["weir_http_buffered_bytes"];
-    assert!(held <= MIB as f64, "{held} bytes are more than half");
+    let buffered = metrics(&client).await["weir_http_buffered_bytes"];
+    assert!(buffered <= MIB as f64, "{buffered} bytes are more than half");
     unread.iter().for_each(tokio::task::JoinHandle::abort);
-    wait_until_nothing_is_held(&client).await;
+    wait_until_nothing_is_buffered(&client).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn operations_are_answered_when_all_connections_are_taken() {
+async fn operations_routes_respond_when_all_connections_are_taken() {
     let settings = [("WEIR_HTTP_READ_TIMEOUT", "60s"), ("WEIR_HTTP_MAX_CONNECTIONS", "4")];
     let running = Running::start_with(Store::Embedded, &settings).await;
     let address = running.weir.addr();
-    let mut taken = Vec::new();
+    let mut connections = Vec::new();
     for _ in 0..4 {
         let mut stream = send(address, get("/livez").as_bytes()).await;
         assert!(read_answer(&mut stream).await.0.starts_with("HTTP/1.1 200 "));
-        taken.push(stream);
+        connections.push(stream);
     }
-    // Those who say nothing are waited for, but not for long.
+    // Silent connections are waited for, but not for long.
     let silent = join_all((0..64).map(|_| send(address, b""))).await;
     for path in ["/livez", "/readyz", "/metrics", "/health"] {
         let (head, _) = read_answer(&mut send(address, get(path).as_bytes()).await).await;
@@ -229,18 +229,18 @@ async fn operations_are_answered_when_all_connections_are_taken() {
     health.args(["health", "--listen", &address.to_string()]);
     let health = tokio::task::spawn_blocking(move || health.output().unwrap()).await.unwrap();
     assert!(health.status.success(), "{}", String::from_utf8_lossy(&health.stderr));
-    // Connections that were there before go on as if nothing had happened.
-    taken[0].write_all(get("/api/config/u").as_bytes()).await.unwrap();
-    assert!(read_answer(&mut taken[0]).await.0.starts_with("HTTP/1.1 404 "));
-    drop((taken.pop(), silent));
-    wait::until("the place is free again", PATIENCE, async || {
+    // Existing connections are not affected.
+    connections[0].write_all(get("/api/config/u").as_bytes()).await.unwrap();
+    assert!(read_answer(&mut connections[0]).await.0.starts_with("HTTP/1.1 404 "));
+    drop((connections.pop(), silent));
+    wait::until("a connection is available again", PATIENCE, async || {
         let mut stream = send(address, get("/api/config/u").as_bytes()).await;
         read_answer(&mut stream).await.0.starts_with("HTTP/1.1 404 ")
     })
     .await;
 }
 
-/// The bearer of a token that may read a tenant's requests and make them.
+/// A client with a token that may read and create a tenant's requests.
 fn tenant(running: &Running) -> Client {
     running.client().with_header("authorization", &format!("Bearer {}", token(running)))
 }
@@ -252,8 +252,8 @@ fn token(running: &Running) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn event_streams_and_long_polls_leave_connections_to_everybody_else() {
-    // Nobody works on requests here, so they stay as they are.
+async fn event_streams_and_long_polls_leave_connections_to_other_callers() {
+    // Without workers the request keeps its status.
     let settings =
         [("WEIR_HTTP_MAX_STREAMS", "6"), ("WEIR_ROLES", "api"), ("WEIR_SLOT_DISPATCH_TOPIC", "due")];
     let running = Running::start_with(Store::Embedded, &settings).await;
@@ -273,7 +273,7 @@ async fn event_streams_and_long_polls_leave_connections_to_everybody_else() {
         open.push(stream);
     }
     let polling = send(address, poll.as_bytes()).await;
-    wait::until("all places are taken", PATIENCE, async || {
+    wait::until("the maximum of streams is reached", PATIENCE, async || {
         metrics(&running.client()).await["weir_http_long_lived"] == 6.0
     })
     .await;
@@ -290,7 +290,7 @@ async fn event_streams_and_long_polls_leave_connections_to_everybody_else() {
     let (head, _) = read_answer(&mut send(address, get("/api/config/u").as_bytes()).await).await;
     assert!(head.starts_with("HTTP/1.1 404 "), "{head}");
     drop((open.pop(), polling));
-    wait::until("a place is free again", PATIENCE, async || {
+    wait::until("a stream is available again", PATIENCE, async || {
         let mut stream = send(address, get("/api/v1/sales/events").as_bytes()).await;
         read_answer(&mut stream).await.0.starts_with("HTTP/1.1 200 ")
     })
@@ -315,5 +315,5 @@ async fn heads_with_much_white_space_take_no_more_of_the_budget_than_one_of_them
     let metrics = Client::new(weir.base_url()).get("/metrics").await.unwrap().body;
     let metrics = String::from_utf8(metrics.to_vec()).unwrap();
     let used = metrics.lines().find_map(|line| line.strip_prefix("weir_http_buffered_bytes ")).unwrap();
-    assert!(used.parse::<f64>().unwrap() < 65_536.0, "{used} bytes are taken");
+    assert!(used.parse::<f64>().unwrap() < 65_536.0, "{used} bytes are buffered");
 }

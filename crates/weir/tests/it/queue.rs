@@ -1,4 +1,4 @@
-//! Due slots from the outside: published when their time comes, in order, at least once, and taken over HTTP or Kafka.
+//! Due slots: published on time, in order and at least once, and consumed over HTTP or Kafka.
 
 use std::collections::BTreeSet;
 
@@ -17,13 +17,13 @@ use crate::fixtures::{PATIENCE, Running, Store, consume, on_each_engine, operato
 const TOPIC: &str = "payments-due";
 const DISPATCH: (&str, &str) = ("WEIR_SLOT_DISPATCH_TOPIC", TOPIC);
 
-/// Windows of a tenth of a second with one place each, so that slots have an order and come soon.
+/// Configures windows of 100 ms with one slot each, so that slots have an order and are due soon.
 async fn configure(operator: &Client, name: &str) {
     let body = json!({"configName": name, "maxPerWindow": 1, "windowSize": "PT0.1S"});
     assert_eq!(operator.post("/admin/rate-limit/config", &body).await.unwrap().status, 200);
 }
 
-/// Assigns events that come from now on; returns their ids in order of time.
+/// Assigns `count` events at or after `from`. Returns their ids in order of time.
 async fn assign(client: &Client, config: &str, prefix: &str, count: usize, from: Timestamp) -> Vec<String> {
     let mut slots = Vec::new();
     for n in 0..count {
@@ -49,13 +49,16 @@ async fn settle(operator: &Client, body: Value) -> Response {
     operator.post("/admin/queue/settle", &body).await.unwrap()
 }
 
-/// Whether a claim was settled. One that a busy machine was too slow with is handed out again.
+/// Whether a claim was settled. On a busy machine its lease may have expired; then the messages can be claimed again.
 fn is_settled(status: u16) -> bool {
-    assert!(matches!(status, 200 | 409), "a claim is settled or has run out, but this was {status}");
+    assert!(
+        matches!(status, 200 | 409),
+        "a claim is settled or its lease has expired, but this was {status}"
+    );
     status == 200
 }
 
-/// Takes messages until `count` were taken, and says all are done; panics when one comes before its time.
+/// Claims and settles messages until `count` are done. Panics if one comes before its time.
 async fn take(operator: &Client, count: usize) -> Vec<String> {
     let mut ids = Vec::new();
     wait::until("every slot is on the topic", PATIENCE, async || {
@@ -79,7 +82,7 @@ async fn take(operator: &Client, count: usize) -> Vec<String> {
     ids
 }
 
-async fn slots_are_published_at_their_time_and_in_its_order(store: Store) {
+async fn slots_are_published_on_time_and_in_order(store: Store) {
     let running = Running::start_with(store, &[DISPATCH]).await;
     let (client, operator) = (running.client(), running.operator());
     configure(&operator, "a").await;
@@ -88,13 +91,13 @@ async fn slots_are_published_at_their_time_and_in_its_order(store: Store) {
     assert_eq!(client.delete(&format!("/api/v1/slots/{}", gone[0])).await.unwrap().status, 204);
     assert_eq!(take(&operator, 12).await, expected);
     let last = assign(&client, "a", "last", 1, Timestamp::now() + SignedDuration::from_secs(3)).await;
-    assert_eq!(take(&operator, 1).await, last, "and nothing for the one that was given back");
+    assert_eq!(take(&operator, 1).await, last, "the slot that was given back is not published");
     let metrics = client.get("/metrics").await.unwrap();
     let metrics = String::from_utf8(metrics.body.to_vec()).unwrap();
     assert!(metrics.contains("weir_slot_dispatched_total 13"), "{metrics}");
 }
 
-async fn what_was_claimed_is_settled_put_back_or_buried(store: Store) {
+async fn claimed_messages_are_settled_as_done_retried_or_dead(store: Store) {
     let running = Running::start_with(store, &[DISPATCH]).await;
     let (client, operator) = (running.client(), running.operator());
     configure(&operator, "a").await;
@@ -110,7 +113,7 @@ async fn what_was_claimed_is_settled_put_back_or_buried(store: Store) {
     assert_eq!((settled.status, settled.json()), (200, json!({"settled": 3})));
     let late = settle(&operator, body).await;
     assert_eq!((late.status, &late.json()["code"]), (409, &json!("LEASE_EXPIRED")));
-    wait::until("the one put back comes again", PATIENCE, async || {
+    wait::until("the retried message comes again", PATIENCE, async || {
         claimed = claim(&operator, json!({"topic": TOPIC, "max": 1})).await.json();
         claimed["messages"][0]["attempts"] == 1
     })
@@ -129,7 +132,7 @@ async fn what_was_claimed_is_settled_put_back_or_buried(store: Store) {
     );
 }
 
-async fn a_killed_server_dispatches_what_is_left_when_it_is_back(store: Store) {
+async fn a_killed_server_dispatches_the_remaining_slots_after_its_restart(store: Store) {
     let mut running = Running::start_with(store, &[DISPATCH]).await;
     configure(&running.operator(), "a").await;
     let expected = assign(&running.client(), "a", "e", 40, Timestamp::now()).await;
@@ -137,14 +140,14 @@ async fn a_killed_server_dispatches_what_is_left_when_it_is_back(store: Store) {
     running.weir.kill_9();
     running.weir.restart().await;
     let operator = running.operator();
-    wait::until("every slot came at least once", PATIENCE, async || {
+    wait::until("every slot was published at least once", PATIENCE, async || {
         taken.extend(take(&operator, 1).await);
         taken.len() == expected.len()
     })
     .await;
 }
 
-async fn a_caller_that_has_gone_claims_nothing(store: Store) {
+async fn a_disconnected_caller_claims_nothing(store: Store) {
     let running = Running::start_with(store, &[DISPATCH]).await;
     let (client, operator) = (running.client(), running.operator());
     configure(&operator, "a").await;
@@ -157,19 +160,20 @@ async fn a_caller_that_has_gone_claims_nothing(store: Store) {
     );
     let mut waiting = TcpStream::connect(running.weir.addr()).await.unwrap();
     waiting.write_all(request.as_bytes()).await.unwrap();
-    wait::until("it waits", PATIENCE, async || connections(&client).await == 2).await;
+    wait::until("the claim waits", PATIENCE, async || connections(&client).await == 2).await;
     drop(waiting);
-    wait::until("it is known to be gone", PATIENCE, async || connections(&client).await == 1).await;
+    wait::until("the server has noticed the disconnect", PATIENCE, async || connections(&client).await == 1)
+        .await;
     let expected = assign(&client, "a", "e", 1, Timestamp::now()).await;
-    assert_eq!(take(&operator, 1).await, expected, "nobody else holds it");
+    assert_eq!(take(&operator, 1).await, expected, "no other claim holds it");
 }
 
-/// How many connections the server has, the one that asks among them.
+/// The number of the server's connections, including the one of this request.
 async fn connections(client: &Client) -> u64 {
     metric(client, "weir_http_connections").await
 }
 
-async fn what_is_no_claim_is_refused(store: Store) {
+async fn invalid_claims_and_settlements_are_refused(store: Store) {
     let running = Running::start_with(store, &[DISPATCH]).await;
     let (client, operator) = (running.client(), running.operator());
     assert_eq!(client.post("/admin/queue/claim", &json!({"topic": TOPIC})).await.unwrap().status, 401);
@@ -177,7 +181,7 @@ async fn what_is_no_claim_is_refused(store: Store) {
     assert_eq!(
         (own.status, &own.json()["code"]),
         (404, &json!("NOT_FOUND")),
-        "the sender's messages are its own"
+        "the sender's topic cannot be claimed"
     );
     for (field, value) in [("max", 0), ("max", 1_001), ("visibilitySeconds", 0), ("waitSeconds", 21)] {
         let refused = claim(&operator, json!({"topic": TOPIC, field: value})).await;
@@ -204,11 +208,11 @@ async fn without_a_topic_nothing_is_dispatched(store: Store) {
 }
 
 on_each_engine!(
-    slots_are_published_at_their_time_and_in_its_order,
-    what_was_claimed_is_settled_put_back_or_buried,
-    a_killed_server_dispatches_what_is_left_when_it_is_back,
-    a_caller_that_has_gone_claims_nothing,
-    what_is_no_claim_is_refused,
+    slots_are_published_on_time_and_in_order,
+    claimed_messages_are_settled_as_done_retried_or_dead,
+    a_killed_server_dispatches_the_remaining_slots_after_its_restart,
+    a_disconnected_caller_claims_nothing,
+    invalid_claims_and_settlements_are_refused,
     without_a_topic_nothing_is_dispatched,
 );
 
@@ -244,9 +248,9 @@ async fn two_servers_publish_to_kafka_in_order_and_a_broker_that_comes_back_gets
         .iter()
         .map(|(_, json)| serde_json::from_str::<Value>(json).unwrap()["eventId"].as_str().unwrap().to_owned())
         .collect();
-    assert_eq!(ids[..20], before, "what was confirmed before the crash comes once");
-    // What the broker took and had not confirmed when it crashed is published again; the first time that each came is in
-    // order. With one place a window, that is the order in which they were assigned.
+    assert_eq!(ids[..20], before, "messages confirmed before the crash are published once");
+    // Messages that the broker had not confirmed when it crashed are published again. The first occurrences are in order,
+    // which with one slot a window is the order of assignment.
     let mut seen = BTreeSet::new();
     ids.retain(|id| seen.insert(id.clone()));
     assert_eq!(ids, [before, during].concat(), "of {events:?}");
@@ -264,5 +268,5 @@ async fn metric(client: &Client, name: &str) -> u64 {
     let metrics = client.get("/metrics").await.unwrap();
     let text = String::from_utf8(metrics.body.to_vec()).unwrap();
     let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
-    line.expect("the metric is there").parse().unwrap()
+    line.expect("the metric exists").parse().unwrap()
 }

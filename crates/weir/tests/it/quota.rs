@@ -70,9 +70,9 @@ async fn exactly_50_of_400_parallel_sends_pass_a_limit_of_50(store: Store) {
     let server = Running::start(store).await;
     let client = server.client();
     configure(&client, "carol", 50, 60).await;
-    let tally = send_in_parallel(&[server.client()], "carol", 400).await;
-    tally.expect(200, 50);
-    tally.expect(429, 350);
+    let counts = send_in_parallel(&[server.client()], "carol", 400).await;
+    counts.expect(200, 50);
+    counts.expect(429, 350);
     assert_eq!(client.get("/api/config/carol").await.unwrap().json()["currentCount"], 50);
     assert_eq!(audit(&server.operator()).await["quota"]["accepted"], 50);
 }
@@ -133,20 +133,20 @@ async fn two_servers_on_one_postgres_share_one_limit() {
     let second = first.second().await;
     let clients = [first.client(), Client::new(second.base_url())];
     configure(&clients[0], "erin", 50, 60).await;
-    let tally = send_in_parallel(&clients, "erin", 400).await;
-    tally.expect(200, 50);
-    tally.expect(429, 350);
+    let counts = send_in_parallel(&clients, "erin", 400).await;
+    counts.expect(200, 50);
+    counts.expect(429, 350);
     assert_eq!(clients[1].get("/api/config/erin").await.unwrap().json()["currentCount"], 50);
 }
 
 #[tokio::test]
-async fn every_answer_carries_a_request_id() {
+async fn every_response_has_a_request_id() {
     let server = Running::start(Store::Embedded).await;
     let client = server.client();
     for (method, path) in [(Method::GET, "/nowhere"), (Method::PUT, "/api/send"), (Method::GET, "/livez")] {
-        let given = client.request(method.clone(), path, &[("x-request-id", "abc-1")], "").await.unwrap();
-        assert_eq!(given.header("x-request-id"), Some("abc-1"));
-        let insane = client.request(method, path, &[("x-request-id", "a b<script>")], "").await.unwrap();
-        assert_eq!(insane.header("x-request-id").unwrap().len(), 36);
+        let accepted = client.request(method.clone(), path, &[("x-request-id", "abc-1")], "").await.unwrap();
+        assert_eq!(accepted.header("x-request-id"), Some("abc-1"));
+        let replaced = client.request(method, path, &[("x-request-id", "a b<script>")], "").await.unwrap();
+        assert_eq!(replaced.header("x-request-id").unwrap().len(), 36);
     }
 }

@@ -1,4 +1,4 @@
-//! Quota with Redis in front of Postgres: exact on any number of servers, and whatever becomes of Redis.
+//! Quota with Redis in front of Postgres: exact on any number of servers and during failures of Redis.
 
 mod failures;
 mod fixtures;

@@ -1,4 +1,4 @@
-//! The sender: one line a message, in order for each user, whatever else happens.
+//! The sender: one log line per message, in order for each user, also after failures.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +14,7 @@ use crate::fixtures::{
 const USERS: usize = 5;
 const MESSAGES: usize = 60;
 
-/// Each user sends its messages one after the other; users go on side by side.
+/// Each user sends its messages one after the other; the users send concurrently.
 async fn send_in_order(clients: &[Client]) {
     join_all((0..USERS).map(|user| async move {
         let name = format!("user-{user}");
@@ -27,7 +27,7 @@ async fn send_in_order(clients: &[Client]) {
     .await;
 }
 
-/// What each user's phone saw.
+/// The delivered messages of each user.
 fn by_user(deliveries: Vec<(String, String)>) -> BTreeMap<String, Vec<usize>> {
     let mut seen = BTreeMap::<_, Vec<_>>::new();
     for (user, text) in deliveries {
@@ -50,10 +50,10 @@ async fn messages_are_delivered_once_and_in_order_for_each_user(store: Store) {
     }
 }
 
-async fn a_malformed_event_is_told_kept_and_passed_over(store: Store) {
+async fn a_malformed_event_is_logged_becomes_a_dead_letter_and_is_skipped(store: Store) {
     let mut server = Running::start(store).await;
     configure(&server.client(), "u", 100, 60).await;
-    // Stopped, so that the tampering below meets no reader half-way.
+    // Stopped, so that no sender reads the tables while they are changed below.
     server.weir.terminate();
     server.weir.wait(PATIENCE).await;
     match &server.database {
@@ -89,7 +89,7 @@ async fn a_malformed_event_is_told_kept_and_passed_over(store: Store) {
 
 on_each_engine!(
     messages_are_delivered_once_and_in_order_for_each_user,
-    a_malformed_event_is_told_kept_and_passed_over,
+    a_malformed_event_is_logged_becomes_a_dead_letter_and_is_skipped,
 );
 
 async fn with_roles(server: &Running, roles: &str) -> Weir {
@@ -114,7 +114,7 @@ async fn senders_in_processes_of_their_own_share_the_work_in_order() {
     assert_eq!(books["quota"]["done"], (USERS * MESSAGES) as u64);
     assert!(deliveries(&api).is_empty(), "an API process delivers nothing");
     let mut all: Vec<_> = [&first.weir, &sender].into_iter().flat_map(stamped).collect();
-    // A batch's lines bear one time; a stable sort leaves them in their order.
+    // The lines of a batch have the same time; a stable sort keeps their order.
     all.sort_by(|(a, ..), (b, ..)| a.cmp(b));
     let seen = by_user(all.into_iter().map(|(_, user, text)| (user, text)).collect());
     for (user, numbers) in seen {
@@ -122,7 +122,7 @@ async fn senders_in_processes_of_their_own_share_the_work_in_order() {
     }
 }
 
-/// Deliveries with the time of their log line.
+/// Deliveries with the times of their log lines.
 fn stamped(weir: &Weir) -> Vec<(String, String, String)> {
     let times = weir.log_lines().into_iter().filter(|line| line.contains("SMS SENT")).map(|line| {
         let line: serde_json::Value = serde_json::from_str(&line).expect("a JSON log line");

@@ -1,4 +1,4 @@
-//! Slot from the outside: single events, bulk loads, configs, and what a crash leaves.
+//! Slot: single events, bulk loads, configs, crashes, and `weir slots`.
 
 use std::collections::BTreeMap;
 
@@ -25,7 +25,7 @@ async fn assign(client: &Client, id: &str, at: &str) -> Response {
     client.post("/api/v1/slots", &event(id, at)).await.expect("an answer")
 }
 
-/// Sends lines to the bulk route and reads the answers.
+/// Sends lines to the bulk route. Returns the answers.
 async fn bulk(client: &Client, lines: &str) -> Vec<Value> {
     let headers = [("content-type", "application/x-ndjson")];
     let response =
@@ -39,7 +39,7 @@ fn lines(prefix: &str, count: usize) -> String {
     (0..count).map(|n| format!("{}\n", event(&format!("{prefix}-{n}"), AT))).collect()
 }
 
-/// How many events each window has.
+/// The number of events in each window.
 fn by_window(answers: &[Value]) -> BTreeMap<String, usize> {
     let mut windows = BTreeMap::new();
     for answer in answers {
@@ -146,7 +146,7 @@ async fn a_server_killed_in_a_bulk_load_has_every_event_once_after_a_resend(stor
             client.request(Method::POST, "/api/v1/slots/bulk", &headers, load).await.map(drop)
         })
     };
-    weir_testkit::wait::until("some of it is there", crate::fixtures::PATIENCE, async || {
+    weir_testkit::wait::until("a part of the load is committed", crate::fixtures::PATIENCE, async || {
         running.client().get("/api/v1/slots/k-1000").await.is_ok_and(|response| response.status == 200)
     })
     .await;
@@ -157,7 +157,7 @@ async fn a_server_killed_in_a_bulk_load_has_every_event_once_after_a_resend(stor
     assert_eq!(answers.len(), 20_000);
     assert!(
         answers.iter().any(|answer| answer["status"] == "EXISTING"),
-        "what was committed before is there"
+        "events committed before the kill exist"
     );
     let windows = by_window(&answers);
     assert!(windows.values().all(|count| *count <= 50));
@@ -199,7 +199,7 @@ async fn configs_have_versions_and_admin_routes_a_key(store: Store) {
     }
 }
 
-async fn what_is_no_event_is_refused_with_the_name_of_the_field(store: Store) {
+async fn invalid_events_are_refused_with_the_name_of_the_field(store: Store) {
     let running = Running::start(store).await;
     let client = running.client();
     for (body, field) in [
@@ -263,11 +263,11 @@ on_each_engine!(
     a_bulk_load_is_answered_in_order_with_errors_in_place,
     a_server_killed_in_a_bulk_load_has_every_event_once_after_a_resend,
     configs_have_versions_and_admin_routes_a_key,
-    what_is_no_event_is_refused_with_the_name_of_the_field,
+    invalid_events_are_refused_with_the_name_of_the_field,
 );
 
-/// Four bulks of 1,000 lines and 400 single calls for one time at once, spread over the servers. Nine fit into a window, so
-/// each bulk wants more windows than the headroom has.
+/// Sends four bulks of 1,000 lines and 400 single calls for one time concurrently, spread over the servers. A window has nine
+/// slots, so each bulk needs more windows than the headroom has.
 async fn bulks_and_single_calls_all_get_slots(running: &Running, servers: &[Client]) {
     put_config(&running.operator(), "default", 9, "PT4S").await;
     let bulks = (0..4).map(|n| {

@@ -284,7 +284,7 @@ async fn ask(gate: &mut Gate, method: &str, answer: &str, size: usize) -> String
     let mut upstream = gate.upstream.next().await;
     upstream.head().await;
     for piece in answer.as_bytes().chunks(size) {
-        upstream.say(piece).await;
+        upstream.send(piece).await;
         tokio::task::yield_now().await;
     }
     upstream.finish().await;
@@ -358,20 +358,20 @@ const FOLLOWERS: usize = 8;
 /// Which connection a call goes over after this one carried another.
 async fn ask_again(gate: &mut Gate, caller: &mut RawConnection, used: &mut RawConnection) -> Connection {
     const LAST: &str = "HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 4\r\n\r\nmine";
-    caller.say(gate.head("GET /api/v1/ai/again", &["Connection: close"])).await;
+    caller.send(gate.head("GET /api/v1/ai/again", &["Connection: close"])).await;
     let found = tokio::select! {
         Some(_head) = used.next_head() => {
-            used.say(LAST).await;
+            used.send(LAST).await;
             Reused
         }
         mut other = gate.upstream.next() => {
             other.head().await;
-            other.say(LAST).await;
+            other.send(LAST).await;
             Dropped
         }
     };
     assert_eq!(caller.head().await.line(), "HTTP/1.1 200 OK");
-    caller.hear("mine").await;
+    caller.expect("mine").await;
     found
 }
 
@@ -399,7 +399,7 @@ async fn a_connection_is_used_again_only_if_its_answer_has_ended_for_both_sides(
         let mut caller = gate.asking("GET /api/v1/ai/x", &[]).await;
         let mut upstream = gate.upstream.next().await;
         upstream.head().await;
-        upstream.say(answer).await;
+        upstream.send(answer).await;
         let mut found = Vec::new();
         if read_whole(&mut caller, outcome).await {
             found.push(ask_again(&mut gate, &mut caller, &mut upstream).await);

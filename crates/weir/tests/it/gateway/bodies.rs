@@ -18,16 +18,16 @@ async fn each_piece_of_an_answer_is_there_before_the_next_is_made() {
     let mut upstream = gate.upstream.next().await;
     upstream.head().await;
     upstream
-        .say("HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n")
+        .send("HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n")
         .await;
     let head = caller.head().await;
     assert_eq!(head.get("content-type"), Some("text/event-stream"), "the head does not wait for the body");
     for n in 0..5 {
         let event = format!("data: token {n}\n\n");
-        upstream.say_chunk(&event).await;
+        upstream.send_chunk(&event).await;
         assert_eq!(caller.chunk().await, event.as_bytes());
     }
-    upstream.say("0\r\n\r\n").await;
+    upstream.send("0\r\n\r\n").await;
     assert_eq!(caller.chunk().await, b"");
 }
 
@@ -38,20 +38,20 @@ async fn each_piece_of_a_request_is_there_before_the_next_is_sent() {
     let mut upstream = gate.upstream.next().await;
     let head = upstream.head().await;
     assert_eq!((head.get("transfer-encoding"), head.get("content-length")), (Some("chunked"), None));
-    caller.say_chunk("first").await;
+    caller.send_chunk("first").await;
     assert_eq!(upstream.chunk().await, b"first");
     // Answers may begin before the request ends.
-    upstream.say("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n").await;
+    upstream.send("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n").await;
     caller.head().await;
     for n in 0..3 {
-        caller.say_chunk(format!("question {n}")).await;
+        caller.send_chunk(format!("question {n}")).await;
         assert_eq!(upstream.chunk().await, format!("question {n}").as_bytes());
-        upstream.say_chunk(format!("answer {n}")).await;
+        upstream.send_chunk(format!("answer {n}")).await;
         assert_eq!(caller.chunk().await, format!("answer {n}").as_bytes());
     }
-    caller.say("0\r\n\r\n").await;
+    caller.send("0\r\n\r\n").await;
     assert_eq!(upstream.chunk().await, b"");
-    upstream.say("0\r\n\r\n").await;
+    upstream.send("0\r\n\r\n").await;
     assert_eq!(caller.chunk().await, b"");
 }
 
@@ -68,11 +68,11 @@ async fn five_mebibytes_pass_both_ways_whole() {
         let speaking = tokio::spawn(async move {
             if is_chunked {
                 for chunk in sent.chunks(100_000) {
-                    caller.say_chunk(chunk).await;
+                    caller.send_chunk(chunk).await;
                 }
-                caller.say("0\r\n\r\n").await;
+                caller.send("0\r\n\r\n").await;
             } else {
-                caller.say(&sent).await;
+                caller.send(&sent).await;
             }
             caller
         });
@@ -87,14 +87,14 @@ async fn five_mebibytes_pass_both_ways_whole() {
         let back = large.clone();
         let framing = framing.clone();
         let answering = tokio::spawn(async move {
-            line.say(format!("HTTP/1.1 200 OK\r\n{framing}\r\n\r\n")).await;
+            line.send(format!("HTTP/1.1 200 OK\r\n{framing}\r\n\r\n")).await;
             if is_chunked {
                 for chunk in back.chunks(70_000) {
-                    line.say_chunk(chunk).await;
+                    line.send_chunk(chunk).await;
                 }
-                line.say("0\r\n\r\n").await;
+                line.send("0\r\n\r\n").await;
             } else {
-                line.say(&back).await;
+                line.send(&back).await;
             }
             line
         });
@@ -116,11 +116,11 @@ async fn a_body_may_be_as_large_as_is_allowed_and_no_larger() {
     assert_eq!(gate.upstream.accepted(), 0, "what says that it is too large goes nowhere");
 
     let mut caller = gate.asking("POST /api/v1/ai/x", &["Transfer-Encoding: chunked"]).await;
-    caller.say_chunk([b'x'; 1_024]).await;
+    caller.send_chunk([b'x'; 1_024]).await;
     let mut upstream = gate.upstream.next().await;
     upstream.head().await;
     assert_eq!(upstream.chunk().await.len(), 1_024);
-    caller.say_chunk("y").await;
+    caller.send_chunk("y").await;
     let head = caller.head().await;
     assert_eq!(head.line(), "HTTP/1.1 413 Payload Too Large");
     assert_eq!(upstream.rest().await, b"", "the upstream is not told that this was all");
@@ -131,7 +131,7 @@ async fn a_body_may_be_as_large_as_is_allowed_and_no_larger() {
     let mut upstream = gate.upstream.next().await;
     assert_eq!(upstream.head().await.get("content-length"), Some("1024"));
     upstream.bytes(1_024).await;
-    upstream.say(answer("ok")).await;
+    upstream.send(answer("ok")).await;
     assert_eq!(call.await.unwrap().unwrap().status, 200);
 }
 
@@ -145,7 +145,7 @@ async fn by_default_32_mebibytes_are_allowed() {
     let mut caller = gate.asking("POST /api/v1/ai/x", &[&format!("Content-Length: {length}")]).await;
     let sending = tokio::spawn(async move {
         for _ in 0..32 {
-            caller.say(vec![b'x'; MIB]).await;
+            caller.send(vec![b'x'; MIB]).await;
         }
         caller
     });
@@ -154,7 +154,7 @@ async fn by_default_32_mebibytes_are_allowed() {
     for _ in 0..32 {
         upstream.bytes(MIB).await;
     }
-    upstream.say(answer("whole")).await;
+    upstream.send(answer("whole")).await;
     let mut caller = sending.await.unwrap();
     assert_eq!(caller.head().await.line(), "HTTP/1.1 200 OK");
 }
@@ -166,9 +166,9 @@ async fn whoever_waits_to_be_asked_for_its_body_is_asked_once_it_is_wanted() {
     let mut upstream = gate.upstream.next().await;
     assert_eq!(upstream.head().await.get("expect"), None);
     assert_eq!(caller.head().await.line(), "HTTP/1.1 100 Continue");
-    caller.say("hi").await;
-    upstream.hear("hi").await;
-    upstream.say(answer("ok")).await;
+    caller.send("hi").await;
+    upstream.expect("hi").await;
+    upstream.send(answer("ok")).await;
     assert_eq!(caller.head().await.line(), "HTTP/1.1 200 OK");
 }
 
@@ -179,14 +179,14 @@ async fn an_empty_body_is_empty_on_the_other_side() {
     let mut upstream = gate.upstream.next().await;
     let head = upstream.head().await;
     assert_eq!((head.get("content-length"), head.get("transfer-encoding")), (Some("0"), None));
-    upstream.say("HTTP/1.1 204 Nothing\r\n\r\n").await;
+    upstream.send("HTTP/1.1 204 Nothing\r\n\r\n").await;
     assert_eq!(caller.head().await.line(), "HTTP/1.1 204 Nothing");
-    caller.say(gate.head("GET /api/v1/ai/y", &["Transfer-Encoding: chunked"])).await;
-    caller.say("3\r\nget\r\n0\r\n\r\n").await;
+    caller.send(gate.head("GET /api/v1/ai/y", &["Transfer-Encoding: chunked"])).await;
+    caller.send("3\r\nget\r\n0\r\n\r\n").await;
     let head = upstream.head().await;
     assert_eq!(head.get("transfer-encoding"), Some("chunked"), "a body is passed on with any method");
     assert_eq!(upstream.chunked(3).await, b"get");
-    upstream.say("HTTP/1.1 304 Not Modified\r\nETag: \"x\"\r\n\r\n").await;
+    upstream.send("HTTP/1.1 304 Not Modified\r\nETag: \"x\"\r\n\r\n").await;
     assert_eq!(caller.head().await.get("etag"), Some("\"x\""));
 }
 
@@ -199,14 +199,14 @@ async fn trailers_pass() {
             &["Transfer-Encoding: chunked", "Trailer: X-Sum", "Connection: TE", "TE: trailers"],
         )
         .await;
-    caller.say("2\r\nhi\r\n0\r\nX-Sum: 1\r\n\r\n").await;
+    caller.send("2\r\nhi\r\n0\r\nX-Sum: 1\r\n\r\n").await;
     let mut upstream = gate.upstream.next().await;
     let head = upstream.head().await;
     assert_eq!((head.get("te"), head.get("trailer")), (Some("trailers"), Some("X-Sum")));
     assert_eq!(upstream.chunk().await, b"hi");
     assert_eq!(upstream.chunk().await, b"");
     assert_eq!(upstream.head().await.0.to_lowercase(), "x-sum: 1");
-    upstream.say("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nTrailer: X-Cost\r\n\r\n2\r\nok\r\n0\r\nX-Cost: 7\r\n\r\n").await;
+    upstream.send("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nTrailer: X-Cost\r\n\r\n2\r\nok\r\n0\r\nX-Cost: 7\r\n\r\n").await;
     assert_eq!(caller.head().await.get("trailer"), Some("X-Cost"));
     assert_eq!(caller.chunk().await, b"ok");
     assert_eq!(caller.chunk().await, b"");
@@ -219,7 +219,7 @@ async fn an_answer_that_ends_with_its_connection_passes() {
     let call = gate.call(Method::GET, "/api/v1/ai/old", "");
     let mut upstream = gate.upstream.next().await;
     upstream.head().await;
-    upstream.say("HTTP/1.0 200 OK\r\n\r\nold style").await;
+    upstream.send("HTTP/1.0 200 OK\r\n\r\nold style").await;
     drop(upstream);
     let answer = call.await.unwrap();
     assert_eq!((answer.status, &answer.body[..]), (200, &b"old style"[..]));

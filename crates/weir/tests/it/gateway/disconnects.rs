@@ -9,10 +9,10 @@ use crate::fixtures::PATIENCE;
 async fn a_caller_that_leaves_before_the_answer_cancels_the_call() {
     let mut gate = Gate::start().await;
     let mut caller = gate.asking("POST /api/v1/ai/slow", &["Content-Length: 2"]).await;
-    caller.say("hi").await;
+    caller.send("hi").await;
     let mut upstream = gate.upstream.next().await;
     upstream.head().await;
-    upstream.hear("hi").await;
+    upstream.expect("hi").await;
     drop(caller);
     assert_eq!(upstream.rest().await, b"", "the upstream learns that nobody waits");
 }
@@ -23,7 +23,7 @@ async fn a_caller_that_leaves_within_the_answer_cancels_the_call() {
     let mut caller = gate.asking("GET /api/v1/ai/stream", &[]).await;
     let mut upstream = gate.upstream.next().await;
     upstream.head().await;
-    upstream.say("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nfirst\r\n").await;
+    upstream.send("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nfirst\r\n").await;
     caller.head().await;
     assert_eq!(caller.chunk().await, b"first");
     drop(caller);
@@ -35,7 +35,7 @@ async fn a_caller_that_leaves_within_the_answer_cancels_the_call() {
 async fn a_caller_that_leaves_within_its_request_cancels_the_call() {
     let mut gate = Gate::start().await;
     let mut caller = gate.asking("POST /api/v1/ai/slow", &["Transfer-Encoding: chunked"]).await;
-    caller.say_chunk("half").await;
+    caller.send_chunk("half").await;
     let mut upstream = gate.upstream.next().await;
     upstream.head().await;
     assert_eq!(upstream.chunk().await, b"half");
@@ -49,12 +49,12 @@ async fn a_stop_lets_an_answer_end() {
     let mut caller = gate.asking("GET /api/v1/ai/stream", &[]).await;
     let mut upstream = gate.upstream.next().await;
     upstream.head().await;
-    upstream.say("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nfirst\r\n").await;
+    upstream.send("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nfirst\r\n").await;
     caller.head().await;
     assert_eq!(caller.chunk().await, b"first");
     gate.running.weir.terminate();
     gate.running.weir.wait_for_log(|line| line.contains("stopping"), PATIENCE).await;
-    upstream.say("4\r\nlast\r\n0\r\n\r\n").await;
+    upstream.send("4\r\nlast\r\n0\r\n\r\n").await;
     assert_eq!(caller.chunk().await, b"last");
     assert_eq!(caller.chunk().await, b"");
     assert!(gate.running.weir.wait(PATIENCE).await.success());
@@ -66,7 +66,7 @@ async fn a_stop_does_not_wait_for_ever_for_what_does_not_end() {
     let mut caller = gate.asking("GET /api/v1/ai/stream", &[]).await;
     let mut upstream = gate.upstream.next().await;
     upstream.head().await;
-    upstream.say("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nfirst\r\n").await;
+    upstream.send("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nfirst\r\n").await;
     caller.head().await;
     assert_eq!(caller.chunk().await, b"first");
     gate.running.weir.terminate();
@@ -80,12 +80,12 @@ async fn a_caller_that_pipelines_is_answered_in_order() {
     let mut gate = Gate::start().await;
     let mut caller = gate.caller().await;
     let two = [gate.head("GET /api/v1/ai/1", &[]), gate.head("GET /api/v1/ai/2", &[])].concat();
-    caller.say(two).await;
+    caller.send(two).await;
     let mut upstream = gate.upstream.next().await;
     for n in ["1", "2"] {
         assert_eq!(upstream.head().await.line(), format!("GET /api/v1/ai/{n} HTTP/1.1"));
-        upstream.say(answer(n)).await;
+        upstream.send(answer(n)).await;
         caller.head().await;
-        caller.hear(n).await;
+        caller.expect(n).await;
     }
 }

@@ -20,7 +20,7 @@ async fn an_upstream_that_is_down_is_502_and_is_used_again_when_it_is_back() {
     let call = gate.call(Method::GET, "/api/v1/ai/x", "");
     let mut upstream = back.next().await;
     upstream.head().await;
-    upstream.say(answer("back")).await;
+    upstream.send(answer("back")).await;
     assert_eq!(&call.await.unwrap().body[..], b"back");
 }
 
@@ -30,7 +30,7 @@ async fn an_upstream_that_does_not_answer_is_504() {
     let call = gate.call(Method::POST, "/api/v1/ai/x", "{}");
     let mut upstream = gate.upstream.next().await;
     upstream.head().await;
-    upstream.hear("{}").await;
+    upstream.expect("{}").await;
     let (status, code) = error(&call.await.unwrap());
     assert_eq!((status, code.as_str()), (504, "GATEWAY_TIMEOUT"));
     assert_eq!(upstream.rest().await, b"", "the call is given up");
@@ -42,7 +42,7 @@ async fn an_upstream_that_falls_silent_within_its_answer_breaks_it_off() {
     let mut caller = gate.asking("GET /api/v1/ai/x", &[]).await;
     let mut upstream = gate.upstream.next().await;
     upstream.head().await;
-    upstream.say("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n4\r\nhalf\r\n").await;
+    upstream.send("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n4\r\nhalf\r\n").await;
     caller.head().await;
     assert_eq!(caller.chunk().await, b"half");
     assert_eq!(caller.rest().await, b"", "it does not end as if it were whole");
@@ -65,8 +65,8 @@ async fn nonsense_is_502() {
         let call = gate.call(Method::POST, "/api/v1/ai/x", "{}");
         let mut upstream = gate.upstream.next().await;
         upstream.head().await;
-        upstream.hear("{}").await;
-        upstream.say(nonsense).await;
+        upstream.expect("{}").await;
+        upstream.send(nonsense).await;
         upstream.finish().await;
         let (status, code) = error(&call.await.unwrap());
         assert_eq!((status, code.as_str()), BAD_GATEWAY, "{nonsense:?}");
@@ -81,7 +81,7 @@ async fn an_answer_that_breaks_off_breaks_off() {
         let call = tokio::spawn(async move { client.get("/api/v1/ai/x").await });
         let mut upstream = gate.upstream.next().await;
         upstream.head().await;
-        upstream.say(format!("HTTP/1.1 200 OK\r\n{half}")).await;
+        upstream.send(format!("HTTP/1.1 200 OK\r\n{half}")).await;
         drop(upstream);
         let broken = call.await.unwrap();
         assert!(matches!(broken, Err(Error::Body(_) | Error::Transport(_))), "{broken:?}");
@@ -95,8 +95,8 @@ async fn a_connection_that_the_upstream_has_closed_is_not_used_again() {
         let call = gate.call(Method::POST, "/api/v1/ai/x", "{}");
         let mut upstream = gate.upstream.next().await;
         upstream.head().await;
-        upstream.hear("{}").await;
-        upstream.say(answer("ok")).await;
+        upstream.expect("{}").await;
+        upstream.send(answer("ok")).await;
         assert_eq!(call.await.unwrap().status, 200);
         // Closed while it waits for another call.
         drop(upstream);
@@ -104,8 +104,8 @@ async fn a_connection_that_the_upstream_has_closed_is_not_used_again() {
     let call = gate.call(Method::POST, "/api/v1/ai/x", "{}");
     let mut upstream = gate.upstream.next().await;
     upstream.head().await;
-    upstream.hear("{}").await;
-    upstream.say("HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 2\r\n\r\nok").await;
+    upstream.expect("{}").await;
+    upstream.send("HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 2\r\n\r\nok").await;
     assert_eq!(call.await.unwrap().status, 200);
     assert_eq!(upstream.rest().await, b"", "nothing more is sent to one that wants no more");
 }
@@ -126,13 +126,13 @@ async fn what_an_upstream_says_beyond_its_answer_is_told_to_nobody() {
     let call = gate.call(Method::GET, "/api/v1/ai/1", "");
     let mut upstream = gate.upstream.next().await;
     upstream.head().await;
-    upstream.say([answer("mine"), answer("somebody else's")].concat()).await;
+    upstream.send([answer("mine"), answer("somebody else's")].concat()).await;
     assert_eq!(&call.await.unwrap().body[..], b"mine");
     assert_eq!(upstream.rest().await, b"", "nothing more is asked over this connection");
     let call = gate.call(Method::GET, "/api/v1/ai/2", "");
     let mut upstream = gate.upstream.next().await;
     upstream.head().await;
-    upstream.say(answer("mine too")).await;
+    upstream.send(answer("mine too")).await;
     assert_eq!(&call.await.unwrap().body[..], b"mine too");
 }
 
@@ -140,14 +140,14 @@ async fn what_an_upstream_says_beyond_its_answer_is_told_to_nobody() {
 async fn an_upstream_may_answer_before_it_has_read_everything() {
     let mut gate = Gate::start().await;
     let mut caller = gate.asking("POST /api/v1/ai/x", &["Content-Length: 1000000"]).await;
-    caller.say("the beginning").await;
+    caller.send("the beginning").await;
     let mut upstream = gate.upstream.next().await;
     upstream.head().await;
-    upstream.hear("the beginning").await;
-    upstream.say("HTTP/1.1 422 No\r\nConnection: close\r\nContent-Length: 6\r\n\r\nenough").await;
+    upstream.expect("the beginning").await;
+    upstream.send("HTTP/1.1 422 No\r\nConnection: close\r\nContent-Length: 6\r\n\r\nenough").await;
     drop(upstream);
     assert_eq!(caller.head().await.line(), "HTTP/1.1 422 No");
-    caller.hear("enough").await;
+    caller.expect("enough").await;
 }
 
 #[tokio::test]
@@ -155,7 +155,7 @@ async fn a_request_whose_length_is_said_twice_reaches_the_upstream_as_one() {
     let mut gate = Gate::start().await;
     let headers = ["Content-Length: 60", "Transfer-Encoding: chunked"];
     let mut caller = gate.asking("POST /api/v1/ai/x", &headers).await;
-    caller.say("2\r\nhi\r\n0\r\n\r\nGET /api/v1/ai/smuggled HTTP/1.1\r\nHost: localhost\r\n\r\n").await;
+    caller.send("2\r\nhi\r\n0\r\n\r\nGET /api/v1/ai/smuggled HTTP/1.1\r\nHost: localhost\r\n\r\n").await;
     let answered = tokio::select! {
         // Refused, or passed on with one length: both leave no doubt.
         head = caller.head() => Some(head),
@@ -163,7 +163,7 @@ async fn a_request_whose_length_is_said_twice_reaches_the_upstream_as_one() {
             let head = upstream.head().await;
             assert_eq!((head.get("content-length"), head.get("transfer-encoding")), (None, Some("chunked")));
             assert_eq!(upstream.chunked(2).await, b"hi");
-            upstream.say(answer("ok")).await;
+            upstream.send(answer("ok")).await;
             None
         }
     };

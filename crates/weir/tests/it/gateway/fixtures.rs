@@ -58,7 +58,7 @@ impl Gate {
     /// A caller that has sent the head of a request, with its token and these lines.
     pub(super) async fn asking(&self, line: &str, headers: &[&str]) -> RawConnection {
         let mut caller = self.caller().await;
-        caller.say(self.head(line, headers)).await;
+        caller.send(self.head(line, headers)).await;
         caller
     }
 

@@ -12,21 +12,21 @@ async fn a_call_reaches_the_upstream_as_it_was_made() {
     let line = "PATCH /api/v1/ai/models/org%2Fname//x;v=1/%E4?a=1&&b=%20+%2e&a=..";
     let headers = ["Content-Length: 2", "Accept-Encoding: br", "X-Twice: 1", "X-Twice: 2"];
     let mut caller = gate.asking(line, &headers).await;
-    caller.say("hi").await;
+    caller.send("hi").await;
     let mut upstream = gate.upstream.next().await;
     let head = upstream.head().await;
     assert_eq!(head.line(), format!("{line} HTTP/1.1"));
     assert_eq!(head.get("accept-encoding"), Some("br"));
     assert_eq!(head.all("x-twice"), ["1", "2"]);
     assert_eq!(head.get("content-length"), Some("2"));
-    upstream.hear("hi").await;
-    upstream.say("HTTP/1.1 307 Elsewhere\r\nLocation: /other?x=%2F\r\nContent-Encoding: gzip\r\nContent-Length: 2\r\nSet-Cookie: a=1\r\nSet-Cookie: b=2\r\n\r\n\x1f\x00").await;
+    upstream.expect("hi").await;
+    upstream.send("HTTP/1.1 307 Elsewhere\r\nLocation: /other?x=%2F\r\nContent-Encoding: gzip\r\nContent-Length: 2\r\nSet-Cookie: a=1\r\nSet-Cookie: b=2\r\n\r\n\x1f\x00").await;
     let head = caller.head().await;
     assert_eq!(head.line(), "HTTP/1.1 307 Elsewhere");
     assert_eq!(head.get("location"), Some("/other?x=%2F"), "redirects are the caller's to follow");
     assert_eq!(head.get("content-encoding"), Some("gzip"));
     assert_eq!(head.all("set-cookie"), ["a=1", "b=2"]);
-    caller.hear("\x1f\x00").await;
+    caller.expect("\x1f\x00").await;
 }
 
 #[tokio::test]
@@ -61,7 +61,7 @@ async fn an_upstream_is_told_who_calls_and_is_shown_no_token_of_ours() {
     for (name, value) in expected {
         assert_eq!(head.get(name), value, "{name} of {head:?}");
     }
-    upstream.say(answer("")).await;
+    upstream.send(answer("")).await;
     assert_eq!(caller.head().await.get("x-request-id"), Some("trace-1"));
 }
 
@@ -143,7 +143,7 @@ async fn what_belongs_to_one_connection_is_not_passed_on_to_the_other() {
     for name in ["connection", "x-mine", "keep-alive", "proxy-authorization", "te", "upgrade"] {
         assert_eq!(head.get(name), None, "{head:?}");
     }
-    upstream.say("HTTP/1.1 200 OK\r\nConnection: keep-alive, X-Theirs\r\nX-Theirs: 1\r\nKeep-Alive: timeout=5\r\nProxy-Authenticate: Basic\r\nX-Ours: 1\r\nContent-Length: 0\r\n\r\n").await;
+    upstream.send("HTTP/1.1 200 OK\r\nConnection: keep-alive, X-Theirs\r\nX-Theirs: 1\r\nKeep-Alive: timeout=5\r\nProxy-Authenticate: Basic\r\nX-Ours: 1\r\nContent-Length: 0\r\n\r\n").await;
     let head = caller.head().await;
     for name in ["connection", "x-theirs", "keep-alive", "proxy-authenticate"] {
         assert_eq!(head.get(name), None, "{head:?}");
@@ -164,7 +164,7 @@ async fn every_method_is_passed_on() {
         let head: Head = line.head().await;
         assert_eq!(head.line(), format!("{method} /api/v1/ai/x HTTP/1.1"));
         let body = if method == "HEAD" { "" } else { "body" };
-        line.say(format!("HTTP/1.1 200 OK\r\nContent-Length: 4\r\nAllow: X\r\n\r\n{body}")).await;
+        line.send(format!("HTTP/1.1 200 OK\r\nContent-Length: 4\r\nAllow: X\r\n\r\n{body}")).await;
         // An upstream that sends the body of a HEAD all the same is found out too late, so that connection is not used again.
         upstream = (method != "HEAD").then_some(line);
         let head = caller.head().await;
@@ -182,12 +182,12 @@ async fn large_heads_pass_and_one_that_never_ends_is_given_up() {
     let mut caller = gate.asking("GET /api/v1/ai/x", &[&format!("Cookie: {large}")]).await;
     let mut upstream = gate.upstream.next().await;
     assert_eq!(upstream.head().await.get("cookie"), Some(large.as_str()));
-    upstream.say(format!("HTTP/1.1 200 OK\r\nSet-Cookie: {large}\r\nContent-Length: 0\r\n\r\n")).await;
+    upstream.send(format!("HTTP/1.1 200 OK\r\nSet-Cookie: {large}\r\nContent-Length: 0\r\n\r\n")).await;
     assert_eq!(caller.head().await.get("set-cookie"), Some(large.as_str()));
 
     let call = gate.call(Method::GET, "/api/v1/ai/x", "");
     upstream.head().await;
-    upstream.say(format!("HTTP/1.1 200 OK\r\nX-Endless: {}", "x".repeat(200_000))).await;
+    upstream.send(format!("HTTP/1.1 200 OK\r\nX-Endless: {}", "x".repeat(200_000))).await;
     assert_eq!(error(&call.await.unwrap()), (502, "BAD_GATEWAY".to_owned()));
 }
 
@@ -210,7 +210,7 @@ async fn limits_of_the_upstream_are_not_taken_for_ours() {
     let call = gate.call(Method::GET, "/api/v1/ai/x", "");
     let mut upstream = gate.upstream.next().await;
     upstream.head().await;
-    upstream.say("HTTP/1.1 429 Slow Down\r\nX-RateLimit-Limit: 7\r\nX-RateLimit-Remaining: 0\r\nRateLimit: \"theirs\";r=0;t=9\r\nRetry-After: 9\r\nContent-Length: 0\r\n\r\n").await;
+    upstream.send("HTTP/1.1 429 Slow Down\r\nX-RateLimit-Limit: 7\r\nX-RateLimit-Remaining: 0\r\nRateLimit: \"theirs\";r=0;t=9\r\nRetry-After: 9\r\nContent-Length: 0\r\n\r\n").await;
     let answer = call.await.unwrap();
     assert_eq!((answer.status, answer.header("retry-after")), (429, Some("9")), "their answer is passed on");
     assert_ne!(answer.header("x-ratelimit-limit"), Some("7"));

@@ -65,7 +65,7 @@ async fn what_is_under_the_prefix_is_passed_on_byte_for_byte() {
             None => gate.upstream.next().await,
         };
         assert_eq!(line.head().await.line(), format!("GET {path} HTTP/1.1"));
-        line.say(answer("ok")).await;
+        line.send(answer("ok")).await;
         assert_eq!(caller.head().await.line(), "HTTP/1.1 200 OK");
         upstream = Some(line);
     }
@@ -74,6 +74,6 @@ async fn what_is_under_the_prefix_is_passed_on_byte_for_byte() {
     let head = line.head().await;
     assert_eq!(head.line(), "GET /api/v1/ai/x?y HTTP/1.1", "wherever a caller wants to go");
     assert_eq!(head.get("x-forwarded-host"), Some("elsewhere.example"));
-    line.say(answer("ok")).await;
+    line.send(answer("ok")).await;
     assert_eq!(caller.head().await.line(), "HTTP/1.1 200 OK");
 }

@@ -362,14 +362,14 @@ async fn an_answer_that_comes_while_nobody_has_asked_is_given_to_nobody() {
     let mut idle = Vec::new();
     for n in 0..50 {
         let path = format!("/api/v1/ai/{n}");
-        caller.say(gate.head(&format!("GET {path}"), &[])).await;
+        caller.send(gate.head(&format!("GET {path}"), &[])).await;
         let mut upstream = gate.upstream.next().await;
         assert_eq!(upstream.head().await.line(), format!("GET {path} HTTP/1.1"));
-        upstream.say(answer("mine")).await;
+        upstream.send(answer("mine")).await;
         assert_eq!(caller.head().await.line(), "HTTP/1.1 200 OK");
-        caller.hear("mine").await;
+        caller.expect("mine").await;
         // The connection is idle now; the next call must not find this in it.
-        upstream.say(answer("HIDDEN")).await;
+        upstream.send(answer("HIDDEN")).await;
         idle.push(upstream);
     }
     for mut upstream in idle {
@@ -384,21 +384,21 @@ async fn an_early_answer_leaves_no_connection_on_which_the_rest_of_the_upload_is
         for framing in ["Content-Length: 1000000", "Transfer-Encoding: chunked"] {
             let mut caller = gate.asking("POST /api/v1/ai/upload", &[framing]).await;
             let beginning = "1\r\nx\r\n";
-            caller.say(beginning).await;
+            caller.send(beginning).await;
             let mut early = gate.upstream.next().await;
             early.head().await;
-            early.hear(beginning).await;
-            early.say(format!("{}{surplus}", answer("early"))).await;
+            early.expect(beginning).await;
+            early.send(format!("{}{surplus}", answer("early"))).await;
             assert_eq!(caller.head().await.line(), "HTTP/1.1 200 OK");
-            caller.hear("early").await;
+            caller.expect("early").await;
             // Others do not get their calls into the body that the upstream waits for.
             for _ in 0..FOLLOWERS {
                 let mut second = gate.asking("GET /api/v1/ai/second", &[]).await;
                 let mut upstream = gate.upstream.next().await;
                 assert_eq!(upstream.head().await.line(), "GET /api/v1/ai/second HTTP/1.1");
-                upstream.say("HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 5\r\n\r\nyours").await;
+                upstream.send("HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 5\r\n\r\nyours").await;
                 assert_eq!(second.head().await.line(), "HTTP/1.1 200 OK");
-                second.hear("yours").await;
+                second.expect("yours").await;
             }
             drop(caller);
             assert_eq!(early.rest().await, b"", "{framing}");
@@ -415,7 +415,7 @@ async fn an_upstream_that_only_announces_its_answer_is_not_listened_to_for_ever(
         upstream.head().await;
         let announcing = tokio::spawn(async move {
             loop {
-                upstream.say("HTTP/1.1 103 Early Hints\r\nLink: </x>\r\n\r\n".repeat(100)).await;
+                upstream.send("HTTP/1.1 103 Early Hints\r\nLink: </x>\r\n\r\n".repeat(100)).await;
             }
         });
         assert_eq!(caller.head().await.line(), "HTTP/1.1 502 Bad Gateway");

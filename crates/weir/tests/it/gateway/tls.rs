@@ -42,8 +42,8 @@ async fn an_upstream_that_is_trusted_is_spoken_to_over_one_connection() {
         assert_eq!(head.line(), "POST /api/v1/ai/chat?x=1 HTTP/1.1");
         let host = format!("localhost:{}", tls.port());
         assert_eq!((head.get("host"), head.get("authorization")), (Some(host.as_str()), None));
-        talk.hear("a question").await;
-        talk.say(answer(&format!("answer {n}"))).await;
+        talk.expect("a question").await;
+        talk.send(answer(&format!("answer {n}"))).await;
         let response = call.await.unwrap();
         assert_eq!((response.status, &response.body[..]), (200, format!("answer {n}").as_bytes()));
     }
@@ -56,14 +56,14 @@ async fn pieces_of_an_answer_pass_at_once_through_tls() {
     let mut caller = gate.asking("GET /api/v1/ai/events", &[]).await;
     let mut upstream = gate.upstream.next().await;
     upstream.head().await;
-    upstream.say("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n").await;
+    upstream.send("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n").await;
     assert_eq!(caller.head().await.line(), "HTTP/1.1 200 OK");
     for piece in ["data: 1\n\n", "data: 22\n\n"] {
         // The next one is said only when this one was heard.
-        upstream.say_chunk(piece).await;
+        upstream.send_chunk(piece).await;
         assert_eq!(caller.chunk().await, piece.as_bytes());
     }
-    upstream.say("0\r\n\r\n").await;
+    upstream.send("0\r\n\r\n").await;
     assert_eq!(caller.chunk().await, b"");
 }
 
@@ -80,14 +80,14 @@ async fn a_websocket_passes_bytes_both_ways_through_tls() {
     let mut upstream = gate.upstream.next().await;
     assert_eq!(upstream.head().await.get("upgrade"), Some("websocket"));
     upstream
-        .say("HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n")
+        .send("HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n")
         .await;
     assert_eq!(caller.head().await.line(), "HTTP/1.1 101 Switching Protocols");
     for n in 0..3 {
-        caller.say([0x81, n]).await;
-        upstream.hear([0x81, n]).await;
-        upstream.say([0x82, n]).await;
-        caller.hear([0x82, n]).await;
+        caller.send([0x81, n]).await;
+        upstream.expect([0x81, n]).await;
+        upstream.send([0x82, n]).await;
+        caller.expect([0x82, n]).await;
     }
     drop(caller);
     assert_eq!(upstream.rest().await, b"");

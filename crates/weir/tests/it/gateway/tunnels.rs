@@ -22,12 +22,12 @@ async fn tunnel(gate: &mut Gate) -> (RawConnection, RawConnection) {
     assert_eq!(head.line(), "GET /api/v1/ai/socket?x=1 HTTP/1.1");
     assert_eq!((head.get("connection"), head.get("upgrade")), (Some("upgrade"), Some("websocket")));
     assert_eq!(head.get("sec-websocket-key"), Some("dGhlIHNhbXBsZSBub25jZQ=="));
-    upstream.say("HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Accept: s3pPLMBiTxaQ9kYGzzhZRbK+xOo=\r\n\r\nhello").await;
+    upstream.send("HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Accept: s3pPLMBiTxaQ9kYGzzhZRbK+xOo=\r\n\r\nhello").await;
     let head = caller.head().await;
     assert_eq!(head.line(), "HTTP/1.1 101 Switching Protocols");
     assert_eq!((head.get("connection"), head.get("upgrade")), (Some("upgrade"), Some("websocket")));
     assert_eq!(head.get("sec-websocket-accept"), Some("s3pPLMBiTxaQ9kYGzzhZRbK+xOo="));
-    caller.hear("hello").await;
+    caller.expect("hello").await;
     (caller, upstream)
 }
 
@@ -36,15 +36,15 @@ async fn a_websocket_passes_bytes_both_ways_until_one_side_leaves() {
     let mut gate = Gate::start().await;
     let (mut caller, mut upstream) = tunnel(&mut gate).await;
     for n in 0..3 {
-        caller.say([0x81, 0x85, n, 0xff]).await;
-        upstream.hear([0x81, 0x85, n, 0xff]).await;
-        upstream.say([0x00, n]).await;
-        caller.hear([0x00, n]).await;
+        caller.send([0x81, 0x85, n, 0xff]).await;
+        upstream.expect([0x81, 0x85, n, 0xff]).await;
+        upstream.send([0x00, n]).await;
+        caller.expect([0x00, n]).await;
     }
     let large = vec![7; 1 << 20];
     let (sent, mut far) = (large.clone(), upstream);
     let reading = tokio::spawn(async move { (far.bytes(1 << 20).await, far) });
-    caller.say(&sent).await;
+    caller.send(&sent).await;
     let (got, mut upstream) = reading.await.unwrap();
     assert!(got == large);
     drop(caller);
@@ -62,18 +62,18 @@ async fn an_upstream_may_refuse_a_websocket() {
     let mut upstream = gate.upstream.next().await;
     upstream.head().await;
     upstream
-        .say("HTTP/1.1 426 Upgrade Required\r\nSec-WebSocket-Version: 8\r\nContent-Length: 2\r\n\r\nno")
+        .send("HTTP/1.1 426 Upgrade Required\r\nSec-WebSocket-Version: 8\r\nContent-Length: 2\r\n\r\nno")
         .await;
     let head = caller.head().await;
     assert_eq!(
         (head.line(), head.get("sec-websocket-version")),
         ("HTTP/1.1 426 Upgrade Required", Some("8"))
     );
-    caller.hear("no").await;
+    caller.expect("no").await;
     // It is still HTTP, and what the caller says next is another call.
-    caller.say(gate.head("GET /api/v1/ai/x", &[])).await;
+    caller.send(gate.head("GET /api/v1/ai/x", &[])).await;
     assert_eq!(upstream.head().await.line(), "GET /api/v1/ai/x HTTP/1.1");
-    upstream.say(answer("ok")).await;
+    upstream.send(answer("ok")).await;
     assert_eq!(caller.head().await.line(), "HTTP/1.1 200 OK");
 }
 
@@ -85,14 +85,14 @@ async fn no_other_protocol_is_let_through() {
     let mut upstream = gate.upstream.next().await;
     let head = upstream.head().await;
     assert_eq!((head.get("connection"), head.get("upgrade"), head.get("http2-settings")), (None, None, None));
-    upstream.say("HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n").await;
+    upstream.send("HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n").await;
     assert_eq!(caller.head().await.line(), "HTTP/1.1 502 Bad Gateway");
     assert_eq!(upstream.rest().await, b"");
 
     let mut caller = gate.asking("GET /api/v1/ai/x", &UPGRADE).await;
     let mut upstream = gate.upstream.next().await;
     upstream.head().await;
-    upstream.say("HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n").await;
+    upstream.send("HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n").await;
     assert_eq!(caller.head().await.line(), "HTTP/1.1 502 Bad Gateway");
 }
 
@@ -116,8 +116,8 @@ async fn a_stop_cuts_tunnels_off_in_time() {
     let (mut caller, mut upstream) = tunnel(&mut gate).await;
     gate.running.weir.terminate();
     gate.running.weir.wait_for_log(|line| line.contains("stopping"), PATIENCE).await;
-    caller.say("still").await;
-    upstream.hear("still").await;
+    caller.send("still").await;
+    upstream.expect("still").await;
     let status = gate.running.weir.wait(Duration::from_secs(60)).await;
     assert!(status.success(), "{status}");
     assert_eq!(caller.rest().await, b"");

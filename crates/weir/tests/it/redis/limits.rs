@@ -1,16 +1,16 @@
-//! Limits and counts, and where they are kept.
+//! Limits and counts in Redis and Postgres.
 
 use serde_json::json;
 use weir_testkit::http::Client;
 use weir_testkit::redis::Server;
 use weir_testkit::wait;
 
-use super::fixtures::{DOWN, Fleet, forgetful, send, skipped};
+use super::fixtures::{DOWN, Fleet, redis_without_persistence, send, skipped};
 use crate::fixtures::{PATIENCE, configure, operator, send_in_parallel, wait_until_delivered};
 
-/// What can be seen of a user while its limits are set, used and replaced.
+/// What a test observes of a user while its limits are set, used and replaced.
 #[derive(Debug, PartialEq)]
-struct Seen {
+struct Observed {
     when_configured: i64,
     sent: [u16; 3],
     limit_and_count: [String; 2],
@@ -21,7 +21,7 @@ struct Seen {
 }
 
 /// Sends on one of two servers for a user whose limits the other one replaces.
-async fn look(fleet: &Fleet, redis: &Server, user: &str) -> Seen {
+async fn observe(fleet: &Fleet, redis: &Server, user: &str) -> Observed {
     let (a, b) = (&fleet.clients[0], &fleet.clients[1]);
     let key = format!("RateLimiterCache:{user}");
     let exists = async || redis.command(&["EXISTS", &key]).await.integer();
@@ -39,7 +39,7 @@ async fn look(fleet: &Fleet, redis: &Server, user: &str) -> Seen {
     let when_configured_again = exists().await;
     let sent_again = [send(a, user).await, send(a, user).await, send(a, user).await];
     let lives_for_the_window = (90_000..=120_000).contains(&left);
-    Seen {
+    Observed {
         when_configured,
         sent,
         limit_and_count,
@@ -55,14 +55,14 @@ async fn of_400_parallel_sends_on_two_servers_exactly_50_pass_a_cold_cache() {
     if skipped() {
         return;
     }
-    let redis = forgetful();
+    let redis = redis_without_persistence();
     let fleet = Fleet::start(2, redis.url()).await;
     for user in ["a", "b"] {
         fleet.configure(fleet.first(), user, 50, 60).await;
-        let tally = send_in_parallel(&fleet.clients, user, 400).await;
-        tally.expect(200, 50);
-        tally.expect(429, 350);
-        assert_eq!(fleet.stored(user).await, 50);
+        let counts = send_in_parallel(&fleet.clients, user, 400).await;
+        counts.expect(200, 50);
+        counts.expect(429, 350);
+        assert_eq!(fleet.stored_count(user).await, 50);
     }
     assert_eq!(redis.command(&["HGET", "RateLimiterCache:a", "currentCount"]).await.text(), "50");
     let books = wait_until_delivered(&operator(&fleet.weirs[0])).await;
@@ -74,9 +74,9 @@ async fn the_hash_has_limit_count_and_the_rest_of_the_window_and_new_limits_dele
     if skipped() {
         return;
     }
-    let redis = forgetful();
+    let redis = redis_without_persistence();
     let fleet = Fleet::start(2, redis.url()).await;
-    let expected = Seen {
+    let expected = Observed {
         when_configured: 0,
         sent: [200; 3],
         limit_and_count: ["10".to_owned(), "3".to_owned()],
@@ -87,17 +87,17 @@ async fn the_hash_has_limit_count_and_the_rest_of_the_window_and_new_limits_dele
     };
     let mut user = "u0".to_owned();
     for attempt in 1.. {
-        let outages = fleet.lines(DOWN);
-        let seen = look(&fleet, &redis, &user).await;
-        if seen == expected {
+        let outages = fleet.count_lines(DOWN);
+        let observed = observe(&fleet, &redis, &user).await;
+        if observed == expected {
             break;
         }
-        // On a busy machine Redis may be late, and then Postgres answers and there is no hash. A line says so.
-        wait::until(&format!("a late Redis to be why it was {seen:?}"), PATIENCE, async || {
-            fleet.lines(DOWN) > outages
+        // On a busy machine Redis may be slow; then Postgres decides, there is no hash, and a log line says so.
+        wait::until(&format!("a slow Redis to be the reason for {observed:?}"), PATIENCE, async || {
+            fleet.count_lines(DOWN) > outages
         })
         .await;
-        fleet.is_healthy().await;
+        fleet.wait_until_healthy().await;
         user = format!("u{attempt}");
     }
     let [a, b] = [&fleet.clients[0], &fleet.clients[1]];
@@ -106,28 +106,28 @@ async fn the_hash_has_limit_count_and_the_rest_of_the_window_and_new_limits_dele
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_cache_that_loses_its_memory_goes_on_from_the_count_in_postgres() {
+async fn a_cache_that_loses_its_data_continues_from_the_count_in_postgres() {
     if skipped() {
         return;
     }
-    let redis = forgetful();
+    let redis = redis_without_persistence();
     let fleet = Fleet::start(1, redis.url()).await;
-    // Below ten nothing is reserved ahead, so nothing is lost either.
+    // Limits below ten are not reserved in advance, so a flush loses nothing.
     fleet.configure(fleet.first(), "u", 9, 60).await;
     for round in 1..=9 {
         assert_eq!(send(fleet.first(), "u").await, 200, "send {round}");
         redis.command(&["FLUSHALL"]).await;
     }
     assert_eq!(send(fleet.first(), "u").await, 429);
-    assert_eq!(fleet.stored("u").await, 9);
+    assert_eq!(fleet.stored_count("u").await, 9);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_table_has_the_true_count_when_a_user_rests_and_when_the_server_stops() {
+async fn the_table_has_the_exact_count_when_a_user_is_idle_and_after_a_stop() {
     if skipped() {
         return;
     }
-    let redis = forgetful();
+    let redis = redis_without_persistence();
     let mut fleet = Fleet::start(1, redis.url()).await;
     for user in ["rests", "stops"] {
         fleet.configure(fleet.first(), user, 1_000, 60).await;
@@ -135,21 +135,21 @@ async fn the_table_has_the_true_count_when_a_user_rests_and_when_the_server_stop
     for _ in 0..7 {
         assert_eq!(send(fleet.first(), "rests").await, 200);
     }
-    assert!(fleet.stored("rests").await >= 7, "never below the true count");
-    wait::until("what was reserved ahead is given back", PATIENCE, async || fleet.stored("rests").await == 7)
+    assert!(fleet.stored_count("rests").await >= 7, "the stored count is never too low");
+    wait::until("the reservation is given back", PATIENCE, async || fleet.stored_count("rests").await == 7)
         .await;
     assert_eq!(send(fleet.first(), "stops").await, 200);
     fleet.weirs[0].terminate();
     assert!(fleet.weirs[0].wait(PATIENCE).await.success());
-    assert_eq!(fleet.stored("stops").await, 1);
+    assert_eq!(fleet.stored_count("stops").await, 1);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_key_that_is_no_hash_troubles_nobody() {
+async fn a_key_of_the_wrong_type_affects_no_user() {
     if skipped() {
         return;
     }
-    let redis = forgetful();
+    let redis = redis_without_persistence();
     let fleet = Fleet::start(1, redis.url()).await;
     for user in ["spoilt", "well"] {
         configure(fleet.first(), user, 20, 600).await;
@@ -160,8 +160,8 @@ async fn a_key_that_is_no_hash_troubles_nobody() {
     }
     redis.command(&["SET", "RateLimiterCache:spoilt", "x"]).await;
     configure(fleet.first(), "spoilt", 2, 600).await;
-    let tally = send_in_parallel(&fleet.clients, "spoilt", 10).await;
-    tally.expect(200, 2);
-    assert_eq!(fleet.lines(DOWN), 0);
+    let counts = send_in_parallel(&fleet.clients, "spoilt", 10).await;
+    counts.expect(200, 2);
+    assert_eq!(fleet.count_lines(DOWN), 0);
     assert_eq!(fleet.first().get("/health").await.unwrap().status, 200);
 }

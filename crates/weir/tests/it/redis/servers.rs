@@ -1,4 +1,4 @@
-//! Redis servers of every kind: in a cluster, behind TLS, with replicas, more than one.
+//! Topologies of Redis: a cluster, TLS, replicas, several servers.
 
 use std::time::Duration;
 
@@ -7,11 +7,11 @@ use weir_testkit::postgres;
 use weir_testkit::redis::{Cluster, Options, Reply, Server};
 use weir_testkit::wait;
 
-use super::fixtures::{DOWN, Fleet, forgetful, send, skipped};
+use super::fixtures::{DOWN, Fleet, redis_without_persistence, send, skipped};
 use crate::fixtures::{PATIENCE, configure, send_in_parallel, weir};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_cluster_serves_every_user_and_the_loss_of_a_node_costs_nobody_an_answer() {
+async fn a_cluster_serves_every_user_also_when_a_node_is_lost() {
     if skipped() {
         return;
     }
@@ -24,24 +24,24 @@ async fn a_cluster_serves_every_user_and_the_loss_of_a_node_costs_nobody_an_answ
     }
     for node in cluster.nodes() {
         let keys = node.command(&["DBSIZE"]).await.integer();
-        assert!(keys > 0, "every node has some of the users");
+        assert!(keys > 0, "every node stores some users");
     }
-    // A user's slot moves: the hash goes with it, and servers follow.
+    // A hash slot moves with its keys, and the servers follow.
     let slot = cluster.slot_of("RateLimiterCache:user-0").await;
     let to = (cluster.owner_of(slot).await + 1) % 3;
     cluster.move_slot(slot, to).await;
     assert_eq!(send(&fleet.clients[1], "user-0").await, 200);
     cluster.nodes_mut()[0].crash();
     for user in &users {
-        let tally = send_in_parallel(&fleet.clients, user, 20).await;
+        let counts = send_in_parallel(&fleet.clients, user, 20).await;
         let left = if user == "user-0" { 6 } else { 7 };
-        tally.expect(200, left);
-        tally.expect(429, 20 - left);
+        counts.expect(200, left);
+        counts.expect(429, 20 - left);
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn redis_with_tls_and_a_password_is_used_and_a_wrong_password_is_not_told() {
+async fn redis_with_tls_and_a_password_is_used_and_a_wrong_password_is_not_logged() {
     if skipped() {
         return;
     }
@@ -64,7 +64,7 @@ async fn redis_with_tls_and_a_password_is_used_and_a_wrong_password_is_not_told(
     for weir in [&untrusted, &refused] {
         let client = Client::new(weir.base_url());
         configure(&client, "v", 5, 60).await;
-        assert_eq!(send(&client, "v").await, 200, "Postgres serves");
+        assert_eq!(send(&client, "v").await, 200, "Postgres decides");
         weir.wait_for_log(|line| line.contains(DOWN), PATIENCE).await;
         let log = weir.log_lines().join("\n");
         assert!(!log.contains("wr0ng-password") && !log.contains("s3cret-of-redis"));
@@ -72,11 +72,11 @@ async fn redis_with_tls_and_a_password_is_used_and_a_wrong_password_is_not_told(
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_redis_that_was_demoted_and_promoted_again_hands_nothing_out_twice() {
+async fn a_redis_that_was_demoted_and_promoted_again_grants_nothing_twice() {
     if skipped() {
         return;
     }
-    let (a, b) = (forgetful(), forgetful());
+    let (a, b) = (redis_without_persistence(), redis_without_persistence());
     let port = |server: &Server| server.address().port().to_string();
     let fleet = Fleet::start(1, a.url()).await;
     fleet.configure(fleet.first(), "u", 100, 600).await;
@@ -89,7 +89,7 @@ async fn a_redis_that_was_demoted_and_promoted_again_hands_nothing_out_twice() {
         })
         .await;
     };
-    // A copy of an early state comes back to where it was made, in the same run of the same process.
+    // A copy of an old state returns to the server that it came from, without a restart of that server.
     b.command(&["REPLICAOF", "127.0.0.1", &port(&a)]).await;
     is_copied(&a, &b).await;
     b.command(&["REPLICAOF", "NO", "ONE"]).await;
@@ -99,19 +99,19 @@ async fn a_redis_that_was_demoted_and_promoted_again_hands_nothing_out_twice() {
     a.command(&["REPLICAOF", "127.0.0.1", &port(&b)]).await;
     is_copied(&b, &a).await;
     a.command(&["REPLICAOF", "NO", "ONE"]).await;
-    let tally = send_in_parallel(&fleet.clients, "u", 150).await;
-    assert!(tally.count(200) + 11 <= 100, "{} more were accepted", tally.count(200));
-    // A loss may cost what was reserved ahead, a tenth of the limit: there are two here, and those that the server tells of.
-    let lost = 10 * (2 + fleet.lines(DOWN));
-    assert!(tally.count(200) + 11 + lost >= 100, "only {} more were accepted", tally.count(200));
+    let counts = send_in_parallel(&fleet.clients, "u", 150).await;
+    assert!(counts.count(200) + 11 <= 100, "{} more were accepted", counts.count(200));
+    // Each loss may cost the reservation, a tenth of the limit: two here, and those that the server logged.
+    let lost = 10 * (2 + fleet.count_lines(DOWN));
+    assert!(counts.count(200) + 11 + lost >= 100, "only {} more were accepted", counts.count(200));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn servers_on_different_redis_servers_obey_the_same_new_limits() {
+async fn servers_on_different_redis_servers_apply_the_same_new_limits() {
     if skipped() {
         return;
     }
-    let (left, right) = (forgetful(), forgetful());
+    let (left, right) = (redis_without_persistence(), redis_without_persistence());
     let database = postgres::Server::shared().database("redis").await;
     let start =
         |redis: &Server| weir().env("WEIR_STORE", database.url()).env("WEIR_CACHE", redis.url()).spawn();
@@ -126,13 +126,13 @@ async fn servers_on_different_redis_servers_obey_the_same_new_limits() {
         assert_eq!(send(&b, "u").await, 200);
     }
     configure(&a, "u", 5, 600).await;
-    wait::until("the new limits hold on the other server", Duration::from_secs(1), async || {
+    wait::until("the new limits apply on the other server", Duration::from_secs(1), async || {
         b.get("/api/config/u").await.unwrap().json()["rateLimit"] == 5 && {
             let left = right.command(&["HGET", "RateLimiterCache:u", "rateLimit"]).await;
             left != Reply::Text("10000".into())
         }
     })
     .await;
-    let tally = send_in_parallel(&[a, b], "u", 60).await;
-    assert!(tally.count(200) <= 5, "{} were accepted", tally.count(200));
+    let counts = send_in_parallel(&[a, b], "u", 60).await;
+    assert!(counts.count(200) <= 5, "{} were accepted", counts.count(200));
 }

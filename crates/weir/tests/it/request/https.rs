@@ -34,7 +34,7 @@ async fn end_of_one(downstream: &str, settings: &[(&str, &str)]) -> Value {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_downstream_is_called_over_tls_when_its_authority_is_trusted() {
-    let downstream = HttpsServer::answering(r#"{"done":true}"#).await;
+    let downstream = HttpsServer::start(r#"{"done":true}"#).await;
     let file = downstream.ca_file();
     let trusted = [("WEIR_REQUEST_SSLROOTCERT", file.to_str().unwrap())];
     let request = end_of_one(&downstream.url(), &trusted).await;
@@ -44,8 +44,8 @@ async fn a_downstream_is_called_over_tls_when_its_authority_is_trusted() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_downstream_is_told_nothing_unless_its_certificate_is_good() {
-    let downstream = HttpsServer::answering("{}").await;
-    let other = HttpsServer::answering("{}").await;
+    let downstream = HttpsServer::start("{}").await;
+    let other = HttpsServer::start("{}").await;
     let (own, other) = (downstream.ca_file(), other.ca_file());
     for (url, trusted) in [
         (downstream.url(), None),

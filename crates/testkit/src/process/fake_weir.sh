@@ -1,5 +1,5 @@
 #!/bin/sh
-# Plays `weir` for tests.rs: says what it was given, is ready, and ends with 0 on SIGTERM.
+# Stands in for `weir` in tests.rs: prints its arguments, reports ready, and exits with 0 on SIGTERM.
 if [ -n "$COMPLAINT" ]; then
   echo "$COMPLAINT" >&2
   exit 2

@@ -1,16 +1,16 @@
-//! Checks on what a run of concurrent requests was answered.
+//! Counts the statuses of concurrent responses and checks them.
 
 use std::collections::BTreeMap;
 
 use parking_lot::Mutex;
 
-/// Counts answers by HTTP status; share it by reference or `Arc` among the senders.
+/// Counts responses by HTTP status. Callers share it by reference or `Arc`.
 #[derive(Debug, Default)]
-pub struct Tally {
+pub struct StatusCounts {
     by_status: Mutex<BTreeMap<u16, usize>>,
 }
 
-impl Tally {
+impl StatusCounts {
     pub fn new() -> Self {
         Self::default()
     }
@@ -27,12 +27,12 @@ impl Tally {
         self.by_status.lock().values().sum()
     }
 
-    /// Panics with the whole tally unless `status` was answered `exactly` so many times.
+    /// Panics with all counts unless there were exactly this many responses with `status`.
     pub fn expect(&self, status: u16, exactly: usize) {
         let found = self.count(status);
         assert!(
             found == exactly,
-            "expected {exactly} answers with status {status}, found {found}; by status: {:?}",
+            "expected {exactly} responses with status {status}, found {found}; by status: {:?}",
             self.by_status.lock()
         );
     }
@@ -44,24 +44,24 @@ mod tests {
 
     #[test]
     fn counts_from_many_threads() {
-        let tally = Tally::new();
+        let counts = StatusCounts::new();
         std::thread::scope(|scope| {
             for _ in 0..4 {
-                scope.spawn(|| (0..100).for_each(|n| tally.record(if n < 10 { 200 } else { 429 })));
+                scope.spawn(|| (0..100).for_each(|n| counts.record(if n < 10 { 200 } else { 429 })));
             }
         });
-        tally.expect(200, 40);
-        tally.expect(429, 360);
-        tally.expect(503, 0);
-        assert_eq!(tally.total(), 400);
+        counts.expect(200, 40);
+        counts.expect(429, 360);
+        counts.expect(503, 0);
+        assert_eq!(counts.total(), 400);
     }
 
     #[test]
-    #[should_panic(expected = "expected 1 answers with status 200, found 2; by status: {200: 2}")]
+    #[should_panic(expected = "expected 1 responses with status 200, found 2; by status: {200: 2}")]
     fn says_what_it_found_instead() {
-        let tally = Tally::new();
-        tally.record(200);
-        tally.record(200);
-        tally.expect(200, 1);
+        let counts = StatusCounts::new();
+        counts.record(200);
+        counts.record(200);
+        counts.expect(200, 1);
     }
 }

@@ -1,6 +1,6 @@
-//! An archive of the classes that a broker loads, already parsed: with it Kafka starts in half the time.
+//! A Java class data archive of the classes that a broker loads: with it Kafka starts in half the time.
 //!
-//! It is a convenience: a broker starts without it, and Java ignores one that was made by another Java.
+//! It is optional: a broker starts without it, and Java ignores an archive from another version of Java.
 
 use std::ffi::OsString;
 use std::fs;
@@ -14,8 +14,8 @@ use super::{NAME, config, protocol};
 use crate::daemon::Daemon;
 use crate::instance::{Handle, Instance};
 
-/// Has a broker of `kafka` start, be ready and stop, and archives the classes that this took.
-pub(super) fn make(kafka: &Path) -> Result<(), String> {
+/// Starts a broker of `kafka`, stops it when it is ready, and archives the classes that it loaded.
+pub(super) fn create(kafka: &Path) -> Result<(), String> {
     let unfinished = kafka.join("classes.unfinished");
     let port = crate::ports::unused();
     let daemon = config::daemon(kafka, port, None, &[option("-XX:ArchiveClassesAtExit=", &unfinished)]);
@@ -23,13 +23,13 @@ pub(super) fn make(kafka: &Path) -> Result<(), String> {
     broker.lock().launch();
     broker.wait_ready(|| protocol::probe(SocketAddr::from((Ipv4Addr::LOCALHOST, port))))?;
     broker.lock().stop();
-    // Other test processes may look for it meanwhile. A Java that archives nothing is no reason to fail.
+    // Renamed when complete, since other test processes may look for it. A Java without archives is no error.
     let _ = fs::rename(unfinished, archive(kafka));
     Ok(())
 }
 
-/// The Java options to use the archive of `kafka`, if there is one.
-pub(super) fn use_of(kafka: &Path) -> Vec<OsString> {
+/// The Java options that use the archive of `kafka`, if there is one.
+pub(super) fn java_options(kafka: &Path) -> Vec<OsString> {
     let archive = archive(kafka);
     if archive.exists() { vec![option("-XX:SharedArchiveFile=", &archive)] } else { Vec::new() }
 }
