@@ -1,6 +1,8 @@
-//! Slot: payments per time window. Routes, the service behind them, the dispatcher of due slots, and settings.
+//! Slot: payments per time window. HTTP routes, the service behind them, the dispatcher of due slots, and their settings,
+//! metrics and events.
 
 pub(crate) mod dispatcher;
+mod events;
 pub(crate) mod metrics;
 pub(crate) mod routes;
 pub(crate) mod service;

@@ -55,7 +55,7 @@ fn start_sender(app: &App, workers: &TaskTracker) -> Result<()> {
     workers.spawn(sender.run(app.shutdown.closing().clone()));
     if let Some(topic) = &app.settings.slot.dispatch_topic {
         let (due, publisher) = (Arc::clone(&app.engines.store.due), app.engines.publisher());
-        let dispatcher = Dispatcher::new(due, publisher, topic, app.metrics.slot.dispatched.clone());
+        let dispatcher = Dispatcher::new(due, publisher, topic, &app.metrics.slot);
         workers.spawn(dispatcher.run(app.shutdown.closing().clone()));
     }
     Ok(())

@@ -3,22 +3,56 @@
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::registry::Registry;
+use weir_store::slot::AssignOutcome;
 
 use crate::telemetry::labels::OutcomeLabels;
 
-/// Metrics of slot. Clones share them.
-#[derive(Clone, Debug, Default)]
+/// Metrics of slot. The counter of each outcome is looked up once. Clones share the values.
+#[derive(Clone, Debug)]
 pub struct SlotMetrics {
-    /// Events that asked for a slot, by what became of them.
-    pub assignments: Family<OutcomeLabels, Counter>,
-    /// Slots dispatched when their time came.
+    assignments: Family<OutcomeLabels, Counter>,
+    new: Counter,
+    existing: Counter,
+    unknown_config: Counter,
+    exhausted: Counter,
+    /// Calls, or batches of an upload, that the store failed to decide.
+    pub failed: Counter,
+    /// Slots published by the dispatcher.
     pub dispatched: Counter,
+}
+
+impl Default for SlotMetrics {
+    fn default() -> Self {
+        let assignments = Family::default();
+        let counter =
+            |outcome| Family::<_, Counter>::get_or_create_owned(&assignments, &OutcomeLabels { outcome });
+        Self {
+            new: counter("new"),
+            existing: counter("existing"),
+            unknown_config: counter("unknown_config"),
+            exhausted: counter("exhausted"),
+            failed: counter("failed"),
+            assignments,
+            dispatched: Counter::default(),
+        }
+    }
 }
 
 impl SlotMetrics {
     pub(crate) fn register(&self, r: &mut Registry) {
         r.register("slot_assignments", "Events that asked for a slot, by outcome", self.assignments.clone());
-        let dispatched = "Slots published when their time came";
+        let dispatched = "Slots published when their scheduled time came";
         r.register("slot_dispatched", dispatched, self.dispatched.clone());
+    }
+
+    pub fn record_assignment(&self, outcome: &AssignOutcome) {
+        match outcome {
+            AssignOutcome::New(_) => &self.new,
+            AssignOutcome::Existing(_) => &self.existing,
+            AssignOutcome::UnknownConfig => &self.unknown_config,
+            AssignOutcome::Exhausted => &self.exhausted,
+            AssignOutcome::Recounting(_) => &self.failed,
+        }
+        .inc();
     }
 }

@@ -1,4 +1,4 @@
-//! Slot over HTTP: `/api/v1/slots`. Bulk loads stand in `slot/bulk.rs`, configs in `slot/config.rs`.
+//! HTTP routes of slot: `/api/v1/slots`. Bulk loads are in `routes/bulk.rs`, configs in `routes/config.rs`.
 
 pub(crate) mod bulk;
 pub(crate) mod config;
@@ -37,13 +37,12 @@ pub(crate) struct AssignRequest {
     #[serde(deserialize_with = "short_name")]
     #[schema(value_type = schema::ConfigName)]
     config_name: Box<str>,
-    /// When the event wants to run.
+    /// The earliest time at which the event may run.
     #[schema(value_type = schema::Time)]
     requested_time: Box<str>,
 }
 
-/// A text that may be a name, by its length. One that is too long is refused before it is copied: lines of uploads are parsed
-/// by the thousand.
+/// Deserializes a name and refuses one that is too long before copying it: uploads have thousands of lines.
 fn short_name<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Box<str>, D::Error> {
     struct ShortName;
 
@@ -75,17 +74,16 @@ pub(crate) struct SlotResponse {
     event_id: EventIdText,
     #[schema(value_type = schema::ConfigName)]
     config_name: ConfigNameText,
-    /// When the event wanted to run, as of the call that assigned its slot.
+    /// The requested time of the call that assigned the slot.
     requested_time: jiff::Timestamp,
-    /// The start of its window, by the config as it was when the slot was assigned.
+    /// The start of the slot's window, by the config that was active when the slot was assigned.
     window_start: jiff::Timestamp,
-    /// When it is to run: a whole millisecond inside its window, not before `requestedTime`.
+    /// When the event is to run: a whole millisecond inside the window, not before `requestedTime`.
     scheduled_time: jiff::Timestamp,
     #[schema(value_type = schema::SlotStatus)]
     status: &'static str,
 }
 
-/// Names as they are written.
 #[derive(Debug)]
 struct EventIdText(EventId);
 
@@ -108,17 +106,17 @@ impl Serialize for ConfigNameText {
 #[serde(rename_all = "camelCase")]
 #[into_params(parameter_in = Query)]
 pub(crate) struct WindowsQuery {
-    /// Whose windows. The config must be active.
+    /// The config whose windows are listed. It must be active.
     #[param(value_type = schema::ConfigName, required = true)]
     config_name: Option<String>,
-    /// Only windows that begin at this time or later. A window that began before it is left out, even if it is still
-    /// going on.
+    /// Only windows that begin at this time or later. A window that began before is left out, even if it has not
+    /// ended yet.
     #[param(value_type = schema::Time, required = false)]
     from: Option<String>,
     /// Only windows that begin before this time.
     #[param(value_type = schema::Time, required = false)]
     to: Option<String>,
-    /// How many items to answer with at most.
+    /// The most items in the response.
     #[param(value_type = u32, required = false, minimum = 1, maximum = 1000, default = 100)]
     limit: Option<String>,
     /// The `nextCursor` of the page before. Leave it out for the first page.
@@ -130,12 +128,11 @@ pub(crate) struct WindowsQuery {
 #[serde(rename_all = "camelCase")]
 #[schema(as = SlotWindow)]
 pub(crate) struct WindowResponse {
-    /// When it begins.
     window_start: jiff::Timestamp,
     /// Slots scheduled inside it.
     #[schema(minimum = 1, maximum = 2_147_483_647, examples(17))]
     slot_count: u32,
-    /// What the active version of the config allows.
+    /// The maximum of the config's active version.
     #[schema(minimum = 1, maximum = 2_147_483_647, examples(100))]
     max_per_window: u32,
     #[schema(value_type = schema::WindowStatus)]
@@ -151,10 +148,10 @@ pub(crate) struct WindowResponse {
 pub(crate) struct ForecastRequest {
     #[schema(value_type = schema::ConfigName)]
     config_name: Box<str>,
-    /// When all of them want to run.
+    /// The requested time of all of them.
     #[schema(value_type = schema::Time)]
     requested_time: Box<str>,
-    /// How many they are.
+    /// The number of events.
     #[schema(value_type = u32, minimum = 1, maximum = 1_000_000_000)]
     events: serde_json::Value,
 }
@@ -165,35 +162,35 @@ pub(crate) struct ForecastRequest {
 pub(crate) struct ForecastResponse {
     #[schema(value_type = schema::ConfigName)]
     config_name: ConfigNameText,
-    /// As asked.
+    /// From the request.
     requested_time: jiff::Timestamp,
-    /// As asked.
+    /// From the request.
     #[schema(minimum = 1, maximum = 1_000_000_000, examples(500_000))]
     events: u64,
     /// How many windows the load would use.
     #[schema(minimum = 1, examples(5000))]
     windows: u64,
-    /// The start of the window of its first event.
+    /// The start of the first event's window.
     first_window: jiff::Timestamp,
-    /// The start of the window of its last event.
+    /// The start of the last event's window.
     last_window: jiff::Timestamp,
-    /// The end of that window: by then every event has run.
+    /// The end of the last window: every event is scheduled before it.
     finishes_by: jiff::Timestamp,
 }
 
-/// The largest load that can be asked about.
+/// The largest load of a forecast.
 const FORECAST_MAX: u64 = 1_000_000_000;
 
 /// Assign a slot.
 ///
-/// Gives an event a time to run. The event goes into the window of `requestedTime` if that has room, otherwise into the
+/// Assigns a time to an event. The event goes into the window of `requestedTime` if that has room, otherwise into the
 /// first later window with room, at a random millisecond inside it. `scheduledTime` is never before `requestedTime`.
 ///
-/// A window that has begun at `requestedTime` offers only the share of its places that the rest of its time is worth.
-/// The server's clock plays no part: a time in the past is taken as it is.
+/// A window that has begun before `requestedTime` offers only a share of its maximum, in proportion to the time that is left of
+/// it. The server's clock is not used: a time in the past is valid.
 ///
-/// **Event ids are global and idempotent.** An event that has a slot keeps it, whatever time or config comes with it
-/// later, so sending the same call again is always safe.
+/// **Event ids are global and idempotent.** An event that has a slot keeps it, whatever time or config a later call
+/// names, so sending the same call again is always safe.
 ///
 /// The slot and its window's counter are written in one commit before the response: a 201 survives a crash.
 #[utoipa::path(
@@ -209,21 +206,21 @@ const FORECAST_MAX: u64 = 1_000_000_000;
         ),
         (
             status = 200,
-            description = "The event had a slot already. This is that slot, with the time and config it was assigned \
-                by, even when this call names others. Nothing was changed.",
+            description = "The event has a slot already. The response is that slot, with the time and config of the call that \
+                assigned it. Nothing was changed.",
             body = SlotResponse,
         ),
         (
             status = 404,
-            description = "No active config has that name: nobody configured it, or it was deactivated. Configure it \
-                (`POST /admin/rate-limit/config`), or look for a typing error in the name.",
+            description = "No active config has that name: it was never created, or it was deactivated. Create it \
+                (`POST /admin/rate-limit/config`), or check the spelling of the name.",
         ),
         (
             status = 503,
             description = "No slot could be assigned. Wait `Retry-After` seconds and send the same event again: if the \
-                first call went through after all, the response is the slot it got. `SLOTS_EXHAUSTED` means \
+                first call did succeed, the response is the slot that it assigned. `SLOTS_EXHAUSTED` means \
                 that every window within the headroom is full; `DEPENDENCY_UNAVAILABLE` that the store did \
-                not answer in time, others held the windows for too long, too many calls are waiting, or \
+                not answer in time, other calls locked the windows for too long, too many calls are waiting, or \
                 the server is shutting down. `/health` says which engine is down.",
         ),
     ),
@@ -245,19 +242,19 @@ pub(crate) async fn assign_slot(
 
 /// Forecast a load.
 ///
-/// Says which windows a load of `events` events for one time would use, were it assigned now by nobody else. Nothing is
-/// assigned or held: what others take in the meantime moves the end.
+/// Returns which windows a load of `events` events for one time would use if it were assigned now. Nothing is
+/// assigned or reserved: slots that other calls take in the meantime move the end.
 #[utoipa::path(
     post,
     path = "/api/v1/slots/forecast",
     tag = "slot",
     request_body = ForecastRequest,
     responses(
-        (status = 200, description = "Where the load would go.", body = ForecastResponse),
+        (status = 200, description = "The windows that the load would use.", body = ForecastResponse),
         (
             status = 404,
-            description = "No active config has that name: nobody configured it, or it was deactivated. Configure it \
-                (`POST /admin/rate-limit/config`), or look for a typing error in the name.",
+            description = "No active config has that name: it was never created, or it was deactivated. Create it \
+                (`POST /admin/rate-limit/config`), or check the spelling of the name.",
         ),
     ),
 )]
@@ -286,11 +283,9 @@ pub(crate) async fn forecast_slots(
 
 /// Read an event's slot.
 ///
-/// The slot as it was assigned. `status` is always `EXISTING` here. It is found whether or not its config is still
-/// active.
+/// Returns the slot as it was assigned, whether or not its config is still active. `status` is always `EXISTING` here.
 ///
-/// `windowStart` is the window of the config as it was then: a later change of the window size does not move what is
-/// scheduled.
+/// `windowStart` follows the config that was active then: a later change of the window size does not move slots.
 #[utoipa::path(
     get,
     path = "/api/v1/slots/{eventId}",
@@ -298,7 +293,7 @@ pub(crate) async fn forecast_slots(
     params(
         (
             "eventId" = schema::EventId, Path,
-            description = "Which event. Percent-encode it: an id may contain `/`, spaces and any other character that \
+            description = "The event. Percent-encode the id: it may contain `/`, spaces and any other character that \
                 is not a control character. The ids `bulk`, `forecast` and `windows` are paths of their own; \
                 write one of their letters encoded, such as `%62ulk`.",
         ),
@@ -311,8 +306,8 @@ pub(crate) async fn forecast_slots(
         ),
         (
             status = 404,
-            description = "The event has no slot: it was never assigned one, or gave it back. Assign one (`POST \
-                /api/v1/slots`), or look for a typing error in the eventId.",
+            description = "The event has no slot: it was never assigned one, or its slot was given back. Assign one (`POST \
+                /api/v1/slots`), or check the spelling of the eventId.",
         ),
     ),
 )]
@@ -320,15 +315,15 @@ pub(crate) async fn get_slot(
     State(app): State<Arc<App>>,
     event: PathParam,
 ) -> Result<Json<SlotResponse>, ApiError> {
-    let event = parse_event(event)?;
+    let event = parse_event_id(event)?;
     let slot = app.slot.find(&event).await?.ok_or_else(|| unknown_event(&event))?;
     Ok(Json(describe(slot, "EXISTING")))
 }
 
 /// Give a slot back.
 ///
-/// Frees the event's place in its window for another event. The event is forgotten: assigned again it counts as new and
-/// may get another time.
+/// Releases the event's slot for another event. Assigned again, the event counts as new and may get another
+/// time.
 #[utoipa::path(
     delete,
     path = "/api/v1/slots/{eventId}",
@@ -336,7 +331,7 @@ pub(crate) async fn get_slot(
     params(
         (
             "eventId" = schema::EventId, Path,
-            description = "Which event. Percent-encode it: an id may contain `/`, spaces and any other character that \
+            description = "The event. Percent-encode the id: it may contain `/`, spaces and any other character that \
                 is not a control character. The ids `bulk`, `forecast` and `windows` are paths of their own; \
                 write one of their letters encoded, such as `%62ulk`.",
         ),
@@ -349,8 +344,8 @@ pub(crate) async fn get_slot(
         ),
         (
             status = 404,
-            description = "The event has no slot: it was never assigned one, or gave it back. Assign one (`POST \
-                /api/v1/slots`), or look for a typing error in the eventId.",
+            description = "The event has no slot: it was never assigned one, or its slot was given back. Assign one (`POST \
+                /api/v1/slots`), or check the spelling of the eventId.",
         ),
     ),
 )]
@@ -358,17 +353,17 @@ pub(crate) async fn give_slot_back(
     State(app): State<Arc<App>>,
     event: PathParam,
 ) -> Result<StatusCode, ApiError> {
-    let event = parse_event(event)?;
-    app.slot.give_back(&event).await?.ok_or_else(|| unknown_event(&event))?;
+    let event = parse_event_id(event)?;
+    app.slot.release(&event).await?.ok_or_else(|| unknown_event(&event))?;
     Ok(StatusCode::NO_CONTENT)
 }
 
 /// List windows.
 ///
-/// How full the windows of a config are, in order of time. Windows without slots are left out.
+/// Lists how many slots each window of a config has, in order of time. Windows without slots are left out.
 ///
-/// After a new window size these are the windows of that size, each with what is scheduled inside it, whatever version
-/// put it there. After a lowered maximum a window may have more slots than `maxPerWindow`; it takes no more.
+/// After a change of the window size these are windows of the new size, with all slots scheduled inside them, whichever version
+/// assigned them. After the maximum is lowered, a window may have more slots than `maxPerWindow`; it accepts no more.
 ///
 /// The list is read page by page: pass `nextCursor` as `cursor` until it is null.
 #[utoipa::path(
@@ -380,8 +375,8 @@ pub(crate) async fn give_slot_back(
         (status = 200, description = "One page.", body = Page<WindowResponse>),
         (
             status = 404,
-            description = "No active config has that name: nobody configured it, or it was deactivated. Configure it \
-                (`POST /admin/rate-limit/config`), or look for a typing error in the name.",
+            description = "No active config has that name: it was never created, or it was deactivated. Create it \
+                (`POST /admin/rate-limit/config`), or check the spelling of the name.",
         ),
     ),
 )]
@@ -398,7 +393,7 @@ pub(crate) async fn list_windows(
     let after = query.cursor.map(|text| parse_time("cursor", &text)).transpose()?;
     let from = after.map_or(from, |after| from.max(Timestamp::from_micros(after.as_micros() + 1)));
     let config = app.slot.config(&name).await?.ok_or_else(|| unknown_config(&name))?;
-    // One more than asked for tells whether there is a next page.
+    // One item more than the page shows whether there is a next page.
     let windows = app.slot.windows(&name, from, to, limit + 1).await?;
     let max_per_window = config.pace.max_per_window();
     let items = windows.into_iter().map(|window| WindowResponse {
@@ -414,7 +409,7 @@ pub(crate) async fn list_windows(
 }
 
 const EARLIEST: Timestamp = Timestamp::from_seconds(-62_135_596_800);
-/// The end of the year 9998: a slot may be a while later than its event asked for.
+/// The end of the year 9998: leaves room for slots that are later than the requested time.
 const LATEST: Timestamp = Timestamp::from_seconds(253_370_764_800);
 
 pub(crate) fn parse(request: AssignRequest) -> Result<Assign, ApiError> {
@@ -439,7 +434,7 @@ pub(crate) fn parse_config_name(text: &str) -> Result<ConfigName, ApiError> {
     ConfigName::parse(text).map_err(|problem| ApiError::invalid_field("configName", problem))
 }
 
-fn parse_event(path: PathParam) -> Result<EventId, ApiError> {
+fn parse_event_id(path: PathParam) -> Result<EventId, ApiError> {
     let text = path.0.map_err(|_not_utf8| ApiError::invalid_field("eventId", "must be valid UTF-8"))?;
     EventId::parse(text).map_err(|problem| ApiError::invalid_field("eventId", problem))
 }
@@ -467,7 +462,7 @@ pub(crate) fn exhausted() -> ApiError {
 
 pub(super) fn recounting() -> ApiError {
     ApiError::unavailable(
-        "The windows of this config are being counted for its new version; the outcome is unknown, try again",
+        "The windows of this config are being recounted for its new version; the outcome is unknown, try again",
     )
 }
 

@@ -1,48 +1,38 @@
-//! Slot: single events go through lanes, bulk loads come as batches already, the rest straight to the store.
+//! Slot: single events go through lanes. Bulk loads, which are batches already, and all other calls go straight to the
+//! store.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use prometheus_client::metrics::counter::Counter;
 use weir_core::slot::{Forecast, Forecaster, Pace};
 use weir_core::{ConfigName, EventId, Timestamp};
 use weir_store::slot::{Assign, AssignOutcome, Slot, SlotConfig, SlotStore, WindowCount};
 use weir_store::{BoundedCache, Lanes, Result};
 
+use super::metrics::SlotMetrics;
 use crate::engines::{Engines, within};
 use crate::settings::Settings;
-use crate::telemetry::labels::OutcomeLabels;
 use crate::telemetry::metrics::Metrics;
 
-/// How long a config that was read is good for. Assigning never uses one: the store reads it with the windows.
+/// How long a config stays in the cache. Assigning does not use the cache: the store reads the config with the windows.
 const CACHE_FOR: Duration = Duration::from_secs(5);
 /// Configs in the cache.
 const CACHE_MAX: usize = 10_000;
 
-/// Counters read at a time for a forecast.
+/// Windows read at a time for a forecast.
 const FORECAST_PAGE: usize = 10_000;
 
-/// Slot.
 pub struct SlotService {
     store: Arc<dyn SlotStore>,
     lanes: Lanes<Assign, AssignOutcome>,
-    /// Configs by name, with the time each was asked for; `None` for a name that has none.
+    /// Configs by name, with the time at which the store was asked; `None` if no active config has the name.
     cache: BoundedCache<ConfigName, (Instant, Option<SlotConfig>)>,
     timeout: Duration,
-    counters: Counters,
-}
-
-#[derive(Debug)]
-struct Counters {
-    new: Counter,
-    existing: Counter,
-    unknown_config: Counter,
-    exhausted: Counter,
-    failed: Counter,
+    metrics: SlotMetrics,
 }
 
 impl SlotService {
-    /// Starts the lanes. A config is always in the same lane, so its events do not pass each other over.
+    /// Starts the lanes. A config always uses the same lane, so its events keep their order.
     #[must_use]
     pub fn start(engines: &Engines, settings: &Settings, metrics: &Metrics) -> Self {
         let store = Arc::clone(&engines.store.slots);
@@ -53,34 +43,26 @@ impl SlotService {
                 async move { store.assign_batch(batch).await }
             }
         });
-        let counter = |outcome| metrics.slot.assignments.get_or_create_owned(&OutcomeLabels { outcome });
-        let counters = Counters {
-            new: counter("new"),
-            existing: counter("existing"),
-            unknown_config: counter("unknown_config"),
-            exhausted: counter("exhausted"),
-            failed: counter("failed"),
-        };
         Self {
             store,
             lanes,
             cache: BoundedCache::new(1, CACHE_MAX),
             timeout: settings.http.timeout,
-            counters,
+            metrics: metrics.slot.clone(),
         }
     }
 
-    /// Makes a new version of a config the active one. When that takes longer than a call may, it goes on.
+    /// Creates a version of a config and activates it. The change continues when it takes longer than the call's timeout.
     pub async fn put_config(&self, name: &ConfigName, pace: Pace) -> Result<SlotConfig> {
-        let (store, wanted) = (Arc::clone(&self.store), name.clone());
-        let put = tokio::spawn(async move { store.put_config(&wanted, pace).await });
+        let (store, config_name) = (Arc::clone(&self.store), name.clone());
+        let put = tokio::spawn(async move { store.put_config(&config_name, pace).await });
         let put = async { put.await.unwrap_or_else(|panic| Err(weir_store::Error::failed("slot", panic))) };
         let config = within(self.timeout, put).await;
         self.cache.invalidate(name);
         config
     }
 
-    /// The active version of a config, at most five seconds old.
+    /// Returns the active version of a config, at most five seconds old.
     pub async fn config(&self, name: &ConfigName) -> Result<Option<SlotConfig>> {
         if let Some((_, config)) = self.cache.get(name, is_fresh) {
             return Ok(config);
@@ -91,69 +73,70 @@ impl SlotService {
         Ok(config)
     }
 
-    /// Active configs in order of name.
+    /// Lists active configs in order of name.
     pub async fn configs(&self, after: Option<&ConfigName>, limit: usize) -> Result<Vec<SlotConfig>> {
         within(self.timeout, self.store.configs(after, limit)).await
     }
 
-    /// Takes a config out of service; false when it is not in service.
+    /// Deactivates a config. Returns false if it is not active.
     pub async fn deactivate(&self, name: &ConfigName) -> Result<bool> {
-        let gone = within(self.timeout, self.store.deactivate(name)).await;
+        let deactivated = within(self.timeout, self.store.deactivate(name)).await;
         self.cache.invalidate(name);
-        gone
+        deactivated
     }
 
-    /// Forgets what was read of configs.
     pub fn flush_cache(&self) {
         self.cache.invalidate_all();
     }
 
-    /// Gives one event a slot.
-    /// Fails when the lane is full or the store does not answer.
+    /// Assigns a slot to one event. Fails when the lane is full or the store does not answer in time.
     pub async fn assign(&self, assign: Assign) -> Result<AssignOutcome> {
-        let (config, begun) = (assign.config.clone(), Instant::now());
-        // The lane itself answers in time.
+        let (config, started) = (assign.config.clone(), Instant::now());
+        // The lane enforces the timeout.
         let mut outcome = self.lanes.submit(config.as_str(), assign).await;
         if let Ok(AssignOutcome::Recounting(assign)) = outcome {
             let submit = |assign: Assign| self.lanes.submit(config.as_str(), assign);
-            let counted = assign_when_counted(&*self.store, assign, submit);
-            outcome = within(self.timeout.saturating_sub(begun.elapsed()), counted).await;
+            let assigned = assign_after_recount(&*self.store, assign, submit);
+            outcome = within(self.timeout.saturating_sub(started.elapsed()), assigned).await;
         }
         match &outcome {
-            Ok(outcome) => self.count(outcome),
-            Err(_) => self.count_failed(),
+            Ok(outcome) => self.metrics.record_assignment(outcome),
+            Err(_) => {
+                self.metrics.failed.inc();
+            }
         }
         outcome
     }
 
-    /// Gives many events slots, in order, in one commit. Those whose config is being counted anew wait for that, for as long
-    /// as a call may take.
+    /// Assigns slots to many events, in order, in one commit. Events whose config is being recounted wait for the recount, up
+    /// to the call's timeout.
     pub async fn assign_batch(&self, batch: Vec<Assign>) -> Result<Vec<AssignOutcome>> {
-        let begun = Instant::now();
+        let started = Instant::now();
         let mut outcomes = self.store.assign_batch(batch.into()).await;
         if let Ok(outcomes) = &mut outcomes {
-            let rest = assign_rest_when_counted(&*self.store, outcomes);
-            // What has no slot by then stays as it is.
-            let _ = within(self.timeout.saturating_sub(begun.elapsed()), rest).await;
+            let rest = assign_rest_after_recount(&*self.store, outcomes);
+            // Events without a slot by then keep the outcome `Recounting`.
+            let _ = within(self.timeout.saturating_sub(started.elapsed()), rest).await;
         }
         match &outcomes {
-            Ok(outcomes) => outcomes.iter().for_each(|outcome| self.count(outcome)),
-            Err(_) => self.count_failed(),
+            Ok(outcomes) => outcomes.iter().for_each(|outcome| self.metrics.record_assignment(outcome)),
+            Err(_) => {
+                self.metrics.failed.inc();
+            }
         }
         outcomes
     }
 
-    /// An event's slot.
     pub async fn find(&self, event: &EventId) -> Result<Option<Slot>> {
         within(self.timeout, self.store.find_slot(event)).await
     }
 
-    /// Gives an event's place back.
-    pub async fn give_back(&self, event: &EventId) -> Result<Option<Slot>> {
+    /// Releases an event's slot and returns it.
+    pub async fn release(&self, event: &EventId) -> Result<Option<Slot>> {
         within(self.timeout, self.store.release_slot(event)).await
     }
 
-    /// How full a config's windows are.
+    /// Lists how many slots each window of a config has. Windows without slots are left out.
     pub async fn windows(
         &self,
         config: &ConfigName,
@@ -164,8 +147,8 @@ impl SlotService {
         within(self.timeout, self.store.windows(config, from, to, limit)).await
     }
 
-    /// Where a load of so many events for one time would end, were it assigned now. None for a config that is not in
-    /// service.
+    /// Returns the windows that a load of `events` events would use if it were assigned now. `None` if the config is not
+    /// active.
     pub async fn forecast(
         &self,
         name: &ConfigName,
@@ -188,28 +171,14 @@ impl SlotService {
         Ok(forecaster.finish().map(|forecast| (config, forecast)))
     }
 
-    /// Takes no new events and waits for those under way.
+    /// Accepts no more events and waits for those in flight.
     pub async fn drain(&self) {
         self.lanes.drain().await;
     }
-
-    fn count_failed(&self) {
-        self.counters.failed.inc();
-    }
-
-    fn count(&self, outcome: &AssignOutcome) {
-        match outcome {
-            AssignOutcome::New(_) => self.counters.new.inc(),
-            AssignOutcome::Existing(_) => self.counters.existing.inc(),
-            AssignOutcome::UnknownConfig => self.counters.unknown_config.inc(),
-            AssignOutcome::Exhausted => self.counters.exhausted.inc(),
-            AssignOutcome::Recounting(_) => self.counters.failed.inc(),
-        };
-    }
 }
 
-/// Sends an event again whenever its config was counted, until it has another answer.
-async fn assign_when_counted<F>(
+/// Submits an event again after each recount of its config, until it gets another outcome.
+async fn assign_after_recount<F>(
     store: &dyn SlotStore,
     mut assign: Assign,
     submit: impl Fn(Assign) -> F,
@@ -226,25 +195,25 @@ where
     }
 }
 
-/// The same for the events of a batch.
-async fn assign_rest_when_counted(store: &dyn SlotStore, outcomes: &mut [AssignOutcome]) -> Result<()> {
+/// Submits the events of a batch that are still `Recounting` again, until all have another outcome.
+async fn assign_rest_after_recount(store: &dyn SlotStore, outcomes: &mut [AssignOutcome]) -> Result<()> {
     loop {
-        let (mut places, mut rest) = (Vec::new(), Vec::new());
-        for (place, outcome) in outcomes.iter().enumerate() {
+        let (mut indexes, mut rest) = (Vec::new(), Vec::new());
+        for (index, outcome) in outcomes.iter().enumerate() {
             if let AssignOutcome::Recounting(assign) = outcome {
-                places.push(place);
+                indexes.push(index);
                 rest.push(assign.clone());
             }
         }
         let Some(first) = rest.first() else { return Ok(()) };
         store.wait_for_recount(&first.config).await?;
-        for (place, outcome) in places.into_iter().zip(store.assign_batch(rest.into()).await?) {
-            outcomes[place] = outcome;
+        for (index, outcome) in indexes.into_iter().zip(store.assign_batch(rest.into()).await?) {
+            outcomes[index] = outcome;
         }
     }
 }
 
-/// Whether a config, or that there is none, was read so lately that it may be told again.
+/// Whether a cached config is recent enough to be returned.
 fn is_fresh((asked_at, _): &(Instant, Option<SlotConfig>)) -> bool {
     asked_at.elapsed() < CACHE_FOR
 }

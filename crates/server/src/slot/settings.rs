@@ -1,17 +1,17 @@
-//! How slots are assigned and dispatched.
+//! Settings of slot: assigning and dispatching.
 
 use crate::settings::parse::count;
 use crate::settings::source::{SettingError, SettingsReader};
 
-/// Topics of Weir's own, where due events must not be mixed in.
+/// Topics that Weir uses itself. Due events must not be published there.
 const RESERVED: [&str; 3] = ["sms-outbound", "request-processing", weir_store::request::WEBHOOKS_TOPIC];
 
-/// How slots are assigned and dispatched.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SlotSettings {
-    /// `slot.headroom`: windows searched past the first one with room while others hold them, before an event waits.
+    /// `slot.headroom`: how many windows past the first one with room are tried while other calls have them locked, before
+    /// an event waits.
     pub headroom: u32,
-    /// `slot.dispatch.topic`: where each slot is published when its time comes.
+    /// `slot.dispatch.topic`: the topic on which each slot is published when its time comes.
     pub dispatch_topic: Option<String>,
 }
 
@@ -30,9 +30,9 @@ impl SlotSettings {
 }
 
 fn topic(text: &str) -> Option<String> {
-    let is_spelled = text.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-'));
-    let is_ours = RESERVED.contains(&text) || text.ends_with(".dlq");
-    let is_allowed = is_spelled && !is_ours && text.len() <= 200 && !matches!(text, "." | "..");
+    let has_valid_chars = text.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-'));
+    let is_reserved = RESERVED.contains(&text) || text.ends_with(".dlq");
+    let is_allowed = has_valid_chars && !is_reserved && text.len() <= 200 && !matches!(text, "." | "..");
     is_allowed.then(|| text.to_owned())
 }
 
@@ -41,7 +41,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_topic_is_spelled_as_kafka_wants_it_and_is_none_of_ours() {
+    fn a_topic_has_a_name_that_kafka_accepts_and_is_not_reserved() {
         assert_eq!(topic("payments.due-1_x"), Some("payments.due-1_x".to_owned()));
         for bad in [
             "a b",

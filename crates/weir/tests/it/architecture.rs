@@ -102,7 +102,7 @@ fn modules_of_the_server_depend_on_each_other_as_the_page_says_and_never_in_a_ci
 }
 
 /// Modules of the server whose log lines are all written by their `events.rs`.
-const MODULES_WITH_EVENTS: [&str; 1] = ["quota"];
+const MODULES_WITH_EVENTS: [&str; 2] = ["quota", "slot"];
 
 /// Whether code logs: a macro of `tracing`, or an import that would let it be called without the crate's name.
 fn logs(code: &str) -> bool {

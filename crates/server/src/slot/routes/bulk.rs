@@ -1,10 +1,10 @@
-//! Bulk loads: `POST /api/v1/slots/bulk`, a line an event, answered line by line while the upload goes on.
+//! Bulk loads: `POST /api/v1/slots/bulk`, one event per line, answered line by line while the upload continues.
 //!
-//! Three stages, each a few batches ahead of the next and no further: lines are read and parsed, batches are assigned,
-//! answers are sent. A caller who does not read its answers stops the upload. A line that is wrong, or that the store
-//! cannot answer, gets its error in its place; sending the whole load again is always safe.
+//! There are three stages, connected by short channels: reading and parsing lines, assigning batches, sending answers.
+//! When the caller does not read its answers, the upload stops. A line that is invalid, or that the store
+//! cannot answer, gets an error in its place. Sending the whole load again is always safe.
 //!
-//! What is between the stages is charged to the budget of uploads until its answers have been written.
+//! Batches between the stages are charged to the memory budget of uploads until their answers have been written.
 
 mod upload;
 
@@ -22,7 +22,7 @@ use tokio::sync::mpsc;
 use utoipa::ToSchema;
 use weir_store::slot::{Assign, AssignOutcome};
 
-use self::upload::{Batch, Line, Upload};
+use self::upload::{Line, ParsedBatch, Upload};
 use super::{SlotResponse, describe, exhausted, recounting, unknown_config};
 use crate::app::App;
 use crate::buffer_budget::BufferCharge;
@@ -30,11 +30,11 @@ use crate::http::error::ApiError;
 use crate::slot::service::SlotService;
 
 /// Batches between two stages.
-const AHEAD: usize = 2;
+const CHANNEL_CAPACITY: usize = 2;
 
 const NDJSON: &str = "application/x-ndjson";
 
-/// What the document shows of an upload.
+/// The example of an upload in the OpenAPI document.
 const EXAMPLE: &str = concat!(
     r#"{"eventId":"payment-000001","configName":"default","requestedTime":"2026-06-01T12:00:00Z"}"#,
     "\n",
@@ -46,18 +46,18 @@ const EXAMPLE: &str = concat!(
 #[serde(rename_all = "camelCase")]
 #[schema(as = SlotLineError, title = "An error, in the place of a slot")]
 struct LineError<'a> {
-    /// Which line of the upload, counted from 1, empty ones included.
+    /// The number of the line in the upload, from 1. Empty lines count.
     #[schema(minimum = 1)]
     line: u64,
-    /// The event, if that much of the line could be read.
+    /// The event, if the line has a readable id.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     event_id: Option<&'a str>,
     /// What to branch on: `INVALID_REQUEST` and `NOT_FOUND` fail again until the line or the config is corrected;
-    /// `SLOTS_EXHAUSTED`, `DEPENDENCY_UNAVAILABLE` and `REQUEST_TIMEOUT` are worth sending again. More may come.
+    /// lines with `SLOTS_EXHAUSTED`, `DEPENDENCY_UNAVAILABLE` and `REQUEST_TIMEOUT` can be sent again. More codes may be added.
     #[schema(pattern = "^[A-Z][A-Z_]*$")]
     code: &'a str,
-    /// For people: what is wrong. The wording may change.
+    /// The problem, for people. The wording may change.
     message: &'a str,
 }
 
@@ -65,7 +65,7 @@ struct LineError<'a> {
 #[derive(Serialize, ToSchema)]
 #[serde(untagged)]
 #[schema(as = SlotLine)]
-#[expect(dead_code, reason = "lines are written one kind at a time; only the document has both")]
+#[expect(dead_code, reason = "each line is serialized as its own type; this one is for the OpenAPI document")]
 enum LineResponse<'a> {
     Slot(#[schema(inline)] SlotResponse),
     Error(#[schema(inline)] LineError<'a>),
@@ -73,16 +73,16 @@ enum LineResponse<'a> {
 
 /// Assign slots to many events.
 ///
-/// One event a line, one answer a line, in the same order. Answers are streamed while the upload goes on, and there is
-/// no limit on the whole. A caller who does not read the answers stops the upload.
+/// One event per line, one answer per line, in the same order. Answers are streamed while the upload continues, and its
+/// length is not limited. When the caller does not read the answers, the upload stops.
 ///
 /// From a file: `curl -N -X POST -T events.ndjson -H 'Content-Type: application/x-ndjson' …/api/v1/slots/bulk`.
 ///
-/// **The status is 200 whatever becomes of the lines.** A line that is wrong, or that the store could not answer, gets
-/// its error in its place, and the others go on. A line is an error when it has `code`. Empty lines are skipped but
-/// counted. A line may have up to 64 KiB; the last may do without its line break.
+/// **The status is 200 even if all lines fail.** A line that is invalid, or that the store could not answer, gets
+/// an error in its place, and the upload continues. A line of the response is an error when it has `code`. Empty lines are
+/// skipped but counted. A line may have up to 64 KiB; the last one needs no line break.
 ///
-/// Sending the whole load again is always safe: events that have a slot keep it and are answered with `EXISTING`. Do so
+/// Sending the whole load again is always safe: events that have a slot keep it and get `EXISTING`. Do so
 /// after a broken connection, and for lines with `DEPENDENCY_UNAVAILABLE` or `SLOTS_EXHAUSTED`.
 ///
 /// Up to 2,000 events are written in one commit, before they are answered. `application/ndjson`, `application/jsonl`
@@ -94,7 +94,7 @@ enum LineResponse<'a> {
     request_body(
         content = String,
         content_type = "application/x-ndjson",
-        description = "JSON objects, one a line, each as in a single call (`AssignSlotRequest`).",
+        description = "JSON objects, one per line, each as in a single call (`AssignSlotRequest`).",
         example = json!(EXAMPLE),
     ),
     responses(
@@ -102,12 +102,12 @@ enum LineResponse<'a> {
             status = 200,
             description = "An answer for each line that is not empty, in order. Read every line: some may be errors. If \
                 the last one is an error without `eventId` for a line past your last, the upload was cut off \
-                or stood still for longer than `http.read_timeout` (10 s); send the load again.",
+                or stalled for longer than `http.read_timeout` (10 s); send the load again.",
             body = String, content_type = "application/x-ndjson", item_schema = inline(LineResponse),
         ),
         (
             status = 415,
-            description = "The body is not declared as NDJSON, or it is compressed. Send `Content-Type: \
+            description = "`Content-Type` is not NDJSON, or the body is compressed. Send `Content-Type: \
                 application/x-ndjson` and no `Content-Encoding`. Nothing was assigned.",
         ),
     ),
@@ -120,11 +120,11 @@ pub(crate) async fn assign_slots(
         || request.headers().get(CONTENT_ENCODING).is_some_and(|e| e != "identity")
     {
         return Err(ApiError::unsupported_media_type(
-            "Content-Type must be application/x-ndjson, one event a line, not encoded",
+            "Content-Type must be application/x-ndjson, one event per line, without Content-Encoding",
         ));
     }
-    let (lines, parsed) = mpsc::channel(AHEAD);
-    let (answers, mut sent) = mpsc::channel::<Bytes>(AHEAD);
+    let (lines, parsed) = mpsc::channel(CHANNEL_CAPACITY);
+    let (answers, mut sent) = mpsc::channel::<Bytes>(CHANNEL_CAPACITY);
     let upload =
         Upload::new(lines, &app.upload_buffers, app.settings.http.read_timeout, app.shutdown.giving_up());
     tokio::spawn(upload.read(request.into_body()));
@@ -145,44 +145,50 @@ fn is_ndjson(headers: &HeaderMap) -> bool {
     )
 }
 
-async fn answer_lines(slots: &SlotService, mut batches: mpsc::Receiver<Batch>, answers: mpsc::Sender<Bytes>) {
-    while let Some(Batch { lines, mut charge }) = batches.recv().await {
-        let wanted: Vec<Assign> = lines
+async fn answer_lines(
+    slots: &SlotService,
+    mut batches: mpsc::Receiver<ParsedBatch>,
+    answers: mpsc::Sender<Bytes>,
+) {
+    while let Some(ParsedBatch { lines, mut charge }) = batches.recv().await {
+        let events: Vec<Assign> = lines
             .iter()
             .filter_map(|line| match line {
                 Line::Event(_, assign) => Some(assign.clone()),
-                Line::Wrong(..) => None,
+                Line::Invalid(..) => None,
             })
             .collect();
-        let outcomes = if wanted.is_empty() { Ok(Vec::new()) } else { slots.assign_batch(wanted).await };
-        let text = write(lines, outcomes);
-        // Where it cannot be charged for all of the answer, it stays charged for the batch.
+        let outcomes = if events.is_empty() { Ok(Vec::new()) } else { slots.assign_batch(events).await };
+        let text = write_answers(lines, outcomes);
+        // If the budget has no room for the answers, the charge of the batch remains.
         let _ = charge.try_resize(text.len());
-        if answers.send(Bytes::from_owner(Answers { text, _charge: charge })).await.is_err() {
+        if answers.send(Bytes::from_owner(ChargedAnswers { text, _charge: charge })).await.is_err() {
             return;
         }
     }
 }
 
-/// The answers to a batch, charged until they are sent.
-struct Answers {
+/// The answers to a batch, charged to the budget until they are sent.
+struct ChargedAnswers {
     text: Vec<u8>,
     _charge: BufferCharge,
 }
 
-impl AsRef<[u8]> for Answers {
+impl AsRef<[u8]> for ChargedAnswers {
     fn as_ref(&self) -> &[u8] {
         &self.text
     }
 }
 
-fn write(batch: Vec<Line>, outcomes: weir_store::Result<Vec<AssignOutcome>>) -> Vec<u8> {
+fn write_answers(batch: Vec<Line>, outcomes: weir_store::Result<Vec<AssignOutcome>>) -> Vec<u8> {
     let mut text = Vec::with_capacity(batch.len() * 224);
     let failure = outcomes.as_ref().err().map(|error| ApiError::from(error.clone()));
     let mut outcomes = outcomes.unwrap_or_default().into_iter();
     for line in batch {
         match line {
-            Line::Wrong(number, event, problem) => write_error(&mut text, number, event.as_deref(), &problem),
+            Line::Invalid(number, event, problem) => {
+                write_error(&mut text, number, event.as_deref(), &problem)
+            }
             Line::Event(number, assign) => {
                 let problem = match outcomes.next() {
                     Some(AssignOutcome::New(slot)) => {
@@ -210,7 +216,7 @@ fn write_error(text: &mut Vec<u8>, line: u64, event_id: Option<&str>, problem: &
 }
 
 fn write_line(text: &mut Vec<u8>, line: &impl Serialize) {
-    // Strings, numbers and times always become JSON.
+    // Serializing strings, numbers and times to memory cannot fail.
     let _ = serde_json::to_writer(&mut *text, line);
     text.push(b'\n');
 }

@@ -1,4 +1,4 @@
-//! Configs of slot over HTTP, for the operator: `/admin/rate-limit`.
+//! HTTP routes of slot configs, for the operator: `/admin/rate-limit`.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -39,7 +39,7 @@ pub(crate) struct ConfigRequest {
 pub(crate) struct ConfigResponse {
     #[schema(value_type = schema::ConfigName)]
     config_name: String,
-    /// Counts up with every change, from 1.
+    /// Starts at 1 and grows by one with every change.
     #[schema(minimum = 1, examples(3))]
     version: u32,
     /// Events allowed in a window.
@@ -48,23 +48,23 @@ pub(crate) struct ConfigResponse {
     /// Length of a window in ISO 8601, in hours and smaller: `P1D` reads as `PT24H`.
     #[schema(examples("PT4S"))]
     window_size: String,
-    /// In service. Only active versions are shown, so it is always true.
+    /// Always true: only active versions are shown.
     #[schema(examples(true))]
     active: bool,
-    /// Since when this version is active.
+    /// When this version was activated.
     created_at: jiff::Timestamp,
 }
 
 /// Configure a pace.
 ///
-/// Makes a new version of a config the active one: how many events may run in a window, and how long a window is. Every
-/// call makes a version, even one that changes nothing, and puts a deactivated config back into service.
+/// Creates a version of a config and activates it: how many events may run in a window, and how long a window is. Every
+/// call creates a version, even one that changes nothing, and activates a deactivated config again.
 ///
-/// Slots that were assigned stay where they are, and counters follow the new version:
+/// Assigned slots do not move, and counters follow the new version:
 ///
 /// - A raised maximum reopens windows that were full.
-/// - A lowered maximum closes windows that have as many slots or more. Nothing is taken out of them.
-/// - A new window size counts what is already scheduled inside each of its windows.
+/// - A lowered maximum closes windows that have as many slots or more. No slot is removed.
+/// - A new window size counts the slots already scheduled inside each of its windows.
 ///
 /// Events assigned from then on follow the new version, on every server. `GET` of a config and the list of windows may
 /// show the old one for up to 5 s on the others, unless their cache is flushed.
@@ -76,7 +76,7 @@ pub(crate) struct ConfigResponse {
     responses(
         (
             status = 200,
-            description = "The version that is active now. It is durable: a restart keeps it.",
+            description = "The new version. It is durable: a restart keeps it.",
             body = ConfigResponse,
         ),
     ),
@@ -86,7 +86,7 @@ pub(crate) async fn put_config(
     Json(request): Json<ConfigRequest>,
 ) -> Result<Json<ConfigResponse>, ApiError> {
     let name = parse_config_name(&request.config_name)?;
-    // Zero is out of range, and gets the same advice as anything that is no number.
+    // A value that is not a number becomes zero, which is out of range and gets the same error.
     let max = request.max_per_window.as_u64().and_then(|max| u32::try_from(max).ok()).unwrap_or(0);
     let window = parse_duration(&request.window_size).unwrap_or(Duration::ZERO);
     let pace = Pace::new(max, window).map_err(|problem| {
@@ -101,7 +101,7 @@ pub(crate) async fn put_config(
 
 /// List paces.
 ///
-/// The active configs, in order of name.
+/// Lists the active configs, in order of name.
 ///
 /// The list is read page by page: pass `nextCursor` as `cursor` until it is null.
 #[utoipa::path(
@@ -126,8 +126,8 @@ pub(crate) async fn list_configs(
 
 /// Read a pace.
 ///
-/// The active version. This server caches what it has read for 5 s, so a change that another server took may show that
-/// much later; flushing the cache shows it at once.
+/// Returns the active version. This server caches configs for 5 s, so a change made through another server may be visible
+/// that much later, or at once after flushing the cache.
 #[utoipa::path(
     get,
     path = "/admin/rate-limit/config/{name}",
@@ -135,7 +135,7 @@ pub(crate) async fn list_configs(
     params(
         (
             "name" = schema::ConfigName, Path,
-            description = "Which config. Percent-encode it: a name may contain `/`, spaces and any other character that \
+            description = "The config. Percent-encode the name: it may contain `/`, spaces and any other character that \
                 is not a control character.",
         ),
     ),
@@ -147,8 +147,8 @@ pub(crate) async fn list_configs(
         ),
         (
             status = 404,
-            description = "No active config has that name: nobody configured it, or it was deactivated. Configure it \
-                (`POST /admin/rate-limit/config`), or look for a typing error in the name.",
+            description = "No active config has that name: it was never created, or it was deactivated. Create it \
+                (`POST /admin/rate-limit/config`), or check the spelling of the name.",
         ),
     ),
 )]
@@ -163,8 +163,8 @@ pub(crate) async fn get_config(
 
 /// Deactivate a pace.
 ///
-/// Takes a config out of service. New events that name it get 404; slots that were assigned stay, and can be read and
-/// given back. Configuring it again puts it back into service as the next version, with its counters as they are.
+/// Deactivates a config. New events that name it get 404; assigned slots stay, and can be read and
+/// given back. Configuring it again activates it as the next version, with its counters as they are.
 #[utoipa::path(
     delete,
     path = "/admin/rate-limit/config/{name}",
@@ -172,20 +172,20 @@ pub(crate) async fn get_config(
     params(
         (
             "name" = schema::ConfigName, Path,
-            description = "Which config. Percent-encode it: a name may contain `/`, spaces and any other character that \
+            description = "The config. Percent-encode the name: it may contain `/`, spaces and any other character that \
                 is not a control character.",
         ),
     ),
     responses(
-        (status = 204, description = "Out of service."),
+        (status = 204, description = "Deactivated."),
         (
             status = 400,
             description = "The name in the path is too long or contains a control character. Nothing was changed.",
         ),
         (
             status = 404,
-            description = "No active config has that name: nobody configured it, or it was deactivated. Configure it \
-                (`POST /admin/rate-limit/config`), or look for a typing error in the name.",
+            description = "No active config has that name: it was never created, or it was deactivated. Create it \
+                (`POST /admin/rate-limit/config`), or check the spelling of the name.",
         ),
     ),
 )]
@@ -199,9 +199,9 @@ pub(crate) async fn deactivate_config(
 
 /// Flush the cache of paces.
 ///
-/// Makes this server, and no other, forget what it has read of configs. Assigning needs no flush: it always follows the
-/// version that is active in the store. Reading a config and listing windows do, for a change that another server took
-/// less than 5 s ago.
+/// Empties the cache of configs on this server, and on no other. Assigning needs no flush: it always follows the
+/// version that is active in the store. Reading a config and listing windows may need it, within 5 s of a change made through
+/// another server.
 #[utoipa::path(
     post,
     path = "/admin/rate-limit/cache/flush",
@@ -218,7 +218,7 @@ fn parse_path(path: PathParam) -> Result<weir_core::ConfigName, ApiError> {
     parse_config_name(&text)
 }
 
-/// ISO 8601 of fixed length: weeks and days are 7 times 24 hours; months and years have none.
+/// Parses an ISO 8601 duration of fixed length: a day is 24 hours, a week 7 days. Months and years are refused.
 fn parse_duration(text: &str) -> Option<Duration> {
     if !text.starts_with(['P', 'p']) {
         return None;
@@ -247,7 +247,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn durations_of_fixed_length_are_taken() {
+    fn durations_of_fixed_length_are_accepted() {
         let seconds = |text| parse_duration(text).map(|duration| duration.as_secs_f64());
         assert_eq!(seconds("PT4S"), Some(4.0));
         assert_eq!(seconds("PT0.25S"), Some(0.25));

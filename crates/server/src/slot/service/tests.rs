@@ -1,4 +1,4 @@
-//! Events that are handed back because their config is being counted anew.
+//! Events that are returned because their config is being recounted.
 
 use async_trait::async_trait;
 use parking_lot::Mutex;
@@ -7,23 +7,24 @@ use weir_store::{Batch, Error, LaneMetrics, LaneSettings};
 
 use super::*;
 
-/// A store that counts `busy` anew for so many batches, and then has room for everybody.
+/// A store that is recounting the config `busy` for the first batches and assigns a slot to every other event.
 #[derive(Default)]
-struct Recounting {
-    left: Mutex<usize>,
+struct RecountingStore {
+    /// Batches during which the recount still runs.
+    recounting_batches: Mutex<usize>,
     /// The events of each batch.
     batches: Mutex<Vec<Vec<String>>>,
+    /// Whether too many calls wait for the recount.
     is_full: bool,
-    /// Whether a recount never ends.
-    waits: bool,
+    is_endless: bool,
 }
 
 #[async_trait]
-impl SlotStore for Recounting {
+impl SlotStore for RecountingStore {
     async fn assign_batch(&self, batch: Batch<Assign>) -> Result<Vec<AssignOutcome>> {
         let batch = batch.take();
         self.batches.lock().push(batch.iter().map(|assign| assign.event.to_string()).collect());
-        let mut left = self.left.lock();
+        let mut left = self.recounting_batches.lock();
         let is_counting = *left > 0;
         *left = left.saturating_sub(1);
         let outcome = |assign: Assign| match assign.config.as_str() {
@@ -35,7 +36,7 @@ impl SlotStore for Recounting {
 
     async fn wait_for_recount(&self, config: &ConfigName) -> Result<()> {
         assert_eq!(config.as_str(), "busy");
-        if self.waits {
+        if self.is_endless {
             std::future::pending::<()>().await;
         }
         if self.is_full { Err(Error::Overloaded { lane: "slot recount" }) } else { Ok(()) }
@@ -84,46 +85,47 @@ fn slot(Assign { event, config, requested }: Assign) -> Slot {
     Slot { event, config, requested, window_start: requested, scheduled: requested }
 }
 
-fn wish(event: &str, config: &str) -> Assign {
-    let (event, config) = (EventId::parse(event).unwrap(), ConfigName::parse(config).unwrap());
+fn event(id: &str, config: &str) -> Assign {
+    let (event, config) = (EventId::parse(id).unwrap(), ConfigName::parse(config).unwrap());
     Assign { event, config, requested: Timestamp::EPOCH }
 }
 
 #[tokio::test]
-async fn an_event_is_sent_again_whenever_its_config_was_counted() {
-    let store = Recounting { left: Mutex::new(2), ..Recounting::default() };
+async fn an_event_is_submitted_again_after_each_recount_of_its_config() {
+    let store = RecountingStore { recounting_batches: Mutex::new(2), ..RecountingStore::default() };
     let submit = |assign: Assign| async {
         let outcomes = store.assign_batch(vec![assign].into()).await?;
         Ok(outcomes.into_iter().next().unwrap())
     };
-    let outcome = assign_when_counted(&store, wish("e", "busy"), submit).await.unwrap();
-    assert_eq!(outcome, AssignOutcome::New(slot(wish("e", "busy"))));
+    let outcome = assign_after_recount(&store, event("e", "busy"), submit).await.unwrap();
+    assert_eq!(outcome, AssignOutcome::New(slot(event("e", "busy"))));
     assert_eq!(store.batches.lock().len(), 3);
 }
 
 #[tokio::test]
-async fn of_a_batch_only_what_was_handed_back_is_sent_again_and_answers_keep_their_places() {
-    let store = Recounting { left: Mutex::new(2), ..Recounting::default() };
-    let batch = [wish("a", "busy"), wish("b", "idle"), wish("c", "busy"), wish("d", "idle")];
+async fn only_recounting_events_of_a_batch_are_submitted_again_and_outcomes_keep_their_order() {
+    let store = RecountingStore { recounting_batches: Mutex::new(2), ..RecountingStore::default() };
+    let batch = [event("a", "busy"), event("b", "idle"), event("c", "busy"), event("d", "idle")];
     let mut outcomes = store.assign_batch(batch.to_vec().into()).await.unwrap();
-    assign_rest_when_counted(&store, &mut outcomes).await.unwrap();
+    assign_rest_after_recount(&store, &mut outcomes).await.unwrap();
     assert_eq!(outcomes, batch.map(|assign| AssignOutcome::New(slot(assign))));
     let expected = [vec!["a", "b", "c", "d"], vec!["a", "c"], vec!["a", "c"]];
     assert_eq!(*store.batches.lock(), expected);
 }
 
 #[tokio::test]
-async fn where_too_many_wait_the_rest_of_a_batch_keeps_its_answers() {
-    let store = Recounting { left: Mutex::new(9), is_full: true, ..Recounting::default() };
-    let batch = [wish("a", "busy"), wish("b", "idle")];
+async fn events_of_a_batch_keep_their_outcomes_when_too_many_calls_wait_for_a_recount() {
+    let store =
+        RecountingStore { recounting_batches: Mutex::new(9), is_full: true, ..RecountingStore::default() };
+    let batch = [event("a", "busy"), event("b", "idle")];
     let mut outcomes = store.assign_batch(batch.to_vec().into()).await.unwrap();
-    let refused = assign_rest_when_counted(&store, &mut outcomes).await;
+    let refused = assign_rest_after_recount(&store, &mut outcomes).await;
     assert!(matches!(refused, Err(Error::Overloaded { .. })));
     let [a, b] = batch;
     assert_eq!(outcomes, [AssignOutcome::Recounting(a), AssignOutcome::New(slot(b))]);
 }
 
-fn service(store: Arc<Recounting>, timeout: Duration) -> SlotService {
+fn service(store: Arc<RecountingStore>, timeout: Duration) -> SlotService {
     let settings = LaneSettings { lanes: 1, capacity: 10, batch_max: 10, in_flight: 1, timeout };
     let lanes = Lanes::start("slot", settings, LaneMetrics::default(), &[], {
         let store = Arc::clone(&store);
@@ -132,36 +134,41 @@ fn service(store: Arc<Recounting>, timeout: Duration) -> SlotService {
             async move { store.assign_batch(batch).await }
         }
     });
-    let counters = Counters {
-        new: Counter::default(),
-        existing: Counter::default(),
-        unknown_config: Counter::default(),
-        exhausted: Counter::default(),
-        failed: Counter::default(),
-    };
-    SlotService { store, lanes, cache: BoundedCache::new(1, CACHE_MAX), timeout, counters }
+    SlotService {
+        store,
+        lanes,
+        cache: BoundedCache::new(1, CACHE_MAX),
+        timeout,
+        metrics: SlotMetrics::default(),
+    }
 }
 
 #[tokio::test(start_paused = true)]
-async fn calls_and_lines_wait_for_a_recount_and_no_longer_than_a_call_may() {
-    let counting = |left| Arc::new(Recounting { left: Mutex::new(left), ..Recounting::default() });
+async fn single_events_and_batches_wait_for_a_recount_up_to_the_timeout() {
+    let store = |batches| {
+        Arc::new(RecountingStore { recounting_batches: Mutex::new(batches), ..RecountingStore::default() })
+    };
     let timeout = Duration::from_secs(2);
-    let soon = service(counting(3), timeout);
-    let outcome = soon.assign(wish("e", "busy")).await.unwrap();
-    assert_eq!(outcome, AssignOutcome::New(slot(wish("e", "busy"))));
-    let soon = service(counting(3), timeout);
-    let outcomes = soon.assign_batch(vec![wish("e", "busy"), wish("f", "idle")]).await.unwrap();
+    let soon = service(store(3), timeout);
+    let outcome = soon.assign(event("e", "busy")).await.unwrap();
+    assert_eq!(outcome, AssignOutcome::New(slot(event("e", "busy"))));
+    let soon = service(store(3), timeout);
+    let outcomes = soon.assign_batch(vec![event("e", "busy"), event("f", "idle")]).await.unwrap();
     assert_eq!(
         outcomes,
-        [wish("e", "busy"), wish("f", "idle")].map(|assign| AssignOutcome::New(slot(assign)))
+        [event("e", "busy"), event("f", "idle")].map(|assign| AssignOutcome::New(slot(assign)))
     );
-    let never = Recounting { left: Mutex::new(usize::MAX), waits: true, ..Recounting::default() };
+    let never = RecountingStore {
+        recounting_batches: Mutex::new(usize::MAX),
+        is_endless: true,
+        ..RecountingStore::default()
+    };
     let never = service(Arc::new(never), timeout);
-    let begun = tokio::time::Instant::now();
-    assert!(never.assign(wish("e", "busy")).await.unwrap_err().is_transient());
-    assert_eq!(begun.elapsed(), timeout, "virtual time");
-    let outcomes = never.assign_batch(vec![wish("e", "busy"), wish("f", "idle")]).await.unwrap();
-    let [e, f] = [wish("e", "busy"), wish("f", "idle")];
+    let started = tokio::time::Instant::now();
+    assert!(never.assign(event("e", "busy")).await.unwrap_err().is_transient());
+    assert_eq!(started.elapsed(), timeout, "virtual time");
+    let outcomes = never.assign_batch(vec![event("e", "busy"), event("f", "idle")]).await.unwrap();
+    let [e, f] = [event("e", "busy"), event("f", "idle")];
     assert_eq!(outcomes, [AssignOutcome::Recounting(e), AssignOutcome::New(slot(f))]);
-    assert_eq!(begun.elapsed(), 2 * timeout, "virtual time");
+    assert_eq!(started.elapsed(), 2 * timeout, "virtual time");
 }
