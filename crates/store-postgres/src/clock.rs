@@ -1,4 +1,4 @@
-//! The database's clock: what time it is there, whether it has stepped, and what is done when it was set back.
+//! The database's clock: reads it, detects steps, and reschedules work after it was set back.
 
 use std::time::Duration;
 
@@ -11,16 +11,16 @@ use weir_store::{Result, StoreClock};
 use crate::Postgres;
 use crate::row::timestamp;
 
-/// What time it is. In a pipeline behind a lock it says when the lock was had.
+/// Reads the clock. In a pipeline after a lock it returns the time when the lock was granted.
 pub(crate) const CLOCK: &str = "SELECT clock_timestamp()";
 
-/// Rows that are brought back in one transaction.
+/// Rows that one transaction reschedules.
 const PAGE: i64 = 500;
 
-/// Whoever has a shard leased has its messages to itself. Locked like this, nobody settles any meanwhile.
+/// Keeps the lease holders of the shards from settling messages meanwhile.
 const LOCK_SHARDS: &str = "SELECT FROM queue_shard ORDER BY topic, shard FOR UPDATE";
-/// Messages that were put off while the clock was ahead.
-const BRING_BACK_MESSAGES: &str = "
+/// Moves messages back that were deferred while the clock was ahead.
+const RESCHEDULE_MESSAGES: &str = "
     WITH clock AS MATERIALIZED (SELECT coalesce($1, clock_timestamp()) AS now),
     ahead AS MATERIALIZED (
         SELECT message.ctid AS place, clock.now FROM clock CROSS JOIN queue_message AS message
@@ -29,9 +29,9 @@ const BRING_BACK_MESSAGES: &str = "
     SET delayed_until = greatest(message.delayed_until - (message.delayed_at - ahead.now), ahead.now),
         delayed_at = ahead.now
     FROM ahead WHERE message.ctid = ahead.place";
-/// Requests that were accepted, leased or put off then. Jobs are locked in the order in which workers lock them, and records
-/// with them: a report that was faster has changed both.
-const BRING_BACK_REQUESTS: &str = "
+/// Moves requests back that were accepted, leased or deferred while the clock was ahead. Locks jobs in the order of the workers,
+/// and records with them, since a concurrent report changes both.
+const RESCHEDULE_REQUESTS: &str = "
     WITH clock AS MATERIALIZED (SELECT coalesce($1, clock_timestamp()) AS now),
     ahead AS MATERIALIZED (
         SELECT job.request_id, record.updated_at - clock.now AS span, clock.now
@@ -48,25 +48,25 @@ const BRING_BACK_REQUESTS: &str = "
 impl StoreClock for Postgres {
     async fn time(&self) -> Result<Timestamp> {
         let session = self.inner.pool.session().await?;
-        let asked = uptime();
+        let queried_at = uptime();
         let row = session.query_one(CLOCK, &[]).await?;
-        let now = self.read_time(&row, asked)?;
+        let now = self.read_time(&row, queried_at)?;
         session.keep();
         Ok(now)
     }
 
     async fn reschedule_deferred(&self) -> Result<u64> {
-        let mut all = 0;
-        for statement in [BRING_BACK_MESSAGES, BRING_BACK_REQUESTS] {
+        let mut total = 0;
+        for statement in [RESCHEDULE_MESSAGES, RESCHEDULE_REQUESTS] {
             loop {
-                let page = self.bring_back_page(statement).await?;
-                all += page;
+                let page = self.reschedule_page(statement).await?;
+                total += page;
                 if page < PAGE.unsigned_abs() {
                     break;
                 }
             }
         }
-        Ok(all)
+        Ok(total)
     }
 
     fn steps(&self) -> Option<&StepDetector> {
@@ -75,14 +75,14 @@ impl StoreClock for Postgres {
 }
 
 impl Postgres {
-    async fn bring_back_page(&self, statement: &'static str) -> Result<u64> {
+    async fn reschedule_page(&self, statement: &'static str) -> Result<u64> {
         let session = self.inner.pool.session().await?;
-        let [lock_shards, bring_back] = session.prepare([LOCK_SHARDS, statement]).await?;
+        let [lock_shards, reschedule] = session.prepare([LOCK_SHARDS, statement]).await?;
         let (_, _, count, ()) = session
             .bounded(try_join4(
                 session.batch_execute("BEGIN"),
                 lock_shards.execute(&[]),
-                bring_back.execute(&[&self.clock_override(), &PAGE]),
+                reschedule.execute(&[&self.clock_override(), &PAGE]),
                 session.batch_execute("COMMIT"),
             ))
             .await?;
@@ -90,17 +90,17 @@ impl Postgres {
         Ok(count)
     }
 
-    /// The time, given the row of a statement that asked the database for it after `asked`.
-    fn read_time(&self, row: &tokio_postgres::Row, asked: Duration) -> Result<Timestamp> {
+    /// Reads the time from the row of a statement that was sent after `queried_at`.
+    fn read_time(&self, row: &tokio_postgres::Row, queried_at: Duration) -> Result<Timestamp> {
         if let Some(clock) = &self.inner.clock {
             return Ok(clock.now());
         }
         let now = timestamp(row, 0)?;
-        self.inner.clock_steps.observe(now, asked, uptime());
+        self.inner.clock_steps.observe(now, queried_at, uptime());
         Ok(now)
     }
 
-    /// The same where it is not known when it was asked: within the time that a call may take.
+    /// Reads the time from the row of a statement that was sent at most one call timeout ago.
     pub(crate) fn now(&self, row: &tokio_postgres::Row) -> Result<Timestamp> {
         self.read_time(row, uptime().saturating_sub(self.inner.pool.call_timeout()))
     }
@@ -120,7 +120,7 @@ mod tests {
         WHERE datname = current_database() AND wait_event_type = 'Lock' AND query LIKE '%ahead.now%'";
 
     #[tokio::test]
-    async fn shards_stay_locked_until_their_messages_are_brought_back() {
+    async fn shards_stay_locked_until_their_messages_are_rescheduled() {
         if weir_testkit::skip("postgres") {
             return;
         }
@@ -136,20 +136,20 @@ mod tests {
             .await;
         let (holder, _driver) = connect(&target).await.expect("a connection");
         holder.batch_execute("BEGIN; SELECT FROM queue_message FOR UPDATE").await.expect("a lock");
-        let bring_back = tokio::spawn(async move { engine.reschedule_deferred().await });
+        let reschedule = tokio::spawn(async move { engine.reschedule_deferred().await });
         let (other, _driver) = connect(&target).await.expect("a connection");
         loop {
             let waiting: i64 = other.query_one(WAITING, &[]).await.expect("a count").get(0);
             if waiting > 0 {
                 break;
             }
-            assert!(!bring_back.is_finished(), "it waits for the message");
+            assert!(!reschedule.is_finished(), "it waits for the lock on the message");
             tokio::task::yield_now().await;
         }
-        let taken = other.batch_execute("SELECT FROM queue_shard FOR UPDATE NOWAIT").await;
-        let code = taken.expect_err("the shard is locked").code().cloned();
+        let locked = other.batch_execute("SELECT FROM queue_shard FOR UPDATE NOWAIT").await;
+        let code = locked.expect_err("the shard is locked").code().cloned();
         assert_eq!(code, Some(SqlState::LOCK_NOT_AVAILABLE));
         holder.batch_execute("COMMIT").await.expect("it ends");
-        assert_eq!(bring_back.await.expect("it ran").expect("it succeeds"), 1);
+        assert_eq!(reschedule.await.expect("no panic").expect("it succeeds"), 1);
     }
 }

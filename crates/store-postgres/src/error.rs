@@ -1,4 +1,4 @@
-//! Which of Postgres's errors pass by themselves, and which do not.
+//! Classifies Postgres's errors as transient or permanent.
 
 use std::error::Error as _;
 
@@ -8,20 +8,20 @@ use weir_store::Error;
 
 use crate::ENGINE;
 
-/// Everything but a statement that was rejected on its merits, here or there, may pass by itself.
+/// An error is transient unless the server or the driver has rejected the statement itself.
 pub(crate) fn classify(error: tokio_postgres::Error) -> Error {
-    let fault = match error.code() {
+    let is_permanent = match error.code() {
         Some(code) => !is_transient(code),
         None => error.source().is_some_and(|cause| cause.is::<WrongType>() || cause.is::<WasNull>()),
     };
-    if fault { Error::failed(ENGINE, error) } else { Error::unavailable(ENGINE, error) }
+    if is_permanent { Error::failed(ENGINE, error) } else { Error::unavailable(ENGINE, error) }
 }
 
 fn is_transient(code: &SqlState) -> bool {
-    // By class: connections, resources, operators stopping it, deadlocks, locks held, a standby that cannot write,
-    // and credentials or a database that somebody is just changing.
-    let transient = ["08", "53", "57", "58", "40", "55", "25", "28", "3D"];
-    transient.iter().any(|class| code.code().starts_with(class))
+    // By class: connections (08), resources (53), operator intervention (57), system errors (58), deadlocks (40), locks (55),
+    // a read-only standby (25), and credentials (28) or a database (3D) that an operator may be changing.
+    let classes = ["08", "53", "57", "58", "40", "55", "25", "28", "3D"];
+    classes.iter().any(|class| code.code().starts_with(class))
 }
 
 #[cfg(test)]
@@ -29,9 +29,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_an_operator_or_time_mends_is_transient_and_a_fault_is_not() {
+    fn errors_that_time_or_an_operator_fixes_are_transient() {
         use SqlState as S;
-        for passing in [
+        for transient in [
             S::ADMIN_SHUTDOWN,
             S::CANNOT_CONNECT_NOW,
             S::T_R_DEADLOCK_DETECTED,
@@ -43,11 +43,12 @@ mod tests {
             S::INVALID_PASSWORD,
             S::DISK_FULL,
         ] {
-            assert!(is_transient(&passing), "{passing:?}");
+            assert!(is_transient(&transient), "{transient:?}");
         }
-        for fault in [S::UNDEFINED_TABLE, S::CHECK_VIOLATION, S::SYNTAX_ERROR, S::NUMERIC_VALUE_OUT_OF_RANGE]
+        for permanent in
+            [S::UNDEFINED_TABLE, S::CHECK_VIOLATION, S::SYNTAX_ERROR, S::NUMERIC_VALUE_OUT_OF_RANGE]
         {
-            assert!(!is_transient(&fault), "{fault:?}");
+            assert!(!is_transient(&permanent), "{permanent:?}");
         }
     }
 }

@@ -1,7 +1,7 @@
 //! The Postgres engine: rows are locked in key order, decided in Rust, written back together.
 //!
-//! Several servers may share one database; row locks keep them exact, and the database's clock is the only one.
-//! Every call is bounded: in waiting for a connection, in making one, and in what the server does with it.
+//! Several servers may share one database: row locks keep their decisions exact, and only the database's clock counts. Every
+//! call is bounded: the wait for a free connection, connecting, and the statements.
 
 mod clock;
 mod error;
@@ -40,16 +40,16 @@ use crate::pool::Pool;
 pub use crate::requirements::{Unsuitable, unsuitable};
 pub use crate::target::{PostgresTarget, PostgresTargetError};
 
-/// The name in errors, health checks and metrics.
+/// The name of this engine in errors, health checks and metrics.
 pub const ENGINE: &str = "postgresql";
 
 /// The Postgres engine. Clones share it.
 #[derive(Clone)]
 pub struct Postgres {
     inner: Arc<Inner>,
-    /// Where accepted messages go instead of the table queue.
+    /// Publishes accepted messages to a broker instead of the table queue.
     publisher: Option<Arc<dyn Publisher>>,
-    /// Whether a cache stands in front, which has to be told of new limits.
+    /// Whether a cache is in front, whose hashes must be invalidated by new limits.
     has_cache: bool,
     slots: SlotOptions,
 }
@@ -57,9 +57,9 @@ pub struct Postgres {
 /// How slots are assigned.
 #[derive(Clone, Copy, Debug)]
 struct SlotOptions {
-    /// How many windows past the first one with room are searched while other servers hold them.
+    /// How many windows past the first open one are tried while other servers hold them.
     headroom: u32,
-    /// Whether slots are noted, to be dispatched when their time comes.
+    /// Whether slots are recorded for dispatch at their time.
     is_dispatching: bool,
 }
 
@@ -78,37 +78,36 @@ impl std::fmt::Debug for Postgres {
 #[derive(Debug)]
 struct Inner {
     pool: Pool,
-    /// A clock other than the database's, for tests.
+    /// Replaces the database's clock in tests.
     clock: Option<Arc<dyn Clock>>,
-    /// Notices when the database's clock steps.
+    /// Detects steps of the database's clock.
     clock_steps: StepDetector,
     topic_notify: TopicNotify,
-    slot_gate: slot::Gate,
+    config_locks: slot::ConfigLocks,
     limit_changes: Arc<LimitChangeFeed>,
-    watch: AbortHandle,
-    /// Batches that were published and could not be counted.
-    uncounted: quota::Uncounted,
-    /// Jobs that this server has ended.
+    listener: AbortHandle,
+    /// Batches that were published but whose counts could not be saved.
+    save_failures: quota::SaveFailures,
+    /// The number of jobs that this server has ended.
     ended_jobs: AtomicU64,
-    /// How many messages there were in a pack of the queue, on an average of the last claim.
+    /// The average number of messages per pack in the last claim.
     pack_size: AtomicUsize,
 }
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        self.watch.abort();
+        self.listener.abort();
     }
 }
 
 impl Postgres {
-    /// Connects, and migrates the schema as needed. Several servers may do so at once.
-    /// Fails when the server cannot be reached, refuses the credentials, or holds a newer schema; when its database
-    /// must not be used ([`unsuitable`]).
+    /// Connects and migrates the schema. Several servers may do so at once. Fails when the server cannot be reached or refuses
+    /// the credentials, when the schema is newer, and when the database must not be used ([`unsuitable`]).
     pub async fn open(target: PostgresTarget, connections: usize) -> Result<Self> {
         Self::open_with_clock(target, connections, None).await
     }
 
-    /// The same on another clock than the database's, for tests.
+    /// Like [`Postgres::open`], with a clock that replaces the database's, for tests.
     pub async fn open_with_clock(
         target: PostgresTarget,
         connections: usize,
@@ -116,58 +115,57 @@ impl Postgres {
     ) -> Result<Self> {
         migrate::run(&target).await?;
         let limit_changes = Arc::new(LimitChangeFeed::new());
-        let watch = listener::start(target.clone(), &limit_changes);
+        let listener = listener::start(target.clone(), &limit_changes);
         let inner = Inner {
             pool: Pool::new(target, connections),
             clock,
             clock_steps: StepDetector::default(),
             topic_notify: TopicNotify::default(),
-            slot_gate: slot::Gate::default(),
+            config_locks: slot::ConfigLocks::default(),
             limit_changes,
-            watch,
-            uncounted: quota::Uncounted::default(),
+            listener,
+            save_failures: quota::SaveFailures::default(),
             ended_jobs: AtomicU64::new(0),
             pack_size: AtomicUsize::new(1),
         };
         Ok(Self { inner: Arc::new(inner), publisher: None, has_cache: false, slots: SlotOptions::default() })
     }
 
-    /// The same engine behind a cache: until that has forgotten a user's old limits, it is told of new ones.
+    /// Records changed limits until the cache in front confirms that the old ones are invalidated.
     #[must_use]
     pub fn behind_cache(mut self) -> Self {
         self.has_cache = true;
         self
     }
 
-    /// The same engine with its messages published by a broker, and only those counted that it has confirmed.
+    /// Publishes messages to a broker and counts only those that it confirms.
     #[must_use]
     pub fn publishing(mut self, publisher: Arc<dyn Publisher>) -> Self {
         self.publisher = Some(publisher);
         self
     }
 
-    /// The same engine with another headroom than 100 windows: how far an event is put past those that other servers
-    /// hold.
+    /// Sets how many windows that other servers hold an event may be moved past. The default is 100.
     #[must_use]
     pub fn with_headroom(mut self, windows: u32) -> Self {
         self.slots.headroom = windows;
         self
     }
 
-    /// The same engine with every slot noted, to be dispatched when its time comes.
+    /// Records every slot for dispatch at its time.
     #[must_use]
     pub fn dispatching(mut self) -> Self {
         self.slots.is_dispatching = true;
         self
     }
 
-    /// The clock other than the database's, for tests.
+    /// Returns the clock that replaces the database's in tests.
     #[must_use]
     pub fn test_clock(&self) -> Option<Arc<dyn Clock>> {
         self.inner.clock.clone()
     }
 
-    /// The test clock's time for statements that would otherwise ask the database's: `coalesce($n, clock_timestamp())`.
+    /// Returns the test clock's time for `coalesce($n, clock_timestamp())` in statements.
     fn clock_override(&self) -> Option<SystemTime> {
         self.inner.clock.as_ref().map(|clock| time::to_system(clock.now()))
     }
@@ -180,7 +178,7 @@ impl StoreHealth for Postgres {
     }
 }
 
-/// Whether waiting will not help: the server refuses our credentials or database, or we refuse its certificate.
+/// Returns whether an error is permanent: the server refuses the credentials or the database, or its certificate is refused.
 #[must_use]
 pub fn is_refusal(error: &weir_store::Error) -> bool {
     let mut cause = error.cause();
@@ -189,7 +187,7 @@ pub fn is_refusal(error: &weir_store::Error) -> bool {
             .downcast_ref::<tokio_postgres::Error>()
             .and_then(tokio_postgres::Error::code)
             .is_some_and(|code| code.code().starts_with("28") || code.code().starts_with("3D"));
-        // TLS errors come wrapped in I/O errors, which do not name what they wrap as their source.
+        // TLS errors are wrapped in I/O errors, whose `source` does not return the wrapped error.
         let wrapped = error.downcast_ref::<std::io::Error>().and_then(std::io::Error::get_ref);
         if refused_by_server
             || error.is::<rustls::Error>()

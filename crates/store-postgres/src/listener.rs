@@ -1,8 +1,8 @@
-//! Keeps a server's [`LimitChangeFeed`] current: hears of new limits on other servers through `LISTEN`, on a connection of its own.
+//! Keeps a server's [`LimitChangeFeed`] current: receives new limits from other servers through `LISTEN`, on a connection of its own.
 //!
-//! The connection asks for the cache's epoch four times a second. Postgres delivers notifications of transactions that
-//! were committed before a question no later than with its answer, so an answer proves that everything up to the
-//! question has been heard. After an interruption anything may have changed, and listeners are told so.
+//! The connection reads the cache's epoch four times a second. Postgres delivers the notifications of transactions that were
+//! committed before a query no later than its result, so a result proves that every change up to the query was received. After
+//! an interruption any limit may have changed, and subscribers are notified of that.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -19,47 +19,47 @@ use crate::error::classify;
 use crate::target::PostgresTarget;
 use crate::{ENGINE, tls};
 
-/// The channel on which users are named whose limits have changed.
+/// The channel on which the ids of users with changed limits are published.
 pub(crate) const CHANNEL: &str = "weir_quota";
 
 const EPOCH: &str = "SELECT epoch FROM quota_cache";
-/// Changes that the cache may not have forgotten: whoever took them did not live to see it, or is about to.
+/// Changes that the cache may not have invalidated yet: their server has died, or is still at it.
 const PENDING: &str = "SELECT user_id FROM quota_cache_forget";
-/// How often the connection is asked.
-const BEAT: Duration = Duration::from_millis(250);
-/// The server gives a question up before it is not waited for any more.
-const STATEMENT_SOONER: Duration = Duration::from_millis(200);
+/// How often the epoch is read.
+const POLL_EVERY: Duration = Duration::from_millis(250);
+/// The server cancels a statement this long before its caller stops waiting.
+const STATEMENT_MARGIN: Duration = Duration::from_millis(200);
 const PAUSE_AFTER_ERROR: Duration = Duration::from_millis(250);
 
-/// Keeps the feed current until the engine is gone.
+/// Keeps the feed current until the task is aborted.
 pub(crate) fn start(
     target: PostgresTarget,
     limit_changes: &Arc<LimitChangeFeed>,
 ) -> tokio::task::AbortHandle {
     let limit_changes = Arc::clone(limit_changes);
-    let watch = async move {
-        let mut was_heard = true;
+    let listen = async move {
+        let mut was_current = true;
         loop {
-            let ended = watch(&target, &limit_changes).await;
+            let ended = listen_once(&target, &limit_changes).await;
             limit_changes.publish(&LimitChange::AllUsers);
             if let Err(error) = ended
-                && std::mem::replace(&mut was_heard, limit_changes.is_current())
+                && std::mem::replace(&mut was_current, limit_changes.is_current())
             {
-                tracing::warn!(error = %error.with_causes(), "changes on other servers go unheard; nothing is answered from memory");
+                tracing::warn!(error = %error.with_causes(), "cannot receive changes of limits from other servers; caches in memory are not used until Postgres is back");
             }
             tokio::time::sleep(PAUSE_AFTER_ERROR).await;
         }
     };
-    tokio::spawn(watch).abort_handle()
+    tokio::spawn(listen).abort_handle()
 }
 
-/// Listens until the connection breaks.
-async fn watch(target: &PostgresTarget, limit_changes: &LimitChangeFeed) -> Result<()> {
+/// Listens until the connection is lost.
+async fn listen_once(target: &PostgresTarget, limit_changes: &LimitChangeFeed) -> Result<()> {
     let connect = async { target.config.connect(tls::connector(&target.trust)?).await.map_err(classify) };
-    let patience = target.listen_timeout();
-    let (client, mut connection) = bounded(patience, connect).await?;
-    // Drives the connection and hands on what it hears; it ends when the connection does.
-    let hear = poll_fn(|context| {
+    let timeout = target.listen_timeout();
+    let (client, mut connection) = bounded(timeout, connect).await?;
+    // Drives the connection and publishes its notifications; ends with the connection.
+    let receive = poll_fn(|context| {
         loop {
             return match connection.poll_message(context) {
                 Poll::Ready(Some(Ok(AsyncMessage::Notification(notification)))) => {
@@ -75,40 +75,40 @@ async fn watch(target: &PostgresTarget, limit_changes: &LimitChangeFeed) -> Resu
             };
         }
     });
-    let mut hear = pin!(hear);
+    let mut receive = pin!(receive);
     tokio::select! {
-        ended = &mut hear => ended,
-        ended = ask(&client, limit_changes, patience) => ended,
+        ended = &mut receive => ended,
+        ended = poll_epoch(&client, limit_changes, timeout) => ended,
     }
 }
 
-async fn ask(client: &Client, limit_changes: &LimitChangeFeed, patience: Duration) -> Result<()> {
-    let statement_ms = patience.saturating_sub(STATEMENT_SOONER).as_millis().max(1);
+async fn poll_epoch(client: &Client, limit_changes: &LimitChangeFeed, timeout: Duration) -> Result<()> {
+    let statement_ms = timeout.saturating_sub(STATEMENT_MARGIN).as_millis().max(1);
     let listen = format!("SET statement_timeout = {statement_ms}; LISTEN {CHANNEL}");
-    bounded(patience, async { client.batch_execute(&listen).await.map_err(classify) }).await?;
-    let epoch = bounded(patience, async { client.prepare(EPOCH).await.map_err(classify) }).await?;
-    // What changed before the connection listened was not heard.
+    bounded(timeout, async { client.batch_execute(&listen).await.map_err(classify) }).await?;
+    let epoch = bounded(timeout, async { client.prepare(EPOCH).await.map_err(classify) }).await?;
+    // Changes before the connection listened were not received.
     limit_changes.publish(&LimitChange::AllUsers);
-    let pending = bounded(patience, async { client.query(PENDING, &[]).await.map_err(classify) }).await?;
+    let pending = bounded(timeout, async { client.query(PENDING, &[]).await.map_err(classify) }).await?;
     for row in pending {
         limit_changes.publish(&read_change(row.try_get(0).map_err(classify)?));
     }
     loop {
-        let asked_at = Instant::now();
-        let row = bounded(patience, async { client.query_one(&epoch, &[]).await.map_err(classify) }).await?;
+        let queried_at = Instant::now();
+        let row = bounded(timeout, async { client.query_one(&epoch, &[]).await.map_err(classify) }).await?;
         let epoch: i64 = row.try_get(0).map_err(classify)?;
-        limit_changes.mark_current(asked_at, epoch.unsigned_abs());
-        tokio::time::sleep(BEAT).await;
+        limit_changes.mark_current(queried_at, epoch.unsigned_abs());
+        tokio::time::sleep(POLL_EVERY).await;
     }
 }
 
-/// Somebody's own notification on the channel may name nobody Weir knows; then it is safest to forget everything.
+/// A payload that is no user id was not sent by Weir. It counts as a change of all users, which is safe.
 fn read_change(payload: &str) -> LimitChange {
     UserId::parse(payload).map_or(LimitChange::AllUsers, LimitChange::User)
 }
 
-async fn bounded<T>(patience: Duration, call: impl Future<Output = Result<T>>) -> Result<T> {
-    tokio::time::timeout(patience, call)
+async fn bounded<T>(timeout: Duration, call: impl Future<Output = Result<T>>) -> Result<T> {
+    tokio::time::timeout(timeout, call)
         .await
         .unwrap_or_else(|elapsed| Err(Error::unavailable(ENGINE, elapsed)))
 }

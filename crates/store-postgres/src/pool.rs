@@ -1,10 +1,9 @@
-//! A bounded set of connections. A session is taken, used, and given back only when all went well: after any error
-//! or a caller that went away, its state is unknown and it is closed, which rolls back whatever it had begun.
+//! The connection pool. A session is returned to the pool only after success: after an error, or when its caller was cancelled,
+//! its state is unknown and the connection is closed, which rolls back its transaction.
 //!
-//! Not `deadpool-postgres`: it gives every connection back when it is dropped, also from the middle of a transaction that a
-//! caller left, and checks only whether the connection is open. Here the way back is [`Session::keep`], and every other way
-//! out closes the connection. Nor does it back off while the server is away, or drop the idle connections when one falls
-//! silent.
+//! Not `deadpool-postgres`: it returns every connection on drop, also in the middle of a transaction whose caller was cancelled,
+//! and checks only whether the connection is open. Here only [`Session::keep`] returns a connection, and a drop closes it. Nor
+//! does deadpool back off while the server is unavailable, or close the idle connections when one times out.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -23,20 +22,20 @@ const BACKOFF_MAX: Duration = Duration::from_secs(1);
 
 #[derive(Clone, Debug)]
 pub(crate) struct Pool {
-    inner: Arc<Inner>,
+    shared: Arc<SharedPool>,
 }
 
 #[derive(Debug)]
-struct Inner {
+struct SharedPool {
     target: PostgresTarget,
     permits: Arc<Semaphore>,
     idle: Mutex<Vec<Connection>>,
-    backoff: Mutex<Backoff>,
+    backoff: Mutex<ConnectBackoff>,
 }
 
-/// While the server cannot be reached: when to try again, so that calls in between fail at once.
+/// The pause between attempts to connect to a server that cannot be reached. Calls during the pause fail at once.
 #[derive(Debug, Default)]
-struct Backoff {
+struct ConnectBackoff {
     failures: u32,
     retry_at: Option<Instant>,
 }
@@ -44,27 +43,26 @@ struct Backoff {
 impl Pool {
     pub(crate) fn new(target: PostgresTarget, connections: usize) -> Self {
         let permits = Arc::new(Semaphore::new(connections.max(1)));
-        let inner = Inner { target, permits, idle: Mutex::default(), backoff: Mutex::default() };
-        Self { inner: Arc::new(inner) }
+        let shared = SharedPool { target, permits, idle: Mutex::default(), backoff: Mutex::default() };
+        Self { shared: Arc::new(shared) }
     }
 
-    /// How long a call may take.
     pub(crate) fn call_timeout(&self) -> Duration {
-        self.inner.target.call_timeout
+        self.shared.target.call_timeout
     }
 
-    /// A connection of one's own, an idle one or a new one.
+    /// Takes an idle connection or opens a new one.
     pub(crate) async fn session(&self) -> Result<Session> {
-        let acquire = Arc::clone(&self.inner.permits).acquire_owned();
-        let permit = tokio::time::timeout(self.inner.target.call_timeout, acquire)
+        let acquire = Arc::clone(&self.shared.permits).acquire_owned();
+        let permit = tokio::time::timeout(self.shared.target.call_timeout, acquire)
             .await
             .map_err(|elapsed| Error::unavailable(ENGINE, elapsed))?
             .map_err(|closed| Error::failed(ENGINE, closed))?;
-        let connection = match self.inner.take_idle() {
+        let connection = match self.shared.take_idle() {
             Some(connection) => connection,
-            None => self.inner.connect().await?,
+            None => self.shared.connect().await?,
         };
-        Ok(Session { connection, pool: Arc::clone(&self.inner), _permit: permit })
+        Ok(Session { connection, pool: Arc::clone(&self.shared), _permit: permit })
     }
 
     /// Runs one statement on a connection of its own.
@@ -75,7 +73,7 @@ impl Pool {
         Ok(rows)
     }
 
-    /// The same for a statement that returns exactly one row.
+    /// Runs one statement that returns exactly one row.
     pub(crate) async fn query_one(&self, sql: &'static str, values: Values<'_>) -> Result<Row> {
         let session = self.session().await?;
         let row = session.query_one(sql, values).await?;
@@ -83,7 +81,7 @@ impl Pool {
         Ok(row)
     }
 
-    /// The same for a statement that returns one row at most.
+    /// Runs one statement that returns at most one row.
     pub(crate) async fn query_opt(&self, sql: &'static str, values: Values<'_>) -> Result<Option<Row>> {
         let session = self.session().await?;
         let row = session.query_opt(sql, values).await?;
@@ -91,7 +89,7 @@ impl Pool {
         Ok(row)
     }
 
-    /// The same for a statement of which only the number of rows that it changed is of interest.
+    /// Runs one statement and returns the number of rows that it changed.
     pub(crate) async fn execute(&self, sql: &'static str, values: Values<'_>) -> Result<u64> {
         let session = self.session().await?;
         let changed = session.execute(sql, values).await?;
@@ -100,7 +98,7 @@ impl Pool {
     }
 }
 
-impl Inner {
+impl SharedPool {
     fn take_idle(&self) -> Option<Connection> {
         let mut idle = self.idle.lock();
         idle.retain(|connection| !connection.is_closed());
@@ -108,10 +106,10 @@ impl Inner {
     }
 
     async fn connect(&self) -> Result<Connection> {
-        if self.backing_off() {
+        if self.is_backing_off() {
             return Err(Error::unavailable(
                 ENGINE,
-                "cannot be reached; the next attempt is due within a second",
+                "Postgres cannot be reached; the next attempt is due within a second",
             ));
         }
         let outcome = Connection::open(&self.target).await;
@@ -121,7 +119,7 @@ impl Inner {
                 if backoff.failures > 0 {
                     tracing::info!(address = %self.target.address(), "Postgres is back");
                 }
-                *backoff = Backoff::default();
+                *backoff = ConnectBackoff::default();
             }
             Err(error) => {
                 if backoff.failures == 0 {
@@ -133,19 +131,19 @@ impl Inner {
         outcome
     }
 
-    fn backing_off(&self) -> bool {
+    fn is_backing_off(&self) -> bool {
         let backoff = self.backoff.lock();
         backoff.retry_at.is_some_and(|retry_at| Instant::now() < retry_at)
     }
 
-    /// A connection that went silent says the others have gone silent too: the next calls make new ones.
-    fn forget_idle(&self) {
+    /// Closes the idle connections. After a timeout on one the others are likely to be broken, too.
+    fn close_idle(&self) {
         self.idle.lock().clear();
     }
 }
 
-impl Backoff {
-    /// Doubles the pause, less up to half of it, so that servers do not come back in step.
+impl ConnectBackoff {
+    /// Doubles the pause, with a jitter of up to half of it, so that servers do not reconnect in step.
     fn fail(&mut self) {
         let pause = BACKOFF_MIN.saturating_mul(1 << self.failures.min(10)).min(BACKOFF_MAX);
         let pause = pause.mul_f64(1.0 - fastrand::f64() / 2.0);
@@ -158,12 +156,12 @@ impl Backoff {
 #[derive(Debug)]
 pub(crate) struct Session {
     connection: Connection,
-    pool: Arc<Inner>,
+    pool: Arc<SharedPool>,
     _permit: OwnedSemaphorePermit,
 }
 
 impl Session {
-    /// Waits for a call to the database, no longer than a call may take.
+    /// Waits for calls to the database, up to the call timeout.
     pub(crate) async fn bounded<T>(
         &self,
         call: impl Future<Output = Result<T, tokio_postgres::Error>>,
@@ -171,13 +169,13 @@ impl Session {
         match tokio::time::timeout(self.pool.target.call_timeout, call).await {
             Ok(outcome) => outcome.map_err(crate::error::classify),
             Err(elapsed) => {
-                self.pool.forget_idle();
+                self.pool.close_idle();
                 Err(Error::unavailable(ENGINE, elapsed))
             }
         }
     }
 
-    /// Statements for a pipeline, prepared before the first of them is sent (see [`crate::session`]).
+    /// Prepares statements for a pipeline before the first of them is sent (see [`crate::session`]).
     pub(crate) async fn prepare<const N: usize>(
         &self,
         texts: [&'static str; N],
@@ -205,12 +203,12 @@ impl Session {
         self.bounded(statement.execute(values)).await
     }
 
-    /// Runs what is not prepared, such as `COMMIT`, and waits for it.
+    /// Runs a statement without preparing it, such as `COMMIT`.
     pub(crate) async fn run(&self, sql: &str) -> Result<()> {
         self.bounded(self.connection.batch_execute(sql)).await
     }
 
-    /// Gives the connection back: all went well and no transaction is open.
+    /// Returns the connection to the pool. Only after success, with no open transaction.
     pub(crate) fn keep(self) {
         self.pool.idle.lock().push(self.connection);
     }
@@ -229,8 +227,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pauses_grow_to_a_second_and_no_further() {
-        let mut backoff = Backoff::default();
+    fn pauses_grow_up_to_a_second() {
+        let mut backoff = ConnectBackoff::default();
         for _ in 0..40 {
             backoff.fail();
             let pause = backoff.retry_at.unwrap().saturating_duration_since(Instant::now());
@@ -241,7 +239,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn while_backing_off_calls_fail_at_once_and_transiently() {
+    async fn calls_during_a_backoff_fail_at_once_and_transiently() {
         // Port 1 on loopback refuses.
         let pool = Pool::new("postgres://u@127.0.0.1:1/d".parse().unwrap(), 1);
         assert!(pool.session().await.unwrap_err().is_transient());

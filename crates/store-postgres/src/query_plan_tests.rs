@@ -1,13 +1,13 @@
-//! Holds the plans of all statements to one rule: what they cost must not hang on what Postgres believes of a table. A
-//! connection keeps its plans, and a table that was empty when one was made may hold a million rows when it runs.
+//! Checks one rule for the query plans of all statements: their cost must not depend on Postgres's statistics of a table. A
+//! connection caches its plans, and a table that was empty when a plan was made may hold a million rows when it runs.
 //!
-//! A join of an array with a table that seems empty reads the table, and the whole array again for each of its rows. Three
-//! forms have only one plan, a look-up for each element:
+//! A join of an array with a table that seems empty reads the table, and the whole array again for each row. Three forms have
+//! only one plan, an index look-up for each element:
 //!
 //! - `CROSS JOIN LATERAL (SELECT … FROM t WHERE t.key = new.key OFFSET 0)`, where nothing is changed;
-//! - `WHERE t.key = ANY(ARRAY[new.key])` in an update: a sorted reading of `t` is no use for it, as it would be for `=`, so
-//!   all that is left besides the look-up is a sequential scan, which sessions have switched off;
-//! - `t.ctid = …` of what such a `LATERAL` has found, for keys of several columns. Only for rows that nobody else may be
+//! - `WHERE t.key = ANY(ARRAY[new.key])` in an update: unlike `=` it cannot use a sorted scan of `t`, so the only alternative to
+//!   the look-up is a sequential scan, which sessions have switched off;
+//! - `t.ctid = …` of the row that such a `LATERAL` finds, for keys of several columns. Only for rows that nobody else may be
 //!   changing: a version that is newer than the statement is not found.
 
 use std::path::{Path, PathBuf};
@@ -17,10 +17,10 @@ use weir_testkit::postgres::Server;
 
 use crate::Postgres;
 
-/// What runs on connections of its own, before or beside those of the pool.
+/// Files whose statements run on connections of their own, outside of the pool.
 const NOT_CACHED: [&str; 4] = ["migrate.rs", "query_plan_tests.rs", "requirements.rs", "listener.rs"];
 
-/// Tables as they are at the start, as a vacuum leaves them when nothing is to be done, and with rows that Postgres knows of.
+/// States of the tables: new, after a vacuum while they were empty, and with rows that are in the statistics.
 const STATES: [(&str, &str); 3] =
     [("never vacuumed", ""), ("vacuumed while empty", "VACUUM ANALYZE"), ("filled", FILL)];
 const FILL: &str = "
@@ -32,7 +32,7 @@ const FILL: &str = "
     INSERT INTO rate_limit_store SELECT n, 1, 1, 0, now() FROM generate_series(1, 2000) AS n;
     ANALYZE";
 
-/// Statements that may read a table whole, and why.
+/// Statements that may read a whole table, and why.
 const EXCEPT: &[(&str, &str, &str)] = &[
     ("quota.rs", "AUDIT", BOOKS),
     ("queue.rs", "BOOKS", BOOKS),
@@ -41,8 +41,8 @@ const EXCEPT: &[(&str, &str, &str)] = &[
     ("sale.rs", "AUDIT", BOOKS),
     ("tier/hold.rs", "AUDIT", BOOKS),
     ("request/upkeep.rs", "COUNT", "dead letters are counted every five seconds at most"),
-    // Tables that are small whatever callers do.
-    ("quota.rs", "DISTRUST", ONE_ROW),
+    // Tables that stay small whatever callers do.
+    ("quota.rs", "RAISE_EPOCH", ONE_ROW),
     ("quota.rs", "PROBE", ONE_ROW),
     ("request/upkeep.rs", "ROLLOUT", ONE_ROW),
     ("request/sealing.rs", "KEYS", "there is a row for each key that anything is sealed with"),
@@ -53,8 +53,8 @@ const EXCEPT: &[(&str, &str, &str)] = &[
     ("queue.rs", "LEASE", "a topic has sixteen shards"),
     ("sale/record.rs", "RECORD", "what is read again is a count, for one product"),
     ("queue.rs", "REPLAY", "an operator replays one dead letter, or all"),
-    ("clock.rs", "BRING_BACK_MESSAGES", CLOCK_STEP),
-    ("clock.rs", "BRING_BACK_REQUESTS", CLOCK_STEP),
+    ("clock.rs", "RESCHEDULE_MESSAGES", CLOCK_STEP),
+    ("clock.rs", "RESCHEDULE_REQUESTS", CLOCK_STEP),
 ];
 const BOOKS: &str = "books are read whole";
 const ONE_ROW: &str = "the table has one row";
@@ -74,7 +74,7 @@ impl Statement {
 }
 
 #[tokio::test]
-async fn no_plan_depends_on_how_full_a_table_seems() {
+async fn no_query_plan_depends_on_the_statistics_of_a_table() {
     if weir_testkit::skip("postgres") {
         return;
     }
@@ -102,7 +102,7 @@ async fn no_plan_depends_on_how_full_a_table_seems() {
     }
 }
 
-/// All statements of this crate: every text in its sources that begins like one. Each has to be a constant.
+/// Returns all statements of this crate: every string literal that begins like one. Each must be a constant.
 fn statements() -> Vec<Statement> {
     let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
     let mut files = Vec::new();
@@ -126,7 +126,7 @@ fn statements() -> Vec<Statement> {
     statements
 }
 
-/// The string literals of a source, each with all that stands before it. Comments have no quotation marks but in pairs.
+/// Returns the string literals of a source, each with all text before it. Quotation marks in comments must come in pairs.
 fn texts(source: &str) -> impl Iterator<Item = (&str, String)> {
     let mut from = 0;
     std::iter::from_fn(move || {
@@ -157,7 +157,7 @@ fn rust_files(directory: &Path, files: &mut Vec<PathBuf>) {
     }
 }
 
-/// The plan that a session makes once and keeps, by a session with the settings of all.
+/// Returns the generic plan that a session with the usual settings caches.
 async fn explain(engine: &Postgres, sql: &str) -> Value {
     let session = engine.inner.pool.session().await.expect("a session");
     let count = session.client().prepare(sql).await.expect("it can be prepared").params().len();
@@ -177,7 +177,7 @@ async fn explain(engine: &Postgres, sql: &str) -> Value {
     plan[0]["Plan"].clone()
 }
 
-/// Nothing may be read whole but behind a limit, and nothing again for every row of something else unless through an index.
+/// Checks that no table is read whole except below a limit, and none repeatedly for the rows of another except through an index.
 fn examine(plan: &Value, is_limited: bool) -> Result<(), String> {
     let is_limited = is_limited || plan["Node Type"] == "Limit";
     if reads_whole(plan) && !is_limited {
@@ -193,7 +193,7 @@ fn examine(plan: &Value, is_limited: bool) -> Result<(), String> {
     children.iter().try_for_each(|child| examine(child, is_limited))
 }
 
-/// What a node begins by reading.
+/// Returns the node that a node reads first.
 fn first_read(plan: &Value) -> &Value {
     match plan["Plans"].as_array().and_then(|children| children.first()) {
         Some(child) => first_read(child),

@@ -1,5 +1,5 @@
-//! The table queue in Postgres. A claim leases whole shards, so that handing out a message writes nothing to its row
-//! and no two holders ever have messages of one key. Messages that come together stand together ([`pack`]).
+//! The table queue in Postgres. A claim leases whole shards, so that claiming a message does not write to its row, and two
+//! holders never have messages of one key. Messages that are enqueued together are stored as one row ([`pack`]).
 
 mod columns;
 mod merge;
@@ -24,22 +24,22 @@ use crate::pool::Session;
 use crate::row::{self, column, timestamp, unsigned};
 use crate::session::Values;
 use crate::{Inner, Postgres, time};
-use columns::Columns;
+use columns::SettlementColumns;
 use merge::ClaimLimits;
 use pack::Pack;
 
-/// Shards of a topic: how many claims can be out at once. Stored with every message, so it never changes.
+/// Shards of a topic: the most claims at the same time. A message's shard is stored with it, so this never changes.
 pub(crate) const SHARDS: u16 = 16;
-/// Shards one claim takes at most, so that a second server finds some free.
+/// The most shards of one claim, so that a second server finds free ones.
 const SHARDS_PER_CLAIM: i64 = 8;
 
-const MAKE_SHARDS: &str = "
+const CREATE_SHARDS: &str = "
     INSERT INTO queue_shard (topic, shard)
     SELECT $1, generate_series(0, 15)::smallint
     WHERE NOT EXISTS (SELECT FROM queue_shard WHERE topic = $1)
       AND (EXISTS (SELECT FROM queue_message WHERE topic = $1) OR EXISTS (SELECT FROM queue_pack WHERE topic = $1))
     ON CONFLICT DO NOTHING";
-/// The lock is weaker than that of a settlement, so that [`LOCK_SHARDS`] does not hide shards from a claim.
+/// The lock is weaker than a settlement's, so that a claim does not skip shards that [`LOCK_SHARDS`] has locked.
 const LEASE: &str = "
     WITH free AS (
         SELECT topic, shard FROM queue_shard AS candidate
@@ -83,7 +83,7 @@ pub(crate) const LOCK_LEASES: &str = "
         WHERE topic = $1 AND shard = mine.shard AND token = mine.token
           AND leased_until > coalesce($4, clock_timestamp())
         FOR UPDATE) AS held";
-/// Keeps settlements by lease out of these shards until the commit. In order, as [`LOCK_LEASES`] does.
+/// Blocks settlements by lease in these shards until the commit. Locks in order, as [`LOCK_LEASES`] does.
 const LOCK_SHARDS: &str = "
     SELECT held.shard
     FROM (SELECT DISTINCT shard FROM unnest($2::smallint[]) AS named (shard) ORDER BY shard OFFSET 0) AS named
@@ -95,8 +95,8 @@ const LOCK_MESSAGES: &str = "
     CROSS JOIN LATERAL (
         SELECT shard, id FROM queue_message WHERE topic = $1 AND shard = named.shard AND id = named.id
         FOR UPDATE SKIP LOCKED) AS message";
-/// Messages are looked up one by one (see `query_plan_tests.rs`): nobody else may change them meanwhile. The locks of their shards, or
-/// their own, see to that.
+/// Looks messages up one by one (see `query_plan_tests.rs`), so they must not change meanwhile: either their shards are locked, or
+/// they are.
 const DELAY: &str = "
     UPDATE queue_message AS message
     SET attempts = message.attempts + retry.attempts, delayed_at = coalesce($6, clock_timestamp()),
@@ -161,11 +161,11 @@ impl MessageSource for Postgres {
         let receipt = ClaimReceipt { topic: topic.to_owned(), leases };
         let messages = self.visible(&receipt, max).await?;
         if messages.is_empty() {
-            // All that is there waits behind a retry: others may look again at once.
+            // Every message of the shards waits for an earlier delayed one of its key. Other servers may claim at once.
             self.settle(&receipt, Settlement::default()).await?;
             return Ok(MessageClaim::default());
         }
-        let receipt = self.give_up_unused(receipt, &messages).await?;
+        let receipt = self.release_unused(receipt, &messages).await?;
         Ok(MessageClaim { messages, receipt })
     }
 
@@ -180,7 +180,7 @@ impl MessageSource for Postgres {
             .await?;
         let held: Vec<i16> = locked.iter().map(|row| column(row, 0)).collect::<Result<_>>()?;
         let is_ours = |position: Position| held.contains(&position.shard.cast_signed());
-        let mut columns = Columns::of(settlement, is_ours, || letter_id(now));
+        let mut columns = SettlementColumns::new(settlement, is_ours, || dead_letter_id(now));
         let packed = if columns.is_empty() { 0 } else { pack::settle(&session, topic, &mut columns).await? };
         save(&session, topic, &columns, packed, &held, now).await?;
         session.keep();
@@ -201,17 +201,17 @@ impl Queue for Postgres {
         payload_max: usize,
     ) -> Result<Vec<DeadLetter>> {
         let after = storable(after.unwrap_or_default());
-        // No value of Postgres is longer.
+        // Values in Postgres are never longer.
         let payload_max = i32::try_from(payload_max).unwrap_or(i32::MAX - 1);
         let values: Values<'_> = &[&after, &row::bigint(limit), &payload_max];
         let rows = self.inner.pool.query(DEAD_LETTERS, values).await?;
         rows.iter().map(read_dead_letter).collect()
     }
 
-    /// The caller has no lease, so three others may be at the same messages. A server that claimed them because they were put
-    /// off for too short a time settles them by its lease: the shards' locks let one of the two go first. A server that was
-    /// late, too, settles them like this: the messages' locks let one of the two have each message, and neither waits for
-    /// the other, which could be waiting for it. A claim only reads messages, and its locks go with these.
+    /// The caller has no lease, so others may work on the same messages. A server that has claimed them since, because the delay
+    /// was too short, settles them by its lease: the locks of the shards serialize the two. Another server that settles without a
+    /// lease, too, gets the messages that this one has not locked; neither waits for the other, which might deadlock. A claim only
+    /// reads messages, and its locks are compatible with these.
     async fn settle_deferred(&self, topic: &str, settlement: Settlement) -> Result<()> {
         let session = self.inner.pool.session().await?;
         let now = self.clock_override();
@@ -228,8 +228,8 @@ impl Queue for Postgres {
         let locked = locked.iter().map(|row| Ok((column(row, 0)?, column(row, 1)?)));
         let locked = locked.collect::<Result<HashSet<(i16, i64)>>>()?;
         let is_ours = |position: Position| locked.contains(&(position.shard.cast_signed(), position.id));
-        let columns = Columns::of(settlement, is_ours, || letter_id(now));
-        // What was put off is a row of its own, so there are no packs to look at.
+        let columns = SettlementColumns::new(settlement, is_ours, || dead_letter_id(now));
+        // A deferred message is a row of its own, never in a pack.
         save(&session, topic, &columns, 0, &[], now).await?;
         session.keep();
         Ok(())
@@ -245,7 +245,7 @@ impl Queue for Postgres {
 
     async fn discard(&self, id: &str) -> Result<bool> {
         let session = self.inner.pool.session().await?;
-        let discarded = session.execute(DISCARD, &[&storable(id), &session.ledger_slot]).await?;
+        let discarded = session.execute(DISCARD, &[&storable(id), &session.ledger_row]).await?;
         session.keep();
         Ok(discarded > 0)
     }
@@ -264,12 +264,12 @@ impl Queue for Postgres {
 }
 
 impl Inner {
-    /// How many messages a pack has about: those of the last claim had so many.
+    /// Returns the average number of messages per pack in the last claim.
     fn pack_size(&self) -> usize {
         self.pack_size.load(Ordering::Relaxed).max(1)
     }
 
-    fn learn_pack_size(&self, packs: &[Pack]) {
+    fn update_pack_size(&self, packs: &[Pack]) {
         let messages: usize = packs.iter().map(|pack| pack.messages.len()).sum();
         if let Some(size) = messages.checked_div(packs.len()) {
             self.pack_size.store(size, Ordering::Relaxed);
@@ -278,14 +278,17 @@ impl Inner {
 }
 
 impl Postgres {
-    /// Takes some shards that nobody holds and that have something to hand out.
+    /// Leases some free shards that have messages to claim.
     async fn lease(&self, topic: &str, max: usize, visibility: Duration) -> Result<Vec<ShardLease>> {
         let session = self.inner.pool.session().await?;
-        let [make_shards, lease] = session.prepare([MAKE_SHARDS, LEASE]).await?;
+        let [create_shards, lease] = session.prepare([CREATE_SHARDS, LEASE]).await?;
         let (now, micros) = (self.clock_override(), time::micros(visibility));
         let shards = row::bigint(max).min(SHARDS_PER_CLAIM);
         let (_, rows) = session
-            .bounded(try_join(make_shards.execute(&[&topic]), lease.query(&[&topic, &micros, &now, &shards])))
+            .bounded(try_join(
+                create_shards.execute(&[&topic]),
+                lease.query(&[&topic, &micros, &now, &shards]),
+            ))
             .await?;
         session.keep();
         rows.iter()
@@ -296,8 +299,8 @@ impl Postgres {
             .collect()
     }
 
-    /// Lets others have the shards that a claim was given nothing of.
-    async fn give_up_unused(&self, receipt: ClaimReceipt, messages: &[Message]) -> Result<ClaimReceipt> {
+    /// Releases the leased shards of which the claim has no message.
+    async fn release_unused(&self, receipt: ClaimReceipt, messages: &[Message]) -> Result<ClaimReceipt> {
         let is_used =
             |lease: &ShardLease| messages.iter().any(|message| message.position.shard == lease.shard);
         let ClaimReceipt { topic, leases } = receipt;
@@ -309,34 +312,33 @@ impl Postgres {
         Ok(ClaimReceipt { topic, leases: used })
     }
 
-    /// Reads the messages of shards that are leased already: in a transaction of its own, so that it sees everything the
-    /// last holder has settled, and as of one moment and one time. Were rows read a moment before packs, a message in a row
-    /// could be missed and the next of its key found in a pack. Every shard gives its share; those that have more then fill
-    /// what is left.
+    /// Reads the messages of leased shards in a transaction of its own, so that it sees everything the last holder has settled,
+    /// and from one snapshot. If rows were read before packs, a message in a row could be missed and the next of its key found in
+    /// a pack. Every shard gives an equal share; shards with more messages then fill the rest.
     async fn visible(&self, receipt: &ClaimReceipt, max: usize) -> Result<Vec<Message>> {
         let session = self.inner.pool.session().await?;
         let (topic, now) = (receipt.topic.as_str(), self.clock_override());
-        let [visible, next] = session.prepare([VISIBLE, pack::NEXT]).await?;
-        let mut places: Vec<(i16, i64)> =
+        let [visible, next_packs] = session.prepare([VISIBLE, pack::NEXT]).await?;
+        let mut cursors: Vec<(i16, i64)> =
             receipt.leases.iter().map(|lease| (lease.shard.cast_signed(), i64::MIN)).collect();
         let mut messages: Vec<Message> = Vec::new();
         session.run("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY").await?;
-        while messages.len() < max && !places.is_empty() {
-            let share = ((max - messages.len()) / places.len()).max(1);
-            let asked = ClaimLimits { messages: share, packs: (share / self.inner.pack_size()).max(1) };
-            let (shards, after): (Vec<i16>, Vec<i64>) = places.iter().copied().unzip();
-            let [rows, packs] = [asked.messages, asked.packs].map(row::bigint);
+        while messages.len() < max && !cursors.is_empty() {
+            let share = ((max - messages.len()) / cursors.len()).max(1);
+            let limits = ClaimLimits { messages: share, packs: (share / self.inner.pack_size()).max(1) };
+            let (shards, after): (Vec<i16>, Vec<i64>) = cursors.iter().copied().unzip();
+            let [rows, packs] = [limits.messages, limits.packs].map(row::bigint);
             let (rows, packs) = session
                 .bounded(try_join(
                     visible.query(&[&topic, &shards, &after, &rows, &now]),
-                    next.query(&[&topic, &shards, &after, &packs]),
+                    next_packs.query(&[&topic, &shards, &after, &packs]),
                 ))
                 .await?;
             let rows = rows.iter().map(read_message).collect::<Result<Vec<_>>>()?;
             let mut packs = packs.iter().map(Pack::read).collect::<Result<Vec<_>>>()?;
-            self.inner.learn_pack_size(&packs);
-            pack::leave_out_held_back(&session, topic, &mut packs, now).await?;
-            places = asked.merge(&places, rows, packs, &mut messages);
+            self.inner.update_pack_size(&packs);
+            pack::remove_held_back(&session, topic, &mut packs, now).await?;
+            cursors = limits.merge(&cursors, rows, packs, &mut messages);
         }
         session.run("COMMIT").await?;
         session.keep();
@@ -353,35 +355,35 @@ impl Postgres {
     }
 }
 
-/// Carries out a settlement and commits it; gives up these shards.
+/// Saves a settlement, releases the `held` shards, and commits.
 async fn save(
     session: &Session,
     topic: &str,
-    columns: &Columns,
+    columns: &SettlementColumns,
     packed: i64,
     held: &[i16],
     now: Option<SystemTime>,
 ) -> Result<()> {
     let [delay, bury, release, finish] = session.prepare([DELAY, BURY, RELEASE, FINISH]).await?;
-    let Columns { done, retry, dead } = columns;
+    let SettlementColumns { done, retry, dead } = columns;
     session
         .bounded(try_join5(
             delay.execute(&[&topic, &retry.0, &retry.1, &retry.2, &retry.3, &now]),
             bury.execute(&[&topic, &dead.0, &dead.1, &dead.2, &dead.3, &now]),
             release.execute(&[&topic, &held, &now]),
-            // The ledger last, as everywhere: see `quota::save`.
-            finish.execute(&[&topic, &session.ledger_slot, &done.0, &done.1, &packed]),
+            // The ledger row is locked last: see `quota::save`.
+            finish.execute(&[&topic, &session.ledger_row, &done.0, &done.1, &packed]),
             session.batch_execute("COMMIT"),
         ))
         .await
         .map(drop)
 }
 
-fn letter_id(now: Option<SystemTime>) -> MessageId {
+fn dead_letter_id(now: Option<SystemTime>) -> MessageId {
     MessageId::new(time::from_system(now.unwrap_or_else(SystemTime::now)), random_bytes())
 }
 
-/// The part of a text that Postgres can hold: up to a NUL. No id of ours has one, so a text cut short matches nothing.
+/// Cuts a text at the first NUL, which Postgres cannot store. No id of Weir contains one, so a text that was cut matches nothing.
 fn storable(text: &str) -> &str {
     text.split('\0').next().unwrap_or_default()
 }

@@ -31,7 +31,7 @@ const FIND: &str = "
     SELECT user_id, rate_limit, time_window, current_count, last_refresh_time,
            coalesce($2, clock_timestamp()) AS now
     FROM rate_limit_store WHERE user_id = $1";
-/// Whoever remembers something of the user hears of it with the commit.
+/// Notifies every server with the commit, since any may cache something of the user.
 const CONFIGURE: &str = "
     WITH saved AS (
         INSERT INTO rate_limit_store (user_id, rate_limit, time_window, current_count, last_refresh_time)
@@ -48,9 +48,9 @@ const REMOVE: &str = "
     noted AS (
         INSERT INTO quota_cache_forget (user_id) SELECT user_id FROM gone WHERE $2::boolean ON CONFLICT DO NOTHING)
     SELECT pg_notify('weir_quota', gone.user_id) FROM gone";
-const FORGOT: &str = "DELETE FROM quota_cache_forget WHERE user_id = ANY($1)";
-const DISTRUST: &str = "UPDATE quota_cache SET epoch = epoch + 1 RETURNING epoch";
-/// Changes nothing, but is committed.
+const CONFIRM_INVALIDATED: &str = "DELETE FROM quota_cache_forget WHERE user_id = ANY($1)";
+const RAISE_EPOCH: &str = "UPDATE quota_cache SET epoch = epoch + 1 RETURNING epoch";
+/// Changes nothing, but its commit proves that the database takes writes.
 const PROBE: &str = "UPDATE quota_cache SET epoch = epoch";
 const LOCK: &str = "
     SELECT user_id, rate_limit, time_window, current_count, last_refresh_time
@@ -72,33 +72,33 @@ const AUDIT: &str = "
     SELECT (SELECT count(*) FROM rate_limit_store),
            ARRAY(SELECT user_id FROM rate_limit_store WHERE current_count > rate_limit LIMIT 10)";
 
-/// Batches that were published and could not be counted. A commit proves that the database takes writes again, but only
-/// after the failures that were known when it was sent: batches run side by side.
+/// Tracks batches that were published but whose counts could not be saved. A commit proves that the database takes writes
+/// again, but only after the failures before it was sent: batches run concurrently.
 #[derive(Debug, Default)]
-pub(crate) struct Uncounted {
+pub(crate) struct SaveFailures {
     failures: AtomicU64,
-    /// How many failures there were when the last commit was sent.
+    /// The number of failures that are followed by a successful commit.
     followed_by_commit: AtomicU64,
 }
 
-impl Uncounted {
-    /// To be read before a commit is sent.
-    fn failures(&self) -> u64 {
+impl SaveFailures {
+    /// Returns the number of failures. Must be read before a commit is sent.
+    fn count(&self) -> u64 {
         self.failures.load(Ordering::Acquire)
     }
 
-    fn failed(&self) {
+    fn record_failure(&self) {
         self.failures.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// A commit that was sent after so many failures has succeeded.
-    fn committed(&self, failures: u64) {
+    /// Records the success of a commit that was sent after `failures` failures.
+    fn record_commit(&self, failures: u64) {
         self.followed_by_commit.fetch_max(failures, Ordering::AcqRel);
     }
 
-    /// Whether no commit has followed the last failure.
-    fn is_any(&self) -> bool {
-        self.followed_by_commit.load(Ordering::Acquire) < self.failures()
+    /// Returns whether no commit has followed the last failure.
+    fn is_pending(&self) -> bool {
+        self.followed_by_commit.load(Ordering::Acquire) < self.count()
     }
 }
 
@@ -129,7 +129,7 @@ impl QuotaStore for Postgres {
             session.keep();
             return Ok(Vec::new());
         }
-        self.probe_if_uncommitted(&session).await?;
+        self.probe_after_save_failure(&session).await?;
         let users = batch.iter().map(|send| send.user.as_str()).collect();
         let (mut rows, now) = self.lock_rows(&session, users).await?;
         let before = self.publisher.is_some().then(|| rows.clone());
@@ -137,8 +137,8 @@ impl QuotaStore for Postgres {
         if let (Some(publisher), Some(mut before)) = (&self.publisher, before)
             && !plan.accepted.is_empty()
         {
-            self.refuse_uncommitted()?;
-            // The rows stay locked meanwhile: what is counted is what the broker has confirmed.
+            self.refuse_after_save_failure()?;
+            // The rows stay locked meanwhile, so that exactly the confirmed messages are counted.
             let queued = publish_accepted(&**publisher, &plan.accepted).await;
             plan = plan.retain_confirmed(&mut before, &queued);
         }
@@ -146,12 +146,12 @@ impl QuotaStore for Postgres {
         if accepted.is_empty() && changed.is_empty() {
             session.run("COMMIT").await?;
         } else {
-            let failures = self.inner.uncounted.failures();
+            let failures = self.inner.save_failures.count();
             match save(&session, &changed, self.for_table(&accepted)).await {
-                Ok(()) => self.inner.uncounted.committed(failures),
+                Ok(()) => self.inner.save_failures.record_commit(failures),
                 Err(error) => {
                     if self.publisher.is_some() {
-                        self.inner.uncounted.failed();
+                        self.inner.save_failures.record_failure();
                     }
                     return Err(error);
                 }
@@ -169,33 +169,35 @@ impl QuotaStore for Postgres {
 }
 
 impl Postgres {
-    /// After a batch that was published and could not be counted, nothing is published until something else was
-    /// committed: a database that takes no writes must not let messages through. That goes over the connection that the
-    /// batch has already: were each to wait for a second one, all of them could be taken.
-    async fn probe_if_uncommitted(&self, session: &Session) -> Result<()> {
-        let failures = self.inner.uncounted.failures();
-        if self.inner.uncounted.is_any() {
+    /// After a batch was published and could not be counted, nothing is published before another commit succeeds: while the
+    /// database takes no writes, no message may be sent. Uses the connection that the batch has already: if every batch waited
+    /// for a second one, none might be free.
+    async fn probe_after_save_failure(&self, session: &Session) -> Result<()> {
+        let failures = self.inner.save_failures.count();
+        if self.inner.save_failures.is_pending() {
             session.execute(PROBE, &[]).await?;
-            self.inner.uncounted.committed(failures);
+            self.inner.save_failures.record_commit(failures);
         }
         Ok(())
     }
 
-    /// Refuses a batch when another could not be counted since it began.
-    fn refuse_uncommitted(&self) -> Result<()> {
-        if self.inner.uncounted.is_any() {
-            return Err(Error::unavailable(ENGINE, "another batch could not be saved; nothing is published"));
+    /// Fails if another batch could not be counted since this one began.
+    fn refuse_after_save_failure(&self) -> Result<()> {
+        if self.inner.save_failures.is_pending() {
+            let cause =
+                "cannot save the counts of a published batch; nothing is published until a commit succeeds";
+            return Err(Error::unavailable(ENGINE, cause));
         }
         Ok(())
     }
 
-    /// Which of the accepted messages the table queue takes.
+    /// Returns the accepted messages that go to the table queue: none with a broker.
     fn for_table<'a, 'b>(&self, accepted: &'a [AcceptedMessage<'b>]) -> &'a [AcceptedMessage<'b>] {
         if self.publisher.is_some() { &[] } else { accepted }
     }
 
-    /// The first round trip. The clock is read by a statement of its own behind the lock: time spent waiting for
-    /// another server's batch has then passed, and windows are judged by the moment the rows are ours.
+    /// The first round trip. The clock is read by a statement of its own after the lock, so that windows are decided by the time
+    /// when the lock was granted, and not by the time before a wait for another server's batch.
     async fn lock_rows<'a>(
         &self,
         session: &Session,
@@ -213,8 +215,8 @@ impl Postgres {
         let mut rows = HashMap::with_capacity(locked.len());
         for row in &locked {
             let user: &str = column(row, 0)?;
-            if let Some(known) = users.find(|known| *known == user) {
-                rows.insert(known, read_row(row)?);
+            if let Some(user) = users.find(|candidate| *candidate == user) {
+                rows.insert(user, read_row(row)?);
             }
         }
         Ok((rows, now))
@@ -223,18 +225,20 @@ impl Postgres {
 
 #[async_trait]
 impl ReservableStore for Postgres {
-    async fn reserve(&self, wants: Vec<ReservationRequest>) -> Result<Vec<Option<Reservation>>> {
+    async fn reserve(&self, requests: Vec<ReservationRequest>) -> Result<Vec<Option<Reservation>>> {
         let session = self.inner.pool.session().await?;
-        let users = wants.iter().map(|want| want.user.as_str()).collect();
+        let users = requests.iter().map(|request| request.user.as_str()).collect();
         let (mut rows, at) = self.lock_rows(&session, users).await?;
-        let reserve = |want: &ReservationRequest| {
-            let row = rows.get_mut(want.user.as_str())?;
-            let units = row.reserve(at, want.units.saturating_add(row.limits.prefetch()));
+        let reserve = |request: &ReservationRequest| {
+            let row = rows.get_mut(request.user.as_str())?;
+            let units = row.reserve(at, request.units.saturating_add(row.limits.prefetch()));
             Some(Reservation { row: *row, units, at })
         };
-        let reserved: Vec<_> = wants.iter().map(reserve).collect();
-        let changed: Vec<_> =
-            wants.iter().filter_map(|want| Some((&want.user, *rows.get(want.user.as_str())?))).collect();
+        let reserved: Vec<_> = requests.iter().map(reserve).collect();
+        let changed: Vec<_> = requests
+            .iter()
+            .filter_map(|request| Some((&request.user, *rows.get(request.user.as_str())?)))
+            .collect();
         save(&session, &changed, &[]).await?;
         session.keep();
         Ok(reserved)
@@ -264,7 +268,7 @@ impl ReservableStore for Postgres {
         }
         if !accepted.is_empty() {
             let session = self.inner.pool.session().await?;
-            // Sent before what follows it, and answered with it.
+            // Pipelined: `BEGIN` is sent first and does not cost a round trip of its own.
             let begin = session.bounded(session.batch_execute("BEGIN"));
             try_join(begin, save(&session, &[], accepted)).await?;
             session.keep();
@@ -275,16 +279,16 @@ impl ReservableStore for Postgres {
 
     async fn raise_cache_epoch(&self) -> Result<()> {
         let session = self.inner.pool.session().await?;
-        let asked_at = Instant::now();
-        let row = session.query_one(DISTRUST, &[]).await?;
+        let queried_at = Instant::now();
+        let row = session.query_one(RAISE_EPOCH, &[]).await?;
         session.keep();
-        self.inner.limit_changes.mark_current(asked_at, count(&row, 0)?);
+        self.inner.limit_changes.mark_current(queried_at, count(&row, 0)?);
         Ok(())
     }
 
     async fn confirm_invalidated(&self, users: &[UserId]) -> Result<()> {
         let users: Vec<&str> = users.iter().map(UserId::as_str).collect();
-        self.inner.pool.execute(FORGOT, &[&users]).await.map(drop)
+        self.inner.pool.execute(CONFIRM_INVALIDATED, &[&users]).await.map(drop)
     }
 
     fn limit_changes(&self) -> Arc<LimitChangeFeed> {
@@ -292,8 +296,8 @@ impl ReservableStore for Postgres {
     }
 }
 
-/// The second round trip. The ledger comes last: whoever holds its row has only the commit before it, so two
-/// batches that count on the same row cannot wait for each other.
+/// The second round trip. The ledger row is locked last: after it only the commit follows, so two batches that count on the same
+/// row cannot deadlock.
 async fn save(
     session: &Session,
     changed: &[(&UserId, Quota)],
@@ -316,20 +320,20 @@ async fn save(
     let enqueue = async {
         match messages.as_slice() {
             [] => Ok(()),
-            // One alone stands where a person can read it.
+            // A single message is not packed, so that a person can read its row.
             [(key, payload)] => {
                 let (shards, keys) = (vec![shard::of(key, SHARDS).cast_signed()], vec![*key]);
                 let payloads = vec![payload.as_slice()];
                 enqueue_one.execute(&[&TOPIC, &shards, &keys, &payloads]).await.map(drop)
             }
-            several => pack::enqueue(&enqueue_packs, TOPIC, several).await,
+            messages => pack::enqueue(&enqueue_packs, TOPIC, messages).await,
         }
     };
     let count = async {
         if accepted.is_empty() {
             return Ok(0);
         }
-        count_accepted.execute(&[&TOPIC, &session.ledger_slot, &bigint(accepted.len())]).await
+        count_accepted.execute(&[&TOPIC, &session.ledger_row, &bigint(accepted.len())]).await
     };
     session.bounded(try_join4(save_rows, enqueue, count, session.batch_execute("COMMIT"))).await.map(drop)
 }
@@ -345,18 +349,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_commit_makes_up_for_the_failures_before_it_and_for_no_later_one() {
-        let uncounted = Uncounted::default();
-        assert!(!uncounted.is_any());
-        uncounted.failed();
-        let before = uncounted.failures();
-        // While this commit is under way another batch fails.
-        uncounted.failed();
-        uncounted.committed(before);
-        assert!(uncounted.is_any(), "the second failure is not followed by a commit");
-        uncounted.committed(uncounted.failures());
-        assert!(!uncounted.is_any());
-        uncounted.committed(before);
-        assert!(!uncounted.is_any(), "an older commit that is reported late changes nothing");
+    fn a_commit_ends_the_failures_before_it_and_no_later_one() {
+        let failures = SaveFailures::default();
+        assert!(!failures.is_pending());
+        failures.record_failure();
+        let before = failures.count();
+        // While this commit is in flight another batch fails.
+        failures.record_failure();
+        failures.record_commit(before);
+        assert!(failures.is_pending(), "the second failure is not followed by a commit");
+        failures.record_commit(failures.count());
+        assert!(!failures.is_pending());
+        failures.record_commit(before);
+        assert!(!failures.is_pending(), "an older commit that is recorded late changes nothing");
     }
 }

@@ -1,5 +1,5 @@
-//! Request in Postgres. Whoever changes a request locks its job first; claims pass over jobs that others hold. Submissions,
-//! claims and reports are batches of two round trips each.
+//! Request in Postgres. A change of a request locks its job first; claims skip jobs that others have locked. Submissions, claims
+//! and reports are batches of two round trips each.
 
 mod sealing;
 mod submit;
@@ -27,7 +27,7 @@ use crate::Postgres;
 use crate::row::{self, column, timestamp, unreadable, unsigned};
 use crate::session::Values;
 
-/// What whoever waits for jobs is woken by. No topic has a space in its name.
+/// The name under which tasks that wait for jobs are notified. No topic's name has a space.
 const JOBS: &str = "request jobs";
 
 const FIND: &str = "
@@ -35,7 +35,7 @@ const FIND: &str = "
            failure_code, failure_message, callback_url, created_at, updated_at
     FROM request_record WHERE request_id = $1";
 
-/// What a list shows: without the payload and the result, which may be large.
+/// Requests without payload and result, which may be large, for lists.
 const SUMMARIES: &str = "
     SELECT request_id, tenant_id, request_type, status, attempts, ''::bytea, payload_key_id, NULL::bytea, NULL::text,
            failure_code, failure_message, callback_url, created_at, updated_at
@@ -47,8 +47,8 @@ const LIST: &str = "
     WHERE tenant_id = $1 AND request_id < $2 AND request_id >= $3 AND ($4::text IS NULL OR status = $4)
     ORDER BY request_id DESC LIMIT $5";
 
-/// The last of those that are looked through; none when there are not so many.
-const LAST_LOOKED_AT: &str = "
+/// The last request that one page of a list scans; no row if there are fewer.
+const LAST_SCANNED: &str = "
     SELECT request_id FROM request_record WHERE tenant_id = $1 AND request_id < $2
     ORDER BY request_id DESC LIMIT 1 OFFSET $3";
 
@@ -88,7 +88,7 @@ impl RequestStore for Postgres {
         let mut last: Option<Uuid> = None;
         if status.is_some() {
             let place = row::bigint(LIST_SCAN_MAX - 1);
-            let row = session.query_opt(LAST_LOOKED_AT, &[&tenant, &before, &place]).await?;
+            let row = session.query_opt(LAST_SCANNED, &[&tenant, &before, &place]).await?;
             last = row.map(|row| column(&row, 0)).transpose()?;
         }
         let down_to = last.unwrap_or_default();
@@ -103,13 +103,13 @@ impl RequestStore for Postgres {
 
     async fn claim_jobs(&self, room: &[DownstreamCapacity], policy: &RetryPolicy) -> Result<ClaimedJobs> {
         let claimed = work::claim_due(self, room, policy).await?;
-        self.tell_of(&claimed);
+        self.notify_webhooks(&claimed);
         Ok(claimed)
     }
 
     async fn claim_named(&self, ids: &[RequestId], policy: &RetryPolicy) -> Result<ClaimedJobs> {
         let claimed = work::claim_named(self, ids, policy).await?;
-        self.tell_of(&claimed);
+        self.notify_webhooks(&claimed);
         Ok(claimed)
     }
 
@@ -220,8 +220,8 @@ impl RequestStore for Postgres {
 }
 
 impl Postgres {
-    /// Wakes whoever sends webhooks: a request that a claim gave up may have one.
-    fn tell_of(&self, claimed: &ClaimedJobs) {
+    /// Notifies the webhook sender: a request that a claim has given up may have a webhook.
+    fn notify_webhooks(&self, claimed: &ClaimedJobs) {
         if !claimed.exhausted.is_empty() {
             self.inner.topic_notify.notify(WEBHOOKS_TOPIC);
         }

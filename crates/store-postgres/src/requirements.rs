@@ -1,7 +1,7 @@
-//! What is asked of a database before anything is entrusted to it: text in UTF-8, and commits that survive a crash.
+//! What Weir requires of a database: text in UTF-8, and commits that survive a crash.
 //!
-//! Looked at once, when the engine is opened. Sessions set `synchronous_commit` themselves, because a role or a database
-//! may have another default than the server.
+//! Checked once, when the engine is opened. Sessions set `synchronous_commit` themselves, because a role or a database may have
+//! another default than the server.
 
 use tokio_postgres::Client;
 use weir_store::{Error, Result};
@@ -10,13 +10,13 @@ use crate::ENGINE;
 use crate::error::classify;
 use crate::target::PostgresTarget;
 
-/// For every session. An answer promises that the work is on disk; `remote_apply` promises even more and stays.
+/// The settings of every session. A response means that the commit is on disk; `remote_apply` promises more and is left as it is.
 pub(crate) const SESSION_SETTINGS: &str = "
     SET client_encoding = 'UTF8';
     SELECT set_config('synchronous_commit', 'on', false)
      WHERE current_setting('synchronous_commit') <> 'remote_apply';";
 
-/// A server that only speaks Postgres's protocol may not know some of them.
+/// `true` because a server that only speaks Postgres's protocol may not know every setting.
 const READ: &str = "
     SELECT current_database()::text, current_setting('server_encoding'), current_setting('client_encoding'),
            coalesce(current_setting('synchronous_commit', true), 'unknown'),
@@ -37,36 +37,36 @@ pub enum Unsuitable {
          DATABASE … ENCODING 'UTF8' TEMPLATE template0"
     )]
     Encoding {
-        /// Its name.
+        /// The name of the database.
         database: String,
-        /// How it, or the session, encodes text.
+        /// The encoding of the database or the session.
         encoding: String,
     },
-    /// It may lose what it has confirmed.
+    /// It may lose commits.
     #[error(
         "the server may lose what it has committed when it crashes, because {settings}; turn that on, or accept the \
          loss with postgres.allow_unsafe_durability = true (WEIR_POSTGRES_ALLOW_UNSAFE_DURABILITY)"
     )]
     Durability {
-        /// What is not on, as `name is value`.
+        /// The unsafe settings, as `name is value`.
         settings: String,
     },
 }
 
-/// Why an engine could not be opened, if that is because its database must not be used.
+/// Returns why the database must not be used, if that is why an engine could not be opened.
 #[must_use]
 pub fn unsuitable(error: &Error) -> Option<&Unsuitable> {
     error.cause()?.downcast_ref()
 }
 
-/// Makes sure that the database can be used, as a session of ours finds it.
+/// Checks, with the settings of a session, that the database can be used.
 pub(crate) async fn check(client: &Client, target: &PostgresTarget) -> Result<()> {
     client.batch_execute(SESSION_SETTINGS).await.map_err(classify)?;
     let row = client.query_one(READ, &[]).await.map_err(classify)?;
     let text = |column: usize| row.try_get::<_, String>(column).map_err(classify);
     let (database, encodings) = (text(0)?, [text(1)?, text(2)?]);
-    judge_encoding(database, encodings).map_err(|reason| Error::failed(ENGINE, reason))?;
-    let Err(reason) = judge_durability(&text(3)?, &text(4)?, &text(5)?) else { return Ok(()) };
+    check_encoding(database, encodings).map_err(|reason| Error::failed(ENGINE, reason))?;
+    let Err(reason) = check_durability(&text(3)?, &text(4)?, &text(5)?) else { return Ok(()) };
     if !target.allow_unsafe_durability {
         return Err(Error::failed(ENGINE, reason));
     }
@@ -77,15 +77,15 @@ pub(crate) async fn check(client: &Client, target: &PostgresTarget) -> Result<()
     Ok(())
 }
 
-fn judge_encoding(database: String, encodings: [String; 2]) -> Result<(), Unsuitable> {
+fn check_encoding(database: String, encodings: [String; 2]) -> Result<(), Unsuitable> {
     match encodings.into_iter().find(|encoding| encoding != ENCODING) {
         Some(encoding) => Err(Unsuitable::Encoding { database, encoding }),
         None => Ok(()),
     }
 }
 
-/// Without `full_page_writes` a page that was half written when the power failed stays so.
-fn judge_durability(synchronous_commit: &str, fsync: &str, full_page_writes: &str) -> Result<(), Unsuitable> {
+/// Without `full_page_writes` a page that was half written at a power failure is not repaired.
+fn check_durability(synchronous_commit: &str, fsync: &str, full_page_writes: &str) -> Result<(), Unsuitable> {
     let is_safe = |name: &str, value: &str| value == "on" || (name, value) == (SYNCHRONOUS, "remote_apply");
     let settings =
         [(SYNCHRONOUS, synchronous_commit), ("fsync", fsync), ("full_page_writes", full_page_writes)];
@@ -122,8 +122,8 @@ mod tests {
 
     #[test]
     fn only_settings_that_survive_a_crash_are_safe() {
-        assert_eq!(judge_durability("on", "on", "on"), Ok(()));
-        assert_eq!(judge_durability("remote_apply", "on", "on"), Ok(()));
+        assert_eq!(check_durability("on", "on", "on"), Ok(()));
+        assert_eq!(check_durability("remote_apply", "on", "on"), Ok(()));
         for (commit, fsync, pages, named) in [
             ("off", "on", "on", "synchronous_commit is off"),
             ("local", "on", "on", "synchronous_commit is local"),
@@ -131,13 +131,13 @@ mod tests {
             ("on", "on", "off", "full_page_writes is off"),
             ("on", "unknown", "remote_apply", "fsync is unknown and full_page_writes is remote_apply"),
         ] {
-            let sentence = judge_durability(commit, fsync, pages).expect_err(named).to_string();
+            let sentence = check_durability(commit, fsync, pages).expect_err(named).to_string();
             assert!(sentence.contains(named), "{sentence}");
         }
     }
 
     #[tokio::test]
-    async fn every_session_waits_for_its_commits_whatever_the_database_says() {
+    async fn every_session_waits_for_its_commits_whatever_the_default() {
         if weir_testkit::skip("postgres") {
             return;
         }
@@ -152,7 +152,7 @@ mod tests {
         }
         database.execute(&format!("ALTER DATABASE {name} SET client_encoding = 'LATIN1'")).await;
         assert_eq!(setting(&database, "client_encoding").await, ENCODING);
-        // Another test may get this database.
+        // Another test may reuse this database.
         database.execute(&format!("ALTER DATABASE {name} RESET ALL")).await;
     }
 

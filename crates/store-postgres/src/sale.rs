@@ -1,7 +1,7 @@
-//! Sale in Postgres: products, and what is read. How a batch buys stands in `sale/buy.rs`.
+//! Sale in Postgres: products and reads. `sale/buy.rs` decides batches of purchases.
 //!
-//! Whoever sells holds the product's row until the commit, so purchases of one product follow each other, whichever server
-//! they came to. The rows of a batch are locked in order of sku; whoever removes a product locks its row first.
+//! A batch holds the rows of its products until the commit, so purchases of one product are serialized across servers. The rows of
+//! a batch are locked in order of sku; a removal of a product locks its row first.
 
 mod buy;
 mod record;
@@ -39,8 +39,8 @@ const LOCK: &str = "
 const LIST: &str = "
     SELECT id, sku, product_name, initial_stock, start_time, end_time, state, end_reason, sold, created_at
     FROM products WHERE sku > $1 ORDER BY sku LIMIT $2";
-/// A branch for each state, so that each is a walk along its index.
-const BOARD: &str = "
+/// A branch for each state, so that each is a scan of its index.
+const SNAPSHOT: &str = "
     (SELECT id, sku, product_name, initial_stock, start_time, end_time, state, end_reason, sold, created_at
      FROM products WHERE state = 'ACTIVE' ORDER BY start_time LIMIT $1)
     UNION ALL
@@ -59,8 +59,8 @@ const FIND_PURCHASE: &str = "
     WHERE product_id = (SELECT id FROM products WHERE sku = $1) AND user_id = $2";
 const LAST_PURCHASE: &str = "
     SELECT number, purchased_at FROM purchases WHERE user_id = $1 ORDER BY purchased_at DESC, id DESC LIMIT 1";
-/// What somebody else holds is being sold from, and turned by whoever does.
-const TURN: &str = "
+/// Skips locked products: a batch that sells one saves its state, too.
+const SAVE_DUE_STATES: &str = "
     WITH begun AS (
         SELECT id FROM products WHERE state = 'UPCOMING' AND start_time <= coalesce($1, clock_timestamp())
         ORDER BY start_time LIMIT 1000 FOR NO KEY UPDATE SKIP LOCKED),
@@ -184,17 +184,17 @@ impl SaleStore for Postgres {
 
     async fn snapshot(&self) -> Result<SaleSnapshot> {
         let (open, ended) = (SNAPSHOT_OPEN_MAX as i64, SNAPSHOT_ENDED_MAX as i64);
-        self.list(BOARD, &[&open, &ended]).await
+        self.list(SNAPSHOT, &[&open, &ended]).await
     }
 
     async fn save_due_states(&self) -> Result<()> {
-        self.inner.pool.execute(TURN, &[&self.clock_override()]).await.map(drop)
+        self.inner.pool.execute(SAVE_DUE_STATES, &[&self.clock_override()]).await.map(drop)
     }
 
     async fn audit_sales(&self) -> Result<SaleAudit> {
         let session = self.inner.pool.session().await?;
         let [audit, items] = session.prepare([AUDIT, ITEMS]).await?;
-        // One moment for both: what is sold in between must not look like a difference.
+        // One snapshot for both, so that a purchase in between does not look like a difference.
         let (_, row, items) = session
             .bounded(try_join3(
                 session.batch_execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"),
@@ -216,7 +216,7 @@ impl SaleStore for Postgres {
 }
 
 impl Postgres {
-    /// Products as they stand, and the time.
+    /// Reads products with their present states, and the time.
     async fn list(&self, sql: &'static str, values: Values<'_>) -> Result<SaleSnapshot> {
         let session = self.inner.pool.session().await?;
         let [clock, list] = session.prepare([CLOCK, sql]).await?;
@@ -228,7 +228,7 @@ impl Postgres {
     }
 }
 
-/// Begins a transaction in which a product's row is ours. The clock is read behind the lock.
+/// Begins a transaction and locks a product's row. The clock is read after the lock.
 async fn lock(session: &Session, sku: &Sku) -> Result<(Row, Option<Product>)> {
     let [lock, clock] = session.prepare([LOCK, CLOCK]).await?;
     let (_, row, clock) = session
@@ -259,7 +259,7 @@ fn read(row: &Row) -> Result<Product> {
     let stock = unsigned(column(row, 3)?);
     let terms = Terms::new(column(row, 2)?, stock, time(4)?, time(5)?).map_err(unreadable)?;
     let state = SaleState::parse(column(row, 6)?, column(row, 7)?)
-        .ok_or_else(|| unreadable("a product has a state that there is not"))?;
+        .ok_or_else(|| unreadable("unknown state or end reason of a product in the database"))?;
     Ok(Product {
         id: ProductId(column(row, 0)?),
         sku: Sku::parse(column::<&str>(row, 1)?).map_err(unreadable)?,

@@ -1,9 +1,9 @@
-//! One connection: its settings, the statements it has prepared, and the task that drives it.
+//! One connection: its settings, its prepared statements, and the task that drives it.
 //!
-//! A statement is prepared at its first use on a connection and cached under its text. Statements that are pipelined, such as
-//! those of a transaction, must reach the server in the order of the calls. One that had to be prepared first would arrive
-//! behind the others, even behind their `COMMIT`. So all of them are prepared before the first is sent:
-//! [`Connection::prepare`] is the only way to a statement that can run.
+//! A statement is prepared at its first use on a connection and cached under its text. Pipelined statements, such as those of a
+//! transaction, must reach the server in the order of the calls. One that had to be prepared first would arrive after the
+//! others, even after their `COMMIT`. So all of them are prepared before the first is sent: only [`Connection::prepare`] returns
+//! statements that can run.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -19,11 +19,12 @@ use crate::error::classify;
 use crate::target::PostgresTarget;
 use crate::{ENGINE, requirements, tls};
 
-/// How much sooner than a call ends a statement does, and the wait for a lock; and how much later a transaction that
-/// nobody goes on with.
-const STATEMENT_SOONER: Duration = Duration::from_millis(100);
-const LOCK_SOONER: Duration = Duration::from_millis(300);
-const IDLE_LATER: Duration = Duration::from_millis(500);
+/// The server cancels a statement this long before the call times out.
+const STATEMENT_MARGIN: Duration = Duration::from_millis(100);
+/// The server gives up waiting for a lock this long before the call times out.
+const LOCK_MARGIN: Duration = Duration::from_millis(300);
+/// The server ends an idle transaction this long after the call timeout.
+const IDLE_TRANSACTION_MARGIN: Duration = Duration::from_millis(500);
 
 const SESSION_SETTINGS: &str = "
     SET TimeZone = 'UTC';
@@ -37,8 +38,8 @@ const SESSION_SETTINGS: &str = "
     SET jit = off;
     SET plan_cache_mode = force_generic_plan;";
 
-/// Ledger counts are spread over this many rows a topic.
-const LEDGER_SLOTS: i16 = 64;
+/// Each topic's counts are spread over this many rows of `queue_ledger`.
+const LEDGER_ROWS: i16 = 64;
 
 /// The values of a statement's parameters.
 pub(crate) type Values<'a> = &'a [&'a (dyn ToSql + Sync)];
@@ -46,11 +47,11 @@ pub(crate) type Values<'a> = &'a [&'a (dyn ToSql + Sync)];
 #[derive(Debug)]
 pub(crate) struct Connection {
     client: Client,
-    /// By their texts, which are constants of this crate. Never locked across an `await`: two tasks that need the same new
-    /// statement both prepare it, and the second one stays.
+    /// Keyed by their texts, which are constants of this crate. Never locked across an `await`: two tasks that need the same
+    /// new statement both prepare it, and the second replaces the first.
     statements: Mutex<HashMap<&'static str, Statement>>,
-    /// Which of the ledger's rows this connection counts on.
-    pub(crate) ledger_slot: i16,
+    /// The row of each topic's ledger that this connection adds to: the column `slot` of `queue_ledger`.
+    pub(crate) ledger_row: i16,
     _driver: Driver,
 }
 
@@ -66,21 +67,21 @@ impl Connection {
         let settings =
             format!("{}{}{SESSION_SETTINGS}", timeouts(target.call_timeout), requirements::SESSION_SETTINGS);
         client.batch_execute(&settings).await.map_err(classify)?;
-        let ledger_slot = fastrand::i16(0..LEDGER_SLOTS);
-        Ok(Self { client, statements: Mutex::default(), ledger_slot, _driver: driver })
+        let ledger_row = fastrand::i16(0..LEDGER_ROWS);
+        Ok(Self { client, statements: Mutex::default(), ledger_row, _driver: driver })
     }
 
     pub(crate) fn is_closed(&self) -> bool {
         self.client.is_closed()
     }
 
-    /// Statements that are ready to be sent. Those that this connection has not used yet cost one round trip together.
+    /// Returns statements that are ready to be sent. Those that are new on this connection cost one round trip together.
     pub(crate) async fn prepare<const N: usize>(
         &self,
         texts: [&'static str; N],
     ) -> Result<[Prepared<'_>; N], tokio_postgres::Error> {
         let mut prepared = try_join_all(texts.map(|sql| self.prepare_one(sql))).await?.into_iter();
-        Ok(texts.map(|_| prepared.next().expect("there are as many as texts")))
+        Ok(texts.map(|_| prepared.next().expect("one statement was prepared for each text")))
     }
 
     async fn prepare_one(&self, sql: &'static str) -> Result<Prepared<'_>, tokio_postgres::Error> {
@@ -97,7 +98,7 @@ impl Connection {
         Ok(Prepared { client: &self.client, statement })
     }
 
-    /// Runs what has no values and no rows, without preparing it, such as `BEGIN`.
+    /// Runs a statement without values and rows, such as `BEGIN`, without preparing it.
     pub(crate) async fn batch_execute(&self, sql: &str) -> Result<(), tokio_postgres::Error> {
         self.client.batch_execute(sql).await
     }
@@ -108,7 +109,7 @@ impl Connection {
     }
 }
 
-/// A statement that its connection has prepared: each call sends it as soon as it is polled.
+/// A prepared statement. Each call sends it at its first poll.
 #[derive(Debug)]
 pub(crate) struct Prepared<'a> {
     client: &'a Client,
@@ -133,13 +134,13 @@ impl Prepared<'_> {
     }
 }
 
-/// What the server enforces should this process stop in the middle of something. A batch locks rows between two
-/// round trips; a process that is paused there loses its locks after two seconds.
+/// Returns the settings by which the server releases the locks of a process that stops between two round trips. With the
+/// default call timeout that takes two seconds.
 fn timeouts(call: Duration) -> String {
     let [statement, lock, idle] = [
-        call.saturating_sub(STATEMENT_SOONER),
-        call.saturating_sub(LOCK_SOONER),
-        call.saturating_add(IDLE_LATER),
+        call.saturating_sub(STATEMENT_MARGIN),
+        call.saturating_sub(LOCK_MARGIN),
+        call.saturating_add(IDLE_TRANSACTION_MARGIN),
     ]
     .map(|timeout| timeout.as_millis().max(1));
     format!(
@@ -154,14 +155,14 @@ pub(crate) async fn connect(target: &PostgresTarget) -> Result<(Client, Driver)>
         target.config.connect(tls::connector(&target.trust)?).await.map_err(classify)?;
     let driver = tokio::spawn(async move {
         if let Err(error) = connection.await {
-            tracing::debug!(%error, "a Postgres connection ended");
+            tracing::debug!(%error, "a Postgres connection was lost");
         }
     });
     Ok((client, Driver(driver.abort_handle())))
 }
 
-/// The task behind a connection. It ends with it at once: dropping the client alone would let it say goodbye first,
-/// which a dead peer never hears.
+/// The task that drives a connection. Aborted on drop: after dropping the client alone it would still try to send a
+/// termination message, which a dead peer never receives.
 #[derive(Debug)]
 pub(crate) struct Driver(AbortHandle);
 

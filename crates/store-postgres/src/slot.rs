@@ -1,12 +1,12 @@
-//! Slot in Postgres: what is read and configured. How a batch is assigned stands in `slot/assign.rs`.
+//! Slot in Postgres: reads, configuration and release. `slot/assign.rs` assigns batches.
 //!
-//! A batch holds a shared lock on each of its configs, so batches work side by side. A change of a config holds it
-//! exclusively, so that a pace never changes in the middle of a batch; so does a batch that finds all windows held by others.
+//! A batch holds a shared lock on each of its configs, so batches run concurrently. A change of a config locks it exclusively, so
+//! that a pace never changes during a batch; so does a batch that finds all windows locked by others.
 
 mod assign;
 mod config;
+mod config_locks;
 mod due;
-mod gate;
 
 use async_trait::async_trait;
 use tokio_postgres::Row;
@@ -16,7 +16,7 @@ use weir_queue::due::DUE_LEASE;
 use weir_store::slot::{Assign, AssignOutcome, Slot, SlotAudit, SlotConfig, SlotStore, WindowCount};
 use weir_store::{Batch, Result};
 
-pub(crate) use self::gate::Gate;
+pub(crate) use self::config_locks::ConfigLocks;
 use crate::row::{self, column, int, timestamp, unreadable, unsigned};
 use crate::session::Values;
 use crate::{Postgres, time};
@@ -24,7 +24,7 @@ use crate::{Postgres, time};
 const FIND: &str = "
     SELECT event_id, config_name, requested_time, window_start, scheduled_time
     FROM rate_limit_event_slot WHERE event_id = ANY($1)";
-/// Nothing is published for a slot that is gone.
+/// Also deletes the record for dispatch, so that a released slot is not published.
 const DELETE: &str = "
     WITH gone AS (
         DELETE FROM rate_limit_event_slot WHERE event_id = $1
@@ -33,7 +33,7 @@ const DELETE: &str = "
         DELETE FROM rate_limit_event_due
         WHERE scheduled_time = (SELECT scheduled_time FROM gone) AND event_id = (SELECT event_id FROM gone))
     SELECT event_id, config_name, requested_time, window_start, scheduled_time FROM gone";
-const GIVE_BACK: &str = "
+const DECREMENT: &str = "
     UPDATE rate_limit_window_counter
     SET slot_count = slot_count - 1, status = CASE WHEN slot_count - 1 < $3 THEN 'OPEN' ELSE 'CLOSED' END
     WHERE config_name = $1 AND window_start = $2";
@@ -95,8 +95,8 @@ impl SlotStore for Postgres {
             return Ok(None);
         };
         session.run("BEGIN").await?;
-        // As when assigning: the pace must not change before the counter has.
-        assign::share(&session, &[found.config.as_str()]).await?;
+        // As for an assignment: the pace must not change before the counter is updated.
+        assign::share_configs(&session, &[found.config.as_str()]).await?;
         let deleted = session.query_opt(DELETE, &[&event.as_str()]).await?;
         let slot = deleted.as_ref().map(read_slot).transpose()?;
         if let Some(slot) = &slot
@@ -104,7 +104,7 @@ impl SlotStore for Postgres {
         {
             let window = time::to_system(config.pace.window_of(slot.scheduled));
             let max = int(config.pace.max_per_window());
-            session.execute(GIVE_BACK, &[&slot.config.as_str(), &window, &max]).await?;
+            session.execute(DECREMENT, &[&slot.config.as_str(), &window, &max]).await?;
         }
         session.run("COMMIT").await?;
         session.keep();

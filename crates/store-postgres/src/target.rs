@@ -1,4 +1,4 @@
-//! A `postgres://` address: libpq's spelling, including how far to trust the server's certificate.
+//! Parses `postgres://` URLs with libpq's parameters, including `sslmode`.
 
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio_postgres::config::SslMode;
 use url::Url;
 
-/// Well within the API's timeout.
+/// The default timeout of a call, well within the API's.
 const CALL_TIMEOUT: Duration = Duration::from_millis(1_500);
 
 /// Where the database is and how to reach it.
@@ -15,34 +15,34 @@ const CALL_TIMEOUT: Duration = Duration::from_millis(1_500);
 pub struct PostgresTarget {
     pub(crate) config: tokio_postgres::Config,
     pub(crate) trust: Trust,
-    /// How long a call to the database may take, however many statements it has; also how long it may wait for a
-    /// connection to be free, and a connection to be ready.
+    /// The timeout of a call to the database, however many statements it has. Also of the wait for a free connection, and of
+    /// connecting.
     pub(crate) call_timeout: Duration,
-    /// Whether a server is used that may lose what it has committed.
+    /// Whether to use a server that may lose commits.
     pub(crate) allow_unsafe_durability: bool,
 }
 
 /// How far the server's certificate is checked.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Trust {
-    /// `sslmode` up to `require`: encrypted at most, nobody's identity checked. What libpq does.
+    /// `sslmode` up to `require`: at most encryption, no check of the certificate, as in libpq.
     Anyone,
-    /// `verify-ca`: signed by somebody we trust.
+    /// `verify-ca`: the certificate is signed by a trusted authority.
     Authority(Option<PathBuf>),
-    /// `verify-full`: and for this very host.
+    /// `verify-full`: and names this host.
     Host(Option<PathBuf>),
 }
 
-/// Why an address was refused. Never contains the address, which holds a password.
+/// Why a URL was refused. Never contains the URL, which holds a password.
 #[derive(Debug, thiserror::Error)]
 pub enum PostgresTargetError {
-    /// Not a URL, or not Postgres's.
+    /// Not a Postgres URL.
     #[error("is not a postgres://user:password@host:port/database URL")]
     Shape,
-    /// `sslmode` is none of libpq's.
+    /// An unknown `sslmode`.
     #[error("has sslmode={0}; allowed are disable, prefer, require, verify-ca and verify-full")]
     SslMode(String),
-    /// Something else the driver does not take.
+    /// Refused by the driver.
     #[error("is not understood: {0}")]
     Driver(#[from] tokio_postgres::Error),
 }
@@ -64,7 +64,7 @@ impl FromStr for PostgresTarget {
                 _ => rest.push((name.into_owned(), value.into_owned())),
             }
         }
-        // What the driver does not know is taken out before it reads the address.
+        // The driver does not know libpq's TLS parameters, so they are removed before it parses the URL.
         url.set_query(None);
         if !rest.is_empty() {
             url.query_pairs_mut().extend_pairs(rest);
@@ -82,7 +82,7 @@ impl FromStr for PostgresTarget {
 }
 
 impl PostgresTarget {
-    /// The same, but waiting for so long for each call, and for two thirds of it for a connection.
+    /// Sets the timeout of a call; connecting has two thirds of it.
     #[must_use]
     pub fn with_call_timeout(mut self, call_timeout: Duration) -> Self {
         self.config.connect_timeout(call_timeout * 2 / 3);
@@ -90,20 +90,19 @@ impl PostgresTarget {
         self
     }
 
-    /// How long the connection that listens may be silent before another is made: by default as long as what it has said
-    /// is current.
+    /// Returns after how long without a reply the listener reconnects: by default as long as its last reply counts as current.
     pub(crate) fn listen_timeout(&self) -> Duration {
         self.call_timeout * 3 / 5
     }
 
-    /// The same, used or refused when its server may lose what it has committed (`fsync = off`).
+    /// Allows or refuses a server that may lose commits (`fsync = off`).
     #[must_use]
     pub fn allowing_unsafe_durability(mut self, is_allowed: bool) -> Self {
         self.allow_unsafe_durability = is_allowed;
         self
     }
 
-    /// The host and port, for messages. No credentials.
+    /// Returns the host and port without credentials, for messages.
     #[must_use]
     pub fn address(&self) -> String {
         let host = match self.config.get_hosts().first() {
@@ -115,7 +114,7 @@ impl PostgresTarget {
     }
 }
 
-/// libpq's rules: `require` with a root certificate given means `verify-ca`.
+/// Applies libpq's rules: `require` with a root certificate means `verify-ca`.
 fn trust(mode: Option<&str>, root: Option<PathBuf>) -> Result<(SslMode, Trust), PostgresTargetError> {
     Ok(match (mode, root) {
         (Some("disable"), _) => (SslMode::Disable, Trust::Anyone),

@@ -1,7 +1,7 @@
-//! Tier in Postgres: definitions, holds, and what memories of limits want to find again.
+//! Tier in Postgres: definitions, holds, and what in-memory limits have spent.
 //!
-//! Every change has a version. Whoever makes one holds the row of the version until its commit, so versions are committed
-//! in order, and a server that has heard of one has heard of all before it.
+//! Every change has a version. It holds the row of the version until its commit, so versions are committed in order, and a server
+//! that has read one has read all before it.
 
 mod hold;
 mod policy;
@@ -22,10 +22,10 @@ use crate::row::{self, column, int, timestamp, unreadable, unsigned};
 use crate::session::Values;
 use crate::{Postgres, time};
 
-/// How many changes are remembered; a server that has missed more reads everything anew.
-const CHANGES_KEPT: i64 = 10_000;
-/// How many a server is told of at once.
-const CHANGES_TOLD: i64 = 1_000;
+/// How many changes are stored. A server that has missed more reads all definitions again.
+const CHANGES_STORED: i64 = 10_000;
+/// The most changes that one call returns.
+const CHANGES_PAGE: i64 = 1_000;
 
 const SUBSCRIPTION: &str = "SELECT user_id, plan, updated_at FROM tier_subscription WHERE user_id = $1";
 const SUBSCRIBE: &str = "
@@ -47,19 +47,19 @@ const SET_TIER: &str = "
     INSERT INTO tier_setting (tier, requests_per_minute, burst_capacity, daily_limit) VALUES ($1, $2, $3, $4)
     ON CONFLICT (tier) DO UPDATE SET requests_per_minute = excluded.requests_per_minute,
         burst_capacity = excluded.burst_capacity, daily_limit = excluded.daily_limit";
-/// In the order of keys, so that two servers do not wait for each other in a circle.
-const KEEP: &str = "
+/// In the order of keys, so that two servers cannot deadlock.
+const SAVE_SPENT: &str = "
     INSERT INTO tier_spent (scope, key, spent, saved_at)
     SELECT scope, key, spent, saved_at
     FROM unnest($1::integer[], $2::text[], $3::text[], $4::timestamptz[]) AS given (scope, key, spent, saved_at)
     ORDER BY scope, key COLLATE \"C\"
     ON CONFLICT (scope, key) DO UPDATE SET spent = excluded.spent, saved_at = excluded.saved_at";
-const UNKEEP: &str = "
+const DELETE_SPENT: &str = "
     DELETE FROM tier_spent WHERE ctid = ANY(ARRAY(
         SELECT place FROM unnest($1::integer[], $2::text[]) AS gone (scope, key)
         CROSS JOIN LATERAL (
             SELECT ctid AS place FROM tier_spent WHERE scope = gone.scope AND key = gone.key OFFSET 0) AS found))";
-const KEPT: &str = "
+const LOAD_SPENT: &str = "
     SELECT scope, key, spent, saved_at FROM tier_spent WHERE (scope, key) > ($1, $2) ORDER BY scope, key LIMIT $3";
 const VERSION: &str = "SELECT version FROM tier_version WHERE id = 1";
 const CHANGES: &str = "
@@ -78,12 +78,12 @@ impl TierStore for Postgres {
 
     async fn put_subscription(&self, user: &UserId, plan: Plan) -> Result<Subscription> {
         let now = self.clock_override();
-        let values: Values<'_> = &[&user.as_str(), &plan.as_str(), &now, &CHANGES_KEPT];
+        let values: Values<'_> = &[&user.as_str(), &plan.as_str(), &now, &CHANGES_STORED];
         read_subscription(&self.inner.pool.query_one(SUBSCRIBE, values).await?)
     }
 
     async fn delete_subscription(&self, user: &UserId) -> Result<bool> {
-        Ok(self.inner.pool.execute(UNSUBSCRIBE, &[&user.as_str(), &CHANGES_KEPT]).await? > 0)
+        Ok(self.inner.pool.execute(UNSUBSCRIBE, &[&user.as_str(), &CHANGES_STORED]).await? > 0)
     }
 
     async fn tiers(&self) -> Result<Vec<(Tier, TierLimits)>> {
@@ -130,24 +130,24 @@ impl TierStore for Postgres {
     }
 
     async fn save_spent(&self, rows: Vec<SpentRow>) -> Result<()> {
-        let (kept, gone): (Vec<_>, Vec<_>) = rows.iter().partition(|row| row.record.is_some());
+        let (saved, deleted): (Vec<_>, Vec<_>) = rows.iter().partition(|row| row.record.is_some());
         let scopes = |rows: &[&SpentRow]| rows.iter().map(|row| int(row.scope)).collect::<Vec<i32>>();
         let keys = |rows: &[&SpentRow]| rows.iter().map(|row| row.key.clone()).collect::<Vec<String>>();
-        if !kept.is_empty() {
-            let texts: Vec<String> = kept.iter().filter_map(|row| Some(row.record?.to_text())).collect();
+        if !saved.is_empty() {
+            let texts: Vec<String> = saved.iter().filter_map(|row| Some(row.record?.to_text())).collect();
             let times: Vec<Option<SystemTime>> =
-                kept.iter().map(|row| row.saved_at.map(time::to_system)).collect();
-            self.inner.pool.execute(KEEP, &[&scopes(&kept), &keys(&kept), &texts, &times]).await?;
+                saved.iter().map(|row| row.saved_at.map(time::to_system)).collect();
+            self.inner.pool.execute(SAVE_SPENT, &[&scopes(&saved), &keys(&saved), &texts, &times]).await?;
         }
-        if !gone.is_empty() {
-            self.inner.pool.execute(UNKEEP, &[&scopes(&gone), &keys(&gone)]).await?;
+        if !deleted.is_empty() {
+            self.inner.pool.execute(DELETE_SPENT, &[&scopes(&deleted), &keys(&deleted)]).await?;
         }
         Ok(())
     }
 
     async fn load_spent(&self, after: Option<(u32, String)>, limit: usize) -> Result<Vec<SpentRow>> {
         let (scope, key) = after.map_or((-1, String::new()), |(scope, key)| (int(scope), key));
-        let rows = self.inner.pool.query(KEPT, &[&scope, &key, &row::bigint(limit)]).await?;
+        let rows = self.inner.pool.query(LOAD_SPENT, &[&scope, &key, &row::bigint(limit)]).await?;
         rows.iter().map(read_spent).collect()
     }
 
@@ -157,10 +157,10 @@ impl TierStore for Postgres {
             let version = row.map_or(Ok(0), |row| column(&row, 0))?;
             return Ok(DefinitionChanges { version, changed: None });
         };
-        let rows = self.inner.pool.query(CHANGES, &[&since, &CHANGES_TOLD]).await?;
+        let rows = self.inner.pool.query(CHANGES, &[&since, &CHANGES_PAGE]).await?;
         let versions = rows.iter().map(|row| column(row, 0)).collect::<Result<Vec<i64>>>()?;
         let version = versions.last().copied().unwrap_or(since);
-        // The first one after ours is missing: so much was changed that it is no longer known what.
+        // The next version is missing: there were more changes than are stored.
         if versions.first().is_some_and(|first| *first > since.saturating_add(1)) {
             return Ok(DefinitionChanges { version, changed: None });
         }
@@ -184,12 +184,12 @@ fn read_tier(row: &Row) -> Result<(Tier, TierLimits)> {
 }
 
 fn read_spent(row: &Row) -> Result<SpentRow> {
-    let kept = SpentRecord::parse(column::<&str>(row, 2)?).map_err(unreadable)?;
+    let record = SpentRecord::parse(column::<&str>(row, 2)?).map_err(unreadable)?;
     let saved_at: Option<SystemTime> = column(row, 3)?;
     Ok(SpentRow {
         scope: unsigned(column(row, 0)?),
         key: column(row, 1)?,
-        record: Some(kept),
+        record: Some(record),
         saved_at: saved_at.map(time::from_system),
     })
 }

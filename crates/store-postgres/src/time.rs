@@ -1,4 +1,4 @@
-//! Between the rules' time and the driver's. Both count microseconds here, so nothing is lost.
+//! Converts between `Timestamp` and the driver's `SystemTime`. Both have microseconds here, so the conversion is exact.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -16,7 +16,7 @@ pub(crate) fn from_system(at: SystemTime) -> Timestamp {
     }
 }
 
-/// As the statements take a span. Longer ones than Postgres counts are as long as it can.
+/// Converts a duration to the microseconds that statements take, up to the maximum of `bigint`.
 pub(crate) fn micros(span: Duration) -> i64 {
     i64::try_from(span.as_micros()).unwrap_or(i64::MAX)
 }
@@ -26,7 +26,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_go_there_and_back() {
+    fn conversion_is_exact_in_both_directions() {
         for micros in [0, 1, -1, 1_700_000_000_123_456, -62_000_000_000_000_000] {
             let at = Timestamp::from_micros(micros);
             assert_eq!(from_system(to_system(at)), at);

@@ -1,4 +1,4 @@
-//! Certificates: whom to trust, as `sslmode` says.
+//! Verifies the server's certificate as `sslmode` says.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use weir_store::{Error, Result};
 use crate::ENGINE;
 use crate::target::Trust;
 
-/// The TLS side of a connection. Reads the root certificates anew, so that a replaced file is noticed.
+/// Creates the TLS connector of one connection. Reads the root certificates each time, so that a replaced file is used.
 pub(crate) fn connector(trust: &Trust) -> Result<MakeRustlsConnect> {
     let provider = Arc::new(ring::default_provider());
     let builder = ClientConfig::builder_with_provider(Arc::clone(&provider))
@@ -29,16 +29,16 @@ pub(crate) fn connector(trust: &Trust) -> Result<MakeRustlsConnect> {
                 Arc::clone(&provider),
             );
             let chain = verifier.build().map_err(|source| Error::failed(ENGINE, source))?;
-            custom(builder, Lenient { chain: Some(chain), provider })
+            with_verifier(builder, LenientVerifier { chain: Some(chain), provider })
         }
-        Trust::Anyone => custom(builder, Lenient { chain: None, provider }),
+        Trust::Anyone => with_verifier(builder, LenientVerifier { chain: None, provider }),
     };
     Ok(MakeRustlsConnect::new(config))
 }
 
-fn custom(
+fn with_verifier(
     builder: rustls::ConfigBuilder<ClientConfig, rustls::WantsVerifier>,
-    verifier: Lenient,
+    verifier: LenientVerifier,
 ) -> ClientConfig {
     builder.dangerous().with_custom_certificate_verifier(Arc::new(verifier)).with_no_client_auth()
 }
@@ -63,15 +63,15 @@ fn roots(file: Option<&Path>) -> Result<RootCertStore> {
     Ok(roots)
 }
 
-/// Checks less than rustls would by itself, as `require` and `verify-ca` ask for.
+/// Checks less than rustls by default, as `require` and `verify-ca` demand.
 #[derive(Debug)]
-struct Lenient {
-    /// Checks who signed the certificate; the name in it is not looked at. Without it nothing is checked.
+struct LenientVerifier {
+    /// Checks who signed the certificate, but not the name in it. `None` checks nothing.
     chain: Option<Arc<WebPkiServerVerifier>>,
     provider: Arc<CryptoProvider>,
 }
 
-impl ServerCertVerifier for Lenient {
+impl ServerCertVerifier for LenientVerifier {
     fn verify_server_cert(
         &self,
         end_entity: &CertificateDer<'_>,

@@ -1,9 +1,9 @@
-//! Messages that were enqueued together are one row for each shard: a batch costs a few inserts, and as many deletes when all
-//! of it is done.
+//! Packs: messages that were enqueued together are one row for each shard, so that a batch costs a few inserts, and as many
+//! deletes when all of it is done.
 //!
-//! Each pack has an id of `queue_message`'s sequence, which counts in steps as large as the largest pack, and its messages the
-//! ids from there on. When only some of them are done, are to be tried again, or are dead, all that is left become rows of
-//! `queue_message`, under the ids that they had. A position is in a pack or in a row, never in both.
+//! A pack's first id comes from `queue_message`'s sequence, whose step is the size of the largest pack; its messages have the ids
+//! from there on. When only some of them are done, or some are retried or dead, the remaining ones become rows of `queue_message`
+//! with the same ids. A message is in a pack or in a row, never in both.
 
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
@@ -15,15 +15,15 @@ use weir_queue::{Message, Position, pack};
 use weir_store::{Error, Result, shard};
 
 use super::SHARDS;
-use super::columns::Columns;
+use super::columns::SettlementColumns;
 use crate::ENGINE;
 use crate::pool::Session;
 use crate::row::column;
 use crate::session::Prepared;
 
-/// A pack stays on one page with its row's other columns.
+/// The largest pack. With its row's other columns it fits on one page.
 const BYTES_MAX: usize = 7_000;
-/// How much a message takes beside its key and its payload.
+/// What a message takes in addition to its key and its payload.
 const MESSAGE_BYTES: usize = 8;
 
 pub(crate) const ENQUEUE: &str = "
@@ -32,7 +32,7 @@ pub(crate) const ENQUEUE: &str = "
     FROM (SELECT * FROM unnest($2::smallint[], $3::integer[], $4::bytea[]) WITH ORDINALITY
               AS new (shard, count, messages, place)
           ORDER BY place) AS new";
-/// The next packs of each shard, and whether anybody in it may have to wait for an earlier message.
+/// The next packs of each shard, and whether the shard has delayed messages, for which others may have to wait.
 pub(super) const NEXT: &str = "
     SELECT pack.shard, pack.first_id, pack.count, pack.messages, leased.has_delayed
     FROM (SELECT asked.shard, asked.after, EXISTS (
@@ -45,7 +45,7 @@ pub(super) const NEXT: &str = "
         ORDER BY candidate.first_id LIMIT $4
     ) AS pack
     ORDER BY pack.shard, pack.first_id";
-/// Of messages that are in packs, those behind a delayed one of their key.
+/// Messages in packs that must wait for a delayed one of their key.
 const HELD_BACK: &str = "
     SELECT asked.shard, asked.id
     FROM unnest($2::smallint[], $3::bigint[], $4::text[]) AS asked (shard, id, key)
@@ -53,7 +53,7 @@ const HELD_BACK: &str = "
         SELECT FROM queue_message AS before
         WHERE before.topic = $1 AND before.shard = asked.shard AND before.key = asked.key AND before.id < asked.id
           AND before.delayed_until > coalesce($5, now()))";
-/// Packs of which every message is done: a run of as many ids from the first on.
+/// Deletes packs whose messages are all done: every id from the first on.
 const FINISH: &str = "
     DELETE FROM queue_pack WHERE ctid = ANY(ARRAY(
         SELECT place FROM unnest($2::smallint[], $3::bigint[], $4::integer[]) AS done (shard, first_id, count)
@@ -61,7 +61,7 @@ const FINISH: &str = "
             SELECT ctid AS place FROM queue_pack
             WHERE topic = $1 AND shard = done.shard AND first_id = done.first_id AND count = done.count OFFSET 0) AS found))
     RETURNING shard, first_id, count";
-/// The packs that begin in these places.
+/// The packs whose first id is in one of these ranges.
 const BETWEEN: &str = "
     SELECT pack.shard, pack.first_id, pack.count, pack.messages
     FROM unnest($2::smallint[], $3::bigint[], $4::bigint[]) AS named (shard, first, last)
@@ -79,7 +79,7 @@ const UNPACK: &str = "
     INSERT INTO queue_message (topic, shard, id, key, payload)
     SELECT $1, new.* FROM unnest($2::smallint[], $3::bigint[], $4::text[], $5::bytea[]) AS new (shard, id, key, payload)";
 
-/// Enqueues messages in the transaction under way, in order for each key. The statement is [`ENQUEUE`].
+/// Enqueues messages in the open transaction, in order for each key. The statement is [`ENQUEUE`].
 pub(crate) async fn enqueue(
     statement: &Prepared<'_>,
     topic: &str,
@@ -109,7 +109,7 @@ pub(super) struct Pack {
     pub(super) shard: i16,
     pub(super) ids: Range<i64>,
     pub(super) messages: Vec<Message>,
-    /// Whether there are delayed messages in its shard.
+    /// Whether its shard has delayed messages.
     pub(super) has_delayed: bool,
 }
 
@@ -131,20 +131,20 @@ impl Pack {
     }
 }
 
-/// Leaves out what has to wait for an earlier message of its key.
-pub(super) async fn leave_out_held_back(
+/// Removes messages that must wait for a delayed one of their key.
+pub(super) async fn remove_held_back(
     session: &Session,
     topic: &str,
     packs: &mut [Pack],
     now: Option<SystemTime>,
 ) -> Result<()> {
-    let asked = || packs.iter().filter(|pack| pack.has_delayed).flat_map(|pack| &pack.messages);
+    let candidates = || packs.iter().filter(|pack| pack.has_delayed).flat_map(|pack| &pack.messages);
     let (shards, ids): (Vec<i16>, Vec<i64>) =
-        asked().map(|message| (message.position.shard.cast_signed(), message.position.id)).unzip();
+        candidates().map(|message| (message.position.shard.cast_signed(), message.position.id)).unzip();
     if shards.is_empty() {
         return Ok(());
     }
-    let keys: Vec<&str> = asked().map(|message| message.key.as_str()).collect();
+    let keys: Vec<&str> = candidates().map(|message| message.key.as_str()).collect();
     let rows = session.query(HELD_BACK, &[&topic, &shards, &ids, &keys, &now]).await?;
     let held_back = rows.iter().map(|row| Ok((column(row, 0)?, column(row, 1)?)));
     let held_back = held_back.collect::<Result<HashSet<(i16, i64)>>>()?;
@@ -155,40 +155,40 @@ pub(super) async fn leave_out_held_back(
     Ok(())
 }
 
-/// Takes what is done out of packs, as far as whole ones are, and makes rows of all other packs that the settlement names
-/// messages of. Says how many messages were done; `columns` keeps what is in rows now.
-pub(super) async fn settle(session: &Session, topic: &str, columns: &mut Columns) -> Result<i64> {
+/// Deletes packs that are done as a whole and turns the other packs of the settlement into rows. Returns how many messages were
+/// deleted with their packs, and removes these from `columns`.
+pub(super) async fn settle(session: &Session, topic: &str, columns: &mut SettlementColumns) -> Result<i64> {
     let [finish, between] = session.prepare([FINISH, BETWEEN]).await?;
     let runs = runs(&columns.done);
     let (shards, firsts): (Vec<i16>, Vec<i64>) = runs.iter().map(|(shard, run)| (*shard, run.start)).unzip();
     let counts: Vec<i32> =
         runs.iter().map(|(_, run)| i32::try_from(run.end - run.start).unwrap_or(i32::MAX)).collect();
-    let named = named(columns);
-    let (in_shards, from, to) = named_ranges(&named);
-    let (gone, left) = session
+    let named = ids_by_shard(columns);
+    let (in_shards, from, to) = candidate_ranges(&named);
+    let (deleted, remaining) = session
         .bounded(try_join(
             finish.query(&[&topic, &shards, &firsts, &counts]),
-            // After the one before: sees only what that has left.
+            // Runs after the deletion and sees only the remaining packs.
             between.query(&[&topic, &in_shards, &from, &to]),
         ))
         .await?;
     let mut whole: HashMap<i16, Vec<Range<i64>>> = HashMap::new();
     let mut done = 0_i64;
-    for row in &gone {
+    for row in &deleted {
         let (first, count) = (column::<i64>(row, 1)?, i64::from(column::<i32>(row, 2)?));
         whole.entry(column(row, 0)?).or_default().push(first..first + count);
         done += count;
     }
-    columns.forget_done(|shard, id| {
+    columns.remove_done(|shard, id| {
         whole.get(&shard).is_some_and(|packs| packs.iter().any(|pack| pack.contains(&id)))
     });
-    let left = left.iter().map(Pack::read).collect::<Result<Vec<_>>>()?;
+    let remaining = remaining.iter().map(Pack::read).collect::<Result<Vec<_>>>()?;
     let is_named = |pack: &&Pack| {
         let ids = named.get(&pack.shard).map(Vec::as_slice).unwrap_or_default();
         let from = ids.partition_point(|id| *id < pack.ids.start);
         ids.get(from).is_some_and(|id| pack.ids.contains(id))
     };
-    let touched: Vec<&Pack> = left.iter().filter(is_named).collect();
+    let touched: Vec<&Pack> = remaining.iter().filter(is_named).collect();
     if !touched.is_empty() {
         unpack(session, topic, &touched).await?;
     }
@@ -213,22 +213,22 @@ async fn unpack(session: &Session, topic: &str, packs: &[&Pack]) -> Result<()> {
         .map(drop)
 }
 
-/// Consecutive ids of one shard. No two packs touch, so one that is done is one run.
+/// Returns the runs of consecutive ids in each shard. Ids of two packs are never consecutive, so a pack that is done is one run.
 fn runs((shards, ids): &(Vec<i16>, Vec<i64>)) -> Vec<(i16, Range<i64>)> {
-    let mut places: Vec<(i16, i64)> = shards.iter().copied().zip(ids.iter().copied()).collect();
-    places.sort_unstable();
-    places.dedup();
+    let mut positions: Vec<(i16, i64)> = shards.iter().copied().zip(ids.iter().copied()).collect();
+    positions.sort_unstable();
+    positions.dedup();
     let follows = |a: &(i16, i64), b: &(i16, i64)| a.0 == b.0 && a.1.checked_add(1) == Some(b.1);
     let ends = |run: &[(i16, i64)]| {
         let ((shard, first), (_, last)) = (*run.first()?, *run.last()?);
         Some((shard, first..last.checked_add(1)?))
     };
-    places.chunk_by(follows).filter_map(ends).collect()
+    positions.chunk_by(follows).filter_map(ends).collect()
 }
 
-/// All ids that a settlement names, by shard, sorted.
-fn named(columns: &Columns) -> HashMap<i16, Vec<i64>> {
-    let Columns { done, retry, dead } = columns;
+/// Returns all ids of a settlement by shard, sorted.
+fn ids_by_shard(columns: &SettlementColumns) -> HashMap<i16, Vec<i64>> {
+    let SettlementColumns { done, retry, dead } = columns;
     let mut named: HashMap<i16, Vec<i64>> = HashMap::new();
     let pairs = [(&done.0, &done.1), (&retry.0, &retry.1), (&dead.0, &dead.1)];
     for (shard, id) in pairs.into_iter().flat_map(|(shards, ids)| shards.iter().zip(ids)) {
@@ -238,8 +238,8 @@ fn named(columns: &Columns) -> HashMap<i16, Vec<i64>> {
     named
 }
 
-/// Where packs begin that may hold one of these.
-fn named_ranges(named: &HashMap<i16, Vec<i64>>) -> (Vec<i16>, Vec<i64>, Vec<i64>) {
+/// Returns for each shard the range of first ids of the packs that may hold one of these ids.
+fn candidate_ranges(named: &HashMap<i16, Vec<i64>>) -> (Vec<i16>, Vec<i64>, Vec<i64>) {
     let before = i64::try_from(pack::MESSAGES_MAX).unwrap_or(i64::MAX);
     let mut ranges = (Vec::new(), Vec::new(), Vec::new());
     for (shard, ids) in named {
@@ -257,7 +257,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_run_is_of_one_shard_and_without_a_gap() {
+    fn a_run_is_in_one_shard_and_has_no_gap() {
         let done = (vec![1, 0, 0, 0, 0, 1], vec![8, 7, 5, 6, 6, 10]);
         assert_eq!(runs(&done), [(0, 5..8), (1, 8..9), (1, 10..11)]);
         assert!(runs(&(vec![0], vec![i64::MAX])).is_empty(), "no pack ends there");

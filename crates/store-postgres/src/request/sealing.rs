@@ -1,4 +1,4 @@
-//! Which keys requests are sealed with, as far as a store can know. Asked when a server starts.
+//! The keys with which requests are sealed, as registered in the store. Checked when a server starts.
 
 use uuid::Uuid;
 use weir_core::{RequestId, Timestamp};

@@ -1,7 +1,7 @@
-//! Taking submissions. Those with new keys are one round trip a batch (`fresh`), as long as tenants have no limit. All others
-//! are two: the first reads what the keys stand for (and locks the tenants' windows, if there is a limit), the second writes
-//! records, keys and jobs. When two servers take the same key at once, the second one to insert it waits for the other's
-//! commit, writes nothing, and reads what became of it.
+//! Accepts submissions. A batch of new idempotency keys is one round trip (`first_use`) while tenants have no limit. Any other batch
+//! is two: the first reads the entries of the keys (and locks the tenants' windows, if there is a limit), the second writes
+//! records, keys and jobs. When two servers insert the same key at the same time, the second waits for the other's commit, writes
+//! nothing, and reads the other's entry.
 
 mod columns;
 mod first_use;
@@ -21,7 +21,7 @@ use weir_store::request::{
 };
 use weir_store::{Batch, Error, Result};
 
-use self::columns::Columns;
+use self::columns::SubmitColumns;
 use super::read_status;
 use crate::clock::CLOCK;
 use crate::pool::Session;
@@ -29,8 +29,8 @@ use crate::row::{column, int, timestamp, unreadable, unsigned};
 use crate::session::{Prepared, Values};
 use crate::{ENGINE, Postgres, time};
 
-/// A key whose request was purged stands for nothing; it has no status here.
-const KEPT: &str = "
+/// The entries of idempotency keys. The status is NULL if the request was purged.
+const FIND_KEYS: &str = "
     SELECT kept.tenant_id, kept.idempotency_key, kept.payload_hash, kept.request_id, kept.expires_at,
            record.status, record.created_at
     FROM unnest($1::text[], $2::text[]) AS wanted (tenant_id, key)
@@ -39,7 +39,7 @@ const KEPT: &str = "
         WHERE tenant_id = wanted.tenant_id AND idempotency_key = wanted.key OFFSET 0) AS kept
     LEFT JOIN LATERAL (
         SELECT status, created_at FROM request_record WHERE request_id = kept.request_id OFFSET 0) AS record ON true";
-const MAKE_TENANTS: &str = "
+const CREATE_TENANTS: &str = "
     INSERT INTO request_tenant (tenant_id, current_count, last_refresh_time)
     SELECT tenant_id, 0, '-infinity' FROM unnest($1::text[]) AS wanted (tenant_id) ORDER BY tenant_id
     ON CONFLICT DO NOTHING";
@@ -51,8 +51,8 @@ const SAVE_TENANTS: &str = "
     SET current_count = new.current_count, last_refresh_time = new.last_refresh_time
     FROM unnest($1::text[], $2::integer[], $3::timestamptz[]) AS new (tenant_id, current_count, last_refresh_time)
     WHERE tenant.tenant_id = ANY(ARRAY[new.tenant_id])";
-/// Takes a key that is free, has expired, or stands for one of the requests that are known to be gone. That cannot be looked
-/// up here: a record that was committed while this waited for its key is not to be seen yet. `IS TRUE` keeps the tests of
+/// Takes a key that is new, has expired, or belongs to a request that the first round trip found purged. That cannot be checked
+/// here: a record that was committed while this statement waited for its key is not visible to it. `IS TRUE` keeps the tests of
 /// `kept` from becoming joins, which without a hash would compare every new row with every other.
 const INSERT: &str = "
     WITH new AS (
@@ -80,12 +80,12 @@ const INSERT: &str = "
         ON CONFLICT (slot) DO UPDATE SET accepted = request_ledger.accepted + excluded.accepted)
     SELECT request_id FROM kept";
 
-/// What the first round trip reads.
+/// The rows that the first round trip reads.
 struct Loaded<'a> {
     keys: IdempotencyEntries<'a>,
-    /// What keys stand for that outlived their requests.
-    gone: Vec<Uuid>,
-    /// Where tenants have a limit.
+    /// Purged requests whose keys are still there.
+    purged: Vec<Uuid>,
+    /// The tenants' windows, if there is a limit.
     windows: Option<HashMap<&'a str, Quota>>,
     now: Timestamp,
 }
@@ -104,19 +104,20 @@ pub(super) async fn submit(
     let batch: Vec<&Submit> = batch.iter().collect();
     let outcomes = match limits {
         Some(_) => submit_any(engine, &session, &batch, limits).await?,
-        None => submit_fresh(engine, &session, &batch).await?,
+        None => submit_new(engine, &session, &batch).await?,
     };
     session.keep();
     Ok(outcomes)
 }
 
-async fn submit_fresh(engine: &Postgres, session: &Session, batch: &[&Submit]) -> Result<Vec<SubmitOutcome>> {
+/// Submits new keys first, then decides the rest.
+async fn submit_new(engine: &Postgres, session: &Session, batch: &[&Submit]) -> Result<Vec<SubmitOutcome>> {
     let outcomes = first_use::insert(engine, session, batch).await?;
-    let left = outcomes.iter().zip(batch).filter(|(outcome, _)| outcome.is_none());
-    let left: Vec<&Submit> = left.map(|(_, submit)| *submit).collect();
+    let rest = outcomes.iter().zip(batch).filter(|(outcome, _)| outcome.is_none());
+    let rest: Vec<&Submit> = rest.map(|(_, submit)| *submit).collect();
     let mut decided = Vec::new().into_iter();
-    if !left.is_empty() {
-        decided = submit_any(engine, session, &left, None).await?.into_iter();
+    if !rest.is_empty() {
+        decided = submit_any(engine, session, &rest, None).await?.into_iter();
     }
     outcomes
         .into_iter()
@@ -126,16 +127,16 @@ async fn submit_fresh(engine: &Postgres, session: &Session, batch: &[&Submit]) -
         .collect()
 }
 
-/// Whatever their keys stand for.
+/// Submits a batch of new or used keys.
 async fn submit_any(
     engine: &Postgres,
     session: &Session,
     batch: &[&Submit],
     limits: Option<QuotaLimits>,
 ) -> Result<Vec<SubmitOutcome>> {
-    let Loaded { mut keys, gone, mut windows, now } = load(engine, session, batch, limits).await?;
+    let Loaded { mut keys, purged, mut windows, now } = load(engine, session, batch, limits).await?;
     let plan = plan_submit(batch.iter().copied(), &mut keys, windows.as_mut(), now);
-    let saved = save(session, &plan, &gone, now).await?;
+    let saved = save(session, &plan, &purged, now).await?;
     let mut outcomes = plan.outcomes;
     if saved.len() < plan.accepted.len() {
         resolve(session, batch, &saved, &mut outcomes, now).await?;
@@ -143,8 +144,8 @@ async fn submit_any(
     Ok(outcomes)
 }
 
-/// The first round trip. Windows are locked before keys are read: with a limit, servers take a tenant's keys one after
-/// another.
+/// The first round trip. Windows are locked before keys are read, so that with a limit servers take a tenant's keys one after the
+/// other.
 async fn load<'a>(
     engine: &Postgres,
     session: &Session,
@@ -152,7 +153,7 @@ async fn load<'a>(
     limits: Option<QuotaLimits>,
 ) -> Result<Loaded<'a>> {
     let [make_tenants, lock_tenants, clock, kept] =
-        session.prepare([MAKE_TENANTS, LOCK_TENANTS, CLOCK, KEPT]).await?;
+        session.prepare([CREATE_TENANTS, LOCK_TENANTS, CLOCK, FIND_KEYS]).await?;
     let mut tenants: Vec<&str> = match limits {
         Some(_) => batch.iter().map(|submit| submit.tenant.as_str()).collect(),
         None => Vec::new(),
@@ -180,8 +181,8 @@ async fn load<'a>(
         None => None,
         Some(limits) => Some(read_windows(&tenants, &locked, limits, now)?),
     };
-    let (keys, gone) = read_keys(batch, &kept)?;
-    Ok(Loaded { keys, gone, windows, now })
+    let (keys, purged) = read_keys(batch, &kept)?;
+    Ok(Loaded { keys, purged, windows, now })
 }
 
 async fn kept_rows(kept: &Prepared<'_>, batch: &[&Submit]) -> Result<Vec<Row>, tokio_postgres::Error> {
@@ -190,24 +191,24 @@ async fn kept_rows(kept: &Prepared<'_>, batch: &[&Submit]) -> Result<Vec<Row>, t
     kept.query(&[&tenants, &keys]).await
 }
 
-/// What keys stand for, and the ids of those that stand for nothing any more.
+/// Returns the entries of the keys, and the ids of purged requests whose keys are still there.
 fn read_keys<'a>(batch: &[&'a Submit], rows: &[Row]) -> Result<(IdempotencyEntries<'a>, Vec<Uuid>)> {
     let mut names: HashMap<(&str, &str), (&'a str, &'a str)> = HashMap::with_capacity(batch.len());
     for submit in batch {
         let name = (submit.tenant.as_str(), submit.key.as_str());
         names.insert(name, name);
     }
-    let (mut keys, mut gone) = (HashMap::with_capacity(rows.len()), Vec::new());
+    let (mut keys, mut purged) = (HashMap::with_capacity(rows.len()), Vec::new());
     for row in rows {
         let name: (&str, &str) = (column(row, 0)?, column(row, 1)?);
         match (names.get(&name), column(row, 5)?) {
             (Some(name), Some(status)) => {
                 keys.insert(*name, read_key(row, status)?);
             }
-            _ => gone.push(column(row, 3)?),
+            _ => purged.push(column(row, 3)?),
         }
     }
-    Ok((keys, gone))
+    Ok((keys, purged))
 }
 
 fn read_key(row: &Row, status: &str) -> Result<IdempotencyEntry> {
@@ -223,7 +224,7 @@ fn read_key(row: &Row, status: &str) -> Result<IdempotencyEntry> {
     Ok(IdempotencyEntry { record, receipt })
 }
 
-/// The windows of these tenants, which are sorted.
+/// Returns the windows of these tenants, which must be sorted.
 fn read_windows<'a>(
     tenants: &[&'a str],
     rows: &[Row],
@@ -243,19 +244,19 @@ fn read_windows<'a>(
     Ok(windows)
 }
 
-/// The second round trip; returns which were inserted.
+/// The second round trip. Returns the ids that were inserted.
 async fn save(
     session: &Session,
     plan: &SubmitPlan<'_>,
-    gone: &[Uuid],
+    purged: &[Uuid],
     now: Timestamp,
 ) -> Result<HashSet<RequestId>> {
     let [insert, save_tenants] = session.prepare([INSERT, SAVE_TENANTS]).await?;
-    let columns = Columns::of(&plan.accepted);
+    let columns = SubmitColumns::new(&plan.accepted);
     // All keys of a batch expire at once.
     let expires = plan.accepted.first().map_or(now, |new| new.record.expires);
     let (now, expires) = (time::to_system(now), time::to_system(expires));
-    let values = columns.and([&now, &expires, &session.ledger_slot, &gone]);
+    let values = columns.values_with([&now, &expires, &session.ledger_row, &purged]);
     let insert = async {
         if plan.accepted.is_empty() {
             return Ok(Vec::new());
@@ -286,7 +287,7 @@ async fn save_windows(
     statement.execute(&[&names, &counts, &times]).await
 }
 
-/// Another server was faster with some of the keys: what it accepted is the answer.
+/// Sets the outcomes of submissions whose keys another server has taken meanwhile, from what it accepted.
 async fn resolve(
     session: &Session,
     batch: &[&Submit],
@@ -294,7 +295,7 @@ async fn resolve(
     outcomes: &mut [SubmitOutcome],
     now: Timestamp,
 ) -> Result<()> {
-    let [kept] = session.prepare([KEPT]).await?;
+    let [kept] = session.prepare([FIND_KEYS]).await?;
     let rows = session.bounded(kept_rows(&kept, batch)).await?;
     let (keys, _) = read_keys(batch, &rows)?;
     for (submit, outcome) in batch.iter().zip(outcomes) {
@@ -307,7 +308,12 @@ async fn resolve(
         };
         if lost {
             let kept = keys.get(&(submit.tenant.as_str(), submit.key.as_str()));
-            let kept = kept.ok_or_else(|| Error::unavailable(ENGINE, "a key was taken and is gone again"))?;
+            let kept = kept.ok_or_else(|| {
+                Error::unavailable(
+                    ENGINE,
+                    "an idempotency key was taken and purged by another server meanwhile; retry",
+                )
+            })?;
             *outcome = kept.answer(submit, now).unwrap_or(SubmitOutcome::Conflict);
         }
     }

@@ -1,5 +1,5 @@
-//! What is kept of requests that workers have no more to do with: dead letters, jobs a broker does not have, old records,
-//! and the books.
+//! Everything of requests beside submission and work: dead letters, jobs that the broker lacks, old records, the rollout, and the
+//! audit.
 
 use std::time::{Duration, Instant};
 
@@ -26,9 +26,9 @@ const PENDING: &str = "
     WHERE job.is_pending AND record.status = 'PENDING_ENQUEUE'
       AND created_at <= coalesce($3, clock_timestamp()) - $1::bigint * interval '1 microsecond'
     ORDER BY job.request_id LIMIT $2";
-/// Longer than anything has waited, and no longer than Postgres can count back.
+/// The longest age that is searched for: longer than any request waits, and within the range of Postgres's timestamps.
 const AGE_MAX: Duration = Duration::from_secs(100 * 366 * 86_400);
-/// Jobs first, as everywhere. A worker that has one of them has made its request `IN_PROGRESS` already.
+/// Locks jobs first, as every change does. A worker that has claimed one has set its request to `IN_PROGRESS` already.
 const MARK_ENQUEUED: &str = "
     WITH locked AS MATERIALIZED (
         SELECT request_id, is_pending FROM request_job WHERE request_id = ANY($1) ORDER BY request_id FOR UPDATE),
@@ -37,7 +37,7 @@ const MARK_ENQUEUED: &str = "
         WHERE job.request_id = ANY(ARRAY[locked.request_id]) AND locked.is_pending)
     UPDATE request_record AS record SET status = 'ACCEPTED', updated_at = coalesce($2, clock_timestamp())
     FROM locked WHERE record.request_id = ANY(ARRAY[locked.request_id]) AND record.status = 'PENDING_ENQUEUE'";
-/// The columns of [`read_request`], the payload only where it is not too long. There is no result of a dead letter.
+/// The columns of [`read_request`], the payload only if it is not too long. A dead letter has no result.
 const DEAD: &str = "
     SELECT record.request_id, tenant_id, request_type, status, attempts,
            CASE WHEN octet_length(payload) <= $3::bigint THEN payload ELSE ''::bytea END, payload_key_id,
@@ -61,12 +61,12 @@ const RESTART: &str = "
     FROM replayed WHERE record.request_id = ANY(ARRAY[replayed.request_id])";
 const DISCARD: &str = "DELETE FROM request_dead WHERE request_id = $1";
 const COUNT: &str = "SELECT count(*) FROM request_dead";
-/// Ids are in order of time, so the old ones are the first.
+/// Ids are ordered by time, so the oldest are first.
 const OLD: &str = "
     SELECT request_id FROM request_record
     WHERE request_id < $1 AND status IN ('COMPLETED', 'FAILED_PERMANENT', 'FAILED_RETRY_EXHAUSTED')
     ORDER BY request_id LIMIT $2";
-/// Dead letters first: whoever replays one has it locked, and then its record is not final any more.
+/// Dead letters first: a replay has its dead letter locked, and afterwards the record is not final any more.
 const FORGET_DEAD: &str = "DELETE FROM request_dead WHERE request_id = ANY($1)";
 const DELETE: &str = "
     WITH gone AS (
@@ -134,7 +134,7 @@ pub(super) async fn list(
     rows.iter().map(read).collect()
 }
 
-/// Replays one dead letter, or as many as asked for.
+/// Replays one dead letter, or up to `limit` of them.
 pub(super) async fn replay(engine: &Postgres, id: Option<RequestId>, limit: usize) -> Result<Vec<RequestId>> {
     let session = engine.inner.pool.session().await?;
     let [letters, clock] = session.prepare([LETTERS, CLOCK]).await?;
@@ -152,7 +152,7 @@ pub(super) async fn replay(engine: &Postgres, id: Option<RequestId>, limit: usiz
         downstreams.push(column(row, 1)?);
         tokens.push(column::<i64>(row, 2)?);
     }
-    // The token stays as it is in the row.
+    // The token of the plan is not used: the row's own stays.
     let RequestProgress { status, attempts, due, .. } = plan_replay(0, now);
     let (status, attempts) = (status.as_str(), int(attempts));
     let values: Values<'_> = &[&ids, &downstreams, &tokens, &status, &attempts, &time::to_system(due)];
@@ -171,22 +171,22 @@ pub(super) async fn count(engine: &Postgres) -> Result<u64> {
     row::count(&engine.inner.pool.query_one(COUNT, &[]).await?, 0)
 }
 
-/// How many rows one statement of a purge deletes: as many as it can without holding them locked for long.
+/// The number of rows that one statement of a purge deletes: adapted so that rows are not locked for long.
 #[derive(Debug, PartialEq, Eq)]
-struct Chunk(usize);
+struct PurgeSize(usize);
 
-impl Chunk {
+impl PurgeSize {
     const FIRST: Self = Self(100);
     const MIN: usize = 10;
     const MAX: usize = 1_000;
     const QUICK: Duration = Duration::from_millis(10);
     const SLOW: Duration = Duration::from_millis(30);
 
-    /// The next one, after one that took so long.
-    fn after(&self, took: Duration) -> Self {
+    /// Returns the size of the next statement after one that took `elapsed`.
+    fn after(&self, elapsed: Duration) -> Self {
         Self(match self.0 {
-            rows if took < Self::QUICK => (rows * 2).min(Self::MAX),
-            rows if took > Self::SLOW => (rows / 2).max(Self::MIN),
+            rows if elapsed < Self::QUICK => (rows * 2).min(Self::MAX),
+            rows if elapsed > Self::SLOW => (rows / 2).max(Self::MIN),
             rows => rows,
         })
     }
@@ -198,37 +198,37 @@ pub(super) async fn purge(engine: &Postgres, keep: Duration, limit: usize) -> Re
     let before = engine.now(&clock)?.as_micros().saturating_sub(time::micros(keep));
     let oldest = RequestId::new(Timestamp::from_micros(before), [0; 10]);
     let mut purged = 0;
-    let (mut left, mut chunk) = (limit, Chunk::FIRST);
-    while left > 0 {
-        let (begun, rows) = (Instant::now(), chunk.0.min(left));
-        let (found, gone) = purge_requests(&session, oldest, rows).await?;
-        purged += gone;
-        left = if found < rows { 0 } else { left - rows };
-        chunk = chunk.after(begun.elapsed());
+    let (mut remaining, mut size) = (limit, PurgeSize::FIRST);
+    while remaining > 0 {
+        let (begun, rows) = (Instant::now(), size.0.min(remaining));
+        let (found, deleted) = purge_requests(&session, oldest, rows).await?;
+        purged += deleted;
+        remaining = if found < rows { 0 } else { remaining - rows };
+        size = size.after(begun.elapsed());
     }
-    let (mut left, mut chunk) = (limit, Chunk::FIRST);
-    while left > 0 {
-        let (begun, rows) = (Instant::now(), chunk.0.min(left));
+    let (mut remaining, mut size) = (limit, PurgeSize::FIRST);
+    while remaining > 0 {
+        let (begun, rows) = (Instant::now(), size.0.min(remaining));
         let values: Values<'_> = &[&engine.clock_override(), &row::bigint(rows)];
-        let gone = session.execute(FORGET_KEYS, values).await?;
-        purged += gone;
-        left = if gone < rows as u64 { 0 } else { left - rows };
-        chunk = chunk.after(begun.elapsed());
+        let deleted = session.execute(FORGET_KEYS, values).await?;
+        purged += deleted;
+        remaining = if deleted < rows as u64 { 0 } else { remaining - rows };
+        size = size.after(begun.elapsed());
     }
     session.keep();
     Ok(purged)
 }
 
-/// Purges up to so many requests; says how many were found, and how many of them went.
-async fn purge_requests(session: &Session, oldest: RequestId, most: usize) -> Result<(usize, u64)> {
-    let old = session.query(OLD, &[oldest.as_uuid(), &row::bigint(most)]).await?;
+/// Purges up to `limit` requests older than `before`. Returns how many were found and how many of them were deleted.
+async fn purge_requests(session: &Session, before: RequestId, limit: usize) -> Result<(usize, u64)> {
+    let old = session.query(OLD, &[before.as_uuid(), &row::bigint(limit)]).await?;
     let old: Vec<Uuid> = old.iter().map(|row| column(row, 0)).collect::<Result<_>>()?;
     if old.is_empty() {
         return Ok((0, 0));
     }
     session.run("BEGIN").await?;
     session.execute(FORGET_DEAD, &[&old]).await?;
-    let gone = session.query_one(DELETE, &[&old, &session.ledger_slot]).await?;
+    let gone = session.query_one(DELETE, &[&old, &session.ledger_row]).await?;
     session.run("COMMIT").await?;
     Ok((old.len(), row::count(&gone, 0)?))
 }
@@ -284,11 +284,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_purge_deletes_no_more_at_once_than_it_can_in_a_short_time() {
-        let quick = (0..10).fold(Chunk::FIRST, |chunk, _| chunk.after(Duration::from_millis(1)));
-        assert_eq!(quick, Chunk(Chunk::MAX));
-        let slow = (0..10).fold(quick, |chunk, _| chunk.after(Duration::from_millis(500)));
-        assert_eq!(slow, Chunk(Chunk::MIN));
-        assert_eq!(Chunk::FIRST.after(Duration::from_millis(20)), Chunk::FIRST);
+    fn a_purge_deletes_as_many_rows_at_once_as_it_can_in_a_short_time() {
+        let quick = (0..10).fold(PurgeSize::FIRST, |size, _| size.after(Duration::from_millis(1)));
+        assert_eq!(quick, PurgeSize(PurgeSize::MAX));
+        let slow = (0..10).fold(quick, |size, _| size.after(Duration::from_millis(500)));
+        assert_eq!(slow, PurgeSize(PurgeSize::MIN));
+        assert_eq!(PurgeSize::FIRST.after(Duration::from_millis(20)), PurgeSize::FIRST);
     }
 }

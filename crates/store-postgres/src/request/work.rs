@@ -1,5 +1,5 @@
-//! Claiming jobs, and taking what workers and downstreams report. Jobs are locked and read in the first round trip, what
-//! their plan has made of them is written in the second.
+//! Claims jobs, and takes the reports of workers and downstreams. The first round trip locks and reads jobs, the second writes what
+//! their plan has decided.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -27,15 +27,15 @@ use crate::row::{self, column, int, timestamp, unreadable, unsigned};
 use crate::session::{Prepared, Values};
 use crate::{Postgres, quota, time};
 
-/// Microseconds until the first job of these downstreams may be claimed: negative when it is late.
+/// Microseconds until the first job of these downstreams may be claimed: negative if it is overdue.
 const FIRST: &str = "
     SELECT (extract(epoch FROM min(job.claimable_at) - coalesce($2, clock_timestamp())) * 1000000)::bigint
     FROM unnest($1::text[]) AS room (downstream)
     CROSS JOIN LATERAL (
         SELECT claimable_at FROM request_job WHERE downstream = room.downstream
         ORDER BY claimable_at LIMIT 1) AS job";
-/// What a worker needs, and the rule: as [`read_claim`] reads them. `OFFSET 0` keeps the look-up of records
-/// what it is, here and below (see `query_plan_tests.rs`).
+/// The columns that [`read_claim`] reads. `OFFSET 0` keeps the look-up of records from becoming another plan, here and below (see
+/// `query_plan_tests.rs`).
 const CLAIM: &str = "
     SELECT request_id, status, attempts, claimable_at, is_leased, token, downstream, has_callback, tenant_id,
            request_type, payload, payload_key_id, created_at
@@ -65,8 +65,8 @@ const LOCK: &str = "
     FROM (SELECT * FROM request_job WHERE request_id = ANY($1) ORDER BY request_id FOR UPDATE) AS job
     CROSS JOIN LATERAL (SELECT * FROM request_record WHERE request_id = job.request_id OFFSET 0) AS record";
 const STATUS: &str = "SELECT request_id, status FROM request_record WHERE request_id = ANY($1)";
-/// Without an attempt that came to something, what the last one came to still stands. `ANY(ARRAY[…])` is an equality that
-/// cannot be turned round: see `query_plan_tests.rs`.
+/// Without a new result or failure, those of the last attempt stay. `ANY(ARRAY[…])` is an equality that Postgres cannot reverse: see
+/// `query_plan_tests.rs`.
 const SAVE_RECORDS: &str = "
     UPDATE request_record AS record
     SET status = new.status, attempts = new.attempts, updated_at = $9,
@@ -97,10 +97,11 @@ const DOWNSTREAMS: &str = "
         FROM name WHERE name.downstream IS NOT NULL)
     SELECT downstream FROM name WHERE downstream IS NOT NULL";
 
-/// A claim reads the index from its front, where the jobs that have ended are until they are cleared away. Autovacuum
-/// comes once a minute: by then a claim may have to pass over hundreds of thousands of them.
-const TIDY: &str = "VACUUM (SKIP_LOCKED, INDEX_CLEANUP ON, TRUNCATE OFF) request_job";
-const TIDY_EVERY: u64 = 10_000;
+/// Removes the dead rows of ended jobs. They are at the front of the index, where a claim begins. Autovacuum runs once a minute: by
+/// then a claim may have to skip hundreds of thousands of them.
+const VACUUM_JOBS: &str = "VACUUM (SKIP_LOCKED, INDEX_CLEANUP ON, TRUNCATE OFF) request_job";
+/// Ended jobs between two runs of [`VACUUM_JOBS`].
+const VACUUM_EVERY: u64 = 10_000;
 
 pub(super) async fn claim_due(
     engine: &Postgres,
@@ -118,7 +119,7 @@ pub(super) async fn claim_due(
         Ok(micros.map(|micros| Duration::from_micros(micros.max(0).unsigned_abs())))
     };
     let next = first().await?;
-    // Nothing is locked as long as nothing is due.
+    // Nothing is locked while nothing is due.
     if next.is_none_or(|next| !next.is_zero()) {
         session.keep();
         return Ok(ClaimedJobs { next_due_in: next, ..ClaimedJobs::default() });
@@ -134,7 +135,7 @@ pub(super) async fn claim_due(
     let now = engine.now(&clock)?;
     let mut claimed = claim(&session, &rows, policy, now).await?;
     if rows.is_empty() {
-        // Others were faster.
+        // Other servers were faster.
         claimed.next_due_in = first().await?;
     }
     session.keep();
@@ -174,7 +175,7 @@ async fn claim(session: &Session, rows: &[Row], policy: &RetryPolicy, now: Times
     Ok(plan.claimed)
 }
 
-/// The outcomes, and whether there are webhooks to be sent.
+/// Returns the outcomes, and whether there are webhooks to be sent.
 pub(super) async fn report(
     engine: &Postgres,
     batch: Vec<JobReport>,
@@ -186,27 +187,27 @@ pub(super) async fn report(
     let plan = plan_report(batch, &mut rows, policy, now);
     save(&session, &plan.changed, now).await?;
     session.keep();
-    tidy(engine, plan.changed.iter().filter(|change| change.status().is_final()).count());
+    vacuum_when_due(engine, plan.changed.iter().filter(|change| change.status().is_final()).count());
     Ok((plan.outcomes, plan.changed.iter().any(JobChange::needs_webhook)))
 }
 
-/// Clears away what jobs leave behind, each time so many more have ended.
-fn tidy(engine: &Postgres, ended: usize) {
+/// Vacuums the jobs in the background whenever [`VACUUM_EVERY`] more have ended.
+fn vacuum_when_due(engine: &Postgres, ended: usize) {
     let ended = ended as u64;
     let before = engine.inner.ended_jobs.fetch_add(ended, Ordering::Relaxed);
-    if before / TIDY_EVERY == before.wrapping_add(ended) / TIDY_EVERY {
+    if before / VACUUM_EVERY == before.wrapping_add(ended) / VACUUM_EVERY {
         return;
     }
     let engine = engine.clone();
     tokio::spawn(async move {
-        let tidied = async {
+        let vacuumed = async {
             let session = engine.inner.pool.session().await?;
-            session.run(TIDY).await?;
+            session.run(VACUUM_JOBS).await?;
             session.keep();
             Ok(())
         };
-        if let Err::<(), Error>(error) = tidied.await {
-            tracing::debug!(error = %error.with_causes(), "what ended jobs leave behind waits for autovacuum");
+        if let Err::<(), Error>(error) = vacuumed.await {
+            tracing::debug!(error = %error.with_causes(), "cannot vacuum request_job; left to autovacuum");
         }
     });
 }
@@ -224,8 +225,8 @@ pub(super) async fn call_back(
     Ok(outcome)
 }
 
-/// The first round trip of whoever knows the requests: their jobs, locked in order of id. How those without one stand, which
-/// are few, is asked in another.
+/// The first round trip of a report: locks the jobs of the requests in order of id. The statuses of requests without a job, which
+/// are few, are read in another.
 async fn lock(
     engine: &Postgres,
     session: &Session,
@@ -248,7 +249,7 @@ async fn lock(
     Ok((rows, engine.now(&clock)?))
 }
 
-/// The second round trip: saves what the plan has changed of requests whose jobs are locked. Ends the transaction.
+/// The second round trip: saves the changes to requests whose jobs are locked, and commits.
 async fn save(session: &Session, changed: &[JobChange], now: Timestamp) -> Result<()> {
     if changed.is_empty() {
         return session.run("COMMIT").await;
@@ -260,8 +261,8 @@ async fn save(session: &Session, changed: &[JobChange], now: Timestamp) -> Resul
             save_records(&records, changed, now),
             save_jobs(&jobs, changed),
             end_jobs(&ends, changed, now),
-            // The ledger last, as everywhere: see `quota::save`.
-            enqueue_webhooks(&webhooks, &count_accepted, session.ledger_slot, changed),
+            // The ledger row is locked last: see `quota::save`.
+            enqueue_webhooks(&webhooks, &count_accepted, session.ledger_row, changed),
             session.batch_execute("COMMIT"),
         ))
         .await
@@ -288,7 +289,7 @@ async fn save_records(
     statement.execute(values).await
 }
 
-/// A downstream's words as a text can hold them: without NUL. One that did not fit would fail the whole batch, and again.
+/// Replaces NULs in a downstream's text, which Postgres cannot store. Such a text would fail its whole batch, again and again.
 fn storable(text: &str) -> Cow<'_, str> {
     if text.contains('\0') { text.replace('\0', "\u{fffd}").into() } else { text.into() }
 }
@@ -327,11 +328,11 @@ async fn end_jobs(
     statement.execute(&[&ended, &dead, &time::to_system(now)]).await
 }
 
-/// Puts the webhooks of requests that are final on their queue.
+/// Enqueues the webhooks of requests that are final.
 async fn enqueue_webhooks(
     enqueue: &Prepared<'_>,
     count_accepted: &Prepared<'_>,
-    ledger_slot: i16,
+    ledger_row: i16,
     changed: &[JobChange],
 ) -> Result<(), tokio_postgres::Error> {
     let ended = changed.iter().filter(|change| change.needs_webhook());
@@ -344,7 +345,7 @@ async fn enqueue_webhooks(
     let count = row::bigint(keys.len());
     try_join(
         enqueue.execute(&[&WEBHOOKS_TOPIC, &shards, &keys, &payloads]),
-        count_accepted.execute(&[&WEBHOOKS_TOPIC, &ledger_slot, &count]),
+        count_accepted.execute(&[&WEBHOOKS_TOPIC, &ledger_row, &count]),
     )
     .await
     .map(drop)

@@ -1,5 +1,5 @@
-//! Buying: a batch is one transaction of two round trips. The first locks the products in order of sku, reads the clock
-//! behind the locks, and looks which of the buyers have bought before; the second writes what was decided and commits.
+//! Purchases: a batch is one transaction of two round trips. The first locks the products in order of sku, then reads the clock
+//! and the earlier purchases of the buyers; the second writes what was decided and commits.
 
 use std::collections::{HashMap, HashSet};
 use std::convert::Infallible;
@@ -17,11 +17,11 @@ use crate::row::{column, int};
 use crate::session::Values;
 use crate::{Postgres, time};
 
-/// `NO KEY`, so that purchases recorded by others need not wait for it: they only refer to the product.
+/// `NO KEY`, so that inserts of purchases, which only reference the product, need not wait.
 const LOCK: &str = "
     SELECT id, sku, product_name, initial_stock, start_time, end_time, state, end_reason, sold, created_at
     FROM products WHERE sku = ANY($1) ORDER BY sku FOR NO KEY UPDATE";
-/// A statement of its own, so that it sees what was committed before the locks were had.
+/// A statement of its own, so that it sees everything that was committed before the locks were granted.
 const BOUGHT: &str = "
     SELECT u.product_id, u.user_id
     FROM unnest($1::text[], $2::text[]) AS w (sku, user_id)
@@ -63,10 +63,10 @@ pub(super) async fn buy(engine: &Postgres, batch: Batch<Buy>) -> Result<Vec<BuyO
         .collect::<Result<_>>()?;
     let bought: HashSet<(ProductId, &str)> =
         bought.iter().map(|row| Ok((ProductId(column(row, 0)?), column(row, 1)?))).collect::<Result<_>>()?;
-    let has_one = |product: &Product, buyer: &weir_core::UserId| -> Result<bool, Infallible> {
+    let has_bought = |product: &Product, buyer: &weir_core::UserId| -> Result<bool, Infallible> {
         Ok(bought.contains(&(product.id, buyer.as_str())))
     };
-    let Ok(plan) = plan_purchases(&batch, &mut products, engine.now(&clock)?, has_one);
+    let Ok(plan) = plan_purchases(&batch, &mut products, engine.now(&clock)?, has_bought);
     save(&session, &plan).await?;
     session.keep();
     Ok(plan.outcomes)

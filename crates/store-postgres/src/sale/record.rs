@@ -1,4 +1,4 @@
-//! Writing down what was sold elsewhere, and reading it back.
+//! Records purchases that Redis has sold, and reads them back.
 
 use std::time::SystemTime;
 
@@ -14,7 +14,7 @@ use crate::session::Values;
 use crate::{Postgres, time};
 
 const LOCK: &str = "SELECT id FROM products WHERE id = $1 FOR NO KEY UPDATE";
-/// Never more than there were, so that a fault elsewhere is recorded and shows in the books.
+/// `sold` never exceeds the initial stock, so that overselling is recorded and shows in the audit.
 const RECORD: &str = "
     WITH new AS (
         INSERT INTO purchases (product_id, user_id, number, purchased_at, created_by)
@@ -31,7 +31,7 @@ const RECORD: &str = "
             state = CASE WHEN p.sold + counted.added >= p.initial_stock THEN 'ENDED' ELSE p.state END
         FROM counted WHERE p.id = $1 AND counted.added > 0)
     SELECT added::bigint FROM counted";
-/// The ledger last, as everywhere: see `quota::save`.
+/// Locks the ledger row last: see `quota::save`.
 const BURY: &str = "
     WITH dead AS (
         INSERT INTO dead_letter (id, topic, shard, message_id, key, payload, reason, attempts, died_at)
@@ -72,7 +72,7 @@ pub(super) async fn record(
 
 pub(super) async fn bury(engine: &Postgres, dead: &[DeadPurchase]) -> Result<()> {
     let session = engine.inner.pool.session().await?;
-    // What Postgres cannot hold in a text is shown as such.
+    // Replaces NULs, which Postgres cannot store in a text.
     let text = |text: &str| text.replace('\0', "\u{fffd}");
     let ids: Vec<&str> = dead.iter().map(|dead| dead.id.as_str()).collect();
     let keys: Vec<&str> = dead.iter().map(|dead| dead.sku.as_str()).collect();
@@ -82,7 +82,7 @@ pub(super) async fn bury(engine: &Postgres, dead: &[DeadPurchase]) -> Result<()>
     let attempts: Vec<i32> = dead.iter().map(|dead| int(dead.attempts)).collect();
     let now = engine.clock_override();
     let values: Values<'_> =
-        &[&PURCHASES_TOPIC, &ids, &shards, &keys, &payloads, &reasons, &attempts, &now, &session.ledger_slot];
+        &[&PURCHASES_TOPIC, &ids, &shards, &keys, &payloads, &reasons, &attempts, &now, &session.ledger_row];
     session.execute(BURY, values).await?;
     session.keep();
     Ok(())

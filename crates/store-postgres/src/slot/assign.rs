@@ -1,16 +1,15 @@
-//! Carrying out the plan of a batch: one transaction in a fixed number of round trips, however many events it has and however
-//! many full windows lie before them.
+//! Assigns a batch: one transaction in a fixed number of round trips, however many events it has and however many full windows
+//! are before them.
 //!
-//! 1. which events have slots already, and the paces, each under a shared lock;
-//! 2. where the first open window from each wanted one on is;
-//! 3. the counters from there on, made where they are missing, and locked. What another server holds is passed over, as
-//!    far as the headroom: rows by `SKIP LOCKED`, rows about to be made by a lock that is only tried;
-//! 4. slots and counters, written together.
+//! 1. Read the existing slots of the events and the paces, with a shared lock on each config.
+//! 2. Find the first open window from each requested one on.
+//! 3. Create missing counters from there on, and lock them. Windows that another server holds are skipped, up to the headroom:
+//!    rows by `SKIP LOCKED`, rows that are being created by a lock that is only tried.
+//! 4. Write slots and counters together.
 //!
-//! Steps 2 and 3 are done again when the plan needs to know of more windows. When others hold all that the headroom has, the
-//! transaction is given up and begun again with the configs locked for it alone: Postgres grants that in the order of asking,
-//! once the batches under way have ended. Events are inserted in order of id, so two servers given the same events cannot
-//! wait for each other in a circle.
+//! Steps 2 and 3 are repeated when the plan needs more windows. When other servers hold all windows within the headroom, the
+//! transaction is rolled back and begun again with exclusive locks on the configs, which Postgres grants in order once the batches
+//! in flight have ended. Events are inserted in order of id, so two servers with the same events cannot deadlock.
 
 use std::collections::{HashMap, HashSet};
 use std::time::SystemTime;
@@ -25,7 +24,7 @@ use weir_core::{ConfigName, Timestamp};
 use weir_store::slot::{Assign, AssignOutcome, AssignPlan, PlanStep, Slot, WindowQuery};
 use weir_store::{Batch, Error, Result};
 
-use super::gate::{Access, Pass};
+use super::config_locks::{ConfigAccess, ConfigGuard};
 use super::{FIND, config, read_slot, read_status};
 use crate::pool::Session;
 use crate::row::{column, unsigned};
@@ -40,8 +39,8 @@ const LOCK_CONFIGS: &str = "
 const CONFIGS: &str = "
     SELECT config_name, version, max_per_window, window_size_ms, created_at FROM rate_limit_config
     WHERE config_name = ANY($1) AND is_active";
-/// The window itself when it has no counter, else the first open one from there on; the last one of all when there is none.
-/// Not `NOT EXISTS`: that may become a hash of the whole table, made anew for every batch.
+/// The window itself if it has no counter, else the first open one from there on, else the config's last window. Not `NOT EXISTS`:
+/// Postgres may execute that as a hash of the whole table, for every batch.
 const FIRST_OPEN: &str = "
     SELECT CASE
         WHEN (SELECT true FROM rate_limit_window_counter c
@@ -55,8 +54,8 @@ const FIRST_OPEN: &str = "
         END
     FROM unnest($1::text[], $2::timestamptz[]) WITH ORDINALITY AS w (config_name, from_start, place)
     ORDER BY w.place";
-/// The inner query is kept apart (`OFFSET 0`), so that locks are tried only for what is missing, and in order.
-const MAKE: &str = "
+/// `OFFSET 0` keeps the inner query separate, so that locks are tried only for missing windows, and in order.
+const CREATE_MISSING: &str = "
     WITH free AS MATERIALIZED (
         SELECT missing.config_name, missing.start FROM (
             SELECT w.config_name, w.start
@@ -70,7 +69,7 @@ const MAKE: &str = "
     INSERT INTO rate_limit_window_counter (config_name, window_start, slot_count, status)
     SELECT config_name, start, 0, 'OPEN' FROM free
     ON CONFLICT DO NOTHING";
-/// Names both states, so that whichever index is used is used whole.
+/// Names both states, so that either index can be used with all of its columns.
 const STATES: &str = "
     SELECT c.config_name, c.window_start, c.status
     FROM unnest($1::text[], $2::timestamptz[]) AS w (config_name, start)
@@ -84,16 +83,16 @@ const LOCK: &str = "
         SELECT * FROM rate_limit_window_counter
         WHERE config_name = w.config_name AND window_start = w.start AND status = 'OPEN' FOR UPDATE SKIP LOCKED) AS c
     LIMIT $3";
-/// The same for a batch that is alone with its configs. Nobody of ours holds a row then; an operator may.
-const LOCK_ALONE: &str = "
+/// Like [`LOCK`], for a batch with exclusive locks. No server holds a row then, but an operator may, so it waits.
+const LOCK_EXCLUSIVE: &str = "
     SELECT c.config_name, c.window_start, c.slot_count
     FROM (SELECT * FROM unnest($1::text[], $2::timestamptz[]) AS w (config_name, start) ORDER BY config_name, start OFFSET 0) AS w
     CROSS JOIN LATERAL (
         SELECT * FROM rate_limit_window_counter
         WHERE config_name = w.config_name AND window_start = w.start AND status = 'OPEN' FOR UPDATE) AS c
     LIMIT $3";
-/// A slot that another server has just given to the same event is left alone, not counted, and returned. `IS TRUE` keeps the test of
-/// `inserted` from becoming a join, which without a hash would compare every event with every other.
+/// If another server has just assigned the same event, its slot stays, is not counted again, and the event is returned. `IS TRUE`
+/// keeps the test of `inserted` from becoming a join, which without a hash would compare every event with every other.
 const SAVE: &str = "
     WITH new AS (
         SELECT * FROM unnest($1::text[], $2::text[], $3::timestamptz[], $4::timestamptz[], $5::timestamptz[], $6::integer[])
@@ -120,8 +119,8 @@ const SAVE: &str = "
         WHERE c.ctid = found.place)
     SELECT ARRAY(SELECT event_id FROM new WHERE (event_id IN (SELECT event_id FROM inserted)) IS NOT TRUE)";
 
-/// Beside other batches first. When they hold the windows that are left, the batch gives up what it has locked, waits for
-/// them and begins again with its configs to itself; nobody waits with a window locked.
+/// Tries concurrently with other batches first. When they hold the remaining windows, the batch releases its locks, waits for them
+/// and begins again with exclusive locks on its configs. No batch waits while it holds a window.
 pub(super) async fn assign(engine: &Postgres, batch: Batch<Assign>) -> Result<Vec<AssignOutcome>> {
     let session = engine.inner.pool.session().await?;
     let batch = batch.take();
@@ -130,34 +129,34 @@ pub(super) async fn assign(engine: &Postgres, batch: Batch<Assign>) -> Result<Ve
         return Ok(Vec::new());
     }
     let deadline = Instant::now() + engine.inner.pool.call_timeout();
-    let beside_others = attempt(engine, &batch, Access::Shared, Some(session), deadline).await?;
-    match beside_others {
+    let outcomes = attempt(engine, &batch, ConfigAccess::Shared, Some(session), deadline).await?;
+    match outcomes {
         Some(outcomes) => Ok(outcomes),
-        None => attempt(engine, &batch, Access::Alone, None, deadline).await?.ok_or_else(|| {
+        None => attempt(engine, &batch, ConfigAccess::Exclusive, None, deadline).await?.ok_or_else(|| {
             Error::unavailable(ENGINE, "another session holds rows of rate_limit_window_counter")
         }),
     }
 }
 
-/// None when others hold windows that the batch needs; nothing was assigned then.
+/// Returns `None`, with nothing assigned, when others hold windows that the batch needs.
 async fn attempt(
     engine: &Postgres,
     batch: &[Assign],
-    access: Access,
+    access: ConfigAccess,
     session: Option<Session>,
     deadline: Instant,
 ) -> Result<Option<Vec<AssignOutcome>>> {
     let begun = tokio::time::timeout_at(deadline, begin(engine, batch, access, session)).await;
-    let Begun { session, existing, paces, _passes } =
+    let Transaction { session, existing, paces, _guards } =
         begun.map_err(|elapsed| Error::unavailable(ENGINE, elapsed))??;
     let mut plan = AssignPlan::new(batch, existing, &paces, engine.slots.headroom);
-    // How many windows further than needed are looked at.
-    let mut further = 0;
+    // How many windows more than needed are tried.
+    let mut extra = 0;
     loop {
         match plan.place(|| fastrand::u64(..)) {
             PlanStep::Load(needs) => {
-                if load(&session, &mut plan, &needs, access, further).await? {
-                    further = engine.slots.headroom;
+                if load(&session, &mut plan, &needs, access, extra).await? {
+                    extra = engine.slots.headroom;
                 }
             }
             PlanStep::WindowsLocked => {
@@ -178,50 +177,50 @@ async fn attempt(
 }
 
 /// Keeps the paces of these configs from changing until the transaction ends.
-pub(super) async fn share(session: &Session, names: &[&str]) -> Result<()> {
+pub(super) async fn share_configs(session: &Session, names: &[&str]) -> Result<()> {
     session.query(SHARE_CONFIGS, &[&names]).await.map(drop)
 }
 
-/// A transaction that has its configs.
-struct Begun<'a> {
+/// An open transaction that holds the locks of its configs.
+struct Transaction<'a> {
     session: Session,
     existing: Vec<Slot>,
     paces: HashMap<ConfigName, Pace>,
-    _passes: Vec<Pass<'a>>,
+    _guards: Vec<ConfigGuard<'a>>,
 }
 
-/// Passes the gate and has a connection. One that is at hand is given to others when the batch has to wait.
-async fn enter<'a>(
+/// Locks the configs in this process and takes a connection. A given session is returned to the pool if the batch has to wait.
+async fn lock_configs<'a>(
     engine: &'a Postgres,
     configs: &[&ConfigName],
-    access: Access,
+    access: ConfigAccess,
     session: Option<Session>,
-) -> Result<(Vec<Pass<'a>>, Session)> {
-    let gate = &engine.inner.slot_gate;
-    match (gate.pass(configs, access).now_or_never(), session) {
-        (Some(passes), Some(session)) => return Ok((passes, session)),
+) -> Result<(Vec<ConfigGuard<'a>>, Session)> {
+    let locks = &engine.inner.config_locks;
+    match (locks.lock(configs, access).now_or_never(), session) {
+        (Some(guards), Some(session)) => return Ok((guards, session)),
         (_, Some(session)) => session.keep(),
         (_, None) => {}
     }
-    Ok((gate.pass(configs, access).await, engine.inner.pool.session().await?))
+    Ok((locks.lock(configs, access).await, engine.inner.pool.session().await?))
 }
 
 /// Step 1.
 async fn begin<'a>(
     engine: &'a Postgres,
     batch: &[Assign],
-    access: Access,
+    access: ConfigAccess,
     session: Option<Session>,
-) -> Result<Begun<'a>> {
+) -> Result<Transaction<'a>> {
     let events: Vec<&str> = batch.iter().map(|assign| assign.event.as_str()).collect();
     let mut configs: Vec<&ConfigName> = batch.iter().map(|assign| &assign.config).collect();
     configs.sort_unstable();
     configs.dedup();
-    let (passes, session) = enter(engine, &configs, access, session).await?;
+    let (guards, session) = lock_configs(engine, &configs, access, session).await?;
     let names: Vec<&str> = configs.into_iter().map(ConfigName::as_str).collect();
     let lock = match access {
-        Access::Shared => SHARE_CONFIGS,
-        Access::Alone => LOCK_CONFIGS,
+        ConfigAccess::Shared => SHARE_CONFIGS,
+        ConfigAccess::Exclusive => LOCK_CONFIGS,
     };
     let [lock, find, active] = session.prepare([lock, FIND, CONFIGS]).await?;
     let (_, _, existing, configs) = session
@@ -236,64 +235,64 @@ async fn begin<'a>(
     let paces =
         configs.iter().map(config::read).map(|config| config.map(|config| (config.name, config.pace)));
     let paces = paces.collect::<Result<_>>()?;
-    Ok(Begun { session, existing, paces, _passes: passes })
+    Ok(Transaction { session, existing, paces, _guards: guards })
 }
 
 /// Windows of some configs, in order.
 type WindowList<'a> = Vec<(&'a ConfigName, Timestamp)>;
 
-/// Steps 2 and 3. True when others hold some of the windows.
+/// Steps 2 and 3. Returns whether others hold some of the windows.
 async fn load(
     session: &Session,
     plan: &mut AssignPlan<'_>,
     needs: &[WindowQuery<'_>],
-    access: Access,
-    further: u32,
+    access: ConfigAccess,
+    extra: u32,
 ) -> Result<bool> {
-    let (candidates, enough) = look_ahead(session, plan, needs, further).await?;
+    let (candidates, enough) = find_candidates(session, plan, needs, extra).await?;
     let names: Vec<&str> = candidates.iter().map(|(name, _)| name.as_str()).collect();
     let starts: Vec<SystemTime> = candidates.iter().map(|(_, start)| time::to_system(*start)).collect();
     let limit = i64::try_from(enough).unwrap_or(i64::MAX);
     let values: [&(dyn ToSql + Sync); 3] = [&names, &starts, &limit];
     let lock = match access {
-        Access::Shared => LOCK,
-        Access::Alone => LOCK_ALONE,
+        ConfigAccess::Shared => LOCK,
+        ConfigAccess::Exclusive => LOCK_EXCLUSIVE,
     };
-    let [make, states, lock] = session.prepare([MAKE, STATES, lock]).await?;
+    let [create, states, lock] = session.prepare([CREATE_MISSING, STATES, lock]).await?;
     let (_, states, locked) = session
-        .bounded(try_join3(make.execute(&values), states.query(&values[..2]), lock.query(&values)))
+        .bounded(try_join3(create.execute(&values), states.query(&values[..2]), lock.query(&values)))
         .await?;
-    let locked = Locked::read(&locked, enough)?;
+    let locked = LockedWindows::read(&locked, enough)?;
     let mut full = HashSet::new();
     for row in &states {
         if read_status(column(row, 2)?) == WindowStatus::Closed {
             full.insert((column::<&str>(row, 0)?, time::from_system(column(row, 1)?)));
         }
     }
-    let mut is_held = false;
+    let mut any_locked = false;
     for (name, start) in candidates {
         let Some(windows) = plan.windows(name) else { continue };
         if let Some(count) = locked.counts.get(&(name.as_str(), start)) {
             windows.add(start, *count);
         } else if full.contains(&(name.as_str(), start)) {
             windows.add_full(start, windows.pace().window_after(start, 1));
-        } else if locked.has_tried(name, start) {
-            // What is not there although it was to be made is being made by somebody else.
+        } else if locked.was_tried(name, start) {
+            // It was to be created and is not visible: another server is creating it, or has locked it.
             windows.add_locked(start);
-            is_held = true;
+            any_locked = true;
         }
     }
-    Ok(is_held)
+    Ok(any_locked)
 }
 
-/// The windows that were locked.
-struct Locked<'a> {
+/// The windows that this transaction has locked.
+struct LockedWindows<'a> {
     counts: HashMap<(&'a str, Timestamp), u32>,
-    /// When there were enough of them: the last one of each config. What comes behind it was not tried.
+    /// The last locked window of each config if there were enough of them. Later windows were not tried.
     last: Option<HashMap<&'a str, Timestamp>>,
 }
 
-impl<'a> Locked<'a> {
+impl<'a> LockedWindows<'a> {
     fn read(rows: &'a [Row], enough: u64) -> Result<Self> {
         let (mut counts, mut last) = (HashMap::new(), HashMap::new());
         for row in rows {
@@ -305,24 +304,25 @@ impl<'a> Locked<'a> {
         Ok(Self { counts, last: is_limited.then_some(last) })
     }
 
-    fn has_tried(&self, name: &ConfigName, start: Timestamp) -> bool {
+    fn was_tried(&self, name: &ConfigName, start: Timestamp) -> bool {
         self.last.as_ref().is_none_or(|last| last.get(name.as_str()).is_some_and(|last| start < *last))
     }
 }
 
-/// Step 2: the windows that may be used, and how many of them are enough. No more are locked: others want some, too.
-async fn look_ahead<'a>(
+/// Step 2: returns the windows that may be used, and how many of them are enough. No more are locked, so that other servers find
+/// some, too.
+async fn find_candidates<'a>(
     session: &Session,
     plan: &mut AssignPlan<'_>,
     needs: &[WindowQuery<'a>],
-    further: u32,
+    extra: u32,
 ) -> Result<(WindowList<'a>, u64)> {
-    // The first window may be one that is open and yet offers an event no place, so the one behind it is asked for, too.
+    // The first window may be open and yet have no room for the event, so the one after it is looked up, too.
     let mut from = Vec::with_capacity(2 * needs.len());
     for need in needs {
-        let behind = plan.windows(need.config).and_then(|windows| windows.next_window(need.from));
+        let next = plan.windows(need.config).and_then(|windows| windows.next_window(need.from));
         from.push((need.config, need.from));
-        from.push((need.config, behind.unwrap_or(need.from)));
+        from.push((need.config, next.unwrap_or(need.from)));
     }
     let starts = first_open(session, &from).await?;
     let (mut candidates, mut enough) = (Vec::new(), 0);
@@ -339,7 +339,7 @@ async fn look_ahead<'a>(
         }
         let needed = need.events.div_ceil(windows.pace().max_per_window()).saturating_add(1);
         let following = std::iter::successors(Some(second_open), |start| windows.next_window(*start));
-        let span = needed.saturating_add(further) as usize;
+        let span = needed.saturating_add(extra) as usize;
         candidates.extend(following.take(span).map(|start| (need.config, start)));
         enough += u64::from(needed) + 1;
     }
@@ -355,7 +355,7 @@ async fn first_open(session: &Session, from: &[(&ConfigName, Timestamp)]) -> Res
     rows.iter().map(|row| Ok(time::from_system(column(row, 0)?))).collect()
 }
 
-/// Step 4. When another server was faster with some of the events, theirs are the slots.
+/// Step 4. Events that another server has assigned meanwhile get the slots of that server.
 async fn save(
     session: &Session,
     plan: &mut AssignPlan<'_>,
@@ -374,13 +374,13 @@ async fn save(
     let maxima: Vec<i32> = plan.slots().map(|slot| i32::try_from(max(slot)).unwrap_or(i32::MAX)).collect();
     let (follow_names, follow_starts): (Vec<&str>, Vec<SystemTime>) =
         plan.follow_ups().map(|(name, start)| (name.as_str(), time::to_system(start))).unzip();
-    let [save, make] = session.prepare([SAVE, MAKE]).await?;
+    let [save, create] = session.prepare([SAVE, CREATE_MISSING]).await?;
     let values: [&(dyn ToSql + Sync); 7] =
         [&events, &configs, &requested, &starts, &scheduled, &maxima, &is_dispatching];
     let (saved, _, ()) = session
         .bounded(try_join3(
             save.query_one(&values),
-            make.execute(&[&follow_names, &follow_starts, &i64::MAX]),
+            create.execute(&[&follow_names, &follow_starts, &i64::MAX]),
             session.batch_execute("COMMIT"),
         ))
         .await?;
@@ -390,7 +390,10 @@ async fn save(
     }
     let found = session.query(FIND, &[&lost]).await?;
     if found.len() < lost.len() {
-        return Err(Error::unavailable(ENGINE, "an event was assigned and given back by others meanwhile"));
+        return Err(Error::unavailable(
+            ENGINE,
+            "another server assigned and released an event of this batch meanwhile; retry",
+        ));
     }
     plan.use_existing(found.iter().map(read_slot).collect::<Result<Vec<_>>>()?);
     Ok(())

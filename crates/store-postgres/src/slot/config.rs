@@ -1,4 +1,4 @@
-//! Versions of configs, and what a new one means for counters.
+//! Versions of configs. A new one recounts or reopens the windows of its config.
 
 use std::time::{Duration, SystemTime};
 
@@ -57,7 +57,7 @@ pub(super) async fn put(engine: &Postgres, name: &ConfigName, pace: Pace) -> Res
         [&name.as_str(), &number, &max, &window_text(&pace), &size, &now];
     let row = session.query_one(INSERT, &values).await?;
     let created_at = time::from_system(column::<SystemTime>(&row, 0)?);
-    let follows = match before {
+    let needs_follow_ups = match before {
         Some(before) if before.pace.window() != pace.window() => {
             session.execute(DROP_COUNTERS, &[&name.as_str()]).await?;
             let (size, max) = (window_ms(&pace) as f64, i64::from(max));
@@ -71,7 +71,7 @@ pub(super) async fn put(engine: &Postgres, name: &ConfigName, pace: Pace) -> Res
         }
         _ => false,
     };
-    if follows {
+    if needs_follow_ups {
         let size = window_ms(&pace) as f64;
         session.execute(FOLLOW_UP, &[&name.as_str(), &size]).await?;
     }
@@ -80,7 +80,7 @@ pub(super) async fn put(engine: &Postgres, name: &ConfigName, pace: Pace) -> Res
     Ok(SlotConfig { name: name.clone(), version, pace, created_at })
 }
 
-/// The newest version, in service or not: what counters follow.
+/// Returns the newest version, active or not: the one by which windows are counted.
 pub(super) async fn latest(session: &Session, name: &ConfigName) -> Result<Option<SlotConfig>> {
     let row = session.query_opt(LATEST, &[&name.as_str()]).await?;
     row.as_ref().map(read).transpose()

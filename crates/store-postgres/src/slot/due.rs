@@ -1,5 +1,5 @@
-//! Slots noted as to be dispatched. Whoever dispatches holds a seat, leased as the shards of a topic are, so that one
-//! server at a time publishes and the order of time is kept.
+//! Slots recorded for dispatch. The dispatcher holds a lease, like that of a topic's shard, so that one server at a time
+//! publishes and slots stay in order of time.
 
 use std::time::{Duration, SystemTime};
 
@@ -17,7 +17,7 @@ use crate::queue::{LOCK_LEASES, RELEASE, SHARDS};
 use crate::row::{self, column, timestamp, unreadable};
 use crate::{Postgres, quota, time};
 
-/// Slots looked at in one commit of [`DueStore::record_due`].
+/// Slots per commit of [`DueStore::record_due`].
 const PAGE: i64 = 5_000;
 
 const NOTE_PAGE: &str = "
@@ -29,11 +29,11 @@ const NOTE_PAGE: &str = "
         SELECT scheduled_time, event_id FROM page WHERE scheduled_time > coalesce($3, clock_timestamp())
         ON CONFLICT DO NOTHING)
     SELECT max(event_id) FROM page";
-/// Microseconds until the first slot that is noted: negative when it is late.
+/// Microseconds until the first recorded slot is due: negative if it is overdue.
 const FIRST: &str = "
     SELECT (extract(epoch FROM scheduled_time - coalesce($1, clock_timestamp())) * 1000000)::bigint
     FROM rate_limit_event_due ORDER BY scheduled_time, event_id LIMIT 1";
-const SIT: &str = "
+const LEASE: &str = "
     INSERT INTO queue_shard AS seat (topic, shard, token, leased_at, leased_until)
     VALUES ($1, 0, 1, coalesce($3, clock_timestamp()),
             coalesce($3, clock_timestamp()) + $2::bigint * interval '1 microsecond')
@@ -50,7 +50,7 @@ const TAKE: &str = "
         SELECT * FROM rate_limit_event_slot
         WHERE event_id = due.event_id AND scheduled_time = due.scheduled_time OFFSET 0) AS slot ON true
     ORDER BY due.scheduled_time, due.event_id";
-const FORGET: &str = "
+const DELETE: &str = "
     DELETE FROM rate_limit_event_due WHERE ctid = ANY(ARRAY(
         SELECT place FROM unnest($1::timestamptz[], $2::text[]) AS gone (at, event_id)
         CROSS JOIN LATERAL (
@@ -71,18 +71,18 @@ impl DueStore for Postgres {
         let now = self.clock_override();
         let first = session.query_opt(FIRST, &[&now]).await?;
         let first: Option<i64> = first.as_ref().map(|row| column(row, 0)).transpose()?;
-        // Nothing is written as long as nothing is due.
+        // Nothing is written while nothing is due.
         if first.is_none_or(|micros| micros > 0) {
             session.keep();
             let next = first.map(|micros| Duration::from_micros(micros.unsigned_abs()));
             return Ok(DueSlots { next_due_in: next, ..DueSlots::default() });
         }
-        let seat = session.query_opt(SIT, &[&DUE_LEASE, &time::micros(lease), &now]).await?;
-        let Some(seat) = seat else {
+        let lease_row = session.query_opt(LEASE, &[&DUE_LEASE, &time::micros(lease), &now]).await?;
+        let Some(lease_row) = lease_row else {
             session.keep();
             return Ok(DueSlots::default());
         };
-        let leases = vec![ShardLease { shard: 0, token: column(&seat, 0)? }];
+        let leases = vec![ShardLease { shard: 0, token: column(&lease_row, 0)? }];
         let rows = session.query(TAKE, &[&row::bigint(max), &now]).await?;
         session.keep();
         let mut due =
@@ -91,7 +91,7 @@ impl DueStore for Postgres {
             read_due(row, &mut due)?;
         }
         if due.is_empty() {
-            // Somebody else was faster: others may look again at once.
+            // Another server was faster. The lease is released at once.
             self.settle_due(&due, DispatchOutcome::Published(0)).await?;
         }
         Ok(due)
@@ -114,7 +114,7 @@ impl DueStore for Postgres {
                 DispatchOutcome::Published(count) => (&due.slots[..count.min(due.slots.len())], None),
                 DispatchOutcome::Enqueue(topic) => (&due.slots[..], Some(topic)),
             };
-            forget(&session, slots, &due.released).await?;
+            delete_recorded(&session, slots, &due.released).await?;
             session.execute(RELEASE, &[&DUE_LEASE, &[0_i16].as_slice(), &now]).await?;
             if let Some(topic) = topic {
                 enqueue(&session, topic, slots).await?;
@@ -149,15 +149,15 @@ fn read_due(row: &Row, due: &mut DueSlots) -> Result<()> {
     Ok(())
 }
 
-async fn forget(session: &Session, slots: &[Slot], void: &[(Timestamp, EventId)]) -> Result<()> {
-    let noted = slots.iter().map(|slot| (slot.scheduled, &slot.event));
-    let noted = noted.chain(void.iter().map(|(at, event)| (*at, event)));
+async fn delete_recorded(session: &Session, slots: &[Slot], released: &[(Timestamp, EventId)]) -> Result<()> {
+    let recorded = slots.iter().map(|slot| (slot.scheduled, &slot.event));
+    let recorded = recorded.chain(released.iter().map(|(at, event)| (*at, event)));
     let (times, events): (Vec<SystemTime>, Vec<&str>) =
-        noted.map(|(at, event)| (time::to_system(at), event.as_str())).unzip();
-    session.execute(FORGET, &[&times, &events]).await.map(drop)
+        recorded.map(|(at, event)| (time::to_system(at), event.as_str())).unzip();
+    session.execute(DELETE, &[&times, &events]).await.map(drop)
 }
 
-/// The ledger last, as everywhere: see `quota::save`.
+/// Locks the ledger row last: see `quota::save`.
 async fn enqueue(session: &Session, topic: &str, slots: &[Slot]) -> Result<()> {
     let shards: Vec<i16> =
         slots.iter().map(|slot| weir_store::shard::of(slot.config.as_str(), SHARDS).cast_signed()).collect();
@@ -167,7 +167,7 @@ async fn enqueue(session: &Session, topic: &str, slots: &[Slot]) -> Result<()> {
     session
         .bounded(try_join(
             enqueue.execute(&[&topic, &shards, &keys, &payloads]),
-            count_accepted.execute(&[&topic, &session.ledger_slot, &row::bigint(slots.len())]),
+            count_accepted.execute(&[&topic, &session.ledger_row, &row::bigint(slots.len())]),
         ))
         .await
         .map(drop)

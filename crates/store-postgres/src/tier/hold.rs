@@ -1,4 +1,4 @@
-//! Holds in Postgres.
+//! Holds in Postgres: creates, settles and purges them.
 
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ const PUT: &str = "
     INSERT INTO tier_hold (hold_id, scope, policy, key, cost, taken_at, expires_at)
     VALUES ($1, $2, $3, $4, $5, $6, coalesce($7, clock_timestamp()) + $8::bigint * interval '1 microsecond')
     RETURNING expires_at";
-/// The clock is read behind the lock, so time spent waiting for it has passed.
+/// The clock is read after this lock, so that a wait for the lock counts.
 const FIND: &str = "
     SELECT scope, policy, key, cost, taken_at, expires_at, settled FROM tier_hold WHERE hold_id = $1 FOR UPDATE";
 const SETTLE: &str = "UPDATE tier_hold SET settled = $2 WHERE hold_id = $1";

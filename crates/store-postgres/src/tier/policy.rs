@@ -1,4 +1,4 @@
-//! Policies in Postgres.
+//! Policies in Postgres: lists, saves and deletes them.
 
 use tokio_postgres::Row;
 use weir_core::PolicyName;
@@ -15,8 +15,8 @@ const ALL: &str = "
 const ONE: &str = "
     SELECT scope, name, kind, amount, refill, period_ms, shadow, on_outage, match_domain, match_entries
     FROM tier_policy WHERE name = $1";
-/// Nothing is written when there are too many others, or an operator's policy is in the way of a file's. Servers take turns
-/// with the version.
+/// Writes nothing if there are too many policies, or if a file's policy would replace an operator's. The version's row serializes
+/// servers.
 const PUT: &str = "
     WITH next AS (UPDATE tier_version SET version = version + 1 WHERE id = 1 RETURNING version),
     told AS (INSERT INTO tier_change (version) SELECT version FROM next)

@@ -1,4 +1,4 @@
-//! The conformance suites on Postgres, and what only its tables show of them.
+//! Runs the conformance suites on Postgres, and checks what only its tables show.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -7,16 +7,16 @@ use weir_store::quota::TOPIC;
 use weir_store_conformance::sale::dead;
 use weir_store_conformance::{EngineFixture, HasQueue, fixtures};
 
-use crate::fixtures::OnPostgres;
+use crate::fixtures::PostgresFixture;
 
-weir_store_conformance::suites!(crate::fixtures::OnPostgres);
+weir_store_conformance::suites!(crate::fixtures::PostgresFixture);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_claim_of_one_message_holds_one_shard() {
-    if OnPostgres::skipped() {
+    if PostgresFixture::skipped() {
         return;
     }
-    let h = OnPostgres::open().await;
+    let h = PostgresFixture::open().await;
     for user in 0..20 {
         fixtures::send_numbered(&h, &format!("user-{user}"), 1).await;
     }
@@ -30,9 +30,9 @@ async fn a_claim_of_one_message_holds_one_shard() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn purchases_that_could_not_be_persisted_become_dead_letters_once_and_can_be_replayed() {
-    if OnPostgres::skipped() {
+    if PostgresFixture::skipped() {
         return;
     }
-    let h = OnPostgres::open().await;
+    let h = PostgresFixture::open().await;
     dead::purchases_that_could_not_be_persisted_become_dead_letters_once_and_can_be_replayed(&h.engine).await;
 }

@@ -1,4 +1,4 @@
-//! Postgres as the suites open it: a database of its own for each case, and limits in memory that it keeps.
+//! The engine fixture of this crate: a database for each case, and limits in memory that are saved in it.
 
 use std::sync::Arc;
 
@@ -18,20 +18,20 @@ use weir_store_conformance::{
 use weir_store_postgres::{Postgres, PostgresTarget};
 use weir_testkit::postgres::{Database, Server};
 
-pub(crate) struct OnPostgres {
+pub(crate) struct PostgresFixture {
     pub(crate) database: Arc<Database>,
     clock: ManualClock,
     pub(crate) engine: Postgres,
     limits: LocalLimiter,
 }
 
-impl OnPostgres {
+impl PostgresFixture {
     async fn on(database: Arc<Database>, clock: ManualClock) -> Self {
         let url = database.url().to_owned();
         Self::via(&url, 8, database, clock).await
     }
 
-    /// An engine with so many connections to this URL of the database.
+    /// Opens an engine on this URL of the database with so many connections.
     pub(crate) async fn via(
         url: &str,
         connections: usize,
@@ -53,7 +53,7 @@ impl OnPostgres {
 }
 
 #[async_trait::async_trait]
-impl EngineFixture for OnPostgres {
+impl EngineFixture for PostgresFixture {
     async fn open() -> Self {
         let database = Server::shared().database("conformance").await;
         Self::on(Arc::new(database), ManualClock::at(START)).await
@@ -83,25 +83,25 @@ impl EngineFixture for OnPostgres {
     }
 }
 
-impl HasQueue for OnPostgres {
+impl HasQueue for PostgresFixture {
     fn queue(&self) -> Arc<dyn Queue> {
         Arc::new(self.engine.clone())
     }
 }
 
-impl HasQuota for OnPostgres {
+impl HasQuota for PostgresFixture {
     fn quota(&self) -> Arc<dyn QuotaStore> {
         Arc::new(self.engine.clone())
     }
 }
 
-impl HasRequests for OnPostgres {
+impl HasRequests for PostgresFixture {
     fn requests(&self) -> Arc<dyn RequestStore> {
         Arc::new(self.engine.clone())
     }
 }
 
-impl HasSlots for OnPostgres {
+impl HasSlots for PostgresFixture {
     fn slots(&self) -> Arc<dyn SlotStore> {
         Arc::new(self.engine.clone())
     }
@@ -115,7 +115,7 @@ impl HasSlots for OnPostgres {
     }
 }
 
-impl HasLimits for OnPostgres {
+impl HasLimits for PostgresFixture {
     fn limits(&self) -> Arc<dyn LimitStore> {
         Arc::new(self.limits.clone())
     }
@@ -124,13 +124,13 @@ impl HasLimits for OnPostgres {
         Some(Arc::new(self.engine.clone()))
     }
 
-    /// Postgres keeps what each server has counted; it does not add it up.
+    /// Postgres stores what each server has counted; it does not add the counts up.
     fn servers_share_counts() -> bool {
         false
     }
 }
 
-impl HasSales for OnPostgres {
+impl HasSales for PostgresFixture {
     fn sales(&self) -> Arc<dyn SaleStore> {
         Arc::new(self.engine.clone())
     }

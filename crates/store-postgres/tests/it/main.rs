@@ -1,9 +1,9 @@
-//! The conformance suites on Postgres, and what only Postgres does.
+//! The conformance suites on Postgres, and tests of what only Postgres does.
 
 mod conformance;
+mod deferred;
 mod fixtures;
 mod locked_windows;
 mod pack;
-mod put_off;
 mod round_trips;
-mod uncommitted;
+mod save_failures;

@@ -1,5 +1,5 @@
-//! Packs: what stands in `queue_pack` and what in `queue_message`. What claims and settlements answer is the conformance
-//! suite's business.
+//! Packs: which messages are in `queue_pack` and which in `queue_message`. The conformance suite checks what claims and settlements
+//! return.
 
 use std::time::Duration;
 
@@ -7,10 +7,10 @@ use weir_queue::{MessageClaim, Settlement, pack};
 use weir_store::quota::SendMessage;
 use weir_store_conformance::{EngineFixture, HasQueue, fixtures};
 
-use crate::fixtures::OnPostgres;
+use crate::fixtures::PostgresFixture;
 
-/// The packs by their counts, in order of id, and the rows by their keys.
-async fn tables(h: &OnPostgres) -> (Vec<String>, Vec<String>) {
+/// Returns the packs by their counts, in order of id, and the rows by their keys.
+async fn stored_messages(h: &PostgresFixture) -> (Vec<String>, Vec<String>) {
     let texts = async |sql: &str| {
         let rows = h.database.query_strings(sql).await;
         rows.into_iter().map(|row| row[0].clone().unwrap_or_default()).collect::<Vec<_>>()
@@ -19,63 +19,63 @@ async fn tables(h: &OnPostgres) -> (Vec<String>, Vec<String>) {
     (packs, texts("SELECT key FROM queue_message ORDER BY id").await)
 }
 
-async fn opened() -> OnPostgres {
-    let h = OnPostgres::open().await;
+async fn open_fixture() -> PostgresFixture {
+    let h = PostgresFixture::open().await;
     for user in ["alice", "bob"] {
         fixtures::configure(&h, user, 1_000_000, 60).await;
     }
     h
 }
 
-/// The texts of a claim, as `alice 1`.
+/// Returns the texts of a claim, such as `alice 1`.
 fn texts(claim: &MessageClaim) -> Vec<String> {
     claim.messages.iter().map(fixtures::text).collect()
 }
 
-async fn send(h: &OnPostgres, user: &str, texts: &[&str]) {
+async fn send(h: &PostgresFixture, user: &str, texts: &[&str]) {
     let batch: Vec<SendMessage> = texts.iter().map(|text| fixtures::send(user, text)).collect();
     fixtures::accept_batch(h, batch).await;
 }
 
 #[tokio::test]
-async fn messages_that_come_together_are_one_row_and_one_alone_can_be_read() {
-    if OnPostgres::skipped() {
+async fn messages_that_are_sent_together_are_a_pack_and_a_single_one_is_a_row() {
+    if PostgresFixture::skipped() {
         return;
     }
-    let h = opened().await;
+    let h = open_fixture().await;
     send(&h, "alice", &["1"]).await;
     send(&h, "alice", &["2", "3", "4"]).await;
     send(&h, "alice", &["5"]).await;
-    let (packs, rows) = tables(&h).await;
+    let (packs, rows) = stored_messages(&h).await;
     assert_eq!((packs, rows), (vec!["3".to_owned()], vec!["alice".to_owned(); 2]));
     assert_eq!(texts(&fixtures::claim(&h, 100).await), ["1", "2", "3", "4", "5"], "in the order they came");
 }
 
 #[tokio::test]
-async fn a_pack_that_is_done_is_gone_and_one_that_is_not_becomes_rows() {
-    if OnPostgres::skipped() {
+async fn a_pack_is_deleted_when_done_and_unpacked_when_partly_done() {
+    if PostgresFixture::skipped() {
         return;
     }
-    let h = opened().await;
+    let h = open_fixture().await;
     send(&h, "alice", &["1", "2"]).await;
     send(&h, "alice", &["3", "4", "5"]).await;
     let claim = fixtures::claim(&h, 4).await;
     assert_eq!(texts(&claim), ["1", "2", "3", "4"]);
     let done = claim.messages.iter().map(|message| message.position).collect();
     h.queue().settle(&claim.receipt, Settlement { done, ..Settlement::default() }).await.expect("it settles");
-    assert_eq!(tables(&h).await, (Vec::new(), vec!["alice".to_owned()]));
+    assert_eq!(stored_messages(&h).await, (Vec::new(), vec!["alice".to_owned()]));
     let books = fixtures::queue_audit(&h).await;
     assert_eq!((books.accepted, books.done, books.in_flight), (5, 4, 1));
     assert_eq!(texts(&fixtures::claim(&h, 4).await), ["5"]);
 }
 
 #[tokio::test]
-async fn whoever_is_in_a_pack_waits_for_a_delayed_message_of_its_key_and_nobody_else_does() {
-    if OnPostgres::skipped() {
+async fn only_messages_of_the_same_key_wait_for_a_delayed_one() {
+    if PostgresFixture::skipped() {
         return;
     }
-    let h = opened().await;
-    let [alice, other] = same_shard(&h).await;
+    let h = open_fixture().await;
+    let [alice, other] = users_of_one_shard(&h).await;
     send(&h, &alice, &["1", "2"]).await;
     let claim = fixtures::claim(&h, 1).await;
     let retry = vec![(claim.messages[0].position, Duration::from_secs(60))];
@@ -83,7 +83,7 @@ async fn whoever_is_in_a_pack_waits_for_a_delayed_message_of_its_key_and_nobody_
     h.queue().settle(&claim.receipt, settlement).await.expect("it settles");
     let batch = vec![fixtures::send(&alice, "3"), fixtures::send(&other, "4"), fixtures::send(&alice, "5")];
     fixtures::accept_batch(&h, batch).await;
-    assert_eq!(tables(&h).await, (vec!["3".to_owned()], vec![alice.clone(); 2]));
+    assert_eq!(stored_messages(&h).await, (vec!["3".to_owned()], vec![alice.clone(); 2]));
     let claim = fixtures::claim(&h, 100).await;
     assert_eq!(texts(&claim), ["4"]);
     let done = vec![claim.messages[0].position];
@@ -93,12 +93,12 @@ async fn whoever_is_in_a_pack_waits_for_a_delayed_message_of_its_key_and_nobody_
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn rows_and_packs_are_read_as_of_one_moment() {
-    if OnPostgres::skipped() {
+async fn rows_and_packs_are_read_from_one_snapshot() {
+    if PostgresFixture::skipped() {
         return;
     }
-    let h = opened().await;
-    // What makes reading rows slow: then many a message is sent between reading rows and packs.
+    let h = open_fixture().await;
+    // Makes reading rows slow, so that messages are sent between the reads of rows and packs.
     let slow = format!(
         "INSERT INTO queue_message (topic, shard, key, payload, delayed_until)
          SELECT 'sms-outbound', {}, 'late-' || n, '', 'infinity' FROM generate_series(1, 20000) AS n",
@@ -107,7 +107,7 @@ async fn rows_and_packs_are_read_as_of_one_moment() {
     h.database.execute(&slow).await;
     let texts_sent: Vec<String> = (0..300).map(|n| n.to_string()).collect();
     let sending = async {
-        // One alone, then two together, and so on.
+        // One message, then two together, and so on.
         for three in texts_sent.chunks(3) {
             send(&h, "alice", &[&three[0]]).await;
             send(&h, "alice", &[&three[1], &three[2]]).await;
@@ -129,11 +129,11 @@ async fn rows_and_packs_are_read_as_of_one_moment() {
 }
 
 #[tokio::test]
-async fn no_pack_leaves_its_page_and_none_has_ids_of_another() {
-    if OnPostgres::skipped() {
+async fn packs_fit_on_a_page_and_share_no_ids() {
+    if PostgresFixture::skipped() {
         return;
     }
-    let h = opened().await;
+    let h = open_fixture().await;
     let text = "x".repeat(500);
     send(&h, "alice", &vec![text.as_str(); 100]).await;
     let longest = "SELECT max(octet_length(messages)) <= 7000 AND count(*) > 5 FROM queue_pack";
@@ -143,8 +143,8 @@ async fn no_pack_leaves_its_page_and_none_has_ids_of_another() {
     assert_eq!(fixtures::claim(&h, 1_000).await.messages.len(), 100);
 }
 
-/// Two users whose messages stand in one shard.
-async fn same_shard(h: &OnPostgres) -> [String; 2] {
+/// Returns two users whose messages are in the same shard.
+async fn users_of_one_shard(h: &PostgresFixture) -> [String; 2] {
     let shard = |user: &str| weir_store::shard::of(user, 16);
     let mut others = (0..).map(|n| format!("user-{n}")).filter(|user| shard(user) == shard("alice"));
     let other = others.next().expect("there are many");

@@ -1,4 +1,4 @@
-//! How often a batch waits for the server: every round trip of a transaction holds its locks for as long.
+//! Counts the round trips of batches: a transaction holds its locks during each of them.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -12,40 +12,40 @@ use weir_store_conformance::request::fixtures::{claim, report_batch, submissions
 use weir_store_conformance::{START, fixtures};
 use weir_testkit::postgres::Server;
 
-use crate::fixtures::OnPostgres;
+use crate::fixtures::PostgresFixture;
 
-/// Counts the round trips of the pool's connections: how often a client that has been answered sends something.
+/// Counts the round trips of the pool's connections: how often a client sends something after a response.
 #[derive(Default)]
-struct Counter {
+struct RoundTrips {
     trips: AtomicUsize,
 }
 
-/// One connection through the relay.
+/// The state of one connection through the relay.
 #[derive(Default)]
 struct Traffic {
-    /// Whether it is the pool's, which is known by its settings, and not the one that listens.
+    /// Whether it is one of the pool's connections, recognized by its settings, and not the listener's.
     is_pooled: AtomicBool,
     /// Whether the last bytes came from the client.
     is_asking: AtomicBool,
 }
 
-async fn relay(listener: TcpListener, upstream: std::net::SocketAddr, counter: Arc<Counter>) {
+async fn relay(listener: TcpListener, upstream: std::net::SocketAddr, counter: Arc<RoundTrips>) {
     while let Ok((client, _)) = listener.accept().await {
-        let server = TcpStream::connect(upstream).await.expect("the server is there");
+        let server = TcpStream::connect(upstream).await.expect("a connection to the server");
         let traffic = Arc::new(Traffic::default());
         let (from_client, to_client) = client.into_split();
         let (from_server, to_server) = server.into_split();
-        tokio::spawn(pass(from_client, to_server, Arc::clone(&traffic), Some(Arc::clone(&counter))));
-        tokio::spawn(pass(from_server, to_client, traffic, None));
+        tokio::spawn(forward(from_client, to_server, Arc::clone(&traffic), Some(Arc::clone(&counter))));
+        tokio::spawn(forward(from_server, to_client, traffic, None));
     }
 }
 
-/// Passes bytes on; `counter` is there for those of the client.
-async fn pass(
+/// Forwards bytes. `counter` is given for those from the client.
+async fn forward(
     mut from: OwnedReadHalf,
     mut to: OwnedWriteHalf,
     traffic: Arc<Traffic>,
-    counter: Option<Arc<Counter>>,
+    counter: Option<Arc<RoundTrips>>,
 ) {
     let mut buffer = vec![0; 1 << 16];
     while let Ok(count @ 1..) = from.read(&mut buffer).await {
@@ -66,26 +66,26 @@ async fn pass(
     }
 }
 
-/// An engine of one connection, through the relay.
-struct Relayed {
-    h: OnPostgres,
-    counter: Arc<Counter>,
+/// An engine with one connection, which goes through the relay.
+struct RelayedEngine {
+    h: PostgresFixture,
+    counter: Arc<RoundTrips>,
 }
 
-impl Relayed {
+impl RelayedEngine {
     async fn open() -> Self {
         let server = Server::shared();
         let database = Arc::new(server.database("trips").await);
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let at = listener.local_addr().expect("an address");
-        let counter = Arc::new(Counter::default());
+        let counter = Arc::new(RoundTrips::default());
         tokio::spawn(relay(listener, server.addr(), Arc::clone(&counter)));
         let url = database.url_via(at);
-        Self { h: OnPostgres::via(&url, 1, database, ManualClock::at(START)).await, counter }
+        Self { h: PostgresFixture::via(&url, 1, database, ManualClock::at(START)).await, counter }
     }
 
-    /// How many round trips a call takes.
-    async fn trips<T>(&self, call: impl Future<Output = T>) -> (usize, T) {
+    /// Counts the round trips of a call.
+    async fn count_trips<T>(&self, call: impl Future<Output = T>) -> (usize, T) {
         let before = self.counter.trips.load(Ordering::Relaxed);
         let outcome = call.await;
         (self.counter.trips.load(Ordering::Relaxed) - before, outcome)
@@ -97,39 +97,40 @@ async fn a_batch_of_sends_takes_two_round_trips_once_its_statements_are_prepared
     if weir_testkit::skip("postgres") {
         return;
     }
-    let relayed = Relayed::open().await;
+    let relayed = RelayedEngine::open().await;
     let h = &relayed.h;
     h.engine
         .configure(&fixtures::user("alice"), fixtures::limits(1_000, 60))
         .await
         .expect("alice has limits");
-    // At first, what each of the two needs is prepared in one more.
+    // At first each of the two needs one more, which prepares its statements.
     for (sends, expected) in [(3, 4), (3, 2), (1, 2), (2, 2)] {
         let batch = fixtures::sends("alice", sends);
-        let (trips, sent) = relayed.trips(h.engine.send_batch(batch.into())).await;
+        let (trips, sent) = relayed.count_trips(h.engine.send_batch(batch.into())).await;
         assert_eq!((sent.expect("they are sent").len(), trips), (sends, expected));
     }
 }
 
 #[tokio::test]
-async fn request_batches_take_no_more_round_trips_than_they_must() {
+async fn request_batches_take_a_fixed_number_of_round_trips() {
     if weir_testkit::skip("postgres") {
         return;
     }
-    let relayed = Relayed::open().await;
+    let relayed = RelayedEngine::open().await;
     let h = &relayed.h;
     for round in ["first", "second", "third"] {
         let is_prepared = round != "first";
-        let (submit, _) = relayed.trips(submit_batch(h, submissions(h, round, 3), None)).await;
-        let (claimed, jobs) = relayed.trips(claim(h, 3)).await;
-        let (report, _) = relayed.trips(report_batch(h, jobs.iter().map(success).collect())).await;
+        let (submit, _) = relayed.count_trips(submit_batch(h, submissions(h, round, 3), None)).await;
+        let (claimed, jobs) = relayed.count_trips(claim(h, 3)).await;
+        let (report, _) = relayed.count_trips(report_batch(h, jobs.iter().map(success).collect())).await;
         let limits = Some(fixtures::limits(100, 1));
-        let (limited, _) =
-            relayed.trips(submit_batch(h, submissions(h, &format!("{round} limited"), 2), limits)).await;
-        let (_, jobs) = relayed.trips(claim(h, 9)).await;
-        relayed.trips(report_batch(h, jobs.iter().map(success).collect())).await;
+        let (limited, _) = relayed
+            .count_trips(submit_batch(h, submissions(h, &format!("{round} limited"), 2), limits))
+            .await;
+        let (_, jobs) = relayed.count_trips(claim(h, 9)).await;
+        relayed.count_trips(report_batch(h, jobs.iter().map(success).collect())).await;
         if is_prepared {
-            // A claim looks first whether anything is due.
+            // A claim first checks whether anything is due.
             assert_eq!((submit, claimed, report, limited), (1, 3, 2, 2), "{round}");
         }
     }

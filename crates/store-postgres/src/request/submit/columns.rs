@@ -1,11 +1,11 @@
-//! Submissions as the arrays that a statement takes.
+//! Submissions as arrays for the statements that insert them.
 
 use tokio_postgres::types::ToSql;
 use uuid::Uuid;
 use weir_store::request::NewRequest;
 
-/// In the order of `unnest` in the statements that insert.
-pub(super) struct Columns<'a> {
+/// The arrays in the order of `unnest` in the statements.
+pub(super) struct SubmitColumns<'a> {
     ids: Vec<Uuid>,
     tenants: Vec<&'a str>,
     keys: Vec<&'a str>,
@@ -18,8 +18,8 @@ pub(super) struct Columns<'a> {
     downstreams: Vec<&'a str>,
 }
 
-impl<'a> Columns<'a> {
-    pub(super) fn of(accepted: &[NewRequest<'a>]) -> Self {
+impl<'a> SubmitColumns<'a> {
+    pub(super) fn new(accepted: &[NewRequest<'a>]) -> Self {
         let batch = || accepted.iter().map(|new| new.submit);
         Self {
             ids: batch().map(|submit| *submit.id.as_uuid()).collect(),
@@ -35,12 +35,12 @@ impl<'a> Columns<'a> {
         }
     }
 
-    /// These, and what follows them.
-    pub(super) fn and<'v, const N: usize>(
+    /// Returns the parameters of a statement: the arrays, then `rest`.
+    pub(super) fn values_with<'v, const N: usize>(
         &'v self,
         rest: [&'v (dyn ToSql + Sync); N],
     ) -> Vec<&'v (dyn ToSql + Sync)> {
-        let own: [&(dyn ToSql + Sync); 10] = [
+        let arrays: [&(dyn ToSql + Sync); 10] = [
             &self.ids,
             &self.tenants,
             &self.keys,
@@ -52,6 +52,6 @@ impl<'a> Columns<'a> {
             &self.callbacks,
             &self.downstreams,
         ];
-        own.into_iter().chain(rest).collect()
+        arrays.into_iter().chain(rest).collect()
     }
 }

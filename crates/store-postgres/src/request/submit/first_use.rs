@@ -1,6 +1,6 @@
-//! Keys that were never used, which nearly all are: one statement, which is its own transaction, and one round trip. What it
-//! does not insert has a key that is in use, has expired or outlived its request; all of that is decided afterwards, with
-//! what is kept under the key before one's eyes.
+//! Inserts submissions whose keys are new, as nearly all are: one statement, which is its own transaction, and one round trip. A
+//! submission that it does not insert has a key that is in use, has expired, or outlived its request; `submit_any` decides it,
+//! with the entry of the key at hand.
 
 use std::collections::HashSet;
 
@@ -9,12 +9,12 @@ use weir_core::{RequestId, Timestamp};
 use weir_store::Result;
 use weir_store::request::{NewRequest, Submit, SubmitOutcome};
 
-use super::columns::Columns;
+use super::columns::SubmitColumns;
 use crate::pool::Session;
 use crate::row::{column, timestamp};
 use crate::{Postgres, time};
 
-/// Writes nothing when no key is new. See [`INSERT`](super::INSERT) for `IS TRUE`.
+/// Writes nothing if no key is new. See [`INSERT`](super::INSERT) for `IS TRUE`.
 const INSERT: &str = "
     WITH clock AS MATERIALIZED (SELECT coalesce($11, clock_timestamp()) AS now),
     new AS (
@@ -42,7 +42,7 @@ const INSERT: &str = "
         ON CONFLICT (slot) DO UPDATE SET accepted = request_ledger.accepted + excluded.accepted)
     SELECT request_id, (SELECT now FROM clock) FROM kept";
 
-/// What became of each submission whose key was new; the others are still to be decided. Of several under one key only the
+/// Returns the outcomes of submissions whose keys were new, and `None` for the others. Of several with the same key only the
 /// first is tried.
 pub(super) async fn insert(
     engine: &Postgres,
@@ -54,9 +54,9 @@ pub(super) async fn insert(
     tried.retain(|submit| keys.insert((submit.tenant.as_str(), submit.key.as_str())));
     let accepted: Vec<NewRequest<'_>> =
         tried.iter().map(|submit| NewRequest::accept(submit, Timestamp::EPOCH)).collect();
-    let columns = Columns::of(&accepted);
-    let (clock, kept_for) = (engine.clock_override(), time::micros(RETENTION));
-    let values = columns.and([&clock, &kept_for, &session.ledger_slot]);
+    let columns = SubmitColumns::new(&accepted);
+    let (clock, retention) = (engine.clock_override(), time::micros(RETENTION));
+    let values = columns.values_with([&clock, &retention, &session.ledger_row]);
     let rows = session.query(INSERT, &values).await?;
     let mut inserted = HashSet::with_capacity(rows.len());
     for row in &rows {

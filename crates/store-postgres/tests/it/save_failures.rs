@@ -1,4 +1,4 @@
-//! A batch that was published and could not be saved.
+//! A batch that was published but whose counts could not be saved.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -18,12 +18,12 @@ const REFUSE_PROBES: &str = "
     CREATE TRIGGER refuse BEFORE UPDATE ON quota_cache FOR EACH STATEMENT EXECUTE FUNCTION refuse()";
 const ALLOW: &str = "DROP FUNCTION refuse CASCADE";
 
-/// A broker that confirms and counts.
+/// A broker that confirms and counts every message.
 #[derive(Default)]
-struct Confirming(AtomicUsize);
+struct ConfirmingPublisher(AtomicUsize);
 
 #[async_trait::async_trait]
-impl Publisher for Confirming {
+impl Publisher for ConfirmingPublisher {
     async fn publish(&self, _topic: &str, events: Vec<OutgoingEvent>) -> Vec<PublishOutcome> {
         self.0.fetch_add(events.len(), Ordering::Relaxed);
         vec![PublishOutcome::Confirmed; events.len()]
@@ -35,15 +35,15 @@ impl Publisher for Confirming {
 }
 
 #[tokio::test]
-async fn after_a_save_that_failed_a_batch_needs_no_second_connection() {
+async fn after_a_failed_save_a_batch_needs_no_second_connection() {
     if weir_testkit::skip("postgres") {
         return;
     }
     let database = Server::shared().database("uncommitted").await;
     let target: PostgresTarget = database.url().parse().expect("a Postgres URL");
     let clock = Some(Arc::new(ManualClock::at(START)) as Arc<dyn weir_core::Clock>);
-    let broker = Arc::new(Confirming::default());
-    let publisher: Arc<dyn Publisher> = Arc::<Confirming>::clone(&broker);
+    let broker = Arc::new(ConfirmingPublisher::default());
+    let publisher: Arc<dyn Publisher> = Arc::<ConfirmingPublisher>::clone(&broker);
     let engine = Postgres::open_with_clock(target, 1, clock).await.expect("it opens").publishing(publisher);
     engine.configure(&fixtures::user("alice"), fixtures::limits(1_000, 60)).await.expect("alice has limits");
     let other = database.connect().await.expect("a connection");

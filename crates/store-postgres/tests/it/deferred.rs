@@ -1,4 +1,4 @@
-//! Messages that were put off, settled while others are at them.
+//! Settlement of deferred messages while others work on them.
 
 use std::time::Duration;
 
@@ -7,13 +7,13 @@ use weir_store::quota::TOPIC;
 use weir_store_conformance::claims::{Claims, Disposition};
 use weir_store_conformance::{EngineFixture, HasQueue, fixtures};
 
-use crate::fixtures::OnPostgres;
+use crate::fixtures::PostgresFixture;
 
 const LONG: Duration = Duration::from_secs(3_600);
 
-/// An engine with one message of each user, all of them put off.
-async fn put_off(users: &[&str]) -> (OnPostgres, Vec<Message>) {
-    let h = OnPostgres::open().await;
+/// Opens an engine with one deferred message of each user.
+async fn defer_messages(users: &[&str]) -> (PostgresFixture, Vec<Message>) {
+    let h = PostgresFixture::open().await;
     for user in users {
         fixtures::send_numbered(&h, user, 1).await;
     }
@@ -27,24 +27,24 @@ fn row(position: Position) -> String {
     format!("topic = '{TOPIC}' AND shard = {} AND id = {}", position.shard, position.id)
 }
 
-async fn settle(h: &OnPostgres, settlement: Settlement) {
+async fn settle(h: &PostgresFixture, settlement: Settlement) {
     let queue = h.queue();
     let settled = queue.settle_deferred(TOPIC, settlement);
     let settled = tokio::time::timeout(Duration::from_secs(20), settled).await;
-    settled.expect("it waits for nobody").expect("settle_deferred must succeed");
+    settled.expect("it does not wait").expect("settle_deferred must succeed");
 }
 
 #[tokio::test]
-async fn two_servers_that_settle_the_same_messages_do_not_wait_for_each_other() {
-    if OnPostgres::skipped() {
+async fn two_servers_that_settle_the_same_messages_do_not_deadlock() {
+    if PostgresFixture::skipped() {
         return;
     }
-    let (h, messages) = put_off(&["alice", "bob"]).await;
+    let (h, messages) = defer_messages(&["alice", "bob"]).await;
     let [first, second] = [0, 1].map(|n| messages[n].position);
     let other = h.database.connect().await.unwrap();
     other.batch_execute("BEGIN").await.unwrap();
     other.batch_execute(&format!("SELECT FROM queue_message WHERE {} FOR UPDATE", row(first))).await.unwrap();
-    // In either order, whatever becomes of them.
+    // In either order, and with different settlements.
     let retry = vec![(second, LONG), (first, LONG)];
     settle(&h, Settlement { retry, ..Settlement::default() }).await;
     settle(&h, Settlement { done: vec![first, second], ..Settlement::default() }).await;
@@ -62,15 +62,15 @@ async fn two_servers_that_settle_the_same_messages_do_not_wait_for_each_other() 
 }
 
 #[tokio::test]
-async fn a_message_whose_shard_is_being_settled_is_settled_afterwards() {
-    if OnPostgres::skipped() {
+async fn a_settlement_waits_for_one_by_lease_in_the_same_shard() {
+    if PostgresFixture::skipped() {
         return;
     }
-    let (h, messages) = put_off(&["alice"]).await;
+    let (h, messages) = defer_messages(&["alice"]).await;
     let position = messages[0].position;
     let holder = h.database.connect().await.unwrap();
     let shard = format!("topic = '{TOPIC}' AND shard = {}", position.shard);
-    // What a settlement by lease does before its commit.
+    // Like a settlement by lease before its commit.
     let delay = format!(
         "BEGIN;
          SELECT FROM queue_shard WHERE {shard} FOR UPDATE;
@@ -97,11 +97,11 @@ async fn a_message_whose_shard_is_being_settled_is_settled_afterwards() {
 }
 
 #[tokio::test]
-async fn shards_are_claimed_while_what_was_put_off_is_settled() {
-    if OnPostgres::skipped() {
+async fn shards_are_claimed_while_deferred_messages_are_settled() {
+    if PostgresFixture::skipped() {
         return;
     }
-    let (h, messages) = put_off(&["alice"]).await;
+    let (h, messages) = defer_messages(&["alice"]).await;
     let other = h.database.connect().await.unwrap();
     let lock = format!(
         "BEGIN; SELECT FROM queue_shard FOR KEY SHARE; SELECT FROM queue_message WHERE {} FOR UPDATE",
