@@ -1,15 +1,13 @@
-//! The gateway behind `/api/v1/ai/**`: a call goes to the upstream as it came, and the answer comes back as it is
-//! made, piece by piece. Who may call, and how often, is decided before (`gateway/routes.rs`).
+//! The gateway behind `/api/v1/ai/**`: forwards a call to the upstream unchanged and streams the response back.
+//! `gateway/routes.rs` checks the caller's plan first.
 
-mod connection;
 mod echo;
+mod events;
 mod headers;
 pub(crate) mod metrics;
 mod path;
-mod pool;
 mod request_body;
 mod reserved_headers;
-mod response_body;
 pub(crate) mod routes;
 pub(crate) mod settings;
 mod tunnel;
@@ -18,7 +16,6 @@ mod upstream;
 use std::future::poll_fn;
 use std::io;
 use std::pin::pin;
-use std::sync::Arc;
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
@@ -34,72 +31,70 @@ use tokio::time::sleep_until;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use self::connection::UpstreamConnection;
-use self::headers::Addition;
-use self::pool::Pool;
-use self::request_body::{Fault, Progress, RequestBody};
-use self::response_body::ResponseBody;
+use self::events::AiCallFailed;
+use self::headers::UpstreamHeaders;
+use self::request_body::{RequestBody, UploadFault, UploadProgress};
 use self::settings::GatewaySettings;
 use self::tunnel::Tunnel;
-use self::upstream::Upstream;
+use self::upstream::{Pool, ResponseBody, Upstream, UpstreamConnection};
 use crate::gateway::metrics::GatewayMetrics;
 use crate::peer::Peer;
 use crate::settings::Settings;
 use crate::shutdown::Shutdown;
 use crate::telemetry::metrics::Metrics;
 
-/// Passes calls on.
+/// Forwards AI calls.
 #[derive(Debug)]
 pub struct Gateway {
-    /// None where the built-in echo answers.
+    /// `None` if the built-in echo answers.
     upstream: Option<Upstream>,
     settings: GatewaySettings,
-    /// How long a caller may be silent within its request.
+    /// How long a caller may pause within its request body.
     read_timeout: Duration,
-    /// Set when those who still wait are told that the server stops.
+    /// Cancelled when a stop of the server ends the calls that are still waiting.
     ending: CancellationToken,
     tunnels: TaskTracker,
     metrics: GatewayMetrics,
 }
 
-/// Why there is no answer.
+/// Why a call got no response from the upstream.
 #[derive(Debug, thiserror::Error)]
 pub enum GatewayError {
-    /// The path could be read as one outside of the prefix.
+    /// Some servers could read the path as one outside of the prefix.
     #[error("the path leads out of its prefix")]
-    Path,
-    /// The body is larger than allowed.
-    #[error("the body is too large")]
+    UnsafePath,
+    /// The body is larger than `ai.max_body`.
+    #[error("the request body is too large")]
     TooLarge,
-    /// The caller was silent for too long within its body.
-    #[error("the body came too slowly")]
+    /// The caller paused for too long within its body.
+    #[error("the request body came too slowly")]
     TooSlow,
     /// The caller's body broke off.
-    #[error("the body ended before it was complete")]
+    #[error("the request body ended before it was complete")]
     BodyCutOff,
-    /// The caller has gone.
-    #[error("the caller has gone")]
+    /// The caller has disconnected.
+    #[error("the caller has disconnected")]
     CallerGone,
-    /// No connection to the upstream.
-    #[error("no connection to the upstream: {0}")]
+    /// The connection to the upstream failed.
+    #[error("cannot connect to the upstream (ai.upstream): {0}")]
     Unreachable(#[source] io::Error),
-    /// The upstream took too long to accept a connection or to begin its answer.
-    #[error("the upstream did not answer in time")]
+    /// The upstream took too long to accept a connection or to begin its response.
+    #[error("the upstream (ai.upstream) did not answer in time")]
     TimedOut,
     /// The upstream's response is not valid HTTP.
-    #[error("the upstream's answer could not be read: {0}")]
+    #[error("the upstream's response is not valid HTTP: {0}")]
     Unreadable(String),
-    /// The server stops.
-    #[error("the server stops")]
+    /// The server is shutting down.
+    #[error("the server is shutting down")]
     Stopping,
 }
 
 impl GatewayError {
-    /// A word for it.
+    /// The label of this error in metrics.
     #[must_use]
     pub const fn as_str(&self) -> &'static str {
         match self {
-            Self::Path => "bad_path",
+            Self::UnsafePath => "bad_path",
             Self::TooLarge => "too_large",
             Self::TooSlow => "too_slow",
             Self::BodyCutOff => "cut_off",
@@ -115,25 +110,24 @@ impl GatewayError {
 /// Who makes a call.
 #[derive(Clone, Copy, Debug)]
 pub struct CallerIdentity<'a> {
-    /// The other end of the connection it came by.
+    /// The caller's end of the connection.
     pub peer: Option<&'a Peer>,
-    /// Whose token it was.
+    /// The `sub` of the caller's token.
     pub user: &'a str,
 }
 
 impl Gateway {
-    /// A gateway to the upstream of the settings.
     #[must_use]
     pub fn start(settings: &Settings, metrics: &Metrics, shutdown: &Shutdown) -> Self {
-        let own = settings.gateway.clone();
-        let upstream =
-            own.upstream.as_ref().and_then(|url| Upstream::new(url, &own, settings.http.threads()));
+        let threads = settings.http.threads();
+        let url = settings.gateway.upstream.as_ref();
+        let upstream = url.and_then(|url| Upstream::new(url, &settings.gateway, threads));
         if let Some(upstream) = &upstream {
             tokio::spawn(sweep(upstream.pool.clone(), shutdown.closing().clone()));
         }
         Self {
             upstream,
-            settings: own,
+            settings: settings.gateway.clone(),
             read_timeout: settings.http.read_timeout,
             ending: shutdown.giving_up().clone(),
             tunnels: TaskTracker::new(),
@@ -147,27 +141,28 @@ impl Gateway {
         self.tunnels.wait().await;
     }
 
-    /// Passes a call on, and answers with what comes back.
-    /// Fails when there is no response; the error says why.
+    /// Forwards a call and returns the upstream's response.
     pub async fn forward(
         &self,
         identity: CallerIdentity<'_>,
         request: Request<Body>,
     ) -> Result<Response, GatewayError> {
         let started = Instant::now();
-        let answered = self.pass_on(identity, request).await;
-        let outcome = answered.as_ref().map_or_else(GatewayError::as_str, |_response| "answered");
-        self.metrics.record(outcome, started.elapsed());
-        answered
+        let response = self.call_upstream(identity, request).await;
+        match &response {
+            Ok(_) => self.metrics.record_answered(started.elapsed()),
+            Err(error) => AiCallFailed { error }.emit(&self.metrics),
+        }
+        response
     }
 
-    async fn pass_on(
+    async fn call_upstream(
         &self,
         identity: CallerIdentity<'_>,
         mut request: Request<Body>,
     ) -> Result<Response, GatewayError> {
-        if !path::stays(request.uri().path()) {
-            return Err(GatewayError::Path);
+        if !path::is_confined(request.uri().path()) {
+            return Err(GatewayError::UnsafePath);
         }
         if request.body().size_hint().lower() > self.settings.max_body as u64 {
             return Err(GatewayError::TooLarge);
@@ -177,15 +172,15 @@ impl Gateway {
             let (body, _progress) = RequestBody::new(body, self.settings.max_body, self.read_timeout);
             return Ok(echo::answer(&request, body));
         };
-        // A WebSocket begins without a body: one would still be on its way when the protocol changes.
-        let is_upgrade = headers::wants_websocket(request.headers()) && request.body().is_end_stream();
+        // Only without a body: the rest of one could still be on its way when the protocol changes.
+        let is_upgrade = headers::is_websocket_upgrade(request.headers()) && request.body().is_end_stream();
         let upgrade = is_upgrade.then(|| hyper::upgrade::on(&mut request));
         let is_head = request.method() == Method::HEAD;
         let (parts, body) = request.into_parts();
         let (body, progress) = RequestBody::new(body, self.settings.max_body, self.read_timeout);
         let request = self.upstream_request(upstream, identity, parts, body, upgrade.is_some());
-        let answered = self.wait(upstream.exchange(request), identity.peer, &progress).await;
-        let (response, connection) = answered.map_err(|error| blame(error, &progress))?;
+        let exchange = self.wait_for_response(upstream.exchange(request), identity.peer, &progress);
+        let (response, connection) = exchange.await.map_err(|error| prefer_upload_fault(error, &progress))?;
         if response.status() == StatusCode::SWITCHING_PROTOCOLS {
             return self.open_tunnel(response, connection, upgrade);
         }
@@ -194,10 +189,10 @@ impl Gateway {
             let pool = upstream.pool.clone();
             ResponseBody::new(body, connection, pool, peer, progress, self.settings.idle_timeout)
         };
-        Ok(respond(is_head, response, connection, body))
+        Ok(caller_response(is_head, response, connection, body))
     }
 
-    /// The call as the upstream gets it.
+    /// The request as it is sent to the upstream.
     fn upstream_request(
         &self,
         upstream: &Upstream,
@@ -206,10 +201,10 @@ impl Gateway {
         body: RequestBody,
         is_upgrade: bool,
     ) -> Request<RequestBody> {
-        let takes_trailers = headers::takes_trailers(&parts.headers);
+        let accepts_trailers = headers::accepts_trailers(&parts.headers);
         let had_length = parts.headers.contains_key(CONTENT_LENGTH);
-        headers::strip(&mut parts.headers);
-        let addition = Addition {
+        headers::remove_hop_by_hop(&mut parts.headers);
+        let upstream_headers = UpstreamHeaders {
             peer: identity.peer,
             user: identity.user,
             host: &upstream.host,
@@ -217,15 +212,15 @@ impl Gateway {
             forward_authorization: self.settings.forward_authorization,
             trust_forwarded: self.settings.trust_forwarded,
         };
-        addition.apply(&mut parts.headers, &parts.uri);
+        upstream_headers.apply(&mut parts.headers, &parts.uri);
         if is_upgrade {
             parts.headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
             parts.headers.insert(UPGRADE, HeaderValue::from_static("websocket"));
-        } else if takes_trailers {
+        } else if accepts_trailers {
             parts.headers.insert(CONNECTION, HeaderValue::from_static("te"));
             parts.headers.insert(TE, HeaderValue::from_static("trailers"));
         }
-        frame(&mut parts.headers, &body, had_length);
+        set_body_length(&mut parts.headers, &body, had_length);
         let path = parts.uri.path_and_query().cloned();
         parts.uri = Uri::from(path.unwrap_or(PathAndQuery::from_static("/")));
         parts.version = Version::HTTP_11;
@@ -233,7 +228,7 @@ impl Gateway {
         Request::from_parts(parts, body)
     }
 
-    /// Tells the caller that the upstream has agreed to a WebSocket.
+    /// Answers the caller that the upstream has accepted the WebSocket, and starts the tunnel.
     fn open_tunnel(
         &self,
         response: http::Response<Incoming>,
@@ -241,47 +236,48 @@ impl Gateway {
         upgrade: Option<OnUpgrade>,
     ) -> Result<Response, GatewayError> {
         let Some(inbound) = upgrade else {
-            return Err(GatewayError::Unreadable("it switched to another protocol unasked".to_owned()));
+            return Err(GatewayError::Unreadable("it switched protocols without being asked to".to_owned()));
         };
-        let (open, stop) = (self.metrics.tunnels.clone(), self.ending.clone());
-        let tunnel = Tunnel { connection, inbound, open, idle_timeout: self.settings.idle_timeout, stop };
+        let (open_tunnels, stop) = (self.metrics.tunnels.clone(), self.ending.clone());
+        let idle_timeout = self.settings.idle_timeout;
+        let tunnel = Tunnel { connection, inbound, open_tunnels, idle_timeout, stop };
         tunnel.open(response, &self.tunnels)
     }
 
-    /// Waits for the head of the answer, as long as there is a point in it.
-    async fn wait<T>(
+    /// Waits for the response head until the caller disconnects, the server stops or the upstream is too slow.
+    async fn wait_for_response<T>(
         &self,
         exchange: impl Future<Output = Result<T, GatewayError>>,
         peer: Option<&Peer>,
-        upload: &Progress,
+        upload: &UploadProgress,
     ) -> Result<T, GatewayError> {
         let mut exchange = pin!(exchange);
         let mut disconnected = poll_fn(|context| match peer {
             Some(peer) if upload.has_ended() => peer.poll_disconnected(context),
             _ => Poll::Pending,
         });
-        let mut until = upload.last() + self.settings.first_byte_timeout;
+        let mut deadline = upload.last_frame_at() + self.settings.first_byte_timeout;
         loop {
             tokio::select! {
                 biased;
-                answered = &mut exchange => return answered,
+                response = &mut exchange => return response,
                 () = &mut disconnected => return Err(GatewayError::CallerGone),
                 () = self.ending.cancelled() => return Err(GatewayError::Stopping),
-                () = sleep_until(until.into()) => {
-                    // Time in which the body still went on was not the upstream's to answer.
-                    let since = upload.last() + self.settings.first_byte_timeout;
-                    if since <= until {
+                () = sleep_until(deadline.into()) => {
+                    // The upstream's time begins when the request body is complete.
+                    let new_deadline = upload.last_frame_at() + self.settings.first_byte_timeout;
+                    if new_deadline <= deadline {
                         return Err(GatewayError::TimedOut);
                     }
-                    until = since;
+                    deadline = new_deadline;
                 }
             }
         }
     }
 }
 
-/// The answer as the caller gets it.
-fn respond(
+/// The response as the caller gets it.
+fn caller_response(
     is_head: bool,
     response: http::Response<Incoming>,
     mut connection: Box<UpstreamConnection>,
@@ -291,18 +287,18 @@ fn respond(
     let is_encoded = parts.headers.contains_key(TRANSFER_ENCODING);
     let lengths = parts.headers.get_all(CONTENT_LENGTH).iter().map(|length| length != "0");
     connection.is_ambiguous =
-        headers::is_ambiguous(is_head, parts.status, is_encoded, lengths.reduce(|a, b| a || b));
+        headers::is_length_ambiguous(is_head, parts.status, is_encoded, lengths.reduce(|a, b| a || b));
     if is_encoded {
         parts.headers.remove(CONTENT_LENGTH);
     }
-    headers::settle_length(&mut parts.headers);
-    headers::strip(&mut parts.headers);
+    headers::normalize_content_length(&mut parts.headers);
+    headers::remove_hop_by_hop(&mut parts.headers);
     parts.version = Version::HTTP_11;
     Response::from_parts(parts, Body::new(into_body(body, connection)))
 }
 
-/// Says how long the body is, or that nobody knows.
-fn frame(headers: &mut HeaderMap, body: &RequestBody, had_length: bool) {
+/// Sets `Content-Length`, or chunked encoding if the length is unknown.
+fn set_body_length(headers: &mut HeaderMap, body: &RequestBody, had_length: bool) {
     match body.size_hint().exact() {
         Some(0) if !had_length => {}
         Some(length) => {
@@ -314,19 +310,19 @@ fn frame(headers: &mut HeaderMap, body: &RequestBody, had_length: bool) {
     }
 }
 
-/// What the caller did wrong comes before what became of it.
-fn blame(error: GatewayError, upload: &Arc<Progress>) -> GatewayError {
+/// If the caller's body was at fault, that is the error, not what followed from it.
+fn prefer_upload_fault(error: GatewayError, upload: &UploadProgress) -> GatewayError {
     match upload.fault() {
-        Some(Fault::TooLarge) => GatewayError::TooLarge,
-        Some(Fault::TooSlow) => GatewayError::TooSlow,
-        Some(Fault::CutOff) => GatewayError::BodyCutOff,
+        Some(UploadFault::TooLarge) => GatewayError::TooLarge,
+        Some(UploadFault::TooSlow) => GatewayError::TooSlow,
+        Some(UploadFault::CutOff) => GatewayError::BodyCutOff,
         None => error,
     }
 }
 
-/// Closes connections that nobody uses.
+/// Closes expired idle connections until the server stops.
 async fn sweep(pool: Pool, closing: CancellationToken) {
-    let mut sweeps = tokio::time::interval(pool::SWEEP_EVERY);
+    let mut sweeps = tokio::time::interval(upstream::SWEEP_INTERVAL);
     while closing.run_until_cancelled(sweeps.tick()).await.is_some() {
         pool.sweep();
     }

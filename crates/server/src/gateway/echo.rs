@@ -1,5 +1,5 @@
-//! The upstream that is built in, so that the route works before there is another one: it answers with the body it got,
-//! or, where there was none, with what was asked.
+//! The built-in upstream, so that the route works without `ai.upstream`. Answers with the request body or, if that is
+//! empty, with a description of the request.
 
 use axum::body::{Body, HttpBody};
 use axum::response::Response;
@@ -8,7 +8,6 @@ use http::{HeaderName, HeaderValue, Request};
 
 use super::request_body::RequestBody;
 
-/// Says who answered.
 const UPSTREAM: HeaderName = HeaderName::from_static("x-weir-upstream");
 
 pub(super) fn answer<B>(request: &Request<B>, body: RequestBody) -> Response {

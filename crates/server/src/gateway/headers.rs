@@ -1,4 +1,4 @@
-//! What is passed on of a head, and what is added to it.
+//! Which headers are forwarded, and which are added.
 
 use std::io::Write;
 
@@ -16,106 +16,98 @@ const FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 const FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
 const FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
 
-/// How Weir names itself among those that passed a message on.
+/// Weir's entry in the `Via` header.
 const PSEUDONYM: &str = "1.1 weir";
 
-/// Takes out what belongs to the connection it came by, including whatever `Connection` names.
-pub(super) fn strip(headers: &mut HeaderMap) {
+/// Removes hop-by-hop headers and those that `Connection` names.
+pub(super) fn remove_hop_by_hop(headers: &mut HeaderMap) {
     let named: Vec<HeaderName> = tokens(headers, &CONNECTION).filter_map(|name| name.parse().ok()).collect();
     for name in HOP_BY_HOP.iter().chain(&named) {
         headers.remove(name);
     }
 }
 
-/// Whether an answer says in two ways how long it is, or has no body and says that it has one. Whoever made it may think
-/// of its end in the other way. `is_long` is whether the length that it tells, if it does, is more than none. Answers to HEAD
-/// and 304 rightly say how long another answer would be; an upstream that sends that body all the same is found out too late.
-pub(super) fn is_ambiguous(
+/// Whether the end of a response can be read in two ways: it has both a transfer encoding and a length, or has no body but
+/// headers that announce one. `has_content` is whether `Content-Length`, if present, is above 0. Responses to HEAD and 304
+/// may announce the body of another response, but an upstream that does send that body would be noticed too late.
+pub(super) fn is_length_ambiguous(
     is_head: bool,
     status: StatusCode,
     is_encoded: bool,
-    is_long: Option<bool>,
+    has_content: Option<bool>,
 ) -> bool {
     let is_bodiless = is_head || status == StatusCode::NO_CONTENT || status == StatusCode::NOT_MODIFIED;
-    is_encoded && is_long.is_some() || is_bodiless && (is_encoded || is_long == Some(true))
+    is_encoded && has_content.is_some() || is_bodiless && (is_encoded || has_content == Some(true))
 }
 
-/// Has a length that is told more than once told once; not at all, if it is not the same each time. Nobody after us shall
-/// have to choose.
-pub(super) fn settle_length(headers: &mut HeaderMap) {
+/// Merges repeated equal `Content-Length` values into one, and removes the header if they differ or are not numbers: the
+/// next reader must not have to choose.
+pub(super) fn normalize_content_length(headers: &mut HeaderMap) {
     let mut lines = headers.get_all(CONTENT_LENGTH).iter();
     let Some(first) = lines.next() else { return };
     let is_number = |text: &[u8]| !text.is_empty() && text.iter().all(u8::is_ascii_digit);
     if lines.next().is_none() && is_number(first.as_bytes()) {
         return;
     }
-    let told: Vec<&str> = tokens(headers, &CONTENT_LENGTH).collect();
-    let one = told.first().filter(|one| is_number(one.as_bytes()) && told.iter().all(|other| other == *one));
-    match one.and_then(|one| HeaderValue::from_str(one).ok()) {
+    let values: Vec<&str> = tokens(headers, &CONTENT_LENGTH).collect();
+    let length = values
+        .first()
+        .filter(|length| is_number(length.as_bytes()) && values.iter().all(|other| other == *length));
+    match length.and_then(|length| HeaderValue::from_str(length).ok()) {
         Some(length) => headers.insert(CONTENT_LENGTH, length),
         None => headers.remove(CONTENT_LENGTH),
     };
 }
 
-/// Where an authority is, without who asks there.
-fn place(authority: &Authority) -> &str {
+/// An authority without credentials.
+fn host_and_port(authority: &Authority) -> &str {
     let authority = authority.as_str();
-    authority.rsplit_once('@').map_or(authority, |(_credentials, place)| place)
+    authority.rsplit_once('@').map_or(authority, |(_credentials, host)| host)
 }
 
-/// The members of a list, over all lines of a header.
+/// The members of a list header, over all its lines.
 fn tokens<'a>(headers: &'a HeaderMap, name: &HeaderName) -> impl Iterator<Item = &'a str> {
     let lines = headers.get_all(name).into_iter().filter_map(|line| line.to_str().ok());
     lines.flat_map(|line| line.split(',')).map(str::trim).filter(|token| !token.is_empty())
 }
 
-/// Whether a request wants to become a WebSocket. No other protocol is let through: a connection that both sides take
-/// for HTTP/2 could carry calls to any path, which nobody limits.
-pub(super) fn wants_websocket(headers: &HeaderMap) -> bool {
+/// Whether a request asks for a WebSocket and nothing else. Other protocols are not forwarded: over an HTTP/2 connection the
+/// caller could call any path, without limits.
+pub(super) fn is_websocket_upgrade(headers: &HeaderMap) -> bool {
+    let mut protocols = tokens(headers, &UPGRADE);
     tokens(headers, &CONNECTION).any(|token| token.eq_ignore_ascii_case("upgrade"))
-        && tokens(headers, &UPGRADE).eq_by_case("websocket")
+        && protocols.next().is_some_and(|protocol| protocol.eq_ignore_ascii_case("websocket"))
+        && protocols.next().is_none()
 }
 
-/// Whether a list has this one member.
-trait OneMember {
-    fn eq_by_case(self, wanted: &str) -> bool;
-}
-
-impl<'a, I: Iterator<Item = &'a str>> OneMember for I {
-    fn eq_by_case(mut self, wanted: &str) -> bool {
-        self.next().is_some_and(|token| token.eq_ignore_ascii_case(wanted)) && self.next().is_none()
-    }
-}
-
-/// Whether whoever sent this understands trailers.
-pub(super) fn takes_trailers(headers: &HeaderMap) -> bool {
+/// Whether the sender understands trailers.
+pub(super) fn accepts_trailers(headers: &HeaderMap) -> bool {
     tokens(headers, &TE).any(|token| token.eq_ignore_ascii_case("trailers"))
 }
 
-/// What an upstream is told besides what the caller says.
-pub(super) struct Addition<'a> {
-    /// Who calls.
+/// What the headers of a call to the upstream are made from, besides those of the caller.
+pub(super) struct UpstreamHeaders<'a> {
     pub(super) peer: Option<&'a Peer>,
-    /// The user whose token it was.
+    /// The `sub` of the caller's token.
     pub(super) user: &'a str,
-    /// The upstream's own name.
+    /// The upstream's `Host`.
     pub(super) host: &'a HeaderValue,
-    /// What the upstream is shown as credentials.
+    /// Credentials for the upstream, which replace the caller's.
     pub(super) authorization: Option<&'a HeaderValue>,
-    /// Whether the caller's own are left in their place.
+    /// Whether the caller's credentials are forwarded if there are no others.
     pub(super) forward_authorization: bool,
-    /// Whether the caller is believed about those it speaks for.
+    /// Whether the caller's forwarding headers are trusted.
     pub(super) trust_forwarded: bool,
 }
 
-impl Addition<'_> {
-    /// Makes a caller's headers, already stripped, into those of the call to the upstream.
+impl UpstreamHeaders<'_> {
+    /// Turns a caller's headers, hop-by-hop ones already removed, into those of the call to the upstream.
     pub(super) fn apply(&self, headers: &mut HeaderMap, target: &Uri) {
         remove_reserved(headers, self.trust_forwarded);
         for name in [ADMIN_KEY, EXPECT, CONTENT_LENGTH] {
             headers.remove(name);
         }
-        let host = target.authority().and_then(|authority| place(authority).parse().ok());
+        let host = target.authority().and_then(|authority| host_and_port(authority).parse().ok());
         let host = host.or_else(|| headers.remove(HOST));
         headers.insert(HOST, self.host.clone());
         headers.insert(USER, user(self.user));
@@ -135,7 +127,7 @@ impl Addition<'_> {
     }
 }
 
-/// Adds a member to the end of a list, in one line.
+/// Appends a member to a list header and joins its lines into one.
 fn append(headers: &mut HeaderMap, name: &HeaderName, member: &str) {
     let mut lines = headers.get_all(name).iter();
     let value = match (lines.next(), lines.next()) {
@@ -154,7 +146,7 @@ fn append(headers: &mut HeaderMap, name: &HeaderName, member: &str) {
     }
 }
 
-/// A user's name as a header: what is not plain ASCII is written `%XX`, as is the percent sign.
+/// A user's name as a header value: percent signs and everything but printable ASCII are percent-encoded.
 fn user(name: &str) -> HeaderValue {
     let mut text = Vec::with_capacity(name.len());
     for byte in name.bytes() {
@@ -183,8 +175,8 @@ mod tests {
             .collect()
     }
 
-    fn addition(host: &HeaderValue) -> Addition<'_> {
-        Addition {
+    fn upstream_headers(host: &HeaderValue) -> UpstreamHeaders<'_> {
+        UpstreamHeaders {
             peer: None,
             user: "a@b.c",
             host,
@@ -195,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn what_belongs_to_a_connection_stays_there() {
+    fn hop_by_hop_headers_are_removed() {
         let mut headers = map(&[
             ("connection", "close, X-Mine"),
             ("connection", "x-yours, not a name, "),
@@ -209,18 +201,18 @@ mod tests {
             ("upgrade", "h2c"),
             ("proxy-authorization", "Basic x"),
         ]);
-        strip(&mut headers);
+        remove_hop_by_hop(&mut headers);
         let mut left: Vec<_> = headers.keys().map(HeaderName::as_str).collect();
         left.sort_unstable();
         assert_eq!(left, ["trailer", "x-ours"]);
     }
 
     #[test]
-    fn an_answer_whose_end_is_told_in_two_ways_is_ambiguous() {
-        let answer = |is_head, status: u16, is_encoded, is_long| {
-            is_ambiguous(is_head, StatusCode::from_u16(status).unwrap(), is_encoded, is_long)
+    fn a_response_whose_end_can_be_read_in_two_ways_is_ambiguous() {
+        let answer = |is_head, status: u16, is_encoded, has_content| {
+            is_length_ambiguous(is_head, StatusCode::from_u16(status).unwrap(), is_encoded, has_content)
         };
-        let ambiguous = |status, is_encoded, is_long| answer(false, status, is_encoded, is_long);
+        let ambiguous = |status, is_encoded, has_content| answer(false, status, is_encoded, has_content);
         let (long, none) = (Some(true), Some(false));
         assert!(ambiguous(200, true, long) && ambiguous(204, false, long) && ambiguous(204, true, None));
         assert!(!ambiguous(200, false, long) && !ambiguous(200, true, None) && !ambiguous(204, false, none));
@@ -234,15 +226,15 @@ mod tests {
     }
 
     #[test]
-    fn an_authority_is_told_without_credentials() {
+    fn credentials_are_left_out_of_an_authority() {
         for (authority, expected) in [("u:p@a.b:80", "a.b:80"), ("a.b", "a.b"), ("u@[::1]:8", "[::1]:8")] {
-            assert_eq!(place(&authority.parse().unwrap()), expected);
+            assert_eq!(host_and_port(&authority.parse().unwrap()), expected);
         }
     }
 
     #[test]
-    fn a_length_is_told_once() {
-        for (told, expected) in [
+    fn content_length_is_normalized_or_removed() {
+        for (values, expected) in [
             (&["5"][..], Some("5")),
             (&["5", "5"], Some("5")),
             (&["5, 5"], Some("5")),
@@ -253,28 +245,29 @@ mod tests {
             (&[], None),
         ] {
             let mut headers = HeaderMap::new();
-            for length in told {
+            for length in values {
                 headers.append(CONTENT_LENGTH, HeaderValue::from_static(length));
             }
-            settle_length(&mut headers);
+            normalize_content_length(&mut headers);
             let left: Vec<_> = headers.get_all(CONTENT_LENGTH).iter().collect();
-            assert_eq!(left, expected.into_iter().collect::<Vec<_>>(), "{told:?}");
+            assert_eq!(left, expected.into_iter().collect::<Vec<_>>(), "{values:?}");
         }
     }
 
     #[test]
     fn only_a_websocket_is_an_upgrade() {
-        let wants =
-            |connection, upgrade| wants_websocket(&map(&[("connection", connection), ("upgrade", upgrade)]));
+        let wants = |connection, upgrade| {
+            is_websocket_upgrade(&map(&[("connection", connection), ("upgrade", upgrade)]))
+        };
         assert!(wants("keep-alive, Upgrade", "WebSocket"));
         assert!(!wants("Upgrade, HTTP2-Settings", "h2c"));
         assert!(!wants("Upgrade", "websocket, h2c"));
         assert!(!wants("keep-alive", "websocket"));
-        assert!(!wants_websocket(&HeaderMap::new()));
+        assert!(!is_websocket_upgrade(&HeaderMap::new()));
     }
 
     #[test]
-    fn an_upstream_is_told_who_calls_and_not_with_what() {
+    fn an_upstream_sees_the_user_but_no_credentials_or_forged_headers() {
         let mut headers = map(&[
             ("host", "weir.example"),
             ("authorization", "Bearer weir-token"),
@@ -291,7 +284,7 @@ mod tests {
             ("cookie", "kept"),
         ]);
         let host = HeaderValue::from_static("upstream:9000");
-        addition(&host).apply(&mut headers, &Uri::from_static("/x"));
+        upstream_headers(&host).apply(&mut headers, &Uri::from_static("/x"));
         let expected = map(&[
             ("host", "upstream:9000"),
             ("x-weir-user", "a@b.c"),
@@ -304,15 +297,15 @@ mod tests {
     }
 
     #[test]
-    fn a_trusted_caller_speaks_for_others() {
+    fn forwarding_headers_of_a_trusted_caller_are_kept() {
         let mut headers = map(&[("x-forwarded-host", "shop.example"), ("x-forwarded-proto", "https")]);
         let host = HeaderValue::from_static("upstream");
         let upstream_key = HeaderValue::from_static("Bearer sk-1");
-        let trusting = Addition {
+        let trusting = UpstreamHeaders {
             trust_forwarded: true,
             authorization: Some(&upstream_key),
             forward_authorization: true,
-            ..addition(&host)
+            ..upstream_headers(&host)
         };
         trusting.apply(&mut headers, &Uri::from_static("http://other.example/x"));
         assert_eq!(headers["x-forwarded-host"], "shop.example");
@@ -321,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn any_name_of_a_user_is_a_header() {
+    fn any_user_name_becomes_a_valid_header() {
         assert_eq!(user("a@b.c"), "a@b.c");
         assert_eq!(user("ü \r\n50%"), "%C3%BC%20%0D%0A50%25");
     }

@@ -1,4 +1,4 @@
-//! What passing AI calls on tells about itself.
+//! Metrics of forwarded AI calls.
 
 use std::time::Duration;
 
@@ -10,12 +10,12 @@ use prometheus_client::registry::Registry;
 
 use crate::telemetry::labels::OutcomeLabels;
 
-/// Calls by what became of them, how long the upstream took, and tunnels.
+/// AI calls by outcome, time to first byte, and open tunnels. Clones share the metrics.
 #[derive(Clone, Debug)]
 pub struct GatewayMetrics {
     calls: Family<OutcomeLabels, Counter>,
     first_byte_seconds: Histogram,
-    /// Tunnels open now.
+    /// Open WebSocket tunnels.
     pub tunnels: Gauge,
 }
 
@@ -32,17 +32,25 @@ impl Default for GatewayMetrics {
 
 impl GatewayMetrics {
     pub(crate) fn register(&self, r: &mut Registry) {
-        r.register("ai_calls", "AI calls passed on, by outcome", self.calls.clone());
-        let first_byte = "Time until the upstream began its answer, in seconds";
+        r.register("ai_calls", "AI calls by outcome", self.calls.clone());
+        let first_byte = "Time until the upstream began its response, in seconds";
         r.register("ai_first_byte_seconds", first_byte, self.first_byte_seconds.clone());
-        r.register("ai_tunnels", "WebSockets open now", self.tunnels.clone());
+        r.register("ai_tunnels", "Open WebSocket tunnels", self.tunnels.clone());
     }
 
-    /// Counts one call. `outcome` is one of a few fixed words.
-    pub fn record(&self, outcome: &'static str, took: Duration) {
+    /// Counts a call that the upstream answered.
+    pub(super) fn record_answered(&self, duration: Duration) {
+        self.record("answered");
+        self.first_byte_seconds.observe(duration.as_secs_f64());
+    }
+
+    /// Counts a call. `outcome` is one of a few fixed words.
+    pub(super) fn record(&self, outcome: &'static str) {
         self.calls.get_or_create(&OutcomeLabels { outcome }).inc();
-        if outcome == "answered" {
-            self.first_byte_seconds.observe(took.as_secs_f64());
-        }
+    }
+
+    #[cfg(test)]
+    pub(super) fn calls(&self, outcome: &'static str) -> u64 {
+        self.calls.get_or_create(&OutcomeLabels { outcome }).get()
     }
 }

@@ -1,19 +1,19 @@
-//! Which paths may be passed on.
+//! Which paths may be forwarded.
 //!
-//! A path goes to the upstream byte for byte, and nobody knows how often that one decodes it or what it takes for a
-//! separator. So a path is refused when any such reading of it has a segment `.` or `..`, by which it would leave the
-//! prefix that was limited, or a control character, by which it could end early.
+//! A path goes to the upstream byte for byte, and upstreams differ in how often they decode it and what they treat as a
+//! separator. So a path is refused when any such reading contains a segment `.` or `..`, which would lead out of the prefix,
+//! or a control character, which could end the path early.
 
 use std::borrow::Cow;
 
-/// How often an upstream might decode. What is still encoded after that has no honest meaning.
-const ROUNDS_MAX: usize = 4;
+/// How often an upstream might decode a path. One that is still encoded after that is refused.
+const DECODINGS_MAX: usize = 4;
 
-/// Whether a path stays where it seems to be, however it is read.
+/// Whether a path stays below its prefix however an upstream reads it.
 #[must_use]
-pub(super) fn stays(path: &str) -> bool {
+pub(super) fn is_confined(path: &str) -> bool {
     let mut text = Cow::Borrowed(path.as_bytes());
-    for _ in 0..=ROUNDS_MAX {
+    for _ in 0..=DECODINGS_MAX {
         if !is_plain(&text) {
             return false;
         }
@@ -31,18 +31,18 @@ pub(super) fn stays(path: &str) -> bool {
 
 fn is_plain(path: &[u8]) -> bool {
     let is_separator = |byte: &u8| matches!(byte, b'/' | b'\\');
-    // Some servers cut parameters off every segment before they look at it: `..;x` is `..` to them.
+    // Some servers remove parameters from every segment first: to them `..;x` is `..`.
     let name = |segment: &[u8]| segment.iter().take_while(|byte| **byte != b';').count();
     path.split(is_separator).all(|segment| !matches!(&segment[..name(segment)], b"." | b".."))
         && !path.iter().any(u8::is_ascii_control)
 }
 
-/// What one decoding makes of a path; none when there is nothing to decode.
+/// Decodes a path once; `None` if nothing is encoded.
 fn decode(path: &[u8]) -> Option<Vec<u8>> {
     replace(path, |rest| match rest {
         [b'%', b'u' | b'U', a, b, c, d, ..] => {
             let code = [a, b, c, d].into_iter().try_fold(0, |code, digit| Some(code * 16 + hex(*digit)?))?;
-            // What stands for nothing that matters is any letter.
+            // Characters that do not matter here become any letter.
             Some((look_alike(code).unwrap_or(b'x'), 6))
         }
         [b'%', high, low, ..] => Some((u8::try_from(hex(*high)? * 16 + hex(*low)?).ok()?, 3)),
@@ -54,34 +54,34 @@ fn hex(byte: u8) -> Option<u32> {
     char::from(byte).to_digit(16)
 }
 
-/// A path as a careless reader of UTF-8 sees it, with ASCII in place of characters that take more bytes than they need
-/// (`%c0%ae` is a dot) or are folded to ASCII; none when there are no such characters.
+/// A path as a lenient UTF-8 decoder reads it: overlong sequences (`%c0%ae` is a dot) and characters that some servers fold
+/// to ASCII become ASCII. `None` if there are none.
 fn fold(path: &[u8]) -> Option<Vec<u8>> {
     if path.is_ascii() {
         return None;
     }
     replace(path, |rest| {
-        let (code, length) = careless_utf_8(rest)?;
+        let (code, length) = lenient_utf_8(rest)?;
         Some((look_alike(code)?, length))
     })
 }
 
-/// The character that begins here and its length, whether or not it could have been written in fewer bytes.
-fn careless_utf_8(bytes: &[u8]) -> Option<(u32, usize)> {
+/// Decodes the first character and its length, overlong sequences included.
+fn lenient_utf_8(bytes: &[u8]) -> Option<(u32, usize)> {
     let (&first, rest) = bytes.split_first()?;
-    // As many leading ones as there are bytes, and at most six in the first edition of UTF-8.
+    // As many leading ones as bytes; the first definition of UTF-8 allowed up to six.
     let length = usize::try_from(first.leading_ones()).ok().filter(|length| (2..=6).contains(length))?;
     let following = rest.get(..length - 1)?;
     let code = following
         .iter()
         .fold(u32::from(first) & (0x7f >> length), |code, byte| (code << 6) | u32::from(byte & 0x3f));
     let is_whole = following.iter().all(|byte| byte & 0xc0 == 0x80);
-    // Some look at no more than the first byte: to them `%c0%2e` is a dot too.
+    // Some decoders check only the first byte: to them `%c0%2e` is a dot, too.
     let is_mark = matches!(u8::try_from(code), Ok(b'.' | b'/' | b'\\'));
     (is_whole || length == 2 && is_mark).then_some((code, length))
 }
 
-/// The ASCII character that a code stands for or is folded to, by Unicode's compatibility forms or by Windows's best fit.
+/// The ASCII character that a code point is, or is folded to by Unicode's compatibility forms or Windows's best fit.
 fn look_alike(code: u32) -> Option<u8> {
     let ascii = match code {
         0..0x80 => code,
@@ -94,7 +94,7 @@ fn look_alike(code: u32) -> Option<u8> {
     u8::try_from(ascii).ok()
 }
 
-/// A text with everything replaced that `find` finds: the byte to put in place of so many. None when it finds nothing.
+/// Replaces every match of `find`, which returns the replacement and the length of the match. `None` without a match.
 fn replace(text: &[u8], find: impl Fn(&[u8]) -> Option<(u8, usize)>) -> Option<Vec<u8>> {
     let first = (0..text.len()).find(|at| find(&text[*at..]).is_some())?;
     let mut replaced = text[..first].to_vec();
@@ -112,7 +112,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ordinary_paths_stay() {
+    fn ordinary_paths_are_confined() {
         for path in [
             "/api/v1/ai",
             "/api/v1/ai/",
@@ -129,12 +129,12 @@ mod tests {
             "/api/v1/ai/%u0041/%u4f60/%u12/100%u",
             "/api/v1/ai/%ef%bc%a1/%e2%80%a4x",
         ] {
-            assert!(stays(path), "{path}");
+            assert!(is_confined(path), "{path}");
         }
     }
 
     #[test]
-    fn a_path_that_leads_out_of_its_prefix_under_any_reading_does_not() {
+    fn a_path_that_leads_out_of_its_prefix_under_any_reading_is_not_confined() {
         for path in [
             "/api/v1/ai/../admin",
             "/api/v1/ai/./x",
@@ -178,15 +178,15 @@ mod tests {
             "/api/v1/ai/%ef%bc%8e%ef%bc%8e/admin",
             "/api/v1/ai/\u{ff0e}\u{ff0e}/admin",
         ] {
-            assert!(!stays(path), "{path}");
+            assert!(!is_confined(path), "{path}");
         }
     }
 
     #[test]
-    fn a_long_path_costs_no_more_than_a_few_looks() {
+    fn a_long_path_is_decoded_only_a_few_times() {
         let path = format!("/api/v1/ai/{}", "%25".repeat(20_000));
-        assert!(stays(&path), "percent signs");
+        assert!(is_confined(&path), "percent signs");
         let path = format!("/api/v1/ai/%{}41", "25".repeat(30_000));
-        assert!(!stays(&path), "encoded too often");
+        assert!(!is_confined(&path), "encoded too often");
     }
 }

@@ -1,7 +1,7 @@
-//! Which headers of a caller an upstream must not see, because it could take them for Weir's word or for another path.
+//! Headers of a caller that are not forwarded, because the upstream could take them for Weir's own or for another path.
 //!
-//! Frameworks behind CGI, WSGI and the like turn every mark in a name into an underscore, so `X_Weir_User` is `X-Weir-User` to
-//! them. A name that equals a reserved one but for such marks is therefore never passed on.
+//! CGI, WSGI and the like turn all punctuation in a name into underscores, so `X_Weir_User` is `X-Weir-User` to frameworks
+//! behind them. A name that differs from a reserved one only in punctuation is therefore never forwarded.
 
 use std::borrow::Cow;
 
@@ -11,7 +11,7 @@ use http::{HeaderMap, HeaderName};
 const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
 const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
 
-/// What belongs to one connection and is never passed on. `Trailer` is: trailers are.
+/// Headers of one connection, never forwarded. `Trailer` is not among them, because trailers are forwarded.
 pub(super) static HOP_BY_HOP: [HeaderName; 8] = [
     CONNECTION,
     KEEP_ALIVE,
@@ -23,16 +23,16 @@ pub(super) static HOP_BY_HOP: [HeaderName; 8] = [
     UPGRADE,
 ];
 
-/// What Weir says itself, or settles with the caller.
+/// Headers that Weir sets itself or handles with the caller.
 const OURS: [&str; 7] =
     ["authorization", "content-length", "expect", "host", "via", "x-admin-key", "x-request-id"];
-/// Whatever else Weir may say one day.
+/// Reserved for headers that Weir may set in the future.
 const OURS_PREFIX: &str = "x-weir-";
 
-/// In the environment of a CGI program this is `HTTP_PROXY`, which many take for the proxy of their own calls.
+/// Becomes the variable `HTTP_PROXY` of a CGI program, which many HTTP clients use as their proxy.
 const PROXY: &str = "proxy";
 
-/// By these some servers are told to read another path than that of the request: one that nobody limited.
+/// Headers that make some servers use another path than the request's: one that was not checked.
 const OTHER_PATHS: [&str; 6] = [
     "x-original-path",
     "x-original-uri",
@@ -42,7 +42,7 @@ const OTHER_PATHS: [&str; 6] = [
     "x-rewrite-url",
 ];
 
-/// By these a proxy tells where a call came from and who made it.
+/// Headers in which a proxy states where a call came from and who made it.
 const ORIGINS: [&str; 14] = [
     "cf-connecting-ip",
     "client-ip",
@@ -59,20 +59,20 @@ const ORIGINS: [&str; 14] = [
     "x-remote-ip",
     "x-remote-user",
 ];
-/// All of `X-Forwarded-For`, `-Host`, `-Proto`, `-Port`, `-Prefix`, `-User` and what else is in use.
+/// `X-Forwarded-For`, `-Host`, `-Proto`, `-Port`, `-Prefix`, `-User` and others in use.
 const ORIGINS_PREFIX: &str = "x-forwarded";
 
-/// Leaves out what a caller may not tell an upstream. `trust_forwarded`: it may tell whom it speaks for.
+/// Removes reserved headers. With `trust_forwarded`, those that state the origin of the call stay.
 pub(super) fn remove_reserved(headers: &mut HeaderMap, trust_forwarded: bool) {
     let is_removed = |name: &str| match canonical(name) {
-        // Under its proper name, what Weir says itself is replaced where that is done.
-        Cow::Borrowed(name) => is_never_passed(name) || (is_origin(name) && !trust_forwarded),
+        // Weir's own headers under their proper names are replaced later.
+        Cow::Borrowed(name) => is_never_forwarded(name) || (is_origin(name) && !trust_forwarded),
         Cow::Owned(name) => is_reserved(&name),
     };
     remove(headers, is_removed);
 }
 
-/// Leaves nothing among trailers that is not believed in a head either.
+/// Removes every reserved name from trailers.
 pub(super) fn remove_reserved_trailers(trailers: &mut HeaderMap) {
     remove(trailers, |name| is_reserved(&canonical(name)));
 }
@@ -84,7 +84,7 @@ fn remove(headers: &mut HeaderMap, is_removed: impl Fn(&str) -> bool) {
     }
 }
 
-/// A name with a hyphen for every mark: owned if it had another one.
+/// The name with a hyphen for all other punctuation: owned if that changed it.
 fn canonical(name: &str) -> Cow<'_, str> {
     if name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-') {
         return Cow::Borrowed(name);
@@ -96,11 +96,11 @@ fn canonical(name: &str) -> Cow<'_, str> {
 fn is_reserved(name: &str) -> bool {
     HOP_BY_HOP.iter().any(|hop| hop == name)
         || OURS.contains(&name)
-        || is_never_passed(name)
+        || is_never_forwarded(name)
         || is_origin(name)
 }
 
-fn is_never_passed(name: &str) -> bool {
+fn is_never_forwarded(name: &str) -> bool {
     name == PROXY || name.starts_with(OURS_PREFIX) || OTHER_PATHS.contains(&name)
 }
 
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn no_spelling_of_a_reserved_name_is_passed_on() {
+    fn no_spelling_of_a_reserved_name_is_forwarded() {
         let names = [
             "X_Weir_User",
             "X-Weir_User",
@@ -144,13 +144,13 @@ mod tests {
     }
 
     #[test]
-    fn nothing_names_another_path_or_speaks_for_weir() {
+    fn headers_that_name_another_path_or_are_weirs_own_are_removed() {
         let names = ["X-Original-URL", "X-Rewrite-URL", "X-Original-URI", "X-Weir-Anything", "Proxy"];
         assert_eq!(left(&names, true), [""; 0]);
     }
 
     #[test]
-    fn a_caller_says_where_a_call_came_from_only_if_it_is_trusted() {
+    fn headers_that_state_the_origin_are_forwarded_only_for_trusted_callers() {
         let names = [
             "forwarded",
             "x-forwarded-for",
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn trailers_say_nothing_that_only_heads_may() {
+    fn reserved_names_are_removed_from_trailers() {
         let mut trailers = HeaderMap::new();
         let names = HOP_BY_HOP.iter().map(HeaderName::as_str).chain(OURS).chain(OTHER_PATHS).chain(ORIGINS);
         for name in names.chain(["x-weir-user", "x_weir_user", "x-forwarded-for"]) {

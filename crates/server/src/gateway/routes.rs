@@ -1,4 +1,4 @@
-//! AI calls: `ANY /api/v1/ai/**`, limited by the user's plan, and passed on (`gateway.rs`).
+//! AI calls: `ANY /api/v1/ai/**`, limited by the user's plan and forwarded by `gateway.rs`.
 
 use std::sync::Arc;
 
@@ -14,13 +14,12 @@ use crate::http::error::{ApiError, method_not_allowed};
 use crate::http::extract::User;
 use crate::http::rate_limit_headers::write_tier;
 use crate::peer::Peer;
-use crate::telemetry::log_throttle::LogThrottle;
 use crate::tier::service::Admission;
 
-/// What the header `Allow` lists: every method but CONNECT, which asks for a tunnel to anywhere.
+/// The `Allow` header: every method but CONNECT, which asks for a tunnel to any host.
 const METHODS: &str = "GET,HEAD,POST,PUT,PATCH,DELETE,OPTIONS";
 
-/// What nginx answers those with who have gone; nobody reads it but the metrics.
+/// The status that nginx logs when the caller has disconnected. Only metrics show it.
 const CLIENT_CLOSED_REQUEST: u16 = 499;
 
 /// Call the AI service.
@@ -94,25 +93,17 @@ pub(crate) async fn forward_call(
         }
         Admission::Allowed(_) | Admission::Disabled(_) => {
             let identity = CallerIdentity { peer: peer.as_deref(), user: &claims.sub };
-            let answered = app.gateway.forward(identity, request).await;
-            answered.unwrap_or_else(|error| explain(&app, &error))
+            let response = app.gateway.forward(identity, request).await;
+            response.unwrap_or_else(|error| error_response(&app, &error))
         }
     };
     write_tier(admission.headers(), response.headers_mut());
     Ok(response)
 }
 
-/// What a caller is told when its call came to nothing. During an outage every call fails alike, so it is logged once a
-/// second.
-fn explain(app: &App, error: &GatewayError) -> Response {
-    static OUTAGE: LogThrottle = LogThrottle::new();
-    let is_upstream_failure =
-        matches!(error, GatewayError::Unreachable(_) | GatewayError::TimedOut | GatewayError::Unreadable(_));
-    if is_upstream_failure && let Some(held_back) = OUTAGE.permit() {
-        tracing::warn!(%error, also = held_back, "AI call failed");
-    }
+fn error_response(app: &App, error: &GatewayError) -> Response {
     match error {
-        GatewayError::Path => ApiError::invalid(
+        GatewayError::UnsafePath => ApiError::invalid(
             "The path must not contain . or .. as a segment, nor control characters, however they are encoded",
         ),
         GatewayError::TooLarge => ApiError::too_large(app.settings.gateway.max_body),

@@ -1,4 +1,4 @@
-//! Where AI calls are passed on to, and the bounds on them.
+//! Settings of the AI gateway: the upstream and the bounds on calls to it.
 
 use std::time::Duration;
 
@@ -9,24 +9,23 @@ use crate::request::settings::Secret;
 use crate::settings::parse::{boolean, bytes, count, duration};
 use crate::settings::source::{SettingError, SettingsReader};
 
-/// Where AI calls are passed on to, and the bounds on them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GatewaySettings {
-    /// `ai.upstream`: who answers; the echo that is built in when there is none.
+    /// `ai.upstream`: the upstream's URL; the built-in echo answers when it is absent.
     pub upstream: Option<Url>,
-    /// `ai.authorization`: what the upstream is shown in place of the caller's token.
+    /// `ai.authorization`: the `Authorization` header sent in place of the caller's.
     pub authorization: Option<Secret>,
-    /// `ai.forward_authorization`: whether the upstream is shown the caller's token.
+    /// `ai.forward_authorization`: whether the caller's `Authorization` header is forwarded.
     pub forward_authorization: bool,
-    /// `ai.trust_forwarded`: whether what a caller says of those it speaks for is passed on.
+    /// `ai.trust_forwarded`: whether the caller's forwarding headers, such as `X-Forwarded-For`, are forwarded.
     pub trust_forwarded: bool,
     /// `ai.max_body`: the largest request body, in bytes.
     pub max_body: usize,
     /// `ai.connect_timeout`: how long the upstream may take to accept a connection.
     pub connect_timeout: Duration,
-    /// `ai.first_byte_timeout`: how long it may take to begin its answer.
+    /// `ai.first_byte_timeout`: how long the upstream may take to begin its response.
     pub first_byte_timeout: Duration,
-    /// `ai.idle_timeout`: how long it may be silent within its answer, and a tunnel both ways.
+    /// `ai.idle_timeout`: how long the upstream may pause within its response, and a tunnel in both directions.
     pub idle_timeout: Duration,
     /// `ai.max_idle`: idle connections to the upstream, an equal part of them for each HTTP thread.
     pub max_idle: usize,

@@ -1,4 +1,4 @@
-//! A WebSocket: once both sides have agreed to it, bytes are passed on as they come, both ways.
+//! A WebSocket tunnel: once both sides have switched protocols, copies bytes in both directions.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -20,35 +20,35 @@ use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use super::connection::UpstreamConnection;
+use super::events::TunnelFailed;
+use super::upstream::UpstreamConnection;
 use super::{GatewayError, headers};
 
-/// A WebSocket that the upstream has agreed to.
+/// A WebSocket that the upstream has accepted.
 pub(super) struct Tunnel {
     pub(super) connection: Box<UpstreamConnection>,
     pub(super) inbound: OnUpgrade,
-    /// How many there are.
-    pub(super) open: Gauge,
+    pub(super) open_tunnels: Gauge,
     pub(super) idle_timeout: Duration,
     pub(super) stop: CancellationToken,
 }
 
 impl Tunnel {
-    /// Tells the caller of the upstream's consent, and passes on what follows.
+    /// Returns the 101 response for the caller and copies bytes in a task of its own.
     pub(super) fn open(
         self,
         response: http::Response<Incoming>,
         tunnels: &TaskTracker,
     ) -> Result<Response, GatewayError> {
-        let agreed = response.headers().get(UPGRADE).and_then(|value| value.to_str().ok());
-        if !agreed.is_some_and(|protocol| protocol.eq_ignore_ascii_case("websocket")) {
+        let protocol = response.headers().get(UPGRADE).and_then(|value| value.to_str().ok());
+        if !protocol.is_some_and(|protocol| protocol.eq_ignore_ascii_case("websocket")) {
             return Err(GatewayError::Unreadable(
-                "it switched to another protocol than it was asked to".to_owned(),
+                "it switched to a protocol other than websocket".to_owned(),
             ));
         }
         tunnels.spawn(self.run());
         let (mut parts, _empty) = response.into_parts();
-        headers::strip(&mut parts.headers);
+        headers::remove_hop_by_hop(&mut parts.headers);
         parts.headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
         parts.headers.insert(UPGRADE, HeaderValue::from_static("websocket"));
         parts.version = Version::HTTP_11;
@@ -56,95 +56,96 @@ impl Tunnel {
     }
 
     async fn run(self) {
-        let Self { connection, inbound, open, idle_timeout, stop } = self;
+        let Self { connection, inbound, open_tunnels, idle_timeout, stop } = self;
         let opened = tokio::select! {
             opened = async { tokio::join!(inbound, connection.into_tunnel()) } => opened,
             () = tokio::time::sleep(idle_timeout) => return,
             () = stop.cancelled() => return,
         };
-        let (Ok(inbound), (outbound, before)) = opened else { return };
+        let (Ok(inbound), (outbound, already_read)) = opened else { return };
         let activity = Activity::default();
-        let mut inbound = Watched::new(TokioIo::new(inbound), Bytes::new(), &activity);
-        let mut outbound = Watched::new(outbound, before, &activity);
-        open.inc();
+        let mut inbound = ActivityStream::new(TokioIo::new(inbound), Bytes::new(), &activity);
+        let mut outbound = ActivityStream::new(outbound, already_read, &activity);
+        open_tunnels.inc();
         let copied = tokio::select! {
             copied = copy_bidirectional(&mut inbound, &mut outbound) => copied.err(),
-            () = activity.silence(idle_timeout) => None,
+            () = activity.wait_until_idle(idle_timeout) => None,
             () = stop.cancelled() => None,
         };
-        open.dec();
+        open_tunnels.dec();
         if let Some(error) = copied {
-            tracing::debug!(%error, "a tunnel ended badly");
+            TunnelFailed { error: &error }.emit();
         }
     }
 }
 
-/// When something last came, from either side.
+/// When bytes last came from either side.
 #[derive(Clone, Debug)]
 struct Activity {
-    began: Instant,
+    started: Instant,
     last_ms: Arc<AtomicU64>,
 }
 
 impl Default for Activity {
     fn default() -> Self {
-        Self { began: Instant::now(), last_ms: Arc::default() }
+        Self { started: Instant::now(), last_ms: Arc::default() }
     }
 }
 
 impl Activity {
-    fn note(&self) {
-        let elapsed = u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX);
+    fn record(&self) {
+        let elapsed = u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX);
         self.last_ms.store(elapsed, Ordering::Relaxed);
     }
 
-    /// Returns once nothing has come for so long.
-    async fn silence(&self, span: Duration) {
+    /// Returns when no bytes have come for `timeout`.
+    async fn wait_until_idle(&self, timeout: Duration) {
         loop {
-            let until = self.began + Duration::from_millis(self.last_ms.load(Ordering::Relaxed)) + span;
-            if until <= Instant::now() {
+            let deadline =
+                self.started + Duration::from_millis(self.last_ms.load(Ordering::Relaxed)) + timeout;
+            if deadline <= Instant::now() {
                 return;
             }
-            sleep_until(until).await;
+            sleep_until(deadline).await;
         }
     }
 }
 
-/// One side of a tunnel.
-struct Watched<S> {
+/// One side of a tunnel, whose reads are recorded.
+struct ActivityStream<S> {
     stream: S,
-    /// What was read of it already.
-    before: Bytes,
+    /// Bytes that were read before the tunnel opened.
+    already_read: Bytes,
     activity: Activity,
 }
 
-impl<S> Watched<S> {
-    fn new(stream: S, before: Bytes, activity: &Activity) -> Self {
-        Self { stream, before, activity: activity.clone() }
+impl<S> ActivityStream<S> {
+    fn new(stream: S, already_read: Bytes, activity: &Activity) -> Self {
+        Self { stream, already_read, activity: activity.clone() }
     }
 }
 
-impl<S: AsyncRead + Unpin> AsyncRead for Watched<S> {
+impl<S: AsyncRead + Unpin> AsyncRead for ActivityStream<S> {
     fn poll_read(
         self: Pin<&mut Self>,
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<std::io::Result<()>> {
         let this = self.get_mut();
-        if !this.before.is_empty() {
-            let count = this.before.len().min(buffer.remaining());
-            buffer.put_slice(&this.before.split_to(count));
+        if !this.already_read.is_empty() {
+            let count = this.already_read.len().min(buffer.remaining());
+            buffer.put_slice(&this.already_read.split_to(count));
             return Poll::Ready(Ok(()));
         }
         let read = Pin::new(&mut this.stream).poll_read(context, buffer);
         if read.is_ready() {
-            this.activity.note();
+            this.activity.record();
         }
         read
     }
 }
 
-impl<S: AsyncWrite + Unpin> AsyncWrite for Watched<S> {
+impl<S: AsyncWrite + Unpin> AsyncWrite for ActivityStream<S> {
     fn poll_write(
         self: Pin<&mut Self>,
         context: &mut Context<'_>,

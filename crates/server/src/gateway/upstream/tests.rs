@@ -7,13 +7,11 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpSocket, TcpStream};
 
 use super::*;
-use crate::gateway::pool::Pool;
-use crate::gateway::response_body::ResponseBody;
 
-/// More than two small sockets hold, and than hyper has written while nobody reads.
+/// More than two small sockets buffer, and than hyper writes while nobody reads.
 const LONG: usize = 1 << 20;
 
-/// Both ends of a connection that holds little.
+/// Both ends of a connection with small buffers.
 async fn connected() -> (OutboundStream, TcpStream) {
     let small = || {
         let socket = TcpSocket::new_v4().unwrap();
@@ -35,23 +33,23 @@ fn post(length: usize) -> Request<RequestBody> {
     request.body(upload).unwrap()
 }
 
-/// Reads until a head has come.
-async fn hear_head(theirs: &mut TcpStream) -> usize {
-    let mut heard = Vec::new();
-    while !heard.windows(4).any(|end| end == b"\r\n\r\n") {
-        theirs.read_buf(&mut heard).await.unwrap();
+/// Reads a request head and returns the number of bytes read.
+async fn read_head(theirs: &mut TcpStream) -> usize {
+    let mut bytes = Vec::new();
+    while !bytes.windows(4).any(|end| end == b"\r\n\r\n") {
+        theirs.read_buf(&mut bytes).await.unwrap();
     }
-    heard.len()
+    bytes.len()
 }
 
 const OK: &[u8] = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok";
 
 #[tokio::test]
-async fn a_connection_over_which_not_all_was_sent_carries_no_other_call() {
+async fn a_connection_with_an_unfinished_request_carries_no_other_call() {
     let (stream, mut theirs) = connected().await;
     let mut connection = UpstreamConnection::new(stream).await.unwrap();
     let (answer, ()) = tokio::join!(connection.send(post(LONG)), async {
-        hear_head(&mut theirs).await;
+        read_head(&mut theirs).await;
         theirs.write_all(OK).await.unwrap();
     });
     let body = answer.ok().unwrap().into_body().collect();
@@ -65,14 +63,14 @@ async fn a_connection_over_which_not_all_was_sent_carries_no_other_call() {
 }
 
 #[tokio::test]
-async fn a_connection_over_which_all_was_sent_carries_another_call() {
+async fn a_connection_with_a_finished_request_carries_another_call() {
     let (stream, mut theirs) = connected().await;
     let mut connection = UpstreamConnection::new(stream).await.unwrap();
     let (answer, ()) = tokio::join!(connection.send(post(LONG)), async {
-        let mut heard = 0;
+        let mut received = 0;
         let mut room = vec![0; 1 << 16];
-        while heard < LONG {
-            heard += theirs.read(&mut room).await.unwrap();
+        while received < LONG {
+            received += theirs.read(&mut room).await.unwrap();
         }
         theirs.write_all(OK).await.unwrap();
     });
@@ -86,31 +84,31 @@ async fn a_connection_over_which_all_was_sent_carries_another_call() {
 }
 
 #[tokio::test]
-async fn an_upstream_that_only_announces_its_answer_is_not_listened_to_for_ever() {
+async fn an_upstream_that_sends_only_1xx_responses_is_cut_off() {
     let (stream, mut theirs) = connected().await;
     let mut connection = UpstreamConnection::new(stream).await.unwrap();
-    let announcing = async {
-        hear_head(&mut theirs).await;
+    let sending_hints = async {
+        read_head(&mut theirs).await;
         while theirs.write_all(b"HTTP/1.1 103 Early Hints\r\n\r\n").await.is_ok() {}
     };
     tokio::select! {
         answer = connection.send(post(1)) => assert!(answer.is_err()),
-        () = announcing => panic!("the connection is still held"),
+        () = sending_hints => panic!("the connection is still open"),
     }
 }
 
 #[tokio::test]
-async fn a_large_answer_is_not_read_ahead_of_whoever_takes_it() {
+async fn a_large_response_is_not_read_ahead_of_the_caller() {
     const PIECE: usize = 1 << 10;
     const LENGTH: usize = 10 << 20;
-    // What two small sockets and hyper hold, and much less than the answer.
+    // What two small sockets and hyper buffer, and much less than the response.
     const AHEAD_MAX: usize = 512 << 10;
     let (stream, mut theirs) = connected().await;
     let mut connection = UpstreamConnection::new(stream).await.unwrap();
     let sent = Arc::new(AtomicUsize::new(0));
     let count = Arc::clone(&sent);
     let upstream = tokio::spawn(async move {
-        hear_head(&mut theirs).await;
+        read_head(&mut theirs).await;
         let head = format!("HTTP/1.1 200 OK\r\nContent-Length: {LENGTH}\r\n\r\n");
         theirs.write_all(head.as_bytes()).await.unwrap();
         for _ in 0..LENGTH / PIECE {
@@ -127,7 +125,7 @@ async fn a_large_answer_is_not_read_ahead_of_whoever_takes_it() {
     let mut taken = 0;
     while let Some(frame) = body.frame().await {
         taken += frame.unwrap().into_data().unwrap().len();
-        // Whoever would read ahead has the time for it now.
+        // Gives a task that reads ahead the time to do so.
         for _ in 0..20 {
             tokio::task::yield_now().await;
         }
