@@ -1,5 +1,6 @@
-//! Tier: AI calls per plan, and limits for anyone under a policy. Routes, the service behind them, and settings.
+//! Tier: limits on AI calls by subscription plan, and on anything else by policy.
 
+mod events;
 pub(crate) mod metrics;
 pub(crate) mod routes;
 pub(crate) mod service;

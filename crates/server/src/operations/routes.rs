@@ -183,7 +183,7 @@ pub(crate) async fn get_metrics(
         app.metrics.record_engine(check.engine, check.up);
     }
     app.requests.measure_dead_letters().await;
-    app.tier.measure();
+    app.tier.update_metrics();
     let buffered = app.buffers.used() + app.upload_buffers.used();
     app.metrics.buffered_bytes.set(i64::try_from(buffered).unwrap_or(i64::MAX));
     app.metrics.long_lived.set(i64::try_from(app.address_limits.long_lived_count()).unwrap_or(i64::MAX));

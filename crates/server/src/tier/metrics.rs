@@ -1,4 +1,4 @@
-//! What limits tell about themselves.
+//! Metrics of tier.
 
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -7,48 +7,48 @@ use prometheus_client::registry::Registry;
 
 use crate::telemetry::labels::OutcomeLabels;
 
-/// Decisions by what became of them. Handles are taken once, so that counting costs one addition. Clones share them.
+/// Decisions by outcome. Handles are looked up once, so that counting costs one addition. Clones share the metrics.
 #[derive(Clone, Debug)]
 pub struct TierMetrics {
     calls: Family<OutcomeLabels, Counter>,
     checks: Family<OutcomeLabels, Counter>,
-    /// AI calls that went on.
+    /// AI calls that were allowed.
     pub allowed: Counter,
-    /// AI calls that went on because limits are switched off.
+    /// AI calls that were allowed because limits are disabled.
     pub disabled: Counter,
-    /// AI calls that nobody could decide about.
+    /// AI calls without a decision, because the limit store failed.
     pub failed: Counter,
     denied_daily: Counter,
     denied_minute: Counter,
     check_allowed: Counter,
     check_denied: Counter,
-    /// Checks that nobody could decide about.
+    /// Checks without a decision, because the limit store failed.
     pub check_failed: Counter,
     shadow_denied: Counter,
-    alone: Counter,
-    /// Keys whose last change is not kept yet.
+    decided_without_redis: Counter,
+    /// Keys whose last change is not saved yet.
     pub unsaved: Gauge,
-    /// For how long what was spent could not be kept, in seconds.
+    /// Since when changes cannot be saved, in seconds.
     pub unsaved_seconds: Gauge,
 }
 
 impl Default for TierMetrics {
     fn default() -> Self {
         let (calls, checks) = (Family::default(), Family::default());
-        let of = |family: &Family<OutcomeLabels, Counter>, outcome| {
+        let counter = |family: &Family<OutcomeLabels, Counter>, outcome| {
             family.get_or_create_owned(&OutcomeLabels { outcome })
         };
         Self {
-            allowed: of(&calls, "allowed"),
-            disabled: of(&calls, "disabled"),
-            failed: of(&calls, "failed"),
-            denied_daily: of(&calls, "denied_daily"),
-            denied_minute: of(&calls, "denied_minute"),
-            check_allowed: of(&checks, "allowed"),
-            check_denied: of(&checks, "denied"),
-            check_failed: of(&checks, "failed"),
+            allowed: counter(&calls, "allowed"),
+            disabled: counter(&calls, "disabled"),
+            failed: counter(&calls, "failed"),
+            denied_daily: counter(&calls, "denied_daily"),
+            denied_minute: counter(&calls, "denied_minute"),
+            check_allowed: counter(&checks, "allowed"),
+            check_denied: counter(&checks, "denied"),
+            check_failed: counter(&checks, "failed"),
             shadow_denied: Counter::default(),
-            alone: Counter::default(),
+            decided_without_redis: Counter::default(),
             unsaved: Gauge::default(),
             unsaved_seconds: Gauge::default(),
             calls,
@@ -61,18 +61,18 @@ impl TierMetrics {
     pub(crate) fn register(&self, r: &mut Registry) {
         r.register("tier_calls", "AI calls by outcome", self.calls.clone());
         r.register("tier_checks", "Checks of policies by outcome", self.checks.clone());
-        let shadowed = "Checks that a policy would have denied if it did more than observe";
-        r.register("tier_shadow_denied", shadowed, self.shadow_denied.clone());
-        let alone = "Decisions of this server alone, because Redis did not answer";
-        r.register("tier_decided_alone", alone, self.alone.clone());
-        r.register("tier_unsaved", "Keys whose last change is not kept yet", self.unsaved.clone());
-        let unsaved = "How long what was spent last could not be kept, in seconds";
+        let shadow_denied = "Checks that a shadow policy would have denied";
+        r.register("tier_shadow_denied", shadow_denied, self.shadow_denied.clone());
+        let without_redis = "Decisions made without Redis, because it did not answer";
+        r.register("tier_decided_alone", without_redis, self.decided_without_redis.clone());
+        r.register("tier_unsaved", "Keys whose last change is not saved yet", self.unsaved.clone());
+        let unsaved = "How long spending could not be saved, in seconds";
         r.register("tier_unsaved_seconds", unsaved, self.unsaved_seconds.clone());
     }
 
-    /// Takes note of how many decisions were made without Redis since the start.
-    pub fn count_alone(&self, total: u64) {
-        self.alone.inc_by(total.saturating_sub(self.alone.get()));
+    /// Raises the counter of decisions without Redis to their total since the start.
+    pub fn set_decided_without_redis(&self, total: u64) {
+        self.decided_without_redis.inc_by(total.saturating_sub(self.decided_without_redis.get()));
     }
 
     /// Counts an AI call that was denied.
@@ -80,11 +80,11 @@ impl TierMetrics {
         if is_daily { &self.denied_daily } else { &self.denied_minute }.inc();
     }
 
-    /// Counts a check, and how many policies in it would have denied it.
-    pub fn count_check(&self, allowed: bool, shadowed: u64) {
+    /// Counts a check, and how many shadow policies in it would have denied it.
+    pub fn count_check(&self, allowed: bool, shadow_denied: u64) {
         if allowed { &self.check_allowed } else { &self.check_denied }.inc();
-        if shadowed > 0 {
-            self.shadow_denied.inc_by(shadowed);
+        if shadow_denied > 0 {
+            self.shadow_denied.inc_by(shadow_denied);
         }
     }
 }

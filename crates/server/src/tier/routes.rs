@@ -1,5 +1,5 @@
-//! Tier over HTTP: subscriptions and tiers for the operator, and for users what is left. Policies stand in
-//! `tier/policy.rs`, what they decide in `tier/check.rs` and `tier/hold.rs`.
+//! Tier over HTTP: subscriptions and tiers for the operator, and a user's remaining limits. Policies are in
+//! `routes/policy.rs`, checks against them in `routes/check.rs`, holds in `routes/hold.rs`.
 
 pub(crate) mod check;
 pub(crate) mod hold;
@@ -23,6 +23,8 @@ use crate::http::error::ApiError;
 use crate::http::extract::{PathParam, User};
 use crate::http::openapi::schema;
 use crate::http::pagination::Page;
+use crate::tier::events::{SubscriptionChanged, SubscriptionEnded, TierChanged};
+use crate::tier::service::UserLimits;
 
 #[derive(Debug, Deserialize, ToSchema)]
 #[schema(examples(json!({"plan": "PRO_MONTHLY"})))]
@@ -43,7 +45,7 @@ pub(crate) struct SubscriptionResponse {
     updated_at: jiff::Timestamp,
 }
 
-/// What is left out stays as it is.
+/// A field that is left out stays as it is.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 #[schema(examples(json!({"dailyLimit": 1000})))]
@@ -96,13 +98,13 @@ pub(crate) struct LimitsResponse {
 #[serde(rename_all = "camelCase")]
 #[schema(as = RemainingLimit)]
 struct LimitResponse {
-    /// How much is refilled in a minute, or in a day.
+    /// How many calls are refilled in a minute, or in a day.
     #[schema(minimum = 1, examples(30))]
     limit: u32,
-    /// The most that can be left.
+    /// The most calls that can be left.
     #[schema(minimum = 1, examples(40))]
     capacity: u32,
-    /// What is left; 9223372036854775807 while limits are switched off.
+    /// Calls that are left; 9223372036854775807 while limits are switched off.
     #[schema(examples(39))]
     remaining: u64,
     /// Until everything is refilled.
@@ -135,13 +137,13 @@ pub(crate) async fn put_subscription(
     let user = parse_user(user)?;
     let plan: Plan = request.plan.parse().map_err(|problem| ApiError::invalid_field("plan", problem))?;
     let subscription = app.tier.put_subscription(&user, plan).await?;
-    tracing::info!(user_id = %user, %plan, "a subscription was changed");
+    SubscriptionChanged { user: &user, plan }.emit();
     Ok(Json(describe_subscription(&subscription)))
 }
 
 /// Read a subscription.
 ///
-/// What a user has subscribed to.
+/// The plan that a user has subscribed to.
 #[utoipa::path(
     get,
     path = "/admin/subscriptions/{user}",
@@ -196,7 +198,7 @@ pub(crate) async fn delete_subscription(
     if !app.tier.delete_subscription(&user).await? {
         return Err(no_subscription(&user));
     }
-    tracing::info!(user_id = %user, "a subscription was ended");
+    SubscriptionEnded { user: &user }.emit();
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -217,7 +219,7 @@ pub(crate) async fn list_tiers(State(app): State<Arc<App>>) -> Json<Page<TierRes
 
 /// Read what a tier allows.
 ///
-/// As it is now.
+/// The limits of a tier as they are now.
 #[utoipa::path(
     get,
     path = "/admin/tiers/{tier}",
@@ -257,21 +259,21 @@ pub(crate) async fn put_tier(
     Json(request): Json<TierRequest>,
 ) -> Result<Json<TierResponse>, ApiError> {
     let tier = parse_tier(tier)?;
-    let present = *app.tier.tiers().get(tier);
+    let current = *app.tier.tiers().get(tier);
     let limits = TierLimits::new(
-        parse_amount("requestsPerMinute", request.requests_per_minute, present.requests_per_minute())?,
-        parse_amount("burstCapacity", request.burst_capacity, present.burst_capacity())?,
-        parse_amount("dailyLimit", request.daily_limit, present.daily_limit())?,
+        parse_amount("requestsPerMinute", request.requests_per_minute, current.requests_per_minute())?,
+        parse_amount("burstCapacity", request.burst_capacity, current.burst_capacity())?,
+        parse_amount("dailyLimit", request.daily_limit, current.daily_limit())?,
     );
     let limits = limits.map_err(|problem| ApiError::invalid_field("tier", problem))?;
     app.tier.put_tier(tier, limits).await?;
-    tracing::info!(%tier, ?limits, "a tier was changed");
+    TierChanged { tier, limits }.emit();
     Ok(Json(describe_tier(tier, &limits)))
 }
 
-/// See what is left.
+/// See the remaining limits.
 ///
-/// What is left of the caller's minute and day. Asking spends nothing.
+/// What is left of the caller's minute and day. Spends nothing.
 #[utoipa::path(
     get,
     path = "/api/v1/limits/me",
@@ -282,25 +284,24 @@ pub(crate) async fn get_my_limits(
     User(claims): User,
     State(app): State<Arc<App>>,
 ) -> Result<Json<LimitsResponse>, ApiError> {
-    let limit_state = app.tier.limits_me(&claims.sub).await?;
-    let describe = |limit: u32, limit_state: &LimitState, is_limited: bool| LimitResponse {
+    let UserLimits { enabled, plan, limits, minute, daily } = app.tier.user_limits(&claims.sub).await?;
+    let describe = |limit: u32, state: &LimitState| LimitResponse {
         limit,
-        capacity: limit_state.limit,
-        remaining: if is_limited { u64::from(limit_state.remaining) } else { i64::MAX.unsigned_abs() },
-        reset_after_ms: millis_up(limit_state.reset_after),
+        capacity: state.limit,
+        remaining: if enabled { u64::from(state.remaining) } else { i64::MAX.unsigned_abs() },
+        reset_after_ms: millis_up(state.reset_after),
     };
-    let (limits, is_limited) = (limit_state.limits, limit_state.enabled);
     Ok(Json(LimitsResponse {
         user: claims.sub.clone(),
-        plan: limit_state.plan.as_str(),
-        tier: limit_state.plan.tier().as_str(),
-        enabled: is_limited,
-        minute: describe(limits.requests_per_minute(), &limit_state.minute, is_limited),
-        daily: describe(limits.daily_limit(), &limit_state.daily, is_limited),
+        plan: plan.as_str(),
+        tier: plan.tier().as_str(),
+        enabled,
+        minute: describe(limits.requests_per_minute(), &minute),
+        daily: describe(limits.daily_limit(), &daily),
     }))
 }
 
-/// Whole milliseconds, rounded up: whoever waits that long has waited long enough.
+/// Whole milliseconds, rounded up, so that a caller who waits for them has waited long enough.
 pub(crate) fn millis_up(span: Duration) -> u64 {
     u64::try_from(span.as_micros().div_ceil(1_000)).unwrap_or(u64::MAX)
 }
@@ -311,12 +312,12 @@ fn parse_user(path: PathParam) -> Result<UserId, ApiError> {
 }
 
 fn parse_tier(path: PathParam) -> Result<Tier, ApiError> {
-    let known = path.0.ok().and_then(|text| text.parse().ok());
-    known.ok_or_else(|| ApiError::not_found("There is no such tier; there are free, starter, pro, business"))
+    let tier = path.0.ok().and_then(|text| text.parse().ok());
+    tier.ok_or_else(|| ApiError::not_found("There is no such tier; there are free, starter, pro, business"))
 }
 
-fn parse_amount(field: &str, value: Option<serde_json::Value>, present: u32) -> Result<u32, ApiError> {
-    let Some(value) = value else { return Ok(present) };
+fn parse_amount(field: &str, value: Option<serde_json::Value>, current: u32) -> Result<u32, ApiError> {
+    let Some(value) = value else { return Ok(current) };
     let amount = value.as_u64().and_then(|amount| u32::try_from(amount).ok());
     let amount = amount.filter(|amount| (1..=Limit::MAX).contains(amount));
     amount.ok_or_else(|| ApiError::invalid_field(field, LimitError::Amount))

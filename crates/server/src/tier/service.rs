@@ -1,7 +1,7 @@
-//! Tier: AI calls are limited by plan, and policies limit whatever callers name.
+//! Tier: limits AI calls by plan, and keys that callers choose by policy.
 //!
-//! Everything a decision needs is in memory: definitions and plans are remembered until they change, and what was spent is
-//! with the engine of limits. That one handles its own outages, so a decision never waits long.
+//! Everything a decision needs is in memory: definitions and plans are cached until they change, and spending is in the limit
+//! store. The limit store handles its own outages, so a decision never waits long.
 
 mod definition_sync;
 mod definitions;
@@ -22,32 +22,31 @@ use weir_store::tier::{LimitStatus, LimitStore, Origin, Policy, PolicySpec, Subs
 
 use self::definitions::Definitions;
 pub(crate) use self::hold::{HoldOutcome, SettleOutcome};
-pub(crate) use self::limits::{Answer, Check, CheckOutcome};
+pub(crate) use self::limits::{Check, CheckOutcome, CheckResult};
 use self::subscriptions::Subscriptions;
+use super::events::PolicyLeftOut;
 use super::settings::TierSettings;
 use crate::engines::{Engines, within};
 use crate::settings::Settings;
 use crate::telemetry::metrics::Metrics;
 use crate::tier::metrics::TierMetrics;
 
-/// Whether an AI call may go on, and what its response says of limits either way.
+/// Whether an AI call is allowed, and the rate limit headers of its response.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Admission {
-    /// It may: limits are switched off.
+    /// Allowed, because limits are disabled.
     Disabled(TierHeaders),
-    /// It may, and is counted.
+    /// Allowed and counted.
     Allowed(TierHeaders),
-    /// It may not, and nothing was spent.
+    /// Denied; nothing was spent.
     Denied {
-        /// What the response's headers say.
         headers: TierHeaders,
-        /// What the user is told.
+        /// The error message for the user.
         message: String,
     },
 }
 
 impl Admission {
-    /// What the response's headers say.
     #[must_use]
     pub const fn headers(&self) -> &TierHeaders {
         match self {
@@ -56,32 +55,29 @@ impl Admission {
     }
 }
 
-/// Where a user stands.
+/// A user's plan, its limits, and what is left of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct UserStanding {
+pub struct UserLimits {
     /// Whether AI calls are limited at all.
     pub enabled: bool,
-    /// What the user has subscribed to.
     pub plan: Plan,
-    /// What that allows.
     pub limits: TierLimits,
-    /// What is left of the minute's bucket.
+    /// The state of the minute's bucket.
     pub minute: LimitState,
-    /// What is left of the daily one.
+    /// The state of the day's bucket.
     pub daily: LimitState,
 }
 
-/// Tier.
 pub struct TierService {
-    shared: Arc<Shared>,
+    shared: Arc<SharedState>,
     limits: Arc<dyn LimitStore>,
     settings: TierSettings,
     metrics: TierMetrics,
     task: Mutex<Option<JoinHandle<()>>>,
 }
 
-/// What the task in the background works with, too.
-struct Shared {
+/// State shared with the background task.
+struct SharedState {
     store: Arc<dyn TierStore>,
     definitions: Definitions,
     subscriptions: Subscriptions,
@@ -97,11 +93,11 @@ impl Drop for TierService {
 }
 
 impl TierService {
-    /// Puts it together. Until [`TierService::load`], there are no policies, and tiers are as the settings say.
+    /// Creates the service. Until [`TierService::load`] there are no policies, and tiers are those of the settings.
     #[must_use]
     pub fn start(engines: &Engines, settings: &Settings, metrics: &Metrics) -> Self {
         let store = Arc::clone(&engines.store.tiers);
-        let shared = Shared {
+        let shared = SharedState {
             definitions: Definitions::new(Arc::clone(&store), settings.tier.tiers),
             subscriptions: Subscriptions::new(Arc::clone(&store)),
             timeout: settings.http.timeout,
@@ -116,14 +112,14 @@ impl TierService {
         }
     }
 
-    /// Makes the policies of the settings, reads what there is, and begins to hear of changes.
+    /// Creates the policies of the settings, loads all definitions, and starts to follow changes.
     pub async fn load(&self) -> Result<()> {
         for (name, spec) in &self.settings.policies {
             if self.shared.store.put_policy(name, spec, Origin::File).await?.is_none() {
-                tracing::warn!(policy = %name, "there are too many policies; this one is left out");
+                PolicyLeftOut { policy: name }.emit();
             }
         }
-        // The version first: what is changed while the rest is read is then heard of.
+        // The version is read first, so that changes during the load are applied later.
         let since = self.shared.store.changes_since(None).await?.version;
         self.shared.definitions.load(self.shared.timeout).await?;
         let task = tokio::spawn(definition_sync::run(Arc::clone(&self.shared), since));
@@ -131,16 +127,17 @@ impl TierService {
         Ok(())
     }
 
-    /// Whether a user's AI call may go on: the day first, then the minute, both or neither are spent.
+    /// Decides about a user's AI call: the day first, then the minute; both are spent or neither.
     /// Fails when there is no room in memory for another user.
     pub async fn admit(&self, user: &str) -> Result<Admission> {
-        let (plan, definitions) = (self.shared.subscriptions.plan(user).await, self.shared.definitions.get());
+        let (plan, definitions) =
+            (self.shared.subscriptions.plan(user).await, self.shared.definitions.snapshot());
         let limits = definitions.tiers().get(plan.tier());
         if !self.settings.enabled {
             self.metrics.disabled.inc();
             return Ok(Admission::Disabled(TierHeaders::unlimited(limits)));
         }
-        let taken = self.limits.take_tier(&tidy(user), definitions.rule(plan.tier()), 1).await;
+        let taken = self.limits.take_tier(&storable_name(user), definitions.rule(plan.tier()), 1).await;
         let taken = taken.inspect_err(|_| {
             self.metrics.failed.inc();
         })?;
@@ -157,14 +154,15 @@ impl TierService {
         })
     }
 
-    /// Where a user stands. Nothing is spent.
-    /// Fails when the engine of limits does not answer.
-    pub async fn limits_me(&self, user: &str) -> Result<UserStanding> {
-        let (plan, definitions) = (self.shared.subscriptions.plan(user).await, self.shared.definitions.get());
+    /// Returns a user's limits and what is left of them. Nothing is spent.
+    /// Fails when the limit store does not answer.
+    pub async fn user_limits(&self, user: &str) -> Result<UserLimits> {
+        let (plan, definitions) =
+            (self.shared.subscriptions.plan(user).await, self.shared.definitions.snapshot());
         let rule = definitions.rule(plan.tier());
-        let taken = self.limits.take_tier(&tidy(user), rule, 0).await?;
+        let taken = self.limits.take_tier(&storable_name(user), rule, 0).await?;
         let ([daily, minute], [daily_level, minute_level]) = (&rule.rule, &taken.spent);
-        Ok(UserStanding {
+        Ok(UserLimits {
             enabled: self.settings.enabled,
             plan,
             limits: *definitions.tiers().get(plan.tier()),
@@ -173,42 +171,39 @@ impl TierService {
         })
     }
 
-    /// A user's subscription.
     pub async fn subscription(&self, user: &UserId) -> Result<Option<Subscription>> {
         self.shared.subscriptions.read(user, self.shared.timeout).await
     }
 
-    /// Subscribes a user to a plan: for its next call here, within five seconds on other servers.
+    /// Subscribes a user to a plan: from the next call on this server, within five seconds on others.
     pub async fn put_subscription(&self, user: &UserId, plan: Plan) -> Result<Subscription> {
         self.shared.subscriptions.put(user, plan, self.shared.timeout).await
     }
 
-    /// Ends a subscription; false when there is none.
+    /// Ends a subscription; returns false if there is none.
     pub async fn delete_subscription(&self, user: &UserId) -> Result<bool> {
         self.shared.subscriptions.delete(user, self.shared.timeout).await
     }
 
-    /// What tiers allow.
     #[must_use]
     pub fn tiers(&self) -> Tiers {
-        *self.shared.definitions.get().tiers()
+        *self.shared.definitions.snapshot().tiers()
     }
 
-    /// Sets what a tier allows: for the next call here, within five seconds on other servers.
+    /// Sets the limits of a tier: from the next call on this server, within five seconds on others.
     pub async fn put_tier(&self, tier: Tier, limits: TierLimits) -> Result<()> {
         self.shared.definitions.put_tier(tier, limits, self.shared.timeout).await
     }
 
-    /// The policy of that name.
     #[must_use]
     pub fn policy(&self, name: &str) -> Option<Arc<Policy>> {
-        self.shared.definitions.get().policy(name).cloned()
+        self.shared.definitions.snapshot().policy(name).cloned()
     }
 
-    /// Policies in order of name, after the one named `after`.
+    /// Policies in order of name, starting after `after`.
     #[must_use]
     pub fn policies(&self, after: Option<&str>, limit: usize) -> Vec<Arc<Policy>> {
-        let definitions = self.shared.definitions.get();
+        let definitions = self.shared.definitions.snapshot();
         let later =
             definitions.policies().filter(|policy| after.is_none_or(|after| policy.name.as_str() > after));
         let mut policies: Vec<_> = later.cloned().collect();
@@ -217,41 +212,41 @@ impl TierService {
         policies
     }
 
-    /// Makes or changes a policy; none when there are too many. What was spent of it stays spent.
+    /// Creates or changes a policy; returns `None` if there are too many. Spending under it stays.
     pub async fn put_policy(&self, name: &PolicyName, spec: &PolicySpec) -> Result<Option<Policy>> {
         let put = self.shared.store.put_policy(name, spec, Origin::Operator);
         let put = within(self.shared.timeout, put).await;
         self.shared.definitions.load_after(put, self.shared.timeout).await
     }
 
-    /// Ends a policy; false when there is none.
+    /// Deletes a policy; returns false if there is none.
     pub async fn delete_policy(&self, name: &PolicyName) -> Result<bool> {
-        let gone = within(self.shared.timeout, self.shared.store.delete_policy(name)).await;
-        self.shared.definitions.load_after(gone, self.shared.timeout).await
+        let deleted = within(self.shared.timeout, self.shared.store.delete_policy(name)).await;
+        self.shared.definitions.load_after(deleted, self.shared.timeout).await
     }
 
-    /// The policies about a descriptor of a proxy, and the key that it spends under, for [`TierService::decide`].
+    /// The policies that match a proxy's descriptor, each with the key to spend under, for [`TierService::decide`].
     #[must_use]
     pub fn matching(&self, domain: &str, entries: &[(&str, &str)]) -> Vec<(Arc<Policy>, String)> {
-        self.shared.definitions.get().matching(domain, entries)
+        self.shared.definitions.snapshot().matching(domain, entries)
     }
 
-    /// How many keys are known, and how much of what they have spent is not kept yet.
+    /// How many keys are in memory, and how many of them are not saved yet.
     #[must_use]
     pub fn limit_status(&self) -> LimitStatus {
         self.limits.status()
     }
 
-    /// Tells metrics how much of what was spent is not kept yet, and since when that cannot be helped.
-    pub fn measure(&self) {
+    /// Updates the gauges of unsaved spending.
+    pub fn update_metrics(&self) {
         let LimitStatus { unsaved, unsaved_for, decided_alone, .. } = self.limits.status();
         self.metrics.unsaved.set(i64::try_from(unsaved).unwrap_or(i64::MAX));
-        self.metrics.count_alone(decided_alone);
+        self.metrics.set_decided_without_redis(decided_alone);
         let unsaved_seconds = unsaved_for.unwrap_or_default().as_secs();
         self.metrics.unsaved_seconds.set(i64::try_from(unsaved_seconds).unwrap_or(i64::MAX));
     }
 
-    /// Has what was spent kept, for a clean stop. What is spent afterwards ends with the process.
+    /// Saves all spending, for a clean stop. Spending after that is lost when the process ends.
     pub async fn drain(&self) {
         let task = self.task.lock().take();
         if let Some(task) = task {
@@ -262,8 +257,9 @@ impl TierService {
     }
 }
 
-/// A user's name as engines can keep it. Tokens may name anybody; what no name could be is told apart no further.
-fn tidy(user: &str) -> Cow<'_, str> {
+/// A user's name as engines can store it. Tokens may contain any name; names that only differ in invalid characters or past
+/// the maximum length share limits.
+fn storable_name(user: &str) -> Cow<'_, str> {
     if UserId::parse(user).is_ok() {
         return Cow::Borrowed(user);
     }

@@ -1,4 +1,4 @@
-//! What the tiers allow, and the policies that a file brings along.
+//! Settings of tier: the limits of each tier, and policies.
 
 mod policy;
 pub(crate) mod policy_input;
@@ -12,20 +12,19 @@ use weir_store::tier::PolicySpec;
 use crate::settings::parse::{boolean, count};
 use crate::settings::source::{SettingError, SettingsReader};
 
-/// What the tiers allow, and the policies that a file brings along.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TierSettings {
     /// `rate_limit.enabled`: whether AI calls are limited by plan.
     pub enabled: bool,
-    /// `rate_limit.tiers.<tier>.*`: until an operator sets others.
+    /// `rate_limit.tiers.<tier>.*`: the limits of a tier until an operator changes them.
     pub tiers: Tiers,
-    /// `rate_limit.keys_max`: the most keys that have spent something at the same time, of policies and of tiers each.
+    /// `rate_limit.keys_max`: how many keys may have spending in memory, of policies and of tiers each.
     pub keys_max: usize,
-    /// `[policies.<name>]`: made at the start, unless an operator has made one of the same name.
+    /// `[policies.<name>]`: created at the start, unless an operator has created one of the same name.
     pub policies: BTreeMap<PolicyName, PolicySpec>,
 }
 
-/// The settings of a tier, in the order of [`TierLimits::new`].
+/// The setting names of a tier, in the order of [`TierLimits::new`].
 const fn keys(tier: Tier) -> [&'static str; 3] {
     match tier {
         Tier::Free => [

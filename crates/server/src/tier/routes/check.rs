@@ -1,4 +1,4 @@
-//! What policies decide, over HTTP: `/v1/check` and `/v1/refund`.
+//! Checks against policies over HTTP: `/v1/check` and `/v1/refund`.
 
 use std::fmt;
 use std::sync::Arc;
@@ -17,9 +17,9 @@ use crate::app::App;
 use crate::http::body::Json;
 use crate::http::error::ApiError;
 use crate::http::openapi::schema;
-use crate::tier::service::{Answer, Check, CheckOutcome};
+use crate::tier::service::{Check, CheckOutcome, CheckResult};
 
-/// The most keys of one decision: all of them are held while it is made.
+/// The most keys of one decision, which locks all of them.
 const CHECKS_MAX: usize = 64;
 
 #[derive(Debug, Deserialize, ToSchema)]
@@ -38,12 +38,12 @@ struct CheckItem {
     policy: Box<str>,
     #[schema(value_type = schema::LimitKey)]
     key: Box<str>,
-    /// 1 when it is left out; 0 only looks.
+    /// 1 if it is left out; 0 reads the state without spending.
     #[serde(default)]
     cost: Cost,
 }
 
-/// What something costs.
+/// A cost in units of the limit.
 #[derive(Clone, Copy, Debug, ToSchema)]
 #[schema(maximum = 2_147_483_647, examples(1))]
 pub(crate) struct Cost(pub(super) u32);
@@ -56,30 +56,31 @@ impl Default for Cost {
 
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct CheckResponse {
-    /// Whether all of it may go on.
+    /// Whether all items are allowed.
     #[schema(examples(true))]
     allowed: bool,
-    checks: Vec<CheckAnswer>,
+    checks: Vec<CheckItemResponse>,
 }
 
 #[derive(Debug, Serialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
-struct CheckAnswer {
+#[schema(as = CheckAnswer)]
+struct CheckItemResponse {
     #[schema(value_type = schema::PolicyName)]
     policy: Box<str>,
     #[schema(value_type = schema::LimitKey)]
     key: Box<str>,
-    /// Whether this item alone had room.
+    /// Whether this item by itself would fit.
     #[schema(examples(true))]
     allowed: bool,
     #[schema(examples(5))]
     limit: u32,
     #[schema(examples(4))]
     remaining: u32,
-    /// When it would fit; null when it never does, because the cost is above the limit.
+    /// When the cost would fit; null if it never does, because it is above the limit.
     #[schema(required = true, examples(0))]
     retry_after_ms: Option<u64>,
-    /// Until everything is refilled.
+    /// Until the limit is fully refilled.
     #[schema(examples(60_000))]
     reset_after_ms: u64,
 }
@@ -91,7 +92,7 @@ pub(crate) struct RefundRequest {
     policy: Box<str>,
     #[schema(value_type = schema::LimitKey)]
     key: Box<str>,
-    /// 1 when it is left out.
+    /// 1 if it is left out.
     #[serde(default)]
     cost: Cost,
 }
@@ -113,9 +114,9 @@ pub(crate) struct RefundResponse {
 
 /// Check limits.
 ///
-/// One decision about up to 64 keys: all are spent or none. The same key twice adds up; a cost of 0 only looks; `peek`
-/// spends nothing in any case. A denial is 200 with `allowed: false`; each item says whether it alone would have had
-/// room. A cost above the limit never fits: `retryAfterMs` is null.
+/// One decision about up to 64 keys: all are spent or none. Costs of the same key add up; a cost of 0 reads the state
+/// without spending; with `peek` nothing is spent. A denial is 200 with `allowed: false`; each item says whether it would
+/// fit by itself. A cost above the limit never fits: `retryAfterMs` is null.
 #[utoipa::path(
     post,
     path = "/v1/check",
@@ -141,20 +142,20 @@ pub(crate) async fn check_limits(
     let checks = request.checks.iter();
     let checks: Vec<Check<'_>> =
         checks.map(|item| Check { policy: &item.policy, key: &item.key, cost: item.cost.0 }).collect();
-    let decided = match app.tier.check(&checks, request.peek).await? {
-        CheckOutcome::Decided(decided) => decided,
+    let decision = match app.tier.check(&checks, request.peek).await? {
+        CheckOutcome::Decided(decision) => decision,
         CheckOutcome::UnknownPolicy(at) => {
             return Err(unknown_policy(checks.get(at).map_or("", |c| c.policy)));
         }
     };
-    let answers =
-        request.checks.into_iter().zip(decided.checks).map(|(item, answer)| describe(item, &answer));
-    Ok(Json(CheckResponse { allowed: decided.allowed, checks: answers.collect() }))
+    let items = request.checks.into_iter().zip(decision.checks);
+    let items = items.map(|(item, result)| describe(item, &result));
+    Ok(Json(CheckResponse { allowed: decision.allowed, checks: items.collect() }))
 }
 
-/// Give back.
+/// Refund a key.
 ///
-/// Gives back what was spent, never past full.
+/// Gives back spending, up to the limit.
 #[utoipa::path(
     post,
     path = "/v1/refund",
@@ -184,15 +185,15 @@ pub(super) fn parse_key(field: &str, key: &str) -> Result<(), ApiError> {
     check_name(key).map_err(|problem: NameError| ApiError::invalid_field(field, problem))
 }
 
-fn describe(item: CheckItem, answer: &Answer) -> CheckAnswer {
-    CheckAnswer {
+fn describe(item: CheckItem, result: &CheckResult) -> CheckItemResponse {
+    CheckItemResponse {
         policy: item.policy,
         key: item.key,
-        allowed: answer.allowed,
-        limit: answer.limit_state.limit,
-        remaining: answer.limit_state.remaining,
-        retry_after_ms: answer.retry_after.map(millis_up),
-        reset_after_ms: millis_up(answer.limit_state.reset_after),
+        allowed: result.allowed,
+        limit: result.limit_state.limit,
+        remaining: result.limit_state.remaining,
+        retry_after_ms: result.retry_after.map(millis_up),
+        reset_after_ms: millis_up(result.limit_state.reset_after),
     }
 }
 

@@ -19,7 +19,7 @@ use crate::http::openapi::schema;
 use crate::tier::service::{HoldOutcome, SettleOutcome};
 use crate::tier::settings::policy_input::parse_span;
 
-/// How long a hold can be settled when the caller does not say, and at most.
+/// How long a hold can be settled: by default, and at most.
 const TTL: Duration = Duration::from_secs(60);
 const TTL_MAX: Duration = Duration::from_secs(24 * 3_600);
 
@@ -30,9 +30,9 @@ pub(crate) struct HoldRequest {
     policy: Box<str>,
     #[schema(value_type = schema::LimitKey)]
     key: Box<str>,
-    /// The estimate.
+    /// The estimated cost.
     cost: Cost,
-    /// How long it can be settled: up to 24 hours, one minute when it is left out.
+    /// How long the hold can be settled: up to 24 hours, one minute if it is left out.
     #[schema(value_type = Option<schema::FixedDuration>)]
     ttl: Option<Box<str>>,
 }
@@ -42,15 +42,15 @@ pub(crate) struct HoldRequest {
 pub(crate) struct HoldResponse {
     #[schema(examples(true))]
     allowed: bool,
-    /// What to settle; null without room.
+    /// The id to settle; null if the estimate does not fit.
     #[schema(required = true, format = "uuid")]
     hold_id: Option<String>,
     #[schema(examples(3000))]
     remaining: u32,
-    /// Until when it can be settled; null without room.
+    /// Until when the hold can be settled; null if the estimate does not fit.
     #[schema(required = true)]
     expires_at: Option<jiff::Timestamp>,
-    /// When it would fit; null when it never does, because the cost is above the limit.
+    /// When the estimate would fit; null if it never does, because it is above the limit.
     #[schema(required = true, examples(0))]
     retry_after_ms: Option<u64>,
 }
@@ -78,13 +78,13 @@ pub(crate) struct SettleResponse {
     /// The estimate that was held.
     #[schema(examples(2000))]
     held: u32,
-    /// The cost it was settled at first.
+    /// The cost at which it was first settled.
     #[schema(examples(1234))]
     cost: u32,
-    /// What was given back.
+    /// How much was given back.
     #[schema(examples(766))]
     refunded: u32,
-    /// What was charged beyond the hold.
+    /// How much was charged beyond the hold.
     charged: u32,
 }
 
@@ -100,7 +100,7 @@ pub(crate) struct SettleResponse {
     responses(
         (
             status = 200,
-            description = "The decision. Without room `holdId` and `expiresAt` are null, and nothing was spent.",
+            description = "The decision. If the estimate does not fit, `holdId` and `expiresAt` are null and nothing was spent.",
             body = HoldResponse,
         ),
         (status = 404, description = "There is no policy of that name. Nothing was spent."),

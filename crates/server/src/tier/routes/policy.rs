@@ -22,7 +22,8 @@ use crate::http::error::ApiError;
 use crate::http::extract::{PathParam, TwoPathParams};
 use crate::http::openapi::schema;
 use crate::http::pagination::{Page, PageQuery, parse_limit};
-use crate::tier::settings::policy_input::Fields;
+use crate::tier::events::{PolicyChanged, PolicyDeleted};
+use crate::tier::settings::policy_input::PolicyFields;
 
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -36,13 +37,13 @@ pub(crate) struct PolicyRequest {
     shadow: Option<bool>,
     on_outage: Option<String>,
     #[serde(rename = "match")]
-    matches: Option<MatchForm>,
+    matches: Option<MatchBody>,
 }
 
-/// The descriptors of a proxy that the policy answers over gRPC.
+/// The proxy's descriptors to which the policy applies over gRPC.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 #[schema(as = PolicyMatch)]
-struct MatchForm {
+struct MatchBody {
     #[schema(
         min_length = 1,
         max_length = 255,
@@ -61,13 +62,13 @@ pub(crate) struct PolicyResponse {
     name: String,
     #[serde(flatten)]
     limit: LimitResponse,
-    /// Whether it observes and never denies.
+    /// Whether the policy only counts what it would deny.
     shadow: bool,
     #[schema(value_type = schema::OnOutage)]
     on_outage: &'static str,
     #[serde(rename = "match", skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
-    matches: Option<MatchForm>,
+    matches: Option<MatchBody>,
 }
 
 #[derive(Debug, Serialize, ToSchema)]
@@ -99,20 +100,20 @@ enum LimitResponse {
     },
 }
 
-/// The fields of its kind, and of no other kind.
+/// A policy has the fields of its kind and no others.
 #[derive(Serialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 #[schema(as = PolicyRequest, examples(json!({"kind": "sliding_window", "limit": 5, "window": "PT1M"})))]
 struct PolicyRequestSchema {
     #[serde(flatten)]
     limit: LimitResponse,
-    /// Whether to observe and never deny.
+    /// Whether the policy only counts what it would deny.
     shadow: Option<bool>,
-    /// `local` when it is left out.
+    /// `local` if it is left out.
     #[schema(value_type = Option<schema::OnOutage>)]
     on_outage: Option<String>,
     #[serde(rename = "match")]
-    matches: Option<MatchForm>,
+    matches: Option<MatchBody>,
 }
 
 fn entries_schema() -> Object {
@@ -127,12 +128,12 @@ fn entries_schema() -> Object {
         .build()
 }
 
-/// Make or change a policy.
+/// Create or change a policy.
 ///
 /// A `fixed_window` or `sliding_window` has `limit` and `window`, a `token_bucket` has `capacity`, `refill` and
-/// `period`; lengths are ISO 8601 of fixed length, whole milliseconds from 1 ms to 366 days. `shadow` observes and
-/// never denies. `onOutage` says what becomes of checks while Redis cannot be reached: `local` (each server counts for
-/// itself), `open` or `closed`. `match` makes the policy answer a proxy's descriptors over gRPC.
+/// `period`; lengths are ISO 8601 of fixed length, whole milliseconds from 1 ms to 366 days. `shadow` only
+/// counts what it would deny. `onOutage` says how checks are decided while Redis cannot be reached: `local` (each server
+/// counts for itself), `open` or `closed`. `match` applies the policy to a proxy's descriptors over gRPC.
 ///
 /// Applies at once on this server, within 5 seconds on the others. What was spent stays spent, also under a policy of
 /// another kind.
@@ -144,7 +145,7 @@ fn entries_schema() -> Object {
     request_body = PolicyRequestSchema,
     responses(
         (status = 200, description = "The policy as it is now.", body = PolicyResponse),
-        (status = 409, description = "`TOO_MANY_POLICIES`: there are as many policies as there may be."),
+        (status = 409, description = "`TOO_MANY_POLICIES`: the maximum number of policies exists."),
     ),
 )]
 pub(crate) async fn put_policy(
@@ -154,18 +155,18 @@ pub(crate) async fn put_policy(
 ) -> Result<Json<PolicyResponse>, ApiError> {
     let name = parse_name(name)?;
     let spec =
-        fields(request)?.into_spec().map_err(|wrong| ApiError::invalid_field(wrong.field, wrong.problem))?;
+        fields(request)?.into_spec().map_err(|error| ApiError::invalid_field(error.field, error.problem))?;
     let Some(policy) = app.tier.put_policy(&name, &spec).await? else {
         let message = format!("There are {POLICIES_MAX} policies already; delete one that is not used");
         return Err(ApiError::conflict("TOO_MANY_POLICIES", message));
     };
-    tracing::info!(policy = %name, limit = ?spec.limit, "a policy was changed");
+    PolicyChanged { policy: &name, limit: &spec.limit }.emit();
     Ok(Json(describe(&policy)))
 }
 
 /// Read a policy.
 ///
-/// As it is now.
+/// The policy as it is now.
 #[utoipa::path(
     get,
     path = "/admin/policies/{name}",
@@ -202,7 +203,7 @@ pub(crate) async fn list_policies(
 ) -> Result<Json<Page<PolicyResponse>>, ApiError> {
     let Query(query) = query.map_err(|problem| ApiError::invalid(problem.body_text()))?;
     let limit = parse_limit(query.limit.as_deref())?;
-    // One more than asked for tells whether there is a next page.
+    // One more than requested shows whether there is a next page.
     let policies = app.tier.policies(query.cursor.as_deref(), limit + 1);
     let items = policies.iter().map(|policy| describe(policy)).collect();
     Ok(Json(Page::cut(items, limit, |policy: &PolicyResponse| policy.name.clone())))
@@ -210,7 +211,7 @@ pub(crate) async fn list_policies(
 
 /// Delete a policy.
 ///
-/// What was spent of it is forgotten. Checks that name it are 404.
+/// Deletes its spending, too. Checks that name it are 404 from then on.
 #[utoipa::path(
     delete,
     path = "/admin/policies/{name}",
@@ -230,13 +231,13 @@ pub(crate) async fn delete_policy(
     if !app.tier.delete_policy(&name).await? {
         return Err(unknown_policy(name.as_str()));
     }
-    tracing::info!(policy = %name, "a policy was deleted");
+    PolicyDeleted { policy: &name }.emit();
     Ok(StatusCode::NO_CONTENT)
 }
 
 /// Reset a key.
 ///
-/// From then on the key counts as one that was never seen.
+/// Deletes the spending of a key.
 #[utoipa::path(
     delete,
     path = "/admin/policies/{name}/keys/{key}",
@@ -269,9 +270,9 @@ pub(crate) async fn reset_key(
 }
 
 pub(super) fn unknown_policy(name: &str) -> ApiError {
-    // A caller's text is not repeated without bounds.
+    // Bounds how much of the caller's text is repeated.
     let name: String = name.chars().take(64).collect();
-    ApiError::not_found(format!("There is no policy {name}; PUT /admin/policies/{{name}} makes one"))
+    ApiError::not_found(format!("There is no policy {name}; PUT /admin/policies/{{name}} creates one"))
 }
 
 fn parse_name(path: PathParam) -> Result<PolicyName, ApiError> {
@@ -279,10 +280,10 @@ fn parse_name(path: PathParam) -> Result<PolicyName, ApiError> {
     PolicyName::parse(text).map_err(|problem| ApiError::invalid_field("name", problem))
 }
 
-fn fields(request: PolicyRequest) -> Result<Fields, ApiError> {
-    // What is no integer gets the same advice as one that is out of range.
+fn fields(request: PolicyRequest) -> Result<PolicyFields, ApiError> {
+    // A number that is not an integer gets the same error as one that is out of range.
     let number = |value: Option<serde_json::Value>| value.map(|v| v.as_i64().map_or(0, i128::from));
-    Ok(Fields {
+    Ok(PolicyFields {
         kind: request.kind,
         limit: number(request.limit),
         window: request.window,
@@ -291,7 +292,7 @@ fn fields(request: PolicyRequest) -> Result<Fields, ApiError> {
         period: request.period,
         shadow: request.shadow.unwrap_or(false),
         on_outage: request.on_outage,
-        matches: request.matches.map(|form| Match { domain: form.domain, entries: form.entries }),
+        matches: request.matches.map(|matches| Match { domain: matches.domain, entries: matches.entries }),
     })
 }
 
@@ -315,6 +316,6 @@ fn describe(policy: &Policy) -> PolicyResponse {
         limit,
         shadow: policy.spec.shadow,
         on_outage: policy.spec.on_outage.as_str(),
-        matches: matches.map(|matches| MatchForm { domain: matches.domain, entries: matches.entries }),
+        matches: matches.map(|matches| MatchBody { domain: matches.domain, entries: matches.entries }),
     }
 }

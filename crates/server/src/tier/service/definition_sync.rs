@@ -1,4 +1,4 @@
-//! What becomes of tier in the background: changes on other servers are heard of, and old holds forgotten.
+//! The background task of tier: applies changes made on other servers, and deletes old holds.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -6,47 +6,47 @@ use std::time::{Duration, Instant};
 use weir_store::Result;
 use weir_store::tier::{ChangedDefinition, DefinitionChanges, TierStore};
 
-use super::Shared;
-use crate::telemetry::log_throttle::LogThrottle;
+use super::SharedState;
+use crate::tier::events::{DefinitionSyncFailed, HoldPurgeFailed};
 
-/// How often other servers' changes are asked for: they hold here within five seconds, also when one answer is lost.
-const ASK_EVERY: Duration = Duration::from_secs(1);
-/// How often old holds are looked for, and how many are forgotten at a time.
-const PURGE_EVERY: Duration = Duration::from_secs(60);
-const PURGED: usize = 1_000;
-/// How long a hold is remembered after it has expired: as long can its settlement be asked for again.
-pub(crate) const HOLD_KEPT: Duration = Duration::from_secs(24 * 3_600);
+/// How often the store is polled for changes: they apply here within five seconds, even if one poll fails.
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
+/// How often old holds are deleted, and how many in one call.
+const PURGE_INTERVAL: Duration = Duration::from_secs(60);
+const PURGE_BATCH: usize = 1_000;
+/// How long a hold is stored after it has expired: until then, settling it again returns the same answer.
+const HOLD_RETENTION: Duration = Duration::from_secs(24 * 3_600);
 
-/// Runs for as long as the service does.
-pub(super) async fn run(shared: Arc<Shared>, since: i64) {
-    let (mut since, mut purged) = (since, Instant::now());
+/// Runs until the service stops. `since` is the version of the definitions that are loaded.
+pub(super) async fn run(shared: Arc<SharedState>, since: i64) {
+    let (mut since, mut purged_at) = (since, Instant::now());
     loop {
-        tokio::time::sleep(ASK_EVERY).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
         if shared.store.is_shared() {
-            match hear(&shared, since).await {
+            match apply_changes(&shared, since).await {
                 Ok(version) => since = version,
-                Err(error) => tell(&error),
+                Err(error) => DefinitionSyncFailed { error: &error }.emit(),
             }
         }
-        if purged.elapsed() >= PURGE_EVERY {
-            purged = Instant::now();
+        if purged_at.elapsed() >= PURGE_INTERVAL {
+            purged_at = Instant::now();
             if let Err(error) = purge(&*shared.store).await {
-                tell(&error);
+                HoldPurgeFailed { error: &error }.emit();
             }
         }
     }
 }
 
-/// Forgets what was changed. Answers up to where that is so.
-async fn hear(shared: &Shared, since: i64) -> Result<i64> {
+/// Applies changes since a version and returns the version that is applied now.
+async fn apply_changes(shared: &SharedState, since: i64) -> Result<i64> {
     let DefinitionChanges { version, changed } = shared.store.changes_since(Some(since)).await?;
     match changed {
         None => {
-            // Of the versions in between nobody knows; what is present is read with the next ones.
-            let present = shared.store.changes_since(None).await?.version;
-            shared.subscriptions.forget_all();
+            // The changes in between are no longer in the store, so everything is loaded again.
+            let current = shared.store.changes_since(None).await?.version;
+            shared.subscriptions.invalidate_all();
             shared.definitions.load(shared.timeout).await?;
-            return Ok(present.max(version));
+            return Ok(current.max(version));
         }
         Some(changed) => {
             if changed.contains(&ChangedDefinition::Definitions) {
@@ -54,7 +54,7 @@ async fn hear(shared: &Shared, since: i64) -> Result<i64> {
             }
             for change in &changed {
                 if let ChangedDefinition::Subscription(user) = change {
-                    shared.subscriptions.forget(user.as_str());
+                    shared.subscriptions.invalidate(user.as_str());
                 }
             }
         }
@@ -63,13 +63,6 @@ async fn hear(shared: &Shared, since: i64) -> Result<i64> {
 }
 
 async fn purge(store: &dyn TierStore) -> Result<()> {
-    while store.purge_holds(HOLD_KEPT, PURGED).await? >= PURGED as u64 {}
+    while store.purge_holds(HOLD_RETENTION, PURGE_BATCH).await? >= PURGE_BATCH as u64 {}
     Ok(())
-}
-
-fn tell(error: &weir_store::Error) {
-    static FAILED: LogThrottle = LogThrottle::new();
-    if let Some(also) = FAILED.permit() {
-        tracing::warn!(error = %error.with_causes(), also, "changes of limits on other servers cannot be read");
-    }
 }

@@ -1,4 +1,4 @@
-//! What tiers allow and which policies there are, kept in memory and read anew when they change.
+//! Tiers and policies, cached in memory and loaded again when they change.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -11,17 +11,17 @@ use weir_store::tier::{Policy, TIER_SCOPE, TierStore};
 
 use crate::engines::within;
 
-/// What is limited at present.
+/// All tiers and policies at one time.
 #[derive(Debug)]
-pub(super) struct Snapshot {
+pub(super) struct DefinitionSnapshot {
     tiers: Tiers,
     rules: [Arc<ScopedRule<TierRule>>; Tier::ALL.len()],
     policies: HashMap<Box<str>, Arc<Policy>>,
-    /// Those that are about descriptors, by domain.
+    /// Policies that match descriptors, by domain.
     matched: HashMap<Box<str>, Vec<Arc<Policy>>>,
 }
 
-impl Snapshot {
+impl DefinitionSnapshot {
     fn new(tiers: Tiers, policies: Vec<Policy>) -> Self {
         let rules = Tier::ALL.map(|tier| {
             let rule = tiers.get(tier).rule();
@@ -54,7 +54,7 @@ impl Snapshot {
         self.policies.values()
     }
 
-    /// The policies about a descriptor, in order of name, and the key that it spends under.
+    /// The policies that match a descriptor, in order of name, each with the key to spend under.
     pub(super) fn matching(&self, domain: &str, entries: &[(&str, &str)]) -> Vec<(Arc<Policy>, String)> {
         let candidates = self.matched.get(domain).into_iter().flatten();
         let matching = candidates.filter_map(|policy| {
@@ -65,36 +65,36 @@ impl Snapshot {
     }
 }
 
-/// What is limited, and where that is read.
+/// The current snapshot, and the store it is loaded from.
 pub(super) struct Definitions {
     store: Arc<dyn TierStore>,
-    /// What the settings say of tiers.
+    /// The tiers of the settings.
     default: Tiers,
-    present: RwLock<Arc<Snapshot>>,
-    /// Held by whoever reads anew, so that what was read first does not come last.
-    reading: tokio::sync::Mutex<()>,
+    current: RwLock<Arc<DefinitionSnapshot>>,
+    /// Held during a load, so that an older load cannot overwrite a newer one.
+    loading: tokio::sync::Mutex<()>,
 }
 
 impl Definitions {
     pub(super) fn new(store: Arc<dyn TierStore>, default: Tiers) -> Self {
-        let present = RwLock::new(Arc::new(Snapshot::new(default, Vec::new())));
-        Self { store, default, present, reading: tokio::sync::Mutex::default() }
+        let current = RwLock::new(Arc::new(DefinitionSnapshot::new(default, Vec::new())));
+        Self { store, default, current, loading: tokio::sync::Mutex::default() }
     }
 
-    pub(super) fn get(&self) -> Arc<Snapshot> {
-        Arc::clone(&self.present.read())
+    pub(super) fn snapshot(&self) -> Arc<DefinitionSnapshot> {
+        Arc::clone(&self.current.read())
     }
 
-    /// Reads everything anew.
+    /// Loads everything from the store.
     pub(super) async fn load(&self, timeout: Duration) -> Result<()> {
-        let _reading = self.reading.lock().await;
-        let (set, policies) =
+        let _loading = self.loading.lock().await;
+        let (changed_tiers, policies) =
             within(timeout, async { Ok((self.store.tiers().await?, self.store.policies().await?)) }).await?;
         let mut tiers = self.default;
-        for (tier, limits) in set {
+        for (tier, limits) in changed_tiers {
             tiers.set(tier, limits);
         }
-        *self.present.write() = Arc::new(Snapshot::new(tiers, policies));
+        *self.current.write() = Arc::new(DefinitionSnapshot::new(tiers, policies));
         Ok(())
     }
 
@@ -103,7 +103,7 @@ impl Definitions {
         self.load_after(put, timeout).await
     }
 
-    /// Reads anew after a change. Also after one that failed: it may have been made all the same.
+    /// Loads everything after a change, also after one that failed: the store may have made it all the same.
     pub(super) async fn load_after<T>(&self, changed: Result<T>, timeout: Duration) -> Result<T> {
         let loaded = self.load(timeout).await;
         let changed = changed?;

@@ -1,8 +1,8 @@
 //! Holds: an estimate is spent first and corrected when the true cost is known.
 //!
-//! The estimate is spent, then the hold is remembered; in between, a crash leaves it spent. A hold is told of when both
-//! would survive a crash: one whose estimate was forgotten would give back what others have spent. Settling marks the hold,
-//! then corrects what was spent; in between, a crash leaves the estimate. So nothing is given back twice.
+//! The estimate is spent, then the hold is stored; a crash in between leaves the estimate spent. The caller gets the hold's id
+//! once both would survive a crash: settling a hold whose estimate was lost would give back what others have spent. Settling
+//! marks the hold, then corrects the spending; a crash in between leaves the estimate spent. So nothing is given back twice.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,62 +15,55 @@ use weir_store::tier::{NewHold, Policy, SettledHold};
 
 use super::TierService;
 use crate::engines::within;
+use crate::tier::events::HoldCorrectionFailed;
 
-/// What came of asking for a hold.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum HoldOutcome {
-    /// There is no such policy.
     UnknownPolicy,
-    /// There was no room, and nothing was spent.
+    /// The estimate does not fit; nothing was spent.
     Denied {
-        /// Where the key stands.
         limit_state: LimitState,
-        /// How long it has to wait; none when it never fits.
+        /// How long until the estimate fits; `None` if it never does.
         retry_after: Option<Duration>,
     },
-    /// It was spent, and can be settled.
+    /// The estimate is spent, and the hold can be settled.
     Held {
-        /// Its name.
         id: HoldId,
-        /// Where the key stands.
         limit_state: LimitState,
-        /// Until when it can be settled.
+        /// Until when the hold can be settled.
         expires_at: Timestamp,
     },
 }
 
-/// What came of settling a hold.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SettleOutcome {
     /// There is no such hold, or it expired more than a day ago.
     Unknown,
-    /// It had expired and is spent in full.
+    /// The hold had expired; its estimate stays spent.
     Expired,
-    /// It is settled, now or since an earlier time: the answer is the same.
+    /// The hold is settled, by this call or an earlier one.
     Settled {
-        /// What it was taken from.
         policy: String,
-        /// The key it was taken for.
         key: String,
-        /// What was held.
+        /// The estimate.
         held: u32,
-        /// What it cost in truth.
+        /// The true cost.
         cost: u32,
     },
 }
 
 impl TierService {
-    /// Spends an estimate, to be corrected within `ttl`.
-    /// Fails when the engine of limits or the store does not answer; then nothing stays spent, as far as can be told.
+    /// Spends an estimate that can be corrected within `ttl`.
+    /// Fails when the limit store or the store does not answer; the estimate is then given back if possible.
     pub async fn hold(&self, policy: &str, key: &str, cost: u32, ttl: Duration) -> Result<HoldOutcome> {
         let Some(policy) = self.policy(policy) else { return Ok(HoldOutcome::UnknownPolicy) };
-        let (alone, answer, now) = self.take_one(&policy, key, cost).await?;
-        let mut limit_state = answer.limit_state;
-        if !answer.allowed {
-            return Ok(HoldOutcome::Denied { limit_state, retry_after: answer.retry_after });
+        let (decision, result, now) = self.take_one(&policy, key, cost).await?;
+        let mut limit_state = result.limit_state;
+        if !result.allowed {
+            return Ok(HoldOutcome::Denied { limit_state, retry_after: result.retry_after });
         }
-        if !alone.is_allowed() {
-            // A policy that only observes: what does not fit is owed.
+        if !decision.is_allowed() {
+            // A shadow policy denies nothing, so the estimate becomes a debt.
             let (spent, now) = self.limits.charge(&policy, key, cost).await?;
             limit_state = policy.spec.limit.limit_state(&spent, now);
         }
@@ -84,14 +77,14 @@ impl TierService {
             taken_at: now,
             ttl,
         };
-        let remembered = async {
+        let stored = async {
             let (put, ()) = join(self.shared.store.put_hold(hold), self.limits.flush()).await;
             put
         };
-        match within(self.shared.timeout, remembered).await {
+        match within(self.shared.timeout, stored).await {
             Ok(expires_at) => Ok(HoldOutcome::Held { id, limit_state, expires_at }),
             Err(error) => {
-                // Nobody was told of it, so nobody can settle it.
+                // Nobody has the id, so nobody can settle the hold.
                 let _ = self.limits.give_back(&policy, key, cost, Some(now)).await;
                 Err(error)
             }
@@ -101,14 +94,14 @@ impl TierService {
     /// Settles a hold at its true cost, once.
     pub async fn settle(&self, id: HoldId, cost: u32) -> Result<SettleOutcome> {
         let shared = Arc::clone(&self.shared);
-        // Goes on when it takes too long, so that a hold that was marked is corrected.
+        // A task of its own: a hold that was marked is also corrected when the caller's timeout has passed.
         let limits = Arc::clone(&self.limits);
         let settle = tokio::spawn(async move {
             let settled = shared.store.settle_hold(id, cost).await?;
             if let Some(settled) = &settled {
-                let definitions = shared.definitions.get();
+                let definitions = shared.definitions.snapshot();
                 let policy = definitions.policy(settled.policy.as_str());
-                // One of the same name that was made later has nothing to do with it.
+                // The scope tells this policy from a later one of the same name.
                 if let Some(policy) = policy.filter(|policy| policy.scope() == settled.scope) {
                     correct(&*limits, policy, settled).await;
                 }
@@ -136,7 +129,7 @@ impl TierService {
 
 async fn correct(limits: &dyn weir_store::tier::LimitStore, policy: &Arc<Policy>, settled: &SettledHold) {
     let (key, hold) = (settled.key.as_str(), &settled.hold);
-    let done = match settled.settlement {
+    let corrected = match settled.settlement {
         HoldSettlement::Settled(Correction::Charge(more)) => {
             limits.charge(policy, key, more).await.map(|_| ())
         }
@@ -145,7 +138,7 @@ async fn correct(limits: &dyn weir_store::tier::LimitStore, policy: &Arc<Policy>
         }
         _ => Ok(()),
     };
-    if let Err(error) = done {
-        tracing::warn!(error = %error.with_causes(), "a hold was settled, and its estimate stays spent");
+    if let Err(error) = corrected {
+        HoldCorrectionFailed { policy: &policy.name, error: &error }.emit();
     }
 }

@@ -1,16 +1,16 @@
-//! Policies in a file: `[policies.<name>]`, in the form that operators send, with the names of fields in either spelling.
+//! Policies in a settings file: `[policies.<name>]` with the fields of the HTTP API, in snake_case or camelCase.
 
 use std::collections::BTreeMap;
 
 use weir_core::PolicyName;
 use weir_store::tier::{Match, PolicySpec};
 
-use super::policy_input::{Fields, FormError};
+use super::policy_input::{PolicyFieldError, PolicyFields};
 use crate::settings::source::SettingError;
 
 type Tables = BTreeMap<String, BTreeMap<String, String>>;
 
-/// The tables below `policies`, of which `x.match` and `x.match.entries` belong to `x`.
+/// Reads the tables below `policies`; `x.match` and `x.match.entries` belong to policy `x`.
 pub(super) fn read_all(tables: &Tables) -> Result<BTreeMap<PolicyName, PolicySpec>, SettingError> {
     let mut policies = BTreeMap::new();
     for name in tables.keys() {
@@ -24,30 +24,30 @@ pub(super) fn read_all(tables: &Tables) -> Result<BTreeMap<PolicyName, PolicySpe
 }
 
 fn read_one(tables: &Tables, name: &str) -> Result<PolicySpec, SettingError> {
-    let nothing = BTreeMap::new();
-    let fields = tables.get(name).unwrap_or(&nothing);
-    let mut form = Fields::default();
-    for (field, text) in fields {
+    let no_fields = BTreeMap::new();
+    let texts = tables.get(name).unwrap_or(&no_fields);
+    let mut fields = PolicyFields::default();
+    for (field, text) in texts {
         let wrong = |allowed: &str| SettingError::new(format!("policies.{name}.{field}"), text, allowed);
         let number = || text.parse().map(Some).map_err(|_no_number| wrong("a number"));
         match field.as_str() {
-            "kind" => form.kind = Some(text.clone()),
-            "limit" => form.limit = number()?,
-            "capacity" => form.capacity = number()?,
-            "refill" => form.refill = number()?,
-            "window" => form.window = Some(text.clone()),
-            "period" => form.period = Some(text.clone()),
+            "kind" => fields.kind = Some(text.clone()),
+            "limit" => fields.limit = number()?,
+            "capacity" => fields.capacity = number()?,
+            "refill" => fields.refill = number()?,
+            "window" => fields.window = Some(text.clone()),
+            "period" => fields.period = Some(text.clone()),
             "shadow" => {
-                form.shadow = super::boolean(text).ok_or_else(|| wrong("true or false"))?;
+                fields.shadow = super::boolean(text).ok_or_else(|| wrong("true or false"))?;
             }
-            "on_outage" | "onOutage" => form.on_outage = Some(text.clone()),
+            "on_outage" | "onOutage" => fields.on_outage = Some(text.clone()),
             _ => return Err(wrong("left out: docs/tier.md lists the fields of a policy")),
         }
     }
-    form.matches = read_match(tables, name)?;
-    form.into_spec().map_err(|FormError { field, problem }| {
+    fields.matches = read_match(tables, name)?;
+    fields.into_spec().map_err(|PolicyFieldError { field, problem }| {
         let key = if field == "onOutage" { "on_outage" } else { field };
-        let value = fields.get(key).map_or("", String::as_str);
+        let value = texts.get(key).map_or("", String::as_str);
         SettingError::new(format!("policies.{name}.{key}"), value, problem.trim_start_matches("must be "))
     })
 }

@@ -1,56 +1,50 @@
-//! Policies as people write them, over HTTP or in a file: which fields a kind has, and what they may be.
+//! Policies as operators write them, over HTTP or in a file: which fields each kind has, and which values are valid.
 
 use std::time::Duration;
 
 use weir_core::tier::{FixedWindow, Limit, LimitError, SlidingWindow, TokenBucket};
 use weir_store::tier::{Match, OnOutage, PolicySpec};
 
-/// The fields of a policy, as they were given.
+/// The fields of a policy, not yet validated.
 #[derive(Debug, Default)]
-pub(crate) struct Fields {
-    /// `kind`
+pub(crate) struct PolicyFields {
     pub kind: Option<String>,
-    /// `limit`, of windows.
+    /// Only of windows.
     pub limit: Option<i128>,
-    /// `window`, of windows.
+    /// Only of windows.
     pub window: Option<String>,
-    /// `capacity`, of buckets.
+    /// Only of buckets.
     pub capacity: Option<i128>,
-    /// `refill`, of buckets.
+    /// Only of buckets.
     pub refill: Option<i128>,
-    /// `period`, of buckets.
+    /// Only of buckets.
     pub period: Option<String>,
-    /// `shadow`
     pub shadow: bool,
-    /// `onOutage`
     pub on_outage: Option<String>,
-    /// `match`
     pub matches: Option<Match>,
 }
 
-/// Which field is wrong and how. The problem finishes the sentence "limit …".
+/// Which field is wrong, and why.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct FormError {
-    /// The field.
+pub(crate) struct PolicyFieldError {
     pub field: &'static str,
-    /// What it must be.
+    /// Completes a sentence that begins with the field's name: "must be from 1 to 5".
     pub problem: String,
 }
 
-/// The most entries of a descriptor that a policy can be about.
+/// How many descriptor entries a policy can match.
 const ENTRIES_MAX: usize = 16;
-/// The longest text of an entry, in characters.
+/// The longest name or value of an entry, in characters.
 const ENTRY_MAX: usize = 255;
 
-impl Fields {
-    /// The policy they describe.
-    /// Names the field that is wrong.
-    pub(crate) fn into_spec(self) -> Result<PolicySpec, FormError> {
+impl PolicyFields {
+    /// Validates the fields and returns the policy they describe.
+    pub(crate) fn into_spec(self) -> Result<PolicySpec, PolicyFieldError> {
         let limit = self.limit()?;
         let on_outage = match self.on_outage.as_deref() {
             None => OnOutage::default(),
             Some(text) => OnOutage::parse(text)
-                .ok_or_else(|| FormError::new("onOutage", "must be one of open, closed, local"))?,
+                .ok_or_else(|| PolicyFieldError::new("onOutage", "must be one of open, closed, local"))?,
         };
         if let Some(matches) = &self.matches {
             check_match(matches)?;
@@ -58,18 +52,18 @@ impl Fields {
         Ok(PolicySpec { limit, shadow: self.shadow, on_outage, matches: self.matches })
     }
 
-    fn limit(&self) -> Result<Limit, FormError> {
+    fn limit(&self) -> Result<Limit, PolicyFieldError> {
         let kinds = "must be one of fixed_window, token_bucket, sliding_window";
-        let kind = self.kind.as_deref().ok_or_else(|| FormError::new("kind", "is required"))?;
+        let kind = self.kind.as_deref().ok_or_else(|| PolicyFieldError::new("kind", "is required"))?;
         if !["fixed_window", "token_bucket", "sliding_window"].contains(&kind) {
-            return Err(FormError::new("kind", kinds));
+            return Err(PolicyFieldError::new("kind", kinds));
         }
         if kind == "token_bucket" {
             self.refuse(&[("limit", self.limit.is_some()), ("window", self.window.is_some())], kind)?;
             let (capacity, refill) = (amount("capacity", self.capacity)?, amount("refill", self.refill)?);
             let period = span("period", self.period.as_deref())?;
             let bucket = TokenBucket::new(capacity, refill, period);
-            return bucket.map(Limit::TokenBucket).map_err(|problem| FormError::of(problem, "period"));
+            return bucket.map(Limit::TokenBucket).map_err(|problem| PolicyFieldError::of(problem, "period"));
         }
         let others = [
             ("capacity", self.capacity.is_some()),
@@ -78,45 +72,45 @@ impl Fields {
         ];
         self.refuse(&others, kind)?;
         let (limit, window) = (amount("limit", self.limit)?, span("window", self.window.as_deref())?);
-        let made = if kind == "fixed_window" {
+        let limit = if kind == "fixed_window" {
             FixedWindow::new(limit, window).map(Limit::FixedWindow)
         } else {
             SlidingWindow::new(limit, window).map(Limit::SlidingWindow)
         };
-        made.map_err(|problem| FormError::of(problem, "window"))
+        limit.map_err(|problem| PolicyFieldError::of(problem, "window"))
     }
 
-    fn refuse(&self, fields: &[(&'static str, bool)], kind: &str) -> Result<(), FormError> {
+    fn refuse(&self, fields: &[(&'static str, bool)], kind: &str) -> Result<(), PolicyFieldError> {
         match fields.iter().find(|(_, is_given)| *is_given) {
-            Some((field, _)) => Err(FormError::new(field, format!("must be left out of a {kind}"))),
+            Some((field, _)) => Err(PolicyFieldError::new(field, format!("must be left out of a {kind}"))),
             None => Ok(()),
         }
     }
 }
 
-impl FormError {
+impl PolicyFieldError {
     fn new(field: &'static str, problem: impl Into<String>) -> Self {
         Self { field, problem: problem.into() }
     }
 
-    /// Amounts were checked before, each by its own name.
+    /// The amounts have been checked before, so the duration must be wrong.
     fn of(problem: LimitError, span_field: &'static str) -> Self {
         Self::new(span_field, problem.to_string())
     }
 }
 
-fn amount(field: &'static str, given: Option<i128>) -> Result<u32, FormError> {
-    let given = given.ok_or_else(|| FormError::new(field, "is required"))?;
-    let amount = u32::try_from(given).ok().filter(|amount| (1..=Limit::MAX).contains(amount));
-    amount.ok_or_else(|| FormError::new(field, LimitError::Amount.to_string()))
+fn amount(field: &'static str, value: Option<i128>) -> Result<u32, PolicyFieldError> {
+    let value = value.ok_or_else(|| PolicyFieldError::new(field, "is required"))?;
+    let amount = u32::try_from(value).ok().filter(|amount| (1..=Limit::MAX).contains(amount));
+    amount.ok_or_else(|| PolicyFieldError::new(field, LimitError::Amount.to_string()))
 }
 
-fn span(field: &'static str, given: Option<&str>) -> Result<Duration, FormError> {
-    let given = given.ok_or_else(|| FormError::new(field, "is required"))?;
-    parse_span(given).ok_or_else(|| FormError::new(field, LimitError::Period.to_string()))
+fn span(field: &'static str, text: Option<&str>) -> Result<Duration, PolicyFieldError> {
+    let text = text.ok_or_else(|| PolicyFieldError::new(field, "is required"))?;
+    parse_span(text).ok_or_else(|| PolicyFieldError::new(field, LimitError::Period.to_string()))
 }
 
-/// ISO 8601 of fixed length: weeks and days are 7 times 24 hours; months and years have none.
+/// Parses an ISO 8601 duration of fixed length: a day has 24 hours; months and years are refused.
 #[must_use]
 pub(crate) fn parse_span(text: &str) -> Option<Duration> {
     if !text.starts_with(['P', 'p']) {
@@ -130,11 +124,11 @@ pub(crate) fn parse_span(text: &str) -> Option<Duration> {
     Duration::try_from(fixed).ok()
 }
 
-fn check_match(matches: &Match) -> Result<(), FormError> {
+fn check_match(matches: &Match) -> Result<(), PolicyFieldError> {
     let is_plain = |text: &str| text.chars().count() <= ENTRY_MAX && !text.chars().any(char::is_control);
     if matches.domain.is_empty() || !is_plain(&matches.domain) {
         let problem = "must have a domain of 1 to 255 characters, none of them a control character";
-        return Err(FormError::new("match", problem));
+        return Err(PolicyFieldError::new("match", problem));
     }
     let are_plain = matches
         .entries
@@ -143,7 +137,7 @@ fn check_match(matches: &Match) -> Result<(), FormError> {
     if !(1..=ENTRIES_MAX).contains(&matches.entries.len()) || !are_plain {
         let problem = "must have 1 to 16 entries with names and values of 1 to 255 characters, such as \
                        {\"remote_address\":\"*\"}";
-        return Err(FormError::new("match", problem));
+        return Err(PolicyFieldError::new("match", problem));
     }
     Ok(())
 }
@@ -154,22 +148,22 @@ mod tests {
 
     use super::*;
 
-    fn window(kind: &str) -> Fields {
-        Fields {
+    fn window(kind: &str) -> PolicyFields {
+        PolicyFields {
             kind: Some(kind.to_owned()),
             limit: Some(5),
             window: Some("PT1M".to_owned()),
-            ..Fields::default()
+            ..PolicyFields::default()
         }
     }
 
-    fn bucket() -> Fields {
-        Fields {
+    fn bucket() -> PolicyFields {
+        PolicyFields {
             kind: Some("token_bucket".to_owned()),
             capacity: Some(5),
             refill: Some(5),
             period: Some("PT1M".to_owned()),
-            ..Fields::default()
+            ..PolicyFields::default()
         }
     }
 
@@ -178,18 +172,21 @@ mod tests {
         assert!(matches!(window("fixed_window").into_spec().unwrap().limit, Limit::FixedWindow(_)));
         assert!(matches!(window("sliding_window").into_spec().unwrap().limit, Limit::SlidingWindow(_)));
         assert!(matches!(bucket().into_spec().unwrap().limit, Limit::TokenBucket(_)));
-        let field = |fields: Fields| fields.into_spec().unwrap_err().field;
-        assert_eq!(field(Fields::default()), "kind");
+        let field = |fields: PolicyFields| fields.into_spec().unwrap_err().field;
+        assert_eq!(field(PolicyFields::default()), "kind");
         assert_eq!(field(window("leaky")), "kind");
-        assert_eq!(field(Fields { limit: None, ..window("fixed_window") }), "limit");
-        assert_eq!(field(Fields { limit: Some(0), ..window("fixed_window") }), "limit");
-        assert_eq!(field(Fields { window: Some("1m".to_owned()), ..window("fixed_window") }), "window");
-        assert_eq!(field(Fields { window: Some("P1M".to_owned()), ..window("fixed_window") }), "window");
-        assert_eq!(field(Fields { refill: Some(1), ..window("sliding_window") }), "refill");
-        assert_eq!(field(Fields { capacity: Some(1 << 40), ..bucket() }), "capacity");
-        assert_eq!(field(Fields { period: None, ..bucket() }), "period");
-        assert_eq!(field(Fields { limit: Some(1), ..bucket() }), "limit");
-        assert_eq!(field(Fields { on_outage: Some("ajar".to_owned()), ..bucket() }), "onOutage");
+        assert_eq!(field(PolicyFields { limit: None, ..window("fixed_window") }), "limit");
+        assert_eq!(field(PolicyFields { limit: Some(0), ..window("fixed_window") }), "limit");
+        assert_eq!(field(PolicyFields { window: Some("1m".to_owned()), ..window("fixed_window") }), "window");
+        assert_eq!(
+            field(PolicyFields { window: Some("P1M".to_owned()), ..window("fixed_window") }),
+            "window"
+        );
+        assert_eq!(field(PolicyFields { refill: Some(1), ..window("sliding_window") }), "refill");
+        assert_eq!(field(PolicyFields { capacity: Some(1 << 40), ..bucket() }), "capacity");
+        assert_eq!(field(PolicyFields { period: None, ..bucket() }), "period");
+        assert_eq!(field(PolicyFields { limit: Some(1), ..bucket() }), "limit");
+        assert_eq!(field(PolicyFields { on_outage: Some("ajar".to_owned()), ..bucket() }), "onOutage");
     }
 
     #[test]
@@ -198,7 +195,7 @@ mod tests {
             let entries: BTreeMap<_, _> =
                 entries.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
             let matches = Some(Match { domain: domain.to_owned(), entries });
-            Fields { matches, ..bucket() }.into_spec()
+            PolicyFields { matches, ..bucket() }.into_spec()
         };
         assert!(with("edge", &[("remote_address", "*")]).is_ok());
         assert!(with(&"ü".repeat(255), &[("a", "*")]).is_ok());
