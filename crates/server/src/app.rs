@@ -90,7 +90,7 @@ impl App {
         let buffers = BufferBudget::new(settings.http.max_buffered - upload_buffers.total());
         Arc::new(Self {
             health: Health::new(engines.clone()),
-            clocks: Clocks::new(&engines, quota.denials(), metrics.clock_steps.clone()),
+            clocks: Clocks::new(&engines, quota.denials(), metrics.operations.clone()),
             quota,
             slot,
             tier,

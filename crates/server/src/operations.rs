@@ -1,7 +1,9 @@
-//! What operators ask of a server: health, readiness, metrics, the audit, dead letters, queues, and its clocks.
+//! Operations: health, readiness, metrics, audit, dead letters, queues and clocks, for operators and their tools.
 
 pub(crate) mod audit;
 pub(crate) mod clocks;
+mod events;
 pub(crate) mod health;
+pub(crate) mod metrics;
 pub(crate) mod readiness;
 pub(crate) mod routes;

@@ -15,7 +15,7 @@ use super::message::{
     Code, DescriptorStatus, HeaderValue, RateLimit, RateLimitDescriptor, RateLimitOverride, RateLimitRequest,
     RateLimitResponse, RateLimitUnit,
 };
-use crate::tier::service::{Answer, TierService};
+use crate::tier::service::{CheckResult, TierService};
 
 /// The most descriptors in a question, and entries in a descriptor.
 const MAX: usize = 64;
@@ -147,12 +147,16 @@ fn bounded(key: String) -> String {
 }
 
 /// Spends, unless something that is only looked at, or barred, is over its limit: then nothing is.
-async fn decide(tier: &TierService, parts: &[Part], asks: &[LimitCheck<'_>]) -> Result<Vec<Answer>, Status> {
+async fn decide(
+    tier: &TierService,
+    parts: &[Part],
+    asks: &[LimitCheck<'_>],
+) -> Result<Vec<CheckResult>, Status> {
     let unavailable = |error: weir_store::Error| Status::unavailable(error.to_string());
     let must_look = parts.iter().any(|part| part.cost == 0 || part.is_barred);
     if must_look {
         let looked = tier.decide(asks, true).await.map_err(unavailable)?;
-        let is_over = |(part, answer): (&Part, &Answer)| {
+        let is_over = |(part, answer): (&Part, &CheckResult)| {
             (part.cost == 0 || part.is_barred) && code(part, answer) == Code::OverLimit
         };
         if parts.iter().all(|part| part.cost == 0) || parts.iter().zip(&looked.checks).any(is_over) {
@@ -163,7 +167,7 @@ async fn decide(tier: &TierService, parts: &[Part], asks: &[LimitCheck<'_>]) -> 
 }
 
 /// Whether a descriptor has room with one policy.
-fn code(part: &Part, answer: &Answer) -> Code {
+fn code(part: &Part, answer: &CheckResult) -> Code {
     let has_room = match part.cost {
         // Nothing always fits. Whoever looks wants to know whether anything would.
         0 => answer.limit_state.remaining > 0,
@@ -172,7 +176,7 @@ fn code(part: &Part, answer: &Answer) -> Code {
     if part.policy.spec.shadow || (has_room && !part.is_barred) { Code::Ok } else { Code::OverLimit }
 }
 
-fn respond(count: usize, parts: &[Part], answers: &[Answer]) -> RateLimitResponse {
+fn respond(count: usize, parts: &[Part], answers: &[CheckResult]) -> RateLimitResponse {
     let mut statuses = vec![DescriptorStatus { code: Code::Ok as i32, ..DescriptorStatus::default() }; count];
     for (part, answer) in parts.iter().zip(answers) {
         let status = describe(part, answer);
@@ -198,7 +202,7 @@ fn respond(count: usize, parts: &[Part], answers: &[Answer]) -> RateLimitRespons
     }
 }
 
-fn describe(part: &Part, answer: &Answer) -> DescriptorStatus {
+fn describe(part: &Part, answer: &CheckResult) -> DescriptorStatus {
     let code = code(part, answer);
     let (_, amount, refill, ms) = part.policy.spec.limit_columns();
     let window = std::time::Duration::from_millis(u64::try_from(ms).unwrap_or(0));

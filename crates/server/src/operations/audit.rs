@@ -1,35 +1,28 @@
-//! The books. Every capability adds its own; they balance when everything accepted is in exactly one place.
+//! The audit: counts of every capability, which balance when everything accepted is in exactly one place.
 
 use weir_store::{Result, quota, request, sale, slot, tier};
 
 use crate::engines::{Engines, within};
 use crate::settings::Settings;
 
-/// The books of every capability.
+/// The counts of every capability.
 #[derive(Clone, Debug)]
 pub(crate) struct Audit {
-    /// Quota rows.
     pub quota: quota::QuotaAudit,
-    /// The messages quota accepted.
+    /// Messages that quota accepted.
     pub quota_messages: weir_queue::QueueAudit,
-    /// Slots and their windows.
     pub slot: slot::SlotAudit,
-    /// The slots that were dispatched on the store's own queue, if they are.
+    /// Slots published on the store's own queue; `None` if they are not dispatched or are on Kafka.
     pub slot_messages: Option<weir_queue::QueueAudit>,
-    /// Requests and their jobs.
     pub request: request::RequestAudit,
-    /// The webhooks that tell of their ends.
     pub request_webhooks: weir_queue::QueueAudit,
-    /// Holds of tier.
     pub tier: tier::HoldAudit,
-    /// Keys that have spent something, and those of them whose last change is not kept yet, as this server knows them.
+    /// Keys with spending in this server's memory, and how many of them are not saved yet.
     pub tier_keys: [usize; 2],
-    /// Products and their purchases.
     pub sale: sale::SaleAudit,
 }
 
 impl Audit {
-    /// Reads the books.
     pub(crate) async fn read(
         engines: &Engines,
         settings: &Settings,
@@ -55,22 +48,21 @@ impl Audit {
         })
     }
 
-    /// Whether they balance.
+    /// Whether all counts balance and nobody is over a limit.
     #[must_use]
-    pub(crate) fn balance(&self) -> bool {
-        let slots_are_counted = self.slot.slots == self.slot.counted && self.slot.different.is_empty();
-        let requests_are_there =
-            self.request.difference() == 0 && self.request.jobs == self.request.in_flight;
+    pub(crate) fn is_balanced(&self) -> bool {
+        let slots_match = self.slot.slots == self.slot.counted && self.slot.different.is_empty();
+        let requests_match = self.request.difference() == 0 && self.request.jobs == self.request.in_flight;
         let queues = [Some(self.quota_messages), self.slot_messages, Some(self.request_webhooks)];
-        let messages_are_there = queues.iter().flatten().all(|books| books.difference() == 0);
-        let sales_are_written = self.sale.sold == self.sale.persisted && self.sale.different.is_empty();
+        let messages_match = queues.iter().flatten().all(|books| books.difference() == 0);
+        let sales_match = self.sale.sold == self.sale.persisted && self.sale.different.is_empty();
         let tier::HoldAudit { holds, open, settled, expired, .. } = self.tier;
-        let holds_are_there = holds == open + settled + expired;
+        let holds_match = holds == open + settled + expired;
         self.quota.over_limit.is_empty()
-            && holds_are_there
-            && messages_are_there
-            && slots_are_counted
-            && requests_are_there
-            && sales_are_written
+            && holds_match
+            && messages_match
+            && slots_match
+            && requests_match
+            && sales_match
     }
 }

@@ -1,8 +1,8 @@
 //! Watches the clocks that decide: this machine's, the store's and Redis's.
 //!
-//! A clock that steps ends windows early or holds state in the future. The rules and engines see to it that nobody is kept out
-//! for longer than their own window; this module tells operators, and has the store bring back what waits for a time that is
-//! further away than it should be.
+//! A step of a clock ends windows early or leaves state in the future. The rules and engines make sure that nobody is locked
+//! out for longer than their own window. This module reports steps to operators and has the store reschedule deferred work
+//! that would otherwise wait for too long.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -18,16 +18,17 @@ use weir_store::{StoreClock, SystemClock};
 use weir_store_redis::Redis;
 
 use crate::engines::Engines;
-use crate::telemetry::metrics::{ClockLabels, ClockSteps};
+use crate::operations::events::{ClockStepped, DeferredWorkRescheduled};
+use crate::operations::metrics::OperationsMetrics;
 
-/// How often the system clock is looked at: a jump that lasts for less may go unnoticed, and is not followed either.
-const LOOK_EVERY: Duration = Duration::from_millis(100);
-/// How often the clocks of other machines are asked for.
-const ASK_EVERY: Duration = Duration::from_secs(1);
-/// When what waits is looked at again after a step: the clock of this process follows one only after a while.
-const AGAIN_AFTER: Duration = STEP_CONFIRMED_AFTER.saturating_mul(2);
-/// How long `/health` tells of a step.
-const TOLD_FOR: Duration = Duration::from_secs(600);
+/// How often the system clock is read. A shorter jump may go unnoticed; it is not followed, either.
+const SYSTEM_POLL_INTERVAL: Duration = Duration::from_millis(100);
+/// How often the clocks of other machines are read.
+const ENGINE_POLL_INTERVAL: Duration = Duration::from_secs(1);
+/// How long after a step deferred work is rescheduled a second time: this process's clock follows a step only after a while.
+const SECOND_RESCHEDULE_AFTER: Duration = STEP_CONFIRMED_AFTER.saturating_mul(2);
+/// How long `/health` shows a step.
+const SHOWN_FOR: Duration = Duration::from_secs(600);
 
 /// The name of this machine's clock in metrics, logs and `/health`.
 const SYSTEM: &str = "system";
@@ -35,20 +36,19 @@ const SYSTEM: &str = "system";
 /// The last step of a clock.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ClockStep {
-    /// By how many seconds; negative when it was set back.
+    /// Negative if the clock was set back.
     pub(crate) seconds: f64,
-    /// When it was noticed, by the clock after the step.
+    /// When the step was noticed, by the clock after the step.
     pub(crate) at: Timestamp,
     uptime: Duration,
 }
 
-/// How a clock goes, as far as is known.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum ClockState {
-    /// It has not been seen yet.
+    /// The clock has not been read yet.
     Unknown,
     Steady,
-    /// It has stepped lately.
+    /// The clock has stepped within the last ten minutes.
     Stepped(ClockStep),
 }
 
@@ -57,17 +57,17 @@ pub(crate) struct Clocks {
     store: Arc<dyn StoreClock>,
     store_name: &'static str,
     redis: Option<Redis>,
-    /// What is remembered of users over their limit, until a time that a step makes doubtful.
+    /// Cached denials, whose end times a step invalidates.
     denials: Arc<DenialCache>,
     system: StepDetector,
-    /// By the address of the server.
+    /// By the address of the Redis server.
     redis_steps: Mutex<HashMap<String, StepDetector>>,
     last: Mutex<BTreeMap<&'static str, ClockStep>>,
-    steps: ClockSteps,
+    metrics: OperationsMetrics,
 }
 
 impl Clocks {
-    pub(crate) fn new(engines: &Engines, denials: Arc<DenialCache>, steps: ClockSteps) -> Arc<Self> {
+    pub(crate) fn new(engines: &Engines, denials: Arc<DenialCache>, metrics: OperationsMetrics) -> Arc<Self> {
         let clocks = Self {
             store: Arc::clone(&engines.store.clock),
             store_name: engines.store.name,
@@ -76,22 +76,22 @@ impl Clocks {
             system: StepDetector::default(),
             redis_steps: Mutex::default(),
             last: Mutex::default(),
-            steps,
+            metrics,
         };
-        clocks.look_at_system();
-        // From 0 on: Prometheus takes a counter that begins with 1 for one that has not moved.
+        clocks.observe_system_clock();
+        // Shown as 0 from the start: Prometheus sees no increase in a counter that first appears as 1.
         for clock in clocks.report().into_keys() {
-            drop(clocks.steps.get_or_create(&ClockLabels { clock }));
+            let _ = clocks.metrics.clock_steps(clock);
         }
         Arc::new(clocks)
     }
 
-    /// How every clock goes that decides.
+    /// The state of every clock.
     pub(crate) fn report(&self) -> BTreeMap<&'static str, ClockState> {
         let last = self.last.lock();
-        let state = |name: &'static str, is_seen: bool| {
-            let lately = last.get(name).filter(|step| uptime().saturating_sub(step.uptime) < TOLD_FOR);
-            let state = match (lately, is_seen) {
+        let state = |name: &'static str, was_read: bool| {
+            let recent = last.get(name).filter(|step| uptime().saturating_sub(step.uptime) < SHOWN_FOR);
+            let state = match (recent, was_read) {
                 (Some(step), _) => ClockState::Stepped(*step),
                 (None, true) => ClockState::Steady,
                 (None, false) => ClockState::Unknown,
@@ -104,98 +104,90 @@ impl Clocks {
         [Some(state(SYSTEM, true)), store, redis].into_iter().flatten().collect()
     }
 
-    /// Watches until told to stop.
+    /// Watches the clocks until `closing` is cancelled.
     pub(crate) async fn watch(self: Arc<Self>, closing: CancellationToken) {
-        let mut ask_at = uptime();
-        // Once at the start: the clock may have been set back while no server was there to see it.
-        let mut bring_back_at = vec![uptime()];
+        let mut next_engine_poll = uptime();
+        // Also at the start: the clock may have been set back while no server was running.
+        let mut reschedule_at = vec![uptime()];
         loop {
             let now = uptime();
-            self.look_at_system();
-            if now >= ask_at {
-                ask_at = now + ASK_EVERY;
-                self.ask_others().await;
+            self.observe_system_clock();
+            if now >= next_engine_poll {
+                next_engine_poll = now + ENGINE_POLL_INTERVAL;
+                self.observe_engine_clocks().await;
             }
-            if self.tell_of_steps() {
-                bring_back_at = vec![now, now + AGAIN_AFTER];
+            if self.record_steps() {
+                reschedule_at = vec![now, now + SECOND_RESCHEDULE_AFTER];
             }
-            if bring_back_at.first().is_some_and(|at| *at <= now) {
-                if self.bring_back().await {
-                    bring_back_at.remove(0);
+            if reschedule_at.first().is_some_and(|at| *at <= now) {
+                if self.reschedule_deferred_work().await {
+                    reschedule_at.remove(0);
                 } else {
-                    bring_back_at[0] = now + ASK_EVERY;
+                    reschedule_at[0] = now + ENGINE_POLL_INTERVAL;
                 }
             }
-            if closing.run_until_cancelled(tokio::time::sleep(LOOK_EVERY)).await.is_none() {
+            if closing.run_until_cancelled(tokio::time::sleep(SYSTEM_POLL_INTERVAL)).await.is_none() {
                 return;
             }
         }
     }
 
-    /// Notices a step of the system clock, and lets this process's own clock follow it.
-    fn look_at_system(&self) {
-        let asked = uptime();
-        self.system.observe(system_time(), asked, uptime());
+    /// Detects steps of the system clock and lets this process's own clock follow them.
+    fn observe_system_clock(&self) {
+        let asked_at = uptime();
+        self.system.observe(system_time(), asked_at, uptime());
         let _ = SystemClock::shared().now();
     }
 
-    async fn ask_others(&self) {
+    async fn observe_engine_clocks(&self) {
         if self.store.steps().is_some() {
-            // An outage shows elsewhere.
+            // Health checks report an outage.
             let _ = self.store.time().await;
         }
         let Some(redis) = &self.redis else { return };
         let times = redis.server_times().await;
         let mut detectors = self.redis_steps.lock();
-        detectors.retain(|address, _| times.is_empty() || times.iter().any(|(known, ..)| known == address));
-        for (address, shown, [asked, answered]) in times {
-            detectors.entry(address).or_default().observe(shown, asked, answered);
+        detectors
+            .retain(|address, _| times.is_empty() || times.iter().any(|(answered, ..)| answered == address));
+        for (address, time, [asked_at, answered_at]) in times {
+            detectors.entry(address).or_default().observe(time, asked_at, answered_at);
         }
     }
 
-    /// Forgets what was remembered by another time, and has the store bring back what waits for too long. Says whether the store
-    /// could be asked.
-    async fn bring_back(&self) -> bool {
+    /// Clears cached denials and has the store reschedule work that was deferred before a step. Returns whether the store
+    /// answered.
+    async fn reschedule_deferred_work(&self) -> bool {
         self.denials.invalidate(&LimitChange::AllUsers);
         match self.store.reschedule_deferred().await {
             Ok(0) => true,
             Ok(count) => {
-                tracing::warn!(count, "brought back work that was put off before the clock was set back");
+                DeferredWorkRescheduled { count }.emit();
                 true
             }
             Err(_unavailable) => false,
         }
     }
 
-    /// Tells of the steps since the last look, and says whether there were any.
-    fn tell_of_steps(&self) -> bool {
-        let of_redis: Vec<i64> =
-            self.redis_steps.lock().values().flat_map(StepDetector::take_steps).collect();
-        let of_store = self.store.steps().map(StepDetector::take_steps).unwrap_or_default();
-        let all = [
-            (SYSTEM, self.system.take_steps()),
-            (self.store_name, of_store),
-            (weir_store_redis::ENGINE, of_redis),
-        ];
+    /// Records new steps and returns whether there were any.
+    fn record_steps(&self) -> bool {
+        let redis: Vec<i64> = self.redis_steps.lock().values().flat_map(StepDetector::take_steps).collect();
+        let store = self.store.steps().map(StepDetector::take_steps).unwrap_or_default();
+        let all =
+            [(SYSTEM, self.system.take_steps()), (self.store_name, store), (weir_store_redis::ENGINE, redis)];
         let mut any = false;
         for (clock, steps) in all {
             for step in steps {
                 any = true;
-                self.tell(clock, step);
+                self.record_step(clock, step);
             }
         }
         any
     }
 
-    #[expect(clippy::cast_precision_loss, reason = "a number to read")]
-    fn tell(&self, clock: &'static str, step_us: i64) {
+    #[expect(clippy::cast_precision_loss, reason = "the number is for people")]
+    fn record_step(&self, clock: &'static str, step_us: i64) {
         let seconds = step_us as f64 / 1e6;
-        tracing::warn!(
-            clock,
-            stepped_by_seconds = seconds,
-            "the clock of {clock} has stepped by {seconds:+.1} s; check its time synchronization"
-        );
-        self.steps.get_or_create(&ClockLabels { clock }).inc();
+        ClockStepped { clock, seconds }.emit(&self.metrics);
         let step = ClockStep { seconds, at: system_time(), uptime: uptime() };
         self.last.lock().insert(clock, step);
     }

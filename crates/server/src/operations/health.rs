@@ -1,4 +1,4 @@
-//! Whether the engines answer. Asked often and by anybody, so the answer is shared for a moment.
+//! Checks whether the engines answer. Anybody may ask, so the result is cached for a moment.
 
 use std::time::{Duration, Instant};
 
@@ -6,46 +6,38 @@ use tokio::sync::Mutex;
 
 use crate::engines::Engines;
 
-/// How long an answer is good for.
-const FRESH_FOR: Duration = Duration::from_millis(500);
-/// How long an engine may take.
-const PATIENCE: Duration = Duration::from_secs(1);
+/// How long a result is cached.
+const CACHED_FOR: Duration = Duration::from_millis(500);
+/// How long an engine may take to answer.
+const PING_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Whether the engines answer.
 pub struct Health {
     engines: Engines,
-    last: Mutex<Option<(Instant, Checks)>>,
+    cached: Mutex<Option<(Instant, Vec<EngineCheck>)>>,
 }
 
-/// Every engine's answer: first the store's, which nothing goes without.
-pub(crate) type Checks = Vec<Check>;
-
-/// One engine's answer.
+/// The result of checking one engine.
 #[derive(Clone, Copy, Debug)]
-pub struct Check {
-    /// Which engine.
+pub struct EngineCheck {
     pub engine: &'static str,
-    /// Whether it answered.
     pub up: bool,
-    /// How long it took.
     pub latency: Duration,
-    /// Why it does not, where that is known and may be told to anybody.
+    /// Why the engine is down, where that is known and not confidential.
     pub reason: Option<&'static str>,
 }
 
 impl Health {
-    /// Checks of these engines.
     #[must_use]
     pub fn new(engines: Engines) -> Self {
-        Self { engines, last: Mutex::default() }
+        Self { engines, cached: Mutex::default() }
     }
 
-    /// The engines' present state, at most half a second old.
-    pub async fn check(&self) -> Checks {
-        // Callers that come together wait for one check.
-        let mut last = self.last.lock().await;
-        if let Some((at, checks)) = &*last
-            && at.elapsed() < FRESH_FOR
+    /// The state of every engine, at most half a second old. The store, which everything needs, comes first.
+    pub async fn check(&self) -> Vec<EngineCheck> {
+        // Concurrent callers wait for one check.
+        let mut cached = self.cached.lock().await;
+        if let Some((at, checks)) = &*cached
+            && at.elapsed() < CACHED_FOR
             && !self.is_outdated(checks)
         {
             return checks.clone();
@@ -63,19 +55,19 @@ impl Health {
         let (mut store, redis, kafka) = tokio::join!(store, redis, kafka);
         store.reason = self.engines.store.health.storage_problem();
         store.up &= store.reason.is_none();
-        let checks: Checks = [Some(store), redis, kafka].into_iter().flatten().collect();
-        *last = Some((Instant::now(), checks.clone()));
+        let checks: Vec<EngineCheck> = [Some(store), redis, kafka].into_iter().flatten().collect();
+        *cached = Some((Instant::now(), checks.clone()));
         checks
     }
 
-    /// Whether the store's writes have begun to fail, or to succeed again, since it was checked.
-    fn is_outdated(&self, checks: &Checks) -> bool {
+    /// Whether writes of the store have begun to fail or to succeed since the check.
+    fn is_outdated(&self, checks: &[EngineCheck]) -> bool {
         checks.first().map(|store| store.reason) != Some(self.engines.store.health.storage_problem())
     }
 }
 
-async fn check(engine: &'static str, ping: impl Future<Output = bool>) -> Check {
+async fn check(engine: &'static str, ping: impl Future<Output = bool>) -> EngineCheck {
     let started = Instant::now();
-    let up = tokio::time::timeout(PATIENCE, ping).await.unwrap_or(false);
-    Check { engine, up, latency: started.elapsed(), reason: None }
+    let up = tokio::time::timeout(PING_TIMEOUT, ping).await.unwrap_or(false);
+    EngineCheck { engine, up, latency: started.elapsed(), reason: None }
 }

@@ -1,13 +1,12 @@
-//! Which capabilities this process can serve now: what `/readyz` answers. Pure; the engines are asked in `health`.
+//! Which capabilities this process can serve now, for `/readyz`. `health` checks the engines.
 
 use std::fmt;
 
-use super::health::Check;
+use super::health::EngineCheck;
 use crate::engines::Engines;
 use crate::settings::Settings;
 use crate::settings::process::Roles;
 
-/// What Weir is asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Capability {
     Quota,
@@ -35,18 +34,18 @@ impl Capability {
     }
 }
 
-/// What decides which engines a capability needs.
+/// The part of a deployment that determines which engines a capability needs.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Deployment {
     pub(crate) roles: Roles,
     pub(crate) has_redis: bool,
-    /// Whether the role `sender` publishes slots when their time comes.
+    /// Whether the role `sender` publishes due slots.
     pub(crate) dispatches_slots: bool,
 }
 
-/// The engines that a capability cannot do without.
+/// The engines that a capability needs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Needs {
+struct NeededEngines {
     store: bool,
     redis: bool,
     kafka: bool,
@@ -78,9 +77,13 @@ impl Deployment {
         }
     }
 
-    /// The capabilities that this process answers for or works on, each with the reason why it cannot be served now, if any.
-    /// `checks` begins with the store.
-    pub(crate) fn assess(&self, checks: &[Check], is_stopping: bool) -> Vec<(Capability, Option<Unready>)> {
+    /// The capabilities of this process's roles, each with the reason why it cannot be served now, if any. `checks` begins with
+    /// the store.
+    pub(crate) fn assess(
+        &self,
+        checks: &[EngineCheck],
+        is_stopping: bool,
+    ) -> Vec<(Capability, Option<Unready>)> {
         let assess = |capability| {
             let needs = self.needs(capability)?;
             let unready = if is_stopping { Some(Unready::Stopping) } else { needs.first_down(checks) };
@@ -89,11 +92,11 @@ impl Deployment {
         Capability::ALL.into_iter().filter_map(assess).collect()
     }
 
-    /// `None` where no role of this process has to do with the capability.
-    fn needs(&self, capability: Capability) -> Option<Needs> {
+    /// `None` if no role of this process serves the capability.
+    fn needs(&self, capability: Capability) -> Option<NeededEngines> {
         let Roles { api, worker, sender, reconciler } = self.roles;
-        let store = Needs { store: true, ..Needs::default() };
-        let store_and_kafka = Needs { kafka: true, ..store };
+        let store = NeededEngines { store: true, ..NeededEngines::default() };
+        let store_and_kafka = NeededEngines { kafka: true, ..store };
         match capability {
             // A send counts once its message is confirmed.
             Capability::Quota => (api || sender).then_some(store_and_kafka),
@@ -104,20 +107,22 @@ impl Deployment {
             Capability::Request if worker => Some(store_and_kafka),
             Capability::Request => reconciler.then_some(store),
             // Decided in Redis, or in this process while Redis is down.
-            Capability::Tier => api.then_some(Needs::default()),
-            Capability::Sale if api && self.has_redis => Some(Needs { redis: true, ..Needs::default() }),
+            Capability::Tier => api.then_some(NeededEngines::default()),
+            Capability::Sale if api && self.has_redis => {
+                Some(NeededEngines { redis: true, ..NeededEngines::default() })
+            }
             Capability::Sale if api => Some(store),
             // With Redis, workers persist purchases and the reconciler compares both.
             Capability::Sale => {
-                ((worker || reconciler) && self.has_redis).then_some(Needs { redis: true, ..store })
+                ((worker || reconciler) && self.has_redis).then_some(NeededEngines { redis: true, ..store })
             }
         }
     }
 }
 
-impl Needs {
-    fn first_down(self, checks: &[Check]) -> Option<Unready> {
-        let is_needed = |index: usize, check: &Check| match check.engine {
+impl NeededEngines {
+    fn first_down(self, checks: &[EngineCheck]) -> Option<Unready> {
+        let is_needed = |index: usize, check: &EngineCheck| match check.engine {
             _ if index == 0 => self.store,
             weir_store_redis::ENGINE => self.redis,
             _ => self.kafka,
@@ -136,8 +141,8 @@ mod tests {
 
     const NONE: Roles = Roles { api: false, worker: false, sender: false, reconciler: false };
 
-    fn checks(down: &[&str], engines: &[&'static str]) -> Vec<Check> {
-        let check = |&engine: &&'static str| Check {
+    fn checks(down: &[&str], engines: &[&'static str]) -> Vec<EngineCheck> {
+        let check = |&engine: &&'static str| EngineCheck {
             engine,
             up: !down.contains(&engine),
             latency: Duration::ZERO,

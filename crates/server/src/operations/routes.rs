@@ -1,4 +1,4 @@
-//! What operators and machines ask: health, metrics, documentation.
+//! Health, metrics and documentation over HTTP.
 
 pub(crate) mod audit;
 pub(crate) mod dead_letters;
@@ -17,7 +17,7 @@ use utoipa::ToSchema;
 use weir_queue::rfc3339;
 
 use super::clocks::ClockState;
-use super::health::Check;
+use super::health::EngineCheck;
 use crate::app::App;
 use crate::http::body::Json;
 use crate::http::openapi::schema;
@@ -26,7 +26,7 @@ use crate::telemetry::metrics::MetricsFormat;
 const DOCS: &str = include_str!("../../assets/docs.html");
 const INDEX: &str = include_str!("../../assets/index.html");
 
-/// Pages are one file each and talk to this server alone.
+/// Pages are self-contained and connect only to this server.
 const PAGE_POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; \
     connect-src 'self'; img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
@@ -53,19 +53,19 @@ struct HealthData {
     clocks: BTreeMap<&'static str, ClockResponse>,
 }
 
-/// How a clock goes. One that has stepped is told of for ten minutes. Nobody is kept out for longer than their own window for
-/// it, but its time synchronization should be looked at.
+/// The state of a clock. A step is shown for ten minutes. It locks nobody out for longer than their own window, but the time
+/// synchronization of the machine should be checked.
 #[derive(Debug, Serialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 #[schema(as = HealthClock)]
 struct ClockResponse {
     #[schema(value_type = schema::ClockStatus)]
     status: &'static str,
-    /// By how many seconds it last stepped; negative when it was set back.
+    /// By how many seconds the clock last stepped; negative if it was set back.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(examples(7200.1))]
     step_seconds: Option<f64>,
-    /// When that was noticed.
+    /// When the step was noticed.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<schema::Time>)]
     stepped_at: Option<jiff::Timestamp>,
@@ -92,10 +92,10 @@ impl From<ClockState> for ClockResponse {
 struct CheckResponse {
     #[schema(value_type = schema::EngineStatus)]
     status: &'static str,
-    /// How long it took, in milliseconds.
+    /// How long the engine took to answer, in milliseconds.
     #[schema(value_type = u64, examples(1))]
     latency_ms: u128,
-    /// Why it is down, where that is known, such as a full disk.
+    /// Why the engine is down, where that is known, such as a full disk.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = String, required = false)]
     reason: Option<&'static str>,
@@ -122,22 +122,22 @@ struct CheckResponse {
 pub(crate) async fn get_health(State(app): State<Arc<App>>) -> Response {
     let checks = app.health.check().await;
     let healthy = checks.iter().all(|check| check.up);
-    let (status, word) =
+    let (code, status) =
         if healthy { (StatusCode::OK, "healthy") } else { (StatusCode::SERVICE_UNAVAILABLE, "degraded") };
-    let describe = |check: &Check| {
+    let describe = |check: &EngineCheck| {
         let status = if check.up { "up" } else { "down" };
         (check.engine, CheckResponse { status, latency_ms: check.latency.as_millis(), reason: check.reason })
     };
     let body = HealthResponse {
         success: healthy,
         data: HealthData {
-            status: word,
+            status,
             uptime: app.started.elapsed().as_secs(),
             checks: checks.iter().map(describe).collect(),
             clocks: app.clocks.report().into_iter().map(|(clock, state)| (clock, state.into())).collect(),
         },
     };
-    (status, Json(body)).into_response()
+    (code, Json(body)).into_response()
 }
 
 /// Probe liveness.
@@ -180,7 +180,7 @@ pub(crate) async fn get_metrics(
     let accept = headers.get_all(ACCEPT).iter().filter_map(|value| value.to_str().ok());
     let format = MetricsFormat::from_accept(&accept.collect::<Vec<_>>().join(","));
     for check in app.health.check().await {
-        app.metrics.record_engine(check.engine, check.up);
+        app.metrics.operations.record_engine(check.engine, check.up);
     }
     app.requests.measure_dead_letters().await;
     app.tier.update_metrics();

@@ -20,6 +20,7 @@ use weir_store::writer_metrics::WriterMetrics;
 
 pub(crate) use self::exposition::MetricsFormat;
 use crate::gateway::metrics::GatewayMetrics;
+use crate::operations::metrics::OperationsMetrics;
 use crate::quota::metrics::QuotaMetrics;
 use crate::request::metrics::RequestMetrics;
 use crate::sale::metrics::SaleMetrics;
@@ -43,9 +44,8 @@ pub struct Metrics {
     pub tier: TierMetrics,
     pub gateway: GatewayMetrics,
     pub sale: SaleMetrics,
+    pub operations: OperationsMetrics,
     sqlite_writer: WriterMetrics,
-    engine_up: Family<EngineLabels, Gauge>,
-    pub(crate) clock_steps: ClockSteps,
     /// Open connections.
     pub connections: Gauge,
     /// Connections that arrived while `http.max_connections` were open.
@@ -88,20 +88,6 @@ struct RouteLabels {
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct LaneLabels {
     lane: &'static str,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct EngineLabels {
-    engine: &'static str,
-}
-
-/// Number of steps of each clock.
-pub(crate) type ClockSteps = Family<ClockLabels, Counter>;
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-pub(crate) struct ClockLabels {
-    /// `system`, or the name of an engine.
-    pub(crate) clock: &'static str,
 }
 
 /// An HTTP method, or `other` for one outside of the fixed set.
@@ -165,8 +151,7 @@ impl Metrics {
             gateway: GatewayMetrics::default(),
             sale: SaleMetrics { follow, ..SaleMetrics::default() },
             sqlite_writer,
-            engine_up: Family::default(),
-            clock_steps: ClockSteps::default(),
+            operations: OperationsMetrics::default(),
             connections: Gauge::default(),
             connections_held: Counter::default(),
             buffered_bytes: Gauge::default(),
@@ -185,6 +170,7 @@ impl Metrics {
         self.tier.register(r);
         self.gateway.register(r);
         self.sale.register(r);
+        self.operations.register(r);
         r.register(
             "http_requests",
             "Requests that got a response, by method, route and status",
@@ -215,12 +201,6 @@ impl Metrics {
         );
         let abandoned = "Commands dropped because their caller disconnected before their batch started";
         r.register("lane_abandoned", abandoned, self.lane_abandoned.clone());
-        r.register("engine_up", "Whether an engine is reachable: 1 or 0", self.engine_up.clone());
-        r.register(
-            "clock_steps",
-            "Steps of more than one second of a clock that decisions use: system, postgresql, redis",
-            self.clock_steps.clone(),
-        );
         let WriterMetrics { turn_seconds, long_turns, commit_seconds } = &self.sqlite_writer;
         let held = "How long each turn of a job occupied the SQLite writer, in seconds";
         r.register("sqlite_writer_held_seconds", held, turn_seconds.clone());
@@ -266,11 +246,6 @@ impl Metrics {
         self.shortages.get_or_create_owned(&ShortageLabels { of })
     }
 
-    /// Records whether an engine is reachable.
-    pub fn record_engine(&self, engine: &'static str, up: bool) {
-        self.engine_up.get_or_create(&EngineLabels { engine }).set(i64::from(up));
-    }
-
     /// Prints all metrics.
     #[must_use]
     pub fn encode(&self, format: MetricsFormat) -> String {
@@ -296,7 +271,7 @@ mod tests {
         let metrics = Metrics::default();
         metrics.record_request(&Method::GET, "/", StatusCode::OK, Duration::ZERO);
         let _ = metrics.lane("request");
-        drop(metrics.clock_steps.get_or_create(&ClockLabels { clock: "system" }));
+        let _ = metrics.operations.clock_steps("system");
         let labels = DownstreamLabels { downstream: "default".to_owned() };
         metrics.request.work.breaker_state.get_or_create(&labels).set(0);
         let shown = metrics.encode(MetricsFormat::OpenMetrics);

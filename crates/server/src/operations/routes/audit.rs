@@ -1,4 +1,4 @@
-//! The books over HTTP, for the operator: `/admin/audit`.
+//! The audit over HTTP, for the operator: `/admin/audit`.
 
 use std::sync::Arc;
 
@@ -17,10 +17,10 @@ pub(crate) struct AuditResponse {
     #[schema(examples(true))]
     ok: bool,
     quota: QuotaAudit,
-    slot: SlotBooks,
-    request: RequestBooks,
-    tier: TierBooks,
-    sale: SaleBooks,
+    slot: SlotAudit,
+    request: RequestAudit,
+    tier: TierAudit,
+    sale: SaleAudit,
 }
 
 #[derive(Debug, Serialize, ToSchema)]
@@ -47,29 +47,29 @@ struct QuotaAudit {
 
 #[derive(Debug, Serialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
-struct SlotBooks {
+#[schema(as = SlotBooks)]
+struct SlotAudit {
     /// Events that have a slot.
     slots: u64,
-    /// The sum of the counters of all windows. Must be the same number.
+    /// The sum of the counters of all windows. Must equal `slots`.
     counted: u64,
     /// Some of the windows whose counter is not the number of slots scheduled inside them, as the config's name and the
     /// window's start. Must be empty.
     #[schema(examples(json!([])))]
     different: Vec<String>,
-    /// Windows that were filled under a higher maximum than the present one, or of another size. No fault: it does not
-    /// make `ok` false.
+    /// Windows that were filled under a higher maximum or another window size than now. Not a fault: `ok` stays true.
     above_maximum: u64,
-    /// Slots that were published on the store's own queue; only where `slot.dispatch.topic` is set and Kafka does not
-    /// carry them.
+    /// Slots published on the store's own queue; absent unless `slot.dispatch.topic` is set and Kafka is not in use.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
-    dispatched: Option<MessageBooks>,
+    dispatched: Option<MessageAudit>,
 }
 
-/// The books of a topic.
+/// The counts of a topic.
 #[derive(Debug, Serialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
-struct MessageBooks {
+#[schema(as = MessageBooks)]
+struct MessageAudit {
     /// Messages ever queued.
     accepted: u64,
     /// Messages ever done.
@@ -84,7 +84,7 @@ struct MessageBooks {
     difference: i128,
 }
 
-impl From<weir_queue::QueueAudit> for MessageBooks {
+impl From<weir_queue::QueueAudit> for MessageAudit {
     fn from(books: weir_queue::QueueAudit) -> Self {
         Self {
             accepted: books.accepted,
@@ -99,7 +99,8 @@ impl From<weir_queue::QueueAudit> for MessageBooks {
 
 #[derive(Debug, Serialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
-struct RequestBooks {
+#[schema(as = RequestBooks)]
+struct RequestAudit {
     /// Requests ever accepted.
     accepted: u64,
     /// Requests that are completed.
@@ -108,62 +109,65 @@ struct RequestBooks {
     failed: u64,
     /// Requests whose attempts all failed, discarded ones included.
     dead: u64,
-    /// Requests that are still to be done.
+    /// Requests that are not final yet.
     in_flight: u64,
     /// Requests that were purged after their retention.
     purged: u64,
-    /// Jobs; as many as there are requests in flight.
+    /// Jobs. Must equal `inFlight`.
     jobs: u64,
-    /// What is missing (positive) or too much (negative); 0 when the books balance.
+    /// How many requests are missing (positive) or too many (negative). Must be 0.
     difference: i128,
-    webhooks: MessageBooks,
+    webhooks: MessageAudit,
 }
 
 #[derive(Debug, Serialize, ToSchema)]
-struct TierBooks {
-    /// Holds that are remembered. Must be the sum of those that are open, settled and expired.
+#[schema(as = TierBooks)]
+struct TierAudit {
+    /// Stored holds. Must be the sum of `open`, `settled` and `expired`.
     holds: u64,
     /// Holds that can be settled.
     open: u64,
-    /// What the open ones hold, together.
+    /// The sum of the estimates of open holds.
     held: u64,
     /// Holds that were settled.
     settled: u64,
-    /// Holds that were not settled in time and are spent in full.
+    /// Holds that were not settled in time, so that their estimate stays spent.
     expired: u64,
-    /// Keys and users that have spent something, as this server knows them.
+    /// Keys and users with spending in this server's memory.
     keys: usize,
-    /// Those of them whose last change is not on disk yet: what a crash would lose.
+    /// Keys and users whose last change is not on disk yet; a crash would lose it.
     unsaved: usize,
 }
 
 #[derive(Debug, Serialize, ToSchema)]
-struct SaleBooks {
+#[schema(as = SaleBooks)]
+struct SaleAudit {
     /// Products.
     products: u64,
-    /// Units sold, of all of them.
+    /// Units sold of all products.
     sold: u64,
-    /// Purchases in the store. Must be the same number.
+    /// Purchases in the store. Must equal `sold`.
     persisted: u64,
-    /// Some of the products where these differ, or exceed the stock. Must be empty.
+    /// Some of the products where `sold` and `persisted` differ or exceed the stock. Must be empty.
     #[schema(examples(json!([])))]
     different: Vec<String>,
     /// The newest products.
-    items: Vec<ProductBooks>,
+    items: Vec<ProductAudit>,
 }
 
 #[derive(Debug, Serialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
-struct ProductBooks {
+#[schema(as = ProductBooks)]
+struct ProductAudit {
     sku: String,
     initial_stock: u64,
     sold: u64,
     persisted: u64,
 }
 
-impl From<weir_store::sale::SaleAudit> for SaleBooks {
+impl From<weir_store::sale::SaleAudit> for SaleAudit {
     fn from(books: weir_store::sale::SaleAudit) -> Self {
-        let item = |item: weir_store::sale::ProductAudit| ProductBooks {
+        let item = |item: weir_store::sale::ProductAudit| ProductAudit {
             sku: item.sku,
             initial_stock: item.initial_stock,
             sold: item.sold,
@@ -203,7 +207,7 @@ impl From<weir_store::sale::SaleAudit> for SaleBooks {
 )]
 pub(crate) async fn audit_books(State(app): State<Arc<App>>) -> Result<Json<AuditResponse>, ApiError> {
     let books = Audit::read(&app.engines, &app.settings, app.tier.limit_status()).await?;
-    let ok = books.balance();
+    let ok = books.is_balanced();
     let Audit {
         quota,
         quota_messages: messages,
@@ -227,14 +231,14 @@ pub(crate) async fn audit_books(State(app): State<Arc<App>>) -> Result<Json<Audi
             in_flight: messages.in_flight,
             difference: messages.difference(),
         },
-        slot: SlotBooks {
+        slot: SlotAudit {
             slots: slot.slots,
             counted: slot.counted,
             different: slot.different,
             above_maximum: slot.above_maximum,
-            dispatched: slot_messages.map(MessageBooks::from),
+            dispatched: slot_messages.map(MessageAudit::from),
         },
-        request: RequestBooks {
+        request: RequestAudit {
             accepted: request.accepted,
             completed: request.completed,
             failed: request.failed,
@@ -245,7 +249,7 @@ pub(crate) async fn audit_books(State(app): State<Arc<App>>) -> Result<Json<Audi
             difference: request.difference(),
             webhooks: request_webhooks.into(),
         },
-        tier: TierBooks {
+        tier: TierAudit {
             holds: tier.holds,
             open: tier.open,
             held: tier.open_cost,

@@ -1,5 +1,5 @@
-//! Dead letters over HTTP, for the operator: `/admin/dlq`. There are two kinds, messages of the queue and requests; both
-//! are named by UUIDs, so they are one list in order of id.
+//! Dead letters over HTTP, for the operator: `/admin/dlq`. Dead messages and dead requests both have UUIDs as ids, so they
+//! are one list in order of id.
 
 use std::sync::Arc;
 
@@ -20,77 +20,77 @@ use crate::http::error::ApiError;
 use crate::http::extract::PathParam;
 use crate::http::pagination::{Page, PageQuery, parse_limit};
 
-/// What stands for a topic where the dead letter is a request.
+/// The `topic` of dead requests.
 const REQUESTS: &str = "requests";
 
-/// How much a list shows of a payload.
+/// How many characters of a payload a list shows.
 const LISTED_CHARACTERS: usize = 1_024;
-/// So many bytes are always enough for it, and one more tells that there are more.
+/// Enough bytes for that many characters, and one more to see whether the payload is longer.
 const LISTED_BYTES: usize = LISTED_CHARACTERS * 4 + 1;
 
 #[derive(Debug, Serialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 #[schema(as = DeadLetter)]
 pub(crate) struct DeadLetterResponse {
-    /// Its name for replay and discard.
+    /// The id for replay and discard.
     #[schema(examples("01a1e10e-307b-72ec-b643-93a845acbee2"))]
     id: String,
-    /// The topic it was on, such as `sms-outbound`; `requests` for a request.
+    /// The topic of a message, such as `sms-outbound`; `requests` for a request.
     #[schema(examples("sms-outbound"))]
     topic: String,
-    /// Whose it is: on `sms-outbound` the userId, of a request the tenant.
+    /// The owner: the userId of a message on `sms-outbound`, the tenant of a request.
     #[schema(examples("alice"))]
     key: String,
-    /// As text, as it was on the topic; bytes that are no text are replaced. Sensitive fields of requests are redacted.
-    /// A list shows 1,024 characters of each at most, and nothing of a request whose payload has more than 4,096 bytes.
+    /// The payload as text; invalid UTF-8 is replaced. Sensitive fields of requests are redacted. A list shows at most 1,024
+    /// characters, and nothing of a request whose payload has more than 4,096 bytes.
     #[schema(examples("{\"userId\":\"alice\"}"))]
     payload: String,
-    /// Whether `payload` is not all of it. `GET /admin/dlq/{id}` shows it whole.
+    /// Whether `payload` is cut off. `GET /admin/dlq/{id}` shows all of it.
     #[schema(examples(false))]
     truncated: bool,
-    /// Why it could not be delivered. A list shows the beginning of a long one.
+    /// Why delivery failed. A list shows only the beginning of a long reason.
     #[schema(examples("missing field `messageId` at line 1 column 18"))]
     reason: String,
-    /// How often it was tried.
+    /// How many attempts were made.
     #[schema(examples(1))]
     attempts: u32,
-    /// Since when it is here.
+    /// When it became a dead letter.
     died_at: jiff::Timestamp,
     #[serde(flatten)]
     #[schema(value_type = RequestDetails)]
     request: Option<RequestDetails>,
 }
 
-/// What else a dead letter has if it is a request.
+/// More fields of dead requests.
 #[derive(Debug, Serialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 #[schema(as = DeadRequestDetails)]
 struct RequestDetails {
-    /// Of requests only.
+    /// Only of requests.
     #[schema(required = false)]
     tenant_id: String,
-    /// Of requests only.
+    /// Only of requests.
     #[schema(required = false)]
     request_type: String,
-    /// Of requests only: why the last attempt failed.
+    /// Only of requests: why the last attempt failed.
     failure_code: Option<String>,
-    /// Of requests only.
+    /// Only of requests.
     #[schema(required = false)]
     accepted_at: jiff::Timestamp,
-    /// Of requests only.
+    /// Only of requests.
     callback_url: Option<String>,
 }
 
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct ReplayResponse {
-    /// How many were put back.
+    /// How many were replayed.
     #[schema(examples(1))]
     replayed: u64,
 }
 
 /// List dead letters.
 ///
-/// What could not be delivered, and requests whose attempts all failed, in order of `id`. Start with `reason`: a
+/// Messages that could not be delivered, and requests whose attempts all failed, in order of `id`. Start with `reason`: a
 /// malformed event stays malformed, while a fault that has since been repaired is worth a replay.
 ///
 /// The list is read page by page: pass `nextCursor` as `cursor` until it is null. Long payloads are cut off, which
@@ -116,7 +116,7 @@ pub(crate) async fn list_dead_letters(
 ) -> Result<Json<Page<DeadLetterResponse>>, ApiError> {
     let Query(query) = query.map_err(|problem| ApiError::invalid(problem.body_text()))?;
     let limit = parse_limit(query.limit.as_deref())?;
-    // One more than asked for, of each kind, tells whether there is a next page.
+    // One more of each kind than requested shows whether there is a next page.
     let messages = messages(&app, query.cursor.as_deref(), limit + 1, LISTED_BYTES);
     let requests = requests(&app, query.cursor.as_deref(), limit + 1);
     let (mut letters, requests) = tokio::try_join!(messages, requests)?;
@@ -267,7 +267,7 @@ pub(crate) async fn discard_dead_letter(
 }
 
 impl DeadLetterResponse {
-    /// Leaves no more of the payload than a list shows.
+    /// Cuts the payload to what a list shows.
     fn cut_payload(&mut self) {
         if let Some((end, _)) = self.payload.char_indices().nth(LISTED_CHARACTERS) {
             self.payload.truncate(end);
@@ -289,7 +289,7 @@ async fn messages(
 
 async fn requests(app: &App, after: Option<&str>, limit: usize) -> Result<Vec<DeadLetterResponse>, ApiError> {
     let after = match after.map(RequestId::parse) {
-        // A cursor that is no id is behind all of them.
+        // A cursor that is not an id counts as one after the last request.
         Some(None) => return Ok(Vec::new()),
         after => after.flatten(),
     };
@@ -297,19 +297,19 @@ async fn requests(app: &App, after: Option<&str>, limit: usize) -> Result<Vec<De
     Ok(dead.into_iter().map(|dead| describe_request(app, dead)).collect())
 }
 
-/// No id has anything but letters, digits and dashes; whatever has is unknown without asking a store.
+/// An id has only letters, digits and dashes, so anything else is unknown without a query.
 fn parse_id(id: PathParam) -> Result<String, ApiError> {
     let id = id.0.map_err(|_not_utf8| ApiError::invalid_field("id", "must be valid UTF-8"))?;
     let plain = id.len() <= 64 && id.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-');
     if plain {
         Ok(id.into())
     } else {
-        Err(ApiError::not_found("No dead letter has such an id; GET /admin/dlq lists those there are"))
+        Err(ApiError::not_found("No dead letter has such an id; GET /admin/dlq lists all"))
     }
 }
 
 fn unknown(id: &str) -> ApiError {
-    ApiError::not_found(format!("No dead letter has the id {id}; GET /admin/dlq lists those there are"))
+    ApiError::not_found(format!("No dead letter has the id {id}; GET /admin/dlq lists all"))
 }
 
 fn describe(letter: DeadLetter) -> DeadLetterResponse {

@@ -1,6 +1,5 @@
-//! Due slots on the store's own queue, for whoever works on them: `/admin/queue/claim` and `/admin/queue/settle`.
-//!
-//! With Kafka as the broker they are on Kafka, and there is nothing here.
+//! Due slots on the store's own queue, for workers outside of Weir: `/admin/queue/claim` and `/admin/queue/settle`.
+//! With Kafka as the broker, due slots are published there instead.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -37,7 +36,7 @@ pub(crate) struct ClaimRequest {
     max: Option<u32>,
     #[schema(minimum = 1, maximum = 3600, default = 30)]
     visibility_seconds: Option<u32>,
-    /// How long to wait when nothing is due.
+    /// How long to wait if nothing is due.
     #[schema(maximum = 20, default = 0)]
     wait_seconds: Option<u32>,
 }
@@ -46,7 +45,7 @@ pub(crate) struct ClaimRequest {
 #[serde(rename_all = "camelCase")]
 pub(crate) struct ClaimResponse {
     messages: Vec<MessageResponse>,
-    /// What a settlement needs; empty when nothing is due.
+    /// Needed to settle the claim; empty if nothing is due.
     #[schema(examples("3-5"))]
     receipt: String,
 }
@@ -59,7 +58,7 @@ struct MessageResponse {
     /// The config's name.
     #[schema(examples("default"))]
     key: String,
-    /// How often it was put back.
+    /// How often the message was put back.
     attempts: u32,
     /// The slot, as it was assigned.
     payload: Value,
@@ -71,7 +70,7 @@ struct MessageResponse {
 pub(crate) struct SettleRequest {
     #[schema(value_type = String)]
     topic: Box<str>,
-    /// The one that the claim gave.
+    /// The `receipt` of the claim.
     #[schema(value_type = String)]
     receipt: Box<str>,
     #[serde(default)]
@@ -107,13 +106,13 @@ pub(crate) struct SettleResponse {
     settled: usize,
 }
 
-/// Take slots that are due.
+/// Claim due slots.
 ///
-/// Hands out events of `slot.dispatch.topic`, in order of time for each config, for `visibilitySeconds`. While some of
-/// a config are out, nobody else gets any of that config. Report what became of them with `/admin/queue/settle`; what
-/// is not settled in time is handed out again.
+/// Hands out events of `slot.dispatch.topic`, in order of time for each config, for `visibilitySeconds`. While events
+/// of a config are claimed, nobody else can claim any of that config. Settle them with `/admin/queue/settle`; events that
+/// are not settled in time are handed out again.
 ///
-/// With Kafka as the broker the events are on Kafka, and there is nothing here.
+/// With Kafka as the broker, due slots are published there instead.
 #[utoipa::path(
     post,
     path = "/admin/queue/claim",
@@ -122,10 +121,10 @@ pub(crate) struct SettleResponse {
     responses(
         (
             status = 200,
-            description = "What was handed out; nothing, with an empty `receipt`, when nothing is due.",
+            description = "The claimed messages; none, with an empty `receipt`, if nothing is due.",
             body = ClaimResponse,
         ),
-        (status = 404, description = "Nothing is dispatched, or not on this topic, or on Kafka."),
+        (status = 404, description = "Slots are not dispatched, or not on this topic, or on Kafka."),
     ),
 )]
 pub(crate) async fn claim_messages(
@@ -139,13 +138,13 @@ pub(crate) async fn claim_messages(
         bounded("visibilitySeconds", request.visibility_seconds.unwrap_or(30), 1, VISIBILITY_MAX)?;
     let wait = bounded("waitSeconds", request.wait_seconds.unwrap_or(0), 0, WAIT_MAX)?;
     let (max, visibility) = (max as usize, Duration::from_secs(visibility.into()));
-    let give_up_at = tokio::time::Instant::now() + Duration::from_secs(wait.into());
+    let deadline = tokio::time::Instant::now() + Duration::from_secs(wait.into());
     let mut disconnected = pin!(disconnected(peer.as_deref()));
     let mut permit = None;
     loop {
         let claim = queue.claim(&request.topic, max, visibility);
         let claim = within(app.settings.http.timeout, claim).await?;
-        let left = give_up_at.saturating_duration_since(tokio::time::Instant::now());
+        let left = deadline.saturating_duration_since(tokio::time::Instant::now());
         if !claim.messages.is_empty() || left.is_zero() || app.shutdown.closing().is_cancelled() {
             return Ok(Json(describe(claim)));
         }
@@ -155,25 +154,25 @@ pub(crate) async fn claim_messages(
         tokio::select! {
             () = queue.wait(&request.topic, left.min(app.settings.sender.poll)) => {}
             () = app.shutdown.closing().cancelled() => {}
-            // Nobody would take what is claimed from now on.
+            // A claim made now would reach nobody.
             () = &mut disconnected => return Ok(Json(describe(claim))),
         }
     }
 }
 
-/// Report what became of claimed slots.
+/// Settle claimed slots.
 ///
-/// Settles a claim and gives it up, in one commit. What is `done` is removed, what is in `retry` is handed out again
-/// after its delay with the later ones of its config behind it, what is `dead` becomes a dead letter. What is not named
-/// is handed out again at once.
+/// Settles and ends a claim, in one commit. Messages in `done` are removed, those in `retry` are handed out again after
+/// their delay, before later ones of their config, and those in `dead` become dead letters. All others are handed out
+/// again at once.
 #[utoipa::path(
     post,
     path = "/admin/queue/settle",
     tag = "slot",
     request_body = SettleRequest,
     responses(
-        (status = 200, description = "How many were settled.", body = SettleResponse),
-        (status = 404, description = "Nothing is dispatched, or not on this topic, or on Kafka."),
+        (status = 200, description = "How many messages were settled.", body = SettleResponse),
+        (status = 404, description = "Slots are not dispatched, or not on this topic, or on Kafka."),
         (
             status = 409,
             description = "`LEASE_EXPIRED`: the claim has run out. Nothing was settled; its messages are handed out \
@@ -204,16 +203,15 @@ pub(crate) async fn settle_messages(
     }
 }
 
-/// Only due slots are taken over HTTP; whatever else is queued has its own workers.
+/// Only due slots can be claimed over HTTP; other topics have workers in Weir.
 fn queue(app: &App, topic: &str) -> Result<Arc<dyn MessageSource>, ApiError> {
-    let known = app.settings.slot.dispatch_topic.as_deref();
-    match known {
+    match app.settings.slot.dispatch_topic.as_deref() {
         Some(_) if app.engines.kafka.is_some() => {
             Err(ApiError::not_found("Due slots are on Kafka here; take them from their topic there"))
         }
-        Some(known) if known == topic => Ok(Arc::<dyn Queue>::clone(&app.engines.store.queue)),
-        Some(known) => {
-            Err(ApiError::not_found(format!("There is no such topic here; due slots are on {known}")))
+        Some(due_topic) if due_topic == topic => Ok(Arc::<dyn Queue>::clone(&app.engines.store.queue)),
+        Some(due_topic) => {
+            Err(ApiError::not_found(format!("There is no such topic here; due slots are on {due_topic}")))
         }
         None => Err(ApiError::not_found(
             "Due slots are not dispatched here; set slot.dispatch.topic (WEIR_SLOT_DISPATCH_TOPIC)",
@@ -236,7 +234,7 @@ fn describe(claim: MessageClaim) -> ClaimResponse {
 
 fn describe_message(message: Message) -> MessageResponse {
     let Message { position, key, payload, attempts } = message;
-    // Written by the dispatcher alone, so it is JSON; one that somebody edited is shown as text.
+    // The dispatcher writes JSON. A payload that somebody edited into something else is shown as text.
     let payload = serde_json::from_slice(&payload)
         .unwrap_or_else(|_not_json| Value::String(String::from_utf8_lossy(&payload).into_owned()));
     MessageResponse { id: format!("{}-{}", position.shard, position.id), key, attempts, payload }
@@ -249,12 +247,12 @@ fn parse_pair(text: &str) -> Option<(u16, i64)> {
 
 fn parse_position(id: &str) -> Result<Position, ApiError> {
     let (shard, id) =
-        parse_pair(id).ok_or_else(|| ApiError::invalid("An id must be one that a claim gave"))?;
+        parse_pair(id).ok_or_else(|| ApiError::invalid("An id must be one that a claim returned"))?;
     Ok(Position { shard, id })
 }
 
 fn parse_leases(receipt: &str) -> Result<Vec<ShardLease>, ApiError> {
-    let wrong = || ApiError::invalid_field("receipt", "must be the one that a claim gave");
+    let wrong = || ApiError::invalid_field("receipt", "must be the receipt of a claim");
     let lease = |text| parse_pair(text).map(|(shard, token)| ShardLease { shard, token });
     receipt.split('.').map(|text| lease(text).ok_or_else(wrong)).collect()
 }

@@ -1,4 +1,4 @@
-//! Policies in a settings file: `[policies.<name>]` with the fields of the HTTP API, in snake_case or camelCase.
+//! Policies in a settings file: `[policies.<name>]` with the fields of the HTTP API, in `snake_case` or `camelCase`.
 
 use std::collections::BTreeMap;
 
