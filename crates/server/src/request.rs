@@ -1,6 +1,7 @@
-//! Request: downstream calls, once per key. Routes, the service behind them, the work on requests, and settings.
+//! Request: accepts work under idempotency keys and calls downstreams for it.
 
 pub(crate) mod encryption;
+mod events;
 pub(crate) mod metrics;
 pub(crate) mod routes;
 pub(crate) mod service;

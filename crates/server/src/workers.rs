@@ -1,4 +1,4 @@
-//! Which workers a process has, by its roles.
+//! Starts the workers of a process's roles.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,14 +9,14 @@ use weir_store::request::Rollout;
 
 use crate::app::App;
 use crate::quota::sender::Sender;
-use crate::request::work::upkeep::Upkeep;
+use crate::request::work::maintenance::Maintenance;
 use crate::request::work::webhooks::Webhooks;
-use crate::request::work::{Parts, Switch, Worker, webhooks};
+use crate::request::work::{EnabledCheck, Worker, WorkerDependencies, webhooks};
 use crate::sale::purchase_worker::Purchases;
 use crate::slot::dispatcher::Dispatcher;
 
-/// How much of the time for a stop is kept for putting back what could not be finished.
-const SPARE: Duration = Duration::from_secs(2);
+/// The part of the shutdown timeout that is reserved for putting back unfinished jobs.
+const PUT_BACK_TIME: Duration = Duration::from_secs(2);
 
 /// Starts the workers that the settings ask for. They stop when the app closes.
 /// Fails when a consumer cannot be made.
@@ -44,7 +44,7 @@ pub(crate) fn start(app: &Arc<App>) -> Result<TaskTracker> {
         start_request_worker(app, &workers)?;
     }
     if roles.reconciler {
-        start_upkeep(app, &workers);
+        start_maintenance(app, &workers);
     }
     workers.close();
     Ok(workers)
@@ -63,21 +63,21 @@ fn start_sender(app: &App, workers: &TaskTracker) -> Result<()> {
 
 fn start_request_worker(app: &App, workers: &TaskTracker) -> Result<()> {
     let hub = Arc::clone(app.requests.hub());
-    let parts = Parts {
+    let dependencies = WorkerDependencies {
         store: app.engines.requests(),
         source: app.engines.request_source()?,
         keyring: Arc::clone(&app.keys),
         clock: Arc::clone(&app.engines.store.steady_clock),
         settings: app.settings.request.clone(),
         metrics: app.metrics.request.work.clone(),
-        is_enabled: switch(app, |rollout| rollout.processing_enabled),
-        on_change: Arc::new(move |id, status| hub.changed(id, status)),
-        grace: app.settings.http.shutdown_timeout.saturating_sub(SPARE),
+        is_enabled: rollout_switch(app, |rollout| rollout.processing_enabled),
+        on_change: Arc::new(move |id, status| hub.publish(id, status)),
+        grace: app.settings.http.shutdown_timeout.saturating_sub(PUT_BACK_TIME),
     };
-    workers.spawn(Worker::new(parts).run(app.shutdown.closing().clone()));
-    let parts = webhooks::Parts {
+    workers.spawn(Worker::new(dependencies).run(app.shutdown.closing().clone()));
+    let dependencies = webhooks::WebhookDependencies {
         queue: Arc::clone(&app.engines.store.queue),
-        // Past Redis: what is told to others must be how a request stands now.
+        // Not the cached store: a webhook must show the request as it is now.
         store: Arc::clone(&app.engines.store.requests),
         keyring: Arc::clone(&app.keys),
         secret: app.auth.webhook.clone(),
@@ -85,29 +85,29 @@ fn start_request_worker(app: &App, workers: &TaskTracker) -> Result<()> {
         steady_clock: Arc::clone(&app.engines.store.steady_clock),
         metrics: app.metrics.request.work.clone(),
     };
-    workers.spawn(Webhooks::new(parts, &app.settings.request).run(app.shutdown.closing().clone()));
+    workers.spawn(Webhooks::new(dependencies, &app.settings.request).run(app.shutdown.closing().clone()));
     Ok(())
 }
 
-fn start_upkeep(app: &App, workers: &TaskTracker) {
+fn start_maintenance(app: &App, workers: &TaskTracker) {
     let hub = Arc::clone(app.requests.hub());
-    let upkeep = Upkeep {
+    let maintenance = Maintenance {
         store: Arc::clone(&app.engines.store.requests),
         broker: app.engines.request_broker(),
         retention: app.settings.request.retention,
-        is_reconciling: switch(app, |rollout| rollout.reconciler_enabled),
+        is_reconciling: rollout_switch(app, |rollout| rollout.reconciler_enabled),
         clock: Arc::clone(&app.engines.store.wall_clock),
         metrics: app.metrics.request.work.clone(),
-        on_change: Arc::new(move |id, status| hub.changed(id, status)),
+        on_change: Arc::new(move |id, status| hub.publish(id, status)),
     };
-    workers.spawn(upkeep.run(app.shutdown.closing().clone()));
+    workers.spawn(maintenance.run(app.shutdown.closing().clone()));
 }
 
-/// One of the switches. While the store cannot say how it stands it is off: nothing could be done anyway.
-fn switch(app: &App, which: fn(&Rollout) -> bool) -> Switch {
-    let switches = Arc::clone(app.requests.switches());
+/// One of the rollout's switches. It counts as off while the store does not answer: nothing could be done anyway.
+fn rollout_switch(app: &App, which: fn(&Rollout) -> bool) -> EnabledCheck {
+    let rollout = Arc::clone(app.requests.rollout());
     Arc::new(move || {
-        let switches = Arc::clone(&switches);
-        Box::pin(async move { switches.get().await.is_ok_and(|rollout| which(&rollout)) })
+        let rollout = Arc::clone(&rollout);
+        Box::pin(async move { rollout.get().await.is_ok_and(|rollout| which(&rollout)) })
     })
 }

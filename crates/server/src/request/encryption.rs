@@ -1,8 +1,8 @@
-//! Sealing what callers entrust to Weir: AES-256-GCM, with a key that is named beside what it sealed.
+//! Encryption of payloads and results: AES-256-GCM, with the name of the key stored beside the ciphertext.
 //!
-//! The first key of the ring seals; all of them open, so a key is rotated by putting a new one before it and keeping the
-//! old one for as long as something is sealed with it. What a payload is sealed for (a request, and which part of it) is
-//! authenticated too: ciphertext moved to another row does not open. Where keys come from is behind [`KeyProvider`].
+//! The first key of the ring encrypts (seals); all of them decrypt (open). A key is rotated by putting a new one before it and
+//! keeping the old one for as long as something is encrypted with it. The request and the field are authenticated, too:
+//! ciphertext that was moved to another row does not open. [`KeyProvider`] supplies the keys.
 
 use std::path::PathBuf;
 
@@ -19,34 +19,33 @@ use crate::settings::source::SettingError;
 
 const KEY_BYTES: usize = 32;
 
-/// How many bytes longer something is when it is sealed: the nonce and the tag.
+/// How many bytes sealing adds: the nonce and the tag.
 pub(crate) const SEALING_BYTES: usize = NONCE_LEN + 16;
 const NAME_MAX: usize = 64;
 
-/// The key made when none is given.
+/// The key that is generated when the settings have none.
 const GENERATED: secrets::SecretFile = secrets::REQUEST_KEY;
 const GENERATED_NAME: &str = "generated";
 
-/// What a key seals to be known by.
+/// Sealed with a key to recognise the key later.
 const CHECK: &[u8] = b"weir request key";
-/// How many bytes of a key's digest are enough to tell it from any other.
+/// How many bytes of a key's digest tell it from any other.
 const DIGEST_BYTES: usize = 16;
 
-/// In place of a request, for what belongs to none.
+/// The request id for values that belong to no request.
 const NO_REQUEST: RequestId = RequestId::from_uuid(uuid::Uuid::nil());
 
-/// Where keys come from.
+/// A source of keys.
 pub trait KeyProvider: Send + Sync {
-    /// Every key, the one that seals first, as (name, 32 bytes).
+    /// All keys as (name, 32 bytes), the one that encrypts first.
     fn keys(&self) -> Result<Vec<(String, Vec<u8>)>, SettingError>;
 }
 
 /// Keys written as text, `name:base64`, separated by commas or lines.
 #[derive(Clone)]
 pub(crate) struct TextKeys {
-    /// Where the text came from, for errors.
+    /// Where the text came from, for error messages.
     pub setting: &'static str,
-    /// The text.
     pub text: String,
 }
 
@@ -58,13 +57,13 @@ impl KeyProvider for TextKeys {
         keys.filter(|keys| !keys.is_empty()).ok_or_else(|| {
             SettingError::secret(
                 self.setting,
-                "a list of name:base64, each key 32 bytes, the first one seals",
+                "a list of name:base64, each key 32 bytes, the first one encrypts",
             )
         })
     }
 }
 
-/// The same in a file.
+/// [`TextKeys`] in a file.
 #[derive(Clone, Debug)]
 pub(crate) struct FileKeys(pub PathBuf);
 
@@ -85,38 +84,34 @@ fn parse(text: &str) -> Option<(String, Vec<u8>)> {
     (is_named && key.len() == KEY_BYTES).then(|| (name.to_owned(), key))
 }
 
-/// What is sealed of a request.
+/// Which field of a request is sealed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SealedField {
-    /// What it asks for.
     Payload,
-    /// What the downstream answered.
     Result,
-    /// Nothing of a request: a known value that tells which key is which.
+    /// A known value that identifies a key; not a field of a request.
     Check,
 }
 
-/// Why something does not open.
+/// Why a sealed value does not open.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum OpenError {
-    /// Its key is not on the ring.
-    #[error("the key {0} is not among those that are given")]
+    #[error("this server does not have the key {0}")]
     UnknownKey(String),
-    /// It is not what was sealed.
-    #[error("it was changed, or sealed for something else")]
+    #[error("the ciphertext was changed, or belongs to another request or field")]
     Broken,
 }
 
-/// The keys.
+/// The keys of this server.
 pub struct Keyring {
     keys: Vec<Key>,
-    /// Where they came from, for whoever has to put one right.
+    /// Where the keys came from, for error messages.
     source: String,
 }
 
 struct Key {
     name: String,
-    /// Says nothing about the key but whether it is the same as another one.
+    /// Shows only whether two keys are equal.
     digest: String,
     key: LessSafeKey,
 }
@@ -142,7 +137,7 @@ impl std::fmt::Debug for Keyring {
 }
 
 impl Keyring {
-    /// Takes the keys that are given, or makes one in the data directory.
+    /// Loads the keys of the settings, or creates one in the data directory.
     pub fn load(settings: &RequestSettings, data: &std::path::Path) -> Result<Self, SettingError> {
         if let Some(keys) = &settings.keys {
             return Self::from_provider(&TextKeys { setting: "WEIR_REQUEST_KEYS", text: keys.0.clone() });
@@ -157,9 +152,8 @@ impl Keyring {
         Ok(Self { source: data.join(GENERATED.file).display().to_string(), ..keys })
     }
 
-    /// Takes the keys of a provider.
     pub fn from_provider(provider: &dyn KeyProvider) -> Result<Self, SettingError> {
-        // Of the right length: the provider has looked.
+        // The provider has checked the length, so no key is dropped here.
         let keys = provider.keys()?.into_iter().filter_map(|(name, key)| Key::new(name, &key));
         Ok(Self { keys: keys.collect(), source: "WEIR_REQUEST_KEYS".to_owned() })
     }
@@ -176,7 +170,7 @@ impl Keyring {
         self.keys.iter().find(|key| key.name == name).map(|key| key.digest.as_str())
     }
 
-    /// The key that seals, as others on the same store may know it.
+    /// The key that encrypts, as it is registered in the store.
     /// Fails when the system gives no random bytes.
     pub fn sealing_key(&self) -> std::io::Result<SealingKey> {
         let key = self.first()?;
@@ -184,19 +178,19 @@ impl Keyring {
         Ok(SealingKey { name: key.name.clone(), digest: key.digest.clone(), check })
     }
 
-    /// Whether what was sealed with a key can be opened: it is on the ring, under the same name.
+    /// Whether the ring has this key, under the same name.
     #[must_use]
     pub fn has(&self, key: &SealingKey) -> bool {
         self.open(NO_REQUEST, SealedField::Check, &key.check).is_ok_and(|value| value == CHECK)
     }
 
     fn first(&self) -> std::io::Result<&Key> {
-        self.keys.first().ok_or_else(|| std::io::Error::other("no key"))
+        self.keys.first().ok_or_else(|| std::io::Error::other("there is no key to encrypt with"))
     }
 
-    /// Seals a part of a request with the first key.
+    /// Seals a field of a request with the first key.
     /// Fails when there is no key, or the text is too long for the cipher.
-    pub fn seal(&self, id: RequestId, part: SealedField, plain: &[u8]) -> std::io::Result<Sealed> {
+    pub fn seal(&self, id: RequestId, field: SealedField, plain: &[u8]) -> std::io::Result<Sealed> {
         let Key { name, key, .. } = self.first()?;
         let nonce: [u8; NONCE_LEN] = rand::random();
         let mut bytes = Vec::with_capacity(NONCE_LEN + plain.len() + AES_256_GCM.tag_len());
@@ -205,24 +199,24 @@ impl Keyring {
         let tag = key
             .seal_in_place_separate_tag(
                 Nonce::assume_unique_for_key(nonce),
-                Aad::from(purpose(id, part)),
+                Aad::from(associated_data(id, field)),
                 &mut bytes[NONCE_LEN..],
             )
-            .map_err(|_too_long| std::io::Error::other("it is too long to be sealed"))?;
+            .map_err(|_too_long| std::io::Error::other("the text is too long to be encrypted"))?;
         bytes.extend_from_slice(tag.as_ref());
         Ok(Sealed { key_id: name.clone(), bytes })
     }
 
-    /// Opens what was sealed for the same part of the same request.
-    /// Fails when its key is not there, or it is not what was sealed.
-    pub fn open(&self, id: RequestId, part: SealedField, sealed: &Sealed) -> Result<Vec<u8>, OpenError> {
+    /// Opens a sealed field of a request.
+    /// Fails when the key is missing, or the ciphertext was changed or belongs elsewhere.
+    pub fn open(&self, id: RequestId, field: SealedField, sealed: &Sealed) -> Result<Vec<u8>, OpenError> {
         let key = self.keys.iter().find(|key| key.name == sealed.key_id);
         let Key { key, .. } = key.ok_or_else(|| OpenError::UnknownKey(sealed.key_id.clone()))?;
         let (nonce, rest) = sealed.bytes.split_first_chunk::<NONCE_LEN>().ok_or(OpenError::Broken)?;
         let mut bytes = rest.to_vec();
         let nonce = Nonce::assume_unique_for_key(*nonce);
         let plain = key
-            .open_in_place(nonce, Aad::from(purpose(id, part)), &mut bytes)
+            .open_in_place(nonce, Aad::from(associated_data(id, field)), &mut bytes)
             .map_err(|_unspecified| OpenError::Broken)?
             .len();
         bytes.truncate(plain);
@@ -230,14 +224,14 @@ impl Keyring {
     }
 }
 
-fn purpose(id: RequestId, part: SealedField) -> [u8; 17] {
-    let mut purpose = [match part {
+fn associated_data(id: RequestId, field: SealedField) -> [u8; 17] {
+    let mut data = [match field {
         SealedField::Payload => b'p',
         SealedField::Result => b'r',
         SealedField::Check => b'c',
     }; 17];
-    purpose[1..].copy_from_slice(id.as_uuid().as_bytes());
-    purpose
+    data[1..].copy_from_slice(id.as_uuid().as_bytes());
+    data
 }
 
 #[cfg(test)]
@@ -258,7 +252,7 @@ mod tests {
     const B: &str = "b:AQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQE=";
 
     #[test]
-    fn what_is_sealed_opens_and_does_not_show_its_content() {
+    fn a_sealed_value_opens_and_does_not_show_its_content() {
         let ring = ring(A);
         let sealed = ring.seal(id(1), SealedField::Payload, b"card 4111").unwrap();
         assert!(!sealed.bytes.windows(4).any(|window| window == b"4111"));
@@ -274,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_moved_or_changed_does_not_open() {
+    fn ciphertext_that_was_moved_or_changed_does_not_open() {
         let ring = ring(A);
         let sealed = ring.seal(id(1), SealedField::Payload, b"x").unwrap();
         assert_eq!(ring.open(id(2), SealedField::Payload, &sealed), Err(OpenError::Broken));
@@ -307,19 +301,19 @@ mod tests {
     }
 
     #[test]
-    fn a_key_is_known_by_what_it_sealed_and_not_by_its_name() {
+    fn a_key_is_identified_by_its_sealed_value_and_not_by_its_name() {
         let registered = ring(A).sealing_key().unwrap();
         assert_eq!(registered.name, "a");
         let same_name = ring(&B.replace("b:", "a:"));
         assert!(ring(A).has(&registered) && ring(&format!("{B},{A}")).has(&registered));
         assert!(!ring(B).has(&registered) && !same_name.has(&registered));
         assert_ne!(same_name.sealing_key().unwrap().digest, registered.digest);
-        assert_eq!(ring(A).digest("a"), Some(registered.digest.as_str()), "it stays the same");
+        assert_eq!(ring(A).digest("a"), Some(registered.digest.as_str()), "the digest stays the same");
         assert_eq!(ring(A).open(NO_REQUEST, SealedField::Payload, &registered.check), Err(OpenError::Broken));
     }
 
     #[test]
-    fn what_is_no_key_is_refused_without_being_shown() {
+    fn an_invalid_key_is_refused_without_being_shown() {
         for bad in ["", "a", "a:", "a:c2hvcnQ=", ":AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=", "a:!!"] {
             let keys = TextKeys { setting: "WEIR_REQUEST_KEYS", text: bad.to_owned() };
             let sentence = keys.keys().unwrap_err().to_string();
@@ -328,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_is_made_once_when_none_is_given() {
+    fn a_key_is_created_once_if_the_settings_have_none() {
         let data = tempfile::tempdir().unwrap();
         let settings =
             crate::settings::Settings::read(crate::settings::source::Sources::default()).unwrap().request;

@@ -14,9 +14,9 @@ use crate::telemetry::labels::OutcomeLabels;
 /// Metrics of request. Clones share them.
 #[derive(Clone, Debug)]
 pub struct RequestMetrics {
-    /// Requests accepted and refused.
+    /// Metrics of submissions.
     pub accept: AcceptMetrics,
-    /// How the work on requests goes.
+    /// Metrics of workers, webhooks and the reconciler.
     pub work: WorkMetrics,
 }
 
@@ -40,13 +40,13 @@ impl RequestMetrics {
 const ACCEPT_LATENCY_EDGES_S: [f64; 16] =
     [0.000_5, 0.001, 0.002, 0.005, 0.01, 0.02, 0.04, 0.08, 0.12, 0.18, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0];
 
-/// Submissions by what became of them, how long they took, and what waits for an operator.
+/// Submissions by outcome, their latency, and dead letters.
 #[derive(Clone, Debug)]
 pub struct AcceptMetrics {
     accepts: Family<OutcomeLabels, Counter>,
     latency_seconds: Histogram,
     conflicts: Counter,
-    /// Dead letters of request there are now.
+    /// How many requests are dead letters.
     pub dlq_depth: Gauge,
 }
 
@@ -64,46 +64,45 @@ impl Default for AcceptMetrics {
 impl AcceptMetrics {
     fn register(&self, r: &mut Registry) {
         r.register("request_accept", "Submissions by outcome", self.accepts.clone());
-        let latency = "Time from a submission to its answer, in seconds";
+        let latency = "Time from a submission to its response, in seconds";
         r.register("request_accept_latency_seconds", latency, self.latency_seconds.clone());
-        let conflicts = "Submissions under a key that was used for another payload";
+        let conflicts = "Submissions under a key that was already used for another payload";
         r.register("idempotency_conflict", conflicts, self.conflicts.clone());
         r.register("dlq_depth", "Requests that are dead letters now", self.dlq_depth.clone());
     }
 
     /// Counts one submission. `outcome` is one of a few fixed words.
-    pub fn record(&self, outcome: &'static str, took: Duration) {
+    pub fn record(&self, outcome: &'static str, duration: Duration) {
         self.accepts.get_or_create(&OutcomeLabels { outcome }).inc();
-        self.latency_seconds.observe(took.as_secs_f64());
+        self.latency_seconds.observe(duration.as_secs_f64());
         if outcome == "conflict" {
             self.conflicts.inc();
         }
     }
 }
 
-/// How the work on requests goes. Clones share it.
+/// Metrics of workers, webhooks and the reconciler. Clones share them.
 #[derive(Clone, Debug)]
 pub struct WorkMetrics {
-    /// From the claim of a request until its report is on disk, one attempt.
+    /// From the claim of a job until its report is on disk, for each attempt.
     pub processing_latency_seconds: Histogram,
-    /// Attempts that have to be made again.
+    /// Failed attempts that are followed by another one.
     pub retries: Counter,
     /// Requests that are dead letters; the same gauge as [`AcceptMetrics`] has.
     pub dlq_depth: Gauge,
-    /// What the breaker of a downstream does: 0 lets all through, 1 lets probes through, 2 nothing.
+    /// The state of a downstream's breaker: 0 closed, 1 half-open, 2 open.
     pub breaker_state: Family<DownstreamLabels, Gauge>,
-    /// When the reconciler last looked, in seconds since 1970.
+    /// When the reconciler last ran, in seconds since 1970.
     pub reconciler_heartbeat_seconds: Gauge,
-    /// For how long the oldest request has waited to be given to the broker.
+    /// How long the oldest request has waited to be published to the broker.
     pub reconciler_backlog_age_seconds: Gauge,
-    /// Webhooks sent, by what became of them.
-    pub webhooks: Family<OutcomeLabels, Counter>,
+    webhooks: Family<OutcomeLabels, Counter>,
 }
 
 /// A downstream of the settings.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct DownstreamLabels {
-    /// Its name there: never one that a caller gave.
+    /// Its name in the settings, never one from a caller.
     pub downstream: String,
 }
 
@@ -124,15 +123,29 @@ impl Default for WorkMetrics {
 
 impl WorkMetrics {
     fn register(&self, r: &mut Registry) {
-        let latency = "From the claim of a request to its report on disk, one attempt, in seconds";
+        let latency = "Time from the claim of a job to its report on disk, for each attempt, in seconds";
         r.register("worker_processing_latency_seconds", latency, self.processing_latency_seconds.clone());
-        r.register("worker_retry_count", "Attempts that have to be made again", self.retries.clone());
-        let breaker = "What a downstream's breaker lets through: 0 all, 1 probes, 2 nothing";
+        r.register(
+            "worker_retry_count",
+            "Failed attempts that are followed by another one",
+            self.retries.clone(),
+        );
+        let breaker = "State of a downstream's breaker: 0 closed, 1 half-open, 2 open";
         r.register("request_breaker_state", breaker, self.breaker_state.clone());
-        let heartbeat = "When the reconciler last looked, in seconds since 1970";
+        let heartbeat = "When the reconciler last ran, in seconds since 1970";
         r.register("reconciler_heartbeat_seconds", heartbeat, self.reconciler_heartbeat_seconds.clone());
-        let age = "How long the oldest request has waited for the broker, in seconds";
+        let age = "How long the oldest request has waited to be published to the broker, in seconds";
         r.register("reconciler_backlog_age_seconds", age, self.reconciler_backlog_age_seconds.clone());
         r.register("request_webhooks", "Webhooks sent, by outcome", self.webhooks.clone());
+    }
+
+    /// Counts a webhook. `outcome` is one of a few fixed words.
+    pub(super) fn count_webhook(&self, outcome: &'static str) {
+        self.webhooks.get_or_create(&OutcomeLabels { outcome }).inc();
+    }
+
+    #[cfg(test)]
+    pub(super) fn webhooks(&self, outcome: &'static str) -> u64 {
+        self.webhooks.get_or_create(&OutcomeLabels { outcome }).get()
     }
 }

@@ -1,6 +1,5 @@
-//! Request over HTTP: `/v1/requests`. Submissions stand in `request/submit.rs`, changes as they happen in
-//! `request/events.rs`, downstreams' callbacks in `request/callback.rs`, the secret of a
-//! tenant's webhooks in `request/webhook_secret.rs`, the switches in `request/rollout.rs`.
+//! Request over HTTP: reads and lists `/v1/requests`. The modules below have submissions, the event stream, downstreams'
+//! callbacks, the rollout, and the secret of a tenant's webhooks.
 
 pub(crate) mod callback;
 pub(crate) mod events;
@@ -21,8 +20,9 @@ use weir_core::{RequestId, TenantId};
 use weir_queue::rfc3339;
 use weir_store::request::{Request, RequestPage};
 
+use super::events::{ResultEncodingFailed, ResultUnreadable};
 use super::service::RequestService;
-use super::service::hub::Subscription;
+use super::service::hub::StatusSubscription;
 use crate::app::App;
 use crate::http::body::Json;
 use crate::http::error::ApiError;
@@ -32,11 +32,11 @@ use crate::http::pagination::{Page, parse_limit};
 use crate::peer::{Peer, disconnected};
 use crate::settings::parse::duration;
 
-/// What callers are told of a result that does not open.
+/// Shown to callers in place of a result that cannot be decrypted.
 const RESULT_ERROR: &str =
-    "The result is sealed with a key that this server does not have; its operator can put the key back";
+    "The result is encrypted with a key that this server does not have; its operator can add the key again";
 
-/// The longest that a call may wait for a change.
+/// How long a call may wait for a change.
 const WAIT_MAX: Duration = Duration::from_secs(30);
 
 #[derive(Debug, Serialize, ToSchema)]
@@ -47,12 +47,12 @@ pub(crate) struct StatusResponse {
     /// What the downstream answered: its JSON, or its text as a JSON string. null until the status is `COMPLETED`.
     #[schema(required = true, value_type = Value)]
     result: Option<Box<RawValue>>,
-    /// Only when there is a result that the server cannot open: why `result` is null all the same.
+    /// Only if the server cannot decrypt the result: why `result` is null all the same.
     #[serde(skip_serializing_if = "Option::is_none")]
     result_error: Option<&'static str>,
 }
 
-/// What lists show: everything but results, which may be large.
+/// An item of a list: everything but the result, which may be large.
 #[derive(Debug, Serialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 #[schema(as = RequestSummary)]
@@ -63,14 +63,14 @@ pub(crate) struct SummaryResponse {
     /// Why it failed, or why its last attempt did, for programs: such as `DOWNSTREAM_REJECTED` or `DOWNSTREAM_TIMEOUT`.
     #[schema(required = true)]
     failure_code: Option<String>,
-    /// The same for people.
+    /// The same as text for people.
     #[schema(required = true)]
     failure_message: Option<String>,
-    /// Calls to the downstream that were begun.
+    /// How many calls to the downstream were started.
     #[schema(examples(1))]
     attempts: u32,
     accepted_at: jiff::Timestamp,
-    /// When it last changed.
+    /// When the request last changed.
     updated_at: jiff::Timestamp,
 }
 
@@ -88,7 +88,7 @@ pub(crate) struct ListQuery {
     /// Only requests with this status.
     #[param(value_type = schema::RequestStatus, required = false)]
     status: Option<String>,
-    /// How many items to answer with at most.
+    /// The most items of a page.
     #[param(value_type = u32, required = false, minimum = 1, maximum = 1000, default = 100)]
     limit: Option<String>,
     /// The `nextCursor` of the page before. Leave it out for the first page.
@@ -156,7 +156,7 @@ pub(crate) async fn list_requests(
     let status = query.status.as_deref().map(parse_status).transpose()?;
     let limit = parse_limit(query.limit.as_deref())?;
     let before = query.cursor.as_deref().map(parse_cursor).transpose()?;
-    // One more than asked for tells whether there is a next page.
+    // One more than requested shows whether there is a next page.
     let RequestPage { requests, next_before } = app.requests.list(&tenant, status, before, limit + 1).await?;
     let items = requests.into_iter().map(summarize).collect();
     let page = Page::cut(items, limit, |item: &SummaryResponse| item.request_id.to_string());
@@ -167,7 +167,7 @@ async fn find(app: &App, tenant: &TenantId, id: RequestId) -> Result<Request, Ap
     app.requests.find(tenant, id).await?.ok_or_else(|| unknown(id))
 }
 
-/// The request after its next change, or as it is when none comes in time.
+/// The request after its next change, or unchanged if none comes in time.
 async fn find_changed(
     app: &App,
     tenant: &TenantId,
@@ -175,46 +175,45 @@ async fn find_changed(
     wait: Duration,
     peer: Option<&Peer>,
 ) -> Result<Request, ApiError> {
-    let until = tokio::time::Instant::now() + wait;
-    let mut waiting = subscribe(app, tenant, id)?;
+    let deadline = tokio::time::Instant::now() + wait;
+    let mut subscription = subscribe(app, tenant, id)?;
     let request = find(app, tenant, id).await?;
     if request.status.is_final() {
         return Ok(request);
     }
     let _permit = app.address_limits.acquire_long_lived()?;
     let changed = tokio::select! {
-        changed = app.requests.next_change(&mut waiting, request.status, until, app.shutdown.closing()) => changed?,
+        changed = app.requests.next_change(&mut subscription, request.status, deadline, app.shutdown.closing()) => changed?,
         () = disconnected(peer) => None,
     };
     Ok(changed.unwrap_or(request))
 }
 
-/// Listens to a request before it is read, so that no change is missed in between.
-fn subscribe(app: &App, tenant: &TenantId, id: RequestId) -> Result<Subscription, ApiError> {
+/// Subscribes to a request. Must come before the request is read, so that no change in between is missed.
+fn subscribe(app: &App, tenant: &TenantId, id: RequestId) -> Result<StatusSubscription, ApiError> {
     let subscription = app.requests.hub().subscribe(id, tenant);
-    subscription.map_err(|no_place| ApiError::unavailable(no_place.to_string()))
+    subscription.map_err(|error| ApiError::unavailable(error.to_string()))
 }
 
-/// A result that does not open leaves the rest to be told.
+/// A result that cannot be decrypted does not hide the rest of the request.
 fn describe(service: &RequestService, request: Request) -> Result<StatusResponse, ApiError> {
     let (result, result_error) = match service.result(&request) {
         Ok(result) => (result.map(as_json).transpose()?, None),
         Err(error) => {
-            let advice = "look at WEIR_REQUEST_KEYS";
-            tracing::warn!(target: "weir::request", requestId = %request.id, %error, advice, "a result does not open");
+            ResultUnreadable { id: request.id, error: &error }.emit();
             (None, Some(RESULT_ERROR))
         }
     };
     Ok(StatusResponse { summary: summarize(request), result, result_error })
 }
 
-/// JSON is passed on as it is; anything else becomes a JSON string.
+/// JSON is returned unchanged; anything else becomes a JSON string.
 fn as_json(result: Vec<u8>) -> Result<Box<RawValue>, ApiError> {
     if let Ok(json) = serde_json::from_slice::<&RawValue>(&result) {
         return Ok(json.to_owned());
     }
     to_raw_value(&String::from_utf8_lossy(&result)).map_err(|error| {
-        tracing::error!(%error, "a result could not be written as JSON");
+        ResultEncodingFailed { error: &error }.emit();
         ApiError::internal()
     })
 }
@@ -253,7 +252,7 @@ fn parse_cursor(text: &str) -> Result<RequestId, ApiError> {
     })
 }
 
-/// Whatever is no id names no request.
+/// An invalid id is answered like one of no request.
 fn parse_id(path: PathParam) -> Result<RequestId, ApiError> {
     let id = path.0.ok().and_then(|text| RequestId::parse(&text));
     id.ok_or_else(|| ApiError::not_found("No request has such an id; GET /v1/requests lists yours"))

@@ -1,7 +1,7 @@
-//! Request: submissions go through lanes, the rest straight to the store. What callers entrust to it is sealed here,
-//! before it goes to the store, and opened here, for those who may see it.
+//! The service of request: submissions go through lanes, everything else directly to the store. Payloads and results are
+//! encrypted here before they are stored, and decrypted for callers who may see them.
 
-pub(crate) mod dead;
+mod dead_letters;
 pub(crate) mod hub;
 pub(crate) mod key_check;
 pub(crate) mod rollout;
@@ -23,8 +23,8 @@ use weir_store::request::{
 };
 use weir_store::{Error, Lanes, Result};
 
-use self::hub::{StatusHub, Subscription};
-use self::rollout::Switches;
+use self::hub::{StatusHub, StatusSubscription};
+use self::rollout::RolloutSwitches;
 use super::encryption::{Keyring, OpenError, SealedField};
 use super::settings::RequestSettings;
 use crate::engines::{Engines, within};
@@ -32,71 +32,63 @@ use crate::request::metrics::AcceptMetrics;
 use crate::settings::Settings;
 use crate::telemetry::metrics::Metrics;
 
-/// How often whoever waits for a change asks a store that other servers change too: nobody else tells of what they do.
-const POLL: Duration = Duration::from_millis(250);
-/// How many of those who wait ask at the same time.
-const POLLS_AT_ONCE: usize = 16;
-/// Payloads of submissions under way, in kibibytes; each counts as one at least. Lanes bound their number alone.
-const UNDER_WAY_KIB: usize = 64 << 10;
+/// How often a waiting call polls a store that other servers change, too: their changes are not published here.
+const POLL_INTERVAL: Duration = Duration::from_millis(250);
+/// How many waiting calls read the store at the same time.
+const CONCURRENT_POLLS: usize = 16;
+/// The budget for payloads of concurrent submissions, in KiB; each uses at least 1. Lanes bound only their number.
+const PAYLOAD_BUDGET_KIB: usize = 64 << 10;
 
-/// Request.
 pub struct RequestService {
     store: Arc<dyn RequestStore>,
     lanes: Lanes<Submit, SubmitOutcome>,
     keys: Arc<Keyring>,
     clock: Arc<dyn Clock>,
     hub: Arc<StatusHub>,
-    switches: Arc<Switches>,
+    rollout: Arc<RolloutSwitches>,
     polls: Semaphore,
-    under_way: Semaphore,
+    payload_budget: Semaphore,
     metrics: AcceptMetrics,
     settings: RequestSettings,
     needs_broker: bool,
-    /// Whether other processes may change requests.
+    /// Whether other processes change requests in the same store.
     is_shared: bool,
     timeout: Duration,
-    dead_counted: tokio::sync::Mutex<Option<Instant>>,
+    dead_letters_counted_at: tokio::sync::Mutex<Option<Instant>>,
 }
 
-/// One submission, checked.
+/// A valid submission.
 #[derive(Clone, Debug)]
 pub struct Submission {
-    /// Who sent it.
     pub tenant: TenantId,
-    /// The tenant's name for it.
     pub key: IdempotencyKey,
-    /// What kind of work it is.
     pub request_type: RequestType,
-    /// What it asks for, as it was sent.
+    /// The JSON as it was sent.
     pub payload: Bytes,
-    /// What it asks for, to tell it from others under the same key.
+    /// Tells apart submissions under the same key.
     pub fingerprint: Fingerprint,
-    /// Who is told when it is final.
+    /// Receives a webhook when the request is final.
     pub callback_url: Option<String>,
 }
 
-/// Why a submission was not looked at.
+/// Why a submission was not decided.
 #[derive(Debug, thiserror::Error)]
 pub enum SubmitError {
-    /// An operator has switched processing off.
-    #[error("processing is switched off")]
-    SwitchedOff,
-    /// The rollout has not reached the tenant.
+    #[error("an operator has switched request off")]
+    Disabled,
     #[error("the rollout has not reached the tenant")]
-    NotReached,
-    /// Something broke.
+    NotInRollout,
     #[error(transparent)]
-    Broken(#[from] Error),
+    Store(#[from] Error),
 }
 
-/// What a downstream says in its callback.
+/// A valid callback of a downstream.
 #[derive(Clone, Debug)]
-pub struct CalledBack {
-    /// Done or not.
+pub struct DownstreamCallback {
     pub callback: Callback,
-    /// What it answers.
+    /// Only of completed requests.
     pub result: Option<Bytes>,
-    /// Why not.
+    /// Only of failed requests.
     pub failure: Option<Failure>,
 }
 
@@ -119,11 +111,11 @@ impl RequestService {
                 }
             }
         });
-        let switches = Arc::new(Switches::new(Arc::clone(&store), settings.request.rollout, timeout));
+        let rollout = Arc::new(RolloutSwitches::new(Arc::clone(&store), settings.request.rollout, timeout));
         tokio::spawn({
-            // So that the first submission finds them read.
-            let switches = Arc::clone(&switches);
-            async move { switches.get().await }
+            // Loads the cache for the first submission.
+            let rollout = Arc::clone(&rollout);
+            async move { rollout.get().await }
         });
         Self {
             store,
@@ -131,31 +123,30 @@ impl RequestService {
             keys,
             clock: Arc::clone(&engines.store.wall_clock),
             hub: Arc::default(),
-            switches,
-            polls: Semaphore::new(POLLS_AT_ONCE),
-            under_way: Semaphore::new(UNDER_WAY_KIB),
+            rollout,
+            polls: Semaphore::new(CONCURRENT_POLLS),
+            payload_budget: Semaphore::new(PAYLOAD_BUDGET_KIB),
             metrics: metrics.request.accept.clone(),
             settings: settings.request.clone(),
             needs_broker: engines.kafka.is_some(),
             is_shared: engines.store.is_shared,
             timeout,
-            dead_counted: tokio::sync::Mutex::default(),
+            dead_letters_counted_at: tokio::sync::Mutex::default(),
         }
     }
 
-    /// Where changes are told and heard.
+    /// Publishes changes of requests in this process.
     #[must_use]
     pub const fn hub(&self) -> &Arc<StatusHub> {
         &self.hub
     }
 
-    /// What is switched on.
     #[must_use]
-    pub const fn switches(&self) -> &Arc<Switches> {
-        &self.switches
+    pub const fn rollout(&self) -> &Arc<RolloutSwitches> {
+        &self.rollout
     }
 
-    /// The present, as far as signatures and ids need it.
+    /// The time for signatures and ids.
     #[must_use]
     pub fn now(&self) -> Timestamp {
         self.clock.now()
@@ -166,31 +157,31 @@ impl RequestService {
     pub async fn submit(&self, submission: Submission) -> Result<SubmitOutcome, SubmitError> {
         let started = Instant::now();
         let outcome = self.try_submit(submission).await;
-        let word = match &outcome {
+        let label = match &outcome {
             Ok(SubmitOutcome::Accepted(_)) => "accepted",
             Ok(SubmitOutcome::Replayed(_)) => "replayed",
             Ok(SubmitOutcome::Conflict) => "conflict",
             Ok(SubmitOutcome::Limited { .. }) => "limited",
-            Err(SubmitError::SwitchedOff | SubmitError::NotReached) => "switched_off",
-            Err(SubmitError::Broken(_)) => "failed",
+            Err(SubmitError::Disabled | SubmitError::NotInRollout) => "switched_off",
+            Err(SubmitError::Store(_)) => "failed",
         };
-        self.metrics.record(word, started.elapsed());
+        self.metrics.record(label, started.elapsed());
         outcome
     }
 
     async fn try_submit(&self, submission: Submission) -> Result<SubmitOutcome, SubmitError> {
-        let rollout = self.switches.get().await?;
+        let rollout = self.rollout.get().await?;
         if !rollout.processing_enabled {
-            return Err(SubmitError::SwitchedOff);
+            return Err(SubmitError::Disabled);
         }
         if !rollout.canary.reaches(&submission.tenant) {
-            return Err(SubmitError::NotReached);
+            return Err(SubmitError::NotInRollout);
         }
         let kib = u32::try_from(submission.payload.len().div_ceil(1 << 10)).unwrap_or(u32::MAX).max(1);
-        let held = self.under_way.try_acquire_many(kib);
-        let _held = held.map_err(|_full| Error::Overloaded { lane: "request payloads" })?;
+        let budget = self.payload_budget.try_acquire_many(kib);
+        let _budget = budget.map_err(|_used_up| Error::Overloaded { lane: "request payloads" })?;
         let lane = format!("{}\0{}", submission.tenant, submission.key);
-        // The lane itself answers in time.
+        // No timeout here: the lane has one.
         Ok(self.lanes.submit(&lane, self.prepare(submission)?).await?)
     }
 
@@ -213,13 +204,13 @@ impl RequestService {
         })
     }
 
-    /// A tenant's request.
+    /// Finds a request of a tenant.
     pub async fn find(&self, tenant: &TenantId, id: RequestId) -> Result<Option<Request>> {
         let request = within(self.timeout, self.store.find_request(id)).await?;
         Ok(request.filter(|request| request.tenant == *tenant))
     }
 
-    /// A tenant's requests, the newest first.
+    /// Lists a tenant's requests, the newest first.
     pub async fn list(
         &self,
         tenant: &TenantId,
@@ -230,67 +221,69 @@ impl RequestService {
         within(self.timeout, self.store.list_requests(tenant, status, before, limit)).await
     }
 
-    /// What the downstream answered.
-    /// Fails when it does not open: its key was taken away, or somebody changed the row.
+    /// Decrypts the result of a request.
+    /// Fails when the key is missing or the row was changed.
     pub fn result(&self, request: &Request) -> Result<Option<Vec<u8>>, OpenError> {
         let open = |sealed| self.keys.open(request.id, SealedField::Result, sealed);
         request.result.as_ref().map(open).transpose()
     }
 
-    /// The request once its status is another than `seen`. None when it is the same until then, or the server stops.
+    /// Returns the request once its status differs from `last_status`, or `None` at the deadline or when the server stops.
     pub async fn next_change(
         &self,
-        waiting: &mut Subscription,
-        seen: RequestStatus,
-        until: tokio::time::Instant,
+        subscription: &mut StatusSubscription,
+        last_status: RequestStatus,
+        deadline: tokio::time::Instant,
         closing: &CancellationToken,
     ) -> Result<Option<Request>> {
         loop {
             tokio::select! {
-                // Whatever is told is looked up: two changes may be told in another order than they were made in.
-                _told = waiting.changed() => {}
-                () = tokio::time::sleep(POLL), if self.is_shared => {}
-                () = tokio::time::sleep_until(until) => return self.changed_by_now(waiting.id(), seen).await,
+                // The published status is not used: two changes may be published in the wrong order.
+                _status = subscription.next_status() => {}
+                () = tokio::time::sleep(POLL_INTERVAL), if self.is_shared => {}
+                () = tokio::time::sleep_until(deadline) => {
+                    return self.find_if_changed(subscription.id(), last_status).await;
+                }
                 () = closing.cancelled() => return Ok(None),
             }
-            // Never closed.
-            let _turn = self.polls.acquire().await;
-            match within(self.timeout, self.store.find_request(waiting.id())).await {
-                Ok(Some(request)) if request.status == seen => {}
+            // The semaphore is never closed.
+            let _permit = self.polls.acquire().await;
+            match within(self.timeout, self.store.find_request(subscription.id())).await {
+                Ok(Some(request)) if request.status == last_status => {}
                 Ok(changed) => return Ok(changed),
                 Err(error) => {
-                    // What was told is still to be looked up by whoever goes on waiting.
-                    waiting.tell_again();
+                    // The next call must read the store again for the same change.
+                    subscription.mark_unread();
                     return Err(error);
                 }
             }
         }
     }
 
-    /// The last look of one who has waited in vain. What nobody was told of is seen here at the latest.
-    async fn changed_by_now(&self, id: RequestId, seen: RequestStatus) -> Result<Option<Request>> {
+    /// Reads the store once more at the deadline, for a change that was not published here.
+    async fn find_if_changed(&self, id: RequestId, last_status: RequestStatus) -> Result<Option<Request>> {
         let request = within(self.timeout, self.store.find_request(id)).await?;
-        Ok(request.filter(|request| request.status != seen))
+        Ok(request.filter(|request| request.status != last_status))
     }
 
-    /// Takes a downstream's callback.
-    pub async fn call_back(&self, id: RequestId, said: CalledBack) -> Result<CallbackOutcome> {
-        let CalledBack { callback, result, failure } = said;
+    /// Ends a request with a downstream's callback.
+    pub async fn call_back(&self, id: RequestId, callback: DownstreamCallback) -> Result<CallbackOutcome> {
+        let DownstreamCallback { callback, result, failure } = callback;
         let result = result.map(|result| self.seal(id, SealedField::Result, &result)).transpose()?;
         let report = CallbackReport { callback, result, failure };
         let (store, hub) = (Arc::clone(&self.store), Arc::clone(&self.hub));
         let call_back = async move {
             let outcome = store.call_back(id, report).await?;
             if let CallbackOutcome::Applied(status) = outcome {
-                hub.changed(id, status);
+                hub.publish(id, status);
             }
             Ok(outcome)
         };
         self.change(call_back).await
     }
 
-    /// Changes a request within the time that a call may take. When it takes longer it goes on, so that those who wait for the
-    /// request are told in any case.
+    /// Runs a change within the timeout of a call. A change that takes longer is not cancelled, so that its publication to
+    /// waiting callers is not lost.
     async fn change<T: Send + 'static>(
         &self,
         change: impl Future<Output = Result<T>> + Send + 'static,
@@ -300,12 +293,12 @@ impl RequestService {
         within(self.timeout, change).await
     }
 
-    /// Takes no new submissions and waits for those under way.
+    /// Refuses new submissions and waits for those in the lanes.
     pub async fn drain(&self) {
         self.lanes.drain().await;
     }
 
-    fn seal(&self, id: RequestId, part: SealedField, plain: &[u8]) -> Result<Sealed> {
-        self.keys.seal(id, part, plain).map_err(|error| Error::failed("seal", error))
+    fn seal(&self, id: RequestId, field: SealedField, plain: &[u8]) -> Result<Sealed> {
+        self.keys.seal(id, field, plain).map_err(|error| Error::failed("seal", error))
     }
 }

@@ -1,4 +1,4 @@
-//! How requests are accepted and worked on.
+//! Settings of request: acceptance, downstreams, retries, encryption and webhooks.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
@@ -17,54 +17,53 @@ use weir_store::request::Rollout;
 use crate::settings::parse::{boolean, count, duration};
 use crate::settings::source::{SettingError, SettingsReader};
 
-/// Requests are kept at least as long as their keys.
+/// The longest retention.
 const RETENTION_DAYS_MAX: usize = 3_650;
 
-/// How requests are accepted and worked on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RequestSettings {
-    /// `request.processing.enabled`, `request.reconciler.enabled`, `request.canary.percent`: until an operator switches.
+    /// `request.processing.enabled`, `request.reconciler.enabled`, `request.canary.percent`: until an operator changes them.
     pub rollout: Rollout,
-    /// `request.tenant_limit`: new requests of a tenant in a minute; none when 0.
+    /// `request.tenant_limit`: new requests of a tenant per minute; `None` means no limit.
     pub tenant_limit: Option<QuotaLimits>,
     /// `request.max_attempts`, `request.backoff.first`, `request.backoff.max`, `request.lease`, `request.callback_within`.
     pub policy: RetryPolicy,
-    /// `request.concurrency`: calls to downstreams under way at once, in one process.
+    /// `request.concurrency`: concurrent calls to downstreams of one process.
     pub concurrency: usize,
-    /// `downstream`, its timeouts and `request.sslrootcert`: who works on requests of types that have no downstream of their own.
+    /// `downstream`, its timeouts and `request.sslrootcert`: called for types without a downstream of their own.
     pub downstream: Downstream,
-    /// `[request.downstreams.<type>]`: who works on requests of that type.
+    /// `[request.downstreams.<type>]`: called for requests of that type.
     pub downstreams: BTreeMap<String, Downstream>,
-    /// `request.keys`: what payloads are sealed with; generated when absent.
+    /// `request.keys`: keys that encrypt payloads; one is generated if absent.
     pub keys: Option<Secret>,
     /// `request.keys_file`: the same in a file.
     pub keys_file: Option<PathBuf>,
-    /// `webhook_secret`: what callbacks are signed with; generated when absent.
+    /// `webhook_secret`: signs webhooks and verifies callbacks; generated if absent.
     pub webhook_secret: Option<Secret>,
     /// `request.webhook.allow_private`: whether callback URLs may lead to private and loopback addresses.
     pub allow_private: bool,
-    /// `request.webhook.timeout`: how long whoever is told of a result may take to answer.
+    /// `request.webhook.timeout`: how long a webhook's receiver may take to answer.
     pub webhook_timeout: Duration,
-    /// `request.sensitive_fields`: fields of payloads that are shown to nobody but the downstream.
+    /// `request.sensitive_fields`: payload fields that are redacted for operators.
     pub sensitive_fields: Vec<String>,
-    /// `request.retention_days`: how long requests are kept.
+    /// `request.retention_days`: how long requests are stored.
     pub retention: Duration,
 }
 
-/// Who works on requests.
+/// A service that is called for requests.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Downstream {
-    /// Where; the echo that is built in when there is none.
+    /// The built-in echo answers if absent.
     pub url: Option<Url>,
-    /// How long it may take to accept a connection.
+    /// How long the downstream may take to accept a connection.
     pub connect_timeout: Duration,
-    /// How long it may take to answer.
+    /// How long the downstream may take to answer.
     pub read_timeout: Duration,
-    /// A file of authorities that are trusted instead of the system's.
+    /// A file of certificate authorities to trust instead of the system's.
     pub sslrootcert: Option<PathBuf>,
 }
 
-/// A secret from the environment. It is not shown.
+/// A secret from the environment. `Debug` does not show it.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret(pub String);
 
@@ -107,7 +106,7 @@ impl Downstream {
     }
 }
 
-/// What is left of a lease after the longest call, for its report.
+/// How much of a lease must be left after the longest call, to report it.
 const LEASE_MARGIN: Duration = Duration::from_secs(1);
 
 const SPAN: &str = "a duration from 1ms to 24h, such as 500ms or 2s";
@@ -116,10 +115,10 @@ const CERTIFICATES: &str = "a file of certificates in PEM that can be read";
 const FIELDS: &str = "left out: a downstream has url, connect_timeout, read_timeout and sslrootcert";
 
 impl RequestSettings {
-    /// The name of the downstream for everything that has none of its own. No type has the empty name.
+    /// The name of the default downstream. No request type has the empty name.
     pub const DEFAULT_DOWNSTREAM: &str = "";
 
-    /// The name of the downstream that works on requests of this type.
+    /// The name of the downstream for a request type.
     #[must_use]
     pub fn downstream_name<'a>(&self, request_type: &'a RequestType) -> &'a str {
         let name = request_type.as_str();
@@ -177,12 +176,12 @@ impl RequestSettings {
     }
 }
 
-/// What a webhook secret may be.
+/// The format of webhook secrets, for error messages.
 pub(crate) const WEBHOOK_SECRET: &str = "whsec_ and 24 to 64 bytes in base64; up to three older ones that are still good may \
                                   follow, with spaces between them";
 const WEBHOOK_SECRETS_MAX: usize = 4;
 
-/// Whether a text is a webhook secret, or several.
+/// Whether a text is one or several webhook secrets.
 #[must_use]
 pub(crate) fn is_webhook_secret(text: &str) -> bool {
     let secrets = text.split_whitespace();
@@ -221,7 +220,7 @@ fn read_policy(reader: &mut SettingsReader) -> Result<RetryPolicy, SettingError>
     })
 }
 
-/// A call must end while its worker has the request to itself, or others would make it again meanwhile.
+/// A call must end within its lease, or another worker would make it again meanwhile.
 fn check_lease(
     lease: Duration,
     default: &Downstream,
@@ -238,7 +237,7 @@ fn check_lease(
     Ok(())
 }
 
-/// A limit for each minute; 0 is none.
+/// A limit per minute; 0 means no limit.
 fn per_minute(text: &str) -> Option<Option<QuotaLimits>> {
     match text.trim().parse().ok()? {
         0 => Some(None),
@@ -250,7 +249,7 @@ fn names(text: &str) -> Option<Vec<String>> {
     Some(text.split(',').map(str::trim).filter(|name| !name.is_empty()).map(str::to_owned).collect())
 }
 
-/// The path of a file that has certificates in it; empty is none.
+/// The path of a readable certificate file; empty means none.
 fn root_certificates(text: &str) -> Option<Option<PathBuf>> {
     if text.is_empty() {
         return Some(None);

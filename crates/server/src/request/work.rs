@@ -1,16 +1,15 @@
-//! The work on requests: workers that call downstreams, webhooks that tell of what came of it, and the upkeep of what is
-//! kept.
+//! Processing of requests: workers that call downstreams, outgoing webhooks, and maintenance of stored requests.
 //!
-//! A [`Worker`] claims jobs in batches, calls downstreams side by side, and reports in batches. The store has the last
-//! word: a lease says who may work on a request, and a report of somebody who lost it changes nothing. Whatever happens
-//! to a worker, its requests are claimed again when their leases end.
+//! A [`Worker`] claims jobs in batches, calls downstreams concurrently, and reports in batches. A job's lease decides who may
+//! work on a request: the store ignores the report of a worker that lost its lease. Whatever happens to a worker, its requests
+//! are claimed again when their leases end.
 
 mod breakers;
-mod call;
+pub(super) mod call;
 mod concurrency;
 mod downstream;
+pub(crate) mod maintenance;
 mod reports;
-pub(crate) mod upkeep;
 pub(crate) mod webhooks;
 mod worker;
 
@@ -28,32 +27,27 @@ use super::encryption::Keyring;
 use super::settings::RequestSettings;
 use crate::request::metrics::WorkMetrics;
 
-/// Is told of every change of a request that the work brings about, after it is on disk. It must not block.
+/// Called with every change of a request that workers make, after it is on disk. Must not block.
 pub(crate) type OnChange = Arc<dyn Fn(RequestId, RequestStatus) + Send + Sync>;
 
-/// Says whether something is switched on at present.
-pub(crate) type Switch = Arc<dyn Fn() -> BoxFuture<'static, bool> + Send + Sync>;
+/// Returns whether something is enabled now.
+pub(crate) type EnabledCheck = Arc<dyn Fn() -> BoxFuture<'static, bool> + Send + Sync>;
 
-/// What a [`Worker`] works with.
+/// What a [`Worker`] needs.
 #[derive(Clone)]
-pub(crate) struct Parts {
-    /// Where requests live.
+pub(crate) struct WorkerDependencies {
     pub store: Arc<dyn RequestStore>,
-    /// Where a broker says which of them to do; none when the store alone does.
+    /// Ids of new requests from a broker; `None` if workers only poll the store.
     pub source: Option<Arc<dyn MessageSource>>,
-    /// What payloads are opened and results are sealed with.
     pub keyring: Arc<Keyring>,
-    /// By which breakers tell how long they have been open. It must not step.
+    /// The clock of the breakers. It must not step.
     pub clock: Arc<dyn Clock>,
-    /// How requests are worked on.
     pub settings: RequestSettings,
-    /// How the work goes.
     pub metrics: WorkMetrics,
-    /// Whether requests are worked on: `request.processing.enabled`, as it is now.
-    pub is_enabled: Switch,
-    /// Who is told of changes.
+    /// `request.processing.enabled`, as it is now.
+    pub is_enabled: EnabledCheck,
     pub on_change: OnChange,
-    /// How long calls that are under way may go on when the server stops.
+    /// How long running calls may take to finish when the server stops.
     pub grace: Duration,
 }
 

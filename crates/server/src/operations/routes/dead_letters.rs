@@ -327,7 +327,7 @@ fn describe(letter: DeadLetter) -> DeadLetterResponse {
 }
 
 fn describe_request(app: &App, dead: DeadRequest) -> DeadLetterResponse {
-    let payload = app.requests.shown_payload(&dead.request);
+    let payload = app.requests.redacted_payload(&dead.request);
     let Request { id, tenant, request_type, attempts, failure, callback_url, accepted_at, .. } = dead.request;
     let (failure_code, reason) = failure.map(|failure| (failure.code, failure.message)).unzip();
     DeadLetterResponse {

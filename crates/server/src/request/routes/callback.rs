@@ -1,12 +1,12 @@
-//! What a downstream that answered 202 says when it is done: `POST /v1/requests/{requestId}/callback`.
+//! Callbacks of downstreams that answered 202: `POST /v1/requests/{requestId}/callback`.
 //!
-//! The signature is looked at before anything else: without a good one nobody learns which requests there are. A callback
-//! also has to name its request, by `webhook-id` or in its body, both of which are signed: one that does not could be sent
-//! again to another request within the five minutes that its signature is good for.
+//! The signature is checked before anything else: without a valid one nobody learns which requests exist. A callback also has
+//! to name its request, by `webhook-id` or in its body, both of which are signed: otherwise it could be sent again to another
+//! request within the five minutes for which its signature is valid.
 //!
-//! Ids of callbacks are not remembered here, because the request itself remembers: the one that was taken has made it final,
-//! which nothing undoes (only requests whose attempts were all in vain can be replayed), and the store decides that for all servers
-//! at once. So the same message again, wherever and however often, changes nothing.
+//! Ids of callbacks need not be stored, because the first callback makes the request final. Nothing undoes that (only requests
+//! whose attempts all failed can be replayed), and the store decides it for all servers. So repeating a callback changes
+//! nothing.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use utoipa::ToSchema;
 use weir_core::RequestId;
-use weir_core::request::state::{Callback, RequestStatus, TransitionError};
+use weir_core::request::state::{Callback, TransitionError};
 use weir_core::webhook::SignedMessage;
 use weir_store::request::{CallbackOutcome, Failure};
 
@@ -27,16 +27,17 @@ use crate::http::body::{Json, Raw, parse_json};
 use crate::http::error::ApiError;
 use crate::http::extract::PathParam;
 use crate::http::openapi::schema;
-use crate::request::service::CalledBack;
+use crate::request::events::RequestCalledBack;
+use crate::request::service::DownstreamCallback;
 
 const CODE_MAX: usize = 64;
 const MESSAGE_MAX: usize = 1_000;
 
-/// The failure of a request whose downstream gives no other.
+/// The failure if the downstream names none.
 const CODE_DEFAULT: &str = "DOWNSTREAM_FAILED";
 const MESSAGE_DEFAULT: &str = "the downstream called back that it failed";
 
-/// What `WWW-Authenticate` says: Standard Webhooks has no registered scheme, so this names its header.
+/// The `WWW-Authenticate` header. Standard Webhooks has no registered scheme, so this names its header.
 const CHALLENGE: &str = r#"WebhookSignature realm="weir", header="webhook-signature""#;
 
 #[derive(Debug, Deserialize, ToSchema)]
@@ -124,15 +125,15 @@ pub(crate) async fn call_back(
     let request: CallbackRequest = parse_json(&body)?;
     let id = parse_id(id)?;
     check_request(id, webhook_id, request.request_id.as_deref())?;
-    let said = parse(request)?;
-    let status = match app.requests.call_back(id, said).await? {
+    let callback = parse(request)?;
+    let status = match app.requests.call_back(id, callback).await? {
         CallbackOutcome::Applied(status) => {
-            tell_of(id, status);
+            RequestCalledBack { id, status }.emit();
             status
         }
-        // Sent again, or too late: it changes nothing.
+        // Repeated or too late: it changes nothing.
         CallbackOutcome::TransitionError(TransitionError::Final(status)) => status,
-        CallbackOutcome::TransitionError(_) => return Err(not_begun(id)),
+        CallbackOutcome::TransitionError(_) => return Err(not_started(id)),
         CallbackOutcome::Unknown => {
             return Err(ApiError::not_found(format!("There is no request with the id {id}")));
         }
@@ -140,7 +141,7 @@ pub(crate) async fn call_back(
     Ok(Json(CallbackResponse { request_id: *id.as_uuid(), status: status.as_str() }))
 }
 
-/// The message's id, if somebody who has the secret signed it just now.
+/// Verifies the signature and returns the message's id.
 fn check_signature<'a>(app: &App, headers: &'a HeaderMap, body: &Bytes) -> Result<&'a str, ApiError> {
     let header = |name| headers.get(name).and_then(|value| value.to_str().ok());
     let (Some(id), Some(timestamp), Some(signatures)) =
@@ -152,14 +153,14 @@ fn check_signature<'a>(app: &App, headers: &'a HeaderMap, body: &Bytes) -> Resul
     };
     let message = SignedMessage { id, timestamp, signatures, body };
     app.auth.webhook.verify_callback(message, app.requests.now()).map_err(|problem| {
-        let advice = "sign the very bytes of the body with WEIR_WEBHOOK_SECRET, within five minutes";
-        let message = format!("The callback is not to be believed: {problem}; {advice}");
+        let advice = "sign the exact bytes of the body with WEIR_WEBHOOK_SECRET, within five minutes";
+        let message = format!("The callback's signature is not valid: {problem}; {advice}");
         ApiError::unauthenticated(message, CHALLENGE)
     })?;
     Ok(id)
 }
 
-/// Makes sure that a callback was signed for this request: what the body names decides, else the message's id.
+/// Checks that a callback was signed for this request: by the id in the body, if there is one, else by the message's id.
 fn check_request(id: RequestId, webhook_id: &str, in_body: Option<&str>) -> Result<(), ApiError> {
     if RequestId::parse(in_body.unwrap_or(webhook_id)) == Some(id) {
         return Ok(());
@@ -169,44 +170,36 @@ fn check_request(id: RequestId, webhook_id: &str, in_body: Option<&str>) -> Resu
     Err(ApiError::unauthenticated(message, CHALLENGE))
 }
 
-fn parse(request: CallbackRequest) -> Result<CalledBack, ApiError> {
+fn parse(request: CallbackRequest) -> Result<DownstreamCallback, ApiError> {
     let CallbackRequest { status, result, failure_code, failure_message, .. } = request;
     match &*status {
         "COMPLETED" => {
             let result = result.map(|result| Bytes::from(Box::<str>::from(result).into_boxed_bytes()));
-            Ok(CalledBack { callback: Callback::Completed, result, failure: None })
+            Ok(DownstreamCallback { callback: Callback::Completed, result, failure: None })
         }
         "FAILED" => {
-            let text = |given: Option<Box<str>>, default: &str, max: usize| {
-                let given = given.map(|text| plain(&text, max)).filter(|text| !text.is_empty());
-                given.unwrap_or_else(|| default.to_owned())
+            let text = |value: Option<Box<str>>, default: &str, max: usize| {
+                let value = value.map(|text| sanitize(&text, max)).filter(|text| !text.is_empty());
+                value.unwrap_or_else(|| default.to_owned())
             };
             let failure = Failure {
                 code: text(failure_code, CODE_DEFAULT, CODE_MAX),
                 message: text(failure_message, MESSAGE_DEFAULT, MESSAGE_MAX),
             };
-            Ok(CalledBack { callback: Callback::Failed, result: None, failure: Some(failure) })
+            Ok(DownstreamCallback { callback: Callback::Failed, result: None, failure: Some(failure) })
         }
         _ => Err(ApiError::invalid_field("status", "must be COMPLETED or FAILED")),
     }
 }
 
-/// The beginning of a text, without what logs and databases cannot hold. To refuse it would only keep the request open.
-fn plain(text: &str, max: usize) -> String {
+/// Cuts a text and replaces control characters, which logs and databases cannot store. Refusing the callback would only keep
+/// the request open.
+fn sanitize(text: &str, max: usize) -> String {
     text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(max).collect::<String>().trim().to_owned()
 }
 
-fn tell_of(id: RequestId, status: RequestStatus) {
-    tracing::info!(
-        target: "weir::request",
-        requestId = %id,
-        statusTransition = %format_args!("{}->{}", RequestStatus::InProgress.as_str(), status.as_str()),
-        "request called back"
-    );
-}
-
-fn not_begun(id: RequestId) -> ApiError {
-    let message = format!("Nobody has begun to work on the request {id}; call back after it was sent to you");
+fn not_started(id: RequestId) -> ApiError {
+    let message = format!("The request {id} was not sent to a downstream yet; call back after it was");
     ApiError::conflict("REQUEST_NOT_STARTED", message)
 }
 
@@ -230,17 +223,17 @@ mod tests {
     }
 
     #[test]
-    fn what_a_downstream_says_is_cut_rather_than_refused() {
-        assert_eq!(plain("a\0b\nc", 10), "a b c");
-        assert_eq!(plain(&"ü".repeat(20), 10), "ü".repeat(10));
-        let said = parse(CallbackRequest {
+    fn long_texts_of_a_downstream_are_cut_rather_than_refused() {
+        assert_eq!(sanitize("a\0b\nc", 10), "a b c");
+        assert_eq!(sanitize(&"ü".repeat(20), 10), "ü".repeat(10));
+        let callback = parse(CallbackRequest {
             request_id: None,
             status: "FAILED".into(),
             result: None,
             failure_code: Some("\n".into()),
             failure_message: None,
         });
-        let failure = said.ok().and_then(|said| said.failure).unwrap();
+        let failure = callback.ok().and_then(|callback| callback.failure).unwrap();
         assert_eq!((failure.code.as_str(), failure.message.as_str()), (CODE_DEFAULT, MESSAGE_DEFAULT));
     }
 }

@@ -1,7 +1,7 @@
-//! A request's changes as they happen: `GET /v1/requests/{requestId}/events`, as server-sent events.
+//! The event stream of a request: `GET /v1/requests/{requestId}/events`, as server-sent events.
 //!
-//! The first event says how the request stands, each further one how it stands after a change of its status. The stream
-//! ends after a final one, when the server stops, and after an hour; whoever connects again begins with the present.
+//! The first event has the present status, each further one the status after a change. The stream ends after a final status,
+//! when the server stops, and after an hour. A client that connects again starts with the present status.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -19,13 +19,13 @@ use crate::address_limits::LongLivedPermit;
 use crate::app::App;
 use crate::http::error::ApiError;
 use crate::http::extract::{PathParam, Tenant};
-use crate::request::service::hub::Subscription;
+use crate::request::service::hub::StatusSubscription;
 
-/// How often a silent stream shows that it is alive.
+/// How often a stream without events sends a comment.
 const HEARTBEAT: Duration = Duration::from_secs(15);
-/// The longest stream: a token is looked at again after that.
+/// How long a stream may last: the client's token is checked again when it reconnects.
 const STREAM_MAX: Duration = Duration::from_secs(3_600);
-/// The pause after the store could not say.
+/// The pause after the store did not answer.
 const PAUSE_AFTER_ERROR: Duration = Duration::from_millis(500);
 
 /// Watch a request.
@@ -58,11 +58,17 @@ pub(crate) async fn watch_request(
     id: PathParam,
 ) -> Result<Sse<impl Stream<Item = Result<Event, Infallible>>>, ApiError> {
     let id = parse_id(id)?;
-    let waiting = subscribe(&app, &tenant, id)?;
+    let subscription = subscribe(&app, &tenant, id)?;
     let first = find(&app, &tenant, id).await?;
     let permit = app.address_limits.acquire_long_lived()?;
-    let until = Instant::now() + STREAM_MAX;
-    let watch = Watch { app, waiting, next: Next::Tell(Box::new(first)), until, _permit: permit };
+    let deadline = Instant::now() + STREAM_MAX;
+    let watch = StatusWatch {
+        app,
+        subscription,
+        next: NextEvent::Present(Box::new(first)),
+        deadline,
+        _permit: permit,
+    };
     let events = futures_util::stream::unfold(watch, |mut watch| async move {
         let request = watch.next().await?;
         let event = event(&describe(&watch.app.requests, request).ok()?)?;
@@ -72,43 +78,45 @@ pub(crate) async fn watch_request(
 }
 
 fn event(body: &StatusResponse) -> Option<Event> {
-    // A downstream's JSON may be spread over lines; inside of strings it has no line breaks.
+    // A downstream's JSON may have line breaks, but not inside of strings.
     let line = serde_json::to_string(body).ok()?.replace(['\r', '\n'], " ");
     Some(Event::default().event("status").data(line))
 }
 
-struct Watch {
+struct StatusWatch {
     app: Arc<App>,
-    waiting: Subscription,
-    next: Next,
-    until: Instant,
+    subscription: StatusSubscription,
+    next: NextEvent,
+    deadline: Instant,
     _permit: LongLivedPermit,
 }
 
-enum Next {
-    /// Say how it stands.
-    Tell(Box<Request>),
-    /// Wait until it stands otherwise.
-    WaitFrom(RequestStatus),
+enum NextEvent {
+    /// The request as it was at the start of the stream.
+    Present(Box<Request>),
+    /// The request once its status differs from this one.
+    ChangeFrom(RequestStatus),
 }
 
-impl Watch {
-    /// The request as it is to be told next; None at the end.
+impl StatusWatch {
+    /// The request for the next event, or `None` at the end of the stream.
     async fn next(&mut self) -> Option<Request> {
-        let request = match std::mem::replace(&mut self.next, Next::WaitFrom(RequestStatus::Completed)) {
-            Next::Tell(first) => *first,
-            Next::WaitFrom(seen) if seen.is_final() => return None,
-            Next::WaitFrom(seen) => self.changed(seen).await?,
+        let request = match std::mem::replace(&mut self.next, NextEvent::ChangeFrom(RequestStatus::Completed))
+        {
+            NextEvent::Present(first) => *first,
+            NextEvent::ChangeFrom(last_status) if last_status.is_final() => return None,
+            NextEvent::ChangeFrom(last_status) => self.next_change(last_status).await?,
         };
-        self.next = Next::WaitFrom(request.status);
+        self.next = NextEvent::ChangeFrom(request.status);
         Some(request)
     }
 
-    /// A store that cannot say is asked again: the caller could do no better.
-    async fn changed(&mut self, seen: RequestStatus) -> Option<Request> {
-        let Self { app, waiting, until, .. } = self;
+    /// Retries if the store does not answer: the client could only do the same.
+    async fn next_change(&mut self, last_status: RequestStatus) -> Option<Request> {
+        let Self { app, subscription, deadline, .. } = self;
         loop {
-            match app.requests.next_change(waiting, seen, *until, app.shutdown.closing()).await {
+            match app.requests.next_change(subscription, last_status, *deadline, app.shutdown.closing()).await
+            {
                 Ok(changed) => return changed,
                 Err(_) => tokio::time::sleep(PAUSE_AFTER_ERROR).await,
             }

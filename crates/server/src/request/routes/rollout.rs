@@ -1,4 +1,4 @@
-//! The switches of request, for the operator: `/admin/request/rollout`.
+//! The rollout of request over HTTP, for the operator: `/admin/request/rollout`.
 
 use std::sync::Arc;
 
@@ -11,8 +11,9 @@ use weir_store::request::{Rollout, RolloutChange};
 use crate::app::App;
 use crate::http::body::Json;
 use crate::http::error::ApiError;
+use crate::request::events::RolloutChanged;
 
-/// What is left out stays as it is.
+/// A field that is left out stays as it is.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 #[schema(examples(json!({"canaryPercent": 50})))]
@@ -27,20 +28,20 @@ pub(crate) struct RolloutRequest {
 #[serde(rename_all = "camelCase")]
 #[schema(as = Rollout)]
 pub(crate) struct RolloutResponse {
-    /// Whether requests are accepted and worked on.
+    /// Whether requests are accepted and processed.
     #[schema(examples(true))]
     processing_enabled: bool,
-    /// Whether stranded requests are given to the broker again.
+    /// Whether stranded requests are published to the broker again.
     #[schema(examples(true))]
     reconciler_enabled: bool,
-    /// How many of a hundred tenants may submit.
+    /// How many tenants out of a hundred may submit.
     #[schema(maximum = 100, examples(50))]
     canary_percent: u8,
 }
 
-/// Read the switches.
+/// Read the rollout.
 ///
-/// What is switched on: by an operator, else by the settings. At most 5 seconds old.
+/// The switches as an operator has set them, else those of the settings. At most 5 seconds old.
 #[utoipa::path(
     get,
     path = "/admin/request/rollout",
@@ -48,16 +49,15 @@ pub(crate) struct RolloutResponse {
     responses((status = 200, description = "The switches.", body = RolloutResponse)),
 )]
 pub(crate) async fn get_rollout(State(app): State<Arc<App>>) -> Result<Json<RolloutResponse>, ApiError> {
-    Ok(Json(describe(app.requests.switches().get().await?)))
+    Ok(Json(describe(app.requests.rollout().get().await?)))
 }
 
-/// Change the switches.
+/// Change the rollout.
 ///
-/// Switches on or off while running, on every server: at once on the one that took it, within 5 seconds on the others.
-/// A field that is left out stays as it is. What was accepted stays accepted.
+/// Applies at once on this server, within 5 seconds on the others. A field that is left out stays as it is. Accepted requests
+/// stay accepted.
 ///
-/// The tenants of a canary are picked by a fixed hash of their names: a tenant that is reached stays reached while the
-/// percentage grows.
+/// A fixed hash of their names selects the tenants of a canary: a selected tenant stays selected while the percentage grows.
 #[utoipa::path(
     put,
     path = "/admin/request/rollout",
@@ -72,14 +72,8 @@ pub(crate) async fn put_rollout(
     let canary = request.canary_percent.map(parse_percent).transpose()?;
     let RolloutRequest { processing_enabled, reconciler_enabled, .. } = request;
     let change = RolloutChange { processing_enabled, reconciler_enabled, canary };
-    let rollout = app.requests.switches().change(change).await?;
-    let RolloutResponse { processing_enabled, reconciler_enabled, canary_percent } = describe(rollout);
-    tracing::info!(
-        processing_enabled,
-        reconciler_enabled,
-        canary_percent,
-        "the rollout of request was changed"
-    );
+    let rollout = app.requests.rollout().change(change).await?;
+    RolloutChanged { rollout }.emit();
     Ok(Json(describe(rollout)))
 }
 

@@ -1,7 +1,7 @@
 //! Submissions: `POST /v1/requests`.
 
 mod callback_url;
-mod key;
+mod idempotency_key;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,9 +27,10 @@ use crate::http::extract::Tenant;
 use crate::http::openapi::schema;
 use crate::http::rate_limit_headers::{RateLimitHeaders, seconds_up};
 use crate::http::router::REQUEST_ID;
+use crate::request::events::RequestAccepted;
 use crate::request::service::{Submission, SubmitError};
 
-/// Tells that an answer is of a request that was accepted before.
+/// Marks the response of a request that was accepted before.
 const REPLAYED: HeaderName = HeaderName::from_static("idempotent-replayed");
 
 /// The name of the limit in rate-limit headers.
@@ -46,12 +47,11 @@ pub(crate) struct CreateRequest {
     idempotency_key: Option<Box<str>>,
     #[schema(value_type = schema::RequestType)]
     request_type: Box<str>,
-    /// What is asked for: any JSON value, `null` too, nested at most 100 levels deep. It is kept encrypted and passed
-    /// on as it was sent.
+    /// Any JSON value, `null` too, nested at most 100 levels deep. It is stored encrypted and forwarded unchanged.
     #[schema(value_type = Value)]
     payload: Box<RawValue>,
-    /// Who is told, with a signed webhook, when the request is final. `http` or `https`, without credentials, and not
-    /// to a private or loopback address. It is not part of what makes two submissions equal.
+    /// Receives a signed webhook when the request is final. `http` or `https`, without credentials, and not to a private
+    /// or loopback address. It is not compared when a submission is repeated.
     #[schema(value_type = Option<String>, format = "uri", max_length = 2048, pattern = "^[Hh][Tt][Tt][Pp][Ss]?:")]
     callback_url: Option<Box<str>>,
 }
@@ -59,26 +59,29 @@ pub(crate) struct CreateRequest {
 #[derive(Debug, Serialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 struct CreateResponse {
-    /// The name of the request.
+    /// The id of the request.
     request_id: uuid::Uuid,
     #[schema(value_type = schema::RequestStatus)]
     status: &'static str,
-    /// When it was accepted.
+    /// When the request was accepted.
     accepted_at: jiff::Timestamp,
 }
 
-/// What the headers of a submission say.
+/// The headers of a submission.
 #[derive(Debug)]
-pub(crate) struct Headers {
+pub(crate) struct SubmitHeaders {
     key: Option<String>,
-    trace: Option<HeaderValue>,
+    trace_id: Option<HeaderValue>,
 }
 
-impl FromRequestParts<Arc<App>> for Headers {
+impl FromRequestParts<Arc<App>> for SubmitHeaders {
     type Rejection = ApiError;
 
     async fn from_request_parts(parts: &mut Parts, _app: &Arc<App>) -> Result<Self, ApiError> {
-        Ok(Self { key: key::of_header(&parts.headers)?, trace: parts.headers.get(REQUEST_ID).cloned() })
+        Ok(Self {
+            key: idempotency_key::from_header(&parts.headers)?,
+            trace_id: parts.headers.get(REQUEST_ID).cloned(),
+        })
     }
 }
 
@@ -146,14 +149,15 @@ impl FromRequestParts<Arc<App>> for Headers {
 pub(crate) async fn create_request(
     Tenant(tenant): Tenant,
     State(app): State<Arc<App>>,
-    Headers { key, trace }: Headers,
+    SubmitHeaders { key, trace_id }: SubmitHeaders,
     Json(request): Json<CreateRequest>,
 ) -> Result<Response, ApiError> {
     let submission = parse(request, key, tenant, app.settings.request.allow_private)?;
     let (tenant, key) = (submission.tenant.clone(), submission.key.clone());
     match app.requests.submit(submission).await {
         Ok(SubmitOutcome::Accepted(receipt)) => {
-            tell_of_accepted(&receipt, &tenant, &key, trace.as_ref());
+            let trace_id = trace_id.as_ref();
+            RequestAccepted { trace_id, receipt: &receipt, tenant: &tenant, key: &key }.emit();
             Ok(accepted(receipt))
         }
         Ok(SubmitOutcome::Replayed(receipt)) => {
@@ -163,13 +167,13 @@ pub(crate) async fn create_request(
         }
         Ok(SubmitOutcome::Conflict) => Err(conflict(&key)),
         Ok(SubmitOutcome::Limited { limits, retry_after }) => Err(limited(&tenant, limits, retry_after)),
-        Err(SubmitError::SwitchedOff) => Err(ApiError::unavailable(
+        Err(SubmitError::Disabled) => Err(ApiError::unavailable(
             "An operator has switched requests off; nothing was done, try again later",
         )),
-        Err(SubmitError::NotReached) => Err(ApiError::unavailable(format!(
+        Err(SubmitError::NotInRollout) => Err(ApiError::unavailable(format!(
             "Requests are switched on tenant by tenant, and not for {tenant} yet; nothing was done, try again later"
         ))),
-        Err(SubmitError::Broken(error)) => Err(error.into()),
+        Err(SubmitError::Store(error)) => Err(error.into()),
     }
 }
 
@@ -180,7 +184,7 @@ fn parse(
     allow_private: bool,
 ) -> Result<Submission, ApiError> {
     let CreateRequest { idempotency_key, request_type, payload, callback_url } = request;
-    let key = key::agreed(idempotency_key.as_deref(), header_key.as_deref())?;
+    let key = idempotency_key::resolve(idempotency_key.as_deref(), header_key.as_deref())?;
     let request_type = RequestType::parse(request_type)
         .map_err(|problem| ApiError::invalid_field("requestType", problem))?;
     let callback_url = callback_url.map(|url| callback_url::parse(&url, allow_private)).transpose()?;
@@ -200,25 +204,6 @@ fn accepted(receipt: SubmitReceipt) -> Response {
     (StatusCode::ACCEPTED, Json(body)).into_response()
 }
 
-/// The line by which a request is found in the logs. What it asks for is not in it.
-fn tell_of_accepted(
-    receipt: &SubmitReceipt,
-    tenant: &TenantId,
-    key: &IdempotencyKey,
-    trace: Option<&HeaderValue>,
-) {
-    let SubmitReceipt { id, status, .. } = receipt;
-    tracing::info!(
-        target: "weir::request",
-        traceId = trace.and_then(|id| id.to_str().ok()),
-        requestId = %id,
-        idempotencyKey = key.as_str(),
-        tenantId = tenant.as_str(),
-        statusTransition = %format_args!("NEW->{}", status.as_str()),
-        "request accepted"
-    );
-}
-
 fn conflict(key: &IdempotencyKey) -> ApiError {
     let message = format!(
         "The idempotencyKey {key} was used for another payload or requestType within the last 24 h; \
@@ -231,7 +216,7 @@ fn limited(tenant: &TenantId, limits: QuotaLimits, retry_after: Duration) -> Api
     let (limit, window) = (limits.rate_limit(), limits.window());
     let limit_state =
         RateLimitHeaders { policy: POLICY, limit, window, remaining: 0, reset_after: retry_after };
-    // Room for these and for what the envelope and the server add.
+    // Capacity for these headers and those that are added later.
     let mut headers = HeaderMap::with_capacity(12);
     limit_state.write(&mut headers);
     let (wait, minutes) = (seconds_up(retry_after).max(1), limits.time_window_minutes());

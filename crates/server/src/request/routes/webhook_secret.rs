@@ -1,4 +1,4 @@
-//! What a tenant verifies its webhooks with: `GET /v1/webhook-secret`.
+//! The secret with which a tenant verifies its webhooks: `GET /v1/webhook-secret`.
 
 use std::sync::Arc;
 
@@ -28,8 +28,8 @@ pub(crate) struct WebhookSecretResponse {
 /// The webhooks to a `callbackUrl` of this tenant, and of no other, are signed with this secret as Standard Webhooks
 /// (standardwebhooks.com) defines it. Keep it where you verify them.
 ///
-/// It changes when the operator replaces `WEIR_WEBHOOK_SECRET`. For as long as the old one is kept beside the new one every
-/// webhook carries two signatures, one by the secret that was shown before and one by that which is shown now.
+/// It changes when the operator replaces `WEIR_WEBHOOK_SECRET`. While the server has both the old and the new one, every
+/// webhook has two signatures: one by the tenant's old secret and one by the new one.
 ///
 /// Needs the scope `requests:read` and a token with `tenant_id`.
 #[utoipa::path(
@@ -43,6 +43,5 @@ pub(crate) async fn get_webhook_secret(
     State(app): State<Arc<App>>,
 ) -> ([(HeaderName, &'static str); 1], Json<WebhookSecretResponse>) {
     let secret = app.auth.webhook.tenant_secret(&tenant);
-    // A secret does not belong into anybody's cache.
     ([(CACHE_CONTROL, "no-store")], Json(WebhookSecretResponse { secret }))
 }

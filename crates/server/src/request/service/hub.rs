@@ -1,11 +1,11 @@
-//! Who waits for which request in this process, and how they are told that it has changed.
+//! Notifies callers in this process of changes of the requests they wait for.
 //!
-//! Whoever changes a request says so with [`StatusHub::changed`], which costs next to nothing while nobody waits for it.
-//! Only those who wait take up room, and only so many may. Changes on other servers are not heard here: where there may be
-//! any, whoever waits also asks the store from time to time.
+//! Code that changes a request calls [`StatusHub::publish`], which costs next to nothing without subscribers. Memory is used
+//! only for subscriptions, and their number is bounded. Changes on other servers are not published here: where there may be
+//! any, subscribers also poll the store.
 //!
-//! A tenant may have as many places as are left over: alone it gets half of them, with another a third, and so on. So
-//! however many one takes, the next finds some.
+//! A tenant may have as many subscriptions as are left over: one tenant gets half of all, a second one a third, and so on. So
+//! there are always some left for another tenant.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -16,46 +16,41 @@ use tokio::sync::watch;
 use weir_core::request::state::RequestStatus;
 use weir_core::{RequestId, TenantId};
 
-/// How many may wait at once.
+/// The most subscriptions at once.
 pub(crate) const SUBSCRIPTIONS_MAX: usize = 20_000;
 
-/// Tells those who wait for a request that it has changed.
+/// Publishes changes of requests to subscribers.
 #[derive(Debug, Default)]
 pub struct StatusHub {
-    waiting: Mutex<Waiting>,
+    subscribers: Mutex<Subscribers>,
     subscriptions: AtomicUsize,
 }
 
 #[derive(Debug, Default)]
-struct Waiting {
-    /// The channels of requests that somebody waits for.
+struct Subscribers {
+    /// The channels of requests with subscribers.
     requests: HashMap<RequestId, watch::Sender<Option<RequestStatus>>>,
-    /// How many callers of each tenant wait. No tenant has none.
+    /// How many subscriptions each tenant has, never 0.
     tenants: HashMap<TenantId, usize>,
 }
 
-/// Why somebody may not wait.
+/// Why a caller may not subscribe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum NoPlace {
-    /// All places are taken.
+pub enum SubscribeError {
     #[error(
-        "All {SUBSCRIPTIONS_MAX} places for callers that wait for changes are taken; ask without waiting, or again later"
+        "{SUBSCRIPTIONS_MAX} callers already wait for changes, which is the most; ask without waiting, or again later"
     )]
-    AllTaken,
-    /// The tenant has its share of them.
+    HubFull,
     #[error(
-        "{waiting} callers of your tenant wait for changes already, which is its share of the server's {SUBSCRIPTIONS_MAX} \
-         places; ask without waiting, or end some of them"
+        "{subscriptions} callers of your tenant already wait for changes, which is its share of the server's \
+         {SUBSCRIPTIONS_MAX}; ask without waiting, or end some of them"
     )]
-    ShareTaken {
-        /// How many of its callers wait.
-        waiting: usize,
-    },
+    TenantShareUsed { subscriptions: usize },
 }
 
-/// One who waits for a request. Dropped, it leaves nothing behind.
+/// A caller's subscription to one request. Ends when it is dropped.
 #[derive(Debug)]
-pub struct Subscription {
+pub struct StatusSubscription {
     hub: Arc<StatusHub>,
     id: RequestId,
     tenant: TenantId,
@@ -63,49 +58,52 @@ pub struct Subscription {
 }
 
 impl StatusHub {
-    /// Listens to a request from now on, on behalf of a tenant.
-    /// Fails when too many wait already, of all tenants or of this one.
-    pub fn subscribe(self: &Arc<Self>, id: RequestId, tenant: &TenantId) -> Result<Subscription, NoPlace> {
-        let mut waiting = self.waiting.lock();
+    /// Subscribes a caller of a tenant to a request.
+    /// Fails when there are too many subscriptions, of all tenants or of this one.
+    pub fn subscribe(
+        self: &Arc<Self>,
+        id: RequestId,
+        tenant: &TenantId,
+    ) -> Result<StatusSubscription, SubscribeError> {
+        let mut subscribers = self.subscribers.lock();
         let left = SUBSCRIPTIONS_MAX.saturating_sub(self.subscriptions.load(Ordering::Relaxed));
         if left == 0 {
-            return Err(NoPlace::AllTaken);
+            return Err(SubscribeError::HubFull);
         }
-        let of_tenant = waiting.tenants.get(tenant).copied().unwrap_or_default();
+        let of_tenant = subscribers.tenants.get(tenant).copied().unwrap_or_default();
         if of_tenant >= left {
-            return Err(NoPlace::ShareTaken { waiting: of_tenant });
+            return Err(SubscribeError::TenantShareUsed { subscriptions: of_tenant });
         }
-        waiting.tenants.insert(tenant.clone(), of_tenant + 1);
+        subscribers.tenants.insert(tenant.clone(), of_tenant + 1);
         self.subscriptions.fetch_add(1, Ordering::Relaxed);
-        let receiver = waiting.requests.entry(id).or_insert_with(|| watch::Sender::new(None)).subscribe();
-        drop(waiting);
-        Ok(Subscription { hub: Arc::clone(self), id, tenant: tenant.clone(), receiver })
+        let receiver = subscribers.requests.entry(id).or_insert_with(|| watch::Sender::new(None)).subscribe();
+        drop(subscribers);
+        Ok(StatusSubscription { hub: Arc::clone(self), id, tenant: tenant.clone(), receiver })
     }
 
-    /// A request has changed and stands like this now.
-    pub fn changed(&self, id: RequestId, status: RequestStatus) {
-        // Whoever subscribes at this very moment reads the store afterwards.
+    /// Publishes the new status of a request.
+    pub fn publish(&self, id: RequestId, status: RequestStatus) {
+        // A caller that subscribes at this moment reads the store after that.
         if self.subscriptions.load(Ordering::Relaxed) == 0 {
             return;
         }
-        if let Some(sender) = self.waiting.lock().requests.get(&id) {
+        if let Some(sender) = self.subscribers.lock().requests.get(&id) {
             sender.send_replace(Some(status));
         }
     }
 }
 
-impl Subscription {
-    /// The request this listens to.
+impl StatusSubscription {
     #[must_use]
     pub const fn id(&self) -> RequestId {
         self.id
     }
 
-    /// Returns when this process has changed the request since the last call, and says how it stands.
-    pub async fn changed(&mut self) -> RequestStatus {
+    /// Waits until this process changes the request, and returns its status.
+    pub async fn next_status(&mut self) -> RequestStatus {
         loop {
             if self.receiver.changed().await.is_err() {
-                // The sender stays for as long as this is there.
+                // Unreachable: the hub keeps the sender for as long as there is a receiver.
                 std::future::pending::<()>().await;
             }
             if let Some(status) = *self.receiver.borrow_and_update() {
@@ -114,24 +112,24 @@ impl Subscription {
         }
     }
 
-    /// Lets [`Subscription::changed`] return once more with what was told last: it could not be looked up.
-    pub fn tell_again(&mut self) {
+    /// Makes [`StatusSubscription::next_status`] return the last status once more.
+    pub fn mark_unread(&mut self) {
         self.receiver.mark_changed();
     }
 }
 
-impl Drop for Subscription {
+impl Drop for StatusSubscription {
     fn drop(&mut self) {
-        let mut waiting = self.hub.waiting.lock();
+        let mut subscribers = self.hub.subscribers.lock();
         self.hub.subscriptions.fetch_sub(1, Ordering::Relaxed);
-        // This one's own receiver is still counted.
-        if waiting.requests.get(&self.id).is_some_and(|sender| sender.receiver_count() <= 1) {
-            waiting.requests.remove(&self.id);
+        // The receiver of this subscription is still counted.
+        if subscribers.requests.get(&self.id).is_some_and(|sender| sender.receiver_count() <= 1) {
+            subscribers.requests.remove(&self.id);
         }
-        if let Some(of_tenant) = waiting.tenants.get_mut(&self.tenant) {
+        if let Some(of_tenant) = subscribers.tenants.get_mut(&self.tenant) {
             *of_tenant -= 1;
             if *of_tenant == 0 {
-                waiting.tenants.remove(&self.tenant);
+                subscribers.tenants.remove(&self.tenant);
             }
         }
     }
@@ -153,31 +151,35 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn whoever_waits_hears_of_the_last_change_of_that_request() {
+    async fn a_subscriber_gets_the_last_change_of_its_request() {
         let hub = Arc::new(StatusHub::default());
         let subscribe = || hub.subscribe(id(1), &tenant(1)).unwrap();
         let (mut one, mut other) = (subscribe(), subscribe());
-        hub.changed(id(2), RequestStatus::Completed);
-        assert!(one.changed().now_or_never().is_none());
-        hub.changed(id(1), RequestStatus::InProgress);
-        hub.changed(id(1), RequestStatus::Completed);
-        assert_eq!(one.changed().await, RequestStatus::Completed);
-        assert_eq!(other.changed().await, RequestStatus::Completed);
-        assert!(one.changed().now_or_never().is_none(), "told once");
-        one.tell_again();
-        assert_eq!(one.changed().await, RequestStatus::Completed, "and again when that is asked for");
+        hub.publish(id(2), RequestStatus::Completed);
+        assert!(one.next_status().now_or_never().is_none());
+        hub.publish(id(1), RequestStatus::InProgress);
+        hub.publish(id(1), RequestStatus::Completed);
+        assert_eq!(one.next_status().await, RequestStatus::Completed);
+        assert_eq!(other.next_status().await, RequestStatus::Completed);
+        assert!(one.next_status().now_or_never().is_none(), "each change is returned once");
+        one.mark_unread();
+        assert_eq!(
+            one.next_status().await,
+            RequestStatus::Completed,
+            "and once more after it was marked unread"
+        );
     }
 
     #[test]
-    fn nothing_is_left_of_those_who_have_gone() {
+    fn dropped_subscriptions_leave_nothing_behind() {
         let hub = Arc::new(StatusHub::default());
-        hub.changed(id(1), RequestStatus::Completed);
-        assert!(hub.waiting.lock().requests.is_empty(), "nobody waits");
+        hub.publish(id(1), RequestStatus::Completed);
+        assert!(hub.subscribers.lock().requests.is_empty(), "nobody has subscribed");
         let (one, other) = (hub.subscribe(id(1), &tenant(1)), hub.subscribe(id(1), &tenant(1)));
         drop(one);
         let sizes = || {
-            let waiting = hub.waiting.lock();
-            (waiting.requests.len(), waiting.tenants.len())
+            let subscribers = hub.subscribers.lock();
+            (subscribers.requests.len(), subscribers.tenants.len())
         };
         assert_eq!(sizes(), (1, 1));
         drop(other);
@@ -185,44 +187,44 @@ mod tests {
         assert_eq!(hub.subscriptions.load(Ordering::Relaxed), 0);
     }
 
-    /// Takes places for a tenant until it is refused.
-    fn take_all(hub: &Arc<StatusHub>, tenant: &TenantId) -> (Vec<Subscription>, NoPlace) {
-        let mut taken = Vec::new();
+    /// Subscribes for a tenant until it is refused.
+    fn subscribe_all(hub: &Arc<StatusHub>, tenant: &TenantId) -> (Vec<StatusSubscription>, SubscribeError) {
+        let mut subscriptions = Vec::new();
         loop {
             match hub.subscribe(id(1), tenant) {
-                Ok(subscription) => taken.push(subscription),
-                Err(refused) => return (taken, refused),
+                Ok(subscription) => subscriptions.push(subscription),
+                Err(error) => return (subscriptions, error),
             }
         }
     }
 
     #[test]
-    fn a_tenant_leaves_places_to_the_others_however_many_it_wants() {
+    fn one_tenant_leaves_subscriptions_for_others() {
         let hub = Arc::new(StatusHub::default());
-        let (first, refused) = take_all(&hub, &tenant(1));
+        let (first, refused) = subscribe_all(&hub, &tenant(1));
         assert_eq!(first.len(), SUBSCRIPTIONS_MAX / 2);
-        assert_eq!(refused, NoPlace::ShareTaken { waiting: SUBSCRIPTIONS_MAX / 2 });
+        assert_eq!(refused, SubscribeError::TenantShareUsed { subscriptions: SUBSCRIPTIONS_MAX / 2 });
         assert!(refused.to_string().contains("10000 callers of your tenant"), "{refused}");
-        let (second, _) = take_all(&hub, &tenant(2));
+        let (second, _) = subscribe_all(&hub, &tenant(2));
         assert_eq!(second.len(), SUBSCRIPTIONS_MAX / 4);
         drop(first);
         assert!(hub.subscribe(id(2), &tenant(1)).is_ok());
     }
 
     #[test]
-    fn only_so_many_may_wait() {
+    fn there_are_no_more_subscriptions_than_the_bound() {
         let hub = Arc::new(StatusHub::default());
         let mut all = Vec::new();
-        // Each tenant takes half of what is left; the last place goes to the last.
+        // Each tenant takes half of what is left, the last tenant the last one.
         for n in 0..SUBSCRIPTIONS_MAX {
-            let (taken, refused) = take_all(&hub, &tenant(n));
+            let (taken, refused) = subscribe_all(&hub, &tenant(n));
             all.extend(taken);
-            if refused == NoPlace::AllTaken {
+            if refused == SubscribeError::HubFull {
                 break;
             }
         }
         assert_eq!(all.len(), SUBSCRIPTIONS_MAX);
-        assert_eq!(hub.subscribe(id(2), &tenant(0)).unwrap_err(), NoPlace::AllTaken);
+        assert_eq!(hub.subscribe(id(2), &tenant(0)).unwrap_err(), SubscribeError::HubFull);
         drop(all);
         assert!(hub.subscribe(id(2), &tenant(0)).is_ok());
     }

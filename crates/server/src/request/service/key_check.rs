@@ -1,11 +1,11 @@
-//! At the start: can this server open what is sealed in the store?
+//! The check at the start of a server that it can decrypt the requests in the store.
 //!
-//! Every server registers the key that it seals with: its name, a digest, and a known value that is sealed with it. A server
-//! that cannot open such a value has lost the key, or has another one under the same name. That matters only while a request is
-//! sealed with it: a key that was retired long ago must not keep a server from starting. No index tells which keys are in
-//! use, so requests are searched, and only in that case. A request names its key but not the key's digest, so the ones found
-//! are opened: two different keys may have been registered under one name while nothing was sealed, and the server that has
-//! the key in use must start.
+//! Every server registers the key that it encrypts with: its name, a digest, and a known value sealed with it. A server that
+//! cannot open such a value lacks the key, or has another one under the same name. That matters only while a request is sealed
+//! with it: a key that was retired long ago must not keep a server from starting. No index shows which keys are in use, so in
+//! that case requests are searched. A request stores the name of its key but not the digest, so the requests found are opened:
+//! two different keys may have been registered under one name before anything was sealed, and the server that has the key
+//! in use must start.
 
 use std::time::Duration;
 
@@ -16,13 +16,13 @@ use weir_store::{Error, Result};
 use crate::request::encryption::{Keyring, SealedField};
 use crate::settings::source::SettingError;
 
-/// Requests searched at a time.
-const SEARCHED_AT_ONCE: usize = 5_000;
-/// Requests opened for one registered key, the oldest first, so that a start does not open every request in the store.
-/// One that is not reached and cannot be opened says so when it is read.
+/// How many requests one query searches.
+const SEARCH_BATCH: usize = 5_000;
+/// How many requests are opened for one registered key, the oldest first, so that a start does not open every request in the
+/// store. A later one that does not open is reported when it is read.
 const OPENED_MAX: usize = 1_000;
 
-/// Says which key is missing, if one is; registers the one that seals, if none is.
+/// Returns an error that names a missing key; if none is missing, registers the key that encrypts.
 pub(crate) async fn missing_key(
     store: &dyn RequestStore,
     keys: &Keyring,
@@ -34,14 +34,14 @@ pub(crate) async fn missing_key(
         && let Some(request) = store.newest_request().await?
         && keys.open(request.id, SealedField::Payload, &request.payload).is_err()
     {
-        // From before keys were registered.
-        return Ok(Some(sentence(keys, &request.payload.key_id, None, request.id)));
+        // The store is from a version that did not register keys.
+        return Ok(Some(missing_key_error(keys, &request.payload.key_id, None, request.id)));
     }
     for (key, registered_at) in registered.iter().filter(|(key, _)| !keys.has(key)) {
         if let Some(request) = unopenable_request(store, keys, &key.name).await? {
-            return Ok(Some(sentence(keys, &key.name, Some(&key.digest), request)));
+            return Ok(Some(missing_key_error(keys, &key.name, Some(&key.digest), request)));
         }
-        // A server that still seals with it has registered it again at its start, and requests are kept no longer than this.
+        // A server that still encrypts with it has registered it again at its start, and requests are stored no longer.
         if now.since(*registered_at) > retention {
             store.remove_sealing_key(&key.name, &key.digest).await?;
         }
@@ -51,7 +51,7 @@ pub(crate) async fn missing_key(
     Ok(None)
 }
 
-/// A request that is sealed with a key of this name and that `keys` cannot open.
+/// Finds a request that is sealed with a key of this name and that `keys` cannot open.
 async fn unopenable_request(
     store: &dyn RequestStore,
     keys: &Keyring,
@@ -59,7 +59,7 @@ async fn unopenable_request(
 ) -> Result<Option<RequestId>> {
     let (mut after, mut opened) = (None, 0);
     while opened < OPENED_MAX {
-        match store.find_sealed_with(name, after, SEARCHED_AT_ONCE).await? {
+        match store.find_sealed_with(name, after, SEARCH_BATCH).await? {
             SealedSearch::Found(id) => {
                 let request = store.find_request(id).await?;
                 if request.is_some_and(|request| !opens(keys, &request, name)) {
@@ -75,22 +75,23 @@ async fn unopenable_request(
     Ok(None)
 }
 
-/// Whether `keys` open whatever of a request is sealed with a key of this name.
+/// Whether `keys` open the fields of a request that are sealed with a key of this name.
 fn opens(keys: &Keyring, request: &Request, name: &str) -> bool {
-    let opens = |part, sealed: &Sealed| sealed.key_id != name || keys.open(request.id, part, sealed).is_ok();
+    let opens =
+        |field, sealed: &Sealed| sealed.key_id != name || keys.open(request.id, field, sealed).is_ok();
     opens(SealedField::Payload, &request.payload)
         && request.result.as_ref().is_none_or(|result| opens(SealedField::Result, result))
 }
 
-fn sentence(keys: &Keyring, name: &str, digest: Option<&str>, request: RequestId) -> SettingError {
-    let known = digest.map(|digest| format!(" with the digest {digest}")).unwrap_or_default();
-    let have = match keys.digest(name) {
+fn missing_key_error(keys: &Keyring, name: &str, digest: Option<&str>, request: RequestId) -> SettingError {
+    let with_digest = digest.map(|digest| format!(" with the digest {digest}")).unwrap_or_default();
+    let present = match keys.digest(name) {
         Some(own) => format!("another key of that name, with the digest {own}"),
         None => "no key of that name".to_owned(),
     };
     SettingError::conflict(format!(
-        "the store has requests, such as {request}, that are sealed with the key \"{name}\"{known}, and {} has {have}: \
-         give all servers on one store the same WEIR_REQUEST_KEYS, or put the key back behind the one that seals",
+        "the store has requests, such as {request}, that are encrypted with the key \"{name}\"{with_digest}, and {} has {present}: \
+         give all servers on one store the same WEIR_REQUEST_KEYS, or add the key again after the one that encrypts",
         keys.source()
     ))
 }
@@ -111,13 +112,13 @@ mod tests {
     const DAY: Duration = Duration::from_secs(86_400);
     const RETENTION: Duration = Duration::from_secs(90 * 86_400);
 
-    struct Given {
+    struct StoreFixture {
         engine: Sqlite,
         clock: ManualClock,
         _directory: tempfile::TempDir,
     }
 
-    impl Given {
+    impl StoreFixture {
         fn new() -> Self {
             let directory = tempfile::tempdir().unwrap();
             let clock = ManualClock::at(Timestamp::from_seconds(1_767_225_600));
@@ -126,7 +127,7 @@ mod tests {
             Self { engine, clock, _directory: directory }
         }
 
-        /// What keeps a server with these keys from starting.
+        /// The error that keeps a server with these keys from starting.
         async fn start(&self, keys: &str) -> Option<String> {
             let missing = missing_key(&self.engine, &ring(keys), self.clock.now(), RETENTION).await;
             missing.unwrap().map(|error| error.to_string())
@@ -159,63 +160,67 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_lost_or_different_key_is_noticed_once_something_is_sealed_with_it() {
-        let given = Given::new();
-        assert_eq!(given.start(A).await, None);
-        assert_eq!((given.start(B).await, given.start(A).await), (None, None), "nothing is sealed yet");
-        let id = given.accept(A).await;
+    async fn a_lost_or_different_key_is_detected_once_something_is_sealed_with_it() {
+        let fixture = StoreFixture::new();
+        assert_eq!(fixture.start(A).await, None);
+        assert_eq!((fixture.start(B).await, fixture.start(A).await), (None, None), "nothing is sealed yet");
+        let id = fixture.accept(A).await;
         for (keys, part) in [(B, "no key of that name"), (OTHER_A, "another key of that name")] {
-            let sentence = given.start(keys).await.expect("it must not start");
+            let sentence = fixture.start(keys).await.expect("it must not start");
             for part in ["WEIR_REQUEST_KEYS", "\"a\"", part, &id.to_string()] {
                 assert!(sentence.contains(part), "{sentence:?} lacks {part:?}");
             }
             assert!(!sentence.contains(&keys[2..]), "{sentence}");
         }
-        assert_eq!(given.start(A).await, None);
-        assert_eq!(given.start(&format!("{B},{A}")).await, None, "rotated");
+        assert_eq!(fixture.start(A).await, None);
+        assert_eq!(fixture.start(&format!("{B},{A}")).await, None, "rotated");
     }
 
     #[tokio::test]
-    async fn of_two_keys_with_one_name_the_one_in_use_starts() {
+    async fn of_two_keys_with_one_name_a_server_needs_the_one_in_use() {
         for last in [A, OTHER_A] {
-            let given = Given::new();
+            let fixture = StoreFixture::new();
             for keys in [A, OTHER_A, last] {
-                assert_eq!(given.start(keys).await, None, "nothing is sealed yet");
+                assert_eq!(fixture.start(keys).await, None, "nothing is sealed yet");
             }
-            given.accept(A).await;
-            assert_eq!(given.start(A).await, None, "registered last: {last}");
-            assert!(given.start(OTHER_A).await.is_some(), "registered last: {last}");
+            fixture.accept(A).await;
+            assert_eq!(fixture.start(A).await, None, "registered last: {last}");
+            assert!(fixture.start(OTHER_A).await.is_some(), "registered last: {last}");
             // The other server was never restarted and seals, too.
-            given.accept(OTHER_A).await;
+            fixture.accept(OTHER_A).await;
             for keys in [A, OTHER_A] {
-                assert!(given.start(keys).await.is_some(), "each needs the other's key");
+                assert!(fixture.start(keys).await.is_some(), "each needs the other's key");
             }
         }
     }
 
     #[tokio::test]
-    async fn a_retired_key_that_nothing_is_sealed_with_keeps_nobody_from_starting() {
-        let given = Given::new();
-        assert_eq!(given.start(A).await, None);
+    async fn a_retired_unused_key_keeps_no_server_from_starting() {
+        let fixture = StoreFixture::new();
+        assert_eq!(fixture.start(A).await, None);
         for _ in 0..3 {
-            given.accept(B).await;
+            fixture.accept(B).await;
         }
-        assert_eq!(given.start(&format!("{B},{A}")).await, None);
-        assert_eq!(given.start(B).await, None);
-        assert_eq!(given.names().await, ["a", "b"], "somebody may still seal with it");
-        given.clock.advance(RETENTION + DAY);
-        assert_eq!(given.start(B).await, None);
-        assert_eq!(given.names().await, ["b"], "by now nobody does, and it is not looked for again");
+        assert_eq!(fixture.start(&format!("{B},{A}")).await, None);
+        assert_eq!(fixture.start(B).await, None);
+        assert_eq!(fixture.names().await, ["a", "b"], "somebody may still seal with it");
+        fixture.clock.advance(RETENTION + DAY);
+        assert_eq!(fixture.start(B).await, None);
+        assert_eq!(
+            fixture.names().await,
+            ["b"],
+            "after the retention nobody does, and it is not searched for again"
+        );
     }
 
     #[tokio::test]
-    async fn a_store_from_before_keys_were_registered_is_looked_at_too() {
-        let given = Given::new();
-        given.accept(A).await;
-        assert!(given.start(B).await.is_some_and(|sentence| sentence.contains("\"a\"")));
-        assert!(given.start(OTHER_A).await.is_some());
-        assert!(given.names().await.is_empty(), "who does not start registers nothing");
-        assert_eq!(given.start(A).await, None);
-        assert_eq!(given.names().await, ["a"]);
+    async fn a_store_from_before_keys_were_registered_is_checked_too() {
+        let fixture = StoreFixture::new();
+        fixture.accept(A).await;
+        assert!(fixture.start(B).await.is_some_and(|sentence| sentence.contains("\"a\"")));
+        assert!(fixture.start(OTHER_A).await.is_some());
+        assert!(fixture.names().await.is_empty(), "a server that does not start registers nothing");
+        assert_eq!(fixture.start(A).await, None);
+        assert_eq!(fixture.names().await, ["a"]);
     }
 }

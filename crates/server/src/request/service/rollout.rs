@@ -1,4 +1,4 @@
-//! What is switched on, remembered for a moment: every submission asks, and operators rarely change it.
+//! The rollout switches, cached: every submission reads them, and operators rarely change them.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -9,73 +9,73 @@ use weir_store::request::{RequestStore, Rollout, RolloutChange};
 
 use crate::engines::within;
 
-/// How long what was read is good for: how soon a change on another server holds here.
-const FRESH_FOR: Duration = Duration::from_secs(5);
-/// How long a failure to read is: nobody else tries meanwhile.
-const FAILED_FOR: Duration = Duration::from_millis(500);
-/// How long submissions are held up by it once something is known: they have to reach the store afterwards.
-const PATIENCE: Duration = Duration::from_millis(500);
+/// How long a value is cached, which is how soon a change on another server applies here.
+const CACHED_FOR: Duration = Duration::from_secs(5);
+/// How long a failure is cached: nobody reads the store meanwhile.
+const FAILURE_CACHED_FOR: Duration = Duration::from_millis(500);
+/// How long a read may delay submissions if there is an older value: they need time for the store after that.
+const REFRESH_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// The switches of the store, or of the settings until an operator has used them.
-pub struct Switches {
+/// The switches in the store, or those of the settings until an operator changes them.
+pub struct RolloutSwitches {
     store: Arc<dyn RequestStore>,
     default: Rollout,
     timeout: Duration,
-    last: Mutex<Option<(Instant, Result<Rollout>)>>,
-    /// Held by whoever reads them anew, so that callers who come together wait for one answer.
+    cached: Mutex<Option<(Instant, Result<Rollout>)>>,
+    /// Held during a read, so that concurrent callers wait for one answer.
     reading: tokio::sync::Mutex<()>,
 }
 
-impl Switches {
+impl RolloutSwitches {
     pub(super) fn new(store: Arc<dyn RequestStore>, default: Rollout, timeout: Duration) -> Self {
-        Self { store, default, timeout, last: Mutex::default(), reading: tokio::sync::Mutex::default() }
+        Self { store, default, timeout, cached: Mutex::default(), reading: tokio::sync::Mutex::default() }
     }
 
-    /// What is switched on, at most five seconds old. While the store cannot say, what it said last holds: submissions
-    /// that rely on it need the store too.
+    /// The rollout, at most five seconds old. While the store does not answer, the last value applies: submissions need the
+    /// store anyway.
     pub async fn get(&self) -> Result<Rollout> {
-        if let Some(known) = self.fresh() {
-            return known;
+        if let Some(cached) = self.cached() {
+            return cached;
         }
         let _reading = self.reading.lock().await;
-        if let Some(known) = self.fresh() {
-            return known;
+        if let Some(cached) = self.cached() {
+            return cached;
         }
-        let (asked, known) = (Instant::now(), self.known());
-        let patience = if known.is_some() { PATIENCE } else { self.timeout };
-        let answer = match within(patience, self.store.rollout()).await {
+        let (asked_at, last_value) = (Instant::now(), self.last_value());
+        let timeout = if last_value.is_some() { REFRESH_TIMEOUT } else { self.timeout };
+        let answer = match within(timeout, self.store.rollout()).await {
             Ok(found) => Ok(found.unwrap_or(self.default)),
-            Err(error) => known.ok_or(error),
+            Err(error) => last_value.ok_or(error),
         };
-        self.remember(asked, answer.clone());
+        self.cache(asked_at, answer.clone());
         answer
     }
 
-    /// Switches on or off: at once here, within five seconds on other servers. Says what holds now.
+    /// Changes switches: at once on this server, within five seconds on others. Returns the rollout as it is now.
     pub async fn change(&self, change: RolloutChange) -> Result<Rollout> {
-        // Whoever reads meanwhile must not remember what was before.
+        // A concurrent read must not cache the old value.
         let _reading = self.reading.lock().await;
         let changed = within(self.timeout, self.store.change_rollout(change, self.default)).await;
         match &changed {
-            Ok(rollout) => self.remember(Instant::now(), Ok(*rollout)),
-            // It may have been changed all the same.
-            Err(_) => *self.last.lock() = None,
+            Ok(rollout) => self.cache(Instant::now(), Ok(*rollout)),
+            // The store may have made the change all the same.
+            Err(_) => *self.cached.lock() = None,
         }
         changed
     }
 
-    fn fresh(&self) -> Option<Result<Rollout>> {
-        let last = self.last.lock();
-        let (at, answer) = last.as_ref()?;
-        let good_for = if answer.is_ok() { FRESH_FOR } else { FAILED_FOR };
-        (at.elapsed() < good_for).then(|| answer.clone())
+    fn cached(&self) -> Option<Result<Rollout>> {
+        let cached = self.cached.lock();
+        let (at, answer) = cached.as_ref()?;
+        let cached_for = if answer.is_ok() { CACHED_FOR } else { FAILURE_CACHED_FOR };
+        (at.elapsed() < cached_for).then(|| answer.clone())
     }
 
-    fn known(&self) -> Option<Rollout> {
-        self.last.lock().as_ref().and_then(|(_, answer)| answer.as_ref().ok().copied())
+    fn last_value(&self) -> Option<Rollout> {
+        self.cached.lock().as_ref().and_then(|(_, answer)| answer.as_ref().ok().copied())
     }
 
-    fn remember(&self, at: Instant, answer: Result<Rollout>) {
-        *self.last.lock() = Some((at, answer));
+    fn cache(&self, at: Instant, answer: Result<Rollout>) {
+        *self.cached.lock() = Some((at, answer));
     }
 }

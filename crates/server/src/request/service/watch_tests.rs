@@ -1,4 +1,4 @@
-//! Waiting for a change of a request on an engine that this process alone changes.
+//! Tests of waiting for a change of a request, on an engine that only this process changes.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use crate::settings::source::Sources;
 
 const WAIT: Duration = Duration::from_secs(20);
 
-struct Given {
+struct ServiceFixture {
     service: RequestService,
     engines: Engines,
     settings: Settings,
@@ -24,8 +24,8 @@ struct Given {
     _data: tempfile::TempDir,
 }
 
-/// A service on the embedded engine with one request, and nobody who works on it.
-async fn given() -> Given {
+/// A service on the embedded engine with one request and no worker.
+async fn fixture() -> ServiceFixture {
     let data = tempfile::tempdir().unwrap();
     let environment = BTreeMap::from([("WEIR_DATA".to_owned(), data.path().display().to_string())]);
     let settings = Settings::read(Sources { environment, ..Sources::default() }).unwrap();
@@ -43,62 +43,64 @@ async fn given() -> Given {
     let SubmitOutcome::Accepted(receipt) = service.submit(submission).await.unwrap() else {
         panic!("it is accepted")
     };
-    Given { service, engines, settings, id: receipt.id, _data: data }
+    ServiceFixture { service, engines, settings, id: receipt.id, _data: data }
 }
 
 fn tenant() -> TenantId {
     TenantId::parse("acme").unwrap()
 }
 
-impl Given {
-    /// Changes the request as a worker would, without a word to anybody.
+impl ServiceFixture {
+    /// Changes the request as a worker would, without publishing the change.
     async fn begin(&self) {
         let policy = &self.settings.request.policy;
         let claimed = self.engines.requests().claim_named(&[self.id], policy).await.unwrap();
         assert_eq!(claimed.jobs.len(), 1);
     }
 
-    /// Waits for a change of the request; says what it found and how long that took, by a clock that only runs while
-    /// everybody waits.
+    /// Waits for a change of the request; returns its status and how long that took. The clock advances only while all tasks
+    /// wait.
     async fn wait(&self) -> (Option<RequestStatus>, Duration) {
-        let mut waiting = self.service.hub().subscribe(self.id, &tenant()).unwrap();
+        let mut subscription = self.service.hub().subscribe(self.id, &tenant()).unwrap();
         tokio::time::pause();
         let begun = Instant::now();
         let closing = CancellationToken::new();
-        let changed =
-            self.service.next_change(&mut waiting, RequestStatus::Accepted, begun + WAIT, &closing).await;
+        let changed = self
+            .service
+            .next_change(&mut subscription, RequestStatus::Accepted, begun + WAIT, &closing)
+            .await;
         (changed.unwrap().map(|request| request.status), begun.elapsed())
     }
 }
 
 #[tokio::test]
-async fn whoever_waits_does_not_ask_a_store_that_nobody_else_changes() {
-    let given = given().await;
-    given.begin().await;
-    // The change was told to nobody, so it is seen by the last look, and by none before.
-    let (status, waited) = given.wait().await;
+async fn a_store_that_nobody_else_changes_is_not_polled() {
+    let fixture = fixture().await;
+    fixture.begin().await;
+    // The change was not published, so only the read at the deadline finds it.
+    let (status, waited) = fixture.wait().await;
     assert_eq!(status, Some(RequestStatus::InProgress));
     assert!(waited >= WAIT, "{waited:?}");
 }
 
 #[tokio::test]
-async fn whoever_waits_is_told_of_a_change_at_once() {
-    let given = given().await;
-    given.begin().await;
-    let hub = Arc::clone(given.service.hub());
-    let told = tokio::join!(given.wait(), async { hub.changed(given.id, RequestStatus::InProgress) });
-    assert_eq!(told.0, (Some(RequestStatus::InProgress), Duration::ZERO));
+async fn a_published_change_ends_the_wait_at_once() {
+    let fixture = fixture().await;
+    fixture.begin().await;
+    let hub = Arc::clone(fixture.service.hub());
+    let waited = tokio::join!(fixture.wait(), async { hub.publish(fixture.id, RequestStatus::InProgress) });
+    assert_eq!(waited.0, (Some(RequestStatus::InProgress), Duration::ZERO));
 }
 
 #[tokio::test]
-async fn a_change_is_seen_although_an_earlier_one_is_told_after_it() {
-    let given = given().await;
-    given.begin().await;
-    let hub = Arc::clone(given.service.hub());
-    // Somebody who was slower tells how the request stood before.
-    let told = tokio::join!(given.wait(), async {
-        hub.changed(given.id, RequestStatus::InProgress);
-        hub.changed(given.id, RequestStatus::Accepted);
+async fn a_change_is_found_although_an_earlier_one_is_published_after_it() {
+    let fixture = fixture().await;
+    fixture.begin().await;
+    let hub = Arc::clone(fixture.service.hub());
+    // A slower task publishes the earlier status.
+    let waited = tokio::join!(fixture.wait(), async {
+        hub.publish(fixture.id, RequestStatus::InProgress);
+        hub.publish(fixture.id, RequestStatus::Accepted);
     });
-    assert_eq!(told.0, (Some(RequestStatus::InProgress), Duration::ZERO));
+    assert_eq!(waited.0, (Some(RequestStatus::InProgress), Duration::ZERO));
 }

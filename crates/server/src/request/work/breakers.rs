@@ -1,4 +1,4 @@
-//! The breaker of one downstream, shared by all calls of this process.
+//! The circuit breaker of one downstream, shared by all calls of this process.
 
 use std::sync::Arc;
 
@@ -9,7 +9,9 @@ use weir_core::request::breaker::{
     Breaker, BreakerRules, BreakerState, CallAdmission, CallPermit, DownstreamHealth,
 };
 
-/// A breaker, the clock it goes by, and the gauge that shows it.
+use crate::request::events::BreakerChanged;
+
+/// A breaker with its clock and the gauge that shows its state.
 #[derive(Debug)]
 pub(super) struct SharedBreaker {
     breaker: Mutex<Breaker>,
@@ -24,35 +26,32 @@ impl SharedBreaker {
         Self { breaker: Mutex::new(Breaker::new(rules)), clock, gauge, name: name.to_owned() }
     }
 
-    /// How many calls it would let through now.
-    pub(super) fn room(&self) -> usize {
+    /// How many calls the breaker allows now.
+    pub(super) fn available_calls(&self) -> usize {
         usize::try_from(self.breaker.lock().available_calls(self.clock.now())).unwrap_or(usize::MAX)
     }
 
-    /// Asks to make a call.
     pub(super) fn admit(&self) -> CallAdmission {
         self.change(|breaker| breaker.admit(self.clock.now()))
     }
 
-    /// Takes in what came of it.
     pub(super) fn report(&self, permit: CallPermit, health: DownstreamHealth) {
         self.change(|breaker| breaker.report(permit, health, self.clock.now()));
     }
 
     fn change<T>(&self, change: impl FnOnce(&mut Breaker) -> T) -> T {
         let mut breaker = self.breaker.lock();
-        let before = shown(breaker.state());
+        let (number_before, _) = gauge_value(breaker.state());
         let changed = change(&mut breaker);
-        let (number, state) = shown(breaker.state());
-        if before.0 != number {
-            self.gauge.set(number);
-            tracing::warn!(target: "weir::request", downstream = self.name, state, "the breaker has changed");
+        let (number, state) = gauge_value(breaker.state());
+        if number_before != number {
+            BreakerChanged { downstream: &self.name, state, number }.emit(&self.gauge);
         }
         changed
     }
 }
 
-const fn shown(state: BreakerState) -> (i64, &'static str) {
+const fn gauge_value(state: BreakerState) -> (i64, &'static str) {
     match state {
         BreakerState::Closed { .. } => (0, "closed"),
         BreakerState::HalfOpen { .. } => (1, "half-open"),
@@ -72,18 +71,18 @@ mod tests {
     }
 
     #[test]
-    fn a_breaker_shows_what_it_does() {
+    fn the_gauge_shows_the_state_of_the_breaker() {
         let (clock, gauge) = (ManualClock::at(Timestamp::EPOCH), Gauge::default());
         let rules = BreakerRules::default();
         let breaker = SharedBreaker::new("pay", rules, Arc::new(clock.clone()), gauge.clone());
         for _ in 0..rules.failures.get() {
-            assert_eq!((breaker.room(), gauge.get()), (u32::MAX as usize, 0));
+            assert_eq!((breaker.available_calls(), gauge.get()), (u32::MAX as usize, 0));
             fail(&breaker);
         }
-        assert_eq!((breaker.room(), gauge.get()), (0, 2));
+        assert_eq!((breaker.available_calls(), gauge.get()), (0, 2));
         assert!(matches!(breaker.admit(), CallAdmission::Denied { .. }));
         clock.advance(rules.open_for);
-        assert_eq!(breaker.room(), 3, "probes");
+        assert_eq!(breaker.available_calls(), 3, "probes");
         for _ in 0..3 {
             let CallAdmission::Allowed(permit) = breaker.admit() else { panic!("a probe") };
             assert_eq!(gauge.get(), 1);

@@ -1,4 +1,4 @@
-//! One job: open what is asked for, ask the breaker, call the downstream, and make a report of it.
+//! Runs one job: decrypts the payload, asks the breaker, calls the downstream and creates the report.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -10,38 +10,36 @@ use weir_core::request::state::WorkerReport;
 use weir_core::{Clock, RequestId, TenantId};
 use weir_store::request::{Job, JobReport, Sealed};
 
-use super::downstream::{Called, Downstream};
+use super::downstream::{Downstream, DownstreamResponse};
 use crate::request::encryption::{Keyring, SealedField};
-use crate::telemetry::log_throttle::LogThrottle;
+use crate::request::events::PayloadUnreadable;
 
-/// How long a request is left alone whose payload does not open: an operator has to bring its key back.
-const PARKED_UNOPENED: Duration = Duration::from_secs(60);
+/// How long a request with an unreadable payload waits: an operator has to add its key again.
+const UNREADABLE_PAYLOAD_DELAY: Duration = Duration::from_secs(60);
 
-static UNOPENED: LogThrottle = LogThrottle::new();
-
-/// What every call of a worker shares.
-pub(super) struct Caller {
+/// Runs jobs. Shared by all calls of a worker.
+pub(super) struct JobRunner {
     pub(super) keyring: Arc<Keyring>,
     pub(super) clock: Arc<dyn Clock>,
-    /// Set when the server begins to stop: nothing is called from then on.
+    /// Cancelled when the server begins to stop: no new calls after that.
     pub(super) closing: CancellationToken,
-    /// Set when it has waited long enough for calls that are under way.
-    pub(super) cut: CancellationToken,
+    /// Cancelled when running calls have had enough time to finish.
+    pub(super) abort: CancellationToken,
 }
 
-/// A report, and what the log says about it.
+/// A job that was run, with its report and what the log line needs.
 #[derive(Debug)]
-pub(super) struct Done {
-    pub(super) report: JobReport,
-    pub(super) tenant: TenantId,
-    pub(super) attempt: u32,
-    pub(super) claimed: Instant,
-    /// More than callers are told.
-    pub(super) problem: Option<String>,
+pub(in crate::request) struct FinishedJob {
+    pub(in crate::request) report: JobReport,
+    pub(in crate::request) tenant: TenantId,
+    pub(in crate::request) attempt: u32,
+    pub(in crate::request) claimed_at: Instant,
+    /// The cause of a failure, for operators only.
+    pub(in crate::request) problem: Option<String>,
 }
 
-impl Caller {
-    /// Whether a job may be done now. Asked when it is claimed, so that the next claim knows what room is left.
+impl JobRunner {
+    /// Asks the breaker for a call. Asked at the claim, so that the next claim knows how many calls are left.
     pub(super) fn admit(&self, downstream: &Downstream) -> CallAdmission {
         if self.closing.is_cancelled() {
             return CallAdmission::Denied { until: self.clock.now() };
@@ -49,49 +47,59 @@ impl Caller {
         downstream.breaker.admit()
     }
 
-    /// Does a job as far as it can be done now.
+    /// Runs a job, or reports that it has to wait.
     pub(super) async fn attempt(
         &self,
         job: Job,
         downstream: &Downstream,
         admission: CallAdmission,
-        claimed: Instant,
-    ) -> Done {
+        claimed_at: Instant,
+    ) -> FinishedJob {
         let permit = match admission {
             CallAdmission::Allowed(permit) => permit,
             CallAdmission::Denied { until } => {
-                return done(&job, claimed, Made::not_called(until.since(self.clock.now())));
+                return finished(&job, claimed_at, JobResult::not_called(until.since(self.clock.now())));
             }
         };
         let payload = match self.keyring.open(job.id, SealedField::Payload, &job.payload) {
             Ok(payload) => payload,
             Err(error) => {
                 downstream.breaker.report(permit, DownstreamHealth::Unknown);
-                tell_unopened(job.id, &error);
-                return done(&job, claimed, Made::not_called(PARKED_UNOPENED).because(error.to_string()));
+                PayloadUnreadable { id: job.id, error: &error }.emit();
+                return finished(
+                    &job,
+                    claimed_at,
+                    JobResult::not_called(UNREADABLE_PAYLOAD_DELAY).because(error.to_string()),
+                );
             }
         };
-        let made = tokio::select! {
+        let job_result = tokio::select! {
             biased;
-            called = downstream.call(&job, payload) => self.judged(job.id, called, downstream, permit),
-            () = self.cut.cancelled() => {
+            called = downstream.call(&job, payload) => self.finish_call(job.id, called, downstream, permit),
+            () = self.abort.cancelled() => {
                 downstream.breaker.report(permit, DownstreamHealth::Unknown);
-                Made::not_called(Duration::ZERO).because("the server stopped during the call".to_owned())
+                JobResult::not_called(Duration::ZERO).because("the server stopped during the call".to_owned())
             }
         };
-        done(&job, claimed, made)
+        finished(&job, claimed_at, job_result)
     }
 
-    fn judged(&self, id: RequestId, called: Called, downstream: &Downstream, permit: CallPermit) -> Made {
-        let Called { outcome, result, problem } = called;
-        let judgement = classify(outcome);
-        downstream.breaker.report(permit, judgement.health());
+    fn finish_call(
+        &self,
+        id: RequestId,
+        called: DownstreamResponse,
+        downstream: &Downstream,
+        permit: CallPermit,
+    ) -> JobResult {
+        let DownstreamResponse { outcome, result, problem } = called;
+        let decision = classify(outcome);
+        downstream.breaker.report(permit, decision.health());
         let problem = problem.map(|problem| problem.to_string());
-        let result = result.filter(|_| judgement == RetryDecision::Complete);
+        let result = result.filter(|_| decision == RetryDecision::Complete);
         match result.map(|result| self.keyring.seal(id, SealedField::Result, &result)).transpose() {
-            Ok(result) => Made { report: WorkerReport::Called(judgement), result, problem },
-            // A result that cannot be kept is as good as none: the downstream is asked for it again.
-            Err(error) => Made {
+            Ok(result) => JobResult { report: WorkerReport::Called(decision), result, problem },
+            // Without its result the call is worthless: the downstream is called again.
+            Err(error) => JobResult {
                 report: WorkerReport::Called(classify(CallOutcome::Unreadable)),
                 result: None,
                 problem: Some(error.to_string()),
@@ -100,14 +108,13 @@ impl Caller {
     }
 }
 
-/// What was made of a job.
-struct Made {
+struct JobResult {
     report: WorkerReport,
     result: Option<Sealed>,
     problem: Option<String>,
 }
 
-impl Made {
+impl JobResult {
     const fn not_called(after: Duration) -> Self {
         Self { report: WorkerReport::NotCalled { after }, result: None, problem: None }
     }
@@ -117,33 +124,24 @@ impl Made {
     }
 }
 
-fn done(job: &Job, claimed: Instant, made: Made) -> Done {
-    let Made { report, result, problem } = made;
+fn finished(job: &Job, claimed_at: Instant, job_result: JobResult) -> FinishedJob {
+    let JobResult { report, result, problem } = job_result;
     let report =
         JobReport { id: job.id, token: job.token, report, result, detail: None, random: fastrand::u64(..) };
-    Done { report, tenant: job.tenant.clone(), attempt: job.attempt, claimed, problem }
+    FinishedJob { report, tenant: job.tenant.clone(), attempt: job.attempt, claimed_at, problem }
 }
 
-impl Done {
-    /// Why the call did not do the work, if it was made and did not.
-    pub(super) const fn cause(&self) -> Option<FailureCause> {
+impl FinishedJob {
+    /// Why the call failed, if it was made and failed.
+    pub(in crate::request) const fn cause(&self) -> Option<FailureCause> {
         match self.report.report {
-            WorkerReport::Called(judgement) => judgement.cause(),
+            WorkerReport::Called(decision) => decision.cause(),
             WorkerReport::NotCalled { .. } => None,
         }
     }
 
-    /// How much of a batch it takes up.
+    /// The size of the result.
     pub(super) fn bytes(&self) -> usize {
         self.report.result.as_ref().map_or(0, |sealed| sealed.bytes.len())
-    }
-}
-
-fn tell_unopened(id: RequestId, error: &crate::request::encryption::OpenError) {
-    if let Some(others) = UNOPENED.permit() {
-        tracing::error!(
-            target: "weir::request",
-            requestId = %id, %error, others, "a payload does not open; its request waits until it does"
-        );
     }
 }

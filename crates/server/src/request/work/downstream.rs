@@ -1,8 +1,8 @@
-//! Downstreams: who does the work, and how it is asked for.
+//! Downstreams and the calls to them.
 //!
-//! A call carries the request's id as its idempotency key, so a downstream that is called twice does the work once. What
-//! an answer means is decided in `weir-core`. Without a URL the downstream is the echo that is built in: it completes
-//! every request with its own payload.
+//! A call has the request's id as its idempotency key, so that a downstream that is called twice does the work once.
+//! `weir-core` decides what a response means. Without a URL the downstream is the built-in echo, which completes every request
+//! with its own payload.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ use crate::outbound::{
 use crate::request::metrics::{DownstreamLabels, WorkMetrics};
 use crate::request::settings::{Downstream as Settings, RequestSettings};
 
-/// The longest result.
+/// The largest result.
 const RESULT_BYTES_MAX: usize = 1024 * 1024;
 
 const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
@@ -34,7 +34,7 @@ pub(super) const AGENT: HeaderValue = HeaderValue::from_static("weir");
 /// The default downstream in logs and metrics.
 const DEFAULT: &str = "default";
 
-/// Every downstream of the settings.
+/// All downstreams of the settings.
 pub(super) struct Downstreams {
     named: BTreeMap<String, Arc<Downstream>>,
     default: Arc<Downstream>,
@@ -51,7 +51,7 @@ impl Downstreams {
         }
     }
 
-    /// The one of this name; the default does the work of those that are no longer in the settings.
+    /// The downstream of this name, or the default if it is no longer in the settings.
     pub(super) fn get(&self, name: &str) -> &Arc<Downstream> {
         self.named.get(name).unwrap_or(&self.default)
     }
@@ -62,19 +62,17 @@ impl Downstreams {
     }
 }
 
-/// Who does the work.
 pub(super) struct Downstream {
-    /// None for the echo.
+    /// `None` for the built-in echo.
     client: Option<(OutboundClient, OutboundTarget)>,
     pub(super) breaker: SharedBreaker,
 }
 
-/// What came of a call.
-pub(super) struct Called {
+pub(super) struct DownstreamResponse {
     pub(super) outcome: CallOutcome,
-    /// The body, if there is one and the work is done.
+    /// The body, if there is one.
     pub(super) result: Option<Bytes>,
-    /// What the client has to say, for the log.
+    /// Why there was no response, for the log.
     pub(super) problem: Option<OutboundError>,
 }
 
@@ -107,20 +105,22 @@ impl Downstream {
         }
     }
 
-    /// Asks for the work to be done. `payload` is the JSON that the caller sent.
-    pub(super) async fn call(&self, job: &Job, payload: Vec<u8>) -> Called {
+    /// Sends a request. `payload` is the JSON that the caller sent.
+    pub(super) async fn call(&self, job: &Job, payload: Vec<u8>) -> DownstreamResponse {
         let Some((client, target)) = &self.client else {
             let outcome = CallOutcome::Answered { status: 200, retry_after: None };
-            return Called { outcome, result: Some(payload.into()), problem: None };
+            return DownstreamResponse { outcome, result: Some(payload.into()), problem: None };
         };
         let body = body(job.id, &job.request_type, &payload);
         match client.post(target, headers(job.id), body).await {
-            Ok(OutboundResponse { status, retry_after, body }) => Called {
+            Ok(OutboundResponse { status, retry_after, body }) => DownstreamResponse {
                 outcome: CallOutcome::Answered { status: status.as_u16(), retry_after },
                 result: Some(body).filter(|body| !body.is_empty()),
                 problem: None,
             },
-            Err(problem) => Called { outcome: outcome_of(&problem), result: None, problem: Some(problem) },
+            Err(problem) => {
+                DownstreamResponse { outcome: outcome_of(&problem), result: None, problem: Some(problem) }
+            }
         }
     }
 }
@@ -147,7 +147,7 @@ fn headers(id: RequestId) -> HeaderMap {
     headers
 }
 
-/// The payload is put in as it came: a number of a thousand digits stays one.
+/// The body of a call. The payload's bytes stay as they are, so numbers of any length survive.
 fn body(id: RequestId, request_type: &RequestType, payload: &[u8]) -> Bytes {
     let mut body = BytesMut::with_capacity(payload.len() + 128 + request_type.as_str().len());
     let quoted = serde_json::Value::from(request_type.as_str());
@@ -164,7 +164,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_payload_is_passed_on_byte_by_byte() {
+    fn a_payload_is_forwarded_byte_by_byte() {
         let id = RequestId::new(Timestamp::EPOCH, [1; 10]);
         let request_type = RequestType::parse("pay \"now\"").unwrap();
         let body = body(id, &request_type, b"[1.0, 1e400 ,{}]");

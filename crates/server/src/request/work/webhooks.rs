@@ -1,17 +1,17 @@
 //! Outgoing webhooks: the callback URL of a request is called when the request is final.
 //!
-//! A webhook is queued in the commit that ends the request, signed with the secret of its tenant as Standard Webhooks has it,
-//! and sent at least once. Its id is the same each time it is sent. What the receiver refuses for good becomes a dead
-//! letter at once, anything else after twelve attempts.
+//! A webhook is queued in the commit that ends the request, signed with its tenant's secret as Standard Webhooks defines it,
+//! and sent at least once, always with the same id. If the receiver refuses it for good it becomes a dead letter at once,
+//! otherwise after twelve attempts.
 //!
-//! Webhooks go out in no order, many at a time. Each is taken from the store by itself: it is put off there for as long as it
-//! may wait and be called here, and settled when its own call has ended. `fair_queue` decides which one is called next, so
-//! that no tenant's receivers hold up those of others. Receivers that did not answer are left alone for a while (`slow`).
+//! Webhooks are sent in no order and concurrently. A claimed webhook is deferred in the store for as long as it may wait and
+//! be called here, and settled when its own call ends. `fair_queue` decides which one is called next, so that no tenant's
+//! receivers delay those of others. Receivers that did not answer are not called for a while (`unresponsive`).
 
 mod call;
 mod fair_queue;
 mod message;
-mod slow;
+mod unresponsive;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -23,213 +23,212 @@ use weir_queue::{Message, MessageClaim, Position, Queue, Settlement};
 use weir_store::Result;
 use weir_store::request::{Request, RequestStore, WEBHOOKS_TOPIC};
 
-use self::call::{Outcome, receiver_of, wait};
-use self::fair_queue::{FairQueue, Limits, Turn};
-use self::slow::Slow;
+use self::call::{WebhookOutcome, receiver_of, wait};
+use self::fair_queue::{FairQueue, QueueLimits, Turn};
+use self::unresponsive::UnresponsiveReceivers;
 use crate::auth::webhook::WebhookSecret;
 use crate::outbound::{OutboundClient, OutboundLimits, Reach};
 use crate::request::encryption::Keyring;
+use crate::request::events::{
+    WebhookClaimExpired, WebhookDeferred, WebhookDied, WebhookRetried, WebhookSent, WebhookStoreFailed,
+};
 use crate::request::metrics::WorkMetrics;
 use crate::request::settings::RequestSettings;
-use crate::telemetry::labels::OutcomeLabels;
 
-/// Webhooks under way, and those that were taken from the store and wait for that.
-const LIMITS: Limits = Limits { places: 64, waiting: 1_024 };
-/// Webhooks that are claimed together.
+/// The most concurrent calls, and the most claimed webhooks that wait for a call.
+const LIMITS: QueueLimits = QueueLimits { concurrent: 64, waiting: 1_024 };
+/// The most webhooks of one claim.
 const CLAIM: usize = 128;
-/// How often one is tried.
+/// The most attempts of a webhook.
 const ATTEMPTS_MAX: u32 = 12;
-/// How soon webhooks that other servers queued are seen.
+/// How often the store is polled for webhooks that other servers queued.
 const POLL: Duration = Duration::from_millis(500);
-/// How soon webhooks are seen that were put off because they were in the way, once their time has passed.
-const POLL_FOR_PUT_OFF: Duration = Duration::from_millis(50);
-/// How long webhooks that find no room may be in the way of those behind them in the store.
-const IN_THE_WAY: Duration = Duration::from_millis(100);
-/// How long a claim is this server's own: until it is known whose the webhooks are.
+/// How often the store is polled while webhooks are deferred because they blocked others.
+const POLL_FOR_DEFERRED: Duration = Duration::from_millis(50);
+/// How long webhooks without capacity here may block later ones in the store.
+const BLOCKING_TIME: Duration = Duration::from_millis(100);
+/// The lease of a claim: enough time to find out the tenants of its webhooks.
 const CLAIMED_FOR: Duration = Duration::from_secs(10);
-/// How long a webhook may wait here for its turn, besides the time that a call may take.
+/// How long a webhook may wait here for its call, besides the call's timeout.
 const WAIT_MAX: Duration = Duration::from_secs(20);
-/// How long the store may take to hear of a call's end.
-const SPARE: Duration = Duration::from_secs(10);
-/// The pause after the store could not be reached, and before what it could not say is asked again.
+/// How long settling a finished call may take.
+const SETTLE_TIME: Duration = Duration::from_secs(10);
+/// The pause after the store did not answer.
 const PAUSE_AFTER_ERROR: Duration = Duration::from_millis(500);
 
-/// Sends webhooks.
 #[derive(Clone)]
 pub(crate) struct Webhooks {
-    parts: Parts,
+    dependencies: WebhookDependencies,
     client: OutboundClient,
     timeout: Duration,
-    slow: Arc<Slow>,
+    unresponsive: Arc<UnresponsiveReceivers>,
 }
 
-/// What webhooks are sent with, besides the settings.
+/// What sending webhooks needs besides the settings.
 #[derive(Clone)]
-pub(crate) struct Parts {
-    /// Where they wait.
+pub(crate) struct WebhookDependencies {
     pub queue: Arc<dyn Queue>,
-    /// Where requests live.
     pub store: Arc<dyn RequestStore>,
-    /// What results are opened with.
     pub keyring: Arc<Keyring>,
-    /// What tenants' secrets are derived from.
+    /// The secret from which those of tenants are derived.
     pub secret: WebhookSecret,
-    /// When they are signed.
+    /// The clock of signatures.
     pub clock: Arc<dyn Clock>,
-    /// For how long receivers are left alone. It must not step.
+    /// The clock of unresponsive receivers. It must not step.
     pub steady_clock: Arc<dyn Clock>,
-    /// What is counted.
     pub metrics: WorkMetrics,
 }
 
-/// A webhook that was taken from the store.
+/// A webhook that was claimed from the store.
 #[derive(Debug)]
-struct Taken {
+struct ClaimedWebhook {
     message: Message,
     id: RequestId,
     /// When its request ended.
     final_since: Timestamp,
-    /// The number of the claim that it came with.
+    /// The number of its claim.
     claim: u64,
 }
 
-/// A call that has ended. An error is the store's: the webhook was not sent.
-struct Ended {
-    turn: Turn<Taken>,
-    outcome: Result<Outcome>,
+/// A call that has ended. An error comes from the store: the webhook was not sent.
+struct FinishedCall {
+    turn: Turn<ClaimedWebhook>,
+    outcome: Result<WebhookOutcome>,
 }
 
-/// What is to be done about a webhook that was just claimed.
-enum Plan {
-    Settle(Outcome),
+/// How to proceed with a claimed webhook.
+enum WebhookAction {
+    Settle(WebhookOutcome),
     Call { tenant: TenantId, receiver: String, id: RequestId, final_since: Timestamp },
 }
 
-/// The state of the task that sends.
-struct Sending {
+/// The state of the sending task.
+struct WebhookSender {
     webhooks: Webhooks,
-    waiting: FairQueue<Taken>,
-    calls: JoinSet<Ended>,
+    waiting: FairQueue<ClaimedWebhook>,
+    calls: JoinSet<FinishedCall>,
     claims: u64,
-    look: Look,
-    /// Whether the last claim left webhooks in the store because there was no room for them here.
-    waits_for_room: bool,
-    /// Since when full claims have left some, so that there may be others behind them.
+    next_poll: NextPoll,
+    /// Whether the last claim left webhooks in the store for lack of capacity here.
+    waits_for_capacity: bool,
+    /// Since when full claims have left webhooks that may block later ones.
     blocked_since: Option<Instant>,
-    /// When the last of those that were put off for that may be claimed again.
-    put_off_until: Option<Instant>,
+    /// When the last webhook that was deferred for blocking others may be claimed again.
+    deferred_until: Option<Instant>,
     is_reachable: bool,
 }
 
-/// What a claim found in the store.
-enum Found {
+/// The result of a claim.
+enum ClaimResult {
     Nothing,
-    /// Webhooks that were all taken, settled, or put out of the way.
+    /// All webhooks were queued here, settled or deferred.
     NoneLeft,
-    /// Webhooks of which some were left in the store because there was no room for them here.
+    /// Some webhooks were left in the store for lack of capacity here.
     SomeLeft,
 }
 
-/// When to look into the store again.
+/// When to poll the store again.
 #[derive(Clone, Copy)]
-struct Look {
+struct NextPoll {
     at: Instant,
-    /// Or as soon as this process has queued something.
+    /// Also as soon as this process has queued a webhook.
     or_woken: bool,
 }
 
 impl Webhooks {
-    /// Nothing is sent before it runs.
     #[must_use]
-    pub(crate) fn new(parts: Parts, settings: &RequestSettings) -> Self {
+    pub(crate) fn new(dependencies: WebhookDependencies, settings: &RequestSettings) -> Self {
         let timeout = settings.webhook_timeout;
         let reach = if settings.allow_private { Reach::Anywhere } else { Reach::Public };
         let bounds =
             OutboundLimits { connect_timeout: timeout, read_timeout: timeout, body_max: 0, idle_max: 0 };
-        Self { parts, client: OutboundClient::new(reach, bounds), timeout, slow: Arc::default() }
+        Self {
+            dependencies,
+            client: OutboundClient::new(reach, bounds),
+            timeout,
+            unresponsive: Arc::default(),
+        }
     }
 
     /// Sends until `closing` is cancelled, then finishes the calls that are under way.
     pub(crate) async fn run(self, closing: CancellationToken) {
         let waiting = FairQueue::new(LIMITS);
-        let sending = Sending {
+        let sending = WebhookSender {
             webhooks: self,
             waiting,
             calls: JoinSet::new(),
             claims: 0,
-            look: Look { at: Instant::now(), or_woken: true },
-            waits_for_room: false,
+            next_poll: NextPoll { at: Instant::now(), or_woken: true },
+            waits_for_capacity: false,
             blocked_since: None,
-            put_off_until: None,
+            deferred_until: None,
             is_reachable: true,
         };
         sending.run(closing).await;
     }
 
-    /// Waits until the store is to be looked into again.
-    async fn wait_for(&self, look: Look) {
-        let pause = look.at.saturating_duration_since(Instant::now());
-        if look.or_woken {
-            self.parts.queue.wait(WEBHOOKS_TOPIC, pause).await;
+    /// Waits until the next poll of the store.
+    async fn wait_for(&self, next_poll: NextPoll) {
+        let pause = next_poll.at.saturating_duration_since(Instant::now());
+        if next_poll.or_woken {
+            self.dependencies.queue.wait(WEBHOOKS_TOPIC, pause).await;
         } else {
             tokio::time::sleep(pause).await;
         }
     }
 
     /// Adds the outcome of a webhook to a settlement.
-    fn settle(&self, settlement: &mut Settlement, message: &Message, outcome: Outcome) {
+    fn settle(&self, settlement: &mut Settlement, message: &Message, outcome: WebhookOutcome) {
         let (position, id) = (message.position, &message.key);
-        let label = match outcome {
-            Outcome::Done => {
+        let metrics = &self.dependencies.metrics;
+        match outcome {
+            WebhookOutcome::Done => {
+                WebhookSent.emit(metrics);
                 settlement.done.push(position);
-                "sent"
             }
-            Outcome::PutOff(time) => {
+            WebhookOutcome::Deferred(time) => {
+                WebhookDeferred.emit(metrics);
                 settlement.deferred.push((position, time));
-                "put_off"
             }
-            Outcome::Retry { retry_after, reason } if message.attempts + 1 < ATTEMPTS_MAX => {
-                tracing::info!(target: "weir::request", requestId = id, why = reason, "a webhook will be sent again");
+            WebhookOutcome::Retry { retry_after, reason } if message.attempts + 1 < ATTEMPTS_MAX => {
+                WebhookRetried { request_id: id, reason: &reason }.emit(metrics);
                 settlement.retry.push((position, wait(message.attempts, retry_after)));
-                "retried"
             }
-            Outcome::Retry { reason, .. } | Outcome::Dead(reason) => {
-                tracing::warn!(target: "weir::request", requestId = id, why = reason, "a webhook is a dead letter");
+            WebhookOutcome::Retry { reason, .. } | WebhookOutcome::Dead(reason) => {
+                WebhookDied { request_id: id, reason: &reason }.emit(metrics);
                 settlement.dead.push((position, reason));
-                "dead"
             }
-        };
-        self.parts.metrics.webhooks.get_or_create(&OutcomeLabels { outcome: label }).inc();
+        }
     }
 
-    /// Finds out which tenants and receivers these webhooks belong to.
-    async fn plan(&self, messages: &[Message]) -> Result<Vec<Plan>> {
+    /// Reads the requests of webhooks and decides how to proceed with each.
+    async fn plan(&self, messages: &[Message]) -> Result<Vec<WebhookAction>> {
         let id_of = |message: &Message| RequestId::parse(std::str::from_utf8(&message.payload).ok()?);
         let ids: Vec<Option<RequestId>> = messages.iter().map(id_of).collect();
         let known: Vec<RequestId> = ids.iter().flatten().copied().collect();
-        let requests = self.parts.store.find_summaries(&known).await?;
+        let requests = self.dependencies.store.find_summaries(&known).await?;
         let request = |id| requests.iter().find(|request: &&Request| request.id == id);
         let plan = |id: &Option<RequestId>| {
             let Some(id) = *id else {
-                return Plan::Settle(Outcome::Dead("not the id of a request".to_owned()));
+                return WebhookAction::Settle(WebhookOutcome::Dead("not the id of a request".to_owned()));
             };
-            // If it was purged there is nothing to say; if it was replayed, its next end has a webhook of its own.
+            // A purged request needs no webhook; a replayed one gets another when it is final again.
             let Some(request) = request(id).filter(|request| request.status.is_final()) else {
-                return Plan::Settle(Outcome::Done);
+                return WebhookAction::Settle(WebhookOutcome::Done);
             };
             match receiver_of(request) {
                 Ok((_, url)) => {
                     let (tenant, receiver) = (request.tenant.clone(), url.authority().to_owned());
-                    Plan::Call { tenant, receiver, id, final_since: request.updated_at }
+                    WebhookAction::Call { tenant, receiver, id, final_since: request.updated_at }
                 }
-                Err(outcome) => Plan::Settle(outcome),
+                Err(outcome) => WebhookAction::Settle(outcome),
             }
         };
         Ok(ids.iter().map(plan).collect())
     }
 }
 
-impl Sending {
+impl WebhookSender {
     async fn run(mut self, closing: CancellationToken) {
         while !closing.is_cancelled() {
             self.start_calls();
@@ -237,94 +236,91 @@ impl Sending {
             tokio::select! {
                 () = closing.cancelled() => break,
                 Some(ended) = self.calls.join_next() => self.settle_ended(unwrap_join(ended)).await,
-                () = webhooks.wait_for(self.look), if self.waiting.has_room() => self.look().await,
+                () = webhooks.wait_for(self.next_poll), if self.waiting.has_capacity() => self.next_poll().await,
             }
         }
         self.stop().await;
     }
 
-    /// Calls as many as there are places for.
+    /// Starts as many calls as allowed.
     fn start_calls(&mut self) {
         while let Some(turn) = self.waiting.next(Instant::now()) {
             let webhooks = self.webhooks.clone();
             self.calls.spawn(async move {
                 let outcome = webhooks.send(&turn).await;
-                Ended { turn, outcome }
+                FinishedCall { turn, outcome }
             });
         }
     }
 
-    /// Takes webhooks from the store, and decides when to do so again.
-    async fn look(&mut self) {
+    /// Claims webhooks and decides when to claim again.
+    async fn next_poll(&mut self) {
         let now = Instant::now();
-        // What was not started in time is handed out again by the store.
+        // The store hands out webhooks again that were not started in time.
         self.waiting.retain(|_, start_before| start_before > now);
         self.claims += 1;
-        let found = self.take_some().await;
+        let found = self.claim_some().await;
         let now = Instant::now();
         let at = match &found {
-            Ok(Found::NoneLeft) => now,
-            // Or as soon as a call has ended: until then there is no more room.
-            Ok(Found::SomeLeft) => now + IN_THE_WAY,
-            Ok(Found::Nothing) if self.put_off_until.is_some_and(|until| until > now) => {
-                now + POLL_FOR_PUT_OFF
+            Ok(ClaimResult::NoneLeft) => now,
+            // Or as soon as a call has ended, which frees capacity.
+            Ok(ClaimResult::SomeLeft) => now + BLOCKING_TIME,
+            Ok(ClaimResult::Nothing) if self.deferred_until.is_some_and(|until| until > now) => {
+                now + POLL_FOR_DEFERRED
             }
-            Ok(Found::Nothing) => now + POLL,
+            Ok(ClaimResult::Nothing) => now + POLL,
             Err(_) => now + PAUSE_AFTER_ERROR,
         };
-        self.look = Look { at, or_woken: found.is_ok() };
+        self.next_poll = NextPoll { at, or_woken: found.is_ok() };
         if found.is_err() {
-            self.forget_claim();
+            self.drop_claim();
             // A call that ends must not cut the pause short.
-            self.waits_for_room = false;
+            self.waits_for_capacity = false;
         }
         self.report(found.map(drop));
     }
 
-    /// Claims some webhooks, and keeps those that find room until their turns come.
-    async fn take_some(&mut self) -> Result<Found> {
-        let queue = Arc::clone(&self.webhooks.parts.queue);
+    /// Claims webhooks and queues those for which there is capacity.
+    async fn claim_some(&mut self) -> Result<ClaimResult> {
+        let queue = Arc::clone(&self.webhooks.dependencies.queue);
         let MessageClaim { messages, receipt } = queue.claim(WEBHOOKS_TOPIC, CLAIM, CLAIMED_FOR).await?;
         let is_full = messages.len() >= CLAIM;
         if messages.is_empty() {
-            (self.waits_for_room, self.blocked_since) = (false, None);
-            return Ok(Found::Nothing);
+            (self.waits_for_capacity, self.blocked_since) = (false, None);
+            return Ok(ClaimResult::Nothing);
         }
         let plans = self.webhooks.plan(&messages).await?;
         let (now, timeout) = (Instant::now(), self.webhooks.timeout);
-        let (mut settlement, mut without_room) = (Settlement::default(), Vec::new());
+        let (mut settlement, mut without_capacity) = (Settlement::default(), Vec::new());
         for (message, plan) in messages.into_iter().zip(plans) {
             let position = message.position;
             match plan {
-                Plan::Settle(outcome) => self.webhooks.settle(&mut settlement, &message, outcome),
-                Plan::Call { tenant, receiver, id, final_since } => {
-                    let taken = Taken { message, id, final_since, claim: self.claims };
+                WebhookAction::Settle(outcome) => self.webhooks.settle(&mut settlement, &message, outcome),
+                WebhookAction::Call { tenant, receiver, id, final_since } => {
+                    let taken = ClaimedWebhook { message, id, final_since, claim: self.claims };
                     if self.waiting.push(&tenant, &receiver, taken, now + timeout + WAIT_MAX, now) {
-                        settlement.deferred.push((position, timeout * 2 + WAIT_MAX + SPARE));
+                        settlement.deferred.push((position, timeout * 2 + WAIT_MAX + SETTLE_TIME));
                     } else {
-                        without_room.push((position, tenant));
+                        without_capacity.push((position, tenant));
                     }
                 }
             }
         }
-        if self.is_in_the_way(is_full, !without_room.is_empty(), now) {
-            self.put_off(&without_room, &mut settlement, now);
-            without_room.clear();
+        if self.is_blocking(is_full, !without_capacity.is_empty(), now) {
+            self.defer(&without_capacity, &mut settlement, now);
+            without_capacity.clear();
         }
-        self.waits_for_room = !without_room.is_empty();
+        self.waits_for_capacity = !without_capacity.is_empty();
         if !queue.settle(&receipt, settlement).await? {
-            self.forget_claim();
-            tracing::warn!(
-                "some webhooks were held for too long before they were settled; they are claimed again"
-            );
+            self.drop_claim();
+            WebhookClaimExpired.emit();
         }
-        Ok(if self.waits_for_room { Found::SomeLeft } else { Found::NoneLeft })
+        Ok(if self.waits_for_capacity { ClaimResult::SomeLeft } else { ClaimResult::NoneLeft })
     }
 
-    /// Whether what a claim leaves in the store has been in the way of others there for long enough to be put off. Whether
-    /// some of it found room does not matter: a tenant whose calls end all the time takes a few with every claim, and
-    /// others would wait until its last one.
-    fn is_in_the_way(&mut self, is_full: bool, leaves_some: bool, now: Instant) -> bool {
+    /// Whether webhooks that a claim leaves in the store have blocked later ones for so long that they must be deferred, even if
+    /// some of them found capacity: a busy tenant gets a few in with every claim, and others would wait until its last one.
+    fn is_blocking(&mut self, is_full: bool, leaves_some: bool, now: Instant) -> bool {
         if !leaves_some {
             self.blocked_since = None;
         }
@@ -333,31 +329,36 @@ impl Sending {
         }
         // It stays set when they are put off, so that those behind them are put off at once if they find no room either.
         let since = *self.blocked_since.get_or_insert(now);
-        now.duration_since(since) >= IN_THE_WAY
+        now.duration_since(since) >= BLOCKING_TIME
     }
 
-    /// Puts webhooks off that found no room, each until its tenant may have got to it.
-    fn put_off(&mut self, without_room: &[(Position, TenantId)], settlement: &mut Settlement, now: Instant) {
-        for (position, tenant) in without_room {
-            let time = self.waiting.put_off(tenant, now);
+    /// Defers webhooks without capacity, each until its tenant may have got to it.
+    fn defer(
+        &mut self,
+        without_capacity: &[(Position, TenantId)],
+        settlement: &mut Settlement,
+        now: Instant,
+    ) {
+        for (position, tenant) in without_capacity {
+            let time = self.waiting.defer(tenant, now);
             settlement.deferred.push((*position, time));
-            self.put_off_until = self.put_off_until.max(Some(now + time));
+            self.deferred_until = self.deferred_until.max(Some(now + time));
         }
     }
 
-    /// Drops what came with the last claim: it is not ours.
-    fn forget_claim(&mut self) {
+    /// Drops webhooks of the last claim, whose lease was lost.
+    fn drop_claim(&mut self) {
         let claim = self.claims;
         self.waiting.retain(|taken, _| taken.claim != claim);
     }
 
-    /// Gives places back and settles the calls that have ended: this one, and others that have meanwhile.
-    async fn settle_ended(&mut self, first: Ended) {
+    /// Settles this finished call and others that have finished meanwhile.
+    async fn settle_ended(&mut self, first: FinishedCall) {
         let now = Instant::now();
         let mut settlement = Settlement::default();
         let mut next = Some(first);
         let mut problem = Ok(());
-        while let Some(Ended { turn, outcome }) = next {
+        while let Some(FinishedCall { turn, outcome }) = next {
             self.waiting.ended(&turn.tenant, &turn.receiver, now);
             match outcome {
                 Ok(outcome) => self.webhooks.settle(&mut settlement, &turn.item.message, outcome),
@@ -368,31 +369,31 @@ impl Sending {
             }
             next = self.calls.try_join_next().map(unwrap_join);
         }
-        // What cannot be settled is sent again when its time in the store has run out.
-        let settled = self.webhooks.parts.queue.settle_deferred(WEBHOOKS_TOPIC, settlement).await;
+        // A webhook that cannot be settled is sent again when its deferral in the store ends.
+        let settled = self.webhooks.dependencies.queue.settle_deferred(WEBHOOKS_TOPIC, settlement).await;
         self.report(problem.and(settled));
-        if self.waits_for_room {
-            self.look.at = Instant::now();
+        if self.waits_for_capacity {
+            self.next_poll.at = Instant::now();
         }
     }
 
-    /// Logs once that the store cannot be reached.
+    /// Logs the first of several failures of the store in a row.
     fn report(&mut self, outcome: Result<()>) {
         let was_reachable = std::mem::replace(&mut self.is_reachable, outcome.is_ok());
         if let Err(error) = outcome
             && was_reachable
         {
-            tracing::warn!(error = %error.with_causes(), "webhooks cannot be sent and are tried again");
+            WebhookStoreFailed { error: &error }.emit();
         }
     }
 
-    /// Gives back to the store what waits, and finishes what is under way.
+    /// Returns waiting webhooks to the store and finishes running calls.
     async fn stop(mut self) {
         let waiting = self.waiting.drain(Instant::now());
         if !waiting.is_empty() {
             let deferred = waiting.iter().map(|taken| (taken.message.position, Duration::ZERO)).collect();
             let settlement = Settlement { deferred, ..Settlement::default() };
-            let put_back = self.webhooks.parts.queue.settle_deferred(WEBHOOKS_TOPIC, settlement).await;
+            let put_back = self.webhooks.dependencies.queue.settle_deferred(WEBHOOKS_TOPIC, settlement).await;
             self.report(put_back);
         }
         while let Some(ended) = self.calls.join_next().await {
@@ -402,7 +403,7 @@ impl Sending {
 }
 
 /// The call behind a task that has ended. No task is cancelled, so an error is a panic, which is passed on.
-fn unwrap_join(ended: std::result::Result<Ended, tokio::task::JoinError>) -> Ended {
+fn unwrap_join(ended: std::result::Result<FinishedCall, tokio::task::JoinError>) -> FinishedCall {
     ended.unwrap_or_else(|error| std::panic::resume_unwind(error.into_panic()))
 }
 

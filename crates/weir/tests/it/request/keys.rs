@@ -105,7 +105,7 @@ async fn a_result_that_does_not_open_leaves_the_rest_of_the_status(store: Store)
     assert!(after["resultError"].as_str().unwrap().contains("key"), "{after}");
     let stream = caller.get(&format!("/v1/requests/{id}/events")).await.unwrap();
     assert!(String::from_utf8_lossy(&stream.body).contains("resultError"), "{:?}", stream.body);
-    api.wait_for_log("a result does not open").await;
+    api.wait_for_log("cannot decrypt the result of a request").await;
 }
 
 on_each_engine!(a_result_that_does_not_open_leaves_the_rest_of_the_status);

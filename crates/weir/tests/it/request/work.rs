@@ -44,7 +44,7 @@ async fn what_is_accepted_is_done_and_its_result_can_be_read(store: Store) {
     let request = caller.get(&format!("/v1/requests/{id}")).await.unwrap().json();
     assert_eq!(request["attempts"], 1);
     assert_eq!(request["result"], json!({"amount": 1, "card": "4111-secret"}), "the echo's answer");
-    let line = api.wait_for_log("IN_PROGRESS -> COMPLETED").await;
+    let line = api.wait_for_log("IN_PROGRESS->COMPLETED").await;
     assert!(line.contains(&id) && line.contains("acme"), "{line}");
     assert!(api.log_lines().iter().all(|line| !line.contains("4111-secret")), "payloads are not logged");
 }
@@ -59,7 +59,7 @@ async fn a_hundred_parallel_submits_of_one_key_are_worked_on_once(store: Store) 
     assert_eq!(ids.len(), 1);
     is_completed(&caller, ids.first().unwrap()).await;
     // The log is written behind the work.
-    let claims = || api.log_lines().iter().filter(|line| line.contains("ACCEPTED -> IN_PROGRESS")).count();
+    let claims = || api.log_lines().iter().filter(|line| line.contains("ACCEPTED->IN_PROGRESS")).count();
     wait::until("the claim is told of", PATIENCE, async || claims() >= 1).await;
     assert_eq!(claims(), 1);
 }
@@ -80,7 +80,7 @@ async fn after_kill_9_everything_that_was_accepted_comes_to_its_end(store: Store
     });
     let all = tokio::spawn(join_all(submits.collect::<Vec<_>>()));
     // In the middle of it: a worker may complete a request before its caller has the 202.
-    api.wait_for_log("IN_PROGRESS -> COMPLETED").await;
+    api.wait_for_log("IN_PROGRESS->COMPLETED").await;
     first_answer.notified().await;
     api.running.weir.kill_9();
     let accepted: Vec<String> = all.await.unwrap().into_iter().flatten().collect();

@@ -1,16 +1,16 @@
-//! Where a caller wants to be told of the end of its request. An address that is not public is refused here when it is
-//! written out; one that hides behind a name is refused when it is called.
+//! The `callbackUrl` of a submission. A literal address that is not public is refused here; a name that resolves to one is
+//! refused when the webhook is sent.
 
 use url::{Host, Url};
 
 use crate::http::error::ApiError;
 use crate::outbound::address::is_public;
 
-/// The longest that is kept.
+/// The longest URL, in bytes.
 const LENGTH_MAX: usize = 2_048;
 
-/// Checks a `callbackUrl` and returns it as it will be called.
-/// Fails when it is no `http` or `https` URL, has credentials in it, or leads to this network.
+/// Validates a `callbackUrl` and returns it in normal form.
+/// Fails if it is not an `http` or `https` URL, contains credentials, or leads into a private network.
 pub(super) fn parse(text: &str, allow_private: bool) -> Result<String, ApiError> {
     let refuse = |problem: &str| Err(ApiError::invalid_field("callbackUrl", problem));
     if text.len() > LENGTH_MAX {
@@ -48,7 +48,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_urls_that_may_be_public_are_taken() {
+    fn only_urls_that_may_be_public_are_accepted() {
         for good in ["https://example.com/hook?a=b", "http://8.8.8.8:8080/", "https://[2606:4700::1111]/"] {
             assert_eq!(parse(good, false).ok().as_deref(), Some(good));
         }

@@ -8,7 +8,7 @@ use tokio::sync::Notify;
 use weir_core::request::state::RequestStatus;
 use weir_core::{ManualClock, Timestamp};
 
-use super::fixtures::{Fixture, Running, Server, answer, until};
+use super::fixtures::{FakeDownstream, Fixture, RunningWorker, answer, until};
 use crate::request::metrics::DownstreamLabels;
 
 const START: Timestamp = Timestamp::from_seconds(1_767_225_600);
@@ -22,7 +22,7 @@ fn breaker(fixture: &Fixture) -> i64 {
 async fn a_breaker_parks_work_without_burning_attempts_and_lets_it_go_on_when_the_downstream_is_back() {
     let is_up = Arc::new(AtomicBool::new(false));
     let up = Arc::clone(&is_up);
-    let server = Server::start(move |_| {
+    let server = FakeDownstream::start(move |_| {
         let status = if up.load(Ordering::SeqCst) { 200 } else { 503 };
         async move { answer(status, "done") }
     })
@@ -37,7 +37,7 @@ async fn a_breaker_parks_work_without_burning_attempts_and_lets_it_go_on_when_th
         look.notify_one();
         Box::pin(std::future::ready(true))
     });
-    let worker = Running::new(parts);
+    let worker = RunningWorker::new(parts);
     let mut ids = Vec::new();
     for _ in 0..40 {
         ids.push(fixture.submit("{}").await);
@@ -67,7 +67,7 @@ async fn a_breaker_parks_work_without_burning_attempts_and_lets_it_go_on_when_th
 
 #[tokio::test]
 async fn one_downstream_that_is_down_does_not_hold_up_another() {
-    let down = Server::always(503, "").await;
+    let down = FakeDownstream::always(503, "").await;
     let mut fixture = Fixture::with_clock(None, ManualClock::at(START));
     let mut downstream = fixture.settings.downstream.clone();
     downstream.url = Some(down.url.parse().unwrap());
@@ -95,7 +95,7 @@ async fn nothing_is_claimed_while_processing_is_switched_off() {
         ask.notify_one();
         Box::pin(std::future::ready(switch.load(Ordering::SeqCst)))
     });
-    let worker = Running::new(parts);
+    let worker = RunningWorker::new(parts);
     let id = fixture.submit("1").await;
     for _ in 0..3 {
         asked.notified().await;

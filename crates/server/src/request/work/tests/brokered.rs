@@ -15,22 +15,22 @@ use weir_queue::{ClaimReceipt, Message, MessageClaim, MessageSource, Position, S
 use weir_store::request::{RequestStore, SubmitOutcome};
 use weir_store::{Error, Result};
 
-use super::fixtures::{Fixture, Running, until};
+use super::fixtures::{Fixture, RunningWorker, until};
 use crate::engines::broker_jobs::{Broker, TOPIC};
-use crate::request::work::upkeep::Upkeep;
+use crate::request::work::maintenance::Maintenance;
 
 const START: Timestamp = Timestamp::from_seconds(1_767_225_600);
 
 /// A broker in memory, which can be away.
 #[derive(Default)]
-struct Memory {
+struct MemoryBroker {
     is_away: AtomicBool,
     messages: Mutex<VecDeque<Vec<u8>>>,
     buried: AtomicUsize,
 }
 
 #[async_trait]
-impl Publisher for Memory {
+impl Publisher for MemoryBroker {
     async fn publish(&self, topic: &str, events: Vec<OutgoingEvent>) -> Vec<PublishOutcome> {
         assert_eq!(topic, TOPIC);
         let is_away = self.is_away.load(Ordering::SeqCst);
@@ -51,7 +51,7 @@ impl Publisher for Memory {
 }
 
 #[async_trait]
-impl MessageSource for Memory {
+impl MessageSource for MemoryBroker {
     async fn claim(&self, _: &str, max: usize, _: Duration) -> Result<MessageClaim> {
         if self.is_away.load(Ordering::SeqCst) {
             return Err(Error::unavailable("memory", "away"));
@@ -76,14 +76,14 @@ impl MessageSource for Memory {
     }
 }
 
-fn broker(fixture: &Fixture, memory: &Arc<Memory>) -> Broker {
-    Broker::new(Arc::<Memory>::clone(memory), Arc::new(fixture.engine.clone()), Duration::from_secs(1))
+fn broker(fixture: &Fixture, memory: &Arc<MemoryBroker>) -> Broker {
+    Broker::new(Arc::<MemoryBroker>::clone(memory), Arc::new(fixture.engine.clone()), Duration::from_secs(1))
 }
 
-fn start_told(fixture: &Fixture, memory: &Arc<Memory>) -> Running {
+fn start_told(fixture: &Fixture, memory: &Arc<MemoryBroker>) -> RunningWorker {
     let mut parts = fixture.parts();
-    parts.source = Some(Arc::<Memory>::clone(memory));
-    Running::new(parts)
+    parts.source = Some(Arc::<MemoryBroker>::clone(memory));
+    RunningWorker::new(parts)
 }
 
 async fn submit(fixture: &Fixture) -> RequestId {
@@ -92,7 +92,7 @@ async fn submit(fixture: &Fixture) -> RequestId {
 
 #[tokio::test]
 async fn what_is_published_after_its_commit_is_accepted_and_done() {
-    let (fixture, memory) = (Fixture::new(None), Arc::new(Memory::default()));
+    let (fixture, memory) = (Fixture::new(None), Arc::new(MemoryBroker::default()));
     let id = submit(&fixture).await;
     assert_eq!(fixture.find(id).await.status, RequestStatus::PendingEnqueue);
     let receipt = weir_store::request::SubmitReceipt {
@@ -113,7 +113,7 @@ async fn what_is_published_after_its_commit_is_accepted_and_done() {
 
 #[tokio::test]
 async fn an_id_that_comes_twice_is_worked_on_once_and_what_is_no_id_is_buried() {
-    let (fixture, memory) = (Fixture::new(None), Arc::new(Memory::default()));
+    let (fixture, memory) = (Fixture::new(None), Arc::new(MemoryBroker::default()));
     let id = submit(&fixture).await;
     let broker = broker(&fixture, &memory);
     for _ in 0..3 {
@@ -130,7 +130,7 @@ async fn an_id_that_comes_twice_is_worked_on_once_and_what_is_no_id_is_buried() 
 
 #[tokio::test]
 async fn a_worker_goes_on_with_what_is_in_the_store_while_the_broker_is_away() {
-    let (fixture, memory) = (Fixture::new(None), Arc::new(Memory::default()));
+    let (fixture, memory) = (Fixture::new(None), Arc::new(MemoryBroker::default()));
     memory.is_away.store(true, Ordering::SeqCst);
     let worker = start_told(&fixture, &memory);
     let id = submit(&fixture).await;
@@ -141,7 +141,7 @@ async fn a_worker_goes_on_with_what_is_in_the_store_while_the_broker_is_away() {
 #[tokio::test]
 async fn stranded_requests_are_published_when_the_broker_is_back() {
     let clock = ManualClock::at(START);
-    let (fixture, memory) = (Fixture::with_clock(None, clock.clone()), Arc::new(Memory::default()));
+    let (fixture, memory) = (Fixture::with_clock(None, clock.clone()), Arc::new(MemoryBroker::default()));
     memory.is_away.store(true, Ordering::SeqCst);
     let id = submit(&fixture).await;
     let broker = broker(&fixture, &memory);
@@ -150,7 +150,7 @@ async fn stranded_requests_are_published_when_the_broker_is_back() {
     memory.is_away.store(false, Ordering::SeqCst);
     clock.advance(Duration::from_secs(7));
     let changes = Arc::clone(&fixture.changes);
-    let upkeep = Upkeep {
+    let maintenance = Maintenance {
         store: Arc::new(fixture.engine.clone()),
         broker: Some(broker),
         retention: Duration::from_secs(86_400),
@@ -160,7 +160,7 @@ async fn stranded_requests_are_published_when_the_broker_is_back() {
         on_change: Arc::new(move |id, status| changes.lock().push((id, status))),
     };
     let closing = CancellationToken::new();
-    let running = tokio::spawn(upkeep.run(closing.clone()));
+    let running = tokio::spawn(maintenance.run(closing.clone()));
     let is_mended = || async { fixture.find(id).await.status == RequestStatus::Accepted };
     until("it is published", is_mended).await;
     closing.cancel();
@@ -180,7 +180,7 @@ async fn upkeep_counts_dead_letters_tells_how_old_the_backlog_is_and_purges_what
     worker.stop().await;
     submit(&fixture).await;
     clock.advance(Duration::from_secs(86_401));
-    let upkeep = Upkeep {
+    let maintenance = Maintenance {
         store: Arc::new(fixture.engine.clone()),
         broker: None,
         retention: Duration::from_secs(86_400),
@@ -190,7 +190,7 @@ async fn upkeep_counts_dead_letters_tells_how_old_the_backlog_is_and_purges_what
         on_change: Arc::new(|_, _| {}),
     };
     let closing = CancellationToken::new();
-    let running = tokio::spawn(upkeep.run(closing.clone()));
+    let running = tokio::spawn(maintenance.run(closing.clone()));
     let is_purged = || async { fixture.engine.find_request(done).await.unwrap().is_none() };
     until("what is old is purged", is_purged).await;
     let is_shown = || async { fixture.metrics.reconciler_backlog_age_seconds.get() == 86_401 };

@@ -25,7 +25,7 @@ use weir_store_sqlite::Sqlite;
 use crate::request::encryption::{Keyring, SealedField, TextKeys};
 use crate::request::metrics::WorkMetrics;
 use crate::request::settings::RequestSettings;
-use crate::request::work::{Parts, Worker};
+use crate::request::work::{Worker, WorkerDependencies};
 use crate::settings::Settings;
 use crate::settings::source::Sources;
 
@@ -42,7 +42,7 @@ pub(super) struct Fixture {
     _directory: tempfile::TempDir,
 }
 
-pub(super) struct Running {
+pub(super) struct RunningWorker {
     task: JoinHandle<()>,
     closing: CancellationToken,
 }
@@ -78,9 +78,9 @@ impl Fixture {
         }
     }
 
-    pub(super) fn parts(&self) -> Parts {
+    pub(super) fn parts(&self) -> WorkerDependencies {
         let changes = Arc::clone(&self.changes);
-        Parts {
+        WorkerDependencies {
             store: Arc::new(self.engine.clone()),
             source: None,
             keyring: Arc::clone(&self.keyring),
@@ -93,8 +93,8 @@ impl Fixture {
         }
     }
 
-    pub(super) fn start(&self) -> Running {
-        Running::new(self.parts())
+    pub(super) fn start(&self) -> RunningWorker {
+        RunningWorker::new(self.parts())
     }
 
     /// Accepts a request of type `t` for the default downstream.
@@ -143,8 +143,8 @@ impl Fixture {
     }
 }
 
-impl Running {
-    pub(super) fn new(parts: Parts) -> Self {
+impl RunningWorker {
+    pub(super) fn new(parts: WorkerDependencies) -> Self {
         let closing = CancellationToken::new();
         Self { task: tokio::spawn(Worker::new(parts).run(closing.clone())), closing }
     }
@@ -175,13 +175,13 @@ pub(super) async fn until<F: Future<Output = bool>>(what: &str, mut condition: i
 type Seen = (HeaderMap, Vec<u8>);
 
 /// A downstream that was called.
-pub(super) struct Server {
+pub(super) struct FakeDownstream {
     pub(super) url: String,
     calls: Arc<AtomicUsize>,
     seen: Arc<Mutex<Vec<Seen>>>,
 }
 
-impl Server {
+impl FakeDownstream {
     /// Answers the n-th call, from 0 on, with what `answer` makes of it.
     pub(super) async fn start<F>(answer: impl Fn(usize) -> F + Clone + Send + Sync + 'static) -> Self
     where

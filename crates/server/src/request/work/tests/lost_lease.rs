@@ -8,14 +8,14 @@ use weir_core::request::state::RequestStatus;
 use weir_core::{ManualClock, Timestamp};
 use weir_store::request::RequestStore;
 
-use super::fixtures::{Fixture, Running, Server, answer, until};
+use super::fixtures::{FakeDownstream, Fixture, RunningWorker, answer, until};
 use crate::request::settings::RequestSettings;
 
 const START: Timestamp = Timestamp::from_seconds(1_767_225_600);
 
 #[tokio::test]
 async fn what_a_crashed_worker_held_is_done_by_another_when_the_lease_ends() {
-    let server = Server::start(|n| async move {
+    let server = FakeDownstream::start(|n| async move {
         if n == 0 {
             std::future::pending::<()>().await;
         }
@@ -40,7 +40,7 @@ async fn what_a_crashed_worker_held_is_done_by_another_when_the_lease_ends() {
 async fn a_worker_that_is_late_changes_nothing() {
     let release = Arc::new(Notify::new());
     let gate = Arc::clone(&release);
-    let server = Server::start(move |n| {
+    let server = FakeDownstream::start(move |n| {
         let gate = Arc::clone(&gate);
         async move {
             if n == 0 {
@@ -67,7 +67,7 @@ async fn a_worker_that_is_late_changes_nothing() {
 
 #[tokio::test]
 async fn two_workers_share_the_work_and_complete_each_request_once() {
-    let server = Server::always(200, "done").await;
+    let server = FakeDownstream::always(200, "done").await;
     let fixture = Fixture::new(Some(&server.url));
     let workers = [fixture.start(), fixture.start()];
     let mut ids = Vec::new();
@@ -89,7 +89,7 @@ async fn two_workers_share_the_work_and_complete_each_request_once() {
 async fn stop_during_a_call(grace: Duration) -> (Fixture, weir_store::request::Request) {
     let release = Arc::new(Notify::new());
     let gate = Arc::clone(&release);
-    let server = Server::start(move |_| {
+    let server = FakeDownstream::start(move |_| {
         let gate = Arc::clone(&gate);
         async move {
             gate.notified().await;
@@ -99,7 +99,7 @@ async fn stop_during_a_call(grace: Duration) -> (Fixture, weir_store::request::R
     .await;
     let mut fixture = Fixture::new(Some(&server.url));
     fixture.settings.downstream.read_timeout = Duration::from_secs(60);
-    let worker = Running::new(crate::request::work::Parts { grace, ..fixture.parts() });
+    let worker = RunningWorker::new(crate::request::work::WorkerDependencies { grace, ..fixture.parts() });
     let id = fixture.submit("{}").await;
     until("the call is under way", || async { server.calls() == 1 }).await;
     let answer_soon = async {

@@ -8,7 +8,7 @@ use tokio::net::TcpListener;
 use weir_core::request::state::RequestStatus;
 use weir_store::request::{Request, RequestStore};
 
-use super::fixtures::{Fixture, Server, answer, until, url};
+use super::fixtures::{FakeDownstream, Fixture, answer, until, url};
 use crate::request::settings::RequestSettings;
 
 async fn end_with(downstream: &str) -> (Fixture, Request) {
@@ -40,7 +40,7 @@ async fn raw(bytes: &'static [u8]) -> String {
 
 #[tokio::test]
 async fn a_downstream_is_called_once_with_what_was_asked_for_and_its_answer_is_the_result() {
-    let server = Server::always(200, r#"{"ok": true}"#).await;
+    let server = FakeDownstream::always(200, r#"{"ok": true}"#).await;
     let fixture = Fixture::new(Some(&server.url));
     let worker = fixture.start();
     let id = fixture.submit(r#"{"n": 1.0}"#).await;
@@ -80,21 +80,21 @@ async fn without_a_downstream_requests_complete_with_their_own_payload() {
 
 #[tokio::test]
 async fn an_empty_answer_completes_without_a_result() {
-    let (_, request) = end_with(&Server::always(204, "").await.url).await;
+    let (_, request) = end_with(&FakeDownstream::always(204, "").await.url).await;
     assert_eq!((request.status, request.result), (RequestStatus::Completed, None));
 }
 
 #[tokio::test]
 async fn a_refusal_or_a_redirect_is_final_at_once() {
     for (status, code) in [(422, "DOWNSTREAM_REJECTED"), (429, "DOWNSTREAM_REJECTED")] {
-        let server = Server::always(status, "no").await;
+        let server = FakeDownstream::always(status, "no").await;
         let (_, request) = end_with(&server.url).await;
         assert_eq!((request.status, failure(&request)), (RequestStatus::FailedPermanent, code));
         assert_eq!((server.calls(), request.attempts), (1, 1));
     }
-    let elsewhere = Server::always(200, "caught").await;
+    let elsewhere = FakeDownstream::always(200, "caught").await;
     let location = elsewhere.url.clone();
-    let server = Server::start(move |_| {
+    let server = FakeDownstream::start(move |_| {
         let location = location.clone();
         async move { Response::builder().status(302).header("location", location).body("".into()).unwrap() }
     });
@@ -108,7 +108,8 @@ async fn a_refusal_or_a_redirect_is_final_at_once() {
 
 #[tokio::test]
 async fn a_failing_downstream_is_called_again_until_it_does_the_work() {
-    let server = Server::start(|n| async move { answer(if n < 2 { 503 } else { 200 }, "done") }).await;
+    let server =
+        FakeDownstream::start(|n| async move { answer(if n < 2 { 503 } else { 200 }, "done") }).await;
     let (fixture, request) = end_with(&server.url).await;
     assert_eq!((request.status, request.attempts, server.calls()), (RequestStatus::Completed, 3, 3));
     assert_eq!(fixture.metrics.retries.get(), 2);
@@ -116,7 +117,7 @@ async fn a_failing_downstream_is_called_again_until_it_does_the_work() {
 
 #[tokio::test]
 async fn after_five_attempts_a_request_is_a_dead_letter() {
-    let server = Server::always(500, "").await;
+    let server = FakeDownstream::always(500, "").await;
     let (fixture, request) = end_with(&server.url).await;
     assert_eq!(
         (request.status, failure(&request)),
@@ -143,7 +144,7 @@ async fn nobody_there_and_nothing_but_noise_are_tried_again() {
 
 #[tokio::test]
 async fn a_downstream_that_takes_too_long_is_called_again() {
-    let server = Server::start(|n| async move {
+    let server = FakeDownstream::start(|n| async move {
         if n == 0 {
             std::future::pending::<()>().await;
         }
@@ -155,7 +156,7 @@ async fn a_downstream_that_takes_too_long_is_called_again() {
 
 #[tokio::test]
 async fn a_body_that_never_ends_takes_too_long_and_one_that_is_too_long_is_refused() {
-    let server = Server::start(|_| async {
+    let server = FakeDownstream::start(|_| async {
         let first = futures_util::stream::iter([Ok::<_, std::io::Error>(bytes::Bytes::from_static(b"{"))]);
         let body = futures_util::StreamExt::chain(first, futures_util::stream::pending());
         Response::new(axum::body::Body::from_stream(body))
@@ -167,7 +168,7 @@ async fn a_body_that_never_ends_takes_too_long_and_one_that_is_too_long_is_refus
     let slow = || async { fixture.find(id).await.failure.is_some_and(|f| f.code == "DOWNSTREAM_TIMEOUT") };
     until("the first attempt has timed out", slow).await;
     worker.kill().await;
-    let long = Server::start(|_| async { Response::new(vec![b'x'; 1024 * 1024 + 1].into()) }).await;
+    let long = FakeDownstream::start(|_| async { Response::new(vec![b'x'; 1024 * 1024 + 1].into()) }).await;
     let (_, request) = end_with(&long.url).await;
     assert_eq!(
         (request.status, failure(&request)),
@@ -177,7 +178,7 @@ async fn a_body_that_never_ends_takes_too_long_and_one_that_is_too_long_is_refus
 
 #[tokio::test]
 async fn a_downstream_that_will_call_back_is_waited_for() {
-    let server = Server::always(202, "later").await;
+    let server = FakeDownstream::always(202, "later").await;
     let fixture = Fixture::new(Some(&server.url));
     let worker = fixture.start();
     let id = fixture.submit("{}").await;
@@ -209,7 +210,8 @@ async fn work_for_a_downstream_that_is_no_longer_there_is_done_by_the_default() 
 
 #[tokio::test]
 async fn each_type_has_its_own_downstream() {
-    let (mine, others) = (Server::always(200, "mine").await, Server::always(200, "others").await);
+    let (mine, others) =
+        (FakeDownstream::always(200, "mine").await, FakeDownstream::always(200, "others").await);
     let mut fixture = Fixture::new(Some(&others.url));
     let mut downstream = fixture.settings.downstream.clone();
     downstream.url = Some(mine.url.parse().unwrap());

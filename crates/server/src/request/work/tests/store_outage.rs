@@ -18,10 +18,10 @@ use weir_store::request::{
 use weir_store::{Batch, Error, Result};
 use weir_store_sqlite::Sqlite;
 
-use super::fixtures::{Fixture, PATIENCE, Running, Server, until};
-use crate::request::work::upkeep::Upkeep;
+use super::fixtures::{FakeDownstream, Fixture, PATIENCE, RunningWorker, until};
+use crate::request::work::maintenance::Maintenance;
 
-/// A store whose first reports fail and whose purges never end. It has only what workers and upkeep call.
+/// A store whose first reports fail and whose purges never end. It has only what workers and maintenance call.
 struct Outage {
     engine: Sqlite,
     /// How many reports still fail.
@@ -148,12 +148,12 @@ impl RequestStore for Outage {
 }
 
 async fn work_through(is_transient: bool) -> Arc<Outage> {
-    let server = Server::always(200, "done").await;
+    let server = FakeDownstream::always(200, "done").await;
     let fixture = Fixture::new(Some(&server.url));
     let store = Outage::new(&fixture, 3, is_transient);
     let mut parts = fixture.parts();
     parts.store = Arc::<Outage>::clone(&store);
-    let worker = Running::new(parts);
+    let worker = RunningWorker::new(parts);
     let mut ids = Vec::new();
     for _ in 0..20 {
         ids.push(fixture.submit("1").await);
@@ -182,7 +182,7 @@ async fn one_report_that_the_store_cannot_bear_does_not_hold_up_the_others() {
 async fn a_purge_that_takes_long_holds_up_neither_the_reconciler_nor_a_stop() {
     let fixture = Fixture::new(None);
     let store = Outage::new(&fixture, 0, true);
-    let upkeep = Upkeep {
+    let maintenance = Maintenance {
         store: Arc::<Outage>::clone(&store),
         broker: None,
         retention: fixture.settings.retention,
@@ -192,7 +192,7 @@ async fn a_purge_that_takes_long_holds_up_neither_the_reconciler_nor_a_stop() {
         on_change: Arc::new(|_, _| ()),
     };
     let closing = CancellationToken::new();
-    let running = tokio::spawn(upkeep.run(closing.clone()));
+    let running = tokio::spawn(maintenance.run(closing.clone()));
     let is_purging = || async { store.is_purging.load(Ordering::SeqCst) };
     until("a purge is under way", is_purging).await;
     until("the reconciler looks", || async { fixture.metrics.reconciler_heartbeat_seconds.get() > 0 }).await;

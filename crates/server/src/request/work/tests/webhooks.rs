@@ -10,11 +10,10 @@ use weir_core::{ManualClock, TenantId, Timestamp};
 use weir_queue::{MessageSource, Queue};
 use weir_store::request::{RequestStore, Submit, WEBHOOKS_TOPIC};
 
-use super::fixtures::{Fixture, Server, answer, until};
+use super::fixtures::{FakeDownstream, Fixture, answer, until};
 use crate::auth::webhook::WebhookSecret;
 use crate::request::settings as config;
-use crate::request::work::webhooks::{Parts, Webhooks};
-use crate::telemetry::labels::OutcomeLabels;
+use crate::request::work::webhooks::{WebhookDependencies, Webhooks};
 
 const SECRET: &str = "whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oD";
 
@@ -30,7 +29,7 @@ fn start(fixture: &Fixture) -> CancellationToken {
 
 /// Starts to send; the task ends some time after the token is cancelled.
 fn start_task(fixture: &Fixture) -> (CancellationToken, JoinHandle<()>) {
-    let parts = Parts {
+    let parts = WebhookDependencies {
         queue: Arc::new(fixture.engine.clone()),
         store: Arc::new(fixture.engine.clone()),
         keyring: Arc::clone(&fixture.keyring),
@@ -81,7 +80,7 @@ async fn dead_reason(fixture: &Fixture) -> String {
 
 #[tokio::test]
 async fn a_signed_webhook_tells_of_the_end() {
-    let receiver = Server::always(204, "").await;
+    let receiver = FakeDownstream::always(204, "").await;
     let mut fixture = Fixture::new(None);
     fixture.settings.allow_private = true;
     let (id, closing) = complete(&fixture, &receiver.url).await;
@@ -115,7 +114,7 @@ async fn a_signed_webhook_tells_of_the_end() {
 
 #[tokio::test]
 async fn a_receiver_that_is_gone_makes_a_dead_letter() {
-    let receiver = Server::always(410, "").await;
+    let receiver = FakeDownstream::always(410, "").await;
     let mut fixture = Fixture::new(None);
     fixture.settings.allow_private = true;
     let (_, closing) = complete(&fixture, &receiver.url).await;
@@ -126,7 +125,7 @@ async fn a_receiver_that_is_gone_makes_a_dead_letter() {
 
 #[tokio::test]
 async fn a_receiver_that_fails_gets_the_same_webhook_again() {
-    let receiver = Server::start(|n| async move { answer(if n == 0 { 503 } else { 200 }, "") }).await;
+    let receiver = FakeDownstream::start(|n| async move { answer(if n == 0 { 503 } else { 200 }, "") }).await;
     let clock = ManualClock::at(Timestamp::from_seconds(1_767_225_600));
     let mut fixture = Fixture::with_clock(None, clock.clone());
     fixture.settings.allow_private = true;
@@ -146,7 +145,7 @@ async fn a_receiver_that_fails_gets_the_same_webhook_again() {
 
 #[tokio::test]
 async fn a_callback_url_into_this_network_is_never_called() {
-    let receiver = Server::always(204, "").await;
+    let receiver = FakeDownstream::always(204, "").await;
     let fixture = Fixture::new(None);
     let (_, closing) = complete(&fixture, &receiver.url).await;
     assert_eq!(dead_reason(&fixture).await, "the address is private or reserved");
@@ -164,8 +163,8 @@ fn patient() -> Fixture {
 
 #[tokio::test]
 async fn a_receiver_that_does_not_answer_holds_up_nobody_elses_webhooks() {
-    let stuck = Server::start(|_| std::future::pending()).await;
-    let quick = Server::always(204, "").await;
+    let stuck = FakeDownstream::start(|_| std::future::pending()).await;
+    let quick = FakeDownstream::always(204, "").await;
     let fixture = patient();
     complete_some(&fixture, "slow", &stuck.url, 300).await;
     let closing = start(&fixture);
@@ -181,8 +180,8 @@ async fn a_receiver_that_does_not_answer_holds_up_nobody_elses_webhooks() {
 
 #[tokio::test]
 async fn more_webhooks_than_are_looked_at_together_hold_up_nobody_either() {
-    let stuck = Server::start(|_| std::future::pending()).await;
-    let quick = Server::always(204, "").await;
+    let stuck = FakeDownstream::start(|_| std::future::pending()).await;
+    let quick = FakeDownstream::always(204, "").await;
     let fixture = patient();
     complete_some(&fixture, "slow", &stuck.url, 1_200).await;
     complete_some(&fixture, "other", &quick.url, 1).await;
@@ -195,9 +194,10 @@ async fn more_webhooks_than_are_looked_at_together_hold_up_nobody_either() {
 
 #[tokio::test]
 async fn a_webhook_is_settled_when_its_own_call_has_ended() {
-    let receiver =
-        Server::start(|n| async move { if n == 0 { std::future::pending().await } else { answer(204, "") } })
-            .await;
+    let receiver = FakeDownstream::start(|n| async move {
+        if n == 0 { std::future::pending().await } else { answer(204, "") }
+    })
+    .await;
     let fixture = patient();
     complete_some(&fixture, "acme", &receiver.url, 200).await;
     let closing = start(&fixture);
@@ -209,7 +209,7 @@ async fn a_webhook_is_settled_when_its_own_call_has_ended() {
 #[tokio::test]
 async fn a_stop_lets_others_have_what_waits() {
     let (open, opened) = tokio::sync::watch::channel(false);
-    let receiver = Server::start(move |_| {
+    let receiver = FakeDownstream::start(move |_| {
         let mut opened = opened.clone();
         async move {
             opened.wait_for(|is_open| *is_open).await.unwrap();
@@ -234,7 +234,7 @@ async fn a_busy_tenant_with_quick_receivers_holds_up_nobody_else() {
     const QUEUED: usize = 4_000;
     let answers = Arc::new(tokio::sync::Semaphore::new(0));
     let permits = Arc::clone(&answers);
-    let busy = Server::start(move |_| {
+    let busy = FakeDownstream::start(move |_| {
         let permits = Arc::clone(&permits);
         async move {
             permits.acquire().await.unwrap().forget();
@@ -242,7 +242,7 @@ async fn a_busy_tenant_with_quick_receivers_holds_up_nobody_else() {
         }
     })
     .await;
-    let other = Server::always(204, "").await;
+    let other = FakeDownstream::always(204, "").await;
     let fixture = patient();
     complete_some(&fixture, "busy", &busy.url, QUEUED).await;
     complete_some(&fixture, "other", &other.url, 1).await;
@@ -259,14 +259,14 @@ async fn a_busy_tenant_with_quick_receivers_holds_up_nobody_else() {
 }
 
 fn count(fixture: &Fixture, outcome: &'static str) -> u64 {
-    fixture.metrics.webhooks.get_or_create(&OutcomeLabels { outcome }).get()
+    fixture.metrics.webhooks(outcome)
 }
 
 /// Sends webhooks to a receiver that never answers, beginning so long after their requests have ended, until each was either
 /// called or put off. Returns how many were called, and how many lost an attempt.
 async fn send_to_a_stuck_receiver(begin_after: Duration) -> (usize, usize) {
     const QUEUED: usize = 60;
-    let stuck = Server::start(|_| std::future::pending()).await;
+    let stuck = FakeDownstream::start(|_| std::future::pending()).await;
     let clock = ManualClock::at(Timestamp::from_seconds(1_767_225_600));
     let mut fixture = Fixture::with_clock(None, clock.clone());
     fixture.settings.allow_private = true;

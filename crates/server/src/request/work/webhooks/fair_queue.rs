@@ -1,38 +1,37 @@
-//! Which webhook is called next: webhooks wait here for one of the places for calls.
+//! Decides which webhook is called next: webhooks wait here for one of a bounded number of concurrent calls.
 //!
-//! Tenants take turns, and so do the receivers of a tenant. A tenant gets a place only while it has fewer than are free, and one
-//! of its receivers while it has fewer than half of those. So a tenant that is alone gets half of the places and no more, several
-//! share, and a new one finds a place, whatever the others' receivers do. The room to wait here is shared in the same way, in
-//! smaller parts. A webhook that finds no room stays in the store. If it is in the way of others there, it is put off for about
-//! as long as its tenant needs to get to it, judged by how often the tenant's calls end.
+//! Tenants take turns, and so do the receivers of a tenant. A tenant may start a call only while it has fewer calls than are
+//! free, and one of its receivers while it has fewer than half of those. So a single tenant gets half of the calls and no more,
+//! several share, and a new one finds a free call whatever the receivers of others do. The capacity to wait here is shared in
+//! the same way, in smaller parts. A webhook without capacity stays in the store. If it blocks others there, it is deferred for
+//! about as long as its tenant needs to get to it, judged by how often the tenant's calls end.
 
 use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, Instant};
 
 use weir_core::TenantId;
 
-/// The shortest and the longest time for which a webhook is put off.
-const PUT_OFF: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(30));
-/// After so many calls the older half counts no more for a tenant's pace.
+/// The shortest and the longest deferral.
+const DEFERRAL: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(30));
+/// After this many calls, the older half no longer counts for a tenant's pace.
 const PACE_CALLS: u32 = 128;
 
-/// Webhooks that wait, and the places that are taken.
+/// Waiting webhooks and running calls.
 #[derive(Debug)]
 pub(super) struct FairQueue<T> {
     tenants: HashMap<TenantId, Tenant<T>>,
-    /// Those with something that waits, in the order of their turns.
+    /// Tenants with waiting webhooks, in the order of their turns.
     turns: VecDeque<TenantId>,
     running: usize,
     waiting: usize,
-    limits: Limits,
+    limits: QueueLimits,
 }
 
-/// How many may run and wait at once.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Limits {
-    /// Calls under way.
-    pub(super) places: usize,
-    /// Those that wait for a place.
+pub(super) struct QueueLimits {
+    /// The most concurrent calls.
+    pub(super) concurrent: usize,
+    /// The most webhooks that wait for a call.
     pub(super) waiting: usize,
 }
 
@@ -50,11 +49,11 @@ struct Tenant<T> {
     turns: VecDeque<String>,
     running: usize,
     waiting: usize,
-    /// Since when something waits here without a break, but no longer ago than `ended` calls.
+    /// Since when webhooks have been waiting without a break, but no longer ago than `ended` calls.
     busy_since: Instant,
     /// How many calls have ended since then.
     ended: u32,
-    /// When the last webhook that was put off may be called.
+    /// When the last deferred webhook may be called.
     booked_until: Option<Instant>,
 }
 
@@ -66,23 +65,23 @@ struct Receiver<T> {
 
 #[derive(Debug)]
 struct Waiting<T> {
-    /// After this it may not be started any more: the store hands it out again soon.
+    /// It must not be started after this: the store hands it out again soon.
     start_before: Instant,
     item: T,
 }
 
 impl<T> FairQueue<T> {
-    pub(super) fn new(limits: Limits) -> Self {
+    pub(super) fn new(limits: QueueLimits) -> Self {
         Self { tenants: HashMap::new(), turns: VecDeque::new(), running: 0, waiting: 0, limits }
     }
 
-    /// Whether any webhook at all could wait here.
-    pub(super) const fn has_room(&self) -> bool {
+    /// Whether any webhook could wait here.
+    pub(super) const fn has_capacity(&self) -> bool {
         self.waiting < self.limits.waiting
     }
 
-    /// Lets a webhook wait for its turn, which has to come before a certain time. False when its tenant or its receiver has
-    /// no room left.
+    /// Queues a webhook that must be started before a certain time. Returns false if its tenant or its receiver has no capacity
+    /// left.
     pub(super) fn push(
         &mut self,
         tenant: &TenantId,
@@ -92,19 +91,19 @@ impl<T> FairQueue<T> {
         now: Instant,
     ) -> bool {
         let room = self.limits.waiting.saturating_sub(self.waiting);
-        let known = self.tenants.get(tenant);
-        let of_receiver = known.and_then(|known| known.receivers.get(receiver));
-        if known.map_or(0, |known| known.waiting) >= part(room, 4)
-            || of_receiver.map_or(0, |known| known.waiting.len()) >= part(room, 8)
+        let present = self.tenants.get(tenant);
+        let of_receiver = present.and_then(|present| present.receivers.get(receiver));
+        if present.map_or(0, |present| present.waiting) >= fraction(room, 4)
+            || of_receiver.map_or(0, |present| present.waiting.len()) >= fraction(room, 8)
         {
             return false;
         }
         let tenant = match self.tenants.get_mut(tenant) {
-            Some(known) => {
-                if known.waiting == 0 {
+            Some(present) => {
+                if present.waiting == 0 {
                     self.turns.push_back(tenant.clone());
                 }
-                known
+                present
             }
             None => {
                 self.turns.push_back(tenant.clone());
@@ -116,14 +115,14 @@ impl<T> FairQueue<T> {
         true
     }
 
-    /// How long a webhook that found no room should be out of the way: until its tenant may have got to it.
-    pub(super) fn put_off(&mut self, tenant: &TenantId, now: Instant) -> Duration {
-        self.tenants.get_mut(tenant).map_or(PUT_OFF.0, |known| known.put_off(now))
+    /// How long to defer a webhook without capacity: until its tenant may have got to it.
+    pub(super) fn defer(&mut self, tenant: &TenantId, now: Instant) -> Duration {
+        self.tenants.get_mut(tenant).map_or(DEFERRAL.0, |present| present.defer(now))
     }
 
-    /// Takes the next webhook that may start, and a place for it.
+    /// Takes the next webhook that may be called.
     pub(super) fn next(&mut self, now: Instant) -> Option<Turn<T>> {
-        let free = self.limits.places.saturating_sub(self.running);
+        let free = self.limits.concurrent.saturating_sub(self.running);
         for at in 0..self.turns.len() {
             let Some(tenant) = self.turns.get(at).and_then(|id| self.tenants.get_mut(id)) else { continue };
             let before = tenant.waiting;
@@ -144,17 +143,17 @@ impl<T> FairQueue<T> {
         None
     }
 
-    /// Gives the place of a call back that has ended.
+    /// Releases the capacity of a call that has ended.
     pub(super) fn ended(&mut self, tenant: &TenantId, receiver: &str, now: Instant) {
         self.running = self.running.saturating_sub(1);
-        let Some(known) = self.tenants.get_mut(tenant) else { return };
-        known.ended(receiver, now);
-        if known.is_idle() {
+        let Some(present) = self.tenants.get_mut(tenant) else { return };
+        present.ended(receiver, now);
+        if present.is_idle() {
             self.tenants.remove(tenant);
         }
     }
 
-    /// Drops those that wait and that `keep` does not want.
+    /// Drops waiting webhooks for which `keep` returns false.
     pub(super) fn retain(&mut self, keep: impl Fn(&T, Instant) -> bool) {
         for tenant in self.tenants.values_mut() {
             for receiver in tenant.receivers.values_mut() {
@@ -168,7 +167,7 @@ impl<T> FairQueue<T> {
         self.forget_idle();
     }
 
-    /// Empties the line. Returns what may still be started: another server may have the rest by now.
+    /// Empties the queue. Returns webhooks that may still be started: another server may have the others by now.
     pub(super) fn drain(&mut self, now: Instant) -> Vec<T> {
         let receivers = self.tenants.values_mut().flat_map(|tenant| {
             tenant.waiting = 0;
@@ -195,7 +194,7 @@ impl<T> FairQueue<T> {
 }
 
 /// One of so many parts of what is free, and not nothing while something is.
-const fn part(free: usize, parts: usize) -> usize {
+const fn fraction(free: usize, parts: usize) -> usize {
     free.div_ceil(parts)
 }
 
@@ -217,31 +216,33 @@ impl<T> Tenant<T> {
             (self.busy_since, self.ended) = (now, 0);
         }
         let new = || Receiver { waiting: VecDeque::new(), running: 0 };
-        let known = self.receivers.entry(receiver.to_owned()).or_insert_with(new);
-        if known.waiting.is_empty() {
+        let present = self.receivers.entry(receiver.to_owned()).or_insert_with(new);
+        if present.waiting.is_empty() {
             self.turns.push_back(receiver.to_owned());
         }
-        known.waiting.push_back(waiting);
+        present.waiting.push_back(waiting);
         self.waiting += 1;
     }
 
     fn next(&mut self, free: usize, now: Instant) -> Option<(String, T)> {
         for at in 0..self.turns.len() {
-            let Some(known) = self.turns.get(at).and_then(|id| self.receivers.get_mut(id)) else { continue };
-            if known.running >= part(free, 2) {
+            let Some(present) = self.turns.get(at).and_then(|id| self.receivers.get_mut(id)) else {
+                continue;
+            };
+            if present.running >= fraction(free, 2) {
                 continue;
             }
             let mut found = None;
             while found.is_none()
-                && let Some(waiting) = known.waiting.pop_front()
+                && let Some(waiting) = present.waiting.pop_front()
             {
                 self.waiting -= 1;
                 found = (waiting.start_before > now).then_some(waiting.item);
             }
             let Some(item) = found else { continue };
-            known.running += 1;
+            present.running += 1;
             self.running += 1;
-            let has_more = !known.waiting.is_empty();
+            let has_more = !present.waiting.is_empty();
             let receiver = self.turns.remove(at)?;
             if has_more {
                 self.turns.push_back(receiver.clone());
@@ -258,21 +259,21 @@ impl<T> Tenant<T> {
             self.ended /= 2;
             self.busy_since += now.saturating_duration_since(self.busy_since) / 2;
         }
-        if let Some(known) = self.receivers.get_mut(receiver) {
-            known.running = known.running.saturating_sub(1);
-            if known.is_idle() {
+        if let Some(present) = self.receivers.get_mut(receiver) {
+            present.running = present.running.saturating_sub(1);
+            if present.is_idle() {
                 self.receivers.remove(receiver);
             }
         }
     }
 
     /// How long one more has to wait in the store: until all that wait here and were put off before it have been called.
-    fn put_off(&mut self, now: Instant) -> Duration {
-        let (shortest, longest) = PUT_OFF;
+    fn defer(&mut self, now: Instant) -> Duration {
+        let (shortest, longest) = DEFERRAL;
         let [running, waiting] = [self.running, self.waiting].map(|n| u32::try_from(n).unwrap_or(u32::MAX));
         // Those that are under way count as if they ended now: otherwise the first calls would look endless.
         let calls = self.ended.saturating_add(running).max(1);
-        // Half of what it was: what comes back too early is put off again, what comes back too late leaves places empty.
+        // Half of what it was: what comes back too early is put off again, what comes back too late leaves concurrent empty.
         let each = now.saturating_duration_since(self.busy_since) / calls / 2;
         let here = now + each.saturating_mul(waiting).min(longest);
         let booked = self.booked_until.map_or(here, |booked| booked.max(here)) + each;
@@ -296,18 +297,18 @@ impl<T> Receiver<T> {
 mod tests {
     use super::*;
 
-    const LIMITS: Limits = Limits { places: 64, waiting: 1_024 };
+    const LIMITS: QueueLimits = QueueLimits { concurrent: 64, waiting: 1_024 };
 
     fn tenant(name: &str) -> TenantId {
         TenantId::parse(name).unwrap()
     }
 
-    struct Given {
+    struct QueueFixture {
         queue: FairQueue<u32>,
         now: Instant,
     }
 
-    impl Given {
+    impl QueueFixture {
         fn new() -> Self {
             Self { queue: FairQueue::new(LIMITS), now: Instant::now() }
         }
@@ -317,7 +318,7 @@ mod tests {
             let (tenant, until) = (tenant(tenant_name), self.now + Duration::from_secs(60));
             let push = |n| {
                 let is_kept = self.queue.push(&tenant, receiver, n, until, self.now);
-                (!is_kept).then(|| self.queue.put_off(&tenant, self.now))
+                (!is_kept).then(|| self.queue.defer(&tenant, self.now))
             };
             (0..count).filter_map(push).collect()
         }
@@ -337,135 +338,138 @@ mod tests {
 
     #[test]
     fn a_tenant_that_is_alone_leaves_places_for_a_new_one() {
-        let mut given = Given::new();
-        given.push("a", "slow", 100);
-        assert_eq!(given.start().len(), 22, "half of what is free, for one receiver");
-        given.push("a", "other", 100);
-        assert_eq!(given.start().len(), 10, "and as many as are free, for its tenant");
-        given.push("b", "quick", 1);
-        assert_eq!(given.start(), [("b".to_owned(), "quick".to_owned())]);
+        let mut fixture = QueueFixture::new();
+        fixture.push("a", "slow", 100);
+        assert_eq!(fixture.start().len(), 22, "half of what is free, for one receiver");
+        fixture.push("a", "other", 100);
+        assert_eq!(fixture.start().len(), 10, "and as many as are free, for its tenant");
+        fixture.push("b", "quick", 1);
+        assert_eq!(fixture.start(), [("b".to_owned(), "quick".to_owned())]);
         for n in 0..100 {
-            given.push(&format!("t{n}"), "slow", 2);
+            fixture.push(&format!("t{n}"), "slow", 2);
         }
-        given.start();
-        assert_eq!(given.queue.running, LIMITS.places, "with more tenants than places all are taken");
+        fixture.start();
+        assert_eq!(
+            fixture.queue.running, LIMITS.concurrent,
+            "with more tenants than concurrent all are taken"
+        );
     }
 
     #[test]
-    fn room_to_wait_is_left_for_somebody_new() {
-        let mut given = Given::new();
+    fn capacity_to_wait_is_left_for_new_tenants() {
+        let mut fixture = QueueFixture::new();
         for n in 0..20 {
-            given.push(&format!("t{n}"), "slow", 1_000);
-            assert!(given.push(&format!("new{n}"), "quick", 1).is_empty(), "{n}");
+            fixture.push(&format!("t{n}"), "slow", 1_000);
+            assert!(fixture.push(&format!("new{n}"), "quick", 1).is_empty(), "{n}");
         }
-        assert!(given.queue.waiting <= LIMITS.waiting);
+        assert!(fixture.queue.waiting <= LIMITS.waiting);
     }
 
     #[test]
     fn tenants_and_their_receivers_take_turns() {
-        let mut given = Given::new();
-        given.push("a", "x", 3);
-        given.push("a", "y", 3);
-        given.push("b", "z", 2);
+        let mut fixture = QueueFixture::new();
+        fixture.push("a", "x", 3);
+        fixture.push("a", "y", 3);
+        fixture.push("b", "z", 2);
         let order: Vec<_> =
-            given.start().into_iter().map(|(tenant, receiver)| format!("{tenant}{receiver}")).collect();
+            fixture.start().into_iter().map(|(tenant, receiver)| format!("{tenant}{receiver}")).collect();
         assert_eq!(order, ["ax", "bz", "ay", "bz", "ax", "ay", "ax", "ay"]);
     }
 
     #[test]
     fn a_place_given_back_is_taken_by_the_next() {
-        let mut given = Given::new();
-        given.push("a", "slow", 30);
-        assert_eq!(given.start().len(), 22);
-        assert_eq!(given.start().len(), 0);
-        given.end("a", "slow");
-        assert_eq!(given.start().len(), 1);
+        let mut fixture = QueueFixture::new();
+        fixture.push("a", "slow", 30);
+        assert_eq!(fixture.start().len(), 22);
+        assert_eq!(fixture.start().len(), 0);
+        fixture.end("a", "slow");
+        assert_eq!(fixture.start().len(), 1);
     }
 
     #[test]
     fn what_finds_no_room_is_put_off_for_longer_and_longer_and_others_find_room() {
-        let mut given = Given::new();
-        assert!(given.push("a", "slow", 100).is_empty());
-        given.start();
-        given.now += Duration::from_secs(1);
-        let put_off = given.push("a", "slow", 5_000);
-        assert!(put_off.len() > 4_000, "{}", put_off.len());
-        assert!(put_off.is_sorted() && put_off.first() < put_off.last(), "{put_off:?}");
-        assert!(put_off.iter().all(|wait| (PUT_OFF.0..=PUT_OFF.1).contains(wait)));
-        assert!(given.queue.has_room());
-        assert!(given.push("b", "quick", 1).is_empty());
+        let mut fixture = QueueFixture::new();
+        assert!(fixture.push("a", "slow", 100).is_empty());
+        fixture.start();
+        fixture.now += Duration::from_secs(1);
+        let defer = fixture.push("a", "slow", 5_000);
+        assert!(defer.len() > 4_000, "{}", defer.len());
+        assert!(defer.is_sorted() && defer.first() < defer.last(), "{defer:?}");
+        assert!(defer.iter().all(|wait| (DEFERRAL.0..=DEFERRAL.1).contains(wait)));
+        assert!(fixture.queue.has_capacity());
+        assert!(fixture.push("b", "quick", 1).is_empty());
     }
 
     #[test]
     fn a_tenant_whose_calls_end_more_often_is_put_off_for_a_shorter_time() {
         let last_put_off = |interval: Duration| {
-            let mut given = Given::new();
-            given.push("a", "r", 100);
-            given.start();
+            let mut fixture = QueueFixture::new();
+            fixture.push("a", "r", 100);
+            fixture.start();
             for _ in 0..1_000 {
-                given.now += interval;
-                given.end("a", "r");
-                given.push("a", "r", 1);
-                given.start();
+                fixture.now += interval;
+                fixture.end("a", "r");
+                fixture.push("a", "r", 1);
+                fixture.start();
             }
-            given.push("a", "r", 1_000).last().copied().unwrap()
+            fixture.push("a", "r", 1_000).last().copied().unwrap()
         };
         let quick = last_put_off(Duration::from_millis(5));
         let expected = Duration::from_secs(2)..Duration::from_secs(3);
         assert!(expected.contains(&quick), "half of a thousand calls, one every 5 ms: {quick:?}");
-        assert_eq!(last_put_off(Duration::from_secs(1)), PUT_OFF.1);
+        assert_eq!(last_put_off(Duration::from_secs(1)), DEFERRAL.1);
     }
 
     #[test]
     fn a_tenant_whose_calls_never_end_is_put_off_for_longer_and_longer() {
-        let mut given = Given::new();
-        given.push("a", "stuck", 200);
-        given.start();
-        given.push("a", "stuck", 200);
+        let mut fixture = QueueFixture::new();
+        fixture.push("a", "stuck", 200);
+        fixture.start();
+        fixture.push("a", "stuck", 200);
         let mut last = Duration::ZERO;
         for _ in 0..5 {
-            given.now += Duration::from_secs(1);
-            let put_off = given.push("a", "stuck", 1).pop().unwrap();
-            assert!(put_off > last, "{put_off:?} after {last:?}");
-            last = put_off;
+            fixture.now += Duration::from_secs(1);
+            let defer = fixture.push("a", "stuck", 1).pop().unwrap();
+            assert!(defer > last, "{defer:?} after {last:?}");
+            last = defer;
         }
     }
 
     #[test]
     fn what_was_not_started_in_time_is_let_go() {
-        let mut given = Given::new();
-        given.push("a", "r", 2);
-        given.now += Duration::from_secs(60);
-        given.push("a", "r", 1);
-        assert_eq!(given.start().len(), 1, "the third");
-        assert_eq!((given.queue.waiting, given.queue.running), (0, 1));
+        let mut fixture = QueueFixture::new();
+        fixture.push("a", "r", 2);
+        fixture.now += Duration::from_secs(60);
+        fixture.push("a", "r", 1);
+        assert_eq!(fixture.start().len(), 1, "the third");
+        assert_eq!((fixture.queue.waiting, fixture.queue.running), (0, 1));
     }
 
     #[test]
     fn what_was_not_started_in_time_is_not_given_back() {
-        let mut given = Given::new();
-        given.push("a", "r", 2);
-        given.now += Duration::from_secs(30);
-        given.push("b", "r", 1);
-        given.now += Duration::from_secs(30);
-        assert_eq!(given.queue.drain(given.now), [0], "only the one of the second tenant");
-        assert_eq!(given.queue.waiting, 0);
+        let mut fixture = QueueFixture::new();
+        fixture.push("a", "r", 2);
+        fixture.now += Duration::from_secs(30);
+        fixture.push("b", "r", 1);
+        fixture.now += Duration::from_secs(30);
+        assert_eq!(fixture.queue.drain(fixture.now), [0], "only the one of the second tenant");
+        assert_eq!(fixture.queue.waiting, 0);
     }
 
     #[test]
-    fn nothing_is_left_of_those_that_are_done() {
-        let mut given = Given::new();
+    fn finished_tenants_leave_nothing_behind() {
+        let mut fixture = QueueFixture::new();
         for n in 0..20 {
-            given.push(&format!("t{n}"), "r", 2);
+            fixture.push(&format!("t{n}"), "r", 2);
         }
-        let started = given.start();
+        let started = fixture.start();
         for (tenant, receiver) in &started {
-            given.end(tenant, receiver);
+            fixture.end(tenant, receiver);
         }
-        given.push("a", "r", 3);
-        given.queue.retain(|item, _| *item == 1);
-        assert_eq!(given.queue.drain(given.now), [1]);
-        let FairQueue { tenants, turns, running, waiting, .. } = &given.queue;
+        fixture.push("a", "r", 3);
+        fixture.queue.retain(|item, _| *item == 1);
+        assert_eq!(fixture.queue.drain(fixture.now), [1]);
+        let FairQueue { tenants, turns, running, waiting, .. } = &fixture.queue;
         assert!(tenants.is_empty() && turns.is_empty() && (*running, *waiting) == (0, 0), "{tenants:?}");
     }
 }

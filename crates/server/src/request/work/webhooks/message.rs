@@ -1,4 +1,4 @@
-//! What a webhook says.
+//! The body of a webhook.
 
 use bytes::{BufMut, Bytes, BytesMut};
 use serde::Serialize;
@@ -7,7 +7,7 @@ use weir_core::request::state::RequestStatus;
 use weir_queue::rfc3339;
 use weir_store::request::Request;
 
-/// All but the result, which is put in as it is.
+/// Everything but the result, which is inserted unchanged.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Data<'a> {
@@ -20,7 +20,7 @@ struct Data<'a> {
     updated_at: jiff::Timestamp,
 }
 
-/// The body: what has happened, when, and the request as its status route shows it.
+/// The body: the event, its time, and the request as `GET /v1/requests/{requestId}` shows it.
 pub(super) fn encode(request: &Request, result: Option<&[u8]>) -> Bytes {
     let kind = match request.status {
         RequestStatus::Completed => "request.completed",
@@ -48,10 +48,10 @@ pub(super) fn encode(request: &Request, result: Option<&[u8]>) -> Bytes {
     body.freeze()
 }
 
-/// A result as JSON: itself if it is JSON, else as a text.
+/// A result as JSON: unchanged if it is JSON, else as a string.
 pub(super) fn as_json(result: &[u8]) -> Vec<u8> {
     let text = String::from_utf8_lossy(result);
-    // The parser passes over texts without looking at them, so that they are texts is made sure of first.
+    // The parser skips strings without checking their UTF-8, so that is checked first.
     let is_text = matches!(text, std::borrow::Cow::Borrowed(_));
     if is_text && serde_json::from_str::<IgnoredAny>(&text).is_ok() {
         return result.to_vec();

@@ -3,11 +3,11 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::StatusCode;
 
-use super::call::{Outcome, judge, wait};
+use super::call::{WebhookOutcome, judge, wait};
 use super::message;
 use crate::outbound::{OutboundError, OutboundResponse};
 
-fn answered(status: u16) -> Outcome {
+fn answered(status: u16) -> WebhookOutcome {
     let status = StatusCode::from_u16(status).unwrap();
     judge(Ok(OutboundResponse { status, retry_after: None, body: Bytes::new() }))
 }
@@ -15,16 +15,16 @@ fn answered(status: u16) -> Outcome {
 #[test]
 fn a_receiver_that_refuses_is_not_asked_again() {
     for status in [200, 201, 202, 204] {
-        assert_eq!(answered(status), Outcome::Done, "{status}");
+        assert_eq!(answered(status), WebhookOutcome::Done, "{status}");
     }
     for status in [400, 401, 404, 410, 422] {
-        assert!(matches!(answered(status), Outcome::Dead(_)), "{status}");
+        assert!(matches!(answered(status), WebhookOutcome::Dead(_)), "{status}");
     }
     for status in [302, 307, 408, 425, 429, 500, 503] {
-        assert!(matches!(answered(status), Outcome::Retry { .. }), "{status}");
+        assert!(matches!(answered(status), WebhookOutcome::Retry { .. }), "{status}");
     }
-    assert!(matches!(judge(Err(OutboundError::ForbiddenAddress)), Outcome::Dead(_)));
-    assert!(matches!(judge(Err(OutboundError::TimedOut)), Outcome::Retry { .. }));
+    assert!(matches!(judge(Err(OutboundError::ForbiddenAddress)), WebhookOutcome::Dead(_)));
+    assert!(matches!(judge(Err(OutboundError::TimedOut)), WebhookOutcome::Retry { .. }));
 }
 
 #[test]

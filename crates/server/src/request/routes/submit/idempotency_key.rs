@@ -7,13 +7,13 @@ use crate::http::error::ApiError;
 
 const HEADER: HeaderName = HeaderName::from_static("idempotency-key");
 
-/// The key in the header, without the quotes it may have.
-/// Fails when there are several, or it is not plain text, or a quote is left open.
-pub(super) fn of_header(headers: &HeaderMap) -> Result<Option<String>, ApiError> {
+/// The key in the header, without its optional quotes.
+/// Fails if the header is repeated, not ASCII, or badly quoted.
+pub(super) fn from_header(headers: &HeaderMap) -> Result<Option<String>, ApiError> {
     let mut values = headers.get_all(HEADER).iter();
     let Some(value) = values.next() else { return Ok(None) };
     if values.next().is_some() {
-        return Err(ApiError::invalid_field("Idempotency-Key", "must be there once"));
+        return Err(ApiError::invalid_field("Idempotency-Key", "must not be repeated"));
     }
     let text = value.to_str().ok().and_then(unquote);
     text.map(Some).ok_or_else(|| {
@@ -21,9 +21,9 @@ pub(super) fn of_header(headers: &HeaderMap) -> Result<Option<String>, ApiError>
     })
 }
 
-/// The one key that both places name.
-/// Fails when neither does, they differ, or it is no key.
-pub(super) fn agreed(field: Option<&str>, header: Option<&str>) -> Result<IdempotencyKey, ApiError> {
+/// The key of the field or the header.
+/// Fails if both are missing, they differ, or the key is not valid.
+pub(super) fn resolve(field: Option<&str>, header: Option<&str>) -> Result<IdempotencyKey, ApiError> {
     let key = match (field, header) {
         (Some(field), Some(header)) if field != header => {
             let problem = "differs from the header Idempotency-Key; send one of them, or the same in both";
@@ -38,7 +38,7 @@ pub(super) fn agreed(field: Option<&str>, header: Option<&str>) -> Result<Idempo
     IdempotencyKey::parse(key).map_err(|problem| ApiError::invalid_field("idempotencyKey", problem))
 }
 
-/// Takes a structured field's quotes and escapes off; a bare text is taken as it is.
+/// Removes the quotes and escapes of a structured field; text without quotes stays as it is.
 fn unquote(text: &str) -> Option<String> {
     let text = text.trim();
     let Some(rest) = text.strip_prefix('"') else { return Some(text.to_owned()) };
@@ -57,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn quotes_are_taken_off_and_bare_keys_left_alone() {
+    fn quotes_are_removed_and_bare_keys_stay() {
         for (text, key) in [
             ("abc", Some("abc")),
             (" abc ", Some("abc")),
@@ -75,8 +75,8 @@ mod tests {
     }
 
     #[test]
-    fn both_places_must_agree_and_one_is_enough() {
-        let key = |field, header| agreed(field, header).ok().map(|key| key.to_string());
+    fn field_and_header_must_agree_and_one_is_enough() {
+        let key = |field, header| resolve(field, header).ok().map(|key| key.to_string());
         assert_eq!(key(Some("a"), None).as_deref(), Some("a"));
         assert_eq!(key(None, Some("a")).as_deref(), Some("a"));
         assert_eq!(key(Some("a"), Some("a")).as_deref(), Some("a"));

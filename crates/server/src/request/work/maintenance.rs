@@ -1,5 +1,5 @@
-//! Upkeep: old requests and keys are purged as fast as they come, stranded requests are given to the broker again, and gauges
-//! show how much is waiting. Purging goes on beside the rest, which must not wait for it.
+//! Maintenance of stored requests: deletes old requests and keys, publishes stranded requests to the broker again, and updates
+//! gauges. Deletion runs beside the rest, which must not wait for it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,38 +7,37 @@ use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 use weir_core::Clock;
 use weir_core::request::state::RequestStatus;
-use weir_store::Result;
 use weir_store::request::RequestStore;
+use weir_store::{Error, Result};
 
-use super::{OnChange, Switch};
+use super::{EnabledCheck, OnChange};
 use crate::engines::broker_jobs::{Broker, Reconciled};
+use crate::request::events::{PurgeFailed, ReconcileFailed, RequestsPurged};
 use crate::request::metrics::WorkMetrics;
 
-/// The pause before the first look.
+/// The pause before the first run.
 const PAUSE_AT_START: Duration = Duration::from_secs(1);
-/// How often the reconciler looks, and the gauges are set.
-const LOOK: Duration = Duration::from_secs(5);
+/// How often the reconciler runs and the gauges are updated.
+const POLL_INTERVAL: Duration = Duration::from_secs(5);
 
-/// What upkeep works with.
+/// What maintenance needs.
 #[derive(Clone)]
-pub(crate) struct Upkeep {
-    /// Where requests live.
+pub(crate) struct Maintenance {
     pub store: Arc<dyn RequestStore>,
-    /// Who gets stranded jobs; none where the store alone hands out jobs.
+    /// Gets stranded requests; `None` if workers only poll the store.
     pub broker: Option<Broker>,
-    /// How long requests are kept.
+    /// How long requests are stored.
     pub retention: Duration,
-    /// Whether stranded ones are looked for: `request.reconciler.enabled`, as it is now.
-    pub is_reconciling: Switch,
-    /// What the heartbeat shows.
+    /// `request.reconciler.enabled`, as it is now.
+    pub is_reconciling: EnabledCheck,
+    /// The clock of the heartbeat.
     pub clock: Arc<dyn Clock>,
-    /// The gauges.
     pub metrics: WorkMetrics,
     /// Called with every change.
     pub on_change: OnChange,
 }
 
-/// How much is purged, and when. The more there is, the more; the store sees to it that others are not kept waiting.
+/// How much is deleted, and when: the more there is, the faster. The store makes sure that other work is not delayed.
 #[derive(Debug, PartialEq, Eq)]
 struct PurgePace {
     /// Rows of a kind with the next call.
@@ -51,7 +50,7 @@ impl PurgePace {
     const ROWS_MIN: usize = 500;
     const ROWS_MAX: usize = 4_000;
     /// The pause while there is little to purge, and while there is nothing.
-    const PAUSE: Duration = LOOK;
+    const PAUSE: Duration = POLL_INTERVAL;
     const PAUSE_WHEN_CLEAN: Duration = Duration::from_secs(60);
 
     const START: Self = Self { rows: Self::ROWS_MIN, pause: Duration::ZERO };
@@ -67,65 +66,64 @@ impl PurgePace {
     }
 }
 
-/// Logs the first of several failures in a row.
+/// Tells the first of several failures in a row from the others.
 #[derive(Default)]
-struct FailureLog {
+struct FailureStreak {
     has_failed: bool,
 }
 
-impl FailureLog {
-    fn note<T>(&mut self, outcome: &Result<T>, message: &'static str) {
+impl FailureStreak {
+    fn first_error<'a, T>(&mut self, outcome: &'a Result<T>) -> Option<&'a Error> {
         let had_failed = std::mem::replace(&mut self.has_failed, outcome.is_err());
-        if let Err(error) = outcome
-            && !had_failed
-        {
-            tracing::warn!(error = %error.with_causes(), "{message}");
-        }
+        outcome.as_ref().err().filter(|_| !had_failed)
     }
 }
 
-impl Upkeep {
-    /// Runs until `closing` is cancelled. It takes two connections to the store at most.
+impl Maintenance {
+    /// Runs until `closing` is cancelled. Uses at most two connections to the store.
     pub(crate) async fn run(self, closing: CancellationToken) {
         tokio::join!(closing.run_until_cancelled(self.purge()), self.reconcile_until(&closing));
     }
 
-    /// Purges at its own pace. On a slow store one call may take minutes, so a stop drops it: what it has deleted stays so, and
-    /// the next purge goes on from there.
+    /// Deletes old requests at its own pace. On a slow store one call may take minutes, so a stop drops it: what it has deleted
+    /// stays deleted, and the next purge continues from there.
     async fn purge(&self) {
-        let (mut pace, mut log) = (PurgePace::START, FailureLog::default());
+        let (mut pace, mut streak) = (PurgePace::START, FailureStreak::default());
         let mut pause = PAUSE_AT_START;
         loop {
             tokio::time::sleep(pause).await;
             let outcome = self.store.purge_requests(self.retention, pace.rows).await;
-            log.note(&outcome, "old requests cannot be purged; trying again");
+            if let Some(error) = streak.first_error(&outcome) {
+                PurgeFailed { error }.emit();
+            }
             pause = match outcome {
                 Ok(purged) => {
                     if purged > 0 {
-                        tracing::debug!(purged, "old requests and keys were purged");
+                        RequestsPurged { count: purged }.emit();
                     }
                     pace = pace.after(purged);
                     pace.pause
                 }
-                Err(_) => LOOK,
+                Err(_) => POLL_INTERVAL,
             };
         }
     }
 
-    /// Sets the gauges and reconciles, and finishes what it has begun when it is to stop.
+    /// Updates the gauges and reconciles until `closing` is cancelled. A run that has begun is finished.
     async fn reconcile_until(&self, closing: &CancellationToken) {
-        // A server that starts has more urgent things to do.
-        let (mut pause, mut log) = (PAUSE_AT_START, FailureLog::default());
+        let (mut pause, mut streak) = (PAUSE_AT_START, FailureStreak::default());
         while closing.run_until_cancelled(tokio::time::sleep(pause)).await.is_some() {
-            let outcome = self.look().await;
-            log.note(&outcome, "stranded requests cannot be looked for; trying again");
+            let outcome = self.reconcile_once().await;
+            if let Some(error) = streak.first_error(&outcome) {
+                ReconcileFailed { error }.emit();
+            }
             let may_be_more = outcome.unwrap_or(false);
-            pause = if may_be_more { Duration::ZERO } else { LOOK };
+            pause = if may_be_more { Duration::ZERO } else { POLL_INTERVAL };
         }
     }
 
-    /// The broker is last: it may be away when the store is not. Returns whether there may be more for it.
-    async fn look(&self) -> Result<bool> {
+    /// The broker comes last: it may be unavailable when the store is not. Returns whether there may be more to publish.
+    async fn reconcile_once(&self) -> Result<bool> {
         self.gauge().await?;
         self.reconcile().await
     }
@@ -139,7 +137,7 @@ impl Upkeep {
         Ok(())
     }
 
-    /// The heartbeat moves as long as stranded requests are looked for, whether there is a broker or not.
+    /// The heartbeat moves while the reconciler is enabled, with or without a broker.
     async fn reconcile(&self) -> Result<bool> {
         if !(self.is_reconciling)().await {
             return Ok(false);

@@ -1,4 +1,4 @@
-//! Requests whose attempts were all in vain, for the operator.
+//! Dead letters of request for the operator: requests whose attempts all failed.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -13,20 +13,21 @@ use super::hub::StatusHub;
 use crate::engines::within;
 use crate::redact::redact;
 use crate::request::encryption::{SEALING_BYTES, SealedField};
+use crate::request::events::{DeadPayloadUnreadable, RequestReplayed};
 
 /// Dead letters replayed in one commit.
 const REPLAY_BATCH: usize = 500;
-/// How long a count of dead letters is good for.
-const COUNTED_FOR: Duration = Duration::from_secs(5);
+/// How long a count of dead letters is cached.
+const COUNT_CACHED_FOR: Duration = Duration::from_secs(5);
 
-/// How long a count may hold up whoever wants to read metrics.
-const COUNT_PATIENCE: Duration = Duration::from_millis(500);
+/// How long a count may delay the response of `/metrics`.
+const COUNT_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// What is shown of a payload that cannot be opened.
-const UNREADABLE: &str = "(sealed with a key that this server does not have)";
+/// Shown in place of a payload that cannot be decrypted.
+const UNREADABLE: &str = "(encrypted with a key that this server does not have)";
 
 impl RequestService {
-    /// Dead letters in order of id, after the one named `after`. Payloads of more than `payload_max` bytes are left out.
+    /// Dead letters in order of id, starting after `after`. Payloads of more than `payload_max` bytes are left out.
     pub async fn dead_letters(
         &self,
         after: Option<RequestId>,
@@ -37,39 +38,38 @@ impl RequestService {
         within(self.timeout, self.store.dead_requests(after, limit, sealed_max)).await
     }
 
-    /// One dead letter.
     pub async fn dead_letter(&self, id: RequestId) -> Result<Option<DeadRequest>> {
-        // The first one after the id before it, if that is it.
+        // The list starts after an id, so it is asked for one entry after the preceding id.
         let before = id.as_uuid().as_u128().checked_sub(1).map(uuid::Uuid::from_u128);
         let found = self.dead_letters(before.map(RequestId::from_uuid), 1, usize::MAX).await?;
         Ok(found.into_iter().find(|dead| dead.request.id == id))
     }
 
-    /// Lets a dead letter start again; false when it is none.
+    /// Restarts a dead request; returns false if it is not dead.
     pub async fn replay(&self, id: RequestId) -> Result<bool> {
         let (store, hub) = (Arc::clone(&self.store), Arc::clone(&self.hub));
         let replay = async move {
             let replayed = store.replay_request(id).await?;
             if replayed {
-                restarted(&hub, id);
+                publish_replay(&hub, id);
             }
             Ok(replayed)
         };
         self.change(replay).await
     }
 
-    /// Lets every dead letter start again that is there now, and says how many did.
-    /// Fails when the store does not answer; what was replayed before stays replayed.
+    /// Restarts all requests that are dead now, and returns how many were restarted.
+    /// Fails when the store does not answer; requests restarted before that stay so.
     pub async fn replay_all(&self) -> Result<u64> {
-        let there = within(self.timeout, self.store.count_dead_requests()).await?;
+        let dead = within(self.timeout, self.store.count_dead_requests()).await?;
         let mut replayed = 0;
-        // Those that die again meanwhile are left alone, or this might never end.
-        while replayed < there {
-            let batch = REPLAY_BATCH.min(usize::try_from(there - replayed).unwrap_or(REPLAY_BATCH));
+        // No more than were dead at the start: requests that die again meanwhile would make this endless.
+        while replayed < dead {
+            let batch = REPLAY_BATCH.min(usize::try_from(dead - replayed).unwrap_or(REPLAY_BATCH));
             let (store, hub) = (Arc::clone(&self.store), Arc::clone(&self.hub));
             let replay = async move {
                 let ids = store.replay_requests(batch).await?;
-                ids.iter().for_each(|id| restarted(&hub, *id));
+                ids.iter().for_each(|id| publish_replay(&hub, *id));
                 Ok(ids.len())
             };
             let count = self.change(replay).await?;
@@ -81,41 +81,41 @@ impl RequestService {
         Ok(replayed)
     }
 
-    /// Takes a dead letter off the list; the request stays failed. False when it is none.
+    /// Removes a dead letter from the list; the request stays failed. Returns false if it is not dead.
     pub async fn discard(&self, id: RequestId) -> Result<bool> {
         within(self.timeout, self.store.discard_request(id)).await
     }
 
-    /// What a request asks for, without the fields that are sensitive; none if the payload was left out.
+    /// The payload with sensitive fields redacted, or `None` if the list left it out.
     #[must_use]
-    pub fn shown_payload(&self, request: &Request) -> Option<String> {
-        // What is sealed has a nonce and a tag at least.
+    pub fn redacted_payload(&self, request: &Request) -> Option<String> {
+        // Sealed bytes are never empty: they have a nonce and a tag.
         if request.payload.bytes.is_empty() {
             return None;
         }
         Some(match self.keys.open(request.id, SealedField::Payload, &request.payload) {
             Ok(payload) => redact(&payload, &self.settings.sensitive_fields),
             Err(error) => {
-                tracing::warn!(requestId = %request.id, %error, "a payload does not open");
+                DeadPayloadUnreadable { id: request.id, error: &error }.emit();
                 UNREADABLE.to_owned()
             }
         })
     }
 
-    /// Brings the gauge of dead letters up to date, if it is not. A store that does not answer leaves it as it is.
-    pub async fn measure_dead_letters(&self) {
-        let mut counted = self.dead_counted.lock().await;
-        if counted.is_some_and(|at| at.elapsed() < COUNTED_FOR) {
+    /// Updates the gauge of dead letters, at most every few seconds. If the store does not answer, the gauge stays as it is.
+    pub async fn update_dead_letter_gauge(&self) {
+        let mut counted_at = self.dead_letters_counted_at.lock().await;
+        if counted_at.is_some_and(|at| at.elapsed() < COUNT_CACHED_FOR) {
             return;
         }
-        if let Ok(count) = within(COUNT_PATIENCE, self.store.count_dead_requests()).await {
+        if let Ok(count) = within(COUNT_TIMEOUT, self.store.count_dead_requests()).await {
             self.metrics.dlq_depth.set(i64::try_from(count).unwrap_or(i64::MAX));
         }
-        *counted = Some(Instant::now());
+        *counted_at = Some(Instant::now());
     }
 }
 
-fn restarted(hub: &StatusHub, id: RequestId) {
-    tracing::info!(requestId = %id, statusTransition = "FAILED_RETRY_EXHAUSTED->ACCEPTED", "request replayed");
-    hub.changed(id, RequestStatus::Accepted);
+fn publish_replay(hub: &StatusHub, id: RequestId) {
+    RequestReplayed { id }.emit();
+    hub.publish(id, RequestStatus::Accepted);
 }

@@ -1,0 +1,423 @@
+//! What happens to requests, their jobs and their webhooks: each event writes its log line and moves its metrics.
+
+use http::HeaderValue;
+use prometheus_client::metrics::gauge::Gauge;
+use tokio::task::JoinError;
+use weir_core::request::retry::{FailureCause, RetryDecision};
+use weir_core::request::state::{RequestStatus, TransitionError, WorkerReport};
+use weir_core::{IdempotencyKey, RequestId, TenantId};
+use weir_store::Error;
+use weir_store::request::{Job, Rollout, SubmitReceipt};
+
+use super::encryption::OpenError;
+use super::metrics::WorkMetrics;
+use super::work::call::FinishedJob;
+use crate::telemetry::log_throttle::LogThrottle;
+
+/// A new request is in the store. The line by which a request is found in the logs; its payload is not in it.
+pub(super) struct RequestAccepted<'a> {
+    /// The `X-Request-Id` of the call.
+    pub(super) trace_id: Option<&'a HeaderValue>,
+    pub(super) receipt: &'a SubmitReceipt,
+    pub(super) tenant: &'a TenantId,
+    pub(super) key: &'a IdempotencyKey,
+}
+
+impl RequestAccepted<'_> {
+    pub(super) fn emit(self) {
+        let SubmitReceipt { id, status, .. } = self.receipt;
+        tracing::info!(
+            target: "weir::request",
+            traceId = self.trace_id.and_then(|id| id.to_str().ok()),
+            requestId = %id,
+            idempotencyKey = self.key.as_str(),
+            tenantId = self.tenant.as_str(),
+            statusTransition = %format_args!("NEW->{}", status.as_str()),
+            "request accepted"
+        );
+    }
+}
+
+/// A downstream has called back and ended a request.
+pub(super) struct RequestCalledBack {
+    pub(super) id: RequestId,
+    pub(super) status: RequestStatus,
+}
+
+impl RequestCalledBack {
+    pub(super) fn emit(self) {
+        tracing::info!(
+            target: "weir::request",
+            requestId = %self.id,
+            statusTransition = %transition(RequestStatus::InProgress, self.status),
+            "request called back"
+        );
+    }
+}
+
+/// An operator has restarted a dead request.
+pub(super) struct RequestReplayed {
+    pub(super) id: RequestId,
+}
+
+impl RequestReplayed {
+    pub(super) fn emit(self) {
+        tracing::info!(
+            target: "weir::request",
+            requestId = %self.id,
+            statusTransition = %transition(RequestStatus::FailedRetryExhausted, RequestStatus::Accepted),
+            "request replayed"
+        );
+    }
+}
+
+/// An operator has changed the rollout.
+pub(super) struct RolloutChanged {
+    pub(super) rollout: Rollout,
+}
+
+impl RolloutChanged {
+    pub(super) fn emit(self) {
+        let Rollout { processing_enabled, reconciler_enabled, canary } = self.rollout;
+        let canary_percent = canary.get();
+        tracing::info!(
+            processing_enabled,
+            reconciler_enabled,
+            canary_percent,
+            "the rollout of request was changed"
+        );
+    }
+}
+
+/// A worker cannot decrypt a payload, so the request waits. Written at most once a second.
+pub(super) struct PayloadUnreadable<'a> {
+    pub(super) id: RequestId,
+    pub(super) error: &'a OpenError,
+}
+
+impl PayloadUnreadable<'_> {
+    pub(super) fn emit(self) {
+        static THROTTLE: LogThrottle = LogThrottle::new();
+        if let Some(suppressed) = THROTTLE.permit() {
+            tracing::error!(
+                target: "weir::request",
+                requestId = %self.id,
+                error = %self.error,
+                suppressed,
+                "cannot decrypt the payload of a request; it waits until WEIR_REQUEST_KEYS has its key"
+            );
+        }
+    }
+}
+
+/// The payload of a dead request cannot be shown to the operator.
+pub(super) struct DeadPayloadUnreadable<'a> {
+    pub(super) id: RequestId,
+    pub(super) error: &'a OpenError,
+}
+
+impl DeadPayloadUnreadable<'_> {
+    pub(super) fn emit(self) {
+        tracing::warn!(
+            target: "weir::request",
+            requestId = %self.id,
+            error = %self.error,
+            "cannot decrypt the payload of a dead request; check WEIR_REQUEST_KEYS"
+        );
+    }
+}
+
+/// A result cannot be shown to its tenant.
+pub(super) struct ResultUnreadable<'a> {
+    pub(super) id: RequestId,
+    pub(super) error: &'a OpenError,
+}
+
+impl ResultUnreadable<'_> {
+    pub(super) fn emit(self) {
+        tracing::warn!(
+            target: "weir::request",
+            requestId = %self.id,
+            error = %self.error,
+            "cannot decrypt the result of a request; check WEIR_REQUEST_KEYS"
+        );
+    }
+}
+
+/// A result cannot be written as a JSON string.
+pub(super) struct ResultEncodingFailed<'a> {
+    pub(super) error: &'a serde_json::Error,
+}
+
+impl ResultEncodingFailed<'_> {
+    pub(super) fn emit(self) {
+        tracing::error!(error = %self.error, "cannot write the result of a request as JSON");
+    }
+}
+
+/// The store did not hand out jobs.
+pub(super) struct ClaimFailed<'a> {
+    pub(super) error: &'a Error,
+}
+
+impl ClaimFailed<'_> {
+    pub(super) fn emit(self) {
+        tracing::warn!(error = %self.error.with_causes(), "cannot claim requests; trying again");
+    }
+}
+
+/// A worker has claimed a job. Only its first attempt is logged.
+pub(super) struct JobClaimed<'a> {
+    pub(super) job: &'a Job,
+}
+
+impl JobClaimed<'_> {
+    pub(super) fn emit(self) {
+        let Job { id, tenant, attempt, .. } = self.job;
+        if *attempt == 1 {
+            tracing::info!(
+                target: "weir::request",
+                requestId = %id,
+                tenantId = tenant.as_str(),
+                statusTransition = %transition(RequestStatus::Accepted, RequestStatus::InProgress),
+                attempt,
+                "request"
+            );
+        }
+    }
+}
+
+/// The lease of a request's last attempt has ended without a report.
+pub(super) struct AttemptsExhausted {
+    pub(super) id: RequestId,
+}
+
+impl AttemptsExhausted {
+    pub(super) fn emit(self) {
+        tracing::info!(
+            target: "weir::request",
+            requestId = %self.id,
+            statusTransition = %transition(RequestStatus::InProgress, RequestStatus::FailedRetryExhausted),
+            "request"
+        );
+    }
+}
+
+/// A task that worked on a request panicked. The request is claimed again when its lease ends.
+pub(super) struct JobPanicked<'a> {
+    pub(super) error: &'a JoinError,
+}
+
+impl JobPanicked<'_> {
+    pub(super) fn emit(self) {
+        tracing::error!(target: "weir::request", error = %self.error, "a call to a downstream panicked");
+    }
+}
+
+/// The report of a job is in the store.
+pub(super) struct JobReported<'a> {
+    pub(super) job: &'a FinishedJob,
+    pub(super) status: RequestStatus,
+}
+
+impl JobReported<'_> {
+    pub(super) fn emit(self, metrics: &WorkMetrics) {
+        let Self { job, status } = self;
+        let (id, tenant, report) = (job.report.id, job.tenant.as_str(), job.report.report);
+        metrics.processing_latency_seconds.observe(job.claimed_at.elapsed().as_secs_f64());
+        if status == RequestStatus::InProgress
+            && matches!(report, WorkerReport::Called(RetryDecision::Retry { .. }))
+        {
+            metrics.retries.inc();
+        }
+        let problem = job.problem.as_deref();
+        if matches!(report, WorkerReport::NotCalled { .. }) {
+            tracing::debug!(
+                target: "weir::request",
+                requestId = %id, tenantId = tenant, problem, "a request was put back without a call"
+            );
+            return;
+        }
+        tracing::info!(
+            target: "weir::request",
+            requestId = %id,
+            tenantId = tenant,
+            statusTransition = %transition(RequestStatus::InProgress, status),
+            attempt = job.attempt,
+            failureCode = job.cause().map(FailureCause::code),
+            problem,
+            "request"
+        );
+    }
+}
+
+/// The report of a job came after its lease, or again, and changed nothing.
+pub(super) struct ReportRefused<'a> {
+    pub(super) job: &'a FinishedJob,
+    pub(super) reason: TransitionError,
+}
+
+impl ReportRefused<'_> {
+    pub(super) fn emit(self, metrics: &WorkMetrics) {
+        let Self { job, reason } = self;
+        metrics.processing_latency_seconds.observe(job.claimed_at.elapsed().as_secs_f64());
+        tracing::warn!(
+            target: "weir::request",
+            requestId = %job.report.id,
+            tenantId = job.tenant.as_str(),
+            %reason,
+            "a late report of a request changed nothing"
+        );
+    }
+}
+
+/// The store did not take reports; they are kept and tried again.
+pub(super) struct ReportsDelayed<'a> {
+    pub(super) count: usize,
+    pub(super) error: &'a Error,
+}
+
+impl ReportsDelayed<'_> {
+    pub(super) fn emit(self) {
+        let (count, error) = (self.count, self.error.with_causes());
+        tracing::warn!(count, %error, "cannot store reports of requests; trying again");
+    }
+}
+
+/// A report was dropped, because the store did not take it within two leases.
+pub(super) struct ReportDropped<'a> {
+    pub(super) job: &'a FinishedJob,
+}
+
+impl ReportDropped<'_> {
+    pub(super) fn emit(self) {
+        tracing::error!(
+            target: "weir::request",
+            requestId = %self.job.report.id,
+            tenantId = self.job.tenant.as_str(),
+            "the report of a request could not be stored in time; its downstream will be called again"
+        );
+    }
+}
+
+/// The circuit breaker of a downstream has opened, half-opened or closed.
+pub(super) struct BreakerChanged<'a> {
+    pub(super) downstream: &'a str,
+    pub(super) state: &'static str,
+    /// The state as the metric shows it.
+    pub(super) number: i64,
+}
+
+impl BreakerChanged<'_> {
+    pub(super) fn emit(self, gauge: &Gauge) {
+        let Self { downstream, state, number } = self;
+        gauge.set(number);
+        tracing::warn!(target: "weir::request", downstream, state, "the circuit breaker of a downstream changed");
+    }
+}
+
+/// Old requests and keys were deleted.
+pub(super) struct RequestsPurged {
+    pub(super) count: u64,
+}
+
+impl RequestsPurged {
+    pub(super) fn emit(self) {
+        tracing::debug!(purged = self.count, "deleted old requests and keys");
+    }
+}
+
+/// The store did not delete old requests.
+pub(super) struct PurgeFailed<'a> {
+    pub(super) error: &'a Error,
+}
+
+impl PurgeFailed<'_> {
+    pub(super) fn emit(self) {
+        tracing::warn!(error = %self.error.with_causes(), "cannot delete old requests; trying again");
+    }
+}
+
+/// The store or the broker failed while stranded requests were published again.
+pub(super) struct ReconcileFailed<'a> {
+    pub(super) error: &'a Error,
+}
+
+impl ReconcileFailed<'_> {
+    pub(super) fn emit(self) {
+        tracing::warn!(error = %self.error.with_causes(), "cannot reconcile stranded requests; trying again");
+    }
+}
+
+/// A receiver has accepted a webhook, or there is nothing to send.
+pub(super) struct WebhookSent;
+
+impl WebhookSent {
+    pub(super) fn emit(self, metrics: &WorkMetrics) {
+        metrics.count_webhook("sent");
+    }
+}
+
+/// A webhook was deferred without costing an attempt.
+pub(super) struct WebhookDeferred;
+
+impl WebhookDeferred {
+    pub(super) fn emit(self, metrics: &WorkMetrics) {
+        metrics.count_webhook("put_off");
+    }
+}
+
+/// An attempt to send a webhook failed, and another one follows.
+pub(super) struct WebhookRetried<'a> {
+    pub(super) request_id: &'a str,
+    pub(super) reason: &'a str,
+}
+
+impl WebhookRetried<'_> {
+    pub(super) fn emit(self, metrics: &WorkMetrics) {
+        let Self { request_id, reason } = self;
+        metrics.count_webhook("retried");
+        tracing::info!(target: "weir::request", requestId = request_id, reason, "a webhook will be sent again");
+    }
+}
+
+/// A webhook was refused for good or has no attempts left.
+pub(super) struct WebhookDied<'a> {
+    pub(super) request_id: &'a str,
+    pub(super) reason: &'a str,
+}
+
+impl WebhookDied<'_> {
+    pub(super) fn emit(self, metrics: &WorkMetrics) {
+        let Self { request_id, reason } = self;
+        metrics.count_webhook("dead");
+        tracing::warn!(target: "weir::request", requestId = request_id, reason, "a webhook became a dead letter");
+    }
+}
+
+/// A claim of webhooks expired before it was settled.
+pub(super) struct WebhookClaimExpired;
+
+impl WebhookClaimExpired {
+    pub(super) fn emit(self) {
+        tracing::warn!("a claim of webhooks expired before it was settled; they are claimed again");
+    }
+}
+
+/// The store did not hand out or settle webhooks.
+pub(super) struct WebhookStoreFailed<'a> {
+    pub(super) error: &'a Error,
+}
+
+impl WebhookStoreFailed<'_> {
+    pub(super) fn emit(self) {
+        tracing::warn!(
+            error = %self.error.with_causes(),
+            "cannot claim or settle webhooks in the store; trying again"
+        );
+    }
+}
+
+fn transition(from: RequestStatus, to: RequestStatus) -> String {
+    format!("{}->{}", from.as_str(), to.as_str())
+}
